@@ -10,7 +10,6 @@ import (
 	"time"
 
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/health"
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/protobuf/proto"
@@ -33,6 +32,8 @@ const (
 	maxRequestBytes = 16 << 20
 	// pulse is the interval of health checks and of retries of the journal.
 	pulse = 500 * time.Millisecond
+	// hung is the time without a health check after which the driver hangs.
+	hung = 10 * time.Second
 	// silence is the pause after which a control plane counts as having resent its whole state.
 	silence = 5 * time.Second
 )
@@ -47,12 +48,14 @@ type Agent struct {
 	squatted  bool             // a process that is not an agent holds claimName
 	journal   *journal.Journal // nil without a journal
 	server    *contract.Server
-	health    *health.Server
-	endpoints []endpoint
+	health    *grpcserve.Health
+	endpoints []*endpoint
 	conn      *inprocess.Conn // nil unless the agent serves its own process
 	metrics   *metricsServer  // nil without metrics
-	broken    error           // result of the last health check
-	looked    atomic.Int64    // time of the last health check, in nanoseconds of the Unix time
+	refusals  grpcserve.Refusals
+	policy    *policy
+	broken    error        // result of the last health check
+	looked    atomic.Int64 // time of the last health check, in nanoseconds of the Unix time
 
 	settled    bool  // leftovers of earlier runs are removed
 	unsettled  error // why settling failed
@@ -60,11 +63,15 @@ type Agent struct {
 	silent     time.Time // time of the last change of the number of operations
 }
 
-// endpoint is a listener with a separate gRPC server, because transport security is a property of a server.
+// endpoint is a listener with a separate gRPC server, because transport security and access are properties of a server.
 type endpoint struct {
 	net.Listener
 	address string
 	grpc    *grpc.Server
+	// programs lets every client program. With tls, certificates of clients may program; others may only read.
+	programs bool
+	tls      bool
+	clients  []string
 }
 
 // New binds the addresses, opens the driver and restores the state of the journal. It returns when packets follow that
@@ -81,7 +88,8 @@ func start(c Config, open func() (*driver, error)) (_ *Agent, err error) {
 	if c.Socket == "" && c.Listen == "" && !c.InProcess {
 		return nil, &FieldError{"Socket", errors.New("both the socket and the listen address are missing")}
 	}
-	a := &Agent{c: c, log: c.Log, health: health.NewServer()}
+	a := &Agent{c: c, log: c.Log}
+	a.health = grpcserve.NewHealth(map[string]func(context.Context) error{grpcserve.Liveness: a.live, grpcserve.Readiness: a.ready})
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, a.Close())
@@ -96,7 +104,10 @@ func start(c Config, open func() (*driver, error)) (_ *Agent, err error) {
 	}
 	var forwarding *farev1.Forwarding
 	var state *farev1.SnapshotResponse
-	config := contract.Config{Version: c.Version, Recovered: a.recovered}
+	if a.policy, err = newPolicy(&c); err != nil {
+		return nil, err
+	}
+	config := contract.Config{Version: c.Version, Recovered: a.recovered, Policy: a.policy}
 	if c.Journal != "" {
 		if a.journal, forwarding, state, err = journal.Open(c.Journal, c.Log); err != nil {
 			return nil, err
@@ -198,7 +209,7 @@ func (a *Agent) bind() error {
 		if err != nil {
 			return &FieldError{"Socket", err}
 		}
-		a.endpoints = append(a.endpoints, endpoint{l, a.c.Socket, a.newGRPC()})
+		a.add(&endpoint{Listener: grpcserve.Limit(l), address: a.c.Socket, programs: true}, grpc.Creds(grpcserve.PeerCredentials()))
 	}
 	if a.c.Listen != "" {
 		l, options, err := grpcserve.Listen(a.c.Listen, a.c.TLS)
@@ -208,13 +219,16 @@ func (a *Agent) bind() error {
 		if err != nil {
 			return &FieldError{"Listen", err}
 		}
-		a.endpoints = append(a.endpoints, endpoint{l, l.Addr().String(), a.newGRPC(options...)})
+		a.add(&endpoint{Listener: l, address: l.Addr().String(), tls: a.c.TLS != nil, clients: a.c.TLSClients}, options...)
 	}
 	return nil
 }
 
-func (a *Agent) newGRPC(options ...grpc.ServerOption) *grpc.Server {
-	return grpcserve.New(maxRequestBytes, a.health, append(options, grpc.StreamInterceptor(a.describe), grpc.WaitForHandlers(true))...)
+// add creates an endpoint's gRPC server.
+func (a *Agent) add(e *endpoint, options ...grpc.ServerOption) {
+	e.grpc = grpcserve.New(maxRequestBytes, grpcserve.Window, a.health, append(options,
+		grpc.UnaryInterceptor(a.unary(e)), grpc.ChainStreamInterceptor(a.stream(e), a.describe), grpc.WaitForHandlers(true))...)
+	a.endpoints = append(a.endpoints, e)
 }
 
 // describe adds DescriptionHeader to Snapshot.
@@ -266,7 +280,7 @@ func (a *Agent) Run(ctx context.Context) error {
 	results := make(chan error, len(a.endpoints)+1)
 	for _, e := range a.endpoints {
 		go func() { results <- e.grpc.Serve(e.Listener) }()
-		a.log.Info("serving the data plane", "address", e.address, "driver", a.driver.name)
+		a.log.Info("serving the data plane", "address", e.address, "driver", a.driver.name, "read_only", !e.programs && len(e.clients) == 0)
 	}
 	left := len(a.endpoints)
 	if a.metrics != nil {
@@ -313,6 +327,9 @@ func (a *Agent) look(notify *notifier) {
 		a.journal.CatchUp()
 	}
 	a.maySettle()
+	if err := a.policy.refresh(policyInterval); err != nil {
+		a.log.Warn("the policy follows an earlier state of the machine", "error", err)
+	}
 	if a.squatted {
 		if err := a.claimNamespace(); err != nil {
 			a.log.Debug("the network namespace is still claimed", "error", err)
@@ -352,6 +369,22 @@ func (a *Agent) damage() error {
 		return fmt.Errorf("the kernel lacks part of the acknowledged state: %s", now.Message)
 	}
 	return nil
+}
+
+// live is the probe grpcserve.Liveness: it fails while the driver hangs.
+func (a *Agent) live(context.Context) error {
+	if !a.Alive(hung) {
+		return fmt.Errorf("the driver has not answered for %s", hung)
+	}
+	return nil
+}
+
+// ready is the probe grpcserve.Readiness: it fails while the driver hangs, is broken, or the kernel lacks part of the acknowledged state.
+func (a *Agent) ready(ctx context.Context) error {
+	if !a.healthy() {
+		return errors.New("the driver is broken; see the log")
+	}
+	return errors.Join(a.live(ctx), a.damage())
 }
 
 func (a *Agent) serving(yes bool) {
@@ -406,6 +439,9 @@ func (a *Agent) Close() error {
 	if a.journal != nil {
 		errs = append(errs, a.journal.Close())
 		a.journal = nil
+	}
+	if a.policy != nil {
+		errs = append(errs, a.policy.close())
 	}
 	if a.claim != nil {
 		errs = append(errs, a.claim.release())

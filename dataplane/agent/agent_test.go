@@ -318,7 +318,7 @@ func TestHealth(t *testing.T) {
 	client := healthpb.NewHealthClient(plain(t, socket))
 	is := func(want healthpb.HealthCheckResponse_ServingStatus, page int, words string) {
 		t.Helper()
-		for _, service := range []string{"", "fare.v1.DataplaneService"} {
+		for _, service := range []string{"", "fare.v1.DataplaneService", "readiness"} {
 			netnstest.Eventually(t, time.Minute, func() error {
 				answer, err := client.Check(t.Context(), &healthpb.HealthCheckRequest{Service: service}, grpc.WaitForReady(true))
 				if err == nil && answer.Status != want {
@@ -326,6 +326,9 @@ func TestHealth(t *testing.T) {
 				}
 				return err
 			})
+		}
+		if answer, err := client.Check(t.Context(), &healthpb.HealthCheckRequest{Service: "liveness"}); err != nil || answer.Status != healthpb.HealthCheckResponse_SERVING {
+			t.Errorf("liveness: %v, %v", answer, err)
 		}
 		answer, err := http.Get("http://" + a.metrics.listener.Addr().String() + "/healthz")
 		if err != nil {
@@ -623,8 +626,22 @@ func TestAlive(t *testing.T) {
 		sent <- stream.Send(&farev1.ProgramRequest{Operation: &farev1.Operation{Id: 1, Op: &farev1.Operation_SubPort{SubPort: &farev1.SubPortState{Device: "dp0a"}}}})
 	}()
 	alive(false)
+	probes := func(want healthpb.HealthCheckResponse_ServingStatus) {
+		t.Helper()
+		for _, name := range []string{"liveness", "readiness"} {
+			netnstest.Eventually(t, time.Minute, func() error {
+				got, err := a.health.Check(t.Context(), &healthpb.HealthCheckRequest{Service: name})
+				if err == nil && got.Status != want {
+					err = fmt.Errorf("%s: %v, want %v", name, got.Status, want)
+				}
+				return err
+			})
+		}
+	}
+	probes(healthpb.HealthCheckResponse_NOT_SERVING)
 	close(r.hang)
 	alive(true)
+	probes(healthpb.HealthCheckResponse_SERVING)
 	if err := <-sent; err != nil {
 		t.Error(err)
 	}

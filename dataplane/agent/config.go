@@ -2,14 +2,18 @@ package agent
 
 import (
 	"crypto/tls"
+	"errors"
 	"fmt"
 	"log/slog"
+	"net/netip"
 	"os"
+	"path"
 	"time"
 
 	"github.com/fared/fared/dataplane/bpf"
 	"github.com/fared/fared/dataplane/linux"
 	"github.com/fared/fared/internal/grpcserve"
+	"github.com/fared/fared/internal/tlsfiles"
 )
 
 // Drivers.
@@ -37,10 +41,17 @@ type Config struct {
 	Socket      string
 	SocketMode  os.FileMode
 	SocketOwner string
-	// Listen is a TCP address, host:port; "" disables it. Without TLS, only a loopback address is accepted. TLS must require
-	// and verify client certificates.
-	Listen string
-	TLS    *tls.Config
+	// Listen is a TCP address, host:port; "" disables it. Without TLS, only a loopback address is accepted, and clients may only
+	// read. TLS must require and verify client certificates; those with one of the names of TLSClients may program, the others
+	// read. A name is as in tlsfiles.CheckName: "node7.example", "*.example" or "*".
+	Listen     string
+	TLS        *tls.Config
+	TLSClients []string
+	// AllowPrefixes are the prefixes in which destinations may be programmed, AllowDevices the devices that may be sub-ports: patterns of path.Match, such as
+	// "eth*". Empty lists permit all but the addresses, gateways and other networks of this machine, which only an allowed prefix of the same length or a
+	// longer one permits.
+	AllowPrefixes []netip.Prefix
+	AllowDevices  []string
 	// InProcess serves Agent.Conn, for a control plane in this process.
 	InProcess bool
 	// MetricsListen is the address of /metrics and /healthz, host:port; "" disables them.
@@ -56,6 +67,8 @@ type Config struct {
 
 	// Notify enables readiness and watchdog notifications for systemd (sd_notify).
 	Notify bool
+	// LogDropped returns the number of lines that Log has left out, for the metrics; nil means none.
+	LogDropped func() uint64
 	// Version is returned by Hello.
 	Version string
 	// StopTimeout is the time for calls to finish after the end of Run's context; 0 selects DefaultStopTimeout.
@@ -99,6 +112,24 @@ func (c *Config) complete() error {
 	case Auto, BPF, Linux, Memory:
 	default:
 		return fmt.Errorf("unknown driver %q: use auto, bpf, linux or memory", c.Driver)
+	}
+	for _, prefix := range c.AllowPrefixes {
+		if prefix != prefix.Masked() || !prefix.IsValid() {
+			return &FieldError{"AllowPrefixes", fmt.Errorf("%s has bits beyond its length: use %s", prefix, prefix.Masked())}
+		}
+	}
+	for _, pattern := range c.AllowDevices {
+		if _, err := path.Match(pattern, ""); err != nil || pattern == "" {
+			return &FieldError{"AllowDevices", fmt.Errorf("%q is neither a device nor a pattern such as eth*", pattern)}
+		}
+	}
+	for _, name := range c.TLSClients {
+		if err := tlsfiles.CheckName(name); err != nil {
+			return &FieldError{"TLSClients", err}
+		}
+	}
+	if len(c.TLSClients) > 0 && c.TLS == nil {
+		return &FieldError{"TLSClients", errors.New("there is no TLS in which a client could show a certificate")}
 	}
 	if c.TLS != nil {
 		if err := grpcserve.CheckTLS(c.TLS); err != nil {

@@ -52,10 +52,9 @@ type watched struct {
 }
 
 func newWatched(f contract.Forwarder, log *slog.Logger) *watched {
-	return &watched{Forwarder: f, log: log, seconds: prometheus.NewHistogram(prometheus.HistogramOpts{
-		Name: nameCommitSeconds, Help: "Duration of a batch at the driver.",
-		Buckets: prometheus.ExponentialBuckets(10e-6, 2.5, 14), // 10 µs to 1.5 s
-	})}
+	return &watched{Forwarder: f, log: log, seconds: metricCommitSeconds.New(
+		prometheus.ExponentialBuckets(10e-6, 2.5, 14)), // 10 µs to 1.5 s
+	}
 }
 
 // caught converts a panic into an error.

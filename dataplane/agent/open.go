@@ -9,6 +9,7 @@ import (
 
 	"github.com/fared/fared/dataplane/bpf"
 	"github.com/fared/fared/dataplane/linux"
+	"github.com/fared/fared/internal/metric"
 )
 
 // openDriver opens the configured driver in the network namespace of the calling thread.
@@ -108,42 +109,34 @@ func flushDrivers(c *Config) (removed []string, err error) {
 }
 
 func collectLinux(sample sampler, s linux.Stats) {
-	const operations = "Changes sent to the kernel, by kind of object."
 	for kind, n := range map[string]uint64{"nexthop": s.Nexthops, "group": s.Groups, "route": s.Routes, "rule": s.Rules} {
-		sample("fared_agent_kernel_operations_total", operations, counter, float64(n), "object", kind)
+		sample(metricKernelOperations, float64(n), kind)
 	}
-	const objects = "The agent's objects in the kernel."
 	for kind, n := range map[string]int{"nexthop": s.NexthopObjects, "group": s.GroupObjects, "route": s.RouteObjects} {
-		sample("fared_agent_kernel_objects", objects, gauge, float64(n), "object", kind)
+		sample(metricKernelObjects, float64(n), kind)
 	}
-	for _, c := range []struct {
-		name, help string
-		n          uint64
-	}{
-		{"fared_agent_kernel_errors_total", "Changes that the kernel refused.", s.Errors},
-		{"fared_agent_kernel_retries_total", "Batches planned again after a refusal.", s.Retries},
-		{"fared_agent_kernel_moved_total", "Groups that lost members with a carrier. The agent redistributes their flows at once, by the remaining weights.", s.MovedByKernel},
-		{"fared_agent_kernel_audits_total", "Comparisons of all objects with the kernel.", s.Audits},
-		{"fared_agent_kernel_differences_total", "Repaired objects that other programs had changed.", s.Differences},
-		{"fared_agent_kernel_overruns_total", "Times the kernel dropped link events.", s.Overruns},
-		{"fared_agent_kernel_resyncs_total", "Times all objects were read again.", s.Resyncs},
-		{"fared_agent_kernel_hash_mismatches_total", "Source ports that the kernel placed elsewhere than computed.", s.HashMismatches},
+	for m, n := range map[*metric.Metric]uint64{
+		metricKernelErrors: s.Errors, metricKernelRetries: s.Retries, metricKernelMoved: s.MovedByKernel, metricKernelAudits: s.Audits,
+		metricKernelDifferences: s.Differences, metricKernelOverruns: s.Overruns, metricKernelResyncs: s.Resyncs, metricKernelHashMismatches: s.HashMismatches,
 	} {
-		sample(c.name, c.help, counter, float64(c.n))
+		sample(m, float64(n))
 	}
-	sample("fared_agent_kernel_broken_sub_ports", "Sub-ports with a carrier whose next hop the kernel refuses.", gauge, float64(s.Broken))
+	sample(metricKernelBrokenSubPorts, float64(s.Broken))
 }
 
 func collectBPF(sample sampler, s bpf.Stats) {
-	const objects = "Entries of the steering's maps."
 	for kind, n := range map[string]int{"group": s.Groups, "destination": s.Destinations, "pair": s.Pairs, "port_table": s.Tables} {
-		sample("fared_agent_steering_objects", objects, gauge, float64(n), "object", kind)
+		sample(metricSteeringObjects, float64(n), kind)
 	}
-	sample("fared_agent_steering_uncounted_pairs", "Pairs whose slots are not counted, because the map is full.", gauge, float64(s.Uncounted))
-	sample("fared_agent_steering_live_sub_ports", "Sub-ports that may carry packets now.", gauge, float64(len(s.Live)))
-	sample("fared_agent_steering_audits_total", "Comparisons of all maps, rules and routes with the kernel.", counter, float64(s.Audits))
-	sample("fared_agent_steering_repairs_total", "Repaired objects of the steering that other programs had changed.", counter, float64(s.Repairs))
+	sample(metricSteeringUncountedPairs, float64(s.Uncounted))
+	sample(metricSteeringLiveSubPorts, float64(len(s.Live)))
+	sample(metricSteeringAudits, float64(s.Audits))
+	sample(metricSteeringRepairs, float64(s.Repairs))
 	for reason, n := range s.Drops {
-		sample("fared_agent_steering_dropped_packets_total", "Packets that were not sent, by reason.", counter, float64(n), "reason", reason.String())
+		sample(metricSteeringDroppedPackets, float64(n), reason.String())
+	}
+	for _, c := range s.Sent {
+		sample(metricSteeringSentPackets, float64(c.Packets), c.Plane, c.Device)
+		sample(metricSteeringSentBytes, float64(c.Bytes), c.Plane, c.Device)
 	}
 }

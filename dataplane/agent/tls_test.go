@@ -27,7 +27,7 @@ func TestTLS(t *testing.T) {
 	dir := t.TempDir()
 	ours, theirs := newAuthority(t, dir, "ours"), newAuthority(t, dir, "theirs")
 	cert, key := ours.issue(t, dir, "agent")
-	config, err := tlsfiles.Server(cert, key, ours.file)
+	config, err := tlsfiles.Server(cert, key, ours.file, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -90,8 +90,8 @@ func newAuthority(t *testing.T, dir, name string) *authority {
 	return a
 }
 
-// issue writes a certificate for 127.0.0.1 and its key.
-func (a *authority) issue(t *testing.T, dir, name string) (certFile, keyFile string) {
+// issue writes a certificate for 127.0.0.1 and DNS names, and its key.
+func (a *authority) issue(t *testing.T, dir, name string, dns ...string) (certFile, keyFile string) {
 	t.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
@@ -99,7 +99,7 @@ func (a *authority) issue(t *testing.T, dir, name string) (certFile, keyFile str
 	}
 	template := &x509.Certificate{
 		SerialNumber: big.NewInt(2), Subject: pkix.Name{CommonName: name}, NotAfter: time.Now().Add(time.Hour),
-		IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)}, KeyUsage: x509.KeyUsageDigitalSignature,
+		IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)}, DNSNames: dns, KeyUsage: x509.KeyUsageDigitalSignature,
 		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth},
 	}
 	der, err := x509.CreateCertificate(rand.Reader, template, a.cert, &key.PublicKey, a.key)

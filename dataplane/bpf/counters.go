@@ -51,6 +51,8 @@ type Stats struct {
 	Live []string
 	// Drops counts packets by reason.
 	Drops map[Drop]uint64
+	// Sent counts the packets sent over each sub-port, in the order of their devices' names.
+	Sent []*farev1.SubPortCounters
 	// Audits counts comparisons of everything with the kernel, Repairs repaired objects that other programs had changed.
 	Audits, Repairs uint64
 	// Adopted is true if the maps of an earlier process were adopted. Settled is true if all unwanted state of it has been
@@ -91,7 +93,9 @@ func (s *Steering) Stats() (Stats, error) {
 			out.Drops[d] += n
 		}
 	}
-	return out, nil
+	var err error
+	out.Sent, err = s.subPortCounters()
+	return out, err
 }
 
 // Counters implements contract.Counter.

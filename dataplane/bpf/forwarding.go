@@ -237,6 +237,7 @@ func (s *Steering) refresh() error {
 	for at, p := range places {
 		err = errors.Join(err, s.places.set(at, p))
 	}
+	err = errors.Join(err, s.setDevices(places), s.light(mask[:]))
 	for number := range mask {
 		err = errors.Join(err, s.live.set(number, mask[number]))
 	}

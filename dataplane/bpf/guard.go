@@ -157,7 +157,7 @@ func (s *Steering) compareWords(f *findings) error {
 			return err
 		}
 	}
-	return nil
+	return s.light(s.live.have)
 }
 
 // compareProgram restores a program that was detached or replaced, and pins that were removed.
@@ -187,7 +187,7 @@ func (s *Steering) compareProgram(f *findings) error {
 // compareMaps compares all map entries that the agent writes.
 func (s *Steering) compareMaps(f *findings) error {
 	for _, m := range []interface{ repair(*findings) error }{
-		&s.ports, &s.places, &s.planes, &s.haveSource, &s.haveGroup, &s.haveTable, &s.havePins, &s.haveDest,
+		&s.ports, &s.places, &s.planes, &s.haveDevice, &s.haveSource, &s.haveGroup, &s.haveTable, &s.havePins, &s.haveDest,
 	} {
 		if err := m.repair(f); err != nil {
 			return err

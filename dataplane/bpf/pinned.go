@@ -32,7 +32,7 @@ const (
 // complete.
 type pinned struct {
 	dir     string // of this process, below Config.PinDir
-	objects steerObjects
+	objects objects
 	id      ebpf.ProgramID // of the program of this process
 	link    link.Link
 	// adopted is true if the maps are those of the program that was attached.
@@ -40,8 +40,16 @@ type pinned struct {
 	// switched is true if the attached program uses the maps in dir. After an agent of another layout it becomes true in
 	// Settle.
 	switched bool
+	hooks    map[string]link.Link // by the name of the pin in dir; nil without programs at carriers
+	unhooked string               // why
 	// elders are maps of other layouts, while a program that uses them may be attached.
 	elders []elder
+}
+
+// objects are the steering program and all maps.
+type objects struct {
+	FaredSteer *ebpf.Program `ebpf:"fared_steer"`
+	steerMaps
 }
 
 // openPinned loads the program for the anchor with the given interface index, and adopts existing state. An error leaves it
@@ -84,6 +92,9 @@ func openPinned(cfg Config, anchor int) (_ *pinned, err error) {
 	}
 	p.id, _ = info.ID()
 	if err := p.pin(cfg.PinDir, fingerprint(spec)); err != nil {
+		return nil, err
+	}
+	if err := p.hook(spec); err != nil {
 		return nil, err
 	}
 	switch {
@@ -139,6 +150,9 @@ func (p *pinned) repin(dir string) (n int, err error) {
 	all := map[string]pin{filepath.Join(p.dir, programPin): p.objects.FaredSteer, filepath.Join(dir, linkPin): p.link}
 	for name, m := range p.maps() {
 		all[filepath.Join(p.dir, name)] = m
+	}
+	for name, l := range p.hooks {
+		all[filepath.Join(p.dir, name)] = l
 	}
 	for path, object := range all {
 		if _, err := os.Stat(path); !errors.Is(err, fs.ErrNotExist) {
@@ -285,7 +299,7 @@ func closeAll(all map[string]*ebpf.Map) (err error) {
 func (p *pinned) maps() map[string]*ebpf.Map {
 	o := &p.objects
 	return map[string]*ebpf.Map{
-		steerMapFaredDests: o.FaredDests, steerMapFaredDrops: o.FaredDrops, steerMapFaredGroups: o.FaredGroups,
+		steerMapFaredDark: o.FaredDark, steerMapFaredDests: o.FaredDests, steerMapFaredDevices: o.FaredDevices, steerMapFaredDrops: o.FaredDrops, steerMapFaredGroups: o.FaredGroups,
 		steerMapFaredNames: o.FaredNames, steerMapFaredSources: o.FaredSources, steerMapFaredLive: o.FaredLive, steerMapFaredPins: o.FaredPins, steerMapFaredPlaces: o.FaredPlaces,
 		steerMapFaredPlanes: o.FaredPlanes, steerMapFaredPorts: o.FaredPorts, steerMapFaredSent: o.FaredSent,
 		steerMapFaredSettings: o.FaredSettings, steerMapFaredSlots: o.FaredSlots, steerMapFaredTables: o.FaredTables,
@@ -341,6 +355,9 @@ func (p *pinned) sweep(dir string) error {
 func (p *pinned) close() (err error) {
 	if p.link != nil {
 		err = p.link.Close()
+	}
+	for _, l := range p.hooks {
+		err = errors.Join(err, l.Close())
 	}
 	for _, e := range p.elders {
 		err = errors.Join(err, e.close())

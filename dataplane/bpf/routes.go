@@ -1,10 +1,12 @@
 package bpf
 
 import (
+	"cmp"
 	"encoding/binary"
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 
 	"golang.org/x/sys/unix"
 
@@ -256,28 +258,51 @@ type port struct {
 	number   uint16
 }
 
+// portRange is a range of steered destination ports, first and last included.
+type portRange struct {
+	protocol    uint8
+	first, last uint16
+}
+
+// rangesOf returns the fewest ranges that have exactly these ports: every packet of the host passes every rule.
+func rangesOf(ports []port) (out []portRange) {
+	ports = slices.Clone(ports)
+	slices.SortFunc(ports, func(a, b port) int {
+		return cmp.Or(cmp.Compare(a.protocol, b.protocol), cmp.Compare(a.number, b.number))
+	})
+	for _, p := range ports {
+		if n := len(out) - 1; n >= 0 && out[n].protocol == p.protocol && int(p.number) <= int(out[n].last)+1 {
+			out[n].last = p.number
+			continue
+		}
+		out = append(out, portRange{p.protocol, p.number, p.number})
+	}
+	return out
+}
+
 // rules updates the rules of both families for ports, and calls differs for each missing or superfluous one. Unmarked rules
 // stay.
 func (r *routes) rules(ports []port, priority uint32, families []uint8, differs func(format string, args ...any)) error {
 	batch := r.conn.Begin()
 	var late []rtnl.Rule
+	ranges := rangesOf(ports)
 	for _, family := range families {
 		all, err := r.conn.Rules(family)
 		if err != nil {
 			return fmt.Errorf("bpf: %w", err)
 		}
-		missing := map[port]bool{}
-		for _, p := range ports {
+		missing := map[portRange]bool{}
+		for _, p := range ranges {
 			missing[p] = true
 		}
-		rule := func(p port) rtnl.Rule {
+		rule := func(p portRange) rtnl.Rule {
 			return rtnl.Rule{
 				Family: family, Priority: priority, Table: r.table, Protocol: r.protocol,
-				IPProto: p.protocol, Dport: [2]uint16{p.number, p.number},
+				IPProto: p.protocol, Dport: [2]uint16{p.first, p.last},
 			}
 		}
 		for _, have := range all {
-			p := port{have.IPProto, have.Dport[0]}
+			p := portRange{have.IPProto, have.Dport[0], have.Dport[1]}
 			switch {
 			case have.Protocol != r.protocol || have.Table != r.table || have.Foreign:
 			case missing[p] && have == rule(p):
@@ -288,7 +313,7 @@ func (r *routes) rules(ports []port, priority uint32, families []uint8, differs 
 			}
 		}
 		for p := range missing {
-			differs("the rule for port %d to table %d is gone", p.number, r.table)
+			differs("the rule for ports %d to %d to table %d is gone", p.first, p.last, r.table)
 			batch.SetRule(rule(p))
 		}
 	}

@@ -3,6 +3,9 @@
 // The steering program: it sits on the way out of the anchor device, to which rules and routes bring the flows to steer,
 // and sends each packet on over the sub-port of its queue pair slot.
 //
+// Two more programs run where the kernel sets and clears a device's carrier, and keep its places out of the steering without
+// waiting for the agent, also while no agent runs.
+//
 // source -> source group; source group, destination -> group; (source, destination) + source port -> slot; group + slot -> place;
 // place -> device, next hop. A place is a sub-port's number within its source group, 0 to 63, so that "which are usable" is one word,
 // and losing any set of them one write for each source group that they serve.
@@ -15,6 +18,22 @@
 
 #include <bpf/bpf_endian.h>
 #include <bpf/bpf_helpers.h>
+
+// Kernel types, of which only these members are read (CO-RE).
+#define KERNEL_TYPE __attribute__((preserve_access_index))
+
+struct net {
+	__u64 net_cookie;
+} KERNEL_TYPE;
+
+typedef struct {
+	struct net *net;
+} KERNEL_TYPE possible_net_t;
+
+struct net_device {
+	int ifindex;
+	possible_net_t nd_net;
+} KERNEL_TYPE;
 
 #define AF_INET 2
 #define AF_INET6 10
@@ -69,6 +88,17 @@ struct source {
 struct live {
 	__u64 v4;
 	__u64 v6;
+};
+
+// A device of a network namespace, and its places in each source group.
+struct device {
+	__u64 netns; // SO_NETNS_COOKIE
+	__u32 ifindex;
+	__u32 reserved;
+};
+
+struct device_places {
+	__u64 mask[SOURCES];
 };
 
 #define PLACE_NEXT_HOP4 1
@@ -182,6 +212,8 @@ MAP(fared_ports, ARRAY, __u32, __u64, 2 * PORT_WORDS, 0); // a bit for each UDP 
 MAP(fared_names, ARRAY, __u32, struct source, SOURCES, 0);
 MAP(fared_sources, HASH, struct address, __u32, 1024, BPF_F_NO_PREALLOC); // loopbacks
 MAP(fared_live, ARRAY, __u32, struct live, SOURCES, 0);
+MAP(fared_dark, ARRAY, __u32, __u64, SOURCES, 0); // places without a carrier, as the kernel knows at this moment
+MAP(fared_devices, HASH, struct device, struct device_places, SOURCES * PLACES, BPF_F_NO_PREALLOC);
 MAP(fared_places, ARRAY, __u32, struct place, SOURCES * PLACES, 0);
 MAP(fared_planes, ARRAY, __u32, struct plane, SOURCES * PLANES, 0);
 MAP(fared_groups, HASH, __u32, struct group, 1, BPF_F_NO_PREALLOC);
@@ -443,9 +475,10 @@ static __always_inline __u32 choose(const struct packet *p, const struct group *
 {
 	__u32 source = g->source & (SOURCES - 1);
 	struct live *live = bpf_map_lookup_elem(&fared_live, &source);
-	if (!live)
+	__u64 *dark = bpf_map_lookup_elem(&fared_dark, &source);
+	if (!live || !dark)
 		return SOURCES * PLACES; // cannot be
-	__u64 usable = (p->sunh ? live->v4 | live->v6 : p->v6 ? live->v6 : live->v4) & g->members;
+	__u64 usable = (p->sunh ? live->v4 | live->v6 : p->v6 ? live->v6 : live->v4) & ~*dark & g->members;
 	__u32 place = choose_among(p, g, slot, set, usable, diverted);
 	return place < PLACES ? source * PLACES + place : SOURCES * PLACES;
 }
@@ -535,6 +568,40 @@ int fared_steer(struct __sk_buff *skb)
 		return drop(DROP_UNRESOLVED);
 	count(skb, number, counters, diverted);
 	return send(skb, &p, place);
+}
+
+// carrier marks the places of a device as dark, or removes the mark.
+static __always_inline int carrier(const struct net_device *dev, bool on)
+{
+	struct device key = {.netns = dev->nd_net.net->net_cookie, .ifindex = dev->ifindex};
+	struct device_places *places = bpf_map_lookup_elem(&fared_devices, &key);
+	if (!places)
+		return 0; // no sub-port
+#pragma unroll
+	for (int i = 0; i < SOURCES; i++) {
+		__u32 source = i;
+		__u64 mask = places->mask[i];
+		__u64 *dark = mask ? bpf_map_lookup_elem(&fared_dark, &source) : 0;
+		if (!dark)
+			continue;
+		if (on)
+			__sync_fetch_and_and(dark, ~mask);
+		else
+			__sync_fetch_and_or(dark, mask);
+	}
+	return 0;
+}
+
+SEC("fentry/netif_carrier_off")
+int fared_carrier_off(unsigned long long *arguments)
+{
+	return carrier((const struct net_device *)arguments[0], false);
+}
+
+SEC("fexit/netif_carrier_on")
+int fared_carrier_on(unsigned long long *arguments)
+{
+	return carrier((const struct net_device *)arguments[0], true);
 }
 
 char _license[] SEC("license") = "Dual MIT/GPL";

@@ -29,6 +29,18 @@ type steerDestination struct {
 	Group uint32
 }
 
+type steerDevice struct {
+	_        structs.HostLayout
+	Netns    uint64
+	Ifindex  uint32
+	Reserved uint32
+}
+
+type steerDevicePlaces struct {
+	_    structs.HostLayout
+	Mask [32]uint64
+}
+
 type steerGroup struct {
 	_        structs.HostLayout
 	Id       uint32
@@ -132,22 +144,26 @@ type steerTarget struct {
 //
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
-	steerMapFaredDests    = "fared_dests"
-	steerMapFaredDrops    = "fared_drops"
-	steerMapFaredGroups   = "fared_groups"
-	steerMapFaredLive     = "fared_live"
-	steerMapFaredNames    = "fared_names"
-	steerMapFaredPins     = "fared_pins"
-	steerMapFaredPlaces   = "fared_places"
-	steerMapFaredPlanes   = "fared_planes"
-	steerMapFaredPorts    = "fared_ports"
-	steerMapFaredSent     = "fared_sent"
-	steerMapFaredSettings = "fared_settings"
-	steerMapFaredSlots    = "fared_slots"
-	steerMapFaredSources  = "fared_sources"
-	steerMapFaredTables   = "fared_tables"
-	steerMapFaredTurns    = "fared_turns"
-	steerProgFaredSteer   = "fared_steer"
+	steerMapFaredDark        = "fared_dark"
+	steerMapFaredDests       = "fared_dests"
+	steerMapFaredDevices     = "fared_devices"
+	steerMapFaredDrops       = "fared_drops"
+	steerMapFaredGroups      = "fared_groups"
+	steerMapFaredLive        = "fared_live"
+	steerMapFaredNames       = "fared_names"
+	steerMapFaredPins        = "fared_pins"
+	steerMapFaredPlaces      = "fared_places"
+	steerMapFaredPlanes      = "fared_planes"
+	steerMapFaredPorts       = "fared_ports"
+	steerMapFaredSent        = "fared_sent"
+	steerMapFaredSettings    = "fared_settings"
+	steerMapFaredSlots       = "fared_slots"
+	steerMapFaredSources     = "fared_sources"
+	steerMapFaredTables      = "fared_tables"
+	steerMapFaredTurns       = "fared_turns"
+	steerProgFaredCarrierOff = "fared_carrier_off"
+	steerProgFaredCarrierOn  = "fared_carrier_on"
+	steerProgFaredSteer      = "fared_steer"
 )
 
 // loadSteer returns the embedded CollectionSpec for steer.
@@ -192,14 +208,18 @@ type steerSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type steerProgramSpecs struct {
-	FaredSteer *ebpf.ProgramSpec `ebpf:"fared_steer"`
+	FaredCarrierOff *ebpf.ProgramSpec `ebpf:"fared_carrier_off"`
+	FaredCarrierOn  *ebpf.ProgramSpec `ebpf:"fared_carrier_on"`
+	FaredSteer      *ebpf.ProgramSpec `ebpf:"fared_steer"`
 }
 
 // steerMapSpecs contains maps before they are loaded into the kernel.
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type steerMapSpecs struct {
+	FaredDark     *ebpf.MapSpec `ebpf:"fared_dark"`
 	FaredDests    *ebpf.MapSpec `ebpf:"fared_dests"`
+	FaredDevices  *ebpf.MapSpec `ebpf:"fared_devices"`
 	FaredDrops    *ebpf.MapSpec `ebpf:"fared_drops"`
 	FaredGroups   *ebpf.MapSpec `ebpf:"fared_groups"`
 	FaredLive     *ebpf.MapSpec `ebpf:"fared_live"`
@@ -242,7 +262,9 @@ func (o *steerObjects) Close() error {
 //
 // It can be passed to loadSteerObjects or ebpf.CollectionSpec.LoadAndAssign.
 type steerMaps struct {
+	FaredDark     *ebpf.Map `ebpf:"fared_dark"`
 	FaredDests    *ebpf.Map `ebpf:"fared_dests"`
+	FaredDevices  *ebpf.Map `ebpf:"fared_devices"`
 	FaredDrops    *ebpf.Map `ebpf:"fared_drops"`
 	FaredGroups   *ebpf.Map `ebpf:"fared_groups"`
 	FaredLive     *ebpf.Map `ebpf:"fared_live"`
@@ -261,7 +283,9 @@ type steerMaps struct {
 
 func (m *steerMaps) Close() error {
 	return _SteerClose(
+		m.FaredDark,
 		m.FaredDests,
+		m.FaredDevices,
 		m.FaredDrops,
 		m.FaredGroups,
 		m.FaredLive,
@@ -289,11 +313,15 @@ type steerVariables struct {
 //
 // It can be passed to loadSteerObjects or ebpf.CollectionSpec.LoadAndAssign.
 type steerPrograms struct {
-	FaredSteer *ebpf.Program `ebpf:"fared_steer"`
+	FaredCarrierOff *ebpf.Program `ebpf:"fared_carrier_off"`
+	FaredCarrierOn  *ebpf.Program `ebpf:"fared_carrier_on"`
+	FaredSteer      *ebpf.Program `ebpf:"fared_steer"`
 }
 
 func (p *steerPrograms) Close() error {
 	return _SteerClose(
+		p.FaredCarrierOff,
+		p.FaredCarrierOn,
 		p.FaredSteer,
 	)
 }

@@ -33,7 +33,9 @@ type Steering struct {
 	cfg   Config
 	ipv6  bool
 	netns netns.Namespace
-	watch *carrier.Watch
+	// cookie is the number of the network namespace in the kernel.
+	cookie uint64
+	watch  *carrier.Watch
 	// objects reports changes of rules and routes by other programs.
 	objects *rtnl.ObjectWatch
 	// private is the reason why pins end with the process, "" if they outlive it.
@@ -66,6 +68,7 @@ type Steering struct {
 	live       cells[steerLive]
 	places     cells[steerPlace]
 	planes     cells[steerPlane]
+	haveDevice mirror[steerDevice, steerDevicePlaces]
 	haveSource mirror[steerAddress, uint32]
 	haveGroup  mirror[uint32, steerGroup]
 	haveDest   mirror[steerTarget, steerDestination]
@@ -101,6 +104,9 @@ func Open(config Config) (_ *Steering, err error) {
 	if s.netns, err = netns.Current(); err != nil {
 		return nil, fmt.Errorf("bpf: %w", err)
 	}
+	if s.cookie, err = netnsCookie(); err != nil {
+		return nil, err
+	}
 	_, noIPv6 := os.Stat("/proc/sys/net/ipv6")
 	s.ipv6 = noIPv6 == nil
 	if s.handle, err = netlink.NewHandle(unix.NETLINK_ROUTE); err != nil {
@@ -133,6 +139,10 @@ func Open(config Config) (_ *Steering, err error) {
 		return nil, err
 	}
 	s.private = outlives(cfg.PinDir)
+	if s.pinned.unhooked != "" {
+		cfg.Log.Warn("steering: this kernel does not run programs where carriers change; packets to a failed link are diverted when the agent receives the event",
+			"reason", s.pinned.unhooked)
+	}
 	s.done.Add(3)
 	go s.follow()
 	go s.attend()
@@ -172,9 +182,10 @@ func (s *Steering) readMaps() error {
 	o := &s.pinned.objects
 	s.settings.kernel, s.ports.kernel, s.live.kernel = o.FaredSettings, o.FaredPorts, o.FaredLive
 	s.places.kernel, s.planes.kernel, s.names.kernel = o.FaredPlaces, o.FaredPlanes, o.FaredNames
+	s.haveDevice.kernel = o.FaredDevices
 	s.haveSource.kernel, s.haveGroup.kernel, s.haveDest.kernel, s.havePins.kernel, s.haveTable.kernel = o.FaredSources, o.FaredGroups, o.FaredDests, o.FaredPins, o.FaredTables
 	err := errors.Join(s.settings.read(), s.ports.read(), s.live.read(), s.places.read(), s.planes.read(), s.names.read(),
-		s.haveSource.read(), s.haveGroup.read(), s.haveDest.read(), s.havePins.read(), s.haveTable.read())
+		s.haveDevice.read(), s.haveSource.read(), s.haveGroup.read(), s.haveDest.read(), s.havePins.read(), s.haveTable.read())
 	if err != nil {
 		return err
 	}

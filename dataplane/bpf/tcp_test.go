@@ -344,13 +344,21 @@ func TestProtocolsHavePortsOfTheirOwn(t *testing.T) {
 	}
 	all := func(udp, tcp []uint32) {
 		t.Helper()
-		for _, port := range []int{roce, tcpPort, 4444, 4445} {
+		for _, port := range []int{roce, tcpPort, 4399, 4400, 4444, 4445, 4446} {
 			check(unix.IPPROTO_UDP, "udp", port, slices.Contains(udp, uint32(port)))
 			check(unix.IPPROTO_TCP, "tcp", port, slices.Contains(tcp, uint32(port)))
 		}
 		for _, family := range []string{"-4", "-6"} {
-			if n := strings.Count(b.server.IP(family, "rule", "show", "protocol", "179"), "dport"); n != len(udp)+len(tcp) {
-				t.Errorf("%d rules, want %d:\n%s", n, len(udp)+len(tcp), b.server.IP(family, "rule"))
+			want := 0 // one for each port without a predecessor
+			for _, list := range [][]uint32{udp, tcp} {
+				for _, port := range list {
+					if !slices.Contains(list, port-1) {
+						want++
+					}
+				}
+			}
+			if n := strings.Count(b.server.IP(family, "rule", "show", "protocol", "179"), "dport"); n != want {
+				t.Errorf("%d rules, want %d:\n%s", n, want, b.server.IP(family, "rule"))
 			}
 		}
 	}
@@ -365,7 +373,11 @@ func TestProtocolsHavePortsOfTheirOwn(t *testing.T) {
 		}
 	}
 	all([]uint32{roce, 4444}, b.tcp)
-	for _, c := range []struct{ udp, tcp []uint32 }{{nil, []uint32{tcpPort}}, {[]uint32{tcpPort}, []uint32{roce}}, {[]uint32{roce}, nil}} {
+	var many []uint32
+	for port := uint32(4445); port >= 4400; port-- {
+		many = append(many, port)
+	}
+	for _, c := range []struct{ udp, tcp []uint32 }{{many, many}, {nil, many[1:]}, {nil, []uint32{tcpPort}}, {[]uint32{tcpPort}, []uint32{roce}}, {[]uint32{roce}, nil}} {
 		f := b.forwarding(farev1.Mode_MODE_PER_FLOW)
 		f.UdpPorts, f.TcpPorts = c.udp, c.tcp
 		if err := b.s.SetForwarding(f); err != nil {

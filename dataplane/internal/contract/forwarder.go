@@ -1,6 +1,10 @@
 package contract
 
-import farev1 "github.com/fared/fared/api/fare/v1"
+import (
+	"net/netip"
+
+	farev1 "github.com/fared/fared/api/fare/v1"
+)
 
 // Forwarder applies the state of the contract to packets. The server calls its methods one at a time.
 type Forwarder interface {
@@ -53,6 +57,14 @@ type Lander interface {
 // Counter is a Forwarder that implements DataplaneService.Counters, in chunks well below 4 MiB; errors are gRPC statuses.
 type Counter interface {
 	Counters(request *farev1.CountersRequest, send func(*farev1.CountersResponse) error) error
+}
+
+// Policy decides what a control plane may program, in addition to the rules of the contract. Errors are gRPC statuses with code PERMISSION_DENIED.
+type Policy interface {
+	// Forwarding is called with each valid forwarding, that of a journal included, before the Forwarder receives it.
+	Forwarding(forwarding *farev1.Forwarding) error
+	// Destination is called with the host prefix of each destination that is set, those of a journal included. It must be fast.
+	Destination(prefix netip.Prefix) error
 }
 
 // Journal keeps the acknowledged state of a data plane beyond the end of the process. The journal itself counts and logs

@@ -315,6 +315,11 @@ func (s *Server) setDestination(target *farev1.Destination) (Change, bool, error
 	if err != nil {
 		return Change{}, false, err
 	}
+	if s.config.Policy != nil {
+		if err := s.config.Policy.Destination(prefix); err != nil {
+			return Change{}, false, err
+		}
+	}
 	if s.restoring && !s.capabilities.FlowPins {
 		target.Pairs = nil // stored by a Forwarder that supports flow pins
 	}

@@ -21,6 +21,8 @@ type Config struct {
 	// Name and Version are returned by Hello.
 	Name, Version string
 	Forwarder     Forwarder
+	// Policy, if set, restricts what is programmed.
+	Policy Policy
 	// Journal, if set, receives everything that a restart needs.
 	Journal Journal
 	// Observe, if set, is called with every operation in the order of arrival, before validation. It must not keep the
@@ -215,7 +217,15 @@ func (s *Server) judgeForwarding(forwarding *farev1.Forwarding) (map[string]Posi
 			}
 		}
 	}
-	return devices, judgeSourceGroups(forwarding, devices)
+	if err := judgeSourceGroups(forwarding, devices); err != nil {
+		return nil, err
+	}
+	if s.config.Policy != nil {
+		if err := s.config.Policy.Forwarding(forwarding); err != nil {
+			return nil, err
+		}
+	}
+	return devices, nil
 }
 
 // judgePlanes validates the names and next hops of planes and sub-ports.

@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	farev1 "github.com/fared/fared/api/fare/v1"
+	"github.com/fared/fared/internal/plainfile"
 )
 
 const (
@@ -72,7 +73,7 @@ func Open(path string, log *slog.Logger) (_ *Journal, _ *farev1.Forwarding, _ *f
 	if j.image, j.stats.Bytes, err = j.load(); err != nil {
 		return nil, nil, nil, err
 	}
-	if j.file, err = os.OpenFile(path, os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600); err != nil {
+	if j.file, err = plainfile.Open(path, os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600); err != nil {
 		return nil, nil, nil, fmt.Errorf("journal: %w: its directory must exist and be writable", err)
 	}
 	if j.stats.Bytes == 0 {
@@ -82,7 +83,7 @@ func Open(path string, log *slog.Logger) (_ *Journal, _ *farev1.Forwarding, _ *f
 }
 
 func lockFile(path string) (*os.File, error) {
-	lock, err := os.OpenFile(path+".lock", os.O_CREATE|os.O_RDWR, 0o600)
+	lock, err := plainfile.Open(path+".lock", os.O_CREATE|os.O_RDWR, 0o600)
 	if err != nil {
 		return nil, fmt.Errorf("journal: %w: its directory must exist and be writable", err)
 	}
@@ -104,7 +105,7 @@ func lockFile(path string) (*os.File, error) {
 
 // load reads the file, truncates an incomplete last record, and renames a damaged file.
 func (j *Journal) load() (image, int64, error) {
-	file, err := os.Open(j.path)
+	file, err := plainfile.Open(j.path, os.O_RDWR, 0)
 	if errors.Is(err, os.ErrNotExist) {
 		return newImage(), 0, nil
 	}
@@ -119,7 +120,7 @@ func (j *Journal) load() (image, int64, error) {
 		return i, good, nil
 	case errors.Is(err, errTorn):
 		j.log.Warn("the journal's last record is incomplete and is dropped: the process ended during a write", "journal", j.path, "bytes_kept", good)
-		if err := os.Truncate(j.path, good); err != nil {
+		if err := file.Truncate(good); err != nil {
 			return image{}, 0, fmt.Errorf("truncate the journal: %w", err)
 		}
 		return i, good, nil
@@ -290,7 +291,7 @@ func (j *Journal) replace(temp *os.File, size int64) (int64, error) {
 
 // writeAll writes a whole state to a file.
 func writeAll(path string, forwarding *farev1.Forwarding, items []item) (_ *os.File, size int64, err error) {
-	file, err := os.OpenFile(path, os.O_CREATE|os.O_TRUNC|os.O_WRONLY|os.O_APPEND, 0o600)
+	file, err := plainfile.Replace(path, os.O_WRONLY|os.O_APPEND, 0o600)
 	if err != nil {
 		return nil, 0, err
 	}

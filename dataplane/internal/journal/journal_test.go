@@ -18,6 +18,7 @@ import (
 	"google.golang.org/protobuf/testing/protocmp"
 
 	farev1 "github.com/fared/fared/api/fare/v1"
+	"github.com/fared/fared/internal/plainfile"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -399,5 +400,37 @@ func BenchmarkOperations(b *testing.B) {
 	for b.Loop() {
 		j.Operations(ops[n%2])
 		n++
+	}
+}
+
+// TestLinksAreNotFollowed checks that links in place of the journal, its lock or its next file lead to no change of another file.
+func TestLinksAreNotFollowed(t *testing.T) {
+	for _, suffix := range []string{"", ".lock", ".new"} {
+		dir := t.TempDir()
+		path, victim := filepath.Join(dir, "journal"), filepath.Join(dir, "victim")
+		if err := os.WriteFile(victim, []byte("content"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Symlink(victim, path+suffix); err != nil {
+			t.Fatal(err)
+		}
+		j, _, _, err := Open(path, slog.New(slog.DiscardHandler))
+		if suffix == ".new" { // the link is replaced
+			if err != nil {
+				t.Fatal(err)
+			}
+			j.mu.Lock()
+			j.rewrite()
+			j.mu.Unlock()
+			shut(t, j)
+			if n := j.Stats().Rewrites; n != 1 {
+				t.Errorf("%d rewrites", n)
+			}
+		} else if !errors.Is(err, plainfile.ErrNotPlain) {
+			t.Errorf("a link at the journal%s: %v", suffix, err)
+		}
+		if b, err := os.ReadFile(victim); err != nil || string(b) != "content" {
+			t.Errorf("behind a link at the journal%s: %q, %v", suffix, b, err)
+		}
 	}
 }

@@ -1,0 +1,139 @@
+package bpf
+
+import (
+	"errors"
+	"fmt"
+	"path/filepath"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/link"
+	"golang.org/x/sys/unix"
+)
+
+// Names of the pins of the links to the kernel's functions that set and clear a carrier, next to the maps that the programs write.
+const (
+	carrierOffPin = "carrier-off"
+	carrierOnPin  = "carrier-on"
+)
+
+// hook attaches the programs that keep places without a carrier out of the steering from the moment at which the kernel clears the
+// carrier. Without them, the agent does so when it receives the event. They outlive the process like the steering program. A kernel
+// that refuses them (no type information in /sys/kernel/btf/vmlinux, no tracing) is not an error: unhooked has the reason.
+func (p *pinned) hook(spec *ebpf.CollectionSpec) (err error) {
+	var programs struct {
+		Off *ebpf.Program `ebpf:"fared_carrier_off"`
+		On  *ebpf.Program `ebpf:"fared_carrier_on"`
+	}
+	err = spec.LoadAndAssign(&programs, &ebpf.CollectionOptions{MapReplacements: map[string]*ebpf.Map{
+		steerMapFaredDark: p.objects.FaredDark, steerMapFaredDevices: p.objects.FaredDevices,
+	}})
+	if err == nil {
+		defer func() { err = errors.Join(err, programs.Off.Close(), programs.On.Close()) }()
+		p.hooks = map[string]link.Link{}
+		for name, program := range map[string]*ebpf.Program{carrierOffPin: programs.Off, carrierOnPin: programs.On} {
+			var l link.Link
+			if l, err = link.AttachTracing(link.TracingOptions{Program: program}); err != nil {
+				break
+			}
+			p.hooks[name] = l
+			if err = l.Pin(filepath.Join(p.dir, name)); err != nil {
+				break
+			}
+		}
+	}
+	if err == nil {
+		return nil
+	}
+	for _, l := range p.hooks {
+		_ = l.Unpin() // it may have no pin
+		err = errors.Join(err, l.Close())
+	}
+	p.hooks = nil
+	if errors.Is(err, unix.EMFILE) || errors.Is(err, unix.ENFILE) || errors.Is(err, unix.ENOMEM) {
+		return fmt.Errorf("bpf: watch carriers in the kernel: %w", err)
+	}
+	p.unhooked = err.Error()
+	return nil
+}
+
+// setDevices writes the places of each device for the programs of hook.
+func (s *Steering) setDevices(places map[int]steerPlace) error {
+	want := map[steerDevice]steerDevicePlaces{}
+	for at, p := range places {
+		if p.Ifindex == 0 {
+			continue // no such device
+		}
+		key := steerDevice{Netns: s.cookie, Ifindex: p.Ifindex}
+		all := want[key]
+		all.Mask[at/maxPlaces] |= 1 << (at % maxPlaces)
+		want[key] = all
+	}
+	var gone []steerDevice
+	for key := range s.haveDevice.have {
+		if _, ok := want[key]; !ok && s.settled { // before, an earlier process's groups may refer to it
+			gone = append(gone, key)
+		}
+	}
+	return errors.Join(s.haveDevice.set(want), s.haveDevice.remove(gone))
+}
+
+// light removes the marks of dark places whose device has its carrier, which a deleted device or a missing program leaves behind. live
+// are the places that are usable otherwise, by the number of the source group. The marks may be newer than the agent's state of the links, so
+// the kernel is queried. A program that changes the same word at this instant can undo this or be undone; the next check repairs it.
+func (s *Steering) light(live []steerLive) error {
+	var marked []int // counted over all source groups
+	indexes := map[int]bool{}
+	for _, l := range s.layout.sources {
+		var dark uint64
+		if err := s.pinned.objects.FaredDark.Lookup(uint32(l.number), &dark); err != nil {
+			return fmt.Errorf("bpf: read the dark places: %w", err)
+		}
+		for place := range maxPlaces {
+			if wanted := live[l.number].V4 | live[l.number].V6; dark&wanted>>place&1 != 0 {
+				marked = append(marked, l.at(place))
+				indexes[int(s.places.have[l.at(place)].Ifindex)] = true
+			}
+		}
+	}
+	if len(marked) == 0 {
+		return nil
+	}
+	for index := range indexes {
+		links, err := s.routes.conn.LinksByIndex([]int{index})
+		if err != nil {
+			return fmt.Errorf("bpf: %w", err)
+		}
+		if len(links) == 0 || !links[0].Usable() {
+			delete(indexes, index)
+		}
+	}
+	for _, at := range marked {
+		if !indexes[int(s.places.have[at].Ifindex)] {
+			continue
+		}
+		number := uint32(at / maxPlaces)
+		var dark uint64
+		err := s.pinned.objects.FaredDark.Lookup(number, &dark)
+		if err == nil {
+			err = s.pinned.objects.FaredDark.Put(number, dark&^(1<<(at%maxPlaces)))
+		}
+		if err != nil {
+			return fmt.Errorf("bpf: write the dark places: %w", err)
+		}
+	}
+	return nil
+}
+
+// netnsCookie returns the number that the kernel gives the calling thread's network namespace, unique until it restarts.
+func netnsCookie() (uint64, error) {
+	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return 0, fmt.Errorf("bpf: %w", err)
+	}
+	defer unix.Close(fd)
+	cookie, err := unix.GetsockoptUint64(fd, unix.SOL_SOCKET, unix.SO_NETNS_COOKIE)
+	if err != nil {
+		return 0, fmt.Errorf("bpf: the number of the network namespace: %w", err)
+	}
+	return cookie, nil
+}
