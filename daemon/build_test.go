@@ -70,8 +70,12 @@ planes:
 	}
 	plain := coretest.Parse(t, shape{Planes: 1, SubPorts: 1}.Text())
 	l = core.NewLayout(plain)
-	if got := speakerConfig(plain, &l); got.BFD != (speaker.BFD{}) || got.Sessions[0].AO != (speaker.AO{}) || got.Sessions[0].NonTransitive {
+	if got := speakerConfig(plain, &l); got.BFD != (speaker.BFD{Interval: 300 * time.Millisecond, Multiplier: 3}) || got.Sessions[0].AO != (speaker.AO{}) || got.Sessions[0].NonTransitive {
 		t.Errorf("without bfd, tcp_ao and transitive: false: %+v", got)
+	}
+	plain = coretest.Parse(t, shape{Planes: 1, SubPorts: 1, Extra: "bfd: {interval: 0s}\n"}.Text())
+	if got := speakerConfig(plain, &l).BFD; got != (speaker.BFD{}) {
+		t.Errorf("with an interval of 0s: %+v", got)
 	}
 	four.TCPAO.Algorithm = "hmac-sha-1-96"
 	l = core.NewLayout(cfg)

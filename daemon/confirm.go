@@ -66,11 +66,12 @@ const drainReasons = 3
 // drainSessions is the greatest number of sessions shown that a drain waits for.
 const drainSessions = 3
 
-// drains returns every drain, with the objects that it waits for.
+// drains returns every drain, with the objects that it waits for; dormant ones come last.
 func (l *loop) drains() []status.Drain {
 	var out []status.Drain
 	l.core.Drains(func(t core.DrainTarget, s core.DrainStage) {
-		d := status.Drain{Target: shownTarget(t), Stage: s.String()}
+		r := l.drained.all[t]
+		d := status.Drain{Target: shownTarget(t), Stage: s.String(), Since: r.Since, By: r.By, Reason: r.Reason}
 		if e := l.evacuations[t]; s == core.DrainShares && e != nil {
 			d.Waiting, d.WaitsFor = e.Waiting(drainReasons)
 		}
@@ -82,6 +83,9 @@ func (l *loop) drains() []status.Drain {
 		}
 		out = append(out, d)
 	})
+	for _, r := range l.dormant() {
+		out = append(out, status.Drain{Target: shownTarget(r.DrainTarget), Stage: stageDormant, Since: r.Since, By: r.By, Reason: r.Reason})
+	}
 	return out
 }
 

@@ -6,59 +6,32 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"time"
 
 	"github.com/fared/fared/daemon/config"
 	"github.com/fared/fared/daemon/internal/core"
 	"github.com/fared/fared/daemon/internal/status"
 	"github.com/fared/fared/fare"
+	"github.com/fared/fared/internal/grpcserve"
 )
-
-// drain implements status.ServiceConfig.Drain.
-func (d *Daemon) drain(ctx context.Context, target status.DrainTarget, on, force bool) (status.DrainTarget, []string, error) {
-	var sessions []string
-	var err error
-	run := func() {
-		t, terr := d.loop.drainTarget(target)
-		if terr == nil {
-			terr = d.loop.core.CheckTarget(t)
-		}
-		if terr != nil {
-			err = &status.Problem{Kind: status.NotFound, Subject: t.String(), Remedy: "name one of these", Err: terr}
-			return
-		}
-		if on && !force {
-			if serr := d.loop.core.CheckStranded(t); serr != nil {
-				err = &status.Problem{Kind: status.Refused, Subject: "drain of " + t.String(), Err: serr,
-					Remedy: "return another plane to service first, or force the drain (fared drain --force)"}
-				return
-			}
-		}
-		target = shownTarget(t)
-		d.loop.step(core.DrainRequest{Target: t, On: on})
-		kind := status.EventUndrain
-		if on {
-			kind = status.EventDrain
-		}
-		d.loop.event(kind, t.String(), by(ctx))
-		for i := range d.loop.core.Layout().Sessions {
-			if d.loop.core.Covers(t, i) {
-				sessions = append(sessions, d.loop.core.Layout().Sessions[i].Name)
-			}
-		}
-	}
-	if derr := d.loop.do(ctx, run); derr != nil {
-		return target, nil, derr
-	}
-	return target, sessions, err
-}
 
 // by returns the caller of an RPC for the detail of an event, or "" for a call inside the process, such as the reload on SIGHUP.
 func by(ctx context.Context) string {
-	caller := status.Caller(ctx)
+	caller := grpcserve.CallerOf(ctx).String()
 	if caller == "" {
 		return ""
 	}
 	return "by " + caller
+}
+
+// recordWait limits how long the client of a refused call waits for the loop to append the event.
+const recordWait = time.Second
+
+// record implements status.ServiceConfig.Record.
+func (d *Daemon) record(e status.Event) {
+	ctx, cancel := context.WithTimeout(context.Background(), recordWait)
+	defer cancel()
+	_ = d.loop.do(ctx, func() { d.loop.builder.Event(e) }) // the log has the call
 }
 
 // drainTarget resolves a target; a leaf may be named by its router ID or by the address of one of its sessions.
@@ -109,11 +82,12 @@ func (d *Daemon) Reload(ctx context.Context, dryRun bool) ([]string, error) {
 		for _, c := range changes {
 			lines = append(lines, c.String())
 		}
-		if dryRun || len(changes) == 0 {
-			return
-		}
-		d.loop.reload(next)
 		detail := fmt.Sprintf("%d changes", len(changes))
+		if dryRun {
+			detail = "dry run: " + detail
+		} else if len(changes) > 0 {
+			d.loop.reload(next)
+		}
 		if caller := by(ctx); caller != "" {
 			detail += " " + caller
 		}

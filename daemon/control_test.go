@@ -66,7 +66,7 @@ func TestCallersAreNamed(t *testing.T) {
 	}
 	drain := func(target status.DrainTarget, on bool, check func([]string)) func(context.Context) error {
 		return func(ctx context.Context) error {
-			got, names, err := l.d.drain(ctx, target, on, true)
+			got, names, err := l.d.drain(ctx, status.DrainRequest{Target: target, On: on, Force: true})
 			check(names)
 			if want := (status.DrainTarget{Plane: target.Plane, SubPort: target.SubPort}); target.Leaf == "" && got != want {
 				t.Errorf("drained %+v, want %+v", got, want)
@@ -76,25 +76,28 @@ func TestCallersAreNamed(t *testing.T) {
 			return err
 		}
 	}
-	reload := func(text string) func(context.Context) error {
+	reading := func(text string, dry bool) func(context.Context) error {
 		return func(ctx context.Context) error {
 			file(text)
-			_, err := l.d.Reload(ctx, false)
+			_, err := l.d.Reload(ctx, dry)
 			return err
 		}
 	}
+	reload := func(text string) func(context.Context) error { return reading(text, false) }
+	dryRun := func(text string) func(context.Context) error { return reading(text, true) }
 	for _, c := range []struct {
 		call func(context.Context) error
 		ctx  context.Context
 		want string
 	}{
-		{drain(status.DrainTarget{Plane: "p1"}, true, sessions("p1/p1.0")), call, "drain, plane p1: by 192.0.2.9:1234"},
+		{drain(status.DrainTarget{Plane: "p1"}, true, sessions("p1/p1.0")), call, "drain, plane p1: by 192.0.2.9:1234, forced"},
 		{drain(status.DrainTarget{Plane: "p1"}, false, sessions("p1/p1.0")), call, "undrain, plane p1: by 192.0.2.9:1234"},
-		{drain(status.DrainTarget{SubPort: "p0.0"}, true, sessions("p0/p0.0")), t.Context(), "drain, sub-port p0.0: "},
-		{drain(status.DrainTarget{Leaf: "10.1.0.1"}, true, sessions("p0/p0.0")), call, "drain, leaf 10.1.0.1: by 192.0.2.9:1234"},
+		{drain(status.DrainTarget{SubPort: "p0.0"}, true, sessions("p0/p0.0")), t.Context(), "drain, sub-port p0.0: forced"},
+		{drain(status.DrainTarget{Leaf: "10.1.0.1"}, true, sessions("p0/p0.0")), call, "drain, leaf 10.1.0.1: by 192.0.2.9:1234, forced"},
 		{drain(status.DrainTarget{Leaf: s.Defaults().There(0).String()}, false, sessions("p0/p0.0")), t.Context(), "undrain, leaf 10.1.0.1: "},
 		{reload("drain_delay: 7s\n" + s.Text()), call, "reload, " + l.d.deps.ConfigPath + ": 1 changes by 192.0.2.9:1234"},
-		{reload("drain_delay: 7s\n" + s.Text()), call, ""},
+		{reload("drain_delay: 7s\n" + s.Text()), call, "reload, " + l.d.deps.ConfigPath + ": 0 changes by 192.0.2.9:1234"},
+		{dryRun(s.Text()), call, "reload, " + l.d.deps.ConfigPath + ": dry run: 1 changes by 192.0.2.9:1234"},
 		{reload(s.Text()), t.Context(), "reload, " + l.d.deps.ConfigPath + ": 1 changes"},
 	} {
 		revision := l.builder.Commit()
@@ -131,7 +134,7 @@ func TestCallsEndWithTheDaemon(t *testing.T) {
 		t.Errorf("after the loop's end: %v", err)
 	}
 	target := status.DrainTarget{Plane: "p1"}
-	if got, _, err := l.d.drain(t.Context(), target, true, false); !errors.Is(err, errStopped) || got != target {
+	if got, _, err := l.d.drain(t.Context(), status.DrainRequest{Target: target, On: true}); !errors.Is(err, errStopped) || got != target {
 		t.Errorf("a drain after the loop's end: %v, %v", got, err)
 	}
 }

@@ -2,7 +2,6 @@ package daemon
 
 import (
 	"context"
-	"crypto/tls"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -17,6 +16,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials"
 
 	farev1 "github.com/fared/fared/api/fare/v1"
 	"github.com/fared/fared/daemon/config"
@@ -27,6 +27,7 @@ import (
 	"github.com/fared/fared/daemon/internal/publish"
 	"github.com/fared/fared/daemon/internal/speaker"
 	"github.com/fared/fared/daemon/internal/status"
+	"github.com/fared/fared/internal/httpserve"
 	"github.com/fared/fared/internal/slotfile"
 	"github.com/fared/fared/internal/tlsfiles"
 	"github.com/fared/fared/internal/version"
@@ -36,6 +37,10 @@ import (
 type Deps struct {
 	// Logger receives the log; nil discards it.
 	Logger *slog.Logger
+	// LogDropped returns the number of lines that the log has left out; nil means none. FlushLog is called before the process ends because of a broken
+	// library, and must not wait for long; nil does nothing.
+	LogDropped func() uint64
+	FlushLog   func()
 	// LogLevel, if not nil, follows log.level across reloads.
 	LogLevel *slog.LevelVar
 	// Registry registers and gathers metrics; nil creates a separate registry.
@@ -78,6 +83,7 @@ type Daemon struct {
 	metrics  *status.Metrics
 	registry *prometheus.Registry
 	table    *publish.Publisher // nil if the slot table is disabled
+	drains   *drainSaver        // nil if drains end with the daemon
 	closers  []func() error
 	moved    atomic.Uint64
 	ran      bool
@@ -140,7 +146,7 @@ func speakerConfig(cfg *config.Config, l *core.Layout) speaker.Config {
 		Carrier: guard.Carrier{FARE: guard.CodePoint{Type: cfg.PathBandwidth.FAREType, SubType: cfg.PathBandwidth.FARESubType}},
 	}
 	out.IncreaseInterval = cfg.PathBandwidth.IncreaseInterval
-	if b := cfg.BFD; b != nil {
+	if b := cfg.BFD; b.Interval > 0 {
 		out.BFD = speaker.BFD{Interval: b.Interval, Multiplier: b.Multiplier}
 	}
 	for i := range l.Sessions {
@@ -168,6 +174,9 @@ var exit = os.Exit
 // fatal ends the process: GoBGP has found its own state broken, so its reports can no longer be trusted. The data plane keeps forwarding.
 func (d *Daemon) fatal(err error) {
 	d.log.Error("the BGP library cannot continue; ending the process", "error", err)
+	if d.deps.FlushLog != nil {
+		d.deps.FlushLog()
+	}
 	exit(1)
 }
 
@@ -250,10 +259,10 @@ func (d *Daemon) dialDataplane() (grpc.ClientConnInterface, error) {
 		d.closers = append(d.closers, conn.Close)
 		return conn, nil
 	}
-	var secure *tls.Config
+	var secure credentials.TransportCredentials
 	if t := d.cfg.Dataplane.TLS; t != nil {
 		var err error
-		if secure, err = tlsfiles.Client(t.CertFile, t.KeyFile, t.ClientCAFile); err != nil {
+		if secure, err = tlsfiles.Credentials(t.CertFile, t.KeyFile, t.ClientCAFile, d.log); err != nil {
 			return nil, fmt.Errorf("dataplane.tls: %w", err)
 		}
 	}
@@ -270,7 +279,7 @@ func (d *Daemon) buildStatus() error {
 	var err error
 	d.service, err = status.NewService(status.ServiceConfig{
 		Reader: reader, Version: version.String(), Started: d.loop.started, Explain: d.loop.explain,
-		Drain: d.drain, Reload: d.Reload, Log: d.log,
+		Drain: d.drain, Reload: d.Reload, Record: d.record, Log: d.log,
 	})
 	if err == nil {
 		d.metrics, err = status.NewMetrics(d.registry, status.MetricsConfig{Reader: reader, Service: d.service, Version: version.String()})
@@ -302,6 +311,10 @@ func (d *Daemon) Run(ctx context.Context) error {
 		}
 		tasks = append(tasks, serve...)
 	}
+	if d.drains = d.openDrains(); d.drains != nil {
+		d.loop.earlier = d.drains.records
+		tasks = append(tasks, d.drains.run)
+	}
 	d.ran = true
 	// Stop the loop before its event sources, so that session teardown during shutdown never reaches the data plane.
 	feeding, release := context.WithCancel(context.WithoutCancel(ctx))
@@ -316,6 +329,9 @@ func (d *Daemon) Run(ctx context.Context) error {
 	}
 	for _, run := range adapters {
 		tasks = append(tasks, func(context.Context) error { return run(feeding) })
+	}
+	if d.loop.tracer != nil {
+		tasks = append(tasks, d.loop.tracer.run)
 	}
 	results := make(chan error, len(tasks))
 	for _, task := range tasks {
@@ -342,11 +358,11 @@ func (d *Daemon) servers() ([]func(context.Context) error, error) {
 		server.ReadOnlySocket = api.ReadOnlySocket
 	}
 	if t := api.TLS; t != nil {
-		cfg, err := tlsfiles.Server(t.CertFile, t.KeyFile, t.ClientCAFile)
+		cfg, err := tlsfiles.Server(t.CertFile, t.KeyFile, t.ClientCAFile, d.log)
 		if err != nil {
 			return nil, fmt.Errorf("api.tls: %w", err)
 		}
-		server.TLS = cfg
+		server.TLS, server.Operators = cfg, t.Operators
 	}
 	s, err := status.NewServer(server, d.service, d.log)
 	if err != nil {
@@ -417,7 +433,7 @@ func (d *Daemon) slotTable() (*publish.Publisher, error) {
 
 // serveMetrics serves HTTP on l until ctx ends, which is not an error.
 func serveMetrics(ctx context.Context, l net.Listener, handler http.Handler) error {
-	h := &http.Server{Handler: handler, ReadHeaderTimeout: 5 * time.Second}
+	h := httpserve.New(handler)
 	stop := context.AfterFunc(ctx, func() { h.Close() })
 	defer stop()
 	if err := h.Serve(l); !errors.Is(err, http.ErrServerClosed) {

@@ -152,3 +152,21 @@ func TestDrainedSurvivesTheSession(t *testing.T) {
 		})
 	}
 }
+
+// TestDrainedLeafThatFails checks that the sub-port of a drained leaf counts as drained while the leaf's session is down, as during its maintenance.
+func TestDrainedLeafThatFails(t *testing.T) {
+	r := newRig(t, shape{Planes: 2, SubPorts: 1, Extra: "drain_delay: 0s\n"}, rigOptions{leaves: announceAll(400e9, 1)})
+	r.wait(destination(0), "1:1")
+	target := &farev1.DrainTarget{Target: &farev1.DrainTarget_Leaf{Leaf: leafNode(1).String()}}
+	if err := r.request(true, target, ""); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the drain to end", func() bool { return r.shown() == "in service, drained, drained" })
+	r.leaves[1].ln.Close()
+	r.leaves[1].drop()
+	eventually(t, "the session to fail", func() bool { return r.shown() == "in service, drained, connecting" })
+	if err := r.request(false, target, ""); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the undrain", func() bool { return r.shown() == "in service, in service, connecting" })
+}

@@ -13,6 +13,7 @@ import (
 
 	"github.com/fared/fared/daemon/internal/core"
 	"github.com/fared/fared/daemon/internal/dpclient"
+	"github.com/fared/fared/daemon/internal/drainfile"
 	"github.com/fared/fared/daemon/internal/speaker"
 	"github.com/fared/fared/daemon/internal/status"
 	"github.com/fared/fared/fare"
@@ -33,6 +34,7 @@ type loop struct {
 	builder  *status.Builder
 	metrics  *status.Metrics
 	recorder *recorder
+	tracer   *tracer // nil without traces
 	notifier *notifier
 	started  time.Time
 	calls    chan func()
@@ -48,6 +50,8 @@ type loop struct {
 	dpError       string
 	damage        string    // damage of the layer below the data plane; "" if it is intact
 	deadline      time.Time // of the start; zero after convergence
+	drained       drainRecords
+	earlier       []drainfile.Record // drains of an earlier process, until run restores them
 	drainTimers   []drainTimer
 	evacuations   map[core.DrainTarget]*dpclient.Evacuation // of drains that wait for the data plane
 	wokenAt       time.Time                                 // when the inputs of the current step were drained
@@ -86,7 +90,9 @@ func newLoop(d *Daemon, c *core.Core) *loop {
 	for i := range l.lanes {
 		l.lanes[i].SubPort, l.lanes[i].Reason = i, "no link state yet"
 	}
+	l.drained.all = map[core.DrainTarget]drainfile.Record{}
 	l.shown = newShown(l.started)
+	l.tracer = newTracer(c.Config().Traces.Endpoint, d.deps.Instance, c.Config().RouterID, l.log)
 	if c.Config().Forwards() {
 		l.ports = newSourcePorts(c.Config(), c.Layout(), l.log)
 		l.ports.use(c.Planners(l.ports.asked))
@@ -126,6 +132,8 @@ func (l *loop) run(ctx context.Context) error {
 	if l.d.client != nil {
 		planeKnock, portsKnock = l.d.client.Ready(), l.ports.ready
 	}
+	l.restoreDrains(l.earlier)
+	l.earlier = nil
 	for {
 		l.arm(timer)
 		l.flushRecorder()
@@ -173,6 +181,7 @@ func (l *loop) turn() {
 	l.markIgnored()
 	l.reportIgnored()
 	l.builder.Commit()
+	l.tracer.turn(l.wokenAt, time.Now(), l.shown.counts[effectPending])
 	l.metrics.ObserveStep(time.Since(l.wokenAt))
 }
 
@@ -248,6 +257,7 @@ func (l *loop) update(t *dpclient.Transaction, u core.Update) {
 	switch u.Kind {
 	case wecmp.VectorSet:
 		l.reweighed.vectors++
+		l.tracer.changed(1, 0, int(u.SlotsMoved)*l.shown.users[u.Vector])
 		change := t.SetVector(l.group(u.Vector))
 		l.shown.want(dpclient.Object{Kind: dpclient.KindVector, Vector: u.Vector}, change, now)
 		l.builder.MarkVector(u.Vector)
@@ -261,6 +271,7 @@ func (l *loop) update(t *dpclient.Transaction, u core.Update) {
 		l.builder.MarkVector(u.Vector)
 	case wecmp.DestinationSet:
 		l.reweighed.destinations++
+		l.tracer.changed(0, 1, int(u.SlotsMoved))
 		l.shown.assign(key, t.SetDestination(key, u.Vector, u.Drain...), now, u.Vector, uint32(u.SlotsMoved), u.Drain)
 		l.builder.MarkDestination(shown)
 		l.d.moved.Add(uint64(u.SlotsMoved))
@@ -638,6 +649,9 @@ func (l *loop) arm(timer *time.Timer) {
 	if l.ignoredReport.dirty {
 		earlier(l.ignoredReport.last.Add(ignoredEvery))
 	}
+	if due := l.tracer.due(); !due.IsZero() {
+		earlier(due)
+	}
 	if next.IsZero() {
 		timer.Stop()
 		return
@@ -647,6 +661,8 @@ func (l *loop) arm(timer *time.Timer) {
 
 // event reports an event to the journal and the log.
 func (l *loop) event(kind status.EventKind, subject, detail string) {
-	l.builder.Event(status.Event{Time: time.Now(), Kind: kind, Subject: subject, Detail: detail})
+	now := time.Now()
+	l.builder.Event(status.Event{Time: now, Kind: kind, Subject: subject, Detail: detail})
+	l.tracer.event(kind, subject, detail, now)
 	l.log.Info(kind.String(), "subject", subject, "detail", detail)
 }

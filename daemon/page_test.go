@@ -60,6 +60,22 @@ func TestPageOfADaemon(t *testing.T) {
 	p.Wait("String(document.querySelectorAll('#why-text tbody')[1]?.children.length)", "4")
 }
 
+// TestPageOfALeaf checks in Chromium that the page of a leaf shows its sessions and sub-ports, also one that fails, and no weights: a leaf without a data plane
+// has none.
+func TestPageOfALeaf(t *testing.T) {
+	checkLeaks(t)
+	tab := chromium.Start(t)
+	r := newRig(t, shape{Planes: 2, SubPorts: 2, Leaf: true}, rigOptions{leaves: announceAll(800e9, 3), checked: true})
+	p := tab.Open("http://" + paged(t, r))
+	const states = "[...document.querySelectorAll('#sessions td:nth-child(3)')].map(e => e.textContent).join(' ')"
+	p.Wait(states, "established established established established")
+	p.Wait("document.querySelector('#head').textContent.includes('roleleaf') + ''", "true")
+	r.links.change(0, func(e *LinkEvent) { e.Up, e.Reason = false, "no carrier" })
+	p.Wait(states, "held established established established")
+	p.Wait("document.querySelector('#planes li').textContent.includes('no carrier') + ''", "true")
+	p.Wait("[...document.querySelectorAll('#timeline > .worse > strong')].some(e => e.textContent.startsWith('link down')) + ''", "true")
+}
+
 // BenchmarkPageIdle measures the processor time of a process while ten pages of 2,048 destinations are open and nothing changes, in per cent of a core. The
 // process contains the daemon, its leaves, its data plane and the readers of the pages. "none" is the same process without pages.
 func BenchmarkPageIdle(b *testing.B) {

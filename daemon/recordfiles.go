@@ -16,6 +16,7 @@ import (
 
 	"github.com/fared/fared/daemon/config"
 	"github.com/fared/fared/daemon/internal/core"
+	"github.com/fared/fared/internal/plainfile"
 )
 
 // recordFiles are the files of a recording: record.file, and older files with the suffixes .1, .2, ... A lock on FILE.lock excludes other
@@ -29,7 +30,7 @@ type recordFiles struct {
 
 // lockRecording takes the lock. It changes no recording.
 func lockRecording(cfg config.Record, version string, c *core.Core) (*recordFiles, error) {
-	lock, err := os.OpenFile(cfg.File+".lock", os.O_CREATE|os.O_RDWR|unix.O_NOFOLLOW, 0o600)
+	lock, err := plainfile.Open(cfg.File+".lock", os.O_CREATE|os.O_RDWR, 0o600)
 	if err != nil {
 		return nil, fmt.Errorf("record.file: %w", err)
 	}

@@ -44,7 +44,7 @@ func Weights(c *core.Core) ([]*farev1.DestinationWeights, error) {
 	return nil, err
 }
 
-func noDrain(context.Context, status.DrainTarget, bool, bool) (status.DrainTarget, []string, error) {
+func noDrain(context.Context, status.DrainRequest) (status.DrainTarget, []string, error) {
 	return status.DrainTarget{}, nil, errStopped
 }
 func noReload(context.Context, bool) ([]string, error) { return nil, errStopped }

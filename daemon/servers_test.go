@@ -130,7 +130,7 @@ func TestAPIWithTLS(t *testing.T) {
 	probe.Close()
 	api := &l.d.cfg.API
 	api.Socket, api.ReadOnlySocket, api.Listen = filepath.Join(shortDir(t), "s"), config.NoSocket, address
-	api.TLS = &config.TLS{CertFile: cert, KeyFile: key, ClientCAFile: cert}
+	api.TLS = &config.ServerTLS{CertFile: cert, KeyFile: key, ClientCAFile: cert}
 	l.d.cfg.SlotTable.File = config.NoSlotTable
 	serving(t, l)
 	secure, err := tlsfiles.Client(cert, key, cert)

@@ -131,7 +131,7 @@ func (s source) Planes() []status.Plane {
 	}
 	for i := range s.core.Layout().SubPorts {
 		sp, view := &s.core.Layout().SubPorts[i], s.core.SubPort(i)
-		drained := view.Drained || view.Reason == fare.ReasonDrained
+		drained := view.Drained || view.Reason == fare.ReasonDrained || s.core.LeafDrained(i)
 		draining := drained && !s.core.OutOfService(i)
 		if plane := &out[sp.Plane]; draining && (plane.Drained || plane.Draining) {
 			plane.Drained, plane.Draining = false, true
@@ -191,13 +191,14 @@ func (s source) Sessions() []status.Session {
 	return out
 }
 
-// drops returns the drop counters of a session by reason; those of the outbound direction begin with "out_".
+// drops returns the drop counters of a session by reason; those of the outbound direction begin with "out_", those of BFD
+// with "bfd_".
 func drops(counters []speaker.Counter) []status.Count {
 	var out []status.Count
 	for _, c := range counters {
 		if direction, reason, ok := strings.Cut(c.Name, "_dropped_"); ok {
-			if direction == "out" {
-				reason = "out_" + reason
+			if direction != "in" {
+				reason = direction + "_" + reason
 			}
 			out = append(out, status.Count{Name: reason, Value: c.Value})
 		}
@@ -219,6 +220,10 @@ func (s source) Process() status.Process {
 	if s.recorder != nil {
 		out.Unrecorded = s.recorder.lost
 	}
+	if s.d.deps.LogDropped != nil {
+		out.Unlogged = s.d.deps.LogDropped()
+	}
+	out.DrainsFailure, out.TracesDropped = s.d.drains.problem(), s.tracer.count()
 	if s.d.table != nil {
 		out.SlotTable = s.d.table.Health()
 	}

@@ -59,7 +59,7 @@ func TestRunReportsToSystemd(t *testing.T) {
 func TestServersNameTheirKey(t *testing.T) {
 	l := idle(t, shape{Planes: 1, SubPorts: 1}.Text())
 	missing := filepath.Join(t.TempDir(), "missing")
-	l.d.cfg.API.TLS = &config.TLS{CertFile: missing, KeyFile: missing, ClientCAFile: missing}
+	l.d.cfg.API.TLS = &config.ServerTLS{CertFile: missing, KeyFile: missing, ClientCAFile: missing}
 	if tasks, err := l.d.servers(); err == nil || tasks != nil || !strings.HasPrefix(err.Error(), "api.tls: ") {
 		t.Errorf("%d tasks, %v", len(tasks), err)
 	}

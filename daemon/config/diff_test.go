@@ -59,6 +59,7 @@ bgp: {hold_time: 30s}
 api.socket: /run/fared/fared.sock -> /run/other.sock
 bgp.hold_time: 9s -> 30s
 bgp.keepalive_interval: 3s -> 10s
+drains.file: /var/lib/fared/drains -> /run/other.drains
 log.format: text -> json
 router_id: 10.255.0.1 -> 10.255.0.9
 slots.file: /run/fared/slots -> /run/other.slots

@@ -90,6 +90,9 @@ func derive(c *Config, written func(string) bool) {
 			c.SlotTable.File = NoSlotTable
 		}
 	}
+	if c.Drains.File == "" && !written("drains.file") {
+		c.Drains.File = DrainsOf(c.API.Socket)
+	}
 	for i := range c.Planes {
 		p, path := &c.Planes[i], item("planes", i)
 		if p.Minimum == 0 && !written(path+".minimum") {

@@ -59,20 +59,24 @@ func readSecrets(c *Config, p *problems, file string, unread *[]string) {
 			}
 		}
 	}
-	for _, section := range []struct {
-		path string
-		tls  *TLS
-	}{{"dataplane.tls", c.Dataplane.TLS}, {"api.tls", c.API.TLS}} {
-		path, t := section.path, section.tls
-		if t == nil {
-			continue
-		}
-		readable := true
+	type section struct {
+		path          string
+		cert, key, ca *string
+	}
+	var sections []section
+	if t := c.Dataplane.TLS; t != nil {
+		sections = append(sections, section{"dataplane.tls", &t.CertFile, &t.KeyFile, &t.ClientCAFile})
+	}
+	if t := c.API.TLS; t != nil {
+		sections = append(sections, section{"api.tls", &t.CertFile, &t.KeyFile, &t.ClientCAFile})
+	}
+	for _, t := range sections {
+		path, readable := t.path, true
 		for _, f := range []struct {
 			key    string
 			name   *string
 			secret bool
-		}{{"cert_file", &t.CertFile, false}, {"key_file", &t.KeyFile, true}, {"client_ca_file", &t.ClientCAFile, false}} {
+		}{{"cert_file", t.cert, false}, {"key_file", t.key, true}, {"client_ca_file", t.ca, false}} {
 			if !names.resolve(join(path, f.key), f.name) {
 				readable = false
 				continue
@@ -87,9 +91,9 @@ func readSecrets(c *Config, p *problems, file string, unread *[]string) {
 		if !readable {
 			continue
 		}
-		if _, err := tls.LoadX509KeyPair(t.CertFile, t.KeyFile); err != nil {
-			p.add(path+".cert_file", fmt.Sprintf("certificate %s with key %s: %v", t.CertFile, t.KeyFile, err), "name a PEM certificate and the PEM key that belongs to it")
-		} else if _, err := tlsfiles.Client(t.CertFile, t.KeyFile, t.ClientCAFile); err != nil {
+		if _, err := tls.LoadX509KeyPair(*t.cert, *t.key); err != nil {
+			p.add(path+".cert_file", fmt.Sprintf("certificate %s with key %s: %v", *t.cert, *t.key, err), "name a PEM certificate and the PEM key that belongs to it")
+		} else if _, err := tlsfiles.Client(*t.cert, *t.key, *t.ca); err != nil {
 			p.add(path+".client_ca_file", err.Error(), "name a file of PEM certificates")
 		}
 	}

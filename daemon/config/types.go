@@ -50,8 +50,8 @@ type Config struct {
 	// Timers and limits common to all sessions.
 	BGP BGP `yaml:"bgp"`
 	// Bidirectional Forwarding Detection for every session (RFC 5880, RFC 5881): it detects a silent neighbor or cable whose carrier stays on in
-	// a fraction of a second. If absent, BFD is disabled, and detection takes bgp.hold_time.
-	BFD *BFD `yaml:"bfd"`
+	// a fraction of a second, where bgp.hold_time takes 9 s. It protects the sessions whose neighbor has BFD too, and costs the others nothing.
+	BFD BFD `yaml:"bfd"`
 	// The treatment of links that fail again and again.
 	Links Links `yaml:"links"`
 	// The encoding of bandwidth in routes, its interpretation, and the rules for routes without bandwidth.
@@ -66,10 +66,14 @@ type Config struct {
 	API API `yaml:"api"`
 	// The slot table: a file of shared memory from which programs read the slots of all pairs. Only a server has one.
 	SlotTable SlotTable `yaml:"slots"`
+	// The drains, which survive the end of fared, an upgrade and a reboot.
+	Drains Drains `yaml:"drains"`
 	// Prometheus metrics over HTTP.
 	Metrics Metrics `yaml:"metrics"`
 	// The live page over HTTP.
 	UI UI `yaml:"ui"`
+	// Traces of incidents, for a collector of OpenTelemetry.
+	Traces Traces `yaml:"traces"`
 	// The log, which is written to standard error.
 	Log Log `yaml:"log"`
 	// The recording of every input, which fared replay plays back.
@@ -104,8 +108,8 @@ type BGP struct {
 // neighbor has no BFD, or its operator disables it, the session stays up and is not protected by BFD.
 type BFD struct {
 	// Least interval between control packets, sent and received, whole milliseconds; the slower end determines the interval of both. Until BFD
-	// is up it is one second. RFC 5880, Sections 6.8.2 and 6.8.3.
-	Interval time.Duration `yaml:"interval" min:"10ms" max:"10s" required:"true"`
+	// is up it is one second. 0s disables BFD. RFC 5880, Sections 6.8.2 and 6.8.3.
+	Interval time.Duration `yaml:"interval" default:"300ms" min:"0s" max:"10s"`
 	// Number of consecutive packets that may be missing before the neighbor declares the session down. The neighbor announces its own number for
 	// the opposite direction. Interval times multiplier is less than bgp.hold_time. RFC 5880, Section 6.8.4.
 	Multiplier int `yaml:"multiplier" default:"3" min:"1" max:"255" unit:"packets"`
@@ -254,7 +258,8 @@ type Session struct {
 	// communities of the best route, unchanged. remove: none. RFC 10005: a speaker that changes the next hop may replace the value; weights
 	// behind a leaf that keeps or removes it do not follow failures beyond the leaf.
 	Bandwidth string `yaml:"bandwidth" enum:"regenerate,keep,remove" default:"regenerate"`
-	// Drop packets that have crossed more than this number of hops (RFC 5082, Section 3; 1 = directly connected); 0 disables the check.
+	// Drop packets that have crossed more than this number of hops (RFC 5082, Section 3; 1 = directly connected); 0 disables the check. The peer must send
+	// with TTL 255: FRR and BIRD do with ttl-security. fared always does, so that a peer may check without this key.
 	GTSMHops int `yaml:"gtsm_hops" default:"0" min:"0" max:"254" unit:"hops"`
 	// The address families of the routes. RFC 4760, Section 8.
 	Families []Family `yaml:"families" items:"1..2" enum:"ipv4,ipv6" derived:"the family of peer; both when link-local or unnumbered"`
@@ -394,13 +399,13 @@ type Dataplane struct {
 	UDPPorts []uint16 `yaml:"udp_ports" default:"[4791, 4444]" items:"0..16" min:"1" max:"65535"`
 	// The TCP destination ports to steer in addition: those of queue pairs that are TCP connections; fared's use 4793.
 	TCPPorts []uint16 `yaml:"tcp_ports" default:"[4793]" items:"0..16" min:"1" max:"65535"`
-	// A range of TCP destination ports to steer in addition, FIRST-LAST with at most 1,024 ports, or none: those of the listeners of NCCL's net
-	// plugin, which uses 4800-5055 (FARED_NCCL_PORTS).
+	// A range of TCP destination ports to steer in addition, FIRST-LAST with at most 16,384 ports, or none: those of the listeners of NCCL's net
+	// plugin, which uses 4800-5055 (FARED_NCCL_PORTS), or of programs that fared exec runs, such as 32768-49151.
 	TCPPortRange string `yaml:"tcp_port_range" default:"none"`
 }
 
 // maxPortRange is the greatest number of ports of dataplane.tcp_port_range.
-const maxPortRange = 1024
+const maxPortRange = 16384
 
 // TCPRange returns the bounds of TCPPortRange, or an error if it has another form. Both bounds are 0 for none.
 func (d *Dataplane) TCPRange() (first, last uint16, err error) {
@@ -443,7 +448,7 @@ type API struct {
 	// user may connect.
 	Listen string `yaml:"listen"`
 	// Mutual TLS of listen; required when its host is not a loopback.
-	TLS *TLS `yaml:"tls"`
+	TLS *ServerTLS `yaml:"tls"`
 }
 
 // NoSocket is the value of API.ReadOnlySocket that disables the socket.
@@ -480,8 +485,32 @@ func SlotTableOf(socket string) string {
 	return strings.TrimSuffix(socket, ".sock") + ".slots"
 }
 
-// TLS names the files of mutual TLS 1.3. A relative path is relative to the configuration file's directory; credential:NAME is a credential of
-// the systemd unit.
+// Drains configures the file of the drains (docs/operations/drain.md).
+type Drains struct {
+	// Path of the file, on a disk. fared replaces it at each drain and undrain, in a directory where it may write. none: drains end with fared.
+	File string `yaml:"file" derived:"/var/lib/fared/drains; if api.socket is set, drains next to it"`
+}
+
+// NoDrains is the value of Drains.File with which drains end with the daemon.
+const NoDrains = "none"
+
+// DrainsOf returns the default path of the drains of a daemon with a socket: /var/lib/fared/drains for the default socket, which is on a tmpfs; otherwise the file
+// drains in the directory of the socket. If the socket is not named fared.sock, ".sock" of its name becomes ".drains".
+func DrainsOf(socket string) string {
+	if socket == defaultSocket {
+		return "/var/lib/fared/drains"
+	}
+	if dir, name := filepath.Split(socket); name == "fared.sock" {
+		return dir + "drains"
+	}
+	return strings.TrimSuffix(socket, ".sock") + ".drains"
+}
+
+// defaultSocket is the default of API.Socket.
+const defaultSocket = "/run/fared/fared.sock"
+
+// TLS names the files of mutual TLS 1.3. Replaced files count from the next connection on, without a restart; until certificate and key belong together, the previous
+// ones do. A relative path is relative to the configuration file's directory; credential:NAME is a credential of the systemd unit.
 type TLS struct {
 	// Our certificate and its chain, PEM.
 	CertFile string `yaml:"cert_file" required:"true"`
@@ -491,10 +520,29 @@ type TLS struct {
 	ClientCAFile string `yaml:"client_ca_file" required:"true"`
 }
 
+// ServerTLS names the files of mutual TLS 1.3, replaced and named like those of dataplane.tls, and the certificates that may do more than read.
+type ServerTLS struct {
+	// Our certificate and its chain, PEM.
+	CertFile string `yaml:"cert_file" required:"true"`
+	// The certificate's private key, PEM, readable only by fared's user.
+	KeyFile string `yaml:"key_file" required:"true"`
+	// The authorities that must have signed the peer's certificate, PEM. Every certificate of theirs may read.
+	ClientCAFile string `yaml:"client_ca_file" required:"true"`
+	// The names of the certificates that may also drain, undrain and reload: a DNS name of the certificate or, if it has none, its common name. *.example means
+	// all names below example, * every certificate of client_ca_file.
+	Operators []string `yaml:"operators" default:"[]" items:"0..64"`
+}
+
 // Metrics configures the address of the Prometheus metrics.
 type Metrics struct {
 	// A host:port for GET /metrics; if absent, metrics are not served.
 	Listen string `yaml:"listen"`
+}
+
+// Traces configures traces (docs/operations/metrics.md).
+type Traces struct {
+	// URL to which traces are sent by OTLP/HTTP, such as http://127.0.0.1:4318/v1/traces; if absent, none are made.
+	Endpoint string `yaml:"endpoint"`
 }
 
 // UI configures the address of the live page (docs/operations/page.md).

@@ -262,14 +262,23 @@ func (p *problems) timers(c *Config) {
 		p.add("bgp.keepalive_interval", fmt.Sprintf("%s is more than a third of hold_time (%s)", k, h),
 			"use at most "+(h/3).Truncate(time.Second).String())
 	}
-	if b := c.BFD; b != nil {
-		if b.Interval%time.Millisecond != 0 {
-			p.add("bfd.interval", b.Interval.String()+" is not a whole number of milliseconds", "use "+b.Interval.Truncate(time.Millisecond).String())
-		}
-		if silence := time.Duration(b.Multiplier) * b.Interval; silence >= c.BGP.HoldTime {
-			p.add("bfd", fmt.Sprintf("would detect silence after %s, but bgp.hold_time already does after %s", silence, c.BGP.HoldTime),
-				"use a shorter interval or a smaller multiplier")
-		}
+	p.bfd(&c.BFD, c.BGP.HoldTime)
+}
+
+// minBFD is the least interval of BFD: below it, delays of the process's scheduling look like silence.
+const minBFD = 10 * time.Millisecond
+
+// bfd checks the timers of BFD. An interval of 0 disables it.
+func (p *problems) bfd(b *BFD, holdTime time.Duration) {
+	switch {
+	case b.Interval > 0 && b.Interval < minBFD:
+		p.add("bfd.interval", b.Interval.String()+" is below "+minBFD.String(), "use more, or 0s to disable BFD")
+	case b.Interval%time.Millisecond != 0:
+		p.add("bfd.interval", b.Interval.String()+" is not a whole number of milliseconds", "use "+b.Interval.Truncate(time.Millisecond).String())
+	}
+	if silence := time.Duration(b.Multiplier) * b.Interval; silence >= holdTime && holdTime >= 3*time.Second && b.Multiplier <= 255 { // values out of range have errors of their own
+		p.add("bfd", fmt.Sprintf("would detect silence after %s, but bgp.hold_time already does after %s", silence, holdTime),
+			"use a shorter interval or a smaller multiplier")
 	}
 }
 

@@ -3,6 +3,7 @@ package config
 import (
 	"fmt"
 	"net/netip"
+	"net/url"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -10,6 +11,7 @@ import (
 
 	"github.com/fared/fared/daemon/config/internal/model"
 	"github.com/fared/fared/fare"
+	"github.com/fared/fared/internal/tlsfiles"
 )
 
 // services checks the addresses of the services that fared offers and uses.
@@ -17,12 +19,12 @@ func (p *problems) services(c *Config) {
 	d, api := &c.Dataplane, &c.API
 	switch {
 	case d.Address == "" || d.Address == MemoryDataplane:
-		p.unusedTLS("dataplane.tls", d.TLS, "dataplane.address is memory:, in this process")
+		p.unused("dataplane.tls", d.TLS != nil, "dataplane.address is memory:, in this process")
 	case d.Address == InsideDataplane:
-		p.unusedTLS("dataplane.tls", d.TLS, "dataplane.address is inside:, in this process")
+		p.unused("dataplane.tls", d.TLS != nil, "dataplane.address is inside:, in this process")
 	case strings.HasPrefix(d.Address, "unix:"):
 		p.socket("dataplane.address", strings.TrimPrefix(d.Address, "unix:"), "unix:/run/fared-dataplane/dataplane.sock")
-		p.unusedTLS("dataplane.tls", d.TLS, "dataplane.address is a unix socket")
+		p.unused("dataplane.tls", d.TLS != nil, "dataplane.address is a unix socket")
 	default:
 		host, ok := p.endpoint("dataplane.address", d.Address, "use unix:/path, inside:, memory: or host:port, such as 192.0.2.1:7777")
 		if ok && host == "" {
@@ -75,14 +77,28 @@ func (p *problems) services(c *Config) {
 		}
 	}
 	p.slotTable(c, socket)
+	p.drains(c, socket)
 	if api.Listen == "" {
-		p.unusedTLS("api.tls", api.TLS, "api.listen is not set")
+		p.unused("api.tls", api.TLS != nil, "api.listen is not set")
 	} else if host, ok := p.endpoint("api.listen", api.Listen, "use host:port, such as 127.0.0.1:7778"); ok && !loopbackHost(host) && api.TLS == nil {
 		p.add("api.tls", "is missing, but "+api.Listen+" is not a loopback", "write cert_file, key_file and client_ca_file")
+	}
+	if api.TLS != nil {
+		for i, name := range api.TLS.Operators {
+			if err := tlsfiles.CheckName(name); err != nil {
+				wrong, remedy, _ := strings.Cut(err.Error(), ": ")
+				p.add(item("api.tls.operators", i), wrong, remedy)
+			}
+		}
 	}
 	if listen := c.Metrics.Listen; listen != "" {
 		if _, ok := p.endpoint("metrics.listen", listen, "use host:port, such as 127.0.0.1:9469"); ok && listen == api.Listen {
 			p.add("metrics.listen", listen+" is api.listen too", "give each service a separate port")
+		}
+	}
+	if e := c.Traces.Endpoint; e != "" {
+		if u, err := url.Parse(e); err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Host == "" || u.User != nil {
+			p.add("traces.endpoint", model.Show(e)+" is not the URL of a collector", "use one such as http://127.0.0.1:4318/v1/traces")
 		}
 	}
 	if listen := c.UI.Listen; listen != "" {
@@ -96,8 +112,8 @@ func (p *problems) services(c *Config) {
 	}
 }
 
-func (p *problems) unusedTLS(path string, t *TLS, why string) {
-	if t != nil {
+func (p *problems) unused(path string, set bool, why string) {
+	if set {
 		p.add(path, "is set, but "+why, "remove it")
 	}
 }
@@ -115,6 +131,19 @@ func (p *problems) slotTable(c *Config, socket bool) {
 		p.add("slots.file", model.Show(file)+" is not an absolute path", "use one such as /run/fared/slots, or none")
 	case file == c.API.Socket || file == c.API.ReadOnlySocket:
 		p.add("slots.file", file+" is a socket of api too", "give the slot table a separate path, or write none")
+	}
+}
+
+// drains checks the path of the drains. A derived path is as good as that of the socket.
+func (p *problems) drains(c *Config, socket bool) {
+	switch file := c.Drains.File; {
+	case file == "" || file == NoDrains, !socket && file == DrainsOf(c.API.Socket):
+	case !filepath.IsAbs(file):
+		p.add("drains.file", model.Show(file)+" is not an absolute path", "use one such as /var/lib/fared/drains, or none")
+	case file == c.API.Socket || file == c.API.ReadOnlySocket:
+		p.add("drains.file", file+" is a socket of api too", "give the drains a separate path, or write none")
+	case file == c.SlotTable.File:
+		p.add("drains.file", file+" is slots.file too", "give the drains a separate path, or write none")
 	}
 }
 

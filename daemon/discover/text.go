@@ -46,11 +46,11 @@ func (p *Plan) write(m *Machine, o Options, loopbacks []netip.Prefix, planes pla
 	}
 	f.line("\n# The loopbacks of all servers. Any other route is dropped and counted.")
 	f.accept(loopbacks)
-	f.line("\n# peer_as is absent from the sessions: a leaf may have any AS number except this server's. gtsm_hops: 1 on both ends drops packets of other links.")
+	f.line("\n# peer_as is absent from the sessions: a leaf may have any AS number except this server's. gtsm_hops: 1 drops packets of other links; every leaf's packets must then have TTL 255.")
 	f.line("# Speeds are queried from the devices.")
 	f.planes(planes)
-	f.line("\n# BFD detects a silent leaf within interval x multiplier, where bgp.hold_time takes 9 s; enable it at the leaves too.")
-	f.line("# bfd:\n#   interval: 100ms\n#   multiplier: 3")
+	f.line("\n# BFD detects a silent leaf within interval x multiplier, where bgp.hold_time takes 9 s. Enable it at the leaves too; sessions with others go on without it.")
+	f.line("# bfd:\n#   interval: 300ms\n#   multiplier: 3")
 	f.line("\n# Prometheus metrics over HTTP.\n# metrics:\n#   listen: 127.0.0.1:9469")
 	p.Text = f.Bytes()
 }

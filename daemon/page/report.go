@@ -58,6 +58,9 @@ func notes(s *farev1.GetStatusResponse) []string {
 	if s.SlotTableError != "" {
 		out = append(out, "slot table: "+s.SlotTableError)
 	}
+	if s.DrainsError != "" {
+		out = append(out, "drains: "+s.DrainsError)
+	}
 	for _, f := range s.Faults {
 		out = append(out, f.Kind+", "+f.Session+": "+f.Reason+", such as "+f.Example+"; "+f.Remedy)
 	}

@@ -34,6 +34,10 @@ type Config struct {
 	Title string
 	// Nodes are the nodes to choose from, at least one; the first is shown at first.
 	Nodes []Node
+	// Section is HTML that comes before the sections of a node; Scripts and Styles are the names of further files for it, which the caller's handler
+	// serves. All are the program's own text.
+	Section         string
+	Scripts, Styles []string
 }
 
 // Server serves a page.
@@ -55,7 +59,14 @@ func New(c Config) (*Server, error) {
 		fmt.Fprintf(&options, "<option>%s</option>", html.EscapeString(n.Name))
 	}
 	text, err := assets.ReadFile("assets/index.html")
-	s.index = strings.NewReplacer("{{title}}", html.EscapeString(c.Title), "{{nodes}}", options.String()).Replace(string(text))
+	var head strings.Builder
+	for _, name := range c.Styles {
+		fmt.Fprintf(&head, "<link rel=\"stylesheet\" href=\"%s\">\n", name)
+	}
+	for _, name := range c.Scripts { // after page.js, as deferred scripts run in order
+		fmt.Fprintf(&head, "<script defer src=\"%s\"></script>\n", name)
+	}
+	s.index = strings.NewReplacer("{{title}}", html.EscapeString(c.Title), "{{nodes}}", options.String(), "{{head}}", head.String(), "{{section}}", c.Section).Replace(string(text))
 	return s, err
 }
 

@@ -799,6 +799,7 @@ func (x *ProgramRequest) GetMore() bool {
 // OUT_OF_RANGE         a weight, or the sum of weights, above the capabilities' limits
 // RESOURCE_EXHAUSTED   one more vector or destination than the capabilities promise, or no memory left
 // UNIMPLEMENTED        needs a capability that is false (IPv6, flow pins)
+// PERMISSION_DENIED    a destination that the data plane's administrator does not permit
 // UNAVAILABLE,INTERNAL the forwarding layer below failed; the message has the details
 type Operation struct {
 	state protoimpl.MessageState `protogen:"open.v1"`

@@ -37,7 +37,8 @@ type DataplaneServiceClient interface {
 	// Hello begins the exchange: fared sends the topology that it will program, the data plane returns its capabilities. Hello is idempotent, and
 	// replaces the previous Forwarding (when a next hop was learned, or a sub-port added). It never changes vectors or
 	// destinations: a member whose sub-port is no longer part of Forwarding carries no packets until its vector is set again.
-	// INVALID_ARGUMENT: Forwarding is inconsistent. UNIMPLEMENTED: Forwarding asks for a mode that the data plane lacks.
+	// INVALID_ARGUMENT: Forwarding is inconsistent. UNIMPLEMENTED: Forwarding asks for a mode that the data plane lacks. PERMISSION_DENIED: the
+	// client, or a device, is not permitted by the data plane's administrator.
 	Hello(ctx context.Context, in *HelloRequest, opts ...grpc.CallOption) (*HelloResponse, error)
 	// Program carries ordered operations in one direction and their acknowledgements in the other. There is one stream at a time: a newer
 	// stream ends the older one with ABORTED. The data plane sends its response headers as soon as the newer stream has
@@ -151,7 +152,8 @@ type DataplaneServiceServer interface {
 	// Hello begins the exchange: fared sends the topology that it will program, the data plane returns its capabilities. Hello is idempotent, and
 	// replaces the previous Forwarding (when a next hop was learned, or a sub-port added). It never changes vectors or
 	// destinations: a member whose sub-port is no longer part of Forwarding carries no packets until its vector is set again.
-	// INVALID_ARGUMENT: Forwarding is inconsistent. UNIMPLEMENTED: Forwarding asks for a mode that the data plane lacks.
+	// INVALID_ARGUMENT: Forwarding is inconsistent. UNIMPLEMENTED: Forwarding asks for a mode that the data plane lacks. PERMISSION_DENIED: the
+	// client, or a device, is not permitted by the data plane's administrator.
 	Hello(context.Context, *HelloRequest) (*HelloResponse, error)
 	// Program carries ordered operations in one direction and their acknowledgements in the other. There is one stream at a time: a newer
 	// stream ends the older one with ABORTED. The data plane sends its response headers as soon as the newer stream has

@@ -84,7 +84,7 @@ type GetStatusResponse struct {
 	// Counters by name, sorted: guard_dropped{reason="..."} and inputs_ignored{reason="..."} since start,
 	// routes_ignored{reason="..."} now.
 	Counters []*Counter `protobuf:"bytes,16,rep,name=counters,proto3" json:"counters,omitempty"`
-	// Targets that are drained, or on their way there or back; sorted.
+	// Targets that are drained, or on their way there or back; sorted, dormant ones last.
 	Drains []*DrainStatus `protobuf:"bytes,17,rep,name=drains,proto3" json:"drains,omitempty"`
 	// Present faults of the fabric, by session and reason; empty if none is known.
 	Faults []*Fault `protobuf:"bytes,18,rep,name=faults,proto3" json:"faults,omitempty"`
@@ -92,8 +92,10 @@ type GetStatusResponse struct {
 	SlotTableFailures uint64 `protobuf:"varint,19,opt,name=slot_table_failures,json=slotTableFailures,proto3" json:"slot_table_failures,omitempty"`
 	// Why the slot table is not published now; empty if it is, or is disabled.
 	SlotTableError string `protobuf:"bytes,20,opt,name=slot_table_error,json=slotTableError,proto3" json:"slot_table_error,omitempty"`
-	unknownFields  protoimpl.UnknownFields
-	sizeCache      protoimpl.SizeCache
+	// Why drains may not survive a restart, or which were lost by one; empty if all is well, or the file of drains is disabled.
+	DrainsError   string `protobuf:"bytes,21,opt,name=drains_error,json=drainsError,proto3" json:"drains_error,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *GetStatusResponse) Reset() {
@@ -266,6 +268,13 @@ func (x *GetStatusResponse) GetSlotTableError() string {
 	return ""
 }
 
+func (x *GetStatusResponse) GetDrainsError() string {
+	if x != nil {
+		return x.DrainsError
+	}
+	return ""
+}
+
 // Fault is a present fault of the fabric. FabricEvents of kind "fault" report its begin and its end.
 type Fault struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -371,13 +380,20 @@ type DrainStatus struct {
 	Target *DrainTarget           `protobuf:"bytes,1,opt,name=target,proto3" json:"target,omitempty"`
 	// "shares": the data plane may still send over the target. "routes": the loopbacks are advertised with zero bandwidth. "withdrawing":
 	// they are withdrawn, but the connection of some session has not carried the withdrawals yet. "drained": the connection of every session that is up has
-	// carried them. "undraining": the loopbacks are advertised, shares are still zero.
+	// carried them. "undraining": the loopbacks are advertised, shares are still zero. "dormant": the configuration lacks the target; the drain is in force
+	// again once the daemon starts with a configuration that contains it.
 	Stage string `protobuf:"bytes,2,opt,name=stage,proto3" json:"stage,omitempty"`
 	// In stage "shares": the number of destinations that may still leave over the target.
 	Waiting uint32 `protobuf:"varint,3,opt,name=waiting,proto3" json:"waiting,omitempty"`
 	// In stage "shares": some of these destinations, each with the reason; or the reason why the list is unknown. In stages "routes" and "withdrawing": some
 	// of the sessions whose connections have not carried the routes of the stage.
-	WaitsFor      []string `protobuf:"bytes,4,rep,name=waits_for,json=waitsFor,proto3" json:"waits_for,omitempty"`
+	WaitsFor []string `protobuf:"bytes,4,rep,name=waits_for,json=waitsFor,proto3" json:"waits_for,omitempty"`
+	// Unix time of the request that drained the target; 0 in stage "undraining".
+	SinceNs uint64 `protobuf:"varint,5,opt,name=since_ns,json=sinceNs,proto3" json:"since_ns,omitempty"`
+	// The caller of that request, as in FabricEvent.detail of kind "drain"; of a later one that gave a reason.
+	By string `protobuf:"bytes,6,opt,name=by,proto3" json:"by,omitempty"`
+	// The caller's reason; may be empty.
+	Reason        string `protobuf:"bytes,7,opt,name=reason,proto3" json:"reason,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -438,6 +454,27 @@ func (x *DrainStatus) GetWaitsFor() []string {
 		return x.WaitsFor
 	}
 	return nil
+}
+
+func (x *DrainStatus) GetSinceNs() uint64 {
+	if x != nil {
+		return x.SinceNs
+	}
+	return 0
+}
+
+func (x *DrainStatus) GetBy() string {
+	if x != nil {
+		return x.By
+	}
+	return ""
+}
+
+func (x *DrainStatus) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
 }
 
 type Counter struct {
@@ -1236,7 +1273,7 @@ type FabricEvent struct {
 	TimeNs   uint64 `protobuf:"varint,1,opt,name=time_ns,json=timeNs,proto3" json:"time_ns,omitempty"`
 	Revision uint64 `protobuf:"varint,2,opt,name=revision,proto3" json:"revision,omitempty"`
 	// "session-up", "session-down", "link-up", "link-down", "speed", "drain", "undrain", "weights", "dataplane",
-	// "reload", "end-of-rib", "fault".
+	// "reload", "end-of-rib", "fault", "refused" (a drain, undrain or reload that failed: the target, the caller and the error).
 	Kind    string `protobuf:"bytes,3,opt,name=kind,proto3" json:"kind,omitempty"`
 	Subject string `protobuf:"bytes,4,opt,name=subject,proto3" json:"subject,omitempty"`
 	Detail  string `protobuf:"bytes,5,opt,name=detail,proto3" json:"detail,omitempty"`
@@ -1322,7 +1359,9 @@ type DrainRequest struct {
 	state  protoimpl.MessageState `protogen:"open.v1"`
 	Target *DrainTarget           `protobuf:"bytes,1,opt,name=target,proto3" json:"target,omitempty"`
 	// Drain even if a destination that is reachable now would have no plane left.
-	Force         bool `protobuf:"varint,2,opt,name=force,proto3" json:"force,omitempty"`
+	Force bool `protobuf:"varint,2,opt,name=force,proto3" json:"force,omitempty"`
+	// Why, for people; shown with the drain. At most 256 bytes of printable text. A repeated drain replaces it, unless empty.
+	Reason        string `protobuf:"bytes,3,opt,name=reason,proto3" json:"reason,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1369,6 +1408,13 @@ func (x *DrainRequest) GetForce() bool {
 		return x.Force
 	}
 	return false
+}
+
+func (x *DrainRequest) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
 }
 
 type DrainTarget struct {
@@ -1732,7 +1778,7 @@ var File_fare_v1_fabric_proto protoreflect.FileDescriptor
 const file_fare_v1_fabric_proto_rawDesc = "" +
 	"\n" +
 	"\x14fare/v1/fabric.proto\x12\afare.v1\"\x12\n" +
-	"\x10GetStatusRequest\"\xfb\x05\n" +
+	"\x10GetStatusRequest\"\x9e\x06\n" +
 	"\x11GetStatusResponse\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\tR\aversion\x12\x1a\n" +
 	"\binstance\x18\x02 \x01(\tR\binstance\x12\x12\n" +
@@ -1754,7 +1800,8 @@ const file_fare_v1_fabric_proto_rawDesc = "" +
 	"\x06drains\x18\x11 \x03(\v2\x14.fare.v1.DrainStatusR\x06drains\x12&\n" +
 	"\x06faults\x18\x12 \x03(\v2\x0e.fare.v1.FaultR\x06faults\x12.\n" +
 	"\x13slot_table_failures\x18\x13 \x01(\x04R\x11slotTableFailures\x12(\n" +
-	"\x10slot_table_error\x18\x14 \x01(\tR\x0eslotTableError\"\xad\x01\n" +
+	"\x10slot_table_error\x18\x14 \x01(\tR\x0eslotTableError\x12!\n" +
+	"\fdrains_error\x18\x15 \x01(\tR\vdrainsError\"\xad\x01\n" +
 	"\x05Fault\x12\x12\n" +
 	"\x04kind\x18\x01 \x01(\tR\x04kind\x12\x14\n" +
 	"\x05plane\x18\x02 \x01(\tR\x05plane\x12\x18\n" +
@@ -1762,12 +1809,15 @@ const file_fare_v1_fabric_proto_rawDesc = "" +
 	"\x06reason\x18\x04 \x01(\tR\x06reason\x12\x16\n" +
 	"\x06routes\x18\x05 \x01(\x04R\x06routes\x12\x18\n" +
 	"\aexample\x18\x06 \x01(\tR\aexample\x12\x16\n" +
-	"\x06remedy\x18\a \x01(\tR\x06remedy\"\x88\x01\n" +
+	"\x06remedy\x18\a \x01(\tR\x06remedy\"\xcb\x01\n" +
 	"\vDrainStatus\x12,\n" +
 	"\x06target\x18\x01 \x01(\v2\x14.fare.v1.DrainTargetR\x06target\x12\x14\n" +
 	"\x05stage\x18\x02 \x01(\tR\x05stage\x12\x18\n" +
 	"\awaiting\x18\x03 \x01(\rR\awaiting\x12\x1b\n" +
-	"\twaits_for\x18\x04 \x03(\tR\bwaitsFor\"3\n" +
+	"\twaits_for\x18\x04 \x03(\tR\bwaitsFor\x12\x19\n" +
+	"\bsince_ns\x18\x05 \x01(\x04R\asinceNs\x12\x0e\n" +
+	"\x02by\x18\x06 \x01(\tR\x02by\x12\x16\n" +
+	"\x06reason\x18\a \x01(\tR\x06reason\"3\n" +
 	"\aCounter\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\x04R\x05value\"\xa3\x03\n" +
@@ -1843,10 +1893,11 @@ const file_fare_v1_fabric_proto_rawDesc = "" +
 	"\x04kind\x18\x03 \x01(\tR\x04kind\x12\x18\n" +
 	"\asubject\x18\x04 \x01(\tR\asubject\x12\x16\n" +
 	"\x06detail\x18\x05 \x01(\tR\x06detail\x12\x1a\n" +
-	"\bsequence\x18\x06 \x01(\x04R\bsequence\"R\n" +
+	"\bsequence\x18\x06 \x01(\x04R\bsequence\"j\n" +
 	"\fDrainRequest\x12,\n" +
 	"\x06target\x18\x01 \x01(\v2\x14.fare.v1.DrainTargetR\x06target\x12\x14\n" +
-	"\x05force\x18\x02 \x01(\bR\x05force\"b\n" +
+	"\x05force\x18\x02 \x01(\bR\x05force\x12\x16\n" +
+	"\x06reason\x18\x03 \x01(\tR\x06reason\"b\n" +
 	"\vDrainTarget\x12\x16\n" +
 	"\x05plane\x18\x01 \x01(\tH\x00R\x05plane\x12\x14\n" +
 	"\x04leaf\x18\x02 \x01(\tH\x00R\x04leaf\x12\x1b\n" +

@@ -2,6 +2,7 @@
 // asynchronous mode (RFC 5880, RFC 5881), without authentication, without using demand mode and without sending echo packets.
 //
 //	packet.go    the 24 octets of a control packet
+//	counter.go   the reasons for which packets are discarded, and their counts
 //	machine.go   the state machine: pure, takes the time as an argument, sends nothing itself
 //	session.go   a machine with its socket, its timer and its owner
 //	responder.go reception on port 3784, by local address
@@ -13,6 +14,11 @@
 // has expired, the session first reads all packets that wait in the socket, and decides only then. Reading a packet and passing it to its
 // session happen under one lock, so that no packet is in between. One limitation remains: while this process is suspended it sends nothing, and
 // the neighbor may declare the session down.
+//
+// # Other senders
+//
+// A user of the neighbor's host can send packets from the neighbor's address with TTL 255, but not from its port. Machine.Receive has the rules.
+// RFC 5881 limits source ports to 49152 to 65535; that is not verified, because BIRD 2 on Linux sends from any port of the kernel's local range.
 //
 // # Implemented sections
 //

@@ -1,6 +1,9 @@
 package bfd
 
-import "time"
+import (
+	"net/netip"
+	"time"
+)
 
 // slow is the least transmission interval while a session is not up (RFC 5880, Section 6.8.3).
 const slow = time.Second
@@ -33,6 +36,8 @@ type Machine struct {
 	remoteMinRx      time.Duration
 	remoteMultiplier uint8
 	remoteDemand     bool
+	// pinned is the source of the packet with which the session came up; not valid while the session is not up.
+	pinned netip.AddrPort
 
 	lastReceived time.Time // when the last accepted packet arrived; zero if none arrived within a detection time
 	sent         time.Time // when the last packet was sent that did not answer a poll; zero if there is none
@@ -56,12 +61,30 @@ func (m *Machine) forget() {
 	m.lastReceived, m.remoteState, m.remoteDiscr, m.remoteMinRx, m.remoteDemand = time.Time{}, Down, 0, time.Microsecond, false
 }
 
-// Receive processes a packet that arrived at a time, and reports whether it was accepted: a packet for another session of ours is not (RFC 5880,
-// Section 6.8.6).
-func (m *Machine) Receive(p Packet, now time.Time) bool {
-	if p.YourDiscr != 0 && p.YourDiscr != m.c.Discriminator || m.state == AdminDown {
-		return false
+// Receive processes a packet that arrived from an address and port at a time, and returns Accepted, or the reason why the packet was discarded
+// (RFC 5880, Section 6.8.6).
+//
+// A session comes up by a packet with our discriminator, which a sender that does not receive our packets has to guess. While the session is up,
+// packets count only if they have the address, the source port and the discriminator of that packet: the neighbor's port and discriminator do not
+// change during a session (RFC 5881, Section 4; RFC 5880, Section 6.8.1), and other users of its host cannot bind the port. So they cannot end the
+// session with a packet in state Down, which is valid without our discriminator. A neighbor that has restarted is accepted after the detection time.
+func (m *Machine) Receive(p Packet, from netip.AddrPort, now time.Time) Drop {
+	switch {
+	case m.state == AdminDown:
+		return Disabled
+	case p.YourDiscr != 0 && p.YourDiscr != m.c.Discriminator:
+		return UnknownSession
+	case m.state != Up:
+	case from.Addr() != m.pinned.Addr():
+		return OtherAddress
+	case from.Port() != m.pinned.Port():
+		return OtherPort
+	case p.MyDiscr != m.remoteDiscr:
+		return OtherDiscriminator
 	}
+	// In Init a second sender with the neighbor's address may have replaced the neighbor's discriminator. The next packet then goes out at once, so
+	// that the neighbor gets its own discriminator back before another packet replaces it (RFC 5880, Section 6.8.7: changed contents).
+	m.changed = m.changed || m.state == Init && p.MyDiscr != m.remoteDiscr
 	m.lastReceived = now
 	m.remoteState, m.remoteDiag, m.remoteDiscr = p.State, p.Diagnostic, p.MyDiscr
 	m.remoteMinTx, m.remoteMinRx, m.remoteMultiplier, m.remoteDemand = p.DesiredMinTx, p.RequiredMinRx, p.Multiplier, p.Demand
@@ -76,8 +99,9 @@ func (m *Machine) Receive(p Packet, now time.Time) bool {
 		m.enter(Init, m.diag)
 	case p.State == Init && m.state != Up, p.State == Up && m.state == Init:
 		m.enter(Up, m.diag)
+		m.pinned = from
 	}
-	return true
+	return Accepted
 }
 
 // enter changes the state, and with it the transmission interval. The diagnostic stays when a session comes up: it explains why the session was

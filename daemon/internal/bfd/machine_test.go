@@ -3,12 +3,16 @@ package bfd
 import (
 	"fmt"
 	"math/rand/v2"
+	"net/netip"
 	"testing"
 	"time"
 )
 
 // epoch is the start of a test's virtual clock.
 var epoch = time.Unix(1_000_000, 0)
+
+// neighbor is the source of the other end's packets.
+var neighbor = netip.MustParseAddrPort("192.0.2.1:50000")
 
 func none(int64) int64 { return 0 }
 
@@ -22,11 +26,11 @@ func brought(t *testing.T, s State, now time.Time) *Machine {
 	m := testMachine(1, 100*time.Millisecond, 3)
 	p := Packet{State: Down, Multiplier: 3, MyDiscr: 2, DesiredMinTx: time.Second, RequiredMinRx: 100 * time.Millisecond}
 	if s == Init || s == Up {
-		m.Receive(p, now)
+		m.Receive(p, neighbor, now)
 	}
 	if s == Up {
 		p.State, p.YourDiscr = Init, 1
-		m.Receive(p, now)
+		m.Receive(p, neighbor, now)
 	}
 	if s == AdminDown {
 		m.Disable(now)
@@ -53,7 +57,7 @@ func TestStates(t *testing.T) {
 	} {
 		t.Run(fmt.Sprintf("%s receives %s", c.from, c.received), func(t *testing.T) {
 			m := brought(t, c.from, epoch)
-			m.Receive(Packet{State: c.received, Multiplier: 3, MyDiscr: 2, YourDiscr: 1, DesiredMinTx: time.Second, RequiredMinRx: time.Millisecond}, epoch)
+			m.Receive(Packet{State: c.received, Multiplier: 3, MyDiscr: 2, YourDiscr: 1, DesiredMinTx: time.Second, RequiredMinRx: time.Millisecond}, neighbor, epoch)
 			if m.state != c.want || m.diag != c.diag {
 				t.Errorf("%s (%s), want %s (%s)", m.state, m.diag, c.want, c.diag)
 			}
@@ -69,11 +73,64 @@ func TestStates(t *testing.T) {
 func TestOtherSessionsPacket(t *testing.T) {
 	m := brought(t, Up, epoch)
 	p := Packet{State: Down, Multiplier: 3, MyDiscr: 2, YourDiscr: 7, DesiredMinTx: time.Second, RequiredMinRx: time.Second}
-	if before := *m; m.Receive(p, epoch.Add(time.Millisecond)) || m.Status() != before.Status() || m.lastReceived != before.lastReceived {
+	if before := *m; m.Receive(p, neighbor, epoch.Add(time.Millisecond)) != UnknownSession || m.Status() != before.Status() || m.lastReceived != before.lastReceived {
 		t.Errorf("it was taken: %+v", m.Status())
 	}
-	if p.YourDiscr = 1; !m.Receive(p, epoch) || m.state != Down {
+	if p.YourDiscr = 1; m.Receive(p, neighbor, epoch) != Accepted || m.state != Down {
 		t.Errorf("ours was not taken: %+v", m.Status())
+	}
+}
+
+// TestPinned checks, while a session is up, that packets in every state count only from the address, the port and the discriminator with which it
+// came up (RFC 5881, Section 4), whether or not they have our discriminator; and that a neighbor that has restarted is accepted after the detection
+// time.
+func TestPinned(t *testing.T) {
+	for _, s := range []State{AdminDown, Down, Init, Up} {
+		for _, yours := range []uint32{0, 1} {
+			p := Packet{State: s, Multiplier: 255, MyDiscr: 2, YourDiscr: yours, Poll: true, DesiredMinTx: time.Hour, RequiredMinRx: time.Hour}
+			other := p
+			other.MyDiscr = 3
+			for _, c := range []struct {
+				p    Packet
+				from string
+				want Drop
+			}{
+				{p, "192.0.2.2:50000", OtherAddress}, {p, "192.0.2.1:50001", OtherPort}, {other, "192.0.2.1:50000", OtherDiscriminator},
+			} {
+				m := brought(t, Up, epoch)
+				before := *m
+				if got := m.Receive(c.p, netip.MustParseAddrPort(c.from), epoch.Add(time.Millisecond)); got != c.want || m.Status() != before.Status() || m.lastReceived != before.lastReceived || m.answer || m.remoteDiscr != 2 {
+					t.Errorf("%+v from %s: %s, %+v", c.p, c.from, got, m.Status())
+				}
+				end := epoch.Add(m.DetectionTime())
+				m.Advance(end)
+				restarted := Packet{State: Down, Multiplier: 3, MyDiscr: 8, DesiredMinTx: time.Second, RequiredMinRx: time.Second}
+				if got := m.Receive(restarted, netip.MustParseAddrPort("192.0.2.1:60000"), end); got != Accepted || m.state != Init {
+					t.Errorf("a neighbor that has restarted: %s, %+v", got, m.Status())
+				}
+			}
+			if m := brought(t, Up, epoch); m.Receive(p, neighbor, epoch) != Accepted || (m.state == Up) != (s == Init || s == Up) {
+				t.Errorf("the neighbor's %+v: %+v", p, m.Status())
+			}
+		}
+	}
+}
+
+// TestOtherSenderInInit checks that a sender that replaces the neighbor's discriminator before the session is up does not keep it down: the packet
+// after each of the neighbor's has the neighbor's discriminator.
+func TestOtherSenderInInit(t *testing.T) {
+	m := brought(t, Init, epoch)
+	for i := range 3 {
+		now := epoch.Add(time.Duration(i) * 10 * time.Millisecond)
+		for _, discr := range []uint32{7, 2} {
+			m.Receive(Packet{State: Down, Multiplier: 3, MyDiscr: discr, DesiredMinTx: time.Second, RequiredMinRx: time.Second}, neighbor, now)
+			if p, ok := m.Output(now); !ok || p.State != Init || p.YourDiscr != discr {
+				t.Errorf("after a packet of %d: %+v (%v)", discr, p, ok)
+			}
+			if p, ok := m.Output(now); ok {
+				t.Errorf("one too many: %+v", p)
+			}
+		}
 	}
 }
 
@@ -91,7 +148,7 @@ func TestDetection(t *testing.T) {
 		for _, s := range []State{Down, Init, Up} {
 			m := brought(t, s, epoch)
 			received := map[State]State{Down: Up, Init: Down, Up: Up}[s] // changes nothing
-			m.Receive(Packet{State: received, Multiplier: c.multiplier, MyDiscr: 2, YourDiscr: 1, DesiredMinTx: c.minTx, RequiredMinRx: time.Hour}, epoch)
+			m.Receive(Packet{State: received, Multiplier: c.multiplier, MyDiscr: 2, YourDiscr: 1, DesiredMinTx: c.minTx, RequiredMinRx: time.Hour}, neighbor, epoch)
 			if got := m.DetectionTime(); got != c.want {
 				t.Errorf("detection time %v, want %v", got, c.want)
 			}
@@ -136,28 +193,28 @@ func TestIntervals(t *testing.T) {
 	expect("the first, at once", 0, Packet{State: Down, DesiredMinTx: time.Second})
 	quiet()
 	expect("a second later", time.Second, Packet{State: Down, DesiredMinTx: time.Second})
-	m.Receive(Packet{State: Init, Multiplier: 100, MyDiscr: 2, YourDiscr: 1, DesiredMinTx: time.Second, RequiredMinRx: 50 * time.Millisecond}, now)
+	m.Receive(Packet{State: Init, Multiplier: 100, MyDiscr: 2, YourDiscr: 1, DesiredMinTx: time.Second, RequiredMinRx: 50 * time.Millisecond}, neighbor, now)
 	expect("up, said at once", 0, Packet{State: Up, YourDiscr: 2, DesiredMinTx: 100 * time.Millisecond, Poll: true})
 	quiet()
-	m.Receive(Packet{State: Up, Multiplier: 100, MyDiscr: 2, YourDiscr: 1, DesiredMinTx: time.Second, RequiredMinRx: 50 * time.Millisecond}, now)
+	m.Receive(Packet{State: Up, Multiplier: 100, MyDiscr: 2, YourDiscr: 1, DesiredMinTx: time.Second, RequiredMinRx: 50 * time.Millisecond}, neighbor, now)
 	expect("polling on, for that was no answer", 100*time.Millisecond, Packet{State: Up, YourDiscr: 2, DesiredMinTx: 100 * time.Millisecond, Poll: true})
 	other := Packet{State: Up, Final: true, Poll: true, Multiplier: 100, MyDiscr: 2, YourDiscr: 1, DesiredMinTx: time.Second, RequiredMinRx: 300 * time.Millisecond}
-	m.Receive(other, now)
+	m.Receive(other, neighbor, now)
 	expect("its poll, at once", 0, Packet{State: Up, YourDiscr: 2, DesiredMinTx: 100 * time.Millisecond, Final: true})
 	quiet()
 	expect("as slowly as it takes", 300*time.Millisecond, Packet{State: Up, YourDiscr: 2, DesiredMinTx: 100 * time.Millisecond})
 	other.Poll, other.Final, other.RequiredMinRx = false, false, 0
-	m.Receive(other, now)
+	m.Receive(other, neighbor, now)
 	if next := m.Next(); !next.Equal(now.Add(m.DetectionTime())) {
 		t.Errorf("next in %v although it takes none: want the detection time", next.Sub(now))
 	}
 	other.RequiredMinRx, other.Demand = time.Millisecond, true
-	m.Receive(other, now)
+	m.Receive(other, neighbor, now)
 	if next := m.Next(); !next.Equal(now.Add(m.DetectionTime())) {
 		t.Errorf("next in %v in demand mode: want the detection time", next.Sub(now))
 	}
 	other.Demand, other.State, other.Diagnostic = false, AdminDown, AdministrativelyDown
-	m.Receive(other, now)
+	m.Receive(other, neighbor, now)
 	expect("down, said at once", 0, Packet{State: Down, Diagnostic: NeighborDown, YourDiscr: 2, DesiredMinTx: time.Second, Poll: true})
 	expect("slow again", time.Second, Packet{State: Down, Diagnostic: NeighborDown, YourDiscr: 2, DesiredMinTx: time.Second, Poll: true})
 	// The other end waits for three of our packets, one a second: until then it must receive AdminDown (6.8.16).
@@ -166,7 +223,7 @@ func TestIntervals(t *testing.T) {
 	admin := Packet{State: AdminDown, Diagnostic: AdministrativelyDown, YourDiscr: 2, DesiredMinTx: time.Second}
 	expect("the end, said at once", 0, admin)
 	for range 3 {
-		if m.Receive(other, now) {
+		if m.Receive(other, neighbor, now) == Accepted {
 			t.Error("a packet was taken in AdminDown")
 		}
 		quiet()
@@ -192,7 +249,7 @@ func TestDueAtOnce(t *testing.T) {
 		}
 		received.Multiplier, received.MyDiscr, received.YourDiscr = 3, 2, 1
 		received.DesiredMinTx, received.RequiredMinRx = time.Second, 100*time.Millisecond
-		m.Receive(received, now)
+		m.Receive(received, neighbor, now)
 		if next := m.Next(); next.IsZero() || next.After(now) {
 			t.Errorf("%s: due in %v, want at once", name, next.Sub(now))
 		}
@@ -282,7 +339,7 @@ func (w *wire) step() {
 		if f.at.After(w.now) {
 			rest = append(rest, f)
 		} else {
-			w.ends[f.to].Receive(f.p, w.now)
+			w.ends[f.to].Receive(f.p, neighbor, w.now)
 		}
 	}
 	w.flying = rest

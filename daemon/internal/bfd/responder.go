@@ -74,6 +74,9 @@ func (r *Responder) Start(c Config) (*Session, error) {
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	if c.Counters == nil {
+		c.Counters = new(Counters)
+	}
 	at := place{c.Local, c.Device, c.Netns}
 	in, there := r.receivers[at]
 	if there && in.sessions[c.Remote] != nil {
@@ -155,27 +158,40 @@ func (r *receiver) read(fd int) {
 		if err != nil {
 			return // EAGAIN, or the error of an ICMP message
 		}
-		// RFC 5881, Section 5: without authentication, packets that have crossed a router are discarded.
-		if hopLimit(control[:m]) != 255 {
-			continue
-		}
-		p, err := ParsePacket(b[:n])
-		if err != nil {
-			continue
-		}
-		if s := r.session(p.YourDiscr, address(from)); s != nil {
-			s.receive(p, time.Now())
-		}
+		r.take(b[:n], hopLimit(control[:m]), source(from))
 	}
 }
 
-// session returns the session of a received packet: our discriminator alone selects it, or the source address if the neighbor does not know the
-// discriminator yet (RFC 5880, Section 6.8.6; RFC 5881, Section 3). nil means that the packet is discarded.
-func (r *receiver) session(discriminator uint32, from netip.Addr) *Session {
-	if discriminator != 0 {
-		return r.numbered[discriminator]
+// take passes a received packet to its session, and counts it if it is discarded. Our discriminator alone selects the session, or the source address
+// if the neighbor does not know the discriminator yet (RFC 5880, Section 6.8.6; RFC 5881, Section 3).
+func (r *receiver) take(b []byte, hopLimit int, from netip.AddrPort) {
+	s := r.sessions[from.Addr()]
+	drop := Accepted
+	p, err := ParsePacket(b)
+	switch {
+	case hopLimit != 255: // RFC 5881, Section 5
+		drop = HopLimit
+	case err != nil:
+		drop = Malformed
+	case p.YourDiscr != 0 && r.numbered[p.YourDiscr] == nil:
+		drop = UnknownSession
+	case p.YourDiscr != 0:
+		s = r.numbered[p.YourDiscr]
+		drop = s.receive(p, from, time.Now())
+	case s == nil:
+		drop = UnknownSource
+	default:
+		drop = s.receive(p, from, time.Now())
 	}
-	return r.sessions[from]
+	switch {
+	case drop == Accepted:
+	case s != nil:
+		s.c.Counters.dropped[drop].Add(1)
+	default:
+		for _, s := range r.sessions {
+			s.c.Counters.dropped[drop].Add(1)
+		}
+	}
 }
 
 // leave removes a session, and with the last one the receiver.

@@ -22,6 +22,8 @@ type Config struct {
 	Device string
 	// Netns is the name or path of the network namespace; empty means the current one.
 	Netns string
+	// Counters counts discarded packets; successive sessions may share it. nil disables counting.
+	Counters *Counters
 	// Changed is called, from one goroutine, with every change of state. It must not call the session. nil disables notification.
 	Changed func(Change)
 }
@@ -149,13 +151,13 @@ func (s *Session) sendLocked(now time.Time) {
 	}
 }
 
-// receive processes a packet from the session's neighbor. The receiver calls it, under its lock.
-func (s *Session) receive(p Packet, now time.Time) {
+// receive processes a packet for the session, and returns why it was discarded, or Accepted. The receiver calls it, under its lock.
+func (s *Session) receive(p Packet, from netip.AddrPort, now time.Time) Drop {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	before := s.machine.state
-	if !s.machine.Receive(p, now) {
-		return
+	if drop := s.machine.Receive(p, from, now); drop != Accepted {
+		return drop
 	}
 	s.changedLocked(before, 0)
 	if s.machine.Next().Before(s.armed) {
@@ -164,6 +166,7 @@ func (s *Session) receive(p Packet, now time.Time) {
 		default:
 		}
 	}
+	return Accepted
 }
 
 // end stops reception and, if the neighbor receives our packets, begins to signal AdminDown.

@@ -193,7 +193,10 @@ func TestLateTimer(t *testing.T) {
 // TestStrangers checks that only packets of the neighbor that have crossed no router count.
 func TestStrangers(t *testing.T) {
 	here, there, elsewhere := host(), host(), host()
-	s, _ := start(t, NewResponder(nil), patient.between(here, there))
+	counters := new(Counters)
+	conf := patient.between(here, there)
+	conf.Counters = counters
+	s, _ := start(t, NewResponder(nil), conf)
 	good := Packet{State: Down, Multiplier: 255, MyDiscr: 7, DesiredMinTx: time.Second, RequiredMinRx: time.Second}
 	say := func(from netip.Addr, ttl int, b []byte) {
 		t.Helper()
@@ -219,20 +222,93 @@ func TestStrangers(t *testing.T) {
 	}
 	other := good
 	other.YourDiscr = s.machine.c.Discriminator ^ 1
-	for name, f := range map[string]func(){
-		"one hop too many":      func() { say(there, 254, good.AppendTo(nil)) },
-		"another address":       func() { say(elsewhere, 255, good.AppendTo(nil)) },
-		"not a packet":          func() { say(there, 255, good.AppendTo(nil)[:23]) },
-		"nothing":               func() { say(there, 255, nil) },
-		"longer than is read":   func() { say(there, 255, make([]byte, 1000)) },
-		"another discriminator": func() { say(there, 255, other.AppendTo(nil)) },
+	for name, c := range map[string]struct {
+		f    func()
+		drop Drop
+	}{
+		"one hop too many":      {func() { say(there, 254, good.AppendTo(nil)) }, HopLimit},
+		"another address":       {func() { say(elsewhere, 255, good.AppendTo(nil)) }, UnknownSource},
+		"not a packet":          {func() { say(there, 255, good.AppendTo(nil)[:23]) }, Malformed},
+		"nothing":               {func() { say(there, 255, nil) }, Malformed},
+		"longer than is read":   {func() { say(there, 255, make([]byte, 1000)) }, Malformed},
+		"another discriminator": {func() { say(there, 255, other.AppendTo(nil)) }, UnknownSession},
 	} {
-		if f(); s.Status().State != Down {
+		var want, got [numDrops]uint64
+		for _, d := range Drops() {
+			want[d] = counters.Dropped(d)
+		}
+		want[c.drop]++
+		if c.f(); s.Status().State != Down {
 			t.Fatalf("%s: %+v", name, s.Status())
+		}
+		for _, d := range Drops() {
+			got[d] = counters.Dropped(d)
+		}
+		if got != want {
+			t.Errorf("%s: dropped %v, want %v", name, got, want)
 		}
 	}
 	if say(there, 255, good.AppendTo(nil)); s.Status().State != Init {
 		t.Fatalf("the neighbor: %+v", s.Status())
+	}
+}
+
+// TestOtherUserOfNeighbor checks that packets from the neighbor's address and from another port, as any user of its host can send them, leave both
+// ends of a session up, count by reason, and do not prevent that both ends come up.
+func TestOtherUserOfNeighbor(t *testing.T) {
+	here, there := host(), host()
+	counters := new(Counters)
+	conf := patient.between(here, there)
+	conf.Counters = counters
+	a, fromA := start(t, NewResponder(nil), conf)
+	other, err := open(netip.AddrPortFrom(there, 0), "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer other.Close()
+	p := Packet{State: Down, Multiplier: 255, MyDiscr: 7, DesiredMinTx: time.Hour, RequiredMinRx: time.Hour}
+	attack := func() {
+		t.Helper()
+		if _, err := other.WriteToUDPAddrPort(p.AppendTo(nil), netip.AddrPortFrom(here, port)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	stop, stopped := make(chan struct{}), make(chan struct{})
+	attack()
+	until(t, a, Init)
+	go func() { // packets arrive while the session comes up, too
+		defer close(stopped)
+		for {
+			select {
+			case <-stop:
+				return
+			case <-time.After(time.Millisecond):
+				_, _ = other.WriteToUDPAddrPort(p.AppendTo(nil), netip.AddrPortFrom(here, port))
+			}
+		}
+	}()
+	b, fromB := start(t, NewResponder(nil), patient.between(there, here))
+	until(t, a, Up)
+	until(t, b, Up)
+	close(stop)
+	<-stopped
+	a.receiver.drain()
+	before := counters.Dropped(OtherPort)
+	for _, s := range []State{Down, AdminDown} {
+		p.State = s
+		attack()
+	}
+	netnstest.Eventually(t, within, func() error {
+		if got := counters.Dropped(OtherPort); got != before+2 {
+			return fmt.Errorf("%d packets dropped because of their port, want %d", got, before+2)
+		}
+		return nil
+	})
+	p.MyDiscr = b.machine.c.Discriminator // even a sender that knows it
+	attack()
+	a.receiver.drain()
+	if x, y := a.Status(), b.Status(); x.State != Up || y.State != Up || fromA.failures() != 0 || fromB.failures() != 0 {
+		t.Errorf("a %+v %v, b %+v %v", x, fromA.all(), y, fromB.all())
 	}
 }
 

@@ -95,13 +95,13 @@ func hopLimit(control []byte) int {
 	return 0
 }
 
-// address returns a packet's source without its zone: the socket is bound to its device.
-func address(from unix.Sockaddr) netip.Addr {
+// source returns a packet's source without its zone: the socket is bound to its device.
+func source(from unix.Sockaddr) netip.AddrPort {
 	switch a := from.(type) {
 	case *unix.SockaddrInet4:
-		return netip.AddrFrom4(a.Addr)
+		return netip.AddrPortFrom(netip.AddrFrom4(a.Addr), uint16(a.Port))
 	case *unix.SockaddrInet6:
-		return netip.AddrFrom16(a.Addr)
+		return netip.AddrPortFrom(netip.AddrFrom16(a.Addr), uint16(a.Port))
 	}
-	return netip.Addr{}
+	return netip.AddrPort{}
 }

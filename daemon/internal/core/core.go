@@ -111,6 +111,8 @@ const (
 type drain struct {
 	target DrainTarget
 	stage  DrainStage
+	// restored: an earlier process began the drain, so no routes are advertised in any stage.
+	restored bool
 }
 
 // DrainStage is the progress of a drain or its reversal.
@@ -204,6 +206,8 @@ func (c *Core) Step(ev Event) error {
 		c.ready = true
 	case DrainRequest:
 		return c.drainRequest(ev)
+	case DrainRestored:
+		return c.drainRestored(ev)
 	case DrainStep:
 		c.drainStep(ev)
 	case RoutesWritten:

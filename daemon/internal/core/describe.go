@@ -25,6 +25,9 @@ func (c *Core) Describe(w io.Writer) {
 	}
 	for _, d := range c.drains {
 		fmt.Fprintf(w, "drain %s %s\n", d.target, d.stage)
+		if d.restored {
+			fmt.Fprintf(w, "drain %s restored\n", d.target)
+		}
 	}
 	if c.flowHash != (FlowHash{}) {
 		fmt.Fprintf(w, "flow hash %s\n", c.flowHash)
@@ -113,6 +116,8 @@ func (l *Layout) describe(ev Event) string {
 			return fmt.Sprintf("drain of %s", ev.Target)
 		}
 		return fmt.Sprintf("undrain of %s", ev.Target)
+	case DrainRestored:
+		return fmt.Sprintf("drain of %s is restored", ev.Target)
 	case DrainStep:
 		return fmt.Sprintf("drain of %s continues", ev.Target)
 	}

@@ -22,7 +22,7 @@ func (c *Core) drainRequest(ev DrainRequest) error {
 	case ev.On && c.drains[i].stage == Undraining:
 		c.drains[i].stage = DrainShares
 	case !ev.On && found:
-		c.drains[i].stage = Undraining // routes first; shares when the delay has passed
+		c.drains[i].stage, c.drains[i].restored = Undraining, false // routes first; shares when the delay has passed
 	default:
 		return nil
 	}
@@ -33,6 +33,30 @@ func (c *Core) drainRequest(ev DrainRequest) error {
 	return nil
 }
 
+// drainRestored drains a target without the stages that shift traffic away: no session has advertised anything over it.
+func (c *Core) drainRestored(ev DrainRestored) error {
+	if err := c.CheckRestored(ev.Target); err != nil {
+		return err
+	}
+	i, found := c.findDrain(ev.Target)
+	if found {
+		return nil
+	}
+	c.drains = slices.Insert(c.drains, i, drain{target: ev.Target, stage: DrainShares, restored: true})
+	c.drainTable(ev.Target, true)
+	c.restage()
+	return nil
+}
+
+// CheckRestored returns an error for the target of a restored drain that the configuration does not contain. Any leaf is accepted, because leaves
+// identify themselves later.
+func (c *Core) CheckRestored(t DrainTarget) error {
+	if t.Plane == "" && t.Leaf.IsValid() {
+		return nil
+	}
+	return c.CheckTarget(t)
+}
+
 // drainStep advances one drain, if it waits for this step.
 func (c *Core) drainStep(ev DrainStep) {
 	i, found := c.findDrain(ev.Target)
@@ -40,6 +64,8 @@ func (c *Core) drainStep(ev DrainStep) {
 		return
 	}
 	switch d := &c.drains[i]; {
+	case d.stage == DrainShares && ev.Confirmed && d.restored:
+		d.stage = DrainWithdrawing
 	case d.stage == DrainShares && ev.Confirmed:
 		d.stage = DrainRoutes
 	case d.stage == DrainRoutes && !ev.Confirmed:
@@ -122,14 +148,14 @@ func (c *Core) restage() {
 	for i := range c.sessions {
 		stage := advertNormal
 		for _, d := range c.drains {
-			if !c.Covers(d.target, i) {
-				continue
-			}
-			switch d.stage {
-			case DrainRoutes:
+			switch {
+			case d.restored && d.target.Leaf.IsValid() && !c.sessions[i].node.IsValid():
+				stage = advertNone // the session may lead to the drained leaf
+			case !c.Covers(d.target, i):
+			case d.stage == DrainRoutes:
 				stage = max(stage, advertZero)
-			case DrainWithdrawing, Drained:
-				stage = max(stage, advertNone)
+			case d.stage == DrainWithdrawing, d.stage == Drained, d.restored:
+				stage = advertNone
 			}
 		}
 		if s := &c.sessions[i]; s.advert != stage {
@@ -193,6 +219,21 @@ func (c *Core) OutOfService(subPort int) bool {
 		}
 	}
 	return true
+}
+
+// LeafDrained reports whether drains of leaves, an undrain under way included, cover every session over a sub-port, with the leaves that the sessions
+// had last: also while they are down, as during the maintenance of a leaf.
+func (c *Core) LeafDrained(subPort int) bool {
+	covered := false
+	for i := range c.sessions {
+		if c.sessions[i].subPort != subPort {
+			continue
+		}
+		if covered = slices.ContainsFunc(c.drains, func(d drain) bool { return d.target.Leaf.IsValid() && c.Covers(d.target, i) }); !covered {
+			return false
+		}
+	}
+	return covered
 }
 
 // applyLeafDrains applies the drains of a session's leaf once the session has identified it, and stops those of its previous leaf.

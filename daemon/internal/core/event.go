@@ -39,6 +39,12 @@ type DrainRequest struct {
 	On     bool        `json:"on"`
 }
 
+// DrainRestored puts a target out of service again that an earlier process has drained. It comes before any session, so that no routes are advertised
+// over the target.
+type DrainRestored struct {
+	Target DrainTarget `json:"target"`
+}
+
 // DrainStep advances a waiting drain: with Confirmed because the data plane has put the zero shares in effect, otherwise because the drain delay
 // has passed.
 type DrainStep struct {
@@ -78,6 +84,7 @@ func (EndOfRIB) event() string       { return "end-of-rib" }
 func (StartDeadline) event() string  { return "start-deadline" }
 func (DataplaneReady) event() string { return "dataplane-ready" }
 func (DrainRequest) event() string   { return "drain" }
+func (DrainRestored) event() string  { return "drain-restored" }
 func (DrainStep) event() string      { return "drain-step" }
 func (RoutesWritten) event() string  { return "routes-written" }
 func (NextHop) event() string        { return "next-hop" }
@@ -148,6 +155,10 @@ func unmarshalEvent(b []byte) (Event, error) {
 		return ev, err
 	case "drain":
 		var ev DrainRequest
+		err := decode(&ev)
+		return ev, err
+	case "drain-restored":
+		var ev DrainRestored
 		err := decode(&ev)
 		return ev, err
 	case "drain-step":

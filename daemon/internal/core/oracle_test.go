@@ -30,6 +30,7 @@ type model struct {
 	eor         [][2]bool
 	routes      []map[netip.Prefix]uint64 // by session, bit/s
 	drains      map[string]string         // "p0" or "p0.1" to stage
+	restored    map[string]bool           // drains that an earlier process began
 	// By session: the depth of its sub-port, and whether its connection has carried the routes of that depth.
 	asked     []int
 	carried   []bool
@@ -41,7 +42,7 @@ type model struct {
 
 func newModel(subPorts, planes int, node bool) *model {
 	n := planes * subPorts
-	m := &model{subPorts: subPorts, node: node, drains: map[string]string{}, verdict: map[int]bool{}}
+	m := &model{subPorts: subPorts, node: node, drains: map[string]string{}, restored: map[string]bool{}, verdict: map[int]bool{}}
 	m.known, m.link, m.ever, m.speed = make([]bool, n), make([]bool, n), make([]bool, n), slices.Repeat([]uint64{400e9}, n)
 	m.up, m.gen, m.eor = make([]bool, 2*n), make([]uint64, 2*n), make([][2]bool, 2*n)
 	m.asked, m.carried = make([]int, 2*n), make([]bool, 2*n)
@@ -98,6 +99,9 @@ func (m *model) stages(subPort int) (out []string) {
 	plane := fmt.Sprintf("p%d", subPort/m.subPorts)
 	for _, target := range []string{plane, fmt.Sprintf("%s.%d", plane, subPort%m.subPorts)} {
 		if stage, ok := m.drains[target]; ok {
+			if stage == "shares" && m.restored[target] {
+				stage = "shares of an earlier process"
+			}
 			out = append(out, stage)
 		}
 	}
@@ -108,7 +112,7 @@ func (m *model) stages(subPort int) (out []string) {
 func (m *model) depth(subPort int) int {
 	stages := m.stages(subPort)
 	switch {
-	case slices.Contains(stages, "withdrawing"), slices.Contains(stages, "drained"):
+	case slices.Contains(stages, "withdrawing"), slices.Contains(stages, "drained"), slices.Contains(stages, "shares of an earlier process"):
 		return 2
 	case slices.Contains(stages, "routes"):
 		return 1
@@ -338,7 +342,7 @@ func (m *model) drainEvent(r *rand.Rand, i int) []Event {
 		name = target.SubPort
 	}
 	stage := m.drains[name]
-	switch r.IntN(4) {
+	switch r.IntN(5) {
 	case 0:
 		if stage == "" || stage == "undraining" {
 			m.drains[name] = "shares"
@@ -346,18 +350,26 @@ func (m *model) drainEvent(r *rand.Rand, i int) []Event {
 		return []Event{DrainRequest{target, true}}
 	case 1:
 		if stage != "" {
-			m.drains[name] = "undraining"
+			m.drains[name], m.restored[name] = "undraining", false
 		}
 		return []Event{DrainRequest{target, false}}
+	case 2:
+		if stage == "" {
+			m.drains[name], m.restored[name] = "shares", true
+		}
+		return []Event{DrainRestored{target}}
 	}
 	confirmed := r.IntN(2) == 0
 	switch {
+	case stage == "shares" && confirmed && m.restored[name]:
+		m.drains[name] = "withdrawing"
 	case stage == "shares" && confirmed:
 		m.drains[name] = "routes"
 	case stage == "routes" && !confirmed:
 		m.drains[name] = "withdrawing"
 	case stage == "undraining" && !confirmed:
 		delete(m.drains, name)
+		delete(m.restored, name)
 	}
 	return []Event{DrainStep{target, confirmed}}
 }

@@ -41,6 +41,7 @@ func everyEvent() []Event {
 		DataplaneReady{FlowHash: FlowHash{Algorithm: "ask"}},
 		DrainRequest{DrainTarget{Plane: "p1"}, true},
 		DrainRequest{DrainTarget{Leaf: leafNode(1)}, false},
+		DrainRestored{DrainTarget{Leaf: leafNode(1)}},
 		DrainStep{DrainTarget{SubPort: "p1.0"}, true},
 		RoutesWritten{Session: 1, Generation: 3, Mark: 7},
 		NextHop{Session: 1, Address: netip.MustParseAddr("fe80::7%p1.0")},

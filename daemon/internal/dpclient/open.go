@@ -1,7 +1,6 @@
 package dpclient
 
 import (
-	"crypto/tls"
 	"fmt"
 	"time"
 
@@ -14,12 +13,11 @@ import (
 // window is the size in bytes of the flow-control windows: several chunks of a Snapshot, whose destinations have up to 2 KiB of source ports.
 const window = 4 << 20
 
-// Open returns a connection to the data plane at address: "unix:/path" or "host:port", the latter with TLS unless config is nil. It does not
-// wait for the data plane. The caller closes the connection after Run.
-func Open(address string, config *tls.Config) (*grpc.ClientConn, error) {
-	transport := insecure.NewCredentials()
-	if config != nil {
-		transport = credentials.NewTLS(config)
+// Open returns a connection to the data plane at address: "unix:/path" or "host:port", the latter with the transport's credentials; nil means
+// none. It does not wait for the data plane. The caller closes the connection after Run.
+func Open(address string, transport credentials.TransportCredentials) (*grpc.ClientConn, error) {
+	if transport == nil {
+		transport = insecure.NewCredentials()
 	}
 	conn, err := grpc.NewClient(address,
 		grpc.WithTransportCredentials(transport),

@@ -84,7 +84,7 @@ func TestNoPings(t *testing.T) {
 		t.Fatal(err)
 	}
 	l := &pingCounter{Listener: plain}
-	server := grpcserve.New(1<<20, health.NewServer())
+	server := grpcserve.New(1<<20, grpcserve.Window, health.NewServer())
 	served := make(chan error, 1)
 	go func() { served <- server.Serve(l) }()
 	defer func() {

@@ -29,12 +29,21 @@ type State struct {
 	Pins map[Destination]uint64
 }
 
-// readBack collects a Snapshot.
+const (
+	// maxState bounds the memory of a Snapshot in bytes, as counted by readBack: room for 262,144 destinations and 65,536 vectors of 8 members and 16
+	// slots.
+	maxState = 320 << 20
+	// objectSize is the approximate memory of an object, a member or a slot, without strings.
+	objectSize = 128
+)
+
+// readBack collects a Snapshot of at most maxState. The source ports of destinations do not count, because only their fingerprints are kept.
 func readBack(stream grpc.ServerStreamingClient[farev1.SnapshotResponse], order order) (State, error) {
 	state := State{
 		SubPorts: map[string]bool{}, Vectors: map[uint32]*farev1.Vector{}, Approximate: map[uint32]string{},
 		Destinations: map[Destination]uint32{}, Pins: map[Destination]uint64{},
 	}
+	size := 0
 	for {
 		chunk, err := stream.Recv()
 		if errors.Is(err, io.EOF) {
@@ -42,6 +51,19 @@ func readBack(stream grpc.ServerStreamingClient[farev1.SnapshotResponse], order 
 		}
 		if err != nil {
 			return State{}, fmt.Errorf("snapshot: %w", err)
+		}
+		size += objectSize * (len(chunk.Approximate) + len(chunk.SubPorts) + len(chunk.Vectors) + len(chunk.Destinations))
+		for _, message := range chunk.Approximate {
+			size += len(message)
+		}
+		for _, subPort := range chunk.SubPorts {
+			size += len(subPort.Device)
+		}
+		for _, vector := range chunk.Vectors {
+			size += objectSize*(len(vector.Members)+len(vector.Slots)) + proto.Size(vector)
+		}
+		if size > maxState {
+			return State{}, fmt.Errorf("snapshot: the data plane returns more than %d MiB of state; restart it", maxState>>20)
 		}
 		for id, message := range chunk.Approximate {
 			state.Approximate[id] = message

@@ -32,7 +32,7 @@ func (s *session) protect(in *incarnation) {
 	session, err := s.speaker.responder.Start(bfd.Config{
 		Interval: c.Interval, Multiplier: c.Multiplier,
 		Local: addrPort(in.conn.LocalAddr()).Addr(), Remote: addrPort(in.conn.RemoteAddr()).Addr(),
-		Device: s.conf.Device, Netns: s.conf.Netns,
+		Device: s.conf.Device, Netns: s.conf.Netns, Counters: &s.bfdCounters,
 		Changed: func(change bfd.Change) { s.bfdChanged(in, change) },
 	})
 	if err != nil {

@@ -18,6 +18,7 @@
 //	socket.go       socket setup: namespace, device, TTL, MD5, timeouts
 //	ao.go           TCP-AO
 //	listen.go       connections of passive sessions
+//	admit.go        which connections of a peer reach a passive session
 //	bfd.go          the BFD session that accompanies a BGP session
 //	gobgp.go        the calls of GoBGP; world.go: starting its servers
 //	budget.go       limits of a peer's cost in time and memory
@@ -67,8 +68,8 @@
 // GoBGP's server goroutine cannot be ended: each session leaves one idle goroutine behind when Run has returned. That matters to processes that
 // create many Speakers, like tests, not to a daemon.
 //
-// The local hop has TCP MD5 signatures with a key of the process if the kernel and Go's multipath TCP setting allow it (GODEBUG multipathtcp=0).
-// In either case the source port proves that the connection accepted by GoBGP is ours.
+// The local hop has TCP MD5 signatures with a key of the process; without them New fails, because any local user could end the sessions. They need a
+// kernel with CONFIG_TCP_MD5SIG, and GODEBUG multipathtcp=0, which go.mod sets. In addition the source port proves that the connection accepted by GoBGP is ours.
 //
 // # Graceful restart
 //

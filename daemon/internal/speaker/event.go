@@ -150,8 +150,8 @@ type Status struct {
 	Flaps      uint64
 	Attempts   uint64 // TCP connections attempted or accepted
 	BFD        BFDStatus
-	// Counters holds named counts of the guard (dropped units by reason) and
-	// the speaker, in a fixed order, without zeros.
+	// Counters holds named counts of the guard and BFD (dropped units by
+	// reason) and the speaker, in a fixed order, without zeros.
 	Counters []Counter
 }
 

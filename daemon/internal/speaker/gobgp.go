@@ -30,7 +30,7 @@ type bgpServer struct {
 	bgp      *server.BgpServer
 	gate     gate
 	port     uint16
-	password string // TCP MD5 on the local hop; empty if GoBGP's listener has none
+	password string // TCP MD5 on the local hop
 
 	patience time.Duration // limit of an answer of GoBGP
 
@@ -177,23 +177,39 @@ func freePort() (uint16, error) {
 	return l.Addr().(*net.TCPAddr).AddrPort().Port(), nil
 }
 
-// localPassword returns the random key of this process for the local hop, or ""
-// if a socket opened like GoBGP's listener does not support a key: Go makes
-// listeners multipath TCP by default (unless GODEBUG multipathtcp=0), and these
-// have no MD5 signatures. Without a key only the ports distinguish our
-// connection from that of another local process.
-var localPassword = sync.OnceValue(func() string {
+// localPassword returns the random key of this process for the local hop, or the error of newLocalPassword.
+var localPassword = sync.OnceValues(newLocalPassword)
+
+// newLocalPassword returns a random key, or an error if a socket opened like GoBGP's listener does not support keys: Go makes listeners multipath TCP
+// by default (unless GODEBUG multipathtcp=0, as go.mod sets it), and these have no MD5 signatures. Without a key any local user could connect to GoBGP from
+// the peer's address, and end or displace the session.
+func newLocalPassword() (string, error) {
 	l, err := new(net.ListenConfig).Listen(context.Background(), "tcp4", netip.AddrPortFrom(loopback, 0).String())
 	if err != nil {
-		return ""
+		return "", fmt.Errorf("listen on %s: %w", loopback, err)
 	}
 	defer l.Close()
 	raw, err := l.(*net.TCPListener).SyscallConn()
+	if err == nil {
+		err = controlRaw(raw, func(fd int) error { return setMD5(fd, loopback, "probe") })
+	}
 	if err != nil {
-		return ""
+		return "", fmt.Errorf("the connections to gobgp on %s cannot be signed, so any local user could end sessions: %w; use a kernel with CONFIG_TCP_MD5SIG, and start without multipathtcp in GODEBUG", loopback, err)
 	}
-	if controlRaw(raw, func(fd int) error { return setMD5(fd, loopback, "probe") }) != nil {
-		return ""
+	return rand.Text(), nil
+}
+
+// localAddr returns a random address of 127.128.0.0/9 other than the previous one. GoBGP accepts unsigned connections from an address until it is its
+// neighbor's, so a process that could predict the address could connect first.
+func localAddr(previous netip.Addr) netip.Addr {
+	for {
+		var b [3]byte
+		_, _ = rand.Read(b[:]) // never fails
+		if a := netip.AddrFrom4([4]byte{127, 128 | b[0], b[1], b[2]}); a != previous && a != loopbackBroadcast {
+			return a
+		}
 	}
-	return rand.Text()
-})
+}
+
+// loopbackBroadcast is the last address of 127.0.0.0/8, to which no connection can be bound.
+var loopbackBroadcast = netip.AddrFrom4([4]byte{127, 255, 255, 255})

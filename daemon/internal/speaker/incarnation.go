@@ -36,9 +36,10 @@ type incarnation struct {
 	server *bgpServer
 
 	stop    context.CancelCauseFunc
-	over    atomic.Bool // set by fail
-	wasUp   atomic.Bool // both ends have confirmed
-	served  atomic.Bool // GoBGP has established its side
+	done    <-chan struct{} // closed by stop
+	over    atomic.Bool     // set by fail
+	wasUp   atomic.Bool     // both ends have confirmed
+	served  atomic.Bool     // GoBGP has established its side
 	tooSlow *time.Timer
 	pumps   sync.WaitGroup
 	peered  bool   // GoBGP has the neighbor; used by serve, and by incarnate after the pumps have ended
@@ -69,8 +70,8 @@ type incarnation struct {
 	ended bool        // no further local connection may be opened
 }
 
-// errReplaced ends an incarnation whose peer has opened another connection: it
-// does so only after losing the first one (cf. RFC 4724, Section 4.2).
+// errReplaced ends an incarnation that is not established and whose peer has
+// sent an OPEN on another connection: it does so only after losing the first one.
 var errReplaced = errors.New("the peer has opened a new connection")
 
 // incarnate runs one incarnation from the OPENs to its end. It returns whether
@@ -79,12 +80,13 @@ var errReplaced = errors.New("the peer has opened a new connection")
 func (s *session) incarnate(parent context.Context, conn *net.TCPConn) (bool, error) {
 	ctx, stop := context.WithCancelCause(parent)
 	in := &incarnation{
-		s: s, conn: conn, stop: stop, server: s.server.Load(),
+		s: s, conn: conn, stop: stop, done: ctx.Done(), server: s.server.Load(),
 		active: make(chan struct{}), settled: make(chan struct{}), idle: make(chan struct{}),
 		budget: s.speaker.budget, costed: s.cost(), refreshed: time.Now(),
 	}
 	in.gen = s.begin(in)
-	in.addr = netip.AddrFrom4([4]byte{127, 255, 0, byte(1 + in.gen%4)})
+	in.addr = localAddr(s.localAddr)
+	s.localAddr = in.addr
 	in.guard = guard.New(s.guardConfig(conn))
 
 	watching, unwatch := context.WithCancel(context.WithoutCancel(parent))
@@ -371,9 +373,6 @@ func (in *incarnation) dialLocal(ctx context.Context) (*net.TCPConn, error) {
 		Timeout:   in.s.speaker.openTimeout,
 		KeepAlive: -1,
 		Control: func(_, _ string, c syscall.RawConn) error {
-			if in.server.password == "" {
-				return nil
-			}
 			return controlRaw(c, func(fd int) error { return setMD5(fd, loopback, in.server.password) })
 		},
 	}

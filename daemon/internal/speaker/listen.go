@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"sync"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -66,6 +67,10 @@ func (l *listener) serve(ctx context.Context) error {
 		return err
 	}
 	defer context.AfterFunc(ctx, func() { ln.Close() })()
+	ctx, cancel := context.WithCancel(ctx)
+	var admissions sync.WaitGroup
+	defer admissions.Wait()
+	defer cancel()
 	for {
 		conn, err := ln.AcceptTCP()
 		if err != nil {
@@ -74,7 +79,7 @@ func (l *listener) serve(ctx context.Context) error {
 		if s := l.match(addrPort(conn.RemoteAddr()).Addr()); s == nil || s.adopt(conn) != nil {
 			conn.Close()
 		} else {
-			s.offer(conn)
+			admissions.Go(func() { s.admit(ctx, conn) })
 		}
 	}
 }
@@ -114,16 +119,12 @@ func (l *listener) prepare(ln *net.TCPListener) error {
 					return err
 				}
 			}
-			if s.conf.GTSMHops > 0 {
-				// A peer that checks would drop our SYN-ACK otherwise (RFC
-				// 5082, Section 3). One of the two options does not apply to
-				// the socket's family.
-				e4 := unix.SetsockoptInt(fd, unix.IPPROTO_IP, unix.IP_TTL, 255)
-				e6 := unix.SetsockoptInt(fd, unix.IPPROTO_IPV6, unix.IPV6_UNICAST_HOPS, 255)
-				if e4 != nil && e6 != nil {
-					return fmt.Errorf("TTL 255: %w", e4)
-				}
-			}
+		}
+		// A peer that checks would drop our SYN-ACK otherwise (RFC 5082, Section 3). One of the two options does not apply to the socket's family.
+		e4 := unix.SetsockoptInt(fd, unix.IPPROTO_IP, unix.IP_TTL, 255)
+		e6 := unix.SetsockoptInt(fd, unix.IPPROTO_IPV6, unix.IPV6_UNICAST_HOPS, 255)
+		if e4 != nil && e6 != nil {
+			return fmt.Errorf("TTL 255: %w", e4)
 		}
 		return nil
 	})

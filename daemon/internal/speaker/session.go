@@ -18,19 +18,23 @@ import (
 // session is one configured session across all its incarnations. Its goroutine,
 // run, owns the connections; other goroutines access the fields guarded by mu.
 type session struct {
-	speaker   *Speaker
-	index     int
-	conf      *Session
-	log       *slog.Logger
-	server    atomic.Pointer[bgpServer] // replaced only by repair
-	counters  guard.Counters
-	accepted  chan *net.TCPConn // one slot: the newest connection of a passive session's peer
-	wanted    wanted
-	throttled atomic.Uint64 // reads that waited for the budget
-	draining  *incarnation  // the previous incarnation, until drain; used only by run
+	speaker     *Speaker
+	index       int
+	conf        *Session
+	log         *slog.Logger
+	server      atomic.Pointer[bgpServer] // replaced only by repair
+	counters    guard.Counters
+	bfdCounters bfd.Counters
+	accepted    chan *net.TCPConn // one slot: the newest connection of a passive session's peer
+	wanted      wanted
+	throttled   atomic.Uint64 // reads that waited for the budget
+	draining    *incarnation  // the previous incarnation, until drain; used only by run
+	localAddr   netip.Addr    // address of the last incarnation on the local hop; used only by run
 
-	mu         sync.Mutex // guards the fields below
-	held       *heldError // why the session must not run; nil permits it
+	mu         sync.Mutex     // guards the fields below
+	candidates []*net.TCPConn // connections of a passive session's peer that have not sent an OPEN yet, the oldest first
+	disputed   bool           // challenge is running
+	held       *heldError     // why the session must not run; nil permits it
 	changed    chan struct{}
 	cancel     context.CancelCauseFunc // ends the current attempt or incarnation
 	current    *incarnation            // nil between incarnations
@@ -346,29 +350,6 @@ func (s *session) connect(ctx context.Context, limit time.Duration) (*net.TCPCon
 		return nil, fmt.Errorf("connect to %v: %w", netip.AddrPortFrom(peer, s.conf.Port), plain(err))
 	}
 	return conn, nil
-}
-
-// offer passes a connection of the peer to a passive session. A newer
-// connection replaces the current one: see errReplaced.
-func (s *session) offer(conn *net.TCPConn) {
-	s.mu.Lock()
-	held, current := s.held != nil || time.Now().Before(s.paused), s.current
-	s.mu.Unlock()
-	if held {
-		conn.Close()
-		return
-	}
-	for {
-		select {
-		case s.accepted <- conn:
-			if current != nil {
-				current.stop(errReplaced)
-			}
-			return
-		case old := <-s.accepted:
-			old.Close()
-		}
-	}
 }
 
 // guardConfig returns the configuration of a connection's guard.

@@ -125,16 +125,14 @@ func (s *session) setOptions(fd int, peer netip.Addr, dialing bool) error {
 			errs = append(errs, fmt.Errorf("SO_BINDTODEVICE %s: %w", s.conf.Device, err))
 		}
 	}
+	// RFC 5082, Section 3: send with 255, whether or not this end checks, because the peer may; accept packets that have crossed at most GTSMHops.
+	level, hops, least := unix.IPPROTO_IP, unix.IP_TTL, unix.IP_MINTTL
+	if v6 {
+		level, hops, least = unix.IPPROTO_IPV6, unix.IPV6_UNICAST_HOPS, unix.IPV6_MINHOPCOUNT
+	}
+	errs = append(errs, set("TTL 255", level, hops, 255))
 	if s.conf.GTSMHops > 0 {
-		// RFC 5082, Section 3: send with 255, accept packets that have crossed fewer hops.
-		least := 256 - s.conf.GTSMHops
-		if v6 {
-			errs = append(errs, set("IPV6_UNICAST_HOPS", unix.IPPROTO_IPV6, unix.IPV6_UNICAST_HOPS, 255),
-				set("IPV6_MINHOPCOUNT", unix.IPPROTO_IPV6, unix.IPV6_MINHOPCOUNT, least))
-		} else {
-			errs = append(errs, set("IP_TTL", unix.IPPROTO_IP, unix.IP_TTL, 255),
-				set("IP_MINTTL", unix.IPPROTO_IP, unix.IP_MINTTL, least))
-		}
+		errs = append(errs, set("minimum TTL", level, least, 256-s.conf.GTSMHops))
 	}
 	if dialing && s.conf.Password != "" {
 		errs = append(errs, setMD5(fd, peer, s.conf.Password))

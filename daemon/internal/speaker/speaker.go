@@ -40,14 +40,13 @@ func New(conf Config, deps Deps) (*Speaker, error) {
 	if err := conf.checkAO(); err != nil {
 		return nil, err
 	}
+	password, err := localPassword()
+	if err != nil {
+		return nil, err
+	}
 	s := &Speaker{conf: conf.withDefaults(), deps: deps, queue: newQueue(len(conf.Sessions)), openTimeout: openTimeout,
 		responder: bfd.NewResponder(netns.In),
 		budget:    newBudget(conf.maxPrefixes()), rereadAfter: rereadAfter}
-	password := localPassword()
-	if password == "" {
-		deps.Log.Warn("the connections to gobgp on the loopback have no TCP MD5 signatures; " +
-			"start with GODEBUG=multipathtcp=0 on a kernel with CONFIG_TCP_MD5SIG to have them")
-	}
 	byAddr := make(map[listenAddr]*listener)
 	servers := make([]*bgpServer, 0, len(s.conf.Sessions))
 	for i := range s.conf.Sessions {
@@ -71,7 +70,7 @@ func New(conf Config, deps Deps) (*Speaker, error) {
 			l.sessions = append(l.sessions, session)
 		}
 	}
-	err := exclusively(servers, func() error {
+	err = exclusively(servers, func() error {
 		for i, server := range servers {
 			if err := server.start(s.conf.AS, s.conf.RouterID); err != nil {
 				return fmt.Errorf("session %s: %w", s.conf.Sessions[i].Name, err)
@@ -176,6 +175,9 @@ func (x *session) countersLocked() []Counter {
 		for _, r := range guard.Reasons() {
 			add(fmt.Sprintf("%s_dropped_%s", d, r), x.counters.Dropped(d, r))
 		}
+	}
+	for _, r := range bfd.Drops() {
+		add(fmt.Sprintf("bfd_dropped_%s", r), x.bfdCounters.Dropped(r))
 	}
 	add("speaker_replaced", x.rebuilt)
 	add("throttled_reads", x.throttled.Load())

@@ -1,6 +1,8 @@
 package speaker
 
 import (
+	"context"
+	"net"
 	"net/netip"
 	"slices"
 	"strings"
@@ -138,9 +140,6 @@ func TestRestartedPeerReplacesItsConnection(t *testing.T) {
 }
 
 func TestPasswords(t *testing.T) {
-	if localPassword() == "" {
-		t.Error("no TCP MD5 on the local hop although multipath TCP is off")
-	}
 	server, leaf := pairConfig(t, 2)
 	server.Sessions[0].Password, leaf.Sessions[0].Password = "right", "right"
 	server.Sessions[1].Password, leaf.Sessions[1].Password = "right", "wrong"
@@ -149,6 +148,78 @@ func TestPasswords(t *testing.T) {
 	a.until("the other has tried in vain", func() bool { return strings.Contains(a.Status(1).Reason, "timeout") })
 	if a.state(1).ups != 0 {
 		t.Error("session is up with the wrong password")
+	}
+}
+
+// TestLocalHopIsSigned lets another local process connect to GoBGP from the address of a session that is up, as any user can: GoBGP's end drops the unsigned SYN.
+func TestLocalHopIsSigned(t *testing.T) {
+	server, leaf := pairConfig(t, 1)
+	a, _ := startPair(t, server, leaf)
+	a.until("up", func() bool { return a.state(0).up })
+	session := a.sessions[0]
+	var from netip.Addr
+	a.until("the local hop is connected", func() bool {
+		session.mu.Lock()
+		defer session.mu.Unlock()
+		in := session.current
+		if in == nil {
+			return false
+		}
+		in.mu.Lock()
+		defer in.mu.Unlock()
+		from = in.addr
+		return in.local != nil
+	})
+	to := net.TCPAddrFromAddrPort(netip.AddrPortFrom(loopback, session.server.Load().port))
+	d := net.Dialer{LocalAddr: net.TCPAddrFromAddrPort(netip.AddrPortFrom(from, 0)), Timeout: 300 * time.Millisecond}
+	d.SetMultipathTCP(false)
+	if conn, err := d.Dial("tcp4", to.String()); err == nil {
+		conn.Close()
+		t.Error("a connection without a key is established")
+	}
+	// The port is GoBGP's: an address without a session has no key, and connects.
+	conn, err := net.DialTCP("tcp4", &net.TCPAddr{IP: net.IPv4(127, 9, 9, 9)}, to)
+	if err != nil {
+		t.Fatal(err)
+	}
+	conn.Close()
+	if s := a.state(0); !s.up || s.ups != 1 {
+		t.Errorf("the session: up %v, %d times", s.up, s.ups)
+	}
+}
+
+// TestLocalAddressIsRandom checks that the next address of the local hop cannot be predicted: it is in 127.128.0.0/9, never the previous one, and among 1,000
+// of the 8,388,607 addresses at most a few are equal.
+func TestLocalAddressIsRandom(t *testing.T) {
+	seen := map[netip.Addr]bool{}
+	var last netip.Addr
+	for range 1000 {
+		addr := localAddr(last)
+		if addr == last || !netip.MustParsePrefix("127.128.0.0/9").Contains(addr) {
+			t.Fatalf("%s after %s", addr, last)
+		}
+		last, seen[addr] = addr, true
+	}
+	if len(seen) < 990 {
+		t.Errorf("%d different addresses among 1,000", len(seen))
+	}
+}
+
+// TestLocalHopFailsClosed checks that no Speaker starts where the local hop could not be signed: GODEBUG makes Go's listeners multipath TCP.
+func TestLocalHopFailsClosed(t *testing.T) {
+	t.Setenv("GODEBUG", "multipathtcp=1")
+	saved := localPassword
+	localPassword = newLocalPassword
+	defer func() { localPassword = saved }()
+	server, _ := pairConfig(t, 1)
+	s, err := New(server, testDeps(t))
+	if err == nil {
+		ctx, cancel := context.WithCancel(t.Context())
+		cancel()
+		_ = s.Run(ctx)
+	}
+	if err == nil || !strings.Contains(err.Error(), "cannot be signed, so any local user could end sessions") || !strings.Contains(err.Error(), "CONFIG_TCP_MD5SIG") {
+		t.Errorf("New: %v, want the reason and the remedy", err)
 	}
 }
 
@@ -162,15 +233,19 @@ func TestPasswordOnEveryAddress(t *testing.T) {
 }
 
 func TestTTLSecurity(t *testing.T) {
-	server, leaf := pairConfig(t, 2)
-	server.Sessions[0].GTSMHops, leaf.Sessions[0].GTSMHops = 1, 1
-	// The second session's leaf checks too, but its server sends TTL 64.
-	leaf.Sessions[1].GTSMHops = 1
-	a, b := startPair(t, server, leaf)
-	a.until("up with GTSM at both ends", func() bool { return a.state(0).up })
-	a.until("the other has tried in vain", func() bool { return strings.Contains(a.Status(1).Reason, "timeout") })
-	if a.state(1).ups != 0 || b.Status(1).Attempts != 0 {
-		t.Error("connected although the peer's packets have TTL 64")
+	for _, checks := range []struct{ server, leaf int }{{1, 1}, {0, 1}, {1, 0}, {0, 0}} {
+		server, leaf := pairConfig(t, 1)
+		server.Sessions[0].GTSMHops, leaf.Sessions[0].GTSMHops = checks.server, checks.leaf
+		a, _ := startPair(t, server, leaf)
+		a.until("up, whichever end checks", func() bool { return a.state(0).up })
+		// A stranger's packets have TTL 64, as if they had crossed routers.
+		conn, err := net.DialTimeout("tcp", netip.AddrPortFrom(leaf.Sessions[0].Local, leaf.Sessions[0].Port).String(), time.Second)
+		if err == nil {
+			conn.Close()
+		}
+		if (checks.leaf > 0) == (err == nil) {
+			t.Errorf("checks %v: a packet with TTL 64: %v", checks, err)
+		}
 	}
 }
 

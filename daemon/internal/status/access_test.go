@@ -2,7 +2,6 @@ package status
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"maps"
 	"net"
@@ -12,7 +11,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
@@ -20,6 +18,7 @@ import (
 	grpcstatus "google.golang.org/grpc/status"
 
 	farev1 "github.com/fared/fared/api/fare/v1"
+	"github.com/fared/fared/internal/grpcserve"
 )
 
 // registered returns the full names of every method of every service of a server.
@@ -58,8 +57,8 @@ func TestReadOnlySocket(t *testing.T) {
 	l := newFake(1, 10)
 	l.start(t)
 	s := l.service(t, func(c *ServiceConfig) {
-		c.Drain = func(ctx context.Context, target DrainTarget, on, _ bool) (DrainTarget, []string, error) {
-			return target, nil, nil
+		c.Drain = func(_ context.Context, req DrainRequest) (DrainTarget, []string, error) {
+			return req.Target, nil, nil
 		}
 		c.Reload = func(context.Context, bool) ([]string, error) { return nil, nil }
 	})
@@ -103,11 +102,11 @@ func TestReadOnlySocket(t *testing.T) {
 	}
 }
 
-// TestReadersLeaveWatchesToOperators checks that readers and operators each have MaxWatches.
+// TestReadersLeaveWatchesToOperators checks that readers and operators have separate watches, of which a client may have half.
 func TestReadersLeaveWatchesToOperators(t *testing.T) {
 	l := newFake(1, 10)
 	l.start(t)
-	s := l.service(t, func(c *ServiceConfig) { c.MaxWatches = 2 })
+	s := l.service(t, func(c *ServiceConfig) { c.MaxWatches = 4 })
 	readOnly := filepath.Join(t.TempDir(), "ro")
 	srv := serve(t, s, func(c *ServerConfig) { c.ReadOnlySocket = readOnly })
 	readers := dial(t, "unix:"+readOnly, grpc.WithTransportCredentials(insecure.NewCredentials()))
@@ -120,8 +119,12 @@ func TestReadersLeaveWatchesToOperators(t *testing.T) {
 	}
 	for _, conn := range []*grpc.ClientConn{readers, srv.conn} {
 		for i, want := range []codes.Code{codes.OK, codes.OK, codes.ResourceExhausted} {
-			if err := watch(conn); grpcstatus.Code(err) != want {
+			err := watch(conn)
+			if grpcstatus.Code(err) != want {
 				t.Errorf("watch %d on %s: %v, want %v", i, conn.Target(), err, want)
+			}
+			if client := fmt.Sprintf("watches of uid %d,", os.Getuid()); err != nil && !strings.Contains(err.Error(), client) {
+				t.Errorf("%v does not name the client", err)
 			}
 		}
 	}
@@ -133,13 +136,21 @@ func TestReadersLeaveWatchesToOperators(t *testing.T) {
 // TestUnknownMethodIsRefused checks that the read right does not grant a method that the table lacks.
 func TestUnknownMethodIsRefused(t *testing.T) {
 	e := &endpoint{name: "ro", access: accessRead, operate: "rw"}
-	if err := e.allow("/fare.v1.FabricService/New"); grpcstatus.Code(err) != codes.PermissionDenied {
+	if err := e.allow(grpcserve.Caller{}, "/fare.v1.FabricService/New"); grpcstatus.Code(err) != codes.PermissionDenied {
 		t.Errorf("an unknown method on a read-only endpoint: %v", err)
 	}
-	if err := e.allowStream(nil, nil, &grpc.StreamServerInfo{FullMethod: "/fare.v1.FabricService/New"}, func(any, grpc.ServerStream) error { return nil }); grpcstatus.Code(err) != codes.PermissionDenied {
+	if err := e.allowStream(nil, contextStream{ctx: t.Context()}, &grpc.StreamServerInfo{FullMethod: "/fare.v1.FabricService/New"}, func(any, grpc.ServerStream) error { return nil }); grpcstatus.Code(err) != codes.PermissionDenied {
 		t.Errorf("an unknown stream on a read-only endpoint: %v", err)
 	}
 }
+
+// contextStream is a stream with a context alone.
+type contextStream struct {
+	grpc.ServerStream
+	ctx context.Context
+}
+
+func (s contextStream) Context() context.Context { return s.ctx }
 
 // TestCaller checks that a handler receives the process at the other end of a unix socket, and the address over TCP.
 func TestCaller(t *testing.T) {
@@ -148,7 +159,7 @@ func TestCaller(t *testing.T) {
 	callers := make(chan string, 1)
 	s := l.service(t, func(c *ServiceConfig) {
 		c.Reload = func(ctx context.Context, _ bool) ([]string, error) {
-			callers <- Caller(ctx)
+			callers <- grpcserve.CallerOf(ctx).String()
 			return nil, nil
 		}
 	})
@@ -160,45 +171,62 @@ func TestCaller(t *testing.T) {
 	if want := regexp.MustCompile(fmt.Sprintf(`^uid %d( \(\S+\))? pid %d$`, os.Getuid(), os.Getpid())); !want.MatchString(got) {
 		t.Errorf("caller %q, want %s", got, want)
 	}
-	if got := Caller(context.Background()); got != "" {
+	if got := grpcserve.CallerOf(context.Background()).String(); got != "" {
 		t.Errorf("inside the process: %q", got)
 	}
 }
 
-// TestReadersAreBounded checks that connections beyond the limit wait, and continue once others have ended.
+// TestReadersAreBounded checks that one user's connections to the read-only socket beyond the user's share end, and that the end of one makes room.
 func TestReadersAreBounded(t *testing.T) {
 	l := newFake(1, 10)
 	l.start(t)
 	readOnly := filepath.Join(t.TempDir(), "ro")
 	serve(t, l.service(t, nil), func(c *ServerConfig) { c.ReadOnlySocket = readOnly })
-	var held []net.Conn
-	for range maxReaders {
+	// served reports whether a new connection is accepted: its first byte is one of the server's settings frame.
+	served := func() (net.Conn, bool) {
 		conn, err := net.Dial("unix", readOnly)
 		if err != nil {
 			t.Fatal(err)
 		}
-		defer conn.Close()
-		if _, err := conn.Read(make([]byte, 1)); err != nil { // the server's settings frame: the connection is accepted
-			t.Fatal(err)
+		t.Cleanup(func() { conn.Close() })
+		_, err = conn.Read(make([]byte, 1))
+		return conn, err == nil
+	}
+	var first net.Conn
+	for i := range grpcserve.MaxClientConnections {
+		conn, ok := served()
+		if !ok {
+			t.Fatalf("connection %d is not served", i)
 		}
-		held = append(held, conn)
+		first = conn
 	}
-	beyond, err := net.Dial("unix", readOnly)
-	if err != nil {
-		t.Fatal(err)
+	if _, ok := served(); ok {
+		t.Fatalf("a connection beyond %d is served", grpcserve.MaxClientConnections)
 	}
-	defer beyond.Close()
-	if err := beyond.SetReadDeadline(time.Now().Add(50 * time.Millisecond)); err != nil {
-		t.Fatal(err)
-	}
-	if n, err := beyond.Read(make([]byte, 1)); !errors.Is(err, os.ErrDeadlineExceeded) {
-		t.Fatalf("a connection beyond %d is served: %d bytes, %v", maxReaders, n, err)
-	}
-	if err := beyond.SetReadDeadline(time.Time{}); err != nil {
-		t.Fatal(err)
-	}
-	held[0].Close()
-	if _, err := beyond.Read(make([]byte, 1)); err != nil {
-		t.Errorf("after a connection has ended: %v", err)
+	first.Close()
+	eventually(t, "a connection after the end of another", func() bool { _, ok := served(); return ok })
+}
+
+// TestOneClientLeavesWatchesToOthers checks that a client with half of the watches gets no further one while another client does, and that all clients together
+// have MaxWatches.
+func TestOneClientLeavesWatchesToOthers(t *testing.T) {
+	l := newFake(1, 10)
+	l.start(t)
+	s := l.service(t, func(c *ServiceConfig) { c.MaxWatches = 4 })
+	srv := serve(t, s, func(c *ServerConfig) { c.Listen = "127.0.0.1:0" })
+	for _, w := range []struct {
+		host byte
+		want string
+	}{{2, ""}, {2, ""}, {2, "watches of address 127.0.0.2, which may have half of all: end one"}, {3, ""}, {3, ""}, {4, "too many concurrent watches: end one"}} {
+		from := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.IPv4(127, 0, 0, w.host)}}
+		conn := dial(t, srv.server.Addr().String(), grpc.WithTransportCredentials(insecure.NewCredentials()),
+			grpc.WithContextDialer(func(ctx context.Context, to string) (net.Conn, error) { return from.DialContext(ctx, "tcp", to) }))
+		stream, err := farev1.NewWeightServiceClient(conn).WatchWeights(t.Context(), &farev1.WatchWeightsRequest{})
+		if err == nil {
+			_, err = stream.Recv()
+		}
+		if (err == nil) != (w.want == "") || err != nil && !strings.Contains(err.Error(), w.want) {
+			t.Errorf("a watch from 127.0.0.%d: %v, want %q", w.host, err, w.want)
+		}
 	}
 }

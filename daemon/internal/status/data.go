@@ -226,12 +226,18 @@ type Process struct {
 	WithoutLanding uint64
 	// Unrecorded counts the events missing in record.file because they could not be written.
 	Unrecorded uint64
-	SlotTable  SlotTable
+	// TracesDropped counts the traces that did not reach the collector.
+	TracesDropped uint64
+	// Unlogged counts the lines that the log has left out because its reader is too slow.
+	Unlogged  uint64
+	SlotTable SlotTable
 	// Conflicts is the number of destinations that several origins announce now; ClaimedLoopbacks is the number of our loopbacks that another AS
 	// announces now.
 	Conflicts, ClaimedLoopbacks uint64
-	// Drains are the targets that are drained, or are being drained or undrained, sorted.
-	Drains []Drain
+	// Drains are the targets that are drained, or are being drained or undrained; sorted, dormant ones last. DrainsFailure is the reason why some may not survive a restart, or were
+	// lost by one.
+	Drains        []Drain
+	DrainsFailure string
 	// Faults are the current faults, by session and reason.
 	Faults []Fault
 	// Queues are the current depths of queues toward and from the loop.
@@ -267,12 +273,15 @@ type Drain struct {
 	// Waiting is the number of destinations whose traffic may still leave over the target; WaitsFor lists some of them, each with the reason.
 	Waiting  int
 	WaitsFor []string
+	// Since is the time of the request, By its caller, Reason the caller's reason; zero during an undrain.
+	Since      time.Time
+	By, Reason string
 }
 
 // Dataplane is the connection to the data plane with its counters since start.
 type Dataplane struct {
 	Connected bool
-	// Name and Version are reported by the data plane; Address is its address.
+	// Name and Version are reported by the data plane; Address is its address, "" for a daemon without a data plane.
 	Name, Version, Address string
 	// Operations are counted by level: "sub-port", "group", "destination".
 	Operations []Operations

@@ -23,6 +23,7 @@ const (
 	EventReload
 	EventEndOfRIB
 	EventFault
+	EventRefused
 	eventKinds
 )
 
@@ -30,6 +31,7 @@ var eventKindNames = [eventKinds]string{
 	EventSessionUp: "session-up", EventSessionDown: "session-down", EventLinkUp: "link-up", EventLinkDown: "link-down",
 	EventSpeed: "speed", EventDrain: "drain", EventUndrain: "undrain", EventWeights: "weights",
 	EventDataplane: "dataplane", EventReload: "reload", EventEndOfRIB: "end-of-rib", EventFault: "fault",
+	EventRefused: "refused",
 }
 
 // String returns the kind's word in the API.

@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
+	"unicode"
 
 	farev1 "github.com/fared/fared/api/fare/v1"
 )
@@ -31,10 +32,11 @@ func (f *fabricService) GetStatus(ctx context.Context, _ *farev1.GetStatusReques
 		SessionsConfigured: uint32(len(r.Sessions)), SessionsEstablished: uint32(r.Established()),
 		Destinations: uint32(tally.Destinations), DestinationsReachable: uint32(tally.Reachable), Vectors: uint32(r.View.Vectors()),
 		Dataplane:         r.Process.Dataplane.render(),
-		SlotTableFailures: r.Process.SlotTable.Failures, SlotTableError: r.Process.SlotTable.Failure,
+		SlotTableFailures: r.Process.SlotTable.Failures, SlotTableError: r.Process.SlotTable.Failure, DrainsError: r.Process.DrainsFailure,
 		Counters: counters(
 			labeled{"guard_dropped", r.Dropped()}, labeled{"routes_ignored", r.Ignored()}, labeled{"inputs_ignored", r.Process.Ignored},
 			labeled{"recording_missing", nonzero(Count{"unwritten", r.Process.Unrecorded})},
+			labeled{"log_lines_dropped", nonzero(Count{"slow-reader", r.Process.Unlogged})},
 			labeled{"conflicts", nonzero(Count{"destinations", r.Process.Conflicts}, Count{"loopbacks", r.Process.ClaimedLoopbacks})},
 		),
 	}
@@ -48,8 +50,11 @@ func (f *fabricService) GetStatus(ctx context.Context, _ *farev1.GetStatusReques
 	}
 	for _, d := range r.Process.Drains {
 		out.Drains = append(out.Drains, &farev1.DrainStatus{
-			Target: d.Target.render(), Stage: d.Stage, Waiting: uint32(d.Waiting), WaitsFor: d.WaitsFor,
+			Target: d.Target.render(), Stage: d.Stage, Waiting: uint32(d.Waiting), WaitsFor: d.WaitsFor, By: d.By, Reason: d.Reason,
 		})
+		if !d.Since.IsZero() {
+			out.Drains[len(out.Drains)-1].SinceNs = uint64(d.Since.UnixNano())
+		}
 	}
 	return out, nil
 }
@@ -236,7 +241,7 @@ func (f *fabricService) WatchEvents(req *farev1.WatchEventsRequest, stream farev
 
 // Drain implements fare.v1.FabricService.
 func (f *fabricService) Drain(ctx context.Context, req *farev1.DrainRequest) (*farev1.DrainResponse, error) {
-	target, sessions, err := f.drain(ctx, req.GetTarget(), true, req.GetForce())
+	target, sessions, err := f.drain(ctx, req.GetTarget(), DrainRequest{On: true, Force: req.GetForce(), Reason: req.GetReason()})
 	if err != nil {
 		return nil, err
 	}
@@ -245,19 +250,32 @@ func (f *fabricService) Drain(ctx context.Context, req *farev1.DrainRequest) (*f
 
 // Undrain implements fare.v1.FabricService.
 func (f *fabricService) Undrain(ctx context.Context, req *farev1.UndrainRequest) (*farev1.UndrainResponse, error) {
-	target, sessions, err := f.drain(ctx, req.GetTarget(), false, false)
+	target, sessions, err := f.drain(ctx, req.GetTarget(), DrainRequest{})
 	if err != nil {
 		return nil, err
 	}
 	return &farev1.UndrainResponse{Revision: f.s.c.Reader.Revision(), Sessions: sessions, Target: target.render()}, nil
 }
 
-func (f *fabricService) drain(ctx context.Context, t *farev1.DrainTarget, on, force bool) (DrainTarget, []string, error) {
-	target := DrainTarget{Plane: t.GetPlane(), Leaf: t.GetLeaf(), SubPort: t.GetSubPort()}
-	if target == (DrainTarget{}) {
-		return target, nil, toRPC(fieldErrors{{"target", "it is empty: name a plane, a leaf (router ID or session address) or a sub-port (device)"}})
+// maxReason is the greatest length of a drain's reason, bytes.
+const maxReason = 256
+
+func (f *fabricService) drain(ctx context.Context, t *farev1.DrainTarget, req DrainRequest) (DrainTarget, []string, error) {
+	req.Target = DrainTarget{Plane: t.GetPlane(), Leaf: t.GetLeaf(), SubPort: t.GetSubPort()}
+	var wrong fieldErrors
+	if req.Target == (DrainTarget{}) {
+		wrong = append(wrong, fieldError{"target", "it is empty: name a plane, a leaf (router ID or session address) or a sub-port (device)"})
 	}
-	target, sessions, err := f.s.c.Drain(ctx, target, on, force)
+	if len(req.Reason) > maxReason {
+		wrong = append(wrong, fieldError{"reason", fmt.Sprintf("it has %d bytes: use at most %d", len(req.Reason), maxReason)})
+	}
+	if i := strings.IndexFunc(req.Reason, func(r rune) bool { return !unicode.IsPrint(r) }); i >= 0 { // it is shown on terminals and in logs
+		wrong = append(wrong, fieldError{"reason", fmt.Sprintf("byte %d is not printable: use one line of text", i)})
+	}
+	if wrong != nil {
+		return req.Target, nil, toRPC(wrong)
+	}
+	target, sessions, err := f.s.c.Drain(ctx, req)
 	return target, sessions, controlError(ctx, err)
 }
 

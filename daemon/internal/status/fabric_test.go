@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 	"time"
+	"unicode/utf8"
 
 	"github.com/google/go-cmp/cmp"
 	"google.golang.org/grpc/codes"
@@ -170,13 +171,13 @@ func TestControl(t *testing.T) {
 	var forced []bool
 	var fail error
 	s := l.service(t, func(c *ServiceConfig) {
-		c.Drain = func(ctx context.Context, target DrainTarget, on, force bool) (DrainTarget, []string, error) {
-			forced = append(forced, force)
-			asked = append(asked, cmp.Diff(DrainTarget{}, target))
+		c.Drain = func(ctx context.Context, req DrainRequest) (DrainTarget, []string, error) {
+			forced = append(forced, req.Force)
+			asked = append(asked, cmp.Diff(DrainRequest{}, req))
 			if fail != nil {
-				return target, nil, fail
+				return req.Target, nil, fail
 			}
-			return target, []string{"p0/p0a"}, l.do(ctx, func() { l.builder.MarkFabric(); l.builder.Commit() })
+			return req.Target, []string{"p0/p0a"}, l.do(ctx, func() { l.builder.MarkFabric(); l.builder.Commit() })
 		}
 		c.Reload = func(_ context.Context, dryRun bool) ([]string, error) {
 			if dryRun {
@@ -203,6 +204,19 @@ func TestControl(t *testing.T) {
 		if f := violations(t, err); !slices.Equal(f, []string{"target"}) {
 			t.Errorf("empty target: %v", err)
 		}
+	}
+	for reason, want := range map[string][]string{
+		"new optics, größer": nil, strings.Repeat("x", 256): nil, strings.Repeat("x", 257): {"reason"}, "two\nlines": {"reason"}, "\x1b[2J": {"reason"}, "\xff": {"reason"},
+	} {
+		_, err = srv.fabric.Drain(t.Context(), &farev1.DrainRequest{Target: plane, Reason: reason})
+		if want == nil && err != nil || want != nil && !utf8.ValidString(reason) && err == nil {
+			t.Errorf("reason %q: %v", reason, err)
+		} else if want != nil && utf8.ValidString(reason) && !slices.Equal(violations(t, err), want) {
+			t.Errorf("reason %q: %v", reason, err)
+		}
+	}
+	if got := asked[len(asked)-1]; !strings.Contains(strings.Join(asked, "\n"), "new optics") || got == "" {
+		t.Errorf("the reason was lost: %s", got)
 	}
 	if r, err := srv.fabric.Reload(t.Context(), &farev1.ReloadRequest{DryRun: true}); err != nil || !slices.Equal(r.Changes, []string{"would change"}) {
 		t.Errorf("dry run: %v, %v", r, err)

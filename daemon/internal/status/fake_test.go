@@ -279,8 +279,9 @@ func (l *fakeLoop) service(t testing.TB, change func(*ServiceConfig)) *Service {
 			_, ok := l.destinations[p]
 			return Explanation{Rules: []string{"explained " + p.String()}}, ok
 		},
-		Drain:  func(_ context.Context, t DrainTarget, _, _ bool) (DrainTarget, []string, error) { return t, nil, nil },
+		Drain:  func(_ context.Context, r DrainRequest) (DrainTarget, []string, error) { return r.Target, nil, nil },
 		Reload: func(context.Context, bool) ([]string, error) { return nil, nil },
+		Record: func(e Event) { _ = l.do(context.Background(), func() { l.builder.Event(e) }) },
 		Log:    slog.New(slog.NewTextHandler(io.Discard, nil)),
 	}
 	if change != nil {

@@ -2,23 +2,21 @@ package status
 
 import (
 	"fmt"
-	"go/ast"
-	"go/parser"
-	"go/token"
 	"io"
 	"maps"
 	"net/http"
 	"net/http/httptest"
 	"slices"
-	"strconv"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	dto "github.com/prometheus/client_model/go"
+	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 
 	farev1 "github.com/fared/fared/api/fare/v1"
+	"github.com/fared/fared/internal/metric"
 )
 
 func newMetrics(t testing.TB, l *fakeLoop) (*prometheus.Registry, *Metrics, *Service) {
@@ -45,33 +43,8 @@ func gather(t *testing.T, g prometheus.Gatherer) map[string]*dto.MetricFamily {
 	return out
 }
 
-// documented reads the comments of names.go: metric name to comment.
-func documented(t *testing.T) map[string]string {
-	t.Helper()
-	file, err := parser.ParseFile(token.NewFileSet(), "names.go", nil, parser.ParseComments)
-	if err != nil {
-		t.Fatal(err)
-	}
-	out := map[string]string{}
-	for _, d := range file.Decls {
-		gen, ok := d.(*ast.GenDecl)
-		if !ok || gen.Tok != token.CONST {
-			continue
-		}
-		for _, spec := range gen.Specs {
-			v := spec.(*ast.ValueSpec)
-			name, err := strconv.Unquote(v.Values[0].(*ast.BasicLit).Value)
-			if err != nil {
-				t.Fatal(err)
-			}
-			out[name] = strings.Join(strings.Fields(v.Doc.Text()), " ")
-		}
-	}
-	return out
-}
-
-// TestMetricsAreDocumented checks that the exported metrics are exactly those of names.go, with the documented properties.
-func TestMetricsAreDocumented(t *testing.T) {
+// TestMetricsAreDescribed checks that each metric of names.go is exported, with its type, meaning and labels, and no other.
+func TestMetricsAreDescribed(t *testing.T) {
 	l := newFake(1, 10)
 	l.builder.Event(Event{Kind: EventReload})
 	l.builder.Commit()
@@ -81,33 +54,25 @@ func TestMetricsAreDocumented(t *testing.T) {
 	if _, err := srv.fabric.GetStatus(t.Context(), &farev1.GetStatusRequest{}); err != nil {
 		t.Fatal(err)
 	}
-	docs := documented(t)
 	families := gather(t, reg)
-	if got, want := slices.Sorted(maps.Keys(families)), slices.Sorted(maps.Keys(docs)); !slices.Equal(got, want) {
-		t.Fatalf("exported:\n%s\ndocumented:\n%s", got, want)
-	}
-	order := map[string][]string{}
-	for _, m := range scraped {
-		order[m.name] = m.labels
-	}
-	for name, f := range families {
-		kind := f.GetType().String()
-		want := f.GetHelp() + " " + kind[:1] + strings.ToLower(kind[1:])
-		if labels := order[name]; len(labels) > 0 {
-			want += "; labels: " + strings.Join(labels, ", ")
+	for _, m := range Exported() {
+		f := families[m.Name]
+		delete(families, m.Name)
+		if got := strings.ToLower(f.GetType().String()); got != string(m.Type) || f.GetHelp() != m.Help || len(f.GetMetric()) == 0 {
+			t.Errorf("%s: exported as a %s, %q, with %d series; described as a %s, %q", m.Name, got, f.GetHelp(), len(f.GetMetric()), m.Type, m.Help)
 		}
-		if want += "."; docs[name] != want {
-			t.Errorf("%s:\nnames.go: %s\nexported: %s", name, docs[name], want)
-		}
-		for _, m := range f.Metric {
+		for _, series := range f.GetMetric() {
 			var got []string
-			for _, p := range m.Label {
+			for _, p := range series.Label {
 				got = append(got, p.GetName())
 			}
-			if !slices.Equal(got, slices.Sorted(slices.Values(order[name]))) {
-				t.Errorf("%s has labels %s, documented %s", name, got, order[name])
+			if !slices.Equal(got, slices.Sorted(slices.Values(m.Labels))) {
+				t.Errorf("%s has labels %s, described with %s", m.Name, got, m.Labels)
 			}
 		}
+	}
+	for name := range families {
+		t.Errorf("%s is exported and not described", name)
 	}
 }
 
@@ -126,8 +91,9 @@ func series(f *dto.MetricFamily) map[string]float64 {
 
 func TestMetricsValues(t *testing.T) {
 	l := newFake(1, 10)
-	l.vectors[1] = Vector{Reachable: true}
+	l.vectors[1] = Vector{Reachable: true, Planes: []VectorPlane{{Weight: 3}, {Weight: 1}}}
 	l.builder.MarkVector(1)
+	l.planes[1].SubPorts = []SubPort{{Device: "p1a", Carrier: true, Drained: true, Reason: "drained"}, {Device: "p1b", Carrier: true, Draining: true, Reason: "drained"}, {Device: "p1c", Reason: "no carrier"}}
 	for i := range 3 {
 		l.destinations[prefixAt(i)] = Destination{Vector: uint32(i % 2)}
 		l.builder.MarkDestination(prefixAt(i))
@@ -142,57 +108,80 @@ func TestMetricsValues(t *testing.T) {
 	m.ObserveAcknowledged(200 * time.Microsecond)
 	got := gather(t, reg)
 	for _, c := range []struct {
-		name, labels string
-		want         float64
+		metric *metric.Metric
+		labels string
+		want   float64
 	}{
-		{nameLoopResponding, "", 1},
-		{nameConverged, "", 1},
-		{nameRevision, "", 2},
-		{nameSessions, "state=established", 1},
-		{nameSessions, "state=idle", 1},
-		{nameSessions, "state=held", 0},
-		{nameSessionUp, "device=p0a,plane=p0,session=p0/p0a", 1},
-		{nameSessionUp, "device=p0b,plane=p0,session=p0/p0b", 0},
-		{nameSessionGeneration, "session=p0/p0a", 3},
-		{nameSessionFlaps, "session=p0/p0a", 2},
-		{nameBandwidthIgnored, "plane=p0,reason=below-minimum,session=p0/p0a", 3},
-		{nameSessionBFD, "session=p0/p0a", 1},
-		{nameSessionRoutes, "session=p0/p0a,use=received", 7},
-		{nameSessionRoutes, "session=p0/p0a,use=used", 4},
-		{nameSessionRoutes, "session=p0/p0a,use=advertised", 8},
-		{nameSessionIgnored, "reason=looped,session=p0/p0a", 2},
-		{nameGuardDropped, "reason=bad-marker,session=p0/p0a", 5},
-		{nameInputsIgnored, "reason=old-generation", 3},
-		{nameDestinations, "", 3},
-		{nameReachable, "", 1},
-		{nameVectors, "", 1},
-		{namePlaneUp, "plane=p0", 1},
-		{namePlaneDrained, "plane=p1", 1},
-		{namePlaneBandwidth, "plane=p0", 400e9},
-		{nameSubPortUp, "device=p0a,plane=p0", 1},
-		{nameSubPortUp, "device=p0b,plane=p0", 0},
-		{nameSubPortSpeed, "device=p0b,plane=p0", 400e9},
-		{nameSubPortDamped, "device=p0b,plane=p0", 3},
-		{nameEvents, "kind=drain", 2},
-		{nameEvents, "kind=reload", 0},
-		{nameQueue, "queue=speaker", 2},
-		{nameDataplaneConnected, "", 1},
-		{nameDataplaneOperations, "level=group,result=refused", 1},
-		{nameDataplaneOperations, "level=destination,result=in_effect", 8},
-		{nameDataplanePending, "", 1},
-		{nameDataplaneApproximate, "", 2},
-		{nameDataplaneRefused, "", 3},
-		{nameDataplaneIntact, "", 0},
-		{nameWatches, "", 0},
-		{namePanics, "", 0},
+		{metricLoopResponding, "", 1},
+		{metricConverged, "", 1},
+		{metricRevision, "", 2},
+		{metricSessions, "state=established", 1},
+		{metricSessions, "state=idle", 1},
+		{metricSessions, "state=held", 0},
+		{metricSessionUp, "device=p0a,plane=p0,session=p0/p0a", 1},
+		{metricSessionUp, "device=p0b,plane=p0,session=p0/p0b", 0},
+		{metricSessionGeneration, "session=p0/p0a", 3},
+		{metricSessionFlaps, "session=p0/p0a", 2},
+		{metricBandwidthIgnored, "plane=p0,reason=below-minimum,session=p0/p0a", 3},
+		{metricSessionBFD, "session=p0/p0a", 1},
+		{metricSessionRoutes, "session=p0/p0a,use=received", 7},
+		{metricSessionRoutes, "session=p0/p0a,use=used", 4},
+		{metricSessionRoutes, "session=p0/p0a,use=advertised", 8},
+		{metricSessionIgnored, "reason=looped,session=p0/p0a", 2},
+		{metricGuardDropped, "reason=bad-marker,session=p0/p0a", 5},
+		{metricInputsIgnored, "reason=old-generation", 3},
+		{metricDestinations, "", 3},
+		{metricReachable, "", 1},
+		{metricVectors, "", 1},
+		{metricPlaneUp, "plane=p0", 1},
+		{metricPlaneDrained, "plane=p1", 1},
+		{metricPlaneBandwidth, "plane=p0", 400e9},
+		{metricPlaneWeight, "plane=p0", 0.75},
+		{metricPlaneWeight, "plane=p1", 0.25},
+		{metricSubPortLink, "device=p0b,plane=p0", 1},
+		{metricSubPortLink, "device=p1c,plane=p1", 0},
+		{metricSubPortDrained, "device=p0b,plane=p0", 0},
+		{metricSubPortDrained, "device=p1a,plane=p1", 1},
+		{metricSubPortDrained, "device=p1b,plane=p1", 1},
+		{metricSubPortUp, "device=p0a,plane=p0", 1},
+		{metricSubPortUp, "device=p0b,plane=p0", 0},
+		{metricSubPortSpeed, "device=p0b,plane=p0", 400e9},
+		{metricSubPortDamped, "device=p0b,plane=p0", 3},
+		{metricEvents, "kind=drain", 2},
+		{metricEvents, "kind=reload", 0},
+		{metricQueue, "queue=speaker", 2},
+		{metricDataplaneConnected, "", 1},
+		{metricDataplaneOperations, "level=group,result=refused", 1},
+		{metricDataplaneOperations, "level=destination,result=in_effect", 8},
+		{metricDataplanePending, "", 1},
+		{metricDataplaneApproximate, "", 2},
+		{metricDataplaneRefused, "", 3},
+		{metricDataplaneIntact, "", 0},
+		{metricSlotTableFailing, "", 0},
+		{metricWatches, "", 0},
+		{metricPanics, "", 0},
 	} {
-		if v, ok := series(got[c.name])[c.labels]; !ok || v != c.want {
-			t.Errorf("%s{%s} = %v (there: %v), want %v", c.name, c.labels, v, ok, c.want)
+		if v, ok := series(got[c.metric.Name])[c.labels]; !ok || v != c.want {
+			t.Errorf("%s{%s} = %v (there: %v), want %v", c.metric.Name, c.labels, v, ok, c.want)
 		}
 	}
-	step, ack := got[nameStep].Metric[0].Histogram, got[nameAcknowledged].Metric[0].Histogram
+	step, ack := got[metricStep.Name].Metric[0].Histogram, got[metricAcknowledged.Name].Metric[0].Histogram
 	if step.GetSampleCount() != 2 || step.GetSampleSum() < 5 || ack.GetSampleCount() != 1 {
 		t.Errorf("histograms: %v, %v", step, ack)
+	}
+
+	// A daemon without a data plane has no metrics of one, which would read as a lost connection.
+	l.on(t, func() {
+		l.process.Dataplane, l.process.SlotTable = Dataplane{}, SlotTable{Failures: 1, Failure: "disk full"}
+	})
+	got = gather(t, reg)
+	for name := range got {
+		if strings.HasPrefix(name, "fared_dataplane_") {
+			t.Errorf("%s is exported without a data plane", name)
+		}
+	}
+	if failing := series(got[metricSlotTableFailing.Name])[""]; failing != 1 {
+		t.Errorf("%s is %v after a failure", metricSlotTableFailing.Name, failing)
 	}
 
 	// A removed session takes its series along.
@@ -224,6 +213,19 @@ func TestHandler(t *testing.T) {
 	l := newFake(1, 10)
 	reg, _, s := newMetrics(t, l)
 	h := Handler(reg, s.c.Reader)
+	conn := serve(t, s, nil).conn
+	// probe checks that a probe over gRPC agrees with its status code over HTTP.
+	probe := func(name string, code int) {
+		t.Helper()
+		want := healthpb.HealthCheckResponse_NOT_SERVING
+		if code == http.StatusOK {
+			want = healthpb.HealthCheckResponse_SERVING
+		}
+		got, err := healthpb.NewHealthClient(conn).Check(t.Context(), &healthpb.HealthCheckRequest{Service: name})
+		if err != nil || got.Status != want {
+			t.Errorf("%s: %v, %v, want %v", name, got, err, want)
+		}
+	}
 	get := func(method, path string) (int, string) {
 		w := httptest.NewRecorder()
 		h.ServeHTTP(w, httptest.NewRequestWithContext(t.Context(), method, path, nil))
@@ -238,6 +240,26 @@ func TestHandler(t *testing.T) {
 		if code, body := get("GET", "/healthz"); code != http.StatusOK || body != "ok\n" {
 			t.Errorf("healthz: %d %q", code, body)
 		}
+		probe("liveness", http.StatusOK)
+		for _, c := range []struct {
+			process Process
+			code    int
+			want    string
+		}{
+			{Process{Converged: true}, http.StatusOK, "ok\n"}, // a leaf without a data plane
+			{Process{}, http.StatusServiceUnavailable, "the start is not over"},
+			{Process{Converged: true, Dataplane: Dataplane{Address: "unix:/x", Connected: true}}, http.StatusOK, "ok\n"},
+			{Process{Converged: true, Dataplane: Dataplane{Address: "unix:/x"}}, http.StatusServiceUnavailable, "no data plane is connected at unix:/x\n"},
+		} {
+			if err := l.do(t.Context(), func() { l.process = c.process }); err != nil {
+				t.Fatal(err)
+			}
+			if code, body := get("GET", "/readyz"); code != c.code || !strings.Contains(body, c.want) {
+				t.Errorf("readyz of %+v: %d %q", c.process, code, body)
+			}
+			probe("readiness", c.code)
+			probe("liveness", http.StatusOK)
+		}
 		if code, body := get("GET", "/metrics"); code != http.StatusOK || !strings.Contains(body, "\nfared_loop_responding 1\n") || !strings.Contains(body, "\nfared_revision 1\n") {
 			t.Errorf("metrics: %d\n%s", code, body)
 		}
@@ -249,6 +271,11 @@ func TestHandler(t *testing.T) {
 	if code, body := get("GET", "/healthz"); code != http.StatusServiceUnavailable || !strings.Contains(body, errLoopStopped.Error()) {
 		t.Errorf("healthz without a loop: %d %q", code, body)
 	}
+	probe("liveness", http.StatusServiceUnavailable)
+	probe("readiness", http.StatusServiceUnavailable)
+	if code, body := get("GET", "/readyz"); code != http.StatusServiceUnavailable || !strings.Contains(body, errLoopStopped.Error()) {
+		t.Errorf("readyz without a loop: %d %q", code, body)
+	}
 	code, body := get("GET", "/metrics")
 	if code != http.StatusOK || !strings.Contains(body, "\nfared_loop_responding 0\n") || !strings.Contains(body, "fared_build_info") || strings.Contains(body, "\nfared_revision") {
 		t.Errorf("metrics without a loop: %d\n%s", code, body)
@@ -258,6 +285,30 @@ func TestHandler(t *testing.T) {
 func ExampleEventKind_String() {
 	fmt.Println(EventSessionUp, EventEndOfRIB)
 	// Output: session-up end-of-rib
+}
+
+// TestPlaneWeights checks the mean of shares: two destinations 3:1, a destination of each source group, one 1:1, two unreachable, one without a vector.
+func TestPlaneWeights(t *testing.T) {
+	l := newFake(1, 10).two()
+	l.vectors[1] = Vector{Reachable: true, Planes: []VectorPlane{{Weight: 3}, {Weight: 1}}}
+	l.vectors[2] = Vector{Reachable: true, Planes: []VectorPlane{{Weight: 1}, {Weight: 1}}}
+	l.vectors[3] = Vector{Planes: []VectorPlane{{}, {}}}
+	for id := range l.vectors {
+		l.builder.MarkVector(id)
+	}
+	for i, d := range []struct {
+		source int
+		vector uint32
+	}{{0, 1}, {1, 1}, {0, 2}, {0, 3}, {1, 3}, {0, 0}} {
+		key := Key{prefixAt(i).Prefix, d.source}
+		l.destinations[key] = Destination{Vector: d.vector}
+		l.builder.MarkDestination(key)
+	}
+	l.builder.Commit()
+	got := l.builder.build().planeWeights()
+	if want := map[string]float64{"p0": (0.75 + 0.75 + 0.5) / 3, "p1": (0.25 + 0.5) / 3, "p2": 0.25 / 3}; !maps.Equal(got, want) {
+		t.Errorf("%v, want %v", got, want)
+	}
 }
 
 // TestMetricsOfSources checks that with several source groups destinations are counted for each.
@@ -279,12 +330,12 @@ func TestMetricsOfSources(t *testing.T) {
 	l.start(t)
 	reg, _, service := newMetrics(t, l)
 	got := gather(t, reg)
-	for name, want := range map[string]map[string]float64{
-		nameDestinations: {"source=10.255.0.1/32": 3, "source=10.255.0.2/32": 2},
-		nameReachable:    {"source=10.255.0.1/32": 3, "source=10.255.0.2/32": 0},
+	for m, want := range map[*metric.Metric]map[string]float64{
+		metricDestinations: {"source=10.255.0.1/32": 3, "source=10.255.0.2/32": 2},
+		metricReachable:    {"source=10.255.0.1/32": 3, "source=10.255.0.2/32": 0},
 	} {
-		if !maps.Equal(series(got[name]), want) {
-			t.Errorf("%s: %v, want %v", name, series(got[name]), want)
+		if !maps.Equal(series(got[m.Name]), want) {
+			t.Errorf("%s: %v, want %v", m.Name, series(got[m.Name]), want)
 		}
 	}
 	status, err := service.Fabric().GetStatus(t.Context(), &farev1.GetStatusRequest{})

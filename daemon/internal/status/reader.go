@@ -2,6 +2,7 @@ package status
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/netip"
 )
@@ -67,6 +68,20 @@ func (r *Reader) Report(ctx context.Context) (*Report, error) {
 // Ping returns when the loop has answered.
 func (r *Reader) Ping(ctx context.Context) error {
 	return r.do(ctx, func() {})
+}
+
+// Ready returns nil once the daemon does its work: the start is over, and the data plane, if it needs one, is connected. Otherwise the error has the reason.
+func (r *Reader) Ready(ctx context.Context) error {
+	p, err := ask(ctx, r.do, func() *Process { p := r.b.source.Process(); return &p })
+	switch {
+	case err != nil:
+		return fmt.Errorf("the daemon's loop does not answer: %w", err)
+	case !p.Converged:
+		return errors.New("the start is not over: some session has not sent End-of-RIB yet")
+	case p.Dataplane.Address != "" && !p.Dataplane.Connected:
+		return fmt.Errorf("no data plane is connected at %s", p.Dataplane.Address)
+	}
+	return nil
 }
 
 // explained is a view with the explanations of a destination, by source group, at the same moment.

@@ -13,7 +13,6 @@ import (
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/health"
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 	grpcstatus "google.golang.org/grpc/status"
 
@@ -25,8 +24,8 @@ import (
 const (
 	// maxRequestBytes is enough for a filter of more than 20,000 prefixes.
 	maxRequestBytes = 1 << 20
-	// maxReaders bounds the open connections to the read-only socket, so that a local user cannot exhaust the process's file descriptors.
-	maxReaders = 256
+	// window is gRPC's default; requests are small, and any local user may call.
+	window = 64 << 10
 	// unaryTimeout ends a call whose client set no deadline.
 	unaryTimeout = 30 * time.Second
 	// DefaultStopTimeout limits how long calls may continue after a stop was requested.
@@ -45,8 +44,10 @@ type ServerConfig struct {
 	ReadOnlyMode   os.FileMode
 	// Listen is a TCP address, host:port; empty disables it. Without TLS it must be a loopback address, and only read calls are accepted.
 	Listen string
-	// TLS must require and verify client certificates.
+	// TLS must require and verify client certificates. Without Operators every certificate may only read.
 	TLS *tls.Config
+	// Operators are the names of the certificates that may operate on Listen, as for tlsfiles.CheckName.
+	Operators []string
 	// StopTimeout limits how long calls may continue after Serve's context ended; 0 means DefaultStopTimeout.
 	StopTimeout time.Duration
 }
@@ -56,7 +57,7 @@ type Server struct {
 	c         ServerConfig
 	service   *Service
 	log       *slog.Logger
-	health    *health.Server
+	health    *grpcserve.Health
 	endpoints []*endpoint
 }
 
@@ -66,9 +67,11 @@ type endpoint struct {
 	grpc *grpc.Server
 	// name is the address that clients use.
 	name string
-	// access is the right of every client here; operate names the endpoint for operators, in errors.
-	access  access
-	operate string
+	// access is the right of every client here, but with tls certificates of operators may operate. operate is the remedy, in errors.
+	access    access
+	tls       bool
+	operators []string
+	operate   string
 }
 
 // NewServer binds the addresses. The error is a *unixsocket.InUseError when another process serves the socket. The caller must call Serve or
@@ -89,27 +92,29 @@ func NewServer(c ServerConfig, service *Service, log *slog.Logger) (_ *Server, e
 	if c.Socket == "" && c.ReadOnlySocket == "" && c.Listen == "" {
 		return nil, errors.New("api: both the socket and the listen address are missing: set api.socket or api.listen")
 	}
-	s := &Server{c: c, service: service, log: log, health: health.NewServer()}
+	s := &Server{c: c, service: service, log: log, health: grpcserve.NewHealth(map[string]func(context.Context) error{
+		grpcserve.Liveness: service.c.Reader.Ping, grpcserve.Readiness: service.c.Reader.Ready,
+	})}
 	defer func() {
 		if err != nil {
 			s.Close()
 		}
 	}()
-	operate := "api.listen with api.tls"
+	operate := "api.listen with a certificate of api.tls.operators"
 	if c.Socket != "" {
 		operate = c.Socket + ", as root or as a member of its group"
 		l, err := unixsocket.Listen(unixsocket.Config{Path: c.Socket, Mode: c.SocketMode, Owner: c.SocketOwner, Setting: "api.socket"}, log)
 		if err != nil {
 			return nil, fmt.Errorf("api.socket: %w", err)
 		}
-		s.add(&endpoint{Listener: l, name: c.Socket, access: accessOperate}, grpc.Creds(newPeerCredentials()))
+		s.add(&endpoint{Listener: grpcserve.Limit(l), name: c.Socket, access: accessOperate}, grpc.Creds(grpcserve.PeerCredentials()))
 	}
 	if c.ReadOnlySocket != "" {
 		l, err := unixsocket.Listen(unixsocket.Config{Path: c.ReadOnlySocket, Mode: c.ReadOnlyMode, Owner: c.SocketOwner, Setting: "api.read_only_socket"}, log)
 		if err != nil {
 			return nil, fmt.Errorf("api.read_only_socket: %w", err)
 		}
-		s.add(&endpoint{Listener: &limitedListener{Listener: l, free: make(chan struct{}, maxReaders), closed: make(chan struct{})}, name: c.ReadOnlySocket, access: accessRead, operate: operate}, grpc.Creds(newPeerCredentials()))
+		s.add(&endpoint{Listener: grpcserve.Limit(l), name: c.ReadOnlySocket, access: accessRead, operate: operate}, grpc.Creds(grpcserve.PeerCredentials()))
 	}
 	if c.Listen != "" {
 		if c.TLS != nil {
@@ -124,18 +129,20 @@ func NewServer(c ServerConfig, service *Service, log *slog.Logger) (_ *Server, e
 		if err != nil {
 			return nil, fmt.Errorf("api.listen: %w", err)
 		}
-		right := accessRead
-		if c.TLS != nil {
-			right = accessOperate
+		e := &endpoint{Listener: l, name: l.Addr().String(), access: accessRead, tls: c.TLS != nil, operators: c.Operators, operate: operate}
+		if e.tls && c.Socket != "" {
+			e.operate = ", or use " + operate
+		} else if e.tls {
+			e.operate = ""
 		}
-		s.add(&endpoint{Listener: l, name: l.Addr().String(), access: right, operate: operate}, options...)
+		s.add(e, options...)
 	}
 	return s, nil
 }
 
 // add creates an endpoint's gRPC server.
 func (s *Server) add(e *endpoint, options ...grpc.ServerOption) {
-	g := grpcserve.New(maxRequestBytes, s.health, append(options,
+	g := grpcserve.New(maxRequestBytes, window, s.health, append(options,
 		grpc.ChainUnaryInterceptor(s.unary, e.allowUnary), grpc.ChainStreamInterceptor(s.stream, e.allowStream))...)
 	farev1.RegisterWeightServiceServer(g, s.service.Weights())
 	farev1.RegisterFabricServiceServer(g, s.service.Fabric())
@@ -160,7 +167,7 @@ func (s *Server) Serve(ctx context.Context) error {
 	results := make(chan error, len(s.endpoints))
 	for _, e := range s.endpoints {
 		go func() { results <- e.grpc.Serve(e.Listener) }()
-		s.log.Info("serving the API", "address", e.name, "read_only", e.access == accessRead)
+		s.log.Info("serving the API", "address", e.name, "read_only", e.access == accessRead && len(e.operators) == 0)
 	}
 	var errs []error
 	left := len(s.endpoints)
@@ -204,9 +211,12 @@ func (s *Server) Close() error {
 	return errors.Join(errs...)
 }
 
-// unary limits the duration of a call, recovers from panics and counts results.
+// unary limits the duration of a call, recovers from panics, counts results and records refused operations.
 func (s *Server) unary(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (resp any, err error) {
-	defer func() { err = s.service.finished(info.FullMethod, recover(), err) }()
+	defer func() {
+		err = s.service.finished(info.FullMethod, recover(), err)
+		s.service.audit(ctx, info.FullMethod, req, err)
+	}()
 	if _, ok := ctx.Deadline(); !ok {
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithTimeout(ctx, unaryTimeout)
@@ -215,9 +225,12 @@ func (s *Server) unary(ctx context.Context, req any, info *grpc.UnaryServerInfo,
 	return handler(ctx, req)
 }
 
-// stream recovers from panics and counts results.
+// stream recovers from panics, counts results and records refused operations.
 func (s *Server) stream(srv any, ss grpc.ServerStream, info *grpc.StreamServerInfo, handler grpc.StreamHandler) (err error) {
-	defer func() { err = s.service.finished(info.FullMethod, recover(), err) }()
+	defer func() {
+		err = s.service.finished(info.FullMethod, recover(), err)
+		s.service.audit(ss.Context(), info.FullMethod, nil, err)
+	}()
 	return handler(srv, ss)
 }
 

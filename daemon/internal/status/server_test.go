@@ -34,7 +34,7 @@ func TestServerHealthAndReflection(t *testing.T) {
 	l := newFake(1, 10)
 	l.start(t)
 	srv := serve(t, l.service(t, nil), nil)
-	for _, name := range []string{"", "fare.v1.WeightService", "fare.v1.FabricService"} {
+	for _, name := range []string{"", "fare.v1.WeightService", "fare.v1.FabricService", "liveness"} {
 		got, err := healthpb.NewHealthClient(srv.conn).Check(t.Context(), &healthpb.HealthCheckRequest{Service: name})
 		if err != nil || got.Status != healthpb.HealthCheckResponse_SERVING {
 			t.Errorf("health of %q: %v, %v", name, got, err)
@@ -198,19 +198,19 @@ type authority struct {
 func newAuthority(t *testing.T) *authority {
 	t.Helper()
 	a := &authority{pool: x509.NewCertPool()}
-	a.cert, a.key = a.make(t, nil)
+	a.cert, a.key = a.make(t, nil, "fared test")
 	a.pool.AddCert(a.cert)
 	return a
 }
 
-func (a *authority) make(t *testing.T, by *authority) (*x509.Certificate, *ecdsa.PrivateKey) {
+func (a *authority) make(t *testing.T, by *authority, common string, dns ...string) (*x509.Certificate, *ecdsa.PrivateKey) {
 	t.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
 		t.Fatal(err)
 	}
 	template := &x509.Certificate{
-		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "fared test"}, IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)},
+		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: common}, DNSNames: dns, IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)},
 		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour), BasicConstraintsValid: true, IsCA: by == nil,
 		KeyUsage:    x509.KeyUsageDigitalSignature | x509.KeyUsageCertSign,
 		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth},
@@ -232,7 +232,13 @@ func (a *authority) make(t *testing.T, by *authority) (*x509.Certificate, *ecdsa
 
 func (a *authority) issue(t *testing.T) tls.Certificate {
 	t.Helper()
-	cert, key := a.make(t, a)
+	return a.issueTo(t, "fared test")
+}
+
+// issueTo issues a certificate with a common name and DNS names.
+func (a *authority) issueTo(t *testing.T, common string, dns ...string) tls.Certificate {
+	t.Helper()
+	cert, key := a.make(t, a, common, dns...)
 	return tls.Certificate{Certificate: [][]byte{cert.Raw}, PrivateKey: key}
 }
 
@@ -287,7 +293,7 @@ func TestServerPanic(t *testing.T) {
 func TestServerWatchLimit(t *testing.T) {
 	l := newFake(1, 10)
 	l.start(t)
-	s := l.service(t, func(c *ServiceConfig) { c.MaxWatches = 2 })
+	s := l.service(t, func(c *ServiceConfig) { c.MaxWatches = 4 }) // half of them for one client
 	srv := serve(t, s, nil)
 	ctx, cancel := context.WithCancel(t.Context())
 	first, err := srv.weights.WatchWeights(ctx, &farev1.WatchWeightsRequest{})

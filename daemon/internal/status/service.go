@@ -11,6 +11,7 @@ import (
 	"google.golang.org/grpc/codes"
 
 	farev1 "github.com/fared/fared/api/fare/v1"
+	"github.com/fared/fared/internal/grpcserve"
 )
 
 // DefaultMaxWatches is the limit of concurrent watches of each access right when ServiceConfig.MaxWatches is 0.
@@ -25,6 +26,14 @@ type DrainTarget struct {
 	SubPort string
 }
 
+// DrainRequest is a request to take a target out of service (On) or to return it to service. Force allows a drain that leaves a reachable destination without
+// any plane. Reason is the caller's, "" without one.
+type DrainRequest struct {
+	Target    DrainTarget
+	On, Force bool
+	Reason    string
+}
+
 // ServiceConfig configures the services. Every function may be called from any goroutine.
 type ServiceConfig struct {
 	Reader *Reader
@@ -33,14 +42,15 @@ type ServiceConfig struct {
 	Started time.Time
 	// Explain is called on the loop's goroutine. It returns false for an unknown destination.
 	Explain func(Key) (Explanation, bool)
-	// Drain takes a target out of service (on) or returns it to service (off). It returns the target in the form of Process.Drains and the
-	// sessions concerned. Without force it refuses a drain that would leave a reachable destination without any plane. Draining a drained target
-	// is not an error. Errors are Problems.
-	Drain func(ctx context.Context, target DrainTarget, on, force bool) (DrainTarget, []string, error)
-	// Reload reads the configuration again and returns the changes made, or with dryRun the changes it would make. Errors are Problems.
+	// Drain drains or undrains a target, and records that it did. It returns the target in the form of Process.Drains and the sessions concerned. Draining a drained target is not an
+	// error. Errors are Problems.
+	Drain func(context.Context, DrainRequest) (DrainTarget, []string, error)
+	// Reload reads the configuration again, records that it did, and returns the changes made, or with dryRun the changes it would make. Errors are Problems.
 	Reload func(ctx context.Context, dryRun bool) ([]string, error)
-	// MaxWatches bounds concurrent WatchWeights and WatchEvents calls: those of endpoints that only read, and separately those of the others, so
-	// that readers cannot shut out operators. 0 means DefaultMaxWatches.
+	// Record appends an event, of a refused call; nil leaves such calls to the log, which has them too.
+	Record func(Event)
+	// MaxWatches bounds concurrent WatchWeights and WatchEvents calls: those of callers that may only read, and separately those of operators, so
+	// that readers cannot shut out operators. A client (grpcserve.Caller) may have half of them. 0 means DefaultMaxWatches.
 	MaxWatches int
 	// Now is the clock; nil means time.Now.
 	Now func() time.Time
@@ -53,10 +63,12 @@ type Service struct {
 	weights weightService
 	fabric  fabricService
 
-	watches  [accessRights]atomic.Int64 // by the right of the endpoint
-	stopping chan struct{}              // closed when the server stops, which ends all watches
+	watches  [accessRights]atomic.Int64 // by the right of the caller
+	watchers [accessRights]grpcserve.Clients
+	stopping chan struct{} // closed when the server stops, which ends all watches
 	stopped  atomic.Bool
 	panics   atomic.Uint64
+	refusals grpcserve.Refusals
 	calls    [codes.Unauthenticated + 1]atomic.Uint64 // finished calls by code
 }
 
@@ -97,16 +109,27 @@ func (s *Service) stop() {
 
 // startWatch counts a watch of the call that ctx belongs to, or returns an error if there are too many. The caller calls done at its end.
 func (s *Service) startWatch(ctx context.Context) (done func(), err error) {
-	watches := &s.watches[accessOf(ctx)]
-	if n := watches.Add(1); n > int64(s.c.MaxWatches) {
-		watches.Add(-1)
-		return nil, rpcError(codes.ResourceExhausted, reasonWatches,
-			"too many concurrent watches: end one, or share one among the readers of this host",
-			&errdetails.QuotaFailure{Violations: []*errdetails.QuotaFailure_Violation{{
-				Subject: "watches", Description: "limit of concurrent WatchWeights and WatchEvents calls",
-			}}})
+	client, right := grpcserve.CallerOf(ctx).Client(), streamAccess(ctx)
+	release, ok := s.watchers[right].Take(client, max(1, s.c.MaxWatches/2))
+	if !ok {
+		return nil, tooManyWatches("too many concurrent watches of " + client + ", which may have half of all")
 	}
-	return func() { watches.Add(-1) }, nil
+	if n := s.watches[right].Add(1); n > int64(s.c.MaxWatches) {
+		s.watches[right].Add(-1)
+		release()
+		return nil, tooManyWatches("too many concurrent watches")
+	}
+	return func() {
+		s.watches[right].Add(-1)
+		release()
+	}, nil
+}
+
+func tooManyWatches(what string) error {
+	return rpcError(codes.ResourceExhausted, reasonWatches, what+": end one, or share one among the readers of this host",
+		&errdetails.QuotaFailure{Violations: []*errdetails.QuotaFailure_Violation{{
+			Subject: "watches", Description: "limit of concurrent WatchWeights and WatchEvents calls",
+		}}})
 }
 
 // watching returns the number of watches of all endpoints.

@@ -1,7 +1,9 @@
 package status
 
 import (
+	"cmp"
 	"iter"
+	"maps"
 	"net/netip"
 	"slices"
 	"sync/atomic"
@@ -76,6 +78,44 @@ func (v *View) Tally() (all Tally, groups []Tally) {
 		}
 	}
 	return all, groups
+}
+
+// planeWeights returns the share of each plane in the weights, from 0 to 1, by the plane's name: the mean over all reachable destinations of all
+// source groups. It iterates over all destinations.
+func (v *View) planeWeights() map[string]float64 {
+	type use struct {
+		vector uint32
+		source int
+	}
+	users := map[use]int{}
+	for _, p := range v.pages {
+		for _, d := range p.items {
+			users[use{d.Vector, d.key.Source}]++
+		}
+	}
+	out, all := map[string]float64{}, 0.0
+	// In a fixed order, so that the same weights have the same sums.
+	for _, u := range slices.SortedFunc(maps.Keys(users), func(a, b use) int { return cmp.Or(cmp.Compare(a.vector, b.vector), cmp.Compare(a.source, b.source)) }) {
+		w, n := v.vector(u.vector), users[u]
+		if w == nil || !w.Reachable {
+			continue
+		}
+		var sum uint64
+		for _, p := range w.Planes {
+			sum += uint64(p.Weight)
+		}
+		if sum == 0 {
+			continue
+		}
+		all += float64(n)
+		for i, p := range w.Planes {
+			out[v.layout.Groups[u.source].Planes[i].Name] += float64(n) * float64(p.Weight) / float64(sum)
+		}
+	}
+	for name := range out {
+		out[name] /= all
+	}
+	return out
 }
 
 // Vectors returns the number of distinct weight vectors.
