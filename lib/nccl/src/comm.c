@@ -10,6 +10,8 @@
 #define FIRST_LANES (200 * MILLISECOND)    /* that a communicator waits for its other lanes once one is ready */
 #define CONNECT_TIME (3000 * MILLISECOND)  /* until an attempt is given up */
 #define POST_DELAY (20 * MILLISECOND)      /* until an unconfirmed POST is repeated on another lane, doubling up to a second */
+#define MOST_STALLS 6
+#define CALM_TIME (10000 * MILLISECOND)    /* without a stall, after which a lane's stalls are noticed sooner again */
 #define RETURN_TIME (5000 * MILLISECOND)   /* in which a sender must open a lane after the last one has ended */
 
 struct comm *comm_new(const struct device *d, bool sends)
@@ -75,12 +77,15 @@ void comm_free(struct comm *c)
 
 void comm_fail(struct comm *c, ncclResult_t error, const char *reason)
 {
-	int none = ncclSuccess;
-	if (!atomic_compare_exchange_strong(&c->error, &none, error) || c->closed_at)
+	if (atomic_load(&c->error))
 		return;
-	char peer[46] = "";
-	fared_address_text(&c->destination, peer, sizeof peer);
-	WARN("%s %s: %s", c->sends ? "sending to" : "receiving", c->sends ? peer : "", reason);
+	if (!c->closed_at) {
+		/* The reason comes first: a program may end as soon as it sees the error. */
+		char peer[46] = "";
+		fared_address_text(&c->destination, peer, sizeof peer);
+		WARN("%s %s: %s", c->sends ? "sending to" : "receiving", c->sends ? peer : "", reason);
+	}
+	atomic_store(&c->error, error);
 }
 
 void comm_join(struct comm *c, struct lane *lane)
@@ -153,7 +158,11 @@ void comm_acknowledged(struct lane *lane, uint64_t id)
 	lane->progress = engine.now;
 	if (lane->suspect) {
 		lane->suspect = false;
-		lane->spurious += lane->spurious < 6;
+		lane->stalls += lane->stalls < MOST_STALLS;
+		lane->calm = engine.now;
+	} else if (lane->stalls && engine.now - lane->calm > CALM_TIME) {
+		lane->stalls--;
+		lane->calm = engine.now;
 	}
 	uint32_t number = (uint32_t)id;
 	if (number >= c->stripe_count || c->stripes[number]->generation != id >> 32 || !c->stripes[number]->request)
@@ -245,9 +254,14 @@ static void submit_receive(struct comm *c, struct request *r)
 	comm_post(c, r->group, c->lanes[i]);
 }
 
+/* expects returns whether an answer of the peer is outstanding: a buffer or an acknowledgement for a sender, a message for a receiver. */
+static bool expects(const struct comm *c) { return c->sends ? c->outstanding || c->waiting : c->first_group != c->next_group; }
+
 static void take_submissions(struct comm *c)
 {
 	uint32_t end = atomic_load_explicit(&c->submitted, memory_order_acquire);
+	if (c->taken != end && !expects(c) && c->lane_count)
+		c->alive = c->asked = engine.now; /* the engine may have slept */
 	for (; c->taken != end; c->taken++) {
 		struct request *r = c->ring[c->taken % MAX_SENDS];
 		if (!c->sends) {
@@ -277,8 +291,6 @@ static bool match(struct comm *c, struct request *r)
 				comm_fail(c, ncclInvalidUsage, "a message is larger than the receiver's buffer");
 				return false;
 			}
-			if (!c->outstanding)
-				c->alive = engine.now; /* the engine may have slept */
 			p->used |= 1u << i;
 			r->group = g;
 			r->index = i;
@@ -422,22 +434,37 @@ static void watch_lane(struct comm *c, struct lane *l)
 		l->ended |= engine.now - l->since > CONNECT_TIME;
 		return;
 	}
-	if (!l->suspect && l->sent.first && engine.now - l->progress > (settings.stall_ms * MILLISECOND) << l->spurious && c->lane_count > 1) {
-		l->suspect = true;
+	if (!l->sent.first || c->lane_count == 1 || engine.now - l->progress <= (settings.stall_ms * MILLISECOND) << l->stalls)
+		return;
+	/* While all lanes are suspect their stripes stay: there is no better lane. */
+	if (!l->suspect || !c->all_suspect)
 		lane_release(l);
-	}
+	l->suspect = true;
 }
 
-/* watch_peer notes when the peer was last heard of. A sender with nothing to send, and a receiver, expect of the peer only that it keeps a lane. */
-static void watch_peer(struct comm *c)
+/* watch_peer notes when the peer was last heard of, and asks a silent one for an answer: the end of a process does not arrive when no plane carries its packets. A peer of
+ * which nothing is expected has only to keep a lane. It returns the number of lanes in use. */
+static int watch_peer(struct comm *c)
 {
-	bool expects = c->outstanding || (c->waiting && c->waiting->matched);
+	int ready = 0;
 	for (int i = 0; i < c->lane_count; i++) {
 		const struct lane *l = c->lanes[i];
-		uint64_t heard = expects ? l->received : engine.now;
-		if (l->state == LANE_READY && !l->ended && heard > c->alive)
+		if (l->state != LANE_READY || l->ended)
+			continue;
+		ready++;
+		uint64_t heard = expects(c) ? l->received : engine.now;
+		if (heard > c->alive)
 			c->alive = heard;
 	}
+	uint64_t period = settings.patience_ms * MILLISECOND / 4;
+	if (!expects(c) || engine.now - c->alive <= period || engine.now - c->asked <= period)
+		return ready;
+	c->asked = engine.now;
+	for (int i = 0; i < c->lane_count; i++) {
+		if (c->lanes[i]->state == LANE_READY && !c->lanes[i]->ended)
+			lane_control(c->lanes[i], &(struct frame){.type = FRAME_PING}, NULL);
+	}
+	return ready;
 }
 
 /* comm_tick does what depends on time. */
@@ -447,7 +474,7 @@ void comm_tick(struct comm *c)
 		return;
 	for (int i = 0; i < c->lane_count; i++)
 		watch_lane(c, c->lanes[i]);
-	watch_peer(c);
+	int ready = watch_peer(c);
 	if (c->sends && !c->peer_closed) {
 		if (!c->lane_count && c->refused && c->ready)
 			comm_fail(c, ncclRemoteError, "the receiver's process has ended");
@@ -458,8 +485,8 @@ void comm_tick(struct comm *c)
 	}
 	if (c->sends)
 		return;
-	if (!c->peer_closed && c->first_group != c->next_group && engine.now - c->alive > RETURN_TIME)
-		comm_fail(c, ncclRemoteError, "the sender's process has ended");
+	if (!c->peer_closed && c->first_group != c->next_group && engine.now - c->alive > (ready ? settings.patience_ms * MILLISECOND : RETURN_TIME))
+		comm_fail(c, ncclRemoteError, ready ? "the sender does not answer on any plane" : "the sender's process has ended");
 	uint64_t delay = c->post_delay ? c->post_delay : POST_DELAY;
 	if (c->confirmed < c->next_group && engine.now - c->posted_at > delay) {
 		int i = c->lane_count ? post_lane(c, c->post_lane % c->lane_count) : -1;

@@ -34,7 +34,8 @@ struct lane {
 	int fd;
 	bool readable, writable, suspect, retired, shut, ended;
 	uint64_t since, progress, received; /* ns: state, last acknowledgement, last frame */
-	unsigned spurious;                  /* stalls that ended by themselves */
+	uint64_t calm;                      /* ns: end of the last stall, or of the last CALM_TIME without one */
+	unsigned stalls;                    /* the next stall is noticed after settings.stall_ms << stalls */
 
 	/* steering of a sender's lane; slot -1: none */
 	int slot;
@@ -97,6 +98,7 @@ struct comm {
 	struct lane *lanes[MAX_LANES];
 	int lane_count;
 	uint64_t since, closed_at, alive; /* ns; alive: when the peer was last heard of, or nothing was expected of it */
+	uint64_t asked;                   /* ns: the last PING */
 	uint64_t open_again;              /* ns: no lane is opened before */
 	uint32_t open_failures;
 	bool refused;
@@ -111,6 +113,7 @@ struct comm {
 	struct fared_pair pair;
 	struct fared_slot *slots, *fresh; /* fresh receives the next look-up, which may fail half-way */
 	uint32_t slot_count, slot_room;
+	bool all_suspect;                 /* every lane with a share is suspect: all are tried, because an acknowledgement on any shows that it works */
 	bool steered, ports_taken;        /* ports_taken: no slot of some sub-port had a free source port, which was reported */
 	uint64_t plane_bytes[MAX_LANES], repeated;
 

@@ -149,7 +149,7 @@ static void free_gone(void)
 static bool busy(void)
 {
 	for (struct comm *c = engine.comms; c; c = c->next) {
-		if (c->closed_at || !c->ready || c->again.first || c->waiting || (!c->sends && c->confirmed < c->next_group) || !c->lane_count)
+		if (c->closed_at || !c->ready || c->again.first || c->waiting || (!c->sends && c->first_group != c->next_group) || !c->lane_count)
 			return true;
 		for (int i = 0; i < c->lane_count; i++) {
 			if (c->lanes[i]->state != LANE_READY || c->lanes[i]->sent.first)

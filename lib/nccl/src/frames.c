@@ -62,6 +62,8 @@ bool frame_begin(struct lane *lane)
 	case FRAME_ACK:
 		return c->sends && f->length % sizeof(uint64_t) == 0;
 	case FRAME_BYE:
+	case FRAME_PING:
+	case FRAME_PONG:
 		return !f->length;
 	}
 	return false;
@@ -189,6 +191,11 @@ bool frame_end(struct lane *lane)
 			comm_acknowledged(lane, id);
 		}
 		break;
+	case FRAME_PING:
+		lane_control(lane, &(struct frame){.type = FRAME_PONG}, NULL);
+		break;
+	case FRAME_PONG:
+		break; /* lane_read has noted when it came */
 	case FRAME_BYE:
 		comm_closed_by_peer(lane->comm, f->group);
 		break;

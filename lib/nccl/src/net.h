@@ -28,7 +28,7 @@ struct settings {
 	uint32_t stripe;                /* bytes: FARED_NCCL_STRIPE */
 	uint32_t lanes;                 /* per sub-port: FARED_NCCL_LANES */
 	uint32_t stall_ms;              /* a lane without progress for this time is avoided: FARED_NCCL_STALL_MS */
-	uint32_t patience_ms;           /* time without an answer until a sender fails: FARED_NCCL_TIMEOUT, in s */
+	uint32_t patience_ms;           /* time without an answer until a communicator fails: FARED_NCCL_TIMEOUT, in s */
 	bool equal;                     /* stripes ignore shares: FARED_NCCL_STRIPING=equal */
 	bool planes;                    /* a device for each plane: FARED_NCCL_DEVICES=plane */
 };

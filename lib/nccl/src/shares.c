@@ -137,16 +137,19 @@ void shares_follow(struct comm *c)
 	apply(c);
 }
 
-static bool usable(const struct lane *l) { return l->state == LANE_READY && l->share && !l->suspect && !l->ended; }
+static bool usable(const struct comm *c, const struct lane *l) { return l->state == LANE_READY && l->share && !l->ended && (!l->suspect || c->all_suspect); }
 
 struct lane *shares_next(struct comm *c, uint32_t length, int64_t *total)
 {
 	struct lane *best = NULL;
 	int64_t most = 0;
 	*total = 0;
+	c->all_suspect = true;
+	for (int i = 0; i < c->lane_count; i++)
+		c->all_suspect &= c->lanes[i]->suspect || !c->lanes[i]->share || c->lanes[i]->state != LANE_READY || c->lanes[i]->ended;
 	for (int i = 0; i < c->lane_count; i++) {
 		struct lane *l = c->lanes[i];
-		if (!usable(l))
+		if (!usable(c, l))
 			continue;
 		int64_t credit = l->credit + (int64_t)l->share * length;
 		*total += (int64_t)l->share;
@@ -162,7 +165,7 @@ void shares_deal(struct comm *c, struct lane *chosen, uint32_t length, int64_t t
 {
 	for (int i = 0; i < c->lane_count; i++) {
 		struct lane *l = c->lanes[i];
-		if (usable(l))
+		if (usable(c, l))
 			l->credit += (int64_t)l->share * length;
 	}
 	chosen->credit -= total * length;

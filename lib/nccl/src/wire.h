@@ -2,13 +2,14 @@
  *
  * The receiver announces the buffers of each irecv by POST, confirmed by POSTED. The sender sends each message as stripes (DATA) on any lanes, in any order, and
  * repeats a stripe on another lane when its lane fails. The receiver acknowledges each stripe on the lane on which it arrived (ACK), repeated ones again.
+ * An end that waits for the other one and has heard nothing for some time asks by PING on all lanes, answered by PONG.
  */
 #ifndef FARED_NCCL_WIRE_H
 #define FARED_NCCL_WIRE_H
 
 #include <stdint.h>
 
-#define WIRE_VERSION 1
+#define WIRE_VERSION 2
 
 enum frame_type {
 	FRAME_HELLO = 1, /* payload: struct hello */
@@ -18,6 +19,8 @@ enum frame_type {
 	FRAME_DATA,      /* group, index, offset, total, id, stripe; payload */
 	FRAME_ACK,       /* payload: the 64-bit ids of stripes */
 	FRAME_BYE,       /* group: number of groups that the closing end has completed */
+	FRAME_PING,
+	FRAME_PONG,
 };
 
 struct frame {
