@@ -29,11 +29,14 @@ func holdTime(bfd time.Duration) time.Duration {
 }
 
 func faredBFD(interval time.Duration) string {
-	if interval == 0 {
+	if interval == 0 || interval == defaultBFD {
 		return ""
 	}
 	return fmt.Sprintf("\nbfd: {interval: %s}", interval)
 }
+
+// defaultBFD is the interval of a configuration without bfd.
+const defaultBFD = 300 * time.Millisecond
 
 func frrBFD(interval time.Duration) string {
 	return fmt.Sprintf("bfd\n profile fast\n  detect-multiplier 3\n  receive-interval %d\n  transmit-interval %[1]d\n exit\nexit\n", interval.Milliseconds())

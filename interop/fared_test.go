@@ -55,6 +55,13 @@ type fared struct {
 	*netnstest.Process
 	binary string
 	socket string
+	config string
+}
+
+// again starts the daemon another time with the files that the last process left.
+func (d *fared) again(t *testing.T, s *server) {
+	t.Helper()
+	d.Process = s.ns.Start(t, d.binary, "run", "--config", d.config)
 }
 
 func startFared(t *testing.T, f *fabric, s *server) *fared {
@@ -68,11 +75,11 @@ func startFared(t *testing.T, f *fabric, s *server) *fared {
 	case f.opt.driver != "":
 		dataplane = fmt.Sprintf("address: %q", "unix:"+startDataplane(t, f, s, dir))
 	}
-	config := writeFile(t, dir, "fared.yaml", faredConfig(f, s, dataplane, d.socket))
-	if out, err := exec.Command(d.binary, "check", "--config", config).CombinedOutput(); err != nil {
+	d.config = writeFile(t, dir, "fared.yaml", faredConfig(f, s, dataplane, d.socket))
+	if out, err := exec.Command(d.binary, "check", "--config", d.config).CombinedOutput(); err != nil {
 		t.Fatalf("fared check: %v\n%s", err, out)
 	}
-	d.Process = s.ns.Start(t, d.binary, "run", "--config", config)
+	d.again(t, s)
 	return d
 }
 

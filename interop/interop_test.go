@@ -433,6 +433,47 @@ func TestDrainThroughFRR(t *testing.T) {
 	f.weigh("sub-port back", "1:1")
 }
 
+// TestDrainThroughKill verifies that a drain outlasts a killed daemon: from the answer on, no start of it gives FRR a route over the drained target, nor the other
+// server a weight there, until an undrain.
+func TestDrainThroughKill(t *testing.T) {
+	d := frr{}
+	f := newFabric(t, options{daemons: both(d), each: func(l *leaf) { l.cumulative = true }})
+	f.up()
+	f.weigh("all up", "1:1")
+	s := f.servers[1]
+	for _, target := range [][]string{{"plane", "p1"}, {"leaf", f.leaves[1][0].routerID.String()}} {
+		s.fared.do(t, append([]string{"drain", "--reason", "kill"}, target...)...)
+		s.fared.Kill() // in whatever stage the drain is
+		for range 2 {
+			s.fared.again(t, s)
+			began, looks, came := time.Now(), 0, false
+			for time.Since(began) < 1500*time.Millisecond || !came {
+				n, err := d.established(f.leaves[1][0])
+				if came = came || err == nil && n == f.leaves[1][0].expect(); time.Since(began) > within {
+					t.Fatalf("the leaf has %d sessions up, %v", n, err)
+				}
+				for _, loopback := range s.loopbacks {
+					paths, err := d.paths(f.leaves[1][0], loopback)
+					if err != nil {
+						t.Fatal(err)
+					}
+					if len(paths) > 0 && looks > 0 { // the leaf needs a moment to notice the end of the killed process
+						t.Fatalf("%v after the start the leaf has %v", time.Since(began), paths)
+					}
+				}
+				looks++
+			}
+			t.Logf("%s %s: %d looks at the leaf while the daemon started, no route", target[0], target[1], looks)
+			f.weigh("plane 1 drained at server 1", "1:0")
+			s.fared.Kill()
+		}
+		s.fared.again(t, s)
+		f.up()
+		s.fared.do(t, append([]string{"undrain"}, target...)...)
+		f.weigh("plane 1 back", "1:1")
+	}
+}
+
 // TestServerDiesAndReturns verifies that a failed server's routes are removed at once, and are back when it is back.
 func TestServerDiesAndReturns(t *testing.T) {
 	f := newFabric(t, options{daemons: [planes]daemon{frr{}, bird{}}, each: func(l *leaf) { l.cumulative = true }})

@@ -1,13 +1,13 @@
 package lab
 
 import (
-	"context"
 	"fmt"
 	"log/slog"
 	"os"
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"go.uber.org/goleak"
 
@@ -268,16 +268,17 @@ step all is well again
 func TestTheModelCanFail(t *testing.T) {
 	f := fabric(t, Options{Spec: topo.Spec{Servers: 3}})
 	f.Cut[f.Groups()[2].Planes[1][0].Index] = true // the model assumes a cut that was not made
-	ctx, cancel := context.WithTimeout(t.Context(), 300e6)
-	defer cancel()
-	wrong := f.settle(ctx, settleTimeout)
 	want := []string{
 		"leaf1: s3.0 has a carrier: true, want false", "server1 -> 10.255.0.3 has 1:1:1:1, want 2:1:2:2",
 		"server2 -> 10.255.0.3 has 1:1:1:1, want 2:1:2:2", "server3: p1.0 has a carrier: true, want false",
 	}
-	if !slices.Equal(wrong, want) {
-		t.Errorf("%q", wrong)
+	var wrong []string
+	for limit := 300 * time.Millisecond; limit < time.Minute; limit *= 10 { // on a busy machine the first queries may take longer
+		if wrong = f.settle(t.Context(), limit); slices.Equal(wrong, want) {
+			return
+		}
 	}
+	t.Errorf("%q", wrong)
 }
 
 // TestMovedIsCounted verifies that slots move under remap and are counted.

@@ -6,6 +6,8 @@ import (
 	"time"
 
 	farev1 "github.com/fared/fared/api/fare/v1"
+	"github.com/fared/fared/lab/backend"
+	"github.com/fared/fared/topo"
 )
 
 // Picture is a snapshot of a fabric for display.
@@ -28,6 +30,36 @@ type PlanePicture struct {
 	Rate, Share float64
 }
 
+// PlanePictures returns the state of the planes for display, without shares, and whether packets flow. It is safe to call while Run runs and does not affect it.
+func (f *Fabric) PlanePictures() (planes []PlanePicture, packets bool) {
+	for plane := range f.Planes {
+		planes = append(planes, f.planePicture(plane))
+	}
+	if f.flow == nil {
+		return planes, false
+	}
+	for plane, r := range f.flow.Rates(0, f.GroupsEach()) {
+		planes[plane].Rate = r.Packets
+	}
+	return planes, f.flow.Sends()
+}
+
+// planePicture returns a plane without packets.
+func (f *Fabric) planePicture(plane int) PlanePicture {
+	show := PlanePicture{Plane: f.PlaneName(plane)}
+	var names []string
+	for _, leaf := range f.Leaf[plane*f.Leaves : (plane+1)*f.Leaves] {
+		names = append(names, leaf.Name)
+		up, cables := f.backend.Light(leaf)
+		show.Up, show.Cables = show.Up+up, show.Cables+cables
+	}
+	show.Leaf = strings.Join(names, ",")
+	return show
+}
+
+// Daemon returns the API of a node's daemon, or nil if the node's software has none.
+func (f *Fabric) Daemon(n *topo.Node) backend.API { return f.backend.API(n) }
+
 // pictureTimeout bounds the query for a picture's weights, so that a display does not block while a daemon does not answer.
 const pictureTimeout = time.Second
 
@@ -43,15 +75,7 @@ func (f *Fabric) Picture(step *Step) Picture {
 	}
 	p := Picture{Source: f.Groups()[src].Name, Destination: f.Groups()[dst].Name}
 	for plane := range f.Planes {
-		show := PlanePicture{Plane: f.PlaneName(plane)}
-		var names []string
-		for _, leaf := range f.Leaf[plane*f.Leaves : (plane+1)*f.Leaves] {
-			names = append(names, leaf.Name)
-			up, cables := f.backend.Light(leaf)
-			show.Up, show.Cables = show.Up+up, show.Cables+cables
-		}
-		show.Leaf = strings.Join(names, ",")
-		p.Planes = append(p.Planes, show)
+		p.Planes = append(p.Planes, f.planePicture(plane))
 	}
 	if f.flow != nil {
 		p.Packets = f.flow.Sends()

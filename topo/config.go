@@ -147,9 +147,7 @@ func (f *Fabric) faredConfig(n *Node, site Site) string {
 	if site.Quick || site.SpeedScale > 1 || site.AssumeUp { // a lab fails the same cable every few seconds on purpose
 		t.line("links: {damping: {hold: 50ms, longest: 1s, quiet: 2s}}")
 	}
-	if f.BFD > 0 {
-		t.line("bfd: {interval: %s, multiplier: %d}", f.BFD, bfdMultiplier)
-	}
+	t.line("bfd: {interval: %s, multiplier: %d}", f.BFD, bfdMultiplier)
 	if n.Kind == KindServer {
 		t.line("weights: {mode: %s, policy: %s, ordering: %s}", f.Mode, f.Policy, f.Ordering)
 	}

@@ -31,6 +31,7 @@ type line struct {
 	gpu      int // owner of a server's cable; 0 otherwise
 	sub      int // sub-port of a server's cable; 0 for uplinks
 	count    int
+	cables   []*Cable
 	speed    fare.Bandwidth
 }
 
@@ -69,6 +70,7 @@ func (f *Fabric) picture() *picture {
 			p.lines = append(p.lines, l)
 		}
 		l.count++
+		l.cables = append(l.cables, c)
 	}
 	return p
 }

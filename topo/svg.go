@@ -39,13 +39,21 @@ type svg struct {
 	upper   map[*line]int // x of a line at its upper box
 	width   int
 	height  int
+	// controls makes every cable a button.
+	controls bool
 }
 
 // SVG returns the drawing as Scalable Vector Graphics: planes in columns, spines above leaves, and servers below all of
 // them. A server, or each of its GPUs if these own their ports, has a port for each plane, in the plane's color, from
 // which a line for each sub-port goes to a leaf: two lines are a Y-cable.
-func (f *Fabric) SVG() string {
-	s := &svg{picture: f.picture(), shapes: map[*box]shape{}, lower: map[*line]int{}, upper: map[*line]int{}}
+func (f *Fabric) SVG() string { return f.svg(false) }
+
+// ControlSVG returns the drawing for a page with a script: each line for cables has the class "cable", the role of a button, a name, and the attribute data-cables
+// with their numbers in Cables, separated by spaces.
+func (f *Fabric) ControlSVG() string { return f.svg(true) }
+
+func (f *Fabric) svg(controls bool) string {
+	s := &svg{picture: f.picture(), shapes: map[*box]shape{}, lower: map[*line]int{}, upper: map[*line]int{}, controls: controls}
 	s.place()
 	s.attach()
 	s.draw()
@@ -187,13 +195,25 @@ func (s *svg) draw() {
 			width = "1.2"
 		}
 		bend := (y1 - y2) / 2
-		s.line(`<path d="%sC%d %d %d %d %d %d" stroke="%s" stroke-width="%s"/>`, begin, x1, y1-bend, x2, y2+bend, x2, y2, color(l.plane), width)
+		s.line(`<path d="%sC%d %d %d %d %d %d" stroke="%s" stroke-width="%s"%s/>`, begin, x1, y1-bend, x2, y2+bend, x2, y2, color(l.plane), width, s.control(l))
 	}
 	s.WriteString("</g>\n")
 	for _, b := range s.boxes {
 		s.box(b)
 	}
 	s.line(`</svg>`)
+}
+
+// control returns the attributes of a line that is a button.
+func (s *svg) control(l *line) string {
+	if !s.controls {
+		return ""
+	}
+	numbers, names := make([]string, len(l.cables)), make([]string, len(l.cables))
+	for i, c := range l.cables {
+		numbers[i], names[i] = fmt.Sprint(c.Index), fmt.Sprintf("%s %s to %s", c.Down.Node.Name, c.Down.Device, c.Up.Node.Name)
+	}
+	return fmt.Sprintf(` class="cable" role="button" tabindex="0" aria-pressed="false" aria-label="cut %s" data-cables="%s"`, strings.Join(names, ", "), strings.Join(numbers, " "))
 }
 
 func (s *svg) box(b *box) {

@@ -309,7 +309,7 @@ func (n *node) client() farev1.WeightServiceClient {
 	if n.conn == nil {
 		pace := backoff.Config{BaseDelay: 20 * time.Millisecond, Multiplier: 1.6, MaxDelay: 200 * time.Millisecond}
 		conn, err := grpc.NewClient("unix:"+n.socket("fared"), grpc.WithTransportCredentials(insecure.NewCredentials()),
-			grpc.WithConnectParams(grpc.ConnectParams{Backoff: pace, MinConnectTimeout: time.Second}))
+			grpc.WithConnectParams(grpc.ConnectParams{Backoff: pace, MinConnectTimeout: 15 * time.Second}))
 		if err != nil {
 			n.f.t.Fatal(err)
 		}

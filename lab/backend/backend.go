@@ -108,6 +108,8 @@ type API interface {
 	GetStatus(context.Context, *farev1.GetStatusRequest) (*farev1.GetStatusResponse, error)
 	// Follow calls take with every message of WatchWeights until ctx or the daemon ends, also across crashes by faults.
 	Follow(ctx context.Context, r *farev1.WatchWeightsRequest, take func(*farev1.WatchWeightsResponse) error) error
+	// FollowEvents calls take with every message of WatchEvents until ctx or the daemon ends.
+	FollowEvents(ctx context.Context, r *farev1.WatchEventsRequest, take func(*farev1.FabricEvent) error) error
 }
 
 // Forwarding is the forwarding state of a data plane at one moment.

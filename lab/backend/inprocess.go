@@ -114,18 +114,22 @@ type services struct {
 }
 
 func (s services) Follow(ctx context.Context, r *farev1.WatchWeightsRequest, take func(*farev1.WatchWeightsResponse) error) error {
-	return s.WatchWeights(r, &weightStream{ctx: ctx, take: take})
+	return s.WatchWeights(r, &stream[farev1.WatchWeightsResponse]{ctx: ctx, take: take})
 }
 
-// weightStream is the stream of WatchWeights from a daemon in this process.
-type weightStream struct {
-	grpc.ServerStream // WatchWeights uses only the methods below
+func (s services) FollowEvents(ctx context.Context, r *farev1.WatchEventsRequest, take func(*farev1.FabricEvent) error) error {
+	return s.WatchEvents(r, &stream[farev1.FabricEvent]{ctx: ctx, take: take})
+}
+
+// stream is the stream of a watch of a daemon in this process.
+type stream[T any] struct {
+	grpc.ServerStream // watches use only the methods below
 	ctx               context.Context
-	take              func(*farev1.WatchWeightsResponse) error
+	take              func(*T) error
 }
 
-func (s *weightStream) Context() context.Context                  { return s.ctx }
-func (s *weightStream) Send(m *farev1.WatchWeightsResponse) error { return s.take(m) }
+func (s *stream[T]) Context() context.Context { return s.ctx }
+func (s *stream[T]) Send(m *T) error          { return s.take(m) }
 
 func (b *inProcess) API(n *topo.Node) API {
 	d := b.nodes[n].daemon

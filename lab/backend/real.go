@@ -256,6 +256,21 @@ func (c *client) Follow(ctx context.Context, r *farev1.WatchWeightsRequest, take
 	}
 }
 
+// FollowEvents ends with the daemon: the page subscribes again.
+func (c *client) FollowEvents(ctx context.Context, r *farev1.WatchEventsRequest, take func(*farev1.FabricEvent) error) error {
+	if c.dead.Load() {
+		return ErrDead
+	}
+	events, err := c.fabric.WatchEvents(ctx, r)
+	for err == nil {
+		var m *farev1.FabricEvent
+		if m, err = events.Recv(); err == nil {
+			err = take(m)
+		}
+	}
+	return err
+}
+
 // watch calls take with every message of WatchWeights until the stream ends.
 func (c *client) watch(ctx context.Context, r *farev1.WatchWeightsRequest, take func(*farev1.WatchWeightsResponse) error) error {
 	stream, err := c.weights.WatchWeights(ctx, r)
