@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net/netip"
 	"os"
 	"os/signal"
@@ -17,6 +18,7 @@ import (
 	"github.com/fared/fared/dataplane/agent"
 	"github.com/fared/fared/dataplane/bpf"
 	"github.com/fared/fared/dataplane/linux"
+	"github.com/fared/fared/internal/asynclog"
 	"github.com/fared/fared/internal/footprint"
 	"github.com/fared/fared/internal/tlsfiles"
 	"github.com/fared/fared/internal/unixsocket"
@@ -33,6 +35,7 @@ type dataplaneOptions struct {
 	tlsCert, tlsKey, tlsCA      string
 	journal, logLevel, logStyle string
 	sunh                        string
+	allowPrefixes               []string
 	flush                       bool
 }
 
@@ -69,10 +72,13 @@ recognizes by their marks.`,
 	f.StringVar(&o.config.Driver, "driver", agent.Auto, "auto, bpf, linux or memory")
 	f.StringVar(&o.socketMode, "socket-mode", fmt.Sprintf("%04o", unixsocket.DefaultMode), "mode of the socket, in octal digits as for chmod")
 	f.StringVar(&o.config.SocketOwner, "socket-owner", "", "owner of the socket: user, user:group or :group (default the agent's user and group)")
-	f.StringVar(&o.config.Listen, "listen", "", "also listen on host:port; an address other than a loopback needs the three TLS files")
+	f.StringVar(&o.config.Listen, "listen", "", "also listen on host:port, without TLS only for reading; an address other than a loopback needs the three TLS files")
 	f.StringVar(&o.tlsCert, "tls-cert", "", "PEM file of the certificate for --listen")
 	f.StringVar(&o.tlsKey, "tls-key", "", "PEM file of the certificate's key")
-	f.StringVar(&o.tlsCA, "tls-client-ca", "", "PEM file of the authorities that sign the certificates of permitted clients")
+	f.StringVar(&o.tlsCA, "tls-client-ca", "", "PEM file of the authorities that sign the clients' certificates; each may read")
+	f.StringArrayVar(&o.config.TLSClients, "tls-client", nil, "name of a certificate that may program: its DNS name or, without any, its common name; *.example for all below example; may be repeated")
+	f.StringArrayVar(&o.allowPrefixes, "allow-prefix", nil, "prefix in which destinations may be programmed, such as 10.255.0.0/16; may be repeated (default all but this machine's addresses, gateways and other networks)")
+	f.StringArrayVar(&o.config.AllowDevices, "allow-device", nil, "device that may be a sub-port, or a pattern such as 'eth*'; may be repeated (default all but lo)")
 	f.StringVar(&o.config.MetricsListen, "metrics-listen", "", "serve Prometheus at host:port/metrics, and /healthz")
 	f.StringVar(&o.journal, "journal", "", "file of the state that a restarted agent reads, on a file system that a reboot empties; 'none' disables it (default dataplane.journal in the socket's directory)")
 	levelFlag(c, &o.logLevel, "info", "")
@@ -104,10 +110,22 @@ recognizes by their marks.`,
 
 // runDataplane runs the agent until the context ends, or flushes.
 func (e *env) runDataplane(c *cobra.Command, o *dataplaneOptions) error {
-	if err := o.complete(e); err != nil {
+	var queue *asynclog.Log
+	defer func() {
+		if queue != nil {
+			queue.Close(logPatience)
+		}
+	}()
+	err := o.complete(func(format string, level slog.Leveler) (log *slog.Logger) {
+		log, queue = newQueuedLogger(e.err, format, level)
+		return log
+	})
+	if err != nil {
 		return err
 	}
 	cfg := o.config
+	cfg.LogDropped = queue.Dropped
+	defer libraryLog.use(cfg.Log)()
 	const remedy = "see the messages above; 'fared dataplane --help' describes every flag"
 	if o.flush {
 		flushed, err := agent.Flush(cfg)
@@ -166,7 +184,7 @@ func dataplaneFailed(err error, remedy string) error {
 
 // dataplaneFlags are the flags of the fields that an agent.FieldError names.
 var dataplaneFlags = map[string]string{
-	"Socket": "--socket", "Listen": "--listen", "MetricsListen": "--metrics-listen", "TLS": "--tls-cert, --tls-key, --tls-client-ca", "BPF.PinDir": "--pin-dir",
+	"Socket": "--socket", "Listen": "--listen", "MetricsListen": "--metrics-listen", "TLS": "--tls-cert, --tls-key, --tls-client-ca", "TLSClients": "--tls-client", "AllowPrefixes": "--allow-prefix", "AllowDevices": "--allow-device", "BPF.PinDir": "--pin-dir",
 }
 
 // nameFlags replaces the field that an agent.FieldError names by its flags.
@@ -178,8 +196,8 @@ func nameFlags(err error) error {
 	return errors.New(strings.Replace(err.Error(), field.Error(), dataplaneFlags[field.Field]+": "+field.Err.Error(), 1))
 }
 
-// complete checks the flags and converts them into a configuration.
-func (o *dataplaneOptions) complete(e *env) error {
+// complete checks the flags and converts them into a configuration, whose logger newLog returns.
+func (o *dataplaneOptions) complete(newLog func(format string, level slog.Leveler) *slog.Logger) error {
 	cfg := &o.config
 	if err := oneOf("driver", cfg.Driver, agent.Auto, agent.BPF, agent.Linux, agent.Memory); err != nil {
 		return err
@@ -209,24 +227,34 @@ func (o *dataplaneOptions) complete(e *env) error {
 	default:
 		cfg.Journal = o.journal
 	}
+	cfg.Log = newLog(o.logStyle, level)
 	if o.tlsCert != "" || o.tlsKey != "" || o.tlsCA != "" {
 		if o.tlsCert == "" || o.tlsKey == "" || o.tlsCA == "" || cfg.Listen == "" {
 			return &exitError{exitUsage, errors.New("TLS needs --listen, --tls-cert, --tls-key and --tls-client-ca together"), "give all four, or none"}
 		}
-		if cfg.TLS, err = tlsfiles.Server(o.tlsCert, o.tlsKey, o.tlsCA); err != nil {
+		if cfg.TLS, err = tlsfiles.Server(o.tlsCert, o.tlsKey, o.tlsCA, cfg.Log); err != nil {
 			return &exitError{exitUsage, err, "--tls-cert, --tls-key and --tls-client-ca name PEM files"}
 		}
+	}
+	if len(cfg.TLSClients) > 0 && cfg.TLS == nil {
+		return &exitError{exitUsage, errors.New("--tls-client is given without TLS"), "give --listen, --tls-cert, --tls-key and --tls-client-ca, too"}
 	}
 	if cfg.Linux.Protocol <= unix.RTPROT_STATIC {
 		return &exitError{exitUsage, fmt.Errorf("--protocol %d belongs to the kernel or the administrator", cfg.Linux.Protocol), "use 5 to 255, a number that no other program uses on this machine"}
 	}
 	cfg.BPF.Protocol = cfg.Linux.Protocol
+	for _, text := range o.allowPrefixes {
+		prefix, err := netip.ParsePrefix(text)
+		if err != nil {
+			return &exitError{exitUsage, fmt.Errorf("--allow-prefix: %w", err), "give a prefix such as 10.255.0.0/16 or fd00::/64"}
+		}
+		cfg.AllowPrefixes = append(cfg.AllowPrefixes, prefix)
+	}
 	if o.sunh != "" {
 		if cfg.BPF.SUNH, err = netip.ParsePrefix(o.sunh); err != nil {
 			return &exitError{exitUsage, fmt.Errorf("--sunh: %w", err), "give a prefix such as 10.1.0.0/16 or fd00::/112"}
 		}
 	}
 	cfg.Version, cfg.Notify = version.String(), true
-	cfg.Log = newLogger(e.err, o.logStyle, level)
 	return nil
 }

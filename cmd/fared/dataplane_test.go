@@ -220,6 +220,7 @@ func TestDataplaneUsage(t *testing.T) {
 		{exitUsage, "--log-format", "--log-format xml"},
 		{exitUsage, "--socket or --listen", "--socket="},
 		{exitUsage, "together", "--tls-cert x"},
+		{exitUsage, "--tls-client is given without TLS", "--listen 127.0.0.1:0 --tls-client fared"},
 		{exitUsage, "PEM files", "--listen 127.0.0.1:0 --tls-cert x --tls-key y --tls-client-ca z"},
 		{exitUsage, "takes no arguments", "now"},
 		{exitUsage, "unknown flag", "--dirver bpf"},

@@ -19,8 +19,9 @@ import (
 )
 
 func statusCommand(e *env) *cobra.Command {
-	return readFlags(e, &cobra.Command{
+	return repeatable(e, readFlags(e, &cobra.Command{
 		Use: "status", Short: "Show the daemon's state at a glance", Args: noArgs,
+		Example: "  fared status\n  fared status --watch\n  fared status -o json",
 		RunE: func(c *cobra.Command, _ []string) error {
 			conn, err := e.dial()
 			if err != nil {
@@ -33,7 +34,7 @@ func statusCommand(e *env) *cobra.Command {
 			}
 			return e.print(st, func(w *tabwriter.Writer) { statusTable(w, st) })
 		},
-	})
+	}))
 }
 
 func statusTable(w *tabwriter.Writer, st *farev1.GetStatusResponse) {
@@ -74,9 +75,15 @@ func statusTable(w *tabwriter.Writer, st *farev1.GetStatusResponse) {
 	case st.SlotTableFailures > 0:
 		row(w, "slot table", "published, after "+several(int(st.SlotTableFailures), "failure"))
 	}
+	if st.DrainsError != "" {
+		row(w, "drains", "NOT SAFE: "+st.DrainsError)
+	}
 	faultRows(w, st.Faults)
 	for _, d := range st.Drains {
 		row(w, "drain", drainState(d))
+		if d.SinceNs != 0 {
+			row(w, "", drainOrigin(d))
+		}
 		for _, reason := range d.WaitsFor {
 			row(w, "", reason)
 		}
@@ -119,7 +126,7 @@ func faultRows(w *tabwriter.Writer, faults []*farev1.Fault) {
 
 func sessionsCommand(e *env) *cobra.Command {
 	var plane string
-	c := readFlags(e, &cobra.Command{
+	c := repeatable(e, readFlags(e, &cobra.Command{
 		Use: "sessions", Short: "List the BGP sessions", Args: noArgs,
 		Example: "  fared sessions\n  fared sessions --plane p0 -o json",
 		RunE: func(c *cobra.Command, _ []string) error {
@@ -146,7 +153,7 @@ func sessionsCommand(e *env) *cobra.Command {
 				}
 			})
 		},
-	})
+	}))
 	c.Flags().StringVar(&plane, "plane", "", "list only the sessions of this plane")
 	completePlanes(e, c)
 	return c
@@ -175,8 +182,9 @@ func bfd(s *farev1.Session) string {
 }
 
 func planesCommand(e *env) *cobra.Command {
-	return readFlags(e, &cobra.Command{
+	return repeatable(e, readFlags(e, &cobra.Command{
 		Use: "planes", Short: "List the planes and their sub-ports", Args: noArgs,
+		Example: "  fared planes\n  fared planes -o json",
 		RunE: func(c *cobra.Command, _ []string) error {
 			conn, err := e.dial()
 			if err != nil {
@@ -206,7 +214,7 @@ func planesCommand(e *env) *cobra.Command {
 				}
 			})
 		},
-	})
+	}))
 }
 
 func drainCommand(e *env) *cobra.Command {
@@ -233,12 +241,29 @@ func drainState(d *farev1.DrainStatus) string {
 	return out
 }
 
+// drainOrigin describes when, by whom and why a target was drained.
+func drainOrigin(d *farev1.DrainStatus) string {
+	out := "since " + time.Unix(0, int64(d.SinceNs)).UTC().Format(time.RFC3339)
+	if d.By != "" {
+		out += " by " + d.By
+	}
+	if d.Reason != "" {
+		out += ": " + d.Reason
+	}
+	return out
+}
+
 func drainLike(e *env, verb, short string, on bool) *cobra.Command {
 	var wait, force bool
+	var reason string
 	var timeout time.Duration
+	example := fmt.Sprintf("  fared %s plane p0 --wait\n  fared %s leaf 10.1.0.1\n  fared %s sub-port eth3", verb, verb, verb)
+	if on {
+		example += " --reason 'new cable, ticket 4711'"
+	}
 	command := &cobra.Command{
 		Use: verb + " plane|leaf|sub-port NAME", Short: short,
-		Example: fmt.Sprintf("  fared %s plane p0\n  fared %s leaf 10.1.0.1\n  fared %s sub-port eth3", verb, verb, verb),
+		Example: example,
 		Args: func(c *cobra.Command, args []string) error {
 			if len(args) != 2 {
 				return &exitError{exitUsage, fmt.Errorf("%s needs the kind and the name of its target", verb), "for example: fared " + verb + " plane p0"}
@@ -259,7 +284,7 @@ func drainLike(e *env, verb, short string, on bool) *cobra.Command {
 			client := farev1.NewFabricServiceClient(conn)
 			var sessions []string
 			if on {
-				resp, rerr := client.Drain(c.Context(), &farev1.DrainRequest{Target: target, Force: force})
+				resp, rerr := client.Drain(c.Context(), &farev1.DrainRequest{Target: target, Force: force, Reason: reason})
 				target, sessions, err = resp.GetTarget(), resp.GetSessions(), rerr
 			} else {
 				resp, rerr := client.Undrain(c.Context(), &farev1.UndrainRequest{Target: target})
@@ -285,6 +310,7 @@ func drainLike(e *env, verb, short string, on bool) *cobra.Command {
 	command.Flags().BoolVar(&wait, "wait", false, "wait until the target is "+end+", and show the pending conditions")
 	command.Flags().DurationVar(&timeout, "timeout", 0, "with --wait: fail after this time, and name the pending conditions; 0 means no limit")
 	if on {
+		command.Flags().StringVar(&reason, "reason", "", "why, one line; 'fared status' shows it")
 		command.Flags().BoolVar(&force, "force", false, "drain even if a destination is left without any plane")
 	}
 	return command
@@ -298,6 +324,7 @@ func (e *env) followDrain(ctx context.Context, client farev1.FabricServiceClient
 	late := func(state string) error {
 		return &exitError{exitFailed, fmt.Errorf("not done after %s: %s", timeout, cmp.Or(strings.Join(strings.Fields(state), " "), "its state is unknown")), "the daemon continues; 'fared status' shows drains"}
 	}
+	warned := false
 	for shown := ""; ; {
 		st, err := client.GetStatus(ctx, &farev1.GetStatusRequest{})
 		if errors.Is(ctx.Err(), context.DeadlineExceeded) {
@@ -308,6 +335,10 @@ func (e *env) followDrain(ctx context.Context, client farev1.FabricServiceClient
 		}
 		i := slices.IndexFunc(st.Drains, func(d *farev1.DrainStatus) bool { return proto.Equal(d.Target, target) })
 		state, done := "", true // without a drain the wait is over
+		if st.DrainsError != "" && !warned {
+			warned = true
+			fmt.Fprintln(e.err, "fared: "+st.DrainsError)
+		}
 		if i >= 0 {
 			d := st.Drains[i]
 			state = "  " + strings.Join(append([]string{drainState(d)}, d.WaitsFor...), "\n    ") + "\n"
@@ -351,7 +382,8 @@ func reloadCommand(e *env) *cobra.Command {
 	var dry bool
 	c := &cobra.Command{
 		Use: "reload", Short: "Reload the daemon's configuration file", Args: noArgs,
-		Long: "The daemon applies the differences, or rejects the whole file with every reason; SIGHUP does the same.",
+		Example: "  fared reload --dry-run\n  fared reload",
+		Long:    "The daemon applies the differences, or rejects the whole file with every reason; SIGHUP does the same.",
 		RunE: func(c *cobra.Command, _ []string) error {
 			conn, err := e.dial()
 			if err != nil {

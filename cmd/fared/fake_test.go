@@ -210,9 +210,10 @@ func (f *fake) GetStatus(context.Context, *farev1.GetStatusRequest) (*farev1.Get
 	}
 	f.looks++
 	drains := []*farev1.DrainStatus{ // confirmed at the third query
-		{Target: &farev1.DrainTarget{Target: &farev1.DrainTarget_Leaf{Leaf: "10.1.0.2"}}, Stage: "drained"},
+		{Target: &farev1.DrainTarget{Target: &farev1.DrainTarget_Leaf{Leaf: "10.1.0.2"}}, Stage: "drained", SinceNs: 1767323045e9, By: "uid 0 (root) pid 4711", Reason: "new optics"},
 		{Target: &farev1.DrainTarget{Target: &farev1.DrainTarget_Plane{Plane: "p0"}}, Stage: "shares", Waiting: 2,
 			WaitsFor: []string{"destination 10.255.0.2/32: not acknowledged yet", "destination 10.255.0.3/32: vector 4 was refused: table full"}},
+		{Target: &farev1.DrainTarget{Target: &farev1.DrainTarget_SubPort{SubPort: "eth9"}}, Stage: "dormant", SinceNs: 1767323045e9},
 	}
 	if f.looks > 2 {
 		drains[1].Stage, drains[1].Waiting, drains[1].WaitsFor = "drained", 0, nil
@@ -229,7 +230,8 @@ func (f *fake) GetStatus(context.Context, *farev1.GetStatusRequest) (*farev1.Get
 		Dataplane: &farev1.DataplaneStatus{Name: "linux", Address: "unix:/run/fared-dataplane/dataplane.sock", OperationsSent: 12, OperationsInEffect: 10, OperationsRefused: 1,
 			OperationsPending: 1, LastError: "operation 12: no memory left: raise the limit", Approximate: 1, Refused: 2, Damage: "2 routes of table 179 are gone", Repairs: 5},
 		SlotTableFailures: 3, SlotTableError: "write /run/fared/slots: no space left on device",
-		Counters: []*farev1.Counter{{Name: `guard_dropped{reason="not-accepted"}`, Value: 3}, {Name: `inputs_ignored{reason="old-generation"}`}},
+		DrainsError: "a restart would forget changes of drains, fared tries again each second: open /var/lib/fared/drains.new: read-only file system",
+		Counters:    []*farev1.Counter{{Name: `guard_dropped{reason="not-accepted"}`, Value: 3}, {Name: `inputs_ignored{reason="old-generation"}`}},
 	}, nil
 }
 

@@ -180,6 +180,9 @@ func judgeHealth(st *farev1.GetStatusResponse, planes []*farev1.Plane, expectati
 	if st.SlotTableError != "" {
 		r.add(levelUnhealthy, "the slot table is not published: "+st.SlotTableError, "programs use the previous slots: remove the cause, fared retries each second")
 	}
+	if st.DrainsError != "" {
+		r.add(levelDegraded, st.DrainsError, "see docs/operations/drain.md")
+	}
 	r.judgeTally("planes", "up", r.Planes, down, expectations, "'fared planes' has the reasons")
 	r.judgeTally("sessions", "established", r.Sessions, nil, expectations, "'fared sessions' has the reasons")
 	r.judgeTally("destinations", "reachable", r.Destinations, nil, expectations, "'fared weights' has the reasons; a destination that no leaf advertises is not known")

@@ -44,12 +44,12 @@ func insideConfig(flags []string, log *slog.Logger) (agent.Config, error) {
 		err = errors.New("--help is a flag of the command alone")
 	}
 	if err == nil {
-		err = o.complete(e)
+		err = o.complete(func(string, slog.Leveler) *slog.Logger { return log })
 	}
 	if err != nil {
 		return agent.Config{}, fmt.Errorf("dataplane.flags: %w", err)
 	}
-	o.config.InProcess, o.config.Notify, o.config.Log = true, false, log
+	o.config.InProcess, o.config.Notify = true, false
 	return o.config, nil
 }
 

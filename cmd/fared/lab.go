@@ -28,6 +28,7 @@ type labOptions struct {
 	lab.Options
 	scenario, script, configs      string
 	verbose, inNamespaces, cleanup bool
+	ui                             string
 	play                           labPlay
 	real                           backend.Netns
 	clab                           backend.Containerlab
@@ -60,12 +61,15 @@ their slots from its fared and carry verified WRITEs between all GPUs while the 
 A step fails if a byte is wrong, lost or duplicated, or if an application would have received an
 error. The lab then sends no packets of its own.
 
+With --ui the lab plays no scenario, and serves a live page at that address until Ctrl-C: the
+fabric as a drawing whose cables a click cuts and mends, and the page of every server.
+
 Scenarios that crash, freeze or cut off processes need --netns or --containerlab; 'all' includes
 them there.
 
 Scenarios: ` + strings.Join(lab.Names(), ", ") + `, all; or a script, with --script.
 Exit code 1 if an expectation is not met.`,
-		Example: "  fared lab\n  fared lab --scenario sub-cable -o json\n  fared lab --servers 64 --scenario leaf\n  fared lab --script scenario.txt\n  sudo fared lab --netns --leaf frr\n  sudo fared lab --netns --transport roce --scenario leaf",
+		Example: "  fared lab\n  fared lab --scenario sub-cable -o json\n  fared lab --servers 64 --scenario leaf\n  fared lab --script scenario.txt\n  fared lab --ui 127.0.0.1:9470\n  sudo fared lab --netns --leaf frr\n  sudo fared lab --netns --transport roce --scenario leaf",
 		RunE:    func(c *cobra.Command, args []string) error { return flagErrors(a.run(e, c, args)) },
 	}
 	a.addFlags(c)
@@ -81,6 +85,7 @@ func (a *labOptions) addFlags(c *cobra.Command) {
 	f.BoolVarP(&a.verbose, "verbose", "v", false, "write the daemons' logs to standard error")
 	f.StringVar(&a.configs, "write-configs", "", "only write every node's configuration file into this directory; play no scenario")
 	f.DurationVar(&a.play.pace, "pace", 0, "delay after each step (default 600ms with the live table in a terminal)")
+	f.StringVar(&a.ui, "ui", "", "play no scenario, and serve a live page at this loopback address, host:port")
 	f.IntVar(&a.play.runs, "runs", 1, "number of times to play the scenarios on the same fabric, with a summary at the end")
 	f.BoolVar(&a.Quick, "quick", false, "shorten drain_delay, start.deadline and connect_retry instead of using fared's defaults")
 	f.BoolVar(&a.play.timelines, "timeline", false, "show the times at which weights and packets followed each step (default with --netns and --containerlab)")
@@ -100,6 +105,9 @@ func (a *labOptions) addFlags(c *cobra.Command) {
 	_ = c.MarkFlagFilename("script")
 	_ = c.MarkFlagDirname("write-configs")
 	c.MarkFlagsMutuallyExclusive("scenario", "script")
+	for _, flag := range []string{"scenario", "script", "runs", "pace", "timeline", "write-configs", "cleanup"} {
+		c.MarkFlagsMutuallyExclusive("ui", flag)
+	}
 	c.MarkFlagsMutuallyExclusive("keep", "cleanup")
 	c.MarkFlagsMutuallyExclusive("netns", "containerlab")
 	_ = c.MarkFlagFilename("containerlab", "yml", "yaml")
@@ -130,7 +138,10 @@ func (a *labOptions) run(e *env, c *cobra.Command, args []string) error {
 	}
 	log := slog.New(slog.DiscardHandler)
 	if a.verbose {
-		log = newLogger(e.err, "text", slog.LevelInfo)
+		log = newLogger(e.err, slog.LevelInfo)
+	}
+	if a.ui != "" {
+		return e.showLab(c.Context(), a.Options, a.ui, log)
 	}
 	show, live := e.labShow(a.Options, scenarios, a.play.runs, a.verbose)
 	a.real.Progress, a.clab.Progress, a.Progress = show.progress, show.progress, show.progress

@@ -1,7 +1,3 @@
-// TCP MD5 signatures (RFC 2385) do not work on the multipath TCP sockets that Go listens with by default.
-//
-//go:debug multipathtcp=0
-
 // Command fared is the control plane for multi-plane GPU scale-up networks: the daemon, its clients and its lab.
 package main
 
@@ -17,5 +13,6 @@ func main() {
 	context.AfterFunc(ctx, stop) // a second signal ends the process at once
 	// A closed pipe is an error of a write and does not end the process, because a daemon outlives its log's reader.
 	signal.Ignore(syscall.SIGPIPE)
+	logLibraries()
 	os.Exit(execute(ctx, os.Args[1:], os.Stdin, os.Stdout, os.Stderr))
 }

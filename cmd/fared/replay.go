@@ -14,6 +14,7 @@ func replayCommand(e *env) *cobra.Command {
 	var timeline bool
 	c := &cobra.Command{
 		Use: "replay FILE", Short: "Replay a recording (record.file) and show the weights it ends with",
+		Example: "  fared replay /var/log/fared/record.jsonl",
 		Args: func(_ *cobra.Command, args []string) error {
 			if len(args) != 1 {
 				return &exitError{exitUsage, fmt.Errorf("replay takes one recording, not %d", len(args)), "name a file written by record.file, or - for standard input"}

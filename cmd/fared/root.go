@@ -66,6 +66,10 @@ func execute(ctx context.Context, args []string, in io.Reader, out, errOut io.Wr
 	if err == nil {
 		return exitOK
 	}
+	var program programExit
+	if errors.As(err, &program) {
+		return int(program)
+	}
 	var coded *exitError
 	if !errors.As(err, &coded) {
 		coded = &exitError{code: exitUsage, err: err, remedy: "see fared --help"}
@@ -84,6 +88,7 @@ func execute(ctx context.Context, args []string, in io.Reader, out, errOut io.Wr
 }
 
 func newRoot(e *env) *cobra.Command {
+	var version bool
 	root := &cobra.Command{
 		Use:   "fared",
 		Short: "Control plane for multi-plane GPU scale-up networks",
@@ -113,9 +118,17 @@ leaf with an unusable configuration. Ctrl-C ends run, leaf and watch with 0.`,
 			}
 			return &exitError{exitUsage, fmt.Errorf("unknown command %q", args[0]), remedy}
 		},
-		RunE:                       func(c *cobra.Command, _ []string) error { return c.Help() },
+		RunE: func(c *cobra.Command, _ []string) error {
+			if version {
+				fmt.Fprintln(e.out, versionLine())
+				return nil
+			}
+			return c.Help()
+		},
 		SuggestionsMinimumDistance: 2,
 	}
+	// Not cobra's own flag: its template would link text/template, with which the linker keeps every method, 8 MB.
+	root.Flags().BoolVarP(&version, "version", "v", false, "print the version")
 	root.SetIn(e.in)
 	root.SetOut(e.out)
 	root.SetErr(e.err)
@@ -129,7 +142,8 @@ leaf with an unusable configuration. Ctrl-C ends run, leaf and watch with 0.`,
 		commands  []*cobra.Command
 	}{
 		{"daemon", "Daemons:", []*cobra.Command{runCommand(e), leafCommand(e), dataplaneCommand(e), initCommand(e), checkCommand(e)}},
-		{"inspect", "Inspect a running daemon:", []*cobra.Command{statusCommand(e), healthCommand(e), sessionsCommand(e), planesCommand(e), weightsCommand(e), slotsCommand(e), watchCommand(e), rdmaCommand(e), envCommand(e)}},
+		{"inspect", "Inspect a running daemon:", []*cobra.Command{statusCommand(e), healthCommand(e), supportCommand(e), sessionsCommand(e), planesCommand(e), weightsCommand(e), slotsCommand(e), watchCommand(e), rdmaCommand(e), envCommand(e)}},
+		{"programs", "Run programs over the planes:", []*cobra.Command{execCommand(e)}},
 		{"operate", "Operate a running daemon:", []*cobra.Command{drainCommand(e), undrainCommand(e), reloadCommand(e)}},
 		{"lab", "Design, test and replay:", []*cobra.Command{labCommand(e), topoCommand(e), trafficCommand(e), replayCommand(e)}},
 		{"other", "Other commands:", []*cobra.Command{versionCommand(e)}},

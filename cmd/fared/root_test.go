@@ -45,6 +45,30 @@ func TestCommandGroups(t *testing.T) {
 	}
 }
 
+// TestExamples checks that the help of every command that does something has an example, which begins with the command.
+func TestExamples(t *testing.T) {
+	examples := 0
+	var check func(c *cobra.Command)
+	check = func(c *cobra.Command) {
+		if c.Hidden || c.Name() == "help" || c.Name() == "completion" {
+			return
+		}
+		if c.HasParent() && c.Args != nil && c.RunE != nil && !c.HasSubCommands() && !strings.Contains(c.Example, c.CommandPath()) {
+			t.Errorf("%s: the example is %q", c.CommandPath(), c.Example)
+		}
+		if c.Example != "" {
+			examples++
+		}
+		for _, sub := range c.Commands() {
+			check(sub)
+		}
+	}
+	check(newRoot(&env{out: io.Discard, err: io.Discard}))
+	if examples < 20 {
+		t.Errorf("only %d examples: this test has lost its subject", examples)
+	}
+}
+
 // TestManualPages requires a page for every command that a user can call, and that pages of equal SOURCE_DATE_EPOCH are equal.
 func TestManualPages(t *testing.T) {
 	t.Setenv("SOURCE_DATE_EPOCH", "1767225600")

@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/signal"
 	"syscall"
+	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
@@ -18,6 +19,7 @@ import (
 	"github.com/fared/fared/daemon/config"
 	"github.com/fared/fared/dataplane/memory"
 	"github.com/fared/fared/fare"
+	"github.com/fared/fared/internal/asynclog"
 	"github.com/fared/fared/internal/footprint"
 )
 
@@ -64,6 +66,9 @@ file. SIGTERM and SIGINT end the daemon; the data plane keeps forwarding.`,
 					if cfg.SlotTable.File == config.SlotTableOf(cfg.API.Socket) {
 						cfg.SlotTable.File = config.SlotTableOf(e.socket)
 					}
+					if cfg.Drains.File == config.DrainsOf(cfg.API.Socket) {
+						cfg.Drains.File = config.DrainsOf(e.socket)
+					}
 					cfg.API.Socket = e.socket
 				}
 			}
@@ -83,8 +88,12 @@ file. SIGTERM and SIGINT end the daemon; the data plane keeps forwarding.`,
 				}
 				logLevel.Set(l)
 			}
+			logger, queue := newQueuedLogger(e.err, cfg.Log.Format, logLevel)
+			defer queue.Close(logPatience)
+			defer libraryLog.use(logger)()
 			return serve(c.Context(), &effective, daemon.Deps{
-				Logger: newLogger(e.err, cfg.Log.Format, logLevel), LogLevel: logLevel, ConfigPath: file, Override: override,
+				Logger: logger, LogDropped: queue.Dropped, FlushLog: func() { queue.Close(logPatience) },
+				LogLevel: logLevel, ConfigPath: file, Override: override,
 			})
 		},
 	}
@@ -96,12 +105,26 @@ file. SIGTERM and SIGINT end the daemon; the data plane keeps forwarding.`,
 	return c
 }
 
-func newLogger(w io.Writer, format string, level slog.Leveler) *slog.Logger {
+// newLogger returns a logger of text that waits for w.
+func newLogger(w io.Writer, level slog.Leveler) *slog.Logger {
+	return slog.New(logHandler(w, "text", level))
+}
+
+func logHandler(w io.Writer, format string, level slog.Leveler) slog.Handler {
 	opts := &slog.HandlerOptions{Level: level}
 	if format == "json" {
-		return slog.New(slog.NewJSONHandler(w, opts))
+		return slog.NewJSONHandler(w, opts)
 	}
-	return slog.New(slog.NewTextHandler(w, opts))
+	return slog.NewTextHandler(w, opts)
+}
+
+// logPatience limits how long the end of a daemon waits for the reader of its log.
+const logPatience = 2 * time.Second
+
+// newQueuedLogger returns a logger that never waits for w, and its queue, which the caller must close.
+func newQueuedLogger(w io.Writer, format string, level slog.Leveler) (*slog.Logger, *asynclog.Log) {
+	queue, handler := asynclog.New(w, func(w io.Writer) slog.Handler { return logHandler(w, format, level) })
+	return slog.New(handler), queue
 }
 
 // serve runs a daemon until the context ends, and reloads on SIGHUP.
@@ -179,6 +202,7 @@ func checkCommand(e *env) *cobra.Command {
 	var file string
 	c := &cobra.Command{
 		Use: "check", Short: "Check a configuration file; exit 0, or 2 with every error", Args: noArgs,
+		Example: "  fared check\n  fared check --config new.yaml",
 		RunE: func(*cobra.Command, []string) error {
 			cfg, unread, err := config.Inspect(file)
 			if err != nil {

@@ -34,7 +34,7 @@ be killed or replaced while cables, addresses and routes stay. Orphans are reape
 			if err != nil {
 				return err
 			}
-			err = supervise.Run(c.Context(), supervise.Config{Commands: commands, Output: e.err, Log: newLogger(e.err, "text", slog.LevelInfo)})
+			err = supervise.Run(c.Context(), supervise.Config{Commands: commands, Output: e.err, Log: newLogger(e.err, slog.LevelInfo)})
 			if err != nil {
 				return &exitError{exitFailed, err, "see the messages above"}
 			}

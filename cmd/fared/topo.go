@@ -160,6 +160,7 @@ func readFabric(name string) (topo.Spec, error) {
 func topoCheckCommand(e *env) *cobra.Command {
 	return &cobra.Command{
 		Use: "check FILE...", Short: "Check files that describe fabrics; exit 0, or 2 with every error",
+		Example: "  fared topo check fabric.yaml",
 		Args: func(c *cobra.Command, args []string) error {
 			if len(args) == 0 {
 				return &exitError{exitUsage, errors.New("check needs a file"), "for example: fared topo check fabric.yaml"}

@@ -176,7 +176,7 @@ func serverCredentials() ([]grpc.ServerOption, error) {
 	if cert == "" {
 		return nil, nil
 	}
-	cfg, err := tlsfiles.Server(cert, os.Getenv("FARED_TLS_KEY"), os.Getenv("FARED_TLS_CA"))
+	cfg, err := tlsfiles.Server(cert, os.Getenv("FARED_TLS_KEY"), os.Getenv("FARED_TLS_CA"), nil)
 	if err != nil {
 		return nil, &exitError{exitUsage, err, "FARED_TLS_CERT, FARED_TLS_KEY and FARED_TLS_CA name PEM files"}
 	}

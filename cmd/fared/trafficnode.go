@@ -44,7 +44,7 @@ ends the node with exit code 0.`,
 			if err != nil {
 				return err
 			}
-			log := newLogger(e.err, "text", level)
+			log := newLogger(e.err, level)
 			planes, err := t.resolve()
 			if err != nil {
 				return err

@@ -84,7 +84,7 @@ func trafficLocalCommand(e *env) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			at := traffic.LocalConfig{Nodes: nodes, Transport: t.transport, MTU: t.mtu, Run: cfg, Log: newLogger(e.err, "text", slog.LevelError)}
+			at := traffic.LocalConfig{Nodes: nodes, Transport: t.transport, MTU: t.mtu, Run: cfg, Log: newLogger(e.err, slog.LevelError)}
 			if at.Planes, err = t.resolve(); err != nil {
 				return err
 			}

@@ -12,9 +12,15 @@ import (
 func versionCommand(e *env) *cobra.Command {
 	return &cobra.Command{
 		Use: "version", Short: "Print the version", Args: noArgs,
+		Example: "  fared version",
 		RunE: func(*cobra.Command, []string) error {
-			_, err := fmt.Fprintf(e.out, "fared %s %s %s/%s\n", version.String(), runtime.Version(), runtime.GOOS, runtime.GOARCH)
+			_, err := fmt.Fprintln(e.out, versionLine())
 			return err
 		},
 	}
+}
+
+// versionLine is the output of 'fared version' and 'fared --version'.
+func versionLine() string {
+	return fmt.Sprintf("fared %s %s %s/%s", version.String(), runtime.Version(), runtime.GOOS, runtime.GOARCH)
 }

@@ -22,11 +22,16 @@ const sourceUsage = "only weights and pairs of these local loopbacks; repeatable
 func weightsCommand(e *env) *cobra.Command {
 	var destinations, sources []string
 	var explain bool
+	var diff string
 	c := &cobra.Command{
 		Use: "weights", Short: "Show how traffic to each GPU is split", Args: noArgs,
 		Long: `Shows, for every destination, the weight of each plane in lowest terms, and with -o json
-or yaml also the queue pair slots and UDP source ports of each pair.`,
-		Example: "  fared weights\n  fared weights --destination 10.255.0.2 --explain\n  fared weights --source 10.255.0.1 -o json",
+or yaml also the queue pair slots and UDP source ports of each pair.
+
+--diff compares with an earlier 'fared weights -o json': it lists the destinations whose
+weights or bandwidths changed, and exits with 1 if there are any.`,
+		Example: "  fared weights\n  fared weights --destination 10.255.0.2 --explain\n  fared weights --source 10.255.0.1 -o json\n" +
+			"  fared weights -o json > before.json; fared weights --diff before.json",
 		RunE: func(c *cobra.Command, _ []string) error {
 			conn, err := e.dial()
 			if err != nil {
@@ -44,7 +49,7 @@ or yaml also the queue pair slots and UDP source ports of each pair.`,
 				}
 				return e.print(resp, func(w *tabwriter.Writer) { explainTables(w, resp.Weights) })
 			}
-			filter := &farev1.WeightFilter{Destinations: destinations, Sources: sources, OmitPairs: e.output == "table"}
+			filter := &farev1.WeightFilter{Destinations: destinations, Sources: sources, OmitPairs: e.output == "table" || diff != ""}
 			all := &weightList{}
 			for token := ""; ; {
 				page, err := client.ListWeights(c.Context(), &farev1.ListWeightsRequest{Filter: filter, PageToken: token})
@@ -59,12 +64,20 @@ or yaml also the queue pair slots and UDP source ports of each pair.`,
 			if len(destinations) > 0 && len(all.destinations) == 0 {
 				return &exitError{exitNotFound, fmt.Errorf("no destination within %s", strings.Join(destinations, ", ")), known}
 			}
+			if diff != "" {
+				return e.printDiff(diff, all)
+			}
 			return e.printWeights(all)
 		},
 	}
 	c.Flags().StringSliceVarP(&destinations, "destination", "d", nil, "only these destinations: an address or a covering prefix; repeatable")
 	c.Flags().StringSliceVarP(&sources, "source", "s", nil, sourceUsage)
 	c.Flags().BoolVar(&explain, "explain", false, "show the routes, communities, links and rules behind one destination's weights")
+	c.Flags().StringVar(&diff, "diff", "", "list the changes since this file, an output of 'fared weights -o json'; - is standard input")
+	_ = c.MarkFlagFilename("diff", "json")
+	for _, flag := range []string{"explain", "destination", "source"} {
+		c.MarkFlagsMutuallyExclusive("diff", flag)
+	}
 	e.pairFlags(c)
 	return readFlags(e, c)
 }
