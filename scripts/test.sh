@@ -5,8 +5,8 @@ set -uo pipefail
 cd "$(dirname "$0")/.."
 mkdir -p out
 module=$(go list -m)
-# Chaos runs for five minutes, next to the other packages, on GPUs with ports of their own, both address families, and leaves of fared, FRR and BIRD.
-export FARED_CHAOS_MINUTES=${FARED_CHAOS_MINUTES:-5} FARED_CHAOS_FABRIC=${FARED_CHAOS_FABRIC:-mixed}
+# Chaos runs for three minutes, next to the other packages, on GPUs with ports of their own, both address families, and leaves of fared, FRR and BIRD.
+export FARED_CHAOS_MINUTES=${FARED_CHAOS_MINUTES:-3} FARED_CHAOS_FABRIC=${FARED_CHAOS_FABRIC:-mixed}
 
 # Packages that start no goroutine run without the race detector, at their full number of cases.
 pure="fare wecmp topo daemon/config daemon/internal/core daemon/internal/guard"
@@ -28,34 +28,37 @@ single_packages="dataplane/linux daemon/internal/status dataplane/internal/contr
 # packages NAME...: their import paths.
 packages() { for p in "$@"; do echo "$module/$p"; done; }
 
-# Without the race detector, next to the others: tests that drive other processes alone, with code that other packages run under the detector; the labs of
-# all scenarios in namespaces, for the same reason; and tests that the detector makes too slow to be complete.
+# Two jobs at once: more of them delay each other by seconds on two processors, so that timers of protocols expire, and end no sooner.
+#
+# The first has no race detector: tests that drive other processes alone, with code that other packages run under the detector, and labs in containers.
 processes="interop/packets interop/chaos interop interop/peers systemd"
-go test -vet=off -count=1 -timeout 80m -v ./containerlab >out/containers.log 2>&1 &
-containers=$!
-# shellcheck disable=SC2046,SC2086 # one word a package
-go test -vet=off -count=1 -p 1 -timeout 80m -v $(packages $processes) >out/processes.log 2>&1 &
-others=$!
 (
   failed=0
-  go test -vet=off -count=1 -timeout 80m -v -run 'TestNetnsScenarios$' ./lab || failed=1
+  go test -vet=off -count=1 -timeout 80m -v ./containerlab >out/containers.log 2>&1 || failed=1
   # shellcheck disable=SC2046,SC2086 # one word a package
-  FARED_MUTATIONS=3000000 go test -vet=off -count=1 -p 1 -timeout 80m -v $(packages $pure) || failed=1
-  # shellcheck disable=SC2046,SC2086 # one word a package
-  FARED_OPERATIONS=1000000 go test -vet=off -count=1 -p 1 -timeout 80m -v -run "$single_pattern" $(packages $single_packages) || failed=1
-  FARED_OPERATIONS=1000000 go test -vet=off -count=1 -p 1 -timeout 80m -v -run 'TestMillion|TestTCPUnderLoss' ./interop/transports || failed=1
+  go test -vet=off -count=1 -p 1 -timeout 80m -v $(packages $processes) >out/processes.log 2>&1 || failed=1
   exit $failed
-) >out/plain.log 2>&1 &
-plain=$!
+) &
+others=$!
 
-# Two packages at a time, because many tests wait for timers of a protocol, in addition to the three jobs above. Those that take longest come first.
+# The second has it, and two packages at a time, because many tests wait for timers of a protocol. Those that take longest come first.
 first=$(packages lab cmd/fared daemon/internal/speaker dataplane/linux dataplane/bpf daemon daemon/internal/status)
 rest=$(go list ./... | grep -vxF "$first" | grep -vxF "$(packages containerlab $processes $pure)") || exit 1
 # shellcheck disable=SC2086 # one word a package
 go test -race -vet=off -p "$(($(nproc) > 4 ? $(nproc) / 2 : 2))" -count=1 -timeout 80m -v -skip "$single_pattern" $first $rest >out/test.log 2>&1
 code=$?
-wait $plain || code=1
-wait $containers || code=1
+
+# After it, without the detector: the labs of all scenarios in namespaces, and tests that the detector makes too slow to be complete.
+(
+  failed=0
+  go test -vet=off -count=1 -timeout 80m -v -run 'TestNetnsScenarios$' ./lab || failed=1
+  # shellcheck disable=SC2046,SC2086 # one word a package
+  FARED_MUTATIONS=1500000 go test -vet=off -count=1 -p 1 -timeout 80m -v $(packages $pure) || failed=1
+  # shellcheck disable=SC2046,SC2086 # one word a package
+  FARED_OPERATIONS=500000 go test -vet=off -count=1 -p 1 -timeout 80m -v -run "$single_pattern" $(packages $single_packages) || failed=1
+  FARED_OPERATIONS=500000 go test -vet=off -count=1 -p 1 -timeout 80m -v -run 'TestMillion|TestTCPUnderLoss' ./interop/transports || failed=1
+  exit $failed
+) >out/plain.log 2>&1 || code=1
 wait $others || code=1
 cat out/plain.log out/processes.log out/containers.log >>out/test.log
 grep -E '^(ok|FAIL|panic:|\?)|^(---|    ---) FAIL|no test files' out/test.log | grep -v 'no test files'
@@ -82,18 +85,22 @@ if [ "$passed" -eq 0 ] || grep -B1 -A1 'testing: warning: no tests to run' out/t
 fi
 if [ $code -ne 0 ]; then
   echo "--- what failed, from out/test.log"
-  # The last lines that each failed test printed itself, by its name in the lines === RUN and === NAME; then crashes.
+  # The messages of each failed test, by its name in the lines === RUN and === NAME: the first lines of each, because the text of a process after a
+  # message is long, and the last messages, because a test ends with its failure. Then crashes.
   awk '
     NR == FNR { if ($1 == "---" && $2 == "FAIL:") failed[$3] = 1; next }
     $1 == "===" { test = $3; next }
     $1 == "---" || /^(ok|FAIL|PASS)/ { test = ""; next }
-    test in failed { printed[test, count[test]++] = $0 }
+    test in failed {
+      if ($0 ~ /^ *[a-zA-Z0-9_]+\.go:[0-9]+: /) lines[test] = 0
+      if (lines[test]++ < 10) printed[test, count[test]++] = $0
+    }
     END {
       for (t in failed) {
         print "=== " t
-        for (i = count[t] > 40 ? count[t] - 40 : 0; i < count[t]; i++) print printed[t, i]
+        for (i = count[t] > 60 ? count[t] - 60 : 0; i < count[t]; i++) print printed[t, i]
       }
-    }' out/test.log out/test.log | cut -c1-600
+    }' out/test.log out/test.log | cut -c1-400
   grep -A30 -E '^(panic:|fatal error:|WARNING: DATA RACE)' out/test.log | cut -c1-400 | head -100
 fi
 echo "$passed passed, $failed failed, $skipped skipped"

@@ -77,14 +77,21 @@ func (m *machine) leaves() {
 	}
 }
 
-// startLeaf starts zebra and bgpd of a leaf.
+// leafDaemons are FRR's daemons of a leaf.
+var leafDaemons = []string{"zebra", "bfdd", "bgpd"}
+
+// startLeaf starts the daemons of a leaf.
 func (m *machine) startLeaf(plane int) {
 	m.t.Helper()
 	dir := fmt.Sprintf("/run/frr-leaves/%d", plane)
 	m.run("install -d -o frr -g frr " + dir)
-	for _, daemon := range []string{"zebra", "bgpd"} {
-		m.run(fmt.Sprintf("rm -f %[1]s/%[3]s.vty; ip netns exec leaf%[2]d /usr/lib/frr/%[3]s --daemon -u frr -g frr -f /etc/frr/leaf%[2]d.conf -i %[1]s/%[3]s.pid -z %[1]s/zserv --vty_socket %[1]s -A 127.0.0.1 -P 0",
-			dir, plane, daemon))
+	for _, daemon := range leafDaemons {
+		line := fmt.Sprintf("rm -f %[1]s/%[3]s.vty; ip netns exec leaf%[2]d /usr/lib/frr/%[3]s --daemon -u frr -g frr -f /etc/frr/leaf%[2]d.conf -i %[1]s/%[3]s.pid -z %[1]s/zserv --vty_socket %[1]s -A 127.0.0.1 -P 0",
+			dir, plane, daemon)
+		if daemon == "bfdd" {
+			line += " --bfdctl " + dir + "/bfdd.sock"
+		}
+		m.run(line)
 		m.eventually(fmt.Sprintf("test -S %s/%s.vty", dir, daemon))
 	}
 }
@@ -92,7 +99,17 @@ func (m *machine) startLeaf(plane int) {
 // stopLeaf kills the daemons of a leaf.
 func (m *machine) stopLeaf(plane int) {
 	m.t.Helper()
-	m.run(fmt.Sprintf("kill -9 $(cat /run/frr-leaves/%[1]d/bgpd.pid) $(cat /run/frr-leaves/%[1]d/zebra.pid)", plane))
+	m.signalLeaf(plane, "KILL")
+}
+
+// signalLeaf sends a signal to the daemons of a leaf.
+func (m *machine) signalLeaf(plane int, signal string) {
+	m.t.Helper()
+	line := "kill -" + signal
+	for _, daemon := range leafDaemons {
+		line += fmt.Sprintf(" $(cat /run/frr-leaves/%d/%s.pid)", plane, daemon)
+	}
+	m.run(line)
 }
 
 // spread returns each device's part of the buckets of the destination's nexthop group, as the kernel reports them.
@@ -266,6 +283,14 @@ func TestMonday(t *testing.T) {
 	m.forwards("a leaf fails", lossLimit, 0, 1, 2, 3, 6, 7)
 	m.startLeaf(2)
 	m.forwards("the leaf returns", returnLimit, all...)
+	m.eventually("fared sessions | grep -c 'up 900ms' | grep -x 8") // BFD, with its defaults
+	m.signalLeaf(2, "STOP")
+	m.forwards("a leaf hangs", lossLimit, 0, 1, 2, 3, 6, 7)
+	if out := m.run("journalctl --unit fared --output cat | grep -c 'msg=session-down .*BFD down: the peer was silent'"); out != "2" {
+		t.Errorf("BFD noticed the silence of %s sessions, want 2", out)
+	}
+	m.signalLeaf(2, "CONT")
+	m.forwards("it continues", returnLimit, all...)
 
 	m.keeps("a restart of fared", func() {
 		m.run("systemctl restart fared")

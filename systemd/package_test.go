@@ -96,7 +96,9 @@ func TestPackage(t *testing.T) {
 	all := []int{0, 1, 2, 3, 4, 5, 6, 7}
 	m.run("systemctl stop frr")
 	m.leaves()
-	m.run("cp /usr/share/doc/fared/examples/server-8gpu.yaml /etc/fared/fared.yaml && fared check && fared netsetup && systemctl enable --now fared-dataplane fared")
+	// The site gives the devices their addresses, here those of the example; fared init finds the rest.
+	m.run("fared netsetup --config /usr/share/doc/fared/examples/server-8gpu.yaml")
+	m.t.Logf("fared init:\n%s", m.run("fared init --as 4200000001 2>&1 && fared check && systemctl enable --now fared-dataplane fared"))
 	m.forwards("start", patience(lossLimit*4), all...)
 
 	for _, change := range []struct{ name, version string }{{"upgrade", "0.1.1"}, {"rollback", "0.1.0"}} {
@@ -108,6 +110,30 @@ func TestPackage(t *testing.T) {
 			m.eventually("fared sessions -o json | grep -c '\"established\"' | grep -x 8")
 		})
 	}
+
+	// A drain lasts until its undrain: over an upgrade, killed processes, and a start of the daemon before or after its agent.
+	open := []int{0, 1, 4, 5, 6, 7}
+	stays := func(what string) {
+		t.Helper()
+		m.eventually("fared sessions -o json | grep -c '\"drained\"' | grep -x 2")
+		m.forwards(what, patience(lossLimit*4), open...)
+		if out := m.run("fared status"); !strings.Contains(out, "plane p1: drained") || !strings.Contains(out, "by uid 0 (root) pid ") || !strings.Contains(out, ": new optics") {
+			t.Errorf("after %s:\n%s", what, out)
+		}
+	}
+	m.run("fared drain plane p1 --reason 'new optics' --wait")
+	stays("drain")
+	install("0.1.1")
+	m.eventually(`fared status -o json | grep -F '"version": "0.1.1"'`)
+	stays("upgrade during a drain")
+	for _, order := range []string{"fared fared-dataplane", "fared-dataplane fared"} {
+		units := strings.Fields(order)
+		m.run("systemctl kill --signal=KILL fared fared-dataplane; systemctl stop fared fared-dataplane; systemctl reset-failed; " +
+			"systemctl start --no-block " + units[0] + "; sleep 1; systemctl start " + units[1])
+		stays("start of " + order)
+	}
+	m.run("fared undrain plane p1 --wait")
+	m.forwards("undrain", patience(returnLimit*4), all...)
 
 	m.run("dpkg --remove fared")
 	if out := m.run("ip nexthop show protocol 179; ip route show proto 179; ip -6 route show proto 179"); out != "" {
@@ -142,7 +168,8 @@ func contents(t *testing.T, files map[string]string) {
 	inRPM := strings.Fields(output(t, "rpm", "--query", "--list", "--package", files["fared-0.1.0-1."+arch+".rpm"]))
 	inDeb := output(t, "dpkg-deb", "--contents", files["fared_0.1.0-1_"+runtime.GOARCH+".deb"])
 	for _, name := range []string{"/usr/bin/fared", "/usr/lib/systemd/system/fared.service", "/usr/lib/systemd/system/fared-dataplane.service", "/usr/lib/sysusers.d/fared.conf",
-		"/usr/share/man/man1/fared-drain.1.gz", "/usr/share/bash-completion/completions/fared", "/usr/share/doc/fared/examples/server-8gpu.yaml", "/etc/fared"} {
+		"/usr/share/man/man1/fared-drain.1.gz", "/usr/share/bash-completion/completions/fared", "/usr/share/doc/fared/examples/server-8gpu.yaml", "/etc/fared",
+		"/usr/share/doc/fared/examples/fared.rules.yml", "/usr/share/doc/fared/examples/fared.dashboard.json", "/usr/share/doc/fared/alerts.md"} {
 		if !slices.Contains(inRPM, name) {
 			t.Errorf("the rpm lacks %s", name)
 		}

@@ -20,7 +20,7 @@ var rules = []struct{ From, To, Except, Why string }{
 	{"/wecmp", "", "", "the weight engine is pure: standard library only, and knows no BGP"},
 	{"/", "github.com/osrg/gobgp", "/daemon/internal/speaker", "GoBGP is behind the speaker; what it can do to the process stays in one place"},
 	{"/", "github.com/vishvananda/netlink", "/daemon/internal/link /daemon/discover /dataplane/linux /dataplane/bpf /internal/rtnl /internal/rdmadev /dataplane/internal/neighbor /internal/netnstest /cmd/fared/internal/netsetup /lab", "the kernel is reached in few places"},
-	{"/", "github.com/cilium/ebpf", "/dataplane/bpf /transport/tcpqp /internal/bpftest /internal/packettap /interop/peers", "BPF is the steering's, that of options of TCP, and that of tests which count packets or stamp messages"},
+	{"/", "github.com/cilium/ebpf", "/dataplane/bpf /transport/tcpqp /transport/tcpslots /internal/bpftest /internal/packettap /interop/peers", "BPF is the steering's, that of options and source ports of TCP, and that of tests which count packets or stamp messages"},
 	{"/internal/rtnl", module, "", "messages do not depend on their senders"},
 	{"/daemon/internal/bfd", module, "", "BFD knows its neighbor, and no BGP"},
 	{"/daemon/config", module + "/daemon/internal", "", "programs other than the daemon read the configuration"},
@@ -57,7 +57,7 @@ var limits = []struct{ From, Only, Not, Why string }{
 }
 
 // order lists the top folders so that every import leads to an earlier one: no arrow runs up.
-var order = strings.Fields("internal fare wecmp api client lib transport dataplane daemon topo traffic lab examples containerlab interop systemd cmd")
+var order = strings.Fields("internal fare wecmp api client lib transport dataplane daemon topo traffic lab examples containerlab interop systemd monitoring cmd")
 
 type pkg struct {
 	ImportPath string

@@ -14,6 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/fared/fared/internal/plainfile"
 	"github.com/fared/fared/internal/slotlayout"
 )
 
@@ -98,7 +99,7 @@ func Open(path string, mode os.FileMode) (*Writer, error) {
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 		return nil, fmt.Errorf("make the directory of %s: %w", path, err)
 	}
-	lock, err := os.OpenFile(path+".lock", os.O_CREATE|os.O_RDWR, 0o600)
+	lock, err := plainfile.Open(path+".lock", os.O_CREATE|os.O_RDWR, 0o600)
 	if err != nil {
 		return nil, fmt.Errorf("lock %s: %w", path, err)
 	}
@@ -120,7 +121,7 @@ func Open(path string, mode os.FileMode) (*Writer, error) {
 // inherit continues the numbers of the table that is at the path, and marks the table as one without an owner. A file that is not a table of this layout
 // is an error unless it is one of another version: the path may be misspelled.
 func (w *Writer) inherit() error {
-	fd, err := os.OpenFile(w.path, os.O_RDWR, 0)
+	fd, err := plainfile.Open(w.path, os.O_RDWR, 0)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
