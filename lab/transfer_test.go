@@ -124,6 +124,8 @@ type dark struct {
 	later span
 	kind  string
 	plane int
+	// until is the time that weights took to follow. Meanwhile the kernel sends what was due on the plane by the other planes.
+	until time.Duration
 }
 
 // expected is the approximate goodput of all pairs together, bit/s, and leastRun the minimum duration of a run.
@@ -245,7 +247,9 @@ func (o *outages) outage(compare bool) {
 	}
 	from := time.Now()
 	o.act(begin, args...)
-	d.span = o.pass(darkTime)
+	o.settled()
+	d.until = time.Since(from)
+	d.span = o.pass(darkTime - d.until)
 	d.from = from
 	if compare && d.kind == "leaf" {
 		d.later = o.pass(darkTime)
@@ -269,6 +273,16 @@ func (o *outages) judge() {
 	o.runs = append(o.runs, o.run)
 	r := o.run.report
 	total := r.GetTotal()
+	elapsed := time.Duration(r.GetElapsedNs())
+	during, until := 0, time.Duration(0)
+	for _, d := range o.dark {
+		if d.from.After(o.run.began) {
+			during, until = during+1, until+d.until
+		}
+	}
+	// A plane may differ from its part by 1 % of all bytes, a node's by 2 %; on a busy machine, on which weights follow late, by the plane's part of that time.
+	late := int64(1e9 * float64(until) / float64(max(elapsed, 1)) / float64(o.Planes-1))
+	ofAll, ofNode := max(1e7, late), max(2e7, 2*late)
 	if !r.GetOk() || total.GetLost()+total.GetDuplicated()+total.GetWrongBytes()+total.GetErrors() > 0 {
 		o.Errorf("%v, %q", total, r.GetErrors())
 	}
@@ -278,13 +292,13 @@ func (o *outages) judge() {
 		o.Logf("%s: slots sent %d bytes, %.3f %% of all, the wire has %d, %.3f %%; by weights it is %.3f %%", p.GetPlane(), p.GetSent(), float64(p.GetSentPpb())/1e7,
 			p.GetWire(), float64(p.GetWirePpb())/1e7, float64(p.GetDuePpb())/1e7)
 		off := int64(p.GetWirePpb()) - int64(p.GetDuePpb())
-		if p.Wire == nil || off > 1e7 || off < -1e7 {
+		if p.Wire == nil || off > ofAll || off < -ofAll {
 			o.Errorf("%s carried %.3f %% of all, by weights it is %.3f %%", p.GetPlane(), float64(p.GetWirePpb())/1e7, float64(p.GetDuePpb())/1e7)
 		}
 	}
 	for _, n := range r.GetNodes() {
 		for _, p := range n.GetPlanes() {
-			if d := p.GetDeviationPpb(); p.Wire == nil || d > 2e7 || d < -2e7 {
+			if d := p.GetDeviationPpb(); p.Wire == nil || d > ofNode || d < -ofNode {
 				o.Errorf("node %s, %s: slots sent %.3f %%, the wire has %.3f %%, by weights it is %.3f %%", n.GetLoopback(), p.GetPlane(), float64(p.GetSentPpb())/1e7, float64(p.GetWirePpb())/1e7, float64(p.GetDuePpb())/1e7)
 			}
 		}
@@ -292,15 +306,9 @@ func (o *outages) judge() {
 	if len(r.GetPlanes()) != o.Planes || sent < total.GetBytes() {
 		o.Errorf("%d planes have carried %d of %d bytes", len(r.GetPlanes()), sent, total.GetBytes())
 	}
-	during := 0
-	for _, d := range o.dark {
-		if d.from.After(o.run.began) {
-			during++
-		}
-	}
-	elapsed := time.Duration(r.GetElapsedNs())
-	o.Logf("%d bytes in %d messages verified in %v at %d Mbit/s, %d outages, one every %v, %d bytes sent again", total.GetBytes(), total.GetMessages(),
-		elapsed.Round(time.Millisecond), total.GetGoodputBps()/1e6, during, (elapsed / time.Duration(max(during, 1))).Round(10*time.Millisecond), again)
+	o.Logf("%d bytes in %d messages verified in %v at %d Mbit/s, %d outages, one every %v, weights followed after %v, %d bytes sent again", total.GetBytes(),
+		total.GetMessages(), elapsed.Round(time.Millisecond), total.GetGoodputBps()/1e6, during, (elapsed / time.Duration(max(during, 1))).Round(10*time.Millisecond),
+		(until / time.Duration(max(during, 1))).Round(100*time.Microsecond), again)
 }
 
 // reportGoodput compares the goodput at the beginning of leaf outages with that later in the same outage. The first

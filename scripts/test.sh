@@ -85,22 +85,22 @@ if [ "$passed" -eq 0 ] || grep -B1 -A1 'testing: warning: no tests to run' out/t
 fi
 if [ $code -ne 0 ]; then
   echo "--- what failed, from out/test.log"
-  # The messages of each failed test, by its name in the lines === RUN and === NAME: the first lines of each, because the text of a process after a
-  # message is long, and the last messages, because a test ends with its failure. Then crashes.
+  # The messages of each failed test, by its name in the lines === RUN and === NAME: four lines of each, because the text of a process after a message is
+  # long, and the first and last messages, because a test ends with its failure or with the logs of its processes. Then crashes.
   awk '
     NR == FNR { if ($1 == "---" && $2 == "FAIL:") failed[$3] = 1; next }
     $1 == "===" { test = $3; next }
     $1 == "---" || /^(ok|FAIL|PASS)/ { test = ""; next }
     test in failed {
       if ($0 ~ /^ *[a-zA-Z0-9_]+\.go:[0-9]+: /) lines[test] = 0
-      if (lines[test]++ < 10) printed[test, count[test]++] = $0
+      if (lines[test]++ < 4) printed[test, count[test]++] = $0
     }
     END {
       for (t in failed) {
         print "=== " t
-        for (i = count[t] > 60 ? count[t] - 60 : 0; i < count[t]; i++) print printed[t, i]
+        for (i = 0; i < count[t]; i++) if (i < 8 || i >= count[t] - 8) print printed[t, i]
       }
-    }' out/test.log out/test.log | cut -c1-400
+    }' out/test.log out/test.log | cut -c1-300
   grep -A30 -E '^(panic:|fatal error:|WARNING: DATA RACE)' out/test.log | cut -c1-400 | head -100
 fi
 echo "$passed passed, $failed failed, $skipped skipped"

@@ -46,13 +46,18 @@ func TestKeepReturnsGarbage(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan struct{})
 	defer func() { cancel(); <-done }()
-	for range mib {
-		b := make([]byte, 1<<20)
-		for i := 0; i < len(b); i += 4096 {
-			b[i] = 1
+	allocated := make(chan struct{})
+	go func() { // whose stack, which may refer to the garbage, ends with it
+		defer close(allocated)
+		for range mib {
+			b := make([]byte, 1<<20)
+			for i := 0; i < len(b); i += 4096 {
+				b[i] = 1
+			}
+			sink = append(sink, b)
 		}
-		sink = append(sink, b)
-	}
+	}()
+	<-allocated
 	full := residentKiB(t, "RssAnon:")
 	sink = nil
 	go func() { defer close(done); Keep(ctx) }()

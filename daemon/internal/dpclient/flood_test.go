@@ -150,14 +150,16 @@ func TestFloodIsLinear(t *testing.T) {
 		t.Run(f.name, func(t *testing.T) {
 			runtime.LockOSThread()
 			defer runtime.UnlockOSThread()
-			few := time.Hour
-			for range 9 {
-				few = min(few, f.run(t, small))
-			}
-			few = max(few, 4*time.Millisecond) // kernels that count whole ticks report less as nothing
-			many := time.Hour
-			for range 3 {
-				many = min(many, f.run(t, times*small))
+			few, many := time.Hour, time.Hour
+			// A busy machine makes single measurements longer, by cold caches and by garbage collection. Quadratic time stays above the limit in all of them.
+			for round := 0; round == 0 || round < 5 && many > limit*few; round++ {
+				for range 9 {
+					few = min(few, f.run(t, small))
+				}
+				few = max(few, 4*time.Millisecond) // kernels that count whole ticks report less as nothing
+				for range 3 {
+					many = min(many, f.run(t, times*small))
+				}
 			}
 			if many > limit*few {
 				t.Errorf("%d vectors take %v, %d take %v: %d times as long, want at most %d", small, few, times*small, many, many/few, limit)
