@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Builds what a release consists of: for each architecture deb and rpm, a static binary's SBOM, and one image in OCI layout for all; libfared's packages for the
+# Builds what a release consists of: for each architecture deb and rpm, a static binary's SBOM, and for all one image in OCI layout and one OpenVEX document; libfared's packages for the
 # architecture of this machine; SHA256SUMS. Two runs on the same commit make equal bytes. No Docker, no root, no registry.
 #
 #   packages.sh [DIR]    DIR: out/packages by default
@@ -69,6 +69,7 @@ for ARCH in "${archs[@]}"; do
   binaries+=("$ARCH=$STAGE/fared")
   echo "packages: fared $VERSION for $ARCH"
 done
+$go run ./internal/vex -version "$VERSION" -gobgp "$($go list -m -f '{{.Version}}' github.com/osrg/gobgp/v3)" -created "$SOURCE_DATE_EPOCH" >"$out/fared-$VERSION.openvex.json"
 $go run ./internal/ociimage -version "$VERSION" -created "$SOURCE_DATE_EPOCH" -out "$out/fared-$VERSION-oci.tar" "${binaries[@]}"
 
 ARCH=$host

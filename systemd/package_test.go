@@ -199,6 +199,23 @@ func contents(t *testing.T, files map[string]string) {
 		}
 	}
 
+	var vex struct {
+		Statements []struct {
+			Products []struct {
+				Subcomponents []struct {
+					ID string `json:"@id"`
+				}
+			}
+		}
+	}
+	if data, err = os.ReadFile(files["fared-0.1.0.openvex.json"]); err == nil {
+		err = json.Unmarshal(data, &vex)
+	}
+	gobgp := output(t, "go", "list", "-m", "-f", "pkg:golang/{{.Path}}@{{.Version}}", "github.com/osrg/gobgp/v3")
+	if err != nil || len(vex.Statements) < 8 || vex.Statements[0].Products[0].Subcomponents[0].ID != gobgp {
+		t.Errorf("OpenVEX document: %v, %d statements, want more than 8 about %s", err, len(vex.Statements), gobgp)
+	}
+
 	// Docker loads an archive in OCI layout only with its containerd store, so the test reads the layout as any tool would: by digests from the index on.
 	dir := t.TempDir()
 	output(t, "tar", "-x", "-f", files["fared-0.1.0-oci.tar"], "-C", dir)
