@@ -20,6 +20,13 @@ func TestMain(m *testing.M) {
 	if os.Getenv(asFared) != "" {
 		main()
 	}
+	if doors := os.Getenv(asStranger); doors != "" {
+		if err := beStranger(doors); err != nil {
+			fmt.Fprintln(os.Stderr, "stranger:", err)
+			os.Exit(1)
+		}
+		os.Exit(0)
+	}
 	time.Local = time.UTC // for the times in golden files
 	os.Unsetenv("NO_COLOR")
 	goleak.VerifyTestMain(m,
