@@ -72,6 +72,7 @@ type bed struct {
 	agent  *netnstest.Process
 	conn   *grpc.ClientConn
 	family family
+	drops  uint64 // backlogDrops at the beginning
 }
 
 // family holds the addresses of a bed's flows and next hops.
@@ -100,7 +101,7 @@ func device(plane, sub int) string { return fmt.Sprintf("p%d.%d", plane, sub) }
 func newBed(t testing.TB, driver string, f family) *bed {
 	t.Helper()
 	netnstest.Require(t)
-	b := &bed{t: t, server: netnstest.New(t), dir: t.TempDir(), driver: driver, family: f}
+	b := &bed{t: t, server: netnstest.New(t), dir: t.TempDir(), driver: driver, family: f, drops: backlogDrops(t)}
 	b.server.Addr("lo", f.source.String())
 	t.Cleanup(func() {
 		// Pinned objects outlive the namespace.

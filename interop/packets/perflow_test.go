@@ -4,7 +4,10 @@ import (
 	"context"
 	"fmt"
 	"math/rand/v2"
+	"os"
 	"runtime"
+	"strconv"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -92,10 +95,10 @@ func (b *bed) settled(before arrivals, sent uint64) arrivals {
 // settledAfter is settled after a number of weight changes during the traffic. With IPv6 routes to nexthop groups, when the
 // kernel replaces a group, it discards packets whose routing is in progress: it releases the routes that its CPUs have
 // cached for all members of the old group (net/ipv4/nexthop.c, nh_rt_cache_flush). That affects at most one packet per CPU
-// and change; no other loss is accepted.
+// and change. A busy machine discards packets before they reach a leaf, and counts them (backlogDrops). No other loss is accepted.
 func (b *bed) settledAfter(before arrivals, sent uint64, changes int) arrivals {
 	b.t.Helper()
-	var slack uint64
+	slack := backlogDrops(b.t) - b.drops
 	if b.driver == "linux" && !b.family.source.Addr().Is4() {
 		slack = uint64(changes * runtime.NumCPU())
 	}
@@ -116,9 +119,27 @@ func (b *bed) settledAfter(before arrivals, sent uint64, changes int) arrivals {
 		return fmt.Errorf("%d packets sent, %d arrived", sent, n)
 	})
 	if last < sent {
-		b.t.Logf("the kernel discarded %d of %d packets that it was routing while it replaced a group, %d times", sent-last, sent, changes)
+		b.t.Logf("the kernel discarded %d of %d packets: that it was routing while it replaced a group, %d times, or that found a full queue", sent-last, sent, changes)
 	}
 	return a
+}
+
+// backlogDrops returns the number of packets that the kernel has dropped on the way from one device to the next, because the processor's queue was full
+// (net.core.netdev_max_backlog). It is that of the whole machine: the second column of /proc/net/softnet_stat.
+func backlogDrops(t testing.TB) (n uint64) {
+	t.Helper()
+	text, err := os.ReadFile("/proc/net/softnet_stat")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for line := range strings.Lines(string(text)) {
+		dropped, err := strconv.ParseUint(strings.Fields(line)[1], 16, 32)
+		if err != nil {
+			t.Fatal(err)
+		}
+		n += dropped
+	}
+	return n
 }
 
 // strays counts the packets of slots that arrived elsewhere than at the slot's sub-port.
@@ -187,10 +208,11 @@ func TestSlotsLand(t *testing.T) {
 			before := b.arrivals()
 			stripe(t, flows, parts)
 			got := b.settled(before, packets/uint64(len(draftWeights)))
+			lost := packets/uint64(len(draftWeights)) - got.total()
 			var perPlane [planes]uint64
 			for slot, port := range ports {
 				at := places[slot]
-				if n := got[at.Plane][at.SubPort][port]; n != parts[slot] {
+				if n := got[at.Plane][at.SubPort][port]; n > parts[slot] || n+lost < parts[slot] {
 					t.Errorf("%s: slot %d: %d of %d packets at %s", ratio(weights), slot, n, parts[slot], device(at.Plane, at.SubPort))
 				}
 				perPlane[at.Plane] += got[at.Plane][at.SubPort][port]
