@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"maps"
@@ -18,6 +19,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/fared/fared/internal/netnstest"
 )
@@ -189,6 +192,11 @@ func (b *prometheusBed) prometheus() {
 	promtool(b.t, "check", "config", file)
 	b.runs["prometheus"] = b.nodes["server0"].Start(b.t, "prometheus", "--config.file", file, "--storage.tsdb.path", filepath.Join(b.dir, "tsdb"),
 		"--web.listen-address", prometheusAt, "--query.lookback-delta", "5s", "--log.level", "warn")
+	b.t.Cleanup(func() {
+		if b.t.Failed() {
+			b.t.Logf("alerts that fired: %q", slices.Sorted(maps.Keys(b.fired())))
+		}
+	})
 	within(b.t, scenarioLimit, func() error {
 		var data struct {
 			ActiveTargets []struct{ Health, LastError string }
@@ -302,6 +310,16 @@ func (b *prometheusBed) firing(want ...string) {
 		}
 		return nil
 	})
+}
+
+// fired returns the alerts that have fired since the start.
+func (b *prometheusBed) fired() map[string]bool {
+	b.t.Helper()
+	ever := map[string]bool{}
+	for _, s := range b.query(`count_over_time(ALERTS{alertstate="firing"}[1h])`) {
+		ever[subject(s.Metric)] = true
+	}
+	return ever
 }
 
 // evaluated waits until the rules have been evaluated n more times.
@@ -473,12 +491,9 @@ func TestPrometheus(t *testing.T) {
 	b.firing()
 
 	// Over the whole test no other alert has fired. Between the starts of a leaf's sessions more than 4 s may pass on a busy machine.
-	ever := map[string]bool{}
-	for _, s := range b.query(`count_over_time(ALERTS{alertstate="firing"}[1h])`) {
-		if name := subject(s.Metric); name != "FaredSessionDown p1 p1a p1/p1a" && name != "FaredLoopSlow" {
-			ever[name] = true
-		}
-	}
+	ever := b.fired()
+	delete(ever, "FaredSessionDown p1 p1a p1/p1a")
+	delete(ever, "FaredLoopSlow")
 	want := []string{"FaredDataplaneDisconnected", "FaredDown", "FaredPlaneDegraded p1 p1b", "FaredPlaneDown p1", "FaredSessionDown p1 p1b p1/p1b"}
 	if got := slices.Sorted(maps.Keys(ever)); !slices.Equal(got, want) {
 		t.Errorf("alerts that fired: %q, want %q", got, want)
@@ -621,4 +636,162 @@ func (b *prometheusBed) dashboard(t *testing.T) {
 		}
 		return nil
 	})
+}
+
+// TestPrometheusFlaps runs Prometheus with fared's rules next to real daemons with a flapping link, a false origin and an incomplete start: each fires its alert,
+// which ends with it.
+func TestPrometheusFlaps(t *testing.T) {
+	b := newPrometheusBed(t, "")
+	b.ready()
+	// change restarts a node with another text in its configuration, and returns the original.
+	change := func(node, old, new string) (restore func()) {
+		t.Helper()
+		path := filepath.Join(b.dir, node+".yaml")
+		text, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !strings.Contains(string(text), old) {
+			t.Fatalf("no %q in:\n%s", old, text)
+		}
+		with := func(text string) {
+			b.runs[node].Kill()
+			b.write(node+".yaml", text)
+			b.start(node)
+		}
+		with(strings.ReplaceAll(string(text), old, new))
+		return func() { with(string(text)) }
+	}
+
+	// A leaf fails while the daemon starts again, which waits for it until the deadline of the start.
+	b.runs["leaf1"].Kill()
+	b.firing("FaredPlaneDown p1")
+	restore := change("server0", "role: server\n", "role: server\nstart: {deadline: 20s}\n")
+	b.firing("FaredNotConverged", "FaredPlaneDown p1")
+	b.firing("FaredPlaneDown p1")
+	restore()
+	b.start("leaf1")
+	b.firing()
+
+	// Another server announces the loopback of this one, and the leaves prefer the lower BGP identifier.
+	restore = change("server1", "router_id: 10.255.0.2\nas: 65101\nloopbacks: [10.255.0.2/32]", "router_id: 10.0.0.1\nas: 65101\nloopbacks: [10.255.0.2/32, 10.255.0.1/32]")
+	b.firing("FaredLoopbackClaimed")
+	restore()
+	b.firing()
+
+	// A link flaps: each failure ends the session, and from the fourth on the link's return is held.
+	b.weights("1:1")
+	port := cable{0, 1, 1}.leafPort()
+	for range 6 {
+		b.nodes["leaf1"].IP("link", "set", port, "down")
+		b.weights("2:1")
+		b.nodes["leaf1"].IP("link", "set", port, "up")
+		b.weights("1:1")
+	}
+	b.firing("FaredLinkDamped p1 p1b", "FaredSessionFlaps p1/p1b")
+	b.firing()
+}
+
+// TestPrometheusAgent runs Prometheus with fared's rules next to real daemons with an agent that refuses, hangs, cannot write, is interfered with, or drops packets: each fires
+// its alert, which ends with it.
+func TestPrometheusAgent(t *testing.T) {
+	b := newPrometheusBed(t, "")
+	full := filepath.Join(b.dir, "full")
+	if err := os.Mkdir(full, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Mount("tmpfs", full, "tmpfs", 0, "size=64k"); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := unix.Unmount(full, unix.MNT_DETACH); err != nil {
+			t.Error(err)
+		}
+	})
+	// again starts the agent again with flags.
+	again := func(flags ...string) {
+		b.runs["agent"].Stop()
+		b.agentFlags = append([]string{"--journal", filepath.Join(full, "journal")}, flags...)
+		b.start("agent")
+	}
+	again()
+	b.ready()
+
+	// The agent's policy does not permit the destination.
+	again("--allow-prefix", "10.255.1.0/24")
+	b.firing("FaredDataplaneRefuses")
+	again()
+	b.firing()
+	b.weights("1:1")
+
+	// The agent's file system is full.
+	other := filepath.Join(full, "other")
+	if err := os.WriteFile(other, make([]byte, 128<<10), 0o644); !errors.Is(err, unix.ENOSPC) {
+		t.Fatalf("the file system has room: %v", err)
+	}
+	for range 100 { // the journal's last page has room for some records
+		if len(b.query(`fared_agent_journal_behind == 1`)) > 0 {
+			break
+		}
+		b.fared("drain", "sub-port", "p1b")
+		b.weights("2:1")
+		b.fared("undrain", "sub-port", "p1b")
+		b.weights("1:1")
+	}
+	b.firing("FaredAgentJournalBehind")
+	if err := os.Remove(other); err != nil {
+		t.Fatal(err)
+	}
+	b.firing()
+	b.weights("1:1")
+
+	// Another program removes the rules that lead to the agent's table.
+	for _, rule := range strings.Split(strings.TrimSpace(b.nodes["server0"].IP("rule", "show", "table", "179")), "\n") {
+		b.nodes["server0"].IP(append([]string{"rule", "delete"}, strings.Fields(rule[strings.Index(rule, ":")+1:])...)...)
+	}
+	b.firing("FaredAgentRepairs")
+	b.firing()
+
+	// A program sends to an address of no server, which another program has routed to the agent's device.
+	b.nodes["server0"].IP("route", "add", "10.255.0.77/32", "dev", "fared0")
+	stop, stopped := make(chan struct{}), make(chan error, 1)
+	if err := b.nodes["server0"].Do(func() error {
+		conn, err := net.DialUDP("udp4", &net.UDPAddr{IP: net.IPv4(10, 255, 0, 1)}, &net.UDPAddr{IP: net.IPv4(10, 255, 0, 77), Port: 4791})
+		if err != nil {
+			return err
+		}
+		go func() {
+			defer conn.Close()
+			for {
+				select {
+				case <-stop:
+					stopped <- nil
+					return
+				case <-time.After(20 * time.Millisecond):
+					_, _ = conn.Write(make([]byte, 100)) // refused where the kernel reports the previous one's loss
+				}
+			}
+		}()
+		return nil
+	}); err != nil {
+		t.Fatal(err)
+	}
+	b.firing("FaredSteeringDrops")
+	close(stop)
+	<-stopped
+	b.firing()
+
+	// The agent hangs.
+	b.weights("1:1")
+	if err := b.runs["agent"].Signal(unix.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	b.fared("drain", "sub-port", "p1b")
+	b.firing("FaredDataplaneStalled")
+	if err := b.runs["agent"].Signal(unix.SIGCONT); err != nil {
+		t.Fatal(err)
+	}
+	b.firing()
+	b.fared("undrain", "sub-port", "p1b")
+	b.weights("1:1")
 }
