@@ -25,7 +25,7 @@ const transferBytes = "FARED_TRANSFER"
 func TestTransfer(t *testing.T) {
 	for _, test := range []struct{ transport, driver string }{{"roce", "linux"}, {"roce", "bpf"}, {"superp", "linux"}, {"tcp", "linux"}} {
 		t.Run(test.transport+", "+test.driver, func(t *testing.T) {
-			bytes := uint64(2e9)
+			bytes := uint64(1e9)
 			if text := os.Getenv(transferBytes); text != "" {
 				var err error
 				if bytes, err = strconv.ParseUint(text, 10, 63); err != nil {

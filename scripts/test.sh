@@ -5,8 +5,8 @@ set -uo pipefail
 cd "$(dirname "$0")/.."
 mkdir -p out
 module=$(go list -m)
-# Chaos runs for three minutes, next to the other packages, on GPUs with ports of their own, both address families, and leaves of fared, FRR and BIRD.
-export FARED_CHAOS_MINUTES=${FARED_CHAOS_MINUTES:-3} FARED_CHAOS_FABRIC=${FARED_CHAOS_FABRIC:-mixed}
+# Chaos runs for two minutes, next to the other packages, on GPUs with ports of their own, both address families, and leaves of fared, FRR and BIRD.
+export FARED_CHAOS_MINUTES=${FARED_CHAOS_MINUTES:-2} FARED_CHAOS_FABRIC=${FARED_CHAOS_FABRIC:-mixed}
 
 # Packages that start no goroutine run without the race detector, at their full number of cases.
 pure="fare wecmp topo daemon/config daemon/internal/core daemon/internal/guard"
@@ -20,10 +20,11 @@ done
 # Tests of one goroutine in packages that otherwise need the race detector, which makes each of them about ten times slower. They run without it.
 single="TestPlansReachTheDesiredState TestLayoutKeepsItsPromises TestPagesLikeSortedMap TestBatchesEqualOneByOne TestReloadEqualsAFreshStart
   TestEvacuationAgainstThePackets TestFloodIsLinear TestRoCEChannels TestRoCERefusals TestRoCEStall TestRoCEShares TestRoCESets TestRoCEBlindSets
-  TestSUPERpChannels TestSUPERpRefusals TestSUPERpStall TestSUPERpShares TestSUPERpSets TestSUPERpBlindSets"
+  TestSUPERpChannels TestSUPERpRefusals TestSUPERpStall TestSUPERpShares TestSUPERpSets TestSUPERpBlindSets
+  TestPromptDelayIsBounded TestBulkChangeIsOneOperation TestDampingEqualsItsModel TestRecordingSurvivesAFullDisk TestModelOnStreams"
 # shellcheck disable=SC2086 # one word a test
 single_pattern="^($(printf '%s|' $single | sed 's/|$//'))\$"
-single_packages="dataplane/linux daemon/internal/status dataplane/internal/contract daemon daemon/internal/dpclient transport/rdma/rdmatest"
+single_packages="dataplane/linux daemon/internal/status dataplane/internal/contract daemon daemon/internal/dpclient transport/rdma/rdmatest transport/tcpqp"
 
 # packages NAME...: their import paths.
 packages() { for p in "$@"; do echo "$module/$p"; done; }

@@ -37,7 +37,7 @@ func TestSpray(t *testing.T) {
 				for _, w := range weights {
 					sum += w
 				}
-				const quarter = 125_000
+				const quarter = 50_000
 				parts := wecmp.Apportion(nil, shares, quarter)
 				before := b.arrivals()
 				stripe(t, flows, parts)
