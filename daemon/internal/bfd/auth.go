@@ -53,8 +53,8 @@ type Key struct {
 // String returns the key without its secret.
 func (k Key) String() string { return fmt.Sprintf("key %d", k.ID) }
 
-// validate returns the first error of a configuration, without secrets.
-func (a Auth) validate() error {
+// Validate returns the first error of a configuration, without secrets.
+func (a Auth) Validate() error {
 	longest := a.Type.digestLen()
 	switch {
 	case a.Type == NoAuth && len(a.Keys) == 0:

@@ -581,7 +581,7 @@ func TestAuthRefused(t *testing.T) {
 	}
 	for _, kind := range kinds {
 		n := map[bool]int{true: 16, false: 20}[kind == KeyedMD5 || kind == MeticulousMD5]
-		if err := (Auth{kind, []Key{{0, "k"}, {255, strings.Repeat("k", n)}}}).validate(); err != nil {
+		if err := (Auth{kind, []Key{{0, "k"}, {255, strings.Repeat("k", n)}}}).Validate(); err != nil {
 			t.Errorf("type %d: %v", kind, err)
 		}
 	}

@@ -85,7 +85,7 @@ func (s *Session) Status() Status {
 // then.
 func (s *Session) SetKeys(keys []Key) error {
 	auth := Auth{Type: s.c.Auth.Type, Keys: keys}
-	if err := auth.validate(); err != nil {
+	if err := auth.Validate(); err != nil {
 		return err
 	}
 	s.mu.Lock()
