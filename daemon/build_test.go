@@ -14,6 +14,7 @@ import (
 
 	farev1 "github.com/fared/fared/api/fare/v1"
 	"github.com/fared/fared/daemon/config"
+	"github.com/fared/fared/daemon/internal/bfd"
 	"github.com/fared/fared/daemon/internal/core"
 	"github.com/fared/fared/daemon/internal/coretest"
 	"github.com/fared/fared/daemon/internal/guard"
@@ -29,7 +30,7 @@ loopbacks: [10.255.0.9/32]
 accept: [10.255.0.0/16]
 dataplane: {address: "memory:"}
 bgp: {hold_time: 30s, keepalive_interval: 5s, connect_retry: 7s, restart_time: 60s, max_prefixes: 1000, allow_own_as: 2}
-bfd: {interval: 50ms, multiplier: 4}
+bfd: {interval: 50ms, multiplier: 4, auth: {keys: [{id: 1, key_file: one}]}}
 path_bandwidth: {increase_interval: 2s, fare_type: 0x81, fare_sub_type: 0x07, transitive: false}
 planes:
 - name: p0
@@ -42,6 +43,10 @@ planes:
 `)
 	one, four := &cfg.Planes[0].SubPorts[0].Sessions[0], &cfg.Planes[1].SubPorts[1].Sessions[0]
 	one.Password = "secret"
+	one.BFDAuth = &config.BFDAuth{Type: config.BFDKeyedMD5, Keys: []config.BFDKey{{ID: 255, Key: "x"}, {ID: 0, Key: "y"}}}
+	four.BFDAuth = &config.BFDAuth{Type: config.BFDNoAuth}
+	cfg.BFD.Auth.Keys[0].Key = "k"
+	common := bfd.Auth{Type: bfd.MeticulousSHA1, Keys: []bfd.Key{{ID: 1, Secret: "k"}}}
 	four.TCPAO = &config.TCPAO{Key: "key", SendID: 3, ReceiveID: 4, Algorithm: config.AES128CMAC}
 	l := core.NewLayout(cfg)
 	got := speakerConfig(cfg, &l)
@@ -53,9 +58,10 @@ planes:
 		BFD: speaker.BFD{Interval: 50 * time.Millisecond, Multiplier: 4},
 		Sessions: []speaker.Session{
 			{Name: "one", Peer: netip.MustParseAddr("192.0.2.1"), Local: netip.MustParseAddr("192.0.2.2"), Port: 1790, PeerAS: 65100, Device: "a",
-				Accept: []netip.Prefix{netip.MustParsePrefix("10.255.1.0/24")}, GTSMHops: 1, Password: "secret", Families: []speaker.Family{v4}, NonTransitive: true},
-			{Name: "two", Port: 179, Device: "b", Netns: "gpu1", Unnumbered: true, Families: []speaker.Family{v4, v6}, ExtendedNextHop: true, NonTransitive: true},
-			{Name: "three", Peer: netip.MustParseAddr("fe80::1%b"), Port: 179, Device: "b", Netns: "gpu1", Families: []speaker.Family{v4}, ExtendedNextHop: true, NonTransitive: true},
+				Accept: []netip.Prefix{netip.MustParsePrefix("10.255.1.0/24")}, GTSMHops: 1, Password: "secret",
+				BFDAuth: bfd.Auth{Type: bfd.KeyedMD5, Keys: []bfd.Key{{ID: 255, Secret: "x"}, {ID: 0, Secret: "y"}}}, Families: []speaker.Family{v4}, NonTransitive: true},
+			{Name: "two", BFDAuth: common, Port: 179, Device: "b", Netns: "gpu1", Unnumbered: true, Families: []speaker.Family{v4, v6}, ExtendedNextHop: true, NonTransitive: true},
+			{Name: "three", BFDAuth: common, Peer: netip.MustParseAddr("fe80::1%b"), Port: 179, Device: "b", Netns: "gpu1", Families: []speaker.Family{v4}, ExtendedNextHop: true, NonTransitive: true},
 			{Name: "four", Peer: netip.MustParseAddr("fd99::1"), Port: 179, Device: "c", Passive: true, Families: []speaker.Family{v4}, ExtendedNextHop: true, NonTransitive: true,
 				AO: speaker.AO{Key: "key", SendID: 3, ReceiveID: 4, Algorithm: speaker.AES128CMAC}},
 		},

@@ -74,7 +74,7 @@ func (d *Daemon) Reload(ctx context.Context, dryRun bool) ([]string, error) {
 	var lines []string
 	var rerr error
 	run := func() {
-		changes, err := config.Diff(d.loop.core.Config(), next)
+		changes, err := config.Diff(d.loop.config, next)
 		if err != nil {
 			rerr = &status.Problem{Kind: status.Refused, Subject: d.deps.ConfigPath, Remedy: "restart fared to apply the file; nothing was changed", Err: err}
 			return

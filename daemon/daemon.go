@@ -20,6 +20,7 @@ import (
 
 	farev1 "github.com/fared/fared/api/fare/v1"
 	"github.com/fared/fared/daemon/config"
+	"github.com/fared/fared/daemon/internal/bfd"
 	"github.com/fared/fared/daemon/internal/core"
 	"github.com/fared/fared/daemon/internal/dpclient"
 	"github.com/fared/fared/daemon/internal/guard"
@@ -162,7 +163,7 @@ func speakerConfig(cfg *config.Config, l *core.Layout) speaker.Config {
 		out.Sessions = append(out.Sessions, speaker.Session{
 			Name: s.Name, Peer: s.Peer, Port: s.Port, Local: s.Local, PeerAS: s.PeerAS, Device: sp.Device, Netns: sp.Netns,
 			Unnumbered: s.Unnumbered, Passive: s.Passive, Password: s.Password, AO: signing(s.TCPAO), GTSMHops: s.GTSMHops, Families: families,
-			ExtendedNextHop: s.ExtendedNextHop, Accept: s.Accept, Deciding: deciding(s.Codec), NonTransitive: s.Codec.NonTransitive,
+			BFDAuth: bfdAuth(cfg.BFDAuth(&s.Session)), ExtendedNextHop: s.ExtendedNextHop, Accept: s.Accept, Deciding: deciding(s.Codec), NonTransitive: s.Codec.NonTransitive,
 		})
 	}
 	return out
@@ -201,6 +202,20 @@ func signing(ao *config.TCPAO) speaker.AO {
 	out := speaker.AO{Key: ao.Key, SendID: uint8(ao.SendID), ReceiveID: uint8(ao.ReceiveID)}
 	if ao.Algorithm == config.AES128CMAC {
 		out.Algorithm = speaker.AES128CMAC
+	}
+	return out
+}
+
+// bfdAuth converts the authentication of a session's BFD packets to the speaker's type.
+func bfdAuth(auth *config.BFDAuth) bfd.Auth {
+	if auth == nil {
+		return bfd.Auth{}
+	}
+	out := bfd.Auth{Type: map[string]bfd.AuthType{
+		config.BFDKeyedMD5: bfd.KeyedMD5, config.BFDMeticulousMD5: bfd.MeticulousMD5, config.BFDKeyedSHA1: bfd.KeyedSHA1, config.BFDMeticulousSHA1: bfd.MeticulousSHA1,
+	}[auth.Type]}
+	for _, k := range auth.Keys {
+		out.Keys = append(out.Keys, bfd.Key{ID: uint8(k.ID), Secret: k.Key})
 	}
 	return out
 }

@@ -11,6 +11,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/fared/fared/daemon/config"
 	"github.com/fared/fared/daemon/internal/core"
 	"github.com/fared/fared/daemon/internal/dpclient"
 	"github.com/fared/fared/daemon/internal/drainfile"
@@ -30,6 +31,7 @@ var errStopped = errors.New("the daemon is stopping")
 type loop struct {
 	d        *Daemon
 	core     *core.Core
+	config   *config.Config // the loaded one, with the contents of the files that it names; that of core has none after a reload
 	log      *slog.Logger
 	builder  *status.Builder
 	metrics  *status.Metrics
@@ -80,7 +82,7 @@ type drainTimer struct {
 
 func newLoop(d *Daemon, c *core.Core) *loop {
 	l := &loop{
-		d: d, core: c, log: d.log, started: time.Now(),
+		d: d, core: c, config: c.Config(), log: d.log, started: time.Now(),
 		calls: make(chan func()), stopped: make(chan struct{}),
 		lanes: make([]lane, len(c.Layout().SubPorts)), faults: make([]string, len(c.Layout().Sessions)),
 		allowances: make([]allowance, len(c.Layout().Sessions)),

@@ -4,6 +4,7 @@ import (
 	"time"
 
 	"github.com/fared/fared/daemon/config"
+	"github.com/fared/fared/daemon/internal/bfd"
 	"github.com/fared/fared/daemon/internal/core"
 	"github.com/fared/fared/fare"
 )
@@ -11,8 +12,10 @@ import (
 // reload applies a configuration that differs only in keys that may change while running.
 func (l *loop) reload(next *config.Config) {
 	l.step(core.Reload{Config: next.Text()})
+	l.config = next
 	l.rediscoverSpeeds()
 	l.shortenTimers()
+	l.setBFDKeys()
 	if l.d.deps.LogLevel != nil {
 		l.d.deps.LogLevel.Set(next.Log.Level)
 	}
@@ -24,6 +27,20 @@ func (l *loop) reload(next *config.Config) {
 		l.d.client.SetForwarding(forwardingOf(l.core))
 	}
 	l.builder.SetLayout(l.statusLayout())
+}
+
+// setBFDKeys gives the speaker the keys of the configuration.
+func (l *loop) setBFDKeys() {
+	layout := core.NewLayout(l.config) // with keys, which the layout of the core has not after a reload
+	for i := range layout.Sessions {
+		auth := bfdAuth(l.config.BFDAuth(&layout.Sessions[i].Session))
+		if auth.Type == bfd.NoAuth || l.d.speaker == nil {
+			continue
+		}
+		if err := l.d.speaker.SetBFDKeys(i, auth.Keys); err != nil {
+			l.d.log.Error("BFD keys of a session not replaced", "session", layout.Sessions[i].Name, "error", err)
+		}
+	}
 }
 
 // rediscoverSpeeds shows the configured speeds of sub-ports, and restores the device's speed, if known, on sub-ports whose speed is no longer

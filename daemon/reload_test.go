@@ -76,10 +76,14 @@ func anyConfig(r *rand.Rand, s shape, owned bool) string {
 		pick("equal", "unreachable"), pick("weigh", "prefer-first", "drop"), pick("0s", "1h"))
 	s.Extra += fmt.Sprintf("links: {damping: {failures: %s, hold: %s, longest: %s, quiet: %s}}\n",
 		pick("0", "4"), pick("500ms", "1s"), pick("10s", "20s"), pick("30s", "1m"))
+	keys := func() string {
+		return pick("[{id: 1, key_file: /a}]", "[{key_file: /b}]", "[{id: 1, key_file: /a}, {id: 2, key_file: /b}]", "[{id: 2, key_file: /b}, {id: 1, key_file: /a}]")
+	}
+	s.Extra += fmt.Sprintf("bfd: {interval: 0s, auth: {keys: %s}}\n", keys())
 	if owned {
 		s.Loopbacks = []string{"10.255.0.1/32, 10.255.0.2/32"}
 	}
-	text := s.Text()
+	text := strings.Replace(s.Text(), "- {", fmt.Sprintf("- {bfd_auth: {type: keyed-md5, keys: %s}, ", keys()), 1)
 	for i := range s.Planes * s.SubPorts {
 		if device := "- device: " + s.Device(i) + "\n"; owned {
 			text = strings.Replace(text, device, fmt.Sprintf("%s        loopbacks: [10.255.0.%d/32]\n", device, 1+i%2), 1)
@@ -313,6 +317,44 @@ func TestReload(t *testing.T) {
 	for i := range r.leaves {
 		if n := r.leaves[i].count(); n != 1 {
 			t.Errorf("leaf %d: %d sessions, a reload loses none", i, n)
+		}
+	}
+}
+
+// TestReloadSeesContents checks that a reload notices a changed content of a file that the configuration names, also after another reload, and that its
+// answer does not show the content.
+func TestReloadSeesContents(t *testing.T) {
+	r, write := reloadRig(t)
+	key := filepath.Join(t.TempDir(), "bfd.key")
+	file := func(extra string) {
+		write(func(s shape) string { s.Extra += extra; return s.Text() })
+	}
+	secret := func(text string) {
+		t.Helper()
+		if err := os.WriteFile(key, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	next, err := config.Parse("next", []byte(r.s.Text()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	next.BFD.Auth = &config.BFDAuth{Type: config.BFDMeticulousSHA1, Keys: []config.BFDKey{{ID: 1, KeyFile: key, Key: "secret-1"}}}
+	r.inside(func(l *loop) { l.config = next })
+	auth := "bfd: {auth: {keys: [{id: 1, key_file: " + key + "}]}}\n"
+	for _, c := range []struct{ secret, extra, want string }{
+		{"secret-1", "", ""},
+		{"secret-2", "", "bfd.auth.keys: its keys -> other keys"},
+		{"secret-2", "drain_delay: 1s\n", "drain_delay: 5s -> 1s"},
+		{"secret-3", "drain_delay: 1s\n", "bfd.auth.keys: its keys -> other keys"},
+		{"secret-3", "drain_delay: 1s\n", ""},
+	} {
+		secret(c.secret)
+		file(auth + c.extra)
+		for _, dryRun := range []bool{true, false} {
+			if got, err := r.reload(dryRun); err != nil || got != c.want {
+				t.Errorf("%+v: %q, %v", c, got, err)
+			}
 		}
 	}
 }

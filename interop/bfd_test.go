@@ -2,8 +2,11 @@ package interop
 
 import (
 	"fmt"
+	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -28,11 +31,65 @@ func holdTime(bfd time.Duration) time.Duration {
 	return 3 * time.Second
 }
 
-func faredBFD(interval time.Duration) string {
+func faredBFD(interval time.Duration, auth bfdAuth) string {
+	if auth.kind != "" {
+		return fmt.Sprintf("\nbfd: {interval: %s, auth: %s}", interval, auth.fared())
+	}
 	if interval == 0 || interval == defaultBFD {
 		return ""
 	}
 	return fmt.Sprintf("\nbfd: {interval: %s}", interval)
+}
+
+// bfdAuth is the authentication of BFD in a plane, in the words of fared; the zero value has none.
+type bfdAuth struct {
+	kind string // type of bfd.auth
+	keys []bfdKey
+	// leaf replaces the keys at BIRD; nil means the same keys.
+	leaf []bfdKey
+}
+
+type bfdKey struct {
+	id     int
+	secret string
+}
+
+func (k bfdKey) file() string { return fmt.Sprintf("bfd-%d.key", k.id) }
+
+func (a bfdAuth) fared() string {
+	var keys []string
+	for _, k := range a.keys {
+		keys = append(keys, fmt.Sprintf("{id: %d, key_file: %s}", k.id, k.file()))
+	}
+	if keys == nil {
+		return fmt.Sprintf("{type: %s}", a.kind)
+	}
+	return fmt.Sprintf("{type: %s, keys: [%s]}", a.kind, strings.Join(keys, ", "))
+}
+
+// session returns the key of a session of fared whose authentication differs from the common one.
+func (a bfdAuth) session(common bfdAuth) string {
+	if common.kind == "" || a.kind == "" || a.kind == common.kind && slices.Equal(a.keys, common.keys) {
+		return ""
+	}
+	return ", bfd_auth: " + a.fared()
+}
+
+// bird returns the lines of an interface of BIRD's protocol bfd.
+func (a bfdAuth) bird() string {
+	if a.kind == "" {
+		return ""
+	}
+	keys := a.keys
+	if a.leaf != nil {
+		keys = a.leaf
+	}
+	words := map[string]string{"keyed-md5": "keyed md5", "meticulous-md5": "meticulous keyed md5", "keyed-sha1": "keyed sha1", "meticulous-sha1": "meticulous keyed sha1"}
+	out := "authentication " + words[a.kind] + "; "
+	for _, k := range keys {
+		out += fmt.Sprintf("password %q { id %d; }; ", k.secret, k.id)
+	}
+	return out
 }
 
 // defaultBFD is the interval of a configuration without bfd.
@@ -294,4 +351,183 @@ func (d frr) bgpSeesBFD(l *leaf) (n int, err error) {
 		}
 	}
 	return n, err
+}
+
+// authState is the BFD of a server's session.
+type authState struct {
+	Name, Plane, State string
+	Generation         int
+	BFDState           string `json:"bfd_state"`
+	Counters           []struct {
+		Name  string
+		Value uint64
+	}
+}
+
+// dropped returns the number of packets that BFD discarded for a reason.
+func (s *authState) dropped(reason string) uint64 {
+	for _, c := range s.Counters {
+		if c.Name == `guard_dropped{reason="bfd_`+reason+`"}` {
+			return c.Value
+		}
+	}
+	return 0
+}
+
+// bfdStates waits until the sessions of every server satisfy a condition, and fails if one was closed meanwhile.
+func (f *fabric) bfdStates(what string, ok func(plane int, s *authState) bool) {
+	f.t.Helper()
+	for _, s := range f.servers {
+		netnstest.Eventually(f.t, within, func() error {
+			var answer struct{ Sessions []authState }
+			if err := s.fared.ask(&answer, "sessions"); err != nil {
+				return err
+			}
+			for _, x := range answer.Sessions {
+				if x.State != "established" || x.Generation != 1 {
+					return fmt.Errorf("server %d has lost a session: %+v", s.index, x)
+				}
+				if !ok(int(x.Plane[1]-'0'), &x) {
+					return fmt.Errorf("server %d, %s: %+v", s.index, what, x)
+				}
+			}
+			return nil
+		})
+	}
+}
+
+// capture returns the packets of BFD that pass a server's port in both directions, as tcpdump shows them.
+func (f *fabric) capture(plane, server, packets int) string {
+	f.t.Helper()
+	out, err := f.servers[server].ns.Output("tcpdump", "-nn", "-v", "-l", "-c", fmt.Sprint(packets), "-i", laneDevice(plane, 0), "udp port 3784")
+	if err != nil {
+		f.t.Fatalf("tcpdump: %v\n%s", err, out)
+	}
+	return string(out)
+}
+
+// TestBFDAuthWithBIRD verifies all types, one in each plane: BFD comes up, every packet on the wire has the type, and a silent direction is detected.
+func TestBFDAuthWithBIRD(t *testing.T) {
+	netnstest.Require(t, "tcpdump")
+	for _, kinds := range [][planes]string{{"meticulous-sha1", "keyed-md5"}, {"keyed-sha1", "meticulous-md5"}} {
+		t.Run(strings.Join(kinds[:], ", "), func(t *testing.T) {
+			opt := options{daemons: both(bird{}), bfd: fast, advertise: "node"}
+			for p, kind := range kinds {
+				opt.auth[p] = bfdAuth{kind: kind, keys: []bfdKey{{10 + p, "correct horse" + strings.Repeat("!", p)}}}
+			}
+			f := newFabric(t, opt)
+			f.back()
+			for p, kind := range kinds {
+				name := map[string]string{"keyed-md5": "Keyed MD5 (2)", "meticulous-md5": "Meticulous Keyed MD5 (3)", "keyed-sha1": "Keyed SHA1 (4)", "meticulous-sha1": "Meticulous Keyed SHA1 (5)"}[kind]
+				out := f.capture(p, 0, 20)
+				if n := strings.Count(out, "Authentication: "+name); n != 20 {
+					t.Errorf("%d of 20 packets have %s:\n%s", n, name, out)
+				}
+			}
+			for p, weights := range []string{"0:1", "1:0"} {
+				for _, direction := range []string{"ingress", "egress"} {
+					f.swallow(p, 1, direction)
+					f.weigh(kinds[p]+", "+direction, weights)
+					f.heal(p, 1)
+					f.back()
+				}
+			}
+		})
+	}
+}
+
+// TestBFDAuthWrongKey verifies that BFD stays down between ends with different keys, that both ends report it, that sessions without BFD go on, and that a
+// reload with the right key repairs it. Then the keys are replaced without an interruption.
+func TestBFDAuthWrongKey(t *testing.T) {
+	right, next := bfdKey{1, "correct horse"}, bfdKey{2, "battery staple"}
+	opt := options{daemons: both(bird{}), bfd: slow, advertise: "node"}
+	opt.auth = [planes]bfdAuth{
+		{kind: "meticulous-sha1", keys: []bfdKey{{1, "wrong"}}, leaf: []bfdKey{right, next}},
+		{kind: "keyed-md5", keys: []bfdKey{{3, "of plane 1"}}},
+	}
+	f := newFabric(t, opt)
+	f.up()
+	count := func(plane int, s *authState) bool {
+		if plane == 1 {
+			return s.BFDState == "up" && s.dropped("auth_digest") == 0
+		}
+		return s.BFDState == "down" && s.dropped("auth_digest") >= 3
+	}
+	f.bfdStates("a wrong key in plane 0", count)
+	l := f.leaves[0][0]
+	if n, err := (bird{}).bfdUp(l); err != nil || n != 0 {
+		t.Errorf("BIRD has %d BFD sessions up with a wrong key: %v", n, err)
+	}
+	if log := l.running[0].Log(); !strings.Contains(log, "wrong authentication code") {
+		t.Errorf("BIRD does not report packets with a wrong key:\n%s", log)
+	}
+	f.weigh("BFD down, sessions up", "1:1")
+	reload := func(keys ...bfdKey) {
+		t.Helper()
+		a := bfdAuth{kind: "meticulous-sha1", keys: keys}
+		for _, s := range f.servers {
+			dir := filepath.Dir(s.fared.config)
+			for _, k := range keys {
+				writeSecret(t, filepath.Join(dir, k.file()), k.secret)
+			}
+			text, err := os.ReadFile(s.fared.config)
+			if err != nil {
+				t.Fatal(err)
+			}
+			text = regexp.MustCompile(`(?m)^bfd: .*$`).ReplaceAll(text, []byte(strings.TrimSpace(faredBFD(f.opt.bfd, a))))
+			if err := os.WriteFile(s.fared.config, text, 0o600); err != nil {
+				t.Fatal(err)
+			}
+			s.fared.do(t, "reload")
+		}
+	}
+	up := func(plane int, s *authState) bool { return plane == 1 || s.BFDState == "up" }
+	reload(right)
+	f.bfdStates("the right key in plane 0", up)
+	for step, keys := range [][]bfdKey{{right, next}, {next, right}, {next}} {
+		if step == 2 { // BIRD accepts both, and signs with the first one
+			l.auth.leaf = []bfdKey{next}
+			writeFile(t, l.dir, "bird.conf", birdConfig(l))
+			if out, err := exec.Command("birdc", "-s", filepath.Join(l.dir, "bird.ctl"), "configure").CombinedOutput(); err != nil || !strings.Contains(string(out), "Reconfigured") {
+				t.Fatalf("birdc configure: %v\n%s", err, out)
+			}
+			time.Sleep(4 * slow)
+			f.bfdStates("BIRD has the next key alone", up)
+		}
+		reload(keys...)
+		time.Sleep(4 * slow) // longer than the detection time
+		f.bfdStates("rotation", up)
+		if n, err := (bird{}).bfdUp(l); err != nil || n != l.expect() {
+			t.Errorf("BIRD has %d BFD sessions up: %v", n, err)
+		}
+	}
+}
+
+// TestBFDAuthWithFRR verifies that FRR, which has no authentication, has ordinary sessions: BFD stays down and shows why, and comes up where a session has
+// none.
+func TestBFDAuthWithFRR(t *testing.T) {
+	for _, none := range []bool{false, true} {
+		t.Run(map[bool]string{false: "with", true: "without"}[none], func(t *testing.T) {
+			opt := options{daemons: [planes]daemon{bird{}, frr{}}, bfd: slow, each: func(l *leaf) { l.cumulative = true }}
+			opt.auth[0] = bfdAuth{kind: "meticulous-sha1", keys: []bfdKey{{1, "correct horse"}}}
+			if none {
+				opt.auth[1] = bfdAuth{kind: "none"}
+			}
+			f := newFabric(t, opt)
+			f.up()
+			f.bfdStates("FRR", func(plane int, s *authState) bool {
+				if plane == 0 || none {
+					return s.BFDState == "up"
+				}
+				return s.BFDState == "down" && s.dropped("auth_missing") >= 3
+			})
+		})
+	}
+}
+
+func writeSecret(t *testing.T, file, secret string) {
+	t.Helper()
+	if err := os.WriteFile(file, []byte(secret+"\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
 }

@@ -29,7 +29,7 @@ func birdConfig(l *leaf) string {
 		line("protocol kernel { %s { import none; export all; }; merge paths on; }", family)
 	}
 	if l.bfd > 0 {
-		line("protocol bfd { interface \"*\" { interval %d ms; multiplier 3; }; }", l.bfd.Milliseconds())
+		line("protocol bfd { interface \"*\" { interval %d ms; multiplier 3; %s}; }", l.bfd.Milliseconds(), l.auth.bird())
 	}
 	line("filter to_servers {")
 	if l.advertise != 0 || l.strip {

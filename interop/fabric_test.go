@@ -32,14 +32,15 @@ var serverAS = [servers]uint32{65101, 4200000102}
 type options struct {
 	daemons    [planes]daemon
 	unnumbered bool
-	bfd        time.Duration // interval on all sessions, together with a long hold time; 0: no BFD
-	restart    time.Duration // the servers' bgp.restart_time
-	deadline   time.Duration // the servers' start.deadline; 0: 3 s
-	advertise  string        // the servers' path_bandwidth.advertise; "": the default
-	oneAS      bool          // all servers have the first one's AS
-	allowOwnAS int           // the servers' bgp.allow_own_as
-	speed      string        // speed of the servers' sub-ports; "": 4G
-	metrics    bool          // the servers serve metrics at 127.0.0.1:9469
+	bfd        time.Duration   // interval on all sessions, together with a long hold time; 0: no BFD
+	auth       [planes]bfdAuth // authentication of BFD; the servers have that of plane 0 as bfd.auth, others as bfd_auth of sessions
+	restart    time.Duration   // the servers' bgp.restart_time
+	deadline   time.Duration   // the servers' start.deadline; 0: 3 s
+	advertise  string          // the servers' path_bandwidth.advertise; "": the default
+	oneAS      bool            // all servers have the first one's AS
+	allowOwnAS int             // the servers' bgp.allow_own_as
+	speed      string          // speed of the servers' sub-ports; "": 4G
+	metrics    bool            // the servers serve metrics at 127.0.0.1:9469
 	// pathBandwidth is the servers' path_bandwidth, keys and values in one line; "" means that advertise and missing
 	// apply.
 	pathBandwidth string
@@ -81,6 +82,8 @@ type leaf struct {
 
 	// bfd is the BFD interval on all sessions, which then have a long hold time; 0 means no BFD.
 	bfd time.Duration
+	// auth, for BIRD, authenticates BFD packets.
+	auth bfdAuth
 	// cumulative, for FRR, sets extcommunity bandwidth cumulative toward servers.
 	cumulative bool
 	// uint32, for FRR, sets disable-link-bw-encoding-ieee toward servers.
@@ -174,7 +177,7 @@ func newFabric(t *testing.T, opt options) *fabric {
 	}
 	for p := range planes {
 		for _, l := range f.leaves[p] {
-			l.bfd = opt.bfd
+			l.bfd, l.auth = opt.bfd, opt.auth[p]
 			if opt.each != nil {
 				opt.each(l)
 			}

@@ -75,6 +75,11 @@ func startFared(t *testing.T, f *fabric, s *server) *fared {
 	case f.opt.driver != "":
 		dataplane = fmt.Sprintf("address: %q", "unix:"+startDataplane(t, f, s, dir))
 	}
+	for _, a := range f.opt.auth {
+		for _, k := range a.keys {
+			writeSecret(t, filepath.Join(dir, k.file()), k.secret)
+		}
+	}
 	d.config = writeFile(t, dir, "fared.yaml", faredConfig(f, s, dataplane, d.socket))
 	if out, err := exec.Command(d.binary, "check", "--config", d.config).CombinedOutput(); err != nil {
 		t.Fatalf("fared check: %v\n%s", err, out)
@@ -131,7 +136,7 @@ func faredConfig(f *fabric, s *server, dataplane, socket string) string {
 	line("role: server\nas: %d\nrouter_id: %s", s.as, s.loopbacks[0].Addr())
 	line("loopbacks: [%q, %q]", s.loopbacks[0], s.loopbacks[1])
 	line(`accept: ["10.255.0.0/16", "fd00:255::/64"]`)
-	line("bgp: {hold_time: %s, keepalive_interval: 1s, connect_retry: 200ms, restart_time: %s, allow_own_as: %d}%s", holdTime(f.opt.bfd), f.opt.restart, f.opt.allowOwnAS, faredBFD(f.opt.bfd))
+	line("bgp: {hold_time: %s, keepalive_interval: 1s, connect_retry: 200ms, restart_time: %s, allow_own_as: %d}%s", holdTime(f.opt.bfd), f.opt.restart, f.opt.allowOwnAS, faredBFD(f.opt.bfd, f.opt.auth[0]))
 	var keys []string
 	for _, k := range [][2]string{{"advertise", f.opt.advertise}, {"missing", f.opt.missing}} {
 		if k[1] != "" {
@@ -152,9 +157,9 @@ func faredConfig(f *fabric, s *server, dataplane, socket string) string {
 				continue
 			}
 			line("  - device: %s\n    speed: %s\n    sessions:", peer.farDevice, cmp.Or(f.opt.speed, "4G"))
-			format := ""
+			format := f.opt.auth[p].session(f.opt.auth[0])
 			if l.uint32 {
-				format = ", format: uint32"
+				format += ", format: uint32"
 			}
 			if peer.unnumbered {
 				line("    - {unnumbered: true, peer_as: %d%s}", l.outsideAS(), format)

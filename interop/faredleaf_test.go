@@ -35,7 +35,7 @@ func faredLeafConfig(l *leaf, dataplane, api string) string {
 	line := func(format string, args ...any) { fmt.Fprintf(&b, format+"\n", args...) }
 	line("role: leaf\nas: %d\nrouter_id: %s", l.as, l.routerID)
 	line(`accept: ["10.255.0.0/16", "fd00:255::/64"]`)
-	line("bgp: {hold_time: %s, keepalive_interval: 1s, connect_retry: 200ms}%s\nstart: {deadline: 3s}", holdTime(l.bfd), faredBFD(l.bfd))
+	line("bgp: {hold_time: %s, keepalive_interval: 1s, connect_retry: 200ms}%s\nstart: {deadline: 3s}", holdTime(l.bfd), faredBFD(l.bfd, bfdAuth{}))
 	line("dataplane: {address: \"unix:%s\"}\napi: {socket: %q}\nplanes:\n- name: p%d\n  sub_ports:", dataplane, api, l.plane)
 	for _, p := range l.peers {
 		line("  - device: %s\n    speed: 4G\n    sessions:", p.device)

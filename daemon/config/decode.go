@@ -117,6 +117,9 @@ func (d decoder) value(n *yaml.Node, path string, f *model.Field, v reflect.Valu
 		return
 	}
 	if bad := s.Parse(n.Value, v); bad != nil {
+		if word, why, found := strings.Cut(f.Refused, ": "); found && word == n.Value {
+			bad.Wrong = word + " " + why
+		}
 		d.fail(at(n), path, bad.Wrong, bad.Right)
 		return
 	}

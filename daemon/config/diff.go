@@ -21,6 +21,7 @@ const (
 	ChangeSpeed         ChangeKind = "speed"          // of a sub-port
 	ChangeLinks         ChangeKind = "links"          // damping
 	ChangeLogLevel      ChangeKind = "log-level"
+	ChangeBFDKeys       ChangeKind = "bfd-keys"
 )
 
 // Change is one value that differs between two configurations. Old and New are in the syntax of the file, "none" when absent.
@@ -97,6 +98,8 @@ func (d *differ) structure(old, new reflect.Value, path string) {
 	for _, f := range model.Fields(old.Type()) {
 		ov, nv, where := old.Field(f.Index), new.Field(f.Index), join(path, f.Key)
 		switch {
+		case f.Reload == string(ChangeBFDKeys):
+			d.bfdKeys(ov.Interface().([]BFDKey), nv.Interface().([]BFDKey), where)
 		case f.Object != nil && f.List:
 			d.list(ov, nv, where)
 		case f.Object != nil && f.Optional:
@@ -131,6 +134,26 @@ func (d *differ) secret(same bool, old, new, path, noun string) {
 	if same && old != "" && new != "" && old != new {
 		d.restart = append(d.restart, Change{Path: path, Old: "its " + noun, New: "another " + noun})
 	}
+}
+
+// bfdKeys compares the keys of BFD as a whole. The change shows IDs and names of files, and no key.
+func (d *differ) bfdKeys(old, new []BFDKey, path string) {
+	show := func(keys []BFDKey) string {
+		words := make([]string, len(keys))
+		for i, k := range keys {
+			words[i] = fmt.Sprintf("%d from %s", k.ID, k.KeyFile)
+		}
+		return "[" + strings.Join(words, ", ") + "]"
+	}
+	c := Change{Kind: ChangeBFDKeys, Path: path, Old: show(old), New: show(new)}
+	if c.Old == c.New {
+		same := func(o, n BFDKey) bool { return o.Key == n.Key || o.Key == "" || n.Key == "" } // not loaded, as after Parse
+		if slices.EqualFunc(old, new, same) {
+			return
+		}
+		c.Old, c.New = "its keys", "other keys"
+	}
+	d.live = append(d.live, c)
 }
 
 // list compares by index, because all other parts identify a plane, sub-port or session by its index.

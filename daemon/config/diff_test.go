@@ -163,3 +163,37 @@ func TestDiffPasswords(t *testing.T) {
 		}
 	}
 }
+
+// TestDiffBFDKeys checks that a reload replaces the keys of BFD, also if only the content of a file has changed, and never shows a key; the type, and
+// authentication as a whole, need a restart.
+func TestDiffBFDKeys(t *testing.T) {
+	with := func(auth *BFDAuth) *Config {
+		c := parsed(t, before)
+		c.BFD.Auth = auth
+		return c
+	}
+	auth := func(kind string, keys ...BFDKey) *BFDAuth { return &BFDAuth{Type: kind, Keys: keys} }
+	one, changed, two := BFDKey{1, "/a", "secret-one"}, BFDKey{1, "/a", "secret-new"}, BFDKey{2, "/b", "secret-two"}
+	for _, c := range []struct {
+		old, new    *BFDAuth
+		live, fixed string
+	}{
+		{auth(BFDKeyedMD5, one), auth(BFDKeyedMD5, one), "", ""},
+		{auth(BFDKeyedMD5, one), auth(BFDKeyedMD5, one, two), "bfd.auth.keys: [1 from /a] -> [1 from /a, 2 from /b]", ""},
+		{auth(BFDKeyedMD5, one, two), auth(BFDKeyedMD5, two, one), "bfd.auth.keys: [1 from /a, 2 from /b] -> [2 from /b, 1 from /a]", ""},
+		{auth(BFDKeyedMD5, one), auth(BFDKeyedMD5, changed), "bfd.auth.keys: its keys -> other keys", ""},
+		{auth(BFDKeyedMD5, one), auth(BFDKeyedMD5, BFDKey{1, "/a", ""}), "", ""},
+		{auth(BFDKeyedMD5, one), auth(BFDKeyedSHA1, two), "", "bfd.auth.type: keyed-md5 -> keyed-sha1"},
+		{nil, auth(BFDKeyedSHA1, two), "", "bfd.auth: none -> present"},
+		{auth(BFDKeyedSHA1, two), nil, "", "bfd.auth: present -> none"},
+	} {
+		changes, err := Diff(with(c.old), with(c.new))
+		fixed := ""
+		if restart := (*RestartError)(nil); errors.As(err, &restart) {
+			fixed = restart.Changes.String()
+		}
+		if changes.String() != c.live || fixed != c.fixed || c.live != "" && !changes.Has(ChangeBFDKeys) {
+			t.Errorf("%v to %v: changes %q, restart %q; want %q, %q", c.old, c.new, changes, fixed, c.live, c.fixed)
+		}
+	}
+}

@@ -13,6 +13,7 @@
 //	min, max  the inclusive range of a scalar, or of each element of a list of scalars
 //	items     the least and most elements of a list, "1..64"
 //	enum      the permitted words of a string
+//	refused   a word of which users may think that it is permitted, and why it is not: "word: reason"
 //	unit      the unit of a bare integer
 //	required  "true": the key must be present
 //	reload    the kind of Change that a reload may make to it while fared runs; without it a change needs a restart

@@ -14,7 +14,7 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// Load reads a configuration file and the password files that it names. The error is Errors if the content is invalid, and wraps the system's
+// Load reads a configuration file and the password and key files that it names. The error is Errors if the content is invalid, and wraps the system's
 // error if a file cannot be read.
 func Load(path string) (*Config, error) {
 	return load(path, nil)

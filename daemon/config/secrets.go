@@ -37,7 +37,7 @@ type secretFiles struct {
 	unread *[]string
 }
 
-// readSecrets reads the password and TCP-AO key files and checks the TLS files and the recording that a valid configuration names. file is the
+// readSecrets reads the password, TCP-AO and BFD key files and checks the TLS files and the recording that a valid configuration names. file is the
 // configuration file; relative names become relative to its directory, names of credentials become paths. Outside of a systemd unit, credentials
 // are appended to unread, or are errors if it is nil.
 func readSecrets(c *Config, p *problems, file string, unread *[]string) {
@@ -45,17 +45,19 @@ func readSecrets(c *Config, p *problems, file string, unread *[]string) {
 	if dir := os.Getenv(credentialsVariable); filepath.IsAbs(dir) {
 		names.credentials = filepath.Clean(dir)
 	}
+	names.readBFDKeys(c.BFD.Auth, "bfd.auth")
 	for i := range c.Planes {
 		for j := range c.Planes[i].SubPorts {
 			sp := &c.Planes[i].SubPorts[j]
 			for k := range sp.Sessions {
 				s, path := &sp.Sessions[k], fmt.Sprintf("planes[%d].sub_ports[%d].sessions[%d]", i, j, k)
 				if s.PasswordFile != "" && names.resolve(path+".password_file", &s.PasswordFile) {
-					s.Password = names.readSecret(path+".password_file", s.PasswordFile, "password", "TCP MD5")
+					s.Password = names.readSecret(path+".password_file", s.PasswordFile, "password", "TCP MD5", maxSecret)
 				}
 				if ao := s.TCPAO; ao != nil && names.resolve(path+".tcp_ao.key_file", &ao.KeyFile) {
-					ao.Key = names.readSecret(path+".tcp_ao.key_file", ao.KeyFile, "key", "TCP-AO")
+					ao.Key = names.readSecret(path+".tcp_ao.key_file", ao.KeyFile, "key", "TCP-AO", maxSecret)
 				}
+				names.readBFDKeys(s.BFDAuth, path+".bfd_auth")
 			}
 		}
 	}
@@ -213,14 +215,28 @@ func (f *secretFiles) secretMode(path, name, why string) {
 		"give it mode 0600 and fared's user as the owner; for the systemd unit, load it by LoadCredential= and write "+credentialPrefix+"NAME")
 }
 
-// readSecret reads the password or key (noun) of a method that signs segments: one line.
-func (f *secretFiles) readSecret(path, name, noun, method string) string {
+// readBFDKeys reads the keys of an authentication, which may be nil.
+func (f *secretFiles) readBFDKeys(a *BFDAuth, path string) {
+	if a == nil {
+		return
+	}
+	longest, hash := a.longestKey()
+	for i := range a.Keys {
+		k, at := &a.Keys[i], item(path+".keys", i)+".key_file"
+		if f.resolve(at, &k.KeyFile) {
+			k.Key = f.readSecret(at, k.KeyFile, "key", "BFD with "+hash, longest)
+		}
+	}
+}
+
+// readSecret reads the password or key (noun) of a method that signs segments or packets: one line of at most longest bytes.
+func (f *secretFiles) readSecret(path, name, noun, method string, longest int) string {
 	file, p := f.open(path, name, true), f.p
 	if file == nil {
 		return ""
 	}
 	defer file.Close()
-	data, err := io.ReadAll(io.LimitReader(file, maxSecret+3))
+	data, err := io.ReadAll(io.LimitReader(file, int64(longest)+3))
 	if err != nil {
 		p.add(path, err.Error(), "make the file readable")
 		return ""
@@ -229,8 +245,8 @@ func (f *secretFiles) readSecret(path, name, noun, method string) string {
 	switch {
 	case len(data) == 0:
 		p.add(path, name+" is empty", "write the "+noun+" into it")
-	case len(data) > maxSecret:
-		p.add(path, fmt.Sprintf("%s holds more than %d bytes", name, maxSecret), "use a shorter "+noun+", within the limit of "+method)
+	case len(data) > longest:
+		p.add(path, fmt.Sprintf("%s holds more than %d bytes", name, longest), "use a shorter "+noun+", within the limit of "+method)
 	case bytes.ContainsAny(data, "\r\n\x00"):
 		p.add(path, name+" holds more than one line", "write the "+noun+" alone into it")
 	}

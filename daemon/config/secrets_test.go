@@ -56,6 +56,60 @@ func TestLoadAOKey(t *testing.T) {
 	}
 }
 
+// TestLoadBFDKeys checks that the files of BFD keys follow the rules of password files, with the longest key of the type as the limit, and that no text
+// of the configuration shows a key.
+func TestLoadBFDKeys(t *testing.T) {
+	const text = "as: 4200000001\nloopbacks: [10.255.0.1/32]\naccept: [10.255.0.0/16]\nbfd: {auth: {type: %s, keys: [{id: 7, key_file: key}]}}\nplanes:\n  - name: p0\n    sub_ports:\n" +
+		"      - {device: eth0, sessions: [{peer: 10.0.0.0, bfd_auth: {type: %[1]s, keys: [{id: 8, key_file: key}]}}, {peer: 10.0.0.2}, {peer: 10.0.0.4, bfd_auth: {type: none}}]}\n"
+	for _, test := range []struct {
+		kind, key, want string // want is a part of the error; "" means none
+		mode            fs.FileMode
+	}{
+		{"meticulous-sha1", "correct horse\n", "", 0o600},
+		{"keyed-sha1", strings.Repeat("k", 20), "", 0o400},
+		{"keyed-md5", strings.Repeat("k", 16), "", 0o600},
+		{"meticulous-md5", "correct horse", "", 0o600},
+		{"meticulous-sha1", "x", "key must be readable by fared's user and by no other user, but others can too (mode 0604), give it mode 0600 and fared's user as the owner; for the systemd unit, load it by LoadCredential= and write credential:NAME", 0o604},
+		{"meticulous-sha1", "", "key is empty, write the key into it", 0o600},
+		{"meticulous-sha1", "correct\nhorse", "key holds more than one line, write the key alone into it", 0o600},
+		{"meticulous-sha1", strings.Repeat("k", 21), "key holds more than 20 bytes, use a shorter key, within the limit of BFD with SHA1", 0o600},
+		{"keyed-sha1", strings.Repeat("k", 21) + "\n", "key holds more than 20 bytes, use a shorter key, within the limit of BFD with SHA1", 0o600},
+		{"keyed-md5", strings.Repeat("k", 17), "key holds more than 16 bytes, use a shorter key, within the limit of BFD with MD5", 0o600},
+		{"meticulous-md5", strings.Repeat("k", 40), "key holds more than 16 bytes, use a shorter key, within the limit of BFD with MD5", 0o600},
+	} {
+		dir := t.TempDir()
+		file, key := filepath.Join(dir, "fared.yaml"), filepath.Join(dir, "key")
+		if err := errors.Join(os.WriteFile(file, fmt.Appendf(nil, text, test.kind), 0o600), os.WriteFile(key, []byte(test.key), 0o600), os.Chmod(key, test.mode)); err != nil {
+			t.Fatal(err)
+		}
+		c, err := Load(file)
+		if test.want != "" {
+			if err == nil || !strings.Contains(err.Error(), ": bfd.auth.keys[0].key_file: "+dir+"/"+test.want) ||
+				!strings.Contains(err.Error(), ": planes[0].sub_ports[0].sessions[0].bfd_auth.keys[0].key_file: "+dir+"/"+test.want) || !strings.HasPrefix(err.Error(), file+":4:") {
+				t.Errorf("Load = %v, want %s", err, test.want)
+			}
+			continue
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		secret := strings.TrimSpace(test.key)
+		sessions := c.Planes[0].SubPorts[0].Sessions
+		if got := c.BFDAuth(&sessions[0]); got.Keys[0] != (BFDKey{8, key, secret}) {
+			t.Errorf("the first session has %+v", got)
+		}
+		if got := c.BFDAuth(&sessions[1]); got.Keys[0] != (BFDKey{7, key, secret}) || got.Type != test.kind {
+			t.Errorf("the second session has %+v", got)
+		}
+		if got := c.BFDAuth(&sessions[2]); got != nil {
+			t.Errorf("the third session has %+v", got)
+		}
+		if strings.Contains(c.Text(), secret) {
+			t.Error("Text shows a key")
+		}
+	}
+}
+
 // TestLoadCredentials checks that a credential of the systemd unit can be read in both forms in which systemd provides it, by its name or its
 // path, and that nothing in its directory may be accessible to more users than systemd permits.
 func TestLoadCredentials(t *testing.T) {

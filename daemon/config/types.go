@@ -103,7 +103,7 @@ type BGP struct {
 	MaxPrefixes int `yaml:"max_prefixes" default:"16384" min:"1" max:"262144" unit:"prefixes"`
 }
 
-// BFD holds the timers of BFD, which is single-hop and asynchronous, without authentication or echo. It begins when a session is established.
+// BFD holds the timers and keys of BFD, which is single-hop and asynchronous, without echo. It begins when a session is established.
 // When it goes down after it was up, the session is closed with Cease, BFD Down (RFC 9384), and its paths are removed immediately. If the
 // neighbor has no BFD, or its operator disables it, the session stays up and is not protected by BFD.
 type BFD struct {
@@ -113,6 +113,60 @@ type BFD struct {
 	// Number of consecutive packets that may be missing before the neighbor declares the session down. The neighbor announces its own number for
 	// the opposite direction. Interval times multiplier is less than bgp.hold_time. RFC 5880, Section 6.8.4.
 	Multiplier int `yaml:"multiplier" default:"3" min:"1" max:"255" unit:"packets"`
+	// The authentication of BFD packets on every session without a separate one (planes[].sub_ports[].sessions[].bfd_auth); if absent, packets are
+	// not authenticated. A neighbor without the same authentication has an ordinary session, which BFD does not protect.
+	Auth *BFDAuth `yaml:"auth"`
+}
+
+// BFDAuth configures the authentication of BFD packets (RFC 5880, Section 6.7). Both ends have the same type and keys. Packets of the neighbor
+// that no key has signed are discarded and counted.
+type BFDAuth struct {
+	// The hash, and whether every packet has a new sequence number (meticulous), so that no recorded packet can be repeated. With a keyed
+	// type a recorded packet with the last number counts, so that its repetition hides the neighbor's silence. none, at a session: packets of this session are
+	// not authenticated.
+	Type string `yaml:"type" enum:"meticulous-sha1,keyed-sha1,meticulous-md5,keyed-md5,none" default:"meticulous-sha1" refused:"simple: would show its password to everyone on the link"`
+	// The keys. The first one signs; every one is accepted, so that keys can be replaced one by one without an interruption.
+	Keys []BFDKey `yaml:"keys" items:"1..8" reload:"bfd-keys"`
+}
+
+// BFDKey is a key of BFD authentication.
+type BFDKey struct {
+	// The ID of the key, the same at both ends. It is in each packet. BIRD has no ID 0.
+	ID int `yaml:"id" min:"0" max:"255" default:"0"`
+	// A file with the key, at most 20 bytes for SHA1, 16 for MD5, readable only by fared's user. A relative path is relative to the configuration
+	// file's directory; credential:NAME is a credential of the systemd unit.
+	KeyFile string `yaml:"key_file" required:"true"`
+	// The content of KeyFile without its final newline; Load fills it in.
+	Key string `yaml:"-"`
+}
+
+// The values of BFDAuth.Type.
+const (
+	BFDMeticulousSHA1 = "meticulous-sha1"
+	BFDKeyedSHA1      = "keyed-sha1"
+	BFDMeticulousMD5  = "meticulous-md5"
+	BFDKeyedMD5       = "keyed-md5"
+	BFDNoAuth         = "none"
+)
+
+// longestKey returns the length of the longest key of the type, in bytes, and the name of its hash.
+func (a *BFDAuth) longestKey() (length int, hash string) {
+	if a.Type == BFDMeticulousMD5 || a.Type == BFDKeyedMD5 {
+		return 16, "MD5"
+	}
+	return 20, "SHA1"
+}
+
+// BFDAuth returns the authentication of a session's BFD packets, or nil if they are not authenticated.
+func (c *Config) BFDAuth(s *Session) *BFDAuth {
+	auth := c.BFD.Auth
+	if s.BFDAuth != nil {
+		auth = s.BFDAuth
+	}
+	if auth == nil || auth.Type == BFDNoAuth {
+		return nil
+	}
+	return auth
 }
 
 // PathBandwidth configures the bandwidth in routes.
@@ -251,6 +305,8 @@ type Session struct {
 	// Sign the session's segments with TCP-AO (RFC 5925) instead of password_file. The kernel must support it (Linux 6.7 with CONFIG_TCP_AO);
 	// otherwise fared does not start, and fared check warns.
 	TCPAO *TCPAO `yaml:"tcp_ao"`
+	// The authentication of this session's BFD packets, in place of bfd.auth.
+	BFDAuth *BFDAuth `yaml:"bfd_auth"`
 	// At a leaf: replace the peer's AS by ours in the AS paths that are sent to it, so that servers of one AS accept each other's routes.
 	// Without it, routes with the peer's AS in the path are not sent.
 	ASOverride bool `yaml:"as_override" default:"false"`

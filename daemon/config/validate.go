@@ -280,6 +280,29 @@ func (p *problems) bfd(b *BFD, holdTime time.Duration) {
 		p.add("bfd", fmt.Sprintf("would detect silence after %s, but bgp.hold_time already does after %s", silence, holdTime),
 			"use a shorter interval or a smaller multiplier")
 	}
+	if b.Auth != nil && b.Auth.Type == BFDNoAuth {
+		p.add("bfd.auth.type", "none is for single sessions (planes[].sub_ports[].sessions[].bfd_auth)", "remove bfd.auth")
+		return
+	}
+	p.bfdAuth(b.Auth, "bfd.auth")
+}
+
+// bfdAuth checks the authentication of BFD packets, which may be nil.
+func (p *problems) bfdAuth(a *BFDAuth, path string) {
+	if a == nil || p.broken[path+".type"] {
+		return
+	}
+	switch {
+	case a.Type == BFDNoAuth && len(a.Keys) > 0:
+		p.add(path+".keys", "has keys, but the type is none", "remove them, or use another type")
+	case a.Type != BFDNoAuth && len(a.Keys) == 0:
+		p.add(path+".keys", "has no key", "write a list of 1 to 8 keys, such as [{id: 1, key_file: credential:bfd}]")
+	}
+	for i, k := range a.Keys {
+		if j := slices.IndexFunc(a.Keys[:i], func(o BFDKey) bool { return o.ID == k.ID }); j >= 0 && !p.partial(item(path+".keys", i)) && !p.partial(item(path+".keys", j)) {
+			p.add(item(path+".keys", i)+".id", fmt.Sprintf("%d is the ID of keys[%d] too", k.ID, j), "give each key a separate ID")
+		}
+	}
 }
 
 // damping checks the order of the times of damping.

@@ -155,6 +155,7 @@ func (p *problems) session(c *Config, s *survey, plane int, sp *SubPort, index i
 		p.narrower(c, r, item(path+".accept", i))
 	}
 	p.signature(ses, path)
+	p.bfdAuth(ses.BFDAuth, path+".bfd_auth")
 	p.localAddress(c, s, sp, ses, path)
 	p.families(ses, path)
 	if most := fare.Bandwidth(8) * (1<<32 - 1); ses.Format == fare.Uint32 && sp.Speed > most {

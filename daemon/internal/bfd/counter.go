@@ -16,12 +16,20 @@ const (
 	OtherAddress            // not the source address with which the session came up
 	OtherPort               // not the source port with which the session came up (RFC 5881, Section 4)
 	OtherDiscriminator      // not the My Discriminator with which the session came up
+	AuthMissing             // the session has authentication, the packet has none
+	AuthUnexpected          // the packet has authentication, the session has none
+	AuthOtherType           // authentication of another type than the session's
+	AuthLength              // the length of the authentication section is not that of its type
+	AuthUnknownKey          // the key ID is none of the session's
+	AuthSequence            // the sequence number is outside of the window, such as that of a repeated packet
+	AuthDigest              // the digest is not that of the key: the other end has another key, or the packet is forged
 	numDrops
 )
 
 // String returns the metric label.
 func (d Drop) String() string {
-	return [...]string{"accepted", "hop_limit", "malformed", "unknown_source", "unknown_session", "disabled", "other_address", "other_port", "other_discriminator"}[d]
+	return [...]string{"accepted", "hop_limit", "malformed", "unknown_source", "unknown_session", "disabled", "other_address", "other_port", "other_discriminator",
+		"auth_missing", "auth_unexpected", "auth_type", "auth_length", "auth_key", "auth_sequence", "auth_digest"}[d]
 }
 
 // Drops lists every reason except Accepted, in order.

@@ -16,7 +16,9 @@ type MachineConfig struct {
 	Interval time.Duration
 	// Multiplier is the number of our packets that may be missing before the other end declares the session down; not 0.
 	Multiplier uint8
-	// Random returns a number from 0 to n-1, for the jitter; not nil.
+	// Auth is valid; a Machine does not change it.
+	Auth Auth
+	// Random returns a number from 0 to n-1, for the jitter and the first sequence number; not nil.
 	Random func(n int64) int64
 }
 
@@ -46,11 +48,16 @@ type Machine struct {
 	answer       bool      // a poll of the other end must be answered
 	changed      bool      // the state has changed since the last packet
 	until        time.Time // in AdminDown: end of transmission
+
+	auth authenticator
 }
 
 // NewMachine returns a session that has neither sent nor received a packet.
 func NewMachine(c MachineConfig) *Machine {
-	m := &Machine{c: c, state: Down, desiredMinTx: max(c.Interval, slow)}
+	m := &Machine{c: c, state: Down, desiredMinTx: max(c.Interval, slow), auth: authenticator{conf: c.Auth}}
+	if c.Auth.Type != NoAuth {
+		m.auth.sent = uint32(c.Random(1 << 32))
+	}
 	m.forget()
 	return m
 }
@@ -61,13 +68,17 @@ func (m *Machine) forget() {
 	m.lastReceived, m.remoteState, m.remoteDiscr, m.remoteMinRx, m.remoteDemand = time.Time{}, Down, 0, time.Microsecond, false
 }
 
+// SetKeys replaces the keys of the authentication, whose type remains; the new ones are valid for it. Sequence numbers continue.
+func (m *Machine) SetKeys(keys []Key) { m.auth.conf.Keys = keys }
+
 // Receive processes a packet that arrived from an address and port at a time, and returns Accepted, or the reason why the packet was discarded
 // (RFC 5880, Section 6.8.6).
 //
 // A session comes up by a packet with our discriminator, which a sender that does not receive our packets has to guess. While the session is up,
 // packets count only if they have the address, the source port and the discriminator of that packet: the neighbor's port and discriminator do not
 // change during a session (RFC 5881, Section 4; RFC 5880, Section 6.8.1), and other users of its host cannot bind the port. So they cannot end the
-// session with a packet in state Down, which is valid without our discriminator. A neighbor that has restarted is accepted after the detection time.
+// session with a packet in state Down, which is valid without our discriminator. A neighbor that has restarted is accepted after the detection time,
+// with authentication after twice that time.
 func (m *Machine) Receive(p Packet, from netip.AddrPort, now time.Time) Drop {
 	switch {
 	case m.state == AdminDown:
@@ -82,12 +93,16 @@ func (m *Machine) Receive(p Packet, from netip.AddrPort, now time.Time) Drop {
 	case p.MyDiscr != m.remoteDiscr:
 		return OtherDiscriminator
 	}
+	if drop := m.auth.check(p, now); drop != Accepted {
+		return drop
+	}
 	// In Init a second sender with the neighbor's address may have replaced the neighbor's discriminator. The next packet then goes out at once, so
 	// that the neighbor gets its own discriminator back before another packet replaces it (RFC 5880, Section 6.8.7: changed contents).
 	m.changed = m.changed || m.state == Init && p.MyDiscr != m.remoteDiscr
 	m.lastReceived = now
 	m.remoteState, m.remoteDiag, m.remoteDiscr = p.State, p.Diagnostic, p.MyDiscr
 	m.remoteMinTx, m.remoteMinRx, m.remoteMultiplier, m.remoteDemand = p.DesiredMinTx, p.RequiredMinRx, p.Multiplier, p.Demand
+	m.auth.accept(p, now, m.DetectionTime())
 	m.polling = m.polling && !p.Final
 	m.answer = m.answer || p.Poll
 	switch {
@@ -172,14 +187,14 @@ func (m *Machine) Output(now time.Time) (Packet, bool) {
 	case m.answer:
 		// Immediately, regardless of the interval (RFC 5880, Section 6.8.7), and never with Poll.
 		m.answer, p.Final = false, true
-		return p, true
+		return m.auth.sign(p, now), true
 	case m.changed, m.periodic() && !now.Before(m.nextPeriodic()):
 		m.changed, m.sent, p.Poll = false, now, m.polling
 		// 75 to 100 % of the interval, at most 90 % if the multiplier is 1 (RFC 5880, Section 6.8.7).
 		if m.shorten = m.c.Random(251); m.c.Multiplier == 1 {
 			m.shorten = 100 + m.c.Random(151)
 		}
-		return p, true
+		return m.auth.sign(p, now), true
 	}
 	return Packet{}, false
 }

@@ -397,9 +397,14 @@ func TestTwoEnds(t *testing.T) {
 		t.Run(fmt.Sprintf("%d/seed %d", round, seed), func(t *testing.T) {
 			r := rand.New(rand.NewPCG(seed, 1))
 			w := &wire{t: t, random: r, now: epoch}
+			auth := Auth{}
+			if kind := AuthType(r.IntN(6)); kind >= KeyedMD5 {
+				auth = Auth{Type: kind, Keys: []Key{{ID: 1, Secret: "secret"}}}
+			}
 			for i := range w.ends {
 				w.ends[i] = NewMachine(MachineConfig{
 					Discriminator: uint32(1 + i), Interval: time.Duration(20+r.IntN(2000)) * time.Millisecond, Multiplier: uint8(2 + r.IntN(4)), Random: r.Int64N,
+					Auth: auth,
 				})
 			}
 			loss := r.Float64() / 3

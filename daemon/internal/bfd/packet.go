@@ -1,6 +1,7 @@
 package bfd
 
 import (
+	"crypto/sha1"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -54,10 +55,13 @@ func (d Diagnostic) String() string {
 	return fmt.Sprintf("diagnostic %d", uint8(d))
 }
 
-// PacketLen is the length of a control packet without authentication, in octets.
-const PacketLen = 24
+// The length of a control packet without authentication, and of the longest control packet that this package sends, in octets.
+const (
+	PacketLen    = 24
+	MaxPacketLen = PacketLen + sectionHeaderLen + sha1.Size
+)
 
-// Packet is a control packet without authentication (RFC 5880, Section 4.1).
+// Packet is a control packet (RFC 5880, Section 4.1).
 type Packet struct {
 	Diagnostic Diagnostic // 0 to 31
 	State      State
@@ -75,6 +79,8 @@ type Packet struct {
 	RequiredMinRx time.Duration // 0 means that the sender wants no periodic packets
 	// RequiredMinEchoRx is 0 if the sender wants no echo packets.
 	RequiredMinEchoRx time.Duration
+	// Auth is the authentication section. ParsePacket does not verify it.
+	Auth Section
 }
 
 // ParsePacket parses the payload of a UDP datagram and makes the checks of RFC 5880, Section 6.8.6, that need no session. An error means that
@@ -84,6 +90,7 @@ func ParsePacket(b []byte) (Packet, error) {
 		return Packet{}, fmt.Errorf("bfd: %d octets are too few for a control packet, which has %d", len(b), PacketLen)
 	}
 	length, flags := int(b[3]), b[1]
+	auth := flags&0x04 != 0
 	switch {
 	case b[0]>>5 != 1:
 		return Packet{}, fmt.Errorf("bfd: version %d is not 1", b[0]>>5)
@@ -91,8 +98,10 @@ func ParsePacket(b []byte) (Packet, error) {
 		return Packet{}, fmt.Errorf("bfd: length %d is below %d", length, PacketLen)
 	case length > len(b):
 		return Packet{}, fmt.Errorf("bfd: length %d is above the %d octets received", length, len(b))
-	case flags&0x04 != 0:
-		return Packet{}, errors.New("bfd: authentication is not supported; turn it off at the neighbor")
+	case auth && length < PacketLen+minSectionLen:
+		return Packet{}, fmt.Errorf("bfd: length %d leaves no room for authentication", length)
+	case auth && length != PacketLen+int(b[PacketLen+1]):
+		return Packet{}, fmt.Errorf("bfd: length %d is not that of a packet with %d octets of authentication", length, b[PacketLen+1])
 	case flags&0x01 != 0:
 		return Packet{}, errors.New("bfd: the multipoint bit is set")
 	case b[2] == 0:
@@ -105,6 +114,9 @@ func ParsePacket(b []byte) (Packet, error) {
 		Multiplier: b[2], MyDiscr: binary.BigEndian.Uint32(b[4:]), YourDiscr: binary.BigEndian.Uint32(b[8:]),
 		DesiredMinTx: microseconds(12), RequiredMinRx: microseconds(16), RequiredMinEchoRx: microseconds(20),
 	}
+	if auth {
+		p.Auth = parseSection(b[PacketLen:length])
+	}
 	switch {
 	case p.MyDiscr == 0:
 		return Packet{}, errors.New("bfd: my discriminator is 0")
@@ -114,22 +126,28 @@ func ParsePacket(b []byte) (Packet, error) {
 	return p, nil
 }
 
-// AppendTo appends the packet to b.
+// AppendTo appends the packet to b. A section of an unsupported type or length is left out.
 func (p *Packet) AppendTo(b []byte) []byte {
-	flags := byte(p.State) << 6
+	flags, length, auth := byte(p.State)<<6, byte(PacketLen), p.Auth.fits()
 	for _, f := range [...]struct {
 		set bool
 		bit byte
-	}{{p.Poll, 0x20}, {p.Final, 0x10}, {p.ControlPlaneIndependent, 0x08}, {p.Demand, 0x02}} {
+	}{{p.Poll, 0x20}, {p.Final, 0x10}, {p.ControlPlaneIndependent, 0x08}, {auth, 0x04}, {p.Demand, 0x02}} {
 		if f.set {
 			flags |= f.bit
 		}
 	}
-	b = append(b, 1<<5|byte(p.Diagnostic)&0x1f, flags, p.Multiplier, PacketLen)
+	if auth {
+		length += p.Auth.Length
+	}
+	b = append(b, 1<<5|byte(p.Diagnostic)&0x1f, flags, p.Multiplier, length)
 	b = binary.BigEndian.AppendUint32(b, p.MyDiscr)
 	b = binary.BigEndian.AppendUint32(b, p.YourDiscr)
 	for _, d := range [...]time.Duration{p.DesiredMinTx, p.RequiredMinRx, p.RequiredMinEchoRx} {
 		b = binary.BigEndian.AppendUint32(b, uint32(d/time.Microsecond))
+	}
+	if auth {
+		b = p.Auth.appendTo(b)
 	}
 	return b
 }

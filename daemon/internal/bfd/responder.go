@@ -72,6 +72,9 @@ func (r *Responder) Start(c Config) (*Session, error) {
 	if c.Interval < time.Microsecond || c.Multiplier < 1 || c.Multiplier > 255 {
 		return nil, fmt.Errorf("bfd: interval %v and multiplier %d: use at least 1µs, and 1 to 255", c.Interval, c.Multiplier)
 	}
+	if err := c.Auth.Validate(); err != nil {
+		return nil, err
+	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if c.Counters == nil {

@@ -22,6 +22,8 @@ type Config struct {
 	Device string
 	// Netns is the name or path of the network namespace; empty means the current one.
 	Netns string
+	// Auth is the authentication, the same at both ends; the zero value disables it.
+	Auth Auth
 	// Counters counts discarded packets; successive sessions may share it. nil disables counting.
 	Counters *Counters
 	// Changed is called, from one goroutine, with every change of state. It must not call the session. nil disables notification.
@@ -67,7 +69,7 @@ func newSession(c Config, r *receiver, conn *net.UDPConn, discriminator uint32) 
 		c: c, receiver: r, conn: conn, to: netip.AddrPortFrom(c.Remote, port), wake: make(chan struct{}, 1), stop: make(chan struct{}), done: make(chan struct{}),
 		parted: make(chan struct{}), gone: make(chan struct{}),
 		machine: NewMachine(MachineConfig{
-			Discriminator: discriminator, Interval: c.Interval, Multiplier: uint8(c.Multiplier), Random: rand.Int64N,
+			Discriminator: discriminator, Interval: c.Interval, Multiplier: uint8(c.Multiplier), Auth: c.Auth, Random: rand.Int64N,
 		}),
 	}
 }
@@ -77,6 +79,19 @@ func (s *Session) Status() Status {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.machine.Status()
+}
+
+// SetKeys replaces the keys of the authentication; the session goes on. The error is that of Responder.Start for such keys, and nothing is changed
+// then.
+func (s *Session) SetKeys(keys []Key) error {
+	auth := Auth{Type: s.c.Auth.Type, Keys: keys}
+	if err := auth.Validate(); err != nil {
+		return err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.machine.SetKeys(keys)
+	return nil
 }
 
 // Close ends the session: no packet is received and no change reported after it. A neighbor that receives our packets receives AdminDown,
@@ -145,7 +160,7 @@ func (s *Session) changedLocked(before State, silence time.Duration) {
 // sendLocked sends the due packets. It ignores errors, as if the link had dropped the packet: the other end detects the loss. The caller holds
 // mu.
 func (s *Session) sendLocked(now time.Time) {
-	var b [PacketLen]byte
+	var b [MaxPacketLen]byte
 	for p, ok := s.machine.Output(now); ok; p, ok = s.machine.Output(now) {
 		_, _ = s.conn.WriteToUDPAddrPort(p.AppendTo(b[:0]), s.to)
 	}

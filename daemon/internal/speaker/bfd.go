@@ -29,10 +29,13 @@ func (s *session) protect(in *incarnation) {
 	if c.Interval == 0 {
 		return
 	}
+	s.mu.Lock()
+	auth := bfd.Auth{Type: s.conf.BFDAuth.Type, Keys: s.bfdKeys}
+	s.mu.Unlock()
 	session, err := s.speaker.responder.Start(bfd.Config{
 		Interval: c.Interval, Multiplier: c.Multiplier,
 		Local: addrPort(in.conn.LocalAddr()).Addr(), Remote: addrPort(in.conn.RemoteAddr()).Addr(),
-		Device: s.conf.Device, Netns: s.conf.Netns, Counters: &s.bfdCounters,
+		Device: s.conf.Device, Netns: s.conf.Netns, Auth: auth, Counters: &s.bfdCounters,
 		Changed: func(change bfd.Change) { s.bfdChanged(in, change) },
 	})
 	if err != nil {
@@ -42,6 +45,23 @@ func (s *session) protect(in *incarnation) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.bfd, s.bfdErr = session, err
+	if session != nil {
+		_ = session.SetKeys(s.bfdKeys) // valid; they may have changed since Start
+	}
+}
+
+// setBFDKeys replaces the keys of the authentication of BFD packets. A session that is up stays up, as long as the neighbor has them too.
+func (s *session) setBFDKeys(keys []bfd.Key) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if err := (bfd.Auth{Type: s.conf.BFDAuth.Type, Keys: keys}).Validate(); err != nil {
+		return err
+	}
+	s.bfdKeys = keys
+	if s.bfd != nil {
+		return s.bfd.SetKeys(keys)
+	}
+	return nil
 }
 
 // lag is the delay between the end of the connection and AdminDown when the peer is to keep our routes. FRR 8.4 takes AdminDown for a failure

@@ -1,6 +1,7 @@
 package speaker
 
 import (
+	"errors"
 	"net"
 	"net/netip"
 	"slices"
@@ -64,6 +65,55 @@ func TestBFDOnOneEnd(t *testing.T) {
 	}
 	if st := leaf.Status(0).BFD; st != (BFDStatus{}) {
 		t.Errorf("the leaf shows %+v", st)
+	}
+}
+
+// TestBFDKeys checks that BFD stays down with different keys, while the session is up; that replaced keys count at once and for the next incarnation; and
+// that invalid keys change nothing.
+func TestBFDKeys(t *testing.T) {
+	keys := func(secrets ...string) (out []bfd.Key) {
+		for i, s := range secrets {
+			out = append(out, bfd.Key{ID: uint8(i), Secret: s})
+		}
+		return out
+	}
+	c, l := pairConfig(t, 1)
+	c.BFD, c.HoldTime, l.HoldTime = BFD{Interval: 200 * time.Millisecond, Multiplier: 255}, 90*time.Second, 90*time.Second
+	l.BFD = c.BFD
+	c.Sessions[0].BFDAuth = bfd.Auth{Type: bfd.MeticulousSHA1, Keys: keys("one")}
+	l.Sessions[0].BFDAuth = bfd.Auth{Type: bfd.MeticulousSHA1, Keys: keys("two")}
+	server, leaf := startPair(t, c, l)
+	for _, r := range []*running{server, leaf} {
+		r.until("established", func() bool { return r.state(0).up })
+		r.until("discarded", func() bool {
+			return slices.ContainsFunc(r.Status(0).Counters, func(c Counter) bool { return c.Name == "bfd_dropped_auth_digest" && c.Value >= 2 })
+		})
+		if st := r.Status(0).BFD.State; st != "down" {
+			t.Errorf("BFD is %s with different keys", st)
+		}
+	}
+	for _, bad := range [][]bfd.Key{nil, keys(""), keys("longer than twenty octets")} {
+		if err := leaf.SetBFDKeys(0, bad); err == nil {
+			t.Errorf("%v was accepted", bad)
+		}
+	}
+	if err := leaf.SetBFDKeys(0, keys("one")); err != nil {
+		t.Fatal(err)
+	}
+	for _, r := range []*running{server, leaf} {
+		r.until("BFD up", func() bool { return r.Status(0).BFD.State == "up" })
+		if st := r.Status(0); st.Generation != 1 {
+			t.Errorf("generation %d", st.Generation)
+		}
+	}
+	server.SetAdminState(0, false, "maintenance")
+	leaf.until("down", func() bool { return leaf.state(0).downs == 1 })
+	if err := errors.Join(server.SetBFDKeys(0, keys("three")), leaf.SetBFDKeys(0, keys("three"))); err != nil { // without a BFD session
+		t.Fatal(err)
+	}
+	server.SetAdminState(0, true, "")
+	for _, r := range []*running{server, leaf} {
+		r.until("BFD up again", func() bool { return r.state(0).ups == 2 && r.Status(0).BFD.State == "up" })
 	}
 }
 

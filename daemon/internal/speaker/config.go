@@ -8,6 +8,7 @@ import (
 	"net/netip"
 	"time"
 
+	"github.com/fared/fared/daemon/internal/bfd"
 	"github.com/fared/fared/daemon/internal/guard"
 )
 
@@ -22,7 +23,7 @@ const (
 // minutes for slow peers; a leaf is one hop away.
 const openTimeout = 10 * time.Second
 
-// Config configures a Speaker. It is not changed after New.
+// Config configures a Speaker. It is not changed after New, but for the keys of BFD.
 type Config struct {
 	AS       uint32     // ours, not 0
 	RouterID netip.Addr // our BGP identifier, IPv4
@@ -95,6 +96,8 @@ type Session struct {
 	// GTSMHops is the greatest permitted distance of the peer in hops, 1 to
 	// 254, for the TTL check of RFC 5082; 0 disables the check.
 	GTSMHops int
+	// BFDAuth authenticates the session's BFD packets; the zero value disables it. SetBFDKeys replaces its keys.
+	BFDAuth bfd.Auth
 	// Families lists the families to negotiate; empty means IPv4.
 	Families []Family
 	// Accept lists the ranges of host routes accepted on this session, in place

@@ -39,6 +39,7 @@ type session struct {
 	cancel     context.CancelCauseFunc // ends the current attempt or incarnation
 	current    *incarnation            // nil between incarnations
 	bfd        *bfd.Session            // of the current incarnation; nil if there is none
+	bfdKeys    []bfd.Key               // of the authentication of BFD packets
 	bfdErr     error                   // why the current incarnation has no BFD session; nil if it has one or needs none
 	state      State
 	since      time.Time

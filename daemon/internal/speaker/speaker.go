@@ -53,7 +53,7 @@ func New(conf Config, deps Deps) (*Speaker, error) {
 		session := &session{
 			speaker: s, index: i, conf: &s.conf.Sessions[i], log: limited(deps.Log),
 			accepted: make(chan *net.TCPConn, 1), changed: make(chan struct{}), since: time.Now(),
-			wanted: wanted{ready: make(chan struct{}, 1)},
+			wanted: wanted{ready: make(chan struct{}, 1)}, bfdKeys: s.conf.Sessions[i].BFDAuth.Keys,
 		}
 		server := newBGPServer(session.log, session.conf.Name, deps.Fatal, password)
 		session.server.Store(server)
@@ -142,6 +142,12 @@ func (s *Speaker) AdvertiseMarked(session int, routes []Advertisement, mark uint
 // The reason is text for people. It never blocks.
 func (s *Speaker) SetAdminState(session int, up bool, reason string) {
 	s.sessions[session].setAdmin(up, reason)
+}
+
+// SetBFDKeys replaces the keys of a session's BFD authentication, whose type stays; the session goes on. An error means that a key is not valid for
+// the type, and that nothing was changed.
+func (s *Speaker) SetBFDKeys(session int, keys []bfd.Key) error {
+	return s.sessions[session].setBFDKeys(keys)
 }
 
 // Status returns a snapshot of a session.

@@ -27,6 +27,7 @@ type Field struct {
 	Unit     string
 	Reload   string
 	Required bool
+	Refused  string // a word that is not permitted, and the reason: "word: reason"; "" means none
 }
 
 // Fields returns the keys of a struct type in declaration order. It panics on an invalid tag: that is a mistake in the type, found by the first
@@ -43,6 +44,7 @@ func Fields(t reflect.Type) []Field {
 			Index: i, Name: sf.Name, Key: key, Type: sf.Type,
 			Default: sf.Tag.Get("default"), Derived: sf.Tag.Get("derived"), Min: sf.Tag.Get("min"), Max: sf.Tag.Get("max"),
 			Unit: sf.Tag.Get("unit"), Reload: sf.Tag.Get("reload"), Required: sf.Tag.Get("required") == "true",
+			Refused: sf.Tag.Get("refused"),
 		}
 		elem := sf.Type
 		switch {
