@@ -92,7 +92,11 @@ func (s *Steering) attend() {
 		events, err := s.objects.Poll()
 		s.mu.Lock()
 		if !s.closed && (err != nil || slices.ContainsFunc(events, s.concerns)) {
-			s.check(s.comparePaths)
+			compare := s.comparePaths
+			if s.guard.torn != "" {
+				compare = s.compareAll // the known difference may be elsewhere
+			}
+			s.check(compare)
 		}
 		s.mu.Unlock()
 	}
@@ -162,11 +166,8 @@ func (s *Steering) compareWords(f *findings) error {
 
 // compareProgram restores a program that was detached or replaced, and pins that were removed.
 func (s *Steering) compareProgram(f *findings) error {
-	info, err := s.pinned.link.Info()
-	if err != nil {
-		return fmt.Errorf("bpf: the program's link: %w", err)
-	}
-	if info.TCX() == nil || int(info.TCX().Ifindex) != s.routes.anchor {
+	info, err := s.pinned.link.Info() // an error after an attempt to attach the program elsewhere
+	if s.unmended || err != nil || info.TCX() == nil || int(info.TCX().Ifindex) != s.routes.anchor {
 		f.differs("the program is no longer attached to %s", s.cfg.Device)
 		if err := s.mend(); err != nil {
 			return err

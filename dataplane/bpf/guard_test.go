@@ -177,6 +177,66 @@ func TestOthersChange(t *testing.T) {
 	}
 }
 
+// TestAnchorTaken has another program put a device of its own in the anchor's place: the agent reports that continuously, leaves the device alone, and repairs all once the
+// name is free.
+func TestAnchorTaken(t *testing.T) {
+	b := newBed(t, families[0])
+	b.cfg.AuditInterval = 100 * time.Millisecond
+	b.resolve()
+	b.open()
+	var r reports
+	b.s.Guard(r.take)
+	b.greet(farev1.Mode_MODE_PER_FLOW)
+	ports := sequence(8, 5, 10127)
+	b.commit(setGroup(testGroup(1, 8, false, 1, 1, 1, 1)), setDestination(b.family.destination, 1, b.family.source, ports))
+	b.s.mu.Lock() // so that the agent does not restore the anchor in between
+	b.ip("link del fared0")
+	b.ip("link add fared0 type bridge")
+	b.s.mu.Unlock()
+	begin := b.audits(t)
+	netnstest.Eventually(t, patience, func() error {
+		all := r.since(0)
+		if n := b.audits(t) - begin; len(all) == 0 || n < 20 {
+			return fmt.Errorf("%d audits, reports %v", n, all)
+		}
+		return nil
+	})
+	all := r.since(0)
+	for _, report := range all {
+		if report.Intact {
+			t.Errorf("reported as repaired: %v", all)
+		}
+	}
+	if last := all[len(all)-1].Message; !strings.Contains(last, "device fared0 exists and belongs to another program") {
+		t.Errorf("the last report: %q", last)
+	}
+	if out := b.server.IP("-d", "link", "show", "fared0"); !strings.Contains(out, "bridge") {
+		t.Errorf("the other program's device:\n%s", out)
+	}
+	b.ip("link del fared0")
+	netnstest.Eventually(t, patience, func() error {
+		if all := r.since(0); !all[len(all)-1].Intact {
+			return fmt.Errorf("the last report: %v", all[len(all)-1])
+		}
+		return nil
+	})
+	for slot, port := range ports {
+		p, s := place(slot)
+		if got := b.sentTo(gpu{loopback: b.family.source}, b.family.destination.Addr(), port, 2); got[device(p, s)] != 2 {
+			t.Errorf("slot %d: 2 packets at %v, want %s", slot, got, device(p, s))
+		}
+	}
+}
+
+func (b *bed) audits(t *testing.T) uint64 {
+	t.Helper()
+	stats, err := b.s.Stats()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return stats.Audits
+}
+
 // TestPinsComeBack checks that pins removed by other programs are recreated, so that the next start adopts them.
 func TestPinsComeBack(t *testing.T) {
 	b := newBed(t, families[0])

@@ -117,8 +117,10 @@ func (s *Steering) regroup(devices map[string]bool, all bool) error {
 	return s.sync(&t)
 }
 
-// mend restores an anchor that another program has removed or set down, and the routes that the kernel has removed with it.
+// mend restores an anchor that another program has removed or set down, and the routes that the kernel has removed with it. After an error the next
+// check begins again.
 func (s *Steering) mend() error {
+	s.unmended = true
 	if err := s.netns.Do(s.attach); err != nil {
 		return err
 	}
@@ -129,5 +131,9 @@ func (s *Steering) mend() error {
 	for key := range s.dests {
 		t.dest(key)
 	}
-	return errors.Join(s.refresh(), s.sync(&t))
+	if err := errors.Join(s.refresh(), s.sync(&t)); err != nil {
+		return err
+	}
+	s.unmended = false
+	return nil
 }

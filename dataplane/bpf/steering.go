@@ -46,10 +46,12 @@ type Steering struct {
 	mu     sync.Mutex // guards all below
 	closed bool
 	guard  guard
-	pinned *pinned
-	handle *netlink.Handle
-	routes *routes
-	links  map[int]rtnl.Link // by index
+	// unmended is set from the beginning of a repair of the anchor to its success.
+	unmended bool
+	pinned   *pinned
+	handle   *netlink.Handle
+	routes   *routes
+	links    map[int]rtnl.Link // by index
 
 	// Wanted state.
 	forwarding *farev1.Forwarding // nil before the first
@@ -152,10 +154,12 @@ func Open(config Config) (_ *Steering, err error) {
 
 // attach ensures that the anchor exists with the program attached, and reads the routes. The thread is in the network
 // namespace.
-func (s *Steering) attach() (err error) {
-	if s.routes.anchor, err = ensureAnchor(s.handle, s.cfg.Device); err != nil {
-		return err
+func (s *Steering) attach() error {
+	anchor, err := ensureAnchor(s.handle, s.cfg.Device)
+	if err != nil {
+		return err // the former index stays, so that comparisons see the loss
 	}
+	s.routes.anchor = anchor
 	if s.pinned == nil {
 		if s.pinned, err = openPinned(s.cfg, s.routes.anchor); err != nil {
 			return err
