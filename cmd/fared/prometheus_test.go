@@ -752,6 +752,20 @@ func TestPrometheusAgent(t *testing.T) {
 	b.firing("FaredAgentRepairs")
 	b.firing()
 
+	// Another program puts a device of its own in the place of the agent's, faster than the agent can restore it.
+	if err := b.runs["agent"].Signal(unix.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	b.nodes["server0"].IP("link", "delete", "fared0")
+	b.nodes["server0"].IP("link", "add", "fared0", "type", "bridge")
+	if err := b.runs["agent"].Signal(unix.SIGCONT); err != nil {
+		t.Fatal(err)
+	}
+	b.firing("FaredAgentBroken", "FaredDataplaneDamaged")
+	b.nodes["server0"].IP("link", "delete", "fared0")
+	b.firing()
+	b.weights("1:1")
+
 	// A program sends to an address of no server, which another program has routed to the agent's device.
 	b.nodes["server0"].IP("route", "add", "10.255.0.77/32", "dev", "fared0")
 	stop, stopped := make(chan struct{}), make(chan error, 1)

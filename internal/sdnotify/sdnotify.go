@@ -2,10 +2,14 @@
 package sdnotify
 
 import (
+	"errors"
+	"fmt"
 	"log/slog"
+	"os"
 	"time"
 
 	"github.com/coreos/go-systemd/v22/daemon"
+	"golang.org/x/sys/unix"
 )
 
 // States of a service.
@@ -48,14 +52,41 @@ func (n *Notifier) Watchdog() <-chan time.Time {
 	return n.ticker.C
 }
 
-// Send sends a state.
+// patience limits the wait for room in systemd's queue with a state that is sent once.
+const patience = time.Second
+
+// Send sends a state. While systemd reads nothing, Alive is left out, so that a hanging systemd holds no failover; other states wait for at most a
+// second.
 func (n *Notifier) Send(state string) {
 	if !n.on {
 		return
 	}
-	if _, err := daemon.SdNotify(false, state); err != nil {
+	err := send(state)
+	for end := time.Now().Add(patience); errors.Is(err, unix.EAGAIN) && state != Alive && time.Now().Before(end); err = send(state) {
+		time.Sleep(patience / 100)
+	}
+	if err != nil {
 		n.log.Warn("cannot notify systemd", "state", state, "error", err)
 	}
+}
+
+// send sends a state without waiting; unix.EAGAIN reports a full queue.
+func send(state string) error {
+	socket := os.Getenv("NOTIFY_SOCKET")
+	if socket == "" {
+		return nil
+	}
+	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
+	if err != nil {
+		return fmt.Errorf("socket: %w", err)
+	}
+	defer unix.Close(fd)
+	if err := unix.Sendto(fd, []byte(state), 0, &unix.SockaddrUnix{Name: socket}); errors.Is(err, unix.EAGAIN) {
+		return err
+	} else if err != nil {
+		return fmt.Errorf("%s: %w", socket, err)
+	}
+	return nil
 }
 
 // Close stops the watchdog's ticks.

@@ -3,6 +3,7 @@ package sdnotify
 import (
 	"bytes"
 	"log/slog"
+	"net"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -42,5 +43,52 @@ func TestWatchdogInterval(t *testing.T) {
 		if strings.Count(log.String(), `"cannot notify systemd" state="READY=1"`) != 1 {
 			t.Errorf("%q: the missing socket is not logged once", c.usec)
 		}
+	}
+}
+
+// TestUnreadSocket checks that a systemd that reads nothing holds no caller: the watchdog's messages are left out, and other states arrive once there is
+// room, or are given up.
+func TestUnreadSocket(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "notify")
+	conn, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Name: path, Net: "unixgram"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	t.Setenv("NOTIFY_SOCKET", path)
+	var log bytes.Buffer
+	n := New(true, slog.New(slog.NewTextHandler(&log, nil)))
+	const messages = 2000 // more than any queue has (net.unix.max_dgram_qlen)
+	for range messages {
+		n.Send(Alive)
+	}
+	left := strings.Count(log.String(), `"cannot notify systemd" state="WATCHDOG=1" error="resource temporarily unavailable"`)
+	if left == 0 || left == messages {
+		t.Fatalf("%d of %d messages were left out:\n%.1000s", left, messages, log.String())
+	}
+	log.Reset()
+	n.Send(Stopping)
+	if !strings.Contains(log.String(), `state="STOPPING=1" error="resource temporarily unavailable"`) {
+		t.Errorf("without a reader: %s", log.String())
+	}
+	log.Reset()
+	read := make(chan string)
+	go func() {
+		defer close(read)
+		buf := make([]byte, 100)
+		for {
+			k, err := conn.Read(buf)
+			if err != nil {
+				return
+			}
+			if text := string(buf[:k]); text != Alive {
+				read <- text
+				return
+			}
+		}
+	}()
+	n.Send(Stopping)
+	if text := <-read; text != Stopping || log.Len() > 0 {
+		t.Errorf("read %q, log %s", text, log.String())
 	}
 }
