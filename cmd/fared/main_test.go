@@ -20,6 +20,13 @@ func TestMain(m *testing.M) {
 	if os.Getenv(asFared) != "" {
 		main()
 	}
+	if dir := os.Getenv(asFaulty); dir != "" {
+		if err := beFaulty(dir); err != nil {
+			fmt.Fprintln(os.Stderr, "faulty:", err)
+			os.Exit(1)
+		}
+		os.Exit(0)
+	}
 	if doors := os.Getenv(asStranger); doors != "" {
 		if err := beStranger(doors); err != nil {
 			fmt.Fprintln(os.Stderr, "stranger:", err)

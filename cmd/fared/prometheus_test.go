@@ -420,6 +420,32 @@ func (b *prometheusBed) weights(want string) {
 	})
 }
 
+// quietTime is the environment variable with the duration of TestPrometheusQuiet, 10s by default.
+const quietTime = "FARED_PROMETHEUS_QUIET"
+
+// TestPrometheusQuiet checks that no alert fires while nothing happens but traffic.
+func TestPrometheusQuiet(t *testing.T) {
+	quiet := 10 * time.Second
+	if text := os.Getenv(quietTime); text != "" {
+		var err error
+		if quiet, err = time.ParseDuration(text); err != nil {
+			t.Fatalf("%s: %v", quietTime, err)
+		}
+	}
+	b := newPrometheusBed(t, "")
+	b.targets = []string{"192.0.2.1:9469"}
+	b.ready()
+	for end := time.Now().Add(quiet); time.Now().Before(end); {
+		b.send(10)
+		b.evaluated(5)
+	}
+	fired := b.fired()
+	delete(fired, "FaredLoopSlow") // of a busy machine
+	if len(fired) > 0 {
+		t.Errorf("alerts that fired: %q", slices.Sorted(maps.Keys(fired)))
+	}
+}
+
 // TestPrometheus runs Prometheus with fared's rules next to real daemons, over failures and maintenance: each failure fires its alert alone, which
 // ends with it; nothing fires otherwise; and each query of the dashboard returns data.
 func TestPrometheus(t *testing.T) {
@@ -692,26 +718,42 @@ func TestPrometheusFlaps(t *testing.T) {
 	b.firing()
 }
 
+// smallDisk mounts a file system of some bytes. fill uses all its room, and free returns it.
+func smallDisk(t *testing.T, path string, bytes int) (_ string, fill func() (free func())) {
+	t.Helper()
+	if err := os.Mkdir(path, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Mount("tmpfs", path, "tmpfs", 0, fmt.Sprintf("size=%d", bytes)); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := unix.Unmount(path, unix.MNT_DETACH); err != nil {
+			t.Error(err)
+		}
+	})
+	return path, func() func() {
+		other := filepath.Join(path, "other")
+		if err := os.WriteFile(other, make([]byte, 2*bytes), 0o644); !errors.Is(err, unix.ENOSPC) {
+			t.Fatalf("the file system has room: %v", err)
+		}
+		return func() {
+			if err := os.Remove(other); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+}
+
 // TestPrometheusAgent runs Prometheus with fared's rules next to real daemons with an agent that refuses, hangs, cannot write, is interfered with, or drops packets: each fires
 // its alert, which ends with it.
 func TestPrometheusAgent(t *testing.T) {
 	b := newPrometheusBed(t, "")
-	full := filepath.Join(b.dir, "full")
-	if err := os.Mkdir(full, 0o755); err != nil {
-		t.Fatal(err)
-	}
-	if err := unix.Mount("tmpfs", full, "tmpfs", 0, "size=64k"); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := unix.Unmount(full, unix.MNT_DETACH); err != nil {
-			t.Error(err)
-		}
-	})
+	disk, fill := smallDisk(t, filepath.Join(b.dir, "disk"), 64<<10)
 	// again starts the agent again with flags.
 	again := func(flags ...string) {
 		b.runs["agent"].Stop()
-		b.agentFlags = append([]string{"--journal", filepath.Join(full, "journal")}, flags...)
+		b.agentFlags = append([]string{"--journal", filepath.Join(disk, "journal")}, flags...)
 		b.start("agent")
 	}
 	again()
@@ -725,10 +767,7 @@ func TestPrometheusAgent(t *testing.T) {
 	b.weights("1:1")
 
 	// The agent's file system is full.
-	other := filepath.Join(full, "other")
-	if err := os.WriteFile(other, make([]byte, 128<<10), 0o644); !errors.Is(err, unix.ENOSPC) {
-		t.Fatalf("the file system has room: %v", err)
-	}
+	free := fill()
 	for range 100 { // the journal's last page has room for some records
 		if len(b.query(`fared_agent_journal_behind == 1`)) > 0 {
 			break
@@ -739,9 +778,7 @@ func TestPrometheusAgent(t *testing.T) {
 		b.weights("1:1")
 	}
 	b.firing("FaredAgentJournalBehind")
-	if err := os.Remove(other); err != nil {
-		t.Fatal(err)
-	}
+	free()
 	b.firing()
 	b.weights("1:1")
 
