@@ -146,11 +146,16 @@ func (a *attacker) established(script func(w *wire, i int)) {
 const answer = 100 * time.Millisecond
 
 // kill sends one of some messages on each connection: without an OPEN, or in an established session.
-func kill(up bool, messages [][]byte) func(*attacker) {
+func kill(up bool, messages func(plane int) [][]byte) func(*attacker) {
 	return func(a *attacker) {
+		var all [planes][][]byte
+		for _, p := range []int{dialed, passive} {
+			all[p] = messages(p)
+		}
 		script := func(w *wire, i int) {
 			// The second plane begins in the middle, so that both together send all messages soon.
-			if _, err := w.Write(messages[(i+w.plane*len(messages)/(2*passive))%len(messages)]); err == nil {
+			n := len(all[w.plane])
+			if _, err := w.Write(all[w.plane][(i+w.plane*n/(2*passive))%n]); err == nil {
 				w.discard(answer)
 			}
 		}

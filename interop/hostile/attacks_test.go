@@ -29,11 +29,11 @@ const (
 
 // attacks are all attacks. docs/security.md has a row for each.
 var attacks = []attack{
-	{name: "bad headers before OPEN", longer: 3, run: kill(false, headers())},
-	{name: "bad headers", run: kill(true, headers())},
-	{name: "messages before OPEN", longer: 3, run: kill(false, killers())},
-	{name: "malformed UPDATEs", longer: 3, run: kill(true, killers())},
-	{name: "hostile OPENs", longer: 3, run: kill(false, opens())},
+	{name: "bad headers before OPEN", longer: 3, run: kill(false, headers)},
+	{name: "bad headers", run: kill(true, headers)},
+	{name: "messages before OPEN", longer: 3, run: kill(false, killers)},
+	{name: "malformed UPDATEs", longer: 3, run: kill(true, killers)},
+	{name: "hostile OPENs", longer: 3, run: kill(false, opens)},
 	{name: "NOTIFICATIONs", run: notifications},
 	{name: "mutants of UPDATEs", held: 1000, run: mutants},
 	{name: "distinct bandwidths at once", destinations: flood, held: flood, run: rounds(bursts, func(w *wire, round int) []byte {
@@ -93,7 +93,7 @@ var attacks = []attack{
 }
 
 // headers returns messages whose header is wrong (RFC 4271, Section 6.1).
-func headers() (all [][]byte) {
+func headers(int) (all [][]byte) {
 	for _, length := range []int{0, 1, 18, 4097, 65535} {
 		all = append(all, withLength(keepalive, length))
 	}
@@ -111,8 +111,7 @@ func headers() (all [][]byte) {
 }
 
 // killers returns messages that end or confuse speakers of BGP: each has one fault.
-func killers() [][]byte {
-	const p = dialed
+func killers(p int) [][]byte {
 	hop := nextHop(leafAddress(p).As4())
 	good := well(p, full)
 	at := destination(0)
@@ -165,8 +164,7 @@ func killers() [][]byte {
 }
 
 // opens returns OPENs with a fault, or with hostile capabilities, each followed by a KEEPALIVE.
-func opens() (all [][]byte) {
-	const p = passive // most connections are those of the passive session; in the other plane the AS is wrong in addition
+func opens(p int) (all [][]byte) {
 	for _, parameters := range [][]byte{
 		{0xff}, {2}, {2, 255}, {2, 1, 1}, {2, 2, 1, 255}, {9, 0}, {1, 0}, {255, 255, 0, 0}, {255, 0, 255, 2}, // cut off, authentication, RFC 9072
 		parameter(1, 0), parameter(1, 4, 0, 1, 0), parameter(1, 255), parameter(1, 3, 0, 1, 0), // multiprotocol
@@ -286,7 +284,7 @@ func mutants(a *attacker) {
 	a.established(func(w *wire, i int) {
 		r := rand.New(rand.NewPCG(uint64(w.plane), uint64(i)))
 		a.wg.Go(func() { _, _ = io.Copy(io.Discard, w.TCPConn) })
-		seeds := append(killers(), update(well(w.plane, full), destination(1), destination(2)), withdraw(destination(1)), endOfRIB, keepalive, refresh)
+		seeds := append(killers(w.plane), update(well(w.plane, full), destination(1), destination(2)), withdraw(destination(1)), endOfRIB, keepalive, refresh)
 		for a.ctx.Err() == nil {
 			b := slices.Clone(seeds[r.IntN(len(seeds))])
 			for range r.IntN(4) {

@@ -104,6 +104,22 @@ func newLeaf(ns *netnstest.Namespace, plane, destinations int) (*leaf, error) {
 	return l, nil
 }
 
+// dial connects to the server, and serves the connection until it ends.
+func (l *leaf) dial(ns *netnstest.Namespace) {
+	d := net.Dialer{LocalAddr: net.TCPAddrFromAddrPort(netip.AddrPortFrom(leafAddress(l.plane), 0))}
+	for range 1000 {
+		var conn net.Conn
+		if err := ns.Do(func() (err error) {
+			conn, err = d.Dial("tcp4", netip.AddrPortFrom(serverAddress(l.plane), bgpPort).String())
+			return err
+		}); err == nil {
+			l.wg.Go(func() { l.serve(conn) })
+			return
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+}
+
 // full is the bandwidth of every route at first, in octets per second: 400 Gbit/s.
 const full = 50e9
 
