@@ -10,6 +10,7 @@ import (
 	"math/rand/v2"
 	"net"
 	"net/netip"
+	"runtime"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -216,6 +217,11 @@ func (in *incarnation) fromPeer(ctx, watching context.Context) error {
 			}
 			if err := in.spend(ctx, now, n); err != nil {
 				return err
+			}
+			if n == len(chunk) {
+				// More octets are probably there already, so that the next read would not wait either. The runtime would interrupt this goroutine
+				// only after 10 ms, and the goroutines of other sessions, the owner and the data plane's client need the processor in turn.
+				runtime.Gosched()
 			}
 		}
 		if err != nil {
