@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/backoff"
 	"google.golang.org/grpc/credentials/insecure"
 
 	farev1 "github.com/fared/fared/api/fare/v1"
@@ -119,9 +120,9 @@ func newBed(t testing.TB, n *network, destinations int) *bed {
 	if err := os.WriteFile(config, []byte(configuration(dir)), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	args := []string{"run", "--config", config}
-	b.process = n.server.Start(t, fared, args...)
-	conn, err := grpc.NewClient("unix:"+filepath.Join(dir, "fared.sock"), grpc.WithTransportCredentials(insecure.NewCredentials()))
+	b.process = n.server.Start(t, fared, "run", "--config", config)
+	soon := grpc.ConnectParams{Backoff: backoff.Config{BaseDelay: 20 * time.Millisecond, Multiplier: 1.6, MaxDelay: 200 * time.Millisecond}, MinConnectTimeout: startLimit}
+	conn, err := grpc.NewClient("unix:"+filepath.Join(dir, "fared.sock"), grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithConnectParams(soon))
 	if err != nil {
 		t.Fatal(err)
 	}

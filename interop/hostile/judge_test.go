@@ -179,8 +179,8 @@ func (v *verdict) judge(t testing.TB, routes int) {
 	if change > changeLimit {
 		t.Errorf("an honest leaf's changes took %v (p99), want at most %v", change, changeLimit)
 	}
-	if gap > gapLimit {
-		t.Errorf("no heartbeat for %v, want at most %v", gap, gapLimit)
+	if gap > gapLimit || v.gap.wall > hangLimit {
+		t.Errorf("no heartbeat for %v (own time %v), want at most %v", v.gap.wall, v.gap.own, gapLimit)
 	}
 	if bound := memoryBound(routes); v.peak-v.before > bound {
 		t.Errorf("the resident set grew by %d MiB, want at most %d", (v.peak-v.before)>>20, bound>>20)
