@@ -3,7 +3,6 @@ package hostile
 import (
 	"context"
 	"io"
-	"math/rand/v2"
 	"net"
 	"net/netip"
 	"slices"
@@ -33,9 +32,6 @@ func newAttacker(ctx context.Context, ns *netnstest.Namespace) (*attacker, error
 	context.AfterFunc(ctx, func() { ln.Close() })
 	return &attacker{ctx: ctx, ns: ns, ln: ln}, nil
 }
-
-// random returns a source of the same numbers in every run.
-func random(plane int) *rand.Rand { return rand.New(rand.NewPCG(uint64(plane), 1)) }
 
 // wire is a connection to the server. It counts the octets written, and the end of the attack closes it.
 type wire struct {
