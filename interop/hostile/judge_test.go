@@ -21,7 +21,7 @@ const (
 // Limits. A process of a busy machine waits for a processor for seconds. So timeLimit, which is only far below a hang, is one of own time (span), and
 // the limits of a quiet machine with two processors, which are those of users, hold on request.
 const (
-	timeLimit   = 5 * time.Second
+	timeLimit   = 10 * time.Second
 	hangLimit   = time.Minute            // of elapsed time
 	tightChange = 100 * time.Millisecond // elapsed time of an honest leaf's change, p99
 	tightGap    = 500 * time.Millisecond // largest elapsed time between heartbeats
