@@ -16,7 +16,7 @@ type attack struct {
 	destinations int
 	// held is the number of routes that the hostile leaf may hold in a session.
 	held int
-	// longer multiplies the duration, so that each message is sent at least once.
+	// longer multiplies the duration of an attack with one message for each connection; 0 counts as 1. On a quiet machine all messages are sent.
 	longer int
 	run    func(*attacker)
 }
