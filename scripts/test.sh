@@ -32,7 +32,7 @@ packages() { for p in "$@"; do echo "$module/$p"; done; }
 # Two jobs at once: more of them delay each other by seconds on two processors, so that timers of protocols expire, and end no sooner.
 #
 # The first has no race detector: tests that drive other processes alone, with code that other packages run under the detector, and labs in containers.
-processes="interop/packets interop/chaos interop interop/peers systemd"
+processes="interop/packets interop/chaos interop interop/hostile interop/peers systemd"
 (
   failed=0
   go test -vet=off -count=1 -timeout 80m -v ./containerlab >out/containers.log 2>&1 || failed=1

@@ -10,6 +10,7 @@ import (
 	"math/rand/v2"
 	"net"
 	"net/netip"
+	"runtime"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -217,6 +218,12 @@ func (in *incarnation) fromPeer(ctx, watching context.Context) error {
 			if err := in.spend(ctx, now, n); err != nil {
 				return err
 			}
+			in.awaitOwner(ctx)
+			if n == len(chunk) {
+				// More octets are probably there already, so that the next read would not wait either. The runtime would interrupt this goroutine
+				// only after 10 ms, and the goroutines of other sessions, the owner and the data plane's client need the processor in turn.
+				runtime.Gosched()
+			}
 		}
 		if err != nil {
 			return fmt.Errorf("connection to the peer: %w", plain(err))
@@ -245,6 +252,17 @@ func (in *incarnation) deliver(now time.Time) {
 	}
 	if !in.burst.IsZero() && (now.Sub(in.burst) >= burstLimit || !readable(in.conn, burstPause)) {
 		in.release()
+	}
+}
+
+// ownerPatience is the longest wait of a reader for the owner between two reads. It is far below the hold time, which restarts with each read.
+const ownerPatience = 50 * time.Millisecond
+
+// awaitOwner waits while the owner has not taken many earlier changes of this session.
+func (in *incarnation) awaitOwner(ctx context.Context) {
+	if q := in.s.speaker.queue; q.full(in.s.index) {
+		in.release() // the owner takes what it knows of
+		q.await(ctx, in.s.index, ownerPatience)
 	}
 }
 

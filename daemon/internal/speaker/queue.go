@@ -1,9 +1,11 @@
 package speaker
 
 import (
+	"context"
 	"net/netip"
 	"slices"
 	"sync"
+	"time"
 
 	"github.com/fared/fared/daemon/internal/guard"
 	"github.com/fared/fared/fare"
@@ -19,6 +21,10 @@ const (
 	quota    = 32768
 	distinct = 2048
 )
+
+// backlog is the cost of a session's pending changes from which on its reader waits for the owner: 128 routes that all differ, or 262,144 that change
+// alike. Reading faster than the owner decides only costs the processor time that other sessions need, because later states replace earlier ones.
+const backlog = 8 * quota
 
 // keptChanges is the number of changes up to which a session's memory for them
 // is reused: a table of thousands of routes arrives once.
@@ -47,7 +53,9 @@ type sessionQueue struct {
 	base    int      // number of changes taken from the front of changes since it was empty
 	taken   []Change // returned by the latest take
 	pending map[netip.Addr]pending
-	dead    int // canceled changes
+	dead    int           // canceled changes
+	cost    int           // of changes, when they became pending
+	room    chan struct{} // one slot: cost has fallen below backlog
 
 	gen     uint64 // newest generation that was established
 	closed  uint64 // generations up to this one have ended
@@ -68,7 +76,11 @@ type pending struct {
 }
 
 func newQueue(sessions int) *queue {
-	return &queue{ready: make(chan struct{}, 1), sessions: make([]sessionQueue, sessions)}
+	q := &queue{ready: make(chan struct{}, 1), sessions: make([]sessionQueue, sessions)}
+	for i := range q.sessions {
+		q.sessions[i].room = make(chan struct{}, 1)
+	}
+	return q
 }
 
 // wake fills the channel of Ready unless it is full.
@@ -124,6 +136,7 @@ func (q *queue) sessionDown(e SessionDown) {
 	}
 	sq.up, sq.present = false, 0
 	sq.changes, sq.base, sq.pending, sq.dead = nil, 0, nil, 0
+	sq.spend(sq.cost)
 	untaken := false
 	// A Fault, and the SessionDown of the previous generation, belong to no generation and stay.
 	sq.events = slices.DeleteFunc(sq.events, func(p placed) bool {
@@ -194,6 +207,9 @@ func (sq *sessionQueue) withdraw(prefix netip.Prefix) {
 		sq.changes[p.at-sq.base] = Change{}
 		sq.dead++
 		delete(sq.pending, prefix.Addr())
+		if sq.dead == len(sq.changes) { // the owner is not notified, and takes nothing
+			sq.spend(sq.cost)
+		}
 	}
 }
 
@@ -207,6 +223,50 @@ func (sq *sessionQueue) put(c Change, owned bool) {
 	}
 	sq.pending[c.Prefix.Addr()] = pending{sq.base + len(sq.changes), owned}
 	sq.changes = append(sq.changes, c)
+	sq.cost += sq.costOf(len(sq.changes) - 1)
+}
+
+// costOf returns the cost of a pending change behind the one before it.
+func (sq *sessionQueue) costOf(i int) int {
+	if i > 0 && alike(sq.changes[i].Attrs, sq.changes[i-1].Attrs) {
+		return 1
+	}
+	return distinct
+}
+
+// spend reduces the cost of the pending changes, and lets a waiting reader continue.
+func (sq *sessionQueue) spend(cost int) {
+	if sq.cost = max(0, sq.cost-cost); sq.cost < backlog {
+		select {
+		case sq.room <- struct{}{}:
+		default:
+		}
+	}
+}
+
+// full reports whether the pending changes of a session have reached backlog.
+func (q *queue) full(session int) bool {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	return q.sessions[session].cost >= backlog
+}
+
+// await waits while the pending changes of a session have reached backlog, at most for a time.
+func (q *queue) await(ctx context.Context, session int, limit time.Duration) {
+	if !q.full(session) {
+		return
+	}
+	timer := time.NewTimer(limit)
+	defer timer.Stop()
+	for q.full(session) {
+		select {
+		case <-q.sessions[session].room:
+		case <-timer.C:
+			return
+		case <-ctx.Done():
+			return
+		}
+	}
 }
 
 // compact removes canceled changes and keeps the order of the others.
@@ -230,6 +290,11 @@ func (sq *sessionQueue) compact() {
 	}
 	clear(sq.changes[n:])
 	sq.changes, sq.dead = sq.changes[:n], 0
+	cost := 0
+	for i := range sq.changes {
+		cost += sq.costOf(i)
+	}
+	sq.spend(sq.cost - cost)
 }
 
 // written records that the connection has carried everything up to a mark. Only the latest pending Written is kept.
@@ -285,7 +350,8 @@ func (sq *sessionQueue) take(buf []Event, session int) []Event {
 	if sq.dead > 0 {
 		sq.compact()
 	}
-	n := sq.affordable()
+	n, cost := sq.affordable()
+	defer func() { sq.spend(cost) }()
 	from, events := 0, 0
 	emit := func(to int) {
 		if to > from {
@@ -300,6 +366,7 @@ func (sq *sessionQueue) take(buf []Event, session int) []Event {
 	emit(n)
 	sq.events = slices.Delete(sq.events, 0, events)
 	if n == len(sq.changes) {
+		cost = sq.cost // estimates included
 		if sq.base+n > keptChanges {
 			sq.pending = nil
 		}
@@ -314,20 +381,16 @@ func (sq *sessionQueue) take(buf []Event, session int) []Event {
 	return buf
 }
 
-// affordable returns the number of pending changes, from the first, whose cost is within quota.
-func (sq *sessionQueue) affordable() int {
-	cost := 0
+// affordable returns the number of pending changes, from the first, whose cost is within quota, and this cost.
+func (sq *sessionQueue) affordable() (n, cost int) {
 	for i := range sq.changes {
-		if i > 0 && alike(sq.changes[i].Attrs, sq.changes[i-1].Attrs) {
-			cost++
-		} else {
-			cost += distinct
+		next := sq.costOf(i)
+		if cost+next > quota {
+			return i, cost
 		}
-		if cost > quota {
-			return i
-		}
+		cost += next
 	}
-	return len(sq.changes)
+	return len(sq.changes), cost
 }
 
 // alike reports whether routes have equal communities, or are both withdrawn.

@@ -7,6 +7,8 @@ import (
 	"net/netip"
 	"slices"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"github.com/fared/fared/daemon/internal/guard"
 	"github.com/fared/fared/fare"
@@ -441,4 +443,71 @@ func TestTakeBeginsElsewhere(t *testing.T) {
 	if want := []int{1, 2, 0, 1, 2, 0}; !slices.Equal(firsts, want) {
 		t.Errorf("sessions that came first: %v, want %v", firsts, want)
 	}
+}
+
+// TestReaderWaitsForOwner checks that a reader waits once pending changes that all differ have reached backlog, until the owner has taken some of
+// them; that changes that are alike do not make it wait; and that no wait is left over when nothing is pending.
+func TestReaderWaitsForOwner(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFeed(2)
+		var buf []Event
+		for s := range 2 {
+			f.sessionUp(SessionUp{Session: s, Generation: 1}, 0)
+		}
+		waits := func() time.Duration {
+			began := time.Now()
+			f.await(t.Context(), 0, time.Second)
+			return time.Since(began)
+		}
+		const n = backlog / distinct
+		for i := range n - 1 {
+			f.announce(0, 1, prefix(i), uint32(i))
+		}
+		if d := waits(); d != 0 {
+			t.Errorf("%d pending changes: waits for %v", n-1, d)
+		}
+		f.announce(0, 1, prefix(n), n)
+		f.announce(0, 1, prefix(0), 2*n) // replaces a pending one
+		if d := waits(); d != time.Second {
+			t.Errorf("%d pending changes: waits for %v, want the limit", n, d)
+		}
+		began := time.Now()
+		f.await(t.Context(), 1, time.Second)
+		if d := time.Since(began); d != 0 {
+			t.Errorf("another session waits for %v", d)
+		}
+		time.AfterFunc(time.Millisecond, func() { f.take(nil) })
+		if d := waits(); d != time.Millisecond {
+			t.Errorf("the owner takes changes after 1ms: waits for %v", d)
+		}
+		for buf = f.take(nil); len(buf) > 0; {
+			buf = f.take(buf[:0])
+		}
+		if cost := f.sessions[0].cost; cost != 0 {
+			t.Errorf("cost %d without pending changes", cost)
+		}
+		for i := range 2 * n {
+			f.announce(0, 1, prefix(n+1+i), 1)
+		}
+		if d := waits(); d != 0 {
+			t.Errorf("%d pending changes that are alike: waits for %v", 2*n, d)
+		}
+		for i := range 2 * n { // routes that the owner never sees
+			f.announce(0, 1, prefix(10*n+i), uint32(i))
+		}
+		for i := range 2 * n {
+			f.withdraw(0, 1, prefix(10*n+i))
+			f.withdraw(0, 1, prefix(n+1+i))
+		}
+		if d := waits(); d != 0 {
+			t.Errorf("only canceled changes: waits for %v", d)
+		}
+		for i := range 2 * n {
+			f.announce(0, 1, prefix(20*n+i), uint32(i))
+		}
+		f.sessionDown(SessionDown{Session: 0, Generation: 1})
+		if d := waits(); d != 0 {
+			t.Errorf("the session has ended: waits for %v", d)
+		}
+	})
 }
