@@ -27,18 +27,19 @@ type envOptions struct {
 func envCommand(e *env) *cobra.Command {
 	o := &envOptions{}
 	c := &cobra.Command{
-		Use: "env PROGRAM", Short: "Print the environment in which an RDMA program uses the planes of this server",
+		Use: "env PROGRAM", Short: "Print the environment in which a program uses the planes of this server",
 		Long: `Prints the environment variables by which a program uses the RDMA devices of this server: devices
 in the order of rail and plane, the index of the loopback's GID, and the interposer that gives
 queue pairs the source ports of slots (docs/rdma.md). Comments name what the program cannot follow.
 All variables are documented by the program.
 
-PROGRAM is nccl, ucx, nvshmem, mooncake, uccl, mori or deepep. A rail is the position of a sub-port
+PROGRAM is nccl, ucx, nvshmem, mooncake, uccl, mori or deepep, or nccl-net for NCCL with the net
+plugin of fared on servers without RDMA devices (docs/nccl.md). A rail is the position of a sub-port
 in its plane. Devices come from the slot table, or with --config from a configuration file;
 sub-ports without an RDMA device or a GID of the loopback are left out, with a comment.
 
 Formats: export for a shell, docker for --env-file, systemd for a drop-in of a unit, json.`,
-		Example: "  eval \"$(fared env nccl)\"\n  fared env ucx --destination 10.255.0.2\n  fared env nvshmem --format docker > nvshmem.env",
+		Example: "  eval \"$(fared env nccl)\"\n  fared env nccl-net --config /etc/fared/fared.yaml --format docker\n  fared env ucx --destination 10.255.0.2\n  fared env nvshmem --format docker > nvshmem.env",
 		Args: func(c *cobra.Command, args []string) error {
 			if len(args) != 1 {
 				return &exitError{exitUsage, errors.New("fared env needs the name of one program"), "use one of " + strings.Join(rdmaenv.Programs(), ", ")}
@@ -83,6 +84,9 @@ func (e *env) env(o *envOptions, program string) error {
 		_, err := openSlots("")
 		return err
 	}
+	if !rdmaenv.NeedsDevices(program) {
+		return l.print(e, o, program, rdmaenv.Setup{TCPPorts: l.tcpPorts}, nil)
+	}
 	report, err := rdmadev.Inspect(o.sysfs, l.subPorts, func(string) rdmadev.Setting { return rdmadev.Unknown })
 	if err != nil {
 		return &exitError{exitFailed, err, "name the root of sysfs with --sysfs"}
@@ -91,7 +95,11 @@ func (e *env) env(o *envOptions, program string) error {
 	if len(devices) == 0 {
 		return &exitError{exitFailed, errors.New("no sub-port has an RDMA device with a GID of its loopback"), "'fared rdma' names the faults and their remedies"}
 	}
-	setup := rdmaenv.Setup{Devices: devices, Interposer: findInterposer(o.interposer), Rails: !o.noRails}
+	return l.print(e, o, program, rdmaenv.Setup{Devices: devices, Interposer: findInterposer(o.interposer), Rails: !o.noRails}, omitted)
+}
+
+// print prints the environment of a program, after notes.
+func (l *layout) print(e *env, o *envOptions, program string, setup rdmaenv.Setup, notes []string) error {
 	result, ok := rdmaenv.Of(program, setup)
 	if !ok {
 		return &exitError{exitUsage, fmt.Errorf("program %q is not known", program), "use one of " + strings.Join(rdmaenv.Programs(), ", ")}
@@ -99,12 +107,12 @@ func (e *env) env(o *envOptions, program string) error {
 	if l.table != nil && l.table.Path() != slots.DefaultPath {
 		result.Variables = append(result.Variables, rdmaenv.Variable{Name: "FARED_SLOTS", Value: l.table.Path()})
 	}
-	result.Notes = append(omitted, result.Notes...)
+	result.Notes = append(notes, result.Notes...)
 	ports, err := o.ports(l)
 	if err != nil {
 		return err
 	}
-	return (&envView{program, devices, result, ports}).print(e, o.format)
+	return (&envView{program, setup.Devices, result, ports}).print(e, o.format)
 }
 
 // devicesOf returns the devices of the first n rows of a report by rail, then by plane, and the reasons why others are left out. A zero source selects the

@@ -3,6 +3,7 @@ package main
 import (
 	"os"
 	"os/exec"
+	"path/filepath"
 	"strings"
 	"testing"
 
@@ -36,6 +37,26 @@ func TestEnvInAShell(t *testing.T) {
 	got, err := shell.CombinedOutput()
 	if want := `=mlx5_0:1:0:0,mlx5_0:2:0:1,mlx5_0:3:1:0,mlx5_0:4:1:1|/opt/it's "$HOME"/x.so`; err != nil || string(got) != want {
 		t.Errorf("%v: %s, want %s\n%s", err, got, want, out)
+	}
+}
+
+// TestEnvWithoutDevices checks the environment of the net plugin of NCCL on a server without RDMA devices, by a configuration and by a slot table.
+func TestEnvWithoutDevices(t *testing.T) {
+	text, err := os.ReadFile("testdata/four.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	file := filepath.Join(t.TempDir(), "fared.yaml")
+	if err := os.WriteFile(file, append(text, "dataplane: {tcp_port_range: 5000-5100}\n"...), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if out := must(t, "env", "nccl-net", "--config", file, "--format", "docker"); !strings.HasSuffix(out, "\nNCCL_NET_PLUGIN=fared\nFARED_NCCL_PORTS=5000-5100\n") {
+		t.Errorf("by configuration:\n%s", out)
+	}
+	w := newSlotWriter(t)
+	w.set(map[string]uint32{"10.255.0.2": 5e8})
+	if out := must(t, "env", "nccl-net", "--file", w.path); !strings.HasSuffix(out, "\nexport NCCL_NET_PLUGIN=fared\nexport FARED_SLOTS="+w.path+"\n") || !strings.Contains(out, "# FARED_NCCL_PORTS is") {
+		t.Errorf("by slot table:\n%s", out)
 	}
 }
 

@@ -60,6 +60,7 @@ type layout struct {
 	from     string // the origin, for people
 	table    *slots.Table
 	subPorts []rdmadev.SubPort
+	tcpPorts string // dataplane.tcp_port_range; empty without a configuration
 }
 
 // readLayout reads planes and loopbacks from a configuration file, or else from the slot table. Without a table, and without a name for one, it is empty.
@@ -69,7 +70,7 @@ func readLayout(file, configFile string) (*layout, error) {
 		if err != nil {
 			return nil, &exitError{exitUsage, err, ""}
 		}
-		return &layout{from: "configuration " + configFile, subPorts: configuredSubPorts(c)}, nil
+		return &layout{from: "configuration " + configFile, subPorts: configuredSubPorts(c), tcpPorts: c.Dataplane.TCPPortRange}, nil
 	}
 	table, err := openSlots(file)
 	if errors.Is(err, slots.ErrNoTable) && file == "" {
@@ -79,7 +80,7 @@ func readLayout(file, configFile string) (*layout, error) {
 		return nil, err
 	}
 	subPorts, err := tableSubPorts(table)
-	return &layout{"slot table " + table.Path(), table, subPorts}, explainSlots(err)
+	return &layout{from: "slot table " + table.Path(), table: table, subPorts: subPorts}, explainSlots(err)
 }
 
 func configuredSubPorts(c *config.Config) (out []rdmadev.SubPort) {

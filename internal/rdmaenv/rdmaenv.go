@@ -1,4 +1,5 @@
-// Package rdmaenv returns the environment variables by which programs choose RDMA devices and GIDs. Each variable is documented at the cited source.
+// Package rdmaenv returns the environment variables by which programs use the planes of a server: its RDMA devices and GIDs, or TCP connections where it has
+// none. Each variable is documented at the cited source.
 package rdmaenv
 
 import (
@@ -22,11 +23,13 @@ type Device struct {
 
 // Setup is the input of a program's environment.
 type Setup struct {
-	Devices []Device // by rail, then by plane; none twice
+	Devices []Device // by rail, then by plane; none twice. NeedsDevices names the programs that need one
 	// Interposer is the path of libfared-verbs.so; empty means none.
 	Interposer string
 	// Rails is false for versions of NCCL whose list has no rails and planes.
 	Rails bool
+	// TCPPorts is dataplane.tcp_port_range, "none" if it steers none, and empty if it is unknown.
+	TCPPorts string
 }
 
 // Variable is an environment variable.
@@ -52,7 +55,7 @@ func (e *Environment) note(format string, args ...any) {
 
 // programs have the function of each program.
 var programs = map[string]func(s *Setup, e *Environment){
-	"nccl": nccl, "ucx": ucx, "nvshmem": nvshmem, "mooncake": mooncake, "uccl": uccl, "mori": mori, "deepep": deepep,
+	"nccl": nccl, "nccl-net": ncclNet, "ucx": ucx, "nvshmem": nvshmem, "mooncake": mooncake, "uccl": uccl, "mori": mori, "deepep": deepep,
 }
 
 // Programs returns the names of the known programs, sorted.
@@ -65,7 +68,10 @@ func Programs() []string {
 	return names
 }
 
-// Of returns the environment of a program, or false if it is unknown. Devices is not empty.
+// NeedsDevices reports whether a program uses RDMA devices.
+func NeedsDevices(program string) bool { return program != "nccl-net" }
+
+// Of returns the environment of a program, or false if it is unknown. Devices is not empty if the program needs them.
 func Of(program string, s Setup) (e Environment, ok bool) {
 	fn, ok := programs[program]
 	if ok {
@@ -94,6 +100,21 @@ func nccl(s *Setup, e *Environment) {
 	e.note("NCCL loads libibverbs by name, so LD_PRELOAD has no effect; NCCL_IBVERBS_LIB needs NCCL 2.30")
 	e.note("NCCL uses its queue pairs equally and does not read weights: planes carry their shares by the number of queue pairs (NCCL_IB_QPS_PER_CONNECTION)")
 	e.note("after the failure of a device's last plane, NCCL's port recovery decides, not fared: a queue pair does not change its NIC")
+}
+
+// ncclNet: NCCL_NET_PLUGIN of docs/userguide/source/env.rst of NCCL, and the variables of libnccl-net-fared.so (lib/nccl/libnccl-net-fared.7).
+func ncclNet(s *Setup, e *Environment) {
+	e.set("NCCL_NET_PLUGIN", "fared")
+	switch s.TCPPorts {
+	case "":
+		e.note("FARED_NCCL_PORTS is 4800-5055 by default, and must be dataplane.tcp_port_range; with --config it is set")
+	case "none":
+		e.note("the configuration steers no ports: without dataplane.tcp_port_range: 4800-5055 the plugin's connections take planes by the kernel's hash")
+	default:
+		e.set("FARED_NCCL_PORTS", s.TCPPorts)
+	}
+	e.note("the plugin carries host memory over TCP, with driver bpf; hosts with RDMA NICs use the environment of nccl instead")
+	e.note("NCCL_DEBUG=INFO shows whether NCCL uses it: NET/fared")
 }
 
 // ucx: ucx_info -cf of UCX 1.13.1 (Debian 12).

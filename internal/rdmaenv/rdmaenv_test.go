@@ -32,6 +32,7 @@ func text(e Environment) string {
 func TestPrograms(t *testing.T) {
 	for program, want := range map[string]string{
 		"nccl":     "NCCL_IB_HCA==mlx5_0:1:0:0,mlx5_1:1:0:1,mlx5_2:1:1:0,mlx5_10:1:1:1\nNCCL_IB_GID_INDEX=3\nNCCL_IBVERBS_LIB=/lib/libfared-verbs.so",
+		"nccl-net": "NCCL_NET_PLUGIN=fared",
 		"ucx":      "UCX_NET_DEVICES=mlx5_0:1,mlx5_1:1,mlx5_2:1,mlx5_10:1\nUCX_IB_GID_INDEX=3\nUCX_MAX_RNDV_RAILS=4\nUCX_IB_MLX5_DEVX=no\nUCX_TLS=^dc\nLD_PRELOAD=/lib/libfared-verbs.so",
 		"nvshmem":  "NVSHMEM_ENABLE_NIC_PE_MAPPING=1\nNVSHMEM_HCA_LIST=mlx5_0:1,mlx5_1:1,mlx5_2:1,mlx5_10:1\nNVSHMEM_IB_GID_INDEX=3",
 		"deepep":   "NVSHMEM_ENABLE_NIC_PE_MAPPING=1\nNVSHMEM_HCA_LIST=mlx5_0:1,mlx5_1:1,mlx5_2:1,mlx5_10:1\nNVSHMEM_IB_GID_INDEX=3",
@@ -52,6 +53,23 @@ func TestPrograms(t *testing.T) {
 	}
 	if _, ok := Of("mpi", setup(3)); ok {
 		t.Error("mpi is known")
+	}
+}
+
+// TestPluginOfNCCL checks that the plugin's ports are those that are steered, and that a configuration without such ports is named.
+func TestPluginOfNCCL(t *testing.T) {
+	for ports, want := range map[string]struct{ variables, note string }{
+		"":          {"NCCL_NET_PLUGIN=fared", "must be dataplane.tcp_port_range"},
+		"none":      {"NCCL_NET_PLUGIN=fared", "the configuration steers no ports"},
+		"5000-5100": {"NCCL_NET_PLUGIN=fared\nFARED_NCCL_PORTS=5000-5100", "NET/fared"},
+	} {
+		e, ok := Of("nccl-net", Setup{TCPPorts: ports})
+		if got := text(e); !ok || got != want.variables || !hasNote(e, want.note) {
+			t.Errorf("%q: %v\n%s\n%q", ports, ok, got, e.Notes)
+		}
+	}
+	if NeedsDevices("nccl-net") || !NeedsDevices("nccl") {
+		t.Error("nccl needs devices, nccl-net does not")
 	}
 }
 
