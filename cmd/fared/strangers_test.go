@@ -107,8 +107,8 @@ func openFiles(t *testing.T, pid int) int {
 	return len(entries)
 }
 
-// TestStrangers has a user without privileges open 20,000 connections to each listener of a running daemon, and hold them: BGP sessions stay, a failed one comes up
-// again, operators are served, and memory and open files stay within the documented bounds.
+// TestStrangers has a user without privileges open 20,000 connections to each listener of a running daemon and its agent, and hold them: BGP sessions stay, a failed
+// one comes up again, weights reach the data plane, operators are served, and memory and open files stay within the documented bounds.
 func TestStrangers(t *testing.T) {
 	if os.Getuid() != 0 {
 		netnstest.Lacks(t, "root, to start a process as another user")
@@ -123,13 +123,26 @@ func TestStrangers(t *testing.T) {
 	if code := f.nodes["server1"].end(t, syscall.SIGTERM); code != exitOK {
 		t.Fatalf("exit %d", code)
 	}
-	daemon := f.start("server1")
+	agentSocket, agentAPI, agentMetrics := filepath.Join(f.dir, "agent"), freePort(t), freePort(t)
+	agent := start(t, "dataplane", "--driver", "memory", "--socket", agentSocket, "--listen", agentAPI, "--metrics-listen", agentMetrics)
+	daemon := start(t, "run", "--config", f.config("server1"), "--socket", f.socket("server1"), "--dataplane", "unix:"+agentSocket)
+	f.nodes["server1"] = daemon
 	f.until("server1", "10.255.0.2/32  1:1")
-	pid := daemon.cmd.Process.Pid
-	filesBefore, memoryBefore := openFiles(t, pid), residentKiB(t, pid)
+	type use struct {
+		name                  string
+		process               *process
+		files, memory         int
+		leastFiles, mostFiles int // more open files during the flood
+	}
+	uses := []*use{{name: "daemon", process: daemon, leastFiles: 100, mostFiles: 544}, {name: "agent", process: agent, leastFiles: 50, mostFiles: 192}}
+	for _, u := range uses {
+		u.files, u.memory = openFiles(t, u.process.cmd.Process.Pid), residentKiB(t, u.process.cmd.Process.Pid)
+	}
 
 	const get, preface = "GET / HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n", "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\x00\x00\x00\x04\x00\x00\x00\x00\x00"
-	doors := []door{{"unix", f.socket("server1"), preface}, {"unix", readOnly, preface}, {"tcp", api, preface}, {"tcp", metrics, get}, {"tcp", page, get}}
+	const closed = 2 // sockets of operators and control planes
+	doors := []door{{"unix", f.socket("server1"), preface}, {"unix", agentSocket, preface}, {"unix", readOnly, preface}, {"tcp", api, preface}, {"tcp", metrics, get},
+		{"tcp", page, get}, {"tcp", agentAPI, preface}, {"tcp", agentMetrics, get}}
 	self, err := os.Executable()
 	if err != nil {
 		t.Fatal(err)
@@ -160,8 +173,8 @@ func TestStrangers(t *testing.T) {
 				}
 			}()
 			want := 0
-			if i == 0 {
-				want = connectionsOfEach // the operators' socket
+			if i < closed {
+				want = connectionsOfEach
 			}
 			if lines := bufio.NewScanner(out); !lines.Scan() || lines.Text() != fmt.Sprint(want) {
 				t.Fatalf("%s refuses %q connections of %d, want %d", d.Address, lines.Text(), connectionsOfEach, want)
@@ -177,21 +190,25 @@ func TestStrangers(t *testing.T) {
 	f.until("server1", "10.255.0.2/32  1:1")
 	client := http.Client{Timeout: time.Minute}
 	defer client.CloseIdleConnections()
-	resp, err := client.Get("http://" + metrics + "/metrics")
-	if err != nil {
-		t.Fatal(err)
+	for _, address := range []string{metrics, agentMetrics} {
+		resp, err := client.Get("http://" + address + "/metrics")
+		if err != nil {
+			t.Fatal(err)
+		}
+		resp.Body.Close()
+		if resp.StatusCode != http.StatusOK {
+			t.Errorf("a scrape of %s: %s", address, resp.Status)
+		}
 	}
-	resp.Body.Close()
-	if resp.StatusCode != http.StatusOK {
-		t.Errorf("a scrape: %s", resp.Status)
-	}
-	// docs/security.md: 544 descriptors of listeners; 64 connections each of one user take some 20 KiB.
-	files, memory := openFiles(t, pid)-filesBefore, residentKiB(t, pid)-memoryBefore
-	t.Logf("%d connections: %d more open files, %d KiB more memory than %d KiB", (len(doors)-1)*strangers*connectionsOfEach, files, memory, memoryBefore)
-	if files < 100 || files > 544 {
-		t.Errorf("the daemon has %d more open files, want 100 to 544", files)
-	}
-	if memory > 32<<10 {
-		t.Errorf("%d KiB more memory, want at most 32 MiB", memory)
+	// docs/security.md: a connection takes some 20 KiB.
+	for _, u := range uses {
+		files, memory := openFiles(t, u.process.cmd.Process.Pid)-u.files, residentKiB(t, u.process.cmd.Process.Pid)-u.memory
+		t.Logf("%d connections: the %s has %d more open files, %d KiB more memory than %d KiB", (len(doors)-closed)*strangers*connectionsOfEach, u.name, files, memory, u.memory)
+		if files < u.leastFiles || files > u.mostFiles {
+			t.Errorf("the %s has %d more open files, want %d to %d", u.name, files, u.leastFiles, u.mostFiles)
+		}
+		if memory > 32<<10 {
+			t.Errorf("the %s has %d KiB more memory, want at most 32 MiB", u.name, memory)
+		}
 	}
 }
