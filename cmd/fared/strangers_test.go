@@ -107,9 +107,9 @@ func openFiles(t *testing.T, pid int) int {
 	return len(entries)
 }
 
-// TestStrangers has a user without privileges open 20,000 connections to each listener of a running daemon and its agent, and hold them: BGP sessions stay, a failed
+// TestConnectionFlood has a user without privileges open 20,000 connections to each listener of a running daemon and its agent, and hold them: BGP sessions stay, a failed
 // one comes up again, weights reach the data plane, operators are served, and memory and open files stay within the documented bounds.
-func TestStrangers(t *testing.T) {
+func TestConnectionFlood(t *testing.T) {
 	if os.Getuid() != 0 {
 		netnstest.Lacks(t, "root, to start a process as another user")
 	}
