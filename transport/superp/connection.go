@@ -87,7 +87,7 @@ func newConnection(core *Core, remote netip.Addr, cid uint16, ordered bool) *Con
 // private; an Agent assumes that the peer has its own parameters.
 const (
 	localLen     = 14
-	localVersion = 1
+	localVersion = 2 // 1: keys in private opcodes, XIDs of requests only
 )
 
 // Local returns the parameters for the peer's Connect.
@@ -109,8 +109,11 @@ func (c *Connection) describe(cid uint16) []byte {
 
 // Connect sets the peer's Local and the paths.
 func (c *Connection) Connect(remote []byte, paths []rdma.Path) error {
-	if len(remote) != localLen || remote[0] != localVersion {
-		return fmt.Errorf("superp: peer's connection data %x is not of version %d", remote, localVersion)
+	if len(remote) > 0 && remote[0] != localVersion {
+		return fmt.Errorf("superp: peer's connection data is of version %d, this end has version %d: run the same release at both ends", remote[0], localVersion)
+	}
+	if len(remote) != localLen {
+		return fmt.Errorf("superp: peer's connection data %x has %d bytes instead of %d", remote, len(remote), localLen)
 	}
 	le, p := binary.LittleEndian, &c.cfg.Parameters
 	payload, transactions := int(le.Uint16(remote[6:])), int(le.Uint16(remote[8:]))

@@ -165,7 +165,7 @@ func TestErrors(t *testing.T) {
 				{Kind: rdma.OpCompareSwap, Key: key, Remote: 0x1001, Local: make([]byte, 8)},
 				{Kind: rdma.OpFetchAdd, Key: key, Remote: 0x1010, Local: make([]byte, 8), Swap: 5},
 				{Kind: rdma.OpFetchAdd, Key: key + 1, Remote: 0x1010, Local: make([]byte, 8), Swap: 5},
-				{Kind: rdma.OpWrite, Remote: 0x1008, Local: []byte("eeee")}, // no key: the standard opcode
+				{Kind: rdma.OpWrite, Remote: 0x1008, Local: []byte("eeee")}, // no key: the memory of another implementation
 			} {
 				if !b.hosts[0].Post(b.chans[0], &op) {
 					t.Fatal("full")
@@ -187,6 +187,14 @@ func TestErrors(t *testing.T) {
 			}
 			if n != 6 {
 				t.Errorf("%d errors of 6: %v", n, b.completed[0])
+			}
+		}
+		if n := b.cores[1].Counters()["refused_operations"]; n != 10 { // the WRITE of 5000 bytes has five
+			t.Errorf("%d refused operations are counted, want 10", n)
+		}
+		for o, n := range b.opcodes {
+			if o >= 0x40 && o > int(superp.OpcodeAtomicResponse) && n > 0 {
+				t.Errorf("%d packets have the private opcode %#x", n, o)
 			}
 		}
 		if got := string(b.mem[1][:12]); got != "aaaaddddeeee" || binary.NativeEndian.Uint64(b.mem[1][16:]) != 5 {
@@ -569,7 +577,7 @@ func TestConnectRefuses(t *testing.T) {
 	for name, bad := range map[string][]byte{
 		"nothing":         nil,
 		"another version": append([]byte{9}, good[1:]...),
-		"ordered":         append([]byte{1, 1}, good[2:]...),
+		"ordered":         append([]byte{good[0], 1}, good[2:]...),
 		"other heads":     append(append([]byte(nil), good[:4]...), append([]byte{21}, good[5:]...)...),
 		"no packets":      append(append([]byte(nil), good[:10]...), 0, 0, 1, 0),
 	} {

@@ -16,7 +16,7 @@ import (
 type Core struct {
 	cfg     Config
 	out     wire.Out
-	host    rdma.Host
+	host    rdma.FlatHost
 	conns   map[uint16]*Connection
 	nextCID uint16
 	dirty   []*Connection
@@ -33,6 +33,7 @@ type Core struct {
 type counters struct {
 	sent, received, retransmitted, timeouts, stalls, pureAcks                  uint64
 	duplicates, outside, badAcks, malformed, stale, unknownCID, unknownAddress uint64
+	refused                                                                    uint64
 }
 
 // NewCore returns a core that sends through out. It panics if Config.Resolve rejects the configuration.
@@ -55,9 +56,13 @@ func (c *Core) Name() string { return "superp" }
 // Limits returns the maximum operation, and Spread: unordered connections spread their packets.
 func (c *Core) Limits() rdma.Limits { return rdma.Limits{MaxOp: c.cfg.maxOp(), Spread: true} }
 
-// Start sets the device.
+// Start sets the device, which must be an rdma.FlatHost, since SUPERp names memory by address.
 func (c *Core) Start(h rdma.Host) error {
-	c.host = h
+	flat, ok := h.(rdma.FlatHost)
+	if !ok {
+		return fmt.Errorf("superp: host %T has no FlatMemory", h)
+	}
+	c.host = flat
 	return nil
 }
 
@@ -173,6 +178,7 @@ func (c *Core) Counters() map[string]uint64 {
 		"packets_sent": n.sent, "packets_received": n.received, "retransmitted": n.retransmitted, "timeouts": n.timeouts, "stalls": n.stalls,
 		"pure_acks": n.pureAcks, "duplicates": n.duplicates, "outside_window": n.outside, "bad_acks": n.badAcks,
 		"malformed": n.malformed, "stale_transactions": n.stale, "unknown_cid": n.unknownCID, "unknown_address": n.unknownAddress,
+		"refused_operations": n.refused,
 	}
 }
 

@@ -12,7 +12,10 @@
 //	OpRead     one RMA read; complete when the read responses have carried all its bytes
 //	OpSend     Sends, one per packet, whose message is Head and Local; complete when ack_xid covers the transaction. A receiver
 //	           without a receive (rdma.NotReady) keeps the message and withholds ack_xid: tal_trans_window is the backpressure
-//	atomics    private opcodes (operation.go lists them and the other private parts), as for operations with a key
+//	atomics    private opcodes (operation.go lists them)
+//
+// RMA operations carry an address and no key. A target executes them only inside regions that the application has registered for the
+// connection (the protection domain of its set), at their rdma.FlatAddress, which contains the key. It refuses and counts all others.
 //
 // An operation that the target refuses completes with the error of its Transaction error; the connection continues.
 //

@@ -53,7 +53,7 @@ type outgoing struct {
 // answered reports whether operations complete by replies, rather than by ack_xid.
 func (o Opcode) answered() bool {
 	switch o {
-	case OpcodeRead, OpcodeKeyedRead, OpcodeCompareSwap, OpcodeFetchAdd:
+	case OpcodeRead, OpcodeCompareSwap, OpcodeFetchAdd:
 		return true
 	}
 	return false
@@ -62,14 +62,8 @@ func (o Opcode) answered() bool {
 func opcodeOf(op *rdma.Op) Opcode {
 	switch op.Kind {
 	case rdma.OpWrite:
-		if op.Key != 0 {
-			return OpcodeKeyedWrite
-		}
 		return OpcodeWrite
 	case rdma.OpRead:
-		if op.Key != 0 {
-			return OpcodeKeyedRead
-		}
 		return OpcodeRead
 	case rdma.OpCompareSwap:
 		return OpcodeCompareSwap
@@ -135,7 +129,7 @@ func (ini *initiator) begin() *transaction {
 		if t.packets = max(1, (size+ini.payload-1)/ini.payload); t.packets == 1 {
 			t.opcode = OpcodeSendQP // a whole message; longer ones are Sends, which have offsets
 		}
-	case OpcodeWrite, OpcodeKeyedWrite:
+	case OpcodeWrite:
 		if t.packets = max(1, (size+ini.payload-1)/ini.payload); t.packets == 1 {
 			ini.gather(t, size)
 		}
@@ -162,7 +156,6 @@ func (ini *initiator) gather(t *transaction, block int) {
 
 // buildRequest appends a request's operation headers to b, and returns the data that follows them.
 func (ini *initiator) buildRequest(b []byte, t *transaction, seqno int) (head, payload []byte) {
-	keyed := t.opcode&0x40 != 0
 	op := t.ops[0].op
 	switch t.opcode {
 	case OpcodeSendQP:
@@ -177,15 +170,15 @@ func (ini *initiator) buildRequest(b []byte, t *transaction, seqno int) (head, p
 			b, from = append(b, op.Head...), 0
 		}
 		return b, op.Local[from:to]
-	case OpcodeWrite, OpcodeKeyedWrite:
+	case OpcodeWrite:
 		if t.n == 1 {
 			from := seqno * ini.payload
-			o := WriteOp{Address: op.Remote + uint64(from), Key: op.Key}
-			return o.append(b, keyed), op.Local[from:min(from+ini.payload, len(op.Local))]
+			o := WriteOp{Address: rdma.FlatAddress(op.Key, op.Remote+uint64(from))}
+			return o.append(b), op.Local[from:min(from+ini.payload, len(op.Local))]
 		}
 		for i := range t.n {
-			o := WriteOp{Address: t.ops[i].op.Remote, Key: t.ops[i].op.Key}
-			b = o.append(b, keyed)
+			o := WriteOp{Address: rdma.FlatAddress(t.ops[i].op.Key, t.ops[i].op.Remote)}
+			b = o.append(b)
 		}
 		for i := range t.n {
 			b = append(b, t.ops[i].op.Local...)
@@ -195,9 +188,9 @@ func (ini *initiator) buildRequest(b []byte, t *transaction, seqno int) (head, p
 	for i := range t.n {
 		op := t.ops[i].op
 		switch t.opcode {
-		case OpcodeRead, OpcodeKeyedRead:
-			o := ReadOp{Address: op.Remote, Length: uint32(len(op.Local)), Key: op.Key}
-			b = o.append(b, keyed)
+		case OpcodeRead:
+			o := ReadOp{Address: rdma.FlatAddress(op.Key, op.Remote), Length: uint32(len(op.Local))}
+			b = o.append(b)
 		default:
 			o := AtomicOp{Address: op.Remote, Key: op.Key, Compare: op.Compare, Swap: op.Swap}
 			b = o.append(b, t.opcode == OpcodeCompareSwap)
@@ -212,7 +205,7 @@ func (ini *initiator) dataBytes(t *transaction, seqno int) int {
 	switch t.opcode {
 	case OpcodeSend, OpcodeSendQP:
 		size = len(t.ops[0].op.Head) + len(t.ops[0].op.Local)
-	case OpcodeWrite, OpcodeKeyedWrite:
+	case OpcodeWrite:
 		size = t.n * len(t.ops[0].op.Local)
 	}
 	if t.packets == 1 {
@@ -333,7 +326,7 @@ func (ini *initiator) replyOp(t *transaction, p *Packet, i int) bool {
 	case OpcodeReadResponse:
 		o := p.ReadResponse(i)
 		n, block := int(o.Op), p.Block(i)
-		if t.opcode&^0x40 != OpcodeRead || o.Seqno != 0 || t.next == 0 || n >= t.n {
+		if t.opcode != OpcodeRead || o.Seqno != 0 || t.next == 0 || n >= t.n {
 			return false
 		}
 		x := &t.ops[n]

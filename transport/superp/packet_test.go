@@ -81,13 +81,6 @@ func TestSamples(t *testing.T) {
 		{name: "atomic response", wire: unhex(t, samplePDL, "81 42 3412 6587 8967", "3412 05 00 8877665544332211"),
 			tal: tal(1, true, OpcodeAtomicResponse), op: func(p *Packet, i int) any { return p.AtomicResponse(i) },
 			want: []any{AtomicResponseOp{Seqno: 0x1234, Op: 5, Was: 0x1122334455667788}}},
-		{name: "keyed read", wire: unhex(t, samplePDL, "81 48 3412 6587 8967", "8877665544332211 00100000 efbeadde"),
-			tal: tal(1, true, OpcodeKeyedRead), op: func(p *Packet, i int) any { return p.Read(i) },
-			want: []any{ReadOp{Address: 0x1122334455667788, Length: 0x1000, Key: 0xdeadbeef}}},
-		{name: "keyed write", wire: append(unhex(t, samplePDL, "82 49 3412 6587 8967", "8877665544332211 efbeadde",
-			"0000000000000000 01000000"), blocks(2, 8)...),
-			tal: tal(2, true, OpcodeKeyedWrite), op: func(p *Packet, i int) any { return p.Write(i) },
-			want: []any{WriteOp{Address: 0x1122334455667788, Key: 0xdeadbeef}, WriteOp{Key: 1}}, data: blocks(2, 8)},
 		{name: "opcode that is not known", wire: unhex(t, samplePDL, "f2 7f 3412 6587 8967", "010203"),
 			tal: TAL{NumOps: 2, Reserved: 7, EOM: true, Opcode: 0x7f, Seqno: 0x1234, XID: 0x8765, AckXID: 0x6789}},
 	} {

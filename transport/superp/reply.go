@@ -19,8 +19,7 @@ type answerOp struct {
 	op        uint8
 	major     uint16 // of a Transaction error
 	was       uint64 // of an atomic response: the previous value
-	key       uint32 // of a read response: the source, looked up at each transmission because the region may be deregistered by then
-	address   uint64
+	address   uint64 // of a read response: the source, looked up at each transmission because the region may be deregistered by then
 	offset, n int
 }
 
@@ -74,7 +73,7 @@ func (tgt *target) nextAnswer() *answer {
 	r := tgt.reads.at(0)
 	s := &tgt.in[int(r.xid)&(len(tgt.in)-1)]
 	n := min(tgt.payload, r.n-r.offset)
-	a := tgt.newAnswer(s, OpcodeReadResponse, answerOp{seqno: r.seqno, op: r.op, key: r.key, address: r.address, offset: r.offset, n: n})
+	a := tgt.newAnswer(s, OpcodeReadResponse, answerOp{seqno: r.seqno, op: r.op, address: r.address, offset: r.offset, n: n})
 	if r.offset += n; r.offset < r.n {
 		tgt.reading++
 		return a
@@ -87,7 +86,7 @@ func (tgt *target) nextAnswer() *answer {
 		if r.xid != first.xid || r.seqno != first.seqno || r.n != n {
 			break
 		}
-		a.ops[a.n] = answerOp{seqno: r.seqno, op: r.op, key: r.key, address: r.address, n: n}
+		a.ops[a.n] = answerOp{seqno: r.seqno, op: r.op, address: r.address, n: n}
 		a.n++
 		s.jobs--
 		tgt.reading--
@@ -145,7 +144,7 @@ func (tgt *target) buildAnswer(b []byte, t TAL, a *answer) (head, payload []byte
 		o := &a.ops[i]
 		block, err := []byte(nil), error(rdma.ErrFlushed)
 		if !tgt.closed {
-			block, err = tgt.core.host.Memory(tgt.channel, o.key, o.address+uint64(o.offset), o.n, rdma.RemoteRead)
+			block, err = tgt.core.host.FlatMemory(tgt.channel, o.address+uint64(o.offset), o.n, rdma.RemoteRead)
 		}
 		if err != nil {
 			t.Opcode = OpcodeError

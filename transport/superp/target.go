@@ -74,7 +74,6 @@ type held struct {
 type read struct {
 	xid, seqno uint16
 	op         uint8
-	key        uint32
 	address    uint64
 	offset, n  int // bytes sent so far, of n
 }
@@ -135,7 +134,7 @@ func (tgt *target) request(p *Packet) {
 
 func (tgt *target) executes(o Opcode) bool {
 	switch o {
-	case OpcodeRead, OpcodeKeyedRead, OpcodeWrite, OpcodeKeyedWrite, OpcodeSend, OpcodeSendQP, OpcodeCompareSwap, OpcodeFetchAdd:
+	case OpcodeRead, OpcodeWrite, OpcodeSend, OpcodeSendQP, OpcodeCompareSwap, OpcodeFetchAdd:
 		return true
 	}
 	return false
@@ -147,18 +146,18 @@ func (tgt *target) execute(s *incoming, p *Packet) {
 	for i := range int(p.TAL.NumOps) {
 		var err error
 		switch p.TAL.Opcode {
-		case OpcodeWrite, OpcodeKeyedWrite:
+		case OpcodeWrite:
 			o, block := p.Write(i), p.Block(i)
 			var to []byte
-			if to, err = host.Memory(tgt.channel, o.Key, o.Address, len(block), rdma.RemoteWrite); err == nil {
+			if to, err = host.FlatMemory(tgt.channel, o.Address, len(block), rdma.RemoteWrite); err == nil {
 				copy(to, block)
 			}
-		case OpcodeRead, OpcodeKeyedRead:
+		case OpcodeRead:
 			o := p.Read(i)
-			if _, err = host.Memory(tgt.channel, o.Key, o.Address, int(o.Length), rdma.RemoteRead); err == nil {
+			if _, err = host.FlatMemory(tgt.channel, o.Address, int(o.Length), rdma.RemoteRead); err == nil {
 				s.jobs++
 				tgt.reading++
-				tgt.reads.push(read{xid: s.xid, seqno: p.TAL.Seqno, op: uint8(i), key: o.Key, address: o.Address, n: int(o.Length)})
+				tgt.reads.push(read{xid: s.xid, seqno: p.TAL.Seqno, op: uint8(i), address: o.Address, n: int(o.Length)})
 			}
 		case OpcodeCompareSwap, OpcodeFetchAdd:
 			o, kind := p.Atomic(i), rdma.OpFetchAdd
@@ -182,6 +181,7 @@ func (tgt *target) execute(s *incoming, p *Packet) {
 			tgt.piece(s, int(p.Send(i).Offset), p.Block(i), p.TAL.EOM && i == int(p.TAL.NumOps)-1)
 		}
 		if err != nil {
+			tgt.core.count.refused++
 			tgt.refuse(s, p.TAL.Seqno, i, err)
 		}
 		if tgt.broken != nil || tgt.closed {
@@ -376,7 +376,7 @@ func (tgt *target) retry() {
 // mustWait reports whether an ordered connection may not execute a request yet: an earlier message waits for the host; or the response to
 // an earlier read is unacknowledged, and the request might change the bytes to be read.
 func (tgt *target) mustWait(p *Packet) bool {
-	if o := p.TAL.Opcode; tgt.reading > 0 && o != OpcodeRead && o != OpcodeKeyedRead {
+	if o := p.TAL.Opcode; tgt.reading > 0 && o != OpcodeRead {
 		return true
 	}
 	return tgt.waiters > 0 && tgt.waiter != p.TAL.XID
