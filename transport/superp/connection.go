@@ -70,7 +70,7 @@ func newConnection(core *Core, remote netip.Addr, cid uint16, ordered bool) *Con
 		remote: remote, tx: newSender(*p), rx: newReceiver(p.ReceiveWindow), acks: acks{lastXID: 0xffff, confirmed: 0xffff}, index: -1,
 	}
 	c.initiator = initiator{common: &c.common, tx: &c.tx, deliveries: c, out: make([]transaction, n)}
-	c.target = target{common: &c.common, channel: c, in: make([]incoming, n)}
+	c.target = target{common: &c.common, channel: c, in: make([]incoming, n), due: 0xffff}
 	words := (p.PacketsPerTransaction + 63) / 64
 	seen := make([]uint64, n*words)
 	for i := range c.target.in {
@@ -211,7 +211,12 @@ func (c *Connection) receive(p *Packet, raw []byte, now time.Duration) {
 		c.core.count.badAcks++
 		return // its psn cannot be trusted either
 	}
-	news := c.initiator.acknowledged(p.TAL.AckXID)
+	// A No-op is acknowledged if its ack_xid is new, or if it acknowledges nothing new although nothing is outstanding: then it is a probe.
+	news := c.initiator.acknowledged(p.TAL.AckXID) || !c.tx.news && c.tx.una == c.tx.nxt
+	if c.initiator.lastAcked && !c.shutdown.lastAcked {
+		c.shutdown.lastAcked = true
+		c.noticed()
+	}
 	switch c.rx.judge(p.PDL.PSN) {
 	case outside:
 		c.core.count.outside++
@@ -261,7 +266,9 @@ func (c *Connection) receive(p *Packet, raw []byte, now time.Duration) {
 func (c *Connection) packet(p *Packet, raw []byte) {
 	switch {
 	case p.TAL.Opcode == OpcodeNoOp:
+		c.target.null(p)
 	case p.TAL.Opcode == OpcodeLast:
+		c.target.null(p)
 		c.shutdown.peerLast, c.acks.now = true, true // this may be the last packet that this end sends
 		c.shut(fmt.Errorf("%w by the peer", ErrShutdown))
 		c.noticed()

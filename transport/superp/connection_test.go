@@ -34,6 +34,7 @@ type bench struct {
 	delivered [2][]string
 	verdict   [2]rdma.Verdict
 	opcodes   [256]int // of packets sent by either end
+	onPacket  func(from netip.Addr, p *superp.Packet)
 }
 
 var addresses = [2]netip.Addr{netip.MustParseAddr("10.255.0.1"), netip.MustParseAddr("10.255.0.2")}
@@ -46,6 +47,9 @@ func newBench(t testing.TB, cfg superp.Config, planes []rdmatest.Plane, ordered 
 	b.net = rdmatest.NewNet(rdmatest.NetConfig{Seed: 1, Planes: planes, Trace: func(d rdmatest.Datagram) {
 		if p, err := superp.Decode(d.Payload); err == nil {
 			b.opcodes[p.TAL.Opcode]++
+			if b.onPacket != nil {
+				b.onPacket(d.From.Addr(), &p)
+			}
 		}
 	}})
 	if cfg.Port == 0 {

@@ -31,10 +31,16 @@
 //
 // # Acknowledgements
 //
-// Every packet carries acknowledgements. A No-op carries nothing else; it consumes a psn like every packet, but requests an acknowledgement
-// only if its ack_xid is new. The receiver sends one at the end of a turn in which all open transactions have completed; after
-// Parameters.Stretch packets; rdma.Timing.AckDelay after an unacknowledged packet; and when a hole appears. If a sender waits for room in a
-// window full of No-ops, they do request acknowledgements.
+// Every packet carries acknowledgements. A No-op carries nothing else. Like every packet it consumes a psn, and as an initiator's transaction
+// it has an XID, which the peer acknowledges; so has Last NULL. The receiver sends a No-op at the end of a turn in which all open transactions
+// have completed; after Parameters.Stretch packets; rdma.Timing.AckDelay after an unacknowledged packet; and when a hole appears.
+//
+// Two ends that acknowledged each other's acknowledgements would never fall silent. So a No-op requests an acknowledgement only if it
+// acknowledges a request for the first time, or nothing at all while nothing is outstanding, which makes it a probe; its XID is acknowledged by the next packet, or
+// when No-ops occupy half of the window. If a sender waits for room in a window full of No-ops, they do request acknowledgements. A sender
+// whose tal_trans_window is full has no XID for a No-op: it repeats the latest acknowledged one, which the peer's transaction layer drops.
+//
+// A soft shutdown ends when the peer's ack_xid covers Last NULL and the peer's own Last NULL has arrived.
 //
 // # Losses
 //

@@ -19,6 +19,7 @@ type initiator struct {
 	head        uint16 // ordered: oldest not completely reported to the host
 	outstanding int
 	current     *transaction // partly sent
+	lastAcked   bool         // ack_xid covers Last NULL
 	done        fifo[completion]
 }
 
@@ -111,7 +112,8 @@ func (ini *initiator) nextRequest() (content, bool) {
 
 // begin starts the next transaction from queued operations. It returns nil if the queue is empty or tal_trans_window is full.
 func (ini *initiator) begin() *transaction {
-	if ini.queue.n == 0 || int(ini.outNext-ini.outUna) >= ini.transactions {
+	// The last eighth of the window is reserved for No-ops, so that acknowledgements need no XID that has been used already.
+	if ini.queue.n == 0 || int(ini.outNext-ini.outUna) >= ini.transactions-ini.transactions/8 {
 		return nil
 	}
 	t := &ini.out[int(ini.outNext)&(len(ini.out)-1)]
@@ -138,6 +140,21 @@ func (ini *initiator) begin() *transaction {
 	}
 	t.left, t.unreported = t.n, t.n
 	return t
+}
+
+// nextNull assigns the XID of a No-op or Last NULL: a transaction without operations, which the peer acknowledges by ack_xid like every
+// other. If tal_trans_window is full, it returns false and the latest acknowledged XID.
+func (ini *initiator) nextNull(o Opcode) (xid uint16, ok bool) {
+	t := &ini.out[int(ini.outNext)&(len(ini.out)-1)]
+	if t.active || int(ini.outNext-ini.outUna) >= ini.transactions {
+		return ini.outUna - 1, false
+	}
+	if ini.head == ini.outNext {
+		ini.head++
+	}
+	*t = transaction{xid: ini.outNext, opcode: o, packets: 1, next: 1}
+	ini.outNext++
+	return t.xid, true
 }
 
 // gather adds queued operations to a transaction's packet. They must be next in the queue, have the same opcode, and WRITEs the same size,
@@ -214,7 +231,7 @@ func (ini *initiator) dataBytes(t *transaction, seqno int) int {
 	return min(ini.payload, size-seqno*ini.payload)
 }
 
-// acknowledged handles an ack_xid of the peer. It reports whether the ack_xid is new.
+// acknowledged handles an ack_xid of the peer. It reports whether the ack_xid newly covers a transaction other than a No-op.
 func (ini *initiator) acknowledged(xid uint16) (news bool) {
 	n := xid + 1 - ini.outUna
 	if n == 0 || int(n) > int(ini.outNext-ini.outUna) {
@@ -226,6 +243,10 @@ func (ini *initiator) acknowledged(xid uint16) (news bool) {
 			ini.core.count.stale++ // acknowledged before it was sent: a protocol violation
 			return true
 		}
+		if t.xid == ini.outUna {
+			news = news || t.opcode != OpcodeNoOp
+			ini.lastAcked = ini.lastAcked || t.opcode == OpcodeLast
+		}
 		ini.outUna++
 		if !t.active || t.opcode.answered() {
 			continue
@@ -234,7 +255,7 @@ func (ini *initiator) acknowledged(xid uint16) (news bool) {
 			ini.finish(t, i, t.ops[i].err)
 		}
 	}
-	return true
+	return news
 }
 
 // finish completes a local operation, once. On an ordered connection operations are reported in the order of posting, since an ack_xid may
@@ -377,10 +398,10 @@ func (ini *initiator) abandon(err error) {
 		ini.complete(ini.queue.pop(), rdma.ErrFlushed)
 	}
 	ini.outUna, ini.head = ini.outNext, ini.outNext
-	// Packets in flight must not be rebuilt from memory that has been returned to its owners: No-ops take their psns.
+	// Packets in flight must not be rebuilt from memory that has been returned to its owners: No-ops take their psns and xids.
 	for psn := ini.tx.una; psn != ini.tx.nxt; psn++ {
-		if r := ini.tx.at(psn); r.content.tx != nil {
-			r.content.tx, r.content.kind = nil, noOp
+		if x := &ini.tx.at(psn).content; x.tx != nil {
+			*x = content{kind: noOp, xid: x.tx.xid, seqno: x.seqno, partial: x.seqno != x.tx.packets-1, carried: x.carried}
 		}
 	}
 }

@@ -14,6 +14,8 @@ type target struct {
 
 	in      []incoming
 	inNext  uint16 // oldest incomplete one
+	due     uint16 // the latest XID, of those before inNext, that is not a No-op's: its acknowledgement must not wait for other packets
+	nulls   int    // No-ops completed since the latest packet was sent
 	open    int
 	waiters int    // messages that wait for Ready
 	waiter  uint16 // xid of the latest one
@@ -81,6 +83,34 @@ type read struct {
 // ackXID returns the local ack_xid.
 func (tgt *target) ackXID() uint16 { return tgt.inNext - 1 }
 
+// null handles a No-op or Last NULL: a transaction without operations, which is complete when it arrives. The XID of a No-op may be
+// one from before the window, if the peer has no other (see send).
+func (tgt *target) null(p *Packet) {
+	s := &tgt.in[int(p.TAL.XID)&(len(tgt.in)-1)]
+	switch {
+	case int(p.TAL.XID-tgt.inNext) >= tgt.cfg.Parameters.Transactions:
+		if p.TAL.Opcode != OpcodeNoOp || int16(p.TAL.XID-tgt.inNext) >= 0 {
+			tgt.core.count.stale++
+		}
+	case !s.open && p.TAL.Seqno == 0 && p.TAL.EOM:
+		tgt.begin(s, p)
+		s.total, s.got = 1, 1
+		if p.TAL.Opcode == OpcodeNoOp {
+			tgt.nulls++
+		}
+		tgt.settle(s)
+	}
+}
+
+// begin opens a transaction of the peer.
+func (tgt *target) begin(s *incoming, p *Packet) {
+	seen, pieces, more := s.seen, s.msg.held[:0], s.more[:0]
+	clear(seen)
+	*s = incoming{xid: p.TAL.XID, open: true, opcode: p.TAL.Opcode, seen: seen, more: more}
+	s.msg.held, s.msg.length = pieces, -1
+	tgt.open++
+}
+
 // receive handles a packet of a transaction of the peer. On an ordered connection packets arrive here in the order of psns, and those that
 // may not be executed yet are kept.
 func (tgt *target) receive(p *Packet, raw []byte) {
@@ -99,11 +129,7 @@ func (tgt *target) request(p *Packet) {
 	}
 	s := &tgt.in[int(p.TAL.XID)&(len(tgt.in)-1)]
 	if !s.open {
-		seen, pieces, more := s.seen, s.msg.held[:0], s.more[:0]
-		clear(seen)
-		*s = incoming{xid: p.TAL.XID, open: true, opcode: p.TAL.Opcode, seen: seen, more: more}
-		s.msg.held, s.msg.length = pieces, -1
-		tgt.open++
+		tgt.begin(s, p)
 	}
 	n := int(p.TAL.Seqno)
 	if s.opcode != p.TAL.Opcode || n >= tgt.cfg.Parameters.PacketsPerTransaction || s.seen[n/64]>>(n%64)&1 != 0 ||
@@ -342,6 +368,9 @@ func (tgt *target) settle(s *incoming) {
 	tgt.open--
 	for x := &tgt.in[int(tgt.inNext)&(len(tgt.in)-1)]; x.open && x.done; x = &tgt.in[int(tgt.inNext)&(len(tgt.in)-1)] {
 		x.open = false
+		if x.opcode != OpcodeNoOp {
+			tgt.due = tgt.inNext
+		}
 		tgt.inNext++
 	}
 }
@@ -351,8 +380,9 @@ func (tgt *target) retry() {
 	if tgt.waiters == 0 {
 		return
 	}
+	first := int(tgt.inNext) // settle moves inNext
 	for i := range len(tgt.in) {
-		s := &tgt.in[(int(tgt.inNext)+i)&(len(tgt.in)-1)]
+		s := &tgt.in[(first+i)&(len(tgt.in)-1)]
 		if !s.open || !s.msg.waiting {
 			continue
 		}
