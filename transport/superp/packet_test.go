@@ -190,6 +190,48 @@ func TestSUNH(t *testing.T) {
 	}
 }
 
+// TestPaddedFrames checks that the padding of a minimum-size frame is ignored behind a packet without operations, and only there.
+func TestPaddedFrames(t *testing.T) {
+	header := SUNH{NextHeader: NextHeader, HopLimit: 15, Source: 1, Destination: 2}
+	for _, o := range []Opcode{OpcodeNoOp, OpcodeLast} {
+		p := Packet{PDL: pdlOfSamples, TAL: TAL{EOM: true, Opcode: o, XID: 7}}
+		frame, err := header.AppendFrame(nil, &p)
+		if err != nil || len(frame) != 46 {
+			t.Fatalf("%v: %d bytes, %v", o, len(frame), err)
+		}
+		for name, x := range map[string]struct {
+			frame []byte
+			fine  bool
+		}{
+			"padded": {frame, true}, "not padded": {frame[:32], true}, "padded with noise": {append(bytes.Clone(frame[:32]), blocks(1, 14)...), true},
+			"longer than the minimum": {append(bytes.Clone(frame), 0), false}, "short": {frame[:31], false},
+		} {
+			h, got, err := DecodeFrame(x.frame)
+			if fine := err == nil; fine != x.fine || fine && (h != header || got.PDL != p.PDL || got.TAL != p.TAL) {
+				t.Errorf("%v, %s: %+v, %+v, %v", o, name, h, got, err)
+			}
+		}
+		frame[1] = 17
+		if _, _, err := DecodeFrame(frame); !errors.Is(err, ErrMalformed) {
+			t.Errorf("next header 17: %v", err)
+		}
+	}
+	for size, fine := range map[int]bool{0: false, 9: false, 10: true, 64: true} {
+		wire := append(unhex(t, samplePDL, "810c341265878967", "01000000"), make([]byte, size)...)
+		p, err := Decode(wire)
+		if err != nil {
+			t.Fatal(err)
+		}
+		frame, err := header.AppendFrame(nil, &p)
+		if (err == nil) != fine {
+			t.Errorf("message of %d bytes: %v", size, err)
+		}
+		if _, got, err := DecodeFrame(frame); fine && (err != nil || len(got.Block(0)) != size) {
+			t.Errorf("message of %d bytes: %v", size, err)
+		}
+	}
+}
+
 // FuzzDecode checks that a packet that decodes is encoded to the same bytes.
 func FuzzDecode(f *testing.F) {
 	for _, s := range []string{"80 00 3412 6587 8967", "81 02 3412 6587 8967 3412 03 00 7788 8899", "82 49 3412 6587 8967 88776655443322110000" +
