@@ -111,13 +111,17 @@ func (a *Agent) configure(r *farev1.ConfigureSuperpRequest) error {
 
 func (a *Agent) connect(x *farev1.SuperpConnection) (*Connection, error) {
 	remote, cid := netip.MustParseAddr(x.RemoteAddress).Unmap(), uint16(x.LocalCid)
-	c, err := a.cfg.Core.Connection(cid, rdma.ChannelConfig{Remote: remote, Ordered: x.Ordered})
+	in := x.Ordered
+	if x.OrderedIn != nil {
+		in = *x.OrderedIn
+	}
+	c, err := a.cfg.Core.Connection(cid, remote, x.Ordered, in)
 	if err != nil {
 		return nil, err
 	}
 	c.held, c.observe = true, a.notifyAll
 	// Parameters are global: except for the cid, the peer's are the local ones.
-	if err := c.Connect(c.describe(uint16(x.RemoteCid)), a.cfg.Paths(remote, cid, x.Ordered)); err != nil {
+	if err := c.Connect(c.describe(uint16(x.RemoteCid), in, x.Ordered), a.cfg.Paths(remote, cid, x.Ordered)); err != nil {
 		c.Close()
 		return nil, err
 	}

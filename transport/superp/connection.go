@@ -26,7 +26,7 @@ type Connection struct {
 	paths     paths
 	tx        sender
 	rx        receiver
-	early     [][]byte // ordered: packets received ahead of a missing one, by psn
+	early     [][]byte // orderedIn: packets received ahead of a missing one, by psn
 	initiator initiator
 	target    target
 	acks      acks
@@ -50,7 +50,8 @@ type common struct {
 	cfg       *Config // the core's, without the peer's limits
 	cid       uint16
 	remoteCID uint16
-	ordered   bool
+	ordered   bool // this end's packets are delivered, and its transactions executed, in order
+	orderedIn bool // the same of the peer's
 	closed    bool // by Close: no further calls to the host
 	removed   bool
 	broken    error // the error with which the next flush ends the connection
@@ -61,11 +62,11 @@ type common struct {
 	opsPerPacket int
 }
 
-func newConnection(core *Core, remote netip.Addr, cid uint16, ordered bool) *Connection {
+func newConnection(core *Core, remote netip.Addr, cid uint16, out, in bool) *Connection {
 	p := &core.cfg.Parameters
 	n := ceilPow2(p.Transactions)
 	c := &Connection{
-		common: common{core: core, cfg: &core.cfg, cid: cid, ordered: ordered, payload: core.cfg.Payload, transactions: p.Transactions,
+		common: common{core: core, cfg: &core.cfg, cid: cid, ordered: out, orderedIn: in, payload: core.cfg.Payload, transactions: p.Transactions,
 			opsPerPacket: p.OpsPerPacket},
 		remote: remote, tx: newSender(*p), rx: newReceiver(p.ReceiveWindow), acks: acks{lastXID: 0xffff, confirmed: 0xffff}, index: -1,
 	}
@@ -76,13 +77,13 @@ func newConnection(core *Core, remote netip.Addr, cid uint16, ordered bool) *Con
 	for i := range c.target.in {
 		c.target.in[i].seen = seen[i*words : (i+1)*words : (i+1)*words]
 	}
-	if ordered {
+	if in {
 		c.early = make([][]byte, ceilPow2(p.ReceiveWindow))
 	}
 	return c
 }
 
-// Local is encoded as version, flags (bit 0: ordered), cid u16, head size u8, operations per packet u8, payload u16, tal_trans_window u16,
+// Local is encoded as version, flags (bit 0: ordered, bit 1: orderedIn), cid u16, head size u8, operations per packet u8, payload u16, tal_trans_window u16,
 // packets per transaction u16, pdl_receive_win u16, little endian. SUPERp does not define connection management, so this encoding is
 // private; an Agent assumes that the peer has its own parameters.
 const (
@@ -91,14 +92,17 @@ const (
 )
 
 // Local returns the parameters for the peer's Connect.
-func (c *Connection) Local() []byte { return c.describe(c.cid) }
+func (c *Connection) Local() []byte { return c.describe(c.cid, c.ordered, c.orderedIn) }
 
-// describe returns the Local of an end with this end's parameters and a given cid.
-func (c *Connection) describe(cid uint16) []byte {
+// describe returns the Local of an end with this end's parameters, and a given cid and order of both directions.
+func (c *Connection) describe(cid uint16, out, in bool) []byte {
 	le, p := binary.LittleEndian, &c.cfg.Parameters
 	b := []byte{localVersion, 0}
-	if c.ordered {
+	if out {
 		b[1] = 1
+	}
+	if in {
+		b[1] |= 2
 	}
 	b = append(le.AppendUint16(b, cid), byte(c.cfg.HeadSize), byte(p.OpsPerPacket))
 	b = le.AppendUint16(b, uint16(c.cfg.Payload))
@@ -122,8 +126,8 @@ func (c *Connection) Connect(remote []byte, paths []rdma.Path) error {
 	switch {
 	case c.connected || c.removed:
 		return errors.New("superp: connected or closed already")
-	case remote[1]&1 != 0 != c.ordered:
-		return fmt.Errorf("superp: one end is ordered, the other is not; configure both ends alike")
+	case remote[1]&1 != 0 != c.orderedIn || remote[1]&2 != 0 != c.ordered:
+		return errors.New("superp: one end orders a direction of the connection, the other does not; configure each direction alike at both ends")
 	case int(remote[4]) != c.cfg.HeadSize:
 		return fmt.Errorf("superp: heads have %d bytes at this end, %d at the peer", c.cfg.HeadSize, remote[4])
 	case payload < 64 || transactions < 1 || transactions > 1024 || ops < 1 || ops > MaxOps || packets < 1 || window < 1:
@@ -237,7 +241,7 @@ func (c *Connection) receive(p *Packet, raw []byte, now time.Duration) {
 		}
 	}
 	switch o := p.TAL.Opcode; {
-	case !c.ordered:
+	case !c.orderedIn:
 		c.packet(p, raw)
 	case !inOrder && (o.reply() || o == OpcodeNoOp):
 		// A No-op has no effect on order, and a reply must not wait: its psn is acknowledged at once, so any later packet may carry an

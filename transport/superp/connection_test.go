@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net/netip"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -596,6 +597,43 @@ func TestConnectRefuses(t *testing.T) {
 	}
 	if err := b.chans[0].Connect(good, b.paths[0]); err == nil {
 		t.Error("connected twice")
+	}
+}
+
+// TestOrderOfEachDirection checks a connection of which only one direction is ordered, on a network that reorders.
+func TestOrderOfEachDirection(t *testing.T) {
+	for ordered := range 2 {
+		b := newBench(t, superp.Config{}, []rdmatest.Plane{{Delay: 10 * time.Microsecond, Reorder: 0.3}}, false)
+		for i := range 2 {
+			var err error
+			if b.chans[i], err = b.cores[i].Connection(100, addresses[1-i], i == ordered, i != ordered); err != nil {
+				t.Fatal(err)
+			}
+		}
+		for i := range 2 {
+			b.hosts[i].Do(func() {
+				if err := b.chans[i].Connect(b.chans[i].Local(), b.paths[i]); err == nil {
+					t.Error("connected with an end that orders the same direction")
+				}
+				if err := b.chans[i].Connect(b.chans[1-i].Local(), b.paths[i]); err != nil {
+					t.Fatal(err)
+				}
+			})
+		}
+		var want []string
+		for k := range 50 {
+			want = append(want, fmt.Sprint(k))
+			b.send(0, want[k])
+			b.send(1, want[k])
+			b.quiet(2 * time.Microsecond)
+		}
+		b.until("completions", func() bool { return len(b.completed[0]) == 50 && len(b.completed[1]) == 50 })
+		for i := range 2 {
+			if got := slices.Equal(b.delivered[1-i], want); got != (i == ordered) {
+				t.Errorf("ordered direction %d: messages of end %d arrive in order: %v\n%v", ordered, i, got, b.delivered[1-i])
+			}
+		}
+		b.check([2][]error{make([]error, 50), make([]error, 50)}, [2][]error{})
 	}
 }
 

@@ -2,6 +2,7 @@ package superp
 
 import (
 	"container/heap"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"net/netip"
@@ -74,25 +75,26 @@ func (c *Core) Channel(cfg rdma.ChannelConfig) (rdma.Channel, error) {
 			c.nextCID = 1
 		}
 		if c.conns[cid] == nil {
-			return c.open(cid, cfg)
+			return c.open(cid, cfg.Remote, cfg.Ordered, cfg.Ordered)
 		}
 	}
 	return nil, fmt.Errorf("superp: all connection identifiers are in use")
 }
 
-// Connection makes an unconnected connection with a cid chosen by the caller, such as a connection manager.
-func (c *Core) Connection(cid uint16, cfg rdma.ChannelConfig) (*Connection, error) {
+// Connection makes an unconnected connection with a cid chosen by the caller, such as a connection manager. out is whether this end's
+// transactions are executed in order, in whether the peer's are; the peer's end has them the other way round.
+func (c *Core) Connection(cid uint16, remote netip.Addr, out, in bool) (*Connection, error) {
 	if c.conns[cid] != nil {
 		return nil, fmt.Errorf("superp: cid %d is in use", cid)
 	}
-	return c.open(cid, cfg)
+	return c.open(cid, remote, out, in)
 }
 
-func (c *Core) open(cid uint16, cfg rdma.ChannelConfig) (*Connection, error) {
-	if !cfg.Remote.IsValid() {
-		return nil, fmt.Errorf("superp: no remote address")
+func (c *Core) open(cid uint16, remote netip.Addr, out, in bool) (*Connection, error) {
+	if !remote.IsValid() {
+		return nil, errors.New("superp: no remote address")
 	}
-	x := newConnection(c, cfg.Remote.Unmap(), cid, cfg.Ordered)
+	x := newConnection(c, remote.Unmap(), cid, out, in)
 	c.conns[cid] = x
 	return x, nil
 }

@@ -25,9 +25,9 @@
 // packet is kept, and a retransmitted read response reads memory again. A reply proves to the packet delivery layer that the packets of its
 // request have arrived. ack_xid does not pass a transaction with an error that the initiator may not have received.
 //
-// Ordered connections execute transactions in order: the packet delivery layer delivers packets in the order of psns. No request overtakes
-// a message that waits for its receive. Only another read overtakes a read whose response the peer has not acknowledged, since a
-// retransmission of the response reads again.
+// Order is a property of each direction. An ordered direction executes transactions in order: the packet delivery layer delivers packets in
+// the order of psns. No request overtakes a message that waits for its receive. Only another read overtakes a read whose response the peer
+// has not acknowledged, since a retransmission of the response reads again.
 //
 // # Acknowledgements
 //

@@ -114,7 +114,7 @@ func (tgt *target) begin(s *incoming, p *Packet) {
 // receive handles a packet of a transaction of the peer. On an ordered connection packets arrive here in the order of psns, and those that
 // may not be executed yet are kept.
 func (tgt *target) receive(p *Packet, raw []byte) {
-	if tgt.ordered && (tgt.blocked.n > 0 || tgt.mustWait(p)) {
+	if tgt.orderedIn && (tgt.blocked.n > 0 || tgt.mustWait(p)) {
 		tgt.block(p, raw)
 		return
 	}
