@@ -55,11 +55,32 @@ type common struct {
 	closed    bool // by Close: no further calls to the host
 	removed   bool
 	broken    error // the error with which the next flush ends the connection
+	kept      int   // received packets, or pieces of them, that wait in buffers
 
 	// Negotiated limits: the minimum of both ends; the local values until Connect.
 	payload      int
 	transactions int
 	opsPerPacket int
+}
+
+// keep copies bytes of a packet that must wait; free releases the copy.
+func (c *common) keep(b []byte) []byte {
+	c.kept++
+	c.core.kept++
+	return c.core.copyOf(b)
+}
+
+func (c *common) free(b []byte) {
+	c.kept--
+	c.core.kept--
+	c.core.release(b)
+}
+
+// receiveWindow returns the window to offer to the peer: Parameters.ReceiveWindow less the packets that wait, since they occupy buffers, and
+// at most the buffers that all connections together have left; but at least one packet.
+func (c *common) receiveWindow() int {
+	p := &c.cfg.Parameters
+	return max(1, min(p.ReceiveWindow-c.kept, p.Buffers-c.core.kept))
 }
 
 func newConnection(core *Core, remote netip.Addr, cid uint16, out, in bool) *Connection {
@@ -248,7 +269,7 @@ func (c *Connection) receive(p *Packet, raw []byte, now time.Duration) {
 		// ack_xid that depends on it.
 		c.packet(p, raw)
 	case !inOrder:
-		c.early[p.PDL.PSN&uint32(len(c.early)-1)] = c.core.copyOf(raw)
+		c.early[p.PDL.PSN&uint32(len(c.early)-1)] = c.keep(raw)
 	default:
 		c.packet(p, raw)
 		for psn := p.PDL.PSN + 1; psn != c.rx.next && c.broken == nil && !c.removed; psn++ {
@@ -260,7 +281,7 @@ func (c *Connection) receive(p *Packet, raw []byte, now time.Duration) {
 			*slot = nil
 			q, _ := Decode(kept) // cannot fail: decoded on arrival
 			c.packet(&q, kept)
-			c.core.release(kept)
+			c.free(kept)
 		}
 	}
 }

@@ -328,6 +328,48 @@ func TestReadyIsBackpressure(t *testing.T) {
 	}
 }
 
+// TestReceiveWindowFollowsBuffers checks that the offered window shrinks by the packets that wait behind a message without a receive, to one
+// packet, that the sender respects it, and that it grows again when they have been executed.
+func TestReceiveWindowFollowsBuffers(t *testing.T) {
+	for name, p := range map[string]superp.Parameters{"connection": {ReceiveWindow: 64, Window: 64}, "endpoint": {ReceiveWindow: 256, Buffers: 64}} {
+		b := newBench(t, superp.Config{Parameters: p}, onePlane, true)
+		b.verdict[1] = rdma.NotReady
+		least, latest := 1<<16, 0
+		var acked, sent uint32
+		offered := p.ReceiveWindow
+		b.onPacket = func(from netip.Addr, x *superp.Packet) {
+			switch {
+			case from == addresses[1]:
+				offered, acked = int(x.PDL.RWin)+1, x.PDL.AckPSN+1
+				least, latest = min(least, offered), offered
+			case x.PDL.PSN >= sent:
+				sent = x.PDL.PSN + 1
+			}
+		}
+		for i := range 60 {
+			b.send(0, strings.Repeat(fmt.Sprint(i%10), 5000))
+			b.quiet(100 * time.Microsecond)
+			if offered == 1 && sent-acked > 2 { // the second acknowledges
+				t.Fatalf("%s: %d packets in flight with a window of one", name, sent-acked)
+			}
+		}
+		b.quiet(time.Second)
+		if least != 1 || len(b.delivered[1]) != 0 {
+			t.Errorf("%s: the least window is %d, %d messages are delivered", name, least, len(b.delivered[1]))
+		}
+		b.hosts[1].Do(func() {
+			b.verdict[1] = rdma.Accepted
+			b.chans[1].Ready()
+		})
+		b.until("delivery", func() bool { return len(b.completed[0]) == 60 })
+		b.quiet(time.Second)
+		if latest != p.ReceiveWindow && (name == "connection" || latest != 64) {
+			t.Errorf("%s: the window is %d after the messages have been delivered", name, latest)
+		}
+		b.check([2][]error{make([]error, 60)}, [2][]error{})
+	}
+}
+
 // TestPeerDies checks that operations whose packets were all acknowledged also fail if the peer is silent for GiveUp.
 func TestPeerDies(t *testing.T) {
 	b := newBench(t, superp.Config{Timing: rdma.Timing{GiveUp: 4 * time.Second}}, onePlane, false)

@@ -28,6 +28,7 @@ type Core struct {
 	scratch []byte    // buffer for a packet's headers
 	answers []*answer // free list
 	buffers [][]byte  // free list; all have the same capacity
+	kept    int       // packets that connections keep for later
 }
 
 // counters are the values of Counters.

@@ -116,7 +116,7 @@ func (c *Connection) end(err, why error) {
 	c.target.releaseBuffers()
 	for i, b := range c.early {
 		if b != nil {
-			c.core.release(b)
+			c.free(b)
 			c.early[i] = nil
 		}
 	}

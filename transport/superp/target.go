@@ -199,7 +199,7 @@ func (tgt *target) execute(s *incoming, p *Packet) {
 			case p.SendQP(i).QP != uint32(tgt.cid):
 				err = rdma.ErrRemoteInvalid
 			case s.msg.waiting: // the messages behind it wait too
-				s.more = append(s.more, whole{p.TAL.Seqno, i, tgt.core.copyOf(p.Block(i))})
+				s.more = append(s.more, whole{p.TAL.Seqno, i, tgt.keep(p.Block(i))})
 			default:
 				tgt.whole(s, p.TAL.Seqno, i, p.Block(i))
 			}
@@ -267,7 +267,7 @@ func (tgt *target) piece(s *incoming, offset int, data []byte, last bool) {
 	case m.admitted:
 		tgt.place(s, offset, data)
 	default:
-		m.held = append(m.held, held{offset: offset, data: tgt.core.copyOf(data)})
+		m.held = append(m.held, held{offset: offset, data: tgt.keep(data)})
 	}
 }
 
@@ -326,7 +326,7 @@ func (tgt *target) malformed(s *incoming) {
 // dropHeld releases the buffers of held pieces.
 func (tgt *target) dropHeld(m *message) {
 	for i, h := range m.held {
-		tgt.core.release(h.data)
+		tgt.free(h.data)
 		m.held[i] = held{}
 	}
 	m.held = m.held[:0]
@@ -336,7 +336,7 @@ func (tgt *target) dropHeld(m *message) {
 func (tgt *target) refuseMore(s *incoming, err error) {
 	for i, w := range s.more {
 		tgt.refuse(s, w.seqno, w.op, err)
-		tgt.core.release(w.data)
+		tgt.free(w.data)
 		s.more[i] = whole{}
 	}
 	s.more = s.more[:0]
@@ -394,7 +394,7 @@ func (tgt *target) retry() {
 			next := s.more[0]
 			s.more = slices.Delete(s.more, 0, 1)
 			tgt.whole(s, next.seqno, next.op, next.data)
-			tgt.core.release(next.data)
+			tgt.free(next.data)
 		}
 		if s.msg.waiting || tgt.broken != nil || tgt.closed {
 			return
@@ -420,7 +420,7 @@ func (tgt *target) block(p *Packet, raw []byte) {
 		tgt.core.count.stale++
 		return
 	}
-	tgt.blocked.push(tgt.core.copyOf(raw))
+	tgt.blocked.push(tgt.keep(raw))
 }
 
 // unblock executes blocked packets that no longer have to wait.
@@ -433,7 +433,7 @@ func (tgt *target) unblock() {
 		}
 		tgt.blocked.pop()
 		tgt.request(&p)
-		tgt.core.release(raw)
+		tgt.free(raw)
 	}
 }
 
@@ -460,11 +460,11 @@ func (tgt *target) releaseBuffers() {
 		s := &tgt.in[i]
 		tgt.dropHeld(&s.msg)
 		for _, w := range s.more {
-			tgt.core.release(w.data)
+			tgt.free(w.data)
 		}
 		s.more = nil
 	}
 	for tgt.blocked.n > 0 {
-		tgt.core.release(tgt.blocked.pop())
+		tgt.free(tgt.blocked.pop())
 	}
 }

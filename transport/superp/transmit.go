@@ -136,7 +136,8 @@ func (c *Connection) again(now time.Duration) {
 // transmit builds a packet and sends it on the next path.
 func (c *Connection) transmit(psn uint32, r *sent, again bool, now time.Duration) {
 	x := &r.content
-	h := PDL{DCID: c.remoteCID, RWin: uint16(c.rx.window - 1), PSN: psn}
+	c.rx.offered = c.receiveWindow()
+	h := PDL{DCID: c.remoteCID, RWin: uint16(c.rx.offered - 1), PSN: psn}
 	h.AckPSN, h.SACK = c.rx.acks()
 	t := TAL{AckXID: c.target.ackXID(), EOM: true}
 	b := h.append(c.core.scratch[:0])
@@ -190,6 +191,10 @@ func (c *Connection) acknowledge(now time.Duration) {
 	}
 	// No-ops are acknowledged by the next packet, or when they occupy half of the peer's window.
 	c.acks.now = c.acks.now || c.target.nulls >= max(8, c.transactions/2)
+	// A window that has been reduced to less than half, and has doubled since, is announced at once.
+	if w := c.receiveWindow(); 2*c.rx.offered <= min(w, int(c.rx.window)) {
+		c.acks.now = true
+	}
 	room := c.tx.room(true)
 	if c.probe {
 		c.probe, c.lastActivity = false, now
