@@ -21,8 +21,9 @@ type Config struct {
 	HeadSize   int
 	Parameters Parameters
 	Timing     rdma.Timing
-	// FirstCID is the connection identifier of the first channel; 0 means random. Identifiers count up and wrap after 65535, so that
-	// packets of an old connection do not reach a new one.
+	// FirstCID is the connection identifier of the first channel; further ones count up and wrap after 65535. It is for tests. 0 means that
+	// every identifier is random, from crypto/rand, and differs from the latest 4096 that were closed, so that packets of an old connection do
+	// not reach a new one.
 	FirstCID uint16
 }
 

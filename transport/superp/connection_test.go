@@ -679,6 +679,36 @@ func TestOrderOfEachDirection(t *testing.T) {
 	}
 }
 
+// TestCIDs checks that cids are distinct, not consecutive, and not used again soon.
+func TestCIDs(t *testing.T) {
+	b := newBench(t, superp.Config{}, onePlane, false)
+	core := superp.NewCore(superp.Config{}, nil)
+	if err := core.Start(b.hosts[0]); err != nil {
+		t.Fatal(err)
+	}
+	used, previous, near := map[uint16]bool{}, uint16(0), 0
+	for range 3000 {
+		ch, err := core.Channel(rdma.ChannelConfig{Remote: addresses[1]})
+		if err != nil {
+			t.Fatal(err)
+		}
+		cid := ch.(*superp.Connection).CID()
+		if cid == 0 || used[cid] {
+			t.Fatalf("cid %d is 0 or was used before", cid)
+		}
+		if d := int16(cid - previous); d >= -16 && d <= 16 {
+			near++
+		}
+		used[cid], previous = true, cid
+		if len(used)%2 == 0 {
+			ch.Close()
+		}
+	}
+	if near > 30 { // 1.5 are expected
+		t.Errorf("%d of 3000 cids are near the previous one", near)
+	}
+}
+
 // TestStrangers checks that packets for unknown connections, from other addresses, and garbage are counted and dropped.
 func TestStrangers(t *testing.T) {
 	b := newBench(t, superp.Config{}, onePlane, false)

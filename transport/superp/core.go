@@ -2,9 +2,10 @@ package superp
 
 import (
 	"container/heap"
+	"crypto/rand"
+	"encoding/binary"
 	"errors"
 	"fmt"
-	"math/rand/v2"
 	"net/netip"
 	"time"
 
@@ -19,7 +20,8 @@ type Core struct {
 	out     wire.Out
 	host    rdma.FlatHost
 	conns   map[uint16]*Connection
-	nextCID uint16
+	nextCID uint16       // 0: cids are random
+	retired fifo[uint16] // cids of the latest closed connections
 	dirty   []*Connection
 	timers  timers
 	wakeAt  time.Duration // latest argument of wire.Out.WakeAt
@@ -46,9 +48,6 @@ func NewCore(cfg Config, out wire.Out) *Core {
 	}
 	cfg.HeadSize, cfg.Parameters.Proactive = max(cfg.HeadSize, 0), max(cfg.Parameters.Proactive, 0)
 	c := &Core{cfg: cfg, out: out, conns: map[uint16]*Connection{}, nextCID: cfg.FirstCID, scratch: make([]byte, 0, cfg.Payload+256)}
-	for c.nextCID == 0 {
-		c.nextCID = uint16(rand.Uint32())
-	}
 	return c
 }
 
@@ -68,18 +67,51 @@ func (c *Core) Start(h rdma.Host) error {
 	return nil
 }
 
-// Channel makes an unconnected connection with the next free cid.
+// Channel makes an unconnected connection with a free cid.
 func (c *Core) Channel(cfg rdma.ChannelConfig) (rdma.Channel, error) {
-	for range 1 << 16 {
+	cid, err := c.freeCID()
+	if err != nil {
+		return nil, err
+	}
+	return c.open(cid, cfg.Remote, cfg.Ordered, cfg.Ordered)
+}
+
+// maxRetired is the number of closed connections whose cids are not used again.
+const maxRetired = 4096
+
+// maxConnections leaves enough cids that a random one is free after a few attempts.
+const maxConnections = 1<<16 - 1 - 2*maxRetired
+
+func (c *Core) freeCID() (uint16, error) {
+	if len(c.conns) >= maxConnections {
+		return 0, fmt.Errorf("superp: %d connections are open, which is the limit", len(c.conns))
+	}
+	for {
 		cid := c.nextCID
-		if c.nextCID++; c.nextCID == 0 {
-			c.nextCID = 1
+		if cid != 0 {
+			c.nextCID = max(1, c.nextCID+1)
+		} else if cid = randomCID(); cid == 0 || c.isRetired(cid) {
+			continue
 		}
 		if c.conns[cid] == nil {
-			return c.open(cid, cfg.Remote, cfg.Ordered, cfg.Ordered)
+			return cid, nil
 		}
 	}
-	return nil, fmt.Errorf("superp: all connection identifiers are in use")
+}
+
+func randomCID() uint16 {
+	var b [2]byte
+	rand.Read(b[:])
+	return binary.NativeEndian.Uint16(b[:])
+}
+
+func (c *Core) isRetired(cid uint16) bool {
+	for i := range c.retired.n {
+		if *c.retired.at(i) == cid {
+			return true
+		}
+	}
+	return false
 }
 
 // Connection makes an unconnected connection with a cid chosen by the caller, such as a connection manager. out is whether this end's
@@ -104,6 +136,10 @@ func (c *Core) remove(x *Connection) {
 	x.removed = true
 	if c.conns[x.cid] == x {
 		delete(c.conns, x.cid)
+		if c.retired.n == maxRetired {
+			c.retired.pop()
+		}
+		c.retired.push(x.cid)
 	}
 	if x.index >= 0 {
 		heap.Remove(&c.timers, x.index)
