@@ -211,8 +211,8 @@ func (a *Agent) check(r *farev1.ConfigureSuperpRequest) error {
 		case remote != own && used[end{remote, cid}]:
 			wrong("%s.remote_cid: %d of %v is used twice", field, cid, remote)
 		}
-		if x.GetTrafficClass() != 0 {
-			wrong("%s.traffic_class: %d; use 0, because sockets send only 0", field, x.GetTrafficClass())
+		if class := uint32(cfg.TrafficClass); x.GetTrafficClass() != class {
+			wrong("%s.traffic_class: is %d, this agent's sockets send %d", field, x.GetTrafficClass(), class)
 		}
 		used[end{own, x.GetLocalCid()}], used[end{remote, x.GetRemoteCid()}] = true, true
 	}

@@ -284,7 +284,7 @@ func TestConfigureRefuses(t *testing.T) {
 		{"connections[1].local_cid: 65536 is not in", func(r *farev1.ConfigureSuperpRequest) { r.Connections[1].LocalCid = 65536 }},
 		{"connections[1].remote_cid: 0 is not in", func(r *farev1.ConfigureSuperpRequest) { r.Connections[1].RemoteCid = 0 }},
 		{"connections[1].remote_cid: 1 of " + peer + " is used twice", func(r *farev1.ConfigureSuperpRequest) { r.Connections[1].RemoteCid = 1 }},
-		{"connections[0].traffic_class: 8", func(r *farev1.ConfigureSuperpRequest) { r.Connections[0].TrafficClass = 8 }},
+		{"connections[0].traffic_class: is 8, this agent's sockets send 0", func(r *farev1.ConfigureSuperpRequest) { r.Connections[0].TrafficClass = 8 }},
 	} {
 		r := good()
 		x.change(r)

@@ -18,9 +18,11 @@ type Config struct {
 	Payload int
 	// HeadSize is the length of every rdma.Op.Head: 20 bytes by default, at most rdma.MaxHead; a negative value means no head. A message
 	// starts with its head, and both ends must use the same length.
-	HeadSize   int
-	Parameters Parameters
-	Timing     rdma.Timing
+	HeadSize int
+	// TrafficClass is the ToS or traffic class of the packets of all connections: a multiple of 4, since its lower bits are for ECN.
+	TrafficClass uint8
+	Parameters   Parameters
+	Timing       rdma.Timing
 	// FirstCID is the connection identifier of the first channel; further ones count up and wrap after 65535. It is for tests. 0 means that
 	// every identifier is random, from crypto/rand, and differs from the latest 4096 that were closed, so that packets of an old connection do
 	// not reach a new one.
@@ -88,6 +90,9 @@ func (c Config) Resolve() (Config, error) {
 		if n < low || n > high {
 			errs = append(errs, fmt.Errorf("%s: %d is not in %d-%d", name, n, low, high))
 		}
+	}
+	if c.TrafficClass&3 != 0 {
+		errs = append(errs, fmt.Errorf("TrafficClass: %d is not a multiple of 4", c.TrafficClass))
 	}
 	within("Payload", c.Payload, 64, 32768)
 	within("HeadSize", c.HeadSize, -1, rdma.MaxHead)

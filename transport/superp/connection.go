@@ -50,12 +50,14 @@ type common struct {
 	cfg       *Config // the core's, without the peer's limits
 	cid       uint16
 	remoteCID uint16
-	ordered   bool // this end's packets are delivered, and its transactions executed, in order
-	orderedIn bool // the same of the peer's
-	closed    bool // by Close: no further calls to the host
-	removed   bool
-	broken    error // the error with which the next flush ends the connection
-	kept      int   // received packets, or pieces of them, that wait in buffers
+	// Send keys: the peer's Sends carry sendKey, this end's remoteKey. 0 on connections of an agent, which knows none.
+	sendKey, remoteKey uint32
+	ordered            bool // this end's packets are delivered, and its transactions executed, in order
+	orderedIn          bool // the same of the peer's
+	closed             bool // by Close: no further calls to the host
+	removed            bool
+	broken             error // the error with which the next flush ends the connection
+	kept               int   // received packets, or pieces of them, that wait in buffers
 
 	// Negotiated limits: the minimum of both ends; the local values until Connect.
 	payload      int
@@ -105,10 +107,10 @@ func newConnection(core *Core, remote netip.Addr, cid uint16, out, in bool) *Con
 }
 
 // Local is encoded as version, flags (bit 0: ordered, bit 1: orderedIn), cid u16, head size u8, operations per packet u8, payload u16, tal_trans_window u16,
-// packets per transaction u16, pdl_receive_win u16, little endian. SUPERp does not define connection management, so this encoding is
+// packets per transaction u16, pdl_receive_win u16, key of Sends to this end u32, little endian. SUPERp does not define connection management, so this encoding is
 // private; an Agent assumes that the peer has its own parameters.
 const (
-	localLen     = 14
+	localLen     = 18
 	localVersion = 2 // 1: keys in private opcodes, XIDs of requests only
 )
 
@@ -129,7 +131,7 @@ func (c *Connection) describe(cid uint16, out, in bool) []byte {
 	b = le.AppendUint16(b, uint16(c.cfg.Payload))
 	b = le.AppendUint16(b, uint16(p.Transactions))
 	b = le.AppendUint16(b, uint16(p.PacketsPerTransaction))
-	return le.AppendUint16(b, uint16(p.ReceiveWindow))
+	return le.AppendUint32(le.AppendUint16(b, uint16(p.ReceiveWindow)), c.sendKey)
 }
 
 // Connect sets the peer's Local and the paths.
@@ -159,7 +161,7 @@ func (c *Connection) Connect(remote []byte, paths []rdma.Path) error {
 	case len(paths) == 0:
 		return errors.New("superp: no path")
 	}
-	c.remoteCID = le.Uint16(remote[2:])
+	c.remoteCID, c.remoteKey = le.Uint16(remote[2:]), le.Uint32(remote[14:])
 	c.payload, c.transactions, c.opsPerPacket = min(payload, c.payload), min(transactions, p.Transactions), min(ops, p.OpsPerPacket)
 	c.tx.offered = uint32(window)
 	c.paths.set(paths)

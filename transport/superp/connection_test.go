@@ -626,7 +626,7 @@ func TestConnectRefuses(t *testing.T) {
 		"another version": append([]byte{9}, good[1:]...),
 		"ordered":         append([]byte{good[0], 1}, good[2:]...),
 		"other heads":     append(append([]byte(nil), good[:4]...), append([]byte{21}, good[5:]...)...),
-		"no packets":      append(append([]byte(nil), good[:10]...), 0, 0, 1, 0),
+		"no packets":      slices.Concat(good[:10], []byte{0, 0, 1, 0}, good[14:]),
 	} {
 		ch, err := b.cores[0].Channel(rdma.ChannelConfig{Remote: addresses[1]})
 		if err != nil {
@@ -706,6 +706,58 @@ func TestCIDs(t *testing.T) {
 	}
 	if near > 30 { // 1.5 are expected
 		t.Errorf("%d of 3000 cids are near the previous one", near)
+	}
+}
+
+// TestSendKey checks that Sends carry the key of the peer's connection data, and that a message under another key is refused.
+func TestSendKey(t *testing.T) {
+	for _, wrong := range []bool{false, true} {
+		b := newBench(t, superp.Config{}, onePlane, false)
+		for i := range 2 {
+			ch, err := b.cores[i].Channel(rdma.ChannelConfig{Remote: addresses[1-i]})
+			if err != nil {
+				t.Fatal(err)
+			}
+			b.chans[i] = ch.(*superp.Connection)
+		}
+		want, sent := binary.LittleEndian.Uint32(b.chans[1].Local()[14:]), 0
+		for i := range 2 {
+			b.hosts[i].Do(func() {
+				data := b.chans[1-i].Local()
+				if wrong {
+					data[14] ^= 1
+				}
+				if err := b.chans[i].Connect(data, b.paths[i]); err != nil {
+					t.Fatal(err)
+				}
+			})
+		}
+		b.onPacket = func(_ netip.Addr, p *superp.Packet) {
+			if p.TAL.Opcode == superp.OpcodeSend {
+				sent++
+				if got := p.Send(0).Key; got != want != wrong {
+					t.Errorf("key %#x, that of the peer is %#x", got, want)
+				}
+			}
+		}
+		b.send(0, string(make([]byte, 5000)))
+		b.post(0, rdma.Op{Kind: rdma.OpWrite, Key: key, Remote: 0x1000, Local: make([]byte, 8)})
+		b.until("completions", func() bool { return len(b.completed[0]) == 2 })
+		delivered := len(b.delivered[1])
+		if sent < 5 || delivered != 1 && !wrong || delivered != 0 && wrong {
+			t.Errorf("wrong key %v: %d Sends, %d messages delivered", wrong, sent, delivered)
+		}
+		failed := 0
+		for _, err := range b.completed[0] {
+			if errors.Is(err, rdma.ErrRemoteInvalid) {
+				failed++
+			} else if err != nil {
+				t.Error(err)
+			}
+		}
+		if wrong != (failed == 1) || len(b.failed[0])+len(b.failed[1]) > 0 {
+			t.Errorf("wrong key %v: completions %v, failed %v", wrong, b.completed[0], b.failed)
+		}
 	}
 }
 

@@ -73,7 +73,14 @@ func (c *Core) Channel(cfg rdma.ChannelConfig) (rdma.Channel, error) {
 	if err != nil {
 		return nil, err
 	}
-	return c.open(cid, cfg.Remote, cfg.Ordered, cfg.Ordered)
+	x, err := c.open(cid, cfg.Remote, cfg.Ordered, cfg.Ordered)
+	if err != nil {
+		return nil, err
+	}
+	var b [4]byte
+	rand.Read(b[:])
+	x.sendKey = binary.NativeEndian.Uint32(b[:])
+	return x, nil
 }
 
 // maxRetired is the number of closed connections whose cids are not used again.

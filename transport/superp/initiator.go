@@ -180,7 +180,7 @@ func (ini *initiator) buildRequest(b []byte, t *transaction, seqno int) (head, p
 		return append(o.append(b), op.Head...), op.Local
 	case OpcodeSend:
 		start := seqno * ini.payload
-		o := SendOp{Offset: uint32(start)}
+		o := SendOp{Key: ini.remoteKey, Offset: uint32(start)}
 		b = o.append(b)
 		from, to := start-len(op.Head), min(start-len(op.Head)+ini.payload, len(op.Local))
 		if seqno == 0 {

@@ -110,7 +110,8 @@ type ReadResponseOp struct {
 	Offset       uint32
 }
 
-// SendOp is the header of a Send: the block belongs at Offset of the transaction's message. Key 0 means the connection's queue.
+// SendOp is the header of a Send: the block belongs at Offset of the transaction's message. Key is the target's receiving context. A
+// connection has one, its receives, under the random key of its connection data (0 if an agent has made the connection).
 type SendOp struct{ Key, Offset uint32 }
 
 // SendQPOp is the header of a Send to queue pair: the block is a message. A connection has one queue pair, whose number is the cid that the

@@ -204,7 +204,12 @@ func (tgt *target) execute(s *incoming, p *Packet) {
 				tgt.whole(s, p.TAL.Seqno, i, p.Block(i))
 			}
 		case OpcodeSend:
-			tgt.piece(s, int(p.Send(i).Offset), p.Block(i), p.TAL.EOM && i == int(p.TAL.NumOps)-1)
+			if o := p.Send(i); o.Key == tgt.sendKey {
+				tgt.piece(s, int(o.Offset), p.Block(i), p.TAL.EOM && i == int(p.TAL.NumOps)-1)
+			} else {
+				tgt.core.count.refused++
+				tgt.wrongKey(s)
+			}
 		}
 		if err != nil {
 			tgt.core.count.refused++
@@ -268,6 +273,23 @@ func (tgt *target) piece(s *incoming, offset int, data []byte, last bool) {
 		tgt.place(s, offset, data)
 	default:
 		m.held = append(m.held, held{offset: offset, data: tgt.keep(data)})
+	}
+}
+
+// wrongKey refuses a message of which a Send has another key than the connection's. It is one message: no part of it is delivered.
+func (tgt *target) wrongKey(s *incoming) {
+	switch m := &s.msg; {
+	case m.refused:
+	case m.admitted:
+		tgt.malformed(s)
+	default:
+		if m.waiting {
+			m.waiting = false
+			tgt.waiters--
+		}
+		m.refused = true
+		tgt.refuse(s, m.seqno, m.op, rdma.ErrRemoteInvalid)
+		tgt.dropHeld(m)
 	}
 }
 

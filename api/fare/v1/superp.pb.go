@@ -253,7 +253,7 @@ type SuperpConnection struct {
 	// 1-65535; local cids are unique in an agent.
 	LocalCid  uint32 `protobuf:"varint,3,opt,name=local_cid,json=localCid,proto3" json:"local_cid,omitempty"`
 	RemoteCid uint32 `protobuf:"varint,4,opt,name=remote_cid,json=remoteCid,proto3" json:"remote_cid,omitempty"`
-	// 0-255: IPv4's ToS, IPv6's traffic class. Software sends 0 only, and refuses other values.
+	// 0-255: IPv4's ToS, IPv6's traffic class. Software sends one value on all connections (superp.Config.TrafficClass, 0 by default), and refuses others.
 	TrafficClass uint32 `protobuf:"varint,5,opt,name=traffic_class,json=trafficClass,proto3" json:"traffic_class,omitempty"`
 	// Transactions that this end initiates are executed in order.
 	Ordered bool `protobuf:"varint,6,opt,name=ordered,proto3" json:"ordered,omitempty"`
