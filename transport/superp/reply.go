@@ -23,8 +23,29 @@ type answerOp struct {
 	offset, n int
 }
 
-// answer queues a reply.
+// lateReply is a reply of an incomplete request.
+type lateReply struct {
+	opcode Opcode
+	op     answerOp
+}
+
+// answer replies to an operation, once the request is complete: an initiator expects no reply earlier, and one eom.
 func (tgt *target) answer(s *incoming, o Opcode, op answerOp) {
+	s.late = append(s.late, lateReply{o, op})
+}
+
+// queueReplies queues the replies of a complete request.
+func (tgt *target) queueReplies(s *incoming) {
+	for _, x := range s.late {
+		tgt.queueReply(s, x.opcode, x.op)
+	}
+	for _, r := range s.reads {
+		tgt.reads.push(r)
+	}
+	s.late, s.reads = s.late[:0], s.reads[:0]
+}
+
+func (tgt *target) queueReply(s *incoming, o Opcode, op answerOp) {
 	if tgt.answers.n > 0 {
 		if a := *tgt.answers.at(tgt.answers.n - 1); a.slot == s && a.opcode == o && a.n < tgt.opsPerPacket {
 			a.ops[a.n] = op
@@ -33,6 +54,7 @@ func (tgt *target) answer(s *incoming, o Opcode, op answerOp) {
 		}
 	}
 	tgt.answers.push(tgt.newAnswer(s, o, op))
+	s.unsent++
 	if o == OpcodeError {
 		s.errors++
 	} else {
@@ -61,6 +83,7 @@ func (tgt *target) replies() bool { return tgt.answers.n > 0 || tgt.reads.n > 0 
 func (tgt *target) nextAnswer() *answer {
 	if tgt.answers.n > 0 {
 		a := tgt.answers.pop()
+		a.slot.unsent--
 		if a.opcode != OpcodeError {
 			a.slot.jobs--
 		}
@@ -100,7 +123,7 @@ func (tgt *target) nextAnswer() *answer {
 // covers it.
 func (tgt *target) sending(a *answer) {
 	s := a.slot
-	a.eom = s.total > 0 && s.got == s.total && s.jobs == 0
+	a.eom = s.total > 0 && s.got == s.total && s.jobs == 0 && s.unsent == 0
 	tgt.settle(s)
 }
 

@@ -32,13 +32,16 @@ type incoming struct {
 	open   bool
 	done   bool
 	opcode Opcode
-	total  int      // number of packets; 0 until the packet with eom has arrived
-	got    int      // received packets
-	top    int      // highest received seqno
-	seen   []uint64 // bitmap of received seqnos
-	jobs   int      // reads and answers that have not been completely sent
-	errors int      // errors that the peer has not acknowledged: ack_xid must not pass them
-	seqno  uint16   // of the next reply
+	total  int         // number of packets; 0 until the packet with eom has arrived
+	got    int         // received packets
+	top    int         // highest received seqno
+	seen   []uint64    // bitmap of received seqnos
+	jobs   int         // reads and answers that have not been completely sent
+	errors int         // errors that the peer has not acknowledged: ack_xid must not pass them
+	seqno  uint16      // of the next reply
+	unsent int         // queued packets of replies other than read responses
+	late   []lateReply // replies that wait until the request is complete
+	reads  []read      // the same
 	msg    message
 	more   []whole // messages to the queue pair behind msg
 }
@@ -104,9 +107,9 @@ func (tgt *target) null(p *Packet) {
 
 // begin opens a transaction of the peer.
 func (tgt *target) begin(s *incoming, p *Packet) {
-	seen, pieces, more := s.seen, s.msg.held[:0], s.more[:0]
+	seen, pieces := s.seen, s.msg.held[:0]
 	clear(seen)
-	*s = incoming{xid: p.TAL.XID, open: true, opcode: p.TAL.Opcode, seen: seen, more: more}
+	*s = incoming{xid: p.TAL.XID, open: true, opcode: p.TAL.Opcode, seen: seen, more: s.more[:0], late: s.late[:0], reads: s.reads[:0]}
 	s.msg.held, s.msg.length = pieces, -1
 	tgt.open++
 }
@@ -183,7 +186,7 @@ func (tgt *target) execute(s *incoming, p *Packet) {
 			if _, err = host.FlatMemory(tgt.channel, o.Address, int(o.Length), rdma.RemoteRead); err == nil {
 				s.jobs++
 				tgt.reading++
-				tgt.reads.push(read{xid: s.xid, seqno: p.TAL.Seqno, op: uint8(i), address: o.Address, n: int(o.Length)})
+				s.reads = append(s.reads, read{xid: s.xid, seqno: p.TAL.Seqno, op: uint8(i), address: o.Address, n: int(o.Length)})
 			}
 		case OpcodeCompareSwap, OpcodeFetchAdd:
 			o, kind := p.Atomic(i), rdma.OpFetchAdd
@@ -342,6 +345,7 @@ func (tgt *target) place(s *incoming, offset int, data []byte) {
 // malformed ends the connection: a message that the host has admitted cannot be delivered, and its receive stays occupied.
 func (tgt *target) malformed(s *incoming) {
 	tgt.refuse(s, s.msg.seqno, s.msg.op, rdma.ErrRemoteInvalid)
+	tgt.queueReplies(s) // the next flush ends the connection, after the first reply
 	tgt.broken = fmt.Errorf("%w: the length of a message differs from its header", rdma.ErrRemoteInvalid)
 }
 
@@ -383,6 +387,7 @@ func (tgt *target) settle(s *incoming) {
 			return
 		}
 	}
+	tgt.queueReplies(s)
 	if s.jobs > 0 || s.errors > 0 {
 		return
 	}
