@@ -31,7 +31,11 @@ type lateReply struct {
 
 // answer replies to an operation, once the request is complete: an initiator expects no reply earlier, and one eom.
 func (tgt *target) answer(s *incoming, o Opcode, op answerOp) {
-	s.late = append(s.late, lateReply{o, op})
+	if s.total == 0 || s.got < s.total || s.msg.waiting || len(s.late) > 0 {
+		s.late = append(s.late, lateReply{o, op})
+		return
+	}
+	tgt.queueReply(s, o, op)
 }
 
 // queueReplies queues the replies of a complete request.

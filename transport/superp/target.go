@@ -186,7 +186,12 @@ func (tgt *target) execute(s *incoming, p *Packet) {
 			if _, err = host.FlatMemory(tgt.channel, o.Address, int(o.Length), rdma.RemoteRead); err == nil {
 				s.jobs++
 				tgt.reading++
-				s.reads = append(s.reads, read{xid: s.xid, seqno: p.TAL.Seqno, op: uint8(i), address: o.Address, n: int(o.Length)})
+				r := read{xid: s.xid, seqno: p.TAL.Seqno, op: uint8(i), address: o.Address, n: int(o.Length)}
+				if s.got == s.total && len(s.reads) == 0 {
+					tgt.reads.push(r)
+				} else {
+					s.reads = append(s.reads, r)
+				}
 			}
 		case OpcodeCompareSwap, OpcodeFetchAdd:
 			o, kind := p.Atomic(i), rdma.OpFetchAdd
