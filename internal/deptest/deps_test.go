@@ -32,6 +32,7 @@ var rules = []struct{ From, To, Except, Why string }{
 	{"/transport/rdma", module + "/transport/tcpqp", "/transport/rdma/rdmatest", "the verbs know transports by their contract only"},
 	{"/transport/rdma", module + "/transport/nupa", "/transport/rdma/rdmatest", "the verbs know transports by their contract only"},
 	{"/transport/roce", module + "/api", "", "a protocol core implements its protocol alone"},
+	{"/interop/transports/superppeer", module, "", "an independent peer shares no code with what it judges"},
 	{"/interop/transports/rocepeer", module, "", "an independent peer shares no code with what it judges"},
 	{"/transport/internal/wire", module, "", "an interface has no dependency"},
 	{"/client", module + "/daemon", "", "a client needs a running fared, and none of its code"},

@@ -246,6 +246,14 @@ type PlainHost interface {
 	Received(ch Channel, m Arrival)
 }
 
+// FlatHost is a Host for protocols whose requests name memory by an address without a key.
+type FlatHost interface {
+	Host
+	// FlatMemory returns the n bytes of local memory at a FlatAddress, if they are inside one region that the application has registered for
+	// the channel (in its set's protection domain) and that grants the rights in need. The error wraps ErrRemoteAccess.
+	FlatMemory(ch Channel, address uint64, n int, need Access) ([]byte, error)
+}
+
 // Arrival describes a complete message of a plain channel that has consumed a receive.
 type Arrival struct {
 	Bytes        int

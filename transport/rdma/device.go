@@ -61,7 +61,7 @@ var errClosed = errors.New("the device is closed")
 func Open(c Config) (*Device, error) {
 	d := &Device{address: c.Address.Unmap(), planes: map[string]Transport{}, clock: c.Clock, log: c.Log,
 		channels: map[Channel]*Set{}, sets: map[*Set]bool{}}
-	d.regions = regions{all: make([]*MR, 1), tags: make([]uint32, 1), next: firstAddress}
+	d.regions = regions{byKey: map[uint32]*MR{}, flat: map[uint32][]*MR{}, next: firstAddress}
 	if !d.address.IsValid() {
 		return nil, errors.New("a device needs the address of its loopback")
 	}
@@ -190,7 +190,10 @@ func (d *Device) transportOf(plane string) Transport {
 // host implements Host for a device.
 type host struct{ d *Device }
 
-var _ PlainHost = host{}
+var (
+	_ PlainHost = host{}
+	_ FlatHost  = host{}
+)
 
 func (h host) Address() netip.Addr { return h.d.address }
 func (h host) Now() time.Duration  { return h.d.clock() }
@@ -202,6 +205,14 @@ func (h host) Memory(ch Channel, key uint32, address uint64, n int, need Access)
 		return nil, fmt.Errorf("%w: the set has ended", ErrRemoteAccess)
 	}
 	return h.d.regions.find(s.cfg.PD, key, address, n, need)
+}
+
+func (h host) FlatMemory(ch Channel, address uint64, n int, need Access) ([]byte, error) {
+	s := h.d.channels[ch]
+	if s == nil {
+		return nil, fmt.Errorf("%w: the set has ended", ErrRemoteAccess)
+	}
+	return h.d.regions.findFlat(s.cfg.PD, address, n, need)
 }
 
 func (h host) Atomic(ch Channel, kind OpKind, key uint32, address, compare, swap uint64) (uint64, error) {

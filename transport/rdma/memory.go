@@ -1,10 +1,11 @@
 package rdma
 
 import (
+	"crypto/rand"
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"math/rand/v2"
+	"slices"
 	"sync/atomic"
 	"unsafe"
 )
@@ -22,24 +23,25 @@ type MR struct {
 	owner   Allocator // of b; nil if the application owns b
 }
 
-// Memory regions are numbered. A region's key is its number and a tag that changes with each use of the number, so the key of a
-// deregistered region is refused.
 const (
-	tagBits    = 12
-	maxRegions = 1<<(32-tagBits) - 1
+	maxRegions = 1 << 20
 	// firstAddress and pageSize: addresses belong to the device and are not virtual addresses of the process. At least one page separates
-	// two regions, so no byte beyond the end of a region belongs to another.
+	// two regions, so no byte beyond the end of a region belongs to another. No address is used twice.
 	firstAddress = 1 << 40
 	pageSize     = 4096
 )
 
-// regions are a device's memory regions by number; number 0 is unused.
+// regions are a device's memory regions, by key and by flat address. Keys are 32 bits from crypto/rand, not 0: a peer that knows one key
+// learns nothing about the others.
 type regions struct {
-	all  []*MR
-	tags []uint32 // tag of the number's latest key
-	free []uint32
-	next uint64 // first unassigned address
+	byKey map[uint32]*MR
+	flat  map[uint32][]*MR // by bits 32 to 63 of the flat addresses of their bytes
+	next  uint64           // first unassigned address
 }
+
+// FlatAddress returns the address of memory for protocols whose requests carry an address without a key: the key is added to its upper 32
+// bits, so that a peer must know it. With key 0 it is the address itself, as for the memory of other implementations.
+func FlatAddress(key uint32, address uint64) uint64 { return address + uint64(key)<<32 }
 
 // AllocPD makes a protection domain.
 func (d *Device) AllocPD() *PD { return &PD{d} }
@@ -78,21 +80,17 @@ func (p *PD) register(b []byte, access Access, owner Allocator) (m *MR, err erro
 	}
 	p.device.Do(func() {
 		r := &p.device.regions
-		number := uint32(len(r.all))
-		if k := len(r.free); k > 0 {
-			number, r.free = r.free[k-1], r.free[:k-1]
-		} else if number > maxRegions {
+		if len(r.byKey) >= maxRegions {
 			err = fmt.Errorf("%d memory regions are registered, which is the limit: deregister some", maxRegions)
 			return
-		} else {
-			r.all, r.tags = append(r.all, nil), append(r.tags, rand.Uint32N(1<<tagBits))
 		}
-		r.tags[number] = (r.tags[number] + 1) % (1 << tagBits)
 		// A region starts at the same offset into a page as its bytes, so that alignment is the same in both address spaces.
 		inside := uint64(uintptr(unsafe.Pointer(unsafe.SliceData(b))) % pageSize)
-		m = &MR{pd: p, b: b, address: r.next + inside, key: number<<tagBits | r.tags[number], access: access, owner: owner}
+		m = &MR{pd: p, b: b, address: r.next + inside, access: access, owner: owner}
 		r.next = (m.address+uint64(len(b))+pageSize-1)&^(pageSize-1) + pageSize
-		r.all[number] = m
+		for m.key = randomKey(); !r.add(m); {
+			m.key = randomKey()
+		}
 		for _, t := range p.device.transports {
 			if t, ok := t.(Registrar); ok {
 				t.Registered(m.key, m.address, b, access)
@@ -106,12 +104,10 @@ func (p *PD) register(b []byte, access Access, owner Allocator) (m *MR, err erro
 func (m *MR) Deregister() {
 	d := m.pd.device
 	d.Do(func() {
-		number := m.key >> tagBits
-		if d.regions.all[number] != m {
+		if d.regions.byKey[m.key] != m {
 			return
 		}
-		d.regions.all[number] = nil
-		d.regions.free = append(d.regions.free, number)
+		d.regions.remove(m)
 		for _, t := range d.transports {
 			if t, ok := t.(Registrar); ok {
 				t.Deregistered(m.key)
@@ -133,24 +129,93 @@ func (m *MR) Address() uint64 { return m.address }
 // Key returns the region's R_Key, by which peers name it.
 func (m *MR) Key() uint32 { return m.key }
 
+// FlatAddress returns the start address of the region for protocols whose requests carry no key. The peer needs no other name of it.
+func (m *MR) FlatAddress() uint64 { return FlatAddress(m.key, m.address) }
+
+func randomKey() uint32 {
+	var b [4]byte
+	rand.Read(b[:])
+	return binary.NativeEndian.Uint32(b[:])
+}
+
+// blocks returns the keys of regions.flat under which a region is listed.
+func (m *MR) blocks() (first, last uint32) {
+	return uint32(m.FlatAddress() >> 32), uint32((m.FlatAddress() + uint64(len(m.b))) >> 32)
+}
+
+// add adds a region. It returns false if the region needs another key: the key is 0 or in use, or its flat addresses wrap around or overlap
+// those of another region.
+func (r *regions) add(m *MR) bool {
+	first, last := m.blocks()
+	start := m.FlatAddress()
+	if m.key == 0 || r.byKey[m.key] != nil || start < m.address || start+uint64(len(m.b)) < start {
+		return false
+	}
+	for i := uint64(first); i <= uint64(last); i++ {
+		for _, x := range r.flat[uint32(i)] {
+			if at := x.FlatAddress(); start <= at+uint64(len(x.b)) && at <= start+uint64(len(m.b)) {
+				return false
+			}
+		}
+	}
+	r.byKey[m.key] = m
+	for i := uint64(first); i <= uint64(last); i++ {
+		r.flat[uint32(i)] = append(r.flat[uint32(i)], m)
+	}
+	return true
+}
+
+func (r *regions) remove(m *MR) {
+	delete(r.byKey, m.key)
+	first, last := m.blocks()
+	for i := uint64(first); i <= uint64(last); i++ {
+		rest := slices.DeleteFunc(r.flat[uint32(i)], func(x *MR) bool { return x == m })
+		if r.flat[uint32(i)] = rest; len(rest) == 0 {
+			delete(r.flat, uint32(i))
+		}
+	}
+}
+
 // find returns the n bytes at an address of a region of the domain.
 func (r *regions) find(pd *PD, key uint32, address uint64, n int, need Access) ([]byte, error) {
-	number := key >> tagBits
-	if int(number) >= len(r.all) || r.all[number] == nil || r.all[number].key != key || r.all[number].pd != pd {
+	m := r.byKey[key]
+	if m == nil || m.pd != pd {
 		return nil, fmt.Errorf("%w: key %#x belongs to no memory region of this device", ErrRemoteAccess, key)
 	}
-	m := r.all[number]
 	if m.access&need != need {
 		return nil, fmt.Errorf("%w: key %#x lacks a right", ErrRemoteAccess, key)
 	}
-	offset := address - m.address
 	if n == 0 {
 		return nil, nil
 	}
-	if address < m.address || offset > uint64(len(m.b)) || uint64(n) > uint64(len(m.b))-offset {
+	b, ok := m.bytes(address-m.address, n)
+	if !ok {
 		return nil, fmt.Errorf("%w: %d bytes at %#x are not inside key %#x", ErrRemoteAccess, n, address, key)
 	}
-	return m.b[offset : offset+uint64(n) : offset+uint64(n)], nil
+	return b, nil
+}
+
+// findFlat returns the n bytes at a flat address, which must be inside one region of the domain.
+func (r *regions) findFlat(pd *PD, address uint64, n int, need Access) ([]byte, error) {
+	for _, m := range r.flat[uint32(address>>32)] {
+		b, ok := m.bytes(address-m.FlatAddress(), n)
+		if !ok || m.pd != pd {
+			continue
+		}
+		if m.access&need != need {
+			return nil, fmt.Errorf("%w: the region at %#x lacks a right", ErrRemoteAccess, address)
+		}
+		return b, nil
+	}
+	return nil, fmt.Errorf("%w: %d bytes at %#x are not inside a memory region", ErrRemoteAccess, n, address)
+}
+
+// bytes returns n bytes of the region from an offset, or false if they are not inside it.
+func (m *MR) bytes(offset uint64, n int) ([]byte, bool) {
+	if offset > uint64(len(m.b)) || uint64(n) > uint64(len(m.b))-offset {
+		return nil, false
+	}
+	return m.b[offset : offset+uint64(n) : offset+uint64(n)], true
 }
 
 // atomically executes an atomic operation. The device's lock serializes all atomics of a device; sync/atomic makes them atomic for readers

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"math/rand/v2"
 	"net/netip"
+	"syscall"
 	"testing"
 	"time"
 )
@@ -126,13 +127,40 @@ func TestMemoryRegions(t *testing.T) {
 		{"around the end of the address space", pd, m.Key(), ^uint64(0), 2, RemoteWrite, false},
 		{"without the right", pd, m.Key(), a, 8, RemoteAtomic, false},
 		{"another domain", other, m.Key(), a, 1, RemoteRead, false},
-		{"another tag", pd, m.Key() ^ 1, a, 1, RemoteRead, false},
-		{"another number", pd, m.Key() + 1<<tagBits, a, 1, RemoteRead, false},
+		{"another key", pd, m.Key() ^ 1, a, 1, RemoteRead, false},
+		{"another key, high bit", pd, m.Key() ^ 1<<31, a, 1, RemoteRead, false},
 		{"key 0", pd, 0, a, 1, RemoteRead, false},
 	} {
 		got, err := d.regions.find(c.pd, c.key, c.address, c.n, c.need)
 		if fine := err == nil; fine != c.fine || fine && len(got) != c.n || !fine && !errors.Is(err, ErrRemoteAccess) {
 			t.Errorf("%s: %d bytes, %v", c.name, len(got), err)
+		}
+	}
+	flat := m.FlatAddress()
+	for _, c := range []struct {
+		name    string
+		pd      *PD
+		address uint64
+		n       int
+		need    Access
+		fine    bool
+	}{
+		{"all of it", pd, flat, 5000, RemoteWrite, true},
+		{"the last byte", pd, flat + 4999, 1, RemoteRead, true},
+		{"nothing", pd, flat, 0, RemoteRead, true},
+		{"nothing, elsewhere", pd, 1, 0, RemoteRead, false},
+		{"one too many", pd, flat, 5001, RemoteWrite, false},
+		{"one before", pd, flat - 1, 2, RemoteWrite, false},
+		{"past the end", pd, flat + 5000, 1, RemoteWrite, false},
+		{"around the end of the address space", pd, ^uint64(0), 2, RemoteWrite, false},
+		{"without the right", pd, flat, 8, RemoteAtomic, false},
+		{"another domain", other, flat, 1, RemoteRead, false},
+		{"another key", pd, flat + 1<<32, 1, RemoteRead, false},
+		{"without the key", pd, a, 1, RemoteRead, false},
+	} {
+		got, err := d.regions.findFlat(c.pd, c.address, c.n, c.need)
+		if fine := err == nil; fine != c.fine || fine && len(got) != c.n || !fine && !errors.Is(err, ErrRemoteAccess) {
+			t.Errorf("flat, %s: %d bytes, %v", c.name, len(got), err)
 		}
 	}
 	key := m.Key()
@@ -141,9 +169,45 @@ func TestMemoryRegions(t *testing.T) {
 	if _, err := d.regions.find(pd, key, a, 1, RemoteRead); err == nil {
 		t.Error("a region that is gone is still there")
 	}
+	if _, err := d.regions.findFlat(pd, flat, 1, RemoteRead); err == nil || len(d.regions.flat) > 0 {
+		t.Error("a region that is gone is still at its flat address")
+	}
 	again, err := pd.Register(b, RemoteRead)
 	if err != nil || again.Key() == key {
 		t.Errorf("key %#x is given again (%v)", key, err)
+	}
+}
+
+// TestFlatAddressesAreApart checks that a key is refused with which flat addresses of two regions would overlap or wrap around, and that a
+// region of more than 4 GiB is found at each of its flat addresses.
+func TestFlatAddressesAreApart(t *testing.T) {
+	const size = 5 << 30
+	b, err := syscall.Mmap(-1, 0, size, syscall.PROT_NONE, syscall.MAP_ANON|syscall.MAP_PRIVATE|syscall.MAP_NORESERVE)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer syscall.Munmap(b)
+	r := regions{byKey: map[uint32]*MR{}, flat: map[uint32][]*MR{}}
+	if !r.add(&MR{b: b, address: 100 << 32, key: 7}) {
+		t.Fatal("the first region is refused")
+	}
+	for i, m := range []*MR{
+		{b: b[:4096], address: 100 << 32, key: 0},         // not a key
+		{b: b[:4096], address: 100<<32 + size, key: 7},    // in use
+		{b: b[:4096], address: 99<<32 + 4096, key: 9},     // overlaps in the second block
+		{b: b, address: 99 << 32, key: 7},                 // in use
+		{b: b, address: 98 << 32, key: 8},                 // overlaps from below
+		{b: b[:4096], address: 100 << 32, key: 1<<32 - 1}, // wraps around
+		{b: b, address: 100 << 32, key: 1<<32 - 101},      // its end wraps around
+	} {
+		if r.add(m) {
+			t.Errorf("region %d is added", i)
+		}
+	}
+	for _, offset := range []uint64{0, 1<<32 - 1, 1 << 32, size - 1} {
+		if got, err := r.findFlat(nil, 107<<32+offset, 1, 0); err != nil || &got[0] != &b[offset] {
+			t.Errorf("offset %#x: %v", offset, err)
+		}
 	}
 }
 

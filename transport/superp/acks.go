@@ -4,14 +4,17 @@ import "time"
 
 // acks decides when an acknowledgement must be sent that no other packet carries.
 type acks struct {
-	lastXID   uint16        // ack_xid of the latest new packet
+	lastXID   uint16        // ack_xid of the latest new packet; it may be ahead of target.due
 	confirmed uint16        // latest ack_xid that the peer is known to have
 	at        time.Duration // time at which a delayed acknowledgement is due; 0: none
 	now       bool          // an acknowledgement is due at once
 }
 
-// isNew reports whether no new packet has carried an ack_xid.
-func (a *acks) isNew(xid uint16) bool { return xid != a.lastXID }
+// isNew reports whether no new packet has acknowledged an XID.
+func (a *acks) isNew(xid uint16) bool { return int16(xid-a.lastXID) > 0 }
+
+// unconfirmed reports whether the peer may not know that an XID is acknowledged.
+func (a *acks) unconfirmed(xid uint16) bool { return int16(xid-a.confirmed) > 0 }
 
 // confirm records an ack_xid that the peer has received.
 func (a *acks) confirm(xid uint16) {
@@ -30,10 +33,10 @@ func (a *acks) schedule(at time.Duration) {
 // due reports whether to acknowledge.
 func (a *acks) due(now time.Duration) bool { return a.now || a.at != 0 && now >= a.at }
 
-// carried records that a packet with an ack_xid is sent. lastXID is that of new packets only: if the first transmission has arrived, the
+// carried records that a packet is sent that acknowledges all, where xid is target.due. lastXID is that of new packets only: if the first transmission has arrived, the
 // loss of a retransmission goes unnoticed.
 func (a *acks) carried(xid uint16) {
-	if a.lastXID == xid {
+	if !a.isNew(xid) {
 		a.at, a.now = 0, false
 	}
 }

@@ -111,13 +111,17 @@ func (a *Agent) configure(r *farev1.ConfigureSuperpRequest) error {
 
 func (a *Agent) connect(x *farev1.SuperpConnection) (*Connection, error) {
 	remote, cid := netip.MustParseAddr(x.RemoteAddress).Unmap(), uint16(x.LocalCid)
-	c, err := a.cfg.Core.Connection(cid, rdma.ChannelConfig{Remote: remote, Ordered: x.Ordered})
+	in := x.Ordered
+	if x.OrderedIn != nil {
+		in = *x.OrderedIn
+	}
+	c, err := a.cfg.Core.Connection(cid, remote, x.Ordered, in)
 	if err != nil {
 		return nil, err
 	}
 	c.held, c.observe = true, a.notifyAll
 	// Parameters are global: except for the cid, the peer's are the local ones.
-	if err := c.Connect(c.describe(uint16(x.RemoteCid)), a.cfg.Paths(remote, cid, x.Ordered)); err != nil {
+	if err := c.Connect(c.describe(uint16(x.RemoteCid), in, x.Ordered), a.cfg.Paths(remote, cid, x.Ordered)); err != nil {
 		c.Close()
 		return nil, err
 	}
@@ -207,8 +211,8 @@ func (a *Agent) check(r *farev1.ConfigureSuperpRequest) error {
 		case remote != own && used[end{remote, cid}]:
 			wrong("%s.remote_cid: %d of %v is used twice", field, cid, remote)
 		}
-		if x.GetTrafficClass() != 0 {
-			wrong("%s.traffic_class: %d; use 0, because sockets send only 0", field, x.GetTrafficClass())
+		if class := uint32(cfg.TrafficClass); x.GetTrafficClass() != class {
+			wrong("%s.traffic_class: is %d, this agent's sockets send %d", field, x.GetTrafficClass(), class)
 		}
 		used[end{own, x.GetLocalCid()}], used[end{remote, x.GetRemoteCid()}] = true, true
 	}

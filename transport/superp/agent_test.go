@@ -167,6 +167,34 @@ func TestMesh(t *testing.T) {
 }
 
 // TestHeldUntilStart checks that configured connections accept no operation before Start.
+// TestOrderByAgent checks the order of both directions of configured connections, as the connection's data announces it.
+func TestOrderByAgent(t *testing.T) {
+	m := newMembers(t, 4, 1)[0]
+	own, peer := m.node.Address.String(), "127.88.4.9"
+	r := &farev1.ConfigureSuperpRequest{Generation: 1, Nodes: []*farev1.SuperpNode{{Name: "a", Address: own}, {Name: "b", Address: peer}}}
+	want := map[uint16]byte{1: 0, 2: 3, 3: 1, 4: 2}
+	for cid, flags := range want {
+		c := &farev1.SuperpConnection{LocalAddress: own, RemoteAddress: peer, LocalCid: uint32(cid), RemoteCid: uint32(cid), Ordered: flags&1 != 0}
+		if cid > 2 {
+			c.OrderedIn = proto.Bool(flags&2 != 0)
+		}
+		r.Connections = append(r.Connections, c)
+	}
+	if _, err := m.agent.ConfigureSuperp(t.Context(), r); err != nil {
+		t.Fatal(err)
+	}
+	for cid, flags := range want {
+		m.host.Do(func() {
+			if got := m.agent.Connection(cid).Local()[1]; got != flags {
+				t.Errorf("connection %d has flags %d, want %d", cid, got, flags)
+			}
+		})
+	}
+	if _, err := m.agent.ShutdownSuperp(t.Context(), &farev1.ShutdownSuperpRequest{Hard: true}); err != nil {
+		t.Fatal(err)
+	}
+}
+
 func TestHeldUntilStart(t *testing.T) {
 	members := newMembers(t, 2, 2)
 	plan, err := (&superp.Mesh{Generation: first, Nodes: []superp.Node{members[0].node, members[1].node}}).Plan()
@@ -256,7 +284,7 @@ func TestConfigureRefuses(t *testing.T) {
 		{"connections[1].local_cid: 65536 is not in", func(r *farev1.ConfigureSuperpRequest) { r.Connections[1].LocalCid = 65536 }},
 		{"connections[1].remote_cid: 0 is not in", func(r *farev1.ConfigureSuperpRequest) { r.Connections[1].RemoteCid = 0 }},
 		{"connections[1].remote_cid: 1 of " + peer + " is used twice", func(r *farev1.ConfigureSuperpRequest) { r.Connections[1].RemoteCid = 1 }},
-		{"connections[0].traffic_class: 8", func(r *farev1.ConfigureSuperpRequest) { r.Connections[0].TrafficClass = 8 }},
+		{"connections[0].traffic_class: is 8, this agent's sockets send 0", func(r *farev1.ConfigureSuperpRequest) { r.Connections[0].TrafficClass = 8 }},
 	} {
 		r := good()
 		x.change(r)

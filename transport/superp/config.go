@@ -18,11 +18,14 @@ type Config struct {
 	Payload int
 	// HeadSize is the length of every rdma.Op.Head: 20 bytes by default, at most rdma.MaxHead; a negative value means no head. A message
 	// starts with its head, and both ends must use the same length.
-	HeadSize   int
-	Parameters Parameters
-	Timing     rdma.Timing
-	// FirstCID is the connection identifier of the first channel; 0 means random. Identifiers count up and wrap after 65535, so that
-	// packets of an old connection do not reach a new one.
+	HeadSize int
+	// TrafficClass is the ToS or traffic class of the packets of all connections: a multiple of 4, since its lower bits are for ECN.
+	TrafficClass uint8
+	Parameters   Parameters
+	Timing       rdma.Timing
+	// FirstCID is the connection identifier of the first channel; further ones count up and wrap after 65535. It is for tests. 0 means that
+	// every identifier is random, from crypto/rand, and differs from the latest 4096 that were closed, so that packets of an old connection do
+	// not reach a new one.
 	FirstCID uint16
 }
 
@@ -32,8 +35,12 @@ type Parameters struct {
 	// Window is the maximum number of unacknowledged packets (pdl_window_size): 16 to 1024, 256 by default. The description's 32 would
 	// limit the data in flight to 32 KiB.
 	Window int
-	// ReceiveWindow is the window offered to the peer, in packets (pdl_receive_win): 1 to 1024, 1024 by default.
+	// ReceiveWindow is the maximum window offered to the peer, in packets (pdl_receive_win): 1 to 1024, 1024 by default.
 	ReceiveWindow int
+	// Buffers is the number of received packets that all connections of an endpoint together may keep for later, in front of a missing packet
+	// or a receive: 64 to 1048576, 16384 by default. The windows offered to peers shrink by the packets that a connection keeps, and toward
+	// one packet as Buffers is reached.
+	Buffers int
 	// Proactive is the number of packets that a timeout retransmits in addition to the oldest: at most 64; 0 means 8, a negative value
 	// means none.
 	Proactive int
@@ -69,6 +76,7 @@ func (c Config) Resolve() (Config, error) {
 	p := &c.Parameters
 	set(&p.Window, 256)
 	set(&p.ReceiveWindow, 1024)
+	set(&p.Buffers, 1<<14)
 	set(&p.Proactive, 8)
 	p.Proactive = max(p.Proactive, -1)
 	set(&p.Stretch, 32)
@@ -83,10 +91,14 @@ func (c Config) Resolve() (Config, error) {
 			errs = append(errs, fmt.Errorf("%s: %d is not in %d-%d", name, n, low, high))
 		}
 	}
+	if c.TrafficClass&3 != 0 {
+		errs = append(errs, fmt.Errorf("TrafficClass: %d is not a multiple of 4", c.TrafficClass))
+	}
 	within("Payload", c.Payload, 64, 32768)
 	within("HeadSize", c.HeadSize, -1, rdma.MaxHead)
 	within("Parameters.Window", p.Window, 16, 1024)
 	within("Parameters.ReceiveWindow", p.ReceiveWindow, 1, 1024)
+	within("Parameters.Buffers", p.Buffers, 64, 1<<20)
 	within("Parameters.Proactive", p.Proactive, -1, 64)
 	within("Parameters.MaxRetransmits", p.MaxRetransmits, 0, 1<<16)
 	within("Parameters.Stretch", p.Stretch, 1, 1024)

@@ -26,8 +26,10 @@ func TestResolve(t *testing.T) {
 	for field, c := range map[string]Config{
 		"Payload":                          {Payload: 63},
 		"HeadSize":                         {HeadSize: rdma.MaxHead + 1},
+		"TrafficClass":                     {TrafficClass: 2},
 		"Parameters.Window":                {Parameters: Parameters{Window: 15}},
 		"Parameters.ReceiveWindow":         {Parameters: Parameters{ReceiveWindow: 1025}},
+		"Parameters.Buffers":               {Parameters: Parameters{Buffers: 63}},
 		"Parameters.Proactive":             {Parameters: Parameters{Proactive: 65}},
 		"Parameters.MaxRetransmits":        {Parameters: Parameters{MaxRetransmits: -1}},
 		"Parameters.Stretch":               {Parameters: Parameters{Stretch: -1}},

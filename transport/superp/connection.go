@@ -26,7 +26,7 @@ type Connection struct {
 	paths     paths
 	tx        sender
 	rx        receiver
-	early     [][]byte // ordered: packets received ahead of a missing one, by psn
+	early     [][]byte // orderedIn: packets received ahead of a missing one, by psn
 	initiator initiator
 	target    target
 	acks      acks
@@ -50,10 +50,14 @@ type common struct {
 	cfg       *Config // the core's, without the peer's limits
 	cid       uint16
 	remoteCID uint16
-	ordered   bool
-	closed    bool // by Close: no further calls to the host
-	removed   bool
-	broken    error // the error with which the next flush ends the connection
+	// Send keys: the peer's Sends carry sendKey, this end's remoteKey. 0 on connections of an agent, which knows none.
+	sendKey, remoteKey uint32
+	ordered            bool // this end's packets are delivered, and its transactions executed, in order
+	orderedIn          bool // the same of the peer's
+	closed             bool // by Close: no further calls to the host
+	removed            bool
+	broken             error // the error with which the next flush ends the connection
+	kept               int   // received packets, or pieces of them, that wait in buffers
 
 	// Negotiated limits: the minimum of both ends; the local values until Connect.
 	payload      int
@@ -61,56 +65,82 @@ type common struct {
 	opsPerPacket int
 }
 
-func newConnection(core *Core, remote netip.Addr, cid uint16, ordered bool) *Connection {
+// keep copies bytes of a packet that must wait; free releases the copy.
+func (c *common) keep(b []byte) []byte {
+	c.kept++
+	c.core.kept++
+	return c.core.copyOf(b)
+}
+
+func (c *common) free(b []byte) {
+	c.kept--
+	c.core.kept--
+	c.core.release(b)
+}
+
+// receiveWindow returns the window to offer to the peer: Parameters.ReceiveWindow less the packets that wait, since they occupy buffers, and
+// at most the buffers that all connections together have left; but at least one packet.
+func (c *common) receiveWindow() int {
+	p := &c.cfg.Parameters
+	return max(1, min(p.ReceiveWindow-c.kept, p.Buffers-c.core.kept))
+}
+
+func newConnection(core *Core, remote netip.Addr, cid uint16, out, in bool) *Connection {
 	p := &core.cfg.Parameters
 	n := ceilPow2(p.Transactions)
 	c := &Connection{
-		common: common{core: core, cfg: &core.cfg, cid: cid, ordered: ordered, payload: core.cfg.Payload, transactions: p.Transactions,
+		common: common{core: core, cfg: &core.cfg, cid: cid, ordered: out, orderedIn: in, payload: core.cfg.Payload, transactions: p.Transactions,
 			opsPerPacket: p.OpsPerPacket},
 		remote: remote, tx: newSender(*p), rx: newReceiver(p.ReceiveWindow), acks: acks{lastXID: 0xffff, confirmed: 0xffff}, index: -1,
 	}
 	c.initiator = initiator{common: &c.common, tx: &c.tx, deliveries: c, out: make([]transaction, n)}
-	c.target = target{common: &c.common, channel: c, in: make([]incoming, n)}
+	c.target = target{common: &c.common, channel: c, in: make([]incoming, n), due: 0xffff}
 	words := (p.PacketsPerTransaction + 63) / 64
 	seen := make([]uint64, n*words)
 	for i := range c.target.in {
 		c.target.in[i].seen = seen[i*words : (i+1)*words : (i+1)*words]
 	}
-	if ordered {
+	if in {
 		c.early = make([][]byte, ceilPow2(p.ReceiveWindow))
 	}
 	return c
 }
 
-// Local is encoded as version, flags (bit 0: ordered), cid u16, head size u8, operations per packet u8, payload u16, tal_trans_window u16,
-// packets per transaction u16, pdl_receive_win u16, little endian. SUPERp does not define connection management, so this encoding is
+// Local is encoded as version, flags (bit 0: ordered, bit 1: orderedIn), cid u16, head size u8, operations per packet u8, payload u16, tal_trans_window u16,
+// packets per transaction u16, pdl_receive_win u16, key of Sends to this end u32, little endian. SUPERp does not define connection management, so this encoding is
 // private; an Agent assumes that the peer has its own parameters.
 const (
-	localLen     = 14
-	localVersion = 1
+	localLen     = 18
+	localVersion = 2 // 1: keys in private opcodes, XIDs of requests only
 )
 
 // Local returns the parameters for the peer's Connect.
-func (c *Connection) Local() []byte { return c.describe(c.cid) }
+func (c *Connection) Local() []byte { return c.describe(c.cid, c.ordered, c.orderedIn) }
 
-// describe returns the Local of an end with this end's parameters and a given cid.
-func (c *Connection) describe(cid uint16) []byte {
+// describe returns the Local of an end with this end's parameters, and a given cid and order of both directions.
+func (c *Connection) describe(cid uint16, out, in bool) []byte {
 	le, p := binary.LittleEndian, &c.cfg.Parameters
 	b := []byte{localVersion, 0}
-	if c.ordered {
+	if out {
 		b[1] = 1
+	}
+	if in {
+		b[1] |= 2
 	}
 	b = append(le.AppendUint16(b, cid), byte(c.cfg.HeadSize), byte(p.OpsPerPacket))
 	b = le.AppendUint16(b, uint16(c.cfg.Payload))
 	b = le.AppendUint16(b, uint16(p.Transactions))
 	b = le.AppendUint16(b, uint16(p.PacketsPerTransaction))
-	return le.AppendUint16(b, uint16(p.ReceiveWindow))
+	return le.AppendUint32(le.AppendUint16(b, uint16(p.ReceiveWindow)), c.sendKey)
 }
 
 // Connect sets the peer's Local and the paths.
 func (c *Connection) Connect(remote []byte, paths []rdma.Path) error {
-	if len(remote) != localLen || remote[0] != localVersion {
-		return fmt.Errorf("superp: peer's connection data %x is not of version %d", remote, localVersion)
+	if len(remote) > 0 && remote[0] != localVersion {
+		return fmt.Errorf("superp: peer's connection data is of version %d, this end has version %d: run the same release at both ends", remote[0], localVersion)
+	}
+	if len(remote) != localLen {
+		return fmt.Errorf("superp: peer's connection data %x has %d bytes instead of %d", remote, len(remote), localLen)
 	}
 	le, p := binary.LittleEndian, &c.cfg.Parameters
 	payload, transactions := int(le.Uint16(remote[6:])), int(le.Uint16(remote[8:]))
@@ -119,8 +149,8 @@ func (c *Connection) Connect(remote []byte, paths []rdma.Path) error {
 	switch {
 	case c.connected || c.removed:
 		return errors.New("superp: connected or closed already")
-	case remote[1]&1 != 0 != c.ordered:
-		return fmt.Errorf("superp: one end is ordered, the other is not; configure both ends alike")
+	case remote[1]&1 != 0 != c.orderedIn || remote[1]&2 != 0 != c.ordered:
+		return errors.New("superp: one end orders a direction of the connection, the other does not; configure each direction alike at both ends")
 	case int(remote[4]) != c.cfg.HeadSize:
 		return fmt.Errorf("superp: heads have %d bytes at this end, %d at the peer", c.cfg.HeadSize, remote[4])
 	case payload < 64 || transactions < 1 || transactions > 1024 || ops < 1 || ops > MaxOps || packets < 1 || window < 1:
@@ -131,7 +161,7 @@ func (c *Connection) Connect(remote []byte, paths []rdma.Path) error {
 	case len(paths) == 0:
 		return errors.New("superp: no path")
 	}
-	c.remoteCID = le.Uint16(remote[2:])
+	c.remoteCID, c.remoteKey = le.Uint16(remote[2:]), le.Uint32(remote[14:])
 	c.payload, c.transactions, c.opsPerPacket = min(payload, c.payload), min(transactions, p.Transactions), min(ops, p.OpsPerPacket)
 	c.tx.offered = uint32(window)
 	c.paths.set(paths)
@@ -208,7 +238,12 @@ func (c *Connection) receive(p *Packet, raw []byte, now time.Duration) {
 		c.core.count.badAcks++
 		return // its psn cannot be trusted either
 	}
-	news := c.initiator.acknowledged(p.TAL.AckXID)
+	// A No-op is acknowledged if its ack_xid is new, or if it acknowledges nothing new although nothing is outstanding: then it is a probe.
+	news := c.initiator.acknowledged(p.TAL.AckXID) || !c.tx.news && c.tx.una == c.tx.nxt
+	if c.initiator.lastAcked && !c.shutdown.lastAcked {
+		c.shutdown.lastAcked = true
+		c.noticed()
+	}
 	switch c.rx.judge(p.PDL.PSN) {
 	case outside:
 		c.core.count.outside++
@@ -229,14 +264,14 @@ func (c *Connection) receive(p *Packet, raw []byte, now time.Duration) {
 		}
 	}
 	switch o := p.TAL.Opcode; {
-	case !c.ordered:
+	case !c.orderedIn:
 		c.packet(p, raw)
 	case !inOrder && (o.reply() || o == OpcodeNoOp):
 		// A No-op has no effect on order, and a reply must not wait: its psn is acknowledged at once, so any later packet may carry an
 		// ack_xid that depends on it.
 		c.packet(p, raw)
 	case !inOrder:
-		c.early[p.PDL.PSN&uint32(len(c.early)-1)] = c.core.copyOf(raw)
+		c.early[p.PDL.PSN&uint32(len(c.early)-1)] = c.keep(raw)
 	default:
 		c.packet(p, raw)
 		for psn := p.PDL.PSN + 1; psn != c.rx.next && c.broken == nil && !c.removed; psn++ {
@@ -248,7 +283,7 @@ func (c *Connection) receive(p *Packet, raw []byte, now time.Duration) {
 			*slot = nil
 			q, _ := Decode(kept) // cannot fail: decoded on arrival
 			c.packet(&q, kept)
-			c.core.release(kept)
+			c.free(kept)
 		}
 	}
 }
@@ -258,7 +293,9 @@ func (c *Connection) receive(p *Packet, raw []byte, now time.Duration) {
 func (c *Connection) packet(p *Packet, raw []byte) {
 	switch {
 	case p.TAL.Opcode == OpcodeNoOp:
+		c.target.null(p)
 	case p.TAL.Opcode == OpcodeLast:
+		c.target.null(p)
 		c.shutdown.peerLast, c.acks.now = true, true // this may be the last packet that this end sends
 		c.shut(fmt.Errorf("%w by the peer", ErrShutdown))
 		c.noticed()

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net/netip"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -34,6 +35,7 @@ type bench struct {
 	delivered [2][]string
 	verdict   [2]rdma.Verdict
 	opcodes   [256]int // of packets sent by either end
+	onPacket  func(from netip.Addr, p *superp.Packet)
 }
 
 var addresses = [2]netip.Addr{netip.MustParseAddr("10.255.0.1"), netip.MustParseAddr("10.255.0.2")}
@@ -46,6 +48,9 @@ func newBench(t testing.TB, cfg superp.Config, planes []rdmatest.Plane, ordered 
 	b.net = rdmatest.NewNet(rdmatest.NetConfig{Seed: 1, Planes: planes, Trace: func(d rdmatest.Datagram) {
 		if p, err := superp.Decode(d.Payload); err == nil {
 			b.opcodes[p.TAL.Opcode]++
+			if b.onPacket != nil {
+				b.onPacket(d.From.Addr(), &p)
+			}
 		}
 	}})
 	if cfg.Port == 0 {
@@ -165,7 +170,7 @@ func TestErrors(t *testing.T) {
 				{Kind: rdma.OpCompareSwap, Key: key, Remote: 0x1001, Local: make([]byte, 8)},
 				{Kind: rdma.OpFetchAdd, Key: key, Remote: 0x1010, Local: make([]byte, 8), Swap: 5},
 				{Kind: rdma.OpFetchAdd, Key: key + 1, Remote: 0x1010, Local: make([]byte, 8), Swap: 5},
-				{Kind: rdma.OpWrite, Remote: 0x1008, Local: []byte("eeee")}, // no key: the standard opcode
+				{Kind: rdma.OpWrite, Remote: 0x1008, Local: []byte("eeee")}, // no key: the memory of another implementation
 			} {
 				if !b.hosts[0].Post(b.chans[0], &op) {
 					t.Fatal("full")
@@ -187,6 +192,14 @@ func TestErrors(t *testing.T) {
 			}
 			if n != 6 {
 				t.Errorf("%d errors of 6: %v", n, b.completed[0])
+			}
+		}
+		if n := b.cores[1].Counters()["refused_operations"]; n != 10 { // the WRITE of 5000 bytes has five
+			t.Errorf("%d refused operations are counted, want 10", n)
+		}
+		for o, n := range b.opcodes {
+			if o >= 0x40 && o > int(superp.OpcodeAtomicResponse) && n > 0 {
+				t.Errorf("%d packets have the private opcode %#x", n, o)
 			}
 		}
 		if got := string(b.mem[1][:12]); got != "aaaaddddeeee" || binary.NativeEndian.Uint64(b.mem[1][16:]) != 5 {
@@ -312,6 +325,48 @@ func TestReadyIsBackpressure(t *testing.T) {
 	b.check([2][]error{make([]error, 8)}, [2][]error{})
 	if got := fmt.Sprint(b.delivered[1]); got != "[0 1 2 3 4 5 6 7]" {
 		t.Errorf("delivered %s", got)
+	}
+}
+
+// TestReceiveWindowFollowsBuffers checks that the offered window shrinks by the packets that wait behind a message without a receive, to one
+// packet, that the sender respects it, and that it grows again when they have been executed.
+func TestReceiveWindowFollowsBuffers(t *testing.T) {
+	for name, p := range map[string]superp.Parameters{"connection": {ReceiveWindow: 64, Window: 64}, "endpoint": {ReceiveWindow: 256, Buffers: 64}} {
+		b := newBench(t, superp.Config{Parameters: p}, onePlane, true)
+		b.verdict[1] = rdma.NotReady
+		least, latest := 1<<16, 0
+		var acked, sent uint32
+		offered := p.ReceiveWindow
+		b.onPacket = func(from netip.Addr, x *superp.Packet) {
+			switch {
+			case from == addresses[1]:
+				offered, acked = int(x.PDL.RWin)+1, x.PDL.AckPSN+1
+				least, latest = min(least, offered), offered
+			case x.PDL.PSN >= sent:
+				sent = x.PDL.PSN + 1
+			}
+		}
+		for i := range 60 {
+			b.send(0, strings.Repeat(fmt.Sprint(i%10), 5000))
+			b.quiet(100 * time.Microsecond)
+			if offered == 1 && sent-acked > 2 { // the second acknowledges
+				t.Fatalf("%s: %d packets in flight with a window of one", name, sent-acked)
+			}
+		}
+		b.quiet(time.Second)
+		if least != 1 || len(b.delivered[1]) != 0 {
+			t.Errorf("%s: the least window is %d, %d messages are delivered", name, least, len(b.delivered[1]))
+		}
+		b.hosts[1].Do(func() {
+			b.verdict[1] = rdma.Accepted
+			b.chans[1].Ready()
+		})
+		b.until("delivery", func() bool { return len(b.completed[0]) == 60 })
+		b.quiet(time.Second)
+		if latest != p.ReceiveWindow && (name == "connection" || latest != 64) {
+			t.Errorf("%s: the window is %d after the messages have been delivered", name, latest)
+		}
+		b.check([2][]error{make([]error, 60)}, [2][]error{})
 	}
 }
 
@@ -569,9 +624,9 @@ func TestConnectRefuses(t *testing.T) {
 	for name, bad := range map[string][]byte{
 		"nothing":         nil,
 		"another version": append([]byte{9}, good[1:]...),
-		"ordered":         append([]byte{1, 1}, good[2:]...),
+		"ordered":         append([]byte{good[0], 1}, good[2:]...),
 		"other heads":     append(append([]byte(nil), good[:4]...), append([]byte{21}, good[5:]...)...),
-		"no packets":      append(append([]byte(nil), good[:10]...), 0, 0, 1, 0),
+		"no packets":      slices.Concat(good[:10], []byte{0, 0, 1, 0}, good[14:]),
 	} {
 		ch, err := b.cores[0].Channel(rdma.ChannelConfig{Remote: addresses[1]})
 		if err != nil {
@@ -584,6 +639,125 @@ func TestConnectRefuses(t *testing.T) {
 	}
 	if err := b.chans[0].Connect(good, b.paths[0]); err == nil {
 		t.Error("connected twice")
+	}
+}
+
+// TestOrderOfEachDirection checks a connection of which only one direction is ordered, on a network that reorders.
+func TestOrderOfEachDirection(t *testing.T) {
+	for ordered := range 2 {
+		b := newBench(t, superp.Config{}, []rdmatest.Plane{{Delay: 10 * time.Microsecond, Reorder: 0.3}}, false)
+		for i := range 2 {
+			var err error
+			if b.chans[i], err = b.cores[i].Connection(100, addresses[1-i], i == ordered, i != ordered); err != nil {
+				t.Fatal(err)
+			}
+		}
+		for i := range 2 {
+			b.hosts[i].Do(func() {
+				if err := b.chans[i].Connect(b.chans[i].Local(), b.paths[i]); err == nil {
+					t.Error("connected with an end that orders the same direction")
+				}
+				if err := b.chans[i].Connect(b.chans[1-i].Local(), b.paths[i]); err != nil {
+					t.Fatal(err)
+				}
+			})
+		}
+		var want []string
+		for k := range 50 {
+			want = append(want, fmt.Sprint(k))
+			b.send(0, want[k])
+			b.send(1, want[k])
+			b.quiet(2 * time.Microsecond)
+		}
+		b.until("completions", func() bool { return len(b.completed[0]) == 50 && len(b.completed[1]) == 50 })
+		for i := range 2 {
+			if got := slices.Equal(b.delivered[1-i], want); got != (i == ordered) {
+				t.Errorf("ordered direction %d: messages of end %d arrive in order: %v\n%v", ordered, i, got, b.delivered[1-i])
+			}
+		}
+		b.check([2][]error{make([]error, 50), make([]error, 50)}, [2][]error{})
+	}
+}
+
+// TestCIDs checks that cids are distinct, not consecutive, and not used again soon.
+func TestCIDs(t *testing.T) {
+	b := newBench(t, superp.Config{}, onePlane, false)
+	core := superp.NewCore(superp.Config{}, nil)
+	if err := core.Start(b.hosts[0]); err != nil {
+		t.Fatal(err)
+	}
+	used, previous, near := map[uint16]bool{}, uint16(0), 0
+	for range 3000 {
+		ch, err := core.Channel(rdma.ChannelConfig{Remote: addresses[1]})
+		if err != nil {
+			t.Fatal(err)
+		}
+		cid := ch.(*superp.Connection).CID()
+		if cid == 0 || used[cid] {
+			t.Fatalf("cid %d is 0 or was used before", cid)
+		}
+		if d := int16(cid - previous); d >= -16 && d <= 16 {
+			near++
+		}
+		used[cid], previous = true, cid
+		if len(used)%2 == 0 {
+			ch.Close()
+		}
+	}
+	if near > 30 { // 1.5 are expected
+		t.Errorf("%d of 3000 cids are near the previous one", near)
+	}
+}
+
+// TestSendKey checks that Sends carry the key of the peer's connection data, and that a message under another key is refused.
+func TestSendKey(t *testing.T) {
+	for _, wrong := range []bool{false, true} {
+		b := newBench(t, superp.Config{}, onePlane, false)
+		for i := range 2 {
+			ch, err := b.cores[i].Channel(rdma.ChannelConfig{Remote: addresses[1-i]})
+			if err != nil {
+				t.Fatal(err)
+			}
+			b.chans[i] = ch.(*superp.Connection)
+		}
+		want, sent := binary.LittleEndian.Uint32(b.chans[1].Local()[14:]), 0
+		for i := range 2 {
+			b.hosts[i].Do(func() {
+				data := b.chans[1-i].Local()
+				if wrong {
+					data[14] ^= 1
+				}
+				if err := b.chans[i].Connect(data, b.paths[i]); err != nil {
+					t.Fatal(err)
+				}
+			})
+		}
+		b.onPacket = func(_ netip.Addr, p *superp.Packet) {
+			if p.TAL.Opcode == superp.OpcodeSend {
+				sent++
+				if got := p.Send(0).Key; got != want != wrong {
+					t.Errorf("key %#x, that of the peer is %#x", got, want)
+				}
+			}
+		}
+		b.send(0, string(make([]byte, 5000)))
+		b.post(0, rdma.Op{Kind: rdma.OpWrite, Key: key, Remote: 0x1000, Local: make([]byte, 8)})
+		b.until("completions", func() bool { return len(b.completed[0]) == 2 })
+		delivered := len(b.delivered[1])
+		if sent < 5 || delivered != 1 && !wrong || delivered != 0 && wrong {
+			t.Errorf("wrong key %v: %d Sends, %d messages delivered", wrong, sent, delivered)
+		}
+		failed := 0
+		for _, err := range b.completed[0] {
+			if errors.Is(err, rdma.ErrRemoteInvalid) {
+				failed++
+			} else if err != nil {
+				t.Error(err)
+			}
+		}
+		if wrong != (failed == 1) || len(b.failed[0])+len(b.failed[1]) > 0 {
+			t.Errorf("wrong key %v: completions %v, failed %v", wrong, b.completed[0], b.failed)
+		}
 	}
 }
 

@@ -2,8 +2,10 @@ package superp
 
 import (
 	"container/heap"
+	"crypto/rand"
+	"encoding/binary"
+	"errors"
 	"fmt"
-	"math/rand/v2"
 	"net/netip"
 	"time"
 
@@ -16,9 +18,10 @@ import (
 type Core struct {
 	cfg     Config
 	out     wire.Out
-	host    rdma.Host
+	host    rdma.FlatHost
 	conns   map[uint16]*Connection
-	nextCID uint16
+	nextCID uint16       // 0: cids are random
+	retired fifo[uint16] // cids of the latest closed connections
 	dirty   []*Connection
 	timers  timers
 	wakeAt  time.Duration // latest argument of wire.Out.WakeAt
@@ -27,12 +30,14 @@ type Core struct {
 	scratch []byte    // buffer for a packet's headers
 	answers []*answer // free list
 	buffers [][]byte  // free list; all have the same capacity
+	kept    int       // packets that connections keep for later
 }
 
 // counters are the values of Counters.
 type counters struct {
 	sent, received, retransmitted, timeouts, stalls, pureAcks                  uint64
 	duplicates, outside, badAcks, malformed, stale, unknownCID, unknownAddress uint64
+	refused                                                                    uint64
 }
 
 // NewCore returns a core that sends through out. It panics if Config.Resolve rejects the configuration.
@@ -43,9 +48,6 @@ func NewCore(cfg Config, out wire.Out) *Core {
 	}
 	cfg.HeadSize, cfg.Parameters.Proactive = max(cfg.HeadSize, 0), max(cfg.Parameters.Proactive, 0)
 	c := &Core{cfg: cfg, out: out, conns: map[uint16]*Connection{}, nextCID: cfg.FirstCID, scratch: make([]byte, 0, cfg.Payload+256)}
-	for c.nextCID == 0 {
-		c.nextCID = uint16(rand.Uint32())
-	}
 	return c
 }
 
@@ -55,39 +57,84 @@ func (c *Core) Name() string { return "superp" }
 // Limits returns the maximum operation, and Spread: unordered connections spread their packets.
 func (c *Core) Limits() rdma.Limits { return rdma.Limits{MaxOp: c.cfg.maxOp(), Spread: true} }
 
-// Start sets the device.
+// Start sets the device, which must be an rdma.FlatHost, since SUPERp names memory by address.
 func (c *Core) Start(h rdma.Host) error {
-	c.host = h
+	flat, ok := h.(rdma.FlatHost)
+	if !ok {
+		return fmt.Errorf("superp: host %T has no FlatMemory", h)
+	}
+	c.host = flat
 	return nil
 }
 
-// Channel makes an unconnected connection with the next free cid.
+// Channel makes an unconnected connection with a free cid.
 func (c *Core) Channel(cfg rdma.ChannelConfig) (rdma.Channel, error) {
-	for range 1 << 16 {
-		cid := c.nextCID
-		if c.nextCID++; c.nextCID == 0 {
-			c.nextCID = 1
-		}
-		if c.conns[cid] == nil {
-			return c.open(cid, cfg)
-		}
+	cid, err := c.freeCID()
+	if err != nil {
+		return nil, err
 	}
-	return nil, fmt.Errorf("superp: all connection identifiers are in use")
+	x, err := c.open(cid, cfg.Remote, cfg.Ordered, cfg.Ordered)
+	if err != nil {
+		return nil, err
+	}
+	var b [4]byte
+	rand.Read(b[:])
+	x.sendKey = binary.NativeEndian.Uint32(b[:])
+	return x, nil
 }
 
-// Connection makes an unconnected connection with a cid chosen by the caller, such as a connection manager.
-func (c *Core) Connection(cid uint16, cfg rdma.ChannelConfig) (*Connection, error) {
+// maxRetired is the number of closed connections whose cids are not used again.
+const maxRetired = 4096
+
+// maxConnections leaves enough cids that a random one is free after a few attempts.
+const maxConnections = 1<<16 - 1 - 2*maxRetired
+
+func (c *Core) freeCID() (uint16, error) {
+	if len(c.conns) >= maxConnections {
+		return 0, fmt.Errorf("superp: %d connections are open, which is the limit", len(c.conns))
+	}
+	for {
+		cid := c.nextCID
+		if cid != 0 {
+			c.nextCID = max(1, c.nextCID+1)
+		} else if cid = randomCID(); cid == 0 || c.isRetired(cid) {
+			continue
+		}
+		if c.conns[cid] == nil {
+			return cid, nil
+		}
+	}
+}
+
+func randomCID() uint16 {
+	var b [2]byte
+	rand.Read(b[:])
+	return binary.NativeEndian.Uint16(b[:])
+}
+
+func (c *Core) isRetired(cid uint16) bool {
+	for i := range c.retired.n {
+		if *c.retired.at(i) == cid {
+			return true
+		}
+	}
+	return false
+}
+
+// Connection makes an unconnected connection with a cid chosen by the caller, such as a connection manager. out is whether this end's
+// transactions are executed in order, in whether the peer's are; the peer's end has them the other way round.
+func (c *Core) Connection(cid uint16, remote netip.Addr, out, in bool) (*Connection, error) {
 	if c.conns[cid] != nil {
 		return nil, fmt.Errorf("superp: cid %d is in use", cid)
 	}
-	return c.open(cid, cfg)
+	return c.open(cid, remote, out, in)
 }
 
-func (c *Core) open(cid uint16, cfg rdma.ChannelConfig) (*Connection, error) {
-	if !cfg.Remote.IsValid() {
-		return nil, fmt.Errorf("superp: no remote address")
+func (c *Core) open(cid uint16, remote netip.Addr, out, in bool) (*Connection, error) {
+	if !remote.IsValid() {
+		return nil, errors.New("superp: no remote address")
 	}
-	x := newConnection(c, cfg.Remote.Unmap(), cid, cfg.Ordered)
+	x := newConnection(c, remote.Unmap(), cid, out, in)
 	c.conns[cid] = x
 	return x, nil
 }
@@ -96,6 +143,10 @@ func (c *Core) remove(x *Connection) {
 	x.removed = true
 	if c.conns[x.cid] == x {
 		delete(c.conns, x.cid)
+		if c.retired.n == maxRetired {
+			c.retired.pop()
+		}
+		c.retired.push(x.cid)
 	}
 	if x.index >= 0 {
 		heap.Remove(&c.timers, x.index)
@@ -173,6 +224,7 @@ func (c *Core) Counters() map[string]uint64 {
 		"packets_sent": n.sent, "packets_received": n.received, "retransmitted": n.retransmitted, "timeouts": n.timeouts, "stalls": n.stalls,
 		"pure_acks": n.pureAcks, "duplicates": n.duplicates, "outside_window": n.outside, "bad_acks": n.badAcks,
 		"malformed": n.malformed, "stale_transactions": n.stale, "unknown_cid": n.unknownCID, "unknown_address": n.unknownAddress,
+		"refused_operations": n.refused,
 	}
 }
 

@@ -32,6 +32,9 @@ func (s *straight) WakeAt(d time.Duration) { s.wake = d }
 func (s *straight) Memory(_ rdma.Channel, _ uint32, address uint64, n int, _ rdma.Access) ([]byte, error) {
 	return s.memory[address : address+uint64(n)], nil
 }
+func (s *straight) FlatMemory(_ rdma.Channel, address uint64, n int, _ rdma.Access) ([]byte, error) {
+	return s.memory[uint32(address) : uint64(uint32(address))+uint64(n)], nil
+}
 func (s *straight) Atomic(rdma.Channel, rdma.OpKind, uint32, uint64, uint64, uint64) (uint64, error) {
 	return 0, nil
 }

@@ -12,7 +12,10 @@
 //	OpRead     one RMA read; complete when the read responses have carried all its bytes
 //	OpSend     Sends, one per packet, whose message is Head and Local; complete when ack_xid covers the transaction. A receiver
 //	           without a receive (rdma.NotReady) keeps the message and withholds ack_xid: tal_trans_window is the backpressure
-//	atomics    private opcodes (operation.go lists them and the other private parts), as for operations with a key
+//	atomics    private opcodes (operation.go lists them)
+//
+// RMA operations carry an address and no key. A target executes them only inside regions that the application has registered for the
+// connection (the protection domain of its set), at their rdma.FlatAddress, which contains the key. It refuses and counts all others.
 //
 // An operation that the target refuses completes with the error of its Transaction error; the connection continues.
 //
@@ -22,16 +25,22 @@
 // packet is kept, and a retransmitted read response reads memory again. A reply proves to the packet delivery layer that the packets of its
 // request have arrived. ack_xid does not pass a transaction with an error that the initiator may not have received.
 //
-// Ordered connections execute transactions in order: the packet delivery layer delivers packets in the order of psns. No request overtakes
-// a message that waits for its receive. Only another read overtakes a read whose response the peer has not acknowledged, since a
-// retransmission of the response reads again.
+// Order is a property of each direction. An ordered direction executes transactions in order: the packet delivery layer delivers packets in
+// the order of psns. No request overtakes a message that waits for its receive. Only another read overtakes a read whose response the peer
+// has not acknowledged, since a retransmission of the response reads again.
 //
 // # Acknowledgements
 //
-// Every packet carries acknowledgements. A No-op carries nothing else; it consumes a psn like every packet, but requests an acknowledgement
-// only if its ack_xid is new. The receiver sends one at the end of a turn in which all open transactions have completed; after
-// Parameters.Stretch packets; rdma.Timing.AckDelay after an unacknowledged packet; and when a hole appears. If a sender waits for room in a
-// window full of No-ops, they do request acknowledgements.
+// Every packet carries acknowledgements. A No-op carries nothing else. Like every packet it consumes a psn, and as an initiator's transaction
+// it has an XID, which the peer acknowledges; so has Last NULL. The receiver sends a No-op at the end of a turn in which all open transactions
+// have completed; after Parameters.Stretch packets; rdma.Timing.AckDelay after an unacknowledged packet; and when a hole appears.
+//
+// Two ends that acknowledged each other's acknowledgements would never fall silent. So a No-op requests an acknowledgement only if it
+// acknowledges a request for the first time, or nothing at all while nothing is outstanding, which makes it a probe; its XID is acknowledged by the next packet, or
+// when No-ops occupy half of the window. If a sender waits for room in a window full of No-ops, they do request acknowledgements. A sender
+// whose tal_trans_window is full has no XID for a No-op: it repeats the latest acknowledged one, which the peer's transaction layer drops.
+//
+// A soft shutdown ends when the peer's ack_xid covers Last NULL and the peer's own Last NULL has arrived.
 //
 // # Losses
 //

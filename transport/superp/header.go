@@ -134,12 +134,12 @@ func (p *Packet) Append(b []byte) []byte {
 			case OpcodeError:
 				o := p.Error(i)
 				b = o.append(b)
-			case OpcodeRead, OpcodeKeyedRead:
+			case OpcodeRead:
 				o := p.Read(i)
-				b = o.append(b, p.TAL.Opcode == OpcodeKeyedRead)
-			case OpcodeWrite, OpcodeKeyedWrite:
+				b = o.append(b)
+			case OpcodeWrite:
 				o := p.Write(i)
-				b = o.append(b, p.TAL.Opcode == OpcodeKeyedWrite)
+				b = o.append(b)
 			case OpcodeReadResponse:
 				o := p.ReadResponse(i)
 				b = o.append(b)

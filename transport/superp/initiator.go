@@ -19,6 +19,7 @@ type initiator struct {
 	head        uint16 // ordered: oldest not completely reported to the host
 	outstanding int
 	current     *transaction // partly sent
+	lastAcked   bool         // ack_xid covers Last NULL
 	done        fifo[completion]
 }
 
@@ -53,7 +54,7 @@ type outgoing struct {
 // answered reports whether operations complete by replies, rather than by ack_xid.
 func (o Opcode) answered() bool {
 	switch o {
-	case OpcodeRead, OpcodeKeyedRead, OpcodeCompareSwap, OpcodeFetchAdd:
+	case OpcodeRead, OpcodeCompareSwap, OpcodeFetchAdd:
 		return true
 	}
 	return false
@@ -62,14 +63,8 @@ func (o Opcode) answered() bool {
 func opcodeOf(op *rdma.Op) Opcode {
 	switch op.Kind {
 	case rdma.OpWrite:
-		if op.Key != 0 {
-			return OpcodeKeyedWrite
-		}
 		return OpcodeWrite
 	case rdma.OpRead:
-		if op.Key != 0 {
-			return OpcodeKeyedRead
-		}
 		return OpcodeRead
 	case rdma.OpCompareSwap:
 		return OpcodeCompareSwap
@@ -117,7 +112,8 @@ func (ini *initiator) nextRequest() (content, bool) {
 
 // begin starts the next transaction from queued operations. It returns nil if the queue is empty or tal_trans_window is full.
 func (ini *initiator) begin() *transaction {
-	if ini.queue.n == 0 || int(ini.outNext-ini.outUna) >= ini.transactions {
+	// The last eighth of the window is reserved for No-ops, so that acknowledgements need no XID that has been used already.
+	if ini.queue.n == 0 || int(ini.outNext-ini.outUna) >= ini.transactions-ini.transactions/8 {
 		return nil
 	}
 	t := &ini.out[int(ini.outNext)&(len(ini.out)-1)]
@@ -135,7 +131,7 @@ func (ini *initiator) begin() *transaction {
 		if t.packets = max(1, (size+ini.payload-1)/ini.payload); t.packets == 1 {
 			t.opcode = OpcodeSendQP // a whole message; longer ones are Sends, which have offsets
 		}
-	case OpcodeWrite, OpcodeKeyedWrite:
+	case OpcodeWrite:
 		if t.packets = max(1, (size+ini.payload-1)/ini.payload); t.packets == 1 {
 			ini.gather(t, size)
 		}
@@ -144,6 +140,21 @@ func (ini *initiator) begin() *transaction {
 	}
 	t.left, t.unreported = t.n, t.n
 	return t
+}
+
+// nextNull assigns the XID of a No-op or Last NULL: a transaction without operations, which the peer acknowledges by ack_xid like every
+// other. If tal_trans_window is full, it returns false and the latest acknowledged XID.
+func (ini *initiator) nextNull(o Opcode) (xid uint16, ok bool) {
+	t := &ini.out[int(ini.outNext)&(len(ini.out)-1)]
+	if t.active || int(ini.outNext-ini.outUna) >= ini.transactions {
+		return ini.outUna - 1, false
+	}
+	if ini.head == ini.outNext {
+		ini.head++
+	}
+	*t = transaction{xid: ini.outNext, opcode: o, packets: 1, next: 1}
+	ini.outNext++
+	return t.xid, true
 }
 
 // gather adds queued operations to a transaction's packet. They must be next in the queue, have the same opcode, and WRITEs the same size,
@@ -162,7 +173,6 @@ func (ini *initiator) gather(t *transaction, block int) {
 
 // buildRequest appends a request's operation headers to b, and returns the data that follows them.
 func (ini *initiator) buildRequest(b []byte, t *transaction, seqno int) (head, payload []byte) {
-	keyed := t.opcode&0x40 != 0
 	op := t.ops[0].op
 	switch t.opcode {
 	case OpcodeSendQP:
@@ -170,22 +180,22 @@ func (ini *initiator) buildRequest(b []byte, t *transaction, seqno int) (head, p
 		return append(o.append(b), op.Head...), op.Local
 	case OpcodeSend:
 		start := seqno * ini.payload
-		o := SendOp{Offset: uint32(start)}
+		o := SendOp{Key: ini.remoteKey, Offset: uint32(start)}
 		b = o.append(b)
 		from, to := start-len(op.Head), min(start-len(op.Head)+ini.payload, len(op.Local))
 		if seqno == 0 {
 			b, from = append(b, op.Head...), 0
 		}
 		return b, op.Local[from:to]
-	case OpcodeWrite, OpcodeKeyedWrite:
+	case OpcodeWrite:
 		if t.n == 1 {
 			from := seqno * ini.payload
-			o := WriteOp{Address: op.Remote + uint64(from), Key: op.Key}
-			return o.append(b, keyed), op.Local[from:min(from+ini.payload, len(op.Local))]
+			o := WriteOp{Address: rdma.FlatAddress(op.Key, op.Remote+uint64(from))}
+			return o.append(b), op.Local[from:min(from+ini.payload, len(op.Local))]
 		}
 		for i := range t.n {
-			o := WriteOp{Address: t.ops[i].op.Remote, Key: t.ops[i].op.Key}
-			b = o.append(b, keyed)
+			o := WriteOp{Address: rdma.FlatAddress(t.ops[i].op.Key, t.ops[i].op.Remote)}
+			b = o.append(b)
 		}
 		for i := range t.n {
 			b = append(b, t.ops[i].op.Local...)
@@ -195,9 +205,9 @@ func (ini *initiator) buildRequest(b []byte, t *transaction, seqno int) (head, p
 	for i := range t.n {
 		op := t.ops[i].op
 		switch t.opcode {
-		case OpcodeRead, OpcodeKeyedRead:
-			o := ReadOp{Address: op.Remote, Length: uint32(len(op.Local)), Key: op.Key}
-			b = o.append(b, keyed)
+		case OpcodeRead:
+			o := ReadOp{Address: rdma.FlatAddress(op.Key, op.Remote), Length: uint32(len(op.Local))}
+			b = o.append(b)
 		default:
 			o := AtomicOp{Address: op.Remote, Key: op.Key, Compare: op.Compare, Swap: op.Swap}
 			b = o.append(b, t.opcode == OpcodeCompareSwap)
@@ -212,7 +222,7 @@ func (ini *initiator) dataBytes(t *transaction, seqno int) int {
 	switch t.opcode {
 	case OpcodeSend, OpcodeSendQP:
 		size = len(t.ops[0].op.Head) + len(t.ops[0].op.Local)
-	case OpcodeWrite, OpcodeKeyedWrite:
+	case OpcodeWrite:
 		size = t.n * len(t.ops[0].op.Local)
 	}
 	if t.packets == 1 {
@@ -221,7 +231,7 @@ func (ini *initiator) dataBytes(t *transaction, seqno int) int {
 	return min(ini.payload, size-seqno*ini.payload)
 }
 
-// acknowledged handles an ack_xid of the peer. It reports whether the ack_xid is new.
+// acknowledged handles an ack_xid of the peer. It reports whether the ack_xid newly covers a transaction other than a No-op.
 func (ini *initiator) acknowledged(xid uint16) (news bool) {
 	n := xid + 1 - ini.outUna
 	if n == 0 || int(n) > int(ini.outNext-ini.outUna) {
@@ -233,6 +243,10 @@ func (ini *initiator) acknowledged(xid uint16) (news bool) {
 			ini.core.count.stale++ // acknowledged before it was sent: a protocol violation
 			return true
 		}
+		if t.xid == ini.outUna {
+			news = news || t.opcode != OpcodeNoOp
+			ini.lastAcked = ini.lastAcked || t.opcode == OpcodeLast
+		}
 		ini.outUna++
 		if !t.active || t.opcode.answered() {
 			continue
@@ -241,7 +255,7 @@ func (ini *initiator) acknowledged(xid uint16) (news bool) {
 			ini.finish(t, i, t.ops[i].err)
 		}
 	}
-	return true
+	return news
 }
 
 // finish completes a local operation, once. On an ordered connection operations are reported in the order of posting, since an ack_xid may
@@ -333,7 +347,7 @@ func (ini *initiator) replyOp(t *transaction, p *Packet, i int) bool {
 	case OpcodeReadResponse:
 		o := p.ReadResponse(i)
 		n, block := int(o.Op), p.Block(i)
-		if t.opcode&^0x40 != OpcodeRead || o.Seqno != 0 || t.next == 0 || n >= t.n {
+		if t.opcode != OpcodeRead || o.Seqno != 0 || t.next == 0 || n >= t.n {
 			return false
 		}
 		x := &t.ops[n]
@@ -384,10 +398,10 @@ func (ini *initiator) abandon(err error) {
 		ini.complete(ini.queue.pop(), rdma.ErrFlushed)
 	}
 	ini.outUna, ini.head = ini.outNext, ini.outNext
-	// Packets in flight must not be rebuilt from memory that has been returned to its owners: No-ops take their psns.
+	// Packets in flight must not be rebuilt from memory that has been returned to its owners: No-ops take their psns and xids.
 	for psn := ini.tx.una; psn != ini.tx.nxt; psn++ {
-		if r := ini.tx.at(psn); r.content.tx != nil {
-			r.content.tx, r.content.kind = nil, noOp
+		if x := &ini.tx.at(psn).content; x.tx != nil {
+			*x = content{kind: noOp, xid: x.tx.xid, seqno: x.seqno, partial: x.seqno != x.tx.packets-1, carried: x.carried}
 		}
 	}
 }

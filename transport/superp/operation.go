@@ -20,22 +20,16 @@ const (
 	OpcodeSendQP       Opcode = 12 // a whole message for a queue pair
 )
 
-// The private opcodes. SUPERp has no atomics, and its RMA operations name memory by address alone, whereas verbs require a key that proves
-// the right of access. The description numbers opcodes from 0 upwards and has reached 12, so bit 6 marks the private ones: 0x40 plus the
-// number of a standard operation is that operation with a key. An operation whose key is 0 uses the standard opcode, so two ends that use
-// no keys and no atomics speak plain SUPERp. A peer that does not know them answers with a transaction error.
+// The private opcodes: SUPERp has no atomics. The description numbers opcodes from 0 upwards and has reached 12, so bit 6 marks the private
+// ones. Two ends that use no atomics speak plain SUPERp. A peer that does not know them answers with a transaction error.
 //
 //	compare-swap     address u64, key u32, reserved u32, compare u64, swap u64; answered by an atomic response
 //	fetch-add        address u64, key u32, reserved u32, addend u64; answered by an atomic response
 //	atomic response  seqno u16, op_num u8, reserved u8, previous value u64
-//	keyed read       address u64, length u32, key u32; answered by a read response
-//	keyed write      address u64, key u32; data in the block
 const (
 	OpcodeCompareSwap    Opcode = 0x40
 	OpcodeFetchAdd       Opcode = 0x41
 	OpcodeAtomicResponse Opcode = 0x42
-	OpcodeKeyedRead      Opcode = 0x40 | OpcodeRead
-	OpcodeKeyedWrite     Opcode = 0x40 | OpcodeWrite
 )
 
 // form is the layout of an opcode's operations.
@@ -71,10 +65,6 @@ func (o Opcode) form() (form, bool) {
 		return form{name: "Fetch-add", header: 24}, true
 	case OpcodeAtomicResponse:
 		return form{name: "Atomic response", header: 12}, true
-	case OpcodeKeyedRead:
-		return form{name: "Keyed read", header: 16}, true
-	case OpcodeKeyedWrite:
-		return form{name: "Keyed write", header: 12, data: true}, true
 	}
 	return form{}, false
 }
@@ -104,18 +94,14 @@ type ErrorOp struct {
 	Major, Minor uint16
 }
 
-// ReadOp is the header of an RMA read. Only the keyed form carries Key.
+// ReadOp is the header of an RMA read. Address is an rdma.FlatAddress.
 type ReadOp struct {
 	Address uint64
 	Length  uint32
-	Key     uint32
 }
 
-// WriteOp is the header of an RMA write. Only the keyed form carries Key.
-type WriteOp struct {
-	Address uint64
-	Key     uint32
-}
+// WriteOp is the header of an RMA write. Address is an rdma.FlatAddress.
+type WriteOp struct{ Address uint64 }
 
 // ReadResponseOp is the header of a Read response: the block belongs at Offset of the bytes read by operation xid:Seqno:Op.
 type ReadResponseOp struct {
@@ -124,7 +110,8 @@ type ReadResponseOp struct {
 	Offset       uint32
 }
 
-// SendOp is the header of a Send: the block belongs at Offset of the transaction's message. Key 0 means the connection's queue.
+// SendOp is the header of a Send: the block belongs at Offset of the transaction's message. Key is the target's receiving context. A
+// connection has one, its receives, under the random key of its connection data (0 if an agent has made the connection).
 type SendOp struct{ Key, Offset uint32 }
 
 // SendQPOp is the header of a Send to queue pair: the block is a message. A connection has one queue pair, whose number is the cid that the
@@ -154,24 +141,15 @@ func (p *Packet) Error(i int) ErrorOp {
 	return ErrorOp{Seqno: le.Uint16(b), Op: b[2], Reserved: b[3], Major: le.Uint16(b[4:]), Minor: le.Uint16(b[6:])}
 }
 
-// Read returns operation i of a packet of OpcodeRead or OpcodeKeyedRead.
+// Read returns operation i of a packet of OpcodeRead.
 func (p *Packet) Read(i int) ReadOp {
 	b, le := p.header(i), binary.LittleEndian
-	o := ReadOp{Address: le.Uint64(b), Length: le.Uint32(b[8:])}
-	if p.TAL.Opcode == OpcodeKeyedRead {
-		o.Key = le.Uint32(b[12:])
-	}
-	return o
+	return ReadOp{Address: le.Uint64(b), Length: le.Uint32(b[8:])}
 }
 
-// Write returns operation i of a packet of OpcodeWrite or OpcodeKeyedWrite.
+// Write returns operation i of a packet of OpcodeWrite.
 func (p *Packet) Write(i int) WriteOp {
-	b, le := p.header(i), binary.LittleEndian
-	o := WriteOp{Address: le.Uint64(b)}
-	if p.TAL.Opcode == OpcodeKeyedWrite {
-		o.Key = le.Uint32(b[8:])
-	}
-	return o
+	return WriteOp{Address: binary.LittleEndian.Uint64(p.header(i))}
 }
 
 // ReadResponse returns operation i of a packet of OpcodeReadResponse.
@@ -216,22 +194,11 @@ func (o *ErrorOp) append(b []byte) []byte {
 	return binary.LittleEndian.AppendUint16(b, o.Minor)
 }
 
-func (o *ReadOp) append(b []byte, keyed bool) []byte {
-	b = binary.LittleEndian.AppendUint64(b, o.Address)
-	b = binary.LittleEndian.AppendUint32(b, o.Length)
-	if keyed {
-		b = binary.LittleEndian.AppendUint32(b, o.Key)
-	}
-	return b
+func (o *ReadOp) append(b []byte) []byte {
+	return binary.LittleEndian.AppendUint32(binary.LittleEndian.AppendUint64(b, o.Address), o.Length)
 }
 
-func (o *WriteOp) append(b []byte, keyed bool) []byte {
-	b = binary.LittleEndian.AppendUint64(b, o.Address)
-	if keyed {
-		b = binary.LittleEndian.AppendUint32(b, o.Key)
-	}
-	return b
-}
+func (o *WriteOp) append(b []byte) []byte { return binary.LittleEndian.AppendUint64(b, o.Address) }
 
 func (o *ReadResponseOp) append(b []byte) []byte {
 	b = append(binary.LittleEndian.AppendUint16(b, o.Seqno), o.Op, o.Reserved)

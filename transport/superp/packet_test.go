@@ -81,13 +81,6 @@ func TestSamples(t *testing.T) {
 		{name: "atomic response", wire: unhex(t, samplePDL, "81 42 3412 6587 8967", "3412 05 00 8877665544332211"),
 			tal: tal(1, true, OpcodeAtomicResponse), op: func(p *Packet, i int) any { return p.AtomicResponse(i) },
 			want: []any{AtomicResponseOp{Seqno: 0x1234, Op: 5, Was: 0x1122334455667788}}},
-		{name: "keyed read", wire: unhex(t, samplePDL, "81 48 3412 6587 8967", "8877665544332211 00100000 efbeadde"),
-			tal: tal(1, true, OpcodeKeyedRead), op: func(p *Packet, i int) any { return p.Read(i) },
-			want: []any{ReadOp{Address: 0x1122334455667788, Length: 0x1000, Key: 0xdeadbeef}}},
-		{name: "keyed write", wire: append(unhex(t, samplePDL, "82 49 3412 6587 8967", "8877665544332211 efbeadde",
-			"0000000000000000 01000000"), blocks(2, 8)...),
-			tal: tal(2, true, OpcodeKeyedWrite), op: func(p *Packet, i int) any { return p.Write(i) },
-			want: []any{WriteOp{Address: 0x1122334455667788, Key: 0xdeadbeef}, WriteOp{Key: 1}}, data: blocks(2, 8)},
 		{name: "opcode that is not known", wire: unhex(t, samplePDL, "f2 7f 3412 6587 8967", "010203"),
 			tal: TAL{NumOps: 2, Reserved: 7, EOM: true, Opcode: 0x7f, Seqno: 0x1234, XID: 0x8765, AckXID: 0x6789}},
 	} {
@@ -194,6 +187,48 @@ func TestSUNH(t *testing.T) {
 	}
 	if _, _, err := DecodeSUNH(wire[:7]); !errors.Is(err, ErrMalformed) {
 		t.Errorf("7 bytes: %v", err)
+	}
+}
+
+// TestPaddedFrames checks that the padding of a minimum-size frame is ignored behind a packet without operations, and only there.
+func TestPaddedFrames(t *testing.T) {
+	header := SUNH{NextHeader: NextHeader, HopLimit: 15, Source: 1, Destination: 2}
+	for _, o := range []Opcode{OpcodeNoOp, OpcodeLast} {
+		p := Packet{PDL: pdlOfSamples, TAL: TAL{EOM: true, Opcode: o, XID: 7}}
+		frame, err := header.AppendFrame(nil, &p)
+		if err != nil || len(frame) != 46 {
+			t.Fatalf("%v: %d bytes, %v", o, len(frame), err)
+		}
+		for name, x := range map[string]struct {
+			frame []byte
+			fine  bool
+		}{
+			"padded": {frame, true}, "not padded": {frame[:32], true}, "padded with noise": {append(bytes.Clone(frame[:32]), blocks(1, 14)...), true},
+			"longer than the minimum": {append(bytes.Clone(frame), 0), false}, "short": {frame[:31], false},
+		} {
+			h, got, err := DecodeFrame(x.frame)
+			if fine := err == nil; fine != x.fine || fine && (h != header || got.PDL != p.PDL || got.TAL != p.TAL) {
+				t.Errorf("%v, %s: %+v, %+v, %v", o, name, h, got, err)
+			}
+		}
+		frame[1] = 17
+		if _, _, err := DecodeFrame(frame); !errors.Is(err, ErrMalformed) {
+			t.Errorf("next header 17: %v", err)
+		}
+	}
+	for size, fine := range map[int]bool{0: false, 9: false, 10: true, 64: true} {
+		wire := append(unhex(t, samplePDL, "810c341265878967", "01000000"), make([]byte, size)...)
+		p, err := Decode(wire)
+		if err != nil {
+			t.Fatal(err)
+		}
+		frame, err := header.AppendFrame(nil, &p)
+		if (err == nil) != fine {
+			t.Errorf("message of %d bytes: %v", size, err)
+		}
+		if _, got, err := DecodeFrame(frame); fine && (err != nil || len(got.Block(0)) != size) {
+			t.Errorf("message of %d bytes: %v", size, err)
+		}
 	}
 }
 

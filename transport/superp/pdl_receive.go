@@ -13,11 +13,12 @@ const (
 
 // receiver is the receiving half of the packet delivery layer: it records the received psns. The zero value of next is the first psn.
 type receiver struct {
-	window uint32 // in packets, from next on
-	next   uint32 // next expected psn
-	high   uint32 // psn after the highest received
-	seen   []uint64
-	mask   uint32
+	window  uint32 // in packets, from next on. Packets are accepted in all of it, whatever was offered
+	offered int    // window in the latest packet to the peer (Connection.receiveWindow)
+	next    uint32 // next expected psn
+	high    uint32 // psn after the highest received
+	seen    []uint64
+	mask    uint32
 	// pending counts the packets that request an acknowledgement since the latest one was sent; moved: any packet has arrived since.
 	pending int
 	moved   bool
@@ -26,7 +27,7 @@ type receiver struct {
 
 func newReceiver(window int) receiver {
 	n := max(64, ceilPow2(window))
-	return receiver{window: uint32(window), seen: make([]uint64, n/64), mask: uint32(n - 1)}
+	return receiver{window: uint32(window), offered: window, seen: make([]uint64, n/64), mask: uint32(n - 1)}
 }
 
 func (r *receiver) has(psn uint32) bool { return r.seen[psn&r.mask>>6]>>(psn&63)&1 != 0 }

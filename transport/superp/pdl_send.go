@@ -46,6 +46,7 @@ type sender struct {
 	progress time.Duration
 	armed    time.Duration // start of the running timer
 	timeouts int
+	news     bool // the latest acknowledgement acknowledged a packet for the first time, or was outdated
 }
 
 func newSender(p Parameters) sender {
@@ -135,6 +136,7 @@ func (s *sender) went(r *sent, p *path, now time.Duration) {
 // ack handles the acknowledgements of a header from the peer. It returns false if they cover a packet that was never sent.
 func (s *sender) ack(h *PDL, now time.Duration, to acker) bool {
 	before, known := s.una, s.high
+	s.news = true
 	first, fresh := h.AckPSN+1, false
 	if h.NACK() {
 		first = h.AckPSN
@@ -164,6 +166,7 @@ func (s *sender) ack(h *PDL, now time.Duration, to acker) bool {
 		}
 	}
 	s.advance()
+	s.news = fresh
 	if fresh {
 		s.timeouts, s.progress, s.armed = 0, now, now
 	}

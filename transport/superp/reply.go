@@ -19,13 +19,37 @@ type answerOp struct {
 	op        uint8
 	major     uint16 // of a Transaction error
 	was       uint64 // of an atomic response: the previous value
-	key       uint32 // of a read response: the source, looked up at each transmission because the region may be deregistered by then
-	address   uint64
+	address   uint64 // of a read response: the source, looked up at each transmission because the region may be deregistered by then
 	offset, n int
 }
 
-// answer queues a reply.
+// lateReply is a reply of an incomplete request.
+type lateReply struct {
+	opcode Opcode
+	op     answerOp
+}
+
+// answer replies to an operation, once the request is complete: an initiator expects no reply earlier, and one eom.
 func (tgt *target) answer(s *incoming, o Opcode, op answerOp) {
+	if s.total == 0 || s.got < s.total || s.msg.waiting || len(s.late) > 0 {
+		s.late = append(s.late, lateReply{o, op})
+		return
+	}
+	tgt.queueReply(s, o, op)
+}
+
+// queueReplies queues the replies of a complete request.
+func (tgt *target) queueReplies(s *incoming) {
+	for _, x := range s.late {
+		tgt.queueReply(s, x.opcode, x.op)
+	}
+	for _, r := range s.reads {
+		tgt.reads.push(r)
+	}
+	s.late, s.reads = s.late[:0], s.reads[:0]
+}
+
+func (tgt *target) queueReply(s *incoming, o Opcode, op answerOp) {
 	if tgt.answers.n > 0 {
 		if a := *tgt.answers.at(tgt.answers.n - 1); a.slot == s && a.opcode == o && a.n < tgt.opsPerPacket {
 			a.ops[a.n] = op
@@ -34,6 +58,7 @@ func (tgt *target) answer(s *incoming, o Opcode, op answerOp) {
 		}
 	}
 	tgt.answers.push(tgt.newAnswer(s, o, op))
+	s.unsent++
 	if o == OpcodeError {
 		s.errors++
 	} else {
@@ -62,6 +87,7 @@ func (tgt *target) replies() bool { return tgt.answers.n > 0 || tgt.reads.n > 0 
 func (tgt *target) nextAnswer() *answer {
 	if tgt.answers.n > 0 {
 		a := tgt.answers.pop()
+		a.slot.unsent--
 		if a.opcode != OpcodeError {
 			a.slot.jobs--
 		}
@@ -74,7 +100,7 @@ func (tgt *target) nextAnswer() *answer {
 	r := tgt.reads.at(0)
 	s := &tgt.in[int(r.xid)&(len(tgt.in)-1)]
 	n := min(tgt.payload, r.n-r.offset)
-	a := tgt.newAnswer(s, OpcodeReadResponse, answerOp{seqno: r.seqno, op: r.op, key: r.key, address: r.address, offset: r.offset, n: n})
+	a := tgt.newAnswer(s, OpcodeReadResponse, answerOp{seqno: r.seqno, op: r.op, address: r.address, offset: r.offset, n: n})
 	if r.offset += n; r.offset < r.n {
 		tgt.reading++
 		return a
@@ -87,7 +113,7 @@ func (tgt *target) nextAnswer() *answer {
 		if r.xid != first.xid || r.seqno != first.seqno || r.n != n {
 			break
 		}
-		a.ops[a.n] = answerOp{seqno: r.seqno, op: r.op, key: r.key, address: r.address, n: n}
+		a.ops[a.n] = answerOp{seqno: r.seqno, op: r.op, address: r.address, n: n}
 		a.n++
 		s.jobs--
 		tgt.reading--
@@ -101,7 +127,7 @@ func (tgt *target) nextAnswer() *answer {
 // covers it.
 func (tgt *target) sending(a *answer) {
 	s := a.slot
-	a.eom = s.total > 0 && s.got == s.total && s.jobs == 0
+	a.eom = s.total > 0 && s.got == s.total && s.jobs == 0 && s.unsent == 0
 	tgt.settle(s)
 }
 
@@ -145,7 +171,7 @@ func (tgt *target) buildAnswer(b []byte, t TAL, a *answer) (head, payload []byte
 		o := &a.ops[i]
 		block, err := []byte(nil), error(rdma.ErrFlushed)
 		if !tgt.closed {
-			block, err = tgt.core.host.Memory(tgt.channel, o.key, o.address+uint64(o.offset), o.n, rdma.RemoteRead)
+			block, err = tgt.core.host.FlatMemory(tgt.channel, o.address+uint64(o.offset), o.n, rdma.RemoteRead)
 		}
 		if err != nil {
 			t.Opcode = OpcodeError

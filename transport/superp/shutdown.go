@@ -10,7 +10,8 @@ import (
 type shutdown struct {
 	draining  bool          // no new operations are accepted
 	lastSent  bool          // Last NULL has been sent
-	lastAcked bool          // the peer has acknowledged it
+	lastAcked bool          // the peer has acknowledged it, by ack_xid
+	abrupt    bool          // Close has abandoned operations: ack_xid may never cover Last NULL, and the acknowledgement of its psn suffices
 	peerLast  bool          // the peer's Last NULL has arrived
 	why       error         // argument of Host.Failed once all operations have completed; nil: already called, or not needed
 	until     time.Duration // time at which a closed connection is removed
@@ -64,6 +65,7 @@ func (c *Connection) Close() {
 		c.core.remove(c)
 		return
 	}
+	c.shutdown.abrupt = !c.initiator.idle()
 	c.initiator.abandon(rdma.ErrFlushed)
 	c.drain()
 	c.closed, c.shutdown.draining, c.shutdown.why = true, true, nil
@@ -77,13 +79,17 @@ func (c *Connection) drained(now time.Duration) {
 	if !c.shutdown.draining || !c.initiator.idle() || c.removed {
 		return
 	}
-	switch {
-	case c.shutdown.lastSent:
-	case c.tx.room(true):
-		c.shutdown.lastSent = true
-		c.send(content{kind: last}, now)
-	default:
-		c.ask(now)
+	if !c.shutdown.lastSent {
+		xid, ok := uint16(0), c.tx.room(true)
+		if ok {
+			xid, ok = c.initiator.nextNull(OpcodeLast)
+		}
+		if ok {
+			c.shutdown.lastSent = true
+			c.send(content{kind: last, xid: xid}, now)
+		} else {
+			c.ask(now)
+		}
 	}
 	// With its Last NULL the peer confirms that its own operations have finished.
 	if why := c.shutdown.takeReason(); why != nil {
@@ -110,7 +116,7 @@ func (c *Connection) end(err, why error) {
 	c.target.releaseBuffers()
 	for i, b := range c.early {
 		if b != nil {
-			c.core.release(b)
+			c.free(b)
 			c.early[i] = nil
 		}
 	}
@@ -166,7 +172,7 @@ func (c *Connection) deadline() time.Duration {
 // probeAt returns the time at which to probe a silent peer. The peer holds local operations or owes its Last NULL, but has no packet to
 // acknowledge. 0 means never.
 func (c *Connection) probeAt() time.Duration {
-	owed := c.initiator.outstanding > 0 || c.shutdown.lastAcked && !c.shutdown.peerLast && !c.closed
+	owed := c.initiator.outstanding > 0 || c.shutdown.lastSent && !c.shutdown.exchanged() && !c.closed
 	if !owed || c.tx.waiting() || !c.connected || c.removed {
 		return 0
 	}

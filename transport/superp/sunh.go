@@ -42,6 +42,41 @@ func (h SUNH) Append(b []byte) []byte {
 	return be.AppendUint16(be.AppendUint16(b, h.Source), h.Destination)
 }
 
+// minFrame is the minimum payload of an Ethernet frame, in bytes; shorter ones are padded.
+const minFrame = 46
+
+// DecodeFrame decodes a frame's payload: SUNH with a packet. It ignores the padding behind a packet without operations (No-op, Last NULL).
+func DecodeFrame(b []byte) (SUNH, Packet, error) {
+	h, rest, err := DecodeSUNH(b)
+	if err != nil {
+		return SUNH{}, Packet{}, err
+	}
+	if h.NextHeader != NextHeader {
+		return SUNH{}, Packet{}, fmt.Errorf("%w: SUNH with next header %d", ErrMalformed, h.NextHeader)
+	}
+	if len(rest) > pdlLen+talLen && len(b) <= minFrame {
+		if form, known := Opcode(rest[pdlLen+1]).form(); known && form.none {
+			rest = rest[:pdlLen+talLen]
+		}
+	}
+	p, err := Decode(rest)
+	return h, p, err
+}
+
+// AppendFrame appends a frame's payload: the header and the packet, with the padding of a packet without operations. The length of other
+// packets is the length of their data, so it refuses those that Ethernet would pad.
+func (h SUNH) AppendFrame(b []byte, p *Packet) ([]byte, error) {
+	start := len(b)
+	b = p.Append(h.Append(b))
+	if missing := minFrame - (len(b) - start); missing > 0 {
+		if p.TAL.NumOps > 0 {
+			return nil, fmt.Errorf("%v of %d bytes: a frame of less than %d would be padded, and the padding taken for data", p.TAL.Opcode, len(b)-start, minFrame)
+		}
+		b = append(b, make([]byte, missing)...)
+	}
+	return b, nil
+}
+
 // firstPort is the first UDP source port of the entropy range.
 const firstPort = 0xC000
 

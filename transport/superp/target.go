@@ -14,6 +14,8 @@ type target struct {
 
 	in      []incoming
 	inNext  uint16 // oldest incomplete one
+	due     uint16 // the latest XID, of those before inNext, that is not a No-op's: its acknowledgement must not wait for other packets
+	nulls   int    // No-ops completed since the latest packet was sent
 	open    int
 	waiters int    // messages that wait for Ready
 	waiter  uint16 // xid of the latest one
@@ -30,13 +32,16 @@ type incoming struct {
 	open   bool
 	done   bool
 	opcode Opcode
-	total  int      // number of packets; 0 until the packet with eom has arrived
-	got    int      // received packets
-	top    int      // highest received seqno
-	seen   []uint64 // bitmap of received seqnos
-	jobs   int      // reads and answers that have not been completely sent
-	errors int      // errors that the peer has not acknowledged: ack_xid must not pass them
-	seqno  uint16   // of the next reply
+	total  int         // number of packets; 0 until the packet with eom has arrived
+	got    int         // received packets
+	top    int         // highest received seqno
+	seen   []uint64    // bitmap of received seqnos
+	jobs   int         // reads and answers that have not been completely sent
+	errors int         // errors that the peer has not acknowledged: ack_xid must not pass them
+	seqno  uint16      // of the next reply
+	unsent int         // queued packets of replies other than read responses
+	late   []lateReply // replies that wait until the request is complete
+	reads  []read      // the same
 	msg    message
 	more   []whole // messages to the queue pair behind msg
 }
@@ -74,7 +79,6 @@ type held struct {
 type read struct {
 	xid, seqno uint16
 	op         uint8
-	key        uint32
 	address    uint64
 	offset, n  int // bytes sent so far, of n
 }
@@ -82,10 +86,38 @@ type read struct {
 // ackXID returns the local ack_xid.
 func (tgt *target) ackXID() uint16 { return tgt.inNext - 1 }
 
+// null handles a No-op or Last NULL: a transaction without operations, which is complete when it arrives. The XID of a No-op may be
+// one from before the window, if the peer has no other (see send).
+func (tgt *target) null(p *Packet) {
+	s := &tgt.in[int(p.TAL.XID)&(len(tgt.in)-1)]
+	switch {
+	case int(p.TAL.XID-tgt.inNext) >= tgt.cfg.Parameters.Transactions:
+		if p.TAL.Opcode != OpcodeNoOp || int16(p.TAL.XID-tgt.inNext) >= 0 {
+			tgt.core.count.stale++
+		}
+	case !s.open && p.TAL.Seqno == 0 && p.TAL.EOM:
+		tgt.begin(s, p)
+		s.total, s.got = 1, 1
+		if p.TAL.Opcode == OpcodeNoOp {
+			tgt.nulls++
+		}
+		tgt.settle(s)
+	}
+}
+
+// begin opens a transaction of the peer.
+func (tgt *target) begin(s *incoming, p *Packet) {
+	seen, pieces := s.seen, s.msg.held[:0]
+	clear(seen)
+	*s = incoming{xid: p.TAL.XID, open: true, opcode: p.TAL.Opcode, seen: seen, more: s.more[:0], late: s.late[:0], reads: s.reads[:0]}
+	s.msg.held, s.msg.length = pieces, -1
+	tgt.open++
+}
+
 // receive handles a packet of a transaction of the peer. On an ordered connection packets arrive here in the order of psns, and those that
 // may not be executed yet are kept.
 func (tgt *target) receive(p *Packet, raw []byte) {
-	if tgt.ordered && (tgt.blocked.n > 0 || tgt.mustWait(p)) {
+	if tgt.orderedIn && (tgt.blocked.n > 0 || tgt.mustWait(p)) {
 		tgt.block(p, raw)
 		return
 	}
@@ -100,11 +132,7 @@ func (tgt *target) request(p *Packet) {
 	}
 	s := &tgt.in[int(p.TAL.XID)&(len(tgt.in)-1)]
 	if !s.open {
-		seen, pieces, more := s.seen, s.msg.held[:0], s.more[:0]
-		clear(seen)
-		*s = incoming{xid: p.TAL.XID, open: true, opcode: p.TAL.Opcode, seen: seen, more: more}
-		s.msg.held, s.msg.length = pieces, -1
-		tgt.open++
+		tgt.begin(s, p)
 	}
 	n := int(p.TAL.Seqno)
 	if s.opcode != p.TAL.Opcode || n >= tgt.cfg.Parameters.PacketsPerTransaction || s.seen[n/64]>>(n%64)&1 != 0 ||
@@ -135,7 +163,7 @@ func (tgt *target) request(p *Packet) {
 
 func (tgt *target) executes(o Opcode) bool {
 	switch o {
-	case OpcodeRead, OpcodeKeyedRead, OpcodeWrite, OpcodeKeyedWrite, OpcodeSend, OpcodeSendQP, OpcodeCompareSwap, OpcodeFetchAdd:
+	case OpcodeRead, OpcodeWrite, OpcodeSend, OpcodeSendQP, OpcodeCompareSwap, OpcodeFetchAdd:
 		return true
 	}
 	return false
@@ -147,18 +175,23 @@ func (tgt *target) execute(s *incoming, p *Packet) {
 	for i := range int(p.TAL.NumOps) {
 		var err error
 		switch p.TAL.Opcode {
-		case OpcodeWrite, OpcodeKeyedWrite:
+		case OpcodeWrite:
 			o, block := p.Write(i), p.Block(i)
 			var to []byte
-			if to, err = host.Memory(tgt.channel, o.Key, o.Address, len(block), rdma.RemoteWrite); err == nil {
+			if to, err = host.FlatMemory(tgt.channel, o.Address, len(block), rdma.RemoteWrite); err == nil {
 				copy(to, block)
 			}
-		case OpcodeRead, OpcodeKeyedRead:
+		case OpcodeRead:
 			o := p.Read(i)
-			if _, err = host.Memory(tgt.channel, o.Key, o.Address, int(o.Length), rdma.RemoteRead); err == nil {
+			if _, err = host.FlatMemory(tgt.channel, o.Address, int(o.Length), rdma.RemoteRead); err == nil {
 				s.jobs++
 				tgt.reading++
-				tgt.reads.push(read{xid: s.xid, seqno: p.TAL.Seqno, op: uint8(i), key: o.Key, address: o.Address, n: int(o.Length)})
+				r := read{xid: s.xid, seqno: p.TAL.Seqno, op: uint8(i), address: o.Address, n: int(o.Length)}
+				if s.got == s.total && len(s.reads) == 0 {
+					tgt.reads.push(r)
+				} else {
+					s.reads = append(s.reads, r)
+				}
 			}
 		case OpcodeCompareSwap, OpcodeFetchAdd:
 			o, kind := p.Atomic(i), rdma.OpFetchAdd
@@ -174,14 +207,20 @@ func (tgt *target) execute(s *incoming, p *Packet) {
 			case p.SendQP(i).QP != uint32(tgt.cid):
 				err = rdma.ErrRemoteInvalid
 			case s.msg.waiting: // the messages behind it wait too
-				s.more = append(s.more, whole{p.TAL.Seqno, i, tgt.core.copyOf(p.Block(i))})
+				s.more = append(s.more, whole{p.TAL.Seqno, i, tgt.keep(p.Block(i))})
 			default:
 				tgt.whole(s, p.TAL.Seqno, i, p.Block(i))
 			}
 		case OpcodeSend:
-			tgt.piece(s, int(p.Send(i).Offset), p.Block(i), p.TAL.EOM && i == int(p.TAL.NumOps)-1)
+			if o := p.Send(i); o.Key == tgt.sendKey {
+				tgt.piece(s, int(o.Offset), p.Block(i), p.TAL.EOM && i == int(p.TAL.NumOps)-1)
+			} else {
+				tgt.core.count.refused++
+				tgt.wrongKey(s)
+			}
 		}
 		if err != nil {
+			tgt.core.count.refused++
 			tgt.refuse(s, p.TAL.Seqno, i, err)
 		}
 		if tgt.broken != nil || tgt.closed {
@@ -241,7 +280,24 @@ func (tgt *target) piece(s *incoming, offset int, data []byte, last bool) {
 	case m.admitted:
 		tgt.place(s, offset, data)
 	default:
-		m.held = append(m.held, held{offset: offset, data: tgt.core.copyOf(data)})
+		m.held = append(m.held, held{offset: offset, data: tgt.keep(data)})
+	}
+}
+
+// wrongKey refuses a message of which a Send has another key than the connection's. It is one message: no part of it is delivered.
+func (tgt *target) wrongKey(s *incoming) {
+	switch m := &s.msg; {
+	case m.refused:
+	case m.admitted:
+		tgt.malformed(s)
+	default:
+		if m.waiting {
+			m.waiting = false
+			tgt.waiters--
+		}
+		m.refused = true
+		tgt.refuse(s, m.seqno, m.op, rdma.ErrRemoteInvalid)
+		tgt.dropHeld(m)
 	}
 }
 
@@ -294,13 +350,14 @@ func (tgt *target) place(s *incoming, offset int, data []byte) {
 // malformed ends the connection: a message that the host has admitted cannot be delivered, and its receive stays occupied.
 func (tgt *target) malformed(s *incoming) {
 	tgt.refuse(s, s.msg.seqno, s.msg.op, rdma.ErrRemoteInvalid)
+	tgt.queueReplies(s) // the next flush ends the connection, after the first reply
 	tgt.broken = fmt.Errorf("%w: the length of a message differs from its header", rdma.ErrRemoteInvalid)
 }
 
 // dropHeld releases the buffers of held pieces.
 func (tgt *target) dropHeld(m *message) {
 	for i, h := range m.held {
-		tgt.core.release(h.data)
+		tgt.free(h.data)
 		m.held[i] = held{}
 	}
 	m.held = m.held[:0]
@@ -310,7 +367,7 @@ func (tgt *target) dropHeld(m *message) {
 func (tgt *target) refuseMore(s *incoming, err error) {
 	for i, w := range s.more {
 		tgt.refuse(s, w.seqno, w.op, err)
-		tgt.core.release(w.data)
+		tgt.free(w.data)
 		s.more[i] = whole{}
 	}
 	s.more = s.more[:0]
@@ -335,6 +392,7 @@ func (tgt *target) settle(s *incoming) {
 			return
 		}
 	}
+	tgt.queueReplies(s)
 	if s.jobs > 0 || s.errors > 0 {
 		return
 	}
@@ -342,6 +400,9 @@ func (tgt *target) settle(s *incoming) {
 	tgt.open--
 	for x := &tgt.in[int(tgt.inNext)&(len(tgt.in)-1)]; x.open && x.done; x = &tgt.in[int(tgt.inNext)&(len(tgt.in)-1)] {
 		x.open = false
+		if x.opcode != OpcodeNoOp {
+			tgt.due = tgt.inNext
+		}
 		tgt.inNext++
 	}
 }
@@ -351,8 +412,9 @@ func (tgt *target) retry() {
 	if tgt.waiters == 0 {
 		return
 	}
+	first := int(tgt.inNext) // settle moves inNext
 	for i := range len(tgt.in) {
-		s := &tgt.in[(int(tgt.inNext)+i)&(len(tgt.in)-1)]
+		s := &tgt.in[(first+i)&(len(tgt.in)-1)]
 		if !s.open || !s.msg.waiting {
 			continue
 		}
@@ -364,7 +426,7 @@ func (tgt *target) retry() {
 			next := s.more[0]
 			s.more = slices.Delete(s.more, 0, 1)
 			tgt.whole(s, next.seqno, next.op, next.data)
-			tgt.core.release(next.data)
+			tgt.free(next.data)
 		}
 		if s.msg.waiting || tgt.broken != nil || tgt.closed {
 			return
@@ -376,7 +438,7 @@ func (tgt *target) retry() {
 // mustWait reports whether an ordered connection may not execute a request yet: an earlier message waits for the host; or the response to
 // an earlier read is unacknowledged, and the request might change the bytes to be read.
 func (tgt *target) mustWait(p *Packet) bool {
-	if o := p.TAL.Opcode; tgt.reading > 0 && o != OpcodeRead && o != OpcodeKeyedRead {
+	if o := p.TAL.Opcode; tgt.reading > 0 && o != OpcodeRead {
 		return true
 	}
 	return tgt.waiters > 0 && tgt.waiter != p.TAL.XID
@@ -390,7 +452,7 @@ func (tgt *target) block(p *Packet, raw []byte) {
 		tgt.core.count.stale++
 		return
 	}
-	tgt.blocked.push(tgt.core.copyOf(raw))
+	tgt.blocked.push(tgt.keep(raw))
 }
 
 // unblock executes blocked packets that no longer have to wait.
@@ -403,7 +465,7 @@ func (tgt *target) unblock() {
 		}
 		tgt.blocked.pop()
 		tgt.request(&p)
-		tgt.core.release(raw)
+		tgt.free(raw)
 	}
 }
 
@@ -430,11 +492,11 @@ func (tgt *target) releaseBuffers() {
 		s := &tgt.in[i]
 		tgt.dropHeld(&s.msg)
 		for _, w := range s.more {
-			tgt.core.release(w.data)
+			tgt.free(w.data)
 		}
 		s.more = nil
 	}
 	for tgt.blocked.n > 0 {
-		tgt.core.release(tgt.blocked.pop())
+		tgt.free(tgt.blocked.pop())
 	}
 }

@@ -22,6 +22,8 @@ type content struct {
 	kind    kind
 	tx      *transaction // request
 	seqno   int          // of the packet in tx
+	xid     uint16       // No-op and Last NULL
+	partial bool         // No-op in place of an abandoned request: not the last packet of its transaction
 	answer  *answer      // reply
 	probe   bool         // No-op: requests an acknowledgement
 	carried uint16       // ack_xid of the first transmission
@@ -38,8 +40,10 @@ func (c *Connection) acked(x *content) {
 	case reply:
 		c.target.releaseAnswer(x.answer)
 	case last:
-		c.shutdown.lastAcked = true
-		c.noticed()
+		if c.shutdown.abrupt {
+			c.shutdown.lastAcked = true
+			c.noticed()
+		}
 	}
 }
 
@@ -58,7 +62,7 @@ func (c *Connection) reportStalls() {
 }
 
 // newAck reports whether the next packet would carry a new acknowledgement.
-func (c *Connection) newAck() bool { return c.rx.moved || c.acks.isNew(c.target.ackXID()) }
+func (c *Connection) newAck() bool { return c.rx.moved || c.acks.isNew(c.target.due) }
 
 // transmitNew sends new packets as the windows allow. Replies and requests alternate by run, so that neither direction starves the other.
 func (c *Connection) transmitNew(now time.Duration) {
@@ -100,10 +104,15 @@ func (c *Connection) repeat(now time.Duration) {
 	c.transmit(c.tx.una, c.tx.at(c.tx.una), true, now)
 }
 
-// send sends a new packet.
+// send sends a new packet. A No-op is a transaction and needs an XID. Without a free XID it repeats the
+// latest one that the peer has acknowledged: the peer's packet delivery layer processes the packet, its transaction layer drops it, and no
+// other transaction loses its XID.
 func (c *Connection) send(x content, now time.Duration) {
+	if x.kind == noOp {
+		x.xid, _ = c.initiator.nextNull(OpcodeNoOp)
+	}
 	x.carried = c.target.ackXID()
-	psn, r := c.tx.push(x, x.kind != noOp || x.probe || x.carried != c.acks.confirmed, now)
+	psn, r := c.tx.push(x, x.kind != noOp || x.probe || c.acks.unconfirmed(c.target.due), now)
 	c.acks.lastXID = x.carried
 	c.transmit(psn, r, false, now)
 }
@@ -127,18 +136,19 @@ func (c *Connection) again(now time.Duration) {
 // transmit builds a packet and sends it on the next path.
 func (c *Connection) transmit(psn uint32, r *sent, again bool, now time.Duration) {
 	x := &r.content
-	h := PDL{DCID: c.remoteCID, RWin: uint16(c.rx.window - 1), PSN: psn}
+	c.rx.offered = c.receiveWindow()
+	h := PDL{DCID: c.remoteCID, RWin: uint16(c.rx.offered - 1), PSN: psn}
 	h.AckPSN, h.SACK = c.rx.acks()
-	t := TAL{AckXID: c.target.ackXID(), XID: c.initiator.outNext, EOM: true}
+	t := TAL{AckXID: c.target.ackXID(), EOM: true}
 	b := h.append(c.core.scratch[:0])
 	var payload []byte
 	data := 0
 	switch x.kind {
 	case noOp:
-		t.Opcode = OpcodeNoOp
+		t.Opcode, t.XID, t.Seqno, t.EOM = OpcodeNoOp, x.xid, uint16(x.seqno), !x.partial
 		b = t.append(b)
 	case last:
-		t.Opcode = OpcodeLast
+		t.Opcode, t.XID = OpcodeLast, x.xid
 		b = t.append(b)
 	case request:
 		t.Opcode, t.XID, t.Seqno, t.NumOps, t.EOM = x.tx.opcode, x.tx.xid, uint16(x.seqno), uint8(x.tx.n), x.seqno == x.tx.packets-1
@@ -159,7 +169,8 @@ func (c *Connection) transmit(psn uint32, r *sent, again bool, now time.Duration
 	p.count(data, again)
 	c.tx.went(r, p, now)
 	c.rx.moved, c.rx.pending = false, 0
-	c.acks.carried(t.AckXID)
+	c.acks.carried(c.target.due)
+	c.target.nulls = 0
 	c.core.count.sent++
 	if p.Tunnel != nil {
 		p.Tunnel.Carry(p.Port, b, payload)
@@ -173,10 +184,16 @@ func (c *Connection) transmit(psn uint32, r *sent, again bool, now time.Duration
 // requests an acknowledgement only if its ack_xid is new; otherwise the two ends would acknowledge each other forever. If the window is
 // full, a retransmission of the oldest packet carries the acknowledgement.
 func (c *Connection) acknowledge(now time.Duration) {
-	if c.acks.isNew(c.target.ackXID()) && !c.acks.now {
+	if c.acks.isNew(c.target.due) && !c.acks.now {
 		// Transactions are complete: acknowledge at once if no other is open, else after AckDelay.
 		c.acks.now = c.target.open == 0
 		c.acks.schedule(now + c.cfg.Timing.AckDelay)
+	}
+	// No-ops are acknowledged by the next packet, or when they occupy half of the peer's window.
+	c.acks.now = c.acks.now || c.target.nulls >= max(8, c.transactions/2)
+	// A window that has been reduced to less than half, and has doubled since, is announced at once.
+	if w := c.receiveWindow(); 2*c.rx.offered <= min(w, int(c.rx.window)) {
+		c.acks.now = true
 	}
 	room := c.tx.room(true)
 	if c.probe {

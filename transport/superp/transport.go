@@ -25,7 +25,8 @@ func (t *Transport) Start(h rdma.Host) error {
 	if err := t.Core.Start(h); err != nil {
 		return err
 	}
-	endpoint, err := udp.Open(udp.Config{Address: h.Address(), Port: t.cfg.Port, Core: t.Core, Do: h.Do, Now: h.Now})
+	endpoint, err := udp.Open(udp.Config{Address: h.Address(), Port: t.cfg.Port, Core: t.Core, Do: h.Do, Now: h.Now,
+		TrafficClass: t.cfg.TrafficClass, FlowLabels: true})
 	if err != nil {
 		return fmt.Errorf("superp: UDP port %d of %v: %w", t.cfg.Port, h.Address(), err)
 	}

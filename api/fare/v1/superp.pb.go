@@ -253,10 +253,12 @@ type SuperpConnection struct {
 	// 1-65535; local cids are unique in an agent.
 	LocalCid  uint32 `protobuf:"varint,3,opt,name=local_cid,json=localCid,proto3" json:"local_cid,omitempty"`
 	RemoteCid uint32 `protobuf:"varint,4,opt,name=remote_cid,json=remoteCid,proto3" json:"remote_cid,omitempty"`
-	// 0-255: IPv4's ToS, IPv6's traffic class. Software sends 0 only, and refuses other values.
+	// 0-255: IPv4's ToS, IPv6's traffic class. Software sends one value on all connections (superp.Config.TrafficClass, 0 by default), and refuses others.
 	TrafficClass uint32 `protobuf:"varint,5,opt,name=traffic_class,json=trafficClass,proto3" json:"traffic_class,omitempty"`
-	// Transactions are executed in order.
-	Ordered       bool `protobuf:"varint,6,opt,name=ordered,proto3" json:"ordered,omitempty"`
+	// Transactions that this end initiates are executed in order.
+	Ordered bool `protobuf:"varint,6,opt,name=ordered,proto3" json:"ordered,omitempty"`
+	// Transactions that the peer initiates are executed in order. Absent means as ordered.
+	OrderedIn     *bool `protobuf:"varint,7,opt,name=ordered_in,json=orderedIn,proto3,oneof" json:"ordered_in,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -329,6 +331,13 @@ func (x *SuperpConnection) GetTrafficClass() uint32 {
 func (x *SuperpConnection) GetOrdered() bool {
 	if x != nil {
 		return x.Ordered
+	}
+	return false
+}
+
+func (x *SuperpConnection) GetOrderedIn() bool {
+	if x != nil && x.OrderedIn != nil {
+		return *x.OrderedIn
 	}
 	return false
 }
@@ -996,7 +1005,7 @@ const file_fare_v1_superp_proto_rawDesc = "" +
 	"\n" +
 	"SuperpNode\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x18\n" +
-	"\aaddress\x18\x02 \x01(\tR\aaddress\"\xd9\x01\n" +
+	"\aaddress\x18\x02 \x01(\tR\aaddress\"\x8c\x02\n" +
 	"\x10SuperpConnection\x12#\n" +
 	"\rlocal_address\x18\x01 \x01(\tR\flocalAddress\x12%\n" +
 	"\x0eremote_address\x18\x02 \x01(\tR\rremoteAddress\x12\x1b\n" +
@@ -1004,7 +1013,10 @@ const file_fare_v1_superp_proto_rawDesc = "" +
 	"\n" +
 	"remote_cid\x18\x04 \x01(\rR\tremoteCid\x12#\n" +
 	"\rtraffic_class\x18\x05 \x01(\rR\ftrafficClass\x12\x18\n" +
-	"\aordered\x18\x06 \x01(\bR\aordered\"\xdb\x01\n" +
+	"\aordered\x18\x06 \x01(\bR\aordered\x12\"\n" +
+	"\n" +
+	"ordered_in\x18\a \x01(\bH\x00R\torderedIn\x88\x01\x01B\r\n" +
+	"\v_ordered_in\"\xdb\x01\n" +
 	"\x16ConfigureSuperpRequest\x12\x1e\n" +
 	"\n" +
 	"generation\x18\x01 \x01(\x04R\n" +
@@ -1139,6 +1151,7 @@ func file_fare_v1_superp_proto_init() {
 	if File_fare_v1_superp_proto != nil {
 		return
 	}
+	file_fare_v1_superp_proto_msgTypes[2].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{

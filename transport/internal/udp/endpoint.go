@@ -28,6 +28,11 @@ type Config struct {
 	// ReceiveBuffer and SendBuffer are socket buffer sizes, in bytes as counted by the kernel (more than payload). 0 selects
 	// 8 MiB and 4 MiB. Without CAP_NET_ADMIN the kernel limits them to net.core.rmem_max and wmem_max.
 	ReceiveBuffer, SendBuffer int
+	// TrafficClass is the IPv4 ToS or IPv6 traffic class of all datagrams. Its two ECN bits are 0; a wire.Marked sets them.
+	TrafficClass uint8
+	// FlowLabels sets the IPv6 flow label of each datagram to its source port, so that switches that hash the label instead of the port
+	// choose by the same entropy. If the kernel refuses a label (another socket has an exclusive one), it chooses labels from then on.
+	FlowLabels bool
 	// NoGSO sends and receives every datagram separately, for kernels and paths that require it, and for comparison.
 	NoGSO bool
 }

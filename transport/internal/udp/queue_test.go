@@ -61,7 +61,7 @@ func gathered(t *testing.T, e *Endpoint) []message {
 	var all []message
 	for i := range q.ports {
 		for b := q.ports[i].first; b != none; {
-			b = s.gather(q, b)
+			b = s.gather(q, b, 61000)
 			for k := range s.batches {
 				m := &s.messages[k]
 				to, ok := source(&s.names[k], int(m.Namelen))

@@ -1,6 +1,7 @@
 package udp
 
 import (
+	"encoding/binary"
 	"time"
 	"unsafe"
 
@@ -45,11 +46,12 @@ type sender struct {
 	controls []control
 	batches  []int32 // batch of each message
 	iovs     []unix.Iovec
+	labels   bool // datagrams have flow labels (Config.FlowLabels)
 }
 
 func (s *sender) init(e *Endpoint, space netns.Namespace, receiveFD int) {
 	*s = sender{
-		e: e, space: space, receiveFD: receiveFD,
+		e: e, space: space, receiveFD: receiveFD, labels: e.config.FlowLabels && e.family == unix.AF_INET6,
 		ports:    make(map[uint16]*sourcePort),
 		messages: make([]mmsghdr, writeMessages),
 		names:    make([]address, writeMessages),
@@ -69,7 +71,7 @@ func (s *sender) send(q *queue) {
 		l := &q.ports[i]
 		fd := s.socket(l.port, now)
 		for b := l.first; b != none; {
-			b = s.gather(q, b)
+			b = s.gather(q, b, l.port)
 			if fd < 0 {
 				for _, i := range s.batches {
 					s.e.count.noSocket += uint64(q.batches[i].count)
@@ -86,8 +88,8 @@ func (s *sender) send(q *queue) {
 	}
 }
 
-// gather creates messages from batches starting at b, and returns the first batch that did not fit, or none.
-func (s *sender) gather(q *queue, b int32) int32 {
+// gather creates messages from batches of a source port, starting at b, and returns the first batch that did not fit, or none.
+func (s *sender) gather(q *queue, b int32, port uint16) int32 {
 	for ; b != none && len(s.batches) < writeMessages; b = q.batches[b].next {
 		batch := &q.batches[b]
 		i := len(s.batches)
@@ -98,6 +100,9 @@ func (s *sender) gather(q *queue, b int32) int32 {
 		}
 		m := &s.messages[i]
 		m.Namelen = s.e.family.name(&s.names[i], batch.to)
+		if s.labels {
+			s.names[i].Flowinfo = binary.NativeEndian.Uint32([]byte{0, 0, byte(port >> 8), byte(port)})
+		}
 		m.Iov = nil
 		if len(s.iovs) > first {
 			m.Iov = &s.iovs[first]
@@ -163,6 +168,13 @@ func (s *sender) write(fd int, q *queue) {
 		if errno == unix.ECONNREFUSED && !refused {
 			refused = true
 			s.e.count.refused++
+			continue
+		}
+		if errno == unix.EINVAL && s.labels {
+			s.labels = false
+			for j := range s.names {
+				s.names[j].Flowinfo = 0
+			}
 			continue
 		}
 		s.failed(fd, i, q, errno)

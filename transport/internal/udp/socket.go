@@ -59,14 +59,29 @@ func (f family) capable() option {
 	return option{unix.IPPROTO_IPV6, unix.IPV6_TCLASS, ect0}
 }
 
+// marks returns the options for the traffic class, including ECT(0) if the core is ECN-capable, and for flow labels.
+func (f family) marks(c *Config) (options []option) {
+	class := f.capable()
+	if _, ok := c.Core.(wire.Marked); !ok {
+		class.value = 0
+	}
+	if class.value |= int(c.TrafficClass); class.value != 0 {
+		options = append(options, class)
+	}
+	if f == unix.AF_INET6 && c.FlowLabels {
+		const flowInfoSend = 33 // IPV6_FLOWINFO_SEND
+		options = append(options, option{unix.IPPROTO_IPV6, flowInfoSend, 1})
+	}
+	return options
+}
+
 // receiver opens the receiving socket. It has no SO_REUSEADDR, so that no other socket can receive its datagrams.
 func (f family) receiver(c *Config) (int, error) {
-	options := make([]option, 0, 1)
+	options := f.marks(c)
 	if !c.NoGSO {
 		options = append(options, option{unix.IPPROTO_UDP, unix.UDP_GRO, 1})
 	}
 	if _, ok := c.Core.(wire.Marked); ok {
-		options = append(options, f.capable())
 		if f == unix.AF_INET {
 			options = append(options, option{unix.IPPROTO_IP, unix.IP_RECVTOS, 1})
 		} else {
@@ -83,10 +98,7 @@ func (f family) receiver(c *Config) (int, error) {
 
 // sender opens a socket that only sends from a source port.
 func (f family) sender(c *Config, port uint16) (int, error) {
-	options := []option{{unix.SOL_SOCKET, unix.SO_REUSEADDR, 1}}
-	if _, ok := c.Core.(wire.Marked); ok {
-		options = append(options, f.capable())
-	}
+	options := append(f.marks(c), option{unix.SOL_SOCKET, unix.SO_REUSEADDR, 1})
 	fd, err := f.socket(netip.AddrPortFrom(c.Address, port), options...)
 	if err != nil {
 		return -1, err

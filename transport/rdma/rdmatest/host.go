@@ -66,7 +66,7 @@ type message struct {
 // maxVain is the number of consecutive Rooms without a successful Post that counts as a storm.
 const maxVain = 10000
 
-var _ rdma.Host = (*Host)(nil)
+var _ rdma.FlatHost = (*Host)(nil)
 
 // NewHost makes a host at an address and starts a transport on it. now is the clock of the transport; lock corresponds to the device's
 // lock, and nil is for virtual time, which has no concurrency.
@@ -192,6 +192,25 @@ func (h *Host) Memory(_ rdma.Channel, key uint32, address uint64, n int, need rd
 		return nil, fmt.Errorf("%w: %d bytes at %#x of key %#x", rdma.ErrRemoteAccess, n, address, key)
 	}
 	return r.b[offset : offset+uint64(n) : offset+uint64(n)], nil
+}
+
+// FlatMemory implements rdma.FlatHost.
+func (h *Host) FlatMemory(_ rdma.Channel, address uint64, n int, need rdma.Access) ([]byte, error) {
+	if n < 0 {
+		h.blame("FlatMemory was asked for %d bytes", n)
+		return nil, fmt.Errorf("%w: %d bytes", rdma.ErrRemoteAccess, n)
+	}
+	for key, r := range h.regions {
+		offset := address - rdma.FlatAddress(key, r.address)
+		if offset > uint64(len(r.b)) || uint64(n) > uint64(len(r.b))-offset {
+			continue
+		}
+		if r.access&need != need {
+			return nil, fmt.Errorf("%w: key %#x lacks a right", rdma.ErrRemoteAccess, key)
+		}
+		return r.b[offset : offset+uint64(n) : offset+uint64(n)], nil
+	}
+	return nil, fmt.Errorf("%w: %d bytes at %#x", rdma.ErrRemoteAccess, n, address)
 }
 
 // Atomic implements rdma.Host.
