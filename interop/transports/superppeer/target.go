@@ -92,7 +92,7 @@ func (p *Peer) transaction(x *packet) {
 			p.remoteLast = true
 		}
 	}
-	p.retire(x.xid, s)
+	p.retire(s)
 }
 
 func (p *Peer) execute(s *incoming, x *packet, i int, op, block []byte) {
@@ -173,17 +173,17 @@ func (p *Peer) reply() bool {
 		s.pending++
 		p.transmitNew(r.packet, func() {
 			s.pending--
-			p.retire(r.xid, s)
+			p.retire(s)
 		})
 		return true
 	}
 	p.transmitNew(r.packet, nil)
-	p.retire(r.xid, s)
+	p.retire(s)
 	return true
 }
 
 // retire retires a transaction that is complete and answered, and moves the window.
-func (p *Peer) retire(xid uint16, s *incoming) {
+func (p *Peer) retire(s *incoming) {
 	if s.total == 0 || len(s.seqnos) < s.total || s.pending > 0 {
 		return
 	}
