@@ -113,6 +113,8 @@ type outages struct {
 	err   error
 	whole span // a time in which all planes were up
 	dark  []dark
+	// follows has the times that weights took to follow the beginning of an outage. Meanwhile the kernel sends what is due on the plane by others.
+	follows []span
 }
 
 // span is a period of time.
@@ -124,8 +126,6 @@ type dark struct {
 	later span
 	kind  string
 	plane int
-	// until is the time that weights took to follow. Meanwhile the kernel sends what was due on the plane by the other planes.
-	until time.Duration
 }
 
 // expected is the approximate goodput of all pairs together, bit/s, and leastRun the minimum duration of a run.
@@ -220,6 +220,18 @@ func (o *outages) settled() {
 	}
 }
 
+// within returns the part of s in a span that begins at a time.
+func (s span) within(from time.Time, length time.Duration) time.Duration {
+	begin, end := s.from, s.to
+	if begin.Before(from) {
+		begin = from
+	}
+	if to := from.Add(length); end.After(to) {
+		end = to
+	}
+	return max(0, end.Sub(begin))
+}
+
 // Durations of the measurements without changes, and of outages.
 const (
 	steadyMeasured = 1500 * time.Millisecond
@@ -248,8 +260,8 @@ func (o *outages) outage(compare bool) {
 	from := time.Now()
 	o.act(begin, args...)
 	o.settled()
-	d.until = time.Since(from)
-	d.span = o.pass(darkTime - d.until)
+	o.follows = append(o.follows, span{from, time.Now()})
+	d.span = o.pass(darkTime - time.Since(from))
 	d.from = from
 	if compare && d.kind == "leaf" {
 		d.later = o.pass(darkTime)
@@ -277,8 +289,11 @@ func (o *outages) judge() {
 	during, until := 0, time.Duration(0)
 	for _, d := range o.dark {
 		if d.from.After(o.run.began) {
-			during, until = during+1, until+d.until
+			during++
 		}
+	}
+	for _, s := range o.follows {
+		until += s.within(o.run.began, elapsed)
 	}
 	// A plane may differ from its part by 1 % of all bytes, a node's by 2 %; on a busy machine, on which weights follow late, by the plane's part of that time.
 	late := int64(1e9 * float64(until) / float64(max(elapsed, 1)) / float64(o.Planes-1))
@@ -306,9 +321,9 @@ func (o *outages) judge() {
 	if len(r.GetPlanes()) != o.Planes || sent < total.GetBytes() {
 		o.Errorf("%d planes have carried %d of %d bytes", len(r.GetPlanes()), sent, total.GetBytes())
 	}
-	o.Logf("%d bytes in %d messages verified in %v at %d Mbit/s, %d outages, one every %v, weights followed after %v, %d bytes sent again", total.GetBytes(),
+	o.Logf("%d bytes in %d messages verified in %v at %d Mbit/s, %d outages, one every %v, %v until weights followed, %d bytes sent again", total.GetBytes(),
 		total.GetMessages(), elapsed.Round(time.Millisecond), total.GetGoodputBps()/1e6, during, (elapsed / time.Duration(max(during, 1))).Round(10*time.Millisecond),
-		(until / time.Duration(max(during, 1))).Round(100*time.Microsecond), again)
+		until.Round(time.Millisecond), again)
 }
 
 // reportGoodput compares the goodput at the beginning of leaf outages with that later in the same outage. The first

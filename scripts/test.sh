@@ -18,15 +18,15 @@ for p in $pure; do
 done
 
 # Tests of one goroutine in packages that otherwise need the race detector, which makes each of them about ten times slower; one that judges the memory of
-# processes, which it multiplies; and those with a Prometheus, which drive 30 processes at once. They run without it.
+# processes, which it multiplies; and those with a Prometheus or a transfer, which drive dozens of processes. They run without it.
 single="TestPlansReachTheDesiredState TestLayoutKeepsItsPromises TestPagesLikeSortedMap TestBatchesEqualOneByOne TestReloadEqualsAFreshStart
   TestEvacuationAgainstThePackets TestFloodIsLinear TestRoCEChannels TestRoCERefusals TestRoCEStall TestRoCEShares TestRoCESets TestRoCEBlindSets
   TestSUPERpChannels TestSUPERpRefusals TestSUPERpStall TestSUPERpShares TestSUPERpSets TestSUPERpBlindSets
   TestPromptDelayIsBounded TestBulkChangeIsOneOperation TestDampingEqualsItsModel TestRecordingSurvivesAFullDisk TestModelOnStreams TestConnectionFlood
-  TestPrometheus TestPrometheusQuiet TestPrometheusFaults TestPrometheusFlaps TestPrometheusAgent TestPrometheusFaultyDaemon"
+  TestPrometheus TestPrometheusQuiet TestPrometheusFaults TestPrometheusFlaps TestPrometheusAgent TestPrometheusFaultyDaemon TestTransfer"
 # shellcheck disable=SC2086 # one word a test
 single_pattern="^($(printf '%s|' $single | sed 's/|$//'))\$"
-single_packages="dataplane/linux daemon/internal/status dataplane/internal/contract daemon daemon/internal/dpclient transport/rdma/rdmatest transport/tcpqp cmd/fared"
+single_packages="dataplane/linux daemon/internal/status dataplane/internal/contract daemon daemon/internal/dpclient transport/rdma/rdmatest transport/tcpqp cmd/fared lab"
 
 # packages NAME...: their import paths.
 packages() { for p in "$@"; do echo "$module/$p"; done; }
