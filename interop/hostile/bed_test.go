@@ -77,13 +77,19 @@ type bed struct {
 	sessions  map[string]uint64 // generations of the honest leaves' sessions
 }
 
-// connectRetry is short, so that a leaf that broke the protocol may try again soon.
-const connectRetry = 100 * time.Millisecond
+// connectRetry is bgp.connect_retry, the first pause after a breach of the protocol: short, so that a leaf can break it often, and the default for the limits of
+// a quiet machine.
+func connectRetry() time.Duration {
+	if tight() {
+		return time.Second
+	}
+	return 100 * time.Millisecond
+}
 
 func configuration(dir string) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "router_id: 10.255.0.1\nas: %d\nloopbacks: [10.255.0.1/32]\naccept: [10.0.0.0/8]\n", serverAS)
-	fmt.Fprintf(&b, "bgp: {hold_time: %ds, connect_retry: %v}\nbfd: {interval: 0s}\nplanes:\n", holdTime, connectRetry)
+	fmt.Fprintf(&b, "bgp: {hold_time: %ds, connect_retry: %v}\nbfd: {interval: 0s}\nplanes:\n", holdTime, connectRetry())
 	for p := range planes {
 		fmt.Fprintf(&b, "  - {name: %s, sub_ports: [{device: %s, speed: 400G, sessions: [{name: %s, peer: %v, local: %v, peer_as: %d, passive: %v}]}]}\n",
 			device(p), device(p), device(p), leafAddress(p), serverAddress(p), leafAS(p), p == passive)
