@@ -276,7 +276,7 @@ func (p *problems) bfd(b *BFD, holdTime time.Duration) {
 	case b.Interval%time.Millisecond != 0:
 		p.add("bfd.interval", b.Interval.String()+" is not a whole number of milliseconds", "use "+b.Interval.Truncate(time.Millisecond).String())
 	}
-	if silence := time.Duration(b.Multiplier) * b.Interval; silence >= holdTime && holdTime >= 3*time.Second && b.Multiplier <= 255 { // values out of range have errors of their own
+	if silence := time.Duration(b.Multiplier) * b.Interval; silence >= holdTime && holdTime >= 3*time.Second && b.Multiplier <= 255 { // values out of range have separate errors
 		p.add("bfd", fmt.Sprintf("would detect silence after %s, but bgp.hold_time already does after %s", silence, holdTime),
 			"use a shorter interval or a smaller multiplier")
 	}

@@ -133,7 +133,7 @@ func local(host string) bool {
 	return err == nil && a.IsLoopback() || strings.EqualFold(host, "localhost")
 }
 
-// Listen binds a TCP address, host:port. The bound address must be a loopback address: the page has no access control of its own.
+// Listen binds a TCP address, host:port. The bound address must be a loopback address: the page has no access control.
 func Listen(address string) (net.Listener, error) {
 	l, err := net.Listen("tcp", address)
 	if err != nil {
