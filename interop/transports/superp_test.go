@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/fared/fared/internal/netnstest"
 	"github.com/fared/fared/interop/transports/superppeer"
 	"github.com/fared/fared/transport/rdma"
 	"github.com/fared/fared/transport/rdma/rdmatest"
@@ -124,14 +125,14 @@ func await[T any](s *stranger, what string, c chan T) T {
 
 // post posts an operation.
 func (s *stranger) post(op *rdma.Op) {
-	for {
+	netnstest.Eventually(s.t, time.Minute, func() error {
 		ok := false
 		s.host.Do(func() { ok = s.host.Post(s.conn, op) })
-		if ok {
-			return
+		if !ok {
+			return errors.New("no room for an operation")
 		}
-		time.Sleep(time.Millisecond)
-	}
+		return nil
+	})
 }
 
 func (s *stranger) do(op rdma.Op) error {
