@@ -60,7 +60,7 @@ func output(t *testing.T, name string, args ...string) string {
 }
 
 // TestPackage installs the deb in a machine that has never had fared, behind four FRR leaves, upgrades it, goes back to the previous version, and purges it.
-// The kernel forwards over every port through upgrade and rollback, and the purge leaves no file, group or kernel object.
+// Every packet sent during upgrade and rollback arrives at a leaf, the kernel forwards over every port meanwhile, and the purge leaves no file, group or kernel object.
 func TestPackage(t *testing.T) {
 	netnstest.Require(t, "docker", "go", "cc", "dpkg-deb", "rpm")
 	before, after := packages(t, "0.1.0"), packages(t, "0.1.1")
@@ -102,12 +102,14 @@ func TestPackage(t *testing.T) {
 	m.forwards("start", patience(lossLimit*4), all...)
 
 	for _, change := range []struct{ name, version string }{{"upgrade", "0.1.1"}, {"rollback", "0.1.0"}} {
-		m.keeps(change.name, func() {
-			install(change.version)
-			m.eventually(fmt.Sprintf(`fared status -o json | grep -F '"version": "%s"'`, change.version))
-			m.eventually(fmt.Sprintf("fared dataplane show | grep -wF %s", change.version))
-			m.forwards(change.name, patience(lossLimit*4), all...)
-			m.eventually("fared sessions -o json | grep -c '\"established\"' | grep -x 8")
+		m.carries(change.name, func() {
+			m.keeps(change.name, func() {
+				install(change.version)
+				m.eventually(fmt.Sprintf(`fared status -o json | grep -F '"version": "%s"'`, change.version))
+				m.eventually(fmt.Sprintf("fared dataplane show | grep -wF %s", change.version))
+				m.forwards(change.name, patience(lossLimit*4), all...)
+				m.eventually("fared sessions -o json | grep -c '\"established\"' | grep -x 8")
+			})
 		})
 	}
 
