@@ -305,6 +305,12 @@ func (d *Driver) Settle() error {
 	return errors.Join(errs...)
 }
 
+// nothingLeft reports whether the kernel has no objects of an earlier run, so that there is nothing to claim before Settle.
+func (rd *reader) nothingLeft() bool {
+	have := &rd.state.have
+	return len(have.routes)+len(have.strays)+len(have.loose)+len(rd.strange) == 0
+}
+
 // removeStrays removes the leftovers of Settle except for routes in mirror.routes.
 func (rd *reader) removeStrays() {
 	pl := &plan{}
