@@ -25,16 +25,37 @@ const (
 	MostPeriod = 20 * time.Millisecond
 	// MostIdle bounds that at other times.
 	MostIdle = 60 * time.Millisecond
+
+	// Links that fail again and again start one window after another. So quick polls last at most for burst, and for one part in refill of the
+	// time since: each costs 100 us of a processor, most of it outside the poll (timers, wake-ups).
+	burst, refill = 2 * Window, 16
 )
 
 // Schedule decides when to poll. The zero value never polls; Start begins. It is not safe for concurrent use.
 type Schedule struct {
 	until, next time.Time
+	// rested is when quick polls may last for burst again.
+	rested time.Time
 }
 
 // Start makes a poll due now, further polls every Period until Window has passed, then every Idle. Call it when a carrier may have changed: after a link event of any
 // device, a closed BGP session, or a failed BFD session.
-func (s *Schedule) Start(now time.Time) { s.until, s.next = now.Add(Window), now }
+func (s *Schedule) Start(now time.Time) {
+	s.next = now
+	from, rested := later(s.until, now), later(s.rested, now)
+	// An extension by d delays rested by refill times d, and rested is at most refill times burst ahead.
+	more := min(now.Add(Window).Sub(from), burst-rested.Sub(now)/refill)
+	if more > 0 {
+		s.until, s.rested = from.Add(more), rested.Add(refill*more)
+	}
+}
+
+func later(a, b time.Time) time.Time {
+	if a.After(b) {
+		return a
+	}
+	return b
+}
 
 // Next returns the time of the next poll; the zero time, before Start, means never.
 func (s *Schedule) Next() time.Time { return s.next }

@@ -46,3 +46,42 @@ func TestSchedule(t *testing.T) {
 		t.Error("not due after another event")
 	}
 }
+
+// TestFlapping checks that links which fail again and again have no quick polls all the time, that each failure is polled at once, and that single
+// failures far apart have their whole window.
+func TestFlapping(t *testing.T) {
+	run := func(every, length time.Duration) (quick time.Duration) {
+		var s Schedule
+		start := time.Unix(1000, 0)
+		event := start
+		for now := start; now.Before(start.Add(length)); {
+			if !event.After(now) {
+				s.Start(now)
+				if !s.Due(now) {
+					t.Fatalf("every %v: an event after %v is not polled at once", every, now.Sub(start))
+				}
+				event = event.Add(every)
+			}
+			s.Done(now, now)
+			wait := s.Next().Sub(now)
+			if wait == Period {
+				quick += wait
+			}
+			now = later(now, s.Next())
+			if event.Before(now) {
+				now = event
+			}
+		}
+		return quick
+	}
+	near := func(what string, events int, got, want time.Duration) {
+		// The last interval of a window may exceed it.
+		if got < want-100*time.Millisecond || got > want+time.Duration(events)*Period {
+			t.Errorf("%s: quick polls for %v, want %v", what, got, want)
+		}
+	}
+	near("10 Hz for 10 s", 100, run(100*time.Millisecond, 10*time.Second), burst+10*time.Second/refill)
+	near("10 Hz for 100 s", 1000, run(100*time.Millisecond, 100*time.Second), burst+100*time.Second/refill)
+	near("two failures", 2, run(500*time.Millisecond, time.Second), time.Second)
+	near("one failure in 20 s, ten times", 10, run(20*time.Second, 200*time.Second), 10*Window)
+}
