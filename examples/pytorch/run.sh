@@ -60,9 +60,9 @@ done
 await() { # WHAT COMMAND...: until the command succeeds
   local what=$1
   shift
-  for _ in {1..1200}; do
+  for _ in {1..600}; do
     ! "$@" || return 0
-    sleep 0.1
+    sleep 0.2 # the commands compete with the training
   done
   echo "run.sh: not within two minutes: $what" >&2
   tail -n 3 "$work"/*.log >&2
