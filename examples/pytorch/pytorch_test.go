@@ -26,7 +26,7 @@ func TestPyTorch(t *testing.T) {
 		t.Fatalf("%v\n%s", err, out)
 	}
 	drawing := filepath.Join(t.TempDir(), "steps.svg")
-	steps, settings := "40", []string{"OUTAGES=2", "DOWN=0", "UP=0"}
+	steps, settings := "40", []string{"OUTAGES=1", "DOWN=0", "UP=0"}
 	if n := os.Getenv("FARED_PYTORCH_STEPS"); n != "" {
 		steps, settings, drawing = n, nil, "../../out/pytorch.svg"
 		if err := os.MkdirAll(filepath.Dir(drawing), 0o755); err != nil {
