@@ -1,20 +1,24 @@
 #!/usr/bin/env bash
 # Trains a model with PyTorch and Gloo on four servers in network namespaces: once as it is, and once by 'fared exec' while leaves fail and return. All ranks
-# of both runs must end with equal weights, bit by bit. It needs root, Linux 6.6, python3-torch, iproute2, procps and util-linux.
+# of both runs must end with equal weights, bit by bit, after equal gradients in all steps. It needs root, Linux 6.6, python3-torch, iproute2, procps and util-linux.
 #
-#   sudo examples/pytorch/run.sh [FARED [STEPS]]     FARED: path of fared (bin/fared); STEPS: 4 or more (80)
+#   sudo examples/pytorch/run.sh [FARED [STEPS]]     FARED: path of fared (bin/fared); STEPS: 40 or more (300)
+#
+# DOWN and UP are the seconds for which a leaf is down, and up until the next one fails (1.5 and 2.5), OUTAGES the greatest number of failures (100). A leaf is
+# down for three steps at least. SVG is the file that receives a drawing of the steps' times (steps.svg).
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 fared=$(realpath "${1:-$here/../../bin/fared}")
-steps=${2:-80}
+steps=${2:-300}
+svg=${SVG:-steps.svg}
 python=/usr/bin/python3 # Debian's, which has python3-torch
 "$python" -c 'import torch' 2>/dev/null || { echo "run.sh: PyTorch is missing (Debian package python3-torch)" >&2; exit 1; }
-[ "$steps" -ge 4 ] || { echo "run.sh: $steps steps: use 4 or more" >&2; exit 2; }
+[ "$steps" -ge 40 ] || { echo "run.sh: $steps steps: use 40 or more" >&2; exit 2; }
 
 work=$(mktemp -d)
-pids=()
+pids=() jobs=()
 down() {
-  [ ${#pids[@]} -eq 0 ] || kill "${pids[@]}" 2>/dev/null || true
+  kill "${pids[@]}" "${jobs[@]}" 2>/dev/null || true
   wait
   sh "$work/fabric/netns.sh" down
   rm -rf "$work" /run/fared/pytorch
@@ -56,11 +60,11 @@ done
 await() { # WHAT COMMAND...: until the command succeeds
   local what=$1
   shift
-  for _ in {1..300}; do
+  for _ in {1..600}; do
     ! "$@" || return 0
-    sleep 0.1
+    sleep 0.2 # the commands compete with the training
   done
-  echo "run.sh: not within 30 s: $what" >&2
+  echo "run.sh: not within two minutes: $what" >&2
   tail -n 3 "$work"/*.log >&2
   exit 1
 }
@@ -75,15 +79,24 @@ weights() { # WEIGHTS: does every server forward by them to the three others?
 
 leaf() { # LEAF up|down
   local device
+  echo "$(date +%s.%N) $1 $2" >>"$work/events"
   for device in $(in_node "$1" ip -br link | awk '$1 != "lo" { sub("@.*", "", $1); print $1 }'); do
     in_node "$1" ip link set "$device" "$2"
   done
-  echo "$1 is $2"
 }
 
-reached() { grep -q "^step $1 " "$log"; }
+# The bytes that have arrived at each leaf.
+carried() {
+  local i
+  for i in 0 1 2 3; do
+    echo "$(in_node "leaf$i" awk 'NR > 2 && $1 != "lo:" { sub(".*:", ""); n += $1 } END { printf "%.0f", n }' /proc/net/dev) leaf$i"
+  done
+}
 
-train() { # NAME: starts two ranks on each server, by fared exec if the name is not plain
+step() { grep -c '^step ' "$log"; }
+reached() { [ "$(step)" -ge "$1" ]; }
+
+train() { # NAME: starts a rank on each server, by fared exec if the name is not plain
   local i words
   log=$work/$1.out
   : >"$log"
@@ -92,9 +105,7 @@ train() { # NAME: starts two ranks on each server, by fared exec if the name is 
     words=()
     [ "$1" = plain ] || words=("$fared" exec --report --file "/run/fared/pytorch/server$i/slots" --)
     nsenter --net="/run/netns/pytorch-server$i" -- "${words[@]}" env "SERVER=server$i" GLOO_SOCKET_IFNAME=gpu0 OMP_NUM_THREADS=1 \
-      MASTER_ADDR=10.255.0.1 MASTER_PORT=40000 WORLD_SIZE=8 \
-      sh -c 'RANK=$1 "$3" "$4" "$5" & other=$!; RANK=$2 "$3" "$4" "$5" && wait $other' sh $((2 * i - 2)) $((2 * i - 1)) "$python" "$here/train.py" "$steps" \
-      >>"$log" 2>>"$work/$1.err" &
+      MASTER_ADDR=10.255.0.1 MASTER_PORT=40000 WORLD_SIZE=4 RANK=$((i - 1)) "$python" "$here/train.py" "$steps" >>"$log" 2>>"$work/$1.err" &
     jobs+=($!)
   done
 }
@@ -112,18 +123,35 @@ await 'weights of all planes' weights 1:1:1:1
 train plain
 finish plain
 
+before=$(carried)
 train slots
-await 'the first quarter' reached $((steps / 4))
-leaf leaf1 down
-await 'weights without leaf1' weights 1:0:1:1
-await 'the second quarter' reached $((steps / 2))
-leaf leaf1 up
-await 'weights of all planes' weights 1:1:1:1
-leaf leaf2 down
-await 'weights without leaf2' weights 1:1:0:1
-reached "$steps" && { echo "run.sh: the training has ended before the failures: use more STEPS" >&2; exit 1; }
+await 'the first steps' reached 5
+# Leaves fail in turn, those that carry the training's packets.
+carried | sort -k 2 | join -1 2 -2 2 <(echo "$before" | sort -k 2) - | awk '$3 - $2 > 1000000 { printf "%.0f %s\n", $3 - $2, $1 }' | sort -rn >"$work/order"
+sed 's/\(.*\) \(.*\)/\2 has carried \1 bytes in the first steps/' "$work/order"
+mapfile -t leaves < <(awk '{ print $2 }' "$work/order")
+outages=0
+while [ "$outages" -lt "${OUTAGES:-100}" ] && ! reached $((steps - 5)); do
+  name=${leaves[outages % ${#leaves[@]}]}
+  planes=(1 1 1 1)
+  planes[${name#leaf}]=0
+  begun=$(step)
+  leaf "$name" down
+  sleep "${DOWN:-1.5}"
+  await "weights without $name" weights "$(IFS=:; echo "${planes[*]}")"
+  await "steps without $name" reached $((begun + 3 < steps ? begun + 3 : steps))
+  went=$(($(step) - begun))
+  leaf "$name" up
+  await 'weights of all planes' weights 1:1:1:1
+  ! reached "$steps" || break # the training has ended before the leaf's return
+  outages=$((outages + 1))
+  echo "$name was down for $went steps"
+  sleep "${UP:-2.5}"
+done
+[ "$outages" -gt 0 ] || { echo "run.sh: the training has ended before a leaf's return: use more STEPS" >&2; exit 1; }
 finish slots
 
-different=$(cat "$work"/plain.out "$work"/slots.out | sed -n 's/^rank .*: weights //p' | sort | uniq -c)
-[ "$(echo "$different" | awk '{ print $1 }')" = 16 ] || { echo "run.sh: weights differ: $different" >&2; exit 1; }
-echo "8 ranks, 2 runs: equal weights $(echo "$different" | awk '{ print $2 }')"
+different=$(cat "$work"/plain.out "$work"/slots.out | sed -n 's/^rank .*: //p' | sort | uniq -c)
+[ "$(echo "$different" | awk '{ print $1 }')" = 8 ] || { echo "run.sh: ranks differ: $different" >&2; exit 1; }
+"$python" "$here/steps.py" "$work/plain.out" "$work/slots.out" "$work/events" "$svg"
+echo "4 ranks, 2 runs, $outages failures: equal $(echo "$different" | awk '{ print $2, $3, $4, $5 }')"

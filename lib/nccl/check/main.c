@@ -48,8 +48,8 @@ static struct {
 	double timeout;
 	bool verbose;
 	uint64_t wrong;
-	/* calls of test: their durations in processor time of the thread */
-	uint64_t tests, slow_tests, longest_test;
+	/* calls of test: their durations in processor time of the thread. As many intervals without a call show what the kernel adds to them. */
+	uint64_t tests, slow_tests, longest_test, slow_empty;
 } run = {.device = 0, .bytes = 1 << 20, .slice = 256 << 10, .timeout = 60};
 
 static double seconds(clockid_t clock)
@@ -112,15 +112,21 @@ static void idle(double *since, bool progress)
 		fail("no progress for %.0f s", run.timeout);
 }
 
+static uint64_t thread_time(void)
+{
+	struct timespec t;
+	clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
+	return (uint64_t)t.tv_sec * 1000000000 + (uint64_t)t.tv_nsec;
+}
+
 static void test(void *request, int *done, int *sizes)
 {
-	struct timespec a, b;
-	clock_gettime(CLOCK_THREAD_CPUTIME_ID, &a);
+	uint64_t empty = thread_time(), begin = thread_time();
 	ncclResult_t result = host_test(&run.host, request, done, sizes);
-	clock_gettime(CLOCK_THREAD_CPUTIME_ID, &b);
-	uint64_t took = (uint64_t)(b.tv_sec - a.tv_sec) * 1000000000 + (uint64_t)b.tv_nsec - (uint64_t)a.tv_nsec;
+	uint64_t took = thread_time() - begin;
 	run.tests++;
 	run.slow_tests += took > 100000;
+	run.slow_empty += begin - empty > 100000;
 	if (took > run.longest_test)
 		run.longest_test = took;
 	must(result, "test");
@@ -573,9 +579,9 @@ int main(int argc, char **argv)
 			exchange(op, to, outs, ins, data, result, iteration);
 		communicating += seconds(CLOCK_MONOTONIC) - t;
 	}
-	printf("rank %d: v%d %s %s: %llu x %zu bytes in %.3f s, %.2f MB/s; connected after %.3f s; processor %.3f s; %llu tests, longest %.1f us, %llu above 100 us; wrong elements: %llu\n",
+	printf("rank %d: v%d %s %s: %llu x %zu bytes in %.3f s, %.2f MB/s; connected after %.3f s; processor %.3f s; %llu tests, longest %.1f us, %llu above 100 us, as %llu empty intervals; wrong elements: %llu\n",
 		run.rank, run.host.version, properties.name, op, (unsigned long long)iteration, run.bytes, communicating, (double)iteration * (double)run.bytes / communicating / 1e6,
-		connected - begin, processor_time() - cpu, (unsigned long long)run.tests, (double)run.longest_test / 1e3, (unsigned long long)run.slow_tests,
+		connected - begin, processor_time() - cpu, (unsigned long long)run.tests, (double)run.longest_test / 1e3, (unsigned long long)run.slow_tests, (unsigned long long)run.slow_empty,
 		(unsigned long long)run.wrong);
 	fflush(stdout);
 	if (rest > 0) {
