@@ -87,9 +87,9 @@ func compileIn(t testing.TB, flags []string) programs {
 		t.Fatal("no sources", err)
 	}
 	gcc("libfared-verbs.so", append(sources, "../src/fared.c", "-shared", "-fvisibility=hidden", "-Wl,--version-script=src/verbs.map", "-Wl,-z,nodelete", "-Wl,-soname,libfared-verbs.so", p.path("libibverbs.so.1"))...)
-	gcc("client", "tests/client.c", p.path("libibverbs.so.1"))
+	gcc("client", "tests/client.c", "tests/forks.c", p.path("libibverbs.so.1"))
 	// The interposer comes before libibverbs in the global scope, as if preloaded: a sanitizer must be the first library.
-	gcc("linked", "tests/client.c", "-Wl,--no-as-needed", p.path("libfared-verbs.so"), p.path("libibverbs.so.1"))
+	gcc("linked", "tests/client.c", "tests/forks.c", "-Wl,--no-as-needed", p.path("libfared-verbs.so"), p.path("libibverbs.so.1"))
 	gcc("deal", "tests/deal.c", "src/deal.c")
 	gcc("loader", "tests/loader.c")
 	return p
