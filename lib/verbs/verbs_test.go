@@ -92,6 +92,7 @@ func compileIn(t testing.TB, flags []string) programs {
 	gcc("linked", "tests/client.c", "tests/forks.c", "-Wl,--no-as-needed", p.path("libfared-verbs.so"), p.path("libibverbs.so.1"))
 	gcc("deal", "tests/deal.c", "src/deal.c")
 	gcc("loader", "tests/loader.c")
+	gcc("wake", "tests/wake.c")
 	return p
 }
 
@@ -105,6 +106,8 @@ type table struct {
 	path string
 	w    *slotfile.Writer
 	step uint64
+	// published is CLOCK_MONOTONIC, in ns, when the last change was complete and its publication began.
+	published int64
 }
 
 const planes = 4
@@ -171,6 +174,7 @@ func (tb *table) set(t testing.TB, slots, firstPort int, weights ...int) {
 		},
 	})
 	if err == nil {
+		tb.published = monotonic()
 		err = tb.w.Publish()
 	}
 	if err != nil {
