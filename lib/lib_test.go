@@ -540,7 +540,7 @@ func BenchmarkLibfared(b *testing.B) {
 	netnstest.Tools(b, "gcc")
 	out := filepath.Join(b.TempDir(), "bench")
 	run(b, "gcc", "-std=c11", "-D_GNU_SOURCE", "-O2", "-Iinclude", "-o", out, "tests/bench.c", "src/fared.c")
-	for _, c := range []struct{ pairs, slots int }{{64, 8}, {16384, 16}, {131072, 16}} {
+	for _, c := range []struct{ pairs, slots int }{{64, 8}, {1024, 16}, {16384, 16}, {65536, 16}, {131072, 16}} {
 		b.Run(fmt.Sprintf("pairs=%d/slots=%d", c.pairs, c.slots), func(b *testing.B) {
 			p := publish(b)
 			s := shape(c.slots)
