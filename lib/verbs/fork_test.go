@@ -42,7 +42,7 @@ func TestForkWhileMoving(t *testing.T) {
 	c.connect(numbers(0, 16)...)
 	c.want("500", "delay 500")
 	stop := changing(t, tb)
-	c.want("30", "children 30")
+	c.want("20", "children 20")
 	stop()
 	c.end()
 }
@@ -136,7 +136,7 @@ func TestForkSanitizers(t *testing.T) {
 			p := compile(t, flags...)
 			tb := publish(t, 16)
 			tb.set(t, 16, 60000, 1, 1, 1, 1)
-			command, n := []string{"setarch", "-R", p.path("linked")}, 10
+			command, n := []string{"setarch", "-R", p.path("linked")}, 5
 			if name == "valgrind" {
 				netnstest.Tools(t, "valgrind")
 				command, n = []string{"valgrind", "-q", "--error-exitcode=3", "--leak-check=full", "--errors-for-leak-kinds=definite", "--show-leak-kinds=definite", p.path("linked")}, 5

@@ -279,45 +279,37 @@ func (w *waiter) wake(b *testing.B) int64 {
 }
 
 // BenchmarkMoves measures the time from the publication of a failed plane to the calls that change the ports of its 64 queue pairs, of 256: the first and the last
-// one's, and the time between them. In turn with it, and with a client whose thread has the default slices, "wake" is the time from the wake-up of a process that only
-// waits until it runs, which is the machine's part.
+// one's, and the time between them. In turn with it, "wake" is the time from the wake-up of a process that only waits until it runs, which is the machine's part.
 func BenchmarkMoves(b *testing.B) {
-	type end struct {
-		name string
-		tb   *table
-		c    *client
-	}
-	var ends []end
-	weights := [][]int{{1, 1, 1, 1}, {1, 1, 0, 1}}
 	p := compile(b, "-O2")
-	for name, p := range map[string]programs{"": p, "default-": compile(b, "-O2", "-DSLICE_NS=0")} {
-		tb := publish(b, 128)
-		tb.set(b, 128, 60000, weights[0]...)
-		c := preloaded(b, p, tb)
-		c.connect(numbers(0, 256)...)
-		ends = append(ends, end{name, tb, c})
-	}
+	tb := publish(b, 128)
+	weights := [][]int{{1, 1, 1, 1}, {1, 1, 0, 1}}
+	tb.set(b, 128, 60000, weights[0]...)
+	c := preloaded(b, p, tb)
+	c.connect(numbers(0, 256)...)
 	w := newWaiter(b, p)
 	results := map[string][]int64{}
 	for i := range 2 * b.N {
-		for _, e := range ends {
-			time.Sleep(2 * time.Millisecond)
-			e.tb.set(b, 128, 60000, weights[(i+1)%2]...)
-			calls := strings.Fields(e.c.ask("moves 64"))
-			if len(calls) != 64 {
-				b.Fatalf("%d queue pairs moved, want the 64 that must", len(calls))
-			}
-			at := func(call string) (ns int64) {
-				var id, port int
-				fmt.Sscanf(call, "%d:%d:%d", &id, &port, &ns)
-				return ns
-			}
-			results[e.name+"first"] = append(results[e.name+"first"], at(calls[0])-e.tb.published)
-			results[e.name+"last"] = append(results[e.name+"last"], at(calls[63])-e.tb.published)
-			results[e.name+"moves"] = append(results[e.name+"moves"], at(calls[63])-at(calls[0]))
+		time.Sleep(2 * time.Millisecond)
+		tb.set(b, 128, 60000, weights[(i+1)%2]...)
+		calls := strings.Fields(c.ask("moves 64"))
+		if len(calls) != 64 {
+			b.Fatalf("%d queue pairs moved, want the 64 that must", len(calls))
+		}
+		at := func(call string) (ns int64) {
+			var id, port int
+			fmt.Sscanf(call, "%d:%d:%d", &id, &port, &ns)
+			return ns
+		}
+		if i%2 == 0 {
+			results["first"] = append(results["first"], at(calls[0])-tb.published)
+			results["last"] = append(results["last"], at(calls[63])-tb.published)
+			results["moves"] = append(results["moves"], at(calls[63])-at(calls[0]))
 		}
 		time.Sleep(2 * time.Millisecond)
-		results["wake"] = append(results["wake"], w.wake(b))
+		if i%2 == 0 {
+			results["wake"] = append(results["wake"], w.wake(b))
+		}
 	}
 	for name, values := range results {
 		slices.Sort(values)

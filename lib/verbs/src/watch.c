@@ -1,19 +1,10 @@
 /* The thread that waits for changes of the slot table while queue pairs have slots. */
 #include "slots.h"
 
-#include <sched.h>
 #include <signal.h>
-#include <sys/prctl.h>
-#include <sys/syscall.h>
-#include <unistd.h>
 
 /* The longest time without a look at the queue pairs. */
 #define TICK_MS 1000
-
-/* The shortest slice that Linux has. The benchmark compares it with 0, the default. */
-#ifndef SLICE_NS
-#define SLICE_NS 100000
-#endif
 
 static void write_statistics(void)
 {
@@ -52,31 +43,10 @@ static void follow(bool changed)
 		move_sets();
 }
 
-/* struct sched_attr of the kernel, whose header does not go with that of libc. */
-struct attributes {
-	uint32_t size, policy;
-	uint64_t flags;
-	int32_t nice;
-	uint32_t priority;
-	uint64_t runtime, deadline, period;
-};
-
-/* Asks for short slices: a waking thread then runs before others with longer slices (Linux 6.12 and later), with the same share of the processor. The policy and
- * priority of the program stay, and a program below a filter of system calls, which may end it, makes no further one. */
-static void shorten_slices(void)
-{
-	struct attributes a = {.size = sizeof a};
-	if (prctl(PR_GET_SECCOMP) || syscall(SYS_sched_getattr, 0, &a, sizeof a, 0) || a.policy != SCHED_OTHER)
-		return;
-	a.runtime = SLICE_NS;
-	syscall(SYS_sched_setattr, 0, &a, 0);
-}
-
 static void *watch(void *path)
 {
 	struct fared_table *table = NULL;
 	bool changed = false;
-	shorten_slices();
 	fared_open(&table, path);
 	for (;;) {
 		pthread_mutex_lock(&state.lock);
