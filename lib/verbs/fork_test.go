@@ -42,7 +42,7 @@ func TestForkWhileMoving(t *testing.T) {
 	c.connect(numbers(0, 16)...)
 	c.want("500", "delay 500")
 	stop := changing(t, tb)
-	c.want("20", "children 20")
+	c.want("10", "children 10")
 	stop()
 	c.end()
 }
@@ -71,7 +71,7 @@ func changing(t *testing.T, tb *table) func() {
 // TestForkOfThreads forks while other threads give queue pairs labels of the program, before any queue pair has a slot.
 func TestForkOfThreads(t *testing.T) {
 	_, c := connected(t)
-	c.want("40", "threads 40")
+	c.want("15", "threads 15")
 	c.end()
 }
 
