@@ -136,10 +136,10 @@ func TestForkSanitizers(t *testing.T) {
 			p := compile(t, flags...)
 			tb := publish(t, 16)
 			tb.set(t, 16, 60000, 1, 1, 1, 1)
-			command, n := []string{"setarch", "-R", p.path("linked")}, 5
+			command, n := []string{"setarch", "-R", p.path("linked")}, 2
 			if name == "valgrind" {
 				netnstest.Tools(t, "valgrind")
-				command, n = []string{"valgrind", "-q", "--error-exitcode=3", "--leak-check=full", "--errors-for-leak-kinds=definite", "--show-leak-kinds=definite", p.path("linked")}, 5
+				command, n = []string{"valgrind", "-q", "--error-exitcode=3", "--leak-check=full", "--errors-for-leak-kinds=definite", "--show-leak-kinds=definite", p.path("linked")}, 2
 			}
 			c := start(t, p, []string{"FARED_SLOTS=" + tb.path, "FAKE_MLX5=" + p.path("libmlx5.so.1"), "ASAN_OPTIONS=detect_leaks=0"}, command...)
 			c.connect(numbers(0, 16)...)
