@@ -4,6 +4,7 @@ package lib
 import (
 	"flag"
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"net"
 	"net/netip"
@@ -284,7 +285,7 @@ func (p *published) set(t testing.TB, src, dst netip.Addr, shares []uint32) {
 		v.Slots = append(v.Slots, slotlayout.Slot{Share: s, SubPort: uint16(i % 6), Plane: uint8(i % 6 / 2), Flags: slotlayout.SlotInEffect})
 	}
 	p.apply(t, slotfile.Change{
-		Vectors: func(func(uint32, *slotfile.Vector) bool) {}, Vector: func(*slotfile.Pair) *slotfile.Vector { return v },
+		Vectors: maps.All(map[uint32]*slotfile.Vector{1: v}), Vector: func(*slotfile.Pair) *slotfile.Vector { return v },
 		Pairs: slices.Values([]*slotfile.Pair{{PairKey: slotfile.Key(src, dst), Vector: 1, InEffect: true}}),
 		Ports: func(_ *slotfile.Pair, buf []uint16) ([]uint16, uint32) {
 			for i := range v.Slots {
@@ -539,7 +540,7 @@ func BenchmarkLibfared(b *testing.B) {
 	netnstest.Tools(b, "gcc")
 	out := filepath.Join(b.TempDir(), "bench")
 	run(b, "gcc", "-std=c11", "-D_GNU_SOURCE", "-O2", "-Iinclude", "-o", out, "tests/bench.c", "src/fared.c")
-	for _, c := range []struct{ pairs, slots int }{{64, 8}, {16384, 16}, {131072, 16}} {
+	for _, c := range []struct{ pairs, slots int }{{64, 8}, {1024, 16}, {16384, 16}, {65536, 16}, {131072, 16}} {
 		b.Run(fmt.Sprintf("pairs=%d/slots=%d", c.pairs, c.slots), func(b *testing.B) {
 			p := publish(b)
 			s := shape(c.slots)

@@ -499,6 +499,23 @@ EXPORT int fared_lookup(const struct fared_table *table, const struct fared_addr
 	return FARED_E_NOT_FOUND;
 }
 
+EXPORT int fared_lookup_again(const struct fared_table *table, const struct fared_address *source, const struct fared_address *destination,
+	struct fared_pair *pair, struct fared_slot *slots, uint32_t room)
+{
+	if (!table || !source || !destination || !pair || (!slots && room))
+		return FARED_E_INVALID;
+	if (table->mem && pair->run == table->run && pair->record < table->pairs.count) {
+		struct key key = key_of(source, destination);
+		/* The vector is loaded at the same time as the pair, which most likely has it still. */
+		if (pair->vector_record && pair->vector_record <= table->vectors.count)
+			__builtin_prefetch(record(table, &table->vectors, pair->vector_record - 1));
+		int error = read_pair(table, pair->record, &key, NULL, NULL, pair, slots, room);
+		if (error != FARED_E_NOT_FOUND)
+			return error;
+	}
+	return fared_lookup(table, source, destination, pair, slots, room);
+}
+
 EXPORT int fared_is_current(const struct fared_table *table, const struct fared_pair *pair)
 {
 	if (!table || !table->mem || !pair || pair->run != table->run || pair->record >= table->pairs.count || pair->vector_record > table->vectors.count)

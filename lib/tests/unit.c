@@ -228,6 +228,42 @@ static long elapsed_ms(const struct timespec *since)
 	return (now.tv_sec - since->tv_sec) * 1000 + (now.tv_nsec - since->tv_nsec) / 1000000;
 }
 
+/* Looks pairs up again from every reading: that of the same pair, of another pair, of another file, of nothing. */
+static void test_again(void)
+{
+	struct fared_table *t;
+	CHECK(fared_open(&t, path) == 0);
+	struct {
+		struct fared_address source, destination;
+		struct fared_pair pair;
+		struct fared_slot slots[8];
+	} known[16];
+	uint32_t cursor = 0, n = 0;
+	memset(known, 0, sizeof known);
+	while (n < 16 && fared_next_pair(t, &cursor, &known[n].source, &known[n].destination, &known[n].pair, known[n].slots, 8) == 0)
+		n++;
+	CHECK(n > 1);
+	for (uint32_t i = 0; i < n; i++) {
+		for (uint32_t k = 0; k < n + 3; k++) {
+			struct fared_pair pair = {0};
+			struct fared_slot slots[8] = {0};
+			if (k < n)
+				pair = known[k].pair;
+			if (k == n)
+				pair.run = known[i].pair.run + 1, pair.record = known[i].pair.record;
+			if (k == n + 1)
+				pair.run = known[i].pair.run, pair.record = UINT32_MAX, pair.vector_record = UINT32_MAX;
+			CHECK(fared_lookup_again(t, &known[i].source, &known[i].destination, &pair, slots, 8) == 0);
+			CHECK(!memcmp(&pair, &known[i].pair, sizeof pair) && !memcmp(slots, known[i].slots, sizeof slots));
+		}
+		struct fared_pair pair = known[i].pair;
+		struct fared_address other = address("10.9.9.9");
+		CHECK(fared_lookup_again(t, &known[i].source, &other, &pair, NULL, 0) == FARED_E_NOT_FOUND);
+		CHECK(fared_lookup_again(t, NULL, &other, &pair, NULL, 0) == FARED_E_INVALID && fared_lookup_again(t, &other, &other, &pair, NULL, 1) == FARED_E_INVALID);
+	}
+	fared_close(t);
+}
+
 static void ignore(int signal) { (void)signal; }
 
 static void test_refresh_and_wait(void)
@@ -381,6 +417,7 @@ int main(int argc, char **argv)
 	test_keys(argv[2]);
 	test_open();
 	test_lookup();
+	test_again();
 	test_refresh_and_wait();
 	test_exec();
 	test_damage();

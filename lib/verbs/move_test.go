@@ -4,11 +4,14 @@ import (
 	"fmt"
 	"maps"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
+	"unsafe"
 
 	"github.com/fared/fared/internal/netnstest"
 	"golang.org/x/sys/unix"
@@ -225,8 +228,58 @@ func TestSanitizers(t *testing.T) {
 	}
 }
 
-// BenchmarkMoves measures the time from the publication of a failed plane to the calls that change the ports of its 64 queue pairs, of 256: the last call's, and
-// the part of it that passes after the first call.
+// waiter is a process that waits for a word in shared memory by futex, and does nothing else.
+type waiter struct {
+	mem []byte
+	n   uint32
+}
+
+func newWaiter(b *testing.B, p programs) *waiter {
+	b.Helper()
+	path := filepath.Join(b.TempDir(), "word")
+	f, err := os.Create(path)
+	if err == nil {
+		defer f.Close()
+		err = f.Truncate(16)
+	}
+	if err != nil {
+		b.Fatal(err)
+	}
+	w := &waiter{}
+	if w.mem, err = unix.Mmap(int(f.Fd()), 0, 16, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED); err != nil {
+		b.Fatal(err)
+	}
+	cmd := exec.Command(p.path("wake"), path)
+	if err := cmd.Start(); err != nil {
+		b.Fatal(err)
+	}
+	b.Cleanup(func() {
+		w.set(1<<32 - 1)
+		cmd.Wait()
+		unix.Munmap(w.mem)
+	})
+	w.wake(b) // its start
+	return w
+}
+
+func (w *waiter) set(n uint32) {
+	const wake = 1
+	atomic.StoreUint32((*uint32)(unsafe.Pointer(&w.mem[0])), n)
+	unix.Syscall6(unix.SYS_FUTEX, uintptr(unsafe.Pointer(&w.mem[0])), wake, 1, 0, 0, 0)
+}
+
+// wake wakes the process and returns the time until it runs.
+func (w *waiter) wake(b *testing.B) int64 {
+	b.Helper()
+	w.n++
+	start := monotonic()
+	w.set(w.n)
+	eventually(b, "a process that is awake", func() bool { return atomic.LoadUint32((*uint32)(unsafe.Pointer(&w.mem[4]))) == w.n })
+	return atomic.LoadInt64((*int64)(unsafe.Pointer(&w.mem[8]))) - start
+}
+
+// BenchmarkMoves measures the time from the publication of a failed plane to the calls that change the ports of its 64 queue pairs, of 256: the first and the last
+// one's, and the time between them. In turn with it, "wake" is the time from the wake-up of a process that only waits until it runs, which is the machine's part.
 func BenchmarkMoves(b *testing.B) {
 	p := compile(b, "-O2")
 	tb := publish(b, 128)
@@ -234,13 +287,14 @@ func BenchmarkMoves(b *testing.B) {
 	tb.set(b, 128, 60000, weights[0]...)
 	c := preloaded(b, p, tb)
 	c.connect(numbers(0, 256)...)
-	var last, first []int64
+	w := newWaiter(b, p)
+	results := map[string][]int64{}
 	for i := range 2 * b.N {
+		time.Sleep(2 * time.Millisecond)
 		tb.set(b, 128, 60000, weights[(i+1)%2]...)
-		published := monotonic()
 		calls := strings.Fields(c.ask("moves 64"))
 		if len(calls) != 64 {
-			b.Fatalf("%d queue pairs moved", len(calls))
+			b.Fatalf("%d queue pairs moved, want the 64 that must", len(calls))
 		}
 		at := func(call string) (ns int64) {
 			var id, port int
@@ -248,12 +302,16 @@ func BenchmarkMoves(b *testing.B) {
 			return ns
 		}
 		if i%2 == 0 {
-			last = append(last, at(calls[63])-published)
-			first = append(first, at(calls[0])-published)
+			results["first"] = append(results["first"], at(calls[0])-tb.published)
+			results["last"] = append(results["last"], at(calls[63])-tb.published)
+			results["moves"] = append(results["moves"], at(calls[63])-at(calls[0]))
 		}
 		time.Sleep(2 * time.Millisecond)
+		if i%2 == 0 {
+			results["wake"] = append(results["wake"], w.wake(b))
+		}
 	}
-	for name, values := range map[string][]int64{"last": last, "first": first} {
+	for name, values := range results {
 		slices.Sort(values)
 		b.ReportMetric(float64(values[len(values)/2])/1e3, "p50-"+name+"-us")
 		b.ReportMetric(float64(values[len(values)*99/100])/1e3, "p99-"+name+"-us")

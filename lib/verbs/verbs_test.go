@@ -87,11 +87,12 @@ func compileIn(t testing.TB, flags []string) programs {
 		t.Fatal("no sources", err)
 	}
 	gcc("libfared-verbs.so", append(sources, "../src/fared.c", "-shared", "-fvisibility=hidden", "-Wl,--version-script=src/verbs.map", "-Wl,-z,nodelete", "-Wl,-soname,libfared-verbs.so", p.path("libibverbs.so.1"))...)
-	gcc("client", "tests/client.c", p.path("libibverbs.so.1"))
+	gcc("client", "tests/client.c", "tests/forks.c", p.path("libibverbs.so.1"))
 	// The interposer comes before libibverbs in the global scope, as if preloaded: a sanitizer must be the first library.
-	gcc("linked", "tests/client.c", "-Wl,--no-as-needed", p.path("libfared-verbs.so"), p.path("libibverbs.so.1"))
+	gcc("linked", "tests/client.c", "tests/forks.c", "-Wl,--no-as-needed", p.path("libfared-verbs.so"), p.path("libibverbs.so.1"))
 	gcc("deal", "tests/deal.c", "src/deal.c")
 	gcc("loader", "tests/loader.c")
+	gcc("wake", "tests/wake.c")
 	return p
 }
 
@@ -105,6 +106,8 @@ type table struct {
 	path string
 	w    *slotfile.Writer
 	step uint64
+	// published is CLOCK_MONOTONIC, in ns, when the last change was complete and its publication began.
+	published int64
 }
 
 const planes = 4
@@ -171,6 +174,7 @@ func (tb *table) set(t testing.TB, slots, firstPort int, weights ...int) {
 		},
 	})
 	if err == nil {
+		tb.published = monotonic()
 		err = tb.w.Publish()
 	}
 	if err != nil {

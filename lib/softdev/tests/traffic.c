@@ -1,6 +1,7 @@
 /* Sends messages over many queue pairs and verifies every byte, by the functions of libibverbs alone:
  *   traffic DEVICE PORT                                      the receiver, which waits for one sender
- *   traffic DEVICE PORT ADDRESS QUEUE_PAIRS MESSAGES SIZE    the sender
+ *   traffic DEVICE PORT ADDRESS QUEUE_PAIRS MESSAGES SIZE [AHEAD]    the sender
+ * AHEAD is the number of messages by which a queue pair may be ahead of the slowest one, as in programs that divide each buffer among all.
  * Each message is a WRITE with immediate data into a slot of the receiver, which verifies it and sends its number back. The sender then reads every fourth one
  * back before it reuses the slot. Any wrong byte or failed request ends both with status 1. */
 #include <arpa/inet.h>
@@ -145,22 +146,48 @@ static void post(uint32_t qp, enum ibv_wr_opcode opcode, uint8_t *local, uint32_
 		FAIL("send");
 }
 
-static void send_message(uint32_t qp, uint32_t message)
+static uint32_t next[MAX_QPS], finished[MAX_QPS], ahead = UINT32_MAX, slowest, at_slowest;
+
+/* send_messages sends from a queue pair what it may send. */
+static void send_messages(uint32_t qp)
 {
-	if (message >= here.messages)
-		return;
-	uint8_t *b = slot(qp, message % SLOTS);
-	fill(b, qp, message);
-	post(qp, IBV_WR_RDMA_WRITE_WITH_IMM, b, here.size, message);
+	for (; next[qp] < here.messages && next[qp] < finished[qp] + SLOTS && next[qp] - slowest < ahead; next[qp]++) {
+		uint8_t *b = slot(qp, next[qp] % SLOTS);
+		fill(b, qp, next[qp]);
+		post(qp, IBV_WR_RDMA_WRITE_WITH_IMM, b, here.size, next[qp]);
+	}
+}
+
+/* finish notes a message that has come back. finished is a number of messages, in whose order they finish but for those that are read back; a slot is free when its
+ * message and all before have finished. */
+static void finish(uint32_t qp, uint32_t message)
+{
+	static uint32_t done[MAX_QPS];
+	done[qp] |= 1u << message % SLOTS;
+	for (uint32_t before = finished[qp]; done[qp] & 1u << finished[qp] % SLOTS; before = finished[qp]) {
+		done[qp] &= ~(1u << finished[qp]++ % SLOTS);
+		if (before == slowest && --at_slowest == 0) {
+			slowest = UINT32_MAX;
+			for (uint32_t q = 0; q < here.qps; q++)
+				slowest = finished[q] < slowest ? finished[q] : slowest;
+			for (uint32_t q = 0; q < here.qps; q++)
+				at_slowest += finished[q] == slowest;
+			for (uint32_t q = 0; ahead != UINT32_MAX && q < here.qps; q++)
+				send_messages(q);
+		}
+	}
+	send_messages(qp);
 }
 
 int main(int argc, char **argv)
 {
 	uint64_t done = 0;
 	setvbuf(stdout, NULL, _IOLBF, 0);
-	if (argc != 3 && argc != 7)
-		FAIL("usage: traffic DEVICE PORT [ADDRESS QUEUE_PAIRS MESSAGES SIZE]");
-	sender = argc == 7;
+	if (argc != 3 && argc != 7 && argc != 8)
+		FAIL("usage: traffic DEVICE PORT [ADDRESS QUEUE_PAIRS MESSAGES SIZE [AHEAD]]");
+	sender = argc >= 7;
+	if (argc == 8)
+		ahead = (uint32_t)atoi(argv[7]);
 	exchange(argv[2], sender ? argv[3] : NULL);
 	if (sender)
 		here = (struct hello){.qps = (uint32_t)atoi(argv[4]), .messages = (uint32_t)atoi(argv[5]), .size = (uint32_t)atoi(argv[6])};
@@ -175,9 +202,9 @@ int main(int argc, char **argv)
 			post_receive(q);
 	char byte = 0;
 	swap(&byte, &byte, 1);
+	at_slowest = here.qps;
 	for (uint32_t q = 0; sender && q < here.qps; q++)
-		for (uint32_t i = 0; i < SLOTS; i++)
-			send_message(q, i);
+		send_messages(q);
 	while (done < (uint64_t)here.qps * here.messages) {
 		struct ibv_wc wc;
 		int n = ibv_poll_cq(cq, 1, &wc);
@@ -196,12 +223,12 @@ int main(int argc, char **argv)
 				post(qp, IBV_WR_RDMA_READ, back(qp, message % SLOTS), here.size, message);
 			} else {
 				done++;
-				send_message(qp, message + SLOTS);
+				finish(qp, message);
 			}
 		} else if (wc.wr_id >> 60 == READ) {
 			verify(back(qp, message % SLOTS), qp, message, "read back");
 			done++;
-			send_message(qp, message + SLOTS);
+			finish(qp, message);
 		} else if (!sender) {
 			done++; /* the number has arrived */
 		}

@@ -35,10 +35,18 @@ static const struct {
 #undef ROW
 };
 
+static _Atomic(void *) found[COUNT];
+
+/* Finds the functions early: a child of fork that looks them up waits forever if another thread of the parent was loading a library. */
+__attribute__((constructor)) static void find(void)
+{
+	for (int f = 0; f < COUNT; f++)
+		atomic_store_explicit(&found[f], dlvsym(RTLD_NEXT, functions[f].name, functions[f].version), memory_order_release);
+}
+
 /* Returns the next definition of a function, which is that of another preloaded library or of libibverbs. */
 static void *next(enum function f)
 {
-	static _Atomic(void *) found[COUNT];
 	void *function = atomic_load_explicit(&found[f], memory_order_acquire);
 	if (!function) {
 		function = dlvsym(RTLD_NEXT, functions[f].name, functions[f].version);

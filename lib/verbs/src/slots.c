@@ -8,9 +8,10 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/auxv.h>
+#include <time.h>
 #include <unistd.h>
 
-struct state state = {.lock = PTHREAD_MUTEX_INITIALIZER};
+struct state state = {.lock = PTHREAD_RECURSIVE_MUTEX_INITIALIZER_NP};
 
 static int by_qp(const void *a, const void *b)
 {
@@ -253,6 +254,19 @@ static struct queue_pair *deal(struct set *s, struct ibv_qp *qp)
 /* Returns the flow label by which the kernel's drivers choose a source port (rdma_flow_label_to_udp_sport). Label 0 means none, so the first port has another. */
 static uint32_t label_of(uint16_t port) { return port == FIRST_PORT ? 1u << 14 | 1 : (uint32_t)port - FIRST_PORT; }
 
+/* Loads a set for a new queue pair, which would have no slot without it: a record that its writer was interrupted in changing is read again for 10 ms. */
+static bool load_new(struct set *s)
+{
+	const struct timespec pause = {.tv_nsec = 1000000};
+	for (int attempt = 0; !move_set(s); attempt++) {
+		struct fared_pair pair;
+		if (attempt == 10 || fared_lookup(state.table, &s->key.source, &s->key.destination, &pair, NULL, 0) == FARED_E_NOT_FOUND)
+			return false;
+		nanosleep(&pause, NULL);
+	}
+	return true;
+}
+
 static uint32_t label(struct ibv_qp *qp, const struct ibv_qp_attr *attr, const union ibv_gid *source)
 {
 	struct key key = {.device = device_of(qp->context, attr->ah_attr.port_num)};
@@ -270,7 +284,7 @@ static uint32_t label(struct ibv_qp *qp, const struct ibv_qp_attr *attr, const u
 	struct set *s = set_of(&key);
 	if (!s)
 		return 0;
-	if (fared_is_current(state.table, &s->pair) || move_set(s))
+	if (fared_is_current(state.table, &s->pair) || load_new(s))
 		q = deal(s, qp);
 	else
 		counters.no_pair++;
@@ -373,20 +387,4 @@ void slots_forget(struct ibv_context *context)
 	}
 	pthread_mutex_unlock(&state.lock);
 	errno = reason;
-}
-
-void slots_clear(void)
-{
-	while (state.sets) {
-		struct set *s = state.sets;
-		state.sets = s->next;
-		for (struct queue_pair *q = s->members, *next; q; q = next) {
-			next = q->next;
-			tdelete(q, &state.queue_pairs, by_qp);
-			free(q);
-		}
-		tdelete(s, &state.by_key, by_key);
-		free_set(s);
-	}
-	state.count = 0;
 }

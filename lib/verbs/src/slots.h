@@ -49,7 +49,7 @@ struct queue_pair {
 };
 
 struct state {
-	pthread_mutex_t lock;
+	pthread_mutex_t lock; /* recursive: a signal handler may call fork while its thread holds it, as handlers that start a debugger do */
 	char *path;
 	struct fared_table *table; /* NULL: none yet */
 	void *queue_pairs, *by_key; /* trees of tsearch */
@@ -59,6 +59,7 @@ struct state {
 	uint64_t dealt[DEAL_PLANES];
 	bool changed; /* since the statistics were written */
 	bool watching;
+	struct fared_table *waiting; /* the thread's table */
 };
 
 extern struct state state;
@@ -67,14 +68,12 @@ extern struct state state;
 
 /* Reads the slots of a set, and counts its queue pairs. Returns false, and leaves the last ones, if the table does not have the pair. */
 bool slots_load(struct set *s);
-/* Forgets all queue pairs. */
-void slots_clear(void);
 /* Does the same as slots_load, then changes the source ports of the queue pairs that must move. */
 bool move_set(struct set *s);
 /* Starts the thread that waits for changes of the table, unless it runs. It ends by itself when no queue pair has been there for a second. */
 void watch_start(void);
 
-/* Must run before the lock is taken for the first queue pair: makes fork safe, finds the function that changes source ports. */
+/* Must run before the lock is taken for the first queue pair: reads the environment, finds the function that changes source ports. */
 void watch_prepare(void);
 /* Finds the function that changes source ports if its library is loaded. */
 void move_prepare(void);

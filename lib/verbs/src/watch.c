@@ -1,7 +1,7 @@
 /* The thread that waits for changes of the slot table while queue pairs have slots. */
-#include <signal.h>
-
 #include "slots.h"
+
+#include <signal.h>
 
 /* The longest time without a look at the queue pairs. */
 #define TICK_MS 1000
@@ -26,29 +26,41 @@ static void write_statistics(void)
 	state.changed = false;
 }
 
-static void follow(void)
+static void move_sets(void)
 {
-	fared_refresh(state.table);
 	for (struct set *s = state.sets; s; s = s->next) {
 		if (!fared_is_current(state.table, &s->pair))
 			move_set(s);
 	}
 }
 
+/* Moves queue pairs. After a change the writer has just been there, so the file is whole, and its pairs are read before the path is looked at. */
+static void follow(bool changed)
+{
+	if (changed)
+		move_sets();
+	if (fared_refresh(state.table) == 1 || !changed)
+		move_sets();
+}
+
 static void *watch(void *path)
 {
 	struct fared_table *table = NULL;
+	bool changed = false;
 	fared_open(&table, path);
 	for (;;) {
 		pthread_mutex_lock(&state.lock);
-		follow();
+		state.waiting = table;
+		follow(changed);
 		write_statistics();
 		bool end = !table || !state.count;
 		state.watching = !end;
+		if (end)
+			state.waiting = NULL;
 		pthread_mutex_unlock(&state.lock);
 		if (end)
 			break;
-		fared_wait(table, TICK_MS);
+		changed = fared_wait(table, TICK_MS) == 1;
 	}
 	fared_close(table);
 	return NULL;
@@ -62,9 +74,12 @@ void watch_start(void)
 	if (pthread_attr_init(&attributes))
 		return;
 	pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
-	/* The program's signals are handled by the program's threads. */
+	/* The program's signals are handled by the program's threads, faults by the thread that has them. */
+	static const int faults[] = {SIGBUS, SIGFPE, SIGILL, SIGSEGV, SIGSYS, SIGTRAP};
 	sigset_t all, before;
 	sigfillset(&all);
+	for (size_t i = 0; i < sizeof faults / sizeof *faults; i++)
+		sigdelset(&all, faults[i]);
 	pthread_sigmask(SIG_SETMASK, &all, &before);
 	pthread_t thread;
 	state.watching = pthread_create(&thread, &attributes, watch, state.path) == 0;
@@ -80,24 +95,26 @@ static void before_fork(void) { pthread_mutex_lock(&state.lock); }
 
 static void in_parent(void) { pthread_mutex_unlock(&state.lock); }
 
-/* The queue pairs are the parent's: the child has neither the thread nor any reason to change their source ports. */
+/* The state of the parent in a child of fork: the queue pairs are the parent's, and the child has neither the thread nor any reason to change their source ports. It
+ * is neither read nor freed, because a program may withhold pages of its heap from children (MADV_DONTFORK, as ibv_fork_init does), and the child must live until it
+ * calls exec. The copy lets leak checkers find the memory. */
+__attribute__((used)) static struct state inherited;
+
 static void in_child(void)
 {
-	slots_clear();
-	state.watching = state.changed = false;
-	pthread_mutex_unlock(&state.lock);
+	inherited = state;
+	/* The owner of the lock is the parent's thread, so the child cannot unlock it. */
+	state = (struct state){.lock = PTHREAD_RECURSIVE_MUTEX_INITIALIZER_NP};
+	counters = (struct counters){0};
 }
 
-static void prepare(void)
-{
-	pthread_atfork(before_fork, in_parent, in_child);
-	report_prepare();
-}
+/* No thread holds the lock before this. */
+__attribute__((constructor)) static void watch_forks(void) { pthread_atfork(before_fork, in_parent, in_child); }
 
 void watch_prepare(void)
 {
 	static pthread_once_t once = PTHREAD_ONCE_INIT;
-	pthread_once(&once, prepare);
+	pthread_once(&once, report_prepare);
 	move_prepare();
 }
 

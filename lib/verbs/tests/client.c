@@ -11,18 +11,16 @@
 #include <unistd.h>
 
 #include "../../tests/check.h"
-#include "fake.h"
+#include "client.h"
 
-#define QPS 16384
-
-static struct ibv_qp *qps[QPS];
+struct ibv_qp *qps[QPS];
+struct fake_mlx5 *mlx5;
 static struct ibv_device devices[4];
 static struct ibv_context contexts[4];
-static struct fake_mlx5 *mlx5;
 
 void ibv_copy_qp_attr_from_kern(struct ibv_qp_attr *attr, void *kernel);
 
-static int tasks(void)
+int tasks(void)
 {
 	int n = 0;
 	DIR *d = opendir("/proc/self/task");
@@ -33,8 +31,7 @@ static int tasks(void)
 	return n;
 }
 
-/* Makes a queue pair of the n-th device. */
-static struct ibv_qp *make(int id, enum ibv_qp_type type, int device)
+struct ibv_qp *make(int id, enum ibv_qp_type type, int device)
 {
 	struct ibv_qp *qp = calloc(1, sizeof *qp);
 	CHECK(qp && id >= 0 && id < QPS && device < 4);
@@ -47,7 +44,7 @@ static struct ibv_qp *make(int id, enum ibv_qp_type type, int device)
 	return qps[id] = qp;
 }
 
-static struct ibv_qp_attr attr_to(const char *destination, uint32_t label, int global, int gid, int port)
+struct ibv_qp_attr attr_to(const char *destination, uint32_t label, int global, int gid, int port)
 {
 	struct ibv_qp_attr attr = {.qp_state = IBV_QPS_RTR, .ah_attr = {.is_global = (uint8_t)global, .port_num = (uint8_t)port}};
 	attr.ah_attr.grh.sgid_index = (uint8_t)gid;
@@ -160,7 +157,7 @@ static void obey(const char *command, const int a[4], const char *destination)
 		printf("%d\n", fake.queried);
 	} else if (strcmp(command, "fork") == 0) {
 		fork_child();
-	} else {
+	} else if (!forks(command, a[0])) {
 		CHECK(strcmp(command, "exec") == 0);
 		fflush(stdout);
 		execlp("/bin/echo", "echo", "executed", NULL);
@@ -168,8 +165,10 @@ static void obey(const char *command, const int a[4], const char *destination)
 	fflush(stdout);
 }
 
-int main(void)
+int main(int argc, char **argv)
 {
+	if (argc > 1 && strcmp(argv[1], "child") == 0)
+		return executed();
 	const char *library = getenv("FAKE_MLX5");
 	if (library) {
 		void *handle = dlopen(library, RTLD_NOW | RTLD_LOCAL); /* as libibverbs loads a driver */

@@ -24,6 +24,8 @@ struct fake_call {
 
 struct fake_mlx5 {
 	int error;          /* result of mlx5dv_modify_qp_udp_sport */
+	int delay_us;       /* its duration */
+	int raised;         /* a signal that it raises; 0: none */
 	_Atomic int calls; /* of it, FAKE_CALLS of which are recorded */
 	struct fake_call call[FAKE_CALLS];
 };

@@ -1,8 +1,10 @@
 /* A libmlx5.so.1 of one function, which records its calls. */
 #include <errno.h>
 #include <infiniband/verbs.h>
+#include <signal.h>
 #include <stdatomic.h>
 #include <time.h>
+#include <unistd.h>
 
 #include "fake.h"
 
@@ -12,6 +14,10 @@ int mlx5dv_modify_qp_udp_sport(struct ibv_qp *qp, uint16_t port)
 {
 	if (qp->state != IBV_QPS_RTS || (qp->qp_type != IBV_QPT_RC && qp->qp_type != IBV_QPT_UC))
 		return EINVAL;
+	if (fake_mlx5.delay_us)
+		usleep((useconds_t)fake_mlx5.delay_us);
+	if (fake_mlx5.raised)
+		raise(fake_mlx5.raised);
 	struct timespec now;
 	clock_gettime(CLOCK_MONOTONIC, &now);
 	int n = atomic_load(&fake_mlx5.calls);
