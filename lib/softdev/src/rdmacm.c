@@ -166,6 +166,20 @@ static bool find_gid(const struct in6_addr *a, uint32_t *gid)
 	return false;
 }
 
+static bool gid_of_family(const struct in6_addr *a, uint32_t *gid)
+{
+	for (*gid = 0; sd_gid(*gid); ++*gid)
+		if (sd_is_ipv4(sd_gid(*gid)) == sd_is_ipv4(a))
+			return true;
+	return false;
+}
+
+/* libfabric binds to the host's loopback address if it wants any device: it stands for the first address of fared0. */
+static bool is_loopback(const struct in6_addr *a)
+{
+	return sd_is_ipv4(a) ? a->s6_addr[12] == 127 : IN6_IS_ADDR_LOOPBACK(a);
+}
+
 /* route_source asks the kernel for the source address of packets to a destination. */
 static bool route_source(const struct in6_addr *destination, struct in6_addr *source)
 {
@@ -596,7 +610,7 @@ static void destroy_cqs(struct rdma_cm_id *base)
 		softdev_destroy_cq(base->recv_cq);
 		softdev_destroy_comp_channel(base->recv_cq_channel);
 	}
-	if (base->send_cq) {
+	if (base->send_cq && base->send_cq != base->recv_cq) { /* librdmacm's sockets have one queue for both */
 		softdev_destroy_cq(base->send_cq);
 		softdev_destroy_comp_channel(base->send_cq_channel);
 	}
@@ -969,13 +983,17 @@ EXPORT int rdma_bind_addr(struct rdma_cm_id *base, struct sockaddr *name)
 			set_address(&base->route.addr.src_storage, &a, i->port);
 		return 0;
 	}
-	if (!find_gid(&a, &gid))
-		return i->real ? FORWARD(-1, rdma_bind_addr, base, name) : fail(ENODEV);
+	if (!find_gid(&a, &gid)) {
+		if (i->real && FORWARD(-1, rdma_bind_addr, base, name) == 0)
+			return 0;
+		if (!is_loopback(&a) || !gid_of_family(&a, &gid))
+			return i->real ? -1 : fail(ENODEV);
+	}
 	int err = take(i, gid, port);
 	if (err)
 		return fail(err);
 	choose_port(i);
-	set_address(&base->route.addr.src_storage, &a, i->port);
+	set_address(&base->route.addr.src_storage, &i->address, i->port);
 	return 0;
 }
 
@@ -993,10 +1011,7 @@ static bool choose_source(const struct id *i, const struct sockaddr *source, con
 		return find_gid(&a, gid);
 	if (route_source(destination, &a) && find_gid(&a, gid))
 		return true;
-	for (*gid = 0; !i->real && sd_gid(*gid); ++*gid)
-		if (sd_is_ipv4(sd_gid(*gid)) == sd_is_ipv4(destination))
-			return true;
-	return false;
+	return !i->real && gid_of_family(destination, gid);
 }
 
 EXPORT int rdma_resolve_addr(struct rdma_cm_id *base, struct sockaddr *source, struct sockaddr *destination, int timeout_ms)
@@ -1477,11 +1492,13 @@ EXPORT struct ibv_context **rdma_get_devices(int *num)
 		return NULL;
 	}
 	d->theirs = theirs;
+	int all = 0;
 	for (int i = 0; i < n; i++)
-		d->contexts[i] = theirs[i];
-	d->contexts[n++] = context;
+		if (!softdev_owns(theirs[i])) /* librdmacm has found fared0 by libibverbs' functions */
+			d->contexts[all++] = theirs[i];
+	d->contexts[all++] = context;
 	if (num)
-		*num = n;
+		*num = all;
 	return d->contexts;
 }
 
