@@ -56,7 +56,7 @@ enum sd_cm_event {
 
 /* The properties of an end's queue pair. */
 struct sd_cm_end {
-	uint32_t qpn, psn;
+	uint32_t qpn, psn; /* psn: at which the other end begins to send */
 	uint8_t responder_resources, initiator_depth; /* READs and atomics that the end accepts and that it sends */
 	uint8_t retry_count, rnr_retry;
 	bool flow_control, srq;

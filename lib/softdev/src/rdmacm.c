@@ -564,7 +564,7 @@ static int fill_rtr(const struct id *i, struct ibv_qp_attr *attr)
 	const struct sd_cm_conn *c = i->conn;
 	attr->path_mtu = i->mtu;
 	attr->dest_qp_num = c->there.qpn;
-	attr->rq_psn = c->there.psn;
+	attr->rq_psn = c->here.psn;
 	attr->max_dest_rd_atomic = i->responder_resources;
 	attr->min_rnr_timer = MIN_RNR_TIMER;
 	attr->ah_attr = (struct ibv_ah_attr){.is_global = 1, .port_num = 1, .grh = {.sgid_index = (uint8_t)i->gid, .hop_limit = 64, .traffic_class = i->traffic_class}};
@@ -572,11 +572,11 @@ static int fill_rtr(const struct id *i, struct ibv_qp_attr *attr)
 	return IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN | IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER;
 }
 
-/* fill_rts: the REQ has the counts and the timeout of retries of both ends, and each end states its patience with a receiver that is not ready. */
+/* fill_rts: a message has the sequence number at which its receiver begins to send (section 12.7.27), so that both ends swap theirs. The REQ has the counts and the timeout of retries of both ends, and each end states its patience with a receiver that is not ready. */
 static int fill_rts(const struct id *i, struct ibv_qp_attr *attr)
 {
 	const struct sd_cm_conn *c = i->conn;
-	attr->sq_psn = c->here.psn;
+	attr->sq_psn = c->there.psn;
 	attr->timeout = c->ack_timeout;
 	attr->retry_cnt = c->active ? c->here.retry_count : c->there.retry_count;
 	attr->rnr_retry = c->there.rnr_retry;
@@ -1239,9 +1239,7 @@ EXPORT int rdma_listen(struct rdma_cm_id *base, int backlog)
 		i->address = (struct in6_addr){0};
 		choose_port(i);
 	}
-	int err = i->wild ? listen_everywhere() : 0;
-	if (err)
-		return fail(err);
+	int err = 0;
 	if (!i->channel && become_synchronous(i) != 0) /* librdmacm has the endpoint's channel */
 		return -1;
 	if (i->real && i->wild && !i->sync && FORWARD(-1, rdma_listen, base, backlog) != 0)
@@ -1257,6 +1255,8 @@ EXPORT int rdma_listen(struct rdma_cm_id *base, int backlog)
 		i->listening = true;
 	}
 	pthread_mutex_unlock(&lock);
+	if (!err && i->wild && (err = listen_everywhere()) != 0) /* last, so that no request comes before */
+		i->listening = false;
 	return err ? fail(err) : 0;
 }
 

@@ -71,4 +71,5 @@ def main():
     sys.exit(1 if wrong or not opcodes else 0)
 
 
-main()
+if __name__ == "__main__":
+    main()
