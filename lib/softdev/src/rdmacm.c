@@ -572,7 +572,8 @@ static int fill_rtr(const struct id *i, struct ibv_qp_attr *attr)
 	return IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN | IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER;
 }
 
-/* fill_rts: a message has the sequence number at which its receiver begins to send (section 12.7.27), so that both ends swap theirs. The REQ has the counts and the timeout of retries of both ends, and each end states its patience with a receiver that is not ready. */
+/* fill_rts: the starting PSN of a message is that at which its receiver begins to send. The REQ has the counts and the timeout of retries of both ends, and each
+ * end states its patience with a receiver that is not ready. */
 static int fill_rts(const struct id *i, struct ibv_qp_attr *attr)
 {
 	const struct sd_cm_conn *c = i->conn;

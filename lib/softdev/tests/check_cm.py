@@ -1,12 +1,13 @@
 """Checks the connection management in a capture (pcap, Ethernet, IPv4) against the specification, independently of the device: headers, fields, reserved bits and
 the order of messages.
 
-usage: check_cm.py FILE [OFFSET XOR]. Prints the number of messages by name and of complete connections; exits with 1 if a message is wrong. With an offset, that
-byte of every message is changed before the check, which must then fail.
+usage: check_cm.py FILE [PEER]. Prints the number of messages by name, of connections, of those established and of those that ended in order; exits with 1 if a
+message is wrong, or if the check would not notice some changed fields. PEER is the address of an implementation that may send IPv4 headers of another kind.
 Sources: InfiniBand Architecture Specification, volume 1: sections 12.6, 12.7, 12.9, 13.4; annex A11 (RDMA IP CM service).
 """
 
 import collections
+import socket
 import struct
 import sys
 
@@ -108,21 +109,39 @@ def check(frame, connections, change):
     return name
 
 
+# Bytes of a message and bits of them whose change must be noticed: class, reserved bytes, attribute, identifiers; of a REQ the service, CA GUID and so on.
+CHANGES = [(1, 1), (5, 1), (17, 0x40), (19, 1), (27, 1), (31, 1), (32 + 5, 1), (24 + 36, 1), (24 + 43, 2), (24 + 48, 1), (24 + 60, 2), (24 + 94, 1), (24 + 100, 8), (24 + 159, 1)]
+
+
+def check_all(frames, change=None):
+    """Returns the number of messages by name, the connections and the errors."""
+    names, connections, wrong = collections.Counter(), {}, []
+    for at, frame in frames:
+        try:
+            names[check(frame, connections, change)] += 1
+        except ValueError as error:
+            wrong.append(f"packet at {at}: {error}")
+    return names, connections, wrong
+
+
 def main():
     data = open(sys.argv[1], "rb").read()
-    change = (int(sys.argv[2]), int(sys.argv[3])) if len(sys.argv) > 2 else None
+    check_icrc.foreign.update(socket.inet_aton(a) for a in sys.argv[2:])
     order = "<" if data[:4] in (b"\xd4\xc3\xb2\xa1", b"\x4d\x3c\xb2\xa1") else ">"
-    at, wrong, names, connections = 24, 0, collections.Counter(), {}
+    at, frames = 24, []
     while at + 16 <= len(data):
         size = struct.unpack(order + "I", data[at + 8 : at + 12])[0]
-        try:
-            names[check(data[at + 16 : at + 16 + size], connections, change)] += 1
-        except ValueError as error:
-            wrong += 1
-            print(f"packet at {at}: {error}")
+        frame = data[at + 16 : at + 16 + size]
+        if len(frame) > 58 and frame[42] == 0x64 and number(frame, 47, 3) == 1:
+            frames.append((at, frame))
         at += 16 + size
-    complete = sum(c["state"] == "DREP" for c in connections.values())
-    print("messages", *(f"{name}:{n}" for name, n in sorted(names.items())), "connections", len(connections), "complete", complete, "wrong", wrong)
+    names, connections, wrong = check_all(frames)
+    for change in CHANGES:
+        if not check_all(frames, change)[2]:
+            wrong.append(f"a change of byte {change[0]} is not noticed")
+    print(*wrong, sep="\n")
+    states = collections.Counter(c["state"] for c in connections.values())
+    print("messages", *(f"{name}:{n}" for name, n in sorted(names.items())), "connections", len(connections), "established", states["RTU"] + states["DREP"], "complete", states["DREP"], "wrong", len(wrong))
     sys.exit(1 if wrong or not names else 0)
 
 
