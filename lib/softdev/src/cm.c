@@ -373,6 +373,22 @@ static int check_req(const struct in6_addr *from, const struct in6_addr *to, con
 	return 0;
 }
 
+/* offer passes a REQ to the user. A rejected one without a user is freed by the timers. */
+static void offer(struct sd_cm_conn *c)
+{
+	int reason = c->cm->request(c->cm, c);
+	if (reason == SD_CM_LATER) {
+		if (!c->timer)
+			set_timer(c, RESPONSE_TIMEOUT);
+		return;
+	}
+	c->timer = 0;
+	if (reason) {
+		c->cm->counters.rejected++;
+		sd_cm_reject(c, reason, NULL, 0);
+	}
+}
+
 static void receive_req(struct sd_cm *cm, const struct in6_addr *from, const struct in6_addr *to, const uint8_t *m)
 {
 	uint32_t id = (uint32_t)get(m + LOCAL_ID, 4), qpn = (uint32_t)get(m + REQ_QPN, 3);
@@ -419,12 +435,14 @@ static void receive_req(struct sd_cm *cm, const struct in6_addr *from, const str
 	c->peer_timeout = m[REQ_LOCAL_TIMEOUT] >> 3;
 	c->peer_retries = m[REQ_RETRIES] >> 4;
 	memcpy(c->private_data, m + REQ_PRIVATE, SD_CM_REQ_PRIVATE);
-	reason = cm->request(cm, c);
-	if (reason) {
-		cm->counters.rejected++;
-		sd_cm_reject(c, reason, NULL, 0);
-		discard(c);
-	}
+	offer(c);
+}
+
+void sd_cm_offer(struct sd_cm *cm)
+{
+	for (struct sd_cm_conn *c = cm->all; c; c = c->next)
+		if (c->state == SD_CM_REQ_RECEIVED && !c->user)
+			offer(c);
 }
 
 static void receive_rep(struct sd_cm_conn *c, const uint8_t *m)
@@ -605,6 +623,11 @@ static void expire(struct sd_cm_conn *c)
 	if (c->state == SD_CM_TIMEWAIT) {
 		end(c);
 		emit(c, SD_CM_TIMEWAIT_OVER, 0, NULL, 0);
+		return;
+	}
+	if (c->state == SD_CM_REQ_RECEIVED) { /* no listener has come */
+		c->cm->counters.rejected++;
+		sd_cm_reject(c, SD_CM_UNKNOWN_SERVICE, NULL, 0);
 		return;
 	}
 	if (c->tries < most) {

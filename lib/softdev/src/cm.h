@@ -33,6 +33,9 @@ enum {
 	SD_CM_BY_CONSUMER = 28,
 };
 
+/* A request waits up to a second for a listener. */
+#define SD_CM_LATER (-1)
+
 enum sd_cm_state {
 	SD_CM_IDLE,
 	SD_CM_REQ_SENT,
@@ -95,7 +98,7 @@ struct sd_cm {
 	struct sd_cm_counters counters;
 	/* Sends a message of SD_MAD_SIZE bytes. */
 	void (*send)(struct sd_cm *cm, const struct in6_addr *from, const struct in6_addr *to, const uint8_t *message);
-	/* A REQ has arrived. Returns 0 and sets the user of the connection, or a reason to reject it. */
+	/* A REQ has arrived. Returns 0 and sets the user of the connection, a reason to reject it, or SD_CM_LATER. */
 	int (*request)(struct sd_cm *cm, struct sd_cm_conn *c);
 	void (*event)(struct sd_cm *cm, struct sd_cm_conn *c, enum sd_cm_event event, int status, const uint8_t *private_data, size_t size);
 };
@@ -104,6 +107,8 @@ struct sd_cm {
 void sd_cm_input(struct sd_cm *cm, const struct in6_addr *from, const struct in6_addr *to, const uint8_t *message, size_t size);
 /* Runs the timers that are due, and sets next_timer. */
 void sd_cm_timers(struct sd_cm *cm);
+/* Offers the requests that wait for a listener again. */
+void sd_cm_offer(struct sd_cm *cm);
 /* Frees every connection without messages. */
 void sd_cm_close(struct sd_cm *cm);
 

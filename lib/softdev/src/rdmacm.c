@@ -51,6 +51,7 @@ enum {
 	MAX_USER_DATA = SD_CM_REQ_PRIVATE - SD_CM_IP_HEADER,
 	QP_ACCESS = IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_ATOMIC,
 };
+#define RELISTEN 5000000000ull /* ns */
 #define SERVICE_PREFIX 16 /* a service is the port space and the port */
 
 struct event {
@@ -335,13 +336,18 @@ static uint8_t mtu_code(const struct in6_addr *from, const struct in6_addr *to)
 	return code;
 }
 
+static uint64_t service_of(const struct id *i)
+{
+	return (uint64_t)i->base->ps << SERVICE_PREFIX | i->port;
+}
+
 /* listener_for returns the identifier that listens for a service at an address. The caller has the lock. */
 static struct id *listener_for(uint64_t service, const struct in6_addr *address)
 {
 	struct id *wild = NULL;
 	for (int b = 0; b < BUCKETS; b++)
 		for (struct id *i = ids[b]; i; i = i->next) {
-			if (!i->listening || service != ((uint64_t)i->base->ps << SERVICE_PREFIX | i->port))
+			if (!i->listening || service != service_of(i))
 				continue;
 			if (memcmp(&i->address, address, sizeof *address) == 0)
 				return i;
@@ -350,6 +356,21 @@ static struct id *listener_for(uint64_t service, const struct in6_addr *address)
 				wild = i;
 		}
 	return wild;
+}
+
+/* Services whose listener has ended, with the time. Programs such as perftest replace their listener while the peer already connects again: a request for such a
+ * service waits. The device's lock protects them. */
+static struct {
+	uint64_t service, at;
+} ended[16];
+static unsigned ended_next;
+
+static bool has_ended_now(uint64_t service)
+{
+	for (size_t i = 0; i < sizeof ended / sizeof *ended; i++)
+		if (ended[i].at && ended[i].service == service && cm->now - ended[i].at < RELISTEN)
+			return true;
+	return false;
 }
 
 static void bind_to_device(struct id *i, uint32_t gid)
@@ -376,7 +397,7 @@ static int on_request(struct sd_cm *m, struct sd_cm_conn *c)
 	pthread_mutex_lock(&lock);
 	struct id *listener = listener_for(c->service, &c->local), *i = NULL;
 	struct event *e = NULL;
-	int reason = !listener ? SD_CM_UNKNOWN_SERVICE : listener->pending >= listener->backlog ? SD_CM_NO_RESOURCES : 0;
+	int reason = !listener ? (has_ended_now(c->service) ? SD_CM_LATER : SD_CM_UNKNOWN_SERVICE) : listener->pending >= listener->backlog ? SD_CM_NO_RESOURCES : 0;
 	if (!reason) {
 		i = new_id(NULL);
 		e = i ? new_event(listener, RDMA_CM_EVENT_CONNECT_REQUEST, 0) : NULL;
@@ -1076,9 +1097,15 @@ EXPORT int rdma_resolve_route(struct rdma_cm_id *base, int timeout_ms)
 static void remove_id(struct id *i)
 {
 	struct event *e;
-	if (i->conn) {
+	if (i->conn || i->listening) {
 		enter();
-		sd_cm_release(i->conn);
+		if (i->conn)
+			sd_cm_release(i->conn);
+		if (i->listening) {
+			ended[ended_next].service = service_of(i);
+			ended[ended_next].at = cm->now;
+			ended_next = (ended_next + 1) % (sizeof ended / sizeof *ended);
+		}
 		leave();
 	}
 	pthread_mutex_lock(&lock);
@@ -1258,6 +1285,11 @@ EXPORT int rdma_listen(struct rdma_cm_id *base, int backlog)
 	pthread_mutex_unlock(&lock);
 	if (!err && i->wild && (err = listen_everywhere()) != 0) /* last, so that no request comes before */
 		i->listening = false;
+	if (!err) {
+		enter();
+		sd_cm_offer(cm);
+		leave();
+	}
 	return err ? fail(err) : 0;
 }
 

@@ -32,7 +32,7 @@ static struct message wire[FLYING];
 static int flying, round_number, sent_by_type[2][256];
 static uint64_t now, seed;
 static uint32_t loss, copies;
-static bool cut, listening, mutate;
+static bool cut, listening, later, mutate;
 
 static uint32_t rnd(uint32_t n)
 {
@@ -71,7 +71,7 @@ static int request(struct sd_cm *at, struct sd_cm_conn *c)
 	struct sd_cm_ip ip;
 	(void)at;
 	if (!listening || c->service != SERVICE)
-		return SD_CM_UNKNOWN_SERVICE;
+		return later ? SD_CM_LATER : SD_CM_UNKNOWN_SERVICE;
 	if (!sd_cm_get_ip_header(c->private_data, &ip) || e->c)
 		return SD_CM_BY_CONSUMER;
 	e->c = c;
@@ -258,6 +258,26 @@ static void failures(void)
 	dial();
 	run(SECOND);
 	CHECK(client->rejected && client->status == SD_CM_UNKNOWN_SERVICE);
+	finish();
+	begin(); /* a listener that comes, and one that does not, while the request waits */
+	listening = false;
+	later = true;
+	dial();
+	run(SECOND / 2);
+	CHECK(!client->rejected && !server->c);
+	listening = true;
+	sd_cm_offer(&cm[SERVER]);
+	CHECK(server->c && server->requests == 1);
+	accept_call();
+	run(5ull * SECOND);
+	CHECK(client->response);
+	finish();
+	begin();
+	listening = false;
+	dial();
+	run(5ull * SECOND);
+	CHECK(client->rejected && client->status == SD_CM_UNKNOWN_SERVICE);
+	later = false;
 	finish();
 	begin(); /* the program rejects */
 	dial();
