@@ -68,7 +68,7 @@ func (e *ends) talk(t testing.TB, server, client []string) string {
 // TestConnectionManager runs unmodified programs that connect by rdma_cm, and checks each of their management datagrams by a separate implementation of the
 // specification.
 func TestConnectionManager(t *testing.T) {
-	e := newEnds(t, "rping", "ucmatose", "ib_write_bw", "fi_pingpong", "tcpdump", "python3", "ss", "valgrind", "/usr/include/rdma/rdma_cma.h")
+	e := newEnds(t, "rping", "ucmatose", "ib_write_bw", "fi_pingpong", "tcpdump", "python3", "ss", "/usr/include/rdma/rdma_cma.h")
 	capture := filepath.Join(t.TempDir(), "cm.pcap")
 	tcpdump := e.server.Start(t, "tcpdump", "-i", "eth0", "-Z", "root", "-U", "-w", capture, "udp dst port 4791 and udp[8] = 0x64 and udp[13:2] = 0 and udp[15] = 1")
 	netnstest.Eventually(t, time.Minute, func() error {
@@ -85,7 +85,6 @@ func TestConnectionManager(t *testing.T) {
 		{"rping", "rping -s -C 5 -v", "rping -c -C 5 -v -a " + serverAddress, "server ping data: rdma-ping-4", 1},
 		{"ucmatose", "ucmatose -c 5", "ucmatose -c 5 -s " + serverAddress, "return status 0", 5},
 		{"ucmatose -m", "ucmatose -m -b " + serverAddress, "ucmatose -m -s " + serverAddress, "return status 0", 1},
-		{"ucmatose valgrind", "valgrind -q --error-exitcode=9 ucmatose", "valgrind -q --error-exitcode=9 ucmatose -s " + serverAddress, "return status 0", 1},
 		{"ib_write_bw", "ib_write_bw -R -n 200", "ib_write_bw -R -n 200 " + serverAddress, "65536 ", 2},
 		{"ib_send_lat", "ib_send_lat -R -n 200", "ib_send_lat -R -n 200 " + serverAddress, "2 ", 2},
 		{"ib_read_bw", "ib_read_bw -R -q 4 -n 100", "ib_read_bw -R -q 4 -n 100 " + serverAddress, "65536 ", 5},
