@@ -26,7 +26,8 @@ static void send_message(struct sd_cm *cm, const struct in6_addr *from, const st
 {
 	struct manager *m = manager_of(cm);
 	struct sd_path path = {.flow = {.source = *from, .destination = *to, .destination_port = SD_UDP_PORT}, .tos = 2 /* ECT(0) */};
-	struct sd_header h = {.opcode = SD_UD_SEND, .qpn = SD_MANAGEMENT_QPN, .source_qpn = SD_MANAGEMENT_QPN, .qkey = (uint32_t)SD_MANAGEMENT_QKEY, .psn = m->psn++ & 0xffffff};
+	struct sd_header h = {.opcode = SD_UD_SEND, .qpn = SD_MANAGEMENT_QPN, .source_qpn = SD_MANAGEMENT_QPN, .qkey = (uint32_t)SD_MANAGEMENT_QKEY};
+	h.psn = m->psn++ & 0xffffff;
 	struct sd_packet packet = {.payload = {{(void *)(uintptr_t)message, SD_MAD_SIZE}}, .pieces = 1, .payload_size = SD_MAD_SIZE};
 	if (sd_slots_join(m->dev, &path, ++m->seed) != 0)
 		return; /* lost, as on a network: timers send it again */

@@ -244,11 +244,12 @@ static struct id *new_id(struct rdma_cm_id *base)
 	return i;
 }
 
+/* find_channel finds a channel also by librdmacm's, which its identifiers name. */
 static struct channel *find_channel(const struct rdma_event_channel *base)
 {
 	pthread_mutex_lock(&lock);
-	struct channel *c = channels;
-	while (c && &c->base != base)
+	struct channel *c = base ? channels : NULL;
+	while (c && &c->base != base && c->real != base)
 		c = c->next;
 	pthread_mutex_unlock(&lock);
 	return c;
@@ -1174,9 +1175,9 @@ EXPORT int rdma_destroy_id(struct rdma_cm_id *base)
 EXPORT int rdma_migrate_id(struct rdma_cm_id *base, struct rdma_event_channel *to)
 {
 	struct id *i = active() ? find_id(base) : NULL;
-	struct channel *c = i && to ? find_channel(to) : NULL;
-	if (!i)
-		return FORWARD(-1, rdma_migrate_id, base, to);
+	struct channel *c = active() && to ? find_channel(to) : NULL;
+	if (!i) /* a connection that librdmacm has accepted */
+		return FORWARD(-1, rdma_migrate_id, base, c ? c->real : to);
 	if (i->real && !i->ours) {
 		if (to && (!c || !c->real))
 			return fail(EINVAL);
@@ -1416,7 +1417,8 @@ EXPORT int rdma_accept(struct rdma_cm_id *base, struct rdma_conn_param *p)
 		return -1;
 	if (!i->conn || (!base->qp && !p))
 		return fail(EINVAL);
-	uint8_t offered = i->initiator_depth < SD_MAX_READS ? i->initiator_depth : SD_MAX_READS, wanted = i->responder_resources < SD_MAX_READS ? i->responder_resources : SD_MAX_READS;
+	uint8_t offered = i->initiator_depth < SD_MAX_READS ? i->initiator_depth : SD_MAX_READS;
+	uint8_t wanted = i->responder_resources < SD_MAX_READS ? i->responder_resources : SD_MAX_READS;
 	i->initiator_depth = within(p ? p->initiator_depth : RDMA_MAX_INIT_DEPTH, RDMA_MAX_INIT_DEPTH, offered);
 	i->responder_resources = within(p ? p->responder_resources : RDMA_MAX_RESP_RES, RDMA_MAX_RESP_RES, wanted);
 	if (i->responder_resources > SD_MAX_READS || i->initiator_depth > SD_MAX_READS)
