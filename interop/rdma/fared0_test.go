@@ -9,6 +9,8 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/fared/fared/internal/netnstest"
 )
 
@@ -90,8 +92,8 @@ func (b *pairBed) awaitListener(t testing.TB, soft bool, server string) {
 	})
 }
 
-// play runs a program that listens on one of the devices, and its peer on the other one. It returns their output.
-func (b *pairBed) play(t testing.TB, softListens bool, server, client string) string {
+// play runs a program that listens on one of the devices, and its peer on the other one. Both must succeed.
+func (b *pairBed) play(t testing.TB, softListens bool, server, client string) error {
 	t.Helper()
 	var logs [2]strings.Builder
 	start := func(soft bool, words string, log *strings.Builder) *exec.Cmd {
@@ -113,12 +115,18 @@ func (b *pairBed) play(t testing.TB, softListens bool, server, client string) st
 	listener := start(softListens, server, &logs[0])
 	b.awaitListener(t, softListens, server)
 	peer := start(!softListens, client, &logs[1])
-	errs := [2]error{listener.Wait(), peer.Wait()}
-	all := logs[0].String() + "\n---\n" + logs[1].String()
-	if errs[0] != nil || errs[1] != nil {
-		t.Fatalf("%s: %v\n%s: %v\n%s", server, errs[0], client, errs[1], all)
+	errs := [2]error{1: peer.Wait()}
+	if errs[1] != nil {
+		if err := listener.Process.Signal(unix.SIGTERM); err != nil { // timeout passes it on
+			t.Log(err)
+		}
 	}
-	return all
+	errs[0] = listener.Wait()
+	all := logs[0].String() + "\n---\n" + logs[1].String()
+	if errs[0] == nil && errs[1] == nil {
+		return nil
+	}
+	return fmt.Errorf("%s: %w\n%s: %w\n%s", server, errs[0], client, errs[1], all)
 }
 
 // TestFared0 runs Debian's programs between fared0 and rdma_rxe, with each of them as the server, and checks every packet of both against the specification.
@@ -153,7 +161,14 @@ func TestFared0(t *testing.T) {
 					server += " -p " + port
 					client = server + " ADDRESS"
 				}
-				b.play(t, soft, server, strings.ReplaceAll(client, "ADDRESS", address))
+				client = strings.ReplaceAll(client, "ADDRESS", address)
+				err := b.play(t, soft, server, client)
+				for i := 0; i < 3 && err != nil && strings.Contains(err.Error(), "Correlation coefficient"); i++ {
+					err = b.play(t, soft, server, client) // perftest could not measure the emulated processor's clock
+				}
+				if err != nil {
+					t.Error(err)
+				}
 			})
 		}
 	}
