@@ -6,10 +6,11 @@ set -euo pipefail
 declare -A needs=([promtool]=prometheus [vtysh]=frr [birdc]=bird2 [gobgpd]=gobgpd [ip]=iproute2 [ping]=iputils-ping [ethtool]=ethtool [gcc]=gcc [protoc]=protobuf-compiler [clang-14]=clang-14 [llvm-strip-14]=llvm-14 [tcpdump]=tcpdump [bpftool]=bpftool [tshark]=tshark [iperf3]=iperf3 [valgrind]=valgrind [pkg-config]=pkgconf [python3]=python3 [chromium]=chromium [rpm]=rpm [setarch]=util-linux [/usr/include/infiniband/verbs.h]=libibverbs-dev
   [docker]=docker.io [debootstrap]=debootstrap [/usr/share/keyrings/debian-archive-keyring.gpg]=debian-archive-keyring
   [ibv_rc_pingpong]=ibverbs-utils [ib_write_bw]=perftest [ucx_perftest]=ucx-utils
+  [/usr/include/rdma/rdma_cma.h]=librdmacm-dev [rping]=rdmacm-utils [fi_pingpong]=libfabric-bin
   [/usr/include/bpf/bpf_helpers.h]=libbpf-dev [/usr/lib/python3/dist-packages/torch]=python3-torch)
 if [ "${1:-}" = vm ]; then
   needs+=([qemu-system-x86_64]=qemu-system-x86 [busybox]=busybox-static [cpio]=cpio [xz]=xz-utils [modprobe]=kmod
-    [ib_write_bw]=perftest [ucx_perftest]=ucx-utils [fi_pingpong]=libfabric-bin [rdma]=iproute2 [/etc/libibverbs.d/rxe.driver]=ibverbs-providers)
+    [ib_write_bw]=perftest [ucx_perftest]=ucx-utils [rdma]=iproute2 [/etc/libibverbs.d/rxe.driver]=ibverbs-providers)
 fi
 missing=()
 for tool in "${!needs[@]}"; do

@@ -45,6 +45,7 @@ func runInVM(kernel string) error {
 		{"go", "build", "-o", filepath.Join(dir, "fared"), "../../cmd/fared"},
 		{"go", "test", "-c", "-o", filepath.Join(dir, "tests"), "."},
 		{"make", "-C", "../../lib", "OUT=" + dir},
+		{"make", "-C", "../../lib/softdev", "OUT=" + dir},
 	} {
 		cmd := exec.Command(command[0], command[1:]...)
 		cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
@@ -52,7 +53,7 @@ func runInVM(kernel string) error {
 			return fmt.Errorf("%v: %w\n%s", command, err, out)
 		}
 	}
-	line := []string{"-k", kernel, "-t", "900", "-d", "rdma_rxe", "-d", "rdma_ucm", "-d", "ib_uverbs", "env", folderKey + "=" + dir, filepath.Join(dir, "tests")}
+	line := []string{"-k", kernel, "-t", "1500", "-d", "rdma_rxe", "-d", "rdma_ucm", "-d", "ib_uverbs", "env", folderKey + "=" + dir, filepath.Join(dir, "tests")}
 	flag.Visit(func(f *flag.Flag) {
 		switch f.Name { // those that select tests and show them; others name files of this machine
 		case "test.run", "test.skip", "test.v", "test.timeout", "test.failfast":

@@ -17,6 +17,8 @@ enum {
 	SD_MAX_JOBS = 256,     /* queued responses of a queue pair */
 	SD_READ_CHUNK = 32,    /* packets of a READ that one request asks for */
 	SD_GRH_SIZE = 40,
+	SD_MANAGEMENT_QPN = 1,
+	SD_MANAGEMENT_QKEY = (int)0x80010000,
 };
 
 struct sd_qp;
@@ -75,6 +77,13 @@ struct sd_dev {
 	struct sd_counters counters;
 	struct sd_slots *slots; /* the slot table; NULL: none */
 	uint32_t armed;         /* completion queues that await an event */
+	struct sd_management *management; /* the user of queue pair 1; NULL: none */
+};
+
+/* The receiver of management datagrams. Its timers lower the device's next_timer. */
+struct sd_management {
+	void (*receive)(struct sd_dev *dev, const struct sd_flow *flow, const uint8_t *payload, uint32_t length);
+	void (*timers)(struct sd_dev *dev);
 };
 
 struct sd_pair;
@@ -233,7 +242,7 @@ static inline void *sd_table_get(const struct sd_table *t, uint32_t index)
 {
 	return index < t->size ? t->objects[index] : NULL;
 }
-/* The number of a queue pair is index + 1 in the lower 16 bits and a generation in the upper 8; a memory key has its index in the upper 24 bits. */
+/* The number of a queue pair is index + 2, since 0 and 1 are those of management, in the lower 16 bits and a generation in the upper 8; a memory key has its index in the upper 24 bits. */
 struct sd_qp *sd_find_qp(const struct sd_dev *dev, uint32_t qpn);
 
 /* mr.c */

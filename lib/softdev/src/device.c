@@ -1,6 +1,7 @@
 #include "device.h"
 
 #include "fared.h"
+#include "manage.h"
 #include "port.h"
 
 #include <arpa/inet.h>
@@ -255,6 +256,33 @@ static struct engine *start_engine(void)
 	return e;
 }
 
+/* report prints the counters of an engine. */
+static void report(const struct engine *e)
+{
+	const struct sd_counters *c = &e->dev.counters;
+	const struct sd_cm_counters *m = sd_manage_counters(&e->dev);
+	if (!getenv("FARED0_COUNTERS"))
+		return;
+	fprintf(stderr,
+		"fared0: sent %lu received %lu retransmitted %lu duplicates %lu out_of_order %lu naks %lu rnr_naks %lu timeouts %lu bad_icrc %lu "
+		"malformed %lu unknown_qp %lu wrong_source %lu ce %lu cnps_sent %lu cnps_received %lu moved %lu refused %lu\n",
+		c->sent, c->received, c->retransmitted, c->duplicates, c->out_of_order, c->naks, c->rnr_naks, c->timeouts, c->bad_icrc, c->malformed,
+		c->unknown_qp, c->wrong_source, c->congestion_marks, c->cnps_sent, c->cnps_received, c->moved, sd_port_refused(e->port));
+	if (m)
+		fprintf(stderr, "fared0: rdma_cm: sent %lu received %lu malformed %lu unknown %lu duplicates %lu retransmitted %lu timeouts %lu rejected %lu\n", m->sent, m->received,
+			m->malformed, m->unknown, m->duplicates, m->retransmitted, m->timeouts, m->rejected);
+}
+
+/* rdma_cm keeps a context until the process ends. Other threads may run still, so nothing is freed. */
+__attribute__((destructor)) static void end_at_exit(void)
+{
+	if (engine && pthread_mutex_trylock(&engine->dev.lock) == 0) {
+		sd_manage_exit(&engine->dev);
+		report(engine);
+		pthread_mutex_unlock(&engine->dev.lock);
+	}
+}
+
 static void stop_engine(struct engine *e)
 {
 	pthread_mutex_lock(&e->dev.lock);
@@ -262,13 +290,8 @@ static void stop_engine(struct engine *e)
 	pthread_mutex_unlock(&e->dev.lock);
 	sd_port_wake(e->port);
 	pthread_join(e->thread, NULL);
-	const struct sd_counters *c = &e->dev.counters;
-	if (getenv("FARED0_COUNTERS"))
-		fprintf(stderr,
-			"fared0: sent %lu received %lu retransmitted %lu duplicates %lu out_of_order %lu naks %lu rnr_naks %lu timeouts %lu bad_icrc %lu "
-			"malformed %lu unknown_qp %lu wrong_source %lu ce %lu cnps_sent %lu cnps_received %lu moved %lu refused %lu\n",
-			c->sent, c->received, c->retransmitted, c->duplicates, c->out_of_order, c->naks, c->rnr_naks, c->timeouts, c->bad_icrc, c->malformed,
-			c->unknown_qp, c->wrong_source, c->congestion_marks, c->cnps_sent, c->cnps_received, c->moved, sd_port_refused(e->port));
+	report(e);
+	sd_unmanage(&e->dev);
 	sd_slots_close(e->dev.slots);
 	sd_port_close(e->port);
 	free(e->dev.mrs.objects);

@@ -32,7 +32,7 @@ void sd_table_remove(struct sd_table *t, uint32_t index)
 
 struct sd_qp *sd_find_qp(const struct sd_dev *dev, uint32_t qpn)
 {
-	struct sd_qp *qp = (qpn & 0xffff) ? sd_table_get(&dev->qps, (qpn & 0xffff) - 1) : NULL;
+	struct sd_qp *qp = (qpn & 0xffff) > SD_MANAGEMENT_QPN ? sd_table_get(&dev->qps, (qpn & 0xffff) - 2) : NULL;
 	return qp && qp->ex.qp_base.qp_num == qpn ? qp : NULL;
 }
 

@@ -1,5 +1,6 @@
 /* libfared-softdev.so presents fared0 to unmodified programs: it replaces the functions of libibverbs that are not inline. Objects of fared0 go to the
  * device, all others to libibverbs. */
+#include "forward.h"
 #include "softdev.h"
 
 #include <dlfcn.h>
@@ -15,32 +16,23 @@
 #undef ibv_reg_mr
 #undef ibv_reg_mr_iova
 
-#define EXPORT __attribute__((visibility("default")))
+/* FORWARD calls libibverbs' function with the caller's arguments, or gives a value and an errno if this version of libibverbs lacks it. */
+#define FORWARD_AT(version, missing, name, ...) SD_FORWARD("libibverbs.so.1", version, missing, name, __VA_ARGS__)
+#define FORWARD(missing, name, ...) FORWARD_AT("IBVERBS_1.1", missing, name, __VA_ARGS__)
 
-/* next returns libibverbs' function of a name and version. It is found once, when the library is loaded, or else by a handle: the library may have been
- * opened by name, without libibverbs in the global scope. */
-static void *next(void **cache, const char *name, const char *version)
+void *sd_next(void **cache, const char *library, const char *name, const char *version)
 {
 	void *f = __atomic_load_n(cache, __ATOMIC_ACQUIRE);
 	if (f)
 		return f;
 	f = dlvsym(RTLD_NEXT, name, version);
 	if (!f) {
-		void *library = dlopen("libibverbs.so.1", RTLD_LAZY | RTLD_LOCAL);
-		f = library ? dlvsym(library, name, version) : NULL;
+		void *handle = dlopen(library, RTLD_LAZY | RTLD_LOCAL);
+		f = handle ? dlvsym(handle, name, version) : NULL;
 	}
 	__atomic_store_n(cache, f, __ATOMIC_RELEASE);
 	return f;
 }
-
-/* FORWARD calls libibverbs' function with the caller's arguments, or gives a value and an errno if this version of libibverbs lacks it. */
-#define FORWARD_AT(version, missing, name, ...)                                               \
-	({                                                                                    \
-		static void *cache;                                                           \
-		__typeof__(name) *f = (__typeof__(name) *)next(&cache, #name, version);       \
-		f ? f(__VA_ARGS__) : (errno = EOPNOTSUPP, missing);                           \
-	})
-#define FORWARD(missing, name, ...) FORWARD_AT("IBVERBS_1.1", missing, name, __VA_ARGS__)
 
 /* A list of devices: that of libibverbs before the array that the program has. */
 struct list {

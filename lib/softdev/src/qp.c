@@ -48,13 +48,13 @@ static struct ibv_qp *create(struct ibv_pd *pd, struct ibv_qp_init_attr *attr)
 	sd_enter(dev);
 	if (!err)
 		err = sd_table_add(&dev->qps, qp, &index);
-	if (!err && index >= 0xffff) {
+	if (!err && index >= 0xfffd) { /* the highest number is that of multicast */
 		sd_table_remove(&dev->qps, index);
 		err = ENOMEM;
 	}
 	if (!err) {
 		b->handle = index;
-		b->qp_num = (++dev->generation & 0xff) << 16 | (index + 1);
+		b->qp_num = (++dev->generation & 0xff) << 16 | (index + 2);
 		((struct sd_pd *)pd)->users++;
 		((struct sd_cq *)b->send_cq)->users++;
 		((struct sd_cq *)b->recv_cq)->users++;

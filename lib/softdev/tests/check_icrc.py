@@ -1,16 +1,19 @@
 """Checks the RoCEv2 packets of a capture (pcap, Ethernet, IPv4) against the specification, independently of the device: ICRC, lengths, fields.
 
-usage: check_icrc.py FILE. Prints the number of packets by opcode, and of those with an IPv4 identification above 0; exits with 1 if a packet is wrong.
+usage: check_icrc.py FILE [PEER]. Prints the number of packets by opcode, and of those with an IPv4 identification above 0; exits with 1 if a packet is wrong. PEER is
+the address of another implementation, whose IPv4 headers may lack DF and ECT(0).
 Sources: InfiniBand Architecture Specification, volume 1, section 9.2 (BTH), annex A17 (RoCEv2, ICRC).
 """
 
 import collections
+import socket
 import struct
 import sys
 import zlib
 
 # Bytes of headers after the BTH, by opcode: RC requests and responses, UD, CNP.
 EXTENDED = {0: 0, 1: 0, 2: 0, 3: 4, 4: 0, 5: 4, 6: 16, 7: 0, 8: 0, 9: 4, 10: 16, 11: 20, 12: 16, 13: 4, 14: 0, 15: 4, 16: 4, 17: 4, 18: 12, 19: 28, 20: 28, 0x64: 8, 0x65: 12, 0x81: 16}
+foreign = set()  # addresses of other implementations
 NO_PAYLOAD = {12, 17, 18, 19, 20, 0x81}
 
 
@@ -34,7 +37,7 @@ def check(frame):
     source_port, port, length, _ = struct.unpack("!HHHH", rest[:8])
     if port != 4791:
         return None
-    if ip[0] != 0x45 or struct.unpack("!H", ip[6:8])[0] != 0x4000 or ip[1] & 3 not in (2, 3):
+    if bytes(ip[12:16]) not in foreign and (ip[0] != 0x45 or struct.unpack("!H", ip[6:8])[0] != 0x4000 or ip[1] & 3 not in (2, 3)):
         raise ValueError("IPv4 header: options, no DF, or no ECT(0)")
     if length != len(rest) or length % 4 or source_port < 49152:
         raise ValueError(f"UDP header: length {length} of {len(rest)}, source port {source_port}")
@@ -54,6 +57,7 @@ def check(frame):
 
 def main():
     data = open(sys.argv[1], "rb").read()
+    foreign.update(socket.inet_aton(a) for a in sys.argv[2:])
     order = "<" if data[:4] in (b"\xd4\xc3\xb2\xa1", b"\x4d\x3c\xb2\xa1") else ">"
     at, wrong, numbered, opcodes = 24, 0, 0, collections.Counter()
     while at + 16 <= len(data):
@@ -71,4 +75,5 @@ def main():
     sys.exit(1 if wrong or not opcodes else 0)
 
 
-main()
+if __name__ == "__main__":
+    main()

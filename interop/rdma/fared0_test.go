@@ -1,0 +1,179 @@
+package rdma
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/fared/fared/internal/netnstest"
+)
+
+// pairBed is fared0 in a namespace and rdma_rxe in the initial one, connected by a veth pair.
+type pairBed struct {
+	host *netnstest.Namespace // of fared0
+}
+
+const (
+	rxeAddress    = "192.0.2.1"
+	fared0Address = "192.0.2.2"
+	rxeDevice     = "rxe9"
+)
+
+func newPairBed(t testing.TB) *pairBed {
+	t.Helper()
+	netnstest.Require(t, "rdma", "tcpdump", "ethtool", "python3", "ss")
+	b := &pairBed{host: netnstest.New(t)}
+	netnstest.IP(t, "link", "add", "rxenet", "type", "veth", "peer", "name", "eth0", "netns", b.host.Name)
+	netnstest.IP(t, "addr", "add", rxeAddress+"/24", "dev", "rxenet")
+	netnstest.IP(t, "link", "set", "rxenet", "up")
+	b.host.Addr("eth0", fared0Address+"/24")
+	// The kernel of the sender cuts batches, so that a capture has the packets that rdma_rxe receives.
+	if out, err := b.host.Output("ethtool", "-K", "eth0", "tx-udp-segmentation", "off"); err != nil {
+		t.Fatal(err, string(out))
+	}
+	if out, err := exec.Command("rdma", "link", "add", rxeDevice, "type", "rxe", "netdev", "rxenet").CombinedOutput(); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	t.Cleanup(func() {
+		exec.Command("rdma", "link", "delete", rxeDevice).Run()
+		netnstest.IP(t, "link", "delete", "rxenet")
+	})
+	return b
+}
+
+// command is a program over fared0, or over rdma_rxe.
+func (b *pairBed) command(soft bool, words string) []string {
+	device := []string{rxeDevice, "-x", "1"}
+	if soft {
+		device = []string{"fared0"}
+	}
+	var command []string
+	if soft {
+		command = []string{"env", "LD_PRELOAD=" + filepath.Join(folder, "libfared-softdev.so"), "FARED0_ADDRESS=" + fared0Address, "FARED0_COUNTERS=1"}
+	}
+	command = append(command, "timeout", "120")
+	command = append(command, strings.Fields(words)...)
+	if strings.HasPrefix(words, "ib_") && !strings.Contains(words, " -R") {
+		command = append(append(command, "-d"), device...)
+	}
+	return command
+}
+
+// awaitListener waits until a program listens: by TCP, or by rdma_cm on the port of fared0. The kernel shows nowhere that one listens by rdma_cm at the wildcard
+// address.
+func (b *pairBed) awaitListener(t testing.TB, soft bool, server string) {
+	t.Helper()
+	option, port := "-tlnH", "LISTEN"
+	if managed := strings.Contains(server, " -R") || !strings.Contains(server, "_"); managed && !soft {
+		time.Sleep(8 * time.Second)
+		return
+	} else if managed {
+		option, port = "-uanH", ":4791 "
+	}
+	netnstest.Eventually(t, time.Minute, func() error {
+		run := func() ([]byte, error) { return exec.Command("ss", option).CombinedOutput() }
+		if soft {
+			run = func() ([]byte, error) { return b.host.Output("ss", option) }
+		}
+		out, err := run()
+		if err == nil && !strings.Contains(string(out), port) {
+			err = fmt.Errorf("%s does not listen", server)
+		}
+		return err
+	})
+}
+
+// play runs a program that listens on one of the devices, and its peer on the other one. Both must succeed.
+func (b *pairBed) play(t testing.TB, softListens bool, server, client string) error {
+	t.Helper()
+	var logs [2]strings.Builder
+	start := func(soft bool, words string, log *strings.Builder) *exec.Cmd {
+		args := b.command(soft, words)
+		cmd := exec.Command(args[0], args[1:]...)
+		cmd.Stdout, cmd.Stderr = log, log
+		begin := cmd.Start
+		var err error
+		if soft {
+			err = b.host.Do(begin)
+		} else {
+			err = begin()
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		return cmd
+	}
+	listener := start(softListens, server, &logs[0])
+	b.awaitListener(t, softListens, server)
+	peer := start(!softListens, client, &logs[1])
+	errs := [2]error{1: peer.Wait()}
+	if errs[1] != nil {
+		if err := listener.Process.Signal(unix.SIGTERM); err != nil { // timeout passes it on
+			t.Log(err)
+		}
+	}
+	errs[0] = listener.Wait()
+	all := logs[0].String() + "\n---\n" + logs[1].String()
+	if errs[0] == nil && errs[1] == nil {
+		return nil
+	}
+	return fmt.Errorf("%s: %w\n%s: %w\n%s", server, errs[0], client, errs[1], all)
+}
+
+// TestFared0 runs Debian's programs between fared0 and rdma_rxe, with each of them as the server, and checks every packet of both against the specification.
+func TestFared0(t *testing.T) {
+	b := newPairBed(t)
+	capture := filepath.Join(t.TempDir(), "packets.pcap")
+	tcpdump := b.host.Start(t, "tcpdump", "-i", "eth0", "-Z", "root", "-B", "32768", "-U", "-w", capture, "udp", "port", "4791")
+	netnstest.Eventually(t, time.Minute, func() error {
+		if !strings.Contains(tcpdump.Log(), "listening") {
+			return fmt.Errorf("tcpdump: %s", tcpdump.Log())
+		}
+		return nil
+	})
+	for _, program := range []struct{ server, client string }{
+		{"rping -s -C 5 -v", "rping -c -C 5 -v -a ADDRESS"},
+		{"ucmatose", "ucmatose -s ADDRESS"},
+		{"ib_write_bw -R -n 50 -s 5000", ""},
+		{"ib_send_lat -R -n 50", ""},
+		{"ib_read_bw -R -n 50 -s 5000", ""},
+		{"ib_write_bw -n 50 -s 5000", ""},
+		{"ib_send_lat -n 50", ""},
+		{"ib_read_bw -n 50 -s 5000", ""},
+		{"ib_atomic_lat -n 50", ""},
+	} {
+		for _, soft := range []bool{true, false} {
+			name := strings.ReplaceAll(program.server, " ", "_") + map[bool]string{true: "/to fared0", false: "/to rdma_rxe"}[soft]
+			t.Run(name, func(t *testing.T) {
+				server, client, address := program.server, program.client, map[bool]string{true: fared0Address, false: rxeAddress}[soft]
+				if client == "" {
+					port := fmt.Sprint(20000 + rand.IntN(20000))
+					server += " -p " + port
+					client = server + " ADDRESS"
+				}
+				client = strings.ReplaceAll(client, "ADDRESS", address)
+				err := b.play(t, soft, server, client)
+				for i := 0; i < 3 && err != nil && strings.Contains(err.Error(), "Correlation coefficient"); i++ {
+					err = b.play(t, soft, server, client) // perftest could not measure the emulated processor's clock
+				}
+				if err != nil {
+					t.Error(err)
+				}
+			})
+		}
+	}
+	tcpdump.Stop()
+	for _, check := range []string{"check_icrc.py", "check_cm.py"} {
+		out, err := exec.Command("python3", "-B", filepath.Join("../../lib/softdev/tests", check), capture, rxeAddress).CombinedOutput()
+		t.Log(string(out))
+		if err != nil {
+			t.Errorf("%s: %v", check, err)
+		}
+	}
+}
