@@ -141,9 +141,9 @@ mutate:
 chaos:
 	FARED_REQUIRE_ALL=1 FARED_CHAOS_MINUTES=$(CHAOS_MINUTES) FARED_CHAOS_SEED=$(CHAOS_SEED) FARED_CHAOS_FABRIC=$(CHAOS_FABRIC) $(GO) test -count=1 -v -timeout 0 -run 'TestChaos$$' ./interop/chaos
 
-# 1,000 failures of planes below NCCL's plugin; then SOAK_CHANGES changes of cables and leaves, or what fits in SOAK_MINUTES; what the processes hold must not grow.
+# 1,000 failures of planes below NCCL's plugin, over TCP and over verbs; then SOAK_CHANGES changes of cables and leaves, or what fits in SOAK_MINUTES; what the processes hold must not grow.
 soak:
-	FARED_REQUIRE_ALL=1 FARED_NCCL_FLAPS=1000 $(GO) test -count=1 -v -timeout 0 -run 'TestPlanesFail$$' ./lib/nccl
+	FARED_REQUIRE_ALL=1 FARED_NCCL_FLAPS=1000 $(GO) test -count=1 -v -timeout 0 -run '^Test(Verbs)?PlanesFail$$' ./lib/nccl
 	FARED_REQUIRE_ALL=1 FARED_SOAK_CHANGES=$(SOAK_CHANGES) FARED_SOAK_MINUTES=$(SOAK_MINUTES) $(GO) test -count=1 -v -timeout 0 -run 'TestSoak$$' ./interop/chaos
 
 # A first day with the shipped units, example and leaves of FRR in a virtual machine on each of Debian's kernels, RDMA programs over rdma_rxe, and the carriers' programs of driver bpf (docs/testing.md). Needs root, Docker, apt.
