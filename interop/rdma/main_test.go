@@ -45,6 +45,7 @@ func runInVM(kernel string) error {
 		{"go", "build", "-o", filepath.Join(dir, "fared"), "../../cmd/fared"},
 		{"go", "test", "-c", "-o", filepath.Join(dir, "tests"), "."},
 		{"make", "-C", "../../lib", "OUT=" + dir},
+		{"make", "-C", "../../lib/nccl", "OUT=" + dir},
 	} {
 		cmd := exec.Command(command[0], command[1:]...)
 		cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
