@@ -119,7 +119,7 @@ func TestPrograms(t *testing.T) {
 		b.t = t
 		b.weigh(1, 1, 1, 1)
 		before := b.read()
-		first, second, _ := b.collective(t, "--iterations", "3")
+		first, second, _ := b.collective(t, "60000", "--iterations", "3") // a stall would open queue pairs with other slots
 		out := b.pair(false, nil, second, first)
 		ports := b.strays(before)
 		t.Logf("source ports by plane: %v\n%s", ports, out)
@@ -138,7 +138,7 @@ func TestPrograms(t *testing.T) {
 	t.Run("NCCL's plugin, plane fails", func(t *testing.T) {
 		b.t = t
 		stop := filepath.Join(t.TempDir(), "stop")
-		first, second, rendezvous := b.collective(t, "--until", stop)
+		first, second, rendezvous := b.collective(t, "250", "--until", stop)
 		const failed = 1
 		n := 0
 		more := func() {
@@ -170,12 +170,12 @@ func TestPrograms(t *testing.T) {
 	})
 }
 
-// collective returns the commands of an all-reduce by NCCL's plugin over verbs, and the folder by which its ranks find each other.
-func (b *bed) collective(t *testing.T, args ...string) (first, second []string, rendezvous string) {
+// collective returns the commands of an all-reduce by NCCL's plugin over verbs, which notices a stall after a time in milliseconds, and the folder by which its ranks find each other.
+func (b *bed) collective(t *testing.T, stall string, args ...string) (first, second []string, rendezvous string) {
 	rendezvous = t.TempDir()
 	command := func(i int) []string {
 		return append([]string{
-			"env", "FARED_SLOTS=" + b.s[i].path, "FARED_NCCL_TRANSPORT=verbs", filepath.Join(folder, "nccl-net-check"), "--plugin", filepath.Join(folder, "libnccl-net-fared.so"),
+			"env", "FARED_SLOTS=" + b.s[i].path, "FARED_NCCL_TRANSPORT=verbs", "FARED_NCCL_STALL_MS=" + stall, filepath.Join(folder, "nccl-net-check"), "--plugin", filepath.Join(folder, "libnccl-net-fared.so"),
 			"--rank", fmt.Sprint(i), "--ranks", "2", "--rendezvous", rendezvous, "--bytes", "1000000", "--timeout", "200", "--verbose",
 		}, args...)
 	}
