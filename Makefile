@@ -142,10 +142,10 @@ mutate:
 chaos:
 	FARED_REQUIRE_ALL=1 FARED_CHAOS_MINUTES=$(CHAOS_MINUTES) FARED_CHAOS_SEED=$(CHAOS_SEED) FARED_CHAOS_FABRIC=$(CHAOS_FABRIC) $(GO) test -count=1 -v -timeout 0 -run 'TestChaos$$' ./interop/chaos
 
-# 1,000 failures of planes below NCCL's plugin; a training of PyTorch in which leaves fail every few seconds (out/pytorch.svg); 10 GB over fared0 while a leaf
+# 1,000 failures of planes below NCCL's plugin, over TCP and over verbs; a training of PyTorch in which leaves fail every few seconds (out/pytorch.svg); 10 GB over fared0 while a leaf
 # fails each second; then SOAK_CHANGES changes of cables and leaves, or what fits in SOAK_MINUTES; what the processes hold must not grow.
 soak:
-	FARED_REQUIRE_ALL=1 FARED_NCCL_FLAPS=1000 $(GO) test -count=1 -v -timeout 0 -run 'TestPlanesFail$$' ./lib/nccl
+	FARED_REQUIRE_ALL=1 FARED_NCCL_FLAPS=1000 $(GO) test -count=1 -v -timeout 0 -run '^Test(Verbs)?PlanesFail$$' ./lib/nccl
 	FARED_REQUIRE_ALL=1 FARED_PYTORCH_STEPS=$(PYTORCH_STEPS) $(GO) test -count=1 -v -timeout 0 -run 'TestPyTorch$$' ./examples/pytorch
 	FARED_REQUIRE_ALL=1 FARED_SOFTDEV_BYTES=10000000000 $(GO) test -count=1 -v -timeout 0 -run 'TestLeavesDie$$' ./lib/softdev
 	FARED_REQUIRE_ALL=1 FARED_SOAK_CHANGES=$(SOAK_CHANGES) FARED_SOAK_MINUTES=$(SOAK_MINUTES) $(GO) test -count=1 -v -timeout 0 -run 'TestSoak$$' ./interop/chaos

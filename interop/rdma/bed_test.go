@@ -140,7 +140,7 @@ func (s *server) start(t testing.TB, other *server) {
 		shape.Planes = append(shape.Planes, name)
 		shape.SubPorts = append(shape.SubPorts, slotfile.SubPort{Device: device, Plane: p})
 	}
-	netnstest.Eventually(t, time.Minute, func() error {
+	netnstest.Eventually(t, 5*time.Minute, func() error {
 		if err := agent.Running(); err != nil {
 			t.Fatal(err)
 		}
@@ -293,7 +293,7 @@ func (b *bed) pair(with bool, during func(), second, first []string) string {
 	var output [2]strings.Builder
 	var commands [2]*exec.Cmd
 	for i, args := range [][]string{first, second} {
-		commands[i] = exec.Command("timeout", append([]string{"120"}, args...)...)
+		commands[i] = exec.Command("timeout", append([]string{"300"}, args...)...)
 		commands[i].Stdout, commands[i].Stderr = &output[i], &output[i]
 		commands[i].Env = b.s[i].environment(with)
 	}

@@ -46,6 +46,7 @@ func runInVM(kernel string) error {
 		{"go", "test", "-c", "-o", filepath.Join(dir, "tests"), "."},
 		{"make", "-C", "../../lib", "OUT=" + dir},
 		{"make", "-C", "../../lib/softdev", "OUT=" + dir},
+		{"make", "-C", "../../lib/nccl", "OUT=" + dir},
 	} {
 		cmd := exec.Command(command[0], command[1:]...)
 		cmd.Env = append(os.Environ(), "CGO_ENABLED=0")

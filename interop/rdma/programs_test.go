@@ -3,6 +3,7 @@ package rdma
 import (
 	"fmt"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -114,13 +115,78 @@ func TestPrograms(t *testing.T) {
 			t.Errorf("the statistics, %v:\n%s", err, stats)
 		}
 	})
+	t.Run("NCCL's plugin", func(t *testing.T) {
+		b.t = t
+		b.weigh(1, 1, 1, 1)
+		before := b.read()
+		first, second, _ := b.collective(t, "60000", "--iterations", "3") // a stall would open queue pairs with other slots
+		out := b.pair(false, nil, second, first)
+		ports := b.strays(before)
+		t.Logf("source ports by plane: %v\n%s", ports, out)
+		for i, byPlane := range ports {
+			for p, n := range byPlane {
+				// A slot of the data from the other server, and one of its acknowledgements, which may be the same.
+				if n < 1 || n > 2 {
+					t.Errorf("server %d receives from %d source ports on plane %d, want 1 or 2", i+1, n, p)
+				}
+			}
+		}
+		if !strings.Contains(out, " by verbs") || !strings.Contains(out, "wrong elements: 0") {
+			t.Errorf("the collective:\n%s", out)
+		}
+	})
+	t.Run("NCCL's plugin, plane fails", func(t *testing.T) {
+		b.t = t
+		stop := filepath.Join(t.TempDir(), "stop")
+		first, second, rendezvous := b.collective(t, "250", "--until", stop)
+		const failed = 1
+		n := 0
+		more := func() {
+			b.poll(func() error {
+				_, err := os.Stat(filepath.Join(rendezvous, fmt.Sprint("more-", n)))
+				return err
+			})
+			n += 3
+		}
+		out := b.pair(false, func() {
+			more()
+			more()
+			b.s[1].host.IP("link", "set", fmt.Sprintf("p%d", failed), "down")
+			b.weigh(1, 0, 1, 1)
+			more()
+			more()
+			b.s[1].host.IP("link", "set", fmt.Sprintf("p%d", failed), "up")
+			b.weigh(1, 1, 1, 1)
+			more()
+			more()
+			if err := os.WriteFile(stop, nil, 0o600); err != nil {
+				t.Error(err)
+			}
+		}, second, first)
+		t.Log(out)
+		if !strings.Contains(out, "wrong elements: 0") {
+			t.Errorf("the collective:\n%s", out)
+		}
+	})
 }
 
-// poll calls check until it returns nil, for a minute, and reports its last error. The programs then still run to their end.
+// collective returns the commands of an all-reduce by NCCL's plugin over verbs, which notices a stall after a time in milliseconds, and the folder by which its ranks find each other.
+func (b *bed) collective(t *testing.T, stall string, args ...string) (first, second []string, rendezvous string) {
+	rendezvous = t.TempDir()
+	command := func(i int) []string {
+		return append([]string{
+			"env", "FARED_SLOTS=" + b.s[i].path, "FARED_NCCL_TRANSPORT=verbs", "FARED_NCCL_STALL_MS=" + stall, filepath.Join(folder, "nccl-net-check"), "--plugin", filepath.Join(folder, "libnccl-net-fared.so"),
+			"--rank", fmt.Sprint(i), "--ranks", "2", "--rendezvous", rendezvous, "--bytes", "1000000", "--timeout", "200", "--verbose",
+		}, args...)
+	}
+	return command(0), command(1), rendezvous
+}
+
+// poll calls check until it returns nil, for three minutes, and reports its last error. The programs then still run to their end.
 func (b *bed) poll(check func() error) {
 	b.t.Helper()
 	err := check()
-	for deadline := time.Now().Add(time.Minute); err != nil && time.Now().Before(deadline); err = check() {
+	for deadline := time.Now().Add(3 * time.Minute); err != nil && time.Now().Before(deadline); err = check() {
 		time.Sleep(100 * time.Millisecond)
 	}
 	if err != nil {

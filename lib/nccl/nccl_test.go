@@ -217,6 +217,17 @@ func TestCollectives(t *testing.T) {
 	}
 }
 
+// changeWeights takes one plane out and returns another one, again and again.
+func changeWeights(t testing.TB, ranks []*rank, tables []*slotfiletest.Table) {
+	t.Helper()
+	for n := range 6 {
+		awaitIteration(t, ranks, n+1)
+		for _, x := range tables {
+			x.Set(t, 1, n%2, 1, (n+1)%2)
+		}
+	}
+}
+
 // TestSanitizers runs collectives with memory checked, then with races detected.
 func TestSanitizers(t *testing.T) {
 	for _, flags := range []string{"-fsanitize=address,undefined -fno-sanitize-recover=all", "-fsanitize=thread"} {
@@ -232,14 +243,18 @@ func TestSanitizers(t *testing.T) {
 			ranks := start(t, 4, func(i int) ([]string, []string) {
 				return []string{"setarch", "-R", b.check(), "--plugin", b.plugin()}, []string{"FARED_SLOTS=" + tables[i].Path, "ASAN_OPTIONS=detect_leaks=1"}
 			}, args...)
-			for n := range 6 {
-				awaitIteration(t, ranks, n+1)
-				for _, x := range tables {
-					x.Set(t, 1, n%2, 1, (n+1)%2)
-				}
-			}
+			changeWeights(t, ranks, tables)
 			stop()
 			finish(t, ranks)
+		}
+		h := newHost(t, 4)
+		stop, args := until(t, "--op", "alltoall", "--bytes", "2000000", "--verbose")
+		ranks := h.run(t, b, 4, append(overVerbs(t), "ASAN_OPTIONS=detect_leaks=1:verify_asan_link_order=0"), args...)
+		changeWeights(t, ranks, h.tables)
+		stop()
+		finish(t, ranks)
+		if len(repeated(ranks)) == 0 {
+			t.Errorf("no message was sent over verbs:\n%s", ranks[0].out.String())
 		}
 	}
 }
@@ -253,6 +268,7 @@ func TestBadEnvironment(t *testing.T) {
 		"FARED_NCCL_STRIPING=fair":   "write share or equal",
 		"FARED_NCCL_DEVICES=1":       "write gpu or plane",
 		"FARED_NCCL_LANES=0":         "write a number from 1 to 8",
+		"FARED_NCCL_TRANSPORT=rdma":  "write auto, tcp or verbs",
 		"FARED_SLOTS=/no/such/table": "/no/such/table",
 	} {
 		r := local(t, b, 2, []string{setting}, "--verbose")[0]
@@ -266,7 +282,12 @@ func TestBadEnvironment(t *testing.T) {
 func TestPeerEnds(t *testing.T) {
 	b := release(t)
 	_, args := until(t, "--bytes", "2000000")
-	ranks := local(t, b, 4, nil, args...)
+	killOne(t, local(t, b, 4, nil, args...))
+}
+
+// killOne kills the last of four ranks.
+func killOne(t testing.TB, ranks []*rank) {
+	t.Helper()
 	awaitIteration(t, ranks, 2)
 	if err := ranks[3].cmd.Process.Kill(); err != nil {
 		t.Fatal(err)
@@ -332,7 +353,9 @@ func newFabric(t testing.TB, rates ...int) *fabric {
 			ns.Addr(device, fmt.Sprintf("10.1.%d.%d/24", p, 1+i))
 			ns.IP("route", "add", "unreachable", "default", "table", fmt.Sprint(100+p), "metric", "1000")
 			for s := range slotsOfAPlane {
-				ns.IP("rule", "add", "ipproto", "tcp", "sport", fmt.Sprint(firstPort+p*slotsOfAPlane+s), "table", fmt.Sprint(100+p))
+				for _, protocol := range []string{"tcp", "udp"} {
+					ns.IP("rule", "add", "ipproto", protocol, "sport", fmt.Sprint(firstPort+p*slotsOfAPlane+s), "table", fmt.Sprint(100+p))
+				}
 			}
 			if rates[p] > 0 {
 				for _, end := range []struct {
@@ -498,11 +521,17 @@ func (f *fabric) sent(t testing.TB) (sums [planes]float64, total float64) {
 func TestPlanes(t *testing.T) {
 	b := release(t)
 	f := newFabric(t, 0, 0, 0, 0)
+	f.judge(t, func(environment ...string) []*rank { return f.run(t, b, environment, "--bytes", "24000000") })
+}
+
+// judge compares what planes carry of jobs with their weights.
+func (f *fabric) judge(t testing.TB, job func(environment ...string) []*rank) {
+	t.Helper()
 	weights := []int{4, 2, 1, 1}
 	f.setWeights(t, weights...)
 	for _, striping := range []string{"share", "equal"} {
 		before, totalBefore := f.sent(t)
-		finish(t, f.run(t, b, []string{"FARED_NCCL_STRIPING=" + striping, "FARED_NCCL_STALL_MS=60000"}, "--bytes", "24000000"))
+		finish(t, job("FARED_NCCL_STRIPING="+striping, "FARED_NCCL_STALL_MS=60000"))
 		after, totalAfter := f.sent(t)
 		worst := 0.0
 		for p, w := range weights {
@@ -510,7 +539,7 @@ func TestPlanes(t *testing.T) {
 			t.Logf("%s: plane %d carried %.2f %%", striping, p, share)
 			worst = max(worst, math.Abs(share-100*float64(w)/8))
 		}
-		// Acknowledgements follow no slot: they are some per cent of the bytes.
+		// Acknowledgements of TCP follow no slot: they are some per cent of the bytes.
 		if striping == "share" && worst > 2 || striping == "equal" && worst < 10 {
 			t.Errorf("%s: a plane is %.2f points off its weight", striping, worst)
 		}
@@ -522,14 +551,19 @@ func TestPlanes(t *testing.T) {
 func TestPlanesFail(t *testing.T) {
 	b := release(t)
 	f := newFabric(t, 0, 0, 0, 0)
-	weights := []int{1, 1, 1, 1}
-	f.setWeights(t, weights...)
+	f.setWeights(t, 1, 1, 1, 1)
 	flaps := 20
 	if n, err := strconv.Atoi(os.Getenv("FARED_NCCL_FLAPS")); err == nil {
 		flaps = n
 	}
 	stop, args := until(t, "--bytes", "4000000", "--verbose")
-	ranks := f.run(t, b, nil, args...)
+	f.flap(t, f.run(t, b, nil, args...), flaps, stop)
+}
+
+// flap takes two planes out and brings them back, until planes have failed the given number of times, and ends the job.
+func (f *fabric) flap(t testing.TB, ranks []*rank, flaps int, stop func()) {
+	t.Helper()
+	weights := []int{1, 1, 1, 1}
 	awaitIteration(t, ranks, 1)
 	for n := range flaps / 2 {
 		f.setDown(t, ranks, weights, n%planes, (n+1+n/planes%(planes-1))%planes)
@@ -542,17 +576,27 @@ func TestPlanesFail(t *testing.T) {
 	}
 	stop()
 	t.Logf("%d failures of a plane; %.1f MB/s", flaps, finish(t, ranks))
-	repeated := 0
-	for _, r := range ranks {
-		for _, m := range regexp.MustCompile(`repeated ([0-9]+)`).FindAllStringSubmatch(r.out.String(), -1) {
-			n, _ := strconv.Atoi(m[1])
-			repeated += n
-		}
+	sum := 0
+	for _, n := range repeated(ranks) {
+		sum += n
 	}
-	t.Logf("%d bytes were sent a second time", repeated)
-	if repeated == 0 {
+	t.Logf("%d bytes were sent a second time", sum)
+	if sum == 0 {
 		t.Error("no stripe was on a plane that failed: the test has tested nothing")
 	}
+}
+
+var repeatedText = regexp.MustCompile(`repeated ([0-9]+)`)
+
+// repeated returns the bytes that each sending communicator has sent a second time, by the messages of ranks that have ended.
+func repeated(ranks []*rank) (bytes []int) {
+	for _, r := range ranks {
+		for _, m := range repeatedText.FindAllStringSubmatch(r.out.String(), -1) {
+			n, _ := strconv.Atoi(m[1])
+			bytes = append(bytes, n)
+		}
+	}
+	return bytes
 }
 
 // TestAllPlanesFail checks that ranks fail after FARED_NCCL_TIMEOUT when nothing arrives any more, though no connection has ended, also if they only wait for the
@@ -562,7 +606,12 @@ func TestAllPlanesFail(t *testing.T) {
 	f := newFabric(t, 0, 0, 0, 0)
 	f.setWeights(t, 1, 1, 1, 1)
 	_, args := until(t, "--bytes", "4000000")
-	ranks := f.run(t, b, []string{"FARED_NCCL_TIMEOUT=2"}, args...)
+	f.cutAll(t, f.run(t, b, []string{"FARED_NCCL_TIMEOUT=2"}, args...))
+}
+
+// cutAll takes all planes out below a job.
+func (f *fabric) cutAll(t testing.TB, ranks []*rank) {
+	t.Helper()
 	awaitIteration(t, ranks, 1)
 	for p := range planes {
 		f.core.IP("link", "set", fmt.Sprint("br", p), "down")

@@ -47,6 +47,8 @@ static struct {
 	size_t bytes, slice;
 	double timeout;
 	bool verbose;
+	char *memory[2]; /* registered */
+	size_t room;     /* bytes of each */
 	uint64_t wrong;
 	/* calls of test: their durations in processor time of the thread. As many intervals without a call show what the kernel adds to them. */
 	uint64_t tests, slow_tests, longest_test, slow_empty;
@@ -224,19 +226,26 @@ static uint32_t value(int rank, uint64_t element, uint64_t iteration) { return b
 
 /* pipe is a sequence of messages in one direction of a communicator, in flight up to WINDOW at a time. */
 struct pipe {
-	void *comm, *memory;
+	void *comm, *memory[2]; /* of run.memory */
 	uint64_t begun, done;
 	void *requests[WINDOW];
 	size_t sizes[WINDOW];
 	int first; /* index of the request of message done */
 };
 
+/* handle_of returns the registration of a message's memory. */
+static void *handle_of(const struct pipe *p, const void *data)
+{
+	const char *at = data;
+	return p->memory[at >= run.memory[1] && at < run.memory[1] + run.room];
+}
+
 static bool pipe_full(const struct pipe *p) { return p->begun - p->done == WINDOW; }
 
 static bool pipe_send(struct pipe *p, void *data, size_t size, int tag)
 {
 	void *request = NULL;
-	must(host_send(&run.host, p->comm, data, size, tag, p->memory, &request), "isend");
+	must(host_send(&run.host, p->comm, data, size, tag, handle_of(p, data), &request), "isend");
 	if (!request)
 		return false;
 	p->requests[p->begun++ % WINDOW] = request;
@@ -245,7 +254,7 @@ static bool pipe_send(struct pipe *p, void *data, size_t size, int tag)
 
 static bool pipe_receive(struct pipe *p, void *data, size_t size, int tag)
 {
-	void *request = NULL, *datas[1] = {data}, *memory[1] = {p->memory};
+	void *request = NULL, *datas[1] = {data}, *memory[1] = {handle_of(p, data)};
 	size_t sizes[1] = {size};
 	int tags[1] = {tag};
 	must(host_receive(&run.host, p->comm, 1, datas, sizes, tags, memory, &request), "irecv");
@@ -414,7 +423,7 @@ static void grouped(struct pipe *out, struct pipe *in, int to, int from, uint32_
 	bool done[8] = {false}, received = false;
 	for (int i = 0; i < most; i++) {
 		datas[i] = result + (uint64_t)i * part;
-		memory[i] = in->memory;
+		memory[i] = handle_of(in, datas[i]);
 		sizes[i] = part * 4;
 		tags[i] = 100 + i;
 		for (uint64_t k = 0; k < part; k++) {
@@ -430,7 +439,7 @@ static void grouped(struct pipe *out, struct pipe *in, int to, int from, uint32_
 		for (int i = most - 1; i >= 0; i--) {
 			/* Message i is i elements short of its buffer. */
 			if (!sends[i] && !done[i])
-				must(host_send(&run.host, out->comm, data + (uint64_t)i * part, (part - (uint64_t)i) * 4, 100 + i, out->memory, &sends[i]), "isend");
+				must(host_send(&run.host, out->comm, data + (uint64_t)i * part, (part - (uint64_t)i) * 4, 100 + i, handle_of(out, data), &sends[i]), "isend");
 			int finished = 0;
 			if (sends[i])
 				test(sends[i], &finished, NULL);
@@ -559,11 +568,16 @@ int main(int argc, char **argv)
 	static struct pipe outs[MAX_RANKS], ins[MAX_RANKS];
 	if (!data || !result)
 		fail("%s", strerror(errno));
+	run.memory[0] = (char *)data;
+	run.memory[1] = (char *)result;
+	run.room = room;
 	for (int i = 0; i < n; i++) {
 		outs[i].comm = sends[i];
 		ins[i].comm = receives[i];
-		must(host_register(&run.host, sends[i], data, room, &outs[i].memory), "regMr");
-		must(host_register(&run.host, receives[i], result, room, &ins[i].memory), "regMr");
+		for (int k = 0; k < 2; k++) {
+			must(host_register(&run.host, sends[i], run.memory[k], room, &outs[i].memory[k]), "regMr");
+			must(host_register(&run.host, receives[i], run.memory[k], room, &ins[i].memory[k]), "regMr");
+		}
 	}
 	double cpu = processor_time(), start = seconds(CLOCK_MONOTONIC), communicating = 0;
 	uint64_t iteration = 0;
@@ -590,8 +604,10 @@ int main(int argc, char **argv)
 		printf("rank %d: idle for %.1f s: processor %.4f s\n", run.rank, rest, processor_time() - cpu);
 	}
 	for (int i = 0; i < n; i++) {
-		must(host_deregister(&run.host, sends[i], outs[i].memory), "deregMr");
-		must(host_deregister(&run.host, receives[i], ins[i].memory), "deregMr");
+		for (int k = 0; k < 2; k++) {
+			must(host_deregister(&run.host, sends[i], outs[i].memory[k]), "deregMr");
+			must(host_deregister(&run.host, receives[i], ins[i].memory[k]), "deregMr");
+		}
 		must(host_close_send(&run.host, sends[i]), "closeSend");
 		must(host_close_receive(&run.host, receives[i]), "closeRecv");
 	}

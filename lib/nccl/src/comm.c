@@ -10,8 +10,8 @@
 #define FIRST_LANES (200 * MILLISECOND)    /* that a communicator waits for its other lanes once one is ready */
 #define CONNECT_TIME (3000 * MILLISECOND)  /* until an attempt is given up */
 #define POST_DELAY (20 * MILLISECOND)      /* until an unconfirmed POST is repeated on another lane, doubling up to a second */
-#define MOST_STALLS 6
-#define CALM_TIME (10000 * MILLISECOND)    /* without a stall, after which a lane's stalls are noticed sooner again */
+#define PAIR_TIME (10000 * MILLISECOND)    /* from the begin of a communicator until its first queue pair */
+#define BYE_TIME (1000 * MILLISECOND)      /* from the close of a sender until its last SEND is complete at the receiver */
 #define RETURN_TIME (5000 * MILLISECOND)   /* in which a sender must open a lane after the last one has ended */
 
 struct comm *comm_new(const struct device *d, bool sends)
@@ -36,6 +36,7 @@ struct comm *comm_new(const struct device *d, bool sends)
 	c->sends = sends;
 	c->device = d;
 	c->source = d->source;
+	c->next_pair = 1;
 	return c;
 }
 
@@ -56,6 +57,7 @@ static void report_bytes(const struct comm *c)
 
 void comm_free(struct comm *c)
 {
+	qpair_drop_all(c);
 	while (c->lane_count)
 		lane_close(c->lanes[0]);
 	if (c->sends && c->ready)
@@ -67,6 +69,7 @@ void comm_free(struct comm *c)
 			free(c->requests[i].parts[k].have);
 	}
 	free(c->stripes);
+	free(c->fenced);
 	free(c->requests);
 	free(c->slots);
 	free(c->fresh);
@@ -152,22 +155,8 @@ static void free_stripe(struct comm *c, struct stripe *s)
 	list_add(&c->spare, s);
 }
 
-void comm_acknowledged(struct lane *lane, uint64_t id)
+void comm_stripe_acknowledged(struct comm *c, struct stripe *s)
 {
-	struct comm *c = lane->comm;
-	lane->progress = engine.now;
-	if (lane->suspect) {
-		lane->suspect = false;
-		lane->stalls += lane->stalls < MOST_STALLS;
-		lane->calm = engine.now;
-	} else if (lane->stalls && engine.now - lane->calm > CALM_TIME) {
-		lane->stalls--;
-		lane->calm = engine.now;
-	}
-	uint32_t number = (uint32_t)id;
-	if (number >= c->stripe_count || c->stripes[number]->generation != id >> 32 || !c->stripes[number]->request)
-		return; /* of a repeated stripe */
-	struct stripe *s = c->stripes[number];
 	struct request *r = s->request;
 	r->acknowledged += s->length;
 	free_stripe(c, s);
@@ -175,14 +164,29 @@ void comm_acknowledged(struct lane *lane, uint64_t id)
 		atomic_store_explicit(&r->state, REQUEST_DONE, memory_order_release);
 }
 
+void comm_acknowledged(struct lane *lane, uint64_t id)
+{
+	struct comm *c = lane->comm;
+	lane_progress(lane);
+	uint32_t number = (uint32_t)id;
+	if (number >= c->stripe_count || c->stripes[number]->generation != id >> 32 || !c->stripes[number]->request)
+		return; /* of a repeated stripe */
+	comm_stripe_acknowledged(c, c->stripes[number]);
+}
+
 void comm_closed_by_peer(struct comm *c, uint64_t groups)
 {
+	if (!c->peer_closed)
+		c->bye_at = engine.now;
 	c->peer_closed = true;
 	if (!c->sends) {
+		if (c->verbs)
+			return; /* comm_tick looks whether the messages are complete in time */
 		if (c->first_group != c->next_group)
 			comm_fail(c, ncclRemoteError, "the sender has closed the communicator");
 		return;
 	}
+	qpair_drop_all(c);
 	/* What the receiver has completed counts as acknowledged. */
 	bool missing = c->waiting != NULL;
 	for (uint32_t i = 0; i < c->stripe_count; i++) {
@@ -193,10 +197,7 @@ void comm_closed_by_peer(struct comm *c, uint64_t groups)
 			missing = true;
 			continue;
 		}
-		r->acknowledged += c->stripes[i]->length;
-		free_stripe(c, c->stripes[i]);
-		if (r->whole && r->acknowledged == r->size)
-			atomic_store_explicit(&r->state, REQUEST_DONE, memory_order_release);
+		comm_stripe_acknowledged(c, c->stripes[i]);
 	}
 	if (missing)
 		comm_fail(c, ncclRemoteError, "the receiver has closed the communicator");
@@ -221,13 +222,16 @@ void comm_post(struct comm *c, uint64_t group, struct lane *lane)
 	const struct request *r = c->groups[group % MAX_GROUPS];
 	struct buffer buffers[MAX_PARTS];
 	memset(buffers, 0, sizeof buffers);
-	for (int i = 0; i < r->n; i++)
-		buffers[i] = (struct buffer){.tag = r->parts[i].tag, .size = r->parts[i].capacity};
+	for (int i = 0; i < r->n; i++) {
+		const struct part *p = &r->parts[i];
+		buffers[i] = (struct buffer){.tag = p->tag, .size = p->capacity};
+		if (c->verbs)
+			memory_announce(p->memory, p->data, &buffers[i]);
+	}
 	lane_control(lane, &(struct frame){.type = FRAME_POST, .index = (uint16_t)r->n, .length = (uint32_t)(r->n * sizeof buffers[0]), .group = group}, buffers);
 }
 
-/* post_lane returns the lane on which a frame arrived last, or if that is not to be used another one. */
-static int post_lane(const struct comm *c, int avoid)
+int comm_control_lane(const struct comm *c, int avoid)
 {
 	int best = -1;
 	for (int k = 0; k < c->lane_count; k++) {
@@ -246,7 +250,7 @@ static void submit_receive(struct comm *c, struct request *r)
 	c->groups[r->group % MAX_GROUPS] = r;
 	if (c->peer_closed)
 		comm_fail(c, ncclRemoteError, "the sender has closed the communicator");
-	int i = post_lane(c, -1);
+	int i = comm_control_lane(c, -1);
 	if (i < 0)
 		return; /* comm_tick posts it */
 	c->post_lane = i;
@@ -292,6 +296,7 @@ static bool match(struct comm *c, struct request *r)
 				return false;
 			}
 			p->used |= 1u << i;
+			r->remote = p->buffers[i];
 			r->group = g;
 			r->index = i;
 			while (c->first_posted < c->next_posted && c->posted[c->first_posted % MAX_GROUPS].used == (1u << c->posted[c->first_posted % MAX_GROUPS].n) - 1)
@@ -347,6 +352,7 @@ static void abandon(struct comm *c)
 {
 	c->abandoned = true;
 	c->waiting = NULL;
+	qpair_drop_all(c);
 	for (uint32_t i = 0; i < c->stripe_count; i++) {
 		if (c->stripes[i]->request)
 			free_stripe(c, c->stripes[i]);
@@ -379,7 +385,7 @@ static void close_ended(struct comm *c)
 	if (!c->ready) {
 		int ready = 0;
 		for (int i = 0; i < c->lane_count; i++)
-			ready += c->lanes[i]->state == LANE_READY;
+			ready += lane_carries(c->lanes[i]);
 		if (ready && (ready == c->lane_count || engine.now - c->since > FIRST_LANES)) {
 			c->ready = true;
 			atomic_store(&c->state, COMM_READY);
@@ -403,6 +409,8 @@ bool comm_run(struct comm *c)
 		if (l->readable)
 			lane_read(l);
 	}
+	bool more = c->verbs && qpair_poll(c);
+	qpair_follow(c);
 	if (atomic_load(&c->closing) && !c->closed_at)
 		close_comm(c);
 	else if (atomic_load(&c->error) && !c->abandoned)
@@ -412,17 +420,16 @@ bool comm_run(struct comm *c)
 			shares_follow(c);
 		assign(c);
 	}
-	bool more = false;
 	for (int i = 0; i < c->lane_count; i++) {
 		struct lane *l = c->lanes[i];
 		lane_write(l);
-		more |= !l->ended && (l->readable || (l->writable && (l->writing || l->queue.first)));
+		more |= !l->ended && (l->readable || (l->writable && (l->writing || (l->queue.first && !c->verbs))));
 	}
 	close_ended(c);
 	if (c->sends && !c->abandoned && sendable(c)) {
 		int64_t total;
 		struct lane *l = shares_next(c, 1, &total);
-		more |= l && l->writable && !l->queue.first;
+		more |= l && lane_has_room(l);
 	}
 	c->gone = c->closed_at && (!c->lane_count || engine.now - c->closed_at > LINGER);
 	return more && !c->gone;
@@ -478,6 +485,8 @@ void comm_tick(struct comm *c)
 	if (c->sends && !c->peer_closed) {
 		if (!c->lane_count && c->refused && c->ready)
 			comm_fail(c, ncclRemoteError, "the receiver's process has ended");
+		else if (c->verbs && !c->ready && c->lane_count && engine.now - c->since > PAIR_TIME)
+			comm_fail(c, ncclSystemError, "no queue pair to the receiver could be connected");
 		else if (engine.now - c->alive > settings.patience_ms * MILLISECOND)
 			comm_fail(c, ncclRemoteError, c->lane_count ? "the receiver does not answer on any plane" : "no lane to the receiver could be opened: is its address reachable from this loopback?");
 		else
@@ -485,11 +494,13 @@ void comm_tick(struct comm *c)
 	}
 	if (c->sends)
 		return;
+	if (c->verbs && c->peer_closed && c->first_group != c->next_group && engine.now - c->bye_at > BYE_TIME)
+		comm_fail(c, ncclRemoteError, "the sender has closed the communicator");
 	if (!c->peer_closed && c->first_group != c->next_group && engine.now - c->alive > (ready ? settings.patience_ms * MILLISECOND : RETURN_TIME))
 		comm_fail(c, ncclRemoteError, ready ? "the sender does not answer on any plane" : "the sender's process has ended");
 	uint64_t delay = c->post_delay ? c->post_delay : POST_DELAY;
 	if (c->confirmed < c->next_group && engine.now - c->posted_at > delay) {
-		int i = c->lane_count ? post_lane(c, c->post_lane % c->lane_count) : -1;
+		int i = c->lane_count ? comm_control_lane(c, c->post_lane % c->lane_count) : -1;
 		if (i < 0)
 			return;
 		c->post_lane = i;

@@ -13,6 +13,7 @@ struct stripe {
 	struct request *request;
 	uint64_t offset;
 	uint32_t length, number, generation;
+	uint64_t sequence; /* of its SEND on a queue pair */
 };
 
 struct list {
@@ -23,7 +24,7 @@ struct list {
 enum lane_state { LANE_CONNECTING, LANE_GREETING, LANE_READY };
 
 /* source is what epoll returns. */
-enum source_kind { SOURCE_WAKE, SOURCE_LISTENER, SOURCE_LANE };
+enum source_kind { SOURCE_WAKE, SOURCE_LISTENER, SOURCE_LANE, SOURCE_RDMA };
 
 struct lane {
 	enum source_kind kind; /* first: SOURCE_LANE */
@@ -31,6 +32,10 @@ struct lane {
 	struct comm *comm;         /* NULL until the HELLO of an accepted lane */
 	struct listener *listener; /* of an accepted lane without a HELLO */
 	struct lane *next;         /* of such lanes */
+	struct qpair *pair;        /* over verbs, NULL while it has none */
+	uint64_t connect_at;       /* ns: no queue pair is connected before */
+	unsigned connect_failures;
+	uint8_t far_port;          /* index of the receiver's keys */
 	int fd;
 	bool readable, writable, suspect, retired, shut, ended;
 	uint64_t since, progress, received; /* ns: state, last acknowledgement, last frame */
@@ -54,12 +59,21 @@ struct lane {
 	/* sending: control frames go between stripes */
 	char *out;
 	size_t out_at, out_end, out_room;
-	struct list queue, sent; /* stripes not yet begun; begun and unacknowledged */
+	struct list queue, sent; /* stripes not yet begun; begun and unacknowledged, over verbs on the present queue pair */
 	struct frame head;
 	struct stripe *stripe; /* that is being written; NULL once it is acknowledged, and zeros are written in its place */
 	const char *payload;
 	uint32_t head_at, payload_at;
 	bool writing;
+};
+
+struct qpair;
+struct rdma;
+
+/* fenced is a queue pair that has ended. */
+struct fenced {
+	uint32_t pair;
+	uint64_t count; /* SENDs that had arrived */
 };
 
 struct posted {
@@ -85,7 +99,7 @@ struct comm {
 	struct request *requests;
 	uint32_t request_count, next_request;
 
-	bool sends;
+	bool sends, verbs; /* verbs: stripes are carried by queue pairs */
 	const struct device *device;
 	struct fared_address source, destination;
 	uint16_t port; /* of the peer's listener */
@@ -102,6 +116,14 @@ struct comm {
 	uint64_t open_again;              /* ns: no lane is opened before */
 	uint32_t open_failures;
 	bool refused;
+
+	/* over verbs */
+	struct qpair *pairs;                /* all, also those of closed lanes */
+	uint32_t next_pair;                 /* of a sender: the number of the next one */
+	struct fenced *fenced;              /* of a receiver: queue pairs that have ended */
+	uint32_t fenced_count, fenced_room, first_pair;  /* first_pair: older ones are settled */
+	bool pair_failed;                   /* the failure of a queue pair has been reported */
+	uint64_t bye_at;                    /* ns: when the sender has closed; its last SENDs may be complete after that */
 
 	/* of a sender */
 	struct request *waiting, *waiting_last; /* not all of whose stripes are assigned, in order */
@@ -141,7 +163,7 @@ struct listener {
 
 struct engine {
 	pthread_mutex_t lock; /* of what is rare: start, listeners, accepted communicators */
-	bool started, forked;
+	bool started, forked, watches_forks;
 	int epoll, wake;
 	_Atomic bool awake;
 	_Atomic(struct comm *) dirty;
@@ -162,6 +184,10 @@ extern struct engine engine;
 
 /* engine.c */
 void engine_mark(struct comm *c);
+/* engine_watch_forks has communicators refused in a child of this process. */
+void engine_watch_forks(void);
+/* engine_ready has comm_run called for a communicator. */
+void engine_ready(struct comm *c);
 
 /* list.c */
 void list_add(struct list *l, struct stripe *s);
@@ -179,12 +205,51 @@ void lane_control(struct lane *lane, const struct frame *f, const void *payload)
 void lane_close(struct lane *lane);
 /* Takes a sender's stripes off a lane. */
 void lane_release(struct lane *lane);
+/* Returns whether a lane can carry stripes. */
+bool lane_carries(const struct lane *lane);
+/* Returns whether a lane can begin another stripe now. */
+bool lane_has_room(const struct lane *lane);
+/* Notes that an acknowledgement has arrived by a lane. */
+void lane_progress(struct lane *lane);
+
+/* qpair.c: the queue pairs of lanes over verbs. */
+bool qpair_up(const struct qpair *p);
+bool qpair_has_room(const struct lane *lane);
+/* Posts the stripes of the lane's queue for which there is room. */
+void qpair_write(struct lane *lane);
+/* Gives up the lane's queue pair: its stripes are assigned again once the receiver has told which of them have arrived. */
+void qpair_release(struct lane *lane);
+/* Connects lanes without a queue pair, and repeats requests; comm_run and comm_tick call it. */
+void qpair_follow(struct comm *c);
+/* Takes completions. It returns whether some are left. */
+bool qpair_poll(struct comm *c);
+/* Destroys all queue pairs, after which no device accesses the memory of messages. */
+void qpair_drop_all(struct comm *c);
+/* Returns whether a queue pair needs qpair_follow in time. */
+bool qpair_busy(const struct comm *c);
+/* Takes the events of a port's completion queues. */
+void qpair_event(struct rdma *r);
+/* Frames; they return false if the frame violates the protocol. */
+bool qpair_asked(struct lane *lane, const struct endpoint *peer, uint64_t first_pair);
+bool qpair_connected(struct lane *lane, const struct endpoint *peer);
+bool qpair_fence(struct lane *lane, uint64_t pair, uint64_t first_pair);
+bool qpair_fenced(struct comm *c, uint64_t pair, uint64_t count);
+
+/* memory.c */
+/* Returns whether a communicator may use a part of registered memory, and reports it if not. */
+bool memory_has(const struct comm *c, const struct memory *m, const void *data, size_t size);
+/* Counts the requests that use registered memory. */
+void memory_use(struct memory *m, int n);
+/* Fills in the address and the keys of a buffer. */
+void memory_announce(const struct memory *m, const void *data, struct buffer *b);
 
 /* frames.c: what a frame means. They return false if it violates the protocol. */
 bool frame_begin(struct lane *lane);
 bool frame_end(struct lane *lane);
 /* Where the payload of a frame goes from an offset on, and how much fits there. */
 char *frame_target(struct lane *lane, uint32_t *room);
+/* Accounts for a stripe that a queue pair has written. */
+bool frame_written(struct comm *c, const struct frame *f);
 
 /* comm.c */
 struct comm *comm_new(const struct device *d, bool sends);
@@ -196,9 +261,12 @@ void comm_join(struct comm *c, struct lane *lane);
 void comm_leave(struct lane *lane);
 void comm_open_failed(struct comm *c, bool refused);
 void comm_acknowledged(struct lane *lane, uint64_t id);
+void comm_stripe_acknowledged(struct comm *c, struct stripe *s);
 void comm_closed_by_peer(struct comm *c, uint64_t groups);
 void comm_received(struct comm *c);
 void comm_post(struct comm *c, uint64_t group, struct lane *lane);
+/* Returns the lane on which a frame arrived last, or with the number of a lane that is not to be used another one; -1 if there is none. */
+int comm_control_lane(const struct comm *c, int avoid);
 
 /* shares.c */
 void shares_follow(struct comm *c);

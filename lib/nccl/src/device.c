@@ -5,7 +5,8 @@
 #include <string.h>
 #include <strings.h>
 
-#include "net.h"
+#include "comm.h"
+#include "verbs.h"
 
 struct settings settings;
 
@@ -42,6 +43,23 @@ static bool choice(const char *name, bool *out, const char *no, const char *yes)
 	return false;
 }
 
+/* transport reads FARED_NCCL_TRANSPORT. */
+static bool transport(void)
+{
+	const char *text = getenv("FARED_NCCL_TRANSPORT");
+	settings.automatic = !text || !*text || strcasecmp(text, "auto") == 0;
+	settings.transports = TRANSPORT_TCP;
+	if (settings.automatic)
+		settings.transports |= TRANSPORT_VERBS;
+	else if (strcasecmp(text, "verbs") == 0)
+		settings.transports = TRANSPORT_VERBS;
+	else if (strcasecmp(text, "tcp") != 0) {
+		WARN("FARED_NCCL_TRANSPORT is \"%s\": write auto, tcp or verbs", text);
+		return false;
+	}
+	return true;
+}
+
 static bool read_settings(void)
 {
 	settings = (struct settings){.first_port = 4800, .last_port = 5055, .stripe = 65536, .lanes = 1, .stall_ms = 250, .patience_ms = 60000};
@@ -53,6 +71,7 @@ static bool read_settings(void)
 	settings.patience_ms = seconds * 1000;
 	good &= choice("FARED_NCCL_STRIPING", &settings.equal, "share", "equal");
 	good &= choice("FARED_NCCL_DEVICES", &settings.planes, "gpu", "plane");
+	good &= transport();
 	const char *ports = getenv("FARED_NCCL_PORTS");
 	if (ports && *ports) {
 		unsigned first, last;
@@ -97,6 +116,20 @@ static uint64_t hash(const void *data, size_t size)
 	return h;
 }
 
+/* reaches_planes finds the RDMA ports with a GID of a device's source, and returns whether each plane has one; if not it writes the reason. */
+static bool reaches_planes(struct device *d, const struct fared_table *table, const struct fared_status *status, char *reason, size_t size)
+{
+	for (int i = 0; i < rdma_count; i++)
+		d->ports |= (uint32_t)(verbs_gid(&rdmas[i], d->source.bytes) >= 0) << i;
+	for (uint32_t p = 0; p < status->planes; p++) {
+		if (verbs_port_of(table, (uint16_t)p, FARED_NO_SUB_PORT, &d->source) < 0) {
+			snprintf(reason, size, "plane %s has no active RDMA port with the GID of %s: fared rdma explains", fared_plane_name(table, p), d->name);
+			return false;
+		}
+	}
+	return true;
+}
+
 /* describe fills in a device. Its sub-ports are those whose RDMA port has a GID of the source, or all if the server has one source. */
 static void describe(struct device *d, const struct fared_table *table, const struct fared_status *status)
 {
@@ -136,6 +169,13 @@ ncclResult_t devices_init(void)
 		return ncclSystemError;
 	}
 	error = fared_get_status(table, &status);
+	char reason[256] = "";
+	bool verbs = !error && settings.transports & TRANSPORT_VERBS && verbs_open(!settings.automatic, reason, sizeof reason), used = false;
+	if (!error && !verbs && !(settings.transports & TRANSPORT_TCP)) {
+		WARN("FARED_NCCL_TRANSPORT is verbs: %s", reason);
+		fared_close(table);
+		return ncclSystemError;
+	}
 	uint32_t per_source = settings.planes ? status.planes : 1;
 	if (!error && status.sources && per_source)
 		devices = calloc((size_t)status.sources * per_source, sizeof *devices);
@@ -147,11 +187,26 @@ ncclResult_t devices_init(void)
 			d->rail = (int)i;
 			d->plane = settings.planes ? (int)p : ALL_PLANES;
 			describe(d, table, &status);
-			INFO("device %d: %s, %d Mbit/s", count, d->name, d->speed);
+			d->transports = settings.transports;
+			if (!verbs || !reaches_planes(d, table, &status, reason, sizeof reason))
+				d->transports &= ~TRANSPORT_VERBS;
+			if (!d->transports) {
+				WARN("FARED_NCCL_TRANSPORT is verbs: %s", reason);
+				*d = (struct device){0};
+				continue;
+			}
+			used |= d->transports & TRANSPORT_VERBS;
+			INFO("device %d: %s, %d Mbit/s, by %s", count, d->name, d->speed, d->transports & TRANSPORT_VERBS ? "verbs" : "TCP");
 			count++;
 		}
 	}
+	if (used)
+		engine_watch_forks(); /* contexts of a device are of no use to a child */
+	else if (verbs)
+		verbs_close();
 	fared_close(table);
+	if (!count && devices && status.sources)
+		return ncclSystemError;
 	if (!count) {
 		WARN("the slot table has no loopback of this server: is \"fared run\" configured with one?");
 		return ncclSystemError;

@@ -12,6 +12,7 @@
 #include <unistd.h>
 
 #include "comm.h"
+#include "verbs.h"
 
 #define TICK_MS 10
 #define WATCH_MS 1000 /* of the thread that waits for changes of the table */
@@ -46,8 +47,7 @@ void engine_mark(struct comm *c)
 	wake();
 }
 
-/* make_ready adds a communicator to those that comm_run is called for. */
-static void make_ready(struct comm *c)
+void engine_ready(struct comm *c)
 {
 	if (c->in_ready)
 		return;
@@ -74,7 +74,7 @@ static void take_dirty(void)
 		struct comm *next = c->next_dirty;
 		atomic_store(&c->dirty, false);
 		adopt(c);
-		make_ready(c);
+		engine_ready(c);
 		c = next;
 	}
 }
@@ -113,7 +113,7 @@ static void handle_lane(struct lane *lane, uint32_t events)
 		}
 	}
 	if (lane->comm)
-		make_ready(lane->comm);
+		engine_ready(lane->comm);
 }
 
 static void free_gone(void)
@@ -149,7 +149,7 @@ static void free_gone(void)
 static bool busy(void)
 {
 	for (struct comm *c = engine.comms; c; c = c->next) {
-		if (c->closed_at || !c->ready || c->again.first || c->waiting || (!c->sends && c->first_group != c->next_group) || !c->lane_count)
+		if (c->closed_at || !c->ready || qpair_busy(c) || c->again.first || c->waiting || (!c->sends && c->first_group != c->next_group) || !c->lane_count)
 			return true;
 		for (int i = 0; i < c->lane_count; i++) {
 			if (c->lanes[i]->state != LANE_READY || c->lanes[i]->sent.first)
@@ -167,7 +167,7 @@ static void run_ready(void)
 		struct comm *next = c->next_ready;
 		c->in_ready = false;
 		if (comm_run(c))
-			make_ready(c);
+			engine_ready(c);
 		c = next;
 	}
 }
@@ -180,7 +180,7 @@ static void tick(void)
 	}
 	for (struct comm *c = engine.comms; c; c = c->next) {
 		comm_tick(c);
-		make_ready(c);
+		engine_ready(c);
 	}
 	pthread_mutex_lock(&engine.lock);
 	for (struct listener *l = engine.listeners; l; l = l->next) {
@@ -214,6 +214,8 @@ static void *run(void *unused)
 					;
 			} else if (*kind == SOURCE_LISTENER) {
 				accept_lanes((struct listener *)kind);
+			} else if (*kind == SOURCE_RDMA) {
+				qpair_event((struct rdma *)kind);
 			} else {
 				handle_lane((struct lane *)kind, events[i].events);
 			}
@@ -248,6 +250,13 @@ static void *watch(void *unused)
 
 static void in_child(void) { engine.forked = true; }
 
+void engine_watch_forks(void)
+{
+	if (!engine.watches_forks)
+		pthread_atfork(NULL, NULL, in_child);
+	engine.watches_forks = true;
+}
+
 static bool start_thread(void *(*function)(void *), const char *name)
 {
 	/* The program's signals are handled by the program's threads. */
@@ -262,6 +271,17 @@ static bool start_thread(void *(*function)(void *), const char *name)
 	}
 	pthread_sigmask(SIG_SETMASK, &before, NULL);
 	return good;
+}
+
+/* watch_ports has the engine wait for the events of RDMA ports. */
+static bool watch_ports(void)
+{
+	for (int i = 0; i < rdma_count; i++) {
+		struct epoll_event e = {.events = EPOLLIN, .data.ptr = &rdmas[i]};
+		if (epoll_ctl(engine.epoll, EPOLL_CTL_ADD, rdmas[i].channel->fd, &e))
+			return false;
+	}
+	return true;
 }
 
 static bool start(void)
@@ -279,9 +299,9 @@ static bool start(void)
 		engine.epoll = epoll_create1(EPOLL_CLOEXEC);
 		engine.wake = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
 		struct epoll_event e = {.events = EPOLLIN, .data.ptr = &wake_source};
-		engine.started = engine.scrap && engine.epoll >= 0 && engine.wake >= 0 && !epoll_ctl(engine.epoll, EPOLL_CTL_ADD, engine.wake, &e) &&
+		engine.started = engine.scrap && engine.epoll >= 0 && engine.wake >= 0 && !epoll_ctl(engine.epoll, EPOLL_CTL_ADD, engine.wake, &e) && watch_ports() &&
 			start_thread(run, "fared-nccl") && start_thread(watch, "fared-nccl-table");
-		pthread_atfork(NULL, NULL, in_child);
+		engine_watch_forks();
 		if (!engine.started)
 			WARN("the plugin's threads could not be started: %s", strerror(errno));
 	}
@@ -327,7 +347,7 @@ ncclResult_t net_listen(int dev, void *handle, struct listener **out)
 	struct listener *l = calloc(1, sizeof *l);
 	if (!l)
 		return ncclSystemError;
-	struct handle h = {.magic = HANDLE_MAGIC, .version = WIRE_VERSION};
+	struct handle h = {.magic = HANDLE_MAGIC, .version = WIRE_VERSION, .transports = (uint8_t)d->transports};
 	l->kind = SOURCE_LISTENER;
 	l->device = d;
 	l->fd = bind_port(d, &h.port);
@@ -377,10 +397,18 @@ ncclResult_t net_connect(int dev, void *handle, struct comm **out)
 	}
 	struct comm *c = (struct comm *)(uintptr_t)h.comm;
 	if (!c) {
+		int common = h.transports & d->transports;
+		if (!common) {
+			WARN("this end carries messages by %s and the peer by %s: set FARED_NCCL_TRANSPORT to the same value for all ranks", d->transports & TRANSPORT_VERBS ? "verbs" : "tcp",
+				h.transports & TRANSPORT_VERBS ? "verbs" : "tcp");
+			return ncclInvalidUsage;
+		}
 		if (!start())
 			return ncclSystemError;
 		if (!(c = comm_new(d, true)))
 			return ncclSystemError;
+		c->verbs = common & TRANSPORT_VERBS;
+		c->hello.transport = c->verbs ? TRANSPORT_VERBS : TRANSPORT_TCP;
 		memcpy(c->destination.bytes, h.address, sizeof h.address);
 		c->port = h.port;
 		memcpy(c->hello.nonce, h.nonce, sizeof h.nonce);
@@ -436,15 +464,18 @@ static void submit(struct comm *c, struct request *r)
 	engine_mark(c);
 }
 
-ncclResult_t net_send(struct comm *c, void *data, size_t size, int tag, struct request **out)
+ncclResult_t net_send(struct comm *c, void *data, size_t size, int tag, struct memory *memory, struct request **out)
 {
 	*out = NULL;
 	if (atomic_load(&c->error))
 		return atomic_load(&c->error);
+	if (!memory_has(c, memory, data, size))
+		return ncclInvalidArgument;
 	struct request *r = new_request(c);
 	if (!r)
 		return ncclSuccess; /* NCCL calls again */
 	r->data = data;
+	memory_use(r->memory = memory, 1);
 	r->size = size;
 	r->tag = tag;
 	r->assigned = r->acknowledged = 0;
@@ -454,13 +485,17 @@ ncclResult_t net_send(struct comm *c, void *data, size_t size, int tag, struct r
 	return ncclSuccess;
 }
 
-ncclResult_t net_receive(struct comm *c, int n, void **data, const size_t *sizes, const int *tags, struct request **out)
+ncclResult_t net_receive(struct comm *c, int n, void **data, const size_t *sizes, const int *tags, struct memory *const *memory, struct request **out)
 {
 	*out = NULL;
 	if (n < 1 || n > MAX_PARTS)
 		return ncclInvalidArgument;
 	if (atomic_load(&c->error))
 		return atomic_load(&c->error);
+	for (int i = 0; i < n; i++) {
+		if (!memory_has(c, memory ? memory[i] : NULL, data[i], sizes[i]))
+			return ncclInvalidArgument;
+	}
 	struct request *r = new_request(c);
 	if (!r)
 		return ncclSuccess;
@@ -478,6 +513,7 @@ ncclResult_t net_receive(struct comm *c, int n, void **data, const size_t *sizes
 		memset(p->have, 0, words * sizeof *p->have);
 		p->capacity = sizes[i];
 		p->data = data[i];
+		memory_use(p->memory = memory ? memory[i] : NULL, 1);
 		p->tag = tags[i];
 		p->known = false;
 		p->total = p->received = 0;
@@ -493,6 +529,10 @@ ncclResult_t net_test(struct request *r, int *done, int *sizes)
 	if (atomic_load_explicit(&r->state, memory_order_acquire) != REQUEST_DONE)
 		return atomic_load(&r->comm->error);
 	*done = 1;
+	if (r->comm->sends)
+		memory_use(r->memory, -1);
+	for (int i = 0; !r->comm->sends && i < r->n; i++)
+		memory_use(r->parts[i].memory, -1);
 	if (sizes && r->comm->sends)
 		sizes[0] = (int)r->size;
 	for (int i = 0; sizes && !r->comm->sends && i < r->n; i++)

@@ -24,7 +24,7 @@ static struct part *wanted(struct comm *c, const struct frame *f)
 /* admit checks a DATA frame, and takes the size of a message from its first one. */
 static bool admit(struct comm *c, const struct frame *f)
 {
-	if (c->sends || f->group >= c->next_group || f->stripe < 1 || f->length > f->stripe || f->offset > f->total || f->length > f->total - f->offset)
+	if (f->group >= c->next_group || f->stripe < 1 || f->length > f->stripe || f->offset > f->total || f->length > f->total - f->offset)
 		return false;
 	if (f->offset % f->stripe || (f->length != f->stripe && f->offset + f->length != f->total))
 		return false;
@@ -52,7 +52,7 @@ bool frame_begin(struct lane *lane)
 		return lane->listener && f->type == FRAME_HELLO && f->length == sizeof(struct hello);
 	switch (f->type) {
 	case FRAME_DATA:
-		return admit(c, f);
+		return !c->sends && !c->verbs && admit(c, f);
 	case FRAME_WELCOME:
 		return c->sends && lane->state == LANE_GREETING && !f->length;
 	case FRAME_POST:
@@ -65,6 +65,14 @@ bool frame_begin(struct lane *lane)
 	case FRAME_PING:
 	case FRAME_PONG:
 		return !f->length;
+	case FRAME_CONNECT:
+		return c->verbs && !c->sends && f->length == sizeof(struct endpoint);
+	case FRAME_CONNECTED:
+		return c->verbs && c->sends && f->length == sizeof(struct endpoint);
+	case FRAME_FENCE:
+		return c->verbs && !c->sends && !f->length && f->group >= 1 && f->group <= UINT32_MAX;
+	case FRAME_FENCED:
+		return c->verbs && c->sends && !f->length;
 	}
 	return false;
 }
@@ -83,10 +91,9 @@ char *frame_target(struct lane *lane, uint32_t *room)
 	return engine.scrap;
 }
 
-static void arrived(struct lane *lane)
+/* note_stripe accounts for a stripe that is in memory. */
+static void note_stripe(struct comm *c, const struct frame *f)
 {
-	struct comm *c = lane->comm;
-	const struct frame *f = &lane->in;
 	struct part *p = wanted(c, f);
 	if (p) {
 		uint64_t bit = f->offset / f->stripe;
@@ -95,7 +102,20 @@ static void arrived(struct lane *lane)
 		if (p->received == p->total)
 			comm_received(c);
 	}
-	lane->acks[lane->ack_count++] = f->id;
+}
+
+static void arrived(struct lane *lane)
+{
+	note_stripe(lane->comm, &lane->in);
+	lane->acks[lane->ack_count++] = lane->in.id;
+}
+
+bool frame_written(struct comm *c, const struct frame *f)
+{
+	if (!admit(c, f))
+		return false;
+	note_stripe(c, f);
+	return true;
 }
 
 static bool posted(struct lane *lane)
@@ -123,7 +143,7 @@ static bool greeted(struct lane *lane)
 	unsigned difference = 0;
 	for (size_t i = 0; i < sizeof h.nonce; i++)
 		difference |= h.nonce[i] ^ l->nonce[i];
-	if (difference)
+	if (difference || !(h.transport & l->device->transports))
 		return false;
 	struct comm *c = engine.comms;
 	while (c && (c->listener != l || memcmp(&c->hello, &h, sizeof h)))
@@ -137,6 +157,7 @@ static bool greeted(struct lane *lane)
 		if (!room || !(c = comm_new(l->device, false)))
 			return false;
 		c->hello = h;
+		c->verbs = h.transport == TRANSPORT_VERBS;
 		c->listener = l;
 		c->adopted = c->ready = true;
 		c->since = c->alive = engine.now;
@@ -196,6 +217,16 @@ bool frame_end(struct lane *lane)
 		break;
 	case FRAME_PONG:
 		break; /* lane_read has noted when it came */
+	case FRAME_CONNECT:
+	case FRAME_CONNECTED: {
+		struct endpoint e;
+		memcpy(&e, lane->control, sizeof e);
+		return f->type == FRAME_CONNECT ? qpair_asked(lane, &e, f->group) : qpair_connected(lane, &e);
+	}
+	case FRAME_FENCE:
+		return qpair_fence(lane, f->group, f->offset);
+	case FRAME_FENCED:
+		return qpair_fenced(lane->comm, f->group, f->total);
 	case FRAME_BYE:
 		comm_closed_by_peer(lane->comm, f->group);
 		break;

@@ -12,6 +12,8 @@
 #define CONTROL_ROOM 4096       /* greatest payload of a frame other than DATA */
 #define UNSENT_BYTES (256 << 10) /* that the kernel holds before the network takes them: more would delay a change of weights */
 #define TURNS 16                 /* system calls before other lanes have their turn */
+#define MOST_STALLS 6
+#define CALM_TIME (10000 * MILLISECOND) /* without a stall, after which a lane's stalls are noticed sooner again */
 
 static const char zeros[4096];
 
@@ -112,6 +114,8 @@ struct lane *lane_accept(struct listener *l, int fd)
 
 void lane_release(struct lane *lane)
 {
+	if (lane->comm->verbs && lane->sent.first)
+		qpair_release(lane);
 	struct list *lists[] = {&lane->sent, &lane->queue};
 	for (int i = 0; i < 2; i++) {
 		for (struct stripe *s; (s = lists[i]->first);) {
@@ -122,10 +126,28 @@ void lane_release(struct lane *lane)
 	}
 }
 
+bool lane_carries(const struct lane *lane) { return lane->state == LANE_READY && !lane->ended && (!lane->comm->verbs || qpair_up(lane->pair)); }
+
+bool lane_has_room(const struct lane *lane) { return !lane->queue.first && (lane->comm->verbs ? qpair_has_room(lane) : lane->writable); }
+
+void lane_progress(struct lane *lane)
+{
+	lane->progress = engine.now;
+	if (lane->suspect) {
+		lane->suspect = false;
+		lane->stalls += lane->stalls < MOST_STALLS;
+		lane->calm = engine.now;
+	} else if (lane->stalls && engine.now - lane->calm > CALM_TIME) {
+		lane->stalls--;
+		lane->calm = engine.now;
+	}
+}
+
 void lane_close(struct lane *lane)
 {
 	if (lane->comm) {
 		lane_release(lane);
+		qpair_release(lane);
 		comm_leave(lane);
 	} else if (lane->listener) {
 		struct lane **p = &lane->listener->greeting;
@@ -301,8 +323,10 @@ static void wrote(struct lane *lane, size_t n, size_t control)
 
 void lane_write(struct lane *lane)
 {
+	if (lane->comm->verbs)
+		qpair_write(lane);
 	for (int turn = 0; lane->writable && !lane->ended && turn < TURNS; turn++) {
-		if (!lane->writing && lane->queue.first && lane->state == LANE_READY)
+		if (!lane->writing && lane->queue.first && lane->state == LANE_READY && !lane->comm->verbs)
 			begin(lane);
 		struct iovec parts[3];
 		int n = 0;

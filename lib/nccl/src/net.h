@@ -1,5 +1,5 @@
-/* The plugin below NCCL's interface: communicators whose messages are striped over lanes. A lane is a TCP connection from the source port of a slot, so the
- * packets of a lane take the slot's plane.
+/* The plugin below NCCL's interface: communicators whose messages are striped over lanes. A lane is a TCP connection from the source port of a slot, and over
+ * verbs also a queue pair from this port, so the packets of a lane take the slot's plane.
  *
  * One thread of the process, the engine, owns all communicators and sockets. To send, receive and test, the threads of NCCL pass
  * requests to it by a ring of each communicator and read their results from atomic words; they take no lock, and make at most one system call, to wake it.
@@ -31,6 +31,8 @@ struct settings {
 	uint32_t patience_ms;           /* time without an answer until a communicator fails: FARED_NCCL_TIMEOUT, in s */
 	bool equal;                     /* stripes ignore shares: FARED_NCCL_STRIPING=equal */
 	bool planes;                    /* a device for each plane: FARED_NCCL_DEVICES=plane */
+	bool automatic;                 /* verbs where RDMA devices reach all planes, or else TCP: FARED_NCCL_TRANSPORT=auto */
+	int transports;                 /* bits of enum transport: FARED_NCCL_TRANSPORT */
 };
 
 struct device {
@@ -41,12 +43,24 @@ struct device {
 	char *pci_path;
 	uint64_t guid;
 	int speed; /* Mbit/s */
+	int transports; /* bits of enum transport */
+	uint32_t ports; /* a bit for each RDMA port with a GID of the source */
+};
+
+/* memory is what NCCL has registered; NULL stands for memory of a communicator over TCP. */
+struct memory {
+	char *data;
+	size_t size;
+	struct ibv_mr *regions[MAX_RDMA]; /* NULL for a port without an address of the communicator's device */
+	uint32_t local_keys[MAX_RDMA], remote_keys[MAX_RDMA];
+	_Atomic uint32_t uses; /* requests: after an error NCCL ends a registration although some are left, which the engine may look at */
 };
 
 enum request_state { REQUEST_FREE, REQUEST_BUSY, REQUEST_DONE };
 
 struct part {
 	char *data;
+	struct memory *memory;
 	uint64_t capacity, total, received;
 	uint64_t *have; /* a bit for each stripe, from the first one on */
 	size_t have_words;
@@ -62,6 +76,8 @@ struct request {
 	uint64_t group;
 	/* of a send */
 	char *data;
+	struct memory *memory;
+	struct buffer remote; /* once it is matched */
 	uint64_t size, assigned, acknowledged;
 	int32_t tag, index;
 	bool matched, whole; /* whole: all stripes are assigned */
@@ -89,8 +105,11 @@ const struct device *device_get(int i);
 ncclResult_t net_listen(int dev, void *handle, struct listener **out);
 ncclResult_t net_connect(int dev, void *handle, struct comm **out);
 ncclResult_t net_accept(struct listener *l, struct comm **out);
-ncclResult_t net_send(struct comm *c, void *data, size_t size, int tag, struct request **out);
-ncclResult_t net_receive(struct comm *c, int n, void **data, const size_t *sizes, const int *tags, struct request **out);
+/* memory receives NULL for a communicator over TCP. A DMA-BUF has a descriptor, other memory -1. */
+ncclResult_t net_register(struct comm *c, void *data, size_t size, uint64_t offset, int fd, struct memory **memory);
+ncclResult_t net_deregister(struct memory *memory);
+ncclResult_t net_send(struct comm *c, void *data, size_t size, int tag, struct memory *memory, struct request **out);
+ncclResult_t net_receive(struct comm *c, int n, void **data, const size_t *sizes, const int *tags, struct memory *const *memory, struct request **out);
 ncclResult_t net_test(struct request *r, int *done, int *sizes);
 ncclResult_t net_close(struct comm *c);
 ncclResult_t net_close_listener(struct listener *l);

@@ -81,9 +81,11 @@ static void apply(struct comm *c)
 		if (l->slot >= 0) {
 			if ((uint32_t)l->slot >= c->slot_count || c->slots[l->slot].source_port != l->port) {
 				l->retired = true;
-			} else {
+			} else if (l->plane != c->slots[l->slot].plane || l->sub_port != c->slots[l->slot].sub_port) {
 				l->plane = c->slots[l->slot].plane;
 				l->sub_port = c->slots[l->slot].sub_port;
+				if (c->verbs)
+					qpair_release(l); /* the slot may be another device's now */
 			}
 		} else {
 			l->retired |= c->steered; /* the pair has slots now */
@@ -137,7 +139,7 @@ void shares_follow(struct comm *c)
 	apply(c);
 }
 
-static bool usable(const struct comm *c, const struct lane *l) { return l->state == LANE_READY && l->share && !l->ended && (!l->suspect || c->all_suspect); }
+static bool usable(const struct comm *c, const struct lane *l) { return lane_carries(l) && l->share && (!l->suspect || c->all_suspect); }
 
 struct lane *shares_next(struct comm *c, uint32_t length, int64_t *total)
 {
@@ -146,7 +148,7 @@ struct lane *shares_next(struct comm *c, uint32_t length, int64_t *total)
 	*total = 0;
 	c->all_suspect = true;
 	for (int i = 0; i < c->lane_count; i++)
-		c->all_suspect &= c->lanes[i]->suspect || !c->lanes[i]->share || c->lanes[i]->state != LANE_READY || c->lanes[i]->ended;
+		c->all_suspect &= c->lanes[i]->suspect || !c->lanes[i]->share || !lane_carries(c->lanes[i]);
 	for (int i = 0; i < c->lane_count; i++) {
 		struct lane *l = c->lanes[i];
 		if (!usable(c, l))

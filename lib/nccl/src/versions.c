@@ -130,32 +130,28 @@ static ncclResult_t accept_v8(void *listener, void **out, void **device_comm)
 
 static ncclResult_t register_memory(void *comm, void *data, size_t size, int type, void **handle)
 {
-	(void)comm, (void)data, (void)size;
 	*handle = NULL;
 	if (type == NCCL_PTR_HOST)
-		return ncclSuccess;
-	WARN("memory of type %d: TCP lanes carry host memory alone", type);
+		return net_register(comm, data, size, 0, -1, (struct memory **)handle);
+	WARN("memory of type %d: only memory of the host is registered by its address", type);
 	return ncclInvalidUsage;
 }
 
 static ncclResult_t register_dmabuf(void *comm, void *data, size_t size, int type, uint64_t offset, int fd, void **handle)
 {
-	(void)comm, (void)data, (void)size, (void)type, (void)offset, (void)fd;
-	*handle = NULL;
-	WARN("a DMA-BUF: TCP lanes carry host memory alone");
-	return ncclInvalidUsage;
+	(void)type;
+	return net_register(comm, data, size, offset, fd, (struct memory **)handle);
 }
 
 static ncclResult_t deregister_memory(void *comm, void *handle)
 {
-	(void)comm, (void)handle;
-	return ncclSuccess;
+	(void)comm;
+	return net_deregister(handle);
 }
 
 static ncclResult_t send_v9(void *comm, void *data, size_t size, int tag, void *memory, void **request)
 {
-	(void)memory;
-	return net_send(comm, data, size, tag, (struct request **)request);
+	return net_send(comm, data, size, tag, memory, (struct request **)request);
 }
 
 static ncclResult_t send_v8(void *comm, void *data, int size, int tag, void *memory, void **request)
@@ -176,10 +172,9 @@ static ncclResult_t send_v10(void *comm, void *data, size_t size, int tag, void 
 
 static ncclResult_t receive_v9(void *comm, int n, void **data, size_t *sizes, int *tags, void **memory, void **request)
 {
-	(void)memory;
 	if (*request == OPTIONAL)
 		*request = NULL;
-	return net_receive(comm, n, data, sizes, tags, (struct request **)request);
+	return net_receive(comm, n, data, sizes, tags, (struct memory *const *)memory, (struct request **)request);
 }
 
 static ncclResult_t receive_v8(void *comm, int n, void **data, int *sizes, int *tags, void **memory, void **request)
