@@ -63,6 +63,9 @@ func New(t testing.TB, n *netnstest.Namespace, device string, port uint16, verdi
 	return x
 }
 
+// Remove ends the tap before the test's end. Packets pass from then on.
+func (x *Tap) Remove() { x.link.Close() }
+
 // mmapable allows one read of all counters.
 const mmapable = 1 << 10
 

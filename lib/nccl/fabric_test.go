@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"fmt"
 	"math"
-	"os"
 	"os/exec"
 	"path/filepath"
 	"regexp"
@@ -143,13 +142,7 @@ func TestFabric(t *testing.T) {
 		awaitIteration(t, ranks, 2)
 		l.setLeaf(t, "leaf1", state)
 		l.awaitWeights(t, weights)
-		n := 0
-		for ; ; n++ { // the first iteration that begins after the change
-			if _, err := os.Stat(filepath.Join(ranks[0].folder, fmt.Sprint("more-", n))); err != nil {
-				break
-			}
-		}
-		awaitIteration(t, ranks, n+1)
+		awaitIteration(t, ranks, begun(ranks)+1) // the first iteration that begins after the change is over
 		stop()
 		finish(t, ranks)
 	}

@@ -144,6 +144,15 @@ func awaitIteration(t testing.TB, ranks []*rank, n int) {
 	})
 }
 
+// begun returns how many iterations of a job that goes on until it is stopped have begun.
+func begun(ranks []*rank) (n int) {
+	for ; ; n++ {
+		if _, err := os.Stat(filepath.Join(ranks[0].folder, fmt.Sprint("more-", n))); err != nil {
+			return n
+		}
+	}
+}
+
 var rateText = regexp.MustCompile(`, ([0-9.]+) MB/s; .* wrong elements: 0\n`)
 
 // finish waits for the ranks, none of which may have found a wrong element, and returns their slowest rate in MB/s.
