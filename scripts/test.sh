@@ -17,16 +17,16 @@ for p in $pure; do
   fi
 done
 
-# Tests of one goroutine in packages that otherwise need the race detector, which makes each of them about ten times slower; one that judges the memory of
+# Tests of one goroutine in packages that otherwise need the race detector, which makes each of them about ten times slower; some that judge the memory of
 # processes, which it multiplies; and those with a Prometheus or a transfer, which drive dozens of processes. They run without it.
 single="TestPlansReachTheDesiredState TestLayoutKeepsItsPromises TestPagesLikeSortedMap TestBatchesEqualOneByOne TestReloadEqualsAFreshStart
   TestEvacuationAgainstThePackets TestFloodIsLinear TestRoCEChannels TestRoCERefusals TestRoCEStall TestRoCEShares TestRoCESets TestRoCEBlindSets
   TestSUPERpChannels TestSUPERpRefusals TestSUPERpStall TestSUPERpShares TestSUPERpSets TestSUPERpBlindSets
   TestPromptDelayIsBounded TestBulkChangeIsOneOperation TestDampingEqualsItsModel TestRecordingSurvivesAFullDisk TestModelOnStreams TestConnectionFlood
-  TestPrometheus TestPrometheusQuiet TestPrometheusFaults TestPrometheusFlaps TestPrometheusAgent TestPrometheusFaultyDaemon TestTransfer"
+  TestPrometheus TestPrometheusQuiet TestPrometheusFaults TestPrometheusFlaps TestPrometheusAgent TestPrometheusFaultyDaemon TestTransfer TestKeepReturnsGarbage"
 # shellcheck disable=SC2086 # one word a test
 single_pattern="^($(printf '%s|' $single | sed 's/|$//'))\$"
-single_packages="dataplane/linux daemon/internal/status dataplane/internal/contract daemon daemon/internal/dpclient transport/rdma/rdmatest transport/tcpqp cmd/fared lab"
+single_packages="dataplane/linux daemon/internal/status dataplane/internal/contract daemon daemon/internal/dpclient transport/rdma/rdmatest transport/tcpqp internal/footprint cmd/fared lab"
 
 # packages NAME...: their import paths.
 packages() { for p in "$@"; do echo "$module/$p"; done; }
