@@ -67,6 +67,8 @@ type server struct {
 	loopbacks []netip.Prefix
 	fared     *fared
 	dir       string // folder of the agent in the daemon's process, "" before the first start
+
+	generations map[string]int // of the sessions that kept has seen
 }
 
 // leaf is a switch of a plane.
