@@ -625,8 +625,8 @@ func (f *fabric) cutAll(t testing.TB, ranks []*rank) {
 	for p := range planes {
 		f.core.IP("link", "set", fmt.Sprint("br", p), "down")
 	}
-	// A rank whose neighbor on the same server fails first reports that.
-	reason := regexp.MustCompile(`NET/fared: .*(does not answer on any plane|process has ended|has closed the communicator)`)
+	// A rank whose neighbor on the same server fails first reports that. One that has finished the iteration waits for rank 0 to begin the next one.
+	reason := regexp.MustCompile(`NET/fared: .*(does not answer on any plane|process has ended|has closed the communicator)|/more-[0-9]+: no such file after`)
 	silent := 0
 	for i, r := range ranks {
 		if err := r.cmd.Wait(); err == nil || !reason.MatchString(r.out.String()) {
