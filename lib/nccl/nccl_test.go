@@ -561,7 +561,7 @@ func TestPlanesFail(t *testing.T) {
 	b := release(t)
 	f := newFabric(t, 0, 0, 0, 0)
 	f.setWeights(t, 1, 1, 1, 1)
-	flaps := 20
+	flaps := 10
 	if n, err := strconv.Atoi(os.Getenv("FARED_NCCL_FLAPS")); err == nil {
 		flaps = n
 	}
