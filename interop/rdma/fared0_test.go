@@ -56,30 +56,30 @@ func (b *pairBed) command(soft bool, words string) []string {
 	var command []string
 	if soft {
 		command = []string{"env", "LD_PRELOAD=" + filepath.Join(folder, "libfared-softdev.so"), "FARED0_ADDRESS=" + fared0Address, "FARED0_COUNTERS=1"}
+	} else {
+		command = []string{"env", "UCX_IB_GID_INDEX=1"}
 	}
 	command = append(command, "timeout", "120")
-	command = append(command, strings.Fields(words)...)
+	command = append(command, strings.Fields(strings.ReplaceAll(words, "@", device[0]))...)
 	if strings.HasPrefix(words, "ib_") && !strings.Contains(words, " -R") {
 		command = append(append(command, "-d"), device...)
 	}
 	return command
 }
 
-// awaitListener waits until a program listens: by TCP, or by rdma_cm on the port of fared0. The kernel shows nowhere that one listens by rdma_cm at the wildcard
-// address.
+// awaitListener waits until a program listens: by TCP, by rdma_cm as the kernel shows it, or on the port of fared0.
 func (b *pairBed) awaitListener(t testing.TB, soft bool, server string) {
 	t.Helper()
-	option, port := "-tlnH", "LISTEN"
-	if managed := strings.Contains(server, " -R") || !strings.Contains(server, "_"); managed && !soft {
-		time.Sleep(8 * time.Second)
-		return
+	command, port := []string{"ss", "-tlnH"}, "LISTEN"
+	if managed := strings.Contains(server, " -R") || !strings.Contains(server, "_"); managed && soft {
+		command, port = []string{"ss", "-uanH"}, ":4791 "
 	} else if managed {
-		option, port = "-uanH", ":4791 "
+		command = []string{"rdma", "resource", "show", "cm_id", "link", rxeDevice}
 	}
 	netnstest.Eventually(t, time.Minute, func() error {
-		run := func() ([]byte, error) { return exec.Command("ss", option).CombinedOutput() }
+		run := func() ([]byte, error) { return exec.Command(command[0], command[1:]...).CombinedOutput() }
 		if soft {
-			run = func() ([]byte, error) { return b.host.Output("ss", option) }
+			run = func() ([]byte, error) { return b.host.Output(command[0], command[1:]...) }
 		}
 		out, err := run()
 		if err == nil && !strings.Contains(string(out), port) {
@@ -147,6 +147,7 @@ func TestFared0(t *testing.T) {
 		{"ib_send_lat -n 50", ""},
 		{"ib_read_bw -n 50 -s 5000", ""},
 		{"ib_atomic_lat -n 50", ""},
+		{"env UCX_TLS=rc_v,ud_v UCX_NET_DEVICES=@:1 ucx_perftest -t tag_lat -n 50 -w 5", ""},
 	} {
 		for _, soft := range []bool{true, false} {
 			name := strings.ReplaceAll(program.server, " ", "_") + map[bool]string{true: "/to fared0", false: "/to rdma_rxe"}[soft]

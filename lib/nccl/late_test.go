@@ -115,34 +115,44 @@ func (l *late) writes(t testing.TB, server int) (n int) {
 	return n
 }
 
-// arrive delivers everything, in its order, and ends the delay.
-func (l *late) arrive(t testing.TB) {
+// arrive delivers everything, in its order, ends the delay, and waits until a server has read what is for it.
+func (l *late) arrive(t testing.TB, server int) {
 	t.Helper()
 	l.writes(t, 0)
 	l.tap.Remove()
-	if err := l.f.core.Do(func() error {
-		ifi, err := net.InterfaceByName(fmt.Sprint("br", l.plane))
-		if err != nil {
+	var bridge *net.Interface
+	var fd int
+	if err := l.f.core.Do(func() (err error) {
+		if bridge, err = net.InterfaceByName(fmt.Sprint("br", l.plane)); err != nil {
 			return err
 		}
-		fd, err := unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, 0)
-		if err != nil {
-			return err
-		}
-		defer unix.Close(fd)
-		for i, p := range l.packets {
-			if i%64 == 63 {
-				time.Sleep(time.Millisecond) // the kernel drops packets of longer bursts
-			}
-			binary.BigEndian.PutUint16(p[udpAt+6:], 0) // no UDP checksum: the sender left it to its device
-			if err := unix.Sendto(fd, p, 0, &unix.SockaddrLinklayer{Ifindex: ifi.Index}); err != nil {
-				return err
-			}
-		}
-		return nil
+		fd, err = unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, 0)
+		return err
 	}); err != nil {
 		t.Fatal(err)
 	}
+	defer unix.Close(fd)
+	for i, p := range l.packets {
+		if i%64 == 63 {
+			l.f.awaitRead(t, server) // the kernel drops packets of longer bursts
+		}
+		binary.BigEndian.PutUint16(p[udpAt+6:], 0) // no UDP checksum: the sender left it to its device
+		if err := unix.Sendto(fd, p, 0, &unix.SockaddrLinklayer{Ifindex: bridge.Index}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	l.f.awaitRead(t, server)
+}
+
+// awaitRead waits until a server's RDMA device has looked at all that has arrived.
+func (f *fabric) awaitRead(t testing.TB, server int) {
+	t.Helper()
+	netnstest.Eventually(t, time.Minute, func() error {
+		if n := f.unread(t, server); n > 0 {
+			return fmt.Errorf("%d bytes have not been read", n)
+		}
+		return nil
+	})
 }
 
 // unread returns the bytes that have arrived at a server's RDMA device and that the device has not looked at yet.
@@ -255,13 +265,7 @@ func (f *fabric) writeLate(t testing.TB, ranks []*rank, plane int) int {
 	}
 	f.awaitRest(t, 1)
 	n := l.writes(t, 1)
-	l.arrive(t)
-	netnstest.Eventually(t, time.Minute, func() error {
-		if n := f.unread(t, 1); n > 0 {
-			return fmt.Errorf("%d bytes have not been read", n)
-		}
-		return nil
-	})
+	l.arrive(t, 1)
 	if err := unix.Kill(last, unix.SIGCONT); err != nil {
 		t.Fatal(err)
 	}
