@@ -56,11 +56,9 @@ func (b *pairBed) command(soft bool, words string) []string {
 	var command []string
 	if soft {
 		command = []string{"env", "LD_PRELOAD=" + filepath.Join(folder, "libfared-softdev.so"), "FARED0_ADDRESS=" + fared0Address, "FARED0_COUNTERS=1"}
-	} else {
-		command = []string{"env", "UCX_IB_GID_INDEX=1"}
 	}
 	command = append(command, "timeout", "120")
-	command = append(command, strings.Fields(strings.ReplaceAll(words, "@", device[0]))...)
+	command = append(command, strings.Fields(words)...)
 	if strings.HasPrefix(words, "ib_") && !strings.Contains(words, " -R") {
 		command = append(append(command, "-d"), device...)
 	}
@@ -147,7 +145,6 @@ func TestFared0(t *testing.T) {
 		{"ib_send_lat -n 50", ""},
 		{"ib_read_bw -n 50 -s 5000", ""},
 		{"ib_atomic_lat -n 50", ""},
-		{"env UCX_TLS=rc_v,ud_v UCX_NET_DEVICES=@:1 ucx_perftest -t tag_lat -n 50 -w 5", ""},
 	} {
 		for _, soft := range []bool{true, false} {
 			name := strings.ReplaceAll(program.server, " ", "_") + map[bool]string{true: "/to fared0", false: "/to rdma_rxe"}[soft]
