@@ -472,29 +472,3 @@ func TestCommitAfterObjectsVanish(t *testing.T) {
 		t.Errorf("%+v", s)
 	}
 }
-
-// TestNothingLeft checks that a Driver whose kernel has no objects of an earlier run does not wait for Settle: a changed group of one route is
-// replaced by a new one at once. A Driver that finds objects waits.
-func TestNothingLeft(t *testing.T) {
-	h := newHost(t, 2)
-	for _, left := range []bool{false, true} {
-		d := h.open()
-		c := &client{t: t, server: newServer(d)}
-		c.hello(h.forwarding)
-		s := program(t, c.server)
-		s.do(h.group(1, 1, 1), destination(target4(0), 1))
-		id := func() uint32 {
-			d.mu.Lock()
-			defer d.mu.Unlock()
-			return d.state.have.groups[groupKey{1, v4}].id
-		}
-		before := id()
-		s.do(h.group(1, 1, 3))
-		if moved := id() != before; moved == left {
-			t.Errorf("objects of an earlier run %v, but the route moved: %v", left, moved)
-		}
-		if err := d.Close(); err != nil {
-			t.Fatal(err)
-		}
-	}
-}

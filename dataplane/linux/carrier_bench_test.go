@@ -65,7 +65,7 @@ func (o *observer) await(b *testing.B, kind uint16, match func(body []byte) bool
 func BenchmarkCarrierLost(b *testing.B) {
 	for _, destinations := range []int{1, 10000} {
 		b.Run(fmt.Sprintf("destinations=%d", destinations), func(b *testing.B) {
-			n := newBench(b, 1, benchPlanes, 0)
+			n := newBench(b, 1, benchPlanes)
 			n.commit(append(n.setGroups(nil, 0, ""), n.destinations(destinations, true)...))
 			o := observe(b, n.h)
 			var leaf *netlink.Handle

@@ -19,7 +19,6 @@ func (d *Driver) Commit(changes []contract.Change) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	groups, routes := map[groupKey]bool{}, map[routeKey]bool{}
-	clear(d.state.moved)
 	for _, c := range changes {
 		d.apply(c, groups, routes)
 	}
@@ -51,7 +50,7 @@ func (d *Driver) relevant(failures []failure, groups map[groupKey]bool, routes m
 	for _, f := range failures {
 		ours := f.op.key.wanted != 0 && groups[f.op.key]
 		if f.op.at.prefix.IsValid() { // one route of a group does not concern the group's others
-			ours = routes[f.op.at] || ours && d.state.moved[f.op.at]
+			ours = routes[f.op.at]
 		}
 		if ours || exhausted(f.err) && f.op.kind == makeNexthop {
 			return f.refusal()

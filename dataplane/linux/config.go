@@ -32,9 +32,6 @@ const (
 
 	// defaultWitnessTime is above the time in which the control plane usually changes a group again after a failure.
 	defaultWitnessTime = 50 * time.Millisecond
-	// defaultMoveRoutes is the break-even with 4,096 buckets (BenchmarkSetVector, p50 of Commit, new group and in place): 1
-	// route 140 and 190 us, 16 routes 190 and 190 us. With 1,024 buckets it is between 16 and 64, with 16,384 above 64.
-	defaultMoveRoutes = 16
 
 	bucketSize = 32 // kernel memory of a bucket in bytes (struct nh_res_bucket)
 	// mostNarrow replaces MaxBuckets on kernels with 8-bit weights: before Linux 6.12 the kernel multiplies buckets and
@@ -80,9 +77,6 @@ type Config struct {
 	watchBuffer int
 	// maxWeight simulates a kernel with smaller weights; 0 probes the kernel.
 	maxWeight int
-	// moveRoutes is the largest number of routes of a group for which a new group replaces it instead of a change in place; 0
-	// selects defaultMoveRoutes, and below 0 all groups are changed in place.
-	moveRoutes int
 	// witnessTime is how long a witness stays in a group that does not change; 0 selects defaultWitnessTime.
 	witnessTime time.Duration
 }
@@ -106,7 +100,6 @@ func (c Config) withDefaults() (Config, error) {
 	or(&c.SourceTable, DefaultSourceTable)
 	or(&c.ProbeMark, DefaultProbeMark)
 	or(&c.witnessTime, defaultWitnessTime)
-	or(&c.moveRoutes, defaultMoveRoutes)
 	or(&c.AuditInterval, DefaultAuditInterval)
 	if c.Logger == nil {
 		c.Logger = slog.Default()

@@ -26,14 +26,14 @@ func TestConfigJudged(t *testing.T) {
 	want := Config{
 		Protocol: 179, Table: 254, RulePriority: 10000, SourceTable: 0x66617300, Metric: 20, Memory: 1 << 30, Seed: 0x66617265, FirstID: 0x66617265,
 		ProbeTable: 0x66617265, ProbeMark: 0x66617265, AuditInterval: time.Minute,
-		witnessTime: 50 * time.Millisecond, moveRoutes: defaultMoveRoutes,
+		witnessTime: 50 * time.Millisecond,
 	}
 	if !reflect.DeepEqual(got, want) || logger == nil {
 		t.Errorf("%+v, want %+v", got, want)
 	}
 	set := Config{
 		Protocol: 5, Table: 7, RulePriority: 3, SourceTable: 1000, Metric: 1, Memory: 2, Seed: 3, FirstID: 4, ProbeTable: 8, ProbeMark: 9,
-		AuditInterval: 1, witnessTime: 1, moveRoutes: -1, Buckets: 1, Logger: slog.New(slog.DiscardHandler),
+		AuditInterval: 1, witnessTime: 1, Buckets: 1, Logger: slog.New(slog.DiscardHandler),
 	}
 	if got, err := set.withDefaults(); err != nil || !reflect.DeepEqual(got, set) {
 		t.Errorf("%+v, %v; want it as it was", got, err)

@@ -16,10 +16,11 @@
 // change of a group uses objects that are not yet in the group for the runs of buckets that move. Each bucket changes
 // atomically: no packet finds a bucket empty.
 //
-// While the kernel replaces a group, the request waits until no packet uses the previous buckets. A group with few routes
-// (defaultMoveRoutes) is therefore not replaced: a new group is created with the same sub-port in every bucket as a
-// replacement would have, and the routes move to it, each one atomically. The previous group is removed afterwards, when no
-// request waits. A process that is killed meanwhile leaves two groups; the next one continues with the group of the routes.
+// While the kernel replaces a group, the request waits until no packet uses the previous buckets (synchronize_net). To move
+// routes to a new group would not wait, but is not free of losses. The kernel releases a replaced route at once, and a sender
+// between its lookup and the use of its result gets ENETUNREACH: in IPv4 when the last route with the same group goes
+// (fib_dead), in IPv6 always (fib6_info_hold_safe). BenchmarkLosses counts such errors. Routes therefore change only when
+// their destination gets another vector, or all groups another number of buckets.
 //
 // When a group with IPv6 routes is replaced, the kernel releases the cached routes of all its members (net/ipv4/nexthop.c,
 // nh_rt_cache_flush) and discards a packet that is between its lookup and its output at that instant. The agent cannot

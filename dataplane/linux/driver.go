@@ -168,7 +168,6 @@ func (d *Driver) open() (err error) {
 	if err := d.reader.reread(false); err != nil {
 		return err
 	}
-	d.state.settled = d.reader.nothingLeft()
 	d.prober.space = &d.space
 	if err := d.prober.findMaxWeight(); err != nil {
 		return err

@@ -3,7 +3,6 @@ package linux
 import (
 	"errors"
 	"slices"
-	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -40,25 +39,6 @@ func (k *kernel) execute(pl *plan, again bool) (failures []failure) {
 		}
 	}
 	return append(failures, k.send(last, again)...)
-}
-
-// discard deletes the spent groups that are due at a time.
-func (k *kernel) discard(now time.Time) {
-	var ops []op
-	for id, s := range k.state.have.spent {
-		switch {
-		case now.Before(s.since.Add(spentTime)):
-		case k.state.have.idle(id):
-			ops = append(ops, op{kind: deleteGroup, id: id})
-			fallthrough
-		default: // if the kernel refuses to delete it, or to move a route
-			s.since = now.Add(retryDelay)
-			k.state.have.spent[id] = s
-		}
-	}
-	for _, f := range k.send(ops, false) {
-		k.state.log.Error("linux data plane: the kernel refused a change; retrying", "error", f.err)
-	}
 }
 
 // send sends ops in one batch, records the acknowledged ones and returns the others.

@@ -55,8 +55,8 @@ func killedState(f *farev1.Forwarding, i int) *farev1.SnapshotResponse {
 	return all
 }
 
-// moving changes the vectors of few destinations, which move to a new group each time.
-func moving(d *Driver, f *farev1.Forwarding) error {
+// reweigh changes the vectors of few destinations.
+func reweigh(d *Driver, f *farev1.Forwarding) error {
 	before := killedState(f, 0).Vectors[killedGroups:]
 	for i := range 24 {
 		after := killedState(f, i).Vectors[killedGroups:]
@@ -87,7 +87,7 @@ func killed(text string) error {
 		if refused, err := server.Restore(f, killedState(f, i)); err != nil || len(refused) > 0 {
 			return fmt.Errorf("%v, %w", refused, err)
 		}
-		if err := errors.Join(d.Settle(), moving(d, f), d.Close()); err != nil {
+		if err := errors.Join(d.Settle(), reweigh(d, f), d.Close()); err != nil {
 			return err
 		}
 		fmt.Println("programmed")

@@ -80,7 +80,6 @@ func TestLinksComeAndGo(t *testing.T) {
 // that the control plane's answer costs one more only if its weights differ from the remaining ones.
 func TestLostCarrierIsRedistributedAtOnce(t *testing.T) {
 	h := newHost(t, 4)
-	h.config.moveRoutes = -1 // a removal of replaced groups would be counted too
 	d, c := h.start()
 	s := program(t, c.server)
 	s.do(h.group(1, 1, 2, 3, 2), destination(target4(0), 1), destination(target6(0), 1))
@@ -346,7 +345,7 @@ func (h *host) witnesses() (n int) {
 // TestDrainCostsOneMessageAGroup also checks that weights equivalent to the kernel's current division cost no message.
 func TestDrainCostsOneMessageAGroup(t *testing.T) {
 	h := newHost(t, 4)
-	h.config.witnessTime, h.config.moveRoutes = time.Hour, -1
+	h.config.witnessTime = time.Hour
 	d, c := h.start()
 	s := program(t, c.server)
 	for g := range 5 {
@@ -382,7 +381,6 @@ func TestDrainCostsOneMessageAGroup(t *testing.T) {
 
 func TestWitnessesLeave(t *testing.T) {
 	h := newHost(t, 4)
-	h.config.moveRoutes = -1
 	d, c := h.start()
 	s := program(t, c.server)
 	s.do(h.group(1, 1, 1, 1, 1), destination(target4(0), 1), destination(target6(0), 1))
@@ -406,7 +404,7 @@ func TestWitnessesLeave(t *testing.T) {
 // TestRestartWithWitnesses checks that a process recognizes the witnesses of a killed one.
 func TestRestartWithWitnesses(t *testing.T) {
 	h := newHost(t, 4)
-	h.config.witnessTime, h.config.moveRoutes = time.Hour, -1
+	h.config.witnessTime = time.Hour
 	d, c := h.start()
 	s := program(t, c.server)
 	s.do(h.group(1, 1, 1, 1, 1), h.group(2, 5, 1, 1, 1), destination(target4(0), 1), destination(target6(0), 1), destination(target4(1), 2))

@@ -43,7 +43,6 @@ func (d *Driver) keep() {
 			return
 		case <-d.repair.C:
 			d.mu.Lock()
-			d.kernel.discard(time.Now())
 			if d.integrity.unread {
 				d.mend()
 			} else {

@@ -26,7 +26,6 @@ type mirror struct {
 	addresses, unfit map[netip.Addr]bool
 	// Marked objects that no desired state has claimed; Settle removes them.
 	strays  map[uint32]stray
-	spent   map[uint32]spent // strays that new groups have replaced
 	loose   map[uint32]rtnl.Nexthop
 	retired []uint32 // nexthops to delete once no group has them
 	changed []*pool  // pools whose objects need a new next hop
@@ -36,7 +35,7 @@ func newMirror(firstID uint32) mirror {
 	m := mirror{
 		links: map[int]rtnl.Link{}, names: map[string]int{}, used: map[uint32]bool{}, first: firstID, next: firstID, owners: map[uint32]*pool{},
 		groups: map[groupKey]*group{}, routes: map[routeKey]routeState{}, addresses: map[netip.Addr]bool{}, unfit: map[netip.Addr]bool{}, ruled: map[netip.Prefix]uint32{},
-		strays: map[uint32]stray{}, spent: map[uint32]spent{}, loose: map[uint32]rtnl.Nexthop{},
+		strays: map[uint32]stray{}, loose: map[uint32]rtnl.Nexthop{},
 	}
 	for f := range m.drop {
 		m.drop[f], m.hole[f] = &pool{family: family(f), loopback: true}, &pool{family: family(f), blackhole: true}
@@ -88,39 +87,6 @@ type routeState struct {
 type stray struct {
 	rtnl.Nexthop
 	segments []segment
-}
-
-// spent is a group that a new group has replaced.
-type spent struct {
-	since  time.Time
-	routes []routeKey // used the group
-}
-
-// mostSpent bounds the kernel memory of replaced groups: further groups are changed in place.
-const mostSpent = 64
-
-// spentTime is how long a spent group remains: above the time in which a burst of changes arrives.
-const spentTime = 50 * time.Millisecond
-
-// spend records that a new group replaces a group with these routes.
-func (m *mirror) spend(g *group, routes []routeKey) {
-	m.strays[g.id] = stray{Nexthop: rtnl.Nexthop{ID: g.id, Members: g.members}}
-	m.spent[g.id] = spent{time.Now(), routes}
-}
-
-// spentDue returns when the first spent group is due for removal, or the zero time if there is none.
-func (m *mirror) spentDue() (due time.Time) {
-	for _, s := range m.spent {
-		if at := s.since.Add(spentTime); due.IsZero() || at.Before(due) {
-			due = at
-		}
-	}
-	return due
-}
-
-// idle reports whether all routes have left a spent group.
-func (m *mirror) idle(id uint32) bool {
-	return !slices.ContainsFunc(m.spent[id].routes, func(at routeKey) bool { return m.routes[at].nexthop == id })
 }
 
 func (m *mirror) loopback() int {

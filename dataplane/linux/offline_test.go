@@ -25,7 +25,7 @@ const (
 // The test calls done for the ops of its plans.
 func offline(t *testing.T, subPorts int) *Driver {
 	t.Helper()
-	config, err := Config{Buckets: 64, Logger: slog.New(slog.DiscardHandler), witnessTime: time.Hour, moveRoutes: -1}.withDefaults()
+	config, err := Config{Buckets: 64, Logger: slog.New(slog.DiscardHandler), witnessTime: time.Hour}.withDefaults()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -69,7 +69,7 @@ func (d *Driver) leads(prefix string, from, to uint32) {
 func (d *Driver) obey(t *testing.T) (all []op) {
 	t.Helper()
 	for range 5 {
-		pl := d.state.plan(false)
+		pl := d.state.plan()
 		if pl.empty() {
 			d.state.await(nil)
 			return all

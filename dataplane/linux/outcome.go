@@ -10,25 +10,16 @@ import (
 	"github.com/fared/fared/internal/rtnl"
 )
 
-// plan computes and adopts a plan for the stale groups and routes. After a refusal groups are changed in place: the kernel may
-// lack room for more.
-func (st *state) plan(refused bool) *plan {
-	s := st.scope()
-	if refused {
-		s.moveRoutes = 0
-	}
-	pl := newPlan(&st.want, &st.have, s)
+// plan computes and adopts a plan for the stale groups and routes.
+func (st *state) plan() *plan {
+	pl := newPlan(&st.want, &st.have, st.scope())
 	st.adoptPlan(pl)
 	return pl
 }
 
 // scope returns the scope of a plan at this time.
 func (st *state) scope() scope {
-	s := scope{groups: st.staleGroups, routes: st.staleRoutes, now: time.Now(), witnessTime: st.config.witnessTime}
-	if st.settled { // before that, routes of an earlier run may use any group
-		s.moveRoutes = max(0, st.config.moveRoutes)
-	}
-	return s
+	return scope{groups: st.staleGroups, routes: st.staleRoutes, now: time.Now(), witnessTime: st.config.witnessTime}
 }
 
 // await marks as stale the groups and routes of refused ops, in addition to groups that have to change later, and clears all other
@@ -70,14 +61,10 @@ func (st *state) adoptPlan(pl *plan) {
 	}
 	for _, o := range pl.groupOps {
 		st.have.used[o.id] = true
-		for _, at := range o.moves {
-			st.moved[at] = true
-		}
 	}
 	for key, g := range pl.groups {
 		*st.have.groups[key] = *g
 		delete(st.have.strays, g.id)
-		delete(st.have.spent, g.id)
 		st.have.used[g.id] = true
 	}
 	for _, key := range pl.unused {
@@ -92,10 +79,6 @@ func (st *state) adoptPlan(pl *plan) {
 func (st *state) done(o *op) {
 	switch g := st.have.groups[o.key]; o.kind {
 	case setGroup:
-		if o.moves != nil {
-			st.have.spend(g, o.moves)
-			g.id = o.id
-		}
 		g.exists, g.moved, g.dropping = true, false, o.segments == nil
 		g.members, g.segments, g.weights, g.generation = o.members, o.segments, o.weights, st.want.generation
 		g.witnesses, g.dealtAt = o.witnesses, time.Now()
@@ -106,7 +89,6 @@ func (st *state) done(o *op) {
 		delete(st.have.routes, o.at)
 	case deleteGroup:
 		delete(st.have.strays, o.id)
-		delete(st.have.spent, o.id)
 		delete(st.have.groups, o.key)
 	case deleteNexthop:
 		delete(st.have.loose, o.id)
@@ -121,9 +103,6 @@ func (st *state) undone(o *op, err error, again bool) {
 		g := st.have.groups[o.key]
 		if g == nil {
 			return
-		}
-		if o.moving {
-			st.staleRoutes[o.at] = true
 		}
 		if o.source.IsValid() && errors.Is(err, unix.EINVAL) && g.exists && g.id == o.id { // without a group the kernel refuses any route to it
 			// The address is no longer an address of the host, or belongs to another VRF.

@@ -31,10 +31,6 @@ type op struct {
 	// source is the address in the message of setRoute.
 	source netip.Addr
 
-	// moves holds the routes that leave the present group for a new one, for setGroup; moving marks their setRoute.
-	moves  []routeKey
-	moving bool
-
 	members   []rtnl.Member
 	witnesses []uint32
 	segments  []segment
@@ -67,7 +63,6 @@ type scope struct {
 	routes      map[routeKey]bool
 	now         time.Time
 	witnessTime time.Duration
-	moveRoutes  int // largest number of routes for which a new group replaces a group; 0 disables
 }
 
 // planner computes a plan. It changes neither its inputs nor anything that they refer to.
@@ -268,10 +263,6 @@ func (pl *planner) planGroup(g *group) {
 		pl.groupOps = append(pl.groupOps, next)
 		return
 	}
-	if routes := pl.movable(g, s, target); routes != nil {
-		pl.move(next, routes, s, target)
-		return
-	}
 	taken := map[uint32]bool{}
 	for _, m := range g.members {
 		taken[m.ID] = true
@@ -307,45 +298,6 @@ func (pl *planner) owner(s *source, f family, id uint32) int {
 		return -1
 	}
 	return s.index(q.subPort)
-}
-
-// movable returns the routes of a group if to make a new group and to move its routes is quicker than to change the group,
-// for which the kernel waits until no packet uses the previous division (synchronize_net). It returns nil for a group that
-// has the division already.
-func (pl *planner) movable(g *group, s *source, target []run) (routes []routeKey) {
-	users := pl.want.users[g.key]
-	if len(users) > pl.scope.moveRoutes || len(pl.have.spent) >= mostSpent || !g.exists || g.moved || g.rejecting || g.segments == nil {
-		return nil
-	}
-	moved := false
-	overlaps(g.segments, target, func(c segment, subPort, _ int) { moved = moved || pl.owner(s, g.key.family, c.id) != subPort })
-	if !moved {
-		return nil
-	}
-	for key := range users {
-		at, ok := pl.want.place(key)
-		if wanted, _ := pl.want.wantedAt(at); !ok || wanted != g.key.wanted || pl.scope.routes[at] || pl.have.routes[at].nexthop != g.id {
-			return nil
-		}
-		routes = append(routes, at)
-	}
-	return routes
-}
-
-// move plans a new group with the division of target, and moves routes to it. Each bucket has the sub-port that it would have
-// in a changed group, so that the same flows move.
-func (pl *planner) move(next op, routes []routeKey, s *source, target []run) {
-	taken, f := map[uint32]bool{}, next.key.family
-	d := pl.want.scaling.dealAll(target, func(subPort int) uint32 { return pl.take(s.subPorts[subPort].pool(f), taken) })
-	drop := pl.take(pl.have.drop[f], map[uint32]bool{})
-	next.id, next.flags, next.moves = pl.newID(), rtnl.Create, routes
-	next.members, next.segments = append(d.members, rtnl.Member{ID: drop, Weight: 1}), d.segments
-	pl.groupOps = append(pl.groupOps, next)
-	for _, at := range routes {
-		pl.routeOps = append(pl.routeOps, op{
-			kind: setRoute, at: at, id: next.id, key: next.key, flags: rtnl.Change, source: pl.want.preferred(at, pl.have), moving: true,
-		})
-	}
 }
 
 // confirm records that the buckets of a group already match its weights.

@@ -92,7 +92,7 @@ func TestPools(t *testing.T) {
 	if d.state.setHop(sp, v4) || !slices.Equal(d.state.have.changed, []*pool{q}) || q.gateway != sp.hops[v4] || q.broken != nil || len(d.state.have.retired) != 0 {
 		t.Errorf("another gateway: %v, %+v, %v", d.state.have.changed, q, d.state.have.retired)
 	}
-	pl := d.state.plan(false)
+	pl := d.state.plan()
 	if len(pl.nexthopOps) != 1 || pl.nexthopOps[0].kind != changeNexthop || pl.nexthopOps[0].id != 70 || pl.nexthopOps[0].pool != q || len(d.state.have.changed) != 0 {
 		t.Errorf("%+v", pl.nexthopOps)
 	}
@@ -120,7 +120,7 @@ func TestPools(t *testing.T) {
 	}
 	// Retired ones go when no group has them.
 	d.state.have.groups[groupKey{1, v4}] = &group{key: groupKey{1, v4}, members: []rtnl.Member{{ID: 70}}, exists: true}
-	pl = d.state.plan(false)
+	pl = d.state.plan()
 	if len(pl.lastOps) != 1 || pl.lastOps[0].kind != deleteNexthop || pl.lastOps[0].id != 75 {
 		t.Errorf("%+v", pl.lastOps)
 	}

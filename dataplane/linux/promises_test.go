@@ -225,7 +225,6 @@ func TestForeignIDsInTheWay(t *testing.T) {
 func TestNexthopsInUseStay(t *testing.T) {
 	h := newHost(t, 4)
 	h.config.Logger = slog.New(slog.DiscardHandler)
-	h.config.moveRoutes = -1
 	d, c := h.start()
 	s := program(t, c.server)
 	s.do(h.group(1, 1, 1, 1, 1), destination(target4(0), 1))
@@ -258,7 +257,6 @@ func TestRefusedOnce(t *testing.T) {
 	h := newHost(t, 4)
 	h.config.Logger = slog.New(slog.DiscardHandler)
 	h.config.AuditInterval = time.Hour
-	h.config.moveRoutes = -1
 	d, c := h.start()
 	var received reports
 	d.Guard(received.report)

@@ -90,7 +90,6 @@ func TestMessagesAreCounted(t *testing.T) {
 	h := newHost(t, 3)
 	h.captured()
 	h.config.witnessTime = time.Hour
-	h.config.moveRoutes = -1
 	d, c := h.start()
 	s := program(t, c.server)
 	type counts struct{ nexthops, groups, routes uint64 }
@@ -201,7 +200,6 @@ func TestAttempts(t *testing.T) {
 // TestNoWayBack: a change that is refused in the middle and cannot be undone at once is reported, and undone once the kernel allows it.
 func TestNoWayBack(t *testing.T) {
 	h := newHost(t, 2)
-	h.config.moveRoutes = -1 // the way back would set routes too
 	log := h.captured()
 	d := h.open()
 	var received reports

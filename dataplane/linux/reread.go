@@ -83,7 +83,6 @@ func (rd *reader) reread(buckets bool) error {
 		rd.state.have.strays[id] = s
 		delete(ours, id)
 	}
-	maps.DeleteFunc(rd.state.have.spent, func(id uint32, _ spent) bool { _, left := rd.state.have.strays[id]; return !left })
 	for _, q := range rd.state.pools() {
 		rd.state.have.forget(q, func(id uint32) bool {
 			n, ok := ours[id]
@@ -303,12 +302,6 @@ func (d *Driver) Settle() error {
 		errs = append(errs, f.err)
 	}
 	return errors.Join(errs...)
-}
-
-// nothingLeft reports whether the kernel has no objects of an earlier run, so that there is nothing to claim before Settle.
-func (rd *reader) nothingLeft() bool {
-	have := &rd.state.have
-	return len(have.routes)+len(have.strays)+len(have.loose)+len(rd.strange) == 0
 }
 
 // removeStrays removes the leftovers of Settle except for routes in mirror.routes.

@@ -22,7 +22,6 @@ type state struct {
 	want    desired
 	have    mirror
 	settled bool                // Settle was called
-	moved   map[routeKey]bool   // routes that the current Commit moves to new groups
 	missing map[netip.Addr]bool // loopbacks for which a warning was logged
 	// Parts of the desired state that may differ from the mirror.
 	staleGroups map[groupKey]bool
@@ -31,7 +30,7 @@ type state struct {
 
 func newState(config Config) *state {
 	return &state{
-		config: config, log: config.Logger, want: newDesired(), have: newMirror(config.FirstID), missing: map[netip.Addr]bool{}, moved: map[routeKey]bool{},
+		config: config, log: config.Logger, want: newDesired(), have: newMirror(config.FirstID), missing: map[netip.Addr]bool{},
 		staleGroups: map[groupKey]bool{}, staleRoutes: map[routeKey]bool{},
 	}
 }

@@ -39,7 +39,7 @@ func (d *Driver) sync() []failure {
 				d.state.log.Error("linux data plane: cannot read the kernel's objects back", "error", err)
 			}
 		}
-		pl := d.state.plan(len(failures) > 0)
+		pl := d.state.plan()
 		if pl.empty() {
 			failures = nil
 			break
@@ -52,9 +52,6 @@ func (d *Driver) sync() []failure {
 		}
 	}
 	at := d.state.await(failures)
-	if spent := d.state.have.spentDue(); at.IsZero() || !spent.IsZero() && spent.Before(at) {
-		at = spent
-	}
 	if !at.IsZero() {
 		d.repair.Reset(time.Until(at))
 	}

@@ -2,6 +2,7 @@ package nccl
 
 import (
 	"fmt"
+	"math/rand/v2"
 	"slices"
 	"testing"
 	"time"
@@ -27,44 +28,55 @@ func BenchmarkTwoPlanesFail(b *testing.B) {
 		seconds := time.Since(begin).Seconds()
 		return (after[0] + after[3] - before[0] - before[3]) / seconds, (after[1] + after[2] - before[1] - before[2]) / seconds
 	}
-	f.awaitBytes(b, ranks, 20e6)
-	var halves, whole, shared []float64
-	for b.Loop() {
-		others, failing := rates(3 * time.Second)
-		all := others + failing
-		f.setDown(b, ranks, weights, 1, 2)
-		f.awaitBytes(b, ranks, 20e6)
-		others, _ = rates(3 * time.Second)
-		halves = append(halves, others/(all/2))
-		f.setDown(b, ranks, weights)
-		begin := time.Now()
-		wholeAfter, sharedAfter := 0.0, 0.0
-		for wholeAfter == 0 || sharedAfter == 0 {
+	// await returns the milliseconds since a time until the rate is above nine tenths of all, and until planes 1 and 2 carry nine tenths of the others.
+	await := func(begin time.Time, all float64) (whole, shared float64) {
+		for whole == 0 || shared == 0 {
 			others, returned := rates(10 * time.Millisecond)
 			after := float64(time.Since(begin).Microseconds()) / 1000
-			if wholeAfter == 0 && others+returned >= 0.9*all {
-				wholeAfter = after
+			if whole == 0 && others+returned >= 0.9*all {
+				whole = after
 			}
-			if sharedAfter == 0 && others > all/10 && returned >= 0.9*others {
-				sharedAfter = after
+			if shared == 0 && others > all/10 && returned >= 0.9*others {
+				shared = after
 			}
 			if after > 30000 {
 				b.Fatal("the rate does not return")
 			}
 		}
+		return whole, shared
+	}
+	f.awaitBytes(b, ranks, 20e6)
+	var halves, whole, shared, nothing []float64
+	for b.Loop() {
+		others, failing := rates(3 * time.Second)
+		all := others + failing
+		for range 5 {
+			time.Sleep(rand.N(time.Second)) // any time of an all-reduce
+			unchanged, _ := await(time.Now(), all)
+			nothing = append(nothing, unchanged)
+		}
+		f.setDown(b, ranks, weights, 1, 2)
+		f.awaitBytes(b, ranks, 20e6)
+		others, _ = rates(3 * time.Second)
+		halves = append(halves, others/(all/2))
+		f.setDown(b, ranks, weights)
+		wholeAfter, sharedAfter := await(time.Now(), all)
 		whole = append(whole, wholeAfter)
 		shared = append(shared, sharedAfter)
-		b.Logf("%.2f of two planes; rate back after %.0f ms, equal parts after %.0f ms", halves[len(halves)-1], wholeAfter, sharedAfter)
+		b.Logf("%.2f of two planes; rate back after %.0f ms, equal parts after %.0f ms; without a change the rate is there after %.0f ms",
+			halves[len(halves)-1], wholeAfter, sharedAfter, nothing[len(nothing)-5:])
 		if ended(ranks) {
 			b.Fatal(fmt.Sprint("a rank has ended: ", ranks[0].out.String()))
 		}
 	}
-	for _, s := range [][]float64{halves, whole, shared} {
+	for _, s := range [][]float64{halves, whole, shared, nothing} {
 		slices.Sort(s)
 	}
 	b.ReportMetric(halves[len(halves)/2], "of-two-planes")
 	b.ReportMetric(whole[len(whole)/2], "ms-to-return")
 	b.ReportMetric(whole[len(whole)-1], "ms-to-return-max")
+	b.ReportMetric(nothing[len(nothing)/2], "ms-without-change")
+	b.ReportMetric(nothing[len(nothing)-1], "ms-without-change-max")
 	b.ReportMetric(shared[len(shared)/2], "ms-to-equal-parts")
 	b.ReportMetric(shared[len(shared)-1], "ms-to-equal-parts-max")
 }
