@@ -41,6 +41,16 @@ type design struct {
 
 func (d *design) owners() int { return servers * d.gpus }
 
+// cables returns the number of cables of an owner.
+func (d *design) cables(group int) (n int) {
+	for p := range d.speed {
+		for _, speed := range d.speed[p][group] {
+			n += min(speed, 1)
+		}
+	}
+	return n
+}
+
 // equal gives every owner the same number of sub-ports of 400G in a plane.
 func (d *design) equal(plane, n int) {
 	for g := range d.owners() {

@@ -286,12 +286,15 @@ func (c *counter) send(shows *rows, firstPort int) *burst {
 	return b
 }
 
-// emitSlots sends packets of slots with a share and a port that lands: by the hash, or because the driver pins slots.
+// emitSlots sends packets of slots with a share and a port that lands: by the hash, or because the driver pins slots. Driver linux promises slots of a
+// sub-port their ports down to an eighth of the average weight (docs/dataplane.md); ports of smaller ones are not judged.
 func (c *counter) emitSlots(b *burst, row *farev1.DestinationWeights, p probe) {
 	if row == nil {
 		return
 	}
 	server := c.f.d.serverOf(int(p.Src))
+	weights, _ := shown(row)
+	least := 1 / float64(8*c.f.d.cables(groupOf(int(p.Src))))
 	for _, pair := range row.Pairs {
 		if pair.Source != c.f.loopback(int(p.Src)).String() {
 			continue
@@ -299,7 +302,7 @@ func (c *counter) emitSlots(b *burst, row *farev1.DestinationWeights, p probe) {
 		for _, slot := range pair.Slots {
 			plane, sub := slotCable(slot)
 			lands := c.f.d.driver[server] == "bpf" || pair.PortPlacement == "hash" || pair.PortPlacement == "asked"
-			if slot.SharePpb == 0 || plane < 0 || !lands {
+			if slot.SharePpb == 0 || plane < 0 || !lands || c.f.d.driver[server] != "bpf" && weights[plane][sub] < least {
 				continue
 			}
 			times := perSlot
