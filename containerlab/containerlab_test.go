@@ -30,13 +30,22 @@ func TestMain(m *testing.M) {
 	goleak.VerifyTestMain(m, goleak.IgnoreAnyFunction("github.com/osrg/gobgp/v3/pkg/server.(*BgpServer).Serve"))
 }
 
-// fabrics are the folders with a topology file each, and the scenarios to play there; nil means all.
+// fabrics are the folders with a topology file each, and the scenarios to play there; nil means all. The others are played with that software, or in that
+// kind of fabric, in namespaces (lab.TestNetnsScenarios), or by the sequence of failures of agree_test.go.
 var fabrics = map[string][]string{
 	"frr":       nil,
-	"fared":     {"sub-cable", "port", "leaf", "recovery", "drain", "flap", "frozen", "blackhole"},
-	"bird":      {"sub-cable", "port", "leaf", "drain", "reboot"},
-	"two-tier":  {"sub-cable", "leaf", "two-planes", "maintenance", "reboot"},
-	"own-ports": {"gpu", "port", "leaf", "maintenance"},
+	"fared":     {"sub-cable", "leaf", "drain", "frozen"},
+	"bird":      {"port", "drain", "reboot"},
+	"two-tier":  {"leaf", "two-planes"},
+	"own-ports": {"gpu", "maintenance"},
+}
+
+// more are the scenarios that FARED_EVERY=1 adds.
+var more = map[string][]string{
+	"fared":     {"port", "recovery", "flap", "blackhole"},
+	"bird":      {"sub-cable", "leaf"},
+	"two-tier":  {"sub-cable", "maintenance", "reboot"},
+	"own-ports": {"port", "leaf"},
 }
 
 // binary returns the path of containerlab on this machine; if none is installed it is built once.
@@ -254,6 +263,9 @@ func leftovers(t *testing.T, name string) (left []string) {
 // kernel announces it. The fabric leaves no leftovers.
 func TestScenarios(t *testing.T) {
 	for folder, names := range fabrics {
+		if netnstest.Every() {
+			names = slices.Concat(names, more[folder])
+		}
 		t.Run(folder, func(t *testing.T) {
 			o := options(t, folder)
 			f := start(t, o)
@@ -315,18 +327,16 @@ func TestTransfer(t *testing.T) {
 step half a Y-cable
   cut server2 p2.0
   expect * -> server2 2:2:1:2
-step it is mended
+step it is mended, and a leaf fails
   mend server2 p2.0
-step a port
-  cut server3 p1
-  expect * -> server3 1:0:1:1
-step it is back
-  mend server3 p1
-step a leaf
   kill leaf0
   expect * -> * 0:1:1:1
-step it returns
+step it returns, and a port fails
   restart leaf0
+  cut server3 p1
+  expect * -> server3 1:0:1:1
+step the port is back
+  mend server3 p1
   expect * -> * 1:1:1:1
 `))
 	if err != nil {
@@ -415,31 +425,8 @@ step a wrong expectation
 	}
 }
 
-// TestContainerDies checks that the end of a container ends the lab with its name, and that the others are destroyed.
-func TestContainerDies(t *testing.T) {
-	o := options(t, "fared")
-	f, err := lab.Start(t.Context(), o, slog.New(slog.DiscardHandler))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer f.Close()
-	if out, err := exec.Command("docker", "kill", "clab-fared-server3").CombinedOutput(); err != nil {
-		t.Fatalf("%v: %s", err, out)
-	}
-	s, err := lab.Parse("test", strings.NewReader("step nothing\n"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	_, err = f.Run(t.Context(), s, func(lab.Result) {})
-	if text := fmt.Sprint(err, f.Close()); !strings.Contains(text, "the container clab-fared-server3: Exited (137)") {
-		t.Error(text)
-	}
-	if left := leftovers(t, o.Name); !slices.Equal(left, []string{f.Logs()}) {
-		t.Errorf("left behind: %q", left)
-	}
-}
-
-// TestDeploysAgain checks that a failed deployment is reported, removed and repeated once.
+// TestDeploysAgain checks that a failed deployment is reported, removed and repeated once; and that the end of a container ends the lab with its name, and
+// that the others are destroyed.
 func TestDeploysAgain(t *testing.T) {
 	o := options(t, "own-ports")
 	var progress []string
@@ -450,14 +437,27 @@ func TestDeploysAgain(t *testing.T) {
 		t.Fatal(err)
 	}
 	o.Containerlab.Binary = failing
-	f := start(t, o)
+	f, err := lab.Start(t.Context(), o, slog.New(slog.DiscardHandler))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
 	if text := strings.Join(progress, "\n"); !strings.Contains(text, "again after") || !strings.Contains(text, "a first failure") {
 		t.Errorf("progress: %s", text)
 	}
-	if err := f.Close(); err != nil {
-		t.Error(err)
+	dies := "clab-" + o.Name + "-" + f.Server[len(f.Server)-1].Name
+	if out, err := exec.Command("docker", "kill", dies).CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
 	}
-	if left := leftovers(t, o.Name); len(left) > 0 {
+	s, err := lab.Parse("test", strings.NewReader("step nothing\n"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, err = f.Run(t.Context(), s, func(lab.Result) {})
+	if text := fmt.Sprint(err, f.Close()); !strings.Contains(text, "the container "+dies+": Exited (137)") {
+		t.Error(text)
+	}
+	if left := leftovers(t, o.Name); !slices.Equal(left, []string{f.Logs()}) {
 		t.Errorf("left behind: %q", left)
 	}
 }
