@@ -77,7 +77,8 @@ func options(t *testing.T, folder string) lab.Options {
 			}
 		}
 	})
-	clab := &backend.Containerlab{File: filepath.Join(folder, spec.Name+".clab.yml"), Binary: path, Progress: func(text string) { t.Log(text) }}
+	// Half of the default rate: each step still sends as many packets after its change, in twice the time, and fewer while it waits.
+	clab := &backend.Containerlab{Rate: 1000, File: filepath.Join(folder, spec.Name+".clab.yml"), Binary: path, Progress: func(text string) { t.Log(text) }}
 	if err := clab.Matches(spec); err != nil {
 		t.Fatal(err)
 	}

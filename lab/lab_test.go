@@ -223,7 +223,7 @@ func TestFiguresOfTheDraftWithEveryServer(t *testing.T) {
 	}
 	servers := 64
 	if race.Enabled {
-		servers = 16
+		servers = 8 // as the default fabric, which TestBuiltInScenarios leaves out then
 	}
 	f := fabric(t, Options{Spec: topo.Spec{Servers: servers}})
 	scenarios, err := Load("all", f.options)
