@@ -128,7 +128,7 @@ func (d *fared) bfdUp(within time.Duration) (n int, err error) {
 			BFDTime  int64  `json:"bfd_detection_time_ns"`
 		}
 	}
-	err = d.ask(&answer, "sessions")
+	err = d.sessions(&answer)
 	for _, s := range answer.Sessions {
 		if s.BFDState == "up" && time.Duration(s.BFDTime) == within {
 			n++
@@ -278,7 +278,7 @@ func TestBFDTakenAway(t *testing.T) {
 						BFDState           string `json:"bfd_state"`
 					}
 				}
-				if err := s.fared.ask(&answer, "sessions"); err != nil {
+				if err := s.fared.sessions(&answer); err != nil {
 					return err
 				}
 				for _, x := range answer.Sessions {
@@ -394,7 +394,7 @@ func (f *fabric) bfdStates(what string, ok func(plane int, s *authState) bool) {
 	for _, s := range f.servers {
 		netnstest.Eventually(f.t, within, func() error {
 			var answer struct{ Sessions []authState }
-			if err := s.fared.ask(&answer, "sessions"); err != nil {
+			if err := s.fared.sessions(&answer); err != nil {
 				return err
 			}
 			for _, x := range answer.Sessions {

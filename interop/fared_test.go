@@ -2,6 +2,7 @@ package interop
 
 import (
 	"cmp"
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -14,7 +15,13 @@ import (
 	"testing"
 	"time"
 
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/protobuf/proto"
+
+	farev1 "github.com/fared/fared/api/fare/v1"
 	"github.com/fared/fared/internal/netnstest"
+	"github.com/fared/fared/internal/plainjson"
 )
 
 // built is the binary under test, built once and removed by TestMain.
@@ -220,6 +227,7 @@ func (d *destination) weights() string {
 	return strings.Join(w, ":")
 }
 
+// ask runs a command that prints JSON.
 func (d *fared) ask(into any, args ...string) error {
 	if err := d.Running(); err != nil {
 		return err
@@ -237,16 +245,51 @@ func (d *fared) ask(into any, args ...string) error {
 	return nil
 }
 
+// call is ask over the API. Checks that wait for a state use it: a process of the command line takes a hundred times as long as the call.
+func (d *fared) call(into any, method func(context.Context, *grpc.ClientConn) (proto.Message, error)) error {
+	if err := d.Running(); err != nil {
+		return err
+	}
+	conn, err := grpc.NewClient("unix:"+d.socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	defer cancel()
+	answer, err := method(ctx, conn)
+	if err != nil {
+		return err
+	}
+	return json.Unmarshal(plainjson.Append(nil, answer.ProtoReflect()), into)
+}
+
+// sessions gets the daemon's sessions.
+func (d *fared) sessions(into any) error {
+	return d.call(into, func(ctx context.Context, conn *grpc.ClientConn) (proto.Message, error) {
+		return farev1.NewFabricServiceClient(conn).ListSessions(ctx, &farev1.ListSessionsRequest{})
+	})
+}
+
+// status gets the daemon's status.
+func (d *fared) status(into any) error {
+	return d.call(into, func(ctx context.Context, conn *grpc.ClientConn) (proto.Message, error) {
+		return farev1.NewFabricServiceClient(conn).GetStatus(ctx, &farev1.GetStatusRequest{})
+	})
+}
+
 // toward returns the present state of a destination.
 func (d *fared) toward(dst netip.Prefix) (*destination, error) {
-	var answer struct{ Destinations []*destination }
-	if err := d.ask(&answer, "weights", "--destination", dst.String()); err != nil {
+	var answer struct{ Weights []*destination }
+	if err := d.call(&answer, func(ctx context.Context, conn *grpc.ClientConn) (proto.Message, error) {
+		return farev1.NewWeightServiceClient(conn).ListWeights(ctx, &farev1.ListWeightsRequest{Filter: &farev1.WeightFilter{Destinations: []string{dst.String()}}})
+	}); err != nil {
 		return nil, err
 	}
-	if len(answer.Destinations) != 1 || answer.Destinations[0].Destination != dst.String() {
-		return nil, fmt.Errorf("fared knows %d destinations at %s", len(answer.Destinations), dst)
+	if len(answer.Weights) != 1 || answer.Weights[0].Destination != dst.String() {
+		return nil, fmt.Errorf("fared knows %d destinations at %s", len(answer.Weights), dst)
 	}
-	return answer.Destinations[0], nil
+	return answer.Weights[0], nil
 }
 
 // explain returns a destination with its explanation.
@@ -279,7 +322,9 @@ func (d *fared) carrier(device string) (bool, error) {
 			} `json:"sub_ports"`
 		}
 	}
-	if err := d.ask(&answer, "planes"); err != nil {
+	if err := d.call(&answer, func(ctx context.Context, conn *grpc.ClientConn) (proto.Message, error) {
+		return farev1.NewFabricServiceClient(conn).ListPlanes(ctx, &farev1.ListPlanesRequest{})
+	}); err != nil {
 		return false, err
 	}
 	for _, p := range answer.Planes {
@@ -295,7 +340,7 @@ func (d *fared) carrier(device string) (bool, error) {
 // converged reports whether the daemon's start is over.
 func (d *fared) converged() (bool, error) {
 	var answer struct{ Converged bool }
-	err := d.ask(&answer, "status")
+	err := d.status(&answer)
 	return answer.Converged, err
 }
 

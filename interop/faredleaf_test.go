@@ -58,7 +58,7 @@ func (faredLeaf) daemon(l *leaf) *fared {
 
 func (d faredLeaf) established(l *leaf) (n int, err error) {
 	var answer struct{ Sessions []struct{ State string } }
-	err = d.daemon(l).ask(&answer, "sessions")
+	err = d.daemon(l).sessions(&answer)
 	for _, s := range answer.Sessions {
 		if strings.EqualFold(s.State, "established") {
 			n++

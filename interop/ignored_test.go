@@ -40,7 +40,7 @@ func (d *fared) faults() (out []string, err error) {
 	var answer struct {
 		Faults []struct{ Kind, Plane, Reason, Remedy string }
 	}
-	err = d.ask(&answer, "status")
+	err = d.status(&answer)
 	for _, f := range answer.Faults {
 		if f.Kind == "bandwidth-ignored" && f.Remedy != "" {
 			out = append(out, f.Plane+" "+f.Reason)

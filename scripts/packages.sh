@@ -6,6 +6,8 @@
 #
 # VERSION   of the packages: by default that of the tag, or 0.1.0~dev.DATE.COMMIT between tags
 # ARCHS     "amd64 arm64" by default
+# FORMATS   "deb rpm" by default
+# PARTS     "fared sbom image libfared" by default; image includes the OpenVEX document
 set -euo pipefail
 cd "$(dirname "$0")/.."
 export LC_ALL=C TZ=UTC
@@ -15,6 +17,8 @@ nfpm=github.com/goreleaser/nfpm/v2/cmd/nfpm@v2.45.2 # 2.46 and later need a modu
 sbom=github.com/CycloneDX/cyclonedx-gomod/cmd/cyclonedx-gomod@v1.10.0
 go=${GO:-go}
 read -ra archs <<<"${ARCHS:-amd64 arm64}"
+read -ra formats <<<"${FORMATS:-deb rpm}"
+parts=" ${PARTS:-fared sbom image libfared} "
 host=$($go env GOHOSTARCH)
 
 SOURCE_DATE_EPOCH=$(git log -1 --format=%ct)
@@ -63,17 +67,20 @@ for ARCH in "${archs[@]}"; do
   "$work/fared-host" completion bash >"$STAGE/fared.bash"
   "$work/fared-host" completion zsh >"$STAGE/_fared"
   "$work/fared-host" completion fish >"$STAGE/fared.fish"
-  package packaging/fared.yaml deb rpm
-  $go run "$sbom" bin -json -std -noserial -notimestamp -version "v$VERSION" -output "$out/fared-$VERSION-linux-$ARCH.cdx.json" "$STAGE/fared" 2>"$work/sbom.log" ||
+  package packaging/fared.yaml "${formats[@]}"
+  [[ $parts != *" sbom "* ]] || $go run "$sbom" bin -json -std -noserial -notimestamp -version "v$VERSION" -output "$out/fared-$VERSION-linux-$ARCH.cdx.json" "$STAGE/fared" 2>"$work/sbom.log" ||
     { cat "$work/sbom.log" >&2; exit 1; }
   binaries+=("$ARCH=$STAGE/fared")
   echo "packages: fared $VERSION for $ARCH"
 done
-$go run ./internal/vex -version "$VERSION" -gobgp "$($go list -m -f '{{.Version}}' github.com/osrg/gobgp/v3)" -created "$SOURCE_DATE_EPOCH" >"$out/fared-$VERSION.openvex.json"
-$go run ./internal/ociimage -version "$VERSION" -created "$SOURCE_DATE_EPOCH" -out "$out/fared-$VERSION-oci.tar" "${binaries[@]}"
+if [[ $parts == *" image "* ]]; then
+  $go run ./internal/vex -version "$VERSION" -gobgp "$($go list -m -f '{{.Version}}' github.com/osrg/gobgp/v3)" -created "$SOURCE_DATE_EPOCH" >"$out/fared-$VERSION.openvex.json"
+  $go run ./internal/ociimage -version "$VERSION" -created "$SOURCE_DATE_EPOCH" -out "$out/fared-$VERSION-oci.tar" "${binaries[@]}"
+fi
 
 ARCH=$host
-for format in deb rpm; do
+for format in "${formats[@]}"; do
+  [[ $parts == *" libfared "* ]] || continue
   STAGE=$work/libfared-$format
   libdir=/usr/lib64
   [ $format = rpm ] || libdir=/usr/lib/$(${CC:-cc} -dumpmachine)

@@ -17,13 +17,26 @@ for p in $pure; do
   fi
 done
 
+# Packages without a goroutine, even in their tests, and those whose tests drive programs of C. They run without it, too.
+quiet="client/slots cmd/fared/internal/netsetup daemon/config/internal/gen daemon/internal/drainfile internal/deptest internal/linkpoll internal/mutate internal/plainfile
+  internal/prefixmap internal/prose internal/rdmadev internal/rdmaenv internal/slotlayout/gen internal/spelling internal/vex lab/judge monitoring monitoring/gen
+  transport/internal/rtt transport/roce"
+c="lib lib/nccl lib/softdev lib/verbs examples/pytorch"
+for p in $quiet; do
+  if grep -nE '^\s*(defer )?go (func|[a-z])|\.Go\(' "$p"/*.go; then
+    echo "test: $p starts a goroutine: remove it from the packages without one in scripts/test.sh" >&2
+    exit 1
+  fi
+done
+
 # Tests of one goroutine in packages that otherwise need the race detector, which makes each of them about ten times slower; some that judge the memory of
-# processes, which it multiplies; and those with a Prometheus or a transfer, which drive dozens of processes. They run without it.
+# processes, which it multiplies; and those with a Prometheus, a transfer or a fabric of namespaces, which drive dozens of processes. They run without it.
 single="TestPlansReachTheDesiredState TestLayoutKeepsItsPromises TestPagesLikeSortedMap TestBatchesEqualOneByOne TestReloadEqualsAFreshStart
   TestEvacuationAgainstThePackets TestFloodIsLinear TestRoCEChannels TestRoCERefusals TestRoCEStall TestRoCEShares TestRoCESets TestRoCEBlindSets
   TestSUPERpChannels TestSUPERpRefusals TestSUPERpStall TestSUPERpShares TestSUPERpSets TestSUPERpBlindSets
   TestPromptDelayIsBounded TestBulkChangeIsOneOperation TestDampingEqualsItsModel TestRecordingSurvivesAFullDisk TestModelOnStreams TestConnectionFlood
-  TestPrometheus TestPrometheusQuiet TestPrometheusFaults TestPrometheusFlaps TestPrometheusAgent TestPrometheusFaultyDaemon TestTransfer TestKeepReturnsGarbage"
+  TestPrometheus TestPrometheusQuiet TestPrometheusFaults TestPrometheusFlaps TestPrometheusAgent TestPrometheusFaultyDaemon TestTransfer TestKeepReturnsGarbage
+  TestTransferInScenarios TestNetnsDefaults TestLabTransfer TestLabNetnsJSON TestLabNetnsLines TestLabNetnsCleanup"
 # shellcheck disable=SC2086 # one word a test
 single_pattern="^($(printf '%s|' $single | sed 's/|$//'))\$"
 single_packages="dataplane/linux daemon/internal/status dataplane/internal/contract daemon daemon/internal/dpclient transport/rdma/rdmatest transport/tcpqp internal/footprint cmd/fared lab"
@@ -46,15 +59,18 @@ others=$!
 
 # The second has it, and two packages at a time, because many tests wait for timers of a protocol. Those that take longest come first.
 first=$(packages lab cmd/fared daemon/internal/speaker dataplane/linux dataplane/bpf daemon daemon/internal/status)
-rest=$(go list ./... | grep -vxF "$first" | grep -vxF "$(packages containerlab $processes $pure)") || exit 1
+rest=$(go list ./... | grep -vxF "$first" | grep -vxF "$(packages containerlab $processes $pure $quiet $c)") || exit 1
 # shellcheck disable=SC2086 # one word a package
 go test -race -vet=off -p "$(($(nproc) > 4 ? $(nproc) / 2 : 2))" -count=1 -timeout 80m -v -skip "$single_pattern" $first $rest >out/test.log 2>&1
 code=$?
 
-# After it, without the detector: the labs of all scenarios in namespaces, and tests that the detector makes too slow to be complete.
+# After it, without the detector: the labs of all scenarios in one process and in namespaces, packages that it finds nothing in, and tests that it makes too slow to
+# be complete.
 (
   failed=0
-  go test -vet=off -count=1 -timeout 80m -v -run 'TestNetnsScenarios$' ./lab || failed=1
+  go test -vet=off -count=1 -timeout 80m -v -run '^Test(NetnsScenarios|BuiltInScenarios)$' ./lab || failed=1
+  # shellcheck disable=SC2046,SC2086 # one word a package
+  go test -vet=off -count=1 -p 2 -timeout 80m -v $(packages $c $quiet) || failed=1
   # shellcheck disable=SC2046,SC2086 # one word a package
   FARED_MUTATIONS=1500000 go test -vet=off -count=1 -p 1 -timeout 80m -v $(packages $pure) || failed=1
   # shellcheck disable=SC2046,SC2086 # one word a package

@@ -16,12 +16,12 @@ import (
 	"github.com/fared/fared/internal/netnstest"
 )
 
-// packages builds the packages of a version for this machine's architecture, and returns their files by name.
-func packages(t *testing.T, version string) map[string]string {
+// packages builds the packages of a version for this machine's architecture, and returns their files by name. The environment may choose some of them.
+func packages(t *testing.T, version string, environment ...string) map[string]string {
 	t.Helper()
 	dir := t.TempDir()
 	cmd := exec.Command("../scripts/packages.sh", dir)
-	cmd.Env = append(os.Environ(), "VERSION="+version, "ARCHS="+runtime.GOARCH)
+	cmd.Env = append(append(os.Environ(), "VERSION="+version, "ARCHS="+runtime.GOARCH), environment...)
 	if out, err := cmd.CombinedOutput(); err != nil {
 		t.Fatalf("%v: %v\n%s", cmd, err, out)
 	}
@@ -63,7 +63,7 @@ func output(t *testing.T, name string, args ...string) string {
 // Every packet sent during upgrade and rollback arrives at a leaf, the kernel forwards over every port meanwhile, and the purge leaves no file, group or kernel object.
 func TestPackage(t *testing.T) {
 	netnstest.Require(t, "docker", "go", "cc", "dpkg-deb", "rpm")
-	before, after := packages(t, "0.1.0"), packages(t, "0.1.1")
+	before, after := packages(t, "0.1.0"), packages(t, "0.1.1", "PARTS=fared", "FORMATS=deb")
 	t.Run("contents", func(t *testing.T) { contents(t, before) })
 	t.Run("reproducible", func(t *testing.T) {
 		for name, file := range packages(t, "0.1.0") {

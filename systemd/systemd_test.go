@@ -9,6 +9,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -63,8 +64,8 @@ func boot(t *testing.T) *machine {
 	m := bare(t)
 	binary := vmBinary
 	if inVM == "" {
-		binary = filepath.Join(t.TempDir(), "fared")
-		if err := build(binary, "build", "../cmd/fared"); err != nil {
+		var err error
+		if binary, err = program(); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -92,10 +93,23 @@ func requireImage(t testing.TB) {
 	}
 }
 
-// build runs go with arguments that end in a package. The output file runs on any Linux.
+// program returns the binary under test in a container, which is built once. TestMain removes its folder.
+var program = sync.OnceValues(func() (string, error) {
+	var err error
+	if programFolder, err = os.MkdirTemp("", "fared-"); err != nil {
+		return "", err
+	}
+	file := filepath.Join(programFolder, "fared")
+	return file, build(file, "build", "../cmd/fared")
+})
+
+var programFolder string
+
+// build runs go with arguments that end in a package. The output file runs on any Linux. The flags are those of make build, so that a package that
+// was compiled for it is not compiled again.
 func build(file string, arguments ...string) error {
 	last := len(arguments) - 1
-	cmd := exec.Command("go", append(arguments[:last:last], "-o", file, arguments[last])...)
+	cmd := exec.Command("go", append(arguments[:last:last], "-trimpath", "-tags", "grpcnotrace", "-o", file, arguments[last])...)
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
 	if out, err := cmd.CombinedOutput(); err != nil {
 		return fmt.Errorf("%v: %w\n%s", cmd, err, out)

@@ -64,6 +64,9 @@ func TestMain(m *testing.M) {
 		code = 0
 	default:
 		code = m.Run()
+		if programFolder != "" {
+			os.RemoveAll(programFolder)
+		}
 	}
 	os.Exit(code)
 }

@@ -39,7 +39,7 @@ func startAgent(t *testing.T, dir string, args ...string) *agentProcess {
 	}
 	t.Cleanup(func() { conn.Close() })
 	a.client = farev1.NewDataplaneServiceClient(conn)
-	within(t, 20*time.Second, func() error {
+	within(t, generous, func() error {
 		if err := a.running(); err != nil {
 			t.Fatal(err)
 		}

@@ -19,6 +19,7 @@ import (
 
 	farev1 "github.com/fared/fared/api/fare/v1"
 	"github.com/fared/fared/dataplane/agent"
+	"github.com/fared/fared/internal/plainjson"
 )
 
 // dialDataplane connects to the agent.
@@ -124,9 +125,9 @@ func readDataplane(ctx context.Context, conn *grpc.ClientConn) (*dataplaneView, 
 // json has the keys of the .proto files: health, then the answer to Hello, then the programmed state.
 func (v *dataplaneView) json() []byte {
 	b := fmt.Appendf(nil, `{"health":%q,`, v.health) // health is the name of an enum value, so it needs no quoting
-	b = append(b, bytes.TrimSuffix(appendJSON(nil, v.description.ProtoReflect())[1:], []byte("}"))...)
+	b = append(b, bytes.TrimSuffix(plainjson.Append(nil, v.description.ProtoReflect())[1:], []byte("}"))...)
 	b = append(b, ',')
-	return append(b, appendJSON(nil, v.state.ProtoReflect())[1:]...)
+	return append(b, plainjson.Append(nil, v.state.ProtoReflect())[1:]...)
 }
 
 func (v *dataplaneView) table(w *tabwriter.Writer) {

@@ -7,7 +7,6 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-	"time"
 )
 
 // insideFile writes a server's configuration whose agent is in the daemon's process, and returns its path.
@@ -66,14 +65,14 @@ func TestInside(t *testing.T) {
 	dir := shortDir(t)
 	socket, dataplane := filepath.Join(dir, "fared.sock"), filepath.Join(dir, "dataplane.sock")
 	p := start(t, "run", "--config", insideFile(t, dir, "--driver=memory, --socket="+dataplane), "--socket", socket)
-	within(t, 20*time.Second, func() error {
+	within(t, generous, func() error {
 		if err := p.running(); err != nil {
 			t.Fatal(err)
 		}
 		_, err := os.Stat(socket)
 		return err
 	})
-	within(t, 20*time.Second, func() error {
+	within(t, generous, func() error {
 		o := fared(t, "status", "--socket", socket)
 		if !strings.Contains(o.out, "inside:") || strings.Contains(o.out, "NOT CONNECTED") {
 			return os.ErrNotExist

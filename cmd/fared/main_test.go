@@ -88,6 +88,9 @@ func explains(text string) bool {
 	return len(lines) >= 2 && first && strings.HasPrefix(lines[len(lines)-1], "  ")
 }
 
+// generous limits waits for a condition. It is far above their normal duration, so that a busy machine does not fail a test.
+const generous = 2 * time.Minute
+
 // background runs a command line until the test ends it; lines receives each line of its output.
 type background struct {
 	lines chan string
@@ -106,7 +109,7 @@ func inBackground(t *testing.T, args ...string) *background {
 		select {
 		case code := <-b.code:
 			b.code <- code
-		case <-time.After(20 * time.Second):
+		case <-time.After(generous):
 			t.Errorf("fared %s does not end", strings.Join(args, " "))
 		}
 	})
@@ -122,7 +125,7 @@ func (b *background) until(t *testing.T, text string) string {
 // match returns the first line for which wanted is true.
 func (b *background) match(t *testing.T, what string, wanted func(line string) bool) string {
 	t.Helper()
-	limit := time.After(20 * time.Second)
+	limit := time.After(generous)
 	var seen []string
 	for {
 		select {
@@ -132,7 +135,7 @@ func (b *background) match(t *testing.T, what string, wanted func(line string) b
 			}
 			seen = append(seen, line)
 		case <-limit:
-			t.Fatalf("no line with %s within 20 s, but:\n%s", what, strings.Join(seen, "\n"))
+			t.Fatalf("no line with %s within %s, but:\n%s", what, generous, strings.Join(seen, "\n"))
 		}
 	}
 }
@@ -145,7 +148,7 @@ func (b *background) end(t *testing.T) int {
 	case code := <-b.code:
 		b.code <- code
 		return code
-	case <-time.After(20 * time.Second):
+	case <-time.After(generous):
 		t.Fatal("the command does not end")
 		return -1
 	}

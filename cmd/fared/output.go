@@ -5,16 +5,15 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
-	"strconv"
 	"strings"
 	"text/tabwriter"
 	"time"
 
 	"go.yaml.in/yaml/v3"
 	"google.golang.org/protobuf/proto"
-	"google.golang.org/protobuf/reflect/protoreflect"
 
 	"github.com/fared/fared/fare"
+	"github.com/fared/fared/internal/plainjson"
 )
 
 // print writes a message in the requested format; table draws the table.
@@ -24,7 +23,7 @@ func (e *env) print(m proto.Message, table func(w *tabwriter.Writer)) error {
 		table(w)
 		return w.Flush()
 	}
-	return printJSON(e.out, e.output, appendJSON(nil, m.ProtoReflect()))
+	return printJSON(e.out, e.output, plainjson.Append(nil, m.ProtoReflect()))
 }
 
 // printJSON writes compact JSON indented, or as YAML with the same keys in the same order.
@@ -60,53 +59,6 @@ func blockStyle(n *yaml.Node) {
 	}
 	for _, c := range n.Content {
 		blockStyle(c)
-	}
-}
-
-// appendJSON writes a message as JSON with the field names of the .proto files, in their order, every scalar and list
-// present, and 64-bit integers as numbers. protojson would write 64-bit integers as strings, which scripts do not expect.
-func appendJSON(b []byte, m protoreflect.Message) []byte {
-	b = append(b, '{')
-	fields := m.Descriptor().Fields()
-	first := true
-	for i := range fields.Len() {
-		f := fields.Get(i)
-		if (f.Message() != nil && !f.IsList() || f.ContainingOneof() != nil) && !m.Has(f) {
-			continue
-		}
-		if !first {
-			b = append(b, ',')
-		}
-		first = false
-		b = append(strconv.AppendQuote(b, string(f.Name())), ':')
-		v := m.Get(f)
-		if !f.IsList() {
-			b = appendJSONValue(b, f, v)
-			continue
-		}
-		b = append(b, '[')
-		for k := range v.List().Len() {
-			if k > 0 {
-				b = append(b, ',')
-			}
-			b = appendJSONValue(b, f, v.List().Get(k))
-		}
-		b = append(b, ']')
-	}
-	return append(b, '}')
-}
-
-func appendJSONValue(b []byte, f protoreflect.FieldDescriptor, v protoreflect.Value) []byte {
-	switch f.Kind() {
-	case protoreflect.MessageKind:
-		return appendJSON(b, v.Message())
-	case protoreflect.StringKind:
-		text, _ := json.Marshal(v.String()) // a string always marshals
-		return append(b, text...)
-	case protoreflect.EnumKind:
-		return strconv.AppendQuote(b, string(f.Enum().Values().ByNumber(v.Enum()).Name()))
-	default:
-		return fmt.Append(b, v.Interface()) // bool and integers
 	}
 }
 

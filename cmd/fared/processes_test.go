@@ -13,15 +13,16 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/fared/fared/internal/netnstest"
 )
 
-// within waits for a condition; the condition's error names the missing state.
+// within waits for a condition; the condition's error names the missing state. It pauses as netnstest.Eventually does.
 func within(t *testing.T, limit time.Duration, check func() error) {
 	t.Helper()
-	tick := time.NewTicker(10 * time.Millisecond)
-	defer tick.Stop()
 	end := time.Now().Add(limit)
 	for {
+		begin := time.Now()
 		err := check()
 		if err == nil {
 			return
@@ -29,7 +30,7 @@ func within(t *testing.T, limit time.Duration, check func() error) {
 		if time.Now().After(end) {
 			t.Fatalf("not within %s: %v", limit, err)
 		}
-		<-tick.C
+		time.Sleep(netnstest.Pause(time.Since(begin)))
 	}
 }
 
@@ -98,7 +99,7 @@ func (p *process) ended(t *testing.T) int {
 	t.Helper()
 	select {
 	case <-p.done:
-	case <-time.After(20 * time.Second):
+	case <-time.After(generous):
 		t.Fatal("the process does not end")
 	}
 	return p.cmd.ProcessState.ExitCode()
@@ -188,7 +189,7 @@ func (f *processes) ask(name string, args ...string) string {
 // until waits until a node's table of weights contains a text, in effect.
 func (f *processes) until(name, weights string) {
 	f.t.Helper()
-	within(f.t, 30*time.Second, func() error {
+	within(f.t, generous, func() error {
 		if err := f.nodes[name].running(); err != nil {
 			return err
 		}
@@ -293,7 +294,7 @@ func TestProcesses(t *testing.T) {
 	}
 	f.edit("server1", "role: server", "roll: server")
 	server.cmd.Process.Signal(syscall.SIGHUP)
-	within(t, 20*time.Second, func() error {
+	within(t, generous, func() error {
 		if !strings.Contains(server.log.String(), "reload rejected") || !strings.Contains(server.log.String(), "roll") {
 			return errors.New("no word of a refused reload in the log")
 		}

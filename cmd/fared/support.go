@@ -24,6 +24,8 @@ import (
 const (
 	// supportPatience limits one command of a bundle.
 	supportPatience = 15 * time.Second
+	// supportRest ends a command that follows the daemon, once it has written nothing for this time.
+	supportRest = time.Second
 	// supportSize limits the output of one command or file, bytes. Of a longer file the end is kept, of a longer output the beginning.
 	supportSize = 16 << 20
 )
@@ -33,7 +35,7 @@ type supportItem struct {
 	name    string
 	command []string
 	file    string
-	// follows marks a command that never ends by itself; its output within a second is enough.
+	// follows marks a command that never ends by itself. It ends supportRest after its last output, so that a slow start loses nothing.
 	follows bool
 }
 
@@ -177,17 +179,15 @@ func (i *supportItem) collect(ctx context.Context) ([]byte, error) {
 	if i.file != "" {
 		return fileEnd(i.file)
 	}
-	patience := supportPatience
-	if i.follows {
-		patience = time.Second
-	}
-	ctx, cancel := context.WithTimeout(ctx, patience)
+	ctx, cancel := context.WithTimeout(ctx, supportPatience)
 	defer cancel()
 	var out bounded
 	cmd := exec.CommandContext(ctx, i.command[0], i.command[1:]...)
 	cmd.Stdout, cmd.Stderr, cmd.WaitDelay = &out, &out, time.Second
 	if i.follows {
 		cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) }
+		out.rest = time.AfterFunc(supportPatience, cancel)
+		defer out.rest.Stop()
 	}
 	err := cmd.Run()
 	if errors.Is(err, exec.ErrNotFound) {
@@ -202,10 +202,16 @@ func (i *supportItem) collect(ctx context.Context) ([]byte, error) {
 	return out.Bytes(), err
 }
 
-// bounded is a buffer that drops what exceeds supportSize.
-type bounded struct{ bytes.Buffer }
+// bounded is a buffer that drops what exceeds supportSize. Each write sets rest, if any, to supportRest.
+type bounded struct {
+	bytes.Buffer
+	rest *time.Timer
+}
 
 func (b *bounded) Write(p []byte) (int, error) {
+	if b.rest != nil {
+		b.rest.Reset(supportRest)
+	}
 	b.Buffer.Write(p[:min(len(p), supportSize-b.Len())])
 	return len(p), nil
 }

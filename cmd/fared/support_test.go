@@ -55,6 +55,12 @@ func TestSupport(t *testing.T) {
 	}
 	f.edit("server1", "{port: ", "{password_file: leaf.md5, port: ") // the running daemon does not read it
 	f.edit("server1", "planes:\n", "metrics: {listen: \"127.0.0.1:1\"}\nplanes:\n")
+	within(t, generous, func() error { // weights of one sub-port in each plane are the same
+		if status := f.ask("server1", "status", "-o", "json"); !strings.Contains(status, `"sessions_established": 4`) {
+			return errors.New(status)
+		}
+		return nil
+	})
 	bundle := filepath.Join(f.dir, "bundle.tar.gz")
 	o := fared(t, "--socket", f.socket("server1"), "support", "--config", f.config("server1"), "--dataplane", f.dir+"/none", "--to", bundle)
 	if o.code != exitOK || o.out != bundle+"\n" {

@@ -16,6 +16,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	farev1 "github.com/fared/fared/api/fare/v1"
+	"github.com/fared/fared/internal/plainjson"
 )
 
 // maxRecent is the number of past events that a daemon keeps.
@@ -229,11 +230,11 @@ func (w *eventWatch) stream(ctx context.Context, opts ...grpc.CallOption) error 
 func (e *env) line(m proto.Message, text func()) error {
 	switch e.output {
 	case "json":
-		_, err := fmt.Fprintf(e.out, "%s\n", appendJSON(nil, m.ProtoReflect()))
+		_, err := fmt.Fprintf(e.out, "%s\n", plainjson.Append(nil, m.ProtoReflect()))
 		return err
 	case "yaml":
 		fmt.Fprintln(e.out, "---")
-		return printJSON(e.out, "yaml", appendJSON(nil, m.ProtoReflect()))
+		return printJSON(e.out, "yaml", plainjson.Append(nil, m.ProtoReflect()))
 	}
 	text()
 	return nil

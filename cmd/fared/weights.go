@@ -12,6 +12,7 @@ import (
 	"github.com/spf13/cobra"
 
 	farev1 "github.com/fared/fared/api/fare/v1"
+	"github.com/fared/fared/internal/plainjson"
 )
 
 // known names the commands that list destinations and sources.
@@ -94,7 +95,7 @@ func (l *weightList) json() []byte {
 		if i > 0 {
 			b = append(b, ',')
 		}
-		b = appendJSON(b, d.ProtoReflect())
+		b = plainjson.Append(b, d.ProtoReflect())
 	}
 	return append(b, "]}"...)
 }

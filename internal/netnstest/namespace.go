@@ -222,13 +222,12 @@ func (n *Namespace) Objects() string {
 }
 
 // Eventually calls check until it returns nil, and fails the test with the last error
-// when the limit has passed. It returns the elapsed time.
+// when the limit has passed. It returns the elapsed time. Pause is the time between calls.
 func Eventually(t testing.TB, limit time.Duration, check func() error) time.Duration {
 	t.Helper()
 	start := time.Now()
-	tick := time.NewTicker(10 * time.Millisecond)
-	defer tick.Stop()
 	for {
+		begin := time.Now()
 		err := check()
 		took := time.Since(start)
 		if err == nil {
@@ -237,6 +236,19 @@ func Eventually(t testing.TB, limit time.Duration, check func() error) time.Dura
 		if took > limit {
 			t.Fatalf("not within %v: %v", limit, err)
 		}
-		<-tick.C
+		time.Sleep(Pause(time.Since(begin)))
 	}
 }
+
+// Pause returns the pause after a check that took a time: 10 ms, or three times as long as the check if that is more, but at most half
+// a second. So a check that runs a program uses a quarter of a processor and not all of it.
+func Pause(took time.Duration) time.Duration {
+	return min(max(10*time.Millisecond, 3*took), 500*time.Millisecond)
+}
+
+// EveryCombination is the environment variable whose value 1 makes tests run every combination of their variants. Otherwise they run a few in which
+// each variant occurs.
+const EveryCombination = "FARED_EVERY"
+
+// Every reports whether tests run every combination of their variants.
+func Every() bool { return os.Getenv(EveryCombination) == "1" }

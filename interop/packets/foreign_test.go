@@ -15,7 +15,7 @@ import (
 // stay unchanged: while the agent runs, after it is killed, and after its objects are removed. Finally none of its objects
 // may be left.
 func TestForeignObjectsStay(t *testing.T) {
-	each(t, func(t *testing.T, b *bed) {
+	once(t, 1, func(t *testing.T, b *bed) {
 		n := b.server
 		// The agent's only sysctl that affects all nexthops changes how routes are listed.
 		if _, err := n.Output("sysctl", "-qw", "net.ipv4.nexthop_compat_mode=0"); err != nil {

@@ -16,7 +16,7 @@ import (
 // and reconnects, or breaks alone. Every packet must arrive at its slot's sub-port, and the agent must know its
 // acknowledged state.
 func TestAgentKilled(t *testing.T) {
-	each(t, func(t *testing.T, b *bed) {
+	once(t, 0, func(t *testing.T, b *bed) {
 		b.start()
 		b.resolve()
 		c := b.connect(farev1.Mode_MODE_PER_FLOW, wecmp.Reweight, 50)
