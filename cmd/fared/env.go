@@ -142,7 +142,7 @@ func devicesOf(report *rdmadev.Report, n int, source netip.Addr) (devices []rdma
 			omitted = append(omitted, fmt.Sprintf("%s is left out: %s/%d has no GID of %s ('fared rdma' names the remedy)", row.Device, row.Port.Device, row.Port.Port, a))
 			continue
 		}
-		d := rdmaenv.Device{Name: row.Port.Device, Port: row.Port.Port, Rail: rail, Plane: slices.Index(planes, row.Plane), Source: a, GID: gid}
+		d := rdmaenv.Device{Name: row.Port.Device, Driver: row.Status.Driver, Port: row.Port.Port, Rail: rail, Plane: slices.Index(planes, row.Plane), Source: a, GID: gid}
 		for _, g := range row.Port.GIDs {
 			if g.Type == rdmadev.RoCEv2 && g.Address != a {
 				d.Others = append(d.Others, g.Address)

@@ -12,6 +12,7 @@ import (
 // Device is a port of an RDMA device with a GID of a loopback.
 type Device struct {
 	Name   string     `json:"device"`
+	Driver string     `json:"-"`     // of the kernel, rdma_rxe for the software device
 	Port   int        `json:"port"`  // from 1
 	Rail   int        `json:"rail"`  // position of the sub-port in its plane, from 0
 	Plane  int        `json:"plane"` // from 0; -1: the port serves several planes
@@ -130,6 +131,11 @@ func ucx(s *Setup, e *Environment) {
 		e.note("the interposer sees neither queue pairs that are DEVX objects nor DC, whose queue pairs have no single peer: both are off")
 	}
 	s.interpose(e, "LD_PRELOAD")
+	if slices.ContainsFunc(s.Devices, func(d Device) bool { return d.Driver == "rdma_rxe" && d.Source.Is4() }) {
+		// uct_ud_iface_check_grh takes the IP version from the service level of the completion, until pull request 10209 of openucx/ucx (October 2024).
+		e.set("UCX_UD_ETH_DGID_CHECK", "n")
+		e.note("UCX 1.13 expects the IP version of a datagram in its completion, where rdma_rxe has 0, and drops all datagrams over IPv4 unless it does not check their destinations")
+	}
 	e.note("UCX ends the endpoint of a failed device with an error: it does not move to another device")
 }
 

@@ -139,3 +139,18 @@ func TestVariants(t *testing.T) {
 		t.Errorf("33 devices: %s", e.Notes)
 	}
 }
+
+// TestUCXOverRxe checks that UCX does not compare destinations on rdma_rxe over IPv4, and does so elsewhere.
+func TestUCXOverRxe(t *testing.T) {
+	for _, test := range []struct {
+		driver, source string
+		want           bool
+	}{{"rdma_rxe", "10.255.0.1", true}, {"rdma_rxe", "fd00::1", false}, {"mlx5_core", "10.255.0.1", false}} {
+		s := setup(3)
+		s.Devices[0].Driver, s.Devices[0].Source = test.driver, netip.MustParseAddr(test.source)
+		e, _ := Of("ucx", s)
+		if got := text(e); strings.Contains(got, "UCX_UD_ETH_DGID_CHECK=n") != test.want {
+			t.Errorf("%s, %s:\n%s", test.driver, test.source, got)
+		}
+	}
+}

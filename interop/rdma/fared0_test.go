@@ -20,9 +20,11 @@ type pairBed struct {
 }
 
 const (
-	rxeAddress    = "192.0.2.1"
-	fared0Address = "192.0.2.2"
-	rxeDevice     = "rxe9"
+	rxeAddress     = "192.0.2.1"
+	fared0Address  = "192.0.2.2"
+	rxeAddress6    = "2001:db8::1"
+	fared0Address6 = "2001:db8::2"
+	rxeDevice      = "rxe9"
 )
 
 func newPairBed(t testing.TB) *pairBed {
@@ -30,9 +32,11 @@ func newPairBed(t testing.TB) *pairBed {
 	netnstest.Require(t, "rdma", "tcpdump", "ethtool", "python3", "ss")
 	b := &pairBed{host: netnstest.New(t)}
 	netnstest.IP(t, "link", "add", "rxenet", "type", "veth", "peer", "name", "eth0", "netns", b.host.Name)
+	// In this order rdma_rxe gives them the GID indexes 1 and 2.
 	netnstest.IP(t, "addr", "add", rxeAddress+"/24", "dev", "rxenet")
+	netnstest.IP(t, "addr", "add", rxeAddress6+"/64", "dev", "rxenet", "nodad")
 	netnstest.IP(t, "link", "set", "rxenet", "up")
-	b.host.Addr("eth0", fared0Address+"/24")
+	b.host.Addr("eth0", fared0Address+"/24", fared0Address6+"/64")
 	// The kernel of the sender cuts batches, so that a capture has the packets that rdma_rxe receives.
 	if out, err := b.host.Output("ethtool", "-K", "eth0", "tx-udp-segmentation", "off"); err != nil {
 		t.Fatal(err, string(out))
@@ -47,20 +51,32 @@ func newPairBed(t testing.TB) *pairBed {
 	return b
 }
 
-// command is a program over fared0, or over rdma_rxe.
-func (b *pairBed) command(soft bool, words string) []string {
-	device := []string{rxeDevice, "-x", "1"}
-	if soft {
-		device = []string{"fared0"}
+// command is a program over fared0, or over rdma_rxe, with a GID of IPv4 or IPv6.
+func (b *pairBed) command(soft, six bool, words string) []string {
+	device, gid, address := rxeDevice, "1", fared0Address
+	if six {
+		gid, address = "2", fared0Address6
 	}
-	var command []string
+	var environment []string
 	if soft {
-		command = []string{"env", "LD_PRELOAD=" + filepath.Join(folder, "libfared-softdev.so"), "FARED0_ADDRESS=" + fared0Address, "FARED0_COUNTERS=1"}
+		device, gid = "fared0", "0"
+		environment = []string{"LD_PRELOAD=" + filepath.Join(folder, "libfared-softdev.so"), "FARED0_ADDRESS=" + address, "FARED0_COUNTERS=1"}
 	}
-	command = append(command, "timeout", "120")
+	if strings.HasPrefix(words, "ucx_") {
+		environment = append(environment, "UCX_TLS=rc_v,ud_v", "UCX_NET_DEVICES="+device+":1", "UCX_IB_GID_INDEX="+gid)
+		if !soft && !six {
+			// UCX 1.13 reads the IP version of a datagram from the service level of its completion, as mlx5's driver reports it. rdma_rxe has 0 there, and UCX drops the
+			// datagram because it looks for an IPv6 destination in the IPv4 header.
+			environment = append(environment, "UCX_UD_ETH_DGID_CHECK=n")
+		}
+	}
+	command := append(append([]string{"env"}, environment...), "timeout", "120")
 	command = append(command, strings.Fields(words)...)
-	if strings.HasPrefix(words, "ib_") && !strings.Contains(words, " -R") {
-		command = append(append(command, "-d"), device...)
+	switch {
+	case strings.HasPrefix(words, "ibv_"):
+		command = append(command, "-d", device, "-g", gid)
+	case strings.HasPrefix(words, "ib_") && !strings.Contains(words, " -R"):
+		command = append(command, "-d", device, "-x", gid)
 	}
 	return command
 }
@@ -88,11 +104,11 @@ func (b *pairBed) awaitListener(t testing.TB, soft bool, server string) {
 }
 
 // play runs a program that listens on one of the devices, and its peer on the other one. Both must succeed.
-func (b *pairBed) play(t testing.TB, softListens bool, server, client string) error {
+func (b *pairBed) play(t testing.TB, softListens, six bool, server, client string) error {
 	t.Helper()
 	var logs [2]strings.Builder
 	start := func(soft bool, words string, log *strings.Builder) *exec.Cmd {
-		args := b.command(soft, words)
+		args := b.command(soft, six, words)
 		cmd := exec.Command(args[0], args[1:]...)
 		cmd.Stdout, cmd.Stderr = log, log
 		begin := cmd.Start
@@ -135,19 +151,27 @@ func TestFared0(t *testing.T) {
 		}
 		return nil
 	})
-	for _, program := range []struct{ server, client string }{
-		{"rping -s -C 5 -v", "rping -c -C 5 -v -a ADDRESS"},
-		{"ucmatose", "ucmatose -s ADDRESS"},
-		{"ib_write_bw -R -n 50 -s 5000", ""},
-		{"ib_send_lat -R -n 50", ""},
-		{"ib_read_bw -R -n 50 -s 5000", ""},
-		{"ib_write_bw -n 50 -s 5000", ""},
-		{"ib_send_lat -n 50", ""},
-		{"ib_read_bw -n 50 -s 5000", ""},
-		{"ib_atomic_lat -n 50", ""},
+	for _, program := range []struct {
+		server, client string
+		six            bool // the device's addresses are those of IPv6
+	}{
+		{server: "rping -s -C 5 -v", client: "rping -c -C 5 -v -a ADDRESS"},
+		{server: "ucmatose", client: "ucmatose -s ADDRESS"},
+		{server: "ib_write_bw -R -n 50 -s 5000"},
+		{server: "ib_send_lat -R -n 50"},
+		{server: "ib_read_bw -R -n 50 -s 5000"},
+		{server: "ib_write_bw -n 50 -s 5000"},
+		{server: "ib_send_lat -n 50"},
+		{server: "ib_read_bw -n 50 -s 5000"},
+		{server: "ib_atomic_lat -n 50"},
+		{server: "ibv_ud_pingpong -c -n 50 -s 1000"},
+		{server: "ucx_perftest -t tag_lat -n 50 -w 5"},
+		{server: "ib_write_bw -n 50 -s 5000", six: true},
+		{server: "ibv_ud_pingpong -c -n 50 -s 1000", six: true},
+		{server: "ucx_perftest -t tag_lat -n 50 -w 5", six: true},
 	} {
 		for _, soft := range []bool{true, false} {
-			name := strings.ReplaceAll(program.server, " ", "_") + map[bool]string{true: "/to fared0", false: "/to rdma_rxe"}[soft]
+			name := strings.ReplaceAll(program.server, " ", "_") + map[bool]string{true: "_over_IPv6"}[program.six] + map[bool]string{true: "/to fared0", false: "/to rdma_rxe"}[soft]
 			t.Run(name, func(t *testing.T) {
 				server, client, address := program.server, program.client, map[bool]string{true: fared0Address, false: rxeAddress}[soft]
 				if client == "" {
@@ -156,9 +180,9 @@ func TestFared0(t *testing.T) {
 					client = server + " ADDRESS"
 				}
 				client = strings.ReplaceAll(client, "ADDRESS", address)
-				err := b.play(t, soft, server, client)
+				err := b.play(t, soft, program.six, server, client)
 				for i := 0; i < 3 && err != nil && strings.Contains(err.Error(), "Correlation coefficient"); i++ {
-					err = b.play(t, soft, server, client) // perftest could not measure the emulated processor's clock
+					err = b.play(t, soft, program.six, server, client) // perftest could not measure the emulated processor's clock
 				}
 				if err != nil {
 					t.Error(err)
@@ -167,8 +191,9 @@ func TestFared0(t *testing.T) {
 		}
 	}
 	tcpdump.Stop()
-	for _, check := range []string{"check_icrc.py", "check_cm.py"} {
-		out, err := exec.Command("python3", "-B", filepath.Join("../../lib/softdev/tests", check), capture, rxeAddress).CombinedOutput()
+	for check, peers := range map[string][]string{"check_icrc.py": {rxeAddress, rxeAddress6}, "check_cm.py": {rxeAddress}} {
+		args := append([]string{"-B", filepath.Join("../../lib/softdev/tests", check), capture}, peers...)
+		out, err := exec.Command("python3", args...).CombinedOutput()
 		t.Log(string(out))
 		if err != nil {
 			t.Errorf("%s: %v", check, err)

@@ -67,3 +67,38 @@ func TestPacketsAgreeWithTheSpecification(t *testing.T) {
 		t.Errorf("a wrong packet is not noticed:\n%s", out)
 	}
 }
+
+// TestZeroChecksum has a peer that is no fared0 send a datagram over IPv6 to an unmodified program, with a UDP checksum, and with 0 in its place: rdma_rxe
+// leaves the checksum out, and Linux drops such packets unless the socket accepts it (RFC 6935).
+func TestZeroChecksum(t *testing.T) {
+	e := newEnds(t, "ibv_ud_pingpong", "python3", "ss")
+	const server, client = "2001:db8::1", "2001:db8::2"
+	e.server.Addr("eth0", server+"/64")
+	e.client.Addr("eth0", client+"/64")
+	for _, checksum := range []string{"valid", "zero"} {
+		t.Run(checksum, func(t *testing.T) {
+			s := e.environment(server, "ibv_ud_pingpong", "-d", "fared0", "-g", "0", "-n", "1", "-s", "64")
+			program := e.server.Start(t, s[0], s[1:]...)
+			netnstest.Eventually(t, time.Minute, func() error {
+				out, err := e.server.Output("ss", "-tlnH")
+				if err == nil && !strings.Contains(string(out), ":18515 ") {
+					err = fmt.Errorf("the server does not listen:\n%s", program.Log())
+				}
+				return err
+			})
+			out, err := e.client.Output("python3", "-B", "tests/pingpong_peer.py", serverAddress, server, client, checksum)
+			if err != nil {
+				t.Fatalf("%v\n%s\n%s", err, out, program.Log())
+			}
+			netnstest.Eventually(t, time.Minute, func() error {
+				if program.Running() == nil {
+					return fmt.Errorf("the server runs still:\n%s", program.Log())
+				}
+				return nil
+			})
+			if !strings.Contains(program.Log(), "received 1 ") || regexp.MustCompile(` (bad_icrc|malformed|unknown_qp) [1-9]`).MatchString(program.Log()) {
+				t.Errorf("the server:\n%s", program.Log())
+			}
+		})
+	}
+}

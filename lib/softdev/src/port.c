@@ -14,6 +14,9 @@
 #ifndef SOL_UDP
 #define SOL_UDP 17
 #endif
+#ifndef UDP_NO_CHECK6_RX
+#define UDP_NO_CHECK6_RX 102
+#endif
 #ifndef UDP_SEGMENT
 #define UDP_SEGMENT 103
 #endif
@@ -113,7 +116,7 @@ static void set(int fd, int level, int name, int value)
 	setsockopt(fd, level, name, &value, sizeof value);
 }
 
-/* open_socket returns a bound socket that sets DF and ECT(0), or -1. */
+/* open_socket returns a bound socket that sets DF and ECT(0), or -1. It accepts the checksum 0, which RoCEv2 devices such as rdma_rxe send over IPv6 too: the ICRC protects their packets. */
 static int open_socket(const struct in6_addr *a, uint16_t port, bool share)
 {
 	struct sockaddr_in6 name;
@@ -128,6 +131,7 @@ static int open_socket(const struct in6_addr *a, uint16_t port, bool share)
 		set(fd, IPPROTO_IPV6, IPV6_V6ONLY, 1);
 		set(fd, IPPROTO_IPV6, IPV6_MTU_DISCOVER, IPV6_PMTUDISC_DO);
 		set(fd, IPPROTO_IPV6, IPV6_RECVTCLASS, 1);
+		set(fd, SOL_UDP, UDP_NO_CHECK6_RX, 1);
 	}
 	for (int i = 0; i < 2; i++) {
 		set(fd, SOL_SOCKET, i ? SO_SNDBUF : SO_RCVBUF, SOCKET_BUFFER);

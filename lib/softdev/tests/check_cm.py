@@ -132,7 +132,7 @@ def main():
     while at + 16 <= len(data):
         size = struct.unpack(order + "I", data[at + 8 : at + 12])[0]
         frame = data[at + 16 : at + 16 + size]
-        if len(frame) > 58 and frame[42] == 0x64 and number(frame, 47, 3) == 1:
+        if len(frame) > 58 and frame[12:14] == b"\x08\x00" and frame[42] == 0x64 and number(frame, 47, 3) == 1:
             frames.append((at, frame))
         at += 16 + size
     names, connections, wrong = check_all(frames)

@@ -1,7 +1,7 @@
-"""Checks the RoCEv2 packets of a capture (pcap, Ethernet, IPv4) against the specification, independently of the device: ICRC, lengths, fields.
+"""Checks the RoCEv2 packets of a capture (pcap, Ethernet, IPv4 and IPv6) against the specification, independently of the device: ICRC, lengths, fields.
 
-usage: check_icrc.py FILE [PEER]. Prints the number of packets by opcode, and of those with an IPv4 identification above 0; exits with 1 if a packet is wrong. PEER is
-the address of another implementation, whose IPv4 headers may lack DF and ECT(0).
+usage: check_icrc.py FILE [PEER]... Prints the number of packets by opcode, and of those with an IPv4 identification above 0; exits with 1 if a packet is wrong. PEER is
+the address of another implementation, whose IP headers may lack DF and ECT(0); it may be repeated.
 Sources: InfiniBand Architecture Specification, volume 1, section 9.2 (BTH), annex A17 (RoCEv2, ICRC).
 """
 
@@ -20,24 +20,34 @@ NO_PAYLOAD = {12, 17, 18, 19, 20, 0x81}
 def icrc(ip, udp_and_rest):
     """The CRC-32 over eight bytes of ones and the packet, whose fields that change on the way are ones."""
     ip, rest = bytearray(ip), bytearray(udp_and_rest)
-    ip[1] = 0xFF  # type of service
-    ip[8] = 0xFF  # time to live
-    ip[10] = ip[11] = 0xFF  # header checksum
+    if ip[0] >> 4 == 6:
+        ip[0:4] = b"\x6f\xff\xff\xff"  # traffic class, flow label
+        ip[7] = 0xFF  # hop limit
+    else:
+        ip[1] = 0xFF  # type of service
+        ip[8] = 0xFF  # time to live
+        ip[10] = ip[11] = 0xFF  # header checksum
     rest[6] = rest[7] = 0xFF  # UDP checksum
     rest[8 + 4] = 0xFF  # FECN, BECN, reserved bits of the BTH
     return zlib.crc32(b"\xff" * 8 + bytes(ip) + bytes(rest[:-4])) & 0xFFFFFFFF
 
 
 def check(frame):
-    """Returns the opcode and the identification of a frame's packet, or None if it is not RoCEv2. Raises ValueError if the packet is wrong."""
-    if frame[12:14] != b"\x08\x00" or frame[23] != 17:
+    """Returns the opcode and the IPv4 identification (0 over IPv6) of a frame's packet, or None if it is not RoCEv2. Raises ValueError if the packet is wrong."""
+    if frame[12:14] == b"\x08\x00" and frame[23] == 17:
+        ip, end = frame[14:34], 14 + struct.unpack("!H", frame[16:18])[0]
+    elif frame[12:14] == b"\x86\xdd" and frame[20] == 17:
+        ip, end = frame[14:54], 54 + struct.unpack("!H", frame[18:20])[0]
+    else:
         return None
-    ip, total = frame[14:34], struct.unpack("!H", frame[16:18])[0]
-    rest = frame[34 : 14 + total]
+    six = len(ip) == 40
+    rest = frame[14 + len(ip) : end]
     source_port, port, length, _ = struct.unpack("!HHHH", rest[:8])
     if port != 4791:
         return None
-    if bytes(ip[12:16]) not in foreign and (ip[0] != 0x45 or struct.unpack("!H", ip[6:8])[0] != 0x4000 or ip[1] & 3 not in (2, 3)):
+    if six and bytes(ip[8:24]) not in foreign and ip[1] >> 4 & 3 not in (2, 3):
+        raise ValueError("IPv6 header: no ECT(0)")
+    if not six and bytes(ip[12:16]) not in foreign and (ip[0] != 0x45 or struct.unpack("!H", ip[6:8])[0] != 0x4000 or ip[1] & 3 not in (2, 3)):
         raise ValueError("IPv4 header: options, no DF, or no ECT(0)")
     if length != len(rest) or length % 4 or source_port < 49152:
         raise ValueError(f"UDP header: length {length} of {len(rest)}, source port {source_port}")
@@ -52,12 +62,12 @@ def check(frame):
         raise ValueError("RETH: the length is not that of the only packet")
     if icrc(ip, rest) != struct.unpack("<I", rest[-4:])[0]:
         raise ValueError(f"ICRC of opcode {opcode}")
-    return opcode, struct.unpack("!H", ip[4:6])[0]
+    return opcode, 0 if six else struct.unpack("!H", ip[4:6])[0]
 
 
 def main():
     data = open(sys.argv[1], "rb").read()
-    foreign.update(socket.inet_aton(a) for a in sys.argv[2:])
+    foreign.update(socket.inet_pton(socket.AF_INET6 if ":" in a else socket.AF_INET, a) for a in sys.argv[2:])
     order = "<" if data[:4] in (b"\xd4\xc3\xb2\xa1", b"\x4d\x3c\xb2\xa1") else ">"
     at, wrong, numbered, opcodes = 24, 0, 0, collections.Counter()
     while at + 16 <= len(data):
