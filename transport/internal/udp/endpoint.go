@@ -33,6 +33,9 @@ type Config struct {
 	// FlowLabels sets the IPv6 flow label of each datagram to its source port, so that switches that hash the label instead of the port
 	// choose by the same entropy. If the kernel refuses a label (another socket has an exclusive one), it chooses labels from then on.
 	FlowLabels bool
+	// NoChecksum also receives IPv6 datagrams with the UDP checksum 0, which the kernel drops otherwise (RFC 8200, Section 8.1), for cores that check
+	// datagrams themselves. Over IPv4 such datagrams arrive in any case.
+	NoChecksum bool
 	// NoGSO sends and receives every datagram separately, for kernels and paths that require it, and for comparison.
 	NoGSO bool
 }

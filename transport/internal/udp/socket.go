@@ -81,6 +81,9 @@ func (f family) receiver(c *Config) (int, error) {
 	if !c.NoGSO {
 		options = append(options, option{unix.IPPROTO_UDP, unix.UDP_GRO, 1})
 	}
+	if f == unix.AF_INET6 && c.NoChecksum {
+		options = append(options, option{unix.IPPROTO_UDP, unix.UDP_NO_CHECK6_RX, 1})
+	}
 	if _, ok := c.Core.(wire.Marked); ok {
 		if f == unix.AF_INET {
 			options = append(options, option{unix.IPPROTO_IP, unix.IP_RECVTOS, 1})
