@@ -36,7 +36,9 @@ func (t *Transport) Start(h rdma.Host) error {
 }
 
 // Service implements rdma.Steered.
-func (t *Transport) Service() rdma.Service { return rdma.Service{Protocol: rdma.ProtocolUDP, Port: t.cfg.Port} }
+func (t *Transport) Service() rdma.Service {
+	return rdma.Service{Protocol: rdma.ProtocolUDP, Port: t.cfg.Port}
+}
 
 // Flush sends the queued packets.
 func (t *Transport) Flush() {
