@@ -65,6 +65,8 @@ type Update struct {
 // Options are the options of Watch. The zero value watches everything.
 type Options struct {
 	Filter *farev1.WeightFilter
+	// Services are the destinations of the program's flows: PairSlots.services of each row has the source ports for them. See farev1.WatchWeightsRequest.
+	Services []*farev1.Service
 	// Interrupted, if not nil, is called when a stream has failed, before the next attempt.
 	Interrupted func(err error)
 }
@@ -74,7 +76,7 @@ type Options struct {
 // whole state once its start is complete; Watch compares it with the known rows, so that apply receives changes alone. The error is nil when ctx has ended.
 func Watch(ctx context.Context, conn grpc.ClientConnInterface, o Options, apply func(*Update) error) error {
 	w := watch{client: farev1.NewWeightServiceClient(conn), known: map[Key]*farev1.DestinationWeights{}, apply: apply}
-	w.request.Filter = o.Filter
+	w.request.Filter, w.request.Services = o.Filter, o.Services
 	for {
 		err := w.stream(ctx)
 		switch code := status.Code(err); {

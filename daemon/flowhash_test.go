@@ -608,7 +608,7 @@ func TestLandingsAreBounded(t *testing.T) {
 	p.await(t.Context(), src, address(maxLandings)) // returns immediately
 	p.forget(address(7), []netip.Prefix{netip.PrefixFrom(src, 32)})
 	p.asked(src, address(maxLandings))
-	if p.pairs[pair{src, address(maxLandings)}] == nil {
+	if p.pairs[pair{src: src, dst: address(maxLandings)}] == nil {
 		t.Error("one was forgotten, and there is no room for another")
 	}
 	p.keep(coreOf(t, s.Text()).Layout())

@@ -3,7 +3,6 @@ package daemon
 import (
 	"context"
 	"errors"
-	"fmt"
 	"log/slog"
 	"net/netip"
 	"slices"
@@ -439,9 +438,13 @@ func (l *loop) plane(ev *dpclient.Event) {
 		l.step(core.DataplaneReady{MaxWeight: caps.GetMaxWeight(), MaxWeightSum: caps.GetMaxWeightSum(), FlowHash: flowHash(caps.GetFlowHash())})
 		l.event(status.EventDataplane, ev.Name, "connected")
 		l.ports.connected(l.core.FlowHash().Algorithm == core.FlowHashAsk)
-		if l.core.FlowHash() != before {
+		repinned := l.ports.pinned(caps.GetFlowPins())
+		switch {
+		case l.core.FlowHash() != before:
 			l.replan(before, first)
 			l.warnUnplaced()
+		case repinned && !first:
+			l.builder.SetLayout(l.statusLayout()) // the ports of further services may have changed
 		}
 		if first {
 			l.handOut() // routes come before the sessions that wait for the data plane
@@ -515,21 +518,18 @@ func (l *loop) replan(before core.FlowHash, first bool) {
 	l.event(status.EventDataplane, l.dpConnected.Name, detail)
 }
 
-// warnUnplaced reports the steered ports to which flows may leave by any sub-port: a data plane that places flows by a hash of their ports
-// has source ports for one destination port alone. Flow pins hold for all.
+// warnUnplaced reports the steered ports for which programs need other source ports than those of slots without a service: a data plane that places flows
+// by a hash of their ports has separate ones for each service. Flow pins hold for all.
 func (l *loop) warnUnplaced() {
 	d := &l.core.Config().Dataplane
 	if l.core.FlowHash() == (core.FlowHash{}) || l.dpConnected.Capabilities.GetFlowPins() || len(d.UDPPorts)+len(d.TCPPorts) < 2 {
 		return
 	}
-	names := make([]string, 0, len(d.UDPPorts)+len(d.TCPPorts))
-	for _, port := range d.UDPPorts {
-		names = append(names, fmt.Sprintf("UDP %d", port))
+	var names []string
+	for _, s := range steered(d)[:len(d.UDPPorts)+len(d.TCPPorts)] { // without the range
+		names = append(names, s.String())
 	}
-	for _, port := range d.TCPPorts {
-		names = append(names, fmt.Sprintf("TCP %d", port))
-	}
-	l.log.Warn("the data plane places flows by a hash: slots hold for one destination port, and flows to the others may leave by any sub-port; use fared dataplane --driver bpf, or list the transport's port first",
+	l.log.Warn("the data plane places flows by a hash: the slot table has source ports for one destination port; programs that ask for their service over gRPC have those for the others, flows of all other programs to these may leave by any sub-port; use fared dataplane --driver bpf, or list the program's port first",
 		"slots_hold_for", names[0], "others", strings.Join(names[1:], ", "))
 }
 
@@ -543,14 +543,18 @@ func (l *loop) repin(key dpclient.Destination, vector uint32) {
 // landed passes changed landings to the core, and updates the status of destinations whose landing has arrived.
 func (l *loop) landed() {
 	for _, news := range l.ports.take() {
-		l.step(core.Landing{Source: news.src, Destination: news.dst, Table: news.table})
+		if !news.other() { // those of other services concern only the watchers that have asked for them
+			l.step(core.Landing{Source: news.src, Destination: news.dst, Table: news.table})
+		}
 		if news.table == nil {
 			continue
 		}
 		prefix := netip.PrefixFrom(news.dst, news.dst.BitLen())
 		key := l.key(news.source, prefix)
 		if a := l.shown.destination(key); a != nil {
-			l.repin(key, a.vector)
+			if !news.other() {
+				l.repin(key, a.vector)
+			}
 			l.builder.MarkDestination(status.Key{Prefix: prefix, Source: news.source})
 		}
 	}

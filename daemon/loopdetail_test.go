@@ -228,12 +228,12 @@ func TestRevisions(t *testing.T) {
 		{"its delay is not over", func() { l.timers() }, false},
 		{"it is over", func() { l.wokenAt = l.wokenAt.Add(time.Hour); l.timers() }, true},
 		{"a landing", func() {
-			l.ports.news = []landed{{pair: pair{own.Addr(), destination(0).Addr()}, table: []byte{1}}}
+			l.ports.news = []landed{{pair: pair{src: own.Addr(), dst: destination(0).Addr()}, table: []byte{1}}}
 			l.landed()
 		}, true},
 		{"a landing that was taken", func() { l.landed() }, false},
 		{"a landing of what is gone", func() {
-			l.ports.news = []landed{{pair: pair{own.Addr(), destination(7).Addr()}, table: []byte{1}}}
+			l.ports.news = []landed{{pair: pair{src: own.Addr(), dst: destination(7).Addr()}, table: []byte{1}}}
 			l.landed()
 		}, false},
 	} {
@@ -380,7 +380,7 @@ func TestReloadForgetsLandings(t *testing.T) {
 	}
 	s.Loopbacks = s.Loopbacks[:1]
 	l.reload(s.Config(t))
-	if _, kept := l.ports.pairs[pair{own.Addr(), destination(0).Addr()}]; !kept || len(l.ports.pairs) != 1 {
+	if _, kept := l.ports.pairs[pair{src: own.Addr(), dst: destination(0).Addr()}]; !kept || len(l.ports.pairs) != 1 {
 		t.Errorf("%d landings, that of the loopback that is left: %v", len(l.ports.pairs), kept)
 	}
 }

@@ -21,8 +21,8 @@ import (
 )
 
 const (
-	// maxLandings bounds the number of pairs whose landing is kept, 16 KiB each. None is evicted for another pair, because its ports would
-	// change.
+	// maxLandings bounds the number of pairs whose landing is kept, 16 KiB each, and separately that of landings for other services, which
+	// readers ask for. None is evicted for another pair, because its ports would change.
 	maxLandings = 4096
 	// landingTimeout limits the data plane's answer for one pair; some tens of milliseconds are usual.
 	landingTimeout = 5 * time.Second
@@ -33,11 +33,10 @@ const (
 // sourcePorts chooses source ports, on any goroutine. If the data plane must be queried for its flow hash, a separate goroutine (run) sends the
 // queries: until an answer has arrived, a pair's ports are uniform, and their placement reports that.
 type sourcePorts struct {
-	log      *slog.Logger
-	client   landingClient // nil if no data plane is configured
-	protocol uint8         // protocol of the flows
-	port     uint16        // destination port of the flows
-	devices  [][]string    // by source group, in the order of Forwarding
+	log     *slog.Logger
+	client  landingClient // nil if no data plane is configured
+	first   wecmp.Service // the service of pairs without one
+	devices [][]string    // by source group, in the order of Forwarding
 
 	work  chan struct{} // one slot: the queue is not empty
 	ready chan struct{} // one slot: take has something to return
@@ -46,8 +45,12 @@ type sourcePorts struct {
 	planners []*wecmp.Planner   // by source group
 	sources  map[netip.Addr]int // source group of each loopback
 	asking   bool               // the data plane must be queried for its hash
+	pins     bool               // the data plane steers by the ports of the first service, whatever the service
 	round    uint64             // counts connections: an older answer is requested again
 	pairs    map[pair]*landing
+	services map[pair][]wecmp.Service // the other services that pairs or missed may have, by pair without a service
+	others   int                      // number of services in services
+	landings int                      // number of pairs with another service
 	queue    []pair
 	failed   map[pair]bool // to be retried after landingRetry
 	news     []landed
@@ -68,7 +71,14 @@ type landingClient interface {
 	Landing(ctx context.Context, in *farev1.LandingRequest, opts ...grpc.CallOption) (*farev1.LandingResponse, error)
 }
 
-type pair struct{ src, dst netip.Addr }
+// pair is a pair of addresses, and the service of its flows. The zero service means that of the configuration (sourcePorts.first).
+type pair struct {
+	src, dst netip.Addr
+	to       wecmp.Service
+}
+
+// other reports whether the service is another one than that of the configuration.
+func (p pair) other() bool { return p.to != wecmp.Service{} }
 
 // landing is the data plane's answer for a pair.
 type landing struct {
@@ -80,12 +90,13 @@ type landing struct {
 func newSourcePorts(cfg *config.Config, l *core.Layout, log *slog.Logger) *sourcePorts {
 	p := &sourcePorts{
 		log: log, work: make(chan struct{}, 1), ready: make(chan struct{}, 1),
-		pairs: map[pair]*landing{}, failed: map[pair]bool{}, missed: map[pair]int{}, sources: l.SourceOfLoopback(),
+		pairs: map[pair]*landing{}, failed: map[pair]bool{}, missed: map[pair]int{}, services: map[pair][]wecmp.Service{},
+		sources: l.SourceOfLoopback(),
 	}
 	for i := range l.Sources {
 		p.devices = append(p.devices, l.Sources[i].Devices())
 	}
-	p.protocol, p.port = cfg.Dataplane.Flows()
+	p.first.Protocol, p.first.Port = cfg.Dataplane.Flows()
 	return p
 }
 
@@ -98,14 +109,24 @@ func ring(bell chan struct{}) {
 
 // choose calls Ports of the current planner of src's source group.
 func (p *sourcePorts) choose(src, dst netip.Addr, places []wecmp.Place, buf []uint16) ([]uint16, wecmp.Placement) {
+	return p.chooseToward(wecmp.Service{}, src, dst, places, buf)
+}
+
+// chooseToward is choose for the flows to a service.
+func (p *sourcePorts) chooseToward(to wecmp.Service, src, dst netip.Addr, places []wecmp.Place, buf []uint16) ([]uint16, wecmp.Placement) {
 	p.mu.Lock()
 	source := p.sources[src] // a view may still show a removed loopback; its ports may come from any planner
 	planner := p.planners[source]
+	key := p.pair(to, src, dst)
 	p.mu.Unlock()
-	ports, placement := planner.Ports(src, dst, places, buf)
+	toward := planner
+	if key.other() {
+		toward = planner.Toward(to, func(src, dst netip.Addr) []byte { return p.lands(pair{src, dst, to}) })
+	}
+	ports, placement := toward.Ports(src, dst, places, buf)
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if key := (pair{src, dst}); planner == p.planners[source] && placement.Missed != p.missed[key] {
+	if planner == p.planners[source] && placement.Missed != p.missed[key] && p.track(key) {
 		p.misses += placement.Missed - p.missed[key]
 		p.missed[key] = placement.Missed
 		if placement.Missed == 0 {
@@ -113,6 +134,34 @@ func (p *sourcePorts) choose(src, dst netip.Addr, places []wecmp.Place, buf []ui
 		}
 	}
 	return ports, placement
+}
+
+// pair returns a pair for the flows to a service. The service is omitted if the ports are those of the configured one. The caller holds mu.
+func (p *sourcePorts) pair(to wecmp.Service, src, dst netip.Addr) pair {
+	if p.pins || to == p.first {
+		to = wecmp.Service{}
+	}
+	return pair{src, dst, to}
+}
+
+// track records that a pair with another service may be in pairs or missed, and returns false if there are too many. The caller holds mu.
+func (p *sourcePorts) track(key pair) bool {
+	base := pair{src: key.src, dst: key.dst}
+	switch {
+	case !key.other() || slices.Contains(p.services[base], key.to):
+		return true
+	case p.others >= maxLandings:
+		return false
+	}
+	p.others++
+	p.services[base] = append(p.services[base], key.to)
+	return true
+}
+
+// untrack undoes track for all services of a pair. The caller holds mu.
+func (p *sourcePorts) untrack(base pair) {
+	p.others -= len(p.services[base])
+	delete(p.services, base)
 }
 
 // withoutLanding returns the number of slots whose port does not land on their place.
@@ -146,18 +195,35 @@ func (p *sourcePorts) connected(asking bool) {
 	}
 }
 
+// pinned records whether the data plane pins flows by source port, and returns whether that has changed.
+func (p *sourcePorts) pinned(pins bool) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	changed := p.pins != pins
+	p.pins = pins
+	return changed
+}
+
 // forget drops a destination's pairs with some of our loopbacks.
 func (p *sourcePorts) forget(dst netip.Addr, loopbacks []netip.Prefix) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for _, lo := range loopbacks {
-		key := pair{lo.Addr(), dst}
-		delete(p.failed, key)
-		p.misses -= p.missed[key]
-		delete(p.missed, key)
-		if l := p.pairs[key]; l != nil {
-			p.drop(key, l)
+		base := pair{src: lo.Addr(), dst: dst}
+		p.forgetPair(base)
+		for _, to := range p.services[base] {
+			p.forgetPair(pair{base.src, base.dst, to})
 		}
+		p.untrack(base)
+	}
+}
+
+func (p *sourcePorts) forgetPair(key pair) {
+	delete(p.failed, key)
+	p.misses -= p.missed[key]
+	delete(p.missed, key)
+	if l := p.pairs[key]; l != nil {
+		p.drop(key, l)
 	}
 }
 
@@ -181,10 +247,18 @@ func (p *sourcePorts) keep(l *core.Layout) {
 			p.drop(key, l)
 		}
 	}
+	for base := range p.services {
+		if gone(base.src) {
+			p.untrack(base)
+		}
+	}
 }
 
 func (p *sourcePorts) drop(key pair, l *landing) {
 	delete(p.pairs, key)
+	if key.other() {
+		p.landings--
+	}
 	if l.table != nil {
 		p.report(landed{pair: key})
 	}
@@ -200,10 +274,13 @@ func (p *sourcePorts) report(l landed) {
 }
 
 // asked implements wecmp.Asked for the planner. It never waits.
-func (p *sourcePorts) asked(src, dst netip.Addr) []byte {
+func (p *sourcePorts) asked(src, dst netip.Addr) []byte { return p.lands(pair{src: src, dst: dst}) }
+
+// lands returns the landing of a pair, or nil if it is not known yet. It never waits.
+func (p *sourcePorts) lands(key pair) []byte {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if l := p.want(pair{src, dst}); l != nil {
+	if l := p.want(key); l != nil {
 		return l.table
 	}
 	return nil
@@ -217,7 +294,7 @@ func (p *sourcePorts) want(key pair) *landing {
 	}
 	l := p.pairs[key]
 	if l == nil {
-		if len(p.pairs) >= maxLandings {
+		if n := len(p.pairs) - p.landings; key.other() && !p.track(key) || !key.other() && n >= maxLandings {
 			if !p.full {
 				p.full = true
 				p.log.Warn("too many pairs to keep the landings of all: the source ports of further pairs are spread evenly", "pairs", maxLandings)
@@ -226,6 +303,9 @@ func (p *sourcePorts) want(key pair) *landing {
 		}
 		l = &landing{}
 		p.pairs[key] = l
+		if key.other() {
+			p.landings++
+		}
 	}
 	if l.open == nil && (l.table == nil || l.round != p.round) {
 		l.open = make(chan struct{})
@@ -237,9 +317,14 @@ func (p *sourcePorts) want(key pair) *landing {
 
 // await waits for the answer to a pair's query, if the pair needs one and its landing is unknown.
 func (p *sourcePorts) await(ctx context.Context, src, dst netip.Addr) {
+	p.awaitToward(ctx, wecmp.Service{}, src, dst)
+}
+
+// awaitToward is await for the flows to a service.
+func (p *sourcePorts) awaitToward(ctx context.Context, to wecmp.Service, src, dst netip.Addr) {
 	var open chan struct{}
 	p.mu.Lock()
-	if l := p.want(pair{src, dst}); l != nil && l.table == nil {
+	if l := p.want(p.pair(to, src, dst)); l != nil && l.table == nil {
 		open = l.open
 	}
 	p.mu.Unlock()
@@ -321,10 +406,13 @@ func (p *sourcePorts) fetch(ctx context.Context, key pair) ([]byte, error) {
 	ctx, cancel := context.WithTimeout(ctx, landingTimeout)
 	defer cancel()
 	p.mu.Lock()
-	devices := p.devices[p.sources[key.src]]
+	devices, to := p.devices[p.sources[key.src]], key.to
 	p.mu.Unlock()
+	if !key.other() {
+		to = p.first
+	}
 	answer, err := p.client.Landing(ctx, &farev1.LandingRequest{
-		Source: key.src.String(), Destination: key.dst.String(), Protocol: uint32(p.protocol), DestinationPort: uint32(p.port),
+		Source: key.src.String(), Destination: key.dst.String(), Protocol: uint32(to.Protocol), DestinationPort: uint32(to.Port),
 	})
 	switch {
 	case err != nil:

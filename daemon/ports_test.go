@@ -84,7 +84,7 @@ func TestFailedLandingsAreAskedAgain(t *testing.T) {
 		t.Errorf("%d failed questions are kept", len(p.failed))
 	}
 	key, l, round := p.next()
-	if l == nil || key != (pair{src, destination(0).Addr()}) {
+	if l == nil || key != (pair{src: src, dst: destination(0).Addr()}) {
 		t.Fatalf("the next question is for %v, want the pair whose question failed", key)
 	}
 	p.answered(key, l, round, []byte{1}, nil)
@@ -271,7 +271,7 @@ func TestSlotsWithoutALandingPortOfPairsThatAreGone(t *testing.T) {
 	p, c := askingPorts(t)
 	p.connected(false)
 	dst := destination(0).Addr()
-	first, second := pair{c.Config().Loopbacks[0].Addr(), dst}, pair{c.Config().Loopbacks[1].Addr(), dst}
+	first, second := pair{src: c.Config().Loopbacks[0].Addr(), dst: dst}, pair{src: c.Config().Loopbacks[1].Addr(), dst: dst}
 	p.missed[first], p.missed[second], p.misses = 3, 4, 7
 	p.choose(first.src, dst, []wecmp.Place{{Plane: 0, SubPort: 0}}, nil) // with uniform ports no slot lacks one
 	if n, kept := p.withoutLanding(), len(p.missed); n != 4 || kept != 1 {

@@ -2,10 +2,12 @@ package daemon
 
 import (
 	"cmp"
+	"context"
 	"net/netip"
 	"slices"
 	"strings"
 
+	"github.com/fared/fared/daemon/config"
 	"github.com/fared/fared/daemon/internal/dpclient"
 	"github.com/fared/fared/daemon/internal/speaker"
 	"github.com/fared/fared/daemon/internal/status"
@@ -32,15 +34,45 @@ func (l *loop) statusLayout() status.Layout {
 		out.Groups = append(out.Groups, group)
 	}
 	if l.core.Config().Forwards() {
-		out.Await = l.ports.await
+		out.Await = func(ctx context.Context, to status.FlowService, src, dst netip.Addr) {
+			l.ports.awaitToward(ctx, wecmp.Service(to), src, dst)
+		}
 		out.Ports = func(src, dst netip.Addr, v *status.Vector, buf []uint16) ([]uint16, string) {
-			places := make([]wecmp.Place, len(v.Slots))
-			for i, s := range v.Slots {
-				places[i] = wecmp.Place{Plane: s.Plane, SubPort: s.SubPort}
-			}
-			ports, placement := l.ports.choose(src, dst, places, buf)
+			ports, placement := l.ports.choose(src, dst, placesOf(v), buf)
 			return ports, placement.String()
 		}
+		out.PortsToward = func(to status.FlowService, src, dst netip.Addr, v *status.Vector, buf []uint16) ([]uint16, string) {
+			ports, placement := l.ports.chooseToward(wecmp.Service(to), src, dst, placesOf(v), buf)
+			return ports, placement.String()
+		}
+	}
+	if cfg := l.core.Config(); cfg.Role == fare.RoleServer {
+		out.Services = steered(&cfg.Dataplane)
+	}
+	return out
+}
+
+// placesOf returns the places of a vector's slots.
+func placesOf(v *status.Vector) []wecmp.Place {
+	places := make([]wecmp.Place, len(v.Slots))
+	for i, s := range v.Slots {
+		places[i] = wecmp.Place{Plane: s.Plane, SubPort: s.SubPort}
+	}
+	return places
+}
+
+// steered returns the services that the data plane of a server steers: each of udp_ports, each of tcp_ports, the range.
+func steered(d *config.Dataplane) []status.ServiceRange {
+	var out []status.ServiceRange
+	for _, port := range d.UDPPorts {
+		out = append(out, status.ServiceRange{Protocol: wecmp.ProtocolUDP, First: port, Last: port})
+	}
+	for _, port := range d.TCPPorts {
+		out = append(out, status.ServiceRange{Protocol: wecmp.ProtocolTCP, First: port, Last: port})
+	}
+	// A valid configuration has a valid range.
+	if first, last, err := d.TCPRange(); err == nil && first > 0 {
+		out = append(out, status.ServiceRange{Protocol: wecmp.ProtocolTCP, First: first, Last: last})
 	}
 	return out
 }

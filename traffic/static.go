@@ -111,8 +111,8 @@ func (*static) ListWeights(context.Context, *farev1.ListWeightsRequest, ...grpc.
 	return nil, errStatic
 }
 
-func (s *static) WatchWeights(ctx context.Context, _ *farev1.WatchWeightsRequest, _ ...grpc.CallOption) (grpc.ServerStreamingClient[farev1.WatchWeightsResponse], error) {
-	return &staticStream{ctx: ctx, of: s}, nil
+func (s *static) WatchWeights(ctx context.Context, r *farev1.WatchWeightsRequest, _ ...grpc.CallOption) (grpc.ServerStreamingClient[farev1.WatchWeightsResponse], error) {
+	return &staticStream{ctx: ctx, of: s, services: r.GetServices()}, nil
 }
 
 // staticStream sends a message whenever there are new destinations.
@@ -120,6 +120,7 @@ type staticStream struct {
 	grpc.ClientStream // nil: only Recv is called
 	ctx               context.Context
 	of                *static
+	services          []*farev1.Service
 	sent              int // number of destinations sent
 }
 
@@ -140,7 +141,15 @@ func (s *staticStream) Recv() (*farev1.WatchWeightsResponse, error) {
 		for _, d := range more {
 			w := &farev1.DestinationWeights{Destination: netip.PrefixFrom(d, d.BitLen()).String(), Reachable: true}
 			for _, source := range s.of.sources {
-				w.Pairs = append(w.Pairs, &farev1.PairSlots{Source: netip.PrefixFrom(source, source.BitLen()).String(), Slots: s.of.slots})
+				pair := &farev1.PairSlots{Source: netip.PrefixFrom(source, source.BitLen()).String(), Slots: s.of.slots}
+				for _, to := range s.services {
+					toward := &farev1.ServicePorts{Service: to}
+					for _, slot := range pair.Slots {
+						toward.SourcePorts = append(toward.SourcePorts, slot.SourcePort)
+					}
+					pair.Services = append(pair.Services, toward)
+				}
+				w.Pairs = append(w.Pairs, pair)
 			}
 			m.Weights = append(m.Weights, w)
 		}

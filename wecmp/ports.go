@@ -2,6 +2,7 @@ package wecmp
 
 import (
 	"encoding/binary"
+	"fmt"
 	"net/netip"
 	"sync"
 )
@@ -56,11 +57,11 @@ func (p Placement) String() string { return p.Method.String() }
 // entry.
 type Planner struct {
 	cfg     Config
-	to      service
+	to      Service
 	layout  layout
 	rank    []int // rank of a slot among those with the same home
 	count   []int // number of slots at home per place
-	scratch sync.Pool
+	scratch *sync.Pool
 }
 
 type portScratch struct {
@@ -78,12 +79,12 @@ func NewPlanner(cfg Config) (*Planner, error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, err
 	}
-	p := &Planner{cfg: cfg, to: service{cfg.Protocol, cfg.Port}}
-	if p.to.protocol == 0 {
-		p.to.protocol = ProtocolUDP
+	p := &Planner{cfg: cfg, to: Service{cfg.Protocol, cfg.Port}}
+	if p.to.Protocol == 0 {
+		p.to.Protocol = ProtocolUDP
 	}
-	if p.to.port == 0 {
-		p.to.port = PortRoCE
+	if p.to.Port == 0 {
+		p.to.Port = PortRoCE
 	}
 	p.layout = newLayout(&p.cfg)
 	p.count = make([]int, len(p.layout.ports))
@@ -92,19 +93,35 @@ func NewPlanner(cfg Config) (*Planner, error) {
 		p.count[h]++
 	}
 	slots, places := len(p.layout.home), len(p.count)
-	p.scratch.New = func() any {
+	p.scratch = &sync.Pool{New: func() any {
 		return &portScratch{
 			want: make([]int32, slots), next: make([]int32, slots), head: make([]int32, places), seen: make([]int32, places),
 		}
-	}
+	}}
 	return p, nil
 }
+
+// Toward returns the planner of the same configuration for flows to another service. The tables of Asked hold for one service: asked replaces such a
+// hash (nil makes ports uniform), and is unused with all other hashes.
+func (p *Planner) Toward(to Service, asked Asked) *Planner {
+	other := *p
+	other.to, other.cfg.Protocol, other.cfg.Port = to, to.Protocol, to.Port
+	if _, ok := p.cfg.Hash.(Asked); ok {
+		if other.cfg.Hash = nil; asked != nil {
+			other.cfg.Hash = asked
+		}
+	}
+	return &other
+}
+
+// Service returns the service of the flows for which Ports chooses.
+func (p *Planner) Service() Service { return p.to }
 
 // Ports appends the slots' source ports between a source and a destination to buf[:0]. Under loopback addressing they
 // are unique. Under port addressing they are unique in each plane; if the network's hash is known, src and dst are the
 // addresses of one plane's ports, and the result is valid for that plane's slots. Under sub-port addressing one port
 // serves all slots (draft-xu-rtgwg-fare-in-sun-02, Section 3.1). Both addresses must be of one family; the flows are
-// toward Config.Port.
+// toward Service.
 func (p *Planner) Ports(src, dst netip.Addr, places []Place, buf []uint16) ([]uint16, Placement) {
 	base := pairBase(src, dst)
 	buf = buf[:0]
@@ -144,22 +161,34 @@ func (p *Planner) Ports(src, dst netip.Addr, places []Place, buf []uint16) ([]ui
 	return buf, placement
 }
 
-// service is the destination of flows: protocol and port.
-type service struct {
-	protocol uint8
-	port     uint16
+// Service is the destination of flows.
+type Service struct {
+	Protocol uint8  // ProtocolUDP or ProtocolTCP
+	Port     uint16 // destination port
+}
+
+// String returns the service in the form "UDP 4791".
+func (s Service) String() string {
+	name := fmt.Sprintf("protocol %d,", s.Protocol)
+	switch s.Protocol {
+	case ProtocolTCP:
+		name = "TCP"
+	case ProtocolUDP:
+		name = "UDP"
+	}
+	return fmt.Sprintf("%s %d", name, s.Port)
 }
 
 // flows are the flows of one pair.
 type flows struct {
 	hash     Hasher
 	src, dst netip.Addr
-	to       service
+	to       Service
 }
 
 // value returns the hash of the flow from a source port.
 func (f *flows) value(port uint16) (uint32, bool) {
-	return f.hash.Hash(f.src, f.dst, f.to.protocol, port, f.to.port)
+	return f.hash.Hash(f.src, f.dst, f.to.Protocol, port, f.to.Port)
 }
 
 // land chooses ports by the hash for the slots of one plane, or of all planes (-1), and returns the number of slots

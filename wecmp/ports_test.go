@@ -329,12 +329,12 @@ func TestEnginePorts(t *testing.T) {
 // queried records whether every query was for one protocol and port.
 type queried struct {
 	CRC32
-	service
+	to    Service
 	wrong *int
 }
 
 func (h queried) Hash(src, dst netip.Addr, protocol uint8, sport, dport uint16) (uint32, bool) {
-	if (service{protocol, dport}) != h.service {
+	if (Service{protocol, dport}) != h.to {
 		*h.wrong++
 	}
 	return h.CRC32.Hash(src, dst, protocol, sport, dport)
@@ -343,19 +343,19 @@ func (h queried) Hash(src, dst netip.Addr, protocol uint8, sport, dport uint16) 
 // TestPortsAreTowardTheService verifies that the hash is queried only for flows of the configured protocol and port.
 func TestPortsAreTowardTheService(t *testing.T) {
 	src, dst := netip.MustParseAddr("10.255.0.1"), netip.MustParseAddr("10.255.0.2")
-	chosen := map[service][]uint16{}
+	chosen := map[Service][]uint16{}
 	for _, c := range []struct {
 		protocol uint8
 		port     uint16
-		want     service
+		want     Service
 	}{
-		{0, 0, service{ProtocolUDP, PortRoCE}},
-		{ProtocolUDP, 4793, service{ProtocolUDP, 4793}},
-		{0, 4444, service{ProtocolUDP, 4444}},
-		{ProtocolTCP, 4793, service{ProtocolTCP, 4793}},
+		{0, 0, Service{ProtocolUDP, PortRoCE}},
+		{ProtocolUDP, 4793, Service{ProtocolUDP, 4793}},
+		{0, 4444, Service{ProtocolUDP, 4444}},
+		{ProtocolTCP, 4793, Service{ProtocolTCP, 4793}},
 	} {
 		cfg, wrong := square(4, 2), 0
-		cfg.Protocol, cfg.Port, cfg.Hash = c.protocol, c.port, queried{service: c.want, wrong: &wrong}
+		cfg.Protocol, cfg.Port, cfg.Hash = c.protocol, c.port, queried{to: c.want, wrong: &wrong}
 		p := mustPlanner(t, cfg)
 		ports, how := p.Ports(src, dst, homePlaces(p), nil)
 		checkPorts(t, p, src, dst, homePlaces(p), ports, how)
@@ -364,7 +364,61 @@ func TestPortsAreTowardTheService(t *testing.T) {
 		}
 		chosen[c.want] = ports
 	}
-	if udp, tcp := chosen[service{ProtocolUDP, 4793}], chosen[service{ProtocolTCP, 4793}]; slices.Equal(udp, tcp) {
+	if udp, tcp := chosen[Service{ProtocolUDP, 4793}], chosen[Service{ProtocolTCP, 4793}]; slices.Equal(udp, tcp) {
 		t.Errorf("UDP and TCP have the same ports: %v", udp)
+	}
+}
+
+// TestTowardAnotherService checks that a planner toward a service is that of a configuration with the service, that the other planner is unchanged, and that
+// the tables of another service are never used.
+func TestTowardAnotherService(t *testing.T) {
+	src, dst := netip.MustParseAddr("fd00::1"), netip.MustParseAddr("fd00::2")
+	tcp := Service{ProtocolTCP, 4793}
+	for _, hash := range []Hasher{nil, CRC32{}, LinuxL4{Seed: 5, Buckets: 1024, Lasting: 32}} {
+		cfg := square(4, 2)
+		cfg.Hash = hash
+		p := mustPlanner(t, cfg)
+		before, _ := p.Ports(src, dst, homePlaces(p), nil)
+		toward := p.Toward(tcp, nil)
+		got, how := toward.Ports(src, dst, homePlaces(p), nil)
+		cfg.Protocol, cfg.Port = tcp.Protocol, tcp.Port
+		want, wantHow := mustPlanner(t, cfg).Ports(src, dst, homePlaces(p), nil)
+		if !slices.Equal(got, want) || how != wantHow || toward.Service() != tcp {
+			t.Errorf("%v: %v %v toward %v, want %v %v", hash, got, how, toward.Service(), want, wantHow)
+		}
+		if after, _ := p.Ports(src, dst, homePlaces(p), nil); !slices.Equal(before, after) || p.Service() != (Service{ProtocolUDP, PortRoCE}) {
+			t.Errorf("%v: the planner has changed", hash)
+		}
+		if slices.Equal(got, before) != (hash == nil) {
+			t.Errorf("%v: equal ports for both services: %v", hash, hash != nil)
+		}
+	}
+	table := func(first byte) []byte {
+		out := make([]byte, portCount)
+		for i := range out {
+			out[i] = 1 + (byte(i)+first)%8
+		}
+		return out
+	}
+	cfg := square(4, 2)
+	cfg.Hash = Asked(func(netip.Addr, netip.Addr) []byte { return table(0) })
+	p := mustPlanner(t, cfg)
+	if _, how := p.Toward(tcp, nil).Ports(src, dst, homePlaces(p), nil); how.Method != MethodUniform {
+		t.Errorf("without a table for the service: %v", how)
+	}
+	ports, how := p.Toward(tcp, func(netip.Addr, netip.Addr) []byte { return table(3) }).Ports(src, dst, homePlaces(p), nil)
+	for s, at := range homePlaces(p) {
+		if int(table(3)[ports[s]-MinPort]) != 1+at.Plane*2+at.SubPort || how != (Placement{Method: MethodAsked}) {
+			t.Errorf("slot %d: port %d, %v", s, ports[s], how)
+		}
+	}
+}
+
+// TestServicesHaveNames checks the names of services in messages.
+func TestServicesHaveNames(t *testing.T) {
+	for want, s := range map[string]Service{"UDP 4791": {ProtocolUDP, 4791}, "TCP 4793": {ProtocolTCP, 4793}, "protocol 132, 9": {132, 9}} {
+		if s.String() != want {
+			t.Errorf("%q, want %q", s.String(), want)
+		}
 	}
 }

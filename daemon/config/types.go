@@ -450,8 +450,8 @@ type Dataplane struct {
 	// Mutual TLS; required when address is host:port and the host is not a loopback.
 	TLS *TLS `yaml:"tls"`
 	// The UDP destination ports to steer; RoCEv2 uses 4791, SUPERp 4444. Driver bpf steers all of them. For driver linux, source ports are chosen
-	// for flows to the first of them or, if the list is empty, to the first of tcp_ports; flows to the others may leave by any sub-port. A leaf
-	// steers nothing.
+	// for flows to the first of them or, if the list is empty, to the first of tcp_ports; flows to the others may leave by any sub-port unless
+	// their program asks for its service over gRPC. A leaf steers nothing.
 	UDPPorts []uint16 `yaml:"udp_ports" default:"[4791, 4444]" items:"0..16" min:"1" max:"65535"`
 	// The TCP destination ports to steer in addition: those of queue pairs that are TCP connections; fared's use 4793.
 	TCPPorts []uint16 `yaml:"tcp_ports" default:"[4793]" items:"0..16" min:"1" max:"65535"`

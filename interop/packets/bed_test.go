@@ -72,7 +72,8 @@ type bed struct {
 	agent  *netnstest.Process
 	conn   *grpc.ClientConn
 	family family
-	drops  uint64 // backlogDrops at the beginning
+	drops  uint64   // backlogDrops at the beginning
+	others []uint32 // UDP ports that are steered in addition to roce
 }
 
 // family holds the addresses of a bed's flows and next hops.
@@ -133,7 +134,7 @@ func (b *bed) cable(p, s int) {
 }
 
 func (b *bed) forwarding(mode farev1.Mode) *farev1.Forwarding {
-	out := &farev1.Forwarding{Mode: mode, Loopbacks: []string{b.family.source.String()}, UdpPorts: []uint32{roce}}
+	out := &farev1.Forwarding{Mode: mode, Loopbacks: []string{b.family.source.String()}, UdpPorts: append([]uint32{roce}, b.others...)}
 	for p := range planes {
 		plane := &farev1.ForwardingPlane{Plane: fmt.Sprintf("p%d", p)}
 		for s := range subPorts {

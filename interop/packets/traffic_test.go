@@ -28,20 +28,43 @@ var payload = make([]byte, 256)
 
 const batchSize = 32
 
+// shared lets sockets of two services have one source port.
+func shared(_, _ string, c syscall.RawConn) error {
+	var err error
+	if failed := c.Control(func(fd uintptr) { err = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_REUSEADDR, 1) }); failed != nil {
+		return failed
+	}
+	return err
+}
+
 // flows opens a socket in the server for each source port toward a destination.
 func (b *bed) flows(t testing.TB, dst netip.Prefix, ports []uint16) []*flow {
+	t.Helper()
+	return b.flowsToward(t, dst, roce, ports)
+}
+
+// flowsToward is flows for packets to another UDP port.
+func (b *bed) flowsToward(t testing.TB, dst netip.Prefix, to uint16, ports []uint16) []*flow {
 	t.Helper()
 	var out []*flow
 	for i, port := range ports {
 		f := &flow{}
 		err := b.server.Do(func() (err error) {
 			local := net.UDPAddrFromAddrPort(netip.AddrPortFrom(b.family.source.Addr(), port))
-			remote := net.UDPAddrFromAddrPort(netip.AddrPortFrom(dst.Addr(), roce))
+			remote := net.UDPAddrFromAddrPort(netip.AddrPortFrom(dst.Addr(), to))
 			if i%2 == 0 {
-				f.socket, err = net.DialUDP("udp", local, remote)
-			} else {
-				f.to = remote
-				f.socket, err = net.ListenUDP("udp", local)
+				dialer := net.Dialer{LocalAddr: local, Control: shared}
+				var conn net.Conn
+				if conn, err = dialer.Dial("udp", remote.String()); err == nil {
+					f.socket = conn.(*net.UDPConn)
+				}
+				return err
+			}
+			f.to = remote
+			listen := net.ListenConfig{Control: shared}
+			conn, err := listen.ListenPacket(t.Context(), "udp", local.String())
+			if err == nil {
+				f.socket = conn.(*net.UDPConn)
 			}
 			return err
 		})

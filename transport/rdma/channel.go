@@ -5,6 +5,8 @@ import (
 	"net/netip"
 	"sync/atomic"
 	"time"
+
+	"github.com/fared/fared/wecmp"
 )
 
 // OpKind is the kind of an operation.
@@ -91,6 +93,22 @@ type Tunnel interface {
 type Tunneled interface {
 	Transport
 	Receive(from netip.AddrPort, p []byte)
+}
+
+// Service is the destination of a transport's packets.
+type Service = wecmp.Service
+
+// The protocols of services.
+const (
+	ProtocolTCP = wecmp.ProtocolTCP
+	ProtocolUDP = wecmp.ProtocolUDP
+)
+
+// Steered is a Transport whose packets the data plane steers by their source port. The device asks fared for the ports of its slots toward the service.
+type Steered interface {
+	Transport
+	// Service returns the protocol and the destination port of the transport's packets, which are equal at all ends.
+	Service() Service
 }
 
 // Channel carries operations to one peer and executes the peer's operations. The peer executes operations of an Ordered channel in the

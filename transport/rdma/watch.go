@@ -2,10 +2,15 @@ package rdma
 
 import (
 	"context"
+	"fmt"
 	"net/netip"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
 	farev1 "github.com/fared/fared/api/fare/v1"
 )
@@ -22,8 +27,10 @@ type follower struct {
 	restarts atomic.Uint64
 
 	// The device's lock guards the remaining fields.
-	slots map[netip.Addr][]Slot
-	news  chan struct{} // closed at the next change
+	slots   map[netip.Addr][]Slot
+	news    chan struct{} // closed at the next change
+	refused error         // the request was refused, so that no slots will come until fared has another configuration
+	noPorts bool          // the log has that fared does not choose ports for services
 }
 
 // firstRetry and lastRetry are the initial and the maximum delay between two attempts to watch.
@@ -45,7 +52,7 @@ func (f *follower) stop() {
 }
 
 func (f *follower) run(ctx context.Context) {
-	request := &farev1.WatchWeightsRequest{Filter: &farev1.WeightFilter{Sources: []string{f.d.address.String()}}}
+	request := &farev1.WatchWeightsRequest{Filter: &farev1.WeightFilter{Sources: []string{f.d.address.String()}}, Services: f.d.services()}
 	retry := firstRetry
 	for {
 		err := f.watch(ctx, request, func() { retry = firstRetry })
@@ -53,6 +60,9 @@ func (f *follower) run(ctx context.Context) {
 			return
 		}
 		f.restarts.Add(1)
+		if status.Code(err) == codes.InvalidArgument {
+			f.d.Do(func() { f.refuse(fmt.Errorf("fared refuses the weights: %w", err)) })
+		}
 		f.d.log.Warn("cannot follow the weights: the last ones stay in use", "source", f.d.address, "error", err, "retry", retry)
 		select {
 		case <-time.After(retry):
@@ -77,6 +87,7 @@ func (f *follower) watch(ctx context.Context, request *farev1.WatchWeightsReques
 		}
 		working()
 		f.d.Do(func() {
+			f.refused = nil
 			if r.GetSnapshot() {
 				whole = true
 				clear(snapshot)
@@ -100,13 +111,63 @@ func (f *follower) watch(ctx context.Context, request *farev1.WatchWeightsReques
 				whole = false
 			}
 			f.updates.Add(1)
-			close(f.news)
-			f.news = make(chan struct{})
+			f.announce()
 		})
 		if r.GetComplete() {
 			request.SinceRevision, request.Instance = r.GetRevision(), r.GetInstance()
 		}
 	}
+}
+
+// services returns the services of the device's transports, each once.
+func (d *Device) services() []*farev1.Service {
+	var all []Service
+	var out []*farev1.Service
+	for _, t := range d.transports {
+		if s, ok := t.(Steered); ok && !slices.Contains(all, s.Service()) {
+			all = append(all, s.Service())
+			out = append(out, &farev1.Service{Protocol: uint32(s.Service().Protocol), Port: uint32(s.Service().Port)})
+		}
+	}
+	return out
+}
+
+// announce wakes the callers of await.
+func (f *follower) announce() {
+	close(f.news)
+	f.news = make(chan struct{})
+}
+
+// refuse records that fared has refused the request.
+func (f *follower) refuse(err error) {
+	f.refused = err
+	f.announce()
+}
+
+// portsOf returns the source ports of a pair's slots: those for the service of each slot's transport.
+func (f *follower) portsOf(pair *farev1.PairSlots) []uint16 {
+	toward := map[Service][]uint32{}
+	for _, s := range pair.GetServices() {
+		if len(s.GetSourcePorts()) == len(pair.GetSlots()) {
+			toward[Service{Protocol: uint8(s.GetService().GetProtocol()), Port: uint16(s.GetService().GetPort())}] = s.GetSourcePorts()
+		}
+	}
+	out := make([]uint16, len(pair.GetSlots()))
+	for i, s := range pair.GetSlots() {
+		out[i] = uint16(s.GetSourcePort())
+		t, ok := f.d.transportOf(s.GetPlane()).(Steered)
+		if !ok {
+			continue
+		}
+		if ports := toward[t.Service()]; ports != nil {
+			out[i] = uint16(ports[i])
+		} else if !f.noPorts {
+			f.noPorts = true
+			f.d.log.Warn("fared does not choose source ports for the transport's service: packets may leave by other sub-ports than their slots'; update fared",
+				"transport", t.Name(), "service", t.Service())
+		}
+	}
+	return out
 }
 
 // take sets the slots of a destination from an update. It returns the destination and whether the destination has slots.
@@ -120,9 +181,9 @@ func (f *follower) take(w *farev1.DestinationWeights) (netip.Addr, bool) {
 		if src, err := netip.ParsePrefix(pair.GetSource()); err != nil || src.Addr().Unmap() != f.d.address {
 			continue
 		}
-		slots := make([]Slot, 0, len(pair.GetSlots()))
-		for _, s := range pair.GetSlots() {
-			slots = append(slots, Slot{Slot: int(s.GetSlot()), Plane: s.GetPlane(), Device: s.GetDevice(), Port: uint16(s.GetSourcePort()), Share: s.GetSharePpb()})
+		slots, ports := make([]Slot, 0, len(pair.GetSlots())), f.portsOf(pair)
+		for i, s := range pair.GetSlots() {
+			slots = append(slots, Slot{Slot: int(s.GetSlot()), Plane: s.GetPlane(), Device: s.GetDevice(), Port: ports[i], Share: s.GetSharePpb()})
 		}
 		if len(slots) > 0 {
 			f.give(dst, slots)
@@ -160,20 +221,24 @@ func (f *follower) give(dst netip.Addr, slots []Slot) {
 // slotsTo returns a destination's slots, nil if no update has named it.
 func (f *follower) slotsTo(dst netip.Addr) []Slot { return f.slots[dst.Unmap()] }
 
-// await waits until a destination is reachable.
+// await waits until a destination is reachable. It fails if fared refuses the request.
 func (f *follower) await(ctx context.Context, dst netip.Addr) error {
 	for {
 		var news chan struct{}
+		var refused error
 		f.d.Do(func() {
-			news = f.news
+			news, refused = f.news, f.refused
 			for _, s := range f.slots[dst.Unmap()] {
 				if s.Share > 0 {
 					news = nil
 				}
 			}
 		})
-		if news == nil {
+		switch {
+		case news == nil:
 			return nil
+		case refused != nil:
+			return refused
 		}
 		select {
 		case <-news:

@@ -13,7 +13,7 @@ type Transport struct {
 	endpoint *udp.Endpoint
 }
 
-var _ rdma.Transport = (*Transport)(nil)
+var _ rdma.Steered = (*Transport)(nil)
 
 // New makes a transport. Start opens its sockets, in the network namespace of the calling thread.
 func New(cfg Config) *Transport { return &Transport{Core: NewCore(cfg, nil)} }
@@ -31,6 +31,11 @@ func (t *Transport) Start(h rdma.Host) error {
 	// Packets that arrived before were for no existing queue pair, and needed no answer.
 	h.Do(func() { t.out, t.endpoint = endpoint, endpoint })
 	return nil
+}
+
+// Service implements rdma.Steered.
+func (t *Transport) Service() rdma.Service {
+	return rdma.Service{Protocol: rdma.ProtocolUDP, Port: t.cfg.Port}
 }
 
 // Flush implements rdma.Transport.

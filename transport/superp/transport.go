@@ -14,7 +14,7 @@ type Transport struct {
 	endpoint *udp.Endpoint
 }
 
-var _ rdma.Transport = (*Transport)(nil)
+var _ rdma.Steered = (*Transport)(nil)
 
 // New makes a transport. It panics if Config.Resolve rejects the configuration. Start opens the sockets, in the network namespace of the
 // calling thread.
@@ -33,6 +33,11 @@ func (t *Transport) Start(h rdma.Host) error {
 	// Packets that arrived before were for no existing connection, and needed no answer.
 	h.Do(func() { t.out, t.endpoint = endpoint, endpoint })
 	return nil
+}
+
+// Service implements rdma.Steered.
+func (t *Transport) Service() rdma.Service {
+	return rdma.Service{Protocol: rdma.ProtocolUDP, Port: t.cfg.Port}
 }
 
 // Flush sends the queued packets.

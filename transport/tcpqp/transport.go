@@ -23,7 +23,8 @@ const Port = 4793
 
 // Config is the configuration of a transport. The zero value is valid.
 type Config struct {
-	// Port is the TCP listening port at the device's loopback; 0 means 4793. Peers learn it from the channel's Local.
+	// Port is the TCP listening port at the device's loopback; 0 means 4793. Peers learn it from the channel's Local. If it differs from that of a peer, and the data
+	// plane places flows by a hash, packets may leave by other sub-ports than their slots'.
 	Port uint16
 	// Timing: only GiveUp and Stall apply. TCP does the rest, and acknowledgements are sent at once, with the next frames.
 	Timing rdma.Timing
@@ -61,7 +62,7 @@ type Transport struct {
 }
 
 var (
-	_ rdma.Transport = (*Transport)(nil)
+	_ rdma.Steered   = (*Transport)(nil)
 	_ rdma.Registrar = (*Transport)(nil)
 )
 
@@ -82,6 +83,11 @@ func (t *Transport) Name() string { return "tcp" }
 
 // Limits implements rdma.Transport.
 func (t *Transport) Limits() rdma.Limits { return rdma.Limits{MaxOp: maxOp, Ordered: true} }
+
+// Service implements rdma.Steered.
+func (t *Transport) Service() rdma.Service {
+	return rdma.Service{Protocol: rdma.ProtocolTCP, Port: t.config.Port}
+}
 
 // Start implements rdma.Transport: it opens the listening socket.
 func (t *Transport) Start(h rdma.Host) error {

@@ -102,7 +102,9 @@ type GetWeightsRequest struct {
 	// Source loopbacks; empty means all.
 	Sources []string `protobuf:"bytes,2,rep,name=sources,proto3" json:"sources,omitempty"`
 	// Fill DestinationWeights.explanation.
-	Explain       bool `protobuf:"varint,3,opt,name=explain,proto3" json:"explain,omitempty"`
+	Explain bool `protobuf:"varint,3,opt,name=explain,proto3" json:"explain,omitempty"`
+	// See WatchWeightsRequest.services.
+	Services      []*Service `protobuf:"bytes,4,rep,name=services,proto3" json:"services,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -156,6 +158,13 @@ func (x *GetWeightsRequest) GetExplain() bool {
 		return x.Explain
 	}
 	return false
+}
+
+func (x *GetWeightsRequest) GetServices() []*Service {
+	if x != nil {
+		return x.Services
+	}
+	return nil
 }
 
 type GetWeightsResponse struct {
@@ -219,7 +228,9 @@ type ListWeightsRequest struct {
 	// next_page_token ends the list.
 	PageSize uint32 `protobuf:"varint,2,opt,name=page_size,json=pageSize,proto3" json:"page_size,omitempty"`
 	// next_page_token of the previous page, with the same filter; empty for the first page.
-	PageToken     string `protobuf:"bytes,3,opt,name=page_token,json=pageToken,proto3" json:"page_token,omitempty"`
+	PageToken string `protobuf:"bytes,3,opt,name=page_token,json=pageToken,proto3" json:"page_token,omitempty"`
+	// See WatchWeightsRequest.services.
+	Services      []*Service `protobuf:"bytes,4,rep,name=services,proto3" json:"services,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -273,6 +284,13 @@ func (x *ListWeightsRequest) GetPageToken() string {
 		return x.PageToken
 	}
 	return ""
+}
+
+func (x *ListWeightsRequest) GetServices() []*Service {
+	if x != nil {
+		return x.Services
+	}
+	return nil
 }
 
 type ListWeightsResponse struct {
@@ -343,7 +361,10 @@ type WatchWeightsRequest struct {
 	SinceRevision uint64 `protobuf:"varint,2,opt,name=since_revision,json=sinceRevision,proto3" json:"since_revision,omitempty"`
 	// The instance of since_revision (WatchWeightsResponse.instance). If it does not match, or the
 	// revision is too old, the server sends a snapshot.
-	Instance      string `protobuf:"bytes,3,opt,name=instance,proto3" json:"instance,omitempty"`
+	Instance string `protobuf:"bytes,3,opt,name=instance,proto3" json:"instance,omitempty"`
+	// Fill PairSlots.services for these services, at most 8, each once. Where the data plane places flows by a hash, a transport needs the source ports of its
+	// service: those of another one land on other sub-ports. INVALID_ARGUMENT names a service that the data plane does not steer, and those that it does.
+	Services      []*Service `protobuf:"bytes,4,rep,name=services,proto3" json:"services,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -399,6 +420,68 @@ func (x *WatchWeightsRequest) GetInstance() string {
 	return ""
 }
 
+func (x *WatchWeightsRequest) GetServices() []*Service {
+	if x != nil {
+		return x.Services
+	}
+	return nil
+}
+
+// Service is the destination of a transport's flows.
+type Service struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// IP protocol: 17 (UDP) or 6 (TCP).
+	Protocol uint32 `protobuf:"varint,1,opt,name=protocol,proto3" json:"protocol,omitempty"`
+	// Destination port, one of dataplane.udp_ports, or of dataplane.tcp_ports and tcp_port_range.
+	Port          uint32 `protobuf:"varint,2,opt,name=port,proto3" json:"port,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Service) Reset() {
+	*x = Service{}
+	mi := &file_fare_v1_weight_proto_msgTypes[6]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Service) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Service) ProtoMessage() {}
+
+func (x *Service) ProtoReflect() protoreflect.Message {
+	mi := &file_fare_v1_weight_proto_msgTypes[6]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Service.ProtoReflect.Descriptor instead.
+func (*Service) Descriptor() ([]byte, []int) {
+	return file_fare_v1_weight_proto_rawDescGZIP(), []int{6}
+}
+
+func (x *Service) GetProtocol() uint32 {
+	if x != nil {
+		return x.Protocol
+	}
+	return 0
+}
+
+func (x *Service) GetPort() uint32 {
+	if x != nil {
+		return x.Port
+	}
+	return 0
+}
+
 type WatchWeightsResponse struct {
 	state    protoimpl.MessageState `protogen:"open.v1"`
 	Revision uint64                 `protobuf:"varint,1,opt,name=revision,proto3" json:"revision,omitempty"`
@@ -418,7 +501,7 @@ type WatchWeightsResponse struct {
 
 func (x *WatchWeightsResponse) Reset() {
 	*x = WatchWeightsResponse{}
-	mi := &file_fare_v1_weight_proto_msgTypes[6]
+	mi := &file_fare_v1_weight_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -430,7 +513,7 @@ func (x *WatchWeightsResponse) String() string {
 func (*WatchWeightsResponse) ProtoMessage() {}
 
 func (x *WatchWeightsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_fare_v1_weight_proto_msgTypes[6]
+	mi := &file_fare_v1_weight_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -443,7 +526,7 @@ func (x *WatchWeightsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchWeightsResponse.ProtoReflect.Descriptor instead.
 func (*WatchWeightsResponse) Descriptor() ([]byte, []int) {
-	return file_fare_v1_weight_proto_rawDescGZIP(), []int{6}
+	return file_fare_v1_weight_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *WatchWeightsResponse) GetRevision() uint64 {
@@ -501,7 +584,7 @@ type WeightKey struct {
 
 func (x *WeightKey) Reset() {
 	*x = WeightKey{}
-	mi := &file_fare_v1_weight_proto_msgTypes[7]
+	mi := &file_fare_v1_weight_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -513,7 +596,7 @@ func (x *WeightKey) String() string {
 func (*WeightKey) ProtoMessage() {}
 
 func (x *WeightKey) ProtoReflect() protoreflect.Message {
-	mi := &file_fare_v1_weight_proto_msgTypes[7]
+	mi := &file_fare_v1_weight_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -526,7 +609,7 @@ func (x *WeightKey) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WeightKey.ProtoReflect.Descriptor instead.
 func (*WeightKey) Descriptor() ([]byte, []int) {
-	return file_fare_v1_weight_proto_rawDescGZIP(), []int{7}
+	return file_fare_v1_weight_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *WeightKey) GetDestination() string {
@@ -579,7 +662,7 @@ type DestinationWeights struct {
 
 func (x *DestinationWeights) Reset() {
 	*x = DestinationWeights{}
-	mi := &file_fare_v1_weight_proto_msgTypes[8]
+	mi := &file_fare_v1_weight_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -591,7 +674,7 @@ func (x *DestinationWeights) String() string {
 func (*DestinationWeights) ProtoMessage() {}
 
 func (x *DestinationWeights) ProtoReflect() protoreflect.Message {
-	mi := &file_fare_v1_weight_proto_msgTypes[8]
+	mi := &file_fare_v1_weight_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -604,7 +687,7 @@ func (x *DestinationWeights) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DestinationWeights.ProtoReflect.Descriptor instead.
 func (*DestinationWeights) Descriptor() ([]byte, []int) {
-	return file_fare_v1_weight_proto_rawDescGZIP(), []int{8}
+	return file_fare_v1_weight_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *DestinationWeights) GetDestination() string {
@@ -710,7 +793,7 @@ type PlaneWeight struct {
 
 func (x *PlaneWeight) Reset() {
 	*x = PlaneWeight{}
-	mi := &file_fare_v1_weight_proto_msgTypes[9]
+	mi := &file_fare_v1_weight_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -722,7 +805,7 @@ func (x *PlaneWeight) String() string {
 func (*PlaneWeight) ProtoMessage() {}
 
 func (x *PlaneWeight) ProtoReflect() protoreflect.Message {
-	mi := &file_fare_v1_weight_proto_msgTypes[9]
+	mi := &file_fare_v1_weight_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -735,7 +818,7 @@ func (x *PlaneWeight) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PlaneWeight.ProtoReflect.Descriptor instead.
 func (*PlaneWeight) Descriptor() ([]byte, []int) {
-	return file_fare_v1_weight_proto_rawDescGZIP(), []int{9}
+	return file_fare_v1_weight_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *PlaneWeight) GetPlane() string {
@@ -791,7 +874,7 @@ type SubPortWeight struct {
 
 func (x *SubPortWeight) Reset() {
 	*x = SubPortWeight{}
-	mi := &file_fare_v1_weight_proto_msgTypes[10]
+	mi := &file_fare_v1_weight_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -803,7 +886,7 @@ func (x *SubPortWeight) String() string {
 func (*SubPortWeight) ProtoMessage() {}
 
 func (x *SubPortWeight) ProtoReflect() protoreflect.Message {
-	mi := &file_fare_v1_weight_proto_msgTypes[10]
+	mi := &file_fare_v1_weight_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -816,7 +899,7 @@ func (x *SubPortWeight) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SubPortWeight.ProtoReflect.Descriptor instead.
 func (*SubPortWeight) Descriptor() ([]byte, []int) {
-	return file_fare_v1_weight_proto_rawDescGZIP(), []int{10}
+	return file_fare_v1_weight_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *SubPortWeight) GetDevice() string {
@@ -843,13 +926,15 @@ type PairSlots struct {
 	// names), "asked" (the same, with the data plane's answer for this pair), "uniform" (evenly spread, because the hash is unknown, or the answer is
 	// pending), "none" (the addressing mode needs no distinct ports).
 	PortPlacement string `protobuf:"bytes,3,opt,name=port_placement,json=portPlacement,proto3" json:"port_placement,omitempty"`
+	// The source ports of each requested service, in the order of the request; empty in the answers of a fared that does not know services.
+	Services      []*ServicePorts `protobuf:"bytes,4,rep,name=services,proto3" json:"services,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *PairSlots) Reset() {
 	*x = PairSlots{}
-	mi := &file_fare_v1_weight_proto_msgTypes[11]
+	mi := &file_fare_v1_weight_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -861,7 +946,7 @@ func (x *PairSlots) String() string {
 func (*PairSlots) ProtoMessage() {}
 
 func (x *PairSlots) ProtoReflect() protoreflect.Message {
-	mi := &file_fare_v1_weight_proto_msgTypes[11]
+	mi := &file_fare_v1_weight_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -874,7 +959,7 @@ func (x *PairSlots) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PairSlots.ProtoReflect.Descriptor instead.
 func (*PairSlots) Descriptor() ([]byte, []int) {
-	return file_fare_v1_weight_proto_rawDescGZIP(), []int{11}
+	return file_fare_v1_weight_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *PairSlots) GetSource() string {
@@ -898,6 +983,77 @@ func (x *PairSlots) GetPortPlacement() string {
 	return ""
 }
 
+func (x *PairSlots) GetServices() []*ServicePorts {
+	if x != nil {
+		return x.Services
+	}
+	return nil
+}
+
+// ServicePorts are the source ports of a pair's slots for the flows to one service.
+type ServicePorts struct {
+	state   protoimpl.MessageState `protogen:"open.v1"`
+	Service *Service               `protobuf:"bytes,1,opt,name=service,proto3" json:"service,omitempty"`
+	// One per slot, in the order of PairSlots.slots: 49152-65535. A slot keeps its port through changes of weights. A data plane with flow_pins steers by
+	// the source port alone: all services have the ports of Slot.source_port.
+	SourcePorts []uint32 `protobuf:"varint,2,rep,packed,name=source_ports,json=sourcePorts,proto3" json:"source_ports,omitempty"`
+	// As PairSlots.port_placement, for this service.
+	PortPlacement string `protobuf:"bytes,3,opt,name=port_placement,json=portPlacement,proto3" json:"port_placement,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ServicePorts) Reset() {
+	*x = ServicePorts{}
+	mi := &file_fare_v1_weight_proto_msgTypes[13]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ServicePorts) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ServicePorts) ProtoMessage() {}
+
+func (x *ServicePorts) ProtoReflect() protoreflect.Message {
+	mi := &file_fare_v1_weight_proto_msgTypes[13]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ServicePorts.ProtoReflect.Descriptor instead.
+func (*ServicePorts) Descriptor() ([]byte, []int) {
+	return file_fare_v1_weight_proto_rawDescGZIP(), []int{13}
+}
+
+func (x *ServicePorts) GetService() *Service {
+	if x != nil {
+		return x.Service
+	}
+	return nil
+}
+
+func (x *ServicePorts) GetSourcePorts() []uint32 {
+	if x != nil {
+		return x.SourcePorts
+	}
+	return nil
+}
+
+func (x *ServicePorts) GetPortPlacement() string {
+	if x != nil {
+		return x.PortPlacement
+	}
+	return ""
+}
+
 // Slot is one queue pair.
 type Slot struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -905,7 +1061,8 @@ type Slot struct {
 	Plane string                 `protobuf:"bytes,2,opt,name=plane,proto3" json:"plane,omitempty"`
 	// The sub-port's device; empty in per-packet mode, which sprays over the plane's sub-ports.
 	Device string `protobuf:"bytes,3,opt,name=device,proto3" json:"device,omitempty"`
-	// Source port of the slot's packets, UDP or TCP: 49152-65535.
+	// Source port of the slot's packets: 49152-65535. If the data plane places flows by a hash, it holds for the first service alone: the first of dataplane.udp_ports
+	// or, without UDP ports, of dataplane.tcp_ports. PairSlots.services has those of others.
 	SourcePort uint32 `protobuf:"varint,4,opt,name=source_port,json=sourcePort,proto3" json:"source_port,omitempty"`
 	// Part of the pair's traffic; all slots of a pair sum to exactly 1,000,000,000. 0 means parked: send nothing.
 	SharePpb uint32 `protobuf:"varint,5,opt,name=share_ppb,json=sharePpb,proto3" json:"share_ppb,omitempty"`
@@ -918,7 +1075,7 @@ type Slot struct {
 
 func (x *Slot) Reset() {
 	*x = Slot{}
-	mi := &file_fare_v1_weight_proto_msgTypes[12]
+	mi := &file_fare_v1_weight_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -930,7 +1087,7 @@ func (x *Slot) String() string {
 func (*Slot) ProtoMessage() {}
 
 func (x *Slot) ProtoReflect() protoreflect.Message {
-	mi := &file_fare_v1_weight_proto_msgTypes[12]
+	mi := &file_fare_v1_weight_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -943,7 +1100,7 @@ func (x *Slot) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Slot.ProtoReflect.Descriptor instead.
 func (*Slot) Descriptor() ([]byte, []int) {
-	return file_fare_v1_weight_proto_rawDescGZIP(), []int{12}
+	return file_fare_v1_weight_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *Slot) GetSlot() uint32 {
@@ -1001,7 +1158,7 @@ type Explanation struct {
 
 func (x *Explanation) Reset() {
 	*x = Explanation{}
-	mi := &file_fare_v1_weight_proto_msgTypes[13]
+	mi := &file_fare_v1_weight_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1013,7 +1170,7 @@ func (x *Explanation) String() string {
 func (*Explanation) ProtoMessage() {}
 
 func (x *Explanation) ProtoReflect() protoreflect.Message {
-	mi := &file_fare_v1_weight_proto_msgTypes[13]
+	mi := &file_fare_v1_weight_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1026,7 +1183,7 @@ func (x *Explanation) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Explanation.ProtoReflect.Descriptor instead.
 func (*Explanation) Descriptor() ([]byte, []int) {
-	return file_fare_v1_weight_proto_rawDescGZIP(), []int{13}
+	return file_fare_v1_weight_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *Explanation) GetRoutes() []*ExplainedRoute {
@@ -1071,7 +1228,7 @@ type ExplainedRoute struct {
 
 func (x *ExplainedRoute) Reset() {
 	*x = ExplainedRoute{}
-	mi := &file_fare_v1_weight_proto_msgTypes[14]
+	mi := &file_fare_v1_weight_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1083,7 +1240,7 @@ func (x *ExplainedRoute) String() string {
 func (*ExplainedRoute) ProtoMessage() {}
 
 func (x *ExplainedRoute) ProtoReflect() protoreflect.Message {
-	mi := &file_fare_v1_weight_proto_msgTypes[14]
+	mi := &file_fare_v1_weight_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1096,7 +1253,7 @@ func (x *ExplainedRoute) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainedRoute.ProtoReflect.Descriptor instead.
 func (*ExplainedRoute) Descriptor() ([]byte, []int) {
-	return file_fare_v1_weight_proto_rawDescGZIP(), []int{14}
+	return file_fare_v1_weight_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *ExplainedRoute) GetSession() string {
@@ -1174,7 +1331,7 @@ type ExplainedCommunity struct {
 
 func (x *ExplainedCommunity) Reset() {
 	*x = ExplainedCommunity{}
-	mi := &file_fare_v1_weight_proto_msgTypes[15]
+	mi := &file_fare_v1_weight_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1186,7 +1343,7 @@ func (x *ExplainedCommunity) String() string {
 func (*ExplainedCommunity) ProtoMessage() {}
 
 func (x *ExplainedCommunity) ProtoReflect() protoreflect.Message {
-	mi := &file_fare_v1_weight_proto_msgTypes[15]
+	mi := &file_fare_v1_weight_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1199,7 +1356,7 @@ func (x *ExplainedCommunity) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainedCommunity.ProtoReflect.Descriptor instead.
 func (*ExplainedCommunity) Descriptor() ([]byte, []int) {
-	return file_fare_v1_weight_proto_rawDescGZIP(), []int{15}
+	return file_fare_v1_weight_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *ExplainedCommunity) GetRaw() string {
@@ -1235,7 +1392,7 @@ type ExplainedPlane struct {
 
 func (x *ExplainedPlane) Reset() {
 	*x = ExplainedPlane{}
-	mi := &file_fare_v1_weight_proto_msgTypes[16]
+	mi := &file_fare_v1_weight_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1247,7 +1404,7 @@ func (x *ExplainedPlane) String() string {
 func (*ExplainedPlane) ProtoMessage() {}
 
 func (x *ExplainedPlane) ProtoReflect() protoreflect.Message {
-	mi := &file_fare_v1_weight_proto_msgTypes[16]
+	mi := &file_fare_v1_weight_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1260,7 +1417,7 @@ func (x *ExplainedPlane) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainedPlane.ProtoReflect.Descriptor instead.
 func (*ExplainedPlane) Descriptor() ([]byte, []int) {
-	return file_fare_v1_weight_proto_rawDescGZIP(), []int{16}
+	return file_fare_v1_weight_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *ExplainedPlane) GetPlane() string {
@@ -1306,7 +1463,7 @@ type ExplainedNode struct {
 
 func (x *ExplainedNode) Reset() {
 	*x = ExplainedNode{}
-	mi := &file_fare_v1_weight_proto_msgTypes[17]
+	mi := &file_fare_v1_weight_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1318,7 +1475,7 @@ func (x *ExplainedNode) String() string {
 func (*ExplainedNode) ProtoMessage() {}
 
 func (x *ExplainedNode) ProtoReflect() protoreflect.Message {
-	mi := &file_fare_v1_weight_proto_msgTypes[17]
+	mi := &file_fare_v1_weight_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1331,7 +1488,7 @@ func (x *ExplainedNode) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainedNode.ProtoReflect.Descriptor instead.
 func (*ExplainedNode) Descriptor() ([]byte, []int) {
-	return file_fare_v1_weight_proto_rawDescGZIP(), []int{17}
+	return file_fare_v1_weight_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *ExplainedNode) GetNode() string {
@@ -1385,27 +1542,33 @@ const file_fare_v1_weight_proto_rawDesc = "" +
 	"\fdestinations\x18\x01 \x03(\tR\fdestinations\x12\x18\n" +
 	"\asources\x18\x02 \x03(\tR\asources\x12\x1d\n" +
 	"\n" +
-	"omit_pairs\x18\x03 \x01(\bR\tomitPairs\"i\n" +
+	"omit_pairs\x18\x03 \x01(\bR\tomitPairs\"\x97\x01\n" +
 	"\x11GetWeightsRequest\x12 \n" +
 	"\vdestination\x18\x01 \x01(\tR\vdestination\x12\x18\n" +
 	"\asources\x18\x02 \x03(\tR\asources\x12\x18\n" +
-	"\aexplain\x18\x03 \x01(\bR\aexplain\"g\n" +
+	"\aexplain\x18\x03 \x01(\bR\aexplain\x12,\n" +
+	"\bservices\x18\x04 \x03(\v2\x10.fare.v1.ServiceR\bservices\"g\n" +
 	"\x12GetWeightsResponse\x12\x1a\n" +
 	"\brevision\x18\x01 \x01(\x04R\brevision\x125\n" +
-	"\aweights\x18\x02 \x03(\v2\x1b.fare.v1.DestinationWeightsR\aweights\"\x7f\n" +
+	"\aweights\x18\x02 \x03(\v2\x1b.fare.v1.DestinationWeightsR\aweights\"\xad\x01\n" +
 	"\x12ListWeightsRequest\x12-\n" +
 	"\x06filter\x18\x01 \x01(\v2\x15.fare.v1.WeightFilterR\x06filter\x12\x1b\n" +
 	"\tpage_size\x18\x02 \x01(\rR\bpageSize\x12\x1d\n" +
 	"\n" +
-	"page_token\x18\x03 \x01(\tR\tpageToken\"\x90\x01\n" +
+	"page_token\x18\x03 \x01(\tR\tpageToken\x12,\n" +
+	"\bservices\x18\x04 \x03(\v2\x10.fare.v1.ServiceR\bservices\"\x90\x01\n" +
 	"\x13ListWeightsResponse\x12\x1a\n" +
 	"\brevision\x18\x01 \x01(\x04R\brevision\x125\n" +
 	"\aweights\x18\x02 \x03(\v2\x1b.fare.v1.DestinationWeightsR\aweights\x12&\n" +
-	"\x0fnext_page_token\x18\x03 \x01(\tR\rnextPageToken\"\x87\x01\n" +
+	"\x0fnext_page_token\x18\x03 \x01(\tR\rnextPageToken\"\xb5\x01\n" +
 	"\x13WatchWeightsRequest\x12-\n" +
 	"\x06filter\x18\x01 \x01(\v2\x15.fare.v1.WeightFilterR\x06filter\x12%\n" +
 	"\x0esince_revision\x18\x02 \x01(\x04R\rsinceRevision\x12\x1a\n" +
-	"\binstance\x18\x03 \x01(\tR\binstance\"\xf1\x01\n" +
+	"\binstance\x18\x03 \x01(\tR\binstance\x12,\n" +
+	"\bservices\x18\x04 \x03(\v2\x10.fare.v1.ServiceR\bservices\"9\n" +
+	"\aService\x12\x1a\n" +
+	"\bprotocol\x18\x01 \x01(\rR\bprotocol\x12\x12\n" +
+	"\x04port\x18\x02 \x01(\rR\x04port\"\xf1\x01\n" +
 	"\x14WatchWeightsResponse\x12\x1a\n" +
 	"\brevision\x18\x01 \x01(\x04R\brevision\x12\x1a\n" +
 	"\binstance\x18\x02 \x01(\tR\binstance\x12\x1a\n" +
@@ -1440,10 +1603,15 @@ const file_fare_v1_weight_proto_rawDesc = "" +
 	"\x06reason\x18\x06 \x01(\tR\x06reason\"?\n" +
 	"\rSubPortWeight\x12\x16\n" +
 	"\x06device\x18\x01 \x01(\tR\x06device\x12\x16\n" +
-	"\x06weight\x18\x02 \x01(\rR\x06weight\"o\n" +
+	"\x06weight\x18\x02 \x01(\rR\x06weight\"\xa2\x01\n" +
 	"\tPairSlots\x12\x16\n" +
 	"\x06source\x18\x01 \x01(\tR\x06source\x12#\n" +
 	"\x05slots\x18\x02 \x03(\v2\r.fare.v1.SlotR\x05slots\x12%\n" +
+	"\x0eport_placement\x18\x03 \x01(\tR\rportPlacement\x121\n" +
+	"\bservices\x18\x04 \x03(\v2\x15.fare.v1.ServicePortsR\bservices\"\x84\x01\n" +
+	"\fServicePorts\x12*\n" +
+	"\aservice\x18\x01 \x01(\v2\x10.fare.v1.ServiceR\aservice\x12!\n" +
+	"\fsource_ports\x18\x02 \x03(\rR\vsourcePorts\x12%\n" +
 	"\x0eport_placement\x18\x03 \x01(\tR\rportPlacement\"\xb2\x01\n" +
 	"\x04Slot\x12\x12\n" +
 	"\x04slot\x18\x01 \x01(\rR\x04slot\x12\x14\n" +
@@ -1501,7 +1669,7 @@ func file_fare_v1_weight_proto_rawDescGZIP() []byte {
 	return file_fare_v1_weight_proto_rawDescData
 }
 
-var file_fare_v1_weight_proto_msgTypes = make([]protoimpl.MessageInfo, 18)
+var file_fare_v1_weight_proto_msgTypes = make([]protoimpl.MessageInfo, 20)
 var file_fare_v1_weight_proto_goTypes = []any{
 	(*WeightFilter)(nil),         // 0: fare.v1.WeightFilter
 	(*GetWeightsRequest)(nil),    // 1: fare.v1.GetWeightsRequest
@@ -1509,46 +1677,53 @@ var file_fare_v1_weight_proto_goTypes = []any{
 	(*ListWeightsRequest)(nil),   // 3: fare.v1.ListWeightsRequest
 	(*ListWeightsResponse)(nil),  // 4: fare.v1.ListWeightsResponse
 	(*WatchWeightsRequest)(nil),  // 5: fare.v1.WatchWeightsRequest
-	(*WatchWeightsResponse)(nil), // 6: fare.v1.WatchWeightsResponse
-	(*WeightKey)(nil),            // 7: fare.v1.WeightKey
-	(*DestinationWeights)(nil),   // 8: fare.v1.DestinationWeights
-	(*PlaneWeight)(nil),          // 9: fare.v1.PlaneWeight
-	(*SubPortWeight)(nil),        // 10: fare.v1.SubPortWeight
-	(*PairSlots)(nil),            // 11: fare.v1.PairSlots
-	(*Slot)(nil),                 // 12: fare.v1.Slot
-	(*Explanation)(nil),          // 13: fare.v1.Explanation
-	(*ExplainedRoute)(nil),       // 14: fare.v1.ExplainedRoute
-	(*ExplainedCommunity)(nil),   // 15: fare.v1.ExplainedCommunity
-	(*ExplainedPlane)(nil),       // 16: fare.v1.ExplainedPlane
-	(*ExplainedNode)(nil),        // 17: fare.v1.ExplainedNode
+	(*Service)(nil),              // 6: fare.v1.Service
+	(*WatchWeightsResponse)(nil), // 7: fare.v1.WatchWeightsResponse
+	(*WeightKey)(nil),            // 8: fare.v1.WeightKey
+	(*DestinationWeights)(nil),   // 9: fare.v1.DestinationWeights
+	(*PlaneWeight)(nil),          // 10: fare.v1.PlaneWeight
+	(*SubPortWeight)(nil),        // 11: fare.v1.SubPortWeight
+	(*PairSlots)(nil),            // 12: fare.v1.PairSlots
+	(*ServicePorts)(nil),         // 13: fare.v1.ServicePorts
+	(*Slot)(nil),                 // 14: fare.v1.Slot
+	(*Explanation)(nil),          // 15: fare.v1.Explanation
+	(*ExplainedRoute)(nil),       // 16: fare.v1.ExplainedRoute
+	(*ExplainedCommunity)(nil),   // 17: fare.v1.ExplainedCommunity
+	(*ExplainedPlane)(nil),       // 18: fare.v1.ExplainedPlane
+	(*ExplainedNode)(nil),        // 19: fare.v1.ExplainedNode
 }
 var file_fare_v1_weight_proto_depIdxs = []int32{
-	8,  // 0: fare.v1.GetWeightsResponse.weights:type_name -> fare.v1.DestinationWeights
-	0,  // 1: fare.v1.ListWeightsRequest.filter:type_name -> fare.v1.WeightFilter
-	8,  // 2: fare.v1.ListWeightsResponse.weights:type_name -> fare.v1.DestinationWeights
-	0,  // 3: fare.v1.WatchWeightsRequest.filter:type_name -> fare.v1.WeightFilter
-	8,  // 4: fare.v1.WatchWeightsResponse.weights:type_name -> fare.v1.DestinationWeights
-	7,  // 5: fare.v1.WatchWeightsResponse.removed:type_name -> fare.v1.WeightKey
-	9,  // 6: fare.v1.DestinationWeights.planes:type_name -> fare.v1.PlaneWeight
-	11, // 7: fare.v1.DestinationWeights.pairs:type_name -> fare.v1.PairSlots
-	13, // 8: fare.v1.DestinationWeights.explanation:type_name -> fare.v1.Explanation
-	10, // 9: fare.v1.PlaneWeight.sub_ports:type_name -> fare.v1.SubPortWeight
-	12, // 10: fare.v1.PairSlots.slots:type_name -> fare.v1.Slot
-	14, // 11: fare.v1.Explanation.routes:type_name -> fare.v1.ExplainedRoute
-	16, // 12: fare.v1.Explanation.planes:type_name -> fare.v1.ExplainedPlane
-	15, // 13: fare.v1.ExplainedRoute.communities:type_name -> fare.v1.ExplainedCommunity
-	17, // 14: fare.v1.ExplainedPlane.nodes:type_name -> fare.v1.ExplainedNode
-	1,  // 15: fare.v1.WeightService.GetWeights:input_type -> fare.v1.GetWeightsRequest
-	3,  // 16: fare.v1.WeightService.ListWeights:input_type -> fare.v1.ListWeightsRequest
-	5,  // 17: fare.v1.WeightService.WatchWeights:input_type -> fare.v1.WatchWeightsRequest
-	2,  // 18: fare.v1.WeightService.GetWeights:output_type -> fare.v1.GetWeightsResponse
-	4,  // 19: fare.v1.WeightService.ListWeights:output_type -> fare.v1.ListWeightsResponse
-	6,  // 20: fare.v1.WeightService.WatchWeights:output_type -> fare.v1.WatchWeightsResponse
-	18, // [18:21] is the sub-list for method output_type
-	15, // [15:18] is the sub-list for method input_type
-	15, // [15:15] is the sub-list for extension type_name
-	15, // [15:15] is the sub-list for extension extendee
-	0,  // [0:15] is the sub-list for field type_name
+	6,  // 0: fare.v1.GetWeightsRequest.services:type_name -> fare.v1.Service
+	9,  // 1: fare.v1.GetWeightsResponse.weights:type_name -> fare.v1.DestinationWeights
+	0,  // 2: fare.v1.ListWeightsRequest.filter:type_name -> fare.v1.WeightFilter
+	6,  // 3: fare.v1.ListWeightsRequest.services:type_name -> fare.v1.Service
+	9,  // 4: fare.v1.ListWeightsResponse.weights:type_name -> fare.v1.DestinationWeights
+	0,  // 5: fare.v1.WatchWeightsRequest.filter:type_name -> fare.v1.WeightFilter
+	6,  // 6: fare.v1.WatchWeightsRequest.services:type_name -> fare.v1.Service
+	9,  // 7: fare.v1.WatchWeightsResponse.weights:type_name -> fare.v1.DestinationWeights
+	8,  // 8: fare.v1.WatchWeightsResponse.removed:type_name -> fare.v1.WeightKey
+	10, // 9: fare.v1.DestinationWeights.planes:type_name -> fare.v1.PlaneWeight
+	12, // 10: fare.v1.DestinationWeights.pairs:type_name -> fare.v1.PairSlots
+	15, // 11: fare.v1.DestinationWeights.explanation:type_name -> fare.v1.Explanation
+	11, // 12: fare.v1.PlaneWeight.sub_ports:type_name -> fare.v1.SubPortWeight
+	14, // 13: fare.v1.PairSlots.slots:type_name -> fare.v1.Slot
+	13, // 14: fare.v1.PairSlots.services:type_name -> fare.v1.ServicePorts
+	6,  // 15: fare.v1.ServicePorts.service:type_name -> fare.v1.Service
+	16, // 16: fare.v1.Explanation.routes:type_name -> fare.v1.ExplainedRoute
+	18, // 17: fare.v1.Explanation.planes:type_name -> fare.v1.ExplainedPlane
+	17, // 18: fare.v1.ExplainedRoute.communities:type_name -> fare.v1.ExplainedCommunity
+	19, // 19: fare.v1.ExplainedPlane.nodes:type_name -> fare.v1.ExplainedNode
+	1,  // 20: fare.v1.WeightService.GetWeights:input_type -> fare.v1.GetWeightsRequest
+	3,  // 21: fare.v1.WeightService.ListWeights:input_type -> fare.v1.ListWeightsRequest
+	5,  // 22: fare.v1.WeightService.WatchWeights:input_type -> fare.v1.WatchWeightsRequest
+	2,  // 23: fare.v1.WeightService.GetWeights:output_type -> fare.v1.GetWeightsResponse
+	4,  // 24: fare.v1.WeightService.ListWeights:output_type -> fare.v1.ListWeightsResponse
+	7,  // 25: fare.v1.WeightService.WatchWeights:output_type -> fare.v1.WatchWeightsResponse
+	23, // [23:26] is the sub-list for method output_type
+	20, // [20:23] is the sub-list for method input_type
+	20, // [20:20] is the sub-list for extension type_name
+	20, // [20:20] is the sub-list for extension extendee
+	0,  // [0:20] is the sub-list for field type_name
 }
 
 func init() { file_fare_v1_weight_proto_init() }
@@ -1562,7 +1737,7 @@ func file_fare_v1_weight_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_fare_v1_weight_proto_rawDesc), len(file_fare_v1_weight_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   18,
+			NumMessages:   20,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

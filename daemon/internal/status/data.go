@@ -36,8 +36,12 @@ type Layout struct {
 	// "hash", "asked", "uniform" or "none". It is called from any goroutine, at any time, also for views that are no longer the latest: it must
 	// not wait, and must not access the engine. When its result changes, destinations are marked. nil hides pairs.
 	Ports func(src, dst netip.Addr, v *Vector, buf []uint16) ([]uint16, string)
-	// Await waits until the result of Ports for a pair is final; nil means that it always is.
-	Await func(ctx context.Context, src, dst netip.Addr)
+	// PortsToward is Ports for the flows to one of Services.
+	PortsToward func(to FlowService, src, dst netip.Addr, v *Vector, buf []uint16) ([]uint16, string)
+	// Await waits until the result of PortsToward for a pair is final, or that of Ports if to is zero; nil means that it always is.
+	Await func(ctx context.Context, to FlowService, src, dst netip.Addr)
+	// Services are those that the data plane steers, in the configured order; none at a leaf.
+	Services []ServiceRange
 }
 
 // LayoutGroup is a source group: the local loopbacks that the same sub-ports serve, and the planes of these sub-ports. Vectors have indexes of
@@ -46,6 +50,18 @@ type LayoutGroup struct {
 	// Sources are loopbacks as host prefixes; empty for a leaf.
 	Sources []netip.Prefix
 	Planes  []LayoutPlane
+}
+
+// FlowService is the destination of flows: the number of an IP protocol, and a port.
+type FlowService struct {
+	Protocol uint8
+	Port     uint16
+}
+
+// ServiceRange is a range of services of one protocol.
+type ServiceRange struct {
+	Protocol    uint8
+	First, Last uint16
 }
 
 // sources lists the local loopbacks of all source groups.

@@ -56,6 +56,14 @@ func newFake(seed uint64, space int) *fakeLoop {
 			Planes: []LayoutPlane{{"p0", []string{"p0a", "p0b"}}, {"p1", []string{"p1a", "p1b"}}},
 		}},
 		Ports: fakePorts,
+		PortsToward: func(to FlowService, src, dst netip.Addr, v *Vector, buf []uint16) ([]uint16, string) {
+			ports, _ := fakePorts(src, dst, v, buf)
+			for i := range ports {
+				ports[i] ^= to.Port & 0xff // another port for each service
+			}
+			return ports, "asked"
+		},
+		Services: []ServiceRange{{17, 4791, 4791}, {17, 4444, 4444}, {6, 4793, 4793}, {6, 4800, 5055}},
 	}
 	l.planes = []Plane{
 		{Name: "p0", Up: true, SubPorts: []SubPort{
@@ -223,7 +231,7 @@ func (l *fakeLoop) picture(f *filter) map[string]*farev1.DestinationWeights {
 			v.vectors = make([]*vectorPage, d.Vector/vectorPageSize+1)
 			v.vectors[d.Vector/vectorPageSize] = page
 		}
-		out[rowName(p.String(), g.names())] = v.render(&destination{Destination: d, key: p}, f.sources, f.omitPairs)
+		out[rowName(p.String(), g.names())] = v.render(&destination{Destination: d, key: p}, f)
 	}
 	return out
 }

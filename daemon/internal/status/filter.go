@@ -20,10 +20,15 @@ type filter struct {
 	// groups are the source groups with one of the sources; empty selects every source group.
 	groups    []int
 	omitPairs bool
+	// services are those of PairSlots.services, in the order of the request.
+	services []FlowService
 }
 
-// parseFilter checks a filter. Its errors are fieldErrors with paths below the field.
-func parseFilter(field string, f *farev1.WeightFilter, layout *Layout) (*filter, error) {
+// maxServices is the greatest number of services in a request.
+const maxServices = 8
+
+// parseFilter checks a filter and the requested services. Its errors are fieldErrors; those of the filter have paths below the field.
+func parseFilter(field string, f *farev1.WeightFilter, services []*farev1.Service, layout *Layout) (*filter, error) {
 	out := &filter{omitPairs: f.GetOmitPairs()}
 	var errs fieldErrors
 	for i, s := range f.GetDestinations() {
@@ -38,10 +43,75 @@ func parseFilter(field string, f *farev1.WeightFilter, layout *Layout) (*filter,
 	var more fieldErrors
 	out.sources, more = parseSources(field+".sources", f.GetSources(), layout)
 	out.groups = layout.groupsOf(out.sources)
+	errs = append(errs, more...)
+	out.services, more = parseServices(services, layout)
 	if errs = append(errs, more...); len(errs) > 0 {
 		return nil, errs
 	}
 	return out, nil
+}
+
+// parseServices checks services. One that the data plane does not steer is an error: no source port would determine the sub-port of its packets.
+func parseServices(services []*farev1.Service, layout *Layout) ([]FlowService, fieldErrors) {
+	if len(services) > maxServices {
+		return nil, fieldErrors{{"services", fmt.Sprintf("%d are too many: ask for at most %d, and split the request", len(services), maxServices)}}
+	}
+	var out []FlowService
+	var errs fieldErrors
+	for i, s := range services {
+		wrong := func(format string, args ...any) {
+			errs = append(errs, fieldError{fmt.Sprintf("services[%d]", i), fmt.Sprintf(format, args...)})
+		}
+		name, list := "UDP", "dataplane.udp_ports"
+		switch s.GetProtocol() {
+		case 6:
+			name, list = "TCP", "dataplane.tcp_ports"
+		case 17:
+		default:
+			wrong("protocol %d is neither UDP (17) nor TCP (6)", s.GetProtocol())
+			continue
+		}
+		if s.GetPort() == 0 || s.GetPort() > 65535 {
+			wrong("%s %d: a port is from 1 to 65535", name, s.GetPort())
+			continue
+		}
+		to := FlowService{uint8(s.GetProtocol()), uint16(s.GetPort())}
+		switch {
+		case slices.Contains(out, to):
+			wrong("%s %d is listed twice: list each service once", name, to.Port)
+		case len(layout.Services) == 0:
+			wrong("%s %d is not steered, because this node steers nothing: ask a server", name, to.Port)
+		case !slices.ContainsFunc(layout.Services, func(r ServiceRange) bool { return r.contains(to) }):
+			wrong("%s %d is not steered, only %s: add %d to %s and restart fared, or use a steered port", name, to.Port, listServices(layout), to.Port, list)
+		}
+		out = append(out, to)
+	}
+	return out, errs
+}
+
+// contains reports whether the range has a service.
+func (r ServiceRange) contains(s FlowService) bool {
+	return r.Protocol == s.Protocol && r.First <= s.Port && s.Port <= r.Last
+}
+
+// String returns the range in the form "UDP 4791" or "TCP 4800-5055".
+func (r ServiceRange) String() string {
+	name := "UDP"
+	if r.Protocol == 6 {
+		name = "TCP"
+	}
+	if r.First == r.Last {
+		return fmt.Sprintf("%s %d", name, r.First)
+	}
+	return fmt.Sprintf("%s %d-%d", name, r.First, r.Last)
+}
+
+func listServices(layout *Layout) string {
+	var names []string
+	for _, r := range layout.Services {
+		names = append(names, r.String())
+	}
+	return strings.Join(names, ", ")
 }
 
 // parseSources checks source loopbacks. A loopback that is not local is an error, because the result would be empty for no visible reason.

@@ -37,7 +37,7 @@ func TestFilterLikeContains(t *testing.T) {
 		if rng.IntN(2) == 0 {
 			sources = []string{"10.255.0.2"}
 		}
-		f, err := parseFilter("filter", &farev1.WeightFilter{Destinations: given, Sources: sources}, layout)
+		f, err := parseFilter("filter", &farev1.WeightFilter{Destinations: given, Sources: sources}, nil, layout)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -81,7 +81,7 @@ func TestFilterRefuses(t *testing.T) {
 		{"covering source", &farev1.WeightFilter{Sources: []string{"10.255.0.0/16"}}, []string{"filter.sources[0]", "with /32"}},
 		{"all at once", &farev1.WeightFilter{Destinations: []string{"a", "b"}, Sources: []string{"c"}}, []string{"destinations[0]", "destinations[1]", "sources[0]"}},
 	} {
-		_, err := parseFilter("filter", c.filter, layout)
+		_, err := parseFilter("filter", c.filter, nil, layout)
 		if err == nil {
 			t.Errorf("%s: no error", c.name)
 			continue
@@ -92,7 +92,7 @@ func TestFilterRefuses(t *testing.T) {
 			}
 		}
 	}
-	f, err := parseFilter("filter", &farev1.WeightFilter{Destinations: []string{"::ffff:10.255.0.2"}, Sources: []string{"10.255.0.1", "10.255.0.1/32"}}, layout)
+	f, err := parseFilter("filter", &farev1.WeightFilter{Destinations: []string{"::ffff:10.255.0.2"}, Sources: []string{"10.255.0.1", "10.255.0.1/32"}}, nil, layout)
 	if err != nil || len(f.sources) != 1 || f.destinations[0].String() != "10.255.0.2/32" {
 		t.Errorf("mapped address and repeated source: %+v, %v", f, err)
 	}

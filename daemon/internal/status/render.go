@@ -16,8 +16,8 @@ const reasonNoVector = "no weights computed yet"
 // awaitTimeout limits how long GetWeights waits for ports that depend on a query to the data plane; then it shows the ports known so far.
 const awaitTimeout = time.Second
 
-// render returns the message of a destination. Messages share plane lists, which must not be modified.
-func (v *View) render(d *destination, sources []netip.Addr, omitPairs bool) *farev1.DestinationWeights {
+// render returns the message of a destination for a filter that selects it. Messages share plane lists, which must not be modified.
+func (v *View) render(d *destination, f *filter) *farev1.DestinationWeights {
 	group := &v.layout.Groups[d.key.Source]
 	out := &farev1.DestinationWeights{
 		Destination: d.key.String(),
@@ -39,8 +39,8 @@ func (v *View) render(d *destination, sources []netip.Addr, omitPairs bool) *far
 	}
 	out.Planes, out.NotInEffect = w.planes(group, d.InEffect), cmp.Or(w.NotInEffect, d.NotInEffect)
 	out.BandwidthIgnored = w.BandwidthIgnored
-	if !omitPairs {
-		out.Pairs = w.pairs(v.layout, group, d.key.Addr(), d.Drain, sources)
+	if !f.omitPairs {
+		out.Pairs = w.pairs(v.layout, group, d.key.Addr(), d.Drain, f)
 	}
 	return out
 }
@@ -99,13 +99,13 @@ func (w *vector) planes(g *LayoutGroup, inEffect bool) []*farev1.PlaneWeight {
 }
 
 // pairs returns the slots of every pair of the destination with a source of its family.
-func (w *vector) pairs(l *Layout, g *LayoutGroup, dst netip.Addr, drain []uint16, sources []netip.Addr) []*farev1.PairSlots {
+func (w *vector) pairs(l *Layout, g *LayoutGroup, dst netip.Addr, drain []uint16, f *filter) []*farev1.PairSlots {
 	if l.Ports == nil || len(w.Slots) == 0 {
 		return nil
 	}
 	var out []*farev1.PairSlots
 	var buf [128]uint16
-	for _, p := range g.pairsOf(dst, sources) {
+	for _, p := range g.pairsOf(dst, f.sources) {
 		src := p.Addr()
 		ports, placement := l.Ports(src, dst, &w.Vector, buf[:0])
 		pair := &farev1.PairSlots{Source: p.String(), PortPlacement: placement, Slots: make([]*farev1.Slot, len(w.Slots))}
@@ -125,7 +125,24 @@ func (w *vector) pairs(l *Layout, g *LayoutGroup, dst netip.Addr, drain []uint16
 			}
 			pair.Slots[i] = m
 		}
+		for _, to := range f.services {
+			pair.Services = append(pair.Services, w.toward(l, to, src, dst))
+		}
 		out = append(out, pair)
+	}
+	return out
+}
+
+// toward returns the source ports of a pair's slots for the flows to a service.
+func (w *vector) toward(l *Layout, to FlowService, src, dst netip.Addr) *farev1.ServicePorts {
+	var buf [128]uint16
+	ports, placement := l.PortsToward(to, src, dst, &w.Vector, buf[:0])
+	out := &farev1.ServicePorts{
+		Service:     &farev1.Service{Protocol: uint32(to.Protocol), Port: uint32(to.Port)},
+		SourcePorts: make([]uint32, len(ports)), PortPlacement: placement,
+	}
+	for i, port := range ports {
+		out.SourcePorts[i] = uint32(port)
 	}
 	return out
 }
@@ -142,15 +159,18 @@ func (g *LayoutGroup) pairsOf(dst netip.Addr, sources []netip.Addr) (out []netip
 }
 
 // await waits for at most awaitTimeout until the ports of a destination's pairs are final.
-func (l *Layout) await(ctx context.Context, dst netip.Addr, sources []netip.Addr) {
+func (l *Layout) await(ctx context.Context, dst netip.Addr, f *filter) {
 	if l.Await == nil {
 		return
 	}
 	ctx, cancel := context.WithTimeout(ctx, awaitTimeout)
 	defer cancel()
 	for i := range l.Groups {
-		for _, p := range l.Groups[i].pairsOf(dst, sources) {
-			l.Await(ctx, p.Addr(), dst)
+		for _, p := range l.Groups[i].pairsOf(dst, f.sources) {
+			l.Await(ctx, FlowService{}, p.Addr(), dst)
+			for _, to := range f.services {
+				l.Await(ctx, to, p.Addr(), dst)
+			}
 		}
 	}
 }

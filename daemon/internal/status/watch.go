@@ -46,7 +46,7 @@ func (w *weightService) WatchWeights(req *farev1.WatchWeightsRequest, stream far
 		}
 		if first {
 			// Sources are checked against the current loopbacks; a later reload may remove one, together with its pairs.
-			if f, err = parseFilter("filter", req.GetFilter(), view.layout); err != nil {
+			if f, err = parseFilter("filter", req.GetFilter(), req.GetServices(), view.layout); err != nil {
 				return toRPC(err)
 			}
 		}
@@ -89,7 +89,7 @@ func (v *View) sendChanges(to weightSender, instance string, f *filter, since ui
 		if err != nil {
 			return err
 		}
-		dw := v.render(d, f.sources, f.omitPairs)
+		dw := v.render(d, f)
 		m.Weights = append(m.Weights, dw)
 		c.items++
 		c.bytes += proto.Size(dw)

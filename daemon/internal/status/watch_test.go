@@ -109,7 +109,7 @@ func TestWatchReplay(t *testing.T) {
 			}
 			var clients []*client
 			for i := range 8 {
-				f, err := parseFilter("filter", randomFilter(l.rng, l), &l.layout)
+				f, err := parseFilter("filter", randomFilter(l.rng, l), nil, &l.layout)
 				if err != nil {
 					t.Fatal(err)
 				}

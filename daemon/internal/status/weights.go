@@ -43,10 +43,11 @@ func (w *weightService) GetWeights(ctx context.Context, req *farev1.GetWeightsRe
 		return nil, loopError(ctx, err)
 	}
 	sources, bad := parseSources("sources", req.GetSources(), got.view.layout)
-	if len(bad) > 0 {
+	services, more := parseServices(req.GetServices(), got.view.layout)
+	if bad = append(bad, more...); len(bad) > 0 {
 		return nil, toRPC(bad)
 	}
-	f := &filter{destinations: []netip.Prefix{prefix}, sources: sources, groups: got.view.layout.groupsOf(sources)}
+	f := &filter{destinations: []netip.Prefix{prefix}, sources: sources, groups: got.view.layout.groupsOf(sources), services: services}
 	rows := slices.Collect(got.view.selected(f, Key{}))
 	if len(rows) == 0 {
 		return nil, toRPC(&Problem{
@@ -54,10 +55,10 @@ func (w *weightService) GetWeights(ctx context.Context, req *farev1.GetWeightsRe
 			Remedy: "list the known destinations with ListWeights, and check that leaves announce it and that it is inside an accepted range",
 		})
 	}
-	got.view.layout.await(ctx, prefix.Addr(), f.sources)
+	got.view.layout.await(ctx, prefix.Addr(), f)
 	out := &farev1.GetWeightsResponse{Revision: got.view.revision}
 	for _, d := range rows {
-		row := got.view.render(d, f.sources, false)
+		row := got.view.render(d, f)
 		if e, ok := got.explanations[d.key.Source]; ok {
 			row.Explanation = e.render()
 		}
@@ -72,7 +73,7 @@ func (w *weightService) ListWeights(ctx context.Context, req *farev1.ListWeights
 	if err != nil {
 		return nil, loopError(ctx, err)
 	}
-	f, err := parseFilter("filter", req.GetFilter(), view.layout)
+	f, err := parseFilter("filter", req.GetFilter(), req.GetServices(), view.layout)
 	if err != nil {
 		return nil, toRPC(err)
 	}
@@ -94,7 +95,7 @@ func (w *weightService) ListWeights(ctx context.Context, req *farev1.ListWeights
 			out.NextPageToken = makeToken(after, f)
 			break
 		}
-		m := view.render(d, f.sources, f.omitPairs)
+		m := view.render(d, f)
 		out.Weights = append(out.Weights, m)
 		bytes += proto.Size(m)
 		after = d.key
