@@ -57,7 +57,7 @@ func runInVM(kernel string) error {
 	line := []string{"-k", kernel, "-t", "1500", "-d", "rdma_rxe", "-d", "rdma_ucm", "-d", "ib_uverbs", "env", folderKey + "=" + dir, filepath.Join(dir, "tests")}
 	flag.Visit(func(f *flag.Flag) {
 		switch f.Name { // those that select tests and show them; others name files of this machine
-		case "test.run", "test.skip", "test.v", "test.timeout", "test.failfast":
+		case "test.run", "test.skip", "test.v", "test.timeout", "test.failfast", "test.bench", "test.benchtime":
 			line = append(line, "-"+f.Name+"="+f.Value.String())
 		}
 	})
