@@ -36,7 +36,7 @@ single="TestPlansReachTheDesiredState TestLayoutKeepsItsPromises TestPagesLikeSo
   TestSUPERpChannels TestSUPERpRefusals TestSUPERpStall TestSUPERpShares TestSUPERpSets TestSUPERpBlindSets
   TestPromptDelayIsBounded TestBulkChangeIsOneOperation TestDampingEqualsItsModel TestRecordingSurvivesAFullDisk TestModelOnStreams TestConnectionFlood
   TestPrometheus TestPrometheusQuiet TestPrometheusFaults TestPrometheusFlaps TestPrometheusAgent TestPrometheusFaultyDaemon TestTransfer TestKeepReturnsGarbage
-  TestTransferInScenarios TestNetnsDefaults TestLabTransfer TestLabNetnsJSON TestLabNetnsLines TestLabNetnsCleanup"
+  TestTransferInScenarios TestNetnsDefaults TestNetnsTimeline TestLabTransfer TestLabNetnsJSON TestLabNetnsLines TestLabNetnsCleanup"
 # shellcheck disable=SC2086 # one word a test
 single_pattern="^($(printf '%s|' $single | sed 's/|$//'))\$"
 single_packages="dataplane/linux daemon/internal/status dataplane/internal/contract daemon daemon/internal/dpclient transport/rdma/rdmatest transport/tcpqp internal/footprint cmd/fared lab"

@@ -104,6 +104,10 @@ func (t *Traffic) Roll() *Tally {
 // a packet for 50 ms at most.
 const quiet = 150 * time.Millisecond
 
+// backlog is the time without an arrival after which they are lost even if sockets have unread packets: those of later tallies, on a machine that is never done
+// with them. A full socket is read in less.
+const backlog = 20 * time.Second
+
 // Gather waits until every packet of a tally has arrived or is lost, and settles them.
 func (t *Traffic) Gather(ctx context.Context, n *Tally) {
 	defer func() {
@@ -114,17 +118,17 @@ func (t *Traffic) Gather(ctx context.Context, n *Tally) {
 		}
 	}()
 	sent := sum(n.sent)
-	last, since := uint64(0), time.Now()
+	last, since, arrival := uint64(0), time.Now(), time.Now()
 	for {
 		received, witnessed := sum(n.received), n.passed()
 		if received >= sent && witnessed >= sent {
 			return
 		}
 		if received+witnessed != last {
-			last, since = received+witnessed, time.Now()
+			last, since, arrival = received+witnessed, time.Now(), time.Now()
 		}
 		if time.Since(since) > quiet {
-			if !t.unread() {
+			if !t.unread() || time.Since(arrival) > backlog {
 				return
 			}
 			since = time.Now()
