@@ -50,13 +50,17 @@ func TestTransfer(t *testing.T) {
 	}
 }
 
-// TestTransferWithoutSteering verifies that a transfer whose destination port servers do not steer fails: by the slots every plane carries
-// its part, by the wire it does not.
+// TestTransferWithoutSteering verifies that a transfer fails whose flows the kernels of the servers place by their addresses alone: by the slots every plane
+// carries its part, by the wire it does not.
 func TestTransferWithoutSteering(t *testing.T) {
-	was := steeredPorts["superp"]
-	t.Cleanup(func() { steeredPorts["superp"] = was })
-	steeredPorts["superp"] = steeredPorts["roce"]
 	o := startOutages(t, "superp", "linux")
+	for _, n := range o.Server {
+		if err := o.plan.Namespace(n.Name).Do(func() error {
+			return os.WriteFile("/proc/sys/net/ipv4/fib_multipath_hash_policy", []byte("0"), 0o644)
+		}); err != nil {
+			t.Fatal(err)
+		}
+	}
 	r, err := o.transfer.play(t.Context(), o.transfer.config(0, runTime), nil)
 	if err != nil {
 		t.Fatal(err)
