@@ -448,7 +448,7 @@ func TestTransferFails(t *testing.T) {
 		t.Errorf("%q", wrong)
 	}
 	killAll(t, f, f.Server[0], "traffic")
-	if err := f.Close(); err == nil || !strings.Contains(err.Error(), "server1: traffic ended unexpectedly (signal: killed)") {
+	if err := f.Close(); err == nil || !strings.Contains(err.Error(), ": traffic ended unexpectedly (signal: killed)") { // the second end may be noticed later
 		t.Error(err)
 	}
 }
