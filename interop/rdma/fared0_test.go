@@ -157,6 +157,7 @@ func TestFared0(t *testing.T) {
 	}{
 		{server: "rping -s -C 5 -v", client: "rping -c -C 5 -v -a ADDRESS"},
 		{server: "ucmatose", client: "ucmatose -s ADDRESS"},
+		{server: "fi_pingpong -p verbs -e msg -I 5", client: "fi_pingpong -p verbs -e msg -I 5 ADDRESS"},
 		{server: "ib_write_bw -R -n 50 -s 5000"},
 		{server: "ib_send_lat -R -n 50"},
 		{server: "ib_read_bw -R -n 50 -s 5000"},

@@ -1007,10 +1007,9 @@ EXPORT int rdma_bind_addr(struct rdma_cm_id *base, struct sockaddr *name)
 		return 0;
 	}
 	if (!find_gid(&a, &gid)) {
-		if (i->real && FORWARD(-1, rdma_bind_addr, base, name) == 0)
-			return 0;
+		/* The kernel would bind the host's loopback address to any of its devices. */
 		if (!is_loopback(&a) || !gid_of_family(&a, &gid))
-			return i->real ? -1 : fail(ENODEV);
+			return i->real ? FORWARD(-1, rdma_bind_addr, base, name) : fail(ENODEV);
 	}
 	int err = take(i, gid, port);
 	if (err)
