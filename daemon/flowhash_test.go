@@ -605,7 +605,7 @@ func TestLandingsAreBounded(t *testing.T) {
 	if n := log.count("too many pairs to keep the landings of all"); n != 1 {
 		t.Errorf("%d log lines about the limit, want 1", n)
 	}
-	p.await(t.Context(), src, address(maxLandings)) // returns immediately
+	p.await(t.Context(), wecmp.Service{}, src, address(maxLandings)) // returns immediately
 	p.forget(address(7), []netip.Prefix{netip.PrefixFrom(src, 32)})
 	p.asked(src, address(maxLandings))
 	if p.pairs[pair{src: src, dst: address(maxLandings)}] == nil {

@@ -107,13 +107,8 @@ func ring(bell chan struct{}) {
 	}
 }
 
-// choose calls Ports of the current planner of src's source group.
-func (p *sourcePorts) choose(src, dst netip.Addr, places []wecmp.Place, buf []uint16) ([]uint16, wecmp.Placement) {
-	return p.chooseToward(wecmp.Service{}, src, dst, places, buf)
-}
-
-// chooseToward is choose for the flows to a service.
-func (p *sourcePorts) chooseToward(to wecmp.Service, src, dst netip.Addr, places []wecmp.Place, buf []uint16) ([]uint16, wecmp.Placement) {
+// choose calls Ports of the current planner of src's source group, for the flows to a service; the zero service is that of the configuration.
+func (p *sourcePorts) choose(to wecmp.Service, src, dst netip.Addr, places []wecmp.Place, buf []uint16) ([]uint16, wecmp.Placement) {
 	p.mu.Lock()
 	source := p.sources[src] // a view may still show a removed loopback; its ports may come from any planner
 	planner := p.planners[source]
@@ -316,12 +311,7 @@ func (p *sourcePorts) want(key pair) *landing {
 }
 
 // await waits for the answer to a pair's query, if the pair needs one and its landing is unknown.
-func (p *sourcePorts) await(ctx context.Context, src, dst netip.Addr) {
-	p.awaitToward(ctx, wecmp.Service{}, src, dst)
-}
-
-// awaitToward is await for the flows to a service.
-func (p *sourcePorts) awaitToward(ctx context.Context, to wecmp.Service, src, dst netip.Addr) {
+func (p *sourcePorts) await(ctx context.Context, to wecmp.Service, src, dst netip.Addr) {
 	var open chan struct{}
 	p.mu.Lock()
 	if l := p.want(p.pair(to, src, dst)); l != nil && l.table == nil {

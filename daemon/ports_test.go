@@ -37,7 +37,7 @@ func TestLandingsEndWithTheQuestion(t *testing.T) {
 	waited := make(chan struct{})
 	go func() {
 		defer close(waited)
-		p.await(t.Context(), src, dst)
+		p.await(t.Context(), wecmp.Service{}, src, dst)
 	}()
 	p.connected(false)
 	<-waited
@@ -188,7 +188,7 @@ func TestPortsOfAFormerPlanner(t *testing.T) {
 	places := []wecmp.Place{{Plane: 0, SubPort: 0}, {Plane: 1, SubPort: 0}}
 	for _, replace = range []bool{false, true} {
 		p.use([]*wecmp.Planner{planner})
-		_, placement := p.choose(c.Config().Loopbacks[0].Addr(), destination(0).Addr(), places, nil)
+		_, placement := p.choose(wecmp.Service{}, c.Config().Loopbacks[0].Addr(), destination(0).Addr(), places, nil)
 		want := placement.Missed
 		if replace {
 			want = 0
@@ -273,7 +273,7 @@ func TestSlotsWithoutALandingPortOfPairsThatAreGone(t *testing.T) {
 	dst := destination(0).Addr()
 	first, second := pair{src: c.Config().Loopbacks[0].Addr(), dst: dst}, pair{src: c.Config().Loopbacks[1].Addr(), dst: dst}
 	p.missed[first], p.missed[second], p.misses = 3, 4, 7
-	p.choose(first.src, dst, []wecmp.Place{{Plane: 0, SubPort: 0}}, nil) // with uniform ports no slot lacks one
+	p.choose(wecmp.Service{}, first.src, dst, []wecmp.Place{{Plane: 0, SubPort: 0}}, nil) // with uniform ports no slot lacks one
 	if n, kept := p.withoutLanding(), len(p.missed); n != 4 || kept != 1 {
 		t.Errorf("%d slots of %d pairs, want 4 of 1", n, kept)
 	}

@@ -125,7 +125,7 @@ func (l *loop) pairPorts(destination dpclient.Destination, group uint32) []*fare
 		if source.Addr().Is4() != destination.Prefix.Addr().Is4() {
 			continue
 		}
-		ports, _ := l.ports.choose(source.Addr(), destination.Prefix.Addr(), places, buf[:0])
+		ports, _ := l.ports.choose(wecmp.Service{}, source.Addr(), destination.Prefix.Addr(), places, buf[:0])
 		pair := &farev1.PairPorts{Source: source.String()}
 		for _, port := range ports {
 			pair.SourcePorts = append(pair.SourcePorts, uint32(port))

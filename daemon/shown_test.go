@@ -72,7 +72,7 @@ func TestNothingStaysOfADestination(t *testing.T) {
 		answered()
 		users("announced")
 		for d := range 2 {
-			l.ports.choose(own.Addr(), destination(d).Addr(), []wecmp.Place{{Plane: 0, SubPort: 0}, {Plane: 1, SubPort: 0}}, nil)
+			l.ports.choose(wecmp.Service{}, own.Addr(), destination(d).Addr(), []wecmp.Place{{Plane: 0, SubPort: 0}, {Plane: 1, SubPort: 0}}, nil)
 		}
 		announce(100e9)
 		answered()

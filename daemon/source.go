@@ -35,14 +35,14 @@ func (l *loop) statusLayout() status.Layout {
 	}
 	if l.core.Config().Forwards() {
 		out.Await = func(ctx context.Context, to status.FlowService, src, dst netip.Addr) {
-			l.ports.awaitToward(ctx, wecmp.Service(to), src, dst)
+			l.ports.await(ctx, wecmp.Service(to), src, dst)
 		}
-		out.Ports = func(src, dst netip.Addr, v *status.Vector, buf []uint16) ([]uint16, string) {
-			ports, placement := l.ports.choose(src, dst, placesOf(v), buf)
-			return ports, placement.String()
-		}
-		out.PortsToward = func(to status.FlowService, src, dst netip.Addr, v *status.Vector, buf []uint16) ([]uint16, string) {
-			ports, placement := l.ports.chooseToward(wecmp.Service(to), src, dst, placesOf(v), buf)
+		out.Ports = func(to status.FlowService, src, dst netip.Addr, v *status.Vector, buf []uint16) ([]uint16, string) {
+			places := make([]wecmp.Place, len(v.Slots))
+			for i, s := range v.Slots {
+				places[i] = wecmp.Place{Plane: s.Plane, SubPort: s.SubPort}
+			}
+			ports, placement := l.ports.choose(wecmp.Service(to), src, dst, places, buf)
 			return ports, placement.String()
 		}
 	}
@@ -50,15 +50,6 @@ func (l *loop) statusLayout() status.Layout {
 		out.Services = steered(&cfg.Dataplane)
 	}
 	return out
-}
-
-// placesOf returns the places of a vector's slots.
-func placesOf(v *status.Vector) []wecmp.Place {
-	places := make([]wecmp.Place, len(v.Slots))
-	for i, s := range v.Slots {
-		places[i] = wecmp.Place{Plane: s.Plane, SubPort: s.SubPort}
-	}
-	return places
 }
 
 // steered returns the services that the data plane of a server steers: each of udp_ports, each of tcp_ports, the range.

@@ -18,11 +18,11 @@ for p in $pure; do
 done
 
 # Packages without a goroutine, even in their tests, and those whose tests drive programs of C. They run without it, too.
-quiet="client/slots cmd/fared/internal/netsetup daemon/config/internal/gen daemon/internal/drainfile internal/deptest internal/linkpoll internal/mutate internal/plainfile
+sequential="client/slots cmd/fared/internal/netsetup daemon/config/internal/gen daemon/internal/drainfile internal/deptest internal/linkpoll internal/mutate internal/plainfile
   internal/prefixmap internal/prose internal/rdmadev internal/rdmaenv internal/slotlayout/gen internal/spelling internal/vex lab/judge monitoring monitoring/gen
   transport/internal/rtt transport/roce"
-c="lib lib/nccl lib/softdev lib/verbs examples/pytorch"
-for p in $quiet; do
+drives_c="lib lib/nccl lib/softdev lib/verbs examples/pytorch"
+for p in $sequential; do
   if grep -nE '^\s*(defer )?go (func|[a-z])|\.Go\(' "$p"/*.go; then
     echo "test: $p starts a goroutine: remove it from the packages without one in scripts/test.sh" >&2
     exit 1
@@ -59,7 +59,7 @@ others=$!
 
 # The second has it, and two packages at a time, because many tests wait for timers of a protocol. Those that take longest come first.
 first=$(packages lab cmd/fared daemon/internal/speaker dataplane/linux dataplane/bpf daemon daemon/internal/status)
-rest=$(go list ./... | grep -vxF "$first" | grep -vxF "$(packages containerlab $processes $pure $quiet $c)") || exit 1
+rest=$(go list ./... | grep -vxF "$first" | grep -vxF "$(packages containerlab $processes $pure $sequential $drives_c)") || exit 1
 # shellcheck disable=SC2086 # one word a package
 go test -race -vet=off -p "$(($(nproc) > 4 ? $(nproc) / 2 : 2))" -count=1 -timeout 80m -v -skip "$single_pattern" $first $rest >out/test.log 2>&1
 code=$?
@@ -70,7 +70,7 @@ code=$?
   failed=0
   go test -vet=off -count=1 -timeout 80m -v -run '^Test(NetnsScenarios|BuiltInScenarios)$' ./lab || failed=1
   # shellcheck disable=SC2046,SC2086 # one word a package
-  go test -vet=off -count=1 -p 2 -timeout 80m -v $(packages $c $quiet) || failed=1
+  go test -vet=off -count=1 -p 2 -timeout 80m -v $(packages $drives_c $sequential) || failed=1
   # shellcheck disable=SC2046,SC2086 # one word a package
   FARED_MUTATIONS=1500000 go test -vet=off -count=1 -p 1 -timeout 80m -v $(packages $pure) || failed=1
   # shellcheck disable=SC2046,SC2086 # one word a package

@@ -17,21 +17,10 @@ import (
 	"github.com/fared/fared/internal/netnstest"
 )
 
-// within waits for a condition; the condition's error names the missing state. It pauses as netnstest.Eventually does.
+// within waits for a condition; the condition's error names the missing state.
 func within(t *testing.T, limit time.Duration, check func() error) {
 	t.Helper()
-	end := time.Now().Add(limit)
-	for {
-		begin := time.Now()
-		err := check()
-		if err == nil {
-			return
-		}
-		if time.Now().After(end) {
-			t.Fatalf("not within %s: %v", limit, err)
-		}
-		time.Sleep(netnstest.Pause(time.Since(begin)))
-	}
+	netnstest.Eventually(t, limit, check)
 }
 
 // process is a fared in a separate process.

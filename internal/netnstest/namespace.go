@@ -222,7 +222,7 @@ func (n *Namespace) Objects() string {
 }
 
 // Eventually calls check until it returns nil, and fails the test with the last error
-// when the limit has passed. It returns the elapsed time. Pause is the time between calls.
+// when the limit has passed. It returns the elapsed time. pause is the time between calls.
 func Eventually(t testing.TB, limit time.Duration, check func() error) time.Duration {
 	t.Helper()
 	start := time.Now()
@@ -236,13 +236,13 @@ func Eventually(t testing.TB, limit time.Duration, check func() error) time.Dura
 		if took > limit {
 			t.Fatalf("not within %v: %v", limit, err)
 		}
-		time.Sleep(Pause(time.Since(begin)))
+		time.Sleep(pause(time.Since(begin)))
 	}
 }
 
-// Pause returns the pause after a check that took a time: 10 ms, or three times as long as the check if that is more, but at most half
+// pause returns the pause after a check that took a time: 10 ms, or three times as long as the check if that is more, but at most half
 // a second. So a check that runs a program uses a quarter of a processor and not all of it.
-func Pause(took time.Duration) time.Duration {
+func pause(took time.Duration) time.Duration {
 	return min(max(10*time.Millisecond, 3*took), 500*time.Millisecond)
 }
 

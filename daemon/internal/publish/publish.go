@@ -360,7 +360,7 @@ func (p *Publisher) change(view *status.View, removed []status.Key) slotfile.Cha
 			return buf, slotlayout.PlacementUniform
 		}
 		src, dst := slotlayout.Addr(pair.Source), slotlayout.Addr(pair.Destination)
-		ports, placement := layout.Ports(src, dst, view.Find(pair.Vector), buf)
+		ports, placement := layout.Ports(status.FlowService{}, src, dst, view.Find(pair.Vector), buf)
 		return ports, uint32(max(slices.Index(slotlayout.Placements[:], placement), 0))
 	}
 	return c

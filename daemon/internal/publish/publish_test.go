@@ -60,7 +60,7 @@ func newLoop(seed uint64) *loop {
 // setPorts makes ports of the present first port. Views keep the function of their layout.
 func (l *loop) setPorts() {
 	first := l.first
-	l.layout.Ports = func(src, dst netip.Addr, v *status.Vector, buf []uint16) ([]uint16, string) {
+	l.layout.Ports = func(_ status.FlowService, src, dst netip.Addr, v *status.Vector, buf []uint16) ([]uint16, string) {
 		s, d := src.AsSlice(), dst.AsSlice()
 		for i, slot := range v.Slots {
 			buf = append(buf, first+uint16(s[len(s)-1])<<4+uint16(d[len(d)-1])+uint16(i)+uint16(slot.Plane+slot.SubPort)*1000)
@@ -193,7 +193,7 @@ func (l *loop) want() map[string]bool {
 				out[b.String()+" 0 uniform"] = true
 				continue
 			}
-			ports, placement := l.layout.Ports(src.Addr(), key.Addr(), &v, nil)
+			ports, placement := l.layout.Ports(status.FlowService{}, src.Addr(), key.Addr(), &v, nil)
 			fmt.Fprintf(&b, " %d %s", d.Vector, placement)
 			all := true
 			for _, p := range v.Planes {

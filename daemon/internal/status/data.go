@@ -32,13 +32,12 @@ type Key struct {
 type Layout struct {
 	// Groups are the source groups, at least one.
 	Groups []LayoutGroup
-	// Ports returns the UDP source port of each slot of v between a local loopback and a destination, appended to buf, and how they were chosen:
+	// Ports returns the source port of each slot of v between a local loopback and a destination, for the flows to one of Services, or to the configured one if to is
+	// zero, appended to buf; and how they were chosen:
 	// "hash", "asked", "uniform" or "none". It is called from any goroutine, at any time, also for views that are no longer the latest: it must
 	// not wait, and must not access the engine. When its result changes, destinations are marked. nil hides pairs.
-	Ports func(src, dst netip.Addr, v *Vector, buf []uint16) ([]uint16, string)
-	// PortsToward is Ports for the flows to one of Services.
-	PortsToward func(to FlowService, src, dst netip.Addr, v *Vector, buf []uint16) ([]uint16, string)
-	// Await waits until the result of PortsToward for a pair is final, or that of Ports if to is zero; nil means that it always is.
+	Ports func(to FlowService, src, dst netip.Addr, v *Vector, buf []uint16) ([]uint16, string)
+	// Await waits until the result of Ports for a pair is final; nil means that it always is.
 	Await func(ctx context.Context, to FlowService, src, dst netip.Addr)
 	// Services are those that the data plane steers, in the configured order; none at a leaf.
 	Services []ServiceRange

@@ -55,13 +55,15 @@ func newFake(seed uint64, space int) *fakeLoop {
 			},
 			Planes: []LayoutPlane{{"p0", []string{"p0a", "p0b"}}, {"p1", []string{"p1a", "p1b"}}},
 		}},
-		Ports: fakePorts,
-		PortsToward: func(to FlowService, src, dst netip.Addr, v *Vector, buf []uint16) ([]uint16, string) {
-			ports, _ := fakePorts(src, dst, v, buf)
+		Ports: func(to FlowService, src, dst netip.Addr, v *Vector, buf []uint16) ([]uint16, string) {
+			ports, placement := fakePorts(src, dst, v, buf)
+			if to != (FlowService{}) {
+				placement = "asked"
+			}
 			for i := range ports {
 				ports[i] ^= to.Port & 0xff // another port for each service
 			}
-			return ports, "asked"
+			return ports, placement
 		},
 		Services: []ServiceRange{{17, 4791, 4791}, {17, 4444, 4444}, {6, 4793, 4793}, {6, 4800, 5055}},
 	}

@@ -107,7 +107,7 @@ func (w *vector) pairs(l *Layout, g *LayoutGroup, dst netip.Addr, drain []uint16
 	var buf [128]uint16
 	for _, p := range g.pairsOf(dst, f.sources) {
 		src := p.Addr()
-		ports, placement := l.Ports(src, dst, &w.Vector, buf[:0])
+		ports, placement := l.Ports(FlowService{}, src, dst, &w.Vector, buf[:0])
 		pair := &farev1.PairSlots{Source: p.String(), PortPlacement: placement, Slots: make([]*farev1.Slot, len(w.Slots))}
 		slots := make([]farev1.Slot, len(w.Slots))
 		for i, s := range w.Slots {
@@ -136,7 +136,7 @@ func (w *vector) pairs(l *Layout, g *LayoutGroup, dst netip.Addr, drain []uint16
 // toward returns the source ports of a pair's slots for the flows to a service.
 func (w *vector) toward(l *Layout, to FlowService, src, dst netip.Addr) *farev1.ServicePorts {
 	var buf [128]uint16
-	ports, placement := l.PortsToward(to, src, dst, &w.Vector, buf[:0])
+	ports, placement := l.Ports(to, src, dst, &w.Vector, buf[:0])
 	out := &farev1.ServicePorts{
 		Service:     &farev1.Service{Protocol: uint32(to.Protocol), Port: uint32(to.Port)},
 		SourcePorts: make([]uint32, len(ports)), PortPlacement: placement,
