@@ -50,7 +50,8 @@ type Traffic struct {
 	moved   atomic.Uint64
 	senders []*sender
 	gauge   *gauge
-	epoch   time.Time // epoch of packets' times
+	epoch   time.Time     // epoch of packets' times
+	backlog time.Duration // bounds Gather
 
 	mu  sync.RWMutex // held for reading by senders while they send and count; guards now
 	now *Tally
@@ -104,7 +105,7 @@ func (t *Traffic) Roll() *Tally {
 // a packet for 50 ms at most.
 const quiet = 150 * time.Millisecond
 
-// backlog is the time without an arrival after which they are lost even if sockets have unread packets: those of later tallies, on a machine that is never done
+// backlog is the value of Traffic.backlog: the time without an arrival after which they are lost even if sockets have unread packets: those of later tallies, on a machine that is never done
 // with them. A full socket is read in less.
 const backlog = 20 * time.Second
 
@@ -128,7 +129,7 @@ func (t *Traffic) Gather(ctx context.Context, n *Tally) {
 			last, since, arrival = received+witnessed, time.Now(), time.Now()
 		}
 		if time.Since(since) > quiet {
-			if !t.unread() || time.Since(arrival) > backlog {
+			if !t.unread() || time.Since(arrival) > t.backlog {
 				return
 			}
 			since = time.Now()
@@ -172,7 +173,7 @@ type Config struct {
 // Start subscribes to every server's weights and starts sending by them.
 func Start(ctx context.Context, c Config, fail func(error)) (*Traffic, error) {
 	ctx, cancel := context.WithCancel(ctx)
-	t := &Traffic{Fabric: c.Fabric, loopbacks: c.Servers * c.GPUs, rate: c.Rate, carried: c.Carried, cancel: cancel, epoch: time.Now()}
+	t := &Traffic{Fabric: c.Fabric, loopbacks: c.Servers * c.GPUs, rate: c.Rate, carried: c.Carried, cancel: cancel, epoch: time.Now(), backlog: backlog}
 	for _, g := range c.Groups() {
 		t.lanes = max(t.lanes, len(g.Cables))
 	}

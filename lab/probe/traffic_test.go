@@ -1,9 +1,11 @@
 package probe
 
 import (
+	"context"
 	"net"
 	"syscall"
 	"testing"
+	"time"
 )
 
 // TestUnread verifies that packets in a socket count as unread until they are read, and that a
@@ -38,5 +40,28 @@ func TestUnread(t *testing.T) {
 	to.Close()
 	if tr.unread() {
 		t.Error("a closed socket has something unread")
+	}
+}
+
+// TestGatherEnds verifies that Gather does not wait for a lost packet as long as a socket has unread ones: they may be those of later tallies.
+func TestGatherEnds(t *testing.T) {
+	to, err := net.ListenUDP("udp4", &net.UDPAddr{IP: net.IPv4(127, 0, 0, 1)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer to.Close()
+	if _, err := to.WriteTo([]byte("later"), to.LocalAddr()); err != nil {
+		t.Fatal(err)
+	}
+	tr := &Traffic{readers: []syscall.Conn{to}, loopbacks: 1, lanes: 1, backlog: 2 * quiet}
+	n := tr.newTally(1)
+	n.sent[0].Add(1)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	if tr.Gather(ctx, n); ctx.Err() != nil {
+		t.Error("Gather waits as long as a packet is unread")
+	}
+	if !tr.unread() {
+		t.Error("the packet was read: this test has lost its subject")
 	}
 }
