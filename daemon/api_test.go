@@ -14,8 +14,10 @@ import (
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 	reflectionpb "google.golang.org/grpc/reflection/grpc_reflection_v1"
 
+	"fmt"
 	farev1 "github.com/fared/fared/api/fare/v1"
 	"github.com/fared/fared/dataplane/memory"
+	"github.com/fared/fared/internal/netnstest"
 	"github.com/fared/fared/internal/unixsocket"
 )
 
@@ -167,7 +169,7 @@ func TestMetricsAddressInUse(t *testing.T) {
 	}
 	defer l.Close()
 	socket := filepath.Join(t.TempDir(), "s")
-	s := shape{Planes: 1, SubPorts: 1, Port: freePort(t), Net: 97, Extra: "api: {socket: " + socket + "}\nmetrics: {listen: \"" + l.Addr().String() + "\"}\n"}
+	s := shape{Planes: 1, SubPorts: 1, Port: netnstest.FreePort(t), Net: 97, Extra: "api: {socket: " + socket + "}\nmetrics: {listen: \"" + l.Addr().String() + "\"}\n"}
 	if err := second(t, s); err == nil || !strings.Contains(err.Error(), "metrics.listen") || !strings.Contains(err.Error(), l.Addr().String()) {
 		t.Errorf("%v", err)
 	}
@@ -178,12 +180,7 @@ func TestMetricsAddressInUse(t *testing.T) {
 
 // TestMetricsAreServed reads the metrics over HTTP and compares the sessions.
 func TestMetricsAreServed(t *testing.T) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	address := l.Addr().String()
-	l.Close()
+	address := fmt.Sprintf("127.0.0.1:%d", netnstest.FreePort(t))
 	standalone(t, "metrics: {listen: \""+address+"\"}\n")
 	transport := &http.Transport{DisableKeepAlives: true}
 	resp, err := (&http.Client{Transport: transport}).Get("http://" + address + "/metrics")

@@ -28,6 +28,7 @@ import (
 	"github.com/fared/fared/daemon/internal/speaker"
 	"github.com/fared/fared/dataplane/memory"
 	"github.com/fared/fared/fare"
+	"github.com/fared/fared/internal/netnstest"
 )
 
 // acks observes the connection to the data plane: it records when the relevant operations are in effect.
@@ -192,8 +193,16 @@ func report(b *testing.B, name string, took []time.Duration) {
 // BenchmarkUpdateToInEffect measures the time from a leaf's write of an UPDATE with another bandwidth to its TCP socket until the data plane's
 // acknowledgement that the new weights are in effect arrives. Aim: 200 µs at the median.
 func BenchmarkUpdateToInEffect(b *testing.B) {
-	for _, n := range []int{1, 1024} {
-		b.Run(fmt.Sprintf("destinations=%d", n), func(b *testing.B) {
+	for _, x := range []struct {
+		n     int
+		pause time.Duration // before an UPDATE; after some milliseconds its code and data have left the caches
+		twin  bool          // meanwhile another daemon of this process handles an UPDATE every 5 ms, so that the code stays in the caches
+	}{{n: 1}, {n: 1, pause: time.Millisecond}, {n: 1, pause: 20 * time.Millisecond}, {n: 1, pause: 20 * time.Millisecond, twin: true}, {n: 1024}} {
+		n := x.n
+		b.Run(fmt.Sprintf("destinations=%d/pause=%v/twin=%v", n, x.pause, x.twin), func(b *testing.B) {
+			if x.twin {
+				defer twin(b)()
+			}
 			r, a := measured(b, shape{Planes: 4, SubPorts: 2}, rigOptions{leaves: announceAll(800e9, n)})
 			r.settled(n)
 			d := destination(0)
@@ -201,6 +210,7 @@ func BenchmarkUpdateToInEffect(b *testing.B) {
 			want := map[fare.Bandwidth]string{400e9: "p0.0=1 p0.1=1 p1.0=2 p1.1=2 p2.0=2 p2.1=2 p3.0=2 p3.1=2", 800e9: "p0.0=1 p0.1=1 p1.0=1 p1.1=1 p2.0=1 p2.1=1 p3.0=1 p3.1=1"}
 			one := func(v fare.Bandwidth, last string) {
 				a.quiet(b)
+				time.Sleep(x.pause)
 				began := time.Now()
 				r.leaves[0].announce(v, d)
 				took = append(took, a.next(b, last).Sub(began))
@@ -224,6 +234,27 @@ func BenchmarkUpdateToInEffect(b *testing.B) {
 			report(b, "", took)
 		})
 	}
+}
+
+// twin runs another daemon in this process until the returned function is called. One of its leaves changes the bandwidth of its only destination every 5 ms.
+func twin(b *testing.B) (stop func()) {
+	r, _ := measured(b, shape{Planes: 4, SubPorts: 2}, rigOptions{leaves: announceAll(800e9, 1)})
+	r.settled(1)
+	end, ended := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(ended)
+		tick := time.NewTicker(5 * time.Millisecond)
+		defer tick.Stop()
+		for v := fare.Bandwidth(400e9); ; v = 1200e9 - v {
+			select {
+			case <-end:
+				return
+			case <-tick.C:
+				r.leaves[0].announce(v, destination(0))
+			}
+		}
+	}()
+	return func() { close(end); <-ended }
 }
 
 // BenchmarkLossToInEffect measures the time from the failure of a leaf's TCP connection, or of a link, until the sub-port's state, and then the
@@ -390,7 +421,7 @@ func BenchmarkMemory(b *testing.B) {
 }
 
 func measureMemory(b testing.TB, s shape, prefixes int) (rss, peak float64) {
-	s.Port, s.Net = freePort(b), 96
+	s.Port, s.Net = netnstest.FreePort(b), 96
 	s.Extra = "bgp: {max_prefixes: 262144}\ndataplane: {address: \"" + serveDataplane(b, memory.New(memory.Config{})) + "\"}\n"
 	s = s.Defaults()
 	for i := range s.Planes * s.SubPorts {

@@ -441,6 +441,9 @@ func (d *Daemon) slotTable() (*publish.Publisher, error) {
 		sp := &layout.SubPorts[i]
 		c.SubPorts = append(c.SubPorts, publish.SubPort{SubPort: slotfile.SubPort{Device: sp.Device, Plane: sp.Plane}, Netns: sp.Netns})
 	}
+	for _, service := range d.cfg.TableServices() {
+		c.Services = append(c.Services, status.FlowService(service))
+	}
 	var err error
 	d.table, err = publish.New(c)
 	return d.table, err

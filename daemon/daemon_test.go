@@ -15,6 +15,7 @@ import (
 	"github.com/fared/fared/daemon/config"
 	"github.com/fared/fared/daemon/internal/core"
 	"github.com/fared/fared/daemon/internal/coretest"
+	"github.com/fared/fared/internal/netnstest"
 )
 
 var own = netip.MustParsePrefix("10.255.0.1/32")
@@ -165,7 +166,7 @@ func TestSecuredSessions(t *testing.T) {
 		return path
 	}
 	good, bad := password("good", "plane one"), password("bad", "plane two")
-	port := freePort(t)
+	port := netnstest.FreePort(t)
 	write := func(name, text string) *config.Config {
 		path := filepath.Join(dir, name)
 		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {

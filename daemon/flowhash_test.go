@@ -35,6 +35,7 @@ type hashPlane struct {
 
 	mu      sync.Mutex
 	hash    *farev1.FlowHash
+	pins    bool          // Hello answers so
 	lands   wecmp.Hasher  // computes the answers of Landing
 	devices []string      // in the order of Forwarding
 	asked   []string      // pairs in the order of queries
@@ -44,7 +45,7 @@ type hashPlane struct {
 func newHashPlane(hash *farev1.FlowHash, pins bool) *hashPlane {
 	capabilities := memory.DefaultCapabilities()
 	capabilities.FlowPins = pins
-	return &hashPlane{Dataplane: memory.New(memory.Config{Capabilities: capabilities}), hash: hash}
+	return &hashPlane{Dataplane: memory.New(memory.Config{Capabilities: capabilities}), hash: hash, pins: pins}
 }
 
 func (h *hashPlane) set(hash *farev1.FlowHash, lands wecmp.Hasher) {
@@ -66,7 +67,7 @@ func (h *hashPlane) Hello(ctx context.Context, request *farev1.HelloRequest) (*f
 			h.devices = append(h.devices, subPort.Device)
 		}
 	}
-	response.Capabilities.FlowHash = proto.CloneOf(h.hash)
+	response.Capabilities.FlowHash, response.Capabilities.FlowPins = proto.CloneOf(h.hash), h.pins
 	return response, nil
 }
 
@@ -382,6 +383,7 @@ func TestPortsWithoutSlotsAreReported(t *testing.T) {
 		"defaults, a hash":  {lasting, false, "", true},
 		"defaults, pins":    {lasting, true, "", false},
 		"defaults, no hash": {nil, false, "", false},
+		"all in the table":  {lasting, false, "slots: {file: none, services: [udp/4791, udp/4444, tcp/4793]}\n", false},
 		"one port, a hash":  {lasting, false, "dataplane: {address: \"memory:\", udp_ports: [4444], tcp_ports: []}\n", false},
 	} {
 		var log safeBuffer
@@ -389,8 +391,11 @@ func TestPortsWithoutSlotsAreReported(t *testing.T) {
 			d.Logger, d.Embedded = slog.New(slog.NewTextHandler(&log, nil)), false
 		})
 		r.settled(4)
-		if got := strings.Contains(log.String(), `slots_hold_for="UDP 4791" others="UDP 4444, TCP 4793"`); got != test.want {
+		if got := strings.Contains(log.String(), "slots_hold_for="); got != test.want {
 			t.Errorf("%s: reported: %v", name, got)
+		}
+		if services := `slots_hold_for="UDP 4791" others="UDP 4444, TCP 4793"`; test.want && !strings.Contains(log.String(), services) {
+			t.Errorf("%s: not reported as %s", name, services)
 		}
 		r.stop()
 	}

@@ -15,6 +15,7 @@ import (
 	"github.com/fared/fared/daemon/internal/coretest"
 	"github.com/fared/fared/daemon/internal/speaker"
 	"github.com/fared/fared/fare"
+	"github.com/fared/fared/internal/netnstest"
 )
 
 // TestAssumedLinks checks that a sub-port with link_state: assume-up is up from the start and stays up; the kernel is queried only for the other
@@ -111,7 +112,7 @@ func (l failingLinks) Run(ctx context.Context) error {
 func TestRunEndsWithWhatFails(t *testing.T) {
 	for _, want := range []error{nil, errors.New("netlink is gone")} {
 		checkLeaks(t)
-		s := shape{Planes: 1, SubPorts: 1, Port: freePort(t), Net: 96}
+		s := shape{Planes: 1, SubPorts: 1, Port: netnstest.FreePort(t), Net: 96}
 		links := failingLinks{newTestLinks(1, 400e9), make(chan error, 1)}
 		d, err := New(s.Config(t), Deps{Memory: dialMemory, Links: links, Embedded: true})
 		if err != nil {

@@ -443,8 +443,8 @@ func (l *loop) plane(ev *dpclient.Event) {
 		case l.core.FlowHash() != before:
 			l.replan(before, first)
 			l.warnUnplaced()
-		case repinned && !first:
-			l.builder.SetLayout(l.statusLayout()) // the ports of further services may have changed
+		case repinned:
+			l.builder.SetLayout(l.statusLayout()) // the ports of further services may have changed, and whether the slot table names them all
 		}
 		if first {
 			l.handOut() // routes come before the sessions that wait for the data plane
@@ -518,19 +518,28 @@ func (l *loop) replan(before core.FlowHash, first bool) {
 	l.event(status.EventDataplane, l.dpConnected.Name, detail)
 }
 
-// warnUnplaced reports the steered ports for which programs need other source ports than those of slots without a service: a data plane that places flows
-// by a hash of their ports has separate ones for each service. Flow pins hold for all.
+// warnUnplaced reports the steered services for which the slot table has no source ports: a data plane that places flows by a hash of their ports has separate
+// ones for each service. Flow pins hold for all.
 func (l *loop) warnUnplaced() {
 	d := &l.core.Config().Dataplane
-	if l.core.FlowHash() == (core.FlowHash{}) || l.dpConnected.Capabilities.GetFlowPins() || len(d.UDPPorts)+len(d.TCPPorts) < 2 {
+	if l.core.FlowHash() == (core.FlowHash{}) || l.dpConnected.Capabilities.GetFlowPins() {
 		return
 	}
-	var names []string
-	for _, s := range steered(d)[:len(d.UDPPorts)+len(d.TCPPorts)] { // without the range
+	have := l.core.Config().TableServices()
+	var names, others []string
+	for _, s := range have {
 		names = append(names, s.String())
 	}
-	l.log.Warn("the data plane places flows by a hash: the slot table has source ports for one destination port; programs that ask for their service over gRPC have those for the others, flows of all other programs to these may leave by any sub-port; use fared dataplane --driver bpf, or list the program's port first",
-		"slots_hold_for", names[0], "others", strings.Join(names[1:], ", "))
+	for _, s := range steered(d)[:len(d.UDPPorts)+len(d.TCPPorts)] { // without the range
+		if !slices.Contains(have, wecmp.Service{Protocol: s.Protocol, Port: s.First}) {
+			others = append(others, s.String())
+		}
+	}
+	if len(others) == 0 {
+		return
+	}
+	l.log.Warn("the data plane places flows by a hash: flows of programs that take the source ports of other services from the slot table may leave by any sub-port; list the services in slots.services, or use fared dataplane --driver bpf",
+		"slots_hold_for", strings.Join(names, ", "), "others", strings.Join(others, ", "))
 }
 
 // repin recomputes a destination's ports for a data plane with flow pins; other data planes need nothing.

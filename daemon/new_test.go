@@ -8,6 +8,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/fared/fared/daemon/config"
+	"github.com/fared/fared/internal/netnstest"
 )
 
 // TestNewNamesWhatFails checks that, whichever part of a daemon cannot be created, New returns that part's error, and leaves nothing behind.
@@ -30,7 +31,7 @@ func TestNewNamesWhatFails(t *testing.T) {
 		"metrics":   {func(_ *config.Config, d *Deps) { d.Registry = taken }, "metrics"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			s := shape{Planes: 2, SubPorts: 1, Port: freePort(t)}
+			s := shape{Planes: 2, SubPorts: 1, Port: netnstest.FreePort(t)}
 			if name == "metrics" {
 				other, err := New(s.Config(t), Deps{Memory: dialMemory, Registry: taken, Links: newTestLinks(2, 400e9)})
 				if err != nil {

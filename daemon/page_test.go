@@ -3,25 +3,21 @@ package daemon
 import (
 	"bufio"
 	"context"
-	"net"
 	"net/http"
 	"strings"
 	"syscall"
 	"testing"
 	"time"
 
+	"fmt"
 	"github.com/fared/fared/internal/chromium"
+	"github.com/fared/fared/internal/netnstest"
 )
 
 // paged serves the page of a rig's daemon until the test ends, and returns its address.
 func paged(t testing.TB, r *rig) string {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	r.d.cfg.UI.Listen = l.Addr().String()
-	l.Close()
+	r.d.cfg.UI.Listen = fmt.Sprintf("127.0.0.1:%d", netnstest.FreePort(t))
 	serve, err := r.d.page()
 	if err != nil {
 		t.Fatal(err)

@@ -190,6 +190,13 @@ func (p *sourcePorts) connected(asking bool) {
 	}
 }
 
+// samePorts reports whether all services have the ports of the first one.
+func (p *sourcePorts) samePorts() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.pins
+}
+
 // pinned records whether the data plane pins flows by source port, and returns whether that has changed.
 func (p *sourcePorts) pinned(pins bool) bool {
 	p.mu.Lock()

@@ -3,7 +3,6 @@ package daemon
 import (
 	"context"
 	"fmt"
-	"net"
 	"net/netip"
 	"slices"
 	"strings"
@@ -16,6 +15,7 @@ import (
 	"github.com/fared/fared/daemon/internal/coretest"
 	"github.com/fared/fared/dataplane/memory"
 	"github.com/fared/fared/fare"
+	"github.com/fared/fared/internal/netnstest"
 )
 
 // rig is a server's daemon between raw leaves, one per session, and a data plane in memory.
@@ -49,7 +49,7 @@ func newRig(t testing.TB, s shape, o rigOptions) *rig {
 	if !o.checked {
 		checkLeaks(t)
 	}
-	s.Port, s.Net = freePort(t), nextNet
+	s.Port, s.Net = netnstest.FreePort(t), nextNet
 	if nextNet++; nextNet > 250 {
 		nextNet = 100
 	}
@@ -114,16 +114,6 @@ func running(t testing.TB, d *Daemon) (stop func()) {
 	}
 	t.Cleanup(stop)
 	return stop
-}
-
-func freePort(t testing.TB) int {
-	t.Helper()
-	l, err := net.Listen("tcp4", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer l.Close()
-	return l.Addr().(*net.TCPAddr).Port
 }
 
 func (r *rig) observe(op *farev1.Operation) {

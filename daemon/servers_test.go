@@ -21,9 +21,11 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials"
 
+	"fmt"
 	farev1 "github.com/fared/fared/api/fare/v1"
 	"github.com/fared/fared/daemon/config"
 	"github.com/fared/fared/daemon/internal/coretest"
+	"github.com/fared/fared/internal/netnstest"
 	"github.com/fared/fared/internal/tlsfiles"
 )
 
@@ -122,12 +124,7 @@ func certificate(t *testing.T) (cert, key string) {
 func TestAPIWithTLS(t *testing.T) {
 	cert, key := certificate(t)
 	l := idle(t, shape{Planes: 1, SubPorts: 1}.Text())
-	probe, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	address := probe.Addr().String()
-	probe.Close()
+	address := fmt.Sprintf("127.0.0.1:%d", netnstest.FreePort(t))
 	api := &l.d.cfg.API
 	api.Socket, api.ReadOnlySocket, api.Listen = filepath.Join(shortDir(t), "s"), config.NoSocket, address
 	api.TLS = &config.ServerTLS{CertFile: cert, KeyFile: key, ClientCAFile: cert}

@@ -16,13 +16,17 @@ import (
 	"github.com/fared/fared/daemon/internal/coretest"
 	"github.com/fared/fared/dataplane/memory"
 	"github.com/fared/fared/fare"
+	"github.com/fared/fared/wecmp"
 )
+
+// secondService has source ports in the tests' slot tables, too.
+var secondService = slots.Service{Protocol: 17, Port: 4444}
 
 // publishing runs the publication of a rig's slot table until the test ends, and returns the open table.
 func publishing(t testing.TB, r *rig) *slots.Table {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "slots")
-	r.d.cfg.SlotTable.File = path
+	r.d.cfg.SlotTable.File, r.d.cfg.SlotTable.Services = path, []string{"udp/4791", secondService.String()}
 	p, err := r.d.slotTable()
 	if err != nil {
 		t.Fatal(err)
@@ -73,10 +77,21 @@ func tableText(t testing.TB, table *slots.Table) string {
 	return strings.Join(lines, "\n")
 }
 
-// serviceText describes every pair of the gRPC service in the same way.
-func serviceText(t testing.TB, r *rig) string {
+// tablesAgree compares the slot table, for both services, with the gRPC service.
+func tablesAgree(t testing.TB, r *rig, table *slots.Table) bool {
 	t.Helper()
-	list, err := r.d.WeightService().ListWeights(context.Background(), &farev1.ListWeightsRequest{})
+	second, err := slots.OpenFor(table.Path(), secondService)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer second.Close()
+	return tableText(t, table) == serviceText(t, r) && tableText(t, second) == serviceText(t, r, &farev1.Service{Protocol: uint32(secondService.Protocol), Port: uint32(secondService.Port)})
+}
+
+// serviceText describes every pair of the gRPC service in the same way, with the source ports for a service if one is given.
+func serviceText(t testing.TB, r *rig, services ...*farev1.Service) string {
+	t.Helper()
+	list, err := r.d.WeightService().ListWeights(context.Background(), &farev1.ListWeightsRequest{Services: services})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -90,9 +105,17 @@ func serviceText(t testing.TB, r *rig) string {
 			all = all && p.InEffect
 		}
 		for _, pair := range w.Pairs {
-			line := fmt.Sprintf("%s to %s %t %t %s", host(pair.Source), host(w.Destination), w.Reachable, all, pair.PortPlacement)
-			for _, s := range pair.Slots {
-				line += fmt.Sprintf("; %s %s %d %d %t %t %t", s.Plane, s.Device, s.SourcePort, s.SharePpb, s.DrainBeforeMove, s.SharePpb == 0, effect[s.Plane])
+			placement := pair.PortPlacement
+			if len(pair.Services) > 0 {
+				placement = pair.Services[0].PortPlacement
+			}
+			line := fmt.Sprintf("%s to %s %t %t %s", host(pair.Source), host(w.Destination), w.Reachable, all, placement)
+			for i, s := range pair.Slots {
+				port := s.SourcePort
+				if len(pair.Services) > 0 {
+					port = pair.Services[0].SourcePorts[i]
+				}
+				line += fmt.Sprintf("; %s %s %d %d %t %t %t", s.Plane, s.Device, port, s.SharePpb, s.DrainBeforeMove, s.SharePpb == 0, effect[s.Plane])
 			}
 			lines = append(lines, line)
 		}
@@ -120,7 +143,7 @@ func TestSlotTableIsTheService(t *testing.T) {
 			table := publishing(t, r)
 			same := func(step string) {
 				t.Helper()
-				eventually(t, "the table agrees with the service: "+step, func() bool { return tableText(t, table) == serviceText(t, r) })
+				eventually(t, "the table agrees with the service: "+step, func() bool { return tablesAgree(t, r, table) })
 			}
 			ready := func(w string) {
 				t.Helper()
@@ -130,6 +153,12 @@ func TestSlotTableIsTheService(t *testing.T) {
 			}
 			ready("1:1:1")
 			same("start")
+			if name == "hash" {
+				second := serviceText(t, r, &farev1.Service{Protocol: uint32(secondService.Protocol), Port: uint32(secondService.Port)})
+				if second == serviceText(t, r) {
+					t.Error("the source ports for both services are the same, though the hash has the destination port: this test has lost its subject")
+				}
+			}
 			if text := tableText(t, table); strings.Count(text, "\n")+1 < n || strings.Count(text, "true true") < n {
 				t.Errorf("the table is not in effect:\n%s", text)
 			}
@@ -160,7 +189,7 @@ func TestSlotTableAcrossReload(t *testing.T) {
 	write := func(loopbacks string) {
 		t.Helper()
 		text := strings.Replace(r.s.Text(), "[10.255.0.1/32]", "["+loopbacks+"]", 1)
-		text += fmt.Sprintf("slots: {file: %s}\n", r.d.cfg.SlotTable.File)
+		text += fmt.Sprintf("slots: {file: %s, services: [udp/4791, %s]}\n", r.d.cfg.SlotTable.File, secondService)
 		if err := os.WriteFile(file, []byte(text), 0o644); err != nil {
 			t.Fatal(err)
 		}
@@ -174,7 +203,7 @@ func TestSlotTableAcrossReload(t *testing.T) {
 			t.Fatal(err)
 		}
 		eventually(t, "the table agrees with the service", func() bool {
-			return tableText(t, table) == serviceText(t, r) && len(table.Sources()) == strings.Count(loopbacks, ",")+1
+			return tablesAgree(t, r, table) && len(table.Sources()) == strings.Count(loopbacks, ",")+1
 		})
 		if text := tableText(t, table); !strings.Contains(text, destination(1).Addr().String()) {
 			t.Errorf("%s:\n%s", loopbacks, text)
@@ -208,5 +237,52 @@ func TestSlotTableOfADaemon(t *testing.T) {
 		if err := p.Close(); err != nil {
 			t.Error(err)
 		}
+	}
+}
+
+// TestSlotTableOfPins opens the slot table for every service that a data plane with flow pins steers: the table names only the first, whose source ports hold for all. A service
+// that it does not steer is an error. After the data plane has come back without flow pins, the others are, too.
+func TestSlotTableOfPins(t *testing.T) {
+	for _, hash := range []*farev1.FlowHash{nil, lasting} {
+		dp := newHashPlane(hash, true)
+		dp.lands = wecmp.LinuxL4{Seed: lasting.Seed, Buckets: int(lasting.Buckets), Lasting: int(lasting.LastingBuckets)}
+		r := hashRig(t, shape{Planes: 2, SubPorts: 2, Extra: "weights: {slots: 12}\n"}, dp, nil)
+		table := publishing(t, r)
+		r.settled(4)
+		steered := func(want ...slots.ServiceRange) {
+			t.Helper()
+			eventually(t, "the ranges of services", func() bool {
+				_, err := table.Refresh()
+				return err == nil && slices.Equal(table.Steered(), want) && table.Status().Live && strings.Count(tableText(t, table), "true true") == 4
+			})
+		}
+		steered(slots.ServiceRange{Protocol: 17, First: 4791, Last: 4791}, slots.ServiceRange{Protocol: 17, First: 4444, Last: 4444}, slots.ServiceRange{Protocol: 6, First: 4793, Last: 4793})
+		tcp := slots.Service{Protocol: 6, Port: 4793}
+		other, err := slots.OpenFor(table.Path(), tcp)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer other.Close()
+		for _, of := range []*slots.Table{table, other} {
+			if text := tableText(t, of); text != serviceText(t, r, &farev1.Service{Protocol: 6, Port: 4793}) {
+				t.Errorf("%v: the table has\n%s", hash, text)
+			}
+		}
+		if _, err := slots.OpenFor(table.Path(), slots.Service{Protocol: 6, Port: 4794}); !errors.Is(err, slots.ErrService) || !strings.Contains(err.Error(), "tcp/4793") {
+			t.Errorf("a service that is not steered: %v", err)
+		}
+
+		dp.mu.Lock()
+		dp.pins = false
+		dp.mu.Unlock()
+		dp.BreakStream()
+		steered()
+		if _, err := slots.OpenFor(table.Path(), tcp); !errors.Is(err, slots.ErrService) {
+			t.Errorf("without flow pins: %v", err)
+		}
+		if _, err := other.Refresh(); !errors.Is(err, slots.ErrService) {
+			t.Errorf("without flow pins, of the open table: %v", err)
+		}
+		r.stop()
 	}
 }

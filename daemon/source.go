@@ -47,7 +47,7 @@ func (l *loop) statusLayout() status.Layout {
 		}
 	}
 	if cfg := l.core.Config(); cfg.Role == fare.RoleServer {
-		out.Services = steered(&cfg.Dataplane)
+		out.Services, out.SamePorts = steered(&cfg.Dataplane), l.ports.samePorts()
 	}
 	return out
 }

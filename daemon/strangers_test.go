@@ -11,6 +11,7 @@ import (
 	"github.com/fared/fared/daemon/internal/speaker"
 	"github.com/fared/fared/internal/grpcserve"
 	"github.com/fared/fared/internal/httpserve"
+	"github.com/fared/fared/internal/netnstest"
 )
 
 // descriptors counts the open files of this process.
@@ -29,7 +30,7 @@ func TestIdleConnectionsOnEveryListener(t *testing.T) {
 	const n = 1000
 	dir := shortDir(t)
 	operate, read := filepath.Join(dir, "s"), filepath.Join(dir, "ro")
-	api, metrics, page := freePort(t), freePort(t), freePort(t)
+	api, metrics, page := netnstest.FreePort(t), netnstest.FreePort(t), netnstest.FreePort(t)
 	r := newRig(t, shape{Planes: 1, SubPorts: 1, Extra: fmt.Sprintf("slots: {file: none}\ndrains: {file: none}\n"+
 		"api: {socket: %s, read_only_socket: %s, listen: \"127.0.0.1:%d\"}\nmetrics: {listen: \"127.0.0.1:%d\"}\nui: {listen: \"127.0.0.1:%d\"}\n", operate, read, api, metrics, page)},
 		rigOptions{leaves: announceAll(400e9, 1), deps: func(d *Deps) { d.Embedded = false }})

@@ -2,6 +2,7 @@
 package lib
 
 import (
+	"errors"
 	"flag"
 	"fmt"
 	"maps"
@@ -30,8 +31,14 @@ var update = flag.Bool("update", false, "rewrite the golden files")
 const (
 	goldenTable = "../internal/slotfile/testdata/v2.slots"
 	goldenText  = "../internal/slotfile/testdata/v2.txt"
-	goldenKeys  = "testdata/keys.txt"
-	goldenABI   = "testdata/abi.txt"
+	// unnamedTable names no service, as those of an older fared.
+	unnamedTable = "../internal/slotfile/testdata/v2-unnamed.slots"
+	unnamedText  = "../internal/slotfile/testdata/v2-unnamed.txt"
+	// steeredTable has ranges of services with the ports of the first one.
+	steeredTable = "../internal/slotfile/testdata/v2-steered.slots"
+	steeredText  = "../internal/slotfile/testdata/v2-steered.txt"
+	goldenKeys   = "testdata/keys.txt"
+	goldenABI    = "testdata/abi.txt"
 )
 
 // run runs a command and returns its output.
@@ -235,7 +242,7 @@ type published struct {
 
 // shape is the shape of the tests' tables.
 func shape(maxSlots int) slotfile.Shape {
-	s := slotfile.Shape{Instance: "test", Planes: []string{"p0", "p1", "p2"}, MaxSlots: maxSlots, Sources: []slotfile.Source{
+	s := slotfile.Shape{Instance: "test", Planes: []string{"p0", "p1", "p2"}, MaxSlots: maxSlots, Services: []slotfile.Service{{Protocol: 17, Port: 4791}, {Protocol: 17, Port: 4444}, {Protocol: 6, Port: 4793}}, Sources: []slotfile.Source{
 		{Address: netip.MustParseAddr("10.255.0.1")}, {Address: netip.MustParseAddr("2001:db8::1"), Group: 1},
 	}}
 	for i := range 6 {
@@ -257,9 +264,11 @@ func publish(t testing.TB) *published {
 	return p
 }
 
-func (p *published) begin(t testing.TB, maxSlots int) {
+func (p *published) begin(t testing.TB, maxSlots int, steered ...slotfile.Range) {
 	t.Helper()
-	if err := p.w.Begin(shape(maxSlots)); err != nil {
+	s := shape(maxSlots)
+	s.Steered = steered
+	if err := p.w.Begin(s); err != nil {
 		t.Fatal(err)
 	}
 	p.apply(t, slotfile.Change{Vectors: func(func(uint32, *slotfile.Vector) bool) {}, Pairs: func(func(*slotfile.Pair) bool) {}})
@@ -287,7 +296,7 @@ func (p *published) set(t testing.TB, src, dst netip.Addr, shares []uint32) {
 	p.apply(t, slotfile.Change{
 		Vectors: maps.All(map[uint32]*slotfile.Vector{1: v}), Vector: func(*slotfile.Pair) *slotfile.Vector { return v },
 		Pairs: slices.Values([]*slotfile.Pair{{PairKey: slotfile.Key(src, dst), Vector: 1, InEffect: true}}),
-		Ports: func(_ *slotfile.Pair, buf []uint16) ([]uint16, uint32) {
+		Ports: func(_ *slotfile.Pair, _ int, buf []uint16) ([]uint16, uint32) {
 			for i := range v.Slots {
 				buf = append(buf, 60000+uint16(i))
 			}
@@ -344,8 +353,8 @@ func (p *published) random(t testing.TB, r *rand.Rand, n int, uniform bool) {
 				}
 			}
 		},
-		Ports: func(pair *slotfile.Pair, buf []uint16) ([]uint16, uint32) {
-			own := rand.New(rand.NewPCG(seed, uint64(pair.Destination[15])<<8|uint64(pair.Destination[14])))
+		Ports: func(pair *slotfile.Pair, service int, buf []uint16) ([]uint16, uint32) {
+			own := rand.New(rand.NewPCG(seed+uint64(service), uint64(pair.Destination[15])<<8|uint64(pair.Destination[14])))
 			first := uint16(own.IntN(1 << 15))
 			for i := range state[pair.Vector].Slots {
 				if !uniform {
@@ -358,10 +367,10 @@ func (p *published) random(t testing.TB, r *rand.Rand, n int, uniform bool) {
 	})
 }
 
-// dump describes the table as the Go reader sees it.
-func (p *published) dump(t testing.TB) string {
+// dump describes the table as the Go reader of a service sees it.
+func (p *published) dump(t testing.TB, service slots.Service) string {
 	t.Helper()
-	table, err := slots.Open(p.path)
+	table, err := slots.OpenFor(p.path, service)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -392,24 +401,72 @@ func readers(t *testing.T) map[string][]string {
 // TestReadersAgree compares the readers of all languages on the golden file and on random tables.
 func TestReadersAgree(t *testing.T) {
 	programs := readers(t)
-	check := func(path, want string) {
+	arguments := func(language string, command []string, path string, service slots.Service) []string {
+		args := append(slices.Clone(command[1:]), path)
+		switch {
+		case service == (slots.Service{}):
+		case language == "C":
+			args = append(args, fmt.Sprintf("%d/%d", service.Protocol, service.Port))
+		default:
+			args = append(args, service.String())
+		}
+		return args
+	}
+	check := func(path, want string, service slots.Service) {
 		t.Helper()
 		for language, command := range programs {
-			if got := run(t, command[0], append(command[1:], path)...); got != want {
-				t.Errorf("%s reads %s as\n%swant:\n%s", language, path, got, want)
+			if got := run(t, command[0], arguments(language, command, path, service)...); got != want {
+				t.Errorf("%s reads %s for service %q as\n%swant:\n%s", language, path, service, got, want)
 			}
 		}
 	}
-	check(goldenTable, content(t, goldenText))
+	refuse := func(path string, service slots.Service) {
+		t.Helper()
+		if table, err := slots.OpenFor(path, service); !errors.Is(err, slots.ErrService) {
+			t.Errorf("Go opens %s for service %q: %v, %v", path, service, table, err)
+		}
+		for language, command := range programs {
+			out, err := exec.Command(command[0], arguments(language, command, path, service)...).CombinedOutput()
+			if err == nil || !strings.Contains(string(out), "no source ports for") {
+				t.Errorf("%s opens %s for service %q: %v\n%s", language, path, service, err, out)
+			}
+		}
+	}
+	all := func(p *published, steered ...slots.Service) {
+		t.Helper()
+		for _, service := range append(steered, slots.Service{}, slots.Service{Protocol: 17, Port: 4791}, slots.Service{Protocol: 6, Port: 4793}) {
+			check(p.path, p.dump(t, service), service)
+		}
+	}
+	check(goldenTable, content(t, goldenText), slots.Service{})
+	for _, service := range []slots.Service{{}, {Protocol: 17, Port: 4444}} { // a table that names no service is used as it is
+		check(unnamedTable, content(t, unnamedText), service)
+	}
+	// Of a data plane that steers by source port: services that the table does not name have the ports of the first one if they are steered.
+	for _, service := range []slots.Service{{}, {Protocol: 17, Port: 4791}, {Protocol: 6, Port: 4800}, {Protocol: 6, Port: 5055}} {
+		check(steeredTable, content(t, steeredText), service)
+	}
+	for _, service := range []slots.Service{{Protocol: 6, Port: 4799}, {Protocol: 6, Port: 5056}, {Protocol: 17, Port: 4800}} {
+		refuse(steeredTable, service)
+		refuse(goldenTable, service)
+	}
+	refuse(goldenTable, slots.Service{Protocol: 6, Port: 4800})
 	r := rand.New(rand.NewPCG(3, 4))
 	p := publish(t)
 	for _, maxSlots := range []int{16, 63, 64, 65, 128} {
-		p.begin(t, maxSlots)
-		check(p.path, p.dump(t))
+		var ranges []slotfile.Range
+		var steered []slots.Service
+		for range r.IntN(4) {
+			first := uint16(1 + r.IntN(60000))
+			ranges = append(ranges, slotfile.Range{Protocol: []uint8{6, 17}[r.IntN(2)], First: first, Last: first + uint16(r.IntN(3)*r.IntN(100))})
+			steered = append(steered, slots.Service{Protocol: ranges[len(ranges)-1].Protocol, Port: ranges[len(ranges)-1].Last})
+		}
+		p.begin(t, maxSlots, ranges...)
+		all(p, steered...)
 		for range 4 {
 			p.w.SetRDMA(r.IntN(6), slotfile.RDMA{Device: fmt.Sprintf("mlx5_%d", r.IntN(9)), Port: 1 + r.Uint32N(2), GIDs: []int32{r.Int32N(256) - 1, r.Int32N(9) - 1}})
 			p.random(t, r, 1+r.IntN(400), false)
-			check(p.path, p.dump(t))
+			all(p, steered...)
 		}
 	}
 }
@@ -527,7 +584,7 @@ func TestReadersUnderChange(t *testing.T) {
 	}
 	r = rand.New(rand.NewPCG(9, 9))
 	p.random(t, r, 300, false)
-	if got, want := run(t, compile(t, "dump", memorySanitizers), p.path), p.dump(t); got != want {
+	if got, want := run(t, compile(t, "dump", memorySanitizers), p.path), p.dump(t, slots.Service{}); got != want {
 		t.Errorf("after all:\n%s\nwant:\n%s", got, want)
 	}
 	if n := descriptors(); n > 40 {
@@ -562,7 +619,7 @@ func BenchmarkLibfared(b *testing.B) {
 						}
 					}
 				},
-				Ports: func(_ *slotfile.Pair, buf []uint16) ([]uint16, uint32) { return buf, 0 },
+				Ports: func(_ *slotfile.Pair, _ int, buf []uint16) ([]uint16, uint32) { return buf, 0 },
 			})
 			for range b.N {
 				fmt.Print(run(b, out, p.path))

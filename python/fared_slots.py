@@ -11,7 +11,7 @@ Look-ups make no system call and take no lock. The table stays readable while fa
 library of Python 3.9 or later alone. Python has no memory barriers: the module relies on the hundreds of instructions that CPython executes between two
 reads, more than a processor reorders.
 
-Run as a program, it prints the whole table: python3 fared_slots.py [PATH].
+Run as a program, it prints the whole table: python3 fared_slots.py [PATH [SERVICE]].
 """
 
 import ctypes
@@ -53,6 +53,12 @@ L_HEADER_PAIRS_AT = 120
 L_HEADER_INDEX_ENTRIES = 128
 L_HEADER_INDEX_AT = 136
 L_HEADER_INSTANCE = 144
+L_HEADER_SERVICES = 208
+L_HEADER_SERVICE_SIZE = 212
+L_HEADER_SERVICES_AT = 216
+L_HEADER_STEERED = 224
+L_HEADER_STEERED_SIZE = 228
+L_HEADER_STEERED_AT = 232
 L_HEADER_STATE = 256
 L_HEADER_WAKE = 260
 L_HEADER_REVISION = 264
@@ -72,6 +78,13 @@ L_SUB_PORT_DEVICE = 8
 L_SUB_PORT_RDMA_PORT = 24
 L_SUB_PORT_RDMA_DEVICE = 32
 L_SUB_PORT_BYTES = 96
+L_SERVICE_PROTOCOL = 0
+L_SERVICE_PORT = 4
+L_SERVICE_BYTES = 8
+L_RANGE_PROTOCOL = 0
+L_RANGE_FIRST = 4
+L_RANGE_LAST = 6
+L_RANGE_BYTES = 8
 L_VECTOR_SEQUENCE = 0
 L_VECTOR_SLOTS = 4
 L_VECTOR_REVISION = 8
@@ -89,6 +102,7 @@ L_PAIR_REVISION = 8
 L_PAIR_SOURCE = 16
 L_PAIR_DESTINATION = 32
 L_PAIR_FLAGS = 48
+L_PAIR_PLACEMENTS = 52
 L_PAIR_BYTES = 56
 L_ORDER = 16909060
 L_LAYOUT = 2
@@ -110,6 +124,8 @@ L_PLACEMENT_NONE = 2
 L_PLACEMENT_ASKED = 3
 L_NO_SUB_PORT = 65535
 L_INDEX_DELETED = 4294967295
+L_MAX_SERVICES = 8
+L_MAX_STEERED = 64
 L_MAX_SLOTS = 4096
 # End of the generated part.
 
@@ -117,6 +133,7 @@ _ATTEMPTS = 2000
 _RECHECK = 1.0  # greatest time, s, for which wait does not notice that another file has appeared without a mark in the previous one
 _MASK = (1 << 64) - 1
 _PLACEMENTS = ("uniform", "hash", "none", "asked")
+_NAMES = {17: "udp", 6: "tcp"}
 _FUTEX = {"x86_64": 202, "aarch64": 98, "riscv64": 98, "ppc64le": 221, "s390x": 238}
 
 
@@ -134,6 +151,10 @@ class BadTable(Error):
 
 class NotFound(Error):
     """The table does not have the pair."""
+
+
+class NoService(Error):
+    """The table has no source ports for the service: it is neither among Table.services() nor in a range of Table.steered()."""
 
 
 class Busy(Error):
@@ -214,6 +235,15 @@ def _mix(x):
     return x ^ x >> 31
 
 
+def _service(text):
+    """Returns the numbers of a service, such as (17, 4791) of "udp/4791"."""
+    name, _, port = text.partition("/")
+    try:
+        return {"udp": 17, "tcp": 6}[name], int(port)
+    except (KeyError, ValueError):
+        raise ValueError(f"{text!r} is not a service: udp/PORT or tcp/PORT") from None
+
+
 def _round8(n):
     return (n + 7) // 8 * 8
 
@@ -221,7 +251,7 @@ def _round8(n):
 class _File:
     """One mapped file. Views of 4 and 8 bytes read their element at once."""
 
-    def __init__(self, path):
+    def __init__(self, path, service=None):
         try:
             fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         except (FileNotFoundError, NotADirectoryError):
@@ -240,6 +270,17 @@ class _File:
         view = memoryview(self.map)
         self.b, self.w, self.q, self.h = view, view.cast("I"), view.cast("Q"), view.cast("H")
         self.instance = _text(header[L_HEADER_INSTANCE : L_HEADER_INSTANCE + 64])
+        at = [self.record(self.services, n) // 4 for n in range(self.services[0])]
+        self.names = tuple((self.w[i + L_SERVICE_PROTOCOL // 4], self.w[i + L_SERVICE_PORT // 4]) for i in at)
+        self.number = 0
+        at = [self.record(self.steered, n) for n in range(self.steered[0])]
+        self.ranges = tuple((self.w[(i + L_RANGE_PROTOCOL) // 4], self.h[(i + L_RANGE_FIRST) // 2], self.h[(i + L_RANGE_LAST) // 2]) for i in at)
+        if service is not None and self.names and service in self.names:
+            self.number = self.names.index(service)
+        elif service is not None and self.names:
+            if not any(protocol == service[0] and first <= service[1] <= last for protocol, first, last in self.ranges):
+                raise NoService(f"{path} has no source ports for {_NAMES[service[0]]}/{service[1]}: add it to slots.services")
+        self.ports = L_PAIR_BYTES + 8 * self.drains + self.number * _round8(2 * self.max_slots)
 
     def _check(self, path, header, size):
         magic = bytes(header[:8])
@@ -257,7 +298,8 @@ class _File:
             raise BadTable(f"{path} is shorter than its header states")
         self.run, self.seed, self.max_slots = q[L_HEADER_RUN // 8], q[L_HEADER_SEED // 8], w[L_HEADER_MAX_SLOTS // 4]
         header_size, sources = w[L_HEADER_HEADER_SIZE // 4], w[L_HEADER_SOURCES // 4]
-        good = self.max_slots <= L_MAX_SLOTS and L_HEADER_BYTES <= header_size <= self.bytes and self.bytes % 8 == 0
+        services, ranges = w[L_HEADER_SERVICES // 4], w[L_HEADER_STEERED // 4]
+        good = self.max_slots <= L_MAX_SLOTS and services <= L_MAX_SERVICES and ranges <= L_MAX_STEERED and L_HEADER_BYTES <= header_size <= self.bytes and self.bytes % 8 == 0
         self.drains = (self.max_slots + 63) // 64
 
         def section(count, record, at, least):
@@ -269,8 +311,10 @@ class _File:
         self.planes = section(L_HEADER_PLANES, L_HEADER_PLANE_SIZE, L_HEADER_PLANES_AT, L_PLANE_BYTES)
         self.sources = section(L_HEADER_SOURCES, L_HEADER_SOURCE_SIZE, L_HEADER_SOURCES_AT, L_SOURCE_BYTES)
         self.sub_ports = section(L_HEADER_SUB_PORTS, L_HEADER_SUB_PORT_SIZE, L_HEADER_SUB_PORTS_AT, _round8(L_SUB_PORT_BYTES + 4 * sources))
+        self.services = section(L_HEADER_SERVICES, L_HEADER_SERVICE_SIZE, L_HEADER_SERVICES_AT, L_SERVICE_BYTES) if services else (0, 0, 0)
+        self.steered = section(L_HEADER_STEERED, L_HEADER_STEERED_SIZE, L_HEADER_STEERED_AT, L_RANGE_BYTES) if ranges else (0, 0, 0)
         self.vectors = section(L_HEADER_VECTORS, L_HEADER_VECTOR_SIZE, L_HEADER_VECTORS_AT, L_VECTOR_BYTES + L_SLOT_BYTES * self.max_slots)
-        self.pairs = section(L_HEADER_PAIRS, L_HEADER_PAIR_SIZE, L_HEADER_PAIRS_AT, _round8(L_PAIR_BYTES + 8 * self.drains + 2 * self.max_slots))
+        self.pairs = section(L_HEADER_PAIRS, L_HEADER_PAIR_SIZE, L_HEADER_PAIRS_AT, L_PAIR_BYTES + 8 * self.drains + max(services, 1) * _round8(2 * self.max_slots))
         self.index = section(L_HEADER_INDEX_ENTRIES, 0, L_HEADER_INDEX_AT, 4)
         entries = self.index[0]
         if not good or entries == 0 or entries & (entries - 1):
@@ -312,17 +356,20 @@ class _Futex:
             self.address = None
 
 
-def open(path=None):  # pylint: disable=redefined-builtin
-    """Opens the table at a path; None means the environment variable FARED_SLOTS, or else /run/fared/slots. Raises NoTable, BadTable or OSError."""
-    return Table(path or os.environ.get("FARED_SLOTS") or DEFAULT_PATH)
+def open(path=None, service=None):  # pylint: disable=redefined-builtin
+    """Opens the table at a path; None means the environment variable FARED_SLOTS, or else /run/fared/slots. Source ports are those for flows to a service, such as "udp/4444";
+    None means the table's first service. Where the data plane steers by source port, whatever the service, every service that it steers may be named. A table that names no
+    service, of an older fared, is used as it is. Raises NoTable, BadTable, NoService, ValueError or OSError."""
+    return Table(path or os.environ.get("FARED_SLOTS") or DEFAULT_PATH, service)
 
 
 class Table:
     """An open slot table, for one thread at a time."""
 
-    def __init__(self, path):
+    def __init__(self, path, service=None):
         self.path = path
-        self._file = _File(path)
+        self._service = None if service is None else _service(service)
+        self._file = _File(path, self._service)
         self._seen = self._file.w[L_HEADER_WAKE // 4]
 
     def _current(self):
@@ -348,7 +395,7 @@ class Table:
                     return False
                 self._file = None  # an access to the missing part would end the process
                 raise BadTable(f"{self.path} was truncated")
-        self._file = _File(self.path)
+        self._file = _File(self.path, self._service)
         self._seen = self._file.w[L_HEADER_WAKE // 4]
         return True
 
@@ -400,6 +447,15 @@ class Table:
         """Returns the local loopbacks."""
         f = self._current()
         return tuple(_address(f.b[at : at + 16]) for at in (f.record(f.sources, n) + L_SOURCE_ADDRESS for n in range(f.sources[0])))
+
+    def services(self):
+        """Returns the services for which the table has source ports, as pairs of the IP protocol's number and the port."""
+        return self._current().names
+
+    def steered(self):
+        """Returns the ranges of services that have the source ports of the first service, because the data plane steers by them, whatever the service: the IP protocol's number
+        and the first and last port of each. There are none where each service has separate ports."""
+        return self._current().ranges
 
     def sub_ports(self):
         """Returns the sub-ports, in the configured order. Raises Busy."""
@@ -480,7 +536,7 @@ class Table:
                 "source": _address(addresses[:16]),
                 "destination": _address(addresses[16:]),
                 "revision": f.q[(at + L_PAIR_REVISION) // 8],
-                "placement": _PLACEMENTS[flags >> L_PLACEMENT_SHIFT & 3],
+                "placement": _PLACEMENTS[(f.w[(at + L_PAIR_PLACEMENTS) // 4] >> 4 * (f.number - 1) if f.number else flags >> L_PLACEMENT_SHIFT) & 3],
                 "owned": f.w[L_HEADER_STATE // 4] == L_STATE_LIVE,
             }
             whole = self._read_vector(f, at, flags & L_PAIR_IN_EFFECT, values)
@@ -507,7 +563,7 @@ class Table:
         count, flags = f.w[(at + L_VECTOR_SLOTS) // 4], f.w[(at + L_VECTOR_FLAGS) // 4]
         whole = count <= f.max_slots
         drains = (pair + L_PAIR_BYTES) // 8
-        ports = (pair + L_PAIR_BYTES + 8 * f.drains) // 2
+        ports = (pair + f.ports) // 2
         slots = []
         for i in range(count if whole else 0):
             word = f.q[(at + L_VECTOR_BYTES) // 8 + i].to_bytes(8, sys.byteorder)
@@ -612,6 +668,8 @@ def dump(table):
     """Returns the text of a whole table, one line a fact, pairs by address."""
     lines = [f"plane {i} {name}" for i, name in enumerate(table.planes())]
     lines += [f"source {i} {address}" for i, address in enumerate(table.sources())]
+    lines += [f"service {i} {protocol}/{port}" for i, (protocol, port) in enumerate(table.services())]
+    lines += [f"steered {i} {protocol}/{first}-{last}" for i, (protocol, first, last) in enumerate(table.steered())]
     for i, sp in enumerate(table.sub_ports()):
         lines.append(f"sub-port {i} {sp.device} plane={sp.plane} rdma={sp.rdma_device} port={sp.rdma_port} gids={','.join(map(str, sp.gids))}")
     for p in sorted(table.pairs(), key=lambda p: (p.source.version, p.source, p.destination.version, p.destination)):
@@ -624,6 +682,6 @@ def dump(table):
 
 if __name__ == "__main__":
     try:
-        sys.stdout.write(dump(open(*sys.argv[1:2])))
-    except (Error, OSError) as error:
+        sys.stdout.write(dump(open(*sys.argv[1:3])))
+    except (Error, ValueError, OSError) as error:
         sys.exit(f"fared_slots: {error}")

@@ -13,6 +13,7 @@ import fared_slots as fs
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 GOLDEN = ROOT / "internal/slotfile/testdata/v2.slots"
+STEERED = ROOT / "internal/slotfile/testdata/v2-steered.slots"
 
 
 class Slots(unittest.TestCase):
@@ -91,11 +92,26 @@ class Slots(unittest.TestCase):
         with self.assertRaises(fs.BadTable):
             fs.open(self.directory.name)
 
+    def test_steered(self):
+        self.write(STEERED.read_bytes())
+        self.assertEqual(fs.open(self.path).steered(), ((17, 4791, 4791), (6, 4800, 5055)))
+        first = fs.dump(fs.open(self.path))
+        for service in ("tcp/4800", "tcp/5055", "udp/4791"):
+            self.assertEqual(fs.dump(fs.open(self.path, service)), first)
+        self.assertNotEqual(fs.dump(fs.open(self.path, "udp/4444")), first)  # it has separate ports
+        for service in ("tcp/4799", "tcp/5056", "udp/4800"):
+            with self.assertRaises(fs.NoService):
+                fs.open(self.path, service)
+        table = fs.open(self.path, "tcp/4800")
+        self.write(self.golden)  # of a data plane that no longer steers by source port
+        with self.assertRaises(fs.NoService):
+            table.refresh()
+
     def test_damage(self):
         rng = random.Random(2)
         opened = 0
-        for _ in range(1500):
-            data = bytearray(self.golden)
+        for n in range(1500):
+            data = bytearray((self.golden, STEERED.read_bytes())[n % 2])
             for _ in range(rng.randrange(1, 5)):
                 data[rng.randrange(rng.choice((fs.L_HEADER_BYTES, len(data))))] = rng.randrange(256)
             self.write(data)

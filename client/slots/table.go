@@ -1,7 +1,6 @@
 package slots
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -9,6 +8,8 @@ import (
 	"net/netip"
 	"os"
 	"runtime"
+	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -31,6 +32,8 @@ var (
 	// ErrBusy means that the record changed during every attempt to read it, or that its writer stopped in the middle of a change. Retry later, and use the
 	// last result meanwhile.
 	ErrBusy = errors.New("the slot table's record is being changed")
+	// ErrService means that the table has no source ports for the service of OpenFor: it is neither among Table.Services nor in a range of Table.Steered.
+	ErrService = errors.New("the slot table has no source ports for the service")
 	// ErrFormat means that the file is not a slot table.
 	ErrFormat = slotlayout.ErrFormat
 	// ErrTruncated means that the file is shorter than its header states.
@@ -150,11 +153,50 @@ type Status struct {
 	Pairs int
 }
 
+// Service is a destination of flows: the number of an IP protocol, 17 (UDP) or 6 (TCP), and a port. The zero value stands for the first service of a table.
+type Service struct {
+	Protocol uint8
+	Port     uint16
+}
+
+// String returns the service in the form "udp/4791", as the configuration has it, and "" for the zero value.
+func (s Service) String() string {
+	switch s.Protocol {
+	case 0:
+		return ""
+	case unix.IPPROTO_UDP:
+		return fmt.Sprintf("udp/%d", s.Port)
+	case unix.IPPROTO_TCP:
+		return fmt.Sprintf("tcp/%d", s.Port)
+	}
+	return fmt.Sprintf("%d/%d", s.Protocol, s.Port)
+}
+
+// ServiceRange is a range of services of one protocol.
+type ServiceRange struct {
+	Protocol    uint8
+	First, Last uint16
+}
+
+// String returns the range in the form "udp/4791" or "tcp/4800-5055".
+func (r ServiceRange) String() string {
+	text := Service{r.Protocol, r.First}.String()
+	if r.First != r.Last {
+		text += fmt.Sprint("-", r.Last)
+	}
+	return text
+}
+
+func (r ServiceRange) contains(s Service) bool {
+	return s.Protocol == r.Protocol && s.Port >= r.First && s.Port <= r.Last
+}
+
 // Table is an open slot table. Its methods may be called by several goroutines at once.
 type Table struct {
-	path string
-	mem  atomic.Pointer[mapping]
-	mu   sync.Mutex // one Refresh at a time
+	path    string
+	service Service
+	mem     atomic.Pointer[mapping]
+	mu      sync.Mutex // one Refresh at a time
 }
 
 // mapping is a mapped file. The garbage collector unmaps it.
@@ -164,30 +206,52 @@ type mapping struct {
 	dev uint64
 	ino uint64
 
-	planes  []string
-	sources []netip.Addr
+	planes   []string
+	sources  []netip.Addr
+	services []Service
+	steered  []ServiceRange
+	service  uint32 // the index of the table's service in services
 	// err is ErrTruncated for a file that was truncated: mem is then an empty header.
 	err error
 }
 
-// Open opens the table at a path; "" means the environment variable FARED_SLOTS, or else DefaultPath.
-func Open(path string) (*Table, error) {
+// listed lists the services of a table for an error, each once.
+func (m *mapping) listed() string {
+	var names []string
+	for _, s := range m.services {
+		if !slices.ContainsFunc(m.steered, func(r ServiceRange) bool { return r.contains(s) }) {
+			names = append(names, s.String())
+		}
+	}
+	for _, r := range m.steered {
+		names = append(names, r.String())
+	}
+	return strings.Join(names, ", ")
+}
+
+// Open opens the table at a path; "" means the environment variable FARED_SLOTS, or else DefaultPath. Source ports are those for the table's first service.
+func Open(path string) (*Table, error) { return OpenFor(path, Service{}) }
+
+// OpenFor is Open with the source ports for a service: where the data plane places flows by a hash, those of another service lead to other sub-ports. The error is ErrService
+// if the table has none for it: slots.services of the configuration lists those that have separate ports. Where the data plane steers by source port, whatever the service, every
+// service that it steers has the same ports, and only another one is an error. A table of a fared that does not name services is used as it is.
+func OpenFor(path string, service Service) (*Table, error) {
 	if path == "" {
 		path = os.Getenv("FARED_SLOTS")
 	}
 	if path == "" {
 		path = DefaultPath
 	}
-	m, err := openMapping(path)
+	m, err := openMapping(path, service)
 	if err != nil {
 		return nil, fmt.Errorf("open the slot table %s: %w", path, err)
 	}
-	t := &Table{path: path}
+	t := &Table{path: path, service: service}
 	t.mem.Store(m)
 	return t, nil
 }
 
-func openMapping(path string) (*mapping, error) {
+func openMapping(path string, service Service) (*mapping, error) {
 	f, err := os.Open(path)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, fmt.Errorf("%w: fared does not publish one there", ErrNoTable)
@@ -223,6 +287,22 @@ func openMapping(path string) (*mapping, error) {
 	}
 	for i := range m.h.Sources {
 		m.sources = append(m.sources, slotlayout.Addr(m.mem.Bytes16(m.h.SourcesAt+uint64(i)*uint64(m.h.SourceSize))))
+	}
+	for i := range m.h.Services {
+		at := m.h.ServicesAt + uint64(i)*uint64(m.h.ServiceSize)
+		m.services = append(m.services, Service{uint8(m.mem.Load32(at)), uint16(m.mem.Load32(at + 4))})
+	}
+	for i := range m.h.Steered {
+		r := slotlayout.RangeOf(m.mem.Load64(m.h.SteeredAt + uint64(i)*uint64(m.h.SteeredSize)))
+		m.steered = append(m.steered, ServiceRange{uint8(r.Protocol), r.First, r.Last})
+	}
+	switch i := slices.Index(m.services, service); {
+	case i >= 0:
+		m.service = uint32(i)
+	case service == Service{} || len(m.services) == 0:
+	case slices.ContainsFunc(m.steered, func(r ServiceRange) bool { return r.contains(service) }): // the ports of the first service
+	default:
+		return nil, fmt.Errorf("%w %s, only for %s", ErrService, service, m.listed())
 	}
 	return m, nil
 }
@@ -262,6 +342,23 @@ func (t *Table) Sources() []netip.Addr {
 	return nil
 }
 
+// Services returns the services for which the table has source ports, the first one being that of Open; none for a table that does not name them. Do not modify the result.
+func (t *Table) Services() []Service {
+	if m := t.mem.Load(); m != nil {
+		return m.services
+	}
+	return nil
+}
+
+// Steered returns the services that have the source ports of the first one of Services, because the data plane steers by them, whatever the service; none where each service
+// has separate ports. Do not modify the result.
+func (t *Table) Steered() []ServiceRange {
+	if m := t.mem.Load(); m != nil {
+		return m.steered
+	}
+	return nil
+}
+
 // attempts bounds the readings of a record that changes meanwhile. A change takes less than a microsecond unless its writer is interrupted.
 const attempts = 2000
 
@@ -289,6 +386,7 @@ const (
 	pairSource      = uint64(unsafe.Offsetof(slotlayout.Pair{}.Source))
 	pairDestination = uint64(unsafe.Offsetof(slotlayout.Pair{}.Destination))
 	pairFlags       = uint64(unsafe.Offsetof(slotlayout.Pair{}.Flags))
+	pairPlacements  = uint64(unsafe.Offsetof(slotlayout.Pair{}.Placements))
 )
 
 // current returns the mapping to read. If another file has replaced it, current continues with that file: one of the few cases in which a look-up makes
@@ -351,7 +449,7 @@ func (m *mapping) read(record uint32, src, dst *[16]byte, buf []Slot) (Pair, err
 			continue
 		}
 		p := Pair{
-			Source: slotlayout.Addr(a), Destination: slotlayout.Addr(b), Placement: Placement(flags >> slotlayout.PlacementShift),
+			Source: slotlayout.Addr(a), Destination: slotlayout.Addr(b), Placement: Placement(slotlayout.PlacementOf(flags, m.mem.Load32(at+pairPlacements), m.service)),
 			Revision: m.mem.Load64(at + pairRevision), Owned: m.mem.Load32(headerState) == slotlayout.StateLive, Slots: buf[:0],
 			from: m, record: record, sequence: sequence,
 		}
@@ -386,7 +484,7 @@ func (m *mapping) readVector(p *Pair, pair uint64, inEffect bool) (bool, error) 
 	}
 	p.Vector, p.Revision = m.mem.Load32(at+vectorID), max(p.Revision, m.mem.Load64(at+vectorRevision))
 	p.Reachable, p.InEffect = flags&slotlayout.VectorReachable != 0, inEffect && flags&slotlayout.VectorInEffect != 0
-	ports := pair + slotlayout.PortsAt(m.h.MaxSlots)
+	ports := pair + slotlayout.PortsAt(m.h.MaxSlots, m.service)
 	var drains, four uint64
 	for i := range uint64(slots) {
 		if i%64 == 0 {
@@ -546,77 +644,10 @@ func (t *Table) Refresh() (replaced bool, err error) {
 		}
 		return false, nil
 	}
-	next, err := openMapping(t.path)
+	next, err := openMapping(t.path, t.service)
 	if err != nil {
 		return false, fmt.Errorf("open the slot table %s: %w", t.path, err)
 	}
 	t.mem.Store(next)
 	return true, nil
-}
-
-// Mark is a moment of a table.
-type Mark struct {
-	from *mapping
-	wake uint32
-}
-
-// Mark returns the present moment, for Wait.
-func (t *Table) Mark() Mark {
-	m := t.mem.Load()
-	if m == nil {
-		return Mark{}
-	}
-	defer runtime.KeepAlive(m)
-	return Mark{m, m.mem.Load32(headerWake)}
-}
-
-// recheck is the greatest time for which Wait does not notice that another file has appeared at the path without a mark in the previous one.
-const recheck = time.Second
-
-// Wait waits until the table has changed since a mark, or ctx ends, and returns the mark of that moment. It blocks a thread. A missing or unusable file is
-// not an error: Wait waits for another one. The error is that of ctx.
-func (t *Table) Wait(ctx context.Context, since Mark) (Mark, error) {
-	stop := context.AfterFunc(ctx, func() { wakeAll(since.from) })
-	defer stop()
-	t.Refresh() // a failure leaves the table unchanged
-	for {
-		if now := t.Mark(); now != since {
-			t.current()
-			return t.Mark(), nil
-		}
-		if ctx.Err() != nil {
-			return since, context.Cause(ctx)
-		}
-		if since.from == nil {
-			return since, fs.ErrClosed
-		}
-		slice := recheck
-		if since.from.mem.Load32(headerState) != slotlayout.StateLive {
-			slice /= 10 // another file is expected
-		}
-		if deadline, ok := ctx.Deadline(); ok {
-			slice = min(slice, max(time.Until(deadline), 0))
-		}
-		// No process wakes the readers of a truncated file: its size is checked before an access, unless the writer has just changed it.
-		if timedOut := futexWait(since.from, since.wake, slice); timedOut {
-			t.Refresh() // a failure leaves the table unchanged
-		}
-	}
-}
-
-// wakeAll ends the system calls of every Wait for a file. The mapping is read-only, which is enough for FUTEX_WAKE.
-func wakeAll(m *mapping) {
-	if m != nil {
-		const futexWake, all = 1, 1<<31 - 1
-		unix.Syscall(unix.SYS_FUTEX, uintptr(m.mem.Word(headerWake)), futexWake, all)
-	}
-}
-
-// futexWait waits until the word differs from value, a wake, or the end of the timeout, which it reports. Spurious returns are possible.
-func futexWait(m *mapping, value uint32, timeout time.Duration) (timedOut bool) {
-	const wait = 0
-	ts := unix.NsecToTimespec(int64(timeout))
-	_, _, errno := unix.Syscall6(unix.SYS_FUTEX, uintptr(m.mem.Word(headerWake)), wait, uintptr(value), uintptr(unsafe.Pointer(&ts)), 0, 0)
-	runtime.KeepAlive(m)
-	return errno == unix.ETIMEDOUT
 }

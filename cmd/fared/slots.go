@@ -16,11 +16,14 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/fared/fared/client/slots"
+	"github.com/fared/fared/daemon/config"
+	"github.com/fared/fared/wecmp"
 )
 
 // slotsOptions are the flags and arguments of `fared slots`.
 type slotsOptions struct {
 	file                string
+	service             string
 	source, destination netip.Addr // the zero address selects all
 	running, watch      bool
 }
@@ -39,14 +42,33 @@ plane forwards by the weights, otherwise 'wanted'.
 
 A table that its daemon no longer maintains is shown, and its state reported: the kernel still
 forwards by it. --require-running makes that an error, with exit code 3. --watch prints every
-change, until Ctrl-C; it waits by futex. Exit code 4: the table has no such pair.`,
-		Example: "  fared slots\n  fared slots 10.255.0.1 10.255.0.2\n  fared slots 10.255.0.1 --watch -o json",
+change, until Ctrl-C; it waits by futex. Exit code 4: the table has no such pair.
+
+Source ports are those for flows to --service, one of slots.services in the configuration. Where
+the data plane places flows by a hash (driver linux), each service has different ones. Where it
+steers by source port (driver bpf), --service may be any that it steers.`,
+		Example: "  fared slots\n  fared slots 10.255.0.1 10.255.0.2\n  fared slots 10.255.0.1 10.255.0.2 --service udp/4444\n  fared slots 10.255.0.1 --watch -o json",
 		Args:    func(c *cobra.Command, args []string) error { return o.parse(c, args) },
 		RunE:    func(c *cobra.Command, _ []string) error { return e.slots(c.Context(), o) },
 	}
 	slotTableFlag(c, &o.file)
 	c.Flags().BoolVar(&o.running, "require-running", false, "exit with 3 if no daemon maintains the table")
 	c.Flags().BoolVarP(&o.watch, "watch", "w", false, "print every change; -o json prints one object per line")
+	c.Flags().StringVar(&o.service, "service", "", "show the source ports for this service, such as udp/4444 (default: the first one of the table)")
+	_ = c.RegisterFlagCompletionFunc("service", func(*cobra.Command, []string, string) (out []cobra.Completion, _ cobra.ShellCompDirective) {
+		if table, err := slots.Open(o.file); err == nil {
+			for _, s := range table.Services() {
+				out = append(out, s.String())
+			}
+			for _, r := range table.Steered() {
+				if text := r.String(); r.First == r.Last && !slices.Contains(out, text) {
+					out = append(out, text)
+				}
+			}
+			table.Close()
+		}
+		return out, cobra.ShellCompDirectiveNoFileComp
+	})
 	c.ValidArgsFunction = o.complete
 	return readFlags(e, c)
 }
@@ -96,10 +118,27 @@ func (o *slotsOptions) complete(_ *cobra.Command, args []string, _ string) (out 
 	return out, cobra.ShellCompDirectiveNoFileComp
 }
 
-// openSlots opens the slot table, with an exit code and a remedy for every error.
-func openSlots(file string) (*slots.Table, error) {
-	table, err := slots.Open(file)
+// openSlots opens the slot table for a service, "" for its first one, with an exit code and a remedy for every error.
+func openSlots(file, service string) (*slots.Table, error) {
+	var of slots.Service
+	if service != "" {
+		parsed, err := parseService(service)
+		if err != nil {
+			return nil, err
+		}
+		of = slots.Service(parsed)
+	}
+	table, err := slots.OpenFor(file, of)
 	return table, explainSlots(err)
+}
+
+// parseService parses the value of --service.
+func parseService(text string) (wecmp.Service, error) {
+	service, err := config.ParseService(text)
+	if err != nil {
+		return service, &exitError{exitUsage, err, "write one such as udp/4791 or tcp/4793"}
+	}
+	return service, nil
 }
 
 // explainSlots turns an error of the slot table into an exit code and a remedy.
@@ -112,6 +151,8 @@ func explainSlots(err error) error {
 		return &exitError{exitUnreachable, err, "is fared running? start it with 'fared run --config FILE'; name another path of slots.file with --file"}
 	case errors.As(err, &layout):
 		return &exitError{exitFailed, err, "compare 'fared version' with 'fared status'"}
+	case errors.Is(err, slots.ErrService):
+		return &exitError{exitNotFound, err, "add it to slots.services of the configuration and restart fared"}
 	case errors.Is(err, fs.ErrPermission):
 		return &exitError{exitFailed, err, "slots.mode of the configuration determines who reads the table"}
 	case errors.Is(err, slots.ErrFormat), errors.Is(err, slots.ErrTruncated):
@@ -123,7 +164,7 @@ func explainSlots(err error) error {
 }
 
 func (e *env) slots(ctx context.Context, o *slotsOptions) error {
-	table, err := openSlots(o.file)
+	table, err := openSlots(o.file, o.service)
 	if err != nil {
 		return err
 	}
@@ -194,6 +235,8 @@ type slotsView struct {
 	Weights      uint64        `json:"weights_revision"`
 	Planes       []string      `json:"planes"`
 	SubPorts     []subPortView `json:"sub_ports"`
+	Services     []string      `json:"services"`          // those that the table has source ports for
+	Steered      []string      `json:"steered,omitempty"` // those with the source ports of the first one, as ranges
 	Pairs        []pairView    `json:"pairs"`
 	// Removed has the pairs that the table no longer has, with --watch.
 	Removed []pairKey `json:"removed,omitempty"`
@@ -248,7 +291,13 @@ func readSlots(table *slots.Table, o *slotsOptions) (*slotsView, error) {
 	status := table.Status()
 	v := &slotsView{
 		File: table.Path(), State: status.State.String(), Live: status.Live, Instance: status.Instance, Run: status.Run,
-		Revision: status.Revision, Weights: status.StatusRevision, Planes: table.Planes(), Pairs: []pairView{}, age: status.HeartbeatAge, sources: table.Sources(),
+		Revision: status.Revision, Weights: status.StatusRevision, Planes: table.Planes(), Pairs: []pairView{}, Services: []string{}, age: status.HeartbeatAge, sources: table.Sources(),
+	}
+	for _, s := range table.Services() {
+		v.Services = append(v.Services, s.String())
+	}
+	for _, r := range table.Steered() {
+		v.Steered = append(v.Steered, r.String())
 	}
 	if status.State == slots.Live {
 		seconds := status.HeartbeatAge.Seconds()

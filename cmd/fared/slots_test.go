@@ -91,7 +91,7 @@ func (w *slotWriter) set(share map[string]uint32, remove ...string) {
 	err := w.Apply(slotfile.Change{
 		Revision: w.revision, Remove: gone, Vectors: iter.Seq2[uint32, *slotfile.Vector](maps.All(vectors)), Pairs: slices.Values(pairs),
 		Vector: func(p *slotfile.Pair) *slotfile.Vector { return vectors[p.Vector] },
-		Ports:  func(_ *slotfile.Pair, buf []uint16) ([]uint16, uint32) { return append(buf, 50000, 50001), 0 },
+		Ports:  func(_ *slotfile.Pair, _ int, buf []uint16) ([]uint16, uint32) { return append(buf, 50000, 50001), 0 },
 	})
 	if err == nil {
 		err = w.Publish()

@@ -6,6 +6,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -451,7 +452,7 @@ type Dataplane struct {
 	TLS *TLS `yaml:"tls"`
 	// The UDP destination ports to steer; RoCEv2 uses 4791, SUPERp 4444. Driver bpf steers all of them. For driver linux, source ports are chosen
 	// for flows to the first of them or, if the list is empty, to the first of tcp_ports; flows to the others may leave by any sub-port unless
-	// their program asks for its service over gRPC. A leaf steers nothing.
+	// their program asks for its service over gRPC or, with slots.services, in the slot table. A leaf steers nothing.
 	UDPPorts []uint16 `yaml:"udp_ports" default:"[4791, 4444]" items:"0..16" min:"1" max:"65535"`
 	// The TCP destination ports to steer in addition: those of queue pairs that are TCP connections; fared's use 4793.
 	TCPPorts []uint16 `yaml:"tcp_ports" default:"[4793]" items:"0..16" min:"1" max:"65535"`
@@ -527,6 +528,49 @@ type SlotTable struct {
 	// Permission bits of the file, octal, quoted. The default lets every local user read. Group and others cannot have write permission, because a
 	// program that truncates the file ends its readers.
 	Mode os.FileMode `yaml:"mode" default:"0644" min:"0400" max:"0755"`
+	// The services that the table has source ports for, such as udp/4791 and udp/4444, all of them steered (dataplane). Programs that name no service read those of the first one.
+	// With driver linux each service has different source ports, and programs of any other service are refused. With driver bpf all have the same, and only programs of a service
+	// that is not steered are refused. If the list is empty: the first of
+	// dataplane.udp_ports or, without UDP ports, of dataplane.tcp_ports; and RoCEv2's udp/4791 if it is steered.
+	Services []string `yaml:"services" default:"[]" items:"0..8"`
+}
+
+// TableServices returns the services of the slot table, at least one at a server with a valid configuration.
+func (c *Config) TableServices() (out []wecmp.Service) {
+	for _, text := range c.SlotTable.Services {
+		service, _ := ParseService(text) // a valid configuration has valid services
+		out = append(out, service)
+	}
+	if len(out) == 0 {
+		if protocol, port := c.Dataplane.Flows(); port != 0 {
+			out = append(out, wecmp.Service{Protocol: protocol, Port: port})
+		}
+		// libfared-verbs and fared0 read the table for RoCEv2, whatever the order of the ports.
+		if roce := (wecmp.Service{Protocol: wecmp.ProtocolUDP, Port: 4791}); c.Dataplane.steers(roce) && !slices.Contains(out, roce) {
+			out = append(out, roce)
+		}
+	}
+	return out
+}
+
+// ParseService parses a service in the form udp/PORT or tcp/PORT.
+func ParseService(text string) (wecmp.Service, error) {
+	name, digits, _ := strings.Cut(text, "/")
+	protocol := map[string]uint8{"udp": wecmp.ProtocolUDP, "tcp": wecmp.ProtocolTCP}[name]
+	port, err := strconv.ParseUint(digits, 10, 16)
+	if protocol == 0 || err != nil || port == 0 {
+		return wecmp.Service{}, fmt.Errorf("%q is not a service", text)
+	}
+	return wecmp.Service{Protocol: protocol, Port: uint16(port)}, nil
+}
+
+// steers reports whether the packets to a service are steered.
+func (d *Dataplane) steers(s wecmp.Service) bool {
+	if s.Protocol == wecmp.ProtocolUDP {
+		return slices.Contains(d.UDPPorts, s.Port)
+	}
+	first, last, err := d.TCPRange()
+	return slices.Contains(d.TCPPorts, s.Port) || err == nil && first <= s.Port && s.Port <= last
 }
 
 // NoSlotTable is the value of SlotTable.File that disables the slot table.

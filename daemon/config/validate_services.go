@@ -12,6 +12,7 @@ import (
 	"github.com/fared/fared/daemon/config/internal/model"
 	"github.com/fared/fared/fare"
 	"github.com/fared/fared/internal/tlsfiles"
+	"github.com/fared/fared/wecmp"
 )
 
 // services checks the addresses of the services that fared offers and uses.
@@ -122,6 +123,19 @@ func (p *problems) unused(path string, set bool, why string) {
 func (p *problems) slotTable(c *Config, socket bool) {
 	if mode := c.SlotTable.Mode; mode&0o022 != 0 {
 		p.add("slots.mode", fmt.Sprintf("%04o lets group or others write", mode), fmt.Sprintf("use \"%04o\"", mode&^0o022))
+	}
+	var services []wecmp.Service
+	for i, text := range c.SlotTable.Services {
+		switch service, err := ParseService(text); {
+		case err != nil:
+			p.add(item("slots.services", i), err.Error(), "write one such as udp/4791 or tcp/4793")
+		case slices.Contains(services, service):
+			p.add(item("slots.services", i), text+" is listed twice", "list it once")
+		case c.Role == fare.RoleServer && !c.Dataplane.steers(service):
+			p.add(item("slots.services", i), text+" is not steered", fmt.Sprintf("add %d to dataplane.%s_ports, or remove it here", service.Port, text[:3]))
+		default:
+			services = append(services, service)
+		}
 	}
 	switch file := c.SlotTable.File; {
 	case file == "" || file == NoSlotTable, !socket && file == SlotTableOf(c.API.Socket):

@@ -132,6 +132,7 @@ const (
 	pairSource      = uint64(unsafe.Offsetof(slotlayout.Pair{}.Source))
 	pairDestination = uint64(unsafe.Offsetof(slotlayout.Pair{}.Destination))
 	pairFlags       = uint64(unsafe.Offsetof(slotlayout.Pair{}.Flags))
+	pairPlacements  = uint64(unsafe.Offsetof(slotlayout.Pair{}.Placements))
 )
 
 // change runs fn while the record's sequence is odd: readers that overlap with it retry. The sequence is the first field of each record that changes.
@@ -261,32 +262,35 @@ func (f *file) vectorOf(n uint32) (uint32, bool) {
 
 // pairState is the content of a pair's record.
 type pairState struct {
-	vector uint32 // record number plus 1; 0: none
-	flags  uint32
-	drain  []uint64 // bitmap
-	ports  []uint16 // MaxSlots of them
+	vector     uint32 // record number plus 1; 0: none
+	flags      uint32
+	placements uint32
+	drain      []uint64 // bitmap
+	ports      []uint16 // for each service, MaxSlots of them in whole words
 }
 
 func (s *pairState) equal(t *pairState) bool {
-	return s.vector == t.vector && s.flags == t.flags && slices.Equal(s.drain, t.drain) && slices.Equal(s.ports, t.ports)
+	return s.vector == t.vector && s.flags == t.flags && s.placements == t.placements && slices.Equal(s.drain, t.drain) && slices.Equal(s.ports, t.ports)
 }
 
 // newState returns an empty state with room for all slots.
 func (f *file) newState() pairState {
-	return pairState{drain: make([]uint64, slotlayout.DrainWords(f.h.MaxSlots)), ports: make([]uint16, round4(f.h.MaxSlots))}
+	return pairState{drain: make([]uint64, slotlayout.DrainWords(f.h.MaxSlots)), ports: make([]uint16, f.portsOf(max(f.h.Services, 1)))}
 }
 
-// round4 returns the number of ports in whole words.
-func round4(n uint32) uint32 { return (n + 3) / 4 * 4 }
+// portsOf returns the index in pairState.ports of a service's first port.
+func (f *file) portsOf(service uint32) uint64 {
+	return (slotlayout.PortsAt(f.h.MaxSlots, service) - slotlayout.PortsAt(f.h.MaxSlots, 0)) / 2
+}
 
 // state reads a pair's record.
 func (f *file) state(n uint32, s *pairState) {
 	at := f.pair(n)
-	s.vector, s.flags = f.mem.Load32(at+pairVector), f.mem.Load32(at+pairFlags)
+	s.vector, s.flags, s.placements = f.mem.Load32(at+pairVector), f.mem.Load32(at+pairFlags), f.mem.Load32(at+pairPlacements)
 	for i := range s.drain {
 		s.drain[i] = f.mem.Load64(at + slotlayout.PairSize + 8*uint64(i))
 	}
-	at += slotlayout.PortsAt(f.h.MaxSlots)
+	at += slotlayout.PortsAt(f.h.MaxSlots, 0)
 	var b [8]byte
 	for i := 0; i < len(s.ports); i += 4 {
 		binary.NativeEndian.PutUint64(b[:], f.mem.Load64(at+2*uint64(i)))
@@ -305,10 +309,11 @@ func (f *file) setState(n uint32, key PairKey, s *pairState, revision uint64) {
 		f.mem.SetBytes16(at+pairSource, key.Source)
 		f.mem.SetBytes16(at+pairDestination, key.Destination)
 		f.mem.Store32(at+pairFlags, s.flags)
+		f.mem.Store32(at+pairPlacements, s.placements)
 		for i, word := range s.drain {
 			f.mem.Store64(at+slotlayout.PairSize+8*uint64(i), word)
 		}
-		at := at + slotlayout.PortsAt(f.h.MaxSlots)
+		at := at + slotlayout.PortsAt(f.h.MaxSlots, 0)
 		var b [8]byte
 		for i := 0; i < len(s.ports); i += 4 {
 			for j := range 4 {
@@ -364,6 +369,8 @@ func (f *file) copyFrom(old *file) error {
 	// The sections are not published: plain copies are enough.
 	copy(f.mem[f.h.PlanesAt:][:uint64(f.h.Planes)*uint64(f.h.PlaneSize)], old.mem[old.h.PlanesAt:])
 	copy(f.mem[f.h.SourcesAt:][:uint64(f.h.Sources)*uint64(f.h.SourceSize)], old.mem[old.h.SourcesAt:])
+	copy(f.mem[f.h.ServicesAt:][:uint64(f.h.Services)*uint64(f.h.ServiceSize)], old.mem[old.h.ServicesAt:])
+	copy(f.mem[f.h.SteeredAt:][:uint64(f.h.Steered)*uint64(f.h.SteeredSize)], old.mem[old.h.SteeredAt:])
 	copy(f.mem[f.h.SubPortsAt:][:uint64(f.h.SubPorts)*uint64(f.h.SubPortSize)], old.mem[old.h.SubPortsAt:])
 	copy(f.mem[f.h.VectorsAt:], old.mem[old.h.VectorsAt:][:uint64(old.h.Vectors)*uint64(old.h.VectorSize)])
 	copy(f.mem[f.h.PairsAt:], old.mem[old.h.PairsAt:][:uint64(old.h.Pairs)*uint64(old.h.PairSize)])

@@ -17,12 +17,16 @@ import (
 	"github.com/fared/fared/internal/slotlayout"
 )
 
-// shape is the shape of the tests' tables: two planes of two sub-ports, and two sources.
+// services are those of the tests' tables.
+var services = []slots.Service{{Protocol: 17, Port: 4791}, {Protocol: 17, Port: 4444}, {Protocol: 6, Port: 4793}}
+
+// shape is the shape of the tests' tables: two planes of two sub-ports, two sources, and three services.
 func shape(maxSlots int) Shape {
 	return Shape{
 		Instance: "test", Planes: []string{"p0", "p1"},
 		SubPorts: []SubPort{{"eth0", 0}, {"eth1", 0}, {"eth2", 1}, {"eth3", 1}},
 		Sources:  []Source{{netip.MustParseAddr("10.255.0.1"), 0}, {netip.MustParseAddr("2001:db8::1"), 1}}, MaxSlots: maxSlots,
+		Services: []Service{Service(services[0]), Service(services[1]), Service(services[2])},
 	}
 }
 
@@ -57,7 +61,7 @@ func reader(t testing.TB, path string) *slots.Table {
 type model struct {
 	vectors map[uint32]*Vector
 	pairs   map[PairKey]*Pair
-	ports   map[PairKey]uint16 // the first source port
+	ports   map[PairKey]uint16 // the first source port for the first service
 }
 
 func newModel() *model {
@@ -78,9 +82,14 @@ func (m *model) clone() *model {
 	return out
 }
 
+// firstPort returns the first source port of a pair for a service; its remainder is also the placement.
+func (m *model) firstPort(key PairKey, service int) uint16 {
+	return m.ports[key] + 1001*uint16(service)
+}
+
 // portsOf implements Change.Ports: consecutive ports.
-func (m *model) portsOf(p *Pair, buf []uint16) ([]uint16, uint32) {
-	first := m.ports[p.PairKey]
+func (m *model) portsOf(p *Pair, service int, buf []uint16) ([]uint16, uint32) {
+	first := m.firstPort(p.PairKey, service)
 	for i := range m.vectors[p.Vector].Slots {
 		buf = append(buf, first+uint16(i))
 	}
@@ -126,16 +135,16 @@ func change(from, to *model, revision uint64) Change {
 
 func equalVectors(a, b *Vector) bool { return a.Flags == b.Flags && slices.Equal(a.Slots, b.Slots) }
 
-// text describes a pair of the model as describe does one of a reader.
-func (m *model) text(key PairKey) string {
-	p := m.pairs[key]
+// text describes a pair of the model, with the source ports for a service, as describe does one of a reader.
+func (m *model) text(key PairKey, service int) string {
+	p, first := m.pairs[key], m.firstPort(key, service)
 	var b strings.Builder
 	fmt.Fprintf(&b, "%s %s", slotlayout.Addr(key.Source), slotlayout.Addr(key.Destination))
 	v := m.vectors[p.Vector]
 	if v == nil {
 		return b.String() + " vector=0 uniform"
 	}
-	fmt.Fprintf(&b, " vector=%d %s", p.Vector, slotlayout.Placements[m.ports[key]%4])
+	fmt.Fprintf(&b, " vector=%d %s", p.Vector, slotlayout.Placements[first%4])
 	if v.Flags&slotlayout.VectorReachable != 0 {
 		b.WriteString(" reachable")
 	}
@@ -147,7 +156,7 @@ func (m *model) text(key PairKey) string {
 		if s.SubPort == slotlayout.NoSubPort {
 			sub = -1
 		}
-		fmt.Fprintf(&b, "; %d.%d %d:%d", s.Plane, sub, s.Share, m.ports[key]+uint16(i))
+		fmt.Fprintf(&b, "; %d.%d %d:%d", s.Plane, sub, s.Share, first+uint16(i))
 		if s.Flags&slotlayout.SlotParked != 0 {
 			b.WriteString(" parked")
 		}
@@ -164,16 +173,30 @@ func (m *model) text(key PairKey) string {
 // describe describes a pair of a reader.
 func describe(p slots.Pair) string { return slotstest.Describe(&p) }
 
-// check compares a reader with the model, by look-up and by iteration.
+// check compares a reader of the first service with the model, and new ones of all services.
 func (m *model) check(t *testing.T, r *slots.Table) {
+	t.Helper()
+	m.checkService(t, r, 0)
+	for i, s := range services {
+		of, err := slots.OpenFor(r.Path(), s)
+		if err != nil {
+			t.Fatal(err)
+		}
+		m.checkService(t, of, i)
+		of.Close()
+	}
+}
+
+// checkService compares a reader of a service with the model, by look-up and by iteration.
+func (m *model) checkService(t *testing.T, r *slots.Table, service int) {
 	t.Helper()
 	want := map[string]bool{}
 	var buf []slots.Slot
 	for key := range m.pairs {
-		want[m.text(key)] = true
+		want[m.text(key, service)] = true
 		p, err := r.Lookup(slotlayout.Addr(key.Source), slotlayout.Addr(key.Destination), buf)
-		if err != nil || describe(p) != m.text(key) {
-			t.Fatalf("%v\n%s, want\n%s", err, describe(p), m.text(key))
+		if err != nil || describe(p) != m.text(key, service) {
+			t.Fatalf("%v\n%s, want\n%s", err, describe(p), m.text(key, service))
 		}
 		if !r.Current(&p) {
 			t.Fatalf("%s is not current", describe(p))

@@ -59,6 +59,18 @@ type Source struct {
 	Group   int
 }
 
+// Service is a destination of flows: the number of an IP protocol, and a port.
+type Service struct {
+	Protocol uint8
+	Port     uint16
+}
+
+// Range is a range of services of one protocol.
+type Range struct {
+	Protocol    uint8
+	First, Last uint16
+}
+
 // Shape is the part of a table that is constant while a file exists.
 type Shape struct {
 	// Instance names the run of the process; at most 63 bytes are stored.
@@ -66,6 +78,10 @@ type Shape struct {
 	Planes   []string // each at most 63 bytes
 	SubPorts []SubPort
 	Sources  []Source
+	// Services have source ports in each pair; at most slotlayout.MaxServices. None means one service, which the table does not name.
+	Services []Service
+	// Steered are ranges of services that have the source ports of the first service; at most slotlayout.MaxSteered. None means that only Services have source ports.
+	Steered []Range
 	// MaxSlots is the greatest number of slots of a pair.
 	MaxSlots int
 	// Vectors and Pairs are the expected numbers of records. The file has room for more.
@@ -180,8 +196,14 @@ func Guard(fn func() error) (err error) {
 // Begin starts an empty file, which replaces the published one at the next Publish.
 func (w *Writer) Begin(s Shape) error {
 	h := slotlayout.Header{
-		Seed: w.seed(), MaxSlots: uint32(s.MaxSlots), Planes: uint32(len(s.Planes)), SubPorts: uint32(len(s.SubPorts)), Sources: uint32(len(s.Sources)),
+		Seed: w.seed(), MaxSlots: uint32(s.MaxSlots), Services: uint32(len(s.Services)), Steered: uint32(len(s.Steered)), Planes: uint32(len(s.Planes)), SubPorts: uint32(len(s.SubPorts)), Sources: uint32(len(s.Sources)),
 		Vectors: uint32(2*s.Vectors + 32), Pairs: uint32(s.Pairs + s.Pairs/4 + 64),
+	}
+	if len(s.Services) > slotlayout.MaxServices {
+		return fmt.Errorf("%d services do not fit in a slot table: at most %d", len(s.Services), slotlayout.MaxServices)
+	}
+	if len(s.Steered) > slotlayout.MaxSteered {
+		return fmt.Errorf("%d ranges of services do not fit in a slot table: at most %d", len(s.Steered), slotlayout.MaxSteered)
 	}
 	if s.MaxSlots > slotlayout.MaxSlots || len(s.SubPorts) >= slotlayout.NoSubPort || len(s.Planes) > 256 {
 		return fmt.Errorf("%d slots, %d sub-ports and %d planes do not fit in a slot table", s.MaxSlots, len(s.SubPorts), len(s.Planes))
@@ -198,6 +220,15 @@ func (w *Writer) Begin(s Shape) error {
 		at := f.h.SourcesAt + uint64(i)*slotlayout.SourceSize
 		f.mem.SetBytes16(at, source.Address.As16())
 		f.mem.Store32(at+16, uint32(source.Group))
+	}
+	for i, service := range s.Services {
+		at := f.h.ServicesAt + uint64(i)*slotlayout.ServiceSize
+		f.mem.Store32(at, uint32(service.Protocol))
+		f.mem.Store32(at+4, uint32(service.Port))
+	}
+	for i, r := range s.Steered {
+		at := f.h.SteeredAt + uint64(i)*slotlayout.RangeSize
+		f.mem.Store64(at, slotlayout.Range{Protocol: uint32(r.Protocol), First: r.First, Last: r.Last}.Word())
 	}
 	for i, sp := range s.SubPorts {
 		at := f.subPort(uint32(i))
@@ -255,9 +286,9 @@ type Change struct {
 	Pairs iter.Seq[*Pair]
 	// Vector returns the state of the vector of one of Pairs, whose Vector is not 0.
 	Vector func(p *Pair) *Vector
-	// Ports returns the source ports of the slots of one of Pairs, whose Vector is not 0, appended to buf, and their placement: an index of
-	// slotlayout.Placements.
-	Ports func(p *Pair, buf []uint16) ([]uint16, uint32)
+	// Ports returns the source ports of the slots of one of Pairs, whose Vector is not 0, for a service, an index of Shape.Services, appended to buf; and their
+	// placement: an index of slotlayout.Placements.
+	Ports func(p *Pair, service int, buf []uint16) ([]uint16, uint32)
 }
 
 // keepsPlaces reports whether a vector in a record has the places of v.
@@ -355,7 +386,7 @@ func (w *Writer) setPairs(c Change) error {
 	state, old := w.next.newState(), w.next.newState()
 	var ports []uint16
 	for p := range c.Pairs {
-		state.vector, state.flags = 0, slotlayout.PairUsed
+		state.vector, state.flags, state.placements = 0, slotlayout.PairUsed, 0
 		clear(state.drain)
 		clear(state.ports)
 		if p.Vector != 0 {
@@ -367,10 +398,16 @@ func (w *Writer) setPairs(c Change) error {
 				}
 			}
 			state.vector = n + 1
-			var placement uint32
-			ports, placement = c.Ports(p, ports[:0])
-			copy(state.ports[:w.next.h.MaxSlots], ports)
-			state.flags |= placement << slotlayout.PlacementShift
+			for service := range max(w.next.h.Services, 1) {
+				var placement uint32
+				ports, placement = c.Ports(p, int(service), ports[:0])
+				copy(state.ports[w.next.portsOf(service):][:w.next.h.MaxSlots], ports)
+				if service == 0 {
+					state.flags |= placement << slotlayout.PlacementShift
+				} else {
+					state.placements |= placement << (4 * (service - 1))
+				}
+			}
 		}
 		if p.InEffect {
 			state.flags |= slotlayout.PairInEffect

@@ -46,12 +46,21 @@ func golden() *model {
 	return m
 }
 
+// steered are the services of the golden file for a data plane that steers by source port.
+var steered = []Range{{17, 4791, 4791}, {6, 4800, 5055}}
+
 // writeGolden publishes the golden file.
 func writeGolden(t testing.TB, w *Writer) {
 	t.Helper()
+	writeShape(t, w, shape(4))
+}
+
+// writeShape publishes the golden file with a shape.
+func writeShape(t testing.TB, w *Writer, s Shape) {
+	t.Helper()
 	w.seed, w.clock = func() uint64 { return 0x0123456789abcdef }, func() uint64 { return 1_000_000_000_000 }
 	w.now = func() time.Time { return time.Unix(1_700_000_000, 0) }
-	if err := w.Begin(shape(4)); err != nil {
+	if err := w.Begin(s); err != nil {
 		t.Fatal(err)
 	}
 	w.SetRDMA(0, RDMA{Device: "mlx5_0", Port: 1, GIDs: []int32{3, slotlayout.NoGID}})
@@ -68,16 +77,23 @@ func dump(t testing.TB, r *slots.Table) string {
 	return text
 }
 
-// TestGolden compares the writer with the committed file, byte by byte, and the reader's view of that file with the committed text. Readers in other
-// languages read the same file.
+// TestGolden compares the writer with the committed files, byte by byte, and the reader's view of these with the committed texts. Readers in other
+// languages read the same files.
 func TestGolden(t *testing.T) {
+	s := shape(4)
+	compareGolden(t, s, "testdata/v2.slots", "testdata/v2.txt")
+	s.Steered = steered
+	compareGolden(t, s, "testdata/v2-steered.slots", "testdata/v2-steered.txt")
+}
+
+func compareGolden(t *testing.T, s Shape, file, text string) {
+	t.Helper()
 	w, path := open(t)
-	writeGolden(t, w)
+	writeShape(t, w, s)
 	got, err := os.ReadFile(path)
 	if err != nil {
 		t.Fatal(err)
 	}
-	const file, text = "testdata/v2.slots", "testdata/v2.txt"
 	if *update {
 		if err := errors.Join(os.WriteFile(file, got, 0o644), os.WriteFile(text, []byte(dump(t, reader(t, path))), 0o644)); err != nil {
 			t.Fatal(err)
@@ -122,7 +138,7 @@ func TestNoMix(t *testing.T) {
 			if history[key] == nil {
 				history[key] = map[string]int{}
 			}
-			history[key][m.text(key)] = at
+			history[key][m.text(key, 0)] = at
 		}
 	}
 	// Every version of a vector is unique, so that a text names the versions of both records.
@@ -484,5 +500,94 @@ func TestForeignVector(t *testing.T) {
 	c := Change{Vectors: func(yield func(uint32, *Vector) bool) { yield(1, nil) }, Pairs: func(func(*Pair) bool) {}}
 	if err := w.Apply(c); err == nil {
 		t.Error("vector 1 was removed, and pairs use it")
+	}
+}
+
+// TestServices opens a table for a service that it lacks, and continues with a file that no longer has the service.
+func TestServices(t *testing.T) {
+	w, path := open(t)
+	writeGolden(t, w)
+	if table, err := slots.OpenFor(path, slots.Service{Protocol: 6, Port: 4444}); !errors.Is(err, slots.ErrService) || !strings.Contains(err.Error(), "only for udp/4791, udp/4444, tcp/4793") {
+		t.Errorf("%v, %v", table, err)
+	}
+	table, err := slots.OpenFor(path, services[1])
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer table.Close()
+	s := shape(4)
+	s.Services = s.Services[:1]
+	if err := w.Begin(s); err != nil {
+		t.Fatal(err)
+	}
+	step(t, w, newModel(), golden(), 43)
+	if replaced, err := table.Refresh(); replaced || !errors.Is(err, slots.ErrService) {
+		t.Errorf("%t, %v", replaced, err)
+	}
+	golden().checkService(t, table, 1) // of the last file
+	s.Steered = make([]Range, slotlayout.MaxSteered+1)
+	if err := w.Begin(s); err == nil {
+		t.Errorf("%d ranges fit in a table", len(s.Steered))
+	}
+	s.Services = append(s.Services, Service{17, 1}, Service{17, 2}, Service{17, 3}, Service{17, 4}, Service{17, 5}, Service{17, 6}, Service{17, 7}, Service{17, 8})
+	if err := w.Begin(s); err == nil {
+		t.Error("nine services fit in a table")
+	}
+}
+
+// TestSteered opens a table of a data plane that steers by source port for services that it does not name: each one within the ranges has the ports of the first service, also
+// after the table has grown. Any other is an error, and every service is once the data plane no longer steers by source port.
+func TestSteered(t *testing.T) {
+	w, path := open(t)
+	s := shape(4)
+	s.Steered = steered
+	writeShape(t, w, s)
+	check := func(m *model) {
+		t.Helper()
+		for _, service := range []slots.Service{{Protocol: 6, Port: 4800}, {Protocol: 6, Port: 4900}, {Protocol: 6, Port: 5055}} {
+			table, err := slots.OpenFor(path, service)
+			if err != nil {
+				t.Fatal(err)
+			}
+			m.checkService(t, table, 0)
+			table.Close()
+		}
+		for _, service := range []slots.Service{{Protocol: 6, Port: 4799}, {Protocol: 6, Port: 5056}, {Protocol: 17, Port: 4800}, {Protocol: 6, Port: 4791}} {
+			table, err := slots.OpenFor(path, service)
+			if !errors.Is(err, slots.ErrService) || !strings.Contains(err.Error(), service.String()+", only for udp/4444, tcp/4793, udp/4791, tcp/4800-5055") {
+				t.Errorf("%s: %v, %v", service, table, err)
+			}
+		}
+		m.check(t, reader(t, path)) // those with separate ports
+	}
+	m := golden()
+	check(m)
+	follower, err := slots.OpenFor(path, slots.Service{Protocol: 6, Port: 4900})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer follower.Close()
+	grown, before := m.clone(), w.next.h.Pairs
+	for n := range 400 {
+		key := pairOf(100 + n)
+		grown.pairs[key], grown.ports[key] = &Pair{PairKey: key, Vector: 1}, 50000
+	}
+	step(t, w, m, grown, 43)
+	if w.next.h.Pairs == before {
+		t.Fatal("the table has not grown")
+	}
+	check(grown)
+	grown.checkService(t, follower, 0)
+
+	s.Steered = nil
+	if err := w.Begin(s); err != nil {
+		t.Fatal(err)
+	}
+	step(t, w, newModel(), golden(), 44)
+	if replaced, err := follower.Refresh(); replaced || !errors.Is(err, slots.ErrService) {
+		t.Errorf("%t, %v", replaced, err)
+	}
+	if p, err := follower.Lookup(slotlayout.Addr(pairOf(2).Source), slotlayout.Addr(pairOf(2).Destination), nil); err != nil || p.Owned {
+		t.Errorf("a pair of the last file: %v, owned: %t", err, p.Owned)
 	}
 }

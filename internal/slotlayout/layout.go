@@ -73,7 +73,14 @@ type Header struct {
 	IndexAt      uint64 `doc:"offset of the index"`
 
 	Instance [64]byte `doc:"name of the process's run as in WatchWeightsResponse.instance, ended by a zero byte"`
-	Reserved [48]byte `doc:"0"`
+
+	Services    uint32   `doc:"number of services that pairs have source ports for; 0: one, which the table does not name"`
+	ServiceSize uint32   `doc:"bytes of a service; 0 without services"`
+	ServicesAt  uint64   `doc:"offset of the first service; 0 without services"`
+	Steered     uint32   `doc:"number of ranges of services; all of them have the source ports of the first service, because the data plane steers by these, whatever the service; 0: only Services have source ports"`
+	SteeredSize uint32   `doc:"bytes of a range; 0 without ranges"`
+	SteeredAt   uint64   `doc:"offset of the first range; 0 without ranges"`
+	Reserved    [16]byte `doc:"0"`
 
 	State          uint32   `doc:"1: live; 2: the owner has ended, the table has its last state; 3: another file at the path replaces this one"`
 	Wake           uint32   `doc:"futex word: changes with every publication and every change of State"`
@@ -95,6 +102,19 @@ type Source struct {
 	Address  [16]byte `doc:"the address; IPv4 as ::ffff:a.b.c.d"`
 	Group    uint32   `doc:"source group, from 0"`
 	Reserved uint32   `doc:"0"`
+}
+
+// Service is a destination of flows, for which pairs have source ports. Constant.
+type Service struct {
+	Protocol uint32 `doc:"number of the IP protocol: 17 (UDP) or 6 (TCP)"`
+	Port     uint32 `doc:"destination port"`
+}
+
+// Range is a range of services of one protocol. Constant.
+type Range struct {
+	Protocol uint32 `doc:"number of the IP protocol: 17 (UDP) or 6 (TCP)"`
+	First    uint16 `doc:"first destination port"`
+	Last     uint16 `doc:"last destination port"`
 }
 
 // SubPort is a device of a plane, followed by a GID index for each source.
@@ -125,16 +145,16 @@ type Slot struct {
 	Flags   uint8  `doc:"SLOT flags"`
 }
 
-// Pair is a pair of addresses, followed by a bitmap of the slots that drain for this pair alone (64 slots a word, MaxSlots bits) and MaxSlots source
-// ports of two bytes.
+// Pair is a pair of addresses, followed by a bitmap of the slots that drain for this pair alone (64 slots a word, MaxSlots bits) and, for each service, MaxSlots
+// source ports of two bytes, rounded up to 8 bytes.
 type Pair struct {
 	Sequence    uint32   `doc:"odd while the record changes"`
 	Vector      uint32   `doc:"record number of the vector plus 1; 0: no vector"`
 	Revision    uint64   `doc:"StatusRevision of the last change of the pair itself"`
 	Source      [16]byte `doc:"local loopback"`
 	Destination [16]byte `doc:"remote loopback"`
-	Flags       uint32   `doc:"PAIR flags; bits 8-15: placement of the source ports"`
-	Reserved    uint32   `doc:"0"`
+	Flags       uint32   `doc:"PAIR flags; bits 8-15: placement of the first service's source ports"`
+	Placements  uint32   `doc:"placements of the other services' source ports: four bits each, the second service's in the lowest"`
 }
 
 // Flags of vectors, slots and pairs.
@@ -169,6 +189,10 @@ const (
 	NoGID = -1
 	// IndexDeleted is an index entry whose pair was removed, and no entry of a pair. Probing continues after it, and ends at 0.
 	IndexDeleted = 0xffff_ffff
+	// MaxServices is the greatest Header.Services.
+	MaxServices = 8
+	// MaxSteered is the greatest Header.Steered.
+	MaxSteered = 64
 	// MaxSlots is the greatest Header.MaxSlots.
 	MaxSlots = 4096
 	// MaxRecords is the greatest number of vectors, and of pairs.
@@ -180,6 +204,8 @@ const (
 	HeaderSize  = uint64(unsafe.Sizeof(Header{}))
 	PlaneSize   = uint64(unsafe.Sizeof(Plane{}))
 	SourceSize  = uint64(unsafe.Sizeof(Source{}))
+	ServiceSize = uint64(unsafe.Sizeof(Service{}))
+	RangeSize   = uint64(unsafe.Sizeof(Range{}))
 	SubPortSize = uint64(unsafe.Sizeof(SubPort{}))
 	VectorSize  = uint64(unsafe.Sizeof(Vector{}))
 	PairSize    = uint64(unsafe.Sizeof(Pair{}))
@@ -189,14 +215,24 @@ const (
 // DrainWords returns the number of words of a pair's bitmap.
 func DrainWords(maxSlots uint32) uint64 { return (uint64(maxSlots) + 63) / 64 }
 
-// PortsAt returns the offset of a pair's source ports within the record.
-func PortsAt(maxSlots uint32) uint64 { return PairSize + 8*DrainWords(maxSlots) }
+// PortsAt returns the offset within the record of a pair's source ports for a service, from 0.
+func PortsAt(maxSlots, service uint32) uint64 {
+	return PairSize + 8*DrainWords(maxSlots) + uint64(service)*round(2*uint64(maxSlots), 8)
+}
+
+// PlacementOf returns the placement of the source ports for a service, from the fields of a pair.
+func PlacementOf(flags, placements, service uint32) uint32 {
+	if service == 0 {
+		return flags >> PlacementShift & 0xff
+	}
+	return placements >> (4 * (service - 1)) & 0xf
+}
 
 // VectorBytes returns the size of a vector with its slots.
 func VectorBytes(maxSlots uint32) uint64 { return VectorSize + SlotSize*uint64(maxSlots) }
 
-// PairBytes returns the size of a pair with its bitmap and ports.
-func PairBytes(maxSlots uint32) uint64 { return round(PortsAt(maxSlots)+2*uint64(maxSlots), 8) }
+// PairBytes returns the size of a pair with its bitmap, and with ports for at least one service.
+func PairBytes(maxSlots, services uint32) uint64 { return PortsAt(maxSlots, max(services, 1)) }
 
 // SubPortBytes returns the size of a sub-port with its GID indexes.
 func SubPortBytes(sources uint32) uint64 { return round(SubPortSize+4*uint64(sources), 8) }
@@ -209,7 +245,7 @@ func (h *Header) Place() {
 	h.Order, h.Layout, h.HeaderSize = Order, Version, uint32(HeaderSize)
 	h.PlaneSize, h.SourceSize = uint32(PlaneSize), uint32(SourceSize)
 	h.SubPortSize = uint32(SubPortBytes(h.Sources))
-	h.VectorSize, h.PairSize = uint32(VectorBytes(h.MaxSlots)), uint32(PairBytes(h.MaxSlots))
+	h.VectorSize, h.PairSize = uint32(VectorBytes(h.MaxSlots)), uint32(PairBytes(h.MaxSlots, h.Services))
 	at := HeaderSize
 	section := func(n, size uint32) uint64 {
 		start := round(at, 64)
@@ -219,6 +255,14 @@ func (h *Header) Place() {
 	h.PlanesAt = section(h.Planes, h.PlaneSize)
 	h.SourcesAt = section(h.Sources, h.SourceSize)
 	h.SubPortsAt = section(h.SubPorts, h.SubPortSize)
+	if h.Services > 0 {
+		h.ServiceSize = uint32(ServiceSize)
+		h.ServicesAt = section(h.Services, h.ServiceSize)
+	}
+	if h.Steered > 0 {
+		h.SteeredSize = uint32(RangeSize)
+		h.SteeredAt = section(h.Steered, h.SteeredSize)
+	}
 	h.IndexAt = section(h.IndexEntries, 4)
 	h.VectorsAt = section(h.Vectors, h.VectorSize)
 	h.PairsAt = section(h.Pairs, h.PairSize)
@@ -257,17 +301,25 @@ func (h *Header) Check(size uint64) error {
 	if size < h.Size {
 		return ErrTruncated
 	}
-	if h.MaxSlots > MaxSlots || h.IndexEntries == 0 || h.IndexEntries&(h.IndexEntries-1) != 0 || uint64(h.HeaderSize) < HeaderSize || h.HeaderSize%8 != 0 {
+	if h.MaxSlots > MaxSlots || h.Services > MaxServices || h.Steered > MaxSteered || h.IndexEntries == 0 || h.IndexEntries&(h.IndexEntries-1) != 0 || uint64(h.HeaderSize) < HeaderSize || h.HeaderSize%8 != 0 {
 		return ErrFormat
 	}
-	for _, s := range []struct {
+	type section struct {
 		n, size   uint32
 		at, least uint64
-	}{
+	}
+	sections := []section{
 		{h.Planes, h.PlaneSize, h.PlanesAt, PlaneSize}, {h.Sources, h.SourceSize, h.SourcesAt, SourceSize},
 		{h.SubPorts, h.SubPortSize, h.SubPortsAt, SubPortBytes(h.Sources)}, {h.Vectors, h.VectorSize, h.VectorsAt, VectorBytes(h.MaxSlots)},
-		{h.Pairs, h.PairSize, h.PairsAt, PairBytes(h.MaxSlots)}, {h.IndexEntries, 4, h.IndexAt, 4},
-	} {
+		{h.Pairs, h.PairSize, h.PairsAt, PairBytes(h.MaxSlots, h.Services)}, {h.IndexEntries, 4, h.IndexAt, 4},
+	}
+	if h.Services > 0 {
+		sections = append(sections, section{h.Services, h.ServiceSize, h.ServicesAt, ServiceSize})
+	}
+	if h.Steered > 0 {
+		sections = append(sections, section{h.Steered, h.SteeredSize, h.SteeredAt, RangeSize})
+	}
+	for _, s := range sections {
 		if uint64(s.size) < s.least || s.size%4 != 0 || s.at%8 != 0 || s.at < uint64(h.HeaderSize) || s.n > 1<<31 {
 			return ErrFormat
 		}

@@ -68,3 +68,21 @@ func SlotOf(word uint64) (s Slot) {
 	s.Plane, s.Flags = b[unsafe.Offsetof(s.Plane)], b[unsafe.Offsetof(s.Flags)]
 	return s
 }
+
+// Word returns the range as the eight bytes of its record.
+func (r Range) Word() uint64 {
+	var b [RangeSize]byte
+	binary.NativeEndian.PutUint32(b[unsafe.Offsetof(r.Protocol):], r.Protocol)
+	binary.NativeEndian.PutUint16(b[unsafe.Offsetof(r.First):], r.First)
+	binary.NativeEndian.PutUint16(b[unsafe.Offsetof(r.Last):], r.Last)
+	return binary.NativeEndian.Uint64(b[:])
+}
+
+// RangeOf is the inverse of Range.Word.
+func RangeOf(word uint64) (r Range) {
+	var b [RangeSize]byte
+	binary.NativeEndian.PutUint64(b[:], word)
+	r.Protocol = binary.NativeEndian.Uint32(b[unsafe.Offsetof(r.Protocol):])
+	r.First, r.Last = binary.NativeEndian.Uint16(b[unsafe.Offsetof(r.First):]), binary.NativeEndian.Uint16(b[unsafe.Offsetof(r.Last):])
+	return r
+}

@@ -92,9 +92,14 @@ func (s *supervisor) keep(ctx context.Context, ended, hangup <-chan os.Signal) {
 		case <-ctx.Done():
 			return
 		case <-hangup:
-			s.signal(unix.SIGHUP)
+			s.hangUp()
 			continue
 		case <-ended:
+			select {
+			case <-hangup: // before a restart: a command that has just started does not handle the signal yet, and would end
+				s.hangUp()
+			default:
+			}
 			s.reap()
 		case <-wake.C:
 		}
@@ -179,6 +184,12 @@ func how(s unix.WaitStatus) string {
 		return unix.SignalName(s.Signal())
 	}
 	return fmt.Sprintf("exit code %d", s.ExitStatus())
+}
+
+// hangUp passes SIGHUP on.
+func (s *supervisor) hangUp() {
+	s.signal(unix.SIGHUP)
+	s.Log.Info("passed on", "signal", "SIGHUP")
 }
 
 // signal sends a signal to every command's process group.

@@ -21,7 +21,7 @@ extern "C" {
 struct sockaddr;
 
 /* Version of the library; the major number is that of libfared.so. */
-#define FARED_VERSION "1.0.0"
+#define FARED_VERSION "1.1.0"
 
 /* Path of the table if neither the caller nor the environment variable FARED_SLOTS names one. */
 #define FARED_DEFAULT_PATH "/run/fared/slots"
@@ -36,6 +36,8 @@ enum fared_error {
 	FARED_E_BUSY = -7,       /* the record changed during every attempt to read it, or its writer was killed in the middle of a change: use the last
 	                            result and retry later */
 	FARED_E_INVALID = -8,    /* an argument is invalid */
+	FARED_E_SERVICE = -9,    /* the table has no source ports for the service: slots.services of fared's configuration lists them, and fared_get_steered() those without
+	                            separate ports */
 };
 
 /* An IPv6 address, or an IPv4 address as ::ffff:a.b.c.d. */
@@ -105,6 +107,19 @@ struct fared_status {
 	uint64_t reserved[8];
 };
 
+/* A destination of flows. */
+struct fared_service {
+	uint16_t protocol; /* number of the IP protocol: 17 (UDP) or 6 (TCP) */
+	uint16_t port;     /* destination port */
+};
+
+/* A range of services of one protocol. */
+struct fared_service_range {
+	uint16_t protocol; /* number of the IP protocol: 17 (UDP) or 6 (TCP) */
+	uint16_t first, last; /* destination ports */
+	uint16_t reserved;
+};
+
 struct fared_table;
 
 /* Returns the version of the library, such as "1.0.0". */
@@ -114,11 +129,15 @@ const char *fared_error_text(int error);
 
 /* Opens the table at a path; NULL means the environment variable FARED_SLOTS, or else FARED_DEFAULT_PATH. The caller closes it. */
 int fared_open(struct fared_table **table, const char *path);
+/* Does the same for a service: source ports and placements are those for flows to it. Where the data plane places flows by a hash, those for another service lead to other
+ * sub-ports. fared_open has those for the table's first service. Where the data plane steers by source port, whatever the service, every service that it steers has these, and
+ * only another one is an error. A table that names no service, of an older fared, is used as it is. Since 1.1. */
+int fared_open_service(struct fared_table **table, const char *path, const struct fared_service *service);
 /* Closes a table. NULL has no effect. */
 void fared_close(struct fared_table *table);
 
 /* Continues with the file that is now at the path. Returns 1 if it is another one, 0 if it is the same. After an error the table keeps the last file,
- * unless that was truncated: then look-ups fail with FARED_E_TRUNCATED until fared_refresh returns 1. Indexes of planes and sub-ports, and names, are those
+ * unless that was truncated: then look-ups fail with FARED_E_TRUNCATED until fared_refresh returns 1. A file without the table's service is an error. Indexes of planes and sub-ports, and names, are those
  * of the file. */
 int fared_refresh(struct fared_table *table);
 /* Waits until the table has changed since the last fared_wait, fared_refresh or fared_open, or timeout_ms have passed; -1 means no limit. Returns 1 after a
@@ -145,6 +164,11 @@ const char *fared_plane_name(const struct fared_table *table, uint32_t plane);
 int fared_get_sub_port(const struct fared_table *table, uint32_t sub_port, struct fared_sub_port *out);
 /* Reads the n-th local loopback, from 0. */
 int fared_get_source(const struct fared_table *table, uint32_t n, struct fared_address *out);
+/* Reads the n-th service of the table, from 0. Since 1.1. */
+int fared_get_service(const struct fared_table *table, uint32_t n, struct fared_service *out);
+/* Reads the n-th range, from 0, of services that have the source ports of the first service, because the data plane steers by them, whatever the service. None where each service
+ * has separate ports. Since 1.1. */
+int fared_get_steered(const struct fared_table *table, uint32_t n, struct fared_service_range *out);
 /* Returns the index of a local loopback's RoCEv2 GID in the GID table of a sub-port's RDMA port, or FARED_E_NOT_FOUND. */
 int fared_gid_index(const struct fared_table *table, uint32_t sub_port, const struct fared_address *source);
 

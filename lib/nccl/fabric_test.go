@@ -24,6 +24,7 @@ type lab struct {
 func newLab(t testing.TB) *lab {
 	t.Helper()
 	netnstest.Require(t, "ip", "tc")
+	netnstest.KeepsLabs(t)
 	l := &lab{binary: filepath.Join(t.TempDir(), "fared")}
 	if out, err := exec.Command("go", "build", "-o", l.binary, "github.com/fared/fared/cmd/fared").CombinedOutput(); err != nil {
 		t.Fatalf("%v\n%s", err, out)

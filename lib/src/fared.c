@@ -40,7 +40,10 @@ struct section {
 struct fared_table {
 	const unsigned char *mem; /* NULL: the file was truncated */
 	uint64_t bytes, seed, run;
-	struct section planes, sub_ports, sources, vectors, pairs, index;
+	struct section planes, sub_ports, sources, services, steered, vectors, pairs, index;
+	struct fared_service service; /* that of fared_open_service; zero: the first one */
+	uint32_t ports_at;            /* offset in a pair of the service's source ports */
+	uint32_t number;              /* of the service */
 	uint32_t max_slots;
 	uint32_t drain_words;
 	uint32_t seen; /* value of the futex word at the last wait */
@@ -78,6 +81,7 @@ EXPORT const char *fared_error_text(int error)
 	case FARED_E_NOT_FOUND: return "the slot table has no such entry";
 	case FARED_E_BUSY: return "the slot table's record is being changed";
 	case FARED_E_INVALID: return "an argument is invalid";
+	case FARED_E_SERVICE: return "the slot table has no source ports for the service: add it to slots.services";
 	}
 	return "unknown error";
 }
@@ -124,8 +128,10 @@ static int check(struct fared_table *t, const unsigned char *header, uint64_t si
 	t->seed = field64(header, L_HEADER_SEED);
 	t->run = field64(header, L_HEADER_RUN);
 	t->max_slots = field32(header, L_HEADER_MAX_SLOTS);
-	uint32_t header_size = field32(header, L_HEADER_HEADER_SIZE);
-	if (t->max_slots > L_MAX_SLOTS || header_size < L_HEADER_BYTES || header_size % 8 || t->bytes < header_size)
+	uint32_t header_size = field32(header, L_HEADER_HEADER_SIZE), services = field32(header, L_HEADER_SERVICES);
+	t->services.count = services;
+	t->steered.count = field32(header, L_HEADER_STEERED);
+	if (t->max_slots > L_MAX_SLOTS || services > L_MAX_SERVICES || t->steered.count > L_MAX_STEERED || header_size < L_HEADER_BYTES || header_size % 8 || t->bytes < header_size)
 		return FARED_E_FORMAT;
 	t->drain_words = (t->max_slots + 63) / 64;
 	if (read_section(header, &t->planes, L_HEADER_PLANES, L_HEADER_PLANE_SIZE, L_HEADER_PLANES_AT, L_PLANE_BYTES, t->bytes) ||
@@ -135,7 +141,9 @@ static int check(struct fared_table *t, const unsigned char *header, uint64_t si
 		read_section(header, &t->vectors, L_HEADER_VECTORS, L_HEADER_VECTOR_SIZE, L_HEADER_VECTORS_AT, L_VECTOR_BYTES + L_SLOT_BYTES * (uint64_t)t->max_slots,
 			t->bytes) ||
 		read_section(header, &t->pairs, L_HEADER_PAIRS, L_HEADER_PAIR_SIZE, L_HEADER_PAIRS_AT,
-			round8(L_PAIR_BYTES + 8 * (uint64_t)t->drain_words + 2 * (uint64_t)t->max_slots), t->bytes) ||
+			L_PAIR_BYTES + 8 * (uint64_t)t->drain_words + (services ? services : 1) * round8(2 * (uint64_t)t->max_slots), t->bytes) ||
+		(services && read_section(header, &t->services, L_HEADER_SERVICES, L_HEADER_SERVICE_SIZE, L_HEADER_SERVICES_AT, L_SERVICE_BYTES, t->bytes)) ||
+		(t->steered.count && read_section(header, &t->steered, L_HEADER_STEERED, L_HEADER_STEERED_SIZE, L_HEADER_STEERED_AT, L_RANGE_BYTES, t->bytes)) ||
 		read_section(header, &t->index, L_HEADER_INDEX_ENTRIES, 0, L_HEADER_INDEX_AT, 4, t->bytes))
 		return FARED_E_FORMAT;
 	if (t->index.count == 0 || t->index.count & (t->index.count - 1))
@@ -158,6 +166,63 @@ static ssize_t read_start(int fd, unsigned char *buf, size_t size)
 		n += (size_t)got;
 	}
 	return (ssize_t)n;
+}
+
+static void unmap(struct fared_table *t)
+{
+	if (t->mem)
+		munmap((void *)t->mem, t->bytes);
+	t->mem = NULL;
+}
+
+static void service_at(const struct fared_table *t, uint32_t n, struct fared_service *out)
+{
+	const unsigned char *p = record(t, &t->services, n);
+	out->protocol = (uint16_t)field32(p, L_SERVICE_PROTOCOL);
+	out->port = (uint16_t)field32(p, L_SERVICE_PORT);
+}
+
+static void range_at(const struct fared_table *t, uint32_t n, struct fared_service_range *out)
+{
+	const unsigned char *p = record(t, &t->steered, n);
+	memset(out, 0, sizeof *out);
+	out->protocol = (uint16_t)field32(p, L_RANGE_PROTOCOL);
+	memcpy(&out->first, p + L_RANGE_FIRST, sizeof out->first);
+	memcpy(&out->last, p + L_RANGE_LAST, sizeof out->last);
+}
+
+/* Returns whether a service has the source ports of the first one, because the data plane steers it by them. */
+static int steered(const struct fared_table *t, const struct fared_service *service)
+{
+	struct fared_service_range r;
+	for (uint32_t n = 0; n < t->steered.count; n++) {
+		range_at(t, n, &r);
+		if (r.protocol == service->protocol && service->port >= r.first && service->port <= r.last)
+			return 1;
+	}
+	return 0;
+}
+
+/* Finds the source ports of the table's service. */
+static int find_service(struct fared_table *t)
+{
+	uint32_t n = 0;
+	if (t->service.protocol) {
+		struct fared_service s;
+		for (; n < t->services.count; n++) {
+			service_at(t, n, &s);
+			if (s.protocol == t->service.protocol && s.port == t->service.port)
+				break;
+		}
+		if (n == t->services.count && n) {
+			if (!steered(t, &t->service))
+				return FARED_E_SERVICE;
+			n = 0;
+		}
+	}
+	t->number = n;
+	t->ports_at = (uint32_t)(L_PAIR_BYTES + 8 * (uint64_t)t->drain_words + n * round8(2 * (uint64_t)t->max_slots));
+	return 0;
 }
 
 /* Maps the file at the table's path into t, whose other fields it fills in. */
@@ -193,6 +258,9 @@ static int map(struct fared_table *t)
 			t->dev = st.st_dev;
 			t->ino = st.st_ino;
 			t->seen = load32(t->mem + L_HEADER_WAKE);
+			error = find_service(t);
+			if (error)
+				unmap(t);
 		}
 	}
 	int reason = errno;
@@ -203,9 +271,17 @@ static int map(struct fared_table *t)
 
 EXPORT int fared_open(struct fared_table **table, const char *path)
 {
+	static const struct fared_service first;
+	return table ? fared_open_service(table, path, &first) : FARED_E_INVALID;
+}
+
+EXPORT int fared_open_service(struct fared_table **table, const char *path, const struct fared_service *service)
+{
 	if (!table)
 		return FARED_E_INVALID;
 	*table = NULL;
+	if (!service)
+		return FARED_E_INVALID;
 	if (!path)
 		path = getenv("FARED_SLOTS");
 	if (!path || !*path)
@@ -214,6 +290,7 @@ EXPORT int fared_open(struct fared_table **table, const char *path)
 	if (!t)
 		return FARED_E_SYSTEM;
 	strcpy(t->path, path);
+	t->service = *service;
 	int error = map(t);
 	if (error) {
 		int reason = errno;
@@ -223,13 +300,6 @@ EXPORT int fared_open(struct fared_table **table, const char *path)
 	}
 	*table = t;
 	return 0;
-}
-
-static void unmap(struct fared_table *t)
-{
-	if (t->mem)
-		munmap((void *)t->mem, t->bytes);
-	t->mem = NULL;
 }
 
 EXPORT void fared_close(struct fared_table *table)
@@ -390,7 +460,7 @@ static inline int read_vector(const struct fared_table *t, const unsigned char *
 		pair->flags |= FARED_PAIR_REACHABLE;
 	if (in_effect && (flags & L_VECTOR_IN_EFFECT))
 		pair->flags |= FARED_PAIR_IN_EFFECT;
-	const unsigned char *drains = p + L_PAIR_BYTES, *ports = drains + 8 * (size_t)t->drain_words;
+	const unsigned char *drains = p + L_PAIR_BYTES, *ports = p + t->ports_at;
 	uint32_t last = valid ? (count < room ? count : room) : 0;
 	uint32_t keep = L_SLOT_PARKED | L_SLOT_DRAIN | (in_effect ? L_SLOT_IN_EFFECT : 0);
 	uint64_t drain = 0;
@@ -428,7 +498,7 @@ static inline int read_pair(const struct fared_table *t, uint32_t n, const struc
 	struct fared_pair *pair, struct fared_slot *slots, uint32_t room)
 {
 	const unsigned char *p = record(t, &t->pairs, n);
-	__builtin_prefetch(p + L_PAIR_BYTES + 8 * (size_t)t->drain_words); /* the ports, in another cache line than the addresses */
+	__builtin_prefetch(p + t->ports_at); /* the ports, in another cache line than the addresses */
 	for (int attempt = 0; attempt < ATTEMPTS; attempt++) {
 		uint32_t sequence = load32(p + L_PAIR_SEQUENCE);
 		if (sequence & 1) {
@@ -448,7 +518,7 @@ static inline int read_pair(const struct fared_table *t, uint32_t n, const struc
 		}
 		memset(pair, 0, sizeof *pair);
 		pair->revision = load64(p + L_PAIR_REVISION);
-		pair->placement = flags >> L_PLACEMENT_SHIFT & 0xff;
+		pair->placement = t->number ? load32(p + L_PAIR_PLACEMENTS) >> 4 * (t->number - 1) & 0xf : flags >> L_PLACEMENT_SHIFT & 0xff;
 		pair->run = t->run;
 		pair->record = n;
 		pair->sequence = sequence;
@@ -559,6 +629,30 @@ EXPORT int fared_get_source(const struct fared_table *table, uint32_t n, struct 
 	if (n >= table->sources.count)
 		return FARED_E_NOT_FOUND;
 	memcpy(out, record(table, &table->sources, n) + L_SOURCE_ADDRESS, 16);
+	return 0;
+}
+
+EXPORT int fared_get_service(const struct fared_table *table, uint32_t n, struct fared_service *out)
+{
+	if (!table || !out)
+		return FARED_E_INVALID;
+	if (!table->mem)
+		return FARED_E_TRUNCATED;
+	if (n >= table->services.count)
+		return FARED_E_NOT_FOUND;
+	service_at(table, n, out);
+	return 0;
+}
+
+EXPORT int fared_get_steered(const struct fared_table *table, uint32_t n, struct fared_service_range *out)
+{
+	if (!table || !out)
+		return FARED_E_INVALID;
+	if (!table->mem)
+		return FARED_E_TRUNCATED;
+	if (n >= table->steered.count)
+		return FARED_E_NOT_FOUND;
+	range_at(table, n, out);
 	return 0;
 }
 

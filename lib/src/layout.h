@@ -28,6 +28,12 @@
 #define L_HEADER_INDEX_ENTRIES 128
 #define L_HEADER_INDEX_AT 136
 #define L_HEADER_INSTANCE 144
+#define L_HEADER_SERVICES 208
+#define L_HEADER_SERVICE_SIZE 212
+#define L_HEADER_SERVICES_AT 216
+#define L_HEADER_STEERED 224
+#define L_HEADER_STEERED_SIZE 228
+#define L_HEADER_STEERED_AT 232
 #define L_HEADER_STATE 256
 #define L_HEADER_WAKE 260
 #define L_HEADER_REVISION 264
@@ -47,6 +53,13 @@
 #define L_SUB_PORT_RDMA_PORT 24
 #define L_SUB_PORT_RDMA_DEVICE 32
 #define L_SUB_PORT_BYTES 96
+#define L_SERVICE_PROTOCOL 0
+#define L_SERVICE_PORT 4
+#define L_SERVICE_BYTES 8
+#define L_RANGE_PROTOCOL 0
+#define L_RANGE_FIRST 4
+#define L_RANGE_LAST 6
+#define L_RANGE_BYTES 8
 #define L_VECTOR_SEQUENCE 0
 #define L_VECTOR_SLOTS 4
 #define L_VECTOR_REVISION 8
@@ -64,6 +77,7 @@
 #define L_PAIR_SOURCE 16
 #define L_PAIR_DESTINATION 32
 #define L_PAIR_FLAGS 48
+#define L_PAIR_PLACEMENTS 52
 #define L_PAIR_BYTES 56
 #define L_ORDER 16909060u /* Order of a file of this machine's byte order */
 #define L_LAYOUT 2u /* Layout */
@@ -85,6 +99,8 @@
 #define L_PLACEMENT_ASKED 3u /* placement: each port lands on its sub-port by the data plane's answer */
 #define L_NO_SUB_PORT 65535u /* slot: its packets are sprayed over the plane */
 #define L_INDEX_DELETED 4294967295u /* index: a pair was removed here; probing continues */
+#define L_MAX_SERVICES 8u /* greatest Services */
+#define L_MAX_STEERED 64u /* greatest Steered */
 #define L_MAX_SLOTS 4096u /* greatest MaxSlots */
 
 #endif

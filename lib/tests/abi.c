@@ -48,6 +48,14 @@ int main(void)
 	FIELD(fared_status, max_slots);
 	FIELD(fared_status, instance);
 	FIELD(fared_status, reserved);
+	SIZE(fared_service);
+	FIELD(fared_service, protocol);
+	FIELD(fared_service, port);
+	SIZE(fared_service_range);
+	FIELD(fared_service_range, protocol);
+	FIELD(fared_service_range, first);
+	FIELD(fared_service_range, last);
+	FIELD(fared_service_range, reserved);
 	CONSTANT(FARED_E_NO_TABLE);
 	CONSTANT(FARED_E_SYSTEM);
 	CONSTANT(FARED_E_FORMAT);
@@ -56,6 +64,7 @@ int main(void)
 	CONSTANT(FARED_E_NOT_FOUND);
 	CONSTANT(FARED_E_BUSY);
 	CONSTANT(FARED_E_INVALID);
+	CONSTANT(FARED_E_SERVICE);
 	CONSTANT(FARED_SLOT_PARKED);
 	CONSTANT(FARED_SLOT_DRAIN);
 	CONSTANT(FARED_SLOT_IN_EFFECT);

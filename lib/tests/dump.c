@@ -1,4 +1,4 @@
-/* Prints a whole table in the form of client/slots/slotstest. With "status", prints whether the table is live. */
+/* Prints a whole table in the form of client/slots/slotstest, with the source ports for the service PROTOCOL/PORT if one is given. With "status", prints whether the table is live. */
 #include <fared.h>
 
 #include <stdio.h>
@@ -43,14 +43,16 @@ static const char *text(const struct fared_address *a)
 int main(int argc, char **argv)
 {
 	struct fared_table *t;
-	int error = fared_open(&t, argv[1]);
+	struct fared_service service = {0};
+	int named = argc > 2 && sscanf(argv[2], "%hu/%hu", &service.protocol, &service.port) == 2;
+	int error = named ? fared_open_service(&t, argv[1], &service) : fared_open(&t, argv[1]);
 	if (error) {
 		printf("error %d: %s\n", error, fared_error_text(error));
 		return 1;
 	}
 	struct fared_status s;
 	CHECK(fared_get_status(t, &s) == 0);
-	if (argc > 2) {
+	if (argc > 2 && !named) {
 		printf("live=%u instance=%s revision=%llu\n", s.live, s.instance, (unsigned long long)s.status_revision);
 		fared_close(t);
 		return 0;
@@ -64,6 +66,15 @@ int main(int argc, char **argv)
 		printf("source %u %s\n", i, text(&a));
 	}
 	CHECK(fared_get_source(t, s.sources, &a) == FARED_E_NOT_FOUND);
+	uint32_t services = 0;
+	for (; fared_get_service(t, services, &service) == 0; services++)
+		printf("service %u %u/%u\n", services, service.protocol, service.port);
+	CHECK(fared_get_service(t, services, &service) == FARED_E_NOT_FOUND);
+	struct fared_service_range range;
+	uint32_t ranges = 0;
+	for (; fared_get_steered(t, ranges, &range) == 0; ranges++)
+		printf("steered %u %u/%u-%u\n", ranges, range.protocol, range.first, range.last);
+	CHECK(fared_get_steered(t, ranges, &range) == FARED_E_NOT_FOUND);
 	struct fared_sub_port sp;
 	for (uint32_t i = 0; i < s.sub_ports; i++) {
 		CHECK(fared_get_sub_port(t, i, &sp) == 0);

@@ -124,6 +124,15 @@ static void test_open(void)
 	CHECK(fared_open(&t, NULL) == 0 && descriptors() == before);
 	fared_close(t);
 	fared_close(NULL);
+	/* A service of the table, one that it does not have, and none at all. */
+	struct fared_service service;
+	CHECK(fared_open(&t, NULL) == 0 && fared_get_service(t, 1, &service) == 0 && service.protocol == 17 && service.port == 4444);
+	fared_close(t);
+	CHECK(fared_open_service(&t, NULL, &service) == 0);
+	fared_close(t);
+	service.port = 4445;
+	CHECK(fared_open_service(&t, NULL, &service) == FARED_E_SERVICE && t == NULL && descriptors() == before);
+	CHECK(fared_open_service(&t, NULL, NULL) == FARED_E_INVALID);
 	unsetenv("FARED_SLOTS");
 }
 

@@ -166,7 +166,7 @@ func (tb *table) set(t testing.TB, slots, firstPort int, weights ...int) {
 		Revision: tb.step,
 		Vectors:  maps.All(map[uint32]*slotfile.Vector{1: v}), Vector: func(*slotfile.Pair) *slotfile.Vector { return v },
 		Pairs: slices.Values([]*slotfile.Pair{{PairKey: slotfile.Key(here, there), Vector: 1, InEffect: true}}),
-		Ports: func(_ *slotfile.Pair, buf []uint16) ([]uint16, uint32) {
+		Ports: func(_ *slotfile.Pair, _ int, buf []uint16) ([]uint16, uint32) {
 			for i := range v.Slots {
 				buf = append(buf, uint16(firstPort+i))
 			}

@@ -24,6 +24,103 @@ const (
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
 
+// SuperpProtocolErrorKind names the protocol errors of the description, in the order of its sections. The packet was dropped, unless noted otherwise.
+type SuperpProtocolErrorKind int32
+
+const (
+	SuperpProtocolErrorKind_SUPERP_PROTOCOL_ERROR_KIND_UNSPECIFIED SuperpProtocolErrorKind = 0
+	// The psn is beyond the receive window.
+	SuperpProtocolErrorKind_SUPERP_PROTOCOL_ERROR_KIND_PSN SuperpProtocolErrorKind = 1
+	// Acknowledgement of a psn that was never sent.
+	SuperpProtocolErrorKind_SUPERP_PROTOCOL_ERROR_KIND_ACK_PSN SuperpProtocolErrorKind = 2
+	// This end needs a psn within two seconds of its latest transmission, and waits. No packet was dropped.
+	SuperpProtocolErrorKind_SUPERP_PROTOCOL_ERROR_KIND_PSN_REUSE SuperpProtocolErrorKind = 3
+	// Acknowledgement of a transaction that was not completely sent. It was ignored, the packet was not.
+	SuperpProtocolErrorKind_SUPERP_PROTOCOL_ERROR_KIND_ACK_XID SuperpProtocolErrorKind = 4
+	// Requests: outside of the window of transactions or of a complete one; repeated or impossible seqno; a second end; another opcode than the transaction's.
+	SuperpProtocolErrorKind_SUPERP_PROTOCOL_ERROR_KIND_XID    SuperpProtocolErrorKind = 5
+	SuperpProtocolErrorKind_SUPERP_PROTOCOL_ERROR_KIND_SEQNO  SuperpProtocolErrorKind = 6
+	SuperpProtocolErrorKind_SUPERP_PROTOCOL_ERROR_KIND_EOM    SuperpProtocolErrorKind = 7
+	SuperpProtocolErrorKind_SUPERP_PROTOCOL_ERROR_KIND_OPCODE SuperpProtocolErrorKind = 8
+	// Replies: to no transaction; before the end of the request; repeated or impossible seqno; a second end; to no operation of the request.
+	SuperpProtocolErrorKind_SUPERP_PROTOCOL_ERROR_KIND_REPLY_XID   SuperpProtocolErrorKind = 9
+	SuperpProtocolErrorKind_SUPERP_PROTOCOL_ERROR_KIND_EARLY_REPLY SuperpProtocolErrorKind = 10
+	SuperpProtocolErrorKind_SUPERP_PROTOCOL_ERROR_KIND_REPLY_SEQNO SuperpProtocolErrorKind = 11
+	SuperpProtocolErrorKind_SUPERP_PROTOCOL_ERROR_KIND_REPLY_EOM   SuperpProtocolErrorKind = 12
+	SuperpProtocolErrorKind_SUPERP_PROTOCOL_ERROR_KIND_REPLY       SuperpProtocolErrorKind = 13
+	// A transaction took longer than tal_transaction_timeout, which has ended the connection.
+	SuperpProtocolErrorKind_SUPERP_PROTOCOL_ERROR_KIND_TIMEOUT SuperpProtocolErrorKind = 14
+	// SUPERp-lite: a block of data has less than 16 bytes.
+	SuperpProtocolErrorKind_SUPERP_PROTOCOL_ERROR_KIND_BLOCK SuperpProtocolErrorKind = 15
+)
+
+// Enum value maps for SuperpProtocolErrorKind.
+var (
+	SuperpProtocolErrorKind_name = map[int32]string{
+		0:  "SUPERP_PROTOCOL_ERROR_KIND_UNSPECIFIED",
+		1:  "SUPERP_PROTOCOL_ERROR_KIND_PSN",
+		2:  "SUPERP_PROTOCOL_ERROR_KIND_ACK_PSN",
+		3:  "SUPERP_PROTOCOL_ERROR_KIND_PSN_REUSE",
+		4:  "SUPERP_PROTOCOL_ERROR_KIND_ACK_XID",
+		5:  "SUPERP_PROTOCOL_ERROR_KIND_XID",
+		6:  "SUPERP_PROTOCOL_ERROR_KIND_SEQNO",
+		7:  "SUPERP_PROTOCOL_ERROR_KIND_EOM",
+		8:  "SUPERP_PROTOCOL_ERROR_KIND_OPCODE",
+		9:  "SUPERP_PROTOCOL_ERROR_KIND_REPLY_XID",
+		10: "SUPERP_PROTOCOL_ERROR_KIND_EARLY_REPLY",
+		11: "SUPERP_PROTOCOL_ERROR_KIND_REPLY_SEQNO",
+		12: "SUPERP_PROTOCOL_ERROR_KIND_REPLY_EOM",
+		13: "SUPERP_PROTOCOL_ERROR_KIND_REPLY",
+		14: "SUPERP_PROTOCOL_ERROR_KIND_TIMEOUT",
+		15: "SUPERP_PROTOCOL_ERROR_KIND_BLOCK",
+	}
+	SuperpProtocolErrorKind_value = map[string]int32{
+		"SUPERP_PROTOCOL_ERROR_KIND_UNSPECIFIED": 0,
+		"SUPERP_PROTOCOL_ERROR_KIND_PSN":         1,
+		"SUPERP_PROTOCOL_ERROR_KIND_ACK_PSN":     2,
+		"SUPERP_PROTOCOL_ERROR_KIND_PSN_REUSE":   3,
+		"SUPERP_PROTOCOL_ERROR_KIND_ACK_XID":     4,
+		"SUPERP_PROTOCOL_ERROR_KIND_XID":         5,
+		"SUPERP_PROTOCOL_ERROR_KIND_SEQNO":       6,
+		"SUPERP_PROTOCOL_ERROR_KIND_EOM":         7,
+		"SUPERP_PROTOCOL_ERROR_KIND_OPCODE":      8,
+		"SUPERP_PROTOCOL_ERROR_KIND_REPLY_XID":   9,
+		"SUPERP_PROTOCOL_ERROR_KIND_EARLY_REPLY": 10,
+		"SUPERP_PROTOCOL_ERROR_KIND_REPLY_SEQNO": 11,
+		"SUPERP_PROTOCOL_ERROR_KIND_REPLY_EOM":   12,
+		"SUPERP_PROTOCOL_ERROR_KIND_REPLY":       13,
+		"SUPERP_PROTOCOL_ERROR_KIND_TIMEOUT":     14,
+		"SUPERP_PROTOCOL_ERROR_KIND_BLOCK":       15,
+	}
+)
+
+func (x SuperpProtocolErrorKind) Enum() *SuperpProtocolErrorKind {
+	p := new(SuperpProtocolErrorKind)
+	*p = x
+	return p
+}
+
+func (x SuperpProtocolErrorKind) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (SuperpProtocolErrorKind) Descriptor() protoreflect.EnumDescriptor {
+	return file_fare_v1_superp_proto_enumTypes[0].Descriptor()
+}
+
+func (SuperpProtocolErrorKind) Type() protoreflect.EnumType {
+	return &file_fare_v1_superp_proto_enumTypes[0]
+}
+
+func (x SuperpProtocolErrorKind) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use SuperpProtocolErrorKind.Descriptor instead.
+func (SuperpProtocolErrorKind) EnumDescriptor() ([]byte, []int) {
+	return file_fare_v1_superp_proto_rawDescGZIP(), []int{0}
+}
+
 type SuperpConnectionState int32
 
 const (
@@ -65,11 +162,11 @@ func (x SuperpConnectionState) String() string {
 }
 
 func (SuperpConnectionState) Descriptor() protoreflect.EnumDescriptor {
-	return file_fare_v1_superp_proto_enumTypes[0].Descriptor()
+	return file_fare_v1_superp_proto_enumTypes[1].Descriptor()
 }
 
 func (SuperpConnectionState) Type() protoreflect.EnumType {
-	return &file_fare_v1_superp_proto_enumTypes[0]
+	return &file_fare_v1_superp_proto_enumTypes[1]
 }
 
 func (x SuperpConnectionState) Number() protoreflect.EnumNumber {
@@ -78,7 +175,7 @@ func (x SuperpConnectionState) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use SuperpConnectionState.Descriptor instead.
 func (SuperpConnectionState) EnumDescriptor() ([]byte, []int) {
-	return file_fare_v1_superp_proto_rawDescGZIP(), []int{0}
+	return file_fare_v1_superp_proto_rawDescGZIP(), []int{1}
 }
 
 // SuperpParameters are the parameters of the SUPERp description that software can follow; 0 means the default in brackets.
@@ -100,8 +197,10 @@ type SuperpParameters struct {
 	PacketsPerTransaction uint32 `protobuf:"varint,7,opt,name=packets_per_transaction,json=packetsPerTransaction,proto3" json:"packets_per_transaction,omitempty"`
 	// Operations per packet, 1-15 [8].
 	OperationsPerPacket uint32 `protobuf:"varint,8,opt,name=operations_per_packet,json=operationsPerPacket,proto3" json:"operations_per_packet,omitempty"`
-	unknownFields       protoimpl.UnknownFields
-	sizeCache           protoimpl.SizeCache
+	// tal_transaction_timeout: units of 10 ns after which an incomplete transaction ends its connection [0: never].
+	TalTransactionTimeout uint64 `protobuf:"varint,9,opt,name=tal_transaction_timeout,json=talTransactionTimeout,proto3" json:"tal_transaction_timeout,omitempty"`
+	unknownFields         protoimpl.UnknownFields
+	sizeCache             protoimpl.SizeCache
 }
 
 func (x *SuperpParameters) Reset() {
@@ -190,6 +289,13 @@ func (x *SuperpParameters) GetOperationsPerPacket() uint32 {
 	return 0
 }
 
+func (x *SuperpParameters) GetTalTransactionTimeout() uint64 {
+	if x != nil {
+		return x.TalTransactionTimeout
+	}
+	return 0
+}
+
 type SuperpNode struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Unique in the list.
@@ -253,12 +359,16 @@ type SuperpConnection struct {
 	// 1-65535; local cids are unique in an agent.
 	LocalCid  uint32 `protobuf:"varint,3,opt,name=local_cid,json=localCid,proto3" json:"local_cid,omitempty"`
 	RemoteCid uint32 `protobuf:"varint,4,opt,name=remote_cid,json=remoteCid,proto3" json:"remote_cid,omitempty"`
-	// 0-255: IPv4's ToS, IPv6's traffic class. Software sends one value on all connections (superp.Config.TrafficClass, 0 by default), and refuses others.
+	// IPv4's ToS, IPv6's or SUNH's traffic class, a multiple of 4 from 0 to 252: the lower two bits are for ECN. 0 means the class of the agent's endpoint
+	// (superp.Config.TrafficClass, 0 by default).
 	TrafficClass uint32 `protobuf:"varint,5,opt,name=traffic_class,json=trafficClass,proto3" json:"traffic_class,omitempty"`
 	// Transactions that this end initiates are executed in order.
 	Ordered bool `protobuf:"varint,6,opt,name=ordered,proto3" json:"ordered,omitempty"`
 	// Transactions that the peer initiates are executed in order. Absent means as ordered.
-	OrderedIn     *bool `protobuf:"varint,7,opt,name=ordered_in,json=orderedIn,proto3,oneof" json:"ordered_in,omitempty"`
+	OrderedIn *bool `protobuf:"varint,7,opt,name=ordered_in,json=orderedIn,proto3,oneof" json:"ordered_in,omitempty"`
+	// Keys of Sends: the peer's carry local_key, this end's remote_key. The agent refuses Sends with another key.
+	LocalKey      uint32 `protobuf:"varint,8,opt,name=local_key,json=localKey,proto3" json:"local_key,omitempty"`
+	RemoteKey     uint32 `protobuf:"varint,9,opt,name=remote_key,json=remoteKey,proto3" json:"remote_key,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -340,6 +450,20 @@ func (x *SuperpConnection) GetOrderedIn() bool {
 		return *x.OrderedIn
 	}
 	return false
+}
+
+func (x *SuperpConnection) GetLocalKey() uint32 {
+	if x != nil {
+		return x.LocalKey
+	}
+	return 0
+}
+
+func (x *SuperpConnection) GetRemoteKey() uint32 {
+	if x != nil {
+		return x.RemoteKey
+	}
+	return 0
 }
 
 type ConfigureSuperpRequest struct {
@@ -619,6 +743,201 @@ func (*ShutdownSuperpResponse) Descriptor() ([]byte, []int) {
 	return file_fare_v1_superp_proto_rawDescGZIP(), []int{8}
 }
 
+type ShutdownSuperpConnectionRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// 0 means any configuration.
+	Generation    uint64 `protobuf:"varint,1,opt,name=generation,proto3" json:"generation,omitempty"`
+	LocalCid      uint32 `protobuf:"varint,2,opt,name=local_cid,json=localCid,proto3" json:"local_cid,omitempty"`
+	Hard          bool   `protobuf:"varint,3,opt,name=hard,proto3" json:"hard,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ShutdownSuperpConnectionRequest) Reset() {
+	*x = ShutdownSuperpConnectionRequest{}
+	mi := &file_fare_v1_superp_proto_msgTypes[9]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ShutdownSuperpConnectionRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ShutdownSuperpConnectionRequest) ProtoMessage() {}
+
+func (x *ShutdownSuperpConnectionRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_fare_v1_superp_proto_msgTypes[9]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ShutdownSuperpConnectionRequest.ProtoReflect.Descriptor instead.
+func (*ShutdownSuperpConnectionRequest) Descriptor() ([]byte, []int) {
+	return file_fare_v1_superp_proto_rawDescGZIP(), []int{9}
+}
+
+func (x *ShutdownSuperpConnectionRequest) GetGeneration() uint64 {
+	if x != nil {
+		return x.Generation
+	}
+	return 0
+}
+
+func (x *ShutdownSuperpConnectionRequest) GetLocalCid() uint32 {
+	if x != nil {
+		return x.LocalCid
+	}
+	return 0
+}
+
+func (x *ShutdownSuperpConnectionRequest) GetHard() bool {
+	if x != nil {
+		return x.Hard
+	}
+	return false
+}
+
+type ShutdownSuperpConnectionResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ShutdownSuperpConnectionResponse) Reset() {
+	*x = ShutdownSuperpConnectionResponse{}
+	mi := &file_fare_v1_superp_proto_msgTypes[10]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ShutdownSuperpConnectionResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ShutdownSuperpConnectionResponse) ProtoMessage() {}
+
+func (x *ShutdownSuperpConnectionResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_fare_v1_superp_proto_msgTypes[10]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ShutdownSuperpConnectionResponse.ProtoReflect.Descriptor instead.
+func (*ShutdownSuperpConnectionResponse) Descriptor() ([]byte, []int) {
+	return file_fare_v1_superp_proto_rawDescGZIP(), []int{10}
+}
+
+type RestartSuperpConnectionRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// 0 means any configuration.
+	Generation    uint64 `protobuf:"varint,1,opt,name=generation,proto3" json:"generation,omitempty"`
+	LocalCid      uint32 `protobuf:"varint,2,opt,name=local_cid,json=localCid,proto3" json:"local_cid,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RestartSuperpConnectionRequest) Reset() {
+	*x = RestartSuperpConnectionRequest{}
+	mi := &file_fare_v1_superp_proto_msgTypes[11]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RestartSuperpConnectionRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RestartSuperpConnectionRequest) ProtoMessage() {}
+
+func (x *RestartSuperpConnectionRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_fare_v1_superp_proto_msgTypes[11]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RestartSuperpConnectionRequest.ProtoReflect.Descriptor instead.
+func (*RestartSuperpConnectionRequest) Descriptor() ([]byte, []int) {
+	return file_fare_v1_superp_proto_rawDescGZIP(), []int{11}
+}
+
+func (x *RestartSuperpConnectionRequest) GetGeneration() uint64 {
+	if x != nil {
+		return x.Generation
+	}
+	return 0
+}
+
+func (x *RestartSuperpConnectionRequest) GetLocalCid() uint32 {
+	if x != nil {
+		return x.LocalCid
+	}
+	return 0
+}
+
+type RestartSuperpConnectionResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// SuperpConnectionStatus.restarts of the new connection.
+	Restarts      uint32 `protobuf:"varint,1,opt,name=restarts,proto3" json:"restarts,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RestartSuperpConnectionResponse) Reset() {
+	*x = RestartSuperpConnectionResponse{}
+	mi := &file_fare_v1_superp_proto_msgTypes[12]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RestartSuperpConnectionResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RestartSuperpConnectionResponse) ProtoMessage() {}
+
+func (x *RestartSuperpConnectionResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_fare_v1_superp_proto_msgTypes[12]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RestartSuperpConnectionResponse.ProtoReflect.Descriptor instead.
+func (*RestartSuperpConnectionResponse) Descriptor() ([]byte, []int) {
+	return file_fare_v1_superp_proto_rawDescGZIP(), []int{12}
+}
+
+func (x *RestartSuperpConnectionResponse) GetRestarts() uint32 {
+	if x != nil {
+		return x.Restarts
+	}
+	return 0
+}
+
 type GetSuperpStatusRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	unknownFields protoimpl.UnknownFields
@@ -627,7 +946,7 @@ type GetSuperpStatusRequest struct {
 
 func (x *GetSuperpStatusRequest) Reset() {
 	*x = GetSuperpStatusRequest{}
-	mi := &file_fare_v1_superp_proto_msgTypes[9]
+	mi := &file_fare_v1_superp_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -639,7 +958,7 @@ func (x *GetSuperpStatusRequest) String() string {
 func (*GetSuperpStatusRequest) ProtoMessage() {}
 
 func (x *GetSuperpStatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_fare_v1_superp_proto_msgTypes[9]
+	mi := &file_fare_v1_superp_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -652,7 +971,7 @@ func (x *GetSuperpStatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetSuperpStatusRequest.ProtoReflect.Descriptor instead.
 func (*GetSuperpStatusRequest) Descriptor() ([]byte, []int) {
-	return file_fare_v1_superp_proto_rawDescGZIP(), []int{9}
+	return file_fare_v1_superp_proto_rawDescGZIP(), []int{13}
 }
 
 type GetSuperpStatusResponse struct {
@@ -664,7 +983,7 @@ type GetSuperpStatusResponse struct {
 
 func (x *GetSuperpStatusResponse) Reset() {
 	*x = GetSuperpStatusResponse{}
-	mi := &file_fare_v1_superp_proto_msgTypes[10]
+	mi := &file_fare_v1_superp_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -676,7 +995,7 @@ func (x *GetSuperpStatusResponse) String() string {
 func (*GetSuperpStatusResponse) ProtoMessage() {}
 
 func (x *GetSuperpStatusResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_fare_v1_superp_proto_msgTypes[10]
+	mi := &file_fare_v1_superp_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -689,7 +1008,7 @@ func (x *GetSuperpStatusResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetSuperpStatusResponse.ProtoReflect.Descriptor instead.
 func (*GetSuperpStatusResponse) Descriptor() ([]byte, []int) {
-	return file_fare_v1_superp_proto_rawDescGZIP(), []int{10}
+	return file_fare_v1_superp_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *GetSuperpStatusResponse) GetStatus() *SuperpStatus {
@@ -709,7 +1028,7 @@ type WatchSuperpStatusRequest struct {
 
 func (x *WatchSuperpStatusRequest) Reset() {
 	*x = WatchSuperpStatusRequest{}
-	mi := &file_fare_v1_superp_proto_msgTypes[11]
+	mi := &file_fare_v1_superp_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -721,7 +1040,7 @@ func (x *WatchSuperpStatusRequest) String() string {
 func (*WatchSuperpStatusRequest) ProtoMessage() {}
 
 func (x *WatchSuperpStatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_fare_v1_superp_proto_msgTypes[11]
+	mi := &file_fare_v1_superp_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -734,7 +1053,7 @@ func (x *WatchSuperpStatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchSuperpStatusRequest.ProtoReflect.Descriptor instead.
 func (*WatchSuperpStatusRequest) Descriptor() ([]byte, []int) {
-	return file_fare_v1_superp_proto_rawDescGZIP(), []int{11}
+	return file_fare_v1_superp_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *WatchSuperpStatusRequest) GetIntervalNs() uint64 {
@@ -753,7 +1072,7 @@ type WatchSuperpStatusResponse struct {
 
 func (x *WatchSuperpStatusResponse) Reset() {
 	*x = WatchSuperpStatusResponse{}
-	mi := &file_fare_v1_superp_proto_msgTypes[12]
+	mi := &file_fare_v1_superp_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -765,7 +1084,7 @@ func (x *WatchSuperpStatusResponse) String() string {
 func (*WatchSuperpStatusResponse) ProtoMessage() {}
 
 func (x *WatchSuperpStatusResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_fare_v1_superp_proto_msgTypes[12]
+	mi := &file_fare_v1_superp_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -778,7 +1097,7 @@ func (x *WatchSuperpStatusResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchSuperpStatusResponse.ProtoReflect.Descriptor instead.
 func (*WatchSuperpStatusResponse) Descriptor() ([]byte, []int) {
-	return file_fare_v1_superp_proto_rawDescGZIP(), []int{12}
+	return file_fare_v1_superp_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *WatchSuperpStatusResponse) GetStatus() *SuperpStatus {
@@ -796,14 +1115,20 @@ type SuperpStatus struct {
 	Started     bool                      `protobuf:"varint,2,opt,name=started,proto3" json:"started,omitempty"`
 	Connections []*SuperpConnectionStatus `protobuf:"bytes,3,rep,name=connections,proto3" json:"connections,omitempty"`
 	// The instance's counters by name: "packets_sent", "retransmitted", "duplicates", ...
-	Counters      map[string]uint64 `protobuf:"bytes,4,rep,name=counters,proto3" json:"counters,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"varint,2,opt,name=value"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	Counters map[string]uint64 `protobuf:"bytes,4,rep,name=counters,proto3" json:"counters,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"varint,2,opt,name=value"`
+	// The agent's capabilities: its address, its parameters, and the memory that peers may read and write.
+	Address    string            `protobuf:"bytes,5,opt,name=address,proto3" json:"address,omitempty"`
+	Parameters *SuperpParameters `protobuf:"bytes,6,opt,name=parameters,proto3" json:"parameters,omitempty"`
+	Memory     []*SuperpMemory   `protobuf:"bytes,7,rep,name=memory,proto3" json:"memory,omitempty"`
+	// The latest protocol errors, up to 64, oldest first.
+	ProtocolErrors []*SuperpProtocolError `protobuf:"bytes,8,rep,name=protocol_errors,json=protocolErrors,proto3" json:"protocol_errors,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
 }
 
 func (x *SuperpStatus) Reset() {
 	*x = SuperpStatus{}
-	mi := &file_fare_v1_superp_proto_msgTypes[13]
+	mi := &file_fare_v1_superp_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -815,7 +1140,7 @@ func (x *SuperpStatus) String() string {
 func (*SuperpStatus) ProtoMessage() {}
 
 func (x *SuperpStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_fare_v1_superp_proto_msgTypes[13]
+	mi := &file_fare_v1_superp_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -828,7 +1153,7 @@ func (x *SuperpStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SuperpStatus.ProtoReflect.Descriptor instead.
 func (*SuperpStatus) Descriptor() ([]byte, []int) {
-	return file_fare_v1_superp_proto_rawDescGZIP(), []int{13}
+	return file_fare_v1_superp_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *SuperpStatus) GetGeneration() uint64 {
@@ -859,6 +1184,201 @@ func (x *SuperpStatus) GetCounters() map[string]uint64 {
 	return nil
 }
 
+func (x *SuperpStatus) GetAddress() string {
+	if x != nil {
+		return x.Address
+	}
+	return ""
+}
+
+func (x *SuperpStatus) GetParameters() *SuperpParameters {
+	if x != nil {
+		return x.Parameters
+	}
+	return nil
+}
+
+func (x *SuperpStatus) GetMemory() []*SuperpMemory {
+	if x != nil {
+		return x.Memory
+	}
+	return nil
+}
+
+func (x *SuperpStatus) GetProtocolErrors() []*SuperpProtocolError {
+	if x != nil {
+		return x.ProtocolErrors
+	}
+	return nil
+}
+
+// SuperpProtocolError is one protocol error.
+type SuperpProtocolError struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Counts all protocol errors of the agent, from 1: a gap means that there were more than a status holds.
+	Number uint64                  `protobuf:"varint,1,opt,name=number,proto3" json:"number,omitempty"`
+	Kind   SuperpProtocolErrorKind `protobuf:"varint,2,opt,name=kind,proto3,enum=fare.v1.SuperpProtocolErrorKind" json:"kind,omitempty"`
+	// Of the connection.
+	LocalCid      uint32 `protobuf:"varint,3,opt,name=local_cid,json=localCid,proto3" json:"local_cid,omitempty"`
+	RemoteAddress string `protobuf:"bytes,4,opt,name=remote_address,json=remoteAddress,proto3" json:"remote_address,omitempty"`
+	// Nanoseconds since 1970.
+	TimeNs int64 `protobuf:"varint,5,opt,name=time_ns,json=timeNs,proto3" json:"time_ns,omitempty"`
+	// Of the packet. PSN_REUSE has the psn alone, TIMEOUT opcode and xid.
+	Psn           uint32 `protobuf:"varint,6,opt,name=psn,proto3" json:"psn,omitempty"`
+	Opcode        uint32 `protobuf:"varint,7,opt,name=opcode,proto3" json:"opcode,omitempty"`
+	Xid           uint32 `protobuf:"varint,8,opt,name=xid,proto3" json:"xid,omitempty"`
+	Seqno         uint32 `protobuf:"varint,9,opt,name=seqno,proto3" json:"seqno,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SuperpProtocolError) Reset() {
+	*x = SuperpProtocolError{}
+	mi := &file_fare_v1_superp_proto_msgTypes[18]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SuperpProtocolError) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SuperpProtocolError) ProtoMessage() {}
+
+func (x *SuperpProtocolError) ProtoReflect() protoreflect.Message {
+	mi := &file_fare_v1_superp_proto_msgTypes[18]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SuperpProtocolError.ProtoReflect.Descriptor instead.
+func (*SuperpProtocolError) Descriptor() ([]byte, []int) {
+	return file_fare_v1_superp_proto_rawDescGZIP(), []int{18}
+}
+
+func (x *SuperpProtocolError) GetNumber() uint64 {
+	if x != nil {
+		return x.Number
+	}
+	return 0
+}
+
+func (x *SuperpProtocolError) GetKind() SuperpProtocolErrorKind {
+	if x != nil {
+		return x.Kind
+	}
+	return SuperpProtocolErrorKind_SUPERP_PROTOCOL_ERROR_KIND_UNSPECIFIED
+}
+
+func (x *SuperpProtocolError) GetLocalCid() uint32 {
+	if x != nil {
+		return x.LocalCid
+	}
+	return 0
+}
+
+func (x *SuperpProtocolError) GetRemoteAddress() string {
+	if x != nil {
+		return x.RemoteAddress
+	}
+	return ""
+}
+
+func (x *SuperpProtocolError) GetTimeNs() int64 {
+	if x != nil {
+		return x.TimeNs
+	}
+	return 0
+}
+
+func (x *SuperpProtocolError) GetPsn() uint32 {
+	if x != nil {
+		return x.Psn
+	}
+	return 0
+}
+
+func (x *SuperpProtocolError) GetOpcode() uint32 {
+	if x != nil {
+		return x.Opcode
+	}
+	return 0
+}
+
+func (x *SuperpProtocolError) GetXid() uint32 {
+	if x != nil {
+		return x.Xid
+	}
+	return 0
+}
+
+func (x *SuperpProtocolError) GetSeqno() uint32 {
+	if x != nil {
+		return x.Seqno
+	}
+	return 0
+}
+
+// SuperpMemory is a region of memory for RMA reads and writes.
+type SuperpMemory struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The address of its first byte in RMA operations.
+	Address       uint64 `protobuf:"varint,1,opt,name=address,proto3" json:"address,omitempty"`
+	Bytes         uint64 `protobuf:"varint,2,opt,name=bytes,proto3" json:"bytes,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SuperpMemory) Reset() {
+	*x = SuperpMemory{}
+	mi := &file_fare_v1_superp_proto_msgTypes[19]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SuperpMemory) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SuperpMemory) ProtoMessage() {}
+
+func (x *SuperpMemory) ProtoReflect() protoreflect.Message {
+	mi := &file_fare_v1_superp_proto_msgTypes[19]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SuperpMemory.ProtoReflect.Descriptor instead.
+func (*SuperpMemory) Descriptor() ([]byte, []int) {
+	return file_fare_v1_superp_proto_rawDescGZIP(), []int{19}
+}
+
+func (x *SuperpMemory) GetAddress() uint64 {
+	if x != nil {
+		return x.Address
+	}
+	return 0
+}
+
+func (x *SuperpMemory) GetBytes() uint64 {
+	if x != nil {
+		return x.Bytes
+	}
+	return 0
+}
+
 type SuperpConnectionStatus struct {
 	state      protoimpl.MessageState `protogen:"open.v1"`
 	Connection *SuperpConnection      `protobuf:"bytes,1,opt,name=connection,proto3" json:"connection,omitempty"`
@@ -877,13 +1397,19 @@ type SuperpConnectionStatus struct {
 	// Payload bytes, of first transmissions and of retransmissions.
 	SentBytes      uint64 `protobuf:"varint,10,opt,name=sent_bytes,json=sentBytes,proto3" json:"sent_bytes,omitempty"`
 	SentAgainBytes uint64 `protobuf:"varint,11,opt,name=sent_again_bytes,json=sentAgainBytes,proto3" json:"sent_again_bytes,omitempty"`
-	unknownFields  protoimpl.UnknownFields
-	sizeCache      protoimpl.SizeCache
+	// Paths over which the connection spreads its packets.
+	Paths []*SuperpPath `protobuf:"bytes,12,rep,name=paths,proto3" json:"paths,omitempty"`
+	// Protocol errors on the connection.
+	ProtocolErrors uint64 `protobuf:"varint,13,opt,name=protocol_errors,json=protocolErrors,proto3" json:"protocol_errors,omitempty"`
+	// How often the connection was restarted.
+	Restarts      uint32 `protobuf:"varint,14,opt,name=restarts,proto3" json:"restarts,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *SuperpConnectionStatus) Reset() {
 	*x = SuperpConnectionStatus{}
-	mi := &file_fare_v1_superp_proto_msgTypes[14]
+	mi := &file_fare_v1_superp_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -895,7 +1421,7 @@ func (x *SuperpConnectionStatus) String() string {
 func (*SuperpConnectionStatus) ProtoMessage() {}
 
 func (x *SuperpConnectionStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_fare_v1_superp_proto_msgTypes[14]
+	mi := &file_fare_v1_superp_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -908,7 +1434,7 @@ func (x *SuperpConnectionStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SuperpConnectionStatus.ProtoReflect.Descriptor instead.
 func (*SuperpConnectionStatus) Descriptor() ([]byte, []int) {
-	return file_fare_v1_superp_proto_rawDescGZIP(), []int{14}
+	return file_fare_v1_superp_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *SuperpConnectionStatus) GetConnection() *SuperpConnection {
@@ -988,11 +1514,518 @@ func (x *SuperpConnectionStatus) GetSentAgainBytes() uint64 {
 	return 0
 }
 
+func (x *SuperpConnectionStatus) GetPaths() []*SuperpPath {
+	if x != nil {
+		return x.Paths
+	}
+	return nil
+}
+
+func (x *SuperpConnectionStatus) GetProtocolErrors() uint64 {
+	if x != nil {
+		return x.ProtocolErrors
+	}
+	return 0
+}
+
+func (x *SuperpConnectionStatus) GetRestarts() uint32 {
+	if x != nil {
+		return x.Restarts
+	}
+	return 0
+}
+
+// SuperpPath is a queue pair slot that a connection sends on.
+type SuperpPath struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Slot  uint32                 `protobuf:"varint,1,opt,name=slot,proto3" json:"slot,omitempty"`
+	Plane string                 `protobuf:"bytes,2,opt,name=plane,proto3" json:"plane,omitempty"`
+	// The sub-port's device, if the slot names one.
+	Device string `protobuf:"bytes,3,opt,name=device,proto3" json:"device,omitempty"`
+	// The entropy of its packets: the UDP source port; the low 12 bits are SUNH's flow label.
+	SourcePort uint32 `protobuf:"varint,4,opt,name=source_port,json=sourcePort,proto3" json:"source_port,omitempty"`
+	// Part of the connection's packets, in any unit; 0 means parked.
+	Share          uint32 `protobuf:"varint,5,opt,name=share,proto3" json:"share,omitempty"`
+	SentBytes      uint64 `protobuf:"varint,6,opt,name=sent_bytes,json=sentBytes,proto3" json:"sent_bytes,omitempty"`
+	SentAgainBytes uint64 `protobuf:"varint,7,opt,name=sent_again_bytes,json=sentAgainBytes,proto3" json:"sent_again_bytes,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
+}
+
+func (x *SuperpPath) Reset() {
+	*x = SuperpPath{}
+	mi := &file_fare_v1_superp_proto_msgTypes[21]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SuperpPath) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SuperpPath) ProtoMessage() {}
+
+func (x *SuperpPath) ProtoReflect() protoreflect.Message {
+	mi := &file_fare_v1_superp_proto_msgTypes[21]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SuperpPath.ProtoReflect.Descriptor instead.
+func (*SuperpPath) Descriptor() ([]byte, []int) {
+	return file_fare_v1_superp_proto_rawDescGZIP(), []int{21}
+}
+
+func (x *SuperpPath) GetSlot() uint32 {
+	if x != nil {
+		return x.Slot
+	}
+	return 0
+}
+
+func (x *SuperpPath) GetPlane() string {
+	if x != nil {
+		return x.Plane
+	}
+	return ""
+}
+
+func (x *SuperpPath) GetDevice() string {
+	if x != nil {
+		return x.Device
+	}
+	return ""
+}
+
+func (x *SuperpPath) GetSourcePort() uint32 {
+	if x != nil {
+		return x.SourcePort
+	}
+	return 0
+}
+
+func (x *SuperpPath) GetShare() uint32 {
+	if x != nil {
+		return x.Share
+	}
+	return 0
+}
+
+func (x *SuperpPath) GetSentBytes() uint64 {
+	if x != nil {
+		return x.SentBytes
+	}
+	return 0
+}
+
+func (x *SuperpPath) GetSentAgainBytes() uint64 {
+	if x != nil {
+		return x.SentAgainBytes
+	}
+	return 0
+}
+
+type OperateSuperpRequest struct {
+	state    protoimpl.MessageState `protogen:"open.v1"`
+	LocalCid uint32                 `protobuf:"varint,1,opt,name=local_cid,json=localCid,proto3" json:"local_cid,omitempty"`
+	// Types that are valid to be assigned to Operation:
+	//
+	//	*OperateSuperpRequest_Write
+	//	*OperateSuperpRequest_Read
+	//	*OperateSuperpRequest_Send
+	Operation     isOperateSuperpRequest_Operation `protobuf_oneof:"operation"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *OperateSuperpRequest) Reset() {
+	*x = OperateSuperpRequest{}
+	mi := &file_fare_v1_superp_proto_msgTypes[22]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *OperateSuperpRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*OperateSuperpRequest) ProtoMessage() {}
+
+func (x *OperateSuperpRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_fare_v1_superp_proto_msgTypes[22]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use OperateSuperpRequest.ProtoReflect.Descriptor instead.
+func (*OperateSuperpRequest) Descriptor() ([]byte, []int) {
+	return file_fare_v1_superp_proto_rawDescGZIP(), []int{22}
+}
+
+func (x *OperateSuperpRequest) GetLocalCid() uint32 {
+	if x != nil {
+		return x.LocalCid
+	}
+	return 0
+}
+
+func (x *OperateSuperpRequest) GetOperation() isOperateSuperpRequest_Operation {
+	if x != nil {
+		return x.Operation
+	}
+	return nil
+}
+
+func (x *OperateSuperpRequest) GetWrite() *SuperpWrite {
+	if x != nil {
+		if x, ok := x.Operation.(*OperateSuperpRequest_Write); ok {
+			return x.Write
+		}
+	}
+	return nil
+}
+
+func (x *OperateSuperpRequest) GetRead() *SuperpRead {
+	if x != nil {
+		if x, ok := x.Operation.(*OperateSuperpRequest_Read); ok {
+			return x.Read
+		}
+	}
+	return nil
+}
+
+func (x *OperateSuperpRequest) GetSend() *SuperpSend {
+	if x != nil {
+		if x, ok := x.Operation.(*OperateSuperpRequest_Send); ok {
+			return x.Send
+		}
+	}
+	return nil
+}
+
+type isOperateSuperpRequest_Operation interface {
+	isOperateSuperpRequest_Operation()
+}
+
+type OperateSuperpRequest_Write struct {
+	Write *SuperpWrite `protobuf:"bytes,2,opt,name=write,proto3,oneof"`
+}
+
+type OperateSuperpRequest_Read struct {
+	Read *SuperpRead `protobuf:"bytes,3,opt,name=read,proto3,oneof"`
+}
+
+type OperateSuperpRequest_Send struct {
+	Send *SuperpSend `protobuf:"bytes,4,opt,name=send,proto3,oneof"`
+}
+
+func (*OperateSuperpRequest_Write) isOperateSuperpRequest_Operation() {}
+
+func (*OperateSuperpRequest_Read) isOperateSuperpRequest_Operation() {}
+
+func (*OperateSuperpRequest_Send) isOperateSuperpRequest_Operation() {}
+
+// SuperpWrite is an RMA write.
+type SuperpWrite struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Address       uint64                 `protobuf:"varint,1,opt,name=address,proto3" json:"address,omitempty"`
+	Data          []byte                 `protobuf:"bytes,2,opt,name=data,proto3" json:"data,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SuperpWrite) Reset() {
+	*x = SuperpWrite{}
+	mi := &file_fare_v1_superp_proto_msgTypes[23]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SuperpWrite) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SuperpWrite) ProtoMessage() {}
+
+func (x *SuperpWrite) ProtoReflect() protoreflect.Message {
+	mi := &file_fare_v1_superp_proto_msgTypes[23]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SuperpWrite.ProtoReflect.Descriptor instead.
+func (*SuperpWrite) Descriptor() ([]byte, []int) {
+	return file_fare_v1_superp_proto_rawDescGZIP(), []int{23}
+}
+
+func (x *SuperpWrite) GetAddress() uint64 {
+	if x != nil {
+		return x.Address
+	}
+	return 0
+}
+
+func (x *SuperpWrite) GetData() []byte {
+	if x != nil {
+		return x.Data
+	}
+	return nil
+}
+
+// SuperpRead is an RMA read.
+type SuperpRead struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Address       uint64                 `protobuf:"varint,1,opt,name=address,proto3" json:"address,omitempty"`
+	Bytes         uint32                 `protobuf:"varint,2,opt,name=bytes,proto3" json:"bytes,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SuperpRead) Reset() {
+	*x = SuperpRead{}
+	mi := &file_fare_v1_superp_proto_msgTypes[24]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SuperpRead) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SuperpRead) ProtoMessage() {}
+
+func (x *SuperpRead) ProtoReflect() protoreflect.Message {
+	mi := &file_fare_v1_superp_proto_msgTypes[24]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SuperpRead.ProtoReflect.Descriptor instead.
+func (*SuperpRead) Descriptor() ([]byte, []int) {
+	return file_fare_v1_superp_proto_rawDescGZIP(), []int{24}
+}
+
+func (x *SuperpRead) GetAddress() uint64 {
+	if x != nil {
+		return x.Address
+	}
+	return 0
+}
+
+func (x *SuperpRead) GetBytes() uint32 {
+	if x != nil {
+		return x.Bytes
+	}
+	return 0
+}
+
+// SuperpSend is a message for the peer's receives.
+type SuperpSend struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Data          []byte                 `protobuf:"bytes,1,opt,name=data,proto3" json:"data,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SuperpSend) Reset() {
+	*x = SuperpSend{}
+	mi := &file_fare_v1_superp_proto_msgTypes[25]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SuperpSend) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SuperpSend) ProtoMessage() {}
+
+func (x *SuperpSend) ProtoReflect() protoreflect.Message {
+	mi := &file_fare_v1_superp_proto_msgTypes[25]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SuperpSend.ProtoReflect.Descriptor instead.
+func (*SuperpSend) Descriptor() ([]byte, []int) {
+	return file_fare_v1_superp_proto_rawDescGZIP(), []int{25}
+}
+
+func (x *SuperpSend) GetData() []byte {
+	if x != nil {
+		return x.Data
+	}
+	return nil
+}
+
+type OperateSuperpResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The result of a read.
+	Data          []byte `protobuf:"bytes,1,opt,name=data,proto3" json:"data,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *OperateSuperpResponse) Reset() {
+	*x = OperateSuperpResponse{}
+	mi := &file_fare_v1_superp_proto_msgTypes[26]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *OperateSuperpResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*OperateSuperpResponse) ProtoMessage() {}
+
+func (x *OperateSuperpResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_fare_v1_superp_proto_msgTypes[26]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use OperateSuperpResponse.ProtoReflect.Descriptor instead.
+func (*OperateSuperpResponse) Descriptor() ([]byte, []int) {
+	return file_fare_v1_superp_proto_rawDescGZIP(), []int{26}
+}
+
+func (x *OperateSuperpResponse) GetData() []byte {
+	if x != nil {
+		return x.Data
+	}
+	return nil
+}
+
+type ReceiveSuperpRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	LocalCid      uint32                 `protobuf:"varint,1,opt,name=local_cid,json=localCid,proto3" json:"local_cid,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ReceiveSuperpRequest) Reset() {
+	*x = ReceiveSuperpRequest{}
+	mi := &file_fare_v1_superp_proto_msgTypes[27]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ReceiveSuperpRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ReceiveSuperpRequest) ProtoMessage() {}
+
+func (x *ReceiveSuperpRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_fare_v1_superp_proto_msgTypes[27]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ReceiveSuperpRequest.ProtoReflect.Descriptor instead.
+func (*ReceiveSuperpRequest) Descriptor() ([]byte, []int) {
+	return file_fare_v1_superp_proto_rawDescGZIP(), []int{27}
+}
+
+func (x *ReceiveSuperpRequest) GetLocalCid() uint32 {
+	if x != nil {
+		return x.LocalCid
+	}
+	return 0
+}
+
+type ReceiveSuperpResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Data          []byte                 `protobuf:"bytes,1,opt,name=data,proto3" json:"data,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ReceiveSuperpResponse) Reset() {
+	*x = ReceiveSuperpResponse{}
+	mi := &file_fare_v1_superp_proto_msgTypes[28]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ReceiveSuperpResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ReceiveSuperpResponse) ProtoMessage() {}
+
+func (x *ReceiveSuperpResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_fare_v1_superp_proto_msgTypes[28]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ReceiveSuperpResponse.ProtoReflect.Descriptor instead.
+func (*ReceiveSuperpResponse) Descriptor() ([]byte, []int) {
+	return file_fare_v1_superp_proto_rawDescGZIP(), []int{28}
+}
+
+func (x *ReceiveSuperpResponse) GetData() []byte {
+	if x != nil {
+		return x.Data
+	}
+	return nil
+}
+
 var File_fare_v1_superp_proto protoreflect.FileDescriptor
 
 const file_fare_v1_superp_proto_rawDesc = "" +
 	"\n" +
-	"\x14fare/v1/superp.proto\x12\afare.v1\"\xd8\x02\n" +
+	"\x14fare/v1/superp.proto\x12\afare.v1\"\x90\x03\n" +
 	"\x10SuperpParameters\x12\x19\n" +
 	"\budp_port\x18\x01 \x01(\rR\audpPort\x12#\n" +
 	"\rpayload_bytes\x18\x02 \x01(\rR\fpayloadBytes\x12&\n" +
@@ -1001,11 +2034,12 @@ const file_fare_v1_superp_proto_rawDesc = "" +
 	"\vpdl_max_rtx\x18\x05 \x01(\rR\tpdlMaxRtx\x12(\n" +
 	"\x10tal_trans_window\x18\x06 \x01(\rR\x0etalTransWindow\x126\n" +
 	"\x17packets_per_transaction\x18\a \x01(\rR\x15packetsPerTransaction\x122\n" +
-	"\x15operations_per_packet\x18\b \x01(\rR\x13operationsPerPacket\":\n" +
+	"\x15operations_per_packet\x18\b \x01(\rR\x13operationsPerPacket\x126\n" +
+	"\x17tal_transaction_timeout\x18\t \x01(\x04R\x15talTransactionTimeout\":\n" +
 	"\n" +
 	"SuperpNode\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x18\n" +
-	"\aaddress\x18\x02 \x01(\tR\aaddress\"\x8c\x02\n" +
+	"\aaddress\x18\x02 \x01(\tR\aaddress\"\xc8\x02\n" +
 	"\x10SuperpConnection\x12#\n" +
 	"\rlocal_address\x18\x01 \x01(\tR\flocalAddress\x12%\n" +
 	"\x0eremote_address\x18\x02 \x01(\tR\rremoteAddress\x12\x1b\n" +
@@ -1015,7 +2049,10 @@ const file_fare_v1_superp_proto_rawDesc = "" +
 	"\rtraffic_class\x18\x05 \x01(\rR\ftrafficClass\x12\x18\n" +
 	"\aordered\x18\x06 \x01(\bR\aordered\x12\"\n" +
 	"\n" +
-	"ordered_in\x18\a \x01(\bH\x00R\torderedIn\x88\x01\x01B\r\n" +
+	"ordered_in\x18\a \x01(\bH\x00R\torderedIn\x88\x01\x01\x12\x1b\n" +
+	"\tlocal_key\x18\b \x01(\rR\blocalKey\x12\x1d\n" +
+	"\n" +
+	"remote_key\x18\t \x01(\rR\tremoteKeyB\r\n" +
 	"\v_ordered_in\"\xdb\x01\n" +
 	"\x16ConfigureSuperpRequest\x12\x1e\n" +
 	"\n" +
@@ -1037,7 +2074,21 @@ const file_fare_v1_superp_proto_rawDesc = "" +
 	"generation\x18\x01 \x01(\x04R\n" +
 	"generation\x12\x12\n" +
 	"\x04hard\x18\x02 \x01(\bR\x04hard\"\x18\n" +
-	"\x16ShutdownSuperpResponse\"\x18\n" +
+	"\x16ShutdownSuperpResponse\"r\n" +
+	"\x1fShutdownSuperpConnectionRequest\x12\x1e\n" +
+	"\n" +
+	"generation\x18\x01 \x01(\x04R\n" +
+	"generation\x12\x1b\n" +
+	"\tlocal_cid\x18\x02 \x01(\rR\blocalCid\x12\x12\n" +
+	"\x04hard\x18\x03 \x01(\bR\x04hard\"\"\n" +
+	" ShutdownSuperpConnectionResponse\"]\n" +
+	"\x1eRestartSuperpConnectionRequest\x12\x1e\n" +
+	"\n" +
+	"generation\x18\x01 \x01(\x04R\n" +
+	"generation\x12\x1b\n" +
+	"\tlocal_cid\x18\x02 \x01(\rR\blocalCid\"=\n" +
+	"\x1fRestartSuperpConnectionResponse\x12\x1a\n" +
+	"\brestarts\x18\x01 \x01(\rR\brestarts\"\x18\n" +
 	"\x16GetSuperpStatusRequest\"H\n" +
 	"\x17GetSuperpStatusResponse\x12-\n" +
 	"\x06status\x18\x01 \x01(\v2\x15.fare.v1.SuperpStatusR\x06status\";\n" +
@@ -1045,17 +2096,36 @@ const file_fare_v1_superp_proto_rawDesc = "" +
 	"\vinterval_ns\x18\x01 \x01(\x04R\n" +
 	"intervalNs\"J\n" +
 	"\x19WatchSuperpStatusResponse\x12-\n" +
-	"\x06status\x18\x01 \x01(\v2\x15.fare.v1.SuperpStatusR\x06status\"\x89\x02\n" +
+	"\x06status\x18\x01 \x01(\v2\x15.fare.v1.SuperpStatusR\x06status\"\xd4\x03\n" +
 	"\fSuperpStatus\x12\x1e\n" +
 	"\n" +
 	"generation\x18\x01 \x01(\x04R\n" +
 	"generation\x12\x18\n" +
 	"\astarted\x18\x02 \x01(\bR\astarted\x12A\n" +
 	"\vconnections\x18\x03 \x03(\v2\x1f.fare.v1.SuperpConnectionStatusR\vconnections\x12?\n" +
-	"\bcounters\x18\x04 \x03(\v2#.fare.v1.SuperpStatus.CountersEntryR\bcounters\x1a;\n" +
+	"\bcounters\x18\x04 \x03(\v2#.fare.v1.SuperpStatus.CountersEntryR\bcounters\x12\x18\n" +
+	"\aaddress\x18\x05 \x01(\tR\aaddress\x129\n" +
+	"\n" +
+	"parameters\x18\x06 \x01(\v2\x19.fare.v1.SuperpParametersR\n" +
+	"parameters\x12-\n" +
+	"\x06memory\x18\a \x03(\v2\x15.fare.v1.SuperpMemoryR\x06memory\x12E\n" +
+	"\x0fprotocol_errors\x18\b \x03(\v2\x1c.fare.v1.SuperpProtocolErrorR\x0eprotocolErrors\x1a;\n" +
 	"\rCountersEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\x04R\x05value:\x028\x01\"\x9f\x03\n" +
+	"\x05value\x18\x02 \x01(\x04R\x05value:\x028\x01\"\x92\x02\n" +
+	"\x13SuperpProtocolError\x12\x16\n" +
+	"\x06number\x18\x01 \x01(\x04R\x06number\x124\n" +
+	"\x04kind\x18\x02 \x01(\x0e2 .fare.v1.SuperpProtocolErrorKindR\x04kind\x12\x1b\n" +
+	"\tlocal_cid\x18\x03 \x01(\rR\blocalCid\x12%\n" +
+	"\x0eremote_address\x18\x04 \x01(\tR\rremoteAddress\x12\x17\n" +
+	"\atime_ns\x18\x05 \x01(\x03R\x06timeNs\x12\x10\n" +
+	"\x03psn\x18\x06 \x01(\rR\x03psn\x12\x16\n" +
+	"\x06opcode\x18\a \x01(\rR\x06opcode\x12\x10\n" +
+	"\x03xid\x18\b \x01(\rR\x03xid\x12\x14\n" +
+	"\x05seqno\x18\t \x01(\rR\x05seqno\">\n" +
+	"\fSuperpMemory\x12\x18\n" +
+	"\aaddress\x18\x01 \x01(\x04R\aaddress\x12\x14\n" +
+	"\x05bytes\x18\x02 \x01(\x04R\x05bytes\"\x8f\x04\n" +
 	"\x16SuperpConnectionStatus\x129\n" +
 	"\n" +
 	"connection\x18\x01 \x01(\v2\x19.fare.v1.SuperpConnectionR\n" +
@@ -1072,19 +2142,77 @@ const file_fare_v1_superp_proto_rawDesc = "" +
 	"\n" +
 	"sent_bytes\x18\n" +
 	" \x01(\x04R\tsentBytes\x12(\n" +
-	"\x10sent_again_bytes\x18\v \x01(\x04R\x0esentAgainBytes*\xd4\x01\n" +
+	"\x10sent_again_bytes\x18\v \x01(\x04R\x0esentAgainBytes\x12)\n" +
+	"\x05paths\x18\f \x03(\v2\x13.fare.v1.SuperpPathR\x05paths\x12'\n" +
+	"\x0fprotocol_errors\x18\r \x01(\x04R\x0eprotocolErrors\x12\x1a\n" +
+	"\brestarts\x18\x0e \x01(\rR\brestarts\"\xce\x01\n" +
+	"\n" +
+	"SuperpPath\x12\x12\n" +
+	"\x04slot\x18\x01 \x01(\rR\x04slot\x12\x14\n" +
+	"\x05plane\x18\x02 \x01(\tR\x05plane\x12\x16\n" +
+	"\x06device\x18\x03 \x01(\tR\x06device\x12\x1f\n" +
+	"\vsource_port\x18\x04 \x01(\rR\n" +
+	"sourcePort\x12\x14\n" +
+	"\x05share\x18\x05 \x01(\rR\x05share\x12\x1d\n" +
+	"\n" +
+	"sent_bytes\x18\x06 \x01(\x04R\tsentBytes\x12(\n" +
+	"\x10sent_again_bytes\x18\a \x01(\x04R\x0esentAgainBytes\"\xc4\x01\n" +
+	"\x14OperateSuperpRequest\x12\x1b\n" +
+	"\tlocal_cid\x18\x01 \x01(\rR\blocalCid\x12,\n" +
+	"\x05write\x18\x02 \x01(\v2\x14.fare.v1.SuperpWriteH\x00R\x05write\x12)\n" +
+	"\x04read\x18\x03 \x01(\v2\x13.fare.v1.SuperpReadH\x00R\x04read\x12)\n" +
+	"\x04send\x18\x04 \x01(\v2\x13.fare.v1.SuperpSendH\x00R\x04sendB\v\n" +
+	"\toperation\";\n" +
+	"\vSuperpWrite\x12\x18\n" +
+	"\aaddress\x18\x01 \x01(\x04R\aaddress\x12\x12\n" +
+	"\x04data\x18\x02 \x01(\fR\x04data\"<\n" +
+	"\n" +
+	"SuperpRead\x12\x18\n" +
+	"\aaddress\x18\x01 \x01(\x04R\aaddress\x12\x14\n" +
+	"\x05bytes\x18\x02 \x01(\rR\x05bytes\" \n" +
+	"\n" +
+	"SuperpSend\x12\x12\n" +
+	"\x04data\x18\x01 \x01(\fR\x04data\"+\n" +
+	"\x15OperateSuperpResponse\x12\x12\n" +
+	"\x04data\x18\x01 \x01(\fR\x04data\"3\n" +
+	"\x14ReceiveSuperpRequest\x12\x1b\n" +
+	"\tlocal_cid\x18\x01 \x01(\rR\blocalCid\"+\n" +
+	"\x15ReceiveSuperpResponse\x12\x12\n" +
+	"\x04data\x18\x01 \x01(\fR\x04data*\x98\x05\n" +
+	"\x17SuperpProtocolErrorKind\x12*\n" +
+	"&SUPERP_PROTOCOL_ERROR_KIND_UNSPECIFIED\x10\x00\x12\"\n" +
+	"\x1eSUPERP_PROTOCOL_ERROR_KIND_PSN\x10\x01\x12&\n" +
+	"\"SUPERP_PROTOCOL_ERROR_KIND_ACK_PSN\x10\x02\x12(\n" +
+	"$SUPERP_PROTOCOL_ERROR_KIND_PSN_REUSE\x10\x03\x12&\n" +
+	"\"SUPERP_PROTOCOL_ERROR_KIND_ACK_XID\x10\x04\x12\"\n" +
+	"\x1eSUPERP_PROTOCOL_ERROR_KIND_XID\x10\x05\x12$\n" +
+	" SUPERP_PROTOCOL_ERROR_KIND_SEQNO\x10\x06\x12\"\n" +
+	"\x1eSUPERP_PROTOCOL_ERROR_KIND_EOM\x10\a\x12%\n" +
+	"!SUPERP_PROTOCOL_ERROR_KIND_OPCODE\x10\b\x12(\n" +
+	"$SUPERP_PROTOCOL_ERROR_KIND_REPLY_XID\x10\t\x12*\n" +
+	"&SUPERP_PROTOCOL_ERROR_KIND_EARLY_REPLY\x10\n" +
+	"\x12*\n" +
+	"&SUPERP_PROTOCOL_ERROR_KIND_REPLY_SEQNO\x10\v\x12(\n" +
+	"$SUPERP_PROTOCOL_ERROR_KIND_REPLY_EOM\x10\f\x12$\n" +
+	" SUPERP_PROTOCOL_ERROR_KIND_REPLY\x10\r\x12&\n" +
+	"\"SUPERP_PROTOCOL_ERROR_KIND_TIMEOUT\x10\x0e\x12$\n" +
+	" SUPERP_PROTOCOL_ERROR_KIND_BLOCK\x10\x0f*\xd4\x01\n" +
 	"\x15SuperpConnectionState\x12'\n" +
 	"#SUPERP_CONNECTION_STATE_UNSPECIFIED\x10\x00\x12&\n" +
 	"\"SUPERP_CONNECTION_STATE_CONFIGURED\x10\x01\x12#\n" +
 	"\x1fSUPERP_CONNECTION_STATE_STARTED\x10\x02\x12\"\n" +
 	"\x1eSUPERP_CONNECTION_STATE_ENDING\x10\x03\x12!\n" +
-	"\x1dSUPERP_CONNECTION_STATE_ENDED\x10\x042\xb6\x03\n" +
+	"\x1dSUPERP_CONNECTION_STATE_ENDED\x10\x042\xb5\x06\n" +
 	"\rSuperpService\x12T\n" +
 	"\x0fConfigureSuperp\x12\x1f.fare.v1.ConfigureSuperpRequest\x1a .fare.v1.ConfigureSuperpResponse\x12H\n" +
 	"\vStartSuperp\x12\x1b.fare.v1.StartSuperpRequest\x1a\x1c.fare.v1.StartSuperpResponse\x12Q\n" +
-	"\x0eShutdownSuperp\x12\x1e.fare.v1.ShutdownSuperpRequest\x1a\x1f.fare.v1.ShutdownSuperpResponse\x12T\n" +
+	"\x0eShutdownSuperp\x12\x1e.fare.v1.ShutdownSuperpRequest\x1a\x1f.fare.v1.ShutdownSuperpResponse\x12o\n" +
+	"\x18ShutdownSuperpConnection\x12(.fare.v1.ShutdownSuperpConnectionRequest\x1a).fare.v1.ShutdownSuperpConnectionResponse\x12l\n" +
+	"\x17RestartSuperpConnection\x12'.fare.v1.RestartSuperpConnectionRequest\x1a(.fare.v1.RestartSuperpConnectionResponse\x12T\n" +
 	"\x0fGetSuperpStatus\x12\x1f.fare.v1.GetSuperpStatusRequest\x1a .fare.v1.GetSuperpStatusResponse\x12\\\n" +
-	"\x11WatchSuperpStatus\x12!.fare.v1.WatchSuperpStatusRequest\x1a\".fare.v1.WatchSuperpStatusResponse0\x01B+Z)github.com/fared/fared/api/fare/v1;farev1b\x06proto3"
+	"\x11WatchSuperpStatus\x12!.fare.v1.WatchSuperpStatusRequest\x1a\".fare.v1.WatchSuperpStatusResponse0\x01\x12N\n" +
+	"\rOperateSuperp\x12\x1d.fare.v1.OperateSuperpRequest\x1a\x1e.fare.v1.OperateSuperpResponse\x12N\n" +
+	"\rReceiveSuperp\x12\x1d.fare.v1.ReceiveSuperpRequest\x1a\x1e.fare.v1.ReceiveSuperpResponseB+Z)github.com/fared/fared/api/fare/v1;farev1b\x06proto3"
 
 var (
 	file_fare_v1_superp_proto_rawDescOnce sync.Once
@@ -1098,52 +2226,83 @@ func file_fare_v1_superp_proto_rawDescGZIP() []byte {
 	return file_fare_v1_superp_proto_rawDescData
 }
 
-var file_fare_v1_superp_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_fare_v1_superp_proto_msgTypes = make([]protoimpl.MessageInfo, 16)
+var file_fare_v1_superp_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
+var file_fare_v1_superp_proto_msgTypes = make([]protoimpl.MessageInfo, 30)
 var file_fare_v1_superp_proto_goTypes = []any{
-	(SuperpConnectionState)(0),        // 0: fare.v1.SuperpConnectionState
-	(*SuperpParameters)(nil),          // 1: fare.v1.SuperpParameters
-	(*SuperpNode)(nil),                // 2: fare.v1.SuperpNode
-	(*SuperpConnection)(nil),          // 3: fare.v1.SuperpConnection
-	(*ConfigureSuperpRequest)(nil),    // 4: fare.v1.ConfigureSuperpRequest
-	(*ConfigureSuperpResponse)(nil),   // 5: fare.v1.ConfigureSuperpResponse
-	(*StartSuperpRequest)(nil),        // 6: fare.v1.StartSuperpRequest
-	(*StartSuperpResponse)(nil),       // 7: fare.v1.StartSuperpResponse
-	(*ShutdownSuperpRequest)(nil),     // 8: fare.v1.ShutdownSuperpRequest
-	(*ShutdownSuperpResponse)(nil),    // 9: fare.v1.ShutdownSuperpResponse
-	(*GetSuperpStatusRequest)(nil),    // 10: fare.v1.GetSuperpStatusRequest
-	(*GetSuperpStatusResponse)(nil),   // 11: fare.v1.GetSuperpStatusResponse
-	(*WatchSuperpStatusRequest)(nil),  // 12: fare.v1.WatchSuperpStatusRequest
-	(*WatchSuperpStatusResponse)(nil), // 13: fare.v1.WatchSuperpStatusResponse
-	(*SuperpStatus)(nil),              // 14: fare.v1.SuperpStatus
-	(*SuperpConnectionStatus)(nil),    // 15: fare.v1.SuperpConnectionStatus
-	nil,                               // 16: fare.v1.SuperpStatus.CountersEntry
+	(SuperpProtocolErrorKind)(0),             // 0: fare.v1.SuperpProtocolErrorKind
+	(SuperpConnectionState)(0),               // 1: fare.v1.SuperpConnectionState
+	(*SuperpParameters)(nil),                 // 2: fare.v1.SuperpParameters
+	(*SuperpNode)(nil),                       // 3: fare.v1.SuperpNode
+	(*SuperpConnection)(nil),                 // 4: fare.v1.SuperpConnection
+	(*ConfigureSuperpRequest)(nil),           // 5: fare.v1.ConfigureSuperpRequest
+	(*ConfigureSuperpResponse)(nil),          // 6: fare.v1.ConfigureSuperpResponse
+	(*StartSuperpRequest)(nil),               // 7: fare.v1.StartSuperpRequest
+	(*StartSuperpResponse)(nil),              // 8: fare.v1.StartSuperpResponse
+	(*ShutdownSuperpRequest)(nil),            // 9: fare.v1.ShutdownSuperpRequest
+	(*ShutdownSuperpResponse)(nil),           // 10: fare.v1.ShutdownSuperpResponse
+	(*ShutdownSuperpConnectionRequest)(nil),  // 11: fare.v1.ShutdownSuperpConnectionRequest
+	(*ShutdownSuperpConnectionResponse)(nil), // 12: fare.v1.ShutdownSuperpConnectionResponse
+	(*RestartSuperpConnectionRequest)(nil),   // 13: fare.v1.RestartSuperpConnectionRequest
+	(*RestartSuperpConnectionResponse)(nil),  // 14: fare.v1.RestartSuperpConnectionResponse
+	(*GetSuperpStatusRequest)(nil),           // 15: fare.v1.GetSuperpStatusRequest
+	(*GetSuperpStatusResponse)(nil),          // 16: fare.v1.GetSuperpStatusResponse
+	(*WatchSuperpStatusRequest)(nil),         // 17: fare.v1.WatchSuperpStatusRequest
+	(*WatchSuperpStatusResponse)(nil),        // 18: fare.v1.WatchSuperpStatusResponse
+	(*SuperpStatus)(nil),                     // 19: fare.v1.SuperpStatus
+	(*SuperpProtocolError)(nil),              // 20: fare.v1.SuperpProtocolError
+	(*SuperpMemory)(nil),                     // 21: fare.v1.SuperpMemory
+	(*SuperpConnectionStatus)(nil),           // 22: fare.v1.SuperpConnectionStatus
+	(*SuperpPath)(nil),                       // 23: fare.v1.SuperpPath
+	(*OperateSuperpRequest)(nil),             // 24: fare.v1.OperateSuperpRequest
+	(*SuperpWrite)(nil),                      // 25: fare.v1.SuperpWrite
+	(*SuperpRead)(nil),                       // 26: fare.v1.SuperpRead
+	(*SuperpSend)(nil),                       // 27: fare.v1.SuperpSend
+	(*OperateSuperpResponse)(nil),            // 28: fare.v1.OperateSuperpResponse
+	(*ReceiveSuperpRequest)(nil),             // 29: fare.v1.ReceiveSuperpRequest
+	(*ReceiveSuperpResponse)(nil),            // 30: fare.v1.ReceiveSuperpResponse
+	nil,                                      // 31: fare.v1.SuperpStatus.CountersEntry
 }
 var file_fare_v1_superp_proto_depIdxs = []int32{
-	1,  // 0: fare.v1.ConfigureSuperpRequest.parameters:type_name -> fare.v1.SuperpParameters
-	2,  // 1: fare.v1.ConfigureSuperpRequest.nodes:type_name -> fare.v1.SuperpNode
-	3,  // 2: fare.v1.ConfigureSuperpRequest.connections:type_name -> fare.v1.SuperpConnection
-	14, // 3: fare.v1.GetSuperpStatusResponse.status:type_name -> fare.v1.SuperpStatus
-	14, // 4: fare.v1.WatchSuperpStatusResponse.status:type_name -> fare.v1.SuperpStatus
-	15, // 5: fare.v1.SuperpStatus.connections:type_name -> fare.v1.SuperpConnectionStatus
-	16, // 6: fare.v1.SuperpStatus.counters:type_name -> fare.v1.SuperpStatus.CountersEntry
-	3,  // 7: fare.v1.SuperpConnectionStatus.connection:type_name -> fare.v1.SuperpConnection
-	0,  // 8: fare.v1.SuperpConnectionStatus.state:type_name -> fare.v1.SuperpConnectionState
-	4,  // 9: fare.v1.SuperpService.ConfigureSuperp:input_type -> fare.v1.ConfigureSuperpRequest
-	6,  // 10: fare.v1.SuperpService.StartSuperp:input_type -> fare.v1.StartSuperpRequest
-	8,  // 11: fare.v1.SuperpService.ShutdownSuperp:input_type -> fare.v1.ShutdownSuperpRequest
-	10, // 12: fare.v1.SuperpService.GetSuperpStatus:input_type -> fare.v1.GetSuperpStatusRequest
-	12, // 13: fare.v1.SuperpService.WatchSuperpStatus:input_type -> fare.v1.WatchSuperpStatusRequest
-	5,  // 14: fare.v1.SuperpService.ConfigureSuperp:output_type -> fare.v1.ConfigureSuperpResponse
-	7,  // 15: fare.v1.SuperpService.StartSuperp:output_type -> fare.v1.StartSuperpResponse
-	9,  // 16: fare.v1.SuperpService.ShutdownSuperp:output_type -> fare.v1.ShutdownSuperpResponse
-	11, // 17: fare.v1.SuperpService.GetSuperpStatus:output_type -> fare.v1.GetSuperpStatusResponse
-	13, // 18: fare.v1.SuperpService.WatchSuperpStatus:output_type -> fare.v1.WatchSuperpStatusResponse
-	14, // [14:19] is the sub-list for method output_type
-	9,  // [9:14] is the sub-list for method input_type
-	9,  // [9:9] is the sub-list for extension type_name
-	9,  // [9:9] is the sub-list for extension extendee
-	0,  // [0:9] is the sub-list for field type_name
+	2,  // 0: fare.v1.ConfigureSuperpRequest.parameters:type_name -> fare.v1.SuperpParameters
+	3,  // 1: fare.v1.ConfigureSuperpRequest.nodes:type_name -> fare.v1.SuperpNode
+	4,  // 2: fare.v1.ConfigureSuperpRequest.connections:type_name -> fare.v1.SuperpConnection
+	19, // 3: fare.v1.GetSuperpStatusResponse.status:type_name -> fare.v1.SuperpStatus
+	19, // 4: fare.v1.WatchSuperpStatusResponse.status:type_name -> fare.v1.SuperpStatus
+	22, // 5: fare.v1.SuperpStatus.connections:type_name -> fare.v1.SuperpConnectionStatus
+	31, // 6: fare.v1.SuperpStatus.counters:type_name -> fare.v1.SuperpStatus.CountersEntry
+	2,  // 7: fare.v1.SuperpStatus.parameters:type_name -> fare.v1.SuperpParameters
+	21, // 8: fare.v1.SuperpStatus.memory:type_name -> fare.v1.SuperpMemory
+	20, // 9: fare.v1.SuperpStatus.protocol_errors:type_name -> fare.v1.SuperpProtocolError
+	0,  // 10: fare.v1.SuperpProtocolError.kind:type_name -> fare.v1.SuperpProtocolErrorKind
+	4,  // 11: fare.v1.SuperpConnectionStatus.connection:type_name -> fare.v1.SuperpConnection
+	1,  // 12: fare.v1.SuperpConnectionStatus.state:type_name -> fare.v1.SuperpConnectionState
+	23, // 13: fare.v1.SuperpConnectionStatus.paths:type_name -> fare.v1.SuperpPath
+	25, // 14: fare.v1.OperateSuperpRequest.write:type_name -> fare.v1.SuperpWrite
+	26, // 15: fare.v1.OperateSuperpRequest.read:type_name -> fare.v1.SuperpRead
+	27, // 16: fare.v1.OperateSuperpRequest.send:type_name -> fare.v1.SuperpSend
+	5,  // 17: fare.v1.SuperpService.ConfigureSuperp:input_type -> fare.v1.ConfigureSuperpRequest
+	7,  // 18: fare.v1.SuperpService.StartSuperp:input_type -> fare.v1.StartSuperpRequest
+	9,  // 19: fare.v1.SuperpService.ShutdownSuperp:input_type -> fare.v1.ShutdownSuperpRequest
+	11, // 20: fare.v1.SuperpService.ShutdownSuperpConnection:input_type -> fare.v1.ShutdownSuperpConnectionRequest
+	13, // 21: fare.v1.SuperpService.RestartSuperpConnection:input_type -> fare.v1.RestartSuperpConnectionRequest
+	15, // 22: fare.v1.SuperpService.GetSuperpStatus:input_type -> fare.v1.GetSuperpStatusRequest
+	17, // 23: fare.v1.SuperpService.WatchSuperpStatus:input_type -> fare.v1.WatchSuperpStatusRequest
+	24, // 24: fare.v1.SuperpService.OperateSuperp:input_type -> fare.v1.OperateSuperpRequest
+	29, // 25: fare.v1.SuperpService.ReceiveSuperp:input_type -> fare.v1.ReceiveSuperpRequest
+	6,  // 26: fare.v1.SuperpService.ConfigureSuperp:output_type -> fare.v1.ConfigureSuperpResponse
+	8,  // 27: fare.v1.SuperpService.StartSuperp:output_type -> fare.v1.StartSuperpResponse
+	10, // 28: fare.v1.SuperpService.ShutdownSuperp:output_type -> fare.v1.ShutdownSuperpResponse
+	12, // 29: fare.v1.SuperpService.ShutdownSuperpConnection:output_type -> fare.v1.ShutdownSuperpConnectionResponse
+	14, // 30: fare.v1.SuperpService.RestartSuperpConnection:output_type -> fare.v1.RestartSuperpConnectionResponse
+	16, // 31: fare.v1.SuperpService.GetSuperpStatus:output_type -> fare.v1.GetSuperpStatusResponse
+	18, // 32: fare.v1.SuperpService.WatchSuperpStatus:output_type -> fare.v1.WatchSuperpStatusResponse
+	28, // 33: fare.v1.SuperpService.OperateSuperp:output_type -> fare.v1.OperateSuperpResponse
+	30, // 34: fare.v1.SuperpService.ReceiveSuperp:output_type -> fare.v1.ReceiveSuperpResponse
+	26, // [26:35] is the sub-list for method output_type
+	17, // [17:26] is the sub-list for method input_type
+	17, // [17:17] is the sub-list for extension type_name
+	17, // [17:17] is the sub-list for extension extendee
+	0,  // [0:17] is the sub-list for field type_name
 }
 
 func init() { file_fare_v1_superp_proto_init() }
@@ -1152,13 +2311,18 @@ func file_fare_v1_superp_proto_init() {
 		return
 	}
 	file_fare_v1_superp_proto_msgTypes[2].OneofWrappers = []any{}
+	file_fare_v1_superp_proto_msgTypes[22].OneofWrappers = []any{
+		(*OperateSuperpRequest_Write)(nil),
+		(*OperateSuperpRequest_Read)(nil),
+		(*OperateSuperpRequest_Send)(nil),
+	}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_fare_v1_superp_proto_rawDesc), len(file_fare_v1_superp_proto_rawDesc)),
-			NumEnums:      1,
-			NumMessages:   16,
+			NumEnums:      2,
+			NumMessages:   30,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

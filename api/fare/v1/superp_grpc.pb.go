@@ -22,11 +22,15 @@ import (
 const _ = grpc.SupportPackageIsVersion9
 
 const (
-	SuperpService_ConfigureSuperp_FullMethodName   = "/fare.v1.SuperpService/ConfigureSuperp"
-	SuperpService_StartSuperp_FullMethodName       = "/fare.v1.SuperpService/StartSuperp"
-	SuperpService_ShutdownSuperp_FullMethodName    = "/fare.v1.SuperpService/ShutdownSuperp"
-	SuperpService_GetSuperpStatus_FullMethodName   = "/fare.v1.SuperpService/GetSuperpStatus"
-	SuperpService_WatchSuperpStatus_FullMethodName = "/fare.v1.SuperpService/WatchSuperpStatus"
+	SuperpService_ConfigureSuperp_FullMethodName          = "/fare.v1.SuperpService/ConfigureSuperp"
+	SuperpService_StartSuperp_FullMethodName              = "/fare.v1.SuperpService/StartSuperp"
+	SuperpService_ShutdownSuperp_FullMethodName           = "/fare.v1.SuperpService/ShutdownSuperp"
+	SuperpService_ShutdownSuperpConnection_FullMethodName = "/fare.v1.SuperpService/ShutdownSuperpConnection"
+	SuperpService_RestartSuperpConnection_FullMethodName  = "/fare.v1.SuperpService/RestartSuperpConnection"
+	SuperpService_GetSuperpStatus_FullMethodName          = "/fare.v1.SuperpService/GetSuperpStatus"
+	SuperpService_WatchSuperpStatus_FullMethodName        = "/fare.v1.SuperpService/WatchSuperpStatus"
+	SuperpService_OperateSuperp_FullMethodName            = "/fare.v1.SuperpService/OperateSuperp"
+	SuperpService_ReceiveSuperp_FullMethodName            = "/fare.v1.SuperpService/ReceiveSuperp"
 )
 
 // SuperpServiceClient is the client API for SuperpService service.
@@ -40,22 +44,37 @@ const (
 // START      configured -> started: operations may be posted
 // SHUTDOWN   any state -> absent: soft finishes outstanding operations, hard fails them
 //
-// The manager configures every agent before it starts the first, so no packet arrives at a missing connection.
+// The manager configures every agent before it starts the first, so no packet arrives at a missing connection. It can end and restart single connections:
+// ShutdownSuperpConnection at both ends, RestartSuperpConnection at both ends, then StartSuperp.
 type SuperpServiceClient interface {
 	// ConfigureSuperp replaces the configuration, whole or not at all. INVALID_ARGUMENT names every invalid field.
 	// FAILED_PRECONDITION: connections of an earlier configuration exist (ShutdownSuperp ends them).
 	ConfigureSuperp(ctx context.Context, in *ConfigureSuperpRequest, opts ...grpc.CallOption) (*ConfigureSuperpResponse, error)
-	// StartSuperp lets the connections carry operations. FAILED_PRECONDITION: there is no configuration, or another generation.
-	// Idempotent.
+	// StartSuperp lets the connections carry operations, also those that have been restarted since. FAILED_PRECONDITION: there is no configuration, or another
+	// generation. Idempotent.
 	StartSuperp(ctx context.Context, in *StartSuperpRequest, opts ...grpc.CallOption) (*StartSuperpResponse, error)
 	// ShutdownSuperp ends all connections. Soft answers when every connection is over: both ends have sent Last NULL and no operation is outstanding, or the connection has failed.
 	// If the caller's deadline comes first soft answers DEADLINE_EXCEEDED, and the remaining connections continue to end. Hard
 	// answers at once. Idempotent.
 	ShutdownSuperp(ctx context.Context, in *ShutdownSuperpRequest, opts ...grpc.CallOption) (*ShutdownSuperpResponse, error)
+	// ShutdownSuperpConnection ends one connection, soft or hard as ShutdownSuperp; it stays in the configuration, and others go on. NOT_FOUND: there is no
+	// such connection. FAILED_PRECONDITION: another generation is configured. Idempotent.
+	ShutdownSuperpConnection(ctx context.Context, in *ShutdownSuperpConnectionRequest, opts ...grpc.CallOption) (*ShutdownSuperpConnectionResponse, error)
+	// RestartSuperpConnection replaces a connection that has ended by a new one with the same cids, order, keys and class, in its initial state, and answers once it
+	// is configured. Operations of the old connection have failed, and are not repeated. No psn may be used again within two seconds, and packets of the
+	// old connection must not reach the new one: so it waits two seconds, and both ends must have ended before the call. NOT_FOUND: there is no such
+	// connection. FAILED_PRECONDITION: the connection has not ended, or another generation is configured.
+	RestartSuperpConnection(ctx context.Context, in *RestartSuperpConnectionRequest, opts ...grpc.CallOption) (*RestartSuperpConnectionResponse, error)
 	// GetSuperpStatus reads the state of every connection.
 	GetSuperpStatus(ctx context.Context, in *GetSuperpStatusRequest, opts ...grpc.CallOption) (*GetSuperpStatusResponse, error)
-	// WatchSuperpStatus sends the status, then again on every change of a connection's state, and every interval.
+	// WatchSuperpStatus sends the status, then again on every change of a connection's state, after protocol errors (at most every 10 ms), and every interval.
 	WatchSuperpStatus(ctx context.Context, in *WatchSuperpStatusRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[WatchSuperpStatusResponse], error)
+	// OperateSuperp runs one operation toward the peer of a connection, and answers when it is complete; before StartSuperp it waits. NOT_FOUND: there is no
+	// connection with this cid. ABORTED: the peer refuses the operation, or the connection has ended. UNIMPLEMENTED: the connections of this process are for
+	// its application alone.
+	OperateSuperp(ctx context.Context, in *OperateSuperpRequest, opts ...grpc.CallOption) (*OperateSuperpResponse, error)
+	// ReceiveSuperp returns the oldest message that the peer has sent on a connection, and waits for one. NOT_FOUND and UNIMPLEMENTED as OperateSuperp.
+	ReceiveSuperp(ctx context.Context, in *ReceiveSuperpRequest, opts ...grpc.CallOption) (*ReceiveSuperpResponse, error)
 }
 
 type superpServiceClient struct {
@@ -96,6 +115,26 @@ func (c *superpServiceClient) ShutdownSuperp(ctx context.Context, in *ShutdownSu
 	return out, nil
 }
 
+func (c *superpServiceClient) ShutdownSuperpConnection(ctx context.Context, in *ShutdownSuperpConnectionRequest, opts ...grpc.CallOption) (*ShutdownSuperpConnectionResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ShutdownSuperpConnectionResponse)
+	err := c.cc.Invoke(ctx, SuperpService_ShutdownSuperpConnection_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *superpServiceClient) RestartSuperpConnection(ctx context.Context, in *RestartSuperpConnectionRequest, opts ...grpc.CallOption) (*RestartSuperpConnectionResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(RestartSuperpConnectionResponse)
+	err := c.cc.Invoke(ctx, SuperpService_RestartSuperpConnection_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 func (c *superpServiceClient) GetSuperpStatus(ctx context.Context, in *GetSuperpStatusRequest, opts ...grpc.CallOption) (*GetSuperpStatusResponse, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(GetSuperpStatusResponse)
@@ -125,6 +164,26 @@ func (c *superpServiceClient) WatchSuperpStatus(ctx context.Context, in *WatchSu
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type SuperpService_WatchSuperpStatusClient = grpc.ServerStreamingClient[WatchSuperpStatusResponse]
 
+func (c *superpServiceClient) OperateSuperp(ctx context.Context, in *OperateSuperpRequest, opts ...grpc.CallOption) (*OperateSuperpResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(OperateSuperpResponse)
+	err := c.cc.Invoke(ctx, SuperpService_OperateSuperp_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *superpServiceClient) ReceiveSuperp(ctx context.Context, in *ReceiveSuperpRequest, opts ...grpc.CallOption) (*ReceiveSuperpResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ReceiveSuperpResponse)
+	err := c.cc.Invoke(ctx, SuperpService_ReceiveSuperp_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // SuperpServiceServer is the server API for SuperpService service.
 // All implementations must embed UnimplementedSuperpServiceServer
 // for forward compatibility.
@@ -136,22 +195,37 @@ type SuperpService_WatchSuperpStatusClient = grpc.ServerStreamingClient[WatchSup
 // START      configured -> started: operations may be posted
 // SHUTDOWN   any state -> absent: soft finishes outstanding operations, hard fails them
 //
-// The manager configures every agent before it starts the first, so no packet arrives at a missing connection.
+// The manager configures every agent before it starts the first, so no packet arrives at a missing connection. It can end and restart single connections:
+// ShutdownSuperpConnection at both ends, RestartSuperpConnection at both ends, then StartSuperp.
 type SuperpServiceServer interface {
 	// ConfigureSuperp replaces the configuration, whole or not at all. INVALID_ARGUMENT names every invalid field.
 	// FAILED_PRECONDITION: connections of an earlier configuration exist (ShutdownSuperp ends them).
 	ConfigureSuperp(context.Context, *ConfigureSuperpRequest) (*ConfigureSuperpResponse, error)
-	// StartSuperp lets the connections carry operations. FAILED_PRECONDITION: there is no configuration, or another generation.
-	// Idempotent.
+	// StartSuperp lets the connections carry operations, also those that have been restarted since. FAILED_PRECONDITION: there is no configuration, or another
+	// generation. Idempotent.
 	StartSuperp(context.Context, *StartSuperpRequest) (*StartSuperpResponse, error)
 	// ShutdownSuperp ends all connections. Soft answers when every connection is over: both ends have sent Last NULL and no operation is outstanding, or the connection has failed.
 	// If the caller's deadline comes first soft answers DEADLINE_EXCEEDED, and the remaining connections continue to end. Hard
 	// answers at once. Idempotent.
 	ShutdownSuperp(context.Context, *ShutdownSuperpRequest) (*ShutdownSuperpResponse, error)
+	// ShutdownSuperpConnection ends one connection, soft or hard as ShutdownSuperp; it stays in the configuration, and others go on. NOT_FOUND: there is no
+	// such connection. FAILED_PRECONDITION: another generation is configured. Idempotent.
+	ShutdownSuperpConnection(context.Context, *ShutdownSuperpConnectionRequest) (*ShutdownSuperpConnectionResponse, error)
+	// RestartSuperpConnection replaces a connection that has ended by a new one with the same cids, order, keys and class, in its initial state, and answers once it
+	// is configured. Operations of the old connection have failed, and are not repeated. No psn may be used again within two seconds, and packets of the
+	// old connection must not reach the new one: so it waits two seconds, and both ends must have ended before the call. NOT_FOUND: there is no such
+	// connection. FAILED_PRECONDITION: the connection has not ended, or another generation is configured.
+	RestartSuperpConnection(context.Context, *RestartSuperpConnectionRequest) (*RestartSuperpConnectionResponse, error)
 	// GetSuperpStatus reads the state of every connection.
 	GetSuperpStatus(context.Context, *GetSuperpStatusRequest) (*GetSuperpStatusResponse, error)
-	// WatchSuperpStatus sends the status, then again on every change of a connection's state, and every interval.
+	// WatchSuperpStatus sends the status, then again on every change of a connection's state, after protocol errors (at most every 10 ms), and every interval.
 	WatchSuperpStatus(*WatchSuperpStatusRequest, grpc.ServerStreamingServer[WatchSuperpStatusResponse]) error
+	// OperateSuperp runs one operation toward the peer of a connection, and answers when it is complete; before StartSuperp it waits. NOT_FOUND: there is no
+	// connection with this cid. ABORTED: the peer refuses the operation, or the connection has ended. UNIMPLEMENTED: the connections of this process are for
+	// its application alone.
+	OperateSuperp(context.Context, *OperateSuperpRequest) (*OperateSuperpResponse, error)
+	// ReceiveSuperp returns the oldest message that the peer has sent on a connection, and waits for one. NOT_FOUND and UNIMPLEMENTED as OperateSuperp.
+	ReceiveSuperp(context.Context, *ReceiveSuperpRequest) (*ReceiveSuperpResponse, error)
 	mustEmbedUnimplementedSuperpServiceServer()
 }
 
@@ -171,11 +245,23 @@ func (UnimplementedSuperpServiceServer) StartSuperp(context.Context, *StartSuper
 func (UnimplementedSuperpServiceServer) ShutdownSuperp(context.Context, *ShutdownSuperpRequest) (*ShutdownSuperpResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method ShutdownSuperp not implemented")
 }
+func (UnimplementedSuperpServiceServer) ShutdownSuperpConnection(context.Context, *ShutdownSuperpConnectionRequest) (*ShutdownSuperpConnectionResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ShutdownSuperpConnection not implemented")
+}
+func (UnimplementedSuperpServiceServer) RestartSuperpConnection(context.Context, *RestartSuperpConnectionRequest) (*RestartSuperpConnectionResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method RestartSuperpConnection not implemented")
+}
 func (UnimplementedSuperpServiceServer) GetSuperpStatus(context.Context, *GetSuperpStatusRequest) (*GetSuperpStatusResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method GetSuperpStatus not implemented")
 }
 func (UnimplementedSuperpServiceServer) WatchSuperpStatus(*WatchSuperpStatusRequest, grpc.ServerStreamingServer[WatchSuperpStatusResponse]) error {
 	return status.Error(codes.Unimplemented, "method WatchSuperpStatus not implemented")
+}
+func (UnimplementedSuperpServiceServer) OperateSuperp(context.Context, *OperateSuperpRequest) (*OperateSuperpResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method OperateSuperp not implemented")
+}
+func (UnimplementedSuperpServiceServer) ReceiveSuperp(context.Context, *ReceiveSuperpRequest) (*ReceiveSuperpResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ReceiveSuperp not implemented")
 }
 func (UnimplementedSuperpServiceServer) mustEmbedUnimplementedSuperpServiceServer() {}
 func (UnimplementedSuperpServiceServer) testEmbeddedByValue()                       {}
@@ -252,6 +338,42 @@ func _SuperpService_ShutdownSuperp_Handler(srv interface{}, ctx context.Context,
 	return interceptor(ctx, in, info, handler)
 }
 
+func _SuperpService_ShutdownSuperpConnection_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ShutdownSuperpConnectionRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(SuperpServiceServer).ShutdownSuperpConnection(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: SuperpService_ShutdownSuperpConnection_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(SuperpServiceServer).ShutdownSuperpConnection(ctx, req.(*ShutdownSuperpConnectionRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _SuperpService_RestartSuperpConnection_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(RestartSuperpConnectionRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(SuperpServiceServer).RestartSuperpConnection(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: SuperpService_RestartSuperpConnection_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(SuperpServiceServer).RestartSuperpConnection(ctx, req.(*RestartSuperpConnectionRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _SuperpService_GetSuperpStatus_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(GetSuperpStatusRequest)
 	if err := dec(in); err != nil {
@@ -281,6 +403,42 @@ func _SuperpService_WatchSuperpStatus_Handler(srv interface{}, stream grpc.Serve
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type SuperpService_WatchSuperpStatusServer = grpc.ServerStreamingServer[WatchSuperpStatusResponse]
 
+func _SuperpService_OperateSuperp_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(OperateSuperpRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(SuperpServiceServer).OperateSuperp(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: SuperpService_OperateSuperp_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(SuperpServiceServer).OperateSuperp(ctx, req.(*OperateSuperpRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _SuperpService_ReceiveSuperp_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ReceiveSuperpRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(SuperpServiceServer).ReceiveSuperp(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: SuperpService_ReceiveSuperp_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(SuperpServiceServer).ReceiveSuperp(ctx, req.(*ReceiveSuperpRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // SuperpService_ServiceDesc is the grpc.ServiceDesc for SuperpService service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -301,8 +459,24 @@ var SuperpService_ServiceDesc = grpc.ServiceDesc{
 			Handler:    _SuperpService_ShutdownSuperp_Handler,
 		},
 		{
+			MethodName: "ShutdownSuperpConnection",
+			Handler:    _SuperpService_ShutdownSuperpConnection_Handler,
+		},
+		{
+			MethodName: "RestartSuperpConnection",
+			Handler:    _SuperpService_RestartSuperpConnection_Handler,
+		},
+		{
 			MethodName: "GetSuperpStatus",
 			Handler:    _SuperpService_GetSuperpStatus_Handler,
+		},
+		{
+			MethodName: "OperateSuperp",
+			Handler:    _SuperpService_OperateSuperp_Handler,
+		},
+		{
+			MethodName: "ReceiveSuperp",
+			Handler:    _SuperpService_ReceiveSuperp_Handler,
 		},
 	},
 	Streams: []grpc.StreamDesc{

@@ -43,6 +43,12 @@ func Dump(table *slots.Table) (string, error) {
 	for i, a := range table.Sources() {
 		fmt.Fprintf(&b, "source %d %s\n", i, a)
 	}
+	for i, s := range table.Services() {
+		fmt.Fprintf(&b, "service %d %d/%d\n", i, s.Protocol, s.Port)
+	}
+	for i, r := range table.Steered() {
+		fmt.Fprintf(&b, "steered %d %d/%d-%d\n", i, r.Protocol, r.First, r.Last)
+	}
 	subPorts, err := table.SubPorts()
 	if err != nil {
 		return "", err

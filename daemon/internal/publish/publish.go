@@ -37,6 +37,8 @@ type Config struct {
 	// Planes and SubPorts are those of the whole server, in the configured order.
 	Planes   []string
 	SubPorts []SubPort
+	// Services have source ports in the table, at least one; see slotfile.Shape.Services.
+	Services []status.FlowService
 	// Sysfs is the root of sysfs, from which the RDMA devices of sub-ports are read; empty means rdmadev.Sysfs.
 	Sysfs string
 	Log   *slog.Logger
@@ -241,7 +243,7 @@ func (p *Publisher) attempt(fn func() error) {
 
 // show publishes a view.
 func (p *Publisher) show(view *status.View) error {
-	if p.shown != nil && !sameSources(p.shown.Layout(), view.Layout()) {
+	if p.shown != nil && !sameShape(p.shown.Layout(), view.Layout()) {
 		p.shown = nil
 	}
 	var removed []status.Key
@@ -270,9 +272,20 @@ func (p *Publisher) show(view *status.View) error {
 	return nil
 }
 
-// sameSources reports whether two layouts have the same source groups. Planes and sub-ports never change.
-func sameSources(a, b *status.Layout) bool {
-	return a == b || slices.EqualFunc(a.Groups, b.Groups, func(a, b status.LayoutGroup) bool { return slices.Equal(a.Sources, b.Sources) })
+// sameShape reports whether two layouts have the same source groups, and the same services without separate source ports. Planes and sub-ports never change.
+func sameShape(a, b *status.Layout) bool {
+	return a == b || slices.Equal(steered(a), steered(b)) &&
+		slices.EqualFunc(a.Groups, b.Groups, func(a, b status.LayoutGroup) bool { return slices.Equal(a.Sources, b.Sources) })
+}
+
+// steered returns the services that have the source ports of the table's first service.
+func steered(l *status.Layout) (out []slotfile.Range) {
+	if l.SamePorts {
+		for _, r := range l.Services {
+			out = append(out, slotfile.Range(r))
+		}
+	}
+	return out
 }
 
 // slots returns the greatest number of slots among the vectors that have changed.
@@ -290,10 +303,13 @@ func (p *Publisher) slots(view *status.View) int {
 func (p *Publisher) begin(view *status.View) error {
 	p.owners, p.groups, p.maxSlots = map[uint32]int{}, map[netip.Addr]int{}, max(p.slots(view), 1)
 	s := slotfile.Shape{
-		Instance: p.c.Reader.Instance(), Planes: p.c.Planes, MaxSlots: p.maxSlots, Vectors: view.Vectors(),
+		Instance: p.c.Reader.Instance(), Planes: p.c.Planes, MaxSlots: p.maxSlots, Vectors: view.Vectors(), Steered: steered(view.Layout()),
 	}
 	for _, sp := range p.c.SubPorts {
 		s.SubPorts = append(s.SubPorts, sp.SubPort)
+	}
+	for _, service := range p.c.Services {
+		s.Services = append(s.Services, slotfile.Service(service))
 	}
 	for i := range view.Layout().Groups {
 		for _, source := range view.Layout().Groups[i].Sources {
@@ -355,12 +371,16 @@ func (p *Publisher) change(view *status.View, removed []status.Key) slotfile.Cha
 		p.owners[pair.Vector] = group
 		return p.vector(layout, group, view.Find(pair.Vector))
 	}
-	c.Ports = func(pair *slotfile.Pair, buf []uint16) ([]uint16, uint32) {
+	c.Ports = func(pair *slotfile.Pair, service int, buf []uint16) ([]uint16, uint32) {
 		if layout.Ports == nil {
 			return buf, slotlayout.PlacementUniform
 		}
+		var to status.FlowService
+		if service < len(p.c.Services) {
+			to = p.c.Services[service]
+		}
 		src, dst := slotlayout.Addr(pair.Source), slotlayout.Addr(pair.Destination)
-		ports, placement := layout.Ports(status.FlowService{}, src, dst, view.Find(pair.Vector), buf)
+		ports, placement := layout.Ports(to, src, dst, view.Find(pair.Vector), buf)
 		return ports, uint32(max(slices.Index(slotlayout.Placements[:], placement), 0))
 	}
 	return c

@@ -52,6 +52,7 @@ func newLoop(seed uint64) *loop {
 		{Sources: prefixes("10.255.0.1/32", "10.255.0.9/32", "fd00::1/128"), Planes: []status.LayoutPlane{{Name: "p0", SubPorts: []string{"a", "b"}}, {Name: "p1", SubPorts: []string{"c"}}}},
 		{Sources: prefixes("10.255.0.5/32"), Planes: []status.LayoutPlane{{Name: "p1", SubPorts: []string{"d"}}, {Name: "p2", SubPorts: []string{"e", "f"}}}},
 	}}
+	l.layout.Services = []status.ServiceRange{{Protocol: 17, First: 4791, Last: 4791}, {Protocol: 6, First: 4800, Last: 5055}}
 	l.setPorts()
 	l.builder = status.NewBuilder(l, l.layout, "run 1")
 	return l
@@ -161,6 +162,10 @@ func (l *loop) change(n int) {
 	if flip(20) { // the hash changes
 		l.first++
 		l.setPorts()
+		l.builder.SetLayout(l.layout)
+	}
+	if flip(25) { // the data plane begins or ceases to steer by source port
+		l.layout.SamePorts = !l.layout.SamePorts
 		l.builder.SetLayout(l.layout)
 	}
 	if flip(25) { // a loopback comes or goes
@@ -342,6 +347,10 @@ func TestFollows(t *testing.T) {
 			revision := l.builder.Revision()
 			l.mu.Unlock()
 			until(t, table, revision)
+			if want := l.layout.SamePorts; slices.Equal(table.Steered(), []slots.ServiceRange{{Protocol: 17, First: 4791, Last: 4791}, {Protocol: 6, First: 4800, Last: 5055}}) != want ||
+				!want && len(table.Steered()) > 0 {
+				t.Fatalf("seed %d, step %d: the services with the ports of the first one are %v, want those steered: %t", seed, n, table.Steered(), want)
+			}
 			if got, want := have(t, table), l.want(); !maps.Equal(got, want) {
 				for line := range want {
 					if !got[line] {

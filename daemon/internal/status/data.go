@@ -41,6 +41,8 @@ type Layout struct {
 	Await func(ctx context.Context, to FlowService, src, dst netip.Addr)
 	// Services are those that the data plane steers, in the configured order; none at a leaf.
 	Services []ServiceRange
+	// SamePorts means that all Services have the source ports of the configured one: the data plane steers by these, whatever the service.
+	SamePorts bool
 }
 
 // LayoutGroup is a source group: the local loopbacks that the same sub-ports serve, and the planes of these sub-ports. Vectors have indexes of

@@ -76,7 +76,7 @@ func (x *Table) Set(t testing.TB, weights ...int) {
 	if err := x.writer.Apply(slotfile.Change{
 		Revision: x.step, Vectors: func(yield func(uint32, *slotfile.Vector) bool) { yield(1, v) }, Vector: func(*slotfile.Pair) *slotfile.Vector { return v },
 		Pairs: slices.Values(pairs),
-		Ports: func(_ *slotfile.Pair, buf []uint16) ([]uint16, uint32) {
+		Ports: func(_ *slotfile.Pair, _ int, buf []uint16) ([]uint16, uint32) {
 			for i := range v.Slots {
 				buf = append(buf, FirstPort+uint16(i))
 			}

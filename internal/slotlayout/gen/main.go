@@ -52,11 +52,13 @@ var records = []record{
 	{"plane", reflect.TypeFor[slotlayout.Plane](), nil},
 	{"source", reflect.TypeFor[slotlayout.Source](), nil},
 	{"sub-port", reflect.TypeFor[slotlayout.SubPort](), []field{{fmt.Sprint(slotlayout.SubPortSize), "4 × Sources", "GIDs", "for each source, the index of its RoCEv2 GID in the port's GID table, signed; -1: none"}}},
+	{"service", reflect.TypeFor[slotlayout.Service](), nil},
+	{"range", reflect.TypeFor[slotlayout.Range](), nil},
 	{"vector", reflect.TypeFor[slotlayout.Vector](), []field{{fmt.Sprint(slotlayout.VectorSize), "8 × MaxSlots", "SlotRecords", "the slots"}}},
 	{"slot", reflect.TypeFor[slotlayout.Slot](), nil},
 	{"pair", reflect.TypeFor[slotlayout.Pair](), []field{
 		{fmt.Sprint(slotlayout.PairSize), "8 × ceil(MaxSlots / 64)", "Drains", "bitmap: bit i % 64 of word i / 64 is set if slot i drains for this pair alone"},
-		{fmt.Sprintf("%d + 8 × ceil(MaxSlots / 64)", slotlayout.PairSize), "2 × MaxSlots", "Ports", "source port of each slot, in the byte order of the machine"},
+		{fmt.Sprintf("%d + 8 × ceil(MaxSlots / 64)", slotlayout.PairSize), "2 × MaxSlots, rounded up to 8, for each service", "Ports", "source port of each slot for the first service, then for the second one, and so on, in the byte order of the machine"},
 	}},
 }
 
@@ -88,6 +90,8 @@ var constants = []constant{
 	{"PLACEMENT_ASKED", slotlayout.PlacementAsked, "placement: each port lands on its sub-port by the data plane's answer"},
 	{"NO_SUB_PORT", slotlayout.NoSubPort, "slot: its packets are sprayed over the plane"},
 	{"INDEX_DELETED", slotlayout.IndexDeleted, "index: a pair was removed here; probing continues"},
+	{"MAX_SERVICES", slotlayout.MaxServices, "greatest Services"},
+	{"MAX_STEERED", slotlayout.MaxSteered, "greatest Steered"},
 	{"MAX_SLOTS", slotlayout.MaxSlots, "greatest MaxSlots"},
 }
 

@@ -2,6 +2,7 @@
 
 #include "fared.h"
 
+#include <netinet/in.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -25,10 +26,17 @@ struct sd_slots {
 	uint64_t next_open;
 };
 
+/* Opens the table for RoCEv2. */
+static bool open_table(struct sd_slots *s)
+{
+	static const struct fared_service roce = {.protocol = IPPROTO_UDP, .port = SD_UDP_PORT};
+	return fared_open_service(&s->table, NULL, &roce) == 0;
+}
+
 struct sd_slots *sd_slots_open(void)
 {
 	struct sd_slots *s = calloc(1, sizeof *s);
-	if (s && fared_open(&s->table, NULL) != 0)
+	if (s && !open_table(s))
 		s->table = NULL;
 	return s;
 }
@@ -220,7 +228,7 @@ void sd_slots_follow(struct sd_dev *dev)
 		return;
 	if (dev->now >= s->next_open) {
 		s->next_open = dev->now + OPEN_INTERVAL;
-		if (!s->table && fared_open(&s->table, NULL) != 0)
+		if (!s->table && !open_table(s))
 			s->table = NULL;
 		else if (s->table)
 			fared_refresh(s->table);

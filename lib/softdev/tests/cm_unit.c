@@ -140,9 +140,11 @@ static void begin(void)
 	round_number = n++;
 }
 
-/* finish releases both ends, after which the devices must be free of connections, however much is lost. */
+/* finish releases both ends, after which the devices must be free of connections, however much is lost. The server's program is gone: a late REQ finds no
+ * listener that would have to release its connection. */
 static void finish(void)
 {
+	listening = false;
 	for (int i = 0; i < 2; i++)
 		if (ends[i].c)
 			sd_cm_release(ends[i].c);

@@ -3,6 +3,7 @@
 
 #include <errno.h>
 #include <fared.h>
+#include <netinet/in.h>
 #include <pthread.h>
 #include <search.h>
 #include <stdlib.h>
@@ -28,6 +29,12 @@ static struct queue_pair *find(struct ibv_qp *qp)
 	return node ? *(struct queue_pair **)node : NULL;
 }
 
+bool open_table(struct fared_table **table, const char *path)
+{
+	static const struct fared_service roce = {.protocol = IPPROTO_UDP, .port = 4791};
+	return fared_open_service(table, path, &roce) == 0;
+}
+
 /* Opens the slot table, or continues with the file that is now at its path. */
 static bool table_ready(void)
 {
@@ -37,7 +44,7 @@ static bool table_ready(void)
 	}
 	if (state.table)
 		return fared_refresh(state.table) != FARED_E_TRUNCATED;
-	return state.path && fared_open(&state.table, state.path) == 0;
+	return state.path && open_table(&state.table, state.path);
 }
 
 static struct device *device_of(struct ibv_context *context, uint32_t port)

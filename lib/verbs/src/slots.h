@@ -70,6 +70,8 @@ extern struct state state;
 bool slots_load(struct set *s);
 /* Does the same as slots_load, then changes the source ports of the queue pairs that must move. */
 bool move_set(struct set *s);
+/* Opens the slot table at a path, with the source ports for RoCEv2. Returns false without one. */
+bool open_table(struct fared_table **table, const char *path);
 /* Starts the thread that waits for changes of the table, unless it runs. It ends by itself when no queue pair has been there for a second. */
 void watch_start(void);
 

@@ -47,7 +47,7 @@ static void *watch(void *path)
 {
 	struct fared_table *table = NULL;
 	bool changed = false;
-	fared_open(&table, path);
+	open_table(&table, path);
 	for (;;) {
 		pthread_mutex_lock(&state.lock);
 		state.waiting = table;
