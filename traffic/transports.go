@@ -6,6 +6,7 @@ import (
 	"maps"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/fared/fared/transport/nupa"
 	"github.com/fared/fared/transport/rdma"
@@ -24,6 +25,12 @@ type TransportOptions struct {
 	NupaFile     string
 	NupaSize     int64
 	NupaChannels int
+	// SUNH makes superp use SUNH in place of UDP/IP, if it has a subnet.
+	SUNH superp.SUNHConfig
+	// NupaShared declares that endpoints on several kernels map the memory behind NupaFile, as they do that of a device.
+	// NupaDeadAfter is the time without a heartbeat after which such an endpoint is dead; 0 means 2 s.
+	NupaShared    bool
+	NupaDeadAfter time.Duration
 	// Option makes TCP segments carry the message framing option.
 	Option bool
 	// Log is the log of the tcp transport.
@@ -39,7 +46,7 @@ var transports = map[string]func(TransportOptions) (rdma.Transport, error){
 		return roce.New(roce.Config{MTU: o.MTU}), nil
 	},
 	"superp": func(o TransportOptions) (rdma.Transport, error) {
-		c, err := superp.Config{Payload: o.MTU}.Resolve()
+		c, err := superp.Config{Payload: o.MTU, SUNH: o.SUNH}.Resolve()
 		if err != nil {
 			return nil, err
 		}
@@ -52,7 +59,8 @@ var transports = map[string]func(TransportOptions) (rdma.Transport, error){
 		if o.NupaFile == "" {
 			return nil, fmt.Errorf("nupa needs the file that its endpoints share")
 		}
-		return nupa.New(nupa.Config{File: o.NupaFile, Size: o.NupaSize, Channels: o.NupaChannels}), nil
+		return nupa.New(nupa.Config{File: o.NupaFile, Size: o.NupaSize, Channels: o.NupaChannels,
+			Shared: o.NupaShared, DeadAfter: o.NupaDeadAfter}), nil
 	},
 }
 

@@ -18,10 +18,11 @@ import (
 // bed has endpoints on one area of ordinary memory. It has no goroutine and no clock: only calls of the test have effects. It replaces the
 // kernel's knowledge about processes.
 type bed struct {
-	t    testing.TB
-	area *area
-	dead [endpointCount]bool
-	now  time.Duration
+	t      testing.TB
+	area   *area
+	dead   [endpointCount]bool
+	paused [endpointCount]bool // not alive, but not ended
+	now    time.Duration
 }
 
 func newBed(t testing.TB, rings, heap int) *bed {
@@ -37,9 +38,17 @@ func newBed(t testing.TB, rings, heap int) *bed {
 func (b *bed) lock() (func(), error)     { return func() {}, nil }
 func (b *bed) claim(i int) (bool, error) { b.dead[i] = false; return true, nil }
 func (b *bed) release(i int)             { b.dead[i] = true }
-func (b *bed) alive(i int) bool          { return !b.dead[i] && b.area.endpoint(i).claimed() }
+func (b *bed) alive(i int) bool          { return !b.ended(i) && !b.paused[i] }
+func (b *bed) ended(i int) bool          { return b.dead[i] || !b.area.endpoint(i).claimed() }
 func (b *bed) wake(*atomic.Uint32)       {}
-func (b *bed) pause(n int) bool          { return n < 100 }
+func (b *bed) decide([16]byte)           {}
+func (b *bed) start(int)                 {}
+func (b *bed) stop()                     {}
+func (b *bed) close()                    {}
+
+func (b *bed) identity() (id [identitySize]byte)           { return id }
+func (b *bed) sleep(*atomic.Uint32, uint32, time.Duration) {}
+func (b *bed) pause(n int) bool                            { return n < 100 }
 
 var (
 	addressA = netip.MustParseAddr("192.0.2.1")

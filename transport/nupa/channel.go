@@ -45,9 +45,12 @@ func (t *transport) Channel(cfg rdma.ChannelConfig) (rdma.Channel, error) {
 		return nil, fmt.Errorf("nupa: %w", err)
 	}
 	defer unlock()
+	if !t.member() {
+		return nil, errReplaced
+	}
 	out, ok := t.area.acquire(t.self)
 	if !ok {
-		t.area.clearDead(t.m)
+		t.area.clearEnded(t.m)
 		out, ok = t.area.acquire(t.self)
 	}
 	if !ok {
@@ -94,12 +97,13 @@ func (c *channel) Connect(remote []byte, paths []rdma.Path) error {
 	if t.recvOf[ringAt] != nil {
 		return fmt.Errorf("nupa: ring %d belongs to another channel", ringAt)
 	}
+	if !c.out.receiver().CompareAndSwap(noReceiver(c.out.start), receiverWord(int(at), generation)) {
+		return fmt.Errorf("nupa: ring %d no longer belongs to this endpoint", c.out.index)
+	}
 	c.peer, c.peerGeneration = peer, generation
 	c.in = receiver{ring: in, start: start, next: start}
 	c.version = peer.version().Load() - 1 // forces a read of the regions
 	t.recvOf[ringAt] = c
-	c.out.receiverGeneration().Store(generation)
-	c.out.receiver().Store(at + 1)
 	c.connected = true
 	c.progress = t.host.Now()
 	c.usePaths(paths)
@@ -155,7 +159,7 @@ func (c *channel) Post(op *rdma.Op) bool {
 	if (op.Kind == rdma.OpCompareSwap || op.Kind == rdma.OpFetchAdd) && len(op.Local) != 8 {
 		panic(fmt.Sprintf("nupa: an atomic operation on %d bytes: use 8", len(op.Local)))
 	}
-	if c.path == nil || !c.connected || c.broken {
+	if c.path == nil || !c.connected || c.broken || !c.t.member() {
 		c.wantRoom = true
 		return false
 	}
@@ -170,6 +174,9 @@ func (c *channel) Post(op *rdma.Op) bool {
 	}
 	if !c.out.post(op, c.path.Sent) {
 		c.wantRoom = true
+		if c.out.damaged {
+			c.t.self.notify(c.out.index, c.t.m) // collect fails the channel, outside the host's call
+		}
 		return false
 	}
 	c.t.count.posted++
@@ -182,13 +189,14 @@ func (c *channel) Post(op *rdma.Op) bool {
 }
 
 // direct executes a WRITE or READ on the peer's shared memory. It preserves the order only if all earlier operations have been executed.
-// Operations that are not allowed go to the peer, which refuses them.
+// Operations that are not allowed go to the peer, which refuses them. So do WRITEs to a peer on another kernel: if this machine is paused in
+// the middle of a copy, its peers take it for dead and use the region for other things when it goes on.
 func (c *channel) direct(op *rdma.Op) bool {
 	need := rdma.RemoteWrite
 	switch {
 	case op.Kind == rdma.OpRead:
 		need = rdma.RemoteRead
-	case op.Kind != rdma.OpWrite:
+	case op.Kind != rdma.OpWrite || c.t.area.shared:
 		return false
 	}
 	if len(op.Local) == 0 || !c.out.idle() || c.out.left().Load() == c.out.start || c.peer.generation().Load() != c.peerGeneration {
@@ -208,16 +216,18 @@ func (c *channel) direct(op *rdma.Op) bool {
 	}
 	touching := c.t.self.touching()
 	touching.Store(uint64(r.index + 1))
-	defer touching.Store(0)
-	if c.t.area.region(r.index).word().Load() != r.word {
-		return false // deregistered; see region.withdraw
+	valid := func() bool { return c.t.area.region(r.index).word().Load() == r.word } // not deregistered; see region.withdraw
+	if !valid() {
+		touching.Store(0)
+		return false
 	}
 	if op.Kind == rdma.OpWrite {
 		copy(b, op.Local)
 	} else {
 		copy(op.Local, b)
 	}
-	return true
+	touching.Store(0)
+	return !c.t.area.shared || valid()
 }
 
 // Ready resumes reception. The endpoint's goroutine receives the held message, outside the host's call.
@@ -246,7 +256,7 @@ func (c *channel) Close() {
 			break
 		}
 	}
-	if !c.out.release(t.m) {
+	if t.member() && !c.out.release(t.m) {
 		t.lingering = append(t.lingering, c.out.ring)
 	}
 	if c.connected {

@@ -5,22 +5,41 @@ import (
 	"fmt"
 	"net/netip"
 	"sync/atomic"
+	"time"
 )
 
-// machine is the interface of the shared file to the system; file.go implements it.
+// machine is the interface of the shared file to the system: file.go implements it for one kernel, shared.go for several.
 type machine interface {
-	// lock excludes changes of the tables by other endpoints until unlock. The lock ends with the process.
+	// lock excludes changes of the tables by other endpoints on this kernel until unlock. The lock ends with the process.
 	lock() (unlock func(), err error)
-	// claim claims an entry in the table of endpoints for the lifetime of the process; it returns false if another process holds it.
+	// decide prepares to join as a loopback: it waits until alive and ended are known of entries of that loopback.
+	decide(loopback [16]byte)
+	// claim claims an entry in the table of endpoints for the lifetime of the process; it returns false if another process on this kernel
+	// holds it.
 	claim(endpoint int) (bool, error)
 	release(endpoint int)
-	// alive reports whether an entry is claimed.
+	// identity returns the bytes that identify the kernel in a claimed entry.
+	identity() [identitySize]byte
+	// alive reports whether the owner of a claimed entry runs.
 	alive(endpoint int) bool
-	// wake wakes up the process that sleeps on a word.
+	// ended reports whether the owner of a claimed entry cannot write to the file any longer. An endpoint that is not alive may not have
+	// ended.
+	ended(endpoint int) bool
+	// start makes the endpoint alive for others, and stop ends that.
+	start(endpoint int)
+	stop()
+	// sleep sleeps until a wake-up, at most for the given duration; it returns at once if the word does not have the value.
+	sleep(word *atomic.Uint32, value uint32, most time.Duration)
+	// wake wakes up the process that sleeps on a word, after a change of the word.
 	wake(word *atomic.Uint32)
 	// pause yields the processor for a moment; n counts the calls, from 0. It returns false once the maximum wait is over.
 	pause(n int) bool
+	// close unmaps the file.
+	close()
 }
+
+// identitySize is the size of a kernel's identity in an endpoint's entry.
+const identitySize = 24
 
 // endpoint is an entry in the table of endpoints.
 type endpoint struct {
@@ -36,10 +55,14 @@ func (e endpoint) generation() *atomic.Uint64 { return e.u64(e.at) }
 func (e endpoint) process() *atomic.Uint32    { return e.u32(e.at + 8) }
 func (e endpoint) address() []byte            { return e.mem[e.at+16 : e.at+32] }
 func (e endpoint) version() *atomic.Uint64    { return e.u64(e.at + 32) }
+func (e endpoint) identity() []byte           { return e.mem[e.at+40 : e.at+40+identitySize] }
 func (e endpoint) doorbell() *atomic.Uint32   { return e.u32(e.at + 64) }
 func (e endpoint) asleep() *atomic.Uint32     { return e.u32(e.at + 68) }
 func (e endpoint) touching() *atomic.Uint64   { return e.u64(e.at + 128) }
 func (e endpoint) beat() *atomic.Uint64       { return e.u64(e.at + 136) }
+func (e endpoint) heart() *atomic.Uint64      { return e.u64(e.at + 144) }
+func (e endpoint) offer() *atomic.Uint64      { return e.u64(e.at + 152) }
+func (e endpoint) offeredTo() []byte          { return e.mem[e.at+160 : e.at+176] }
 
 // pending returns a word of the bitmap of rings to check.
 func (e endpoint) pending(word int) *atomic.Uint64 { return e.u64(e.at + 192 + 8*word) }
@@ -68,31 +91,30 @@ func (e endpoint) quiet() bool {
 	return true
 }
 
-// join claims an entry for a loopback. It first cleans up after dead endpoints, including a previous one of this loopback.
+// join claims an entry for a loopback. It first cleans up after ended endpoints, including a previous one of this loopback.
 func (a *area) join(m machine, loopback netip.Addr, process int) (endpoint, error) {
+	want := loopback.As16()
+	m.decide(want)
 	unlock, err := m.lock()
 	if err != nil {
 		return endpoint{}, err
 	}
 	defer unlock()
-	want := loopback.As16()
 	for i := range endpointCount {
 		e := a.endpoint(i)
-		if !e.claimed() {
-			continue
+		switch {
+		case !e.claimed():
+		case m.ended(i):
+			a.clear(m, i)
+		case string(e.address()) == string(want[:]) && e.process().Load() != 0 && m.alive(i):
+			return endpoint{}, fmt.Errorf("%w: %v is in use by process %d (entry %d at byte %d)",
+				ErrFile, loopback, e.process().Load(), i, e.at)
 		}
-		if m.alive(i) {
-			if string(e.address()) == string(want[:]) {
-				return endpoint{}, fmt.Errorf("%w: %v is in use by process %d (entry %d at byte %d)",
-					ErrFile, loopback, e.process().Load(), i, e.at)
-			}
-			continue
-		}
-		a.clear(m, i)
 	}
 	for i := range endpointCount {
 		e := a.endpoint(i)
-		if e.claimed() {
+		generation := e.generation().Load()
+		if generation&1 == 1 {
 			continue
 		}
 		if ok, err := m.claim(i); err != nil {
@@ -100,30 +122,34 @@ func (a *area) join(m machine, loopback netip.Addr, process int) (endpoint, erro
 		} else if !ok {
 			continue
 		}
-		copy(e.address(), want[:])
+		if !e.generation().CompareAndSwap(generation, generation+1) { // an endpoint on another kernel has claimed it
+			m.release(i)
+			continue
+		}
+		identity := m.identity()
+		copy(e.identity(), identity[:])
 		e.process().Store(uint32(process))
+		copy(e.address(), want[:])
 		e.touching().Store(0)
+		e.offer().Store(0)
 		e.asleep().Store(0)
 		for w := range maxRings / 64 {
 			e.pending(w).Store(0)
 		}
 		e.version().Add(1)
-		e.generation().Store((e.generation().Load() + 1) | 1)
 		return e, nil
 	}
 	return endpoint{}, fmt.Errorf("%w: all %d endpoints are claimed", ErrFile, endpointCount)
 }
 
-// clear ends an endpoint that is dead, or the local one: peers of its channels see another generation, and its regions, rings and pages
-// become free. Memory that a live peer still accesses stays taken, and the next endpoint that needs it tries again. The caller holds the
-// file's lock.
+// clear ends an endpoint that has ended, or the local one: peers of its channels see another generation, and its regions, rings and pages
+// become free. Memory that a peer still accesses stays taken, and the next endpoint that needs it tries again. The caller holds the file's
+// lock.
 func (a *area) clear(m machine, i int) bool {
 	e := a.endpoint(i)
 	for r := range regionCount {
-		if region := a.region(r); region.word().Load()&1 == 1 && region.owner().Load() == uint32(i) {
-			if !region.withdraw(m, i) {
-				region.lose()
-			}
+		if region := a.region(r); region.owner().Load() == uint32(i+1) {
+			region.end(m, i)
 		}
 	}
 	for r := range a.rings {
@@ -133,14 +159,15 @@ func (a *area) clear(m machine, i int) bool {
 	}
 	a.freeAll(i)
 	clear(e.address())
+	clear(e.identity())
 	e.generation().Store((e.generation().Load() + 1) &^ 1)
 	return true
 }
 
-// clearDead clears all dead endpoints, to recover their rings and pages. The caller holds the file's lock.
-func (a *area) clearDead(m machine) {
+// clearEnded clears all ended endpoints, to recover their rings and pages. The caller holds the file's lock.
+func (a *area) clearEnded(m machine) {
 	for i := range endpointCount {
-		if a.endpoint(i).claimed() && !m.alive(i) {
+		if a.endpoint(i).claimed() && m.ended(i) {
 			a.clear(m, i)
 		}
 	}
@@ -166,11 +193,11 @@ type reach struct {
 	bytes   []byte
 }
 
-// publish makes b accessible to peers. It returns false if the table is full. The caller holds the file's lock.
+// publish makes b accessible to peers. It returns false if the table is full.
 func (a *area) publish(owner int, key uint32, address uint64, at, n int, access uint32) (index int, ok bool) {
 	for i := range regionCount {
 		r := a.region(i)
-		if r.word().Load()&1 == 1 {
+		if !r.owner().CompareAndSwap(0, uint32(owner+1)) {
 			continue
 		}
 		b, le := r.mem[r.at:r.at+regionSize], binary.LittleEndian
@@ -179,27 +206,37 @@ func (a *area) publish(owner int, key uint32, address uint64, at, n int, access 
 		le.PutUint64(b[16:], address)
 		le.PutUint64(b[24:], uint64(at))
 		le.PutUint64(b[32:], uint64(n))
-		r.owner().Store(uint32(owner))
-		r.word().Add(1)
+		r.word().Store((r.word().Load() + 1) | 1)
 		a.endpoint(owner).version().Add(1)
 		return i, true
 	}
 	return 0, false
 }
 
+// end withdraws a region and frees its entry. If a peer may still write to the region, its pages are lost and end returns false.
+func (r region) end(m machine, me int) bool {
+	unused := r.withdraw(m, me)
+	if !unused {
+		r.lose()
+	}
+	r.owner().Store(0)
+	return unused
+}
+
 // withdraw ends a region, and waits until no peer copies from it or to it: an endpoint first stores the region in touching and then checks
-// that the region is valid, and withdraw does both in the opposite order. Dead endpoints do not count. It returns false if a peer copies
-// for longer than the maximum wait.
+// that the region is valid, and withdraw does both in the opposite order. Ended endpoints do not count. It returns false if a peer copies
+// for longer than the maximum wait. It does not wait for endpoints on other kernels, which may be paused for any time: they only read, and
+// check the region once more afterwards.
 func (r region) withdraw(m machine, me int) bool {
 	if w := r.word(); w.Load()&1 == 1 {
 		w.Add(1)
 	}
-	if owner := int(r.owner().Load()); owner < endpointCount {
-		r.endpoint(owner).version().Add(1)
+	if owner := int(r.owner().Load()); owner > 0 && owner <= endpointCount {
+		r.endpoint(owner - 1).version().Add(1)
 	}
 	for i := range endpointCount {
 		e := r.endpoint(i)
-		for n := 0; i != me && e.touching().Load() == uint64(r.index+1) && m.alive(i); n++ {
+		for n := 0; !r.shared && i != me && e.touching().Load() == uint64(r.index+1) && !m.ended(i); n++ {
 			if !m.pause(n) {
 				return false
 			}
@@ -223,7 +260,7 @@ func (a *area) regionsOf(owner int, into map[uint32]reach) (damaged int) {
 	for i := range regionCount {
 		r := a.region(i)
 		word := r.word().Load()
-		if word&1 == 0 || r.owner().Load() != uint32(owner) {
+		if word&1 == 0 || r.owner().Load() != uint32(owner+1) {
 			continue
 		}
 		var b [regionSize]byte

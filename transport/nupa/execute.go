@@ -13,6 +13,7 @@ import (
 var (
 	errPeerClosed = errors.New("nupa: the peer has closed the channel")
 	errPeerGone   = errors.New("nupa: the peer's endpoint is gone")
+	errReplaced   = errors.New("nupa: another endpoint has taken this one's place in the file, which takes it for dead: restart it")
 	errSilent     = errors.New("nupa: the peer does not execute operations")
 	errDamaged    = errors.New("nupa: the ring contains invalid data")
 	errCancelled  = errors.New("nupa: the peer has stopped in the middle of a message")
@@ -55,8 +56,8 @@ func (c *channel) receive() {
 			c.holding = false
 			c.goOn()
 		}
-		what, passed := c.in.take()
-		if passed > 0 {
+		what, skips := c.in.take()
+		if skips > 0 {
 			c.scheduleNotify()
 		}
 		switch what {
@@ -261,7 +262,13 @@ func (c *channel) end(err error) {
 // check fails the channel if its peer is gone, or has executed nothing for too long. A peer that is not ready proves with its beat that it
 // is alive.
 func (c *channel) check(now time.Duration) {
-	if c.broken || !c.connected {
+	switch {
+	case c.broken:
+		return
+	case !c.t.member():
+		c.fail(rdma.ErrFlushed, errReplaced)
+		return
+	case !c.connected:
 		return
 	}
 	gone := c.peer.generation().Load() != c.peerGeneration || !c.t.m.alive(c.peer.index)

@@ -91,7 +91,7 @@ func FuzzFile(f *testing.F) {
 		for _, h := range hosts {
 			h.tr.detach()
 		}
-		bed.area.clearDead(bed)
+		bed.area.clearEnded(bed)
 	})
 }
 
@@ -109,7 +109,7 @@ func FuzzOpen(f *testing.F) {
 		if len(header) >= 64 && header[63] != 1 { // give the fuzzer a correct checksum
 			binary.LittleEndian.PutUint32(mem[12:], headerSum(mem))
 		}
-		a, err := open(mem)
+		a, err := open(mem, false)
 		if err != nil {
 			return
 		}

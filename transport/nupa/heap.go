@@ -6,16 +6,15 @@ import (
 )
 
 // The heap has one word per page, which contains the owner, and no other state. An owner that dies while it allocates or frees therefore
-// leaves nothing to repair: its pages are those with its number. Searches are linear, since the registration of memory is not
-// performance-critical.
+// leaves nothing to repair: its pages are those with its number. An owner takes a free page by compare-and-swap. Searches are linear, since
+// the registration of memory is not performance-critical.
 const (
 	ownerMask = 0xffff
 	pageLost  = 0xffff // memory to which a stuck peer may still write; never reused
 	firstPage = 1 << 31
 )
 
-// alloc allocates pages for n bytes, first fit, for an endpoint. The caller holds the file's lock. The error contains the amount of free
-// memory.
+// alloc allocates pages for n bytes, first fit, for an endpoint. The error contains the amount of free memory.
 func (a *area) alloc(endpoint, n int) ([]byte, error) {
 	if n < 0 {
 		return nil, fmt.Errorf("%d bytes of shared memory: use 0 or more", n)
@@ -32,10 +31,17 @@ func (a *area) alloc(endpoint, n int) ([]byte, error) {
 		if run < want {
 			continue
 		}
-		first := page - want + 1
-		owner := uint32(endpoint + 1)
-		for p := first; p <= page; p++ {
-			a.page(p).Store(owner)
+		first, owner := page-want+1, uint32(endpoint+1)
+		p := first
+		for p <= page && a.page(p).CompareAndSwap(0, owner) {
+			p++
+		}
+		if p <= page { // an endpoint of another kernel has taken it
+			for p--; p >= first; p-- {
+				a.page(p).Store(0)
+			}
+			run = 0
+			continue
 		}
 		a.page(first).Store(owner | firstPage)
 		b := a.mem[a.heapAt+first*pageSize:][: n : want*pageSize]

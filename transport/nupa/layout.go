@@ -2,14 +2,15 @@ package nupa
 
 import (
 	"encoding/binary"
-	"errors"
 	"fmt"
 	"hash/crc32"
 	"sync/atomic"
 	"unsafe"
+
+	"github.com/fared/fared/transport/internal/memfile"
 )
 
-// The shared file, version 1. All numbers are little endian; words that several endpoints change are aligned to their size and changed
+// The shared file, version 2. All numbers are little endian; words that several endpoints change are aligned to their size and changed
 // atomically. Offsets in bytes.
 //
 //	header    4096                          the fields below; constant once the file is made
@@ -19,28 +20,34 @@ import (
 //	pages     4 per page of the heap        owners
 //	heap      to the end, pages of 4096     memory regions
 //
-//	header    0 magic  8 version  12 CRC-32C of bytes 0-11 and 16-63  16 size  24 id  32 rings  36 slots  40 staging
-//	          44 endpoints  48 regions  52 zero  56 heap
-//	endpoint  0 generation (odd: claimed)  8 process id  16 loopback, 16 bytes  32 version of its regions
-//	          64 doorbell (futex)  68 asleep  |  128 region it copies from or to, plus 1  136 beat  |  192 bitmap of rings to check
+//	header    0 magic; while a shared file is made: "make" and a counter  8 version  12 CRC-32C of bytes 0-11 and 16-63  16 size
+//	          24 id  32 rings  36 slots  40 staging  44 endpoints  48 regions  52 kernels (0: one, 1: several)  56 heap
+//	endpoint  0 generation (odd: claimed)  8 process id, 0: stopped  16 loopback, 16 bytes  32 version of its regions
+//	          40 boot id of its kernel, 16 bytes  56 inode of the file there
+//	          64 doorbell (futex)  68 asleep  |  128 region it copies from or to, plus 1  136 beat  144 heartbeat
+//	          152 offered channel: first sequence number << 10 | ring; 0: none  160 loopback of its peer, 16 bytes  |
+//	          192 bitmap of rings to check
 //	region    0 word (odd: valid; grows with each change)  8 key  12 access  16 address  24 offset in the file  32 length
-//	          40 endpoint
-//	ring      0 sender, plus 1  4 receiver, plus 1  8 sender's generation  16 receiver's generation  24 first sequence number, 0: closed
-//	          64 first sequence number of the use that the receiver left  72 the same while the receiver is not ready
+//	          40 endpoint, plus 1; 0: free
+//	ring      0 sender, plus 1  8 sender's generation  16 receiver: generation << 8 | endpoint << 1 | 1; first sequence number << 1: none
+//	          24 first sequence number, 0: closed  64 first sequence number of the use that the receiver left  72 the same while the
+//	          receiver is not ready
 //	slot      0 sequence number << 8 | state  8 kind  9 length of head  10 place of the data  12 key  16 address  24 length
 //	          32 offset of the data in the file  40 compare  48 swap  |  64 status  72 previous value  |  128 head  160 data in place
 //	page      bits 0-15 endpoint, plus 1; 0 free; 65535 lost   bit 31: first page of an allocation
 const (
 	magic      = "NUPAfare"
-	version    = 1
+	version    = 2
 	pageSize   = 4096
 	headerSize = pageSize
+	kernelsAt  = 52
 
 	endpointCount = 64
 	endpointSize  = 320
 	regionCount   = 4096
 	regionSize    = 64
-	maxRings      = 1024
+	ringBits      = 10
+	maxRings      = 1 << ringBits
 
 	slotCount   = 128
 	slotSize    = 256
@@ -57,7 +64,7 @@ const (
 const MaxOp = 64 << 10
 
 // ErrFile is wrapped by errors of Start if this version cannot use the file.
-var ErrFile = errors.New("shared file")
+var ErrFile = memfile.Err
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
@@ -65,6 +72,7 @@ var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 // bounds whatever peers write.
 type area struct {
 	mem     []byte
+	shared  bool   // between kernels; see shared.go
 	id      uint64 // random; must be the same at both ends of a channel
 	rings   int
 	pagesAt int // offset of the table of pages
@@ -98,6 +106,9 @@ func (a *area) headerBytes(size int64) []byte {
 	for i, v := range []int{a.rings, slotCount, stagingSize, endpointCount, regionCount} {
 		le.PutUint32(b[32+4*i:], uint32(v))
 	}
+	if a.shared {
+		le.PutUint32(b[kernelsAt:], 1)
+	}
 	le.PutUint64(b[56:], uint64(a.heapAt))
 	le.PutUint32(b[12:], headerSum(b))
 	return b
@@ -120,8 +131,8 @@ func format(mem []byte, rings int, id uint64) (*area, error) {
 	return a, nil
 }
 
-// open checks the header of mem and returns its area.
-func open(mem []byte) (*area, error) {
+// open checks the header of mem, of a file of one kernel or shared between several, and returns its area.
+func open(mem []byte, shared bool) (*area, error) {
 	if len(mem) < headerSize {
 		return nil, fmt.Errorf("%w: %d bytes, less than a header", ErrFile, len(mem))
 	}
@@ -142,8 +153,13 @@ func open(mem []byte) (*area, error) {
 	if err != nil {
 		return nil, err
 	}
-	a.id = le.Uint64(h[24:])
+	a.id, a.shared = le.Uint64(h[24:]), shared
 	want := a.headerBytes(int64(len(mem)))
+	if got := le.Uint32(h[kernelsAt:]); got != le.Uint32(want[kernelsAt:]) {
+		kinds := map[bool]string{false: "one kernel", true: "several kernels"}
+		return nil, fmt.Errorf("%w: made for endpoints on %s, this endpoint is configured for %s (Config.Shared)",
+			ErrFile, kinds[got == 1], kinds[shared])
+	}
 	for i := 32; i < 64; i += 4 {
 		if le.Uint32(h[i:]) != le.Uint32(want[i:]) {
 			return nil, fmt.Errorf("%w: %d at byte %d, where version %d has %d",

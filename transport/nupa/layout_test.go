@@ -11,6 +11,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/fared/fared/transport/rdma"
 )
 
 // TestOpenRefuses checks that every wrong word of the header is refused with an error that contains its offset.
@@ -22,7 +24,7 @@ func TestOpenRefuses(t *testing.T) {
 		}
 		return b
 	}
-	if _, err := open(fresh()); err != nil {
+	if _, err := open(fresh(), false); err != nil {
 		t.Fatal(err)
 	}
 	le := binary.LittleEndian
@@ -39,16 +41,17 @@ func TestOpenRefuses(t *testing.T) {
 		want   string
 	}{
 		{"something else", func(b []byte) []byte { copy(b, "\x7fELF"); return b }, "magic"},
-		{"another version", func(b []byte) []byte { le.PutUint32(b[8:], 2); return b }, "version 2 at byte 8 instead of 1"},
+		{"another version", func(b []byte) []byte { le.PutUint32(b[8:], 1); return b }, "version 1 at byte 8 instead of 2"},
 		{"a flipped bit", func(b []byte) []byte { b[40] ^= 1; return b }, "checksum"},
 		{"cut", func(b []byte) []byte { return b[:len(b)-pageSize] }, "size"},
 		{"cut in the header", func(b []byte) []byte { return b[:100] }, "less than a header"},
-		{"other slots", set(36, 64), "64 at byte 36, where version 1 has 128"},
+		{"other slots", set(36, 64), "64 at byte 36, where version 2 has 128"},
 		{"too many rings", set(32, 1<<31), "rings"},
+		{"of several kernels", set(kernelsAt, 1), "made for endpoints on several kernels"},
 		{"rings beyond the end", set(32, 1000), "1000 channels need more"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			_, err := open(tc.damage(fresh()))
+			_, err := open(tc.damage(fresh()), false)
 			if !errors.Is(err, ErrFile) || !strings.Contains(err.Error(), tc.want) {
 				t.Errorf("got %v, want %q", err, tc.want)
 			}
@@ -62,7 +65,7 @@ func TestHeaderBytes(t *testing.T) {
 	if _, err := format(b, 1, 0x1122334455667788); err != nil {
 		t.Fatal(err)
 	}
-	want := "4e55504166617265" + "01000000" + "90a75269" + "0000100000000000" + "8877665544332211" +
+	want := "4e55504166617265" + "02000000" + "9fcc0d80" + "0000100000000000" + "8877665544332211" +
 		"01000000" + "80000000" + "00000400" + "40000000" + "00100000" + "00000000" + "0000090000000000"
 	if got := fmt.Sprintf("%x", b[:64]); got != want {
 		t.Errorf("got  %s\nwant %s", got, want)
@@ -92,12 +95,15 @@ func TestGeometry(t *testing.T) {
 func TestMapFile(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "plane")
 	const size = ringsAt + 2*ringSize + 16*pageSize
-	f, a, err := mapFile(path, size, 2, time.Second)
+	config := func(path string, size int64, rings int) Config {
+		return Config{File: path, Size: size, Channels: rings, Timing: rdma.Timing{GiveUp: time.Second}}
+	}
+	f, a, err := mapFile(config(path, size, 2))
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer f.close()
-	g, b, err := mapFile(path, 1<<30, 7, time.Second) // exists already: its size applies
+	g, b, err := mapFile(config(path, 1<<30, 7)) // exists already: its size applies
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -130,13 +136,13 @@ func TestMapFile(t *testing.T) {
 	if err := os.WriteFile(other, text, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if _, _, err := mapFile(other, size, 2, time.Second); !errors.Is(err, ErrFile) || !strings.Contains(err.Error(), "remove it") {
+	if _, _, err := mapFile(config(other, size, 2)); !errors.Is(err, ErrFile) || !strings.Contains(err.Error(), "remove it") {
 		t.Errorf("got %v", err)
 	}
 	if left, _ := os.ReadFile(other); !bytes.Equal(left, text) {
 		t.Error("the file of another program was changed")
 	}
-	if _, _, err := mapFile(filepath.Join(t.TempDir(), "small"), 1000, 2, time.Second); !errors.Is(err, ErrFile) {
+	if _, _, err := mapFile(config(filepath.Join(t.TempDir(), "small"), 1000, 2)); !errors.Is(err, ErrFile) {
 		t.Errorf("got %v", err)
 	}
 }

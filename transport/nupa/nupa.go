@@ -14,9 +14,16 @@ import (
 // values.
 type Config struct {
 	// File is the path of the file that all endpoints of the plane map. It is on tmpfs (/dev/shm), hugetlbfs, or a DAX device's file
-	// system; "/proc/self/fd/N" opens a memfd. Start makes it, accessible to its user only, if it does not exist.
+	// system; "/proc/self/fd/N" opens a memfd. Start makes it, accessible to its user only, if it does not exist. It may also be the memory of
+	// a device: the resource file of a PCI device in sysfs, such as ivshmem's resource2, or a DAX device, /dev/daxX.Y. Files are not made in /dev.
 	File string
-	// Size is the size of a new file, in bytes: 256 MiB by default. It is allocated completely.
+	// Shared declares that endpoints on several kernels map the memory behind File, which must be coherent between their processors. The
+	// memory of a device is always shared.
+	Shared bool
+	// DeadAfter is the time for which the heartbeat of an endpoint in shared memory stands still before its peers take it for dead: 2 s by
+	// default.
+	DeadAfter time.Duration
+	// Size is the size of a new file, in bytes: 256 MiB by default, at most 1 TiB. It is allocated completely. The memory of a device has its size.
 	Size int64
 	// Channels is the maximum number of concurrent channel ends of all endpoints: 64 by default, at most 1024. Each takes 288 KiB of Size.
 	Channels int
@@ -24,12 +31,15 @@ type Config struct {
 	Spin time.Duration
 	// Timing: only GiveUp applies. The end of a peer's process is detected earlier.
 	Timing rdma.Timing
+
+	boot [16]byte // tests: in place of the kernel's boot id
 }
 
 const (
 	defaultSize     = 256 << 20
 	defaultChannels = 64
 	defaultSpin     = 20 * time.Microsecond
+	defaultDead     = 2 * time.Second
 
 	// tickEvery is the interval at which the endpoint increments its beat and checks its peers.
 	tickEvery = 100 * time.Millisecond
@@ -42,9 +52,9 @@ type transport struct {
 	cfg  Config
 	host rdma.Host
 	m    machine
-	file *file
 	area *area
 	self endpoint
+	was  uint64 // generation of self
 
 	sendOf, recvOf []*channel // by ring
 	channels       []*channel // in order of creation
@@ -84,6 +94,9 @@ func New(cfg Config) rdma.Transport {
 	if cfg.Spin == 0 {
 		cfg.Spin = defaultSpin
 	}
+	if cfg.DeadAfter == 0 {
+		cfg.DeadAfter = defaultDead
+	}
 	cfg.Timing = cfg.Timing.WithDefaults()
 	return &transport{cfg: cfg}
 }
@@ -95,15 +108,15 @@ func (t *transport) Limits() rdma.Limits { return rdma.Limits{MaxOp: MaxOp, Orde
 
 // Start maps the file and claims an entry for the host's address. If the file is the cause, the error wraps ErrFile and suggests a remedy.
 func (t *transport) Start(host rdma.Host) error {
-	f, a, err := mapFile(t.cfg.File, t.cfg.Size, t.cfg.Channels, t.cfg.Timing.GiveUp)
+	m, a, err := mapFile(t.cfg)
 	if err != nil {
 		return fmt.Errorf("nupa: %s: %w", t.cfg.File, err)
 	}
-	if err := t.attach(host, f, a); err != nil {
-		f.close()
+	if err := t.attach(host, m, a); err != nil {
+		m.close()
 		return fmt.Errorf("nupa: %s: %w", t.cfg.File, err)
 	}
-	t.file = f
+	m.start(t.self.index)
 	t.ended = make(chan struct{})
 	t.service, t.tick = t.serve, t.check
 	go t.run()
@@ -115,11 +128,14 @@ func (t *transport) attach(host rdma.Host, m machine, a *area) (err error) {
 	if t.self, err = a.join(m, host.Address(), os.Getpid()); err != nil {
 		return err
 	}
-	t.host, t.m, t.area = host, m, a
+	t.host, t.m, t.area, t.was = host, m, a, t.self.generation().Load()
 	t.sendOf, t.recvOf = make([]*channel, a.rings), make([]*channel, a.rings)
 	t.published = make(map[uint32]int)
 	return nil
 }
+
+// member reports whether the entry still belongs to this endpoint. It does not if a peer has taken the endpoint for ended.
+func (t *transport) member() bool { return t.self.generation().Load() == t.was }
 
 // Stop detaches from the file. Unfreed memory from Alloc stays mapped, and its pages stay allocated until the process ends, since the
 // application may still use it.
@@ -128,8 +144,10 @@ func (t *transport) Stop() {
 	t.self.doorbell().Add(1)
 	t.m.wake(t.self.doorbell())
 	<-t.ended
-	if t.detach() {
-		t.file.close()
+	unused := t.detach()
+	t.m.stop()
+	if unused {
+		t.m.close()
 	}
 }
 
@@ -140,6 +158,9 @@ func (t *transport) detach() bool {
 		return false // the claim ends with the process, and the next endpoint that joins cleans up
 	}
 	defer unlock()
+	if !t.member() {
+		return false
+	}
 	t.unpublish()
 	inUse := t.area.owns(t.self.index)
 	for _, r := range t.lingering {
@@ -149,7 +170,7 @@ func (t *transport) detach() bool {
 		t.m.release(t.self.index)
 		return true
 	}
-	clear(t.self.address()) // the loopback may join once more, with another entry
+	t.self.process().Store(0) // the loopback may join once more, with another entry
 	t.self.generation().Add(2)
 	return false
 }
@@ -164,9 +185,12 @@ func (t *transport) Alloc(n int) ([]byte, error) {
 		return nil, fmt.Errorf("nupa: %w", err)
 	}
 	defer unlock()
+	if !t.member() {
+		return nil, errReplaced
+	}
 	b, err := t.area.alloc(t.self.index, n)
 	if err != nil {
-		t.area.clearDead(t.m)
+		t.area.clearEnded(t.m)
 		b, err = t.area.alloc(t.self.index, n)
 	}
 	if err != nil {
@@ -180,8 +204,12 @@ func (t *transport) Free(b []byte) {
 	if t.area == nil {
 		return
 	}
-	if unlock, err := t.m.lock(); err == nil {
-		defer unlock()
+	unlock, err := t.m.lock()
+	if err != nil {
+		return
+	}
+	defer unlock()
+	if t.member() {
 		t.area.free(t.self.index, b)
 	}
 }
@@ -189,7 +217,7 @@ func (t *transport) Free(b []byte) {
 // Registered publishes a region of shared memory. If the region is elsewhere, or the table of regions is full, peers access it through this
 // endpoint.
 func (t *transport) Registered(key uint32, address uint64, b []byte, access rdma.Access) {
-	if t.area == nil || access&(rdma.RemoteWrite|rdma.RemoteRead) == 0 {
+	if t.area == nil || access&(rdma.RemoteWrite|rdma.RemoteRead) == 0 || !t.member() {
 		return
 	}
 	at, ok := t.area.offset(b)
@@ -217,8 +245,7 @@ func (t *transport) Deregistered(key uint32) {
 		return
 	}
 	delete(t.published, key)
-	if r := t.area.region(index); !r.withdraw(t.m, t.self.index) {
-		r.lose()
+	if t.member() && !t.area.region(index).end(t.m, t.self.index) {
 		t.count.lost++
 	}
 }

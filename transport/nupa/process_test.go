@@ -119,7 +119,11 @@ func (o *other) connect(h *host) (c rdma.Channel, region uint64) {
 // TestPeerProcess is the other process of the tests below, and does nothing when run alone.
 func TestPeerProcess(t *testing.T) {
 	mode := os.Getenv(peerMode)
-	if mode == "" {
+	switch mode {
+	case "":
+		return
+	case "storm":
+		stormProcess(t, os.Getenv(peerFile))
 		return
 	}
 	spin := 20 * time.Microsecond
@@ -382,5 +386,5 @@ func TestStopLeavesMemoryInUse(t *testing.T) {
 	}
 	again.tr.Free(c)
 	again.tr.Stop()
-	a.tr.file.close()
+	a.tr.m.close()
 }

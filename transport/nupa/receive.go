@@ -23,11 +23,11 @@ const (
 	closed                   // the sender has closed the ring
 )
 
-// take takes the next operation. It skips revoked operations, and returns their number in passed.
-func (r *receiver) take() (what arrival, passed int) {
+// take takes the next operation. It skips revoked operations, and returns their number in skips.
+func (r *receiver) take() (what arrival, skips int) {
 	for {
 		if r.first().Load() != r.start {
-			return closed, passed
+			return closed, skips
 		}
 		switch w := r.state(r.next).Load(); {
 		case w == word(r.next, posted):
@@ -35,17 +35,19 @@ func (r *receiver) take() (what arrival, passed int) {
 				continue // revoked concurrently
 			}
 			if !r.read() {
-				return damage, passed
+				return damage, skips
 			}
-			return operation, passed
+			return operation, skips
 		case w == word(r.next, revoked):
-			r.end(skipped, 0)
-			passed++
+			if r.change(r.next, revoked, passed) {
+				r.next++
+				skips++
+			}
 		case w>>stateBits < r.next:
-			return nothing, passed
+			return nothing, skips
 		default:
 			if r.first().Load() == r.start {
-				return damage, passed
+				return damage, skips
 			}
 		}
 	}
@@ -99,12 +101,14 @@ func (r *receiver) putBack() bool { return r.change(r.next, taken, posted) }
 // commit announces the delivery of the taken operation. It returns false if the operation was canceled, and must not be delivered.
 func (r *receiver) commit() bool { return r.change(r.next, taken, committed) }
 
-// end ends the operation.
+// end ends the taken operation.
 func (r *receiver) end(s status, was uint64) {
 	slot := r.mem[r.slot(r.next):]
 	binary.LittleEndian.PutUint32(slot[64:], uint32(s))
 	binary.LittleEndian.PutUint64(slot[72:], was)
-	r.state(r.next).Store(word(r.next, done))
+	for w := r.state(r.next).Load(); w>>stateBits == r.next && !r.state(r.next).CompareAndSwap(w, word(r.next, done)); {
+		w = r.state(r.next).Load() // canceled concurrently
+	}
 	r.next++
 }
 

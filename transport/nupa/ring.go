@@ -17,10 +17,11 @@ import (
 //	taken     -> canceled            posted (not ready), committed, done
 //	committed                         done
 //	canceled                         done
-//	revoked                           done
+//	revoked                           passed
 //
-// A change from a state that both may change is a compare-and-swap. The sequence numbers of a ring are never reused, not even by its next
-// channel, so that a late receiver cannot mistake another channel's operation for one of its channel.
+// Every change is a compare-and-swap. The sequence numbers of a ring are never reused, not even by its next channel: a late receiver cannot
+// mistake another channel's operation for one of its channel, and the changes of a late end fail. Only the receiver of a taken, committed or
+// canceled operation writes more than words to the ring of its peer, and such a ring is not reused (release).
 const (
 	done = iota
 	posted
@@ -28,6 +29,7 @@ const (
 	committed
 	canceled
 	revoked
+	passed // revoked, and skipped by the receiver
 
 	stateBits = 8
 )
@@ -78,13 +80,18 @@ type ring struct {
 
 func (a *area) ring(i int) ring { return ring{a, i, ringsAt + i*ringSize} }
 
-func (r ring) sender() *atomic.Uint32             { return r.u32(r.at) }
-func (r ring) receiver() *atomic.Uint32           { return r.u32(r.at + 4) }
-func (r ring) senderGeneration() *atomic.Uint64   { return r.u64(r.at + 8) }
-func (r ring) receiverGeneration() *atomic.Uint64 { return r.u64(r.at + 16) }
-func (r ring) first() *atomic.Uint64              { return r.u64(r.at + 24) }
-func (r ring) left() *atomic.Uint64               { return r.u64(r.at + 64) }
-func (r ring) held() *atomic.Uint64               { return r.u64(r.at + 72) }
+func (r ring) sender() *atomic.Uint32           { return r.u32(r.at) }
+func (r ring) senderGeneration() *atomic.Uint64 { return r.u64(r.at + 8) }
+func (r ring) receiver() *atomic.Uint64         { return r.u64(r.at + 16) }
+func (r ring) first() *atomic.Uint64            { return r.u64(r.at + 24) }
+func (r ring) left() *atomic.Uint64             { return r.u64(r.at + 64) }
+func (r ring) held() *atomic.Uint64             { return r.u64(r.at + 72) }
+
+// receiverWord is the value of ring.receiver for an endpoint, noReceiver for a use of the ring without one yet.
+func receiverWord(endpoint int, generation uint64) uint64 {
+	return generation<<8 | uint64(endpoint)<<1 | 1
+}
+func noReceiver(start uint64) uint64 { return start << 1 }
 
 func (r ring) slot(seq uint64) int             { return r.at + ringHeader + int(seq%slotCount)*slotSize }
 func (r ring) state(seq uint64) *atomic.Uint64 { return r.u64(r.slot(seq)) }
@@ -97,38 +104,39 @@ func (r ring) inStaging(at uint64, n uint64) bool { // does not overflow: no sum
 	return at >= first && at <= end && n <= end-at
 }
 
-// acquire acquires a free ring for a sender. The caller holds the file's lock.
+// acquire acquires a free ring for a sender.
 func (a *area) acquire(owner endpoint) (sender, bool) {
 	for i := range a.rings {
 		r := a.ring(i)
-		if r.sender().Load() != 0 {
+		if !r.sender().CompareAndSwap(0, uint32(owner.index+1)) {
 			continue
 		}
-		last, lost := uint64(0), false
+		last := uint64(0)
 		for s := range uint64(slotCount) {
 			last = max(last, r.state(s).Load()>>stateBits)
 		}
 		last = max(last, r.left().Load())
-		if lost = last >= 1<<55; lost {
-			continue // no sender counts this far: the ring is damaged, and sequence numbers must not wrap
+		if last >= 1<<55 { // no sender counts this far: the ring is damaged, and sequence numbers must not wrap
+			r.sender().Store(0)
+			continue
 		}
 		first := last + 2*slotCount
 		first -= first % slotCount
+		last = first - 1 // so that the next use has other numbers even if this one posts nothing
 		for s := range uint64(slotCount) {
 			r.state(s).Store(word(last, done))
 		}
-		r.receiver().Store(0)
+		r.receiver().Store(noReceiver(first))
 		r.held().Store(0)
 		r.senderGeneration().Store(owner.generation().Load())
 		r.first().Store(first)
-		r.sender().Store(uint32(owner.index + 1))
-		return sender{ring: r, start: first, next: first, oldest: first}, true
+		return sender{ring: r, last: last, start: first, next: first, oldest: first}, true
 	}
 	return sender{}, false
 }
 
-// release frees a ring for its sender. It returns false while the receiver is alive and works on an operation, since it may write to the
-// staging. Until release succeeds the ring is closed, but not free.
+// release frees a ring for its sender. It returns false while the receiver works on an operation and has not ended, since it may write to
+// the staging. Until release succeeds the ring is closed, but not free.
 func (r ring) release(m machine) bool {
 	r.first().Store(0)
 	// A dead sender has revoked nothing, and the receiver may have checked first before and be about to take the next operation.
@@ -137,10 +145,9 @@ func (r ring) release(m machine) bool {
 			r.state(s).CompareAndSwap(w, w-posted+revoked)
 		}
 	}
-	at := r.receiver().Load()
-	if at > 0 && at <= endpointCount {
-		e := r.endpoint(int(at - 1))
-		if e.generation().Load() == r.receiverGeneration().Load() && m.alive(int(at-1)) && r.busy() {
+	if w := r.receiver().Load(); w&1 == 1 && w>>1&0x7f < endpointCount {
+		i := int(w >> 1 & 0x7f)
+		if w == receiverWord(i, r.endpoint(i).generation().Load()) && !m.ended(i) && r.busy() {
 			return false
 		}
 	}
@@ -162,9 +169,11 @@ func (r ring) busy() bool {
 // sender is a ring's sending end. Its counters are local: sequence numbers from oldest to next are in the ring.
 type sender struct {
 	ring
+	last                uint64 // sequence number in all words before the first use
 	start, oldest, next uint64
 	staged, freed       uint64 // total bytes of staging taken and freed, including skipped ends
 	over                bool   // canceled: the receiver may skip operations that were not returned
+	damaged             bool   // a free slot has a word that neither end has written
 	sent                [slotCount]sentOp
 }
 
@@ -198,6 +207,11 @@ func (s *sender) post(op *rdma.Op, sent *atomic.Uint64) bool {
 	if s.next-s.oldest >= slotCount {
 		return false
 	}
+	before := s.state(s.next).Load()
+	if want := s.next - slotCount; want >= s.start && before>>stateBits != want || want < s.start && before>>stateBits != s.last {
+		s.damaged = true
+		return false
+	}
 	d := descriptor{
 		kind: op.Kind, headLength: uint8(len(op.Head)), key: op.Key, remote: op.Remote, length: uint32(len(op.Local)),
 		compare: op.Compare, swap: op.Swap,
@@ -222,8 +236,11 @@ func (s *sender) post(op *rdma.Op, sent *atomic.Uint64) bool {
 		out.offset = at
 	}
 	d.put(s.mem[slot:slot+slotSize], op.Head)
+	if !s.state(s.next).CompareAndSwap(before, word(s.next, posted)) {
+		s.damaged = true
+		return false
+	}
 	out.op, out.staged, out.sent = op, s.staged, sent
-	s.state(s.next).Store(word(s.next, posted))
 	s.next++
 	return true
 }
@@ -254,18 +271,22 @@ func (s *sender) cancel() {
 
 // reap returns the oldest operation if it has ended. ok is false if there is none; damaged is true if the contents of the slot are invalid.
 func (s *sender) reap() (e sentOp, d status, was uint64, ok, damaged bool) {
-	if s.idle() {
-		return sentOp{}, 0, 0, false, false
+	if s.damaged || s.idle() {
+		return sentOp{}, 0, 0, false, s.damaged
 	}
 	w := s.state(s.oldest).Load()
-	if w>>stateBits != s.oldest || w&(1<<stateBits-1) > revoked {
+	if w>>stateBits != s.oldest || w&(1<<stateBits-1) > passed {
 		return sentOp{}, 0, 0, false, true
 	}
-	if w != word(s.oldest, done) {
+	switch w {
+	case word(s.oldest, done):
+		slot := s.mem[s.slot(s.oldest):]
+		d, was = status(binary.LittleEndian.Uint32(slot[64:])), binary.LittleEndian.Uint64(slot[72:])
+	case word(s.oldest, passed):
+		d = skipped
+	default:
 		return sentOp{}, 0, 0, false, false
 	}
-	slot := s.mem[s.slot(s.oldest):]
-	d, was = status(binary.LittleEndian.Uint32(slot[64:])), binary.LittleEndian.Uint64(slot[72:])
 	e = *s.entry(s.oldest)
 	if d > skipped || !s.over && d == skipped != (e.op == nil) {
 		return sentOp{}, 0, 0, false, true

@@ -62,6 +62,11 @@ func (t *transport) run() {
 	window := t.cfg.Spin
 	next := time.Now().Add(tickEvery)
 	for !t.stopping.Load() {
+		if !t.member() { // all words of the entry belong to the endpoint that has taken the place
+			t.host.Do(t.tick)
+			time.Sleep(tickEvery)
+			continue
+		}
 		if !t.self.quiet() {
 			t.host.Do(t.service)
 			window = min(2*window, t.cfg.Spin)
@@ -83,7 +88,7 @@ func (t *transport) run() {
 		t.self.asleep().Store(1)
 		if t.self.quiet() && !t.stopping.Load() {
 			t.sleeps.Add(1)
-			sleep(t.self.doorbell(), value, time.Until(next))
+			t.m.sleep(t.self.doorbell(), value, time.Until(next))
 			t.wakeup.Add(1)
 			if !t.self.quiet() {
 				window = t.cfg.Spin
@@ -118,7 +123,12 @@ func (t *transport) serve() {
 		if word.Load() == 0 {
 			continue
 		}
-		for set := word.Swap(0); set != 0; set &= set - 1 {
+		set := word.Swap(0)
+		if !t.member() {
+			word.Or(set) // of the endpoint that has taken the place; check fails the channels
+			break
+		}
+		for ; set != 0; set &= set - 1 {
 			ring := w*64 + bits.TrailingZeros64(set)
 			if ring >= t.area.rings {
 				break // not a ring of this file: an invalid bit
@@ -134,9 +144,11 @@ func (t *transport) serve() {
 	t.drain()
 }
 
-// check runs periodically: it checks that peers are alive and make progress.
+// check runs periodically: it checks that peers are alive and make progress, and that this endpoint's place is still its place.
 func (t *transport) check() {
-	t.self.beat().Add(1)
+	if t.member() {
+		t.self.beat().Add(1)
+	}
 	now := t.host.Now()
 	for i := 0; i < len(t.channels); i++ {
 		t.channels[i].check(now)
@@ -144,7 +156,7 @@ func (t *transport) check() {
 	t.drain()
 	kept := t.lingering[:0]
 	for _, r := range t.lingering {
-		if !r.release(t.m) {
+		if t.member() && !r.release(t.m) {
 			kept = append(kept, r)
 		}
 	}

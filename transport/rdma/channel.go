@@ -36,7 +36,8 @@ type Op struct {
 	// Head precedes Local in the message to the peer's set: at most MaxHead bytes. OpSend only; empty on a plain channel.
 	Head          []byte
 	Compare, Swap uint64 // operands of atomics
-	// Immediate reaches the peer with the data if HasImmediate is set. OpSend and OpWrite on plain channels only.
+	// Immediate reaches the peer with the data if HasImmediate is set: OpSend and OpWrite on plain channels. On other channels the peer has it
+	// from the head of an OpSend; the transport may also send it in its protocol's place for immediate data, or ignore it.
 	Immediate    uint32
 	HasImmediate bool
 
@@ -107,7 +108,8 @@ const (
 // Steered is a Transport whose packets the data plane steers by their source port. The device asks fared for the ports of its slots toward the service.
 type Steered interface {
 	Transport
-	// Service returns the protocol and the destination port of the transport's packets, which are equal at all ends.
+	// Service returns the protocol and the destination port of the transport's packets, which are equal at all ends; the zero Service if its packets have no
+	// ports.
 	Service() Service
 }
 

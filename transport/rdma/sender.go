@@ -188,6 +188,7 @@ func (snd *sender) cutOne(w *work) bool {
 		h := header{kind: kindSend, length: uint32(n), message: w.message, offset: uint32(w.cursor), total: uint32(len(w.local))}
 		if w.Opcode == SendImmediate {
 			h.kind, h.immediate = kindSendImmediate, w.Immediate
+			op.HasImmediate, op.Immediate = w.cursor+n == len(w.local), w.Immediate
 		}
 		h.marshal(&op.head)
 		op.Head = op.head[:]
@@ -254,7 +255,7 @@ func (snd *sender) announcement(w *work) *Op {
 	op := snd.newOp(w, key)
 	h := header{kind: kindWrite, message: w.message, immediate: w.Immediate, total: uint32(len(w.local))}
 	h.marshal(&op.head)
-	op.Kind, op.Head = OpSend, op.head[:]
+	op.Kind, op.Head, op.HasImmediate, op.Immediate = OpSend, op.head[:], true, w.Immediate
 	// Its place in a stream is directly behind the WRITE, before all later operations: those may wait for credit that this one triggers.
 	op.number = last
 	return op

@@ -124,7 +124,7 @@ func (d *Device) services() []*farev1.Service {
 	var all []Service
 	var out []*farev1.Service
 	for _, t := range d.transports {
-		if s, ok := t.(Steered); ok && !slices.Contains(all, s.Service()) {
+		if s, ok := t.(Steered); ok && s.Service() != (Service{}) && !slices.Contains(all, s.Service()) {
 			all = append(all, s.Service())
 			out = append(out, &farev1.Service{Protocol: uint32(s.Service().Protocol), Port: uint32(s.Service().Port)})
 		}
@@ -156,7 +156,7 @@ func (f *follower) portsOf(pair *farev1.PairSlots) []uint16 {
 	for i, s := range pair.GetSlots() {
 		out[i] = uint16(s.GetSourcePort())
 		t, ok := f.d.transportOf(s.GetPlane()).(Steered)
-		if !ok {
+		if !ok || t.Service() == (Service{}) {
 			continue
 		}
 		if ports := toward[t.Service()]; ports != nil {

@@ -53,12 +53,18 @@ func (req *requester) reach(s seq) bool {
 
 // progress advances una.
 func (req *requester) progress(to seq) {
-	req.window.grow(int(to - req.una))
-	req.una = to
 	now := req.core.host.Now()
+	req.verify(to, now)
+	req.flight.Acked(int(to - req.una))
+	req.una = to
+	for len(req.parts) > 0 && req.parts[0] <= to {
+		req.parts = req.parts[:copy(req.parts, req.parts[1:])]
+		req.asked = max(req.asked-1, 0)
+	}
 	req.since, req.lastProgress = now, now
 	if req.timed != none && req.timed < to {
 		req.trip.Sample(now - req.sent)
+		req.flight.Sample(now - req.sent)
 		req.timed = none
 	}
 	req.timeout = req.firstTimeout()
@@ -67,7 +73,7 @@ func (req *requester) progress(to seq) {
 	if req.next < req.una {
 		// Acknowledged after goBack had rewound past it: no retransmission is needed.
 		req.next, req.cursor = req.una, req.head
-		req.readsAtomics, req.reads = 0, 0
+		req.asked, req.reads = 0, 0
 	}
 }
 
@@ -76,11 +82,8 @@ func (req *requester) complete(r *request, err error) {
 	op := r.op
 	if req.cursor == req.head {
 		req.cursor++
-	} else if isReadAtomic(op.Kind) {
-		req.readsAtomics--
-		if op.Kind == rdma.OpRead {
-			req.reads--
-		}
+	} else if op.Kind == rdma.OpRead {
+		req.reads--
 	}
 	req.bytes -= r.bytes
 	r.op = nil
@@ -153,8 +156,8 @@ func (req *requester) answer(h *header, payload []byte) {
 	case h.opcode.isRead() && r.op.Kind == rdma.OpRead:
 		i := int(req.una - r.first)
 		from, to := i*req.mtu, min((i+1)*req.mtu, r.bytes)
-		// Which response is the first depends on the start of the request that it answers; which is the last does not.
-		if last := req.una+1 == r.end; last != (traits[h.opcode]&isLast != 0) || len(payload) != to-from {
+		// Which response is the first depends on the start of the request that it answers; which is the last does not: all requests for a part end with it.
+		if last := req.una+1 == req.parts[0]; last != (traits[h.opcode]&isLast != 0) || len(payload) != to-from {
 			break
 		}
 		copy(r.op.Local[from:to], payload)

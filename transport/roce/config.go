@@ -30,7 +30,7 @@ type Config struct {
 	Window int
 	// Depth limits the number of these operations: 256 by default, at most 65,536; rounded up to a power of two.
 	Depth int
-	// MaxReadAtomic limits the outstanding READs and atomics of a queue pair, and the results of atomics that it keeps for repeated
+	// MaxReadAtomic limits the outstanding READ requests and atomics of a queue pair, and the results of atomics that it keeps for repeated
 	// requests of its peer: 16 by default, at most 128. A queue pair uses the lower value of both ends.
 	MaxReadAtomic int
 	// HeadSize is the length of rdma.Op.Head of every SEND, except on plain channels: rdma.HeadSize bytes by default, at most rdma.MaxHead.

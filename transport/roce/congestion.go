@@ -2,7 +2,6 @@ package roce
 
 import (
 	"encoding/binary"
-	"math"
 	"net/netip"
 	"time"
 )
@@ -15,29 +14,7 @@ const (
 	becn        = 0x40
 	// cnpInterval is the minimum time between two CNPs of a queue pair (N of DCQCN's notification point).
 	cnpInterval = 50 * time.Microsecond
-	// alphaGain and alphaPeriod determine how fast the estimate of congestion follows notifications (g and the alpha timer of DCQCN).
-	alphaGain   = 1.0 / 256
-	alphaPeriod = 55 * time.Microsecond
 )
-
-// congestion is DCQCN's reaction point, which limits the window in place of a rate: alpha estimates the part of marked packets, and each
-// notified flight reduces the window by half of alpha. The zero value has received no notification.
-type congestion struct {
-	alpha  float64
-	latest time.Duration // the latest notification; 0: none
-}
-
-// notified adds a notification, and returns the factor for the window.
-func (c *congestion) notified(now time.Duration) float64 {
-	if c.latest == 0 {
-		c.alpha = 1
-	} else {
-		c.alpha *= math.Pow(1-alphaGain, float64((now-c.latest)/alphaPeriod))
-	}
-	c.alpha = (1-alphaGain)*c.alpha + alphaGain
-	c.latest = max(now, 1)
-	return 1 - c.alpha/2
-}
 
 // ReceiveMarked implements wire.Marked: a packet that arrived with "congestion experienced" causes a CNP to its sender.
 func (c *Core) ReceiveMarked(from netip.AddrPort, p []byte) {
@@ -74,9 +51,9 @@ func isNotification(p []byte) bool {
 		binary.BigEndian.Uint16(p[2:])|0x8000 == defaultPKey
 }
 
-// congested handles a CNP: it shrinks the window, once for each flight.
+// congested handles a CNP, which does not name the marked packet: an average round trip ago it was sent. It also handles a marked response of a READ, which was
+// requested that long ago.
 func (req *requester) congested() {
 	now := req.core.host.Now()
-	factor := req.congestion.notified(now)
-	req.window.limit(req.una, req.high, factor)
+	req.flight.Marked(now-req.trip.Smooth(), now)
 }

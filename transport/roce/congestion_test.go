@@ -66,8 +66,8 @@ func (c cnpTap) Send(to netip.AddrPort, port uint16, head, payload, tail []byte)
 	*c.cnps = append(*c.cnps, p[:len(p)-icrcSize])
 }
 
-// TestNotificationsShrinkTheWindow checks the window after CNPs: the first one halves the flight, further ones for the same flight change
-// nothing, rare ones reduce it by less, and it grows slowly until the congestion is over.
+// TestNotificationsShrinkTheWindow checks the window after CNPs: the first one reduces it by a fifth, further ones for the same flight change
+// nothing.
 func TestNotificationsShrinkTheWindow(t *testing.T) {
 	h := newHand(t, Config{})
 	cnp := func() []byte {
@@ -75,23 +75,20 @@ func TestNotificationsShrinkTheWindow(t *testing.T) {
 		e := endpoints{handAddress, ourAddress, 60000, DefaultPort}
 		return binary.LittleEndian.AppendUint32(b, h.checker.cover(h.checker.begin(&seed{}, &e, len(b)+icrcSize, 0), b))
 	}
+	w := h.q.requester.flight
 	h.post(writeOp(100 * full))
-	w := &h.q.requester.window
-	before := w.size
-	h.give(cnp(), cnp())
-	if w.size != 50 {
-		t.Errorf("a window of %d packets with 100 in flight: %d after a CNP, want 50", before, w.size)
-	}
 	h.now += time.Millisecond
-	h.packet(ack(99, 0x1f), "")
-	if w.size != 51 {
-		t.Errorf("after the flight is acknowledged: %d, want 51", w.size)
+	h.packet(ack(99, 0x1f), "") // measures the round trip
+	h.post(writeOp(100 * full))
+	before := w.Size()
+	h.give(cnp(), cnp())
+	if want := before * 4 / 5; w.Size() != want {
+		t.Errorf("a window of %d packets: %d after a CNP, want %d", before, w.Size(), want)
 	}
-	h.now += 100 * time.Millisecond // alpha has decayed by a factor of 1,200
-	h.post(writeOp(51 * full))
+	h.now += 2 * time.Millisecond
 	h.give(cnp())
-	if w.size < 49 || w.size > 51 {
-		t.Errorf("a rare CNP: %d, want about 51", w.size)
+	if want := before * 4 / 5 * 4 / 5; w.Size() != want {
+		t.Errorf("a CNP of the next flight: %d, want %d", w.Size(), want)
 	}
 	h.count("cnps_received", 3)
 	h.count("malformed", 0)

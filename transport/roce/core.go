@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"time"
 
+	"github.com/fared/fared/transport/internal/congestion"
 	"github.com/fared/fared/transport/internal/wire"
 	"github.com/fared/fared/transport/rdma"
 )
@@ -21,6 +22,7 @@ type Core struct {
 	address netip.Addr
 
 	pairs  map[uint32]*queuePair // by local number
+	peers  congestion.Peers
 	graves graveyard
 	// active are the queue pairs with data to send at the next Flush. timers are those with a pending timer, ordered by queuePair.wake,
 	// which is not later than queuePair.due.
@@ -44,7 +46,7 @@ var (
 
 // NewCore makes a core that sends through out.
 func NewCore(cfg Config, out wire.Out) *Core {
-	return &Core{cfg: cfg.withDefaults(), out: out, pairs: make(map[uint32]*queuePair)}
+	return &Core{cfg: cfg.withDefaults(), out: out, pairs: make(map[uint32]*queuePair), peers: congestion.Peers{}}
 }
 
 // Name implements rdma.Transport.
@@ -258,6 +260,9 @@ func (c *Core) Receive(from netip.AddrPort, p []byte) {
 			q.notify()
 		}
 		if h.opcode.isResponse() {
+			if c.marked && h.opcode.isRead() {
+				q.requester.congested() // responses are in the requester's window
+			}
 			q.requester.response(&h, payload)
 		} else {
 			q.responder.request(&h, payload)

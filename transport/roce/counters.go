@@ -7,12 +7,13 @@ type counters struct {
 	retransmitted   uint64 // retransmitted request packets
 	timeouts        uint64 // expired retransmission timers
 	stalls          uint64 // stalls of queue pairs' paths (rdma.Timing.Stall)
-	windowCuts      uint64 // detected losses, each of which has halved a window
+	windowCuts      uint64 // reductions of a window after losses
 	acksSent        uint64 // ACKs, not counting READ responses and atomic ACKs
 	naksSent        uint64 // of any kind except RNR
 	naksReceived    uint64
 	rnrSent         uint64
 	rnrReceived     uint64
+	readParts       uint64 // READ requests for less than the rest of an operation, since the window had no room for it
 	readsAgain      uint64 // packets of READ responses to requests that had been executed before
 
 	packetsMarked uint64 // packets received with "congestion experienced"
@@ -45,6 +46,7 @@ func (c *Core) Counters() map[string]uint64 {
 		"naks_received":         c.naksReceived,
 		"rnr_sent":              c.rnrSent,
 		"rnr_received":          c.rnrReceived,
+		"read_parts":            c.readParts,
 		"read_responses_again":  c.readsAgain,
 		"packets_marked":        c.packetsMarked,
 		"cnps_sent":             c.cnpsSent,

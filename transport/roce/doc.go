@@ -11,10 +11,10 @@
 //	core.go                 Core: queue pairs by number, counters, time; rdma.Transport without sockets
 //	parameters.go           Parameters: the parameters that two ends exchange before the first packet
 //	qp.go                   queuePair: rdma.Channel; states, parameters, paths, failure
-//	requester.go window.go  requester: local operations, cut into packets, sent inside a window, retransmitted
+//	requester.go            requester: local operations, cut into packets, sent inside a window, retransmitted
 //	completer.go            the requester's part for responses: ACK, NAK, READ responses
 //	responder.go            responder: the peer's operations, executed once, in order, and answered
-//	congestion.go           ECN marks, CNPs, DCQCN's reaction point
+//	congestion.go           ECN marks and CNPs
 //	grave.go                answers for closed and broken queue pairs
 //	transport.go            Transport: a Core on sockets
 //
@@ -33,13 +33,17 @@
 // # Loss
 //
 // Recovery is go-back-N, as in RC. It starts from the PSN of a NAK, from a READ whose responses have a gap, or from the oldest
-// unacknowledged PSN when the retransmission timer expires, whose time follows from measured round trips. A window limits the packets in flight: each loss halves it, and each fully
-// acknowledged window adds growth packets, since socket buffers are small and the network is not lossless.
+// unacknowledged PSN when the retransmission timer expires, whose time follows from measured round trips. A timer retransmits the oldest packet
+// alone; the answer shows which others have arrived.
 //
 // # Congestion
 //
-// All packets are ECN-capable. A packet that arrives marked causes a CNP, and a CNP shrinks the requester's window by the factor of DCQCN. A
-// window takes the place of DCQCN's rate, because software sends bursts. A flight is reduced once, since later CNPs report the same queue.
+// The queue pairs to one peer share a window (transport/internal/congestion), which limits the requests in flight, and the READ responses that are requested and
+// have not arrived. A READ is therefore requested in parts of the size for which the window has room, as if the application had posted several; it completes with the last of
+// them. Any responder answers such requests. A reported loss reduces the window, as do a marked READ response and a CNP, which a packet that arrives marked causes: all packets
+// are ECN-capable. A timeout reduces it only if the answer to the retransmission proves a loss, and not if the path had stalled: a dead plane is no congestion.
+//
+// A responder sends its responses at once. READs of another implementation are in no window here: a CNP for their responses reduces that of this end's requests.
 //
 // # Plain channels
 //

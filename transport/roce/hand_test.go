@@ -55,6 +55,8 @@ const (
 	handFirst = 0xfffffd // its first PSN: sequence numbers wrap soon
 	ourFirst  = 0xfffffe
 	testHead  = "head of twenty bytes"
+	// openWindow is the number of packets that have been acknowledged before.
+	openWindow = 508
 )
 
 var (
@@ -112,6 +114,9 @@ func newHand(t *testing.T, cfg Config) *hand {
 	if err := ch.Connect(remote, h.paths); err != nil {
 		t.Fatal(err)
 	}
+	// The window has grown already.
+	h.q.requester.flight.Set(openWindow)
+	h.q.requester.flight.Acked(openWindow)
 	t.Cleanup(func() {
 		if err := h.host.Err(); err != nil {
 			t.Error(err)

@@ -111,8 +111,6 @@ func (q *queuePair) Connect(remote []byte, paths []rdma.Path) error {
 		q.mostID = maxBatch - 1
 	}
 	q.requester.limit = min(cfg.MaxReadAtomic, p.ReadAtomic)
-	// The window starts with room for all operations that may be posted; losses shrink it.
-	q.requester.window.open(cfg.Window/q.mtu + cfg.Depth)
 	q.responder.expected = seq(p.PSN)
 	q.link.peer = p.QPN
 	q.path, q.link.port, q.link.tunnel = paths[0], paths[0].Port, paths[0].Tunnel
@@ -179,6 +177,7 @@ func (q *queuePair) leave(to state, syndrome uint8) {
 		}
 	}
 	q.core.unwatch(q)
+	q.requester.flight.Leave()
 	q.responder.body = nil
 }
 

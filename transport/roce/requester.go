@@ -4,17 +4,23 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/fared/fared/transport/internal/congestion"
 	"github.com/fared/fared/transport/internal/rtt"
 	"github.com/fared/fared/transport/rdma"
 )
 
 const (
-	// ackEvery is the interval of acknowledgement requests in a long message, in packets. The last packet of a message always requests one.
+	// ackEvery is the interval of acknowledgement requests in a long message, in packets, or a quarter of the window if that is less. The last
+	// packet of a message, and the last for which the window has room, always request one.
 	ackEvery = 32
 	// maxTimeout is the maximum retransmission timeout after doubling (rdma.Timing.Retransmit).
 	maxTimeout = time.Second
-	// minTimeout is the minimum retransmission timeout, longer than a busy host delays a process that is ready to run.
+	// minTimeout is the minimum of the retransmission timeout above the average round trip, longer than a busy host delays a process that is ready
+	// to run.
 	minTimeout = 5 * time.Millisecond
+	// partsInFlight is the number of parts of READs that fill a queue pair's share of the window: a request for fewer packets, unless they are the rest of a READ,
+	// waits for more room. Otherwise each response would cause a request for a single packet, and the limit of outstanding requests would be reached.
+	partsInFlight = 4
 )
 
 // none is an invalid sequence number, lower than all valid ones.
@@ -30,7 +36,7 @@ type request struct {
 // requester sends operations.
 //
 // Invariants: una <= next <= high <= posted; head <= cursor <= tail; una is in ring[head] unless the ring is empty; next is in
-// ring[cursor], or equals posted if cursor equals tail.
+// ring[cursor], or equals posted if cursor equals tail. parts[:asked] are the ends of parts in (una, next].
 type requester struct {
 	*common
 	ring               []request // its length is a power of two
@@ -44,12 +50,20 @@ type requester struct {
 	bytes   int // total of the operations in the ring
 	refused int // size of the operation that Post refused, plus 1; 0: none since the latest call of Room
 
-	limit               int // limit of outstanding READs and atomics
-	readsAtomics, reads int // counts in [head, cursor): both kinds, and READs alone
+	limit int // limit of outstanding READ requests and atomics
+	// parts are the ends of the READ requests and atomics in (una, high], in ascending order. A READ is requested in parts of the size for which the
+	// window has room. A retransmitted request ends where the original did, because the responder may know the original (Section 9.4.4).
+	parts []seq
+	asked int // the number of parts that are sent, but not answered
+	reads int // the number of READs in [head, cursor)
 
-	window     window
-	congestion congestion
-	back       seq // una at the latest goBack on a NAK; no further goBack until una advances
+	flight *congestion.Flight
+	back   seq // una at the latest goBack on a NAK; no further goBack until una advances
+	// probing: after a loss the path gets the oldest packet alone until it is acknowledged. The later packets of the flight, which the peer
+	// drops, may still be in queues, and another flight would meet them there.
+	probing bool
+	// suspect is the time at which the timer was started whose expiry has reported a loss that is not proven; 0: none.
+	suspect time.Duration
 
 	trip  rtt.Estimate
 	timed seq           // the packet whose round trip is being measured; none: none
@@ -66,7 +80,7 @@ type requester struct {
 func newRequester(c *common, first seq) requester {
 	cfg := &c.core.cfg
 	return requester{common: c, ring: make([]request, cfg.Depth), first: first, una: first, next: first, high: first, posted: first,
-		back: none, timed: none, window: window{lossUntil: none}, timeout: cfg.Timing.Retransmit}
+		back: none, timed: none, flight: c.core.peers.Join(c.remote), timeout: cfg.Timing.Retransmit}
 }
 
 // firstTimeout returns the retransmission timeout before it doubles: from the measured round trips (RFC 6298), else Timing.Retransmit.
@@ -75,7 +89,7 @@ func (req *requester) firstTimeout() time.Duration {
 	if !req.trip.Known() {
 		return timing.Retransmit
 	}
-	return min(max(req.trip.Late(timing.AckDelay), minTimeout), maxTimeout)
+	return min(max(req.trip.Late(timing.AckDelay), req.trip.Smooth()+minTimeout), maxTimeout)
 }
 
 // measure begins to measure the round trip of a packet that requests an answer, unless another measurement is in progress. Packets that
@@ -103,8 +117,8 @@ func (req *requester) post(op *rdma.Op) bool {
 	switch {
 	case n > req.longest(op.Kind):
 		panic(fmt.Sprintf("roce: an operation of %d bytes, above the limit of %d", n, req.longest(op.Kind)))
-	case op.HasImmediate && (req.headSize > 0 || op.Kind > rdma.OpWrite):
-		panic("roce: immediate data outside a SEND or WRITE of a plain channel")
+	case op.HasImmediate && op.Kind != rdma.OpSend && (req.headSize > 0 || op.Kind != rdma.OpWrite):
+		panic("roce: immediate data outside a SEND, or a WRITE of a plain channel")
 	case op.Kind == rdma.OpSend:
 		if len(op.Head) != req.headSize {
 			panic(fmt.Sprintf("roce: a head of %d bytes instead of %d", len(op.Head), req.headSize))
@@ -147,14 +161,40 @@ func (req *requester) room() {
 	}
 }
 
+// inFlight returns the number of packets that wait for an acknowledgement.
+func (req *requester) inFlight() int { return int(req.next - req.una) }
+
+// countFlight sets the number of packets in flight. Those on a path that may deliver nothing take no room from other queue pairs; those of a
+// flight with a proven loss do until the oldest is acknowledged, since they are still in queues.
+func (req *requester) countFlight() {
+	switch {
+	case req.suspect != 0:
+		req.flight.Set(0)
+	case !req.probing:
+		req.flight.Set(req.inFlight())
+	}
+}
+
 // pump sends requests while the window has room.
 func (req *requester) pump() {
+	req.countFlight()
 	if req.pause != 0 {
 		return
 	}
+	window := req.inFlight() + req.flight.Room()
+	if req.probing {
+		window = 1
+	}
+	req.fill(window)
+	req.countFlight()
+}
+
+// fill sends requests until a number of packets is in flight.
+func (req *requester) fill(window int) {
+	every := min(ackEvery, max(1, req.flight.Size()/4))
 	for req.cursor < req.tail {
 		r := req.at(req.cursor)
-		inFlight := int(req.next - req.una)
+		inFlight := req.inFlight()
 		if inFlight == 0 {
 			now := req.core.host.Now()
 			req.since = now
@@ -164,26 +204,22 @@ func (req *requester) pump() {
 		}
 		switch kind := r.op.Kind; {
 		case isReadAtomic(kind):
-			n := int(r.end - req.next)
-			if req.readsAtomics == req.limit || inFlight > 0 && inFlight+n > req.window.size || kind != rdma.OpRead && req.reads > 0 {
+			if kind != rdma.OpRead && req.reads > 0 || !req.requestAnswers(r, window) {
 				return
 			}
-			req.sendReadAtomic(r)
-			req.readsAtomics++
 			if kind == rdma.OpRead {
 				req.reads++
 			}
-			req.next = r.end
 		case req.reads > 0: // see "Order" in the package comment
 			return
 		default:
 			for ; req.next < r.end; req.next++ {
-				left := req.window.size - int(req.next-req.una)
+				left := window - req.inFlight()
 				if left <= 0 {
 					req.high = max(req.high, req.next)
 					return
 				}
-				req.sendPacket(r, left == 1)
+				req.sendPacket(r, left == 1, every)
 			}
 		}
 		req.high = max(req.high, req.next)
@@ -191,12 +227,56 @@ func (req *requester) pump() {
 	}
 }
 
-// sendPacket sends the packet of a SEND or WRITE with sequence number next.
-func (req *requester) sendPacket(r *request, ask bool) {
+// requestAnswers sends the requests of an atomic or of the rest of a READ. It returns false if some of them have to wait for room in the window or for answers.
+func (req *requester) requestAnswers(r *request, window int) bool {
+	for req.next < r.end {
+		end := req.nextPart(r, window-req.inFlight())
+		if end == none {
+			return false
+		}
+		if req.asked == len(req.parts) {
+			req.parts = append(req.parts, end)
+			if end < r.end {
+				req.core.readParts++
+			}
+		}
+		req.asked++
+		req.sendReadAtomic(r, end)
+		req.next = end
+		req.high = max(req.high, end)
+	}
+	return true
+}
+
+// nextPart returns the end of the next READ request or atomic, or none if it has to wait. room is the number of packets for which the window has room.
+// As long as nothing is in flight one request is sent, whatever its answer's length if it is a retransmission.
+func (req *requester) nextPart(r *request, room int) seq {
+	idle := req.inFlight() == 0
+	switch {
+	case req.asked == req.limit:
+		return none
+	case req.asked < len(req.parts):
+		if end := req.parts[req.asked]; idle || int(end-req.next) <= room {
+			return end
+		}
+		return none
+	}
+	rest := int(r.end - req.next)
+	switch n := min(rest, room); {
+	case idle:
+		return req.next + seq(max(n, 1))
+	case n > 0 && (n == rest || n >= req.flight.Share()/min(partsInFlight, req.limit)):
+		return req.next + seq(n)
+	}
+	return none
+}
+
+// sendPacket sends the packet of a SEND or WRITE with sequence number next. It requests an acknowledgement if ask is set, and every so many packets of a message.
+func (req *requester) sendPacket(r *request, ask bool, every int) {
 	i := int(req.next - r.first)
 	from, to := i*req.mtu, min((i+1)*req.mtu, r.bytes)
 	first, last := i == 0, req.next+1 == r.end
-	h := header{psn: req.next.psn(), ackReq: ask || last || (i+1)%ackEvery == 0}
+	h := header{psn: req.next.psn(), ackReq: ask || last || (i+1)%every == 0}
 	send := r.op.Kind == rdma.OpSend
 	switch {
 	case first && last && send:
@@ -216,7 +296,7 @@ func (req *requester) sendPacket(r *request, ask bool) {
 	default:
 		h.opcode = writeMiddle
 	}
-	if last && r.op.HasImmediate {
+	if last && r.op.HasImmediate && req.headSize == 0 { // a head has it already
 		h.opcode++ // the opcodes with immediate data follow those without
 		h.immediate = r.op.Immediate
 	}
@@ -237,16 +317,16 @@ func (req *requester) sendPacket(r *request, ask bool) {
 	req.core.send(&req.link, &h, head, payload)
 }
 
-// sendReadAtomic sends the request of an atomic or of a READ, which starts after the received responses.
-func (req *requester) sendReadAtomic(r *request) {
+// sendReadAtomic sends the request of an atomic, or of a READ's responses from next to end-1.
+func (req *requester) sendReadAtomic(r *request, end seq) {
 	op := r.op
 	h := header{psn: req.next.psn(), address: op.Remote, key: op.Key}
 	switch op.Kind {
 	case rdma.OpRead:
-		done := int(req.next-r.first) * req.mtu
+		from, to := int(req.next-r.first)*req.mtu, min(int(end-r.first)*req.mtu, r.bytes)
 		h.opcode = readRequest
-		h.address += uint64(done)
-		h.length = uint32(r.bytes - done)
+		h.address += uint64(from)
+		h.length = uint32(to - from)
 	case rdma.OpCompareSwap:
 		h.opcode, h.compare, h.swap = compareSwap, op.Compare, op.Swap
 	default:
@@ -270,7 +350,7 @@ func (req *requester) count(n int) {
 // goBack rewinds to una: everything from there on is sent again.
 func (req *requester) goBack() {
 	req.next, req.cursor = req.una, req.head
-	req.readsAtomics, req.reads = 0, 0
+	req.asked, req.reads = 0, 0
 	req.timed = none
 	req.touch()
 }
@@ -280,20 +360,38 @@ func (req *requester) lost() {
 	if req.back == req.una {
 		return
 	}
-	req.back = req.una
-	req.shrinkWindow()
+	req.back, req.suspect, req.probing = req.una, 0, true
+	now := req.core.host.Now()
+	req.dropped(now-req.trip.Smooth(), now)
 	req.goBack()
 }
 
-func (req *requester) shrinkWindow() {
-	if req.window.shrink(req.una, req.high) {
+// dropped reduces the window for a dropped packet that was sent at a time.
+func (req *requester) dropped(sent, now time.Duration) {
+	if req.flight.Lost(sent, now) {
 		req.core.windowCuts++
 	}
+}
+
+// verify decides about a suspected loss when packets before to are acknowledged. The suspicion was wrong if they include more than the
+// retransmitted one, or if the acknowledgement came too early for it (as in RFC 5682 and RFC 3522).
+func (req *requester) verify(to seq, now time.Duration) {
+	req.probing = false
+	if req.suspect == 0 {
+		return
+	}
+	if to <= req.next && now-req.since >= req.trip.Least() {
+		req.dropped(req.suspect, now)
+	}
+	req.suspect = 0
 }
 
 // answers notes a response, which proves that the path works in both directions.
 func (req *requester) answers() {
 	req.quiet = req.core.host.Now()
+	if req.stalled {
+		req.suspect = 0 // a path that delivered nothing, which is no congestion
+	}
 	req.setStalled(false)
 }
 
@@ -319,7 +417,7 @@ func (req *requester) silent(now time.Duration) {
 	req.setStalled(true)
 }
 
-// timedOut retransmits everything, or gives up.
+// timedOut retransmits the oldest packet, or gives up.
 func (req *requester) timedOut(now time.Duration) {
 	timing := &req.core.cfg.Timing
 	// For the time by which the timer is late, the process did not run: responses that arrived meanwhile are still unread.
@@ -330,16 +428,18 @@ func (req *requester) timedOut(now time.Duration) {
 	}
 	req.core.timeouts++
 	req.timeout = max(req.timeout, min(2*req.timeout, maxTimeout))
-	// The retransmission itself may be lost: the next NAK counts as a new loss.
-	req.back, req.window.lossUntil = none, none
-	req.shrinkWindow()
+	req.back = none // the retransmission itself may be lost: the next NAK counts as a new loss
+	if req.suspect == 0 {
+		req.suspect = req.since
+	}
+	req.probing = true
 	req.goBack()
 }
 
 // rewind restarts transmission for a new path.
 func (req *requester) rewind() {
 	if req.una < req.high {
-		req.back = none
+		req.back, req.suspect, req.probing = none, 0, false
 		req.goBack()
 		req.timeout = req.firstTimeout()
 	}

@@ -48,22 +48,23 @@ func TestAcksAreAskedFor(t *testing.T) {
 func TestGoBack(t *testing.T) {
 	h := newHand(t, Config{})
 	h.post(writeOp(3*full), writeOp(4))
-	again := []string{"write-middle 1 256 bytes", "write-last 2? 256 bytes", "write 3? at 0x2000+4 4 bytes"}
-	h.want(h.packet(ack(1, nakSequence), ""), again...)
+	// Until the oldest packet is acknowledged, it is retransmitted alone.
+	oldest := "write-middle 1? 256 bytes"
+	h.want(h.packet(ack(1, nakSequence), ""), oldest)
 	h.want(h.packet(ack(1, nakSequence), "")) // its duplicate
 	h.complete()
 	before := h.now
-	h.want(h.sleep(), again...)
+	h.want(h.sleep(), oldest)
 	if d := h.now - before; d != 50*time.Millisecond {
 		t.Errorf("after %v", d)
 	}
 	before = h.now
-	h.want(h.sleep(), again...)
+	h.want(h.sleep(), oldest)
 	if d := h.now - before; d != 100*time.Millisecond {
 		t.Errorf("then after %v", d)
 	}
-	h.want(h.packet(ack(1, nakSequence), ""), again...) // of the latest transmission
-	h.want(h.packet(ack(2, 0x1f), ""))
+	h.want(h.packet(ack(1, nakSequence), ""), oldest) // of the latest transmission
+	h.want(h.packet(ack(2, 0x1f), ""), "write 3? at 0x2000+4 4 bytes")
 	h.complete(nil)
 	before = h.now
 	h.want(h.sleep(), "write 3? at 0x2000+4 4 bytes")
@@ -72,11 +73,11 @@ func TestGoBack(t *testing.T) {
 	}
 	h.packet(ack(3, 0x1f), "")
 	h.complete(nil)
-	if n := h.paths[0].Again.Load(); n != 4*(2*full+4)+4 {
+	if n := h.paths[0].Again.Load(); n != 4*full+2*4 {
 		t.Errorf("%d bytes sent again", n)
 	}
 	h.count("timeouts", 3)
-	h.count("retransmitted", 13)
+	h.count("retransmitted", 6)
 }
 
 // TestAckOfWhatWasGoneBackTo checks that a late acknowledgement prevents another retransmission.
@@ -89,34 +90,76 @@ func TestAckOfWhatWasGoneBackTo(t *testing.T) {
 
 func TestWindowBoundsPackets(t *testing.T) {
 	h := newHand(t, Config{MaxOp: 1 << 20, Window: 1 << 20, Depth: 1})
-	const all = 1 << 20 / full
-	if n := len(h.post(writeOp(1 << 20))); n != all {
-		t.Errorf("%d packets in flight, want %d", n, all)
+	window := h.q.requester.flight.Size()
+	if n := len(h.post(writeOp(1 << 20))); n != window {
+		t.Errorf("%d packets in flight, want %d", n, window)
 	}
-	// Each loss halves the window, to leastWindow at least. Packets of one flight count as one loss.
-	window := (all + 1) / 2
+	// An acknowledgement, which measures the round trip, doubles the window until the first loss.
+	h.now += time.Millisecond
+	h.packet(ack(window-1, 0x1f), "")
+	first := window
+	window *= 2
+	// A loss halves the window. Packets of one flight count as one loss.
+	window /= 2
 	for i := range 3 {
-		got := h.packet(ack(i, nakSequence), "")
-		if len(got) != window {
-			t.Errorf("%d packets in flight, want %d", len(got), window)
-		}
-		if !got[len(got)-1].ackReq {
-			t.Error("the last of the window does not ask for an ACK")
+		if n := len(h.packet(ack(first+i, nakSequence), "")); n != 1 {
+			t.Errorf("%d packets after a NAK, want 1", n)
 		}
 	}
 	h.count("window_cuts", 1)
-	for range 10 {
-		window = max(window/2, leastWindow)
-		if n := len(h.sleep()); n != window {
-			t.Errorf("%d packets in flight, want %d", n, window)
-		}
+	got := h.packet(ack(first+2, 0x1f), "")
+	if len(got) != window {
+		t.Errorf("%d packets in flight, want %d", len(got), window)
 	}
-	// Each acknowledged window increases it.
-	if n := len(h.packet(ack(2+leastWindow-2, 0x1f), "")); n != leastWindow-1 {
-		t.Errorf("%d packets more, want %d", n, leastWindow-1)
+	if !got[len(got)-1].ackReq {
+		t.Error("the last of the window does not ask for an ACK")
 	}
-	if n := len(h.packet(ack(2+leastWindow-1, 0x1f), "")); n != 1+growth {
-		t.Errorf("%d packets more, want %d", n, 1+growth)
+	h.now += 2 * time.Millisecond
+	h.packet(ack(first+3, nakSequence), "")
+	h.count("window_cuts", 2)
+	if n := len(h.packet(ack(first+3, 0x1f), "")); n != window/2 {
+		t.Errorf("%d packets in flight after a loss in the next flight, want %d", n, window/2)
+	}
+}
+
+// TestTimeoutIsVerified checks that a timeout reduces the window only once the peer's answer shows that packets were dropped. Until then the
+// path gets one packet.
+func TestTimeoutIsVerified(t *testing.T) {
+	for _, x := range []struct {
+		name  string
+		after time.Duration // from the retransmission to the answer
+		to    int           // last packet that the answer acknowledges
+		stall bool          // before the answer the path is stalled
+		cut   bool
+	}{
+		{"the rest was dropped", time.Millisecond, 4, false, true},
+		{"nothing was dropped", time.Millisecond, 9, false, false},
+		{"too early for the retransmitted packet", 10 * time.Microsecond, 4, false, false},
+		{"a path that delivered nothing", time.Millisecond, 4, true, false},
+	} {
+		t.Run(x.name, func(t *testing.T) {
+			h := newHand(t, Config{Timing: rdma.Timing{Stall: 200 * time.Millisecond}})
+			h.post(writeOp(4 * full))
+			h.now += time.Millisecond
+			h.packet(ack(3, 0x1f), "")
+			window := h.q.requester.flight.Size()
+			h.post(writeOp(6 * full))
+			h.want(h.sleep(), "write-first 4? at 0x2000+1536 256 bytes")
+			for x.stall && len(h.stalls) == 0 {
+				h.sleep()
+			}
+			if n := len(h.post(writeOp(4))); n != 0 {
+				t.Errorf("%d packets more before the answer", n)
+			}
+			h.now += x.after
+			if got, want := len(h.packet(ack(x.to, 0x1f), "")), 10-x.to; got != want {
+				t.Errorf("%d packets after the answer, want %d", got, want)
+			}
+			if got := h.q.requester.flight.Size() < window; got != x.cut {
+				t.Errorf("reduced: %v, want %v", got, x.cut)
+			}
+			h.host.Do(func() { h.host.Close(h.q) })
+		})
 	}
 }
 
@@ -129,10 +172,10 @@ func TestReadIsAskedForAgainFromWhereItStopped(t *testing.T) {
 	h.want(h.packet(response(readFirst, 0), bytesOf("x", full))) // a duplicate
 	// The response to the second READ implies that the responses in between are lost.
 	rest := []string{"read 1 at 0x2100+517", "read 4 at 0x2000+4"}
-	h.want(h.packet(response(readOnly, 4), "text"), rest...)
+	h.want(h.packet(response(readOnly, 4), "text"), rest[0])
 	h.want(h.packet(response(readOnly, 4), "text")) // sent once
-	h.want(h.sleep(), rest...)
-	h.want(h.packet(response(readFirst, 1), bytesOf("b", full)))
+	h.want(h.sleep(), rest[0])
+	h.want(h.packet(response(readFirst, 1), bytesOf("b", full)), rest[1])
 	h.want(h.packet(response(readMiddle, 2), bytesOf("c", full-1))) // too short
 	h.want(h.packet(response(readLast, 2), bytesOf("c", full)))     // not the last response
 	h.count("bad_responses", 2)
@@ -183,7 +226,7 @@ func TestReadsAndAtomicsAreLimited(t *testing.T) {
 	answer := ack(0, 0x1f)
 	answer.opcode = atomicAck
 	h.want(h.packet(answer, ""), "fetch-add 2")
-	h.want(h.sleep(), "fetch-add 1", "fetch-add 2")
+	h.want(h.sleep(), "fetch-add 1")
 }
 
 func TestReceiverNotReady(t *testing.T) {
@@ -241,7 +284,7 @@ func TestStalledPath(t *testing.T) {
 		t.Errorf("after %v", d)
 	}
 	want(true)
-	h.want(h.sleep(), "write 0? at 0x2000+4 4 bytes", "write 1? at 0x2000+4 4 bytes") // the retransmission timer
+	h.want(h.sleep(), "write 0? at 0x2000+4 4 bytes") // the retransmission timer
 	want()
 	h.packet(ack(0, 0x1f), "")
 	want(false)
@@ -267,7 +310,7 @@ func TestTimeOfAStoppedProcess(t *testing.T) {
 	h.post(writeOp(4), writeOp(4))
 	for range 2 {
 		h.now += time.Minute
-		h.want(h.sleep(), "write 0? at 0x2000+4 4 bytes", "write 1? at 0x2000+4 4 bytes")
+		h.want(h.sleep(), "write 0? at 0x2000+4 4 bytes")
 	}
 	h.packet(ack(1, 0x1f), "")
 	h.complete(nil, nil)

@@ -8,7 +8,11 @@ type acks struct {
 	confirmed uint16        // latest ack_xid that the peer is known to have
 	at        time.Duration // time at which a delayed acknowledgement is due; 0: none
 	now       bool          // an acknowledgement is due at once
+	answers   int           // SUPERp-lite: No-ops acknowledged at once since the latest packet with operations
 }
+
+// maxAnswers is the maximum of acks.answers.
+const maxAnswers = 128
 
 // isNew reports whether no new packet has acknowledged an XID.
 func (a *acks) isNew(xid uint16) bool { return int16(xid-a.lastXID) > 0 }

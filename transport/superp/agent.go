@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"net/netip"
 	"slices"
 	"sync/atomic"
@@ -13,6 +14,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/reflect/protoreflect"
 
 	farev1 "github.com/fared/fared/api/fare/v1"
 	"github.com/fared/fared/transport/rdma"
@@ -24,8 +26,13 @@ type AgentConfig struct {
 	// Core is the started core of the transport.
 	Core *Core
 	// Paths returns the paths of a new connection; later the process calls Connection.SetPaths. nil means one path per connection, with
-	// source port 49152 plus the low 14 bits of the cid.
+	// SourcePort.
 	Paths func(remote netip.Addr, cid uint16, ordered bool) []rdma.Path
+	// Memory is the memory that peers may read and write, for the status.
+	Memory []*farev1.SuperpMemory
+	// Violated is called for each protocol error, and Replaced when a connection has been restarted, both with the device's lock held. nil means no call.
+	Violated func(ProtocolError)
+	Replaced func(old, restarted *Connection)
 }
 
 // Agent is a node's SUPERp agent: it makes connections on request of a connection manager, for use by its process (Connection). It
@@ -37,23 +44,73 @@ type Agent struct {
 	started bool
 	conns   []*agreed     // sorted by local cid
 	changed chan struct{} // closed and replaced at each change
+	// The latest protocol errors, and the number of all. erred is closed and replaced at each.
+	errors    []*farev1.SuperpProtocolError
+	erroneous uint64
+	erred     chan struct{}
 }
+
+const (
+	// maxErrors is the number of protocol errors in a status.
+	maxErrors = 64
+	// errorPause is the minimum interval between two messages of a watch about protocol errors.
+	errorPause = 10 * time.Millisecond
+)
 
 // agreed is a connection of the configuration.
 type agreed struct {
-	config *farev1.SuperpConnection
-	conn   *Connection
+	config     *farev1.SuperpConnection
+	conn       *Connection
+	restarting bool
+	restarts   uint32
 }
 
 // NewAgent returns an agent without a configuration.
 func NewAgent(cfg AgentConfig) *Agent {
 	if cfg.Paths == nil {
 		cfg.Paths = func(_ netip.Addr, cid uint16, _ bool) []rdma.Path {
-			return []rdma.Path{{Port: firstPort + cid&0x3fff, Share: 1, Sent: new(atomic.Uint64), Again: new(atomic.Uint64)}}
+			return []rdma.Path{{Port: SourcePort(cid), Share: 1, Sent: new(atomic.Uint64), Again: new(atomic.Uint64)}}
 		}
 	}
-	return &Agent{cfg: cfg, changed: make(chan struct{})}
+	if cfg.Violated == nil {
+		cfg.Violated = func(ProtocolError) {}
+	}
+	if cfg.Replaced == nil {
+		cfg.Replaced = func(_, _ *Connection) {}
+	}
+	a := &Agent{cfg: cfg, changed: make(chan struct{}), erred: make(chan struct{})}
+	cfg.Core.violated = a.violated
+	return a
 }
+
+// violated records a protocol error for connection managers.
+func (a *Agent) violated(e ProtocolError) {
+	a.erroneous++
+	if len(a.errors) == maxErrors {
+		a.errors = slices.Delete(a.errors, 0, 1)
+	}
+	a.errors = append(a.errors, &farev1.SuperpProtocolError{Number: a.erroneous, Kind: farev1.SuperpProtocolErrorKind(e.Kind), LocalCid: uint32(e.CID),
+		RemoteAddress: e.Remote.String(), TimeNs: time.Now().UnixNano(), Psn: e.PSN, Opcode: uint32(e.Opcode), Xid: uint32(e.XID), Seqno: uint32(e.Seqno)})
+	close(a.erred)
+	a.erred = make(chan struct{})
+	a.cfg.Violated(e)
+}
+
+// find returns the connection of the configuration with a local cid. generation 0 means any.
+func (a *Agent) find(generation uint64, cid uint32) (*agreed, error) {
+	if generation != 0 && a.current.GetGeneration() != generation {
+		return nil, status.Errorf(codes.FailedPrecondition, "generation %d is not configured", generation)
+	}
+	for _, x := range a.conns {
+		if x.config.LocalCid == cid {
+			return x, nil
+		}
+	}
+	return nil, status.Errorf(codes.NotFound, "no connection has the local cid %d", cid)
+}
+
+// SourcePort returns the source port of a connection without slots: 49152 plus the low 14 bits of its cid.
+func SourcePort(cid uint16) uint16 { return firstPort + cid&0x3fff }
 
 // Connection returns the connection with a local cid, or nil if there is none. The caller holds the device's lock.
 func (a *Agent) Connection(cid uint16) *Connection {
@@ -101,7 +158,7 @@ func (a *Agent) configure(r *farev1.ConfigureSuperpRequest) error {
 			}
 			return status.Errorf(codes.Internal, "connections[%d]: %v", i, err)
 		}
-		made = append(made, &agreed{x, conn})
+		made = append(made, &agreed{config: x, conn: conn})
 	}
 	slices.SortFunc(made, func(x, y *agreed) int { return cmp.Compare(x.config.LocalCid, y.config.LocalCid) })
 	a.current, a.started, a.conns = proto.CloneOf(r), false, made
@@ -115,17 +172,56 @@ func (a *Agent) connect(x *farev1.SuperpConnection) (*Connection, error) {
 	if x.OrderedIn != nil {
 		in = *x.OrderedIn
 	}
-	c, err := a.cfg.Core.Connection(cid, remote, x.Ordered, in)
+	class := a.cfg.Core.cfg.TrafficClass
+	if x.TrafficClass != 0 {
+		class = uint8(x.TrafficClass)
+	}
+	c, err := a.cfg.Core.ConnectionOfClass(cid, remote, class, x.Ordered, in)
 	if err != nil {
 		return nil, err
 	}
-	c.held, c.observe = true, a.notifyAll
+	c.held, c.observe, c.sendKey = true, a.notifyAll, x.LocalKey
 	// Parameters are global: except for the cid, the peer's are the local ones.
 	if err := c.Connect(c.describe(uint16(x.RemoteCid), in, x.Ordered), a.cfg.Paths(remote, cid, x.Ordered)); err != nil {
 		c.Close()
 		return nil, err
 	}
+	c.remoteKey = x.RemoteKey
 	return c, nil
+}
+
+// SetParameters sets the fields of c to those of p that are not 0.
+func (c *Config) SetParameters(p *farev1.SuperpParameters) {
+	set := func(to *int, n uint32) {
+		if n != 0 {
+			*to = int(n)
+		}
+	}
+	if p.GetUdpPort() != 0 {
+		c.Port = uint16(p.GetUdpPort())
+	}
+	set(&c.Payload, p.GetPayloadBytes())
+	set(&c.Parameters.Window, p.GetPdlWindowSize())
+	set(&c.Parameters.ReceiveWindow, p.GetPdlReceiveWin())
+	set(&c.Parameters.MaxRetransmits, p.GetPdlMaxRtx())
+	set(&c.Parameters.Transactions, p.GetTalTransWindow())
+	set(&c.Parameters.PacketsPerTransaction, p.GetPacketsPerTransaction())
+	set(&c.Parameters.OpsPerPacket, p.GetOperationsPerPacket())
+	if n := p.GetTalTransactionTimeout(); n != 0 {
+		c.Parameters.TransactionTimeout = time.Duration(min(n, uint64(math.MaxInt64/timeoutUnit))) * timeoutUnit
+	}
+}
+
+// timeoutUnit is the unit of tal_transaction_timeout.
+const timeoutUnit = 10 * time.Nanosecond
+
+// parameters returns the agent's parameters.
+func (a *Agent) parameters() *farev1.SuperpParameters {
+	cfg, p := &a.cfg.Core.cfg, &a.cfg.Core.cfg.Parameters
+	return &farev1.SuperpParameters{UdpPort: uint32(cfg.Port), PayloadBytes: uint32(cfg.Payload), PdlWindowSize: uint32(p.Window),
+		PdlReceiveWin: uint32(p.ReceiveWindow), PdlMaxRtx: uint32(p.MaxRetransmits), TalTransWindow: uint32(p.Transactions),
+		PacketsPerTransaction: uint32(p.PacketsPerTransaction), OperationsPerPacket: uint32(p.OpsPerPacket),
+		TalTransactionTimeout: uint64(p.TransactionTimeout / timeoutUnit)}
 }
 
 // check returns all errors of a configuration, one per field.
@@ -135,25 +231,14 @@ func (a *Agent) check(r *farev1.ConfigureSuperpRequest) error {
 	if r.Generation == 0 {
 		wrong("generation: is 0; use 1 or higher")
 	}
-	cfg := &a.cfg.Core.cfg
-	for _, x := range []struct {
-		name string
-		want uint32
-		have int
-	}{
-		{"udp_port", r.GetParameters().GetUdpPort(), int(cfg.Port)},
-		{"payload_bytes", r.GetParameters().GetPayloadBytes(), cfg.Payload},
-		{"pdl_window_size", r.GetParameters().GetPdlWindowSize(), cfg.Parameters.Window},
-		{"pdl_receive_win", r.GetParameters().GetPdlReceiveWin(), cfg.Parameters.ReceiveWindow},
-		{"pdl_max_rtx", r.GetParameters().GetPdlMaxRtx(), cfg.Parameters.MaxRetransmits},
-		{"tal_trans_window", r.GetParameters().GetTalTransWindow(), cfg.Parameters.Transactions},
-		{"packets_per_transaction", r.GetParameters().GetPacketsPerTransaction(), cfg.Parameters.PacketsPerTransaction},
-		{"operations_per_packet", r.GetParameters().GetOperationsPerPacket(), cfg.Parameters.OpsPerPacket},
-	} {
-		if x.want != 0 && int(x.want) != x.have {
-			wrong("parameters.%s: is %d, this agent runs with %d", x.name, x.want, x.have)
+	// Field by field, so that a parameter cannot be left out.
+	have := a.parameters().ProtoReflect()
+	r.GetParameters().ProtoReflect().Range(func(f protoreflect.FieldDescriptor, want protoreflect.Value) bool {
+		if !want.Equal(have.Get(f)) {
+			wrong("parameters.%s: is %v, this agent runs with %v", f.Name(), want, have.Get(f))
 		}
-	}
+		return true
+	})
 	own := a.cfg.Host.Address().Unmap()
 	names, nodes := map[string]bool{}, map[netip.Addr]bool{}
 	for i, n := range r.Nodes {
@@ -176,6 +261,7 @@ func (a *Agent) check(r *farev1.ConfigureSuperpRequest) error {
 	if !nodes[own] {
 		wrong("nodes: this agent's address %v is missing", own)
 	}
+	lite := map[netip.Addr]bool{}
 	type end struct {
 		address netip.Addr
 		cid     uint32
@@ -197,6 +283,10 @@ func (a *Agent) check(r *farev1.ConfigureSuperpRequest) error {
 		case remote == own:
 			wrong("%s.remote_address: is this agent's address", field)
 		}
+		if lite[remote] {
+			wrong("%s.remote_address: SUPERp-lite has one connection between two nodes, and %v has another", field, remote)
+		}
+		lite[remote] = a.cfg.Core.cfg.SUNH.Lite
 		switch cid := x.GetLocalCid(); {
 		case cid == 0 || cid > 0xffff:
 			wrong("%s.local_cid: %d is not in 1-65535", field, cid)
@@ -211,8 +301,8 @@ func (a *Agent) check(r *farev1.ConfigureSuperpRequest) error {
 		case remote != own && used[end{remote, cid}]:
 			wrong("%s.remote_cid: %d of %v is used twice", field, cid, remote)
 		}
-		if class := uint32(cfg.TrafficClass); x.GetTrafficClass() != class {
-			wrong("%s.traffic_class: is %d, this agent's sockets send %d", field, x.GetTrafficClass(), class)
+		if class := x.GetTrafficClass(); class > 252 || class&3 != 0 {
+			wrong("%s.traffic_class: %d is not a multiple of 4 from 0 to 252", field, class)
 		}
 		used[end{own, x.GetLocalCid()}], used[end{remote, x.GetRemoteCid()}] = true, true
 	}
@@ -226,14 +316,17 @@ func (a *Agent) StartSuperp(_ context.Context, r *farev1.StartSuperpRequest) (_ 
 			err = status.Errorf(codes.FailedPrecondition, "generation %d is not configured", r.Generation)
 			return
 		}
-		if a.started {
-			return
-		}
+		again := a.started
 		a.started = true
 		for _, x := range a.conns {
-			x.conn.release()
+			if x.conn.held { // all, or a restarted one
+				x.conn.release()
+				again = false
+			}
 		}
-		a.notifyAll()
+		if !again {
+			a.notifyAll()
+		}
 	})
 	if err != nil {
 		return nil, err
@@ -281,6 +374,99 @@ func (a *Agent) ShutdownSuperp(ctx context.Context, r *farev1.ShutdownSuperpRequ
 	}
 }
 
+// ShutdownSuperpConnection implements fare.v1.SuperpService.
+func (a *Agent) ShutdownSuperpConnection(ctx context.Context, r *farev1.ShutdownSuperpConnectionRequest) (*farev1.ShutdownSuperpConnectionResponse, error) {
+	var conn *Connection // to end: a restart of it by another call is not
+	for begun := false; ; begun = true {
+		var over bool
+		var changed chan struct{}
+		var err error
+		a.cfg.Host.Do(func() {
+			if !begun {
+				var x *agreed
+				if x, err = a.find(r.Generation, r.LocalCid); err != nil {
+					return
+				}
+				conn = x.conn
+				if !conn.over() {
+					conn.Shutdown(!r.Hard)
+				}
+			}
+			over, changed = conn.over(), a.changed
+		})
+		if err != nil || over {
+			return &farev1.ShutdownSuperpConnectionResponse{}, err
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return nil, status.FromContextError(ctx.Err()).Err()
+		}
+	}
+}
+
+// RestartSuperpConnection implements fare.v1.SuperpService.
+func (a *Agent) RestartSuperpConnection(ctx context.Context, r *farev1.RestartSuperpConnectionRequest) (*farev1.RestartSuperpConnectionResponse, error) {
+	var x *agreed
+	var of *farev1.ConfigureSuperpRequest
+	var restarts uint32
+	var err error
+	a.cfg.Host.Do(func() {
+		if x, err = a.find(r.Generation, r.LocalCid); err != nil {
+			return
+		}
+		switch {
+		case !x.conn.over():
+			err = status.Errorf(codes.FailedPrecondition, "connection %d has not ended: shut it down first", r.LocalCid)
+		case x.restarting:
+			err = status.Errorf(codes.FailedPrecondition, "connection %d is being restarted by another call", r.LocalCid)
+		default:
+			x.restarting, of = true, a.current
+		}
+	})
+	if err != nil {
+		return nil, err
+	}
+	select {
+	case <-time.After(reusePause):
+	case <-ctx.Done():
+		err = status.FromContextError(ctx.Err()).Err()
+	}
+	a.cfg.Host.Do(func() {
+		x.restarting = false
+		switch {
+		case err != nil:
+		case a.current != of:
+			err = status.Errorf(codes.FailedPrecondition, "generation %d has ended", of.Generation)
+		default:
+			err = a.restart(x)
+			restarts = x.restarts
+		}
+	})
+	if err != nil {
+		return nil, err
+	}
+	return &farev1.RestartSuperpConnectionResponse{Restarts: restarts}, nil
+}
+
+// restart replaces a connection that is over.
+func (a *Agent) restart(x *agreed) error {
+	old := x.conn
+	old.observe = nil
+	if !old.removed {
+		old.end(rdma.ErrFlushed, nil)
+	}
+	restarted, err := a.connect(x.config)
+	if err != nil {
+		return status.Errorf(codes.Internal, "connection %d: %v", x.config.LocalCid, err)
+	}
+	x.conn = restarted
+	x.restarts++
+	a.cfg.Replaced(old, restarted)
+	a.notifyAll()
+	return nil
+}
+
 // GetSuperpStatus implements fare.v1.SuperpService.
 func (a *Agent) GetSuperpStatus(context.Context, *farev1.GetSuperpStatusRequest) (*farev1.GetSuperpStatusResponse, error) {
 	var s *farev1.SuperpStatus
@@ -298,16 +484,23 @@ func (a *Agent) WatchSuperpStatus(r *farev1.WatchSuperpStatusRequest, to farev1.
 	}
 	for {
 		var s *farev1.SuperpStatus
-		var changed chan struct{}
-		a.cfg.Host.Do(func() { s, changed = a.status(), a.changed })
+		var changed, erred chan struct{}
+		a.cfg.Host.Do(func() { s, changed, erred = a.status(), a.changed, a.erred })
 		if err := to.Send(&farev1.WatchSuperpStatusResponse{Status: s}); err != nil {
 			return err
 		}
 		select {
 		case <-again:
 		case <-changed:
+		case <-erred:
+			select {
+			case <-time.After(errorPause):
+			case <-to.Context().Done():
+			}
 		case <-to.Context().Done():
-			return status.FromContextError(to.Context().Err()).Err()
+		}
+		if err := to.Context().Err(); err != nil {
+			return status.FromContextError(err).Err()
 		}
 	}
 }
@@ -319,12 +512,13 @@ func (a *Agent) notifyAll() {
 }
 
 func (a *Agent) status() *farev1.SuperpStatus {
-	s := &farev1.SuperpStatus{Generation: a.current.GetGeneration(), Started: a.started, Counters: a.cfg.Core.Counters()}
+	s := &farev1.SuperpStatus{Generation: a.current.GetGeneration(), Started: a.started, Counters: a.cfg.Core.Counters(),
+		Address: a.cfg.Host.Address().Unmap().String(), Parameters: a.parameters(), Memory: a.cfg.Memory, ProtocolErrors: slices.Clone(a.errors)}
 	for _, x := range a.conns {
 		c := x.conn
 		one := &farev1.SuperpConnectionStatus{Connection: x.config, State: farev1.SuperpConnectionState_SUPERP_CONNECTION_STATE_STARTED,
 			NextPsn: c.tx.nxt, UnackedPsn: c.tx.una, ExpectedPsn: c.rx.next, NextXid: uint32(c.initiator.outNext), PeerXid: uint32(c.target.inNext),
-			Outstanding: uint32(c.initiator.pending())}
+			Outstanding: uint32(c.initiator.pending()), ProtocolErrors: c.violations, Restarts: x.restarts}
 		switch {
 		case c.over():
 			one.State = farev1.SuperpConnectionState_SUPERP_CONNECTION_STATE_ENDED
@@ -337,8 +531,11 @@ func (a *Agent) status() *farev1.SuperpStatus {
 			one.State = farev1.SuperpConnectionState_SUPERP_CONNECTION_STATE_CONFIGURED
 		}
 		for _, p := range c.paths.all {
-			one.SentBytes += p.Sent.Load()
-			one.SentAgainBytes += p.Again.Load()
+			sent, again := p.Sent.Load(), p.Again.Load()
+			one.SentBytes += sent
+			one.SentAgainBytes += again
+			one.Paths = append(one.Paths, &farev1.SuperpPath{Slot: uint32(p.Slot), Plane: p.Plane, Device: p.Device, SourcePort: uint32(p.Port), Share: p.Share,
+				SentBytes: sent, SentAgainBytes: again})
 		}
 		s.Connections = append(s.Connections, one)
 	}

@@ -36,6 +36,7 @@ type member struct {
 	memory    []byte
 	completed chan error
 	failed    chan error
+	stop      func() // ends the agent's server
 }
 
 // newMembers makes nodes at 127.88.net.1 and the following addresses.
@@ -65,10 +66,11 @@ func newMembers(t *testing.T, net3, n int) (all []*member) {
 		farev1.RegisterSuperpServiceServer(server, m.agent)
 		var wait sync.WaitGroup
 		wait.Go(func() { server.Serve(listener) })
-		t.Cleanup(func() {
+		m.stop = func() {
 			server.Stop()
 			wait.Wait()
-		})
+		}
+		t.Cleanup(m.stop)
 		m.node = superp.Node{Name: fmt.Sprintf("gpu%d", i), Address: address, Target: listener.Addr().String()}
 		all = append(all, m)
 	}
@@ -185,7 +187,7 @@ func TestOrderByAgent(t *testing.T) {
 	}
 	for cid, flags := range want {
 		m.host.Do(func() {
-			if got := m.agent.Connection(cid).Local()[1]; got != flags {
+			if got := m.agent.Connection(cid).Local()[1] & 3; got != flags {
 				t.Errorf("connection %d has flags %d, want %d", cid, got, flags)
 			}
 		})
@@ -284,7 +286,8 @@ func TestConfigureRefuses(t *testing.T) {
 		{"connections[1].local_cid: 65536 is not in", func(r *farev1.ConfigureSuperpRequest) { r.Connections[1].LocalCid = 65536 }},
 		{"connections[1].remote_cid: 0 is not in", func(r *farev1.ConfigureSuperpRequest) { r.Connections[1].RemoteCid = 0 }},
 		{"connections[1].remote_cid: 1 of " + peer + " is used twice", func(r *farev1.ConfigureSuperpRequest) { r.Connections[1].RemoteCid = 1 }},
-		{"connections[0].traffic_class: is 8, this agent's sockets send 0", func(r *farev1.ConfigureSuperpRequest) { r.Connections[0].TrafficClass = 8 }},
+		{"connections[0].traffic_class: 9 is not a multiple of 4", func(r *farev1.ConfigureSuperpRequest) { r.Connections[0].TrafficClass = 9 }},
+		{"connections[1].traffic_class: 256 is not a multiple of 4 from 0 to 252", func(r *farev1.ConfigureSuperpRequest) { r.Connections[1].TrafficClass = 256 }},
 	} {
 		r := good()
 		x.change(r)

@@ -3,6 +3,8 @@ package superp
 import (
 	"errors"
 	"fmt"
+	"net/netip"
+	"time"
 
 	"github.com/fared/fared/transport/rdma"
 )
@@ -19,14 +21,64 @@ type Config struct {
 	// HeadSize is the length of every rdma.Op.Head: 20 bytes by default, at most rdma.MaxHead; a negative value means no head. A message
 	// starts with its head, and both ends must use the same length.
 	HeadSize int
-	// TrafficClass is the ToS or traffic class of the packets of all connections: a multiple of 4, since its lower bits are for ECN.
+	// TrafficClass is the ToS or traffic class of the packets of connections that Core.ConnectionOfClass has not given another one: a multiple of 4, since its lower
+	// bits are for ECN.
 	TrafficClass uint8
 	Parameters   Parameters
 	Timing       rdma.Timing
+	// SUNH replaces UDP/IP if it has a subnet. Port then has no effect.
+	SUNH SUNHConfig
 	// FirstCID is the connection identifier of the first channel; further ones count up and wrap after 65535. It is for tests. 0 means that
 	// every identifier is random, from crypto/rand, and differs from the latest 4096 that were closed, so that packets of an old connection do
 	// not reach a new one.
 	FirstCID uint16
+	// FirstPSN is the first psn of both directions, equal at all ends. It is for tests of the end of psns: the description has 0.
+	FirstPSN uint32
+}
+
+// SUNHConfig configures the encapsulation in SUNH. All nodes of a SUPERp subnet need the same Subnet and EtherType.
+type SUNHConfig struct {
+	// Subnet is the SUPERp subnet, with a host part of 8 to 16 bits (nh_num_caddr_bits), which contains the loopbacks of all nodes. The zero value means UDP/IP.
+	Subnet netip.Prefix
+	// EtherType is SUNHEtherType by default; the description has the experimental 0x88b5 and 0x88b6.
+	EtherType uint16
+	// HopLimit is that of sent frames (nh_hop_limit): 1 to 15, 15 by default.
+	HopLimit uint8
+	// Device sends all frames, such as that of fared's driver bpf (fared0), which steers them by their flow label to the slot's sub-port; the host part then has
+	// 16 bits. By default each frame leaves by the device of its slot, to the next hop of the kernel's route through it.
+	Device string
+	// Lite sends SUPERp-lite, equal at all nodes: packets without the packet delivery layer, for networks that lose nothing. There is one connection to each
+	// peer, on one path. Nothing is retransmitted: Parameters.TransactionTimeout, by default Timing.GiveUp, ends a connection that has lost a packet.
+	// Parameters.Window limits the packets of incomplete transactions, requests and replies together, so that the sockets of the peer hold them.
+	Lite bool
+}
+
+func (s *SUNHConfig) enabled() bool { return s.Subnet.IsValid() }
+
+// minBlock is the minimum length of an operation's data in SUPERp-lite.
+const minBlock = 16
+
+// least returns the minimum number of data bytes in a packet with one operation, by the length of its header: Ethernet pads shorter frames, which have no
+// length field, and the padding would be data.
+func (s *SUNHConfig) least(header int) int {
+	switch {
+	case !s.enabled():
+		return 0
+	case s.Lite:
+		return max(minBlock, minFrame-sunhLen-talLen-header)
+	}
+	return minFrame - sunhLen - pdlLen - talLen - header
+}
+
+// MinMessage is the minimum length of a message, with its head.
+func (s *SUNHConfig) MinMessage() int { return s.least(4) }
+
+// MinWrite is the minimum length of a WRITE.
+func (s *SUNHConfig) MinWrite() int {
+	if s.Lite {
+		return minBlock
+	}
+	return 0
 }
 
 // Parameters are SUPERp's parameters (with their SUPERp names in parentheses). A zero field means its default. The description's timers are
@@ -38,8 +90,8 @@ type Parameters struct {
 	// ReceiveWindow is the maximum window offered to the peer, in packets (pdl_receive_win): 1 to 1024, 1024 by default.
 	ReceiveWindow int
 	// Buffers is the number of received packets that all connections of an endpoint together may keep for later, in front of a missing packet
-	// or a receive: 64 to 1048576, 16384 by default. The windows offered to peers shrink by the packets that a connection keeps, and toward
-	// one packet as Buffers is reached.
+	// or a receive: 64 to 1048576, 16384 by default. Each traffic class with connections has an equal part. The windows offered to peers shrink by the packets that a
+	// connection keeps, and toward one packet as the part of its class is reached.
 	Buffers int
 	// Proactive is the number of packets that a timeout retransmits in addition to the oldest: at most 64; 0 means 8, a negative value
 	// means none.
@@ -58,6 +110,10 @@ type Parameters struct {
 	PacketsPerTransaction int
 	// OpsPerPacket is the maximum number of small operations in one packet: 1 to 15, 8 by default.
 	OpsPerPacket int
+	// TransactionTimeout is the time in which a transaction must be complete (tal_transaction_timeout): acknowledged by ack_xid and, for reads and
+	// atomics, answered. A transaction that takes longer ends the connection. 0 means no limit. A message that waits for a receive is an incomplete
+	// transaction, too.
+	TransactionTimeout time.Duration
 }
 
 // Resolve returns the configuration with defaults in place of zero fields. It is idempotent. Errors name the field.
@@ -91,6 +147,34 @@ func (c Config) Resolve() (Config, error) {
 			errs = append(errs, fmt.Errorf("%s: %d is not in %d-%d", name, n, low, high))
 		}
 	}
+	if s := &c.SUNH; s.enabled() {
+		if s.EtherType == 0 {
+			s.EtherType = SUNHEtherType
+		}
+		if s.HopLimit == 0 {
+			s.HopLimit = 15
+		}
+		s.Subnet = s.Subnet.Masked()
+		bits := s.Subnet.Addr().BitLen() - s.Subnet.Bits()
+		switch {
+		case s.Subnet.Addr().Is4In6():
+			errs = append(errs, fmt.Errorf("SUNH.Subnet: %v is IPv4 in IPv6; write the IPv4 prefix", s.Subnet))
+		case s.Device != "" && bits != 16:
+			errs = append(errs, fmt.Errorf("SUNH.Subnet: the host part of %v has %d bits; a device that steers needs 16", s.Subnet, bits))
+		}
+		within("SUNH.Subnet: bits of the host part", bits, 8, 16)
+		within("SUNH.EtherType", int(s.EtherType), 0x600, 0xffff)
+		within("SUNH.HopLimit", int(s.HopLimit), 1, 15)
+		within("Parameters.OpsPerPacket with SUNH", p.OpsPerPacket, 2, MaxOps)
+		if c.HeadSize >= 0 && c.HeadSize < s.MinMessage() {
+			errs = append(errs, fmt.Errorf("HeadSize: %d; SUNH needs heads of %d bytes or more, or none", c.HeadSize, s.MinMessage()))
+		}
+		if s.Lite && p.TransactionTimeout == 0 {
+			p.TransactionTimeout = c.Timing.GiveUp
+		}
+	} else if s.Lite {
+		errs = append(errs, errors.New("SUNH.Lite: needs SUNH.Subnet, since connections are named by SUNH addresses"))
+	}
 	if c.TrafficClass&3 != 0 {
 		errs = append(errs, fmt.Errorf("TrafficClass: %d is not a multiple of 4", c.TrafficClass))
 	}
@@ -106,6 +190,9 @@ func (c Config) Resolve() (Config, error) {
 	within("Parameters.Transactions", p.Transactions, 1, 1024)
 	within("Parameters.PacketsPerTransaction", p.PacketsPerTransaction, 1, 4096)
 	within("Parameters.OpsPerPacket", p.OpsPerPacket, 1, MaxOps)
+	if p.TransactionTimeout < 0 {
+		errs = append(errs, fmt.Errorf("Parameters.TransactionTimeout: %v is negative", p.TransactionTimeout))
+	}
 	return c, errors.Join(errs...)
 }
 

@@ -37,6 +37,7 @@ func TestResolve(t *testing.T) {
 		"Parameters.Transactions":          {Parameters: Parameters{Transactions: 1025}},
 		"Parameters.PacketsPerTransaction": {Parameters: Parameters{PacketsPerTransaction: 4097}},
 		"Parameters.OpsPerPacket":          {Parameters: Parameters{OpsPerPacket: 16}},
+		"Parameters.TransactionTimeout":    {Parameters: Parameters{TransactionTimeout: -1}},
 	} {
 		if _, err := c.Resolve(); err == nil || !strings.HasPrefix(err.Error(), field+": ") {
 			t.Errorf("%s: %v", field, err)

@@ -36,6 +36,8 @@ type bench struct {
 	verdict   [2]rdma.Verdict
 	opcodes   [256]int // of packets sent by either end
 	onPacket  func(from netip.Addr, p *superp.Packet)
+
+	onDatagram func(rdmatest.Datagram)
 }
 
 var addresses = [2]netip.Addr{netip.MustParseAddr("10.255.0.1"), netip.MustParseAddr("10.255.0.2")}
@@ -46,6 +48,9 @@ func newBench(t testing.TB, cfg superp.Config, planes []rdmatest.Plane, ordered 
 	t.Helper()
 	b := &bench{t: t}
 	b.net = rdmatest.NewNet(rdmatest.NetConfig{Seed: 1, Planes: planes, Trace: func(d rdmatest.Datagram) {
+		if b.onDatagram != nil {
+			b.onDatagram(d)
+		}
 		if p, err := superp.Decode(d.Payload); err == nil {
 			b.opcodes[p.TAL.Opcode]++
 			if b.onPacket != nil {
@@ -458,8 +463,8 @@ func TestPathDies(t *testing.T) {
 		b.hosts[i].Do(func() { b.chans[i].SetPaths([]rdma.Path{b.paths[i][0]}) })
 	}
 	b.net.SetPlane(0, false)
-	data := bytes.Repeat([]byte("x"), 10_000)
-	b.post(0, rdma.Op{Kind: rdma.OpWrite, Key: key, Remote: 0x1000, Local: data})
+	const bytes = 4000 // as many packets as the first window
+	b.post(0, rdma.Op{Kind: rdma.OpWrite, Key: key, Remote: 0x1000, Local: make([]byte, bytes)})
 	b.quiet(100 * time.Microsecond)
 	begin := b.net.Now()
 	for i := range 2 {
@@ -470,7 +475,7 @@ func TestPathDies(t *testing.T) {
 		t.Errorf("it took %v", d)
 	}
 	b.check([2][]error{{nil}}, [2][]error{})
-	if sent, again := b.paths[0][0].Sent.Load(), b.paths[0][1].Again.Load(); sent != 10_000 || again != 10_000 {
+	if sent, again := b.paths[0][0].Sent.Load(), b.paths[0][1].Again.Load(); sent != bytes || again != bytes {
 		t.Errorf("%d bytes sent by the one, %d again by the other", sent, again)
 	}
 }

@@ -9,6 +9,7 @@ import (
 	"net/netip"
 	"time"
 
+	"github.com/fared/fared/transport/internal/congestion"
 	"github.com/fared/fared/transport/internal/wire"
 	"github.com/fared/fared/transport/rdma"
 )
@@ -17,27 +18,64 @@ import (
 // and, except for sockets, an rdma.Transport. The caller holds the device's lock in all methods.
 type Core struct {
 	cfg     Config
-	out     wire.Out
+	out     carrier
 	host    rdma.FlatHost
 	conns   map[uint16]*Connection
-	nextCID uint16       // 0: cids are random
-	retired fifo[uint16] // cids of the latest closed connections
+	lite    map[netip.Addr]*Connection // SUPERp-lite: the connection to each peer
+	nextCID uint16                     // 0: cids are random
+	retired fifo[uint16]               // cids of the latest closed connections
 	dirty   []*Connection
 	timers  timers
-	wakeAt  time.Duration // latest argument of wire.Out.WakeAt
+	wakeAt  time.Duration // latest argument of carrier.WakeAt
 	count   counters
 
-	scratch []byte    // buffer for a packet's headers
-	answers []*answer // free list
-	buffers [][]byte  // free list; all have the same capacity
-	kept    int       // packets that connections keep for later
+	scratch []byte                    // buffer for a packet's headers
+	answers []*answer                 // free list
+	buffers [][]byte                  // free list; all have the same capacity
+	peers   [classes]congestion.Peers // by class, since each has separate queues; nil: none yet
+	pools   pools
+	marked  bool // the packet of the present Receive arrived with "congestion experienced"
+	// violated is called for each protocol error; nil means that it is only counted.
+	violated func(ProtocolError)
+}
+
+var _ wire.Marked = (*Core)(nil)
+
+// carrier sends a core's packets. Its methods are called with the device's lock held.
+type carrier interface {
+	// send sends a packet of a traffic class on a path: head, which is copied, and payload, which may be read until the next flush.
+	send(p *rdma.Path, to netip.Addr, class uint8, head, payload []byte)
+	// WakeAt requests a call of Core.Tick, as in wire.Out.
+	WakeAt(time.Duration)
+}
+
+// datagrams is a carrier in UDP.
+type datagrams struct {
+	wire.Out
+	classes wire.Classes // nil: all have the class of the sockets
+	port    uint16       // of all destinations
+}
+
+func newDatagrams(out wire.Out, port uint16) datagrams {
+	classes, _ := out.(wire.Classes)
+	return datagrams{out, classes, port}
+}
+
+func (d datagrams) send(p *rdma.Path, to netip.Addr, class uint8, head, payload []byte) {
+	if d.classes != nil {
+		d.classes.SendClass(class, netip.AddrPortFrom(to, d.port), p.Port, head, payload, nil)
+		return
+	}
+	d.Send(netip.AddrPortFrom(to, d.port), p.Port, head, payload, nil)
 }
 
 // counters are the values of Counters.
 type counters struct {
-	sent, received, retransmitted, timeouts, stalls, pureAcks                  uint64
-	duplicates, outside, badAcks, malformed, stale, unknownCID, unknownAddress uint64
-	refused                                                                    uint64
+	sent, received, retransmitted, timeouts, stalls, pureAcks uint64
+	duplicates, malformed, unknownCID, unknownAddress         uint64
+	refused, marked, echoes, windowCuts                       uint64
+
+	violations [violations]uint64
 }
 
 // NewCore returns a core that sends through out. It panics if Config.Resolve rejects the configuration.
@@ -47,7 +85,8 @@ func NewCore(cfg Config, out wire.Out) *Core {
 		panic("superp: " + err.Error())
 	}
 	cfg.HeadSize, cfg.Parameters.Proactive = max(cfg.HeadSize, 0), max(cfg.Parameters.Proactive, 0)
-	c := &Core{cfg: cfg, out: out, conns: map[uint16]*Connection{}, nextCID: cfg.FirstCID, scratch: make([]byte, 0, cfg.Payload+256)}
+	c := &Core{cfg: cfg, out: newDatagrams(out, cfg.Port), conns: map[uint16]*Connection{}, lite: map[netip.Addr]*Connection{}, nextCID: cfg.FirstCID,
+		scratch: make([]byte, 0, cfg.Payload+256)}
 	return c
 }
 
@@ -73,7 +112,7 @@ func (c *Core) Channel(cfg rdma.ChannelConfig) (rdma.Channel, error) {
 	if err != nil {
 		return nil, err
 	}
-	x, err := c.open(cid, cfg.Remote, cfg.Ordered, cfg.Ordered)
+	x, err := c.open(cid, cfg.Remote, c.cfg.TrafficClass, cfg.Ordered, cfg.Ordered)
 	if err != nil {
 		return nil, err
 	}
@@ -122,25 +161,52 @@ func (c *Core) isRetired(cid uint16) bool {
 }
 
 // Connection makes an unconnected connection with a cid chosen by the caller, such as a connection manager. out is whether this end's
-// transactions are executed in order, in whether the peer's are; the peer's end has them the other way round.
+// transactions are executed in order, in whether the peer's are; the peer's end has them the other way round. The connection has
+// Config.TrafficClass.
 func (c *Core) Connection(cid uint16, remote netip.Addr, out, in bool) (*Connection, error) {
-	if c.conns[cid] != nil {
-		return nil, fmt.Errorf("superp: cid %d is in use", cid)
-	}
-	return c.open(cid, remote, out, in)
+	return c.ConnectionOfClass(cid, remote, c.cfg.TrafficClass, out, in)
 }
 
-func (c *Core) open(cid uint16, remote netip.Addr, out, in bool) (*Connection, error) {
+// ConnectionOfClass is Connection with a traffic class: a multiple of 4, since its lower bits are for ECN. Connections of a class share a pool of buffers and
+// the congestion windows to their peers.
+func (c *Core) ConnectionOfClass(cid uint16, remote netip.Addr, class uint8, out, in bool) (*Connection, error) {
+	switch {
+	case c.conns[cid] != nil:
+		return nil, fmt.Errorf("superp: cid %d is in use", cid)
+	case class&3 != 0:
+		return nil, fmt.Errorf("superp: traffic class %d is not a multiple of 4", class)
+	}
+	return c.open(cid, remote, class, out, in)
+}
+
+func (c *Core) open(cid uint16, remote netip.Addr, class uint8, out, in bool) (*Connection, error) {
 	if !remote.IsValid() {
 		return nil, errors.New("superp: no remote address")
 	}
-	x := newConnection(c, remote.Unmap(), cid, out, in)
+	if s := c.cfg.SUNH; s.enabled() && !s.Subnet.Contains(remote.Unmap()) {
+		return nil, fmt.Errorf("superp: %v is not in the SUPERp subnet %v, so SUNH cannot address it", remote, s.Subnet)
+	}
+	if c.lite[remote.Unmap()] != nil {
+		return nil, fmt.Errorf("superp: there is a connection to %v: SUPERp-lite has one between two nodes", remote)
+	}
+	x := newConnection(c, remote.Unmap(), cid, class, out, in)
 	c.conns[cid] = x
+	if x.lite {
+		c.lite[x.remote] = x
+	}
+	c.pools.join(class)
 	return x, nil
 }
 
 func (c *Core) remove(x *Connection) {
+	if !x.removed {
+		c.pools.leave(x.class)
+	}
 	x.removed = true
+	if c.lite[x.remote] == x {
+		delete(c.lite, x.remote)
+	}
+	x.tx.flight.Leave()
 	if c.conns[x.cid] == x {
 		delete(c.conns, x.cid)
 		if c.retired.n == maxRetired {
@@ -155,14 +221,21 @@ func (c *Core) remove(x *Connection) {
 
 // Receive handles a datagram. It counts and drops datagrams that are not SUPERp, that are for an unknown connection, or that do not come
 // from the peer's address.
-func (c *Core) Receive(from netip.AddrPort, p []byte) {
+func (c *Core) Receive(from netip.AddrPort, p []byte) { c.receive(from, p, false) }
+
+// receive is Receive; padded is whether p may end with the padding of an Ethernet frame.
+func (c *Core) receive(from netip.AddrPort, p []byte, padded bool) {
 	c.count.received++
-	packet, err := Decode(p)
+	packet, err := decode(p, c.cfg.SUNH.Lite)
 	if err != nil {
 		c.count.malformed++
 		return
 	}
+	packet.padded = padded
 	x := c.conns[packet.PDL.DCID]
+	if c.cfg.SUNH.Lite {
+		x = c.lite[from.Addr().Unmap()]
+	}
 	if x == nil || !x.connected {
 		c.count.unknownCID++
 		return
@@ -171,9 +244,20 @@ func (c *Core) Receive(from netip.AddrPort, p []byte) {
 		c.count.unknownAddress++
 		return
 	}
+	if c.marked {
+		c.count.marked++
+		x.marked = true
+	}
 	x.receive(&packet, p, c.host.Now())
 	x.drain()
 	x.touch()
+}
+
+// ReceiveMarked handles a datagram that arrived with "congestion experienced".
+func (c *Core) ReceiveMarked(from netip.AddrPort, p []byte) {
+	c.marked = true
+	c.Receive(from, p)
+	c.marked = false
 }
 
 // Tick handles the connections whose timer has expired.
@@ -220,12 +304,17 @@ func (c *Core) Flush() {
 // Counters returns the core's counters by name.
 func (c *Core) Counters() map[string]uint64 {
 	n := &c.count
-	return map[string]uint64{
+	m := map[string]uint64{
 		"packets_sent": n.sent, "packets_received": n.received, "retransmitted": n.retransmitted, "timeouts": n.timeouts, "stalls": n.stalls,
-		"pure_acks": n.pureAcks, "duplicates": n.duplicates, "outside_window": n.outside, "bad_acks": n.badAcks,
-		"malformed": n.malformed, "stale_transactions": n.stale, "unknown_cid": n.unknownCID, "unknown_address": n.unknownAddress,
-		"refused_operations": n.refused,
+		"pure_acks": n.pureAcks, "duplicates": n.duplicates,
+		"malformed": n.malformed, "unknown_cid": n.unknownCID, "unknown_address": n.unknownAddress,
+		"refused_operations": n.refused, "packets_marked": n.marked, "marks_echoed": n.echoes, "window_cuts": n.windowCuts,
 	}
+	for v := Violation(1); v < violations; v++ {
+		m[violationNames[v].counter] = n.violations[v]
+		m["protocol_errors"] += n.violations[v]
+	}
+	return m
 }
 
 // Stop does nothing: a core has no goroutines or sockets.

@@ -1,10 +1,13 @@
 // Package superp carries rdma operations over SUPERp, the Scale UP EtheRnet Protocol (description v0.4, packet formats as in XDP2), on
-// UDP/IP. An unordered connection has many paths and spreads its packets over them: fared provides the source ports and shares.
+// UDP/IP or SUNH. An unordered connection has many paths and spreads its packets over them: fared provides the source ports and shares.
 //
 //	rdma.Op        one transaction each; small ones that are queued together share one (initiator.go)
 //	transaction    packets, numbered by seqno; replies and ack_xid come back (target.go, reply.go)
 //	packet         psn, window, acknowledgement, retransmission (pdl_send.go, pdl_receive.go, acks.go)
-//	path           UDP source port, chosen by share (path.go)
+//	path           UDP source port or SUNH flow label, chosen by share (path.go)
+//
+// A psn that is needed within two seconds of its latest use waits (reuse.go). Protocol errors of the peer are dropped, counted and reported (violation.go). A traffic
+// class has separate buffers and congestion windows (class.go).
 //
 // # Operations
 //
@@ -44,15 +47,30 @@
 //
 // # Losses
 //
-// A hole is no proof of a loss, since planes reorder relative to each other. But a single plane keeps order. A packet is lost if packets
+// A hole is no proof of a loss, since planes reorder relative to each other. But a single plane keeps order, apart from moments (reordering). A packet is lost if packets
 // sent later on the same path have arrived, or if an acknowledgement still shows it missing after the time that acknowledgements take. A
 // timeout retransmits the oldest packets on other paths. When a path is removed or loses its share, its packets in flight are retransmitted
 // at once, with the same psns.
 //
 // Only the UDP checksum protects packets: SUPERp has no checksum.
 //
-// # Experimental
+// # Congestion
 //
-// No command of fared uses the connection manager ([Agent], [Manager]) and the compressed header ([SUNH]): traffic nodes set up their
-// connections by fare.v1.ConnectionService. Their API may change or go.
+// The connections to one peer share a window (transport/internal/congestion), which limits the packets with data in flight in addition to the
+// send window. A loss reduces it once a later packet on the same path has arrived: a path that delivers nothing is not congested but dead. All
+// packets are ECN-capable, and an end reports marked ones by a reserved bit of the TAL header (echo), if both ends do.
+//
+// # Encapsulation
+//
+// Packets travel in UDP/IP, or with Config.SUNH in frames with SUNH, each through the device of its path. SUNH has no length field, and Ethernet pads short
+// frames. Padding behind operations without data is ignored (sunh.go), and so is that of a short read response. Other packets with data are never short: the last packet of a
+// transaction has sunhTail bytes or more, and the packet of a short WRITE contains it twice.
+//
+// With SUNHConfig.Lite there is no packet delivery layer (SUPERp-lite). The sender's window is kept with packets that count as acknowledged when they are sent,
+// so that requests and replies take the same way through this package; only the timer of transactions notices a loss.
+//
+// # Connection management
+//
+// [Agent] makes connections on request of a connection manager such as [Manager], which also restarts those that fail (supervise.go); package endpoint is a process with an agent. Connections of rdma.Device are set up by
+// fare.v1.ConnectionService instead.
 package superp

@@ -13,6 +13,10 @@ const (
 	sunhLen = 8
 )
 
+// echo is the bit in TAL.Reserved by which an end reports that a packet has arrived with "congestion experienced" since its previous packet.
+// The description has no field for it. Ends send it if the connection data of both says so.
+const echo = 1
+
 // MaxOps is the maximum number of operations in a packet: num_ops has 4 bits.
 const MaxOps = 15
 
@@ -48,7 +52,7 @@ func decodePDL(b []byte) PDL {
 // TAL is the transaction layer's header, in the field order of XDP2's structure (seqno before xid). Little endian.
 type TAL struct {
 	NumOps   uint8 // 0-15
-	Reserved uint8 // bits 4-6 of the first byte; sent as 0, ignored on receipt
+	Reserved uint8 // bits 4-6 of the first byte: echo, else 0; ignored on receipt without agreement on echo
 	EOM      bool  // last packet of the transaction in this direction
 	Opcode   Opcode
 	Seqno    uint16 // of the packet in the transaction, from 0
@@ -80,15 +84,27 @@ type Packet struct {
 	TAL  TAL
 	ops  []byte // NumOps operation headers of equal length; empty if the opcode is unknown
 	data []byte // NumOps blocks of equal length; for an unknown opcode, everything after the TAL header
+	// padded: data may end with the padding of an Ethernet frame.
+	padded bool
 }
 
 // Decode decodes a UDP payload. Packets of unknown opcodes decode without error (Opcode.Known), since only the connection can answer them.
-func Decode(b []byte) (Packet, error) {
-	if len(b) < pdlLen+talLen {
+func Decode(b []byte) (Packet, error) { return decode(b, false) }
+
+// decode is Decode. Packets of SUPERp-lite have no PDL.
+func decode(b []byte, lite bool) (Packet, error) {
+	from := pdlLen
+	if lite {
+		from = 0
+	}
+	if len(b) < from+talLen {
 		return Packet{}, fmt.Errorf("%w: %d bytes", ErrMalformed, len(b))
 	}
-	p := Packet{PDL: decodePDL(b), TAL: decodeTAL(b[pdlLen:])}
-	rest := b[pdlLen+talLen:]
+	p := Packet{TAL: decodeTAL(b[from:])}
+	if !lite {
+		p.PDL = decodePDL(b)
+	}
+	rest := b[from+talLen:]
 	form, known := p.TAL.Opcode.form()
 	if !known {
 		p.data = rest
@@ -159,4 +175,10 @@ func (p *Packet) Append(b []byte) []byte {
 		}
 	}
 	return append(b, p.data...)
+}
+
+// short reports whether the blocks of a packet of SUPERp-lite are shorter than a sender may make them.
+func (p *Packet) short(lite bool) bool {
+	form, known := p.TAL.Opcode.form()
+	return lite && known && form.data && len(p.Block(0)) < minBlock
 }

@@ -2,6 +2,7 @@ package superp
 
 import (
 	"encoding/binary"
+	"time"
 
 	"github.com/fared/fared/transport/rdma"
 )
@@ -18,8 +19,12 @@ type initiator struct {
 	outNext     uint16
 	head        uint16 // ordered: oldest not completely reported to the host
 	outstanding int
-	current     *transaction // partly sent
-	lastAcked   bool         // ack_xid covers Last NULL
+	current     *transaction  // partly sent
+	lastAcked   bool          // ack_xid covers Last NULL
+	oldest      uint16        // no transaction before it is incomplete
+	lastSent    time.Duration // time of Last NULL; 0: not sent
+	packets     int           // SUPERp-lite: of incomplete transactions, with those of their replies
+	late        time.Duration // by which all timeouts of transactions are put off
 	done        fifo[completion]
 }
 
@@ -40,6 +45,9 @@ type transaction struct {
 	packets    int
 	next       int // next packet to be sent for the first time
 	flying     int // packets in flight
+	begun      time.Duration
+	cost       int // SUPERp-lite: part of initiator.packets
+	replies    seqnos
 	ops        [MaxOps]outgoing
 }
 
@@ -94,10 +102,10 @@ func (ini *initiator) pending() int {
 }
 
 // nextRequest returns the next packet of a transaction, or false if none is queued or tal_trans_window is full.
-func (ini *initiator) nextRequest() (content, bool) {
+func (ini *initiator) nextRequest(now time.Duration) (content, bool) {
 	t := ini.current
 	if t == nil {
-		if t = ini.begin(); t == nil {
+		if t = ini.begin(now); t == nil {
 			return content{}, false
 		}
 	}
@@ -111,7 +119,7 @@ func (ini *initiator) nextRequest() (content, bool) {
 }
 
 // begin starts the next transaction from queued operations. It returns nil if the queue is empty or tal_trans_window is full.
-func (ini *initiator) begin() *transaction {
+func (ini *initiator) begin(now time.Duration) *transaction {
 	// The last eighth of the window is reserved for No-ops, so that acknowledgements need no XID that has been used already.
 	if ini.queue.n == 0 || int(ini.outNext-ini.outUna) >= ini.transactions-ini.transactions/8 {
 		return nil
@@ -120,8 +128,11 @@ func (ini *initiator) begin() *transaction {
 	if t.active {
 		return nil // complete at the target, but some of its replies are missing
 	}
+	if ini.lite && ini.packets > 0 && ini.packets+ini.cost(*ini.queue.at(0)) > ini.cfg.Parameters.Window {
+		return nil
+	}
 	first := ini.queue.pop()
-	*t = transaction{xid: ini.outNext, active: true, opcode: opcodeOf(first), n: 1, packets: 1}
+	*t = transaction{xid: ini.outNext, active: true, opcode: opcodeOf(first), n: 1, packets: 1, begun: now - ini.late, replies: t.replies.reset()}
 	t.ops[0].op = first
 	ini.outNext++
 	ini.outstanding++
@@ -139,8 +150,15 @@ func (ini *initiator) begin() *transaction {
 		ini.gather(t, 0)
 	}
 	t.left, t.unreported = t.n, t.n
+	for i := range t.n {
+		t.cost += ini.cost(t.ops[i].op)
+	}
+	ini.packets += t.cost
 	return t
 }
+
+// cost returns the number of packets that an operation alone needs in both directions.
+func (ini *initiator) cost(op *rdma.Op) int { return 2 + (len(op.Head)+len(op.Local))/ini.payload }
 
 // nextNull assigns the XID of a No-op or Last NULL: a transaction without operations, which the peer acknowledges by ack_xid like every
 // other. If tal_trans_window is full, it returns false and the latest acknowledged XID.
@@ -152,7 +170,7 @@ func (ini *initiator) nextNull(o Opcode) (xid uint16, ok bool) {
 	if ini.head == ini.outNext {
 		ini.head++
 	}
-	*t = transaction{xid: ini.outNext, opcode: o, packets: 1, next: 1}
+	*t = transaction{xid: ini.outNext, opcode: o, packets: 1, next: 1, replies: t.replies.reset()}
 	ini.outNext++
 	return t.xid, true
 }
@@ -179,19 +197,23 @@ func (ini *initiator) buildRequest(b []byte, t *transaction, seqno int) (head, p
 		o := SendQPOp{QP: uint32(ini.remoteCID)}
 		return append(o.append(b), op.Head...), op.Local
 	case OpcodeSend:
-		start := seqno * ini.payload
-		o := SendOp{Key: ini.remoteKey, Offset: uint32(start)}
+		from, to := ini.cut(len(op.Head)+len(op.Local), seqno)
+		o := SendOp{Key: ini.remoteKey, Offset: uint32(from)}
 		b = o.append(b)
-		from, to := start-len(op.Head), min(start-len(op.Head)+ini.payload, len(op.Local))
 		if seqno == 0 {
-			b, from = append(b, op.Head...), 0
+			return append(b, op.Head...), op.Local[:to-len(op.Head)]
 		}
-		return b, op.Local[from:to]
+		return b, op.Local[from-len(op.Head) : to-len(op.Head)]
 	case OpcodeWrite:
-		if t.n == 1 {
-			from := seqno * ini.payload
+		if ini.numOps(t) == 1 {
+			from, to := ini.cut(len(op.Local), seqno)
 			o := WriteOp{Address: rdma.FlatAddress(op.Key, op.Remote+uint64(from))}
-			return o.append(b), op.Local[from:min(from+ini.payload, len(op.Local))]
+			return o.append(b), op.Local[from:to]
+		}
+		if t.n == 1 {
+			o := WriteOp{Address: rdma.FlatAddress(op.Key, op.Remote)}
+			b = o.append(o.append(b))
+			return append(append(b, op.Local...), op.Local...), nil
 		}
 		for i := range t.n {
 			o := WriteOp{Address: rdma.FlatAddress(t.ops[i].op.Key, t.ops[i].op.Remote)}
@@ -228,19 +250,33 @@ func (ini *initiator) dataBytes(t *transaction, seqno int) int {
 	if t.packets == 1 {
 		return size
 	}
-	return min(ini.payload, size-seqno*ini.payload)
+	from, to := ini.cut(size, seqno)
+	return to - from
 }
 
-// acknowledged handles an ack_xid of the peer. It reports whether the ack_xid newly covers a transaction other than a No-op.
-func (ini *initiator) acknowledged(xid uint16) (news bool) {
+// numOps returns the number of operations in a transaction's packets. Ethernet would pad a WRITE of a few bytes in a SUNH frame, and the peer would write the
+// padding, too; so its packet contains the WRITE twice.
+func (ini *initiator) numOps(t *transaction) int {
+	if t.opcode == OpcodeWrite && t.n == 1 && t.packets == 1 && len(t.ops[0].op.Local) < ini.tail {
+		return 2
+	}
+	return t.n
+}
+
+// acknowledged handles the ack_xid of a packet. It reports whether the ack_xid newly covers a transaction other than a No-op.
+func (ini *initiator) acknowledged(p *Packet) (news bool) {
+	xid := p.TAL.AckXID
 	n := xid + 1 - ini.outUna
 	if n == 0 || int(n) > int(ini.outNext-ini.outUna) {
-		return false // old, or for a transaction that was never sent
+		if int16(xid-ini.outNext) >= 0 {
+			ini.violation(ViolationAckXID, p)
+		}
+		return false
 	}
 	for ; n > 0; n-- {
 		t := &ini.out[int(ini.outUna)&(len(ini.out)-1)]
 		if t.active && t.xid == ini.outUna && t.next < t.packets {
-			ini.core.count.stale++ // acknowledged before it was sent: a protocol violation
+			ini.violation(ViolationAckXID, p)
 			return true
 		}
 		if t.xid == ini.outUna {
@@ -267,6 +303,7 @@ func (ini *initiator) finish(t *transaction, i int, err error) {
 	}
 	x.finished, x.err = true, err
 	if t.left--; t.left == 0 {
+		ini.packets -= t.cost
 		ini.landed(t)
 	}
 	if !ini.ordered {
@@ -313,21 +350,112 @@ func (ini *initiator) landed(t *transaction) {
 // reply handles a packet that answers a local transaction.
 func (ini *initiator) reply(p *Packet) {
 	t := &ini.out[int(p.TAL.XID)&(len(ini.out)-1)]
-	if !t.active || t.xid != p.TAL.XID {
-		ini.core.count.stale++
+	switch {
+	case t.xid != p.TAL.XID || t.packets == 0 || t.opcode == OpcodeNoOp || t.opcode == OpcodeLast:
+		ini.violation(ViolationReplyXID, p)
+		return
+	case t.next < t.packets:
+		ini.violation(ViolationEarly, p)
+		ini.spoil(t)
 		return
 	}
-	if t.opcode.answered() && t.next > 0 {
+	if p.short(ini.lite) {
+		ini.violation(ViolationBlock, p)
+		return
+	}
+	if v := t.replies.take(p); v != 0 {
+		ini.violation(v, p)
+		return
+	}
+	if !t.active {
+		return // its operations have completed: with the first error of a read of several packets, or by Close
+	}
+	if t.opcode.answered() {
 		ini.landed(t) // operations may complete one by one, after which the request must not be rebuilt
 	}
 	for i := range int(p.TAL.NumOps) {
 		if !ini.replyOp(t, p, i) {
-			ini.core.count.malformed++
+			ini.violation(ViolationReply, p)
 		}
 		if !t.active {
 			return
 		}
 	}
+}
+
+// spoil makes the operations of a transaction fail if ack_xid completes them: a dropped reply may have had their errors.
+func (ini *initiator) spoil(t *transaction) {
+	for i := range t.n {
+		if x := &t.ops[i]; t.active && x.err == nil && !x.finished {
+			x.err = rdma.ErrRemoteOperation
+		}
+	}
+}
+
+// timeoutAt returns the time at which the oldest incomplete transaction has taken too long; 0 means never.
+func (ini *initiator) timeoutAt() time.Duration {
+	limit := ini.cfg.Parameters.TransactionTimeout
+	if limit == 0 {
+		return 0
+	}
+	if t := ini.incomplete(); t != nil {
+		return t.begun + ini.late + limit
+	}
+	if ini.lite && ini.lastSent != 0 && !ini.lastAcked {
+		return ini.lastSent + ini.late + limit
+	}
+	return 0
+}
+
+// incomplete returns the oldest incomplete transaction, or nil.
+func (ini *initiator) incomplete() *transaction {
+	for ; ini.oldest != ini.outNext; ini.oldest++ {
+		if t := &ini.out[int(ini.oldest)&(len(ini.out)-1)]; t.active && t.xid == ini.oldest && t.left > 0 {
+			return t
+		}
+	}
+	return nil
+}
+
+// timedOut reports the transaction of timeoutAt.
+func (ini *initiator) timedOut() {
+	e := ProtocolError{Kind: ViolationTimeout, Opcode: OpcodeLast, XID: ini.outNext - 1}
+	if t := ini.incomplete(); t != nil {
+		e.Opcode, e.XID = t.opcode, t.xid
+	}
+	ini.reportError(e)
+}
+
+// seqnos are the packets of a transaction's reply.
+type seqnos struct {
+	seen  []uint64 // bitmap
+	top   int      // highest
+	total int      // 0 until the packet with eom has arrived
+}
+
+// reset returns an empty set with the same memory.
+func (s *seqnos) reset() seqnos { return seqnos{seen: s.seen[:0]} }
+
+// take records a packet of the reply, or returns its protocol error.
+func (s *seqnos) take(p *Packet) Violation {
+	n := int(p.TAL.Seqno)
+	for len(s.seen) <= n/64 {
+		s.seen = append(s.seen, 0)
+	}
+	switch {
+	case s.seen[n/64]>>(n%64)&1 != 0:
+		return ViolationReplySeqno
+	case s.total > 0 && p.TAL.EOM:
+		return ViolationReplyEOM
+	case s.total > 0 && n >= s.total || p.TAL.EOM && n < s.top:
+		return ViolationReplySeqno
+	}
+	s.seen[n/64] |= 1 << (n % 64)
+	s.top = max(s.top, n)
+	if p.TAL.EOM {
+		s.total = n + 1
+	}
+	return 0
 }
 
 // replyOp handles one operation of a reply. It returns false if the operation is invalid.
@@ -336,6 +464,9 @@ func (ini *initiator) replyOp(t *transaction, p *Packet, i int) bool {
 	case OpcodeError:
 		e := p.Error(i)
 		n := int(e.Op)
+		if n == 1 && t.n == 1 && t.opcode == OpcodeWrite && ini.tail > 0 {
+			n = 0 // of a WRITE that its packet contains twice
+		}
 		if int(e.Seqno) >= t.next || n >= t.n {
 			return false
 		}
@@ -353,6 +484,9 @@ func (ini *initiator) replyOp(t *transaction, p *Packet, i int) bool {
 		x := &t.ops[n]
 		if x.op == nil || x.finished {
 			return true // already failed or complete
+		}
+		if rest := len(x.op.Local) - int(min(o.Offset, uint32(len(x.op.Local)))); (p.padded || ini.lite) && len(block) > rest {
+			block = block[:rest]
 		}
 		if uint64(o.Offset)+uint64(len(block)) > uint64(len(x.op.Local)) {
 			return false
@@ -393,11 +527,11 @@ func (ini *initiator) abandon(err error) {
 		}
 		t.active = false
 	}
-	ini.outstanding, ini.current = 0, nil
+	ini.outstanding, ini.packets, ini.current = 0, 0, nil
 	for ini.queue.n > 0 {
 		ini.complete(ini.queue.pop(), rdma.ErrFlushed)
 	}
-	ini.outUna, ini.head = ini.outNext, ini.outNext
+	ini.outUna, ini.head, ini.oldest = ini.outNext, ini.outNext, ini.outNext
 	// Packets in flight must not be rebuilt from memory that has been returned to its owners: No-ops take their psns and xids.
 	for psn := ini.tx.una; psn != ini.tx.nxt; psn++ {
 		if x := &ini.tx.at(psn).content; x.tx != nil {

@@ -16,7 +16,10 @@ import (
 type Node struct {
 	Name    string
 	Address netip.Addr
-	Target  string // for grpc.NewClient
+	// Agent is the client of the agent; nil means that NewManager makes one for Target. A node without both is configured by other means, to its part of
+	// Manager.Plan.
+	Agent  farev1.SuperpServiceClient
+	Target string // for grpc.NewClient
 }
 
 // Mesh is the full mesh that a connection manager sets up.
@@ -28,13 +31,20 @@ type Mesh struct {
 	Nodes      []Node
 	// Ordered has one element per connection of a pair of nodes: whether the connection is ordered. Empty means one unordered connection.
 	Ordered []bool
+	// Classes has the traffic class of each of these connections. Empty means those of the agents, and so does 0.
+	Classes []uint8
+	// Key returns the key for the Sends to the next end of a connection; nil means 0 for all.
+	Key func() uint32
 }
 
-// Plan returns the configuration of each node's agent, in the order of Nodes. It is deterministic. The cids of a node are distinct.
+// Plan returns the configuration of each node's agent, in the order of Nodes. It is deterministic, except for the keys. The cids of a node are distinct.
 func (m *Mesh) Plan() ([]*farev1.ConfigureSuperpRequest, error) {
 	kinds := m.Ordered
 	if len(kinds) == 0 {
 		kinds = []bool{false}
+	}
+	if len(m.Classes) > 0 && len(m.Classes) != len(kinds) {
+		return nil, fmt.Errorf("superp: %d traffic classes for %d connections a pair", len(m.Classes), len(kinds))
 	}
 	each := len(kinds) * (len(m.Nodes) - 1)
 	if m.Generation == 0 {
@@ -62,14 +72,32 @@ func (m *Mesh) Plan() ([]*farev1.ConfigureSuperpRequest, error) {
 		}
 		return uint32(1 + (first+uint64(peer*len(kinds)+kind))%0xffff)
 	}
+	if m.Key == nil {
+		m.Key = func() uint32 { return 0 }
+	}
+	keys := make([]uint32, len(m.Nodes)*each) // of the Sends to each end, by node and cid without the generation's offset
+	for i := range keys {
+		keys[i] = m.Key()
+	}
+	key := func(of, peer, kind int) uint32 {
+		if peer > of {
+			peer--
+		}
+		return keys[of*each+peer*len(kinds)+kind]
+	}
 	for i := range m.Nodes {
 		plan[i].Nodes = nodes
 		for j := range m.Nodes {
 			for k, ordered := range kinds {
-				if i != j {
-					plan[i].Connections = append(plan[i].Connections, &farev1.SuperpConnection{LocalAddress: nodes[i].Address,
-						RemoteAddress: nodes[j].Address, LocalCid: cid(i, j, k), RemoteCid: cid(j, i, k), Ordered: ordered})
+				if i == j {
+					continue
 				}
+				c := &farev1.SuperpConnection{LocalAddress: nodes[i].Address, RemoteAddress: nodes[j].Address, LocalCid: cid(i, j, k), RemoteCid: cid(j, i, k),
+					Ordered: ordered, LocalKey: key(i, j, k), RemoteKey: key(j, i, k)}
+				if len(m.Classes) > 0 {
+					c.TrafficClass = uint32(m.Classes[k])
+				}
+				plan[i].Connections = append(plan[i].Connections, c)
 			}
 		}
 	}
@@ -81,10 +109,10 @@ type Manager struct {
 	mesh   Mesh
 	plan   []*farev1.ConfigureSuperpRequest
 	conns  []*grpc.ClientConn
-	agents []farev1.SuperpServiceClient
+	agents []farev1.SuperpServiceClient // nil for a node without an agent
 }
 
-// NewManager makes the plan and the clients of all agents, without contacting them.
+// NewManager makes the plan and the clients of agents, without contacting them.
 func NewManager(m Mesh, options ...grpc.DialOption) (*Manager, error) {
 	plan, err := m.Plan()
 	if err != nil {
@@ -92,6 +120,10 @@ func NewManager(m Mesh, options ...grpc.DialOption) (*Manager, error) {
 	}
 	x := &Manager{mesh: m, plan: plan}
 	for _, n := range m.Nodes {
+		if n.Agent != nil || n.Target == "" {
+			x.agents = append(x.agents, n.Agent)
+			continue
+		}
 		conn, err := grpc.NewClient(n.Target, options...)
 		if err != nil {
 			return nil, errors.Join(fmt.Errorf("superp: agent of %s: %w", n.Name, err), x.Close())
@@ -102,11 +134,16 @@ func NewManager(m Mesh, options ...grpc.DialOption) (*Manager, error) {
 	return x, nil
 }
 
-// Up configures every agent, then starts every agent. If one refuses, Up ends this generation, hard, at all agents that it can reach before
-// ctx ends.
+// Plan returns the configuration of each node, in the order of Mesh.Nodes.
+func (m *Manager) Plan() []*farev1.ConfigureSuperpRequest { return m.plan }
+
+// Up configures every agent, then starts every agent. If one refuses, Up ends the generation, hard, at the agents that have accepted its configuration and
+// that it can reach before ctx ends. An agent that refuses may have a configuration of the same number from another manager, which stays.
 func (m *Manager) Up(ctx context.Context) error {
+	accepted := make([]bool, len(m.agents))
 	err := m.all(func(i int) error {
 		_, err := m.agents[i].ConfigureSuperp(ctx, m.plan[i])
+		accepted[i] = err == nil
 		return err
 	})
 	if err == nil {
@@ -115,18 +152,25 @@ func (m *Manager) Up(ctx context.Context) error {
 			return err
 		})
 	}
-	if err != nil {
-		return errors.Join(err, m.Down(ctx, true))
+	if err == nil {
+		return nil
 	}
-	return nil
+	return errors.Join(err, m.all(func(i int) error {
+		if !accepted[i] {
+			return nil
+		}
+		return m.down(ctx, i, true)
+	}))
 }
 
 // Down ends the mesh. A soft shutdown waits until all outstanding operations have finished, or ctx ends.
 func (m *Manager) Down(ctx context.Context, hard bool) error {
-	return m.all(func(i int) error {
-		_, err := m.agents[i].ShutdownSuperp(ctx, &farev1.ShutdownSuperpRequest{Generation: m.mesh.Generation, Hard: hard})
-		return err
-	})
+	return m.all(func(i int) error { return m.down(ctx, i, hard) })
+}
+
+func (m *Manager) down(ctx context.Context, i int, hard bool) error {
+	_, err := m.agents[i].ShutdownSuperp(ctx, &farev1.ShutdownSuperpRequest{Generation: m.mesh.Generation, Hard: hard})
+	return err
 }
 
 // Close closes the clients. The connections of the mesh stay.
@@ -143,7 +187,10 @@ func (m *Manager) Close() error {
 func (m *Manager) all(ask func(i int) error) error {
 	errs := make([]error, len(m.agents))
 	var wait sync.WaitGroup
-	for i := range m.agents {
+	for i, agent := range m.agents {
+		if agent == nil {
+			continue
+		}
 		wait.Go(func() {
 			if err := ask(i); err != nil {
 				errs[i] = fmt.Errorf("superp: agent of %s: %w", m.mesh.Nodes[i].Name, err)

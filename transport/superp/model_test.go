@@ -1,6 +1,7 @@
 package superp_test
 
 import (
+	"net/netip"
 	"testing"
 	"time"
 
@@ -24,6 +25,8 @@ func with(cfg superp.Config) rdmatest.Constructor {
 func TestModel(t *testing.T) {
 	small := superp.Config{Payload: 256, Parameters: superp.Parameters{Window: 16, ReceiveWindow: 16, Transactions: 4, PacketsPerTransaction: 300}}
 	narrow := superp.Config{Parameters: superp.Parameters{Window: 1024, ReceiveWindow: 1, Transactions: 1}}
+	// With SUNH the last packet of a transaction and short WRITEs are cut differently; the simulated network carries them as datagrams.
+	short := superp.Config{Payload: 64, SUNH: superp.SUNHConfig{Subnet: netip.MustParsePrefix("10.255.0.0/16"), Device: "any"}}
 	for _, x := range []struct {
 		name string
 		cfg  superp.Config
@@ -37,7 +40,9 @@ func TestModel(t *testing.T) {
 		{"not ready", superp.Config{}, rdmatest.Options{NotReady: 0.5, Loss: 0.02}},
 		{"flapping", superp.Config{}, rdmatest.Options{Flap: 10 * time.Millisecond, Loss: 0.01, NotReady: 0.05}},
 		{"small windows", small, rdmatest.Options{Loss: 0.05, Duplicate: 0.05, Reorder: 0.05, NotReady: 0.1}},
+		{"cut for SUNH", short, rdmatest.Options{Loss: 0.05, Duplicate: 0.05, Reorder: 0.05, MaxSize: 300}},
 		{"receive window of one", narrow, rdmatest.Options{Loss: 0.02, MaxSize: 4096}},
+		{"psns wrap", superp.Config{FirstPSN: ^uint32(0) - 200}, rdmatest.Options{Loss: 0.05, Duplicate: 0.05, Reorder: 0.1}},
 	} {
 		for _, ordered := range []bool{false, true} {
 			name := x.name + ", unordered"

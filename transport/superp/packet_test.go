@@ -181,6 +181,14 @@ func TestSUNH(t *testing.T) {
 	if _, err := h.Expand(netip.MustParsePrefix("10.7.0.0/24"), 4444); err == nil {
 		t.Error("expanded into a subnet of 8 bits")
 	}
+	small := SUNH{NextHeader: NextHeader, HopLimit: 1, Source: 0x34, Destination: 0x21}
+	e, err := small.Expand(netip.MustParsePrefix("10.7.9.0/24"), 4444)
+	if err != nil || e.Source.Addr().String() != "10.7.9.52" || e.Destination.Addr().String() != "10.7.9.33" {
+		t.Errorf("in a subnet of 8 bits: %+v, %v", e, err)
+	}
+	if back, err := Compress(e, netip.MustParsePrefix("10.7.9.0/24")); err != nil || back != small {
+		t.Errorf("in a subnet of 8 bits, back: %+v, %v", back, err)
+	}
 	h.NextHeader = 17
 	if _, err := h.Expand(netip.MustParsePrefix("10.7.0.0/16"), 4444); err == nil {
 		t.Error("expanded what is not SUPERp")
@@ -190,7 +198,7 @@ func TestSUNH(t *testing.T) {
 	}
 }
 
-// TestPaddedFrames checks that the padding of a minimum-size frame is ignored behind a packet without operations, and only there.
+// TestPaddedFrames checks that the padding of a minimum-size frame is ignored behind a packet whose operations have no data, and only there.
 func TestPaddedFrames(t *testing.T) {
 	header := SUNH{NextHeader: NextHeader, HopLimit: 15, Source: 1, Destination: 2}
 	for _, o := range []Opcode{OpcodeNoOp, OpcodeLast} {
@@ -214,6 +222,22 @@ func TestPaddedFrames(t *testing.T) {
 		frame[1] = 17
 		if _, _, err := DecodeFrame(frame); !errors.Is(err, ErrMalformed) {
 			t.Errorf("next header 17: %v", err)
+		}
+	}
+	read := Packet{PDL: pdlOfSamples, TAL: TAL{EOM: true, Opcode: OpcodeRead, NumOps: 1, XID: 7}, ops: unhex(t, "0010000000000000", "08000000")}
+	frame, err := header.AppendFrame(nil, &read)
+	if err != nil || len(frame) != 46 {
+		t.Fatalf("RMA read: %d bytes, %v", len(frame), err)
+	}
+	for name, x := range map[string]struct {
+		frame []byte
+		fine  bool
+	}{
+		"padded": {frame, true}, "not padded": {frame[:44], true}, "longer than the minimum": {append(bytes.Clone(frame), 0), false}, "short": {frame[:43], false},
+	} {
+		_, got, err := DecodeFrame(x.frame)
+		if fine := err == nil; fine != x.fine || fine && got.Read(0) != (ReadOp{Address: 4096, Length: 8}) {
+			t.Errorf("RMA read, %s: %+v, %v", name, got, err)
 		}
 	}
 	for size, fine := range map[int]bool{0: false, 9: false, 10: true, 64: true} {

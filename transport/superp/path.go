@@ -26,6 +26,8 @@ type path struct {
 	ackRequested uint64        // number of the latest transmission that requests an acknowledgement
 	quiet        time.Duration // time at which it was last known to work, or began to carry packets that request acknowledgements
 	losses       int           // packets detected as lost on it since quiet
+	suspect      uint64        // number of the latest transmission that may have been dropped; 0: none
+	suspectAt    time.Duration // time of that transmission
 	stalled      bool
 	reported     bool          // value of stalled in the latest call of Host.Stalled
 	probe        time.Duration // stalled: time of the next probe packet
@@ -232,6 +234,16 @@ func (s *paths) next(n int, avoid *path, now time.Duration) *path {
 	s.left--
 	s.bytes += n
 	return s.turn
+}
+
+// single returns the path of all packets, in order: the first live one.
+func (s *paths) single() *path {
+	for _, p := range s.all {
+		if p.living() {
+			return p
+		}
+	}
+	return s.all[0]
 }
 
 // rotate returns the path of a packet without payload. Acknowledgements use all paths in turn, so that a dead one does not delay them for

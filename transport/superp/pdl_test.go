@@ -2,10 +2,12 @@ package superp
 
 import (
 	"math/rand/v2"
+	"net/netip"
 	"sync/atomic"
 	"testing"
 	"time"
 
+	"github.com/fared/fared/transport/internal/congestion"
 	"github.com/fared/fared/transport/rdma"
 )
 
@@ -113,9 +115,9 @@ type line struct {
 }
 
 func newLine(t testing.TB, window, receive int, base uint32) *line {
-	l := &line{t: t, s: newSender(Parameters{Window: window, Reorder: 3}), r: newReceiver(receive), base: base,
+	l := &line{t: t, s: newSender(Parameters{Window: window, Reorder: 3}, congestion.Peers{}.Join(netip.Addr{}), new(uint64)), r: newReceiver(receive), base: base,
 		timing: rdma.Timing{}.WithDefaults(), got: map[uint32]bool{}, acknowledged: map[uint32]bool{}}
-	l.s.una, l.s.nxt, l.s.until, l.s.high = base, base, base, base
+	l.s.begin(base)
 	l.r.next, l.r.high = base, base
 	l.s.offered = uint32(receive)
 	for i := range 3 {
@@ -295,10 +297,19 @@ func FuzzPDL(f *testing.F) {
 	})
 }
 
-// TestSenderKeepsThePathsOrder checks that packets sent before others that have arrived on the same path are lost, and that packets on
-// another path are not.
+// TestSenderKeepsThePathsOrder checks that packets sent before others that have arrived on the same path are lost unless they arrive within the time of reordering, and
+// that packets on another path are not.
 func TestSenderKeepsThePathsOrder(t *testing.T) {
 	l := newLine(t, 64, 64, 0)
+	// await lets the time of reordering pass.
+	await := func() {
+		t.Helper()
+		if at := l.s.detectAt; at-l.now-reordering > 1 || l.s.lost != 0 { // time 0 counts as 1
+			t.Errorf("%d packets lost, to be judged at %v, now it is %v", l.s.lost, at, l.now)
+		}
+		l.now = l.s.detectAt
+		l.s.detect(l.s.una, l.now)
+	}
 	for range 4 {
 		l.push(0, false) // psns 0 to 3 on path 0
 	}
@@ -310,16 +321,42 @@ func TestSenderKeepsThePathsOrder(t *testing.T) {
 		l.deliver(0, false) // 1, 2, 3
 	}
 	l.ack(2, false)
+	await()
 	if !l.s.at(0).lost || l.s.lost != 1 {
 		t.Errorf("psn 0 lost: %v, %d in all", l.s.at(0).lost, l.s.lost)
 	}
 	l.again(1)
 	l.deliver(3, false) // 7 overtakes no packet of path 0, but 4, 5, 6 of its path
 	l.ack(len(l.acks)-1, false)
+	await()
 	if l.s.at(4).lost != true || l.s.at(5).lost || l.s.lost != 1 {
 		t.Errorf("psn 4 lost: %v, 5: %v; %d in all", l.s.at(4).lost, l.s.at(5).lost, l.s.lost)
 	}
 	l.again(2)
+	l.finish()
+}
+
+// TestSenderForgivesReordering delivers a packet late, but within the time of reordering: it is not retransmitted, and the congestion window stays.
+func TestSenderForgivesReordering(t *testing.T) {
+	l := newLine(t, 64, 64, 0)
+	for range 5 {
+		l.push(0, false)
+	}
+	for range 4 {
+		l.deliver(1, false) // 1 to 4
+	}
+	l.ack(len(l.acks)-1, false)
+	if l.s.detectAt == 0 || l.s.lost != 0 {
+		t.Errorf("%d packets lost, to be judged at %v", l.s.lost, l.s.detectAt)
+	}
+	l.now += reordering / 2
+	l.deliver(0, false)
+	l.ack(len(l.acks)-1, false)
+	l.now += reordering
+	l.s.detect(l.s.una, l.now)
+	if l.s.lost != 0 || l.s.detectAt != 0 || *l.s.cuts != 0 {
+		t.Errorf("%d packets lost, to be judged at %v, %d cuts", l.s.lost, l.s.detectAt, *l.s.cuts)
+	}
 	l.finish()
 }
 
@@ -448,6 +485,38 @@ func TestPathsSet(t *testing.T) {
 				t.Errorf("%+v: path %d lives: %v", x.to, i, p.living())
 			}
 			p.count(1, false)
+		}
+	}
+}
+
+// TestSuspectedLoss checks that a packet that acknowledgements show missing, on a path that has delivered nothing since, reduces the
+// congestion window only once the path delivers a later packet, and not if the path was stalled meanwhile.
+func TestSuspectedLoss(t *testing.T) {
+	for _, stalled := range []bool{false, true} {
+		l := newLine(t, 64, 64, 0)
+		window := l.s.flight.Size()
+		arrives := func(p int) { // a new packet by a path, a millisecond later its acknowledgement
+			t.Helper()
+			l.push(p, true)
+			l.deliver(len(l.flying)-1, false)
+			l.now += time.Millisecond
+			l.ack(0, false)
+		}
+		l.push(0, true) // does not arrive
+		arrives(1)
+		l.now += time.Second
+		arrives(1)
+		if l.s.lost != 1 || l.s.flight.Size() != window {
+			t.Fatalf("%d packets lost, a window of %d packets, want 1 and %d", l.s.lost, l.s.flight.Size(), window)
+		}
+		l.paths[0].stalled = stalled
+		arrives(0)
+		want := window / 2
+		if stalled {
+			want = window
+		}
+		if got := l.s.flight.Size(); got != want {
+			t.Errorf("stalled %v: a window of %d packets, want %d", stalled, got, want)
 		}
 	}
 }

@@ -100,6 +100,9 @@ func (tgt *target) nextAnswer() *answer {
 	r := tgt.reads.at(0)
 	s := &tgt.in[int(r.xid)&(len(tgt.in)-1)]
 	n := min(tgt.payload, r.n-r.offset)
+	if rest := r.n - r.offset - n; rest > 0 && rest < tgt.tail {
+		n -= tgt.tail - rest // the next packet, the last, has no less than tail bytes
+	}
 	a := tgt.newAnswer(s, OpcodeReadResponse, answerOp{seqno: r.seqno, op: r.op, address: r.address, offset: r.offset, n: n})
 	if r.offset += n; r.offset < r.n {
 		tgt.reading++
@@ -182,10 +185,14 @@ func (tgt *target) buildAnswer(b []byte, t TAL, a *answer) (head, payload []byte
 			}
 			return b, nil, 0
 		}
-		if a.n == 1 {
+		short := tgt.lite && len(block) < minBlock
+		if a.n == 1 && !short {
 			return b, block, len(block)
 		}
 		b = append(b, block...)
+		if short { // the initiator knows the length
+			b = append(b, make([]byte, minBlock-len(block))...)
+		}
 		data += len(block)
 	}
 	return b, nil, data

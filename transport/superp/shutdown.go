@@ -65,6 +65,11 @@ func (c *Connection) Close() {
 		c.core.remove(c)
 		return
 	}
+	if c.lite && c.shutdown.exchanged() { // nothing is retransmitted, and the peer's address must become free
+		c.end(rdma.ErrFlushed, nil)
+		c.closed = true
+		return
+	}
 	c.shutdown.abrupt = !c.initiator.idle()
 	c.initiator.abandon(rdma.ErrFlushed)
 	c.drain()
@@ -80,12 +85,12 @@ func (c *Connection) drained(now time.Duration) {
 		return
 	}
 	if !c.shutdown.lastSent {
-		xid, ok := uint16(0), c.tx.room(true)
+		xid, ok := uint16(0), c.tx.room(true) && c.mayAssign(now)
 		if ok {
 			xid, ok = c.initiator.nextNull(OpcodeLast)
 		}
 		if ok {
-			c.shutdown.lastSent = true
+			c.shutdown.lastSent, c.initiator.lastSent = true, max(now, 1)
 			c.send(content{kind: last, xid: xid}, now)
 		} else {
 			c.ask(now)
@@ -156,6 +161,9 @@ func (c *Connection) deadline() time.Duration {
 	if t := c.tx.deadline(&c.cfg.Timing); t != 0 {
 		earlier(min(t, c.tx.progress+c.cfg.Timing.GiveUp))
 	}
+	earlier(c.tx.detectAt)
+	earlier(c.tx.reuse.free)
+	earlier(c.initiator.timeoutAt())
 	if t := c.probeAt(); t != 0 {
 		earlier(t)
 	}
@@ -173,7 +181,7 @@ func (c *Connection) deadline() time.Duration {
 // acknowledge. 0 means never.
 func (c *Connection) probeAt() time.Duration {
 	owed := c.initiator.outstanding > 0 || c.shutdown.lastSent && !c.shutdown.exchanged() && !c.closed
-	if !owed || c.tx.waiting() || !c.connected || c.removed {
+	if !owed || c.lite || c.tx.waiting() || !c.connected || c.removed {
 		return 0
 	}
 	return max(c.lastActivity, c.tx.progress) + c.cfg.Timing.GiveUp/4
@@ -190,6 +198,19 @@ func (c *Connection) tick(now time.Duration) {
 	}
 	if t := c.probeAt(); t != 0 && now >= t {
 		c.probe = true
+	}
+	c.tx.reuse.allows(now) // ends a pause
+	if t := c.initiator.timeoutAt(); t != 0 && now >= t {
+		if late := now - t; late > c.cfg.Timing.AckDelay {
+			c.initiator.late += late + c.cfg.Timing.AckDelay // the process did not run: the answer may be in the socket
+		} else {
+			c.initiator.timedOut()
+			c.end(ErrTransactionTimeout, ErrTransactionTimeout)
+			return
+		}
+	}
+	if t := c.tx.detectAt; t != 0 && now >= t {
+		c.tx.detect(c.tx.una, now)
 	}
 	c.core.count.stalls += c.paths.detectStalls(&c.tx, &c.cfg.Timing, now)
 	if t := c.tx.deadline(&c.cfg.Timing); t != 0 && now >= min(t, c.tx.progress+c.cfg.Timing.GiveUp) {

@@ -12,8 +12,8 @@ const (
 	SUNHEtherType = 0x885b
 )
 
-// SUNH is the Scale Up Network Header, 8 bytes, big endian. It replaces UDP/IP inside one SUPERp subnet. This package sends UDP/IP, because
-// fared steers IP; it decodes and encodes SUNH, and converts it to UDP/IP (Expand) at the boundary.
+// SUNH is the Scale Up Network Header, 8 bytes, big endian. It replaces UDP/IP inside one SUPERp subnet (Config.SUNH). Expand and Compress convert it to UDP/IP
+// and back, at the boundary of the subnet.
 type SUNH struct {
 	TrafficClass uint8
 	NextHeader   uint8
@@ -45,31 +45,44 @@ func (h SUNH) Append(b []byte) []byte {
 // minFrame is the minimum payload of an Ethernet frame, in bytes; shorter ones are padded.
 const minFrame = 46
 
-// DecodeFrame decodes a frame's payload: SUNH with a packet. It ignores the padding behind a packet without operations (No-op, Last NULL).
+// DecodeFrame decodes a frame's payload: SUNH with a packet. It ignores the padding behind a packet whose operations have no data.
 func DecodeFrame(b []byte) (SUNH, Packet, error) {
-	h, rest, err := DecodeSUNH(b)
+	h, rest, err := unframe(b, false)
 	if err != nil {
 		return SUNH{}, Packet{}, err
-	}
-	if h.NextHeader != NextHeader {
-		return SUNH{}, Packet{}, fmt.Errorf("%w: SUNH with next header %d", ErrMalformed, h.NextHeader)
-	}
-	if len(rest) > pdlLen+talLen && len(b) <= minFrame {
-		if form, known := Opcode(rest[pdlLen+1]).form(); known && form.none {
-			rest = rest[:pdlLen+talLen]
-		}
 	}
 	p, err := Decode(rest)
 	return h, p, err
 }
 
-// AppendFrame appends a frame's payload: the header and the packet, with the padding of a packet without operations. The length of other
-// packets is the length of their data, so it refuses those that Ethernet would pad.
+// unframe returns the header and the packet of a frame's payload. The length of a packet without data is that of its headers; what follows is padding.
+func unframe(b []byte, lite bool) (SUNH, []byte, error) {
+	h, rest, err := DecodeSUNH(b)
+	if err != nil {
+		return SUNH{}, nil, err
+	}
+	if h.NextHeader != NextHeader {
+		return SUNH{}, nil, fmt.Errorf("%w: SUNH with next header %d", ErrMalformed, h.NextHeader)
+	}
+	from := pdlLen
+	if lite {
+		from = 0
+	}
+	if len(b) <= minFrame && len(rest) > from+talLen {
+		if form, known := Opcode(rest[from+1]).form(); known && !form.data {
+			rest = rest[:min(len(rest), from+talLen+int(rest[from]&0xf)*form.header)]
+		}
+	}
+	return h, rest, nil
+}
+
+// AppendFrame appends a frame's payload: the header and the packet, with the padding of a packet whose operations have no data. The length of other packets is
+// the length of their data, so it refuses those that Ethernet would pad.
 func (h SUNH) AppendFrame(b []byte, p *Packet) ([]byte, error) {
 	start := len(b)
 	b = p.Append(h.Append(b))
 	if missing := minFrame - (len(b) - start); missing > 0 {
-		if p.TAL.NumOps > 0 {
+		if form, known := p.TAL.Opcode.form(); !known || form.data {
 			return nil, fmt.Errorf("%v of %d bytes: a frame of less than %d would be padded, and the padding taken for data", p.TAL.Opcode, len(b)-start, minFrame)
 		}
 		b = append(b, make([]byte, missing)...)
@@ -88,21 +101,21 @@ type Expanded struct {
 	HopLimit            uint8
 }
 
-// Expand converts the header to UDP/IP in a SUPERp subnet. The host part of subnet has at least 16 bits; port is the UDP destination port.
-// The flow label becomes the UDP source port, from 49152 upwards, and IPv6's flow label.
+// Expand converts the header to UDP/IP in a SUPERp subnet. SUNH addresses are the host part of the addresses in subnet, or its last 16 bits if it has more; port is
+// the UDP destination port. The flow label becomes the UDP source port, from 49152 upwards, and IPv6's flow label.
 func (h SUNH) Expand(subnet netip.Prefix, port uint16) (Expanded, error) {
 	if h.NextHeader != NextHeader {
 		return Expanded{}, fmt.Errorf("%w: SUNH with next header %d", ErrMalformed, h.NextHeader)
 	}
-	if !subnet.IsValid() || subnet.Addr().BitLen()-subnet.Bits() < 16 {
-		return Expanded{}, fmt.Errorf("subnet %v: the host part has fewer than 16 bits", subnet)
+	if !subnet.IsValid() {
+		return Expanded{}, fmt.Errorf("no SUPERp subnet")
 	}
-	host := func(n uint16) netip.Addr {
-		b := subnet.Masked().Addr().AsSlice()
-		b[len(b)-2], b[len(b)-1] = byte(n>>8), byte(n)
-		a, _ := netip.AddrFromSlice(b)
-		return a
+	for _, n := range []uint16{h.Source, h.Destination} {
+		if n&^hostMask(subnet) != 0 {
+			return Expanded{}, fmt.Errorf("%w: address %#x is not in subnet %v", ErrMalformed, n, subnet)
+		}
 	}
+	host := func(n uint16) netip.Addr { return hostAddress(subnet, n) }
 	e := Expanded{Source: netip.AddrPortFrom(host(h.Source), firstPort+h.FlowLabel&0xfff),
 		Destination: netip.AddrPortFrom(host(h.Destination), port), TrafficClass: h.TrafficClass, HopLimit: h.HopLimit}
 	if subnet.Addr().Is6() {
@@ -126,11 +139,10 @@ func Compress(e Expanded, subnet netip.Prefix) (SUNH, error) {
 		to *uint16
 		a  netip.Addr
 	}{{&h.Source, e.Source.Addr()}, {&h.Destination, e.Destination.Addr()}} {
-		b := x.a.AsSlice()
-		if len(b) < 4 {
+		if !x.a.IsValid() {
 			return SUNH{}, fmt.Errorf("no address")
 		}
-		*x.to = binary.BigEndian.Uint16(b[len(b)-2:])
+		*x.to = hostPart(subnet, x.a)
 	}
 	back, err := h.Expand(subnet, e.Destination.Port())
 	if err != nil {
@@ -140,4 +152,24 @@ func Compress(e Expanded, subnet netip.Prefix) (SUNH, error) {
 		return SUNH{}, fmt.Errorf("%v or %v is not of subnet %v", e.Source.Addr(), e.Destination.Addr(), subnet)
 	}
 	return h, nil
+}
+
+// hostMask returns the bits of a SUNH address in a subnet.
+func hostMask(subnet netip.Prefix) uint16 {
+	return uint16(1<<min(16, subnet.Addr().BitLen()-subnet.Bits()) - 1)
+}
+
+// hostPart returns the SUNH address of an address in a subnet.
+func hostPart(subnet netip.Prefix, a netip.Addr) uint16 {
+	b := a.AsSlice()
+	return binary.BigEndian.Uint16(b[len(b)-2:]) & hostMask(subnet)
+}
+
+// hostAddress is the inverse of hostPart.
+func hostAddress(subnet netip.Prefix, n uint16) netip.Addr {
+	b := subnet.Masked().Addr().AsSlice()
+	last := b[len(b)-2:]
+	binary.BigEndian.PutUint16(last, binary.BigEndian.Uint16(last)|n)
+	a, _ := netip.AddrFromSlice(b)
+	return a
 }

@@ -87,14 +87,15 @@ type read struct {
 func (tgt *target) ackXID() uint16 { return tgt.inNext - 1 }
 
 // null handles a No-op or Last NULL: a transaction without operations, which is complete when it arrives. The XID of a No-op may be
-// one from before the window, if the peer has no other (see send).
-func (tgt *target) null(p *Packet) {
+// one from before the window, if the peer has no other (see send). It reports whether the packet is one.
+func (tgt *target) null(p *Packet) (accepted bool) {
 	s := &tgt.in[int(p.TAL.XID)&(len(tgt.in)-1)]
 	switch {
 	case int(p.TAL.XID-tgt.inNext) >= tgt.cfg.Parameters.Transactions:
 		if p.TAL.Opcode != OpcodeNoOp || int16(p.TAL.XID-tgt.inNext) >= 0 {
-			tgt.core.count.stale++
+			tgt.violation(ViolationXID, p)
 		}
+		return false
 	case !s.open && p.TAL.Seqno == 0 && p.TAL.EOM:
 		tgt.begin(s, p)
 		s.total, s.got = 1, 1
@@ -102,7 +103,9 @@ func (tgt *target) null(p *Packet) {
 			tgt.nulls++
 		}
 		tgt.settle(s)
+		return true
 	}
+	return false
 }
 
 // begin opens a transaction of the peer.
@@ -126,27 +129,26 @@ func (tgt *target) receive(p *Packet, raw []byte) {
 
 // request executes a packet of a transaction of the peer.
 func (tgt *target) request(p *Packet) {
-	if int(p.TAL.XID-tgt.inNext) >= tgt.cfg.Parameters.Transactions {
-		tgt.core.count.stale++
+	s := &tgt.in[int(p.TAL.XID)&(len(tgt.in)-1)]
+	if v := tgt.judge(s, p); v != 0 {
+		tgt.violation(v, p)
 		return
 	}
-	s := &tgt.in[int(p.TAL.XID)&(len(tgt.in)-1)]
 	if !s.open {
 		tgt.begin(s, p)
 	}
 	n := int(p.TAL.Seqno)
-	if s.opcode != p.TAL.Opcode || n >= tgt.cfg.Parameters.PacketsPerTransaction || s.seen[n/64]>>(n%64)&1 != 0 ||
-		s.total > 0 && (p.TAL.EOM || n >= s.total) || p.TAL.EOM && n < s.top {
-		tgt.core.count.malformed++
-		return
-	}
 	s.seen[n/64] |= 1 << (n % 64)
 	s.got++
 	s.top = max(s.top, n)
 	if p.TAL.EOM {
 		s.total = n + 1
 	}
-	if tgt.closed || !tgt.executes(p.TAL.Opcode) {
+	short := p.short(tgt.lite)
+	if short {
+		tgt.violation(ViolationBlock, p)
+	}
+	if tgt.closed || short || !tgt.executes(p.TAL.Opcode) {
 		err := rdma.ErrRemoteInvalid
 		if tgt.closed {
 			err = rdma.ErrFlushed
@@ -159,6 +161,27 @@ func (tgt *target) request(p *Packet) {
 		tgt.execute(s, p)
 	}
 	tgt.settle(s)
+}
+
+// judge returns the protocol error of a packet of a transaction of the peer, or 0. s is the slot of its XID.
+func (tgt *target) judge(s *incoming, p *Packet) Violation {
+	n := int(p.TAL.Seqno)
+	switch {
+	case int(p.TAL.XID-tgt.inNext) >= tgt.cfg.Parameters.Transactions || s.open && s.done:
+		return ViolationXID
+	case n >= tgt.cfg.Parameters.PacketsPerTransaction:
+		return ViolationSeqno
+	case !s.open:
+	case s.opcode != p.TAL.Opcode:
+		return ViolationOpcode
+	case s.seen[n/64]>>(n%64)&1 != 0:
+		return ViolationSeqno
+	case s.total > 0 && p.TAL.EOM:
+		return ViolationEOM
+	case s.total > 0 && n >= s.total || p.TAL.EOM && n < s.top:
+		return ViolationSeqno
+	}
+	return 0
 }
 
 func (tgt *target) executes(o Opcode) bool {
@@ -259,6 +282,9 @@ func (tgt *target) piece(s *incoming, offset int, data []byte, last bool) {
 	m := &s.msg
 	if last {
 		m.length = offset + len(data)
+		if m.waiting && tgt.cfg.HeadSize == 0 {
+			tgt.admit(s) // without a head, the host has waited for the length
+		}
 	}
 	switch {
 	case m.refused:
@@ -448,8 +474,12 @@ func (tgt *target) mustWait(p *Packet) bool {
 // those of transactions outside the window are dropped.
 func (tgt *target) block(p *Packet, raw []byte) {
 	par := &tgt.cfg.Parameters
-	if int(p.TAL.XID-tgt.inNext) >= par.Transactions || tgt.blocked.n >= par.Transactions*par.PacketsPerTransaction {
-		tgt.core.count.stale++
+	switch {
+	case int(p.TAL.XID-tgt.inNext) >= par.Transactions:
+		tgt.violation(ViolationXID, p)
+		return
+	case tgt.blocked.n >= par.Transactions*par.PacketsPerTransaction:
+		tgt.violation(ViolationSeqno, p)
 		return
 	}
 	tgt.blocked.push(tgt.keep(raw))
@@ -459,7 +489,7 @@ func (tgt *target) block(p *Packet, raw []byte) {
 func (tgt *target) unblock() {
 	for tgt.blocked.n > 0 && tgt.broken == nil {
 		raw := *tgt.blocked.at(0)
-		p, _ := Decode(raw) // cannot fail: decoded on arrival
+		p, _ := decode(raw, tgt.lite) // cannot fail: decoded on arrival
 		if tgt.mustWait(&p) {
 			return
 		}

@@ -1,7 +1,6 @@
 package superp
 
 import (
-	"net/netip"
 	"time"
 
 	"github.com/fared/fared/transport/rdma"
@@ -66,14 +65,14 @@ func (c *Connection) newAck() bool { return c.rx.moved || c.acks.isNew(c.target.
 
 // transmitNew sends new packets as the windows allow. Replies and requests alternate by run, so that neither direction starves the other.
 func (c *Connection) transmitNew(now time.Duration) {
-	for c.tx.room(c.newAck()) {
+	for c.tx.room(c.newAck()) && c.tx.flight.Room() > 0 && c.waits() && c.mayAssign(now) {
 		replies := c.target.replies()
 		if replies && c.turn < run {
 			c.turn++
 			c.send(content{kind: reply, answer: c.target.nextAnswer()}, now)
 			continue
 		}
-		x, ok := c.initiator.nextRequest()
+		x, ok := c.initiator.nextRequest(now)
 		switch {
 		case ok:
 			if c.turn++; c.turn >= 2*run {
@@ -86,9 +85,25 @@ func (c *Connection) transmitNew(now time.Duration) {
 			return
 		}
 	}
-	if c.target.replies() || c.initiator.current != nil || c.initiator.queue.n > 0 {
+	if c.waits() {
 		c.ask(now)
 	}
+}
+
+// waits reports whether replies or requests wait to be sent.
+func (c *Connection) waits() bool {
+	return c.target.replies() || c.initiator.current != nil || c.initiator.queue.n > 0
+}
+
+// mayAssign reports whether the next psn may be assigned to a packet. It reports one that is needed too early.
+func (c *Connection) mayAssign(now time.Duration) bool {
+	if c.tx.reuse.allows(now) {
+		return true
+	}
+	if c.tx.reuse.tooEarly() {
+		c.reportError(ProtocolError{Kind: ViolationPSNReuse, PSN: c.tx.nxt})
+	}
+	return false
 }
 
 // ask makes room if only unacknowledged acknowledgements fill the window.
@@ -115,14 +130,22 @@ func (c *Connection) send(x content, now time.Duration) {
 	psn, r := c.tx.push(x, x.kind != noOp || x.probe || c.acks.unconfirmed(c.target.due), now)
 	c.acks.lastXID = x.carried
 	c.transmit(psn, r, false, now)
+	if c.lite { // what is sent arrives
+		c.tx.arrived(r, c)
+		c.tx.advance()
+	}
 }
 
-// again retransmits lost packets, oldest first.
+// again retransmits lost packets, oldest first, as the congestion window allows. The oldest of all does not wait for it, because those behind
+// it may have been dropped unnoticed.
 func (c *Connection) again(now time.Duration) {
 	for psn := c.tx.una; c.tx.lost > 0 && psn != c.tx.nxt; psn++ {
 		r := c.tx.at(psn)
 		if !r.lost {
 			continue
+		}
+		if psn != c.tx.una && c.tx.flight.Room() <= 0 {
+			return
 		}
 		if limit := c.cfg.Parameters.MaxRetransmits; limit > 0 && r.times > limit {
 			c.broken = rdma.ErrRetryExceeded
@@ -140,7 +163,14 @@ func (c *Connection) transmit(psn uint32, r *sent, again bool, now time.Duration
 	h := PDL{DCID: c.remoteCID, RWin: uint16(c.rx.offered - 1), PSN: psn}
 	h.AckPSN, h.SACK = c.rx.acks()
 	t := TAL{AckXID: c.target.ackXID(), EOM: true}
-	b := h.append(c.core.scratch[:0])
+	if c.marked && c.echoes {
+		t.Reserved = echo
+	}
+	c.marked = false
+	b := c.core.scratch[:0]
+	if !c.lite {
+		b = h.append(b)
+	}
 	var payload []byte
 	data := 0
 	switch x.kind {
@@ -151,7 +181,7 @@ func (c *Connection) transmit(psn uint32, r *sent, again bool, now time.Duration
 		t.Opcode, t.XID = OpcodeLast, x.xid
 		b = t.append(b)
 	case request:
-		t.Opcode, t.XID, t.Seqno, t.NumOps, t.EOM = x.tx.opcode, x.tx.xid, uint16(x.seqno), uint8(x.tx.n), x.seqno == x.tx.packets-1
+		t.Opcode, t.XID, t.Seqno, t.NumOps, t.EOM = x.tx.opcode, x.tx.xid, uint16(x.seqno), uint8(c.initiator.numOps(x.tx)), x.seqno == x.tx.packets-1
 		b, payload = c.initiator.buildRequest(t.append(b), x.tx, x.seqno)
 		data = c.initiator.dataBytes(x.tx, x.seqno)
 	case reply:
@@ -159,6 +189,8 @@ func (c *Connection) transmit(psn uint32, r *sent, again bool, now time.Duration
 	}
 	var p *path
 	switch {
+	case c.lite:
+		p = c.paths.single()
 	case x.kind == noOp:
 		p = c.paths.rotate()
 	case r.expired:
@@ -168,6 +200,7 @@ func (c *Connection) transmit(psn uint32, r *sent, again bool, now time.Duration
 	}
 	p.count(data, again)
 	c.tx.went(r, p, now)
+	c.tx.reuse.sent(psn, now)
 	c.rx.moved, c.rx.pending = false, 0
 	c.acks.carried(c.target.due)
 	c.target.nulls = 0
@@ -175,7 +208,7 @@ func (c *Connection) transmit(psn uint32, r *sent, again bool, now time.Duration
 	if p.Tunnel != nil {
 		p.Tunnel.Carry(p.Port, b, payload)
 	} else {
-		c.core.out.Send(netip.AddrPortFrom(c.remote, c.core.cfg.Port), p.Port, b, payload, nil)
+		c.core.out.send(&p.Path, c.remote, c.class, b, payload)
 	}
 	c.core.scratch = b[:0]
 }
@@ -192,13 +225,13 @@ func (c *Connection) acknowledge(now time.Duration) {
 	// No-ops are acknowledged by the next packet, or when they occupy half of the peer's window.
 	c.acks.now = c.acks.now || c.target.nulls >= max(8, c.transactions/2)
 	// A window that has been reduced to less than half, and has doubled since, is announced at once.
-	if w := c.receiveWindow(); 2*c.rx.offered <= min(w, int(c.rx.window)) {
+	if w := c.receiveWindow(); !c.lite && 2*c.rx.offered <= min(w, int(c.rx.window)) {
 		c.acks.now = true
 	}
 	room := c.tx.room(true)
 	if c.probe {
 		c.probe, c.lastActivity = false, now
-		if room {
+		if room && c.mayAssign(now) {
 			c.send(content{kind: noOp, probe: true}, now)
 			return
 		}
@@ -207,11 +240,13 @@ func (c *Connection) acknowledge(now time.Duration) {
 	if !c.acks.due(now) {
 		return
 	}
-	if room {
+	if room && c.mayAssign(now) {
 		c.core.count.pureAcks++
 		c.send(content{kind: noOp}, now)
 		return
 	}
 	c.acks.now, c.acks.at = false, now+c.cfg.Timing.Retransmit
-	c.repeat(now)
+	if c.tx.una != c.tx.nxt {
+		c.repeat(now)
+	}
 }

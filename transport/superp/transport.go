@@ -11,7 +11,14 @@ import (
 // Transport is a Core on sockets: an rdma.Transport.
 type Transport struct {
 	*Core
-	endpoint *udp.Endpoint
+	endpoint socket // nil before Start
+}
+
+// socket carries packets in UDP (udp.Endpoint), or in SUNH.
+type socket interface {
+	Flush()
+	Counters() map[string]uint64
+	Close()
 }
 
 var _ rdma.Steered = (*Transport)(nil)
@@ -20,10 +27,19 @@ var _ rdma.Steered = (*Transport)(nil)
 // calling thread.
 func New(cfg Config) *Transport { return &Transport{Core: NewCore(cfg, nil)} }
 
-// Start opens the sockets. It fails if the UDP port is taken at the host's address, or if the host lacks the address.
+// Start opens the sockets. It fails if the UDP port is taken at the host's address, or if the host lacks the address; with SUNH if the process lacks
+// CAP_NET_RAW, or if the address is not in the SUPERp subnet.
 func (t *Transport) Start(h rdma.Host) error {
 	if err := t.Core.Start(h); err != nil {
 		return err
+	}
+	if t.cfg.SUNH.enabled() {
+		s, err := openSUNH(t.Core, h)
+		if err != nil {
+			return fmt.Errorf("superp: SUNH: %w", err)
+		}
+		h.Do(func() { t.out, t.endpoint = s, s })
+		return nil
 	}
 	endpoint, err := udp.Open(udp.Config{Address: h.Address(), Port: t.cfg.Port, Core: t.Core, Do: h.Do, Now: h.Now,
 		TrafficClass: t.cfg.TrafficClass, FlowLabels: true})
@@ -31,12 +47,15 @@ func (t *Transport) Start(h rdma.Host) error {
 		return fmt.Errorf("superp: UDP port %d of %v: %w", t.cfg.Port, h.Address(), err)
 	}
 	// Packets that arrived before were for no existing connection, and needed no answer.
-	h.Do(func() { t.out, t.endpoint = endpoint, endpoint })
+	h.Do(func() { t.out, t.endpoint = newDatagrams(endpoint, t.cfg.Port), endpoint })
 	return nil
 }
 
-// Service implements rdma.Steered.
+// Service implements rdma.Steered. SUNH frames have no ports.
 func (t *Transport) Service() rdma.Service {
+	if t.cfg.SUNH.enabled() {
+		return rdma.Service{}
+	}
 	return rdma.Service{Protocol: rdma.ProtocolUDP, Port: t.cfg.Port}
 }
 

@@ -88,7 +88,7 @@ func TestXIDs(t *testing.T) {
 			for i := range 300 {
 				b.post(i%2, rdma.Op{Kind: rdma.OpWrite, Key: key, Remote: 0x1000, Local: make([]byte, 3000)})
 				b.post(0, rdma.Op{Kind: rdma.OpRead, Key: key, Remote: 0x1000, Local: make([]byte, 3000)})
-				b.quiet(time.Duration(i%7) * 100 * time.Microsecond)
+				b.quiet(time.Duration(i%7) * time.Millisecond)
 			}
 			b.until("completions", func() bool { return len(b.completed[0]) == 450 && len(b.completed[1]) == 150 })
 			b.quiet(time.Second)

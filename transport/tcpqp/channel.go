@@ -9,7 +9,7 @@ import (
 	"github.com/fared/fared/transport/rdma"
 )
 
-// parameters are the contents of Local: version (1), 0, port (2), id (4), nonce (16).
+// parameters are the contents of Local: version (1), 0, port (2), id (4), nonce (16). The version is that of frames and option, too.
 type parameters struct {
 	port  uint16 // listening port of the endpoint
 	id    uint32 // of the channel, unique in its endpoint
@@ -18,7 +18,7 @@ type parameters struct {
 
 const (
 	parametersSize    = 8 + nonceSize
-	parametersVersion = 1
+	parametersVersion = 2
 )
 
 func (p *parameters) put() []byte {
@@ -31,8 +31,11 @@ func (p *parameters) put() []byte {
 }
 
 func (p *parameters) parse(b []byte) error {
-	if len(b) != parametersSize || b[0] != parametersVersion || b[1] != 0 {
-		return fmt.Errorf("tcpqp: parameters of %d bytes, of an unknown version", len(b))
+	if len(b) > 0 && b[0] != parametersVersion {
+		return fmt.Errorf("tcpqp: the peer's parameters have version %d, not %d: both ends need the same version of fared", b[0], parametersVersion)
+	}
+	if len(b) != parametersSize || b[1] != 0 {
+		return fmt.Errorf("tcpqp: malformed parameters of %d bytes", len(b))
 	}
 	got := parameters{port: binary.BigEndian.Uint16(b[2:]), id: binary.BigEndian.Uint32(b[4:]), nonce: [nonceSize]byte(b[8:])}
 	if got.port == 0 {
@@ -137,6 +140,9 @@ func (c *channel) flowKey() flowKey {
 func (c *channel) Post(op *rdma.Op) bool {
 	if op.Kind > rdma.OpFetchAdd || len(op.Local) > maxOp || len(op.Head) > rdma.MaxHead {
 		panic(fmt.Sprintf("tcpqp: an invalid operation of kind %d, %d bytes and a head of %d", op.Kind, len(op.Local), len(op.Head)))
+	}
+	if op.HasImmediate && op.Kind != rdma.OpSend {
+		panic("tcpqp: immediate data outside a SEND")
 	}
 	if !c.connected || c.ended {
 		return false

@@ -47,36 +47,45 @@ type frame struct {
 	put    [maxHeader]byte
 	putN   int
 	sent   int // bytes sent
-	piece  int // maximum length of its segments; 0: TCP decides
+	piece  int // maximum length of its segments; 0: TCP decides, and they have no option
 	// Contents of the option.
-	address uint64
-	key     uint32
+	start     uint64 // position in the stream
+	number    uint16 // in the stream
+	immediate uint32
 }
 
 func (f *frame) set(h *header) {
-	f.op, f.msn, f.length, f.sent = h.op, h.msn, h.data(), 0
+	f.op, f.msn, f.length, f.sent, f.immediate = h.op, h.msn, h.data(), 0, h.immediate
 	f.putN = h.put(f.put[:])
-	f.address, f.key = uint64(h.length), h.channel
-	if h.op == opWrite || h.op == opRead || h.op == opCompareSwap || h.op == opFetchAdd {
-		f.address, f.key = h.address, h.key
-	}
 }
 
-// batch is the data of a system call: bufs[:ends[0]] is the first piece, and so on. Pieces are not joined into one segment.
+// piece is a part of a frame that becomes one segment.
+type piece struct {
+	bufs      [][]byte
+	copy      []byte // the same, in one buffer, once the batch is staged
+	size      int
+	start     uint64 // position in the stream
+	limit     int    // frame.piece
+	op        opcode
+	number    uint16
+	offset    int // in the message
+	total     int // length of the message
+	immediate uint32
+}
+
+// batch is the data of a system call.
 type batch struct {
-	bufs [][]byte
-	ends []int
-	size int
-	// apart: pieces must be separate segments.
+	bufs   [][]byte
+	pieces []piece
+	size   int
+	// apart: pieces must be separate segments, with the option.
 	apart bool
 }
 
-// marker records the positions of messages in a connection's stream, for the option.
+// marker determines the length of a connection's segments with the option.
 type marker interface {
-	// piece returns the maximum length of a segment with the option, in bytes; 0 disables the option.
+	// piece returns the maximum length of a segment with the option, in bytes.
 	piece() int
-	// mark records a message at the stream's offset. data is all of its data, or nil if the data may change.
-	mark(offset uint64, f *frame, data []byte)
 }
 
 // conn is a connection: it cuts incoming data into frames for channels, and sends frames of its channels in turn.
@@ -93,6 +102,7 @@ type conn struct {
 	first, nOut int
 	queue       []*source // circular queue in the slice's capacity
 	offset      uint64    // length of all frames cut so far
+	messages    uint16    // their number
 	out         batch
 	marks       marker // nil: no option
 	optional    bool   // the peer has requested the option
@@ -213,7 +223,7 @@ func (k *conn) begin(h *header) error {
 		}
 		k.wants(h.features)
 		return c.opened(k, h)
-	case opSend, opWrite, opRead, opCompareSwap, opFetchAdd:
+	case opSend, opSendImmediate, opWrite, opRead, opCompareSwap, opFetchAdd:
 		if c == nil || c.in0.conn != k {
 			return nil // moved to another connection
 		}
@@ -272,8 +282,8 @@ func (k *conn) fill() *batch {
 	}
 	k.cut()
 	b := &k.out
-	b.bufs, b.ends, b.size, b.apart = b.bufs[:0], b.ends[:0], 0, k.marks != nil
-	for j := 0; j < k.nOut && b.size < maxBatch && len(b.ends) < maxPieces; j++ {
+	b.bufs, b.pieces, b.size, b.apart = b.bufs[:0], b.pieces[:0], 0, k.marks != nil
+	for j := 0; j < k.nOut && b.size < maxBatch && len(b.pieces) < maxPieces; j++ {
 		f := &k.frames[(k.first+j)%maxFrames]
 		var data []byte
 		if f.length > 0 {
@@ -294,25 +304,29 @@ func (k *conn) fill() *batch {
 // add adds the unsent part of a frame to the batch, cut into pieces.
 func (b *batch) add(f *frame, data []byte) {
 	at, all := f.sent, f.putN+f.length
-	for at < all && b.size < maxBatch && len(b.ends) < maxPieces {
+	for at < all && b.size < maxBatch && len(b.pieces) < maxPieces {
 		end := all
 		if f.piece > 0 {
 			end = min(all, at-at%f.piece+f.piece)
 		} else if over := b.size + end - at - maxBatch; over > 0 {
 			end -= over
 		}
+		p := piece{
+			size: end - at, start: f.start + uint64(at), limit: f.piece, op: f.op, number: f.number, offset: at, total: all, immediate: f.immediate,
+		}
+		first := len(b.bufs)
 		if at < f.putN {
 			k := min(end, f.putN)
 			b.bufs = append(b.bufs, f.put[at:k])
-			b.size += k - at
 			at = k
 		}
 		if at < end {
 			b.bufs = append(b.bufs, data[at-f.putN:end-f.putN])
-			b.size += end - at
 			at = end
 		}
-		b.ends = append(b.ends, len(b.bufs))
+		p.bufs = b.bufs[first:len(b.bufs):len(b.bufs)]
+		b.size += p.size
+		b.pieces = append(b.pieces, p)
 	}
 }
 
@@ -348,16 +362,12 @@ func (k *conn) cut() {
 
 func (k *conn) push(f *frame) {
 	k.nOut++
-	f.piece = 0
+	f.start, f.number, f.piece = k.offset, k.messages, 0
 	if k.marks != nil {
 		f.piece = k.marks.piece()
-		var data []byte
-		if f.length > 0 && f.op != opReadAnswer && f.putN+f.length <= f.piece {
-			data, _ = f.from.data(f)
-		}
-		k.marks.mark(k.offset, f, data)
 	}
 	k.offset += uint64(f.putN + f.length)
+	k.messages++
 }
 
 // wrote accounts for n written bytes of the batch that fill returned.

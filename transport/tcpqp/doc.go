@@ -34,8 +34,42 @@
 // without the segments before it; hardware that uses it handles a segment without it in stream order. A channel requests it in OPEN, and a
 // BPF program on the cgroup (framing.bpf.c) writes it. If that is impossible, one log message states the reason.
 //
-// TCP segmentation offload copies one header into all segments of a batch. With the option, user space therefore ends a segment (MSG_EOR)
-// at the end of each message and of each full segment, and the program writes no option into segments that still leave as a batch. This
-// forgoes offload: over a veth pair goodput falls to about a thirteenth, or a tenth with WRITEs of 4 KiB. The option is therefore off
-// unless Config.Option enables it.
+// Every option has the ICRC of its segment. A BPF program cannot read the data, so user space cuts messages into pieces that fit into a
+// segment with 40 bytes of options, computes the CRC of each, and ends a segment at the end of each (MSG_EOR); TCP then never joins pieces
+// and cuts none unless the path's MTU or the peer's window shrinks. A part of a piece has no option (options_cut).
+//
+// TCP segmentation offload copies one header into all segments of a batch, so the program writes no option into segments that still leave
+// as a batch (options_batched). The option forgoes offload: over a veth pair goodput falls to about a thirteenth, or a tenth with WRITEs of
+// 4 KiB. The CRCs are a small part of that. The option is therefore off unless Config.Option enables it.
+//
+// # Ready to receive
+//
+// The proposal names the flags rtr and rtr_ack without rules for them. Here an end sets rtr (ready to receive) in every option until it has
+// received rtr_ack, and rtr_ack in every option as long as the latest received one has rtr. A lost segment therefore delays the agreement
+// and cannot prevent it. Until an end has received rtr, its SENDs, WRITEs and READ answers have no option (options_early). Normally rtr
+// comes with ACCEPT, rtr and rtr_ack with the first request, and rtr_ack with its answer. Data does not wait for the flags: without the
+// option it is placed in stream order.
+//
+// # Timestamps and SACK
+//
+// The option has at most 28 of the 40 bytes that TCP has for options, and SACK blocks come first. Without the kernel's timestamps
+// (net.ipv4.tcp_timestamps=0) the option carries timestamps itself; next to one SACK block it is complete, and next to two it omits its
+// timestamps. With the kernel's timestamps, which take 12 bytes, the option has none; next to one SACK block it fits in segments without
+// immediate data. Three blocks, or two with the kernel's timestamps, take its room (options_no_room).
+//
+// # Private parts
+//
+// These parts are not in the proposal:
+//   - the experimental kind 253 and the identifier 0xfb54, and version 1 in the field ver;
+//   - imm_data is present only in segments whose opcode has immediate data: LAST and ONLY;
+//   - msn counts the messages of each direction of a flow, from 0;
+//   - the ICRC covers the segment's data, without the option;
+//   - opcodes from 0xc0 are the frames OPEN, ACCEPT, REFUSE, ERROR, HOLD and RESUME;
+//   - the data of a message begins with its frame's header, which has what RoCEv2 has in RETH, AETH and AtomicETH: a channel, the number of
+//     the request, the length, and a WRITE's address and key. It is in the first segment, so a segment of a WRITE is placed once that has
+//     arrived. Message byte offsets count it: 20 bytes, 24 in a SEND with immediate data, 32 in a WRITE.
+//
+// Sets spread a WRITE with immediate data over their slots, so its immediate data follows in a message that announces the WRITE: a SEND
+// with immediate data. The version of the parameters (Channel.Local) covers frames and option; ends of different versions refuse to
+// connect.
 package tcpqp

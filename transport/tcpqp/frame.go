@@ -13,20 +13,21 @@ import (
 type opcode uint8
 
 const (
-	opSend         opcode = 0x04 // head, data
-	opWrite        opcode = 0x0a // address and key; data
-	opRead         opcode = 0x0c // address and key; length is the requested length, no data follows
-	opReadAnswer   opcode = 0x10 // data
-	opAck          opcode = 0x11 // all requests before msn have been executed, and need no other answer
-	opAtomicAnswer opcode = 0x12 // the previous value
-	opCompareSwap  opcode = 0x13 // address and key, swap, compare
-	opFetchAdd     opcode = 0x14 // address and key, addend
-	opOpen         opcode = 0xc0 // attaches a channel to the connection
-	opAccept       opcode = 0xc1 // msn: the first request that has not been executed
-	opRefuse       opcode = 0xc2 // status: the reason
-	opError        opcode = 0xc3 // status: the reason why the request was not executed
-	opHold         opcode = 0xc4 // no receive for SEND msn: stop
-	opResume       opcode = 0xc5 // continue from msn
+	opSend          opcode = 0x04 // head, data
+	opSendImmediate opcode = 0x05 // immediate data, head, data
+	opWrite         opcode = 0x0a // address and key; data
+	opRead          opcode = 0x0c // address and key; length is the requested length, no data follows
+	opReadAnswer    opcode = 0x10 // data
+	opAck           opcode = 0x11 // all requests before msn have been executed, and need no other answer
+	opAtomicAnswer  opcode = 0x12 // the previous value
+	opCompareSwap   opcode = 0x13 // address and key, swap, compare
+	opFetchAdd      opcode = 0x14 // address and key, addend
+	opOpen          opcode = 0xc0 // attaches a channel to the connection
+	opAccept        opcode = 0xc1 // msn: the first request that has not been executed
+	opRefuse        opcode = 0xc2 // status: the reason
+	opError         opcode = 0xc3 // status: the reason why the request was not executed
+	opHold          opcode = 0xc4 // no receive for SEND msn: stop
+	opResume        opcode = 0xc5 // continue from msn
 )
 
 // headerSize is the length of the fixed part of all headers: opcode, status, length of the head, 0, channel (4), msn (4), done (4), length
@@ -41,12 +42,13 @@ const (
 	nonceSize  = 16
 	acceptSize = 8 // epoch, features
 	wasSize    = 8
+	immSize    = 4
 	// WriteHeader is the number of bytes in front of the data in a WRITE's frame.
 	WriteHeader = headerSize + whereSize
 	maxHeader   = headerSize + openSize + rdma.MaxHead
 )
 
-const magic = 0x46515031 // "FQP1": also identifies the version of the protocol
+const magic = 0x46515032 // "FQP2": also identifies the version of the protocol
 
 // featureOption requests that segments carry the option.
 const featureOption = 1
@@ -97,6 +99,7 @@ type header struct {
 	address       uint64
 	key           uint32
 	swap, compare uint64 // atomics; swap is the addend of FetchAdd, and the previous value in an answer
+	immediate     uint32
 
 	from, epoch, features uint32 // OPEN; ACCEPT has the last two
 	nonce                 [nonceSize]byte
@@ -114,6 +117,8 @@ func (o opcode) extension() (int, bool) {
 		return atomicSize, true
 	case opAtomicAnswer:
 		return wasSize, true
+	case opSendImmediate:
+		return immSize, true
 	case opOpen:
 		return openSize, true
 	case opAccept:
@@ -127,7 +132,7 @@ func (o opcode) extension() (int, bool) {
 // data returns the length of the data that follows the header.
 func (h *header) data() int {
 	switch h.op {
-	case opSend, opWrite, opReadAnswer:
+	case opSend, opSendImmediate, opWrite, opReadAnswer:
 		return int(h.length)
 	}
 	return 0
@@ -152,6 +157,8 @@ func (h *header) put(p []byte) int {
 		}
 	case opAtomicAnswer:
 		be.PutUint64(x, h.swap)
+	case opSendImmediate:
+		be.PutUint32(x, h.immediate)
 	case opOpen:
 		be.PutUint32(x, magic)
 		be.PutUint32(x[4:], h.from)
@@ -180,7 +187,7 @@ func (h *header) parse(p []byte) (int, error) {
 		return 0, fmt.Errorf("tcpqp: opcode %#x", uint8(op))
 	case p[3] != 0:
 		return 0, fmt.Errorf("tcpqp: reserved byte %#x", p[3])
-	case int(p[2]) > rdma.MaxHead || p[2] != 0 && op != opSend:
+	case int(p[2]) > rdma.MaxHead || p[2] != 0 && op != opSend && op != opSendImmediate:
 		return 0, fmt.Errorf("tcpqp: opcode %#x with a head of %d bytes", uint8(op), p[2])
 	}
 	got := header{
@@ -203,9 +210,11 @@ func (h *header) parse(p []byte) (int, error) {
 		}
 	case opAtomicAnswer:
 		got.swap = be.Uint64(x)
+	case opSendImmediate:
+		got.immediate = be.Uint32(x)
 	case opOpen:
 		if m := be.Uint32(x); m != magic {
-			return 0, fmt.Errorf("tcpqp: OPEN of an unknown protocol or version: %#x", m)
+			return 0, fmt.Errorf("tcpqp: OPEN of another protocol or version: %#x instead of %#x; both ends need the same version of fared", m, magic)
 		}
 		got.from, got.epoch, got.features = be.Uint32(x[4:]), be.Uint32(x[8:]), be.Uint32(x[12:])
 		copy(got.nonce[:], x[16:])

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/hex"
 	"errors"
+	"fmt"
 	"strings"
 	"testing"
 
@@ -17,6 +18,8 @@ var frames = []struct {
 }{
 	{"SEND", header{op: opSend, channel: 1, msn: 2, done: 1, length: 5, headN: 2, head: [rdma.MaxHead]byte{0xab, 0xcd}},
 		"04 00 02 00  00000001 00000002 00000001 00000005  abcd"},
+	{"SEND with immediate", header{op: opSendImmediate, channel: 1, msn: 2, done: 1, length: 5, immediate: 0x11223344, headN: 2, head: [rdma.MaxHead]byte{0xab, 0xcd}},
+		"05 00 02 00  00000001 00000002 00000001 00000005  11223344 abcd"},
 	{"WRITE", header{op: opWrite, channel: 0x01020304, msn: 0xfffffffe, done: 0xfffffff0, length: 1 << 20, address: 0x1122334455667788, key: 0x99aabbcc},
 		"0a 00 00 00  01020304 fffffffe fffffff0 00100000  1122334455667788 99aabbcc"},
 	{"READ", header{op: opRead, channel: 1, msn: 2, done: 2, length: 7, address: 8, key: 9},
@@ -29,7 +32,7 @@ var frames = []struct {
 	{"FETCH AND ADD", header{op: opFetchAdd, channel: 1, msn: 3, done: 1, address: 8, key: 9, swap: 10},
 		"14 00 00 00  00000001 00000003 00000001 00000000  0000000000000008 00000009 000000000000000a 0000000000000000"},
 	{"OPEN", header{op: opOpen, channel: 1, done: 4, from: 5, epoch: 6, features: 1, nonce: [nonceSize]byte{0xaa, 15: 0xbb}},
-		"c0 00 00 00  00000001 00000000 00000004 00000000  46515031 00000005 00000006 00000001 aa0000000000000000000000000000bb"},
+		"c0 00 00 00  00000001 00000000 00000004 00000000  46515032 00000005 00000006 00000001 aa0000000000000000000000000000bb"},
 	{"ACCEPT", header{op: opAccept, status: statusHeld, channel: 1, msn: 4, epoch: 6, features: 1},
 		"c1 05 00 00  00000001 00000004 00000000 00000000  00000006 00000001"},
 	{"REFUSE", header{op: opRefuse, status: statusGone, channel: 1}, "c2 04 00 00  00000001 00000000 00000000 00000000"},
@@ -68,7 +71,7 @@ func TestFrames(t *testing.T) {
 
 func TestFramesRefused(t *testing.T) {
 	for name, s := range map[string]string{
-		"unknown opcode":   "05 00 00 00  00000001 00000002 00000001 00000000",
+		"unknown opcode":   "0b 00 00 00  00000001 00000002 00000001 00000000",
 		"FIRST":            "00 00 00 00  00000001 00000002 00000001 00000000",
 		"reserved byte":    "04 00 00 01  00000001 00000002 00000001 00000000",
 		"head too long":    "04 00 21 00  00000001 00000002 00000001 00000000",
@@ -77,7 +80,7 @@ func TestFramesRefused(t *testing.T) {
 		"READ too long":    "0c 00 00 00  00000001 00000002 00000001 00100001",
 		"ACK with data":    "11 00 00 00  00000001 00000002 00000001 00000001",
 		"atomic with data": "13 00 00 00  00000001 00000002 00000001 00000008",
-		"another protocol": "c0 00 00 00  00000001 00000000 00000000 00000000  46515032 00000005 00000006 00000001 00000000000000000000000000000000",
+		"another protocol": "c0 00 00 00  00000001 00000000 00000000 00000000  46515031 00000005 00000006 00000001 00000000000000000000000000000000",
 	} {
 		h := header{msn: 77}
 		if n, err := h.parse(unhex(t, s)); n != 0 || err == nil || h != (header{msn: 77}) {
@@ -108,7 +111,7 @@ func FuzzFrame(f *testing.F) {
 
 func TestParameters(t *testing.T) {
 	p := parameters{port: 4793, id: 0x01020304, nonce: [nonceSize]byte{1, 15: 2}}
-	want := unhex(t, "01 00 12b9 01020304 01000000000000000000000000000002")
+	want := unhex(t, "02 00 12b9 01020304 01000000000000000000000000000002")
 	if got := p.put(); !bytes.Equal(got, want) {
 		t.Errorf("put %x, want %x", got, want)
 	}
@@ -116,11 +119,16 @@ func TestParameters(t *testing.T) {
 	if err := got.parse(want); err != nil || got != p {
 		t.Errorf("parsed %+v, %v", got, err)
 	}
-	for _, s := range []string{"", "01 00 12b9 01020304 010000000000000000000000000000", "02 00 12b9 01020304 01000000000000000000000000000002",
-		"01 00 0000 01020304 01000000000000000000000000000002", "01 01 12b9 01020304 01000000000000000000000000000002"} {
+	for _, s := range []string{"", "02 00 12b9 01020304 010000000000000000000000000000", "03 00 12b9 01020304 01000000000000000000000000000002",
+		"02 00 0000 01020304 01000000000000000000000000000002", "02 01 12b9 01020304 01000000000000000000000000000002"} {
 		if err := got.parse(unhex(t, s)); err == nil {
 			t.Errorf("parsed %q", s)
 		}
+	}
+	// An end of the previous version, whose frames and option differ.
+	err := got.parse(unhex(t, "01 00 12b9 01020304 01000000000000000000000000000002"))
+	if err == nil || !strings.Contains(err.Error(), "version 1, not 2") {
+		t.Errorf("parameters of version 1: %v", err)
 	}
 }
 
@@ -129,11 +137,15 @@ var options = []struct {
 	o     Option
 	bytes string
 }{
-	{"short", Option{Opcode: 0x07, MSN: 0x0102, Offset: 0x030405, Segment: 6, More: true, ICRC: 0x0708090a, Address: 0x1122334455667788, Key: 0x99aabbcc},
-		"fd 1c fb54 10 07 0102 030405 06 0708090a 1122334455667788 99aabbcc"},
-	{"with timestamps", Option{Opcode: 0x0a, MSN: 1, Timestamped: true, Timestamp: 2, Echo: 3, Address: 4, Key: 5},
-		"fd 24 fb54 20 0a 0001 000000 00 00000000 00000002 00000003 0000000000000004 00000005"},
-	{"rtr", Option{Opcode: 0x11, RTR: true, RTRAck: true}, "fd 1c fb54 0c 11 0000 000000 00 00000000 0000000000000000 00000000"},
+	{"plain", Option{Opcode: 0x07, MSN: 0x0102, Offset: 0x030405, Segment: 6, More: true, ICRC: 0x0708090a},
+		"fd 10 fb54 50 07 0102 030405 06 0708090a"},
+	{"with timestamps", Option{Opcode: 0x0a, MSN: 1, ICRC: 9, Timestamped: true, Timestamp: 2, Echo: 3},
+		"fd 18 fb54 60 0a 0001 000000 00 00000009 00000002 00000003"},
+	{"with immediate data", Option{Opcode: 0x05, MSN: 1, ICRC: 9, Immediate: 0x11223344},
+		"fd 14 fb54 40 05 0001 000000 00 00000009 11223344"},
+	{"with both", Option{Opcode: 0x03, MSN: 1, Offset: 2, Segment: 3, ICRC: 9, Timestamped: true, Timestamp: 2, Echo: 3, Immediate: 0x11223344},
+		"fd 1c fb54 60 03 0001 000002 03 00000009 00000002 00000003 11223344"},
+	{"rtr", Option{Opcode: 0x11, RTR: true, RTRAck: true}, "fd 10 fb54 4c 11 0000 000000 00 00000000"},
 }
 
 func TestOptions(t *testing.T) {
@@ -156,27 +168,44 @@ func TestOptions(t *testing.T) {
 		}
 	}
 	for name, s := range map[string]string{
-		"another kind":   "fe 1c fb54 10 07 0102 030405 06 0708090a 1122334455667788 99aabbcc",
-		"another ExID":   "fd 1c fb55 10 07 0102 030405 06 0708090a 1122334455667788 99aabbcc",
-		"version 1":      "fd 1c fb54 50 07 0102 030405 06 0708090a 1122334455667788 99aabbcc",
-		"reserved":       "fd 1c fb54 11 07 0102 030405 06 0708090a 1122334455667788 99aabbcc",
-		"wrong length":   "fd 1c fb54 30 07 0102 030405 06 0708090a 1122334455667788 99aabbcc",
-		"length 0":       "fd 00 fb54 10",
-		"after the end":  "00 fd 1c fb54 10 07 0102 030405 06 0708090a 1122334455667788 99aabbcc",
-		"beyond the end": "08 0a 0000",
-		"nothing":        "",
+		"another kind":        "fe 10 fb54 50 07 0102 030405 06 0708090a",
+		"another ExID":        "fd 10 fb55 50 07 0102 030405 06 0708090a",
+		"reserved":            "fd 10 fb54 51 07 0102 030405 06 0708090a",
+		"stamped and short":   "fd 10 fb54 70 07 0102 030405 06 0708090a",
+		"too long":            "fd 14 fb54 50 07 0102 030405 06 0708090a 00000000",
+		"immediate and short": "fd 10 fb54 50 05 0102 030405 06 0708090a",
+		"length 0":            "fd 00 fb54 10",
+		"after the end":       "00 fd 10 fb54 50 07 0102 030405 06 0708090a",
+		"beyond the end":      "08 0a 0000",
+		"nothing":             "",
 	} {
 		if o, ok := FindOption(unhex(t, s)); ok {
 			t.Errorf("%s: found %+v", name, o)
 		}
 	}
+	// Version 0 had addresses; the bits of version 2 may mean anything.
+	for version, s := range map[int]string{
+		0: "fd 1c fb54 10 07 0102 030405 06 0708090a 1122334455667788 99aabbcc",
+		2: "fd 10 fb54 90 07 0102 030405 06 0708090a",
+	} {
+		if o, err := ParseOption(unhex(t, s)); err == nil || !strings.Contains(err.Error(), fmt.Sprintf("has version %d", version)) {
+			t.Errorf("version %d: %+v, %v", version, o, err)
+		}
+	}
 }
 
-func TestBareOpcodes(t *testing.T) {
-	for _, op := range []opcode{opSend, opWrite, opReadAnswer, opRead, opAck, opOpen} {
-		for _, v := range op.variants() {
-			if got := (Option{Opcode: v}).Bare(); got != uint8(op) {
-				t.Errorf("%#x is %#x, want %#x", v, got, uint8(op))
+// TestVariants checks that each opcode has the four variants of InfiniBand's table, and that the last and only ones have the immediate data.
+func TestVariants(t *testing.T) {
+	for op, want := range map[opcode]string{
+		opSend: "00010204", opSendImmediate: "00010305", opWrite: "0607080a", opReadAnswer: "0d0e0f10", opRead: "0c0c0c0c", opOpen: "c0c0c0c0",
+	} {
+		v := op.variants()
+		if got := hex.EncodeToString(v[:]); got != want {
+			t.Errorf("%#x has the variants %s, want %s", uint8(op), got, want)
+		}
+		for i, x := range v {
+			if got := (Option{Opcode: x}).HasImmediate(); got != (op == opSendImmediate && i >= 2) {
+				t.Errorf("%#x has immediate data: %v", x, got)
 			}
 		}
 	}
@@ -186,7 +215,7 @@ func FuzzOption(f *testing.F) {
 	for _, x := range options {
 		f.Add(unhex(f, x.bytes))
 	}
-	f.Add(unhex(f, "01 01 08 0a 00000001 00000002 fd 1c fb54 10 07 0102 030405 06 0708090a 1122334455667788 99aabbcc"))
+	f.Add(unhex(f, "01 01 08 0a 00000001 00000002 fd 10 fb54 50 07 0102 030405 06 0708090a"))
 	f.Fuzz(func(t *testing.T, p []byte) {
 		if o, ok := FindOption(p); ok {
 			if b := o.Append(nil); !bytes.Contains(p, b) {

@@ -23,13 +23,17 @@ const (
 	countNoRoom
 	countBatch
 	countUnmarked
+	countCut
+	countEarly
 	countReceived
+	countForeign
 	countLost
 	countEnd
 )
 
 var countNames = [countEnd]string{
-	"options_written", "options_no_room", "options_batched", "options_unmarked", "options_received", "segments_lost",
+	"options_written", "options_no_room", "options_batched", "options_unmarked", "options_cut", "options_early", "options_received",
+	"options_foreign", "segments_lost",
 }
 
 // framer owns the framing program on a cgroup.
@@ -172,7 +176,7 @@ func (f *framer) marker(s *socket) *marks {
 		return nil
 	}
 	stream := f.free[len(f.free)-1]
-	m := &marks{s: s, stream: (*framingStream)(unsafe.Pointer(&f.memory[uintptr(stream)*f.size])), room: optionShort}
+	m := &marks{segment: s.segmentSize, stream: (*framingStream)(unsafe.Pointer(&f.memory[uintptr(stream)*f.size])), room: optionSpace}
 	m.stream.Head = 0
 	var known framingFlow
 	err := errors.New("no descriptor")
@@ -187,8 +191,10 @@ func (f *framer) marker(s *socket) *marks {
 		}
 		if info.Options&1 != 0 { // TCPI_OPT_TIMESTAMPS
 			known.Base = 12
-		} else {
-			m.room = optionLong
+			m.room -= 12
+		}
+		if err = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_SNDBUFFORCE, sendBuffer); err != nil {
+			return
 		}
 		known.Use, known.Stream = 1, stream
 		err = f.objects.Flows.Update(key, known, ebpf.UpdateExist)
@@ -200,6 +206,7 @@ func (f *framer) marker(s *socket) *marks {
 	f.free = f.free[:len(f.free)-1]
 	m.origin = known.Sent
 	m.measure()
+	s.marks = m
 	s.release = func() {
 		f.mu.Lock()
 		defer f.mu.Unlock()

@@ -1,10 +1,10 @@
 //go:build ignore
 
-// The framing program: it writes into each data segment of a flow which part of which message it carries, and tells user space
-// what segments that came in say (option.go draws the option).
+// The framing program writes into each data segment of a flow its place in its message, and reports the options of received segments to
+// user space (option.go draws the option).
 //
-// User space frames its stream: before it writes a message it marks where that begins and ends. A segment is looked up by its
-// sequence number, so one that is sent again, or cut anew, says the right thing too.
+// User space frames its stream in pieces that fit into a segment: before it writes a piece, it marks the piece's sequence numbers, place
+// and CRC. A segment is looked up by its sequence number, so the option of a retransmitted segment is correct too.
 
 #include <linux/bpf.h>
 #include <linux/tcp.h>
@@ -17,69 +17,93 @@
 #define AF_INET6 10
 
 #define FLOWS 256
-#define MARKS 512
+#define MARKS 2048
 
 #define KIND 253     // RFC 4727: for experiments
-#define EXID 0xfb54  // RFC 6994: whose
-#define SHORT 28     // the option's length without timestamps: with the kernel's own all 40 bytes are taken
-#define LONG 36
+#define EXID 0xfb54  // RFC 6994: the experiment
+#define VERSION 1
 #define TIMESTAMP 0x20
 #define MORE 0x10
+#define RTR 0x08
+#define RTR_ACK 0x04
 
-// A message of the stream.
+// Lengths of the option: without timestamps and immediate data, with immediate data, with timestamps, with both.
+#define PLAIN 16
+#define PLAIN_IMMEDIATE 20
+#define STAMPED 24
+#define STAMPED_IMMEDIATE 28
+#define OPTIONS 40   // space for all options of a segment
+
+// InfiniBand's opcodes of messages with data: SEND and WRITE to LAST_DATA, READ responses from FIRST_ANSWER to LAST_ANSWER.
+#define LAST_DATA 0x0b
+#define FIRST_ANSWER 0x0d
+#define LAST_ANSWER 0x10
+
+// A piece of a message.
 struct mark {
-	__u64 address;
-	__u32 key;
 	__u32 start;     // the sequence number of its first byte
-	__u32 length;    // bytes, with its frame's header
-	__u32 icrc;      // of a message that is one segment; 0: none
+	__u32 icrc;
+	__u32 immediate;
+	__u32 mbo_seg;
+	__u16 length;
 	__u16 msn;
-	__u16 piece;     // how long its segments are, but for the last
-	__u8 opcode[4];  // of a first, middle, last and only segment
+	__u8 opcode;
+	__u8 flags;      // MORE
+	__u8 extra;      // bytes of immediate data: 0 or 4
+	__u8 reserved;
 };
 
-// The last messages of a stream.
+// The latest pieces of a stream.
 struct stream {
-	__u32 head;      // how many have been marked; the last is marks[(head - 1) % MARKS]
+	__u32 head;      // the number of marks; the latest is marks[(head - 1) % MARKS]
 	__u32 reserved;
 	struct mark marks[MARKS];
 };
 
-// What is known of a socket.
+// Bits of flow.ready.
+#define HEARD 1      // the peer has sent rtr: it can place segments by the option
+#define OWED 2       // the peer's latest option has rtr: the next option answers it with rtr_ack
+#define ACKED 4      // the peer has sent rtr_ack: this end need not repeat rtr
+
+// The state of a socket.
 struct flow {
-	__u32 sent;      // the sequence number of the first byte of the stream out, and in
+	__u32 sent;      // the sequence number of the first byte of the outgoing stream, and of the incoming one
 	__u32 received;
-	__u32 use;       // user space marks its messages
+	__u32 use;       // user space marks its pieces
 	__u32 stream;
-	__u32 base;      // bytes of options that the kernel puts into each segment
-	__u32 echo;      // the peer's last timestamp
+	__u32 base;      // bytes of timestamps that the kernel puts into each segment
+	__u32 echo;      // the peer's timestamp to echo
+	__u32 ready;
 };
 
-// A segment that came in with the option.
+// A received segment with the option.
 struct segment {
 	__u32 remote[4]; // an IPv4 address is in the first word
 	__u32 family;
 	__u32 remote_port;
 	__u32 local_port;
 	__u32 offset;    // of its first byte in the stream
-	__u32 length;    // bytes of the stream that it carries
-	__u8 option[LONG];
+	__u32 length;    // bytes of the stream
+	__u8 option[STAMPED_IMMEDIATE];
 };
 
 struct settings {
 	__u32 local[4];
 	__u32 family;
 	__u32 port;
-	__u32 segments;  // user space wants to know of those that come in
+	__u32 segments;  // user space wants the received segments
 };
 
 enum count {
 	COUNT_WRITTEN,
-	COUNT_NO_ROOM,   // SACK blocks take it
-	COUNT_BATCH,     // it leaves the host as a batch, whose segments would all say the same
-	COUNT_UNMARKED,  // not in a message that is still marked, or in two
+	COUNT_NO_ROOM,   // SACK blocks take the room
+	COUNT_BATCH,     // it leaves the host as a batch, whose segments would all have the same option
+	COUNT_UNMARKED,  // not in a piece that is still marked
+	COUNT_CUT,       // a part of a piece, whose CRC is not known
+	COUNT_EARLY,     // of a message with data, before the peer's rtr
 	COUNT_RECEIVED,
-	COUNT_LOST,      // user space is too slow for what comes in
+	COUNT_FOREIGN,   // received with another version of the option
+	COUNT_LOST,      // user space is too slow for the received segments
 	COUNTS,
 };
 
@@ -122,17 +146,7 @@ struct option {
 	__u16 msn;
 	__u32 mbo_seg;
 	__u32 icrc;
-	union {
-		struct {
-			__u64 address;
-			__u32 key;
-		} __attribute__((packed)) bare;
-		struct {
-			__u32 timestamp, echo;
-			__u64 address;
-			__u32 key;
-		} __attribute__((packed)) stamped;
-	};
+	__u32 rest[(OPTIONS - PLAIN) / 4]; // timestamp and timestamp_echo with TIMESTAMP; then the immediate data, if any
 } __attribute__((packed));
 
 static __always_inline void add(__u32 i)
@@ -185,7 +199,8 @@ static __always_inline struct flow *flow_of(struct bpf_sock_ops *s)
 	return bpf_sk_storage_get(&flows, sk, 0, 0);
 }
 
-// Segments without data say nothing, but the room counts when TCP asks how much fits beside the options.
+// reserve takes the room of the longest option that fits: SACK blocks come first. The sequence number, and so the need for immediate data, is
+// not known yet. Segments without data have no option, but the room counts when TCP asks for the size of its options.
 static __always_inline void reserve(struct bpf_sock_ops *s)
 {
 	if (!s->skb_len && s->args[0] != BPF_WRITE_HDR_TCP_CURRENT_MSS)
@@ -193,11 +208,13 @@ static __always_inline void reserve(struct bpf_sock_ops *s)
 	struct flow *f = flow_of(s);
 	if (!f || !f->use)
 		return;
-	if (bpf_reserve_hdr_opt(s, LONG, 0) && bpf_reserve_hdr_opt(s, SHORT, 0) && s->skb_len)
+	if (!f->base && !bpf_reserve_hdr_opt(s, STAMPED_IMMEDIATE, 0))
+		return;
+	if (bpf_reserve_hdr_opt(s, PLAIN_IMMEDIATE, 0) && bpf_reserve_hdr_opt(s, PLAIN, 0) && s->skb_len)
 		add(COUNT_NO_ROOM);
 }
 
-// find copies the mark of the message that a sequence number is in. Marks are never looked at that may be being overwritten.
+// find copies the mark of the piece with a sequence number. It does not look at marks that may be being overwritten.
 static __always_inline bool find(struct stream *st, __u32 seq, struct mark *m)
 {
 	__u32 head = *(volatile __u32 *)&st->head;
@@ -205,10 +222,13 @@ static __always_inline bool find(struct stream *st, __u32 seq, struct mark *m)
 	__u32 low = head - n, at = 0;
 	if (!n)
 		return false;
+	// Without branches: the verifier walks each combination of them.
 #pragma unroll
 	for (__u32 step = MARKS / 2; step; step /= 2) {
-		if (at + step < n && (__s32)(seq - st->marks[(low + at + step) & (MARKS - 1)].start) >= 0)
-			at += step;
+		__s32 behind = seq - st->marks[(low + at + step) & (MARKS - 1)].start, within = at + step - n;
+		__u32 mask = ~(behind >> 31) & (within >> 31);
+		asm volatile("" : "+r"(mask));
+		at += step & mask;
 	}
 	*m = st->marks[(low + at) & (MARKS - 1)];
 	if (*(volatile __u32 *)&st->head - (low + at) >= MARKS)
@@ -237,32 +257,37 @@ static __always_inline void write(struct bpf_sock_ops *s)
 		add(COUNT_UNMARKED);
 		return;
 	}
-	__u32 offset = seq - m.start, left = m.length - offset;
-	if (data > left) {
-		add(COUNT_UNMARKED);
+	if (seq != m.start || data != m.length) {
+		add(COUNT_CUT);
 		return;
 	}
-	struct option o = { .kind = KIND, .length = LONG, .exid = bpf_htons(EXID), .flags = TIMESTAMP, .msn = bpf_htons(m.msn) };
-	if (data < left)
-		o.flags |= MORE;
-	o.opcode = m.opcode[offset ? (data < left ? 1 : 2) : (data < left ? 0 : 3)];
-	o.mbo_seg = bpf_htonl(offset << 8 | ((m.piece ? offset / m.piece : 0) & 0xff));
-	if (data == m.length)
-		o.icrc = bpf_htonl(m.icrc);
-	o.stamped.timestamp = bpf_htonl((__u32)(bpf_ktime_get_ns() / 1000000));
-	o.stamped.echo = f->echo;
-	o.stamped.address = bpf_cpu_to_be64(m.address);
-	o.stamped.key = bpf_htonl(m.key);
-	if (!bpf_store_hdr_opt(s, &o, LONG, 0)) {
-		add(COUNT_WRITTEN);
+	bool placed = m.opcode <= LAST_DATA || (m.opcode >= FIRST_ANSWER && m.opcode <= LAST_ANSWER);
+	if (placed && !(f->ready & HEARD)) {
+		add(COUNT_EARLY);
 		return;
 	}
-	o.length = SHORT;
-	o.flags &= ~TIMESTAMP;
-	o.bare.address = bpf_cpu_to_be64(m.address);
-	o.bare.key = bpf_htonl(m.key);
-	if (!bpf_store_hdr_opt(s, &o, SHORT, 0))
-		add(COUNT_WRITTEN);
+	struct option o = { .kind = KIND, .exid = bpf_htons(EXID), .flags = VERSION << 6 | (m.flags & MORE), .opcode = m.opcode,
+			    .msn = bpf_htons(m.msn), .mbo_seg = bpf_htonl(m.mbo_seg), .icrc = bpf_htonl(m.icrc) };
+	if (!(f->ready & ACKED))
+		o.flags |= RTR;
+	if (f->ready & OWED)
+		o.flags |= RTR_ACK;
+	__u32 extra = m.extra & 4;
+	if (!f->base) {
+		o.length = STAMPED | extra;
+		o.flags |= TIMESTAMP;
+		o.rest[0] = bpf_htonl((__u32)(bpf_ktime_get_ns() / 1000000));
+		o.rest[1] = f->echo;
+		o.rest[2] = bpf_htonl(m.immediate);
+		if (!bpf_store_hdr_opt(s, &o, STAMPED | extra, 0)) {
+			add(COUNT_WRITTEN);
+			return;
+		}
+		o.flags &= ~TIMESTAMP;
+	}
+	o.length = PLAIN | extra;
+	o.rest[0] = bpf_htonl(m.immediate);
+	add(bpf_store_hdr_opt(s, &o, PLAIN | extra, 0) ? COUNT_NO_ROOM : COUNT_WRITTEN);
 }
 
 static __always_inline void parse(struct bpf_sock_ops *s)
@@ -273,11 +298,24 @@ static __always_inline void parse(struct bpf_sock_ops *s)
 	if (!f || (void *)(th + 1) > s->skb_data_end)
 		return;
 	__u32 header = th->doff * 4, seq = bpf_ntohl(th->seq);
-	if (s->skb_len <= header || bpf_load_hdr_opt(s, &o, sizeof(o), 0) < SHORT)
+	if (s->skb_len <= header || bpf_load_hdr_opt(s, &o, sizeof(o), 0) < PLAIN)
 		return;
+	if (o.flags >> 6 != VERSION) {
+		add(COUNT_FOREIGN);
+		return;
+	}
 	add(COUNT_RECEIVED);
-	if ((o.flags & TIMESTAMP) && o.length == LONG)
-		f->echo = o.stamped.timestamp;
+	// Flags repeat until they are acknowledged, so a lost segment delays the agreement and cannot prevent it.
+	if (o.flags & RTR)
+		f->ready |= HEARD | OWED;
+	else
+		f->ready &= ~OWED;
+	if (o.flags & RTR_ACK)
+		f->ready |= ACKED;
+	// RFC 7323, Section 4.3: the timestamp of a segment behind a gap, and an older one, are not echoed.
+	if ((o.flags & TIMESTAMP) && o.length >= STAMPED && (__s32)(seq - s->rcv_nxt) <= 0 &&
+	    (!f->echo || (__s32)(bpf_ntohl(o.rest[0]) - bpf_ntohl(f->echo)) >= 0))
+		f->echo = o.rest[0];
 	if (!scope.segments)
 		return;
 	struct segment *r = bpf_ringbuf_reserve(&arrived, sizeof(*r), 0);
@@ -300,7 +338,7 @@ static __always_inline void parse(struct bpf_sock_ops *s)
 	r->local_port = s->local_port;
 	r->offset = seq - f->received;
 	r->length = s->skb_len - header;
-	__builtin_memcpy(r->option, &o, LONG);
+	__builtin_memcpy(r->option, &o, sizeof(r->option));
 	bpf_ringbuf_submit(r, 0);
 }
 

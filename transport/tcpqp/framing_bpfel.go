@@ -21,18 +21,21 @@ type framingFlow struct {
 	Stream   uint32
 	Base     uint32
 	Echo     uint32
+	Ready    uint32
 }
 
 type framingMark struct {
-	_       structs.HostLayout
-	Address uint64
-	Key     uint32
-	Start   uint32
-	Length  uint32
-	Icrc    uint32
-	Msn     uint16
-	Piece   uint16
-	Opcode  [4]uint8
+	_         structs.HostLayout
+	Start     uint32
+	Icrc      uint32
+	Immediate uint32
+	MboSeg    uint32
+	Length    uint16
+	Msn       uint16
+	Opcode    uint8
+	Flags     uint8
+	Extra     uint8
+	Reserved  uint8
 }
 
 type framingSegment struct {
@@ -43,7 +46,7 @@ type framingSegment struct {
 	LocalPort  uint32
 	Offset     uint32
 	Length     uint32
-	Option     [36]uint8
+	Option     [28]uint8
 }
 
 type framingSettings struct {
@@ -58,7 +61,7 @@ type framingStream struct {
 	_        structs.HostLayout
 	Head     uint32
 	Reserved uint32
-	Marks    [512]framingMark
+	Marks    [2048]framingMark
 }
 
 // Names of all BPF objects in the ELF.

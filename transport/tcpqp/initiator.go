@@ -103,6 +103,9 @@ func (i *initiator) emit(f *frame) bool {
 	case rdma.OpSend:
 		h.op, h.address, h.key, h.length = opSend, 0, 0, uint32(len(op.Local))
 		h.headN = uint8(copy(h.head[:], op.Head))
+		if op.HasImmediate {
+			h.op, h.immediate = opSendImmediate, op.Immediate
+		}
 	case rdma.OpWrite:
 		h.op, h.length = opWrite, uint32(len(op.Local))
 	case rdma.OpRead:

@@ -9,62 +9,78 @@ import (
 
 // The option, in network byte order; bits from the most significant down:
 //
-//	kind 253 (RFC 4727) | length 28 or 36 | ExID 0xfb54 (RFC 6994)
+//	kind 253 (RFC 4727) | length 16, 20, 24 or 28 | ExID 0xfb54 (RFC 6994)
 //	ver:2 timestamp_present:1 more_segments:1 rtr:1 rtr_ack:1 reserved:2 | opcode | msn
 //	message byte offset:24 | segment number:8
 //	icrc
 //	timestamp | timestamp_echo                  only with timestamp_present
-//	address (8) | key (4)
+//	imm_data                                    only with an opcode with immediate data
 //
-// It is the proposal's tcp_bth with twelve bytes of its "other extensions" instead of four of immediate data, which operations of this
-// package do not have. TCP has 40 bytes for options. With the kernel's timestamps, which take 12 bytes, the option has 28 bytes; with
-// net.ipv4.tcp_timestamps=0 it carries timestamps itself.
+// It is the proposal's tcp_bth. TCP has 40 bytes for options. Without the kernel's timestamps the option has at most 28 and carries the
+// timestamps itself; with them, which take 12 bytes, it has at most 20. Either leaves room for a SACK block in a segment without immediate
+// data. With two blocks and without the kernel's timestamps, the option omits its timestamps.
 const (
-	optionKind  = 253
-	optionExID  = 0xfb54
-	optionShort = 28
-	optionLong  = 36
-	optionBits  = 0x3c // the known flag bits
+	optionKind    = 253
+	optionExID    = 0xfb54
+	optionVersion = 1 // 0 was an earlier layout with addresses
+	optionLeast   = 16
+	optionMost    = 28
+	optionSpace   = 40 // for all options of a segment
+
+	flagTimestamp = 0x20
+	flagMore      = 0x10
+	flagRTR       = 0x08
+	flagRTRAck    = 0x04
 )
 
-// Option gives the place of a segment's data in its message. A segment carries it only if all its data belongs to one message.
+// Option gives the place of a segment's data in its message. A segment carries it only if it has a whole piece of one message, so that
+// the CRC is always present.
 type Option struct {
 	// Opcode is InfiniBand's opcode for reliable connections (IBTA 1.4, Table 38), with its FIRST, MIDDLE, LAST and ONLY variants; messages
 	// specific to this package (OPEN and so on) have one opcode each, from 0xc0.
 	Opcode uint8
-	// MSN is the low half of the message's number among its channel's requests; an answer has the number of its request.
+	// MSN is the number of the message in the stream of its direction, from 0, modulo 2^16: the first OPEN of a connection has number 0.
 	MSN uint16
 	// Offset is the position of the segment's first byte in the message, in bytes. A message starts with its frame's header: the first
 	// WriteHeader bytes of a WRITE are not data.
 	Offset uint32
-	// Segment is the number of the segment in the message, modulo 256. Parts of a segment that is cut again keep its number.
+	// Segment is the number of the segment in the message, modulo 256.
 	Segment uint8
 	// More is true except in the message's last segment.
 	More bool
-	// RTR and RTRAck are flags of the proposal; this package does not set them.
+	// RTR (ready to receive) reports that the sender can place segments by the option, until an option with RTRAck has arrived. RTRAck
+	// answers it, as long as the peer repeats it.
 	RTR, RTRAck bool
-	// ICRC is the CRC-32 (as in Ethernet and RoCE) of the segment's data if that is a whole message whose data cannot change; 0: absent. A
-	// BPF program cannot read the data, so segments of longer messages have no CRC.
+	// ICRC is the CRC-32 (as in Ethernet and RoCE) of the segment's data.
 	ICRC uint32
 	// Timestamped: Timestamp and Echo are present, with the meaning of RFC 7323; milliseconds.
 	Timestamped     bool
 	Timestamp, Echo uint32
-	// Address and Key locate the message's data in the peer's memory. Messages without an address have the length of the data and the
-	// number of the receiving channel instead.
-	Address uint64
-	Key     uint32
+	// Immediate is the immediate data of the message, in its last segment: present exactly with an opcode with immediate data.
+	Immediate uint32
 }
 
-// Bare returns the ONLY variant of the opcode.
-func (o Option) Bare() uint8 {
-	for _, v := range [...]opcode{opSend, opWrite, opReadAnswer} {
-		for _, x := range v.variants() {
-			if x == o.Opcode {
-				return uint8(v)
-			}
-		}
+// HasImmediate reports whether the segment carries the immediate data of its message.
+func (o Option) HasImmediate() bool { return hasImmediate(o.Opcode) }
+
+func hasImmediate(opcode uint8) bool {
+	switch opcode {
+	case 0x03, 0x05, 0x09, 0x0b: // LAST and ONLY of SEND and WRITE with immediate data
+		return true
 	}
-	return o.Opcode
+	return false
+}
+
+// length returns the length of the option in bytes.
+func (o Option) length() int {
+	n := optionLeast
+	if o.Timestamped {
+		n += 8
+	}
+	if o.HasImmediate() {
+		n += 4
+	}
+	return n
 }
 
 // variants returns an opcode's variants for a first, middle, last and only segment.
@@ -72,6 +88,8 @@ func (o opcode) variants() [4]uint8 {
 	switch o {
 	case opSend:
 		return [4]uint8{0x00, 0x01, 0x02, 0x04}
+	case opSendImmediate:
+		return [4]uint8{0x00, 0x01, 0x03, 0x05}
 	case opWrite:
 		return [4]uint8{0x06, 0x07, 0x08, 0x0a}
 	case opReadAnswer:
@@ -84,56 +102,58 @@ var errOption = errors.New("tcpqp: not a framing option")
 
 // Append appends the option in wire format.
 func (o Option) Append(p []byte) []byte {
-	length, flags := byte(optionShort), byte(0)
+	flags := byte(optionVersion << 6)
 	for bit, on := range [8]bool{2: o.RTRAck, 3: o.RTR, 4: o.More, 5: o.Timestamped} {
 		if on {
 			flags |= 1 << bit
 		}
 	}
-	if o.Timestamped {
-		length = optionLong
-	}
 	be := binary.BigEndian
-	p = be.AppendUint16(append(p, optionKind, length), optionExID)
+	p = be.AppendUint16(append(p, optionKind, byte(o.length())), optionExID)
 	p = be.AppendUint16(append(p, flags, o.Opcode), o.MSN)
 	p = be.AppendUint32(p, o.Offset<<8|uint32(o.Segment))
 	p = be.AppendUint32(p, o.ICRC)
 	if o.Timestamped {
 		p = be.AppendUint32(be.AppendUint32(p, o.Timestamp), o.Echo)
 	}
-	return be.AppendUint32(be.AppendUint64(p, o.Address), o.Key)
+	if o.HasImmediate() {
+		p = be.AppendUint32(p, o.Immediate)
+	}
+	return p
 }
 
-// ParseOption parses an option at the start of p.
+// ParseOption parses an option at the start of p. It refuses an option of another version.
 func ParseOption(p []byte) (Option, error) {
 	if len(p) < 4 || p[0] != optionKind || binary.BigEndian.Uint16(p[2:]) != optionExID {
 		return Option{}, errOption
 	}
-	n, flags := optionShort, byte(0)
-	if len(p) > 4 {
-		flags = p[4]
+	if len(p) < optionLeast {
+		return Option{}, fmt.Errorf("%w: cut off after %d bytes", errOption, len(p))
 	}
-	if flags&0x20 != 0 {
-		n = optionLong
+	flags := p[4]
+	if v := flags >> 6; v != optionVersion {
+		return Option{}, fmt.Errorf("%w of version %d: it has version %d", errOption, optionVersion, v)
 	}
-	if int(p[1]) != n || len(p) < n {
-		return Option{}, fmt.Errorf("%w: %d bytes long", errOption, p[1])
-	}
-	if flags&^optionBits != 0 {
-		return Option{}, fmt.Errorf("%w: version or flags %#x", errOption, flags)
+	if flags&3 != 0 {
+		return Option{}, fmt.Errorf("%w: reserved bits in %#x", errOption, flags)
 	}
 	be := binary.BigEndian
 	place := be.Uint32(p[8:])
 	o := Option{
-		More: flags&0x10 != 0, RTR: flags&0x08 != 0, RTRAck: flags&0x04 != 0, Timestamped: flags&0x20 != 0,
+		More: flags&flagMore != 0, RTR: flags&flagRTR != 0, RTRAck: flags&flagRTRAck != 0, Timestamped: flags&flagTimestamp != 0,
 		Opcode: p[5], MSN: be.Uint16(p[6:]), Offset: place >> 8, Segment: uint8(place), ICRC: be.Uint32(p[12:]),
 	}
-	p = p[16:n]
+	if n := o.length(); int(p[1]) != n || len(p) < n {
+		return Option{}, fmt.Errorf("%w: %d bytes long", errOption, p[1])
+	}
+	p = p[optionLeast:]
 	if o.Timestamped {
 		o.Timestamp, o.Echo = be.Uint32(p), be.Uint32(p[4:])
 		p = p[8:]
 	}
-	o.Address, o.Key = be.Uint64(p), be.Uint32(p[8:])
+	if o.HasImmediate() {
+		o.Immediate = be.Uint32(p)
+	}
 	return o, nil
 }
 

@@ -131,7 +131,7 @@ func (r *responder) begin(h *header) error {
 			return nil
 		}
 		r.preserve(b)
-	case opSend:
+	case opSend, opSendImmediate:
 		return r.admit(h)
 	case opRead:
 		if r.nReads == maxReads {
@@ -189,7 +189,7 @@ func (r *responder) place(h *header, left int) []byte {
 	switch {
 	case r.ignore || r.failed != statusNone:
 		return nil
-	case h.op == opSend:
+	case h.op == opSend || h.op == opSendImmediate:
 		return r.body[len(r.body)-left:]
 	}
 	b, err := r.c.e.host.Memory(r.c, h.key, h.address+uint64(int(h.length)-left), left, rdma.RemoteWrite)
@@ -232,7 +232,7 @@ func (r *responder) end(h *header) {
 	r.expected++
 	r.c.e.stats.executed++
 	r.wake()
-	if h.op == opSend && r.admitted {
+	if (h.op == opSend || h.op == opSendImmediate) && r.admitted {
 		r.admitted, r.body = false, nil
 		head := r.bodyHead
 		host.Deliver(r.c, head[:r.bodyN])

@@ -94,8 +94,7 @@ func (t *simTransport) marker(*conn) marker { return simMarker{} }
 
 type simMarker struct{}
 
-func (simMarker) piece() int                  { return 1000 }
-func (simMarker) mark(uint64, *frame, []byte) {}
+func (simMarker) piece() int { return 1000 }
 
 func (t *simTransport) wakeAt(at time.Duration) {
 	t.tick++
@@ -289,17 +288,14 @@ func (x *simEdge) give() {
 		return
 	}
 	n := min(1+x.sim.rng.IntN(x.out.size), x.sim.limit-len(x.peer.coming))
-	at := 0
-	for _, end := range x.out.ends {
-		size := 0
-		for _, p := range x.out.bufs[at:end] {
+	for _, piece := range x.out.pieces {
+		for _, p := range piece.bufs {
 			k := min(len(p), n)
 			x.peer.coming = append(x.peer.coming, p[:k]...)
 			x.gave += k
 			n -= k
-			size += len(p)
 		}
-		if at = end; x.out.apart && size > 1000 {
+		if x.out.apart && piece.size > 1000 {
 			x.sim.fault = errors.New("a piece is longer than a segment")
 		}
 	}

@@ -46,6 +46,7 @@ type socket struct {
 	writeErr  error
 	writeIovs []unix.Iovec
 	writeMsgs []mmsghdr
+	marks     *marks // nil: no option. Set before the first batch that is apart
 	release   func() // releases the resources of the option
 }
 
@@ -178,7 +179,7 @@ func (s *socket) readv(fd uintptr) bool {
 	iovs := s.readIovs[:0]
 	for _, p := range [2][]byte{s.a, s.b} {
 		if len(p) > 0 {
-			iovs = append(iovs, unix.Iovec{Base: unsafe.SliceData(p), Len: uint64(len(p))})
+			iovs = append(iovs, iovec(p))
 		}
 	}
 	for {
@@ -213,6 +214,9 @@ func (s *socket) writer() {
 	ask := func() {
 		if s.batch = nil; s.k.dead == nil {
 			if s.batch = s.k.fill(); s.batch != nil {
+				if s.batch.apart {
+					s.marks.stage(s.batch)
+				}
 				s.writes.Lock()
 				s.writable = true
 				s.writes.Unlock()
@@ -267,22 +271,28 @@ func (s *socket) writer() {
 func (s *socket) send(fd uintptr) {
 	b := s.batch
 	s.writeIovs = s.writeIovs[:0]
-	for _, p := range b.bufs {
-		s.writeIovs = append(s.writeIovs, unix.Iovec{Base: unsafe.SliceData(p), Len: uint64(len(p))})
-	}
-	trap, flags, vec, n := uintptr(unix.SYS_WRITEV), uintptr(0), unsafe.Pointer(unsafe.SliceData(s.writeIovs)), len(s.writeIovs)
+	trap, flags := uintptr(unix.SYS_WRITEV), uintptr(0)
+	var vec unsafe.Pointer
+	var n int
 	if b.apart {
 		// MSG_EOR: the kernel appends nothing to the last segment of a message.
 		trap, flags = unix.SYS_SENDMMSG, unix.MSG_EOR|unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL
 		s.writeMsgs = s.writeMsgs[:0]
-		at := 0
-		for _, end := range b.ends {
+		s.marks.add(b)
+		for i := range b.pieces {
+			s.writeIovs = append(s.writeIovs, iovec(b.pieces[i].copy))
+		}
+		for i := range s.writeIovs {
 			m := mmsghdr{}
-			m.Iov, m.Iovlen = &s.writeIovs[at], uint64(end-at)
+			m.Iov, m.Iovlen = &s.writeIovs[i], 1
 			s.writeMsgs = append(s.writeMsgs, m)
-			at = end
 		}
 		vec, n = unsafe.Pointer(unsafe.SliceData(s.writeMsgs)), len(s.writeMsgs)
+	} else {
+		for _, p := range b.bufs {
+			s.writeIovs = append(s.writeIovs, iovec(p))
+		}
+		vec, n = unsafe.Pointer(unsafe.SliceData(s.writeIovs)), len(s.writeIovs)
 	}
 	for {
 		done, _, errno := unix.Syscall6(trap, fd, uintptr(vec), uintptr(n), flags, 0, 0)
@@ -302,3 +312,5 @@ func (s *socket) send(fd uintptr) {
 		return
 	}
 }
+
+func iovec(p []byte) unix.Iovec { return unix.Iovec{Base: unsafe.SliceData(p), Len: uint64(len(p))} }

@@ -57,6 +57,10 @@ func TestModelOnSockets(t *testing.T) {
 					if (c["options_written"] > 0) != option || (c["options_received"] > 0) != option {
 						t.Errorf("with the option: %v; counters: %v", option, c)
 					}
+					// The send buffer holds no more segments than there are marks, and no piece is cut.
+					if test.o.Flap == 0 && c["options_unmarked"]+c["options_cut"]+c["options_batched"]+c["options_foreign"] > 0 {
+						t.Errorf("counters: %v", c)
+					}
 				}
 			})
 		}

@@ -14,6 +14,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/asm"
+	"github.com/cilium/ebpf/link"
 	"golang.org/x/sys/unix"
 
 	"github.com/fared/fared/internal/netnstest"
@@ -118,8 +121,8 @@ func segmentOf(p []byte) (s captured, ok bool) {
 	}, true
 }
 
-// TestPlacedByOption checks that segments from the wire, placed in any order by their options alone, result in the memory that the
-// transport has written. Segments of READ answers are placed by the numbers of their requests.
+// TestPlacedByOption checks that segments from the wire, placed in any order by their options and the frame header in the first segment of
+// their message, result in the memory that the transport has written. Each segment has the CRC of its data.
 func TestPlacedByOption(t *testing.T) {
 	needsOption(t)
 	for _, kernel := range []string{"1", "0"} {
@@ -129,8 +132,8 @@ func TestPlacedByOption(t *testing.T) {
 			spaces, addresses := veths(t)
 			var configs [2]Config
 			for i, n := range spaces {
-				// Without SACK: an end that is delayed acknowledges data that TCP then sends twice with blocks that take the option's room
-				// (RFC 2883).
+				// Without SACK: an end that is delayed acknowledges data that TCP then sends twice with blocks (RFC 2883), of which several take
+				// the option's room.
 				if _, err := n.Output("sysctl", "-qw", "net.ipv4.tcp_timestamps="+kernel, "net.ipv4.tcp_sack=0"); err != nil {
 					t.Fatal(err)
 				}
@@ -174,7 +177,12 @@ func TestPlacedByOption(t *testing.T) {
 			memory := make([]byte, testMemory)
 			memory[0] = p.memory[1][0]
 			answers := map[uint16][]byte{}
-			stamped, checked, seen := 0, 0, [2]int{}
+			stamped, seen := 0, [2]int{}
+			type message struct {
+				from netip.AddrPort
+				msn  uint16
+			}
+			headers := map[message]header{}
 			for _, s := range segments {
 				o, ok := FindOption(s.options)
 				if !ok {
@@ -183,28 +191,39 @@ func TestPlacedByOption(t *testing.T) {
 				if o.Timestamped {
 					stamped++
 				}
-				if o.ICRC != 0 {
-					if checked++; o.ICRC != crc32.ChecksumIEEE(s.data) {
-						t.Errorf("a wrong ICRC: %+v", o)
-					}
+				if o.ICRC != crc32.ChecksumIEEE(s.data) {
+					t.Errorf("a wrong ICRC: %+v", o)
 				}
-				header := map[opcode]int{opWrite: WriteHeader, opReadAnswer: headerSize}[opcode(o.Bare())]
-				skip := max(0, header-int(o.Offset))
-				place, data := int(o.Offset)+skip-header, s.data[min(skip, len(s.data)):]
-				switch opcode(o.Bare()) {
-				case opWrite:
-					if seen[0]++; o.Key != testKey {
-						t.Errorf("%+v", o)
+				if o.Offset == 0 {
+					var h header
+					if n, err := h.parse(s.data); n == 0 || err != nil {
+						t.Fatalf("%+v: a header of %d bytes, %v", o, n, err)
 					}
-					copy(memory[int(o.Address-testBase)+place:], data)
+					headers[message{s.from, o.MSN}] = h
+				}
+			}
+			for _, s := range segments {
+				o, _ := FindOption(s.options)
+				h, ok := headers[message{s.from, o.MSN}]
+				if !ok {
+					t.Fatalf("%+v: no segment begins its message", o)
+				}
+				length := map[opcode]int{opWrite: WriteHeader, opReadAnswer: headerSize}[h.op]
+				skip := max(0, length-int(o.Offset))
+				place, data := int(o.Offset)+skip-length, s.data[min(skip, len(s.data)):]
+				switch h.op {
+				case opWrite:
+					seen[0]++
+					copy(memory[int(h.address-testBase)+place:], data)
 				case opReadAnswer:
 					seen[1]++
-					if answers[o.MSN] == nil {
-						answers[o.MSN] = make([]byte, o.Address)
+					request := uint16(h.msn)
+					if answers[request] == nil {
+						answers[request] = make([]byte, h.length)
 					}
-					copy(answers[o.MSN][place:], data)
-					if last := place+len(data) == int(o.Address); last == o.More {
-						t.Errorf("the last says more, or another does not: %+v", o)
+					copy(answers[request][place:], data)
+					if last := place+len(data) == int(h.length); last == o.More {
+						t.Errorf("more_segments is wrong: %+v", o)
 					}
 				}
 			}
@@ -216,8 +235,8 @@ func TestPlacedByOption(t *testing.T) {
 					t.Errorf("READ %d placed by options is another than the transport's", msn)
 				}
 			}
-			if len(answers) != len(reads) || seen[0] < 200 || seen[1] < 50 || checked < 50 || stamped != 0 != (kernel == "0") {
-				t.Errorf("%d answers of %d, %v segments, %d with an ICRC, %d with timestamps", len(answers), len(reads), seen, checked, stamped)
+			if len(answers) != len(reads) || seen[0] < 200 || seen[1] < 50 || stamped != 0 != (kernel == "0") {
+				t.Errorf("%d answers of %d, %v segments, %d with timestamps", len(answers), len(reads), seen, stamped)
 			}
 			first := segments[0] // of host 0's stream
 			for _, x := range segments {
@@ -233,45 +252,136 @@ func TestPlacedByOption(t *testing.T) {
 				for _, x := range segments {
 					o, _ := FindOption(x.options)
 					is := byOffset[x.seq-origin]
-					is.Timestamp, is.Echo = o.Timestamp, o.Echo // a retransmission has others
+					is.Timestamp, is.Echo, is.RTR, is.RTRAck = o.Timestamp, o.Echo, o.RTR, o.RTRAck // a retransmission has others
 					if x.to.Port() == Port && is != o {
 						return false
 					}
 				}
 				return true
 			})
-			t.Logf("%d WRITE and %d answer segments, %d with an ICRC, %d with timestamps; counters %v", seen[0], seen[1], checked, stamped, p.counters(0))
+			t.Logf("%d WRITE and %d answer segments, %d with timestamps; counters %v", seen[0], seen[1], stamped, p.counters(0))
 		})
 	}
 }
 
-// TestBatchesGoWithoutOption checks that batches have no option. TCP copies the header of a batch into every segment that it is cut into,
-// below the program, so the option could be correct only for the first segment.
+// TestBatchesGoWithoutOption checks that batches have no option, nor have parts of a piece that TCP cuts. TCP copies the header of a batch into
+// every segment that it is cut into, below the program, so the option could be correct only for the first segment; the CRC of a part is not known.
 func TestBatchesGoWithoutOption(t *testing.T) {
+	needsOption(t)
+	for counter, gso := range map[string]string{"options_batched": "100", "options_cut": "1"} {
+		t.Run(counter, func(t *testing.T) {
+			p, spaces := onVeths(t, func(c *Config) { c.Option = true })
+			spaces[0].IP("link", "set", "plane", "gso_max_segs", gso)
+			if err := p.wait(p.post(0, write(0, []byte{1}))); err != nil {
+				t.Fatal(err)
+			}
+			// The connection has the device's limit from its beginning.
+			p.hosts[0].Do(func() { p.transports[0].e.channels[1].out0.conn.fail(errReset) })
+			if err := p.wait(p.post(0, write(0, []byte{1}))); err != nil {
+				t.Fatal(err)
+			}
+			c := newCapture(t, spaces[0], "plane")
+			p.hosts[0].Do(func() { // as if segments could be as long as batches
+				p.transports[0].e.channels[1].out0.conn.marks.(*marks).size.Store(maxPiece)
+			})
+			b := make([]byte, 500_000)
+			for i := range b {
+				b[i] = byte(i >> 8)
+			}
+			if err := p.wait(p.post(0, write(0, b))); err != nil || !bytes.Equal(p.memory[1][:len(b)], b) {
+				t.Fatalf("%v, or other bytes have arrived", err)
+			}
+			without := 0
+			for _, s := range c.stop() {
+				if o, ok := FindOption(s.options); !ok {
+					without++
+				} else if len(s.data) > 1460 || o.ICRC != crc32.ChecksumIEEE(s.data) {
+					t.Fatalf("%d bytes with the option %+v", len(s.data), o)
+				}
+			}
+			if counts := p.counters(0); counts[counter] == 0 || without < 5 {
+				t.Errorf("%d segments without the option; counters %v", without, counts)
+			}
+		})
+	}
+}
+
+// TestMarksOutlastTheQueue checks that the send buffer takes no more segments than there are marks: after an outage, during which TCP has filled
+// it, each segment still has the option.
+func TestMarksOutlastTheQueue(t *testing.T) {
 	needsOption(t)
 	p, spaces := onVeths(t, func(c *Config) { c.Option = true })
 	if err := p.wait(p.post(0, write(0, []byte{1}))); err != nil {
 		t.Fatal(err)
 	}
-	c := newCapture(t, spaces[0], "plane")
-	p.hosts[0].Do(func() { // as if segments could be as long as batches
-		p.transports[0].e.channels[1].out0.conn.marks.(*marks).size = maxPiece
+	spaces[1].IP("link", "set", "plane", "down")
+	var ops []*rdma.Op
+	for range 8 { // about 6,000 segments
+		ops = append(ops, p.post(0, write(0, make([]byte, maxOp))))
+	}
+	full, since := uint64(0), time.Now()
+	p.until("full send buffer", func() bool {
+		if n := p.transports[0].e.stats.bytesSent; n != full {
+			full, since = n, time.Now()
+		}
+		return time.Since(since) > 200*time.Millisecond
 	})
-	b := make([]byte, 500_000)
-	if err := p.wait(p.post(0, write(0, b))); err != nil {
+	spaces[1].IP("link", "set", "plane", "up")
+	if err := p.wait(ops...); err != nil {
 		t.Fatal(err)
 	}
-	batches := 0
-	for _, s := range c.stop() {
-		_, ok := FindOption(s.options)
-		if batch := len(s.data) > 1460; batch && ok {
-			t.Fatalf("%d bytes with an option", len(s.data))
-		} else if batch {
-			batches++
-		}
+	if c := p.counters(0); full < 300_000 || c["options_unmarked"] > 0 || c["options_written"] < 8*maxOp/1500 {
+		t.Errorf("the send buffer took %d bytes; counters %v", full, c)
 	}
-	if n := p.counters(0)["options_batched"]; n == 0 || batches == 0 {
-		t.Errorf("%d batches were seen, %d counted", batches, n)
+}
+
+// TestForeignVersion changes the version of the options on the cable in one direction. The receiver interprets none of them, and does not
+// take the flag rtr from them; messages arrive by their frames.
+func TestForeignVersion(t *testing.T) {
+	needsOption(t)
+	spaces, addresses := veths(t)
+	var configs [2]Config
+	for i, n := range spaces {
+		if _, err := n.Output("sysctl", "-qw", "net.ipv4.tcp_timestamps=0"); err != nil {
+			t.Fatal(err)
+		}
+		configs[i].inside, configs[i].Option = n.Do, true
+	}
+	const protocol, kind, flags = 23, 14 + 40, 14 + 44 // of an Ethernet frame with IPv4 and TCP whose first option is the framing option
+	program, err := ebpf.NewProgram(&ebpf.ProgramSpec{Name: "version", Type: ebpf.SchedCLS, License: "GPL", Instructions: asm.Instructions{
+		asm.Mov.Reg(asm.R6, asm.R1),
+		asm.LoadAbs(protocol, asm.Byte), asm.JNE.Imm(asm.R0, unix.IPPROTO_TCP, "next"),
+		asm.LoadAbs(kind, asm.Byte), asm.JNE.Imm(asm.R0, optionKind, "next"),
+		asm.LoadAbs(flags, asm.Byte), asm.And.Imm(asm.R0, 0x3f), asm.Or.Imm(asm.R0, 2<<6), asm.StoreMem(asm.RFP, -1, asm.R0, asm.Byte),
+		asm.Mov.Reg(asm.R1, asm.R6), asm.Mov.Imm(asm.R2, flags), asm.Mov.Reg(asm.R3, asm.RFP), asm.Add.Imm(asm.R3, -1), asm.Mov.Imm(asm.R4, 1),
+		asm.Mov.Imm(asm.R5, 0), asm.FnSkbStoreBytes.Call(),
+		asm.Mov.Imm(asm.R0, -1).WithSymbol("next"), asm.Return(), // TCX_NEXT
+	}})
+	if err != nil {
+		t.Fatalf("%+v", err)
+	}
+	defer program.Close() // the link keeps the program
+	if err := spaces[0].Do(func() error {
+		d, err := net.InterfaceByName("plane")
+		if err != nil {
+			return err
+		}
+		l, err := link.AttachTCX(link.TCXOptions{Interface: d.Index, Program: program, Attach: ebpf.AttachTCXEgress})
+		if err == nil {
+			t.Cleanup(func() { l.Close() })
+		}
+		return err
+	}); err != nil {
+		t.Fatal(err)
+	}
+	p := newPair(t, addresses, configs)
+	sent, got := bytes.Repeat([]byte{0xa5}, 5000), make([]byte, 5000)
+	if err := p.wait(p.post(0, write(0, sent)), p.post(0, read(0, got))); err != nil || !bytes.Equal(got, sent) {
+		t.Fatalf("%v; READ returned what was written: %v", err, bytes.Equal(got, sent))
+	}
+	written, read := p.counters(0), p.counters(1)
+	if written["options_written"] < 4 || read["options_received"] != 0 || read["options_foreign"] < 4 || read["options_early"] < 4 {
+		t.Errorf("counters of the sender: %v; of the receiver: %v", written, read)
 	}
 }
 

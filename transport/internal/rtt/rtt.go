@@ -25,6 +25,9 @@ func (e *Estimate) Known() bool { return e.smooth != 0 }
 // Least returns the shortest sample; 0 means no sample.
 func (e *Estimate) Least() time.Duration { return e.least }
 
+// Smooth returns the average, in which recent samples weigh more; 0 means no sample.
+func (e *Estimate) Smooth() time.Duration { return e.smooth }
+
 // Late returns the time within which an acknowledgement arrives that the peer delays by at most delay, unless a packet was dropped. It is
 // meaningful if the estimate is Known.
 func (e *Estimate) Late(delay time.Duration) time.Duration {

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/fared/fared/internal/netns"
+	"github.com/fared/fared/transport/internal/alarm"
 	"github.com/fared/fared/transport/internal/wire"
 )
 
@@ -50,18 +51,21 @@ type Endpoint struct {
 	queue  *queue
 	sender sender // also needs mu
 	count  counters
-	alarm  alarm // also needs mu
 
 	// mu guards the sockets against Close, which does not hold the device's lock. mu is acquired inside the device's lock.
 	mu     sync.Mutex
 	closed bool
 
-	file *os.File // the receiving socket
-	raw  syscall.RawConn
-	wait sync.WaitGroup // for the goroutines that read the socket and the alarm
+	file  *os.File // the receiving socket
+	raw   syscall.RawConn
+	alarm *alarm.Alarm
+	wait  sync.WaitGroup // for the goroutine that reads the socket
 }
 
-var _ wire.Out = (*Endpoint)(nil)
+var (
+	_ wire.Out     = (*Endpoint)(nil)
+	_ wire.Classes = (*Endpoint)(nil)
+)
 
 // Open opens the receiving socket and starts to receive. Errors are the kernel's: EADDRINUSE if another socket has the
 // port, EADDRNOTAVAIL if the address is not local.
@@ -99,7 +103,7 @@ func Open(config Config) (*Endpoint, error) {
 		e.file.Close()
 		return nil, fmt.Errorf("udp: %w", err)
 	}
-	if err := e.alarm.open(); err != nil {
+	if e.alarm, err = alarm.Open(config.Now, config.Do, e.tick); err != nil {
 		space.Close()
 		e.file.Close()
 		return nil, fmt.Errorf("udp: %w", err)
@@ -107,8 +111,15 @@ func Open(config Config) (*Endpoint, error) {
 	e.sender.init(e, space, fd)
 	r := newReceiver(e)
 	e.wait.Go(r.run)
-	e.wait.Go(e.tick)
 	return e, nil
+}
+
+// WakeAt implements wire.Out.
+func (e *Endpoint) WakeAt(at time.Duration) { e.alarm.WakeAt(at) }
+
+func (e *Endpoint) tick() {
+	e.count.ticks++
+	e.config.Core.Tick()
 }
 
 // Port returns the UDP port at which datagrams arrive.
@@ -117,16 +128,29 @@ func (e *Endpoint) Port() uint16 { return e.port }
 // Send implements wire.Out. Datagrams that cannot be sent are dropped and counted, as on any network. When 1024 datagrams,
 // or 1 MiB of heads and tails, are queued, all of them are sent immediately.
 func (e *Endpoint) Send(to netip.AddrPort, port uint16, head, payload, tail []byte) {
+	e.add(flow{to: to, port: port}, head, payload, tail)
+}
+
+// SendClass implements wire.Classes.
+func (e *Endpoint) SendClass(class uint8, to netip.AddrPort, port uint16, head, payload, tail []byte) {
+	f := flow{to: to, port: port}
+	if class != e.config.TrafficClass {
+		f.class = e.family.classOf(&e.config, class)
+	}
+	e.add(f, head, payload, tail)
+}
+
+func (e *Endpoint) add(f flow, head, payload, tail []byte) {
 	e.count.queued++
 	switch {
-	case port == 0 || to.Port() == 0 || !e.family.reaches(to.Addr()):
+	case f.port == 0 || f.to.Port() == 0 || !e.family.reaches(f.to.Addr()):
 		e.count.invalid++
 		return
 	case len(head)+len(payload)+len(tail) > e.queue.max:
 		e.count.tooBig++
 		return
 	}
-	e.queue.add(flow{to, port}, head, payload, tail)
+	e.queue.add(f, head, payload, tail)
 	if e.queue.full() {
 		e.Flush()
 	}
@@ -134,7 +158,7 @@ func (e *Endpoint) Send(to netip.AddrPort, port uint16, head, payload, tail []by
 
 // Next implements wire.Out.
 func (e *Endpoint) Next(to netip.AddrPort, port uint16, length int) uint16 {
-	return uint16(e.queue.position(flow{to, port}, length))
+	return uint16(e.queue.position(flow{to: to, port: port}, length))
 }
 
 // Flush sends all queued datagrams. After it returns, payloads may be changed.
@@ -161,8 +185,8 @@ func (e *Endpoint) Close() {
 	if !again {
 		e.sender.close()
 		_ = e.file.Close() // wakes the reader; the error of closing a datagram socket does not matter
-		_ = e.alarm.file.Close()
 	}
 	e.mu.Unlock()
+	e.alarm.Close()
 	e.wait.Wait()
 }

@@ -25,7 +25,7 @@ func recvmmsg(fd int, m []mmsghdr) (int, unix.Errno) {
 	return int(n), errno
 }
 
-// control is a control message with space for the uint16 of UDP_SEGMENT or the int of UDP_GRO.
+// control is a control message with space for the uint16 of UDP_SEGMENT or the int of UDP_GRO, IP_TOS and IPV6_TCLASS.
 type control struct {
 	header unix.Cmsghdr
 	data   [8]byte
@@ -40,6 +40,30 @@ func (c *control) setSegment(length int) {
 	c.header.Type = unix.UDP_SEGMENT
 	c.header.SetLen(unix.CmsgLen(2))
 	*(*uint16)(unsafe.Pointer(&c.data)) = uint16(length)
+}
+
+// setClass sets the traffic class of a message, which also selects its priority in the queues of the host.
+func (c *control) setClass(f family, k class) {
+	o := f.capable()
+	c.header.Level, c.header.Type = int32(o.level), int32(o.name)
+	c.header.SetLen(unix.CmsgLen(4))
+	*(*int32)(unsafe.Pointer(&c.data)) = int32(k &^ classed)
+}
+
+// controls has space for the control messages of a sent message. Both have the size of a control.
+type controls [2]control
+
+// set fills in the control messages of a batch, in segments of the given length or, with 0, of one datagram. It returns their number.
+func (c *controls) set(f family, k class, segment int) (n int) {
+	if k != 0 {
+		c[n].setClass(f, k)
+		n++
+	}
+	if segment > 0 {
+		c[n].setSegment(segment)
+		n++
+	}
+	return n
 }
 
 // received has space for the control messages of a received message: UDP_GRO, and IP_TOS or IPV6_TCLASS. All have the size of a control.

@@ -16,9 +16,15 @@ const (
 
 // flow identifies the datagrams that may share a batch.
 type flow struct {
-	to   netip.AddrPort
-	port uint16
+	to    netip.AddrPort
+	port  uint16
+	class class
 }
+
+// class is the traffic class of a flow's datagrams: classed plus the byte for their headers, or 0 for that of the sockets.
+type class uint16
+
+const classed class = 0x100
 
 // datagram is a queued datagram: its head and tail are copied, one after the other, into the queue's arena.
 type datagram struct {

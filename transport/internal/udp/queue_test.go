@@ -105,7 +105,7 @@ func drive(t *testing.T, script []byte) {
 		n := 0
 		for i := 0; i+1 < len(script) && !e.queue.full(); i += 2 {
 			x, y := int(script[i]), int(script[i+1])
-			f := flow{netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 0, 0, byte(x & 1)}), uint16(4791+x>>1&1)), uint16(50000 + x>>2&7)}
+			f := flow{to: netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 0, 0, byte(x & 1)}), uint16(4791+x>>1&1)), port: uint16(50000 + x>>2&7)}
 			length := lengths[y%len(lengths)]
 			p := pattern[n%251:][:length:length]
 			n++
@@ -123,7 +123,7 @@ func drive(t *testing.T, script []byte) {
 		}
 		seen := 0
 		for _, m := range gathered(t, e) {
-			f := flow{m.to, m.port}
+			f := flow{to: m.to, port: m.port}
 			if len(w.sent[f]) == 0 {
 				t.Fatalf("a message too many: %v", f)
 			}

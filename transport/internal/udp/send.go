@@ -43,7 +43,7 @@ type sender struct {
 
 	messages []mmsghdr
 	names    []address
-	controls []control
+	controls []controls
 	batches  []int32 // batch of each message
 	iovs     []unix.Iovec
 	labels   bool // datagrams have flow labels (Config.FlowLabels)
@@ -55,7 +55,7 @@ func (s *sender) init(e *Endpoint, space netns.Namespace, receiveFD int) {
 		ports:    make(map[uint16]*sourcePort),
 		messages: make([]mmsghdr, writeMessages),
 		names:    make([]address, writeMessages),
-		controls: make([]control, writeMessages),
+		controls: make([]controls, writeMessages),
 		batches:  make([]int32, 0, writeMessages),
 		iovs:     make([]unix.Iovec, 0, 3*maxQueued),
 	}
@@ -108,15 +108,23 @@ func (s *sender) gather(q *queue, b int32, port uint16) int32 {
 			m.Iov = &s.iovs[first]
 		}
 		m.SetIovlen(len(s.iovs) - first)
-		m.Control = nil
-		m.SetControllen(0)
-		if batch.count > 1 {
-			s.controls[i].setSegment(batch.segment)
-			m.Control = (*byte)(unsafe.Pointer(&s.controls[i]))
-			m.SetControllen(int(unsafe.Sizeof(s.controls[i])))
-		}
+		s.control(i, batch)
 	}
 	return b
+}
+
+// control sets the control messages of message i.
+func (s *sender) control(i int, b *batch) {
+	m, segment := &s.messages[i], 0
+	if b.count > 1 {
+		segment = b.segment
+	}
+	m.Control = nil
+	n := s.controls[i].set(s.e.family, b.class, segment)
+	m.SetControllen(n * int(unsafe.Sizeof(control{})))
+	if n > 0 {
+		m.Control = (*byte)(unsafe.Pointer(&s.controls[i]))
+	}
 }
 
 // gatherDatagram appends iovecs for a datagram. Iovecs from index first on belong to the same message.
@@ -233,8 +241,7 @@ func (s *sender) first(fd, i int, q *queue) {
 	}
 	m.Iov = &iovs[0]
 	m.SetIovlen(n)
-	m.Control = nil
-	m.SetControllen(0)
+	s.control(i, b)
 	_, errno := sendmmsg(fd, s.messages[i:i+1])
 	m.Iov = nil
 	if errno != 0 {

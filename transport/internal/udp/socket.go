@@ -59,13 +59,24 @@ func (f family) capable() option {
 	return option{unix.IPPROTO_IPV6, unix.IPV6_TCLASS, ect0}
 }
 
+// mark returns the option that sets a traffic class in all packets, with ECT(0) if the core is ECN-capable.
+func (f family) mark(c *Config, class uint8) option {
+	o := f.capable()
+	if _, ok := c.Core.(wire.Marked); !ok {
+		o.value = 0
+	}
+	o.value |= int(class)
+	return o
+}
+
+// classOf returns the class of a flow whose datagrams have a traffic class.
+func (f family) classOf(c *Config, trafficClass uint8) class {
+	return classed | class(f.mark(c, trafficClass).value)
+}
+
 // marks returns the options for the traffic class, including ECT(0) if the core is ECN-capable, and for flow labels.
 func (f family) marks(c *Config) (options []option) {
-	class := f.capable()
-	if _, ok := c.Core.(wire.Marked); !ok {
-		class.value = 0
-	}
-	if class.value |= int(c.TrafficClass); class.value != 0 {
+	if class := f.mark(c, c.TrafficClass); class.value != 0 {
 		options = append(options, class)
 	}
 	if f == unix.AF_INET6 && c.FlowLabels {

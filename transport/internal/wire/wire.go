@@ -29,6 +29,13 @@ type Out interface {
 	WakeAt(time.Duration)
 }
 
+// Classes is an Out that sends datagrams of several traffic classes.
+type Classes interface {
+	// SendClass is Out.Send with an IPv4 ToS or IPv6 traffic class, whose two ECN bits are 0 and which replaces that of the carrier's configuration. Datagrams of
+	// different classes do not share a batch.
+	SendClass(class uint8, to netip.AddrPort, port uint16, head, payload, tail []byte)
+}
+
 // Marked is a Core whose datagrams are ECN-capable (RFC 3168): carriers send them with ECT(0).
 type Marked interface {
 	Core

@@ -33,7 +33,9 @@ type End struct {
 	wake      time.Duration // the core's latest WakeAt; 0: none
 	scheduled time.Duration // time of the scheduled event; 0: none
 
-	busy  []time.Duration // per plane: time at which the wire is free
+	busy  []time.Duration              // per plane: time at which the wire is free
+	in    []time.Duration              // per plane: time at which the inbound link is free
+	mark  func(netip.AddrPort, []byte) // receives marked datagrams
 	order map[flowKey]*time.Duration
 }
 
@@ -47,12 +49,16 @@ type flowKey struct {
 type batch struct {
 	to            netip.AddrPort
 	port          uint16
+	class         uint8
 	length, bytes int
 	count         int
 	closed        bool // its latest datagram is shorter than the others, and so the last one
 }
 
-var _ wire.Out = (*End)(nil)
+var (
+	_ wire.Out     = (*End)(nil)
+	_ wire.Classes = (*End)(nil)
+)
 
 // Transport puts a core on the network at an address and its UDP port; port 0 means every port that no other core on the address has. Start
 // of the returned End starts the core, and Stop takes it off the network.
@@ -62,8 +68,13 @@ func (n *Net) Transport(at netip.AddrPort, construct Constructor) *End {
 	}
 	e := &End{net: n, at: at, order: map[flowKey]*time.Duration{}}
 	e.busy = slices.Repeat([]time.Duration{0}, len(n.planes))
+	e.in = slices.Clone(e.busy)
 	e.turn = e.receiveInbox
 	e.Core = construct(e)
+	e.mark = e.Core.Receive
+	if m, ok := e.Core.(wire.Marked); ok {
+		e.mark = m.ReceiveMarked
+	}
 	e.tick = e.Core.Tick
 	n.ends[at] = e
 	return e
@@ -98,16 +109,24 @@ func (e *End) Stop() {
 
 // Send implements wire.Out.
 func (e *End) Send(to netip.AddrPort, port uint16, head, payload, tail []byte) {
+	e.SendClass(0, to, port, head, payload, tail)
+}
+
+// SendClass implements wire.Classes.
+func (e *End) SendClass(class uint8, to netip.AddrPort, port uint16, head, payload, tail []byte) {
 	d := e.net.datagram()
+	d.class = class
 	d.from, d.to = netip.AddrPortFrom(e.at.Addr(), port), to
 	d.begin, d.payload, d.sum = len(head), payload, crc32.Update(0, castagnoli, payload)
 	d.bytes = append(d.bytes[:0], head...)
 	d.bytes = append(d.bytes, payload...) // sets the length; the contents are copied again at the flush
 	d.bytes = append(d.bytes, tail...)
 	length := len(d.bytes)
-	d.id = e.Next(to, port, length)
+	if d.id = e.Next(to, port, length); class != e.batch.class {
+		d.id = 0
+	}
 	if d.id == 0 {
-		e.batch = batch{to: to, port: port, length: length}
+		e.batch = batch{to: to, port: port, class: class, length: length}
 	}
 	e.batch.count++
 	e.batch.bytes += length
@@ -162,7 +181,11 @@ func (e *End) receive() { e.host.Do(e.turn) }
 
 func (e *End) receiveInbox() {
 	for i, d := range e.inbox {
-		e.Core.Receive(d.from, d.bytes)
+		if d.marked {
+			e.mark(d.from, d.bytes)
+		} else {
+			e.Core.Receive(d.from, d.bytes)
+		}
 		e.net.release(d)
 		e.inbox[i] = nil
 	}
@@ -174,12 +197,29 @@ func (e *End) serialize(d *datagram, p *planeState) (time.Duration, bool) {
 	if p.Rate == 0 {
 		return e.net.now, true
 	}
-	begin := max(e.busy[d.plane], e.net.now)
-	if waiting := int64(begin-e.net.now) * p.Rate / int64(time.Second); p.Queue > 0 && waiting+int64(len(d.bytes)) > p.Queue {
+	return e.net.pass(d, &e.busy[d.plane], &Link{Rate: p.Rate, Queue: p.Queue})
+}
+
+// enqueue returns the time at which the datagram has reached the host by the inbound link, or false if the queue is full.
+func (e *End) enqueue(d *datagram, l *Link) (time.Duration, bool) {
+	d.queued = true
+	return e.net.pass(d, &e.in[d.plane], l)
+}
+
+// pass returns the time at which a datagram has passed a link, or false if the queue in front of it is full. free is the time from which on the
+// link is free.
+func (n *Net) pass(d *datagram, free *time.Duration, l *Link) (time.Duration, bool) {
+	begin := max(*free, n.now)
+	waiting := int64(begin-n.now) * l.Rate / int64(time.Second)
+	if l.Queue > 0 && waiting+int64(len(d.bytes)) > l.Queue {
 		return 0, false
 	}
-	e.busy[d.plane] = begin + time.Duration(int64(len(d.bytes))*int64(time.Second)/p.Rate)
-	return e.busy[d.plane], true
+	if l.Mark > 0 && waiting > l.Mark && !d.marked {
+		d.marked = true
+		n.stats.Marked++
+	}
+	*free = begin + time.Duration(int64(len(d.bytes))*int64(time.Second)/l.Rate)
+	return *free, true
 }
 
 func (e *End) last(d *datagram) *time.Duration {

@@ -34,6 +34,15 @@ type Plane struct {
 	// Rate is the bandwidth of each host on the plane, in bytes per second; 0 means no limit. Queue is the length of the queue in front of
 	// it, in bytes, beyond which datagrams are dropped; 0 means no limit.
 	Rate, Queue int64
+	// Inbound is the link from the plane to each host, which all senders share.
+	Inbound Link
+}
+
+// Link is a link with a queue in front of it. The zero value has no limit.
+type Link struct {
+	Rate  int64 // bytes per second; 0 means no limit
+	Queue int64 // length of the queue in bytes, beyond which datagrams are dropped; 0 means no limit
+	Mark  int64 // length above which datagrams are marked with "congestion experienced"; 0 means never
 }
 
 // NetConfig is the configuration of a Net.
@@ -60,6 +69,7 @@ type Datagram struct {
 	Plane    int
 	// ID is its IPv4 identification (wire.Out.Next).
 	ID      uint16
+	Class   uint8  // traffic class, without ECN; 0 unless sent by wire.Classes
 	Payload []byte // valid only during the call
 }
 
@@ -72,7 +82,7 @@ type Fate struct {
 
 // NetStats are a Net's counters. Sent + Duplicated + Injected = Delivered + Lost + Dropped + Unreachable + datagrams in flight.
 type NetStats struct {
-	Sent, Injected, Delivered, Duplicated, Corrupted, Reordered uint64
+	Sent, Injected, Delivered, Duplicated, Corrupted, Reordered, Marked uint64
 	// Lost: by chance or on a plane that was down; Dropped: by a full queue; Unreachable: no host has the address.
 	Lost, Dropped, Unreachable uint64
 	// Changed counts payloads that differ between Send and flush. wire.Out forbids such changes, and an ICRC computed at Send would be
@@ -105,12 +115,15 @@ type planeState struct {
 type datagram struct {
 	from, to netip.AddrPort
 	id       uint16
+	class    uint8
 	plane    int
 	epoch    uint32
 	bytes    []byte
 	payload  []byte // source of the payload, until the flush
 	begin    int    // offset of the payload in bytes
 	sum      uint32 // checksum of payload at Send
+	queued   bool   // has passed the queue of Plane.Inbound
+	marked   bool   // with "congestion experienced"
 }
 
 // NewNet makes a network whose time starts at 1 s, so that 0 is never a valid time.
@@ -222,7 +235,7 @@ func (n *Net) Stall(d time.Duration) { n.now += d }
 // maxTurn is the maximum number of datagrams that a host receives in one turn, similar to recvmmsg.
 const maxTurn = 64
 
-// arrive puts a datagram into its host's inbox. It returns the host, or nil if the address is unknown or the plane has been down.
+// arrive puts a datagram into its host's inbox, after it has passed the queue of the inbound link. It returns the host, or nil if the datagram is queued or lost.
 func (n *Net) arrive(d *datagram) *End {
 	end := n.find(d.to)
 	switch p := &n.planes[d.plane]; {
@@ -230,6 +243,12 @@ func (n *Net) arrive(d *datagram) *End {
 		n.stats.Lost++
 	case end == nil:
 		n.stats.Unreachable++
+	case p.Inbound.Rate > 0 && !d.queued:
+		if at, ok := end.enqueue(d, &p.Inbound); ok {
+			n.deliverAt(at, d)
+			return nil
+		}
+		n.stats.Dropped++
 	default:
 		n.stats.Delivered++
 		end.inbox = append(end.inbox, d)
@@ -336,6 +355,7 @@ func (n *Net) datagram() *datagram {
 	if last := len(n.free) - 1; last >= 0 {
 		d := n.free[last]
 		n.free = n.free[:last]
+		d.queued, d.marked, d.class = false, false, 0
 		return d
 	}
 	return &datagram{}
@@ -360,7 +380,7 @@ func (n *Net) release(d *datagram) {
 var poison = bytes.Repeat([]byte{0xdb}, maxDatagram)
 
 func (d *datagram) public() Datagram {
-	return Datagram{From: d.from, To: d.to, Plane: d.plane, ID: d.id, Payload: d.bytes}
+	return Datagram{From: d.from, To: d.to, Plane: d.plane, ID: d.id, Class: d.class, Payload: d.bytes}
 }
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
