@@ -30,8 +30,11 @@ const (
 )
 
 // dial opens a client connection to the daemon without waiting: the first call shows whether the daemon answers.
-func (e *env) dial() (*grpc.ClientConn, error) {
-	target, creds := e.socket, credentials.TransportCredentials(insecure.NewCredentials())
+func (e *env) dial() (*grpc.ClientConn, error) { return e.dialAt(e.socket) }
+
+// dialAt opens a client connection to a unix socket's path or host:port, as dial.
+func (e *env) dialAt(target string) (*grpc.ClientConn, error) {
+	creds := credentials.TransportCredentials(insecure.NewCredentials())
 	if strings.HasPrefix(target, "/") || strings.HasPrefix(target, ".") || !strings.Contains(target, ":") {
 		target = "unix:" + target
 	}

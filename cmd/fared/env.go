@@ -81,7 +81,7 @@ func (e *env) env(o *envOptions, program string) error {
 		return err
 	}
 	if l.from == "" {
-		_, err := openSlots("")
+		_, err := openSlots("", "")
 		return err
 	}
 	if !rdmaenv.NeedsDevices(program) {

@@ -96,7 +96,7 @@ func (e *env) exec(ctx context.Context, o *execOptions) (err error) {
 			return err
 		}
 	}
-	table, err := openSlots(o.file)
+	table, err := openSlots(o.file, "")
 	if err != nil {
 		var coded *exitError
 		if errors.As(err, &coded) {

@@ -28,6 +28,7 @@ const execPlanes = 4
 func newExecFabric(t *testing.T) *execFabric {
 	t.Helper()
 	netnstest.Require(t, "tc", "iperf3")
+	netnstest.KeepsLabs(t)
 	needsCgroup(t)
 	t.Setenv(asFared, "1")
 	netnstest.Folder(t)

@@ -143,6 +143,15 @@ func (f *fake) ListWeights(_ context.Context, r *farev1.ListWeightsRequest) (*fa
 	if want == "10.255.0.20" {
 		all[0] = rough(r.GetFilter().GetOmitPairs())
 	}
+	for _, pair := range all[0].Pairs {
+		for _, service := range r.Services {
+			ports := &farev1.ServicePorts{Service: service, PortPlacement: "hash"}
+			for _, s := range pair.Slots {
+				ports.SourcePorts = append(ports.SourcePorts, s.SourcePort+1000)
+			}
+			pair.Services = append(pair.Services, ports)
+		}
+	}
 	first := r.PageToken == ""
 	f.demand(first || r.PageToken == "second", "a page token of its own making")
 	page := &farev1.ListWeightsResponse{Revision: 7, Weights: all[:1], NextPageToken: "second"}

@@ -180,6 +180,7 @@ func TestLabNetnsInterrupted(t *testing.T) {
 // TestLabNetnsCleanup checks that --cleanup removes a lab that was kept or killed.
 func TestLabNetnsCleanup(t *testing.T) {
 	args := namespaces(t, "--scenario", "none", "--keep")
+	netnstest.KeepsLabs(t)
 	start := func(args ...string) (*exec.Cmd, func() string) {
 		cmd := exec.Command(os.Args[0], args...)
 		var out strings.Builder

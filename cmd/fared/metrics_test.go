@@ -17,15 +17,10 @@ import (
 	"github.com/fared/fared/internal/netnstest"
 )
 
-// freePort returns a TCP port of 127.0.0.1 that no process uses.
+// freePort returns an address of 127.0.0.1 at which nobody listens.
 func freePort(t *testing.T) string {
 	t.Helper()
-	l, err := net.Listen("tcp4", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer l.Close()
-	return l.Addr().String()
+	return fmt.Sprintf("127.0.0.1:%d", netnstest.FreePort(t))
 }
 
 // dialIn returns a function that connects to a TCP address in a namespace.

@@ -26,6 +26,15 @@ func (e *env) print(m proto.Message, table func(w *tabwriter.Writer)) error {
 	return printJSON(e.out, e.output, plainjson.Append(nil, m.ProtoReflect()))
 }
 
+// printValue writes a value as JSON or YAML.
+func (e *env) printValue(v any) error {
+	text, err := json.Marshal(v)
+	if err != nil {
+		return err
+	}
+	return printJSON(e.out, e.output, text)
+}
+
 // printJSON writes compact JSON indented, or as YAML with the same keys in the same order.
 func printJSON(w io.Writer, format string, compact []byte) error {
 	if format == "json" {

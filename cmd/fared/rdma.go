@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -72,7 +71,7 @@ func readLayout(file, configFile string) (*layout, error) {
 		}
 		return &layout{from: "configuration " + configFile, subPorts: configuredSubPorts(c), tcpPorts: c.Dataplane.TCPPortRange}, nil
 	}
-	table, err := openSlots(file)
+	table, err := openSlots(file, "")
 	if errors.Is(err, slots.ErrNoTable) && file == "" {
 		return &layout{}, nil
 	}
@@ -217,11 +216,7 @@ func newRDMAView(l *layout, report *rdmadev.Report) *rdmaView {
 
 func (v *rdmaView) print(e *env) error {
 	if e.output != "table" {
-		text, err := json.Marshal(v)
-		if err != nil {
-			return err
-		}
-		return printJSON(e.out, e.output, text)
+		return e.printValue(v)
 	}
 	w := tabwriter.NewWriter(e.out, 0, 0, 2, ' ', 0)
 	if v.Source == "" {

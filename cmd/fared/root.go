@@ -141,11 +141,11 @@ leaf with an unusable configuration. Ctrl-C ends run, leaf and watch with 0.`,
 		id, title string
 		commands  []*cobra.Command
 	}{
-		{"daemon", "Daemons:", []*cobra.Command{runCommand(e), leafCommand(e), dataplaneCommand(e), initCommand(e), checkCommand(e)}},
+		{"daemon", "Daemons:", []*cobra.Command{runCommand(e), leafCommand(e), dataplaneCommand(e), nupanetCommand(e), initCommand(e), checkCommand(e)}},
 		{"inspect", "Inspect a running daemon:", []*cobra.Command{statusCommand(e), healthCommand(e), supportCommand(e), sessionsCommand(e), planesCommand(e), weightsCommand(e), slotsCommand(e), watchCommand(e), rdmaCommand(e), envCommand(e)}},
 		{"programs", "Run programs over the planes:", []*cobra.Command{execCommand(e)}},
 		{"operate", "Operate a running daemon:", []*cobra.Command{drainCommand(e), undrainCommand(e), reloadCommand(e)}},
-		{"lab", "Design, test and replay:", []*cobra.Command{labCommand(e), topoCommand(e), trafficCommand(e), replayCommand(e)}},
+		{"lab", "Design, test and replay:", []*cobra.Command{labCommand(e), topoCommand(e), trafficCommand(e), superpAgentCommand(e), replayCommand(e)}},
 		{"other", "Other commands:", []*cobra.Command{versionCommand(e)}},
 	} {
 		root.AddGroup(&cobra.Group{ID: g.id, Title: g.title})

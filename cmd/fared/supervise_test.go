@@ -71,6 +71,12 @@ func TestSupervise(t *testing.T) {
 	if err := p.cmd.Process.Signal(syscall.SIGHUP); err != nil {
 		t.Fatal(err)
 	}
+	within(t, 20*time.Second, func() error { // a command that is killed and restarted before would receive it while it starts
+		if !strings.Contains(p.log.String(), `msg="passed on" signal=SIGHUP`) {
+			return fmt.Errorf("SIGHUP is not passed on")
+		}
+		return nil
+	})
 	for range 2 {
 		all := pids()
 		if err := syscall.Kill(all[len(all)-1], syscall.SIGKILL); err != nil {

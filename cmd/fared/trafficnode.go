@@ -10,6 +10,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -29,6 +30,7 @@ func trafficNodeCommand(e *env) *cobra.Command {
 	var nupaSize byteCount = 256 << 20
 	o := traffic.TransportOptions{NupaChannels: 256}
 	var port uint16
+	var sunh sunhFlags
 	c := &cobra.Command{
 		Use: "node", Short: "Send and receive one server's part of the traffic", Args: noArgs,
 		Long: `Sends and receives for this server's loopbacks: it answers 'fared traffic run' at --listen and
@@ -38,7 +40,7 @@ and follow its weights; with --slot no fared is needed.
 Any host that reaches --listen or --connect-port can make the node send; with FARED_TLS_CERT,
 FARED_TLS_KEY and FARED_TLS_CA set, coordinators at host:port must present a certificate. Ctrl-C
 ends the node with exit code 0.`,
-		Example: "  fared traffic node --listen 192.0.2.1:4795\n  fared traffic node --transport superp --plane p3=nupa --nupa-file /dev/shm/p3\n  fared traffic node --source 10.0.0.1 --slot p0=49152 --slot p1=49153*2 --listen unix:/tmp/a.sock",
+		Example: "  fared traffic node --listen 192.0.2.1:4795\n  fared traffic node --transport superp --plane p3=nupa --nupa-file /dev/shm/p3\n  fared traffic node --plane p3=nupa --nupa-file /sys/bus/pci/devices/0000:00:04.0/resource2\n  fared traffic node --source 10.0.0.1 --slot p0=49152 --slot p1=49153*2 --listen unix:/tmp/a.sock",
 		RunE: func(c *cobra.Command, _ []string) error {
 			level, err := parseLevel(logLevel)
 			if err != nil {
@@ -76,6 +78,9 @@ ends the node with exit code 0.`,
 			if cfg.Sources, err = addresses(sources); err != nil {
 				return err
 			}
+			if cfg.Options.SUNH, err = sunh.config(cfg.Sources[0]); err != nil {
+				return err
+			}
 			l, err := controlListener(listen, log)
 			if err != nil {
 				return err
@@ -83,7 +88,11 @@ ends the node with exit code 0.`,
 			n, err := traffic.NewNode(cfg)
 			if err != nil {
 				l.Close()
-				return &exitError{exitFailed, err, "the loopbacks must be on this server, and their ports must be free"}
+				remedy := "the loopbacks must be on this server, and their ports must be free"
+				if o.NupaFile != "" {
+					remedy += "; --nupa-file must be memory that this user may read and write"
+				}
+				return &exitError{exitFailed, err, remedy}
 			}
 			defer n.Close()
 			fmt.Fprintf(e.out, "traffic node of %s by %s listens at %s\n", strings.Join(sources, ", "), t.transport, listen)
@@ -99,10 +108,13 @@ ends the node with exit code 0.`,
 	f.StringArrayVar(&slots, "slot", nil, "PLANE=PORT or PLANE=PORT*SHARE, optionally with @DEVICE: a slot of every pair, instead of fared's; repeatable")
 	f.StringVar(&listen, "listen", defaultTraffic, "address for 'fared traffic run': host:port or unix:PATH")
 	f.Uint16Var(&port, "connect-port", rdma.ConnectPort, "TCP port at every loopback where peers connect; the same at all nodes")
-	f.StringVar(&o.NupaFile, "nupa-file", "", "file that nupa's endpoints share, such as /dev/shm/p3")
-	f.Var(&nupaSize, "nupa-size", "size of --nupa-file if the node creates it")
+	f.StringVar(&o.NupaFile, "nupa-file", "", "file that nupa's endpoints share, such as /dev/shm/p3, or a device's memory that machines share, such as ivshmem's resource2 in sysfs or /dev/dax0.0")
+	f.Var(&nupaSize, "nupa-size", "size of --nupa-file if the node creates it; a device has its size")
+	f.BoolVar(&o.NupaShared, "nupa-shared", false, "several machines map the memory behind --nupa-file; always so for a device")
+	f.DurationVar(&o.NupaDeadAfter, "nupa-dead-after", 2*time.Second, "time without a heartbeat after which a peer in shared --nupa-file is dead")
 	f.IntVar(&o.NupaChannels, "nupa-channels", o.NupaChannels, "number of channel ends in --nupa-file if the node creates it: at most 1024")
 	f.BoolVar(&o.Option, "tcp-option", false, "tcp: add the message framing option to segments; it needs CAP_BPF and disables segmentation offload")
+	sunh.add(c)
 	levelFlag(c, &logLevel, "warn", "")
 	_ = c.RegisterFlagCompletionFunc("source", e.completer(localLoopbacks))
 	return c

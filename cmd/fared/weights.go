@@ -21,13 +21,14 @@ const known = "'fared weights' lists the destinations, 'fared status' the local 
 const sourceUsage = "only weights and pairs of these local loopbacks; repeatable"
 
 func weightsCommand(e *env) *cobra.Command {
-	var destinations, sources []string
+	var destinations, sources, services []string
 	var explain bool
 	var diff string
 	c := &cobra.Command{
 		Use: "weights", Short: "Show how traffic to each GPU is split", Args: noArgs,
 		Long: `Shows, for every destination, the weight of each plane in lowest terms, and with -o json
-or yaml also the queue pair slots and UDP source ports of each pair.
+or yaml also the queue pair slots and source ports of each pair, with --service those for
+other services too (PairSlots.services).
 
 --diff compares with an earlier 'fared weights -o json': it lists the destinations whose
 weights or bandwidths changed, and exits with 1 if there are any.`,
@@ -39,12 +40,16 @@ weights or bandwidths changed, and exits with 1 if there are any.`,
 				return err
 			}
 			defer conn.Close()
+			of, err := e.services(services)
+			if err != nil {
+				return err
+			}
 			client := farev1.NewWeightServiceClient(conn)
 			if explain {
 				if len(destinations) != 1 {
 					return &exitError{exitUsage, errors.New("--explain needs one destination"), "fared weights --destination 10.255.0.2 --explain"}
 				}
-				resp, err := client.GetWeights(c.Context(), &farev1.GetWeightsRequest{Destination: destinations[0], Sources: sources, Explain: true})
+				resp, err := client.GetWeights(c.Context(), &farev1.GetWeightsRequest{Destination: destinations[0], Sources: sources, Explain: true, Services: of})
 				if err != nil {
 					return e.explain(err, known)
 				}
@@ -53,7 +58,7 @@ weights or bandwidths changed, and exits with 1 if there are any.`,
 			filter := &farev1.WeightFilter{Destinations: destinations, Sources: sources, OmitPairs: e.output == "table" || diff != ""}
 			all := &weightList{}
 			for token := ""; ; {
-				page, err := client.ListWeights(c.Context(), &farev1.ListWeightsRequest{Filter: filter, PageToken: token})
+				page, err := client.ListWeights(c.Context(), &farev1.ListWeightsRequest{Filter: filter, PageToken: token, Services: of})
 				if err != nil {
 					return e.explain(err, known)
 				}
@@ -73,14 +78,30 @@ weights or bandwidths changed, and exits with 1 if there are any.`,
 	}
 	c.Flags().StringSliceVarP(&destinations, "destination", "d", nil, "only these destinations: an address or a covering prefix; repeatable")
 	c.Flags().StringSliceVarP(&sources, "source", "s", nil, sourceUsage)
+	c.Flags().StringSliceVar(&services, "service", nil, "with -o json or yaml, add the source ports for this service, such as udp/4444; repeatable")
 	c.Flags().BoolVar(&explain, "explain", false, "show the routes, communities, links and rules behind one destination's weights")
 	c.Flags().StringVar(&diff, "diff", "", "list the changes since this file, an output of 'fared weights -o json'; - is standard input")
 	_ = c.MarkFlagFilename("diff", "json")
-	for _, flag := range []string{"explain", "destination", "source"} {
+	for _, flag := range []string{"explain", "destination", "source", "service"} {
 		c.MarkFlagsMutuallyExclusive("diff", flag)
 	}
 	e.pairFlags(c)
 	return readFlags(e, c)
+}
+
+// services parses the values of --service, which the table does not show.
+func (e *env) services(texts []string) (out []*farev1.Service, _ error) {
+	if len(texts) > 0 && e.output == "table" {
+		return nil, &exitError{exitUsage, errors.New("--service adds source ports, which the table does not have"), "fared weights --service udp/4444 -o json"}
+	}
+	for _, text := range texts {
+		service, err := parseService(text)
+		if err != nil {
+			return nil, err
+		}
+		out = append(out, &farev1.Service{Protocol: uint32(service.Protocol), Port: uint32(service.Port)})
+	}
+	return out, nil
 }
 
 // weightList is the output of `fared weights -o json`.
