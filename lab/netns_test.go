@@ -320,6 +320,7 @@ func TestNetnsInterrupted(t *testing.T) {
 // TestNetnsLeave verifies that a fabric continues after Leave, and that Cleanup ends it, but not one that is in use.
 func TestNetnsLeave(t *testing.T) {
 	o := smallest(t, backend.Netns{})
+	netnstest.KeepsLabs(t)
 	left, err := Start(t.Context(), o, slog.New(slog.DiscardHandler))
 	if err != nil {
 		t.Fatal(err)

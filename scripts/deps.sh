@@ -9,7 +9,7 @@ declare -A needs=([promtool]=prometheus [vtysh]=frr [birdc]=bird2 [gobgpd]=gobgp
   [/usr/include/rdma/rdma_cma.h]=librdmacm-dev [rping]=rdmacm-utils [fi_pingpong]=libfabric-bin
   [/usr/include/bpf/bpf_helpers.h]=libbpf-dev [/usr/lib/python3/dist-packages/torch]=python3-torch)
 if [ "${1:-}" = vm ]; then
-  needs+=([qemu-system-x86_64]=qemu-system-x86 [busybox]=busybox-static [cpio]=cpio [xz]=xz-utils [modprobe]=kmod
+  needs+=([qemu-system-x86_64]=qemu-system-x86 [busybox]=busybox-static [cpio]=cpio [xz]=xz-utils [modprobe]=kmod [ndctl]=ndctl
     [ib_write_bw]=perftest [ucx_perftest]=ucx-utils [rdma]=iproute2 [/etc/libibverbs.d/rxe.driver]=ibverbs-providers)
 fi
 missing=()

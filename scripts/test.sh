@@ -20,7 +20,7 @@ done
 # Packages without a goroutine, even in their tests, and those whose tests drive programs of C. They run without it, too.
 sequential="client/slots cmd/fared/internal/netsetup daemon/config/internal/gen daemon/internal/drainfile internal/deptest internal/linkpoll internal/mutate internal/plainfile
   internal/prefixmap internal/prose internal/rdmadev internal/rdmaenv internal/slotlayout/gen internal/spelling internal/vex lab/judge monitoring monitoring/gen
-  transport/internal/rtt transport/roce"
+  transport/internal/congestion transport/internal/rtt transport/roce"
 drives_c="lib lib/nccl lib/softdev lib/verbs examples/pytorch"
 for p in $sequential; do
   if grep -nE '^\s*(defer )?go (func|[a-z])|\.Go\(' "$p"/*.go; then
@@ -32,27 +32,29 @@ done
 # Tests of one goroutine in packages that otherwise need the race detector, which makes each of them about ten times slower; some that judge the memory of
 # processes, which it multiplies; and those with a Prometheus, a transfer or a fabric of namespaces, which drive dozens of processes. They run without it.
 single="TestPlansReachTheDesiredState TestLayoutKeepsItsPromises TestPagesLikeSortedMap TestBatchesEqualOneByOne TestReloadEqualsAFreshStart
-  TestEvacuationAgainstThePackets TestFloodIsLinear TestRoCEChannels TestRoCERefusals TestRoCEStall TestRoCEShares TestRoCESets TestRoCEBlindSets
-  TestSUPERpChannels TestSUPERpRefusals TestSUPERpStall TestSUPERpShares TestSUPERpSets TestSUPERpBlindSets
+  TestEvacuationAgainstThePackets TestFloodIsLinear TestRoCEChannels TestRoCERefusals TestRoCEStall TestRoCEIncast TestRoCEReadsFillALink TestRoCEShares TestRoCESets TestRoCEBlindSets
+  TestSUPERpChannels TestSUPERpRefusals TestSUPERpStall TestSUPERpIncast TestSUPERpShares TestSUPERpSets TestSUPERpBlindSets
   TestPromptDelayIsBounded TestBulkChangeIsOneOperation TestDampingEqualsItsModel TestRecordingSurvivesAFullDisk TestModelOnStreams TestConnectionFlood
   TestPrometheus TestPrometheusQuiet TestPrometheusFaults TestPrometheusFlaps TestPrometheusAgent TestPrometheusFaultyDaemon TestTransfer TestKeepReturnsGarbage
-  TestTransferInScenarios TestNetnsDefaults TestNetnsTimeline TestLabTransfer TestLabNetnsJSON TestLabNetnsLines TestLabNetnsCleanup"
+  TestFlushesSuffice TestFlushesAreNeeded TestRestartsAndPauses TestHostileLines TestTransferInScenarios TestTransportsTogether TestNetnsDefaults TestNetnsTimeline TestLabTransfer TestLabNetnsJSON TestLabNetnsLines TestLabNetnsCleanup"
 # shellcheck disable=SC2086 # one word a test
 single_pattern="^($(printf '%s|' $single | sed 's/|$//'))\$"
-single_packages="dataplane/linux daemon/internal/status dataplane/internal/contract daemon daemon/internal/dpclient transport/rdma/rdmatest transport/tcpqp internal/footprint cmd/fared lab"
+single_packages="transport/internal/mailbox dataplane/linux daemon/internal/status dataplane/internal/contract daemon daemon/internal/dpclient transport/rdma/rdmatest transport/tcpqp internal/footprint cmd/fared lab"
 
 # packages NAME...: their import paths.
 packages() { for p in "$@"; do echo "$module/$p"; done; }
 
 # Two jobs at once: more of them delay each other by seconds on two processors, so that timers of protocols expire, and end no sooner.
 #
-# The first has no race detector: tests that drive other processes alone, with code that other packages run under the detector, and labs in containers.
-processes="interop/packets interop/chaos interop interop/hostile interop/peers systemd"
+# The first has no race detector: labs in containers, tests that drive other processes alone, with code that other packages run under the detector, and the labs of
+# all scenarios in one process and in namespaces.
+processes="interop/packets interop/chaos interop interop/hostile interop/nupa interop/peers systemd"
 (
   failed=0
   go test -vet=off -count=1 -timeout 80m -v ./containerlab >out/containers.log 2>&1 || failed=1
   # shellcheck disable=SC2046,SC2086 # one word a package
   go test -vet=off -count=1 -p 1 -timeout 80m -v $(packages $processes) >out/processes.log 2>&1 || failed=1
+  go test -vet=off -count=1 -timeout 80m -v -run '^Test(NetnsScenarios|BuiltInScenarios)$' ./lab >>out/processes.log 2>&1 || failed=1
   exit $failed
 ) &
 others=$!
@@ -64,11 +66,9 @@ rest=$(go list ./... | grep -vxF "$first" | grep -vxF "$(packages containerlab $
 go test -race -vet=off -p "$(($(nproc) > 4 ? $(nproc) / 2 : 2))" -count=1 -timeout 80m -v -skip "$single_pattern" $first $rest >out/test.log 2>&1
 code=$?
 
-# After it, without the detector: the labs of all scenarios in one process and in namespaces, packages that it finds nothing in, and tests that it makes too slow to
-# be complete.
+# After it, without the detector: packages that it finds nothing in, and tests that it makes too slow to be complete.
 (
   failed=0
-  go test -vet=off -count=1 -timeout 80m -v -run '^Test(NetnsScenarios|BuiltInScenarios)$' ./lab || failed=1
   # shellcheck disable=SC2046,SC2086 # one word a package
   go test -vet=off -count=1 -p 2 -timeout 80m -v $(packages $drives_c $sequential) || failed=1
   # shellcheck disable=SC2046,SC2086 # one word a package

@@ -33,7 +33,7 @@ type stack struct {
 	guard      guard
 	mu         sync.Mutex // guards everything below
 	forwarding *farev1.Forwarding
-	owed       []contract.Change // changes that below still has to undo
+	owed       []contract.Change // changes that above still has to undo
 	debt       error             // error of the last attempt
 }
 
@@ -96,17 +96,18 @@ func perFlow(forwarding *farev1.Forwarding) *farev1.Forwarding {
 	return forwarding
 }
 
-// Commit implements contract.Forwarder.
+// Commit implements contract.Forwarder. Above is first: its flows are those whose weights matter, and a change of its maps
+// takes microseconds, while below waits for the kernel to release replaced groups.
 func (s *stack) Commit(changes []contract.Change) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if err := s.settleDebt(); err != nil {
 		return err
 	}
-	if err := s.below.Commit(changes); err != nil {
+	if err := s.above.Commit(changes); err != nil {
 		return err
 	}
-	err := s.above.Commit(changes)
+	err := s.below.Commit(changes)
 	if err == nil {
 		return nil
 	}
@@ -115,18 +116,18 @@ func (s *stack) Commit(changes []contract.Change) error {
 		s.owed = append(s.owed, c.Inverse())
 	}
 	if back := s.settleDebt(); back != nil {
-		s.log.Error("cannot undo at the routes what the steering refused; no changes are made until the undo succeeds", "error", back)
+		s.log.Error("cannot undo at the steering what the routes refused; no changes are made until the undo succeeds", "error", back)
 	}
 	return err
 }
 
-// settleDebt makes below undo changes that above refused. Until that succeeds, below forwards by unwanted state, and no
+// settleDebt makes above undo changes that below refused. Until that succeeds, above forwards by unwanted state, and no
 // change can start from the state that the server assumes. The caller holds mu.
 func (s *stack) settleDebt() error {
 	if len(s.owed) == 0 {
 		return nil
 	}
-	if s.debt = s.below.Commit(s.owed); s.debt != nil {
+	if s.debt = s.above.Commit(s.owed); s.debt != nil {
 		return status.Errorf(codes.Unavailable, "an earlier change is not undone yet, retry: %v", s.debt)
 	}
 	s.owed = nil

@@ -88,13 +88,13 @@ func TestStackIsAllOrNothing(t *testing.T) {
 		if s.Commit(changes) == nil {
 			promised = next
 		}
-		if !maps.Equal(above.has, promised) {
-			t.Fatalf("above has %v, promised %v", above.has, promised)
-		}
 		if !maps.Equal(below.has, promised) {
+			t.Fatalf("below has %v, promised %v", below.has, promised)
+		}
+		if !maps.Equal(above.has, promised) {
 			differed++
 			if len(s.owed) == 0 {
-				t.Fatalf("below has %v, promised %v, and owes nothing", below.has, promised)
+				t.Fatalf("above has %v, promised %v, and owes nothing", above.has, promised)
 			}
 		}
 	}
@@ -103,8 +103,31 @@ func TestStackIsAllOrNothing(t *testing.T) {
 	}
 	for s.healthy() != nil {
 	}
-	if !maps.Equal(below.has, promised) {
-		t.Errorf("healthy, and below has %v, promised %v", below.has, promised)
+	if !maps.Equal(above.has, promised) {
+		t.Errorf("healthy, and above has %v, promised %v", above.has, promised)
+	}
+}
+
+// TestStackSteersFirst checks that a change reaches the steered flows before the slower layer below works on it, and that a refusal by above reaches
+// nothing else.
+func TestStackSteersFirst(t *testing.T) {
+	below, above := newTable(nil, nil), newTable(nil, nil)
+	below.has["a"], above.has["a"] = "true", "true"
+	s := &stack{below: below, above: above, log: slog.New(slog.DiscardHandler)}
+	below.fail = func() error {
+		if above.has["a"] != "false" {
+			t.Error("below is changed before above")
+		}
+		return nil
+	}
+	down := []contract.Change{{Kind: contract.SubPortChange, Device: "a"}}
+	if err := s.Commit(down); err != nil || below.has["a"] != "false" {
+		t.Errorf("%v; below %v", err, below.has)
+	}
+	above.fail = func() error { return errors.New("no") }
+	below.fail = func() error { t.Error("below is changed although above refused"); return nil }
+	if err := s.Commit([]contract.Change{{Kind: contract.SubPortChange, Device: "a", Up: true}}); err == nil || above.has["a"] != "false" {
+		t.Errorf("%v; above %v", err, above.has)
 	}
 }
 

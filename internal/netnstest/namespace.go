@@ -11,6 +11,8 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/fared/fared/internal/netns"
 )
 
@@ -44,6 +46,19 @@ func Folder(t testing.TB) string {
 		}
 	})
 	return dir
+}
+
+// KeepsLabs waits until no other test has a lab that outlives its process (fared lab --keep), until the test's end: every cleanup removes all of them.
+func KeepsLabs(t testing.TB) {
+	t.Helper()
+	lock, err := os.OpenFile("/tmp/fared-kept-labs.lock", os.O_CREATE|os.O_RDWR, 0o666)
+	if err == nil {
+		err = unix.Flock(int(lock.Fd()), unix.LOCK_EX)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { lock.Close() })
 }
 
 // Lacks skips the test with a reason, or fails it if everything is required.

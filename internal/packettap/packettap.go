@@ -1,4 +1,4 @@
-// Package packettap counts packets of one UDP destination port at a device of a test's network namespace, by source port.
+// Package packettap counts packets of one UDP or TCP destination port at a device of a test's network namespace, by source port.
 // The kernel counts, so that no packet is missed at any rate.
 package packettap
 
@@ -10,11 +10,12 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/asm"
 	"github.com/cilium/ebpf/link"
+	"golang.org/x/sys/unix"
 
 	"github.com/fared/fared/internal/netnstest"
 )
 
-// Tap counts every UDP packet to one port that arrives at a device, over IPv4 without options or IPv6. All other packets pass uncounted.
+// Tap counts every packet to one UDP or TCP port that arrives at a device or leaves by it, over IPv4 without options or IPv6. All other packets pass uncounted.
 type Tap struct {
 	counts *ebpf.Map
 	link   link.Link
@@ -31,29 +32,48 @@ const (
 	End Verdict = 2
 )
 
+// Filter selects packets of a protocol, 0 meaning UDP, and of these by a byte of the UDP payload: payload[Offset] & Mask == Value. The zero Filter selects UDP.
+type Filter struct {
+	Protocol    uint8
+	Offset      uint8
+	Mask, Value uint8
+	// Leaving selects the packets that leave by the device, instead of those that arrive at it.
+	Leaving bool
+}
+
 // ports is the number of counters of a tap: one for each UDP source port.
 const ports = 1 << 16
 
 // New counts at a device until the test ends.
 func New(t testing.TB, n *netnstest.Namespace, device string, port uint16, verdict Verdict) *Tap {
 	t.Helper()
+	return NewFiltered(t, n, device, port, verdict, Filter{})
+}
+
+// NewFiltered is New for packets that a filter selects. Others pass uncounted.
+func NewFiltered(t testing.TB, n *netnstest.Namespace, device string, port uint16, verdict Verdict, filter Filter) *Tap {
+	t.Helper()
 	counts, err := ebpf.NewMap(&ebpf.MapSpec{Name: "arrivals", Type: ebpf.Array, KeySize: 4, ValueSize: 8, MaxEntries: ports, Flags: mmapable})
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { counts.Close() })
-	program, err := ebpf.NewProgram(&ebpf.ProgramSpec{Name: "count", Type: ebpf.SchedCLS, License: "GPL", Instructions: counting(counts, port, verdict)})
+	program, err := ebpf.NewProgram(&ebpf.ProgramSpec{Name: "count", Type: ebpf.SchedCLS, License: "GPL", Instructions: counting(counts, port, verdict, filter)})
 	if err != nil {
 		t.Fatalf("%+v", err)
 	}
 	defer program.Close() // the link holds a reference
 	x := &Tap{counts: counts}
+	attach := ebpf.AttachTCXIngress
+	if filter.Leaving {
+		attach = ebpf.AttachTCXEgress
+	}
 	err = n.Do(func() error {
 		dev, err := net.InterfaceByName(device)
 		if err != nil {
 			return err
 		}
-		x.link, err = link.AttachTCX(link.TCXOptions{Interface: dev.Index, Program: program, Attach: ebpf.AttachTCXIngress})
+		x.link, err = link.AttachTCX(link.TCXOptions{Interface: dev.Index, Program: program, Attach: attach})
 		return err
 	})
 	if err != nil {
@@ -69,33 +89,46 @@ func (x *Tap) Remove() { x.link.Close() }
 // mmapable allows one read of all counters.
 const mmapable = 1 << 10
 
-// counting is the tap's program: a UDP packet to the port increments its source port's counter and gets the verdict.
-func counting(counts *ebpf.Map, port uint16, verdict Verdict) asm.Instructions {
-	load := func(offset, size int32) asm.Instructions {
+// counting is the tap's program: a packet to the port that the filter selects increments its source port's counter and gets the verdict.
+func counting(counts *ebpf.Map, port uint16, verdict Verdict, filter Filter) asm.Instructions {
+	// load copies bytes of the packet to RFP-8. Their offset is in R2.
+	load := func(offset asm.Instruction, size int32) asm.Instructions {
 		return asm.Instructions{
-			asm.Mov.Reg(asm.R1, asm.R6), asm.Mov.Imm(asm.R2, offset), asm.Mov.Reg(asm.R3, asm.RFP), asm.Add.Imm(asm.R3, -8),
+			asm.Mov.Reg(asm.R1, asm.R6), offset, asm.Mov.Reg(asm.R3, asm.RFP), asm.Add.Imm(asm.R3, -8),
 			asm.Mov.Imm(asm.R4, size), asm.FnSkbLoadBytes.Call(), asm.JNE.Imm(asm.R0, 0, "pass"),
 		}
 	}
-	family := func(protocol, transport int32, label string) (code asm.Instructions) {
-		code = load(protocol, 1)
+	protocol := int32(filter.Protocol)
+	if protocol == 0 {
+		protocol = unix.IPPROTO_UDP
+	}
+	at := func(offset int32) asm.Instruction { return asm.Mov.Imm(asm.R2, offset) }
+	family := func(next, transport int32, label string) (code asm.Instructions) {
+		code = load(at(next), 1)
 		code[0] = code[0].WithSymbol(label)
-		code = append(code, asm.LoadMem(asm.R1, asm.RFP, -8, asm.Byte), asm.JNE.Imm(asm.R1, 17, "pass"))
-		code = append(code, load(transport, 4)...)
-		return append(code, asm.Ja.Label("count"))
+		code = append(code, asm.LoadMem(asm.R1, asm.RFP, -8, asm.Byte), asm.JNE.Imm(asm.R1, protocol, "pass"))
+		code = append(code, load(at(transport), 4)...)
+		return append(code, asm.Mov.Imm(asm.R7, transport), asm.Ja.Label("count"))
 	}
 	code := asm.Instructions{asm.Mov.Reg(asm.R6, asm.R1)}
-	code = append(code, load(12, 2)...)
+	code = append(code, load(at(12), 2)...)
 	code = append(code,
 		asm.LoadMem(asm.R1, asm.RFP, -8, asm.Half), asm.HostTo(asm.BE, asm.R1, asm.Half),
 		asm.JEq.Imm(asm.R1, 0x0800, "v4"), asm.JEq.Imm(asm.R1, 0x86dd, "v6"), asm.Ja.Label("pass"))
 	code = append(code, family(14+9, 14+20, "v4")...)
 	code = append(code, family(14+6, 14+40, "v6")...)
-	return append(code,
+	code = append(code,
 		asm.LoadMem(asm.R1, asm.RFP, -6, asm.Half).WithSymbol("count"), asm.HostTo(asm.BE, asm.R1, asm.Half),
 		asm.JNE.Imm(asm.R1, int32(port), "pass"),
 		asm.LoadMem(asm.R1, asm.RFP, -8, asm.Half), asm.HostTo(asm.BE, asm.R1, asm.Half),
-		asm.StoreMem(asm.RFP, -12, asm.R1, asm.Word),
+		asm.StoreMem(asm.RFP, -12, asm.R1, asm.Word))
+	if filter.Mask != 0 {
+		const header = 8 // of UDP
+		code = append(code, asm.Add.Imm(asm.R7, header+int32(filter.Offset)))
+		code = append(code, load(asm.Mov.Reg(asm.R2, asm.R7), 1)...)
+		code = append(code, asm.LoadMem(asm.R1, asm.RFP, -8, asm.Byte), asm.And.Imm(asm.R1, int32(filter.Mask)), asm.JNE.Imm(asm.R1, int32(filter.Value), "pass"))
+	}
+	return append(code,
 		asm.LoadMapPtr(asm.R1, counts.FD()), asm.Mov.Reg(asm.R2, asm.RFP), asm.Add.Imm(asm.R2, -12), asm.FnMapLookupElem.Call(),
 		asm.JEq.Imm(asm.R0, 0, "pass"),
 		asm.Mov.Imm(asm.R1, 1), asm.StoreXAdd(asm.R0, asm.R1, asm.DWord),

@@ -74,6 +74,7 @@ type bed struct {
 	family family
 	drops  uint64   // backlogDrops at the beginning
 	others []uint32 // UDP ports that are steered in addition to roce
+	more   []string // further flags of the agent
 }
 
 // family holds the addresses of a bed's flows and next hops.
@@ -101,6 +102,20 @@ func device(plane, sub int) string { return fmt.Sprintf("p%d.%d", plane, sub) }
 // newBed connects a server; no agent is running yet.
 func newBed(t testing.TB, driver string, f family) *bed {
 	t.Helper()
+	b := newServer(t, driver, f)
+	for p := range planes {
+		b.leaves[p] = netnstest.New(t)
+		for s := range subPorts {
+			b.cable(p, s)
+		}
+	}
+	b.server.SetApart()
+	return b
+}
+
+// newServer makes a server without cables.
+func newServer(t testing.TB, driver string, f family) *bed {
+	t.Helper()
 	netnstest.Require(t)
 	b := &bed{t: t, server: netnstest.New(t), dir: t.TempDir(), driver: driver, family: f, drops: backlogDrops(t)}
 	b.server.Addr("lo", f.source.String())
@@ -113,13 +128,6 @@ func newBed(t testing.TB, driver string, f family) *bed {
 			}
 		}
 	})
-	for p := range planes {
-		b.leaves[p] = netnstest.New(t)
-		for s := range subPorts {
-			b.cable(p, s)
-		}
-	}
-	b.server.SetApart()
 	return b
 }
 
@@ -156,7 +164,7 @@ func (b *bed) socket() string { return filepath.Join(b.dir, "dataplane.sock") }
 
 // flags returns the flags of the agent.
 func (b *bed) flags(socket string) []string {
-	return []string{"--driver", b.driver, "--socket", socket, "--pin-dir", "/sys/fs/bpf/" + b.server.Name, "--log-level", "debug"}
+	return append([]string{"--driver", b.driver, "--socket", socket, "--pin-dir", "/sys/fs/bpf/" + b.server.Name, "--log-level", "debug"}, b.more...)
 }
 
 // start runs the agent and connects to it.

@@ -144,8 +144,11 @@ type fared struct {
 var faredBinary string
 
 func (f fared) name() string {
-	if f.inside {
+	switch {
+	case f.inside && f.driver == "linux":
 		return "fared-inside"
+	case f.inside:
+		return "fared-" + f.driver + "-inside"
 	}
 	return "fared-" + f.driver
 }

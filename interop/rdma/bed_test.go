@@ -66,6 +66,12 @@ func sysctl(t testing.TB, n *netnstest.Namespace, name, value string) {
 	}
 }
 
+func loopback(n int) netip.Addr { return netip.AddrFrom4([4]byte{10, 255, 0, byte(n)}) }
+
+func newServer(t testing.TB, n int) *server {
+	return &server{n: n, loopback: loopback(n), rdma: fmt.Sprintf("rxe%d", n), netdev: fmt.Sprintf("nic%d", n), host: netnstest.New(t)}
+}
+
 // newBed makes two servers with planes between them, an agent on each, and equal weights.
 func newBed(t testing.TB) *bed {
 	t.Helper()
@@ -74,7 +80,7 @@ func newBed(t testing.TB) *bed {
 	sysctl(t, nil, "conf/all/rp_filter", "0")
 	sysctl(t, nil, "conf/default/rp_filter", "0")
 	for i := range b.s {
-		b.s[i] = &server{n: i + 1, loopback: netip.AddrFrom4([4]byte{10, 255, 0, byte(i + 1)}), rdma: fmt.Sprintf("rxe%d", i+1), netdev: fmt.Sprintf("nic%d", i+1), host: netnstest.New(t)}
+		b.s[i] = newServer(t, i+1)
 		b.s[i].attach(t)
 	}
 	// The addresses of both servers are local, so the tables that keep them apart come before the local one.
@@ -84,13 +90,11 @@ func newBed(t testing.TB) *bed {
 		device := fmt.Sprintf("p%d", p)
 		netnstest.Veth(t, b.s[0].host, device, b.s[1].host, device)
 		for _, s := range b.s {
-			s.host.Addr(device, fmt.Sprintf("10.100.%d.%d/24", p, s.n))
-			sysctl(t, s.host, "conf/"+device+"/rp_filter", "0")
-			s.taps[p] = packettap.New(t, s.host, device, roce, packettap.Pass)
+			s.join(t, p)
 		}
 	}
-	for i, s := range b.s {
-		s.start(t, b.s[1-i])
+	for _, s := range b.s {
+		s.start(t)
 	}
 	b.weigh(1, 1, 1, 1)
 	return b
@@ -120,8 +124,17 @@ func (s *server) attach(t testing.TB) {
 	}
 }
 
+// join configures the device of a plane, and counts the packets that arrive there.
+func (s *server) join(t testing.TB, plane int) {
+	t.Helper()
+	device := fmt.Sprintf("p%d", plane)
+	s.host.Addr(device, fmt.Sprintf("10.100.%d.%d/24", plane, s.n))
+	sysctl(t, s.host, "conf/"+device+"/rp_filter", "0")
+	s.taps[plane] = packettap.New(t, s.host, device, roce, packettap.Pass)
+}
+
 // start starts the agent, which steers by BPF, and creates the slot table.
-func (s *server) start(t testing.TB, other *server) {
+func (s *server) start(t testing.TB) {
 	t.Helper()
 	dir := t.TempDir()
 	socket := filepath.Join(dir, "dataplane.sock")
@@ -136,7 +149,7 @@ func (s *server) start(t testing.TB, other *server) {
 	shape := slotfile.Shape{Instance: "test", MaxSlots: slots, Sources: []slotfile.Source{{Address: s.loopback}}}
 	for p := range planes {
 		name, device := fmt.Sprintf("p%d", p), fmt.Sprintf("p%d", p)
-		hello.Forwarding.Planes = append(hello.Forwarding.Planes, &farev1.ForwardingPlane{Plane: name, SubPorts: []*farev1.ForwardingSubPort{{Device: device, NextHopV4: fmt.Sprintf("10.100.%d.%d", p, other.n)}}})
+		hello.Forwarding.Planes = append(hello.Forwarding.Planes, &farev1.ForwardingPlane{Plane: name, SubPorts: []*farev1.ForwardingSubPort{{Device: device, NextHopV4: fmt.Sprintf("10.100.%d.%d", p, 3-s.n)}}})
 		shape.Planes = append(shape.Planes, name)
 		shape.SubPorts = append(shape.SubPorts, slotfile.SubPort{Device: device, Plane: p})
 	}
@@ -160,14 +173,14 @@ func (s *server) start(t testing.TB, other *server) {
 	}
 }
 
-// port is the source port of a slot.
-func (s *server) port(slot int) uint16 { return uint16(firstPort + portStride*s.n + slot) }
+// slotPort is the source port of a slot.
+func slotPort(server, slot int) uint16 { return uint16(firstPort + portStride*server + slot) }
 
 // weigh programs the weights of planes on both servers, and publishes them.
 func (b *bed) weigh(weights ...uint32) {
 	b.t.Helper()
-	for i, s := range b.s {
-		if err := s.weigh(b.s[1-i].loopback, weights); err != nil {
+	for _, s := range b.s {
+		if err := s.weigh(loopback(3-s.n), weights); err != nil {
 			b.t.Fatal(err)
 		}
 	}
@@ -190,7 +203,7 @@ func (s *server) weigh(destination netip.Addr, weights []uint32) error {
 		slot := slotlayout.Slot{Share: uint32(uint64(1_000_000_000) * uint64(weights[p]) / uint64(sum) * planes / slots), SubPort: uint16(p), Plane: uint8(p), Flags: slotlayout.SlotInEffect}
 		left -= slot.Share
 		published.Slots = append(published.Slots, slot)
-		pair.SourcePorts = append(pair.SourcePorts, uint32(s.port(i)))
+		pair.SourcePorts = append(pair.SourcePorts, uint32(slotPort(s.n, i)))
 	}
 	for i := range published.Slots {
 		slot := &published.Slots[i]
@@ -214,9 +227,9 @@ func (s *server) weigh(destination netip.Addr, weights []uint32) error {
 	if err := s.table.Apply(slotfile.Change{
 		Revision: s.step, Vectors: maps.All(map[uint32]*slotfile.Vector{1: published}), Vector: func(*slotfile.Pair) *slotfile.Vector { return published },
 		Pairs: slices.Values([]*slotfile.Pair{{PairKey: slotfile.Key(s.loopback, destination), Vector: 1, InEffect: true}}),
-		Ports: func(_ *slotfile.Pair, buf []uint16) ([]uint16, uint32) {
+		Ports: func(_ *slotfile.Pair, _ int, buf []uint16) ([]uint16, uint32) {
 			for i := range slots {
-				buf = append(buf, s.port(i))
+				buf = append(buf, slotPort(s.n, i))
 			}
 			return buf, slotlayout.PlacementAsked
 		},
@@ -254,19 +267,31 @@ type counts [planes]map[int]uint64
 
 func (b *bed) read() (c [2]counts) {
 	for i, s := range b.s {
-		for p := range planes {
-			c[i][p] = map[int]uint64{}
-			for port, n := range s.taps[p].Read(b.t) {
-				if n > 0 {
-					c[i][p][port] = n
-				}
+		c[i] = read(b.t, s.taps)
+	}
+	return c
+}
+
+func read(t testing.TB, taps [planes]*packettap.Tap) (c counts) {
+	for p := range planes {
+		c[p] = map[int]uint64{}
+		for port, n := range taps[p].Read(t) {
+			if n > 0 {
+				c[p][port] = n
 			}
 		}
 	}
 	return c
 }
 
-// since subtracts earlier numbers.
+func (c counts) clone() counts {
+	for p := range planes {
+		c[p] = maps.Clone(c[p])
+	}
+	return c
+}
+
+// since subtracts earlier numbers, in place.
 func (c counts) since(before counts) counts {
 	for p := range planes {
 		for port, n := range before[p] {
@@ -300,7 +325,7 @@ func (b *bed) pair(with bool, during func(), second, first []string) string {
 	if err := commands[1].Start(); err != nil {
 		b.t.Fatal(err)
 	}
-	b.listening(commands[1])
+	listening(b.t, commands[1])
 	if err := commands[0].Start(); err != nil {
 		b.t.Fatal(err)
 	}
@@ -320,9 +345,9 @@ func (b *bed) pair(with bool, during func(), second, first []string) string {
 }
 
 // listening waits until a program listens by TCP.
-func (b *bed) listening(cmd *exec.Cmd) {
-	b.t.Helper()
-	netnstest.Eventually(b.t, time.Minute, func() error {
+func listening(t testing.TB, cmd *exec.Cmd) {
+	t.Helper()
+	netnstest.Eventually(t, time.Minute, func() error {
 		out, err := exec.Command("ss", "-tlnH").CombinedOutput()
 		if err != nil {
 			return fmt.Errorf("%w: %s", err, out)

@@ -14,13 +14,10 @@ import (
 // on each plane.
 func (b *bed) strays(before [2]counts) (ports [2][planes]int) {
 	b.t.Helper()
-	after := b.read()
-	for i, c := range after {
-		from := b.s[1-i]
+	for i, c := range b.read() {
 		for p, byPort := range c.since(before[i]) {
 			for port, n := range byPort {
-				slot := port - int(from.port(0))
-				if slot < 0 || slot >= slots || slot%planes != p {
+				if !lands(3-b.s[i].n, port, p) {
 					b.t.Errorf("server %d: %d packets with source port %d arrived on plane %d", i+1, n, port, p)
 				}
 				ports[i][p]++
@@ -28,6 +25,12 @@ func (b *bed) strays(before [2]counts) (ports [2][planes]int) {
 		}
 	}
 	return ports
+}
+
+// lands reports whether a source port is that of a slot of a server on a plane.
+func lands(server, port, plane int) bool {
+	slot := port - int(slotPort(server, 0))
+	return slot >= 0 && slot < slots && slot%planes == plane
 }
 
 func sum(numbers [planes]int) (n int) {
@@ -94,7 +97,7 @@ func TestPrograms(t *testing.T) {
 		strange := 0
 		for p, byPort := range after[1].since(before[1]) {
 			for port := range byPort {
-				if slot := port - int(b.s[0].port(0)); slot < 0 || slot >= slots || slot%planes != p {
+				if !lands(1, port, p) {
 					strange++
 				}
 			}
@@ -215,7 +218,7 @@ func (b *bed) fail(start [2]counts, failed int) {
 		diverted := map[int]bool{}
 		for p, byPort := range arrived {
 			for port, n := range byPort {
-				switch slot := port - int(b.s[0].port(0)); {
+				switch slot := port - int(slotPort(1, 0)); {
 				case slot >= 0 && slot < slots && slot%planes == failed && p != failed:
 					diverted[port] = true
 				case slot < 0 || slot >= slots || slot%planes != p:

@@ -28,16 +28,26 @@ func TestMain(m *testing.M) {
 // cable is a veth pair between two namespaces, with an MTU of 9,000 bytes.
 type cable struct {
 	a, b *netnstest.Namespace
+	ends [2]netip.Addr
 }
 
-var ends = [2]netip.Addr{netip.MustParseAddr("10.1.0.1"), netip.MustParseAddr("10.1.0.2")}
+// ends and ends6 are the addresses of a cable's ends.
+var (
+	ends  = [2]netip.Addr{netip.MustParseAddr("10.1.0.1"), netip.MustParseAddr("10.1.0.2")}
+	ends6 = [2]netip.Addr{netip.MustParseAddr("fd01::1"), netip.MustParseAddr("fd01::2")}
+)
 
-func newCable(t testing.TB) cable {
-	c := cable{netnstest.New(t), netnstest.New(t)}
+// families are the addresses of a cable by the family of its packets.
+var families = map[string][2]netip.Addr{"IPv4": ends, "IPv6": ends6}
+
+func newCable(t testing.TB) cable { return newCableOf(t, ends) }
+
+func newCableOf(t testing.TB, ends [2]netip.Addr) cable {
+	c := cable{netnstest.New(t), netnstest.New(t), ends}
 	netnstest.Veth(t, c.a, "eth0", c.b, "eth0")
 	for i, n := range []*netnstest.Namespace{c.a, c.b} {
 		n.IP("link", "set", "eth0", "mtu", "9000")
-		n.Addr("eth0", ends[i].String()+"/24")
+		n.Addr("eth0", netip.PrefixFrom(ends[i], ends[i].BitLen()*3/4).String())
 	}
 	return c
 }
@@ -53,8 +63,9 @@ type contender struct {
 type pair struct {
 	devices [2]*rdma.Device
 	sets    [2]*rdma.Set
-	set     *rdma.Set // sets[0]
-	cq      *rdma.CQ
+	set     *rdma.Set   // sets[0]
+	cq      *rdma.CQ    // cqs[0]
+	cqs     [2]*rdma.CQ // of sends and receives
 	local   *rdma.MR
 	remote  *rdma.MR
 }
@@ -72,7 +83,7 @@ func (c cable) connect(t testing.TB, from contender, slots []rdma.Slot, ordering
 	var regions [2]*rdma.MR
 	for i, n := range []*netnstest.Namespace{c.a, c.b} {
 		if err := n.Do(func() (err error) {
-			p.devices[i], err = rdma.Open(rdma.Config{Address: ends[i], Transports: from.make(), Planes: from.planes})
+			p.devices[i], err = rdma.Open(rdma.Config{Address: c.ends[i], Transports: from.make(), Planes: from.planes})
 			return err
 		}); err != nil {
 			t.Fatal(err)
@@ -87,7 +98,7 @@ func (c cable) connect(t testing.TB, from contender, slots []rdma.Slot, ordering
 		t.Cleanup(regions[i].Deregister)
 		cfgs[i] = rdma.SetConfig{PD: pd, SendCQ: cq, RecvCQ: cq, Ordering: ordering, SegmentSize: segment}
 	}
-	set, offer, err := p.devices[0].Offer(ends[1], cfgs[0], slots)
+	set, offer, err := p.devices[0].Offer(c.ends[1], cfgs[0], slots)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -98,6 +109,7 @@ func (c cable) connect(t testing.TB, from contender, slots []rdma.Slot, ordering
 	if err := set.Finish(answer); err != nil {
 		t.Fatal(err)
 	}
+	p.cqs = [2]*rdma.CQ{cfgs[0].SendCQ, cfgs[1].SendCQ}
 	p.sets, p.set, p.cq, p.local, p.remote = [2]*rdma.Set{set, other}, set, cfgs[0].SendCQ, regions[0], regions[1]
 	return p
 }

@@ -375,6 +375,37 @@ func TestForeignPeerGaps(t *testing.T) {
 	}
 }
 
+// TestForeignPeerReadsInParts reads with dropped requests and responses, which shrink the window: each READ is requested in parts, and each repeated request has to be a
+// subset of one that the peer has executed, which the peer checks.
+func TestForeignPeerReadsInParts(t *testing.T) {
+	f := newForeign(t, rdma.Timing{})
+	const n = 100_000
+	want := pattern(n, 5)
+	f.peer.Register(peerKey, &rocepeer.Region{Address: peerAddress, Bytes: want, Read: true})
+	requests, responses := 0, 0
+	f.peer.SetFilter(func(p rocepeer.Packet) bool {
+		requests++
+		return p.Op != rocepeer.ReadRequest || requests%11 != 5
+	})
+	f.peer.SetLoss(func(p rocepeer.Packet) bool {
+		responses++
+		return p.Op != rocepeer.Acknowledge && responses%47 == 20
+	})
+	for range 4 {
+		if err := f.do(rdma.SendWR{Opcode: rdma.Read, RemoteAddress: peerAddress, RemoteKey: peerKey}, n); err != nil {
+			t.Fatal(err)
+		}
+		if !bytes.Equal(f.memory()[:n], want) {
+			t.Fatal("the READ differs")
+		}
+		f.device.Do(func() { clear(f.mr.Bytes()) })
+	}
+	c := f.device.Counters()["roce"]
+	if c["read_parts"] == 0 || c["window_cuts"] == 0 || c["retransmitted"] == 0 || c["bad_responses"] > 0 {
+		t.Errorf("counters %v", c)
+	}
+}
+
 // TestForeignPeerNotReady checks "receiver not ready" in both directions, for each kind of message that consumes a receive.
 func TestForeignPeerNotReady(t *testing.T) {
 	f := newForeign(t, rdma.Timing{})
@@ -480,5 +511,12 @@ func TestForeignPeerCongestion(t *testing.T) {
 	c := f.device.Counters()["roce"]
 	if c["packets_marked"] != before["packets_marked"] || c["packets_marked"] < 3 || c["cnps_received"] != 3 || c["malformed"] > 0 {
 		t.Errorf("counters %v, before %v", c, before)
+	}
+	f.peer.Mark(true)
+	if err := f.do(rdma.SendWR{Opcode: rdma.Read, RemoteAddress: peerAddress, RemoteKey: peerKey}, 200_000); err != nil {
+		t.Fatal(err)
+	}
+	if after := f.device.Counters()["roce"]; after["packets_marked"] == c["packets_marked"] || after["cnps_sent"] == c["cnps_sent"] || after["read_parts"] == c["read_parts"] {
+		t.Errorf("marked responses: counters %v, before %v", after, c)
 	}
 }

@@ -43,14 +43,14 @@ func fourSlots() (given []rdma.Slot) {
 	return given
 }
 
-// write posts WRITEs of n bytes, at most ahead at once, until enough returns true. It returns their number and their durations.
-func (p *pair) write(b *testing.B, n, ahead int, enough func(done int) bool) (done int, took []time.Duration) {
+// transfer posts WRITEs or READs of n bytes, at most ahead at once, until enough returns true. It returns their number and their durations.
+func (p *pair) transfer(b *testing.B, opcode rdma.Opcode, n, ahead int, enough func(done int) bool) (done int, took []time.Duration) {
 	b.Helper()
 	var posted []time.Time
 	post := func() {
 		const at = 0                        // a single buffer, which stays in the caches, as with iperf3
 		posted = append(posted, time.Now()) // before PostSend, which may send the packet and even complete the operation
-		_, err := p.set.PostSend(rdma.SendWR{ID: uint64(len(posted) - 1), Opcode: rdma.Write, Local: rdma.SGE{MR: p.local, Offset: at, Length: n},
+		_, err := p.set.PostSend(rdma.SendWR{ID: uint64(len(posted) - 1), Opcode: opcode, Local: rdma.SGE{MR: p.local, Offset: at, Length: n},
 			RemoteAddress: p.remote.Address() + at, RemoteKey: p.remote.Key()})
 		if err != nil {
 			b.Fatal(err)
@@ -161,7 +161,7 @@ func goodput(b *testing.B, n int) {
 		rates["iperf3-udp"] = append(rates["iperf3-udp"], c.iperf3(b, "-u", "-b", "0", "-l", "8192"))
 		for i, p := range pairs {
 			start := time.Now()
-			done, _ := p.write(b, n, 128, func(int) bool { return time.Since(start) > time.Second })
+			done, _ := p.transfer(b, rdma.Write, n, 128, func(int) bool { return time.Since(start) > time.Second })
 			rates[all[i].name] = append(rates[all[i].name], float64(done*n)*8/time.Since(start).Seconds()/1e9)
 		}
 	}
@@ -190,7 +190,7 @@ func BenchmarkLatency(b *testing.B) {
 	for range b.N {
 		for i, p := range pairs {
 			const rounds = 2000
-			_, t := p.write(b, 8, 1, func(done int) bool { return done == rounds })
+			_, t := p.transfer(b, rdma.Write, 8, 1, func(done int) bool { return done == rounds })
 			took[all[i].name] = append(took[all[i].name], t...)
 		}
 	}
@@ -203,5 +203,36 @@ func BenchmarkLatency(b *testing.B) {
 		b.ReportMetric(at(x.name, 990), x.name+"_p99_µs")
 	}
 	b.ReportMetric(at("superp", 500)/at("nupa", 500), "superp/nupa")
+	b.ReportMetric(0, "ns/op")
+}
+
+// BenchmarkReads measures READs on an idle cable: the goodput of READs of 128 KiB within a second, and the duration of a READ of 8 bytes, as medians of b.N rounds of each,
+// the transports in turn. Use -benchtime 5x.
+func BenchmarkReads(b *testing.B) {
+	netnstest.Require(b)
+	c := newCable(b)
+	all := contenders(b)
+	pairs := make([]*pair, len(all))
+	for i := range all {
+		pairs[i] = c.connect(b, all[i], fourSlots(), wecmp.Weak)
+	}
+	rates, took := map[string][]float64{}, map[string][]float64{}
+	b.ResetTimer()
+	for range b.N {
+		for i, p := range pairs {
+			const n = 128 << 10
+			start := time.Now()
+			done, _ := p.transfer(b, rdma.Read, n, 64, func(int) bool { return time.Since(start) > time.Second })
+			rates[all[i].name] = append(rates[all[i].name], float64(done*n)*8/time.Since(start).Seconds()/1e9)
+			_, small := p.transfer(b, rdma.Read, 8, 1, func(done int) bool { return done == 2000 })
+			for _, d := range small {
+				took[all[i].name] = append(took[all[i].name], float64(d.Nanoseconds())/1e3)
+			}
+		}
+	}
+	for _, x := range all {
+		b.ReportMetric(median(rates[x.name]), x.name+"_Gbit/s")
+		b.ReportMetric(median(took[x.name]), x.name+"_p50_µs")
+	}
 	b.ReportMetric(0, "ns/op")
 }

@@ -32,33 +32,71 @@ type stranger struct {
 	completed chan error
 	delivered chan []byte
 	failed    chan error
+
+	leastWrite, headSize int
 }
 
 const (
 	strangerPort    = 24447
-	strangerHead    = 8
+	strangerHead    = 12
 	strangerCID     = 0x4711
 	strangerKey     = 0xfeedf00d
 	strangerAddress = 0x7f0000001000
 	ownAddress      = 1 << 40
 	ownKey          = 0x80000001
 	window          = 32 // of psns and of XIDs: the description's default
+	strangerType    = 0x88b5
 )
 
-func newStranger(t *testing.T, loss, reorder float64, ordered bool) *stranger {
+// medium carries the packets between a stranger's ends.
+type medium struct {
+	own, other netip.Addr
+	cfg        superp.Config
+	sunh       *superppeer.SUNH // nil: UDP on the loopback
+	inOwn      func(func() error) error
+	inOther    func(func() error) error
+	path       rdma.Path
+}
+
+func overUDP(*testing.T) medium {
+	here := func(f func() error) error { return f() }
+	return medium{own: netip.MustParseAddr("127.88.77.1"), other: netip.MustParseAddr("127.88.77.2"), inOwn: here, inOther: here, path: rdma.Path{Port: 51234, Share: 1},
+		cfg: superp.Config{TrafficClass: 0x48}}
+}
+
+// overSUNH returns a cable between two namespaces, whose devices have no addresses.
+func overSUNH(t *testing.T) medium {
+	netnstest.Require(t)
+	w := newWires(t, 1)
+	m := medium{own: w.address[0], other: w.address[1], inOwn: w.space[0].Do, inOther: w.space[1].Do, path: rdma.Path{Port: 51234, Share: 1, Device: wire(0)},
+		cfg: superp.Config{TrafficClass: 0x48, SUNH: superp.SUNHConfig{Subnet: netip.MustParsePrefix("10.23.0.0/16"), EtherType: strangerType}}}
+	m.sunh = &superppeer.SUNH{Device: wire(0), MAC: w.mac(), EtherType: strangerType, Label: 51234 & 0xfff, TrafficClass: 0x48}
+	return m
+}
+
+func newStranger(t *testing.T, m medium, loss, reorder float64, ordered bool) *stranger {
 	t.Helper()
 	s := &stranger{t: t, completed: make(chan error, 1000), delivered: make(chan []byte, 1000), failed: make(chan error, 10), memory: make([]byte, 1<<20)}
-	own, other := netip.MustParseAddr("127.88.77.1"), netip.MustParseAddr("127.88.77.2")
-	s.transport = superp.New(superp.Config{Port: strangerPort, HeadSize: strangerHead, Timing: rdma.Timing{Retransmit: 10 * time.Millisecond}})
+	own, other := m.own, m.other
+	if loss > 0 {
+		m.cfg.FirstPSN = ^uint32(0) - 100 // the psns wrap in the middle of the test
+	}
+	m.cfg.Port, m.cfg.Timing = strangerPort, rdma.Timing{Retransmit: 10 * time.Millisecond}
+	s.leastWrite, s.headSize = m.cfg.SUNH.MinWrite(), max(strangerHead, m.cfg.SUNH.MinMessage())
+	m.cfg.HeadSize = s.headSize
+	s.transport = superp.New(m.cfg)
 	start := time.Now()
-	var err error
-	s.host, err = rdmatest.NewHost(own, s.transport, func() time.Duration { return time.Since(start) }, &s.mu, rdmatest.Hooks{
+	hooks := rdmatest.Hooks{
 		Admit: func(_ rdma.Channel, head []byte, _ int) ([]byte, rdma.Verdict) {
 			return make([]byte, binary.LittleEndian.Uint32(head)), rdma.Accepted
 		},
 		Deliver:  func(_ rdma.Channel, _, body []byte) { s.delivered <- body },
 		Complete: func(_ *rdma.Op, err error) { s.completed <- err },
 		Failed:   func(_ rdma.Channel, err error) { s.failed <- err },
+	}
+	err := m.inOwn(func() (err error) {
+		s.host, err = rdmatest.NewHost(own, s.transport, func() time.Duration { return time.Since(start) }, &s.mu, hooks)
+		return err
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -71,9 +109,12 @@ func newStranger(t *testing.T, loss, reorder float64, ordered bool) *stranger {
 	}
 	s.conn = ch.(*superp.Connection)
 	local, le := s.conn.Local(), binary.LittleEndian
-	s.peer, err = superppeer.Open(superppeer.Config{Local: netip.AddrPortFrom(other, strangerPort), Remote: netip.AddrPortFrom(own, strangerPort),
-		CID: strangerCID, RemoteCID: s.conn.CID(), Key: strangerKey, RemoteKey: le.Uint32(local[14:]), Window: window, Transactions: window,
-		Payload: 1024, Ordered: ordered, Loss: loss, Reorder: reorder})
+	err = m.inOther(func() (err error) {
+		s.peer, err = superppeer.Open(superppeer.Config{Local: netip.AddrPortFrom(other, strangerPort), Remote: netip.AddrPortFrom(own, strangerPort),
+			CID: strangerCID, RemoteCID: s.conn.CID(), Key: strangerKey, RemoteKey: le.Uint32(local[14:]), Window: window, Transactions: window,
+			Payload: 1024, Ordered: ordered, SUNH: m.sunh, TrafficClass: m.cfg.TrafficClass, FirstPSN: m.cfg.FirstPSN, Loss: loss, Reorder: reorder})
+		return err
+	})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -87,7 +128,7 @@ func newStranger(t *testing.T, loss, reorder float64, ordered bool) *stranger {
 		if err := s.host.Err(); err != nil {
 			t.Error(err)
 		}
-		for _, name := range []string{"malformed", "outside_window", "bad_acks", "stale_transactions", "unknown_cid"} {
+		for _, name := range []string{"malformed", "protocol_errors", "unknown_cid"} {
 			if n := s.transport.Core.Counters()[name]; n > 0 {
 				t.Errorf("%s: %d", name, n)
 			}
@@ -101,9 +142,8 @@ func newStranger(t *testing.T, loss, reorder float64, ordered bool) *stranger {
 	le.PutUint16(remote[8:], window)
 	le.PutUint16(remote[12:], window)
 	le.PutUint32(remote[14:], strangerKey)
-	s.host.Do(func() {
-		err = s.conn.Connect(remote, []rdma.Path{{Port: 51234, Share: 1, Sent: new(atomic.Uint64), Again: new(atomic.Uint64)}})
-	})
+	m.path.Sent, m.path.Again = new(atomic.Uint64), new(atomic.Uint64)
+	s.host.Do(func() { err = s.conn.Connect(remote, []rdma.Path{m.path}) })
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -150,19 +190,48 @@ func (s *stranger) call(what string, f func() error) error {
 	return await(s, what, c)
 }
 
-func head(n, id int) []byte {
-	return binary.LittleEndian.AppendUint32(binary.LittleEndian.AppendUint32(nil, uint32(n)), uint32(id))
+func (s *stranger) head(n, id int) []byte {
+	b := make([]byte, s.headSize)
+	binary.LittleEndian.PutUint32(b, uint32(n))
+	binary.LittleEndian.PutUint64(b[4:], uint64(id))
+	return b
 }
 
 // TestStrangerOfSUPERp checks reads, writes, messages, No-ops, refusals and the orderly shutdown between transport/superp and an
 // implementation that shares no code with it, in both roles, with and without loss and reordering. The peer records each violation.
 func TestStrangerOfSUPERp(t *testing.T) {
-	for _, x := range []struct{ loss, reorder float64 }{{0, 0}, {0, 0.2}, {0.1, 0.1}} {
+	strangers(t, overUDP, 35, faults{0, 0}, faults{0, 0.2}, faults{0.1, 0.1})
+}
+
+// TestStrangerOverLite checks the same over SUPERp-lite, whose packets have no packet delivery layer.
+func TestStrangerOverLite(t *testing.T) {
+	strangers(t, overLite, 35, faults{0, 0})
+}
+
+// overLite is overSUNH without the packet delivery layer.
+func overLite(t *testing.T) medium {
+	m := overSUNH(t)
+	m.cfg.SUNH.Lite, m.sunh.Lite = true, true
+	return m
+}
+
+// TestStrangerOverSUNH checks the same over SUNH, between two network namespaces. The peer builds its frames itself, and fills short ones with noise. It
+// checks the Ethernet and SUNH headers of every frame, including the flow label and the minimum length.
+func TestStrangerOverSUNH(t *testing.T) {
+	strangers(t, overSUNH, 37, faults{0, 0}, faults{0.1, 0.1}) // two WRITEs of a byte or two are in their packets twice
+}
+
+// faults are probabilities, in each direction.
+type faults struct{ loss, reorder float64 }
+
+// strangers runs all operations over a medium. refused is the number of operations that transport/superp refuses.
+func strangers(t *testing.T, over func(*testing.T) medium, refused uint64, all ...faults) {
+	for _, x := range all {
 		for _, ordered := range []bool{false, true} {
 			t.Run(fmt.Sprintf("loss=%v/reorder=%v/ordered=%v", x.loss, x.reorder, ordered), func(t *testing.T) {
-				s := newStranger(t, x.loss, x.reorder, ordered)
+				s := newStranger(t, over(t), x.loss, x.reorder, ordered)
 				s.asInitiator()
-				s.asTarget()
+				s.asTarget(refused)
 				s.together()
 				s.shutDown()
 			})
@@ -178,29 +247,31 @@ func (s *stranger) asInitiator() {
 		if n > 60_000 {
 			n = 60_000
 		}
-		want := pattern(n, i)
+		want := pattern(max(n, s.leastWrite), i)
 		if err := s.do(rdma.Op{Kind: rdma.OpWrite, Remote: strangerAddress + 4096, Local: want}); err != nil {
 			t.Fatalf("WRITE of %d bytes: %v", n, err)
 		}
-		if got := s.peer.Memory(s.region, 4096, n); !bytes.Equal(got, want) {
+		if got := s.peer.Memory(s.region, 4096, len(want)); !bytes.Equal(got, want) {
 			t.Errorf("WRITE of %d bytes differs", n)
 		}
+		want = want[:n]
 		got := make([]byte, n)
 		if err := s.do(rdma.Op{Kind: rdma.OpRead, Remote: strangerAddress + 4096, Local: got}); err != nil || !bytes.Equal(got, want) {
 			t.Errorf("READ of %d bytes: %v", n, err)
 		}
-		if err := s.do(rdma.Op{Kind: rdma.OpSend, Head: head(n, i), Local: want}); err != nil {
+		if err := s.do(rdma.Op{Kind: rdma.OpSend, Head: s.head(n, i), Local: want}); err != nil {
 			t.Fatalf("SEND of %d bytes: %v", n, err)
 		}
 		messages++
-		if all := s.peer.Messages(); len(all) != messages || !bytes.Equal(all[messages-1], append(head(n, i), want...)) {
+		if all := s.peer.Messages(); len(all) != messages || !bytes.Equal(all[messages-1], append(s.head(n, i), want...)) {
 			t.Fatalf("SEND of %d bytes: %d messages, or another one", n, len(all))
 		}
 	}
 	for name, op := range map[string]rdma.Op{
-		"WRITE before the region":  {Kind: rdma.OpWrite, Remote: strangerAddress - 1, Local: make([]byte, 8)},
+		"WRITE before the region":  {Kind: rdma.OpWrite, Remote: strangerAddress - 1, Local: make([]byte, max(8, s.leastWrite))},
 		"READ beyond the region":   {Kind: rdma.OpRead, Remote: strangerAddress + 1<<20 - 4, Local: make([]byte, 8)},
-		"WRITE with another's key": {Kind: rdma.OpWrite, Key: 1, Remote: strangerAddress, Local: make([]byte, 8)},
+		"short WRITE, no region":   {Kind: rdma.OpWrite, Remote: 8, Local: make([]byte, max(1, s.leastWrite))},
+		"WRITE with another's key": {Kind: rdma.OpWrite, Key: 1, Remote: strangerAddress, Local: make([]byte, max(8, s.leastWrite))},
 		"atomic":                   {Kind: rdma.OpFetchAdd, Remote: strangerAddress, Local: make([]byte, 8)},
 	} {
 		if err := s.do(op); !errors.Is(err, rdma.ErrRemoteAccess) && (name != "atomic" || !errors.Is(err, rdma.ErrRemoteInvalid)) {
@@ -210,22 +281,23 @@ func (s *stranger) asInitiator() {
 }
 
 // asTarget runs operations of the peer.
-func (s *stranger) asTarget() {
+func (s *stranger) asTarget(refused uint64) {
 	t := s.t
 	own := rdma.FlatAddress(ownKey, ownAddress)
 	for i, n := range sizes {
 		if n > 30_000 {
 			n = 30_000 // 32 packets of a transaction
 		}
-		want := pattern(n, i+100)
+		want := pattern(max(n, s.leastWrite), i+100)
 		if err := s.call("WRITE", func() error { return s.peer.Write(own+512, want) }); err != nil {
 			t.Fatalf("WRITE of %d bytes by the peer: %v", n, err)
 		}
 		s.mu.Lock()
-		if !bytes.Equal(s.memory[512:][:n], want) {
+		if !bytes.Equal(s.memory[512:][:len(want)], want) {
 			t.Errorf("WRITE of %d bytes by the peer differs", n)
 		}
 		s.mu.Unlock()
+		want = want[:n]
 		if err := s.call("READ", func() error {
 			got, err := s.peer.Read(own+512, n)
 			if err == nil && !bytes.Equal(got, want) {
@@ -235,7 +307,7 @@ func (s *stranger) asTarget() {
 		}); err != nil {
 			t.Errorf("READ of %d bytes by the peer: %v", n, err)
 		}
-		message := append(head(n, 1000+i), want...)
+		message := append(s.head(n, 1000+i), want...)
 		if err := s.call("SEND", func() error { return s.peer.Send(message) }); err != nil {
 			t.Fatalf("SEND of %d bytes by the peer: %v", n, err)
 		}
@@ -243,7 +315,7 @@ func (s *stranger) asTarget() {
 			t.Errorf("SEND of %d bytes by the peer arrives with %d", n, len(got))
 		}
 		if n < 1000 {
-			if err := s.call("SEND", func() error { return s.peer.SendQP(uint32(s.conn.CID()), append(head(n, 2000+i), want...)) }); err != nil {
+			if err := s.call("SEND", func() error { return s.peer.SendQP(uint32(s.conn.CID()), append(s.head(n, 2000+i), want...)) }); err != nil {
 				t.Fatalf("Send to queue pair of %d bytes by the peer: %v", n, err)
 			}
 			if got := await(s, "message", s.delivered); !bytes.Equal(got, want) {
@@ -252,7 +324,8 @@ func (s *stranger) asTarget() {
 		}
 	}
 	if err := s.call("WRITEs", func() error {
-		return s.peer.WriteMany([]uint64{own, own + 100, own + 200}, [][]byte{[]byte("one1"), []byte("two2"), []byte("tri3")})
+		rest := make([]byte, max(0, s.leastWrite-4))
+		return s.peer.WriteMany([]uint64{own, own + 100, own + 200}, [][]byte{append([]byte("one1"), rest...), append([]byte("two2"), rest...), append([]byte("tri3"), rest...)})
 	}); err != nil {
 		t.Errorf("three WRITEs in a packet: %v", err)
 	}
@@ -266,13 +339,16 @@ func (s *stranger) asTarget() {
 			t.Fatalf("No-op: %v", err)
 		}
 	}
+	extra := 2 * s.leastWrite
 	for name, f := range map[string]func() error{
-		"WRITE without the key":     func() error { return s.peer.Write(ownAddress, []byte("x")) },
-		"WRITE beyond the region":   func() error { return s.peer.Write(own+1<<20-1, []byte("xy")) },
-		"WRITE of many packets":     func() error { return s.peer.Write(own+1<<20, make([]byte, 30_000)) },
-		"READ before the region":    func() error { _, err := s.peer.Read(own-1, 2); return err },
-		"READ of too much":          func() error { _, err := s.peer.Read(own, 1<<20+1); return err },
-		"message to a foreign pair": func() error { return s.peer.SendQP(uint32(s.conn.CID())^1, head(0, 1)) },
+		"WRITE without the key":   func() error { return s.peer.Write(ownAddress, make([]byte, 1+extra)) },
+		"WRITE beyond the region": func() error { return s.peer.Write(own+1<<20-1, make([]byte, 2+extra)) },
+		"WRITE of many packets":   func() error { return s.peer.Write(own+1<<20, make([]byte, 30_000)) },
+		"READ before the region":  func() error { _, err := s.peer.Read(own-1, 2); return err },
+		"READ of too much":        func() error { _, err := s.peer.Read(own, 1<<20+1); return err },
+		"message to a foreign pair": func() error {
+			return s.peer.SendQP(uint32(s.conn.CID())^1, s.head(0, 1))
+		},
 	} {
 		var refused *superppeer.Error
 		if err := s.call(name, f); !errors.As(err, &refused) {
@@ -280,8 +356,8 @@ func (s *stranger) asTarget() {
 		}
 	}
 	s.mu.Lock()
-	if n := s.transport.Core.Counters()["refused_operations"]; n != 35 { // one for each packet
-		t.Errorf("%d refused operations are counted, want 35", n)
+	if n := s.transport.Core.Counters()["refused_operations"]; n != refused {
+		t.Errorf("%d refused operations are counted, want %d", n, refused)
 	}
 	s.mu.Unlock()
 }

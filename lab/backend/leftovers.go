@@ -133,7 +133,7 @@ func remove(ctx context.Context, ns Namespace) error {
 	for deadline := time.Now().Add(5 * time.Second); ; {
 		out, err := run(ctx, "", "ip", "netns", "pids", string(ns))
 		if err != nil {
-			return err
+			return unlessGone(ns, err)
 		}
 		pids := strings.Fields(string(out))
 		if len(pids) == 0 {
@@ -152,7 +152,15 @@ func remove(ctx context.Context, ns Namespace) error {
 		}
 	}
 	_, err := run(ctx, "", "ip", "netns", "del", string(ns))
-	return errors.Join(err, os.RemoveAll(pins(ns)))
+	return errors.Join(unlessGone(ns, err), os.RemoveAll(pins(ns)))
+}
+
+// unlessGone returns err unless the namespace no longer exists: another cleanup has removed it meanwhile.
+func unlessGone(ns Namespace, err error) error {
+	if _, gone := os.Stat(filepath.Join(netns.Dir, string(ns))); errors.Is(gone, os.ErrNotExist) {
+		return nil
+	}
+	return err
 }
 
 // Sleep waits for d, or returns the context's error if that ends first.

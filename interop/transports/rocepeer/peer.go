@@ -46,6 +46,7 @@ type Peer struct {
 
 	mu         sync.Mutex
 	filter     func(Packet) bool
+	lose       func(Packet) bool
 	remoteQPN  uint32
 	connected  bool
 	regions    map[uint32]*Region
@@ -104,6 +105,13 @@ func (p *Peer) SetFilter(f func(Packet) bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.filter = f
+}
+
+// SetLoss drops outgoing packets for which f returns true, from now on.
+func (p *Peer) SetLoss(f func(Packet) bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.lose = f
 }
 
 // PostReceive posts a receive of n bytes.
@@ -219,6 +227,9 @@ func (p *Peer) transmit(packet Packet) {
 	p.id += 997 // over all values in the end, most of them not those of a socket
 	if packet.ECN = 2; p.mark {
 		packet.ECN = 3
+	}
+	if p.lose != nil && p.lose(packet) {
+		return
 	}
 	if err := syscall.Sendto(p.raw, packet.marshal(p.cfg.Local, p.cfg.Remote), 0, &syscall.SockaddrInet4{Addr: p.cfg.Remote.As4()}); err != nil {
 		p.violations = append(p.violations, os.NewSyscallError("sendto", err))

@@ -29,6 +29,7 @@ type responder struct {
 	inWrite bool
 
 	atomics map[uint32]uint64 // results by PSN
+	reads   []Packet          // executed READs
 }
 
 func (p *Peer) respond(packet Packet) {
@@ -175,8 +176,39 @@ func (p *Peer) writes(packet Packet) {
 	p.done(packet, 1, last)
 }
 
+// original returns the executed READ whose PSNs contain a PSN, or nil.
+func (p *Peer) original(psn uint32) *Packet {
+	for i := len(p.reads) - 1; i >= 0; i-- {
+		if r := &p.reads[i]; psn == r.PSN || before(r.PSN, psn) && int((psn-r.PSN)&0xffffff)*p.cfg.MTU < int(r.Length) {
+			return r
+		}
+	}
+	return nil
+}
+
+// repeats checks a duplicate of a READ: it must be a subset of one READ, whose response packets would be those of that READ (Section 9.4.4).
+func (p *Peer) repeats(packet Packet) error {
+	r := p.original(packet.PSN)
+	if r == nil {
+		return fmt.Errorf("READ at PSN %#x, which is that of another request", packet.PSN)
+	}
+	offset := uint32(int((packet.PSN-r.PSN)&0xffffff) * p.cfg.MTU)
+	end := offset + packet.Length
+	if packet.Key != r.Key || packet.Address != r.Address+uint64(offset) || end > r.Length || end < r.Length && packet.Length%uint32(p.cfg.MTU) != 0 {
+		return fmt.Errorf("READ of %d bytes at PSN %#x and address %#x repeats one of %d bytes at PSN %#x and address %#x", packet.Length, packet.PSN, packet.Address,
+			r.Length, r.PSN, r.Address)
+	}
+	return nil
+}
+
 // read answers a READ: also a duplicate, whose PSNs have been used.
 func (p *Peer) read(packet Packet) {
+	if packet.PSN == p.expected {
+		p.reads = append(p.reads, packet)
+	} else if err := p.repeats(packet); err != nil {
+		p.violations = append(p.violations, err)
+		return
+	}
 	var from []byte
 	if packet.Length > 0 {
 		if from = p.memory(packet.Key, packet.Address, packet.Length, func(r *Region) bool { return r.Read }); from == nil {

@@ -29,12 +29,23 @@ type flight struct {
 
 // mayReserve reports whether a new packet may be sent. The last one of the window must bring a new ack_psn.
 func (p *Peer) mayReserve() bool {
+	if p.cfg.lite() {
+		return true
+	}
 	used, limit := int(p.delivery.next-p.delivery.unacked), min(p.cfg.Window, p.remoteWindow)
 	return used < limit-1 || used == limit-1 && (limit == 1 || p.expected != p.sentAck)
 }
 
 // transmitNew sends a packet under the next psn.
 func (p *Peer) transmitNew(x packet, onAck func()) {
+	if p.cfg.lite() {
+		x.ackID, p.pending, p.ackAt = p.target.next-1, 0, time.Time{}
+		p.writeOut(x.bytes()[16:])
+		if onAck != nil {
+			onAck()
+		}
+		return
+	}
 	x.psn, x.dcid = p.delivery.next, p.cfg.RemoteCID
 	f := &flight{packet: x, onAck: onAck}
 	p.flying[p.delivery.next] = f
@@ -58,6 +69,10 @@ func (p *Peer) transmit(f *flight) {
 
 // arrived handles a datagram.
 func (p *Peer) arrived(b []byte) {
+	if p.cfg.lite() {
+		p.arrivedLite(b)
+		return
+	}
 	x, ok := parse(b)
 	if !ok {
 		p.violation(&x, "%d bytes", len(b))
@@ -99,6 +114,28 @@ func (p *Peer) arrived(b []byte) {
 		delete(p.got, p.expected)
 		p.expected++
 	}
+}
+
+// arrivedLite handles a packet of SUPERp-lite.
+func (p *Peer) arrivedLite(b []byte) {
+	x, ok := parse(append(make([]byte, 16), b...))
+	if !ok {
+		p.violation(&x, "%d bytes", len(b))
+		return
+	}
+	p.counts[x.opcode]++
+	p.initiator.acknowledge(p, &x)
+	if x.opcode != noOp {
+		p.pending++
+		if p.ackAt.IsZero() {
+			p.ackAt = time.Now().Add(ackDelay)
+		}
+	}
+	if _, blocks, ok := x.operations(); ok && carriesData(x.opcode) && len(blocks[0]) < leastBlock {
+		p.violation(&x, "blocks of %d bytes", len(blocks[0]))
+		return
+	}
+	p.transaction(&x)
 }
 
 // acknowledge handles the acknowledgements of a packet. It returns false if the packet must be dropped.

@@ -138,6 +138,10 @@ func (ini *initiator) answer(p *Peer, x *packet) {
 			continue
 		}
 		offset := le.Uint32(o[4:])
+		// A read of a few bytes is answered in a frame that Ethernet has padded.
+		if short := shortest - ethernet - sunhBytes - p.cfg.tal() - 8; p.cfg.SUNH != nil && len(x.body) == short && len(t.into) < len(blocks[i]) && offset == 0 {
+			blocks[i] = blocks[i][:len(t.into)]
+		}
 		if t.opcode != read || uint64(offset)+uint64(len(blocks[i])) > uint64(len(t.into)) {
 			p.violation(x, "%d bytes at offset %d are not part of the read", len(blocks[i]), offset)
 			continue
@@ -172,10 +176,14 @@ func (p *Peer) do(t *transaction) error {
 
 // Write writes to the remote end's memory.
 func (p *Peer) Write(address uint64, data []byte) error {
-	t := &transaction{opcode: write}
-	for at := 0; at == 0 || at < len(data); at += p.cfg.Payload {
-		block := data[at:min(at+p.cfg.Payload, len(data))]
-		t.packets = append(t.packets, packet{ops: 1, body: append(binary.LittleEndian.AppendUint64(nil, address+uint64(at)), block...)})
+	if p.cfg.SUNH != nil && len(data) < p.leastData() {
+		// Twice, because a frame with one of them would be padded, and the padding written.
+		return p.WriteMany([]uint64{address, address}, [][]byte{data, data})
+	}
+	t, at := &transaction{opcode: write}, 0
+	for _, n := range p.pieces(len(data)) {
+		t.packets = append(t.packets, packet{ops: 1, body: append(binary.LittleEndian.AppendUint64(nil, address+uint64(at)), data[at:at+n]...)})
+		at += n
 	}
 	return p.do(t)
 }
@@ -203,10 +211,11 @@ func (p *Peer) Read(address uint64, n int) ([]byte, error) {
 
 // Send sends a message.
 func (p *Peer) Send(data []byte) error {
-	t, le := &transaction{opcode: send}, binary.LittleEndian
-	for at := 0; at == 0 || at < len(data); at += p.cfg.Payload {
+	t, le, at := &transaction{opcode: send}, binary.LittleEndian, 0
+	for _, n := range p.pieces(len(data)) {
 		body := le.AppendUint32(le.AppendUint32(nil, p.cfg.RemoteKey), uint32(at))
-		t.packets = append(t.packets, packet{ops: 1, body: append(body, data[at:min(at+p.cfg.Payload, len(data))]...)})
+		t.packets = append(t.packets, packet{ops: 1, body: append(body, data[at:at+n]...)})
+		at += n
 	}
 	return p.do(t)
 }

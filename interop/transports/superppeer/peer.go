@@ -4,13 +4,12 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
-	"net"
 	"net/netip"
 	"sync"
 	"time"
 )
 
-// Config is the configuration of a connection. All fields but the last three are required.
+// Config is the configuration of a connection. All fields but the last six are required.
 type Config struct {
 	Local, Remote  netip.AddrPort
 	CID, RemoteCID uint16
@@ -20,6 +19,12 @@ type Config struct {
 	Transactions   int // tal_trans_window
 	Payload        int // bytes of data in a packet
 	Ordered        bool
+	// SUNH replaces UDP/IP, if not nil; Local and Remote then give the addresses alone.
+	SUNH *SUNH
+	// TrafficClass is that of the remote end's UDP packets, without ECN; others are violations.
+	TrafficClass byte
+	// FirstPSN is the first psn of both ends, for tests of the end of psns.
+	FirstPSN uint32
 	// Loss and Reorder are the probabilities with which a packet is dropped, or exchanged with the next one, in each direction.
 	Loss, Reorder float64
 }
@@ -34,7 +39,7 @@ type Region struct {
 // Peer is one end of a connection.
 type Peer struct {
 	cfg  Config
-	conn *net.UDPConn
+	link link
 	done chan struct{}
 	wait sync.WaitGroup
 
@@ -61,14 +66,13 @@ const (
 
 // Open opens the socket and starts the connection.
 func Open(cfg Config) (*Peer, error) {
-	conn, err := net.ListenUDP("udp", net.UDPAddrFromAddrPort(cfg.Local))
+	link, err := openLink(cfg)
 	if err != nil {
 		return nil, err
 	}
-	_ = conn.SetReadBuffer(4 << 20)
-	p := &Peer{cfg: cfg, conn: conn, done: make(chan struct{}), rng: rand.New(rand.NewPCG(1, uint64(cfg.CID))), counts: map[byte]int{}}
+	p := &Peer{cfg: cfg, link: link, done: make(chan struct{}), rng: rand.New(rand.NewPCG(1, uint64(cfg.CID))), counts: map[byte]int{}}
 	p.changed = sync.NewCond(&p.mu)
-	p.delivery = delivery{flying: map[uint32]*flight{}, got: map[uint32]bool{}, early: map[uint32]packet{}, remoteWindow: cfg.Window}
+	p.delivery = delivery{next: cfg.FirstPSN, unacked: cfg.FirstPSN, sentAck: cfg.FirstPSN, expected: cfg.FirstPSN, flying: map[uint32]*flight{}, got: map[uint32]bool{}, early: map[uint32]packet{}, remoteWindow: cfg.Window}
 	p.initiator = initiator{open: map[uint16]*transaction{}}
 	p.target = target{state: map[uint16]*incoming{}}
 	p.wait.Go(p.receive)
@@ -124,7 +128,7 @@ func (p *Peer) Close() {
 	p.changed.Broadcast()
 	p.mu.Unlock()
 	close(p.done)
-	p.conn.Close()
+	p.link.close()
 	p.wait.Wait()
 }
 
@@ -137,25 +141,25 @@ func (p *Peer) writeOut(b []byte) {
 		p.heldOut = b
 		return
 	}
-	_, _ = p.conn.WriteToUDPAddrPort(b, p.cfg.Remote)
+	p.link.send(b)
 	if held := p.heldOut; held != nil {
 		p.heldOut = nil
-		_, _ = p.conn.WriteToUDPAddrPort(held, p.cfg.Remote)
+		p.link.send(held)
 	}
 }
 
 func (p *Peer) receive() {
 	b := make([]byte, 65536)
 	for {
-		n, from, err := p.conn.ReadFromUDPAddrPort(b)
+		packet, err := p.link.receive(b)
 		if err != nil {
 			return
 		}
-		if from.Addr().Unmap() != p.cfg.Remote.Addr() {
+		if packet == nil {
 			continue
 		}
 		p.mu.Lock()
-		switch datagram := append([]byte(nil), b[:n]...); {
+		switch datagram := append([]byte(nil), packet...); {
 		case p.rng.Float64() < p.cfg.Loss:
 		case p.heldIn == nil && p.rng.Float64() < p.cfg.Reorder:
 			p.heldIn = datagram

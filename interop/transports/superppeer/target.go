@@ -1,6 +1,9 @@
 package superppeer
 
-import "encoding/binary"
+import (
+	"encoding/binary"
+	"time"
+)
 
 // target is the state of the remote end's transactions.
 type target struct {
@@ -110,11 +113,16 @@ func (p *Peer) execute(s *incoming, x *packet, i int, op, block []byte) {
 			p.refuse(s, x, i, 1)
 			return
 		}
-		for at := 0; at == 0 || at < n; at += p.cfg.Payload {
-			size := min(p.cfg.Payload, n-at)
+		at := 0
+		for _, size := range p.pieces(n) {
 			body := append(le.AppendUint16(nil, x.seqno), byte(i), 0)
 			body = le.AppendUint32(body, uint32(at))
-			p.queueReply(s, x.xid, packet{opcode: readResponse, ops: 1, body: append(body, p.find(address+uint64(at), size, false)...)})
+			body = append(body, p.find(address+uint64(at), size, false)...)
+			for p.cfg.lite() && len(body) < 8+leastBlock {
+				body = append(body, 0)
+			}
+			p.queueReply(s, x.xid, packet{opcode: readResponse, ops: 1, body: body})
+			at += size
 		}
 	case send:
 		if le.Uint32(op) != p.cfg.Key {
@@ -190,5 +198,8 @@ func (p *Peer) retire(s *incoming) {
 	s.retired = true
 	for t := &p.target; t.state[t.next] != nil && t.state[t.next].retired; t.next++ {
 		delete(t.state, t.next)
+		if p.cfg.lite() && s.opcode != noOp && p.ackAt.IsZero() { // no packet that arrives later causes an acknowledgement
+			p.pending, p.ackAt = p.pending+1, time.Now().Add(ackDelay)
+		}
 	}
 }
