@@ -15,9 +15,10 @@ import (
 // not in it.
 type image struct {
 	forwarding *farev1.Forwarding // nil if there is none
-	// objects holds all but plain destinations; plain holds those by the text of the source group and prefix.
-	objects map[key]object
-	plain   prefixmap.Map[string, plain]
+	// objects holds all but destinations; destinations holds those by the text of the source group and prefix. Destinations whose operations have
+	// other fields are in objects.
+	objects      map[key]object
+	destinations prefixmap.Map[string, target]
 	// Lengths of the records that are needed for this state.
 	forwardingBytes, objectBytes int64
 }
@@ -42,23 +43,28 @@ type object struct {
 	bytes     int64
 }
 
-// plain is a destination whose operation has only a prefix in canonical text, a source group and a vector: nearly every destination, unless the
-// data plane places flows.
-type plain struct {
+// target is a destination whose operation has only a prefix in canonical text, a source group, a vector and pairs, as those of this version have.
+type target struct {
 	vector uint32
-	bytes  uint32 // length of its record
+	bytes  uint32              // length of its record
+	pairs  []*farev1.PairPorts // replaced, never modified: they are the data plane's too
 }
 
-// plainOf returns the fields of an operation that sets a plain destination; otherwise false.
-func plainOf(operation *farev1.Operation) (source string, prefix netip.Prefix, vector uint32, ok bool) {
+// targetOf returns the fields of an operation that sets such a destination, without the length of its record; otherwise false.
+func targetOf(operation *farev1.Operation) (source string, prefix netip.Prefix, set target, ok bool) {
 	op, ok := operation.GetOp().(*farev1.Operation_SetDestination)
 	if !ok {
-		return "", netip.Prefix{}, 0, false
+		return "", netip.Prefix{}, target{}, false
 	}
 	d := op.SetDestination
 	prefix, ok = canonicalPrefix(d.GetPrefix())
-	ok = ok && len(d.Pairs)+len(d.DrainBeforeMove)+len(d.ProtoReflect().GetUnknown())+len(operation.ProtoReflect().GetUnknown()) == 0
-	return d.GetSource(), prefix, d.GetVector(), ok
+	ok = ok && len(d.DrainBeforeMove)+len(d.ProtoReflect().GetUnknown())+len(operation.ProtoReflect().GetUnknown()) == 0
+	return d.GetSource(), prefix, target{vector: d.GetVector(), pairs: d.GetPairs()}, ok
+}
+
+// same reports whether two destinations have the same vector and pairs.
+func (d *target) same(other target) bool {
+	return d.vector == other.vector && slices.EqualFunc(d.pairs, other.pairs, func(a, b *farev1.PairPorts) bool { return a == b || proto.Equal(a, b) })
 }
 
 // canonicalPrefix parses the text of a prefix, and reports whether the text equals that of Prefix.String.
@@ -100,20 +106,20 @@ func (i *image) news(operation *farev1.Operation) bool {
 	if k.kind == 0 {
 		return false
 	}
-	standing := i.plainAt(k)
+	standing := i.targetAt(k)
 	before, there := i.objects[k]
 	switch {
 	case gone:
 		return there || standing != nil
 	case standing != nil:
-		_, _, vector, ok := plainOf(operation)
-		return !ok || vector != standing.vector
+		_, _, set, ok := targetOf(operation)
+		return !ok || !standing.same(set)
 	}
 	return !there || !proto.Equal(before.operation, operation)
 }
 
-// plainAt returns the plain destination with a key, or nil.
-func (i *image) plainAt(k key) *plain {
+// targetAt returns the destination with a key, or nil.
+func (i *image) targetAt(k key) *target {
 	if k.kind != destinationKey {
 		return nil
 	}
@@ -121,7 +127,7 @@ func (i *image) plainAt(k key) *plain {
 	if !ok {
 		return nil
 	}
-	return i.plain.Get(k.source, prefix)
+	return i.destinations.Get(k.source, prefix)
 }
 
 // apply applies an operation whose record has the given length in bytes.
@@ -130,12 +136,12 @@ func (i *image) apply(operation *farev1.Operation, bytes int64) {
 	if k.kind == 0 {
 		return
 	}
-	source, prefix, vector, isPlain := plainOf(operation)
-	if standing := i.plainAt(k); standing != nil {
+	source, prefix, set, ok := targetOf(operation)
+	if standing := i.targetAt(k); standing != nil {
 		i.objectBytes -= int64(standing.bytes)
-		if gone || !isPlain {
+		if gone || !ok {
 			prefix, _ := canonicalPrefix(k.name)
-			i.plain.Delete(k.source, prefix)
+			i.destinations.Delete(k.source, prefix)
 		}
 	}
 	i.objectBytes -= i.objects[k].bytes
@@ -143,9 +149,10 @@ func (i *image) apply(operation *farev1.Operation, bytes int64) {
 	switch {
 	case gone:
 		return
-	case isPlain:
-		d, _ := i.plain.Add(source, prefix)
-		*d = plain{vector, uint32(bytes)}
+	case ok:
+		set.bytes = uint32(bytes)
+		d, _ := i.destinations.Add(source, prefix)
+		*d = set
 	default:
 		i.objects[k] = object{operation, bytes}
 	}
@@ -169,21 +176,21 @@ func (i *image) forward(forwarding *farev1.Forwarding) {
 	}
 }
 
-// item is an object of a copy of the image. operation is nil for a plain destination.
+// item is an object of a copy of the image. operation is nil for one of image.destinations.
 type item struct {
 	key       key
 	operation *farev1.Operation
-	vector    uint32
+	target    target
 }
 
 // items returns a copy of all objects, in an order in which each one can be set.
 func (i *image) items() []item {
-	all := make([]item, 0, len(i.objects)+i.plain.Len())
+	all := make([]item, 0, len(i.objects)+i.destinations.Len())
 	for k, o := range i.objects {
 		all = append(all, item{key: k, operation: o.operation})
 	}
-	for k, d := range i.plain.All() {
-		all = append(all, item{key: key{kind: destinationKey, source: k.Group, name: k.Prefix.String()}, vector: d.vector})
+	for k, d := range i.destinations.All() {
+		all = append(all, item{key: key{kind: destinationKey, source: k.Group, name: k.Prefix.String()}, target: *d})
 	}
 	slices.SortFunc(all, func(x, y item) int {
 		a, b := &x.key, &y.key
@@ -197,7 +204,9 @@ func (x *item) set() *farev1.Operation {
 	if x.operation != nil {
 		return x.operation
 	}
-	return &farev1.Operation{Op: &farev1.Operation_SetDestination{SetDestination: &farev1.Destination{Prefix: x.key.name, Source: x.key.source, Vector: x.vector}}}
+	return &farev1.Operation{Op: &farev1.Operation_SetDestination{SetDestination: &farev1.Destination{
+		Prefix: x.key.name, Source: x.key.source, Vector: x.target.vector, Pairs: x.target.pairs,
+	}}}
 }
 
 // snapshot returns the objects that are not in their initial state. The result shares the messages of the image.
