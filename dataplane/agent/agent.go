@@ -354,7 +354,7 @@ func (a *Agent) look(notify *notifier) {
 		text += "BROKEN: " + err.Error()
 	} else {
 		a.server.View(func(s *contract.State) {
-			text += fmt.Sprintf("%d groups, %d destinations", len(s.Groups), len(s.Destinations))
+			text += fmt.Sprintf("%d groups, %d destinations", len(s.Groups), s.Destinations.Len())
 		})
 		if a.driver.note != "" {
 			text += "; " + a.driver.note

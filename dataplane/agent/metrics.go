@@ -72,7 +72,7 @@ func (a *Agent) Collect(ch chan<- prometheus.Metric) {
 		sample(metricSubPorts, float64(up), "up")
 		sample(metricSubPorts, float64(len(s.Devices)-up), "down")
 		sample(metricGroups, float64(len(s.Groups)))
-		sample(metricDestinations, float64(len(s.Destinations)))
+		sample(metricDestinations, float64(s.Destinations.Len()))
 	})
 
 	if a.journal != nil {

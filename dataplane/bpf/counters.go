@@ -119,7 +119,7 @@ func (s *Steering) Counters(request *farev1.CountersRequest, send func(*farev1.C
 	}
 	var chunk []*farev1.SlotCounters
 	for _, to := range keys {
-		for _, pair := range s.dests[to].Pairs {
+		for _, pair := range s.dests.Get(to.Source, to.Prefix).Pairs {
 			key, ok := pairKey(pair.Source, to.Prefix)
 			pins, pinned := s.havePins.have[key]
 			if owner, known := s.layout.owner(key.Source.prefix()); !ok || !pinned || pins.Counters == notCounted || !known || owner != to.Source {
@@ -154,9 +154,9 @@ func (s *Steering) counted(text string) (keys []contract.DestinationKey, err err
 			return nil, status.Errorf(codes.InvalidArgument, "destination: %v; use a host prefix such as 10.255.0.2/32, or leave it empty", err)
 		}
 	}
-	for key := range s.dests {
+	for key := range s.dests.All() {
 		if text == "" || key.Prefix == only {
-			keys = append(keys, key)
+			keys = append(keys, contract.DestinationKey{Source: key.Group, Prefix: key.Prefix})
 		}
 	}
 	if text != "" && len(keys) == 0 {

@@ -365,9 +365,9 @@ func (s *Steering) setSources() error {
 	if !s.pinned.switched {
 		return nil
 	}
-	routes := make(map[netip.Prefix]netip.Addr, len(s.dests))
-	for key := range s.dests {
-		if s.layout.source(key.Source) != nil {
+	routes := make(map[netip.Prefix]netip.Addr, s.dests.Len())
+	for key := range s.dests.All() {
+		if s.layout.source(key.Group) != nil {
 			routes[key.Prefix] = s.source(key.Prefix.Addr())
 		}
 	}

@@ -2,7 +2,6 @@ package bpf
 
 import (
 	"fmt"
-	"maps"
 	"net/netip"
 	"slices"
 	"time"
@@ -228,26 +227,28 @@ func (s *Steering) steered() (ports []port) {
 
 // repair reads the routes of the table and restores the wanted ones.
 func (r *routes) repair(f *findings) error {
-	had := maps.Clone(r.have)
+	before := r.have
 	strange, err := r.read()
 	if err != nil {
-		r.have = had
+		r.have = before
 		return err
 	}
 	if strange > 0 {
 		f.differs("a route of table %d does not lead to the anchor", r.table)
 	}
 	gone := map[netip.Prefix]netip.Addr{}
-	for prefix, source := range r.have {
-		if _, ok := had[prefix]; !ok {
-			f.differs("an unexpected route to %v exists in table %d", prefix, r.table)
-			gone[prefix] = source
+	for key, source := range r.have.All() {
+		if before.Get(struct{}{}, key.Prefix) == nil {
+			f.differs("an unexpected route to %v exists in table %d", key.Prefix, r.table)
+			gone[key.Prefix] = *source
 		}
 	}
-	for prefix, source := range had {
-		if now, ok := r.have[prefix]; !ok || now != source {
-			f.differs("the route to %v in table %d is gone or was changed", prefix, r.table)
+	had := make(map[netip.Prefix]netip.Addr, before.Len())
+	for key, source := range before.All() {
+		if now := r.have.Get(struct{}{}, key.Prefix); now == nil || *now != *source {
+			f.differs("the route to %v in table %d is gone or was changed", key.Prefix, r.table)
 		}
+		had[key.Prefix] = *source
 	}
 	if err := r.remove(gone); err != nil {
 		return err

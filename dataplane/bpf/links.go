@@ -6,6 +6,7 @@ import (
 	"slices"
 
 	farev1 "github.com/fared/fared/api/fare/v1"
+	"github.com/fared/fared/dataplane/internal/contract"
 	"github.com/fared/fared/dataplane/internal/neighbor"
 	"github.com/fared/fared/internal/rtnl"
 )
@@ -128,8 +129,8 @@ func (s *Steering) mend() error {
 		return err
 	}
 	var t touched
-	for key := range s.dests {
-		t.dest(key)
+	for key := range s.dests.All() {
+		t.dest(contract.DestinationKey{Source: key.Group, Prefix: key.Prefix})
 	}
 	if err := errors.Join(s.refresh(), s.sync(&t)); err != nil {
 		return err

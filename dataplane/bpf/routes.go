@@ -10,6 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/fared/fared/internal/prefixmap"
 	"github.com/fared/fared/internal/rtnl"
 )
 
@@ -29,15 +30,15 @@ type routes struct {
 	protocol uint8
 	anchor   int
 	tx, rx   []byte
-	have     map[netip.Prefix]netip.Addr // preferred source by prefix
-	mine     map[netip.Prefix]netip.Addr // replaced even if another program has a route there; nil except during a repair
+	have     *prefixmap.Map[struct{}, netip.Addr] // preferred source by prefix
+	mine     map[netip.Prefix]netip.Addr          // replaced even if another program has a route there; nil except during a repair
 }
 
 // routeBatch limits one sendmsg: a refusal of each message must fit into the socket's buffer.
 const routeBatch = 128
 
 func openRoutes(cfg Config) (_ *routes, err error) {
-	r := &routes{table: cfg.Table, protocol: cfg.Protocol, rx: make([]byte, 64<<10), have: map[netip.Prefix]netip.Addr{}}
+	r := &routes{table: cfg.Table, protocol: cfg.Protocol, rx: make([]byte, 64<<10), have: &prefixmap.Map[struct{}, netip.Addr]{}}
 	if r.conn, err = rtnl.Dial(); err != nil {
 		return nil, fmt.Errorf("bpf: %w", err)
 	}
@@ -76,7 +77,7 @@ func (r *routes) close() error { return errors.Join(r.conn.Close(), unix.Close(r
 
 // read reads the existing routes. Marked routes that do not lead through the anchor are removed, and counted.
 func (r *routes) read() (strange int, err error) {
-	have := map[netip.Prefix]netip.Addr{}
+	have := &prefixmap.Map[struct{}, netip.Addr]{}
 	batch := r.conn.Begin()
 	for _, family := range []uint8{unix.AF_INET, unix.AF_INET6} {
 		all, err := r.conn.RoutesBy(family, r.table, r.protocol)
@@ -85,7 +86,8 @@ func (r *routes) read() (strange int, err error) {
 		}
 		for _, route := range all {
 			if route.Gateways && route.Device == r.anchor && route.Prefix.IsSingleIP() {
-				have[route.Prefix] = route.Source
+				source, _ := have.Add(struct{}{}, route.Prefix)
+				*source = route.Source
 			} else {
 				batch.DelRoute(route)
 				strange++
@@ -110,30 +112,33 @@ func ignore(all []error, code unix.Errno) error {
 // add creates the missing routes with their preferred sources; a source that is not valid is omitted.
 func (r *routes) add(want map[netip.Prefix]netip.Addr) error {
 	return r.each(want, func(prefix netip.Prefix, source netip.Addr) bool {
-		was, ok := r.have[prefix]
+		was := r.have.Get(struct{}{}, prefix)
 		_, mine := r.mine[prefix]
 		switch {
-		case !ok && !mine:
+		case was == nil && !mine:
 			// Do not replace a route of another program in the table.
 			r.message(unix.RTM_NEWROUTE, unix.NLM_F_CREATE|unix.NLM_F_EXCL, prefix, source)
-		case !ok || was != source:
+		case was == nil || *was != source:
 			r.message(unix.RTM_NEWROUTE, unix.NLM_F_CREATE|unix.NLM_F_REPLACE, prefix, source)
 		default:
 			return false
 		}
 		return true
-	}, func(prefix netip.Prefix, source netip.Addr) { r.have[prefix] = source })
+	}, func(prefix netip.Prefix, source netip.Addr) {
+		entry, _ := r.have.Add(struct{}{}, prefix)
+		*entry = source
+	})
 }
 
 // remove deletes the existing routes among gone.
 func (r *routes) remove(gone map[netip.Prefix]netip.Addr) error {
 	return r.each(gone, func(prefix netip.Prefix, _ netip.Addr) bool {
-		if _, ok := r.have[prefix]; !ok {
+		if r.have.Get(struct{}{}, prefix) == nil {
 			return false
 		}
 		r.message(unix.RTM_DELROUTE, 0, prefix, netip.Addr{})
 		return true
-	}, func(prefix netip.Prefix, _ netip.Addr) { delete(r.have, prefix) })
+	}, func(prefix netip.Prefix, _ netip.Addr) { r.have.Delete(struct{}{}, prefix) })
 }
 
 // each sends the messages that write appends, in batches, and calls done for those that the kernel has executed.

@@ -19,6 +19,7 @@ import (
 	"github.com/fared/fared/dataplane/internal/carrier"
 	"github.com/fared/fared/dataplane/internal/contract"
 	"github.com/fared/fared/internal/netns"
+	"github.com/fared/fared/internal/prefixmap"
 	"github.com/fared/fared/internal/rtnl"
 )
 
@@ -60,7 +61,7 @@ type Steering struct {
 	down       map[string]bool                      // devices that the control plane has set down
 	inherited  map[string]bool                      // devices that it had set down for an earlier process; until Settle
 	groups     map[uint32]*farev1.Vector
-	dests      map[contract.DestinationKey]contract.Destination
+	dests      prefixmap.Map[netip.Prefix, contract.Destination] // by contract.DestinationKey
 	settled    bool
 
 	// Kernel state.
@@ -96,7 +97,7 @@ func Open(config Config) (_ *Steering, err error) {
 	defer runtime.UnlockOSThread()
 	s := &Steering{
 		cfg: cfg, quit: make(chan struct{}), links: map[int]rtnl.Link{}, down: map[string]bool{}, inherited: map[string]bool{},
-		groups: map[uint32]*farev1.Vector{}, dests: map[contract.DestinationKey]contract.Destination{},
+		groups: map[uint32]*farev1.Vector{},
 	}
 	defer func() {
 		if err != nil {

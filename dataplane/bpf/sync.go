@@ -35,8 +35,8 @@ func (s *Steering) touchAll(t *touched) {
 	for id := range s.groups {
 		t.group(id)
 	}
-	for key, d := range s.dests {
-		s.touchDestination(key, d, t)
+	for key, d := range s.dests.All() {
+		s.touchDestination(contract.DestinationKey{Source: key.Group, Prefix: key.Prefix}, *d, t)
 	}
 	t.all = s.settled
 }
@@ -79,9 +79,10 @@ func (s *Steering) do(c contract.Change, t *touched) {
 		s.touchDestination(c.Key(), c.From, t)
 		s.touchDestination(c.Key(), c.To, t)
 		if c.To.Group == 0 {
-			delete(s.dests, c.Key())
+			s.dests.Delete(c.Source, c.Prefix)
 		} else {
-			s.dests[c.Key()] = c.To
+			d, _ := s.dests.Add(c.Source, c.Prefix)
+			*d = c.To
 		}
 	}
 }
@@ -113,13 +114,13 @@ func (s *Steering) want(t *touched) wish {
 		if s.routed(key.Prefix) {
 			w.routes[key.Prefix] = s.source(key.Prefix.Addr())
 		}
-		d, ok := s.dests[key]
+		d := s.dests.Get(key.Source, key.Prefix)
 		l := s.layout.source(key.Source)
-		if !ok || l == nil {
+		if d == nil || l == nil {
 			continue
 		}
 		w.dests[steerTarget{Destination: addressOf(key.Prefix.Addr()), Source: uint32(l.number)}] = steerDestination{Group: d.Group}
-		s.wantPairs(key, d, &w)
+		s.wantPairs(key, *d, &w)
 	}
 	return w
 }
@@ -146,7 +147,7 @@ func (s *Steering) wantPairs(to contract.DestinationKey, d contract.Destination,
 // routed reports whether a source group of Forwarding has a destination.
 func (s *Steering) routed(prefix netip.Prefix) bool {
 	for i := range s.layout.sources {
-		if _, ok := s.dests[contract.DestinationKey{Source: s.layout.sources[i].name, Prefix: prefix}]; ok {
+		if s.dests.Get(s.layout.sources[i].name, prefix) != nil {
 			return true
 		}
 	}
@@ -191,8 +192,16 @@ func (s *Steering) sync(t *touched) error {
 		prefixes = append(prefixes, key.Prefix)
 	}
 	oldRoutes := map[netip.Prefix]netip.Addr{}
-	for _, prefix := range surplus(s.routes.have, w.routes, prefixes, t.all) {
-		oldRoutes[prefix] = netip.Addr{}
+	if t.all {
+		prefixes = prefixes[:0]
+		for key := range s.routes.have.All() {
+			prefixes = append(prefixes, key.Prefix)
+		}
+	}
+	for _, prefix := range prefixes {
+		if _, ok := w.routes[prefix]; !ok {
+			oldRoutes[prefix] = netip.Addr{}
+		}
 	}
 	if !s.pinned.switched {
 		w.routes, oldRoutes = nil, nil // they would lead to a program without these entries

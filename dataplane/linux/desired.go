@@ -6,6 +6,7 @@ import (
 
 	farev1 "github.com/fared/fared/api/fare/v1"
 	"github.com/fared/fared/dataplane/internal/contract"
+	"github.com/fared/fared/internal/prefixmap"
 )
 
 // desired is the forwarding that the control plane has set: sub-ports, source groups, vectors and destinations.
@@ -19,32 +20,32 @@ type desired struct {
 	order    []*source // in the order of Forwarding
 	// claimants holds, by table, names of the source groups whose routes are in it, those of Forwarding first.
 	claimants    map[uint32][]netip.Prefix
-	tables       map[uint32]*source   // by own table; empty if there is only one source group
-	named        map[netip.Prefix]int // by prefix, the number of source groups that have it as a destination
-	generation   uint64               // of all inputs of the bucket layout except weights
+	tables       map[uint32]*source           // by own table; empty if there is only one source group
+	named        prefixmap.Map[struct{}, int] // the number of source groups that have a prefix as a destination
+	generation   uint64                       // of all inputs of the bucket layout except weights
 	vectors      map[uint32]*farev1.Vector
-	destinations map[contract.DestinationKey]uint32            // ids in vectors
-	users        map[groupKey]map[contract.DestinationKey]bool // destinations of each group; no entry for none
+	destinations prefixmap.Map[netip.Prefix, uint32] // ids in vectors, by contract.DestinationKey
+	users        map[groupKey]int                    // number of destinations of each group; no entry for none
 }
 
 func newDesired() desired {
 	return desired{
-		byDevice: map[string]*subPort{}, sources: map[netip.Prefix]*source{}, tables: map[uint32]*source{}, named: map[netip.Prefix]int{},
-		vectors: map[uint32]*farev1.Vector{}, destinations: map[contract.DestinationKey]uint32{}, users: map[groupKey]map[contract.DestinationKey]bool{},
+		byDevice: map[string]*subPort{}, sources: map[netip.Prefix]*source{}, tables: map[uint32]*source{},
+		vectors: map[uint32]*farev1.Vector{}, users: map[groupKey]int{},
 	}
 }
 
-// use adds a destination to those of a group.
-func (w *desired) use(key groupKey, destination contract.DestinationKey) {
-	if w.users[key] == nil {
-		w.users[key] = map[contract.DestinationKey]bool{}
-	}
-	w.users[key][destination] = true
+// add adds a destination to those of a group.
+func (w *desired) add(key groupKey, destination contract.DestinationKey) {
+	w.users[key]++
+	wanted, _ := w.destinations.Add(destination.Source, destination.Prefix)
+	*wanted = key.wanted
 }
 
-// unuse removes a destination from those of a group, and reports whether it was the last one.
-func (w *desired) unuse(key groupKey, destination contract.DestinationKey) (last bool) {
-	if delete(w.users[key], destination); len(w.users[key]) > 0 {
+// remove removes a destination from those of a group, and reports whether it was the last one.
+func (w *desired) remove(key groupKey, destination contract.DestinationKey) (last bool) {
+	w.destinations.Delete(destination.Source, destination.Prefix)
+	if w.users[key]--; w.users[key] > 0 {
 		return false
 	}
 	delete(w.users, key)
@@ -84,8 +85,8 @@ func (w *desired) programmedAt(at routeKey) (uint32, bool) {
 // claimant returns the source group and the group of the destination of a route.
 func (w *desired) claimant(at routeKey) (name netip.Prefix, wanted uint32, ok bool) {
 	for _, name := range w.claimants[at.table] {
-		if wanted, ok := w.destinations[contract.DestinationKey{Source: name, Prefix: at.prefix}]; ok {
-			return name, wanted, true
+		if wanted := w.destinations.Get(name, at.prefix); wanted != nil {
+			return name, *wanted, true
 		}
 	}
 	return netip.Prefix{}, 0, false
@@ -96,7 +97,7 @@ func (w *desired) claimant(at routeKey) (name netip.Prefix, wanted uint32, ok bo
 // of the first source group, or by a default route. Packets from other addresses or to other destinations never match it.
 func (w *desired) closedAt(at routeKey) bool {
 	s := w.tables[at.table]
-	if s == nil || w.named[at.prefix] == 0 {
+	if s == nil || w.named.Get(struct{}{}, at.prefix) == nil {
 		return false
 	}
 	_, has := w.programmedAt(routeKey{at.prefix, s.table})
@@ -106,8 +107,8 @@ func (w *desired) closedAt(at routeKey) bool {
 // closedRoutes returns the keys of all routes that have to drop packets.
 func (w *desired) closedRoutes() (all []routeKey) {
 	for own := range w.tables {
-		for prefix := range w.named {
-			if at := (routeKey{prefix, own}); w.closedAt(at) {
+		for key := range w.named.All() {
+			if at := (routeKey{key.Prefix, own}); w.closedAt(at) {
 				all = append(all, at)
 			}
 		}

@@ -223,7 +223,7 @@ func (d *Driver) Stats() Stats {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	s := d.state.stats
-	s.RouteObjects = len(d.state.have.routes)
+	s.RouteObjects = d.state.have.routes.len()
 	s.GroupObjects = len(d.state.have.strays)
 	for _, g := range d.state.have.groups {
 		if g.exists {

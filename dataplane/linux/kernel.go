@@ -32,8 +32,8 @@ func (k *kernel) execute(pl *plan, again bool) (failures []failure) {
 		if f.op.kind != setRoute {
 			continue
 		}
-		used := k.state.have.routes[f.op.at].nexthop
-		if i := slices.IndexFunc(last, func(o op) bool { return o.kind == deleteGroup && o.id == used }); i >= 0 {
+		standing, _ := k.state.have.routes.get(f.op.at)
+		if i := slices.IndexFunc(last, func(o op) bool { return o.kind == deleteGroup && o.id == standing.nexthop }); i >= 0 {
 			failures = append(failures, failure{last[i], f.err})
 			last = slices.Delete(last, i, i+1)
 		}

@@ -1,10 +1,12 @@
 package linux
 
 import (
+	"iter"
 	"net/netip"
 	"slices"
 	"time"
 
+	"github.com/fared/fared/internal/prefixmap"
 	"github.com/fared/fared/internal/rtnl"
 )
 
@@ -20,7 +22,7 @@ type mirror struct {
 	hole   [2]*pool                // drops packets of a group without usable members
 	ruled  map[netip.Prefix]uint32 // table per loopback, from the rules of an earlier run
 	groups map[groupKey]*group
-	routes map[routeKey]routeState
+	routes *routeStates
 	// addresses holds the addresses of the host; the value is true if packets can be sent from the address. unfit holds
 	// those that the kernel refused as the source of a route.
 	addresses, unfit map[netip.Addr]bool
@@ -34,7 +36,7 @@ type mirror struct {
 func newMirror(firstID uint32) mirror {
 	m := mirror{
 		links: map[int]rtnl.Link{}, names: map[string]int{}, used: map[uint32]bool{}, first: firstID, next: firstID, owners: map[uint32]*pool{},
-		groups: map[groupKey]*group{}, routes: map[routeKey]routeState{}, addresses: map[netip.Addr]bool{}, unfit: map[netip.Addr]bool{}, ruled: map[netip.Prefix]uint32{},
+		groups: map[groupKey]*group{}, routes: &routeStates{}, addresses: map[netip.Addr]bool{}, unfit: map[netip.Addr]bool{}, ruled: map[netip.Prefix]uint32{},
 		strays: map[uint32]stray{}, loose: map[uint32]rtnl.Nexthop{},
 	}
 	for f := range m.drop {
@@ -81,6 +83,39 @@ type group struct {
 type routeState struct {
 	nexthop uint32
 	source  netip.Addr
+}
+
+// routeStates holds the states of routes.
+type routeStates struct {
+	byTable prefixmap.Map[uint32, routeState]
+}
+
+// get returns the state of a route, or the zero value and false.
+func (r *routeStates) get(at routeKey) (state routeState, there bool) {
+	if state := r.byTable.Get(at.table, at.prefix); state != nil {
+		return *state, true
+	}
+	return routeState{}, false
+}
+
+func (r *routeStates) set(at routeKey, state routeState) {
+	entry, _ := r.byTable.Add(at.table, at.prefix)
+	*entry = state
+}
+
+func (r *routeStates) remove(at routeKey) { r.byTable.Delete(at.table, at.prefix) }
+
+func (r *routeStates) len() int { return r.byTable.Len() }
+
+// all yields all routes in no order.
+func (r *routeStates) all() iter.Seq2[routeKey, routeState] {
+	return func(yield func(routeKey, routeState) bool) {
+		for key, state := range r.byTable.All() {
+			if !yield(routeKey{key.Prefix, key.Group}, *state) {
+				return
+			}
+		}
+	}
 }
 
 // stray is a marked group that no desired state has claimed.

@@ -118,6 +118,15 @@ func (d *Driver) sharesOf(g *group) map[string]int {
 // planner returns a planner for the stale groups and routes.
 func (d *Driver) planner() *planner { return newPlanner(&d.state.want, &d.state.have, d.state.scope()) }
 
+// statesOf returns the routes of a map.
+func statesOf(all map[routeKey]routeState) *routeStates {
+	r := &routeStates{}
+	for at, state := range all {
+		r.set(at, state)
+	}
+	return r
+}
+
 // planInputs describes the state that planning reads and must not change.
 func (d *Driver) planInputs() string {
 	var b []byte
@@ -130,6 +139,6 @@ func (d *Driver) planInputs() string {
 		b = fmt.Appendf(b, "pool %v %v %v\n", q.gateway, q.ids, q.broken)
 	}
 	h := &d.state.have
-	return string(fmt.Appendf(b, "%v\n%v\n%v\n%v\n%v\n%v\n%v\n%v\n%v\n%v\n%v", h.routes, h.used, h.next, len(h.owners), h.strays, h.loose, h.retired,
+	return string(fmt.Appendf(b, "%v\n%v\n%v\n%v\n%v\n%v\n%v\n%v\n%v\n%v\n%v", maps.Collect(h.routes.all()), h.used, h.next, len(h.owners), h.strays, h.loose, h.retired,
 		len(h.changed), d.state.staleGroups, d.state.staleRoutes, d.state.want.users))
 }

@@ -197,25 +197,25 @@ func TestWhatAChangeTouches(t *testing.T) {
 	}
 	clear(d.state.staleGroups)
 	d.state.applyChange(destination(target4(3), 0, 2), map[groupKey]bool{}, map[routeKey]bool{})
-	if len(d.state.want.users[v(2, v4)]) != 2 || len(d.state.staleGroups) != 0 || d.state.want.destinations[contract.DestinationKey{Prefix: mustPrefix(target4(3))}] != 2 {
+	if d.state.want.users[v(2, v4)] != 2 || len(d.state.staleGroups) != 0 || *d.state.want.destinations.Get(netip.Prefix{}, mustPrefix(target4(3))) != 2 {
 		t.Errorf("another user: %v, %v", d.state.want.users, d.state.staleGroups)
 	}
 	d.state.applyChange(destination(target4(3), 2, 3), map[groupKey]bool{}, map[routeKey]bool{})
-	if len(d.state.want.users[v(2, v4)]) != 1 || len(d.state.want.users[v(3, v4)]) != 2 || len(d.state.staleGroups) != 0 {
+	if d.state.want.users[v(2, v4)] != 1 || d.state.want.users[v(3, v4)] != 2 || len(d.state.staleGroups) != 0 {
 		t.Errorf("a user less: %v", d.state.staleGroups)
 	}
 	touched, places := map[groupKey]bool{}, map[routeKey]bool{}
 	d.state.applyChange(destination(target4(1), 2, 0), touched, places)
-	if len(d.state.want.users[v(2, v4)]) != 0 || !maps.Equal(d.state.staleGroups, map[groupKey]bool{v(2, v4): true}) || len(touched) != 0 ||
+	if d.state.want.users[v(2, v4)] != 0 || !maps.Equal(d.state.staleGroups, map[groupKey]bool{v(2, v4): true}) || len(touched) != 0 ||
 		!maps.Equal(places, map[routeKey]bool{{mustPrefix(target4(1)), 254}: true}) {
 		t.Errorf("the last user: %v, %v, %v", d.state.staleGroups, touched, places)
 	}
-	if _, ok := d.state.want.destinations[contract.DestinationKey{Prefix: mustPrefix(target4(1))}]; ok {
+	if d.state.want.destinations.Get(netip.Prefix{}, mustPrefix(target4(1))) != nil {
 		t.Error("a removed destination is wanted")
 	}
 	clear(touched)
 	d.state.applyChange(destination(target6(5), 0, 3), touched, places)
-	if g := d.state.have.groups[v(3, v6)]; g == nil || len(d.state.want.users[g.key]) != 1 || !touched[v(3, v6)] || !d.state.staleRoutes[routeKey{mustPrefix(target6(5)), 254}] {
+	if g := d.state.have.groups[v(3, v6)]; g == nil || d.state.want.users[g.key] != 1 || !touched[v(3, v6)] || !d.state.staleRoutes[routeKey{mustPrefix(target6(5)), 254}] {
 		t.Errorf("a first user: %+v, %v, %v", g, touched, d.state.staleRoutes)
 	}
 }

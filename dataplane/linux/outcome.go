@@ -84,9 +84,9 @@ func (st *state) done(o *op) {
 		g.witnesses, g.dealtAt = o.witnesses, time.Now()
 		g.rejecting = g.rejecting || g.dropping && g.key.family == v6
 	case setRoute:
-		st.have.routes[o.at] = routeState{o.id, o.source}
+		st.have.routes.set(o.at, routeState{o.id, o.source})
 	case deleteRoute:
-		delete(st.have.routes, o.at)
+		st.have.routes.remove(o.at)
 	case deleteGroup:
 		delete(st.have.strays, o.id)
 		delete(st.have.groups, o.key)

@@ -101,9 +101,9 @@ func newPlan(want *desired, have *mirror, s scope) *plan {
 	planGroup := func(key groupKey) {
 		switch g := pl.group(key); {
 		case g == nil:
-		case len(want.users[key]) == 0 && g.exists:
+		case want.users[key] == 0 && g.exists:
 			unused = append(unused, op{kind: deleteGroup, id: g.id, key: key})
-		case len(want.users[key]) == 0:
+		case want.users[key] == 0:
 			pl.unused = append(pl.unused, key)
 		default:
 			pl.planGroup(g)
@@ -165,7 +165,7 @@ func (pl *planner) newID() (id uint32) {
 // planRoute plans one route, and claims a group for it.
 func (pl *planner) planRoute(at routeKey) {
 	wanted, ok := pl.want.wantedAt(at)
-	standing, there := pl.have.routes[at]
+	standing, there := pl.have.routes.get(at)
 	id := standing.nexthop
 	flags := uint16(rtnl.Create)
 	if there {
@@ -201,7 +201,8 @@ func (pl *planner) claim(key groupKey, at routeKey) *group {
 		return g
 	}
 	g := pl.edit(key)
-	s, ok := pl.have.strays[pl.have.routes[at].nexthop]
+	standing, _ := pl.have.routes.get(at)
+	s, ok := pl.have.strays[standing.nexthop]
 	if !ok || pl.claimed[s.ID] || int(s.Buckets) != pl.want.size || !s.Resilient || s.IdleTimer != 0 {
 		g.id = pl.newID()
 		return g
@@ -332,7 +333,7 @@ func (pl *planner) planUnrejected() {
 	if len(pl.unrejected) == 0 {
 		return
 	}
-	for at, r := range pl.have.routes {
+	for at, r := range pl.have.routes.all() {
 		wanted, _ := pl.want.wantedAt(at)
 		if key := (groupKey{wanted, familyOf(at.prefix.Addr())}); pl.unrejected[key] && r.nexthop == pl.group(key).id {
 			pl.routeOps = append(pl.routeOps, op{

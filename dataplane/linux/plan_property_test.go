@@ -301,14 +301,14 @@ func (p *planTest) sync(refusals int) {
 func (p *planTest) consistent() {
 	p.t.Helper()
 	h := &p.d.state.have
-	for at, r := range h.routes {
+	for at, r := range h.routes.all() {
 		// A refused removal of a route stays stale, and its group may take the route along.
 		if p.k.routes[at] != r && !p.d.state.staleRoutes[at] {
 			p.t.Fatalf("the route at %v is %v, the kernel has %v", at, r, p.k.routes[at])
 		}
 	}
 	for at := range p.k.routes {
-		if _, ok := h.routes[at]; !ok {
+		if _, ok := h.routes.get(at); !ok {
 			p.t.Fatalf("the route at %v is not known", at)
 		}
 	}
@@ -412,7 +412,7 @@ func (p *planTest) restart() {
 	p.d.state.have.changed = nil
 	p.connect()
 	h := &p.d.state.have
-	h.routes, h.loose = maps.Clone(p.k.routes), maps.Clone(p.k.nexthops)
+	h.routes, h.loose = statesOf(p.k.routes), maps.Clone(p.k.nexthops)
 	for id := range p.k.nexthops {
 		h.used[id] = true
 	}

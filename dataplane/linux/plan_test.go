@@ -24,8 +24,8 @@ func TestUnrejectSetsTheGroupsRoutes(t *testing.T) {
 	d.obey(t)
 	g := d.state.have.groups[groupKey{1, v6}]
 	// A route that leads to it by mistake is another's.
-	d.state.have.routes[routeKey{mustPrefix(target4(1)), 254}] = routeState{nexthop: g.id}
-	d.state.have.routes[routeKey{mustPrefix(target6(3)), 254}] = routeState{nexthop: g.id}
+	d.state.have.routes.set(routeKey{mustPrefix(target4(1)), 254}, routeState{nexthop: g.id})
+	d.state.have.routes.set(routeKey{mustPrefix(target6(3)), 254}, routeState{nexthop: g.id})
 	for _, c := range []struct {
 		rejecting, live bool
 		want            []string
@@ -190,7 +190,7 @@ func TestPlansByHand(t *testing.T) {
 		t.Errorf("%v", got)
 	}
 	d.leads(target4(0), 1, 0)
-	if ops = d.obey(t); countOps(ops, deleteRoute) != 1 || countOps(ops, deleteGroup) != 1 || len(ops) != 2 || len(d.state.have.groups) != 0 || len(d.state.have.routes) != 0 {
+	if ops = d.obey(t); countOps(ops, deleteRoute) != 1 || countOps(ops, deleteGroup) != 1 || len(ops) != 2 || len(d.state.have.groups) != 0 || d.state.have.routes.len() != 0 {
 		t.Errorf("the end: %+v", ops)
 	}
 }
@@ -315,7 +315,7 @@ func TestClaim(t *testing.T) {
 		at := routeKey{mustPrefix(target4(0)), 254}
 		s := stray{rtnl.Nexthop{ID: 500, Members: []rtnl.Member{{ID: 1, Weight: 64 * scale(d)}, {ID: 90, Weight: 1}}, Resilient: true, Buckets: 64}, []segment{{1, 64}}}
 		d.state.have.strays[500] = stray{}
-		d.state.have.routes[at] = routeState{nexthop: 500}
+		d.state.have.routes.set(at, routeState{nexthop: 500})
 		if c.change != nil {
 			c.change(d, &s)
 		}
@@ -377,9 +377,10 @@ func TestNewPlan(t *testing.T) {
 			d.state.have.addresses[netip.MustParseAddr("10.255.0.1")] = true
 			d.state.staleSources()
 		}, kinds{setRoute: 1}},
-		{"a route that is gone", func(d *Driver) { delete(d.state.have.routes, at); d.state.staleRoutes[at] = true }, kinds{setRoute: 1}},
+		{"a route that is gone", func(d *Driver) { d.state.have.routes.remove(at); d.state.staleRoutes[at] = true }, kinds{setRoute: 1}},
 		{"an unwanted route", func(d *Driver) {
-			d.state.have.routes[routeKey{mustPrefix(target4(9)), offlineTable}] = d.state.have.routes[at]
+			standing, _ := d.state.have.routes.get(at)
+			d.state.have.routes.set(routeKey{mustPrefix(target4(9)), offlineTable}, standing)
 			d.state.staleRoutes[routeKey{mustPrefix(target4(9)), offlineTable}] = true
 		}, kinds{deleteRoute: 1}},
 		{"routes that may reject", func(d *Driver) {

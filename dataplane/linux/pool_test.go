@@ -216,7 +216,7 @@ func TestSizes(t *testing.T) {
 	d.state.config.Memory = math.MaxUint64
 	d.state.ipv6 = false
 	d.state.resize(128, 4)
-	if d.state.maxVectors() != math.MaxUint32 || g.id != 0 || len(d.state.want.users[g.key]) != 1 || g.exists || !slices.Equal(d.state.have.strays[old].Members, members) || d.state.want.lasting != 4 ||
+	if d.state.maxVectors() != math.MaxUint32 || g.id != 0 || d.state.want.users[g.key] != 1 || g.exists || !slices.Equal(d.state.have.strays[old].Members, members) || d.state.want.lasting != 4 ||
 		d.state.want.sources[netip.Prefix{}].layout != (layout{128, 4}) || !d.state.staleGroups[g.key] || !d.state.staleRoutes[routeKey{mustPrefix(target4(0)), 254}] {
 		t.Errorf("%v, %+v, strays %v, lasting %d", d.capabilities, g, d.state.have.strays, d.state.want.lasting)
 	}
@@ -257,7 +257,7 @@ func TestApproximate(t *testing.T) {
 // TestStatsCountObjects compares the object counters with figures by hand.
 func TestStatsCountObjects(t *testing.T) {
 	d := offline(t, 3)
-	d.state.have.routes = map[routeKey]routeState{{mustPrefix(target4(0)), 254}: {}, {mustPrefix(target4(1)), 254}: {}}
+	d.state.have.routes = statesOf(map[routeKey]routeState{{mustPrefix(target4(0)), 254}: {}, {mustPrefix(target4(1)), 254}: {}})
 	d.state.have.strays = map[uint32]stray{1: {}, 2: {}, 3: {}}
 	d.state.have.groups = map[groupKey]*group{{1, v4}: {exists: true}, {1, v6}: {exists: true}, {2, v4}: {}}
 	d.state.have.owners = map[uint32]*pool{5: nil, 6: nil, 7: nil, 8: nil}

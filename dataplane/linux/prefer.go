@@ -50,7 +50,7 @@ func (o *others) concernsAddress(e rtnl.ObjectEvent) bool {
 
 // staleSources marks the routes whose source address is not the preferred one.
 func (st *state) staleSources() {
-	for at, r := range st.have.routes {
+	for at, r := range st.have.routes.all() {
 		if _, ok := st.want.programmedAt(at); ok && r.source != st.want.preferred(at, &st.have) {
 			st.staleRoutes[at] = true
 		}

@@ -13,7 +13,6 @@ import (
 	"google.golang.org/grpc/status"
 
 	farev1 "github.com/fared/fared/api/fare/v1"
-	"github.com/fared/fared/dataplane/internal/contract"
 	"github.com/fared/fared/internal/netns"
 	"github.com/fared/fared/internal/rtnl"
 	"github.com/fared/fared/wecmp"
@@ -392,7 +391,7 @@ func (d *Driver) Landing(request *farev1.LandingRequest) (*farev1.LandingRespons
 		return nil, status.Error(codes.FailedPrecondition, "no Hello yet; send a Hello with the forwarding first")
 	}
 	from := d.state.want.sourceFrom(source)
-	if _, ok := d.state.want.destinations[contract.DestinationKey{Source: from.name, Prefix: netip.PrefixFrom(destination, destination.BitLen())}]; !ok {
+	if d.state.want.destinations.Get(from.name, netip.PrefixFrom(destination, destination.BitLen())) == nil {
 		return nil, status.Errorf(codes.NotFound, "destination %v is not programmed; set it first", destination)
 	}
 	f := familyOf(destination)

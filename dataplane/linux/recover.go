@@ -17,8 +17,9 @@ func (d *Driver) Recover() *farev1.SnapshotResponse {
 	defer d.mu.Unlock()
 	ids := map[uint32]uint32{} // contract group id by kernel group id
 	found := &farev1.SnapshotResponse{}
-	for _, at := range slices.SortedFunc(maps.Keys(d.state.have.routes), routeKey.compare) {
-		id := d.state.have.routes[at].nexthop
+	routes := maps.Collect(d.state.have.routes.all())
+	for _, at := range slices.SortedFunc(maps.Keys(routes), routeKey.compare) {
+		id := routes[at].nexthop
 		s, ok := d.state.have.strays[id]
 		if !ok || len(d.state.want.claimants[at.table]) == 0 {
 			continue

@@ -262,7 +262,7 @@ func TestRefusedMoveKeepsTheRoute(t *testing.T) {
 	s.do(h.group(1, 1, 1), h.group(2, 1, 3), destination(target4(0), 1), destination(target4(1), 2))
 	before := h.state()
 	d.mu.Lock()
-	group := d.state.have.routes[routeKey{mustPrefix(target4(1)), 254}].nexthop
+	standing, _ := d.state.have.routes.get(routeKey{mustPrefix(target4(1)), 254})
 	d.mu.Unlock()
 	move := contract.Change{Kind: contract.DestinationChange, Prefix: mustPrefix(target4(1))}
 	move.From.Group, move.To.Group = 2, 1
@@ -280,11 +280,11 @@ func TestRefusedMoveKeepsTheRoute(t *testing.T) {
 			t.Errorf("Commit: %v", err)
 		}
 	})
-	if group == 0 {
+	if standing.nexthop == 0 {
 		t.Fatal("the route has no group")
 	}
-	if slices.Contains(deleted, fmt.Sprintf("delete nexthop %d", group)) {
-		t.Errorf("group %d, which the route still used, was deleted: %q", group, deleted)
+	if slices.Contains(deleted, fmt.Sprintf("delete nexthop %d", standing.nexthop)) {
+		t.Errorf("group %d, which the route still used, was deleted: %q", standing.nexthop, deleted)
 	}
 	if d := diff(h.state(), before); d != "" {
 		t.Error(d)

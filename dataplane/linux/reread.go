@@ -7,6 +7,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/fared/fared/dataplane/internal/contract"
 	"github.com/fared/fared/internal/rtnl"
 )
 
@@ -110,8 +111,8 @@ func (rd *reader) reread(buckets bool) error {
 }
 
 // readRoutes returns the marked routes of the Driver's tables: routes that a Driver can have set, and strange ones.
-func (rd *reader) readRoutes() (routes map[routeKey]routeState, strange []rtnl.Route, err error) {
-	routes = map[routeKey]routeState{}
+func (rd *reader) readRoutes() (routes *routeStates, strange []rtnl.Route, err error) {
+	routes = &routeStates{}
 	for _, f := range families(rd.state.ipv6) {
 		found, err := rd.kernel.conn.RoutesBy(f, 0, rd.state.config.Protocol)
 		if err != nil {
@@ -123,7 +124,7 @@ func (rd *reader) readRoutes() (routes map[routeKey]routeState, strange []rtnl.R
 			}
 			r = byNexthop(r)
 			if r.Nexthop != 0 && r.Metric == rd.state.config.Metric && r.Prefix.IsSingleIP() {
-				routes[routeKey{r.Prefix, r.Table}] = routeState{r.Nexthop, r.Source}
+				routes.set(routeKey{r.Prefix, r.Table}, routeState{r.Nexthop, r.Source})
 			} else {
 				strange = append(strange, r)
 			}
@@ -239,32 +240,33 @@ func weightsOf(members []rtnl.Member) map[uint32]uint32 {
 	return weights
 }
 
-func (rd *reader) rereadRoutes(routes map[routeKey]routeState, strange []rtnl.Route) {
+func (rd *reader) rereadRoutes(routes *routeStates, strange []rtnl.Route) {
 	rd.strange = strange
 	before := rd.state.have.routes
 	rd.state.have.routes = routes
-	for key := range rd.state.want.destinations {
+	for k := range rd.state.want.destinations.All() {
+		key := contract.DestinationKey{Source: k.Group, Prefix: k.Prefix}
 		at, ok := rd.state.want.place(key)
 		if !ok || rd.state.staleRoutes[at] {
 			continue
 		}
 		wanted, _ := rd.state.want.wantedAt(at)
 		g := rd.state.have.groups[groupKey{wanted, familyOf(key.Prefix.Addr())}]
-		switch r, there := routes[at]; {
+		switch r, there := routes.get(at); {
 		case !there || r.nexthop != g.id:
 			if g.exists {
 				rd.integrity.differs("the route to %v is gone, or leads elsewhere", key)
 			}
 			rd.state.staleRoutes[at] = true
 		case r.source != rd.state.want.preferred(at, &rd.state.have):
-			if r.source != before[at].source { // otherwise the host's addresses have changed, not the route
+			if old, _ := before.get(at); r.source != old.source { // otherwise the host's addresses have changed, not the route
 				rd.integrity.differs("the route to %v has another source address", key)
 			}
 			rd.state.staleRoutes[at] = true
 		}
 	}
 	for _, at := range rd.state.want.closedRoutes() {
-		if rd.state.have.owners[routes[at].nexthop] != rd.state.have.hole[familyOf(at.prefix.Addr())] && !rd.state.staleRoutes[at] {
+		if r, _ := routes.get(at); rd.state.have.owners[r.nexthop] != rd.state.have.hole[familyOf(at.prefix.Addr())] && !rd.state.staleRoutes[at] {
 			rd.integrity.differs("the route that makes %v unreachable in table %d is gone, or leads elsewhere", at.prefix, at.table)
 			rd.state.staleRoutes[at] = true
 		}
@@ -272,7 +274,7 @@ func (rd *reader) rereadRoutes(routes map[routeKey]routeState, strange []rtnl.Ro
 	if !rd.state.settled {
 		return
 	}
-	for at := range routes {
+	for at := range routes.all() {
 		if _, ok := rd.state.want.wantedAt(at); !ok && !rd.state.staleRoutes[at] {
 			rd.integrity.differs("an unexpected route to %v exists", at.prefix)
 			rd.state.staleRoutes[at] = true
@@ -289,7 +291,7 @@ func (d *Driver) Settle() error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.state.settled = true
-	for at := range d.state.have.routes {
+	for at := range d.state.have.routes.all() {
 		if _, ok := d.state.want.wantedAt(at); !ok {
 			d.state.staleRoutes[at] = true
 		}
@@ -307,12 +309,17 @@ func (d *Driver) Settle() error {
 // removeStrays removes the leftovers of Settle except for routes in mirror.routes.
 func (rd *reader) removeStrays() {
 	pl := &plan{}
+	regular := map[routeKey]routeState{} // with the same prefix as a strange route
 	for _, r := range rd.strange {
-		pl.lastOps = append(pl.lastOps, op{kind: deleteRoute, at: routeKey{r.Prefix, r.Table}, route: &r})
+		at := routeKey{r.Prefix, r.Table}
+		pl.lastOps = append(pl.lastOps, op{kind: deleteRoute, at: at, route: &r})
+		if r, there := rd.state.have.routes.get(at); there {
+			regular[at] = r
+		}
 	}
 	rd.strange = nil
 	inUse := map[uint32]bool{}
-	for _, r := range rd.state.have.routes {
+	for _, r := range rd.state.have.routes.all() {
 		inUse[r.nexthop] = true
 	}
 	for id := range rd.state.have.strays {
@@ -323,10 +330,10 @@ func (rd *reader) removeStrays() {
 	for id := range rd.state.have.loose {
 		pl.lastOps = append(pl.lastOps, op{kind: deleteNexthop, id: id})
 	}
-	routes := maps.Clone(rd.state.have.routes)
 	for _, f := range rd.kernel.execute(pl, false) {
 		rd.state.log.Error("linux data plane: cannot remove the objects of an earlier run", "error", f.err)
 	}
-	// A strange route may have the same prefix as a regular one.
-	rd.state.have.routes = routes
+	for at, r := range regular { // which is still there
+		rd.state.have.routes.set(at, r)
+	}
 }

@@ -84,8 +84,8 @@ func (st *state) setSources(forwarding *farev1.Forwarding) (other bool) {
 		st.want.order = append(st.want.order, s)
 	}
 	referred := map[netip.Prefix]bool{}
-	for key := range st.want.destinations {
-		referred[key.Source] = true
+	for key := range st.want.destinations.All() {
+		referred[key.Group] = true
 	}
 	for name, s := range before {
 		if st.want.sources[name] == nil && referred[name] {

@@ -191,7 +191,7 @@ func TestRoutesOfSources(t *testing.T) {
 		}
 		// Plans brought about exactly that.
 		d.obey(t)
-		for at, r := range d.state.have.routes {
+		for at, r := range d.state.have.routes.all() {
 			wanted, ok := d.state.want.wantedAt(at)
 			if g := d.state.have.groups[groupKey{wanted, v4}]; !ok || wanted == 0 && d.state.have.owners[r.nexthop] != d.state.have.hole[v4] || wanted != 0 && r.nexthop != g.id {
 				t.Fatalf("step %d: at %v stands %v, want %d, %v", step, at, r, wanted, ok)
@@ -201,8 +201,8 @@ func TestRoutesOfSources(t *testing.T) {
 		for _, name := range order {
 			n += len(has[name])
 		}
-		if len(d.state.have.routes) != n || len(d.state.want.destinations) != n-len(closed) {
-			t.Fatalf("step %d: %d routes, want %d", step, len(d.state.have.routes), n)
+		if d.state.have.routes.len() != n || d.state.want.destinations.Len() != n-len(closed) {
+			t.Fatalf("step %d: %d routes, want %d", step, d.state.have.routes.len(), n)
 		}
 	}
 	check(-1)
@@ -218,7 +218,8 @@ func TestRoutesOfSources(t *testing.T) {
 		d.serves(name, target4(i), from, to)
 		check(step)
 	}
-	for key := range d.state.want.destinations {
+	for k := range d.state.want.destinations.All() {
+		key := contract.DestinationKey{Source: k.Group, Prefix: k.Prefix}
 		if place, ok := d.state.want.place(key); !ok || place != (routeKey{key.Prefix, d.state.want.sources[key.Source].table}) {
 			t.Errorf("%v is at %v, %v", key, place, ok)
 		}
@@ -248,12 +249,12 @@ func TestOrderOfAPlan(t *testing.T) {
 	}
 	own := d.state.want.sources[nameB].own
 	ops := d.obey(t)
-	if index(ops, setRoute, own) > index(ops, setRoute, offlineTable) || len(d.state.have.routes) != 2 {
+	if index(ops, setRoute, own) > index(ops, setRoute, offlineTable) || d.state.have.routes.len() != 2 {
 		t.Errorf("set: %+v", ops)
 	}
 	d.serves(nameA, target4(0), 1, 0)
 	ops = d.obey(t)
-	if index(ops, deleteRoute, own) < index(ops, deleteRoute, offlineTable) || len(d.state.have.routes) != 0 {
+	if index(ops, deleteRoute, own) < index(ops, deleteRoute, offlineTable) || d.state.have.routes.len() != 0 {
 		t.Errorf("removed: %+v", ops)
 	}
 	if i := slices.IndexFunc(ops, func(o op) bool { return o.kind == deleteGroup }); i < index(ops, deleteRoute, offlineTable) {
@@ -263,11 +264,12 @@ func TestOrderOfAPlan(t *testing.T) {
 	d.serves(nameA, target4(0), 0, 1)
 	d.obey(t)
 	d.state.setSources(partition(d, ""))
-	if at := (routeKey{mustPrefix(target4(0)), own}); !d.state.staleRoutes[at] || d.state.have.routes[at].nexthop == 0 {
+	at := routeKey{mustPrefix(target4(0)), own}
+	if standing, _ := d.state.have.routes.get(at); !d.state.staleRoutes[at] || standing.nexthop == 0 {
 		t.Errorf("%v is not looked at: %v", at, d.state.staleRoutes)
 	}
-	if d.obey(t); len(d.state.have.routes) != 1 {
-		t.Errorf("%v", d.state.have.routes)
+	if d.obey(t); d.state.have.routes.len() != 1 {
+		t.Errorf("%v", maps.Collect(d.state.have.routes.all()))
 	}
 }
 
@@ -335,13 +337,12 @@ func TestPreferredSources(t *testing.T) {
 		// One that names another is to be set again, and what drops is none of it.
 		for f, at := range []routeKey{four, six} {
 			clear(d.state.staleRoutes)
-			clear(d.state.have.routes)
 			closed := routeKey{at.prefix, d.state.want.sources[nameB].own}
-			d.state.have.routes[at], d.state.have.routes[closed] = routeState{source: d.state.want.preferred(at, &d.state.have)}, routeState{source: addr("10.9.9.9")}
+			d.state.have.routes = statesOf(map[routeKey]routeState{at: {source: d.state.want.preferred(at, &d.state.have)}, closed: {source: addr("10.9.9.9")}})
 			if d.state.staleSources(); len(d.state.staleRoutes) != 0 {
 				t.Errorf("%+v, family %d: %v", c, f, d.state.staleRoutes)
 			}
-			d.state.have.routes[at] = routeState{source: addr("10.9.9.9")}
+			d.state.have.routes.set(at, routeState{source: addr("10.9.9.9")})
 			if d.state.staleSources(); !maps.Equal(d.state.staleRoutes, map[routeKey]bool{at: true}) {
 				t.Errorf("%+v, family %d, another address: %v", c, f, d.state.staleRoutes)
 			}
@@ -373,10 +374,10 @@ func TestRecoverByHand(t *testing.T) {
 	d.state.have.strays[501] = stray{segments: []segment{{13, 21}, {15, 21}, {17, 22}, {11, 3}}} // p0 is none of B's
 	d.state.have.strays[502] = stray{}
 	at := func(prefix string, table uint32) routeKey { return routeKey{mustPrefix(prefix), table} }
-	d.state.have.routes = map[routeKey]routeState{
+	d.state.have.routes = statesOf(map[routeKey]routeState{
 		at(target6(0), own): {nexthop: 501}, at(target4(2), offlineTable): {nexthop: 500}, at(target4(1), offlineTable): {nexthop: 502},
 		at(target4(0), offlineTable): {nexthop: 500}, at(target4(4), offlineTable): {nexthop: 77}, at(target4(5), own+7): {nexthop: 500},
-	}
+	})
 	// The tables are in the order of their numbers.
 	first, second := int(offlineTable), int(own)
 	if first > second {
@@ -571,9 +572,9 @@ func TestRoutesReadBack(t *testing.T) {
 		d.serves(nameB, target4(1), 0, 2)
 		d.obey(t)
 		d.state.settled = c.settled
-		routes := maps.Clone(d.state.have.routes)
+		routes := maps.Collect(d.state.have.routes.all())
 		c.change(d, routes)
-		d.reader.rereadRoutes(routes, nil)
+		d.reader.rereadRoutes(statesOf(routes), nil)
 		want := map[routeKey]bool{}
 		for _, prefix := range c.stale {
 			want[routeKey{mustPrefix(prefix), offlineTable}] = true
@@ -581,7 +582,7 @@ func TestRoutesReadBack(t *testing.T) {
 		for _, prefix := range c.staleB {
 			want[routeKey{mustPrefix(prefix), d.state.want.sources[nameB].own}] = true
 		}
-		if !maps.Equal(d.state.staleRoutes, want) || d.state.stats.Differences != c.differences || !maps.Equal(d.state.have.routes, routes) {
+		if !maps.Equal(d.state.staleRoutes, want) || d.state.stats.Differences != c.differences || !maps.Equal(maps.Collect(d.state.have.routes.all()), routes) {
 			t.Errorf("%s: looks at %v, want %v; %d differences, want %d", c.what, d.state.staleRoutes, want, d.state.stats.Differences, c.differences)
 		}
 	}
@@ -594,7 +595,7 @@ func TestRoutesReadBack(t *testing.T) {
 		d.state.settled = settled
 		own := d.state.want.sources[nameB].own
 		stranger := routeKey{mustPrefix(target4(9)), offlineTable}
-		d.state.have.routes = map[routeKey]routeState{stranger: {nexthop: 77}}
+		d.state.have.routes = statesOf(map[routeKey]routeState{stranger: {nexthop: 77}})
 		clear(d.state.staleRoutes)
 		d.state.staleEverywhere()
 		want := map[routeKey]bool{{mustPrefix(target4(0)), offlineTable}: true, {mustPrefix(target4(0)), own}: true}

@@ -65,10 +65,9 @@ func (st *state) applyChange(c contract.Change, groups map[groupKey]bool, routes
 		f := familyOf(c.Prefix.Addr())
 		if c.From.Group != 0 {
 			key := groupKey{c.From.Group, f}
-			if st.want.unuse(key, c.Key()) {
+			if st.want.remove(key, c.Key()) {
 				st.staleGroups[key] = true
 			}
-			delete(st.want.destinations, c.Key())
 			st.count(c.Key(), -1)
 		}
 		if c.To.Group != 0 {
@@ -81,8 +80,7 @@ func (st *state) applyChange(c contract.Change, groups map[groupKey]bool, routes
 			if g.source != c.Source { // the id was reused by another source group before the kernel group of the first one was removed
 				st.renew(g, c.Source)
 			}
-			st.want.use(key, c.Key())
-			st.want.destinations[c.Key()] = c.To.Group
+			st.want.add(key, c.Key())
 			st.count(c.Key(), 1)
 			groups[key] = true
 		}
@@ -109,12 +107,12 @@ func (st *state) stale(sp *subPort) (keys []groupKey) {
 // staleEverywhere marks all existing and all wanted routes.
 func (st *state) staleEverywhere() {
 	if st.settled {
-		for at := range st.have.routes {
+		for at := range st.have.routes.all() {
 			st.staleRoutes[at] = true
 		}
 	}
-	for key := range st.want.destinations {
-		if at, ok := st.want.place(key); ok {
+	for key := range st.want.destinations.All() {
+		if at, ok := st.want.place(contract.DestinationKey{Source: key.Group, Prefix: key.Prefix}); ok {
 			st.staleRoutes[at] = true
 		}
 	}
@@ -275,9 +273,10 @@ func (st *state) adopt(q *pool) {
 // count adds by (1 or -1) to the number of source groups that have a destination, and marks the routes in the tables where
 // the destination may have become reachable or unreachable.
 func (st *state) count(key contract.DestinationKey, by int) {
-	before := st.want.named[key.Prefix]
-	if st.want.named[key.Prefix] += by; st.want.named[key.Prefix] == 0 {
-		delete(st.want.named, key.Prefix)
+	named, _ := st.want.named.Add(struct{}{}, key.Prefix)
+	before := *named
+	if *named += by; *named == 0 {
+		st.want.named.Delete(struct{}{}, key.Prefix)
 	}
 	crossed := before == 0 || before+by == 0
 	at, _ := st.want.place(key)

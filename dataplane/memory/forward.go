@@ -102,7 +102,7 @@ type target struct {
 
 func lookup(s *contract.State, src, dst netip.Addr) (target, error) {
 	name := s.SourceOf(src)
-	programmed, ok := s.Destinations[contract.DestinationKey{Source: name, Prefix: netip.PrefixFrom(dst, dst.BitLen())}]
+	programmed, ok := s.Destination(contract.DestinationKey{Source: name, Prefix: netip.PrefixFrom(dst, dst.BitLen())})
 	if !ok {
 		return target{}, fmt.Errorf("%s: %w", dst, ErrNoRoute)
 	}

@@ -79,7 +79,7 @@ func (d *Dataplane) State() (all *farev1.SnapshotResponse) {
 
 // Size returns the numbers of programmed groups and destinations, without the cost of State.
 func (d *Dataplane) Size() (groups, destinations int) {
-	d.View(func(s *contract.State) { groups, destinations = len(s.Groups), len(s.Destinations) })
+	d.View(func(s *contract.State) { groups, destinations = len(s.Groups), s.Destinations.Len() })
 	return groups, destinations
 }
 

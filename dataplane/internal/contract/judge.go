@@ -334,8 +334,8 @@ func (s *Server) setDestination(target *farev1.Destination) (Change, bool, error
 	if err != nil {
 		return Change{}, false, status.Errorf(status.Code(err), "destination %s: %s", prefix, status.Convert(err).Message())
 	}
-	before, exists := s.state.Destinations[key]
-	if limit := s.capabilities.MaxDestinations; !exists && limit > 0 && len(s.state.Destinations) >= int(limit) {
+	before, exists := s.state.Destination(key)
+	if limit := s.capabilities.MaxDestinations; !exists && limit > 0 && s.state.Destinations.Len() >= int(limit) {
 		return Change{}, false, status.Errorf(codes.ResourceExhausted, "destination %s would exceed the limit of %d destinations; delete one first", key, limit)
 	}
 	same := exists && before.Group == target.Vector && slices.EqualFunc(before.Pairs, target.Pairs, func(a, b *farev1.PairPorts) bool { return proto.Equal(a, b) })
@@ -390,7 +390,7 @@ func (s *Server) deleteDestination(target *farev1.DestinationKey) (Change, bool,
 	if err != nil {
 		return Change{}, false, invalid("destination %s: source: %v", prefix, err)
 	}
-	before, exists := s.state.Destinations[DestinationKey{source, prefix}]
+	before, exists := s.state.Destination(DestinationKey{source, prefix})
 	return Change{Kind: DestinationChange, Source: source, Prefix: prefix, From: before}, exists, nil
 }
 

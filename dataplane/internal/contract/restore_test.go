@@ -109,7 +109,7 @@ func TestRestoreLeavesOutWhatFails(t *testing.T) {
 	if err != nil || len(refused) != 2 || status.Code(refused[0]) != codes.Internal || status.Code(refused[1]) != codes.FailedPrecondition {
 		t.Fatalf("%v, refused %v; want group 2 and its destination", err, refused)
 	}
-	if len(s.state.Groups) != 1 || len(s.state.Destinations) != 1 {
+	if len(s.state.Groups) != 1 || s.state.Destinations.Len() != 1 {
 		t.Errorf("restored %v", s.state.Snapshot())
 	}
 	if _, there := book.groups[2]; there {
@@ -154,7 +154,7 @@ func TestRecover(t *testing.T) {
 	}})
 	greet(t, s, forwarding())
 	greet(t, s, forwarding())
-	if f.asked != 1 || reports != 1 || len(s.state.Groups) != 1 || len(s.state.Destinations) != 1 {
+	if f.asked != 1 || reports != 1 || len(s.state.Groups) != 1 || s.state.Destinations.Len() != 1 {
 		t.Errorf("asked %d times, reported %d times, state %v", f.asked, reports, s.state.Snapshot())
 	}
 	f = &finder{strict: *newStrict(t), found: all}

@@ -8,6 +8,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	farev1 "github.com/fared/fared/api/fare/v1"
+	"github.com/fared/fared/internal/prefixmap"
 )
 
 // State is the programmed state. Messages in it are replaced, never modified.
@@ -16,9 +17,10 @@ type State struct {
 	Forwarding *farev1.Forwarding
 	Devices    map[string]Position
 	// Sources are the source groups of Forwarding, at least one after the first Hello.
-	Sources      []SourceGroup
-	Groups       map[uint32]*farev1.Vector
-	Destinations map[DestinationKey]Destination
+	Sources []SourceGroup
+	Groups  map[uint32]*farev1.Vector
+	// Destinations are by source group (DestinationKey.Source) and prefix.
+	Destinations prefixmap.Map[netip.Prefix, Destination]
 
 	sourceIndex map[netip.Prefix]int // by name
 	down        map[string]bool
@@ -119,7 +121,7 @@ func (d Destination) message(key DestinationKey) *farev1.Destination {
 func newState() State {
 	return State{
 		Devices: map[string]Position{}, down: map[string]bool{},
-		Groups: map[uint32]*farev1.Vector{}, users: map[uint32]int{}, Destinations: map[DestinationKey]Destination{},
+		Groups: map[uint32]*farev1.Vector{}, users: map[uint32]int{},
 	}
 }
 
@@ -174,9 +176,10 @@ func (s *State) do(c Change) {
 		}
 		if c.To.Group != 0 {
 			s.users[c.To.Group]++
-			s.Destinations[c.Key()] = c.To
+			d, _ := s.Destinations.Add(c.Source, c.Prefix)
+			*d = c.To
 		} else {
-			delete(s.Destinations, c.Key())
+			s.Destinations.Delete(c.Source, c.Prefix)
 		}
 	}
 }
@@ -186,7 +189,7 @@ func (s *State) Snapshot() *farev1.SnapshotResponse {
 	all := &farev1.SnapshotResponse{
 		SubPorts:     make([]*farev1.SubPortState, 0, len(s.Devices)),
 		Vectors:      make([]*farev1.Vector, 0, len(s.Groups)),
-		Destinations: make([]*farev1.Destination, 0, len(s.Destinations)),
+		Destinations: make([]*farev1.Destination, 0, s.Destinations.Len()),
 	}
 	for device := range s.Devices {
 		all.SubPorts = append(all.SubPorts, &farev1.SubPortState{Device: device, Up: !s.down[device]})
@@ -197,16 +200,24 @@ func (s *State) Snapshot() *farev1.SnapshotResponse {
 	}
 	slices.SortFunc(all.Vectors, func(a, b *farev1.Vector) int { return cmp.Compare(a.Id, b.Id) })
 	for _, key := range s.Keys() {
-		all.Destinations = append(all.Destinations, s.Destinations[key].message(key))
+		all.Destinations = append(all.Destinations, s.Destinations.Get(key.Source, key.Prefix).message(key))
 	}
 	return all
 }
 
+// Destination returns a destination; if it does not exist, one without a group, and false.
+func (s *State) Destination(key DestinationKey) (d Destination, exists bool) {
+	if found := s.Destinations.Get(key.Source, key.Prefix); found != nil {
+		return *found, true
+	}
+	return Destination{}, false
+}
+
 // Keys returns the destinations in the order of Snapshot: by source group, unknown source groups last, then by address.
 func (s *State) Keys() []DestinationKey {
-	keys := make([]DestinationKey, 0, len(s.Destinations))
-	for key := range s.Destinations {
-		keys = append(keys, key)
+	keys := make([]DestinationKey, 0, s.Destinations.Len())
+	for key := range s.Destinations.All() {
+		keys = append(keys, DestinationKey{key.Group, key.Prefix})
 	}
 	slices.SortFunc(keys, func(a, b DestinationKey) int {
 		if a.Source == b.Source {

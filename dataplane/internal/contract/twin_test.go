@@ -307,11 +307,11 @@ func againstTwin(t testing.TB, d dice, batches int) {
 				t.Fatalf("%s after operation %d (-one by one +in batches):\n%s", name, id, gocmp.Diff(want, have, protocmp.Transform()))
 			}
 		}
-		if !maps.EqualFunc(flaky.groups, s.state.Groups, func(a, b *farev1.Vector) bool { return proto.Equal(a, b) }) || len(flaky.destinations) != len(s.state.Destinations) {
+		if !maps.EqualFunc(flaky.groups, s.state.Groups, func(a, b *farev1.Vector) bool { return proto.Equal(a, b) }) || len(flaky.destinations) != s.state.Destinations.Len() {
 			t.Fatalf("after operation %d the Forwarder forwards something else", id)
 		}
 		users := map[uint32]int{}
-		for _, destination := range s.state.Destinations {
+		for _, destination := range s.state.Destinations.All() {
 			users[destination.Group]++
 		}
 		if !maps.Equal(users, s.state.users) {
