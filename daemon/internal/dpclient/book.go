@@ -21,7 +21,7 @@ type book struct {
 
 	subPorts     map[string]*object
 	vectors      map[uint32]*object // by the owner's number
-	destinations map[Destination]*object
+	destinations destinations
 	wires        map[uint32]*wire
 	cohorts      cohorts
 	recognized   map[string]uint32 // content of vectors that were read back without an owner
@@ -62,7 +62,7 @@ type Counters struct {
 func newBook(order order, window int) *book {
 	return &book{
 		order: order, window: window, held: true,
-		subPorts: map[string]*object{}, vectors: map[uint32]*object{}, destinations: map[Destination]*object{},
+		subPorts: map[string]*object{}, vectors: map[uint32]*object{},
 		wires: map[uint32]*wire{}, cohorts: newCohorts(), recognized: map[string]uint32{}, lowest: 1,
 		base: 1, next: 1,
 	}
@@ -177,7 +177,7 @@ func (b *book) setDestination(key Destination, vector uint32, drain ...uint16) u
 }
 
 func (b *book) deleteDestination(key Destination) uint64 {
-	o := b.destinations[key]
+	o := b.destinations.get(key)
 	if o == nil {
 		return 0
 	}
@@ -190,10 +190,10 @@ func (b *book) deleteDestination(key Destination) uint64 {
 }
 
 func (b *book) destination(key Destination) *object {
-	o := b.destinations[key]
+	o := b.destinations.get(key)
 	if o == nil {
 		o = &object{Object: Object{Kind: KindDestination, Destination: key}}
-		b.destinations[key] = o
+		b.destinations.add(o)
 	}
 	return o
 }

@@ -72,7 +72,7 @@ func TestReusedNumbersUnderSlowAcknowledgements(t *testing.T) {
 			}
 		}
 		for prefix, id := range destinations {
-			o := b.destinations[prefix]
+			o := b.destinations.get(prefix)
 			if o == nil || o.refusal != nil || !b.obeyed(o) {
 				t.Fatalf("seed %d: %s is not in effect: %s", seed, prefix, stateOf(o))
 			}
@@ -80,7 +80,8 @@ func TestReusedNumbersUnderSlowAcknowledgements(t *testing.T) {
 				t.Fatalf("seed %d: %s does not have what vector %d is", seed, prefix, id)
 			}
 		}
-		for prefix, o := range b.destinations {
+		for o := range b.destinations.all() {
+			prefix := o.Destination
 			if _, wanted := destinations[prefix]; !wanted && o.effect.to != 0 {
 				t.Fatalf("seed %d: %s is still there", seed, prefix)
 			}
@@ -143,7 +144,7 @@ func TestSuccessorOfADroppedVector(t *testing.T) {
 			answer(1)
 		}
 	}
-	if o := b.destinations[d2]; o == nil || o.refusal != nil || !b.obeyed(o) {
+	if o := b.destinations.get(d2); o == nil || o.refusal != nil || !b.obeyed(o) {
 		t.Fatalf("%s is not in effect: %s", d2, stateOf(o))
 	}
 }

@@ -51,7 +51,7 @@ func (b *book) evacuated(e *Evacuation) bool {
 	if e.last != nil && leads(e.last) {
 		return false
 	}
-	for _, o := range b.destinations {
+	for o := range b.destinations.all() {
 		if leads(o) {
 			e.last = o
 			return false
@@ -65,7 +65,7 @@ func (b *book) evacuated(e *Evacuation) bool {
 func (b *book) waiting(e *Evacuation, limit int) (int, []string) {
 	leads := b.leads(e)
 	var rest []*object
-	for _, o := range b.destinations {
+	for o := range b.destinations.all() {
 		if leads(o) {
 			rest = append(rest, o)
 		}

@@ -321,7 +321,7 @@ func (e *expander) declare(random *rand.Rand, sources []string) {
 func (e *expander) checkCohorts() {
 	e.t.Helper()
 	users, members := map[uint32]int{}, map[cohortKey]int{}
-	for _, o := range e.b.destinations {
+	for o := range e.b.destinations.all() {
 		if key := (cohortKey{o.sent.to, o.wantTo}); key != (cohortKey{}) {
 			users[o.sent.to]++
 			members[key]++

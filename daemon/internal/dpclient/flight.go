@@ -242,8 +242,8 @@ func (b *book) drop(o *object) {
 			delete(b.vectors, o.Vector)
 		}
 	case KindDestination:
-		if b.destinations[o.Destination] == o {
-			delete(b.destinations, o.Destination)
+		if b.destinations.get(o.Destination) == o {
+			b.destinations.Delete(o.Destination.Source, o.Destination.Prefix)
 		}
 	}
 }

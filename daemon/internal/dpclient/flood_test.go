@@ -69,8 +69,8 @@ var floods = []struct {
 		}
 		carryOut(tb, b)
 		took := cpuTime() - begin
-		if len(b.vectors)+len(b.wires)+len(b.destinations) != 0 {
-			tb.Errorf("%d vectors, %d on the wire, %d destinations are left", len(b.vectors), len(b.wires), len(b.destinations))
+		if len(b.vectors)+len(b.wires)+b.destinations.Len() != 0 {
+			tb.Errorf("%d vectors, %d on the wire, %d destinations are left", len(b.vectors), len(b.wires), b.destinations.Len())
 		}
 		return took
 	}},
@@ -83,7 +83,7 @@ var floods = []struct {
 		carryOut(tb, b)
 		took := cpuTime() - begin
 		for n := range size {
-			if o := b.destinations[dst(n)]; !b.obeyed(o) {
+			if o := b.destinations.get(dst(n)); !b.obeyed(o) {
 				tb.Fatalf("%s is not in effect", o.Object)
 			}
 		}
@@ -116,7 +116,7 @@ var floods = []struct {
 		flood(tb, b, size)
 		took := cpuTime() - begin
 		for n := range size {
-			if o := b.destinations[dst(n)]; !b.obeyed(o) {
+			if o := b.destinations.get(dst(n)); !b.obeyed(o) {
 				tb.Fatalf("%s is not in effect", o.Object)
 			}
 		}

@@ -1,9 +1,13 @@
 package dpclient
 
 import (
+	"iter"
+	"net/netip"
+
 	"google.golang.org/grpc/codes"
 
 	farev1 "github.com/fared/fared/api/fare/v1"
+	"github.com/fared/fared/internal/prefixmap"
 )
 
 // object is a declared object with its state.
@@ -38,6 +42,34 @@ type object struct {
 	touched     bool  // this client programmed it: it may be changed while removals are held
 	repin       bool  // its source ports must be recomputed
 	blocked     bool  // a destination refused because its vector is missing
+}
+
+// destinations holds objects by source group and prefix.
+type destinations struct {
+	prefixmap.Map[netip.Prefix, *object]
+}
+
+func (d *destinations) get(key Destination) *object {
+	if o := d.Get(key.Source, key.Prefix); o != nil {
+		return *o
+	}
+	return nil
+}
+
+func (d *destinations) add(o *object) {
+	at, _ := d.Add(o.Destination.Source, o.Destination.Prefix)
+	*at = o
+}
+
+// all yields the objects in no order; they may be deleted meanwhile.
+func (d *destinations) all() iter.Seq[*object] {
+	return func(yield func(*object) bool) {
+		for _, o := range d.All() {
+			if !yield(*o) {
+				return
+			}
+		}
+	}
 }
 
 // value is the state of a sub-port or destination in the data plane. The zero value means that it does not exist there.

@@ -69,7 +69,7 @@ func (b *book) resync(have State) {
 		case VectorSet:
 			b.mark(b.wires[step.Vector].owner)
 		case DestinationSet, DestinationDelete:
-			b.mark(b.destinations[step.Destination])
+			b.mark(b.destinations.get(step.Destination))
 		case VectorDelete:
 			b.markWire(b.wires[step.Vector])
 		}
@@ -90,7 +90,7 @@ func (b *book) adoptSubPorts(have State) {
 }
 
 func (b *book) adoptDestinations(have State) {
-	for _, o := range b.destinations {
+	for o := range b.destinations.all() {
 		o.sent, o.effect = value{}, value{}
 	}
 	for key, to := range have.Destinations {
@@ -98,7 +98,7 @@ func (b *book) adoptDestinations(have State) {
 		o.sent = value{to: to, pins: have.Pins[key]}
 		o.effect = o.sent
 	}
-	for _, o := range b.destinations {
+	for o := range b.destinations.all() {
 		o.repin = b.pinning && o.wanted
 	}
 	b.countCohorts()
@@ -118,7 +118,7 @@ func (b *book) adoptVectors(have State) {
 	for _, w := range before {
 		b.setFormer(w, nil)
 	}
-	for _, o := range b.destinations {
+	for o := range b.destinations.all() {
 		if w := b.wires[o.sent.to]; w != nil {
 			w.users++
 		}
@@ -163,10 +163,11 @@ func (b *book) wantedState(have State) State {
 			want.Vectors[id] = w.owner.wantVector
 		}
 	}
-	for key, o := range b.destinations {
+	for o := range b.destinations.all() {
 		if !o.wanted {
 			continue
 		}
+		key := o.Destination
 		want.Destinations[key] = 0 // its vector is missing: it counts as different, and is reported when its turn comes
 		if w := b.target(o); w != nil {
 			want.Destinations[key] = w.id
@@ -177,10 +178,10 @@ func (b *book) wantedState(have State) State {
 
 // sorted lists all objects: sub-ports, vectors, destinations.
 func (b *book) sorted() []*object {
-	all := make([]*object, 0, len(b.subPorts)+len(b.vectors)+len(b.destinations))
+	all := make([]*object, 0, len(b.subPorts)+len(b.vectors)+b.destinations.Len())
 	all = slices.AppendSeq(all, maps.Values(b.subPorts))
 	all = slices.AppendSeq(all, maps.Values(b.vectors))
-	all = slices.AppendSeq(all, maps.Values(b.destinations))
+	all = slices.AppendSeq(all, b.destinations.all())
 	slices.SortFunc(all, func(x, y *object) int {
 		return cmp.Or(cmp.Compare(x.Kind, y.Kind), cmp.Compare(x.SubPort, y.SubPort), cmp.Compare(x.Vector, y.Vector),
 			x.Destination.Compare(y.Destination))

@@ -1,7 +1,6 @@
 package dpclient
 
 import (
-	"maps"
 	"slices"
 
 	farev1 "github.com/fared/fared/api/fare/v1"
@@ -203,7 +202,7 @@ func (b *book) cling(w *wire, o *object) {
 // countCohorts assigns every destination to its cohort.
 func (b *book) countCohorts() {
 	b.cohorts = newCohorts()
-	for o := range maps.Values(b.destinations) {
+	for o := range b.destinations.all() {
 		o.cohort = nil
 		b.cohorts.place(o)
 		if o.cohort != nil && len(o.drain) > 0 {

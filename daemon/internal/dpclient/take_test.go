@@ -66,7 +66,7 @@ func TestNoDestinationGetsForeignWeights(t *testing.T) {
 			}
 			e.finish()
 			for d, id := range e.want { // none waits for those that were refused
-				if o, g := e.b.destinations[d], e.b.vectors[id]; o.refusal == nil && g.refusal == nil && (!e.b.obeyed(o) || !e.b.obeyed(g)) {
+				if o, g := e.b.destinations.get(d), e.b.vectors[id]; o.refusal == nil && g.refusal == nil && (!e.b.obeyed(o) || !e.b.obeyed(g)) {
 					t.Fatalf("seed %d: %s has%s and wants%s: %s", seed, d, describe(e.vectors[e.destinations[d]]), describe(e.content[id]), stateOf(o))
 				}
 			}
@@ -80,7 +80,7 @@ func TestNoDestinationGetsForeignWeights(t *testing.T) {
 				t.Fatalf("seed %d: %d destinations, want %d", seed, len(got), len(e.want))
 			}
 			for d, id := range e.want {
-				if o := e.b.destinations[d]; got[d] != describe(e.content[id]) || !e.b.obeyed(o) || o.done != o.change {
+				if o := e.b.destinations.get(d); got[d] != describe(e.content[id]) || !e.b.obeyed(o) || o.done != o.change {
 					t.Fatalf("seed %d: %s has%s, wants%s: %s", seed, d, got[d], describe(e.content[id]), stateOf(o))
 				}
 			}
@@ -141,12 +141,12 @@ func TestOneDestinationStays(t *testing.T) {
 			t.Fatalf("%v of %v is sent while a destination of another vector may be there", op.class, op.object.Object)
 		}
 		answer(b, second, farev1.AckLevel_ACK_LEVEL_REFUSED)
-		if op := next(b); op.class != VectorSet || op.wire == b.wires[b.destinations[dst(0)].sent.to] {
+		if op := next(b); op.class != VectorSet || op.wire == b.wires[b.destinations.get(dst(0)).sent.to] {
 			t.Errorf("%v on the place of the destination that was refused", op.class)
 		}
 		carryOut(t, b)
 		for n := 1; n < size; n++ {
-			if o := b.destinations[dst(n)]; !b.obeyed(o) {
+			if o := b.destinations.get(dst(n)); !b.obeyed(o) {
 				t.Fatalf("%s: %s", o.Object, stateOf(o))
 			}
 		}
@@ -190,7 +190,7 @@ func TestOneDestinationStays(t *testing.T) {
 		b.setDestination(dst(0), 5)
 		b.setDestination(dst(size), 4)
 		carryOut(t, b)
-		for _, o := range b.destinations {
+		for o := range b.destinations.all() {
 			if !b.obeyed(o) {
 				t.Errorf("%s: %s", o.Object, stateOf(o))
 			}
