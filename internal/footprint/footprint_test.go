@@ -114,6 +114,9 @@ func TestKeeper(t *testing.T) {
 	if !k.idle(heap{allocated: busy + 2, objects: 40 << 20, live: 38 << 20, free: 1 << 20}, at(200)) {
 		t.Error("not idle after a quiet period")
 	}
+	if !k.unmaps() || k.unmaps() {
+		t.Error("start-up is not unmapped once")
+	}
 	if k.worthwhile() {
 		t.Error("a release of 3 MiB next to 38 MiB is worthwhile")
 	}
@@ -128,5 +131,16 @@ func TestKeeper(t *testing.T) {
 	k.released(heap{allocated: busy + 2}, at(500), at(510))
 	if k.idle(heap{allocated: busy + 3}, at(1500)) || !k.idle(heap{allocated: busy + 3}, at(1520)) {
 		t.Error("the next release does not wait for a hundred durations of the previous one")
+	}
+	if k.unmaps() {
+		t.Error("unmapped without a burst since start-up")
+	}
+	for _, first := range []bool{true, false} {
+		if at := k.last.allocated; k.idle(heap{allocated: at + busy}, time.Now().Add(time.Hour)) || !k.idle(heap{allocated: at + busy}, time.Now().Add(time.Hour)) {
+			t.Error("a burst and a quiet period are not that")
+		}
+		if k.unmaps() != first {
+			t.Errorf("unmapped after a burst: %v, want %v", !first, first)
+		}
 	}
 }

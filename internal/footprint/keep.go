@@ -1,8 +1,8 @@
 // Package footprint keeps the resident memory of a daemon near the memory that it uses.
 //
 // Two parts of a resident set outlast their use. A burst, for example the first load of all destinations, leaves garbage and free heap: the runtime
-// collects garbage at the next doubling of the heap, and returns free pages at 1 % of a processor. Start-up executes and reads nearly the whole
-// binary, and a fault maps 64 KiB around the touched page (fault_around_bytes), so that code and tables stay mapped that never run again.
+// collects garbage at the next doubling of the heap, and returns free pages at 1 % of a processor. Start-up and the first load execute and read nearly
+// the whole binary, and a fault maps 64 KiB around the touched page (fault_around_bytes), so that code and tables stay mapped that never run again.
 package footprint
 
 import (
@@ -23,13 +23,13 @@ const (
 	share = 100
 )
 
-// Keep returns unused memory to the operating system whenever the process is idle, until ctx ends. The first time it also unmaps the pages of
-// start-up. At most one call per process is useful.
+// Keep returns unused memory to the operating system whenever the process is idle, until ctx ends. It also unmaps the pages of the binary, once after
+// start-up and once after the first burst, and no more, because faults delay what comes next. At most one call per process is useful.
 func Keep(ctx context.Context) {
 	tick := time.NewTicker(period)
 	defer tick.Stop()
 	var k keeper
-	for unmapped := false; ; {
+	for {
 		select {
 		case <-ctx.Done():
 			return
@@ -37,15 +37,14 @@ func Keep(ctx context.Context) {
 			if !k.idle(read(), now) {
 				continue
 			}
-			if !unmapped {
-				unmapped = true
-				// An error leaves pages mapped, as without Keep.
-				_ = unmap()
-			}
 			if k.worthwhile() {
 				start := time.Now()
 				debug.FreeOSMemory()
 				k.released(read(), start, time.Now())
+			}
+			if k.unmaps() {
+				// An error leaves pages mapped, as without Keep.
+				_ = unmap()
 			}
 		}
 	}
@@ -69,13 +68,30 @@ func read() heap {
 type keeper struct {
 	last  heap
 	after time.Time // of the earliest next release
+	burst bool      // the process was busy after start-up
+	// Start-up, and the first burst, is over: its pages were unmapped.
+	startUp, first bool
 }
 
 // idle records a reading, and reports whether the process was idle since the previous one.
 func (k *keeper) idle(h heap, now time.Time) bool {
-	idle := k.last.allocated != 0 && h.allocated-k.last.allocated < busy && now.After(k.after)
+	quiet := k.last.allocated != 0 && h.allocated-k.last.allocated < busy
+	k.burst = k.burst || k.startUp && !quiet
 	k.last = h
-	return idle
+	return quiet && now.After(k.after)
+}
+
+// unmaps reports, while the process is idle, whether the pages of the binary should be unmapped now.
+func (k *keeper) unmaps() bool {
+	switch {
+	case !k.startUp:
+		k.startUp = true
+		return true
+	case !k.first && k.burst:
+		k.first = true
+		return true
+	}
+	return false
 }
 
 // worthwhile reports whether a release promises enough memory. Objects allocated after the last collection count as garbage; if they are in use,
