@@ -123,17 +123,3 @@ func (s *Steering) light(live []steerLive) error {
 	}
 	return nil
 }
-
-// netnsCookie returns the number that the kernel gives the calling thread's network namespace, unique until it restarts.
-func netnsCookie() (uint64, error) {
-	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
-	if err != nil {
-		return 0, fmt.Errorf("bpf: %w", err)
-	}
-	defer unix.Close(fd)
-	cookie, err := unix.GetsockoptUint64(fd, unix.SOL_SOCKET, unix.SO_NETNS_COOKIE)
-	if err != nil {
-		return 0, fmt.Errorf("bpf: the number of the network namespace: %w", err)
-	}
-	return cookie, nil
-}

@@ -106,8 +106,8 @@ func Open(config Config) (_ *Steering, err error) {
 	if s.netns, err = netns.Current(); err != nil {
 		return nil, fmt.Errorf("bpf: %w", err)
 	}
-	if s.cookie, err = netnsCookie(); err != nil {
-		return nil, err
+	if s.cookie, err = netns.Cookie(); err != nil {
+		return nil, fmt.Errorf("bpf: the number of the network namespace: %w", err)
 	}
 	_, noIPv6 := os.Stat("/proc/sys/net/ipv6")
 	s.ipv6 = noIPv6 == nil
@@ -217,7 +217,7 @@ func (s *Steering) Capabilities() *farev1.Capabilities {
 	return &farev1.Capabilities{
 		MaxVectors: uint32(s.cfg.MaxGroups), MaxDestinations: uint32(s.cfg.MaxDestinations),
 		MaxWeight: maxWeight, MaxWeightSum: maxWeightSum,
-		PerPacket: true, Ipv6: s.ipv6, FlowPins: true, ConfirmsInEffect: true,
+		PerPacket: true, Ipv6: s.ipv6, FlowPins: true, ConfirmsInEffect: true, CarriersAnnounced: s.watch.Announced(),
 	}
 }
 
