@@ -9,6 +9,7 @@ import (
 	"runtime"
 	"slices"
 	"sync"
+	"sync/atomic"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
@@ -40,6 +41,7 @@ type Steering struct {
 	objects *rtnl.ObjectWatch
 	// private is the reason why pins end with the process, "" if they outlive it.
 	private string
+	changes atomic.Uint64 // Stats.CarrierChanges
 	done    sync.WaitGroup
 	quit    chan struct{}
 
@@ -144,6 +146,11 @@ func Open(config Config) (_ *Steering, err error) {
 	if s.pinned.unhooked != "" {
 		cfg.Log.Warn("steering: this kernel does not run programs where carriers change; packets to a failed link are diverted when the agent receives the event",
 			"reason", s.pinned.unhooked)
+	}
+	if s.pinned.carriers != nil {
+		s.watch.Cover(true)
+		s.done.Add(1)
+		go s.notice(s.pinned.carriers)
 	}
 	s.done.Add(3)
 	go s.follow()
@@ -357,6 +364,9 @@ func (s *Steering) release() (err error) {
 	}
 	if s.objects != nil {
 		err = errors.Join(err, s.objects.Close())
+	}
+	if s.pinned != nil && s.pinned.carriers != nil {
+		err = errors.Join(err, s.pinned.carriers.Close())
 	}
 	s.neighbor.close()
 	s.done.Wait()
