@@ -157,7 +157,7 @@ vm: build
 	for kernel in $(VM_KERNELS); do FARED_REQUIRE_ALL=1 FARED_VM_KERNEL=$$kernel $(GO) test -count=1 -v -timeout 30m -run 'TestMonday$$' ./systemd || exit 1; done
 	FARED_VM_KERNEL=6.12 $(GO) test -count=1 -p 1 -v -timeout 30m ./interop/rdma ./interop/nupa
 	mkdir -p out && $(GO) test -c -o out/bpf.test ./dataplane/bpf
-	scripts/kernel-vm -k 6.12 -t 900 sh -c 'cd $(CURDIR)/dataplane/bpf && FARED_CARRIERS=1 $(CURDIR)/out/bpf.test -test.v -test.run "TestCarrierWithoutAgent|TestDarkMarkIsRemoved"'
+	scripts/kernel-vm -k 6.12 -t 900 sh -c 'cd $(CURDIR)/dataplane/bpf && FARED_CARRIERS=1 $(CURDIR)/out/bpf.test -test.v -test.run "TestCarrierWithoutAgent|TestCarrierChangesAreReported|TestDarkMarkIsRemoved|TestSecondCableIsNotLate"'
 
 clean:
 	rm -rf bin out

@@ -30,11 +30,13 @@ type LinkEvent struct {
 
 // LinkSource reports the state of the sub-ports' devices. Take returns the last state of each device that has changed since the last call,
 // appended to buf[:0]; Ready returns a channel that has a value when Take has something to return. Poll makes the source read the devices now,
-// because a failure was detected whose link event may be late. It does not wait for the result.
+// because a failure was detected whose link event may be late. It does not wait for the result. Cover passes the data plane's carriers_announced
+// (fare.v1.Capabilities): where its devices are, their events are prompt. "" means that no data plane is connected, or that it announces nothing.
 type LinkSource interface {
 	Run(ctx context.Context) error
 	Ready() <-chan struct{}
 	Poll()
+	Cover(netns string)
 	Take(buf []LinkEvent) []LinkEvent
 }
 
@@ -48,6 +50,7 @@ type linkWatcher interface {
 	Run(ctx context.Context)
 	Ready() <-chan struct{}
 	Poll()
+	Cover(netns string)
 	Take(buf []link.Event) []link.Event
 }
 
@@ -104,6 +107,13 @@ func (n *netlinkLinks) Ready() <-chan struct{} {
 func (n *netlinkLinks) Poll() {
 	if n.watcher != nil {
 		n.watcher.Poll()
+	}
+}
+
+// Cover implements LinkSource.
+func (n *netlinkLinks) Cover(netns string) {
+	if n.watcher != nil {
+		n.watcher.Cover(netns)
 	}
 }
 

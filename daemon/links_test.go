@@ -194,8 +194,11 @@ func TestLostSessionPollsLinks(t *testing.T) {
 // countingWatcher counts polls.
 type countingWatcher struct {
 	linkWatcher
-	polls int
+	polls   int
+	covered string
 }
+
+func (c *countingWatcher) Cover(netns string) { c.covered = netns }
 
 func (c *countingWatcher) Poll() { c.polls++ }
 
@@ -207,4 +210,14 @@ func TestPollReachesTheWatcher(t *testing.T) {
 		t.Errorf("%d polls, want one", watcher.polls)
 	}
 	(&netlinkLinks{}).Poll()
+}
+
+// TestCoverReachesTheWatcher checks that the watcher is notified of covered carriers, and that assumed links need no watcher.
+func TestCoverReachesTheWatcher(t *testing.T) {
+	watcher := &countingWatcher{}
+	(&netlinkLinks{watcher: watcher}).Cover("a/1")
+	if watcher.covered != "a/1" {
+		t.Errorf("%q is covered", watcher.covered)
+	}
+	(&netlinkLinks{}).Cover("a/1")
 }

@@ -434,6 +434,7 @@ func (l *loop) plane(ev *dpclient.Event) {
 		first := !l.dpReady
 		l.dpReady = true
 		caps := ev.Capabilities
+		l.d.links.Cover(caps.GetCarriersAnnounced())
 		before := l.core.FlowHash()
 		l.step(core.DataplaneReady{MaxWeight: caps.GetMaxWeight(), MaxWeightSum: caps.GetMaxWeightSum(), FlowHash: flowHash(caps.GetFlowHash())})
 		l.event(status.EventDataplane, ev.Name, "connected")
@@ -453,6 +454,7 @@ func (l *loop) plane(ev *dpclient.Event) {
 			}
 		}
 	case dpclient.Disconnected:
+		l.d.links.Cover("")
 		if ev.Err != nil {
 			l.dpError = ev.Err.Error()
 		}

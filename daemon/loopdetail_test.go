@@ -117,6 +117,25 @@ func TestLostSessionIsDeclaredAtOnce(t *testing.T) {
 	}
 }
 
+// TestCarriersAreCoveredByTheDataPlane checks that the source of links is notified where a data plane announces carriers, as long as it is connected.
+func TestCarriersAreCoveredByTheDataPlane(t *testing.T) {
+	l := idle(t, shape{Planes: 2, SubPorts: 1}.Text())
+	links := l.d.links.(*testLinks)
+	for _, c := range []struct {
+		event dpclient.Event
+		want  string
+	}{
+		{dpclient.Event{Kind: dpclient.Connected, Capabilities: &farev1.Capabilities{CarriersAnnounced: "a/1"}}, "a/1"},
+		{dpclient.Event{Kind: dpclient.Disconnected}, ""},
+		{dpclient.Event{Kind: dpclient.Connected, Capabilities: &farev1.Capabilities{CarriersAnnounced: "a/2"}}, "a/2"},
+		{dpclient.Event{Kind: dpclient.Connected}, ""},
+	} {
+		if l.plane(&c.event); links.cover.Load() != c.want {
+			t.Errorf("%v: %q is covered, want %q", c.event.Kind, links.cover.Load(), c.want)
+		}
+	}
+}
+
 // TestFirstConnectionHandsOut checks that the sessions get their routes before those that wait for the data plane may connect.
 func TestFirstConnectionHandsOut(t *testing.T) {
 	l := idle(t, shape{Planes: 2, SubPorts: 1}.Text())

@@ -101,6 +101,7 @@ type testLinks struct {
 	dirty  []bool
 	ready  chan struct{}
 	polls  atomic.Int64
+	cover  atomic.Value // argument of the last Cover
 }
 
 func newTestLinks(n int, speed fare.Bandwidth) *testLinks {
@@ -129,6 +130,7 @@ func (l *testLinks) change(i int, f func(*LinkEvent)) {
 func (l *testLinks) Run(ctx context.Context) error { <-ctx.Done(); return nil }
 func (l *testLinks) Ready() <-chan struct{}        { return l.ready }
 func (l *testLinks) Poll()                         { l.polls.Add(1) }
+func (l *testLinks) Cover(netns string)            { l.cover.Store(netns) }
 func (l *testLinks) Take(buf []LinkEvent) []LinkEvent {
 	l.mu.Lock()
 	defer l.mu.Unlock()

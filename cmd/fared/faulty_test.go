@@ -60,6 +60,7 @@ func (f *faulty) Run(ctx context.Context) error {
 
 func (f *faulty) Ready() <-chan struct{} { return f.ready }
 func (f *faulty) Poll()                  {}
+func (f *faulty) Cover(string)           {}
 
 func (f *faulty) Take(buf []daemon.LinkEvent) []daemon.LinkEvent {
 	for f.has(faultStuck) {

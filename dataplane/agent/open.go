@@ -39,7 +39,7 @@ func openDriver(c *Config) (*driver, error) {
 	if err != nil {
 		return nil, errors.Join(err, below.Close())
 	}
-	s := &stack{below: below, above: above, log: c.Log}
+	s := newStack(below, above, c.Log)
 	return &driver{
 		name: BPF, note: above.Private(), forwarder: s, settle: s.Settle, healthy: s.healthy, close: s.Close,
 		collect: func(sample sampler) {

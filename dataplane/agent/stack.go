@@ -37,6 +37,19 @@ type stack struct {
 	debt       error             // error of the last attempt
 }
 
+// coverable is a layer that follows carriers.
+type coverable interface {
+	// CoverCarriers sets whether another layer announces the carriers of the same sub-ports.
+	CoverCarriers(bool)
+}
+
+func newStack(below, above layer, log *slog.Logger) *stack {
+	if c, ok := below.(coverable); ok {
+		c.CoverCarriers(above.Capabilities().CarriersAnnounced != "")
+	}
+	return &stack{below: below, above: above, log: log}
+}
+
 // Capabilities returns the common capabilities: the features of above, and the smaller limits.
 func (s *stack) Capabilities() *farev1.Capabilities {
 	below, above := s.below.Capabilities(), s.above.Capabilities()
@@ -44,7 +57,7 @@ func (s *stack) Capabilities() *farev1.Capabilities {
 		MaxVectors: lower(below.MaxVectors, above.MaxVectors), MaxDestinations: lower(below.MaxDestinations, above.MaxDestinations),
 		MaxWeight: lower(below.MaxWeight, above.MaxWeight), MaxWeightSum: lower(below.MaxWeightSum, above.MaxWeightSum),
 		PerPacket: above.PerPacket, Ipv6: below.Ipv6 && above.Ipv6, FlowPins: above.FlowPins,
-		ConfirmsInEffect: below.ConfirmsInEffect && above.ConfirmsInEffect,
+		ConfirmsInEffect: below.ConfirmsInEffect && above.ConfirmsInEffect, CarriersAnnounced: above.CarriersAnnounced,
 	}
 }
 

@@ -134,15 +134,36 @@ func TestStackSteersFirst(t *testing.T) {
 func TestStackCapabilities(t *testing.T) {
 	s := &stack{
 		below: newTable(&farev1.Capabilities{MaxWeightSum: 1024, MaxWeight: 65535, Ipv6: true, ConfirmsInEffect: true, FlowHash: &farev1.FlowHash{}}, nil),
-		above: newTable(&farev1.Capabilities{MaxWeightSum: 1 << 30, MaxVectors: 7, Ipv6: true, FlowPins: true, PerPacket: true, ConfirmsInEffect: true}, nil),
+		above: newTable(&farev1.Capabilities{MaxWeightSum: 1 << 30, MaxVectors: 7, Ipv6: true, FlowPins: true, PerPacket: true, ConfirmsInEffect: true, CarriersAnnounced: "a/1"}, nil),
 	}
-	want := &farev1.Capabilities{MaxWeightSum: 1024, MaxWeight: 65535, MaxVectors: 7, Ipv6: true, FlowPins: true, PerPacket: true, ConfirmsInEffect: true}
+	want := &farev1.Capabilities{
+		MaxWeightSum: 1024, MaxWeight: 65535, MaxVectors: 7, Ipv6: true, FlowPins: true, PerPacket: true, ConfirmsInEffect: true, CarriersAnnounced: "a/1",
+	}
 	if got := s.Capabilities(); !proto.Equal(got, want) {
 		t.Errorf("%v, want %v", got, want)
 	}
 }
 
 // TestStackForwarding checks that below never sprays, and returns to the previous forwarding if above refuses.
+// follower is a layer that follows carriers.
+type follower struct {
+	*table
+	covered bool
+}
+
+func (f *follower) CoverCarriers(on bool) { f.covered = on }
+
+// TestStackCoversCarriers checks that the layer below leaves requests of carriers to the layer above if that announces them.
+func TestStackCoversCarriers(t *testing.T) {
+	for id, want := range map[string]bool{"a/1": true, "": false} {
+		below := &follower{table: newTable(&farev1.Capabilities{CarriersAnnounced: "a/1"}, nil)}
+		newStack(below, newTable(&farev1.Capabilities{CarriersAnnounced: id}, nil), slog.New(slog.DiscardHandler))
+		if below.covered != want {
+			t.Errorf("above announces %q: covered %v", id, below.covered)
+		}
+	}
+}
+
 func TestStackForwarding(t *testing.T) {
 	below, above := newTable(nil, nil), newTable(nil, nil)
 	s := &stack{below: below, above: above, log: slog.New(slog.DiscardHandler)}

@@ -1,6 +1,8 @@
 package bpf
 
 import (
+	"errors"
+	"os"
 	"slices"
 	"testing"
 
@@ -21,4 +23,62 @@ func TestSecondCableIsNotLate(t *testing.T) {
 		}
 		return !slices.Contains(stats.Live, device[port])
 	})
+}
+
+// TestCarrierChangesAreReported checks that the kernel's programs report each change of a sub-port's carrier to the agent, also to one that adopts
+// the maps of another, and the change of a device that appears later. The kernel's own events would be as early here, because the devices are not
+// numbered like physical ones. Where the kernel refuses the programs there are no reports (FARED_CARRIERS=1 makes that a failure, make vm).
+func TestCarrierChangesAreReported(t *testing.T) {
+	b := newBed(t, families[0])
+	b.open()
+	b.greet(farev1.Mode_MODE_PER_FLOW)
+	b.awaitLive("p0.0", true)
+	refused := b.s.pinned.unhooked
+	if refused != "" && os.Getenv("FARED_CARRIERS") == "1" {
+		t.Fatalf("no programs at carriers: %s", refused)
+	}
+	changes := func() uint64 {
+		t.Helper()
+		stats, err := b.s.Stats()
+		if err != nil {
+			t.Fatal(err)
+		}
+		return stats.CarrierChanges
+	}
+	flap := func() {
+		t.Helper()
+		for _, state := range []string{"down", "up"} {
+			before := changes()
+			b.leaves[0].IP("link", "set", "server0", state)
+			b.awaitLive("p0.0", state == "up")
+			if refused != "" {
+				continue
+			}
+			netnstest.Eventually(t, patience, func() error {
+				if changes() == before {
+					return errors.New("no report of the link that goes " + state)
+				}
+				return nil
+			})
+		}
+		if n := changes(); refused != "" && n > 0 {
+			t.Errorf("%d reports without programs: %s", n, refused)
+		}
+	}
+	flap()
+	if err := b.s.Close(); err != nil {
+		t.Fatal(err)
+	}
+	b.open()
+	b.greet(farev1.Mode_MODE_PER_FLOW)
+	b.awaitLive("p0.0", true)
+	if !b.s.pinned.adopted {
+		t.Fatal("the maps are not adopted")
+	}
+	flap()
+	b.server.IP("link", "delete", "p0.0")
+	b.awaitLive("p0.0", false)
+	b.cable(0, 0)
+	b.awaitLive("p0.0", true)
+	flap()
 }

@@ -55,6 +55,9 @@ type Stats struct {
 	Sent []*farev1.SubPortCounters
 	// Audits counts comparisons of everything with the kernel, Repairs repaired objects that other programs had changed.
 	Audits, Repairs uint64
+	// CarrierChanges counts the reports by the kernel's programs at carriers that made the agent request the carriers; one may follow several
+	// changes. 0 where the kernel does not run these programs.
+	CarrierChanges uint64
 	// Adopted is true if the maps of an earlier process were adopted. Settled is true if all unwanted state of it has been
 	// removed.
 	Adopted, Settled bool
@@ -67,7 +70,7 @@ func (s *Steering) Stats() (Stats, error) {
 	out := Stats{
 		Groups: len(s.haveGroup.have), Destinations: len(s.haveDest.have), Pairs: len(s.havePins.have), Tables: len(s.haveTable.have),
 		Drops: map[Drop]uint64{}, Adopted: s.pinned.adopted, Settled: s.settled,
-		Audits: s.guard.audits, Repairs: s.guard.repairs,
+		Audits: s.guard.audits, Repairs: s.guard.repairs, CarrierChanges: s.changes.Load(),
 	}
 	for _, p := range s.havePins.have {
 		if p.Counters == notCounted {

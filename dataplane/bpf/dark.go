@@ -7,6 +7,7 @@ import (
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
+	"github.com/cilium/ebpf/ringbuf"
 	"golang.org/x/sys/unix"
 )
 
@@ -16,8 +17,8 @@ const (
 	carrierOnPin  = "carrier-on"
 )
 
-// hook attaches the programs that keep places without a carrier out of the steering from the moment at which the kernel clears the
-// carrier. Without them, the agent does so when it receives the event. They outlive the process like the steering program. A kernel
+// hook attaches the programs that keep places without a carrier out of the steering from the moment at which the kernel has cleared the
+// carrier, and that report each change to carriers. Without them, the agent does so when it receives the event. They outlive the process like the steering program. A kernel
 // that refuses them (no type information in /sys/kernel/btf/vmlinux, no tracing) is not an error: unhooked has the reason.
 func (p *pinned) hook(spec *ebpf.CollectionSpec) (err error) {
 	var programs struct {
@@ -25,7 +26,7 @@ func (p *pinned) hook(spec *ebpf.CollectionSpec) (err error) {
 		On  *ebpf.Program `ebpf:"fared_carrier_on"`
 	}
 	err = spec.LoadAndAssign(&programs, &ebpf.CollectionOptions{MapReplacements: map[string]*ebpf.Map{
-		steerMapFaredDark: p.objects.FaredDark, steerMapFaredDevices: p.objects.FaredDevices,
+		steerMapFaredDark: p.objects.FaredDark, steerMapFaredDevices: p.objects.FaredDevices, steerMapFaredCarriers: p.objects.FaredCarriers,
 	}})
 	if err == nil {
 		defer func() { err = errors.Join(err, programs.Off.Close(), programs.On.Close()) }()
@@ -42,6 +43,9 @@ func (p *pinned) hook(spec *ebpf.CollectionSpec) (err error) {
 		}
 	}
 	if err == nil {
+		if p.carriers, err = ringbuf.NewReader(p.objects.FaredCarriers); err != nil {
+			return fmt.Errorf("bpf: watch carriers in the kernel: %w", err)
+		}
 		return nil
 	}
 	for _, l := range p.hooks {
@@ -68,13 +72,43 @@ func (s *Steering) setDevices(places map[int]steerPlace) error {
 		all.Mask[at/maxPlaces] |= 1 << (at % maxPlaces)
 		want[key] = all
 	}
+	fresh := false
+	for key := range want {
+		_, known := s.haveDevice.have[key]
+		fresh = fresh || !known
+	}
 	var gone []steerDevice
 	for key := range s.haveDevice.have {
 		if _, ok := want[key]; !ok && s.settled { // before, an earlier process's groups may refer to it
 			gone = append(gone, key)
 		}
 	}
-	return errors.Join(s.haveDevice.set(want), s.haveDevice.remove(gone))
+	err := errors.Join(s.haveDevice.set(want), s.haveDevice.remove(gone))
+	if fresh {
+		s.watch.Start() // the programs have reported no earlier change of its carrier
+	}
+	return err
+}
+
+// notice requests the carriers after each change that the programs of hook report, until the reader is closed.
+func (s *Steering) notice(carriers *ringbuf.Reader) {
+	defer s.done.Done()
+	var change ringbuf.Record
+	for {
+		err := carriers.ReadInto(&change)
+		if errors.Is(err, ringbuf.ErrClosed) {
+			return
+		}
+		if err != nil {
+			s.watch.Cover(false)
+			s.cfg.Log.Error("steering: cannot read changes of carriers; they are polled", "err", err)
+			return
+		}
+		if change.Remaining == 0 {
+			s.changes.Add(1)
+			s.watch.Start()
+		}
+	}
 }
 
 // light removes the marks of dark places whose device has its carrier, which a deleted device or a missing program leaves behind. live
@@ -122,18 +156,4 @@ func (s *Steering) light(live []steerLive) error {
 		}
 	}
 	return nil
-}
-
-// netnsCookie returns the number that the kernel gives the calling thread's network namespace, unique until it restarts.
-func netnsCookie() (uint64, error) {
-	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
-	if err != nil {
-		return 0, fmt.Errorf("bpf: %w", err)
-	}
-	defer unix.Close(fd)
-	cookie, err := unix.GetsockoptUint64(fd, unix.SOL_SOCKET, unix.SO_NETNS_COOKIE)
-	if err != nil {
-		return 0, fmt.Errorf("bpf: the number of the network namespace: %w", err)
-	}
-	return cookie, nil
 }

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"hash/fnv"
 	"io/fs"
+	"iter"
 	"maps"
 	"os"
 	"path/filepath"
@@ -13,6 +14,7 @@ import (
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
+	"github.com/cilium/ebpf/ringbuf"
 	"golang.org/x/sys/unix"
 )
 
@@ -42,6 +44,7 @@ type pinned struct {
 	switched bool
 	hooks    map[string]link.Link // by the name of the pin in dir; nil without programs at carriers
 	unhooked string               // why
+	carriers *ringbuf.Reader      // changes that the programs at carriers report; nil without them
 	// elders are maps of other layouts, while a program that uses them may be attached.
 	elders []elder
 }
@@ -119,6 +122,8 @@ func steeringSpec(cfg Config) (*ebpf.CollectionSpec, error) {
 	} {
 		spec.Maps[name].MaxEntries = uint32(size)
 	}
+	ring := spec.Maps[steerMapFaredCarriers]
+	ring.MaxEntries = max(ring.MaxEntries, uint32(os.Getpagesize()))
 	return spec, nil
 }
 
@@ -169,12 +174,22 @@ func (p *pinned) repin(dir string) (n int, err error) {
 	return n, nil
 }
 
+// lasting yields the names and the maps of spec that are pinned and adopted, in order.
+func lasting(spec *ebpf.CollectionSpec) iter.Seq2[string, *ebpf.MapSpec] {
+	return func(yield func(string, *ebpf.MapSpec) bool) {
+		for _, name := range slices.Sorted(maps.Keys(spec.Maps)) {
+			if name != steerMapFaredCarriers && !yield(name, spec.Maps[name]) {
+				return
+			}
+		}
+	}
+}
+
 // fingerprint identifies a layout: the shapes of the maps and the version of their meaning.
 func fingerprint(spec *ebpf.CollectionSpec) string {
 	h := fnv.New64a()
 	fmt.Fprintln(h, layoutVersion)
-	for _, name := range slices.Sorted(maps.Keys(spec.Maps)) {
-		m := spec.Maps[name]
+	for name, m := range lasting(spec) {
 		fmt.Fprintln(h, name, m.Type, m.KeySize, m.ValueSize, m.MaxEntries, m.Flags)
 	}
 	return fmt.Sprintf("%016x", h.Sum64())
@@ -271,7 +286,7 @@ func pinnedProgram(dir string) (ebpf.ProgramID, error) {
 // openMaps opens all maps of a directory, or returns nil if one is missing or incompatible.
 func openMaps(dir string, spec *ebpf.CollectionSpec) (map[string]*ebpf.Map, error) {
 	found := map[string]*ebpf.Map{}
-	for name, want := range spec.Maps {
+	for name, want := range lasting(spec) {
 		m, err := ebpf.LoadPinnedMap(filepath.Join(dir, name), nil)
 		if err == nil {
 			found[name] = m
@@ -358,6 +373,12 @@ func (p *pinned) close() (err error) {
 	}
 	for _, l := range p.hooks {
 		err = errors.Join(err, l.Close())
+	}
+	if p.carriers != nil {
+		err = errors.Join(err, p.carriers.Close()) // a second Close does nothing
+	}
+	if p.objects.FaredCarriers != nil {
+		err = errors.Join(err, p.objects.FaredCarriers.Close())
 	}
 	for _, e := range p.elders {
 		err = errors.Join(err, e.close())

@@ -213,6 +213,11 @@ MAP(fared_names, ARRAY, __u32, struct source, SOURCES, 0);
 MAP(fared_sources, HASH, struct address, __u32, 1024, BPF_F_NO_PREALLOC); // loopbacks
 MAP(fared_live, ARRAY, __u32, struct live, SOURCES, 0);
 MAP(fared_dark, ARRAY, __u32, __u64, SOURCES, 0); // places without a carrier, as the kernel knows at this moment
+// Interface indexes of sub-ports whose carrier has changed, for the agent that has loaded the programs. It is neither pinned nor adopted.
+struct {
+	__uint(type, BPF_MAP_TYPE_RINGBUF);
+	__uint(max_entries, 4096); // or a page
+} fared_carriers SEC(".maps");
 MAP(fared_devices, HASH, struct device, struct device_places, SOURCES * PLACES, BPF_F_NO_PREALLOC);
 MAP(fared_places, ARRAY, __u32, struct place, SOURCES * PLACES, 0);
 MAP(fared_planes, ARRAY, __u32, struct plane, SOURCES * PLANES, 0);
@@ -570,7 +575,8 @@ int fared_steer(struct __sk_buff *skb)
 	return send(skb, &p, place);
 }
 
-// carrier marks the places of a device as dark, or removes the mark.
+// carrier marks the places of a device as dark, or removes the mark, and wakes the agent. It runs after the kernel's change, which the agent would
+// otherwise not see. A full ring has a record that wakes the agent.
 static __always_inline int carrier(const struct net_device *dev, bool on)
 {
 	struct device key = {.netns = dev->nd_net.net->net_cookie, .ifindex = dev->ifindex};
@@ -589,10 +595,11 @@ static __always_inline int carrier(const struct net_device *dev, bool on)
 		else
 			__sync_fetch_and_or(dark, mask);
 	}
+	bpf_ringbuf_output(&fared_carriers, &key.ifindex, sizeof(key.ifindex), 0);
 	return 0;
 }
 
-SEC("fentry/netif_carrier_off")
+SEC("fexit/netif_carrier_off")
 int fared_carrier_off(unsigned long long *arguments)
 {
 	return carrier((const struct net_device *)arguments[0], false);

@@ -144,6 +144,7 @@ type steerTarget struct {
 //
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
+	steerMapFaredCarriers    = "fared_carriers"
 	steerMapFaredDark        = "fared_dark"
 	steerMapFaredDests       = "fared_dests"
 	steerMapFaredDevices     = "fared_devices"
@@ -217,6 +218,7 @@ type steerProgramSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type steerMapSpecs struct {
+	FaredCarriers *ebpf.MapSpec `ebpf:"fared_carriers"`
 	FaredDark     *ebpf.MapSpec `ebpf:"fared_dark"`
 	FaredDests    *ebpf.MapSpec `ebpf:"fared_dests"`
 	FaredDevices  *ebpf.MapSpec `ebpf:"fared_devices"`
@@ -262,6 +264,7 @@ func (o *steerObjects) Close() error {
 //
 // It can be passed to loadSteerObjects or ebpf.CollectionSpec.LoadAndAssign.
 type steerMaps struct {
+	FaredCarriers *ebpf.Map `ebpf:"fared_carriers"`
 	FaredDark     *ebpf.Map `ebpf:"fared_dark"`
 	FaredDests    *ebpf.Map `ebpf:"fared_dests"`
 	FaredDevices  *ebpf.Map `ebpf:"fared_devices"`
@@ -283,6 +286,7 @@ type steerMaps struct {
 
 func (m *steerMaps) Close() error {
 	return _SteerClose(
+		m.FaredCarriers,
 		m.FaredDark,
 		m.FaredDests,
 		m.FaredDevices,

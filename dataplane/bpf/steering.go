@@ -9,6 +9,7 @@ import (
 	"runtime"
 	"slices"
 	"sync"
+	"sync/atomic"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
@@ -41,6 +42,7 @@ type Steering struct {
 	objects *rtnl.ObjectWatch
 	// private is the reason why pins end with the process, "" if they outlive it.
 	private string
+	changes atomic.Uint64 // Stats.CarrierChanges
 	done    sync.WaitGroup
 	quit    chan struct{}
 
@@ -107,8 +109,8 @@ func Open(config Config) (_ *Steering, err error) {
 	if s.netns, err = netns.Current(); err != nil {
 		return nil, fmt.Errorf("bpf: %w", err)
 	}
-	if s.cookie, err = netnsCookie(); err != nil {
-		return nil, err
+	if s.cookie, err = netns.Cookie(); err != nil {
+		return nil, fmt.Errorf("bpf: the number of the network namespace: %w", err)
 	}
 	_, noIPv6 := os.Stat("/proc/sys/net/ipv6")
 	s.ipv6 = noIPv6 == nil
@@ -145,6 +147,11 @@ func Open(config Config) (_ *Steering, err error) {
 	if s.pinned.unhooked != "" {
 		cfg.Log.Warn("steering: this kernel does not run programs where carriers change; packets to a failed link are diverted when the agent receives the event",
 			"reason", s.pinned.unhooked)
+	}
+	if s.pinned.carriers != nil {
+		s.watch.Cover(true)
+		s.done.Add(1)
+		go s.notice(s.pinned.carriers)
 	}
 	s.done.Add(3)
 	go s.follow()
@@ -218,7 +225,7 @@ func (s *Steering) Capabilities() *farev1.Capabilities {
 	return &farev1.Capabilities{
 		MaxVectors: uint32(s.cfg.MaxGroups), MaxDestinations: uint32(s.cfg.MaxDestinations),
 		MaxWeight: maxWeight, MaxWeightSum: maxWeightSum,
-		PerPacket: true, Ipv6: s.ipv6, FlowPins: true, ConfirmsInEffect: true,
+		PerPacket: true, Ipv6: s.ipv6, FlowPins: true, ConfirmsInEffect: true, CarriersAnnounced: s.watch.Announced(),
 	}
 }
 
@@ -358,6 +365,9 @@ func (s *Steering) release() (err error) {
 	}
 	if s.objects != nil {
 		err = errors.Join(err, s.objects.Close())
+	}
+	if s.pinned != nil && s.pinned.carriers != nil {
+		err = errors.Join(err, s.pinned.carriers.Close())
 	}
 	s.neighbor.close()
 	s.done.Wait()

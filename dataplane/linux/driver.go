@@ -163,7 +163,7 @@ func (d *Driver) open() (err error) {
 		return err
 	}
 	d.capabilities = &farev1.Capabilities{
-		Ipv6: d.state.ipv6, ConfirmsInEffect: true,
+		Ipv6: d.state.ipv6, ConfirmsInEffect: true, CarriersAnnounced: d.links.watch.Announced(),
 	}
 	if err := d.reader.reread(false); err != nil {
 		return err
@@ -214,6 +214,10 @@ func (d *Driver) Capabilities() *farev1.Capabilities {
 	c.MaxVectors = d.state.maxVectors()
 	return c
 }
+
+// CoverCarriers sets whether another driver in this process announces the carriers of the same sub-ports (Capabilities.CarriersAnnounced), so that
+// the Driver requests them rarely.
+func (d *Driver) CoverCarriers(on bool) { d.links.watch.Cover(on) }
 
 // WithoutIPv6 implements contract.Explainer.
 func (d *Driver) WithoutIPv6() string { return d.noIPv6 }

@@ -25,6 +25,9 @@ const (
 	MostPeriod = 20 * time.Millisecond
 	// MostIdle bounds that at other times.
 	MostIdle = 60 * time.Millisecond
+	// Covered is the interval of polls while another mechanism reports carriers (Cover). It bounds the delay should that mechanism fail without
+	// notice; the kernel's own bound is a second.
+	Covered = 250 * time.Millisecond
 
 	// Links that fail again and again start one window after another. So quick polls last at most for burst, and for one part in refill of the
 	// time since: each costs 100 us of a processor, most of it outside the poll (timers, wake-ups).
@@ -35,13 +38,39 @@ const (
 type Schedule struct {
 	until, next time.Time
 	// rested is when quick polls may last for burst again.
-	rested time.Time
+	rested  time.Time
+	covered bool
 }
 
-// Start makes a poll due now, further polls every Period until Window has passed, then every Idle. Call it when a carrier may have changed: after a link event of any
-// device, a closed BGP session, or a failed BFD session.
+// Cover sets whether another mechanism reports each change of a carrier without the kernel's delay: a program in the kernel, or the polls of
+// another program, which since Linux 6.8 make the kernel announce what they find to every listener. Polls are then rare. Changes before Cover are
+// not covered, so each switch makes a poll due now. It reports whether there was one.
+func (s *Schedule) Cover(on bool, now time.Time) (switched bool) {
+	if s.covered == on {
+		return false
+	}
+	s.covered = on
+	s.Start(now)
+	return true
+}
+
+// Event is Start after a link event of any device, which the kernel may delay the events of others for. It does nothing while the carriers are
+// covered. It reports whether a poll is due.
+func (s *Schedule) Event(now time.Time) (due bool) {
+	if !s.covered {
+		s.Start(now)
+	}
+	return s.Due(now)
+}
+
+// Start makes a poll due now, further polls every Period until Window has passed, then every Idle. While the carriers are covered, further polls
+// are due every Covered. Call it when a carrier may have changed: after a closed BGP session, a failed BFD session, or a report by the mechanism of
+// Cover.
 func (s *Schedule) Start(now time.Time) {
 	s.next = now
+	if s.covered {
+		return
+	}
 	from, rested := later(s.until, now), later(s.rested, now)
 	// An extension by d delays rested by refill times d, and rested is at most refill times burst ahead.
 	more := min(now.Add(Window).Sub(from), burst-rested.Sub(now)/refill)
@@ -65,7 +94,9 @@ func (s *Schedule) Due(now time.Time) bool { return !s.next.IsZero() && !now.Bef
 
 // Done schedules the next poll after one that lasted from start to now.
 func (s *Schedule) Done(start, now time.Time) {
-	if now.Before(s.until) {
+	if s.covered {
+		s.next = now.Add(Covered)
+	} else if now.Before(s.until) {
 		s.next = now.Add(min(MostPeriod, max(Period, share*now.Sub(start))))
 	} else {
 		s.next = now.Add(min(MostIdle, max(Idle, shareIdle*now.Sub(start))))

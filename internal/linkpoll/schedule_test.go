@@ -85,3 +85,44 @@ func TestFlapping(t *testing.T) {
 	near("two failures", 2, run(500*time.Millisecond, time.Second), time.Second)
 	near("one failure in 20 s, ten times", 10, run(20*time.Second, 200*time.Second), 10*Window)
 }
+
+// TestCover checks that polls are rare while carriers are covered, that link events start none then, that a report does, and that a switch in either
+// direction makes a poll due at once.
+func TestCover(t *testing.T) {
+	var s Schedule
+	now := time.Unix(1000, 0)
+	if s.Cover(false, now) || !s.Next().IsZero() {
+		t.Error("a switch to the same state polls")
+	}
+	if !s.Cover(true, now) || !s.Due(now) {
+		t.Error("not due at the switch")
+	}
+	s.Done(now, now.Add(time.Second))
+	if got := s.Next().Sub(now) - time.Second; got != Covered {
+		t.Errorf("covered, %v between polls, want %v", got, Covered)
+	}
+	now = now.Add(time.Second)
+	if s.Event(now) {
+		t.Error("due after a link event while covered")
+	}
+	if s.Start(now); !s.Due(now) {
+		t.Error("not due after a report")
+	}
+	s.Done(now, now)
+	if s.Event(now.Add(Covered)) != true || s.Cover(true, now) {
+		t.Error("not due after the interval, or a second switch")
+	}
+	s.Done(now, now)
+	if !s.Cover(false, now) || !s.Due(now) {
+		t.Error("not due at the end")
+	}
+	s.Done(now, now)
+	if got := s.Next().Sub(now); got != Period {
+		t.Errorf("%v after the end, want %v", got, Period)
+	}
+	now = now.Add(time.Hour)
+	s.Done(now, now)
+	if !s.Event(now) {
+		t.Error("not due after a link event")
+	}
+}

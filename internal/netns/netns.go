@@ -2,6 +2,7 @@
 package netns
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -35,6 +36,29 @@ func open(path string) (Namespace, error) {
 		return Namespace{}, err
 	}
 	return Namespace{fd: fd, dev: s.Dev, ino: s.Ino}, nil
+}
+
+// Cookie returns the number that the kernel gives the calling thread's namespace, unique until the kernel restarts (Linux 5.14).
+func Cookie() (uint64, error) {
+	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return 0, os.NewSyscallError("socket", err)
+	}
+	defer unix.Close(fd)
+	cookie, err := unix.GetsockoptUint64(fd, unix.SOL_SOCKET, unix.SO_NETNS_COOKIE)
+	return cookie, os.NewSyscallError("getsockopt SO_NETNS_COOKIE", err)
+}
+
+const bootID = "/proc/sys/kernel/random/boot_id"
+
+// ID identifies the calling thread's namespace among those of all machines: the kernel's boot id, a slash, and Cookie.
+func ID() (string, error) {
+	boot, err := os.ReadFile(bootID)
+	if err != nil {
+		return "", err
+	}
+	cookie, err := Cookie()
+	return fmt.Sprintf("%s/%d", bytes.TrimSpace(boot), cookie), err
 }
 
 // New makes a namespace, which ends when it is closed and empty.

@@ -130,3 +130,33 @@ func TestIn(t *testing.T) {
 		}
 	}
 }
+
+// TestID checks that a namespace has one identity on all threads, and that another one has another.
+func TestID(t *testing.T) {
+	needRoot(t)
+	n, err := New()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer n.Close()
+	id := func(in func(func() error) error) (id string) {
+		t.Helper()
+		if err := in(func() (err error) {
+			id, err = ID()
+			return err
+		}); err != nil {
+			t.Fatal(err)
+		}
+		return id
+	}
+	here := func(f func() error) error { return f() }
+	if a, b := id(n.Do), id(n.Do); a != b {
+		t.Errorf("%q and %q", a, b)
+	}
+	if a, b := id(here), id(n.Do); a == b || a == "" || b == "" {
+		t.Errorf("two namespaces have %q and %q", a, b)
+	}
+	if boot, cookie, _ := strings.Cut(id(here), "/"); len(boot) != 36 || cookie == "" {
+		t.Errorf("%q is no boot id and cookie", id(here))
+	}
+}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"sync"
 	"syscall"
 	"time"
 
@@ -19,8 +20,8 @@ type listener struct {
 }
 
 // listen opens a socket that is a member of groups (RTNLGRP_ numbers). buffer is its receive buffer size in bytes; 0
-// selects 8 MiB.
-func listen(buffer int, groups ...int) (*listener, error) {
+// selects 8 MiB. Without waits the runtime's poller does not watch the socket, and Wait must not be called.
+func listen(waits bool, buffer int, groups ...int) (*listener, error) {
 	if buffer == 0 {
 		buffer = bufferSize
 	}
@@ -32,7 +33,7 @@ func listen(buffer int, groups ...int) (*listener, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := unix.SetNonblock(fd, true); err != nil {
+	if err := unix.SetNonblock(fd, waits); err != nil {
 		return nil, errors.Join(fmt.Errorf("netlink: %w", err), unix.Close(fd))
 	}
 	l := &listener{file: os.NewFile(uintptr(fd), "netlink"), rx: make([]byte, datagramSize)}
@@ -42,20 +43,17 @@ func listen(buffer int, groups ...int) (*listener, error) {
 	return l, nil
 }
 
-// Wait returns when there may be events, or at the deadline. After Close it returns os.ErrClosed.
+// Wait returns when there may be events. After Close it returns os.ErrClosed.
 func (l *listener) Wait() error {
 	err := l.raw.Read(func(fd uintptr) bool {
 		n, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, 0)
 		return n > 0 || err != nil && err != unix.EINTR
 	})
-	if err != nil && !errors.Is(err, os.ErrDeadlineExceeded) {
+	if err != nil {
 		return fmt.Errorf("netlink: %w: %w", os.ErrClosed, err)
 	}
 	return nil
 }
-
-// SetDeadline sets the latest time at which Wait returns, also for a Wait in progress; the zero time means no deadline.
-func (l *listener) SetDeadline(t time.Time) error { return l.file.SetReadDeadline(t) }
 
 // poll calls f for the pending messages, without waiting. On an error f may have been called for some of them.
 func (l *listener) poll(f func(message)) (err error) {
@@ -91,18 +89,98 @@ func (l *listener) poll(f func(message)) (err error) {
 // Close ends Wait and closes the socket.
 func (l *listener) Close() error { return l.file.Close() }
 
-// Watch receives link events.
-type Watch struct{ *listener }
+// Watch receives link events. The deadline of Wait is a timer of the kernel: a timer of the runtime also wakes the runtime's monitor thread each
+// time, which takes a fifth of the processor time of frequent deadlines.
+type Watch struct {
+	*listener
+	both    *os.File // epoll, of the socket and the timer
+	rawBoth syscall.RawConn
+
+	mu    sync.Mutex // guards timer
+	timer int        // timerfd; -1 after Close
+}
 
 // WatchLinks opens a socket in the network namespace of the calling thread that receives an event for every later change of
 // a link. buffer is its receive buffer size in bytes; 0 selects 8 MiB. If it overflows, events are lost and Next and Poll
 // return ErrOverrun.
 func WatchLinks(buffer int) (*Watch, error) {
-	l, err := listen(buffer, unix.RTNLGRP_LINK)
+	l, err := listen(false, buffer, unix.RTNLGRP_LINK)
 	if err != nil {
 		return nil, err
 	}
-	return &Watch{l}, nil
+	w := &Watch{listener: l, timer: -1}
+	if err := w.open(); err != nil {
+		return nil, errors.Join(fmt.Errorf("netlink: watch: %w", err), w.Close())
+	}
+	return w, nil
+}
+
+// open opens the timer, and epoll of the socket and the timer.
+func (w *Watch) open() (err error) {
+	if w.timer, err = unix.TimerfdCreate(unix.CLOCK_MONOTONIC, unix.TFD_NONBLOCK|unix.TFD_CLOEXEC); err != nil {
+		return os.NewSyscallError("timerfd_create", err)
+	}
+	both, err := unix.EpollCreate1(unix.EPOLL_CLOEXEC)
+	if err != nil {
+		return os.NewSyscallError("epoll_create1", err)
+	}
+	err = unix.SetNonblock(both, true) // for the runtime's poller
+	w.both = os.NewFile(uintptr(both), "epoll")
+	if err != nil {
+		return os.NewSyscallError("fcntl", err)
+	}
+	if w.rawBoth, err = w.both.SyscallConn(); err != nil {
+		return err
+	}
+	add := func(fd int) error {
+		return os.NewSyscallError("epoll_ctl", unix.EpollCtl(both, unix.EPOLL_CTL_ADD, fd, &unix.EpollEvent{Events: unix.EPOLLIN, Fd: int32(fd)}))
+	}
+	var added error
+	err = w.raw.Control(func(socket uintptr) { added = add(int(socket)) })
+	return errors.Join(err, added, add(w.timer))
+}
+
+// Wait returns when there may be events, or at the deadline. After Close it returns os.ErrClosed.
+func (w *Watch) Wait() error {
+	err := w.rawBoth.Read(func(fd uintptr) bool {
+		n, err := unix.EpollWait(int(fd), make([]unix.EpollEvent, 1), 0)
+		return n > 0 || err != nil && err != unix.EINTR
+	})
+	if err != nil {
+		return fmt.Errorf("netlink: %w: %w", os.ErrClosed, err)
+	}
+	return nil
+}
+
+// SetDeadline sets the latest time at which Wait returns, also for a Wait in progress; the zero time means no deadline. It returns os.ErrClosed after
+// Close.
+func (w *Watch) SetDeadline(t time.Time) error {
+	var spec unix.ItimerSpec // stops the timer
+	if !t.IsZero() {
+		spec.Value = unix.NsecToTimespec(max(1, int64(time.Until(t))))
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.timer < 0 {
+		return fmt.Errorf("netlink: %w", os.ErrClosed)
+	}
+	return os.NewSyscallError("timerfd_settime", unix.TimerfdSettime(w.timer, 0, &spec, nil)) // until the next call an expired timer stays ready
+}
+
+// Close ends Wait and closes the Watch.
+func (w *Watch) Close() error {
+	var errs []error
+	if w.both != nil {
+		errs = append(errs, w.both.Close())
+	}
+	errs = append(errs, w.listener.Close())
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.timer >= 0 {
+		errs = append(errs, unix.Close(w.timer))
+		w.timer = -1
+	}
+	return errors.Join(errs...)
 }
 
 // Next waits for events and returns them, like Wait and Poll.
@@ -165,7 +243,7 @@ type ObjectWatch struct{ *listener }
 //
 // buffer is the receive buffer size as in WatchLinks.
 func WatchObjects(buffer int, protocol uint8, own ...uint32) (*ObjectWatch, error) {
-	l, err := listen(buffer, unix.RTNLGRP_NEXTHOP, unix.RTNLGRP_IPV4_ROUTE, unix.RTNLGRP_IPV6_ROUTE, unix.RTNLGRP_IPV4_RULE, unix.RTNLGRP_IPV6_RULE,
+	l, err := listen(true, buffer, unix.RTNLGRP_NEXTHOP, unix.RTNLGRP_IPV4_ROUTE, unix.RTNLGRP_IPV6_ROUTE, unix.RTNLGRP_IPV4_RULE, unix.RTNLGRP_IPV6_RULE,
 		unix.RTNLGRP_IPV4_IFADDR, unix.RTNLGRP_IPV6_IFADDR)
 	if err != nil {
 		return nil, err

@@ -4,11 +4,14 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"os"
 	"strings"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/fared/fared/internal/netnstest"
 	"github.com/fared/fared/internal/rtnl"
 )
 
@@ -96,5 +99,66 @@ func TestWatchObjectsHearsOthers(t *testing.T) {
 	}
 	if g, w := strings.Join(got, "\n"), strings.Join(want, "\n"); g != w {
 		t.Errorf("heard\n%s\nwant\n%s", g, w)
+	}
+}
+
+// TestWatchDeadline checks that Wait returns at its deadline, that a deadline ends a Wait in progress, that an event ends a Wait without deadline also
+// after an earlier one has passed, and that Close ends a Wait.
+func TestWatchDeadline(t *testing.T) {
+	netnstest.Require(t)
+	space := netnstest.New(t) // without devices that have late events
+	var watch *rtnl.Watch
+	if err := space.Do(func() (err error) {
+		watch, err = rtnl.WatchLinks(0)
+		return err
+	}); err != nil {
+		t.Fatal(err)
+	}
+	deadline := func(at time.Time) {
+		t.Helper()
+		if err := watch.SetDeadline(at); err != nil {
+			t.Fatal(err)
+		}
+	}
+	waits := func() <-chan error {
+		done := make(chan error, 1)
+		go func() { done <- watch.Wait() }()
+		return done
+	}
+	ends := func(done <-chan error) {
+		t.Helper()
+		if err := <-done; err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, at := range []time.Time{time.Now().Add(-time.Hour), time.Now(), time.Now().Add(20 * time.Millisecond)} {
+		deadline(at)
+		if ends(waits()); time.Now().Before(at) {
+			t.Errorf("Wait has ended %v before its deadline", time.Until(at))
+		}
+	}
+	ends(waits()) // a passed deadline remains
+	for _, at := range []time.Time{{}, time.Now().Add(time.Hour)} {
+		deadline(at)
+		done := waits()
+		deadline(time.Now())
+		ends(done)
+	}
+	deadline(time.Time{})
+	done := waits()
+	space.IP("link", "add", "cable0", "type", "veth", "peer", "name", "cable1")
+	ends(done)
+	if events, err := watch.Poll(); err != nil || len(events) == 0 {
+		t.Errorf("%d events, %v", len(events), err)
+	}
+	done = waits()
+	if err := watch.Close(); err != nil {
+		t.Error(err)
+	}
+	if err := <-done; !errors.Is(err, os.ErrClosed) {
+		t.Errorf("Wait after Close: %v", err)
+	}
+	if err := watch.SetDeadline(time.Now()); !errors.Is(err, os.ErrClosed) {
+		t.Errorf("SetDeadline after Close: %v", err)
 	}
 }

@@ -59,6 +59,9 @@ func (c *cables) Ready() <-chan struct{} { return c.ready }
 // at once.
 func (c *cables) Poll() {}
 
+// Cover implements daemon.LinkSource. It does nothing, as Poll.
+func (c *cables) Cover(string) {}
+
 // Take implements daemon.LinkSource.
 func (c *cables) Take(buf []daemon.LinkEvent) []daemon.LinkEvent {
 	c.mu.Lock()

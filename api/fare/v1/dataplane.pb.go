@@ -543,8 +543,12 @@ type Capabilities struct {
 	FlowHash *FlowHash `protobuf:"bytes,9,opt,name=flow_hash,json=flowHash,proto3" json:"flow_hash,omitempty"`
 	// Maximum number of operations in one ProgramRequest. 0 means that the data plane reads ProgramRequest.operation only.
 	MaxOperationsPerRequest uint32 `protobuf:"varint,10,opt,name=max_operations_per_request,json=maxOperationsPerRequest,proto3" json:"max_operations_per_request,omitempty"`
-	unknownFields           protoimpl.UnknownFields
-	sizeCache               protoimpl.SizeCache
+	// The network namespace in which the data plane makes the kernel announce every change of a carrier of Forwarding's devices to all programs, within
+	// some milliseconds (60 on a busy machine) where the kernel alone may take a second: /proc/sys/kernel/random/boot_id, a slash, and the number that
+	// SO_NETNS_COOKIE returns. fared then requests the carriers of devices there rarely. Empty if the data plane does not.
+	CarriersAnnounced string `protobuf:"bytes,11,opt,name=carriers_announced,json=carriersAnnounced,proto3" json:"carriers_announced,omitempty"`
+	unknownFields     protoimpl.UnknownFields
+	sizeCache         protoimpl.SizeCache
 }
 
 func (x *Capabilities) Reset() {
@@ -645,6 +649,13 @@ func (x *Capabilities) GetMaxOperationsPerRequest() uint32 {
 		return x.MaxOperationsPerRequest
 	}
 	return 0
+}
+
+func (x *Capabilities) GetCarriersAnnounced() string {
+	if x != nil {
+		return x.CarriersAnnounced
+	}
+	return ""
 }
 
 // FlowHash describes the hash by which a data plane places the flows of its host.
@@ -2111,7 +2122,7 @@ const file_fare_v1_dataplane_proto_rawDesc = "" +
 	"\rHelloResponse\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x18\n" +
 	"\aversion\x18\x02 \x01(\tR\aversion\x129\n" +
-	"\fcapabilities\x18\x03 \x01(\v2\x15.fare.v1.CapabilitiesR\fcapabilities\"\x8a\x03\n" +
+	"\fcapabilities\x18\x03 \x01(\v2\x15.fare.v1.CapabilitiesR\fcapabilities\"\xb9\x03\n" +
 	"\fCapabilities\x12\x1f\n" +
 	"\vmax_vectors\x18\x01 \x01(\rR\n" +
 	"maxVectors\x12)\n" +
@@ -2126,7 +2137,8 @@ const file_fare_v1_dataplane_proto_rawDesc = "" +
 	"\x12confirms_in_effect\x18\b \x01(\bR\x10confirmsInEffect\x12.\n" +
 	"\tflow_hash\x18\t \x01(\v2\x11.fare.v1.FlowHashR\bflowHash\x12;\n" +
 	"\x1amax_operations_per_request\x18\n" +
-	" \x01(\rR\x17maxOperationsPerRequest\"\x7f\n" +
+	" \x01(\rR\x17maxOperationsPerRequest\x12-\n" +
+	"\x12carriers_announced\x18\v \x01(\tR\x11carriersAnnounced\"\x7f\n" +
 	"\bFlowHash\x12\x1c\n" +
 	"\talgorithm\x18\x01 \x01(\tR\talgorithm\x12\x12\n" +
 	"\x04seed\x18\x02 \x01(\rR\x04seed\x12\x18\n" +

@@ -15,6 +15,9 @@
 // that needs a query (speed, the addresses of a device that has just appeared) is queried afterwards and reported as a second event if it has
 // changed.
 //
+// The kernel may delay the event of a lost carrier by a second, so the carriers are also read every 20 ms, and more often after signs of a failure
+// (package linkpoll). Where another program does so and the kernel announces what it finds (Watcher.Cover), they are read every 250 ms.
+//
 // # Lost messages
 //
 // When the socket's queue overflows, the kernel returns ENOBUFS once. The namespace is then read completely, as at the start of the Watcher:

@@ -90,7 +90,7 @@ type Stats struct {
 	Polls    uint64 // reads of all devices of a namespace because the kernel may delay events
 }
 
-// Watcher watches sub-ports. Ready, Take, Poll and Stats may be called from any goroutine.
+// Watcher watches sub-ports. Ready, Take, Poll, Cover and Stats may be called from any goroutine.
 type Watcher struct {
 	log        *slog.Logger
 	namespaces []*namespace
@@ -184,11 +184,19 @@ func (w *Watcher) Take(buf []Event) []Event {
 	return buf
 }
 
-// Poll reads the carriers of all devices now and every few milliseconds for linkpoll.Window. The Watcher does the same after each link event;
-// call Poll when a failure was detected by other means, such as a closed BGP session.
+// Poll reads the carriers of all devices now and, where they are not covered, every few milliseconds for linkpoll.Window. The Watcher does the same
+// after each link event where they are not covered; call Poll when a failure was detected by other means, such as a closed BGP session.
 func (w *Watcher) Poll() {
 	for _, n := range w.namespaces {
 		n.startPolling()
+	}
+}
+
+// Cover makes reads of carriers rare in the network namespace with this identity (netns.ID), and frequent in all others: another program makes the
+// kernel announce every change there without delay. "" identifies none.
+func (w *Watcher) Cover(id string) {
+	for _, n := range w.namespaces {
+		n.cover(id)
 	}
 }
 

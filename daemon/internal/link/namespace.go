@@ -34,6 +34,7 @@ type namespace struct {
 	wakeMu   sync.Mutex // guards the fields below, and the order of their changes and of changes of the deadline of s.events
 	schedule linkpoll.Schedule
 	open     *sockets // s while it is open, else nil
+	covered  string   // argument of the last Cover
 }
 
 // port is the state of one sub-port in this namespace.
@@ -214,7 +215,7 @@ func (n *namespace) applyAll(datagram []byte) {
 		n.apply(m)
 		count++
 		if m.kind == unix.RTM_NEWLINK || m.kind == unix.RTM_DELLINK {
-			n.startPolling() // for any device: the kernel delays the events of all devices together
+			n.startAfterEvent() // for any device: the kernel delays the events of all devices together
 		}
 	}
 	n.w.count(func(s *Stats) { s.Messages += count })

@@ -20,11 +20,39 @@ func (n *namespace) startPolling() {
 	}
 }
 
+// startAfterEvent is startPolling after a link event, for the goroutine that is about to set the deadline.
+func (n *namespace) startAfterEvent() {
+	n.wakeMu.Lock()
+	defer n.wakeMu.Unlock()
+	if n.poll {
+		n.schedule.Event(time.Now())
+	}
+}
+
+// cover sets the identity of the namespace whose carriers are covered. Any goroutine may call it.
+func (n *namespace) cover(id string) {
+	n.wakeMu.Lock()
+	defer n.wakeMu.Unlock()
+	n.covered = id
+	n.applyCover()
+}
+
+// applyCover passes covered to the schedule. The caller holds wakeMu.
+func (n *namespace) applyCover() {
+	if n.open == nil || !n.poll {
+		return
+	}
+	if now := time.Now(); n.schedule.Cover(n.covered != "" && n.covered == n.open.netnsID, now) {
+		_ = n.open.events.SetReadDeadline(now) // as in startPolling
+	}
+}
+
 // setOpen lets startPolling wake the reader of s, or no reader if s is nil. The whole state was read just before s was set.
 func (n *namespace) setOpen(s *sockets) {
 	n.wakeMu.Lock()
 	defer n.wakeMu.Unlock()
 	n.open = s
+	n.applyCover()
 }
 
 // setDeadline lets the next read of events wait until tick, or until a poll is due. A subsequent startPolling brings the deadline forward.

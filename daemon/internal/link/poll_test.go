@@ -1,12 +1,16 @@
 package link
 
 import (
+	"errors"
 	"fmt"
 	"slices"
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/fared/fared/internal/linkpoll"
+	"github.com/fared/fared/internal/netns"
 	"github.com/fared/fared/internal/netnstest"
 )
 
@@ -61,6 +65,74 @@ func TestCableAfterOthers(t *testing.T) {
 		second.Mend()
 	}
 	t.Fatalf("%d times the cable was not noticed before the kernel announced another", attempts)
+}
+
+// TestCovered checks that a Watcher reads covered carriers rarely, those of other namespaces as before, and all once they are no longer covered. Then
+// both cables of a port fail, whose carriers another Watcher reads, which makes the kernel announce them: a Watcher that reads none reports them
+// before the kernel's time.
+func TestCovered(t *testing.T) {
+	netnstest.Require(t)
+	leaf, ports := cables(t, 2)
+	var id string
+	if err := netns.In(ports[0].Netns, func() (err error) {
+		id, err = netns.ID()
+		return err
+	}); err != nil {
+		t.Fatal(err)
+	}
+	watch(t, nil, ports...)
+	w := watch(t, nil, ports...)
+	n := w.namespaces[0]
+	covered := func(id string) bool {
+		t.Helper()
+		w.Cover(id)
+		polls := w.Stats().Polls
+		netnstest.Eventually(t, time.Minute, func() error { // the switch, or the regular time
+			if w.Stats().Polls == polls {
+				return errors.New("no poll")
+			}
+			return nil
+		})
+		n.wakeMu.Lock()
+		defer n.wakeMu.Unlock()
+		n.schedule.Done(time.Time{}, time.Now().Add(time.Hour))
+		due := n.schedule.Event(time.Now())
+		n.schedule.Start(time.Now())
+		return !due
+	}
+	for id, want := range map[string]bool{"": false, "another/1": false, id: true} {
+		if covered(id) != want {
+			t.Errorf("%q: covered %v", id, !want)
+		}
+	}
+	if w.Cover(""); covered("") {
+		t.Error("still covered")
+	}
+	if !linkwatchSyncs(t) {
+		t.Log("this kernel announces nothing to others before its time")
+		return
+	}
+	w = watch(t, func(n *namespace) { n.poll = false }, ports...) // by the kernel's events alone
+	netnstest.SecondCable(t, leaf, "swp0", "swp1", func(device string) bool {
+		w.buf = w.Take(w.buf)
+		for _, e := range w.buf {
+			w.last[e.SubPort] = e
+		}
+		return !w.last[device[3]-'0'].Up
+	})
+}
+
+// linkwatchSyncs reports whether the kernel is Linux 6.8 or later.
+func linkwatchSyncs(t *testing.T) bool {
+	var u unix.Utsname
+	var major, minor int
+	if err := unix.Uname(&u); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := fmt.Sscanf(unix.ByteSliceToString(u.Release[:]), "%d.%d", &major, &minor); err != nil {
+		t.Fatal(err)
+	}
+	return major > 6 || major == 6 && minor >= 8
 }
 
 // BenchmarkSecondCable measures the time from setting the second of two cables down until Take returns the state, when the first has just been

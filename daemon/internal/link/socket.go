@@ -20,6 +20,7 @@ type sockets struct {
 	asks    *requests       // rtnetlink, for dumps
 	control int             // any socket of the namespace, for ioctl
 	id      identity        // of their namespace
+	netnsID string          // of their namespace, as netns.ID; "" if unknown
 }
 
 // skipStatistics is RTEXT_FILTER_SKIP_STATS.
@@ -50,6 +51,7 @@ func openSockets(name string, receiveBuffer int) (*sockets, error) {
 			return err
 		}
 		s.asks = &requests{fd: fd, buf: make([]byte, 256<<10)}
+		s.netnsID, _ = netns.ID() // without it, carriers are not covered
 		s.control, err = unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
 		return os.NewSyscallError("socket", err)
 	})

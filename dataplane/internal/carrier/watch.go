@@ -4,17 +4,22 @@ package carrier
 
 import (
 	"errors"
+	"fmt"
 	"sync"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/fared/fared/internal/linkpoll"
+	"github.com/fared/fared/internal/netns"
 	"github.com/fared/fared/internal/rtnl"
 )
 
 // Watch watches links. Start may be called by any goroutine, Wait by one, and Poll and Ask by one at a time.
 type Watch struct {
-	events *rtnl.Watch
-	asks   *rtnl.Conn
+	events    *rtnl.Watch
+	asks      *rtnl.Conn
+	announced string
 
 	mu       sync.Mutex // guards schedule, and orders its changes with those of the deadline
 	schedule linkpoll.Schedule
@@ -30,9 +35,33 @@ func Open(buffer int) (*Watch, error) {
 	if err != nil {
 		return nil, errors.Join(err, events.Close())
 	}
-	w := &Watch{events: events, asks: asks}
+	w := &Watch{events: events, asks: asks, announced: announced()}
 	w.Start()
 	return w, nil
+}
+
+// Announced identifies the network namespace of the Watch (netns.ID) if Ask makes the kernel announce the changes that it finds to all programs
+// there. It is empty before Linux 6.8, where only the answer to a request is prompt.
+func (w *Watch) Announced() string { return w.announced }
+
+func announced() string {
+	var u unix.Utsname
+	if unix.Uname(&u) != nil || !syncs(unix.ByteSliceToString(u.Release[:])) {
+		return ""
+	}
+	id, err := netns.ID()
+	if err != nil {
+		return "" // others request carriers themselves
+	}
+	return id
+}
+
+// syncs reports whether a kernel of this release handles a device's pending event before it answers a request for the device (linkwatch_sync_dev
+// in rtnl_getlink).
+func syncs(release string) bool {
+	var major, minor int
+	_, err := fmt.Sscanf(release, "%d.%d", &major, &minor)
+	return err == nil && (major > 6 || major == 6 && minor >= 8)
 }
 
 // Close ends Wait.
@@ -41,13 +70,24 @@ func (w *Watch) Close() error { return w.events.Close() }
 // Release closes the socket for requests. No call of Poll or Ask may follow.
 func (w *Watch) Release() error { return w.asks.Close() }
 
-// Start makes Ask due now and frequently for linkpoll.Window: a sub-port has failed, and other sub-ports may fail with it.
+// Start makes Ask due now, and frequently for linkpoll.Window unless the carriers are covered: a sub-port has failed, and other sub-ports may fail
+// with it.
 func (w *Watch) Start() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	now := time.Now()
 	w.schedule.Start(now)
 	_ = w.events.SetDeadline(now) // fails after Close only
+}
+
+// Cover sets whether another mechanism reports carriers, so that Ask is rarely due (linkpoll.Schedule.Cover): the caller calls Start after each change
+// of a sub-port's carrier, or the kernel announces each without delay, because another Watch asks for it (Announced).
+func (w *Watch) Cover(on bool) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if now := time.Now(); w.schedule.Cover(on, now) {
+		_ = w.events.SetDeadline(now) // fails after Close only
+	}
 }
 
 // Wait returns when there may be events for Poll, or Ask is due. After Close it returns os.ErrClosed.
@@ -58,11 +98,15 @@ func (w *Watch) Wait() error {
 	return w.events.Wait()
 }
 
-// Poll returns the pending events like rtnl.Watch.Poll. Each event starts the schedule of Ask.
+// Poll returns the pending events like rtnl.Watch.Poll. Each event makes Ask due unless the carriers are covered.
 func (w *Watch) Poll() ([]rtnl.LinkEvent, error) {
 	events, err := w.events.Poll()
-	if len(events) > 0 || err != nil {
+	if err != nil {
 		w.Start()
+	} else if len(events) > 0 {
+		w.mu.Lock()
+		w.schedule.Event(time.Now()) // Wait sets the deadline
+		w.mu.Unlock()
 	}
 	return events, err
 }
