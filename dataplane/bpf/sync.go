@@ -66,7 +66,7 @@ func (s *Steering) do(c contract.Change, t *touched) {
 			delete(s.down, c.Device)
 		} else {
 			s.down[c.Device] = true
-			s.watch.Start() // the control plane may learn of a failure before the kernel's event arrives
+			s.watch.StartAfterChange() // the control plane may learn of a failure before the kernel's event arrives
 		}
 	case contract.GroupChange:
 		t.group(c.Group)

@@ -40,7 +40,7 @@ func (d *Driver) Commit(changes []contract.Change) error {
 func (d *Driver) apply(c contract.Change, groups map[groupKey]bool, routes map[routeKey]bool) {
 	d.state.applyChange(c, groups, routes)
 	if c.Kind == contract.SubPortChange && !c.Up {
-		d.links.watch.Start() // the control plane may learn of a failure before the kernel's event arrives
+		d.links.watch.StartAfterChange() // the control plane may learn of a failure before the kernel's event arrives
 	}
 }
 

@@ -66,8 +66,13 @@ func (s *Schedule) Event(now time.Time) (due bool) {
 // Start makes a poll due now, further polls every Period until Window has passed, then every Idle. While the carriers are covered, further polls
 // are due every Covered. Call it when a carrier may have changed: after a closed BGP session, a failed BFD session, or a report by the mechanism of
 // Cover.
-func (s *Schedule) Start(now time.Time) {
-	s.next = now
+func (s *Schedule) Start(now time.Time) { s.StartLater(now, 0) }
+
+// StartLater is Start with the first poll due after a delay, unless one is due sooner.
+func (s *Schedule) StartLater(now time.Time, delay time.Duration) {
+	if due := now.Add(delay); s.next.IsZero() || due.Before(s.next) {
+		s.next = due
+	}
 	if s.covered {
 		return
 	}

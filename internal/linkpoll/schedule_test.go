@@ -47,6 +47,25 @@ func TestSchedule(t *testing.T) {
 	}
 }
 
+// TestStartLater checks that the first poll waits for the delay, unless one is due sooner.
+func TestStartLater(t *testing.T) {
+	var s Schedule
+	now := time.Unix(1000, 0)
+	if s.StartLater(now, time.Millisecond); s.Due(now) || !s.Due(now.Add(time.Millisecond)) {
+		t.Errorf("next poll at %v, want a millisecond after %v", s.Next(), now)
+	}
+	if s.StartLater(now.Add(time.Millisecond/2), time.Millisecond); !s.Next().Equal(now.Add(time.Millisecond)) {
+		t.Errorf("the poll was put off until %v", s.Next())
+	}
+	if s.Start(now); !s.Due(now) {
+		t.Error("not due at once after Start")
+	}
+	s.Done(now, now)
+	if want := now.Add(Period); !s.Next().Equal(want) {
+		t.Errorf("next poll at %v, want %v", s.Next(), want)
+	}
+}
+
 // TestFlapping checks that links which fail again and again have no quick polls all the time, that each failure is polled at once, and that single
 // failures far apart have their whole window.
 func TestFlapping(t *testing.T) {

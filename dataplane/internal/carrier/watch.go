@@ -80,6 +80,18 @@ func (w *Watch) Start() {
 	_ = w.events.SetDeadline(now) // fails after Close only
 }
 
+// courtesy is the delay of StartAfterChange: the next changes of the control plane arrive within it.
+const courtesy = time.Millisecond
+
+// StartAfterChange is Start after the control plane has set a sub-port down. Ask waits for a moment, because the weights that belong to the failure
+// follow, and would wait for the answers.
+func (w *Watch) StartAfterChange() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.schedule.StartLater(time.Now(), courtesy)
+	_ = w.events.SetDeadline(w.schedule.Next()) // fails after Close only
+}
+
 // Cover sets whether another mechanism reports carriers, so that Ask is rarely due (linkpoll.Schedule.Cover): the caller calls Start after each change
 // of a sub-port's carrier, or the kernel announces each without delay, because another Watch asks for it (Announced).
 func (w *Watch) Cover(on bool) {
