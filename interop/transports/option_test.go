@@ -2,12 +2,10 @@ package transports
 
 import (
 	"bytes"
-	"encoding/binary"
 	"fmt"
 	"math"
 	"net"
 	"net/netip"
-	"os"
 	"slices"
 	"strings"
 	"sync"
@@ -20,6 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/fared/fared/internal/netnstest"
+	"github.com/fared/fared/internal/packettap"
 	"github.com/fared/fared/interop/transports/tcpbth"
 	"github.com/fared/fared/transport/rdma"
 	"github.com/fared/fared/transport/tcpqp"
@@ -374,9 +373,7 @@ func optionUnderLoss(t *testing.T, c cable) {
 
 // segmentCapture records the TCP segments with data at a device.
 type segmentCapture struct {
-	t    *testing.T
-	file *os.File
-	wg   sync.WaitGroup
+	end func()
 
 	mu       sync.Mutex
 	segments []tcpbth.Segment
@@ -384,38 +381,8 @@ type segmentCapture struct {
 
 func captureSegments(t *testing.T, n *netnstest.Namespace, device string) *segmentCapture {
 	t.Helper()
-	c := &segmentCapture{t: t}
-	err := n.Do(func() error {
-		i, err := net.InterfaceByName(device)
-		if err != nil {
-			return err
-		}
-		all := binary.NativeEndian.Uint16([]byte{unix.ETH_P_ALL >> 8, unix.ETH_P_ALL & 0xff})
-		fd, err := unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, int(all))
-		if err != nil {
-			return err
-		}
-		c.file = os.NewFile(uintptr(fd), "packets")
-		if err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, 64<<20); err != nil {
-			return err
-		}
-		return unix.Bind(fd, &unix.SockaddrLinklayer{Protocol: all, Ifindex: i.Index})
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	c.wg.Add(1)
-	go func() {
-		defer c.wg.Done()
-		b := make([]byte, 1<<17)
-		for {
-			n, err := c.file.Read(b)
-			if err != nil {
-				return
-			}
-			c.add(b[:n])
-		}
-	}()
+	c := &segmentCapture{}
+	c.end = packettap.Frames(t, n, device, c.add)
 	return c
 }
 
@@ -441,24 +408,7 @@ func (c *segmentCapture) next(from netip.Addr, blocks int) (n int) {
 
 // stop returns the segments in the order of capture.
 func (c *segmentCapture) stop() []tcpbth.Segment {
-	c.file.SetReadDeadline(time.Now())
-	c.wg.Wait()
-	c.file.SetReadDeadline(time.Time{})
-	raw, err := c.file.SyscallConn()
-	if err != nil {
-		c.t.Fatal(err)
-	}
-	b := make([]byte, 1<<17)
-	raw.Read(func(fd uintptr) bool { // the rest of the socket's queue
-		for {
-			n, err := unix.Read(int(fd), b)
-			if err != nil {
-				return true
-			}
-			c.add(b[:n])
-		}
-	})
-	c.file.Close()
+	c.end()
 	return c.segments
 }
 

@@ -8,7 +8,6 @@ import (
 	"math/rand/v2"
 	"net"
 	"net/netip"
-	"os"
 	"regexp"
 	"sync"
 	"testing"
@@ -20,6 +19,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/fared/fared/internal/netnstest"
+	"github.com/fared/fared/internal/packettap"
 	"github.com/fared/fared/transport/rdma"
 )
 
@@ -33,70 +33,23 @@ type captured struct {
 
 // capture records segments with data on a namespace's device until it is stopped.
 type capture struct {
-	file *os.File
-	wg   sync.WaitGroup
-
-	mu       sync.Mutex
-	segments []captured
+	end      func()
+	segments []captured // valid after stop
 }
 
 func newCapture(t *testing.T, n *netnstest.Namespace, device string) *capture {
 	t.Helper()
 	c := &capture{}
-	err := n.Do(func() error {
-		all := binary.NativeEndian.Uint16([]byte{unix.ETH_P_ALL >> 8, unix.ETH_P_ALL & 0xff})
-		fd, err := unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, int(all))
-		if err != nil {
-			return err
+	c.end = packettap.Frames(t, n, device, func(frame []byte) {
+		if s, ok := segmentOf(frame); ok {
+			c.segments = append(c.segments, s)
 		}
-		i, err := net.InterfaceByName(device)
-		if err != nil {
-			return err
-		}
-		unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, 64<<20)
-		c.file = os.NewFile(uintptr(fd), "packets")
-		return unix.Bind(fd, &unix.SockaddrLinklayer{Protocol: all, Ifindex: i.Index})
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	c.wg.Add(1)
-	go func() {
-		defer c.wg.Done()
-		b := make([]byte, 1<<17)
-		for {
-			n, err := c.file.Read(b)
-			if err != nil {
-				return
-			}
-			if s, ok := segmentOf(b[:n]); ok {
-				c.mu.Lock()
-				c.segments = append(c.segments, s)
-				c.mu.Unlock()
-			}
-		}
-	}()
 	return c
 }
 
 func (c *capture) stop() []captured {
-	c.file.SetReadDeadline(time.Now())
-	c.wg.Wait()
-	raw, _ := c.file.SyscallConn()
-	c.file.SetReadDeadline(time.Time{})
-	b := make([]byte, 1<<17)
-	raw.Read(func(fd uintptr) bool { // all segments that were on the wire are in the socket
-		for {
-			n, err := unix.Read(int(fd), b)
-			if err != nil {
-				return true
-			}
-			if s, ok := segmentOf(b[:n]); ok {
-				c.segments = append(c.segments, s)
-			}
-		}
-	})
-	c.file.Close()
+	c.end()
 	return c.segments
 }
 
