@@ -9,6 +9,7 @@ type acks struct {
 	at        time.Duration // time at which a delayed acknowledgement is due; 0: none
 	now       bool          // an acknowledgement is due at once
 	answers   int           // SUPERp-lite: No-ops acknowledged at once since the latest packet with operations
+	until     time.Duration // SUPERp-lite: time until which an acknowledgement waits for an XID; 0: none waits
 }
 
 // maxAnswers is the maximum of acks.answers.
@@ -37,10 +38,22 @@ func (a *acks) schedule(at time.Duration) {
 // due reports whether to acknowledge.
 func (a *acks) due(now time.Duration) bool { return a.now || a.at != 0 && now >= a.at }
 
+// patient reports whether an acknowledgement that is due may wait for an XID: at most for limit, since the peer may be waiting, too.
+func (a *acks) patient(now, limit time.Duration) bool {
+	if a.until == 0 {
+		a.until = now + limit
+	}
+	if now >= a.until {
+		return false
+	}
+	a.now, a.at = true, a.until
+	return true
+}
+
 // carried records that a packet is sent that acknowledges all, where xid is target.due. lastXID is that of new packets only: if the first transmission has arrived, the
 // loss of a retransmission goes unnoticed.
 func (a *acks) carried(xid uint16) {
 	if !a.isNew(xid) {
-		a.at, a.now = 0, false
+		a.at, a.now, a.until = 0, false, 0
 	}
 }

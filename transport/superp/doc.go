@@ -66,7 +66,8 @@
 // frames. Padding behind operations without data is ignored (sunh.go), and so is that of a short read response. Other packets with data are never short: the last packet of a
 // transaction has sunhTail bytes or more, and the packet of a short WRITE contains it twice.
 //
-// With SUNHConfig.Lite there is no packet delivery layer (SUPERp-lite). The sender's window is kept with packets that count as acknowledged when they are sent,
+// With SUNHConfig.Lite there is no packet delivery layer (SUPERp-lite). No retransmission can carry an acknowledgement there, and No-ops use up more XIDs; so one waits
+// for a free XID, for a quarter of Parameters.TransactionTimeout, before it repeats one. The sender's window is kept with packets that count as acknowledged when they are sent,
 // so that requests and replies take the same way through this package; only the timer of transactions notices a loss.
 //
 // # Connection management

@@ -163,16 +163,21 @@ func (ini *initiator) cost(op *rdma.Op) int { return 2 + (len(op.Head)+len(op.Lo
 // nextNull assigns the XID of a No-op or Last NULL: a transaction without operations, which the peer acknowledges by ack_xid like every
 // other. If tal_trans_window is full, it returns false and the latest acknowledged XID.
 func (ini *initiator) nextNull(o Opcode) (xid uint16, ok bool) {
-	t := &ini.out[int(ini.outNext)&(len(ini.out)-1)]
-	if t.active || int(ini.outNext-ini.outUna) >= ini.transactions {
+	if !ini.mayNull() {
 		return ini.outUna - 1, false
 	}
+	t := &ini.out[int(ini.outNext)&(len(ini.out)-1)]
 	if ini.head == ini.outNext {
 		ini.head++
 	}
 	*t = transaction{xid: ini.outNext, opcode: o, packets: 1, next: 1, replies: t.replies.reset()}
 	ini.outNext++
 	return t.xid, true
+}
+
+// mayNull reports whether an XID is free.
+func (ini *initiator) mayNull() bool {
+	return !ini.out[int(ini.outNext)&(len(ini.out)-1)].active && int(ini.outNext-ini.outUna) < ini.transactions
 }
 
 // gather adds queued operations to a transaction's packet. They must be next in the queue, have the same opcode, and WRITEs the same size,

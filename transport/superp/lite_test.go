@@ -15,12 +15,18 @@ import (
 	"github.com/fared/fared/transport/superp"
 )
 
-// newLite is a bench of SUPERp-lite. It checks the form of all packets: they begin with the transaction header, and no block has less than 16 bytes.
+// newLite is a bench of SUPERp-lite. It checks all packets: they begin with the transaction header, no block has less than 16 bytes, and no No-op repeats an XID.
 func newLite(t *testing.T, ordered bool) *bench {
+	return newLiteOver(t, onePlane, 0, ordered)
+}
+
+// newLiteOver is newLite over other planes, with another window of transactions.
+func newLiteOver(t *testing.T, planes []rdmatest.Plane, transactions int, ordered bool) *bench {
 	cfg := superp.Config{HeadSize: rdma.MaxHead, SUNH: superp.SUNHConfig{Subnet: netip.MustParsePrefix("10.255.0.0/16"), Device: "any", Lite: true},
-		Parameters: superp.Parameters{TransactionTimeout: 3 * time.Second}}
-	b := newBench(t, cfg, onePlane, ordered)
+		Parameters: superp.Parameters{TransactionTimeout: 3 * time.Second, Transactions: transactions}}
+	b := newBench(t, cfg, planes, ordered)
 	headers := map[byte]int{0: 0, 1: 0, 2: 8, 8: 12, 9: 8, 10: 8, 11: 8, 12: 4}
+	noOps := map[netip.Addr]uint16{}
 	b.onDatagram = func(d rdmatest.Datagram) {
 		p := d.Payload
 		n, opcode := int(p[0]&15), p[1]
@@ -31,6 +37,12 @@ func newLite(t *testing.T, ordered bool) *bench {
 			t.Errorf("a packet % x", p[:min(len(p), 40)])
 		case opcode >= 9 && rest < 16*n:
 			t.Errorf("opcode %d: %d blocks in %d bytes", opcode, n, rest)
+		}
+		if xid := binary.LittleEndian.Uint16(p[4:]); opcode == 0 {
+			if before, ok := noOps[d.From.Addr()]; ok && int16(xid-before) <= 0 {
+				t.Errorf("a No-op with XID %d after one with %d", xid, before)
+			}
+			noOps[d.From.Addr()] = xid
 		}
 	}
 	return b
@@ -118,6 +130,28 @@ func TestLite(t *testing.T) {
 		if _, err := b.cores[0].Channel(rdma.ChannelConfig{Remote: addresses[1]}); err == nil {
 			t.Error("a second connection to one peer")
 		}
+	}
+}
+
+// TestLiteWaitsForXIDs fills the windows of transactions with acknowledgements of single WRITEs, in both directions over a slow plane: an acknowledgement without a free XID
+// waits, since a target takes one from before its window for an error.
+func TestLiteWaitsForXIDs(t *testing.T) {
+	const writes = 500
+	b := newLiteOver(t, []rdmatest.Plane{{Delay: time.Millisecond}}, 16, false)
+	start := b.net.Now()
+	for k := range 2 * writes {
+		i := k % 2
+		for ok := false; !ok; {
+			b.hosts[i].Do(func() {
+				ok = b.hosts[i].Post(b.chans[i], &rdma.Op{Kind: rdma.OpWrite, Key: key, Remote: 0x1000 + uint64(64*k), Local: make([]byte, 16+k%7)})
+			})
+			b.quiet(50 * time.Microsecond)
+		}
+	}
+	b.until("completions", func() bool { return len(b.completed[0]) == writes && len(b.completed[1]) == writes })
+	b.check([2][]error{make([]error, writes), make([]error, writes)}, [2][]error{})
+	if d := b.net.Now() - start; d > 500*time.Millisecond { // without a wait 73 ms
+		t.Errorf("%d WRITEs took %v", 2*writes, d)
 	}
 }
 

@@ -240,6 +240,14 @@ func (c *Connection) acknowledge(now time.Duration) {
 	if !c.acks.due(now) {
 		return
 	}
+	// Two ends whose No-ops all acknowledge something new cannot fill both windows.
+	if c.lite && !c.acks.isNew(c.target.ackXID()) {
+		c.acks.now, c.acks.at = false, 0
+		return
+	}
+	if c.lite && !c.initiator.mayNull() && c.acks.patient(now, c.cfg.Parameters.TransactionTimeout/4) {
+		return // the next packet of the peer may free an XID
+	}
 	if room && c.mayAssign(now) {
 		c.core.count.pureAcks++
 		c.send(content{kind: noOp}, now)
