@@ -11,6 +11,7 @@ import (
 
 	farev1 "github.com/fared/fared/api/fare/v1"
 	"github.com/fared/fared/dataplane/internal/contract"
+	"github.com/fared/fared/internal/prefixmap"
 )
 
 // counterChunk is the maximum number of slots per CountersResponse: about 300 KiB.
@@ -166,7 +167,7 @@ func (s *Steering) counted(text string) (keys []contract.DestinationKey, err err
 		return nil, status.Errorf(codes.NotFound, "destination %v is not programmed", only)
 	}
 	slices.SortFunc(keys, func(a, b contract.DestinationKey) int {
-		return cmp.Or(a.Prefix.Compare(b.Prefix), a.Source.Compare(b.Source))
+		return cmp.Or(prefixmap.Compare(a.Prefix, b.Prefix), prefixmap.Compare(a.Source, b.Source))
 	})
 	return keys, nil
 }

@@ -1,13 +1,13 @@
 package dpclient
 
 import (
-	"cmp"
 	"fmt"
 	"net/netip"
 
 	"google.golang.org/grpc/codes"
 
 	farev1 "github.com/fared/fared/api/fare/v1"
+	"github.com/fared/fared/internal/prefixmap"
 )
 
 // Kind is the kind of an Object.
@@ -34,7 +34,10 @@ type Destination struct{ Prefix, Source netip.Prefix }
 
 // Compare orders destinations by prefix, then by source.
 func (d Destination) Compare(e Destination) int {
-	return cmp.Or(d.Prefix.Compare(e.Prefix), d.Source.Compare(e.Source))
+	if c := prefixmap.Compare(d.Prefix, e.Prefix); c != 0 {
+		return c
+	}
+	return prefixmap.Compare(d.Source, e.Source)
 }
 
 // String returns "10.255.1.1/32", or "10.255.1.1/32 from 10.255.0.1/32".

@@ -14,6 +14,7 @@ import (
 
 	"github.com/fared/fared/fare"
 	"github.com/fared/fared/internal/netnstest"
+	"github.com/fared/fared/internal/prefixmap"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -101,7 +102,7 @@ func TestCarrierAndAdminState(t *testing.T) {
 	if ll := e.LinkLocal(); !ll.IsLinkLocalUnicast() {
 		t.Errorf("link-local address %v among %v", ll, e.Addresses)
 	}
-	if !slices.IsSortedFunc(e.Addresses, comparePrefix) {
+	if !slices.IsSortedFunc(e.Addresses, prefixmap.Compare) {
 		t.Errorf("addresses are not sorted: %v", e.Addresses)
 	}
 	before := e.Transitions

@@ -15,6 +15,7 @@ import (
 
 	"github.com/fared/fared/fare"
 	"github.com/fared/fared/internal/linkpoll"
+	"github.com/fared/fared/internal/prefixmap"
 )
 
 // namespace watches one network namespace. Only its goroutine accesses the fields, except those that wakeMu guards.
@@ -276,15 +277,8 @@ func (p *port) leave(why string) {
 	p.present, p.gone, p.link, p.addresses = false, why, linkMessage{}, nil
 }
 
-func comparePrefix(a, b netip.Prefix) int {
-	if c := a.Addr().Compare(b.Addr()); c != 0 {
-		return c
-	}
-	return a.Bits() - b.Bits()
-}
-
 func (p *port) setAddress(a netip.Prefix, have bool) {
-	at, found := slices.BinarySearchFunc(p.addresses, a, comparePrefix)
+	at, found := slices.BinarySearchFunc(p.addresses, a, prefixmap.Compare)
 	if found == have {
 		return
 	}

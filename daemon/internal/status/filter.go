@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	farev1 "github.com/fared/fared/api/fare/v1"
+	"github.com/fared/fared/internal/prefixmap"
 )
 
 // filter is a checked fare.v1.WeightFilter.
@@ -177,7 +178,7 @@ func parseHost(s string) (netip.Prefix, error) {
 
 // disjoint sorts prefixes and omits those that others cover.
 func disjoint(ps []netip.Prefix) []netip.Prefix {
-	slices.SortFunc(ps, comparePrefix) // a covering prefix precedes the covered ones
+	slices.SortFunc(ps, prefixmap.Compare) // a covering prefix precedes the covered ones
 	var out []netip.Prefix
 	for _, p := range ps {
 		if n := len(out); n == 0 || !covers(out[n-1], p) {
@@ -216,7 +217,7 @@ func (f *filter) matches(key Key) bool {
 		return true
 	}
 	// The prefixes are disjoint, so only the last one that does not start after p can cover it.
-	i, found := slices.BinarySearchFunc(f.destinations, p, comparePrefix)
+	i, found := slices.BinarySearchFunc(f.destinations, p, prefixmap.Compare)
 	return found || i > 0 && covers(f.destinations[i-1], p)
 }
 

@@ -3,8 +3,9 @@ package status
 import (
 	"cmp"
 	"iter"
-	"net/netip"
 	"slices"
+
+	"github.com/fared/fared/internal/prefixmap"
 )
 
 // pageMax is the greatest number of destinations in a page: a build copies at most this many pointers for one change, and a table of 16,384
@@ -31,17 +32,9 @@ type page struct {
 // pages holds all destinations in address order. No page is empty.
 type pages []*page
 
-// comparePrefix orders by address (IPv4 first), then by length.
-func comparePrefix(a, b netip.Prefix) int {
-	if c := a.Addr().Compare(b.Addr()); c != 0 {
-		return c
-	}
-	return cmp.Compare(a.Bits(), b.Bits())
-}
-
 // compareKeys orders by prefix, then by source group.
 func compareKeys(a, b Key) int {
-	return cmp.Or(comparePrefix(a.Prefix, b.Prefix), cmp.Compare(a.Source, b.Source))
+	return cmp.Or(prefixmap.Compare(a.Prefix, b.Prefix), cmp.Compare(a.Source, b.Source))
 }
 
 // seek returns the first page whose last item is not before key, or len(p).

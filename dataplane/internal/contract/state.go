@@ -221,7 +221,7 @@ func (s *State) Keys() []DestinationKey {
 	}
 	slices.SortFunc(keys, func(a, b DestinationKey) int {
 		if a.Source == b.Source {
-			return a.Prefix.Compare(b.Prefix)
+			return prefixmap.Compare(a.Prefix, b.Prefix)
 		}
 		return cmp.Or(cmp.Compare(s.sourceRank(a.Source), s.sourceRank(b.Source)), a.Source.Compare(b.Source))
 	})
