@@ -24,7 +24,7 @@ type bed struct {
 	server    *netnstest.Namespace
 	far       *netnstest.Namespace // of all leaves
 	dir       string               // for files, in base
-	leaves    [planes]*leaf
+	leaves    []*leaf
 	gate      gate
 	judge     *judge
 	traffic   *traffic
@@ -96,7 +96,7 @@ func newBed(t testing.TB, c contestant, destinations int, v variant) *bed {
 		t.Cleanup(func() { unix.Close(b.control[i]) })
 	}
 	for p := range planes {
-		b.leaves[p] = newLeaf(b.far, p, destinations, &b.gate)
+		b.leaves = append(b.leaves, newLeaf(b.far, p, destinations, &b.gate))
 		if err := b.leaves[p].start(); err != nil {
 			t.Fatal(err)
 		}
@@ -159,7 +159,7 @@ func (b *bed) running() error {
 }
 
 // even are the weights when all leaves advertise the full speed.
-var even = weights{1, 1, 1, 1}
+var even = weights{1, 1, 1, 1, 1, 1, 1, 1}
 
 // settle waits until all destinations have even weights, and keep them.
 func (b *bed) settle() error { return b.settleWithin(settleLimit) }

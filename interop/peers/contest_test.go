@@ -43,6 +43,11 @@ func TestMain(m *testing.M) {
 		sweep()
 		os.Exit(1)
 	}()
+	if n := os.Getenv("FARED_PEERS_PLANES"); n != "" {
+		if planes, err = strconv.Atoi(n); err != nil || planes < 3 || planes > mostPlanes {
+			panic(fmt.Sprintf("FARED_PEERS_PLANES: %q is not a number from 3 to %d", n, mostPlanes))
+		}
+	}
 	code := m.Run()
 	os.RemoveAll(base)
 	os.Exit(code)
@@ -119,6 +124,11 @@ func settingsOf(env func(string) string) (s settings, err error) {
 	if n := env("FARED_PEERS_BUSY"); n != "" {
 		if s.busy, err = strconv.Atoi(n); err != nil || s.busy < 0 {
 			return s, fmt.Errorf("%q is not a number of busy processes", n)
+		}
+	}
+	if d := env("FARED_PEERS_FLAP"); d != "" {
+		if s.flap, err = time.ParseDuration(d); err != nil || s.flap < period || s.flap > longestTraffic-10*time.Second {
+			return s, fmt.Errorf("%q is not a duration of flaps from %v to %v", d, period, longestTraffic-10*time.Second)
 		}
 	}
 	known := false

@@ -11,8 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// weights are the weights of the planes toward a destination, in any unit: ratios count. Zeros mean that the destination has no route, or drops.
-type weights [planes]uint32
+// weights are the weights of the planes toward a destination, in any unit: ratios count. Those of places behind the last plane have no meaning. Zeros mean that the destination has no route, or drops.
+type weights [mostPlanes]uint32
 
 // tolerance is the accepted difference of a plane's share: FRR rounds to per cent, the linux driver to buckets.
 const tolerance = 0.012

@@ -16,7 +16,7 @@ import (
 
 // Numbers of the beds. Every leaf has its own AS; the administrator of the communities is the same everywhere.
 const (
-	planes        = 4
+	mostPlanes    = 8
 	serverAS      = 65001
 	firstLeafAS   = 64601
 	originAS      = 65200
@@ -24,6 +24,9 @@ const (
 	holdTime      = 90 // seconds
 	bgpPort       = 179
 )
+
+// planes is the number of planes, each with one leaf and one session: 3 to mostPlanes. Only TestMain changes it, by FARED_PEERS_PLANES.
+var planes = 4
 
 // Speeds that leaves advertise, in Gbit/s. FRR 8.4 computes with 32 bits of octets a second, so that a community of 34.4 Gbit/s or more has a wrong
 // weight there.

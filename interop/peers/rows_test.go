@@ -53,10 +53,10 @@ const (
 )
 
 // degraded are the weights when the leaf of the first plane advertises half of the full speed.
-var degraded = weights{1, 2, 2, 2}
+var degraded = weights{1, 2, 2, 2, 2, 2, 2, 2}
 
 // without are the weights when the first plane is lost.
-var without = weights{0, 1, 1, 1}
+var without = weights{0, 1, 1, 1, 1, 1, 1, 1}
 
 // idle leaves all processes without an event for a moment, as they are most of the time.
 func idle(d time.Duration) {

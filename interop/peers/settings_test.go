@@ -95,7 +95,7 @@ func TestSettings(t *testing.T) {
 	if got := strings.Join(names, " "); got != "update1 kill1 update100" {
 		t.Errorf("rows %s", got)
 	}
-	for key, wrong := range map[string]string{"ROWS": "upgrade", "CONTESTANTS": "cisco", "SIZES": "0", "REPETITIONS": "-1", "BUSY": "x"} {
+	for key, wrong := range map[string]string{"ROWS": "upgrade", "CONTESTANTS": "cisco", "SIZES": "0", "REPETITIONS": "-1", "BUSY": "x", "FLAP": "5m"} {
 		if s, err := settingsOf(func(k string) string { return map[string]string{"FARED_PEERS_" + key: wrong}[k] }); err == nil {
 			t.Errorf("%s=%s is accepted: %+v", key, wrong, s)
 		}

@@ -164,11 +164,13 @@ type pace struct {
 	interval time.Duration
 }
 
+// longestTraffic is the longest time from start to stop.
+const longestTraffic = 40 * time.Second
+
 // start sends packets of flows in turn until stop.
 func (x *traffic) start(flows []flow, p pace) {
-	const longest = 40 * time.Second
 	x.flows, x.from = flows, x.next
-	x.sent = make([]packet, int(longest/p.interval)*p.burst)
+	x.sent = make([]packet, int(longestTraffic/p.interval)*p.burst)
 	x.written.Store(0)
 	x.halt.Store(false)
 	x.ended = make(chan struct{})
@@ -238,7 +240,7 @@ func (x *traffic) settledAt(sent []packet, began moment, places []int8) moment {
 
 // shares checks that the places of flows follow weights, as far as their number tells, and that no packet is lost, or with weights of zero every one.
 func shares(places []int8, want weights) error {
-	var count [planes]float64
+	var count [mostPlanes]float64
 	arrived := 0
 	for _, p := range places {
 		if p != lost {
@@ -247,7 +249,7 @@ func shares(places []int8, want weights) error {
 		}
 	}
 	var sum float64
-	for _, w := range want {
+	for _, w := range want[:planes] {
 		sum += float64(w)
 	}
 	if sum == 0 {
