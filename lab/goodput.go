@@ -42,6 +42,8 @@ type PlaneBytes struct {
 	// Wire counts all bytes that the servers' sub-ports in the plane have sent, by the kernel's counters, whatever slot they belong to. 0
 	// means that they are not counted: in a plane of memory, or in mode per-packet, whose slots have no sub-port.
 	Wire uint64 `json:"wire_bytes"`
+	// Fell reports that a part of the plane has failed: what its slots sent before they followed may have left by other planes.
+	Fell bool `json:"fell"`
 }
 
 // report sums the runs of a step.
@@ -63,6 +65,7 @@ func (f *flight) report(start time.Time, allowed uint64) *Transfer {
 			sum.Sent += p.GetSent()
 			sum.Due += p.GetDue()
 			sum.Wire += p.GetWire()
+			sum.Fell = sum.Fell || p.GetFell()
 			r.Planes[p.GetPlane()] = sum
 			r.Retransmitted += p.GetAgain()
 		}
@@ -89,7 +92,7 @@ func (f *flight) report(start time.Time, allowed uint64) *Transfer {
 }
 
 // offWeights returns a fault for each plane whose part on the wire differs from that of the weights by more than planeTolerance and the
-// part of the retransmissions, which may take any plane. Planes that are not counted are compared with nothing.
+// part of the retransmissions, which may take any plane, and by what failed planes' slots sent before they followed. Planes that are not counted are compared with nothing.
 func (r *Transfer) offWeights() (wrong []string) {
 	var sent, due, wire float64
 	for _, p := range r.Planes {
@@ -100,10 +103,20 @@ func (r *Transfer) offWeights() (wrong []string) {
 	if sent < judgedBytes || due == 0 {
 		return nil
 	}
+	diverted := 0.0 // from planes that have failed to the others, until the slots followed
+	for _, p := range r.Planes {
+		if p.Wire > 0 && p.Fell {
+			diverted += max(0, float64(p.Due)/due-float64(p.Wire)/wire)
+		}
+	}
 	for _, name := range slices.Sorted(maps.Keys(r.Planes)) {
 		p := r.Planes[name]
 		carried, wanted := float64(p.Wire)/wire, float64(p.Due)/due
-		if p.Wire > 0 && math.Abs(carried-wanted) > planeTolerance+float64(r.Retransmitted)/sent {
+		off := carried - wanted - diverted
+		if !p.Fell {
+			off = max(off, wanted-carried)
+		}
+		if p.Wire > 0 && off > planeTolerance+float64(r.Retransmitted)/sent {
 			wrong = append(wrong, fmt.Sprintf("the transfer: %s carried %.1f %% of the bytes on the wire, the weights give %.1f %%", name, 100*carried, 100*wanted))
 		}
 	}
@@ -160,7 +173,7 @@ func SummarizeTransfers(runs [][]Result) *TransferSummary {
 			s.WrongBytes += t.WrongBytes
 			for name, p := range t.Planes {
 				sum := s.Planes[name]
-				s.Planes[name] = PlaneBytes{sum.Sent + p.Sent, sum.Due + p.Due, sum.Wire + p.Wire}
+				s.Planes[name] = PlaneBytes{sum.Sent + p.Sent, sum.Due + p.Due, sum.Wire + p.Wire, sum.Fell || p.Fell}
 			}
 		}
 	}

@@ -57,9 +57,9 @@ func TestSummarizeTransfers(t *testing.T) {
 	if s := SummarizeTransfers([][]Result{{{}, {}}}); s != nil {
 		t.Errorf("%+v of nothing", s)
 	}
-	step := Result{Transfer: &Transfer{Bytes: 5, Lost: 1, Duplicated: 2, WrongBytes: 3, Planes: map[string]PlaneBytes{"p0": {4, 6, 5}}}}
+	step := Result{Transfer: &Transfer{Bytes: 5, Lost: 1, Duplicated: 2, WrongBytes: 3, Planes: map[string]PlaneBytes{"p0": {4, 6, 5, false}}}}
 	s := SummarizeTransfers([][]Result{{step, {}}, {step}})
-	if s.Steps != 2 || s.Bytes != 10 || s.Lost != 2 || s.Duplicated != 4 || s.WrongBytes != 6 || s.Planes["p0"] != (PlaneBytes{8, 12, 10}) {
+	if s.Steps != 2 || s.Bytes != 10 || s.Lost != 2 || s.Duplicated != 4 || s.WrongBytes != 6 || s.Planes["p0"] != (PlaneBytes{8, 12, 10, false}) {
 		t.Errorf("%+v", s)
 	}
 }
@@ -112,11 +112,14 @@ func TestOffWeights(t *testing.T) {
 		resent uint64
 		want   int
 	}{
-		"as weighted":        {PlaneBytes{100 * mega, 100 * mega, 107 * mega}, PlaneBytes{200 * mega, 200 * mega, 215 * mega}, 0, 0},
-		"slots hide it":      {PlaneBytes{100 * mega, 100 * mega, 160 * mega}, PlaneBytes{200 * mega, 200 * mega, 160 * mega}, 0, 2},
-		"retransmissions":    {PlaneBytes{100 * mega, 100 * mega, 130 * mega}, PlaneBytes{200 * mega, 200 * mega, 205 * mega}, 30 * mega, 0},
-		"a plane of memory":  {PlaneBytes{100 * mega, 100 * mega, 107 * mega}, PlaneBytes{200 * mega, 200 * mega, 0}, 0, 0},
-		"too few to compare": {PlaneBytes{mega, mega, 2 * mega}, PlaneBytes{mega, mega, mega}, 0, 0},
+		"as weighted":        {PlaneBytes{100 * mega, 100 * mega, 107 * mega, false}, PlaneBytes{200 * mega, 200 * mega, 215 * mega, false}, 0, 0},
+		"slots hide it":      {PlaneBytes{100 * mega, 100 * mega, 160 * mega, false}, PlaneBytes{200 * mega, 200 * mega, 160 * mega, false}, 0, 2},
+		"retransmissions":    {PlaneBytes{100 * mega, 100 * mega, 130 * mega, false}, PlaneBytes{200 * mega, 200 * mega, 205 * mega, false}, 30 * mega, 0},
+		"diverted":           {PlaneBytes{100 * mega, 100 * mega, 60 * mega, true}, PlaneBytes{200 * mega, 200 * mega, 250 * mega, false}, 0, 0},
+		"not by a failure":   {PlaneBytes{100 * mega, 100 * mega, 60 * mega, false}, PlaneBytes{200 * mega, 200 * mega, 250 * mega, false}, 0, 2},
+		"to a failed plane":  {PlaneBytes{100 * mega, 100 * mega, 160 * mega, true}, PlaneBytes{200 * mega, 200 * mega, 160 * mega, false}, 0, 2},
+		"a plane of memory":  {PlaneBytes{100 * mega, 100 * mega, 107 * mega, false}, PlaneBytes{200 * mega, 200 * mega, 0, false}, 0, 0},
+		"too few to compare": {PlaneBytes{mega, mega, 2 * mega, false}, PlaneBytes{mega, mega, mega, false}, 0, 0},
 	} {
 		r := &Transfer{Planes: map[string]PlaneBytes{"p0": test.a, "p1": test.b}, Retransmitted: test.resent}
 		if wrong := r.offWeights(); len(wrong) != test.want {

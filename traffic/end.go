@@ -183,7 +183,7 @@ func (e *end) result() *farev1.TrafficEnd {
 	e.role.report(out)
 	if e.set != nil {
 		for _, s := range e.set.Slots() {
-			out.Slots = append(out.Slots, &farev1.TrafficSlot{Slot: uint32(s.Slot.Slot), Plane: s.Plane, Sent: s.Sent, Again: s.Again, Due: s.Due, Stalls: s.Stalls})
+			out.Slots = append(out.Slots, &farev1.TrafficSlot{Slot: uint32(s.Slot.Slot), Plane: s.Plane, Sent: s.Sent, Again: s.Again, Due: s.Due, Stalls: s.Stalls, Fell: s.Fell})
 		}
 	}
 	return out

@@ -192,6 +192,7 @@ func pairReport(cfg Config, p *farev1.TrafficPair, source, destination *farev1.T
 			plane.Sent += s.GetSent()
 			plane.Again += s.GetAgain()
 			plane.Stalls += s.GetStalls()
+			plane.Fell = plane.GetFell() || s.GetFell()
 		}
 		for _, s := range initiator.GetSlots() {
 			planes.of(s.GetPlane()).Due += s.GetDue()

@@ -101,13 +101,25 @@ func wrongPlanes(n *farev1.TrafficNodeReport) []string {
 	var worst *farev1.TrafficPlaneReport
 	// Packets toward a device without a carrier are in the slots' bytes and not on the wire, and are sent again.
 	largest := int64(wrongPlane + ppb(again, slotSum))
+	off := func(p *farev1.TrafficPlaneReport) int64 {
+		return int64(ppb(p.GetWire(), wireSum)) - int64(ppb(p.GetSent()+p.GetAgain(), slotSum))
+	}
+	diverted := int64(0) // from planes that have failed to the others, until the slots followed
+	for _, p := range n.GetPlanes() {
+		if p.Wire != nil && p.GetFell() {
+			diverted += max(0, -off(p))
+		}
+	}
 	for _, p := range n.GetPlanes() {
 		if p.Wire == nil {
 			continue
 		}
-		off := int64(ppb(p.GetWire(), wireSum)) - int64(ppb(p.GetSent()+p.GetAgain(), slotSum))
-		if max(off, -off) > largest {
-			worst, largest = p, max(off, -off)
+		most := off(p) - diverted
+		if !p.GetFell() {
+			most = max(most, -off(p))
+		}
+		if most > largest {
+			worst, largest = p, most
 		}
 	}
 	if worst == nil {

@@ -30,6 +30,10 @@ func TestWrongPlanes(t *testing.T) {
 	plane := func(name string, sent, again uint64, wire *uint64) *farev1.TrafficPlaneReport {
 		return &farev1.TrafficPlaneReport{Plane: name, Sent: sent * mega, Again: again * mega, Wire: wire}
 	}
+	fell := func(p *farev1.TrafficPlaneReport) *farev1.TrafficPlaneReport {
+		p.Fell = true
+		return p
+	}
 	wired := func(n uint64) *uint64 { return proto.Uint64(n * mega) }
 	for name, test := range map[string]struct {
 		planes []*farev1.TrafficPlaneReport
@@ -41,6 +45,10 @@ func TestWrongPlanes(t *testing.T) {
 		"sent again":        {[]*farev1.TrafficPlaneReport{plane("p0", 100, 100, wired(210)), plane("p1", 100, 0, wired(105))}, ""},
 		"a carrier lost":    {[]*farev1.TrafficPlaneReport{plane("p0", 100, 20, wired(125)), plane("p1", 100, 0, wired(84))}, ""},
 		"more than lost":    {[]*farev1.TrafficPlaneReport{plane("p0", 100, 20, wired(190)), plane("p1", 100, 0, wired(40))}, "left by plane p0"},
+		"diverted":          {[]*farev1.TrafficPlaneReport{fell(plane("p0", 40, 0, wired(20))), plane("p1", 100, 0, wired(115)), plane("p2", 100, 0, wired(120))}, ""},
+		"none has failed":   {[]*farev1.TrafficPlaneReport{plane("p0", 40, 0, wired(20)), plane("p1", 100, 0, wired(115)), plane("p2", 100, 0, wired(120))}, "left by plane p0"},
+		"more than failed":  {[]*farev1.TrafficPlaneReport{fell(plane("p0", 40, 0, wired(20))), plane("p1", 100, 0, wired(75)), plane("p2", 100, 0, wired(160))}, "left by plane p1"},
+		"to a failed one":   {[]*farev1.TrafficPlaneReport{fell(plane("p0", 40, 0, wired(80))), plane("p1", 100, 0, wired(90)), plane("p2", 100, 0, wired(90))}, "left by plane p0"},
 		"not counted":       {[]*farev1.TrafficPlaneReport{plane("p0", 100, 0, nil), plane("p1", 100, 0, nil)}, ""},
 		"a plane of memory": {[]*farev1.TrafficPlaneReport{plane("p0", 100, 0, wired(103)), plane("p1", 100, 0, wired(104)), plane("p2", 100, 0, nil)}, ""},
 		"little":            {[]*farev1.TrafficPlaneReport{plane("p0", 2, 0, wired(5)), plane("p1", 2, 0, wired(1))}, ""},

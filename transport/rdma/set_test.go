@@ -189,6 +189,34 @@ func TestSharesAreExact(t *testing.T) {
 	}
 }
 
+// TestFell checks which slots are reported as those of a failed plane: not the others, neither when their shares rise nor when they return to what they were.
+func TestFell(t *testing.T) {
+	p := connectPair(t, 2, SetConfig{SegmentSize: 1024, SendDepth: 64}, fourPlanes(), ordered)
+	third := uint32(wecmp.Parts / 3)
+	for _, test := range []struct {
+		shares []uint32
+		fell   [4]bool
+	}{
+		{nil, [4]bool{}},
+		{[]uint32{third, third + 1, 0, third}, [4]bool{2: true}},                                // a plane is lost
+		{nil, [4]bool{2: true}},                                                                 // and returns
+		{[]uint32{285714286, 142857142, 285714286, 285714286}, [4]bool{1: true, 2: true}},       // half of another one
+		{[]uint32{0, 0, 0, 0}, [4]bool{1: true, 2: true}},                                       // nothing is sent
+		{[]uint32{250000000, 250000001, 249999999, 250000000}, [4]bool{1: true, 2: true}},       // no shares before
+		{[]uint32{249999999, 250000000, 250000001, 250000000}, [4]bool{1: true, 2: true}},       // rounded
+		{[]uint32{10000000, 330000000, 330000000, 330000000}, [4]bool{true, true, true, false}}, // slow
+	} {
+		if err := p.set[0].SetSlots(fourPlanes(test.shares...)); err != nil {
+			t.Fatal(err)
+		}
+		for i, s := range p.set[0].Slots() {
+			if s.Fell != test.fell[i] {
+				t.Errorf("shares %v: slot %d: fell %v", test.shares, i, s.Fell)
+			}
+		}
+	}
+}
+
 // TestPlaneDies checks that operations in flight on a failed plane continue on live slots, and later return to the plane.
 func TestPlaneDies(t *testing.T) {
 	p := connectPair(t, 3, SetConfig{SegmentSize: 1024}, fourPlanes(), ordered)

@@ -29,6 +29,9 @@ type SlotStatus struct {
 	// a stall in progress.
 	Stalls  uint64
 	Stalled bool
+	// Fell reports that the share has fallen by more than 1 %, relative to the largest share of the set, or to 0 because the plane's transport has changed: the
+	// slot's sub-port or plane has failed. Packets sent before that may have left by another one.
+	Fell bool
 }
 
 // slot is a slot of a set.
@@ -41,6 +44,7 @@ type slot struct {
 	part        uint32 // share of new operations: Share, or 0 while this slot is stalled and another is not
 	stalled     bool
 	stalls      uint64
+	fell        bool
 }
 
 // lanes are a set's channels, with the slots and their shares, which spread the operations.
@@ -89,14 +93,19 @@ func (ls *lanes) setSlots(slots []Slot) error {
 	if len(slots) != len(ls.slots) {
 		return fmt.Errorf("%d slots for a set that has %d: reconnect", len(slots), len(ls.slots))
 	}
+	before, after := uint64(0), uint64(0)
+	for i, is := range slots {
+		before, after = max(before, uint64(ls.slots[i].Share)), max(after, uint64(is.Share))
+	}
 	for i, is := range slots {
 		o := ls.slots[i]
+		o.fell = o.fell || 100*uint64(is.Share)*before < 99*uint64(o.Share)*after
 		if t := ls.device.transportOf(is.Plane); t != o.transport {
 			if !o.elsewhere {
 				ls.device.log.Warn("a slot has moved to a plane of another transport: parked until it returns", "destination", ls.remote,
 					"slot", i, "plane", is.Plane, "carried_by", t.Name(), "channel", o.transport.Name())
 			}
-			o.elsewhere, o.Share = true, 0
+			o.elsewhere, o.fell, o.Share = true, true, 0
 			continue
 		}
 		o.elsewhere, o.Slot = false, is
@@ -214,7 +223,7 @@ func (ls *lanes) booked(n int) {
 // status returns the slots with their counters.
 func (ls *lanes) status() (out []SlotStatus) {
 	for _, o := range ls.slots {
-		out = append(out, SlotStatus{Slot: o.Slot, Sent: o.sent.Load(), Again: o.again.Load(), Due: uint64(o.due), Stalls: o.stalls, Stalled: o.stalled})
+		out = append(out, SlotStatus{Slot: o.Slot, Sent: o.sent.Load(), Again: o.again.Load(), Due: uint64(o.due), Stalls: o.stalls, Stalled: o.stalled, Fell: o.fell})
 	}
 	return out
 }

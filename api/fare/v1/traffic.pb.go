@@ -1477,7 +1477,10 @@ type TrafficSlot struct {
 	Due uint64 `protobuf:"varint,5,opt,name=due,proto3" json:"due,omitempty"`
 	// Times that the slot had data in flight and no acknowledgement for 100 ms (rdma.Timing.Stall). New operations used other slots until the
 	// next acknowledgement.
-	Stalls        uint64 `protobuf:"varint,6,opt,name=stalls,proto3" json:"stalls,omitempty"`
+	Stalls uint64 `protobuf:"varint,6,opt,name=stalls,proto3" json:"stalls,omitempty"`
+	// True if the slot's share has fallen by more than 1 % relative to the largest, or its plane has got another transport: its sub-port or plane has failed. Until the
+	// share fell, the kernel or the bpf driver may have sent its packets by another sub-port.
+	Fell          bool `protobuf:"varint,7,opt,name=fell,proto3" json:"fell,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1552,6 +1555,13 @@ func (x *TrafficSlot) GetStalls() uint64 {
 		return x.Stalls
 	}
 	return 0
+}
+
+func (x *TrafficSlot) GetFell() bool {
+	if x != nil {
+		return x.Fell
+	}
+	return false
 }
 
 // TrafficCounter is a transport's counter since the beginning of the run.
@@ -2194,7 +2204,9 @@ type TrafficPlaneReport struct {
 	// Bytes that the plane's devices have sent, by the kernel's counters (TrafficWire); absent if the slots do not name their devices.
 	Wire *uint64 `protobuf:"varint,9,opt,name=wire,proto3,oneof" json:"wire,omitempty"`
 	// Part of all counted planes' wire, multiplied by the counted planes' part of sent: 0 where wire is absent.
-	WirePpb       uint64 `protobuf:"varint,10,opt,name=wire_ppb,json=wirePpb,proto3" json:"wire_ppb,omitempty"`
+	WirePpb uint64 `protobuf:"varint,10,opt,name=wire_ppb,json=wirePpb,proto3" json:"wire_ppb,omitempty"`
+	// True if the share of a slot of the plane has fallen (TrafficSlot.fell).
+	Fell          bool `protobuf:"varint,11,opt,name=fell,proto3" json:"fell,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2297,6 +2309,13 @@ func (x *TrafficPlaneReport) GetWirePpb() uint64 {
 		return x.WirePpb
 	}
 	return 0
+}
+
+func (x *TrafficPlaneReport) GetFell() bool {
+	if x != nil {
+		return x.Fell
+	}
+	return false
 }
 
 type TrafficInterval struct {
@@ -2529,14 +2548,15 @@ const file_fare_v1_traffic_proto_rawDesc = "" +
 	"\x05error\x18\x0e \x01(\tR\x05error\"=\n" +
 	"\rTrafficBucket\x12\x16\n" +
 	"\x06bucket\x18\x01 \x01(\rR\x06bucket\x12\x14\n" +
-	"\x05count\x18\x02 \x01(\x04R\x05count\"\x8b\x01\n" +
+	"\x05count\x18\x02 \x01(\x04R\x05count\"\x9f\x01\n" +
 	"\vTrafficSlot\x12\x12\n" +
 	"\x04slot\x18\x01 \x01(\rR\x04slot\x12\x14\n" +
 	"\x05plane\x18\x02 \x01(\tR\x05plane\x12\x12\n" +
 	"\x04sent\x18\x03 \x01(\x04R\x04sent\x12\x14\n" +
 	"\x05again\x18\x04 \x01(\x04R\x05again\x12\x10\n" +
 	"\x03due\x18\x05 \x01(\x04R\x03due\x12\x16\n" +
-	"\x06stalls\x18\x06 \x01(\x04R\x06stalls\"t\n" +
+	"\x06stalls\x18\x06 \x01(\x04R\x06stalls\x12\x12\n" +
+	"\x04fell\x18\a \x01(\bR\x04fell\"t\n" +
 	"\x0eTrafficCounter\x12\x1a\n" +
 	"\bloopback\x18\x01 \x01(\tR\bloopback\x12\x1c\n" +
 	"\ttransport\x18\x02 \x01(\tR\ttransport\x12\x12\n" +
@@ -2597,7 +2617,7 @@ const file_fare_v1_traffic_proto_rawDesc = "" +
 	"\afigures\x18\x04 \x01(\v2\x17.fare.v1.TrafficFiguresR\afigures\x12#\n" +
 	"\rposted_crc32c\x18\x05 \x01(\tR\fpostedCrc32c\x12%\n" +
 	"\x0earrived_crc32c\x18\x06 \x01(\tR\rarrivedCrc32c\x12\x16\n" +
-	"\x06errors\x18\a \x03(\tR\x06errors\"\x94\x02\n" +
+	"\x06errors\x18\a \x03(\tR\x06errors\"\xa8\x02\n" +
 	"\x12TrafficPlaneReport\x12\x14\n" +
 	"\x05plane\x18\x01 \x01(\tR\x05plane\x12\x12\n" +
 	"\x04sent\x18\x02 \x01(\x04R\x04sent\x12\x14\n" +
@@ -2609,7 +2629,8 @@ const file_fare_v1_traffic_proto_rawDesc = "" +
 	"\x06stalls\x18\b \x01(\x04R\x06stalls\x12\x17\n" +
 	"\x04wire\x18\t \x01(\x04H\x00R\x04wire\x88\x01\x01\x12\x19\n" +
 	"\bwire_ppb\x18\n" +
-	" \x01(\x04R\awirePpbB\a\n" +
+	" \x01(\x04R\awirePpb\x12\x12\n" +
+	"\x04fell\x18\v \x01(\bR\x04fellB\a\n" +
 	"\x05_wire\"\x93\x01\n" +
 	"\x0fTrafficInterval\x12\x17\n" +
 	"\afrom_ns\x18\x01 \x01(\x04R\x06fromNs\x12\x13\n" +
