@@ -145,7 +145,9 @@ func TestConnectionManagerPlanes(t *testing.T) {
 		return err
 	})
 	c := command(1, "-c", "-a", serverLoopback)
-	if out, err := f.client.Output(c[0], c[1:]...); err != nil || !strings.Contains(string(out), "ping data: rdma-ping-4") {
+	// rping's thread for events may still want one after its main thread has closed their channel; then its exit status is 255.
+	const late = "rdma_get_cm_event: Bad file descriptor"
+	if out, err := f.client.Output(c[0], c[1:]...); err != nil && !strings.Contains(fmt.Sprint(err)+string(out), late) || !strings.Contains(string(out), "ping data: rdma-ping-4") {
 		t.Fatalf("%v\n%s\n%s", err, out, server.Log())
 	}
 	after, _ := f.received(t)
