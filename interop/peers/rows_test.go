@@ -139,6 +139,15 @@ func rowsAt(n int, s settings) (all []row) {
 				return nil
 			}})
 	}
+	if one {
+		all = append(all, row{name: "idle", rounds: 1,
+			figures: []figure{{"idle-cpu", fmt.Sprintf("%v without an event, processor time", s.flap/3), "ms", ""}},
+			measure: func(b *bed) (samples, error) {
+				before := processorTime(b.pids())
+				idle(s.flap / 3)
+				return samples{"idle-cpu": {milliseconds(processorTime(b.pids()) - before)}}, nil
+			}})
+	}
 	if last && !one {
 		all = append(all, row{name: "links", rounds: 6,
 			figures: []figure{
