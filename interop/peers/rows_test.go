@@ -145,7 +145,17 @@ func rowsAt(n int, s settings) (all []row) {
 			measure: func(b *bed) (samples, error) {
 				before := processorTime(b.pids())
 				idle(s.flap / 3)
-				return samples{"idle-cpu": {milliseconds(processorTime(b.pids()) - before)}}, nil
+				used := processorTime(b.pids()) - before
+				// An UPDATE tells idle processes from stopped ones.
+				_, err := event(b, degraded, even, func() (moment, error) { return b.leaves[0].announce(half, []int{0}) })
+				if err != nil && !errors.Is(err, errLearned) {
+					return nil, err
+				}
+				return samples{"idle-cpu": {milliseconds(used)}}, nil
+			},
+			mend: func(b *bed) error {
+				_, err := b.leaves[0].announce(full, []int{0})
+				return err
 			}})
 	}
 	if last && !one {
