@@ -217,6 +217,29 @@ func TestFell(t *testing.T) {
 	}
 }
 
+// TestFellWithGreatShares checks shares whose products exceed 64 bits.
+func TestFellWithGreatShares(t *testing.T) {
+	for _, test := range []struct {
+		before, after []uint32
+		fell          bool // slot 0
+	}{
+		{[]uint32{1e9, 0, 0, 0}, []uint32{1e9, 0, 0, 0}, false},
+		{[]uint32{430500000, 430500000, 139000000, 0}, []uint32{430500000, 430500000, 139000000, 0}, false},
+		{[]uint32{1e9, 0, 0, 0}, []uint32{5e8, 5e8, 0, 0}, false},
+		{[]uint32{5e8, 5e8, 0, 0}, []uint32{495000000, 505000000, 0, 0}, true},
+		{[]uint32{5e8, 5e8, 0, 0}, []uint32{499000000, 501000000, 0, 0}, false},
+		{[]uint32{5e8, 5e8, 0, 0}, []uint32{0, 1e9, 0, 0}, true},
+	} {
+		p := connectPair(t, 2, SetConfig{SegmentSize: 1024, SendDepth: 64}, fourPlanes(test.before...), ordered)
+		if err := p.set[0].SetSlots(fourPlanes(test.after...)); err != nil {
+			t.Fatal(err)
+		}
+		if s := p.set[0].Slots()[0]; s.Fell != test.fell {
+			t.Errorf("%v to %v: fell %v", test.before, test.after, s.Fell)
+		}
+	}
+}
+
 // TestPlaneDies checks that operations in flight on a failed plane continue on live slots, and later return to the plane.
 func TestPlaneDies(t *testing.T) {
 	p := connectPair(t, 3, SetConfig{SegmentSize: 1024}, fourPlanes(), ordered)

@@ -93,13 +93,13 @@ func (ls *lanes) setSlots(slots []Slot) error {
 	if len(slots) != len(ls.slots) {
 		return fmt.Errorf("%d slots for a set that has %d: reconnect", len(slots), len(ls.slots))
 	}
-	before, after := uint64(0), uint64(0)
+	before, after := 0.0, 0.0 // the largest shares; products of shares exceed 64 bits
 	for i, is := range slots {
-		before, after = max(before, uint64(ls.slots[i].Share)), max(after, uint64(is.Share))
+		before, after = max(before, float64(ls.slots[i].Share)), max(after, float64(is.Share))
 	}
 	for i, is := range slots {
 		o := ls.slots[i]
-		o.fell = o.fell || 100*uint64(is.Share)*before < 99*uint64(o.Share)*after
+		o.fell = o.fell || float64(is.Share)*before < 0.99*float64(o.Share)*after
 		if t := ls.device.transportOf(is.Plane); t != o.transport {
 			if !o.elsewhere {
 				ls.device.log.Warn("a slot has moved to a plane of another transport: parked until it returns", "destination", ls.remote,

@@ -38,7 +38,7 @@ func (a *acks) schedule(at time.Duration) {
 // due reports whether to acknowledge.
 func (a *acks) due(now time.Duration) bool { return a.now || a.at != 0 && now >= a.at }
 
-// patient reports whether an acknowledgement that is due may wait for an XID: at most for limit, since the peer may be waiting, too.
+// patient reports whether an acknowledgement that is due may wait for an XID, and keeps it due: it waits for limit at most, since the peer may be waiting, too.
 func (a *acks) patient(now, limit time.Duration) bool {
 	if a.until == 0 {
 		a.until = now + limit
