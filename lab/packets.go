@@ -66,6 +66,7 @@ func (f *Fabric) watchPackets(ctx context.Context, t *probe.Traffic, w watched) 
 		return nil, nil
 	}
 	f.leavesForward(ctx)
+	portsPlaced(ctx, t)
 	change := t.Roll()
 	if w.judge {
 		if backend.Sleep(ctx, max(steadyAtLeast, min(steadyPackets*t.Gap(), steadyAtMost))) != nil {
@@ -106,6 +107,16 @@ func (f *Fabric) watchPackets(ctx context.Context, t *probe.Traffic, w watched) 
 		wrong = append(wrong, f.undisturbed(t, w, change, steady)...)
 	}
 	return r, wrong
+}
+
+// portsPlaced waits until the senders have source ports that land on the slots' places. Weights may be in effect before a
+// daemon that must ask its data plane for them has the answers. If ports are still missing after the limit, the check of
+// packets reports it.
+func portsPlaced(ctx context.Context, t *probe.Traffic) {
+	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
+	defer cancel()
+	for !t.Placed() && backend.Sleep(ctx, 10*time.Millisecond) == nil {
+	}
 }
 
 // lay copies an outage to the result.

@@ -133,8 +133,14 @@ func (p *prober) tryHash() (seed uint32, ok bool, err error) {
 	return seed, err == nil, err
 }
 
-// transient reports whether an error indicates a temporary shortage of resources.
+// errLinkLost is the error of a check whose device failed meanwhile: its result says nothing about the hash.
+var errLinkLost = errors.New("the link of the check has failed")
+
+// transient reports whether an error indicates a temporary shortage of resources, or a change of links during the check.
 func transient(err error) bool {
+	if errors.Is(err, errLinkLost) {
+		return true
+	}
 	for _, errno := range []unix.Errno{unix.EMFILE, unix.ENFILE, unix.ENOMEM, unix.ENOBUFS, unix.EAGAIN, unix.EINTR, unix.EBUSY} {
 		if errors.Is(err, errno) {
 			return true
@@ -171,7 +177,10 @@ func (p *prober) checkHash() (wrong int, err error) {
 			n, err = p.compare(f, destination, target)
 			wrong += n
 		}
-		if err := errors.Join(err, undo()); f == v6 && disabled(err) {
+		if err = errors.Join(err, undo()); (err != nil || wrong > 0) && p.lost(device) {
+			return 0, errors.Join(errLinkLost, err)
+		}
+		if f == v6 && disabled(err) {
 			p.state.log.Warn("linux data plane: the hash of IPv6 flows is not checked, because the kernel refuses an IPv6 next hop on this device",
 				"device", p.state.have.links[device].Name, "error", err)
 		} else if err != nil {
@@ -179,6 +188,16 @@ func (p *prober) checkHash() (wrong int, err error) {
 		}
 	}
 	return wrong, nil
+}
+
+// lost reports whether packets can no longer leave by a device that was usable when the check began: it is down, or it was
+// deleted, as when a container's cables are connected.
+func (p *prober) lost(device int) bool {
+	if !p.state.have.links[device].Usable() {
+		return false
+	}
+	links, err := p.kernel.conn.LinksByIndex([]int{device})
+	return err == nil && (len(links) == 0 || !links[0].Usable())
 }
 
 // disabled reports whether the kernel refuses IPv6 next hops, either on a device (net.ipv6.conf.DEVICE.disable_ipv6,

@@ -68,6 +68,39 @@ func TestHashAttempts(t *testing.T) {
 	}
 }
 
+// TestHashWhileLinksChange: a check whose device fails or vanishes says nothing about the hash. Hello is retried, and finds another device.
+func TestHashWhileLinksChange(t *testing.T) {
+	for _, change := range [][]string{{"ip", "link", "set", "p0", "down"}, {"ip", "link", "del", "p0"}} {
+		for _, at := range []string{"add nexthop", "add route"} {
+			h := newHost(t, 2)
+			log := h.captured()
+			d := h.open()
+			var err error
+			changed := false
+			refusing(d, func(what string) unix.Errno {
+				if !changed && strings.HasPrefix(what, at) {
+					changed = true
+					if out, err := h.Output(change[0], change[1:]...); err != nil {
+						t.Errorf("%q: %v: %s", change, err, out)
+					}
+				}
+				return 0
+			}, nil, func() { err = d.SetForwarding(h.forwarding) })
+			if !changed || status.Code(err) != codes.Unavailable || len(log.lines("cannot be determined now")) != 1 {
+				t.Errorf("%q at %q: %v, %v, %q", change, at, changed, err, log.lines("level="))
+			}
+			for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(time.Millisecond) {
+				if err = d.SetForwarding(h.forwarding); status.Code(err) != codes.Unavailable || time.Now().After(deadline) {
+					break
+				}
+			}
+			if f := d.Capabilities().FlowHash; err != nil || f.GetAlgorithm() != computed {
+				t.Errorf("%q at %q: then %v, %v; %q", change, at, err, f, log.lines("level="))
+			}
+		}
+	}
+}
+
 // TestLargestWeight: the largest weight follows from the kernel's answer to one of more than 8 bits.
 func TestLargestWeight(t *testing.T) {
 	h := newHost(t, 1)

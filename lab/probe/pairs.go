@@ -1,6 +1,7 @@
 package probe
 
 import (
+	"slices"
 	"time"
 
 	"github.com/fared/fared/topo"
@@ -72,6 +73,15 @@ func (t *Traffic) PairsOf(src, dst int) (all []int) {
 		}
 	}
 	return all
+}
+
+// Placed reports whether all sending slots have source ports that were chosen to land on the slots' places.
+func (t *Traffic) Placed() bool {
+	return !slices.ContainsFunc(t.senders, func(o *sender) bool {
+		o.mu.Lock()
+		defer o.mu.Unlock()
+		return slices.ContainsFunc(o.order, func(out *outlet) bool { return !out.placed })
+	})
 }
 
 // Between returns the numbers of packets sent from one source group to another, and of those that arrived.
