@@ -15,6 +15,7 @@ import (
 
 	farev1 "github.com/fared/fared/api/fare/v1"
 	"github.com/fared/fared/dataplane/internal/contract"
+	"github.com/fared/fared/internal/netnstest"
 	"github.com/fared/fared/internal/rtnl"
 )
 
@@ -89,13 +90,9 @@ func TestHashWhileLinksChange(t *testing.T) {
 			if !changed || status.Code(err) != codes.Unavailable || len(log.lines("cannot be determined now")) != 1 {
 				t.Errorf("%q at %q: %v, %v, %q", change, at, changed, err, log.lines("level="))
 			}
-			for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(time.Millisecond) {
-				if err = d.SetForwarding(h.forwarding); status.Code(err) != codes.Unavailable || time.Now().After(deadline) {
-					break
-				}
-			}
-			if f := d.Capabilities().FlowHash; err != nil || f.GetAlgorithm() != computed {
-				t.Errorf("%q at %q: then %v, %v; %q", change, at, err, f, log.lines("level="))
+			netnstest.Eventually(t, 10*time.Second, func() error { return d.SetForwarding(h.forwarding) })
+			if f := d.Capabilities().FlowHash; f.GetAlgorithm() != computed {
+				t.Errorf("%q at %q: then %v; %q", change, at, f, log.lines("level="))
 			}
 		}
 	}
