@@ -1,12 +1,14 @@
 package backend
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
 	"sync/atomic"
+	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -18,8 +20,8 @@ type Process struct {
 	log     string        // path of its log
 	cmd     *exec.Cmd     // the started command
 	done    chan struct{} // closed when it has ended
-	// stopping is true once its end is wanted.
-	stopping atomic.Bool
+	// stopping is true once its end is wanted, struck once kill or strike has killed it.
+	stopping, struck atomic.Bool
 }
 
 // StartProcess starts a program in a namespace, in a separate process group, so that an interrupt at the terminal ends
@@ -39,7 +41,8 @@ func StartProcess(ns Namespace, node, name, log string, fail func(error), progra
 	}
 	go func() {
 		err := p.cmd.Wait()
-		if !p.stopping.Load() {
+		// The end by another's SIGKILL is unexpected, even if it is noticed when the process was asked to end.
+		if !p.stopping.Load() || killed(err) && !p.struck.Load() {
 			how := "with exit code 0"
 			if err != nil {
 				how = err.Error()
@@ -49,6 +52,16 @@ func StartProcess(ns Namespace, node, name, log string, fail func(error), progra
 		close(p.done)
 	}()
 	return p, nil
+}
+
+// killed reports whether a process has ended by SIGKILL.
+func killed(err error) bool {
+	var exit *exec.ExitError
+	if !errors.As(err, &exit) {
+		return false
+	}
+	status, ok := exit.Sys().(syscall.WaitStatus)
+	return ok && status.Signaled() && status.Signal() == unix.SIGKILL
 }
 
 // Ask asks the process to end.
@@ -77,6 +90,7 @@ func (p *Process) kill() {
 // strike is kill without waiting for the end.
 func (p *Process) strike() {
 	p.stopping.Store(true)
+	p.struck.Store(true)
 	_ = p.cmd.Process.Kill() // an error means that it has already ended
 }
 
