@@ -160,13 +160,18 @@ func (in *incarnation) closeLocal() {
 		local.Close()
 		return
 	}
+	in.awaitSettled()
+	local.Close()
+}
+
+// awaitSettled waits until GoBGP's OPEN exchange has ended, for at most one second.
+func (in *incarnation) awaitSettled() {
 	timer := time.NewTimer(time.Second)
 	defer timer.Stop()
 	select {
 	case <-in.settled:
 	case <-timer.C:
 	}
-	local.Close()
 }
 
 // send writes whole messages to the peer within limit.
@@ -368,12 +373,15 @@ func (in *incarnation) serve(ctx, watching context.Context, info guard.Info, sil
 	}
 	// Before the connection is known, the watch takes none for ours.
 	in.mu.Lock()
-	if in.ended {
+	in.local = local
+	if in.ended { // closeLocal has not seen the connection
 		in.mu.Unlock()
-		local.Close()
+		defer local.Close()
+		if _, err := local.Write(append(in.opening, keepalive...)); err == nil && !in.abandoned() {
+			in.awaitSettled()
+		}
 		return context.Cause(ctx)
 	}
-	in.local = local
 	in.beat = time.AfterFunc(time.Hour, func() {
 		in.beating.Store(false)
 		_, _ = local.Write(keepalive) // the reader notices the end of the connection
@@ -386,7 +394,15 @@ func (in *incarnation) serve(ctx, watching context.Context, info guard.Info, sil
 	return in.fromSpeaker(ctx)
 }
 
-func (in *incarnation) dialLocal(ctx context.Context) (*net.TCPConn, error) {
+// lateDial is the time that a connection to GoBGP has when the incarnation ends meanwhile. Without it a connection that is just being made would be given up
+// here, while GoBGP accepts it and starts goroutines, for which drain has to wait.
+const lateDial = time.Second
+
+func (in *incarnation) dialLocal(parent context.Context) (*net.TCPConn, error) {
+	ctx, cancel := context.WithCancelCause(context.WithoutCancel(parent))
+	defer cancel(nil)
+	stop := context.AfterFunc(parent, func() { time.AfterFunc(lateDial, func() { cancel(context.Cause(parent)) }) })
+	defer stop()
 	d := net.Dialer{
 		LocalAddr: net.TCPAddrFromAddrPort(netip.AddrPortFrom(in.addr, 0)),
 		Timeout:   in.s.speaker.openTimeout,

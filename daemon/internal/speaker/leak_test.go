@@ -55,3 +55,20 @@ func TestFlapsLeaveNothing(t *testing.T) {
 		t.Errorf("heap %d -> %d octets", h0, h1)
 	}
 }
+
+// TestEndWhileConnecting ends speakers while a session's connection to GoBGP is being made, at different times after the session came up. GoBGP's goroutines
+// that would outlive its end race with it, which the race detector notices.
+func TestEndWhileConnecting(t *testing.T) {
+	for i := range 200 {
+		t.Run("", func(t *testing.T) {
+			server, leaf := pairConfig(t, 1)
+			a, b := startPair(t, server, leaf)
+			a.Advertise(0, []Advertisement{})
+			b.Advertise(0, []Advertisement{})
+			a.until("up", func() bool { return a.state(0).gen > 0 })
+			for end := time.Now().Add(time.Duration(i%50) * 40 * time.Microsecond); time.Now().Before(end); {
+				runtime.Gosched()
+			}
+		})
+	}
+}

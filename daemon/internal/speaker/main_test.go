@@ -84,7 +84,6 @@ func start(t testing.TB, s *Speaker) *running {
 			return
 		}
 		stopped = true
-		s.settle()
 		cancel()
 		select {
 		case err := <-done:
@@ -97,24 +96,6 @@ func start(t testing.TB, s *Speaker) *running {
 	}
 	t.Cleanup(r.stop)
 	return r
-}
-
-// settle waits for GoBGP's part of the OPEN exchange of every session, for at most two seconds: StopBgp writes a field that the exchange reads.
-func (s *Speaker) settle() {
-	limit := time.After(2 * time.Second)
-	for _, x := range s.sessions {
-		x.mu.Lock()
-		in := x.current
-		x.mu.Unlock()
-		if in == nil || !in.wasUp.Load() {
-			continue
-		}
-		select {
-		case <-in.settled:
-		case <-limit:
-			return
-		}
-	}
 }
 
 // Take is Speaker.Take, but its events remain valid.
