@@ -51,15 +51,15 @@ func (s *Steering) takeLinks(events []rtnl.LinkEvent, err error) {
 	}
 }
 
-// carriers returns the interface indexes of the sub-ports that have a device.
-func (s *Steering) carriers() []int {
-	indexes := make([]int, 0, len(s.hops))
-	for index, l := range s.links {
+// carriers returns the last known links of the sub-ports that have a device.
+func (s *Steering) carriers() []rtnl.Link {
+	known := make([]rtnl.Link, 0, len(s.hops))
+	for _, l := range s.links {
 		if s.hops[l.Name] != nil {
-			indexes = append(indexes, index)
+			known = append(known, l)
 		}
 	}
-	return indexes
+	return known
 }
 
 // applyLinks applies link events; lost is set if events were missed.

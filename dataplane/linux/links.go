@@ -18,15 +18,15 @@ type links struct {
 	dark    map[int]bool    // devices without a carrier on which packets may be queued for a next hop
 }
 
-// carriers returns the interface indexes of the sub-ports that have a device.
-func (l *links) carriers() []int {
-	indexes := make([]int, 0, len(l.state.want.subPorts))
+// carriers returns the last known links of the sub-ports that have a device.
+func (l *links) carriers() []rtnl.Link {
+	known := make([]rtnl.Link, 0, len(l.state.want.subPorts))
 	for _, sp := range l.state.want.subPorts {
 		if index, ok := l.state.have.names[sp.device]; ok {
-			indexes = append(indexes, index)
+			known = append(known, l.state.have.links[index])
 		}
 	}
-	return indexes
+	return known
 }
 
 // auditGroup compares the buckets of a group with the kernel. The caller holds mu and calls sync.

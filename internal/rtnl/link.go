@@ -24,6 +24,8 @@ type Link struct {
 	Carrier bool
 	// Loopback is IFF_LOOPBACK.
 	Loopback bool
+	// CarrierChanges counts the changes of the carrier since the device was created.
+	CarrierChanges uint32
 }
 
 // Usable reports whether packets can leave.
@@ -43,6 +45,8 @@ func parseLink(b []byte) (l Link, ok bool) {
 			l.Name = readText(v)
 		case unix.IFLA_MTU:
 			l.MTU = readU32(v)
+		case unix.IFLA_CARRIER_CHANGES:
+			l.CarrierChanges = readU32(v)
 		}
 	})
 	return l, l.Index > 0

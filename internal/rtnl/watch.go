@@ -59,19 +59,19 @@ func (l *listener) Wait() error {
 func (l *listener) poll(f func(message)) (err error) {
 	control := l.raw.Control(func(fd uintptr) {
 		for {
-			n, from, failed := unix.Recvfrom(int(fd), l.rx, unix.MSG_TRUNC|unix.MSG_DONTWAIT)
+			n, port, failed := receiveNow(int(fd), l.rx)
 			switch {
 			case failed == unix.EAGAIN:
 				return
 			case failed == unix.EINTR:
-			case failed == unix.ENOBUFS || failed == nil && n > len(l.rx):
+			case failed == unix.ENOBUFS || failed == 0 && n > len(l.rx):
 				// Until the buffer is empty, the kernel does not report further losses.
 				err = ErrOverrun
-			case failed != nil:
+			case failed != 0:
 				err = fmt.Errorf("netlink: receive: %w", failed)
 				return
 			case err == nil:
-				if sender, ok := from.(*unix.SockaddrNetlink); ok && sender.Pid == 0 {
+				if port == 0 {
 					eachMessage(l.rx[:n], func(m message) bool {
 						f(m)
 						return true
@@ -89,8 +89,8 @@ func (l *listener) poll(f func(message)) (err error) {
 // Close ends Wait and closes the socket.
 func (l *listener) Close() error { return l.file.Close() }
 
-// Watch receives link events. The deadline of Wait is a timer of the kernel: a timer of the runtime also wakes the runtime's monitor thread each
-// time, which takes a fifth of the processor time of frequent deadlines.
+// Watch receives link events. The deadline of Wait is a timer of the kernel, because a timer of the runtime also wakes the runtime's monitor thread each
+// time, as would its system calls (raw.go).
 type Watch struct {
 	*listener
 	both    *os.File // epoll, of the socket and the timer
@@ -143,8 +143,8 @@ func (w *Watch) open() (err error) {
 // Wait returns when there may be events, or at the deadline. After Close it returns os.ErrClosed.
 func (w *Watch) Wait() error {
 	err := w.rawBoth.Read(func(fd uintptr) bool {
-		n, err := unix.EpollWait(int(fd), make([]unix.EpollEvent, 1), 0)
-		return n > 0 || err != nil && err != unix.EINTR
+		ready, err := epollReady(int(fd))
+		return ready || err != nil
 	})
 	if err != nil {
 		return fmt.Errorf("netlink: %w: %w", os.ErrClosed, err)
@@ -164,7 +164,7 @@ func (w *Watch) SetDeadline(t time.Time) error {
 	if w.timer < 0 {
 		return fmt.Errorf("netlink: %w", os.ErrClosed)
 	}
-	return os.NewSyscallError("timerfd_settime", unix.TimerfdSettime(w.timer, 0, &spec, nil)) // until the next call an expired timer stays ready
+	return os.NewSyscallError("timerfd_settime", setTimer(w.timer, &spec)) // until the next call an expired timer stays ready
 }
 
 // Close ends Wait and closes the Watch.

@@ -1,38 +1,34 @@
 package carrier
 
 import (
+	"errors"
 	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
 	"testing"
 	"time"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/fared/fared/internal/linkpoll"
 	"github.com/fared/fared/internal/netns"
 	"github.com/fared/fared/internal/netnstest"
+	"github.com/fared/fared/internal/rtnl"
 )
 
 // TestCovered checks that a link event makes Ask due, that it does not while the carriers are covered, and that Start does in either case.
 func TestCovered(t *testing.T) {
 	netnstest.Require(t)
 	space := netnstest.New(t)
-	var w *Watch
+	w := open(t, space)
 	var id string
 	if err := space.Do(func() (err error) {
-		if id, err = netns.ID(); err == nil {
-			w, err = Open(0)
-		}
+		id, err = netns.ID()
 		return err
 	}); err != nil {
 		t.Fatal(err)
 	}
-	defer func() {
-		if err := w.Close(); err != nil {
-			t.Error(err)
-		}
-		if err := w.Release(); err != nil {
-			t.Error(err)
-		}
-	}()
 	var u unix.Utsname
 	if err := unix.Uname(&u); err != nil {
 		t.Fatal(err)
@@ -84,6 +80,216 @@ func TestCovered(t *testing.T) {
 	w.Cover(false)
 	if !event() {
 		t.Error("not due after an event, no longer covered")
+	}
+}
+
+// open opens a Watch in a namespace for the duration of the test.
+func open(t testing.TB, space *netnstest.Namespace) *Watch {
+	t.Helper()
+	var w *Watch
+	if err := space.Do(func() (err error) {
+		w, err = Open(0)
+		return err
+	}); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := w.Close(); err != nil && !errors.Is(err, os.ErrClosed) {
+			t.Error(err)
+		}
+		if err := w.Release(); err != nil {
+			t.Error(err)
+		}
+	})
+	return w
+}
+
+// cables creates n cables, whose devices are numbered like physical ones, and returns their links at the server's end.
+func cables(t testing.TB, n int) (server, leaf *netnstest.Namespace, links []rtnl.Link) {
+	t.Helper()
+	server, leaf = netnstest.New(t), netnstest.New(t)
+	for i := range n {
+		device := fmt.Sprint("p", i)
+		netnstest.NIC(t, server, device, leaf, device)
+		server.IP("link", "set", device, "up")
+		leaf.IP("link", "set", device, "up")
+	}
+	var conn *rtnl.Conn
+	if err := server.Do(func() (err error) {
+		conn, err = rtnl.Dial()
+		return err
+	}); err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	all, err := conn.Links()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, l := range all {
+		if !l.Loopback {
+			l.Carrier = true // also where the kernel has yet to announce it
+			links = append(links, l)
+		}
+	}
+	if len(links) != n {
+		t.Fatalf("%d links, not %d", len(links), n)
+	}
+	return server, leaf, links
+}
+
+// sysfs lets a Watch read the counts of a namespace's devices, as it does where /sys shows the Watch's namespace.
+func sysfs(t testing.TB, w *Watch, space *netnstest.Namespace) {
+	t.Helper()
+	dir := t.TempDir()
+	if err := space.Do(func() error {
+		return unix.Mount("sysfs", dir, "sysfs", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, "")
+	}); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := unix.Unmount(dir, unix.MNT_DETACH); err != nil {
+			t.Error(err)
+		}
+	})
+	w.counters.class = filepath.Join(dir, "class/net")
+}
+
+// TestUnchanged checks that counts which equal the known ones spare a request, and that other counts, missing ones, and the time since the last request do
+// not: a lost carrier is found although the kernel has yet to announce it.
+func TestUnchanged(t *testing.T) {
+	netnstest.Require(t)
+	server, leaf, known := cables(t, 2)
+	w := open(t, server)
+	// ask returns the links that a request returns some time after the last one, and none if there is no request. Requests with events are repeated.
+	ask := func(known []rtnl.Link, after time.Duration) (answers []rtnl.Link) {
+		t.Helper()
+		for range 100 {
+			w.Start()
+			w.read = time.Now().Add(-after)
+			events, err := w.Ask(known)
+			if err != nil {
+				t.Fatal(err)
+			}
+			answers = answers[:0]
+			for _, e := range events {
+				if e.Asked {
+					answers = append(answers, e.Link)
+				}
+			}
+			if len(events) == len(answers) {
+				return answers
+			}
+		}
+		t.Fatal("events in each of 100 requests")
+		return nil
+	}
+	now := func() []rtnl.Link { return slices.Clone(ask(known, time.Hour)) }
+	if known = now(); len(known) != 2 || !known[0].Usable() || !known[1].Usable() {
+		t.Fatalf("%+v, want two links with a carrier", known)
+	}
+	if time.Since(w.read) > time.Minute {
+		t.Errorf("the last request was at %v", w.read)
+	}
+	if got := ask(known, 0); len(got) != 2 {
+		t.Errorf("/sys of another namespace: %+v, want both links", got)
+	}
+	w.counters.close()
+	sysfs(t, w, server)
+	if got := ask(known, 0); len(got) > 0 {
+		t.Errorf("without a change: %+v", got)
+	}
+	if got := ask(known, trust); len(got) != 2 {
+		t.Errorf("%v after the last request: %+v, want both links", trust, got)
+	}
+	for what, other := range map[string]rtnl.Link{
+		"another name": {Index: known[1].Index, Name: "none"}, "another index": {Index: 7, Name: known[1].Name},
+		"another count": {Index: known[1].Index, Name: known[1].Name, CarrierChanges: known[1].CarrierChanges + 2},
+	} {
+		if got := ask([]rtnl.Link{known[0], other}, 0); len(got) == 0 || got[0] != known[0] {
+			t.Errorf("%s: %+v, want a request", what, got)
+		}
+	}
+	for _, set := range []string{"down", "up", "down"} {
+		leaf.IP("link", "set", known[1].Name, set)
+		if got := ask(known, 0); len(got) != 2 || got[0] != known[0] || got[1].Usable() != (set == "up") || got[1].CarrierChanges == known[1].CarrierChanges {
+			t.Errorf("%s: %+v after %+v", set, got, known)
+		}
+		known = now()
+		if got := ask(known, 0); len(got) > 0 {
+			t.Errorf("%s, known: %+v", set, got)
+		}
+	}
+	server.IP("link", "del", known[1].Name)
+	if got := ask(known, 0); len(got) != 1 {
+		t.Errorf("a deleted device: %+v, want the other one", got)
+	}
+	if got := ask(known[:1], 0); len(got) > 0 || len(w.counters.files) != 1 {
+		t.Errorf("without it: %+v, %d files are open", got, len(w.counters.files))
+	}
+}
+
+// TestParseCount checks texts that are no count.
+func TestParseCount(t *testing.T) {
+	for text, want := range map[string]uint32{"0\n": 0, "12\n": 12, "4294967295\n": 4294967295} {
+		if n, ok := parseCount([]byte(text)); !ok || n != want {
+			t.Errorf("%q: %d, %v", text, n, ok)
+		}
+	}
+	for _, text := range []string{"", "\n", "1", "1\n\n", "-1\n", "1 \n", "x\n"} {
+		if n, ok := parseCount([]byte(text)); ok {
+			t.Errorf("%q: %d", text, n)
+		}
+	}
+}
+
+// BenchmarkIdle measures the processor time that a Watch of n links takes while none changes, per second, the runtime's threads included: by counts, and by
+// requests.
+func BenchmarkIdle(b *testing.B) {
+	netnstest.Require(b)
+	for _, n := range []int{2, 8, 64} {
+		for _, by := range []string{"counts", "requests"} {
+			b.Run(fmt.Sprintf("%s/%d", by, n), func(b *testing.B) {
+				server, _, known := cables(b, n)
+				w := open(b, server)
+				if by == "counts" {
+					sysfs(b, w, server)
+				}
+				end := make(chan struct{})
+				go func() {
+					defer close(end)
+					for w.Wait() == nil {
+						events, err := w.Poll()
+						if err == nil {
+							var answers []rtnl.LinkEvent
+							answers, err = w.Ask(known)
+							events = append(events, answers...)
+						}
+						if err != nil {
+							b.Error(err)
+							return
+						}
+						for _, e := range events {
+							for i := range known {
+								if known[i].Index == e.Index {
+									known[i] = e.Link
+								}
+							}
+						}
+					}
+				}()
+				time.Sleep(2 * linkpoll.Window)
+				before, start := netnstest.CPU(b), time.Now()
+				for b.Loop() {
+					time.Sleep(time.Second)
+				}
+				b.ReportMetric((netnstest.CPU(b)-before).Seconds()*1e3/time.Since(start).Seconds(), "cpu-ms/s")
+				if err := w.Close(); err != nil {
+					b.Error(err)
+				}
+				<-end
+			})
+		}
 	}
 }
 
