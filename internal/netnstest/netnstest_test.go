@@ -3,8 +3,11 @@ package netnstest
 import (
 	"errors"
 	"fmt"
+	"io/fs"
 	"net"
 	"os"
+	"os/exec"
+	"regexp"
 	"strings"
 	"testing"
 	"time"
@@ -90,5 +93,33 @@ func TestProcessIsStoppedByPid(t *testing.T) {
 	}
 	if _, err := os.Stat(fmt.Sprintf("/proc/%d", p.Pid())); err == nil {
 		t.Error("the process is still there")
+	}
+}
+
+// TestStartOnHost checks that a process sees its namespace's devices in /sys and what is mounted on /sys/fs/bpf, and that this process's mounts stay.
+func TestStartOnHost(t *testing.T) {
+	Require(t, "stat")
+	space, other := New(t), New(t)
+	Veth(t, space, "only-there", other, "v0")
+	kind := func(run func(*exec.Cmd) ([]byte, error)) string {
+		out, err := run(exec.Command("stat", "-f", "-c", "%i %T", "/sys/fs/bpf"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return string(out)
+	}
+	bpf := kind((*exec.Cmd).Output)
+	p := space.StartOnHost(t, "sh", "-c", "stat -f -c '%i %T' /sys/fs/bpf; cat /sys/class/net/only-there/iflink")
+	Eventually(t, time.Minute, func() error {
+		if p.Running() == nil {
+			return errors.New("it runs still")
+		}
+		return nil
+	})
+	if log := p.Log(); !regexp.MustCompile("^" + regexp.QuoteMeta(bpf) + "[0-9]+\n$").MatchString(log) {
+		t.Errorf("%q, want %q and a number", log, bpf)
+	}
+	if _, err := os.Stat("/sys/class/net/only-there"); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("this process has it too: %v", err)
 	}
 }

@@ -3,8 +3,10 @@ package netnstest
 import (
 	"bytes"
 	"fmt"
+	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"sync"
 	"testing"
 	"time"
@@ -27,11 +29,46 @@ type Process struct {
 // test has failed by then, the end of the program's output is logged.
 func (n *Namespace) Start(t testing.TB, name string, args ...string) *Process {
 	t.Helper()
+	return n.start(t, func(run func() error) error { return run() }, name, args...)
+}
+
+// StartOnHost is Start with a /sys that shows the namespace's devices, as on a host; what is mounted on /sys/fs/bpf stays.
+func (n *Namespace) StartOnHost(t testing.TB, name string, args ...string) *Process {
+	t.Helper()
+	return n.start(t, withSysfs, name, args...)
+}
+
+// withSysfs calls run with mounts of the calling thread, which ends with its goroutine.
+func withSysfs(run func() error) error {
+	runtime.LockOSThread() // and never unlocked
+	if err := unix.Unshare(unix.CLONE_NEWNS); err != nil {
+		return os.NewSyscallError("unshare", err)
+	}
+	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_SLAVE, ""); err != nil {
+		return os.NewSyscallError("mount", err)
+	}
+	const bpf = "/sys/fs/bpf"
+	tree, err := unix.OpenTree(unix.AT_FDCWD, bpf, unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC)
+	if err != nil {
+		return os.NewSyscallError("open_tree "+bpf, err)
+	}
+	defer unix.Close(tree)
+	if err := unix.Mount("sysfs", "/sys", "sysfs", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, ""); err != nil {
+		return os.NewSyscallError("mount /sys", err)
+	}
+	if err := unix.MoveMount(tree, "", unix.AT_FDCWD, bpf, unix.MOVE_MOUNT_F_EMPTY_PATH); err != nil {
+		return os.NewSyscallError("move_mount "+bpf, err)
+	}
+	return run()
+}
+
+func (n *Namespace) start(t testing.TB, with func(run func() error) error, name string, args ...string) *Process {
+	t.Helper()
 	p := &Process{Name: filepath.Base(name), cmd: exec.Command(name, args...), done: make(chan struct{})}
 	p.cmd.Stdout, p.cmd.Stderr = &p.log, &p.log
 	// In a separate process group an interrupt at the terminal ends only the test, which ends this process.
 	p.cmd.SysProcAttr = &unix.SysProcAttr{Setpgid: true}
-	if err := n.Do(p.cmd.Start); err != nil {
+	if err := n.Do(func() error { return with(p.cmd.Start) }); err != nil {
 		t.Fatalf("start %s in %s: %v", name, n.Name, err)
 	}
 	go func() {

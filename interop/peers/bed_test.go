@@ -114,7 +114,7 @@ func newBed(t testing.TB, c contestant, destinations int, v variant) *bed {
 // run starts a process of the contestant.
 func (b *bed) run(name string, args ...string) *netnstest.Process {
 	b.t.Helper()
-	p := b.server.Start(b.t, name, args...)
+	p := b.server.StartOnHost(b.t, name, args...)
 	b.processes = append(b.processes, p)
 	return p
 }
