@@ -144,3 +144,33 @@ func TestKeeper(t *testing.T) {
 		}
 	}
 }
+
+// TestPace requires rare readings after calm ones without anything to release, and frequent ones from the next burst, or the next garbage, on.
+func TestPace(t *testing.T) {
+	var k keeper
+	read := func(idle bool, want time.Duration, wantChange bool) {
+		t.Helper()
+		if next, changed := k.pace(idle); next != want || changed != wantChange {
+			t.Errorf("%v, changed %v; want %v, %v", next, changed, want, wantChange)
+		}
+	}
+	for range 2 {
+		for range calm - 1 {
+			read(true, period, false)
+		}
+		read(true, resting, true)
+		read(true, resting, false)
+		read(false, period, true)
+		read(false, period, false)
+	}
+	for range calm - 1 {
+		read(true, period, false)
+	}
+	k.last = heap{free: 2 * least}
+	read(true, period, false)
+	k.last = heap{}
+	for range calm - 1 {
+		read(true, period, false)
+	}
+	read(true, resting, true)
+}

@@ -15,6 +15,8 @@ import (
 const (
 	// period is the interval between two readings of the runtime's metrics, which take microseconds.
 	period = 100 * time.Millisecond
+	// resting is the interval after calm readings without a release, because each wakes threads of the process.
+	resting, calm = 500 * time.Millisecond, 10
 	// busy is the allocation in a period, in bytes, from which on the process is not idle. A collection would compete with the burst.
 	busy = 1 << 20
 	// worth is the fraction of the heap in use, and least the number of bytes, that a release must promise to return.
@@ -34,7 +36,11 @@ func Keep(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		case now := <-tick.C:
-			if !k.idle(read(), now) {
+			idle := k.idle(read(), now)
+			if next, changed := k.pace(idle); changed {
+				tick.Reset(next)
+			}
+			if !idle {
 				continue
 			}
 			if k.worthwhile() {
@@ -71,6 +77,19 @@ type keeper struct {
 	burst bool      // the process was busy after start-up
 	// Start-up, and the first burst, is over: its pages were unmapped.
 	startUp, first bool
+	quiet          int // number of consecutive readings without a burst or a release
+}
+
+// pace returns the interval to the next reading, and whether it has changed.
+func (k *keeper) pace(idle bool) (next time.Duration, changed bool) {
+	before := k.quiet
+	if k.quiet++; !idle || k.worthwhile() {
+		k.quiet = 0
+	}
+	if k.quiet < calm {
+		return period, before >= calm
+	}
+	return resting, before < calm
 }
 
 // idle records a reading, and reports whether the process was idle since the previous one.
