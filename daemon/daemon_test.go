@@ -250,6 +250,7 @@ func TestRefusalsAreShown(t *testing.T) {
 		})
 	}
 	shown("")
+	r.settled(1) // no other operation is refused
 	r.dp.RefuseNext(1, codes.Internal, "the driver is busy")
 	r.links.change(3, func(e *LinkEvent) { e.Up = false }) // a sub-port's state precedes groups
 	r.wait(d, "2:1?")
@@ -257,6 +258,7 @@ func TestRefusalsAreShown(t *testing.T) {
 	r.links.change(3, func(e *LinkEvent) { e.Up = true })
 	r.wait(d, "1:1")
 	shown("")
+	r.settled(1)
 	r.dp.RefuseNext(1, codes.ResourceExhausted, "table full")
 	for i := range 2 {
 		r.leaves[2+i].announce(200e9, d)
