@@ -115,7 +115,7 @@ func (f *Fabric) watchPackets(ctx context.Context, t *probe.Traffic, w watched) 
 func portsPlaced(ctx context.Context, t *probe.Traffic) {
 	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
 	defer cancel()
-	for !t.Placed() && backend.Sleep(ctx, 10*time.Millisecond) == nil {
+	for t.PortsPending() && backend.Sleep(ctx, 10*time.Millisecond) == nil {
 	}
 }
 

@@ -1,7 +1,6 @@
 package probe
 
 import (
-	"slices"
 	"time"
 
 	"github.com/fared/fared/topo"
@@ -75,13 +74,18 @@ func (t *Traffic) PairsOf(src, dst int) (all []int) {
 	return all
 }
 
-// Placed reports whether all sending slots have source ports that were chosen to land on the slots' places.
-func (t *Traffic) Placed() bool {
-	return !slices.ContainsFunc(t.senders, func(o *sender) bool {
+// PortsPending reports whether some sending slots have source ports that were chosen to land on the slots' places, and others do not have them yet. Where the
+// data plane steers by slots' ports, whatever they are, none is pending.
+func (t *Traffic) PortsPending() bool {
+	var placed, unplaced bool
+	for _, o := range t.senders {
 		o.mu.Lock()
-		defer o.mu.Unlock()
-		return slices.ContainsFunc(o.order, func(out *outlet) bool { return !out.placed })
-	})
+		for _, out := range o.order {
+			placed, unplaced = placed || out.placed, unplaced || !out.placed
+		}
+		o.mu.Unlock()
+	}
+	return placed && unplaced
 }
 
 // Between returns the numbers of packets sent from one source group to another, and of those that arrived.

@@ -65,3 +65,26 @@ func TestGatherEnds(t *testing.T) {
 		t.Error("the packet was read: this test has lost its subject")
 	}
 }
+
+// TestPortsPending verifies that source ports are pending while only some are chosen: where none is, the data plane needs no choice.
+func TestPortsPending(t *testing.T) {
+	for _, test := range []struct {
+		placed [][]bool // by sender and outlet
+		want   bool
+	}{
+		{nil, false}, {[][]bool{{}, {}}, false}, {[][]bool{{true, true}, {true}}, false}, {[][]bool{{false}, {false, false}}, false},
+		{[][]bool{{true, false}}, true}, {[][]bool{{true}, {}, {false}}, true},
+	} {
+		tr := &Traffic{}
+		for _, all := range test.placed {
+			o := &sender{}
+			for _, placed := range all {
+				o.order = append(o.order, &outlet{placed: placed})
+			}
+			tr.senders = append(tr.senders, o)
+		}
+		if got := tr.PortsPending(); got != test.want {
+			t.Errorf("%v: %v", test.placed, got)
+		}
+	}
+}
