@@ -367,6 +367,7 @@ func TestBurst(t *testing.T) {
 			ctx, cancel := context.WithCancel(t.Context())
 			defer cancel()
 			p := open(t, ctx, client)
+			synctest.Wait() // the handler waits: it would lock the mutex that the commit below holds, which no Wait waits for
 			for id := range uint64(n) {
 				r := subPort(id+1, id%2 == 1)
 				r.More = more
