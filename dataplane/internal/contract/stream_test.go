@@ -192,6 +192,7 @@ func TestBackPressure(t *testing.T) {
 			ctx, cancel := context.WithCancel(t.Context())
 			defer cancel()
 			p := open(t, ctx, client)
+			synctest.Wait() // as in TestBurst
 			sent := make(chan error, 1)
 			go func() {
 				for id := range uint64(operations) {
