@@ -10,6 +10,7 @@ import (
 
 	"github.com/fared/fared/daemon/config"
 	"github.com/fared/fared/daemon/internal/core"
+	"github.com/fared/fared/internal/testkit/gate"
 )
 
 // carriers is the reference model of damping: the whole history of a link's carrier, evaluated from its begin for every question.
@@ -53,6 +54,7 @@ func (c *carriers) counts(d *config.Damping, now time.Time) bool {
 // TestDampingEqualsItsModel checks in virtual time that random flaps of two links, some of them folded into one event, count exactly when the
 // model allows it, that no fall waits, and that a replay of the recorded events ends in the same state.
 func TestDampingEqualsItsModel(t *testing.T) {
+	gate.WithoutRaceDetector(t, "has one goroutine, and a tenth of the cases with it")
 	held := uint64(0)
 	for seed := range uint64(200) {
 		r := rand.New(rand.NewPCG(seed, 15))

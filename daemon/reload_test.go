@@ -22,6 +22,7 @@ import (
 	"github.com/fared/fared/daemon/internal/core"
 	"github.com/fared/fared/daemon/internal/speaker"
 	"github.com/fared/fared/fare"
+	"github.com/fared/fared/internal/testkit/gate"
 )
 
 // idle returns a daemon that does not run: the test is the loop's goroutine and makes every input.
@@ -168,6 +169,7 @@ func made(l *loop) string {
 // TestReloadEqualsAFreshStart checks that a daemon that was reloaded to a configuration, at any moment and from any other configuration that
 // differs only in reloadable keys, equals a daemon that started with it and had the same inputs.
 func TestReloadEqualsAFreshStart(t *testing.T) {
+	gate.WithoutRaceDetector(t, "has one goroutine, and a tenth of the cases with it")
 	seen := map[string]bool{}
 	index := regexp.MustCompile(`\[\d+\]`)
 	s := shape{Planes: 2, SubPorts: 2}

@@ -13,6 +13,7 @@ import (
 
 	"github.com/fared/fared/daemon/config"
 	"github.com/fared/fared/daemon/internal/core"
+	"github.com/fared/fared/internal/testkit/gate"
 )
 
 // TestRecordingRotates checks that the size limits each file, that a start and a full file preserve the earlier files, and that a recording
@@ -120,6 +121,7 @@ func fill(t *testing.T, r *recorder, p *feed, c *core.Core, now time.Time, n int
 // TestRecordingSurvivesAFullDisk checks that a failed write, even in the middle of a line, loses nothing as long as the pending lines can be
 // kept; that attempts are made once a second; and that the recording replays to the final state.
 func TestRecordingSurvivesAFullDisk(t *testing.T) {
+	gate.WithoutRaceDetector(t, "has one goroutine")
 	s := shape{Planes: 2, SubPorts: 2, NoSpeed: true}
 	for room := range 40 {
 		c, disk := coreOf(t, s.Text()), &fullDisk{room: 8000 + 97*room}

@@ -19,6 +19,7 @@ import (
 	farev1 "github.com/fared/fared/api/fare/v1"
 	"github.com/fared/fared/internal/netnstest"
 	"github.com/fared/fared/internal/race"
+	"github.com/fared/fared/internal/testkit/gate"
 	"github.com/fared/fared/lab/backend"
 	"github.com/fared/fared/topo"
 )
@@ -148,6 +149,7 @@ func leftovers(t testing.TB) []string {
 // by them, without a loss once the changes are complete. (containerlab.TestScenarios plays all scenarios in
 // containers.)
 func TestNetnsScenarios(t *testing.T) {
+	gate.WithoutRaceDetector(t, "drives other processes")
 	for name, test := range map[string]struct {
 		driver    string
 		spec      topo.Spec
@@ -220,6 +222,7 @@ func TestNetnsScenarios(t *testing.T) {
 // kind end their initial updates with End-of-RIB, so that servers converge without waiting for start.deadline, and that
 // failures take effect.
 func TestNetnsDefaults(t *testing.T) {
+	gate.WithoutRaceDetector(t, "drives other processes")
 	for _, leaf := range []string{topo.Fared, topo.FRR, topo.BIRD} {
 		t.Run(leaf, func(t *testing.T) {
 			o := smallest(t, backend.Netns{Driver: "linux"})

@@ -5,6 +5,7 @@ import (
 	"slices"
 	"testing"
 
+	"github.com/fared/fared/internal/testkit/gate"
 	"github.com/fared/fared/lab/backend"
 	"github.com/fared/fared/topo"
 )
@@ -93,6 +94,7 @@ step all of server1
 // began and before the data planes acknowledged the new weights, and their number equals the difference of the
 // counters.
 func TestNetnsTimeline(t *testing.T) {
+	gate.WithoutRaceDetector(t, "drives other processes")
 	o := smallest(t, backend.Netns{Driver: "linux", Rate: 20_000})
 	// FRR gathers changes for 50 ms before it advertises them, so packets are lost whenever senders are scheduled.
 	o.Timeline, o.Leaf = true, topo.FRR

@@ -13,6 +13,7 @@ import (
 	farev1 "github.com/fared/fared/api/fare/v1"
 	"github.com/fared/fared/fare"
 	"github.com/fared/fared/internal/netnstest"
+	"github.com/fared/fared/internal/testkit/gate"
 	"github.com/fared/fared/lab/backend"
 	"github.com/fared/fared/topo"
 )
@@ -25,6 +26,7 @@ const transferBytes = "FARED_TRANSFER"
 // processes, ports of servers lose both cables, Y-cables lose one half, and all of them return. Every byte must arrive
 // correctly and once, no queue pair may report an error, and planes must carry the parts that their weights give them.
 func TestTransfer(t *testing.T) {
+	gate.WithoutRaceDetector(t, "drives other processes")
 	for _, test := range []struct{ transport, driver string }{{"roce", "linux"}, {"roce", "bpf"}, {"superp", "linux"}, {"tcp", "linux"}} {
 		t.Run(test.transport+", "+test.driver, func(t *testing.T) {
 			bytes := uint64(1e9)
@@ -435,6 +437,7 @@ func middle(values []float64) float64 {
 // created, while its control plane and its agent are dead, if leaves keep its routes; if they do not, steps report no
 // transfer until the server is reachable again.
 func TestTransferInScenarios(t *testing.T) {
+	gate.WithoutRaceDetector(t, "drives other processes")
 	const crash = "step both crash\n crash server1 both\nstep both return\n revive server1 both\n"
 	for name, test := range map[string]struct {
 		leaf, transport, memory, script string

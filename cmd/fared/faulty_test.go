@@ -15,6 +15,7 @@ import (
 	"github.com/fared/fared/daemon/config"
 	"github.com/fared/fared/fare"
 	"github.com/fared/fared/internal/netnstest"
+	"github.com/fared/fared/internal/testkit/gate"
 )
 
 // asFaulty makes the test binary act as 'fared run' with faults that no input causes: its value is a folder with a configuration, faulty.yaml. A fault lasts while
@@ -107,6 +108,7 @@ func beFaulty(dir string) error {
 // TestPrometheusFaultyDaemon runs Prometheus with fared's rules next to a daemon whose loop is slow or stuck, or whose calls panic: each fires its alert, which
 // ends with it.
 func TestPrometheusFaultyDaemon(t *testing.T) {
+	gate.WithoutRaceDetector(t, "drives other processes")
 	b := newPrometheusBed(t, "")
 	b.interval = "3s" // a scrape waits two seconds for a stuck loop
 	b.runs["server0"].Kill()

@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/fared/fared/internal/netnstest"
+	"github.com/fared/fared/internal/testkit/gate"
 	"github.com/fared/fared/lab"
 )
 
@@ -70,6 +71,7 @@ func TestLabNetnsFlags(t *testing.T) {
 
 // TestLabTransfer checks that every step reports its transfer, for people and in JSON, and that the end reports the sum.
 func TestLabTransfer(t *testing.T) {
+	gate.WithoutRaceDetector(t, "drives other processes")
 	out := must(t, namespaces(t, "--transport", "roce", "--scenario", "port", "-o", "json")...)
 	lines := strings.Split(strings.TrimSuffix(out, "\n"), "\n")
 	if len(lines) < 3 {
@@ -112,6 +114,7 @@ func TestLabTransfer(t *testing.T) {
 
 // TestLabNetnsJSON checks that a step has the results of its packets, in addition to the common keys.
 func TestLabNetnsJSON(t *testing.T) {
+	gate.WithoutRaceDetector(t, "drives other processes")
 	out := must(t, namespaces(t, "--scenario", "sub-cable", "-o", "json")...)
 	lines := strings.Split(strings.TrimSuffix(out, "\n"), "\n")
 	if len(lines) != 4 {
@@ -145,6 +148,7 @@ func TestLabNetnsJSON(t *testing.T) {
 
 // TestLabNetnsLines checks that the start and the results of packets are shown, within 120 columns.
 func TestLabNetnsLines(t *testing.T) {
+	gate.WithoutRaceDetector(t, "drives other processes")
 	out := must(t, namespaces(t, "--scenario", "none")...)
 	for _, want := range []string{"4 network namespaces, 8 cables\n", "8 of 8 BGP sessions\n", "all 2 pairs match the expected weights", " packets, 0 lost, 0 of them while nothing changed; shares at the leaves: "} {
 		if !strings.Contains(out, want) {
@@ -179,6 +183,7 @@ func TestLabNetnsInterrupted(t *testing.T) {
 
 // TestLabNetnsCleanup checks that --cleanup removes a lab that was kept or killed.
 func TestLabNetnsCleanup(t *testing.T) {
+	gate.WithoutRaceDetector(t, "drives other processes")
 	args := namespaces(t, "--scenario", "none", "--keep")
 	netnstest.KeepsLabs(t)
 	start := func(args ...string) (*exec.Cmd, func() string) {

@@ -15,6 +15,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/fared/fared/internal/testkit/gate"
 )
 
 // quietTime is the environment variable with the duration of TestPrometheusQuiet, 10s by default.
@@ -22,6 +24,7 @@ const quietTime = "FARED_PROMETHEUS_QUIET"
 
 // TestPrometheusQuiet checks that no alert fires while nothing happens but traffic.
 func TestPrometheusQuiet(t *testing.T) {
+	gate.WithoutRaceDetector(t, "drives other processes")
 	quiet := 10 * time.Second
 	if text := os.Getenv(quietTime); text != "" {
 		var err error
@@ -46,6 +49,7 @@ func TestPrometheusQuiet(t *testing.T) {
 // TestPrometheus runs Prometheus with fared's rules next to real daemons, over failures and maintenance: each failure fires its alert alone, which
 // ends with it; nothing fires otherwise; and each query of the dashboard returns data.
 func TestPrometheus(t *testing.T) {
+	gate.WithoutRaceDetector(t, "drives other processes")
 	b := newPrometheusBed(t, "")
 	b.targets = []string{"192.0.2.1:9469"}
 	b.ready()
@@ -126,6 +130,7 @@ func TestPrometheus(t *testing.T) {
 // TestPrometheusFaults runs Prometheus with fared's rules next to real daemons with faults that leave every link and session up: each fires its alert, which
 // ends with it.
 func TestPrometheusFaults(t *testing.T) {
+	gate.WithoutRaceDetector(t, "drives other processes")
 	b := newPrometheusBed(t, "")
 	b.targets = []string{"192.0.2.1:9469"}
 	b.ready()
@@ -264,6 +269,7 @@ func (b *prometheusBed) dashboard(t *testing.T) {
 // TestPrometheusFlaps runs Prometheus with fared's rules next to real daemons with a flapping link, a false origin and an incomplete start: each fires its alert,
 // which ends with it.
 func TestPrometheusFlaps(t *testing.T) {
+	gate.WithoutRaceDetector(t, "drives other processes")
 	b := newPrometheusBed(t, "")
 	b.ready()
 	// change restarts a node with another text in its configuration, and returns the original.
@@ -345,6 +351,7 @@ func smallDisk(t *testing.T, path string, bytes int) (_ string, fill func() (fre
 // TestPrometheusAgent runs Prometheus with fared's rules next to real daemons with an agent that refuses, hangs, cannot write, is interfered with, or drops packets: each fires
 // its alert, which ends with it.
 func TestPrometheusAgent(t *testing.T) {
+	gate.WithoutRaceDetector(t, "drives other processes")
 	b := newPrometheusBed(t, "")
 	disk, fill := smallDisk(t, filepath.Join(b.dir, "disk"), 64<<10)
 	// again starts the agent again with flags.

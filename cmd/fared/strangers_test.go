@@ -19,6 +19,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/fared/fared/internal/netnstest"
+	"github.com/fared/fared/internal/testkit/gate"
 )
 
 // asStranger makes the test binary open connections as a user without privileges: a door in JSON.
@@ -110,6 +111,7 @@ func openFiles(t *testing.T, pid int) int {
 // TestConnectionFlood has a user without privileges open 20,000 connections to each listener of a running daemon and its agent, and hold them: BGP sessions stay, a failed
 // one comes up again, weights reach the data plane, operators are served, and memory and open files stay within the documented bounds.
 func TestConnectionFlood(t *testing.T) {
+	gate.WithoutRaceDetector(t, "judges the memory of processes, which the detector multiplies")
 	if os.Getuid() != 0 {
 		netnstest.Lacks(t, "root, to start a process as another user")
 	}

@@ -7,6 +7,8 @@ import (
 	"slices"
 	"testing"
 	"time"
+
+	"github.com/fared/fared/internal/testkit/gate"
 )
 
 // owners is a simple reference for runs: it deals bucket by bucket into an array.
@@ -44,6 +46,7 @@ func owners(l layout, weights []uint32) []int {
 }
 
 func TestLayoutKeepsItsPromises(t *testing.T) {
+	gate.WithoutRaceDetector(t, "has one goroutine, and a tenth of the cases with it")
 	seed := uint64(time.Now().UnixNano())
 	t.Logf("seed %d", seed)
 	random := rand.New(rand.NewPCG(seed, 0))

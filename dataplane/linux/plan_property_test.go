@@ -13,6 +13,7 @@ import (
 
 	"github.com/fared/fared/dataplane/internal/contract"
 	"github.com/fared/fared/internal/rtnl"
+	"github.com/fared/fared/internal/testkit/gate"
 )
 
 // toyKernel executes ops on maps, by the rules of the kernel. Groups are the model that TestTwinIsTheKernel compares with
@@ -445,6 +446,7 @@ func (p *planTest) restart() {
 // TestPlansReachTheDesiredState applies plans to a toy kernel: from any state, with carriers lost unnoticed and ops refused,
 // the kernel reaches the desired state, the mirror stays equal to the kernel, and planning changes none of its inputs.
 func TestPlansReachTheDesiredState(t *testing.T) {
+	gate.WithoutRaceDetector(t, "has one goroutine, and a tenth of the cases with it")
 	seed := uint64(time.Now().UnixNano())
 	t.Logf("seed %d", seed)
 	for round := range uint64(40) {

@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/fared/fared/internal/testkit/gate"
 )
 
 // sink keeps allocations on the heap.
@@ -41,6 +43,7 @@ func eventually(t *testing.T, what string, cond func() bool) {
 
 // TestKeepReturnsGarbage requires that the garbage of a burst leaves the resident set, which the runtime alone would keep for minutes.
 func TestKeepReturnsGarbage(t *testing.T) {
+	gate.WithoutRaceDetector(t, "judges the memory of processes, which the detector multiplies")
 	const mib = 64
 	defer debug.SetGCPercent(debug.SetGCPercent(-1)) // the runtime itself collects nothing
 	ctx, cancel := context.WithCancel(t.Context())

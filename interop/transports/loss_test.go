@@ -13,6 +13,7 @@ import (
 	"github.com/cilium/ebpf/link"
 
 	"github.com/fared/fared/internal/netnstest"
+	"github.com/fared/fared/internal/testkit/gate"
 	"github.com/fared/fared/transport/rdma"
 	"github.com/fared/fared/transport/rdma/rdmatest"
 	"github.com/fared/fared/transport/tcpqp"
@@ -21,6 +22,7 @@ import (
 // TestTCPUnderLoss checks that the kernel's TCP recovers from the faults of a bad cable, in both directions, while channels move between
 // ports: every operation is executed once, and memory equals the model's.
 func TestTCPUnderLoss(t *testing.T) {
+	gate.WithoutRaceDetector(t, "has millions of packets")
 	netnstest.Require(t, "tc", "nstat")
 	for _, test := range []struct {
 		bad

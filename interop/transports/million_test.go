@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/fared/fared/internal/testkit/gate"
 	"github.com/fared/fared/transport/nupa"
 	"github.com/fared/fared/transport/rdma"
 	"github.com/fared/fared/transport/rdma/rdmatest"
@@ -31,6 +32,7 @@ func operations(t *testing.T) int {
 // TestMillion compares the transports without datagrams with the model, in real time, while slots are parked, lent and returned
 // (rdmatest.Sets does so in virtual time for RoCEv2 and SUPERp).
 func TestMillion(t *testing.T) {
+	gate.WithoutRaceDetector(t, "has millions of packets")
 	for name, construct := range map[string]func(file string) rdma.Transport{
 		"nupa": func(file string) rdma.Transport {
 			return nupa.New(nupa.Config{File: file, Size: 64 << 20, Channels: 20})

@@ -10,6 +10,7 @@ import (
 	"google.golang.org/grpc/codes"
 
 	farev1 "github.com/fared/fared/api/fare/v1"
+	"github.com/fared/fared/internal/testkit/gate"
 )
 
 // peerPlane is a minimal data plane: it applies operations in the order sent, and answers when the test requests it.
@@ -98,6 +99,7 @@ func (p *peerPlane) over(device string) (out []string) {
 // TestEvacuationAgainstThePackets checks that under random changes, refusals and late answers an evacuation is done exactly when no destination
 // leaves over the device, now or because of operations in flight, whatever other objects are refused or change.
 func TestEvacuationAgainstThePackets(t *testing.T) {
+	gate.WithoutRaceDetector(t, "has one goroutine, and a tenth of the cases with it")
 	ended, waited := 0, 0
 	for seed := range uint64(400) {
 		random := rand.New(rand.NewPCG(seed, 7))

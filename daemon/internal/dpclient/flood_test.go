@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	farev1 "github.com/fared/fared/api/fare/v1"
+	"github.com/fared/fared/internal/testkit/gate"
 )
 
 // flood declares size vectors with one destination each and applies them: the result of one leaf that advertises a distinct bandwidth with every
@@ -145,6 +146,7 @@ func BenchmarkFlood(b *testing.B) {
 // TestFloodIsLinear checks that 8 times the vectors take about 8 times the processor time, not 64 times. The limit in between leaves room for
 // cache effects.
 func TestFloodIsLinear(t *testing.T) {
+	gate.WithoutRaceDetector(t, "has one goroutine, and a tenth of the cases with it")
 	const small, times, limit = 2048, 8, 32
 	for _, f := range floods {
 		t.Run(f.name, func(t *testing.T) {

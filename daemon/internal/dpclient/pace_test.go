@@ -5,6 +5,7 @@ import (
 	"time"
 
 	farev1 "github.com/fared/fared/api/fare/v1"
+	"github.com/fared/fared/internal/testkit/gate"
 )
 
 // serial is a data plane in virtual time that applies operations one after another, each vector in cost, all others in no time.
@@ -57,6 +58,7 @@ func (s *serial) step(t *testing.T) (operation, bool) {
 // TestPromptDelayIsBounded checks that, however many bulk vectors wait, a prompt vector is in effect within twice (sets and deletions) bulkDelay,
 // or the time of bulkLeast operations if that is longer, plus its own time.
 func TestPromptDelayIsBounded(t *testing.T) {
+	gate.WithoutRaceDetector(t, "has one goroutine, and a tenth of the cases with it")
 	for _, cost := range []time.Duration{10 * time.Microsecond, 100 * time.Microsecond, 300 * time.Microsecond, 2 * time.Millisecond} {
 		for _, size := range []int{500, 4000} {
 			s := &serial{b: connectedBook(), now: time.Unix(1, 0), cost: cost}

@@ -10,6 +10,7 @@ import (
 	"google.golang.org/grpc/codes"
 
 	farev1 "github.com/fared/fared/api/fare/v1"
+	"github.com/fared/fared/internal/testkit/gate"
 )
 
 // TestNoDestinationGetsForeignWeights runs random transactions against a data plane that answers late, refuses, and disconnects: no operation may
@@ -208,6 +209,7 @@ type bulkCase struct {
 
 // TestBulkChangeIsOneOperation checks the number of operations with which all destinations of a vector, or nearly all, change to another one.
 func TestBulkChangeIsOneOperation(t *testing.T) {
+	gate.WithoutRaceDetector(t, "has one goroutine, and a tenth of the cases with it")
 	for _, c := range []bulkCase{
 		{"all", 10000, 0, 0, 1},
 		{"all but ten", 10000, 10, 0, 12}, // a place for the ten, their ten operations, and the replacement

@@ -4,10 +4,13 @@ import (
 	"math/rand/v2"
 	"slices"
 	"testing"
+
+	"github.com/fared/fared/internal/testkit/gate"
 )
 
 // TestPagesLikeSortedMap checks that a page table behaves like a sorted map, and that a published table never changes.
 func TestPagesLikeSortedMap(t *testing.T) {
+	gate.WithoutRaceDetector(t, "has one goroutine, and a tenth of the cases with it")
 	for seed := range uint64(20) {
 		rng := rand.New(rand.NewPCG(seed, 7))
 		twin := map[Key]*destination{}

@@ -17,6 +17,7 @@ import (
 	"google.golang.org/protobuf/testing/protocmp"
 
 	farev1 "github.com/fared/fared/api/fare/v1"
+	"github.com/fared/fared/internal/testkit/gate"
 )
 
 // strict is a Forwarder that checks that every change starts from its current state and changes it.
@@ -325,6 +326,7 @@ func againstTwin(t testing.TB, d dice, batches int) {
 }
 
 func TestBatchesEqualOneByOne(t *testing.T) {
+	gate.WithoutRaceDetector(t, "has one goroutine, and a tenth of the cases with it")
 	for seed := range uint64(300) {
 		random := rand.New(rand.NewPCG(seed, 1))
 		againstTwin(t, dice{random.IntN}, 40)

@@ -6,6 +6,8 @@ import (
 	"hash/crc32"
 	"math/rand/v2"
 	"testing"
+
+	"github.com/fared/fared/internal/testkit/gate"
 )
 
 // attacker writes anything to the memory while the other end works, among it frames and states that are valid.
@@ -55,6 +57,7 @@ func (a *attacker) attack() {
 
 // TestHostileLines has a peer that writes anything at any time. The end receives only frames whose CRC is right, and works with an honest peer afterwards.
 func TestHostileLines(t *testing.T) {
+	gate.WithoutRaceDetector(t, "has one goroutine, and a tenth of the cases with it")
 	arrived, sentFrames := 0, 0
 	for seed := range seeds(t, 20) {
 		c := newCommon(seed, 12+seed%30, fault{})

@@ -10,6 +10,8 @@ import (
 	"os"
 	"strconv"
 	"testing"
+
+	"github.com/fared/fared/internal/testkit/gate"
 )
 
 // roundsKey is the environment variable with the number of seeds of each test of the model.
@@ -317,6 +319,7 @@ func sameNumber(seed uint64, f fault) error {
 
 // TestFlushesSuffice runs the protocol on caches that are not coherent.
 func TestFlushesSuffice(t *testing.T) {
+	gate.WithoutRaceDetector(t, "has one goroutine, and a tenth of the cases with it")
 	for seed := range seeds(t, 40) {
 		if err := steady(seed, fault{}); err != nil {
 			t.Fatalf("seed %d: %v", seed, err)
@@ -329,6 +332,7 @@ func TestFlushesSuffice(t *testing.T) {
 
 // TestFlushesAreNeeded takes the effect of each flush away, one at a time. Each time the model must notice it.
 func TestFlushesAreNeeded(t *testing.T) {
+	gate.WithoutRaceDetector(t, "has one goroutine, and a tenth of the cases with it")
 	for _, f := range faults {
 		noticed, tried, example := 0, seeds(t, 6), error(nil)
 		for seed := range tried {
@@ -346,6 +350,7 @@ func TestFlushesAreNeeded(t *testing.T) {
 
 // TestRestartsAndPauses kills processes and machines in the middle of anything, and pauses them. Frames in flight are lost, and no others; nothing arrives twice or wrong.
 func TestRestartsAndPauses(t *testing.T) {
+	gate.WithoutRaceDetector(t, "has one goroutine, and a tenth of the cases with it")
 	total, arrived, kills := 0, 0, 0
 	for seed := range seeds(t, 30) {
 		w := newWorld(seed, 12+seed%30, fault{})

@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/fared/fared/internal/testkit/gate"
 	"github.com/fared/fared/transport/internal/wire"
 	"github.com/fared/fared/transport/rdma"
 	"github.com/fared/fared/transport/rdma/rdmatest"
@@ -22,6 +23,7 @@ func newRoCE(seed uint64) rdmatest.Constructor {
 }
 
 func TestRoCEChannels(t *testing.T) {
+	gate.WithoutRaceDetector(t, "has one goroutine, and a tenth of the cases with it")
 	channels(t, newRoCE, append(conditions,
 		condition{"corruption", rdmatest.Options{Corrupt: 0.05, MaxSize: 16 << 10, MTU: 1024 + 64}},
 		condition{"corruption, IPv6", rdmatest.Options{Corrupt: 0.05, MaxSize: 16 << 10, IPv6: true}}))

@@ -1,0 +1,127 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/fared/fared/internal/testkit/gate"
+)
+
+// jobTimeout ends a test binary that hangs: Go then prints its goroutines. No part takes as long.
+const jobTimeout = 20 * time.Minute
+
+// A runner runs jobs.
+type runner struct {
+	folder string // of binaries and logs
+	parts  []gate.Part
+	out    io.Writer
+	mu     sync.Mutex // protects out
+}
+
+// runAll runs the jobs that wait for timers one at a time, and at the same time, with a lower priority, the others one at a time. Results are in
+// the order of jobs.
+func (r *runner) runAll(ctx context.Context, jobs []job) ([]result, error) {
+	results, errs := make([]result, len(jobs)), make([]error, 2)
+	var wait sync.WaitGroup
+	for lane, beside := range []bool{false, true} {
+		wait.Go(func() {
+			for i, j := range jobs {
+				if j.beside() != beside || errs[lane] != nil || ctx.Err() != nil {
+					continue
+				}
+				results[i], errs[lane] = r.run(ctx, j)
+				r.progress(results[i])
+			}
+		})
+	}
+	wait.Wait()
+	for _, err := range append(errs, ctx.Err()) {
+		if err != nil {
+			return nil, err
+		}
+	}
+	return results, nil
+}
+
+// run runs one job. An error means that it could not run; a failed test is a result.
+func (r *runner) run(ctx context.Context, j job) (result, error) {
+	log, err := os.Create(j.binary(r.folder) + ".log")
+	if err != nil {
+		return result{}, err
+	}
+	defer log.Close()
+	args := []string{j.binary(r.folder), "-test.v=test2json", "-test.paniconexit0", "-test.timeout=" + jobTimeout.String()}
+	if j.run != "" {
+		args = append(args, "-test.run="+j.run)
+	}
+	if j.skip != "" {
+		args = append(args, "-test.skip="+j.skip)
+	}
+	if j.beside() {
+		args = append([]string{"nice", "-n", "10"}, args...)
+	}
+	cmd := exec.CommandContext(ctx, args[0], args[1:]...)
+	cmd.Dir = j.pkg.dir
+	// The output is a file, not a pipe, so that a process that outlives its test does not delay the end of the job.
+	cmd.Stdout, cmd.Stderr = log, log
+	cmd.Env = append(os.Environ(), gate.Environment+"="+joined(r.parts), "PWD="+j.pkg.dir)
+	start := time.Now()
+	ran := cmd.Run()
+	took := time.Since(start)
+	if ran != nil && cmd.ProcessState == nil {
+		return result{}, ran
+	}
+	res, err := read(log.Name())
+	if err != nil {
+		return result{}, fmt.Errorf("%s: %w", log.Name(), err)
+	}
+	res.job, res.log, res.took = j, log.Name(), took
+	res.cpu = cmd.ProcessState.UserTime() + cmd.ProcessState.SystemTime()
+	res.failed = res.failed || ran != nil
+	return res, nil
+}
+
+// read converts the output of a test binary by test2json.
+func read(log string) (result, error) {
+	in, err := os.Open(log)
+	if err != nil {
+		return result{}, err
+	}
+	defer in.Close()
+	cmd := exec.Command("go", "tool", "test2json")
+	cmd.Stdin = in
+	out, err := cmd.Output()
+	if err != nil {
+		return result{}, fmt.Errorf("test2json: %w", withStderr(err))
+	}
+	return parse(out)
+}
+
+// progress prints the line of a job.
+func (r *runner) progress(res result) {
+	if res.log == "" {
+		return
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	verdict := "ok  "
+	if res.failed {
+		verdict = "FAIL"
+	}
+	fmt.Fprintf(r.out, "%s %6.1fs  %5d passed  %s\n", verdict, res.took.Seconds(), res.count(pass), res.job.name())
+}
+
+// joined returns the parts as the value of gate.Environment.
+func joined(parts []gate.Part) string {
+	var names []string
+	for _, p := range parts {
+		names = append(names, string(p))
+	}
+	return strings.Join(names, " ")
+}

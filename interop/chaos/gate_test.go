@@ -1,0 +1,5 @@
+package chaos
+
+import "github.com/fared/fared/internal/testkit/gate"
+
+var _ = gate.Package{WithoutRaceDetector: "drives other processes"}

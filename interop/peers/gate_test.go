@@ -1,0 +1,5 @@
+package peers
+
+import "github.com/fared/fared/internal/testkit/gate"
+
+var _ = gate.Package{WithoutRaceDetector: "drives other processes"}
