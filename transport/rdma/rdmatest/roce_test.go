@@ -31,7 +31,10 @@ func TestRoCEChannels(t *testing.T) {
 
 func FuzzRoCE(f *testing.F) { rdmatest.Fuzz(f, newRoCE(1), rdmatest.FuzzOptions{Checksum: true}) }
 
-func TestRoCESets(t *testing.T) { sets(t, newRoCE) }
+func TestRoCESets(t *testing.T) {
+	gate.WithoutRaceDetector(t, "has one goroutine, and a tenth of the cases with it")
+	sets(t, newRoCE)
+}
 
 // TestRoCEPlainSets posts on sets of one slot, whose only queue pair is plain: messages have no header, and wait for receives by RNR NAKs.
 func TestRoCEPlainSets(t *testing.T) {
@@ -58,6 +61,12 @@ func TestRoCEPlainSets(t *testing.T) {
 	}
 }
 
-func TestRoCEShares(t *testing.T) { shares(t, newRoCE) }
+func TestRoCEShares(t *testing.T) {
+	gate.WithoutRaceDetector(t, "has one goroutine, and a tenth of the cases with it")
+	shares(t, newRoCE)
+}
 
-func TestRoCERefusals(t *testing.T) { rdmatest.Refusals(t, newRoCE(1)) }
+func TestRoCERefusals(t *testing.T) {
+	gate.WithoutRaceDetector(t, "has one goroutine, and a tenth of the cases with it")
+	rdmatest.Refusals(t, newRoCE(1))
+}

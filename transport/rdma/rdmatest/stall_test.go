@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/fared/fared/internal/testkit/gate"
 	"github.com/fared/fared/transport/rdma"
 	"github.com/fared/fared/transport/rdma/rdmatest"
 	"github.com/fared/fared/wecmp"
@@ -202,10 +203,22 @@ func testBlindSets(t *testing.T, construct seeded) {
 	}
 }
 
-func TestRoCEBlindSets(t *testing.T) { testBlindSets(t, newRoCE) }
+func TestRoCEBlindSets(t *testing.T) {
+	gate.WithoutRaceDetector(t, "has one goroutine, and a tenth of the cases with it")
+	testBlindSets(t, newRoCE)
+}
 
-func TestSUPERpBlindSets(t *testing.T) { testBlindSets(t, newSUPERp) }
+func TestSUPERpBlindSets(t *testing.T) {
+	gate.WithoutRaceDetector(t, "has one goroutine, and a tenth of the cases with it")
+	testBlindSets(t, newSUPERp)
+}
 
-func TestRoCEStall(t *testing.T) { testStall(t, newRoCE) }
+func TestRoCEStall(t *testing.T) {
+	gate.WithoutRaceDetector(t, "has one goroutine, and a tenth of the cases with it")
+	testStall(t, newRoCE)
+}
 
-func TestSUPERpStall(t *testing.T) { testStall(t, newSUPERp) }
+func TestSUPERpStall(t *testing.T) {
+	gate.WithoutRaceDetector(t, "has one goroutine, and a tenth of the cases with it")
+	testStall(t, newSUPERp)
+}

@@ -3,6 +3,7 @@ package rdmatest_test
 import (
 	"testing"
 
+	"github.com/fared/fared/internal/testkit/gate"
 	"github.com/fared/fared/transport/internal/wire"
 	"github.com/fared/fared/transport/rdma"
 	"github.com/fared/fared/transport/rdma/rdmatest"
@@ -16,13 +17,25 @@ func newSUPERp(seed uint64) rdmatest.Constructor {
 	}
 }
 
-func TestSUPERpChannels(t *testing.T) { channels(t, newSUPERp, conditions) }
+func TestSUPERpChannels(t *testing.T) {
+	gate.WithoutRaceDetector(t, "has one goroutine, and a tenth of the cases with it")
+	channels(t, newSUPERp, conditions)
+}
 
-func TestSUPERpSets(t *testing.T) { sets(t, newSUPERp) }
+func TestSUPERpSets(t *testing.T) {
+	gate.WithoutRaceDetector(t, "has one goroutine, and a tenth of the cases with it")
+	sets(t, newSUPERp)
+}
 
-func TestSUPERpShares(t *testing.T) { shares(t, newSUPERp) }
+func TestSUPERpShares(t *testing.T) {
+	gate.WithoutRaceDetector(t, "has one goroutine, and a tenth of the cases with it")
+	shares(t, newSUPERp)
+}
 
 // FuzzSUPERp sets no Checksum: the UDP checksum is the only one that SUPERp has.
 func FuzzSUPERp(f *testing.F) { rdmatest.Fuzz(f, newSUPERp(1), rdmatest.FuzzOptions{}) }
 
-func TestSUPERpRefusals(t *testing.T) { rdmatest.Refusals(t, newSUPERp(1)) }
+func TestSUPERpRefusals(t *testing.T) {
+	gate.WithoutRaceDetector(t, "has one goroutine, and a tenth of the cases with it")
+	rdmatest.Refusals(t, newSUPERp(1))
+}
