@@ -39,7 +39,9 @@ PEERS_FLAP ?=
 
 VM_KERNELS ?= 6.12 6.1
 
-.PHONY: packages release build demo test unit mutate chaos soak vm bench bench-peers bench-peers-busy lib install-lib lint generate baseline check-generated fuzz deps images labs containerlab systemd clean
+PARTS ?= all
+
+.PHONY: packages release build demo test test-slow test-all unit mutate chaos soak vm bench bench-peers bench-peers-busy lib install-lib lint generate baseline check-generated fuzz deps images labs containerlab systemd clean
 
 build:
 	CGO_ENABLED=0 $(GO) build -trimpath -tags $(TAGS) -ldflags '$(LDFLAGS)' -o bin/fared ./cmd/fared
@@ -60,14 +62,25 @@ install-lib:
 demo: build
 	./bin/fared lab --scenario all
 
-# Everything: set-up, generated files, lint, unit and property tests under the race detector where goroutines share memory, interoperability with
-# FRR, BIRD and GoBGP in network namespaces. FARED_REQUIRE_ALL=1 turns every skip into a failure.
+# The gate: set-up, generated files, lint, then every quick test and the longer ones that the gate needs (docs/testing.md). FARED_REQUIRE_ALL=1 turns
+# every skip into a failure.
 test: deps
 	@$(MAKE) --jobs=3 --output-sync=target check-generated lint labs
 	@$(MAKE) unit
 
-unit:
-	./scripts/test.sh
+# The tests of the gate alone.
+unit: build
+	FARED_BINARY=$(CURDIR)/bin/fared $(GO) run ./internal/testkit/runtests
+
+# The tests that the gate leaves out, in parts, each closing with its count. PARTS="interop packets" chooses.
+test-slow: build
+	./scripts/deps.sh $(PARTS)
+	@$(MAKE) labs
+	FARED_REQUIRE_ALL=1 FARED_BINARY=$(CURDIR)/bin/fared $(GO) run ./internal/testkit/runtests -parts '$(PARTS)'
+
+test-all:
+	@$(MAKE) test
+	@$(MAKE) test-slow PARTS=all
 
 deps:
 	./scripts/deps.sh

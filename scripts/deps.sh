@@ -1,17 +1,25 @@
 #!/usr/bin/env bash
-# Installs the tests' requirements beyond Go: routing daemons for interoperability, iproute2, protoc, clang for the BPF object, Docker and debootstrap
-# for the labs in containers. Starts dockerd if none runs. Without root or apt it lists the missing packages; the tests that need them then skip,
-# or fail if FARED_REQUIRE_ALL=1. The argument "vm" adds the packages that scripts/kernel-vm needs.
+# Installs what the tests need beyond Go, as Debian packages, and starts dockerd if no Docker daemon runs. Without root or apt it lists the missing
+# packages, and the tests that need them are skipped with the reason, or fail if FARED_REQUIRE_ALL=1.
+#
+#   deps.sh [PART...]    what the gate needs, and in addition what these parts of make test-slow need, or all
 set -euo pipefail
-declare -A needs=([promtool]=prometheus [vtysh]=frr [birdc]=bird2 [gobgpd]=gobgpd [ip]=iproute2 [ping]=iputils-ping [ethtool]=ethtool [gcc]=gcc [protoc]=protobuf-compiler [clang-14]=clang-14 [llvm-strip-14]=llvm-14 [tcpdump]=tcpdump [bpftool]=bpftool [tshark]=tshark [iperf3]=iperf3 [valgrind]=valgrind [pkg-config]=pkgconf [python3]=python3 [chromium]=chromium [rpm]=rpm [setarch]=util-linux [/usr/include/infiniband/verbs.h]=libibverbs-dev
+
+# needs: a program or file, and its package.
+declare -A needs=([promtool]=prometheus [vtysh]=frr [birdc]=bird2 [gobgpd]=gobgpd [ip]=iproute2 [ping]=iputils-ping [ethtool]=ethtool [gcc]=gcc
+  [protoc]=protobuf-compiler [clang-14]=clang-14 [llvm-strip-14]=llvm-14 [tcpdump]=tcpdump [bpftool]=bpftool [tshark]=tshark [iperf3]=iperf3 [valgrind]=valgrind
+  [pkg-config]=pkgconf [python3]=python3 [setarch]=util-linux [/usr/include/bpf/bpf_helpers.h]=libbpf-dev
   [docker]=docker.io [debootstrap]=debootstrap [/usr/share/keyrings/debian-archive-keyring.gpg]=debian-archive-keyring
-  [ibv_rc_pingpong]=ibverbs-utils [ib_write_bw]=perftest [ucx_perftest]=ucx-utils
-  [/usr/include/rdma/rdma_cma.h]=librdmacm-dev [rping]=rdmacm-utils [fi_pingpong]=libfabric-bin
-  [/usr/include/bpf/bpf_helpers.h]=libbpf-dev [/usr/lib/python3/dist-packages/torch]=python3-torch)
-if [ "${1:-}" = vm ]; then
-  needs+=([qemu-system-x86_64]=qemu-system-x86 [busybox]=busybox-static [cpio]=cpio [xz]=xz-utils [modprobe]=kmod [ndctl]=ndctl
-    [ib_write_bw]=perftest [ucx_perftest]=ucx-utils [rdma]=iproute2 [/etc/libibverbs.d/rxe.driver]=ibverbs-providers)
-fi
+  [/usr/include/infiniband/verbs.h]=libibverbs-dev [ibv_rc_pingpong]=ibverbs-utils [/usr/include/rdma/rdma_cma.h]=librdmacm-dev [rping]=rdmacm-utils)
+for part in "$@"; do
+  case $part in
+    c | all) needs+=([ib_write_bw]=perftest [ucx_perftest]=ucx-utils [fi_pingpong]=libfabric-bin [/usr/lib/python3/dist-packages/torch]=python3-torch) ;;&
+    prometheus | all) needs+=([chromium]=chromium) ;;&
+    systemd | all) needs+=([rpm]=rpm) ;;&
+    vm | all) needs+=([qemu-system-x86_64]=qemu-system-x86 [busybox]=busybox-static [cpio]=cpio [xz]=xz-utils [modprobe]=kmod [ndctl]=ndctl
+      [ib_write_bw]=perftest [ucx_perftest]=ucx-utils [fi_pingpong]=libfabric-bin [rdma]=iproute2 [/etc/libibverbs.d/rxe.driver]=ibverbs-providers) ;;&
+  esac
+done
 missing=()
 for tool in "${!needs[@]}"; do
   command -v "$tool" >/dev/null || [ -e "$tool" ] || [ -x "/usr/sbin/$tool" ] || missing+=("${needs[$tool]}")
@@ -19,7 +27,7 @@ done
 
 install() {
   if [ "$(id -u)" != 0 ] || ! command -v apt-get >/dev/null; then
-    echo "deps: missing: $* (install them by these Debian package names)" >&2
+    echo "deps: not installed, so tests that need them are skipped; on Debian, as root: apt-get install $*" >&2
     return
   fi
   # Packages must not start their daemons: the tests start them in separate namespaces.
@@ -37,7 +45,7 @@ install() {
 # The labs in containers need a Docker daemon that answers.
 docker info >/dev/null 2>&1 && exit
 if [ "$(id -u)" != 0 ] || ! command -v dockerd >/dev/null; then
-  echo "deps: no Docker daemon answers: start one, or add this user to the group docker" >&2
+  echo "deps: no Docker daemon answers, so tests in containers are skipped: start one, or add this user to the group docker" >&2
   exit
 fi
 log=/var/log/dockerd.log

@@ -56,7 +56,8 @@ func buildBatch(batch []job, race bool, folder string) error {
 	if err := os.MkdirAll(made, 0o755); err != nil {
 		return err
 	}
-	args := []string{"test", "-c", "-vet=off", "-o", made}
+	// Without debug information, which a panic does not need, a link takes half as long.
+	args := []string{"test", "-c", "-vet=off", "-ldflags=-s -w", "-o", made}
 	if race {
 		args = append(args, "-race")
 	}
