@@ -37,8 +37,6 @@ PEERS_BUSY ?=
 PEERS_PLANES ?=
 PEERS_FLAP ?=
 
-VM_KERNELS ?= 6.12 6.1
-
 PARTS ?= all
 
 .PHONY: packages release build demo test test-slow test-all unit mutate chaos soak vm bench bench-peers bench-peers-busy lib install-lib lint generate baseline check-generated fuzz deps images labs containerlab systemd clean
@@ -167,14 +165,10 @@ soak:
 	FARED_REQUIRE_ALL=1 FARED_SOFTDEV_BYTES=10000000000 $(GO) test -count=1 -v -timeout 0 -run 'TestLeavesDie$$' ./lib/softdev
 	FARED_REQUIRE_ALL=1 FARED_SOAK_CHANGES=$(SOAK_CHANGES) FARED_SOAK_MINUTES=$(SOAK_MINUTES) $(GO) test -count=1 -v -timeout 0 -run 'TestSoak$$' ./interop/chaos
 
-# A first day with the shipped units, example and leaves of FRR in a virtual machine on each of Debian's kernels, RDMA programs over rdma_rxe, two machines that share memory, and the carriers' programs of driver bpf (docs/testing.md). Needs root, Docker, apt.
-vm: build
-	./scripts/deps.sh vm
-	./scripts/images.sh
-	for kernel in $(VM_KERNELS); do FARED_REQUIRE_ALL=1 FARED_VM_KERNEL=$$kernel $(GO) test -count=1 -v -timeout 30m -run 'TestMonday$$' ./systemd || exit 1; done
-	FARED_VM_KERNEL=6.12 $(GO) test -count=1 -p 1 -v -timeout 30m ./interop/rdma ./interop/nupa
-	mkdir -p out && $(GO) test -c -o out/bpf.test ./dataplane/bpf
-	scripts/kernel-vm -k 6.12 -t 900 sh -c 'cd $(CURDIR)/dataplane/bpf && FARED_CARRIERS=1 $(CURDIR)/out/bpf.test -test.v -test.run "TestCarrierWithoutAgent|TestCarrierChangesAreReported|TestDarkMarkIsRemoved|TestSecondCableIsNotLate"'
+# Virtual machines with Debian's kernels: a first day with the shipped units, RDMA programs over rdma_rxe, two machines that share memory, the carriers'
+# programs of driver bpf (docs/testing.md). Needs root, Docker, apt.
+vm:
+	@$(MAKE) test-slow PARTS=vm
 
 clean:
 	rm -rf bin out

@@ -1,22 +1,24 @@
 package systemd
 
 import (
-	"flag"
+	"cmp"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
-	"os/signal"
 	"path/filepath"
 	"strings"
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/fared/fared/internal/testkit/gate"
 )
 
 const (
-	// kernelKey is the environment variable with the release of Debian's kernel, such as 6.12, that the tests run on, in a virtual machine.
-	kernelKey = "FARED_VM_KERNEL"
-	// insideKey is set to the same in the virtual machine.
+	// kernelsKey is the environment variable with the releases of Debian's kernel of TestVM, separated by spaces.
+	kernelsKey = "FARED_VM_KERNELS"
+	// insideKey is set in the virtual machine, to the release of its kernel.
 	insideKey = "FARED_VM_INSIDE"
 
 	// vmFolder has the package, the examples and the binary in the virtual machine.
@@ -39,9 +41,7 @@ func patience(limit time.Duration) time.Duration {
 }
 
 func TestMain(m *testing.M) {
-	code := 1
-	switch kernel := os.Getenv(kernelKey); {
-	case inVM != "":
+	if inVM != "" {
 		var name syscall.Utsname
 		err := syscall.Uname(&name)
 		var release strings.Builder
@@ -52,73 +52,73 @@ func TestMain(m *testing.M) {
 		}
 		if err != nil || !strings.HasPrefix(release.String(), inVM+".") {
 			fmt.Fprintf(os.Stderr, "the kernel is %s, want %s: %v\n", release.String(), inVM, err)
-			break
+			os.Exit(1)
 		}
 		fmt.Println("kernel", release.String())
-		code = m.Run()
-	case kernel != "":
-		if err := runInVM(kernel); err != nil {
-			fmt.Fprintln(os.Stderr, err)
-			break
-		}
-		code = 0
-	default:
-		code = m.Run()
-		if programFolder != "" {
-			os.RemoveAll(programFolder)
-		}
+	}
+	code := m.Run()
+	if programFolder != "" {
+		os.RemoveAll(programFolder)
 	}
 	os.Exit(code)
 }
 
-// runInVM runs the tests that the flags select in a virtual machine with the file system of the containers' image, whose process 1 is systemd.
-func runInVM(kernel string) error {
-	flag.Parse()
+// TestVM plays a first day on each of Debian's kernels, in a virtual machine.
+func TestVM(t *testing.T) {
+	gate.Slow(t, gate.VM, "boots a machine for each kernel")
+	for _, kernel := range strings.Fields(cmp.Or(os.Getenv(kernelsKey), "6.12 6.1")) {
+		t.Run(kernel, func(t *testing.T) {
+			if out, err := runInVM(kernel, "^TestMonday$"); err != nil {
+				t.Fatalf("%v\n%s", err, out)
+			} else {
+				t.Logf("%s", out)
+			}
+		})
+	}
+}
+
+// runInVM runs the tests that a pattern selects in a virtual machine with the file system of the containers' image, whose process 1 is systemd, and
+// returns their output.
+func runInVM(kernel, pattern string) ([]byte, error) {
 	root, err := os.MkdirTemp("", "fared-vm-")
 	if err != nil {
-		return err
+		return nil, err
 	}
 	defer os.RemoveAll(root)
 	if out, err := exec.Command("sh", "-c", `c=$(docker create "$1" /bin/true) && { docker export "$c" | tar -C "$2" --numeric-owner -x; status=$?; docker rm "$c"; exit $status; }`, "sh", image(), root).CombinedOutput(); err != nil {
-		return fmt.Errorf("the image %s cannot be exported, 'make images' makes it: %w\n%s", image(), err, out)
+		return nil, fmt.Errorf("the image %s cannot be exported, 'make images' makes it: %w\n%s", image(), err, out)
 	}
 	// The folder is the root of users other than root as well.
 	if err := os.Chmod(root, 0o755); err != nil {
-		return err
+		return nil, err
 	}
 	for _, file := range []string{
 		".dockerenv", // by which systemd believes that it is in a container
 		"etc/systemd/system/multi-user.target.wants/bird.service", // no test needs it, and a start takes seconds of an emulated processor
 	} {
 		if err := os.Remove(filepath.Join(root, file)); err != nil && !os.IsNotExist(err) {
-			return err
+			return nil, err
 		}
 	}
 	here := filepath.Join(root, vmFolder, "systemd")
 	if err := os.MkdirAll(here, 0o755); err != nil {
-		return err
+		return nil, err
 	}
 	for file, target := range map[string]string{".": here, "../examples": filepath.Join(root, vmFolder, "examples")} {
 		if err := os.CopyFS(target, os.DirFS(file)); err != nil {
-			return err
+			return nil, err
 		}
 	}
 	if err := build(filepath.Join(root, vmBinary), "build", "../cmd/fared"); err != nil {
-		return err
+		return nil, err
 	}
 	if err := build(filepath.Join(here, "tests"), "test", "-c", "."); err != nil {
-		return err
+		return nil, err
 	}
-	line := []string{"-s", "-k", kernel, "-r", root, "-t", "900", "env", "-C", filepath.Join(vmFolder, "systemd"), insideKey + "=" + kernel, "./tests"}
-	flag.Visit(func(f *flag.Flag) {
-		switch f.Name { // those that select tests and show them; others name files of this machine
-		case "test.run", "test.skip", "test.v", "test.timeout", "test.count", "test.failfast", "test.list":
-			line = append(line, "-"+f.Name+"="+f.Value.String())
-		}
-	})
-	cmd := exec.Command("../scripts/kernel-vm", line...)
-	cmd.Stdout, cmd.Stderr = os.Stdout, os.Stderr
-	// Ctrl-C reaches the script as well, which ends the machine; wait for it.
-	signal.Ignore(os.Interrupt)
-	return cmd.Run()
+	out, err := exec.Command("../scripts/kernel-vm", "-s", "-k", kernel, "-r", root, "-t", "900", "env", "-C", filepath.Join(vmFolder, "systemd"), insideKey+"="+kernel,
+		gate.Environment+"="+string(gate.Systemd), "./tests", "-test.run="+pattern, "-test.v").CombinedOutput()
+	if err == nil && !strings.Contains(string(out), "--- PASS: ") {
+		err = errors.New("no test has passed")
+	}
+	return out, err
 }

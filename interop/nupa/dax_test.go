@@ -4,14 +4,14 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+
+	"github.com/fared/fared/internal/testkit/gate"
 )
 
 // TestTwoMachinesDAX boots two virtual machines with one NVDIMM, as machines have pooled memory of CXL: a DAX device on each. What cannot be shared is refused
 // before it is changed.
 func TestTwoMachinesDAX(t *testing.T) {
-	if !machines(t) {
-		return
-	}
+	gate.Slow(t, gate.VM, "boots two virtual machines")
 	b := newBed(t)
 	b.kind = "dax"
 	const size = 96 << 20

@@ -19,10 +19,11 @@ import (
 	"google.golang.org/protobuf/encoding/protojson"
 
 	farev1 "github.com/fared/fared/api/fare/v1"
+	"github.com/fared/fared/internal/testkit/gate"
 )
 
 const (
-	// kernelKey is the environment variable with the release of Debian's kernel that the machines run. Without it there is nothing to test.
+	// kernelKey is the environment variable with the release of Debian's kernel that the machines run, 6.12 by default.
 	kernelKey = "FARED_VM_KERNEL"
 	// bytesKey and killsKey are the environment variables with the bytes of the last transfer in each direction, and the number of killed processes.
 	bytesKey = "FARED_NUPA_BYTES"
@@ -166,7 +167,7 @@ func (b *bed) boot(number int) *machine {
 		b.t.Fatal(err)
 	}
 	m := &machine{bed: b, number: number, out: out, ended: make(chan struct{})}
-	m.cmd = exec.Command("../../scripts/kernel-vm", "-k", os.Getenv(kernelKey), "-t", "14400", "-m", "1G", "-c", "1", "-o", out,
+	m.cmd = exec.Command("../../scripts/kernel-vm", "-k", cmp.Or(os.Getenv(kernelKey), "6.12"), "-t", "14400", "-m", "1G", "-c", "1", "-o", out,
 		map[string]string{"ivshmem": "-i", "dax": "-p"}[b.kind], b.memory.Name(), "-l", fmt.Sprintf("%s/cable:%d", b.dir, number-1),
 		"bash", "-c", machineScript, "machine", strconv.Itoa(number), fared, tests, b.flag)
 	m.cmd.Stdout, m.cmd.Stderr = &m.log, &m.log
@@ -377,20 +378,9 @@ func number(t *testing.T, key string, or int64) int64 {
 
 // TestTwoMachines boots two virtual machines that share an ivshmem device.
 func TestTwoMachines(t *testing.T) {
-	if !machines(t) {
-		return
-	}
+	gate.Slow(t, gate.VM, "boots two virtual machines")
 	b := newBed(t)
 	b.exchange(b.boot(1), b.boot(2))
-}
-
-// machines reports whether virtual machines are wanted.
-func machines(t *testing.T) bool {
-	if os.Getenv(kernelKey) == "" {
-		t.Log("make vm runs this test, which needs two virtual machines")
-		return false
-	}
-	return true
 }
 
 // ready is the script that makes a machine ready.

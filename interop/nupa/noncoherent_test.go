@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/fared/fared/internal/netnstest"
+	"github.com/fared/fared/internal/testkit/gate"
 )
 
 // TestNonCoherentProcesses joins two namespaces by two processes of fared nupanet --non-coherent. A TCP connection carries numbered chunks both ways while each process is killed
@@ -92,9 +93,7 @@ func TestNonCoherentProcesses(t *testing.T) {
 // TestTwoMachinesNonCoherent boots two virtual machines with a cable through an ivshmem device that flushes their caches. RoCEv2 queue pairs exchange verified traffic over the cable, and a TCP
 // connection carries chunks both ways all the time: the second machine loses its power and boots once more, then its processes are killed.
 func TestTwoMachinesNonCoherent(t *testing.T) {
-	if !machines(t) {
-		return
-	}
+	gate.Slow(t, gate.VM, "boots two virtual machines")
 	b := newBed(t)
 	b.flag = "--non-coherent"
 	first, second := b.boot(1), b.boot(2)

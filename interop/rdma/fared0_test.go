@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/fared/fared/internal/netnstest"
+	"github.com/fared/fared/internal/testkit/gate"
 )
 
 // pairBed is fared0 in a namespace and rdma_rxe in the initial one, connected by a veth pair.
@@ -142,6 +143,7 @@ func (b *pairBed) play(t testing.TB, softListens, six bool, server, client strin
 
 // TestFared0 runs Debian's programs between fared0 and rdma_rxe, with each of them as the server, and checks every packet of both against the specification.
 func TestFared0(t *testing.T) {
+	gate.Slow(t, gate.VM, "needs rdma_rxe, in a virtual machine")
 	b := newPairBed(t)
 	capture := filepath.Join(t.TempDir(), "packets.pcap")
 	tcpdump := b.host.Start(t, "tcpdump", "-i", "eth0", "-Z", "root", "-B", "32768", "-U", "-w", capture, "udp", "port", "4791")

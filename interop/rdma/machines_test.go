@@ -16,6 +16,7 @@ import (
 
 	"github.com/fared/fared/internal/netnstest"
 	"github.com/fared/fared/internal/packettap"
+	"github.com/fared/fared/internal/testkit/gate"
 )
 
 // machineKey is set in each of the two virtual machines of TestMachines, to the number of its server.
@@ -340,6 +341,7 @@ func (m *machine) restore(t testing.TB, o *outage) {
 // plane of its slot, at both servers. Without the interposer the same check must find others. Then a plane is taken out while they run: they go on to their end, no packet leaves by the
 // plane from the moment on at which the new weights are in effect, and the queue pairs that rdma_rxe cannot move are reported.
 func TestMachines(t *testing.T) {
+	gate.Slow(t, gate.VM, "needs rdma_rxe, in a virtual machine")
 	n := map[string]int{"1": 1, "2": 2}[os.Getenv(machineKey)]
 	if n == 0 {
 		t.Fatalf("%s=%q: want 1 or 2", machineKey, os.Getenv(machineKey))

@@ -2,6 +2,7 @@ package rdma
 
 import (
 	"bytes"
+	"cmp"
 	"errors"
 	"flag"
 	"fmt"
@@ -13,10 +14,12 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/fared/fared/internal/testkit/gate"
 )
 
 const (
-	// kernelKey is the environment variable with the release of Debian's kernel that the tests run on. Without it there is nothing to test.
+	// kernelKey is the environment variable with the release of Debian's kernel that the tests run on, 6.12 by default.
 	kernelKey = "FARED_VM_KERNEL"
 	// folderKey is set in the virtual machine, to the folder of the binaries.
 	folderKey = "FARED_RDMA_FOLDER"
@@ -25,16 +28,12 @@ const (
 var folder = os.Getenv(folderKey)
 
 func TestMain(m *testing.M) {
-	switch kernel := os.Getenv(kernelKey); {
-	case folder != "":
+	if folder != "" || !gate.Runs(gate.VM) {
 		os.Exit(m.Run())
-	case kernel != "":
-		if err := runInVM(kernel); err != nil {
-			fmt.Fprintln(os.Stderr, err)
-			os.Exit(1)
-		}
-	default:
-		fmt.Println("make vm runs these tests, which need rdma_rxe")
+	}
+	if err := runInVM(cmp.Or(os.Getenv(kernelKey), "6.12")); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
 	}
 }
 
@@ -76,7 +75,7 @@ func runInVM(kernel string) error {
 	signal.Ignore(os.Interrupt)
 	machine := func(options, environment []string, more ...string) *exec.Cmd {
 		line := append([]string{"-k", kernel, "-t", "1500", "-d", "rdma_rxe", "-d", "rdma_ucm", "-d", "ib_uverbs"}, options...)
-		line = append(append(append(line, "env", folderKey+"="+dir), environment...), filepath.Join(dir, "tests"))
+		line = append(append(append(line, "env", folderKey+"="+dir, gate.Environment+"="+string(gate.VM)), environment...), filepath.Join(dir, "tests"))
 		cmd := exec.Command("../../scripts/kernel-vm", slices.Concat(line, flags, more)...)
 		cmd.Stdout, cmd.Stderr = os.Stdout, os.Stderr
 		return cmd

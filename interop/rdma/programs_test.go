@@ -8,6 +8,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/fared/fared/internal/testkit/gate"
 )
 
 // strays compares the counted packets with the slots: each source port is that of a slot, and only on the slot's plane. It returns the number of source ports
@@ -42,6 +44,7 @@ func sum(numbers [planes]int) (n int) {
 
 // TestPrograms requires that every packet of every queue pair of Debian's programs arrives by the plane of its slot, from both servers.
 func TestPrograms(t *testing.T) {
+	gate.Slow(t, gate.VM, "needs rdma_rxe, in a virtual machine")
 	b := newBed(t)
 	perftest := func(program string, args ...string) (second, first []string) {
 		with := func(s *server, more ...string) []string {

@@ -13,6 +13,7 @@ import (
 
 	farev1 "github.com/fared/fared/api/fare/v1"
 	"github.com/fared/fared/internal/netnstest"
+	"github.com/fared/fared/internal/testkit/gate"
 	"github.com/fared/fared/transport/rdma"
 	rocev2 "github.com/fared/fared/transport/roce"
 )
@@ -20,6 +21,7 @@ import (
 // TestReadsFromRxe reads from rdma_rxe by transport/roce over a cable that drops packets in both directions, and changes a word by atomics in between. The window shrinks, so that
 // READs are requested in parts: the data is right, each atomic is executed once, and rdma_rxe finds nothing to refuse, with any limit of outstanding requests.
 func TestReadsFromRxe(t *testing.T) {
+	gate.Slow(t, gate.VM, "needs rdma_rxe, in a virtual machine")
 	netnstest.Require(t, "tc")
 	b := newPairBed(t)
 	const length, word = 1 << 20, 1 << 19

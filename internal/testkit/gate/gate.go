@@ -54,7 +54,7 @@ const (
 // fault. why is the work that takes the time.
 func Slow(t testing.TB, part Part, why string) {
 	t.Helper()
-	if !runs(part) {
+	if !Runs(part) {
 		t.Skipf("%s%s: %s (%s=%s runs it)", SkippedSlow, part, why, Environment, part)
 	}
 }
@@ -62,7 +62,7 @@ func Slow(t testing.TB, part Part, why string) {
 // Count returns quick in the gate, and slow where the part runs: the number of cases of a test against a model.
 func Count(t testing.TB, part Part, quick, slow int) int {
 	t.Helper()
-	if runs(part) {
+	if Runs(part) {
 		return slow
 	}
 	return quick
@@ -102,8 +102,8 @@ type Package struct {
 	Computes string
 }
 
-// runs reports whether the slow tests of part run.
-func runs(part Part) bool {
+// Runs reports whether the slow tests of part run.
+func Runs(part Part) bool {
 	names := strings.Fields(os.Getenv(Environment))
 	for _, name := range names {
 		if name != "all" && !slices.Contains(Parts(), Part(name)) {

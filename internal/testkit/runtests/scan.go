@@ -191,7 +191,7 @@ func (s *scanner) calls(n ast.Node, local string, t *test) {
 			}
 		case *ast.CallExpr:
 			name := member(n.Fun)
-			if name == "" || name == "Parts" {
+			if name == "" || name == "Parts" || name == "Runs" {
 				break
 			}
 			if t == nil {
