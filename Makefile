@@ -1,7 +1,7 @@
 # fared. `make demo` shows the main job; `make test` is everything that must hold. Both do their own set-up.
 
 GO         ?= go
-VERSION    ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo devel)
+VERSION    ?= $(shell cat VERSION)$(addprefix +,$(shell git describe --always --dirty --abbrev=12 --exclude '*' 2>/dev/null))
 LDFLAGS    := -X github.com/fared/fared/internal/version.version=$(VERSION)
 STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.0
 ERRORLINT   := github.com/polyfloyd/go-errorlint@v1.8.0
@@ -100,7 +100,7 @@ systemd: deps
 containerlab:
 	./scripts/containerlab.sh
 
-# deb, rpm, OCI image, SBOM and SHA256SUMS in out/packages (docs/operations/install.md). VERSION=0.1.0 and ARCHS="amd64 arm64" choose.
+# deb, rpm, OCI image, SBOM and SHA256SUMS in out/packages (docs/operations/install.md). VERSION=0.1.1~rc1, otherwise that of the file VERSION, and ARCHS="amd64 arm64" choose.
 packages:
 	VERSION='$(if $(filter command line environment,$(origin VERSION)),$(VERSION))' GO='$(GO)' ./scripts/packages.sh
 

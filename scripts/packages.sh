@@ -4,7 +4,7 @@
 #
 #   packages.sh [DIR]    DIR: out/packages by default
 #
-# VERSION   of the packages: by default that of the tag, or 0.1.0~dev.DATE.COMMIT between tags
+# VERSION   of the packages: by default that of the file VERSION
 # ARCHS     "amd64 arm64" by default
 # FORMATS   "deb rpm" by default
 # PARTS     "fared sbom image libfared" by default; image includes the OpenVEX document
@@ -23,14 +23,9 @@ host=$($go env GOHOSTARCH)
 
 SOURCE_DATE_EPOCH=$(git log -1 --format=%ct)
 DATE=$(date -u -d "@$SOURCE_DATE_EPOCH" +%Y-%m-%dT%H:%M:%SZ)
-if [ -z "${VERSION:-}" ]; then
-  VERSION=$(git describe --tags --exact-match --match 'v[0-9]*' 2>/dev/null || true)
-  VERSION=${VERSION#v}
-  # "~" sorts before the release itself, in deb and in rpm.
-  VERSION=${VERSION:-0.1.0~dev.$(date -u -d "@$SOURCE_DATE_EPOCH" +%Y%m%d%H%M).$(git rev-parse --short=10 HEAD)}
-fi
+VERSION=${VERSION:-$(cat VERSION)}
 if [[ ! $VERSION =~ ^[0-9]+\.[0-9]+\.[0-9]+([~+.][a-zA-Z0-9.~+]*)?$ ]]; then
-  echo "packages: VERSION $VERSION is not a version such as 0.1.0 or 0.1.0~rc1" >&2
+  echo "packages: VERSION $VERSION is not a version such as 0.1.0, or 0.1.1~rc1, which sorts before 0.1.1" >&2
   exit 2
 fi
 MAINTAINER=${MAINTAINER:-"fared maintainers <maintainers@fared.invalid>"}

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The packages of the tag that is checked out, in out/packages: from a clean tree, with a changelog entry, built twice in clones at separate paths and equal.
+# The packages of the tag that is checked out, in out/packages: from a clean tree, with the version of the file VERSION and a section of the changelog, built twice in clones at separate paths and equal.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 fail() {
@@ -8,7 +8,9 @@ fail() {
 }
 tag=$(git describe --tags --exact-match --match 'v[0-9]*' 2>/dev/null) || fail "no tag such as v0.1.0 is checked out: git tag -a v0.1.0, or git checkout v0.1.0"
 [ -z "$(git status --porcelain)" ] || fail "the tree is not clean: commit or remove what git status shows"
-grep -qxF "## ${tag#v}" CHANGELOG.md || fail "CHANGELOG.md has no section \"## ${tag#v}\": rename Unreleased"
+version=$(cat VERSION)
+[ "${tag#v}" = "$version" ] || fail "the tag $tag differs from the file VERSION, which has $version: change VERSION before the tag, or name the tag v$version"
+grep -qxF "## ${tag#v}" CHANGELOG.md || fail "CHANGELOG.md has no section \"## ${tag#v}\": write one from the lines under Unreleased"
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 for n in 1 2; do

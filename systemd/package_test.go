@@ -16,7 +16,10 @@ import (
 	"github.com/fared/fared/internal/netnstest"
 )
 
-// packages builds the packages of a version for this machine's architecture, and returns their files by name. The environment may choose some of them.
+// older is a version before every release.
+const older = "0.0.1"
+
+// packages builds the packages of a version, "" for that of the file VERSION, for this machine's architecture, and returns their files by name. The environment may choose some of them.
 func packages(t *testing.T, version string, environment ...string) map[string]string {
 	t.Helper()
 	dir := t.TempDir()
@@ -63,11 +66,16 @@ func output(t *testing.T, name string, args ...string) string {
 // Every packet sent during upgrade and rollback arrives at a leaf, the kernel forwards over every port meanwhile, and the purge leaves no file, group or kernel object.
 func TestPackage(t *testing.T) {
 	netnstest.Require(t, "docker", "go", "cc", "dpkg-deb", "rpm")
-	before, after := packages(t, "0.1.0"), packages(t, "0.1.1", "PARTS=fared", "FORMATS=deb")
-	t.Run("contents", func(t *testing.T) { contents(t, before) })
+	text, err := os.ReadFile("../VERSION")
+	if err != nil {
+		t.Fatal(err)
+	}
+	current := strings.TrimSpace(string(text))
+	before, after := packages(t, older, "PARTS=fared", "FORMATS=deb"), packages(t, "")
+	t.Run("contents", func(t *testing.T) { contents(t, current, after) })
 	t.Run("reproducible", func(t *testing.T) {
-		for name, file := range packages(t, "0.1.0") {
-			if digest(t, file) != digest(t, before[name]) {
+		for name, file := range packages(t, "") {
+			if digest(t, file) != digest(t, after[name]) {
 				t.Errorf("two builds of %s differ", name)
 			}
 		}
@@ -79,12 +87,12 @@ func TestPackage(t *testing.T) {
 	if out, _ := m.try(traces); out != "" {
 		t.Fatalf("the machine already has\n%s", out)
 	}
-	m.copy(before[deb("0.1.0")], "/tmp/"+deb("0.1.0"))
-	m.copy(after[deb("0.1.1")], "/tmp/"+deb("0.1.1"))
+	m.copy(before[deb(older)], "/tmp/"+deb(older))
+	m.copy(after[deb(current)], "/tmp/"+deb(current))
 	install := func(version string) { m.run("dpkg --install --force-downgrade /tmp/" + deb(version)) }
 
-	install("0.1.0")
-	if out := m.run("fared version"); !strings.Contains(out, "0.1.0") {
+	install(older)
+	if out := m.run("fared version"); !strings.Contains(out, older) {
 		t.Errorf("fared version prints %q", out)
 	}
 	if out, _ := m.try("systemctl is-active fared fared-dataplane; systemctl is-enabled fared fared-dataplane"); out != "inactive\ninactive\ndisabled\ndisabled" {
@@ -101,7 +109,7 @@ func TestPackage(t *testing.T) {
 	m.t.Logf("fared init:\n%s", m.run("fared init --as 4200000001 2>&1 && fared check && systemctl enable --now fared-dataplane fared"))
 	m.forwards("start", patience(lossLimit*4), all...)
 
-	for _, change := range []struct{ name, version string }{{"upgrade", "0.1.1"}, {"rollback", "0.1.0"}} {
+	for _, change := range []struct{ name, version string }{{"upgrade", current}, {"rollback", older}} {
 		m.carries(change.name, func() {
 			m.keeps(change.name, func() {
 				install(change.version)
@@ -125,8 +133,8 @@ func TestPackage(t *testing.T) {
 	}
 	m.run("fared drain plane p1 --reason 'new optics' --wait")
 	stays("drain")
-	install("0.1.1")
-	m.eventually(`fared status -o json | grep -F '"version": "0.1.1"'`)
+	install(current)
+	m.eventually(fmt.Sprintf(`fared status -o json | grep -F '"version": "%s"'`, current))
 	stays("upgrade during a drain")
 	for _, order := range []string{"fared fared-dataplane", "fared-dataplane fared"} {
 		units := strings.Fields(order)
@@ -148,8 +156,8 @@ func TestPackage(t *testing.T) {
 	}
 }
 
-// contents checks all files of the release; TestPackage installs the deb.
-func contents(t *testing.T, files map[string]string) {
+// contents checks all files of the version; TestPackage installs the deb.
+func contents(t *testing.T, version string, files map[string]string) {
 	sums, err := os.ReadFile(files["SHA256SUMS"])
 	if err != nil {
 		t.Fatal(err)
@@ -167,8 +175,8 @@ func contents(t *testing.T, files map[string]string) {
 	}
 
 	arch := map[string]string{"amd64": "x86_64", "arm64": "aarch64"}[runtime.GOARCH]
-	inRPM := strings.Fields(output(t, "rpm", "--query", "--list", "--package", files["fared-0.1.0-1."+arch+".rpm"]))
-	inDeb := output(t, "dpkg-deb", "--contents", files["fared_0.1.0-1_"+runtime.GOARCH+".deb"])
+	inRPM := strings.Fields(output(t, "rpm", "--query", "--list", "--package", files["fared-"+version+"-1."+arch+".rpm"]))
+	inDeb := output(t, "dpkg-deb", "--contents", files["fared_"+version+"-1_"+runtime.GOARCH+".deb"])
 	for _, name := range []string{"/usr/bin/fared", "/usr/lib/systemd/system/fared.service", "/usr/lib/systemd/system/fared-dataplane.service", "/usr/lib/sysusers.d/fared.conf",
 		"/usr/share/man/man1/fared-drain.1.gz", "/usr/share/bash-completion/completions/fared", "/usr/share/doc/fared/examples/server-8gpu.yaml", "/etc/fared",
 		"/usr/share/doc/fared/examples/fared.rules.yml", "/usr/share/doc/fared/examples/fared.dashboard.json", "/usr/share/doc/fared/alerts.md"} {
@@ -179,7 +187,7 @@ func contents(t *testing.T, files map[string]string) {
 			t.Errorf("the deb lacks %s", name)
 		}
 	}
-	if out := output(t, "rpm", "--checksig", "--nosignature", files["fared-0.1.0-1."+arch+".rpm"]); !strings.Contains(out, "digests OK") {
+	if out := output(t, "rpm", "--checksig", "--nosignature", files["fared-"+version+"-1."+arch+".rpm"]); !strings.Contains(out, "digests OK") {
 		t.Errorf("rpm --checksig: %s", out)
 	}
 
@@ -187,7 +195,7 @@ func contents(t *testing.T, files map[string]string) {
 		BOMFormat  string
 		Components []struct{ Name string }
 	}
-	data, err := os.ReadFile(files["fared-0.1.0-linux-"+runtime.GOARCH+".cdx.json"])
+	data, err := os.ReadFile(files["fared-"+version+"-linux-"+runtime.GOARCH+".cdx.json"])
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -210,7 +218,7 @@ func contents(t *testing.T, files map[string]string) {
 			}
 		}
 	}
-	if data, err = os.ReadFile(files["fared-0.1.0.openvex.json"]); err == nil {
+	if data, err = os.ReadFile(files["fared-"+version+".openvex.json"]); err == nil {
 		err = json.Unmarshal(data, &vex)
 	}
 	gobgp := output(t, "go", "list", "-m", "-f", "pkg:golang/{{.Path}}@{{.Version}}", "github.com/osrg/gobgp/v3")
@@ -220,7 +228,7 @@ func contents(t *testing.T, files map[string]string) {
 
 	// Docker loads an archive in OCI layout only with its containerd store, so the test reads the layout as any tool would: by digests from the index on.
 	dir := t.TempDir()
-	output(t, "tar", "-x", "-f", files["fared-0.1.0-oci.tar"], "-C", dir)
+	output(t, "tar", "-x", "-f", files["fared-"+version+"-oci.tar"], "-C", dir)
 	var manifest struct {
 		Config struct{ Digest string }
 		Layers []struct{ Digest string }
@@ -235,7 +243,7 @@ func contents(t *testing.T, files map[string]string) {
 	}
 	root := t.TempDir()
 	output(t, "tar", "-x", "-z", "-f", filepath.Join(dir, "blobs", strings.Replace(manifest.Layers[0].Digest, ":", "/", 1)), "-C", root)
-	if out := output(t, filepath.Join(root, "usr/bin/fared"), "version"); !strings.Contains(out, "0.1.0") {
+	if out := output(t, filepath.Join(root, "usr/bin/fared"), "version"); !strings.Contains(out, "fared "+version+" ") {
 		t.Errorf("the image's program prints version %q", out)
 	}
 }

@@ -20,8 +20,8 @@ extern "C" {
 
 struct sockaddr;
 
-/* Version of the library; the major number is that of libfared.so. */
-#define FARED_VERSION "1.1.0"
+/* Version of fared, from which the library is. The version of the interface is that of libfared.so. */
+#define FARED_VERSION "0.1.0"
 
 /* Path of the table if neither the caller nor the environment variable FARED_SLOTS names one. */
 #define FARED_DEFAULT_PATH "/run/fared/slots"
