@@ -1,8 +1,10 @@
 package guard
 
 import (
+	"bytes"
 	"encoding/binary"
 	"errors"
+	"fmt"
 	"maps"
 	"math/rand/v2"
 	"os"
@@ -15,7 +17,7 @@ import (
 // seeds returns good messages, and bad ones that are close to good.
 func seeds() [][]byte {
 	every := good4 + med + lb400 + "40 05 04 00000064 40 06 00 c0 07 08 0000fde9 01010101 c0 08 04 fde90001 " +
-		"c0 20 0c 0000fde9 00000001 00000002 c0 28 05 01 0002 0000 c0 17 04 0008 00ff "
+		"c0 20 0c 0000fde9 00000001 00000002 c0 63 02 0102 "
 	return [][]byte{
 		leafOpen(), leafOpen(capsBoth, capsBoth, capAS4, "40 0a 8078 0001 01 80 0002 01 80", "05 06 0001 0001 0002"),
 		message(TypeOpen, octetsOf("04 fde9 005a 01010101 ff ff 0012  02 0006 01 04 0002 00 01  02 0006 41 04 0000fde9")),
@@ -27,13 +29,13 @@ func seeds() [][]byte {
 		updateOf(octetsOf(host4), octetsOf(every, reach6, unreach6), octetsOf(other4)),
 		updateOf(nil, octetsOf(origin, "40 02 04 02 01 fde9", hopLeaf, "c0 11 06 02 01 0000fde9"), octetsOf(host4)),
 		updateOf(nil, octetsOf("80 0e 1a 0001 01 10 fe800000000000000000000000000001 00 ", host4, origin, pathLeaf), nil),
-		updateOf(nil, octetsOf(origin, pathLeaf, "80 0e 0b 0019 46 04 0a000001 00 0200"), nil),
+		updateOf(nil, octetsOf(origin, pathLeaf, "80 0e 0e 0001 02 04 0a000001 00 ", host4), nil),
 		message(TypeRouteRefresh, octetsOf("0001 00 01")),
 		message(TypeNotification, octetsOf("06 02 05 68656c6c6f")),
 	}
 }
 
-// mutator creates messages; the same seed creates the same ones.
+// mutator creates messages for the guard alone; the same seed creates the same ones. No other software may receive them: they are arbitrary.
 type mutator struct {
 	*rand.Rand
 	seeds [][]byte
@@ -47,9 +49,9 @@ var pieces = [][]byte{
 	octetsOf("40 02 0a 02 02 0000fde9 0000fe4c"), octetsOf("40 02 04 02 01 fde9"), octetsOf("40 02 06 02 02 fde9 5ba0"),
 	octetsOf("c0 11 06 02 01 fa56ea01"), octetsOf("40 05 04 00000064"), octetsOf("c0 07 06 fde9 01010101"), octetsOf("40 06 00"),
 	octetsOf("c0 12 08 fa56ea01 01010101"), octetsOf("c0 08 04 fde90001"), octetsOf("c0 20 0c 0000fde9 00000001 00000002"),
-	octetsOf("c0 10 18 4004fde9 5139a6e5 800f0101 01010190 0600000000000000"), octetsOf("c0 28 05 01 0002 0000"), octetsOf("c0 17 04 0008 00ff"),
+	octetsOf("c0 10 18 4004fde9 5139a6e5 800f0101 01010190 0002fde900000001"), octetsOf("c0 63 02 0102"), octetsOf("80 63 01 00"),
 	octetsOf("80 0e 1a 0001 01 10 fe800000000000000000000000000001 00 ", other4), octetsOf("80 0e 0e 0001 01 04 0a000001 00 ", host4),
-	octetsOf("80 0e 0b 0019 46 04 0a000001 00 0200"), octetsOf("40 03 04 0a000003"), octetsOf("80 0f 08 0001 01 ", host4),
+	octetsOf("80 0e 0e 0001 02 04 0a000001 00 ", host4), octetsOf("40 03 04 0a000003"), octetsOf("80 0f 08 0001 01 ", host4),
 }
 
 // prefixes are those that compose announces and withdraws.
@@ -176,8 +178,8 @@ func variants(counters *Counters) []func(testing.TB) *Guard {
 }
 
 // TestMutationsFromPeer checks that no input from a peer makes the guard panic,
-// or emit messages that the speaker's parser panics on or rejects; that the
-// changes of routes are changes; and that everything is counted.
+// or emit other messages for the speaker than those that the guard composes;
+// that the changes of routes are changes; and that everything is counted.
 func TestMutationsFromPeer(t *testing.T) {
 	counters := new(Counters)
 	makers := variants(counters)
@@ -186,6 +188,7 @@ func TestMutationsFromPeer(t *testing.T) {
 	var out []byte
 	var err error
 	resets, changed, total := 0, 0, mutations(t)
+	refused := map[[2]byte]int{}
 	for i := range total {
 		// mostly established sessions: the last two are not
 		k := m.IntN(len(makers) - 2)
@@ -221,6 +224,10 @@ func TestMutationsFromPeer(t *testing.T) {
 				if _, bad := parsed(n.AppendTo(nil)); bad != nil {
 					t.Fatal(bad)
 				}
+				if bad := judgeReset(n, msg); bad != nil {
+					t.Fatalf("message %d: %x\n%v", i, msg, bad)
+				}
+				refused[[2]byte{n.Code, n.Subcode}]++
 			}
 		}
 		// An unrepaired length may leave half a message behind.
@@ -237,7 +244,37 @@ func TestMutationsFromPeer(t *testing.T) {
 			t.Errorf("no mutation was dropped as %v", r)
 		}
 	}
+	for _, kind := range [][2]byte{{CodeMessageHeaderError, 2}, {CodeUpdateMessageError, 1}, {CodeUpdateMessageError, 2}, {CodeUpdateMessageError, 9}, {CodeUpdateMessageError, 10},
+		{CodeFSMError, 1}, {CodeFSMError, 2}, {CodeFSMError, 3}} {
+		if refused[kind] == 0 {
+			t.Errorf("no mutation was refused by NOTIFICATION %d/%d", kind[0], kind[1])
+		}
+	}
 	t.Logf("%d messages: %d ends of a session, %d changes of routes", total, resets, changed)
+}
+
+// judgeReset checks the data of a NOTIFICATION for a message: the attribute for 3/2 and 3/9 (RFC 4271, Section 6.3), which is optional unless it is
+// unknown, and the type for a message in the wrong state (RFC 6608, Section 4).
+func judgeReset(n *Notification, msg []byte) error {
+	switch {
+	case n.Code == CodeUpdateMessageError && (n.Subcode == 2 || n.Subcode == 9):
+		d := n.Data
+		head, length := 3, 0
+		if len(d) >= 4 && d[0]&flagExtendedLength != 0 {
+			head, length = 4, int(binary.BigEndian.Uint16(d[2:]))
+		} else if len(d) >= 3 {
+			length = int(d[2])
+		}
+		if len(d) < 3 || len(d) != head+length || !bytes.Contains(msg, d) {
+			return fmt.Errorf("the data %x is no attribute of the message", d)
+		}
+		if known := flagsOf[d[1]] != 0; known != (n.Subcode == 9) || !known && d[0]&flagOptional != 0 {
+			return fmt.Errorf("the attribute %x is no reason for %d/%d", d, n.Code, n.Subcode)
+		}
+	case n.Code == CodeUpdateMessageError && len(n.Data) > 0, n.Code == CodeFSMError && !bytes.Equal(n.Data, msg[18:19]):
+		return fmt.Errorf("%d/%d has the data %x", n.Code, n.Subcode, n.Data)
+	}
+	return nil
 }
 
 // TestMutationsFromSpeaker is the same for the direction to the peer: the

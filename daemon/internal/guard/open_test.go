@@ -3,6 +3,7 @@ package guard
 import (
 	"bytes"
 	"errors"
+	"math/rand/v2"
 	"net/netip"
 	"strings"
 	"testing"
@@ -38,14 +39,6 @@ func TestOpenRefused(t *testing.T) {
 		{"parameter longer than the message", fixed + "02 02 01", 0, ""},
 		{"parameter 1, authentication", fixed + "03 01 01 00", 4, ""},
 		{"capability header cut off", fixed + "03 02 01 41", 0, ""},
-		{"capability longer than its parameter", fixed + "05 02 03 41 04 00", 0, ""},
-		{"capability length 255", fixed + "04 02 02 49 ff", 0, ""},
-		{"multiprotocol of 3 octets", fixed + "07 02 05 01 03 000100", 0, ""},
-		{"4-octet AS of 2 octets", fixed + "06 02 04 41 02 fde9", 0, ""},
-		{"route refresh of 1 octet", fixed + "05 02 03 02 01 00", 0, ""},
-		{"graceful restart of 1 octet", fixed + "05 02 03 40 01 00", 0, ""},
-		{"graceful restart of 3 octets", fixed + "07 02 05 40 03 000000", 0, ""},
-		{"extended next hop of 5 octets", fixed + "09 02 07 05 05 0001000100", 0, ""},
 		{"no family in common", fixed + "08 02 06 01 04 0019 00 46", 7, "01 04 0001 00 01 01 04 0002 00 01"},
 		{"RFC 9072 with a length of zero", fixed + "00 ff 0000", 0, ""},
 		{"RFC 9072 length of the message exceeded", fixed + "ff ff 0004 02 0000", 0, ""},
@@ -76,6 +69,44 @@ func TestOpenRefused(t *testing.T) {
 			}
 			checkSums(t, c.Counters)
 		})
+	}
+}
+
+// TestCapabilityLengths sends OPENs with one capability of a random length. The guard refuses a length that the capability does not have: RFC 4760,
+// Section 8; RFC 2918, Section 2; RFC 8950, Section 4; RFC 4724, Section 3; RFC 6793, Section 3.
+func TestCapabilityLengths(t *testing.T) {
+	r := rand.New(rand.NewPCG(13, 14))
+	fits := map[byte]func(n int) bool{
+		1: func(n int) bool { return n == 4 }, 2: func(n int) bool { return n == 0 }, 5: func(n int) bool { return n%6 == 0 },
+		64: func(n int) bool { return n%4 == 2 }, 65: func(n int) bool { return n == 4 },
+	}
+	for kind, fit := range fits {
+		for range 2000 {
+			n := r.IntN(40)
+			capability := append([]byte{kind, byte(n)}, make([]byte, n)...)
+			if kind == 65 && n == 4 {
+				copy(capability[2:], octetsOf("0000fde9"))
+			}
+			end := r.IntN(len(capability)) // of the parameter
+			if r.IntN(4) > 0 {
+				end = len(capability)
+			}
+			body := append(octetsOf("04 fde9 005a 01010101"), byte(end+2), 2, byte(end))
+			c := testConfig()
+			g := New(c)
+			out, err := g.FromPeer(message(TypeOpen, append(body, capability[:end]...)), nil)
+			want := end == 0 || end == len(capability) && fit(n)
+			var bad *Notification
+			switch none := kind == 1; {
+			case want && none && end > 0: // no family in common
+				if !errors.As(err, &bad) || bad.Subcode != 7 {
+					t.Fatalf("capability %d of %d octets, the parameter has %d: %v", kind, n, end, err)
+				}
+			case want != (err == nil), err != nil && (!errors.As(err, &bad) || bad.Code != CodeOpenMessageError || bad.Subcode != 0 || len(out) > 0):
+				t.Fatalf("capability %d of %d octets, the parameter has %d: %v", kind, n, end, err)
+			}
+			checkSums(t, c.Counters)
+		}
 	}
 }
 

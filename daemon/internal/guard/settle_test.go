@@ -250,9 +250,9 @@ func TestNothingAfterTheEnd(t *testing.T) {
 	if _, err := g.FromPeer(append(bytes.Clone(refresh), refresh...), nil); err != nil {
 		t.Fatal(err)
 	}
-	_, end := g.FromPeer(newLeaf, nil)
+	_, end := g.FromPeer(message(TypeNotification, octetsOf("06 02 00")), nil)
 	if end == nil {
-		t.Fatal("a second OPEN is taken")
+		t.Fatal("the session continues after a NOTIFICATION")
 	}
 	if out, err := g.FromPeer(keepalive, nil); len(out) != 0 || err != end {
 		t.Errorf("after the end: %x, %v", out, err)
