@@ -11,7 +11,7 @@ import (
 	"testing"
 )
 
-// gobgp runs gobgpd. gobgpd has no kernel table, and its zebra client (3.10) panics with
+// gobgp runs gobgpd. gobgpd has no kernel table, and its zebra client (3.10) does not work with
 // the zebra of FRR 8.4, so follow copies its table to the kernel.
 type gobgp struct{}
 

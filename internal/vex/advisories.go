@@ -6,7 +6,7 @@ package main
 type advisory struct {
 	id      string // of GitHub's advisory database
 	cve     string // empty: none is assigned
-	fault   string
+	fault   string // the effect in words, not its trigger
 	status  justification
 	impact  string // why it has no effect here
 	shownBy string // a test as PACKAGE.TEST, with the path of the package
@@ -21,7 +21,7 @@ const (
 )
 
 const (
-	byGuard  = "daemon/internal/guard.TestAdvisories"
+	byGuard  = "daemon/internal/guard.TestOnlyComposedMessagesReachTheSpeaker"
 	bySource = "internal/vex.TestFeaturesAreNotUsed"
 	noUpdate = "The guard parses every UPDATE itself, and the library receives none. "
 	noCall   = "fared never enables it. "
@@ -32,26 +32,26 @@ const library = "github.com/osrg/gobgp/v3"
 
 // advisories has the advisories of 2026 for GoBGP. Those of 2025 are repaired in the version in use.
 var advisories = []advisory{
-	{"GHSA-4p9m-8gc4-rw2h", "CVE-2026-30405", "a NEXT_HOP with another length than 4 ends the process", notControlled,
-		noUpdate + "A NEXT_HOP of another length withdraws the route (RFC 7606, Section 7.3).", byGuard},
-	{"GHSA-7235-89m6-f4px", "CVE-2026-41642", "an unknown attribute marked well-known ends the process", notControlled,
-		noUpdate + "Such an attribute ends the session (RFC 4271, Section 6.3).", byGuard},
-	{"GHSA-8rxh-r2p6-7f2q", "CVE-2026-41643", "an AS4_PATH before the AS_PATH ends the process", notControlled,
-		noUpdate + "Their order has no effect.", byGuard},
-	{"GHSA-p3w2-64xm-833j", "CVE-2026-42285", "inconsistent lengths of attributes end the process", notControlled,
-		noUpdate + "An attribute beyond the attributes' length withdraws the routes (RFC 7606, Section 4).", byGuard},
-	{"GHSA-frrj-87jh-2772", "", "an AS_PATH of 0 octets from a peer of the confederation ends the process", notControlled,
-		noUpdate + "fared has no confederations, and such a path withdraws the route.", byGuard},
-	{"GHSA-vm3g-8xwv-mxfp", "CVE-2026-7734", "a Prefix-SID attribute for SRv6 ends the process", notControlled,
+	{"GHSA-4p9m-8gc4-rw2h", "CVE-2026-30405", "an UPDATE with a malformed next hop ends the process", notControlled,
+		noUpdate + "A malformed NEXT_HOP withdraws the route (RFC 7606, Section 7.3).", byGuard},
+	{"GHSA-7235-89m6-f4px", "CVE-2026-41642", "an UPDATE with an unknown attribute ends the process", notControlled,
+		noUpdate + "Unknown attributes are dropped, or end the session (RFC 4271, Section 6.3).", byGuard},
+	{"GHSA-8rxh-r2p6-7f2q", "CVE-2026-41643", "an UPDATE with an AS4_PATH ends the process", notControlled,
+		noUpdate + "AS4_PATH follows RFC 6793, Section 4.2.3.", byGuard},
+	{"GHSA-p3w2-64xm-833j", "CVE-2026-42285", "an UPDATE with malformed attributes ends the process", notControlled,
+		noUpdate + "Malformed attributes withdraw the routes (RFC 7606, Section 4).", byGuard},
+	{"GHSA-frrj-87jh-2772", "", "an UPDATE from a peer of the confederation ends the process", notControlled,
+		noUpdate + "fared has no confederations.", byGuard},
+	{"GHSA-vm3g-8xwv-mxfp", "CVE-2026-7734", "a Prefix-SID attribute ends the process", notControlled,
 		noUpdate + "The attribute is dropped.", byGuard},
-	{"GHSA-wmvj-f67g-qg4g", "CVE-2026-37461", "a short IPv6 extended community ends the process", notControlled,
+	{"GHSA-wmvj-f67g-qg4g", "CVE-2026-37461", "a malformed IPv6 extended community ends the process", notControlled,
 		noUpdate + "The attribute is dropped.", byGuard},
-	{"GHSA-pw7p-7fqv-hpj8", "CVE-2026-37462", "withdrawn routes beyond their length are read from other fields", notControlled,
-		noUpdate + "A prefix beyond the length of its field ends the session.", byGuard},
-	{"GHSA-gjrg-jjr3-56cm", "", "a short capability takes its value from the next one", notControlled,
-		"The guard composes the OPEN that the library receives. A 4-octet AS of another length than 4 ends the session.", byGuard},
-	{"GHSA-w88c-9vg8-cmq8", "CVE-2026-7737", "messages of a BMP station are read beyond their end", notReached,
+	{"GHSA-pw7p-7fqv-hpj8", "CVE-2026-37462", "malformed withdrawn routes are accepted", notControlled,
+		noUpdate + "A malformed prefix ends the session (RFC 7606, Section 5.3).", byGuard},
+	{"GHSA-gjrg-jjr3-56cm", "", "a malformed capability is accepted", notControlled,
+		"The guard composes the OPEN that the library receives. A malformed capability ends the session.", byGuard},
+	{"GHSA-w88c-9vg8-cmq8", "CVE-2026-7737", "the parser of BMP messages ends the process", notReached,
 		noCall + "The library's BMP client only sends.", bySource},
-	{"GHSA-hj4w-qr9j-c4cf", "CVE-2026-7736", "an MRT file is read beyond its end", notReached,
+	{"GHSA-hj4w-qr9j-c4cf", "CVE-2026-7736", "the parser of MRT files ends the process", notReached,
 		noCall + "fared reads and writes no MRT files.", bySource},
 }

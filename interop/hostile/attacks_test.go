@@ -31,8 +31,8 @@ const (
 var attacks = []attack{
 	{name: "bad headers before OPEN", longer: 3, run: kill(false, headers)},
 	{name: "bad headers", run: kill(true, headers)},
-	{name: "messages before OPEN", longer: 3, run: kill(false, killers)},
-	{name: "malformed UPDATEs", longer: 3, run: kill(true, killers)},
+	{name: "messages before OPEN", longer: 3, run: kill(false, malformed)},
+	{name: "malformed UPDATEs", longer: 3, run: kill(true, malformed)},
 	{name: "hostile OPENs", longer: 3, run: kill(false, opens)},
 	{name: "NOTIFICATIONs", run: notifications},
 	{name: "mutants of UPDATEs", held: 1000, run: mutants},
@@ -98,10 +98,7 @@ func headers(int) (all [][]byte) {
 		all = append(all, withLength(keepalive, length))
 	}
 	all = append(all, withLength(message(kindUpdate, make([]byte, 20)...), 22), withLength(message(kindOpen, make([]byte, 40)...), 28), withLength(message(kindNotification, 6), 20),
-		message(kindKeepalive, 0), message(kindUpdate), slices.Repeat([]byte{0}, 64), slices.Repeat([]byte{0xff}, 4096), []byte("GET / HTTP/1.1\r\nHost: fared\r\n\r\n"))
-	for _, kind := range []byte{0, 6, 9, 255} {
-		all = append(all, message(kind), message(kind, make([]byte, 100)...))
-	}
+		message(kindKeepalive, 0), message(kindUpdate))
 	for i := range 16 {
 		b := slices.Clone(keepalive)
 		b[i] = 0
@@ -110,18 +107,15 @@ func headers(int) (all [][]byte) {
 	return all
 }
 
-// killers returns messages that end or confuse speakers of BGP: each has one fault.
-func killers(p int) [][]byte {
+// malformed returns messages with one fault each, which speakers of BGP refuse by an error or ignore. None of them ends other software: what is known to do
+// so does not belong here. Random faults are those of mutants, which only the binary under test receives.
+func malformed(p int) [][]byte {
 	hop := nextHop(leafAddress(p).As4())
 	good := well(p, full)
 	at := destination(0)
 	raw := func(body ...byte) []byte { return message(kindUpdate, body...) }
-	all := [][]byte{
-		message(9),
-		raw(0xff, 0xff), raw(0, 0, 0xff, 0xff), raw(0, 1, 32, 0, 0), raw(0, 0, 0, 1, 0x40), // lengths beyond the message
-		raw(0, 0, 0, 0, 33, 1, 2, 3, 4), raw(0, 0, 0, 0, 255), raw(0, 1, 255, 0, 0), // lengths of prefixes
-		update(append(slices.Clone(good), 0x40)), // an attribute of one octet
-		update(append(slices.Clone(good), 0x40, 99, 255), at),
+	return [][]byte{
+		raw(0, 0, 0, 0, 33, 1, 2, 3, 4),       // the length of a prefix
 		update(slices.Concat(good, good), at), // every attribute twice
 		update(slices.Concat(good, origin), at),
 		update(slices.Concat(origin, origin, path(uint32(leafAS(p))), hop), at),
@@ -130,50 +124,33 @@ func killers(p int) [][]byte {
 		update(slices.Concat(attribute(0xc0, 1, 0), path(uint32(leafAS(p))), hop), at), // flags
 		update(slices.Concat(origin, attribute(0x40, 2, 2, 255, 0, 0), hop), at),       // a segment beyond the attribute
 		update(slices.Concat(origin, attribute(0x40, 2, 9, 1, 0, 0, 0, 1), hop), at),
-		update(slices.Concat(origin, path(), hop), at),
 		update(slices.Concat(origin, path(0), hop), at),
 		update(slices.Concat(origin, path(serverAS), hop), at),
-		update(slices.Concat(origin, path(uint32(leafAS(p))), attribute(0x40, 3, 1, 2, 3)), at),
-		update(slices.Concat(good, attribute(0x80, 4, 1)), at),                                                                         // MED of one octet
-		update(slices.Concat(good, attribute(0xc0, 8, 1, 2, 3)), at),                                                                   // communities
-		update(slices.Concat(good, attribute(0xc0, 16, 0, 4, 1)), at),                                                                  // extended communities
-		update(slices.Concat(good, attribute(0xc0, 32, 1)), at),                                                                        // large communities
-		update(slices.Concat(good, attribute(0xc0, 17, 2, 1, 0, 0, 0xfd, 0xea)), at),                                                   // AS4_PATH
-		update(slices.Concat(good, attribute(0xc0, 18, 0)), at),                                                                        // AS4_AGGREGATOR
-		update(slices.Concat(good, attribute(0xc0, 23, 0, 8, 0, 255)), at),                                                             // Tunnel Encapsulation
-		update(slices.Concat(good, attribute(0xc0, 40, 1, 0, 2, 0, 0)), at),                                                            // Prefix-SID
-		update(slices.Concat(good, attribute(0xc0, 40, 5, 0, 255, 0)), at),                                                             //
-		update(slices.Concat(good, attribute(0xc0, 22, 0)), at),                                                                        // PMSI
-		update(slices.Concat(good, attribute(0x80, 26, 1, 0, 3)), at),                                                                  // AIGP
-		update(slices.Concat(good, attribute(0x80, 29, 1, 0)), at),                                                                     // BGP-LS
-		update(slices.Concat(good, attribute(0xc0, 128, 0)), at),                                                                       // ATTR_SET
-		update(slices.Concat(good, attribute(0xc0, 255)), at),                                                                          //
-		update(slices.Concat(origin, path(1), attribute(0x80, 14, 0))),                                                                 // MP_REACH of one octet
-		update(slices.Concat(origin, path(1), attribute(0x80, 14, 0, 1, 1, 255, 0))),                                                   // a next hop beyond it
-		update(slices.Concat(origin, path(1), attribute(0x80, 14, 0, 2, 1, 16, 0, 0))),                                                 //
-		update(slices.Concat(origin, path(1), attribute(0x80, 14, 0, 25, 70, 4, 10, 0, 0, 1, 0, 2, 0))),                                // EVPN
-		update(slices.Concat(origin, path(1), attribute(0x80, 14, 0, 1, 133, 0, 0, 3, 1, 32))),                                         // flow specification
-		update(slices.Concat(origin, path(1), attribute(0x80, 14, 0, 1, 133, 0, 0, 0xf0, 255, 1))),                                     //
-		update(slices.Concat(origin, path(1), attribute(0x80, 14, 0x40, 4, 71, 4, 1, 2, 3, 4, 0, 0, 1, 0, 0))),                         // BGP-LS
-		update(attribute(0x80, 15, 0)), update(attribute(0x80, 15, 0x40, 4, 71, 0, 1)), update(attribute(0x80, 15, 0, 25, 70, 2, 255)), // MP_UNREACH
+		update(slices.Concat(good, attribute(0x80, 4, 1)), at),                                       // MED of one octet
+		update(slices.Concat(good, attribute(0xc0, 8, 1, 2, 3)), at),                                 // communities
+		update(slices.Concat(good, attribute(0xc0, 16, 0, 4, 1)), at),                                // extended communities
+		update(slices.Concat(good, attribute(0xc0, 32, 1)), at),                                      // large communities
+		update(slices.Concat(good, attribute(0xc0, 17, 2, 1, 0, 0, 0xfd, 0xea)), at),                 // AS4_PATH
+		update(slices.Concat(good, attribute(0xc0, 99, 1, 2, 3)), at),                                // unknown
+		update(slices.Concat(good, attribute(0x80, 99)), at),                                         //
+		update(slices.Concat(origin, path(1), attribute(0x80, 14, 0))),                               // MP_REACH of one octet
+		update(slices.Concat(origin, path(1), attribute(0x80, 14, 0, 1, 1, 255, 0))),                 // a next hop beyond it
+		update(slices.Concat(origin, path(1), attribute(0x80, 14, 0, 2, 1, 16, 0, 0))),               //
+		update(slices.Concat(origin, path(1), attribute(0x80, 14, 0, 1, 2, 4, 172, 16, 0, 1, 0, 0))), // multicast
+		update(attribute(0x80, 15, 0)), update(attribute(0x80, 15, 0, 1, 2, 8, 10)),                  // MP_UNREACH
 		message(kindRefresh), message(kindRefresh, 0, 1, 0), message(kindRefresh, 0xff, 0xff, 3, 0xff), message(kindRefresh, 0, 1, 0, 1, 0x80, 0xff, 0xff),
 		message(kindNotification), message(kindNotification, 6), message(kindNotification, 6, 2, 255, 'x'), message(kindNotification, 0, 0),
-		open(p), message(kindOpen), message(kindKeepalive, 1),
+		message(kindKeepalive, 1),
 	}
-	return all
 }
 
-// opens returns OPENs with a fault, or with hostile capabilities, each followed by a KEEPALIVE.
+// opens returns OPENs with a fault, or with unusual capabilities, each followed by a KEEPALIVE.
 func opens(p int) (all [][]byte) {
 	for _, parameters := range [][]byte{
-		{0xff}, {2}, {2, 255}, {2, 1, 1}, {2, 2, 1, 255}, {9, 0}, {1, 0}, {255, 255, 0, 0}, {255, 0, 255, 2}, // cut off, authentication, RFC 9072
-		parameter(1, 0), parameter(1, 4, 0, 1, 0), parameter(1, 255), parameter(1, 3, 0, 1, 0), // multiprotocol
-		parameter(65, 0), parameter(65, 2, 0, 1), parameter(65, 4, 0, 0, 0, 0), parameter(65, 4, 0xff, 0xff, 0xff, 0xff), // AS numbers of four octets
-		parameter(64, 1, 0), parameter(64, 2, 0x80, 0), parameter(64, 5, 0, 1, 0, 1, 0), parameter(64, 254), // graceful restart
-		parameter(69, 0), parameter(69, 3, 0, 1, 1), parameter(69, 4, 0, 1, 1, 3), parameter(69, 4, 0xff, 0xff, 0xff, 0xff), // ADD-PATH
-		parameter(5, 0), parameter(5, 5, 0, 1, 0, 1, 0), parameter(5, 6, 0, 1, 0, 1, 0, 9), // extended next hop
-		parameter(73, 0), parameter(73, 1, 255), parameter(73, 3, 200, 'a', 0), // FQDN
-		parameter(71, 3, 0, 1, 1), parameter(75, 1, 9), parameter(6, 255), parameter(7, 1, 0), parameter(9, 3, 1, 2, 3), // long-lived graceful restart and others
+		{0xff}, {2}, {2, 255}, {2, 1, 1}, {2, 2, 1, 255}, {9, 0}, {1, 0}, // cut off, authentication
+		parameter(65, 4, 0, 0, 0, 0), parameter(65, 4, 0xff, 0xff, 0xff, 0xff), // AS numbers of four octets
+		parameter(64, 2, 0x80, 0), parameter(69, 4, 0, 1, 1, 3), parameter(69, 4, 0xff, 0xff, 0xff, 0xff), // graceful restart, ADD-PATH
+		parameter(5, 6, 0, 1, 0, 1, 0, 9), parameter(7, 1, 0), parameter(9, 3, 1, 2, 3), // extended next hop, others
 		slices.Repeat([]byte{2, 2, 2, 0}, 63),                    // one capability 63 times
 		slices.Repeat([]byte{2, 6, 65, 4, 0, 0, 0xfc, 0x5c}, 31), // an AS number 31 times
 		parameter(slices.Repeat([]byte{1, 4, 0xff, 0xff, 0, 0xff}, 42)...),
@@ -191,7 +168,7 @@ func opens(p int) (all [][]byte) {
 		}
 		all = append(all, slices.Concat(b, keepalive))
 	}
-	return append(all, slices.Repeat(open(p), 20), slices.Concat(open(p), endOfRIB), slices.Concat(open(p), refresh), slices.Concat(open(p), message(kindNotification, 2, 7)))
+	return append(all, slices.Concat(open(p), endOfRIB), slices.Concat(open(p), refresh), slices.Concat(open(p), message(kindNotification, 2, 7)))
 }
 
 // notifications ends connections by NOTIFICATIONs: before the OPEN, between OPEN and KEEPALIVE, and many at once in a session.
@@ -279,12 +256,12 @@ func largeBombs(a *attacker) {
 	})
 }
 
-// mutants sends UPDATEs with random faults. Half of them keep the session up, and many of these routes count.
+// mutants sends UPDATEs with random faults to the binary under test, and to no other program. Half of them keep the session up, and many of these routes count.
 func mutants(a *attacker) {
 	a.established(func(w *wire, i int) {
 		r := rand.New(rand.NewPCG(uint64(w.plane), uint64(i)))
 		a.wg.Go(func() { _, _ = io.Copy(io.Discard, w.TCPConn) })
-		seeds := append(killers(w.plane), update(well(w.plane, full), destination(1), destination(2)), withdraw(destination(1)), endOfRIB, keepalive, refresh)
+		seeds := append(malformed(w.plane), update(well(w.plane, full), destination(1), destination(2)), withdraw(destination(1)), endOfRIB, keepalive, refresh)
 		for a.ctx.Err() == nil {
 			b := slices.Clone(seeds[r.IntN(len(seeds))])
 			for range r.IntN(4) {

@@ -5,5 +5,6 @@
 // measures from outside: the process and its resident memory, the sessions of the honest leaves (at the leaves' ends, and over gRPC), the heartbeat
 // for systemd, and the time from an UPDATE of an honest leaf to the operation at the data plane. See docs/security.md.
 //
-// TestGuardBypassed runs the same messages and the same judge against GoBGP without the guard, so that the judge is known to notice.
+// TestJudgeNotices has the process end, and an honest leaf's session end, so that the judge is known to notice. No other program than fared
+// receives the messages of an attack.
 package hostile

@@ -2,6 +2,7 @@ package hostile
 
 import (
 	"context"
+	"syscall"
 	"testing"
 	"time"
 
@@ -47,6 +48,46 @@ func TestHostileLeaf(t *testing.T) {
 			}
 			v.judge(t, 2*x.held)
 			b.process.Kill() // an orderly end takes a second
+		})
+	}
+}
+
+// TestJudgeNotices checks that the judge notices a process that ends, and an honest leaf's session that ends. Each fault happens once the second change of
+// the honest leaf is in effect, without an attack.
+func TestJudgeNotices(t *testing.T) {
+	netnstest.Require(t)
+	n := newNetwork(t)
+	for _, tt := range []struct {
+		name  string
+		fault func(b *bed) error
+	}{
+		{"the process ends", func(b *bed) error { return syscall.Kill(b.process.Pid(), syscall.SIGKILL) }},
+		{"a session ends", func(b *bed) error { return b.leaves[1].write(message(kindNotification, 6, 2)) }},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			b := newBed(t, n, few)
+			defer b.process.Kill()
+			ctx, cancel := context.WithTimeout(t.Context(), 2*hangLimit)
+			defer cancel()
+			failed := make(chan error, 1)
+			before := b.dataplane.setVectors()
+			go func() {
+				for b.dataplane.setVectors() < before+2 && ctx.Err() == nil {
+					time.Sleep(time.Millisecond)
+				}
+				failed <- tt.fault(b)
+			}()
+			v, err := b.observe(ctx)
+			if ctx.Err() != nil {
+				t.Fatalf("noticed nothing in %v: %v", 2*hangLimit, v)
+			}
+			if fault := <-failed; fault != nil {
+				t.Fatal(fault)
+			}
+			if err == nil {
+				t.Fatalf("noticed nothing: %v", v)
+			}
+			t.Log(err)
 		})
 	}
 }

@@ -104,29 +104,6 @@ func newLeaf(ns *netnstest.Namespace, plane, destinations int) (*leaf, error) {
 	return l, nil
 }
 
-// dial connects to the server, again until a session is established. A GoBGP that has just started closes connections.
-func (l *leaf) dial(ns *netnstest.Namespace) {
-	d := net.Dialer{LocalAddr: net.TCPAddrFromAddrPort(netip.AddrPortFrom(leafAddress(l.plane), 0))}
-	l.wg.Go(func() {
-		for {
-			var conn net.Conn
-			if err := ns.Do(func() (err error) {
-				conn, err = d.Dial("tcp4", netip.AddrPortFrom(serverAddress(l.plane), bgpPort).String())
-				return err
-			}); err == nil {
-				l.serve(conn)
-			}
-			l.mu.Lock()
-			done := l.closed || l.sessions > 0
-			l.mu.Unlock()
-			if done {
-				return
-			}
-			time.Sleep(20 * time.Millisecond)
-		}
-	})
-}
-
 // full is the bandwidth of every route at first, in octets per second: 400 Gbit/s.
 const full = 50e9
 

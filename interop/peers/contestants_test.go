@@ -20,8 +20,8 @@ type contestant interface {
 	inKernel() bool
 }
 
-// contestants take part unless others are chosen. GoBGP does not: gobgpd writes no routes itself, its client of zebra ends with a panic at the interfaces that FRR 8.4
-// sends (gobgpd 3.10, with each of its names for versions of FRR), and newer versions give zebra no weights (pkg/server/zclient.go).
+// contestants take part unless others are chosen. GoBGP does not: gobgpd writes no routes itself, its client of zebra (gobgpd 3.10) does not
+// work with FRR 8.4, and newer versions give zebra no weights (pkg/server/zclient.go).
 var contestants = []contestant{frr{}, bird{}, fared{driver: "linux"}, fared{driver: "bpf"}, fared{driver: "linux", inside: true}}
 
 // output returns the first line that a program prints.

@@ -382,22 +382,20 @@ func TestGarbage(t *testing.T) {
 		noise[i] = byte(x >> 24)
 	}
 	badAttr := slices.Clone(update)
-	badAttr[23+2] = 0xff // the type of the first attribute
+	badAttr[23+3] = 9 // the value of ORIGIN
 	stages := [][]byte{
 		noise,
-		message(77),
+		message(4, 0),          // a KEEPALIVE with a body
 		message(2, 0, 0, 0, 0), // UPDATE before OPEN
 		append(slices.Clone(open), noise...),
 		append(slices.Clone(open), update...), // before KEEPALIVE
-		append(slices.Clone(open), open...),
 		append(slices.Clone(hello), noise...),
 		append(slices.Clone(hello), update[:30]...),
 		append(slices.Clone(hello), message(2, noise[:64]...)...),
 		append(slices.Clone(hello), badAttr...),
-		append(append(slices.Clone(hello), update...), message(9)...),
-		append(slices.Clone(hello), message(2, 0, 0, 0, 7, 0xc0, 14, 4, 0, 1, 1, 0)...),    // short MP_REACH
-		append(slices.Clone(hello), message(2, 0, 0, 0, 5, 0xc0, 40, 2, 1, 1)...),          // Prefix-SID
-		append(slices.Clone(hello), message(2, 0, 0, 0, 9, 0xc0, 17, 6, 2, 1, 0, 0, 1)...), // AS4_PATH without AS_PATH
+		append(append(slices.Clone(hello), update...), message(4, 0)...),
+		append(slices.Clone(hello), message(2, 0, 0, 0, 7, 0xc0, 14, 4, 0, 1, 1, 0)...), // short MP_REACH
+		append(slices.Clone(hello), message(2, 0, 0, 0, 5, 0xc0, 99, 2, 1, 1)...),       // unknown
 		append(slices.Clone(hello), message(5, 0, 99, 0, 99)...),
 		append(slices.Clone(hello), message(3, 6, 4, 200, 1)...),
 		rawOpen(65001, 90, leafID), // our AS
