@@ -373,6 +373,18 @@ func TestMaxPrefixes(t *testing.T) {
 	checkSums(t, c)
 }
 
+// TestNextHopLength checks that NEXT_HOP has four octets if there are prefixes to which it belongs (RFC 7606, Section 7.3).
+func TestNextHopLength(t *testing.T) {
+	for n := range 40 {
+		u := update{nlri: octetsOf(host4), hop: make([]byte, n)}
+		u.seen[0] = 1<<attrOrigin | 1<<attrASPath | 1<<attrNextHop
+		u.complete()
+		if malformed := u.fault == RouteMalformed; malformed != (n != 4) || n == 4 && u.fault != None {
+			t.Errorf("%d octets: %v", n, u.fault)
+		}
+	}
+}
+
 // TestNextHop covers the permitted next hops, in all their encodings.
 func TestNextHop(t *testing.T) {
 	mapped := "00000000000000000000ffff0a000001"
