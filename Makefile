@@ -16,6 +16,10 @@ BENCHTIME  ?= 1s
 # Without gRPC's traces for HTTP (golang.org/x/net/trace) the linker removes methods that only templates could call.
 TAGS       := grpcnotrace
 
+# One set of flags for the binary, the tests and the linters, so that each package is compiled once for all of them, and once more for the race detector.
+export CGO_ENABLED := 0
+export GOFLAGS := $(strip $(GOFLAGS) -trimpath -tags=$(TAGS))
+
 MUTANTS    ?= 40
 SEED       ?= 1
 THRESHOLD  ?= 90
@@ -42,7 +46,7 @@ PARTS ?= all
 .PHONY: packages release build demo test test-slow test-all unit mutate chaos soak vm bench bench-peers bench-peers-busy lib install-lib lint generate baseline check-generated fuzz deps images labs containerlab systemd clean
 
 build:
-	CGO_ENABLED=0 $(GO) build -trimpath -tags $(TAGS) -ldflags '$(LDFLAGS)' -o bin/fared ./cmd/fared
+	$(GO) build -ldflags '$(LDFLAGS)' -o bin/fared ./cmd/fared
 
 # libfared, static and shared, in bin/lib; the C library that reads the slot table (docs/slots.md). libfared-verbs.so too, if libibverbs-dev is installed.
 lib:

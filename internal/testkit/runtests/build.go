@@ -66,6 +66,9 @@ func buildBatch(batch []job, race bool, folder string) error {
 	}
 	cmd := exec.Command("go", args...)
 	cmd.Stdout, cmd.Stderr = os.Stderr, os.Stderr
+	if race {
+		cmd.Env = append(os.Environ(), "CGO_ENABLED=1") // the detector is in C
+	}
 	if err := cmd.Run(); err != nil {
 		return fmt.Errorf("the tests do not build: %w", err)
 	}
