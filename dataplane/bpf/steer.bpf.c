@@ -131,7 +131,7 @@ struct run {
 
 struct group {
 	__u32 id;
-	__u32 count; // of members
+	__u32 count;  // of members
 	__u32 source; // group, whose places and planes these are
 	__u32 reserved;
 	__u64 members;
@@ -197,16 +197,17 @@ struct counter {
 	__u64 bytes;
 };
 
-#define MAP(NAME, TYPE, KEY, VALUE, ENTRIES, FLAGS)                                                                     \
-	struct {                                                                                                            \
-		__uint(type, BPF_MAP_TYPE_##TYPE);                                                                              \
-		__uint(max_entries, ENTRIES);                                                                                   \
-		__uint(map_flags, FLAGS);                                                                                       \
-		__type(key, KEY);                                                                                               \
-		__type(value, VALUE);                                                                                           \
+#define MAP(NAME, TYPE, KEY, VALUE, ENTRIES, FLAGS) \
+	struct {                                    \
+		__uint(type, BPF_MAP_TYPE_##TYPE);  \
+		__uint(max_entries, ENTRIES);       \
+		__uint(map_flags, FLAGS);           \
+		__type(key, KEY);                   \
+		__type(value, VALUE);               \
 	} NAME SEC(".maps")
 
-// The sizes of those that grow are settings; here they are the least.
+// The sizes of those that grow are settings; here they are the least. clang-format would format the products as pointers.
+// clang-format off
 MAP(fared_settings, ARRAY, __u32, struct settings, 1, 0);
 MAP(fared_ports, ARRAY, __u32, __u64, 2 * PORT_WORDS, 0); // a bit for each UDP destination port, then for each TCP one
 MAP(fared_names, ARRAY, __u32, struct source, SOURCES, 0);
@@ -229,6 +230,7 @@ MAP(fared_slots, ARRAY, __u32, struct slot_counter, 1, 0);
 MAP(fared_sent, PERCPU_ARRAY, __u32, struct counter, SOURCES * PLACES, 0);
 MAP(fared_drops, PERCPU_ARRAY, __u32, __u64, DROPS, 0);
 MAP(fared_turns, PERCPU_ARRAY, __u32, __u32, TURNS, 0);
+// clang-format on
 
 // A packet, as far as it matters here.
 struct packet {
@@ -445,8 +447,7 @@ static __always_inline __u32 source_of(const struct packet *p, const struct sett
 }
 
 // choose_among is the place of a packet among the usable ones of its group, PLACES when there is none.
-static __always_inline __u32 choose_among(const struct packet *p, const struct group *g, __u32 slot, const struct settings *set,
-	__u64 usable, bool *diverted)
+static __always_inline __u32 choose_among(const struct packet *p, const struct group *g, __u32 slot, const struct settings *set, __u64 usable, bool *diverted)
 {
 	__u32 own = slot < SLOTS ? g->slot[slot & (SLOTS - 1)] : SLOT_NONE;
 	if (own < PLACES) {

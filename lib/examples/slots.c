@@ -14,8 +14,8 @@ static void print(const struct fared_table *table, const struct fared_pair *pair
 		struct fared_sub_port sub_port = {.device = "(sprayed)"};
 		if (slots[i].sub_port != FARED_NO_SUB_PORT)
 			fared_get_sub_port(table, slots[i].sub_port, &sub_port);
-		printf("  slot %u: plane %s, %s, source port %u, %u ppb%s\n", i, fared_plane_name(table, slots[i].plane), sub_port.device,
-			slots[i].source_port, slots[i].share_ppb, slots[i].flags & FARED_SLOT_PARKED ? ", parked" : "");
+		printf("  slot %u: plane %s, %s, source port %u, %u ppb%s\n", i, fared_plane_name(table, slots[i].plane), sub_port.device, slots[i].source_port,
+			slots[i].share_ppb, slots[i].flags & FARED_SLOT_PARKED ? ", parked" : "");
 	}
 	fflush(stdout);
 }

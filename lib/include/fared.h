@@ -27,16 +27,17 @@ struct sockaddr;
 #define FARED_DEFAULT_PATH "/run/fared/slots"
 
 enum fared_error {
-	FARED_E_NO_TABLE = -1,   /* no file at the path: fared has not published a table yet */
-	FARED_E_SYSTEM = -2,     /* a system call failed; errno has the reason */
-	FARED_E_FORMAT = -3,     /* the file is not a slot table, or is damaged */
-	FARED_E_LAYOUT = -4,     /* the table has a layout that this library does not know */
-	FARED_E_TRUNCATED = -5,  /* the file is shorter than its header states */
-	FARED_E_NOT_FOUND = -6,  /* no such pair, slot, sub-port or address */
-	FARED_E_BUSY = -7,       /* the record changed during every attempt to read it, or its writer was killed in the middle of a change: use the last
+	FARED_E_NO_TABLE = -1,  /* no file at the path: fared has not published a table yet */
+	FARED_E_SYSTEM = -2,    /* a system call failed; errno has the reason */
+	FARED_E_FORMAT = -3,    /* the file is not a slot table, or is damaged */
+	FARED_E_LAYOUT = -4,    /* the table has a layout that this library does not know */
+	FARED_E_TRUNCATED = -5, /* the file is shorter than its header states */
+	FARED_E_NOT_FOUND = -6, /* no such pair, slot, sub-port or address */
+	FARED_E_BUSY = -7,      /* the record changed during every attempt to read it, or its writer was killed in the middle of a change: use the last
 	                            result and retry later */
-	FARED_E_INVALID = -8,    /* an argument is invalid */
-	FARED_E_SERVICE = -9,    /* the table has no source ports for the service: slots.services of fared's configuration lists them, and fared_get_steered() those without
+	FARED_E_INVALID = -8,   /* an argument is invalid */
+	FARED_E_SERVICE =
+		-9, /* the table has no source ports for the service: slots.services of fared's configuration lists them, and fared_get_steered() those without
 	                            separate ports */
 };
 
@@ -46,8 +47,9 @@ struct fared_address {
 };
 
 /* Flags of a slot. */
-#define FARED_SLOT_PARKED 1u    /* send nothing; the share is 0 */
-#define FARED_SLOT_DRAIN 2u     /* the slot has lost addresses to other slots: transactions of these addresses may start there only when every transaction
+#define FARED_SLOT_PARKED 1u /* send nothing; the share is 0 */
+#define FARED_SLOT_DRAIN \
+	2u                      /* the slot has lost addresses to other slots: transactions of these addresses may start there only when every transaction
                                    outstanding on this slot is complete (draft-xu-rtgwg-fare-in-sun-02, Section 4) */
 #define FARED_SLOT_IN_EFFECT 4u /* the data plane forwards by the weight of the slot's plane */
 
@@ -91,7 +93,7 @@ struct fared_sub_port {
 	char device[16];      /* name of the netdev */
 	char rdma_device[64]; /* its RDMA device, such as mlx5_0; "" if there is none */
 	uint32_t plane;
-	uint32_t rdma_port;   /* port of the RDMA device, from 1; 0 if there is none */
+	uint32_t rdma_port; /* port of the RDMA device, from 1; 0 if there is none */
 	uint64_t reserved[4];
 };
 
@@ -102,8 +104,8 @@ struct fared_status {
 	uint32_t live;            /* 1: a process maintains the table, and its heartbeat is at most five seconds old */
 	uint32_t pairs;           /* number of pairs */
 	uint32_t planes, sub_ports, sources;
-	uint32_t max_slots;       /* greatest number of slots of a pair */
-	char instance[64];        /* name of the run of fared, as in fare.v1.WatchWeightsResponse.instance */
+	uint32_t max_slots; /* greatest number of slots of a pair */
+	char instance[64];  /* name of the run of fared, as in fare.v1.WatchWeightsResponse.instance */
 	uint64_t reserved[8];
 };
 
@@ -115,7 +117,7 @@ struct fared_service {
 
 /* A range of services of one protocol. */
 struct fared_service_range {
-	uint16_t protocol; /* number of the IP protocol: 17 (UDP) or 6 (TCP) */
+	uint16_t protocol;    /* number of the IP protocol: 17 (UDP) or 6 (TCP) */
 	uint16_t first, last; /* destination ports */
 	uint16_t reserved;
 };
@@ -151,13 +153,13 @@ int fared_lookup(const struct fared_table *table, const struct fared_address *so
 	struct fared_slot *slots, uint32_t room);
 /* Does the same for a pair that the caller has read before, or whose fared_pair is zero: it begins with the records of that reading and not with the index, which saves
  * a cache line. The result is that of fared_lookup in any case. */
-int fared_lookup_again(const struct fared_table *table, const struct fared_address *source, const struct fared_address *destination,
-	struct fared_pair *pair, struct fared_slot *slots, uint32_t room);
+int fared_lookup_again(const struct fared_table *table, const struct fared_address *source, const struct fared_address *destination, struct fared_pair *pair,
+	struct fared_slot *slots, uint32_t room);
 /* Returns 1 if a pair that fared_lookup or fared_next_pair has read is still the state of the table, else 0. */
 int fared_is_current(const struct fared_table *table, const struct fared_pair *pair);
 /* Reads the next pair, in no order. *cursor begins at 0. FARED_E_NOT_FOUND ends the list. A pair that is added or removed meanwhile may be missing. */
-int fared_next_pair(const struct fared_table *table, uint32_t *cursor, struct fared_address *source, struct fared_address *destination,
-	struct fared_pair *pair, struct fared_slot *slots, uint32_t room);
+int fared_next_pair(const struct fared_table *table, uint32_t *cursor, struct fared_address *source, struct fared_address *destination, struct fared_pair *pair,
+	struct fared_slot *slots, uint32_t room);
 
 /* Returns the name of a plane, or NULL. It is valid until the table is refreshed or closed. */
 const char *fared_plane_name(const struct fared_table *table, uint32_t plane);

@@ -53,8 +53,14 @@ struct fared_table {
 };
 
 /* All reads of fields that change are atomic and have acquire order, so that the second read of a sequence number comes after the fields. */
-static inline uint32_t load32(const unsigned char *p) { return atomic_load_explicit((const _Atomic uint32_t *)p, memory_order_acquire); }
-static inline uint64_t load64(const unsigned char *p) { return atomic_load_explicit((const _Atomic uint64_t *)p, memory_order_acquire); }
+static inline uint32_t load32(const unsigned char *p)
+{
+	return atomic_load_explicit((const _Atomic uint32_t *)p, memory_order_acquire);
+}
+static inline uint64_t load64(const unsigned char *p)
+{
+	return atomic_load_explicit((const _Atomic uint64_t *)p, memory_order_acquire);
+}
 
 static inline void pause_cpu(void)
 {
@@ -65,23 +71,39 @@ static inline void pause_cpu(void)
 #endif
 }
 
-static inline const unsigned char *record(const struct fared_table *t, const struct section *s, uint32_t n) { return t->mem + s->at + (uint64_t)n * s->size; }
+static inline const unsigned char *record(const struct fared_table *t, const struct section *s, uint32_t n)
+{
+	return t->mem + s->at + (uint64_t)n * s->size;
+}
 
-EXPORT const char *fared_version(void) { return FARED_VERSION; }
+EXPORT const char *fared_version(void)
+{
+	return FARED_VERSION;
+}
 
 EXPORT const char *fared_error_text(int error)
 {
 	switch (error) {
-	case 0: return "success";
-	case FARED_E_NO_TABLE: return "there is no slot table at the path: fared does not publish one there";
-	case FARED_E_SYSTEM: return "a system call failed";
-	case FARED_E_FORMAT: return "the file is not a slot table, or is damaged";
-	case FARED_E_LAYOUT: return "the slot table has a layout that this libfared does not know: install the libfared of the fared that runs";
-	case FARED_E_TRUNCATED: return "the slot table is shorter than its header states";
-	case FARED_E_NOT_FOUND: return "the slot table has no such entry";
-	case FARED_E_BUSY: return "the slot table's record is being changed";
-	case FARED_E_INVALID: return "an argument is invalid";
-	case FARED_E_SERVICE: return "the slot table has no source ports for the service: add it to slots.services";
+	case 0:
+		return "success";
+	case FARED_E_NO_TABLE:
+		return "there is no slot table at the path: fared does not publish one there";
+	case FARED_E_SYSTEM:
+		return "a system call failed";
+	case FARED_E_FORMAT:
+		return "the file is not a slot table, or is damaged";
+	case FARED_E_LAYOUT:
+		return "the slot table has a layout that this libfared does not know: install the libfared of the fared that runs";
+	case FARED_E_TRUNCATED:
+		return "the slot table is shorter than its header states";
+	case FARED_E_NOT_FOUND:
+		return "the slot table has no such entry";
+	case FARED_E_BUSY:
+		return "the slot table's record is being changed";
+	case FARED_E_INVALID:
+		return "an argument is invalid";
+	case FARED_E_SERVICE:
+		return "the slot table has no source ports for the service: add it to slots.services";
 	}
 	return "unknown error";
 }
@@ -101,7 +123,10 @@ static uint64_t field64(const unsigned char *header, size_t at)
 	return v;
 }
 
-static uint64_t round8(uint64_t n) { return (n + 7) / 8 * 8; }
+static uint64_t round8(uint64_t n)
+{
+	return (n + 7) / 8 * 8;
+}
 
 /* Reads a section from the header; least is the size of a record that this library reads. */
 static int read_section(const unsigned char *header, struct section *s, size_t count, size_t size, size_t at, uint64_t least, uint64_t bytes)
@@ -131,19 +156,21 @@ static int check(struct fared_table *t, const unsigned char *header, uint64_t si
 	uint32_t header_size = field32(header, L_HEADER_HEADER_SIZE), services = field32(header, L_HEADER_SERVICES);
 	t->services.count = services;
 	t->steered.count = field32(header, L_HEADER_STEERED);
-	if (t->max_slots > L_MAX_SLOTS || services > L_MAX_SERVICES || t->steered.count > L_MAX_STEERED || header_size < L_HEADER_BYTES || header_size % 8 || t->bytes < header_size)
+	if (t->max_slots > L_MAX_SLOTS || services > L_MAX_SERVICES || t->steered.count > L_MAX_STEERED || header_size < L_HEADER_BYTES || header_size % 8 ||
+		t->bytes < header_size)
 		return FARED_E_FORMAT;
 	t->drain_words = (t->max_slots + 63) / 64;
 	if (read_section(header, &t->planes, L_HEADER_PLANES, L_HEADER_PLANE_SIZE, L_HEADER_PLANES_AT, L_PLANE_BYTES, t->bytes) ||
 		read_section(header, &t->sources, L_HEADER_SOURCES, L_HEADER_SOURCE_SIZE, L_HEADER_SOURCES_AT, L_SOURCE_BYTES, t->bytes) ||
 		read_section(header, &t->sub_ports, L_HEADER_SUB_PORTS, L_HEADER_SUB_PORT_SIZE, L_HEADER_SUB_PORTS_AT,
 			round8(L_SUB_PORT_BYTES + 4 * (uint64_t)field32(header, L_HEADER_SOURCES)), t->bytes) ||
-		read_section(header, &t->vectors, L_HEADER_VECTORS, L_HEADER_VECTOR_SIZE, L_HEADER_VECTORS_AT, L_VECTOR_BYTES + L_SLOT_BYTES * (uint64_t)t->max_slots,
-			t->bytes) ||
+		read_section(header, &t->vectors, L_HEADER_VECTORS, L_HEADER_VECTOR_SIZE, L_HEADER_VECTORS_AT,
+			L_VECTOR_BYTES + L_SLOT_BYTES * (uint64_t)t->max_slots, t->bytes) ||
 		read_section(header, &t->pairs, L_HEADER_PAIRS, L_HEADER_PAIR_SIZE, L_HEADER_PAIRS_AT,
 			L_PAIR_BYTES + 8 * (uint64_t)t->drain_words + (services ? services : 1) * round8(2 * (uint64_t)t->max_slots), t->bytes) ||
 		(services && read_section(header, &t->services, L_HEADER_SERVICES, L_HEADER_SERVICE_SIZE, L_HEADER_SERVICES_AT, L_SERVICE_BYTES, t->bytes)) ||
-		(t->steered.count && read_section(header, &t->steered, L_HEADER_STEERED, L_HEADER_STEERED_SIZE, L_HEADER_STEERED_AT, L_RANGE_BYTES, t->bytes)) ||
+		(t->steered.count &&
+			read_section(header, &t->steered, L_HEADER_STEERED, L_HEADER_STEERED_SIZE, L_HEADER_STEERED_AT, L_RANGE_BYTES, t->bytes)) ||
 		read_section(header, &t->index, L_HEADER_INDEX_ENTRIES, 0, L_HEADER_INDEX_AT, 4, t->bytes))
 		return FARED_E_FORMAT;
 	if (t->index.count == 0 || t->index.count & (t->index.count - 1))
@@ -350,7 +377,7 @@ EXPORT int fared_wait(struct fared_table *table, int timeout_ms)
 	if (!table)
 		return FARED_E_INVALID;
 	uint64_t start = now_ns(CLOCK_MONOTONIC);
-	for (int woken = 0;; ) {
+	for (int woken = 0;;) {
 		/* No process wakes the readers of a truncated file: its size is checked before an access, unless the writer has just changed it. */
 		if (!woken && fared_refresh(table) == 1)
 			return 1;
@@ -434,8 +461,8 @@ static inline struct key key_of(const struct fared_address *source, const struct
 }
 
 /* Reads the vector of a pair, with the ports and drains of the pair. Returns 1, or 0 if it changes meanwhile, or an error. */
-static inline int read_vector(const struct fared_table *t, const unsigned char *p, uint32_t pair_flags, struct fared_pair *pair, struct fared_slot *slots,
-	uint32_t room)
+static inline int read_vector(
+	const struct fared_table *t, const unsigned char *p, uint32_t pair_flags, struct fared_pair *pair, struct fared_slot *slots, uint32_t room)
 {
 	uint32_t n = load32(p + L_PAIR_VECTOR);
 	pair->vector_record = n;
@@ -799,8 +826,12 @@ EXPORT int fared_address_of(const struct sockaddr *from, struct fared_address *o
 	sa_family_t family;
 	memcpy(&family, (const char *)from + offsetof(struct sockaddr, sa_family), sizeof family);
 	switch (family) {
-	case AF_INET: mapped(out, (const char *)from + offsetof(struct sockaddr_in, sin_addr)); return 0;
-	case AF_INET6: memcpy(out->bytes, (const char *)from + offsetof(struct sockaddr_in6, sin6_addr), 16); return 0;
+	case AF_INET:
+		mapped(out, (const char *)from + offsetof(struct sockaddr_in, sin_addr));
+		return 0;
+	case AF_INET6:
+		memcpy(out->bytes, (const char *)from + offsetof(struct sockaddr_in6, sin6_addr), 16);
+		return 0;
 	}
 	return FARED_E_INVALID;
 }

@@ -27,7 +27,10 @@ static inline uint64_t ticks(void)
 	return t;
 }
 #else
-static inline uint64_t ticks(void) { return now(); }
+static inline uint64_t ticks(void)
+{
+	return now();
+}
 #endif
 
 #define N 1000000
@@ -39,8 +42,8 @@ static int compare(const void *a, const void *b)
 	return (x > y) - (x < y);
 }
 
-static double scale;    /* ns per tick */
-static uint32_t empty;  /* ticks of an empty measurement */
+static double scale;   /* ns per tick */
+static uint32_t empty; /* ticks of an empty measurement */
 
 static void report(const char *name)
 {

@@ -118,7 +118,8 @@ int main(int argc, char **argv)
 			for (uint32_t j = 0; j < r->pair.slots; j++) {
 				struct fared_slot *slot = &r->slots[j];
 				CHECK(slot->slot == j);
-				printf("; %u.%d %u:%u", slot->plane, slot->sub_port == FARED_NO_SUB_PORT ? -1 : slot->sub_port, slot->share_ppb, slot->source_port);
+				printf("; %u.%d %u:%u", slot->plane, slot->sub_port == FARED_NO_SUB_PORT ? -1 : slot->sub_port, slot->share_ppb,
+					slot->source_port);
 				printf("%s%s%s", slot->flags & FARED_SLOT_PARKED ? " parked" : "", slot->flags & FARED_SLOT_DRAIN ? " drain" : "",
 					slot->flags & FARED_SLOT_IN_EFFECT ? " in-effect" : "");
 			}

@@ -21,8 +21,14 @@ static struct fared_address source, destination;
 static atomic_ulong readings, retries;
 static struct fared_table *shared;
 
-static void store32(size_t at, uint32_t v) { atomic_store((_Atomic uint32_t *)(mem + at), v); }
-static void store64(size_t at, uint64_t v) { atomic_store((_Atomic uint64_t *)(mem + at), v); }
+static void store32(size_t at, uint32_t v)
+{
+	atomic_store((_Atomic uint32_t *)(mem + at), v);
+}
+static void store64(size_t at, uint64_t v)
+{
+	atomic_store((_Atomic uint64_t *)(mem + at), v);
+}
 
 static void *write_records(void *unused)
 {

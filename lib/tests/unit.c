@@ -34,7 +34,10 @@ static void poke(size_t at, const void *data, size_t size)
 	CHECK(fd >= 0 && pwrite(fd, data, size, (off_t)at) == (ssize_t)size && close(fd) == 0);
 }
 
-static void poke32(size_t at, uint32_t v) { poke(at, &v, sizeof v); }
+static void poke32(size_t at, uint32_t v)
+{
+	poke(at, &v, sizeof v);
+}
 
 static struct fared_address address(const char *text)
 {
@@ -100,9 +103,16 @@ static void test_open(void)
 		unsigned char value;
 		int error;
 	} faults[] = {
-		{0, 'X', FARED_E_FORMAT}, {L_HEADER_ORDER, 9, FARED_E_FORMAT}, {L_HEADER_LAYOUT, 99, FARED_E_LAYOUT}, {L_HEADER_SIZE + 4, 1, FARED_E_TRUNCATED},
-		{L_HEADER_INDEX_ENTRIES, 3, FARED_E_FORMAT}, {L_HEADER_MAX_SLOTS + 1, 0xff, FARED_E_FORMAT}, {L_HEADER_PAIRS + 2, 0xff, FARED_E_FORMAT},
-		{L_HEADER_PAIRS_AT + 7, 0xff, FARED_E_FORMAT}, {L_HEADER_VECTOR_SIZE, 33, FARED_E_FORMAT}, {L_HEADER_PLANES_AT, 1, FARED_E_FORMAT},
+		{0, 'X', FARED_E_FORMAT},
+		{L_HEADER_ORDER, 9, FARED_E_FORMAT},
+		{L_HEADER_LAYOUT, 99, FARED_E_LAYOUT},
+		{L_HEADER_SIZE + 4, 1, FARED_E_TRUNCATED},
+		{L_HEADER_INDEX_ENTRIES, 3, FARED_E_FORMAT},
+		{L_HEADER_MAX_SLOTS + 1, 0xff, FARED_E_FORMAT},
+		{L_HEADER_PAIRS + 2, 0xff, FARED_E_FORMAT},
+		{L_HEADER_PAIRS_AT + 7, 0xff, FARED_E_FORMAT},
+		{L_HEADER_VECTOR_SIZE, 33, FARED_E_FORMAT},
+		{L_HEADER_PLANES_AT, 1, FARED_E_FORMAT},
 	};
 	for (size_t i = 0; i < sizeof faults / sizeof *faults; i++) {
 		memcpy(copy, golden, golden_size);
@@ -207,7 +217,8 @@ static void test_lookup(void)
 	CHECK(fared_lookup(NULL, &source, &destination, &pair, NULL, 0) == FARED_E_INVALID);
 	CHECK(fared_lookup(t, &source, &destination, &pair, slots, 4) == 0 && pair.slots == 4 && pair.revision == 42 && !(pair.flags & FARED_PAIR_STALE));
 	CHECK(fared_is_current(t, &pair));
-	CHECK(fared_gid_index(t, 0, &source) == 3 && fared_gid_index(t, 1, &source) == FARED_E_NOT_FOUND && fared_gid_index(t, 0, &nowhere) == FARED_E_NOT_FOUND);
+	CHECK(fared_gid_index(t, 0, &source) == 3 && fared_gid_index(t, 1, &source) == FARED_E_NOT_FOUND &&
+		fared_gid_index(t, 0, &nowhere) == FARED_E_NOT_FOUND);
 	/* The golden file's heartbeat is old. */
 	struct fared_status s;
 	CHECK(fared_get_status(t, &s) == 0 && !s.live && s.run == 1700000000000000000u && !strcmp(s.instance, "test"));
@@ -268,12 +279,16 @@ static void test_again(void)
 		struct fared_pair pair = known[i].pair;
 		struct fared_address other = address("10.9.9.9");
 		CHECK(fared_lookup_again(t, &known[i].source, &other, &pair, NULL, 0) == FARED_E_NOT_FOUND);
-		CHECK(fared_lookup_again(t, NULL, &other, &pair, NULL, 0) == FARED_E_INVALID && fared_lookup_again(t, &other, &other, &pair, NULL, 1) == FARED_E_INVALID);
+		CHECK(fared_lookup_again(t, NULL, &other, &pair, NULL, 0) == FARED_E_INVALID &&
+			fared_lookup_again(t, &other, &other, &pair, NULL, 1) == FARED_E_INVALID);
 	}
 	fared_close(t);
 }
 
-static void ignore(int signal) { (void)signal; }
+static void ignore(int signal)
+{
+	(void)signal;
+}
 
 static void test_refresh_and_wait(void)
 {

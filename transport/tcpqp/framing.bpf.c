@@ -19,8 +19,8 @@
 #define FLOWS 256
 #define MARKS 2048
 
-#define KIND 253     // RFC 4727: for experiments
-#define EXID 0xfb54  // RFC 6994: the experiment
+#define KIND 253    // RFC 4727: for experiments
+#define EXID 0xfb54 // RFC 6994: the experiment
 #define VERSION 1
 #define TIMESTAMP 0x20
 #define MORE 0x10
@@ -32,7 +32,7 @@
 #define PLAIN_IMMEDIATE 20
 #define STAMPED 24
 #define STAMPED_IMMEDIATE 28
-#define OPTIONS 40   // space for all options of a segment
+#define OPTIONS 40 // space for all options of a segment
 
 // InfiniBand's opcodes of messages with data: SEND and WRITE to LAST_DATA, READ responses from FIRST_ANSWER to LAST_ANSWER.
 #define LAST_DATA 0x0b
@@ -41,38 +41,38 @@
 
 // A piece of a message.
 struct mark {
-	__u32 start;     // the sequence number of its first byte
+	__u32 start; // the sequence number of its first byte
 	__u32 icrc;
 	__u32 immediate;
 	__u32 mbo_seg;
 	__u16 length;
 	__u16 msn;
 	__u8 opcode;
-	__u8 flags;      // MORE
-	__u8 extra;      // bytes of immediate data: 0 or 4
+	__u8 flags; // MORE
+	__u8 extra; // bytes of immediate data: 0 or 4
 	__u8 reserved;
 };
 
 // The latest pieces of a stream.
 struct stream {
-	__u32 head;      // the number of marks; the latest is marks[(head - 1) % MARKS]
+	__u32 head; // the number of marks; the latest is marks[(head - 1) % MARKS]
 	__u32 reserved;
 	struct mark marks[MARKS];
 };
 
 // Bits of flow.ready.
-#define HEARD 1      // the peer has sent rtr: it can place segments by the option
-#define OWED 2       // the peer's latest option has rtr: the next option answers it with rtr_ack
-#define ACKED 4      // the peer has sent rtr_ack: this end need not repeat rtr
+#define HEARD 1 // the peer has sent rtr: it can place segments by the option
+#define OWED 2  // the peer's latest option has rtr: the next option answers it with rtr_ack
+#define ACKED 4 // the peer has sent rtr_ack: this end need not repeat rtr
 
 // The state of a socket.
 struct flow {
-	__u32 sent;      // the sequence number of the first byte of the outgoing stream, and of the incoming one
+	__u32 sent; // the sequence number of the first byte of the outgoing stream, and of the incoming one
 	__u32 received;
-	__u32 use;       // user space marks its pieces
+	__u32 use; // user space marks its pieces
 	__u32 stream;
-	__u32 base;      // bytes of timestamps that the kernel puts into each segment
-	__u32 echo;      // the peer's timestamp to echo
+	__u32 base; // bytes of timestamps that the kernel puts into each segment
+	__u32 echo; // the peer's timestamp to echo
 	__u32 ready;
 };
 
@@ -82,8 +82,8 @@ struct segment {
 	__u32 family;
 	__u32 remote_port;
 	__u32 local_port;
-	__u32 offset;    // of its first byte in the stream
-	__u32 length;    // bytes of the stream
+	__u32 offset; // of its first byte in the stream
+	__u32 length; // bytes of the stream
 	__u8 option[STAMPED_IMMEDIATE];
 };
 
@@ -91,19 +91,19 @@ struct settings {
 	__u32 local[4];
 	__u32 family;
 	__u32 port;
-	__u32 segments;  // user space wants the received segments
+	__u32 segments; // user space wants the received segments
 };
 
 enum count {
 	COUNT_WRITTEN,
-	COUNT_NO_ROOM,   // SACK blocks take the room
-	COUNT_BATCH,     // it leaves the host as a batch, whose segments would all have the same option
-	COUNT_UNMARKED,  // not in a piece that is still marked
-	COUNT_CUT,       // a part of a piece, whose CRC is not known
-	COUNT_EARLY,     // of a message with data, before the peer's rtr
+	COUNT_NO_ROOM,  // SACK blocks take the room
+	COUNT_BATCH,    // it leaves the host as a batch, whose segments would all have the same option
+	COUNT_UNMARKED, // not in a piece that is still marked
+	COUNT_CUT,      // a part of a piece, whose CRC is not known
+	COUNT_EARLY,    // of a message with data, before the peer's rtr
 	COUNT_RECEIVED,
-	COUNT_FOREIGN,   // received with another version of the option
-	COUNT_LOST,      // user space is too slow for the received segments
+	COUNT_FOREIGN, // received with another version of the option
+	COUNT_LOST,    // user space is too slow for the received segments
 	COUNTS,
 };
 
@@ -157,8 +157,8 @@ static __always_inline void add(__u32 i)
 }
 
 // The verifier takes no pointer into the context that has been computed, as by a choice of which field to read. So each is read.
-#define READ(v, field)                            \
-	__u32 v = s->field;                       \
+#define READ(v, field)      \
+	__u32 v = s->field; \
 	asm volatile("" : "+r"(v))
 
 static __always_inline bool ours(struct bpf_sock_ops *s)
@@ -187,8 +187,7 @@ static __always_inline void established(struct bpf_sock_ops *s)
 		return;
 	f->sent = s->snd_nxt;
 	f->received = s->rcv_nxt;
-	bpf_sock_ops_cb_flags_set(s, s->bpf_sock_ops_cb_flags | BPF_SOCK_OPS_WRITE_HDR_OPT_CB_FLAG |
-				  BPF_SOCK_OPS_PARSE_UNKNOWN_HDR_OPT_CB_FLAG);
+	bpf_sock_ops_cb_flags_set(s, s->bpf_sock_ops_cb_flags | BPF_SOCK_OPS_WRITE_HDR_OPT_CB_FLAG | BPF_SOCK_OPS_PARSE_UNKNOWN_HDR_OPT_CB_FLAG);
 }
 
 static __always_inline struct flow *flow_of(struct bpf_sock_ops *s)
@@ -222,7 +221,7 @@ static __always_inline bool find(struct stream *st, __u32 seq, struct mark *m)
 	__u32 low = head - n, at = 0;
 	if (!n)
 		return false;
-	// Without branches: the verifier walks each combination of them.
+		// Without branches: the verifier walks each combination of them.
 #pragma unroll
 	for (__u32 step = MARKS / 2; step; step /= 2) {
 		__s32 behind = seq - st->marks[(low + at + step) & (MARKS - 1)].start, within = at + step - n;
@@ -266,8 +265,13 @@ static __always_inline void write(struct bpf_sock_ops *s)
 		add(COUNT_EARLY);
 		return;
 	}
-	struct option o = { .kind = KIND, .exid = bpf_htons(EXID), .flags = VERSION << 6 | (m.flags & MORE), .opcode = m.opcode,
-			    .msn = bpf_htons(m.msn), .mbo_seg = bpf_htonl(m.mbo_seg), .icrc = bpf_htonl(m.icrc) };
+	struct option o = {.kind = KIND,
+		.exid = bpf_htons(EXID),
+		.flags = VERSION << 6 | (m.flags & MORE),
+		.opcode = m.opcode,
+		.msn = bpf_htons(m.msn),
+		.mbo_seg = bpf_htonl(m.mbo_seg),
+		.icrc = bpf_htonl(m.icrc)};
 	if (!(f->ready & ACKED))
 		o.flags |= RTR;
 	if (f->ready & OWED)
@@ -292,7 +296,7 @@ static __always_inline void write(struct bpf_sock_ops *s)
 
 static __always_inline void parse(struct bpf_sock_ops *s)
 {
-	struct option o = { .kind = KIND, .length = 4, .exid = bpf_htons(EXID) };
+	struct option o = {.kind = KIND, .length = 4, .exid = bpf_htons(EXID)};
 	struct tcphdr *th = s->skb_data;
 	struct flow *f = flow_of(s);
 	if (!f || (void *)(th + 1) > s->skb_data_end)
@@ -314,7 +318,7 @@ static __always_inline void parse(struct bpf_sock_ops *s)
 		f->ready |= ACKED;
 	// RFC 7323, Section 4.3: the timestamp of a segment behind a gap, and an older one, are not echoed.
 	if ((o.flags & TIMESTAMP) && o.length >= STAMPED && (__s32)(seq - s->rcv_nxt) <= 0 &&
-	    (!f->echo || (__s32)(bpf_ntohl(o.rest[0]) - bpf_ntohl(f->echo)) >= 0))
+		(!f->echo || (__s32)(bpf_ntohl(o.rest[0]) - bpf_ntohl(f->echo)) >= 0))
 		f->echo = o.rest[0];
 	if (!scope.segments)
 		return;

@@ -68,7 +68,7 @@ struct bin {
 
 // The slots of a vector whose share is not 0, and their bins in the order of connections.
 struct deal {
-	__u16 turns; // in a period; 0: no slot has a share
+	__u16 turns;      // in a period; 0: no slot has a share
 	__u8 turn[TURNS]; // the bin
 	struct bin bin[SLOTS];
 	__u8 slot[SLOTS]; // in the order of planes and bins
@@ -81,13 +81,13 @@ struct claim {
 	__u16 destination_port;
 };
 
-#define MAP(NAME, TYPE, KEY, VALUE, ENTRIES, FLAGS)                                                                     \
-	struct {                                                                                                            \
-		__uint(type, BPF_MAP_TYPE_##TYPE);                                                                              \
-		__uint(max_entries, ENTRIES);                                                                                   \
-		__uint(map_flags, FLAGS);                                                                                       \
-		__type(key, KEY);                                                                                               \
-		__type(value, VALUE);                                                                                           \
+#define MAP(NAME, TYPE, KEY, VALUE, ENTRIES, FLAGS) \
+	struct {                                    \
+		__uint(type, BPF_MAP_TYPE_##TYPE);  \
+		__uint(max_entries, ENTRIES);       \
+		__uint(map_flags, FLAGS);           \
+		__type(key, KEY);                   \
+		__type(value, VALUE);               \
 	} NAME SEC(".maps")
 
 MAP(fared_first, ARRAY, __u32, struct address, 2, 0); // the loopback of unbound sockets, of IPv4 and IPv6; zeros: none
@@ -106,9 +106,15 @@ static __always_inline int count(__u32 what)
 	return 1; // the connection goes on
 }
 
-static __always_inline bool is_zero(const struct address *a) { return !(a->word[0] | a->word[1] | a->word[2] | a->word[3]); }
+static __always_inline bool is_zero(const struct address *a)
+{
+	return !(a->word[0] | a->word[1] | a->word[2] | a->word[3]);
+}
 
-static __always_inline bool is_v4(const struct address *a) { return !a->word[0] && !a->word[1] && a->word[2] == bpf_htonl(0xffff); }
+static __always_inline bool is_v4(const struct address *a)
+{
+	return !a->word[0] && !a->word[1] && a->word[2] == bpf_htonl(0xffff);
+}
 
 // turn_of returns the turn of a connection. A pair begins where the pair before it began, plus one: the first connections to many destinations
 // are dealt like many connections to one.

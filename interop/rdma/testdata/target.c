@@ -29,20 +29,25 @@ int main(int argc, char **argv)
 	struct ibv_cq *cq = ibv_create_cq(c, 16, NULL, NULL, 0);
 	int access = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_ATOMIC;
 	struct ibv_mr *mr = ibv_reg_mr(pd, memory, n, access);
-	struct ibv_qp_init_attr create = {.send_cq = cq, .recv_cq = cq, .qp_type = IBV_QPT_RC,
-		.cap = {.max_send_wr = 1, .max_recv_wr = 1, .max_send_sge = 1, .max_recv_sge = 1}};
+	struct ibv_qp_init_attr create = {
+		.send_cq = cq, .recv_cq = cq, .qp_type = IBV_QPT_RC, .cap = {.max_send_wr = 1, .max_recv_wr = 1, .max_send_sge = 1, .max_recv_sge = 1}};
 	struct ibv_qp *qp = ibv_create_qp(pd, &create);
 	if (!mr || !qp)
 		FAIL("no memory region or queue pair");
 	struct ibv_qp_attr a = {.qp_state = IBV_QPS_INIT, .port_num = 1, .qp_access_flags = access};
 	if (ibv_modify_qp(qp, &a, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS))
 		FAIL("INIT");
-	a = (struct ibv_qp_attr){.qp_state = IBV_QPS_RTR, .path_mtu = IBV_MTU_1024, .dest_qp_num = (uint32_t)strtoul(argv[4], NULL, 0),
-		.rq_psn = (uint32_t)strtoul(argv[5], NULL, 0), .max_dest_rd_atomic = (uint8_t)atoi(argv[6]), .min_rnr_timer = 12,
+	a = (struct ibv_qp_attr){.qp_state = IBV_QPS_RTR,
+		.path_mtu = IBV_MTU_1024,
+		.dest_qp_num = (uint32_t)strtoul(argv[4], NULL, 0),
+		.rq_psn = (uint32_t)strtoul(argv[5], NULL, 0),
+		.max_dest_rd_atomic = (uint8_t)atoi(argv[6]),
+		.min_rnr_timer = 12,
 		.ah_attr = {.is_global = 1, .port_num = 1, .grh = {.sgid_index = (uint8_t)atoi(argv[2]), .hop_limit = 64}}};
 	if (inet_pton(AF_INET6, argv[3], a.ah_attr.grh.dgid.raw) != 1)
 		FAIL("the GID %s", argv[3]);
-	if (ibv_modify_qp(qp, &a, IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN | IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER))
+	if (ibv_modify_qp(
+		    qp, &a, IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN | IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER))
 		FAIL("RTR");
 	printf("%u %u %lu\n", qp->qp_num, mr->rkey, (unsigned long)(uintptr_t)memory);
 	fflush(stdout);

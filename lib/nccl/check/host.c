@@ -22,12 +22,12 @@ int host_load(struct host *h, const char *library, int newest)
 }
 
 /* CALL calls a member that all versions have with the same arguments. */
-#define CALL(h, member, ...) \
-	((h)->version == 8 ? ((const ncclNet_v8_t *)(h)->table)->member(__VA_ARGS__) : \
-	 (h)->version == 9 ? ((const ncclNet_v9_t *)(h)->table)->member(__VA_ARGS__) : \
-	 (h)->version == 10 ? ((const ncclNet_v10_t *)(h)->table)->member(__VA_ARGS__) : \
-	 (h)->version == 11 ? ((const ncclNet_v11_t *)(h)->table)->member(__VA_ARGS__) : \
-	 ((const ncclNet_v12_t *)(h)->table)->member(__VA_ARGS__))
+#define CALL(h, member, ...)                                                                            \
+	((h)->version == 8                   ? ((const ncclNet_v8_t *)(h)->table)->member(__VA_ARGS__)  \
+			: (h)->version == 9  ? ((const ncclNet_v9_t *)(h)->table)->member(__VA_ARGS__)  \
+			: (h)->version == 10 ? ((const ncclNet_v10_t *)(h)->table)->member(__VA_ARGS__) \
+			: (h)->version == 11 ? ((const ncclNet_v11_t *)(h)->table)->member(__VA_ARGS__) \
+					     : ((const ncclNet_v12_t *)(h)->table)->member(__VA_ARGS__))
 
 ncclResult_t host_init(struct host *h, ncclDebugLogger_t log)
 {
@@ -44,9 +44,12 @@ ncclResult_t host_init(struct host *h, ncclDebugLogger_t log)
 	return ((const ncclNet_v12_t *)h->table)->init(&h->context, 1, NULL, log, NULL);
 }
 
-ncclResult_t host_devices(const struct host *h, int *n) { return CALL(h, devices, n); }
+ncclResult_t host_devices(const struct host *h, int *n)
+{
+	return CALL(h, devices, n);
+}
 
-#define COPY(from) \
+#define COPY(from)                                                                                                                                       \
 	out->name = (from).name, out->pciPath = (from).pciPath, out->guid = (from).guid, out->ptrSupport = (from).ptrSupport, out->speed = (from).speed, \
 	out->maxComms = (from).maxComms, out->maxRecvs = (from).maxRecvs
 
@@ -124,7 +127,10 @@ ncclResult_t host_register(const struct host *h, void *comm, void *data, size_t 
 	return CALL(h, regMr, comm, data, size, NCCL_PTR_HOST, handle);
 }
 
-ncclResult_t host_deregister(const struct host *h, void *comm, void *handle) { return CALL(h, deregMr, comm, handle); }
+ncclResult_t host_deregister(const struct host *h, void *comm, void *handle)
+{
+	return CALL(h, deregMr, comm, handle);
+}
 
 ncclResult_t host_send(const struct host *h, void *comm, void *data, size_t size, int tag, void *memory, void **request)
 {
@@ -159,13 +165,25 @@ ncclResult_t host_receive(const struct host *h, void *comm, int n, void **data, 
 	return ((const ncclNet_v12_t *)h->table)->irecv(comm, n, data, sizes, tags, memory, NULL, request);
 }
 
-ncclResult_t host_test(const struct host *h, void *request, int *done, int *sizes) { return CALL(h, test, request, done, sizes); }
+ncclResult_t host_test(const struct host *h, void *request, int *done, int *sizes)
+{
+	return CALL(h, test, request, done, sizes);
+}
 
-ncclResult_t host_close_send(const struct host *h, void *comm) { return CALL(h, closeSend, comm); }
+ncclResult_t host_close_send(const struct host *h, void *comm)
+{
+	return CALL(h, closeSend, comm);
+}
 
-ncclResult_t host_close_receive(const struct host *h, void *comm) { return CALL(h, closeRecv, comm); }
+ncclResult_t host_close_receive(const struct host *h, void *comm)
+{
+	return CALL(h, closeRecv, comm);
+}
 
-ncclResult_t host_close_listener(const struct host *h, void *comm) { return CALL(h, closeListen, comm); }
+ncclResult_t host_close_listener(const struct host *h, void *comm)
+{
+	return CALL(h, closeListen, comm);
+}
 
 ncclResult_t host_finalize(const struct host *h)
 {

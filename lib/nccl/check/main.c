@@ -15,27 +15,26 @@
 
 #include "host.h"
 
-static const char usage[] =
-	"usage: nccl-net-check --rank N --ranks N --rendezvous DIRECTORY [OPTION]...\n"
-	"\n"
-	"Runs a collective between processes that share a directory, through a net plugin of NCCL, and checks every element.\n"
-	"\n"
-	"  --plugin FILE        the plugin (libnccl-net-fared.so)\n"
-	"  --abi N              newest version of the interface to look for, 8 to 12 (12)\n"
-	"  --device N           device of the plugin (0)\n"
-	"  --op NAME            allreduce, allgather, alltoall, sendrecv or grouped (allreduce)\n"
-	"  --bytes N            size of the result at each rank (1048576)\n"
-	"  --slice N            greatest message (262144)\n"
-	"  --iterations N       repetitions (1)\n"
-	"  --seconds N          repeats until this time has passed; rank 0 decides\n"
-	"  --until FILE         repeats until this file exists; rank 0 decides\n"
-	"  --idle N             seconds to wait with open communicators before the end; shows the processor time used then\n"
-	"  --timeout N          seconds without progress until the program fails (60)\n"
-	"  --verbose            prints the plugin's messages\n"
-	"\n"
-	"Ranks exchange the handles of listeners as files in the directory. Exit code: 0 every element is right, 1 not, 2 wrong usage.\n"
-	"\n"
-	"example: for r in 0 1; do nccl-net-check --rank $r --ranks 2 --rendezvous /tmp/ring --bytes 1000000000 & done; wait\n";
+static const char usage[] = "usage: nccl-net-check --rank N --ranks N --rendezvous DIRECTORY [OPTION]...\n"
+			    "\n"
+			    "Runs a collective between processes that share a directory, through a net plugin of NCCL, and checks every element.\n"
+			    "\n"
+			    "  --plugin FILE        the plugin (libnccl-net-fared.so)\n"
+			    "  --abi N              newest version of the interface to look for, 8 to 12 (12)\n"
+			    "  --device N           device of the plugin (0)\n"
+			    "  --op NAME            allreduce, allgather, alltoall, sendrecv or grouped (allreduce)\n"
+			    "  --bytes N            size of the result at each rank (1048576)\n"
+			    "  --slice N            greatest message (262144)\n"
+			    "  --iterations N       repetitions (1)\n"
+			    "  --seconds N          repeats until this time has passed; rank 0 decides\n"
+			    "  --until FILE         repeats until this file exists; rank 0 decides\n"
+			    "  --idle N             seconds to wait with open communicators before the end; shows the processor time used then\n"
+			    "  --timeout N          seconds without progress until the program fails (60)\n"
+			    "  --verbose            prints the plugin's messages\n"
+			    "\n"
+			    "Ranks exchange the handles of listeners as files in the directory. Exit code: 0 every element is right, 1 not, 2 wrong usage.\n"
+			    "\n"
+			    "example: for r in 0 1; do nccl-net-check --rank $r --ranks 2 --rendezvous /tmp/ring --bytes 1000000000 & done; wait\n";
 
 #define WINDOW 8 /* messages in flight in each direction */
 #define MAX_RANKS 256
@@ -167,7 +166,10 @@ static void obtain(const char *name, void *data, size_t size)
 	}
 }
 
-static void handle_name(char *out, size_t size, int listener, int sender) { snprintf(out, size, "handle-%d-%d", listener, sender); }
+static void handle_name(char *out, size_t size, int listener, int sender)
+{
+	snprintf(out, size, "handle-%d-%d", listener, sender);
+}
 
 /* connect_all opens a communicator to each rank of one list, and accepts one from each rank of another. -1 ends a list. */
 static void connect_all(const int *to, void **sends, const int *from, void **receives)
@@ -222,7 +224,10 @@ static uint32_t base(int rank, uint64_t iteration)
 #define STEP 0x9e3779b1u /* odd: no two elements of a contribution are equal */
 
 /* value is what a rank contributes to an element. */
-static uint32_t value(int rank, uint64_t element, uint64_t iteration) { return base(rank, iteration) + (uint32_t)element * STEP; }
+static uint32_t value(int rank, uint64_t element, uint64_t iteration)
+{
+	return base(rank, iteration) + (uint32_t)element * STEP;
+}
 
 /* pipe is a sequence of messages in one direction of a communicator, in flight up to WINDOW at a time. */
 struct pipe {
@@ -240,7 +245,10 @@ static void *handle_of(const struct pipe *p, const void *data)
 	return p->memory[at >= run.memory[1] && at < run.memory[1] + run.room];
 }
 
-static bool pipe_full(const struct pipe *p) { return p->begun - p->done == WINDOW; }
+static bool pipe_full(const struct pipe *p)
+{
+	return p->begun - p->done == WINDOW;
+}
 
 static bool pipe_send(struct pipe *p, void *data, size_t size, int tag)
 {
@@ -291,7 +299,7 @@ static void ring(struct pipe *out, struct pipe *in, uint32_t *data, uint32_t *la
 	int ranks = run.ranks;
 	uint64_t reducing = reduce ? (uint64_t)(ranks - 1) : 0;
 #define SEGMENT_SENT(step) ((uint64_t)(((run.rank - (int)(step) + (int)((step) >= reducing && reduce ? ranks : 0)) % ranks + ranks) % ranks))
-#define SEGMENT_RECEIVED(step) ((uint64_t)(((run.rank - (int)(step) - 1) % ranks + ranks) % ranks))
+#define SEGMENT_RECEIVED(step) ((uint64_t)(((run.rank - (int)(step)-1) % ranks + ranks) % ranks))
 	while (arrived < total || out->done - out_base < total) {
 		bool progress = false;
 		while (posted < total && !pipe_full(in)) {
@@ -388,7 +396,7 @@ static void exchange(const char *op, const int *peers, struct pipe *outs, struct
 		left = 0;
 		for (int p = 0; p < n; p++) {
 			struct pipe *out = &outs[p], *in = &ins[p];
-#define SLICE_BYTES(k) (((k) + 1 == slices ? part - (k) * slice : slice) * 4)
+#define SLICE_BYTES(k) (((k) + 1 == slices ? part - (k)*slice : slice) * 4)
 			for (uint64_t k; (k = in->begun - in_bases[p]) < slices && !pipe_full(in);) {
 				if (!pipe_receive(in, result + (uint64_t)p * part + k * slice, SLICE_BYTES(k), (int)(k % 5)))
 					break;
@@ -439,7 +447,9 @@ static void grouped(struct pipe *out, struct pipe *in, int to, int from, uint32_
 		for (int i = most - 1; i >= 0; i--) {
 			/* Message i is i elements short of its buffer. */
 			if (!sends[i] && !done[i])
-				must(host_send(&run.host, out->comm, data + (uint64_t)i * part, (part - (uint64_t)i) * 4, 100 + i, handle_of(out, data), &sends[i]), "isend");
+				must(host_send(&run.host, out->comm, data + (uint64_t)i * part, (part - (uint64_t)i) * 4, 100 + i, handle_of(out, data),
+					     &sends[i]),
+					"isend");
 			int finished = 0;
 			if (sends[i])
 				test(sends[i], &finished, NULL);
@@ -463,7 +473,8 @@ static void grouped(struct pipe *out, struct pipe *in, int to, int from, uint32_
 		if ((uint64_t)got[i] != (part - (uint64_t)i) * 4)
 			fail("message %d of a group has %d bytes, want %llu", i, got[i], (unsigned long long)(part - (uint64_t)i) * 4);
 		for (uint64_t k = 0; k < part - (uint64_t)i; k++)
-			check("grouped", (uint64_t)i * part + k, result[(uint64_t)i * part + k], value(from * MAX_RANKS + run.rank, (uint64_t)i * part + k, iteration));
+			check("grouped", (uint64_t)i * part + k, result[(uint64_t)i * part + k],
+				value(from * MAX_RANKS + run.rank, (uint64_t)i * part + k, iteration));
 	}
 }
 
@@ -493,9 +504,23 @@ int main(int argc, char **argv)
 {
 	enum { PLUGIN = 1, ABI, DEVICE, OP, BYTES, SLICE, ITERATIONS, SECONDS, UNTIL, IDLE, TIMEOUT, VERBOSE, RANK, RANKS, RENDEZVOUS, HELP };
 	static const struct option options[] = {
-		{"plugin", 1, NULL, PLUGIN}, {"abi", 1, NULL, ABI}, {"device", 1, NULL, DEVICE}, {"op", 1, NULL, OP}, {"bytes", 1, NULL, BYTES}, {"slice", 1, NULL, SLICE},
-		{"iterations", 1, NULL, ITERATIONS}, {"seconds", 1, NULL, SECONDS}, {"until", 1, NULL, UNTIL}, {"idle", 1, NULL, IDLE}, {"timeout", 1, NULL, TIMEOUT}, {"verbose", 0, NULL, VERBOSE},
-		{"rank", 1, NULL, RANK}, {"ranks", 1, NULL, RANKS}, {"rendezvous", 1, NULL, RENDEZVOUS}, {"help", 0, NULL, HELP}, {0},
+		{"plugin", 1, NULL, PLUGIN},
+		{"abi", 1, NULL, ABI},
+		{"device", 1, NULL, DEVICE},
+		{"op", 1, NULL, OP},
+		{"bytes", 1, NULL, BYTES},
+		{"slice", 1, NULL, SLICE},
+		{"iterations", 1, NULL, ITERATIONS},
+		{"seconds", 1, NULL, SECONDS},
+		{"until", 1, NULL, UNTIL},
+		{"idle", 1, NULL, IDLE},
+		{"timeout", 1, NULL, TIMEOUT},
+		{"verbose", 0, NULL, VERBOSE},
+		{"rank", 1, NULL, RANK},
+		{"ranks", 1, NULL, RANKS},
+		{"rendezvous", 1, NULL, RENDEZVOUS},
+		{"help", 0, NULL, HELP},
+		{0},
 	};
 	const char *plugin = "libnccl-net-fared.so", *op = "allreduce", *until = NULL;
 	int newest = 12;
@@ -504,31 +529,65 @@ int main(int argc, char **argv)
 	run.rank = -1;
 	for (int o; (o = getopt_long(argc, argv, "", options, NULL)) != -1;) {
 		switch (o) {
-		case PLUGIN: plugin = optarg; break;
-		case ABI: newest = atoi(optarg); break;
-		case DEVICE: run.device = atoi(optarg); break;
-		case OP: op = optarg; break;
-		case BYTES: run.bytes = strtoull(optarg, NULL, 10); break;
-		case SLICE: run.slice = strtoull(optarg, NULL, 10); break;
-		case ITERATIONS: iterations = strtoull(optarg, NULL, 10); break;
-		case SECONDS: limit = atof(optarg); break;
-		case UNTIL: until = optarg; break;
-		case IDLE: rest = atof(optarg); break;
-		case TIMEOUT: run.timeout = atof(optarg); break;
-		case VERBOSE: run.verbose = true; break;
-		case RANK: run.rank = atoi(optarg); break;
-		case RANKS: run.ranks = atoi(optarg); break;
-		case RENDEZVOUS: run.directory = optarg; break;
-		case HELP: fputs(usage, stdout); return 0;
-		default: fputs(usage, stderr); return 2;
+		case PLUGIN:
+			plugin = optarg;
+			break;
+		case ABI:
+			newest = atoi(optarg);
+			break;
+		case DEVICE:
+			run.device = atoi(optarg);
+			break;
+		case OP:
+			op = optarg;
+			break;
+		case BYTES:
+			run.bytes = strtoull(optarg, NULL, 10);
+			break;
+		case SLICE:
+			run.slice = strtoull(optarg, NULL, 10);
+			break;
+		case ITERATIONS:
+			iterations = strtoull(optarg, NULL, 10);
+			break;
+		case SECONDS:
+			limit = atof(optarg);
+			break;
+		case UNTIL:
+			until = optarg;
+			break;
+		case IDLE:
+			rest = atof(optarg);
+			break;
+		case TIMEOUT:
+			run.timeout = atof(optarg);
+			break;
+		case VERBOSE:
+			run.verbose = true;
+			break;
+		case RANK:
+			run.rank = atoi(optarg);
+			break;
+		case RANKS:
+			run.ranks = atoi(optarg);
+			break;
+		case RENDEZVOUS:
+			run.directory = optarg;
+			break;
+		case HELP:
+			fputs(usage, stdout);
+			return 0;
+		default:
+			fputs(usage, stderr);
+			return 2;
 		}
 	}
 	static const char *const ops[] = {"allreduce", "allgather", "alltoall", "sendrecv", "grouped"};
 	bool known = false;
 	for (size_t i = 0; i < sizeof ops / sizeof ops[0]; i++)
 		known |= !strcmp(op, ops[i]);
-	if (!known || optind != argc || !run.directory || run.ranks < 2 || run.ranks > MAX_RANKS || run.rank < 0 || run.rank >= run.ranks || newest < 8 || newest > 12 ||
-	    run.slice < 4 || run.slice % 4 || run.bytes < (size_t)run.ranks * 64 || run.bytes % 4) {
+	if (!known || optind != argc || !run.directory || run.ranks < 2 || run.ranks > MAX_RANKS || run.rank < 0 || run.rank >= run.ranks || newest < 8 ||
+		newest > 12 || run.slice < 4 || run.slice % 4 || run.bytes < (size_t)run.ranks * 64 || run.bytes % 4) {
 		fputs(usage, stderr);
 		return 2;
 	}
@@ -594,9 +653,9 @@ int main(int argc, char **argv)
 		communicating += seconds(CLOCK_MONOTONIC) - t;
 	}
 	printf("rank %d: v%d %s %s: %llu x %zu bytes in %.3f s, %.2f MB/s; connected after %.3f s; processor %.3f s; %llu tests, longest %.1f us, %llu above 100 us, as %llu empty intervals; wrong elements: %llu\n",
-		run.rank, run.host.version, properties.name, op, (unsigned long long)iteration, run.bytes, communicating, (double)iteration * (double)run.bytes / communicating / 1e6,
-		connected - begin, processor_time() - cpu, (unsigned long long)run.tests, (double)run.longest_test / 1e3, (unsigned long long)run.slow_tests, (unsigned long long)run.slow_empty,
-		(unsigned long long)run.wrong);
+		run.rank, run.host.version, properties.name, op, (unsigned long long)iteration, run.bytes, communicating,
+		(double)iteration * (double)run.bytes / communicating / 1e6, connected - begin, processor_time() - cpu, (unsigned long long)run.tests,
+		(double)run.longest_test / 1e3, (unsigned long long)run.slow_tests, (unsigned long long)run.slow_empty, (unsigned long long)run.wrong);
 	fflush(stdout);
 	if (rest > 0) {
 		cpu = processor_time();

@@ -47,17 +47,17 @@ typedef struct {
 } ncclNetProperties_v8_t;
 
 #define NCCL_PROPERTIES_V9 \
-	char *name; \
-	char *pciPath; \
-	uint64_t guid; \
-	int ptrSupport; \
-	int regIsGlobal; \
-	int forceFlush; \
-	int speed; \
-	int port; \
-	float latency; \
-	int maxComms; \
-	int maxRecvs; \
+	char *name;        \
+	char *pciPath;     \
+	uint64_t guid;     \
+	int ptrSupport;    \
+	int regIsGlobal;   \
+	int forceFlush;    \
+	int speed;         \
+	int port;          \
+	float latency;     \
+	int maxComms;      \
+	int maxRecvs;      \
 	int netDeviceType; \
 	int netDeviceVersion;
 
@@ -97,19 +97,19 @@ typedef struct {
 } ncclNetProperties_v12_t;
 
 /* The members from accept on that all versions share. SIZE is the type of message sizes, PHANDLE is empty or the argument for a profiler's handle. */
-#define NCCL_NET_TRANSFERS(SIZE, PHANDLE, PHANDLES) \
-	ncclResult_t (*accept)(void *listenComm, void **recvComm, void **recvDevComm); \
-	ncclResult_t (*regMr)(void *comm, void *data, size_t size, int type, void **mhandle); \
-	ncclResult_t (*regMrDmaBuf)(void *comm, void *data, size_t size, int type, uint64_t offset, int fd, void **mhandle); \
-	ncclResult_t (*deregMr)(void *comm, void *mhandle); \
-	ncclResult_t (*isend)(void *sendComm, void *data, SIZE size, int tag, void *mhandle PHANDLE, void **request); \
+#define NCCL_NET_TRANSFERS(SIZE, PHANDLE, PHANDLES)                                                                                  \
+	ncclResult_t (*accept)(void *listenComm, void **recvComm, void **recvDevComm);                                               \
+	ncclResult_t (*regMr)(void *comm, void *data, size_t size, int type, void **mhandle);                                        \
+	ncclResult_t (*regMrDmaBuf)(void *comm, void *data, size_t size, int type, uint64_t offset, int fd, void **mhandle);         \
+	ncclResult_t (*deregMr)(void *comm, void *mhandle);                                                                          \
+	ncclResult_t (*isend)(void *sendComm, void *data, SIZE size, int tag, void *mhandle PHANDLE, void **request);                \
 	ncclResult_t (*irecv)(void *recvComm, int n, void **data, SIZE *sizes, int *tags, void **mhandles PHANDLES, void **request); \
-	ncclResult_t (*iflush)(void *recvComm, int n, void **data, int *sizes, void **mhandles, void **request); \
-	ncclResult_t (*test)(void *request, int *done, int *sizes); \
-	ncclResult_t (*closeSend)(void *sendComm); \
-	ncclResult_t (*closeRecv)(void *recvComm); \
-	ncclResult_t (*closeListen)(void *listenComm); \
-	ncclResult_t (*getDeviceMr)(void *comm, void *mhandle, void **deviceMr); \
+	ncclResult_t (*iflush)(void *recvComm, int n, void **data, int *sizes, void **mhandles, void **request);                     \
+	ncclResult_t (*test)(void *request, int *done, int *sizes);                                                                  \
+	ncclResult_t (*closeSend)(void *sendComm);                                                                                   \
+	ncclResult_t (*closeRecv)(void *recvComm);                                                                                   \
+	ncclResult_t (*closeListen)(void *listenComm);                                                                               \
+	ncclResult_t (*getDeviceMr)(void *comm, void *mhandle, void **deviceMr);                                                     \
 	ncclResult_t (*irecvConsumed)(void *recvComm, int n, void *request);
 
 #define NCCL_NO_PHANDLE
@@ -189,21 +189,21 @@ NCCL_AT(ncclNetProperties_v8_t, netDeviceType, 52);
 NCCL_AT(ncclNetProperties_v8_t, netDeviceVersion, 56);
 NCCL_SIZE(ncclNetProperties_v8_t, 64);
 
-#define NCCL_CHECK_V9(type) \
-	NCCL_AT(type, name, 0); \
-	NCCL_AT(type, pciPath, 8); \
-	NCCL_AT(type, guid, 16); \
-	NCCL_AT(type, ptrSupport, 24); \
-	NCCL_AT(type, regIsGlobal, 28); \
-	NCCL_AT(type, forceFlush, 32); \
-	NCCL_AT(type, speed, 36); \
-	NCCL_AT(type, port, 40); \
-	NCCL_AT(type, latency, 44); \
-	NCCL_AT(type, maxComms, 48); \
-	NCCL_AT(type, maxRecvs, 52); \
-	NCCL_AT(type, netDeviceType, 56); \
+#define NCCL_CHECK_V9(type)                  \
+	NCCL_AT(type, name, 0);              \
+	NCCL_AT(type, pciPath, 8);           \
+	NCCL_AT(type, guid, 16);             \
+	NCCL_AT(type, ptrSupport, 24);       \
+	NCCL_AT(type, regIsGlobal, 28);      \
+	NCCL_AT(type, forceFlush, 32);       \
+	NCCL_AT(type, speed, 36);            \
+	NCCL_AT(type, port, 40);             \
+	NCCL_AT(type, latency, 44);          \
+	NCCL_AT(type, maxComms, 48);         \
+	NCCL_AT(type, maxRecvs, 52);         \
+	NCCL_AT(type, netDeviceType, 56);    \
 	NCCL_AT(type, netDeviceVersion, 60); \
-	NCCL_AT(type, vProps.ndevs, 64); \
+	NCCL_AT(type, vProps.ndevs, 64);     \
 	NCCL_AT(type, vProps.devs, 68)
 
 NCCL_CHECK_V9(ncclNetProperties_v9_t);
@@ -225,24 +225,24 @@ NCCL_AT(ncclNetProperties_v12_t, railId, 124);
 NCCL_AT(ncclNetProperties_v12_t, planeId, 126);
 NCCL_SIZE(ncclNetProperties_v12_t, 128);
 
-#define NCCL_CHECK_TABLE(type, size) \
-	NCCL_AT(type, init, 8); \
-	NCCL_AT(type, devices, 16); \
-	NCCL_AT(type, getProperties, 24); \
-	NCCL_AT(type, listen, 32); \
-	NCCL_AT(type, connect, 40); \
-	NCCL_AT(type, accept, 48); \
-	NCCL_AT(type, regMr, 56); \
-	NCCL_AT(type, regMrDmaBuf, 64); \
-	NCCL_AT(type, deregMr, 72); \
-	NCCL_AT(type, isend, 80); \
-	NCCL_AT(type, irecv, 88); \
-	NCCL_AT(type, iflush, 96); \
-	NCCL_AT(type, test, 104); \
-	NCCL_AT(type, closeSend, 112); \
-	NCCL_AT(type, closeRecv, 120); \
-	NCCL_AT(type, closeListen, 128); \
-	NCCL_AT(type, getDeviceMr, 136); \
+#define NCCL_CHECK_TABLE(type, size)       \
+	NCCL_AT(type, init, 8);            \
+	NCCL_AT(type, devices, 16);        \
+	NCCL_AT(type, getProperties, 24);  \
+	NCCL_AT(type, listen, 32);         \
+	NCCL_AT(type, connect, 40);        \
+	NCCL_AT(type, accept, 48);         \
+	NCCL_AT(type, regMr, 56);          \
+	NCCL_AT(type, regMrDmaBuf, 64);    \
+	NCCL_AT(type, deregMr, 72);        \
+	NCCL_AT(type, isend, 80);          \
+	NCCL_AT(type, irecv, 88);          \
+	NCCL_AT(type, iflush, 96);         \
+	NCCL_AT(type, test, 104);          \
+	NCCL_AT(type, closeSend, 112);     \
+	NCCL_AT(type, closeRecv, 120);     \
+	NCCL_AT(type, closeListen, 128);   \
+	NCCL_AT(type, getDeviceMr, 136);   \
 	NCCL_AT(type, irecvConsumed, 144); \
 	NCCL_SIZE(type, size)
 

@@ -5,14 +5,14 @@
 
 #include "comm.h"
 
-#define QUEUED_STRIPES 2                   /* stripes that wait for a lane's socket: more would delay a change of weights */
-#define LINGER (2000 * MILLISECOND)        /* from the close of a communicator until its lanes are closed at the latest */
-#define FIRST_LANES (200 * MILLISECOND)    /* that a communicator waits for its other lanes once one is ready */
-#define CONNECT_TIME (3000 * MILLISECOND)  /* until an attempt is given up */
-#define POST_DELAY (20 * MILLISECOND)      /* until an unconfirmed POST is repeated on another lane, doubling up to a second */
-#define PAIR_TIME (10000 * MILLISECOND)    /* from the begin of a communicator until its first queue pair */
-#define BYE_TIME (1000 * MILLISECOND)      /* from the close of a sender until its last SEND is complete at the receiver */
-#define RETURN_TIME (5000 * MILLISECOND)   /* in which a sender must open a lane after the last one has ended */
+#define QUEUED_STRIPES 2                  /* stripes that wait for a lane's socket: more would delay a change of weights */
+#define LINGER (2000 * MILLISECOND)       /* from the close of a communicator until its lanes are closed at the latest */
+#define FIRST_LANES (200 * MILLISECOND)   /* that a communicator waits for its other lanes once one is ready */
+#define CONNECT_TIME (3000 * MILLISECOND) /* until an attempt is given up */
+#define POST_DELAY (20 * MILLISECOND)     /* until an unconfirmed POST is repeated on another lane, doubling up to a second */
+#define PAIR_TIME (10000 * MILLISECOND)   /* from the begin of a communicator until its first queue pair */
+#define BYE_TIME (1000 * MILLISECOND)     /* from the close of a sender until its last SEND is complete at the receiver */
+#define RETURN_TIME (5000 * MILLISECOND)  /* in which a sender must open a lane after the last one has ended */
 
 struct comm *comm_new(const struct device *d, bool sends)
 {
@@ -228,7 +228,8 @@ void comm_post(struct comm *c, uint64_t group, struct lane *lane)
 		if (c->verbs)
 			memory_announce(p->memory, p->data, &buffers[i]);
 	}
-	lane_control(lane, &(struct frame){.type = FRAME_POST, .index = (uint16_t)r->n, .length = (uint32_t)(r->n * sizeof buffers[0]), .group = group}, buffers);
+	lane_control(
+		lane, &(struct frame){.type = FRAME_POST, .index = (uint16_t)r->n, .length = (uint32_t)(r->n * sizeof buffers[0]), .group = group}, buffers);
 }
 
 int comm_control_lane(const struct comm *c, int avoid)
@@ -259,7 +260,10 @@ static void submit_receive(struct comm *c, struct request *r)
 }
 
 /* expects returns whether an answer of the peer is outstanding: a buffer or an acknowledgement for a sender, a message for a receiver. */
-static bool expects(const struct comm *c) { return c->sends ? c->outstanding || c->waiting : c->first_group != c->next_group; }
+static bool expects(const struct comm *c)
+{
+	return c->sends ? c->outstanding || c->waiting : c->first_group != c->next_group;
+}
 
 static void take_submissions(struct comm *c)
 {
@@ -299,7 +303,8 @@ static bool match(struct comm *c, struct request *r)
 			r->remote = p->buffers[i];
 			r->group = g;
 			r->index = i;
-			while (c->first_posted < c->next_posted && c->posted[c->first_posted % MAX_GROUPS].used == (1u << c->posted[c->first_posted % MAX_GROUPS].n) - 1)
+			while (c->first_posted < c->next_posted &&
+				c->posted[c->first_posted % MAX_GROUPS].used == (1u << c->posted[c->first_posted % MAX_GROUPS].n) - 1)
 				c->posted[c->first_posted++ % MAX_GROUPS].valid = false;
 			return r->matched = true;
 		}
@@ -488,7 +493,9 @@ void comm_tick(struct comm *c)
 		else if (c->verbs && !c->ready && c->lane_count && engine.now - c->since > PAIR_TIME)
 			comm_fail(c, ncclSystemError, "no queue pair to the receiver could be connected");
 		else if (engine.now - c->alive > settings.patience_ms * MILLISECOND)
-			comm_fail(c, ncclRemoteError, c->lane_count ? "the receiver does not answer on any plane" : "no lane to the receiver could be opened: is its address reachable from this loopback?");
+			comm_fail(c, ncclRemoteError,
+				c->lane_count ? "the receiver does not answer on any plane"
+					      : "no lane to the receiver could be opened: is its address reachable from this loopback?");
 		else
 			shares_follow(c);
 	}

@@ -35,7 +35,7 @@ struct lane {
 	struct qpair *pair;        /* over verbs, NULL while it has none */
 	uint64_t connect_at;       /* ns: no queue pair is connected before */
 	unsigned connect_failures;
-	uint8_t far_port;          /* index of the receiver's keys */
+	uint8_t far_port; /* index of the receiver's keys */
 	int fd;
 	bool readable, writable, suspect, retired, shut, ended;
 	uint64_t since, progress, received; /* ns: state, last acknowledgement, last frame */
@@ -118,12 +118,12 @@ struct comm {
 	bool refused;
 
 	/* over verbs */
-	struct qpair *pairs;                /* all, also those of closed lanes */
-	uint32_t next_pair;                 /* of a sender: the number of the next one */
-	struct fenced *fenced;              /* of a receiver: queue pairs that have ended */
-	uint32_t fenced_count, fenced_room, first_pair;  /* first_pair: older ones are settled */
-	bool pair_failed;                   /* the failure of a queue pair has been reported */
-	uint64_t bye_at;                    /* ns: when the sender has closed; its last SENDs may be complete after that */
+	struct qpair *pairs;                            /* all, also those of closed lanes */
+	uint32_t next_pair;                             /* of a sender: the number of the next one */
+	struct fenced *fenced;                          /* of a receiver: queue pairs that have ended */
+	uint32_t fenced_count, fenced_room, first_pair; /* first_pair: older ones are settled */
+	bool pair_failed;                               /* the failure of a queue pair has been reported */
+	uint64_t bye_at;                                /* ns: when the sender has closed; its last SENDs may be complete after that */
 
 	/* of a sender */
 	struct request *waiting, *waiting_last; /* not all of whose stripes are assigned, in order */
@@ -131,12 +131,12 @@ struct comm {
 	uint64_t first_posted, next_posted; /* groups with unused buffers; contiguous */
 	struct stripe **stripes;
 	uint32_t stripe_count, stripe_room, outstanding; /* outstanding: stripes without an acknowledgement */
-	struct list spare, again; /* again: to be assigned a second time */
+	struct list spare, again;                        /* again: to be assigned a second time */
 	struct fared_pair pair;
 	struct fared_slot *slots, *fresh; /* fresh receives the next look-up, which may fail half-way */
 	uint32_t slot_count, slot_room;
-	bool all_suspect;                 /* every lane with a share is suspect: all are tried, because an acknowledgement on any shows that it works */
-	bool steered, ports_taken;        /* ports_taken: no slot of some sub-port had a free source port, which was reported */
+	bool all_suspect;          /* every lane with a share is suspect: all are tried, because an acknowledgement on any shows that it works */
+	bool steered, ports_taken; /* ports_taken: no slot of some sub-port had a free source port, which was reported */
 	uint64_t plane_bytes[MAX_LANES], repeated;
 
 	/* of a receiver */
@@ -168,7 +168,7 @@ struct engine {
 	_Atomic bool awake;
 	_Atomic(struct comm *) dirty;
 	_Atomic bool attention; /* the table has changed, or a listener is closing */
-	_Atomic int closing; /* closed communicators that are not freed */
+	_Atomic int closing;    /* closed communicators that are not freed */
 	struct listener *listeners;
 	/* the engine's thread alone */
 	struct fared_table *table;

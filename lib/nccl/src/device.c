@@ -214,6 +214,12 @@ ncclResult_t devices_init(void)
 	return ncclSuccess;
 }
 
-int devices_count(void) { return count; }
+int devices_count(void)
+{
+	return count;
+}
 
-const struct device *device_get(int i) { return i >= 0 && i < count ? &devices[i] : NULL; }
+const struct device *device_get(int i)
+{
+	return i >= 0 && i < count ? &devices[i] : NULL;
+}

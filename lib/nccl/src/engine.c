@@ -149,7 +149,8 @@ static void free_gone(void)
 static bool busy(void)
 {
 	for (struct comm *c = engine.comms; c; c = c->next) {
-		if (c->closed_at || !c->ready || qpair_busy(c) || c->again.first || c->waiting || (!c->sends && c->first_group != c->next_group) || !c->lane_count)
+		if (c->closed_at || !c->ready || qpair_busy(c) || c->again.first || c->waiting || (!c->sends && c->first_group != c->next_group) ||
+			!c->lane_count)
 			return true;
 		for (int i = 0; i < c->lane_count; i++) {
 			if (c->lanes[i]->state != LANE_READY || c->lanes[i]->sent.first)
@@ -248,7 +249,10 @@ static void *watch(void *unused)
 	return NULL;
 }
 
-static void in_child(void) { engine.forked = true; }
+static void in_child(void)
+{
+	engine.forked = true;
+}
 
 void engine_watch_forks(void)
 {
@@ -299,8 +303,8 @@ static bool start(void)
 		engine.epoll = epoll_create1(EPOLL_CLOEXEC);
 		engine.wake = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
 		struct epoll_event e = {.events = EPOLLIN, .data.ptr = &wake_source};
-		engine.started = engine.scrap && engine.epoll >= 0 && engine.wake >= 0 && !epoll_ctl(engine.epoll, EPOLL_CTL_ADD, engine.wake, &e) && watch_ports() &&
-			start_thread(run, "fared-nccl") && start_thread(watch, "fared-nccl-table");
+		engine.started = engine.scrap && engine.epoll >= 0 && engine.wake >= 0 && !epoll_ctl(engine.epoll, EPOLL_CTL_ADD, engine.wake, &e) &&
+			watch_ports() && start_thread(run, "fared-nccl") && start_thread(watch, "fared-nccl-table");
 		engine_watch_forks();
 		if (!engine.started)
 			WARN("the plugin's threads could not be started: %s", strerror(errno));
@@ -352,8 +356,8 @@ ncclResult_t net_listen(int dev, void *handle, struct listener **out)
 	l->device = d;
 	l->fd = bind_port(d, &h.port);
 	if (l->fd < 0 || getrandom(l->nonce, sizeof l->nonce, 0) != sizeof l->nonce) {
-		WARN("%s: no port from %u to %u can be bound: %s. Set FARED_NCCL_PORTS to a free range, and dataplane.tcp_port_range of fared to the same one", d->name,
-			settings.first_port, settings.last_port, strerror(errno));
+		WARN("%s: no port from %u to %u can be bound: %s. Set FARED_NCCL_PORTS to a free range, and dataplane.tcp_port_range of fared to the same one",
+			d->name, settings.first_port, settings.last_port, strerror(errno));
 		if (l->fd >= 0)
 			close(l->fd);
 		free(l);
@@ -399,8 +403,8 @@ ncclResult_t net_connect(int dev, void *handle, struct comm **out)
 	if (!c) {
 		int common = h.transports & d->transports;
 		if (!common) {
-			WARN("this end carries messages by %s and the peer by %s: set FARED_NCCL_TRANSPORT to the same value for all ranks", d->transports & TRANSPORT_VERBS ? "verbs" : "tcp",
-				h.transports & TRANSPORT_VERBS ? "verbs" : "tcp");
+			WARN("this end carries messages by %s and the peer by %s: set FARED_NCCL_TRANSPORT to the same value for all ranks",
+				d->transports & TRANSPORT_VERBS ? "verbs" : "tcp", h.transports & TRANSPORT_VERBS ? "verbs" : "tcp");
 			return ncclInvalidUsage;
 		}
 		if (!start())
@@ -582,4 +586,7 @@ void net_finish(void)
 }
 
 /* Versions before v11 have no finalize. */
-__attribute__((destructor)) static void at_exit(void) { net_finish(); }
+__attribute__((destructor)) static void at_exit(void)
+{
+	net_finish();
+}

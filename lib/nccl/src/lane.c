@@ -9,7 +9,7 @@
 
 #include "comm.h"
 
-#define CONTROL_ROOM 4096       /* greatest payload of a frame other than DATA */
+#define CONTROL_ROOM 4096        /* greatest payload of a frame other than DATA */
 #define UNSENT_BYTES (256 << 10) /* that the kernel holds before the network takes them: more would delay a change of weights */
 #define TURNS 16                 /* system calls before other lanes have their turn */
 #define MOST_STALLS 6
@@ -126,9 +126,15 @@ void lane_release(struct lane *lane)
 	}
 }
 
-bool lane_carries(const struct lane *lane) { return lane->state == LANE_READY && !lane->ended && (!lane->comm->verbs || qpair_up(lane->pair)); }
+bool lane_carries(const struct lane *lane)
+{
+	return lane->state == LANE_READY && !lane->ended && (!lane->comm->verbs || qpair_up(lane->pair));
+}
 
-bool lane_has_room(const struct lane *lane) { return !lane->queue.first && (lane->comm->verbs ? qpair_has_room(lane) : lane->writable); }
+bool lane_has_room(const struct lane *lane)
+{
+	return !lane->queue.first && (lane->comm->verbs ? qpair_has_room(lane) : lane->writable);
+}
 
 void lane_progress(struct lane *lane)
 {
@@ -290,8 +296,15 @@ static void begin(struct lane *lane)
 		lane->progress = engine.now;
 	list_add(&lane->sent, s);
 	lane->head = (struct frame){
-		.type = FRAME_DATA, .version = WIRE_VERSION, .index = (uint16_t)r->index, .length = s->length, .group = r->group, .offset = s->offset, .total = r->size,
-		.id = (uint64_t)s->generation << 32 | s->number, .stripe = settings.stripe,
+		.type = FRAME_DATA,
+		.version = WIRE_VERSION,
+		.index = (uint16_t)r->index,
+		.length = s->length,
+		.group = r->group,
+		.offset = s->offset,
+		.total = r->size,
+		.id = (uint64_t)s->generation << 32 | s->number,
+		.stripe = settings.stripe,
 	};
 	lane->stripe = s;
 	lane->payload = r->data + s->offset;

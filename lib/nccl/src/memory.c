@@ -38,7 +38,8 @@ ncclResult_t net_register(struct comm *c, void *data, size_t size, uint64_t offs
 			continue;
 		m->regions[i] = register_with(&rdmas[i], data, size, offset, fd);
 		if (!m->regions[i]) {
-			WARN("%s port %d: %s of %zu bytes cannot be registered: %s", rdmas[i].name, rdmas[i].port, fd < 0 ? "memory" : "a DMA-BUF", size, strerror(errno));
+			WARN("%s port %d: %s of %zu bytes cannot be registered: %s", rdmas[i].name, rdmas[i].port, fd < 0 ? "memory" : "a DMA-BUF", size,
+				strerror(errno));
 			net_deregister(m);
 			return fd < 0 ? ncclSystemError : ncclInvalidUsage;
 		}

@@ -15,9 +15,9 @@
 #include "fared.h"
 #include "wire.h"
 
-#define MAX_PARTS 8                                         /* messages of a grouped receive */
-#define MAX_SENDS (NCCL_NET_MAX_REQUESTS * MAX_PARTS)       /* requests of a sending communicator */
-#define MAX_GROUPS 64                                       /* a power of two above NCCL_NET_MAX_REQUESTS */
+#define MAX_PARTS 8                                   /* messages of a grouped receive */
+#define MAX_SENDS (NCCL_NET_MAX_REQUESTS * MAX_PARTS) /* requests of a sending communicator */
+#define MAX_GROUPS 64                                 /* a power of two above NCCL_NET_MAX_REQUESTS */
 #define MAX_LANES 64
 #define LEAST_STRIPE 4096
 #define ALL_PLANES (-1)
@@ -42,7 +42,7 @@ struct device {
 	char name[96];
 	char *pci_path;
 	uint64_t guid;
-	int speed; /* Mbit/s */
+	int speed;      /* Mbit/s */
 	int transports; /* bits of enum transport */
 	uint32_t ports; /* a bit for each RDMA port with a GID of the source */
 };

@@ -23,14 +23,14 @@
 #include "comm.h"
 #include "verbs.h"
 
-#define DEPTH 32                    /* stripes on a queue pair */
-#define DEPTH_BYTES (1u << 20)      /* likewise, unless one stripe is larger: more would delay a change of weights */
-#define RECEIVES 128                /* posted RECVs: the device would delay SENDs that find none */
-#define BATCH 16                    /* completions of a call */
-#define TURNS 16                    /* calls before others have their turn */
-#define ACK_TIMEOUT 16              /* 4.096 us << 16 is 268 ms */
+#define DEPTH 32               /* stripes on a queue pair */
+#define DEPTH_BYTES (1u << 20) /* likewise, unless one stripe is larger: more would delay a change of weights */
+#define RECEIVES 128           /* posted RECVs: the device would delay SENDs that find none */
+#define BATCH 16               /* completions of a call */
+#define TURNS 16               /* calls before others have their turn */
+#define ACK_TIMEOUT 16         /* 4.096 us << 16 is 268 ms */
 #define RETRIES 7
-#define RNR_TIMER 8                 /* 0.16 ms */
+#define RNR_TIMER 8 /* 0.16 ms */
 #define HOPS 64
 #define FENCE_DELAY (20 * MILLISECOND) /* until an unanswered FENCE is repeated, doubling up to a second */
 #define MOST_DELAY (1000 * MILLISECOND)
@@ -39,7 +39,7 @@
 enum qpair_state {
 	QPAIR_CONNECTING, /* of a sender: asked, and nothing is posted */
 	QPAIR_UP,
-	QPAIR_FENCING,    /* stopped: the sender waits for FENCED, the receiver for the RECVs */
+	QPAIR_FENCING, /* stopped: the sender waits for FENCED, the receiver for the RECVs */
 };
 
 struct qpair {
@@ -53,7 +53,7 @@ struct qpair {
 	uint32_t number, psn;
 	bool armed, unpolled; /* armed: the next completion is an event */
 	/* of a sender */
-	struct list sent;          /* stripes of a stopped queue pair; before that they are in the lane */
+	struct list sent;           /* stripes of a stopped queue pair; before that they are in the lane */
 	uint64_t posted, completed; /* SENDs */
 	uint64_t asked, delay;
 	/* of a receiver */
@@ -110,8 +110,14 @@ static struct qpair *new_pair(struct comm *c, struct lane *lane, struct rdma *r,
 	errno = 0;
 	p->cq = verbs.ibv_create_cq(r->context, c->sends ? 2 * DEPTH + 2 : RECEIVES + 2, p, r->channel, 0);
 	struct ibv_qp_init_attr make = {
-		.send_cq = p->cq, .recv_cq = p->cq, .qp_type = IBV_QPT_RC,
-		.cap = {.max_send_wr = c->sends ? 2 * DEPTH + 2 : 1, .max_recv_wr = c->sends ? 1 : RECEIVES, .max_send_sge = 1, .max_recv_sge = 1, .max_inline_data = sizeof(struct frame)},
+		.send_cq = p->cq,
+		.recv_cq = p->cq,
+		.qp_type = IBV_QPT_RC,
+		.cap = {.max_send_wr = c->sends ? 2 * DEPTH + 2 : 1,
+			.max_recv_wr = c->sends ? 1 : RECEIVES,
+			.max_send_sge = 1,
+			.max_recv_sge = 1,
+			.max_inline_data = sizeof(struct frame)},
 	};
 	p->qp = p->cq ? verbs.ibv_create_qp(r->pd, &make) : NULL;
 	struct ibv_qp_attr init = {.qp_state = IBV_QPS_INIT, .port_num = r->port, .qp_access_flags = IBV_ACCESS_REMOTE_WRITE};
@@ -130,7 +136,8 @@ static struct qpair *new_pair(struct comm *c, struct lane *lane, struct rdma *r,
 /* describe fills in an end of a queue pair; false means that the address has left the device. */
 static bool describe(struct qpair *p, struct endpoint *e)
 {
-	*e = (struct endpoint){.pair = p->number, .number = p->qp->qp_num, .sequence = p->psn, .mtu = (uint8_t)p->rdma->mtu, .port = (uint8_t)(p->rdma - rdmas)};
+	*e = (struct endpoint){
+		.pair = p->number, .number = p->qp->qp_num, .sequence = p->psn, .mtu = (uint8_t)p->rdma->mtu, .port = (uint8_t)(p->rdma - rdmas)};
 	memcpy(e->gid, p->comm->source.bytes, sizeof e->gid);
 	return verbs_gid(p->rdma, e->gid) >= 0;
 }
@@ -141,17 +148,23 @@ static int to_rtr(struct qpair *p, const struct endpoint *peer, uint32_t label)
 	if (gid < 0)
 		return EADDRNOTAVAIL;
 	struct ibv_qp_attr a = {
-		.qp_state = IBV_QPS_RTR, .path_mtu = peer->mtu < p->rdma->mtu ? (enum ibv_mtu)peer->mtu : p->rdma->mtu, .dest_qp_num = peer->number, .rq_psn = peer->sequence,
-		.max_dest_rd_atomic = 1, .min_rnr_timer = RNR_TIMER,
+		.qp_state = IBV_QPS_RTR,
+		.path_mtu = peer->mtu < p->rdma->mtu ? (enum ibv_mtu)peer->mtu : p->rdma->mtu,
+		.dest_qp_num = peer->number,
+		.rq_psn = peer->sequence,
+		.max_dest_rd_atomic = 1,
+		.min_rnr_timer = RNR_TIMER,
 		.ah_attr = {.is_global = 1, .port_num = p->rdma->port, .grh = {.flow_label = label, .sgid_index = (uint8_t)gid, .hop_limit = HOPS}},
 	};
 	memcpy(a.ah_attr.grh.dgid.raw, peer->gid, sizeof peer->gid);
-	return verbs.ibv_modify_qp(p->qp, &a, IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN | IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER);
+	return verbs.ibv_modify_qp(
+		p->qp, &a, IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN | IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER);
 }
 
 static int to_rts(struct qpair *p)
 {
-	struct ibv_qp_attr a = {.qp_state = IBV_QPS_RTS, .timeout = ACK_TIMEOUT, .retry_cnt = RETRIES, .rnr_retry = 7 /* no limit */, .sq_psn = p->psn, .max_rd_atomic = 1};
+	struct ibv_qp_attr a = {
+		.qp_state = IBV_QPS_RTS, .timeout = ACK_TIMEOUT, .retry_cnt = RETRIES, .rnr_retry = 7 /* no limit */, .sq_psn = p->psn, .max_rd_atomic = 1};
 	return verbs.ibv_modify_qp(p->qp, &a, IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_SQ_PSN | IBV_QP_MAX_QP_RD_ATOMIC);
 }
 
@@ -182,7 +195,10 @@ static void to_all(struct comm *c, const struct frame *f)
 
 /* Sender */
 
-bool qpair_up(const struct qpair *p) { return p && p->state == QPAIR_UP; }
+bool qpair_up(const struct qpair *p)
+{
+	return p && p->state == QPAIR_UP;
+}
 
 bool qpair_has_room(const struct lane *lane)
 {
@@ -239,7 +255,8 @@ static bool post(struct lane *lane, struct frame *f, const struct stripe *s)
 	const struct request *r = s ? s->request : NULL;
 	int port = (int)(p->rdma - rdmas), far = lane->far_port;
 	struct ibv_sge header = {.addr = (uintptr_t)f, .length = sizeof *f};
-	struct ibv_send_wr send = {.wr_id = p->posted + 1, .sg_list = &header, .num_sge = 1, .opcode = IBV_WR_SEND, .send_flags = IBV_SEND_SIGNALED | IBV_SEND_INLINE};
+	struct ibv_send_wr send = {
+		.wr_id = p->posted + 1, .sg_list = &header, .num_sge = 1, .opcode = IBV_WR_SEND, .send_flags = IBV_SEND_SIGNALED | IBV_SEND_INLINE};
 	struct ibv_send_wr *first = &send, *bad;
 	struct ibv_sge data;
 	struct ibv_send_wr write;
@@ -275,7 +292,13 @@ void qpair_write(struct lane *lane)
 		list_add(&lane->sent, s);
 		s->sequence = lane->pair->posted + 1;
 		struct frame f = {
-			.type = FRAME_DATA, .index = (uint16_t)r->index, .length = s->length, .group = r->group, .offset = s->offset, .total = r->size, .stripe = settings.stripe,
+			.type = FRAME_DATA,
+			.index = (uint16_t)r->index,
+			.length = s->length,
+			.group = r->group,
+			.offset = s->offset,
+			.total = r->size,
+			.stripe = settings.stripe,
 		};
 		if (lane->plane < MAX_LANES)
 			lane->comm->plane_bytes[lane->plane] += s->length;

@@ -37,7 +37,8 @@ static void report_missing(struct comm *c)
 		if (!s->share_ppb || lanes_of(c, s->plane, s->sub_port))
 			continue;
 		c->ports_taken = true;
-		WARN("plane %s is not used: the source ports of its slots are taken, or waiting to be free again (TIME_WAIT)", fared_plane_name(engine.table, s->plane));
+		WARN("plane %s is not used: the source ports of its slots are taken, or waiting to be free again (TIME_WAIT)",
+			fared_plane_name(engine.table, s->plane));
 	}
 }
 
@@ -139,7 +140,10 @@ void shares_follow(struct comm *c)
 	apply(c);
 }
 
-static bool usable(const struct comm *c, const struct lane *l) { return lane_carries(l) && l->share && (!l->suspect || c->all_suspect); }
+static bool usable(const struct comm *c, const struct lane *l)
+{
+	return lane_carries(l) && l->share && (!l->suspect || c->all_suspect);
+}
 
 struct lane *shares_next(struct comm *c, uint32_t length, int64_t *total)
 {

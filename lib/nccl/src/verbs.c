@@ -36,7 +36,7 @@ static bool load(char *reason, size_t size)
 		return false;
 	}
 	const char *missing = NULL;
-#define ROW(name, version) \
+#define ROW(name, version)                                                      \
 	if (!(verbs.name = (__typeof__(name) *)symbol(opened, #name, version))) \
 		missing = #name;
 	VERBS_FUNCTIONS(ROW)
@@ -61,7 +61,7 @@ static bool open_port(struct ibv_device *d, uint8_t port)
 	if (!r->context)
 		return false;
 	if (!verbs.ibv_query_port(r->context, port, (struct _compat_ibv_port_attr *)&attributes) && attributes.state == IBV_PORT_ACTIVE &&
-	    attributes.link_layer == IBV_LINK_LAYER_ETHERNET) {
+		attributes.link_layer == IBV_LINK_LAYER_ETHERNET) {
 		r->mtu = attributes.active_mtu;
 		r->pd = verbs.ibv_alloc_pd(r->context);
 		r->channel = r->pd ? verbs.ibv_create_comp_channel(r->context) : NULL;

@@ -11,26 +11,26 @@
 #undef ibv_reg_mr
 
 /* FUNCTIONS has a row for each function that the plugin calls: name and version of the symbol. Inline functions of the header call the device by its context. */
-#define VERBS_FUNCTIONS(ROW) \
-	ROW(ibv_get_device_list, "IBVERBS_1.1") \
-	ROW(ibv_free_device_list, "IBVERBS_1.1") \
-	ROW(ibv_open_device, "IBVERBS_1.1") \
-	ROW(ibv_close_device, "IBVERBS_1.1") \
-	ROW(ibv_query_device, "IBVERBS_1.1") \
-	ROW(ibv_query_port, "IBVERBS_1.1") \
-	ROW(_ibv_query_gid_table, "IBVERBS_1.11") \
-	ROW(ibv_alloc_pd, "IBVERBS_1.1") \
-	ROW(ibv_dealloc_pd, "IBVERBS_1.1") \
-	ROW(ibv_reg_mr, "IBVERBS_1.1") \
-	ROW(ibv_dereg_mr, "IBVERBS_1.1") \
-	ROW(ibv_create_comp_channel, "IBVERBS_1.0") \
+#define VERBS_FUNCTIONS(ROW)                         \
+	ROW(ibv_get_device_list, "IBVERBS_1.1")      \
+	ROW(ibv_free_device_list, "IBVERBS_1.1")     \
+	ROW(ibv_open_device, "IBVERBS_1.1")          \
+	ROW(ibv_close_device, "IBVERBS_1.1")         \
+	ROW(ibv_query_device, "IBVERBS_1.1")         \
+	ROW(ibv_query_port, "IBVERBS_1.1")           \
+	ROW(_ibv_query_gid_table, "IBVERBS_1.11")    \
+	ROW(ibv_alloc_pd, "IBVERBS_1.1")             \
+	ROW(ibv_dealloc_pd, "IBVERBS_1.1")           \
+	ROW(ibv_reg_mr, "IBVERBS_1.1")               \
+	ROW(ibv_dereg_mr, "IBVERBS_1.1")             \
+	ROW(ibv_create_comp_channel, "IBVERBS_1.0")  \
 	ROW(ibv_destroy_comp_channel, "IBVERBS_1.0") \
-	ROW(ibv_create_cq, "IBVERBS_1.1") \
-	ROW(ibv_destroy_cq, "IBVERBS_1.1") \
-	ROW(ibv_get_cq_event, "IBVERBS_1.1") \
-	ROW(ibv_ack_cq_events, "IBVERBS_1.1") \
-	ROW(ibv_create_qp, "IBVERBS_1.1") \
-	ROW(ibv_modify_qp, "IBVERBS_1.1") \
+	ROW(ibv_create_cq, "IBVERBS_1.1")            \
+	ROW(ibv_destroy_cq, "IBVERBS_1.1")           \
+	ROW(ibv_get_cq_event, "IBVERBS_1.1")         \
+	ROW(ibv_ack_cq_events, "IBVERBS_1.1")        \
+	ROW(ibv_create_qp, "IBVERBS_1.1")            \
+	ROW(ibv_modify_qp, "IBVERBS_1.1")            \
 	ROW(ibv_destroy_qp, "IBVERBS_1.1")
 
 /* verbs has a pointer for each function. */

@@ -43,26 +43,26 @@ static ncclResult_t get_devices(int *n)
 	return ncclSuccess;
 }
 
-#define PROPERTIES(p) \
-	const struct device *d = device_get(dev); \
-	if (!d) { \
+#define PROPERTIES(p)                               \
+	const struct device *d = device_get(dev);   \
+	if (!d) {                                   \
 		WARN("there is no device %d", dev); \
-		return ncclInvalidArgument; \
-	} \
-	memset(p, 0, sizeof *(p)); \
-	(p)->name = (char *)d->name; \
-	(p)->pciPath = d->pci_path; \
-	(p)->guid = d->guid; \
-	(p)->ptrSupport = NCCL_PTR_HOST; \
-	(p)->speed = d->speed; \
-	(p)->port = 1; \
-	(p)->maxComms = 65536; \
-	(p)->maxRecvs = MAX_PARTS; \
+		return ncclInvalidArgument;         \
+	}                                           \
+	memset(p, 0, sizeof *(p));                  \
+	(p)->name = (char *)d->name;                \
+	(p)->pciPath = d->pci_path;                 \
+	(p)->guid = d->guid;                        \
+	(p)->ptrSupport = NCCL_PTR_HOST;            \
+	(p)->speed = d->speed;                      \
+	(p)->port = 1;                              \
+	(p)->maxComms = 65536;                      \
+	(p)->maxRecvs = MAX_PARTS;                  \
 	(p)->netDeviceType = NCCL_NET_DEVICE_HOST
 
-#define PROPERTIES_V9(p) \
-	PROPERTIES(p); \
-	(p)->vProps.ndevs = 1; \
+#define PROPERTIES_V9(p)           \
+	PROPERTIES(p);             \
+	(p)->vProps.ndevs = 1;     \
 	(p)->vProps.devs[0] = dev; \
 	(p)->maxP2pBytes = (p)->maxCollBytes = NCCL_MAX_NET_SIZE_BYTES
 
@@ -94,7 +94,10 @@ static ncclResult_t properties_v12(int dev, ncclNetProperties_v12_t *p)
 	return ncclSuccess;
 }
 
-static ncclResult_t listen_v8(int dev, void *handle, void **out) { return net_listen(dev, handle, (struct listener **)out); }
+static ncclResult_t listen_v8(int dev, void *handle, void **out)
+{
+	return net_listen(dev, handle, (struct listener **)out);
+}
 
 static ncclResult_t listen_v11(void *context, int dev, void *handle, void **out)
 {
@@ -203,34 +206,77 @@ static ncclResult_t flush(void *comm, int n, void **data, int *sizes, void **mem
 	return ncclSuccess;
 }
 
-static ncclResult_t test(void *request, int *done, int *sizes) { return net_test(request, done, sizes); }
+static ncclResult_t test(void *request, int *done, int *sizes)
+{
+	return net_test(request, done, sizes);
+}
 
-static ncclResult_t close_comm(void *comm) { return net_close(comm); }
+static ncclResult_t close_comm(void *comm)
+{
+	return net_close(comm);
+}
 
-static ncclResult_t close_listener(void *listener) { return net_close_listener(listener); }
+static ncclResult_t close_listener(void *listener)
+{
+	return net_close_listener(listener);
+}
 
-#define TRANSFERS(VERSION) \
-	.accept = accept_v8, .regMr = register_memory, .regMrDmaBuf = register_dmabuf, .deregMr = deregister_memory, .isend = send_##VERSION, .irecv = receive_##VERSION, \
-	.iflush = flush, .test = test, .closeSend = close_comm, .closeRecv = close_comm, .closeListen = close_listener
+#define TRANSFERS(VERSION)                                                                                                                    \
+	.accept = accept_v8, .regMr = register_memory, .regMrDmaBuf = register_dmabuf, .deregMr = deregister_memory, .isend = send_##VERSION, \
+	.irecv = receive_##VERSION, .iflush = flush, .test = test, .closeSend = close_comm, .closeRecv = close_comm, .closeListen = close_listener
 
 #define NAME "fared"
 
 EXPORT const ncclNet_v8_t ncclNetPlugin_v8 = {
-	NAME, init, get_devices, properties_v8, listen_v8, connect_v8, TRANSFERS(v8),
+	NAME,
+	init,
+	get_devices,
+	properties_v8,
+	listen_v8,
+	connect_v8,
+	TRANSFERS(v8),
 };
 
 EXPORT const ncclNet_v9_t ncclNetPlugin_v9 = {
-	NAME, init, get_devices, properties_v9, listen_v8, connect_v8, TRANSFERS(v9),
+	NAME,
+	init,
+	get_devices,
+	properties_v9,
+	listen_v8,
+	connect_v8,
+	TRANSFERS(v9),
 };
 
 EXPORT const ncclNet_v10_t ncclNetPlugin_v10 = {
-	NAME, init_v10, get_devices, properties_v9, listen_v8, connect_v10, TRANSFERS(v10),
+	NAME,
+	init_v10,
+	get_devices,
+	properties_v9,
+	listen_v8,
+	connect_v10,
+	TRANSFERS(v10),
 };
 
 EXPORT const ncclNet_v11_t ncclNetPlugin_v11 = {
-	NAME, init_v11, get_devices, properties_v11, listen_v11, connect_v11, TRANSFERS(v10), .finalize = finalize, .setNetAttr = set_attributes,
+	NAME,
+	init_v11,
+	get_devices,
+	properties_v11,
+	listen_v11,
+	connect_v11,
+	TRANSFERS(v10),
+	.finalize = finalize,
+	.setNetAttr = set_attributes,
 };
 
 EXPORT const ncclNet_v12_t ncclNetPlugin_v12 = {
-	NAME, init_v11, get_devices, properties_v12, listen_v11, connect_v11, TRANSFERS(v10), .finalize = finalize, .setNetAttr = set_attributes,
+	NAME,
+	init_v11,
+	get_devices,
+	properties_v12,
+	listen_v11,
+	connect_v11,
+	TRANSFERS(v10),
+	.finalize = finalize,
+	.setNetAttr = set_attributes,
 };

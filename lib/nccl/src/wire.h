@@ -17,11 +17,11 @@
 enum frame_type {
 	FRAME_HELLO = 1, /* payload: struct hello */
 	FRAME_WELCOME,
-	FRAME_POST,      /* group, index: number of buffers; payload: struct buffer for each */
-	FRAME_POSTED,    /* group: all groups up to this one are known */
-	FRAME_DATA,      /* group, index, offset, total, id, stripe; payload */
-	FRAME_ACK,       /* payload: the 64-bit ids of stripes */
-	FRAME_BYE,       /* group: number of groups that the closing end has completed */
+	FRAME_POST,   /* group, index: number of buffers; payload: struct buffer for each */
+	FRAME_POSTED, /* group: all groups up to this one are known */
+	FRAME_DATA,   /* group, index, offset, total, id, stripe; payload */
+	FRAME_ACK,    /* payload: the 64-bit ids of stripes */
+	FRAME_BYE,    /* group: number of groups that the closing end has completed */
 	FRAME_PING,
 	FRAME_PONG,
 	FRAME_CONNECT,   /* group: no older queue pair has stripes; payload: struct endpoint of the sender */
@@ -45,7 +45,7 @@ struct frame {
 };
 
 struct hello {
-	uint8_t nonce[16];  /* of the listener's handle */
+	uint8_t nonce[16];      /* of the listener's handle */
 	uint8_t connection[16]; /* chosen by the connecting end; the same for all its lanes */
 	uint8_t transport;      /* enum transport */
 	uint8_t reserved[7];
@@ -65,12 +65,12 @@ struct endpoint {
 	uint32_t pair;   /* number of the queue pair, from 1, chosen by the sender */
 	uint32_t number; /* that of the device */
 	uint32_t sequence;
-	uint8_t mtu;     /* enum ibv_mtu */
-	uint8_t port;    /* index of the receiver's keys */
-	uint8_t failed;  /* the receiver could not make its end */
+	uint8_t mtu;    /* enum ibv_mtu */
+	uint8_t port;   /* index of the receiver's keys */
+	uint8_t failed; /* the receiver could not make its end */
 	uint8_t reserved;
 	uint8_t gid[16];
-	char plane[32];  /* name of the slot's plane */
+	char plane[32]; /* name of the slot's plane */
 };
 
 /* What NCCL carries from the listening to the connecting process. */
@@ -80,7 +80,7 @@ struct handle {
 	uint8_t nonce[16];
 	uint16_t port;
 	uint8_t version, transports, reserved[4]; /* transports: bits of enum transport that the listener accepts */
-	uint64_t comm; /* of the connecting process, between its calls of connect */
+	uint64_t comm;                            /* of the connecting process, between its calls of connect */
 };
 
 #define HANDLE_MAGIC "faredNCL"

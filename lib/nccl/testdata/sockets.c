@@ -206,6 +206,20 @@ static ncclResult_t finalize(void *context)
 }
 
 const ncclNet_v12_t ncclNetPlugin_v12 = {
-	.name = "sockets", .init = init, .devices = devices, .getProperties = properties, .listen = listen_at, .connect = connect_to, .accept = accept_one, .regMr = reg,
-	.deregMr = dereg, .isend = isend, .irecv = irecv, .test = test, .closeSend = close_comm, .closeRecv = close_comm, .closeListen = close_listener, .finalize = finalize,
+	.name = "sockets",
+	.init = init,
+	.devices = devices,
+	.getProperties = properties,
+	.listen = listen_at,
+	.connect = connect_to,
+	.accept = accept_one,
+	.regMr = reg,
+	.deregMr = dereg,
+	.isend = isend,
+	.irecv = irecv,
+	.test = test,
+	.closeSend = close_comm,
+	.closeRecv = close_comm,
+	.closeListen = close_listener,
+	.finalize = finalize,
 };

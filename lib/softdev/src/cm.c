@@ -37,7 +37,7 @@ enum {
 	REP_RNR = BODY + 27,       /* 3 bits, SRQ 1 */
 	REP_GUID = BODY + 28,
 	REP_PRIVATE = BODY + 36,
-	REJ_MESSAGE = BODY + 8, /* 2 bits */
+	REJ_MESSAGE = BODY + 8,   /* 2 bits */
 	REJ_INFO_SIZE = BODY + 9, /* 7 bits */
 	REJ_REASON = BODY + 10,
 	REJ_INFO = BODY + 12,
@@ -121,8 +121,8 @@ static void send_rtu(struct sd_cm_conn *c)
 }
 
 /* send_rej rejects a message; without a connection local is 0. */
-static void send_rej(struct sd_cm *cm, const struct in6_addr *from, const struct in6_addr *to, uint64_t transaction, uint32_t local, uint32_t remote, unsigned message,
-	int reason, const void *private_data, size_t size)
+static void send_rej(struct sd_cm *cm, const struct in6_addr *from, const struct in6_addr *to, uint64_t transaction, uint32_t local, uint32_t remote,
+	unsigned message, int reason, const void *private_data, size_t size)
 {
 	uint8_t m[SD_MAD_SIZE];
 	begin(m, REJ, transaction, local, remote);

@@ -49,17 +49,17 @@ enum sd_cm_state {
 };
 
 enum sd_cm_event {
-	SD_CM_RESPONSE,      /* a REP has arrived */
-	SD_CM_ACCEPTED,      /* an RTU has arrived */
-	SD_CM_REJECTED,      /* the status is the reason */
-	SD_CM_UNREACHABLE,   /* no answer to a REQ or a REP */
+	SD_CM_RESPONSE,    /* a REP has arrived */
+	SD_CM_ACCEPTED,    /* an RTU has arrived */
+	SD_CM_REJECTED,    /* the status is the reason */
+	SD_CM_UNREACHABLE, /* no answer to a REQ or a REP */
 	SD_CM_DISCONNECTED,
 	SD_CM_TIMEWAIT_OVER,
 };
 
 /* The properties of an end's queue pair. */
 struct sd_cm_end {
-	uint32_t qpn, psn; /* psn: at which the other end begins to send */
+	uint32_t qpn, psn;                            /* psn: at which the other end begins to send */
 	uint8_t responder_resources, initiator_depth; /* READs and atomics that the end accepts and that it sends */
 	uint8_t retry_count, rnr_retry;
 	bool flow_control, srq;
@@ -72,7 +72,7 @@ struct sd_cm_conn {
 	struct sd_cm *cm;
 	void *user; /* NULL: released, and only the end of the protocol is missing */
 	enum sd_cm_state state;
-	bool active, disconnected;               /* the end that has sent the REQ; the user knows of the end */
+	bool active, disconnected; /* the end that has sent the REQ; the user knows of the end */
 	struct in6_addr local, remote;
 	uint32_t local_id, remote_id;
 	uint64_t transaction, service, remote_guid;

@@ -10,12 +10,12 @@
 #include <sys/uio.h>
 
 enum {
-	SD_MAX_SGE = 30,       /* elements of a scatter or gather list */
-	SD_MAX_INLINE = 1024,  /* bytes of inline data */
-	SD_MAX_WR = 32768,     /* work requests of a queue */
-	SD_MAX_READS = 128,    /* outstanding READs and atomics of a queue pair, in each direction */
-	SD_MAX_JOBS = 256,     /* queued responses of a queue pair */
-	SD_READ_CHUNK = 32,    /* packets of a READ that one request asks for */
+	SD_MAX_SGE = 30,      /* elements of a scatter or gather list */
+	SD_MAX_INLINE = 1024, /* bytes of inline data */
+	SD_MAX_WR = 32768,    /* work requests of a queue */
+	SD_MAX_READS = 128,   /* outstanding READs and atomics of a queue pair, in each direction */
+	SD_MAX_JOBS = 256,    /* queued responses of a queue pair */
+	SD_READ_CHUNK = 32,   /* packets of a READ that one request asks for */
 	SD_GRH_SIZE = 40,
 	SD_MANAGEMENT_QPN = 1,
 	SD_MANAGEMENT_QKEY = (int)0x80010000,
@@ -75,8 +75,8 @@ struct sd_dev {
 	uint32_t generation;
 	struct sd_qp *dirty; /* queue pairs with something to send */
 	struct sd_counters counters;
-	struct sd_slots *slots; /* the slot table; NULL: none */
-	uint32_t armed;         /* completion queues that await an event */
+	struct sd_slots *slots;           /* the slot table; NULL: none */
+	uint32_t armed;                   /* completion queues that await an event */
 	struct sd_management *management; /* the user of queue pair 1; NULL: none */
 };
 
@@ -172,17 +172,17 @@ struct sd_requester {
 	struct ibv_sge *sges;
 	uint8_t *inlined;
 	uint32_t size, head, count;
-	uint32_t staged;          /* built by ibv_wr_..., not yet posted */
+	uint32_t staged; /* built by ibv_wr_..., not yet posted */
 	int staging_error;
-	uint32_t cursor;          /* operations from head on that are sent completely */
-	uint64_t una, next, end;  /* oldest unacknowledged, next to send, after the last posted */
-	uint64_t highest;         /* after the highest one sent */
+	uint32_t cursor;              /* operations from head on that are sent completely */
+	uint64_t una, next, end;      /* oldest unacknowledged, next to send, after the last posted */
+	uint64_t highest;             /* after the highest one sent */
 	uint64_t reads[SD_MAX_READS]; /* last sequence number of each outstanding READ and atomic request */
 	uint32_t read_head, read_count, max_reads;
-	uint64_t asked;           /* sequence number of the latest request for an acknowledgement */
+	uint64_t asked; /* sequence number of the latest request for an acknowledgement */
 	uint32_t window, window_max, threshold, window_credit;
-	uint32_t alpha;           /* DCQCN's estimate of congestion, 1/1024 */
-	uint64_t cut_at;          /* time of the latest reduction by a CNP */
+	uint32_t alpha;                            /* DCQCN's estimate of congestion, 1/1024 */
+	uint64_t cut_at;                           /* time of the latest reduction by a CNP */
 	uint64_t rtt_psn, rtt_start, srtt, rttvar; /* ns */
 	bool rtt_active;
 	uint64_t timer, progress, rnr_until; /* 0: off */
@@ -208,8 +208,8 @@ struct sd_responder {
 	int current;         /* first opcode of the message in progress: SD_SEND_FIRST or SD_WRITE_FIRST; -1: none */
 	struct sd_recv recv; /* the receive in use by a SEND */
 	struct ibv_sge recv_sges[SD_MAX_SGE];
-	uint32_t offset;     /* received bytes of the message */
-	uint64_t address;    /* of the WRITE in progress */
+	uint32_t offset;  /* received bytes of the message */
+	uint64_t address; /* of the WRITE in progress */
 	uint32_t rkey, length;
 	struct sd_job jobs[SD_MAX_JOBS];
 	uint32_t job_head, job_count;
@@ -251,7 +251,8 @@ uint8_t *sd_mr_check(const struct sd_dev *dev, const struct ibv_pd *pd, uint32_t
 /* Appends the pieces of a gather list from offset on to a packet. Returns 0, or -1 if a key does not permit it. */
 int sd_gather(const struct sd_qp *qp, const struct sd_send *s, uint64_t offset, uint32_t length, struct sd_packet *packet);
 /* Copies data into a scatter list at offset. Returns IBV_WC_SUCCESS, IBV_WC_LOC_LEN_ERR or IBV_WC_LOC_PROT_ERR. */
-enum ibv_wc_status sd_scatter(const struct sd_dev *dev, const struct ibv_pd *pd, const struct sd_recv *r, uint64_t offset, const uint8_t *data, uint32_t length);
+enum ibv_wc_status sd_scatter(
+	const struct sd_dev *dev, const struct ibv_pd *pd, const struct sd_recv *r, uint64_t offset, const uint8_t *data, uint32_t length);
 
 /* cq.c */
 void sd_cq_push(struct sd_cq *cq, const struct ibv_wc *wc, bool solicited);

@@ -77,7 +77,8 @@ void sd_datagram_receive(struct sd_qp *qp, const struct sd_flow *flow, uint8_t t
 		return; /* as on a NIC, a datagram without a receive is dropped */
 	uint8_t grh[SD_GRH_SIZE];
 	put_grh(grh, flow, tos, length);
-	struct ibv_wc wc = {.wr_id = to->wr_id, .opcode = IBV_WC_RECV, .byte_len = length + SD_GRH_SIZE, .qp_num = qp->ex.qp_base.qp_num, .src_qp = h->source_qpn};
+	struct ibv_wc wc = {
+		.wr_id = to->wr_id, .opcode = IBV_WC_RECV, .byte_len = length + SD_GRH_SIZE, .qp_num = qp->ex.qp_base.qp_num, .src_qp = h->source_qpn};
 	wc.wc_flags = IBV_WC_GRH;
 	/* The type of the network header, in the form of mlx5's driver; UCX reads it: 8 for UDP, and 1 for IPv6 or 2 for IPv4. */
 	wc.sl = sd_is_ipv4(&flow->source) ? 8 | 2 : 8 | 1;

@@ -269,8 +269,8 @@ static void report(const struct engine *e)
 		c->sent, c->received, c->retransmitted, c->duplicates, c->out_of_order, c->naks, c->rnr_naks, c->timeouts, c->bad_icrc, c->malformed,
 		c->unknown_qp, c->wrong_source, c->congestion_marks, c->cnps_sent, c->cnps_received, c->moved, sd_port_refused(e->port));
 	if (m)
-		fprintf(stderr, "fared0: rdma_cm: sent %lu received %lu malformed %lu unknown %lu duplicates %lu retransmitted %lu timeouts %lu rejected %lu\n", m->sent, m->received,
-			m->malformed, m->unknown, m->duplicates, m->retransmitted, m->timeouts, m->rejected);
+		fprintf(stderr, "fared0: rdma_cm: sent %lu received %lu malformed %lu unknown %lu duplicates %lu retransmitted %lu timeouts %lu rejected %lu\n",
+			m->sent, m->received, m->malformed, m->unknown, m->duplicates, m->retransmitted, m->timeouts, m->rejected);
 }
 
 /* rdma_cm keeps a context until the process ends. Other threads may run still, so nothing is freed. */
@@ -474,9 +474,9 @@ int softdev_query_port(struct ibv_context *context, uint8_t port, struct ibv_por
 		full.active_mtu++;
 	full.gid_tbl_len = (int)gid_count;
 	full.port_cap_flags = 1 << 16 | 1 << 26; /* communication management, IP-based GIDs */
-	full.active_width = 2;  /* 4x */
-	full.active_speed = 32; /* 25 Gbit/s a lane */
-	full.phys_state = 5;    /* link up */
+	full.active_width = 2;                   /* 4x */
+	full.active_speed = 32;                  /* 25 Gbit/s a lane */
+	full.phys_state = 5;                     /* link up */
 	full.link_layer = IBV_LINK_LAYER_ETHERNET;
 	full.flags = IBV_QPF_GRH_REQUIRED;
 	memset(attr, 0, size);

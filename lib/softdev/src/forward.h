@@ -11,11 +11,11 @@
 void *sd_next(void **cache, const char *library, const char *name, const char *version);
 
 /* SD_FORWARD calls a library's function, or gives a value and an errno if the library lacks it. */
-#define SD_FORWARD(library, version, missing, name, ...)                                      \
-	({                                                                                    \
-		static void *cache;                                                           \
+#define SD_FORWARD(library, version, missing, name, ...)                                            \
+	({                                                                                          \
+		static void *cache;                                                                 \
 		__typeof__(name) *f = (__typeof__(name) *)sd_next(&cache, library, #name, version); \
-		f ? f(__VA_ARGS__) : (errno = EOPNOTSUPP, missing);                           \
+		f ? f(__VA_ARGS__) : (errno = EOPNOTSUPP, missing);                                 \
 	})
 
 #endif

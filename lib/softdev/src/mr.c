@@ -92,4 +92,3 @@ enum ibv_wc_status sd_scatter(const struct sd_dev *dev, const struct ibv_pd *pd,
 	}
 	return length == 0 ? IBV_WC_SUCCESS : IBV_WC_LOC_LEN_ERR;
 }
-

@@ -25,12 +25,12 @@
 #endif
 
 enum {
-	QUEUE = 256,            /* packets that one flush sends */
-	MAX_SEGMENTS = 64,      /* packets of a batch that every kernel with UDP_SEGMENT accepts */
-	MAX_BATCH = 65000,      /* bytes of a batch */
-	PIECES = QUEUE * 4,     /* buffers of a flush; a packet has at least two, those with many force an early flush */
-	MESSAGES = 16,          /* messages of a receiving system call */
-	RECEIVE_CALLS = 4,      /* receiving system calls of one sd_port_receive */
+	QUEUE = 256,        /* packets that one flush sends */
+	MAX_SEGMENTS = 64,  /* packets of a batch that every kernel with UDP_SEGMENT accepts */
+	MAX_BATCH = 65000,  /* bytes of a batch */
+	PIECES = QUEUE * 4, /* buffers of a flush; a packet has at least two, those with many force an early flush */
+	MESSAGES = 16,      /* messages of a receiving system call */
+	RECEIVE_CALLS = 4,  /* receiving system calls of one sd_port_receive */
 	MESSAGE_SIZE = 65536,
 	SOCKET_BUFFER = 16 << 20,
 	SEND_PATIENCE_MS = 10, /* wait for room in a socket's buffer */
@@ -436,7 +436,8 @@ static int receive(struct sd_port *p, struct receiver *r, struct sd_dev *dev)
 {
 	for (int i = 0; i < MESSAGES; i++) {
 		p->in_pieces[i] = (struct iovec){p->buffers[i], MESSAGE_SIZE};
-		p->in[i].msg_hdr = (struct msghdr){.msg_name = &p->in_names[i], .msg_namelen = sizeof p->in_names[i], .msg_iov = &p->in_pieces[i], .msg_iovlen = 1};
+		p->in[i].msg_hdr =
+			(struct msghdr){.msg_name = &p->in_names[i], .msg_namelen = sizeof p->in_names[i], .msg_iov = &p->in_pieces[i], .msg_iovlen = 1};
 		p->in[i].msg_hdr.msg_control = p->in_control[i];
 		p->in[i].msg_hdr.msg_controllen = CONTROL_SIZE;
 	}

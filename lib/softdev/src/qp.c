@@ -224,7 +224,8 @@ int softdev_modify_qp(struct ibv_qp *base, struct ibv_qp_attr *attr, int mask)
 	if (mask & (IBV_QP_ALT_PATH | IBV_QP_CAP | IBV_QP_RATE_LIMIT))
 		return EOPNOTSUPP;
 	if (((mask & IBV_QP_PORT) && attr->port_num != 1) || ((mask & IBV_QP_PKEY_INDEX) && attr->pkey_index != 0) ||
-		((mask & IBV_QP_MAX_QP_RD_ATOMIC) && attr->max_rd_atomic > SD_MAX_READS) || ((mask & IBV_QP_MAX_DEST_RD_ATOMIC) && attr->max_dest_rd_atomic > SD_MAX_READS))
+		((mask & IBV_QP_MAX_QP_RD_ATOMIC) && attr->max_rd_atomic > SD_MAX_READS) ||
+		((mask & IBV_QP_MAX_DEST_RD_ATOMIC) && attr->max_dest_rd_atomic > SD_MAX_READS))
 		return EINVAL;
 	sd_enter(qp->dev);
 	int err = 0;
@@ -247,8 +248,13 @@ int softdev_query_qp(struct ibv_qp *base, struct ibv_qp_attr *attr, int mask, st
 	attr->cur_qp_state = qp->attr.qp_state;
 	attr->cap = qp->cap;
 	if (init)
-		*init = (struct ibv_qp_init_attr){.qp_context = base->qp_context, .send_cq = base->send_cq, .recv_cq = base->recv_cq, .srq = base->srq,
-			.cap = qp->cap, .qp_type = base->qp_type, .sq_sig_all = qp->signal_all};
+		*init = (struct ibv_qp_init_attr){.qp_context = base->qp_context,
+			.send_cq = base->send_cq,
+			.recv_cq = base->recv_cq,
+			.srq = base->srq,
+			.cap = qp->cap,
+			.qp_type = base->qp_type,
+			.sq_sig_all = qp->signal_all};
 	sd_leave(qp->dev);
 	return 0;
 }

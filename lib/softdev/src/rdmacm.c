@@ -22,19 +22,19 @@ typedef int sd_without_rdmacm; /* the headers of librdmacm are missing: the libr
 #include <sys/random.h>
 #include <unistd.h>
 
-#define FORWARD_AT(version, missing, name, ...)                                                 \
-	({                                                                                      \
-		inside++;                                                                       \
+#define FORWARD_AT(version, missing, name, ...)                                                                           \
+	({                                                                                                                \
+		inside++;                                                                                                 \
 		__typeof__(name(__VA_ARGS__)) result = SD_FORWARD("librdmacm.so.1", version, missing, name, __VA_ARGS__); \
-		inside--;                                                                       \
-		result;                                                                         \
+		inside--;                                                                                                 \
+		result;                                                                                                   \
 	})
 #define FORWARD(missing, name, ...) FORWARD_AT("RDMACM_1.0", missing, name, __VA_ARGS__)
-#define FORWARD_VOID(name, ...)                                                                 \
-	({                                                                                      \
-		inside++;                                                                       \
-		SD_FORWARD("librdmacm.so.1", "RDMACM_1.0", (void)0, name, __VA_ARGS__);         \
-		inside--;                                                                       \
+#define FORWARD_VOID(name, ...)                                                         \
+	({                                                                              \
+		inside++;                                                               \
+		SD_FORWARD("librdmacm.so.1", "RDMACM_1.0", (void)0, name, __VA_ARGS__); \
+		inside--;                                                               \
 	})
 
 /* Calls of this thread that are in librdmacm. */
@@ -52,7 +52,7 @@ enum {
 	QP_ACCESS = IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_ATOMIC,
 };
 #define RELISTEN 5000000000ull /* ns */
-#define SERVICE_PREFIX 16 /* a service is the port space and the port */
+#define SERVICE_PREFIX 16      /* a service is the port space and the port */
 
 struct event {
 	struct rdma_cm_event base;
@@ -398,7 +398,9 @@ static int on_request(struct sd_cm *m, struct sd_cm_conn *c)
 	pthread_mutex_lock(&lock);
 	struct id *listener = listener_for(c->service, &c->local), *i = NULL;
 	struct event *e = NULL;
-	int reason = !listener ? (has_ended_now(c->service) ? SD_CM_LATER : SD_CM_UNKNOWN_SERVICE) : listener->pending >= listener->backlog ? SD_CM_NO_RESOURCES : 0;
+	int reason = !listener                           ? (has_ended_now(c->service) ? SD_CM_LATER : SD_CM_UNKNOWN_SERVICE)
+		: listener->pending >= listener->backlog ? SD_CM_NO_RESOURCES
+							 : 0;
 	if (!reason) {
 		i = new_id(NULL);
 		e = i ? new_event(listener, RDMA_CM_EVENT_CONNECT_REQUEST, 0) : NULL;
@@ -589,7 +591,8 @@ static int fill_rtr(const struct id *i, struct ibv_qp_attr *attr)
 	attr->rq_psn = c->here.psn;
 	attr->max_dest_rd_atomic = i->responder_resources;
 	attr->min_rnr_timer = MIN_RNR_TIMER;
-	attr->ah_attr = (struct ibv_ah_attr){.is_global = 1, .port_num = 1, .grh = {.sgid_index = (uint8_t)i->gid, .hop_limit = 64, .traffic_class = i->traffic_class}};
+	attr->ah_attr =
+		(struct ibv_ah_attr){.is_global = 1, .port_num = 1, .grh = {.sgid_index = (uint8_t)i->gid, .hop_limit = 64, .traffic_class = i->traffic_class}};
 	memcpy(&attr->ah_attr.grh.dgid, &c->remote, 16);
 	return IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN | IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER;
 }

@@ -166,7 +166,8 @@ static void dial(void)
 	c->mtu = 3;
 	c->ack_timeout = 17;
 	c->traffic_class = 0x68;
-	c->here = (struct sd_cm_end){.qpn = 0x123456, .psn = 0xabcdef, .responder_resources = 5, .initiator_depth = 6, .retry_count = 7, .rnr_retry = 3, .srq = true};
+	c->here = (struct sd_cm_end){
+		.qpn = 0x123456, .psn = 0xabcdef, .responder_resources = 5, .initiator_depth = 6, .retry_count = 7, .rnr_retry = 3, .srq = true};
 	CHECK(sd_cm_connect(c, p, sizeof p) == 0);
 	CHECK(sd_cm_connect(c, p, sizeof p) != 0);
 }
@@ -196,7 +197,8 @@ static bool connect_both(void)
 		return false;
 	}
 	const struct sd_cm_conn *c = server->c;
-	CHECK(c->there.qpn == 0x123456 && c->there.psn == 0xabcdef && c->there.responder_resources == 5 && c->there.initiator_depth == 6 && c->there.retry_count == 7);
+	CHECK(c->there.qpn == 0x123456 && c->there.psn == 0xabcdef && c->there.responder_resources == 5 && c->there.initiator_depth == 6 &&
+		c->there.retry_count == 7);
 	CHECK(c->there.rnr_retry == 3 && c->there.srq && !c->there.flow_control && c->mtu == 3 && c->ack_timeout == 17 && c->traffic_class == 0x68);
 	CHECK(sd_cm_get_ip_header(server->private_data, &ip) && ip.source_port == 4321 && memcmp(&ip.source, &addresses[CLIENT], 16) == 0);
 	CHECK(memcmp(&ip.destination, &addresses[SERVER], 16) == 0);
@@ -213,7 +215,8 @@ static bool connect_both(void)
 		CHECK(loss > 0);
 		return false;
 	}
-	CHECK(client->c->there.qpn == 0x654321 && client->c->there.psn == 0xfedcba && client->c->there.responder_resources == 9 && client->c->there.initiator_depth == 8);
+	CHECK(client->c->there.qpn == 0x654321 && client->c->there.psn == 0xfedcba && client->c->there.responder_resources == 9 &&
+		client->c->there.initiator_depth == 8);
 	CHECK(client->c->there.rnr_retry == 2 && client->c->there.flow_control && !client->c->there.srq);
 	for (size_t i = 0; i < SD_CM_REP_PRIVATE; i++)
 		CHECK(client->private_data[i] == (uint8_t)(i * 11));
@@ -391,7 +394,12 @@ int main(int argc, char **argv)
 	printf("seed %s\n", argv[1]);
 	for (int i = 0; i < 2; i++) {
 		addresses[i] = (struct in6_addr){{{[10] = 0xff, [11] = 0xff, 10, 0, 0, (uint8_t)(i + 1)}}};
-		cm[i] = (struct sd_cm){.next_timer = UINT64_MAX, .guid = 0x1000u + (unsigned)i, .next_id = 0xfffffffe, .send = send_message, .request = request, .event = event};
+		cm[i] = (struct sd_cm){.next_timer = UINT64_MAX,
+			.guid = 0x1000u + (unsigned)i,
+			.next_id = 0xfffffffe,
+			.send = send_message,
+			.request = request,
+			.event = event};
 	}
 	calm = true;
 	failures();

@@ -30,15 +30,33 @@ struct end {
 	struct operation sent[DEPTH];
 	uint64_t posted, completed;
 	uint64_t expected[2]; /* values of the atomics at the other end */
-	struct { uint32_t length, seed, imm; bool with_imm, write; } queue[4 * DEPTH]; /* messages that the other end must receive */
+	struct {
+		uint32_t length, seed, imm;
+		bool with_imm, write;
+	} queue[4 * DEPTH];              /* messages that the other end must receive */
 	uint64_t sends, receives, ready; /* sent, received, posted receives of this end */
 };
 
-static uint8_t *source_slot(struct end *e, uint64_t i) { return e->memory + (i % DEPTH) * SLOT; }
-static uint8_t *target_slot(struct end *e, uint64_t i) { return e->memory + (DEPTH + i % DEPTH) * SLOT; }
-static uint8_t *receive_slot(struct end *e, uint64_t i) { return e->memory + (2 * DEPTH + i % DEPTH) * SLOT; }
-static uint64_t *atomics(struct end *e) { return (uint64_t *)(e->memory + 3 * DEPTH * SLOT); }
-static uint8_t *pattern(struct end *e) { return e->memory + 3 * DEPTH * SLOT + 64; }
+static uint8_t *source_slot(struct end *e, uint64_t i)
+{
+	return e->memory + (i % DEPTH) * SLOT;
+}
+static uint8_t *target_slot(struct end *e, uint64_t i)
+{
+	return e->memory + (DEPTH + i % DEPTH) * SLOT;
+}
+static uint8_t *receive_slot(struct end *e, uint64_t i)
+{
+	return e->memory + (2 * DEPTH + i % DEPTH) * SLOT;
+}
+static uint64_t *atomics(struct end *e)
+{
+	return (uint64_t *)(e->memory + 3 * DEPTH * SLOT);
+}
+static uint8_t *pattern(struct end *e)
+{
+	return e->memory + 3 * DEPTH * SLOT + 64;
+}
 
 static void fill(uint8_t *b, uint32_t n, uint32_t seed)
 {
@@ -65,7 +83,9 @@ static void make_end(struct end *e, int side)
 	memset(e->memory, 0, size);
 	e->mr = softdev_reg_mr(e->pd, e->memory, size, (uintptr_t)e->memory, 15);
 	fill(pattern(e), PATTERN, (uint32_t)(77 + side));
-	struct ibv_qp_init_attr attr = {.send_cq = e->send_cq, .recv_cq = e->recv_cq, .qp_type = IBV_QPT_RC,
+	struct ibv_qp_init_attr attr = {.send_cq = e->send_cq,
+		.recv_cq = e->recv_cq,
+		.qp_type = IBV_QPT_RC,
 		.cap = {.max_send_wr = DEPTH, .max_recv_wr = DEPTH, .max_send_sge = 3, .max_recv_sge = 2, .max_inline_data = 100}};
 	e->qp = softdev_create_qp(e->pd, &attr);
 	CHECK(e->qp, "queue pair");
@@ -75,12 +95,17 @@ static void connect_ends(struct end *a, struct end *b, int side, enum ibv_mtu mt
 {
 	struct ibv_qp_attr attr = {.qp_state = IBV_QPS_INIT, .port_num = 1, .qp_access_flags = 15};
 	CHECK(!softdev_modify_qp(a->qp, &attr, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS), "INIT");
-	attr = (struct ibv_qp_attr){.qp_state = IBV_QPS_RTR, .path_mtu = mtu, .dest_qp_num = b->qp->qp_num, .rq_psn = psn_b, .max_dest_rd_atomic = 8, .min_rnr_timer = 4};
+	attr = (struct ibv_qp_attr){
+		.qp_state = IBV_QPS_RTR, .path_mtu = mtu, .dest_qp_num = b->qp->qp_num, .rq_psn = psn_b, .max_dest_rd_atomic = 8, .min_rnr_timer = 4};
 	attr.ah_attr = (struct ibv_ah_attr){.is_global = 1, .port_num = 1, .grh.sgid_index = (uint8_t)side};
 	memcpy(&attr.ah_attr.grh.dgid, &sim_gids[!side], 16);
-	CHECK(!softdev_modify_qp(a->qp, &attr, IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN | IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER), "RTR");
-	attr = (struct ibv_qp_attr){.qp_state = IBV_QPS_RTS, .timeout = 18, .retry_cnt = 7, .rnr_retry = 7, .sq_psn = psn_a, .max_rd_atomic = (uint8_t)(1 + rnd(8))};
-	CHECK(!softdev_modify_qp(a->qp, &attr, IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_SQ_PSN | IBV_QP_MAX_QP_RD_ATOMIC), "RTS");
+	CHECK(!softdev_modify_qp(a->qp, &attr,
+		      IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN | IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER),
+		"RTR");
+	attr = (struct ibv_qp_attr){
+		.qp_state = IBV_QPS_RTS, .timeout = 18, .retry_cnt = 7, .rnr_retry = 7, .sq_psn = psn_a, .max_rd_atomic = (uint8_t)(1 + rnd(8))};
+	CHECK(!softdev_modify_qp(a->qp, &attr, IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_SQ_PSN | IBV_QP_MAX_QP_RD_ATOMIC),
+		"RTS");
 }
 
 static void post_receives(struct end *e, uint32_t n)
@@ -164,7 +189,8 @@ static void collect(struct end *e, struct end *peer)
 	struct ibv_wc wc;
 	while (sd_poll_cq(e->send_cq, 1, &wc) > 0) {
 		CHECK(wc.status == IBV_WC_SUCCESS, "operation %lu: %s at %lu ms", wc.wr_id, ibv_wc_status_str(wc.status), sim.now / 1000000);
-		CHECK(wc.wr_id >= e->completed && wc.wr_id < e->posted && e->sent[wc.wr_id % DEPTH].signaled, "completion %lu after %lu", wc.wr_id, e->completed);
+		CHECK(wc.wr_id >= e->completed && wc.wr_id < e->posted && e->sent[wc.wr_id % DEPTH].signaled, "completion %lu after %lu", wc.wr_id,
+			e->completed);
 		for (; e->completed <= wc.wr_id; e->completed++) {
 			CHECK(e->completed == wc.wr_id || !e->sent[e->completed % DEPTH].signaled, "no completion of %lu", e->completed);
 			verify(e, peer, e->completed, true);
@@ -173,7 +199,8 @@ static void collect(struct end *e, struct end *peer)
 	while (sd_poll_cq(peer->recv_cq, 1, &wc) > 0) {
 		CHECK(wc.status == IBV_WC_SUCCESS && wc.wr_id == peer->receives, "receive %lu: %s", wc.wr_id, ibv_wc_status_str(wc.status));
 		uint64_t k = peer->receives % (4 * DEPTH);
-		CHECK(wc.byte_len == e->queue[k].length && !!(wc.wc_flags & IBV_WC_WITH_IMM) == e->queue[k].with_imm, "receive %lu has %u bytes", wc.wr_id, wc.byte_len);
+		CHECK(wc.byte_len == e->queue[k].length && !!(wc.wc_flags & IBV_WC_WITH_IMM) == e->queue[k].with_imm, "receive %lu has %u bytes", wc.wr_id,
+			wc.byte_len);
 		CHECK(!e->queue[k].with_imm || wc.imm_data == e->queue[k].imm, "immediate data of %lu", wc.wr_id);
 		CHECK(wc.opcode == (e->queue[k].write ? IBV_WC_RECV_RDMA_WITH_IMM : IBV_WC_RECV), "opcode of %lu", wc.wr_id);
 		if (!e->queue[k].write)
@@ -239,8 +266,11 @@ int main(int argc, char **argv)
 		c.retransmitted += x->retransmitted, c.duplicates += x->duplicates, c.out_of_order += x->out_of_order, c.naks += x->naks;
 		c.rnr_naks += x->rnr_naks, c.timeouts += x->timeouts, c.cnps_received += x->cnps_received;
 	}
-	CHECK(!sim.loss || (c.retransmitted && c.duplicates && c.out_of_order && c.naks && c.rnr_naks && c.timeouts && c.cnps_received), "the wire was too good: %lu %lu %lu %lu %lu %lu %lu", c.retransmitted, c.duplicates, c.out_of_order, c.naks, c.rnr_naks, c.timeouts, c.cnps_received);
-	printf("%lu operations, %lu packets, %lu lost, %lu retransmitted, %.3f s of virtual time\n", done, sim.packets, sim.lost, c.retransmitted, (double)sim.now / 1e9);
+	CHECK(!sim.loss || (c.retransmitted && c.duplicates && c.out_of_order && c.naks && c.rnr_naks && c.timeouts && c.cnps_received),
+		"the wire was too good: %lu %lu %lu %lu %lu %lu %lu", c.retransmitted, c.duplicates, c.out_of_order, c.naks, c.rnr_naks, c.timeouts,
+		c.cnps_received);
+	printf("%lu operations, %lu packets, %lu lost, %lu retransmitted, %.3f s of virtual time\n", done, sim.packets, sim.lost, c.retransmitted,
+		(double)sim.now / 1e9);
 	for (int p = 0; p < PAIRS; p++)
 		for (int s = 0; s < 2; s++) {
 			struct end *e = &ends[p][s];

@@ -27,7 +27,7 @@ static struct sim {
 	struct flying *heap;
 	size_t count, room;
 	uint32_t loss, copies, late, marked; /* per 10,000 packets */
-	uint64_t delay, jitter;        /* ns */
+	uint64_t delay, jitter;              /* ns */
 	uint64_t packets, lost;
 } sim;
 
@@ -117,7 +117,13 @@ static void sim_send(struct sd_link *link, const struct sd_path *path, const str
 		/* The headers have at least 12 bytes; a sender's identification is any. */
 		uint32_t crc = ~sd_crc(sd_icrc_begin(&path->flow, n, (uint16_t)rnd(65536), b, 12), b + 12, n - 12 - SD_ICRC_SIZE);
 		memcpy(b + n - SD_ICRC_SIZE, &crc, SD_ICRC_SIZE);
-		struct flying f = {.at = sim.now + sim.delay + rnd((uint32_t)sim.jitter), .to = to, .flow = path->flow, .tos = path->tos, .number = sim.packets, .n = n, .data = b};
+		struct flying f = {.at = sim.now + sim.delay + rnd((uint32_t)sim.jitter),
+			.to = to,
+			.flow = path->flow,
+			.tos = path->tos,
+			.number = sim.packets,
+			.n = n,
+			.data = b};
 		if (rnd(10000) < sim.late)
 			f.at += 100 * sim.delay;
 		if (rnd(10000) < sim.marked)

@@ -30,8 +30,14 @@ static uint8_t *memory; /* SLOTS areas of each queue pair, then a buffer to read
 static struct hello here, there;
 static int stream, sender;
 
-static uint8_t *slot(uint32_t qp, uint32_t i) { return memory + ((size_t)qp * SLOTS + i) * here.size; }
-static uint8_t *back(uint32_t qp, uint32_t i) { return slot(MAX_QPS + qp, i); }
+static uint8_t *slot(uint32_t qp, uint32_t i)
+{
+	return memory + ((size_t)qp * SLOTS + i) * here.size;
+}
+static uint8_t *back(uint32_t qp, uint32_t i)
+{
+	return slot(MAX_QPS + qp, i);
+}
 
 /* word returns the content of a message at a position. */
 static uint64_t word(uint32_t qp, uint32_t message, uint32_t at)
@@ -102,7 +108,9 @@ static void open_device(const char *name)
 	here.rkey = mr->rkey;
 	here.address = (uintptr_t)memory;
 	for (uint32_t i = 0; i < here.qps; i++) {
-		struct ibv_qp_init_attr attr = {.send_cq = cq, .recv_cq = cq, .qp_type = IBV_QPT_RC,
+		struct ibv_qp_init_attr attr = {.send_cq = cq,
+			.recv_cq = cq,
+			.qp_type = IBV_QPT_RC,
 			.cap = {.max_send_wr = 4 * SLOTS, .max_recv_wr = 2 * SLOTS, .max_send_sge = 1, .max_recv_sge = 1}};
 		qps[i] = ibv_create_qp(pd, &attr);
 		if (!qps[i])
@@ -117,9 +125,14 @@ static void connect_qps(void)
 		struct ibv_qp_attr a = {.qp_state = IBV_QPS_INIT, .port_num = 1, .qp_access_flags = IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ};
 		if (ibv_modify_qp(qps[i], &a, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS))
 			FAIL("INIT");
-		a = (struct ibv_qp_attr){.qp_state = IBV_QPS_RTR, .path_mtu = here.mtu < there.mtu ? here.mtu : there.mtu, .dest_qp_num = there.qpn[i], .max_dest_rd_atomic = 4, .min_rnr_timer = 12,
+		a = (struct ibv_qp_attr){.qp_state = IBV_QPS_RTR,
+			.path_mtu = here.mtu < there.mtu ? here.mtu : there.mtu,
+			.dest_qp_num = there.qpn[i],
+			.max_dest_rd_atomic = 4,
+			.min_rnr_timer = 12,
 			.ah_attr = {.is_global = 1, .port_num = 1, .grh = {.dgid = there.gid, .hop_limit = 64}}};
-		if (ibv_modify_qp(qps[i], &a, IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN | IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER))
+		if (ibv_modify_qp(qps[i], &a,
+			    IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN | IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER))
 			FAIL("RTR");
 		a = (struct ibv_qp_attr){.qp_state = IBV_QPS_RTS, .timeout = 17, .retry_cnt = 7, .rnr_retry = 7, .max_rd_atomic = 4};
 		if (ibv_modify_qp(qps[i], &a, IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_SQ_PSN | IBV_QP_MAX_QP_RD_ATOMIC))
@@ -128,7 +141,10 @@ static void connect_qps(void)
 }
 
 enum { RECEIVE = 1, SENT, READ };
-static uint64_t id(int kind, uint32_t qp, uint32_t message) { return (uint64_t)kind << 60 | (uint64_t)qp << 32 | message; }
+static uint64_t id(int kind, uint32_t qp, uint32_t message)
+{
+	return (uint64_t)kind << 60 | (uint64_t)qp << 32 | message;
+}
 
 static void post_receive(uint32_t qp)
 {
@@ -140,8 +156,14 @@ static void post_receive(uint32_t qp)
 static void post(uint32_t qp, enum ibv_wr_opcode opcode, uint8_t *local, uint32_t length, uint32_t message)
 {
 	struct ibv_sge sge = {(uintptr_t)local, length, mr->lkey};
-	struct ibv_send_wr wr = {.wr_id = id(opcode == IBV_WR_RDMA_READ ? READ : SENT, qp, message), .sg_list = &sge, .num_sge = length > 0, .opcode = opcode, .send_flags = IBV_SEND_SIGNALED,
-		.imm_data = htonl(message), .wr.rdma = {there.address + (uint64_t)(slot(qp, message % SLOTS) - memory), there.rkey}}, *bad;
+	struct ibv_send_wr wr = {.wr_id = id(opcode == IBV_WR_RDMA_READ ? READ : SENT, qp, message),
+				   .sg_list = &sge,
+				   .num_sge = length > 0,
+				   .opcode = opcode,
+				   .send_flags = IBV_SEND_SIGNALED,
+				   .imm_data = htonl(message),
+				   .wr.rdma = {there.address + (uint64_t)(slot(qp, message % SLOTS) - memory), there.rkey}},
+			   *bad;
 	if (ibv_post_send(qps[qp], &wr, &bad))
 		FAIL("send");
 }

@@ -14,17 +14,17 @@ struct ib_uverbs_qp_attr;
 #define EXPORT __attribute__((visibility("default")))
 
 /* A row for each function: version, type of the result, name, parameters. The version script has the same names. */
-#define FUNCTIONS(ROW) \
+#define FUNCTIONS(ROW)                                                                                           \
 	ROW("IBVERBS_1.0", void, ibv_copy_qp_attr_from_kern, (struct ibv_qp_attr *, struct ib_uverbs_qp_attr *)) \
-	ROW("IBVERBS_1.1", int, ibv_close_device, (struct ibv_context *)) \
-	ROW("IBVERBS_1.1", int, ibv_destroy_qp, (struct ibv_qp *)) \
+	ROW("IBVERBS_1.1", int, ibv_close_device, (struct ibv_context *))                                        \
+	ROW("IBVERBS_1.1", int, ibv_destroy_qp, (struct ibv_qp *))                                               \
 	ROW("IBVERBS_1.1", int, ibv_modify_qp, (struct ibv_qp *, struct ibv_qp_attr *, int))
 
 enum function {
 #define ROW(version, type, name, parameters) INDEX_##name,
 	FUNCTIONS(ROW)
 #undef ROW
-	COUNT
+		COUNT
 };
 
 static const struct {
@@ -57,7 +57,9 @@ static void *next(enum function f)
 	return function;
 }
 
-#define ROW(version, type, name, parameters) typedef type(*type_##name) parameters; EXPORT type name parameters;
+#define ROW(version, type, name, parameters)   \
+	typedef type(*type_##name) parameters; \
+	EXPORT type name parameters;
 FUNCTIONS(ROW)
 #undef ROW
 

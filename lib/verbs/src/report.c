@@ -38,7 +38,10 @@ void report(int level, const char *format, ...)
 		return;
 }
 
-bool report_wanted(void) { return statistics; }
+bool report_wanted(void)
+{
+	return statistics;
+}
 
 /* Copies a name and replaces the first %p by the number of the process. */
 static int expand(char *out, size_t size, const char *name)
@@ -59,7 +62,9 @@ void report_write(const char *const *names, const uint64_t *dealt, const uint64_
 	FILE *f = fopen(next, "we");
 	if (!f)
 		return;
-	fprintf(f, "dealt %" PRIu64 "\nown_label %" PRIu64 "\nno_pair %" PRIu64 "\nno_slot %" PRIu64 "\nmoved %" PRIu64 "\nunsupported %" PRIu64 "\nfailed %" PRIu64 "\n",
+	fprintf(f,
+		"dealt %" PRIu64 "\nown_label %" PRIu64 "\nno_pair %" PRIu64 "\nno_slot %" PRIu64 "\nmoved %" PRIu64 "\nunsupported %" PRIu64
+		"\nfailed %" PRIu64 "\n",
 		counters.dealt, counters.own_label, counters.no_pair, counters.no_slot, counters.moved, counters.unsupported, counters.failed);
 	for (uint32_t i = 0; i < n; i++)
 		fprintf(f, "plane %s queue_pairs %" PRIu64 " dealt %" PRIu64 "\n", names[i] ? names[i] : "?", present[i], dealt[i]);

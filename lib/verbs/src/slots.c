@@ -20,7 +20,10 @@ static int by_qp(const void *a, const void *b)
 	return (x > y) - (x < y);
 }
 
-static int by_key(const void *a, const void *b) { return memcmp(&((const struct set *)a)->key, &((const struct set *)b)->key, sizeof(struct key)); }
+static int by_key(const void *a, const void *b)
+{
+	return memcmp(&((const struct set *)a)->key, &((const struct set *)b)->key, sizeof(struct key));
+}
 
 static struct queue_pair *find(struct ibv_qp *qp)
 {
@@ -254,12 +257,16 @@ static struct queue_pair *deal(struct set *s, struct ibv_qp *qp)
 	counters.dealt++;
 	state.dealt[s->deal[slot].plane]++;
 	state.count++;
-	report(2, "queue pair %u of %s port %u: slot %d, plane %u, source port %u", qp->qp_num, s->key.device->name, s->key.device->port, slot, s->deal[slot].plane, q->port);
+	report(2, "queue pair %u of %s port %u: slot %d, plane %u, source port %u", qp->qp_num, s->key.device->name, s->key.device->port, slot,
+		s->deal[slot].plane, q->port);
 	return q;
 }
 
 /* Returns the flow label by which the kernel's drivers choose a source port (rdma_flow_label_to_udp_sport). Label 0 means none, so the first port has another. */
-static uint32_t label_of(uint16_t port) { return port == FIRST_PORT ? 1u << 14 | 1 : (uint32_t)port - FIRST_PORT; }
+static uint32_t label_of(uint16_t port)
+{
+	return port == FIRST_PORT ? 1u << 14 | 1 : (uint32_t)port - FIRST_PORT;
+}
 
 /* Loads a set for a new queue pair, which would have no slot without it: a record that its writer was interrupted in changing is read again for 10 ms. */
 static bool load_new(struct set *s)

@@ -29,7 +29,7 @@ struct set {
 	struct set *next;
 	struct key key;
 	struct fared_pair pair;
-	uint32_t n; /* slots */
+	uint32_t n;               /* slots */
 	struct fared_slot *slots; /* of the pair */
 	struct deal_slot *deal;   /* the same slots; a slot that the device cannot use has no share */
 	uint32_t *want;
@@ -51,7 +51,7 @@ struct queue_pair {
 struct state {
 	pthread_mutex_t lock; /* recursive: a signal handler may call fork while its thread holds it, as handlers that start a debugger do */
 	char *path;
-	struct fared_table *table; /* NULL: none yet */
+	struct fared_table *table;  /* NULL: none yet */
 	void *queue_pairs, *by_key; /* trees of tsearch */
 	struct set *sets;
 	struct device *devices;

@@ -91,9 +91,15 @@ void watch_start(void)
 	pthread_attr_destroy(&attributes);
 }
 
-static void before_fork(void) { pthread_mutex_lock(&state.lock); }
+static void before_fork(void)
+{
+	pthread_mutex_lock(&state.lock);
+}
 
-static void in_parent(void) { pthread_mutex_unlock(&state.lock); }
+static void in_parent(void)
+{
+	pthread_mutex_unlock(&state.lock);
+}
 
 /* The state of the parent in a child of fork: the queue pairs are the parent's, and the child has neither the thread nor any reason to change their source ports. It
  * is neither read nor freed, because a program may withhold pages of its heap from children (MADV_DONTFORK, as ibv_fork_init does), and the child must live until it
@@ -109,7 +115,10 @@ static void in_child(void)
 }
 
 /* No thread holds the lock before this. */
-__attribute__((constructor)) static void watch_forks(void) { pthread_atfork(before_fork, in_parent, in_child); }
+__attribute__((constructor)) static void watch_forks(void)
+{
+	pthread_atfork(before_fork, in_parent, in_child);
+}
 
 void watch_prepare(void)
 {

@@ -5,10 +5,10 @@
 #include <stdint.h>
 
 struct fake {
-	int fail;        /* error of the next call; 0: none */
-	int modified;    /* calls of ibv_modify_qp */
-	int queried;     /* calls of ibv_query_gid */
-	uint32_t label;  /* of the last address vector */
+	int fail;       /* error of the next call; 0: none */
+	int modified;   /* calls of ibv_modify_qp */
+	int queried;    /* calls of ibv_query_gid */
+	uint32_t label; /* of the last address vector */
 	const void *closed;
 };
 
@@ -23,9 +23,9 @@ struct fake_call {
 };
 
 struct fake_mlx5 {
-	int error;          /* result of mlx5dv_modify_qp_udp_sport */
-	int delay_us;       /* its duration */
-	int raised;         /* a signal that it raises; 0: none */
+	int error;         /* result of mlx5dv_modify_qp_udp_sport */
+	int delay_us;      /* its duration */
+	int raised;        /* a signal that it raises; 0: none */
 	_Atomic int calls; /* of it, FAKE_CALLS of which are recorded */
 	struct fake_call call[FAKE_CALLS];
 };

@@ -81,10 +81,18 @@ static void execute(int way)
 	pid_t child = -1;
 	fflush(stdout);
 	switch (way) {
-	case 0: child = fork(); break;
-	case 1: child = vfork(); break;
-	case 2: CHECK(posix_spawn(&child, path, NULL, NULL, argv, environ) == 0); break;
-	default: CHECK(system(command) == 0); return;
+	case 0:
+		child = fork();
+		break;
+	case 1:
+		child = vfork();
+		break;
+	case 2:
+		CHECK(posix_spawn(&child, path, NULL, NULL, argv, environ) == 0);
+		break;
+	default:
+		CHECK(system(command) == 0);
+		return;
 	}
 	if (child == 0) {
 		execv(path, argv);

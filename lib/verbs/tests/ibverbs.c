@@ -51,7 +51,13 @@ int ibv_close_device(struct ibv_context *context)
 	return 0;
 }
 
-void ibv_copy_qp_attr_from_kern(struct ibv_qp_attr *attr, void *kernel) { attr->ah_attr.grh.flow_label = *(uint32_t *)kernel; }
+void ibv_copy_qp_attr_from_kern(struct ibv_qp_attr *attr, void *kernel)
+{
+	attr->ah_attr.grh.flow_label = *(uint32_t *)kernel;
+}
 
 /* A function that the interposer does not have. */
-int ibv_fork_init(void) { return 42; }
+int ibv_fork_init(void)
+{
+	return 42;
+}

@@ -26,7 +26,12 @@ int main(void)
 	unsigned ready, value;
 	while (scanf("%7s %x %x", what, &ready, &value) == 3) {
 		struct tcphdr header = {.doff = sizeof header / 4, .seq = bpf_htonl(1000)};
-		struct bpf_sock_ops s = {.sk = (void *)&flow, .skb_data = &header, .skb_data_end = &header + 1, .skb_len = sizeof header + DATA, .mss_cache = 1400, .rcv_nxt = 1000};
+		struct bpf_sock_ops s = {.sk = (void *)&flow,
+			.skb_data = &header,
+			.skb_data_end = &header + 1,
+			.skb_len = sizeof header + DATA,
+			.mss_cache = 1400,
+			.rcv_nxt = 1000};
 		flow = (struct flow){.use = 1, .ready = ready};
 		memset(host_option, 0, sizeof host_option);
 		if (strcmp(what, "write") == 0) {
