@@ -19,9 +19,9 @@ import (
 func TestFork(t *testing.T) {
 	netnstest.Tools(t, "valgrind")
 	for name, command := range map[string][]string{
-		"memory":   {"setarch", "-R", compile(t, "fork", memorySanitizers)},
-		"threads":  {"setarch", "-R", compile(t, "fork", threadSanitizer)},
-		"valgrind": {"valgrind", "-q", "--error-exitcode=3", "--leak-check=full", compile(t, "fork")},
+		"memory":   {"setarch", "-R", compile(t, "fork", memory)},
+		"threads":  {"setarch", "-R", compile(t, "fork", thread)},
+		"valgrind": {"valgrind", "-q", "--error-exitcode=3", "--leak-check=full", compile(t, "fork", plain)},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -65,8 +65,8 @@ func TestFork(t *testing.T) {
 
 // TestClose opens and closes the library 200 times.
 func TestClose(t *testing.T) {
-	netnstest.Tools(t, "gcc")
+	netnstest.Tools(t, "gcc", "make")
 	library := filepath.Join(t.TempDir(), "libfared.so")
-	run(t, "gcc", "-std=c11", "-D_GNU_SOURCE", "-O1", "-shared", "-fPIC", "-Iinclude", "-o", library, "src/fared.c")
-	run(t, compile(t, "close"), library, goldenTable)
+	run(t, "make", "OUT="+filepath.Dir(library), library)
+	run(t, compile(t, "close", plain), library, goldenTable)
 }

@@ -51,19 +51,21 @@ func run(t testing.TB, name string, args ...string) string {
 	return string(out)
 }
 
+// Passes in which the Makefile compiles programs.
 const (
-	memorySanitizers = "-fsanitize=address,undefined"
-	threadSanitizer  = "-fsanitize=thread"
+	plain  = "plain"
+	memory = "memory" // with the sanitizers of addresses and undefined behavior
+	thread = "thread"
 )
 
 // compile compiles a program of lib/tests with the library's source, and returns its path.
-func compile(t testing.TB, program string, flags ...string) string {
+func compile(t testing.TB, program, pass string) string {
 	t.Helper()
-	netnstest.Tools(t, "gcc")
-	out := filepath.Join(t.TempDir(), program)
-	args := append([]string{"-std=c11", "-D_GNU_SOURCE", "-g", "-O1", "-Wall", "-Wextra", "-Werror", "-fno-sanitize-recover=all"}, flags...)
-	run(t, "gcc", append(args, "-o", out, "-Iinclude", filepath.Join("tests", program+".c"), "src/fared.c", "-lpthread")...)
-	return out
+	netnstest.Tools(t, "gcc", "make")
+	out := t.TempDir()
+	path := filepath.Join(out, "tests", pass, program)
+	run(t, "make", "CC=gcc", "OUT="+out, path)
+	return path
 }
 
 // readable returns a file's content.
@@ -91,13 +93,13 @@ func compareGolden(t *testing.T, file, text string) {
 
 // TestUnit runs the tests of the library in C, under the address sanitizer and that of undefined behavior, and under valgrind.
 func TestUnit(t *testing.T) {
-	t.Log(run(t, compile(t, "unit", memorySanitizers), goldenTable, goldenKeys))
+	t.Log(run(t, compile(t, "unit", memory), goldenTable, goldenKeys))
 }
 
 // TestValgrind reads the golden file under valgrind: no access to uninitialized memory, no leak.
 func TestValgrind(t *testing.T) {
 	netnstest.Tools(t, "valgrind")
-	got := run(t, "valgrind", "-q", "--error-exitcode=3", "--leak-check=full", compile(t, "dump"), goldenTable)
+	got := run(t, "valgrind", "-q", "--error-exitcode=3", "--leak-check=full", compile(t, "dump", plain), goldenTable)
 	if got != content(t, goldenText) {
 		t.Errorf("the table is\n%s", got)
 	}
@@ -109,7 +111,7 @@ func TestThreads(t *testing.T) {
 	if err := os.WriteFile(file, []byte(content(t, goldenTable)), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	program := compile(t, "race", threadSanitizer)
+	program := compile(t, "race", thread)
 	// The sanitizer needs the addresses that randomization of the address space may take.
 	t.Log(run(t, "setarch", "-R", program, file, "2"))
 }
@@ -153,7 +155,7 @@ func TestABI(t *testing.T) {
 	netnstest.Tools(t, "make")
 	out := t.TempDir()
 	run(t, "make", "OUT="+out)
-	text := run(t, compile(t, "abi"))
+	text := run(t, compile(t, "abi", plain))
 	var symbols []string
 	for line := range strings.Lines(run(t, "nm", "-D", "--defined-only", filepath.Join(out, "libfared.so"))) {
 		f := strings.Fields(line)
@@ -395,7 +397,7 @@ func TestPython(t *testing.T) {
 // readers are the programs that describe a table in other languages, as commands that the path follows.
 func readers(t *testing.T) map[string][]string {
 	netnstest.Tools(t, "python3")
-	return map[string][]string{"C": {compile(t, "dump", memorySanitizers)}, "Python": {"python3", "-B", "../python/fared_slots.py"}}
+	return map[string][]string{"C": {compile(t, "dump", memory)}, "Python": {"python3", "-B", "../python/fared_slots.py"}}
 }
 
 // TestReadersAgree compares the readers of all languages on the golden file and on random tables.
@@ -492,8 +494,8 @@ print(readings, "readings,", busy, "busy")
 // TestReadersUnderChange lets readers of all kinds read while the writer changes the table and replaces its file: none sees a mixture, and attaching 10,000
 // times and killing 1,000 readers at random moments harms nothing.
 func TestReadersUnderChange(t *testing.T) {
-	program := compile(t, "reader", memorySanitizers)
-	fast := compile(t, "reader", "-O2")
+	program := compile(t, "reader", memory)
+	fast := compile(t, "reader", plain)
 	p := publish(t)
 	stop := make(chan struct{})
 	written := make(chan error, 1)
@@ -584,7 +586,7 @@ func TestReadersUnderChange(t *testing.T) {
 	}
 	r = rand.New(rand.NewPCG(9, 9))
 	p.random(t, r, 300, false)
-	if got, want := run(t, compile(t, "dump", memorySanitizers), p.path), p.dump(t, slots.Service{}); got != want {
+	if got, want := run(t, compile(t, "dump", memory), p.path), p.dump(t, slots.Service{}); got != want {
 		t.Errorf("after all:\n%s\nwant:\n%s", got, want)
 	}
 	if n := descriptors(); n > 40 {
@@ -594,9 +596,7 @@ func TestReadersUnderChange(t *testing.T) {
 
 // BenchmarkLibfared prints the times of calls in C, on tables of several sizes.
 func BenchmarkLibfared(b *testing.B) {
-	netnstest.Tools(b, "gcc")
-	out := filepath.Join(b.TempDir(), "bench")
-	run(b, "gcc", "-std=c11", "-D_GNU_SOURCE", "-O2", "-Iinclude", "-o", out, "tests/bench.c", "src/fared.c")
+	out := compile(b, "bench", plain)
 	for _, c := range []struct{ pairs, slots int }{{64, 8}, {1024, 16}, {16384, 16}, {65536, 16}, {131072, 16}} {
 		b.Run(fmt.Sprintf("pairs=%d/slots=%d", c.pairs, c.slots), func(b *testing.B) {
 			p := publish(b)

@@ -13,7 +13,7 @@ import (
 func sockets(t testing.TB) string {
 	t.Helper()
 	out := filepath.Join(t.TempDir(), "sockets.so")
-	if text, err := exec.Command("gcc", "-O2", "-Wall", "-Wextra", "-Werror", "-Isrc", "-D_GNU_SOURCE", "-shared", "-fPIC", "-o", out, "testdata/sockets.c").CombinedOutput(); err != nil {
+	if text, err := exec.Command("make", "OUT="+filepath.Dir(out), out).CombinedOutput(); err != nil {
 		t.Fatalf("%v\n%s", err, text)
 	}
 	return out

@@ -16,7 +16,7 @@ import (
 
 // TestCommunicationManagement connects and disconnects two devices in virtual time, on a wire that loses, duplicates, delays and changes messages.
 func TestCommunicationManagement(t *testing.T) {
-	program := compile(t, "cm_unit", []string{memorySanitizers}, "src/cm.c")
+	program := compile(t, "cm_unit", "memory")
 	rounds := 2000
 	if os.Getenv("FARED_OPERATIONS") != "" {
 		rounds = 100000

@@ -135,7 +135,7 @@ func (f *fabric) flows(t testing.TB, transfer *netnstest.Process) {
 // TestPlanes checks that queue pairs are dealt to planes by weight, and that the packets of each arrive by its plane.
 func TestPlanes(t *testing.T) {
 	f := newFabric(t)
-	program := compile(t, "traffic", []string{"-O2"}, "-libverbs")
+	program := compile(t, "traffic", "plain")
 	weights := []int{4, 2, 1, 1}
 	f.setWeights(t, weights...)
 	finish(t, f.start(t, program, 16, 200, 65536), 16*200)
@@ -183,7 +183,7 @@ func TestUCXPlanes(t *testing.T) {
 // TestPlanesFail takes planes out while messages are in flight: queue pairs move when the table parks their slots. Every message arrives once and is right.
 func TestPlanesFail(t *testing.T) {
 	f := newFabric(t)
-	program := compile(t, "traffic", []string{"-O2"}, "-libverbs")
+	program := compile(t, "traffic", "plain")
 	f.setWeights(t, 1, 1, 1, 1)
 	const qps, messages = 8, 3000
 	running := f.start(t, program, qps, messages, 65536)

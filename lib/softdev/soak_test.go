@@ -153,7 +153,7 @@ func TestLeavesDie(t *testing.T) {
 	}
 	messages := int(math.Ceil(volume / qps / size))
 	f := newFabric(t)
-	program := compile(t, "traffic", []string{"-O2"}, "-libverbs")
+	program := compile(t, "traffic", "plain")
 	all := []int{1, 1, 1, 1}
 	f.setWeights(t, all...)
 	var ends [2]*phase

@@ -16,8 +16,6 @@ import (
 	"github.com/fared/fared/internal/netnstest"
 )
 
-const memorySanitizers = "-fsanitize=address,undefined"
-
 // run runs a command and returns its output.
 func run(t testing.TB, name string, args ...string) string {
 	t.Helper()
@@ -55,29 +53,24 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-// compile compiles a program of tests with sources of the device, and returns its path.
-func compile(t testing.TB, program string, flags []string, sources ...string) string {
+// compile compiles a program of tests in a pass of the Makefile, and returns its path.
+func compile(t testing.TB, program, pass string) string {
 	t.Helper()
 	needs(t)
-	out := filepath.Join(t.TempDir(), program)
-	args := append([]string{"-std=gnu11", "-D_GNU_SOURCE", "-g", "-O1", "-Wall", "-Wextra", "-Werror", "-fno-sanitize-recover=all", "-Isrc", "-I../include"}, flags...)
-	args = append(append(args, "-o", out, filepath.Join("tests", program+".c")), sources...)
-	run(t, "gcc", append(args, "-lpthread")...)
-	return out
+	out := t.TempDir()
+	path := filepath.Join(out, "tests", pass, program)
+	run(t, "make", "CC=gcc", "OUT="+out, path)
+	return path
 }
 
 // TestWire compares the CRC with its definition bit by bit, and checks that the ICRC's check finds any IPv4 identification.
 func TestWire(t *testing.T) {
-	run(t, compile(t, "wire_unit", []string{memorySanitizers}, "src/wire.c", "src/icrc.c"))
+	run(t, compile(t, "wire_unit", "memory"))
 }
 
 // TestEngine compares random operations with a model while the wire loses, duplicates, delays and reorders packets, in virtual time.
 func TestEngine(t *testing.T) {
-	var sources []string
-	for _, name := range []string{"wire", "icrc", "mr", "cq", "engine", "requester", "responder", "datagram", "slots", "verbs", "qp", "builder"} {
-		sources = append(sources, "src/"+name+".c")
-	}
-	program := compile(t, "engine", []string{memorySanitizers, "-Wno-unused-function"}, append(sources, "../src/fared.c", "-libverbs")...)
+	program := compile(t, "engine", "memory")
 	operations := 20000
 	if os.Getenv("FARED_OPERATIONS") != "" {
 		operations = 500000
@@ -185,23 +178,13 @@ func TestPrograms(t *testing.T) {
 	}
 }
 
-// sources returns the device's sources, for programs that contain the device.
-func sources(t testing.TB) []string {
-	t.Helper()
-	files, err := filepath.Glob("src/*.c")
-	if err != nil || len(files) < 10 {
-		t.Fatal(err, files)
-	}
-	return append(files, "../src/fared.c", "-libverbs", "-ldl")
-}
-
 // TestSanitizers transfers messages between programs that contain the device, under the sanitizers of threads, addresses and undefined behavior, and valgrind.
 func TestSanitizers(t *testing.T) {
 	e := newEnds(t, "valgrind")
 	for name, command := range map[string][]string{
-		"thread":   {compile(t, "traffic", append([]string{"-fsanitize=thread"}, "-O1"), sources(t)...)},
-		"memory":   {compile(t, "traffic", []string{memorySanitizers}, sources(t)...)},
-		"valgrind": {"valgrind", "-q", "--error-exitcode=9", "--leak-check=full", compile(t, "traffic", nil, sources(t)...)},
+		"thread":   {compile(t, "traffic-device", "thread")},
+		"memory":   {compile(t, "traffic-device", "memory")},
+		"valgrind": {"valgrind", "-q", "--error-exitcode=9", "--leak-check=full", compile(t, "traffic-device", "plain")},
 	} {
 		t.Run(name, func(t *testing.T) {
 			ends := *e

@@ -36,7 +36,7 @@ func TestPacketsAgreeWithTheSpecification(t *testing.T) {
 	} {
 		e.play(t, append(strings.Fields(command), "-d", "fared0", "-p", fmt.Sprint(21000+i))...)
 	}
-	program := compile(t, "traffic", []string{"-O2"}, "-libverbs")
+	program := compile(t, "traffic", "plain")
 	server := e.server.Start(t, "env", e.environment(serverAddress, program, "fared0", "7777")[2:]...)
 	c := e.environment(clientAddress, program, "fared0", "7777", serverAddress, "2", "40", "4999")
 	if out, err := e.client.Output(c[0], c[1:]...); err != nil {

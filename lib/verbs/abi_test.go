@@ -60,7 +60,7 @@ const (
 // TestLoaders opens the library by name, a thousand times, and looks up every symbol of NCCL and MSCCL++ with its version behind Debian's libibverbs: the exported
 // ones are the interposer's, all others those of libibverbs.
 func TestLoaders(t *testing.T) {
-	p := compile(t)
+	p := compile(t, "plain")
 	library := built(t)
 	arguments := []string{library}
 	for _, name := range strings.Fields(ncclSymbols) {

@@ -77,7 +77,7 @@ func TestForkOfThreads(t *testing.T) {
 
 // TestForkInHandler forks in a handler of a signal that arrives in the driver's function, when this thread holds the lock, as handlers that start a debugger do.
 func TestForkInHandler(t *testing.T) {
-	p := compile(t)
+	p := compile(t, "plain")
 	tb := publish(t, 16)
 	tb.set(t, 16, 60000, 1, 0, 0, 0)
 	c := preloaded(t, p, tb)
@@ -130,10 +130,10 @@ func TestForkStatistics(t *testing.T) {
 // TestForkSanitizers forks while queue pairs move, under the sanitizers of memory and under valgrind, which follow the children: no wrong access, and no leak in parent
 // or child. Valgrind alone looks for leaks, because the sanitizer looks for the parent's threads in the child; that of threads ends children that start threads.
 func TestForkSanitizers(t *testing.T) {
-	for name, flags := range map[string][]string{"memory": {memorySanitizers, "-fno-sanitize-recover=all"}, "valgrind": nil} {
+	for name, pass := range map[string]string{"memory": "memory", "valgrind": "plain"} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			p := compile(t, flags...)
+			p := compile(t, pass)
 			tb := publish(t, 16)
 			tb.set(t, 16, 60000, 1, 1, 1, 1)
 			command, n := []string{"setarch", "-R", p.path("linked")}, 2

@@ -9,20 +9,21 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/fared/fared/internal/netnstest"
 	"github.com/fared/fared/internal/slotfile"
 )
 
-const memorySanitizers = "-fsanitize=address,undefined"
-
 // TestDeal compares the numbers of queue pairs by plane with a search over all distributions.
 func TestDeal(t *testing.T) {
-	p := compile(t, memorySanitizers, "-fno-sanitize-recover=all")
-	run(t, p.path("deal"))
+	netnstest.Tools(t, "gcc", "make")
+	program := filepath.Join(root, "tests", "memory", "deal")
+	run(t, "make", "-C", "..", "CC=gcc", "OUT="+root, program)
+	run(t, program)
 }
 
 // TestLabels requires that RC and UC queue pairs have labels whose ports are slots, by weight, and that every other call passes unchanged.
 func TestLabels(t *testing.T) {
-	p := compile(t)
+	p := compile(t, "plain")
 	tb := publish(t, 16)
 	tb.set(t, 16, 60000, 2, 2, 1, 2)
 	c := preloaded(t, p, tb)
@@ -77,7 +78,7 @@ func TestLabels(t *testing.T) {
 
 // TestFirstPort requires a label that means the port 49152, though label 0 means none, and leaves queue pairs alone if no label means the ports.
 func TestFirstPort(t *testing.T) {
-	p := compile(t)
+	p := compile(t, "plain")
 	tb := publish(t, 16)
 	tb.set(t, 16, 49152, 1, 0, 0, 0)
 	c := preloaded(t, p, tb, "FARED_VERBS_LOG=1")
@@ -132,7 +133,7 @@ func TestErrors(t *testing.T) {
 
 // TestInvisible requires that without a slot table nothing changes: no label, no thread, no output.
 func TestInvisible(t *testing.T) {
-	p := compile(t)
+	p := compile(t, "plain")
 	c := preloaded(t, p, nil, "FARED_SLOTS="+filepath.Join(t.TempDir(), "none"), "FARED_VERBS_LOG=2")
 	for id := range 4 {
 		c.ask("qp %d %d 0", id, rc)
@@ -183,7 +184,7 @@ func TestDevices(t *testing.T) {
 
 // TestProcesses requires that many processes with one queue pair each follow the weights together.
 func TestProcesses(t *testing.T) {
-	p := compile(t)
+	p := compile(t, "plain")
 	tb := publish(t, 16)
 	tb.set(t, 16, 60000, 2, 2, 0, 4)
 	ports := map[int]int{}

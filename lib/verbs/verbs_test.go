@@ -57,43 +57,18 @@ type programs struct{ dir string }
 
 func (p programs) path(name string) string { return filepath.Join(p.dir, name) }
 
-// folders has a folder for each set of flags that compile was called with.
+// folders has a folder for each pass that compile was called with.
 var folders sync.Map
 
-// compile compiles everything once; flags are those of a sanitizer.
-func compile(t testing.TB, flags ...string) programs {
+// compile compiles everything once, in a pass of the Makefile.
+func compile(t testing.TB, pass string) programs {
 	t.Helper()
-	netnstest.Tools(t, "gcc", "/usr/include/infiniband/verbs.h")
-	folder, _ := folders.LoadOrStore(strings.Join(flags, " "), sync.OnceValue(func() programs { return compileIn(t, flags) }))
+	netnstest.Tools(t, "gcc", "make", "/usr/include/infiniband/verbs.h")
+	folder, _ := folders.LoadOrStore(pass, sync.OnceValue(func() programs {
+		run(t, "make", "-C", "..", "CC=gcc", "OUT="+root, "verbs-"+pass)
+		return programs{filepath.Join(root, "tests", pass, "verbs")}
+	}))
 	return folder.(func() programs)()
-}
-
-func compileIn(t testing.TB, flags []string) programs {
-	t.Helper()
-	dir, err := os.MkdirTemp(root, "")
-	if err != nil {
-		t.Fatal(err)
-	}
-	p := programs{dir}
-	gcc := func(output string, args ...string) {
-		t.Helper()
-		all := append([]string{"-std=c11", "-D_GNU_SOURCE", "-g", "-O1", "-fPIC", "-Wall", "-Wextra", "-Werror", "-I../include"}, flags...)
-		run(t, "gcc", append(append(all, "-o", p.path(output)), args...)...)
-	}
-	gcc("libibverbs.so.1", "-shared", "-Wl,-soname,libibverbs.so.1", "-Wl,--version-script=tests/ibverbs.map", "tests/ibverbs.c")
-	gcc("libmlx5.so.1", "-shared", "-Wl,-soname,libmlx5.so.1", "tests/mlx5.c")
-	sources, err := filepath.Glob("src/*.c")
-	if err != nil || len(sources) == 0 {
-		t.Fatal("no sources", err)
-	}
-	gcc("libfared-verbs.so", append(sources, "../src/fared.c", "-shared", "-fvisibility=hidden", "-Wl,--version-script=src/verbs.map", "-Wl,-z,nodelete", "-Wl,-soname,libfared-verbs.so", p.path("libibverbs.so.1"))...)
-	gcc("client", "tests/client.c", "tests/forks.c", p.path("libibverbs.so.1"))
-	// The interposer comes before libibverbs in the global scope, as if preloaded: a sanitizer must be the first library.
-	gcc("linked", "tests/client.c", "tests/forks.c", "-Wl,--no-as-needed", p.path("libfared-verbs.so"), p.path("libibverbs.so.1"))
-	gcc("deal", "tests/deal.c", "src/deal.c")
-	gcc("loader", "tests/loader.c")
-	gcc("wake", "tests/wake.c")
-	return p
 }
 
 var (
@@ -185,7 +160,7 @@ func (tb *table) set(t testing.TB, slots, firstPort int, weights ...int) {
 // fourPlanes compiles everything, and publishes 16 slots on four equal planes.
 func fourPlanes(t testing.TB) (programs, *table) {
 	t.Helper()
-	p, tb := compile(t), publish(t, 16)
+	p, tb := compile(t, "plain"), publish(t, 16)
 	tb.set(t, 16, 60000, 1, 1, 1, 1)
 	return p, tb
 }
