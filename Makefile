@@ -120,6 +120,7 @@ lint:
 	$(GO) run $(UNPARAM) ./...
 	$(GO) run $(REVIVE) -config .revive.toml -set_exit_status ./...
 	./scripts/lint-api.sh $(BUF) $(BUFVERSION)
+	./scripts/lint-foreign.sh
 	$(GO) run ./internal/prose
 	@$(GO) run $(MISSPELL) -locale US -i weigths,cancelled,ect -error $$(git ls-files '*.go' '*.md' '*.proto' '*.sh' | grep -v 'pb\.go$$')
 

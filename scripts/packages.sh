@@ -44,7 +44,7 @@ build() {
 package() {
   local format
   for format in "${@:2}"; do
-    $go run "$nfpm" package --config "$1" --packager $format --target "$out" >"$work/nfpm.log" 2>&1 || { cat "$work/nfpm.log" >&2; exit 1; }
+    $go run "$nfpm" package --config "$1" --packager "$format" --target "$out" >"$work/nfpm.log" 2>&1 || { cat "$work/nfpm.log" >&2; exit 1; }
   done
 }
 
@@ -78,12 +78,12 @@ for format in "${formats[@]}"; do
   [[ $parts == *" libfared "* ]] || continue
   STAGE=$work/libfared-$format
   libdir=/usr/lib64
-  [ $format = rpm ] || libdir=/usr/lib/$(${CC:-cc} -dumpmachine)
+  [ "$format" = rpm ] || libdir=/usr/lib/$(${CC:-cc} -dumpmachine)
   for part in lib lib/softdev lib/nccl; do
     make --no-print-directory -s -C $part OUT="$STAGE/build" CFLAGS="-O2 -g0 -ffile-prefix-map=$PWD=." PREFIX=/usr LIBDIR="$libdir" DESTDIR="$STAGE/lib" install
   done
   gzip -9n "$STAGE"/lib/usr/share/man/man*/*
-  package packaging/libfared.yaml $format
+  package packaging/libfared.yaml "$format"
 done
 (cd "$out" && sha256sum -- * >"$work/sums" && mv "$work/sums" SHA256SUMS)
 echo "packages: $(wc -l <"$out/SHA256SUMS") files in $out, named in SHA256SUMS"

@@ -89,6 +89,7 @@ leaf() { # LEAF up|down
 carried() {
   local i
   for i in 0 1 2 3; do
+    # shellcheck disable=SC2016 # awk expands it
     echo "$(in_node "leaf$i" awk 'NR > 2 && $1 != "lo:" { sub(".*:", ""); n += $1 } END { printf "%.0f", n }' /proc/net/dev) leaf$i"
   done
 }

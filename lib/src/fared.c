@@ -683,7 +683,7 @@ EXPORT int fared_get_steered(const struct fared_table *table, uint32_t n, struct
 	return 0;
 }
 
-/* Reads the RDMA device of a sub-port, and the GID index of a source if source is below the number of sources. */
+/* Reads the RDMA device of a sub-port, and the GID index of a source unless gid is NULL or the table has no such source. */
 static int read_sub_port(const struct fared_table *t, uint32_t n, struct fared_sub_port *out, uint32_t source, int32_t *gid)
 {
 	const unsigned char *p = record(t, &t->sub_ports, n);
@@ -699,7 +699,7 @@ static int read_sub_port(const struct fared_table *t, uint32_t n, struct fared_s
 			memcpy(name + i, &word, 8);
 		}
 		out->rdma_port = load32(p + L_SUB_PORT_RDMA_PORT);
-		if (source < t->sources.count)
+		if (gid && source < t->sources.count)
 			*gid = (int32_t)load32(p + L_SUB_PORT_BYTES + 4 * (size_t)source);
 		if (load32(p + L_SUB_PORT_SEQUENCE) == sequence) {
 			copy_text(out->rdma_device, sizeof out->rdma_device, name);

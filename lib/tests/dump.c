@@ -88,6 +88,7 @@ int main(int argc, char **argv)
 	}
 	CHECK(fared_get_sub_port(t, s.sub_ports, &sp) == FARED_E_NOT_FOUND);
 	struct row *rows = calloc(s.pairs + 1, sizeof *rows);
+	CHECK(rows);
 	uint32_t cursor = 0, n = 0;
 	for (;; n++) {
 		CHECK(n <= s.pairs);

@@ -223,7 +223,7 @@ static uint32_t base(int rank, uint64_t iteration)
 
 #define STEP 0x9e3779b1u /* odd: no two elements of a contribution are equal */
 
-/* value is what a rank contributes to an element. */
+/* value is the contribution of a rank to an element. */
 static uint32_t value(int rank, uint64_t element, uint64_t iteration)
 {
 	return base(rank, iteration) + (uint32_t)element * STEP;

@@ -23,7 +23,7 @@ struct list {
 
 enum lane_state { LANE_CONNECTING, LANE_GREETING, LANE_READY };
 
-/* source is what epoll returns. */
+/* source is the value that epoll returns. */
 enum source_kind { SOURCE_WAKE, SOURCE_LISTENER, SOURCE_LANE, SOURCE_RDMA };
 
 struct lane {
@@ -90,7 +90,7 @@ struct comm {
 	_Atomic int state, error; /* enum comm_state; ncclResult_t */
 	_Atomic uint32_t submitted;
 	_Atomic bool closing;
-	_Atomic bool released; /* closed, and the engine does not touch the memory of messages any more */
+	_Atomic bool released; /* closed, and the engine no longer touches the memory of messages */
 	_Atomic bool left;     /* the closing call has returned: the communicator may be freed */
 	_Atomic bool dirty;
 	struct comm *next_dirty;
@@ -217,7 +217,7 @@ bool qpair_up(const struct qpair *p);
 bool qpair_has_room(const struct lane *lane);
 /* Posts the stripes of the lane's queue for which there is room. */
 void qpair_write(struct lane *lane);
-/* Gives up the lane's queue pair: its stripes are assigned again once the receiver has told which of them have arrived. */
+/* Gives up the lane's queue pair: its stripes are assigned again once the receiver has reported which of them have arrived. */
 void qpair_release(struct lane *lane);
 /* Connects lanes without a queue pair, and repeats requests; comm_run and comm_tick call it. */
 void qpair_follow(struct comm *c);
@@ -243,7 +243,7 @@ void memory_use(struct memory *m, int n);
 /* Fills in the address and the keys of a buffer. */
 void memory_announce(const struct memory *m, const void *data, struct buffer *b);
 
-/* frames.c: what a frame means. They return false if it violates the protocol. */
+/* frames.c: the meaning of frames. They return false if it violates the protocol. */
 bool frame_begin(struct lane *lane);
 bool frame_end(struct lane *lane);
 /* Where the payload of a frame goes from an offset on, and how much fits there. */

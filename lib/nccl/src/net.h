@@ -47,7 +47,7 @@ struct device {
 	uint32_t ports; /* a bit for each RDMA port with a GID of the source */
 };
 
-/* memory is what NCCL has registered; NULL stands for memory of a communicator over TCP. */
+/* memory is a range that NCCL has registered; NULL stands for memory of a communicator over TCP. */
 struct memory {
 	char *data;
 	size_t size;
@@ -113,7 +113,7 @@ ncclResult_t net_receive(struct comm *c, int n, void **data, const size_t *sizes
 ncclResult_t net_test(struct request *r, int *done, int *sizes);
 ncclResult_t net_close(struct comm *c);
 ncclResult_t net_close_listener(struct listener *l);
-/* Waits until closed communicators have told their peers, at most two seconds. */
+/* Waits until closed communicators have notified their peers, at most two seconds. */
 void net_finish(void);
 
 #endif

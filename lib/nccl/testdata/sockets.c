@@ -57,8 +57,10 @@ static ncclResult_t listen_at(void *context, int dev, void *handle, void **out)
 	struct sockaddr_in a = {.sin_family = AF_INET};
 	socklen_t size = sizeof a;
 	int *fd = malloc(sizeof *fd);
-	if (!fd || !address || inet_pton(AF_INET, address, &a.sin_addr) != 1)
+	if (!fd || !address || inet_pton(AF_INET, address, &a.sin_addr) != 1) {
+		free(fd);
 		return ncclInvalidUsage;
+	}
 	*fd = socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK, 0);
 	if (*fd < 0 || bind(*fd, (struct sockaddr *)&a, sizeof a) || listen(*fd, 8) || getsockname(*fd, (struct sockaddr *)&a, &size))
 		return ncclSystemError;

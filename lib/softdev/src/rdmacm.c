@@ -234,7 +234,7 @@ static struct id *new_id(struct rdma_cm_id *base)
 	if (!i)
 		return NULL;
 	i->real = base != NULL;
-	/* librdmacm's sockets look into its private part, which says here: no device, asynchronous. */
+	/* librdmacm's sockets read its private part, which has here the state: no device, asynchronous. */
 	i->base = base ? base : calloc(1, sizeof *base + ROOM_OF_LIBRDMACM);
 	if (!i->base) {
 		free(i);

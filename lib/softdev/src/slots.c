@@ -82,7 +82,10 @@ static bool read_pair(struct sd_slots *s, struct sd_pair *p)
 	}
 	for (uint32_t i = state.slots; i < p->count; i++)
 		p->slots[i].share_ppb = 0; /* the slot is gone */
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wanalyzer-null-argument" /* slots is NULL only while count is 0 */
 	memcpy(p->slots, slots, state.slots * sizeof *slots);
+#pragma GCC diagnostic pop
 	p->state = state;
 	return true;
 }

@@ -18,7 +18,7 @@ struct message {
 	size_t size;
 };
 
-/* What an end of a connection has seen. */
+/* The events that an end of a connection has seen. */
 struct end {
 	struct sd_cm_conn *c;
 	int response, accepted, rejected, unreachable, disconnected, over, status, requests;
@@ -118,6 +118,7 @@ static void run(uint64_t duration)
 		struct message m = wire[first];
 		wire[first] = wire[--flying];
 		uint8_t *exact = malloc(m.size ? m.size : 1); /* so that the address sanitizer finds each read beyond */
+		CHECK(exact);
 		memcpy(exact, m.data, m.size < SD_MAD_SIZE ? m.size : SD_MAD_SIZE);
 		if (m.size > SD_MAD_SIZE)
 			memset(exact + SD_MAD_SIZE, 0, m.size - SD_MAD_SIZE);

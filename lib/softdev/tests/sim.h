@@ -108,6 +108,8 @@ static void sim_send(struct sd_link *link, const struct sd_path *path, const str
 			continue;
 		}
 		uint8_t *b = calloc(1, n);
+		if (!b)
+			abort();
 		memcpy(b, p->header, p->header_size);
 		at = p->header_size;
 		for (int i = 0; i < p->pieces; i++) {

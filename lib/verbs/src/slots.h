@@ -42,7 +42,7 @@ struct queue_pair {
 	struct ibv_qp *qp;
 	struct ibv_context *context;
 	struct set *set;
-	int slot; /* -1: the table has no slot with the port any more */
+	int slot; /* -1: the table no longer has a slot with the port */
 	uint16_t port;
 	bool ready; /* in RTS */
 	bool was_ready;

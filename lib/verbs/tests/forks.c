@@ -101,7 +101,7 @@ static void execute(int way)
 	CHECK(child > 0 && wait_for(child) == 0);
 }
 
-/* A child that goes on: it gives the parent's queue pairs back, and one of its own receives a slot, unless label is one of the program. It ends as programs do. */
+/* A child that goes on: it gives the parent's queue pairs back, and one that it makes receives a slot, unless label is one of the program. It ends as programs do. */
 static void go_on(uint32_t label)
 {
 	struct ibv_qp *own = make(QPS - 1, IBV_QPT_RC, 0);
