@@ -18,7 +18,7 @@ fail() {
 missing() { fail "$1: scripts/deps.sh installs and starts what is needed"; }
 docker info >/dev/null 2>&1 || missing "no Docker daemon answers"
 [ "$suite" != bookworm ] || [ -x bin/fared ] || fail "bin/fared is missing: run make build first"
-# Without buildx docker knows the classic builder only, and asks for a setting that confirms this.
+# Without buildx docker knows the classic builder only, and warns unless this variable chooses it.
 docker buildx version >/dev/null 2>&1 || export DOCKER_BUILDKIT=0
 
 # inputs TEXT FILE...: a short hash of them.

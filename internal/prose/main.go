@@ -2,8 +2,8 @@
 //
 //	go run ./internal/prose [-list WORD] [PATH]...
 //
-// It reads the comments of Go files that are neither tests nor generated, the comments of protobuf files, and Markdown without code, of the files that
-// git knows under the paths (default: the whole repository). Limits are occurrences per 1,000 words of the whole; with paths the table is shown without
+// It reads the comments of Go, C and protobuf files, of shell scripts and of Python with its docstrings, and Markdown without code, of the files that
+// git knows under the paths. Generated files, test data and tests in Go are left out (default: the whole repository). Limits are occurrences per 1,000 words of the whole; with paths the table is shown without
 // judgment. -list prints each place of a habit.
 package main
 

@@ -6,8 +6,8 @@
  * A WRITE needs no consent of the receiver's processor, so nothing there can drop one that arrives twice or late: it would overwrite a buffer that NCCL uses
  * for something else by then. Therefore a stripe is on one queue pair at a time, and changes to another one only in this order:
  *  1. The sender stops the queue pair (state ERR) and asks the receiver by FENCE, on all connections, because that of the lane may be as dead as its plane.
- *  2. The receiver stops its end, waits until the device has returned every posted RECV, and destroys the queue pair. The device then executes nothing of it
- *     any more, neither packets that are still under way nor repeated ones. The RECVs returned as complete before are those of stripes that have arrived.
+ *  2. The receiver stops its end, waits until the device has returned every posted RECV, and destroys the queue pair. From then on the device executes
+ *     none of its packets, neither those that are still under way nor repeated ones. The RECVs returned as complete before are those of stripes that have arrived.
  *  3. The receiver answers FENCED with the number of SENDs that have arrived on the queue pair. RC executes requests in their order, each of them once: the sender
  *     counts as many stripes as acknowledged, whether it has seen their completions or not, destroys the queue pair, and assigns the others again.
  * So each stripe arrives by one SEND in all, and when the last one of a receive is there, each queue pair that had a WRITE of this receive has either executed it, or
