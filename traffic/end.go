@@ -35,8 +35,8 @@ type end struct {
 	qp     posting
 	remote region // initiator: target of the operations
 
-	gate   *gate         // rings: limits this pair's source
-	opens  *gate         // rings: opened by this pair's sink
+	gate   *ringGate     // rings: limits this pair's source
+	opens  *ringGate     // rings: opened by this pair's sink
 	bytes  atomic.Uint64 // sink: verified bytes
 	last   time.Duration // sink: time at which the last message was verified
 	finish chan uint64   // sink: receives the number of posted messages, at the end
@@ -209,13 +209,13 @@ func (e *end) verify(seq *sequence, crc *uint32, wrong *uint64, m uint64, got []
 	}
 }
 
-// gate passes the number of messages that have arrived over the previous pair of a ring to the next pair.
-type gate struct {
+// ringGate passes the number of messages that have arrived over the previous pair of a ring to the next pair.
+type ringGate struct {
 	arrived atomic.Uint64
 	ready   chan struct{} // capacity 1
 }
 
-func (g *gate) open(arrived uint64) {
+func (g *ringGate) open(arrived uint64) {
 	g.arrived.Store(arrived)
 	select {
 	case g.ready <- struct{}{}:

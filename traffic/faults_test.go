@@ -3,11 +3,14 @@ package traffic
 import (
 	"context"
 	"errors"
+	"runtime"
 	"strings"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
+	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
@@ -95,7 +98,10 @@ func (h hostOf) Complete(op *rdma.Op, err error)   { h.Host.Complete(op, err) }
 // playFaulty plays a run of three nodes with a fault.
 func playFaulty(t *testing.T, run Config, open func(string, TransportOptions) (rdma.Transport, error), wrap func(*end) posting) *farev1.TrafficReport {
 	t.Helper()
-	run.Message, run.Outstanding, run.Size, run.Drain, run.Stall = 2000, 8, 60*2000, 300*time.Millisecond, 20*time.Second
+	run.Message, run.Outstanding, run.Size = 2000, 8, 60*2000
+	if run.Drain == 0 {
+		run.Drain = time.Minute // ends when the last message arrives
+	}
 	l, err := startLocal(LocalConfig{Nodes: 3, Transport: "tcp", Run: run}, open, wrap)
 	if err != nil {
 		t.Fatal(err)
@@ -160,7 +166,7 @@ func TestStaleRead(t *testing.T) {
 func TestLoss(t *testing.T) {
 	for _, op := range []string{"write-imm", "send"} {
 		done := new(atomic.Int32)
-		r := playFaulty(t, Config{Op: op}, newTransport, func(e *end) posting {
+		r := playFaulty(t, Config{Op: op, Drain: time.Second}, newTransport, func(e *end) posting {
 			return &faulty{posting: e.set, at: 30, done: done, fault: func(next posting, wrs []rdma.SendWR) (int, error) {
 				// An empty WRITE completes without a notification at the peer.
 				return next.PostSend(rdma.SendWR{ID: wrs[0].ID, Opcode: rdma.Write, RemoteAddress: e.remote.address, RemoteKey: e.remote.key})
@@ -265,12 +271,21 @@ func TestNodeDeath(t *testing.T) {
 	if !errors.As(err, &lost) || lost.Node != "3" {
 		t.Fatalf("node 3 has gone: %v", err)
 	}
+	idle(l.nodes[:3])
 	r, err := Coordinate(t.Context(), Config{Size: 1 << 20}, l.Servers[:3], nil)
 	if err != nil || !r.Ok {
 		t.Errorf("the others again: %v, %v", r, err)
 	}
 	if _, err := Coordinate(t.Context(), Config{Size: 1 << 20}, l.Servers, nil); !errors.As(err, &lost) || lost.Node != "3" {
 		t.Errorf("with the node that has failed: %v", err)
+	}
+}
+
+// idle waits until nodes are ready for another run. A busy machine may need longer to end one than a node lets the next coordinator wait.
+func idle(nodes []*localNode) {
+	for _, n := range nodes {
+		n.busy <- struct{}{}
+		<-n.busy
 	}
 }
 
@@ -292,6 +307,7 @@ func TestCoordinatorDeath(t *testing.T) {
 		if cancel(); !errors.Is(err, context.Canceled) {
 			t.Fatal(err)
 		}
+		idle(l.nodes)
 	}
 	r, err := Coordinate(t.Context(), Config{Size: 1 << 20}, l.Servers, nil)
 	if err != nil || !r.Ok {
@@ -325,32 +341,38 @@ func (m mute) PostSend(wrs ...rdma.SendWR) (int, error) {
 	return m.posting.PostSend(wrs...)
 }
 
-// TestBusy verifies that a node plays one run at a time.
+// oneRequest is the stream of a coordinator that sends one request.
+type oneRequest struct {
+	grpc.BidiStreamingServer[farev1.RunTrafficRequest, farev1.RunTrafficResponse]
+	ctx     context.Context
+	request *farev1.RunTrafficRequest
+}
+
+func (s *oneRequest) Context() context.Context                 { return s.ctx }
+func (s *oneRequest) Recv() (*farev1.RunTrafficRequest, error) { return s.request, nil }
+
+// TestBusy verifies that a node plays one run at a time, and lets another coordinator wait for three seconds.
 func TestBusy(t *testing.T) {
-	run := Config{Duration: time.Hour, Message: 2000, Interval: 5 * time.Millisecond}
-	l, err := StartLocal(LocalConfig{Nodes: 2, Transport: "tcp", Run: run})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer l.Close()
-	ctx, cancel := context.WithCancel(t.Context())
-	second := make(chan error, 1)
-	once := false
-	_, err = Coordinate(ctx, run, l.Servers, func(*farev1.TrafficInterval) {
-		if !once {
-			once = true
-			go func() {
-				_, err := Coordinate(t.Context(), run, l.Servers, nil)
-				second <- err
-				cancel()
-			}()
-		}
-	})
-	if !errors.Is(err, context.Canceled) {
-		t.Error(err)
-	}
-	if err := <-second; err == nil || !strings.Contains(err.Error(), "another run") {
-		t.Errorf("a second run: %v", err)
+	for _, tt := range []struct {
+		ends time.Duration // end of the first run
+		want string
+	}{
+		{3*time.Second - 1, "is not known"}, // the answer to an empty request: it is this run's turn
+		{3*time.Second + 1, "this node is busy with another run"},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			n := &Node{busy: make(chan struct{}, 1)}
+			n.busy <- struct{}{}
+			time.AfterFunc(tt.ends, func() { <-n.busy })
+			begin := time.Now()
+			err := n.RunTraffic(&oneRequest{ctx: t.Context(), request: &farev1.RunTrafficRequest{Message: &farev1.RunTrafficRequest_Prepare{Prepare: new(farev1.PrepareTraffic)}}})
+			if err == nil || !strings.Contains(err.Error(), tt.want) {
+				t.Errorf("the first run ends after %v: %v, want %q", tt.ends, err, tt.want)
+			}
+			if d := time.Since(begin); d != min(tt.ends, 3*time.Second) {
+				t.Errorf("the first run ends after %v: the answer takes %v", tt.ends, d)
+			}
+		})
 	}
 }
 
@@ -458,22 +480,30 @@ func TestServeWaitsForRuns(t *testing.T) {
 		over <- err
 	}()
 	let <- struct{}{}
-	stopped := make(chan struct{})
+	stopped := make(chan bool, 1)
 	go func() {
-		defer close(stopped)
 		l.nodes[0].stop()
+		stopped <- len(l.nodes[0].busy) == 0
 	}()
 	<-over
-	select {
-	case <-stopped:
-		t.Error("Serve returned while a run went on")
-	case <-time.After(300 * time.Millisecond):
+	for !stopWaits() && len(stopped) == 0 {
+		time.Sleep(time.Millisecond)
 	}
 	close(let)
-	<-stopped
-	if len(l.nodes[0].busy) > 0 {
-		t.Error("Serve has returned, and a run goes on")
+	if !<-stopped {
+		t.Error("Serve returned while a run went on")
 	}
+}
+
+// stopWaits reports whether a goroutine waits in grpc.Server.Stop.
+func stopWaits() bool {
+	b := make([]byte, 1<<20)
+	for g := range strings.SplitSeq(string(b[:runtime.Stack(b, true)]), "\n\n") {
+		if strings.Contains(g, " [sync.WaitGroup.Wait") && strings.Contains(g, "grpc.(*Server).stop(") {
+			return true
+		}
+	}
+	return false
 }
 
 // slow blocks in its first posting until the channel is closed; it receives one element to show that it has started.

@@ -10,46 +10,68 @@ import (
 	"go.uber.org/goleak"
 
 	farev1 "github.com/fared/fared/api/fare/v1"
+	"github.com/fared/fared/internal/testkit/gate"
+	"github.com/fared/fared/internal/testkit/pairwise"
 	"github.com/fared/fared/transport/rdma"
 	"github.com/fared/fared/wecmp"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// TestLocal plays every pattern with every operation in every ordering over every transport: each message must arrive
-// once, and complete. The nodes of a transport play all runs, one after the other.
+// TestLocal plays runs in which every two of transport, operation, ordering and pattern meet: each message must arrive once, and complete.
 func TestLocal(t *testing.T) {
+	playLocal(t, pairwise.Rows(len(Transports()), len(Ops()), len(orderings), len(Patterns())))
+}
+
+// TestLocalProduct plays every pattern with every operation in every ordering over every transport.
+func TestLocalProduct(t *testing.T) {
+	gate.Slow(t, gate.Models, "192 runs")
+	var rows [][]int
+	for transport := range Transports() {
+		for op := range Ops() {
+			for o := range orderings {
+				for pattern := range Patterns() {
+					rows = append(rows, []int{transport, op, o, pattern})
+				}
+			}
+		}
+	}
+	playLocal(t, rows)
+}
+
+// playLocal plays one run per row of indexes of transport, operation, ordering and pattern. The nodes of a transport play all its runs, one after
+// the other.
+func playLocal(t *testing.T, rows [][]int) {
 	const messages = 30
-	for _, transport := range Transports() {
+	for i, transport := range Transports() {
 		run := Config{Message: 3001, Outstanding: 7, Size: messages * 3001}
 		l, err := StartLocal(LocalConfig{Nodes: 3, Transport: transport, Run: run, Slots: LocalSlots()[:2]})
 		if err != nil {
 			t.Fatal(err)
 		}
-		for _, op := range Ops() {
-			for o := wecmp.Weak; o <= wecmp.Strong; o++ {
-				for _, p := range Patterns() {
-					t.Run(fmt.Sprintf("%s/%s/%s/%s", transport, op, orderings[o], p), func(t *testing.T) {
-						run := run
-						run.Op, run.Ordering, run.Pattern = op, o, Pattern(p)
-						r, err := Coordinate(t.Context(), run, l.Servers, nil)
-						if err != nil {
-							t.Fatal(err)
-						}
-						pairs, _ := run.Pattern.Pairs(3)
-						if !r.Ok || r.Total.Messages != uint64(messages*len(pairs)) || r.Total.Bytes != r.Total.Messages*3001 || r.Total.Reordered != 0 {
-							t.Errorf("%v %q", r.Total, r.Errors)
-						}
-						due := uint64(0)
-						for _, p := range r.Planes {
-							due += p.Due
-						}
-						if due+uint64(len(r.Pairs)*4) < r.Total.Bytes { // each slot's due bytes are truncated to an integer
-							t.Errorf("planes were due %d bytes of %d", due, r.Total.Bytes)
-						}
-					})
-				}
+		for _, row := range rows {
+			if row[0] != i {
+				continue
 			}
+			run := run
+			run.Op, run.Ordering, run.Pattern = Ops()[row[1]], wecmp.Ordering(row[2]), Pattern(Patterns()[row[3]])
+			t.Run(fmt.Sprintf("%s/%s/%s/%s", transport, run.Op, orderings[run.Ordering], run.Pattern), func(t *testing.T) {
+				r, err := Coordinate(t.Context(), run, l.Servers, nil)
+				if err != nil {
+					t.Fatal(err)
+				}
+				pairs, _ := run.Pattern.Pairs(3)
+				if !r.Ok || r.Total.Messages != uint64(messages*len(pairs)) || r.Total.Bytes != r.Total.Messages*3001 || r.Total.Reordered != 0 {
+					t.Errorf("%v %q", r.Total, r.Errors)
+				}
+				due := uint64(0)
+				for _, p := range r.Planes {
+					due += p.Due
+				}
+				if due+uint64(len(r.Pairs)*4) < r.Total.Bytes { // each slot's due bytes are truncated to an integer
+					t.Errorf("planes were due %d bytes of %d", due, r.Total.Bytes)
+				}
+			})
 		}
 		l.Close()
 	}

@@ -97,7 +97,7 @@ func (n *Node) newRun(p *farev1.PrepareTraffic) (*run, error) {
 		if before == nil || before.device != e.device || before.opens != nil {
 			return r, &invalid{fmt.Errorf("pair %d waits for pair %d, which must end at %s and precede only one pair", e.pair.GetPair(), e.pair.GetAfter(), e.pair.GetSource())}
 		}
-		e.gate = &gate{ready: make(chan struct{}, 1)}
+		e.gate = &ringGate{ready: make(chan struct{}, 1)}
 		before.opens = e.gate
 	}
 	for _, e := range r.ends {
