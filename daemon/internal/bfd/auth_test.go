@@ -515,40 +515,43 @@ func TestKeyRotation(t *testing.T) {
 // TestAuthSessions checks sessions with sockets: equal keys come up, a wrong key stays down with the reason in the counters of both ends, and
 // SetKeys repairs it.
 func TestAuthSessions(t *testing.T) {
-	r := NewResponder(nil)
 	for _, kind := range kinds {
 		here, there := host(), host()
-		var counters [2]Counters
-		config := func(c Config, counters *Counters, secret string) Config {
-			c.Auth, c.Counters = Auth{kind, []Key{{1, secret}}}, counters
-			return c
-		}
-		a, _ := start(t, r, config(patient.between(here, there), &counters[0], "one"))
-		b, _ := start(t, r, config(patient.between(there, here), &counters[1], "another"))
-		netnstest.Eventually(t, within, func() error {
-			if x, y := counters[0].Dropped(AuthDigest), counters[1].Dropped(AuthDigest); x < 2 || y < 2 {
-				return fmt.Errorf("%d and %d packets discarded", x, y)
+		t.Run(fmt.Sprintf("type %d", kind), func(t *testing.T) {
+			t.Parallel() // sessions that are not up send one packet per second
+			r := NewResponder(nil)
+			var counters [2]Counters
+			config := func(c Config, counters *Counters, secret string) Config {
+				c.Auth, c.Counters = Auth{kind, []Key{{1, secret}}}, counters
+				return c
 			}
-			return nil
+			a, _ := start(t, r, config(patient.between(here, there), &counters[0], "one"))
+			b, _ := start(t, r, config(patient.between(there, here), &counters[1], "another"))
+			netnstest.Eventually(t, within, func() error {
+				if x, y := counters[0].Dropped(AuthDigest), counters[1].Dropped(AuthDigest); x < 2 || y < 2 {
+					return fmt.Errorf("%d and %d packets discarded", x, y)
+				}
+				return nil
+			})
+			if x, y := a.Status().State, b.Status().State; x != Down || y != Down {
+				t.Errorf("%s and %s with different keys", x, y)
+			}
+			for _, bad := range [][]Key{nil, {{1, ""}}, {{1, strings.Repeat("k", 21)}}, {{1, "k"}, {1, "l"}}} {
+				if err := b.SetKeys(bad); err == nil {
+					t.Errorf("keys %v were accepted", bad)
+				}
+			}
+			if err := b.SetKeys([]Key{{1, "one"}}); err != nil {
+				t.Fatal(err)
+			}
+			until(t, a, Up)
+			until(t, b, Up)
+			a.Close()
+			until(t, b, Down) // AdminDown is signed too
+			if st := b.Status(); st.RemoteState != AdminDown {
+				t.Errorf("b shows %+v", st)
+			}
 		})
-		if x, y := a.Status().State, b.Status().State; x != Down || y != Down {
-			t.Errorf("type %d: %s and %s with different keys", kind, x, y)
-		}
-		for _, bad := range [][]Key{nil, {{1, ""}}, {{1, strings.Repeat("k", 21)}}, {{1, "k"}, {1, "l"}}} {
-			if err := b.SetKeys(bad); err == nil {
-				t.Errorf("keys %v were accepted", bad)
-			}
-		}
-		if err := b.SetKeys([]Key{{1, "one"}}); err != nil {
-			t.Fatal(err)
-		}
-		until(t, a, Up)
-		until(t, b, Up)
-		a.Close()
-		until(t, b, Down) // AdminDown is signed too
-		if st := b.Status(); st.RemoteState != AdminDown {
-			t.Errorf("b shows %+v", st)
-		}
 	}
 }
 
