@@ -1,7 +1,6 @@
 package speaker
 
 import (
-	"math"
 	"net/netip"
 	"runtime"
 	"runtime/debug"
@@ -30,25 +29,30 @@ func TestFlapsLeaveNothing(t *testing.T) {
 			}
 		}
 	}
-	measure := func(most int) (goroutines int, heap uint64) {
-		// Goroutines of the last incarnations may still be exiting, which takes GoBGP seconds on a busy machine.
-		least := runtime.NumGoroutine()
-		for end := time.Now().Add(time.Second); time.Now().Before(end) || least > most && time.Now().Before(end.Add(20*time.Second)); time.Sleep(time.Millisecond) {
-			least = min(least, runtime.NumGoroutine())
-		}
+	measure := func() (goroutines int, heap uint64) {
 		debug.FreeOSMemory()
 		var m runtime.MemStats
 		runtime.ReadMemStats(&m)
-		return least, m.HeapAlloc
+		return runtime.NumGoroutine(), m.HeapAlloc
 	}
 	a.until("up", func() bool { return a.state(0).routes[p] != nil })
-	flap(20)
-	g0, h0 := measure(math.MaxInt)
-	const n = 100
+	flap(10)
+	g0, h0 := measure()
+	for end := time.Now().Add(500 * time.Millisecond); time.Now().Before(end); { // the least, because the last incarnations may still be exiting
+		g, h := measure()
+		g0, h0 = min(g0, g), min(h0, h)
+	}
+	const n = 60
 	flap(n)
-	g1, h1 := measure(g0 + n/4)
+	// A leak has at least one goroutine of each incarnation; sessions that are starting or ending have some. GoBGP takes seconds to end them on a busy
+	// machine.
+	var g1 int
+	var h1 uint64
+	left := func() bool { g1, h1 = measure(); return g1 > g0+n/4 || h1 > h0+n*2048 }
+	for end := time.Now().Add(deadline); left() && time.Now().Before(end); time.Sleep(10 * time.Millisecond) {
+	}
 	t.Logf("%d flaps: goroutines %d -> %d, heap %d -> %d KiB", n, g0, g1, h0>>10, h1>>10)
-	if g1 > g0+n/4 { // a leak has at least one each; sessions that are starting or ending have some
+	if g1 > g0+n/4 {
 		t.Errorf("goroutines %d -> %d", g0, g1)
 	}
 	if h1 > h0+n*2048 {

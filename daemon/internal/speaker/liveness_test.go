@@ -133,9 +133,7 @@ func TestServerGoroutineHangs(t *testing.T) {
 		server.Sessions[i].Families, leaf.Sessions[i].Families = []Family{IPv6}, []Family{IPv6}
 	}
 	s := create(t, server)
-	for _, x := range s.sessions {
-		x.server.Load().patience = 2 * time.Second
-	}
+	s.sessions[0].server.Load().patience = time.Second
 	a, b := start(t, s), start(t, create(t, leaf))
 	p := netip.MustParsePrefix("fd00::1/128")
 	for i := range 2 {
@@ -157,8 +155,8 @@ func TestServerGoroutineHangs(t *testing.T) {
 		s := a.state(0)
 		return s.downs > 0 && s.up && s.routes[p] != nil
 	})
-	if got := counter(a, 0, "speaker_replaced"); got != 1 {
-		t.Errorf("replaced %d times, want once", got)
+	if counter(a, 0, "speaker_replaced") == 0 { // more often if the next one needs more than the short patience, too
+		t.Error("the speaker was not replaced")
 	}
 	if s := a.state(1); !s.up || s.downs != 0 || counter(a, 1, "speaker_replaced") != 0 {
 		t.Errorf("the other session suffered: %+v", s)
@@ -176,19 +174,21 @@ func TestServerGoroutineHangs(t *testing.T) {
 // TestQuietSessionStaysUp checks that the calls of an idle session return, in either family.
 func TestQuietSessionStaysUp(t *testing.T) {
 	server, leaf := pairConfig(t, 2)
-	server.HoldTime, server.KeepaliveInterval = 3*time.Second, time.Second
 	server.Sessions[1].Families, leaf.Sessions[1].Families = []Family{IPv6}, []Family{IPv6}
-	s := create(t, server)
-	for _, x := range s.sessions {
-		x.server.Load().patience = 500 * time.Millisecond
-	}
-	a := start(t, s)
-	start(t, create(t, leaf))
-	passed := func(i int) uint64 { return counter(a, i, "in_messages_passed") }
-	a.until("some keepalives", func() bool { return a.state(0).up && a.state(1).up && passed(0) > 6 && passed(1) > 6 })
+	a, b := startPair(t, server, leaf)
 	for i := range 2 {
-		if st := a.state(i); st.downs != 0 || counter(a, i, "speaker_replaced") != 0 {
-			t.Errorf("session %d: %+v", i, st)
+		a.until("up, with End-of-RIB", func() bool { s := a.state(i); return s.up && s.eor > 0 })
+		b.until("up, with End-of-RIB", func() bool { s := b.state(i); return s.up && s.eor > 0 })
+		for _, r := range []*running{a, b} {
+			for range 10 {
+				r.sessions[i].server.Load().probe()
+			}
+			if err := r.sessions[i].server.Load().failure(); err != nil {
+				t.Errorf("session %d: %v", i, err)
+			}
+			if s := r.state(i); !s.up || s.downs != 0 || counter(r, i, "speaker_replaced") != 0 {
+				t.Errorf("session %d: %+v", i, s)
+			}
 		}
 	}
 }

@@ -72,35 +72,45 @@ func TestLossAndRecovery(t *testing.T) {
 	b.Advertise(0, []Advertisement{{Prefix: p}})
 	a.until("up with the route", func() bool { return a.state(0).routes[p] != nil })
 
-	for round := 1; round <= 6; round++ {
+	// GoBGP's own idle time of 5 s would delay every recovery, a busy machine at most some.
+	lost := func(rounds int, lose func()) {
+		t.Helper()
+		fastest := time.Hour
+		for range rounds {
+			gen, began := a.state(0).gen, time.Now()
+			lose()
+			a.until("recovery", func() bool {
+				s := a.state(0)
+				return s.gen > gen && s.routes[p] != nil
+			})
+			fastest = min(fastest, time.Since(began))
+		}
+		if t.Logf("route is back after %v", fastest); fastest >= 5*time.Second {
+			t.Errorf("the fastest of %d recoveries took %v", rounds, fastest)
+		}
+	}
+	lost(6, func() {
 		gen := a.state(0).gen
-		began := time.Now()
 		a.SetAdminState(0, false, "carrier lost")
 		a.events = a.Take(a.events)
 		if a.state(0).up {
 			t.Fatal("SessionDown is not there at once")
 		}
-		if st := a.Status(0); round == 1 && st.Generation != gen {
+		if st := a.Status(0); st.Generation != gen {
 			t.Errorf("generation %d, want %d", st.Generation, gen)
 		}
 		a.SetAdminState(0, true, "")
-		// GoBGP's own idle time is 5 s.
-		a.within(2*time.Second, "recovery without an idle time", func() bool {
-			s := a.state(0)
-			return s.gen > gen && s.routes[p] != nil
-		})
-		t.Logf("round %d: route is back %v after the loss", round, time.Since(began))
-	}
+	})
 	b.until("the leaf has seen it too", func() bool { s := b.state(0); return s.up && s.gen >= 7 })
 
 	// The leaf closes: the server detects it and reconnects.
-	gen := a.state(0).gen
-	b.sessions[0].mu.Lock()
-	b.sessions[0].current.conn.Close()
-	b.sessions[0].mu.Unlock()
-	a.within(2*time.Second, "recovery after the peer's close", func() bool {
-		s := a.state(0)
-		return s.gen > gen && s.routes[p] != nil
+	lost(3, func() {
+		b.until("the leaf is up", func() bool { return b.state(0).up })
+		b.sessions[0].mu.Lock()
+		defer b.sessions[0].mu.Unlock()
+		if in := b.sessions[0].current; in != nil {
+			in.conn.Close()
+		}
 	})
 }
 
@@ -238,8 +248,12 @@ func TestTTLSecurity(t *testing.T) {
 		server.Sessions[0].GTSMHops, leaf.Sessions[0].GTSMHops = checks.server, checks.leaf
 		a, _ := startPair(t, server, leaf)
 		a.until("up, whichever end checks", func() bool { return a.state(0).up })
-		// A stranger's packets have TTL 64, as if they had crossed routers.
-		conn, err := net.DialTimeout("tcp", netip.AddrPortFrom(leaf.Sessions[0].Local, leaf.Sessions[0].Port).String(), time.Second)
+		// A stranger's packets have TTL 64, as if they had crossed routers. The leaf's end must drop them, or accept them at once.
+		limit := deadline
+		if checks.leaf > 0 {
+			limit = 200 * time.Millisecond
+		}
+		conn, err := net.DialTimeout("tcp", netip.AddrPortFrom(leaf.Sessions[0].Local, leaf.Sessions[0].Port).String(), limit)
 		if err == nil {
 			conn.Close()
 		}
@@ -305,7 +319,7 @@ func TestSpeakerCreatedWhileOthersRun(t *testing.T) {
 
 func TestMaxPrefixes(t *testing.T) {
 	server, leaf := pairConfig(t, 1)
-	server.MaxPrefixes = 10
+	server.MaxPrefixes, server.ConnectRetry = 10, 50*time.Millisecond // the NOTIFICATION may be lost with the connection; the next one has it again
 	a, b := startPair(t, server, leaf)
 	var routes []Advertisement
 	for i := range 11 {
