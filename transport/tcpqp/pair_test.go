@@ -281,7 +281,6 @@ func TestClosedPeer(t *testing.T) {
 // must not matter: elsewhere a delayed peer would be given up too.
 func TestGiveUp(t *testing.T) {
 	p := newPair(t, localhost(), [2]Config{})
-	const little = 200 * time.Millisecond
 	patience := func(d time.Duration) { p.transports[0].e.timing.GiveUp = d }
 	if err := p.wait(p.post(0, write(0, []byte{1}))); err != nil {
 		t.Fatal(err)
@@ -289,13 +288,15 @@ func TestGiveUp(t *testing.T) {
 	p.hosts[1].Do(func() { p.ready = false })
 	patient := p.post(0, &rdma.Op{Kind: rdma.OpSend, Local: []byte("hello")})
 	p.until("hold", func() bool { return p.transports[0].e.channels[1].out0.held })
-	since := time.Now()
 	p.hosts[0].Do(func() {
-		patience(little)
-		p.transports[0].e.wakeAt(p.hosts[0].Now() + little)
+		patience(1)
+		p.transports[0].e.tick()
+		patience(time.Minute)
+		if err := p.failures[0]; err != nil {
+			t.Errorf("a peer without a receive was given up: %v", err)
+		}
 	})
-	p.until("patience", func() bool { return time.Since(since) > 3*little || p.failures[0] != nil })
-	p.hosts[1].Do(func() { patience(time.Minute); p.ready = true; p.channels[1].Ready() })
+	p.hosts[1].Do(func() { p.ready = true; p.channels[1].Ready() })
 	if err := p.wait(patient); err != nil {
 		t.Fatal(err)
 	}
@@ -306,7 +307,7 @@ func TestGiveUp(t *testing.T) {
 		}
 		return p.transports[0].e.channels[1].out0.conn == nil
 	})
-	p.hosts[0].Do(func() { patience(little) })
+	p.hosts[0].Do(func() { patience(200 * time.Millisecond) })
 	if err := p.wait(p.post(0, write(0, []byte{1}))); !errors.Is(err, rdma.ErrRetryExceeded) {
 		t.Errorf("completed with %v", err)
 	}
@@ -378,11 +379,12 @@ func TestSettleInTheSameTurn(t *testing.T) {
 // started is a transport that is not flushed until its device has started.
 type started struct {
 	*Transport
-	on *bool
+	on    bool
+	turns int // of the device
 }
 
-func (s started) Flush() {
-	if *s.on {
+func (s *started) Flush() {
+	if s.turns++; s.on {
 		s.Transport.Flush()
 	}
 }
@@ -391,9 +393,8 @@ func (s started) Flush() {
 func TestDialedWhileStarting(t *testing.T) {
 	address := localhost()[0]
 	var mu sync.Mutex
-	on := false
-	x := New(Config{}).(*Transport)
-	h, err := rdmatest.NewHost(address, started{x, &on}, func() time.Duration { return time.Second }, &mu, rdmatest.Hooks{})
+	x := &started{Transport: New(Config{}).(*Transport)}
+	h, err := rdmatest.NewHost(address, x, func() time.Duration { return time.Second }, &mu, rdmatest.Hooks{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -403,11 +404,21 @@ func TestDialedWhileStarting(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer c.Close()
-	time.Sleep(20 * time.Millisecond) // a premature answer would have arrived by now
-	h.Do(func() { on = true })
+	turns := func() int {
+		mu.Lock()
+		defer mu.Unlock()
+		return x.turns
+	}
+	// The transport asks in turns whether it has been flushed. One that accepts the connection before that has a turn of each of three goroutines.
+	for limit, begin := time.Now().Add(time.Minute), turns(); turns() < begin+3; time.Sleep(50 * time.Microsecond) {
+		if time.Now().After(limit) {
+			t.Fatal("the transport has no turns")
+		}
+	}
+	h.Do(func() { x.on = true })
 	var b [maxHeader]byte
 	n := (&header{op: opOpen, channel: 9, from: 7, epoch: 1}).put(b[:])
-	c.SetDeadline(time.Now().Add(10 * time.Second))
+	c.SetDeadline(time.Now().Add(time.Minute))
 	if _, err := c.Write(b[:n]); err != nil {
 		t.Fatal(err)
 	}

@@ -30,7 +30,7 @@ func TestStalledStream(t *testing.T) {
 
 // stalledStream returns the number of messages that have arrived in 300 ms, and the number of stalls of slot 1.
 func stalledStream(t *testing.T, ordering wecmp.Ordering, hole bool) (arrived int, stalls uint64) {
-	const size, cells = 1 << 10, 1 << 16
+	const size, cells = 1 << 10, 1 << 14
 	s := newSim(1, 0, 64<<10, false)
 	var devices [2]*rdma.Device
 	var configs [2]rdma.SetConfig
@@ -96,11 +96,11 @@ func stalledStream(t *testing.T, ordering wecmp.Ordering, hole bool) (arrived in
 		}
 		return n
 	}
-	// One message every 10 µs: less than the capacity of the streams.
+	// One message every 40 µs: less than the capacity of the streams.
 	from := s.Now()
 	feed := func(d time.Duration) {
 		for until := s.Now() + d; s.Now() < until; {
-			post(max(0, int((s.Now()-from)/(10*time.Microsecond))-posted))
+			post(max(0, int((s.Now()-from)/(40*time.Microsecond))-posted))
 			s.Net.Run(func() bool { return false }, s.Now()+100*time.Microsecond)
 			poll()
 		}
