@@ -3,4 +3,4 @@
 package rdmatest
 
 // seeds is the number of runs of each kind.
-const seeds = 20
+const seeds = 8

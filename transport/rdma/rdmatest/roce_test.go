@@ -26,14 +26,14 @@ func TestRoCEChannels(t *testing.T) {
 	gate.WithoutRaceDetector(t, "has one goroutine, and a tenth of the cases with it")
 	channels(t, newRoCE, append(conditions,
 		condition{"corruption", rdmatest.Options{Corrupt: 0.05, MaxSize: 16 << 10, MTU: 1024 + 64}},
-		condition{"corruption, IPv6", rdmatest.Options{Corrupt: 0.05, MaxSize: 16 << 10, IPv6: true}}))
+		condition{"corruption, IPv6", rdmatest.Options{Corrupt: 0.05, MaxSize: 16 << 10, IPv6: true}}), gate.Count(t, gate.Models, 1, 4))
 }
 
 func FuzzRoCE(f *testing.F) { rdmatest.Fuzz(f, newRoCE(1), rdmatest.FuzzOptions{Checksum: true}) }
 
 func TestRoCESets(t *testing.T) {
 	gate.WithoutRaceDetector(t, "has one goroutine, and a tenth of the cases with it")
-	sets(t, newRoCE)
+	sets(t, newRoCE, gate.Count(t, gate.Models, 50_000, 1_000_000))
 }
 
 // TestRoCEPlainSets posts on sets of one slot, whose only queue pair is plain: messages have no header, and wait for receives by RNR NAKs.
@@ -43,7 +43,7 @@ func TestRoCEPlainSets(t *testing.T) {
 		for _, loss := range []float64{0, 0.02, 0.2} {
 			for _, receives := range []int{96, 3} {
 				o := rdmatest.SetOptions{Ordering: ordering, Slots: 1, Receives: receives}
-				o.Ops, o.Loss, o.MaxSize, o.Window, o.NotReady, o.Flap, o.Notice = 10_000/effort, loss, 16<<10, 48, 0.02, time.Millisecond, 2*time.Millisecond
+				o.Ops, o.Loss, o.MaxSize, o.Window, o.NotReady, o.Flap, o.Notice = gate.Count(t, gate.Models, 3000, 10_000)/effort, loss, 16<<10, 48, 0.02, time.Millisecond, 2*time.Millisecond
 				o.Duplicate, o.Reorder = loss/2, loss/2
 				t.Run(fmt.Sprintf("%v, %d receives", o, receives), func(t *testing.T) {
 					r := rdmatest.Sets(t, newRoCE(o.Seed), o)
@@ -63,7 +63,7 @@ func TestRoCEPlainSets(t *testing.T) {
 
 func TestRoCEShares(t *testing.T) {
 	gate.WithoutRaceDetector(t, "has one goroutine, and a tenth of the cases with it")
-	shares(t, newRoCE)
+	shares(t, newRoCE, gate.Count(t, gate.Models, 2, 8))
 }
 
 func TestRoCERefusals(t *testing.T) {

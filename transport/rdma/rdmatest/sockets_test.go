@@ -23,7 +23,7 @@ func TestSockets(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			before := goleak.IgnoreCurrent()
-			defer netnstest.Eventually(t, 10*time.Second, func() error { return goleak.Find(before) })
+			defer netnstest.Eventually(t, time.Minute, func() error { return goleak.Find(before) })
 			for _, ordered := range []bool{false, true} {
 				bed := rdmatest.Real(rdmatest.RealConfig{
 					Addresses:  [2]netip.Addr{netip.MustParseAddr("127.0.47.1"), netip.MustParseAddr("127.0.47.2")},

@@ -19,17 +19,17 @@ func newSUPERp(seed uint64) rdmatest.Constructor {
 
 func TestSUPERpChannels(t *testing.T) {
 	gate.WithoutRaceDetector(t, "has one goroutine, and a tenth of the cases with it")
-	channels(t, newSUPERp, conditions)
+	channels(t, newSUPERp, conditions, gate.Count(t, gate.Models, 1, 4))
 }
 
 func TestSUPERpSets(t *testing.T) {
 	gate.WithoutRaceDetector(t, "has one goroutine, and a tenth of the cases with it")
-	sets(t, newSUPERp)
+	sets(t, newSUPERp, gate.Count(t, gate.Models, 50_000, 1_000_000))
 }
 
 func TestSUPERpShares(t *testing.T) {
 	gate.WithoutRaceDetector(t, "has one goroutine, and a tenth of the cases with it")
-	shares(t, newSUPERp)
+	shares(t, newSUPERp, gate.Count(t, gate.Models, 2, 8))
 }
 
 // FuzzSUPERp sets no Checksum: the UDP checksum is the only one that SUPERp has.

@@ -40,12 +40,13 @@ var conditions = []condition{
 	{"many channels", rdmatest.Options{Channels: 16, Loss: 0.02, MaxSize: 8 << 10}},
 }
 
-func channels(t *testing.T, construct seeded, conditions []condition) {
+// channels runs every condition with a number of seeds.
+func channels(t *testing.T, construct seeded, conditions []condition, seeds int) {
 	for _, c := range conditions {
 		for _, ordered := range []bool{false, true} {
 			t.Run(fmt.Sprintf("%s/ordered=%v", c.name, ordered), func(t *testing.T) {
 				flaps := 0
-				for seed := range uint64(max(1, 4/effort)) {
+				for seed := range uint64(max(1, seeds/effort)) {
 					o := c.o
 					o.Seed, o.Ordered, o.Ops = seed, ordered, max(1000, 4000/effort)
 					flaps += rdmatest.Channels(t, construct(seed), o).Flaps
@@ -58,8 +59,8 @@ func channels(t *testing.T, construct seeded, conditions []condition) {
 	}
 }
 
-// operations returns the total number of work requests of the runs over sets.
-func operations(t *testing.T) int {
+// operations returns the total number of work requests of the runs over sets: n, or that of the environment.
+func operations(t *testing.T, n int) int {
 	if s := os.Getenv("FARED_OPERATIONS"); s != "" {
 		n, err := strconv.Atoi(s)
 		if err != nil {
@@ -67,12 +68,12 @@ func operations(t *testing.T) int {
 		}
 		return n
 	}
-	return 1_000_000 / effort
+	return n / effort
 }
 
-// sets posts a million work requests, under every ordering, with loss, duplicates, reordering, flaps and changes of weights.
-func sets(t *testing.T, construct seeded) {
-	total := operations(t)
+// sets posts n work requests, under every ordering, with loss, duplicates, reordering, flaps and changes of weights.
+func sets(t *testing.T, construct seeded, n int) {
+	total := operations(t, n)
 	var runs []rdmatest.SetOptions
 	for _, ordering := range []wecmp.Ordering{wecmp.Weak, wecmp.Partial, wecmp.Strong} {
 		for _, share := range []struct {
@@ -105,8 +106,8 @@ func sets(t *testing.T, construct seeded) {
 }
 
 // shares posts in one direction only: each slot has to carry its share.
-func shares(t *testing.T, construct seeded) {
-	for seed := range uint64(max(1, 8/effort)) {
+func shares(t *testing.T, construct seeded, seeds int) {
+	for seed := range uint64(max(1, seeds/effort)) {
 		o := rdmatest.SetOptions{Options: rdmatest.Options{Seed: seed, Ops: 3000, Window: 48, Kinds: []rdma.OpKind{rdma.OpWrite}}, Slots: 5}
 		rdmatest.Sets(t, construct(seed), o)
 	}
