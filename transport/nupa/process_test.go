@@ -200,7 +200,7 @@ func (h *host) eventually(what string, f func() bool) {
 	h.t.Helper()
 	tick := time.NewTicker(time.Millisecond)
 	defer tick.Stop()
-	for deadline := time.Now().Add(20 * time.Second); ; {
+	for deadline := time.Now().Add(time.Minute); ; {
 		var ok bool
 		h.Do(func() { ok = f() })
 		if ok {

@@ -25,7 +25,7 @@ func TestSets(t *testing.T) {
 
 func testSets(t *testing.T, ordering wecmp.Ordering) {
 	path := filepath.Join(t.TempDir(), "plane")
-	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	var devices [2]*rdma.Device
 	var cfgs [2]rdma.SetConfig

@@ -203,7 +203,7 @@ func TestReplaced(t *testing.T) {
 			}
 			// The generation, address and heartbeat of a place, by the description of the layout (transport/nupa/layout.go).
 			name := netip.MustParseAddr("192.0.2.1").As16()
-			netnstest.Eventually(t, 20*time.Second, func() error {
+			netnstest.Eventually(t, time.Minute, func() error {
 				memory, err := os.OpenFile(c.cfg.Memory.File, os.O_RDWR, 0)
 				if err != nil {
 					return err
@@ -226,7 +226,7 @@ func TestReplaced(t *testing.T) {
 				if err == nil || !strings.Contains(err.Error(), "another endpoint has taken this one's place") {
 					t.Errorf("ended with %v", err)
 				}
-			case <-time.After(20 * time.Second):
+			case <-time.After(time.Minute):
 				t.Error("goes on")
 				c.stop(0)
 			}

@@ -95,7 +95,7 @@ func weightsOf(dst, src string, shares ...uint32) *farev1.DestinationWeights {
 // eventually waits for a condition that another goroutine brings about.
 func eventually(t *testing.T, what string, ok func() bool) {
 	t.Helper()
-	netnstest.Eventually(t, 10*time.Second, func() error {
+	netnstest.Eventually(t, time.Minute, func() error {
 		if !ok() {
 			return errors.New(what)
 		}
@@ -114,7 +114,7 @@ func sharesOf(s *Set) (out [4]uint32) {
 // away, and say goodbye.
 func TestConnectAndFollow(t *testing.T) {
 	defer eventually(t, "every goroutine has ended", func() bool { return goleak.Find() == nil })
-	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
 	t.Run("", func(t *testing.T) {
 		l := newLoops(t, 1)
@@ -276,7 +276,7 @@ func TestCloseEndsWaiting(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(d.Close)
-	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
 	got := make(chan error, 1)
 	go func() {

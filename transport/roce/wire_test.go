@@ -71,7 +71,7 @@ func TestOnTheWire(t *testing.T) {
 			spaces := newBed(t, addresses)
 			file := filepath.Join(netnstest.Folder(t), "packets.pcap")
 			capture := spaces[1].Start(t, "tcpdump", "-Z", "root", "-U", "-B", "32768", "-s", "0", "-i", "eth0", "-w", file, "udp", "port", "4791")
-			netnstest.Eventually(t, 10*time.Second, func() error {
+			netnstest.Eventually(t, time.Minute, func() error {
 				if !strings.Contains(capture.Log(), "listening on") {
 					return errors.New("tcpdump does not listen")
 				}
@@ -88,7 +88,7 @@ func TestOnTheWire(t *testing.T) {
 			}
 			// The packets that arrived where tcpdump listens, and those sent from there: the kernel may drop the others on their way.
 			passed := r.Counters[1]["packets_received"] + r.Counters[1]["sent"]
-			netnstest.Eventually(t, 10*time.Second, func() error {
+			netnstest.Eventually(t, time.Minute, func() error {
 				p, err := readCapture(file)
 				if err == nil && uint64(len(p)) < passed {
 					err = fmt.Errorf("%d packets captured of %d", len(p), passed)

@@ -114,7 +114,7 @@ func TestMesh(t *testing.T) {
 	members := newMembers(t, 1, 3)
 	for generation := range uint64(2) {
 		manager := newManager(t, mesh(first+generation, members, false, true))
-		ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		defer cancel()
 		if err := manager.Up(ctx); err != nil {
 			t.Fatal(err)
@@ -342,7 +342,7 @@ func TestConfigureUndoes(t *testing.T) {
 func TestUpUndoes(t *testing.T) {
 	members := newMembers(t, 4, 3)
 	members[2].node.Address = netip.MustParseAddr("127.88.4.200") // differs from its agent's address
-	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	err := newManager(t, mesh(1, members)).Up(ctx)
 	if err == nil || !strings.Contains(err.Error(), "gpu2") {
@@ -363,7 +363,7 @@ func TestWatchStatus(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer conn.Close()
-	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	watch, err := farev1.NewSuperpServiceClient(conn).WatchSuperpStatus(ctx, &farev1.WatchSuperpStatusRequest{})
 	if err != nil {

@@ -28,7 +28,7 @@ func (m *member) write(t *testing.T, cid uint32, at uint64, value byte) error {
 	select {
 	case err := <-m.completed:
 		return err
-	case <-time.After(20 * time.Second):
+	case <-time.After(time.Minute):
 		t.Fatalf("cid %d: no completion", cid)
 		return nil
 	}
@@ -50,7 +50,7 @@ func TestSupervise(t *testing.T) {
 	}
 	failed, restarts, violated, over := make(chan string, 10), make(chan restart, 10), make(chan *farev1.SuperpProtocolError, 10), make(chan error, 1)
 	go func() {
-		over <- manager.Supervise(ctx, superp.Supervision{Lost: 4 * time.Second,
+		over <- manager.Supervise(ctx, superp.Supervision{Lost: time.Second,
 			ProtocolError: func(node string, e *farev1.SuperpProtocolError, _ uint64) { violated <- e },
 			Failed:        func(node string, c *farev1.SuperpConnectionStatus) { failed <- fmt.Sprint(node, " ", c.Error) },
 			Restarted:     func(_, _ string, c *farev1.SuperpConnection, err error) { restarts <- restart{c.LocalCid, err} },
@@ -136,7 +136,7 @@ func TestSupervise(t *testing.T) {
 		go m.agent.ShutdownSuperpConnection(ctx, &farev1.ShutdownSuperpConnectionRequest{Generation: first, LocalCid: plan[i].Connections[1].LocalCid})
 	}
 	for _, m := range members {
-		netnstest.Eventually(t, 20*time.Second, func() error {
+		netnstest.Eventually(t, time.Minute, func() error {
 			for _, c := range m.status(t).Connections {
 				if c.State == farev1.SuperpConnectionState_SUPERP_CONNECTION_STATE_ENDED && c.Error == "" {
 					return nil

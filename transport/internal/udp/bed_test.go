@@ -65,7 +65,7 @@ func open(t testing.TB, d *device, c Config) *Endpoint {
 // until waits until check, which is called with the device's lock held, returns nil.
 func (d *device) until(t testing.TB, check func() error) {
 	t.Helper()
-	netnstest.Eventually(t, 10*time.Second, func() error {
+	netnstest.Eventually(t, time.Minute, func() error {
 		d.mu.Lock()
 		defer d.mu.Unlock()
 		return check()
