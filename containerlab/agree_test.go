@@ -2,12 +2,11 @@ package containerlab
 
 import (
 	"fmt"
-	"os/exec"
-	"path/filepath"
 	"strings"
 	"testing"
 
 	"github.com/fared/fared/internal/netnstest"
+	"github.com/fared/fared/internal/testkit/binary"
 	"github.com/fared/fared/lab"
 	"github.com/fared/fared/lab/backend"
 	"github.com/fared/fared/lab/judge"
@@ -67,10 +66,7 @@ func matrix(groups []*topo.Group, weights func(src, dst int) []uint32) string {
 // After each failure every server's weights are equal in all of them. TestScenarios does so with containers.
 func TestAllAgree(t *testing.T) {
 	netnstest.Require(t, "tc", "go")
-	fared := filepath.Join(t.TempDir(), "fared")
-	if out, err := exec.Command("go", "build", "-o", fared, "../cmd/fared").CombinedOutput(); err != nil {
-		t.Fatalf("go build: %v\n%s", err, out)
-	}
+	fared := binary.Fared(t)
 	for folder, events := range sequences {
 		t.Run(folder, func(t *testing.T) {
 			spec := described(t, folder)

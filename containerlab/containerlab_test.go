@@ -48,8 +48,8 @@ var more = map[string][]string{
 	"own-ports": {"port", "leaf"},
 }
 
-// binary returns the path of containerlab on this machine; if none is installed it is built once.
-var binary = sync.OnceValues(func() (string, error) {
+// tool returns the path of containerlab on this machine; if none is installed it is built once.
+var tool = sync.OnceValues(func() (string, error) {
 	cmd := exec.Command("../scripts/containerlab.sh")
 	cmd.Stderr = os.Stderr
 	out, err := cmd.Output()
@@ -63,7 +63,7 @@ func options(t *testing.T, folder string) lab.Options {
 	if out, err := exec.Command("docker", "image", "inspect", "fared:local", "fared-frr:local", "fared-bird:local").CombinedOutput(); err != nil {
 		netnstest.Lacks(t, fmt.Sprintf("the images of the labs are not there, 'make images' makes them: %v: %s", err, out))
 	}
-	path, err := binary()
+	path, err := tool()
 	if err != nil {
 		t.Fatalf("no containerlab: %v", err)
 	}

@@ -7,11 +7,9 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
-	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -22,40 +20,8 @@ import (
 	farev1 "github.com/fared/fared/api/fare/v1"
 	"github.com/fared/fared/internal/netnstest"
 	"github.com/fared/fared/internal/plainjson"
+	"github.com/fared/fared/internal/testkit/binary"
 )
-
-// built is the binary under test, built once and removed by TestMain.
-var built struct {
-	once sync.Once
-	dir  string
-	err  error
-}
-
-func TestMain(m *testing.M) {
-	code := m.Run()
-	if built.dir != "" {
-		os.RemoveAll(built.dir)
-	}
-	os.Exit(code)
-}
-
-func faredBinary(t *testing.T) string {
-	t.Helper()
-	built.once.Do(func() {
-		if built.dir, built.err = os.MkdirTemp("/tmp", "fared-"); built.err != nil {
-			return
-		}
-		cmd := exec.Command("go", "build", "-o", filepath.Join(built.dir, "fared"), "./cmd/fared")
-		cmd.Dir = ".."
-		if out, err := cmd.CombinedOutput(); err != nil {
-			built.err = fmt.Errorf("go build ./cmd/fared: %w\n%s", err, out)
-		}
-	})
-	if built.err != nil {
-		t.Fatal(built.err)
-	}
-	return filepath.Join(built.dir, "fared")
-}
 
 // fared is a running daemon of a server.
 type fared struct {
@@ -74,7 +40,7 @@ func (d *fared) again(t *testing.T, s *server) {
 func startFared(t *testing.T, f *fabric, s *server) *fared {
 	t.Helper()
 	dir := shortDir(t)
-	d := &fared{binary: faredBinary(t), socket: filepath.Join(dir, "fared.sock")}
+	d := &fared{binary: binary.Fared(t), socket: filepath.Join(dir, "fared.sock")}
 	dataplane := `address: "memory:"`
 	switch {
 	case f.opt.inside:
@@ -101,11 +67,11 @@ func startDataplane(t *testing.T, f *fabric, s *server, dir string) string {
 	socket := filepath.Join(dir, "dataplane.sock")
 	args := []string{"dataplane", "--driver", f.opt.driver, "--socket", socket, "--pin-dir", "/sys/fs/bpf/" + s.ns.Name}
 	s.ns.SetApart()
-	p := s.ns.Start(t, faredBinary(t), args...)
+	p := s.ns.Start(t, binary.Fared(t), args...)
 	t.Cleanup(func() {
 		p.Stop()
 		// Pinned objects outlive the namespace.
-		if out, err := s.ns.Output(faredBinary(t), append(args, "--flush")...); err != nil {
+		if out, err := s.ns.Output(binary.Fared(t), append(args, "--flush")...); err != nil {
 			t.Errorf("%v\n%s", err, out)
 		}
 	})
@@ -129,7 +95,7 @@ func insideFlags(t *testing.T, f *fabric, s *server) []string {
 			for _, flag := range flags {
 				args = append(args, "--"+flag)
 			}
-			if out, err := s.ns.Output(faredBinary(t), args...); err != nil {
+			if out, err := s.ns.Output(binary.Fared(t), args...); err != nil {
 				t.Errorf("%v\n%s", err, out)
 			}
 		})

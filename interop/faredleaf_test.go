@@ -14,6 +14,7 @@ import (
 	"testing"
 
 	"github.com/fared/fared/internal/netnstest"
+	"github.com/fared/fared/internal/testkit/binary"
 )
 
 // faredLeaf runs `fared leaf`, which makes the kernel forward by `fared dataplane`.
@@ -23,11 +24,10 @@ func (faredLeaf) tools() []string { return []string{"ip", "sysctl"} }
 
 func (d faredLeaf) start(t *testing.T, l *leaf) {
 	t.Helper()
-	binary := faredBinary(t)
 	dataplane, api := filepath.Join(l.dir, "dataplane.sock"), filepath.Join(l.dir, "fared.sock")
 	config := writeFile(t, l.dir, "fared.yaml", faredLeafConfig(l, dataplane, api))
-	l.run(t, dataplane, binary, "dataplane", "--driver", "linux", "--socket", dataplane)
-	l.run(t, api, binary, "leaf", "--config", config)
+	l.run(t, dataplane, binary.Fared(t), "dataplane", "--driver", "linux", "--socket", dataplane)
+	l.run(t, api, binary.Fared(t), "leaf", "--config", config)
 }
 
 func faredLeafConfig(l *leaf, dataplane, api string) string {
@@ -53,7 +53,8 @@ func (faredLeaf) daemon(l *leaf) *fared {
 	if len(l.running) == 0 {
 		return nil
 	}
-	return &fared{Process: l.running[len(l.running)-1], binary: filepath.Join(built.dir, "fared"), socket: filepath.Join(l.dir, "fared.sock")}
+	program, _ := binary.Path() // start has used it
+	return &fared{Process: l.running[len(l.running)-1], binary: program, socket: filepath.Join(l.dir, "fared.sock")}
 }
 
 func (d faredLeaf) established(l *leaf) (n int, err error) {

@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/fared/fared/internal/netnstest"
+	"github.com/fared/fared/internal/testkit/binary"
 )
 
 // TestInit lets fared init find two FRR leaves, one with addresses and one by its router advertisements, and runs the daemon with the file: all
@@ -37,7 +38,7 @@ func TestInit(t *testing.T) {
 
 	dir := shortDir(t)
 	file := filepath.Join(dir, "fared.yaml")
-	d := &fared{binary: faredBinary(t), socket: filepath.Join(dir, "fared.sock")}
+	d := &fared{binary: binary.Fared(t), socket: filepath.Join(dir, "fared.sock")}
 	out, err := s.ns.Output(d.binary, "init", "--output", file, "--wait", within.String())
 	if err != nil || len(out) > 0 {
 		t.Fatalf("%v\n%s", err, out)

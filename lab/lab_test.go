@@ -3,7 +3,6 @@ package lab
 import (
 	"fmt"
 	"log/slog"
-	"os"
 	"slices"
 	"strings"
 	"testing"
@@ -19,12 +18,6 @@ import (
 
 func TestMain(m *testing.M) {
 	goleak.VerifyTestMain(m,
-		goleak.Cleanup(func(code int) {
-			if built.dir != "" {
-				os.RemoveAll(built.dir)
-			}
-			os.Exit(code)
-		}),
 		// The one goroutine that GoBGP never ends (daemon/internal/speaker, doc.go).
 		goleak.IgnoreAnyFunction("github.com/osrg/gobgp/v3/pkg/server.(*BgpServer).Serve"))
 }

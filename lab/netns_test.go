@@ -11,7 +11,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -19,41 +18,17 @@ import (
 	farev1 "github.com/fared/fared/api/fare/v1"
 	"github.com/fared/fared/internal/netnstest"
 	"github.com/fared/fared/internal/race"
+	"github.com/fared/fared/internal/testkit/binary"
 	"github.com/fared/fared/internal/testkit/gate"
 	"github.com/fared/fared/lab/backend"
 	"github.com/fared/fared/topo"
 )
 
-// built is the fared binary for namespaces, built once and removed by TestMain.
-var built struct {
-	once sync.Once
-	dir  string
-	err  error
-}
-
-func faredBinary(t testing.TB) string {
-	t.Helper()
-	built.once.Do(func() {
-		if built.dir, built.err = os.MkdirTemp("", "fared-"); built.err != nil {
-			return
-		}
-		cmd := exec.Command("go", "build", "-o", filepath.Join(built.dir, "fared"), "./cmd/fared")
-		cmd.Dir = ".."
-		if out, err := cmd.CombinedOutput(); err != nil {
-			built.err = fmt.Errorf("go build ./cmd/fared: %w\n%s", err, out)
-		}
-	})
-	if built.err != nil {
-		t.Fatal(built.err)
-	}
-	return filepath.Join(built.dir, "fared")
-}
-
 // smallest returns the smallest fabric of namespaces in which halves of Y-cables can fail.
 func smallest(t *testing.T, n backend.Netns) Options {
 	t.Helper()
 	netnstest.Require(t, "tc", "go", "/usr/lib/frr/zebra", "/usr/lib/frr/bgpd", "/usr/sbin/bird")
-	n.Binary = faredBinary(t)
+	n.Binary = binary.Fared(t)
 	ownFiles(t)
 	return Options{Spec: topo.Spec{Planes: 2, Servers: 2}, Netns: &n, Quick: true}
 }

@@ -13,6 +13,7 @@ import (
 	farev1 "github.com/fared/fared/api/fare/v1"
 	"github.com/fared/fared/fare"
 	"github.com/fared/fared/internal/netnstest"
+	"github.com/fared/fared/internal/testkit/binary"
 	"github.com/fared/fared/internal/testkit/gate"
 	"github.com/fared/fared/lab/backend"
 	"github.com/fared/fared/topo"
@@ -135,10 +136,9 @@ func BenchmarkOutages(b *testing.B) {
 func startOutages(t testing.TB, transport, driver string) *outages {
 	t.Helper()
 	netnstest.Require(t, "tc", "go")
-	binary := faredBinary(t)
 	ownFiles(t)
 	return &outages{TB: t, Fabric: fabric(t, Options{Spec: topo.Spec{Planes: 4, Servers: 4, Speed: 100 * fare.Gigabit}, Transport: transport,
-		Netns: &backend.Netns{Driver: driver, Binary: binary}, Quick: true})}
+		Netns: &backend.Netns{Driver: driver, Binary: binary.Fared(t)}, Quick: true})}
 }
 
 // outages is a transfer with the failures of the fabric meanwhile. Its runs end by time and not by size, so all pairs

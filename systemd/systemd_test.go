@@ -9,11 +9,11 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
 	"github.com/fared/fared/internal/netnstest"
+	"github.com/fared/fared/internal/testkit/binary"
 )
 
 const config = `as: 4200000001
@@ -62,12 +62,9 @@ func bare(t *testing.T) *machine {
 func boot(t *testing.T) *machine {
 	t.Helper()
 	m := bare(t)
-	binary := vmBinary
+	program := vmBinary
 	if inVM == "" {
-		var err error
-		if binary, err = program(); err != nil {
-			t.Fatal(err)
-		}
+		program = binary.Fared(t)
 	}
 	files, err := filepath.Glob("*.service")
 	if err != nil || len(files) != 2 {
@@ -77,7 +74,7 @@ func boot(t *testing.T) *machine {
 		m.copy(f, "/etc/systemd/system/"+f)
 	}
 	m.copy("fared.sysusers.conf", "/usr/lib/sysusers.d/fared.conf")
-	m.copy(binary, "/usr/bin/fared")
+	m.copy(program, "/usr/bin/fared")
 	m.run("ip link add p0.0 type veth peer leaf && ip address add 192.0.2.0/31 dev p0.0 && ip link set p0.0 up && ip link set leaf up")
 	m.run("systemd-sysusers && mkdir -p /etc/fared && systemctl daemon-reload")
 	m.write("/etc/fared/fared.yaml", config)
@@ -91,30 +88,6 @@ func requireImage(t testing.TB) {
 	if out, err := exec.Command("docker", "image", "inspect", image()).CombinedOutput(); err != nil {
 		netnstest.Lacks(t, fmt.Sprintf("the image %s is not there, 'make images' makes it: %v: %s", image(), err, out))
 	}
-}
-
-// program returns the binary under test in a container, which is built once. TestMain removes its folder.
-var program = sync.OnceValues(func() (string, error) {
-	var err error
-	if programFolder, err = os.MkdirTemp("", "fared-"); err != nil {
-		return "", err
-	}
-	file := filepath.Join(programFolder, "fared")
-	return file, build(file, "build", "../cmd/fared")
-})
-
-var programFolder string
-
-// build runs go with arguments that end in a package. The output file runs on any Linux. The flags are those of make build, so that a package that
-// was compiled for it is not compiled again.
-func build(file string, arguments ...string) error {
-	last := len(arguments) - 1
-	cmd := exec.Command("go", append(arguments[:last:last], "-trimpath", "-tags", "grpcnotrace", "-o", file, arguments[last])...)
-	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
-	if out, err := cmd.CombinedOutput(); err != nil {
-		return fmt.Errorf("%v: %w\n%s", cmd, err, out)
-	}
-	return nil
 }
 
 // startContainer starts a container whose process 1 is systemd; it is removed when the test ends.

@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/fared/fared/internal/testkit/binary"
 	"github.com/fared/fared/internal/testkit/gate"
 )
 
@@ -56,11 +57,7 @@ func TestMain(m *testing.M) {
 		}
 		fmt.Println("kernel", release.String())
 	}
-	code := m.Run()
-	if programFolder != "" {
-		os.RemoveAll(programFolder)
-	}
-	os.Exit(code)
+	os.Exit(m.Run())
 }
 
 // TestVM plays a first day on each of Debian's kernels, in a virtual machine.
@@ -109,11 +106,14 @@ func runInVM(kernel, pattern string) ([]byte, error) {
 			return nil, err
 		}
 	}
-	if err := build(filepath.Join(root, vmBinary), "build", "../cmd/fared"); err != nil {
+	program, err := binary.Path()
+	if err != nil {
 		return nil, err
 	}
-	if err := build(filepath.Join(here, "tests"), "test", "-c", "."); err != nil {
-		return nil, err
+	// The flags of the binary under test, so that a package that was compiled for it is not compiled again.
+	build := exec.Command("sh", "-c", `cp "$1" "$2" && CGO_ENABLED=0 go test -c -trimpath -tags grpcnotrace -o "$3" .`, "sh", program, filepath.Join(root, vmBinary), filepath.Join(here, "tests"))
+	if out, err := build.CombinedOutput(); err != nil {
+		return nil, fmt.Errorf("%v: %w\n%s", build, err, out)
 	}
 	out, err := exec.Command("../scripts/kernel-vm", "-s", "-k", kernel, "-r", root, "-t", "900", "env", "-C", filepath.Join(vmFolder, "systemd"), insideKey+"="+kernel,
 		gate.Environment+"="+string(gate.Systemd), "./tests", "-test.run="+pattern, "-test.v").CombinedOutput()

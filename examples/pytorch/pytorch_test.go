@@ -13,6 +13,7 @@ import (
 	"testing"
 
 	"github.com/fared/fared/internal/netnstest"
+	"github.com/fared/fared/internal/testkit/binary"
 )
 
 // TestPyTorch trains a model of a million parameters with four ranks on four servers, without and with failures of leaves. run.sh compares the final weights
@@ -21,10 +22,6 @@ import (
 func TestPyTorch(t *testing.T) {
 	netnstest.Require(t, "tc", "bash", "nsenter", "/usr/lib/python3/dist-packages/torch")
 	netnstest.Folder(t)
-	fared := filepath.Join(t.TempDir(), "fared")
-	if out, err := exec.Command("go", "build", "-o", fared, "github.com/fared/fared/cmd/fared").CombinedOutput(); err != nil {
-		t.Fatalf("%v\n%s", err, out)
-	}
 	drawing := filepath.Join(t.TempDir(), "steps.svg")
 	steps, settings := "40", []string{"OUTAGES=1", "DOWN=0", "UP=0"}
 	if n := os.Getenv("FARED_PYTORCH_STEPS"); n != "" {
@@ -33,7 +30,7 @@ func TestPyTorch(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	cmd := exec.Command("bash", "run.sh", fared, steps)
+	cmd := exec.Command("bash", "run.sh", binary.Fared(t), steps)
 	cmd.Env = append(append(os.Environ(), "SVG="+drawing), settings...)
 	out, err := cmd.CombinedOutput()
 	t.Logf("%s", out)

@@ -23,25 +23,9 @@ import (
 	farev1 "github.com/fared/fared/api/fare/v1"
 	"github.com/fared/fared/fare"
 	"github.com/fared/fared/internal/netnstest"
+	"github.com/fared/fared/internal/testkit/binary"
 	"github.com/fared/fared/topo"
 )
-
-// fared is the binary under test.
-var fared string
-
-func TestMain(m *testing.M) {
-	dir, err := os.MkdirTemp("", "fared-chaos-")
-	if err != nil {
-		panic(err)
-	}
-	fared = filepath.Join(dir, "fared")
-	if out, err := exec.Command("go", "build", "-o", fared, "github.com/fared/fared/cmd/fared").CombinedOutput(); err != nil {
-		panic(fmt.Sprintf("%v\n%s", err, out))
-	}
-	code := m.Run()
-	os.RemoveAll(dir)
-	os.Exit(code)
-}
 
 // Names of processes.
 const (
@@ -140,7 +124,7 @@ func (f *fabric) newNode(n *topo.Node, driver, software string) *node {
 			p.Stop()
 		}
 		if driver == "bpf" {
-			if out, err := x.ns.Output(fared, "dataplane", "--flush", "--driver", driver, "--socket", x.socket("dataplane"), "--pin-dir", x.pins()); err != nil {
+			if out, err := x.ns.Output(binary.Fared(f.t), "dataplane", "--flush", "--driver", driver, "--socket", x.socket("dataplane"), "--pin-dir", x.pins()); err != nil {
 				f.t.Errorf("%v\n%s", err, out)
 			}
 		}
@@ -259,7 +243,7 @@ func (n *node) start(name string) {
 	if name == control {
 		args = []string{map[bool]string{true: "run", false: "leaf"}[n.Kind == topo.KindServer], "--config", filepath.Join(n.dir, topo.ConfigFile)}
 	}
-	n.processes[name] = n.ns.Start(n.f.t, fared, args...)
+	n.processes[name] = n.ns.Start(n.f.t, binary.Fared(n.f.t), args...)
 }
 
 // startFRR starts zebra or bgpd and waits until it responds.

@@ -7,7 +7,6 @@ import (
 	"net"
 	"net/netip"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -22,27 +21,8 @@ import (
 	farev1 "github.com/fared/fared/api/fare/v1"
 	"github.com/fared/fared/dataplane/memory"
 	"github.com/fared/fared/internal/netnstest"
+	"github.com/fared/fared/internal/testkit/binary"
 )
-
-// fared is the binary under test.
-var fared string
-
-func TestMain(m *testing.M) {
-	if fared = os.Getenv(binaryKey); fared != "" {
-		os.Exit(m.Run())
-	}
-	dir, err := os.MkdirTemp("", "fared-hostile-")
-	if err != nil {
-		panic(err)
-	}
-	fared = filepath.Join(dir, "fared")
-	if out, err := exec.Command("go", "build", "-o", fared, "github.com/fared/fared/cmd/fared").CombinedOutput(); err != nil {
-		panic(fmt.Sprintf("%v\n%s", err, out))
-	}
-	code := m.Run()
-	os.RemoveAll(dir)
-	os.Exit(code)
-}
 
 // network is two namespaces, of the server and of all leaves, with a cable in each plane.
 type network struct {
@@ -123,7 +103,7 @@ func newBed(t testing.TB, n *network, destinations int) *bed {
 	if err := os.WriteFile(config, []byte(configuration(dir)), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	b.process = n.server.Start(t, fared, "run", "--config", config)
+	b.process = n.server.Start(t, binary.Fared(t), "run", "--config", config)
 	soon := grpc.ConnectParams{Backoff: backoff.Config{BaseDelay: 20 * time.Millisecond, Multiplier: 1.6, MaxDelay: 200 * time.Millisecond}, MinConnectTimeout: startLimit}
 	conn, err := grpc.NewClient("unix:"+filepath.Join(dir, "fared.sock"), grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithConnectParams(soon))
 	if err != nil {

@@ -14,7 +14,6 @@ import (
 // Environment variables.
 const (
 	secondsKey = "FARED_HOSTILE_SECONDS" // duration of each attack; default 1.2
-	binaryKey  = "FARED_HOSTILE_BINARY"  // file of the binary under test; default: it is built
 	tightKey   = "FARED_HOSTILE_TIGHT"   // 1 asserts the limits of a quiet machine
 )
 

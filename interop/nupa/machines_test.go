@@ -3,7 +3,7 @@ package nupa
 import (
 	"bytes"
 	"cmp"
-	"encoding/binary"
+	encoding "encoding/binary"
 	"fmt"
 	"net/netip"
 	"os"
@@ -11,7 +11,6 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
-	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -19,6 +18,7 @@ import (
 	"google.golang.org/protobuf/encoding/protojson"
 
 	farev1 "github.com/fared/fared/api/fare/v1"
+	"github.com/fared/fared/internal/testkit/binary"
 	"github.com/fared/fared/internal/testkit/gate"
 )
 
@@ -84,18 +84,6 @@ for ((order = 1; ; order++)); do
 done
 `
 
-// fared is the binary, which build makes once.
-var fared string
-
-var build = sync.OnceValue(func() error {
-	cmd := exec.Command("go", "build", "-o", fared, "../../cmd/fared")
-	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
-	if out, err := cmd.CombinedOutput(); err != nil {
-		return fmt.Errorf("%w\n%s", err, out)
-	}
-	return nil
-})
-
 func TestMain(m *testing.M) {
 	if part := os.Getenv(partKey); part != "" {
 		if err := run(part, os.Args[1:]); err != nil {
@@ -104,15 +92,7 @@ func TestMain(m *testing.M) {
 		}
 		os.Exit(0)
 	}
-	dir, err := os.MkdirTemp("", "fared-nupa-")
-	if err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		os.Exit(1)
-	}
-	fared = filepath.Join(dir, "fared")
-	status := m.Run()
-	os.RemoveAll(dir)
-	os.Exit(status)
+	os.Exit(m.Run())
 }
 
 // bed is two machines with one memory.
@@ -138,9 +118,6 @@ type machine struct {
 
 func newBed(t *testing.T) *bed {
 	t.Helper()
-	if err := build(); err != nil {
-		t.Fatal(err)
-	}
 	memory, err := os.CreateTemp("/dev/shm", "fared-nupa-")
 	if err != nil {
 		t.Fatal(err)
@@ -169,7 +146,7 @@ func (b *bed) boot(number int) *machine {
 	m := &machine{bed: b, number: number, out: out, ended: make(chan struct{})}
 	m.cmd = exec.Command("../../scripts/kernel-vm", "-k", cmp.Or(os.Getenv(kernelKey), "6.12"), "-t", "14400", "-m", "1G", "-c", "1", "-o", out,
 		map[string]string{"ivshmem": "-i", "dax": "-p"}[b.kind], b.memory.Name(), "-l", fmt.Sprintf("%s/cable:%d", b.dir, number-1),
-		"bash", "-c", machineScript, "machine", strconv.Itoa(number), fared, tests, b.flag)
+		"bash", "-c", machineScript, "machine", strconv.Itoa(number), binary.Fared(b.t), tests, b.flag)
 	m.cmd.Stdout, m.cmd.Stderr = &m.log, &m.log
 	if err := m.cmd.Start(); err != nil {
 		b.t.Fatal(err)
@@ -320,7 +297,7 @@ func (b *bed) word(at int64, size int) uint64 {
 	if _, err := b.memory.ReadAt(w[:size], b.at+at); err != nil {
 		b.t.Fatal(err)
 	}
-	return binary.LittleEndian.Uint64(w[:])
+	return encoding.LittleEndian.Uint64(w[:])
 }
 
 // awaitTraffic waits until rings of traffic nodes are in use.

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/fared/fared/internal/netnstest"
+	"github.com/fared/fared/internal/testkit/binary"
 )
 
 // TestMixedPlanes has a fabric of two servers and two planes: leaf "memory" joins the servers by nupanet cables of 200 Gbit/s, leaf "ethernet" by veth pairs of 100 Gbit/s. UDP packets with
@@ -17,9 +18,6 @@ import (
 // Ethernet; when it returns, two thirds again. The kernel counts the packets at the far server's devices.
 func TestMixedPlanes(t *testing.T) {
 	netnstest.Require(t, "sysctl")
-	if err := build(); err != nil {
-		t.Fatal(err)
-	}
 	dir := t.TempDir()
 	servers := [2]*netnstest.Namespace{netnstest.New(t), netnstest.New(t)}
 	leaves := [2]*netnstest.Namespace{netnstest.New(t), netnstest.New(t)}
@@ -37,7 +35,7 @@ func TestMixedPlanes(t *testing.T) {
 		if end == 2 {
 			ns, device = leaves[0], fmt.Sprint("m", server)
 		}
-		p := ns.Start(t, fared, "nupanet", "--nupa-shared", "--nupa-file", filepath.Join("/dev/shm", fmt.Sprintf("fared-mixed-%d-%d", os.Getpid(), server)), "--nupa-size", "32MiB",
+		p := ns.Start(t, binary.Fared(t), "nupanet", "--nupa-shared", "--nupa-file", filepath.Join("/dev/shm", fmt.Sprintf("fared-mixed-%d-%d", os.Getpid(), server)), "--nupa-size", "32MiB",
 			"--nupa-dead-after", "500ms", "--device", device, "--local", fmt.Sprint("192.0.2.", end), "--peer", fmt.Sprint("192.0.2.", 3-end))
 		netnstest.Eventually(t, 20*time.Second, func() error {
 			if out, err := ns.Output("ip", "addr", "replace", fmt.Sprintf("10.1.%d.%d/30", server, end), "dev", device); err != nil {
@@ -70,7 +68,7 @@ func TestMixedPlanes(t *testing.T) {
 		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		ns.Start(t, fared, command, "--config", path)
+		ns.Start(t, binary.Fared(t), command, "--config", path)
 	}
 	speeds := [2]string{"200G", "100G"}
 	for p, plane := range []string{"memory", "ethernet"} {

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/fared/fared/internal/netnstest"
+	"github.com/fared/fared/internal/testkit/binary"
 )
 
 // TestTwoProcesses runs traffic nodes that share an ordinary file as if they were on two machines: each has the boot id of another kernel, so
@@ -33,7 +34,7 @@ func TestTwoProcesses(t *testing.T) {
 	node := func(number int, boot string) *exec.Cmd {
 		address := fmt.Sprint("127.0.79.", number)
 		cmd := exec.Command("unshare", "--mount", "sh", "-c", `mount --bind "$0" /proc/sys/kernel/random/boot_id && exec "$@"`, boot,
-			fared, "traffic", "node", "--listen", address+":4795", "--source", address, "--slot", "memory=49152",
+			binary.Fared(t), "traffic", "node", "--listen", address+":4795", "--source", address, "--slot", "memory=49152",
 			"--transport", "nupa", "--nupa-file", b.memory.Name(), "--nupa-shared", "--nupa-channels", "16", "--nupa-dead-after", "3s")
 		cmd.Stderr = os.Stderr
 		out, err := cmd.StdoutPipe()
@@ -53,7 +54,7 @@ func TestTwoProcesses(t *testing.T) {
 		return cmd
 	}
 	run := func(args ...string) *exec.Cmd {
-		cmd := exec.Command(fared, append([]string{"traffic", "run", "--node", "a=127.0.79.1:4795", "--node", "b=127.0.79.2:4795"}, args...)...)
+		cmd := exec.Command(binary.Fared(t), append([]string{"traffic", "run", "--node", "a=127.0.79.1:4795", "--node", "b=127.0.79.2:4795"}, args...)...)
 		cmd.Stderr = os.Stderr
 		return cmd
 	}

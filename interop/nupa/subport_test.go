@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/fared/fared/internal/netnstest"
+	"github.com/fared/fared/internal/testkit/binary"
 )
 
 // TestSubPort makes a plane whose sub-port is a nupanet device: a server and its leaf, in two namespaces, have a BGP session through shared
@@ -27,7 +28,7 @@ func subPort(t *testing.T, flag string) {
 	b := newBed(t)
 	server, leaf := netnstest.New(t), netnstest.New(t)
 	cable := func(ns *netnstest.Namespace, end int) *netnstest.Process {
-		p := ns.Start(t, fared, "nupanet", "--nupa-file", b.memory.Name(), flag,
+		p := ns.Start(t, binary.Fared(t), "nupanet", "--nupa-file", b.memory.Name(), flag,
 			"--local", fmt.Sprint("192.0.2.", end), "--peer", fmt.Sprint("192.0.2.", 3-end))
 		netnstest.Eventually(t, 20*time.Second, func() error {
 			if out, err := ns.Output("ip", "addr", "replace", fmt.Sprintf("10.1.0.%d/30", end), "dev", "nupanet0"); err != nil {
@@ -50,13 +51,13 @@ func subPort(t *testing.T, flag string) {
 	const port = "planes: [{name: p0, sub_ports: [{device: nupanet0, speed: 100G, sessions: [{%s, families: [ipv4]}]}]}]\n"
 	config, socket := configure("server", "role: server\nrouter_id: 10.255.0.1\nas: 65001\nloopbacks: [10.255.0.1/32]\n"+
 		fmt.Sprintf(port, "peer: 10.1.0.2, local: 10.1.0.1, peer_as: 65000"))
-	server.Start(t, fared, "run", "--config", config)
+	server.Start(t, binary.Fared(t), "run", "--config", config)
 	config, _ = configure("leaf", "role: leaf\nrouter_id: 10.1.0.2\nas: 65000\n"+fmt.Sprintf(port, "peer: 10.1.0.1, local: 10.1.0.2, peer_as: 65001, passive: true"))
-	leaf.Start(t, fared, "leaf", "--config", config)
+	leaf.Start(t, binary.Fared(t), "leaf", "--config", config)
 	awaitSession := func(established bool) {
 		t.Helper()
 		netnstest.Eventually(t, 60*time.Second, func() error {
-			out, err := exec.Command(fared, "sessions", "--socket", socket, "-o", "json").CombinedOutput()
+			out, err := exec.Command(binary.Fared(t), "sessions", "--socket", socket, "-o", "json").CombinedOutput()
 			if err != nil {
 				return fmt.Errorf("%w: %s", err, out)
 			}

@@ -6,8 +6,6 @@ import (
 	"fmt"
 	"io"
 	"net/netip"
-	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -23,32 +21,11 @@ import (
 	"github.com/fared/fared/internal/netnstest"
 	"github.com/fared/fared/internal/packettap"
 	"github.com/fared/fared/internal/rtnl"
+	"github.com/fared/fared/internal/testkit/binary"
 	"github.com/fared/fared/wecmp"
 )
 
-// fared is the path of the binary under test.
-var fared string
-
-func TestMain(m *testing.M) {
-	dir, err := os.MkdirTemp("", "fared-packets-")
-	if err != nil {
-		panic(err)
-	}
-	fared = filepath.Join(dir, "fared")
-	build := exec.Command("go", "build", "-o", fared, "github.com/fared/fared/cmd/fared")
-	if out, err := build.CombinedOutput(); err != nil {
-		panic(fmt.Sprintf("%v\n%s", err, out))
-	}
-	code := m.Run()
-	os.RemoveAll(dir)
-	if code == 0 {
-		if err := goleak.Find(); err != nil {
-			fmt.Println(err)
-			code = 1
-		}
-	}
-	os.Exit(code)
-}
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 // Size of the bed: the draft's four planes, with a Y-cable each.
 const (
@@ -123,7 +100,7 @@ func newServer(t testing.TB, driver string, f family) *bed {
 		// Pinned objects outlive the namespace.
 		if b.agent != nil {
 			b.agent.Stop()
-			if out, err := b.server.Output(fared, append([]string{"dataplane", "--flush"}, b.flags(b.socket())...)...); err != nil {
+			if out, err := b.server.Output(binary.Fared(t), append([]string{"dataplane", "--flush"}, b.flags(b.socket())...)...); err != nil {
 				t.Errorf("%v\n%s", err, out)
 			}
 		}
@@ -171,7 +148,7 @@ func (b *bed) flags(socket string) []string {
 func (b *bed) start() {
 	b.t.Helper()
 	socket := b.socket()
-	b.agent = b.server.Start(b.t, fared, append([]string{"dataplane"}, b.flags(socket)...)...)
+	b.agent = b.server.Start(b.t, binary.Fared(b.t), append([]string{"dataplane"}, b.flags(socket)...)...)
 	if b.conn != nil {
 		b.conn.Close()
 	}

@@ -8,6 +8,7 @@ import (
 
 	farev1 "github.com/fared/fared/api/fare/v1"
 	"github.com/fared/fared/internal/netnstest"
+	"github.com/fared/fared/internal/testkit/binary"
 	"github.com/fared/fared/wecmp"
 )
 
@@ -99,7 +100,7 @@ func TestForeignObjectsStay(t *testing.T) {
 		same("started again")
 		b.agent.Stop()
 		same("stopped")
-		if out, err := n.Output(fared, append([]string{"dataplane", "--flush"}, b.flags(b.socket())...)...); err != nil {
+		if out, err := n.Output(binary.Fared(t), append([]string{"dataplane", "--flush"}, b.flags(b.socket())...)...); err != nil {
 			t.Fatalf("%v\n%s", err, out)
 		}
 		same("flushed")

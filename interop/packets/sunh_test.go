@@ -14,6 +14,7 @@ import (
 
 	farev1 "github.com/fared/fared/api/fare/v1"
 	"github.com/fared/fared/internal/netnstest"
+	"github.com/fared/fared/internal/testkit/binary"
 	"github.com/fared/fared/transport/rdma"
 	sunh "github.com/fared/fared/transport/superp"
 	"github.com/fared/fared/wecmp"
@@ -158,7 +159,7 @@ func trafficOverSUNH(t *testing.T, loopback, port, subnet string) {
 		}
 		space.IP(route...)
 		socket := "unix:" + filepath.Join(t.TempDir(), "node.sock")
-		node := space.Start(t, fared, "traffic", "node", "--transport", "superp", "--superp-encapsulation", "sunh", "--superp-subnet", subnet, "--source", fmt.Sprintf(loopback, 1+i),
+		node := space.Start(t, binary.Fared(t), "traffic", "node", "--transport", "superp", "--superp-encapsulation", "sunh", "--superp-subnet", subnet, "--source", fmt.Sprintf(loopback, 1+i),
 			"--slot", "p0=50001@p0", "--slot", "p1=50002*3@p1", "--listen", socket)
 		netnstest.Eventually(t, time.Minute, func() error {
 			if !strings.Contains(node.Log(), "listens at") {
@@ -169,7 +170,7 @@ func trafficOverSUNH(t *testing.T, loopback, port, subnet string) {
 		run = append(run, "--node", fmt.Sprintf("n%d=%s", i, socket))
 	}
 	before := received(t, spaces[1])
-	out, err := spaces[0].Output(fared, run...)
+	out, err := spaces[0].Output(binary.Fared(t), run...)
 	if err != nil || !strings.Contains(string(out), "every byte verified") {
 		t.Fatalf("%v\n%s", err, out)
 	}

@@ -19,7 +19,7 @@ import (
 	"github.com/fared/fared/internal/netnstest"
 )
 
-// base has the binary under test and the files of all beds. Its path is short enough for sockets.
+// base has the files of all beds. Its path is short enough for sockets.
 var base string
 
 func TestMain(m *testing.M) {
@@ -29,12 +29,6 @@ func TestMain(m *testing.M) {
 	}
 	if err != nil {
 		panic(err)
-	}
-	faredBinary = filepath.Join(base, "fared")
-	build := exec.Command("go", "build", "-tags", "grpcnotrace", "-trimpath", "-o", faredBinary, "github.com/fared/fared/cmd/fared")
-	build.Env = append(os.Environ(), "CGO_ENABLED=0")
-	if out, err := build.CombinedOutput(); err != nil {
-		panic(fmt.Sprintf("%v\n%s", err, out))
 	}
 	interrupted := make(chan os.Signal, 1)
 	signal.Notify(interrupted, os.Interrupt, unix.SIGTERM)

@@ -8,6 +8,8 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+
+	"github.com/fared/fared/internal/testkit/binary"
 )
 
 // contestant is a router that can be the server of a bed.
@@ -140,9 +142,6 @@ type fared struct {
 	inside bool
 }
 
-// faredBinary is built by TestMain.
-var faredBinary string
-
 func (f fared) name() string {
 	switch {
 	case f.inside && f.driver == "linux":
@@ -167,7 +166,7 @@ func (f fared) start(b *bed) {
 	args := append([]string{"dataplane", "--log-level", "warn"}, f.flags(b)...)
 	b.t.Cleanup(func() {
 		// Pinned objects outlive the namespace; the agent, which started later, has ended by now.
-		if out, err := b.server.Output(faredBinary, append(args, "--flush")...); err != nil {
+		if out, err := b.server.Output(binary.Fared(b.t), append(args, "--flush")...); err != nil {
 			b.t.Errorf("%v\n%s", err, out)
 		}
 	})
@@ -176,7 +175,7 @@ func (f fared) start(b *bed) {
 	if f.inside {
 		dataplane = fmt.Sprintf(`{address: "inside:", flags: [%s]}`, strings.Join(f.flags(b), ", "))
 	} else {
-		b.runUntil(filepath.Join(b.dir, "dataplane.sock"), faredBinary, args...)
+		b.runUntil(filepath.Join(b.dir, "dataplane.sock"), binary.Fared(b.t), args...)
 	}
 	var c strings.Builder
 	line := func(format string, args ...any) { fmt.Fprintf(&c, format+"\n", args...) }
@@ -192,5 +191,5 @@ func (f fared) start(b *bed) {
 	for p := range planes {
 		line("- name: %s\n  sub_ports: [{device: %[1]s, speed: %[2]dG, sessions: [{peer: %[3]s, peer_as: %[4]d}]}]", device(p), full, leafAddress(p), firstLeafAS+p)
 	}
-	b.run(faredBinary, "run", "--config", b.file("fared.yaml", c.String()))
+	b.run(binary.Fared(b.t), "run", "--config", b.file("fared.yaml", c.String()))
 }

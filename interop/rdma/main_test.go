@@ -15,6 +15,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/fared/fared/internal/testkit/binary"
 	"github.com/fared/fared/internal/testkit/gate"
 )
 
@@ -45,8 +46,12 @@ func runInVM(kernel string) error {
 		return err
 	}
 	defer os.RemoveAll(dir)
+	program, err := binary.Path()
+	if err != nil {
+		return err
+	}
 	for _, command := range [][]string{
-		{"go", "build", "-o", filepath.Join(dir, "fared"), "../../cmd/fared"},
+		{"cp", program, filepath.Join(dir, "fared")},
 		{"go", "test", "-c", "-o", filepath.Join(dir, "tests"), "."},
 		{"make", "-C", "../../lib", "OUT=" + dir},
 		{"make", "-C", "../../lib/softdev", "OUT=" + dir},

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/fared/fared/internal/netnstest"
+	"github.com/fared/fared/internal/testkit/binary"
 )
 
 // BenchmarkNodes runs `fared traffic node` with its defaults in two processes over a cable, every byte verified, and iperf3 with equal blocks in the same round, over an MTU of
@@ -20,10 +21,7 @@ import (
 // announcement. Use -benchtime 5x.
 func BenchmarkNodes(b *testing.B) {
 	netnstest.Require(b, "iperf3", "ss")
-	fared := filepath.Join(b.TempDir(), "fared")
-	if out, err := exec.Command("go", "build", "-o", fared, "../../cmd/fared").CombinedOutput(); err != nil {
-		b.Fatalf("%v\n%s", err, out)
-	}
+	fared := binary.Fared(b)
 	for _, mtu := range []int{1500, 9000} {
 		b.Run(fmt.Sprintf("MTU=%d", mtu), func(b *testing.B) { nodes(b, fared, mtu) })
 	}

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/fared/fared/internal/netnstest"
+	"github.com/fared/fared/internal/testkit/binary"
 )
 
 // lab is a running fabric of fared: four planes, four servers, steered by BPF.
@@ -25,10 +26,7 @@ func newLab(t testing.TB) *lab {
 	t.Helper()
 	netnstest.Require(t, "ip", "tc")
 	netnstest.KeepsLabs(t)
-	l := &lab{binary: filepath.Join(t.TempDir(), "fared")}
-	if out, err := exec.Command("go", "build", "-o", l.binary, "github.com/fared/fared/cmd/fared").CombinedOutput(); err != nil {
-		t.Fatalf("%v\n%s", err, out)
-	}
+	l := &lab{binary: binary.Fared(t)}
 	var out bytes.Buffer
 	cmd := exec.Command(l.binary, "lab", "--netns", "--servers", fmt.Sprint(servers), "--sub-ports", "1", "--scenario", "none", "--driver", "bpf", "--rate", "0", "--keep")
 	cmd.Stdout, cmd.Stderr = &out, &out
