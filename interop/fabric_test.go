@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/fared/fared/internal/netnstest"
+	"github.com/fared/fared/internal/testkit/testbed"
 )
 
 const (
@@ -323,13 +324,7 @@ func (l *leaf) run(t *testing.T, socket, name string, args ...string) {
 	}
 	p := l.ns.Start(t, name, args...)
 	l.running = append(l.running, p)
-	netnstest.Eventually(t, within, func() error {
-		if err := p.Running(); err != nil {
-			return err
-		}
-		_, err := os.Stat(socket)
-		return err
-	})
+	testbed.Until(t, socket, p)
 }
 
 // crash kills the leaf's programs.

@@ -21,6 +21,7 @@ import (
 	"github.com/fared/fared/internal/netnstest"
 	"github.com/fared/fared/internal/plainjson"
 	"github.com/fared/fared/internal/testkit/binary"
+	"github.com/fared/fared/internal/testkit/testbed"
 )
 
 // fared is a running daemon of a server.
@@ -71,9 +72,7 @@ func startDataplane(t *testing.T, f *fabric, s *server, dir string) string {
 	t.Cleanup(func() {
 		p.Stop()
 		// Pinned objects outlive the namespace.
-		if out, err := s.ns.Output(binary.Fared(t), append(args, "--flush")...); err != nil {
-			t.Errorf("%v\n%s", err, out)
-		}
+		testbed.Flush(t, s.ns, args[1:]...)
 	})
 	return socket
 }
@@ -91,13 +90,11 @@ func insideFlags(t *testing.T, f *fabric, s *server) []string {
 		t.Cleanup(func() {
 			s.fared.Stop()
 			// Pinned objects outlive the namespace.
-			args := []string{"dataplane", "--flush"}
+			var args []string
 			for _, flag := range flags {
 				args = append(args, "--"+flag)
 			}
-			if out, err := s.ns.Output(binary.Fared(t), args...); err != nil {
-				t.Errorf("%v\n%s", err, out)
-			}
+			testbed.Flush(t, s.ns, args...)
 		})
 	}
 	return flags

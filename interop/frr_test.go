@@ -4,52 +4,35 @@ import (
 	"encoding/json"
 	"fmt"
 	"net/netip"
-	"os"
 	"os/exec"
-	"os/user"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 	"testing"
+
+	"github.com/fared/fared/internal/testkit/testbed"
 )
 
 // frr runs zebra and bgpd, without watchfrr and in separate directories per leaf.
 type frr struct{}
 
-const frrDir = "/usr/lib/frr"
-
 func (frr) tools() []string {
-	return []string{filepath.Join(frrDir, "zebra"), filepath.Join(frrDir, "bgpd"), filepath.Join(frrDir, "bfdd"), "vtysh"}
+	return []string{testbed.FRRProgram("zebra"), testbed.FRRProgram("bgpd"), testbed.FRRProgram("bfdd"), "vtysh"}
 }
 
 func (frr) start(t *testing.T, l *leaf) {
 	t.Helper()
-	run := filepath.Join(l.dir, "run")
-	if err := os.MkdirAll(run, 0o755); err != nil {
-		t.Fatal(err)
-	}
-	owner, err := user.Lookup("frr")
-	if err != nil {
-		t.Fatal(err)
-	}
-	uid, _ := strconv.Atoi(owner.Uid)
-	gid, _ := strconv.Atoi(owner.Gid)
-	if err := os.Chown(run, uid, gid); err != nil {
-		t.Fatal(err)
-	}
-	common := func(name, config string) []string {
-		return []string{"-u", "frr", "-g", "frr", "-f", writeFile(t, l.dir, name+".conf", config), "-i", filepath.Join(run, name+".pid"),
-			"-z", filepath.Join(run, "zserv"), "--vty_socket", run, "-A", "127.0.0.1", "-P", "0", "--log", "stdout"}
+	f := testbed.FRR{Sockets: filepath.Join(l.dir, "run"), Start: l.ns.Start}
+	daemon := func(name, config string, more ...string) {
+		l.running = append(l.running, f.Daemon(t, name, writeFile(t, l.dir, name+".conf", config), more...))
 	}
 	// On recent kernels this FRR loses a member of a nexthop group after a flap, while
 	// vtysh still shows it, so zebra writes plain multipath routes.
-	l.run(t, filepath.Join(run, "zserv"), filepath.Join(frrDir, "zebra"), common("zebra", "hostname "+l.name+"\nno zebra nexthop kernel enable\n")...)
+	daemon("zebra", "hostname "+l.name+"\nno zebra nexthop kernel enable\n")
 	if l.bfd > 0 {
-		bfd := append(common("bfdd", frrBFD(l.bfd)), "--bfdctl", filepath.Join(run, "bfdd.sock"))
-		l.run(t, filepath.Join(run, "bfdd.vty"), filepath.Join(frrDir, "bfdd"), bfd...)
+		daemon("bfdd", frrBFD(l.bfd), "--bfdctl", filepath.Join(f.Sockets, "bfdd.sock"))
 	}
-	l.run(t, filepath.Join(run, "bgpd.vty"), filepath.Join(frrDir, "bgpd"), common("bgpd", frrConfig(l))...)
+	daemon("bgpd", frrConfig(l))
 }
 
 func frrConfig(l *leaf) string {

@@ -5,98 +5,24 @@ import (
 	"fmt"
 	"io"
 	"math"
-	"os"
 	"os/exec"
 	"path/filepath"
-	"regexp"
-	"strconv"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/fared/fared/internal/netnstest"
+	"github.com/fared/fared/internal/testkit/binary"
+	"github.com/fared/fared/internal/testkit/testbed"
 )
 
 // execFabric is a running fabric of four planes with a leaf each and four servers, each with eight sub-ports in each plane, steered by BPF: 32 slots for each pair of
 // servers, eight in each plane.
-type execFabric struct {
-	prefix, folder string
-}
+type execFabric struct{ *testbed.Lab }
 
 const execPlanes = 4
 
-func newExecFabric(t *testing.T) *execFabric {
-	t.Helper()
-	netnstest.Require(t, "tc", "iperf3")
-	netnstest.KeepsLabs(t)
-	needsCgroup(t)
-	t.Setenv(asFared, "1")
-	netnstest.Folder(t)
-	self, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
-	cmd := exec.Command(self, "lab", "--netns", "--servers", "4", "--sub-ports", "8", "--scenario", "none", "--driver", "bpf", "--rate", "0", "--keep")
-	out, err := cmd.CombinedOutput()
-	f := &execFabric{prefix: fmt.Sprintf("fared-%d-", cmd.Process.Pid)}
-	t.Cleanup(func() {
-		if out, err := exec.Command(self, "lab", "--netns", "--cleanup").CombinedOutput(); err != nil {
-			t.Errorf("%v\n%s", err, out)
-		}
-	})
-	m := regexp.MustCompile(`logs are in (\S+)`).FindSubmatch(out)
-	if err != nil || m == nil {
-		t.Fatalf("%v\n%s", err, out)
-	}
-	f.folder = string(m[1])
-	return f
-}
-
-// received returns the bytes that have arrived at each leaf from servers.
-func (f *execFabric) received(t *testing.T) (sums [execPlanes]float64) {
-	t.Helper()
-	for p := range sums {
-		out, err := netnstest.Named(t, fmt.Sprint(f.prefix, "leaf", p)).Output("cat", "/proc/net/dev")
-		if err != nil {
-			t.Fatal(err)
-		}
-		for line := range strings.Lines(string(out)) {
-			device, counters, found := strings.Cut(strings.TrimSpace(line), ":")
-			if !found || device == "lo" {
-				continue
-			}
-			n, err := strconv.ParseFloat(strings.Fields(counters)[0], 64)
-			if err != nil {
-				t.Fatal(err)
-			}
-			sums[p] += n
-		}
-	}
-	return sums
-}
-
-// setLeaf sets all devices of a leaf up or down.
-func (f *execFabric) setLeaf(t *testing.T, leaf, state string) {
-	t.Helper()
-	ns := netnstest.Named(t, f.prefix+leaf)
-	for line := range strings.Lines(ns.IP("-br", "link")) {
-		if device, _, _ := strings.Cut(strings.Fields(line)[0], "@"); device != "lo" {
-			ns.IP("link", "set", device, state)
-		}
-	}
-}
-
-// awaitWeights waits until server1 forwards to all others by the weights.
-func (f *execFabric) awaitWeights(t *testing.T, weights string) {
-	t.Helper()
-	netnstest.Eventually(t, time.Minute, func() error {
-		out := fared(t, "--socket", filepath.Join(f.folder, "server1", "fared.sock"), "weights")
-		if strings.Count(out.out, " "+weights+" ") != 3 || strings.Count(out.out, "in effect") != 3 {
-			return fmt.Errorf("%s%s", out.out, out.err)
-		}
-		return nil
-	})
-}
+func (f execFabric) received() []float64 { return f.Received(execPlanes) }
 
 // shell is a shell on server1 that runs one iperf3 after the other.
 type shell struct {
@@ -107,7 +33,7 @@ type shell struct {
 }
 
 // start starts a shell on server1, with words such as fared exec before it.
-func (f *execFabric) start(t *testing.T, words ...string) *shell {
+func (f execFabric) start(t *testing.T, words ...string) *shell {
 	t.Helper()
 	words = append(words, "sh", "-c", `while read -r arguments; do iperf3 --json $arguments; echo "ended with $?"; done`)
 	s := &shell{t: t}
@@ -121,7 +47,7 @@ func (f *execFabric) start(t *testing.T, words ...string) *shell {
 	}
 	var log strings.Builder
 	cmd.Stderr = &log
-	if err := netnstest.Named(t, f.prefix+"server1").Do(cmd.Start); err != nil {
+	if err := f.Node("server1").Do(cmd.Start); err != nil {
 		t.Fatal(err)
 	}
 	s.wait = func() error {
@@ -164,7 +90,7 @@ func (s *shell) end() (sent, received float64) {
 }
 
 // differs compares the bytes of planes with what they shall carry, in percent. The control connection and answers carry less than 2 % of the bytes.
-func differs(before, after [execPlanes]float64, carries [execPlanes]float64) error {
+func differs(before, after, carries []float64) error {
 	total := 0.0
 	for p := range after {
 		total += after[p] - before[p]
@@ -181,25 +107,23 @@ func differs(before, after [execPlanes]float64, carries [execPlanes]float64) err
 // a leaf is dead its plane carries nothing, and open connections go on; new connections avoid it. Without fared exec the kernel's random source
 // ports fail the same check.
 func TestExecFabric(t *testing.T) {
-	f := newExecFabric(t)
-	f.awaitWeights(t, "1:1:1:1")
+	netnstest.Require(t, "iperf3")
+	needsCgroup(t)
+	f := execFabric{testbed.NewLab(t, "--servers", "4", "--sub-ports", "8", "--driver", "bpf")}
+	f.AwaitWeights("server1", "1:1:1:1", 3)
 	for _, server := range []string{"server2", "server3", "server4"} {
-		netnstest.Named(t, f.prefix+server).Start(t, "iperf3", "-s", "-p", "4793")
+		f.Node(server).Start(t, "iperf3", "-s", "-p", "4793")
 	}
-	equal := [execPlanes]float64{25, 25, 25, 25}
-	without := [execPlanes]float64{100.0 / 3, 0, 100.0 / 3, 100.0 / 3}
-	self, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
+	equal := []float64{25, 25, 25, 25}
+	without := []float64{100.0 / 3, 0, 100.0 / 3, 100.0 / 3}
 
 	plain := f.start(t)
 	met := 0
 	for range 3 { // the chance that 16 random streams are four in each plane is 1.5 %
-		before := f.received(t)
+		before := f.received()
 		plain.begin(2, 16, 1)
 		plain.end()
-		err := differs(before, f.received(t), equal)
+		err := differs(before, f.received(), equal)
 		t.Logf("without fared exec: %v", err)
 		if err == nil {
 			met++
@@ -212,38 +136,38 @@ func TestExecFabric(t *testing.T) {
 		t.Error(err)
 	}
 
-	s := f.start(t, self, "exec", "--report", "--file", filepath.Join(f.folder, "server1", "slots"), "--")
-	before := f.received(t)
+	s := f.start(t, binary.Fared(t), "exec", "--report", "--file", filepath.Join(f.Folder, "server1", "slots"), "--")
+	before := f.received()
 	s.begin(2, 16, 1)
 	s.end()
-	if err := differs(before, f.received(t), equal); err != nil {
+	if err := differs(before, f.received(), equal); err != nil {
 		t.Error(err)
 	}
 
 	// A leaf dies while 15 streams are open.
 	s.begin(3, 15, 10)
-	before = f.received(t)
+	before = f.received()
 	netnstest.Eventually(t, time.Minute, func() error {
-		if n := f.received(t)[1] - before[1]; n < 1e5 {
+		if n := f.received()[1] - before[1]; n < 1e5 {
 			return fmt.Errorf("%.0f bytes in plane 1", n)
 		}
 		return nil
 	})
-	f.setLeaf(t, "leaf1", "down")
-	f.awaitWeights(t, "1:0:1:1")
-	before = f.received(t)
+	f.SetLeaf("leaf1", "down")
+	f.AwaitWeights("server1", "1:0:1:1", 3)
+	before = f.received()
 	sent, received := s.end()
-	after := f.received(t)
+	after := f.received()
 	t.Logf("while leaf1 is dead: %.0f bytes sent, %.0f received; at the leaves %.0f, before the end %.0f", sent, received, after, before)
 	if received < 0.9*sent || after[1]-before[1] > 1e4 || after[0]-before[0] < 1e6 {
 		t.Error("open connections do not go on over the other planes")
 	}
 
 	// New connections avoid its plane.
-	before = f.received(t)
+	before = f.received()
 	s.begin(4, 15, 1)
 	s.end()
-	if err := differs(before, f.received(t), without); err != nil {
+	if err := differs(before, f.received(), without); err != nil {
 		t.Errorf("while leaf1 is dead: %v", err)
 	}
 	if err := s.wait(); err != nil {

@@ -8,7 +8,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"regexp"
 	"strings"
 	"sync"
 	"testing"
@@ -18,7 +17,9 @@ import (
 
 	"github.com/fared/fared/internal/netnstest"
 	"github.com/fared/fared/internal/packettap"
+	"github.com/fared/fared/internal/testkit/binary"
 	"github.com/fared/fared/internal/testkit/gate"
+	"github.com/fared/fared/internal/testkit/testbed"
 )
 
 // together are the transports of TestTransportsTogether, with the services to which their packets go.
@@ -52,36 +53,17 @@ func TestTransportsTogether(t *testing.T) {
 
 func transportsTogether(t *testing.T, driver string) {
 	netnstest.Require(t)
-	netnstest.KeepsLabs(t)
-	t.Setenv(asFared, "1")
-	netnstest.Folder(t)
-	self, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
-	lab := exec.Command(self, "lab", "--netns", "--servers", "2", "--scenario", "none", "--driver", driver, "--rate", "0", "--keep")
-	out, err := lab.CombinedOutput()
-	prefix := fmt.Sprintf("fared-%d-", lab.Process.Pid)
-	t.Cleanup(func() {
-		if out, err := exec.Command(self, "lab", "--netns", "--cleanup").CombinedOutput(); err != nil {
-			t.Errorf("%v\n%s", err, out)
-		}
-	})
-	m := regexp.MustCompile(`logs are in (\S+)\. To`).FindSubmatch(out)
-	if err != nil || m == nil {
-		t.Fatalf("%v\n%s", err, out)
-	}
-	folder := string(m[1])
+	lab := testbed.NewLab(t, "--servers", "2", "--driver", driver)
 
 	// Where a packet belongs, by server, service and source port: plane and sub-port.
 	var places [2][3]map[int]place
 	var taps [2][3][leavesOfLab][subPortsOfLab]*packettap.Tap
 	for i, server := range servers {
 		for k := range together {
-			places[i][k] = slotPlaces(t, filepath.Join(folder, "server"+server, "fared.sock"), "10.255.0."+servers[1-i]+"/32", together[k].service)
+			places[i][k] = slotPlaces(t, lab.Socket("server"+server), "10.255.0."+servers[1-i]+"/32", together[k].service)
 			for p := range leavesOfLab {
 				for s := range subPortsOfLab {
-					leaf, device := netnstest.Named(t, fmt.Sprint(prefix, "leaf", p)), fmt.Sprintf("s%s.%d", server, s)
+					leaf, device := lab.Node(fmt.Sprint("leaf", p)), fmt.Sprintf("s%s.%d", server, s)
 					taps[i][k][p][s] = packettap.NewFiltered(t, leaf, device, together[k].port, packettap.Pass, packettap.Filter{Protocol: together[k].protocol})
 				}
 			}
@@ -93,7 +75,7 @@ func transportsTogether(t *testing.T, driver string) {
 		run := []string{"traffic", "run", "--size", cmp.Or(os.Getenv("FARED_TOGETHER_SIZE"), "16M"), "--ordering", "weak"}
 		for _, server := range servers {
 			socket := "unix:" + filepath.Join(t.TempDir(), "node.sock")
-			node := netnstest.Named(t, prefix+"server"+server).Start(t, self, "traffic", "node", "--transport", x.transport, "--socket", filepath.Join(folder, "server"+server, "fared.sock"),
+			node := lab.Node("server"+server).Start(t, binary.Fared(t), "traffic", "node", "--transport", x.transport, "--socket", lab.Socket("server"+server),
 				"--source", "10.255.0."+server, "--connect-port", fmt.Sprint(5000+k), "--listen", socket)
 			netnstest.Eventually(t, time.Minute, func() error {
 				if !strings.Contains(node.Log(), "listens at") {
@@ -103,7 +85,7 @@ func transportsTogether(t *testing.T, driver string) {
 			})
 			run = append(run, "--node", server+"="+socket)
 		}
-		cmd := exec.Command(self, run...)
+		cmd := exec.Command(binary.Fared(t), run...)
 		cmd.Stdout, cmd.Stderr = &logs[k], &logs[k]
 		runs = append(runs, cmd)
 	}

@@ -4,13 +4,10 @@ package chaos
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"os"
 	"os/exec"
-	"os/user"
 	"path/filepath"
-	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -24,6 +21,7 @@ import (
 	"github.com/fared/fared/fare"
 	"github.com/fared/fared/internal/netnstest"
 	"github.com/fared/fared/internal/testkit/binary"
+	"github.com/fared/fared/internal/testkit/testbed"
 	"github.com/fared/fared/topo"
 )
 
@@ -124,9 +122,7 @@ func (f *fabric) newNode(n *topo.Node, driver, software string) *node {
 			p.Stop()
 		}
 		if driver == "bpf" {
-			if out, err := x.ns.Output(binary.Fared(f.t), "dataplane", "--flush", "--driver", driver, "--socket", x.socket("dataplane"), "--pin-dir", x.pins()); err != nil {
-				f.t.Errorf("%v\n%s", err, out)
-			}
+			testbed.Flush(f.t, x.ns, "--driver", driver, "--socket", x.socket("dataplane"), "--pin-dir", x.pins())
 		}
 		if err := unix.Unmount(x.dir, unix.MNT_DETACH); err != nil {
 			f.t.Error(err)
@@ -233,7 +229,8 @@ func (n *node) start(name string) {
 	n.f.t.Helper()
 	switch n.software {
 	case topo.FRR:
-		n.startFRR(name)
+		f := testbed.FRR{Sockets: filepath.Join(n.dir, "frr"), Start: n.ns.Start}
+		n.processes[name] = f.Daemon(n.f.t, map[string]string{control: "bgpd", dataplane: "zebra"}[name], filepath.Join(n.dir, "frr.conf"))
 		return
 	case topo.BIRD:
 		n.processes[name] = n.ns.Start(n.f.t, "bird", "-f", "-c", filepath.Join(n.dir, "bird.conf"), "-s", n.socket("bird"), "-P", filepath.Join(n.dir, "bird.pid"))
@@ -244,32 +241,6 @@ func (n *node) start(name string) {
 		args = []string{map[bool]string{true: "run", false: "leaf"}[n.Kind == topo.KindServer], "--config", filepath.Join(n.dir, topo.ConfigFile)}
 	}
 	n.processes[name] = n.ns.Start(n.f.t, binary.Fared(n.f.t), args...)
-}
-
-// startFRR starts zebra or bgpd and waits until it responds.
-func (n *node) startFRR(name string) {
-	n.f.t.Helper()
-	owner, err := user.Lookup("frr")
-	if err != nil {
-		n.f.t.Fatal(err)
-	}
-	uid, _ := strconv.Atoi(owner.Uid)
-	gid, _ := strconv.Atoi(owner.Gid)
-	sockets := filepath.Join(n.dir, "frr")
-	if err := errors.Join(os.MkdirAll(sockets, 0o755), os.Chown(sockets, uid, gid)); err != nil {
-		n.f.t.Fatal(err)
-	}
-	daemon, ready := "zebra", filepath.Join(sockets, "zserv")
-	if name == control {
-		daemon, ready = "bgpd", filepath.Join(sockets, "bgpd.vty")
-	}
-	_ = os.Remove(ready) // left by a daemon that was killed
-	n.processes[name] = n.ns.Start(n.f.t, filepath.Join("/usr/lib/frr", daemon), "-u", "frr", "-g", "frr", "-f", filepath.Join(n.dir, "frr.conf"),
-		"-i", filepath.Join(sockets, daemon+".pid"), "-z", filepath.Join(sockets, "zserv"), "--vty_socket", sockets, "-A", "127.0.0.1", "-P", "0", "--log", "stdout")
-	netnstest.Eventually(n.f.t, 20*time.Second, func() error {
-		_, err := os.Stat(ready)
-		return errors.Join(err, n.processes[name].Running())
-	})
 }
 
 // kill kills a process.

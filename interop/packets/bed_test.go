@@ -22,6 +22,7 @@ import (
 	"github.com/fared/fared/internal/packettap"
 	"github.com/fared/fared/internal/rtnl"
 	"github.com/fared/fared/internal/testkit/binary"
+	"github.com/fared/fared/internal/testkit/testbed"
 	"github.com/fared/fared/wecmp"
 )
 
@@ -100,9 +101,7 @@ func newServer(t testing.TB, driver string, f family) *bed {
 		// Pinned objects outlive the namespace.
 		if b.agent != nil {
 			b.agent.Stop()
-			if out, err := b.server.Output(binary.Fared(t), append([]string{"dataplane", "--flush"}, b.flags(b.socket())...)...); err != nil {
-				t.Errorf("%v\n%s", err, out)
-			}
+			testbed.Flush(t, b.server, b.flags(b.socket())...)
 		}
 	})
 	return b

@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/fared/fared/internal/netnstest"
+	"github.com/fared/fared/internal/testkit/testbed"
 )
 
 // bed is one contestant and its leaves.
@@ -122,14 +123,7 @@ func (b *bed) run(name string, args ...string) *netnstest.Process {
 // runUntil starts a process and waits for a file that it makes.
 func (b *bed) runUntil(file, name string, args ...string) {
 	b.t.Helper()
-	p := b.run(name, args...)
-	netnstest.Eventually(b.t, time.Minute, func() error {
-		if err := p.Running(); err != nil {
-			b.t.Fatal(err)
-		}
-		_, err := os.Stat(file)
-		return err
-	})
+	testbed.Until(b.t, file, b.run(name, args...))
 }
 
 // file writes a file of the contestant and returns its path.

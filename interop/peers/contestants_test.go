@@ -2,14 +2,12 @@ package peers
 
 import (
 	"fmt"
-	"os"
 	"os/exec"
-	"os/user"
 	"path/filepath"
-	"strconv"
 	"strings"
 
 	"github.com/fared/fared/internal/testkit/binary"
+	"github.com/fared/fared/internal/testkit/testbed"
 )
 
 // contestant is a router that can be the server of a bed.
@@ -79,44 +77,26 @@ func (b *bed) startBIRD(weighted bool) {
 // frr is FRR: bgpd computes weights of multipath routes from the communities, zebra writes them.
 type frr struct{}
 
-const frrDir = "/usr/lib/frr"
-
 func (frr) name() string { return "frr" }
 func (frr) version() string {
-	return output(filepath.Join(frrDir, "bgpd"), "--version")
+	return output(testbed.FRRProgram("bgpd"), "--version")
 }
 func (frr) inKernel() bool { return true }
 func (frr) tools() []string {
-	return []string{filepath.Join(frrDir, "zebra"), filepath.Join(frrDir, "bgpd"), filepath.Join(frrDir, "bfdd")}
+	return []string{testbed.FRRProgram("zebra"), testbed.FRRProgram("bgpd"), testbed.FRRProgram("bfdd")}
 }
 
-// daemon starts a process of FRR, and waits for the file in run that shows that it is ready.
-func (frr) daemon(b *bed, run, name, ready, config string, more ...string) {
+func (frr) start(b *bed) {
 	b.t.Helper()
-	b.runUntil(filepath.Join(run, ready), filepath.Join(frrDir, name), append([]string{"-u", "frr", "-g", "frr", "-f", b.file(name+".conf", config),
-		"-i", filepath.Join(run, name+".pid"), "-z", filepath.Join(run, "zserv"), "--vty_socket", run, "-A", "127.0.0.1", "-P", "0", "--log", "stdout"}, more...)...)
-}
-
-func (f frr) start(b *bed) {
-	b.t.Helper()
-	run := filepath.Join(b.dir, "run")
-	owner, err := user.Lookup("frr")
-	if err != nil {
-		b.t.Fatal(err)
-	}
-	uid, _ := strconv.Atoi(owner.Uid)
-	gid, _ := strconv.Atoi(owner.Gid)
-	if err := os.Mkdir(run, 0o755); err != nil {
-		b.t.Fatal(err)
-	}
-	if err := os.Chown(run, uid, gid); err != nil {
-		b.t.Fatal(err)
+	f := testbed.FRR{Sockets: filepath.Join(b.dir, "run"), Start: b.server.StartOnHost}
+	daemon := func(name, config string, more ...string) {
+		b.processes = append(b.processes, f.Daemon(b.t, name, b.file(name+".conf", config), more...))
 	}
 	// Without nexthop objects, which this version loses members of after a flap on recent kernels (interop).
-	f.daemon(b, run, "zebra", "zserv", "no zebra nexthop kernel enable\nzebra work-queue 0\n")
+	daemon("zebra", "no zebra nexthop kernel enable\nzebra work-queue 0\n")
 	if b.bfd > 0 {
-		f.daemon(b, run, "bfdd", "bfdd.vty", fmt.Sprintf("bfd\n profile fast\n  detect-multiplier 3\n  receive-interval %[1]d\n  transmit-interval %[1]d\n exit\nexit\n", b.bfd.Milliseconds()),
-			"--bfdctl", filepath.Join(run, "bfdd.sock"))
+		daemon("bfdd", fmt.Sprintf("bfd\n profile fast\n  detect-multiplier 3\n  receive-interval %[1]d\n  transmit-interval %[1]d\n exit\nexit\n", b.bfd.Milliseconds()),
+			"--bfdctl", filepath.Join(f.Sockets, "bfdd.sock"))
 	}
 	var c strings.Builder
 	line := func(format string, args ...any) { fmt.Fprintf(&c, format+"\n", args...) }
@@ -133,7 +113,7 @@ func (f frr) start(b *bed) {
 		line("  neighbor %s activate", leafAddress(p))
 	}
 	line(" exit-address-family\nexit")
-	f.daemon(b, run, "bgpd", "bgpd.vty", c.String())
+	daemon("bgpd", c.String())
 }
 
 // fared is the daemon and the agent with a driver. inside means that the agent is in the daemon's process.
@@ -166,9 +146,7 @@ func (f fared) start(b *bed) {
 	args := append([]string{"dataplane", "--log-level", "warn"}, f.flags(b)...)
 	b.t.Cleanup(func() {
 		// Pinned objects outlive the namespace; the agent, which started later, has ended by now.
-		if out, err := b.server.Output(binary.Fared(b.t), append(args, "--flush")...); err != nil {
-			b.t.Errorf("%v\n%s", err, out)
-		}
+		testbed.Flush(b.t, b.server, args[1:]...)
 	})
 	b.server.SetApart()
 	dataplane := fmt.Sprintf("{address: %q}", "unix:"+filepath.Join(b.dir, "dataplane.sock"))

@@ -1,0 +1,79 @@
+// Package testbed builds what tests in network namespaces share: labs that stay, daemons of FRR, agents whose pinned objects the end of the test
+// removes. It starts programs and reports what they print and the kernel counts. It computes no expectation, so that the judge of each test
+// stays independent of what it judges.
+package testbed
+
+import (
+	"errors"
+	"os"
+	"os/user"
+	"path/filepath"
+	"strconv"
+	"testing"
+	"time"
+
+	"github.com/fared/fared/internal/netnstest"
+	"github.com/fared/fared/internal/testkit/binary"
+)
+
+// limit is the time in which a program is ready on a busy machine.
+const limit = time.Minute
+
+// Until waits until a file exists, such as the socket of the process that the test has started.
+func Until(t testing.TB, file string, p *netnstest.Process) {
+	t.Helper()
+	netnstest.Eventually(t, limit, func() error {
+		if err := p.Running(); err != nil {
+			t.Fatal(err)
+		}
+		_, err := os.Stat(file)
+		return err
+	})
+}
+
+// Flush makes the agent with these flags remove its objects, pinned ones included, which outlive the namespace.
+func Flush(t testing.TB, n *netnstest.Namespace, flags ...string) {
+	t.Helper()
+	if out, err := n.Output(binary.Fared(t), append([]string{"dataplane", "--flush"}, flags...)...); err != nil {
+		t.Errorf("%v\n%s", err, out)
+	}
+}
+
+// FRR is the daemons of FRR in one namespace, without watchfrr.
+type FRR struct {
+	// Sockets is the folder of the sockets and pid files. Daemons makes it.
+	Sockets string
+	// Start starts a program in the namespace.
+	Start func(t testing.TB, name string, args ...string) *netnstest.Process
+}
+
+// FRRProgram returns the path of a daemon of FRR.
+func FRRProgram(name string) string { return filepath.Join("/usr/lib/frr", name) }
+
+// Daemon starts zebra, bgpd or bfdd with a configuration file, and waits until the daemon answers.
+func (f FRR) Daemon(t testing.TB, name, config string, more ...string) *netnstest.Process {
+	t.Helper()
+	owner, err := user.Lookup("frr")
+	if err != nil {
+		t.Fatal(err)
+	}
+	uid, _ := strconv.Atoi(owner.Uid)
+	gid, _ := strconv.Atoi(owner.Gid)
+	if err := errors.Join(os.MkdirAll(f.Sockets, 0o755), os.Chown(f.Sockets, uid, gid)); err != nil {
+		t.Fatal(err)
+	}
+	ready := filepath.Join(f.Sockets, name+".vty")
+	if name == "zebra" {
+		ready = f.zserv()
+	}
+	if err := os.Remove(ready); err != nil && !errors.Is(err, os.ErrNotExist) { // left by a daemon that was killed
+		t.Fatal(err)
+	}
+	p := f.Start(t, FRRProgram(name), append([]string{"-u", "frr", "-g", "frr", "-f", config, "-i", filepath.Join(f.Sockets, name+".pid"),
+		"-z", f.zserv(), "--vty_socket", f.Sockets, "-A", "127.0.0.1", "-P", "0", "--log", "stdout"}, more...)...)
+	Until(t, ready, p)
+	return p
+}
+
+// zserv is the socket over which zebra receives routes.
+func (f FRR) zserv() string { return filepath.Join(f.Sockets, "zserv") }
