@@ -49,7 +49,7 @@ func TestEveryCaseApplies(t *testing.T) {
 		dataplane := memory.New(memory.Config{Capabilities: variant.capabilities})
 		dataplane.DelayAcks(variant.delay)
 		conn := dial(t, dataplane)
-		err := dptest.Check(t.Context(), conn, dptest.Options{}, func(r dptest.Result) {
+		err := dptest.Check(t.Context(), conn, dptest.Options{Batch: batch}, func(r dptest.Result) {
 			t.Logf("%s: %v", name, r)
 			if r.Status == dptest.Passed {
 				ran[r.Name] = true
@@ -60,7 +60,7 @@ func TestEveryCaseApplies(t *testing.T) {
 		}
 	}
 	asked := lander{memory.New(memory.Config{Capabilities: everything()})}
-	if err := dptest.Check(t.Context(), dial(t, asked), dptest.Options{}, func(r dptest.Result) {
+	if err := dptest.Check(t.Context(), dial(t, asked), dptest.Options{Batch: batch}, func(r dptest.Result) {
 		t.Logf("asked: %v", r)
 		ran[r.Name] = ran[r.Name] || r.Status == dptest.Passed
 	}); err != nil {
