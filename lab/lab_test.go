@@ -11,7 +11,7 @@ import (
 	"go.uber.org/goleak"
 
 	farev1 "github.com/fared/fared/api/fare/v1"
-	"github.com/fared/fared/internal/race"
+	"github.com/fared/fared/internal/testkit/gate"
 	"github.com/fared/fared/lab/backend"
 	"github.com/fared/fared/topo"
 )
@@ -59,9 +59,10 @@ func play(t *testing.T, f *Fabric, s *Scenario) (results []Result, ok bool) {
 	return results, ok
 }
 
-// TestBuiltInScenarios plays every scenario in each mode and size: after each step every pair has the model's weights,
-// in effect, and under reweight no slot has moved.
+// TestBuiltInScenarios plays every scenario in each mode and size, the gate in the default ones: after each step every pair has the model's
+// weights, in effect, and under reweight no slot has moved.
 func TestBuiltInScenarios(t *testing.T) {
+	gate.Needed(t, "the scenarios of fared lab on real sessions")
 	cases := map[string]Options{
 		"default":     {},
 		"smallest":    {Spec: topo.Spec{Planes: 1, Servers: 2, SubPorts: 1}},
@@ -78,10 +79,10 @@ func TestBuiltInScenarios(t *testing.T) {
 		"slow":        {Spec: topo.Spec{Planes: 3, Servers: 3, Speed: 100e9}},
 	}
 	for name, o := range cases {
-		if race.Enabled && name != "smallest" && name != "per-packet" && name != "two-tier" && name != "own ports" {
-			continue // every case runs without the race detector, which multiplies the time; goroutines are the same in all of them
-		}
 		t.Run(name, func(t *testing.T) {
+			if name != "default" {
+				gate.Slow(t, gate.Labs, "every scenario in another mode or size")
+			}
 			t.Parallel() // the subtests mostly wait
 			f := fabric(t, o)
 			scenarios, err := Load("all", o)
@@ -211,13 +212,9 @@ type figureOfTiers struct{ event, actions, hit, others, inside string }
 // TestFiguresOfTheDraftWithEveryServer plays every scenario in the draft's fabric, 64 GPUs and 4 planes, over all 4,032
 // pairs.
 func TestFiguresOfTheDraftWithEveryServer(t *testing.T) {
-	if testing.Short() {
-		t.Skip("64 servers with 512 sessions take many seconds: run without -short")
-	}
-	servers := 64
-	if race.Enabled {
-		servers = 8 // as the default fabric, which TestBuiltInScenarios leaves out then
-	}
+	gate.Slow(t, gate.Labs, "512 sessions")
+	gate.WithoutRaceDetector(t, "it has no goroutine that smaller fabrics lack")
+	const servers = 64
 	f := fabric(t, Options{Spec: topo.Spec{Servers: servers}})
 	scenarios, err := Load("all", f.options)
 	if err != nil {

@@ -119,12 +119,13 @@ func leftovers(t testing.TB) []string {
 	return all
 }
 
-// TestNetnsScenarios plays scenarios on small fabrics, with each leaf software and either driver, in one tier or two.
+// TestNetnsScenarios plays scenarios on small fabrics, with each leaf software and either driver, in one tier or two; the gate plays one fabric.
 // After each step the weights are the model's, in the daemons and in the kernels' buckets, and packets use the planes
 // by them, without a loss once the changes are complete. (containerlab.TestScenarios plays all scenarios in
 // containers.)
 func TestNetnsScenarios(t *testing.T) {
 	gate.WithoutRaceDetector(t, "drives other processes")
+	gate.Needed(t, "processes, kernels and packets agree with the model")
 	for name, test := range map[string]struct {
 		driver    string
 		spec      topo.Spec
@@ -140,11 +141,10 @@ func TestNetnsScenarios(t *testing.T) {
 		"own ports":         {"linux", topo.Spec{Planes: 2, Servers: 2, GPUs: 2, GPUPorts: topo.Own}, []string{"gpu", "sub-cable", "crash"}},
 		"own ports, bpf":    {"bpf", topo.Spec{Planes: 2, Servers: 2, GPUs: 2, GPUPorts: topo.Own, Leaf: topo.FRR, SharedAS: topo.SharedServers}, []string{"gpu", "leaf"}},
 	} {
-		// The race detector doubles the time of processors. What it can find is in the lab's own code, which two fabrics reach.
-		if race.Enabled && name != "BIRD leaf, linux" && name != "own ports, bpf" {
-			continue
-		}
 		t.Run(name, func(t *testing.T) {
+			if name != "BIRD leaf, linux" {
+				gate.Slow(t, gate.Labs, "scenarios with another leaf, driver or kind of fabric")
+			}
 			o := smallest(t, backend.Netns{Driver: test.driver})
 			o.Spec, o.Quick = test.spec, false
 			var progress []string
@@ -200,6 +200,9 @@ func TestNetnsDefaults(t *testing.T) {
 	gate.WithoutRaceDetector(t, "drives other processes")
 	for _, leaf := range []string{topo.Fared, topo.FRR, topo.BIRD} {
 		t.Run(leaf, func(t *testing.T) {
+			if leaf != topo.FRR {
+				gate.Slow(t, gate.Labs, "a fabric of another leaf")
+			}
 			o := smallest(t, backend.Netns{Driver: "linux"})
 			o.Leaf, o.Quick = leaf, false
 			f := fabric(t, o) // it is up once every session has received End-of-RIB

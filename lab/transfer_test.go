@@ -28,6 +28,7 @@ const transferBytes = "FARED_TRANSFER"
 // correctly and once, no queue pair may report an error, and planes must carry the parts that their weights give them.
 func TestTransfer(t *testing.T) {
 	gate.WithoutRaceDetector(t, "drives other processes")
+	gate.Slow(t, gate.Labs, "1 GB by each transport")
 	for _, test := range []struct{ transport, driver string }{{"roce", "linux"}, {"roce", "bpf"}, {"superp", "linux"}, {"tcp", "linux"}} {
 		t.Run(test.transport+", "+test.driver, func(t *testing.T) {
 			bytes := uint64(1e9)
@@ -91,6 +92,7 @@ func TestMisplaced(t *testing.T) {
 // TestTransferWithoutSteering verifies that a transfer fails whose flows the kernels of the servers place by their addresses alone: by the slots every plane
 // carries its part, by the wire it does not.
 func TestTransferWithoutSteering(t *testing.T) {
+	gate.Slow(t, gate.Labs, "a transfer that has to fail")
 	o := startOutages(t, "superp", "linux")
 	for _, n := range o.Server {
 		if err := o.plan.Namespace(n.Name).Do(func() error {
@@ -450,6 +452,9 @@ func TestTransferInScenarios(t *testing.T) {
 		"a plane of memory":   {topo.Fared, "roce", "p1", "step a leaf fails\n kill leaf1\n expect server1 -> server2 1:0\nstep it returns\n restart leaf1\n expect server1 -> server2 1:1\n", []bool{true, true}},
 	} {
 		t.Run(name, func(t *testing.T) {
+			if name != "routes are kept" {
+				gate.Slow(t, gate.Labs, "a transfer in another fabric")
+			}
 			o := smallest(t, backend.Netns{Driver: "linux"})
 			o.Transport, o.Leaf, o.MemoryPlane, o.RestartTime = test.transport, test.leaf, test.memory, 10*time.Minute
 			f := fabric(t, o)
