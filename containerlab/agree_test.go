@@ -7,6 +7,7 @@ import (
 
 	"github.com/fared/fared/internal/netnstest"
 	"github.com/fared/fared/internal/testkit/binary"
+	"github.com/fared/fared/internal/testkit/gate"
 	"github.com/fared/fared/lab"
 	"github.com/fared/fared/lab/backend"
 	"github.com/fared/fared/lab/judge"
@@ -65,6 +66,7 @@ func matrix(groups []*topo.Group, weights func(src, dst int) []uint32) string {
 // TestAllAgree applies the same failures of the same fabric to the simulation, to the lab in one process and to the lab on network namespaces.
 // After each failure every server's weights are equal in all of them. TestScenarios does so with containers.
 func TestAllAgree(t *testing.T) {
+	gate.Slow(t, gate.Labs, "three sequences of failures, on two kinds of fabric")
 	netnstest.Require(t, "tc", "go")
 	fared := binary.Fared(t)
 	for folder, events := range sequences {

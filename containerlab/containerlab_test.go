@@ -20,6 +20,7 @@ import (
 
 	farev1 "github.com/fared/fared/api/fare/v1"
 	"github.com/fared/fared/internal/netnstest"
+	"github.com/fared/fared/internal/testkit/gate"
 	"github.com/fared/fared/lab"
 	"github.com/fared/fared/lab/backend"
 	"github.com/fared/fared/topo"
@@ -34,19 +35,14 @@ func TestMain(m *testing.M) {
 // kind of fabric, in namespaces (lab.TestNetnsScenarios), or by the sequence of failures of agree_test.go.
 var fabrics = map[string][]string{
 	"frr":       nil,
-	"fared":     {"sub-cable", "leaf", "drain", "frozen"},
-	"bird":      {"port", "drain", "reboot"},
-	"two-tier":  {"leaf", "two-planes"},
-	"own-ports": {"gpu", "maintenance"},
+	"fared":     {"sub-cable", "leaf", "drain", "frozen", "port", "recovery", "flap", "blackhole"},
+	"bird":      {"port", "drain", "reboot", "sub-cable", "leaf"},
+	"two-tier":  {"leaf", "two-planes", "sub-cable", "maintenance", "reboot"},
+	"own-ports": {"gpu", "maintenance", "port", "leaf"},
 }
 
-// more are the scenarios that FARED_EVERY=1 adds.
-var more = map[string][]string{
-	"fared":     {"port", "recovery", "flap", "blackhole"},
-	"bird":      {"sub-cable", "leaf"},
-	"two-tier":  {"sub-cable", "maintenance", "reboot"},
-	"own-ports": {"port", "leaf"},
-}
+// inGate is the scenario that the gate plays, in the folder frr.
+const inGate = "sub-cable"
 
 // tool returns the path of containerlab on this machine; if none is installed it is built once.
 var tool = sync.OnceValues(func() (string, error) {
@@ -258,16 +254,17 @@ func leftovers(t *testing.T, name string) (left []string) {
 	return left
 }
 
-// TestScenarios checks, after each step of each fabric's scenarios, that the daemons and the kernels of the servers' containers have the model's
+// TestScenarios checks, after each step of each fabric's scenarios, in the gate of one scenario of one fabric, that the daemons and the kernels of the servers' containers have the model's
 // weights, and that packets took the planes in that ratio, without loss once the state was stable. After each event of the fabric's sequence the
 // weights equal the simulation's. Both ends of a cable have the same interface index, and the second failed cable of a port is noticed before the
 // kernel announces it. The fabric leaves no leftovers.
 func TestScenarios(t *testing.T) {
+	gate.Needed(t, "the images, the containers' network and containerlab's files make a fabric")
 	for folder, names := range fabrics {
-		if netnstest.Every() {
-			names = slices.Concat(names, more[folder])
-		}
 		t.Run(folder, func(t *testing.T) {
+			if folder != "frr" {
+				gate.Slow(t, gate.Containers, "another fabric")
+			}
 			o := options(t, folder)
 			f := start(t, o)
 			checkIndexes(t, f, o.Name)
@@ -281,7 +278,10 @@ func TestScenarios(t *testing.T) {
 			if want := max(len(names), 12*(1-min(len(names), 1))); len(scenarios) < want {
 				t.Fatalf("%d scenarios, not %d", len(scenarios), want)
 			}
-			for _, s := range scenarios {
+			if first := slices.IndexFunc(scenarios, func(s *lab.Scenario) bool { return s.Name == inGate }); first > 0 {
+				scenarios[0], scenarios[first] = scenarios[first], scenarios[0]
+			}
+			for _, s := range scenarios[:gate.Count(t, gate.Containers, 1, len(scenarios))] {
 				if _, err := f.Run(t.Context(), s, func(r lab.Result) {
 					if !r.OK || f.Policy == "reweight" && s.Name != "reboot" && r.SlotsMoved != 0 {
 						t.Errorf("%s: %s: %d slots moved, %q\n%s", s.Name, r.Step, r.SlotsMoved, r.Wrong, buckets(t, f, o.Name))
@@ -315,6 +315,7 @@ func TestScenarios(t *testing.T) {
 // has an error, and each plane carries its share by weight. Cables are
 // not shaped here, so the processor limits goodput. The fabric leaves no leftovers. FARED_TRANSFER is the number of bytes, 2 GB by default.
 func TestTransfer(t *testing.T) {
+	gate.Slow(t, gate.Containers, "2 GB between containers")
 	bytes := uint64(2e9)
 	if text := os.Getenv("FARED_TRANSFER"); text != "" {
 		var err error
@@ -390,6 +391,7 @@ step it returns
 // TestFailureLeavesTheFacts checks that a scenario with an unmet expectation leaves logs, configurations and captures, and no other leftovers, also when a
 // leaf is frozen and a cable is a black hole at its end.
 func TestFailureLeavesTheFacts(t *testing.T) {
+	gate.Slow(t, gate.Containers, "an expectation that is not met until its limit")
 	o := options(t, "frr")
 	f := start(t, o)
 	s, err := lab.Parse("test", strings.NewReader(`
@@ -428,6 +430,7 @@ step a wrong expectation
 // TestDeploysAgain checks that a failed deployment is reported, removed and repeated once; and that the end of a container ends the lab with its name, and
 // that the others are destroyed.
 func TestDeploysAgain(t *testing.T) {
+	gate.Slow(t, gate.Containers, "two deployments")
 	o := options(t, "own-ports")
 	var progress []string
 	o.Containerlab.Progress = func(text string) { progress = append(progress, text) }
@@ -465,6 +468,7 @@ func TestDeploysAgain(t *testing.T) {
 // TestRunningFabricGoesOn checks that a running fabric is used, and restored after any scenario. Its leaves are not FRR, which at times loses a route
 // after it was frozen (docs/operations/leaves.md).
 func TestRunningFabricGoesOn(t *testing.T) {
+	gate.Slow(t, gate.Containers, "three starts over one deployment")
 	o := options(t, "fared")
 	first := start(t, o)
 	lines, err := first.Leave()
