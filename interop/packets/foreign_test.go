@@ -9,6 +9,7 @@ import (
 	farev1 "github.com/fared/fared/api/fare/v1"
 	"github.com/fared/fared/internal/netnstest"
 	"github.com/fared/fared/internal/testkit/binary"
+	"github.com/fared/fared/internal/testkit/gate"
 	"github.com/fared/fared/wecmp"
 )
 
@@ -16,7 +17,9 @@ import (
 // stay unchanged: while the agent runs, after it is killed, and after its objects are removed. Finally none of its objects
 // may be left.
 func TestForeignObjectsStay(t *testing.T) {
-	once(t, 1, func(t *testing.T, b *bed) {
+	gate.Slow(t, gate.Packets, "for each driver and family; dataplane/linux.TestForeignIsLeftAlone judges one")
+	each(t, func(t *testing.T, driver string, f family) {
+		b := newBed(t, driver, f)
 		n := b.server
 		// The agent's only sysctl that affects all nexthops changes how routes are listed.
 		if _, err := n.Output("sysctl", "-qw", "net.ipv4.nexthop_compat_mode=0"); err != nil {

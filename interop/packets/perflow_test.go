@@ -14,28 +14,18 @@ import (
 
 	farev1 "github.com/fared/fared/api/fare/v1"
 	"github.com/fared/fared/internal/netnstest"
+	"github.com/fared/fared/internal/testkit/gate"
 	"github.com/fared/fared/wecmp"
 )
 
 // drivers are the data planes under test.
 var drivers = []string{"linux", "bpf"}
 
-// each runs a test for every driver and address family.
-func each(t *testing.T, test func(t *testing.T, b *bed)) {
-	combine(t, func(int, int) bool { return true }, test)
-}
-
-// once runs a test for every address family, each with one driver, so that both drivers occur; first is the driver of the first family. Tests differ in first.
-func once(t *testing.T, first int, test func(t *testing.T, b *bed)) {
-	combine(t, func(driver, family int) bool { return (first+family)%len(drivers) == driver || netnstest.Every() }, test)
-}
-
-func combine(t *testing.T, wanted func(driver, family int) bool, test func(t *testing.T, b *bed)) {
-	for d, driver := range drivers {
-		for i, f := range families {
-			if wanted(d, i) {
-				t.Run(driver+" "+f.name, func(t *testing.T) { test(t, newBed(t, driver, f)) })
-			}
+// each runs a test with every driver and address family.
+func each(t *testing.T, test func(t *testing.T, driver string, f family)) {
+	for _, driver := range drivers {
+		for _, f := range families {
+			t.Run(driver+" "+f.name, func(t *testing.T) { test(t, driver, f) })
 		}
 	}
 }
@@ -174,11 +164,16 @@ func all(int) bool { return true }
 // draftWeights lists the draft's weights in order: healthy, half a Y-cable failed at the receiver, a plane failed, and back.
 var draftWeights = [][]uint64{{2, 2, 2, 2}, {2, 2, 1, 2}, {1, 1, 0, 1}, {2, 2, 2, 2}}
 
-// TestSlotsLand stripes a million packets (over IPv6 a tenth) over 64 slots by share and checks that each leaf port
+// TestSlotsLand stripes a million packets (over IPv6, and in the gate, a tenth) over 64 slots by share and checks that each leaf port
 // receives exactly the packets sent for its slots, and no other packet arrives anywhere. While the weights change, the
 // slots of planes that keep their weight continue to send, and none of their packets moves either (F4).
 func TestSlotsLand(t *testing.T) {
-	each(t, func(t *testing.T, b *bed) {
+	gate.Needed(t, "each packet of a slot arrives at its sub-port, over changes of weights, through the agent")
+	each(t, func(t *testing.T, driver string, f family) {
+		if kind := driver + " " + f.name; kind != "bpf v4" && kind != "linux v6" {
+			gate.Slow(t, gate.Packets, "another driver or family")
+		}
+		b := newBed(t, driver, f)
 		b.start()
 		b.resolve()
 		c := b.connect(farev1.Mode_MODE_PER_FLOW, wecmp.Reweight, 3)
@@ -192,9 +187,9 @@ func TestSlotsLand(t *testing.T) {
 				unaffected = append(unaffected, f)
 			}
 		}
-		packets := uint64(1_000_000)
-		if b.family.name != families[0].name {
-			packets /= 10 // the same with other headers
+		packets := uint64(100_000)
+		if f.name == families[0].name {
+			packets = uint64(gate.Count(t, gate.Packets, 100_000, 1_000_000)) // other families are the same with other headers
 		}
 		start := b.arrivals()
 		for step, weights := range draftWeights {
@@ -240,7 +235,9 @@ func TestSlotsLand(t *testing.T) {
 // between. The slots of the planes whose weight only shrinks and grows send all the time: none of their packets may be lost
 // or arrive elsewhere.
 func TestStorm(t *testing.T) {
-	once(t, 0, func(t *testing.T, b *bed) {
+	gate.Slow(t, gate.Packets, "300 changes of weights under traffic, for each driver and family")
+	each(t, func(t *testing.T, driver string, f family) {
+		b := newBed(t, driver, f)
 		b.start()
 		b.resolve()
 		c := b.connect(farev1.Mode_MODE_PER_FLOW, wecmp.Reweight, 3)
@@ -277,7 +274,12 @@ func TestStorm(t *testing.T) {
 // flows before the agent receives new weights. The slots of all other sub-ports continue to send, and lose and move
 // nothing. When the carrier is back, all slots are at their original sub-ports.
 func TestCableCut(t *testing.T) {
-	once(t, 1, func(t *testing.T, b *bed) {
+	gate.Needed(t, "a failed link moves no packet of another one")
+	each(t, func(t *testing.T, driver string, f family) {
+		if driver != "linux" || f.name != families[0].name {
+			gate.Slow(t, gate.Packets, "another driver or family")
+		}
+		b := newBed(t, driver, f)
 		b.start()
 		b.resolve()
 		c := b.connect(farev1.Mode_MODE_PER_FLOW, wecmp.Reweight, 3)
@@ -345,7 +347,9 @@ func TestCableCut(t *testing.T) {
 // TestSubPortDown lets the control plane set down a sub-port that has a carrier (a failed session, a drain). Once that is
 // in effect, no packet leaves through it, and the packets of other sub-ports do not move.
 func TestSubPortDown(t *testing.T) {
-	once(t, 0, func(t *testing.T, b *bed) {
+	gate.Slow(t, gate.Packets, "a sub-port that is set down under traffic, for each driver and family")
+	each(t, func(t *testing.T, driver string, f family) {
+		b := newBed(t, driver, f)
 		b.start()
 		b.resolve()
 		c := b.connect(farev1.Mode_MODE_PER_FLOW, wecmp.Reweight, 2)
@@ -386,7 +390,9 @@ func TestSubPortDown(t *testing.T) {
 // TestRemap checks that under remap the slots of a failed plane move to other sub-ports with other source ports, the
 // remaining slots keep port and leaf, and all are at their original sub-ports in the end.
 func TestRemap(t *testing.T) {
-	once(t, 1, func(t *testing.T, b *bed) {
+	gate.Slow(t, gate.Packets, "failures under remap, for each driver and family")
+	each(t, func(t *testing.T, driver string, f family) {
+		b := newBed(t, driver, f)
 		b.start()
 		b.resolve()
 		c := b.connect(farev1.Mode_MODE_PER_FLOW, wecmp.Remap, 2)

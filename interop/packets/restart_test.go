@@ -9,6 +9,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	farev1 "github.com/fared/fared/api/fare/v1"
+	"github.com/fared/fared/internal/testkit/gate"
 	"github.com/fared/fared/wecmp"
 )
 
@@ -16,7 +17,9 @@ import (
 // and reconnects, or breaks alone. Every packet must arrive at its slot's sub-port, and the agent must know its
 // acknowledged state.
 func TestAgentKilled(t *testing.T) {
-	once(t, 0, func(t *testing.T, b *bed) {
+	gate.Slow(t, gate.Packets, "four kills under traffic, for each driver and family")
+	each(t, func(t *testing.T, driver string, f family) {
+		b := newBed(t, driver, f)
 		b.start()
 		b.resolve()
 		c := b.connect(farev1.Mode_MODE_PER_FLOW, wecmp.Reweight, 50)
@@ -54,6 +57,7 @@ func TestAgentKilled(t *testing.T) {
 // TestJournalLost kills the agent and removes or corrupts its journal before the restart. With bpf it must recover from its
 // maps: it has its acknowledged state after the control plane's Hello, and every packet arrives at its slot's sub-port.
 func TestJournalLost(t *testing.T) {
+	gate.Slow(t, gate.Packets, "two lost journals under traffic, for each family")
 	for _, f := range families {
 		t.Run(f.name, func(t *testing.T) {
 			b := newBed(t, "bpf", f)

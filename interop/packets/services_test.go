@@ -8,6 +8,7 @@ import (
 	farev1 "github.com/fared/fared/api/fare/v1"
 	"github.com/fared/fared/internal/netnstest"
 	"github.com/fared/fared/internal/packettap"
+	"github.com/fared/fared/internal/testkit/gate"
 	"github.com/fared/fared/wecmp"
 )
 
@@ -18,6 +19,7 @@ const superp = 4444
 // arrives at its slot's sub-port, before and after a change of weights. With driver linux the second service then uses the first one's ports, and its packets arrive
 // elsewhere.
 func TestTwoServicesLand(t *testing.T) {
+	gate.Slow(t, gate.Packets, "packets of two services, with each driver")
 	for _, driver := range drivers {
 		t.Run(driver, func(t *testing.T) {
 			b := newBed(t, driver, families[0])

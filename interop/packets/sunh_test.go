@@ -15,6 +15,7 @@ import (
 	farev1 "github.com/fared/fared/api/fare/v1"
 	"github.com/fared/fared/internal/netnstest"
 	"github.com/fared/fared/internal/testkit/binary"
+	"github.com/fared/fared/internal/testkit/gate"
 	"github.com/fared/fared/transport/rdma"
 	sunh "github.com/fared/fared/transport/superp"
 	"github.com/fared/fared/wecmp"
@@ -23,6 +24,7 @@ import (
 // TestSUNHTransportIsSteered sends by the SUPERp transport in SUNH frames over the agent's device. Driver bpf steers each frame by its flow label to the
 // sub-port of its slot: the bytes that the kernel counts at the far ends are in proportion to the weights. The far end answers by the devices of its slots.
 func TestSUNHTransportIsSteered(t *testing.T) {
+	gate.Slow(t, gate.Packets, "verified data of a transport over eight cables")
 	b := newServer(t, "bpf", families[0])
 	b.more = []string{"--sunh", "10.255.0.0/16"}
 	gpu := netnstest.New(t) // all cables lead to one machine, whose sub-ports have the names of the server's
@@ -124,6 +126,7 @@ func TestSUNHTransportIsSteered(t *testing.T) {
 // TestTrafficOverSUNH runs traffic nodes with SUNH in two namespaces with two cables: every byte is verified, and at the far end the kernel counts the planes' bytes in
 // proportion to the slots. The next hops are the peers themselves over IPv4, and the link-local addresses of their ports over IPv6.
 func TestTrafficOverSUNH(t *testing.T) {
+	gate.Slow(t, gate.Packets, "verified data of two nodes, over each family")
 	netnstest.Require(t)
 	for name, x := range map[string]struct{ loopback, port, subnet string }{
 		"v4": {"10.255.0.%d", "", "10.255.0.0/20"},
