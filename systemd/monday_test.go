@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/fared/fared/internal/netnstest"
+	"github.com/fared/fared/internal/testkit/gate"
 )
 
 // destination is a remote GPU behind the four leaves.
@@ -253,6 +254,9 @@ func (m *machine) keeps(step string, fn func()) {
 // TestMonday is the first day of a new user: the example, installed by the section on installation of docs/operations.md, behind FRR leaves at
 // 400G. Each failure and each maintenance step leads to the right weights in the kernel, without manual intervention.
 func TestMonday(t *testing.T) {
+	if inVM == "" {
+		gate.Slow(t, gate.Systemd, "a day of a server: failures, restarts, kills")
+	}
 	m := boot(t)
 	all := []int{0, 1, 2, 3, 4, 5, 6, 7}
 	example, err := os.ReadFile("../examples/server-8gpu.yaml")

@@ -14,6 +14,7 @@ import (
 	"testing"
 
 	"github.com/fared/fared/internal/netnstest"
+	"github.com/fared/fared/internal/testkit/gate"
 )
 
 // older is a version before every release.
@@ -62,37 +63,35 @@ func output(t *testing.T, name string, args ...string) string {
 	return strings.TrimSpace(string(out))
 }
 
-// TestPackage installs the deb in a machine that has never had fared, behind four FRR leaves, upgrades it, goes back to the previous version, and purges it.
-// Every packet sent during upgrade and rollback arrives at a leaf, the kernel forwards over every port meanwhile, and the purge leaves no file, group or kernel object.
-func TestPackage(t *testing.T) {
-	netnstest.Require(t, "docker", "go", "cc", "dpkg-deb", "rpm")
+// current returns the version of the file VERSION.
+func current(t *testing.T) string {
+	t.Helper()
 	text, err := os.ReadFile("../VERSION")
 	if err != nil {
 		t.Fatal(err)
 	}
-	current := strings.TrimSpace(string(text))
-	before, after := packages(t, older, "PARTS=fared", "FORMATS=deb"), packages(t, "")
-	t.Run("contents", func(t *testing.T) { contents(t, current, after) })
-	t.Run("reproducible", func(t *testing.T) {
-		for name, file := range packages(t, "") {
-			if digest(t, file) != digest(t, after[name]) {
-				t.Errorf("two builds of %s differ", name)
-			}
-		}
-	})
+	return strings.TrimSpace(string(text))
+}
 
-	deb := func(version string) string { return fmt.Sprintf("fared_%s-1_%s.deb", version, runtime.GOARCH) }
-	m := bare(t)
-	const traces = `find / -xdev \( -path /proc -o -path /sys -o -path /tmp \) -prune -o -iname '*fared*' -print; getent group | grep fared; ip nexthop show protocol 179; ip route show proto 179`
-	if out, _ := m.try(traces); out != "" {
-		t.Fatalf("the machine already has\n%s", out)
-	}
-	m.copy(before[deb(older)], "/tmp/"+deb(older))
-	m.copy(after[deb(current)], "/tmp/"+deb(current))
-	install := func(version string) { m.run("dpkg --install --force-downgrade /tmp/" + deb(version)) }
+// deb is the name of the package of a version.
+func deb(version string) string { return fmt.Sprintf("fared_%s-1_%s.deb", version, runtime.GOARCH) }
 
-	install(older)
-	if out := m.run("fared version"); !strings.Contains(out, older) {
+// traces lists everything of fared in a machine.
+const traces = `find / -xdev \( -path /proc -o -path /sys -o -path /tmp \) -prune -o -iname '*fared*' -print; getent group | grep fared; ip nexthop show protocol 179; ip route show proto 179`
+
+// every is the list of all ports of the machine.
+var every = []int{0, 1, 2, 3, 4, 5, 6, 7}
+
+// install installs a version that has been copied to the machine.
+func (m *machine) install(version string) {
+	m.run("dpkg --install --force-downgrade /tmp/" + deb(version))
+}
+
+// begin installs a version in a machine that has never had fared, behind four FRR leaves, checks the installation, and starts the units.
+func (m *machine) begin(t *testing.T, version string) {
+	t.Helper()
+	m.install(version)
+	if out := m.run("fared version"); !strings.Contains(out, version) {
 		t.Errorf("fared version prints %q", out)
 	}
 	if out, _ := m.try("systemctl is-active fared fared-dataplane; systemctl is-enabled fared fared-dataplane"); out != "inactive\ninactive\ndisabled\ndisabled" {
@@ -101,21 +100,69 @@ func TestPackage(t *testing.T) {
 	if out, err := m.try("systemd-analyze verify /usr/lib/systemd/system/fared*.service"); err != nil || out != "" {
 		t.Errorf("systemd-analyze verify: %v\n%s", err, out)
 	}
-	all := []int{0, 1, 2, 3, 4, 5, 6, 7}
 	m.run("systemctl stop frr")
 	m.leaves()
 	// The site gives the devices their addresses, here those of the example; fared init finds the rest.
 	m.run("fared netsetup --config /usr/share/doc/fared/examples/server-8gpu.yaml")
 	m.t.Logf("fared init:\n%s", m.run("fared init --as 4200000001 2>&1 && fared check && systemctl enable --now fared-dataplane fared"))
-	m.forwards("start", patience(lossLimit*4), all...)
+	m.forwards("start", patience(lossLimit*4), every...)
+}
 
+// TestPackage installs the deb in a machine that has never had fared, behind four FRR leaves, starts its units, and purges it: the kernel forwards over every port, and
+// the purge leaves no file, group or kernel object.
+func TestPackage(t *testing.T) {
+	gate.Needed(t, "the package and its units work under systemd, and leave nothing")
+	netnstest.Require(t, "docker", "go", "dpkg-deb")
+	version := current(t)
+	files := packages(t, "", "PARTS=fared", "FORMATS=deb")
+	m := bare(t)
+	if out, _ := m.try(traces); out != "" {
+		t.Fatalf("the machine already has\n%s", out)
+	}
+	m.copy(files[deb(version)], "/tmp/"+deb(version))
+	m.begin(t, version)
+	m.run("dpkg --remove fared")
+	if out := m.run("ip nexthop show protocol 179; ip route show proto 179; ip -6 route show proto 179"); out != "" {
+		t.Errorf("the removed package leaves in the kernel\n%s", out)
+	}
+	m.run("test -e /etc/fared/fared.yaml") // a removal keeps the configuration
+	m.run("dpkg --purge fared")
+	if out, _ := m.try(traces); out != "" {
+		t.Errorf("the purged package leaves\n%s", out)
+	}
+}
+
+// TestRelease builds all files of a release, twice with equal bytes, and checks their contents.
+func TestRelease(t *testing.T) {
+	gate.Slow(t, gate.Systemd, "two builds of all files of a release")
+	netnstest.Require(t, "go", "cc", "dpkg-deb", "rpm")
+	files := packages(t, "")
+	contents(t, current(t), files)
+	for name, file := range packages(t, "") {
+		if digest(t, file) != digest(t, files[name]) {
+			t.Errorf("two builds of %s differ", name)
+		}
+	}
+}
+
+// TestUpgrade upgrades the package of a server that forwards, and goes back to the previous version: every packet sent meanwhile arrives at a leaf, and the kernel forwards
+// over every port. A drain lasts over both.
+func TestUpgrade(t *testing.T) {
+	gate.Slow(t, gate.Systemd, "two packages, three upgrades and a drain over kills")
+	netnstest.Require(t, "docker", "go", "dpkg-deb")
+	current := current(t)
+	before, after := packages(t, older, "PARTS=fared", "FORMATS=deb"), packages(t, "", "PARTS=fared", "FORMATS=deb")
+	m := bare(t)
+	m.copy(before[deb(older)], "/tmp/"+deb(older))
+	m.copy(after[deb(current)], "/tmp/"+deb(current))
+	m.begin(t, older)
 	for _, change := range []struct{ name, version string }{{"upgrade", current}, {"rollback", older}} {
 		m.carries(change.name, func() {
 			m.keeps(change.name, func() {
-				install(change.version)
+				m.install(change.version)
 				m.eventually(fmt.Sprintf(`fared status -o json | grep -F '"version": "%s"'`, change.version))
 				m.eventually(fmt.Sprintf("fared dataplane show | grep -wF %s", change.version))
-				m.forwards(change.name, patience(lossLimit*4), all...)
+				m.forwards(change.name, patience(lossLimit*4), every...)
 				m.eventually("fared sessions -o json | grep -c '\"established\"' | grep -x 8")
 			})
 		})
@@ -133,7 +180,7 @@ func TestPackage(t *testing.T) {
 	}
 	m.run("fared drain plane p1 --reason 'new optics' --wait")
 	stays("drain")
-	install(current)
+	m.install(current)
 	m.eventually(fmt.Sprintf(`fared status -o json | grep -F '"version": "%s"'`, current))
 	stays("upgrade during a drain")
 	for _, order := range []string{"fared fared-dataplane", "fared-dataplane fared"} {
@@ -143,20 +190,10 @@ func TestPackage(t *testing.T) {
 		stays("start of " + order)
 	}
 	m.run("fared undrain plane p1 --wait")
-	m.forwards("undrain", patience(returnLimit*4), all...)
-
-	m.run("dpkg --remove fared")
-	if out := m.run("ip nexthop show protocol 179; ip route show proto 179; ip -6 route show proto 179"); out != "" {
-		t.Errorf("the removed package leaves in the kernel\n%s", out)
-	}
-	m.run("test -e /etc/fared/fared.yaml") // a removal keeps the configuration
-	m.run("dpkg --purge fared")
-	if out, _ := m.try(traces); out != "" {
-		t.Errorf("the purged package leaves\n%s", out)
-	}
+	m.forwards("undrain", patience(returnLimit*4), every...)
 }
 
-// contents checks all files of the version; TestPackage installs the deb.
+// contents checks all files of the version.
 func contents(t *testing.T, version string, files map[string]string) {
 	sums, err := os.ReadFile(files["SHA256SUMS"])
 	if err != nil {

@@ -14,6 +14,7 @@ import (
 
 	"github.com/fared/fared/internal/netnstest"
 	"github.com/fared/fared/internal/testkit/binary"
+	"github.com/fared/fared/internal/testkit/gate"
 )
 
 const config = `as: 4200000001
@@ -207,6 +208,7 @@ func (m *machine) show(unit, property string) string {
 // TestUnits checks that systemd 252 accepts every setting of the units, that both services come up, that a reload returns the daemon's answer, that
 // restarts have no limit, and that a broken configuration stops the unit until the file is repaired.
 func TestUnits(t *testing.T) {
+	gate.Slow(t, gate.Systemd, "restarts of the units after each kind of end")
 	m := boot(t)
 	if out, err := m.try("systemd-analyze verify /etc/systemd/system/fared*.service"); err != nil || out != "" {
 		t.Errorf("systemd-analyze verify: %v\n%s", err, out)
@@ -263,6 +265,7 @@ func TestUnits(t *testing.T) {
 // TestCredentials checks that the unit reads a secret that only root may read, by a drop-in with LoadCredential=. Without the drop-in, and for a file of
 // root, it fails and names the remedy.
 func TestCredentials(t *testing.T) {
+	gate.Slow(t, gate.Systemd, "a machine of its own")
 	m := boot(t)
 	m.run("umask 077; echo correct horse >/etc/fared/leaf0.md5; mkdir /etc/systemd/system/fared.service.d")
 	withPassword := func(value string) string {
@@ -309,6 +312,7 @@ func TestCredentials(t *testing.T) {
 
 // TestAccess checks that a local user can read but not operate, that a member of the group fared can do both, and that the log and the event name the caller.
 func TestAccess(t *testing.T) {
+	gate.Slow(t, gate.Systemd, "a machine of its own")
 	m := boot(t)
 	m.run("useradd reader && useradd --no-user-group --groups fared drainer && systemctl start fared")
 	m.eventually("fared status")
@@ -340,6 +344,7 @@ func TestAccess(t *testing.T) {
 // TestInside checks the drop-in for an agent in the daemon's process: systemd accepts it, one process with the agent's capabilities serves both sockets and
 // programs the kernel's objects, operators keep their access, and a killed process reads its journal when systemd restarts it.
 func TestInside(t *testing.T) {
+	gate.Slow(t, gate.Systemd, "a machine of its own")
 	m := boot(t)
 	m.run("mkdir /etc/systemd/system/fared.service.d")
 	m.copy("fared-inside.conf", "/etc/systemd/system/fared.service.d/inside.conf")
