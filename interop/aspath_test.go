@@ -3,12 +3,15 @@ package interop
 import (
 	"fmt"
 	"testing"
+
+	"github.com/fared/fared/internal/testkit/gate"
 )
 
 // TestASPaths cuts half a Y-cable behind leaves that modify AS paths: weights must be exact in both directions in every
 // case. Origins are hidden by as-override, remove-private-AS (which removes a four-byte number from the second server's
 // path) and confederations; servers of one AS see each other by as-override, or if they allow their own AS.
 func TestASPaths(t *testing.T) {
+	gate.Needed(t, "fabrics whose AS numbers collide")
 	for _, tc := range []struct {
 		name   string
 		daemon daemon
@@ -27,6 +30,9 @@ func TestASPaths(t *testing.T) {
 		{name: "one AS, as_override, fared leaf", daemon: faredLeaf{}, opt: options{oneAS: true}, leaf: leaf{policy: "as-override"}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
+			if tc.name != "as-override" && tc.name != "one AS, allow_own_as" {
+				gate.Slow(t, gate.Interop, "another policy of AS paths")
+			}
 			tc.opt.daemons = both(tc.daemon)
 			tc.opt.each = func(l *leaf) {
 				l.cumulative, l.policy = true, tc.leaf.policy

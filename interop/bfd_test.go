@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/fared/fared/internal/netnstest"
+	"github.com/fared/fared/internal/testkit/gate"
 )
 
 // fast detects 300 ms of silence, slow 3 s, which a busy machine does not cause.
@@ -235,12 +236,14 @@ func silences(t *testing.T, f *fabric) {
 }
 
 func TestBFDWithFRR(t *testing.T) {
+	gate.Needed(t, "BFD finds cables that swallow and a frozen leaf")
 	f := newFabric(t, options{daemons: both(frr{}), bfd: fast, each: func(l *leaf) { l.cumulative = true }})
 	silences(t, f)
 }
 
 // TestBFDWithFRRUnnumbered uses link-local addresses.
 func TestBFDWithFRRUnnumbered(t *testing.T) {
+	gate.Slow(t, gate.Interop, "BFD over link-local addresses")
 	f := newFabric(t, options{daemons: both(frr{}), bfd: fast, unnumbered: true, each: func(l *leaf) { l.cumulative = true }})
 	f.back()
 	f.swallow(1, 1, "ingress", "egress")
@@ -250,16 +253,19 @@ func TestBFDWithFRRUnnumbered(t *testing.T) {
 }
 
 func TestBFDWithBIRD(t *testing.T) {
+	gate.Slow(t, gate.Interop, "BFD with BIRD")
 	silences(t, newFabric(t, options{daemons: both(bird{}), bfd: fast, advertise: "node"}))
 }
 
 func TestBFDWithFaredLeaf(t *testing.T) {
+	gate.Slow(t, gate.Interop, "BFD between two fareds")
 	silences(t, newFabric(t, options{daemons: both(faredLeaf{}), bfd: fast, each: idle(t)}))
 }
 
 // TestBFDTakenAway verifies that a leaf without BFD has ordinary sessions, and that no session fails if an operator
 // takes BFD down, and up again.
 func TestBFDTakenAway(t *testing.T) {
+	gate.Slow(t, gate.Interop, "BFD that an operator takes down")
 	f := newFabric(t, options{daemons: both(frr{}), bfd: slow, each: func(l *leaf) {
 		if l.cumulative = true; l.plane == 0 {
 			l.bfd = 0
@@ -313,6 +319,7 @@ func TestBFDTakenAway(t *testing.T) {
 // forwards. The leaf keeps its routes although BFD went down, because our packets declare BFD part of the control plane
 // (RFC 5882, Section 4.3). This covers IPv4 only: FRR 8.4 keeps no others, with or without BFD.
 func TestBFDAndGracefulRestart(t *testing.T) {
+	gate.Slow(t, gate.Interop, "two fabrics with BFD and graceful restart")
 	for what, end := range map[string]func(*fared){"stopped": func(d *fared) { d.Stop() }, "killed": func(d *fared) { d.Kill() }} {
 		t.Run(what, func(t *testing.T) {
 			d := frr{}
@@ -422,6 +429,7 @@ func (f *fabric) capture(plane, server, packets int) string {
 
 // TestBFDAuthWithBIRD verifies all types, one in each plane: BFD comes up, every packet on the wire has the type, and a silent direction is detected.
 func TestBFDAuthWithBIRD(t *testing.T) {
+	gate.Slow(t, gate.Interop, "BFD with authentication")
 	netnstest.Require(t, "tcpdump")
 	for _, kinds := range [][planes]string{{"meticulous-sha1", "keyed-md5"}, {"keyed-sha1", "meticulous-md5"}} {
 		t.Run(strings.Join(kinds[:], ", "), func(t *testing.T) {
@@ -453,6 +461,7 @@ func TestBFDAuthWithBIRD(t *testing.T) {
 // TestBFDAuthWrongKey verifies that BFD stays down between ends with different keys, that both ends report it, that sessions without BFD go on, and that a
 // reload with the right key repairs it. Then the keys are replaced without an interruption.
 func TestBFDAuthWrongKey(t *testing.T) {
+	gate.Slow(t, gate.Interop, "BFD with a wrong key until its time limit")
 	right, next := bfdKey{1, "correct horse"}, bfdKey{2, "battery staple"}
 	opt := options{daemons: both(bird{}), bfd: slow, advertise: "node"}
 	opt.auth = [planes]bfdAuth{
@@ -520,6 +529,7 @@ func TestBFDAuthWrongKey(t *testing.T) {
 // TestBFDAuthWithFRR verifies that FRR, which has no authentication, has ordinary sessions: BFD stays down and shows why, and comes up where a session has
 // none.
 func TestBFDAuthWithFRR(t *testing.T) {
+	gate.Slow(t, gate.Interop, "BFD with authentication")
 	for _, none := range []bool{false, true} {
 		t.Run(map[bool]string{false: "with", true: "without"}[none], func(t *testing.T) {
 			opt := options{daemons: [planes]daemon{bird{}, frr{}}, bfd: slow, each: func(l *leaf) { l.cumulative = true }}

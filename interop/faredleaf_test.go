@@ -15,6 +15,7 @@ import (
 
 	"github.com/fared/fared/internal/netnstest"
 	"github.com/fared/fared/internal/testkit/binary"
+	"github.com/fared/fared/internal/testkit/gate"
 )
 
 // faredLeaf runs `fared leaf`, which makes the kernel forward by `fared dataplane`.
@@ -195,6 +196,7 @@ const leafBuckets = 4 * 512
 // TestFaredLeaf verifies that a fared leaf forwards by itself: packets cross it, by weights that follow cables and
 // drains.
 func TestFaredLeaf(t *testing.T) {
+	gate.Slow(t, gate.Interop, "figures with fared as the leaf")
 	f := newFabric(t, options{daemons: both(faredLeaf{}), each: idle(t)})
 	f.up()
 	f.checkAdvertised()
@@ -226,6 +228,7 @@ func TestFaredLeaf(t *testing.T) {
 
 // TestFaredLeafToLeaf uses two leaves per plane: packets cross both, and the bandwidth crosses two hops.
 func TestFaredLeafToLeaf(t *testing.T) {
+	gate.Slow(t, gate.Interop, "two leaves for each plane")
 	f := newFabric(t, options{daemons: both(faredLeaf{}), leaves: 2, each: idle(t)})
 	f.up()
 	f.checkAdvertised()
@@ -248,6 +251,7 @@ func TestFaredLeafToLeaf(t *testing.T) {
 // TestFaredLeafForwardsOn verifies that a leaf keeps forwarding without its control plane, and that a new data plane
 // takes over the kernel's state after both were down.
 func TestFaredLeafForwardsOn(t *testing.T) {
+	gate.Slow(t, gate.Interop, "a leaf without its control plane")
 	d := faredLeaf{}
 	f := newFabric(t, options{daemons: both(d), each: idle(t)})
 	f.up()

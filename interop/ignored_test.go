@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/fared/fared/internal/netnstest"
+	"github.com/fared/fared/internal/testkit/gate"
 	"github.com/fared/fared/internal/testkit/testbed"
 )
 
@@ -57,6 +58,7 @@ func (d *fared) faults() (out []string, err error) {
 // other's remains. With encoding: extended-community and advertise: node FRR passes every value on unchanged: the
 // weights are correct, without any fault.
 func TestFRRCorruptsBandwidth(t *testing.T) {
+	gate.Slow(t, gate.Interop, "two fabrics at 400G")
 	out, err := exec.Command(testbed.FRRProgram("bgpd"), "--version").Output()
 	if err == nil && !strings.Contains(string(out), "version 8.4.4") {
 		netnstest.Lacks(t, fmt.Sprintf("the fault is that of FRR 8.4.4, and this is another FRR: %s", out))

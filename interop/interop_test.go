@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/fared/fared/internal/netnstest"
+	"github.com/fared/fared/internal/testkit/gate"
 )
 
 func both(d daemon) [planes]daemon { return [planes]daemon{d, d} }
@@ -192,6 +193,7 @@ func (f *fabric) halves() {
 }
 
 func TestFRR(t *testing.T) {
+	gate.Needed(t, "figures of the draft through FRR")
 	f := newFabric(t, options{daemons: both(frr{}), each: func(l *leaf) { l.cumulative = true }})
 	f.up()
 	f.checkAdvertised()
@@ -205,6 +207,7 @@ func TestFRR(t *testing.T) {
 // TestFRRWithoutCumulative runs FRR without any route-map: because FRR makes itself the next hop and every path of the
 // multipath has a bandwidth, it announces their sum.
 func TestFRRWithoutCumulative(t *testing.T) {
+	gate.Slow(t, gate.Interop, "FRR without a route-map")
 	f := newFabric(t, options{daemons: both(frr{})})
 	f.up()
 	f.checkAdvertised()
@@ -217,6 +220,7 @@ func TestFRRWithoutCumulative(t *testing.T) {
 // TestFRRWithoutCommunities verifies that a plane whose leaf sends no extended communities has no bandwidth, and that
 // with missing: equal all shares are equal.
 func TestFRRWithoutCommunities(t *testing.T) {
+	gate.Slow(t, gate.Interop, "FRR without communities")
 	f := newFabric(t, options{daemons: both(frr{}), missing: "equal", each: func(l *leaf) { l.strip = l.plane == 1; l.cumulative = !l.strip }})
 	f.up()
 	f.learned(0, sum)
@@ -227,6 +231,7 @@ func TestFRRWithoutCommunities(t *testing.T) {
 // TestFRRStripsBandwidth verifies that by default a leaf that strips bandwidth changes only the share of its own plane:
 // that plane counts with the local links, and the other plane with its value.
 func TestFRRStripsBandwidth(t *testing.T) {
+	gate.Slow(t, gate.Interop, "FRR without bandwidth in one plane")
 	f := newFabric(t, options{daemons: both(frr{}), each: func(l *leaf) { l.strip = l.plane == 1; l.cumulative = !l.strip }})
 	f.up()
 	f.learned(0, sum)
@@ -239,6 +244,7 @@ func TestFRRStripsBandwidth(t *testing.T) {
 }
 
 func TestFRRUint32(t *testing.T) {
+	gate.Slow(t, gate.Interop, "another encoding")
 	f := newFabric(t, options{daemons: both(frr{}), each: func(l *leaf) { l.uint32, l.cumulative = true, true }})
 	f.up()
 	f.checkAdvertised()
@@ -252,8 +258,12 @@ func TestFRRUint32(t *testing.T) {
 // before start.deadline, without any bgp.restart_time: FRR sends End-of-RIB only to peers that advertise graceful
 // restart (RFC 4724, Section 2).
 func TestStartEndsWithEndOfRIB(t *testing.T) {
+	gate.Needed(t, "a start ends with End-of-RIB of FRR")
 	for _, d := range []daemon{frr{}, bird{}, faredLeaf{}} {
 		t.Run(fmt.Sprintf("%T", d), func(t *testing.T) {
+			if d != (frr{}) {
+				gate.Slow(t, gate.Interop, "another software")
+			}
 			f := newFabric(t, options{daemons: both(d), deadline: time.Hour})
 			f.up()
 			for _, s := range f.servers {
@@ -271,6 +281,7 @@ func TestStartEndsWithEndOfRIB(t *testing.T) {
 
 // TestFRRUnnumbered uses one session per sub-port, over link-local addresses, IPv4 with IPv6 next hops.
 func TestFRRUnnumbered(t *testing.T) {
+	gate.Slow(t, gate.Interop, "sessions over link-local addresses")
 	f := newFabric(t, options{daemons: both(frr{}), unnumbered: true, each: func(l *leaf) { l.cumulative = true }})
 	f.up()
 	f.checkAdvertised()
@@ -284,6 +295,7 @@ func TestFRRUnnumbered(t *testing.T) {
 // TestFRRLeafToLeaf uses two leaves per plane, with a server at each: the loopbacks are reachable from leaf to leaf and
 // the bandwidth crosses two hops.
 func TestFRRLeafToLeaf(t *testing.T) {
+	gate.Slow(t, gate.Interop, "two leaves for each plane")
 	f := newFabric(t, options{daemons: both(frr{}), leaves: 2, each: func(l *leaf) { l.cumulative = true }})
 	f.up()
 	f.checkAdvertised()
@@ -298,6 +310,7 @@ func TestFRRLeafToLeaf(t *testing.T) {
 // sub-port. If one of the two fails, the other's remains, so half a Y-cable does not affect the weights; the failure of
 // both does.
 func TestBIRD(t *testing.T) {
+	gate.Slow(t, gate.Interop, "BIRD without the value of the node")
 	f := newFabric(t, options{daemons: both(bird{})})
 	f.up()
 	f.checkAdvertised()
@@ -311,6 +324,7 @@ func TestBIRD(t *testing.T) {
 // TestBIRDNode verifies that with advertise: node the value of BIRD's best path is the sum of the sub-ports, whichever
 // path it is: half a Y-cable affects the weights, and so does its recovery.
 func TestBIRDNode(t *testing.T) {
+	gate.Needed(t, "figures of the draft through BIRD")
 	f := newFabric(t, options{daemons: both(bird{}), advertise: "node"})
 	f.up()
 	f.checkAdvertised()
@@ -324,6 +338,7 @@ func TestBIRDNode(t *testing.T) {
 
 // TestBIRDNodeLeafToLeaf verifies that the value crosses from leaf to leaf unchanged.
 func TestBIRDNodeLeafToLeaf(t *testing.T) {
+	gate.Slow(t, gate.Interop, "two leaves for each plane")
 	f := newFabric(t, options{daemons: both(bird{}), advertise: "node", leaves: 2})
 	f.up()
 	f.checkAdvertised()
@@ -335,6 +350,7 @@ func TestBIRDNodeLeafToLeaf(t *testing.T) {
 
 // TestBIRDRewrites verifies that a filter on the leaf may replace the value (RFC 10005): plane 1 advertises half.
 func TestBIRDRewrites(t *testing.T) {
+	gate.Slow(t, gate.Interop, "a filter of BIRD")
 	f := newFabric(t, options{daemons: both(bird{}), each: func(l *leaf) {
 		if l.plane == 1 {
 			l.advertise = laneSpeed / 2
@@ -347,6 +363,7 @@ func TestBIRDRewrites(t *testing.T) {
 }
 
 func TestBIRDLeafToLeaf(t *testing.T) {
+	gate.Slow(t, gate.Interop, "two leaves for each plane")
 	f := newFabric(t, options{daemons: both(bird{}), leaves: 2})
 	f.up()
 	f.checkAdvertised()
@@ -357,6 +374,7 @@ func TestBIRDLeafToLeaf(t *testing.T) {
 // TestGoBGP verifies that GoBGP also announces its best path, with the community turned non-transitive (0x40), which
 // RFC 10005 requires to be accepted. GoBGP does not watch its links, so a failed port takes the hold time.
 func TestGoBGP(t *testing.T) {
+	gate.Needed(t, "figures of the draft through GoBGP")
 	d := gobgp{}
 	f := newFabric(t, options{daemons: both(d)})
 	f.up()
@@ -372,6 +390,7 @@ func TestGoBGP(t *testing.T) {
 }
 
 func TestGoBGPNode(t *testing.T) {
+	gate.Slow(t, gate.Interop, "GoBGP with the value of the node")
 	f := newFabric(t, options{daemons: both(gobgp{}), advertise: "node"})
 	f.up()
 	f.checkAdvertised()
@@ -383,6 +402,7 @@ func TestGoBGPNode(t *testing.T) {
 
 // TestMixedPlanes verifies that planes of different software weigh against each other: a sum of two against one.
 func TestMixedPlanes(t *testing.T) {
+	gate.Slow(t, gate.Interop, "planes of different software")
 	f := newFabric(t, options{daemons: [planes]daemon{frr{}, bird{}}, each: func(l *leaf) { l.cumulative = true }})
 	f.up()
 	f.learned(0, sum)
@@ -393,6 +413,7 @@ func TestMixedPlanes(t *testing.T) {
 // TestDrainThroughFRR verifies that maintenance at one server affects the other's weights: first by a bandwidth of zero
 // (RFC 10005), which FRR passes on, then by the absence of the routes.
 func TestDrainThroughFRR(t *testing.T) {
+	gate.Slow(t, gate.Interop, "stages of a drain")
 	d := frr{}
 	f := newFabric(t, options{daemons: both(d), each: func(l *leaf) { l.cumulative = true }})
 	f.up()
@@ -436,6 +457,7 @@ func TestDrainThroughFRR(t *testing.T) {
 // TestDrainThroughKill verifies that a drain outlasts a killed daemon: from the answer on, no start of it gives FRR a route over the drained target, nor the other
 // server a weight there, until an undrain.
 func TestDrainThroughKill(t *testing.T) {
+	gate.Needed(t, "a drain outlasts a killed daemon")
 	d := frr{}
 	f := newFabric(t, options{daemons: both(d), each: func(l *leaf) { l.cumulative = true }})
 	f.up()
@@ -476,6 +498,7 @@ func TestDrainThroughKill(t *testing.T) {
 
 // TestServerDiesAndReturns verifies that a failed server's routes are removed at once, and are back when it is back.
 func TestServerDiesAndReturns(t *testing.T) {
+	gate.Slow(t, gate.Interop, "a server that fails and returns")
 	f := newFabric(t, options{daemons: [planes]daemon{frr{}, bird{}}, each: func(l *leaf) { l.cumulative = true }})
 	f.up()
 	f.weigh("all up", "2:1")
@@ -496,8 +519,12 @@ func TestServerDiesAndReturns(t *testing.T) {
 
 // TestLeafDiesAndReturns plays the draft's failed leaf: its plane carries nothing for any pair, until it is back.
 func TestLeafDiesAndReturns(t *testing.T) {
+	gate.Needed(t, "a leaf that fails, through FRR")
 	for _, d := range []daemon{frr{}, bird{}, gobgp{}, faredLeaf{}} {
 		t.Run(fmt.Sprintf("%T", d), func(t *testing.T) {
+			if d != (frr{}) {
+				gate.Slow(t, gate.Interop, "another software")
+			}
 			f := newFabric(t, options{daemons: both(d), each: func(l *leaf) { l.cumulative = true }})
 			f.up()
 			f.weigh("all up", "1:1")
@@ -514,6 +541,7 @@ func TestLeafDiesAndReturns(t *testing.T) {
 // TestNothingTransitsAServer verifies that no traffic transits a server. A leaf that loses its links to server 1 is
 // still wired to server 0, which has a path over the other plane, and must not advertise it.
 func TestNothingTransitsAServer(t *testing.T) {
+	gate.Slow(t, gate.Interop, "a fabric for each leaf")
 	for _, d := range []daemon{frr{}, bird{}, faredLeaf{}} {
 		t.Run(fmt.Sprintf("%T", d), func(t *testing.T) {
 			f := newFabric(t, options{daemons: both(d)})

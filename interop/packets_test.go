@@ -18,6 +18,7 @@ import (
 
 	"github.com/fared/fared/internal/netnstest"
 	"github.com/fared/fared/internal/packettap"
+	"github.com/fared/fared/internal/testkit/gate"
 )
 
 // roce is the UDP destination port of RoCEv2.
@@ -334,6 +335,7 @@ func (c *counted) change(what string, plane, server, lane int, up bool) {
 // advertisements alone, also for IPv4 (RFC 8950), and that packets follow the weights that result from the cables,
 // while half a Y-cable is cut at either end and after its recovery, with none astray and none lost.
 func TestFRRUnnumberedPackets(t *testing.T) {
+	gate.Slow(t, gate.Interop, "packets over link-local next hops, with both drivers")
 	for _, driver := range []string{"linux", "bpf"} {
 		t.Run(driver, func(t *testing.T) {
 			c := count(newFabric(t, options{daemons: both(frr{}), unnumbered: true, driver: driver, each: func(l *leaf) { l.cumulative = true }}))
@@ -354,6 +356,7 @@ func TestFRRUnnumberedPackets(t *testing.T) {
 // TestInsideKilled verifies that a server whose agent is in the daemon's process forwards by the weights, continues while the process is killed and
 // restarted, without a packet lost or astray, and recovers its state from the journal.
 func TestInsideKilled(t *testing.T) {
+	gate.Slow(t, gate.Interop, "an agent in the daemon, with both drivers")
 	for _, driver := range []string{"linux", "bpf"} {
 		t.Run(driver, func(t *testing.T) {
 			c := count(newFabric(t, options{daemons: both(frr{}), driver: driver, inside: true, each: func(l *leaf) { l.cumulative = true }}))
