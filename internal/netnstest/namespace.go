@@ -260,10 +260,3 @@ func Eventually(t testing.TB, limit time.Duration, check func() error) time.Dura
 func pause(took time.Duration) time.Duration {
 	return min(max(10*time.Millisecond, 3*took), 500*time.Millisecond)
 }
-
-// EveryCombination is the environment variable whose value 1 makes tests run every combination of their variants. Otherwise they run a few in which
-// each variant occurs.
-const EveryCombination = "FARED_EVERY"
-
-// Every reports whether tests run every combination of their variants.
-func Every() bool { return os.Getenv(EveryCombination) == "1" }

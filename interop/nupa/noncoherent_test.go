@@ -15,6 +15,7 @@ import (
 // TestNonCoherentProcesses joins two namespaces by two processes of fared nupanet --non-coherent. A TCP connection carries numbered chunks both ways while each process is killed
 // at a random point and returns; then RoCEv2, SUPERp and TCP queue pairs send verified messages through the cable.
 func TestNonCoherentProcesses(t *testing.T) {
+	gate.Slow(t, gate.Labs, "killed ends of a cable without coherence")
 	netnstest.Require(t)
 	b := newBed(t)
 	tests, err := os.Executable()

@@ -12,12 +12,14 @@ import (
 
 	"github.com/fared/fared/internal/netnstest"
 	"github.com/fared/fared/internal/testkit/binary"
+	"github.com/fared/fared/internal/testkit/gate"
 )
 
 // TestTwoProcesses runs traffic nodes that share an ordinary file as if they were on two machines: each has the boot id of another kernel, so
 // that its file locks do not meet those of its peer. One is killed at random points of traffic and returns, by the same or another boot; all
 // bytes of new traffic are right.
 func TestTwoProcesses(t *testing.T) {
+	gate.Slow(t, gate.Labs, "traffic over killed processes")
 	if os.Getuid() != 0 {
 		netnstest.Lacks(t, "not root, who can give processes another boot id")
 	}

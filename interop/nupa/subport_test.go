@@ -12,14 +12,20 @@ import (
 
 	"github.com/fared/fared/internal/netnstest"
 	"github.com/fared/fared/internal/testkit/binary"
+	"github.com/fared/fared/internal/testkit/gate"
 )
 
 // TestSubPort makes a plane whose sub-port is a nupanet device: a server and its leaf, in two namespaces, have a BGP session through shared
 // memory. When the leaf's end is killed the server's sub-port loses its carrier, and with it the session; both return.
 func TestSubPort(t *testing.T) {
-	subPort(t, "--nupa-shared")
-	if netnstest.Every() {
-		t.Run("non-coherent", func(t *testing.T) { subPort(t, "--non-coherent") })
+	gate.Needed(t, "a BGP session over shared memory ends and returns with its carrier")
+	for _, flag := range []string{"--nupa-shared", "--non-coherent"} {
+		t.Run(flag, func(t *testing.T) {
+			if flag != "--nupa-shared" {
+				gate.Slow(t, gate.Labs, "memory without coherence")
+			}
+			subPort(t, flag)
+		})
 	}
 }
 
