@@ -7,10 +7,11 @@ import (
 	"time"
 
 	"github.com/fared/fared/internal/netnstest"
+	"github.com/fared/fared/internal/testkit/gate"
 )
 
 // strike runs an attack for the configured time, and measures meanwhile.
-func (x attack) strike(t testing.TB, b *bed) (*verdict, error) {
+func (x attack) strike(t testing.TB, b *bed, usual time.Duration) (*verdict, error) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
@@ -23,7 +24,7 @@ func (x attack) strike(t testing.TB, b *bed) (*verdict, error) {
 		defer close(done)
 		x.run(a)
 	}()
-	observed, stop := context.WithTimeout(ctx, attackTime(t)*time.Duration(max(1, x.longer)))
+	observed, stop := context.WithTimeout(ctx, attackTime(t, usual)*time.Duration(max(1, x.longer)))
 	defer stop()
 	v, err := b.observe(observed)
 	cancel()
@@ -37,12 +38,14 @@ func (x attack) strike(t testing.TB, b *bed) (*verdict, error) {
 
 // TestHostileLeaf runs every attack against the binary, and judges the process, the other leaves' sessions, their changes, the heartbeat and the memory.
 func TestHostileLeaf(t *testing.T) {
+	gate.Needed(t, "every attack of a hostile leaf against the binary")
+	usual := time.Duration(gate.Count(t, gate.Chaos, 300, 1200)) * time.Millisecond
 	netnstest.Require(t)
 	n := newNetwork(t)
 	for _, x := range attacks {
 		t.Run(x.name, func(t *testing.T) {
 			b := newBed(t, n, max(few, x.destinations))
-			v, err := x.strike(t, b)
+			v, err := x.strike(t, b, usual)
 			if err != nil {
 				t.Fatal(err)
 			}
