@@ -15,6 +15,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	farev1 "github.com/fared/fared/api/fare/v1"
+	"github.com/fared/fared/internal/testkit/gate"
 )
 
 // Environment variables.
@@ -55,6 +56,7 @@ type chaos struct {
 // TestChaos disturbs a fabric at random for some minutes. After every disturbance weights and packets must be correct
 // within settleLimit, and no weight may be shown as in effect while packets do not obey it.
 func TestChaos(t *testing.T) {
+	gate.Slow(t, gate.Chaos, "random failures for half a minute or more")
 	minutes := 0.5
 	if text := os.Getenv(minutesKey); text != "" {
 		var err error

@@ -7,6 +7,8 @@ import (
 	"strconv"
 	"testing"
 	"time"
+
+	"github.com/fared/fared/internal/testkit/gate"
 )
 
 const (
@@ -18,6 +20,7 @@ const (
 // different speeds. After each change all weights, and the packets counted on every cable, must follow from the lesser
 // bandwidth of both ends.
 func TestRandomFabrics(t *testing.T) {
+	gate.Slow(t, gate.Chaos, "cuts of random fabrics")
 	seed := rand.Uint64N(1e9)
 	if text := os.Getenv(seedKey); text != "" {
 		var err error

@@ -18,6 +18,7 @@ import (
 
 	farev1 "github.com/fared/fared/api/fare/v1"
 	"github.com/fared/fared/internal/netnstest"
+	"github.com/fared/fared/internal/testkit/gate"
 	"github.com/fared/fared/topo"
 )
 
@@ -59,6 +60,7 @@ var quantities = []quantity{
 // TestSoak changes cables and leaves thousands of times, and watches every process of fared: no quantity may grow with
 // the changes.
 func TestSoak(t *testing.T) {
+	gate.Slow(t, gate.Chaos, "40 changes or more")
 	changes := 40
 	if text := os.Getenv(soakKey); text != "" {
 		var err error

@@ -26,7 +26,7 @@ type bed struct {
 	far       *netnstest.Namespace // of all leaves
 	dir       string               // for files, in base
 	leaves    []*leaf
-	gate      gate
+	gate      barrier
 	judge     *judge
 	traffic   *traffic
 	watched   map[string]watched

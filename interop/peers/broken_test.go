@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/fared/fared/internal/netnstest"
+	"github.com/fared/fared/internal/testkit/gate"
 )
 
 // broken is BIRD with a fault.
@@ -63,6 +64,7 @@ func (b *bed) repair(t *testing.T) {
 // TestJudgesNoticeAStoppedContestant measures every row of a contestant whose processes are stopped. Only rows in which the kernel does all the work may have a
 // figure.
 func TestJudgesNoticeAStoppedContestant(t *testing.T) {
+	gate.Slow(t, gate.Chaos, "events of which none is measured, until their limits")
 	t.Parallel()
 	for _, byPackets := range []bool{false, true} {
 		for _, n := range []int{1, 8} {
@@ -95,6 +97,7 @@ func TestJudgesNoticeAStoppedContestant(t *testing.T) {
 
 // TestJudgesNoticeWrongWeights checks that equal weights are not taken for those of a degraded plane.
 func TestJudgesNoticeWrongWeights(t *testing.T) {
+	gate.Slow(t, gate.Chaos, "events of which none is measured, until their limits")
 	t.Parallel()
 	for _, byPackets := range []bool{false, true} {
 		b := newBed(t, broken{fault: "without weights", packets: byPackets}, 1, variant{})
@@ -110,6 +113,7 @@ func TestJudgesNoticeWrongWeights(t *testing.T) {
 
 // TestJudgesNoticeAnAbsentContestant checks that a contest does not begin without routes.
 func TestJudgesNoticeAnAbsentContestant(t *testing.T) {
+	gate.Slow(t, gate.Chaos, "events of which none is measured, until their limits")
 	t.Parallel()
 	netnstest.Require(t)
 	for _, byPackets := range []bool{false, true} {

@@ -17,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/fared/fared/internal/netnstest"
+	"github.com/fared/fared/internal/testkit/gate"
 )
 
 // base has the files of all beds. Its path is short enough for sockets.
@@ -139,6 +140,7 @@ func settingsOf(env func(string) string) (s settings, err error) {
 
 // TestContest measures the chosen rows for the chosen contestants.
 func TestContest(t *testing.T) {
+	gate.Slow(t, gate.Chaos, "every row of every contestant")
 	t.Parallel()
 	s, err := settingsOf(os.Getenv)
 	if err != nil {

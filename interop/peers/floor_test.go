@@ -6,6 +6,8 @@ import (
 	"os/exec"
 	"path/filepath"
 	"testing"
+
+	"github.com/fared/fared/internal/testkit/gate"
 )
 
 // floor is testdata/floor, the least that a router in Go can do for one destination, with a kind of kernel object: "route" or "group".
@@ -33,6 +35,7 @@ func (f floor) start(b *bed) {
 
 // TestFloor checks that the floor follows UPDATEs and the end of a session, so that its figures are those of a router.
 func TestFloor(t *testing.T) {
+	gate.Slow(t, gate.Chaos, "two beds of the contest")
 	t.Parallel()
 	for _, object := range []string{"route", "group"} {
 		t.Run(object, func(t *testing.T) {

@@ -81,7 +81,7 @@ const routesPerUpdate = 800
 type leaf struct {
 	plane int
 	ns    *netnstest.Namespace
-	gate  *gate
+	gate  *barrier
 	wg    sync.WaitGroup
 
 	mu     sync.Mutex // guards the fields below
@@ -93,8 +93,8 @@ type leaf struct {
 	bfd    *bfdSession // nil without BFD
 }
 
-// gate holds back the OPEN of all leaves of a bed until each one has a connection, so that a load begins at one moment.
-type gate struct {
+// barrier holds back the OPEN of all leaves of a bed until each one has a connection, so that a load begins at one moment.
+type barrier struct {
 	mu      sync.Mutex
 	armed   bool
 	waiting map[int]bool
@@ -103,14 +103,14 @@ type gate struct {
 }
 
 // arm makes the next sessions wait for each other.
-func (g *gate) arm() {
+func (g *barrier) arm() {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.armed, g.waiting, g.opened = true, map[int]bool{}, make(chan struct{})
 }
 
 // pass returns when the leaf of a plane may send its OPEN.
-func (g *gate) pass(plane int) {
+func (g *barrier) pass(plane int) {
 	g.mu.Lock()
 	if !g.armed {
 		g.mu.Unlock()
@@ -126,8 +126,8 @@ func (g *gate) pass(plane int) {
 	<-opened
 }
 
-// await waits until the gate has opened, and returns the time.
-func (g *gate) await(limit time.Duration) (moment, error) {
+// await waits until the barrier has opened, and returns the time.
+func (g *barrier) await(limit time.Duration) (moment, error) {
 	g.mu.Lock()
 	opened := g.opened
 	g.mu.Unlock()
@@ -141,8 +141,8 @@ func (g *gate) await(limit time.Duration) (moment, error) {
 	return g.passed, nil
 }
 
-// release opens the gate for leaves that still wait.
-func (g *gate) release() {
+// release opens the barrier for leaves that still wait.
+func (g *barrier) release() {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if g.armed {
@@ -151,7 +151,7 @@ func (g *gate) release() {
 	}
 }
 
-func newLeaf(ns *netnstest.Namespace, plane, destinations int, g *gate) *leaf {
+func newLeaf(ns *netnstest.Namespace, plane, destinations int, g *barrier) *leaf {
 	l := &leaf{plane: plane, ns: ns, gate: g, speeds: make([]int, destinations)}
 	l.thaw = sync.NewCond(&l.mu)
 	for i := range l.speeds {
