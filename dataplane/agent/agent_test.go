@@ -31,6 +31,7 @@ import (
 	"github.com/fared/fared/dataplane/internal/contract"
 	"github.com/fared/fared/dataplane/internal/journal"
 	"github.com/fared/fared/internal/netnstest"
+	"github.com/fared/fared/internal/testkit/gate"
 	"github.com/fared/fared/internal/unixsocket"
 )
 
@@ -209,6 +210,7 @@ func typicalState() []*farev1.Operation {
 }
 
 func TestConformance(t *testing.T) {
+	gate.Slow(t, gate.Models, "the whole suite over a socket; the drivers run it without an agent")
 	socket := filepath.Join(t.TempDir(), "s")
 	a, err := New(Config{Driver: Memory, Socket: socket, Journal: socket + ".journal", Version: "v1"})
 	if err != nil {
@@ -567,7 +569,7 @@ func TestRefusesToStart(t *testing.T) {
 func TestInProcess(t *testing.T) {
 	c := Config{Driver: Memory, InProcess: true, Journal: filepath.Join(t.TempDir(), "journal")}
 	a, stop := run(t, c, &recorder{})
-	dptest.Run(t, a.Conn(), dptest.Options{})
+	dptest.Run(t, a.Conn(), dptest.Options{Batch: 500})
 	client := farev1.NewDataplaneServiceClient(a.Conn())
 	if _, err := client.Hello(t.Context(), &farev1.HelloRequest{Forwarding: dptest.DefaultForwarding()}); err != nil {
 		t.Fatal(err)

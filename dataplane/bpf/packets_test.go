@@ -20,6 +20,7 @@ import (
 	"github.com/fared/fared/dataplane/internal/contract"
 	"github.com/fared/fared/dataplane/memory"
 	"github.com/fared/fared/internal/netnstest"
+	"github.com/fared/fared/internal/testkit/gate"
 )
 
 // TestSUNH checks that SUNH frames that are sent on the anchor leave over the sub-port of their slot, which the flow label
@@ -28,6 +29,9 @@ import (
 func TestSUNH(t *testing.T) {
 	for _, f := range families {
 		t.Run(f.name, func(t *testing.T) {
+			if f.name != families[0].name {
+				gate.Slow(t, gate.Kernel, "another address family")
+			}
 			b := newBed(t, f)
 			b.cfg.SUNH = netip.MustParsePrefix("10.255.0.0/16")
 			if f.source.Addr().Is6() {
@@ -126,6 +130,9 @@ func (b *bed) mac(n *netnstest.Namespace, device string) (mac net.HardwareAddr) 
 func TestFragmentsAndSegments(t *testing.T) {
 	for _, f := range families {
 		t.Run(f.name, func(t *testing.T) {
+			if f.name != families[0].name {
+				gate.Slow(t, gate.Kernel, "another address family")
+			}
 			b := newBed(t, f)
 			b.resolve()
 			b.open()
@@ -386,6 +393,7 @@ func TestLimits(t *testing.T) {
 
 // TestConformance runs the conformance suite on steering behind the server of the contract.
 func TestConformance(t *testing.T) {
+	gate.Needed(t, "driver bpf fulfills the contract")
 	b := newBed(t, families[0])
 	b.cfg.MaxGroups, b.cfg.MaxDestinations = 64, 64
 	b.open()

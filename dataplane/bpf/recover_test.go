@@ -11,6 +11,7 @@ import (
 	farev1 "github.com/fared/fared/api/fare/v1"
 	"github.com/fared/fared/dataplane/internal/contract"
 	"github.com/fared/fared/internal/netnstest"
+	"github.com/fared/fared/internal/testkit/gate"
 )
 
 // wholeState returns a whole state: groups of each mode, parked slots, pins of both kinds, and a sub-port that is down.
@@ -55,6 +56,7 @@ func wholeState(b *bed, mode farev1.Mode, gpus []gpu) *farev1.SnapshotResponse {
 // TestRecover checks that an agent without a journal recovers the programmed state from the maps, and that no packet leaves
 // its slot at any moment.
 func TestRecover(t *testing.T) {
+	gate.Needed(t, "an agent without a journal recovers from its maps, under traffic")
 	for _, mode := range []farev1.Mode{farev1.Mode_MODE_PER_FLOW, farev1.Mode_MODE_PER_PACKET} {
 		t.Run(mode.String(), func(t *testing.T) {
 			b := newBed(t, families[0])

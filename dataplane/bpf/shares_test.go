@@ -15,6 +15,7 @@ import (
 	farev1 "github.com/fared/fared/api/fare/v1"
 	"github.com/fared/fared/dataplane/internal/contract"
 	"github.com/fared/fared/internal/netnstest"
+	"github.com/fared/fared/internal/testkit/gate"
 )
 
 // manyPorts is a server with n unconnected sub-ports whose packets the kernel counts.
@@ -119,6 +120,9 @@ func TestShares(t *testing.T) {
 	to := netip.MustParsePrefix("10.255.0.2/32")
 	for _, n := range []int{4, 13, 32, 64} {
 		t.Run(fmt.Sprint(n), func(t *testing.T) {
+			if n != 13 {
+				gate.Slow(t, gate.Kernel, "another number of sub-ports")
+			}
 			m := newManyPorts(t, n)
 			weights, sum := make([]uint32, n), 0.0
 			for i := range weights {

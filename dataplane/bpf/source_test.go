@@ -11,6 +11,7 @@ import (
 	farev1 "github.com/fared/fared/api/fare/v1"
 	"github.com/fared/fared/dataplane/internal/contract"
 	"github.com/fared/fared/internal/netnstest"
+	"github.com/fared/fared/internal/testkit/gate"
 )
 
 // gpu is an IPv4 or IPv6 loopback with separate ports: one sub-port of each plane.
@@ -172,6 +173,9 @@ func (b *bed) strays(first, n int) map[string]int {
 func TestSourceGroups(t *testing.T) {
 	for _, f := range families {
 		t.Run(f.name, func(t *testing.T) {
+			if f.name != families[0].name {
+				gate.Slow(t, gate.Kernel, "another address family")
+			}
 			b := newBed(t, f)
 			gpus := newGPUs(b)
 			b.resolve()

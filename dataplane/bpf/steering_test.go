@@ -20,6 +20,7 @@ import (
 	farev1 "github.com/fared/fared/api/fare/v1"
 	"github.com/fared/fared/dataplane/internal/contract"
 	"github.com/fared/fared/internal/netnstest"
+	"github.com/fared/fared/internal/testkit/gate"
 )
 
 // TestPins checks that all packets of a slot leave over its sub-port, and that those without a slot are distributed over
@@ -27,6 +28,9 @@ import (
 func TestPins(t *testing.T) {
 	for _, f := range families {
 		t.Run(f.name, func(t *testing.T) {
+			if f.name != families[0].name {
+				gate.Slow(t, gate.Kernel, "another address family")
+			}
 			b := newBed(t, f)
 			b.resolve()
 			b.open()
@@ -64,9 +68,14 @@ func TestPins(t *testing.T) {
 // without a slot over all members, by weight, within half a percent of all packets, and that members of a plane that is
 // down are excluded immediately.
 func TestSpray(t *testing.T) {
-	const all, within = 1_000_000, 0.005
+	gate.Needed(t, "packets without a slot, and those of a slot in per-packet mode, go by weight")
+	const within = 0.005
+	all := gate.Count(t, gate.Kernel, 100_000, 1_000_000)
 	for _, f := range families {
 		t.Run(f.name, func(t *testing.T) {
+			if f.name != families[0].name {
+				gate.Slow(t, gate.Kernel, "another address family")
+			}
 			b := newBed(t, f)
 			b.resolve()
 			b.open()

@@ -15,6 +15,7 @@ import (
 
 	farev1 "github.com/fared/fared/api/fare/v1"
 	"github.com/fared/fared/internal/netnstest"
+	"github.com/fared/fared/internal/testkit/gate"
 )
 
 // wholly fails unless a connection's segments arrived at one device only.
@@ -34,6 +35,9 @@ func TestTCP(t *testing.T) {
 	const size = 1 << 20
 	for i, f := range families {
 		t.Run(f.name, func(t *testing.T) {
+			if f.name != families[0].name {
+				gate.Slow(t, gate.Kernel, "another address family")
+			}
 			b, _ := newTCPBed(t, f)
 			b.open()
 			b.greet(farev1.Mode_MODE_PER_FLOW)
@@ -138,6 +142,9 @@ func TestTCPMeetsTheMTU(t *testing.T) {
 func TestTCPGoesOn(t *testing.T) {
 	for _, f := range families[:2] {
 		t.Run(f.name, func(t *testing.T) {
+			if f.name != families[0].name {
+				gate.Slow(t, gate.Kernel, "another address family")
+			}
 			b, k := newTCPBed(t, f)
 			b.open()
 			b.greet(farev1.Mode_MODE_PER_FLOW)

@@ -17,6 +17,7 @@ import (
 	farev1 "github.com/fared/fared/api/fare/v1"
 	"github.com/fared/fared/dataplane/internal/contract"
 	"github.com/fared/fared/internal/rtnl"
+	"github.com/fared/fared/internal/testkit/gate"
 )
 
 // crash ends a Driver like a killed process, without a last message to the kernel.
@@ -299,7 +300,7 @@ func TestAnyOrderEndsEqual(t *testing.T) {
 		}
 	}
 	var want map[string]string
-	for round := range 12 {
+	for round := range gate.Count(t, gate.Kernel, 6, 12) {
 		for range random.IntN(40) {
 			s.try(random1()) // some name groups that do not exist
 		}

@@ -13,6 +13,7 @@ import (
 
 	"github.com/fared/fared/internal/netnstest"
 	"github.com/fared/fared/internal/rtnl"
+	"github.com/fared/fared/internal/testkit/gate"
 )
 
 // TestKernelDealsAsPlanned replaces one group by random weights, hundreds of times, and compares every bucket with the
@@ -21,6 +22,9 @@ func TestKernelDealsAsPlanned(t *testing.T) {
 	netnstest.Require(t)
 	for _, c := range []struct{ buckets, subPorts, maxWeight int }{{1024, 4, 65535}, {1024, 8, 256}, {61, 5, 65535}, {16384, 3, 65535}, {65535, 64, 65535}, {mostNarrow, 5, 256}} {
 		t.Run(fmt.Sprint(c), func(t *testing.T) {
+			if c.buckets > 1024 {
+				gate.Slow(t, gate.Kernel, "60 rounds of a large table")
+			}
 			s := netnstest.New(t)
 			var conn *rtnl.Conn
 			if err := s.Do(func() (err error) {

@@ -19,6 +19,7 @@ import (
 	"github.com/fared/fared/dataplane/internal/contract"
 	"github.com/fared/fared/internal/netnstest"
 	"github.com/fared/fared/internal/rtnl"
+	"github.com/fared/fared/internal/testkit/gate"
 )
 
 const (
@@ -97,6 +98,7 @@ func killed(text string) error {
 // TestKilled kills a process during programming at random moments, and checks that the next process reaches the wanted
 // state from any leftovers and leaves foreign objects unchanged.
 func TestKilled(t *testing.T) {
+	gate.Needed(t, "a driver that is killed at any moment returns with its state")
 	netnstest.Require(t)
 	seed := uint64(time.Now().UnixNano())
 	t.Logf("seed %d", seed)
@@ -132,7 +134,7 @@ func TestKilled(t *testing.T) {
 		t.Fatal(err)
 	}
 	different := 0
-	for round := range 12 {
+	for round := range gate.Count(t, gate.Kernel, 5, 12) {
 		ctx, cancel := context.WithCancel(context.Background())
 		cmd := exec.CommandContext(ctx, program)
 		cmd.Env = append(os.Environ(), killedEnv+"="+string(text))

@@ -50,7 +50,7 @@ func TestLayoutKeepsItsPromises(t *testing.T) {
 	seed := uint64(time.Now().UnixNano())
 	t.Logf("seed %d", seed)
 	random := rand.New(rand.NewPCG(seed, 0))
-	for range 4000 {
+	for range gate.Count(t, gate.Models, 1000, 20_000) {
 		n := 1 + random.IntN(12)
 		if random.IntN(10) == 0 {
 			n = 1 + random.IntN(64)

@@ -27,6 +27,7 @@ import (
 	"github.com/fared/fared/dataplane/internal/contract"
 	"github.com/fared/fared/internal/netnstest"
 	"github.com/fared/fared/internal/rtnl"
+	"github.com/fared/fared/internal/testkit/gate"
 )
 
 func TestMain(m *testing.M) {
@@ -476,6 +477,7 @@ func rest(t *testing.T, d *Driver) {
 func sent(s Stats) uint64 { return s.Nexthops + s.Groups + s.Routes + s.Rules }
 
 func TestConformance(t *testing.T) {
+	gate.Needed(t, "driver linux fulfills the contract")
 	h := newHost(t, 4)
 	planes := h.forwarding.Planes
 	planes[0].SubPorts = append(planes[0].SubPorts, planes[1].SubPorts...)

@@ -449,7 +449,7 @@ func TestPlansReachTheDesiredState(t *testing.T) {
 	gate.WithoutRaceDetector(t, "has one goroutine, and a tenth of the cases with it")
 	seed := uint64(time.Now().UnixNano())
 	t.Logf("seed %d", seed)
-	for round := range uint64(40) {
+	for round := range uint64(gate.Count(t, gate.Models, 15, 200)) {
 		p := newPlanTest(t, rand.New(rand.NewPCG(seed, round)))
 		for step := range 60 {
 			for range 1 + p.random.IntN(4) {

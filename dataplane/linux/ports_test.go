@@ -17,6 +17,7 @@ import (
 
 	farev1 "github.com/fared/fared/api/fare/v1"
 	"github.com/fared/fared/internal/rtnl"
+	"github.com/fared/fared/internal/testkit/gate"
 	"github.com/fared/fared/wecmp"
 )
 
@@ -66,8 +67,14 @@ func (s *steps) held(first, i int) bool {
 // TestLastingPortsStay queries the kernel for the egress of every port in a lasting bucket while weights change and
 // carriers are lost.
 func TestLastingPortsStay(t *testing.T) {
+	gate.Needed(t, "the kernel's hash leads the ports of slots to the same sub-port, through any change")
 	for _, n := range []int{4, 6} {
-		t.Run(fmt.Sprint(n), func(t *testing.T) { lastingPortsStay(t, n) })
+		t.Run(fmt.Sprint(n), func(t *testing.T) {
+			if n != 4 {
+				gate.Slow(t, gate.Kernel, "another number of sub-ports")
+			}
+			lastingPortsStay(t, n)
+		})
 	}
 }
 
@@ -248,6 +255,7 @@ func (h *host) balanced(dst string, weights []uint32) {
 }
 
 func TestLanding(t *testing.T) {
+	gate.Needed(t, "the kernel answers for each source port as computed")
 	h := newHost(t, 5)
 	d, c := h.start()
 	s := program(t, c.server)

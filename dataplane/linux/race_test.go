@@ -13,6 +13,7 @@ import (
 
 	"github.com/fared/fared/internal/netnstest"
 	"github.com/fared/fared/internal/rtnl"
+	"github.com/fared/fared/internal/testkit/gate"
 )
 
 // table is a reference model of a resilient kernel group without an idle timer (net/ipv4/nexthop.c: nh_res_group_rebalance,
@@ -330,7 +331,7 @@ func TestNoRaceMovesLastingBuckets(t *testing.T) {
 	t.Logf("seed %d", seed)
 	random := rand.New(rand.NewPCG(seed, 0))
 	refused := 0
-	for range 400 {
+	for range gate.Count(t, gate.Models, 150, 2000) {
 		n := 1 + random.IntN(9)
 		m := &modeled{random: random, exists: map[uint32]int{racerDrop: -1}, down: map[int]bool{}, size: 1024}
 		if random.IntN(2) == 0 {

@@ -12,11 +12,13 @@ import (
 
 	farev1 "github.com/fared/fared/api/fare/v1"
 	"github.com/fared/fared/internal/netnstest"
+	"github.com/fared/fared/internal/testkit/gate"
 )
 
 // TestRefusedInTheMiddle makes the kernel refuse the k-th message of each operation, once or for the rest of the operation.
 // For every k, acknowledged operations are done, and refused ones leave the previous state.
 func TestRefusedInTheMiddle(t *testing.T) {
+	gate.Needed(t, "a kernel that refuses a part of a batch ends with the same state as one that does not")
 	seed := uint64(time.Now().UnixNano())
 	t.Logf("seed %d", seed)
 	random := rand.New(rand.NewPCG(seed, 0))
@@ -30,7 +32,7 @@ func TestRefusedInTheMiddle(t *testing.T) {
 	h.some(s)
 	twinHost.some(twin)
 	refusals := 0
-	for round := range 60 {
+	for round := range gate.Count(t, gate.Kernel, 24, 60) {
 		errno := []unix.Errno{unix.ENOMEM, unix.ENOBUFS, unix.EINVAL}[round%3]
 		k, lasts, hit := 1+random.IntN(6), random.IntN(2) == 0, false
 		weights := []uint32{uint32(random.IntN(4)), uint32(random.IntN(4)), uint32(random.IntN(4)), uint32(random.IntN(4))}

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	farev1 "github.com/fared/fared/api/fare/v1"
+	"github.com/fared/fared/internal/testkit/gate"
 )
 
 // last sends one operation and returns its last acknowledgement.
@@ -37,12 +38,16 @@ func (s *stream) last(op *farev1.Operation) *farev1.Ack {
 // ends. The oracle uses the weights and the binomial distribution: shares reported in effect are within 1 % and five
 // standard deviations.
 func TestPacketsFollowWeights(t *testing.T) {
+	gate.Needed(t, "packets of flows without a slot go by weight")
 	seed := uint64(time.Now().UnixNano())
 	t.Logf("seed %d", seed)
 	random := rand.New(rand.NewPCG(seed, 0))
 	const flows = 1 << 15
 	for _, n := range []int{4, 8, 32, 64} {
 		t.Run(fmt.Sprint(n), func(t *testing.T) {
+			if n != 8 {
+				gate.Slow(t, gate.Kernel, "another number of sub-ports")
+			}
 			h := newHost(t, n)
 			h.config.Buckets = 0
 			h.config.Logger = slog.New(slog.DiscardHandler)

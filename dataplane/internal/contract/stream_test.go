@@ -105,7 +105,7 @@ func TestConformanceOverAFailingForwarder(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer conn.Close()
-	dptest.Run(t, conn, dptest.Options{})
+	dptest.Run(t, conn, dptest.Options{Batch: 500})
 	if c := s.Tally(); c.Retried == 0 {
 		t.Errorf("no batch was taken apart: %+v", c)
 	}
