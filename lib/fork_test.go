@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/fared/fared/internal/netnstest"
+	"github.com/fared/fared/internal/testkit/gate"
 )
 
 // TestFork forks a process whose threads read a table: parent and children go on with their tables while the writer changes and replaces the file, under the sanitizers
@@ -24,6 +25,9 @@ func TestFork(t *testing.T) {
 		"valgrind": {"valgrind", "-q", "--error-exitcode=3", "--leak-check=full", compile(t, "fork", plain)},
 	} {
 		t.Run(name, func(t *testing.T) {
+			if name != "memory" {
+				gate.Slow(t, gate.C, "another sanitizer")
+			}
 			t.Parallel()
 			ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
 			defer cancel()

@@ -23,6 +23,7 @@ import (
 	"github.com/fared/fared/internal/netnstest"
 	"github.com/fared/fared/internal/slotfile"
 	"github.com/fared/fared/internal/slotlayout"
+	"github.com/fared/fared/internal/testkit/gate"
 	"github.com/fared/fared/wecmp"
 )
 
@@ -93,7 +94,7 @@ func compareGolden(t *testing.T, file, text string) {
 
 // TestUnit runs the tests of the library in C, under the address sanitizer and that of undefined behavior, and under valgrind.
 func TestUnit(t *testing.T) {
-	t.Log(run(t, compile(t, "unit", memory), goldenTable, goldenKeys))
+	t.Log(run(t, compile(t, "unit", memory), goldenTable, goldenKeys, fmt.Sprint(gate.Count(t, gate.C, 4000, 20_000))))
 }
 
 // TestValgrind reads the golden file under valgrind: no access to uninitialized memory, no leak.
@@ -402,6 +403,7 @@ func readers(t *testing.T) map[string][]string {
 
 // TestReadersAgree compares the readers of all languages on the golden file and on random tables.
 func TestReadersAgree(t *testing.T) {
+	gate.Needed(t, "readers of three languages agree")
 	programs := readers(t)
 	arguments := func(language string, command []string, path string, service slots.Service) []string {
 		args := append(slices.Clone(command[1:]), path)
@@ -465,7 +467,7 @@ func TestReadersAgree(t *testing.T) {
 		}
 		p.begin(t, maxSlots, ranges...)
 		all(p, steered...)
-		for range 4 {
+		for range gate.Count(t, gate.C, 1, 4) {
 			p.w.SetRDMA(r.IntN(6), slotfile.RDMA{Device: fmt.Sprintf("mlx5_%d", r.IntN(9)), Port: 1 + r.Uint32N(2), GIDs: []int32{r.Int32N(256) - 1, r.Int32N(9) - 1}})
 			p.random(t, r, 1+r.IntN(400), false)
 			all(p, steered...)
@@ -492,7 +494,7 @@ print(readings, "readings,", busy, "busy")
 `
 
 // TestReadersUnderChange lets readers of all kinds read while the writer changes the table and replaces its file: none sees a mixture, and attaching 10,000
-// times and killing 1,000 readers at random moments harms nothing.
+// times and killing 1,000 readers, in the gate a tenth of each, at random moments harms nothing.
 func TestReadersUnderChange(t *testing.T) {
 	program := compile(t, "reader", memory)
 	fast := compile(t, "reader", plain)
@@ -524,7 +526,7 @@ func TestReadersUnderChange(t *testing.T) {
 	all.Add(1)
 	go func() {
 		defer all.Done()
-		report(exec.Command(fast, p.path, "attach", "10000").CombinedOutput())
+		report(exec.Command(fast, p.path, "attach", fmt.Sprint(gate.Count(t, gate.C, 1000, 10_000))).CombinedOutput())
 	}()
 	all.Add(1)
 	go func() {
@@ -552,7 +554,7 @@ func TestReadersUnderChange(t *testing.T) {
 	}
 	const parallel = 4
 	r := rand.New(rand.NewPCG(7, 8))
-	var delays [1000]time.Duration
+	delays := make([]time.Duration, gate.Count(t, gate.C, 100, 1000))
 	for i := range delays {
 		delays[i] = time.Duration(r.IntN(4000)) * time.Microsecond
 	}

@@ -14,12 +14,14 @@ import (
 
 	"github.com/fared/fared/internal/netnstest"
 	"github.com/fared/fared/internal/testkit/binary"
+	"github.com/fared/fared/internal/testkit/gate"
 )
 
 // TestPyTorch trains a model of a million parameters with four ranks on four servers, without and with failures of leaves. run.sh compares the final weights
 // and the gradients of all steps and ranks bit by bit, and awaits steps while a leaf is down. FARED_PYTORCH_STEPS is the number of steps of a longer training, in which leaves fail
 // every few seconds; it writes out/pytorch.svg.
 func TestPyTorch(t *testing.T) {
+	gate.Slow(t, gate.C, "two trainings of four ranks")
 	netnstest.Require(t, "tc", "bash", "nsenter", "/usr/lib/python3/dist-packages/torch")
 	netnstest.Folder(t)
 	drawing := filepath.Join(t.TempDir(), "steps.svg")

@@ -15,6 +15,7 @@ import (
 	"github.com/fared/fared/client/slots"
 	"github.com/fared/fared/client/slots/slotstest"
 	"github.com/fared/fared/internal/slotlayout"
+	"github.com/fared/fared/internal/testkit/gate"
 )
 
 // services are those of the tests' tables.
@@ -286,9 +287,13 @@ func step(t testing.TB, w *Writer, from, to *model, revision uint64) {
 
 // TestRandomChanges compares a reader with a model after each of many changes, through growths and restarts of the writer.
 func TestRandomChanges(t *testing.T) {
+	gate.Needed(t, "readers see each of random changes, and no other state")
 	for seed := range uint64(7) {
+		maxSlots := []int{1, 3, 4, 17, 64, 65, 128}[seed]
+		if seed > 0 && maxSlots != 17 && gate.Count(t, gate.Models, 0, 1) == 0 {
+			continue // the gate has the smallest table, and one whose slots do not fill words
+		}
 		r := rand.New(rand.NewPCG(seed, 1))
-		maxSlots := []int{1, 3, 4, 17, 64, 65, 128}[seed%7]
 		w, path := open(t)
 		m := newModel()
 		if err := w.Begin(shape(maxSlots)); err != nil {

@@ -6,6 +6,8 @@ import (
 	"path/filepath"
 	"testing"
 
+	"github.com/fared/fared/internal/netnstest"
+	"github.com/fared/fared/internal/testkit/gate"
 	"github.com/fared/fared/internal/testkit/testbed"
 )
 
@@ -37,6 +39,7 @@ func (l lab) run(t testing.TB, b built, args ...string) []*rank {
 // TestFabric runs ring all-reduces over real sessions, weights and BPF steering, judged at the leaves: all planes carry the same, none of it takes the plane of
 // a dead leaf, and all planes carry the same again once the leaf is back. The leaf dies and returns while a job runs, all of whose elements must be right.
 func TestFabric(t *testing.T) {
+	gate.Slow(t, gate.C, "jobs over a fabric with a leaf that fails")
 	b := release(t)
 	l := newLab(t)
 	// judge runs a whole job, and compares what each leaf has received.

@@ -19,6 +19,7 @@ import (
 
 	"github.com/fared/fared/internal/netnstest"
 	"github.com/fared/fared/internal/packettap"
+	"github.com/fared/fared/internal/testkit/gate"
 )
 
 const (
@@ -314,6 +315,7 @@ var unknownText = regexp.MustCompile(`fared0: .* unknown_qp ([0-9]+) `)
 // element is right, because the receiver has ended the queue pair, and its device drops them. The same with a receiver that answers without ending its queue pair
 // has wrong elements.
 func TestVerbsLateWrites(t *testing.T) {
+	gate.Slow(t, gate.C, "WRITEs that arrive late, in four jobs")
 	b := release(t)
 	f := newFabric(t, 0, 0, 0, 0)
 	for p := range planes {

@@ -21,6 +21,7 @@ import (
 
 	"github.com/fared/fared/internal/netnstest"
 	"github.com/fared/fared/internal/slotfile/slotfiletest"
+	"github.com/fared/fared/internal/testkit/gate"
 )
 
 const (
@@ -239,6 +240,7 @@ func changeWeights(t testing.TB, ranks []*rank, tables []*slotfiletest.Table) {
 
 // TestSanitizers runs collectives with memory checked, then with races detected.
 func TestSanitizers(t *testing.T) {
+	gate.Slow(t, gate.C, "jobs under two sanitizers")
 	for _, flags := range []string{"-fsanitize=address,undefined -fno-sanitize-recover=all", "-fsanitize=thread"} {
 		b := compile(t, t.TempDir(), "-O1 -g "+flags)
 		for _, op := range []string{"allreduce", "alltoall", "grouped"} {
@@ -558,10 +560,11 @@ func (f *fabric) judge(t testing.TB, job func(environment ...string) []*rank) {
 // TestPlanesFail takes two of four planes out and brings them back, again and again: no error, and every element is right. FARED_NCCL_FLAPS is the number of
 // failures of a plane.
 func TestPlanesFail(t *testing.T) {
+	gate.Needed(t, "a job goes on when a plane fails, and every element is right")
 	b := release(t)
 	f := newFabric(t, 0, 0, 0, 0)
 	f.setWeights(t, 1, 1, 1, 1)
-	flaps := 10
+	flaps := gate.Count(t, gate.C, 2, 10)
 	if n, err := strconv.Atoi(os.Getenv("FARED_NCCL_FLAPS")); err == nil {
 		flaps = n
 	}

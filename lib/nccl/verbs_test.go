@@ -12,6 +12,7 @@ import (
 
 	"github.com/fared/fared/internal/netnstest"
 	"github.com/fared/fared/internal/slotfile/slotfiletest"
+	"github.com/fared/fared/internal/testkit/gate"
 )
 
 // softdev compiles fared0, the software device that the tests carry stripes by, once.
@@ -71,6 +72,7 @@ func (h *host) run(t testing.TB, b built, ranks int, environment []string, args 
 
 // TestVerbsVersions runs a host that offers only one version of the interface, with each of them, over verbs.
 func TestVerbsVersions(t *testing.T) {
+	gate.Slow(t, gate.C, "over verbs what the gate does over TCP")
 	b, h := release(t), newHost(t, 2)
 	for version := 8; version <= 12; version++ {
 		for _, op := range []string{"allreduce", "grouped"} {
@@ -105,6 +107,7 @@ func (f *fabric) verbs(t testing.TB, b built, environment []string, args ...stri
 
 // TestVerbsPlanes checks by the far ends' counters that stripes of queue pairs follow the weights, and that with equal stripes they do not.
 func TestVerbsPlanes(t *testing.T) {
+	gate.Slow(t, gate.C, "over verbs what the gate does over TCP")
 	b := release(t)
 	f := newFabric(t, 0, 0, 0, 0)
 	f.judge(t, func(environment ...string) []*rank { return f.verbs(t, b, environment, "--bytes", "24000000") })
@@ -113,6 +116,7 @@ func TestVerbsPlanes(t *testing.T) {
 // TestVerbsPlanesFail takes two of four planes out and brings them back, again and again: no error, and every element is right. FARED_NCCL_FLAPS is the number of
 // failures of a plane.
 func TestVerbsPlanesFail(t *testing.T) {
+	gate.Slow(t, gate.C, "over verbs what the gate does over TCP")
 	b := release(t)
 	f := newFabric(t, 0, 0, 0, 0)
 	f.setWeights(t, 1, 1, 1, 1)
@@ -126,6 +130,7 @@ func TestVerbsPlanesFail(t *testing.T) {
 
 // TestVerbsAllPlanesFail checks that ranks over verbs fail after FARED_NCCL_TIMEOUT when nothing arrives any more.
 func TestVerbsAllPlanesFail(t *testing.T) {
+	gate.Slow(t, gate.C, "over verbs what the gate does over TCP")
 	b := release(t)
 	f := newFabric(t, 0, 0, 0, 0)
 	f.setWeights(t, 1, 1, 1, 1)

@@ -3,7 +3,6 @@ package softdev
 import (
 	"fmt"
 	"math/rand/v2"
-	"os"
 	"os/exec"
 	"path/filepath"
 	"regexp"
@@ -12,15 +11,13 @@ import (
 	"time"
 
 	"github.com/fared/fared/internal/netnstest"
+	"github.com/fared/fared/internal/testkit/gate"
 )
 
 // TestCommunicationManagement connects and disconnects two devices in virtual time, on a wire that loses, duplicates, delays and changes messages.
 func TestCommunicationManagement(t *testing.T) {
 	program := compile(t, "cm_unit", "memory")
-	rounds := 2000
-	if os.Getenv("FARED_OPERATIONS") != "" {
-		rounds = 100000
-	}
+	rounds := gate.Count(t, gate.C, 2000, 100_000)
 	for _, loss := range []string{"0", "100", "300"} {
 		t.Log(run(t, program, fmt.Sprint(rand.Uint32()), fmt.Sprint(rounds), loss))
 	}

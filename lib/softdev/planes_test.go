@@ -11,6 +11,7 @@ import (
 
 	"github.com/fared/fared/internal/netnstest"
 	"github.com/fared/fared/internal/slotfile/slotfiletest"
+	"github.com/fared/fared/internal/testkit/gate"
 )
 
 const (
@@ -151,6 +152,7 @@ func TestPlanes(t *testing.T) {
 
 // TestUCXPlanes checks that the queue pairs of UCX, which gives every one the flow label 0xffffffff, take the slots' planes.
 func TestUCXPlanes(t *testing.T) {
+	gate.Slow(t, gate.C, "UCX over one plane of four")
 	f := newFabric(t)
 	netnstest.Tools(t, "ucx_perftest")
 	f.setWeights(t, 0, 0, 1, 0)
@@ -182,6 +184,7 @@ func TestUCXPlanes(t *testing.T) {
 
 // TestPlanesFail takes planes out while messages are in flight: queue pairs move when the table parks their slots. Every message arrives once and is right.
 func TestPlanesFail(t *testing.T) {
+	gate.Needed(t, "queue pairs move when a plane fails, and every message is right")
 	f := newFabric(t)
 	program := compile(t, "traffic", "plain")
 	f.setWeights(t, 1, 1, 1, 1)

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/fared/fared/internal/netnstest"
+	"github.com/fared/fared/internal/testkit/gate"
 	"golang.org/x/sys/unix"
 )
 
@@ -143,6 +144,7 @@ func (x *phase) end(weights []int) {
 // right, and at both ends every packet arrives by the plane of its source port, and each plane delivers its share within 1 %, in the time in which its weight is its state.
 // FARED_SOFTDEV_BYTES is the size of the transfer.
 func TestLeavesDie(t *testing.T) {
+	gate.Slow(t, gate.C, "400 MB while leaves fail each second")
 	const qps, size = 48, 16384 // queue pairs for equal numbers on three planes and on four
 	volume := 400e6
 	if v := os.Getenv("FARED_SOFTDEV_BYTES"); v != "" {

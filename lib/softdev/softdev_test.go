@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/fared/fared/internal/netnstest"
+	"github.com/fared/fared/internal/testkit/gate"
 )
 
 // run runs a command and returns its output.
@@ -71,10 +72,7 @@ func TestWire(t *testing.T) {
 // TestEngine compares random operations with a model while the wire loses, duplicates, delays and reorders packets, in virtual time.
 func TestEngine(t *testing.T) {
 	program := compile(t, "engine", "memory")
-	operations := 20000
-	if os.Getenv("FARED_OPERATIONS") != "" {
-		operations = 500000
-	}
+	operations := gate.Count(t, gate.C, 20_000, 500_000)
 	for _, loss := range []string{"0", "20", "100"} {
 		t.Log(run(t, program, fmt.Sprint(rand.Uint32()), fmt.Sprint(operations), loss))
 	}
@@ -150,6 +148,9 @@ func TestUCX(t *testing.T) {
 	} {
 		for _, test := range tests {
 			t.Run(transport+" "+test, func(t *testing.T) {
+				if test != tests[0] {
+					gate.Slow(t, gate.C, "another operation")
+				}
 				words := append([]string{"env", "UCX_TLS=" + transport, "UCX_NET_DEVICES=fared0:1", "ucx_perftest", "-p", fmt.Sprint(20000 + rand.IntN(20000)), "-w", "10", "-t"}, strings.Fields(test)...)
 				e.play(t, words...)
 			})
@@ -187,6 +188,9 @@ func TestSanitizers(t *testing.T) {
 		"valgrind": {"valgrind", "-q", "--error-exitcode=9", "--leak-check=full", compile(t, "traffic-device", "plain")},
 	} {
 		t.Run(name, func(t *testing.T) {
+			if name != "memory" {
+				gate.Slow(t, gate.C, "another sanitizer")
+			}
 			ends := *e
 			ends.library = ""
 			port := fmt.Sprint(20000 + rand.IntN(20000))

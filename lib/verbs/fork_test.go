@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/fared/fared/internal/netnstest"
+	"github.com/fared/fared/internal/testkit/gate"
 )
 
 // ways are the ways to execute a program, as tests/forks.c numbers them.
@@ -132,6 +133,9 @@ func TestForkStatistics(t *testing.T) {
 func TestForkSanitizers(t *testing.T) {
 	for name, pass := range map[string]string{"memory": "memory", "valgrind": "plain"} {
 		t.Run(name, func(t *testing.T) {
+			if name != "memory" {
+				gate.Slow(t, gate.C, "another sanitizer")
+			}
 			t.Parallel()
 			p := compile(t, pass)
 			tb := publish(t, 16)

@@ -14,6 +14,7 @@ import (
 	"unsafe"
 
 	"github.com/fared/fared/internal/netnstest"
+	"github.com/fared/fared/internal/testkit/gate"
 	"golang.org/x/sys/unix"
 )
 
@@ -192,6 +193,9 @@ func TestFork(t *testing.T) {
 func TestSanitizers(t *testing.T) {
 	for name, pass := range map[string]string{"memory": "memory", "threads": "thread", "valgrind": "plain"} {
 		t.Run(name, func(t *testing.T) {
+			if name != "memory" {
+				gate.Slow(t, gate.C, "another sanitizer")
+			}
 			t.Parallel()
 			p := compile(t, pass)
 			tb := publish(t, 16)
