@@ -49,7 +49,7 @@ run() { # name [=FILE] command...
 # both runs the tests of the passes plain and memory.
 both() { # pass
   pass=$1 to=$out/tests/$1
-  build "unit ($pass)" . OUT="$out" "$to/unit" && run "unit ($pass)" "$to/unit" $tables/v2.slots testdata/keys.txt
+  build "unit ($pass)" . OUT="$out" "$to/unit" && run "unit ($pass)" "$to/unit" $tables/v2.slots testdata/keys.txt 4000
   if build "dump ($pass)" . OUT="$out" "$to/dump"; then
     for table in v2 v2-unnamed v2-steered; do run "dump $table ($pass)" =$tables/$table.txt "$to/dump" $tables/$table.slots; done
   fi

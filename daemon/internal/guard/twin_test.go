@@ -13,6 +13,8 @@ import (
 	"testing"
 
 	"github.com/osrg/gobgp/v3/pkg/packet/bgp"
+
+	"github.com/fared/fared/internal/testkit/gate"
 )
 
 // twin is a second reading of the rules for UPDATEs: it favors brevity over speed, and shares no code with the guard. Its table maps each held
@@ -291,7 +293,8 @@ func TestUpdatesAgainstTwin(t *testing.T) {
 	pairs := make([]*pair, len(makers))
 	m := &mutator{Rand: rand.New(rand.NewPCG(7, 8)), seeds: seeds()}
 	updates, resets, routes := 0, 0, 0
-	for i := range mutations(t) {
+	total := mutations(t, gate.Count(t, gate.Models, 100_000, 1_500_000))
+	for i := range total {
 		k := m.IntN(len(makers))
 		if pairs[k] == nil {
 			g := makers[k](t)
@@ -323,7 +326,7 @@ func TestUpdatesAgainstTwin(t *testing.T) {
 			t.Fatalf("message %d: %x\nbefore %v\nguard  %v\ntwin   %v", i, msg, before, p.owner, p.table)
 		}
 	}
-	if total := mutations(t); updates < total/2 || resets < total/20 || routes < total/6 {
+	if updates < total/2 || resets < total/20 || routes < total/6 {
 		t.Errorf("%d UPDATEs, %d resets, %d changes: the mutations exercise too little", updates, resets, routes)
 	}
 	t.Logf("%d UPDATEs, %d ends of a session, %d changes", updates, resets, routes)
