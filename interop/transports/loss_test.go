@@ -30,11 +30,14 @@ func TestTCPUnderLoss(t *testing.T) {
 		flap    time.Duration
 		maxSize int
 	}{
-		{bad{loss: 0.01, duplicate: 0.01, late: 0.02}, operations(t) / 2, 10 * time.Millisecond, 16 << 10},
+		{bad{loss: 0.01, duplicate: 0.01, late: 0.02}, gate.Count(t, gate.Models, 20_000, 1_000_000) / 2, 10 * time.Millisecond, 16 << 10},
 		{bad{loss: 0.10, duplicate: 0.05, late: 0.05}, 1000, 100 * time.Millisecond, 16 << 10},
 		{bad{loss: 0.30, duplicate: 0.05, late: 0.05}, 200, 500 * time.Millisecond, 4 << 10},
 	} {
 		t.Run(fmt.Sprintf("loss=%v", test.loss), func(t *testing.T) {
+			if test.loss > 0.01 {
+				gate.Slow(t, gate.Models, "TCP's timers under many losses")
+			}
 			t.Parallel() // the runs wait for TCP's timers
 			c := newBadCable(t, test.bad)
 			transports := [2]rdma.Transport{inside{tcpqp.New(tcpqp.Config{}), c.a}, inside{tcpqp.New(tcpqp.Config{}), c.b}}

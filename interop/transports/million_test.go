@@ -3,9 +3,7 @@ package transports
 import (
 	"fmt"
 	"net/netip"
-	"os"
 	"path/filepath"
-	"strconv"
 	"testing"
 	"time"
 
@@ -15,19 +13,6 @@ import (
 	"github.com/fared/fared/transport/rdma/rdmatest"
 	"github.com/fared/fared/transport/tcpqp"
 )
-
-// operations returns the number of operations of each run in real time: FARED_OPERATIONS, or as many as take a few seconds.
-func operations(t *testing.T) int {
-	s := os.Getenv("FARED_OPERATIONS")
-	if s == "" {
-		return 20_000
-	}
-	n, err := strconv.Atoi(s)
-	if err != nil {
-		t.Fatalf("FARED_OPERATIONS: %v", err)
-	}
-	return n
-}
 
 // TestMillion compares the transports without datagrams with the model, in real time, while slots are parked, lent and returned
 // (rdmatest.Sets does so in virtual time for RoCEv2 and SUPERp).
@@ -47,7 +32,7 @@ func TestMillion(t *testing.T) {
 					Transports: [2]rdma.Transport{construct(file), construct(file)},
 					Planes:     4,
 				})
-				r := rdmatest.ChannelsOn(t, bed, rdmatest.Options{Seed: 1, Ops: operations(t) / 2, Channels: 4, MaxSize: 16 << 10, Apart: true,
+				r := rdmatest.ChannelsOn(t, bed, rdmatest.Options{Seed: 1, Ops: gate.Count(t, gate.Models, 20_000, 1_000_000) / 2, Channels: 4, MaxSize: 16 << 10, Apart: true,
 					NotReady: 0.01, Flap: flap, Notice: time.Millisecond, Settle: 50 * time.Millisecond})
 				if flap > 0 && r.Flaps == 0 {
 					t.Error("nothing flapped")

@@ -59,7 +59,7 @@ func (a *attacker) attack() {
 func TestHostileLines(t *testing.T) {
 	gate.WithoutRaceDetector(t, "has one goroutine, and a tenth of the cases with it")
 	arrived, sentFrames := 0, 0
-	for seed := range seeds(t, 20) {
+	for seed := range seeds(t, gate.Count(t, gate.Models, 10, 200)) {
 		c := newCommon(seed, 12+seed%30, fault{})
 		number := c.rng.IntN(2)
 		e := c.newEnd(0, number)

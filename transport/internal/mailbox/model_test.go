@@ -14,19 +14,20 @@ import (
 	"github.com/fared/fared/internal/testkit/gate"
 )
 
-// roundsKey is the environment variable with the number of seeds of each test of the model.
+// roundsKey is the environment variable with another number of seeds of each test of the model.
 const roundsKey = "FARED_MAILBOX_SEEDS"
 
-func seeds(t *testing.T, or uint64) uint64 {
+// seeds returns the number of seeds: n, or FARED_MAILBOX_SEEDS.
+func seeds(t *testing.T, n int) uint64 {
 	text := os.Getenv(roundsKey)
 	if text == "" {
-		return or
+		return uint64(n)
 	}
-	n, err := strconv.ParseUint(text, 10, 64)
+	other, err := strconv.ParseUint(text, 10, 64)
 	if err != nil {
 		t.Fatalf("%s: %v", roundsKey, err)
 	}
-	return n
+	return other
 }
 
 // sent is a frame that an end has sent, in a session.
@@ -320,7 +321,7 @@ func sameNumber(seed uint64, f fault) error {
 // TestFlushesSuffice runs the protocol on caches that are not coherent.
 func TestFlushesSuffice(t *testing.T) {
 	gate.WithoutRaceDetector(t, "has one goroutine, and a tenth of the cases with it")
-	for seed := range seeds(t, 40) {
+	for seed := range seeds(t, gate.Count(t, gate.Models, 15, 300)) {
 		if err := steady(seed, fault{}); err != nil {
 			t.Fatalf("seed %d: %v", seed, err)
 		}
@@ -334,7 +335,7 @@ func TestFlushesSuffice(t *testing.T) {
 func TestFlushesAreNeeded(t *testing.T) {
 	gate.WithoutRaceDetector(t, "has one goroutine, and a tenth of the cases with it")
 	for _, f := range faults {
-		noticed, tried, example := 0, seeds(t, 6), error(nil)
+		noticed, tried, example := 0, seeds(t, gate.Count(t, gate.Models, 6, 60)), error(nil)
 		for seed := range tried {
 			if err := errors.Join(steady(seed, f), sameNumber(seed, f)); err != nil {
 				noticed++
@@ -352,7 +353,7 @@ func TestFlushesAreNeeded(t *testing.T) {
 func TestRestartsAndPauses(t *testing.T) {
 	gate.WithoutRaceDetector(t, "has one goroutine, and a tenth of the cases with it")
 	total, arrived, kills := 0, 0, 0
-	for seed := range seeds(t, 30) {
+	for seed := range seeds(t, gate.Count(t, gate.Models, 15, 300)) {
 		w := newWorld(seed, 12+seed%30, fault{})
 		pauses := false
 		for range 12 {

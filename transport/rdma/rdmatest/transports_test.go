@@ -2,8 +2,6 @@ package rdmatest_test
 
 import (
 	"fmt"
-	"os"
-	"strconv"
 	"testing"
 	"time"
 
@@ -59,21 +57,9 @@ func channels(t *testing.T, construct seeded, conditions []condition, seeds int)
 	}
 }
 
-// operations returns the total number of work requests of the runs over sets: n, or that of the environment.
-func operations(t *testing.T, n int) int {
-	if s := os.Getenv("FARED_OPERATIONS"); s != "" {
-		n, err := strconv.Atoi(s)
-		if err != nil {
-			t.Fatalf("FARED_OPERATIONS: %v", err)
-		}
-		return n
-	}
-	return n / effort
-}
-
-// sets posts n work requests, under every ordering, with loss, duplicates, reordering, flaps and changes of weights.
-func sets(t *testing.T, construct seeded, n int) {
-	total := operations(t, n)
+// sets posts a total number of work requests, divided by effort, under every ordering, with loss, duplicates, reordering, flaps and changes of weights.
+func sets(t *testing.T, construct seeded, total int) {
+	total /= effort
 	var runs []rdmatest.SetOptions
 	for _, ordering := range []wecmp.Ordering{wecmp.Weak, wecmp.Partial, wecmp.Strong} {
 		for _, share := range []struct {
