@@ -98,7 +98,7 @@ labs:
 # The systemd units under the systemd and the routers of another Debian suite.
 systemd: deps
 	./scripts/images.sh $(SUITE)
-	FARED_REQUIRE_ALL=1 FARED_SYSTEMD_IMAGE=fared-debian-$(SUITE):local $(GO) test -count=1 -v ./systemd
+	FARED_REQUIRE_ALL=1 FARED_PARTS=systemd FARED_SYSTEMD_IMAGE=fared-debian-$(SUITE):local $(GO) test -count=1 -v ./systemd
 
 # A containerlab that runs on this machine; the last line is its path.
 containerlab:
@@ -142,7 +142,7 @@ bench:
 # PEERS_REPETITIONS=5 choose a part; PEERS_BUSY=2 runs that many other processes, PEERS_PLANES=8 has as many leaves, PEERS_FLAP=30s makes flaps
 # last as long. Writes out/bench-peers.json and .svg. Needs root, FRR, BIRD.
 bench-peers:
-	FARED_REQUIRE_ALL=1 FARED_PEERS=1 FARED_PEERS_OUT=$(CURDIR)/out FARED_PEERS_ROWS='$(PEERS_ROWS)' FARED_PEERS_CONTESTANTS='$(PEERS_CONTESTANTS)' FARED_PEERS_SIZES='$(PEERS_SIZES)' \
+	FARED_REQUIRE_ALL=1 FARED_PARTS=chaos FARED_PEERS=1 FARED_PEERS_OUT=$(CURDIR)/out FARED_PEERS_ROWS='$(PEERS_ROWS)' FARED_PEERS_CONTESTANTS='$(PEERS_CONTESTANTS)' FARED_PEERS_SIZES='$(PEERS_SIZES)' \
 	  FARED_PEERS_REPETITIONS='$(PEERS_REPETITIONS)' FARED_PEERS_BUSY='$(PEERS_BUSY)' \
 	  FARED_PEERS_PLANES='$(PEERS_PLANES)' FARED_PEERS_FLAP='$(PEERS_FLAP)' $(GO) test -count=1 -v -timeout 0 -run 'TestContest$$' ./interop/peers
 
@@ -160,15 +160,15 @@ mutate:
 
 # Random failures for CHAOS_MINUTES under a judge that shares nothing with fared; CHAOS_SEED chooses them, and the fabric unless CHAOS_FABRIC names one (docs/testing.md). Needs root and FRR.
 chaos:
-	FARED_REQUIRE_ALL=1 FARED_CHAOS_MINUTES=$(CHAOS_MINUTES) FARED_CHAOS_SEED=$(CHAOS_SEED) FARED_CHAOS_FABRIC=$(CHAOS_FABRIC) $(GO) test -count=1 -v -timeout 0 -run 'TestChaos$$' ./interop/chaos
+	FARED_REQUIRE_ALL=1 FARED_PARTS=chaos FARED_CHAOS_MINUTES=$(CHAOS_MINUTES) FARED_CHAOS_SEED=$(CHAOS_SEED) FARED_CHAOS_FABRIC=$(CHAOS_FABRIC) $(GO) test -count=1 -v -timeout 0 -run 'TestChaos$$' ./interop/chaos
 
 # 1,000 failures of planes below NCCL's plugin, over TCP and over verbs; a training of PyTorch in which leaves fail every few seconds (out/pytorch.svg); 10 GB over fared0 while a leaf
 # fails each second; then SOAK_CHANGES changes of cables and leaves, or what fits in SOAK_MINUTES; what the processes hold must not grow.
 soak:
-	FARED_REQUIRE_ALL=1 FARED_NCCL_FLAPS=1000 $(GO) test -count=1 -v -timeout 0 -run '^Test(Verbs)?PlanesFail$$' ./lib/nccl
-	FARED_REQUIRE_ALL=1 FARED_PYTORCH_STEPS=$(PYTORCH_STEPS) $(GO) test -count=1 -v -timeout 0 -run 'TestPyTorch$$' ./examples/pytorch
-	FARED_REQUIRE_ALL=1 FARED_SOFTDEV_BYTES=10000000000 $(GO) test -count=1 -v -timeout 0 -run 'TestLeavesDie$$' ./lib/softdev
-	FARED_REQUIRE_ALL=1 FARED_SOAK_CHANGES=$(SOAK_CHANGES) FARED_SOAK_MINUTES=$(SOAK_MINUTES) $(GO) test -count=1 -v -timeout 0 -run 'TestSoak$$' ./interop/chaos
+	FARED_REQUIRE_ALL=1 FARED_PARTS=c FARED_NCCL_FLAPS=1000 $(GO) test -count=1 -v -timeout 0 -run '^Test(Verbs)?PlanesFail$$' ./lib/nccl
+	FARED_REQUIRE_ALL=1 FARED_PARTS=c FARED_PYTORCH_STEPS=$(PYTORCH_STEPS) $(GO) test -count=1 -v -timeout 0 -run 'TestPyTorch$$' ./examples/pytorch
+	FARED_REQUIRE_ALL=1 FARED_PARTS=c FARED_SOFTDEV_BYTES=10000000000 $(GO) test -count=1 -v -timeout 0 -run 'TestLeavesDie$$' ./lib/softdev
+	FARED_REQUIRE_ALL=1 FARED_PARTS=chaos FARED_SOAK_CHANGES=$(SOAK_CHANGES) FARED_SOAK_MINUTES=$(SOAK_MINUTES) $(GO) test -count=1 -v -timeout 0 -run 'TestSoak$$' ./interop/chaos
 
 # Virtual machines with Debian's kernels: a first day with the shipped units, RDMA programs over rdma_rxe, two machines that share memory, the carriers'
 # programs of driver bpf (docs/testing.md). Needs root, Docker, apt.
