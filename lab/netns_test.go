@@ -163,6 +163,9 @@ func TestNetnsScenarios(t *testing.T) {
 					t.Fatalf("%d scenarios of %q", len(scenarios), test.scenarios)
 				}
 			}
+			if gate.Count(t, gate.Labs, 0, 1) == 0 { // TestTransferInScenarios plays crashes
+				scenarios = slices.DeleteFunc(scenarios, func(s *Scenario) bool { return s.Name == "crash" })
+			}
 			for _, s := range scenarios {
 				results, _ := play(t, f, s)
 				for _, r := range results {
@@ -300,6 +303,7 @@ func TestNetnsInterrupted(t *testing.T) {
 
 // TestNetnsLeave verifies that a fabric continues after Leave, and that Cleanup ends it, but not one that is in use.
 func TestNetnsLeave(t *testing.T) {
+	gate.Needed(t, "a fabric that was left goes on, and ends by Cleanup alone")
 	o := smallest(t, backend.Netns{})
 	netnstest.KeepsLabs(t)
 	left, err := Start(t.Context(), o, slog.New(slog.DiscardHandler))

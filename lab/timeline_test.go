@@ -95,6 +95,7 @@ step all of server1
 // counters.
 func TestNetnsTimeline(t *testing.T) {
 	gate.WithoutRaceDetector(t, "drives other processes")
+	gate.Needed(t, "lost packets are those of the time between the step and the new weights")
 	o := smallest(t, backend.Netns{Driver: "linux", Rate: 20_000})
 	// FRR gathers changes for 50 ms before it advertises them, so packets are lost whenever senders are scheduled.
 	o.Timeline, o.Leaf = true, topo.FRR

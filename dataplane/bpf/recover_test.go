@@ -59,6 +59,9 @@ func TestRecover(t *testing.T) {
 	gate.Needed(t, "an agent without a journal recovers from its maps, under traffic")
 	for _, mode := range []farev1.Mode{farev1.Mode_MODE_PER_FLOW, farev1.Mode_MODE_PER_PACKET} {
 		t.Run(mode.String(), func(t *testing.T) {
+			if mode != farev1.Mode_MODE_PER_FLOW {
+				gate.Slow(t, gate.Kernel, "the other mode")
+			}
 			b := newBed(t, families[0])
 			gpus := newGPUs(b)
 			b.resolve()

@@ -276,6 +276,7 @@ func TestFailover(t *testing.T) {
 // TestRestart checks that closing and reopening an agent object under traffic, with adoption, the same commits and Settle,
 // disturbs no packet, and that state that was not committed again is removed.
 func TestRestart(t *testing.T) {
+	gate.Needed(t, "an agent that restarts adopts its maps, or makes others, and no packet strays")
 	for _, layout := range []string{"same", "other"} {
 		t.Run(layout, func(t *testing.T) {
 			b := newBed(t, families[0])
