@@ -25,6 +25,7 @@ import (
 	"github.com/fared/fared/api/dptest"
 	farev1 "github.com/fared/fared/api/fare/v1"
 	"github.com/fared/fared/internal/netnstest"
+	"github.com/fared/fared/internal/testkit/gate"
 )
 
 // kernelBed is a server of 2 planes with 2 sub-ports each in a network namespace, where an agent runs as a process.
@@ -154,23 +155,22 @@ func (b *kernelBed) ours() string {
 	return out.String()
 }
 
-func drivers(t *testing.T, test func(*testing.T, *kernelBed)) {
+// drivers runs a test with each driver.
+func drivers(t *testing.T, test func(t *testing.T, driver string)) {
 	for _, driver := range []string{"linux", "bpf"} {
-		t.Run(driver, func(t *testing.T) { test(t, newKernelBed(t, driver)) })
+		t.Run(driver, func(t *testing.T) { test(t, driver) })
 	}
-}
-
-func TestDataplaneKernelConformance(t *testing.T) {
-	drivers(t, func(t *testing.T, b *kernelBed) {
-		_, _, conn := b.start()
-		dptest.Run(t, conn, dptest.Options{Forwarding: b.forwarding})
-	})
 }
 
 // TestDataplaneKernelRestart checks that a killed agent returns with its programmed state, and that the kernel is unchanged
 // meanwhile and afterwards; a flush leaves no object.
 func TestDataplaneKernelRestart(t *testing.T) {
-	drivers(t, func(t *testing.T, b *kernelBed) {
+	gate.Needed(t, "an agent that is killed returns with its state, and a flush leaves no object")
+	drivers(t, func(t *testing.T, driver string) {
+		if driver != "bpf" {
+			gate.Slow(t, gate.Kernel, "the other driver; dataplane/linux.TestKilled kills it")
+		}
+		b := newKernelBed(t, driver)
 		p, a, _ := b.start()
 		a.hello(t, b.forwarding)
 		a.program(t, someState()...)
@@ -296,7 +296,9 @@ func TestDataplaneKernelSquatter(t *testing.T) {
 
 // TestDataplaneKernelJournalLost checks that without the journal the first Hello adopts the kernel's objects.
 func TestDataplaneKernelJournalLost(t *testing.T) {
-	drivers(t, func(t *testing.T, b *kernelBed) {
+	gate.Slow(t, gate.Kernel, "agents of both drivers; the packages of the drivers restart without a journal, too")
+	drivers(t, func(t *testing.T, driver string) {
+		b := newKernelBed(t, driver)
 		p, a, _ := b.start()
 		a.hello(t, b.forwarding)
 		a.program(t, someState()[:5]...)
@@ -399,6 +401,7 @@ func confined(t *testing.T, capabilities []string) []string {
 // TestDataplaneKernelPrivileges checks that the privileges of systemd/fared-dataplane.service suffice to program both drivers, and
 // that each of its capabilities is necessary.
 func TestDataplaneKernelPrivileges(t *testing.T) {
+	gate.Slow(t, gate.Kernel, "an agent for each capability of each driver")
 	netnstest.Require(t, "setpriv", "unshare", "mount")
 	var system unix.Statfs_t
 	if err := unix.Statfs("/sys/fs/bpf", &system); err != nil {
@@ -412,7 +415,8 @@ func TestDataplaneKernelPrivileges(t *testing.T) {
 	}
 	all := unitList(t, "CapabilityBoundingSet")
 	needs := map[string][]string{"linux": {"CAP_NET_ADMIN"}, "bpf": all}
-	drivers(t, func(t *testing.T, b *kernelBed) {
+	drivers(t, func(t *testing.T, driver string) {
+		b := newKernelBed(t, driver)
 		b.prefix = confined(t, needs[b.driver])
 		_, a, _ := b.start()
 		a.hello(t, b.forwarding)

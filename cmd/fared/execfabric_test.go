@@ -13,6 +13,7 @@ import (
 
 	"github.com/fared/fared/internal/netnstest"
 	"github.com/fared/fared/internal/testkit/binary"
+	"github.com/fared/fared/internal/testkit/gate"
 	"github.com/fared/fared/internal/testkit/testbed"
 )
 
@@ -107,6 +108,7 @@ func differs(before, after, carries []float64) error {
 // a leaf is dead its plane carries nothing, and open connections go on; new connections avoid it. Without fared exec the kernel's random source
 // ports fail the same check.
 func TestExecFabric(t *testing.T) {
+	gate.Slow(t, gate.Labs, "iperf3 while a leaf is down")
 	netnstest.Require(t, "iperf3")
 	needsCgroup(t)
 	f := execFabric{testbed.NewLab(t, "--servers", "4", "--sub-ports", "8", "--driver", "bpf")}

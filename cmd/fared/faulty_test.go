@@ -109,6 +109,7 @@ func beFaulty(dir string) error {
 // ends with it.
 func TestPrometheusFaultyDaemon(t *testing.T) {
 	gate.WithoutRaceDetector(t, "drives other processes")
+	gate.Slow(t, gate.Prometheus, "a daemon whose metrics are wrong")
 	b := newPrometheusBed(t, "")
 	b.interval = "3s" // a scrape waits two seconds for a stuck loop
 	b.runs["server0"].Kill()

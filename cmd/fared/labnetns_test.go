@@ -72,6 +72,7 @@ func TestLabNetnsFlags(t *testing.T) {
 // TestLabTransfer checks that every step reports its transfer, for people and in JSON, and that the end reports the sum.
 func TestLabTransfer(t *testing.T) {
 	gate.WithoutRaceDetector(t, "drives other processes")
+	gate.Slow(t, gate.Labs, "a transfer in two fabrics of namespaces")
 	out := must(t, namespaces(t, "--transport", "roce", "--scenario", "port", "-o", "json")...)
 	lines := strings.Split(strings.TrimSuffix(out, "\n"), "\n")
 	if len(lines) < 3 {

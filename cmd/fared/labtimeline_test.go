@@ -8,6 +8,7 @@ import (
 	"testing"
 	"unicode/utf8"
 
+	"github.com/fared/fared/internal/testkit/gate"
 	"github.com/fared/fared/lab"
 	"github.com/fared/fared/topo"
 )
@@ -73,6 +74,7 @@ median (min..max), ms                                        met     weights fol
 
 // TestLabRuns checks that several runs are numbered, timed and summed, as data and as lines.
 func TestLabRuns(t *testing.T) {
+	gate.Slow(t, gate.Labs, "eight runs of a scenario")
 	args := labArgs("--scenario", "leaf", "--runs", "3", "--timeline")
 	out := must(t, append(args, "-o", "json")...)
 	lines := strings.Split(strings.TrimSuffix(out, "\n"), "\n")

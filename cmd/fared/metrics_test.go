@@ -103,7 +103,8 @@ func TestDaemonMetricsConform(t *testing.T) {
 
 // TestAgentMetricsConform checks the metrics of a running agent of each driver.
 func TestAgentMetricsConform(t *testing.T) {
-	drivers(t, func(t *testing.T, b *kernelBed) {
+	drivers(t, func(t *testing.T, driver string) {
+		b := newKernelBed(t, driver)
 		netnstest.Tools(t, "promtool")
 		_, a, _ := b.start()
 		a.hello(t, b.forwarding)

@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/fared/fared/internal/netnstest"
+	"github.com/fared/fared/internal/testkit/gate"
 )
 
 // within waits for a condition; the condition's error names the missing state.
@@ -195,6 +196,7 @@ func (f *processes) until(name, weights string) {
 // TestProcesses runs a fabric whose nodes are processes, and acts as an operator, a crash and a supervisor.
 // Each step depends on the previous one.
 func TestProcesses(t *testing.T) {
+	gate.Needed(t, "operators, crashes and supervisors of processes")
 	f := startProcesses(t)
 	server := f.nodes["server1"]
 

@@ -25,6 +25,7 @@ const quietTime = "FARED_PROMETHEUS_QUIET"
 // TestPrometheusQuiet checks that no alert fires while nothing happens but traffic.
 func TestPrometheusQuiet(t *testing.T) {
 	gate.WithoutRaceDetector(t, "drives other processes")
+	gate.Slow(t, gate.Prometheus, "a daemon in steady state for minutes")
 	quiet := 10 * time.Second
 	if text := os.Getenv(quietTime); text != "" {
 		var err error
@@ -50,6 +51,7 @@ func TestPrometheusQuiet(t *testing.T) {
 // ends with it; nothing fires otherwise; and each query of the dashboard returns data.
 func TestPrometheus(t *testing.T) {
 	gate.WithoutRaceDetector(t, "drives other processes")
+	gate.Slow(t, gate.Prometheus, "alerts of failures, after their waiting times")
 	b := newPrometheusBed(t, "")
 	b.targets = []string{"192.0.2.1:9469"}
 	b.ready()
@@ -131,6 +133,7 @@ func TestPrometheus(t *testing.T) {
 // ends with it.
 func TestPrometheusFaults(t *testing.T) {
 	gate.WithoutRaceDetector(t, "drives other processes")
+	gate.Slow(t, gate.Prometheus, "each fault and its alert")
 	b := newPrometheusBed(t, "")
 	b.targets = []string{"192.0.2.1:9469"}
 	b.ready()
@@ -270,6 +273,7 @@ func (b *prometheusBed) dashboard(t *testing.T) {
 // which ends with it.
 func TestPrometheusFlaps(t *testing.T) {
 	gate.WithoutRaceDetector(t, "drives other processes")
+	gate.Slow(t, gate.Prometheus, "alerts of flaps")
 	b := newPrometheusBed(t, "")
 	b.ready()
 	// change restarts a node with another text in its configuration, and returns the original.
@@ -352,6 +356,7 @@ func smallDisk(t *testing.T, path string, bytes int) (_ string, fill func() (fre
 // its alert, which ends with it.
 func TestPrometheusAgent(t *testing.T) {
 	gate.WithoutRaceDetector(t, "drives other processes")
+	gate.Slow(t, gate.Prometheus, "alerts of the agent")
 	b := newPrometheusBed(t, "")
 	disk, fill := smallDisk(t, filepath.Join(b.dir, "disk"), 64<<10)
 	// again starts the agent again with flags.

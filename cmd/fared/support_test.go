@@ -12,6 +12,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/fared/fared/internal/testkit/gate"
 )
 
 // unpack returns the files of a bundle by name, without its folder.
@@ -47,6 +49,7 @@ func unpack(t *testing.T, file string) map[string][]byte {
 
 // TestSupport checks the bundle of a running daemon: every answer of it is there and readable, with its log's events and its recording, and no password.
 func TestSupport(t *testing.T) {
+	gate.Needed(t, "the bundle of a daemon that runs, without a password")
 	f := startProcesses(t)
 	t.Setenv(asFared, "1") // the test binary is the program that the command calls
 	password := filepath.Join(f.dir, "leaf.md5")

@@ -46,6 +46,7 @@ const leavesOfLab, subPortsOfLab = 4, 2
 // size of the data that each server sends with each transport, 16M by default.
 func TestTransportsTogether(t *testing.T) {
 	gate.WithoutRaceDetector(t, "drives other processes")
+	gate.Slow(t, gate.Labs, "three transports, with both drivers")
 	for _, driver := range []string{"linux", "bpf"} {
 		t.Run(driver, func(t *testing.T) { transportsTogether(t, driver) })
 	}
