@@ -15,6 +15,7 @@ import (
 
 	farev1 "github.com/fared/fared/api/fare/v1"
 	"github.com/fared/fared/internal/chromium"
+	"github.com/fared/fared/internal/testkit/gate"
 )
 
 // fake is a daemon with 8 planes of 8 sessions and many destinations. send and happen change it.
@@ -163,6 +164,7 @@ const count = "String(document.querySelectorAll('%s > *').length)"
 // TestPageInABrowser checks the page of 64 sessions and 2,048 destinations in Chromium: what is shown at first, after a failure, and by keyboard.
 // FARED_SCREENSHOTS names a folder for screenshots.
 func TestPageInABrowser(t *testing.T) {
+	gate.Slow(t, gate.Prometheus, "a browser")
 	f := newFake(2048)
 	p := chromium.Start(t).Open("http://" + serve(t, f))
 	p.View(1280, 1400, false)

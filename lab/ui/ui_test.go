@@ -12,6 +12,7 @@ import (
 
 	"github.com/fared/fared/daemon/page"
 	"github.com/fared/fared/internal/chromium"
+	"github.com/fared/fared/internal/testkit/gate"
 	"github.com/fared/fared/lab"
 	"github.com/fared/fared/topo"
 )
@@ -51,6 +52,7 @@ func serve(t *testing.T) string {
 // TestLabPageInABrowser cuts and mends a cable in Chromium, by a click and by keyboard: the drawing, the table of planes, the list of steps, and the weights and sessions of
 // the server follow. The log has the times from the click until the page has shown its effects. FARED_SCREENSHOTS names a folder for a screenshot.
 func TestLabPageInABrowser(t *testing.T) {
+	gate.Slow(t, gate.Prometheus, "a browser")
 	tab := chromium.Start(t)
 	p := tab.Open(serve(t))
 	p.View(1280, 1050, false)
