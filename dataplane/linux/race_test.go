@@ -434,7 +434,7 @@ func TestTwinIsTheKernel(t *testing.T) {
 	defer k.conn.Close()
 	twin := table{buckets: make([]uint32, k.size)}
 	const ids = 12
-	for round := range 300 {
+	for round := range gate.Count(t, gate.Kernel, 100, 300) {
 		if random.IntN(3) > 0 || len(twin.members) < 3 {
 			var members []rtnl.Member
 			for _, i := range random.Perm(ids)[:1+random.IntN(ids)] {

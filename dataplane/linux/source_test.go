@@ -15,6 +15,7 @@ import (
 	farev1 "github.com/fared/fared/api/fare/v1"
 	"github.com/fared/fared/internal/netnstest"
 	"github.com/fared/fared/internal/rtnl"
+	"github.com/fared/fared/internal/testkit/gate"
 	"github.com/fared/fared/wecmp"
 )
 
@@ -132,6 +133,7 @@ func TestNumberOfAnotherSource(t *testing.T) {
 // TestSourceGroups checks that packets of each source group leave through its sub-ports in the ratio of its groups, through
 // link failures, changed weights, rules removed by other programs, restarts and new source groups.
 func TestSourceGroups(t *testing.T) {
+	gate.Needed(t, "packets of source groups go by the weights of each")
 	h := gpus(t)
 	d, c := h.start()
 	var received reports

@@ -8,6 +8,7 @@ import (
 
 	farev1 "github.com/fared/fared/api/fare/v1"
 	"github.com/fared/fared/internal/netnstest"
+	"github.com/fared/fared/internal/testkit/gate"
 )
 
 // apart checks packets to one destination of both families by their source: 0 is no address, 1 to 3 are the loopbacks of
@@ -40,8 +41,14 @@ func (e *ends) apart(target int, want map[int]map[string]float64) error {
 // destinations that only another source group has: never through other sub-ports or a default route. Packets from other
 // addresses, and to destinations of no source group, are not restricted.
 func TestSourceGroupsKeepApart(t *testing.T) {
+	gate.Needed(t, "packets of each GPU leave by its sub-ports alone, through random changes")
 	for _, table := range []uint32{0, 7000} {
-		t.Run(fmt.Sprintf("table=%d", table), func(t *testing.T) { sourcesKeepApart(t, table) })
+		t.Run(fmt.Sprintf("table=%d", table), func(t *testing.T) {
+			if table != 0 {
+				gate.Slow(t, gate.Kernel, "another table")
+			}
+			sourcesKeepApart(t, table)
+		})
 	}
 }
 
