@@ -116,6 +116,7 @@ func TestLabTransfer(t *testing.T) {
 // TestLabNetnsJSON checks that a step has the results of its packets, in addition to the common keys.
 func TestLabNetnsJSON(t *testing.T) {
 	gate.WithoutRaceDetector(t, "drives other processes")
+	gate.Needed(t, "scripts find the results of packets")
 	out := must(t, namespaces(t, "--scenario", "sub-cable", "-o", "json")...)
 	lines := strings.Split(strings.TrimSuffix(out, "\n"), "\n")
 	if len(lines) != 4 {
@@ -169,6 +170,7 @@ func TestLabNetnsLines(t *testing.T) {
 
 // TestLabNetnsInterrupted checks that Ctrl-C ends a fabric of namespaces without leftovers.
 func TestLabNetnsInterrupted(t *testing.T) {
+	gate.Slow(t, gate.Labs, "a fabric of namespaces; lab.TestNetnsInterrupted interrupts one")
 	b := inBackground(t, namespaces(t, "--pace", "1h", "--keep")...)
 	b.until(t, "0 slots moved")
 	if len(nodesOf(t, os.Getpid())) != 4 {
@@ -185,6 +187,7 @@ func TestLabNetnsInterrupted(t *testing.T) {
 // TestLabNetnsCleanup checks that --cleanup removes a lab that was kept or killed.
 func TestLabNetnsCleanup(t *testing.T) {
 	gate.WithoutRaceDetector(t, "drives other processes")
+	gate.Slow(t, gate.Labs, "three fabrics of namespaces; lab.TestNetnsLeave leaves one")
 	args := namespaces(t, "--scenario", "none", "--keep")
 	netnstest.KeepsLabs(t)
 	start := func(args ...string) (*exec.Cmd, func() string) {
