@@ -25,12 +25,15 @@ import (
 // asStranger makes the test binary open connections as a user without privileges: a door in JSON.
 const asStranger = "FARED_TEST_AS_STRANGER"
 
-// door is a listener, and what a stranger writes to it: the beginning that its server waits for longest.
-type door struct{ Network, Address, Beginning string }
+// door is a listener, what a stranger writes to it, which is the beginning that its server waits for longest, and the number of connections of each stranger.
+type door struct {
+	Network, Address, Beginning string
+	Connections                 int
+}
 
 // Each door has connections from strangers processes, because a process may not open more files everywhere. The kernel completes few of the connections: those that
 // the daemon accepts, and those in its queue.
-const strangers, connectionsOfEach = 2, 10000
+const strangers = 2
 
 // nobody is the user and group of strangers.
 const nobody = 65534
@@ -42,7 +45,7 @@ func beStranger(text string) error {
 	if err := json.Unmarshal([]byte(text), &d); err != nil {
 		return err
 	}
-	const files = connectionsOfEach + 100
+	files := uint64(d.Connections + 100)
 	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: files, Max: files}); err != nil {
 		return err
 	}
@@ -60,7 +63,7 @@ func beStranger(text string) error {
 		family, to = unix.AF_INET, &unix.SockaddrInet4{Port: int(a.Port()), Addr: a.Addr().As4()}
 	}
 	denied := 0
-	for range connectionsOfEach {
+	for range d.Connections {
 		fd, err := unix.Socket(family, unix.SOCK_STREAM|unix.SOCK_NONBLOCK, 0)
 		if err != nil {
 			return err
@@ -108,7 +111,7 @@ func openFiles(t *testing.T, pid int) int {
 	return len(entries)
 }
 
-// TestConnectionFlood has a user without privileges open 20,000 connections to each listener of a running daemon and its agent, and hold them: BGP sessions stay, a failed
+// TestConnectionFlood has a user without privileges open 20,000 connections, in the gate 2,000, to each listener of a running daemon and its agent, and hold them: BGP sessions stay, a failed
 // one comes up again, weights reach the data plane, operators are served, and memory and open files stay within the documented bounds.
 func TestConnectionFlood(t *testing.T) {
 	gate.WithoutRaceDetector(t, "judges the memory of processes, which the detector multiplies")
@@ -144,13 +147,15 @@ func TestConnectionFlood(t *testing.T) {
 
 	const get, preface = "GET / HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n", "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\x00\x00\x00\x04\x00\x00\x00\x00\x00"
 	const closed = 2 // sockets of operators and control planes
-	doors := []door{{"unix", f.socket("server1"), preface}, {"unix", agentSocket, preface}, {"unix", readOnly, preface}, {"tcp", api, preface}, {"tcp", metrics, get},
-		{"tcp", page, get}, {"tcp", agentAPI, preface}, {"tcp", agentMetrics, get}}
+	doors := []door{{"unix", f.socket("server1"), preface, 0}, {"unix", agentSocket, preface, 0}, {"unix", readOnly, preface, 0}, {"tcp", api, preface, 0}, {"tcp", metrics, get, 0},
+		{"tcp", page, get, 0}, {"tcp", agentAPI, preface, 0}, {"tcp", agentMetrics, get, 0}}
 	self, err := os.Executable()
 	if err != nil {
 		t.Fatal(err)
 	}
+	connectionsOfEach := gate.Count(t, gate.Labs, 1000, 10_000)
 	for i, d := range doors {
+		d.Connections = connectionsOfEach
 		text, err := json.Marshal(d)
 		if err != nil {
 			t.Fatal(err)

@@ -188,7 +188,8 @@ func TestPlanesFail(t *testing.T) {
 	f := newFabric(t)
 	program := compile(t, "traffic", "plain")
 	f.setWeights(t, 1, 1, 1, 1)
-	const qps, messages = 8, 3000
+	const qps = 8
+	messages := gate.Count(t, gate.C, 1000, 3000)
 	running := f.start(t, program, qps, messages, 65536)
 	for p := 1; running[1].Running() == nil; p = p%3 + 1 {
 		weights := []int{1, 1, 1, 1}
