@@ -7,6 +7,8 @@ import (
 	"testing"
 
 	"github.com/osrg/gobgp/v3/pkg/packet/bgp"
+
+	"github.com/fared/fared/internal/testkit/gate"
 )
 
 // TestOnlyComposedMessagesReachTheSpeaker sends mutated messages in every state. The speaker receives no UPDATE, one OPEN that has no other
@@ -16,7 +18,7 @@ func TestOnlyComposedMessagesReachTheSpeaker(t *testing.T) {
 	m := &mutator{Rand: rand.New(rand.NewPCG(15, 16)), seeds: seeds()}
 	opens, refreshes, seconds := 0, 0, 0
 	guards := make([]*Guard, len(makers))
-	total := mutations(t) / 2
+	total := mutations(t, gate.Count(t, gate.Models, 100_000, 1_500_000)) / 2
 	for i := range total {
 		k := m.IntN(len(makers))
 		if guards[k] == nil {
