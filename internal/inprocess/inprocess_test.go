@@ -8,6 +8,7 @@ import (
 	"net"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"go.uber.org/goleak"
@@ -343,13 +344,15 @@ func TestUnknownMethod(t *testing.T) {
 }
 
 // TestClose checks that Close ends calls with UNAVAILABLE, waits for their handlers, and refuses later calls.
-func TestClose(t *testing.T) {
+func TestClose(t *testing.T) { synctest.Test(t, testClose) }
+
+func testClose(t *testing.T) {
 	entered, returned := make(chan struct{}), make(chan string, 2)
 	f := &fake{
 		hello: func(ctx context.Context, _ *farev1.HelloRequest) (*farev1.HelloResponse, error) {
 			close(entered)
 			<-ctx.Done()
-			time.Sleep(10 * time.Millisecond) // a Close that does not wait for handlers returns meanwhile
+			time.Sleep(time.Hour) // of virtual time, which passes once Close waits
 			returned <- "hello"
 			return nil, ctx.Err()
 		},
@@ -406,7 +409,9 @@ func TestClose(t *testing.T) {
 }
 
 // TestBackPressure checks that a sender whose messages are not received is blocked after depth messages, and continues when they are, in order.
-func TestBackPressure(t *testing.T) {
+func TestBackPressure(t *testing.T) { synctest.Test(t, testBackPressure) }
+
+func testBackPressure(t *testing.T) {
 	const n = 3 * depth
 	f := &fake{program: func(s programServer) error {
 		for id := range uint64(n) {
@@ -439,10 +444,9 @@ func TestBackPressure(t *testing.T) {
 	for range depth {
 		<-sent
 	}
-	select {
-	case id := <-sent:
-		t.Errorf("message %d was sent to a handler that does not receive", id)
-	case <-time.After(20 * time.Millisecond):
+	synctest.Wait() // until the sender is blocked
+	if more := len(sent); more > 0 {
+		t.Errorf("%d messages in addition to %d were sent to a handler that does not receive", more, depth)
 	}
 	for id := range uint64(n) {
 		response, err := stream.Recv()
