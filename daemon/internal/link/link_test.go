@@ -48,7 +48,7 @@ func watch(t testing.TB, change func(*namespace), ports ...SubPort) *watched {
 // until waits until the sub-port's state satisfies ok.
 func (w *watched) until(t testing.TB, port int, what string, ok func(Event) bool) Event {
 	t.Helper()
-	limit := time.NewTimer(5 * time.Second)
+	limit := time.NewTimer(time.Minute)
 	defer limit.Stop()
 	for !ok(w.last[port]) {
 		select {

@@ -50,11 +50,11 @@ func TestCableAfterOthers(t *testing.T) {
 	leaf, ports := cables(t, 1)
 	w := watch(t, nil, ports...)
 	first, second := netnstest.NewLateLink(t, leaf), netnstest.NewLateLink(t, leaf)
-	const attempts = 5 // other devices of a busy machine may cause an early announcement
+	const attempts = 5 // other devices of the machine may cause an early announcement
 	for range attempts {
 		w.untilUp(t, 0)
-		time.Sleep(2 * linkpoll.Window) // then the Watcher polls rarely, and the kernel announces the first cable immediately
-		<-first.Cut()
+		netnstest.Eventually(t, time.Minute, w.pollsRarely)
+		<-first.Cut() // the kernel's next announcement comes a second later
 		announced := second.Cut("swp0")
 		w.untilDown(t, 0, "no carrier")
 		if netnstest.Before(announced) {
@@ -65,6 +65,19 @@ func TestCableAfterOthers(t *testing.T) {
 		second.Mend()
 	}
 	t.Fatalf("%d times the cable was not noticed before the kernel announced another", attempts)
+}
+
+// pollsRarely returns an error while the Watcher polls quickly because of an earlier event.
+func (w *watched) pollsRarely() error {
+	n := w.namespaces[0]
+	n.wakeMu.Lock()
+	defer n.wakeMu.Unlock()
+	schedule, now := n.schedule, time.Now()
+	schedule.Done(now, now)
+	if wait := schedule.Next().Sub(now); wait < linkpoll.Idle {
+		return fmt.Errorf("polls every %v", wait)
+	}
+	return nil
 }
 
 // TestCovered checks that a Watcher reads covered carriers rarely, those of other namespaces as before, and all once they are no longer covered. Then
