@@ -105,7 +105,7 @@ func TestTwoEndsFindEachOther(t *testing.T) {
 		t.Fatal(err)
 	}
 	if err := server.Do(func() error {
-		c, err := net.DialTimeout("tcp", netip.AddrPortFrom(a, 1179).String(), 5*time.Second)
+		c, err := net.DialTimeout("tcp", netip.AddrPortFrom(a, 1179).String(), patience)
 		if err == nil {
 			c.Close()
 		}
@@ -175,7 +175,7 @@ func (e *ear) hearWithin(limit time.Duration) *ndp.RouterAdvertisement {
 
 // drain forgets what has been heard.
 func (e *ear) drain() {
-	for e.hearWithin(20*time.Millisecond) != nil {
+	for e.hearWithin(2*time.Millisecond) != nil {
 	}
 }
 
@@ -271,18 +271,16 @@ func TestOtherDevicesAreNotHeard(t *testing.T) {
 			return err
 		})
 	})
-	stop, done := make(chan struct{}), make(chan int)
+	netnstest.Eventually(t, time.Minute, func() error { return conn.WriteTo(&ndp.RouterAdvertisement{}, nil, allNodes) })
+	stop, done := make(chan struct{}), make(chan struct{})
 	go func() {
-		sent := 0
+		defer close(done)
 		for {
 			select {
 			case <-stop:
-				done <- sent
 				return
 			default:
-				if conn.WriteTo(&ndp.RouterAdvertisement{}, nil, allNodes) == nil {
-					sent++
-				}
+				conn.WriteTo(&ndp.RouterAdvertisement{}, nil, allNodes)
 			}
 		}
 	}()
@@ -296,9 +294,7 @@ func TestOtherDevicesAreNotHeard(t *testing.T) {
 		r.Close()
 	}
 	close(stop)
-	if sent := <-done; sent == 0 {
-		t.Error("nothing was sent on eth1")
-	}
+	<-done
 	conn.Close()
 }
 
@@ -360,7 +356,7 @@ const unprivileged = "FARED_TEST_UNPRIVILEGED"
 func askUnprivileged() {
 	r := New(Config{})
 	defer r.Close()
-	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
 	_, err := r.Peer(ctx, "eth0", "")
 	if errors.Is(err, os.ErrPermission) {
