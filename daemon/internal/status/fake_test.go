@@ -361,7 +361,7 @@ func dial(t testing.TB, target string, options ...grpc.DialOption) *grpc.ClientC
 // eventually waits for a condition, which it checks after every tick.
 func eventually(t testing.TB, what string, ok func() bool) {
 	t.Helper()
-	deadline := time.After(10 * time.Second)
+	deadline := time.After(time.Minute)
 	tick := time.NewTicker(time.Millisecond)
 	defer tick.Stop()
 	for !ok() {
