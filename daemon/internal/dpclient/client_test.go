@@ -8,6 +8,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"google.golang.org/grpc"
@@ -158,8 +159,10 @@ func TestMissingVectorIsReported(t *testing.T) {
 	r.until("in effect", r.has(InEffect, change))
 }
 
-func TestStallIsBroken(t *testing.T) {
-	r := newRig(t, func(c *Config) { c.AckTimeout = 50 * time.Millisecond })
+func TestStallIsBroken(t *testing.T) { synctest.Test(t, testStallIsBroken) }
+
+func testStallIsBroken(t *testing.T) {
+	r := newRig(t, func(c *Config) { c.AckTimeout = time.Minute / 2 })
 	r.connected()
 	r.dp.DelayAcks(time.Hour)
 	change := r.client.SetVector(vector(1, 1))

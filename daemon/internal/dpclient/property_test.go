@@ -171,7 +171,7 @@ func reach(t *testing.T, seed, sources uint64, breaks, delays, refusals bool) {
 	var names []netip.Prefix
 	tune := func(c *Config) {
 		c.Window = 1 + random.IntN(20)
-		c.AckTimeout = 2 * time.Second
+		c.AckTimeout = patience
 		if sources == 1 {
 			names = twoSources
 			twoSourceGroups(c)

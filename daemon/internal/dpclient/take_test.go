@@ -211,9 +211,9 @@ type bulkCase struct {
 func TestBulkChangeIsOneOperation(t *testing.T) {
 	gate.WithoutRaceDetector(t, "has one goroutine, and a tenth of the cases with it")
 	for _, c := range []bulkCase{
-		{"all", 10000, 0, 0, 1},
-		{"all but ten", 10000, 10, 0, 12}, // a place for the ten, their ten operations, and the replacement
-		{"all, the first 800 in a burst of its own", 10000, 0, 800, 1 + 6 + 1 + 6 + 1}, // a vector, a window of 6 moves, the replacement, 6 moves back, a removal
+		{"all", 2000, 0, 0, 1},
+		{"all but ten", 2000, 10, 0, 12}, // a place for the ten, their ten operations, and the replacement
+		{"all, the first 800 in a burst of its own", 2000, 0, 800, 1 + 6 + 1 + 6 + 1}, // a vector, a window of 6 moves, the replacement, 6 moves back, a removal
 		{"half", 100, 50, 0, 51},
 		{"one of two", 2, 1, 0, 2},
 	} {
