@@ -206,8 +206,9 @@ func (s source) Sessions() []status.Session {
 				v.State = status.StateDraining
 			}
 		}
-		if v.Reason == "" {
-			v.Reason = s.faults[i]
+		// The fault of an established session is later than the end of the previous one: SessionUp clears faults.
+		if fault := s.faults[i]; fault != "" && (v.Reason == "" || st.State == speaker.Established) {
+			v.Reason = fault
 		}
 		out[i] = v
 	}
