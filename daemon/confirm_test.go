@@ -34,6 +34,7 @@ func TestDrainPassesRefusalsAndChurn(t *testing.T) {
 		}
 		l.table[destination(2)] = 400e9
 	}})
+	r.settled(3) // no other operation is refused
 	r.wait(destination(0), "1:1:0")
 	r.wait(destination(2), "1:1:1")
 	r.dp.RefuseNext(1, codes.ResourceExhausted, "table full")
@@ -64,7 +65,7 @@ func TestDrainPassesRefusalsAndChurn(t *testing.T) {
 // shows the destination and the data plane's reason. An accepted change ends the wait.
 func TestDrainShowsWhatItWaitsFor(t *testing.T) {
 	r := newRig(t, shape{Planes: 2, SubPorts: 1, Extra: "drain_delay: 0s\n"}, rigOptions{leaves: announceAll(400e9, 1)})
-	r.wait(destination(0), "1:1")
+	r.settled(1) // no other operation is refused
 	r.dp.RefuseNext(1, codes.ResourceExhausted, "table full")
 	r.drain("p1", true)
 	r.wait(destination(0), "1?:0?")

@@ -17,16 +17,18 @@ import (
 func TestDrainInOrder(t *testing.T) {
 	r := newRig(t, shape{Planes: 2, SubPorts: 1, Extra: "drain_delay: 100ms\n"}, rigOptions{leaves: announceAll(400e9, 1)})
 	d, target := destination(0), core.DrainTarget{Plane: "p1"}
-	r.wait(d, "1:1")
+	r.settled(1)
 	r.waitAnnounced(1, own, "400G")
 	n := r.journal.len()
-	r.dp.DelayAcks(200 * time.Millisecond)
+	r.dp.DelayAcks(time.Hour)
 	r.drain("p1", true)
 	eventually(t, "zero shares at the data plane", func() bool { return r.journal.index(n, "dataplane: group p0.0=1") >= 0 })
 	// The operation has arrived and is not acknowledged: the leaf must not have received anything yet.
 	if value := r.leaves[1].has(own); value != "400G" || r.stage(target) != "shares" {
 		t.Errorf("before the acknowledgement the leaf has %s, the stage is %s", value, r.stage(target))
 	}
+	r.dp.DelayAcks(0)
+	r.dp.BreakStream() // the next stream begins with the state in effect
 	r.waitAnnounced(1, own, "nothing")
 	eventually(t, "drained", func() bool { return r.stage(target) == "drained" })
 	r.inOrder(n, "dataplane: group p0.0=1", "p1.0: 10.255.0.1/32 0", "p1.0: 10.255.0.1/32 withdrawn")
@@ -38,7 +40,6 @@ func TestDrainInOrder(t *testing.T) {
 	}
 
 	n = r.journal.len()
-	r.dp.DelayAcks(0)
 	r.drain("p1", false)
 	r.wait(d, "1:1")
 	r.inOrder(n, "p1.0: 10.255.0.1/32 400G", "dataplane: group p0.0=1 p1.0=1")
@@ -59,7 +60,7 @@ func TestDrainWaitsForTheDataPlane(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			r := newRig(t, shape{Planes: 2, SubPorts: 1, Extra: "drain_delay: 0s\n"}, rigOptions{leaves: announceAll(400e9, 1)})
-			r.wait(destination(0), "1:1")
+			r.settled(1) // no other operation is refused
 			r.waitAnnounced(1, own, "400G")
 			n := r.journal.len()
 			spoil(r.dp)

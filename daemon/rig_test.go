@@ -27,6 +27,7 @@ type rig struct {
 	leaves  []*rawLeaf
 	dp      *memory.Dataplane
 	journal *journal
+	cancel  func() // ends the context of Run
 	stop    func()
 }
 
@@ -86,15 +87,15 @@ func newRig(t testing.TB, s shape, o rigOptions) *rig {
 		t.Fatal(err)
 	}
 	r.d = d
-	r.stop = running(t, d)
+	r.cancel, r.stop = running(t, d)
 	return r
 }
 
 // dialMemory is a Deps.Memory.
 func dialMemory() (Conn, error) { return memory.Dial(memory.New(memory.Config{})) }
 
-// running runs a daemon until the test ends or the result is called.
-func running(t testing.TB, d *Daemon) (stop func()) {
+// running runs a daemon until the test ends or stop is called. cancel ends the daemon's context without waiting.
+func running(t testing.TB, d *Daemon) (cancel, stop func()) {
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
 	go func() { done <- d.Run(ctx) }()
@@ -113,7 +114,7 @@ func running(t testing.TB, d *Daemon) (stop func()) {
 		}
 	}
 	t.Cleanup(stop)
-	return stop
+	return cancel, stop
 }
 
 func (r *rig) observe(op *farev1.Operation) {
@@ -173,7 +174,8 @@ func (r *rig) wait(d netip.Prefix, want string) {
 	eventually(r.t, fmt.Sprintf("weights %s of %s (are %s)", want, d, r.weights(d)), func() bool { return r.weights(d) == want })
 }
 
-// settled waits until every session is up and has sent End-of-RIB, n destinations are known, and nothing is pending.
+// settled waits until every session is up and has sent End-of-RIB, n destinations are known, and no operation is pending, also none that removes
+// objects of the way here.
 func (r *rig) settled(n int) {
 	r.t.Helper()
 	eventually(r.t, fmt.Sprintf("%d destinations in effect, nothing pending", n), func() bool {
@@ -181,8 +183,9 @@ func (r *rig) settled(n int) {
 			return false
 		}
 		resp, err := r.d.FabricService().GetStatus(context.Background(), &farev1.GetStatusRequest{})
+		st := r.d.client.Status() // after resp: removals are queued before Converged is set
 		return err == nil && resp.Converged && int(resp.SessionsEstablished) == len(r.leaves) && int(resp.DestinationsReachable) == n &&
-			resp.Dataplane.OperationsPending == 0
+			resp.Dataplane.OperationsPending == 0 && st.Queued == 0 && st.InFlight == 0
 	})
 	if groups, _ := r.dp.Size(); n > 0 && groups == 0 {
 		r.t.Fatal("destinations without a group")

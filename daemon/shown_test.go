@@ -250,7 +250,7 @@ func TestDataplaneRestarts(t *testing.T) {
 // TestRefusalIsShown checks that a refused change is not in effect, and that the status shows the object and the reason.
 func TestRefusalIsShown(t *testing.T) {
 	r := newRig(t, shape{Planes: 2, SubPorts: 1}, rigOptions{leaves: announceAll(400e9, 1)})
-	r.wait(destination(0), "1:1")
+	r.settled(1) // no other operation is refused
 	r.dp.RefuseNext(1, codes.ResourceExhausted, "table full")
 	r.leaves[1].announce(200e9, destination(0))
 	r.wait(destination(0), "2?:1?")
