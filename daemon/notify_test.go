@@ -28,7 +28,7 @@ func TestNotify(t *testing.T) {
 	n := newNotifier(true, func() bool { return works }, slog.New(slog.DiscardHandler))
 	received := func(want string) string {
 		t.Helper()
-		if err := conn.SetReadDeadline(time.Now().Add(10 * time.Second)); err != nil {
+		if err := conn.SetReadDeadline(time.Now().Add(waitLimit)); err != nil {
 			t.Fatal(err)
 		}
 		buf := make([]byte, 256)
@@ -47,7 +47,7 @@ func TestNotify(t *testing.T) {
 	select { // a third of the watchdog's interval
 	case <-n.tick():
 		n.alive()
-	case <-time.After(10 * time.Second):
+	case <-time.After(waitLimit):
 		t.Fatal("the watchdog's ticker does not tick")
 	}
 	received("WATCHDOG=1")
