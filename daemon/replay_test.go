@@ -123,7 +123,7 @@ func fill(t *testing.T, r *recorder, p *feed, c *core.Core, now time.Time, n int
 func TestRecordingSurvivesAFullDisk(t *testing.T) {
 	gate.WithoutRaceDetector(t, "has one goroutine")
 	s := shape{Planes: 2, SubPorts: 2, NoSpeed: true}
-	for room := range 40 {
+	for room := range 12 {
 		c, disk := coreOf(t, s.Text()), &fullDisk{room: 8000 + 97*room}
 		r := &recorder{f: disk, keep: 1 << 20, left: 1 << 40}
 		if err := r.line(core.RecordLine{Fared: "test", Config: c.Config().Text()}); err != nil {
