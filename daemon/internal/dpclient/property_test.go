@@ -171,7 +171,6 @@ func reach(t *testing.T, seed, sources uint64, breaks, delays, refusals bool) {
 	var names []netip.Prefix
 	tune := func(c *Config) {
 		c.Window = 1 + random.IntN(20)
-		c.AckTimeout = patience
 		if sources == 1 {
 			names = twoSources
 			twoSourceGroups(c)
