@@ -149,10 +149,10 @@ func TestFloodDelaysNoOthers(t *testing.T) {
 		for len(f.victim) > 0 {
 			<-f.victim
 		}
-		before := f.d.client.Status()
 		f.leaves[1].announce(fare.Bandwidth(100e9*(i+1)), destination(n))
 		declared := func() bool { return len(f.victim) > 0 || f.weights(destination(n)) == weights }
 		eventually(t, "the change is declared", declared)
+		before := f.d.client.Status()
 		f.cost.Store(0)
 		select {
 		case <-f.victim:
