@@ -121,7 +121,16 @@ func TestTraces(t *testing.T) {
 	}})
 	s := shape{Planes: 2, SubPorts: 2, Extra: "traces: {endpoint: \"" + c.URL + "/v1/traces\"}\n"}
 	r = newRig(t, s, rigOptions{dp: dp, leaves: announceAll(800e9, 3), checked: true})
-	eventually(t, "weights", func() bool { return r.weights(destination(2)) == "1:1" })
+	// Changes during a trace belong to it.
+	over := func() {
+		t.Helper()
+		eventually(t, "no trace is open", func() (over bool) {
+			r.inside(func(l *loop) { over = l.tracer.open == nil })
+			return over
+		})
+	}
+	r.settled(3)
+	over()
 	r.links.change(0, func(ev *LinkEvent) { ev.Up, ev.Reason = false, "no carrier" })
 	down := c.until(t, "link-down p0.0")
 	checkTrace(t, down)
@@ -137,6 +146,7 @@ func TestTraces(t *testing.T) {
 	}
 
 	// The last span shows the time without an acknowledgement.
+	over()
 	wait.Store(true)
 	r.links.change(1, func(ev *LinkEvent) { ev.Up, ev.Reason = false, "no carrier" })
 	<-arrived
@@ -158,6 +168,7 @@ func TestTraces(t *testing.T) {
 	r.links.change(0, func(ev *LinkEvent) { ev.Up, ev.Reason = true, "" })
 	eventually(t, "a trace is dropped", func() bool { return r.d.loop.tracer.count() > 0 })
 	r.wait(destination(2), "1:2")
+	over()
 	c.refuse.Store(false)
 	r.links.change(2, func(ev *LinkEvent) { ev.Up, ev.Reason = false, "no carrier" })
 	c.until(t, "link-down p1.0")
