@@ -142,7 +142,35 @@ func (s *scanner) file(file *ast.File) {
 			continue
 		}
 		s.calls(decl, local, nil)
+		if vars, ok := decl.(*ast.GenDecl); ok {
+			s.blanks(vars, local)
+		}
 	}
+}
+
+// blanks reads the literals of gate.Package that the blank identifier is declared by.
+func (s *scanner) blanks(vars *ast.GenDecl, local string) {
+	for _, spec := range vars.Specs {
+		v, ok := spec.(*ast.ValueSpec)
+		if !ok || v.Names[0].Name != "_" || len(v.Values) == 0 {
+			continue
+		}
+		if lit, ok := v.Values[0].(*ast.CompositeLit); ok && member(lit.Type, local) == "Package" {
+			s.facts(lit)
+		}
+	}
+}
+
+// member returns the name after the selector of package gate, which the file imports as local, or "".
+func member(e ast.Expr, local string) string {
+	sel, ok := e.(*ast.SelectorExpr)
+	if !ok {
+		return ""
+	}
+	if x, ok := sel.X.(*ast.Ident); !ok || x.Name != local || local == "" {
+		return ""
+	}
+	return sel.Sel.Name
 }
 
 // gateName returns the name under which a file imports package gate, or "".
@@ -173,50 +201,35 @@ func (s *scanner) calls(n ast.Node, local string, t *test) {
 	if local == "" {
 		return
 	}
-	member := func(e ast.Expr) string {
-		sel, ok := e.(*ast.SelectorExpr)
-		if !ok {
-			return ""
-		}
-		if x, ok := sel.X.(*ast.Ident); !ok || x.Name != local {
-			return ""
-		}
-		return sel.Sel.Name
-	}
 	ast.Inspect(n, func(n ast.Node) bool {
-		switch n := n.(type) {
-		case *ast.CompositeLit:
-			if member(n.Type) == "Package" {
-				s.facts(n)
-			}
-		case *ast.CallExpr:
-			name := member(n.Fun)
-			if name == "" || name == "Parts" || name == "Runs" {
-				break
-			}
-			if t == nil {
-				s.refuse(n.Pos(), "gate.%s stands outside of a test function, where runtests does not see whose declaration it is", name)
-				break
-			}
-			s.declare(n, name, member, t)
+		call, ok := n.(*ast.CallExpr)
+		if !ok {
+			return true
+		}
+		switch name := member(call.Fun, local); {
+		case name == "", name == "Parts", name == "Runs":
+		case t == nil:
+			s.refuse(call.Pos(), "gate.%s stands outside of a test function, where runtests does not see whose declaration it is", name)
+		default:
+			s.declare(call, name, local, t)
 		}
 		return true
 	})
 }
 
 // declare reads one call.
-func (s *scanner) declare(call *ast.CallExpr, name string, member func(ast.Expr) string, t *test) {
+func (s *scanner) declare(call *ast.CallExpr, name, local string, t *test) {
 	switch name {
 	case "Needed":
 		t.needed = true
 	case "WithoutRaceDetector":
 		t.plain = true
 	case "Slow", "Count":
-		if len(call.Args) < 2 || member(call.Args[1]) == "" {
+		if len(call.Args) < 2 || member(call.Args[1], local) == "" {
 			s.refuse(call.Pos(), "gate.%s names its part by a constant of package gate", name)
 			return
 		}
-		if part := gate.Part(strings.ToLower(member(call.Args[1]))); !slices.Contains(t.slow, part) {
+		if part := gate.Part(strings.ToLower(member(call.Args[1], local))); !slices.Contains(t.slow, part) {
 			t.slow = append(t.slow, part)
 		}
 	}
