@@ -108,7 +108,6 @@ func beFaulty(dir string) error {
 // TestPrometheusFaultyDaemon runs Prometheus with fared's rules next to a daemon whose loop is slow or stuck, or whose calls panic: each fires its alert, which
 // ends with it.
 func TestPrometheusFaultyDaemon(t *testing.T) {
-	gate.WithoutRaceDetector(t, "drives other processes")
 	gate.Slow(t, gate.Prometheus, "a daemon whose metrics are wrong")
 	b := newPrometheusBed(t, "")
 	b.interval = "3s" // a scrape waits two seconds for a stuck loop

@@ -71,7 +71,6 @@ func TestLabNetnsFlags(t *testing.T) {
 
 // TestLabTransfer checks that every step reports its transfer, for people and in JSON, and that the end reports the sum.
 func TestLabTransfer(t *testing.T) {
-	gate.WithoutRaceDetector(t, "drives other processes")
 	gate.Slow(t, gate.Labs, "a transfer in two fabrics of namespaces")
 	out := must(t, namespaces(t, "--transport", "roce", "--scenario", "port", "-o", "json")...)
 	lines := strings.Split(strings.TrimSuffix(out, "\n"), "\n")
@@ -115,7 +114,6 @@ func TestLabTransfer(t *testing.T) {
 
 // TestLabNetnsJSON checks that a step has the results of its packets, in addition to the common keys.
 func TestLabNetnsJSON(t *testing.T) {
-	gate.WithoutRaceDetector(t, "drives other processes")
 	gate.Needed(t, "scripts find the results of packets")
 	out := must(t, namespaces(t, "--scenario", "sub-cable", "-o", "json")...)
 	lines := strings.Split(strings.TrimSuffix(out, "\n"), "\n")
@@ -150,7 +148,6 @@ func TestLabNetnsJSON(t *testing.T) {
 
 // TestLabNetnsLines checks that the start and the results of packets are shown, within 120 columns.
 func TestLabNetnsLines(t *testing.T) {
-	gate.WithoutRaceDetector(t, "drives other processes")
 	out := must(t, namespaces(t, "--scenario", "none")...)
 	for _, want := range []string{"4 network namespaces, 8 cables\n", "8 of 8 BGP sessions\n", "all 2 pairs match the expected weights", " packets, 0 lost, 0 of them while nothing changed; shares at the leaves: "} {
 		if !strings.Contains(out, want) {
@@ -186,7 +183,6 @@ func TestLabNetnsInterrupted(t *testing.T) {
 
 // TestLabNetnsCleanup checks that --cleanup removes a lab that was kept or killed.
 func TestLabNetnsCleanup(t *testing.T) {
-	gate.WithoutRaceDetector(t, "drives other processes")
 	gate.Slow(t, gate.Labs, "three fabrics of namespaces; lab.TestNetnsLeave leaves one")
 	args := namespaces(t, "--scenario", "none", "--keep")
 	netnstest.KeepsLabs(t)

@@ -24,7 +24,6 @@ const quietTime = "FARED_PROMETHEUS_QUIET"
 
 // TestPrometheusQuiet checks that no alert fires while nothing happens but traffic.
 func TestPrometheusQuiet(t *testing.T) {
-	gate.WithoutRaceDetector(t, "drives other processes")
 	gate.Slow(t, gate.Prometheus, "a daemon in steady state for minutes")
 	quiet := 10 * time.Second
 	if text := os.Getenv(quietTime); text != "" {
@@ -50,7 +49,6 @@ func TestPrometheusQuiet(t *testing.T) {
 // TestPrometheus runs Prometheus with fared's rules next to real daemons, over failures and maintenance: each failure fires its alert alone, which
 // ends with it; nothing fires otherwise; and each query of the dashboard returns data.
 func TestPrometheus(t *testing.T) {
-	gate.WithoutRaceDetector(t, "drives other processes")
 	gate.Slow(t, gate.Prometheus, "alerts of failures, after their waiting times")
 	b := newPrometheusBed(t, "")
 	b.targets = []string{"192.0.2.1:9469"}
@@ -132,7 +130,6 @@ func TestPrometheus(t *testing.T) {
 // TestPrometheusFaults runs Prometheus with fared's rules next to real daemons with faults that leave every link and session up: each fires its alert, which
 // ends with it.
 func TestPrometheusFaults(t *testing.T) {
-	gate.WithoutRaceDetector(t, "drives other processes")
 	gate.Slow(t, gate.Prometheus, "each fault and its alert")
 	b := newPrometheusBed(t, "")
 	b.targets = []string{"192.0.2.1:9469"}
@@ -272,7 +269,6 @@ func (b *prometheusBed) dashboard(t *testing.T) {
 // TestPrometheusFlaps runs Prometheus with fared's rules next to real daemons with a flapping link, a false origin and an incomplete start: each fires its alert,
 // which ends with it.
 func TestPrometheusFlaps(t *testing.T) {
-	gate.WithoutRaceDetector(t, "drives other processes")
 	gate.Slow(t, gate.Prometheus, "alerts of flaps")
 	b := newPrometheusBed(t, "")
 	b.ready()
@@ -355,7 +351,6 @@ func smallDisk(t *testing.T, path string, bytes int) (_ string, fill func() (fre
 // TestPrometheusAgent runs Prometheus with fared's rules next to real daemons with an agent that refuses, hangs, cannot write, is interfered with, or drops packets: each fires
 // its alert, which ends with it.
 func TestPrometheusAgent(t *testing.T) {
-	gate.WithoutRaceDetector(t, "drives other processes")
 	gate.Slow(t, gate.Prometheus, "alerts of the agent")
 	b := newPrometheusBed(t, "")
 	disk, fill := smallDisk(t, filepath.Join(b.dir, "disk"), 64<<10)

@@ -114,7 +114,6 @@ func openFiles(t *testing.T, pid int) int {
 // TestConnectionFlood has a user without privileges open 20,000 connections, in the gate 2,000, to each listener of a running daemon and its agent, and hold them: BGP sessions stay, a failed
 // one comes up again, weights reach the data plane, operators are served, and memory and open files stay within the documented bounds.
 func TestConnectionFlood(t *testing.T) {
-	gate.WithoutRaceDetector(t, "judges the memory of processes, which the detector multiplies")
 	gate.Needed(t, "connections of strangers cost neither sessions nor memory")
 	if os.Getuid() != 0 {
 		netnstest.Lacks(t, "root, to start a process as another user")

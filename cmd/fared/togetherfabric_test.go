@@ -45,7 +45,6 @@ const leavesOfLab, subPortsOfLab = 4, 2
 // port it has for its service. With driver linux the source ports for one service would lead packets of the others elsewhere. FARED_TOGETHER_SIZE is the
 // size of the data that each server sends with each transport, 16M by default.
 func TestTransportsTogether(t *testing.T) {
-	gate.WithoutRaceDetector(t, "drives other processes")
 	gate.Slow(t, gate.Labs, "three transports, with both drivers")
 	for _, driver := range []string{"linux", "bpf"} {
 		t.Run(driver, func(t *testing.T) { transportsTogether(t, driver) })

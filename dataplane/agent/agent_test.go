@@ -365,6 +365,7 @@ func TestHealth(t *testing.T) {
 // TestSettles checks that leftovers of an earlier run are removed after the journal is restored or, without a journal,
 // after the control plane has sent its state, and that an error is retried.
 func TestSettles(t *testing.T) {
+	gate.Slow(t, gate.Kernel, "waits for a second attempt")
 	dir := t.TempDir()
 	c := Config{Socket: filepath.Join(dir, "s"), Journal: filepath.Join(dir, "journal")}
 	r := &recorder{}
@@ -600,6 +601,7 @@ func TestInProcess(t *testing.T) {
 
 // TestAlive checks that an agent whose driver hangs in a commit is not alive, and is again when the commit returns.
 func TestAlive(t *testing.T) {
+	gate.Slow(t, gate.Kernel, "waits for three pulses")
 	r := &recorder{hang: make(chan struct{})}
 	a, _ := run(t, Config{InProcess: true}, r)
 	alive := func(want bool) {

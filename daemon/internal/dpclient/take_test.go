@@ -16,9 +16,11 @@ import (
 // TestNoDestinationGetsForeignWeights runs random transactions against a data plane that answers late, refuses, and disconnects: no operation may
 // give a destination weights that it does not want, and in the end every one has what it wants.
 func TestNoDestinationGetsForeignWeights(t *testing.T) {
+	gate.WithoutRaceDetector(t, "has one goroutine")
+	seeds := uint64(gate.Count(t, gate.Models, 100, 1000))
 	replaced := 0
 	for _, refusals := range []bool{false, true} {
-		for seed := range uint64(200) {
+		for seed := range seeds {
 			random := rand.New(rand.NewPCG(seed, 11))
 			sources := []string{""}
 			if seed%3 == 1 {

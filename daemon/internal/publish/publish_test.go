@@ -22,6 +22,7 @@ import (
 	"github.com/fared/fared/client/slots"
 	"github.com/fared/fared/daemon/internal/status"
 	"github.com/fared/fared/internal/slotfile"
+	"github.com/fared/fared/internal/testkit/gate"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -321,13 +322,14 @@ func until(t *testing.T, table *slots.Table, revision uint64) {
 // TestFollows compares the table with the state of the loop after random changes, of which the publisher sees some merged. Meanwhile the file is
 // truncated, removed, and written by another run.
 func TestFollows(t *testing.T) {
+	steps := gate.Count(t, gate.Models, 160, 1000)
 	for seed := range uint64(2) {
 		l := newLoop(seed)
 		l.builder.Started()
 		path := filepath.Join(t.TempDir(), "slots")
 		stop := start(t, l, path)
 		table := opened(t, path)
-		for n := range 300 {
+		for n := range steps {
 			for range 1 + l.r.IntN(4) {
 				l.change(40 + n)
 			}

@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -24,29 +25,40 @@ type runner struct {
 	mu     sync.Mutex // protects out
 }
 
-// runAll runs the jobs that wait for timers one at a time, and at the same time, with a lower priority, the others one at a time. Results are in
-// the order of jobs.
+// waiting is the number of jobs that wait for timers and run at a time. Each uses less than half a processor on average.
+const waiting = 2
+
+// runAll runs the jobs that wait for timers, and at the same time, with a lower priority, the others one at a time. Results are in the order of
+// jobs.
 func (r *runner) runAll(ctx context.Context, jobs []job) ([]result, error) {
-	results, errs := make([]result, len(jobs)), make([]error, 2)
-	var wait sync.WaitGroup
-	for lane, beside := range []bool{false, true} {
-		wait.Go(func() {
-			for i, j := range jobs {
-				if j.beside() != beside || errs[lane] != nil || ctx.Err() != nil {
-					continue
+	var queues [2]chan int // of jobs that wait and that compute
+	for i := range queues {
+		queues[i] = make(chan int, len(jobs))
+	}
+	for i, j := range jobs {
+		if j.beside() {
+			queues[1] <- i
+		} else {
+			queues[0] <- i
+		}
+	}
+	results, errs := make([]result, len(jobs)), make([]error, len(jobs))
+	var lanes sync.WaitGroup
+	for lane := range waiting + 1 {
+		queue := queues[lane/waiting]
+		lanes.Go(func() {
+			for i := range queue {
+				if ctx.Err() == nil {
+					results[i], errs[i] = r.run(ctx, jobs[i])
+					r.progress(results[i])
 				}
-				results[i], errs[lane] = r.run(ctx, j)
-				r.progress(results[i])
 			}
 		})
 	}
-	wait.Wait()
-	for _, err := range append(errs, ctx.Err()) {
-		if err != nil {
-			return nil, err
-		}
-	}
-	return results, nil
+	close(queues[0])
+	close(queues[1])
+	lanes.Wait()
+	return results, errors.Join(append(errs, ctx.Err())...)
 }
 
 // run runs one job. An error means that it could not run; a failed test is a result.
