@@ -80,7 +80,7 @@ func TestBuiltInScenarios(t *testing.T) {
 	}
 	for name, o := range cases {
 		t.Run(name, func(t *testing.T) {
-			if name != "default" {
+			if name != "two-tier" { // make demo plays the default
 				gate.Slow(t, gate.Labs, "every scenario in another mode or size")
 			}
 			t.Parallel() // the subtests mostly wait

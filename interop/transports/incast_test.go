@@ -20,6 +20,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/fared/fared/internal/netnstest"
+	"github.com/fared/fared/internal/testkit/gate"
 	"github.com/fared/fared/transport/rdma"
 	"github.com/fared/fared/transport/roce"
 	"github.com/fared/fared/transport/superp"
@@ -396,6 +397,7 @@ func benchmarkIncast(b *testing.B, opcode rdma.Opcode) {
 // TestIncast checks on the kernel's counters that senders that together overload a link do not have it drop many packets, whether they write to the receiver or the receiver
 // reads from them. The bound is loose, for busy machines: without congestion control a third and more are dropped.
 func TestIncast(t *testing.T) {
+	gate.Slow(t, gate.Models, "sends for a second with each transport")
 	netnstest.Require(t, "tc", "sysctl")
 	f := newFan(t, false)
 	for name, make := range incastTransports() {

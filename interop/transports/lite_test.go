@@ -11,6 +11,7 @@ import (
 
 	farev1 "github.com/fared/fared/api/fare/v1"
 	"github.com/fared/fared/internal/netnstest"
+	"github.com/fared/fared/internal/testkit/gate"
 	"github.com/fared/fared/transport/rdma"
 	"github.com/fared/fared/transport/superp"
 	"github.com/fared/fared/transport/superp/endpoint"
@@ -19,6 +20,7 @@ import (
 // TestLiteEndpoints connects two endpoints with agents by SUPERp-lite over a cable, twice. Each has 128 operations of 60 KB at any time, WRITEs and READs, twice what a socket holds: the
 // window lets as many out as the sockets hold, and nothing is lost. Then the cable fails: the timer of the transactions ends the connection, which is reported.
 func TestLiteEndpoints(t *testing.T) {
+	gate.Slow(t, gate.Models, "waits for the time limit of a transaction")
 	netnstest.Require(t)
 	w := newWires(t, 1)
 	var ends [2]*endpoint.Endpoint

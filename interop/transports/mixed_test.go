@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/fared/fared/internal/netnstest"
+	"github.com/fared/fared/internal/testkit/gate"
 	"github.com/fared/fared/transport/nupa"
 	"github.com/fared/fared/transport/rdma"
 	"github.com/fared/fared/transport/roce"
@@ -20,6 +21,7 @@ import (
 // memory, and their return, under load: each addition is executed once, and no error occurs. Datagrams are tunneled meanwhile; outstanding
 // operations of TCP wait for a cable.
 func TestMixedFabric(t *testing.T) {
+	gate.Slow(t, gate.Models, "three transports and two orderings")
 	netnstest.Require(t)
 	for name, ethernet := range map[string]func() rdma.Transport{
 		"roce":   func() rdma.Transport { return roce.New(roce.Config{}) },

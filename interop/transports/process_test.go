@@ -21,6 +21,7 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 
 	farev1 "github.com/fared/fared/api/fare/v1"
+	"github.com/fared/fared/internal/testkit/gate"
 	"github.com/fared/fared/transport/nupa"
 	"github.com/fared/fared/transport/rdma"
 	"github.com/fared/fared/transport/roce"
@@ -172,6 +173,9 @@ func receive(t *testing.T, name string, giveUp time.Duration, goOn bool) *receiv
 func TestKilledPeer(t *testing.T) {
 	for _, name := range []string{"roce", "superp", "tcp", "nupa"} {
 		t.Run(name, func(t *testing.T) {
+			if name != "roce" {
+				gate.Slow(t, gate.Models, "another transport")
+			}
 			r := receive(t, name, time.Second, false)
 			if err := r.child.Process.Kill(); err != nil {
 				t.Fatal(err)
@@ -198,6 +202,7 @@ func TestKilledPeer(t *testing.T) {
 // TestStoppedProcess checks that a process that was stopped for longer than GiveUp, with operations outstanding, continues when it runs
 // again, since the stopped time does not count. (Its peer has a longer GiveUp: it saw the process as gone.)
 func TestStoppedProcess(t *testing.T) {
+	gate.Slow(t, gate.Models, "stops processes of four transports for seconds")
 	for _, name := range []string{"roce", "superp", "tcp", "nupa"} {
 		t.Run(name, func(t *testing.T) {
 			r := receive(t, name, 20*time.Second, true)
