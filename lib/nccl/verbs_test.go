@@ -89,6 +89,7 @@ func TestVerbsVersions(t *testing.T) {
 
 // TestVerbsCollectives runs every collective with sizes around those of stripes over verbs.
 func TestVerbsCollectives(t *testing.T) {
+	gate.Slow(t, gate.C, "five operations in two sizes, of four ranks")
 	b, h := release(t), newHost(t, 4)
 	for _, op := range []string{"allreduce", "allgather", "alltoall", "sendrecv", "grouped"} {
 		for _, size := range []int{512, 65536*4*3 + 4} {
@@ -140,6 +141,7 @@ func TestVerbsAllPlanesFail(t *testing.T) {
 
 // TestVerbsPeerEnds kills a rank over verbs: the others end with an error within seconds.
 func TestVerbsPeerEnds(t *testing.T) {
+	gate.Slow(t, gate.C, "waits for a time limit, over verbs")
 	_, args := until(t, "--bytes", "2000000")
 	killOne(t, newHost(t, 4).run(t, release(t), 4, overVerbs(t), args...))
 }

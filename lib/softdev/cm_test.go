@@ -71,6 +71,7 @@ func lateRead(err error, out []byte) bool {
 // TestConnectionManager runs unmodified programs that connect by rdma_cm, and checks each of their management datagrams by a separate implementation of the
 // specification.
 func TestConnectionManager(t *testing.T) {
+	gate.Slow(t, gate.C, "27 programs and 60 connections")
 	e := newEnds(t, "rping", "ucmatose", "ib_write_bw", "fi_pingpong", "tcpdump", "python3", "ss", "/usr/include/rdma/rdma_cma.h")
 	capture := filepath.Join(t.TempDir(), "cm.pcap")
 	tcpdump := e.server.Start(t, "tcpdump", "-i", "eth0", "-Z", "root", "-U", "-w", capture, "udp dst port 4791 and udp[8] = 0x64 and udp[13:2] = 0 and udp[15] = 1")

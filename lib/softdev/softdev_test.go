@@ -72,7 +72,7 @@ func TestWire(t *testing.T) {
 // TestEngine compares random operations with a model while the wire loses, duplicates, delays and reorders packets, in virtual time.
 func TestEngine(t *testing.T) {
 	program := compile(t, "engine", "memory")
-	operations := gate.Count(t, gate.C, 20_000, 500_000)
+	operations := gate.Count(t, gate.C, 5_000, 500_000)
 	for _, loss := range []string{"0", "20", "100"} {
 		t.Log(run(t, program, fmt.Sprint(rand.Uint32()), fmt.Sprint(operations), loss))
 	}
@@ -165,13 +165,16 @@ func TestPrograms(t *testing.T) {
 		!strings.Contains(string(out), "active_mtu:		1024") || !strings.Contains(string(out), "PORT_ACTIVE") {
 		t.Errorf("ibv_devinfo: %v\n%s", err, out)
 	}
-	for _, command := range []string{
+	for i, command := range []string{
 		"ibv_rc_pingpong -g 0 -c", "ibv_rc_pingpong -g 0 -c -e -s 100000", "ibv_ud_pingpong -g 0 -c -s 1024", "ibv_srq_pingpong -g 0",
 		"ib_write_bw -n 1000", "ib_write_bw -a -n 20", "ib_write_bw -b -q 8 -n 200", "ib_write_bw --use_old_post_send -I 64 -s 64 -n 1000", "ib_write_lat -s 8 -n 200",
 		"ib_send_bw -n 1000", "ib_send_bw -e -n 1000", "ib_send_bw --use-srq -n 1000", "ib_send_bw -c UD -n 1000", "ib_send_lat -n 1000", "ib_send_lat -c UD -n 1000",
 		"ib_read_bw -n 500", "ib_read_bw -a -n 20", "ib_read_lat -n 1000", "ib_read_lat -e -n 200", "ib_atomic_bw -n 1000", "ib_atomic_lat -n 1000", "ib_atomic_lat -A CMP_AND_SWAP -n 1000",
 	} {
 		t.Run(command, func(t *testing.T) {
+			if i%5 != 0 {
+				gate.Slow(t, gate.C, "another program")
+			}
 			words := strings.Fields(command)
 			port := fmt.Sprint(20000 + rand.IntN(20000))
 			e.play(t, append(words, "-d", "fared0", "-p", port)...)
@@ -181,6 +184,7 @@ func TestPrograms(t *testing.T) {
 
 // TestSanitizers transfers messages between programs that contain the device, under the sanitizers of threads, addresses and undefined behavior, and valgrind.
 func TestSanitizers(t *testing.T) {
+	gate.Slow(t, gate.C, "real traffic under three sanitizers")
 	e := newEnds(t, "valgrind")
 	for name, command := range map[string][]string{
 		"thread":   {compile(t, "traffic-device", "thread")},
@@ -188,9 +192,6 @@ func TestSanitizers(t *testing.T) {
 		"valgrind": {"valgrind", "-q", "--error-exitcode=9", "--leak-check=full", compile(t, "traffic-device", "plain")},
 	} {
 		t.Run(name, func(t *testing.T) {
-			if name != "memory" {
-				gate.Slow(t, gate.C, "another sanitizer")
-			}
 			ends := *e
 			ends.library = ""
 			port := fmt.Sprint(20000 + rand.IntN(20000))
