@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/fared/fared/internal/testkit/gate"
 	"github.com/fared/fared/transport/rdma"
 	"github.com/fared/fared/wecmp"
 )
@@ -13,6 +14,7 @@ import (
 // TestStalledStream checks that while the streams of one plane of four stop and no weight changes, messages continue on the other planes,
 // and that once they transfer again all operations complete and each slot has its share.
 func TestStalledStream(t *testing.T) {
+	gate.WithoutRaceDetector(t, "has one goroutine")
 	for _, ordering := range []wecmp.Ordering{wecmp.Weak, wecmp.Partial} {
 		t.Run(ordering.String(), func(t *testing.T) {
 			whole, _ := stalledStream(t, ordering, false)

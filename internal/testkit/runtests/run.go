@@ -106,7 +106,7 @@ func read(log string) (result, error) {
 		return result{}, err
 	}
 	defer in.Close()
-	cmd := exec.Command("go", "tool", "test2json")
+	cmd := exec.Command("go", "tool", "test2json", "-t") // without -t events have no duration
 	cmd.Stdin = in
 	out, err := cmd.Output()
 	if err != nil {
@@ -126,7 +126,7 @@ func (r *runner) progress(res result) {
 	if res.failed {
 		verdict = "FAIL"
 	}
-	fmt.Fprintf(r.out, "%s %6.1fs  %5d passed  %s\n", verdict, res.took.Seconds(), res.count(pass), res.job.name())
+	fmt.Fprintf(r.out, "%s %6.1fs %6.1fs cpu  %5d passed  %s\n", verdict, res.took.Seconds(), res.cpu.Seconds(), res.count(pass), res.job.name())
 }
 
 // joined returns the parts as the value of gate.Environment.

@@ -1,6 +1,8 @@
 package main
 
 import (
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -136,6 +138,17 @@ func TestRun(t *testing.T) {
 		if v.passed != c.passed || v.failed != 0 || len(v.lacking) != c.lacking || left != c.left {
 			t.Errorf("parts %v: %+v", c.parts, v)
 		}
+	}
+}
+
+func TestRead(t *testing.T) {
+	log := filepath.Join(t.TempDir(), "log")
+	if err := os.WriteFile(log, []byte("\x16=== RUN   TestA\n    a_test.go:1: text\n\x16--- PASS: TestA (1.25s)\n\x16=== NAME  \nPASS\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	res, err := read(log)
+	if err != nil || res.failed || len(res.tests) != 1 || res.tests[0].elapsed != 1250*time.Millisecond || len(res.tests[0].output) != 2 {
+		t.Errorf("%+v, %v", res, err)
 	}
 }
 

@@ -7,7 +7,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/fared/fared/internal/testkit/gate"
 	"github.com/fared/fared/transport/internal/wire"
 	"github.com/fared/fared/transport/rdma"
 	"github.com/fared/fared/transport/rdma/rdmatest"
@@ -145,19 +144,16 @@ func testIncast(t *testing.T, construct seeded) {
 }
 
 func TestRoCEIncast(t *testing.T) {
-	gate.WithoutRaceDetector(t, "has one goroutine, and a tenth of the cases with it")
 	testIncast(t, newRoCE)
 }
 
 func TestSUPERpIncast(t *testing.T) {
-	gate.WithoutRaceDetector(t, "has one goroutine, and a tenth of the cases with it")
 	testIncast(t, newSUPERp)
 }
 
 // TestRoCEReadsFillALink compares the goodput of READs with that of WRITEs on an otherwise idle link: requests in parts must not cost any, whatever the delay and the number of
 // outstanding requests.
 func TestRoCEReadsFillALink(t *testing.T) {
-	gate.WithoutRaceDetector(t, "has one goroutine, and a tenth of the cases with it")
 	const rate, n = 200_000_000, 64 << 10 // bytes per second, and of an operation
 	run := func(opcode rdma.Opcode, delay time.Duration, limit int) float64 {
 		net := rdmatest.NewNet(rdmatest.NetConfig{Seed: 1, Planes: []rdmatest.Plane{{Delay: delay, Inbound: rdmatest.Link{Rate: rate}}}})

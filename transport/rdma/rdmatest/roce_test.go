@@ -23,7 +23,6 @@ func newRoCE(seed uint64) rdmatest.Constructor {
 }
 
 func TestRoCEChannels(t *testing.T) {
-	gate.WithoutRaceDetector(t, "has one goroutine, and a tenth of the cases with it")
 	channels(t, newRoCE, append(conditions,
 		condition{"corruption", rdmatest.Options{Corrupt: 0.05, MaxSize: 16 << 10, MTU: 1024 + 64}},
 		condition{"corruption, IPv6", rdmatest.Options{Corrupt: 0.05, MaxSize: 16 << 10, IPv6: true}}), gate.Count(t, gate.Models, 1, 4))
@@ -32,7 +31,6 @@ func TestRoCEChannels(t *testing.T) {
 func FuzzRoCE(f *testing.F) { rdmatest.Fuzz(f, newRoCE(1), rdmatest.FuzzOptions{Checksum: true}) }
 
 func TestRoCESets(t *testing.T) {
-	gate.WithoutRaceDetector(t, "has one goroutine, and a tenth of the cases with it")
 	sets(t, newRoCE, gate.Count(t, gate.Models, 50_000, 1_000_000))
 }
 
@@ -62,11 +60,9 @@ func TestRoCEPlainSets(t *testing.T) {
 }
 
 func TestRoCEShares(t *testing.T) {
-	gate.WithoutRaceDetector(t, "has one goroutine, and a tenth of the cases with it")
 	shares(t, newRoCE, gate.Count(t, gate.Models, 2, 8))
 }
 
 func TestRoCERefusals(t *testing.T) {
-	gate.WithoutRaceDetector(t, "has one goroutine, and a tenth of the cases with it")
 	rdmatest.Refusals(t, newRoCE(1))
 }

@@ -204,21 +204,17 @@ func testBlindSets(t *testing.T, construct seeded, seeds int) {
 }
 
 func TestRoCEBlindSets(t *testing.T) {
-	gate.WithoutRaceDetector(t, "has one goroutine, and a tenth of the cases with it")
 	testBlindSets(t, newRoCE, gate.Count(t, gate.Models, 3, 8))
 }
 
 func TestSUPERpBlindSets(t *testing.T) {
-	gate.WithoutRaceDetector(t, "has one goroutine, and a tenth of the cases with it")
 	testBlindSets(t, newSUPERp, gate.Count(t, gate.Models, 3, 8))
 }
 
 func TestRoCEStall(t *testing.T) {
-	gate.WithoutRaceDetector(t, "has one goroutine, and a tenth of the cases with it")
 	testStall(t, newRoCE)
 }
 
 func TestSUPERpStall(t *testing.T) {
-	gate.WithoutRaceDetector(t, "has one goroutine, and a tenth of the cases with it")
 	testStall(t, newSUPERp)
 }

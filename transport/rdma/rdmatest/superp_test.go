@@ -18,17 +18,14 @@ func newSUPERp(seed uint64) rdmatest.Constructor {
 }
 
 func TestSUPERpChannels(t *testing.T) {
-	gate.WithoutRaceDetector(t, "has one goroutine, and a tenth of the cases with it")
 	channels(t, newSUPERp, conditions, gate.Count(t, gate.Models, 1, 4))
 }
 
 func TestSUPERpSets(t *testing.T) {
-	gate.WithoutRaceDetector(t, "has one goroutine, and a tenth of the cases with it")
 	sets(t, newSUPERp, gate.Count(t, gate.Models, 50_000, 1_000_000))
 }
 
 func TestSUPERpShares(t *testing.T) {
-	gate.WithoutRaceDetector(t, "has one goroutine, and a tenth of the cases with it")
 	shares(t, newSUPERp, gate.Count(t, gate.Models, 2, 8))
 }
 
@@ -36,6 +33,5 @@ func TestSUPERpShares(t *testing.T) {
 func FuzzSUPERp(f *testing.F) { rdmatest.Fuzz(f, newSUPERp(1), rdmatest.FuzzOptions{}) }
 
 func TestSUPERpRefusals(t *testing.T) {
-	gate.WithoutRaceDetector(t, "has one goroutine, and a tenth of the cases with it")
 	rdmatest.Refusals(t, newSUPERp(1))
 }
