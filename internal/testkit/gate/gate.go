@@ -97,8 +97,8 @@ type Package struct {
 	// with it.
 	WithoutRaceDetector string
 
-	// Computes is the reason why the tests of the package may run while other packages wait for timers: they wait for no timer and no process.
-	// Empty means that they run alone.
+	// Computes is the reason why the tests of the package run at the same time as those that wait for timers, with a lower priority. Empty means
+	// that they wait for timers: two such packages run at a time.
 	Computes string
 }
 
