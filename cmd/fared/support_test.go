@@ -49,7 +49,7 @@ func unpack(t *testing.T, file string) map[string][]byte {
 
 // TestSupport checks the bundle of a running daemon: every answer of it is there and readable, with its log's events and its recording, and no password.
 func TestSupport(t *testing.T) {
-	gate.Needed(t, "the bundle of a daemon that runs, without a password")
+	gate.Slow(t, gate.Labs, "starts a fabric of processes")
 	f := startProcesses(t)
 	t.Setenv(asFared, "1") // the test binary is the program that the command calls
 	password := filepath.Join(f.dir, "leaf.md5")

@@ -4,8 +4,6 @@ import (
 	"math/rand/v2"
 	"slices"
 	"testing"
-
-	"github.com/fared/fared/internal/testkit/gate"
 )
 
 // slotOf models the program's lookup of a port, or of a flow label (sunh); -1 means that no slot has it.
@@ -97,7 +95,6 @@ func checkRecovered(t testing.TB, ports []uint32, pins steerPins, table *steerTa
 
 // TestProgressions checks that any progression with an odd stride is recognized and needs no table.
 func TestProgressions(t *testing.T) {
-	gate.WithoutRaceDetector(t, "has one goroutine")
 	r := rand.New(rand.NewPCG(1, 2))
 	for range 300 {
 		n := 1 + r.IntN(maxSlots)

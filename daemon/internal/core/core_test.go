@@ -11,7 +11,7 @@ import (
 
 	"github.com/fared/fared/daemon/internal/coretest"
 	"github.com/fared/fared/fare"
-	"github.com/fared/fared/internal/race"
+	"github.com/fared/fared/internal/testkit/gate"
 	"github.com/fared/fared/wecmp"
 )
 
@@ -488,10 +488,7 @@ func TestRandomEventsAgainstFacts(t *testing.T) {
 		{Planes: 2, SubPorts: 2, NoSpeed: true, Leaf: true, Extra: coretest.LeafDataplane},
 		{Planes: 2, SubPorts: 3, NoSpeed: true, Leaf: true, Uplinks: 2},
 	}
-	sequences := 4000
-	if testing.Short() || race.Enabled {
-		sequences = 400
-	}
+	sequences := gate.Count(t, gate.Models, 700, 4000)
 	for n := range sequences {
 		s, seed := shapes[n%len(shapes)], uint64(n)
 		p := newPlayer(s, seed)

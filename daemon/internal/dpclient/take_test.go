@@ -17,7 +17,7 @@ import (
 // give a destination weights that it does not want, and in the end every one has what it wants.
 func TestNoDestinationGetsForeignWeights(t *testing.T) {
 	gate.WithoutRaceDetector(t, "has one goroutine")
-	seeds := uint64(gate.Count(t, gate.Models, 100, 1000))
+	seeds := uint64(gate.Count(t, gate.Models, 200, 1000))
 	replaced := 0
 	for _, refusals := range []bool{false, true} {
 		for seed := range seeds {

@@ -18,6 +18,7 @@ import (
 	"google.golang.org/protobuf/testing/protocmp"
 
 	farev1 "github.com/fared/fared/api/fare/v1"
+	"github.com/fared/fared/internal/testkit/gate"
 )
 
 // replica is the state of a client of WatchWeights. It verifies the rules of the stream.
@@ -94,7 +95,8 @@ func randomFilter(rng *rand.Rand, l *fakeLoop) *farev1.WeightFilter {
 
 // TestWatchReplay checks that deltas, applied by clients that read every revision, some, or hardly any, equal the whole list each time.
 func TestWatchReplay(t *testing.T) {
-	for seed := range uint64(10) {
+	seeds := uint64(gate.Count(t, gate.Models, 2, 10))
+	for seed := range seeds {
 		t.Run(fmt.Sprint("seed ", seed), func(t *testing.T) {
 			t.Parallel()
 			l := newFake(seed, 200)

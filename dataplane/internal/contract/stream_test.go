@@ -18,6 +18,7 @@ import (
 	farev1 "github.com/fared/fared/api/fare/v1"
 	"github.com/fared/fared/dataplane/internal/contract"
 	"github.com/fared/fared/dataplane/memory"
+	"github.com/fared/fared/internal/testkit/gate"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -178,6 +179,7 @@ func TestNewerStreamTakesOver(t *testing.T) {
 // arrive in order once it reads; and that no goroutine remains if the client ends instead (a bubble with a blocked
 // goroutine fails).
 func TestBackPressure(t *testing.T) {
+	gate.WithoutRaceDetector(t, "60,000 operations")
 	const operations = 60_000
 	for _, reads := range []bool{true, false} {
 		synctest.Test(t, func(t *testing.T) {
