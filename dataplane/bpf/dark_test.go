@@ -9,12 +9,14 @@ import (
 
 	farev1 "github.com/fared/fared/api/fare/v1"
 	"github.com/fared/fared/internal/netnstest"
+	"github.com/fared/fared/internal/testkit/gate"
 )
 
 // TestCarrierWithoutAgent lets a sub-port fail and return while no agent runs. Where the kernel runs programs at carriers, the packets of its slot
 // take other sub-ports from the first one after the failure, and return with the carrier; without these programs they are lost. A kernel in
 // lockdown refuses them, and Open returns the reason; FARED_CARRIERS=1 makes that a failure (make vm).
 func TestCarrierWithoutAgent(t *testing.T) {
+	gate.WithoutRaceDetector(t, "drives the kernel in one goroutine")
 	for _, hooked := range []bool{true, false} {
 		t.Run(fmt.Sprintf("hooked=%v", hooked), func(t *testing.T) {
 			b := newBed(t, families[0])
@@ -95,6 +97,7 @@ func TestCarrierWithoutAgent(t *testing.T) {
 // TestDarkMarkIsRemoved checks that a place whose device has a carrier does not stay dark, and that a device with a new index has the place of
 // the deleted one.
 func TestDarkMarkIsRemoved(t *testing.T) {
+	gate.WithoutRaceDetector(t, "drives the kernel in one goroutine")
 	b := newBed(t, families[0])
 	b.resolve()
 	b.open()

@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	farev1 "github.com/fared/fared/api/fare/v1"
+	"github.com/fared/fared/internal/testkit/gate"
 )
 
 // testLayout has n sub-ports, two per plane, numbered in reverse order.
@@ -59,6 +60,7 @@ func placeOf(v *steerGroup, flow uint32) uint8 {
 // TestWeights checks that, for any weights, each member has its share of the flows to within two flows, and that in
 // per-packet mode each plane has its run.
 func TestWeights(t *testing.T) {
+	gate.WithoutRaceDetector(t, "drives the kernel in one goroutine")
 	r := rand.New(rand.NewPCG(3, 4))
 	for round := range 2000 {
 		n := 1 + r.IntN(maxPlaces)

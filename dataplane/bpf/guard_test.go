@@ -15,6 +15,7 @@ import (
 	"github.com/fared/fared/internal/netnstest"
 
 	farev1 "github.com/fared/fared/api/fare/v1"
+	"github.com/fared/fared/internal/testkit/gate"
 )
 
 // reports records the reports of Guard.
@@ -239,6 +240,7 @@ func (b *bed) audits(t *testing.T) uint64 {
 
 // TestPinsComeBack checks that pins removed by other programs are recreated, so that the next start adopts them.
 func TestPinsComeBack(t *testing.T) {
+	gate.WithoutRaceDetector(t, "drives the kernel in one goroutine")
 	b := newBed(t, families[0])
 	b.open()
 	b.greet(farev1.Mode_MODE_PER_FLOW)

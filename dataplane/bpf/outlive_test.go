@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/fared/fared/internal/netnstest"
+	"github.com/fared/fared/internal/testkit/gate"
 )
 
 func TestPropagates(t *testing.T) {
@@ -29,6 +30,7 @@ func TestPropagates(t *testing.T) {
 // TestOutlives checks that an agent whose BPF file system was mounted in its own mount namespace reports that its pins end
 // with it, and that one with an outside BPF file system does not.
 func TestOutlives(t *testing.T) {
+	gate.WithoutRaceDetector(t, "drives the kernel in one goroutine")
 	netnstest.Require(t, "unshare", "mount")
 	if dir := os.Getenv("FARED_TEST_OUTLIVES"); dir != "" {
 		os.Stdout.WriteString("answer: " + outlives(dir) + "\n")

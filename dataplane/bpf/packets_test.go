@@ -27,6 +27,7 @@ import (
 // selects, with the addresses of the next hop and the sub-port and otherwise unchanged. Before the next hop is resolved
 // they are dropped and counted.
 func TestSUNH(t *testing.T) {
+	gate.WithoutRaceDetector(t, "drives the kernel in one goroutine")
 	for _, f := range families {
 		t.Run(f.name, func(t *testing.T) {
 			if f.name != families[0].name {
@@ -128,6 +129,7 @@ func (b *bed) mac(n *netnstest.Namespace, device string) (mac net.HardwareAddr) 
 // TestFragmentsAndSegments checks that all fragments of a datagram arrive, the first one at its slot's sub-port, and that a
 // datagram for later segmentation (UDP_SEGMENT) is steered whole and counted as its segments.
 func TestFragmentsAndSegments(t *testing.T) {
+	gate.WithoutRaceDetector(t, "drives the kernel in one goroutine")
 	for _, f := range families {
 		t.Run(f.name, func(t *testing.T) {
 			if f.name != families[0].name {
@@ -191,6 +193,7 @@ func TestFragmentsAndSegments(t *testing.T) {
 
 // TestOptions checks that IPv4 options do not hide the ports, and that a port that is not steered has no rule.
 func TestOptions(t *testing.T) {
+	gate.WithoutRaceDetector(t, "drives the kernel in one goroutine")
 	b := newBed(t, families[0])
 	b.resolve()
 	b.open()
@@ -255,6 +258,7 @@ func TestOptions(t *testing.T) {
 
 // TestPreferredSource checks that an unbound socket sends from the first loopback that is a local address.
 func TestPreferredSource(t *testing.T) {
+	gate.WithoutRaceDetector(t, "drives the kernel in one goroutine")
 	b := newBed(t, families[0])
 	b.server.Addr("lo", "10.255.0.77/32")
 	b.cfg.PreferSource = true
@@ -283,6 +287,7 @@ func TestPreferredSource(t *testing.T) {
 // TestForwardingChanges adds, removes and reorders sub-ports and changes their plane and next hop. Groups that name a
 // removed sub-port work without it, and other groups are not affected.
 func TestForwardingChanges(t *testing.T) {
+	gate.WithoutRaceDetector(t, "drives the kernel in one goroutine")
 	b := newBed(t, families[0])
 	b.resolve()
 	b.open()
@@ -346,6 +351,7 @@ func TestForwardingChanges(t *testing.T) {
 
 // TestLimits checks that changes beyond the limits are refused and leave the state unchanged.
 func TestLimits(t *testing.T) {
+	gate.WithoutRaceDetector(t, "drives the kernel in one goroutine")
 	b := newBed(t, families[0])
 	b.resolve()
 	b.cfg.MaxPairs, b.cfg.MaxSlotCounters = 2, 8
@@ -393,6 +399,7 @@ func TestLimits(t *testing.T) {
 
 // TestConformance runs the conformance suite on steering behind the server of the contract.
 func TestConformance(t *testing.T) {
+	gate.WithoutRaceDetector(t, "drives the kernel in one goroutine")
 	gate.Needed(t, "driver bpf fulfills the contract")
 	b := newBed(t, families[0])
 	b.cfg.MaxGroups, b.cfg.MaxDestinations = 64, 64

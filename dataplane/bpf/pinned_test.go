@@ -13,6 +13,7 @@ import (
 	farev1 "github.com/fared/fared/api/fare/v1"
 	"github.com/fared/fared/dataplane/internal/contract"
 	"github.com/fared/fared/internal/netnstest"
+	"github.com/fared/fared/internal/testkit/gate"
 )
 
 // descriptors runs f with n descriptors available beyond those that are open.
@@ -107,6 +108,7 @@ func TestFailedStart(t *testing.T) {
 // TestUnfinishedPins checks that an incomplete directory of a killed start, and one whose maps are not those of the
 // attached program, are not adopted, and are removed.
 func TestUnfinishedPins(t *testing.T) {
+	gate.WithoutRaceDetector(t, "drives the kernel in one goroutine")
 	b := newBed(t, families[0])
 	b.open()
 	b.greet(farev1.Mode_MODE_PER_FLOW)

@@ -116,6 +116,7 @@ func (m *manyPorts) sent() (counts []uint64) {
 // TestShares checks, by packets that the kernel counts, random weights of 4 to 64 sub-ports: sprayed packets within 1 % of
 // each share, flows without a slot within the deviation of a random hash.
 func TestShares(t *testing.T) {
+	gate.WithoutRaceDetector(t, "drives the kernel in one goroutine")
 	random := rand.New(rand.NewPCG(7, 8))
 	to := netip.MustParsePrefix("10.255.0.2/32")
 	for _, n := range []int{4, 13, 32, 64} {

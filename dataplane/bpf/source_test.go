@@ -171,6 +171,7 @@ func (b *bed) strays(first, n int) map[string]int {
 // TestSourceGroups checks that packets to one destination from two GPUs leave on the sub-ports of their own GPU, by its
 // vectors, pinned or not, also after a sub-port of one GPU fails, after a restart, and after changes of the source groups.
 func TestSourceGroups(t *testing.T) {
+	gate.WithoutRaceDetector(t, "drives the kernel in one goroutine")
 	for _, f := range families {
 		t.Run(f.name, func(t *testing.T) {
 			if f.name != families[0].name {
@@ -247,6 +248,7 @@ func TestSourceGroups(t *testing.T) {
 // TestSourceGroupsSpray checks that in per-packet mode a slot is sprayed over the sub-ports of its plane that serve its
 // GPU, and a flow without a slot over all sub-ports of the GPU.
 func TestSourceGroupsSpray(t *testing.T) {
+	gate.WithoutRaceDetector(t, "drives the kernel in one goroutine")
 	b := newBed(t, families[0])
 	gpus := newGPUs(b)
 	b.resolve()

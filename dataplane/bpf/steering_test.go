@@ -26,6 +26,7 @@ import (
 // TestPins checks that all packets of a slot leave over its sub-port, and that those without a slot are distributed over
 // all sub-ports.
 func TestPins(t *testing.T) {
+	gate.WithoutRaceDetector(t, "drives the kernel in one goroutine")
 	for _, f := range families {
 		t.Run(f.name, func(t *testing.T) {
 			if f.name != families[0].name {
@@ -68,6 +69,7 @@ func TestPins(t *testing.T) {
 // without a slot over all members, by weight, within half a percent of all packets, and that members of a plane that is
 // down are excluded immediately.
 func TestSpray(t *testing.T) {
+	gate.WithoutRaceDetector(t, "drives the kernel in one goroutine")
 	gate.Needed(t, "packets without a slot, and those of a slot in per-packet mode, go by weight")
 	const within = 0.005
 	all := gate.Count(t, gate.Kernel, 100_000, 1_000_000)
@@ -276,6 +278,7 @@ func TestFailover(t *testing.T) {
 // TestRestart checks that closing and reopening an agent object under traffic, with adoption, the same commits and Settle,
 // disturbs no packet, and that state that was not committed again is removed.
 func TestRestart(t *testing.T) {
+	gate.WithoutRaceDetector(t, "drives the kernel in one goroutine")
 	gate.Needed(t, "an agent that restarts adopts its maps, or makes others, and no packet strays")
 	for _, layout := range []string{"same", "other"} {
 		t.Run(layout, func(t *testing.T) {
@@ -381,6 +384,7 @@ func TestRestart(t *testing.T) {
 // TestDownIsInherited checks that sub-ports that the control plane set down stay down for the next process, until it
 // settles without the same operation.
 func TestDownIsInherited(t *testing.T) {
+	gate.WithoutRaceDetector(t, "drives the kernel in one goroutine")
 	b := newBed(t, families[0])
 	b.open()
 	b.greet(farev1.Mode_MODE_PER_FLOW)
@@ -408,6 +412,7 @@ func TestDownIsInherited(t *testing.T) {
 
 // TestDetach checks that no object of the agent remains, and that objects of other programs are unchanged.
 func TestDetach(t *testing.T) {
+	gate.WithoutRaceDetector(t, "drives the kernel in one goroutine")
 	netnstest.Require(t, "bpftool", "tc")
 	b := newBed(t, families[0])
 	for _, line := range []string{
@@ -500,6 +505,7 @@ func attachPass(t *testing.T, b *bed) link.Link {
 
 // TestAnchorComesBack checks that an anchor removed by another program is recreated with its routes.
 func TestAnchorComesBack(t *testing.T) {
+	gate.WithoutRaceDetector(t, "drives the kernel in one goroutine")
 	b := newBed(t, families[0])
 	b.resolve()
 	b.open()

@@ -32,6 +32,7 @@ func (b *bed) wholly(what string, port uint32, dev string) carried {
 // TestTCP checks that connections from the slots' ports carry megabytes, each over its slot's sub-port from SYN to FIN or
 // RST, in frames that are segmented only at the egress, and are counted as the resulting packets.
 func TestTCP(t *testing.T) {
+	gate.WithoutRaceDetector(t, "drives the kernel in one goroutine")
 	const size = 1 << 20
 	for i, f := range families {
 		t.Run(f.name, func(t *testing.T) {
@@ -94,6 +95,7 @@ func TestTCP(t *testing.T) {
 
 // TestTCPMeetsTheMTU checks that connections segment for the smallest MTU of the sub-ports, also after it changes.
 func TestTCPMeetsTheMTU(t *testing.T) {
+	gate.WithoutRaceDetector(t, "drives the kernel in one goroutine")
 	b, k := newTCPBed(t, families[0])
 	b.open()
 	b.greet(farev1.Mode_MODE_PER_FLOW)
@@ -140,6 +142,7 @@ func TestTCPMeetsTheMTU(t *testing.T) {
 // Connections of the affected slots must continue on other planes immediately, without a reset; the others must not be
 // affected. When the planes return, the connections return.
 func TestTCPGoesOn(t *testing.T) {
+	gate.WithoutRaceDetector(t, "drives the kernel in one goroutine")
 	for _, f := range families[:2] {
 		t.Run(f.name, func(t *testing.T) {
 			if f.name != families[0].name {
@@ -281,6 +284,7 @@ func (b *bed) usable(want bool, devices ...string) error {
 // of them; one without a slot uses one of all sub-ports. Connections of 64 ports use all of them; by chance they miss one
 // in one of 8,192 runs (16 connections in a plane of two sub-ports).
 func TestTCPIsNotSprayed(t *testing.T) {
+	gate.WithoutRaceDetector(t, "drives the kernel in one goroutine")
 	b, _ := newTCPBed(t, families[0])
 	b.open()
 	b.greet(farev1.Mode_MODE_PER_PACKET)
@@ -326,6 +330,7 @@ func TestTCPIsNotSprayed(t *testing.T) {
 // TestProtocolsHavePortsOfTheirOwn checks that a port is steered only for its protocol, and that packets of another
 // protocol on the anchor are dropped and counted. Rules match the same ports.
 func TestProtocolsHavePortsOfTheirOwn(t *testing.T) {
+	gate.WithoutRaceDetector(t, "drives the kernel in one goroutine")
 	b := newBed(t, families[0])
 	b.tcp = []uint32{tcpPort, 4444}
 	b.open()

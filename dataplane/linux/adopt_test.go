@@ -278,6 +278,7 @@ func TestForeignIsLeftAlone(t *testing.T) {
 // TestAnyOrderEndsEqual programs one state in random orders, through other random states, and compares the resulting kernel
 // state.
 func TestAnyOrderEndsEqual(t *testing.T) {
+	gate.WithoutRaceDetector(t, "drives the kernel in one goroutine")
 	seed := uint64(time.Now().UnixNano())
 	t.Logf("seed %d", seed)
 	random := rand.New(rand.NewPCG(seed, 0))

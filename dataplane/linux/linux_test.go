@@ -477,6 +477,7 @@ func rest(t *testing.T, d *Driver) {
 func sent(s Stats) uint64 { return s.Nexthops + s.Groups + s.Routes + s.Rules }
 
 func TestConformance(t *testing.T) {
+	gate.WithoutRaceDetector(t, "drives the kernel in one goroutine")
 	gate.Needed(t, "driver linux fulfills the contract")
 	h := newHost(t, 4)
 	planes := h.forwarding.Planes

@@ -67,6 +67,7 @@ func (s *steps) held(first, i int) bool {
 // TestLastingPortsStay queries the kernel for the egress of every port in a lasting bucket while weights change and
 // carriers are lost.
 func TestLastingPortsStay(t *testing.T) {
+	gate.WithoutRaceDetector(t, "drives the kernel in one goroutine")
 	gate.Needed(t, "the kernel's hash leads the ports of slots to the same sub-port, through any change")
 	for _, n := range []int{4, 6} {
 		t.Run(fmt.Sprint(n), func(t *testing.T) {
@@ -255,6 +256,7 @@ func (h *host) balanced(dst string, weights []uint32) {
 }
 
 func TestLanding(t *testing.T) {
+	gate.WithoutRaceDetector(t, "drives the kernel in one goroutine")
 	gate.Needed(t, "the kernel answers for each source port as computed")
 	h := newHost(t, 5)
 	d, c := h.start()

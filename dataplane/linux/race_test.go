@@ -327,6 +327,7 @@ func (m *modeled) buckets() []uint32 { return m.table.buckets }
 // TestNoRaceMovesLastingBuckets checks that a message sent before lost carriers are known has the planned result or is
 // refused.
 func TestNoRaceMovesLastingBuckets(t *testing.T) {
+	gate.WithoutRaceDetector(t, "drives the kernel in one goroutine")
 	seed := uint64(time.Now().UnixNano())
 	t.Logf("seed %d", seed)
 	random := rand.New(rand.NewPCG(seed, 0))
@@ -392,6 +393,7 @@ func (k *real) buckets() []uint32 {
 
 // TestNoRaceMovesLastingBucketsInTheKernel runs the same test in the kernel.
 func TestNoRaceMovesLastingBucketsInTheKernel(t *testing.T) {
+	gate.WithoutRaceDetector(t, "drives the kernel in one goroutine")
 	seed := uint64(time.Now().UnixNano())
 	t.Logf("seed %d", seed)
 	random := rand.New(rand.NewPCG(seed, 0))

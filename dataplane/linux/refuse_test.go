@@ -18,6 +18,7 @@ import (
 // TestRefusedInTheMiddle makes the kernel refuse the k-th message of each operation, once or for the rest of the operation.
 // For every k, acknowledged operations are done, and refused ones leave the previous state.
 func TestRefusedInTheMiddle(t *testing.T) {
+	gate.WithoutRaceDetector(t, "drives the kernel in one goroutine")
 	gate.Needed(t, "a kernel that refuses a part of a batch ends with the same state as one that does not")
 	seed := uint64(time.Now().UnixNano())
 	t.Logf("seed %d", seed)

@@ -38,6 +38,7 @@ func (s *stream) last(op *farev1.Operation) *farev1.Ack {
 // ends. The oracle uses the weights and the binomial distribution: shares reported in effect are within 1 % and five
 // standard deviations.
 func TestPacketsFollowWeights(t *testing.T) {
+	gate.WithoutRaceDetector(t, "drives the kernel in one goroutine")
 	gate.Needed(t, "packets of flows without a slot go by weight")
 	seed := uint64(time.Now().UnixNano())
 	t.Logf("seed %d", seed)

@@ -133,6 +133,7 @@ func TestNumberOfAnotherSource(t *testing.T) {
 // TestSourceGroups checks that packets of each source group leave through its sub-ports in the ratio of its groups, through
 // link failures, changed weights, rules removed by other programs, restarts and new source groups.
 func TestSourceGroups(t *testing.T) {
+	gate.WithoutRaceDetector(t, "drives the kernel in one goroutine")
 	gate.Needed(t, "packets of source groups go by the weights of each")
 	h := gpus(t)
 	d, c := h.start()
@@ -267,6 +268,7 @@ func TestSourceGroupsOutsideMain(t *testing.T) {
 // TestLandingOfASourceGroup checks that Landing for a source names the sub-ports of its source group and matches the
 // kernel's placement, and that the placement computed from FlowHash with the homes of the source group matches too.
 func TestLandingOfASourceGroup(t *testing.T) {
+	gate.WithoutRaceDetector(t, "drives the kernel in one goroutine")
 	h := gpus(t)
 	d, c := h.start()
 	s := program(t, c.server)

@@ -41,6 +41,7 @@ func (e *ends) apart(target int, want map[int]map[string]float64) error {
 // destinations that only another source group has: never through other sub-ports or a default route. Packets from other
 // addresses, and to destinations of no source group, are not restricted.
 func TestSourceGroupsKeepApart(t *testing.T) {
+	gate.WithoutRaceDetector(t, "drives the kernel in one goroutine")
 	gate.Needed(t, "packets of each GPU leave by its sub-ports alone, through random changes")
 	for _, table := range []uint32{0, 7000} {
 		t.Run(fmt.Sprintf("table=%d", table), func(t *testing.T) {

@@ -17,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/fared/fared/internal/netnstest"
+	"github.com/fared/fared/internal/testkit/gate"
 	"github.com/fared/fared/wecmp"
 )
 
@@ -181,6 +182,7 @@ func (h *host) received() (bytes []int) {
 // other planes, with and without new weights from the control plane. The connection must continue on a remaining plane
 // immediately, without a reset, and return to its own plane. The route that its socket has cached must not delay it.
 func TestTCPGoesOn(t *testing.T) {
+	gate.WithoutRaceDetector(t, "drives the kernel in one goroutine")
 	for f, name := range []string{"v4", "v6"} {
 		t.Run(name, func(t *testing.T) {
 			h := newHost(t, 4)
