@@ -66,6 +66,7 @@ func TestBuiltInScenarios(t *testing.T) {
 	cases := map[string]Options{
 		"default":     {},
 		"smallest":    {Spec: topo.Spec{Planes: 1, Servers: 2, SubPorts: 1}},
+		"two planes":  {Spec: topo.Spec{Planes: 2, Servers: 2}},
 		"wide":        {Spec: topo.Spec{Planes: 6, Servers: 3, GPUs: 2, SubPorts: 3}},
 		"per-packet":  {Spec: topo.Spec{Servers: 4, Mode: "per-packet"}},
 		"remap":       {Spec: topo.Spec{Servers: 4, Policy: "remap"}},
@@ -80,7 +81,7 @@ func TestBuiltInScenarios(t *testing.T) {
 	}
 	for name, o := range cases {
 		t.Run(name, func(t *testing.T) {
-			if name != "two-tier" { // make demo plays the default
+			if name != "two planes" { // make demo plays the default
 				gate.Slow(t, gate.Labs, "every scenario in another mode or size")
 			}
 			t.Parallel() // the subtests mostly wait
