@@ -121,6 +121,7 @@ func TestBuiltInScenarios(t *testing.T) {
 // TestFiguresOfTheDraft checks the weights of draft-xu-rtgwg-fare-in-sun-02, Section 1, one by one: 4 planes, Y-cables
 // of two 400G sub-ports. The expected numbers are written here and not computed by the model.
 func TestFiguresOfTheDraft(t *testing.T) {
+	gate.WithoutRaceDetector(t, "judges figures; TestBuiltInScenarios runs under it")
 	gate.Needed(t, "the figures of the draft, written by hand, on real sessions")
 	f := fabric(t, Options{})
 	rows := []struct {
@@ -166,6 +167,7 @@ func TestFiguresOfTheDraft(t *testing.T) {
 // each plane, server3 and server4 behind the other. The expected numbers are written here and not computed by the
 // model.
 func TestFiguresOfTwoTiers(t *testing.T) {
+	gate.WithoutRaceDetector(t, "judges figures; TestBuiltInScenarios runs under it")
 	for _, tier := range []struct {
 		spines int
 		rows   []figureOfTiers

@@ -28,8 +28,8 @@ type runner struct {
 // waiting is the number of jobs that wait for timers and run at a time. Each uses less than half a processor on average.
 const waiting = 2
 
-// runAll runs the jobs that wait for timers, and at the same time, with a lower priority, the others one at a time. Results are in the order of
-// jobs.
+// runAll runs the jobs that wait for timers, and at the same time, with a lower priority, the others one at a time, or more once none waits.
+// Results are in the order of jobs.
 func (r *runner) runAll(ctx context.Context, jobs []job) ([]result, error) {
 	var queues [2]chan int // of jobs that wait and that compute
 	for i := range queues {
@@ -43,16 +43,21 @@ func (r *runner) runAll(ctx context.Context, jobs []job) ([]result, error) {
 		}
 	}
 	results, errs := make([]result, len(jobs)), make([]error, len(jobs))
+	drain := func(queue chan int) {
+		for i := range queue {
+			if ctx.Err() == nil {
+				results[i], errs[i] = r.run(ctx, jobs[i])
+				r.progress(results[i])
+			}
+		}
+	}
 	var lanes sync.WaitGroup
 	for lane := range waiting + 1 {
-		queue := queues[lane/waiting]
 		lanes.Go(func() {
-			for i := range queue {
-				if ctx.Err() == nil {
-					results[i], errs[i] = r.run(ctx, jobs[i])
-					r.progress(results[i])
-				}
+			if lane < waiting {
+				drain(queues[0])
 			}
+			drain(queues[1])
 		})
 	}
 	close(queues[0])
