@@ -173,7 +173,7 @@ func TestReloadEqualsAFreshStart(t *testing.T) {
 	seen := map[string]bool{}
 	index := regexp.MustCompile(`\[\d+\]`)
 	s := shape{Planes: 2, SubPorts: 2}
-	for seed := range uint64(150) {
+	for seed := range uint64(gate.Count(t, gate.Models, 60, 500)) {
 		r := rand.New(rand.NewPCG(seed, 12))
 		from, over, to := anyConfig(r, s, seed%3 == 0), anyConfig(r, s, seed%3 == 0), anyConfig(r, s, seed%3 == 0)
 		inputs := anyInputs(r, s, 30+r.IntN(60))

@@ -9,7 +9,7 @@ import (
 	"slices"
 	"testing"
 
-	"github.com/fared/fared/internal/race"
+	"github.com/fared/fared/internal/testkit/gate"
 )
 
 // follower applies changes as a consumer would, and finds impossible ones.
@@ -71,10 +71,7 @@ func copyView(v GroupView) GroupView {
 }
 
 func TestIncrementalIsFullRecompute(t *testing.T) {
-	sequences := 2000
-	if testing.Short() || race.Enabled { // the code has one goroutine, so the race detector finds nothing here
-		sequences = 300
-	}
+	sequences := gate.Count(t, gate.Models, 300, 2000)
 	base := rand.Uint64()
 	for n := range sequences {
 		seed := base + uint64(n)

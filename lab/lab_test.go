@@ -337,6 +337,7 @@ test: step "x": no server "server8": there are server1 to server2`
 // if the same sub-port has another name on each server. server1 has three sub-ports in plane p0, so its first one in
 // plane p2 is eth5, that of the others eth4.
 func TestDevicesOfAnyName(t *testing.T) {
+	gate.WithoutRaceDetector(t, "judges figures; TestBuiltInScenarios runs under it")
 	f := fabric(t, Options{Spec: topo.Spec{Servers: 3, Planes: 3, Devices: "eth{n}", Overrides: "server1/p0 sub_ports=3"}})
 	results, ok := play(t, f, script(t, `
 step half a Y-cable of both
@@ -399,6 +400,7 @@ func TestOptionsOutOfRange(t *testing.T) {
 // TestTwoRunsAreTheSame compares weights, slots, shares and UDP source ports of every pair after every step of two
 // runs.
 func TestTwoRunsAreTheSame(t *testing.T) {
+	gate.WithoutRaceDetector(t, "judges figures; TestBuiltInScenarios runs under it")
 	run := func() []string {
 		f := fabric(t, Options{Spec: topo.Spec{Servers: 3, GPUs: 2}})
 		var out []string

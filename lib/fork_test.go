@@ -18,6 +18,7 @@ import (
 // TestFork forks a process whose threads read a table: parent and children go on with their tables while the writer changes and replaces the file, under the sanitizers
 // of memory and of threads, and under valgrind, which finds no leak in any of them.
 func TestFork(t *testing.T) {
+	gate.Slow(t, gate.C, "forks under sanitizers")
 	netnstest.Tools(t, "valgrind")
 	for name, command := range map[string][]string{
 		"memory":   {"setarch", "-R", compile(t, "fork", memory)},

@@ -94,6 +94,7 @@ func compareGolden(t *testing.T, file, text string) {
 
 // TestUnit runs the tests of the library in C, under the address sanitizer and that of undefined behavior, and under valgrind.
 func TestUnit(t *testing.T) {
+	gate.Needed(t, "the unit tests of libfared under the sanitizers")
 	t.Log(run(t, compile(t, "unit", memory), goldenTable, goldenKeys, fmt.Sprint(gate.Count(t, gate.C, 4000, 20_000))))
 }
 
@@ -496,6 +497,7 @@ print(readings, "readings,", busy, "busy")
 // TestReadersUnderChange lets readers of all kinds read while the writer changes the table and replaces its file: none sees a mixture, and attaching 10,000
 // times and killing 1,000 readers, in the gate a tenth of each, at random moments harms nothing.
 func TestReadersUnderChange(t *testing.T) {
+	gate.Slow(t, gate.C, "readers under a sanitizer while the table changes")
 	program := compile(t, "reader", memory)
 	fast := compile(t, "reader", plain)
 	p := publish(t)

@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/fared/fared/fare"
+	"github.com/fared/fared/internal/testkit/gate"
 )
 
 // rates returns the actual and the ideal rate of each reachable source group.
@@ -101,7 +102,7 @@ func TestFairness(t *testing.T) {
 func TestWorstIsNotAboveIdeal(t *testing.T) {
 	random := rand.New(rand.NewPCG(5, 6))
 	below := 0
-	for range 150 {
+	for range gate.Count(t, gate.Models, 75, 150) {
 		f := number(t, smallSpec(random))
 		s := Simulate(f)
 		names := f.Single()

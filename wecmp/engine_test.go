@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"github.com/fared/fared/internal/race"
+	"github.com/fared/fared/internal/testkit/gate"
 )
 
 // run passes the same random inputs, chosen by next, to an engine and to its reference model.
@@ -437,6 +438,7 @@ func TestNamesRoundTrip(t *testing.T) {
 // TestLargest runs the largest server and the largest leaf at the largest capacities, with ratios whose exact member
 // weights need far more than 64 bits.
 func TestLargest(t *testing.T) {
+	gate.Slow(t, gate.Models, "the largest configuration against the model")
 	r := seeded(t)
 	total, sole := MaxSubPortsTotal, MaxSubPorts
 	if race.Enabled {

@@ -182,6 +182,7 @@ func (h *host) received() (bytes []int) {
 // other planes, with and without new weights from the control plane. The connection must continue on a remaining plane
 // immediately, without a reset, and return to its own plane. The route that its socket has cached must not delay it.
 func TestTCPGoesOn(t *testing.T) {
+	gate.Slow(t, gate.Kernel, "TCP connections through failures; driver bpf has the test in the gate")
 	gate.WithoutRaceDetector(t, "drives the kernel in one goroutine")
 	for f, name := range []string{"v4", "v6"} {
 		t.Run(name, func(t *testing.T) {

@@ -15,6 +15,7 @@ import (
 	"github.com/fared/fared/api/dptest"
 	farev1 "github.com/fared/fared/api/fare/v1"
 	"github.com/fared/fared/dataplane/memory"
+	"github.com/fared/fared/internal/testkit/gate"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -34,6 +35,7 @@ func dial(t testing.TB, d *memory.Dataplane) farev1.DataplaneServiceClient {
 }
 
 func TestConformance(t *testing.T) {
+	gate.Needed(t, "the conformance suite once for each driver")
 	d := memory.New(memory.Config{})
 	conn, err := memory.Dial(d)
 	if err != nil {
@@ -292,6 +294,7 @@ func TestCloseSendFlushes(t *testing.T) {
 
 // TestManyInOneProcess runs as many data planes as a lab, each with its connection and stream.
 func TestManyInOneProcess(t *testing.T) {
+	gate.WithoutRaceDetector(t, "500 data planes")
 	var streams []stream
 	for range 500 {
 		s := open(t, dial(t, memory.New(memory.Config{})))

@@ -13,10 +13,13 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/status"
+
+	"github.com/fared/fared/internal/testkit/gate"
 )
 
 // TestProbes checks Check, List and Watch of a probe whose result changes, of a probe that hangs, and of an ordinary service, until Shutdown.
 func TestProbes(t *testing.T) {
+	gate.Slow(t, gate.Labs, "waits for probes")
 	const (
 		serving = healthpb.HealthCheckResponse_SERVING
 		not     = healthpb.HealthCheckResponse_NOT_SERVING

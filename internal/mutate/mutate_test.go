@@ -7,6 +7,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/fared/fared/internal/testkit/gate"
 )
 
 // TestOperators checks the complete list of mutants of a piece of code; texts for people have none.
@@ -79,6 +81,7 @@ func TestGenerated(t *testing.T) {
 
 // TestRun checks the verdict on every mutant of a module with a checked, a merely executed and an unreached function.
 func TestRun(t *testing.T) {
+	gate.Slow(t, gate.Models, "compiles a package with each fault")
 	t.Chdir("testdata/sample")
 	var out strings.Builder
 	err := run(options{threshold: 90, slack: 10 * time.Second, verbose: true}, []string{"."}, &out)

@@ -616,6 +616,7 @@ func repeated(ranks []*rank) (bytes []int) {
 // TestAllPlanesFail checks that ranks fail after FARED_NCCL_TIMEOUT when nothing arrives any more, though no connection has ended, also if they only wait for the
 // receiver's buffers: then the receiver's end does not arrive.
 func TestAllPlanesFail(t *testing.T) {
+	gate.Slow(t, gate.C, "waits for a time limit")
 	b := release(t)
 	f := newFabric(t, 0, 0, 0, 0)
 	f.setWeights(t, 1, 1, 1, 1)

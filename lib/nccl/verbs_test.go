@@ -149,6 +149,7 @@ func TestVerbsPeerEnds(t *testing.T) {
 // TestTransport checks the choice of the transport: verbs only where a device is, TCP by default where there is none but fared0, and a refusal of a peer with
 // another transport.
 func TestTransport(t *testing.T) {
+	gate.Slow(t, gate.C, "starts ranks six times")
 	b, h := release(t), newHost(t, 2)
 	ranks := h.run(t, b, 2, []string{"LD_PRELOAD=" + softdev(t)}, "--bytes", "1000000", "--verbose")
 	finish(t, ranks)

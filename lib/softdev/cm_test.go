@@ -132,6 +132,7 @@ func TestConnectionManager(t *testing.T) {
 
 // TestConnectionManagerPlanes requires that also the datagrams that connect take a plane of the slot table.
 func TestConnectionManagerPlanes(t *testing.T) {
+	gate.Slow(t, gate.C, "rdma_cm over a fabric")
 	f := newFabric(t)
 	netnstest.Tools(t, "rping")
 	f.setWeights(t, 0, 0, 1, 0)

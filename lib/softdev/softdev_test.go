@@ -71,6 +71,7 @@ func TestWire(t *testing.T) {
 
 // TestEngine compares random operations with a model while the wire loses, duplicates, delays and reorders packets, in virtual time.
 func TestEngine(t *testing.T) {
+	gate.Needed(t, "the engine on a simulated wire that loses packets")
 	program := compile(t, "engine", "memory")
 	operations := gate.Count(t, gate.C, 5_000, 500_000)
 	for _, loss := range []string{"0", "20", "100"} {

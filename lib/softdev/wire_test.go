@@ -11,11 +11,13 @@ import (
 	"time"
 
 	"github.com/fared/fared/internal/netnstest"
+	"github.com/fared/fared/internal/testkit/gate"
 )
 
 // TestPacketsAgreeWithTheSpecification captures the packets of programs and checks each by a separate implementation of the specification. The kernel of the
 // sender cuts batches, so the capture has the identifications that receivers see.
 func TestPacketsAgreeWithTheSpecification(t *testing.T) {
+	gate.Slow(t, gate.C, "captures of every operation")
 	e := newEnds(t, "tcpdump", "ethtool", "python3", "ib_write_bw")
 	for _, ns := range []*netnstest.Namespace{e.server, e.client} {
 		if out, err := ns.Output("ethtool", "-K", "eth0", "tx-udp-segmentation", "off"); err != nil {

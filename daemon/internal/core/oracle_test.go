@@ -12,6 +12,7 @@ import (
 
 	"github.com/fared/fared/daemon/config"
 	"github.com/fared/fared/fare"
+	"github.com/fared/fared/internal/testkit/gate"
 )
 
 // model is a server as the specifications describe it, without any of the daemon's parts: facts in maps, and every output computed from all of
@@ -432,7 +433,7 @@ func (m *model) compare(t *testing.T, c *Core, advertised map[int][]string) {
 // the end of its start equal those of a model that shares nothing with it; with one source group and with two.
 func TestCoreAgainstAModel(t *testing.T) {
 	converged, drained := 0, 0
-	for seed := range uint64(240) {
+	for seed := range uint64(gate.Count(t, gate.Models, 240, 1000)) {
 		t.Run(fmt.Sprint("seed ", seed), func(t *testing.T) {
 			m := playModel(t, rand.New(rand.NewPCG(seed, 99)), seed)
 			if m.converged {

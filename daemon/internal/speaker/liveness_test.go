@@ -13,6 +13,8 @@ import (
 
 	api "github.com/osrg/gobgp/v3/api"
 	"golang.org/x/sys/unix"
+
+	tier "github.com/fared/fared/internal/testkit/gate"
 )
 
 // fillDescriptors lowers the limit of open files to little more than the number
@@ -127,6 +129,7 @@ func TestNoDescriptorsLeft(t *testing.T) {
 // TestServerGoroutineHangs blocks GoBGP's server goroutine forever. The call that an idle session makes does not return, and only that
 // session gets another GoBGP.
 func TestServerGoroutineHangs(t *testing.T) {
+	tier.Slow(t, tier.Interop, "waits for the patience with a hung server")
 	server, leaf := pairConfig(t, 2)
 	server.KeepaliveInterval = time.Second
 	for i := range 2 {

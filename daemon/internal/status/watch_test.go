@@ -486,6 +486,7 @@ func TestReadersAtOnce(t *testing.T) {
 // TestBuilderIsBounded checks that many removals and returns leave no marks, tombstones or pages behind beyond their limits, even without
 // readers.
 func TestBuilderIsBounded(t *testing.T) {
+	gate.WithoutRaceDetector(t, "has one goroutine")
 	l := newFake(2, 0)
 	for i := range 10 * maxMarked {
 		p := Key{Prefix: netip.PrefixFrom(netip.AddrFrom4([4]byte{10, byte(i >> 16), byte(i >> 8), byte(i)}), 32)}

@@ -19,6 +19,7 @@ import (
 
 	farev1 "github.com/fared/fared/api/fare/v1"
 	"github.com/fared/fared/internal/plainfile"
+	"github.com/fared/fared/internal/testkit/gate"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -232,6 +233,7 @@ func TestDamage(t *testing.T) {
 
 // TestRewrite checks that a rewrite during operations loses none of them.
 func TestRewrite(t *testing.T) {
+	gate.WithoutRaceDetector(t, "has one goroutine")
 	path := filepath.Join(t.TempDir(), "journal")
 	j, _, _ := open(t, path, nil)
 	j.Forwarding(forwarding("a", "b"))
