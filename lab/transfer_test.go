@@ -439,6 +439,7 @@ func middle(values []float64) float64 {
 // created, while its control plane and its agent are dead, if leaves keep its routes; if they do not, steps report no
 // transfer until the server is reachable again.
 func TestTransferInScenarios(t *testing.T) {
+	gate.Needed(t, "verified traffic through failures")
 	gate.WithoutRaceDetector(t, "drives other processes")
 	const crash = "step both crash\n crash server1 both\nstep both return\n revive server1 both\n"
 	for name, test := range map[string]struct {

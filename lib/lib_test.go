@@ -458,7 +458,7 @@ func TestReadersAgree(t *testing.T) {
 	refuse(goldenTable, slots.Service{Protocol: 6, Port: 4800})
 	r := rand.New(rand.NewPCG(3, 4))
 	p := publish(t)
-	for _, maxSlots := range []int{16, 63, 64, 65, 128} {
+	for _, maxSlots := range []int{65, 16, 63, 64, 128}[:gate.Count(t, gate.C, 2, 5)] {
 		var ranges []slotfile.Range
 		var steered []slots.Service
 		for range r.IntN(4) {

@@ -25,6 +25,7 @@ import (
 	"github.com/fared/fared/daemon/config"
 	"github.com/fared/fared/fare"
 	"github.com/fared/fared/internal/netnstest"
+	"github.com/fared/fared/internal/testkit/gate"
 )
 
 var update = flag.Bool("update", false, "rewrite testdata/*.golden")
@@ -131,9 +132,12 @@ func check(t *testing.T, name, text string) error {
 func TestRoutersAccept(t *testing.T) {
 	netnstest.Require(t, "vtysh", "bird")
 	mistakes := map[string][2]string{"frr.conf": {"bandwidth cumulative", "bandwidth cumulatively"}, "bird.conf": {"protocol bgp", "protocol bgpp"}}
+	specs := []Spec{{Addresses: Dual, Leaves: 2, Spines: 2, Servers: 4, SharedAS: SharedServers, BFD: time.Second},
+		{GPUs: 2, GPUPorts: Own, Servers: 2}, {Leaves: 2},
+		{}, {Leaves: 2, Spines: 2, GPUs: 8, Servers: 4}, {SubPorts: 16, Speed: 1 * fare.Terabit}, {Leaves: 2, Spines: 1, BFD: 100 * time.Millisecond},
+		{Addresses: IPv6, Leaves: 2, Spines: 2, GPUs: 2, GPUPorts: Own, Servers: 4}}[:gate.Count(t, gate.Interop, 3, 8)]
 	for _, software := range []string{FRR, BIRD} {
-		for _, s := range []Spec{{}, {Leaves: 2, Spines: 2, GPUs: 8, Servers: 4}, {Leaves: 2}, {SubPorts: 16, Speed: 1 * fare.Terabit}, {Leaves: 2, Spines: 1, BFD: 100 * time.Millisecond},
-			{GPUs: 2, GPUPorts: Own, Servers: 2}, {Addresses: IPv6, Leaves: 2, Spines: 2, GPUs: 2, GPUPorts: Own, Servers: 4}, {Addresses: Dual, Leaves: 2, Spines: 2, Servers: 4, SharedAS: SharedServers, BFD: time.Second}} {
+		for _, s := range specs {
 			s.Leaf, s.Spine = software, software
 			f, err := New(s)
 			if err != nil {

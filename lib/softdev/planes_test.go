@@ -135,6 +135,7 @@ func (f *fabric) flows(t testing.TB, transfer *netnstest.Process) {
 
 // TestPlanes checks that queue pairs are dealt to planes by weight, and that the packets of each arrive by its plane.
 func TestPlanes(t *testing.T) {
+	gate.Slow(t, gate.C, "packets of each slot; TestPlanesFail judges them while planes fail")
 	f := newFabric(t)
 	program := compile(t, "traffic", "plain")
 	weights := []int{4, 2, 1, 1}

@@ -173,7 +173,7 @@ func TestPrograms(t *testing.T) {
 		"ib_read_bw -n 500", "ib_read_bw -a -n 20", "ib_read_lat -n 1000", "ib_read_lat -e -n 200", "ib_atomic_bw -n 1000", "ib_atomic_lat -n 1000", "ib_atomic_lat -A CMP_AND_SWAP -n 1000",
 	} {
 		t.Run(command, func(t *testing.T) {
-			if i%5 != 0 {
+			if i%9 != 0 {
 				gate.Slow(t, gate.C, "another program")
 			}
 			words := strings.Fields(command)
