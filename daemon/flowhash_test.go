@@ -387,7 +387,8 @@ func TestPortsWithoutSlotsAreReported(t *testing.T) {
 		"one port, a hash":  {lasting, false, "dataplane: {address: \"memory:\", udp_ports: [4444], tcp_ports: []}\n", false},
 	} {
 		var log safeBuffer
-		r := hashRig(t, shape{Planes: 2, SubPorts: 2, Extra: test.extra}, newHashPlane(test.hash, test.pins), func(d *Deps) {
+		extra := fmt.Sprintf("api: {socket: %q}\n", filepath.Join(t.TempDir(), "api")) + test.extra
+		r := hashRig(t, shape{Planes: 2, SubPorts: 2, Extra: extra}, newHashPlane(test.hash, test.pins), func(d *Deps) {
 			d.Logger, d.Embedded = slog.New(slog.NewTextHandler(&log, nil)), false
 		})
 		r.settled(4)

@@ -154,7 +154,7 @@ func TestKeys(t *testing.T) {
 
 // TestABI compares symbols, sizes, offsets and constants with the golden file: a change of a line that exists breaks programs.
 func TestABI(t *testing.T) {
-	netnstest.Tools(t, "make")
+	netnstest.Tools(t, "make", "gcc")
 	out := t.TempDir()
 	run(t, "make", "OUT="+out)
 	text := run(t, compile(t, "abi", plain))

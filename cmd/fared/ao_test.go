@@ -6,10 +6,13 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/fared/fared/internal/netnstest"
 )
 
 // TestAOWithoutKernel checks that, on a kernel without TCP-AO, check warns and run refuses, with the remedy. A program in C detects the kernel's support.
 func TestAOWithoutKernel(t *testing.T) {
+	netnstest.Tools(t, "gcc")
 	dir := t.TempDir()
 	text, err := os.ReadFile("testdata/server.yaml")
 	if err != nil {

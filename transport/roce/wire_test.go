@@ -33,6 +33,7 @@ func (i inNamespace) Start(h rdma.Host) error {
 
 // newBed returns two namespaces connected by a veth pair.
 func newBed(t *testing.T, addresses [2]netip.Addr) [2]*netnstest.Namespace {
+	netnstest.Require(t)
 	a, b := netnstest.New(t), netnstest.New(t)
 	netnstest.Veth(t, a, "eth0", b, "eth0")
 	bits := "/24"

@@ -15,11 +15,14 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/fared/fared/internal/netnstest"
 )
 
 // aoProgram compiles testdata/ao.c, which shares no code with this package.
 func aoProgram(t *testing.T) string {
 	t.Helper()
+	netnstest.Tools(t, "gcc")
 	out := filepath.Join(t.TempDir(), "ao")
 	if text, err := exec.CommandContext(t.Context(), "gcc", "-O1", "-Wall", "-Werror", "-o", out, "testdata/ao.c").CombinedOutput(); err != nil {
 		t.Fatalf("gcc: %v\n%s", err, text)
