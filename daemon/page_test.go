@@ -12,6 +12,7 @@ import (
 	"fmt"
 	"github.com/fared/fared/internal/chromium"
 	"github.com/fared/fared/internal/netnstest"
+	"github.com/fared/fared/internal/testkit/gate"
 )
 
 // paged serves the page of a rig's daemon until the test ends, and returns its address.
@@ -37,6 +38,7 @@ func paged(t testing.TB, r *rig) string {
 // TestPageOfADaemon checks in Chromium that the page shows a daemon's sessions and weights, a failed link with the weights that follow, and the daemon's
 // explanation of them.
 func TestPageOfADaemon(t *testing.T) {
+	gate.Slow(t, gate.Prometheus, "a browser")
 	checkLeaks(t)
 	tab := chromium.Start(t)
 	r := newRig(t, shape{Planes: 2, SubPorts: 2}, rigOptions{leaves: announceAll(800e9, 3), checked: true})
@@ -59,6 +61,7 @@ func TestPageOfADaemon(t *testing.T) {
 // TestPageOfALeaf checks in Chromium that the page of a leaf shows its sessions and sub-ports, also one that fails, and no weights: a leaf without a data plane
 // has none.
 func TestPageOfALeaf(t *testing.T) {
+	gate.Slow(t, gate.Prometheus, "a browser")
 	checkLeaks(t)
 	tab := chromium.Start(t)
 	r := newRig(t, shape{Planes: 2, SubPorts: 2, Leaf: true}, rigOptions{leaves: announceAll(800e9, 3), checked: true})

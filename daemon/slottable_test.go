@@ -26,7 +26,9 @@ var secondService = slots.Service{Protocol: 17, Port: 4444}
 func publishing(t testing.TB, r *rig) *slots.Table {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "slots")
-	r.d.cfg.SlotTable.File, r.d.cfg.SlotTable.Services = path, []string{"udp/4791", secondService.String()}
+	r.inside(func(*loop) { // which reads the configuration
+		r.d.cfg.SlotTable.File, r.d.cfg.SlotTable.Services = path, []string{"udp/4791", secondService.String()}
+	})
 	p, err := r.d.slotTable()
 	if err != nil {
 		t.Fatal(err)

@@ -1,10 +1,12 @@
 #!/usr/bin/env bash
 # Lints the files that are not Go: C by clang-format 14 (.clang-format) and by the analyzer of gcc, shell scripts by shellcheck, Python by pyflakes.
-# A missing tool is skipped; with FARED_REQUIRE_ALL=1 that is a failure. out/analyzed remembers the sources without findings by the checksum of their
-# preprocessed text: the analysis of all takes a minute of processor time.
+# A missing tool is skipped; with FARED_REQUIRE_ALL=1 that is a failure. The analysis of all takes a minute of processor time,
+# so ${XDG_CACHE_HOME:-~/.cache}/fared/analyzed, or out/analyzed, remembers the sources without findings by the checksum of their preprocessed text.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-mkdir -p out/analyzed
+analyzed=${XDG_CACHE_HOME:-${HOME:-/nonexistent}/.cache}/fared/analyzed
+mkdir -p "$analyzed" 2>/dev/null || { analyzed=out/analyzed && mkdir -p "$analyzed"; }
+export analyzed
 bad=0
 
 # have reports whether a tool is installed.
@@ -40,7 +42,7 @@ analyze() {
     folder=${file%/src/*}
     flags=(-std=gnu11 -D_GNU_SOURCE -O1 -fanalyzer -Wno-analyzer-malloc-leak -Werror -Ilib/include "-I$folder/src")
     sum=$({ echo "${flags[*]}" && gcc --version && gcc "${flags[@]}" -E "$file"; } | sha256sum)
-    sum=out/analyzed/${sum%% *}
+    sum=$analyzed/${sum%% *}
     [ -e "$sum" ] || { gcc "${flags[@]}" -c -o /dev/null "$file" && touch "$sum"; } || return 1
   done
 }

@@ -13,6 +13,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/fared/fared/internal/testkit/gate"
 )
 
 // wait bounds the time until a condition in a page holds, and that of an answer of the browser.
@@ -41,9 +43,13 @@ type answer struct {
 	} `json:"error"`
 }
 
-// Start starts a browser that ends with the test. Without Chromium the test is skipped, or fails if FARED_REQUIRE_ALL is set.
+// Start starts a browser that ends with the test. Without Chromium the test is skipped, or fails if FARED_REQUIRE_ALL is set. A test of the gate fails:
+// scripts/deps.sh installs no browser for it.
 func Start(t testing.TB) *Browser {
 	t.Helper()
+	if !gate.Runs(gate.Prometheus) {
+		t.Fatal(`a test in a browser declares gate.Slow(t, gate.Prometheus, "a browser")`)
+	}
 	path, err := exec.LookPath("chromium")
 	if err != nil {
 		if os.Getenv("FARED_REQUIRE_ALL") != "" {

@@ -134,12 +134,13 @@ func once(ctx context.Context, title string, jobs []job, parts []gate.Part, tier
 	if err != nil {
 		return err
 	}
-	failures(os.Stdout, results)
 	v := sum(results)
 	if len(parts) > 0 {
 		v.outgrown, v.left = nil, nil
 	}
-	v.print(os.Stdout, title, time.Since(start))
+	v.print(os.Stdout)
+	failures(os.Stdout, results) // near the end, for a log of which the beginning is lost
+	v.total(os.Stdout, title, time.Since(start))
 	switch {
 	case v.failed > 0, v.passed == 0, tiers && len(v.outgrown) > 0:
 		return errFailed

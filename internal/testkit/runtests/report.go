@@ -204,8 +204,8 @@ func ends(w io.Writer, lines []string, n int) {
 	}
 }
 
-// print prints everything but the failures. title names the run.
-func (v verdict) print(w io.Writer, title string, took time.Duration) {
+// print prints what a run left out, its slowest tests, and those that have outgrown the gate.
+func (v verdict) print(w io.Writer) {
 	for _, part := range gate.Parts() {
 		if names := v.left[string(part)]; len(names) > 0 {
 			fmt.Fprintf(w, "left out, %d for make test-slow PARTS=%s: %s\n", len(names), part, strings.Join(names, " "))
@@ -223,5 +223,9 @@ func (v verdict) print(w io.Writer, title string, took time.Duration) {
 	for _, t := range v.lacking {
 		fmt.Fprintf(w, "skipped: %s\n", t)
 	}
+}
+
+// total prints the closing line of a run with that title.
+func (v verdict) total(w io.Writer, title string, took time.Duration) {
 	fmt.Fprintf(w, "%s: %d passed, %d failed, %d skipped in %.0f s\n", title, v.passed, v.failed, len(v.lacking), took.Seconds())
 }

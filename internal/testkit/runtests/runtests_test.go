@@ -180,15 +180,10 @@ func TestReport(t *testing.T) {
 	res.log = "p.test.log"
 	v := sum([]result{res})
 	var out strings.Builder
+	v.print(&out)
 	failures(&out, []result{res})
-	v.print(&out, "gate", 90*time.Second)
-	want := `--- p.TestA failed (p.test.log)
-        a_test.go:7: wrong
---- p.TestD failed (p.test.log)
---- p (p.test.log)
-    panic: test timed out
-    goroutine 1 [running]:
-left out, 1 for make test-slow PARTS=kernel: p.TestB/IPv6
+	v.total(&out, "gate", 90*time.Second)
+	want := `left out, 1 for make test-slow PARTS=kernel: p.TestB/IPv6
 slowest:
      7.0s  p.TestB
      6.5s  p.TestA
@@ -196,6 +191,12 @@ slowest:
      0.0s  p.TestD
 outgrown: p.TestA 6.5s is above 5s: make it quicker, declare it gate.Slow, or gate.Needed with the reason
 skipped: p.TestC: birdc is not installed
+--- p.TestA failed (p.test.log)
+        a_test.go:7: wrong
+--- p.TestD failed (p.test.log)
+--- p (p.test.log)
+    panic: test timed out
+    goroutine 1 [running]:
 gate: 1 passed, 2 failed, 1 skipped in 90 s
 `
 	if out.String() != want {
