@@ -230,7 +230,7 @@ func sessions(t *testing.T, f *Fabric, n *Node, file File) (all []session, passi
 // and AS numbers, and that the files have no other session.
 func TestPeersAgree(t *testing.T) {
 	rng := rand.New(rand.NewPCG(3, 4))
-	for i := range 45 {
+	for i := range gate.Count(t, gate.Models, 18, 45) {
 		f, err := New(randomSpec(rng))
 		if err != nil {
 			t.Fatal(err)
@@ -283,7 +283,7 @@ func TestPeersAgree(t *testing.T) {
 func TestNumbering(t *testing.T) {
 	rng := rand.New(rand.NewPCG(5, 6))
 	specs := []Spec{{Servers: 2048, GPUs: 8, Planes: 8, Leaves: 16, Spines: 16}, {Planes: 64, SubPorts: 1, Servers: 1024}}
-	for range 300 {
+	for range gate.Count(t, gate.Models, 40, 300) {
 		specs = append(specs, randomSpec(rng))
 	}
 	for _, s := range specs {

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/fared/fared/fare"
+	"github.com/fared/fared/internal/testkit/gate"
 )
 
 func TestParse(t *testing.T) {
@@ -100,7 +101,7 @@ func TestMarshal(t *testing.T) {
 		t.Errorf("got %q, want %q", got, want)
 	}
 	rng := rand.New(rand.NewPCG(1, 2))
-	for range 2000 {
+	for range gate.Count(t, gate.Models, 400, 2000) {
 		s := randomSpec(rng)
 		back, err := Parse("marshaled", Marshal(s))
 		if err != nil {

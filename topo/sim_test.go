@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/fared/fared/fare"
+	"github.com/fared/fared/internal/testkit/gate"
 )
 
 func number(t testing.TB, s Spec) *Fabric {
@@ -369,8 +370,12 @@ func TestFailures(t *testing.T) {
 			start := state(s)
 			singles := f.Single()
 			var cases [][]string
-			for _, one := range singles {
-				cases = append(cases, []string{one})
+			doubles, every := gate.Count(t, gate.Models, 25, 100), 1
+			if len(singles) > 60 {
+				every = gate.Count(t, gate.Models, 3, 1)
+			}
+			for i := 0; i < len(singles); i += every {
+				cases = append(cases, []string{singles[i]})
 			}
 			random := rand.New(rand.NewPCG(1, 2))
 			if len(f.groups) > 16 && f.owners() > 1 { // all alike: a part of them is sufficient
@@ -381,7 +386,7 @@ func TestFailures(t *testing.T) {
 				}
 				cases = slices.DeleteFunc(cases, func(c []string) bool { return c == nil })
 			}
-			for range 100 {
+			for range doubles {
 				cases = append(cases, []string{singles[random.IntN(len(singles))], singles[random.IntN(len(singles))]})
 			}
 			less := 0
@@ -419,7 +424,7 @@ func TestFailures(t *testing.T) {
 			if f.Overrides != "" {
 				room = less > 0 // depends on the ports
 			}
-			if len(cases) < 100+min(len(f.Cables), 40) || room != (less > 0) {
+			if len(cases) < doubles+min(len(f.Cables), 40)/every || room != (less > 0) {
 				t.Errorf("%d cases, a plane has less for a pair than it could %d times: this test has lost its subject", len(cases), less)
 			}
 			if got := state(s); got != start {
@@ -494,7 +499,7 @@ func smallSpec(random *rand.Rand) (s Spec) {
 func TestClassesAreExact(t *testing.T) {
 	random := rand.New(rand.NewPCG(3, 4))
 	rated := 0
-	for range 120 {
+	for range gate.Count(t, gate.Models, 50, 120) {
 		spec := smallSpec(random)
 		f := number(t, spec)
 		quick, slow := simulate(f, false), simulate(f, true)
@@ -538,7 +543,7 @@ func TestClassesAreExact(t *testing.T) {
 			t.Fatalf("%+v: %v: healed:\n%s\nwant\n%s", f.Spec, log, got, want)
 		}
 	}
-	if rated < 20 {
+	if rated < gate.Count(t, gate.Models, 8, 20) {
 		t.Errorf("rates of only %d fabrics were compared: this test has lost its subject", rated)
 	}
 }

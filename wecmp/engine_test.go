@@ -60,7 +60,7 @@ func run(t testing.TB, cfg Config, steps int, next func(n int) int, planes func(
 
 func TestEngineEqualsFullRecompute(t *testing.T) {
 	r := seeded(t)
-	for range 80 {
+	for range gate.Count(t, gate.Models, 40, 80) {
 		cfg := randomConfig(r)
 		run(t, cfg, 50, r.IntN, func() []Capacity { return randomCapacities(r, cfg) })
 	}
@@ -235,7 +235,7 @@ func TestMergedUpdates(t *testing.T) {
 func TestExactIsHonest(t *testing.T) {
 	r := seeded(t)
 	exact, fitted := 0, 0
-	for range 2000 {
+	for range gate.Count(t, gate.Models, 1000, 2000) {
 		cfg := square(1<<r.IntN(7), 1)
 		for p := range cfg.Planes {
 			for len(cfg.Planes[p].SubPorts) < 64/len(cfg.Planes) && r.IntN(8) > 0 {

@@ -1,6 +1,7 @@
 package bpf
 
 import (
+	"github.com/fared/fared/internal/testkit/gate"
 	"math/rand/v2"
 	"slices"
 	"testing"
@@ -96,7 +97,7 @@ func checkRecovered(t testing.TB, ports []uint32, pins steerPins, table *steerTa
 // TestProgressions checks that any progression with an odd stride is recognized and needs no table.
 func TestProgressions(t *testing.T) {
 	r := rand.New(rand.NewPCG(1, 2))
-	for range 300 {
+	for range gate.Count(t, gate.Kernel, 60, 300) {
 		n := 1 + r.IntN(maxSlots)
 		ports := sequence(n, r.IntN(portCount), r.IntN(portCount/2)*2+1)
 		if pins, _ := pinsOf(ports); pins.Count != uint16(n) {

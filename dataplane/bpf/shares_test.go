@@ -150,14 +150,14 @@ func TestShares(t *testing.T) {
 				}
 			}
 			m.program(farev1.Mode_MODE_PER_PACKET, to, weights)
-			const sprayed, flows = 200_000, 20_000
+			sprayed, flows := gate.Count(t, gate.Kernel, 50_000, 200_000), gate.Count(t, gate.Kernel, 6_000, 20_000)
 			before, one := m.sent(), flow(1024)
 			if err := one.send(sprayed); err != nil {
 				t.Fatal(err)
 			}
 			one.Close()
 			// Each processor has a separate sequence, whose beginning and end are not whole rounds.
-			judge("sprayed", before, sprayed, func(share float64) float64 { return 0.01*share*sprayed + 8 })
+			judge("sprayed", before, sprayed, func(share float64) float64 { return 0.01*share*float64(sprayed) + 8 })
 			m.program(farev1.Mode_MODE_PER_FLOW, to, weights)
 			before = m.sent()
 			for port := 2000; port < 2000+flows; port++ {
@@ -168,7 +168,7 @@ func TestShares(t *testing.T) {
 				f.Close()
 			}
 			// Five standard deviations of a binomial distribution.
-			judge("flows", before, flows, func(share float64) float64 { return 5 * math.Sqrt(flows*share*(1-share)) })
+			judge("flows", before, flows, func(share float64) float64 { return 5 * math.Sqrt(float64(flows)*share*(1-share)) })
 		})
 	}
 }

@@ -324,7 +324,7 @@ func TestRestart(t *testing.T) {
 					return nil
 				})
 			}
-			for range 5 {
+			for range gate.Count(t, gate.Kernel, 2, 5) {
 				busy()
 				if err := b.s.Close(); err != nil {
 					t.Fatal(err)

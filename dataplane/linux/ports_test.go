@@ -186,7 +186,7 @@ func lastingPortsStay(t *testing.T, n int) {
 		}
 	}()
 	sequence := [][]uint32{{2, 2, 1, 2}, {1, 1, 0, 1}, {1, 1, 1, 1}, {1, 0, 0, 1000}, {500, 1, 1, 1}, {1, 1, 1, 1}}
-	for range 60 {
+	for range gate.Count(t, gate.Kernel, 15, 60) {
 		weights := make([]uint32, n)
 		for i := range weights {
 			weights[i] = uint32(random.IntN([]int{2, 4, 100}[random.IntN(3)]))

@@ -33,7 +33,7 @@ func TestRefusedInTheMiddle(t *testing.T) {
 	h.some(s)
 	twinHost.some(twin)
 	refusals := 0
-	for round := range gate.Count(t, gate.Kernel, 24, 60) {
+	for round := range gate.Count(t, gate.Kernel, 12, 60) {
 		errno := []unix.Errno{unix.ENOMEM, unix.ENOBUFS, unix.EINVAL}[round%3]
 		k, lasts, hit := 1+random.IntN(6), random.IntN(2) == 0, false
 		weights := []uint32{uint32(random.IntN(4)), uint32(random.IntN(4)), uint32(random.IntN(4)), uint32(random.IntN(4))}

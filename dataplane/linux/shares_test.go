@@ -43,7 +43,7 @@ func TestPacketsFollowWeights(t *testing.T) {
 	seed := uint64(time.Now().UnixNano())
 	t.Logf("seed %d", seed)
 	random := rand.New(rand.NewPCG(seed, 0))
-	const flows = 1 << 15
+	flows := gate.Count(t, gate.Kernel, 1<<13, 1<<15)
 	for _, n := range []int{4, 8, 32, 64} {
 		t.Run(fmt.Sprint(n), func(t *testing.T) {
 			if n != 8 {
@@ -83,7 +83,7 @@ func TestPacketsFollowWeights(t *testing.T) {
 				total := 0
 				for i, w := range weights {
 					share := float64(w) / sum
-					want, count := flows*share, got[fmt.Sprintf("p%d", i)]
+					want, count := float64(flows)*share, got[fmt.Sprintf("p%d", i)]
 					total += count
 					bound := 5*math.Sqrt(want*(1-share)) + 5
 					if ack.Level == farev1.AckLevel_ACK_LEVEL_IN_EFFECT {

@@ -22,6 +22,7 @@ import (
 	"github.com/fared/fared/client/slots"
 	"github.com/fared/fared/client/slots/slotstest"
 	"github.com/fared/fared/internal/slotlayout"
+	"github.com/fared/fared/internal/testkit/gate"
 )
 
 var update = flag.Bool("update", false, "rewrite the golden files")
@@ -477,7 +478,7 @@ func TestChurn(t *testing.T) {
 	}
 	m := golden()
 	step(t, w, newModel(), m, 1)
-	for n := range 3000 {
+	for n := range gate.Count(t, gate.Models, 1000, 3000) {
 		next := m.clone()
 		key := pairOf(100 + n)
 		next.pairs[key], next.ports[key] = &Pair{PairKey: key, Vector: 1}, 50000

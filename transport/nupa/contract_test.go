@@ -8,6 +8,7 @@ import (
 
 	"go.uber.org/goleak"
 
+	"github.com/fared/fared/internal/testkit/gate"
 	"github.com/fared/fared/transport/nupa"
 	"github.com/fared/fared/transport/rdma"
 	"github.com/fared/fared/transport/rdma/rdmatest"
@@ -32,7 +33,7 @@ func TestContract(t *testing.T) {
 		t.Run(tc.name, func(t *testing.T) {
 			path := filepath.Join(t.TempDir(), "plane")
 			o := tc.o
-			o.Ops, o.Settle = 4000, 10*time.Millisecond
+			o.Ops, o.Settle = gate.Count(t, gate.Models, 1500, 4000), 10*time.Millisecond
 			bed := rdmatest.Real(rdmatest.RealConfig{
 				Addresses: [2]netip.Addr{netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("192.0.2.2")},
 				Transports: [2]rdma.Transport{

@@ -8,6 +8,7 @@ import (
 	"sync/atomic"
 	"testing"
 
+	"github.com/fared/fared/internal/testkit/gate"
 	"github.com/fared/fared/transport/rdma"
 )
 
@@ -26,7 +27,7 @@ func ends(t testing.TB, a *area) (*sender, *receiver) {
 func TestRingIsAQueue(t *testing.T) {
 	var sent atomic.Uint64
 	text := pattern(MaxOp+256, 1)
-	for seed := range uint64(20) {
+	for seed := range uint64(gate.Count(t, gate.Models, 6, 20)) {
 		rng := rand.New(rand.NewPCG(seed, 3))
 		out, in := ends(t, newBed(t, 1, 4).area)
 		type entry struct {

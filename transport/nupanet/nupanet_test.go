@@ -20,6 +20,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/fared/fared/internal/netnstest"
+	"github.com/fared/fared/internal/testkit/gate"
 	"github.com/fared/fared/transport/nupa"
 )
 
@@ -156,7 +157,7 @@ func TestCable(t *testing.T) {
 			c.start(0)
 			c.carrier(0, false)
 			c.start(1)
-			data := make([]byte, 20<<20)
+			data := make([]byte, gate.Count(t, gate.Models, 6<<20, 20<<20))
 			rng := rand.NewChaCha8([32]byte{1})
 			rng.Read(data)
 			check := func() {

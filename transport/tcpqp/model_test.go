@@ -47,7 +47,7 @@ func TestModelOnStreams(t *testing.T) {
 
 // TestModelOnManyStreams does many short runs, of more kinds.
 func TestModelOnManyStreams(t *testing.T) {
-	for seed := range uint64(60) {
+	for seed := range uint64(gate.Count(t, gate.Models, 20, 60)) {
 		rng := rand.New(rand.NewPCG(seed, 2))
 		o := rdmatest.Options{
 			Seed: seed, Ops: 200, Channels: 1 + rng.IntN(6), Window: 1 + rng.IntN(40), MaxSize: 1 + rng.IntN(4000), NotReady: rng.Float64() / 2,

@@ -9,6 +9,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/fared/fared/internal/netnstest"
+	"github.com/fared/fared/internal/testkit/gate"
 	"github.com/fared/fared/transport/rdma"
 	"github.com/fared/fared/transport/rdma/rdmatest"
 )
@@ -35,14 +36,15 @@ func loopback(c Config) rdmatest.Bed {
 }
 
 func TestModelOnSockets(t *testing.T) {
+	times := gate.Count(t, gate.Models, 1, 4)
 	for _, test := range []struct {
 		name string
 		o    rdmatest.Options
 	}{
-		{"quiet", rdmatest.Options{Ops: 4000}},
-		{"not ready", rdmatest.Options{Ops: 2000, NotReady: 0.3}},
-		{"flaps", rdmatest.Options{Ops: 4000, Channels: 4, Flap: 5 * time.Millisecond, NotReady: 0.05}},
-		{"long", rdmatest.Options{Ops: 400, MaxSize: maxOp, Window: 4}},
+		{"quiet", rdmatest.Options{Ops: 1000 * times}},
+		{"not ready", rdmatest.Options{Ops: 500 * times, NotReady: 0.3}},
+		{"flaps", rdmatest.Options{Ops: 1000 * times, Channels: 4, Flap: 5 * time.Millisecond, NotReady: 0.05}},
+		{"long", rdmatest.Options{Ops: 100 * times, MaxSize: maxOp, Window: 4}},
 	} {
 		for _, option := range []bool{false, true} {
 			t.Run(fmt.Sprintf("%s, option %v", test.name, option), func(t *testing.T) {

@@ -235,7 +235,7 @@ func TestQueueAgainstDumbTwin(t *testing.T) {
 func TestQueueIsBounded(t *testing.T) {
 	f := newFeed(2)
 	f.sessionUp(SessionUp{Session: 1, Generation: 1}, 0)
-	for g := uint64(1); g <= 2000; g++ {
+	for g := uint64(1); g <= 700; g++ {
 		f.sessionUp(SessionUp{Generation: g}, 0)
 		for i := range 100 {
 			f.announce(0, g, prefix(i), 1)

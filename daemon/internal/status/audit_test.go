@@ -118,7 +118,7 @@ func TestRefusedCallsAreBounded(t *testing.T) {
 	events := make(chan Event, 1000)
 	_, clients := matrixClients(t, func(c *ServiceConfig) { c.Record = func(e Event) { events <- e } })
 	fabric := farev1.NewFabricServiceClient(clients[1].conn)
-	evil := strings.Repeat("x", 1<<18) + "\nforged\x1b[2J"
+	evil := strings.Repeat("x", 1<<16) + "\nforged\x1b[2J"
 	for i := range 100 {
 		target := &farev1.DrainTarget{Target: &farev1.DrainTarget_SubPort{SubPort: evil[len(evil)-20+i%10:] + evil}}
 		if _, err := fabric.Drain(t.Context(), &farev1.DrainRequest{Target: target, Reason: evil}); grpcstatus.Code(err) != codes.PermissionDenied {

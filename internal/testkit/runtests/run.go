@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -80,14 +81,17 @@ func (r *runner) run(ctx context.Context, j job) (result, error) {
 	if j.skip != "" {
 		args = append(args, "-test.skip="+j.skip)
 	}
+	env := []string{gate.Environment + "=" + joined(r.parts), "PWD=" + j.pkg.dir,
+		"GORACE=atexit_sleep_ms=50 " + os.Getenv("GORACE")} // by default each process of a race-detecting binary ends a second late
 	if j.beside() {
 		args = append([]string{"nice", "-n", "10"}, args...)
+		env = append(env, "GOGC="+cmp.Or(os.Getenv("GOGC"), "400")) // memory for time: a tenth of the processor time
 	}
 	cmd := exec.CommandContext(ctx, args[0], args[1:]...)
 	cmd.Dir = j.pkg.dir
 	// The output is a file, not a pipe, so that a process that outlives its test does not delay the end of the job.
 	cmd.Stdout, cmd.Stderr = log, log
-	cmd.Env = append(os.Environ(), gate.Environment+"="+joined(r.parts), "PWD="+j.pkg.dir)
+	cmd.Env = append(os.Environ(), env...)
 	start := time.Now()
 	ran := cmd.Run()
 	took := time.Since(start)

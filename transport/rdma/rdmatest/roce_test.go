@@ -31,7 +31,7 @@ func TestRoCEChannels(t *testing.T) {
 func FuzzRoCE(f *testing.F) { rdmatest.Fuzz(f, newRoCE(1), rdmatest.FuzzOptions{Checksum: true}) }
 
 func TestRoCESets(t *testing.T) {
-	sets(t, newRoCE, gate.Count(t, gate.Models, 50_000, 1_000_000))
+	sets(t, newRoCE, gate.Count(t, gate.Models, 25_000, 1_000_000))
 }
 
 // TestRoCEPlainSets posts on sets of one slot, whose only queue pair is plain: messages have no header, and wait for receives by RNR NAKs.
