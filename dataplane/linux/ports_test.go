@@ -74,7 +74,7 @@ func TestLastingPortsStay(t *testing.T) {
 			if n != 4 {
 				gate.Slow(t, gate.Kernel, "another number of sub-ports")
 			}
-			lastingPortsStay(t, n)
+			lastingPortsStay(t, n, gate.Count(t, gate.Kernel, 15, 60))
 		})
 	}
 }
@@ -88,7 +88,7 @@ func keeps(weights []uint32, i int, buckets uint32) bool {
 	return sum > 0 && weights[i]*testBuckets >= (buckets+1)*sum
 }
 
-func lastingPortsStay(t *testing.T, n int) {
+func lastingPortsStay(t *testing.T, n, changes int) {
 	seed := uint64(time.Now().UnixNano())
 	t.Logf("seed %d", seed)
 	random := rand.New(rand.NewPCG(seed, 0))
@@ -186,7 +186,7 @@ func lastingPortsStay(t *testing.T, n int) {
 		}
 	}()
 	sequence := [][]uint32{{2, 2, 1, 2}, {1, 1, 0, 1}, {1, 1, 1, 1}, {1, 0, 0, 1000}, {500, 1, 1, 1}, {1, 1, 1, 1}}
-	for range gate.Count(t, gate.Kernel, 15, 60) {
+	for range changes {
 		weights := make([]uint32, n)
 		for i := range weights {
 			weights[i] = uint32(random.IntN([]int{2, 4, 100}[random.IntN(3)]))
