@@ -98,7 +98,7 @@ type Package struct {
 	WithoutRaceDetector string
 
 	// Computes is the reason why the tests of the package run at the same time as those that wait for timers, with a lower priority. Empty means
-	// that they wait for timers: two such packages run at a time.
+	// that they wait for timers: three such packages run at a time.
 	Computes string
 }
 

@@ -3,7 +3,7 @@
 //
 //	runtests [-parts "interop packets"] [-tiers] [-list] [package...]
 //
-// Nothing is compiled while tests run. Packages whose tests wait for timers run two at a time; packages that compute run at the same time with a
+// Nothing is compiled while tests run. Packages whose tests wait for timers run three at a time; packages that compute run at the same time with a
 // lower priority. Binaries and their output stay in out/tests. With FARED_REQUIRE_ALL=1 a test that lacks a tool or a privilege is a failure. The exit status is 1 if a test failed,
 // 2 for a wrong argument or declaration.
 package main

@@ -26,8 +26,8 @@ type runner struct {
 	mu     sync.Mutex // protects out
 }
 
-// waiting is the number of jobs that wait for timers and run at a time. Each uses less than half a processor on average.
-const waiting = 2
+// waiting is the number of jobs that wait for timers and run at a time. Each uses a third of a processor on average.
+const waiting = 3
 
 // runAll runs the jobs that wait for timers, and at the same time, with a lower priority, the others one at a time, or more once none waits.
 // Results are in the order of jobs.
