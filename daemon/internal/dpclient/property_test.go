@@ -6,6 +6,7 @@ import (
 	"math/rand/v2"
 	"net/netip"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -136,18 +137,19 @@ func (r *rig) equals(w *twin) bool {
 	return slices.Equal(down, wantDown) && maps.Equal(weights, wantWeights) && slices.Equal(vectors, wantVectors)
 }
 
-// inEffect reports whether the last event of every object is that its last change is in effect.
-func (r *rig) inEffect(w *twin) bool {
+// late lists the objects whose last event is not that their last change is in effect.
+func (r *rig) late(w *twin) []string {
 	last := map[Object]Event{}
 	for _, e := range r.events {
 		last[e.Object] = e
 	}
+	var late []string
 	for o, change := range w.changes {
 		if e := last[o]; e.Kind != InEffect || e.Change != change {
-			return false
+			late = append(late, fmt.Sprintf("change %d of %s, last event %+v", change, o, e))
 		}
 	}
-	return true
+	return late
 }
 
 func TestDesiredIsReached(t *testing.T) {
@@ -228,9 +230,16 @@ func reach(t *testing.T, seed, sources uint64, breaks, delays, refusals bool) {
 			r.dp.BreakStream() // refused operations are retried
 		}
 		r.until(fmt.Sprintf("desired state (run %d, seed %d)", run, seed), func() bool { return r.equals(want) })
-		r.until("events", func() bool {
+		var late []string
+		defer func() {
+			if t.Failed() {
+				t.Log("late: ", strings.Join(late, "\n"))
+			}
+		}()
+		r.until(fmt.Sprintf("events (run %d, seed %d)", run, seed), func() bool {
 			r.events = r.client.Take(r.events)
-			return r.inEffect(want)
+			late = r.late(want)
+			return len(late) == 0
 		})
 		r.quiet()
 		r.dp.DelayAcks(0)

@@ -44,7 +44,7 @@ func main() {
 func command(ctx context.Context, args []string) error {
 	flags := flag.NewFlagSet("runtests", flag.ExitOnError)
 	names := flags.String("parts", "", "parts whose slow tests run, separated by spaces, or all; empty: the gate")
-	tiers := flags.Bool("tiers", false, "fail if a test of the gate has outgrown it; for an idle machine")
+	tiers := flags.Bool("tiers", false, "run one package at a time and fail if a test of the gate has outgrown it; for an idle machine")
 	list := flags.Bool("list", false, "list the tests in place of running them")
 	if err := flags.Parse(args); err != nil {
 		return err
@@ -129,14 +129,17 @@ func once(ctx context.Context, title string, jobs []job, parts []gate.Part, tier
 		return err
 	}
 	fmt.Printf("%s: %d test binaries built in %.0f s\n", title, len(jobs), time.Since(start).Seconds())
-	r := runner{folder: folder, parts: parts, out: os.Stdout}
+	r := runner{folder: folder, parts: parts, alone: tiers, out: os.Stdout}
 	results, err := r.runAll(ctx, jobs)
 	if err != nil {
 		return err
 	}
 	v := sum(results)
 	if len(parts) > 0 {
-		v.outgrown, v.left = nil, nil
+		v.left = nil
+	}
+	if !tiers { // next to others a test takes longer
+		v.outgrown = nil
 	}
 	v.print(os.Stdout)
 	failures(os.Stdout, results) // near the end, for a log of which the beginning is lost

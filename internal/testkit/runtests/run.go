@@ -22,6 +22,7 @@ const jobTimeout = 20 * time.Minute
 type runner struct {
 	folder string // of binaries and logs
 	parts  []gate.Part
+	alone  bool // one job at a time
 	out    io.Writer
 	mu     sync.Mutex // protects out
 }
@@ -53,7 +54,11 @@ func (r *runner) runAll(ctx context.Context, jobs []job) ([]result, error) {
 		}
 	}
 	var lanes sync.WaitGroup
-	for lane := range waiting + 1 {
+	n := waiting + 1
+	if r.alone {
+		n = 1
+	}
+	for lane := range n {
 		lanes.Go(func() {
 			if lane < waiting {
 				drain(queues[0])
