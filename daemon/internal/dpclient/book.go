@@ -469,6 +469,9 @@ func (b *book) report(o *object) {
 // refuse records that the current change of o was refused.
 func (b *book) refuse(o *object, code codes.Code, message string) {
 	o.refusal = &refusal{code: code, message: message}
+	if o.done == o.change { // only new source ports were refused: once they are in effect, they are reported
+		o.done--
+	}
 	if w := b.wires[o.sent.to]; o.Kind == KindDestination && w != nil {
 		b.cling(w, o)
 	}

@@ -288,7 +288,9 @@ func (b *book) revert(f *flight, id uint64, ack *farev1.Ack) {
 		return
 	}
 	o.drains(f.drain)
-	if f.change == o.change && o.refusal == nil {
+	// A wanted state that went and came back while both operations were in flight is in effect if both are refused.
+	nothing := b.obeyed(o) && (f.class == VectorSet || f.class == VectorDelete || f.value == o.effect)
+	if f.change == o.change && o.refusal == nil && !nothing {
 		b.refuse(o, code, message)
 		if g := b.vectors[o.wantTo]; o.Kind == KindDestination && g != nil && g.wire != nil && g.wire.content != nil && g.wire.op > id {
 			b.unblock(g) // its vector was set after this operation was sent
