@@ -12,6 +12,7 @@ import (
 // TestVM runs the tests of the programs at carriers on a kernel that allows them, in a virtual machine.
 func TestVM(t *testing.T) {
 	gate.Slow(t, gate.VM, "boots a virtual machine")
+	gate.WithoutRaceDetector(t, "so do the tests that it runs in the machine")
 	tests := []string{"TestCarrierWithoutAgent", "TestCarrierChangesAreReported", "TestDarkMarkIsRemoved", "TestSecondCableIsNotLate"}
 	binary, err := os.Executable()
 	if err != nil {
