@@ -26,7 +26,11 @@ func remedyFor(reason fare.Reason) string {
 	case fare.ReasonMissingBandwidth:
 		return "make the leaf send extended communities, or make all leaves send none"
 	case fare.ReasonBelowMinimum, fare.ReasonAboveMaximum:
-		return "a leaf that corrupts values (FRR before July 2026 above 34 Gbit/s) needs path_bandwidth.encoding: extended-community with advertise: node on all servers; else correct path_bandwidth.minimum and maximum"
+		return "correct path_bandwidth.minimum and maximum; or the leaf corrupts values: path_bandwidth.scale: 1000 on all nodes keeps FRR's sums right"
+	case fare.ReasonWrapped:
+		return "the leaf sums in 32 bits of bytes a second (FRR through 10.7.0): set path_bandwidth.scale: 1000 on all servers and fared leaves"
+	case fare.ReasonOtherScale:
+		return "set the same path_bandwidth.scale on all servers and fared leaves"
 	}
 	return "correct the leaf's export policy or software: the value is not a bandwidth"
 }

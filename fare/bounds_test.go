@@ -5,6 +5,7 @@ import (
 	"math/big"
 	"math/rand/v2"
 	"net/netip"
+	"slices"
 	"testing"
 )
 
@@ -82,6 +83,11 @@ func TestSplitEqualsFractions(t *testing.T) {
 		want, total := make([]*big.Rat, len(c.SubPorts)), new(big.Rat)
 		for k, own := range nodes {
 			value, local := rate(), Bandwidth(0)
+			for slices.ContainsFunc(c.SubPorts, func(sp SubPort) bool {
+				return sp.Speed <= fastest && (Codec{}.wraps(value, sp.Speed) || otherScale(value, sp.Speed))
+			}) {
+				value = rate()
+			}
 			community := Codec{}.Encode(value, netip.Addr{})
 			a, _ := Codec{}.Judge([]Community{community}, nil)
 			for _, i := range own {

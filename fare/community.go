@@ -62,7 +62,11 @@ type Codec struct {
 	FAREType, FARESubType byte
 
 	Format Format // number format of Link Bandwidth, encoded and decoded
-	AS     uint32 // own AS number, encoded as AS_TRANS if it needs four bytes
+	// Scale divides the values of Link Bandwidth, and multiplies them again when they are decoded: 0 and 1 encode the bandwidth itself, 1000
+	// thousandths of it. It keeps sums below the 2^32 bytes a second that some leaves compute with (see [ReasonWrapped]). All nodes of a fabric have the
+	// same. Min and Max are bounds of decoded values.
+	Scale uint32
+	AS    uint32 // own AS number, encoded as AS_TRANS if it needs four bytes
 	// NonTransitive encodes Link Bandwidth as type 0x40, for a neighbor that decodes no
 	// other. That form ends at the border of an AS (RFC 4360, Section 6) unless configured
 	// otherwise (RFC 10005, Section 3.1).
@@ -76,6 +80,9 @@ type Codec struct {
 	// Gbit/s). Zero always passes, because it announces maintenance.
 	Min, Max Bandwidth
 }
+
+// MaxScale is the largest [Codec.Scale].
+const MaxScale = 1_000_000
 
 // Kind classifies a community.
 type Kind uint8
@@ -95,7 +102,7 @@ func (k Kind) String() string { return enumName(kindNames, k) }
 
 // Verdict is the result of decoding one community of a route. Bandwidth is meaningful only
 // if Reason is [ReasonUsed] or one of the reasons that compare values
-// ([ReasonBelowMinimum], [ReasonAboveMaximum], [ReasonNotLowest], [ReasonOverridden]).
+// ([ReasonBelowMinimum], [ReasonAboveMaximum], [ReasonWrapped], [ReasonOtherScale], [ReasonNotLowest], [ReasonOverridden]).
 type Verdict struct {
 	Kind      Kind
 	Bandwidth Bandwidth
@@ -146,13 +153,18 @@ func (c Codec) Encode(b Bandwidth, node netip.Addr) Community {
 	}
 	binary.BigEndian.PutUint16(out[2:4], uint16(as))
 	if c.Format == Uint32 {
-		binary.BigEndian.PutUint32(out[4:8], uint32(rounded(b, 8, math.MaxUint32)))
+		binary.BigEndian.PutUint32(out[4:8], uint32(rounded(b, 8*c.scale(), math.MaxUint32)))
 	} else {
-		// Exact as float64 (b <= 2^53), so this rounds once, to nearest.
-		binary.BigEndian.PutUint32(out[4:8], math.Float32bits(float32(float64(b)/8)))
+		binary.BigEndian.PutUint32(out[4:8], math.Float32bits(c.scaled(b)))
 	}
 	return out
 }
+
+func (c Codec) scale() Bandwidth { return Bandwidth(max(c.Scale, 1)) }
+
+// scaled returns b as Link Bandwidth encodes it as a number: in bytes/s, divided by the scale. It rounds once, to nearest, because b <= 2^53 is exact
+// as float64, and so is a divisor.
+func (c Codec) scaled(b Bandwidth) float32 { return float32(float64(b) / float64(8*c.scale())) }
 
 // rounded returns b in units of unit, rounded to nearest, at least 1 unless b is 0, at most
 // limit.
@@ -218,6 +230,16 @@ func invalid(verdicts []Verdict) Reason {
 	return ReasonUsed
 }
 
+// deciding returns the verdict on the community that counts; its reason is not [ReasonUsed] if there is none.
+func deciding(verdicts []Verdict) Verdict {
+	for _, v := range verdicts {
+		if v.Reason == ReasonUsed {
+			return v
+		}
+	}
+	return Verdict{Reason: ReasonNotBandwidth}
+}
+
 // Deciding returns the index of the community that [Codec.Judge] uses, or -1.
 func (c Codec) Deciding(communities []Community) int {
 	_, verdicts := c.Judge(communities, nil)
@@ -245,6 +267,7 @@ func (c Codec) judge(raw Community) Verdict {
 		} else {
 			v.Bandwidth, v.Reason = fromFloat(math.Float32frombits(value))
 		}
+		v.Bandwidth = min(v.Bandwidth, MaxBandwidth/c.scale()) * c.scale()
 	default:
 		v.Reason = ReasonNotBandwidth
 	}
@@ -320,6 +343,9 @@ func (c Codec) Validate() error {
 	}
 	if int(c.Format) >= len(formatNames) {
 		errs = append(errs, fmt.Errorf("format %s", c.Format))
+	}
+	if c.Scale > MaxScale {
+		errs = append(errs, fmt.Errorf("scale %d, at most %d", c.Scale, MaxScale))
 	}
 	if err := CheckCodePoint(c.farePoint()); err != nil {
 		errs = append(errs, fmt.Errorf("FARE community: %w", err))

@@ -88,6 +88,9 @@ func TestEncode(t *testing.T) {
 		{"uint32", Codec{AS: 1, Format: Uint32}, 8e9, Community{0x00, 0x04, 0, 1, 0x3b, 0x9a, 0xca, 0}},
 		{"uint32 full", Codec{AS: 1, Format: Uint32}, 400e9, Community{0x00, 0x04, 0, 1, 0xff, 0xff, 0xff, 0xff}},
 		{"uint32 never zero", Codec{AS: 1, Format: Uint32}, 1, Community{0x00, 0x04, 0, 1, 0, 0, 0, 1}},
+		{"thousandths", Codec{AS: 1, Scale: 1000}, 400e9, Community{0x00, 0x04, 0, 1, 0x4c, 0x3e, 0xbc, 0x20}}, // 50e6 bytes/s
+		{"uint32 thousandths", Codec{AS: 1, Format: Uint32, Scale: 1000}, 400e9, Community{0x00, 0x04, 0, 1, 0x02, 0xfa, 0xf0, 0x80}},
+		{"fare without a scale", Codec{Encoding: FARECommunity, Scale: 1000}, 400e9, Community{0x8f, 0x04, 10, 0, 0, 1, 0x01, 0x90}},
 		{"fare", Codec{Encoding: FARECommunity}, 400e9, Community{0x8f, 0x04, 10, 0, 0, 1, 0x01, 0x90}},
 		{"fare never zero", Codec{Encoding: FARECommunity}, 1, Community{0x8f, 0x04, 10, 0, 0, 1, 0, 1}},
 		{"fare full", Codec{Encoding: FARECommunity}, 100e12, Community{0x8f, 0x04, 10, 0, 0, 1, 0xff, 0xff}},

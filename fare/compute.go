@@ -98,7 +98,8 @@ func (c *computation) gather(t *Table, g *group) {
 		}
 		node := &c.nodes[n]
 		node.originated = node.originated && e.originated
-		if e.known && (!node.known || e.value < node.value) {
+		known := e.known && t.suspect(e) == ReasonUsed
+		if known && (!node.known || e.value < node.value) {
 			node.known, node.value = true, e.value
 		}
 		l := len(c.links) // entries of one sub-port are adjacent
@@ -111,7 +112,7 @@ func (c *computation) gather(t *Table, g *group) {
 			l = len(c.links)
 		}
 		link := &c.links[l-1]
-		if e.known && (!link.known || e.value < link.value) {
+		if known && (!link.known || e.value < link.value) {
 			link.known, link.value = true, e.value
 		}
 		c.of = append(c.of, int32(l-1))
@@ -296,6 +297,9 @@ func (c *computation) unbelieved(t *Table, g *group) {
 	for i := range g.entries {
 		e := &g.entries[i]
 		reason := e.ignored
+		if reason == ReasonUsed {
+			reason = t.suspect(e)
+		}
 		if reason == ReasonUsed && !e.known && carried {
 			reason = ReasonMissingBandwidth
 		}

@@ -88,7 +88,7 @@ func (t *Table) Describe(prefix netip.Prefix) Description {
 		sp := t.config.SubPorts[s.subPort]
 		r := RouteDescription{
 			Session: index, Name: t.config.Sessions[index].Name, Plane: t.config.Planes[sp.Plane], Device: sp.Device,
-			Node: s.node, Advertised: Advertised{e.known, e.value}, ASPath: slices.Clone(d.sets[i].attrs.ASPath),
+			Node: s.node, Advertised: Advertised{e.known && t.suspect(e) == ReasonUsed, e.value}, ASPath: slices.Clone(d.sets[i].attrs.ASPath),
 			Originated: e.originated, Reason: g.reasons[i],
 		}
 		if e.origin != 0 {
@@ -97,6 +97,9 @@ func (t *Table) Describe(prefix netip.Prefix) Description {
 		communities := d.sets[i].attrs.Communities
 		_, verdicts := s.codec.Judge(communities, nil)
 		for k, v := range verdicts {
+			if v.Reason == ReasonUsed {
+				v.Reason = t.suspect(e)
+			}
 			r.Communities = append(r.Communities, CommunityDescription{Raw: communities[k], Verdict: v})
 		}
 		out.Routes = append(out.Routes, r)
@@ -221,7 +224,7 @@ func (r RouteDescription) String() string {
 func (c CommunityDescription) String() string {
 	text := fmt.Sprintf("community %s: %s", c.Raw, c.Kind)
 	switch c.Reason {
-	case ReasonUsed, ReasonBelowMinimum, ReasonAboveMaximum, ReasonNotLowest, ReasonOverridden:
+	case ReasonUsed, ReasonBelowMinimum, ReasonAboveMaximum, ReasonWrapped, ReasonOtherScale, ReasonNotLowest, ReasonOverridden:
 		text += " " + c.Bandwidth.String()
 	}
 	return text + because(c.Reason)

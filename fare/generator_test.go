@@ -17,7 +17,7 @@ type generator struct {
 var (
 	testNodes    = []netip.Addr{netip.MustParseAddr("10.0.0.1"), netip.MustParseAddr("10.0.0.2"), netip.MustParseAddr("10.0.0.3")}
 	testSpeeds   = []Bandwidth{100e9, 400e9, 800e9, 7e9, 399999999999}
-	testValues   = []Bandwidth{0, 100e9, 400e9, 800e9, 3e9, 123456789000, 133333333333, 266666666667}
+	testValues   = []Bandwidth{0, 100e9, 400e9, 800e9, 3e9, 800e6, 4e14, 9726001152, 25122086912, 123456789000, 133333333333, 266666666667}
 	testPrefixes = func() (p []netip.Prefix) {
 		for i := range 12 {
 			p = append(p, netip.PrefixFrom(netip.AddrFrom4([4]byte{10, 255, 0, byte(i)}), 32))

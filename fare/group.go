@@ -65,7 +65,7 @@ type GroupView struct {
 
 // IgnoredBandwidth is a usable route whose bandwidth does not count. Reason is the reason of the
 // invalid community ([ReasonNotANumber], [ReasonNegative], [ReasonInfinite], [ReasonBelowMinimum],
-// [ReasonAboveMaximum]), or [ReasonMissingBandwidth] for a route without a bandwidth if another
+// [ReasonAboveMaximum], [ReasonWrapped], [ReasonOtherScale]), or [ReasonMissingBandwidth] for a route without a bandwidth if another
 // usable route to the destination carries one. An invalid Link Bandwidth next to a valid FARE
 // community is not listed, because it would not count if it were valid.
 type IgnoredBandwidth struct {
@@ -101,6 +101,7 @@ type entry struct {
 	origin     uint16 // position of its origin among the destination's origins, from 1; 0: not visible
 	ignored    Reason // reason of an invalid bandwidth community; ReasonUsed if there is none
 	known      bool   // the route carries a value
+	link       bool   // the value is that of a Link Bandwidth community
 	originated bool   // by the neighbor itself
 }
 
@@ -114,6 +115,9 @@ func (h hasher) entries(es []entry) uint64 {
 		}
 		if e.originated {
 			word |= 2
+		}
+		if e.link {
+			word |= 1 << 15
 		}
 		hash = h.mix(hash^e.generation, h.mix(uint64(e.value), word))
 	}

@@ -29,6 +29,8 @@ const (
 	ReasonInfinite      // Community: infinity: ignored as invalid (RFC 10005 does not mention it)
 	ReasonBelowMinimum  // Community: below the configured sanity bound
 	ReasonAboveMaximum  // Community: above the configured sanity bound
+	ReasonWrapped       // Community: a sum of links that has lost its upper bits: the leaf computes with 32 bits of bytes a second
+	ReasonOtherScale    // Community: the speed of links, a thousand or a million times as high or as low: the ends have a different [Codec.Scale]
 	ReasonNotLowest     // Community: another community on the route has the same or a lower value (RFC 10005, Section 4: the lowest counts)
 	ReasonOverridden    // Community: a FARE community on the route overrides Link Bandwidth
 	ReasonOldGeneration // Event: it names an earlier incarnation of the session, or the session is not up
@@ -56,6 +58,8 @@ var reasonNames = [reasonCount]string{
 	ReasonInfinite:         "infinite",
 	ReasonBelowMinimum:     "below-minimum",
 	ReasonAboveMaximum:     "above-maximum",
+	ReasonWrapped:          "wrapped",
+	ReasonOtherScale:       "other-scale",
 	ReasonNotLowest:        "not-lowest",
 	ReasonOverridden:       "overridden",
 	ReasonOldGeneration:    "old-generation",

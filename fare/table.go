@@ -85,6 +85,7 @@ type subPort struct {
 type plane struct {
 	drained bool
 	ranks   rankRange
+	speeds  []Bandwidth // the different speeds of its sub-ports
 }
 
 // NewTable returns a table in which every sub-port and session is down. Errors
@@ -105,6 +106,9 @@ func NewTable(c Config) (*Table, error) {
 	}
 	for i, sp := range c.SubPorts {
 		t.subPorts[i] = subPort{plane: sp.Plane, speed: sp.Speed}
+	}
+	for i := range t.planes {
+		t.noteSpeeds(i)
 	}
 	for rank, i := range t.order {
 		cfg := c.Sessions[i]
@@ -212,9 +216,14 @@ func (t *Table) linkState(e LinkState) Reason {
 		speed = sp.speed
 	}
 	if sp.up != e.Up || sp.speed != speed {
+		touched := sp.ranks
+		if sp.speed != speed { // which routes have a wrapped bandwidth depends on it
+			touched = t.planes[sp.plane].ranks
+		}
 		sp.up, sp.speed = e.Up, speed
+		t.noteSpeeds(sp.plane)
 		t.refresh(sp.ranks)
-		t.recompute(sp.ranks)
+		t.recompute(touched)
 	}
 	return ReasonUsed
 }
@@ -359,7 +368,7 @@ func (t *Table) routeUpdate(e RouteUpdate) Reason {
 	own := entry{
 		origin:     origin,
 		generation: s.generation, value: advertised.Bandwidth, rank: s.rank, known: advertised.Known,
-		originated: t.originated(s, e.Attrs.ASPath), ignored: invalid(t.verdicts),
+		originated: t.originated(s, e.Attrs.ASPath), ignored: invalid(t.verdicts), link: deciding(t.verdicts).Kind != KindFARE,
 	}
 	if t.config.Role == RoleLeaf {
 		own.hops = uint16(min(len(e.Attrs.ASPath), math.MaxUint16))

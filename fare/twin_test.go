@@ -119,6 +119,7 @@ type twinPath struct {
 	path                    []uint32
 	communities             []Community
 	origin                  int // position among the destination's origins; -1: not visible
+	suspect                 string
 }
 
 type twinView struct {
@@ -177,6 +178,46 @@ func notBelieved(c Codec, communities []Community) (reason string, carried bool)
 	return "", carried
 }
 
+// suspect returns "wrapped" if the Link Bandwidth that counts is a sum of 2 to 64 links as fast as one of the plane, in octets a second modulo 2^32,
+// and "other-scale" if it is that of 1 to 8 links in another unit. The first link decides.
+func (w *twin) suspect(plane int, c Codec, communities []Community) string {
+	advertised, verdicts := c.Judge(communities, nil)
+	if !advertised.Known || slices.ContainsFunc(verdicts, func(v Verdict) bool { return v.Kind == KindFARE && v.Reason == ReasonUsed }) {
+		return ""
+	}
+	for i, link := range w.links {
+		if w.config.SubPorts[i].Plane != plane || link.Speed == 0 {
+			continue
+		}
+		rounded := new(big.Float).SetPrec(24).SetUint64(uint64(link.Speed))
+		octets, _ := rounded.Quo(rounded, big.NewFloat(8)).Int(nil)
+		for _, octets := range []*big.Int{octets, new(big.Int).SetUint64(uint64(link.Speed / 8))} {
+			sum := new(big.Int).Set(octets)
+			for range 63 {
+				if sum.Add(sum, octets); sum.BitLen() <= 32 {
+					continue
+				}
+				low, _ := new(big.Float).SetInt(new(big.Int).And(sum, big.NewInt(math.MaxUint32))).Float64()
+				if got := float64(advertised.Bandwidth) / 8; got > 0 && math.Abs(got-low) < got/4e6 {
+					return "wrapped"
+				}
+			}
+		}
+		for n := range uint64(8) {
+			links := rat((n + 1) * uint64(link.Speed))
+			for _, unit := range []int64{1000, 1_000_000} {
+				for _, want := range []*big.Rat{new(big.Rat).Mul(links, big.NewRat(unit, 1)), new(big.Rat).Mul(links, big.NewRat(1, unit))} {
+					off, _ := new(big.Rat).Quo(rat(uint64(advertised.Bandwidth)), want).Float64()
+					if math.Abs(off-1) < 1e-6 {
+						return "other-scale"
+					}
+				}
+			}
+		}
+	}
+	return ""
+}
+
 func (w *twin) view(prefix netip.Prefix) twinView {
 	v := twinView{total: new(big.Rat)}
 	for range w.config.Planes {
@@ -205,7 +246,10 @@ func (w *twin) view(prefix netip.Prefix) twinView {
 		p := twinPath{session: i, subPort: s.SubPort, plane: plane, speed: rat(uint64(link.Speed)), node: up.Node, path: attrs.ASPath, communities: attrs.Communities,
 			own: w.config.Role == RoleLeaf && !w.config.SubPorts[s.SubPort].Uplink && len(attrs.ASPath) > 0 && !slices.ContainsFunc(attrs.ASPath, func(as uint32) bool { return as != up.PeerAS })}
 		p.origin = slices.Index(w.origins[prefix], w.origin(i, attrs))
-		if a, _ := s.Codec.Judge(attrs.Communities, nil); a.Known {
+		if !p.own {
+			p.suspect = w.suspect(plane, s.Codec, attrs.Communities)
+		}
+		if a, _ := s.Codec.Judge(attrs.Communities, nil); a.Known && p.suspect == "" {
 			p.value = rat(uint64(a.Bandwidth))
 		}
 		usable, shortest = append(usable, p), min(shortest, len(p.path))
@@ -242,6 +286,9 @@ func (w *twin) view(prefix netip.Prefix) twinView {
 	for _, paths := range nodes {
 		for _, p := range paths {
 			why, carries := notBelieved(w.config.Sessions[p.session].Codec, p.communities)
+			if why == "" {
+				why = p.suspect
+			}
 			if why == "" && carried && !carries {
 				why = "missing-bandwidth"
 			}

@@ -15,8 +15,8 @@
 // namespaces with the in-memory data plane. The tests read its weights with `fared weights`,
 // and its advertisements from the tables and kernels of the leaves.
 //
-// The speed of a sub-port is 4 Gbit/s and not 400, because FRR before July 2026 (including
-// Debian's 8.4.4) corrupts values above 34 Gbit/s.
+// The speed of a sub-port is 4 Gbit/s and not 400, because FRR through 10.7.0 sums in 32 bits of
+// bytes a second; ignored_test.go has 400G and 1.6T.
 //
 // faredleaf_test.go has the same fabric with fared leaves, which forward by
 // `fared dataplane`: packets cross them.

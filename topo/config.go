@@ -137,9 +137,15 @@ func (f *Fabric) faredConfig(n *Node, site Site) string {
 	if n.Kind == KindServer && f.SharedAS == SharedServers && f.Spec.Leaf == BIRD {
 		bgp = append(bgp, "allow_own_as: 1") // BIRD passes on the AS that all servers share
 	}
+	var bandwidth []string
 	if n.Kind == KindServer && f.Spec.Leaf == BIRD {
-		// BIRD passes on the value of its best path and does not sum.
-		t.line("path_bandwidth: {advertise: node}")
+		bandwidth = append(bandwidth, "advertise: node") // BIRD passes on the value of its best path and does not sum
+	}
+	if f.overflows(site) {
+		bandwidth = append(bandwidth, "scale: 1000")
+	}
+	if bandwidth != nil {
+		t.line("path_bandwidth: {%s}", strings.Join(bandwidth, ", "))
 	}
 	if bgp != nil {
 		t.line("bgp: {%s}", strings.Join(bgp, ", "))

@@ -33,12 +33,17 @@ staticd_options="-A 127.0.0.1"
 // frrTop is the limit of 32 bits of bytes per second.
 const frrTop fare.Bandwidth = 8 << 32
 
+// overflows reports whether FRR would have to sum more bandwidth than 32 bits of bytes a second hold.
+func (f *Fabric) overflows(site Site) bool {
+	return (f.Spec.Leaf == FRR || f.Spec.Spine == FRR) && site.scaled(f.sizes().fullest()) > frrTop
+}
+
 // frrConfig returns frr.conf.
 func (f *Fabric) frrConfig(n *Node, site Site) string {
 	var t text
 	t.line("! %s", f.title(n))
-	if site.scaled(f.sizes().fullest()) > frrTop {
-		t.line("! FRR releases before July 2026 corrupt Link Bandwidth values above about 34 Gbit/s: use a later one at these speeds.")
+	if f.overflows(site) {
+		t.line("! FRR through 10.7.0 sums Link Bandwidth in 32 bits of bytes a second: all fared of this fabric send thousandths (path_bandwidth.scale).")
 	}
 	t.line("frr defaults datacenter\nhostname %s", n.Name)
 	// On recent kernels FRR 8 loses a member of a nexthop object's group after a flap, while vtysh still shows it.

@@ -11,6 +11,7 @@ import (
 	"github.com/spf13/cobra"
 
 	farev1 "github.com/fared/fared/api/fare/v1"
+	"github.com/fared/fared/fare"
 )
 
 // Levels of a health report and of its findings, from best to worst.
@@ -187,8 +188,14 @@ func judgeHealth(st *farev1.GetStatusResponse, planes []*farev1.Plane, expectati
 	r.judgeTally("sessions", "established", r.Sessions, nil, expectations, "'fared sessions' has the reasons")
 	r.judgeTally("destinations", "reachable", r.Destinations, nil, expectations, "'fared weights' has the reasons; a destination that no leaf advertises is not known")
 	if len(st.Faults) > 0 {
-		f := st.Faults[0]
-		r.add(levelDegraded, fmt.Sprintf("%s of leaves, such as %s of session %s: %s", several(len(st.Faults), "fault"), f.Kind, f.Session, f.Reason), f.Remedy)
+		f, level := st.Faults[0], levelDegraded
+		for _, x := range st.Faults {
+			if x.Reason == fare.ReasonWrapped.String() || x.Reason == fare.ReasonOtherScale.String() { // a failed cable of a peer changes no weight
+				f, level = x, levelUnhealthy
+				break
+			}
+		}
+		r.add(level, fmt.Sprintf("%s of leaves, such as %s of session %s: %s", several(len(st.Faults), "fault"), f.Kind, f.Session, f.Reason), f.Remedy)
 	}
 	slices.SortStableFunc(r.Findings, func(a, b finding) int {
 		switch {

@@ -182,6 +182,10 @@ type PathBandwidth struct {
 	// The Global Administrator of the Link Bandwidth to send; if absent, our AS, or 23456 (AS_TRANS) if that needs four bytes. It has no meaning
 	// for a receiver. RFC 10005, Section 2.
 	Administrator uint16 `yaml:"administrator" min:"1" max:"65535"`
+	// Divides the values of Link Bandwidth sent, and multiplies those received: 1, 1000 or 1000000, the same at all nodes of a fabric. FRR through
+	// 10.7.0 sums in 32 bits of bytes a second, so that sums from 34.4 Gbit/s on are wrong; with 1000 they are right up to 34 Tbit/s. A value that only
+	// another scale explains is a fault.
+	Scale uint32 `yaml:"scale" default:"1" min:"1" max:"1000000"`
 	// Type of the FARE community. It is transitive, because it must cross an AS border (bit 0x40 clear, RFC 4360, Section 2). No code point is
 	// assigned; the default is for experiments (RFC 9184, Section 2.1).
 	FAREType byte `yaml:"fare_type" default:"0x8f" min:"0x00" max:"0xbf"`

@@ -327,6 +327,9 @@ func (p *problems) pathBandwidth(c *Config) {
 		wrong, remedy, _ := strings.Cut(err.Error(), ": ")
 		p.add(key, wrong, remedy)
 	}
+	if b.Scale != 1 && b.Scale != 1000 && b.Scale != fare.MaxScale {
+		p.add("path_bandwidth.scale", fmt.Sprintf("%d is not a scale", b.Scale), "use 1, 1000 or 1000000, the same at all nodes")
+	}
 	p.bounds("path_bandwidth", b.Minimum, b.Maximum)
 	for i, plane := range c.Planes {
 		if plane.Minimum != b.Minimum || plane.Maximum != b.Maximum {

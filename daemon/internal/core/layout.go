@@ -57,7 +57,7 @@ func wholeLayout(cfg *config.Config) Layout {
 				ls.Codec = fare.Codec{
 					Encoding: cfg.PathBandwidth.Encoding, FAREType: cfg.PathBandwidth.FAREType, FARESubType: cfg.PathBandwidth.FARESubType,
 					Format: s.Format, AS: cfg.AS, Min: plane.Minimum, Max: plane.Maximum,
-					NonTransitive: !cfg.PathBandwidth.Transitive, Administrator: cfg.PathBandwidth.Administrator,
+					NonTransitive: !cfg.PathBandwidth.Transitive, Administrator: cfg.PathBandwidth.Administrator, Scale: cfg.PathBandwidth.Scale,
 				}
 				for _, f := range s.Families {
 					if f == config.IPv6 {
