@@ -185,32 +185,22 @@ func (w *twin) suspect(plane int, c Codec, communities []Community) string {
 	if !advertised.Known || slices.ContainsFunc(verdicts, func(v Verdict) bool { return v.Kind == KindFARE && v.Reason == ReasonUsed }) {
 		return ""
 	}
+	got := float64(advertised.Bandwidth) / 8
 	for i, link := range w.links {
 		if w.config.SubPorts[i].Plane != plane || link.Speed == 0 {
 			continue
 		}
-		rounded := new(big.Float).SetPrec(24).SetUint64(uint64(link.Speed))
-		octets, _ := rounded.Quo(rounded, big.NewFloat(8)).Int(nil)
-		for _, octets := range []*big.Int{octets, new(big.Int).SetUint64(uint64(link.Speed / 8))} {
-			sum := new(big.Int).Set(octets)
-			for range 63 {
-				if sum.Add(sum, octets); sum.BitLen() <= 32 {
-					continue
-				}
-				low, _ := new(big.Float).SetInt(new(big.Int).And(sum, big.NewInt(math.MaxUint32))).Float64()
-				if got := float64(advertised.Bandwidth) / 8; got > 0 && math.Abs(got-low) < got/4e6 {
+		for _, octets := range []float64{math.Trunc(float64(float32(float64(link.Speed) / 8))), math.Trunc(float64(link.Speed) / 8)} {
+			for n := 2.0; n <= 64; n++ {
+				if low := math.Mod(n*octets, 1<<32); low < n*octets && got > 0 && math.Abs(got-low) < got/4e6 { // below 2^53, so this is exact
 					return "wrapped"
 				}
 			}
 		}
-		for n := range uint64(8) {
-			links := rat((n + 1) * uint64(link.Speed))
-			for _, unit := range []int64{1000, 1_000_000} {
-				for _, want := range []*big.Rat{new(big.Rat).Mul(links, big.NewRat(unit, 1)), new(big.Rat).Mul(links, big.NewRat(1, unit))} {
-					off, _ := new(big.Rat).Quo(rat(uint64(advertised.Bandwidth)), want).Float64()
-					if math.Abs(off-1) < 1e-6 {
-						return "other-scale"
-					}
+		for n := 1.0; n <= 8; n++ {
+			for _, unit := range []float64{1e-6, 1e-3, 1e3, 1e6} {
+				if math.Abs(8*got/(n*unit*float64(link.Speed))-1) < 1e-6 {
+					return "other-scale"
 				}
 			}
 		}
