@@ -427,7 +427,7 @@ func (in *incarnation) forward(messages []byte) error {
 	in.mu.Lock()
 	local, beat := in.local, in.beat
 	in.mu.Unlock()
-	if local == nil {
+	if beat == nil { // no connection yet, or the incarnation ended while it was being made
 		return nil // GoBGP sends all routes to a new neighbor, which no ROUTE-REFRESH needs to request
 	}
 	if !in.beating.Swap(true) {

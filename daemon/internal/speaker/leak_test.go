@@ -1,6 +1,7 @@
 package speaker
 
 import (
+	"net"
 	"net/netip"
 	"runtime"
 	"runtime/debug"
@@ -74,5 +75,13 @@ func TestEndWhileConnecting(t *testing.T) {
 				runtime.Gosched()
 			}
 		})
+	}
+}
+
+// TestMessageAfterTheEnd lets the peer's message arrive when the incarnation has ended while its connection to GoBGP was being made: nothing forwards it.
+func TestMessageAfterTheEnd(t *testing.T) {
+	in := &incarnation{local: new(net.TCPConn), ended: true}
+	if err := in.forward(keepalive); err != nil {
+		t.Error(err)
 	}
 }
