@@ -7,7 +7,7 @@
 # VERSION   of the packages: by default that of the file VERSION
 # ARCHS     "amd64 arm64" by default
 # FORMATS   "deb rpm" by default
-# PARTS     "fared sbom image libfared" by default; image includes the OpenVEX document
+# PACKAGES  "fared sbom image libfared" by default; image includes the OpenVEX document
 set -euo pipefail
 cd "$(dirname "$0")/.."
 export LC_ALL=C TZ=UTC
@@ -18,7 +18,7 @@ sbom=github.com/CycloneDX/cyclonedx-gomod/cmd/cyclonedx-gomod@v1.10.0
 go=${GO:-go}
 read -ra archs <<<"${ARCHS:-amd64 arm64}"
 read -ra formats <<<"${FORMATS:-deb rpm}"
-parts=" ${PARTS:-fared sbom image libfared} "
+parts=" ${PACKAGES:-fared sbom image libfared} "
 host=$($go env GOHOSTARCH)
 
 SOURCE_DATE_EPOCH=$(git log -1 --format=%ct)

@@ -114,7 +114,7 @@ func TestPackage(t *testing.T) {
 	gate.Needed(t, "the package and its units work under systemd, and leave nothing")
 	netnstest.Require(t, "docker", "go", "dpkg-deb")
 	version := current(t)
-	files := packages(t, "", "PARTS=fared", "FORMATS=deb")
+	files := packages(t, "", "PACKAGES=fared", "FORMATS=deb")
 	m := bare(t)
 	if out, _ := m.try(traces); out != "" {
 		t.Fatalf("the machine already has\n%s", out)
@@ -151,7 +151,7 @@ func TestUpgrade(t *testing.T) {
 	gate.Slow(t, gate.Systemd, "two packages, three upgrades and a drain over kills")
 	netnstest.Require(t, "docker", "go", "dpkg-deb")
 	current := current(t)
-	before, after := packages(t, older, "PARTS=fared", "FORMATS=deb"), packages(t, "", "PARTS=fared", "FORMATS=deb")
+	before, after := packages(t, older, "PACKAGES=fared", "FORMATS=deb"), packages(t, "", "PACKAGES=fared", "FORMATS=deb")
 	m := bare(t)
 	m.copy(before[deb(older)], "/tmp/"+deb(older))
 	m.copy(after[deb(current)], "/tmp/"+deb(current))
