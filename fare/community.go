@@ -81,7 +81,7 @@ type Codec struct {
 	Min, Max Bandwidth
 }
 
-// MaxScale is the largest [Codec.Scale].
+// MaxScale is the largest [Codec.Scale], a ratio.
 const MaxScale = 1_000_000
 
 // Kind classifies a community.
@@ -217,7 +217,7 @@ func (c Codec) Judge(communities []Community, buf []Verdict) (Advertised, []Verd
 // invalid returns the reason of the first invalid bandwidth community, or [ReasonUsed] if
 // all are valid. If a FARE community counts, Link Bandwidth communities are not examined.
 func invalid(verdicts []Verdict) Reason {
-	fare := slices.ContainsFunc(verdicts, func(v Verdict) bool { return v.Kind == KindFARE && v.Reason == ReasonUsed })
+	fare := usesFARE(verdicts)
 	for i := range verdicts {
 		if fare && verdicts[i].Kind != KindFARE {
 			continue
@@ -230,14 +230,9 @@ func invalid(verdicts []Verdict) Reason {
 	return ReasonUsed
 }
 
-// deciding returns the verdict on the community that counts; its reason is not [ReasonUsed] if there is none.
-func deciding(verdicts []Verdict) Verdict {
-	for _, v := range verdicts {
-		if v.Reason == ReasonUsed {
-			return v
-		}
-	}
-	return Verdict{Reason: ReasonNotBandwidth}
+// usesFARE reports whether a FARE community counts.
+func usesFARE(verdicts []Verdict) bool {
+	return slices.ContainsFunc(verdicts, func(v Verdict) bool { return v.Kind == KindFARE && v.Reason == ReasonUsed })
 }
 
 // Deciding returns the index of the community that [Codec.Judge] uses, or -1.

@@ -101,7 +101,7 @@ type entry struct {
 	origin     uint16 // position of its origin among the destination's origins, from 1; 0: not visible
 	ignored    Reason // reason of an invalid bandwidth community; ReasonUsed if there is none
 	known      bool   // the route carries a value
-	link       bool   // the value is that of a Link Bandwidth community
+	link       bool   // it is that of a Link Bandwidth community
 	originated bool   // by the neighbor itself
 }
 

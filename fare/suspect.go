@@ -5,13 +5,13 @@ import (
 	"slices"
 )
 
-// wrapLimit is 2^32 bytes a second, above which no value has lost bits.
+// wrapLimit is 2^32 bytes a second, in bit/s, from which on no value has lost bits.
 const wrapLimit = Bandwidth(8) << 32
 
-// fastest is above the speed of any link, and low enough for a float32 to tell sums apart.
+// fastest, in bit/s, is above the speed of any link, and low enough for a float32 to tell sums apart.
 const fastest = 32 * Terabit
 
-// noteSpeeds records the different speeds of a plane's sub-ports.
+// noteSpeeds records the different speeds of a plane's sub-ports, without those above fastest.
 func (t *Table) noteSpeeds(p int) {
 	speeds := t.planes[p].speeds[:0]
 	for i := range t.subPorts {
@@ -25,7 +25,7 @@ func (t *Table) noteSpeeds(p int) {
 // suspect returns [ReasonWrapped] or [ReasonOtherScale] for a Link Bandwidth that the neighbor passes on and that, compared with the speeds of the
 // plane's sub-ports, is no bandwidth, otherwise [ReasonUsed]. Sums of links of different speeds are not recognized.
 func (t *Table) suspect(e *entry) Reason {
-	if !e.known || !e.link || e.originated || e.value == 0 {
+	if !e.link || e.originated || e.value == 0 {
 		return ReasonUsed
 	}
 	s := &t.sessions[t.order[e.rank]]

@@ -216,12 +216,13 @@ func (t *Table) linkState(e LinkState) Reason {
 		speed = sp.speed
 	}
 	if sp.up != e.Up || sp.speed != speed {
+		sp.up = e.Up
 		touched := sp.ranks
-		if sp.speed != speed { // which routes have a wrapped bandwidth depends on it
+		if sp.speed != speed { // the plane's suspect bandwidths depend on it
+			sp.speed = speed
+			t.noteSpeeds(sp.plane)
 			touched = t.planes[sp.plane].ranks
 		}
-		sp.up, sp.speed = e.Up, speed
-		t.noteSpeeds(sp.plane)
 		t.refresh(sp.ranks)
 		t.recompute(touched)
 	}
@@ -368,7 +369,7 @@ func (t *Table) routeUpdate(e RouteUpdate) Reason {
 	own := entry{
 		origin:     origin,
 		generation: s.generation, value: advertised.Bandwidth, rank: s.rank, known: advertised.Known,
-		originated: t.originated(s, e.Attrs.ASPath), ignored: invalid(t.verdicts), link: deciding(t.verdicts).Kind != KindFARE,
+		originated: t.originated(s, e.Attrs.ASPath), ignored: invalid(t.verdicts), link: advertised.Known && !usesFARE(t.verdicts),
 	}
 	if t.config.Role == RoleLeaf {
 		own.hops = uint16(min(len(e.Attrs.ASPath), math.MaxUint16))

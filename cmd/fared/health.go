@@ -190,7 +190,7 @@ func judgeHealth(st *farev1.GetStatusResponse, planes []*farev1.Plane, expectati
 	if len(st.Faults) > 0 {
 		f, level := st.Faults[0], levelDegraded
 		for _, x := range st.Faults {
-			if x.Reason == fare.ReasonWrapped.String() || x.Reason == fare.ReasonOtherScale.String() { // a failed cable of a peer changes no weight
+			if x.Reason == fare.ReasonWrapped.String() || x.Reason == fare.ReasonOtherScale.String() { // the failure of a peer's cable changes no weight
 				f, level = x, levelUnhealthy
 				break
 			}

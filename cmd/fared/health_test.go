@@ -47,6 +47,13 @@ func TestJudgeHealth(t *testing.T) {
 		"a fault of a leaf": {func(st *farev1.GetStatusResponse, _ []*farev1.Plane) {
 			st.Faults = []*farev1.Fault{{Kind: "bandwidth-ignored", Session: "p0/eth0", Reason: "negative", Remedy: "upgrade"}}
 		}, "", levelDegraded, "1 fault of leaves"},
+		"a sum that lost its upper bits, behind another fault": {func(st *farev1.GetStatusResponse, _ []*farev1.Plane) {
+			st.Faults = []*farev1.Fault{{Kind: "bandwidth-ignored", Session: "p0/eth0", Reason: "negative", Remedy: "upgrade"},
+				{Kind: "bandwidth-ignored", Session: "p1/eth1", Reason: "wrapped", Remedy: "set the scale"}}
+		}, "", levelUnhealthy, "2 faults of leaves, such as bandwidth-ignored of session p1/eth1: wrapped"},
+		"another scale": {func(st *farev1.GetStatusResponse, _ []*farev1.Plane) {
+			st.Faults = []*farev1.Fault{{Kind: "bandwidth-ignored", Session: "p1/eth1", Reason: "other-scale", Remedy: "set the scale"}}
+		}, "", levelUnhealthy, "other-scale"},
 	} {
 		st, planes := proto.Clone(status).(*farev1.GetStatusResponse), up()
 		test.change(st, planes)
