@@ -2,6 +2,7 @@
 #include "slots.h"
 
 #include <signal.h>
+#include <time.h>
 
 /* The longest time without a look at the queue pairs. */
 #define TICK_MS 1000
@@ -127,10 +128,19 @@ void watch_prepare(void)
 	move_prepare();
 }
 
-/* The last statistics of a program that ends before the thread's next look. */
+/*
+ * The last statistics of a program that ends before the thread's next look. The thread may hold the lock for a look; a thread that stands still with the
+ * lock must not keep the program.
+ */
 __attribute__((destructor)) static void at_exit(void)
 {
-	if (pthread_mutex_trylock(&state.lock))
+	struct timespec until;
+
+	if (!report_wanted())
+		return;
+	clock_gettime(CLOCK_REALTIME, &until);
+	until.tv_sec += 5;
+	if (pthread_mutex_timedlock(&state.lock, &until))
 		return;
 	if (state.table)
 		write_statistics();
