@@ -72,9 +72,9 @@ func anyConfig(r *rand.Rand, s shape, owned bool) string {
 	pick := func(words ...string) string { return words[r.IntN(len(words))] }
 	s.NoSpeed = true
 	s.Loopbacks = []string{pick("10.255.0.1/32", "10.255.0.1/32, 10.255.1.0/32", "10.255.0.9/32, 10.255.1.1/32", "10.255.0.1/32, 10.255.0.9/32")}
-	s.Extra = fmt.Sprintf("drain_delay: %s\nlog: {level: %s}\npath_bandwidth: {advertise: %s, missing: %s, all_missing: %s, all_zero: %s, conflict: %s, increase_hold_up: %s}\n",
+	s.Extra = fmt.Sprintf("drain_delay: %s\nlog: {level: %s}\npath_bandwidth: {advertise: %s, missing: %s, all_missing: %s, all_zero: %s, conflict: %s, least_preferred: %s, increase_hold_up: %s}\n",
 		pick("1s", "5s"), pick("info", "debug"), pick("sub-port", "node"), pick("equal", "local", "skip"), pick("equal", "local"),
-		pick("equal", "unreachable"), pick("weigh", "prefer-first", "drop"), pick("0s", "1h"))
+		pick("equal", "unreachable"), pick("weigh", "prefer-first", "drop"), pick("[]", "[llgr-stale]", "[graceful-shutdown, prepended]"), pick("0s", "1h"))
 	s.Extra += fmt.Sprintf("links: {damping: {failures: %s, hold: %s, longest: %s, quiet: %s}}\n",
 		pick("0", "4"), pick("500ms", "1s"), pick("10s", "20s"), pick("30s", "1m"))
 	keys := func() string {
@@ -129,7 +129,7 @@ func anyInputs(r *rand.Rand, s shape, n int) (out []func(*loop)) {
 			ev := oneWithdrawal(i, generation[i], prefixes[r.IntN(len(prefixes))])
 			out = append(out, func(l *loop) { l.bgp(ev) })
 		default:
-			attrs := &fare.Attributes{ASPath: []uint32{s.PeerAS(i), uint32(65001 + r.IntN(2))}}
+			attrs := &fare.Attributes{ASPath: []uint32{s.PeerAS(i), uint32(65001 + r.IntN(2))}, Signals: fare.Signals(r.IntN(8)) & fare.Signals(r.IntN(4))}
 			if r.IntN(4) > 0 {
 				attrs.Communities = append(attrs.Communities, fare.Codec{}.Encode([]fare.Bandwidth{0, 100e9, 200e9, 800e9}[r.IntN(4)], netip.Addr{}))
 			}

@@ -25,8 +25,9 @@ const (
 	// DefaultFAREType and DefaultFARESubType are the FARE community's code point when none
 	// is configured. IANA has assigned none. Types 0x83 to 0x8f are for experiments in the
 	// sense of RFC 3692 (RFC 9184, Section 2.1); the sub-types of 0x80-0x82 are assigned by
-	// IANA. Bit 0x40 is clear: transitive.
-	DefaultFAREType    = 0x8f
+	// IANA. Bit 0x40 is clear: transitive. The type is even, because FRR 10.3.0 and 10.3.1 take odd
+	// types for non-transitive ones and drop them toward other AS.
+	DefaultFAREType    = 0x8e
 	DefaultFARESubType = 0x04
 )
 

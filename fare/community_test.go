@@ -90,10 +90,10 @@ func TestEncode(t *testing.T) {
 		{"uint32 never zero", Codec{AS: 1, Format: Uint32}, 1, Community{0x00, 0x04, 0, 1, 0, 0, 0, 1}},
 		{"thousandths", Codec{AS: 1, Scale: 1000}, 400e9, Community{0x00, 0x04, 0, 1, 0x4c, 0x3e, 0xbc, 0x20}}, // 50e6 bytes/s
 		{"uint32 thousandths", Codec{AS: 1, Format: Uint32, Scale: 1000}, 400e9, Community{0x00, 0x04, 0, 1, 0x02, 0xfa, 0xf0, 0x80}},
-		{"fare without a scale", Codec{Encoding: FARECommunity, Scale: 1000}, 400e9, Community{0x8f, 0x04, 10, 0, 0, 1, 0x01, 0x90}},
-		{"fare", Codec{Encoding: FARECommunity}, 400e9, Community{0x8f, 0x04, 10, 0, 0, 1, 0x01, 0x90}},
-		{"fare never zero", Codec{Encoding: FARECommunity}, 1, Community{0x8f, 0x04, 10, 0, 0, 1, 0, 1}},
-		{"fare full", Codec{Encoding: FARECommunity}, 100e12, Community{0x8f, 0x04, 10, 0, 0, 1, 0xff, 0xff}},
+		{"fare without a scale", Codec{Encoding: FARECommunity, Scale: 1000}, 400e9, Community{0x8e, 0x04, 10, 0, 0, 1, 0x01, 0x90}},
+		{"fare", Codec{Encoding: FARECommunity}, 400e9, Community{0x8e, 0x04, 10, 0, 0, 1, 0x01, 0x90}},
+		{"fare never zero", Codec{Encoding: FARECommunity}, 1, Community{0x8e, 0x04, 10, 0, 0, 1, 0, 1}},
+		{"fare full", Codec{Encoding: FARECommunity}, 100e12, Community{0x8e, 0x04, 10, 0, 0, 1, 0xff, 0xff}},
 		{"fare code point", Codec{Encoding: FARECommunity, FAREType: 0x83, FARESubType: 0x07}, 0, Community{0x83, 0x07, 10, 0, 0, 1, 0, 0}},
 	} {
 		if got := tc.codec.Encode(tc.value, node); got != tc.want {
@@ -199,7 +199,7 @@ func TestCodecValidate(t *testing.T) {
 func FuzzCodec(f *testing.F) {
 	f.Add([]byte{0, 4, 0xfd, 0xe9, 0x51, 0x3a, 0x43, 0xb7}, byte(0), uint64(0), uint64(0))                    // 400G
 	f.Add([]byte{0x40, 4, 0, 1, 0x7f, 0xc0, 0, 0}, byte(0), uint64(1), uint64(2))                             // NaN
-	f.Add([]byte{0, 4, 0, 1, 0xff, 0x80, 0, 0, 0x8f, 4, 10, 0, 0, 1, 1, 0x90}, byte(3), uint64(0), uint64(0)) // -Inf and FARE
+	f.Add([]byte{0, 4, 0, 1, 0xff, 0x80, 0, 0, 0x8e, 4, 10, 0, 0, 1, 1, 0x90}, byte(3), uint64(0), uint64(0)) // -Inf and FARE
 	f.Add([]byte{0, 4, 0, 1, 0x49, 0xff, 0xff, 0xfd}, byte(0), uint64(0), uint64(0))                          // shortest decimal below its bits
 	f.Add([]byte{0, 4, 0, 1, 0x58, 0x80, 0, 0}, byte(0), uint64(0), uint64(0))                                // 2^50 bytes/s
 	f.Add([]byte{0, 4, 0, 1, 0, 0, 0, 1}, byte(0), uint64(0), uint64(0))                                      // smallest denormal
@@ -264,7 +264,7 @@ func TestCodePointsOfOthers(t *testing.T) {
 	for kind := range 3 { // two-octet AS, IPv4 address, four-octet AS
 		for subType, name := range map[byte]string{0x02: "Route Target", 0x03: "Route Origin"} {
 			err := Codec{FAREType: byte(kind), FARESubType: subType}.Validate()
-			if err == nil || !strings.Contains(err.Error(), name) || !strings.Contains(err.Error(), "0x8f") {
+			if err == nil || !strings.Contains(err.Error(), name) || !strings.Contains(err.Error(), "0x8e") {
 				t.Errorf("%#02x %#02x: %v, want %s and a remedy", kind, subType, err, name)
 			}
 		}
@@ -274,7 +274,7 @@ func TestCodePointsOfOthers(t *testing.T) {
 			t.Errorf("%#02x is accepted", point)
 		}
 	}
-	for _, point := range [][2]byte{{0x8f, 0x04}, {0x83, 0x02}, {0x01, 0x77}, {0x0f, 0x02}} {
+	for _, point := range [][2]byte{{0x8e, 0x04}, {0x8f, 0x04}, {0x83, 0x02}, {0x01, 0x77}, {0x0f, 0x02}} {
 		if err := CheckCodePoint(point[0], point[1]); err != nil {
 			t.Error(err)
 		}

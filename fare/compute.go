@@ -13,6 +13,9 @@ type computation struct {
 	links   []nodeLink // by plane and sub-port
 	of      []int32    // link of each entry, or one of the negative constants below
 	origins int        // number of different origins
+	// avoided is the set of signals of which a route is not used; waived reports that such routes exist.
+	avoided Signals
+	waived  bool
 	view    GroupView
 	weights []SubPortWeight    // backs view.Planes[].SubPorts
 	ignored []IgnoredBandwidth // backs view.Ignored
@@ -25,6 +28,7 @@ const (
 	tooLong     = -2 // usable, but another route is shorter
 	otherOrigin = -3 // usable, but another origin is preferred
 	conflicted  = -4 // usable, but origins conflict and the policy drops all routes
+	signaled    = -5 // usable, but it has a signal, and another route has none
 )
 
 // nodeSum is b(n), the bandwidth of one node on one plane.
@@ -53,14 +57,24 @@ type nodeLink struct {
 
 // run computes g.reasons and g.view and reports whether the view changed.
 func (c *computation) run(t *Table, g *group) bool {
-	c.gather(t, g)
-	c.judge()
-	c.decide(t)
+	c.avoided = t.config.LeastPreferred
+	c.choose(t, g)
+	if c.waived && (!c.view.Reachable || c.view.Rule == RuleAllZeroEqual) { // only routes with signals can carry packets
+		c.avoided = 0
+		c.choose(t, g)
+	}
 	c.view.Origins = c.origins
 	c.unbelieved(t, g)
 	c.reasons(t, g)
 	c.split()
 	return c.publish(g)
+}
+
+// choose decides which nodes are used.
+func (c *computation) choose(t *Table, g *group) {
+	c.gather(t, g)
+	c.judge()
+	c.decide(t)
 }
 
 // gather sorts the usable entries into nodes and links.
@@ -69,7 +83,8 @@ func (c *computation) gather(t *Table, g *group) {
 	plane, first := -1, 0 // first node of the plane
 	allowed := t.allowedOrigins(g)
 	c.origins = allowed.seen
-	shortest := t.shortest(g, allowed)
+	c.waived = false
+	shortest := c.shortest(t, g, allowed)
 	for i := range g.entries {
 		e := &g.entries[i]
 		s := &t.sessions[t.order[e.rank]]
@@ -79,6 +94,10 @@ func (c *computation) gather(t *Table, g *group) {
 		}
 		if refused := allowed.refuses(e); refused != 0 {
 			c.of = append(c.of, refused)
+			continue
+		}
+		if e.signals&c.avoided != 0 {
+			c.of, c.waived = append(c.of, signaled), true
 			continue
 		}
 		if e.hops > shortest {
@@ -127,13 +146,13 @@ func (s *session) usable(e *entry) bool {
 // shortest returns the length of the shortest AS path among g's usable routes, or 0 at a server. A leaf uses
 // no longer path (RFC 4271, Section 9.1.2.2 a): a longer one could lead back to the leaf through a neighbor
 // that has the same choice. A server may use every path, because it forwards no transit traffic.
-func (t *Table) shortest(g *group, allowed origins) uint16 {
+func (c *computation) shortest(t *Table, g *group, allowed origins) uint16 {
 	if t.config.Role != RoleLeaf {
 		return 0
 	}
 	least := uint16(math.MaxUint16)
 	for i := range g.entries {
-		if e := &g.entries[i]; t.sessions[t.order[e.rank]].usable(e) && allowed.refuses(e) == 0 {
+		if e := &g.entries[i]; t.sessions[t.order[e.rank]].usable(e) && allowed.refuses(e) == 0 && e.signals&c.avoided == 0 {
 			least = min(least, e.hops)
 		}
 	}
@@ -248,6 +267,8 @@ func (c *computation) reasons(t *Table, g *group) {
 		switch {
 		case c.of[i] == tooLong:
 			reason = ReasonLongerPath
+		case c.of[i] == signaled:
+			reason = (g.entries[i].signals & c.avoided).reason()
 		case c.of[i] == otherOrigin:
 			reason = ReasonOtherOrigin
 		case c.of[i] == conflicted:

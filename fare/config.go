@@ -24,7 +24,9 @@ type Config struct {
 	AllMissing AllMissingPolicy
 	AllZero    ZeroPolicy
 	Conflict   ConflictPolicy
-	Role       Role
+	// LeastPreferred are the signals that have an effect. SignalPrepended has none at a leaf, which compares the lengths of paths.
+	LeastPreferred Signals
+	Role           Role
 }
 
 // SubPort is one physical lane of a plane.
@@ -106,6 +108,9 @@ func (c *Config) validate() error {
 	}
 	if int(c.Conflict) >= len(conflictNames) {
 		wrong("conflict policy: %s", c.Conflict)
+	}
+	if c.LeastPreferred&^AllSignals != 0 {
+		wrong("least preferred: signals %#x", uint8(c.LeastPreferred))
 	}
 	if int(c.Role) >= len(roleNames) {
 		wrong("role: %s", c.Role)

@@ -38,6 +38,7 @@ type RouteDescription struct {
 	ASPath      []uint32
 	Origin      uint32 // AS that announces the destination; 0: the path does not show it
 	Originated  bool   // by the neighbor itself: the value describes the sub-port
+	Signals     Signals
 	Reason      Reason // why the route does not count
 }
 
@@ -89,7 +90,7 @@ func (t *Table) Describe(prefix netip.Prefix) Description {
 		r := RouteDescription{
 			Session: index, Name: t.config.Sessions[index].Name, Plane: t.config.Planes[sp.Plane], Device: sp.Device,
 			Node: s.node, Advertised: Advertised{e.known && t.suspect(e) == ReasonUsed, e.value}, ASPath: slices.Clone(d.sets[i].attrs.ASPath),
-			Originated: e.originated, Reason: g.reasons[i],
+			Originated: e.originated, Signals: e.signals, Reason: g.reasons[i],
 		}
 		if e.origin != 0 {
 			r.Origin = r.ASPath[len(r.ASPath)-1]
@@ -216,6 +217,9 @@ func (r RouteDescription) String() string {
 	text := fmt.Sprintf("route %s over %s from %s: advertised %s, path %v", r.Name, r.Device, r.Node, r.Advertised, r.ASPath)
 	if r.Originated {
 		text += ", originated by the node"
+	}
+	if r.Signals != 0 {
+		text += ", " + r.Signals.String()
 	}
 	return text + because(r.Reason)
 }

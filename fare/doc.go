@@ -44,6 +44,13 @@
 // with some values missing or all values zero; [Rule] names the rule that
 // applied.
 //
+// # Signals
+//
+// A route with one of [Config].LeastPreferred ([Signals]: GRACEFUL_SHUTDOWN, LLGR_STALE, a prepended path)
+// counts only for a destination that the other routes do not reach, or reach with zero bandwidth alone. So
+// a plane whose leaf is about to end carries nothing while another plane is left, and the ratio of the
+// others is as if the plane had failed.
+//
 // # Origins
 //
 // An origin is the last AS number of a path, where the path shows it
@@ -77,6 +84,7 @@
 //   - RFC 4360, Sections 2 and 3.1; RFC 6793 (AS_TRANS); RFC 4724, Section 2
 //     (end-of-RIB); RFC 7606 (treat as withdraw).
 //   - RFC 4271, Section 9.1.2.2 a (shortest AS path), by a leaf.
+//   - RFC 8326 (receiver of GRACEFUL_SHUTDOWN); RFC 9494, Section 4.3 (LLGR_STALE is least preferred).
 //   - draft-xu-rtgwg-fare-in-sun-02, Sections 1 and 3: path bandwidth per plane
 //     and pair, at server and leaf.
 package fare

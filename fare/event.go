@@ -84,6 +84,8 @@ type PolicyChange struct {
 	AllMissing AllMissingPolicy `json:"all_missing,omitempty"`
 	AllZero    ZeroPolicy       `json:"all_zero"`
 	Conflict   ConflictPolicy   `json:"conflict,omitempty"`
+	// LeastPreferred are the signals that have an effect.
+	LeastPreferred Signals `json:"least_preferred,omitempty"`
 }
 
 func (SessionUp) fareEvent()     {}
@@ -100,6 +102,7 @@ func (PolicyChange) fareEvent()  {}
 type Attributes struct {
 	Communities []Community `json:"communities,omitempty"`
 	ASPath      []uint32    `json:"as_path,omitempty"` // as received, nearest AS first
+	Signals     Signals     `json:"signals,omitempty"` // those of its communities (RFC 1997)
 }
 
 // DrainScope is the kind of object that a [Drain] names.

@@ -30,7 +30,7 @@ func pick[T any](g *generator, from []T) T { return from[g.IntN(len(from))] }
 
 func newGenerator(seed uint64) *generator {
 	g := &generator{Rand: rand.New(rand.NewPCG(seed, 7)), current: map[int]uint64{}}
-	c := Config{Role: Role(g.IntN(2)), Missing: MissingPolicy(g.IntN(3)), AllMissing: AllMissingPolicy(g.IntN(2)), AllZero: ZeroPolicy(g.IntN(2)), Conflict: ConflictPolicy(g.IntN(3))}
+	c := Config{Role: Role(g.IntN(2)), Missing: MissingPolicy(g.IntN(3)), AllMissing: AllMissingPolicy(g.IntN(2)), AllZero: ZeroPolicy(g.IntN(2)), Conflict: ConflictPolicy(g.IntN(3)), LeastPreferred: Signals(g.IntN(8))}
 	for p := range 1 + g.IntN(3) {
 		c.Planes = append(c.Planes, fmt.Sprint("p", p))
 	}
@@ -81,6 +81,9 @@ func (g *generator) event() Event {
 		for range g.IntN(3) {
 			attrs.ASPath = append(attrs.ASPath, 65000+uint32(g.IntN(3)))
 		}
+		if g.IntN(3) == 0 {
+			attrs.Signals = Signals(g.IntN(4))
+		}
 		if g.IntN(50) == 0 {
 			attrs = nil
 		}
@@ -107,5 +110,5 @@ func (g *generator) event() Event {
 		}
 		return d
 	}
-	return PolicyChange{MissingPolicy(g.IntN(3)), AllMissingPolicy(g.IntN(2)), ZeroPolicy(g.IntN(2)), ConflictPolicy(g.IntN(3))}
+	return PolicyChange{MissingPolicy(g.IntN(3)), AllMissingPolicy(g.IntN(2)), ZeroPolicy(g.IntN(2)), ConflictPolicy(g.IntN(3)), Signals(g.IntN(8))}
 }

@@ -103,13 +103,14 @@ type entry struct {
 	known      bool   // the route carries a value
 	link       bool   // it is that of a Link Bandwidth community
 	originated bool   // by the neighbor itself
+	signals    Signals
 }
 
 func (h hasher) entries(es []entry) uint64 {
 	hash := uint64(len(es))
 	for i := range es {
 		e := &es[i]
-		word := uint64(e.origin)<<48 | uint64(e.hops)<<32 | uint64(e.ignored)<<16 | uint64(e.rank)<<2
+		word := uint64(e.origin)<<48 | uint64(e.hops)<<32 | uint64(e.signals)<<24 | uint64(e.ignored)<<16 | uint64(e.rank)<<2
 		if e.known {
 			word |= 1
 		}

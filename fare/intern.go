@@ -98,7 +98,7 @@ type attributePool struct {
 
 // intern returns the set equal to attrs with one more reference.
 func (p *attributePool) intern(h hasher, attrs *Attributes) *attributeSet {
-	hash := h.mix(uint64(len(attrs.Communities)), uint64(len(attrs.ASPath)))
+	hash := h.mix(uint64(len(attrs.Communities))<<8|uint64(attrs.Signals), uint64(len(attrs.ASPath)))
 	for i := range attrs.Communities {
 		hash = h.mix(hash, binary.BigEndian.Uint64(attrs.Communities[i][:]))
 	}
@@ -107,7 +107,7 @@ func (p *attributePool) intern(h hasher, attrs *Attributes) *attributeSet {
 	}
 	for a := p.set.first(hash); a != nil; a = a.next {
 		if a.hash == hash && (a.attrs == attrs || slices.Equal(a.attrs.Communities, attrs.Communities) &&
-			slices.Equal(a.attrs.ASPath, attrs.ASPath)) {
+			slices.Equal(a.attrs.ASPath, attrs.ASPath) && a.attrs.Signals == attrs.Signals) {
 			a.refs++
 			return a
 		}

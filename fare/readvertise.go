@@ -12,6 +12,7 @@ type readvertised struct {
 	path      []uint32
 	// communities are those of the route that provides path, as received.
 	communities []Community
+	signals     Signals // of that route
 }
 
 // Readvertise returns a leaf's advertisement for prefix: the sum of b(n) over the used
@@ -38,6 +39,15 @@ func (t *Table) ReadvertisedCommunities(prefix netip.Prefix) []Community {
 	return nil
 }
 
+// ReadvertisedSignals returns the signals of the route whose AS path [Table.Readvertise] returns. A leaf uses such a route where no other is left, and
+// its neighbors may have another.
+func (t *Table) ReadvertisedSignals(prefix netip.Prefix) Signals {
+	if d := t.byPrefix[prefix]; d != nil && d.readvertised.ok {
+		return d.readvertised.signals
+	}
+	return 0
+}
+
 // updateReadvertisement computes the readvertisement of d and appends a [Change] if it differs from the
 // previous one.
 func (t *Table) updateReadvertisement(d *destination) {
@@ -55,12 +65,12 @@ func (t *Table) updateReadvertisement(d *destination) {
 			}
 			s, attrs := &t.sessions[t.order[g.entries[i].rank]], d.sets[i].attrs
 			if best == nil || s.node.Less(best.node) {
-				best, now.path, now.communities = s, attrs.ASPath, attrs.Communities
+				best, now.path, now.communities, now.signals = s, attrs.ASPath, attrs.Communities, attrs.Signals
 			}
 		}
 	}
 	if now.ok != d.readvertised.ok || now.bandwidth != d.readvertised.bandwidth || !slices.Equal(now.path, d.readvertised.path) ||
-		!slices.Equal(now.communities, d.readvertised.communities) {
+		!slices.Equal(now.communities, d.readvertised.communities) || now.signals != d.readvertised.signals {
 		d.readvertised = now
 		t.changes = append(t.changes, Change{Kind: Readvertise, Destination: d.prefix})
 	}

@@ -17,6 +17,9 @@ const (
 	ReasonSpeedUnknown     // Route, Destination: the sub-port is up but no speed is known for it
 	ReasonSessionDown      // Route, Destination: the session that carried the route is down
 	ReasonZeroBandwidth    // Route, Destination: the route advertises zero: in maintenance (RFC 10005, Section 3.1)
+	ReasonGracefulShutdown // Route: it carries GRACEFUL_SHUTDOWN, and a route without signals reaches the destination (RFC 8326)
+	ReasonStale            // Route: it carries LLGR_STALE, and a route without signals reaches the destination (RFC 9494)
+	ReasonPrepended        // Route: its AS path is prepended, and a route without signals reaches the destination
 	ReasonMissingBandwidth // Route: the route has no bandwidth while others have one, and the policy is to skip it
 	ReasonOtherOrigin      // Route: another origin announced the destination first, and the policy prefers that origin
 	ReasonConflict         // Route, Destination: several origins announce the destination, and the policy is to drop it
@@ -47,6 +50,9 @@ var reasonNames = [reasonCount]string{
 	ReasonSpeedUnknown:     "speed-unknown",
 	ReasonSessionDown:      "session-down",
 	ReasonZeroBandwidth:    "zero-bandwidth",
+	ReasonGracefulShutdown: "graceful-shutdown",
+	ReasonStale:            "llgr-stale",
+	ReasonPrepended:        "prepended",
 	ReasonMissingBandwidth: "missing-bandwidth",
 	ReasonOtherOrigin:      "other-origin",
 	ReasonConflict:         "conflict",

@@ -198,7 +198,7 @@ func (s *scenario) tableCommand(a args) string {
 	case "table": // table planes...
 		s.config = Config{Planes: a.words[1:], Role: enum[Role](t, a.named["role"]),
 			Missing: enum[MissingPolicy](t, a.named["missing"]), AllMissing: enum[AllMissingPolicy](t, a.named["all-missing"]), AllZero: enum[ZeroPolicy](t, a.named["zero"]),
-			Conflict: enum[ConflictPolicy](t, a.named["conflict"])}
+			Conflict: enum[ConflictPolicy](t, a.named["conflict"]), LeastPreferred: enum[Signals](t, a.named["least-preferred"])}
 		s.table, s.ups = nil, map[int]uint64{}
 		return ""
 	case "sub-port": // sub-port DEVICE PLANE SPEED [uplink]
@@ -267,9 +267,9 @@ func (s *scenario) event(a args) Event {
 	case "end-of-rib":
 		i := s.sessionIndex(a.word(1))
 		return EndOfRIB{i, s.ups[i]}
-	case "route": // route NAME PREFIX BANDWIDTH|none path=1,2
+	case "route": // route NAME PREFIX BANDWIDTH|none path=1,2 [signals=]
 		i := s.sessionIndex(a.word(1))
-		attrs := &Attributes{}
+		attrs := &Attributes{Signals: enum[Signals](t, a.named["signals"])}
 		if text := a.word(3); text != "none" {
 			attrs.Communities = append(attrs.Communities, Codec{}.Encode(mustBandwidth(t, text), netip.Addr{}))
 		}
@@ -305,7 +305,7 @@ func (s *scenario) event(a args) Event {
 		}
 		return e
 	case "policy":
-		return PolicyChange{enum[MissingPolicy](t, a.named["missing"]), enum[AllMissingPolicy](t, a.named["all-missing"]), enum[ZeroPolicy](t, a.named["zero"]), enum[ConflictPolicy](t, a.named["conflict"])}
+		return PolicyChange{enum[MissingPolicy](t, a.named["missing"]), enum[AllMissingPolicy](t, a.named["all-missing"]), enum[ZeroPolicy](t, a.named["zero"]), enum[ConflictPolicy](t, a.named["conflict"]), enum[Signals](t, a.named["least-preferred"])}
 	}
 	t.Fatalf("unknown command %q", a.words[0])
 	return nil

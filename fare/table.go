@@ -266,12 +266,12 @@ func (t *Table) markDrain(e Drain) (touched rankRange, ok bool) {
 
 func (t *Table) policy(e PolicyChange) Reason {
 	if int(e.Missing) >= len(missingNames) || int(e.AllMissing) >= len(allMissingNames) || int(e.AllZero) >= len(zeroNames) ||
-		int(e.Conflict) >= len(conflictNames) {
+		int(e.Conflict) >= len(conflictNames) || e.LeastPreferred&^AllSignals != 0 {
 		return ReasonInvalidEvent
 	}
 	c := &t.config
-	if c.Missing != e.Missing || c.AllMissing != e.AllMissing || c.AllZero != e.AllZero || c.Conflict != e.Conflict {
-		c.Missing, c.AllMissing, c.AllZero, c.Conflict = e.Missing, e.AllMissing, e.AllZero, e.Conflict
+	if c.Missing != e.Missing || c.AllMissing != e.AllMissing || c.AllZero != e.AllZero || c.Conflict != e.Conflict || c.LeastPreferred != e.LeastPreferred {
+		c.Missing, c.AllMissing, c.AllZero, c.Conflict, c.LeastPreferred = e.Missing, e.AllMissing, e.AllZero, e.Conflict, e.LeastPreferred
 		t.recompute(t.everything())
 	}
 	return ReasonUsed
@@ -370,6 +370,10 @@ func (t *Table) routeUpdate(e RouteUpdate) Reason {
 		origin:     origin,
 		generation: s.generation, value: advertised.Bandwidth, rank: s.rank, known: advertised.Known,
 		originated: t.originated(s, e.Attrs.ASPath), ignored: invalid(t.verdicts), link: advertised.Known && !usesFARE(t.verdicts),
+		signals: e.Attrs.Signals &^ SignalPrepended,
+	}
+	if t.config.Role == RoleServer && prepended(e.Attrs.ASPath, s.peerAS) {
+		own.signals |= SignalPrepended
 	}
 	if t.config.Role == RoleLeaf {
 		own.hops = uint16(min(len(e.Attrs.ASPath), math.MaxUint16))

@@ -6,6 +6,7 @@ import (
 	"math/big"
 	"net/netip"
 	"slices"
+	"strings"
 )
 
 // twin is a reference model of the table without optimization: it keeps the routes of each session in maps and computes
@@ -106,7 +107,7 @@ func (w *twin) step(e Event) {
 		}
 	case PolicyChange:
 		w.config.Missing, w.config.AllMissing, w.config.AllZero = e.Missing, e.AllMissing, e.AllZero
-		w.config.Conflict = e.Conflict
+		w.config.Conflict, w.config.LeastPreferred = e.Conflict, e.LeastPreferred
 	}
 }
 
@@ -118,7 +119,8 @@ type twinPath struct {
 	node                    netip.Addr
 	path                    []uint32
 	communities             []Community
-	origin                  int // position among the destination's origins; -1: not visible
+	signals                 Signals // of its communities
+	origin                  int     // position among the destination's origins; -1: not visible
 	suspect                 string
 }
 
@@ -131,6 +133,7 @@ type twinView struct {
 	total             *big.Rat
 	path              []uint32
 	communities       []Community
+	signals           Signals
 	origins           int
 	ignored           []string // "SESSION REASON", sorted
 }
@@ -141,7 +144,7 @@ func notBelieved(c Codec, communities []Community) (reason string, carried bool)
 	judged := func(raw Community) (kind, reason string) {
 		var bits float64
 		switch {
-		case raw[0] == 0x8f && raw[1] == 4:
+		case raw[0] == 0x8e && raw[1] == 4:
 			kind, bits = "fare", float64(int(raw[6])<<8|int(raw[7]))*1e9
 		case raw[0]&^0x40 == 0 && raw[1] == 4:
 			f := float64(math.Float32frombits(uint32(raw[4])<<24 | uint32(raw[5])<<16 | uint32(raw[6])<<8 | uint32(raw[7])))
@@ -208,7 +211,30 @@ func (w *twin) suspect(plane int, c Codec, communities []Community) string {
 	return ""
 }
 
+// signaled reports whether a route has one of the signals that have an effect.
+func (w *twin) signaled(p twinPath) bool {
+	effective, neighbor := w.config.LeastPreferred, fmt.Sprint(w.up[p.session].PeerAS)
+	text := strings.Trim(fmt.Sprint(p.path), "[]") + " "
+	long := w.config.Role == RoleServer && strings.ReplaceAll(text, neighbor+" ", "") != "" && strings.HasPrefix(text, neighbor+" "+neighbor+" ")
+	for _, as := range p.path {
+		one := fmt.Sprint(as, " ")
+		long = long || w.config.Role == RoleServer && strings.ReplaceAll(text, neighbor+" ", "") != "" && strings.Contains(" "+text, " "+one+one+one)
+	}
+	return effective&SignalGracefulShutdown&p.signals != 0 || effective&SignalStale&p.signals != 0 || effective&SignalPrepended != 0 && long
+}
+
+// view is the result without the routes that have a signal or, if nothing is reachable then, or only by zero bandwidth, with them.
 func (w *twin) view(prefix netip.Prefix) twinView {
+	if v, some := w.viewOf(prefix, true); !some || v.reachable && v.rule != RuleAllZeroEqual {
+		return v
+	}
+	v, _ := w.viewOf(prefix, false)
+	return v
+}
+
+// viewOf also reports whether it left out usable routes.
+func (w *twin) viewOf(prefix netip.Prefix, without bool) (twinView, bool) {
+	some := false
 	v := twinView{total: new(big.Rat)}
 	for range w.config.Planes {
 		v.bandwidth, v.capacity = append(v.bandwidth, new(big.Rat)), append(v.capacity, new(big.Rat))
@@ -233,7 +259,7 @@ func (w *twin) view(prefix netip.Prefix) twinView {
 		if !link.Up || link.Speed == 0 || w.drainedP[plane] || w.drainedS[s.SubPort] || w.drainedN[up.Node] {
 			continue
 		}
-		p := twinPath{session: i, subPort: s.SubPort, plane: plane, speed: rat(uint64(link.Speed)), node: up.Node, path: attrs.ASPath, communities: attrs.Communities,
+		p := twinPath{session: i, subPort: s.SubPort, plane: plane, speed: rat(uint64(link.Speed)), node: up.Node, path: attrs.ASPath, communities: attrs.Communities, signals: attrs.Signals,
 			own: w.config.Role == RoleLeaf && !w.config.SubPorts[s.SubPort].Uplink && len(attrs.ASPath) > 0 && !slices.ContainsFunc(attrs.ASPath, func(as uint32) bool { return as != up.PeerAS })}
 		p.origin = slices.Index(w.origins[prefix], w.origin(i, attrs))
 		if !p.own {
@@ -255,6 +281,15 @@ func (w *twin) view(prefix netip.Prefix) twinView {
 		usable = slices.DeleteFunc(usable, func(p twinPath) bool {
 			return w.config.Conflict == ConflictDrop || p.origin >= 0 && p.origin != best
 		})
+		shortest = math.MaxInt
+		for _, p := range usable {
+			shortest = min(shortest, len(p.path))
+		}
+	}
+	if without {
+		all := len(usable)
+		usable = slices.DeleteFunc(usable, w.signaled)
+		some = len(usable) < all
 		shortest = math.MaxInt
 		for _, p := range usable {
 			shortest = min(shortest, len(p.path))
@@ -435,9 +470,9 @@ func (w *twin) view(prefix netip.Prefix) twinView {
 		}
 	}
 	if best != nil {
-		v.path, v.communities = best.path, best.communities
+		v.path, v.communities, v.signals = best.path, best.communities, best.signals
 	}
-	return v
+	return v, some
 }
 
 // simpler is an independent implementation of simplify. Numbers that are not in a ratio of whole numbers up to 1000,

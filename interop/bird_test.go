@@ -42,6 +42,9 @@ func birdConfig(l *leaf) string {
 		high, low := linkBandwidth{as: uint16(l.as), bps: l.advertise}.community()
 		line("  bgp_ext_community.add((generic, 0x%x, 0x%x));", high, low)
 	}
+	if l.shutdown {
+		line("  bgp_community.add((65535, 0));")
+	}
 	line("  accept;\n}")
 	for _, p := range l.peers {
 		export := "all"

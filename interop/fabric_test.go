@@ -93,6 +93,8 @@ type leaf struct {
 	uint32 bool
 	// advertise, for BIRD, replaces the bandwidth toward servers, bit/s; 0 means none.
 	advertise uint64
+	// shutdown, for BIRD, adds GRACEFUL_SHUTDOWN (RFC 8326) toward servers.
+	shutdown bool
 	// policy holds, for FRR, words after "neighbor X" toward servers, such as as-override; for fared only as-override.
 	policy string
 	// confederation, for FRR, is the AS number that servers see; 0 means none.

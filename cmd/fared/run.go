@@ -229,6 +229,11 @@ func checkCommand(e *env) *cobra.Command {
 					return &exitError{exitUsage, fmt.Errorf("%s: %w", file, err), insideRemedy}
 				}
 			}
+			for _, text := range cfg.Warnings() {
+				if _, err := fmt.Fprintf(e.err, "warning: %s: %s\n", file, text); err != nil {
+					return err
+				}
+			}
 			if err := daemon.CheckKernel(cfg); err != nil {
 				if _, err := fmt.Fprintf(e.err, "warning: %s: not on this machine: %v\n", file, err); err != nil {
 					return err

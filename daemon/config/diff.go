@@ -17,7 +17,7 @@ type ChangeKind string
 const (
 	ChangeLoopbacks     ChangeKind = "loopbacks"
 	ChangeDrainDelay    ChangeKind = "drain-delay"
-	ChangePathBandwidth ChangeKind = "path-bandwidth" // advertise, missing, all_missing, all_zero, conflict, increase_hold_up
+	ChangePathBandwidth ChangeKind = "path-bandwidth" // advertise, missing, all_missing, all_zero, conflict, least_preferred, increase_hold_up
 	ChangeSpeed         ChangeKind = "speed"          // of a sub-port
 	ChangeLinks         ChangeKind = "links"          // damping
 	ChangeLogLevel      ChangeKind = "log-level"

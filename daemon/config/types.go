@@ -187,8 +187,8 @@ type PathBandwidth struct {
 	// another scale explains is a fault.
 	Scale uint32 `yaml:"scale" default:"1" min:"1" max:"1000000"`
 	// Type of the FARE community. It is transitive, because it must cross an AS border (bit 0x40 clear, RFC 4360, Section 2). No code point is
-	// assigned; the default is for experiments (RFC 9184, Section 2.1).
-	FAREType byte `yaml:"fare_type" default:"0x8f" min:"0x00" max:"0xbf"`
+	// assigned; the default is for experiments (RFC 9184, Section 2.1). FRR 10.3.0 and 10.3.1 drop odd types toward other AS.
+	FAREType byte `yaml:"fare_type" default:"0x8e" min:"0x00" max:"0xbf"`
 	// Sub-type of the FARE community. A code point that IANA has assigned to another community, such as Route Target, is an error.
 	FARESubType byte `yaml:"fare_sub_type" default:"0x04" min:"0x00" max:"0xff"`
 	// The bandwidth that a server advertises for its loopbacks on a session. sub-port: the speed of the session's sub-port, for leaves that sum
@@ -212,6 +212,10 @@ type PathBandwidth struct {
 	// usable. drop: the destination is unreachable. In any case it is shown as a fault. The origin is the last AS of a path; a path that ends
 	// with the leaf's own AS does not reveal it. docs/security.md describes the possibilities of a hijacker.
 	Conflict fare.ConflictPolicy `yaml:"conflict" default:"weigh" reload:"path-bandwidth"`
+	// The signals of a leaf's operator that take traffic off a route before it ends: the route then counts only for a destination that no route
+	// without them reaches. graceful-shutdown: the community GRACEFUL_SHUTDOWN (65535:0, RFC 8326). llgr-stale: LLGR_STALE (65535:6, RFC 9494).
+	// prepended: the leaf's AS at the start of the path twice, or an AS three times in a row (not with role leaf, which compares lengths).
+	LeastPreferred []string `yaml:"least_preferred" enum:"graceful-shutdown,llgr-stale,prepended" default:"[graceful-shutdown, llgr-stale, prepended]" items:"0..3" reload:"path-bandwidth"`
 	// Time for which an increased local speed must last before it is advertised. A decrease is advertised immediately.
 	IncreaseHoldUp time.Duration `yaml:"increase_hold_up" default:"0s" min:"0s" max:"1h" reload:"path-bandwidth"`
 	// Least time between two increases of the bandwidth of a route on a session: if a bandwidth oscillates faster, the neighbor receives one
@@ -226,7 +230,8 @@ type PathBandwidth struct {
 
 // Policies returns the keys that determine the decisions of the path-bandwidth table.
 func (b *PathBandwidth) Policies() fare.PolicyChange {
-	return fare.PolicyChange{Missing: b.Missing, AllMissing: b.AllMissing, AllZero: b.AllZero, Conflict: b.Conflict}
+	signals, _ := fare.ParseSignals(b.LeastPreferred) // a valid configuration has valid signals
+	return fare.PolicyChange{Missing: b.Missing, AllMissing: b.AllMissing, AllZero: b.AllZero, Conflict: b.Conflict, LeastPreferred: signals}
 }
 
 // The values of PathBandwidth.Advertise.

@@ -318,7 +318,7 @@ func (p *problems) damping(d *Damping) {
 func (p *problems) pathBandwidth(c *Config) {
 	b := c.PathBandwidth
 	if b.FAREType == 0 && b.FARESubType == 0 {
-		p.add("path_bandwidth.fare_sub_type", "type 0x00 and sub-type 0x00 are not a code point", "use another code point, such as 0x8f and 0x04")
+		p.add("path_bandwidth.fare_sub_type", "type 0x00 and sub-type 0x00 are not a code point", "use another code point, such as 0x8e and 0x04")
 	} else if err := fare.CheckCodePoint(b.FAREType, b.FARESubType); err != nil {
 		key := "path_bandwidth.fare_sub_type"
 		if b.FAREType&0x40 != 0 {

@@ -17,6 +17,8 @@ type Route struct {
 	Communities []fare.Community
 	// ASPath is the AS path before our own AS is prepended; empty for originated routes.
 	ASPath []uint32
+	// Signals are those of a route that a leaf passes on.
+	Signals fare.Signals
 }
 
 // Fault is a decision that could not be carried out.
@@ -446,7 +448,7 @@ func (c *Core) wanted(i int) []Route {
 		if c.layout.Sessions[i].Bandwidth == config.BandwidthKeep && s.advert != advertZero {
 			communities = table.ReadvertisedCommunities(prefix)
 		}
-		routes = append(routes, Route{Prefix: prefix, Communities: communities, ASPath: path})
+		routes = append(routes, Route{Prefix: prefix, Communities: communities, ASPath: path, Signals: table.ReadvertisedSignals(prefix)})
 	}
 	return routes
 }

@@ -34,7 +34,8 @@
 // The guard keeps the peer's table: the prefixes that passed, with their attributes. From an UPDATE it reports the changes of this table and the
 // first End-of-RIB of each family (TakeChanges); an announcement that is equal to the previous one is no change, and neither is a withdrawal of
 // an unknown prefix. Growth beyond Config.MaxPrefixes ends the session with Cease (RFC 4486, Section 4), so its memory does not grow with the
-// peer's messages. Only attributes with a reader are kept: communities (RFC 1997, RFC 8092) are checked and dropped, and an AS_PATH of more than
+// peer's messages. Only attributes with a reader are kept: communities (RFC 1997, RFC 8092) are checked and dropped, except that signals of
+// maintenance are noted (fare.Signals), and an AS_PATH of more than
 // MaxASPath numbers withdraws the route, so a route takes at most about a kilobyte.
 //
 // # Extended communities

@@ -47,6 +47,12 @@ func (e *emitter) describe(u *update, width int) {
 	if u.med != nil {
 		b = append(appendHead(b, flagOptional, attrMED, 4), u.med...)
 	}
+	if signals := u.signals.Communities(); len(signals) > 0 {
+		b = appendHead(b, flagOptional|flagTransitive, attrCommunities, 4*len(signals))
+		for _, community := range signals {
+			b = binary.BigEndian.AppendUint32(b, community)
+		}
+	}
 	b = appendList(b, attrExtended, u.extendeds)
 	if width == 2 && needsFourOctets(u.path) {
 		// RFC 6793, Section 4.2.2: AS4_PATH preserves the numbers that AS_PATH cannot represent.

@@ -179,6 +179,9 @@ func show(changes []Change) string {
 			for _, community := range c.Attrs.Communities {
 				fmt.Fprintf(&s, " %x", community[:])
 			}
+			if c.Attrs.Signals != 0 {
+				s.WriteString(" " + c.Attrs.Signals.String())
+			}
 		}
 		all = append(all, s.String())
 	}

@@ -223,7 +223,25 @@ func (w *twin) attributes(value map[byte][]byte) (path []uint32, text string, ok
 			}
 		}
 	}
+	text += signalText(value[8])
 	return path, text, own <= w.AllowOwnAS && len(path) <= MaxASPath
+}
+
+// signalText returns the signals among communities, as show does.
+func signalText(communities []byte) string {
+	var found []string
+	for _, x := range []struct{ community, name string }{{"ffff0000", "graceful-shutdown"}, {"ffff0006", "llgr-stale"}} {
+		for at := 0; at+4 <= len(communities); at += 4 {
+			if fmt.Sprintf("%x", communities[at:at+4]) == x.community {
+				found = append(found, x.name)
+				break
+			}
+		}
+	}
+	if found == nil {
+		return ""
+	}
+	return " " + strings.Join(found, ",")
 }
 
 // near reports whether a next hop has an address of the peer.
@@ -383,6 +401,16 @@ func TestRoutesAreThoseSent(t *testing.T) {
 			}
 			if len(communities) > 0 {
 				attrs = append(attrs, bgp.NewPathAttributeExtendedCommunities(communities))
+			}
+			var standard []uint32
+			var octets []byte
+			for range r.IntN(3) {
+				c := []uint32{0xffff0000, 0xffff0006, 0xffff0001, 0xfde90000}[r.IntN(4)]
+				standard, octets = append(standard, c), binary.BigEndian.AppendUint32(octets, c)
+			}
+			if len(standard) > 0 {
+				attrs = append(attrs, bgp.NewPathAttributeCommunities(standard))
+				text += signalText(octets)
 			}
 			var gone4, came4, gone6, came6 []bgp.AddrPrefixInterface
 			if r.IntN(3) == 0 {

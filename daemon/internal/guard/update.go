@@ -1,6 +1,10 @@
 package guard
 
-import "encoding/binary"
+import (
+	"encoding/binary"
+
+	"github.com/fared/fared/fare"
+)
 
 // Attribute types (RFC 4271, Section 5; RFC 1997; RFC 4760; RFC 4360; RFC
 // 6793; RFC 8092).
@@ -65,11 +69,12 @@ type update struct {
 	reach, unreach  mpField
 	origin          byte
 	path, path4     []uint32
-	hop, med        []byte    // nil if absent
-	extendeds       []byte    // communities that pass, in their output form
-	seen            [4]uint64 // attribute types that occurred
-	others          bool      // an attribute other than MP_UNREACH occurred
-	unused          bool      // an MP_REACH of a family not in use had prefixes
+	hop, med        []byte       // nil if absent
+	extendeds       []byte       // communities that pass, in their output form
+	signals         fare.Signals // of its communities
+	seen            [4]uint64    // attribute types that occurred
+	others          bool         // an attribute other than MP_UNREACH occurred
+	unused          bool         // an MP_REACH of a family not in use had prefixes
 	aggregatorAS    uint32
 
 	// fault is the reason to treat the announced prefixes as withdrawn, or
@@ -266,7 +271,8 @@ func (u *update) attribute(flags, kind byte, value, whole []byte, t *tally) (Rea
 		}
 		if sound && (kind == attrCommunities || kind == attrLarge) {
 			// Checked, because a malformed one withdraws the route, but not
-			// passed: it has no reader, and takes kilobytes per route.
+			// passed: it takes kilobytes per route, and only the signals have
+			// a reader.
 			return AttributeUnlisted, nil
 		}
 	}
@@ -290,7 +296,12 @@ func (u *update) plain(kind byte, value []byte, t *tally) bool {
 		}
 		u.med = value
 	case attrCommunities:
-		return len(value) > 0 && len(value)%4 == 0
+		if len(value) == 0 || len(value)%4 != 0 {
+			return false
+		}
+		for ; len(value) > 0; value = value[4:] {
+			u.signals |= fare.SignalOf(binary.BigEndian.Uint32(value))
+		}
 	case attrLarge:
 		return len(value) > 0 && len(value)%12 == 0
 	case attrExtended:

@@ -49,6 +49,9 @@ func (c *converter) path(r *Advertisement) (*api.Path, error) {
 			Family: p.Family, NextHops: []string{netip.IPv6Unspecified().String()}, Nlris: []*anypb.Any{p.Nlri},
 		})
 	}
+	if signals := r.Signals.Communities(); len(signals) > 0 {
+		attrs = append(attrs, &api.CommunitiesAttribute{Communities: signals})
+	}
 	if len(list) > 0 {
 		attrs = append(attrs, &api.ExtendedCommunitiesAttribute{Communities: list})
 	}

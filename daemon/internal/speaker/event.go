@@ -103,6 +103,7 @@ type Advertisement struct {
 	Prefix      netip.Prefix
 	Communities []fare.Community
 	ASPath      []uint32
+	Signals     fare.Signals // sent as communities of RFC 1997
 }
 
 // State is the state of a session.

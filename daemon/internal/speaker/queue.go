@@ -393,9 +393,9 @@ func (sq *sessionQueue) affordable() (n, cost int) {
 	return len(sq.changes), cost
 }
 
-// alike reports whether routes have equal communities, or are both withdrawn.
+// alike reports whether routes have equal communities and signals, or are both withdrawn.
 func alike(a, b *fare.Attributes) bool {
-	return a == b || a != nil && b != nil && slices.Equal(a.Communities, b.Communities)
+	return a == b || a != nil && b != nil && slices.Equal(a.Communities, b.Communities) && a.Signals == b.Signals
 }
 
 // present returns the number of routes held from a session's peer.
