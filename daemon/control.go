@@ -113,7 +113,7 @@ func (l *loop) explain(key status.Key) (status.Explanation, bool) {
 		}
 		for _, c := range r.Communities {
 			route.Communities = append(route.Communities, status.ExplainedCommunity{
-				Raw: hex.EncodeToString(c.Raw[:]), Meaning: c.Kind.String() + " " + c.Bandwidth.String(), Reason: why(c.Reason),
+				Raw: hex.EncodeToString(c.Raw), Meaning: c.Kind.String() + " " + c.Bandwidth.String(), Reason: why(c.Reason),
 			})
 		}
 		out.Routes = append(out.Routes, route)

@@ -226,7 +226,7 @@ func (l *loop) handOut() {
 		l.core.Advertise(func(session int, routes []core.Route) {
 			ads := make([]speaker.Advertisement, len(routes))
 			for i, r := range routes {
-				ads[i] = speaker.Advertisement{Prefix: r.Prefix, Communities: r.Communities, ASPath: r.ASPath, Signals: r.Signals}
+				ads[i] = speaker.Advertisement{Prefix: r.Prefix, Communities: r.Communities, ASPath: r.ASPath, Signals: r.Signals, Extended: r.Extended}
 			}
 			l.d.speaker.AdvertiseMarked(session, ads, l.core.Mark(session))
 		})

@@ -84,7 +84,7 @@ func TestSplitEqualsFractions(t *testing.T) {
 		for k, own := range nodes {
 			value, local := rate(), Bandwidth(0)
 			for slices.ContainsFunc(c.SubPorts, func(sp SubPort) bool {
-				return sp.Speed <= fastest && (Codec{}.wraps(value, sp.Speed) || otherScale(value, sp.Speed))
+				return sp.Speed <= fastest && (Codec{}.wraps(value, sp.Speed, KindLinkBandwidth) || otherScale(value, sp.Speed))
 			}) {
 				value = rate()
 			}

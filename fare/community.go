@@ -51,10 +51,43 @@ func (c *Community) UnmarshalText(text []byte) error {
 	return nil
 }
 
+// IPv6Community is one IPv6 Address Specific BGP Extended Community in wire format (RFC 5701): type, sub-type and 18 bytes of value. The zero value is none.
+type IPv6Community [20]byte
+
+const (
+	typeFourOctetAS              = 0x02
+	typeFourOctetASNonTransitive = 0x42
+	subTypeExtendedLinkBandwidth = 0x06
+)
+
+// IsExtendedLinkBandwidth reports whether c is an extended Link Bandwidth, as FRR has sent it since release 10.1 (draft-li-idr-link-bandwidth-ext): after two zero
+// bytes a 64-bit integer in bytes/s, and the AS number.
+func (c IPv6Community) IsExtendedLinkBandwidth() bool {
+	return c[0] == typeFourOctetAS && c[1] == subTypeExtendedLinkBandwidth || c[0] == typeFourOctetASNonTransitive && c[1] == subTypeExtendedLinkBandwidth
+}
+
+// Value returns the number of an extended Link Bandwidth.
+func (c IPv6Community) Value() uint64 { return binary.BigEndian.Uint64(c[4:12]) }
+
+// String returns the bytes as 40 hex digits, the form that [IPv6Community.UnmarshalText] parses.
+func (c IPv6Community) String() string { return hex.EncodeToString(c[:]) }
+
+// MarshalText returns [IPv6Community.String].
+func (c IPv6Community) MarshalText() ([]byte, error) { return hex.AppendEncode(nil, c[:]), nil }
+
+// UnmarshalText parses exactly 40 hex digits.
+func (c *IPv6Community) UnmarshalText(text []byte) error {
+	if n, err := hex.Decode(c[:], text[:min(len(text), 2*len(c))]); err != nil || n != len(c) || len(text) != 2*len(c) {
+		return fmt.Errorf("IPv6 extended community %q: write 40 hex digits", text)
+	}
+	return nil
+}
+
 // Codec encodes and decodes the bandwidth of one session. The zero value encodes the
 // transitive Link Bandwidth community of RFC 10005 and accepts every valid value. Link
-// Bandwidth (both transitivities) and the FARE community are both decoded whatever Encoding
-// is; if a route carries both, the FARE community wins.
+// Bandwidth (both transitivities), its extended form and the FARE community are all decoded
+// whatever Encoding is; if a route carries several, the FARE community wins over the extended
+// form, and this over Link Bandwidth.
 type Codec struct {
 	Encoding Encoding // community that is encoded
 
@@ -94,9 +127,10 @@ const (
 	KindLinkBandwidth                          // RFC 10005, transitive
 	KindLinkBandwidthNonTransitive             // RFC 10005, non-transitive
 	KindFARE                                   // the FARE community
+	KindExtendedLinkBandwidth                  // the extended form of Link Bandwidth
 )
 
-var kindNames = []string{"other", "link-bandwidth", "link-bandwidth-non-transitive", "fare"}
+var kindNames = []string{"other", "link-bandwidth", "link-bandwidth-non-transitive", "fare", "extended-link-bandwidth"}
 
 // String returns the word used in status output.
 func (k Kind) String() string { return enumName(kindNames, k) }
@@ -215,12 +249,73 @@ func (c Codec) Judge(communities []Community, buf []Verdict) (Advertised, []Verd
 	return Advertised{}, out
 }
 
-// invalid returns the reason of the first invalid bandwidth community, or [ReasonUsed] if
-// all are valid. If a FARE community counts, Link Bandwidth communities are not examined.
-func invalid(verdicts []Verdict) Reason {
-	fare := usesFARE(verdicts)
+// JudgeRoute is [Codec.Judge] with the extended Link Bandwidth of a route, whose verdict is the last one. It overrides Link Bandwidth, because FRR adds it to the
+// sum of several routes, in place of their Link Bandwidth, and leaves that of one route as it was.
+func (c Codec) JudgeRoute(a *Attributes, buf []Verdict) (Advertised, []Verdict) {
+	advertised, out := c.Judge(a.Communities, buf)
+	if a.Extended == (IPv6Community{}) {
+		return advertised, out
+	}
+	v := Verdict{Kind: KindExtendedLinkBandwidth}
+	unit := 8 * c.scale()
+	v.Bandwidth = Bandwidth(min(a.Extended.Value(), uint64(MaxBandwidth/unit))) * unit
+	v.Reason = c.outside(v.Bandwidth)
+	for i := range out {
+		switch {
+		case v.Reason != ReasonUsed || out[i].Reason != ReasonUsed:
+		case out[i].Kind == KindFARE:
+			v.Reason = ReasonOverridden
+		default:
+			out[i].Reason = ReasonOverridden
+		}
+	}
+	if v.Reason == ReasonUsed {
+		advertised = Advertised{Known: true, Bandwidth: v.Bandwidth}
+	}
+	return advertised, append(out, v)
+}
+
+// outside returns why a received bandwidth is outside of the bounds, or [ReasonUsed].
+func (c Codec) outside(b Bandwidth) Reason {
+	switch {
+	case b == 0:
+	case b < c.Min:
+		return ReasonBelowMinimum
+	case c.Max != 0 && b > c.Max:
+		return ReasonAboveMaximum
+	}
+	return ReasonUsed
+}
+
+// precedence orders the kinds of bandwidth: of those on a route, the highest one with a valid value counts.
+func (k Kind) precedence() int {
+	switch k {
+	case KindFARE:
+		return 3
+	case KindExtendedLinkBandwidth:
+		return 2
+	case KindLinkBandwidth, KindLinkBandwidthNonTransitive:
+		return 1
+	}
+	return 0
+}
+
+// counting returns the kind of the community that counts, or [KindOther].
+func counting(verdicts []Verdict) Kind {
 	for i := range verdicts {
-		if fare && verdicts[i].Kind != KindFARE {
+		if verdicts[i].Reason == ReasonUsed {
+			return verdicts[i].Kind
+		}
+	}
+	return KindOther
+}
+
+// invalid returns the reason of the first invalid bandwidth community, or [ReasonUsed] if all are valid. Communities that would not count if they were
+// valid are not examined.
+func invalid(verdicts []Verdict) Reason {
+	least := counting(verdicts).precedence()
+	for i := range verdicts {
+		if verdicts[i].Kind.precedence() < least {
 			continue
 		}
 		switch r := verdicts[i].Reason; r {
@@ -229,11 +324,6 @@ func invalid(verdicts []Verdict) Reason {
 		}
 	}
 	return ReasonUsed
-}
-
-// usesFARE reports whether a FARE community counts.
-func usesFARE(verdicts []Verdict) bool {
-	return slices.ContainsFunc(verdicts, func(v Verdict) bool { return v.Kind == KindFARE && v.Reason == ReasonUsed })
 }
 
 // Deciding returns the index of the community that [Codec.Judge] uses, or -1.
@@ -267,12 +357,8 @@ func (c Codec) judge(raw Community) Verdict {
 	default:
 		v.Reason = ReasonNotBandwidth
 	}
-	if v.Reason == ReasonUsed && v.Bandwidth != 0 {
-		if v.Bandwidth < c.Min {
-			v.Reason = ReasonBelowMinimum
-		} else if c.Max != 0 && v.Bandwidth > c.Max {
-			v.Reason = ReasonAboveMaximum
-		}
+	if v.Reason == ReasonUsed {
+		v.Reason = c.outside(v.Bandwidth)
 	}
 	return v
 }

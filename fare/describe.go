@@ -44,7 +44,7 @@ type RouteDescription struct {
 
 // CommunityDescription is one extended community and its verdict.
 type CommunityDescription struct {
-	Raw Community
+	Raw []byte // as received: 8 bytes, or 20 (RFC 5701)
 	Verdict
 }
 
@@ -95,13 +95,17 @@ func (t *Table) Describe(prefix netip.Prefix) Description {
 		if e.origin != 0 {
 			r.Origin = r.ASPath[len(r.ASPath)-1]
 		}
-		communities := d.sets[i].attrs.Communities
-		_, verdicts := s.codec.Judge(communities, nil)
+		attrs := d.sets[i].attrs
+		_, verdicts := s.codec.JudgeRoute(attrs, nil)
 		for k, v := range verdicts {
 			if v.Reason == ReasonUsed {
 				v.Reason = t.suspect(e)
 			}
-			r.Communities = append(r.Communities, CommunityDescription{Raw: communities[k], Verdict: v})
+			raw := slices.Clone(attrs.Extended[:])
+			if k < len(attrs.Communities) {
+				raw = slices.Clone(attrs.Communities[k][:])
+			}
+			r.Communities = append(r.Communities, CommunityDescription{Raw: raw, Verdict: v})
 		}
 		out.Routes = append(out.Routes, r)
 	}
@@ -226,7 +230,7 @@ func (r RouteDescription) String() string {
 
 // String renders the community in one line.
 func (c CommunityDescription) String() string {
-	text := fmt.Sprintf("community %s: %s", c.Raw, c.Kind)
+	text := fmt.Sprintf("community %x: %s", c.Raw, c.Kind)
 	switch c.Reason {
 	case ReasonUsed, ReasonBelowMinimum, ReasonAboveMaximum, ReasonWrapped, ReasonOtherScale, ReasonNotLowest, ReasonOverridden:
 		text += " " + c.Bandwidth.String()

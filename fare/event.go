@@ -103,6 +103,8 @@ type Attributes struct {
 	Communities []Community `json:"communities,omitempty"`
 	ASPath      []uint32    `json:"as_path,omitempty"` // as received, nearest AS first
 	Signals     Signals     `json:"signals,omitempty"` // those of its communities (RFC 1997)
+	// Extended is the lowest extended Link Bandwidth, in addition to Communities.
+	Extended IPv6Community `json:"extended,omitzero"`
 }
 
 // DrainScope is the kind of object that a [Drain] names.

@@ -1,6 +1,7 @@
 package fare
 
 import (
+	"encoding/binary"
 	"fmt"
 	"math/rand/v2"
 	"net/netip"
@@ -80,6 +81,10 @@ func (g *generator) event() Event {
 		}
 		for range g.IntN(3) {
 			attrs.ASPath = append(attrs.ASPath, 65000+uint32(g.IntN(3)))
+		}
+		if g.IntN(6) == 0 {
+			attrs.Extended = IPv6Community{2, 6}
+			binary.BigEndian.PutUint64(attrs.Extended[4:], uint64(pick(g, testValues)/8)<<(50*(g.IntN(8)/7)))
 		}
 		if g.IntN(3) == 0 {
 			attrs.Signals = Signals(g.IntN(4))

@@ -101,7 +101,7 @@ type entry struct {
 	origin     uint16 // position of its origin among the destination's origins, from 1; 0: not visible
 	ignored    Reason // reason of an invalid bandwidth community; ReasonUsed if there is none
 	known      bool   // the route carries a value
-	link       bool   // it is that of a Link Bandwidth community
+	kind       Kind   // of the community that counts
 	originated bool   // by the neighbor itself
 	signals    Signals
 }
@@ -110,15 +110,12 @@ func (h hasher) entries(es []entry) uint64 {
 	hash := uint64(len(es))
 	for i := range es {
 		e := &es[i]
-		word := uint64(e.origin)<<48 | uint64(e.hops)<<32 | uint64(e.signals)<<24 | uint64(e.ignored)<<16 | uint64(e.rank)<<2
+		word := uint64(e.origin)<<48 | uint64(e.hops)<<32 | uint64(e.kind)<<27 | uint64(e.signals)<<24 | uint64(e.ignored)<<16 | uint64(e.rank)<<2
 		if e.known {
 			word |= 1
 		}
 		if e.originated {
 			word |= 2
-		}
-		if e.link {
-			word |= 1 << 15
 		}
 		hash = h.mix(hash^e.generation, h.mix(uint64(e.value), word))
 	}

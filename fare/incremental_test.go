@@ -57,7 +57,8 @@ func (f *follower) apply(t *testing.T, table *Table, changes []Change) {
 
 func readvertisedText(table *Table, prefix netip.Prefix) string {
 	if b, path, ok := table.Readvertise(prefix); ok {
-		return fmt.Sprint(b, path, table.ReadvertisedCommunities(prefix), table.ReadvertisedSignals(prefix))
+		communities, wide := table.ReadvertisedCommunities(prefix)
+		return fmt.Sprint(b, path, communities, wide, table.ReadvertisedSignals(prefix))
 	}
 	return ""
 }
@@ -161,7 +162,7 @@ func compare(t *testing.T, table *Table, f *follower, want twinView, prefix neti
 	if table.config.Role == RoleLeaf {
 		readvertised := ""
 		if want.reachable {
-			readvertised = fmt.Sprint(Bandwidth(want.total.Num().Uint64()), want.path, want.communities, want.signals)
+			readvertised = fmt.Sprint(Bandwidth(want.total.Num().Uint64()), want.path, want.communities, want.wide, want.signals)
 		}
 		if f.readvertised[prefix] != readvertised || readvertisedText(table, prefix) != readvertised {
 			t.Fatalf("%s: readvertised %q, is %q, want %q", prefix, f.readvertised[prefix], readvertisedText(table, prefix), readvertised)

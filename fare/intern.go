@@ -102,12 +102,13 @@ func (p *attributePool) intern(h hasher, attrs *Attributes) *attributeSet {
 	for i := range attrs.Communities {
 		hash = h.mix(hash, binary.BigEndian.Uint64(attrs.Communities[i][:]))
 	}
+	hash = h.mix(hash, attrs.Extended.Value())
 	for _, as := range attrs.ASPath {
 		hash = h.mix(hash, uint64(as))
 	}
 	for a := p.set.first(hash); a != nil; a = a.next {
 		if a.hash == hash && (a.attrs == attrs || slices.Equal(a.attrs.Communities, attrs.Communities) &&
-			slices.Equal(a.attrs.ASPath, attrs.ASPath) && a.attrs.Signals == attrs.Signals) {
+			slices.Equal(a.attrs.ASPath, attrs.ASPath) && a.attrs.Signals == attrs.Signals && a.attrs.Extended == attrs.Extended) {
 			a.refs++
 			return a
 		}

@@ -12,7 +12,8 @@ type readvertised struct {
 	path      []uint32
 	// communities are those of the route that provides path, as received.
 	communities []Community
-	signals     Signals // of that route
+	signals     Signals       // of that route
+	extended    IPv6Community // of that route
 }
 
 // Readvertise returns a leaf's advertisement for prefix: the sum of b(n) over the used
@@ -30,13 +31,13 @@ func (t *Table) Readvertise(prefix netip.Prefix) (Bandwidth, []uint32, bool) {
 }
 
 // ReadvertisedCommunities returns the extended communities of the route whose AS path
-// [Table.Readvertise] returns, as received, for a leaf that keeps them, or nil if there is
+// [Table.Readvertise] returns, as received, for a leaf that keeps them, or none if there is
 // no such route. The caller must not modify them.
-func (t *Table) ReadvertisedCommunities(prefix netip.Prefix) []Community {
+func (t *Table) ReadvertisedCommunities(prefix netip.Prefix) ([]Community, IPv6Community) {
 	if d := t.byPrefix[prefix]; d != nil && d.readvertised.ok {
-		return d.readvertised.communities
+		return d.readvertised.communities, d.readvertised.extended
 	}
-	return nil
+	return nil, IPv6Community{}
 }
 
 // ReadvertisedSignals returns the signals of the route whose AS path [Table.Readvertise] returns. A leaf uses such a route where no other is left, and
@@ -65,12 +66,13 @@ func (t *Table) updateReadvertisement(d *destination) {
 			}
 			s, attrs := &t.sessions[t.order[g.entries[i].rank]], d.sets[i].attrs
 			if best == nil || s.node.Less(best.node) {
-				best, now.path, now.communities, now.signals = s, attrs.ASPath, attrs.Communities, attrs.Signals
+				best, now.path, now.communities, now.signals, now.extended = s, attrs.ASPath, attrs.Communities, attrs.Signals, attrs.Extended
 			}
 		}
 	}
 	if now.ok != d.readvertised.ok || now.bandwidth != d.readvertised.bandwidth || !slices.Equal(now.path, d.readvertised.path) ||
-		!slices.Equal(now.communities, d.readvertised.communities) || now.signals != d.readvertised.signals {
+		!slices.Equal(now.communities, d.readvertised.communities) || now.signals != d.readvertised.signals ||
+		now.extended != d.readvertised.extended {
 		d.readvertised = now
 		t.changes = append(t.changes, Change{Kind: Readvertise, Destination: d.prefix})
 	}

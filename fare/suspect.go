@@ -22,16 +22,16 @@ func (t *Table) noteSpeeds(p int) {
 	t.planes[p].speeds = speeds
 }
 
-// suspect returns [ReasonWrapped] or [ReasonOtherScale] for a Link Bandwidth that the neighbor passes on and that, compared with the speeds of the
+// suspect returns [ReasonWrapped] or [ReasonOtherScale] for a Link Bandwidth, extended or not, that the neighbor passes on and that, compared with the speeds of the
 // plane's sub-ports, is no bandwidth, otherwise [ReasonUsed]. Sums of links of different speeds are not recognized.
 func (t *Table) suspect(e *entry) Reason {
-	if !e.link || e.originated || e.value == 0 {
+	if !e.known || e.kind == KindFARE || e.originated || e.value == 0 {
 		return ReasonUsed
 	}
 	s := &t.sessions[t.order[e.rank]]
 	for _, speed := range t.planes[t.subPorts[s.subPort].plane].speeds {
 		switch {
-		case s.codec.wraps(e.value, speed):
+		case s.codec.wraps(e.value, speed, e.kind):
 			return ReasonWrapped
 		case otherScale(e.value, speed):
 			return ReasonOtherScale
@@ -42,15 +42,21 @@ func (t *Table) suspect(e *entry) Reason {
 
 // wraps reports whether value is the sum of 2 to [MaxSubPorts] links of that speed, encoded, modulo 2^32 bytes a second. FRR through 10.7.0 keeps a sum
 // so: it sends two links of 400 Gbit/s as 9.726 Gbit/s. The result says nothing about the path: a plane of which one link is left, whose value needs no
-// sum, would get more than a whole plane. The links and the sum are, or are not, rounded to float32.
-func (c Codec) wraps(value, speed Bandwidth) bool {
-	if value >= wrapLimit*c.scale() {
+// sum, would get more than a whole plane. The links and the sum are, or are not, rounded to float32. In its extended form FRR sends a sum of 64 bits, of links that
+// have lost their upper bits.
+func (c Codec) wraps(value, speed Bandwidth, kind Kind) bool {
+	wide := kind == KindExtendedLinkBandwidth
+	if value >= wrapLimit*c.scale() && !wide {
 		return false
 	}
 	got := float64(c.scaled(value))
 	for _, one := range [...]uint64{uint64(c.scaled(speed)), uint64(speed / (8 * c.scale()))} {
-		for k := uint64(2); k <= MaxSubPorts; k++ {
-			if sum := k * one; sum > math.MaxUint32 && math.Abs(got-float64(uint32(sum))) <= got/(1<<22) {
+		for k := uint64(1); k <= MaxSubPorts; k++ {
+			sum, lost := uint64(uint32(k*one)), k > 1 && k*one > math.MaxUint32
+			if wide {
+				sum, lost = k*uint64(uint32(one)), one > math.MaxUint32
+			}
+			if lost && math.Abs(got-float64(sum)) <= got/(1<<22) {
 				return true
 			}
 		}

@@ -77,7 +77,7 @@ func TestRealSpeedsAreNotSuspect(t *testing.T) {
 						continue
 					}
 					tried++
-					if (Codec{}).wraps(value, speed) || otherScale(value, speed) {
+					if (Codec{}).wraps(value, speed, KindLinkBandwidth) || (Codec{}).wraps(value, speed, KindExtendedLinkBandwidth) || otherScale(value, speed) {
 						t.Errorf("%s at a sub-port of %s", value, speed)
 					}
 				}
@@ -85,4 +85,13 @@ func TestRealSpeedsAreNotSuspect(t *testing.T) {
 		}
 	}
 	t.Logf("%d values", tried)
+}
+
+// TestSuspectExtended has the extended form of sums of links of 400G: that of FRR 10.3, which has read the links' Link Bandwidth modulo 2^32, and right ones.
+func TestSuspectExtended(t *testing.T) {
+	for octets, want := range map[uint64]bool{2755358720: true, 5510717440: true, 50e9: false, 100e9: false, 50e6: false} {
+		if got := (Codec{}).wraps(Bandwidth(octets*8), 400e9, KindExtendedLinkBandwidth); got != want {
+			t.Errorf("%d octets a second: wrapped %v, want %v", octets, got, want)
+		}
+	}
 }

@@ -340,7 +340,7 @@ func (t *Table) routeUpdate(e RouteUpdate) Reason {
 		return ReasonNoAttributes
 	}
 	var advertised Advertised
-	advertised, t.verdicts = s.codec.Judge(e.Attrs.Communities, t.verdicts)
+	advertised, t.verdicts = s.codec.JudgeRoute(e.Attrs, t.verdicts)
 	for i := range t.verdicts {
 		s.communities.count(t.verdicts[i].Reason, 1)
 	}
@@ -369,7 +369,7 @@ func (t *Table) routeUpdate(e RouteUpdate) Reason {
 	own := entry{
 		origin:     origin,
 		generation: s.generation, value: advertised.Bandwidth, rank: s.rank, known: advertised.Known,
-		originated: t.originated(s, e.Attrs.ASPath), ignored: invalid(t.verdicts), link: advertised.Known && !usesFARE(t.verdicts),
+		originated: t.originated(s, e.Attrs.ASPath), ignored: invalid(t.verdicts), kind: counting(t.verdicts),
 		signals: e.Attrs.Signals &^ SignalPrepended,
 	}
 	if t.config.Role == RoleServer && prepended(e.Attrs.ASPath, s.peerAS) {

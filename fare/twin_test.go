@@ -120,7 +120,8 @@ type twinPath struct {
 	path                    []uint32
 	communities             []Community
 	signals                 Signals // of its communities
-	origin                  int     // position among the destination's origins; -1: not visible
+	wide                    IPv6Community
+	origin                  int // position among the destination's origins; -1: not visible
 	suspect                 string
 }
 
@@ -134,13 +135,23 @@ type twinView struct {
 	path              []uint32
 	communities       []Community
 	signals           Signals
+	wide              IPv6Community
 	origins           int
 	ignored           []string // "SESSION REASON", sorted
 }
 
 // notBelieved is an independent decoder of communities, from their octets. It returns the reason of the first invalid
 // bandwidth, or "" if all are valid, and whether the route carries any bandwidth.
-func notBelieved(c Codec, communities []Community) (reason string, carried bool) {
+func notBelieved(c Codec, communities []Community, wide IPv6Community) (reason string, carried bool) {
+	bounds := func(bits float64) string {
+		switch {
+		case bits != 0 && bits < float64(c.Min):
+			return "below-minimum"
+		case c.Max != 0 && bits > float64(c.Max):
+			return "above-maximum"
+		}
+		return ""
+	}
 	judged := func(raw Community) (kind, reason string) {
 		var bits float64
 		switch {
@@ -159,42 +170,87 @@ func notBelieved(c Codec, communities []Community) (reason string, carried bool)
 		default:
 			return "", ""
 		}
-		switch {
-		case bits != 0 && bits < float64(c.Min):
-			return kind, "below-minimum"
-		case c.Max != 0 && bits > float64(c.Max):
-			return kind, "above-maximum"
-		}
-		return kind, ""
+		return kind, bounds(bits)
 	}
-	believedFARE := false
+	rank, believed := map[string]int{"link": 1, "wide": 2, "fare": 3}, 0
 	for _, raw := range communities {
 		kind, why := judged(raw)
-		believedFARE = believedFARE || kind == "fare" && why == ""
-		carried = carried || kind != ""
+		if carried = carried || kind != ""; why == "" {
+			believed = max(believed, rank[kind])
+		}
+	}
+	whyWide := ""
+	if bits := wideBits(wide); bits != nil {
+		f, _ := new(big.Float).SetInt(bits).Float64()
+		if whyWide, carried = bounds(f), true; whyWide == "" {
+			believed = max(believed, rank["wide"])
+		}
 	}
 	for _, raw := range communities {
-		if kind, why := judged(raw); why != "" && (kind == "fare" || !believedFARE) {
+		if kind, why := judged(raw); why != "" && rank[kind] >= believed {
 			return why, carried
 		}
+	}
+	if rank["wide"] >= believed {
+		return whyWide, carried
 	}
 	return "", carried
 }
 
+// wideBits returns the value of an extended Link Bandwidth in bit/s, at most 2^53, or nil if there is none.
+func wideBits(wide IPv6Community) *big.Int {
+	if wide[0] == 0 {
+		return nil
+	}
+	bits, most := new(big.Int).Lsh(new(big.Int).SetBytes(wide[4:12]), 3), new(big.Int).Lsh(big.NewInt(1), 53)
+	if bits.Cmp(most) > 0 {
+		return most
+	}
+	return bits
+}
+
+// bandwidth returns the value that counts, or nil, and its kind: "fare", "wide" or "link".
+func (w *twin) bandwidth(c Codec, p *twinPath) (*big.Rat, string) {
+	var fares, links []Community
+	for _, raw := range p.communities {
+		if raw[0] == 0x8e && raw[1] == 4 {
+			fares = append(fares, raw)
+		} else {
+			links = append(links, raw)
+		}
+	}
+	if a, _ := c.Judge(fares, nil); a.Known {
+		return rat(uint64(a.Bandwidth)), "fare"
+	}
+	if bits := wideBits(p.wide); bits != nil && (bits.Sign() == 0 || bits.Uint64() >= uint64(c.Min) && (c.Max == 0 || bits.Uint64() <= uint64(c.Max))) {
+		return new(big.Rat).SetInt(bits), "wide"
+	}
+	if a, _ := c.Judge(links, nil); a.Known {
+		return rat(uint64(a.Bandwidth)), "link"
+	}
+	return nil, ""
+}
+
 // suspect returns "wrapped" if the Link Bandwidth that counts is a sum of 2 to 64 links as fast as one of the plane, in octets a second modulo 2^32,
-// and "other-scale" if it is that of 1 to 8 links in another unit. The first link decides.
-func (w *twin) suspect(plane int, c Codec, communities []Community) string {
-	advertised, verdicts := c.Judge(communities, nil)
-	if !advertised.Known || slices.ContainsFunc(verdicts, func(v Verdict) bool { return v.Kind == KindFARE && v.Reason == ReasonUsed }) {
+// and "other-scale" if it is that of 1 to 8 links in another unit. The first link decides. An extended value is wrapped if it is the sum of 1 to 64 links that have
+// lost their upper bits.
+func (w *twin) suspect(plane int, value *big.Rat, kind string) string {
+	if kind != "link" && kind != "wide" {
 		return ""
 	}
-	got := float64(advertised.Bandwidth) / 8
+	bits, _ := value.Float64()
+	got := bits / 8
 	for i, link := range w.links {
 		if w.config.SubPorts[i].Plane != plane || link.Speed == 0 {
 			continue
 		}
 		for _, octets := range []float64{math.Trunc(float64(float32(float64(link.Speed) / 8))), math.Trunc(float64(link.Speed) / 8)} {
-			for n := 2.0; n <= 64; n++ {
+			for n := 1.0; n <= 64 && kind == "wide"; n++ {
+				if low := n * math.Mod(octets, 1<<32); octets >= 1<<32 && got > 0 && math.Abs(got-low) < got/4e6 {
+					return "wrapped"
+				}
+			}
+			for n := 2.0; n <= 64 && kind == "link"; n++ {
 				if low := math.Mod(n*octets, 1<<32); low < n*octets && got > 0 && math.Abs(got-low) < got/4e6 { // below 2^53, so this is exact
 					return "wrapped"
 				}
@@ -259,14 +315,15 @@ func (w *twin) viewOf(prefix netip.Prefix, without bool) (twinView, bool) {
 		if !link.Up || link.Speed == 0 || w.drainedP[plane] || w.drainedS[s.SubPort] || w.drainedN[up.Node] {
 			continue
 		}
-		p := twinPath{session: i, subPort: s.SubPort, plane: plane, speed: rat(uint64(link.Speed)), node: up.Node, path: attrs.ASPath, communities: attrs.Communities, signals: attrs.Signals,
+		p := twinPath{session: i, subPort: s.SubPort, plane: plane, speed: rat(uint64(link.Speed)), node: up.Node, path: attrs.ASPath, communities: attrs.Communities, signals: attrs.Signals, wide: attrs.Extended,
 			own: w.config.Role == RoleLeaf && !w.config.SubPorts[s.SubPort].Uplink && len(attrs.ASPath) > 0 && !slices.ContainsFunc(attrs.ASPath, func(as uint32) bool { return as != up.PeerAS })}
 		p.origin = slices.Index(w.origins[prefix], w.origin(i, attrs))
+		value, kind := w.bandwidth(s.Codec, &p)
 		if !p.own {
-			p.suspect = w.suspect(plane, s.Codec, attrs.Communities)
+			p.suspect = w.suspect(plane, value, kind)
 		}
-		if a, _ := s.Codec.Judge(attrs.Communities, nil); a.Known && p.suspect == "" {
-			p.value = rat(uint64(a.Bandwidth))
+		if p.suspect == "" {
+			p.value = value
 		}
 		usable, shortest = append(usable, p), min(shortest, len(p.path))
 	}
@@ -304,13 +361,13 @@ func (w *twin) viewOf(prefix netip.Prefix, without bool) (twinView, bool) {
 	carried := false
 	for _, paths := range nodes {
 		for _, p := range paths {
-			_, carries := notBelieved(w.config.Sessions[p.session].Codec, p.communities)
+			_, carries := notBelieved(w.config.Sessions[p.session].Codec, p.communities, p.wide)
 			carried = carried || carries
 		}
 	}
 	for _, paths := range nodes {
 		for _, p := range paths {
-			why, carries := notBelieved(w.config.Sessions[p.session].Codec, p.communities)
+			why, carries := notBelieved(w.config.Sessions[p.session].Codec, p.communities, p.wide)
 			if why == "" {
 				why = p.suspect
 			}
@@ -470,7 +527,7 @@ func (w *twin) viewOf(prefix netip.Prefix, without bool) (twinView, bool) {
 		}
 	}
 	if best != nil {
-		v.path, v.communities, v.signals = best.path, best.communities, best.signals
+		v.path, v.communities, v.signals, v.wide = best.path, best.communities, best.signals, best.wide
 	}
 	return v, some
 }

@@ -19,6 +19,8 @@ type Route struct {
 	ASPath []uint32
 	// Signals are those of a route that a leaf passes on.
 	Signals fare.Signals
+	// Extended is the extended Link Bandwidth of a route that a leaf passes on as it is.
+	Extended fare.IPv6Community
 }
 
 // Fault is a decision that could not be carried out.
@@ -444,11 +446,12 @@ func (c *Core) wanted(i int) []Route {
 		if s.advert == advertZero {
 			bandwidth = 0
 		}
+		var extended fare.IPv6Community
 		communities := with(bandwidth.Part(part, whole), c.layout.Sessions[i].Bandwidth != config.BandwidthRemove)
 		if c.layout.Sessions[i].Bandwidth == config.BandwidthKeep && s.advert != advertZero {
-			communities = table.ReadvertisedCommunities(prefix)
+			communities, extended = table.ReadvertisedCommunities(prefix)
 		}
-		routes = append(routes, Route{Prefix: prefix, Communities: communities, ASPath: path, Signals: table.ReadvertisedSignals(prefix)})
+		routes = append(routes, Route{Prefix: prefix, Communities: communities, ASPath: path, Signals: table.ReadvertisedSignals(prefix), Extended: extended})
 	}
 	return routes
 }

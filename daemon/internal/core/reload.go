@@ -75,7 +75,7 @@ func (c *Core) takeOver(lo netip.Prefix) {
 	for i := range c.sessions {
 		generation := c.sessions[i].generation
 		if attrs := c.route(i, lo); attrs != nil {
-			attrs = &fare.Attributes{Communities: slices.Clone(attrs.Communities), ASPath: slices.Clone(attrs.ASPath), Signals: attrs.Signals}
+			attrs = &fare.Attributes{Communities: slices.Clone(attrs.Communities), ASPath: slices.Clone(attrs.ASPath), Signals: attrs.Signals, Extended: attrs.Extended}
 			c.keepOwn(fare.RouteUpdate{Session: i, Generation: generation, Prefix: lo, Attrs: attrs})
 			c.step(fare.RouteWithdraw{Session: i, Generation: generation, Prefix: lo})
 		}

@@ -50,7 +50,7 @@ func hostRoute(prefix []byte) netip.Prefix {
 
 // describes reports whether an announcement has the given attributes.
 func (u *update) describes(a *fare.Attributes) bool {
-	if len(u.path) != len(a.ASPath) || len(u.extendeds) != 8*len(a.Communities) || u.signals != a.Signals {
+	if len(u.path) != len(a.ASPath) || len(u.extendeds) != 8*len(a.Communities) || u.signals != a.Signals || u.wide != a.Extended {
 		return false
 	}
 	for i, as := range a.ASPath {
@@ -91,7 +91,7 @@ func (u *update) attributes() *fare.Attributes {
 	} else {
 		a = &fare.Attributes{ASPath: make([]uint32, 0, len(u.path)), Communities: make([]fare.Community, 0, len(u.extendeds)/8)}
 	}
-	a.ASPath, a.Signals = append(a.ASPath, u.path...), u.signals
+	a.ASPath, a.Signals, a.Extended = append(a.ASPath, u.path...), u.signals, u.wide
 	for list := u.extendeds; len(list) > 0; list = list[8:] {
 		a.Communities = append(a.Communities, fare.Community(list))
 	}

@@ -41,7 +41,7 @@
 // # Extended communities
 //
 // Link Bandwidth (RFC 10005) in both forms and the configured FARE code point pass, at most MaxCommunities per route, including the one that
-// decides the bandwidth. The speaker would encode Link Bandwidth without preserving transitivity, so on the way to the peer all these
+// decides the bandwidth, and the lowest extended Link Bandwidth (RFC 5701). The speaker would encode Link Bandwidth without preserving transitivity, so on the way to the peer all these
 // communities pass through it as a type that is unknown to it; see Carrier.
 //
 // # From the speaker

@@ -3,6 +3,8 @@ package guard
 import (
 	"encoding/binary"
 	"net/netip"
+
+	"github.com/fared/fared/fare"
 )
 
 // emitter writes canonical UPDATE messages. Its buffers are reused.
@@ -57,6 +59,9 @@ func (e *emitter) describe(u *update, width int) {
 	if width == 2 && needsFourOctets(u.path) {
 		// RFC 6793, Section 4.2.2: AS4_PATH preserves the numbers that AS_PATH cannot represent.
 		b = appendPathAttribute(b, flagOptional|flagTransitive, attrAS4Path, u.path, 4)
+	}
+	if u.wide != (fare.IPv6Community{}) {
+		b = appendList(b, attrIPv6Extended, u.wide[:])
 	}
 	e.attrs = b
 }

@@ -10,6 +10,8 @@ import (
 	"testing"
 
 	"github.com/osrg/gobgp/v3/pkg/packet/bgp"
+
+	"github.com/fared/fared/fare"
 )
 
 // octetsOf joins hexadecimal fields; blanks separate them for the reader.
@@ -178,6 +180,9 @@ func show(changes []Change) string {
 			}
 			for _, community := range c.Attrs.Communities {
 				fmt.Fprintf(&s, " %x", community[:])
+			}
+			if c.Attrs.Extended != (fare.IPv6Community{}) {
+				fmt.Fprintf(&s, " %x", c.Attrs.Extended[:])
 			}
 			if c.Attrs.Signals != 0 {
 				s.WriteString(" " + c.Attrs.Signals.String())

@@ -3,6 +3,8 @@ package guard
 import (
 	"encoding/binary"
 	"fmt"
+
+	"github.com/fared/fared/fare"
 )
 
 // SpeakerFault is an invalid message of the speaker. The session must end; send
@@ -139,6 +141,10 @@ func (g *Guard) updateFromSpeaker(body, b []byte, info Info) ([]byte, Reason, *N
 		width := 2
 		if info.FourOctetAS {
 			width = 4
+		}
+		if u.wide[0]&0x40 != 0 && !g.config.NonTransitive { // not sent to another AS (RFC 4360, Section 6)
+			u.wide = fare.IPv6Community{}
+			out.tally.judge(Communities, CommunityNonTransitive)
 		}
 		if u.fault == None {
 			e.describe(u, width)

@@ -117,7 +117,7 @@ func (w *twin) update(body []byte) bool {
 		}
 		value[kind] = v
 		others = others || kind != 15
-		want, known := map[byte]byte{1: 1, 2: 1, 3: 1, 4: 2, 8: 3, 14: 2, 15: 2, 16: 3, 17: 3, 32: 3}[kind]
+		want, known := map[byte]byte{1: 1, 2: 1, 3: 1, 4: 2, 8: 3, 14: 2, 15: 2, 16: 3, 17: 3, 25: 3, 32: 3}[kind]
 		if !known {
 			if kind != 5 && kind != 6 && kind != 7 && flags < 2 {
 				return false // RFC 4271, Section 6.3
@@ -143,6 +143,8 @@ func (w *twin) update(body []byte) bool {
 			bad = bad || length == 0 || length%4 != 0
 		case 16:
 			bad = bad || length == 0 || length%8 != 0
+		case 25:
+			bad = bad || length == 0 || length%20 != 0
 		case 32:
 			bad = bad || length == 0 || length%12 != 0
 		case 14, 15:
@@ -223,8 +225,19 @@ func (w *twin) attributes(value map[byte][]byte) (path []uint32, text string, ok
 			}
 		}
 	}
-	text += signalText(value[8])
+	text += wideText(value[25]) + signalText(value[8])
 	return path, text, own <= w.AllowOwnAS && len(path) <= MaxASPath
+}
+
+// wideText returns the lowest extended Link Bandwidth among communities of 20 octets, as show does.
+func wideText(communities []byte) (text string) {
+	lowest := uint64(0)
+	for list := communities; len(list) >= 20; list = list[20:] {
+		if n := binary.BigEndian.Uint64(list[4:]); (list[0] == 2 || list[0] == 0x42) && list[1] == 6 && (text == "" || n < lowest) {
+			text, lowest = fmt.Sprintf(" %x", list[:20]), n
+		}
+	}
+	return text
 }
 
 // signalText returns the signals among communities, as show does.
@@ -401,6 +414,16 @@ func TestRoutesAreThoseSent(t *testing.T) {
 			}
 			if len(communities) > 0 {
 				attrs = append(attrs, bgp.NewPathAttributeExtendedCommunities(communities))
+			}
+			var wide []byte
+			for range r.IntN(3) * r.IntN(2) {
+				wide = append(wide, []byte{2, 0x42, 2, 0}[r.IntN(4)], []byte{6, 6, 6, 2}[r.IntN(4)], 0, 0)
+				wide = binary.BigEndian.AppendUint64(wide, uint64(r.IntN(4))<<32)
+				wide = append(binary.BigEndian.AppendUint32(wide, 65001), 0, 0, 0, 0)
+			}
+			if len(wide) > 0 {
+				attrs = append(attrs, bgp.NewPathAttributeUnknown(0xc0, 25, wide))
+				text += wideText(wide)
 			}
 			var standard []uint32
 			var octets []byte

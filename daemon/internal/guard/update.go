@@ -7,7 +7,7 @@ import (
 )
 
 // Attribute types (RFC 4271, Section 5; RFC 1997; RFC 4760; RFC 4360; RFC
-// 6793; RFC 8092).
+// 6793; RFC 5701; RFC 8092).
 const (
 	attrOrigin          = 1
 	attrASPath          = 2
@@ -22,6 +22,7 @@ const (
 	attrExtended        = 16
 	attrAS4Path         = 17
 	attrAS4Aggregator   = 18
+	attrIPv6Extended    = 25
 	attrLarge           = 32
 )
 
@@ -35,16 +36,17 @@ const (
 // flagsOf contains the required Optional and Transitive flags of the attributes
 // that pass; 0 for all others.
 var flagsOf = [256]byte{
-	attrOrigin:      flagTransitive,
-	attrASPath:      flagTransitive,
-	attrNextHop:     flagTransitive,
-	attrMED:         flagOptional,
-	attrCommunities: flagOptional | flagTransitive,
-	attrReach:       flagOptional,
-	attrUnreach:     flagOptional,
-	attrExtended:    flagOptional | flagTransitive,
-	attrAS4Path:     flagOptional | flagTransitive,
-	attrLarge:       flagOptional | flagTransitive,
+	attrOrigin:       flagTransitive,
+	attrASPath:       flagTransitive,
+	attrNextHop:      flagTransitive,
+	attrMED:          flagOptional,
+	attrCommunities:  flagOptional | flagTransitive,
+	attrReach:        flagOptional,
+	attrUnreach:      flagOptional,
+	attrExtended:     flagOptional | flagTransitive,
+	attrAS4Path:      flagOptional | flagTransitive,
+	attrIPv6Extended: flagOptional | flagTransitive,
+	attrLarge:        flagOptional | flagTransitive,
 }
 
 // mpField is an MP_REACH_NLRI or MP_UNREACH_NLRI of a family in use; family 0
@@ -69,12 +71,13 @@ type update struct {
 	reach, unreach  mpField
 	origin          byte
 	path, path4     []uint32
-	hop, med        []byte       // nil if absent
-	extendeds       []byte       // communities that pass, in their output form
-	signals         fare.Signals // of its communities
-	seen            [4]uint64    // attribute types that occurred
-	others          bool         // an attribute other than MP_UNREACH occurred
-	unused          bool         // an MP_REACH of a family not in use had prefixes
+	hop, med        []byte             // nil if absent
+	extendeds       []byte             // communities that pass, in their output form
+	signals         fare.Signals       // of its communities
+	wide            fare.IPv6Community // the lowest extended Link Bandwidth; zero: none
+	seen            [4]uint64          // attribute types that occurred
+	others          bool               // an attribute other than MP_UNREACH occurred
+	unused          bool               // an MP_REACH of a family not in use had prefixes
 	aggregatorAS    uint32
 
 	// fault is the reason to treat the announced prefixes as withdrawn, or
@@ -265,7 +268,7 @@ func (u *update) attribute(flags, kind byte, value, whole []byte, t *tally) (Rea
 		u.hop = value // checked once there is a prefix to which it belongs
 	default:
 		if !u.plain(kind, value, t) {
-			// RFC 7606, Sections 7.1, 7.4, 7.8, 7.14; RFC 8092, Section 6.
+			// RFC 7606, Sections 7.1, 7.4, 7.8, 7.14, 7.15; RFC 8092, Section 6.
 			u.blame(RouteMalformed)
 			return AttributeMalformed, nil
 		}
@@ -309,8 +312,34 @@ func (u *update) plain(kind byte, value []byte, t *tally) bool {
 			return false
 		}
 		u.takeExtended(value, t)
+	case attrIPv6Extended:
+		if len(value) == 0 || len(value)%20 != 0 {
+			return false
+		}
+		u.takeIPv6Extended(value, t)
 	}
 	return true
+}
+
+// takeIPv6Extended collects the lowest extended Link Bandwidth among the
+// communities (RFC 10005, Section 4, for the ordinary one).
+func (u *update) takeIPv6Extended(value []byte, t *tally) {
+	found := false
+	for ; len(value) > 0; value = value[20:] {
+		c := fare.IPv6Community(value)
+		switch {
+		case !c.IsExtendedLinkBandwidth():
+			t.judge(Communities, CommunityUnlisted)
+			continue
+		case found:
+			t.judge(Communities, CommunityExcess)
+		default:
+			t.judge(Communities, None)
+		}
+		if !found || c.Value() < u.wide.Value() {
+			u.wide, found = c, true
+		}
+	}
 }
 
 // takeExtended collects the extended communities that pass. If there are more

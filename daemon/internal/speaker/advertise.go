@@ -262,7 +262,7 @@ func difference(is map[netip.Prefix]Advertisement, wanted []Advertisement) []ste
 }
 
 func equalAdvertisement(a, b *Advertisement) bool {
-	return slices.Equal(a.Communities, b.Communities) && slices.Equal(a.ASPath, b.ASPath) && a.Signals == b.Signals
+	return slices.Equal(a.Communities, b.Communities) && slices.Equal(a.ASPath, b.ASPath) && a.Signals == b.Signals && a.Extended == b.Extended
 }
 
 func carryOut(s *bgpServer, step step, conv *converter) error {
@@ -299,6 +299,7 @@ func cloneAdvertisements(routes []Advertisement) []Advertisement {
 			Communities: append([]fare.Community(nil), r.Communities...),
 			ASPath:      append([]uint32(nil), r.ASPath...),
 			Signals:     r.Signals,
+			Extended:    r.Extended,
 		}
 	}
 	return out

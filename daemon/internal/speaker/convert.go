@@ -9,6 +9,7 @@ import (
 	"google.golang.org/protobuf/types/known/anypb"
 
 	"github.com/fared/fared/daemon/internal/guard"
+	"github.com/fared/fared/fare"
 )
 
 // converter converts the speaker's routes to GoBGP's paths.
@@ -54,6 +55,9 @@ func (c *converter) path(r *Advertisement) (*api.Path, error) {
 	}
 	if len(list) > 0 {
 		attrs = append(attrs, &api.ExtendedCommunitiesAttribute{Communities: list})
+	}
+	if r.Extended != (fare.IPv6Community{}) { // RFC 5701: optional transitive, type 25
+		attrs = append(attrs, &api.UnknownAttribute{Flags: 0xc0, Type: 25, Value: r.Extended[:]})
 	}
 	for _, attr := range attrs {
 		item, err := anypb.New(attr)

@@ -103,7 +103,8 @@ type Advertisement struct {
 	Prefix      netip.Prefix
 	Communities []fare.Community
 	ASPath      []uint32
-	Signals     fare.Signals // sent as communities of RFC 1997
+	Signals     fare.Signals       // sent as communities of RFC 1997
+	Extended    fare.IPv6Community // zero: none
 }
 
 // State is the state of a session.

@@ -395,7 +395,7 @@ func (sq *sessionQueue) affordable() (n, cost int) {
 
 // alike reports whether routes have equal communities and signals, or are both withdrawn.
 func alike(a, b *fare.Attributes) bool {
-	return a == b || a != nil && b != nil && slices.Equal(a.Communities, b.Communities) && a.Signals == b.Signals
+	return a == b || a != nil && b != nil && slices.Equal(a.Communities, b.Communities) && a.Signals == b.Signals && a.Extended == b.Extended
 }
 
 // present returns the number of routes held from a session's peer.
