@@ -13,24 +13,30 @@ import (
 	"github.com/fared/fared/internal/testkit/testbed"
 )
 
-// frr runs zebra and bgpd, without watchfrr and in separate directories per leaf.
-type frr struct{}
+// frr runs zebra and bgpd, without watchfrr and in separate directories per leaf. root is that of testbed.FRR.
+type frr struct{ root string }
 
-func (frr) tools() []string {
-	return []string{testbed.FRRProgram("zebra"), testbed.FRRProgram("bgpd"), testbed.FRRProgram("bfdd"), "vtysh"}
+// frr10 is FRR 10.3, of Debian 13.
+var frr10 = frr{root: testbed.Trixie}
+
+func (d frr) tools() (files []string) {
+	for _, name := range []string{"zebra", "bgpd", "bfdd", "vtysh"} {
+		files = append(files, testbed.FRR{Root: d.root}.Command(name)...)
+	}
+	return slices.DeleteFunc(files, func(word string) bool { return !strings.HasPrefix(word, "/") || strings.Contains(word, ":") })
 }
 
-func (frr) start(t *testing.T, l *leaf) {
+func (d frr) start(t *testing.T, l *leaf) {
 	t.Helper()
-	f := testbed.FRR{Sockets: filepath.Join(l.dir, "run"), Start: l.ns.Start}
-	daemon := func(name, config string, more ...string) {
-		l.running = append(l.running, f.Daemon(t, name, writeFile(t, l.dir, name+".conf", config), more...))
+	f := testbed.FRR{Sockets: filepath.Join(l.dir, "run"), Root: d.root, Start: l.ns.Start}
+	daemon := func(name, config string) {
+		l.running = append(l.running, f.Daemon(t, name, writeFile(t, l.dir, name+".conf", config)))
 	}
 	// On recent kernels this FRR loses a member of a nexthop group after a flap, while
 	// vtysh still shows it, so zebra writes plain multipath routes.
 	daemon("zebra", "hostname "+l.name+"\nno zebra nexthop kernel enable\n")
 	if l.bfd > 0 {
-		daemon("bfdd", frrBFD(l.bfd), "--bfdctl", filepath.Join(f.Sockets, "bfdd.sock"))
+		daemon("bfdd", frrBFD(l.bfd))
 	}
 	daemon("bgpd", frrConfig(l))
 }
@@ -106,8 +112,9 @@ func frrConfig(l *leaf) string {
 	return b.String()
 }
 
-func (frr) show(l *leaf, command string, into any) error {
-	out, err := exec.Command("vtysh", "--vty_socket", filepath.Join(l.dir, "run"), "-c", "show "+command+" json").Output()
+func (d frr) show(l *leaf, command string, into any) error {
+	words := append(testbed.FRR{Root: d.root}.Command("vtysh"), "--vty_socket", filepath.Join(l.dir, "run"), "-c", "show "+command+" json")
+	out, err := exec.Command(words[0], words[1:]...).Output()
 	if err != nil {
 		return fmt.Errorf("vtysh show %s: %w", command, err)
 	}

@@ -42,6 +42,9 @@ install() {
 }
 [ ${#missing[@]} -eq 0 ] || install "${missing[@]}"
 
+# Another FRR than the installed one.
+case " $* " in *" interop "* | *" all "*) "$(dirname "$0")/unpack.sh" trixie frr ;; esac
+
 # The labs in containers need a Docker daemon that answers.
 docker info >/dev/null 2>&1 && exit
 if [ "$(id -u)" != 0 ] || ! command -v dockerd >/dev/null; then

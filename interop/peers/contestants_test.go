@@ -89,14 +89,13 @@ func (frr) tools() []string {
 func (frr) start(b *bed) {
 	b.t.Helper()
 	f := testbed.FRR{Sockets: filepath.Join(b.dir, "run"), Start: b.server.StartOnHost}
-	daemon := func(name, config string, more ...string) {
-		b.processes = append(b.processes, f.Daemon(b.t, name, b.file(name+".conf", config), more...))
+	daemon := func(name, config string) {
+		b.processes = append(b.processes, f.Daemon(b.t, name, b.file(name+".conf", config)))
 	}
 	// Without nexthop objects, which this version loses members of after a flap on recent kernels (interop).
 	daemon("zebra", "no zebra nexthop kernel enable\nzebra work-queue 0\n")
 	if b.bfd > 0 {
-		daemon("bfdd", fmt.Sprintf("bfd\n profile fast\n  detect-multiplier 3\n  receive-interval %[1]d\n  transmit-interval %[1]d\n exit\nexit\n", b.bfd.Milliseconds()),
-			"--bfdctl", filepath.Join(f.Sockets, "bfdd.sock"))
+		daemon("bfdd", fmt.Sprintf("bfd\n profile fast\n  detect-multiplier 3\n  receive-interval %[1]d\n  transmit-interval %[1]d\n exit\nexit\n", b.bfd.Milliseconds()))
 	}
 	var c strings.Builder
 	line := func(format string, args ...any) { fmt.Fprintf(&c, format+"\n", args...) }

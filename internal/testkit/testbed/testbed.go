@@ -43,6 +43,8 @@ func Flush(t testing.TB, n *netnstest.Namespace, flags ...string) {
 type FRR struct {
 	// Sockets is the folder of the sockets and pid files. Daemons makes it.
 	Sockets string
+	// Root is the folder of a Debian suite's packages, such as Trixie; empty means the installed FRR.
+	Root string
 	// Start starts a program in the namespace.
 	Start func(t testing.TB, name string, args ...string) *netnstest.Process
 }
@@ -50,8 +52,24 @@ type FRR struct {
 // FRRProgram returns the path of a daemon of FRR.
 func FRRProgram(name string) string { return filepath.Join("/usr/lib/frr", name) }
 
+// Trixie is the folder into which scripts/unpack.sh has unpacked packages of Debian 13.
+const Trixie = "/usr/local/lib/fared-tests/trixie"
+
+// Command returns the words that run a program of FRR: a daemon or vtysh. Programs of another suite need its loader and libraries.
+func (f FRR) Command(name string) []string {
+	program := FRRProgram(name)
+	if name == "vtysh" {
+		program = "/usr/bin/vtysh"
+	}
+	if f.Root == "" {
+		return []string{program}
+	}
+	libraries := filepath.Join(f.Root, "usr/lib/x86_64-linux-gnu")
+	return []string{filepath.Join(libraries, "ld-linux-x86-64.so.2"), "--library-path", libraries + ":" + filepath.Join(libraries, "frr"), filepath.Join(f.Root, program)}
+}
+
 // Daemon starts zebra, bgpd or bfdd with a configuration file, and waits until the daemon answers.
-func (f FRR) Daemon(t testing.TB, name, config string, more ...string) *netnstest.Process {
+func (f FRR) Daemon(t testing.TB, name, config string) *netnstest.Process {
 	t.Helper()
 	owner, err := user.Lookup("frr")
 	if err != nil {
@@ -69,8 +87,12 @@ func (f FRR) Daemon(t testing.TB, name, config string, more ...string) *netnstes
 	if err := os.Remove(ready); err != nil && !errors.Is(err, os.ErrNotExist) { // left by a daemon that was killed
 		t.Fatal(err)
 	}
-	p := f.Start(t, FRRProgram(name), append([]string{"-u", "frr", "-g", "frr", "-f", config, "-i", filepath.Join(f.Sockets, name+".pid"),
-		"-z", f.zserv(), "--vty_socket", f.Sockets, "-A", "127.0.0.1", "-P", "0", "--log", "stdout"}, more...)...)
+	words := append(f.Command(name), "-u", "frr", "-g", "frr", "-f", config, "-i", filepath.Join(f.Sockets, name+".pid"),
+		"-z", f.zserv(), "--vty_socket", f.Sockets, "-A", "127.0.0.1", "-P", "0", "--log", "stdout")
+	if name == "bfdd" && f.Root == "" { // FRR 10 has no such socket
+		words = append(words, "--bfdctl", filepath.Join(f.Sockets, "bfdd.sock"))
+	}
+	p := f.Start(t, words[0], words[1:]...)
 	Until(t, ready, p)
 	return p
 }

@@ -1,0 +1,48 @@
+#!/usr/bin/env bash
+# Unpacks packages of another Debian suite, with the libraries that they need, into /usr/local/lib/fared-tests/SUITE, where tests find other versions
+# of routers than the installed ones (internal/testkit/testbed). Nothing is installed or configured. A package that is there is kept.
+#
+#   unpack.sh SUITE PACKAGE...
+set -euo pipefail
+suite=$1
+shift
+root=/usr/local/lib/fared-tests/$suite
+missing=()
+for package in "$@"; do
+  [ -e "$root/.$package" ] || missing+=("$package")
+done
+[ ${#missing[@]} -ne 0 ] || exit 0
+if ! command -v apt-get >/dev/null || ! mkdir -p "$root" 2>/dev/null || [ ! -w "$root" ]; then
+  echo "unpack: ${missing[*]} of Debian $suite not unpacked into $root, so tests that need them are skipped" >&2
+  exit
+fi
+
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+mkdir -p "$work"/{lists/partial,cache/archives/partial,packages}
+touch "$work/status"
+echo "deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] http://deb.debian.org/debian $suite main" >"$work/sources.list"
+cat >"$work/apt.conf" <<CONF
+Dir::Etc::sourcelist "$work/sources.list";
+Dir::Etc::sourceparts "-";
+Dir::State "$work";
+Dir::State::lists "$work/lists";
+Dir::State::status "$work/status";
+Dir::Cache "$work/cache";
+APT::Sandbox::User "root";
+Acquire::Languages "none";
+CONF
+export APT_CONFIG=$work/apt.conf
+apt-get update -qq
+# The rest of what they depend on is for their installation.
+libraries=$(apt-cache depends --recurse --no-recommends --no-suggests --no-conflicts --no-breaks --no-replaces --no-enhances "${missing[@]}" |
+  grep -E '^(lib|zlib1g)' | sort -u)
+# shellcheck disable=SC2086 # one word a package
+(cd "$work/packages" && apt-get download -qq "${missing[@]}" $libraries)
+for package in "$work"/packages/*.deb; do
+  dpkg -x "$package" "$root"
+done
+for package in "${missing[@]}"; do
+  touch "$root/.$package"
+done
+echo "unpack: ${missing[*]} of Debian $suite unpacked into $root"
