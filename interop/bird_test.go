@@ -8,17 +8,28 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/fared/fared/internal/testkit/testbed"
 )
 
-// bird runs BIRD 2, which passes on extended communities that it does not know.
-type bird struct{}
+// bird runs BIRD, which passes on extended communities that it does not know. root is that of testbed.Program.
+type bird struct{ root string }
 
-func (bird) tools() []string { return []string{"bird", "birdc"} }
+func (d bird) program(name string) []string { return testbed.Program(d.root, "/usr/sbin/"+name) }
 
-func (bird) start(t *testing.T, l *leaf) {
+func (d bird) tools() []string { return programs(d.program("bird"), d.program("birdc")) }
+
+func (d bird) start(t *testing.T, l *leaf) {
 	t.Helper()
 	control := filepath.Join(l.dir, "bird.ctl")
-	l.run(t, control, "bird", "-f", "-c", writeFile(t, l.dir, "bird.conf", birdConfig(l)), "-s", control, "-P", filepath.Join(l.dir, "bird.pid"))
+	words := append(d.program("bird"), "-f", "-c", writeFile(t, l.dir, "bird.conf", birdConfig(l)), "-s", control, "-P", filepath.Join(l.dir, "bird.pid"))
+	l.run(t, control, words[0], words[1:]...)
+}
+
+// command runs birdc.
+func (d bird) command(l *leaf, args ...string) ([]byte, error) {
+	words := slices.Concat(d.program("birdc"), []string{"-s", filepath.Join(l.dir, "bird.ctl")}, args)
+	return exec.Command(words[0], words[1:]...).CombinedOutput()
 }
 
 func birdConfig(l *leaf) string {
@@ -69,8 +80,8 @@ func birdName(p *peer, family string) string {
 	return strings.ReplaceAll(p.device, "-", "_") + "_" + family
 }
 
-func (bird) show(l *leaf, command string) (string, error) {
-	out, err := exec.Command("birdc", "-s", filepath.Join(l.dir, "bird.ctl"), "show "+command).CombinedOutput()
+func (d bird) show(l *leaf, command string) (string, error) {
+	out, err := d.command(l, "show "+command)
 	// birdc fails if the result is empty.
 	if err != nil && !strings.Contains(string(out), "Network not found") {
 		return "", fmt.Errorf("birdc show %s: %w\n%s", command, err, out)

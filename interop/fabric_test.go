@@ -1,6 +1,7 @@
 package interop
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -40,6 +41,7 @@ type options struct {
 	advertise  string          // the servers' path_bandwidth.advertise; "": the default
 	oneAS      bool            // all servers have the first one's AS
 	allowOwnAS int             // the servers' bgp.allow_own_as
+	cables     int             // sub-ports of a server in a plane; 0: lanes
 	speed      string          // speed of the servers' sub-ports; "": 4G
 	metrics    bool            // the servers serve metrics at 127.0.0.1:9469
 	// pathBandwidth is the servers' path_bandwidth, keys and values in one line; "" means that advertise and missing
@@ -85,6 +87,8 @@ type leaf struct {
 
 	// bfd is the BFD interval on all sessions, which then have a long hold time; 0 means no BFD.
 	bfd time.Duration
+	// speed, for a fared leaf, is that of its sub-ports; "": 4G.
+	speed string
 	// auth, for BIRD, authenticates BFD packets.
 	auth bfdAuth
 	// cumulative, for FRR, sets extcommunity bandwidth cumulative toward servers.
@@ -172,7 +176,7 @@ func newFabric(t *testing.T, opt options) *fabric {
 			f.leaves[p] = append(f.leaves[p], l)
 		}
 		for s := range servers {
-			for k := range lanes {
+			for k := range cmp.Or(opt.cables, lanes) {
 				f.wire(p, s, k)
 			}
 		}
@@ -182,7 +186,7 @@ func newFabric(t *testing.T, opt options) *fabric {
 	}
 	for p := range planes {
 		for _, l := range f.leaves[p] {
-			l.bfd, l.auth = opt.bfd, opt.auth[p]
+			l.bfd, l.auth, l.speed = opt.bfd, opt.auth[p], opt.speed
 			if opt.each != nil {
 				opt.each(l)
 			}
@@ -292,7 +296,7 @@ func (f *fabric) lane(plane, server, lane int, up bool) {
 func (f *fabric) port(plane, server int, up bool) {
 	f.t.Helper()
 	var all []int
-	for k := range lanes {
+	for k := range cmp.Or(f.opt.cables, lanes) {
 		all = append(all, k)
 	}
 	f.cables(plane, server, all, up)

@@ -1,6 +1,7 @@
 package interop
 
 import (
+	"cmp"
 	"encoding/hex"
 	"encoding/json"
 	"errors"
@@ -39,7 +40,7 @@ func faredLeafConfig(l *leaf, dataplane, api string) string {
 	line("bgp: {hold_time: %s, keepalive_interval: 1s, connect_retry: 200ms}%s\nstart: {deadline: 3s}", holdTime(l.bfd), faredBFD(l.bfd, bfdAuth{}))
 	line("dataplane: {address: \"unix:%s\"}\napi: {socket: %q}\nplanes:\n- name: p%d\n  sub_ports:", dataplane, api, l.plane)
 	for _, p := range l.peers {
-		line("  - device: %s\n    speed: 4G\n    sessions:", p.device)
+		line("  - device: %s\n    speed: %s\n    sessions:", p.device, cmp.Or(l.speed, "4G"))
 		for i := range p.local {
 			// Servers connect to leaves; between two leaves, the one with the cable's second end is passive.
 			line("    - {name: %q, peer: %q, local: %q, peer_as: %d, as_override: %v, passive: %v}",

@@ -17,13 +17,19 @@ import (
 type frr struct{ root string }
 
 // frr10 is FRR 10.3, of Debian 13.
-var frr10 = frr{root: testbed.Trixie}
+var frr10 = frr{root: testbed.Unpacked("trixie", "frr")}
 
-func (d frr) tools() (files []string) {
-	for _, name := range []string{"zebra", "bgpd", "bfdd", "vtysh"} {
-		files = append(files, testbed.FRR{Root: d.root}.Command(name)...)
+func (d frr) tools() []string {
+	f := testbed.FRR{Root: d.root}
+	return programs(f.Command("zebra"), f.Command("bgpd"), f.Command("bfdd"), f.Command("vtysh"))
+}
+
+// programs returns the files among the words of commands.
+func programs(commands ...[]string) (files []string) {
+	for _, words := range commands {
+		files = append(files, words[0], words[len(words)-1])
 	}
-	return slices.DeleteFunc(files, func(word string) bool { return !strings.HasPrefix(word, "/") || strings.Contains(word, ":") })
+	return files
 }
 
 func (d frr) start(t *testing.T, l *leaf) {

@@ -9,20 +9,24 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/fared/fared/internal/testkit/testbed"
 )
 
 // gobgp runs gobgpd. gobgpd has no kernel table, and its zebra client (3.10) does not work with
-// the zebra of FRR 8.4, so follow copies its table to the kernel.
-type gobgp struct{}
+// the zebra of FRR 8.4, so follow copies its table to the kernel. root is that of testbed.Program.
+type gobgp struct{ root string }
 
-func (gobgp) tools() []string { return []string{"gobgpd", "gobgp"} }
+func (d gobgp) program(name string) []string { return testbed.Program(d.root, "/usr/bin/"+name) }
+
+func (d gobgp) tools() []string { return programs(d.program("gobgpd"), d.program("gobgp")) }
 
 func (gobgp) socket(l *leaf) string { return "unix://" + filepath.Join(l.dir, "gobgp.sock") }
 
 func (d gobgp) start(t *testing.T, l *leaf) {
 	t.Helper()
-	l.run(t, filepath.Join(l.dir, "gobgp.sock"), "gobgpd", "-t", "yaml", "-f", writeFile(t, l.dir, "gobgpd.yaml", gobgpConfig(l)),
-		"--api-hosts", d.socket(l), "--pprof-disable", "-p")
+	words := append(d.program("gobgpd"), "-t", "yaml", "-f", writeFile(t, l.dir, "gobgpd.yaml", gobgpConfig(l)), "--api-hosts", d.socket(l), "--pprof-disable", "-p")
+	l.run(t, filepath.Join(l.dir, "gobgp.sock"), words[0], words[1:]...)
 }
 
 func gobgpConfig(l *leaf) string {
@@ -39,7 +43,8 @@ func gobgpConfig(l *leaf) string {
 }
 
 func (d gobgp) ask(l *leaf, into any, args ...string) error {
-	out, err := exec.Command("gobgp", append([]string{"--target", d.socket(l), "-j"}, args...)...).Output()
+	words := slices.Concat(d.program("gobgp"), []string{"--target", d.socket(l), "-j"}, args)
+	out, err := exec.Command(words[0], words[1:]...).Output()
 	if err != nil {
 		return fmt.Errorf("gobgp %s: %w\n%s", strings.Join(args, " "), err, out)
 	}

@@ -10,16 +10,17 @@ import (
 
 	"github.com/fared/fared/internal/netnstest"
 	"github.com/fared/fared/internal/testkit/gate"
+	"github.com/fared/fared/internal/testkit/testbed"
 )
 
 // configure enters lines of configuration at a leaf of FRR.
-func (frr) configure(t *testing.T, l *leaf, lines ...string) {
+func (d frr) configure(t *testing.T, l *leaf, lines ...string) {
 	t.Helper()
-	args := []string{"--vty_socket", filepath.Join(l.dir, "run"), "-c", "configure terminal"}
+	words := append(testbed.FRR{Root: d.root}.Command("vtysh"), "--vty_socket", filepath.Join(l.dir, "run"), "-c", "configure terminal")
 	for _, line := range lines {
-		args = append(args, "-c", line)
+		words = append(words, "-c", line)
 	}
-	if out, err := exec.Command("vtysh", args...).CombinedOutput(); err != nil {
+	if out, err := exec.Command(words[0], words[1:]...).CombinedOutput(); err != nil {
 		t.Fatalf("vtysh %q: %v\n%s", lines, err, out)
 	}
 }
@@ -48,7 +49,7 @@ func TestLeafMaintenance(t *testing.T) {
 		{"BIRD, a community in the filter", bird{}, func(t *testing.T, l *leaf, on bool) {
 			l.shutdown = on
 			writeFile(t, l.dir, "bird.conf", birdConfig(l))
-			if out, err := exec.Command("birdc", "-s", filepath.Join(l.dir, "bird.ctl"), "configure").CombinedOutput(); err != nil {
+			if out, err := (bird{}).command(l, "configure"); err != nil {
 				t.Fatalf("birdc configure: %v\n%s", err, out)
 			}
 		}},

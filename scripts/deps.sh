@@ -42,8 +42,8 @@ install() {
 }
 [ ${#missing[@]} -eq 0 ] || install "${missing[@]}"
 
-# Another FRR than the installed one.
-case " $* " in *" interop "* | *" all "*) "$(dirname "$0")/unpack.sh" trixie frr ;; esac
+# Other versions of routers than the installed ones.
+case " $* " in *" interop "* | *" all "*) "$(dirname "$0")/unpack.sh" trixie frr bird2 bird3 gobgpd ;; esac
 
 # The labs in containers need a Docker daemon that answers.
 docker info >/dev/null 2>&1 && exit

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Unpacks packages of another Debian suite, with the libraries that they need, into /usr/local/lib/fared-tests/SUITE, where tests find other versions
-# of routers than the installed ones (internal/testkit/testbed). Nothing is installed or configured. A package that is there is kept.
+# Unpacks packages of a Debian suite, each with the libraries that it needs, into /usr/local/lib/fared-tests/SUITE/PACKAGE, where tests find other versions of
+# routers than the installed ones (internal/testkit/testbed). Nothing is installed or configured. A package that is there is kept.
 #
 #   unpack.sh SUITE PACKAGE...
 set -euo pipefail
@@ -9,7 +9,7 @@ shift
 root=/usr/local/lib/fared-tests/$suite
 missing=()
 for package in "$@"; do
-  [ -e "$root/.$package" ] || missing+=("$package")
+  [ -e "$root/$package" ] || missing+=("$package")
 done
 [ ${#missing[@]} -ne 0 ] || exit 0
 if ! command -v apt-get >/dev/null || ! mkdir -p "$root" 2>/dev/null || [ ! -w "$root" ]; then
@@ -34,15 +34,16 @@ Acquire::Languages "none";
 CONF
 export APT_CONFIG=$work/apt.conf
 apt-get update -qq
-# The rest of what they depend on is for their installation.
-libraries=$(apt-cache depends --recurse --no-recommends --no-suggests --no-conflicts --no-breaks --no-replaces --no-enhances "${missing[@]}" |
-  grep -E '^(lib|zlib1g)' | sort -u)
-# shellcheck disable=SC2086 # one word a package
-(cd "$work/packages" && apt-get download -qq "${missing[@]}" $libraries)
-for package in "$work"/packages/*.deb; do
-  dpkg -x "$package" "$root"
-done
 for package in "${missing[@]}"; do
-  touch "$root/.$package"
+  # The rest of what it depends on is for its installation.
+  libraries=$(apt-cache depends --recurse --no-recommends --no-suggests --no-conflicts --no-breaks --no-replaces --no-enhances "$package" |
+    grep -E '^(lib|zlib1g)' | sort -u)
+  rm -rf "$work/packages" && mkdir "$work/packages"
+  # shellcheck disable=SC2086 # one word a package
+  (cd "$work/packages" && apt-get download -qq "$package" $libraries)
+  for file in "$work"/packages/*.deb; do
+    dpkg -x "$file" "$work/root-$package"
+  done
+  mv "$work/root-$package" "$root/$package"
+  echo "unpack: $package of Debian $suite unpacked into $root"
 done
-echo "unpack: ${missing[*]} of Debian $suite unpacked into $root"

@@ -9,6 +9,7 @@ import (
 	"os/user"
 	"path/filepath"
 	"strconv"
+	"strings"
 	"testing"
 	"time"
 
@@ -43,7 +44,7 @@ func Flush(t testing.TB, n *netnstest.Namespace, flags ...string) {
 type FRR struct {
 	// Sockets is the folder of the sockets and pid files. Daemons makes it.
 	Sockets string
-	// Root is the folder of a Debian suite's packages, such as Trixie; empty means the installed FRR.
+	// Root is the folder of Unpacked; empty means the installed FRR.
 	Root string
 	// Start starts a program in the namespace.
 	Start func(t testing.TB, name string, args ...string) *netnstest.Process
@@ -52,20 +53,36 @@ type FRR struct {
 // FRRProgram returns the path of a daemon of FRR.
 func FRRProgram(name string) string { return filepath.Join("/usr/lib/frr", name) }
 
-// Trixie is the folder into which scripts/unpack.sh has unpacked packages of Debian 13.
-const Trixie = "/usr/local/lib/fared-tests/trixie"
+// Unpacked is the folder into which scripts/unpack.sh unpacks a package of a Debian suite.
+func Unpacked(suite, name string) string {
+	return filepath.Join("/usr/local/lib/fared-tests", suite, name)
+}
 
-// Command returns the words that run a program of FRR: a daemon or vtysh. Programs of another suite need its loader and libraries.
+// Program returns the words that run a program below the folder of Unpacked by the loader and libraries of its suite, or the path alone if root is empty.
+func Program(root, path string) []string {
+	if root == "" {
+		return []string{path}
+	}
+	var libraries []string
+	loader := ""
+	for _, folder := range []string{"usr/lib/x86_64-linux-gnu", "lib/x86_64-linux-gnu", "usr/lib/x86_64-linux-gnu/frr"} {
+		folder = filepath.Join(root, folder)
+		libraries = append(libraries, folder)
+		if file := filepath.Join(folder, "ld-linux-x86-64.so.2"); loader == "" {
+			if _, err := os.Stat(file); err == nil {
+				loader = file
+			}
+		}
+	}
+	return []string{loader, "--library-path", strings.Join(libraries, ":"), filepath.Join(root, path)}
+}
+
+// Command returns the words that run a program of FRR: a daemon or vtysh.
 func (f FRR) Command(name string) []string {
-	program := FRRProgram(name)
 	if name == "vtysh" {
-		program = "/usr/bin/vtysh"
+		return Program(f.Root, "/usr/bin/vtysh")
 	}
-	if f.Root == "" {
-		return []string{program}
-	}
-	libraries := filepath.Join(f.Root, "usr/lib/x86_64-linux-gnu")
-	return []string{filepath.Join(libraries, "ld-linux-x86-64.so.2"), "--library-path", libraries + ":" + filepath.Join(libraries, "frr"), filepath.Join(f.Root, program)}
+	return Program(f.Root, FRRProgram(name))
 }
 
 // Daemon starts zebra, bgpd or bfdd with a configuration file, and waits until the daemon answers.
