@@ -95,6 +95,8 @@ type leaf struct {
 	cumulative bool
 	// uint32, for FRR, sets disable-link-bw-encoding-ieee toward servers.
 	uint32 bool
+	// extended, for FRR from 10.1 on, sets extended-link-bandwidth toward servers.
+	extended bool
 	// advertise, for BIRD, replaces the bandwidth toward servers, bit/s; 0 means none.
 	advertise uint64
 	// shutdown, for BIRD, adds GRACEFUL_SHUTDOWN (RFC 8326) toward servers.

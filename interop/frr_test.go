@@ -88,6 +88,9 @@ func frrConfig(l *leaf) string {
 			if l.uint32 && n.server {
 				line(" neighbor %s disable-link-bw-encoding-ieee", n.name)
 			}
+			if l.extended && n.server {
+				line(" neighbor %s extended-link-bandwidth", n.name)
+			}
 		}
 	}
 	for _, family := range []string{"ipv4", "ipv6"} {
