@@ -119,7 +119,7 @@ func newPlan(o Options) (*backend.Plan, Options, error) {
 	switch {
 	case o.Netns != nil:
 		p.Site = fabric.Site(topo.Containerlab) // the same, except for resources that all nodes of a machine share
-		p.Site.Speeds, p.Site.Socket = "tbf", p.Socket
+		p.Site.RateScale, p.Site.Socket = backend.RateScale, p.Socket
 		p.Site.Dataplane = func(node string) string { return "unix:" + filepath.Join(p.Dir, node, "dataplane.sock") }
 		steer(&p.Site, o.Transport)
 	case o.Containerlab != nil:

@@ -41,7 +41,7 @@ func TestTransferReport(t *testing.T) {
 	// Two intervals of the second run, which begins after 2 s, are steady: those from 2.15 s on.
 	f := &flight{transfer: x, steady: began.Add(2050 * time.Millisecond), runs: []transferRun{
 		run(began, 1, 900, 7, 900), run(began.Add(2*time.Second), 2, 800, 10, 300, 500)}}
-	got := f.report(began.Add(100*time.Millisecond), uint64(math.Round(m.Allows()/backend.SpeedScale)))
+	got := f.report(began.Add(100*time.Millisecond), uint64(math.Round(m.Allows()/backend.RateScale)))
 	want := Transfer{Bytes: 200, Messages: 4, Lost: 2, Duplicated: 6, WrongBytes: 10, Retransmitted: 14, GoodputBps: 500, LowestBps: 7, AllowedBps: 400e6, OfBefore: 1.25, AllowedOfBefore: 2}
 	planes := got.Planes
 	got.Planes = nil
@@ -80,8 +80,8 @@ func TestTransportOptions(t *testing.T) {
 			if err := checkConfig(file); err != nil {
 				t.Errorf("%q: %s: %v", transport, file.Name, err)
 			}
-			if slow := strings.Contains(file.Text, "tbf"); !slow {
-				t.Errorf("%q: %s does not take speeds from devices", transport, file.Name)
+			if !strings.Contains(file.Text, "speed: 50G") {
+				t.Errorf("%q: %s does not advertise the speed of the description", transport, file.Name)
 			}
 		}
 	}

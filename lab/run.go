@@ -586,10 +586,10 @@ func (f *Fabric) beginTransfer(ctx context.Context) *flight {
 
 // allowed returns the rate that the cables allow all pairs together, bit/s, or 0 if cables are not shaped.
 func (f *Fabric) allowed() uint64 {
-	if f.transfer == nil || f.plan.Site.Speeds != "tbf" {
+	if f.transfer == nil || f.plan.Site.RateScale == 0 {
 		return 0
 	}
-	return uint64(math.Round(f.Allows() / backend.SpeedScale))
+	return uint64(math.Round(f.Allows() / backend.RateScale))
 }
 
 // pairs returns the number of pairs of GPUs on different servers.

@@ -57,4 +57,4 @@ func (o Options) validateReal() error {
 }
 
 // minSpeed leaves 1 Mbit/s after scaling.
-const minSpeed fare.Bandwidth = 1e6 * backend.SpeedScale
+const minSpeed fare.Bandwidth = 1e6 * backend.RateScale

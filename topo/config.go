@@ -4,8 +4,6 @@ import (
 	"fmt"
 	"slices"
 	"strings"
-
-	"github.com/fared/fared/fare"
 )
 
 // Site describes the environment of a fabric's nodes, as far as it affects their configurations. The zero value
@@ -14,13 +12,11 @@ type Site struct {
 	// Port is the TCP port of BGP sessions, 1 to 65535. 0 means 179, the only one for which FRR and BIRD are
 	// configured.
 	Port int
-	// SpeedScale is the factor by which the cables are slower than in the Spec, for labs; 0 means 1. Weights are
-	// ratios, so they stay the same. Above 1 it shortens links.damping to a tenth, as AssumeUp does.
-	SpeedScale uint64
-	// Speeds is the source of a sub-port's speed for fared (speed_source): "" means its file, "tbf" the qdisc of a
-	// lab's device.
-	Speeds string
-	// AssumeUp is for simulated cables without a kernel device (link_state: assume-up). It requires Speeds "".
+	// Lab shortens links.damping to a tenth, as AssumeUp does.
+	Lab bool
+	// RateScale is the factor by which a lab shapes cables to less than their speed, which fared and its peers advertise nevertheless. 0: not shaped.
+	RateScale uint64
+	// AssumeUp is for simulated cables without a kernel device (link_state: assume-up).
 	AssumeUp bool
 	// Socket returns the path of the API socket of a node's fared. If it is nil or returns "", api.socket has its
 	// default.
@@ -33,11 +29,6 @@ type Site struct {
 	UDPPorts, TCPPorts []uint16
 	// Quick shortens drain_delay, start.deadline, bgp.connect_retry and links.damping, for labs with short steps.
 	Quick bool
-}
-
-// scaled returns a cable's speed at the site, at least 1 bit/s.
-func (s Site) scaled(b fare.Bandwidth) fare.Bandwidth {
-	return max(b/fare.Bandwidth(max(s.SpeedScale, 1)), 1)
 }
 
 // File is a generated file. A script is a file whose text begins with "#!".
@@ -141,7 +132,7 @@ func (f *Fabric) faredConfig(n *Node, site Site) string {
 	if n.Kind == KindServer && f.Spec.Leaf == BIRD {
 		bandwidth = append(bandwidth, "advertise: node") // BIRD passes on the value of its best path and does not sum
 	}
-	if f.overflows(site) {
+	if f.overflows() {
 		bandwidth = append(bandwidth, "scale: 1000")
 	}
 	if bandwidth != nil {
@@ -150,7 +141,7 @@ func (f *Fabric) faredConfig(n *Node, site Site) string {
 	if bgp != nil {
 		t.line("bgp: {%s}", strings.Join(bgp, ", "))
 	}
-	if site.Quick || site.SpeedScale > 1 || site.AssumeUp { // a lab fails the same cable every few seconds on purpose
+	if site.Quick || site.Lab || site.AssumeUp { // a lab fails the same cable every few seconds on purpose
 		t.line("links: {damping: {hold: 50ms, longest: 1s, quiet: 2s}}")
 	}
 	t.line("bfd: {interval: %s, multiplier: %d}", f.BFD, bfdMultiplier)
@@ -175,11 +166,7 @@ func (f *Fabric) faredConfig(n *Node, site Site) string {
 		if n.Kind == KindServer && f.owners() > 1 {
 			t.line("        loopbacks: [%s]", strings.Join(texts(f.LoopbacksOf(c.Group)), ", "))
 		}
-		if site.Speeds == "" {
-			t.line("        speed: %s", speedText(site.scaled(c.Speed)))
-		} else {
-			t.line("        speed_source: %s", site.Speeds)
-		}
+		t.line("        speed: %s", speedText(c.Speed))
 		if site.AssumeUp {
 			t.line("        link_state: assume-up")
 		}

@@ -444,7 +444,7 @@ func TestLeavesHaveServers(t *testing.T) {
 // TestWiring verifies devices, addresses, rates and settings of a leaf and a server.
 func TestWiring(t *testing.T) {
 	f := example(t, "two-tier")
-	wiring := f.Wiring(Site{Speeds: "tbf", SpeedScale: 1000})
+	wiring := f.Wiring(Site{RateScale: 1000})
 	if len(wiring) != len(f.Nodes()) {
 		t.Fatalf("%d nodes", len(wiring))
 	}

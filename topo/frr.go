@@ -34,15 +34,15 @@ staticd_options="-A 127.0.0.1"
 const frrTop fare.Bandwidth = 8 << 32
 
 // overflows reports whether FRR would have to sum more bandwidth than 32 bits of bytes a second hold.
-func (f *Fabric) overflows(site Site) bool {
-	return (f.Spec.Leaf == FRR || f.Spec.Spine == FRR) && site.scaled(f.sizes().fullest()) > frrTop
+func (f *Fabric) overflows() bool {
+	return (f.Spec.Leaf == FRR || f.Spec.Spine == FRR) && f.sizes().fullest() > frrTop
 }
 
 // frrConfig returns frr.conf.
 func (f *Fabric) frrConfig(n *Node, site Site) string {
 	var t text
 	t.line("! %s", f.title(n))
-	if f.overflows(site) {
+	if f.overflows() {
 		t.line("! FRR through 10.7.0 sums Link Bandwidth in 32 bits of bytes a second: all fared of this fabric send thousandths (path_bandwidth.scale).")
 	}
 	t.line("frr defaults datacenter\nhostname %s", n.Name)

@@ -27,23 +27,23 @@ const (
 // Targets returns all targets.
 func Targets() []Target { return []Target{Machines, Netns, Containerlab} }
 
-// LabSpeedScale reduces 400G to 400 Mbit/s, a rate that one machine can shape for every cable.
-const LabSpeedScale = 1000
+// LabRateScale shapes cables of 400G to 400 Mbit/s, a rate that one machine can carry on every cable.
+const LabRateScale = 1000
 
 // dataplaneSocket is the address of `fared dataplane` on a separate machine.
 const dataplaneSocket = "unix:/run/fared-dataplane/dataplane.sock"
 
-// Site returns the environment in which the nodes of a target run: speed scale, and paths of sockets.
+// Site returns the environment in which the nodes of a target run: rates, and paths of sockets.
 func (f *Fabric) Site(target Target) Site {
 	switch target {
 	case Netns: // the nodes share a file system
 		folder := func(node string) string { return path.Join("/run/fared", f.Name, node) }
-		return Site{SpeedScale: LabSpeedScale, Speeds: "tbf",
+		return Site{Lab: true, RateScale: LabRateScale,
 			Socket:    func(node string) string { return path.Join(folder(node), "fared.sock") },
 			Dataplane: func(node string) string { return "unix:" + path.Join(folder(node), "dataplane.sock") },
 		}
 	case Containerlab:
-		return Site{SpeedScale: LabSpeedScale, Dataplane: func(string) string { return dataplaneSocket }}
+		return Site{Lab: true, Dataplane: func(string) string { return dataplaneSocket }}
 	}
 	return Site{Dataplane: func(string) string { return dataplaneSocket }}
 }

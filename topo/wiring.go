@@ -56,8 +56,8 @@ func (f *Fabric) Wiring(site Site) []NodeWiring {
 			for _, a := range here.Addrs() {
 				d.Addrs = append(d.Addrs, OnCable(a))
 			}
-			if site.Speeds == "tbf" {
-				d.Rate = site.scaled(c.Speed)
+			if site.RateScale > 0 {
+				d.Rate = max(c.Speed/fare.Bandwidth(site.RateScale), 1)
 			}
 			w.Devices = append(w.Devices, d)
 		}

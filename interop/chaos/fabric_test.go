@@ -103,7 +103,7 @@ func newFabric(t *testing.T, d *design) *fabric {
 func (f *fabric) site() topo.Site {
 	site := f.numbers.Site(topo.Containerlab) // slow cables
 	site.Quick = true
-	site.Speeds = "tbf"
+	site.RateScale = topo.LabRateScale
 	site.Socket = func(name string) string { return filepath.Join(f.dir, name, "fared.sock") }
 	site.Dataplane = func(name string) string { return "unix:" + filepath.Join(f.dir, name, "dataplane.sock") }
 	return site
@@ -209,6 +209,9 @@ func (n *node) adapt(text string) string {
 	bgp := "bgp: {" + keys + "}"
 	var lines []string
 	for line := range strings.Lines(text) {
+		if before, _, found := strings.Cut(line, " speed: "); found {
+			line = before + " speed_source: tbf\n" // slowDown changes the devices
+		}
 		if !strings.HasPrefix(line, "bgp: ") {
 			lines = append(lines, line)
 		}

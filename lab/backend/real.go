@@ -19,9 +19,8 @@ import (
 	"github.com/fared/fared/topo"
 )
 
-// SpeedScale is the factor by which the cables of a fabric of namespaces or containers are slower than the description:
-// 400G becomes 400 Mbit/s. Weights are ratios, so they stay the same.
-const SpeedScale = topo.LabSpeedScale
+// RateScale is the factor by which the cables of a fabric of namespaces are shaped to less than their speed.
+const RateScale = topo.LabRateScale
 
 // real is the common part of fabrics whose nodes have network namespaces and separate processes, created by the lab or
 // by containerlab.
