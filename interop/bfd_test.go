@@ -198,6 +198,34 @@ func (f *fabric) back() {
 	f.up()
 	f.protected()
 	f.weigh("back", "1:1")
+	if f.opt.daemons[1] == frr10 {
+		f.aged()
+	}
+}
+
+// aged waits until every session is older than a second: FRR 10.3 takes BFD that goes down in the second in which the session came up for the consequence
+// of that (bfd_session_status_update).
+func (f *fabric) aged() {
+	f.t.Helper()
+	netnstest.Eventually(f.t, within, func() error {
+		for _, s := range f.servers {
+			var answer struct {
+				Sessions []struct {
+					Name       string
+					StateAgeNs time.Duration `json:"state_age_ns"`
+				}
+			}
+			if err := s.fared.sessions(&answer); err != nil {
+				return err
+			}
+			for _, x := range answer.Sessions {
+				if x.StateAgeNs < 1100*time.Millisecond {
+					return fmt.Errorf("session %s of server %d is %v old", x.Name, s.index, x.StateAgeNs)
+				}
+			}
+		}
+		return nil
+	})
 }
 
 // silences plays everything that stops packets while the carrier stays up, and its end.
@@ -239,6 +267,18 @@ func TestBFDWithFRR(t *testing.T) {
 	gate.Needed(t, "BFD finds cables that swallow and a frozen leaf")
 	f := newFabric(t, options{daemons: both(frr{}), bfd: fast, each: func(l *leaf) { l.cumulative = true }})
 	silences(t, f)
+}
+
+// TestBFDWithFRR10 verifies that sessions come up with FRR 10.3, which closes every connection until BFD is up, that BFD protects them, and that they
+// return after a failure.
+func TestBFDWithFRR10(t *testing.T) {
+	gate.Slow(t, gate.Interop, "a leaf that waits for BFD, of another suite of Debian")
+	for what, unnumbered := range map[string]bool{"numbered": false, "unnumbered": true} {
+		t.Run(what, func(t *testing.T) {
+			f := newFabric(t, options{daemons: both(frr10), bfd: fast, unnumbered: unnumbered, each: func(l *leaf) { l.cumulative = true }})
+			silences(t, f)
+		})
+	}
 }
 
 // TestBFDWithFRRUnnumbered uses link-local addresses.

@@ -777,7 +777,7 @@ type Session struct {
 	// guard_dropped{reason="..."} since start, routes_ignored{reason="..."} now; sorted.
 	Counters []*Counter `protobuf:"bytes,15,rep,name=counters,proto3" json:"counters,omitempty"`
 	// BFD of the session (RFC 5880): "down" (the peer is silent, or has no BFD), "init", "up", or "failed" (its sockets could
-	// not be opened); empty if BFD is not configured, or BGP is not up. Only "up" protects the session.
+	// not be opened); empty if BFD is not configured, the session is held, or its peer's address is not known. "up" protects the session.
 	BfdState string `protobuf:"bytes,16,opt,name=bfd_state,json=bfdState,proto3" json:"bfd_state,omitempty"`
 	// Silence of the peer after which the session is closed, nanoseconds; 0 while the peer is silent.
 	BfdDetectionTimeNs uint64 `protobuf:"varint,17,opt,name=bfd_detection_time_ns,json=bfdDetectionTimeNs,proto3" json:"bfd_detection_time_ns,omitempty"`

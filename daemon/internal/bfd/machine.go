@@ -42,6 +42,7 @@ type Machine struct {
 	pinned netip.AddrPort
 
 	lastReceived time.Time // when the last accepted packet arrived; zero if none arrived within a detection time
+	upSince      time.Time // when the session last came up; zero before the first time
 	sent         time.Time // when the last packet was sent that did not answer a poll; zero if there is none
 	shorten      int64     // reduction of the subsequent wait, in thousandths
 	polling      bool      // our poll sequence is under way
@@ -114,7 +115,7 @@ func (m *Machine) Receive(p Packet, from netip.AddrPort, now time.Time) Drop {
 		m.enter(Init, m.diag)
 	case p.State == Init && m.state != Up, p.State == Up && m.state == Init:
 		m.enter(Up, m.diag)
-		m.pinned = from
+		m.pinned, m.upSince = from, now
 	}
 	return Accepted
 }

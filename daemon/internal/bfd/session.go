@@ -36,6 +36,8 @@ type Change struct {
 	Status
 	// Silence is the expired detection time, 0 if none expired.
 	Silence time.Duration
+	// UpSince is when the session last came up; zero if it never did.
+	UpSince time.Time
 }
 
 // Failed reports whether the path to the neighbor has failed: the session was up and is not, and neither end's operator disabled it (RFC 5882,
@@ -153,7 +155,7 @@ func (s *Session) turn() time.Time {
 // changedLocked queues a change of state, if there was one, for the session's goroutine to report. The caller holds mu.
 func (s *Session) changedLocked(before State, silence time.Duration) {
 	if s.machine.state != before {
-		s.unreported = append(s.unreported, Change{Before: before, Status: s.machine.Status(), Silence: silence})
+		s.unreported = append(s.unreported, Change{Before: before, Status: s.machine.Status(), Silence: silence, UpSince: s.machine.upSince})
 	}
 }
 

@@ -3,7 +3,6 @@ package ndisc
 import (
 	"context"
 	"errors"
-	"fmt"
 	"log/slog"
 	"net/netip"
 	"os"
@@ -95,12 +94,21 @@ func (r *Resolver) Peer(ctx context.Context, name, netns string) (netip.Addr, er
 			return netip.Addr{}, ErrClosed
 		case <-ctx.Done():
 			if trouble == nil {
-				trouble = errors.New("no router advertisement was received")
+				trouble = errSilent
 			}
-			return netip.Addr{}, fmt.Errorf("peer on %s: %w (%w)", name, trouble, ctx.Err())
+			return netip.Addr{}, &notFound{trouble, ctx.Err()}
 		}
 	}
 }
+
+// errSilent is the problem of a device on which everything works but the peer.
+var errSilent = errors.New("no router advertisement was received; the other end has to send them (FRR: neighbor DEVICE interface)")
+
+// notFound is the error of a wait that has ended. Its text is the problem of the device: the caller has ended the wait.
+type notFound struct{ trouble, ended error }
+
+func (e *notFound) Error() string   { return e.trouble.Error() }
+func (e *notFound) Unwrap() []error { return []error{e.trouble, e.ended} }
 
 func (r *Resolver) device(k key) (*device, error) {
 	r.mu.Lock()

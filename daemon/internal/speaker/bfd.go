@@ -1,17 +1,27 @@
 package speaker
 
 import (
+	"errors"
 	"fmt"
+	"net"
+	"net/netip"
+	"syscall"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/fared/fared/daemon/internal/bfd"
+	"github.com/fared/fared/internal/netns"
 )
 
-// A session's BFD lasts as long as its incarnation. It begins between the two addresses of the TCP connection when both ends have confirmed (RFC
-// 5882, Section 4.1: the control protocol bootstraps it), so it needs no separate configuration and never prevents a session from coming up.
-// Once BFD has been up, its failure ends the incarnation; the next incarnation starts another BFD session. An established TCP connection proves
-// that packets pass in both directions, so a link that drops one direction ends one session and does not bring up another. The state of a peer's
-// previous BFD session never ends a newer session.
+// A session's BFD begins as soon as the peer's address is known and the session may connect, before BGP. A peer may wait for it: FRR 10.3 closes
+// every connection while BFD is down (RFC 5882, Section 4.1, permits that between neighbors that both have BFD). We never wait: a peer without BFD
+// and a peer whose BFD begins with BGP look alike, and the section wants a session with the former. When BFD comes up, the session connects at once.
+//
+// BFD lasts over attempts that fail, and ends with the incarnation that it has protected, when the session is held, and when the peer's address
+// changes. So the state of a peer's previous BFD session, such as that of a process that was restarted, never ends a newer incarnation. BFD that
+// goes down after it was up ends the incarnation. An established TCP connection proves that packets pass in both directions, so a link that drops
+// one direction ends one incarnation and does not bring up another.
 
 // bfdError ends an incarnation whose path has failed.
 type bfdError struct{ change bfd.Change }
@@ -23,28 +33,68 @@ func (e *bfdError) Error() string {
 	return fmt.Sprintf("BFD down: the peer reports %s, %s", e.change.RemoteState, e.change.RemoteDiagnostic)
 }
 
-// protect starts the BFD session of an incarnation. If BFD cannot start, BGP continues with its hold time.
-func (s *session) protect(in *incarnation) {
+// meet begins BFD with a peer that is about to connect, or to be connected to.
+func (s *session) meet(peer netip.Addr) {
+	if s.speaker.conf.BFD.Interval == 0 {
+		return
+	}
+	// An error is that of the connection too, which reports it.
+	if local, err := s.localTo(peer); err == nil {
+		s.protect(local, peer, false)
+	}
+}
+
+// localTo returns our address of a connection to a peer.
+func (s *session) localTo(peer netip.Addr) (local netip.Addr, err error) {
+	if s.conf.Local.IsValid() {
+		return s.conf.Local, nil
+	}
+	d := net.Dialer{Control: func(_, _ string, c syscall.RawConn) error {
+		return controlRaw(c, func(fd int) error { return s.bind(fd, peer) })
+	}}
+	err = netns.In(s.conf.Netns, func() error {
+		to, err := scoped(peer, s.conf.Device)
+		if err != nil {
+			return err
+		}
+		conn, err := d.Dial("udp", netip.AddrPortFrom(to, s.conf.Port).String()) // sends nothing
+		if err != nil {
+			return err
+		}
+		defer conn.Close()
+		local = conn.LocalAddr().(*net.UDPAddr).AddrPort().Addr().Unmap()
+		return nil
+	})
+	return local, err
+}
+
+// protect makes BFD run between two addresses. If BFD cannot start, BGP continues with its hold time. Only one call runs at a time.
+func (s *session) protect(local, peer netip.Addr, established bool) {
 	c := &s.speaker.conf.BFD
 	if c.Interval == 0 {
 		return
 	}
+	ends := [2]netip.Addr{local.WithZone(""), peer.WithZone("")}
 	s.mu.Lock()
+	runs, same, before := s.bfd != nil, s.bfdEnds == ends, s.bfdErr
 	auth := bfd.Auth{Type: s.conf.BFDAuth.Type, Keys: s.bfdKeys}
 	s.mu.Unlock()
+	if runs && same {
+		return
+	}
+	s.unprotect(false)
 	session, err := s.speaker.responder.Start(bfd.Config{
-		Interval: c.Interval, Multiplier: c.Multiplier,
-		Local: addrPort(in.conn.LocalAddr()).Addr(), Remote: addrPort(in.conn.RemoteAddr()).Addr(),
-		Device: s.conf.Device, Netns: s.conf.Netns, Auth: auth, Counters: &s.bfdCounters,
-		Changed: func(change bfd.Change) { s.bfdChanged(in, change) },
+		Interval: c.Interval, Multiplier: c.Multiplier, Local: local, Remote: peer,
+		Device: s.conf.Device, Netns: s.conf.Netns, Auth: auth, Counters: &s.bfdCounters, Changed: s.bfdChanged,
 	})
-	if err != nil {
+	// Before BGP our address may not exist yet, which is no fault.
+	if err != nil && (established || errors.Is(err, unix.EADDRINUSE) && (before == nil || before.Error() != err.Error())) {
 		s.log.Warn("session without BFD", "session", s.conf.Name, "error", err)
 		s.speaker.queue.fault(Fault{Session: s.index, Reason: err.Error()})
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.bfd, s.bfdErr = session, err
+	s.bfd, s.bfdEnds, s.bfdErr = session, ends, err
 	if session != nil {
 		_ = session.SetKeys(s.bfdKeys) // valid; they may have changed since Start
 	}
@@ -69,8 +119,7 @@ func (s *session) setBFDKeys(keys []bfd.Key) error {
 // send no AdminDown would be worse: the first packet of the next process, or its silence, would end the re-established session.
 const lag = 200 * time.Millisecond
 
-// unprotect ends the BFD session of an incarnation that has ended. AdminDown informs a peer that has not noticed the end yet that the path has
-// not failed.
+// unprotect ends BFD. AdminDown informs the peer that the path has not failed.
 func (s *session) unprotect(restarting bool) {
 	s.mu.Lock()
 	session := s.bfd
@@ -84,17 +133,33 @@ func (s *session) unprotect(restarting bool) {
 	}
 }
 
-// bfdChanged is called by the BFD session of an incarnation. It treats a failure like a link failure: it notifies the owner before the
-// connections are closed.
-func (s *session) bfdChanged(in *incarnation, change bfd.Change) {
+// hastenPause is the least time between two attempts that BFD has caused: a peer whose BFD flaps must not make the session connect all the time.
+const hastenPause = time.Second
+
+// takeover is the time after BGP's start in which the peer may signal that BFD is down, without a failure, if BFD came up before: FRR 10.3 begins BFD
+// again when BGP is established. Were it a failure, the peer would close the session itself.
+const takeover = time.Second
+
+// bfdChanged is called by the session's BFD. It treats a failure like a link failure: it notifies the owner before the connections are closed.
+func (s *session) bfdChanged(change bfd.Change) {
 	s.log.Info("BFD session changed", "session", s.conf.Name, "before", change.Before, "now", change.State,
 		"diagnostic", change.Diagnostic, "peer", change.RemoteState, "peer_diagnostic", change.RemoteDiagnostic, "detection_time", change.DetectionTime)
-	if !change.Failed() {
-		return
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	switch {
+	case s.state != Established:
+		if now := time.Now(); change.State == bfd.Up && now.Sub(s.hastened) >= hastenPause {
+			s.hastened = now
+			close(s.changed)
+			s.changed = make(chan struct{})
+		}
+	case !change.Failed():
+	case change.Silence == 0 && change.UpSince.Before(s.since) && time.Since(s.since) < s.speaker.takeover:
+	default:
+		err := &bfdError{change}
+		s.speaker.queue.sessionDown(SessionDown{Session: s.index, Generation: s.gen, Reason: err.Error()})
+		s.current.stop(err)
 	}
-	err := &bfdError{change}
-	s.speaker.queue.sessionDown(SessionDown{Session: s.index, Generation: in.gen, Reason: err.Error()})
-	in.stop(err)
 }
 
 // bfdStatusLocked returns a snapshot of the session's BFD. The caller holds mu.

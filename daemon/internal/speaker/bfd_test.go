@@ -6,7 +6,9 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -241,6 +243,116 @@ func TestBFDDown(t *testing.T) {
 			leaf.until("Cease", func() bool { return strings.Contains(leaf.Status(0).Reason, "NOTIFICATION 6/10") }) // RFC 9384
 			// BGP does not wait for BFD.
 			server.until("established again", func() bool { return server.state(0).ups == 2 })
+		})
+	}
+}
+
+// refusing returns a server with BFD whose leaf closes every connection until accept is set, as FRR 10.3 does until BFD is up, and the leaf's BFD.
+func refusing(t *testing.T, takeover time.Duration) (r *running, b *bfdPeer, accept *atomic.Bool) {
+	t.Helper()
+	accept = new(atomic.Bool)
+	p := newRawPeer(t, hosts(1)[0], func(_ int, conn *net.TCPConn) {
+		if accept.Load() && shake(conn, rawOpen(65100, 90, leafID)) == nil {
+			keep(conn)
+		}
+	})
+	c := rawConfig(t, p)
+	c.BFD, c.HoldTime = BFD{Interval: 200 * time.Millisecond, Multiplier: 255}, 90*time.Second
+	b = newBFDPeer(t, &c.Sessions[0])
+	speaker := create(t, c)
+	speaker.takeover = takeover
+	return start(t, speaker), b, accept
+}
+
+// TestBFDBeforeBGP checks that BFD comes up with a leaf that refuses BGP until then, and that the session comes up then, and again.
+func TestBFDBeforeBGP(t *testing.T) {
+	r, b, accept := refusing(t, takeover)
+	const closed = "connection to the peer: closed by the other end before its OPEN"
+	r.until("refused, with the reason", func() bool {
+		s := r.Status(0)
+		return s.Reason == closed+"; it may wait for BFD, which is not up" && s.BFD == BFDStatus{State: "down"}
+	})
+	b.receive(bfd.Down)
+	b.say(bfd.Init, 0, 10*time.Second)
+	b.receive(bfd.Up)
+	accept.Store(true)
+	r.until("established", func() bool { return r.state(0).up })
+	if s := r.Status(0); s.BFD.State != "up" || s.Reason != "" {
+		t.Errorf("%+v", s)
+	}
+	accept.Store(false)
+	r.sessions[0].mu.Lock()
+	r.sessions[0].current.conn.Close()
+	r.sessions[0].mu.Unlock()
+	b.receive(bfd.AdminDown)
+	b.receive(bfd.Down) // of the next session
+	b.say(bfd.Init, 0, 10*time.Second)
+	b.receive(bfd.Up)
+	accept.Store(true)
+	r.until("established again", func() bool { return r.state(0).ups == 2 })
+}
+
+// TestBFDHastens checks that a session connects at once when BFD comes up, but not again within a pause, and not when BFD goes down.
+func TestBFDHastens(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := &session{conf: &Session{}, log: testDeps(t).Log, changed: make(chan struct{})}
+		for i, c := range []struct {
+			after   time.Duration
+			now     bfd.State
+			hastens bool
+		}{{0, bfd.Init, false}, {0, bfd.Up, true}, {0, bfd.Down, false}, {hastenPause - 1, bfd.Up, false}, {1, bfd.Up, true}} {
+			time.Sleep(c.after)
+			changed := s.changed
+			s.bfdChanged(bfd.Change{Status: bfd.Status{State: c.now}})
+			select {
+			case <-changed:
+				if !c.hastens {
+					t.Errorf("step %d connects", i)
+				}
+			default:
+				if c.hastens {
+					t.Errorf("step %d does not connect", i)
+				}
+			}
+		}
+	})
+}
+
+// TestBFDUpBeforeBGPGoesDown checks what BFD that came up before BGP does to it: silence ends the session. So does a leaf that signals that BFD is
+// down, except at first, when the leaf begins BFD again because BGP has come up.
+func TestBFDUpBeforeBGPGoesDown(t *testing.T) {
+	for name, c := range map[string]struct {
+		takeover time.Duration
+		end      func(*bfdPeer)
+		ends     bool
+	}{
+		"silence":      {24 * time.Hour, func(p *bfdPeer) { p.say(bfd.Up, 0, time.Millisecond) }, true}, // three times the server's 200 ms
+		"told":         {time.Nanosecond, func(p *bfdPeer) { p.say(bfd.Down, bfd.DetectionTimeExpired, time.Second) }, true},
+		"told at once": {24 * time.Hour, func(p *bfdPeer) { p.say(bfd.Down, bfd.NeighborDown, time.Second) }, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r, b, accept := refusing(t, c.takeover)
+			b.receive(bfd.Down)
+			b.say(bfd.Init, 0, 10*time.Second)
+			b.receive(bfd.Up)
+			accept.Store(true)
+			r.until("established", func() bool { return r.state(0).ups == 1 })
+			c.end(b)
+			if c.ends {
+				r.until("lost", func() bool { return r.state(0).downs == 1 })
+				return
+			}
+			// The session is still the same one after BFD has come up again, and BFD protects it then.
+			b.receive(bfd.Down)
+			b.say(bfd.Down, 0, 10*time.Second)
+			b.receive(bfd.Init)
+			b.say(bfd.Up, 0, 10*time.Second)
+			r.until("BFD up again", func() bool { return r.Status(0).BFD.State == "up" })
+			if st := r.state(0); st.downs != 0 || st.ups != 1 {
+				t.Errorf("%d times down, %d times up, %+v", st.downs, st.ups, r.Status(0))
+			}
+			b.say(bfd.Down, bfd.DetectionTimeExpired, time.Second)
+			r.until("lost", func() bool { return r.state(0).downs == 1 })
 		})
 	}
 }

@@ -23,6 +23,9 @@ const (
 // minutes for slow peers; a leaf is one hop away.
 const openTimeout = 10 * time.Second
 
+// patienceToFind is the time without a router advertisement after which the status of an unnumbered session says so.
+const patienceToFind = 3 * time.Second
+
 // Config configures a Speaker. It is not changed after New, but for the keys of BFD.
 type Config struct {
 	AS       uint32     // ours, not 0
@@ -52,7 +55,7 @@ type Config struct {
 	// IncreaseInterval is the least time between two rises of the bandwidth of
 	// an advertised route; 0 means no limit. See pace.go.
 	IncreaseInterval time.Duration
-	// BFD protects every established session; the zero value disables it. See bfd.go.
+	// BFD protects every session; the zero value disables it. See bfd.go.
 	BFD BFD
 
 	Sessions []Session

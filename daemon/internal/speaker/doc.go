@@ -19,7 +19,7 @@
 //	ao.go           TCP-AO
 //	listen.go       connections of passive sessions
 //	admit.go        which connections of a peer reach a passive session
-//	bfd.go          the BFD session that accompanies a BGP session
+//	bfd.go          the BFD session that precedes and protects a BGP session
 //	gobgp.go        the calls of GoBGP; world.go: starting its servers
 //	budget.go       limits of a peer's cost in time and memory
 //	liveness.go     replacing a GoBGP that failed

@@ -140,7 +140,7 @@ type Status struct {
 	Name       string
 	State      State
 	Since      time.Time // of State
-	Reason     string    // why the session last ended or is held; "" if it never ended
+	Reason     string    // why the session is not established, or why it last went down; "" if neither
 	Generation uint64    // generation of the newest incarnation; 0 before the first
 	PeerID     netip.Addr
 	PeerAS     uint32
@@ -157,8 +157,8 @@ type Status struct {
 	Counters []Counter
 }
 
-// BFDStatus is a snapshot of a session's BFD. State is "" without a BFD session (BFD is not configured, or BGP is not up), "failed" when its
-// sockets could not be opened, and otherwise a state name of package bfd.
+// BFDStatus is a snapshot of a session's BFD. State is "" without a BFD session (BFD is not configured, or the session is held or does not know its
+// peer's address), "failed" when its sockets could not be opened, and otherwise a state name of package bfd.
 type BFDStatus struct {
 	State string
 	// DetectionTime is the duration of silence after which the session fails; 0 while no packets of the neighbor arrive.

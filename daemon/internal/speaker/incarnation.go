@@ -98,7 +98,9 @@ func (s *session) incarnate(parent context.Context, conn *net.TCPConn) (bool, er
 	in.closeLocal()
 	in.pumps.Wait()
 	in.tooSlow.Stop()
-	s.unprotect(parent.Err() != nil && s.speaker.conf.RestartTime > 0)
+	if in.wasUp.Load() {
+		s.unprotect(parent.Err() != nil && s.speaker.conf.RestartTime > 0)
+	}
 	s.drain()
 	s.draining, in.unwatch = in, unwatch
 	if in.peered {
@@ -196,7 +198,7 @@ func (in *incarnation) fromPeer(ctx, watching context.Context) error {
 		return err
 	}
 	if err := in.send(opening, in.s.speaker.openTimeout); err != nil {
-		return fmt.Errorf("send OPEN: %w", plain(err))
+		return in.s.refused(fmt.Errorf("send OPEN: %w", plain(err)))
 	}
 	chunk := make([]byte, 16<<10)
 	var out []byte
@@ -232,7 +234,11 @@ func (in *incarnation) fromPeer(ctx, watching context.Context) error {
 			}
 		}
 		if err != nil {
-			return fmt.Errorf("connection to the peer: %w", plain(err))
+			err = fmt.Errorf("connection to the peer: %w", plain(err))
+			if in.opening == nil {
+				err = in.s.refused(err)
+			}
+			return err
 		}
 	}
 }
@@ -321,7 +327,7 @@ func (in *incarnation) confirm(ctx, watching context.Context, messages *[]byte) 
 	if info.RouteRefresh {
 		in.pumps.Go(func() { in.reread(ctx, info.Families) })
 	}
-	in.s.protect(in)
+	in.s.protect(addrPort(in.conn.LocalAddr()).Addr(), addrPort(in.conn.RemoteAddr()).Addr(), true)
 	return nil
 }
 
@@ -532,6 +538,9 @@ func (in *incarnation) awaitTaken(ctx context.Context, sent int64, number uint32
 	}
 }
 
+// errClosed replaces io.EOF.
+var errClosed = errors.New("closed by the other end")
+
 // plain strips the addresses from a network error: the session knows them, and
 // equal failures give equal texts.
 func plain(err error) error {
@@ -540,7 +549,7 @@ func plain(err error) error {
 	case err == nil:
 		return errors.New("unexpected message")
 	case errors.Is(err, io.EOF):
-		return errors.New("closed by the other end")
+		return errClosed
 	case errors.As(err, &op):
 		return op.Err
 	}

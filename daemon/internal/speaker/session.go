@@ -2,6 +2,7 @@ package speaker
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"hash/fnv"
 	"log/slog"
@@ -11,8 +12,11 @@ import (
 	"sync/atomic"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/fared/fared/daemon/internal/bfd"
 	"github.com/fared/fared/daemon/internal/guard"
+	"github.com/fared/fared/internal/netns"
 )
 
 // session is one configured session across all its incarnations. Its goroutine,
@@ -31,19 +35,22 @@ type session struct {
 	draining    *incarnation  // the previous incarnation, until drain; used only by run
 	localAddr   netip.Addr    // address of the last incarnation on the local hop; used only by run
 
-	mu         sync.Mutex     // guards the fields below
-	candidates []*net.TCPConn // connections of a passive session's peer that have not sent an OPEN yet, the oldest first
-	disputed   bool           // challenge is running
-	held       *heldError     // why the session must not run; nil permits it
-	changed    chan struct{}
+	mu         sync.Mutex              // guards the fields below
+	candidates []*net.TCPConn          // connections of a passive session's peer that have not sent an OPEN yet, the oldest first
+	disputed   bool                    // challenge is running
+	held       *heldError              // why the session must not run; nil permits it
+	changed    chan struct{}           // closed when the session should connect at once, or must not run any more
 	cancel     context.CancelCauseFunc // ends the current attempt or incarnation
 	current    *incarnation            // nil between incarnations
-	bfd        *bfd.Session            // of the current incarnation; nil if there is none
+	bfd        *bfd.Session            // nil if there is none
+	bfdEnds    [2]netip.Addr           // our and the peer's address of bfd, without zones
 	bfdKeys    []bfd.Key               // of the authentication of BFD packets
-	bfdErr     error                   // why the current incarnation has no BFD session; nil if it has one or needs none
+	bfdErr     error                   // why BFD could not start; nil if it runs or is not needed
+	hastened   time.Time               // when BFD last made the session connect at once
 	state      State
 	since      time.Time
 	reason     string
+	ended      string // why the last established incarnation ended; "" if none did
 	gen        uint64
 	info       guard.Info
 	local      netip.AddrPort
@@ -82,6 +89,7 @@ const (
 // run runs one incarnation after another until ctx ends.
 func (s *session) run(ctx context.Context) {
 	defer func() {
+		s.unprotect(false)
 		s.drain()
 		select {
 		case conn := <-s.accepted:
@@ -93,6 +101,7 @@ func (s *session) run(ctx context.Context) {
 	for {
 		attempt, changed := s.enter(ctx)
 		if attempt == nil { // held
+			s.unprotect(false)
 			select {
 			case <-ctx.Done():
 				return
@@ -165,7 +174,7 @@ func (s *session) backoff(failures int) time.Duration {
 }
 
 // enter begins an attempt. The context is nil while the session is held.
-// changed is closed by the next change of the admin state.
+// changed is closed by the next change of the admin state, or when BFD comes up.
 func (s *session) enter(ctx context.Context) (attempt context.Context, changed <-chan struct{}) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -210,6 +219,7 @@ func (s *session) leave(err error, wasUp bool, lasted time.Duration) (pause time
 		reason = err.Error()
 	}
 	if wasUp {
+		s.ended = reason
 		s.flaps++
 		if pause = s.punish(err, lasted); pause > 0 {
 			reason += fmt.Sprintf("; next attempt after %v", pause)
@@ -279,7 +289,7 @@ func (s *session) established(gen uint64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.gen == gen && s.current != nil && !s.current.over.Load() {
-		s.set(Established, s.reason)
+		s.set(Established, s.ended)
 		s.everUp = true
 		s.log.Info("session established", "session", s.conf.Name, "generation", gen,
 			"node", s.info.RouterID, "as", s.info.PeerAS, "remote", s.remote)
@@ -326,20 +336,13 @@ func (s *session) written(gen uint64, number uint32) {
 // connect opens the TCP connection of an incarnation within limit, or awaits the connection of a passive session.
 func (s *session) connect(ctx context.Context, limit time.Duration) (*net.TCPConn, error) {
 	if s.conf.Passive {
-		select {
-		case conn := <-s.accepted:
-			return conn, nil
-		case <-ctx.Done():
-			return nil, context.Cause(ctx)
-		}
+		return s.awaitPeer(ctx)
 	}
-	peer := s.conf.Peer
-	if s.conf.Unnumbered {
-		var err error
-		if peer, err = s.speaker.deps.Resolver.Peer(ctx, s.conf.Device, s.conf.Netns); err != nil {
-			return nil, fmt.Errorf("find the neighbor on %s: %w", s.conf.Device, err)
-		}
+	peer, err := s.neighbor(ctx)
+	if err != nil {
+		return nil, err
 	}
+	s.meet(peer)
 	conn, err := s.dial(ctx, peer, limit)
 	if ctx.Err() != nil {
 		if conn != nil {
@@ -351,6 +354,114 @@ func (s *session) connect(ctx context.Context, limit time.Duration) (*net.TCPCon
 		return nil, fmt.Errorf("connect to %v: %w", netip.AddrPortFrom(peer, s.conf.Port), plain(err))
 	}
 	return conn, nil
+}
+
+// awaitPeer waits until the peer of a passive session has connected. Meanwhile it finds the peer and begins BFD, because the peer may wait for either.
+func (s *session) awaitPeer(ctx context.Context) (*net.TCPConn, error) {
+	meeting, stop := context.WithCancel(ctx)
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	defer stop()
+	wg.Go(func() {
+		for meeting.Err() == nil {
+			if peer, err := s.neighbor(meeting); err == nil {
+				s.meet(peer)
+			} else if meeting.Err() == nil {
+				s.waits(err)
+			}
+			wait(meeting, s.speaker.conf.ConnectRetry) // then its address may have changed, or ours exists
+		}
+	})
+	select {
+	case conn := <-s.accepted:
+		return conn, nil
+	case <-ctx.Done():
+		return nil, context.Cause(ctx)
+	}
+}
+
+// neighbor returns the peer's address. That of an unnumbered session is known once the peer has advertised itself.
+func (s *session) neighbor(ctx context.Context) (netip.Addr, error) {
+	if !s.conf.Unnumbered {
+		return s.conf.Peer, nil
+	}
+	for {
+		patient, cancel := context.WithTimeout(ctx, s.speaker.patienceToFind)
+		peer, err := s.speaker.deps.Resolver.Peer(patient, s.conf.Device, s.conf.Netns)
+		late := patient.Err() != nil
+		cancel()
+		switch {
+		case err == nil:
+			return peer, nil
+		case ctx.Err() != nil:
+			return netip.Addr{}, context.Cause(ctx)
+		case !late:
+			return netip.Addr{}, fmt.Errorf("find the neighbor on %s: %w", s.conf.Device, err)
+		}
+		s.waits(fmt.Errorf("find the neighbor on %s: %w", s.conf.Device, err))
+	}
+}
+
+// waits gives the reason for which an attempt has to wait, in place of the reason for which the previous one ended.
+func (s *session) waits(err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if reason := err.Error(); s.held == nil && reason != s.reason {
+		s.log.Info("session not established", "session", s.conf.Name, "reason", reason)
+		s.set(s.state, reason)
+	}
+}
+
+// refused replaces the end of a connection on which the peer has sent no OPEN by its likely cause: the peer listens, but closes our connections.
+// Whether that resets them is a matter of chance.
+func (s *session) refused(err error) error {
+	if !errors.Is(err, errClosed) && !errors.Is(err, unix.ECONNRESET) && !errors.Is(err, unix.EPIPE) {
+		return err
+	}
+	s.mu.Lock()
+	protected := s.bfd == nil || s.bfd.Status().State == bfd.Up
+	s.mu.Unlock()
+	hint := ""
+	if cable := s.numbered(); cable.IsValid() {
+		hint = fmt.Sprintf("; %s has %v, which FRR's \"neighbor interface\" uses unless it says v6only: add that there, or write peer: %v here",
+			s.conf.Device, cable, otherEnd(cable))
+	} else if !protected {
+		hint = "; it may wait for BFD, which is not up"
+	}
+	return fmt.Errorf("connection to the peer: %w before its OPEN%s", errClosed, hint)
+}
+
+// numbered returns the IPv4 address of an unnumbered session's device if it is one end of a cable, else an invalid one. FRR's peers-over-interface
+// prefers the IPv4 address at the other end of a /30 or /31 to link-local addresses, and closes connections from these.
+func (s *session) numbered() (cable netip.Prefix) {
+	if !s.conf.Unnumbered {
+		return cable
+	}
+	_ = netns.In(s.conf.Netns, func() error { // without an answer there is no hint
+		device, err := net.InterfaceByName(s.conf.Device)
+		if err != nil {
+			return err
+		}
+		addrs, err := device.Addrs()
+		for _, a := range addrs {
+			if p, err := netip.ParsePrefix(a.String()); err == nil && p.Addr().Is4() && (p.Bits() == 30 || p.Bits() == 31) {
+				cable = p
+			}
+		}
+		return err
+	})
+	return cable
+}
+
+// otherEnd returns the other host address of a /30 or /31 (RFC 3021).
+func otherEnd(cable netip.Prefix) netip.Addr {
+	other := cable.Addr().As4()
+	if cable.Bits() == 31 {
+		other[3] ^= 1
+	} else {
+		other[3] ^= 3
+	}
+	return netip.AddrFrom4(other)
 }
 
 // guardConfig returns the configuration of a connection's guard.

@@ -81,11 +81,11 @@ func listen(ctx context.Context, key listenAddr) (*net.TCPListener, error) {
 	}
 	lc.SetMultipathTCP(false)
 	network := "tcp"
-	if key.addr.IsValid() {
+	switch {
+	case key.addr.Is4():
+		network = "tcp4"
+	case key.addr.IsValid(), key.device != "": // all peers are link-local, and other listeners may have the device's IPv4 addresses
 		network = "tcp6"
-		if key.addr.Is4() {
-			network = "tcp4"
-		}
 	}
 	var l net.Listener
 	err := netns.In(key.netns, func() error {
@@ -120,10 +120,8 @@ func (s *session) setOptions(fd int, peer netip.Addr, dialing bool) error {
 	}
 	var errs []error
 	v6 := peer.Is6() && !peer.Is4In6()
-	if dialing && s.conf.Device != "" && (s.conf.Unnumbered || peer.IsLinkLocalUnicast()) {
-		if err := unix.BindToDevice(fd, s.conf.Device); err != nil {
-			errs = append(errs, fmt.Errorf("SO_BINDTODEVICE %s: %w", s.conf.Device, err))
-		}
+	if dialing {
+		errs = append(errs, s.bind(fd, peer))
 	}
 	// RFC 5082, Section 3: send with 255, whether or not this end checks, because the peer may; accept packets that have crossed at most GTSMHops.
 	level, hops, least := unix.IPPROTO_IP, unix.IP_TTL, unix.IP_MINTTL
@@ -156,6 +154,17 @@ func (s *session) setOptions(fd int, peer netip.Addr, dialing bool) error {
 		set("DSCP", map[bool]int{false: unix.IPPROTO_IP, true: unix.IPPROTO_IPV6}[v6],
 			map[bool]int{false: unix.IP_TOS, true: unix.IPV6_TCLASS}[v6], 0xc0))
 	return errors.Join(errs...)
+}
+
+// bind binds a socket to the session's device if the peer's address has a meaning there alone.
+func (s *session) bind(fd int, peer netip.Addr) error {
+	if s.conf.Device == "" || !s.conf.Unnumbered && !peer.IsLinkLocalUnicast() {
+		return nil
+	}
+	if err := unix.BindToDevice(fd, s.conf.Device); err != nil {
+		return fmt.Errorf("SO_BINDTODEVICE %s: %w", s.conf.Device, err)
+	}
+	return nil
 }
 
 func (s *session) controlled(c syscall.RawConn, f func(fd int) error) error {

@@ -21,10 +21,12 @@ type Speaker struct {
 	sessions  []*session
 	listeners []*listener
 
-	responder   *bfd.Responder
-	openTimeout time.Duration // limit of the OPEN exchange
-	budget      budget        // initial budget of each incarnation
-	rereadAfter time.Duration // see the constant
+	responder      *bfd.Responder
+	openTimeout    time.Duration // limit of the OPEN exchange
+	patienceToFind time.Duration // see the constant
+	takeover       time.Duration // see the constant
+	budget         budget        // initial budget of each incarnation
+	rereadAfter    time.Duration // see the constant
 }
 
 // New starts a BgpServer for every session. The servers have no neighbors, and
@@ -45,8 +47,8 @@ func New(conf Config, deps Deps) (*Speaker, error) {
 		return nil, err
 	}
 	s := &Speaker{conf: conf.withDefaults(), deps: deps, queue: newQueue(len(conf.Sessions)), openTimeout: openTimeout,
-		responder: bfd.NewResponder(netns.In),
-		budget:    newBudget(conf.maxPrefixes()), rereadAfter: rereadAfter}
+		responder:      bfd.NewResponder(netns.In),
+		patienceToFind: patienceToFind, takeover: takeover, budget: newBudget(conf.maxPrefixes()), rereadAfter: rereadAfter}
 	byAddr := make(map[listenAddr]*listener)
 	servers := make([]*bgpServer, 0, len(s.conf.Sessions))
 	for i := range s.conf.Sessions {

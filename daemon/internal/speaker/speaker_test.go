@@ -124,9 +124,7 @@ func TestHeldSessionDoesNotConnect(t *testing.T) {
 	ra.until("up", func() bool { return ra.state(0).up })
 	rb.SetAdminState(0, false, "maintenance")
 	ra.until("down", func() bool { return !ra.state(0).up })
-	if r := ra.Status(0).Reason; r == "" {
-		t.Error("no reason")
-	}
+	ra.until("a reason", func() bool { return ra.Status(0).Reason != "" })
 	before := ra.Status(0).Attempts
 	ra.until("refused", func() bool { return ra.Status(0).Attempts > before+1 })
 	if ra.state(0).up {
