@@ -41,6 +41,10 @@ func faredLeafConfig(l *leaf, dataplane, api string) string {
 	line("dataplane: {address: \"unix:%s\"}\napi: {socket: %q}\nplanes:\n- name: p%d\n  sub_ports:", dataplane, api, l.plane)
 	for _, p := range l.peers {
 		line("  - device: %s\n    speed: %s\n    sessions:", p.device, cmp.Or(l.speed, "4G"))
+		if p.unnumbered {
+			line("    - {unnumbered: true, peer_as: %d}", p.as)
+			continue
+		}
 		for i := range p.local {
 			// Servers connect to leaves; between two leaves, the one with the cable's second end is passive.
 			line("    - {name: %q, peer: %q, local: %q, peer_as: %d, as_override: %v, passive: %v}",
@@ -225,6 +229,16 @@ func TestFaredLeaf(t *testing.T) {
 	f.deals(l, s, half)
 	f.figures("2:1")
 	f.crosses(1)
+}
+
+// TestFaredLeafUnnumbered verifies that servers and leaves of fared find each other over link-local addresses, with configurations that say nothing more.
+func TestFaredLeafUnnumbered(t *testing.T) {
+	f := newFabric(t, options{daemons: both(faredLeaf{}), bfd: fast, unnumbered: true, each: idle(t)})
+	f.back()
+	f.swallow(1, 1, "ingress", "egress")
+	f.weigh("cables swallow in both directions", "1:0")
+	f.heal(1, 1)
+	f.back()
 }
 
 // TestFaredLeafToLeaf uses two leaves per plane: packets cross both, and the bandwidth crosses two hops.

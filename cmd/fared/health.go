@@ -108,7 +108,11 @@ kernel may still forward by the last weights.`,
 			if err != nil {
 				return e.explain(err, "see fared health --help")
 			}
-			return e.showHealth(judgeHealth(st, planes.Planes, expectations))
+			sessions, err := fabric.ListSessions(c.Context(), &farev1.ListSessionsRequest{})
+			if err != nil {
+				return e.explain(err, "see fared health --help")
+			}
+			return e.showHealth(judgeHealth(st, planes.Planes, sessions.Sessions, expectations))
 		},
 	})
 	c.Flags().StringVar(&expect, "expect", "", "what has to work, such as planes=4,sessions=8")
@@ -158,7 +162,7 @@ func (r *healthReport) add(level, what, remedy string) {
 }
 
 // judgeHealth judges a server by its daemon's answers. Findings begin with the unhealthy ones.
-func judgeHealth(st *farev1.GetStatusResponse, planes []*farev1.Plane, expectations []expectation) *healthReport {
+func judgeHealth(st *farev1.GetStatusResponse, planes []*farev1.Plane, sessions []*farev1.Session, expectations []expectation) *healthReport {
 	r := &healthReport{State: levelHealthy, Findings: []finding{},
 		Sessions:     tally{int(st.SessionsEstablished), int(st.SessionsConfigured)},
 		Destinations: tally{int(st.DestinationsReachable), int(st.Destinations)},
@@ -185,7 +189,7 @@ func judgeHealth(st *farev1.GetStatusResponse, planes []*farev1.Plane, expectati
 		r.add(levelDegraded, st.DrainsError, "see docs/operations/drain.md")
 	}
 	r.judgeTally("planes", "up", r.Planes, down, expectations, "'fared planes' has the reasons")
-	r.judgeTally("sessions", "established", r.Sessions, nil, expectations, "'fared sessions' has the reasons")
+	r.judgeTally("sessions", "established", r.Sessions, waiting(sessions), expectations, "'fared sessions' has the reasons")
 	r.judgeTally("destinations", "reachable", r.Destinations, nil, expectations, "'fared weights' has the reasons; a destination that no leaf advertises is not known")
 	if len(st.Faults) > 0 {
 		f, level := st.Faults[0], levelDegraded
@@ -207,6 +211,16 @@ func judgeHealth(st *farev1.GetStatusResponse, planes []*farev1.Plane, expectati
 		return 1
 	})
 	return r
+}
+
+// waiting returns the reason of the first session that is not established, if any has one.
+func waiting(sessions []*farev1.Session) []string {
+	for _, s := range sessions {
+		if s.Reason != "" && s.State != "established" && s.State != "draining" && s.State != "drained" {
+			return []string{s.Name + ": " + s.Reason}
+		}
+	}
+	return nil
 }
 
 // judgeTally adds a finding if objects of a kind are not in the state that counts. None at all, and less than expected, is unhealthy.

@@ -35,7 +35,7 @@ func TestJudgeHealth(t *testing.T) {
 		"one plane is enough":   {func(_ *farev1.GetStatusResponse, p []*farev1.Plane) { p[1].Up = false }, "planes=1", levelDegraded, "planes up: 1 of 2, expected 1"},
 		"a plane is drained":    {func(_ *farev1.GetStatusResponse, p []*farev1.Plane) { p[0].Drained = true }, "planes=all", levelUnhealthy, "p0 is drained"},
 		"all planes are down":   {func(_ *farev1.GetStatusResponse, p []*farev1.Plane) { p[0].Up, p[1].Up = false, false }, "", levelUnhealthy, "planes up: 0 of 2"},
-		"a session is down":     {func(st *farev1.GetStatusResponse, _ []*farev1.Plane) { st.SessionsEstablished = 3 }, "", levelDegraded, "sessions established: 3 of 4"},
+		"a session is down":     {func(st *farev1.GetStatusResponse, _ []*farev1.Plane) { st.SessionsEstablished = 3 }, "", levelDegraded, "sessions established: 3 of 4; p1/eth3: no router advertisement\n"},
 		"a session is missed":   {func(st *farev1.GetStatusResponse, _ []*farev1.Plane) { st.SessionsEstablished = 3 }, "sessions=all", levelUnhealthy, "sessions established: 3 of 4, expected 4"},
 		"no session is up":      {func(st *farev1.GetStatusResponse, _ []*farev1.Plane) { st.SessionsEstablished = 0 }, "", levelUnhealthy, "sessions established: 0 of 4"},
 		"a destination is lost": {func(st *farev1.GetStatusResponse, _ []*farev1.Plane) { st.DestinationsReachable = 2 }, "", levelDegraded, "destinations reachable: 2 of 3"},
@@ -61,7 +61,11 @@ func TestJudgeHealth(t *testing.T) {
 		if err != nil {
 			t.Fatal(name, err)
 		}
-		r := judgeHealth(st, planes, expectations)
+		sessions := []*farev1.Session{
+			{Name: "p0/eth0", State: "established", Reason: "BFD down"}, {Name: "p0/eth1", State: "drained", Reason: "BFD down"}, {Name: "p1/eth2", State: "connecting"},
+			{Name: "p1/eth3", State: "connecting", Reason: "no router advertisement"},
+		}
+		r := judgeHealth(st, planes, sessions, expectations)
 		text := ""
 		for _, f := range r.Findings {
 			text += f.What + "\n"

@@ -3,6 +3,7 @@ package config
 import (
 	"errors"
 	"flag"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -117,6 +118,39 @@ func again(t testing.TB, c *Config) {
 	}
 	if second := back.Text(); second != text {
 		t.Fatalf("Text differs the second time:\n%s", cmp.Diff(text, second))
+	}
+}
+
+// TestUnnumberedPassive checks which end of an unnumbered cable listens: a leaf toward servers and a spine toward leaves, unless the key says otherwise
+// or a listener could not have the session's key.
+func TestUnnumberedPassive(t *testing.T) {
+	for _, c := range []struct {
+		role, subPort, session string
+		passive                bool
+	}{
+		{"server", "", "", false},
+		{"server", "", ", passive: true", true},
+		{"leaf", "", "", true},
+		{"leaf", "", ", passive: false", false},
+		{"leaf", ", uplink: true", "", false},
+		{"leaf", ", share: pod1", "", true},
+		{"leaf", "", ", password_file: x", false},
+		{"leaf", "", ", tcp_ao: {key_file: x}", false},
+	} {
+		text := fmt.Sprintf("role: %s\nas: 65001\nrouter_id: 10.255.1.1\naccept: [10.255.0.0/16]\nplanes: [{name: p0, sub_ports: [{device: e0%s, sessions: [{unnumbered: true%s}, {peer: 10.0.0.0}]}, {device: e1, sessions: [{peer: 10.0.0.2}]}]}]\n",
+			c.role, c.subPort, c.session)
+		if c.role == "server" {
+			text += "loopbacks: [10.255.0.1/32]\n"
+		}
+		got, err := Parse("x", []byte(text))
+		if err != nil {
+			t.Errorf("%+v: %v", c, err)
+			continue
+		}
+		if s := got.Planes[0].SubPorts[0].Sessions; s[0].Passive != c.passive || s[1].Passive {
+			t.Errorf("%+v: passive %v, of a numbered session %v", c, s[0].Passive, s[1].Passive)
+		}
+		again(t, got)
 	}
 }
 

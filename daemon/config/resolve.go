@@ -104,18 +104,23 @@ func derive(c *Config, written func(string) bool) {
 		for j := range p.SubPorts {
 			sp, path := &p.SubPorts[j], item(path+".sub_ports", j)
 			for k := range sp.Sessions {
-				deriveSession(p.Name, sp.Device, k, &sp.Sessions[k], item(path+".sessions", k), written)
+				deriveSession(c.Role, p.Name, sp, k, item(path+".sessions", k), written)
 			}
 		}
 	}
 }
 
-func deriveSession(plane, device string, index int, s *Session, path string, written func(string) bool) {
+func deriveSession(role fare.Role, plane string, sp *SubPort, index int, path string, written func(string) bool) {
+	s := &sp.Sessions[index]
 	if s.Name == "" && !written(path+".name") {
-		s.Name = sessionName(plane, device, index)
+		s.Name = sessionName(plane, sp.Device, index)
 	}
 	// A link-local address is meaningless without the link: RFC 4007, Section 6.
-	s.Peer, s.Local = onLink(s.Peer, device), onLink(s.Local, device)
+	s.Peer, s.Local = onLink(s.Peer, sp.Device), onLink(s.Local, sp.Device)
+	// One of two fareds has to listen: as on numbered cables that topo writes, the lower end connects.
+	if !s.Passive && !written(path+".passive") {
+		s.Passive = s.Unnumbered && role == fare.RoleLeaf && !sp.Uplink && s.PasswordFile == "" && s.TCPAO == nil
+	}
 	linkLocal := s.Unnumbered || s.Peer.Is6() && s.Peer.IsLinkLocalUnicast()
 	if s.Families == nil && !written(path+".families") {
 		switch {

@@ -104,9 +104,10 @@ type BGP struct {
 	MaxPrefixes int `yaml:"max_prefixes" default:"16384" min:"1" max:"262144" unit:"prefixes"`
 }
 
-// BFD holds the timers and keys of BFD, which is single-hop and asynchronous, without echo. It begins when a session is established.
-// When it goes down after it was up, the session is closed with Cease, BFD Down (RFC 9384), and its paths are removed immediately. If the
-// neighbor has no BFD, or its operator disables it, the session stays up and is not protected by BFD.
+// BFD holds the timers and keys of BFD, which is single-hop and asynchronous, without echo. It begins before BGP, as soon as
+// the neighbor's address is known, because a neighbor may wait for it. When it goes down after it was up in an established session, the session is
+// closed with Cease, BFD Down (RFC 9384), and its paths are removed immediately. If the neighbor has no BFD, or its operator disables it, the
+// session comes up and stays up, and is not protected by BFD.
 type BFD struct {
 	// Least interval between control packets, sent and received, whole milliseconds; the slower end determines the interval of both. Until BFD
 	// is up it is one second. 0s disables BFD. RFC 5880, Sections 6.8.2 and 6.8.3.
@@ -303,10 +304,11 @@ type Session struct {
 	// Ranges of host routes accepted on this session, inside accept; other routes are dropped and counted (route_outside_accept). If it lists
 	// the loopbacks that this leaf may announce, the leaf cannot attract traffic of other loopbacks. Absent or empty means accept.
 	Accept []netip.Prefix `yaml:"accept" items:"0..64"`
-	// Find the peer by its IPv6 router advertisements on the device (RFC 4861, Section 4.2) and use link-local addresses.
+	// Find the peer by its IPv6 router advertisements on the device (RFC 4861, Section 4.2) and use link-local addresses. Where the cable has a /30
+	// or /31 too, FRR's `neighbor X interface` uses that and refuses this session, unless it says v6only.
 	Unnumbered bool `yaml:"unnumbered" default:"false"`
-	// Wait for the peer to connect and never initiate a connection.
-	Passive bool `yaml:"passive" default:"false"`
+	// Wait for the peer to connect and never initiate a connection. Of two fareds, one has to be passive.
+	Passive bool `yaml:"passive" derived:"true for an unnumbered session of a leaf without a key, except over an uplink"`
 	// A file with the TCP MD5 password (RFC 2385), at most 80 bytes, readable only by fared's user. A relative path is relative to the
 	// configuration file's directory; credential:NAME is a credential of the systemd unit (LoadCredential=NAME:FILE).
 	PasswordFile string `yaml:"password_file"`

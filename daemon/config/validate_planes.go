@@ -168,8 +168,15 @@ func (p *problems) signature(ses *Session, path string) {
 	if ses.TCPAO != nil && ses.PasswordFile != "" {
 		p.add(path+".tcp_ao", "is set although password_file is set, but a segment has one signature", "remove one of them")
 	}
-	if ses.TCPAO != nil && ses.Passive && ses.Unnumbered {
-		p.add(path+".tcp_ao", "is set, but a passive session without the peer's address cannot use a key", "remove passive, or set peer")
+	if !ses.Passive || !ses.Unnumbered {
+		return
+	}
+	const why, remedy = "is set, but a passive session without the peer's address cannot use a key", "remove passive, or set peer"
+	if ses.TCPAO != nil {
+		p.add(path+".tcp_ao", why, remedy)
+	}
+	if ses.PasswordFile != "" {
+		p.add(path+".password_file", why, remedy)
 	}
 }
 
