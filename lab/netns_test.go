@@ -135,8 +135,8 @@ func TestNetnsScenarios(t *testing.T) {
 		"BIRD leaf, linux":  {"linux", topo.Spec{Planes: 2, Servers: 2, Leaf: topo.BIRD, RestartTime: 10 * time.Minute}, []string{"sub-cable", "leaf", "crash"}},
 		"per-packet":        {"bpf", topo.Spec{Planes: 2, Servers: 2, Mode: "per-packet", GPUs: 2}, []string{"sub-cable", "port", "leaf", "drain", "crash"}},
 		"two-tier":          {"linux", topo.Spec{Planes: 2, Servers: 4, Leaves: 2, Spines: 2, Spine: topo.FRR}, []string{"sub-cable", "leaf", "maintenance", "reboot"}},
-		"FRR leaf, BFD":     {"linux", topo.Spec{Planes: 2, Servers: 2, Leaf: topo.FRR, BFD: 300 * time.Millisecond}, []string{"sub-cable", "frozen", "blackhole", "leaf"}},
-		"dual-leaf":         {"linux", topo.Spec{Planes: 2, Servers: 3, Leaves: 2}, []string{"sub-cable", "leaf", "flap"}},
+		"FRR leaf, BFD":     {"linux", topo.Spec{Planes: 2, Servers: 2, Leaf: topo.FRR, Speed: 1.6e12, SubPorts: 4, BFD: 300 * time.Millisecond}, []string{"sub-cable", "frozen", "blackhole", "leaf"}},
+		"dual-leaf":         {"linux", topo.Spec{Planes: 2, Servers: 3, Leaves: 2, Speed: 800e9, SubPorts: 3}, []string{"sub-cable", "leaf", "flap"}},
 		"own ports":         {"linux", topo.Spec{Planes: 2, Servers: 2, GPUs: 2, GPUPorts: topo.Own}, []string{"gpu", "sub-cable", "crash"}},
 		"own ports, bpf":    {"bpf", topo.Spec{Planes: 2, Servers: 2, GPUs: 2, GPUPorts: topo.Own, Leaf: topo.FRR, SharedAS: topo.SharedServers}, []string{"gpu", "leaf"}},
 	} {

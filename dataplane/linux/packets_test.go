@@ -67,12 +67,15 @@ func (e *ends) sender(source string, i int) *net.UDPConn {
 	if s := e.senders[key]; s != nil {
 		return s
 	}
-	if err := e.h.Do(func() (err error) {
+	if err := e.h.Do(func() error {
 		network := "udp4"
 		if strings.Contains(source, ":") {
 			network = "udp6"
 		}
-		e.senders[key], err = net.ListenUDP(network, net.UDPAddrFromAddrPort(netip.AddrPortFrom(netip.MustParseAddr(source), 0)))
+		socket, err := net.ListenUDP(network, net.UDPAddrFromAddrPort(netip.AddrPortFrom(netip.MustParseAddr(source), 0)))
+		if err == nil {
+			e.senders[key] = socket
+		}
 		return err
 	}); err != nil {
 		e.t.Fatal(err)

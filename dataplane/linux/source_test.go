@@ -26,9 +26,7 @@ func gpus(t testing.TB) *host {
 	h.forwarding.Loopbacks = []string{
 		"10.255.0.1/32", "fd00:255::1/128", "10.255.0.2/32", "fd00:255::2/128", "10.255.0.3/32", "fd00:255::3/128",
 	}
-	for _, l := range h.forwarding.Loopbacks[2:] {
-		h.IP("addr", "add", l, "dev", "lo")
-	}
+	h.Addr("lo", h.forwarding.Loopbacks[2:]...)
 	h.forwarding.SourceGroups = []*farev1.SourceGroup{
 		{Loopbacks: h.forwarding.Loopbacks[:2], Devices: []string{"p0", "p1", "p2"}},
 		{Loopbacks: h.forwarding.Loopbacks[2:4], Devices: []string{"p2", "p3", "p4", "p5"}},

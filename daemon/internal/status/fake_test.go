@@ -279,6 +279,9 @@ func (l *fakeLoop) on(t testing.TB, fn func()) {
 	}
 }
 
+// routeOnly has a route, and no weights, like every destination of a leaf without a data plane.
+var routeOnly = netip.MustParsePrefix("10.255.1.4/32")
+
 func here(_ context.Context, fn func()) error { fn(); return nil }
 
 func (l *fakeLoop) service(t testing.TB, change func(*ServiceConfig)) *Service {
@@ -287,7 +290,7 @@ func (l *fakeLoop) service(t testing.TB, change func(*ServiceConfig)) *Service {
 		Reader: l.builder.Reader(l.do), Version: "v1", Started: time.Unix(900, 0), Now: func() time.Time { return time.Unix(1010, 0) },
 		Explain: func(p Key) (Explanation, bool) {
 			_, ok := l.destinations[p]
-			return Explanation{Rules: []string{"explained " + p.String()}}, ok
+			return Explanation{Rules: []string{"explained " + p.String()}}, ok || p.Prefix == routeOnly
 		},
 		Drain:  func(_ context.Context, r DrainRequest) (DrainTarget, []string, error) { return r.Target, nil, nil },
 		Reload: func(context.Context, bool) ([]string, error) { return nil, nil },

@@ -226,6 +226,12 @@ func TestGetWeights(t *testing.T) {
 	if grpcstatus.Code(err) != codes.NotFound || info.ResourceName != "10.255.1.3/32" || !strings.Contains(info.Description, "ListWeights") {
 		t.Errorf("unknown destination: %v, %v", err, info)
 	}
+	for _, explain := range []bool{false, true} {
+		_, err = srv.weights.GetWeights(t.Context(), &farev1.GetWeightsRequest{Destination: "10.255.1.4", Explain: explain})
+		if grpcstatus.Code(err) != codes.FailedPrecondition || !strings.Contains(err.Error(), "without a data plane") {
+			t.Errorf("a destination of a leaf without a data plane: %v", err)
+		}
+	}
 	_, err = srv.weights.GetWeights(t.Context(), &farev1.GetWeightsRequest{Destination: "10.255.0.0/16"})
 	if f := violations(t, err); len(f) != 1 || f[0] != "destination" {
 		t.Errorf("covering destination: %v", err)

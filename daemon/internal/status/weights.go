@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/base64"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -50,6 +51,15 @@ func (w *weightService) GetWeights(ctx context.Context, req *farev1.GetWeightsRe
 	f := &filter{destinations: []netip.Prefix{prefix}, sources: sources, groups: got.view.layout.groupsOf(sources), services: services}
 	rows := slices.Collect(got.view.selected(f, Key{}))
 	if len(rows) == 0 {
+		if got, err = w.s.c.Reader.explain(ctx, prefix, w.s.c.Explain); err != nil {
+			return nil, loopError(ctx, err)
+		}
+		if len(got.explanations) > 0 && len(sources) == 0 { // a leaf that is a control plane alone
+			return nil, toRPC(&Problem{
+				Kind: Refused, Subject: prefix.String(), Err: errors.New("it is known, but without a data plane there are no weights"),
+				Remedy: "set dataplane.address, or read the routes and their bandwidth at a neighbor, by fared weights --explain",
+			})
+		}
 		return nil, toRPC(&Problem{
 			Kind: NotFound, Subject: prefix.String(), Err: fmt.Errorf("no route to it has been learned on any session"),
 			Remedy: "list the known destinations with ListWeights, and check that leaves announce it and that it is inside an accepted range",
