@@ -2,6 +2,7 @@ package guard
 
 import (
 	"encoding/binary"
+	"fmt"
 	"net/netip"
 
 	"github.com/fared/fared/fare"
@@ -93,7 +94,11 @@ func (g *Guard) message(msg, b []byte) ([]byte, Reason, error) {
 	switch {
 	case kind == TypeNotification:
 		// RFC 4271, Section 6.4: never answered.
-		return b, MessageNotification, peerClosed(body)
+		closed := peerClosed(body)
+		if closed.Code == CodeOpenMessageError && closed.Subcode == OpenBadPeerAS {
+			closed.Text = fmt.Sprintf("it does not expect our AS number, %d", g.config.LocalAS)
+		}
+		return b, MessageNotification, closed
 	case kind == TypeOpen && in.state == openSent:
 		if b, bad = g.openFromPeer(body, b, &in.tally); bad == nil {
 			in.state = openConfirm

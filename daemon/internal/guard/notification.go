@@ -19,6 +19,7 @@ const (
 
 // Error subcodes, by the names of IANA's registry of BGP error subcodes.
 const (
+	OpenBadPeerAS            = 2 // RFC 4271, Section 4.5
 	OpenUnacceptableHoldTime = 6 // RFC 4271, Section 4.5
 
 	CeaseMaximumPrefixes               = 1  // RFC 4486
@@ -61,7 +62,7 @@ func (n *Notification) AppendTo(b []byte) []byte {
 type PeerClosed struct {
 	Code, Subcode byte
 	// Text is the shutdown communication of RFC 9003, printable, at most 255
-	// octets; empty if there was none.
+	// octets, or our AS number if the peer does not expect it; else empty.
 	Text string
 }
 

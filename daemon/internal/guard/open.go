@@ -2,6 +2,7 @@ package guard
 
 import (
 	"encoding/binary"
+	"fmt"
 	"net/netip"
 	"time"
 )
@@ -198,7 +199,7 @@ func (g *Guard) acceptOpen(o *open) *Notification {
 		// RFC 6793, Section 4.1: the capability contains the AS; the fixed
 		// field contains the same or AS_TRANS.
 		if o.as != o.capAS && o.as != ASTrans {
-			return refuse(2, nil, "AS number and 4-octet AS capability differ")
+			return refuse(2, nil, fmt.Sprintf("AS number is %d in the fixed part and %d in the 4-octet AS capability", o.as, o.capAS))
 		}
 		o.as = o.capAS
 	}
@@ -208,9 +209,9 @@ func (g *Guard) acceptOpen(o *open) *Notification {
 		return refuse(2, nil, "AS number is reserved")
 	case o.as == g.config.LocalAS:
 		// Every session is eBGP; see the design in doc.go.
-		return refuse(2, nil, "peer has the local AS number")
+		return refuse(2, nil, fmt.Sprintf("peer has the local AS number, %d: every session is external", o.as))
 	case g.config.PeerAS != 0 && o.as != g.config.PeerAS:
-		return refuse(2, nil, "peer's AS number differs from the configured one")
+		return refuse(2, nil, fmt.Sprintf("peer's AS number is %d, and the configured one (peer_as) is %d", o.as, g.config.PeerAS))
 	case o.hold == 1 || o.hold == 2:
 		// RFC 4271, Section 4.2: "MUST be either zero or at least three".
 		return refuse(6, nil, "hold time under three seconds")

@@ -3,6 +3,7 @@ package guard
 import (
 	"bytes"
 	"errors"
+	"fmt"
 	"math/rand/v2"
 	"net/netip"
 	"strings"
@@ -240,5 +241,32 @@ func TestOwnASIsRefused(t *testing.T) {
 		if _, err := New(c).FromPeer(message(TypeOpen, octetsOf(strings.Replace(body, "fe4c", "fe4d", 1))), nil); err != nil {
 			t.Errorf("%s: another AS: %v", name, err)
 		}
+	}
+}
+
+// TestNumbersOfBadAS checks that an AS number that is not the expected one is named with the expected one.
+func TestNumbersOfBadAS(t *testing.T) {
+	for _, test := range []struct {
+		peerAS uint32
+		want   string
+	}{
+		{65009, "peer's AS number is 65001, and the configured one (peer_as) is 65009"},
+		{0, ""},
+	} {
+		c := testConfig()
+		c.PeerAS = test.peerAS
+		_, err := New(c).FromPeer(leafOpen(capsBoth, capAS4), nil)
+		if got := fmt.Sprint(err); (err != nil) != (test.want != "") || !strings.Contains(got, test.want) {
+			t.Errorf("peer_as %d: %v, want %q", test.peerAS, err, test.want)
+		}
+	}
+	c := testConfig()
+	c.LocalAS = 65001
+	if _, err := New(c).FromPeer(leafOpen(capsBoth, capAS4), nil); err == nil || !strings.Contains(err.Error(), "local AS number, 65001") {
+		t.Errorf("our own AS: %v", err)
+	}
+	_, err := New(testConfig()).FromPeer(message(TypeNotification, []byte{CodeOpenMessageError, OpenBadPeerAS}), nil)
+	if err == nil || !strings.Contains(err.Error(), "it does not expect our AS number, 65100") {
+		t.Errorf("the peer refuses our AS: %v", err)
 	}
 }
