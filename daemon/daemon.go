@@ -114,6 +114,9 @@ func (d *Daemon) build() error {
 	if err != nil {
 		return err
 	}
+	for _, text := range d.cfg.Warnings() {
+		d.log.Warn("configuration", "detail", text)
+	}
 	d.loop = newLoop(d, c)
 	if d.links = d.deps.Links; d.links == nil {
 		if d.links, err = newNetlinkLinks(c.Layout(), d.log); err != nil {

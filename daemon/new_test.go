@@ -1,6 +1,7 @@
 package daemon
 
 import (
+	"log/slog"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -8,6 +9,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/fared/fared/daemon/config"
+	"github.com/fared/fared/daemon/internal/coretest"
 	"github.com/fared/fared/internal/netnstest"
 )
 
@@ -47,5 +49,20 @@ func TestNewNamesWhatFails(t *testing.T) {
 				t.Errorf("New returns %v, %v; want an error with %q", d, err, c.want)
 			}
 		})
+	}
+}
+
+// TestLoopbackWithoutSession checks that the log names a loopback that no session advertises.
+func TestLoopbackWithoutSession(t *testing.T) {
+	log := &lines{}
+	cfg := shape{Planes: 1, SubPorts: 1, Loopbacks: []string{"10.255.0.1/32", `"fd00::1/128"`}}
+	text := strings.Replace(cfg.Text(), "accept: [10.252.0.0/14]", `accept: [10.252.0.0/14, "fd00::/48"]`, 1)
+	d, err := New(coretest.Parse(t, text), Deps{Memory: dialMemory, Links: newTestLinks(0, 0), Embedded: true, Logger: slog.New(slog.NewTextHandler(log, nil))})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer d.Close()
+	if n := log.count("level=WARN", "loopbacks[1]: fd00::1/128: no session of its sub-ports carries ipv6"); n != 1 {
+		t.Errorf("%d lines", n)
 	}
 }

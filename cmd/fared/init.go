@@ -41,7 +41,7 @@ leaves' addresses, else the names of the devices: p0s0 and p0s1 are of one plane
 with one number such as eth0 and eth1 two in a row. Loopbacks are the host addresses on lo.
 
 Values that the machine does not determine are marked "guessed" in the file and listed on standard
-error, with the devices that were left out. The last line of standard error has the next command.
+error, with the devices that were left out and the loopbacks that no session carries. The last line of standard error has the next command.
 
 An existing file stays, except with --force, which keeps it as FILE.bak.
 
@@ -77,13 +77,14 @@ func (e *env) initialize(c *cobra.Command, o *initOptions) error {
 	if err != nil {
 		return e.explainInit(err)
 	}
-	if _, err := config.Parse(o.file, plan.Text); err != nil {
+	cfg, err := config.Parse(o.file, plan.Text)
+	if err != nil {
 		return &exitError{exitUsage, err, "correct the flags, or the addresses of the machine"}
 	}
 	if err := o.write(e, plan.Text); err != nil {
 		return &exitError{exitFailed, err, "run the command as root, or use --output -"}
 	}
-	e.reportInit(o, plan)
+	e.reportInit(o, plan, cfg.Warnings())
 	return nil
 }
 
@@ -147,10 +148,11 @@ func (o *initOptions) write(e *env, text []byte) error {
 }
 
 // reportInit writes to standard error what the file has, what is guessed, and the next commands.
-func (e *env) reportInit(o *initOptions, p *discover.Plan) {
+func (e *env) reportInit(o *initOptions, p *discover.Plan, warnings []string) {
 	fmt.Fprintf(e.err, "%s: %s, %s, %s\n", o.file, several(p.Planes, "plane"), several(p.SubPorts, "sub-port"), several(p.Sessions, "session"))
 	e.list("guessed", p.Guesses)
 	e.list("left out", p.LeftOut)
+	e.list("warnings", warnings)
 	var next []string
 	for _, l := range p.Absent {
 		next = append(next, fmt.Sprintf("sudo ip address add %s dev lo", l))

@@ -76,6 +76,22 @@ func TestInitKeepsFiles(t *testing.T) {
 	}
 }
 
+// TestInitNamesUncarriedLoopbacks checks that init names a loopback whose family no session carries, which check names too.
+func TestInitNamesUncarriedLoopbacks(t *testing.T) {
+	n := initBed(t)
+	file := filepath.Join(t.TempDir(), "fared.yaml")
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	script := `"$0" init --output "$1" --loopback 10.255.0.1,fd00:ff::1 2>&1 && "$0" check --config "$1" 2>&1`
+	out, err := n.Output("sh", "-c", script, self, file)
+	const want = "loopbacks[1]: fd00:ff::1/128: no session of its sub-ports carries ipv6"
+	if err != nil || strings.Count(string(out), want) != 2 || !strings.Contains(string(out), "warnings:\n  "+want) || !strings.Contains(string(out), "warning: "+file+": "+want) {
+		t.Errorf("%v\n%s", err, out)
+	}
+}
+
 func read(t *testing.T, file string) string {
 	t.Helper()
 	text, err := os.ReadFile(file)

@@ -119,6 +119,28 @@ func (p *problems) served(c *Config) {
 	}
 }
 
+// uncarried returns a warning for each loopback whose family no session of its sub-ports carries. Such a configuration is valid: a loopback may be in
+// it before the fabric has its family.
+func (c *Config) uncarried() (out []string) {
+	for i, lo := range c.Loopbacks {
+		family := IPv6
+		if lo.Addr().Is4() {
+			family = IPv4
+		}
+		carried := false
+		for _, plane := range c.Planes {
+			for _, sp := range plane.SubPorts {
+				carried = carried || sp.Serves(lo) && slices.ContainsFunc(sp.Sessions, func(s Session) bool { return s.carries(family) })
+			}
+		}
+		if !carried {
+			out = append(out, fmt.Sprintf("%s: %s: no session of its sub-ports carries %s, so no other server learns it; add sessions to the leaves' %[3]s addresses, or the family where a session can carry it",
+				item("loopbacks", i), lo, family))
+		}
+	}
+	return out
+}
+
 // largestSource returns the largest number of sub-ports, and the largest number of planes, of any source group.
 func (c *Config) largestSource() (subPorts, planes int) {
 	var planeOf []int

@@ -52,6 +52,33 @@ func TestLargestServer(t *testing.T) {
 	again(t, c)
 }
 
+// TestUncarried checks that each loopback is named whose family no session of its sub-ports carries.
+func TestUncarried(t *testing.T) {
+	const head = "as: 65001\naccept: [10.255.0.0/16, \"fd00:ff::/64\"]\nloopbacks: [10.255.0.1/32, \"fd00:ff::1/128\", \"fd00:ff::2/128\"]\nplanes:\n  - name: p0\n    sub_ports:\n"
+	for _, test := range []struct{ what, ports, want string }{
+		{"IPv4 peers alone", "      - {device: e0, sessions: [{peer: 10.0.0.0}]}\n      - {device: e1, sessions: [{peer: 10.0.0.2}]}\n", "loopbacks[1]: fd00:ff::1/128: no session of its sub-ports carries ipv6\nloopbacks[2]: fd00:ff::2/128: no session of its sub-ports carries ipv6"},
+		{"one IPv6 peer", "      - {device: e0, sessions: [{peer: 10.0.0.0}]}\n      - {device: e1, sessions: [{peer: \"fd01::1\"}, {peer: 10.0.0.2}]}\n", ""},
+		{"IPv6 peers alone", "      - {device: e0, sessions: [{peer: \"fd01::1\"}]}\n", "loopbacks[0]: 10.255.0.1/32: no session of its sub-ports carries ipv4"},
+		{"unnumbered", "      - {device: e0, sessions: [{unnumbered: true}]}\n", ""},
+		{"unnumbered with one family", "      - {device: e0, sessions: [{unnumbered: true, families: [ipv6]}]}\n", "loopbacks[0]: 10.255.0.1/32: no session of its sub-ports carries ipv4"},
+		{"each loopback has its own sub-port", "      - {device: e0, sessions: [{peer: 10.0.0.0}], loopbacks: [10.255.0.1/32]}\n" +
+			"      - {device: e1, sessions: [{peer: \"fd01::1\"}], loopbacks: [\"fd00:ff::1/128\"]}\n      - {device: e2, sessions: [{unnumbered: true}], loopbacks: [\"fd00:ff::2/128\"]}\n", ""},
+	} {
+		c, err := Parse(test.what, []byte(head+test.ports))
+		if err != nil {
+			t.Fatal(err)
+		}
+		var got []string
+		for _, text := range c.Warnings() {
+			sentence, _, _ := strings.Cut(text, ", so no other server")
+			got = append(got, sentence)
+		}
+		if text := strings.Join(got, "\n"); text != test.want {
+			t.Errorf("%s: %s, want %s", test.what, text, test.want)
+		}
+	}
+}
+
 // TestSessionLimit checks that a server has at most 512 sessions.
 func TestSessionLimit(t *testing.T) {
 	if _, err := Parse("full", []byte(ownPorts(8, 16, 2))); err != nil {

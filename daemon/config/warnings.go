@@ -2,7 +2,7 @@ package config
 
 import "github.com/fared/fared/fare"
 
-// Warnings returns a sentence for each valid setting that fails behind some leaves, with its remedy.
+// Warnings returns a sentence for each valid setting that fails behind some leaves, and for each loopback that no session advertises, with its remedy.
 func (c *Config) Warnings() (out []string) {
 	b := &c.PathBandwidth
 	switch {
@@ -12,5 +12,5 @@ func (c *Config) Warnings() (out []string) {
 	case b.Encoding == fare.FARECommunity && b.FAREType%2 != 0:
 		out = append(out, "path_bandwidth.fare_type: FRR 10.3.0 and 10.3.1 drop odd types toward other AS; use an even type, such as 0x8e")
 	}
-	return out
+	return append(out, c.uncarried()...)
 }
