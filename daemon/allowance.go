@@ -57,6 +57,8 @@ func sessionOf(ev speaker.Event) int {
 		return ev.Session
 	case speaker.SessionDown:
 		return ev.Session
+	case speaker.Refused:
+		return ev.Session
 	case speaker.EndOfRIB:
 		return ev.Session
 	case speaker.Written:

@@ -332,7 +332,7 @@ func TestFaultsAreSorted(t *testing.T) {
 		l.bgp(oneRoute(i, 1, destination(2), attributes(1e9, s.PeerAS(i), 65001)))
 	}
 	var got []string
-	for _, f := range l.ignoredFaults() {
+	for _, f := range l.sessionFaults() {
 		got = append(got, strings.Join([]string{f.Session, f.Plane, f.Reason}, " "))
 		if want := map[string]uint64{"below-minimum": 2, "above-maximum": 1}[f.Reason]; f.Routes != want || f.Remedy == "" {
 			t.Errorf("%s: %d routes, want %d; remedy %q", f.Session, f.Routes, want, f.Remedy)

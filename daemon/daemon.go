@@ -193,7 +193,9 @@ func (d *Daemon) buildSpeaker(l *core.Layout) error {
 		deps.Resolver = resolver
 	}
 	var err error
-	d.speaker, err = speaker.New(cfg, deps)
+	if d.speaker, err = speaker.New(cfg, deps); err == nil {
+		d.speaker.SetLoopbacks(d.cfg.Loopbacks)
+	}
 	return err
 }
 

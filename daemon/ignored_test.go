@@ -152,7 +152,7 @@ func TestIgnoredBandwidthIsAFault(t *testing.T) {
 	eventually(t, "the fault is gone with its session", func() bool { return r.faultsShown() == "" && r.ignoredOf(1) == "" })
 }
 
-// TestIgnoredBandwidthIsReportedAtABoundedRate checks that, of many simultaneous faults, ignoredLines are reported per ignoredEvery, and the
+// TestIgnoredBandwidthIsReportedAtABoundedRate checks that, of many simultaneous faults, faultLines are reported per faultsEvery, and the
 // others after that, each once.
 func TestIgnoredBandwidthIsReportedAtABoundedRate(t *testing.T) {
 	s := shape{Planes: 5, SubPorts: 4, Extra: bounds}
@@ -166,14 +166,14 @@ func TestIgnoredBandwidthIsReportedAtABoundedRate(t *testing.T) {
 	const line = "routes ignored"
 	l.markIgnored()
 	for reports, want := range []int{8, 16, 20, 20} {
-		l.reportIgnored()
-		l.reportIgnored() // too early
+		l.reportFaults()
+		l.reportFaults() // too early
 		if n := log.count(line); n != want {
 			t.Fatalf("after %d reports: %d lines, want %d", reports+1, n, want)
 		}
-		l.ignoredReport.last = l.ignoredReport.last.Add(-ignoredEvery)
+		l.faultReport.last = l.faultReport.last.Add(-faultsEvery)
 	}
-	if n := len(l.ignoredFaults()); n != 20 {
+	if n := len(l.sessionFaults()); n != 20 {
 		t.Errorf("%d faults, want 20", n)
 	}
 	for i := range 20 {
@@ -181,8 +181,8 @@ func TestIgnoredBandwidthIsReportedAtABoundedRate(t *testing.T) {
 	}
 	l.markIgnored()
 	for range 3 {
-		l.reportIgnored()
-		l.ignoredReport.last = l.ignoredReport.last.Add(-ignoredEvery)
+		l.reportFaults()
+		l.faultReport.last = l.faultReport.last.Add(-faultsEvery)
 	}
 	if order := sessionsOf(log, "is ignored now"); !slices.IsSorted(order) || len(order) != 20 {
 		t.Errorf("the ends are reported in the order %q", order)
@@ -190,7 +190,7 @@ func TestIgnoredBandwidthIsReportedAtABoundedRate(t *testing.T) {
 	if order := sessionsOf(log, line); !slices.IsSorted(order) || len(order) != 20 {
 		t.Errorf("the faults are reported in the order %q", order)
 	}
-	if began, ended := log.count(line), log.count("is ignored now"); began != 20 || ended != 20 || len(l.ignoredFaults()) != 0 {
-		t.Errorf("%d began and %d ended, want 20; %d faults are left", began, ended, len(l.ignoredFaults()))
+	if began, ended := log.count(line), log.count("is ignored now"); began != 20 || ended != 20 || len(l.sessionFaults()) != 0 {
+		t.Errorf("%d began and %d ended, want 20; %d faults are left", began, ended, len(l.sessionFaults()))
 	}
 }

@@ -63,7 +63,9 @@ type loop struct {
 	planeEvents   []dpclient.Event
 	subPortOps    []core.SubPortOp
 	reweighed     reweighed
-	ignoredReport ignoredReport
+	faultReport   faultReport
+	intakes       []intake  // by session
+	settleAt      time.Time // when settleTime of some established session ends; zero if it has ended for all
 
 	// placesMu guards the fields that the data-plane client's goroutine reads: the places of each vector's slots, and the loopbacks of each
 	// source group by name.
@@ -84,9 +86,9 @@ func newLoop(d *Daemon, c *core.Core) *loop {
 		d: d, core: c, config: c.Config(), log: d.log, started: time.Now(),
 		calls: make(chan func()), stopped: make(chan struct{}),
 		lanes: make([]lane, len(c.Layout().SubPorts)), faults: make([]string, len(c.Layout().Sessions)),
-		allowances: make([]allowance, len(c.Layout().Sessions)),
-		dpReady:    !c.Config().Forwards(),
-		places:     map[uint32][]wecmp.Place{}, loopbacks: c.Layout().Loopbacks(),
+		allowances: make([]allowance, len(c.Layout().Sessions)), intakes: make([]intake, len(c.Layout().Sessions)),
+		dpReady: !c.Config().Forwards(),
+		places:  map[uint32][]wecmp.Place{}, loopbacks: c.Layout().Loopbacks(),
 	}
 	for i := range l.lanes {
 		l.lanes[i].SubPort, l.lanes[i].Reason = i, "no link state yet"
@@ -180,7 +182,7 @@ func (l *loop) turn() {
 	l.handOut()
 	l.reportWeights()
 	l.markIgnored()
-	l.reportIgnored()
+	l.reportFaults()
 	l.builder.Commit()
 	l.tracer.turn(l.wokenAt, time.Now(), l.shown.counts[effectPending])
 	l.metrics.ObserveStep(time.Since(l.wokenAt))
@@ -378,6 +380,7 @@ func (l *loop) bgp(ev speaker.Event) {
 	case speaker.SessionUp:
 		l.step(core.Fabric{Event: fare.SessionUp{Session: ev.Session, Generation: ev.Generation, Node: ev.Node, PeerAS: ev.PeerAS}})
 		l.faults[ev.Session] = ""
+		l.noteIntake(ev.Session, intake{up: true, since: l.wokenAt, families: ev.Families})
 		l.checkIdentifier(ev)
 		l.learnNextHop(ev.Session, l.d.speaker.Status(ev.Session).Remote.Addr())
 		l.skipFamilies(ev)
@@ -385,6 +388,7 @@ func (l *loop) bgp(ev speaker.Event) {
 	case speaker.SessionDown:
 		l.d.links.Poll() // BFD or TCP may detect a failure before the kernel reports the lost carrier
 		l.step(core.Fabric{Event: fare.SessionDown{Session: ev.Session, Generation: ev.Generation}})
+		l.noteIntake(ev.Session, intake{})
 		l.event(status.EventSessionDown, l.core.Layout().Sessions[ev.Session].Name, ev.Reason)
 		l.handOut() // one plane-level operation, before all other pending work
 	case speaker.Routes:
@@ -396,7 +400,13 @@ func (l *loop) bgp(ev speaker.Event) {
 			}
 		}
 		l.builder.MarkFabric()
+	case speaker.Refused:
+		in := l.intakes[ev.Session]
+		in.refused = ev.Routes
+		l.noteIntake(ev.Session, in)
+		l.builder.MarkFabric()
 	case speaker.EndOfRIB:
+		l.faultReport.dirty = true
 		l.step(core.EndOfRIB{Session: ev.Session, Generation: ev.Generation, IPv6: ev.Family == speaker.IPv6})
 		l.event(status.EventEndOfRIB, l.core.Layout().Sessions[ev.Session].Name, ev.Family.String())
 	case speaker.Written:
@@ -612,6 +622,7 @@ func (l *loop) timers() (due bool) {
 		l.builder.MarkFabric()
 	}
 	l.armDrains()
+	l.settle(now)
 	return due
 }
 
@@ -663,8 +674,11 @@ func (l *loop) arm(timer *time.Timer) {
 	if l.reweighed.any() {
 		earlier(l.reweighed.last.Add(reweighedEvery))
 	}
-	if l.ignoredReport.dirty {
-		earlier(l.ignoredReport.last.Add(ignoredEvery))
+	if l.faultReport.dirty {
+		earlier(l.faultReport.last.Add(faultsEvery))
+	}
+	if !l.settleAt.IsZero() {
+		earlier(l.settleAt)
 	}
 	if due := l.tracer.due(); !due.IsZero() {
 		earlier(due)

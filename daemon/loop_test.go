@@ -179,8 +179,9 @@ func TestTheLoopWakesForWhatIsDue(t *testing.T) {
 				l.reweighed = reweighed{vectors: 1, last: at.Add(-reweighedEvery)}
 			}
 		}},
+		{"judgment of a session's dropped routes", func(l *loop, at time.Time) { l.settleAt = at }},
 		{"report of ignored bandwidth", func(l *loop, at time.Time) {
-			l.ignoredReport.dirty, l.ignoredReport.last = !at.IsZero(), at.Add(-ignoredEvery)
+			l.faultReport.dirty, l.faultReport.last = !at.IsZero(), at.Add(-faultsEvery)
 		}},
 	}
 	l := idle(t, shape{Planes: 1, SubPorts: 2}.Text())
@@ -214,8 +215,8 @@ func TestTheLoopWakesForWhatIsDue(t *testing.T) {
 	for i := range waits {
 		waits[i].set(l, never)
 	}
-	l.ignoredReport.dirty, l.ignoredReport.last = true, past
-	l.reportIgnored()
+	l.faultReport.dirty, l.faultReport.last = true, past
+	l.reportFaults()
 	if l.arm(timer); timer.Stop() {
 		t.Error("after a report of nothing the loop wakes again")
 	}

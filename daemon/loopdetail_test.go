@@ -53,7 +53,7 @@ func TestEventsAreRemembered(t *testing.T) {
 	l.reportWeights()
 	l.bgp(oneRoute(1, 1, destination(0), attributes(1e9, s.PeerAS(1), 65001)))
 	l.markIgnored()
-	l.reportIgnored()
+	l.reportFaults()
 	l.link(&LinkEvent{SubPort: 1, Reason: "no carrier", Transitions: 2})
 	got := remembered(t, l)
 	for _, want := range []string{

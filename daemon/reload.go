@@ -16,6 +16,9 @@ func (l *loop) reload(next *config.Config) {
 	l.rediscoverSpeeds()
 	l.shortenTimers()
 	l.setBFDKeys()
+	if l.d.speaker != nil {
+		l.d.speaker.SetLoopbacks(next.Loopbacks)
+	}
 	if l.d.deps.LogLevel != nil {
 		l.d.deps.LogLevel.Set(next.Log.Level)
 	}

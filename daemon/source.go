@@ -240,7 +240,10 @@ func (s source) Process() status.Process {
 			out.Ignored = append(out.Ignored, status.Count{Name: r.String(), Value: n})
 		}
 	}
-	out.Drains, out.Faults = s.drains(), s.ignoredFaults()
+	out.Drains = s.drains()
+	for _, f := range s.sessionFaults() {
+		out.Faults = append(out.Faults, f.Fault)
+	}
 	if s.recorder != nil {
 		out.Unrecorded = s.recorder.lost
 	}

@@ -167,11 +167,20 @@ var examples = map[string]struct{ fires, silent example }{
 		example{`fared_session_up{session="s",@} 1`, `fared_session_bfd_up{session="s",@} 1 0`},
 		example{`fared_session_up{session="s",@} 1`, `fared_session_bfd_up{session="s",@} 0`}, // the leaf has no BFD
 	},
-	"FaredDestinationsUnreachable": {example{`fared_destinations{@} 4`, `fared_destinations_reachable{@} 4 3`}, example{`fared_destinations{@} 4 3`, `fared_destinations_reachable{@} 4 3`}},
-	"FaredLoopbackClaimed":         {example{`fared_loopbacks_claimed{@} 0 1`}, example{`fared_loopbacks_claimed{@} 0 1 0`}},
-	"FaredOriginConflict":          {example{`fared_destinations_conflicting{@} 0 2`}, example{`fared_destinations_conflicting{@} 2 2 0`}},
-	"FaredBandwidthIgnored":        {example{`fared_session_bandwidth_ignored{plane="p0",session="s",reason="below-minimum",@} 3`}, example{`fared_session_bandwidth_ignored{plane="p0",session="s",reason="below-minimum",@} 3 0`}},
-	"FaredDataplaneDisconnected":   {example{`fared_dataplane_connected{@} 1 0`}, example{`fared_dataplane_connected{@} 1 0 1`}},
+	"FaredDestinationsUnreachable": {
+		// A server whose leaves withdraw all routes, or send other ones. TestPrometheusFaults has destinations that are known.
+		example{`fared_destinations{@} 4 0`, `fared_destinations_reachable{@} 4 0`, `fared_converged{@} 1`, `fared_session_up{plane="p0",device="a",session="s",@} 1`, `fared_dataplane_connected{@} 1`},
+		// A leaf before its servers.
+		example{`fared_destinations{@} 4 3 0`, `fared_destinations_reachable{@} 4 3 0`, `fared_converged{@} 1`, `fared_session_up{plane="p0",device="a",session="s",@} 1`},
+	},
+	"FaredRoutesDropped": {
+		example{`fared_session_routes_dropped{plane="p0",session="s",reason="route_next_hop",@} 3`},
+		example{`fared_session_routes_dropped{plane="p0",session="s",reason="route_next_hop",@} 3 0`},
+	},
+	"FaredLoopbackClaimed":       {example{`fared_loopbacks_claimed{@} 0 1`}, example{`fared_loopbacks_claimed{@} 0 1 0`}},
+	"FaredOriginConflict":        {example{`fared_destinations_conflicting{@} 0 2`}, example{`fared_destinations_conflicting{@} 2 2 0`}},
+	"FaredBandwidthIgnored":      {example{`fared_session_bandwidth_ignored{plane="p0",session="s",reason="below-minimum",@} 3`}, example{`fared_session_bandwidth_ignored{plane="p0",session="s",reason="below-minimum",@} 3 0`}},
+	"FaredDataplaneDisconnected": {example{`fared_dataplane_connected{@} 1 0`}, example{`fared_dataplane_connected{@} 1 0 1`}},
 	"FaredDataplaneStalled": {
 		example{`fared_dataplane_connected{@} 1`, `fared_dataplane_pending{@} 0 8`},
 		example{`fared_dataplane_connected{@} 1`, `fared_dataplane_pending{@} 0 8 8 0 8 0 8 8 0 8 0 0`},

@@ -17,7 +17,7 @@ import (
 // Levels of a health report and of its findings, from best to worst.
 const (
 	levelHealthy   = "healthy"   // everything that is configured works
-	levelDegraded  = "degraded"  // traffic goes on with less: a plane or a session is down, or a leaf advertises invalid bandwidths
+	levelDegraded  = "degraded"  // traffic goes on with less: a plane or a session is down, or a leaf's routes or bandwidths do not count
 	levelUnhealthy = "unhealthy" // an expectation is not met, or the server's traffic cannot follow the weights
 )
 
@@ -82,12 +82,13 @@ and probes of Kubernetes (docs/operations/health.md has their configurations).
   degraded    exit 0: traffic goes on with less; a plane or a session is down, or a leaf
               advertises invalid bandwidths
   unhealthy   exit 1: an expectation is not met; or the daemon still starts, no plane is up, no
-              session established or no known destination reachable, the data plane is not
-              connected, damaged or refuses objects, or the slot table is not published
+              session established, no destination known to a server or none reachable, the data
+              plane is not connected, damaged or refuses objects, or the slot table is not
+              published
 
 --expect states what jobs need: planes=4, sessions=8, destinations=127, or all for every one that
-is configured or known. Drained planes do not count as up. Exit code 3: no daemon answers; the
-kernel may still forward by the last weights.`,
+is configured or known. destinations=0 is for the only server of a fabric. Drained planes do not
+count as up. Exit code 3: no daemon answers; the kernel may still forward by the last weights.`,
 		Example: "  fared health\n  fared health --expect planes=4,sessions=8\n  fared health --expect planes=all -o json",
 		RunE: func(c *cobra.Command, _ []string) error {
 			expectations, err := parseExpectations(expect)
@@ -191,16 +192,12 @@ func judgeHealth(st *farev1.GetStatusResponse, planes []*farev1.Plane, sessions 
 	r.judgeTally("planes", "up", r.Planes, down, expectations, "'fared planes' has the reasons")
 	r.judgeTally("sessions", "established", r.Sessions, waiting(sessions), expectations, "'fared sessions' has the reasons")
 	r.judgeTally("destinations", "reachable", r.Destinations, nil, expectations, "'fared weights' has the reasons; a destination that no leaf advertises is not known")
-	if len(st.Faults) > 0 {
-		f, level := st.Faults[0], levelDegraded
-		for _, x := range st.Faults {
-			if x.Reason == fare.ReasonWrapped.String() || x.Reason == fare.ReasonOtherScale.String() { // the failure of a peer's cable changes no weight
-				f, level = x, levelUnhealthy
-				break
-			}
-		}
-		r.add(level, fmt.Sprintf("%s of leaves, such as %s of session %s: %s", several(len(st.Faults), "fault"), f.Kind, f.Session, f.Reason), f.Remedy)
+	expected := slices.ContainsFunc(expectations, func(x expectation) bool { return x.kind == "destinations" })
+	if st.Role == fare.RoleServer.String() && st.Converged && st.Destinations == 0 && st.SessionsEstablished > 0 && !expected {
+		r.add(levelUnhealthy, "no destination is known: no leaf sends a route that this server accepts",
+			"the faults here and 'fared sessions' have the reasons; a leaf of FRR sends and accepts nothing without a policy (no bgp ebgp-requires-policy); --expect destinations=0 for the only server of a fabric")
 	}
+	r.judgeFaults(st.Faults)
 	slices.SortStableFunc(r.Findings, func(a, b finding) int {
 		switch {
 		case a.Level == b.Level:
@@ -221,6 +218,28 @@ func waiting(sessions []*farev1.Session) []string {
 		}
 	}
 	return nil
+}
+
+// judgeFaults adds a finding for each kind of fault, with one of its faults: a wrong sum or scale first, because it changes weights.
+func (r *healthReport) judgeFaults(faults []*farev1.Fault) {
+	var kinds []string
+	of := map[string][]*farev1.Fault{}
+	for _, f := range faults {
+		if of[f.Kind] == nil {
+			kinds = append(kinds, f.Kind)
+		}
+		of[f.Kind] = append(of[f.Kind], f)
+	}
+	for _, kind := range kinds {
+		f, level := of[kind][0], levelDegraded
+		for _, x := range of[kind] {
+			if x.Reason == fare.ReasonWrapped.String() || x.Reason == fare.ReasonOtherScale.String() { // the failure of a peer's cable changes no weight
+				f, level = x, levelUnhealthy
+				break
+			}
+		}
+		r.add(level, fmt.Sprintf("%s of leaves, such as %s of session %s: %s", several(len(of[kind]), "fault"), f.Kind, f.Session, f.Reason), f.Remedy)
+	}
 }
 
 // judgeTally adds a finding if objects of a kind are not in the state that counts. None at all, and less than expected, is unhealthy.

@@ -12,7 +12,7 @@ import (
 
 // TestJudgeHealth breaks a healthy server in every way, one at a time.
 func TestJudgeHealth(t *testing.T) {
-	status := &farev1.GetStatusResponse{Converged: true, SessionsConfigured: 4, SessionsEstablished: 4, Destinations: 3, DestinationsReachable: 3,
+	status := &farev1.GetStatusResponse{Role: "server", Converged: true, SessionsConfigured: 4, SessionsEstablished: 4, Destinations: 3, DestinationsReachable: 3,
 		Dataplane: &farev1.DataplaneStatus{Connected: true, Address: "unix:/a"}}
 	up := func() []*farev1.Plane { return []*farev1.Plane{{Plane: "p0", Up: true}, {Plane: "p1", Up: true}} }
 	for name, test := range map[string]struct {
@@ -23,9 +23,21 @@ func TestJudgeHealth(t *testing.T) {
 	}{
 		"all works":            {func(*farev1.GetStatusResponse, []*farev1.Plane) {}, "planes=2,sessions=4,destinations=all", levelHealthy, ""},
 		"a leaf without agent": {func(st *farev1.GetStatusResponse, _ []*farev1.Plane) { st.Dataplane = nil }, "", levelHealthy, ""},
-		"no destination yet": {func(st *farev1.GetStatusResponse, _ []*farev1.Plane) {
+		"no destination": {func(st *farev1.GetStatusResponse, _ []*farev1.Plane) {
 			st.Destinations, st.DestinationsReachable = 0, 0
+		}, "planes=2", levelUnhealthy, "no destination is known"},
+		"the only server": {func(st *farev1.GetStatusResponse, _ []*farev1.Plane) {
+			st.Destinations, st.DestinationsReachable = 0, 0
+		}, "destinations=0", levelHealthy, ""},
+		"a leaf before its servers": {func(st *farev1.GetStatusResponse, _ []*farev1.Plane) {
+			st.Role, st.Destinations, st.DestinationsReachable = "leaf", 0, 0
 		}, "", levelHealthy, ""},
+		"no destination during the start": {func(st *farev1.GetStatusResponse, _ []*farev1.Plane) {
+			st.Converged, st.Destinations, st.DestinationsReachable = false, 0, 0
+		}, "", levelUnhealthy, "the daemon starts"},
+		"no session, and so no destination": {func(st *farev1.GetStatusResponse, _ []*farev1.Plane) {
+			st.SessionsEstablished, st.Destinations, st.DestinationsReachable = 0, 0, 0
+		}, "", levelUnhealthy, "sessions established: 0 of 4"},
 		"too few are known": {func(st *farev1.GetStatusResponse, _ []*farev1.Plane) {
 			st.Destinations, st.DestinationsReachable = 0, 0
 		}, "destinations=all", levelUnhealthy, "destinations reachable: 0 of 0, expected 1"},
@@ -47,6 +59,10 @@ func TestJudgeHealth(t *testing.T) {
 		"a fault of a leaf": {func(st *farev1.GetStatusResponse, _ []*farev1.Plane) {
 			st.Faults = []*farev1.Fault{{Kind: "bandwidth-ignored", Session: "p0/eth0", Reason: "negative", Remedy: "upgrade"}}
 		}, "", levelDegraded, "1 fault of leaves"},
+		"dropped routes": {func(st *farev1.GetStatusResponse, _ []*farev1.Plane) {
+			st.Faults = []*farev1.Fault{{Kind: "routes-dropped", Session: "p0/eth0", Reason: "route_next_hop", Remedy: "next-hop-self"},
+				{Kind: "routes-dropped", Session: "p1/eth1", Reason: "route_next_hop", Remedy: "next-hop-self"}}
+		}, "", levelDegraded, "2 faults of leaves, such as routes-dropped of session p0/eth0: route_next_hop"},
 		"a sum that lost its upper bits, behind another fault": {func(st *farev1.GetStatusResponse, _ []*farev1.Plane) {
 			st.Faults = []*farev1.Fault{{Kind: "bandwidth-ignored", Session: "p0/eth0", Reason: "negative", Remedy: "upgrade"},
 				{Kind: "bandwidth-ignored", Session: "p1/eth1", Reason: "wrapped", Remedy: "set the scale"}}

@@ -162,6 +162,8 @@ func TestPrometheusFaults(t *testing.T) {
 		{"leaf1", "", "", nil},
 		{"server1", "loopbacks: [10.255.0.2/32]", "loopbacks: [10.255.0.2/32, 10.255.0.1/32]", []string{"FaredOriginConflict"}}, // at the leaf, which passes on one of the routes
 		{"server1", "", "", nil},
+		{"server0", "peer_as: 65201}", "peer_as: 65201, accept: [10.255.0.9/32]}", []string{"FaredRoutesDropped p1 p1/p1a", "FaredRoutesDropped p1 p1/p1b"}},
+		{"server0", "", "", nil},
 	} {
 		text := original[c.node]
 		if text == "" {

@@ -84,6 +84,19 @@ var attacks = []attack{
 		hops := [][4]byte{{}, {127, 0, 0, 1}, {255, 255, 255, 255}, {224, 0, 0, 1}, serverAddress(w.plane).As4(), leafAddress(prober).As4(), {10, 255, 0, 1}}
 		return update(slices.Concat(origin, path(uint32(leafAS(w.plane)), originAS), nextHop(hops[i%len(hops)]), bandwidth(full)), destination(i%1000))
 	})},
+	{name: "refused routes and aggregates", held: 2000, run: storm(func(w *wire, i int) []byte {
+		aggregate := binary.BigEndian.AppendUint32([]byte{24}, firstDestination+uint32(i)<<8%(1<<16))[:4]
+		loop := slices.Concat(origin, path(uint32(leafAS(w.plane)), serverAS), nextHop(leafAddress(w.plane).As4()))
+		switch i % 4 {
+		case 0:
+			return update(well(w.plane, full), aggregate)
+		case 1:
+			return update(loop, destination(i))
+		case 2:
+			return withdraw(destination(i-1), aggregate)
+		}
+		return update(slices.Concat(origin, path(uint32(leafAS(w.plane)), originAS), nextHop([4]byte{10, 255, 0, 1})), destination(i))
+	})},
 	{name: "impossible bandwidths", destinations: 1000, held: 1000, run: storm(func(w *wire, i int) []byte {
 		bits := []uint32{0x7fc00000, 0x7f800001, 0xffffffff, math.Float32bits(1e38), math.Float32bits(-1), math.Float32bits(float32(math.Inf(1))),
 			math.Float32bits(float32(math.Inf(-1))), 0x80000000, 1, 0x7f7fffff}

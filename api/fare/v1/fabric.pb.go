@@ -279,15 +279,18 @@ func (x *GetStatusResponse) GetDrainsError() string {
 type Fault struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// "bandwidth-ignored": usable routes of a session whose bandwidth the weights do not follow.
+	// "routes-dropped": routes of a session that the daemon does not accept.
 	Kind    string `protobuf:"bytes,1,opt,name=kind,proto3" json:"kind,omitempty"`
 	Plane   string `protobuf:"bytes,2,opt,name=plane,proto3" json:"plane,omitempty"`
 	Session string `protobuf:"bytes,3,opt,name=session,proto3" json:"session,omitempty"`
 	// "below-minimum", "above-maximum", "not-a-number", "negative", "infinite": the invalid community's fault. "missing-bandwidth": the
 	// routes carry no bandwidth, while other usable routes to their destinations do.
+	// "route_next_hop" and others of guard_dropped: the reason of the drop. "family_ipv4", "family_ipv6": the peer did not agree to the family,
+	// so that own loopbacks are not advertised; routes counts them, and example is one of them.
 	Reason string `protobuf:"bytes,4,opt,name=reason,proto3" json:"reason,omitempty"`
 	// Routes of the session with this fault, at least 1.
 	Routes uint64 `protobuf:"varint,5,opt,name=routes,proto3" json:"routes,omitempty"`
-	// The destination of one of these routes, a host prefix.
+	// The prefix of one of these routes.
 	Example string `protobuf:"bytes,6,opt,name=example,proto3" json:"example,omitempty"`
 	// For people.
 	Remedy        string `protobuf:"bytes,7,opt,name=remedy,proto3" json:"remedy,omitempty"`

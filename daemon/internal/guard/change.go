@@ -48,6 +48,18 @@ func hostRoute(prefix []byte) netip.Prefix {
 	return netip.PrefixFrom(netip.AddrFrom16([16]byte(prefix[1:])), 128)
 }
 
+// prefixOf returns a prefix in NLRI encoding; bits beyond its length are cleared.
+func prefixOf(nlri []byte, family Family) netip.Prefix {
+	if family == IPv4Unicast {
+		var a [4]byte
+		copy(a[:], nlri[1:])
+		return netip.PrefixFrom(netip.AddrFrom4(a), int(nlri[0])).Masked()
+	}
+	var a [16]byte
+	copy(a[:], nlri[1:])
+	return netip.PrefixFrom(netip.AddrFrom16(a), int(nlri[0])).Masked()
+}
+
 // describes reports whether an announcement has the given attributes.
 func (u *update) describes(a *fare.Attributes) bool {
 	if len(u.path) != len(a.ASPath) || len(u.extendeds) != 8*len(a.Communities) || u.signals != a.Signals || u.wide != a.Extended {

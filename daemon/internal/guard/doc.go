@@ -38,6 +38,9 @@
 // maintenance are noted (fare.Signals), and an AS_PATH of more than
 // MaxASPath numbers withdraws the route, so a route takes at most about a kilobyte.
 //
+// The guard remembers the refused routes that may hide servers, by reason and with an example (TakeRefused), until the peer withdraws them or
+// announces acceptable ones.
+//
 // # Extended communities
 //
 // Link Bandwidth (RFC 10005) in both forms and the configured FARE code point pass, at most MaxCommunities per route, including the one that

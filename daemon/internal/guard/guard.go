@@ -73,6 +73,11 @@ type Config struct {
 	// one of the peer's; nil accepts none. See OneOf.
 	NextHop func(netip.Addr) bool
 
+	// Own returns this server's present loopbacks as host prefixes, which the
+	// guard does not change: a peer may send their routes back, which
+	// TakeRefused does not count. nil means that there are none.
+	Own func() []netip.Prefix
+
 	// LocalNextHop4, LocalNextHop6 and LocalLinkLocal are the next hops that we
 	// announce. Each may be invalid. An IPv4 prefix is sent with LocalNextHop4,
 	// else with LocalNextHop6 or LocalLinkLocal if the extended next hop was

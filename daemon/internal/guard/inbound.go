@@ -18,6 +18,7 @@ type inbound struct {
 	update  update
 	accept  ranges
 	held    held
+	refused refused
 	changes []Change         // since the last call of TakeChanges
 	last    *fare.Attributes // newest attributes, shared with the next route if it has equal ones
 
@@ -29,6 +30,7 @@ type inbound struct {
 func (in *inbound) init(g *Guard) {
 	in.accept = newRanges(g.config.Accept)
 	in.held = newHeld(g.config.MaxPrefixes)
+	in.refused.own = g.config.Own
 	carrier, deciding := g.config.Carrier, g.config.Deciding
 	if deciding != nil {
 		in.update.deciding = func(communities []byte) int {
@@ -238,8 +240,11 @@ func (in *inbound) withdraw(nlri []byte, family Family) (passed int) {
 		reason := WithdrawUnknown
 		if in.held.remove(nlri[:n], family) {
 			in.changes = append(in.changes, Change{Prefix: hostRoute(nlri[:n])})
+			in.refused.held(hostRoute(nlri[:n]), -1)
 			reason = None
 			passed++
+		} else if in.refused.any() {
+			in.refused.remove(prefixOf(nlri[:n], family), family)
 		}
 		in.tally.judge(Withdrawals, reason)
 		nlri = nlri[n:]
@@ -269,10 +274,16 @@ func (g *Guard) announce(nlri []byte, family Family, hop []byte) (passed int, ba
 			reason = fault
 			if in.held.remove(prefix, family) {
 				in.changes = append(in.changes, Change{Prefix: hostRoute(prefix)})
+				in.refused.held(hostRoute(prefix), -1)
 				passed++
 			}
 		}
-		if reason == None {
+		if reason != None {
+			g.refuse(prefix, family, reason)
+		} else {
+			if in.refused.any() {
+				in.refused.remove(hostRoute(prefix), family)
+			}
 			before := in.held.get(prefix)
 			switch {
 			case before == nil && in.held.full():
@@ -283,6 +294,9 @@ func (g *Guard) announce(nlri []byte, family Family, hop []byte) (passed int, ba
 					attrs = in.attributes()
 				}
 				in.held.set(prefix, attrs)
+				if before == nil {
+					in.refused.held(hostRoute(prefix), 1)
+				}
 				in.changes = append(in.changes, Change{Prefix: hostRoute(prefix), Attrs: attrs, New: before == nil})
 			case attrs == nil:
 				attrs = before

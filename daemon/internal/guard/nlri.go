@@ -48,6 +48,14 @@ func (h *held) get(prefix []byte) *fare.Attributes {
 	return h.v6[[16]byte(prefix[1:])]
 }
 
+// has reports whether the host route of an address is held.
+func (h *held) has(a netip.Addr) bool {
+	if a.Is4() {
+		return h.v4[a.As4()] != nil
+	}
+	return h.v6[a.As16()] != nil
+}
+
 // set adds or replaces a host route.
 func (h *held) set(prefix []byte, attrs *fare.Attributes) {
 	if len(prefix) == hostLen4 {
@@ -92,6 +100,14 @@ func newRanges(accept []netip.Prefix) ranges {
 		}
 	}
 	return r
+}
+
+// of returns the ranges of a family.
+func (r *ranges) of(family Family) []netip.Prefix {
+	if family == IPv4Unicast {
+		return r.v4
+	}
+	return r.v6
 }
 
 // judge returns None if a prefix may become a destination, else the reason why not.

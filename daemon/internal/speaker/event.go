@@ -9,7 +9,7 @@ import (
 )
 
 // Event is an event on a session. The set of events is sealed: [SessionUp],
-// [SessionDown], [Routes], [EndOfRIB], [Written] and [Fault].
+// [SessionDown], [Routes], [Refused], [EndOfRIB], [Written] and [Fault].
 //
 // Session is an index into [Config.Sessions]. Generation numbers the
 // incarnations of a session, from 1; an event of an incarnation that has ended
@@ -51,6 +51,15 @@ type Change struct {
 	Attrs  *fare.Attributes
 }
 
+// Refused reports the peer's routes that the guard drops now, by reason, where
+// that is no routine (see [guard.Refused]). Only the latest pending Refused is
+// kept.
+type Refused struct {
+	Session    int
+	Generation uint64
+	Routes     []guard.Refused
+}
+
 // EndOfRIB reports that the peer has sent all its routes of a family (RFC 4724,
 // Section 2).
 type EndOfRIB struct {
@@ -79,6 +88,7 @@ type Fault struct {
 func (SessionUp) speakerEvent()   {}
 func (SessionDown) speakerEvent() {}
 func (Routes) speakerEvent()      {}
+func (Refused) speakerEvent()     {}
 func (EndOfRIB) speakerEvent()    {}
 func (Written) speakerEvent()     {}
 func (Fault) speakerEvent()       {}

@@ -256,6 +256,9 @@ const (
 // deliver puts the changes of the last read into the queue.
 func (in *incarnation) deliver(now time.Time) {
 	changes := in.guard.TakeChanges()
+	if routes, changed := in.guard.TakeRefused(); changed { // before an End-of-RIB of the same read
+		in.s.speaker.queue.refused(Refused{Session: in.s.index, Generation: in.gen, Routes: routes})
+	}
 	if in.burst.IsZero() && len(changes) >= burstSize {
 		in.burst = now
 	}

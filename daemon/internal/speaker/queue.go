@@ -311,6 +311,20 @@ func (q *queue) written(e Written) {
 	q.wake()
 }
 
+// refused records the refused routes of a generation. Only the latest pending Refused is kept.
+func (q *queue) refused(e Refused) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	sq := &q.sessions[e.Session]
+	if !sq.up || sq.gen != e.Generation {
+		return
+	}
+	if !replace(sq, e) {
+		sq.push(e)
+	}
+	q.wake()
+}
+
 func (q *queue) fault(e Fault) {
 	q.mu.Lock()
 	defer q.mu.Unlock()

@@ -82,6 +82,8 @@ func texts(events []Event) []string {
 			s = append(s, fmt.Sprintf("%d/%d end %v", e.Session, e.Generation, e.Family))
 		case Written:
 			s = append(s, fmt.Sprintf("%d/%d written %d", e.Session, e.Generation, e.Mark))
+		case Refused:
+			s = append(s, fmt.Sprintf("%d/%d refused %d", e.Session, e.Generation, len(e.Routes)))
 		case Fault:
 			s = append(s, fmt.Sprintf("%d fault %s", e.Session, e.Reason))
 		}
@@ -97,6 +99,9 @@ func TestQueueCoalesces(t *testing.T) {
 	gone := func(g uint64, n int) do { return func(f *feed) { f.withdraw(0, g, prefix(n)) } }
 	end := func(g uint64) do { return func(f *feed) { f.endOfRIB(0, g, IPv4) } }
 	written := func(g, mark uint64) do { return func(f *feed) { f.written(Written{Generation: g, Mark: mark}) } }
+	refused := func(g uint64, n int) do {
+		return func(f *feed) { f.refused(Refused{Generation: g, Routes: make([]guard.Refused, n)}) }
+	}
 	fault := func(reason string) do { return func(f *feed) { f.fault(Fault{Reason: reason}) } }
 	take := do(nil)
 	for _, c := range []struct {
@@ -124,6 +129,8 @@ func TestQueueCoalesces(t *testing.T) {
 			[]string{"0/1 up", "0/1 +10.0.0.2/32 1", "0/1 end ipv4"}},
 		{"latest fault", []do{fault("a"), fault("b"), take, fault("c")}, []string{"0 fault b", "0 fault c"}},
 		{"a fault outlives its session", []do{up(1), take, route(1, 1, 1), fault("a"), down(1)}, []string{"0/1 up", "0 fault a", "0/1 down"}},
+		{"latest refused routes", []do{up(1), refused(1, 2), end(1), refused(1, 1), take, refused(1, 0)}, []string{"0/1 up", "0/1 refused 1", "0/1 end ipv4", "0/1 refused 0"}},
+		{"refused routes end with their session", []do{up(1), take, refused(1, 2), down(1), refused(1, 3), up(2), refused(1, 3)}, []string{"0/1 up", "0/1 down", "0/2 up"}},
 		{"latest mark", []do{up(1), written(1, 7), route(1, 1, 1), written(1, 8)}, []string{"0/1 up", "0/1 written 8", "0/1 +10.0.0.1/32 1"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {

@@ -473,6 +473,7 @@ func (s *session) guardConfig(conn *net.TCPConn) guard.Config {
 		Accept: c.Accept, AllowOwnAS: c.AllowOwnAS, MaxPrefixes: c.MaxPrefixes, Carrier: c.Carrier, Counters: &s.counters,
 		Deciding: s.conf.Deciding, NonTransitive: s.conf.NonTransitive,
 		NextHop:       guard.OneOf(append([]netip.Addr{addrPort(conn.RemoteAddr()).Addr()}, s.conf.PeerNextHops...)...),
+		Own:           s.speaker.ownLoopbacks,
 		LocalNextHop4: s.conf.NextHop4, LocalNextHop6: s.conf.NextHop6,
 	}
 	if len(s.conf.Accept) > 0 {

@@ -5,7 +5,10 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"net/netip"
+	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/fared/fared/daemon/internal/bfd"
@@ -20,6 +23,8 @@ type Speaker struct {
 	queue     *queue
 	sessions  []*session
 	listeners []*listener
+
+	loopbacks atomic.Pointer[[]netip.Prefix] // of this host; nil before SetLoopbacks
 
 	responder      *bfd.Responder
 	openTimeout    time.Duration // limit of the OPEN exchange
@@ -150,6 +155,21 @@ func (s *Speaker) SetAdminState(session int, up bool, reason string) {
 // the type, and that nothing was changed.
 func (s *Speaker) SetBFDKeys(session int, keys []bfd.Key) error {
 	return s.sessions[session].setBFDKeys(keys)
+}
+
+// SetLoopbacks replaces the loopbacks of this host. Routes to them that peers
+// send back are not reported as Refused. It may be called at any time.
+func (s *Speaker) SetLoopbacks(loopbacks []netip.Prefix) {
+	list := slices.Clone(loopbacks)
+	s.loopbacks.Store(&list)
+}
+
+// ownLoopbacks returns the loopbacks of this host.
+func (s *Speaker) ownLoopbacks() []netip.Prefix {
+	if list := s.loopbacks.Load(); list != nil {
+		return *list
+	}
+	return nil
 }
 
 // Status returns a snapshot of a session.

@@ -255,7 +255,7 @@ type Process struct {
 	// lost by one.
 	Drains        []Drain
 	DrainsFailure string
-	// Faults are the current faults, by session and reason.
+	// Faults are the current faults, by kind, session and reason.
 	Faults []Fault
 	// Queues are the current depths of queues toward and from the loop.
 	Queues []Count
@@ -264,12 +264,15 @@ type Process struct {
 // FaultBandwidthIgnored is the Fault.Kind of usable routes whose bandwidth the weights ignore.
 const FaultBandwidthIgnored = "bandwidth-ignored"
 
+// FaultRoutesDropped is the Fault.Kind of routes that the peer announces and the guard drops, and of own routes whose family the peer did not agree to.
+const FaultRoutesDropped = "routes-dropped"
+
 // Fault is a current fault of the fabric.
 type Fault struct {
 	Kind           string
 	Plane, Session string
 	Reason         string // as in metrics
-	// Routes is the number of the session's routes with the fault, at least 1; Example is the destination of one.
+	// Routes is the number of the session's routes with the fault, at least 1; Example is the prefix of one.
 	Routes  uint64
 	Example netip.Prefix
 	Remedy  string

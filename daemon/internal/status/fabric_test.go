@@ -44,7 +44,8 @@ func TestFabricPictures(t *testing.T) {
 			Approximate: 2, Refused: 3, Damage: "a route is gone", Repairs: 4,
 		},
 		Loopbacks: []string{"10.255.0.1/32", "10.255.0.9/32", "fd00::1/128"},
-		Faults:    []*farev1.Fault{{Kind: "bandwidth-ignored", Plane: "p0", Session: "p0/p0a", Reason: "below-minimum", Routes: 3, Example: "10.0.0.0/32", Remedy: "upgrade it"}},
+		Faults: []*farev1.Fault{{Kind: "bandwidth-ignored", Plane: "p0", Session: "p0/p0a", Reason: "below-minimum", Routes: 3, Example: "10.0.0.0/32", Remedy: "upgrade it"},
+			{Kind: "routes-dropped", Plane: "p0", Session: "p0/p0a", Reason: "route_next_hop", Routes: 2, Example: "10.0.0.7/32", Remedy: "set the next hop"}},
 		Counters: []*farev1.Counter{
 			counter(`guard_dropped{reason="bad-marker"}`, 6), counter(`guard_dropped{reason="too-long"}`, 2), counter(`inputs_ignored{reason="old-generation"}`, 3),
 			counter(`routes_ignored{reason="looped"}`, 2), counter(`routes_ignored{reason="not-host"}`, 1),

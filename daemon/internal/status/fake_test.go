@@ -87,7 +87,8 @@ func newFake(seed uint64, space int) *fakeLoop {
 			{"sub-port", 1, 1, 0}, {"group", 5, 4, 1}, {"destination", 9, 8, 0},
 		}},
 		Faults: []Fault{{Kind: FaultBandwidthIgnored, Plane: "p0", Session: "p0/p0a", Reason: "below-minimum", Routes: 3,
-			Example: netip.MustParsePrefix("10.0.0.0/32"), Remedy: "upgrade it"}},
+			Example: netip.MustParsePrefix("10.0.0.0/32"), Remedy: "upgrade it"},
+			{Kind: FaultRoutesDropped, Plane: "p0", Session: "p0/p0a", Reason: "route_next_hop", Routes: 2, Example: netip.MustParsePrefix("10.0.0.7/32"), Remedy: "set the next hop"}},
 		Ignored: []Count{{"old-generation", 3}}, Queues: []Count{{"speaker", 2}},
 	}
 	l.original = l.layout.Groups

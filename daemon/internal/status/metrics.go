@@ -196,6 +196,9 @@ func (g *LayoutGroup) name() string {
 	return g.Sources[0].String()
 }
 
+// metricOfFault has the metric of each kind of fault.
+var metricOfFault = map[string]*metric.Metric{FaultBandwidthIgnored: metricBandwidthIgnored, FaultRoutesDropped: metricRoutesDropped}
+
 func (s scrape) sessions(r *Report) {
 	states := []Count{{StateIdle, 0}, {StateConnecting, 0}, {StateOpening, 0}, {StateEstablished, 0}, {StateDraining, 0}, {StateDrained, 0}, {StateHeld, 0}}
 	for i := range r.Sessions {
@@ -214,8 +217,8 @@ func (s scrape) sessions(r *Report) {
 			s.put(metricSessionIgnored, float64(c.Value), x.Name, c.Name)
 		}
 		for _, f := range r.Process.Faults {
-			if f.Kind == FaultBandwidthIgnored && f.Session == x.Name {
-				s.put(metricBandwidthIgnored, float64(f.Routes), f.Plane, f.Session, f.Reason)
+			if m := metricOfFault[f.Kind]; m != nil && f.Session == x.Name {
+				s.put(m, float64(f.Routes), f.Plane, f.Session, f.Reason)
 			}
 		}
 		for _, c := range merge(nil, x.Dropped) {

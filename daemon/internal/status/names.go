@@ -22,6 +22,7 @@ var (
 	metricSessionRoutes     = exported.Gauge("fared_session_routes", "Routes of the session now: received = used + all of fared_session_routes_ignored.", "session", "use")
 	metricSessionIgnored    = exported.Gauge("fared_session_routes_ignored", "Routes of the session now that are not used, by reason.", "session", "reason")
 	metricBandwidthIgnored  = exported.Gauge("fared_session_bandwidth_ignored", "Usable routes of the session now whose bandwidth the weights do not follow, by reason.", "plane", "session", "reason")
+	metricRoutesDropped     = exported.Gauge("fared_session_routes_dropped", "Routes that the peer announces now and the guard drops by a fault, by reason; family_: own loopbacks whose family the peer did not agree to.", "plane", "session", "reason")
 	metricGuardDropped      = exported.Counter("fared_guard_dropped_total", "Messages, routes and attributes that the guard dropped, and packets that BFD dropped (bfd_), by reason.", "session", "reason")
 	metricInputsIgnored     = exported.Counter("fared_inputs_ignored_total", "Inputs that the path-bandwidth table did not use, by reason.", "reason")
 
