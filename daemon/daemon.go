@@ -167,6 +167,7 @@ func speakerConfig(cfg *config.Config, l *core.Layout) speaker.Config {
 			Name: s.Name, Peer: s.Peer, Port: s.Port, Local: s.Local, PeerAS: s.PeerAS, Device: sp.Device, Netns: sp.Netns,
 			Unnumbered: s.Unnumbered, Passive: s.Passive, Password: s.Password, AO: signing(s.TCPAO), GTSMHops: s.GTSMHops, Families: families,
 			BFDAuth: bfdAuth(cfg.BFDAuth(&s.Session)), ExtendedNextHop: s.ExtendedNextHop, Accept: s.Accept, Deciding: deciding(s.Codec), NonTransitive: s.Codec.NonTransitive,
+			SubnetNextHops: s.SubnetNextHops,
 		})
 	}
 	return out

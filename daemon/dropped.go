@@ -27,7 +27,7 @@ type intake struct {
 
 // dropReasons are the reasons of dropped routes that are faults, with their remedies. Other drops are routine, such as those of default routes.
 var dropReasons = map[guard.Reason]string{
-	guard.RouteNextHop:    "another machine of the subnet is the next hop: make the leaf send itself (FRR: neighbor ADDRESS next-hop-self; BIRD: next hop self)",
+	guard.RouteNextHop:    "another machine of the subnet is the next hop: make the leaf send itself (FRR: neighbor ADDRESS next-hop-self; BIRD: next hop self), or set subnet_next_hops: true on the session",
 	guard.RouteLoop:       "the other servers have this server's AS: set as-override for it at the leaf, or bgp.allow_own_as: 1 here, or give each server a separate AS",
 	guard.RouteNotHost:    "make the leaf advertise each loopback as a host route (FRR: no summary-only), or leave the subnet out of accept",
 	guard.RouteOutside:    "add the range of the servers' loopbacks to accept",

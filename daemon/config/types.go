@@ -304,6 +304,10 @@ type Session struct {
 	// Ranges of host routes accepted on this session, inside accept; other routes are dropped and counted (route_outside_accept). If it lists
 	// the loopbacks that this leaf may announce, the leaf cannot attract traffic of other loopbacks. Absent or empty means accept.
 	Accept []netip.Prefix `yaml:"accept" items:"0..64"`
+	// Accept routes whose next hop is another host of a subnet of the sub-port's device, as leaves send them that have several servers in one
+	// subnet (RFC 4271, Section 5.1.3). Packets still go to the peer, which routes them within the subnet. Otherwise such routes are dropped, and
+	// are a fault (route_next_hop). The subnets are those of the device when the session connects.
+	SubnetNextHops bool `yaml:"subnet_next_hops" default:"false"`
 	// Find the peer by its IPv6 router advertisements on the device (RFC 4861, Section 4.2) and use link-local addresses. Where the cable has a /30
 	// or /31 too, FRR's `neighbor X interface` uses that and refuses this session, unless it says v6only.
 	Unnumbered bool `yaml:"unnumbered" default:"false"`

@@ -24,7 +24,8 @@
 //     and value checked. A route that RFC 7606 treats as withdrawn becomes a
 //     withdrawal, an attribute that it discards is dropped, and an error for
 //     which it resets the session ends the session. Prefixes are host routes
-//     inside the accepted ranges; the next hop must be the peer's. AS_PATH
+//     inside the accepted ranges; the next hop must be one that Config.NextHop
+//     accepts, by default the peer. AS_PATH
 //     has sequences only (RFC 9774), starts with the peer's AS, has no AS 0
 //     (RFC 7607), and contains ours at most as often as permitted (never by
 //     default).

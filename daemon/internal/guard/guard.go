@@ -70,7 +70,7 @@ type Config struct {
 	// Accept lists the ranges of accepted host routes; empty accepts none.
 	Accept []netip.Prefix
 	// NextHop reports whether an address, without zone, never IPv4-mapped, is
-	// one of the peer's; nil accepts none. See OneOf.
+	// an acceptable next hop; nil accepts none. See OneOf.
 	NextHop func(netip.Addr) bool
 
 	// Own returns this server's present loopbacks as host prefixes, which the

@@ -114,6 +114,9 @@ type Session struct {
 	// PeerNextHops lists addresses of the peer, in addition to Peer, that are
 	// valid as next hops of its routes.
 	PeerNextHops []netip.Addr
+	// SubnetNextHops accepts, as next hops of the peer's routes, the other hosts
+	// of the subnets that Device has when the connection is made. See subnet.go.
+	SubnetNextHops bool
 	// NextHop4 and NextHop6 are the next hops of announced routes. If one is
 	// invalid, it defaults to the connection's local address of that family.
 	NextHop4, NextHop6 netip.Addr

@@ -17,6 +17,7 @@
 //	incarnation.go  one connection, from the OPENs to its end
 //	socket.go       socket setup: namespace, device, TTL, MD5, timeouts
 //	ao.go           TCP-AO
+//	subnet.go       next hops of the subnet
 //	listen.go       connections of passive sessions
 //	admit.go        which connections of a peer reach a passive session
 //	bfd.go          the BFD session that precedes and protects a BGP session

@@ -479,6 +479,9 @@ func (s *session) guardConfig(conn *net.TCPConn) guard.Config {
 	if len(s.conf.Accept) > 0 {
 		g.Accept = s.conf.Accept
 	}
+	if s.conf.SubnetNextHops {
+		g.NextHop = s.withSubnet(g.NextHop)
+	}
 	switch local := addrPort(conn.LocalAddr()).Addr().WithZone(""); {
 	case local.Is4():
 		if !g.LocalNextHop4.IsValid() {
