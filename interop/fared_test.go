@@ -331,12 +331,15 @@ func (f *fabric) up() {
 }
 
 // weigh waits until both servers split their traffic to each other as wanted, in both
-// families.
+// families, and have no fault of dropped routes.
 func (f *fabric) weigh(when, want string) {
 	f.t.Helper()
 	took := netnstest.Eventually(f.t, within, func() error {
 		var errs []error
 		for _, s := range f.servers {
+			if dropped, err := s.fared.dropped(); err != nil || len(dropped) > 0 {
+				errs = append(errs, fmt.Errorf("server %d: dropped routes %q (%v)", s.index, dropped, err))
+			}
 			for _, dst := range f.servers[1-s.index].loopbacks {
 				d, err := s.fared.toward(dst)
 				if err == nil && (d.weights() != want || !d.Reachable) {
