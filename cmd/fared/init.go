@@ -6,6 +6,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -55,8 +56,10 @@ Exit code 1: no device leads to a leaf, there is no loopback, or the file exists
 	c.Flags().StringSliceVar(&o.loopbacks, "loopback", nil, "addresses of the GPUs (default: those of lo)")
 	c.Flags().IntVar(&o.Planes, "planes", 0, "number of planes; consecutive devices are of one plane")
 	c.Flags().StringSliceVar(&o.Devices, "device", nil, "the sub-ports, of any kind (default: all devices that lead to a leaf)")
+	c.Flags().StringVar(&o.Leaf, "leaf", "", "software of the leaves: frr (and SONiC), bird (and GoBGP) or fared (default: frr, as a guess)")
 	c.Flags().DurationVar(&o.wait, "wait", 5*time.Second, "longest time to wait for router advertisements")
 	_ = c.MarkFlagFilename("output", "yaml", "yml")
+	_ = c.RegisterFlagCompletionFunc("leaf", cobra.FixedCompletions(leaves, cobra.ShellCompDirectiveNoFileComp))
 	return c
 }
 
@@ -88,10 +91,16 @@ func (e *env) initialize(c *cobra.Command, o *initOptions) error {
 	return nil
 }
 
+// leaves are the values of --leaf.
+var leaves = []string{discover.LeafFRR, discover.LeafBIRD, discover.LeafFared}
+
 // parse checks the flags that have a range, and reads the loopbacks, addresses with or without the length of a host prefix.
 func (o *initOptions) parse() error {
 	if o.Planes < 0 || o.Planes > config.MaxPlanes {
 		return &exitError{exitUsage, fmt.Errorf("--planes %d is not between 1 and %d", o.Planes, config.MaxPlanes), "omit the flag to derive the planes"}
+	}
+	if o.Leaf != "" && !slices.Contains(leaves, o.Leaf) {
+		return &exitError{exitUsage, fmt.Errorf("--leaf %q is not known", o.Leaf), "use " + strings.Join(leaves, ", ") + "; for another leaf that one which treats Link Bandwidth alike (docs/operations/leaves.md)"}
 	}
 	if o.wait < 0 {
 		return &exitError{exitUsage, fmt.Errorf("--wait %v is negative", o.wait), "use 0s to skip routers that advertise themselves"}

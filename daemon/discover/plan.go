@@ -19,9 +19,18 @@ type Options struct {
 	Loopbacks []netip.Prefix
 	// Planes is the number of planes, which divides the number of sub-ports; 0 derives the planes from LLDP, addresses or names.
 	Planes int
+	// Leaf is the software of the leaves: LeafFRR, LeafBIRD or LeafFared; empty guesses FRR.
+	Leaf string
 	// Devices are the only devices to consider; empty means all.
 	Devices []string
 }
+
+// The software of leaves, as far as the configuration of a server depends on it.
+const (
+	LeafFRR   = "frr"   // sums bandwidth in 32 bits of bytes a second; SONiC has it too
+	LeafBIRD  = "bird"  // passes on the bandwidth of its best route, like GoBGP
+	LeafFared = "fared" // sums bandwidth
+)
 
 // considers reports whether a device may become a sub-port.
 func (o *Options) considers(device string) bool {

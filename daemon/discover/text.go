@@ -46,6 +46,7 @@ func (p *Plan) write(m *Machine, o Options, loopbacks []netip.Prefix, planes pla
 	}
 	f.line("\n# The loopbacks of all servers. Any other route is dropped and counted.")
 	f.accept(loopbacks)
+	f.bandwidth(o.Leaf)
 	f.line("\n# peer_as is absent from the sessions: a leaf may have any AS number except this server's. gtsm_hops: 1 drops packets of other links; every leaf's packets must then have TTL 255.")
 	f.line("# Speeds are queried from the devices.")
 	f.planes(planes)
@@ -78,6 +79,21 @@ func (f *file) identity(o Options, loopbacks []netip.Prefix) {
 		f.guessed("", "as", fmt.Sprintf("the private number %d + the last 16 bits of %s", firstPrivateAS, first), "that no other router has it, or use --as")
 	}
 	f.line("as: %d", as)
+}
+
+// bandwidth writes what the leaves' software needs so that a server's bandwidth arrives at the others.
+func (f *file) bandwidth(leaf string) {
+	switch leaf {
+	case LeafFared:
+	case LeafBIRD:
+		f.line("\n# The leaves pass on the bandwidth of one route to this server: each has that of all its cables to the leaf.\npath_bandwidth:\n  advertise: node")
+	default:
+		f.line("\n# FRR through 10.7.0 sums bandwidth in 32 bits of bytes a second: thousandths keep sums right up to 34 Tbit/s. All servers and fared leaves need the same.")
+		if leaf == "" {
+			f.guessed("", "path_bandwidth", "the leaves are FRR or SONiC", "their software, or use --leaf")
+		}
+		f.line("path_bandwidth:\n  scale: 1000")
+	}
 }
 
 // accept writes the ranges that cover the loopbacks.
