@@ -184,6 +184,10 @@ func (l *loop) turn() {
 	l.markIgnored()
 	l.reportFaults()
 	l.builder.Commit()
+	if l.deadline.IsZero() && l.core.Converged() { // watches begin with the state after the start
+		l.builder.Started()
+		l.builder.Commit()
+	}
 	l.tracer.turn(l.wokenAt, time.Now(), l.shown.counts[effectPending])
 	l.metrics.ObserveStep(time.Since(l.wokenAt))
 }
@@ -245,10 +249,12 @@ func (l *loop) declare(t *dpclient.Transaction) {
 	for _, u := range l.core.Updates() {
 		l.update(t, u)
 	}
+	if l.dpReady {
+		t.ReleaseChanges() // the core has the data plane's state since DataplaneReady
+	}
 	if !l.deadline.IsZero() && l.core.Converged() {
 		l.deadline = time.Time{}
 		t.ReleaseRemovals(true)
-		l.builder.Started()
 	}
 }
 
@@ -446,7 +452,11 @@ func (l *loop) plane(ev *dpclient.Event) {
 		caps := ev.Capabilities
 		l.d.links.Cover(caps.GetCarriersAnnounced())
 		before := l.core.FlowHash()
-		l.step(core.DataplaneReady{MaxWeight: caps.GetMaxWeight(), MaxWeightSum: caps.GetMaxWeightSum(), FlowHash: flowHash(caps.GetFlowHash())})
+		ready := core.DataplaneReady{MaxWeight: caps.GetMaxWeight(), MaxWeightSum: caps.GetMaxWeightSum(), FlowHash: flowHash(caps.GetFlowHash())}
+		if first && !l.core.Converged() {
+			ready.Down, ready.Held = heldBy(l.core.Layout(), ev.State)
+		}
+		l.step(ready)
 		l.event(status.EventDataplane, ev.Name, "connected")
 		l.ports.connected(l.core.FlowHash().Algorithm == core.FlowHashAsk)
 		repinned := l.ports.pinned(caps.GetFlowPins())

@@ -1,13 +1,16 @@
 package daemon
 
 import (
+	"maps"
 	"net/netip"
+	"slices"
 
 	farev1 "github.com/fared/fared/api/fare/v1"
 	"github.com/fared/fared/daemon/config"
 	"github.com/fared/fared/daemon/internal/core"
 	"github.com/fared/fared/daemon/internal/dpclient"
 	"github.com/fared/fared/fare"
+	"github.com/fared/fared/internal/prefixmap"
 	"github.com/fared/fared/wecmp"
 )
 
@@ -133,6 +136,43 @@ func (l *loop) pairPorts(destination dpclient.Destination, group uint32) []*fare
 		out = append(out, pair)
 	}
 	return out
+}
+
+// heldBy converts the state of a data plane: the sub-ports that are down there, and the vectors with their destinations, in the order of their numbers.
+// Parts that the configuration does not name are omitted. nil is an empty state.
+func heldBy(l *core.Layout, state *dpclient.State) (down []int, held []core.Held) {
+	if state == nil {
+		return nil, nil
+	}
+	subPorts := map[string]int{}
+	for i := range l.SubPorts {
+		subPorts[l.SubPorts[i].Device] = i
+		if up, known := state.SubPorts[l.SubPorts[i].Device]; known && !up {
+			down = append(down, i)
+		}
+	}
+	byVector := map[uint32]*core.Held{}
+	for key, vector := range state.Destinations {
+		source := l.SourceNamed(key.Source)
+		if l.Sources[source].Name != key.Source {
+			continue
+		}
+		if byVector[vector] == nil {
+			byVector[vector] = &core.Held{Source: source} // the destinations of a vector have one source
+		}
+		byVector[vector].Destinations = append(byVector[vector].Destinations, key.Prefix)
+	}
+	for _, id := range slices.Sorted(maps.Keys(byVector)) {
+		h := byVector[id]
+		slices.SortFunc(h.Destinations, prefixmap.Compare)
+		for _, m := range state.Vectors[id].GetMembers() {
+			if at, ok := subPorts[m.Device]; ok {
+				h.Members = append(h.Members, core.HeldMember{SubPort: at, Weight: m.Weight})
+			}
+		}
+		held = append(held, *h)
+	}
+	return down, held
 }
 
 // flowHash converts the data plane's description of its hash.

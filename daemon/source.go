@@ -75,7 +75,7 @@ func (s source) Vector(id uint32) (status.Vector, bool) {
 		return status.Vector{}, false
 	}
 	source, _ := s.core.OwnerOf(id)
-	view := s.core.Group(source, fare.GroupID(v.Group))
+	view := s.core.Group(source, v.Group)
 	out := status.Vector{Reachable: v.Reachable, Planes: make([]status.VectorPlane, len(v.Weights))}
 	if !v.Reachable {
 		out.Reason = view.Reason.String()

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"net"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -16,7 +17,7 @@ import (
 	"github.com/fared/fared/dataplane/memory"
 )
 
-// TestStartTakesNothingAway checks that the program of an earlier run stays until every leaf has sent End-of-RIB.
+// TestStartTakesNothingAway checks that destinations of an earlier run stay until every leaf has sent End-of-RIB, on the planes whose leaf has not.
 func TestStartTakesNothingAway(t *testing.T) {
 	for name, end := range map[string]struct {
 		deadline string
@@ -57,13 +58,67 @@ func TestStartTakesNothingAway(t *testing.T) {
 			if got := programmed(r.dp); len(got) != 4 && name != "deadline" {
 				t.Errorf("before the end of the start the data plane has %v, want the three and the new one", got)
 			}
-			if got := r.forwards(destination(2)); got != "p0.0=1 p1.0=1" && name != "deadline" {
-				t.Errorf("a destination without an announcement goes by %q", got)
+			if name != "deadline" { // p0's leaf has sent all its routes, and this one is not among them
+				eventually(t, "a destination without an announcement goes by the other plane", func() bool { return r.forwards(destination(2)) == "p1.0=1" })
 			}
 			end.finish(r)
 			eventually(t, "destinations without an announcement are gone", func() bool { return len(programmed(r.dp)) == 2 })
 			if got := <-seen; got.err != nil || !got.converged || !got.first.Snapshot || !got.first.Complete || len(got.first.Weights) != 2 {
 				t.Errorf("a watch begins with %v when converged is %v (%v)", got.first, got.converged, got.err)
+			}
+		})
+	}
+}
+
+// TestStartWithADeadLeaf checks the start of a server while a leaf is dead whose cable has a carrier: a withdrawal by another leaf is in effect at once. If the
+// leaf was dead before, the data plane sends nothing there, and the start is over without it. If it has died since, its plane keeps its third of the
+// traffic, and p0 takes the rest.
+func TestStartWithADeadLeaf(t *testing.T) {
+	for name, tc := range map[string]struct {
+		before    bool
+		converged bool
+		want      string
+	}{
+		"dead before": {true, true, "p0.0=1"},
+		"dead since":  {false, false, "p0.0=2 p2.0=1"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			die := func(l *rawLeaf) {
+				l.ln.Close()
+				l.drop()
+			}
+			s := shape{Planes: 3, SubPorts: 1, Extra: "start: {deadline: 1h}\n"}
+			first := newRig(t, s, rigOptions{leaves: announceAll(400e9, 2)})
+			first.wait(destination(1), "1:1:1")
+			if tc.before {
+				die(first.leaves[2])
+				first.wait(destination(1), "1:1:0")
+				eventually(t, "the data plane leaves p2.0", func() bool {
+					return slices.ContainsFunc(first.dp.State().SubPorts, func(sp *farev1.SubPortState) bool { return sp.Device == "p2.0" && !sp.Up })
+				})
+			}
+			first.stop()
+			r := newRig(t, s, rigOptions{dp: first.dp, leaves: func(l *rawLeaf) {
+				announceAll(400e9, 2)(l)
+				if l.name == "p2.0" {
+					die(l)
+				}
+			}})
+			eventually(t, "both sessions have sent all", func() bool {
+				ended := 0
+				r.inside(func(l *loop) {
+					for i := range 2 {
+						if l.core.SessionState(i).EndOfRIB {
+							ended++
+						}
+					}
+				})
+				return ended == 2
+			})
+			r.leaves[1].withdraw(destination(1))
+			eventually(t, "the withdrawal is in effect", func() bool { return r.forwards(destination(1)) == tc.want })
+			if got := r.status().Converged; got != tc.converged {
+				t.Errorf("converged %v, want %v", got, tc.converged)
 			}
 		})
 	}

@@ -232,6 +232,42 @@ func TestNetnsDefaults(t *testing.T) {
 	}
 }
 
+// TestNetnsRestartWithADeadLeaf verifies the start of a server's control plane while a leaf is dead whose cables have a carrier, and a cable fails in
+// another plane. If the leaf was dead before, the start ends without it. If it dies meanwhile, the failure is in effect long before the deadline.
+func TestNetnsRestartWithADeadLeaf(t *testing.T) {
+	gate.WithoutRaceDetector(t, "drives other processes")
+	gate.Slow(t, gate.Labs, "waits for a hold time and for start.deadline; daemon.TestStartWithADeadLeaf is in the gate")
+	const late = "not every session has sent End-of-RIB"
+	for name, test := range map[string]struct {
+		steps    string
+		deadline bool
+	}{
+		"dead before": {"step a leaf dies\n freeze leaf2\nstep a crash\n crash server1 fared\nstep a start and a failure\n revive server1 fared\n cut server2 p1\n expect server1 -> server2 1:0:0\n", false},
+		"dead since":  {"step a crash, and a leaf dies\n crash server1 fared\n freeze leaf2\nstep a start and a failure\n revive server1 fared\n cut server2 p1\n expect server1 -> server2 1:0:0\n", true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			o := smallest(t, backend.Netns{Driver: "linux"})
+			o.Planes = 3
+			f := fabric(t, o)
+			results, _ := play(t, f, script(t, test.steps))
+			for _, r := range results {
+				if !r.OK || r.Traffic == nil {
+					t.Fatalf("%s: %q, traffic %+v", r.Step, r.Wrong, r.Traffic)
+				}
+				t.Logf("%s: %v, %d packets, %d lost", r.Step, time.Duration(r.ElapsedNS), r.Traffic.Sent, r.Traffic.Lost)
+			}
+			log, err := os.ReadFile(filepath.Join(f.plan.Dir, "server1", "run.log"))
+			if err != nil || strings.Contains(string(log), late) != test.deadline {
+				t.Errorf("the start ends at the deadline: %v, want %v (%v)", strings.Contains(string(log), late), test.deadline, err)
+			}
+			// A black hole of a plane of three until the deadline takes a sixth of all packets.
+			if tr := results[len(results)-1].Traffic; test.deadline && tr.Lost > tr.Sent/20 {
+				t.Errorf("%d of %d packets are lost", tr.Lost, tr.Sent)
+			}
+		})
+	}
+}
+
 // TestNetnsProcessDies verifies that the exit of a node's process fails the lab with its last lines, and that its logs
 // remain.
 func TestNetnsProcessDies(t *testing.T) {

@@ -707,7 +707,8 @@ type Damping struct {
 
 // Start configures the behavior of fared until it knows the fabric.
 type Start struct {
-	// Time to wait for the End-of-RIB of every session before anything in effect is removed and watches of weights begin; 0s: do not wait. RFC
-	// 4724, Section 2.
+	// Time to wait for the End-of-RIB of every session. Until then the plane of a session without it keeps its share of the traffic in the data
+	// plane, no destination is removed, and watches of weights have not begun. A session that is down over a sub-port that the previous process
+	// has left down is not waited for. 0s: do not wait. RFC 4724, Section 2.
 	Deadline time.Duration `yaml:"deadline" default:"30s" min:"0s" max:"1h"`
 }

@@ -69,6 +69,7 @@ type subPort struct {
 	speed       fare.Bandwidth
 	established int
 	everUsable  bool
+	idle        bool // down in the data plane when that connected for the first time
 	handed      linkVerdict
 }
 
@@ -89,6 +90,7 @@ type session struct {
 	node       netip.Addr
 	peerAS     uint32
 	eor        [2]bool // IPv4, IPv6
+	keeps      [2]bool // IPv4, IPv6: during the start, the data plane's state counts in place of the session's routes
 	advert     advertStage
 	mark       uint64 // mark of the routes of stage advert; 0 in advertNormal
 	written    uint64 // the last mark up to which this generation's connection has carried the routes
@@ -194,10 +196,11 @@ func (c *Core) Step(ev Event) error {
 			if s.eorDone(&c.layout.Sessions[ev.Session]) {
 				c.step(fare.EndOfRIB{Session: ev.Session, Generation: ev.Generation})
 			}
+			c.release(ev.Session, family)
 			c.checkConverged()
 		}
 	case StartDeadline:
-		c.converged = true
+		c.endStart()
 	case DataplaneReady:
 		if c.cfg.Forwards() {
 			most, sum := tighter(c.cfg.Weights.MaxWeight, ev.MaxWeight), tighter(c.cfg.Weights.MaxWeightSum, ev.MaxWeightSum)
@@ -205,6 +208,9 @@ func (c *Core) Step(ev Event) error {
 				c.fault("the data plane's limits", c.sources[i].engine.SetLimits(most, sum))
 			}
 			c.setFlowHash(ev.FlowHash)
+			if !c.ready && !c.converged {
+				c.adopt(ev)
+			}
 		}
 		c.advertDirty = c.advertDirty || !c.ready // a server advertises nothing before its first data plane
 		c.ready = true
@@ -264,6 +270,7 @@ func (c *Core) fabric(ev fare.Event) {
 			c.subPorts[s.subPort].established--
 			c.usableChanged()
 			c.settleDrains()
+			c.release(ev.Session)
 		}
 	case fare.RouteUpdate:
 		// Only this server can host its own GPUs: such a route would send a server's traffic to itself through the fabric.
@@ -289,6 +296,11 @@ func (c *Core) fabric(ev fare.Event) {
 		}
 		p.known, p.link = true, ev.Up
 		c.usableChanged()
+		for i := range c.sessions {
+			if !ev.Up && c.sessions[i].subPort == ev.SubPort {
+				c.release(i)
+			}
+		}
 	}
 	c.step(ev)
 	c.checkConverged()
@@ -318,12 +330,14 @@ func (c *Core) apply(source int, changes []fare.Change) {
 		case ch.Kind == fare.Readvertise:
 			c.advertDirty = true
 		case s.engine == nil:
+		case s.start != nil:
+			c.fault("weight engine", s.applyStarting(&c.layout.Sources[source], ch))
 		case ch.Kind == fare.GroupSet:
 			c.fault("weight engine", s.setGroup(&c.layout.Sources[source], ch.Group))
 		case ch.Kind == fare.GroupDelete:
-			c.fault("weight engine", s.engine.DeleteGroup(uint32(ch.Group)))
+			c.fault("weight engine", s.engine.DeleteGroup(tableGroup(ch.Group)))
 		case ch.Kind == fare.DestinationSet:
-			c.fault("weight engine", s.engine.SetDestination(ch.Destination, uint32(ch.Group)))
+			c.fault("weight engine", s.engine.SetDestination(ch.Destination, tableGroup(ch.Group)))
 		case ch.Kind == fare.DestinationDelete:
 			s.engine.DeleteDestination(ch.Destination)
 		}
@@ -524,23 +538,24 @@ func (c *Core) ownBandwidth(session int, loopback netip.Prefix) (sum fare.Bandwi
 func (c *Core) Converged() bool { return c.converged }
 
 // checkConverged ends the start when every session that can come up has sent End-of-RIB. A session whose link is known to be down cannot come
-// up; if that applies to all sessions, the deadline decides.
+// up; if that applies to all sessions, the deadline decides. A session that is down over a sub-port that is down in the data plane is not waited for,
+// because nothing is forwarded there that its routes could take away.
 func (c *Core) checkConverged() {
 	if c.converged {
 		return
 	}
 	any := false
 	for i := range c.sessions {
-		p := &c.subPorts[c.sessions[i].subPort]
-		if p.known && !p.link {
+		s := &c.sessions[i]
+		if p := &c.subPorts[s.subPort]; p.known && !p.link || p.idle && !s.up {
 			continue
 		}
-		if !c.sessions[i].eorDone(&c.layout.Sessions[i]) {
+		if !s.eorDone(&c.layout.Sessions[i]) {
 			return
 		}
 		any = true
 	}
 	if any {
-		c.converged = true
+		c.endStart()
 	}
 }

@@ -32,6 +32,11 @@ func (c *Core) Describe(w io.Writer) {
 	if c.flowHash != (FlowHash{}) {
 		fmt.Fprintf(w, "flow hash %s\n", c.flowHash)
 	}
+	for i := range c.subPorts {
+		if c.subPorts[i].idle {
+			fmt.Fprintf(w, "sub-port %s idle\n", c.layout.SubPorts[i].Device)
+		}
+	}
 	// Recordings of versions before these events have neither, so their digests stay as they were.
 	for i := range c.sessions {
 		if hop := c.sessions[i].nextHop; hop != c.layout.Sessions[i].Peer {
@@ -59,11 +64,24 @@ func (s *sourceGroup) describe(w io.Writer, role fare.Role) {
 		if s.engine == nil {
 			continue
 		}
-		id, _ := s.engine.Destination(prefix)
-		if v, ok := s.engine.Vector(id); ok {
-			// The ID is omitted: IDs are reused once a deletion has been reported, which depends on the caller.
-			fmt.Fprintf(w, "  vector %v %v %v %v\n", v.Reachable, v.Weights, v.SubPortWeights, v.Slots)
+		s.describeVector(w, prefix)
+	}
+	if s.start == nil {
+		return
+	}
+	for _, prefix := range s.start.destinations() {
+		if _, known := s.table.Destination(prefix); !known {
+			fmt.Fprintf(w, "kept destination %s\n", prefix)
+			s.describeVector(w, prefix)
 		}
+	}
+}
+
+func (s *sourceGroup) describeVector(w io.Writer, prefix netip.Prefix) {
+	id, _ := s.engine.Destination(prefix)
+	if v, ok := s.engine.Vector(id); ok {
+		// The ID is omitted: IDs are reused once a deletion has been reported, which depends on the caller.
+		fmt.Fprintf(w, "  vector %v %v %v %v\n", v.Reachable, v.Weights, v.SubPortWeights, v.Slots)
 	}
 }
 

@@ -127,7 +127,12 @@ func planesOf(l *SourceLayout, view fare.GroupView) string {
 }
 
 // drainTable sets the target's shares to zero in the tables, or restores them.
-func (c *Core) drainTable(t DrainTarget, on bool) { c.step(c.tableDrain(t, on)) }
+func (c *Core) drainTable(t DrainTarget, on bool) {
+	c.step(c.tableDrain(t, on))
+	for i := range c.sources {
+		c.reweigh(i) // the table does not know that the data plane's state counts
+	}
+}
 
 // tableDrain returns the tables' event for a target's drain.
 func (c *Core) tableDrain(t DrainTarget, on bool) fare.Drain {

@@ -31,6 +31,10 @@ type DataplaneReady struct {
 	MaxWeight    uint32   `json:"max_weight,omitempty"`
 	MaxWeightSum uint32   `json:"max_weight_sum,omitempty"`
 	FlowHash     FlowHash `json:"flow_hash,omitzero"`
+	// Down and Held are what the data plane forwards since before this process: the sub-ports that are down there, by index, and its vectors. Only
+	// those of the first connection count.
+	Down []int  `json:"down,omitempty"`
+	Held []Held `json:"held,omitempty"`
 }
 
 // DrainRequest takes a target out of service (On) or returns it to service.

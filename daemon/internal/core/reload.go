@@ -72,6 +72,7 @@ func (c *Core) reload(ev Reload) error {
 
 // takeOver removes the routes to a loopback that now belongs to this node from the tables.
 func (c *Core) takeOver(lo netip.Prefix) {
+	c.disown(lo)
 	for i := range c.sessions {
 		generation := c.sessions[i].generation
 		if attrs := c.route(i, lo); attrs != nil {

@@ -157,6 +157,8 @@ func (c *Core) check(ev Event) error {
 		return session(ev.Session)
 	case RoutesWritten:
 		return session(ev.Session)
+	case DataplaneReady:
+		return c.checkHeld(ev)
 	case NextHop:
 		return session(ev.Session)
 	case Fabric:

@@ -143,7 +143,8 @@ func (l *Layout) sourceOf(subPort int) int {
 type sourceGroup struct {
 	table  *fare.Table
 	engine *wecmp.Engine    // nil for a leaf without a data plane
-	planes []wecmp.Capacity // scratch space of setGroup
+	planes []wecmp.Capacity // scratch space of capacities
+	start  *start           // nil without a start of which the data plane has state
 }
 
 func newSourceGroup(cfg *config.Config, l *SourceLayout) (s sourceGroup, err error) {
@@ -160,19 +161,27 @@ func newSourceGroup(cfg *config.Config, l *SourceLayout) (s sourceGroup, err err
 	return s, nil
 }
 
-// setGroup translates a group's path bandwidths into the engine's unit-free capacities.
+// setGroup passes the weights of a group of the table to the engine.
 func (s *sourceGroup) setGroup(l *SourceLayout, id fare.GroupID) error {
+	s.capacities(l, id)
+	return s.engine.SetGroup(tableGroup(id), s.planes)
+}
+
+// capacities translates a group's path bandwidths into the engine's unit-free capacities, in s.planes. Group 0 has none.
+func (s *sourceGroup) capacities(l *SourceLayout, id fare.GroupID) {
 	view := s.table.Group(id)
 	for p := range s.planes {
-		in := &view.Planes[p]
 		out := &s.planes[p]
-		out.Capacity, out.Bandwidth = in.Capacity, uint64(in.Bandwidth)
+		out.Capacity, out.Bandwidth = 0, 0
 		clear(out.SubPorts)
-		for _, sp := range in.SubPorts {
-			out.SubPorts[l.SubPorts[sp.SubPort].inPlane] = sp.Weight
+		if p < len(view.Planes) {
+			in := &view.Planes[p]
+			out.Capacity, out.Bandwidth = in.Capacity, uint64(in.Bandwidth)
+			for _, sp := range in.SubPorts {
+				out.SubPorts[l.SubPorts[sp.SubPort].inPlane] = sp.Weight
+			}
 		}
 	}
-	return s.engine.SetGroup(uint32(id), s.planes)
 }
 
 // vectorID returns a number for an engine's vector that is unique over all source groups; 0 stays 0. With one source group it equals the

@@ -2,6 +2,7 @@ package core
 
 import (
 	"net/netip"
+	"slices"
 
 	"github.com/fared/fared/daemon/config"
 	"github.com/fared/fared/fare"
@@ -71,9 +72,35 @@ func (c *Core) SessionState(i int) SessionState {
 	return SessionState{Up: s.up, Node: s.node, PeerAS: s.peerAS, NextHop: s.nextHop, EndOfRIB: s.eorDone(&c.layout.Sessions[i])}
 }
 
-// Group returns the table's view of a source group's group of destinations.
-func (c *Core) Group(source int, id fare.GroupID) fare.GroupView {
-	return c.sources[source].table.Group(id)
+// Group returns the view of a source group's group of destinations, by the number of the engine's group (wecmp.VectorView.Group). A plane that keeps the
+// data plane's share during the start has no reason not to count.
+func (c *Core) Group(source int, group uint32) fare.GroupView {
+	s := &c.sources[source]
+	if group%2 == 0 {
+		return s.table.Group(fare.GroupID(group / 2))
+	}
+	if s.start == nil || int(group/2) >= len(s.start.byNumber) {
+		return fare.GroupView{Planes: make([]fare.PlaneBandwidth, len(s.planes))}
+	}
+	class := s.start.byNumber[group/2]
+	view := s.table.Group(class.group)
+	if view.Planes = slices.Clone(view.Planes); view.Planes == nil {
+		view.Reason = fare.ReasonNoRoute
+		for range s.planes {
+			view.Planes = append(view.Planes, fare.PlaneBandwidth{Reason: fare.ReasonNoRoute})
+		}
+	}
+	if class.vector >= 0 {
+		held := s.start.vectors[class.vector]
+		for p, kept := range s.start.keptBy(class) {
+			for k := range held[p] {
+				if kept && s.heldWeight(&c.layout.Sources[source], held, p, k) > 0 {
+					view.Planes[p].Reason = fare.ReasonUsed
+				}
+			}
+		}
+	}
+	return view
 }
 
 // Explain describes how the path bandwidth of a source group's destination was derived.

@@ -18,6 +18,7 @@ type book struct {
 
 	connected bool // a stream is open and was read back
 	held      bool // removals are held
+	adopted   bool // while they are held: declared state counts in place of state that was read back
 
 	subPorts     map[string]*object
 	vectors      map[uint32]*object // by the owner's number
@@ -254,9 +255,10 @@ func (b *book) place(o *object) {
 }
 
 // replaceable reports whether the content of a place on the wire may become o's wanted content. It may if it is equal already; otherwise, while
-// removals are held, only if this client programmed it, and never from one source to another.
+// removals are held, only if this client programmed it or changes are released, and never from one source to another.
 func (b *book) replaceable(w *wire, o *object) bool {
-	return sameVector(w.content, o.wantVector) || (!b.held || !w.foreign) && (w.content == nil || w.content.Source == o.wantVector.Source)
+	return sameVector(w.content, o.wantVector) ||
+		(!b.held || !w.foreign || b.adopted) && (w.content == nil || w.content.Source == o.wantVector.Source)
 }
 
 // own makes o the owner of a place on the wire. A place that exists is taken, unless its confirmed content is o's, and all destinations want o.
@@ -374,7 +376,7 @@ func (b *book) class(o *object) Class {
 		switch {
 		case w == nil:
 			return DestinationSet // blocks when its turn comes
-		case b.held && !o.touched && o.sent.to != 0 && o.sent.to != w.id:
+		case b.held && !b.adopted && !o.touched && o.sent.to != 0 && o.sent.to != w.id:
 			return classes
 		case o.sent.to != w.id && !w.open():
 			return classes
@@ -504,6 +506,21 @@ func (b *book) unblock(g *object) {
 			b.block(o, false)
 			b.mark(o)
 		}
+	}
+}
+
+// adopt releases the changes of declared state that was read back. Removals stay held.
+func (b *book) adopt() {
+	if b.adopted {
+		return
+	}
+	b.adopted = true
+	if !b.held || !b.connected {
+		return
+	}
+	b.takeAll()
+	for _, o := range b.sorted() {
+		b.mark(o)
 	}
 }
 

@@ -174,6 +174,10 @@ func (t *Transaction) DeleteDestination(destination Destination) uint64 {
 	return t.book.deleteDestination(destination)
 }
 
+// ReleaseChanges lets declared vectors and destinations change state that was read back, while removals are held. The caller declares the whole state
+// that it wants in place of the state that it knows from Event.State, in the same transaction.
+func (t *Transaction) ReleaseChanges() { t.book.adopt() }
+
 // ReleaseRemovals is Client.ReleaseRemovals.
 func (t *Transaction) ReleaseRemovals(release bool) { t.book.release(release) }
 
@@ -286,7 +290,7 @@ func (c *Client) connected(hello *farev1.HelloResponse, have State) {
 	c.gather = max(1, min(c.config.Gather, int(min(hello.GetCapabilities().GetMaxOperationsPerRequest(), 1<<16))))
 	c.book.resync(have)
 	c.book.counters.Connects++
-	c.book.announce(Event{Kind: Connected, Name: hello.Name, Version: hello.Version, Capabilities: hello.Capabilities})
+	c.book.announce(Event{Kind: Connected, Name: hello.Name, Version: hello.Version, Capabilities: hello.Capabilities, State: &have})
 	c.status = Status{
 		Connected: true, Since: time.Now(), Name: hello.Name, Version: hello.Version,
 		Capabilities: hello.Capabilities, LastError: c.status.LastError,

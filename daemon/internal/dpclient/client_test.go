@@ -647,3 +647,120 @@ func TestMoreIsAnnounced(t *testing.T) {
 		t.Errorf("with a window of %d: more %v, want %v", window, got, want)
 	}
 }
+
+// TestChangesBeforeRemovals checks the start of an owner that knows the state that was read back: once changes are released, a vector that it declared
+// changes, also in place, but never under a destination that it has not declared, and nothing is removed.
+func TestChangesBeforeRemovals(t *testing.T) {
+	for name, others := range map[string]bool{"all declared": false, "one not declared": true} {
+		t.Run(name, func(t *testing.T) {
+			r := newRig(t, nil)
+			r.client.ReleaseRemovals(true)
+			r.client.SetVector(vector(1, 1, 0, 1))
+			for n := range 3 {
+				r.client.SetDestination(dst(n), 1)
+			}
+			r.connected()
+			r.until("programmed", func() bool { return r.destinations() == 3 })
+			r.quiet()
+			r.restart(nil)
+			r.connected()
+			declared := []int{0, 1, 2}
+			if others {
+				declared = declared[:2]
+			}
+			declare := func(g *farev1.Vector) {
+				r.client.Transaction(func(t *Transaction) {
+					t.SetVector(g)
+					for _, n := range declared {
+						t.SetDestination(dst(n), 7)
+					}
+				})
+				r.quiet()
+			}
+			goes := func() (out string) {
+				_, weights, _ := contents(r.dp.State())
+				for n := range 3 {
+					out += weights[dst(n).Prefix.String()+" "]
+				}
+				return out
+			}
+			const before, after = "- p0s0:1 p1s0:1", "- p0s0:1"
+			r.log.take()
+			declare(vector(7, 1, 0, 1))
+			if got := r.log.take(); len(got) > 0 {
+				t.Errorf("the state that was read back is declared: %v", got)
+			}
+			declare(vector(7, 1))
+			if got := goes(); got != before+before+before {
+				t.Errorf("while changes are held: %s", got)
+			}
+			r.client.Transaction(func(t *Transaction) { t.ReleaseChanges() })
+			r.quiet()
+			want := after + after + after
+			if others {
+				want = after + after + before
+			}
+			if got := goes(); got != want {
+				t.Errorf("after the release of changes: %s, want %s", got, want)
+			}
+			r.log.take()
+			declare(vector(7, 0, 0, 1))
+			r.client.DeleteDestination(dst(0))
+			r.quiet()
+			if ops := r.log.take(); len(ops) != 1 || !strings.HasPrefix(ops[0], "set-vector") {
+				t.Errorf("a change of the vector alone takes %v", ops)
+			}
+			if got := r.destinations(); got != 3 {
+				t.Errorf("%d destinations while removals are held", got)
+			}
+			r.client.ReleaseRemovals(true)
+			r.until("removals", func() bool { return r.destinations() == len(declared)-1 })
+		})
+	}
+}
+
+// TestChangesInPlace checks that a vector that was read back and is declared changes by one operation, unless a destination that is not declared uses it.
+func TestChangesInPlace(t *testing.T) {
+	for name, tc := range map[string]struct {
+		declared, operations int
+		want                 string
+	}{
+		"all declared":     {3, 1, "- p0s0:1- p0s0:1- p0s0:1"},
+		"one not declared": {2, 3, "- p0s0:1- p0s0:1- p0s0:1 p1s0:1"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := newRig(t, nil)
+			r.client.SetVector(vector(1, 1, 0, 1))
+			for n := range 3 {
+				r.client.SetDestination(dst(n), 1)
+			}
+			r.connected()
+			r.until("programmed", func() bool { return r.destinations() == 3 })
+			r.quiet()
+			r.restart(nil)
+			r.connected()
+			r.client.Transaction(func(t *Transaction) {
+				t.SetVector(vector(7, 1, 0, 1))
+				for n := range tc.declared {
+					t.SetDestination(dst(n), 7)
+				}
+				t.ReleaseChanges()
+			})
+			r.quiet()
+			r.log.take()
+			r.client.SetVector(vector(7, 1))
+			r.quiet()
+			if ops := r.log.take(); len(ops) != tc.operations {
+				t.Errorf("%d operations, want %d: %v", len(ops), tc.operations, ops)
+			}
+			_, weights, _ := contents(r.dp.State())
+			got := ""
+			for n := range 3 {
+				got += weights[dst(n).Prefix.String()+" "]
+			}
+			if got != tc.want {
+				t.Errorf("%s, want %s", got, tc.want)
+			}
+		})
+	}
+}

@@ -33,6 +33,9 @@
 // Until ReleaseRemovals(true), state that was read back and that this client did not program stays unchanged: the client sends additions but
 // deletes nothing, so that nothing in effect is degraded before the control plane has received all routes. Sub-port states are always sent.
 //
+// An owner that knows which part of the state that was read back has to stay (Event.State) declares this part with the rest, and releases changes first
+// (ReleaseChanges): then declared destinations and vectors may change, and destinations without a declaration stay.
+//
 // # Structure
 //
 // book is pure bookkeeping (no I/O, no goroutine, no clock): it records the wanted, sent and confirmed state of the data plane, and determines the

@@ -114,4 +114,6 @@ type Event struct {
 	Err           error
 	Name, Version string
 	Capabilities  *farev1.Capabilities
+	// State is the state that was read back, of Connected. It must not be modified.
+	State *State
 }

@@ -152,6 +152,16 @@ func (r *rig) late(w *twin) []string {
 	return late
 }
 
+// touched reports whether the owner has ever declared a destination, named as in contents.
+func touched(w *twin, name string) bool {
+	for o := range w.changes {
+		if o.Kind == KindDestination && o.Destination.Prefix.String()+" "+wireSource(o.Destination.Source) == name {
+			return true
+		}
+	}
+	return false
+}
+
 func TestDesiredIsReached(t *testing.T) {
 	for _, mode := range []struct {
 		name                     string
@@ -198,6 +208,26 @@ func reach(t *testing.T, seed, sources uint64, breaks, delays, refusals bool) {
 			for prefix, weights := range before {
 				if after[prefix] != weights {
 					t.Fatalf("%s: %q was in effect, %q is, while removals were held", prefix, weights, after[prefix])
+				}
+			}
+			r.client.Transaction(func(t *Transaction) { t.ReleaseChanges() })
+			for range 150 {
+				want.step(random, r.client)
+			}
+			r.quiet()
+			_, after, _ = contents(r.dp.State())
+			_, declared, _ := want.contents()
+			for prefix, weights := range declared {
+				if after[prefix] != weights {
+					t.Fatalf("%s: %q is in effect, %q was declared, and changes are released", prefix, after[prefix], weights)
+				}
+			}
+			for prefix, weights := range before {
+				if !touched(want, prefix) && after[prefix] != weights {
+					t.Fatalf("%s: %q was in effect, %q is, and it was never declared", prefix, weights, after[prefix])
+				}
+				if _, there := after[prefix]; !there {
+					t.Fatalf("%s was removed while removals were held", prefix)
 				}
 			}
 			for device, up := range down { // undeclared sub-ports stay unchanged, so declare them

@@ -64,7 +64,7 @@ func (b *book) takePlace(c *cohort) {
 		return
 	}
 	same := sameVector(w.content, o.wantVector)
-	if !same && (b.held && w.foreign || slices.ContainsFunc(o.wantVector.Slots, (*farev1.VectorSlot).GetDrainBeforeMove)) {
+	if !same && (b.held && !b.adopted && w.foreign || slices.ContainsFunc(o.wantVector.Slots, (*farev1.VectorSlot).GetDrainBeforeMove)) {
 		return
 	}
 	if !same && !b.clear(w, o) && !b.mayWait(w, o) {
