@@ -77,7 +77,11 @@ func (l *loop) drains() []status.Drain {
 		}
 		switch s {
 		case core.DrainRoutes:
-			d.WaitsFor = l.unwritten(t, "zero bandwidth")
+			if d.WaitsFor = l.unwritten(t, "zero bandwidth"); d.WaitsFor == nil {
+				d.WaitsFor = []string{fmt.Sprintf("drain_delay, %v: the leaves have zero bandwidth; the other servers move their traffic meanwhile", l.core.Config().DrainDelay)}
+			}
+		case core.Undraining:
+			d.WaitsFor = []string{fmt.Sprintf("drain_delay, %v: the routes are advertised again; traffic returns once the other servers have had this time to learn them", l.core.Config().DrainDelay)}
 		case core.DrainWithdrawing:
 			d.WaitsFor = l.unwritten(t, "withdrawals")
 		}

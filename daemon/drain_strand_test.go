@@ -54,3 +54,25 @@ func TestDrainOfTheLastPlaneIsRefused(t *testing.T) {
 	}
 	r.wait(destination(0), "unreachable")
 }
+
+// TestTwoDrainsOfOnePair checks the drains of two operators: while the other end withdraws one plane, which it advertises with zero bandwidth, the plane
+// that is left may not be drained here.
+func TestTwoDrainsOfOnePair(t *testing.T) {
+	r := newRig(t, shape{Planes: 2, SubPorts: 1}, rigOptions{leaves: announceAll(400e9, 2)})
+	r.wait(destination(0), "1:1")
+	r.leaves[0].announce(0, destination(0))
+	r.wait(destination(0), "0:1")
+	drain := func(plane string) error {
+		_, err := r.d.FabricService().Drain(t.Context(), &farev1.DrainRequest{Target: &farev1.DrainTarget{Target: &farev1.DrainTarget_Plane{Plane: plane}}})
+		return err
+	}
+	err := drain("p1")
+	for _, part := range []string{"1 destinations", "10.255.1.0/32", "by p1 now", "p0: zero-bandwidth"} {
+		if status.Code(err) != codes.FailedPrecondition || !strings.Contains(err.Error(), part) {
+			t.Errorf("%q is not in %v", part, err)
+		}
+	}
+	if err := drain("p0"); err != nil {
+		t.Errorf("the plane that the other end withdraws: %v", err)
+	}
+}

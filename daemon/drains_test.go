@@ -248,3 +248,17 @@ func TestDrainsNotKept(t *testing.T) {
 		t.Errorf("files are left: %v, %v", files, err)
 	}
 }
+
+// TestDrainDelayIsShown checks that drain and undrain name their wait for drain_delay.
+func TestDrainDelayIsShown(t *testing.T) {
+	r := newRig(t, shape{Planes: 2, SubPorts: 1, Extra: "drain_delay: 1h\n"}, rigOptions{leaves: announceAll(400e9, 1)})
+	r.wait(destination(0), "1:1")
+	for _, on := range []bool{true, false} {
+		r.drain("p1", on)
+		want := map[bool]string{true: "routes: drain_delay, 1h0m0s: the leaves have zero bandwidth", false: "undraining: drain_delay, 1h0m0s: the routes are advertised again"}[on]
+		eventually(t, want, func() bool {
+			d := r.overview().Drains
+			return len(d) == 1 && strings.HasPrefix(d[0].Stage+": "+strings.Join(d[0].WaitsFor, "; "), want)
+		})
+	}
+}

@@ -12,7 +12,21 @@ func TestDrainTimeout(t *testing.T) {
 	if o.code != 1 || !strings.Contains(o.err, "not done after 100ms") || !strings.Contains(o.err, "vector 4 was refused: table full") {
 		t.Errorf("exit code %d: %s", o.code, o.err)
 	}
-	if o := fared(t, "--socket", socket, "drain", "plane", "p0", "--wait", "--timeout", "1m", "--force"); o.code != 0 || !strings.Contains(o.out, "plane p0: drained") {
+	if o := fared(t, "--socket", socket, "drain", "plane", "p0", "--wait", "--timeout", "1m", "--force", "--reason", "kept"); o.code != 0 || !strings.Contains(o.out, "plane p0: drained") {
 		t.Errorf("exit code %d: %s%s", o.code, o.out, o.err)
+	}
+}
+
+// TestDrainNotKept checks that a drain that is not on the disk ends with exit code 1 and the reason, with and without --wait, although it is in force.
+func TestDrainNotKept(t *testing.T) {
+	socket, _ := startFake(t)
+	for _, args := range [][]string{{"drain", "plane", "p0"}, {"drain", "plane", "p0", "--wait"}, {"undrain", "leaf", "10.1.0.1", "--wait"}} {
+		o := fared(t, append([]string{"--socket", socket}, args...)...)
+		if o.code != 1 || !strings.Contains(o.err, "read-only file system") || !strings.Contains(o.err, "the change is in force, but not on the disk") || !strings.Contains(o.out, "sessions") {
+			t.Errorf("%q: exit code %d: %s%s", args, o.code, o.out, o.err)
+		}
+	}
+	if o := fared(t, "--socket", socket, "drain", "plane", "p0", "--reason", "kept"); o.code != 0 || o.err != "" {
+		t.Errorf("on the disk: exit code %d: %s", o.code, o.err)
 	}
 }

@@ -319,12 +319,12 @@ func drainLike(e *env, verb, short string, on bool) *cobra.Command {
 // drainPoll is the pause between two queries of a drain.
 const drainPoll = 200 * time.Millisecond
 
-// followDrain prints the progress of a drain or of its reversal, and its pending conditions: once, or with wait on each change until its end.
+// followDrain prints the progress of a drain or of its reversal, and its pending conditions: once, or with wait on each change until its end. A change
+// that is not on the disk is an error then.
 func (e *env) followDrain(ctx context.Context, client farev1.FabricServiceClient, target *farev1.DrainTarget, on, wait bool, timeout time.Duration) error {
 	late := func(state string) error {
 		return &exitError{exitFailed, fmt.Errorf("not done after %s: %s", timeout, cmp.Or(strings.Join(strings.Fields(state), " "), "its state is unknown")), "the daemon continues; 'fared status' shows drains"}
 	}
-	warned := false
 	for shown := ""; ; {
 		st, err := client.GetStatus(ctx, &farev1.GetStatusRequest{})
 		if errors.Is(ctx.Err(), context.DeadlineExceeded) {
@@ -335,10 +335,6 @@ func (e *env) followDrain(ctx context.Context, client farev1.FabricServiceClient
 		}
 		i := slices.IndexFunc(st.Drains, func(d *farev1.DrainStatus) bool { return proto.Equal(d.Target, target) })
 		state, done := "", true // without a drain the wait is over
-		if st.DrainsError != "" && !warned {
-			warned = true
-			fmt.Fprintln(e.err, "fared: "+st.DrainsError)
-		}
 		if i >= 0 {
 			d := st.Drains[i]
 			state = "  " + strings.Join(append([]string{drainState(d)}, d.WaitsFor...), "\n    ") + "\n"
@@ -348,7 +344,11 @@ func (e *env) followDrain(ctx context.Context, client farev1.FabricServiceClient
 			fmt.Fprint(e.out, state)
 			shown = state
 		}
-		if done || !wait {
+		switch {
+		case !done && wait:
+		case st.DrainsError != "":
+			return &exitError{exitFailed, errors.New(st.DrainsError), "the change is in force, but not on the disk: remove the cause, then repeat the command"}
+		default:
 			return nil
 		}
 		select {

@@ -23,6 +23,8 @@ type fake struct {
 	// watches and eventWatches count the streams: the first of each breaks.
 	watches, eventWatches int
 	looks                 int // calls of GetStatus
+	// kept: drains are on the disk, as they are after a drain with the reason "kept".
+	kept bool
 	// unmet lists requests that differ from the expected ones.
 	unmet []string
 }
@@ -232,6 +234,10 @@ func (f *fake) GetStatus(context.Context, *farev1.GetStatusRequest) (*farev1.Get
 		faults = append(faults, &farev1.Fault{Kind: "bandwidth-ignored", Plane: s[:2], Session: s, Reason: "below-minimum", Routes: 3, Example: "10.255.0.20/32", Remedy: "upgrade the leaf"})
 	}
 	faults = append(faults, &farev1.Fault{Kind: "bandwidth-ignored", Plane: "p2", Session: "p2/p2.1", Reason: "missing-bandwidth", Routes: 1, Example: "10.255.0.2/32", Remedy: "send communities"})
+	drainsError := "a restart would forget changes of drains, fared tries again each second: open /var/lib/fared/drains.new: read-only file system"
+	if f.kept {
+		drainsError = ""
+	}
 	return &farev1.GetStatusResponse{
 		Faults: faults,
 		Drains: drains, Version: "v1.0.0", Instance: instance, Role: "server", Revision: 7, RouterId: "10.255.0.1", AsNumber: 4200001000, UptimeNs: 93784e9, Converged: true,
@@ -239,7 +245,7 @@ func (f *fake) GetStatus(context.Context, *farev1.GetStatusRequest) (*farev1.Get
 		Dataplane: &farev1.DataplaneStatus{Name: "linux", Address: "unix:/run/fared-dataplane/dataplane.sock", OperationsSent: 12, OperationsInEffect: 10, OperationsRefused: 1,
 			OperationsPending: 1, LastError: "operation 12: no memory left: raise the limit", Approximate: 1, Refused: 2, Damage: "2 routes of table 179 are gone", Repairs: 5},
 		SlotTableFailures: 3, SlotTableError: "write /run/fared/slots: no space left on device",
-		DrainsError: "a restart would forget changes of drains, fared tries again each second: open /var/lib/fared/drains.new: read-only file system",
+		DrainsError: drainsError,
 		Counters:    []*farev1.Counter{{Name: `guard_dropped{reason="not-accepted"}`, Value: 3}, {Name: `inputs_ignored{reason="old-generation"}`}},
 	}, nil
 }
@@ -311,6 +317,9 @@ func (f *fake) covered(t *farev1.DrainTarget) ([]string, error) {
 
 func (f *fake) Drain(_ context.Context, r *farev1.DrainRequest) (*farev1.DrainResponse, error) {
 	sessions, err := f.covered(r.Target)
+	f.mu.Lock()
+	f.kept = r.Reason == "kept"
+	f.mu.Unlock()
 	return &farev1.DrainResponse{Revision: 8, Sessions: sessions, Target: r.Target}, err
 }
 

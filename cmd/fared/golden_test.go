@@ -97,7 +97,7 @@ func playGolden(t *testing.T, text string) (got string, commands int) {
 
 // reports reports whether a command line prints its output before it fails.
 func reports(command string) bool {
-	return strings.HasPrefix(command, " watch") || strings.HasPrefix(command, " rdma") || strings.HasPrefix(command, " health")
+	return strings.HasPrefix(command, " watch") || strings.HasPrefix(command, " rdma") || strings.Contains(command, "drain") || strings.HasPrefix(command, " health")
 }
 
 func firstDifference(got, want string) string {

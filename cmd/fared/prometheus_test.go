@@ -192,7 +192,7 @@ func TestPrometheusFaults(t *testing.T) {
 	b.firing()
 
 	remove := inTheWay("server0.drains")
-	if o := fared(t, "--socket", filepath.Join(b.dir, "server0"), "drain", "sub-port", "p1b"); o.code != exitOK || !strings.Contains(o.err, "a restart would forget changes of drains") {
+	if o := fared(t, "--socket", filepath.Join(b.dir, "server0"), "drain", "sub-port", "p1b"); o.code != exitFailed || !strings.Contains(o.err, "a restart would forget changes of drains") {
 		t.Fatalf("exit code %d: %s%s", o.code, o.out, o.err)
 	}
 	b.firing("FaredDrainsUnsaved")
