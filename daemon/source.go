@@ -244,6 +244,7 @@ func (s source) Process() status.Process {
 	for _, f := range s.sessionFaults() {
 		out.Faults = append(out.Faults, f.Fault)
 	}
+	out.WithdrawnByRestart = s.core.Config().Role == fare.RoleServer && s.core.Config().BGP.RestartTime == 0
 	if s.recorder != nil {
 		out.Unrecorded = s.recorder.lost
 	}

@@ -16,8 +16,10 @@ import (
 
 // Levels of a health report and of its findings, from best to worst.
 const (
-	levelHealthy   = "healthy"   // everything that is configured works
-	levelDegraded  = "degraded"  // traffic goes on with less: a plane or a session is down, or a leaf's routes or bandwidths do not count
+	levelHealthy  = "healthy"  // everything that is configured works
+	levelDegraded = "degraded" // traffic goes on with less: a plane or a session is down, or a leaf's routes or bandwidths do not count
+	// levelNote is the level of a finding that is not a failure; no state has it.
+	levelNote      = "note"
 	levelUnhealthy = "unhealthy" // an expectation is not met, or the server's traffic cannot follow the weights
 )
 
@@ -85,6 +87,8 @@ and probes of Kubernetes (docs/operations/health.md has their configurations).
               session established, no destination known to a server or none reachable, the data
               plane is not connected, damaged or refuses objects, or the slot table is not
               published
+
+A note is no failure: it names what an upgrade will interrupt.
 
 --expect states what jobs need: planes=4, sessions=8, destinations=127, or all for every one that
 is configured or known. destinations=0 is for the only server of a fabric. Drained planes do not
@@ -157,12 +161,12 @@ func (r *healthReport) worst() string {
 
 func (r *healthReport) add(level, what, remedy string) {
 	r.Findings = append(r.Findings, finding{level, what, remedy})
-	if level == levelUnhealthy || r.State == levelHealthy {
+	if level == levelUnhealthy || level == levelDegraded && r.State == levelHealthy {
 		r.State = level
 	}
 }
 
-// judgeHealth judges a server by its daemon's answers. Findings begin with the unhealthy ones.
+// judgeHealth judges a server by its daemon's answers. Findings begin with the unhealthy ones and end with notes.
 func judgeHealth(st *farev1.GetStatusResponse, planes []*farev1.Plane, sessions []*farev1.Session, expectations []expectation) *healthReport {
 	r := &healthReport{State: levelHealthy, Findings: []finding{},
 		Sessions:     tally{int(st.SessionsEstablished), int(st.SessionsConfigured)},
@@ -198,15 +202,12 @@ func judgeHealth(st *farev1.GetStatusResponse, planes []*farev1.Plane, sessions 
 			"the faults here and 'fared sessions' have the reasons; a leaf of FRR sends and accepts nothing without a policy (no bgp ebgp-requires-policy); --expect destinations=0 for the only server of a fabric")
 	}
 	r.judgeFaults(st.Faults)
-	slices.SortStableFunc(r.Findings, func(a, b finding) int {
-		switch {
-		case a.Level == b.Level:
-			return 0
-		case a.Level == levelUnhealthy:
-			return -1
-		}
-		return 1
-	})
+	if st.WithdrawnByRestart {
+		r.add(levelNote, "a restart of fared, as in an upgrade, makes leaves withdraw this server's loopbacks: nothing can be sent to it meanwhile",
+			"set bgp.restart_time: 60s where leaves keep routes, as FRR and BIRD do; its price is in docs/operations/upgrade.md")
+	}
+	order := []string{levelUnhealthy, levelDegraded, levelNote}
+	slices.SortStableFunc(r.Findings, func(a, b finding) int { return slices.Index(order, a.Level) - slices.Index(order, b.Level) })
 	return r
 }
 

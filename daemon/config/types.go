@@ -92,9 +92,10 @@ type BGP struct {
 	KeepaliveInterval time.Duration `yaml:"keepalive_interval" derived:"a third of hold_time" min:"1s" max:"21845s"`
 	// Longest time to wait before the next attempt to connect: the first attempts follow after 0, 1, 2, 4 ms and so on. RFC 4271, Section 8.
 	ConnectRetry time.Duration `yaml:"connect_retry" default:"1s" min:"100ms" max:"1h"`
-	// Time for which a leaf may keep our routes while fared restarts; whole seconds. A leaf then also keeps the routes of a dead server, so with
-	// the default, 0s, a leaf keeps none: graceful restart is announced without families, for End-of-RIB only. With a restart time, sessions
-	// wait for the data plane. RFC 4724, Section 3.
+	// Time for which a leaf may keep our routes while fared restarts; whole seconds. Without it other servers cannot send to this one during an
+	// upgrade: fared init writes 60s. A leaf then also keeps the routes of a fared that ended and does not return. With the default, 0s, a leaf
+	// keeps none: graceful restart is announced without families, for End-of-RIB only. With a restart time, sessions wait for the data plane.
+	// RFC 4724, Section 3.
 	RestartTime time.Duration `yaml:"restart_time" default:"0s" min:"0s" max:"4095s"`
 	// Permitted number of occurrences of our own AS number in the AS path of a route; with more, the route is a loop and ignored (RFC 4271,
 	// Section 9.1.2). 1 lets servers that share one AS receive each other's routes through a leaf that preserves their AS; behind a leaf with

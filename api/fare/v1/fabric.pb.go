@@ -93,9 +93,11 @@ type GetStatusResponse struct {
 	// Why the slot table is not published now; empty if it is, or is disabled.
 	SlotTableError string `protobuf:"bytes,20,opt,name=slot_table_error,json=slotTableError,proto3" json:"slot_table_error,omitempty"`
 	// Why drains may not survive a restart, or which were lost by one; empty if all is well, or the file of drains is disabled.
-	DrainsError   string `protobuf:"bytes,21,opt,name=drains_error,json=drainsError,proto3" json:"drains_error,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	DrainsError string `protobuf:"bytes,21,opt,name=drains_error,json=drainsError,proto3" json:"drains_error,omitempty"`
+	// A server without bgp.restart_time: leaves withdraw its loopbacks while its daemon restarts, so nothing can be sent to it meanwhile.
+	WithdrawnByRestart bool `protobuf:"varint,22,opt,name=withdrawn_by_restart,json=withdrawnByRestart,proto3" json:"withdrawn_by_restart,omitempty"`
+	unknownFields      protoimpl.UnknownFields
+	sizeCache          protoimpl.SizeCache
 }
 
 func (x *GetStatusResponse) Reset() {
@@ -273,6 +275,13 @@ func (x *GetStatusResponse) GetDrainsError() string {
 		return x.DrainsError
 	}
 	return ""
+}
+
+func (x *GetStatusResponse) GetWithdrawnByRestart() bool {
+	if x != nil {
+		return x.WithdrawnByRestart
+	}
+	return false
 }
 
 // Fault is a present fault of the fabric. FabricEvents of kind "fault" report its begin and its end.
@@ -1781,7 +1790,7 @@ var File_fare_v1_fabric_proto protoreflect.FileDescriptor
 const file_fare_v1_fabric_proto_rawDesc = "" +
 	"\n" +
 	"\x14fare/v1/fabric.proto\x12\afare.v1\"\x12\n" +
-	"\x10GetStatusRequest\"\x9e\x06\n" +
+	"\x10GetStatusRequest\"\xd0\x06\n" +
 	"\x11GetStatusResponse\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\tR\aversion\x12\x1a\n" +
 	"\binstance\x18\x02 \x01(\tR\binstance\x12\x12\n" +
@@ -1804,7 +1813,8 @@ const file_fare_v1_fabric_proto_rawDesc = "" +
 	"\x06faults\x18\x12 \x03(\v2\x0e.fare.v1.FaultR\x06faults\x12.\n" +
 	"\x13slot_table_failures\x18\x13 \x01(\x04R\x11slotTableFailures\x12(\n" +
 	"\x10slot_table_error\x18\x14 \x01(\tR\x0eslotTableError\x12!\n" +
-	"\fdrains_error\x18\x15 \x01(\tR\vdrainsError\"\xad\x01\n" +
+	"\fdrains_error\x18\x15 \x01(\tR\vdrainsError\x120\n" +
+	"\x14withdrawn_by_restart\x18\x16 \x01(\bR\x12withdrawnByRestart\"\xad\x01\n" +
 	"\x05Fault\x12\x12\n" +
 	"\x04kind\x18\x01 \x01(\tR\x04kind\x12\x14\n" +
 	"\x05plane\x18\x02 \x01(\tR\x05plane\x12\x18\n" +

@@ -255,6 +255,8 @@ type Process struct {
 	// lost by one.
 	Drains        []Drain
 	DrainsFailure string
+	// WithdrawnByRestart: leaves withdraw the loopbacks while the daemon restarts.
+	WithdrawnByRestart bool
 	// Faults are the current faults, by kind, session and reason.
 	Faults []Fault
 	// Queues are the current depths of queues toward and from the loop.

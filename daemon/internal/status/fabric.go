@@ -33,6 +33,7 @@ func (f *fabricService) GetStatus(ctx context.Context, _ *farev1.GetStatusReques
 		Destinations: uint32(tally.Destinations), DestinationsReachable: uint32(tally.Reachable), Vectors: uint32(r.View.Vectors()),
 		Dataplane:         r.Process.Dataplane.render(),
 		SlotTableFailures: r.Process.SlotTable.Failures, SlotTableError: r.Process.SlotTable.Failure, DrainsError: r.Process.DrainsFailure,
+		WithdrawnByRestart: r.Process.WithdrawnByRestart,
 		Counters: counters(
 			labeled{"guard_dropped", r.Dropped()}, labeled{"routes_ignored", r.Ignored()}, labeled{"inputs_ignored", r.Process.Ignored},
 			labeled{"recording_missing", nonzero(Count{"unwritten", r.Process.Unrecorded})},
