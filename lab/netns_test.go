@@ -195,7 +195,7 @@ func TestNetnsScenarios(t *testing.T) {
 	}
 }
 
-// TestNetnsDefaults verifies that with fared's defaults, and without the settings that labs shorten, leaves of every
+// TestNetnsDefaults verifies that with fared's defaults, a restart time behind leaves that keep routes, and without the settings that labs shorten, leaves of every
 // kind end their initial updates with End-of-RIB, so that servers converge without waiting for start.deadline, and that
 // failures take effect.
 func TestNetnsDefaults(t *testing.T) {
@@ -210,10 +210,13 @@ func TestNetnsDefaults(t *testing.T) {
 			f := fabric(t, o) // it is up once every session has received End-of-RIB
 			for _, n := range f.Server {
 				file := f.Files(n, f.plan.Site)[0].Text
-				for _, key := range []string{"restart_time", "deadline", "drain_delay", "connect_retry", "hold_time"} {
+				for _, key := range []string{"deadline", "drain_delay", "connect_retry", "hold_time"} {
 					if strings.Contains(file, key) {
 						t.Errorf("%s sets %s:\n%s", n.Name, key, file)
 					}
+				}
+				if strings.Contains(file, "restart_time: 1m0s") != (leaf != topo.Fared) {
+					t.Errorf("%s behind %s:\n%s", n.Name, leaf, file)
 				}
 				status, err := f.backend.API(n).GetStatus(t.Context(), &farev1.GetStatusRequest{})
 				if err != nil || !status.Converged {

@@ -47,7 +47,7 @@ var keys = []Key{
 	{"leaf", "software of the leaves", software, func(s *Spec) any { return &s.Leaf }},
 	{"spine", "software of the spines", software, func(s *Spec) any { return &s.Spine }},
 	{"bfd", "time between packets of BFD on every cable; without it, no BFD", nil, func(s *Spec) any { return &s.BFD }},
-	{"restart_time", "how long leaves may keep the routes of a server whose control plane restarts; without it, not at all", nil, func(s *Spec) any { return &s.RestartTime }},
+	{"restart_time", "how long leaves may keep the routes of a server whose control plane restarts (default 1m behind frr and bird; fared leaves keep none)", nil, func(s *Spec) any { return &s.RestartTime }},
 	{"mode", "unit of traffic that is spread over planes: flows or packets", modes, func(s *Spec) any { return &s.Mode }},
 	{"policy", "policy for a failed plane's slots", policies, func(s *Spec) any { return &s.Policy }},
 	{"ordering", "memory ordering of queue pairs", orderings, func(s *Spec) any { return &s.Ordering }},

@@ -74,7 +74,8 @@ type Spec struct {
 	// 50ms to 2s; default: no BFD, and a silent neighbor is detected after the hold time.
 	BFD time.Duration
 	// RestartTime is the time for which leaves may keep the routes of a server whose control plane restarts
-	// (bgp.restart_time; RFC 4724, Section 3), 1s to 4095s in whole seconds; by default they keep none.
+	// (bgp.restart_time; RFC 4724, Section 3), 1s to 4095s in whole seconds. Default: 1m behind FRR and BIRD, which keep
+	// routes; none behind fared, which does not.
 	RestartTime time.Duration
 	// Mode, Policy and Ordering are the values of the servers' weights section; default: its defaults.
 	Mode, Policy, Ordering string
@@ -125,6 +126,9 @@ func (s Spec) WithDefaults() Spec {
 		s.UplinkSpeed = fare.Bandwidth(uint64(s.sizes().fullest()) / uint64(s.Spines))
 	}
 	def(&s.Leaf, Fared)
+	if s.Leaf != Fared {
+		def(&s.RestartTime, defaultRestartTime)
+	}
 	def(&s.Spine, Fared)
 	def(&s.Mode, "per-flow")
 	def(&s.Policy, "reweight")
@@ -408,8 +412,12 @@ func (s Spec) planeBits(z sizes) int {
 const (
 	minBFD = 50 * time.Millisecond
 	maxBFD = 2 * time.Second
-	// maxRestartTime is the maximum of the capability's 12 bits.
-	maxRestartTime = 4095 * time.Second
+)
+
+// Restart times: the default behind leaves that keep routes, and the maximum of the capability's 12 bits.
+const (
+	defaultRestartTime = time.Minute
+	maxRestartTime     = 4095 * time.Second
 )
 
 var errNotFound = errors.New("not found in this fabric")
