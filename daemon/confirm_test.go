@@ -37,7 +37,7 @@ func TestDrainPassesRefusalsAndChurn(t *testing.T) {
 	r.settled(3) // no other operation is refused
 	r.wait(destination(0), "1:1:0")
 	r.wait(destination(2), "1:1:1")
-	r.dp.RefuseNext(1, codes.ResourceExhausted, "table full")
+	r.dp.RefuseNext(1, codes.PermissionDenied, "table full")
 	r.leaves[0].announce(100e9, destination(1))
 	r.wait(destination(1), "1?:4?:0?")
 	churn, quit := make(chan struct{}), make(chan struct{})
@@ -66,7 +66,7 @@ func TestDrainPassesRefusalsAndChurn(t *testing.T) {
 func TestDrainShowsWhatItWaitsFor(t *testing.T) {
 	r := newRig(t, shape{Planes: 2, SubPorts: 1, Extra: "drain_delay: 0s\n"}, rigOptions{leaves: announceAll(400e9, 1)})
 	r.settled(1) // no other operation is refused
-	r.dp.RefuseNext(1, codes.ResourceExhausted, "table full")
+	r.dp.RefuseNext(1, codes.PermissionDenied, "table full")
 	r.drain("p1", true)
 	r.wait(destination(0), "1?:0?")
 	eventually(t, "a reason", func() bool {

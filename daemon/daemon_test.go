@@ -272,7 +272,7 @@ func TestRefusalsAreShown(t *testing.T) {
 	}
 	shown("")
 	r.settled(1) // no other operation is refused
-	r.dp.RefuseNext(1, codes.Internal, "the driver is busy")
+	r.dp.RefuseNext(1, codes.PermissionDenied, "the driver is busy")
 	r.links.change(3, func(e *LinkEvent) { e.Up = false }) // a sub-port's state precedes groups
 	r.wait(d, "2:1?")
 	shown("sub-port p1.1 refused: the driver is busy")
@@ -280,7 +280,7 @@ func TestRefusalsAreShown(t *testing.T) {
 	r.wait(d, "1:1")
 	shown("")
 	r.settled(1)
-	r.dp.RefuseNext(1, codes.ResourceExhausted, "table full")
+	r.dp.RefuseNext(1, codes.PermissionDenied, "table full")
 	r.leaves[2].announce(200e9, d) // one change: a second one would be another operation, and not be refused
 	shown("refused: table full")
 }

@@ -56,7 +56,7 @@ func TestDrainInOrder(t *testing.T) {
 func TestDrainWaitsForTheDataPlane(t *testing.T) {
 	for name, spoil := range map[string]func(*memory.Dataplane){
 		"silent":  func(dp *memory.Dataplane) { dp.DelayAcks(time.Hour) },
-		"refuses": func(dp *memory.Dataplane) { dp.RefuseNext(1, codes.ResourceExhausted, "table full") },
+		"refuses": func(dp *memory.Dataplane) { dp.RefuseNext(1, codes.PermissionDenied, "table full") },
 	} {
 		t.Run(name, func(t *testing.T) {
 			r := newRig(t, shape{Planes: 2, SubPorts: 1, Extra: "drain_delay: 0s\n"}, rigOptions{leaves: announceAll(400e9, 1)})

@@ -49,6 +49,7 @@ type loop struct {
 	dpReady       bool
 	dpConnected   dpclient.Event
 	dpError       string
+	dpRefused     bool      // dpError is of a refusal
 	damage        string    // damage of the layer below the data plane; "" if it is intact
 	deadline      time.Time // of the start; zero after convergence
 	drained       drainRecords
@@ -445,7 +446,7 @@ func (l *loop) learnNextHop(session int, peer netip.Addr) {
 func (l *loop) plane(ev *dpclient.Event) {
 	switch ev.Kind {
 	case dpclient.Connected:
-		l.dpConnected, l.dpError = *ev, ""
+		l.dpConnected, l.dpError, l.dpRefused = *ev, "", false
 		l.integrity("")
 		first := !l.dpReady
 		l.dpReady = true
@@ -476,7 +477,7 @@ func (l *loop) plane(ev *dpclient.Event) {
 	case dpclient.Disconnected:
 		l.d.links.Cover("")
 		if ev.Err != nil {
-			l.dpError = ev.Err.Error()
+			l.dpError, l.dpRefused = ev.Err.Error(), false
 		}
 		l.event(status.EventDataplane, l.dpConnected.Name, "disconnected: "+l.dpError)
 	case dpclient.InEffect:
@@ -489,7 +490,7 @@ func (l *loop) plane(ev *dpclient.Event) {
 		l.integrity("")
 	case dpclient.Refused:
 		l.shown.answered(ev.Object, ev.Change, effectRefused, "refused: "+ev.Message)
-		l.dpError = ev.Object.String() + ": " + ev.Message
+		l.dpError, l.dpRefused = ev.Object.String()+": "+ev.Message, true
 		l.log.Warn("the data plane refused an operation", "object", ev.Object, "code", ev.Code, "message", ev.Message)
 		l.event(status.EventFault, ev.Object.String(), "refused: "+ev.Message)
 		l.markObject(ev.Object)
@@ -507,6 +508,9 @@ func (l *loop) acknowledged(ev *dpclient.Event, state effectState, reason string
 	}
 	if ok && state == effectApproximate && before.state != effectApproximate {
 		l.event(status.EventFault, ev.Object.String(), reason)
+	}
+	if l.dpRefused && l.shown.counts[effectRefused] == 0 { // a retry or another change has ended the refusal
+		l.dpError, l.dpRefused = "", false
 	}
 	l.markObject(ev.Object)
 }

@@ -251,7 +251,7 @@ func TestDataplaneRestarts(t *testing.T) {
 func TestRefusalIsShown(t *testing.T) {
 	r := newRig(t, shape{Planes: 2, SubPorts: 1}, rigOptions{leaves: announceAll(400e9, 1)})
 	r.settled(1) // no other operation is refused
-	r.dp.RefuseNext(1, codes.ResourceExhausted, "table full")
+	r.dp.RefuseNext(1, codes.PermissionDenied, "table full")
 	r.leaves[1].announce(200e9, destination(0))
 	r.wait(destination(0), "2?:1?")
 	var status *farev1.DataplaneStatus
@@ -268,6 +268,34 @@ func TestRefusalIsShown(t *testing.T) {
 	}
 	r.leaves[1].announce(100e9, destination(0))
 	r.wait(destination(0), "4:1")
+}
+
+// TestRefusalEnds checks that a change which the data plane refuses for a while is in effect once the data plane accepts it, without another
+// change and over the same stream, and that the status no longer shows the refusal then.
+func TestRefusalEnds(t *testing.T) {
+	r := newRig(t, shape{Planes: 2, SubPorts: 1}, rigOptions{leaves: announceAll(400e9, 1)})
+	r.settled(1) // no other operation is refused
+	r.dp.RefuseNext(1<<30, codes.Unavailable, "another program's route")
+	r.leaves[1].announce(200e9, destination(0))
+	r.wait(destination(0), "2?:1?")
+	refused := r.dp.Tally().Injected
+	eventually(t, "the operation is repeated", func() bool { return r.dp.Tally().Injected > refused })
+	if got := r.weights(destination(0)); got != "2?:1?" {
+		t.Errorf("weights %s while the operation is repeated, want 2?:1?", got)
+	}
+	r.dp.RefuseNext(0, codes.OK, "")
+	r.wait(destination(0), "2:1")
+	status := func() *farev1.DataplaneStatus {
+		resp, err := r.d.FabricService().GetStatus(t.Context(), &farev1.GetStatusRequest{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return resp.Dataplane
+	}
+	eventually(t, "the status is without a refusal", func() bool { s := status(); return s.Refused == 0 && s.LastError == "" })
+	if n := r.dp.Tally().Streams; n != 1 {
+		t.Errorf("%d streams, want 1", n)
+	}
 }
 
 // TestApproximateIsNotInEffect checks that weights that the data plane cannot hold exactly, or while the layer below it is damaged, are not

@@ -118,6 +118,13 @@ func (w *watched) Guard(report func(*farev1.Integrity)) {
 	}
 }
 
+// Retry implements contract.Retrier.
+func (w *watched) Retry(again func()) {
+	if r, ok := w.Forwarder.(contract.Retrier); ok {
+		r.Retry(again)
+	}
+}
+
 // Landing implements contract.Lander.
 func (w *watched) Landing(request *farev1.LandingRequest) (_ *farev1.LandingResponse, err error) {
 	l, ok := w.Forwarder.(contract.Lander)

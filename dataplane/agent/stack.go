@@ -184,6 +184,15 @@ func (s *stack) Guard(report func(*farev1.Integrity)) {
 	}
 }
 
+// Retry implements contract.Retrier.
+func (s *stack) Retry(again func()) {
+	for _, l := range []layer{s.below, s.above} {
+		if r, ok := l.(contract.Retrier); ok {
+			r.Retry(again)
+		}
+	}
+}
+
 // guard merges the reports of two layers.
 type guard struct {
 	mu     sync.Mutex // guards everything below

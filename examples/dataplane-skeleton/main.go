@@ -13,7 +13,7 @@
 //	several operations max_operations_per_request: one call to the hardware for a batch
 //	limits             max_vectors, max_destinations, max_weight, max_weight_sum
 //	placement of flows flow_pins, or flow_hash, with Landing if the hash cannot be computed elsewhere
-//	changes below it   Integrity on the Program stream
+//	changes below it   Integrity on the Program stream; retry, if a refused operation may succeed now
 //	restarts           a copy of Forwarding and table that outlives the process: the control plane reads back (Snapshot) and sends the difference
 //	counters           Counters
 package main

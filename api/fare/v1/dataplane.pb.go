@@ -812,6 +812,9 @@ func (x *ProgramRequest) GetMore() bool {
 // UNIMPLEMENTED        needs a capability that is false (IPv6, flow pins)
 // PERMISSION_DENIED    a destination that the data plane's administrator does not permit
 // UNAVAILABLE,INTERNAL the forwarding layer below failed; the message has the details
+//
+// The data plane forgets a refused operation. fared repeats those that were refused with UNAVAILABLE, INTERNAL or RESOURCE_EXHAUSTED, under new
+// ids: when a response has retry set, and after a pause that doubles from 1 s to 30 s.
 type Operation struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Increases with every operation of a stream, by at least one; starts at 1.
@@ -1420,7 +1423,10 @@ type ProgramResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Acks  []*Ack                 `protobuf:"bytes,1,rep,name=acks,proto3" json:"acks,omitempty"`
 	// Sent on every change; a stream begins with an intact state.
-	Integrity     *Integrity `protobuf:"bytes,2,opt,name=integrity,proto3" json:"integrity,omitempty"`
+	Integrity *Integrity `protobuf:"bytes,2,opt,name=integrity,proto3" json:"integrity,omitempty"`
+	// True if the layer below has changed so that operations which this stream refused with UNAVAILABLE, INTERNAL or RESOURCE_EXHAUSTED may succeed
+	// now, for example because another program has removed its route. It follows the acknowledgements in the same response.
+	Retry         bool `protobuf:"varint,3,opt,name=retry,proto3" json:"retry,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1469,11 +1475,19 @@ func (x *ProgramResponse) GetIntegrity() *Integrity {
 	return nil
 }
 
-// Integrity reports whether the layer below still has the acknowledged state. Another program may delete or change objects of a
-// kernel; a data plane notices the change, repairs it, and reports both.
+func (x *ProgramResponse) GetRetry() bool {
+	if x != nil {
+		return x.Retry
+	}
+	return false
+}
+
+// Integrity reports whether packets follow the acknowledged state in the layer below. Another program may delete or change objects of a
+// kernel; a data plane notices the change, repairs it, and reports both. Another program's routes and rules may also have precedence; a
+// data plane leaves them alone, and reports them until they are gone.
 type Integrity struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// False from the detection of a difference until its repair: acknowledgements of IN_EFFECT do not hold meanwhile.
+	// False from the detection of a difference until its end: acknowledgements of IN_EFFECT do not hold meanwhile.
 	Intact bool `protobuf:"varint,1,opt,name=intact,proto3" json:"intact,omitempty"`
 	// Description of the difference, for people.
 	Message string `protobuf:"bytes,2,opt,name=message,proto3" json:"message,omitempty"`
@@ -2189,10 +2203,11 @@ const file_fare_v1_dataplane_proto_rawDesc = "" +
 	"\x06source\x18\x05 \x01(\tR\x06source\"F\n" +
 	"\tPairPorts\x12\x16\n" +
 	"\x06source\x18\x01 \x01(\tR\x06source\x12!\n" +
-	"\fsource_ports\x18\x02 \x03(\rR\vsourcePorts\"e\n" +
+	"\fsource_ports\x18\x02 \x03(\rR\vsourcePorts\"{\n" +
 	"\x0fProgramResponse\x12 \n" +
 	"\x04acks\x18\x01 \x03(\v2\f.fare.v1.AckR\x04acks\x120\n" +
-	"\tintegrity\x18\x02 \x01(\v2\x12.fare.v1.IntegrityR\tintegrity\"W\n" +
+	"\tintegrity\x18\x02 \x01(\v2\x12.fare.v1.IntegrityR\tintegrity\x12\x14\n" +
+	"\x05retry\x18\x03 \x01(\bR\x05retry\"W\n" +
 	"\tIntegrity\x12\x16\n" +
 	"\x06intact\x18\x01 \x01(\bR\x06intact\x12\x18\n" +
 	"\amessage\x18\x02 \x01(\tR\amessage\x12\x18\n" +

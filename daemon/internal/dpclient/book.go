@@ -28,6 +28,7 @@ type book struct {
 	recognized   map[string]uint32 // content of vectors that were read back without an owner
 	lowest       uint32            // every smaller number on the wire is in use
 	blocked      int               // destinations refused because their vector is missing
+	retries      retries
 
 	change  uint64
 	bulk    bool                           // changes declared now join the bulk queues
@@ -72,7 +73,7 @@ func newBook(order order, window int) *book {
 // touch records another change of o and returns its number.
 func (b *book) touch(o *object) uint64 {
 	b.change++
-	o.change, o.refusal = b.change, nil
+	o.change, o.refusal, o.again = b.change, nil, nil
 	b.block(o, false)
 	return o.change
 }
@@ -438,7 +439,7 @@ func (b *book) settle(o *object) {
 	if !b.connected || o.change == 0 || o.done == o.change || o.refusal != nil || !b.obeyed(o) {
 		return
 	}
-	o.done = o.change
+	o.done, o.again = o.change, nil
 	b.report(o)
 }
 
@@ -471,6 +472,10 @@ func (b *book) report(o *object) {
 // refuse records that the current change of o was refused.
 func (b *book) refuse(o *object, code codes.Code, message string) {
 	o.refusal = &refusal{code: code, message: message}
+	known := o.again != nil && *o.again == *o.refusal // the owner has it
+	if o.again = nil; passing(code) {
+		b.retryLater(o)
+	}
 	if o.done == o.change { // only new source ports were refused: once they are in effect, they are reported
 		o.done--
 	}
@@ -480,7 +485,9 @@ func (b *book) refuse(o *object, code codes.Code, message string) {
 	if o.Kind == KindDestination && o.wanted && code == codes.FailedPrecondition {
 		b.block(o, true)
 	}
-	b.report(o)
+	if !known {
+		b.report(o)
+	}
 }
 
 // block records whether a destination waits for its vector.
@@ -502,9 +509,8 @@ func (b *book) unblock(g *object) {
 	}
 	for _, o := range g.wanters {
 		if o.blocked {
-			o.refusal = nil
 			b.block(o, false)
-			b.mark(o)
+			b.retry(o)
 		}
 	}
 }
@@ -554,9 +560,9 @@ func (b *book) take(buf []Event) []Event {
 	for i, o := range b.events {
 		event := Event{Kind: InEffect, Object: o.Object, Change: o.done, Op: o.op}
 		switch {
-		case o.refusal != nil:
+		case o.refused() != nil:
 			event.Kind, event.Change = Refused, o.change
-			event.Code, event.Message = o.refusal.code, o.refusal.message
+			event.Code, event.Message = o.refused().code, o.refused().message
 		case o.done == 0:
 			event.Kind, event.Change = Pending, o.change
 		case o.done == o.change && o.wire != nil:

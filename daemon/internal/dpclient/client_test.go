@@ -131,7 +131,7 @@ func TestRefusals(t *testing.T) {
 	r.until("both in effect", func() bool { return r.has(InEffect, light)() && r.has(InEffect, to)() })
 
 	// After a refused change the previous state stays in effect; a reconnect retries the change.
-	dp.RefuseNext(1, codes.Internal, "no memory")
+	dp.RefuseNext(1, codes.OutOfRange, "no memory")
 	changed := r.client.SetVector(vector(1, 3))
 	r.until("refusal", r.has(Refused, changed))
 	if w := dp.State().Vectors[0].Members[0].Weight; w != 4 {
@@ -144,7 +144,7 @@ func TestRefusals(t *testing.T) {
 	if got := log.take(); len(got) != 0 {
 		t.Errorf("sent %v, want nothing", got)
 	}
-	dp.RefuseNext(1, codes.Internal, "no memory")
+	dp.RefuseNext(1, codes.OutOfRange, "no memory")
 	changed = r.client.SetVector(vector(1, 2))
 	r.until("refusal", r.has(Refused, changed))
 	dp.BreakStream()

@@ -28,6 +28,12 @@
 // The changes of a Transaction are sent as one difference. If nearly all destinations of a vector change to the same other vector, that vector
 // takes the number on the wire instead: one operation, however many destinations (take.go).
 //
+// # Refusals
+//
+// The client alone retries: the data plane forgets an operation that it refused. A refusal whose reason lies in the layer below the data plane may
+// pass while nothing changes here, so such operations are sent again when the data plane reports that one may succeed (ProgramResponse.retry), and
+// after a pause that doubles from 1 s to 30 s (retry.go). All others are functions of the wanted state, of Forwarding and of the stream.
+//
 // # Start
 //
 // Until ReleaseRemovals(true), state that was read back and that this client did not program stays unchanged: the client sends additions but

@@ -82,10 +82,10 @@ func (b *book) waiting(e *Evacuation, limit int) (int, []string) {
 func (b *book) reason(o *object) string {
 	g := b.vectors[o.wantTo]
 	switch {
-	case o.refusal != nil:
-		return "refused: " + o.refusal.message
-	case g != nil && g.refusal != nil:
-		return fmt.Sprintf("%s was refused: %s", g.Object, g.refusal.message)
+	case o.refused() != nil:
+		return "refused: " + o.refused().message
+	case g != nil && g.refused() != nil:
+		return fmt.Sprintf("%s was refused: %s", g.Object, g.refused().message)
 	case !o.wanted && b.held:
 		return "from an earlier run; it is removed at the end of the start"
 	}

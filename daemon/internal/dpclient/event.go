@@ -79,7 +79,8 @@ const (
 	// InEffect means that every change of Object up to Change is in effect.
 	InEffect
 	// Refused means that the data plane refused Change of Object, or it cannot be sent; Code and Message give the reason. It is retried when the object
-	// changes, when the missing vector arrives, and after a reconnect.
+	// changes, when the missing vector arrives, and after a reconnect; UNAVAILABLE, INTERNAL and RESOURCE_EXHAUSTED also when the data plane reports
+	// that a retry may succeed, and after 1 s to 30 s. A retry that is refused for the same reason has no event.
 	Refused
 	// Pending means that a change of Object that was in effect no longer is (the data plane disconnected it); it is being sent again.
 	Pending

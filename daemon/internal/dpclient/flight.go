@@ -213,7 +213,9 @@ func (b *book) confirm(f *flight) {
 		return
 	}
 	if f.class != VectorDelete && f.change > o.done {
-		o.done = f.change
+		if o.done = f.change; o.done == o.change {
+			o.again = nil
+		}
 		b.report(o)
 	}
 	b.settle(o)
@@ -274,6 +276,9 @@ func (b *book) revert(f *flight, id uint64, ack *farev1.Ack) {
 			}
 			if f.class == VectorDelete {
 				w.refused = true
+				if passing(code) {
+					b.retryDelete(w)
+				}
 			}
 			if w.owner != nil && w.owner != o { // it expected the content of o
 				b.mark(w.owner)

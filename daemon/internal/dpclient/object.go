@@ -1,6 +1,7 @@
 package dpclient
 
 import (
+	"cmp"
 	"iter"
 	"net/netip"
 
@@ -34,10 +35,12 @@ type object struct {
 	op     uint64 // last operation sent on this stream; 0 if there is none
 
 	refusal *refusal // of the current change
+	again   *refusal // of the operation that is being retried, until its answer; nil if there is none
 	// approximate is the wire's value when the object was last reported.
 	approximate string
 	queued      uint8 // queuedBit of each queue that contains it
 	reported    bool  // is in the event queue
+	listed      bool  // is in book.retries
 	moved       bool  // is in book.moved
 	touched     bool  // this client programmed it: it may be changed while removals are held
 	repin       bool  // its source ports must be recomputed
@@ -85,6 +88,9 @@ type refusal struct {
 	code    codes.Code
 	message string
 }
+
+// refused returns the refusal of an object's current change, also while the change is retried; nil if there is none.
+func (o *object) refused() *refusal { return cmp.Or(o.refusal, o.again) }
 
 // wire is a vector in the data plane.
 type wire struct {

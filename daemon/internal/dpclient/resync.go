@@ -22,6 +22,7 @@ func (b *book) resetStream() {
 	}
 	b.flights.reset()
 	b.taken = b.taken[:0]
+	b.retries.reset()
 	b.paces = [classes]pace{}
 	b.base, b.next, b.effect = 1, 1, 0
 	for lane := range b.queues {
@@ -44,7 +45,7 @@ func (b *book) resync(have State) {
 	b.connected = true
 	objects := b.sorted()
 	for _, o := range objects {
-		o.op, o.refusal, o.queued = 0, nil, 0
+		o.op, o.refusal, o.again, o.queued, o.listed = 0, nil, nil, 0, false
 		b.block(o, false)
 	}
 	b.adoptSubPorts(have)

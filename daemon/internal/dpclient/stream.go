@@ -101,6 +101,8 @@ func (c *Client) sameCapabilities(hello *farev1.HelloResponse) error {
 // send is the only sender of a stream: one hop from a declared change to the wire.
 func (c *Client) send(ctx context.Context, client farev1.DataplaneServiceClient, stream programStream) error {
 	message := &message{}
+	retry := time.NewTimer(time.Hour)
+	defer retry.Stop()
 	for {
 		c.mu.Lock()
 		forwardingSent := c.forwardingSent
@@ -117,7 +119,7 @@ func (c *Client) send(ctx context.Context, client farev1.DataplaneServiceClient,
 				return err
 			}
 		}
-		request := c.compose(message)
+		request, retryAt := c.compose(message)
 		if request != nil {
 			if err := stream.Send(request); err != nil {
 				// Send only reports that the stream has ended; the receiver gets the reason, and cancels with it.
@@ -126,20 +128,26 @@ func (c *Client) send(ctx context.Context, client farev1.DataplaneServiceClient,
 			}
 			continue
 		}
+		if retry.Stop(); !retryAt.IsZero() {
+			retry.Reset(time.Until(retryAt))
+		}
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
 		case <-c.work:
+		case <-retry.C:
 		}
 	}
 }
 
-// compose fills message with the next operations, and returns nil if there are none. It gathers only operations on destinations, which are
-// many and small. A sub-port state that is declared in the meantime is added next and ends the message.
-func (c *Client) compose(message *message) *farev1.ProgramRequest {
+// compose fills message with the next operations, and returns nil if there are none, with the time of the next retry, zero without one. It
+// gathers only operations on destinations, which are many and small. A sub-port state that is declared in the meantime is added next and ends the
+// message.
+func (c *Client) compose(message *message) (request *farev1.ProgramRequest, retryAt time.Time) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	message.count, c.book.now = 0, time.Now()
+	c.book.retryDue()
 	for message.count < c.gather {
 		op, pairs, pins, ok := c.next()
 		if !ok {
@@ -157,11 +165,10 @@ func (c *Client) compose(message *message) *farev1.ProgramRequest {
 	if message.count == 0 && len(c.book.events) > 0 {
 		ring(c.ready)
 	}
-	request := message.finish()
-	if request != nil {
+	if request = message.finish(); request != nil {
 		request.More = c.book.sendable()
 	}
-	return request
+	return request, c.book.retries.at
 }
 
 // sendable reports whether operations are queued that may be sent now. A few of them may turn out to be unnecessary.
@@ -301,6 +308,9 @@ func (c *Client) receive(stream programStream) error {
 		}
 		if response.Integrity != nil {
 			c.integrity(response.Integrity)
+		}
+		if response.Retry {
+			c.book.retryAll()
 		}
 		news := len(c.book.events) > 0 || c.book.integrity != nil
 		c.mu.Unlock()

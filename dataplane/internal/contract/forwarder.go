@@ -49,6 +49,13 @@ type Guardian interface {
 	Guard(report func(*farev1.Integrity))
 }
 
+// Retrier is a Forwarder that detects when a change that it refused may succeed.
+type Retrier interface {
+	// Retry is called once, before all other methods. The Forwarder calls again, from any goroutine, also with its locks held,
+	// whenever a change that Commit has refused may succeed: again never blocks and never calls the Forwarder.
+	Retry(again func())
+}
+
 // Lander is a Forwarder that implements DataplaneService.Landing; errors are gRPC statuses.
 type Lander interface {
 	Landing(request *farev1.LandingRequest) (*farev1.LandingResponse, error)

@@ -8,57 +8,70 @@ import (
 	farev1 "github.com/fared/fared/api/fare/v1"
 )
 
-// integrity is the last report about the layer below. It has a separate lock, because a Forwarder reports during calls of
-// its methods.
-type integrity struct {
+// below has the reports about the layer below. It has a separate lock, because a Forwarder reports during calls of its
+// methods.
+type below struct {
 	mu      sync.Mutex // guards everything below
 	last    *farev1.Integrity
 	version uint64        // of last; 0 is intact, without a report
+	retry   bool          // a retry was suggested since the last response of the current Program stream
 	ready   chan struct{} // notifies the last Program stream; nil before the first
 }
 
 // ReportIntegrity publishes the integrity of the layer below: to the current Program stream if it differs from the last
 // report, and to each later stream. It is safe for concurrent use and never blocks.
 func (s *Server) ReportIntegrity(now *farev1.Integrity) {
-	i := &s.integrity
-	i.mu.Lock()
-	defer i.mu.Unlock()
-	if proto.Equal(now, i.value()) {
+	b := &s.below
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if proto.Equal(now, b.value()) {
 		return
 	}
-	i.last = proto.CloneOf(now)
-	i.version++
-	ring(i.ready)
+	b.last = proto.CloneOf(now)
+	b.version++
+	ring(b.ready)
 }
 
 // Integrity returns the last report, or an intact one before the first.
 func (s *Server) Integrity() *farev1.Integrity {
-	s.integrity.mu.Lock()
-	defer s.integrity.mu.Unlock()
-	return proto.CloneOf(s.integrity.value())
+	s.below.mu.Lock()
+	defer s.below.mu.Unlock()
+	return proto.CloneOf(s.below.value())
 }
 
 // value returns the last report. The caller holds mu.
-func (i *integrity) value() *farev1.Integrity {
-	if i.last == nil {
+func (b *below) value() *farev1.Integrity {
+	if b.last == nil {
 		return &farev1.Integrity{Intact: true}
 	}
-	return i.last
+	return b.last
 }
 
-// attach directs reports to a stream, which starts with version 0.
-func (i *integrity) attach(ready chan struct{}) {
-	i.mu.Lock()
-	defer i.mu.Unlock()
-	i.ready = ready
+// suggestRetry lets the current Program stream report that a refused operation may succeed. It never blocks.
+func (b *below) suggestRetry() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.retry = true
+	ring(b.ready)
 }
 
-// since returns the last report, or nil if the stream has it, and its version.
-func (i *integrity) since(version uint64) (*farev1.Integrity, uint64) {
-	i.mu.Lock()
-	defer i.mu.Unlock()
-	if i.version == version {
-		return nil, version
+// attach directs reports to a stream, which starts with version 0, and whose client repeats all refused operations.
+func (b *below) attach(ready chan struct{}) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.ready, b.retry = ready, false
+}
+
+// since returns the reports that the stream with a notification channel lacks: the last integrity report, nil if the stream has it, with its
+// version, and whether a retry was suggested.
+func (b *below) since(version uint64, ready chan struct{}) (last *farev1.Integrity, now uint64, retry bool) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.ready == ready {
+		retry, b.retry = b.retry, false
 	}
-	return i.last, i.version // replaced, never modified
+	if b.version == version {
+		return nil, version, retry
+	}
+	return b.last, b.version, retry // replaced, never modified
 }

@@ -6,6 +6,8 @@ import (
 	"maps"
 	"testing"
 
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 
 	farev1 "github.com/fared/fared/api/fare/v1"
@@ -144,4 +146,54 @@ func TestIntegrity(t *testing.T) {
 	g.report(broken)
 	want(next(newer), broken)
 	want(s.Integrity(), broken)
+}
+
+// retrier is a Forwarder that refuses changes until it suggests a retry.
+type retrier struct {
+	forwarder
+	again func()
+}
+
+func (r *retrier) Retry(again func()) { r.again = again }
+
+// TestSuggestedRetry checks that the suggestion of a retry reaches the current stream once, with or behind the refusals before it, and no later stream.
+func TestSuggestedRetry(t *testing.T) {
+	r := &retrier{forwarder: forwarder{capabilities: &farev1.Capabilities{}}}
+	r.commit = func([]contract.Change) error {
+		r.again() // a Forwarder may call it at any time
+		return status.Error(codes.Unavailable, "another program's route")
+	}
+	client := dial(t, contract.New(contract.Config{Forwarder: r}))
+	hello(t, client)
+	p := open(t, t.Context(), client)
+	for id := uint64(1); id <= 2; id++ {
+		if err := p.Send(group(id, 1, 1)); err != nil {
+			t.Fatal(err)
+		}
+		for refused, suggested := false, false; !refused || !suggested; {
+			response, err := p.Recv()
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, ack := range response.Acks {
+				refused = refused || ack.Id == id && ack.Level == farev1.AckLevel_ACK_LEVEL_REFUSED
+			}
+			if suggested = suggested || response.Retry; suggested && !refused {
+				t.Fatalf("%v precedes the refusal", response)
+			}
+		}
+	}
+	r.again()
+	if response, err := p.Recv(); err != nil || !response.Retry || len(response.Acks) != 0 {
+		t.Errorf("%v, %v; want a suggestion alone", response, err)
+	}
+	r.again()
+	r.commit = nil
+	newer := open(t, t.Context(), client)
+	if err := newer.Send(group(1, 1, 1)); err != nil {
+		t.Fatal(err)
+	}
+	if response, err := newer.Recv(); err != nil || response.Retry || len(response.Acks) != 1 {
+		t.Errorf("%v, %v; want the acknowledgement without a suggestion of the previous stream", response, err)
+	}
 }

@@ -31,7 +31,7 @@ type session struct {
 	ended  chan struct{} // closed by end
 	once   sync.Once
 	reason error         // why the stream ended; read after ended is closed
-	ready  chan struct{} // notifies the handler of integrity reports and delayed acknowledgements
+	ready  chan struct{} // notifies the handler of reports and delayed acknowledgements
 
 	inbox  chan *farev1.Operation // from the reader to the handler; closed by close
 	closed sync.Once
@@ -81,7 +81,7 @@ func (s *Server) Program(stream programStream) error {
 		s.counters.StreamsReplaced++
 	}
 	s.current = se
-	s.integrity.attach(se.ready)
+	s.below.attach(se.ready)
 	s.counters.Streams++
 	s.mu.Unlock()
 	defer func() {
@@ -243,7 +243,7 @@ func (s *Server) apply(se *session, batch []*farev1.Operation) error {
 	if len(se.later) > 0 {
 		ring(se.ready)
 	}
-	return se.send(&s.integrity)
+	return se.send(&s.below)
 }
 
 // take commits operations of the current stream, and none of a replaced stream.
@@ -310,7 +310,7 @@ func (s *Server) flush(se *session) (wait time.Duration, later bool, err error) 
 			se.put(se.later[due].id, se.later[due].level, codes.OK, se.later[due].text)
 		}
 		se.later = slices.Delete(se.later, 0, due)
-		if err := se.send(&s.integrity); err != nil {
+		if err := se.send(&s.below); err != nil {
 			return 0, false, err
 		}
 		switch {
@@ -322,12 +322,13 @@ func (s *Server) flush(se *session) (wait time.Duration, later bool, err error) 
 	}
 }
 
-// send sends the response if it contains an acknowledgement or an unsent integrity report. It blocks while the client does
-// not read, and so delays the stream's next commit. The caller holds mu.
-func (se *session) send(below *integrity) error {
-	// Read after the commit: acknowledgements are valid to the extent of the report in the same message.
-	se.response.Integrity, se.version = below.since(se.version)
-	if len(se.response.Acks) == 0 && se.response.Integrity == nil {
+// send sends the response if it contains an acknowledgement or an unsent report. It blocks while the client does not read,
+// and so delays the stream's next commit. The caller holds mu.
+func (se *session) send(below *below) error {
+	// Read after the commit: acknowledgements are valid to the extent of the report in the same message, and a suggested retry
+	// follows the refusals that it is for.
+	se.response.Integrity, se.version, se.response.Retry = below.since(se.version, se.ready)
+	if len(se.response.Acks) == 0 && se.response.Integrity == nil && !se.response.Retry {
 		return nil
 	}
 	select {

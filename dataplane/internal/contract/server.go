@@ -37,8 +37,8 @@ type Config struct {
 type Server struct {
 	farev1.UnimplementedDataplaneServiceServer
 
-	config    Config
-	integrity integrity
+	config Config
+	below  below
 
 	mu           sync.Mutex // guards everything below, and serializes calls of the Forwarder
 	capabilities *farev1.Capabilities
@@ -86,6 +86,9 @@ func New(config Config) *Server {
 	s := &Server{config: config, capabilities: capabilitiesOf(config.Forwarder), state: newState()}
 	if g, ok := config.Forwarder.(Guardian); ok {
 		g.Guard(s.ReportIntegrity)
+	}
+	if r, ok := config.Forwarder.(Retrier); ok {
+		r.Retry(s.below.suggestRetry)
 	}
 	return s
 }
