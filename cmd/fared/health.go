@@ -278,7 +278,7 @@ func judgeDataplane(r *healthReport, st *farev1.GetStatusResponse) {
 		r.add(levelUnhealthy, "the data plane at "+dp.Address+" is not connected: the kernel forwards by its last weights", "is 'fared dataplane' running? "+dash(dp.LastError))
 	}
 	if dp.Damage != "" {
-		r.add(levelUnhealthy, "the data plane is damaged: "+dp.Damage, "find the program that changes the kernel's objects; the agent repairs them")
+		r.add(levelUnhealthy, "the data plane is damaged: "+dp.Damage, "find the program that changes the kernel's objects; the agent repairs its own ones alone")
 	}
 	if dp.Refused > 0 {
 		r.add(levelUnhealthy, several(int(dp.Refused), "object")+" refused by the data plane", "'fared weights' and 'fared watch --events' show the reasons")

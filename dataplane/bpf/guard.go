@@ -13,7 +13,10 @@ import (
 	"github.com/fared/fared/internal/rtnl"
 )
 
-var _ contract.Guardian = (*Steering)(nil)
+var (
+	_ contract.Guardian = (*Steering)(nil)
+	_ contract.Retrier  = (*Steering)(nil)
+)
 
 // lookInterval is the interval of cheap checks of state without notifications: whether the program is attached, and the
 // words that all packets depend on.
@@ -25,6 +28,9 @@ type guard struct {
 	torn    string                  // difference that is not repaired yet; "" if there is none
 	repairs uint64
 	audits  uint64
+	// occupied is true if a commit was refused because of another program's route, since the last call of again.
+	occupied bool
+	again    func() // reports that a refused change may succeed; nil without a receiver
 }
 
 // Guard implements contract.Guardian.
@@ -32,6 +38,21 @@ func (s *Steering) Guard(report func(*farev1.Integrity)) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.guard.report = report
+}
+
+// Retry implements contract.Retrier.
+func (s *Steering) Retry(again func()) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.guard.again = again
+}
+
+// freed reports that routes of other programs in the table may have been removed. The caller holds mu.
+func (g *guard) freed() {
+	if g.occupied && g.again != nil {
+		g.occupied = false
+		g.again()
+	}
 }
 
 // findings collects the differences of one comparison.
@@ -96,6 +117,7 @@ func (s *Steering) attend() {
 				compare = s.compareAll // the known difference may be elsewhere
 			}
 			s.check(compare)
+			s.guard.freed()
 		}
 		s.mu.Unlock()
 	}
@@ -137,6 +159,7 @@ func (s *Steering) Audit() {
 	if !s.closed {
 		s.guard.audits++
 		s.check(s.compareAll)
+		s.guard.freed()
 	}
 }
 

@@ -15,6 +15,7 @@ import (
 	"github.com/fared/fared/internal/netnstest"
 
 	farev1 "github.com/fared/fared/api/fare/v1"
+	"github.com/fared/fared/dataplane/internal/contract"
 	"github.com/fared/fared/internal/testkit/gate"
 )
 
@@ -176,6 +177,39 @@ func TestOthersChange(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestOccupiedRoute checks that a destination whose route another program has in the table is refused, and that a retry is suggested when the route is
+// removed, and with an audit, each time once.
+func TestOccupiedRoute(t *testing.T) {
+	b := newBed(t, families[0])
+	b.cfg.AuditInterval = time.Hour
+	foreign := "10.255.0.2/32 via 172.16.3.1 dev p3.0 table 179"
+	b.ip("route add " + foreign)
+	b.open()
+	suggested := make(chan struct{}, 16)
+	b.s.Retry(func() { suggested <- struct{}{} })
+	b.greet(farev1.Mode_MODE_PER_FLOW)
+	set := []contract.Change{
+		setGroup(testGroup(1, 8, false, 1, 1, 1, 1)), setDestination(b.family.destination, 1, b.family.source, sequence(8, 5, 10127)),
+	}
+	for range 2 {
+		if err := b.s.Commit(set); err == nil || !strings.Contains(err.Error(), "another program has a route to it") {
+			t.Fatalf("commit next to another program's route: %v", err)
+		}
+		b.s.Audit()
+		<-suggested
+	}
+	b.s.Audit() // nothing was refused since
+	if n := len(suggested); n != 0 {
+		t.Errorf("%d suggestions without a refusal", n)
+	}
+	if err := b.s.Commit(set); err == nil {
+		t.Fatal("a commit next to another program's route succeeds")
+	}
+	b.ip("route del " + foreign)
+	<-suggested
+	b.commit(set...)
 }
 
 // TestAnchorTaken has another program put a device of its own in the anchor's place: the agent reports that continuously, leaves the device alone, and repairs all once the

@@ -304,6 +304,7 @@ func (s *Steering) Commit(changes []contract.Change) error {
 	if undone := s.sync(&t); undone != nil {
 		s.cfg.Log.Error("steering: cannot undo a failed change", "err", undone)
 	}
+	s.guard.occupied = s.guard.occupied || errors.Is(err, unix.EEXIST)
 	code := codes.Internal
 	if errors.Is(err, unix.E2BIG) || errors.Is(err, unix.ENOMEM) || errors.Is(err, unix.ENOSPC) {
 		code = codes.ResourceExhausted

@@ -184,3 +184,13 @@ func BenchmarkSetVector(b *testing.B) {
 		}
 	}
 }
+
+// BenchmarkLook measures a look for routes of other programs that packets to 10,000 destinations follow.
+func BenchmarkLook(b *testing.B) {
+	n := newBench(b, 8, benchPlanes)
+	n.commit(n.setGroups(nil, 0, ""))
+	n.commit(n.destinations(10_000, true))
+	for b.Loop() {
+		n.p.look()
+	}
+}

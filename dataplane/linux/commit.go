@@ -18,12 +18,19 @@ import (
 func (d *Driver) Commit(changes []contract.Change) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
+	if err := d.occupied.refuse(d.state, changes); err != nil {
+		return err
+	}
 	groups, routes := map[groupKey]bool{}, map[routeKey]bool{}
 	for _, c := range changes {
 		d.apply(c, groups, routes)
 	}
-	err := d.relevant(d.sync(), groups, routes)
+	failures := d.sync()
+	err := d.relevant(failures, groups, routes)
 	if err == nil {
+		if slices.ContainsFunc(changes, func(c contract.Change) bool { return c.Kind == contract.DestinationChange && c.From.Group == 0 }) {
+			d.lookSoon()
+		}
 		return nil
 	}
 	for i := len(changes) - 1; i >= 0; i-- {
@@ -33,6 +40,7 @@ func (d *Driver) Commit(changes []contract.Change) error {
 		d.state.log.Error("linux data plane: cannot restore the state before a refused change; retrying", "error", again)
 		d.integrity.tear(status.Convert(again).Message())
 	}
+	d.occupied.note(d.state, failures)
 	return err
 }
 
@@ -177,6 +185,7 @@ func (d *Driver) forward(forwarding *farev1.Forwarding) error {
 	if err := d.rules.setUp(); err != nil {
 		return kernelStatus(err)
 	}
+	d.lookSoon() // packets have other source addresses and ports
 	return nil
 }
 

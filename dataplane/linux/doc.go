@@ -69,6 +69,7 @@
 //
 // All objects of the Driver carry Config.Protocol as their mark, and objects without the mark are never changed or removed.
 // Ids in use by other programs are skipped, and a foreign route with the prefix, table and metric of a destination causes
-// that destination to be refused (UNAVAILABLE). Open reads back the objects of an earlier run, destinations that are
+// that destination to be refused (UNAVAILABLE) until that route is gone (occupied.go). A foreign route that the kernel prefers to
+// one of the Driver's is reported as long as it exists (shadow.go). Open reads back the objects of an earlier run, destinations that are
 // programmed again take over their objects, and Settle removes the rest.
 package linux

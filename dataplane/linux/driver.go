@@ -25,6 +25,7 @@ var (
 	_ contract.Recoverer    = (*Driver)(nil)
 	_ contract.Lander       = (*Driver)(nil)
 	_ contract.Guardian     = (*Driver)(nil)
+	_ contract.Retrier      = (*Driver)(nil)
 	_ contract.Approximator = (*Driver)(nil)
 	_ contract.Explainer    = (*Driver)(nil)
 )
@@ -64,9 +65,12 @@ type Driver struct {
 	rules     *rules
 	prober    *prober
 	others    *others
+	occupied  *occupied
+	shadows   *shadows
 	integrity *integrity
 
 	repair       *time.Timer        // fires when a repair is due
+	search       *time.Timer        // fires when a look for shadows is due
 	forwarding   *farev1.Forwarding // of the last accepted Hello
 	capabilities *farev1.Capabilities
 }
@@ -124,12 +128,13 @@ func newDriver(config Config) *Driver {
 	in := &integrity{state: st}
 	k := newKernel(st)
 	l := &links{state: st, kernel: k, dark: map[int]bool{}}
+	oc, sh := &occupied{places: map[routeKey]bool{}}, &shadows{state: st, kernel: k}
 	return &Driver{
-		stop: make(chan struct{}), repair: time.NewTimer(time.Hour), state: st, kernel: k, links: l, integrity: in,
-		reader: &reader{state: st, kernel: k, links: l, integrity: in},
-		rules:  &rules{state: st, kernel: k, integrity: in, made: map[rtnl.Rule]bool{}},
-		prober: &prober{state: st, kernel: k},
-		others: &others{state: st, integrity: in},
+		stop: make(chan struct{}), repair: time.NewTimer(time.Hour), search: time.NewTimer(time.Hour), state: st, kernel: k, links: l, integrity: in,
+		reader:   &reader{state: st, kernel: k, links: l, integrity: in},
+		rules:    &rules{state: st, kernel: k, integrity: in, made: map[rtnl.Rule]bool{}},
+		prober:   &prober{state: st, kernel: k},
+		occupied: oc, shadows: sh, others: &others{state: st, integrity: in, occupied: oc, shadows: sh},
 	}
 }
 

@@ -11,6 +11,7 @@ type integrity struct {
 	state  *state
 	notify func(*farev1.Integrity) // nil disables reports
 	torn   string                  // the current difference from the acknowledged state; "" means none
+	shadow string                  // the other program's route that packets follow; "" means none
 	unread bool                    // the kernel could not be read back
 }
 
@@ -46,8 +47,27 @@ func (in *integrity) mended(failures []failure) {
 	in.torn = ""
 }
 
-// report calls notify.
+// shadowed reports the other program's route that packets follow in place of the Driver's, or, with "", that there is none any more.
+func (in *integrity) shadowed(what string) {
+	before := in.shadow
+	if what == before {
+		return
+	}
+	if in.shadow = what; what != "" {
+		in.state.log.Error("linux data plane: packets follow a route of another program", "what", what)
+	} else {
+		in.state.log.Warn("linux data plane: packets no longer follow a route of another program", "what", before)
+	}
+	if in.torn == "" { // else the report comes with the end of that difference
+		in.report(true, before)
+	}
+}
+
+// report calls notify. While packets follow another program's route, the state is not intact.
 func (in *integrity) report(intact bool, message string) {
+	if intact && in.shadow != "" {
+		intact, message = false, in.shadow
+	}
 	if in.notify != nil {
 		in.notify(&farev1.Integrity{Intact: intact, Message: message, Repairs: in.state.stats.Differences})
 	}

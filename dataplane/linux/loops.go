@@ -37,6 +37,7 @@ func (d *Driver) keep() {
 	audit := time.NewTicker(d.state.config.AuditInterval)
 	defer audit.Stop()
 	defer d.repair.Stop()
+	defer d.search.Stop()
 	for {
 		select {
 		case <-d.stop:
@@ -49,8 +50,11 @@ func (d *Driver) keep() {
 				d.report(d.sync())
 			}
 			d.mu.Unlock()
+		case <-d.search.C:
+			d.look()
 		case <-audit.C:
 			d.audit()
+			d.look()
 		}
 	}
 }
@@ -61,9 +65,13 @@ func (d *Driver) attend() {
 	for d.others.news.Wait() == nil {
 		began := time.Now()
 		d.mu.Lock()
-		if d.others.disturbed() {
+		concerned, leads := d.others.disturbed()
+		if concerned {
 			d.state.stats.Disturbances++
 			d.mend()
+		}
+		if concerned || leads {
+			d.lookSoon()
 		}
 		d.mu.Unlock()
 		select {
@@ -80,7 +88,11 @@ func (d *Driver) pollLinks() { d.handleLinks(d.links.watch.Poll()) }
 // handleLinks handles link events, or the error of reading them.
 func (d *Driver) handleLinks(events []rtnl.LinkEvent, err error) {
 	if err == nil {
-		d.links.takeLinks(events)
+		if before := d.links.changes; len(events) > 0 {
+			if d.links.takeLinks(events); d.links.changes != before {
+				d.occupied.freeAll() // the kernel removes IPv4 routes of a failed link without a notification
+			}
+		}
 		return
 	}
 	if errors.Is(err, os.ErrClosed) {
@@ -155,6 +167,7 @@ func (d *Driver) audit() {
 		}
 	}
 	d.report(d.sync())
+	d.occupied.freeAll()
 }
 
 // mend compares the Driver's state with the kernel and repairs the differences. The caller holds mu.
@@ -168,7 +181,9 @@ func (d *Driver) mend() {
 // then scheduled.
 func (d *Driver) readBack() bool {
 	// Pending events are covered by this read-back; if they stayed, attend would repair a state that is already correct.
-	d.others.disturbed()
+	if _, leads := d.others.disturbed(); leads {
+		d.lookSoon()
+	}
 	err := errors.Join(d.reader.reread(false), d.rules.setUp())
 	if err != nil {
 		d.state.log.Error("linux data plane: cannot read the kernel's objects back", "error", err)

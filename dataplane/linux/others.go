@@ -6,24 +6,29 @@ import (
 	"github.com/fared/fared/internal/rtnl"
 )
 
-// others watches the changes that other programs make to the objects of the Driver.
+// others watches the changes that other programs make to the objects of the Driver, and to those that packets may follow instead.
 type others struct {
 	state     *state
 	integrity *integrity
+	occupied  *occupied
+	shadows   *shadows
 	news      *rtnl.ObjectWatch
 }
 
-// disturbed drains the pending object events and reports whether any of them concerns the Driver. The caller holds mu.
-func (o *others) disturbed() (concerned bool) {
+// disturbed drains the pending object events. It reports whether any of them concerns objects of the Driver, and whether any
+// may change which routes packets follow. The caller holds mu.
+func (o *others) disturbed() (concerned, leads bool) {
 	events, err := o.news.Poll()
 	if errors.Is(err, rtnl.ErrOverrun) {
 		o.state.stats.Overruns++
-		return true
+		o.occupied.freeAll()
+		return true, true
 	}
 	for _, e := range events {
 		concerned = o.concerns(e) || concerned
+		leads = o.shadows.concerns(e) || leads
 	}
-	return concerned
+	return concerned, leads
 }
 
 // concerns reports whether an event concerns an object that the Driver depends on, and records what it changes.
@@ -32,6 +37,7 @@ func (o *others) concerns(e rtnl.ObjectEvent) bool {
 	case e.Nexthop != nil:
 		return o.touchedNexthop(*e.Nexthop)
 	case e.Route != nil:
+		o.occupied.free(routeKey{e.Route.Prefix, e.Route.Table})
 		return o.concernsRoute(*e.Route)
 	case e.Rule != nil:
 		return e.Rule.Table == o.state.config.Table || o.state.config.ofSource(e.Rule.Table)

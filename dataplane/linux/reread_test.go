@@ -149,8 +149,8 @@ func TestLostNewsOfObjects(t *testing.T) {
 	d.others.disturbed()
 	overruns := d.state.stats.Overruns
 	batch(h.t, h.Namespace, slices.Repeat([]string{"route add 10.99.0.1/32 via 10.1.0.2 proto 11", "route del 10.99.0.1/32"}, 200))
-	concerned := d.others.disturbed()
-	if !concerned || d.state.stats.Overruns != overruns+1 {
+	concerned, leads := d.others.disturbed()
+	if !concerned || !leads || d.state.stats.Overruns != overruns+1 {
 		t.Errorf("concerned is %v, %d overruns", concerned, d.state.stats.Overruns-overruns)
 	}
 	d.mu.Unlock()

@@ -1,12 +1,6 @@
 package linux
 
-import (
-	"errors"
-	"fmt"
-	"time"
-
-	"golang.org/x/sys/unix"
-)
+import "time"
 
 // failure is a refused op.
 type failure struct {
@@ -62,9 +56,8 @@ func (d *Driver) sync() []failure {
 
 // refusal describes a failure for the caller of the operation.
 func (f failure) refusal() error {
-	if f.op.kind == setRoute && errors.Is(f.err, unix.EEXIST) {
-		return kernelStatus(fmt.Errorf("%w; another program's route to %v exists, and is kept: remove it, or set another metric",
-			f.err, f.op.at.prefix))
+	if f.occupies() {
+		return refusalOf(f.op.at)
 	}
 	return kernelStatus(f.err)
 }

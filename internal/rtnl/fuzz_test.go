@@ -27,7 +27,7 @@ func samples() [][]byte {
 		all = append(all, b.buf[b.starts[i]:c.end(b, i)])
 	}
 	var w writer
-	w.query(Query{netip.MustParseAddr("10.0.0.1"), netip.MustParseAddr("10.0.0.2"), 17, 1, 2, 3})
+	w.query(Query{netip.MustParseAddr("10.0.0.1"), netip.MustParseAddr("10.0.0.2"), 17, 1, 2, 3}, false)
 	return append(all, w.buf)
 }
 

@@ -159,10 +159,18 @@ type Path struct {
 	Errno unix.Errno
 }
 
-func (w *writer) query(q Query) {
+// query writes a request for the path of a flow, or for the route that the flow matches.
+func (w *writer) query(q Query, route bool) {
 	family := familyOf(q.Destination)
 	at := w.begin(unix.RTM_GETROUTE, 0, family, routeHeader)
 	h := w.buf[at+headerSize:]
+	if route {
+		flags := uint32(unix.RTM_F_FIB_MATCH)
+		if family == unix.AF_INET { // otherwise the kernel answers with the main table; with IPv6 it refuses the flag
+			flags |= unix.RTM_F_LOOKUP_TABLE
+		}
+		binary.NativeEndian.PutUint32(h[8:], flags)
+	}
 	h[1] = byte(q.Destination.BitLen())
 	if q.Source.IsValid() {
 		h[2] = byte(q.Source.BitLen())
@@ -231,6 +239,37 @@ const pathTries = 3
 
 func (c *Conn) paths(queries []Query) ([]Path, error) {
 	paths := make([]Path, len(queries))
+	return paths, c.ask(queries, false, func(i int, m message) {
+		if m.kind == unix.RTM_NEWROUTE {
+			paths[i], _ = parsePath(m.body)
+		} else {
+			paths[i].Errno, _ = parseError(m)
+		}
+	})
+}
+
+// Match is the route that a flow matches.
+type Match struct {
+	// Route is valid if Errno is 0.
+	Route
+	// Errno is the reason why the flow does not leave, see Path. The kernel then does not report the route.
+	Errno unix.Errno
+}
+
+// Matches queries the kernel for the routes that it selects for flows, by rules, tables, prefixes and metrics, as it would send the flows now.
+func (c *Conn) Matches(queries []Query) ([]Match, error) {
+	matches := make([]Match, len(queries))
+	return matches, c.ask(queries, true, func(i int, m message) {
+		if m.kind == unix.RTM_NEWROUTE {
+			matches[i].Route, _ = parseRoute(m.body)
+		} else {
+			matches[i].Errno, _ = parseError(m)
+		}
+	})
+}
+
+// ask sends queries and calls f with the number of each and its answer, an RTM_NEWROUTE or an NLMSG_ERROR.
+func (c *Conn) ask(queries []Query, route bool, f func(int, message)) error {
 	var w writer
 	for first := 0; first < len(queries); {
 		w.buf = w.buf[:0]
@@ -238,12 +277,12 @@ func (c *Conn) paths(queries []Query) ([]Path, error) {
 		base := c.sequence
 		for ; n < c.window && first+n < len(queries); n++ {
 			at := len(w.buf)
-			w.query(queries[first+n])
+			w.query(queries[first+n], route)
 			c.sequence++
 			binary.NativeEndian.PutUint32(w.buf[at+8:], c.sequence)
 		}
 		if err := c.send(w.buf); err != nil {
-			return nil, fmt.Errorf("ask for paths: %w", err)
+			return fmt.Errorf("ask for paths: %w", err)
 		}
 		for left := n; left > 0; {
 			err := c.receive(func(m message) bool {
@@ -251,25 +290,19 @@ func (c *Conn) paths(queries []Query) ([]Path, error) {
 				if i >= uint32(n) {
 					return true
 				}
-				p := &paths[first+int(i)]
-				switch m.kind {
-				case unix.RTM_NEWROUTE:
-					*p, _ = parsePath(m.body)
-				case unix.NLMSG_ERROR:
-					p.Errno, _ = parseError(m)
-				default:
-					return true
+				if m.kind == unix.RTM_NEWROUTE || m.kind == unix.NLMSG_ERROR {
+					f(first+int(i), m)
+					left--
 				}
-				left--
 				return true
 			})
 			if err != nil {
-				return nil, fmt.Errorf("ask for paths: %w", err)
+				return fmt.Errorf("ask for paths: %w", err)
 			}
 		}
 		first += n
 	}
-	return paths, nil
+	return nil
 }
 
 // Landing returns the interface indexes of Paths, 0 for a flow that does not leave.

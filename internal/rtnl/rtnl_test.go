@@ -246,6 +246,44 @@ func TestRoutesAreWhatIPSays(t *testing.T) {
 	}
 }
 
+// TestMatches compares the routes that the kernel reports for flows with the commands of ip(8) that made them.
+func TestMatches(t *testing.T) {
+	s := newSpace(t)
+	for _, command := range []string{
+		"addr add 10.255.0.1/32 dev lo", "-6 addr add fd00::1/128 dev lo nodad",
+		"route add 10.9.0.1/32 via 10.1.0.2 metric 5 proto 186", "-6 route add fd09::1/128 via fd01:0::2 metric 5 proto 186",
+		"route add 10.9.0.1/32 via 10.1.1.2 metric 20 proto 179", "route add 10.9.0.0/16 via 10.1.1.2 proto 186 table 70000",
+		"rule add from 10.255.0.1 pref 80 lookup 70000", "rule add ipproto udp dport 4791 pref 81 lookup 70000", "-6 rule add to fd09::2 pref 81 prohibit",
+		"rule add to 10.9.0.2 pref 79 blackhole",
+	} {
+		s.IP(strings.Fields(command)...)
+	}
+	address := netip.MustParseAddr
+	for _, x := range []struct {
+		query rtnl.Query
+		want  string
+	}{
+		{rtnl.Query{Destination: address("10.9.0.1")}, "route 10.9.0.1/32 table 254 metric 5 nexthop 0 protocol 186, errno 0"},
+		{rtnl.Query{Destination: address("fd09::1")}, "route fd09::1/128 table 254 metric 5 nexthop 0 protocol 186, errno 0"},
+		{rtnl.Query{Destination: address("10.9.0.1"), Source: address("10.255.0.1")}, "route 10.9.0.0/16 table 70000 metric 0 nexthop 0 protocol 186, errno 0"},
+		{rtnl.Query{Destination: address("10.9.0.1"), IPProto: 17, Dport: 4791}, "route 10.9.0.0/16 table 70000 metric 0 nexthop 0 protocol 186, errno 0"},
+		{rtnl.Query{Destination: address("10.9.0.2")}, fmt.Sprintf("errno %d", unix.EINVAL)},
+		{rtnl.Query{Destination: address("fd09::2"), Source: address("fd00::1")}, fmt.Sprintf("errno %d", unix.EACCES)},
+	} {
+		matches, err := s.conn.Matches([]rtnl.Query{{Destination: address("10.1.0.2")}, x.query})
+		if err != nil {
+			t.Fatal(err)
+		}
+		got := fmt.Sprintf("errno %d", matches[1].Errno)
+		if matches[1].Errno == 0 {
+			got = fmt.Sprintf("%v protocol %d, %s", matches[1].Route, matches[1].Protocol, got)
+		}
+		if got != x.want || matches[0].Prefix != prefix("10.1.0.0/24") {
+			t.Errorf("%+v: %s, want %s; next to it %v", x.query, got, x.want, matches[0].Route)
+		}
+	}
+}
+
 func TestRulesAreWhatIPSays(t *testing.T) {
 	s := newSpace(t)
 	want := []rtnl.Rule{
@@ -263,6 +301,7 @@ func TestRulesAreWhatIPSays(t *testing.T) {
 		t.Fatal(errs)
 	}
 	s.IP("rule", "add", "not", "from", "10.0.0.0/8", "priority", "200", "lookup", "100")
+	s.IP("rule", "add", "from", "10.0.0.0/8", "priority", "201", "unreachable")
 	foreign := 0
 	for _, w := range want {
 		rules, err := s.conn.Rules(w.Family)
@@ -271,8 +310,11 @@ func TestRulesAreWhatIPSays(t *testing.T) {
 		}
 		found := false
 		for _, r := range rules {
-			if r.Priority == 200 && r.Foreign {
+			if r.Priority == 200 && r.Foreign && !r.Refuses {
 				foreign++
+			}
+			if r.Priority == 201 && (!r.Foreign || !r.Refuses) {
+				t.Errorf("%+v: want a foreign rule that refuses", r)
 			}
 			found = found || r == w
 		}

@@ -11,6 +11,8 @@ import (
 const (
 	ruleHeader  = 12 // struct fib_rule_hdr
 	actionTable = 1  // FR_ACT_TO_TBL
+	// Actions of rules that refuse packets: FR_ACT_BLACKHOLE, FR_ACT_UNREACHABLE, FR_ACT_PROHIBIT.
+	firstRefusal, lastRefusal = 6, 8
 )
 
 // Rule directs matching packets to a table. Zero fields match everything.
@@ -29,6 +31,8 @@ type Rule struct {
 	Sport, Dport [2]uint16 // first and last
 	// Foreign is set when reading rules with parts that this package does not write.
 	Foreign bool
+	// Refuses is set when reading rules that refuse packets instead of leading to a table; they are Foreign too.
+	Refuses bool
 }
 
 // String describes the object.
@@ -98,6 +102,7 @@ func parseRule(b []byte) (r Rule, ok bool) {
 	}
 	r.Family, r.Table = b[0], uint32(b[4])
 	r.Foreign = b[7] != actionTable || b[3] != 0 || binary.NativeEndian.Uint32(b[8:])&unix.FIB_RULE_INVERT != 0
+	r.Refuses = b[7] >= firstRefusal && b[7] <= lastRefusal
 	eachAttr(b[ruleHeader:], func(kind uint16, v []byte) {
 		switch kind {
 		case unix.FRA_DST:

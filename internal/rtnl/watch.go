@@ -229,10 +229,10 @@ type ObjectEvent struct {
 type ObjectWatch struct{ *listener }
 
 // WatchObjects opens a socket in the network namespace of the calling thread that receives an event for every nexthop
-// object, rule and address that is set or removed from now on, and for routes with the given protocol or to a single
-// address (a /32 of IPv4, a /32 or /128 of IPv6). Changes by the sockets with the port ids own (Conn.Port) are excluded:
-// the kernel does not even queue them. All events are therefore changes by other programs, after which the owner of
-// mirrored objects compares them with the kernel:
+// object, rule and address that is set or removed from now on, for routes of all tables but main, and for routes of main with
+// the given protocol or to a single address (a /32 of IPv4, a /32 or /128 of IPv6). Changes by the sockets with the port ids
+// own (Conn.Port) are excluded: the kernel does not even queue them. All events are therefore changes by other programs, after
+// which the owner of mirrored objects compares them with the kernel:
 //
 //	for watch.Wait() == nil {
 //		events, err := watch.Poll()
@@ -264,11 +264,11 @@ func WatchObjects(buffer int, protocol uint8, own ...uint32) (*ObjectWatch, erro
 // order.
 func objectFilter(protocol uint8, own []uint32) (program []unix.SockFilter) {
 	const (
-		load32, load16, load8 = unix.BPF_LD | unix.BPF_W | unix.BPF_ABS, unix.BPF_LD | unix.BPF_H | unix.BPF_ABS, unix.BPF_LD | unix.BPF_B | unix.BPF_ABS
-		equal, answer         = unix.BPF_JMP | unix.BPF_JEQ | unix.BPF_K, unix.BPF_RET | unix.BPF_K
-		kindAt, portAt        = 4, 12                          // struct nlmsghdr
-		lengthAt, protocolAt  = headerSize + 1, headerSize + 5 // struct rtmsg
-		drop, pass            = 0, 1<<32 - 1
+		load32, load16, load8         = unix.BPF_LD | unix.BPF_W | unix.BPF_ABS, unix.BPF_LD | unix.BPF_H | unix.BPF_ABS, unix.BPF_LD | unix.BPF_B | unix.BPF_ABS
+		equal, answer                 = unix.BPF_JMP | unix.BPF_JEQ | unix.BPF_K, unix.BPF_RET | unix.BPF_K
+		kindAt, portAt                = 4, 12                                          // struct nlmsghdr
+		lengthAt, tableAt, protocolAt = headerSize + 1, headerSize + 4, headerSize + 5 // struct rtmsg; tables above 255 have RT_TABLE_COMPAT
+		drop, pass                    = 0, 1<<32 - 1
 	)
 	add := func(code uint16, k uint32, yes, no uint8) {
 		program = append(program, unix.SockFilter{Code: code, Jt: yes, Jf: no, K: k})
@@ -285,6 +285,9 @@ func objectFilter(protocol uint8, own []uint32) (program []unix.SockFilter) {
 	add(load16, kindAt, 0, 0)
 	add(equal, host16(unix.RTM_NEWROUTE), 2, 0)
 	add(equal, host16(unix.RTM_DELROUTE), 1, 0)
+	add(answer, pass, 0, 0)
+	add(load8, tableAt, 0, 0)
+	add(equal, unix.RT_TABLE_MAIN, 1, 0)
 	add(answer, pass, 0, 0)
 	add(load8, protocolAt, 0, 0)
 	add(equal, uint32(protocol), 3, 0)

@@ -30,8 +30,9 @@ func name(e rtnl.ObjectEvent) string {
 	}
 }
 
-// TestWatchObjectsHearsOthers checks that changes by other programs to nexthops, rules, addresses, marked routes and routes
-// to an address are reported in order, but neither changes by the own socket nor unmarked routes to networks.
+// TestWatchObjectsHearsOthers checks that changes by other programs to nexthops, rules, addresses, marked routes, routes to an
+// address and routes of other tables than main are reported in order, but neither changes by the own socket nor unmarked routes of
+// main to networks.
 func TestWatchObjectsHearsOthers(t *testing.T) {
 	s := newSpace(t)
 	// Without compatibility mode the kernel announces no routes whose nexthop changed.
@@ -66,6 +67,7 @@ func TestWatchObjectsHearsOthers(t *testing.T) {
 		{"route add 10.9.0.1/32 via 10.1.0.2 metric 5", "set route 10.9.0.1/32 table 254 metric 5 nexthop 0"},
 		{"-6 route add fd09::1/128 via fd01:0::2 metric 5", "set route fd09::1/128 table 254 metric 5 nexthop 0"},
 		{"route add 10.9.0.0/24 via 10.1.0.2 proto 179", "set route 10.9.0.0/24 table 254 metric 0 nexthop 0"},
+		{"route add 10.8.1.0/24 via 10.1.0.2 table 10", "set route 10.8.1.0/24 table 10 metric 0 nexthop 0"},
 		{"nexthop add id 7 via 10.1.0.2 dev p0", "set nexthop 7"},
 		{"nexthop replace id 7 via 10.1.1.2 dev p1", "set nexthop 7"},
 		{"nexthop del id 7", "gone nexthop 7"},

@@ -554,7 +554,8 @@ type DataplaneStatus struct {
 	// Present number of weight vectors with a share off by more than 1 % of itself, and of objects whose last change was refused.
 	Approximate uint64 `protobuf:"varint,9,opt,name=approximate,proto3" json:"approximate,omitempty"`
 	Refused     uint64 `protobuf:"varint,10,opt,name=refused,proto3" json:"refused,omitempty"`
-	// The acknowledged objects that the layer below lacks; nothing is in effect until their repair. Empty means intact.
+	// The acknowledged objects that the layer below lacks, or another program's route that packets follow instead; nothing is in effect meanwhile.
+	// Empty means intact.
 	Damage string `protobuf:"bytes,11,opt,name=damage,proto3" json:"damage,omitempty"`
 	// The data plane's counter of such repairs.
 	Repairs       uint64 `protobuf:"varint,12,opt,name=repairs,proto3" json:"repairs,omitempty"`
