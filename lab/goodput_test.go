@@ -80,7 +80,7 @@ func TestTransportOptions(t *testing.T) {
 			if err := checkConfig(file); err != nil {
 				t.Errorf("%q: %s: %v", transport, file.Name, err)
 			}
-			if !strings.Contains(file.Text, "speed: 50G") {
+			if speed := map[bool]string{true: "400G", false: "50G"}[transport == "" || transport == "none"]; !strings.Contains(file.Text, "speed: "+speed) {
 				t.Errorf("%q: %s does not advertise the speed of the description", transport, file.Name)
 			}
 		}

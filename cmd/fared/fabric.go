@@ -13,6 +13,8 @@ import (
 
 	"github.com/spf13/cobra"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 
 	farev1 "github.com/fared/fared/api/fare/v1"
@@ -327,6 +329,9 @@ func (e *env) followDrain(ctx context.Context, client farev1.FabricServiceClient
 	}
 	for shown := ""; ; {
 		st, err := client.GetStatus(ctx, &farev1.GetStatusRequest{})
+		if deadline, limited := ctx.Deadline(); limited && status.Code(err) == codes.DeadlineExceeded && time.Until(deadline) < drainPoll {
+			<-ctx.Done() // the server's clock of the call ended it first
+		}
 		if errors.Is(ctx.Err(), context.DeadlineExceeded) {
 			return late(shown)
 		}

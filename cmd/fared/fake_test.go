@@ -22,7 +22,8 @@ type fake struct {
 	mu sync.Mutex // guards the fields below
 	// watches and eventWatches count the streams: the first of each breaks.
 	watches, eventWatches int
-	looks                 int // calls of GetStatus
+	looks                 int  // calls of GetStatus
+	hangs                 bool // the second call of GetStatus
 	// kept: drains are on the disk, as they are after a drain with the reason "kept".
 	kept bool
 	// unmet lists requests that differ from the expected ones.
@@ -212,9 +213,14 @@ func (f *fake) WatchWeights(r *farev1.WatchWeightsRequest, s farev1.WeightServic
 	return status.Error(codes.ResourceExhausted, "too many watches: end one, then ask again")
 }
 
-func (f *fake) GetStatus(context.Context, *farev1.GetStatusRequest) (*farev1.GetStatusResponse, error) {
+func (f *fake) GetStatus(ctx context.Context, _ *farev1.GetStatusRequest) (*farev1.GetStatusResponse, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
+	if f.hangs && f.looks == 1 {
+		<-ctx.Done()
+		f.looks, f.hangs = 0, false
+		return nil, ctx.Err()
+	}
 	instance := "a"
 	if f.eventWatches >= 2 {
 		instance = "b"

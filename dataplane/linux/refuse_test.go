@@ -38,6 +38,9 @@ func TestRefusedInTheMiddle(t *testing.T) {
 		k, lasts, hit := 1+random.IntN(6), random.IntN(2) == 0, false
 		weights := []uint32{uint32(random.IntN(4)), uint32(random.IntN(4)), uint32(random.IntN(4)), uint32(random.IntN(4))}
 		group := uint32(1 + random.IntN(5))
+		if round == 0 { // one that is refused for certain
+			k, lasts, weights, group = 1, true, []uint32{3, 1, 2, 3}, 1
+		}
 		var ops []*farev1.Operation
 		switch round % 4 {
 		case 0:
