@@ -98,7 +98,7 @@ func bgpMessage(kind byte, body []byte) []byte {
 
 func (l *rawLeaf) open() []byte {
 	caps := []byte{1, 4, 0, 1, 0, 1, 65, 4, 0, 0, byte(l.as >> 8), byte(l.as)}
-	body := []byte{4, byte(l.as >> 8), byte(l.as), 0, 90}
+	body := []byte{4, byte(l.as >> 8), byte(l.as), 0xff, 0xff} // the longest hold time
 	body = append(body, l.id.AsSlice()...)
 	body = append(body, byte(2+len(caps)), 2, byte(len(caps)))
 	return bgpMessage(1, append(body, caps...))

@@ -54,6 +54,12 @@ func newRig(t testing.TB, s shape, o rigOptions) *rig {
 	if nextNet++; nextNet > 250 {
 		nextNet = 100
 	}
+	// The leaves send no KEEPALIVE, so sessions last for the hold time.
+	if hold := "bgp: {hold_time: 1h"; !strings.Contains(s.Extra, "bgp: {") {
+		s.Extra += hold + "}\n"
+	} else {
+		s.Extra = strings.Replace(s.Extra, "bgp: {", hold+", ", 1)
+	}
 	s = s.Defaults()
 	r := &rig{t: t, s: s, journal: &journal{}, dp: o.dp, links: o.links}
 	if r.dp == nil {
