@@ -52,7 +52,7 @@ const ConfigFile = "fared.yaml"
 func (f *Fabric) Files(n *Node, site Site) []File {
 	switch f.Software(n) {
 	case FRR:
-		return f.frrFiles(n, site)
+		return f.frrFiles(n)
 	case BIRD:
 		return []File{{"bird.conf", f.birdConfig(n)}}
 	}

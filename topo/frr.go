@@ -7,9 +7,9 @@ import (
 )
 
 // frrFiles returns the files of a leaf or spine with FRR, for /etc/frr.
-func (f *Fabric) frrFiles(n *Node, site Site) []File {
+func (f *Fabric) frrFiles(n *Node) []File {
 	return []File{
-		{"frr.conf", f.frrConfig(n, site)},
+		{"frr.conf", f.frrConfig(n)},
 		{"daemons", f.frrDaemons()},
 		{"vtysh.conf", "service integrated-vtysh-config\n"},
 	}
@@ -39,7 +39,7 @@ func (f *Fabric) overflows() bool {
 }
 
 // frrConfig returns frr.conf.
-func (f *Fabric) frrConfig(n *Node, site Site) string {
+func (f *Fabric) frrConfig(n *Node) string {
 	var t text
 	t.line("! %s", f.title(n))
 	if f.overflows() {

@@ -92,9 +92,10 @@ func (e *ends) send(source, destination string, flows int) map[string]int {
 	e.mark++
 	payload := binary.BigEndian.AppendUint64([]byte("fared-count-"), e.mark)
 	counts := map[string]int{}
+	wait := 0
 	for sent := 0; sent < flows; {
 		n := min(burst, flows-sent)
-		wait := n
+		wait += n
 		for i := range n {
 			flow := sent + i
 			at := netip.AddrPortFrom(to, uint16(20000+flow%ports))
@@ -103,14 +104,14 @@ func (e *ends) send(source, destination string, flows int) map[string]int {
 				wait--
 			}
 		}
-		e.receive(payload, wait, counts)
+		wait = e.receive(payload, wait, counts) // a busy machine delivers a burst late
 		sent += n
 	}
 	return counts
 }
 
-// receive counts datagrams with a payload until n have arrived or no more arrive.
-func (e *ends) receive(payload []byte, n int, counts map[string]int) {
+// receive counts datagrams with a payload until n have arrived or no more arrive. It returns the number of those that have not.
+func (e *ends) receive(payload []byte, n int, counts map[string]int) int {
 	e.t.Helper()
 	buffer := make([]byte, 2048)
 	for patience := 0; n > 0; {
@@ -118,8 +119,8 @@ func (e *ends) receive(payload []byte, n int, counts map[string]int) {
 		if err == unix.EAGAIN {
 			poll := []unix.PollFd{{Fd: int32(e.fd), Events: unix.POLLIN}}
 			if ready, _ := unix.Poll(poll, 200); ready == 0 {
-				if patience++; patience == 2 {
-					return // the rest was dropped
+				if patience++; patience == 4 {
+					return n // the rest was dropped
 				}
 			}
 			continue
@@ -133,4 +134,5 @@ func (e *ends) receive(payload []byte, n int, counts map[string]int) {
 			n--
 		}
 	}
+	return 0
 }
