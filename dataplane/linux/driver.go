@@ -73,6 +73,7 @@ type Driver struct {
 	search       *time.Timer        // fires when a look for shadows is due
 	forwarding   *farev1.Forwarding // of the last accepted Hello
 	capabilities *farev1.Capabilities
+	unsettled    string // why settings of the kernel could not be restored; "" if they could
 }
 
 // Stats holds counters since Open; the *Objects fields and Broken are current values.

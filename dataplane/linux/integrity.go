@@ -31,6 +31,17 @@ func (in *integrity) differs(format string, args ...any) {
 	}
 }
 
+// restored counts and reports a difference that is repaired already.
+func (in *integrity) restored(what string) {
+	broken := in.torn != ""
+	in.differs("%s", what)
+	if broken { // the report comes with the end of that difference
+		in.state.log.Warn("linux data plane: another program changed settings of the kernel; they are repaired", "what", what)
+		return
+	}
+	in.mended(nil)
+}
+
 // tear reports that packets do not follow the acknowledged state.
 func (in *integrity) tear(what string) {
 	in.torn = what

@@ -32,10 +32,15 @@ func (d *Driver) follow() {
 	}
 }
 
+// settingsInterval is the pause between two looks at the sysctls that forwarding depends on: the kernel does not notify of their changes.
+const settingsInterval = time.Second
+
 // keep repairs and audits until Close.
 func (d *Driver) keep() {
 	audit := time.NewTicker(d.state.config.AuditInterval)
 	defer audit.Stop()
+	settings := time.NewTicker(settingsInterval)
+	defer settings.Stop()
 	defer d.repair.Stop()
 	defer d.search.Stop()
 	for {
@@ -52,6 +57,8 @@ func (d *Driver) keep() {
 			d.mu.Unlock()
 		case <-d.search.C:
 			d.look()
+		case <-settings.C:
+			d.restore()
 		case <-audit.C:
 			d.audit()
 			d.look()
@@ -117,35 +124,64 @@ func (d *Driver) report(failures []failure) {
 	}
 }
 
-// audit compares all state with the kernel and repairs the differences.
-func (d *Driver) audit() {
-	var changed int
-	var seed uint32
-	var seeded bool
+// restore sets the sysctls that forwarding depends on again, if another program has changed them, for example sysctl --system. Until then packets did not
+// follow the weights.
+func (d *Driver) restore() {
 	d.mu.Lock()
-	forwarding := d.forwarding // nil before the first Hello, when the other required sysctls are unknown
+	forwarding, v6 := d.forwarding, false // nil before the first Hello, when the other required sysctls are unknown
+	if forwarding != nil {
+		v6 = d.state.hopsV6(forwarding)
+	}
 	d.mu.Unlock()
+	var changed []string
 	err := d.space.Do(func() (err error) {
-		if changed, err = setUp(); err != nil || forwarding == nil {
-			return err
+		if changed, err = setUp(); err == nil && forwarding != nil && transit(forwarding) {
+			var more []string
+			more, err = setUpTransit(v6)
+			changed = append(changed, more...)
 		}
-		resolving, _ := setUpNeighbors(forwarding) // forwarding does not depend on it; SetForwarding has reported an error
-		changed += resolving
-		if transit(forwarding) {
-			more, err := setUpTransit(d.state.hopsV6(forwarding))
-			changed += more
-			return err
-		}
-		seed, seeded, err = setUpSeed(d.state.config.Seed)
 		return err
 	})
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	d.state.stats.Audits++
-	if err != nil {
+	for _, what := range changed {
+		d.integrity.restored(what)
+	}
+	switch text := fmt.Sprint(err); {
+	case err == nil:
+		d.unsettled = ""
+	case text != d.unsettled:
+		d.unsettled = text
 		d.state.log.Error("linux data plane: cannot restore settings of the kernel", "error", err)
 	}
-	d.state.stats.Differences += uint64(changed)
+}
+
+// audit compares all state with the kernel and repairs the differences.
+func (d *Driver) audit() {
+	d.restore()
+	var resolving []string
+	var seed uint32
+	var seeded bool
+	d.mu.Lock()
+	forwarding := d.forwarding
+	d.mu.Unlock()
+	var err error
+	if forwarding != nil {
+		err = d.space.Do(func() (err error) {
+			resolving, _ = setUpNeighbors(forwarding) // forwarding does not depend on it; SetForwarding has reported an error
+			if !transit(forwarding) {
+				seed, seeded, err = setUpSeed(d.state.config.Seed)
+			}
+			return err
+		})
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.state.stats.Audits++
+	if err != nil && d.unsettled == "" { // else restore has logged it
+		d.state.log.Error("linux data plane: cannot restore settings of the kernel", "error", err)
+	}
+	d.state.stats.Differences += uint64(len(resolving))
 	if hash := d.capabilities.FlowHash; hash.GetAlgorithm() == computed && seeded && seed != d.prober.hash.Seed {
 		d.state.log.Error("linux data plane: net.ipv4.fib_multipath_hash_seed was changed; source ports land elsewhere until the next Hello",
 			"was", d.prober.hash.Seed, "is", seed)

@@ -166,11 +166,11 @@ func TestSettingsOfOtherKernels(t *testing.T) {
 		{"fields that cannot be read", files{compatMode: "0\n", hashPolicyV4: "3\n", hashPolicyV6: "3\n", fieldsV6: "55\n"}, 1, "",
 			files{compatMode: "0\n", hashPolicyV4: "1", hashPolicyV6: "3\n", fieldsV6: "55\n"}},
 	} {
-		var changed int
+		var changed []string
 		var err error
 		after := settings(t, c.before, func() { changed, err = setUp() })
-		if changed != c.changed || (err == nil) != (c.names == "") || err != nil && !strings.Contains(err.Error(), c.names) || !maps.Equal(after, c.after) {
-			t.Errorf("%s: %d changed, %v, now %q; want %d, %q, %q", c.what, changed, err, after, c.changed, c.names, c.after)
+		if len(changed) != c.changed || (err == nil) != (c.names == "") || err != nil && !strings.Contains(err.Error(), c.names) || !maps.Equal(after, c.after) {
+			t.Errorf("%s: %q changed, %v, now %q; want %d, %q, %q", c.what, changed, err, after, c.changed, c.names, c.after)
 		}
 	}
 	for _, c := range []struct {
@@ -186,11 +186,11 @@ func TestSettingsOfOtherKernels(t *testing.T) {
 		{"one was set", true, files{forwardV4: "1\n", forwardV6: "0\n"}, 1, false, files{forwardV4: "1\n", forwardV6: "1"}},
 		{"one is not there", true, files{forwardV4: "0\n"}, 1, true, files{forwardV4: "1"}},
 	} {
-		var changed int
+		var changed []string
 		var err error
 		after := settings(t, c.before, func() { changed, err = setUpTransit(c.ipv6) })
-		if changed != c.changed || (err != nil) != c.fails || !maps.Equal(after, c.after) {
-			t.Errorf("forward %s: %d changed, %v, now %q; want %d, %q", c.what, changed, err, after, c.changed, c.after)
+		if len(changed) != c.changed || (err != nil) != c.fails || !maps.Equal(after, c.after) {
+			t.Errorf("forward %s: %q changed, %v, now %q; want %d, %q", c.what, changed, err, after, c.changed, c.after)
 		}
 	}
 	for _, c := range []struct {

@@ -15,6 +15,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	farev1 "github.com/fared/fared/api/fare/v1"
+	"github.com/fared/fared/internal/netnstest"
 )
 
 func TestSettings(t *testing.T) {
@@ -79,6 +80,31 @@ func TestSettings(t *testing.T) {
 		}
 		if f := d.Capabilities().FlowHash; f.Algorithm != set.algorithm {
 			t.Errorf("with hash policy 3 of the fields %s: %v", set.fields, f)
+		}
+	}
+}
+
+// TestSettingsAreRestored checks that a hash policy that another program sets, so that all flows of a pair take one path, is restored without an audit, and
+// that the report of it names the setting.
+func TestSettingsAreRestored(t *testing.T) {
+	h := newHost(t, 2)
+	h.config.AuditInterval = time.Hour
+	d, _ := h.start()
+	var received reports
+	d.Guard(received.report)
+	for _, name := range []string{"net.ipv4.fib_multipath_hash_policy", "net.ipv6.fib_multipath_hash_policy"} {
+		if _, err := h.Output("sysctl", "-qw", name+"=0"); err != nil {
+			t.Fatal(err)
+		}
+		netnstest.Eventually(t, time.Minute, func() error {
+			if out, err := h.Output("sysctl", "-n", name); err != nil || strings.TrimSpace(string(out)) != "1" {
+				return fmt.Errorf("%s is %s: %v", name, out, err)
+			}
+			return nil
+		})
+		all := received.settled(t)
+		if want := name + " was 0, and is 1 again"; len(all) != 2 || all[0].Intact || all[0].Message != want || all[1].Message != want {
+			t.Errorf("reports %v, want one of %q and one of its end", all, want)
 		}
 	}
 }

@@ -45,16 +45,17 @@ func readSysctl(name string) (uint64, error) {
 	return value, nil
 }
 
-// setSysctl writes a value if another value is set, and reports whether it changed the sysctl.
-func setSysctl(name string, value uint64) (changed bool, err error) {
-	if at, err := readSysctl(name); err != nil || at == value {
-		return false, err // an unreadable sysctl may have the right value
+// setSysctl writes a value if another value is set, and returns changed with a description of that change, if any.
+func setSysctl(changed []string, name string, value uint64) ([]string, error) {
+	at, err := readSysctl(name)
+	if err != nil || at == value {
+		return changed, err // an unreadable sysctl may have the right value
 	}
+	dotted := strings.ReplaceAll(name, "/", ".")
 	if err := os.WriteFile(filepath.Join("/proc/sys", name), strconv.AppendUint(nil, value, 10), 0); err != nil {
-		return false, fmt.Errorf("set %s to %d: %w; set it by sysctl before the start, or give the process the right to set it",
-			strings.ReplaceAll(name, "/", "."), value, err)
+		return changed, fmt.Errorf("set %s to %d: %w; set it by sysctl before the start, or give the process the right to set it", dotted, value, err)
 	}
-	return true, nil
+	return append(changed, fmt.Sprintf("%s was %d, and is %d again", dotted, at, value)), nil
 }
 
 // loopbackOff is 1 if IPv6 is disabled on the loopback device, as by net.ipv6.conf.all.disable_ipv6=1. Groups of IPv6
@@ -73,47 +74,35 @@ func lacksIPv6() string {
 	return ""
 }
 
-// setUp sets the sysctls that forwarding depends on and returns the number of changed ones. The caller runs inside the
-// namespace.
-func setUp() (changed int, err error) {
-	did, err := setSysctl(compatMode, 0)
-	if err != nil {
-		return 0, err
-	}
-	if did {
-		changed++
+// setUp sets the sysctls that forwarding depends on and returns the changes. The caller runs inside the namespace.
+func setUp() (changed []string, err error) {
+	if changed, err = setSysctl(changed, compatMode, 0); err != nil {
+		return changed, err
 	}
 	for _, policy := range []string{hashPolicyV4, hashPolicyV6} {
 		if hashesFields(policy) {
 			continue
 		}
-		did, err := setSysctl(policy, hashFlow)
+		changed, err = setSysctl(changed, policy, hashFlow)
 		if policy == hashPolicyV6 && errors.Is(err, fs.ErrNotExist) {
 			continue // the kernel has no IPv6
 		}
 		if err != nil {
 			return changed, err
 		}
-		if did {
-			changed++
-		}
 	}
 	return changed, nil
 }
 
-// setUpTransit enables forwarding of transit packets for IPv4 and, if ipv6 is set, for IPv6. It returns the number of
-// changed sysctls. The caller runs inside the namespace.
-func setUpTransit(ipv6 bool) (changed int, err error) {
+// setUpTransit enables forwarding of transit packets for IPv4 and, if ipv6 is set, for IPv6. It returns the changes. The caller runs inside the
+// namespace.
+func setUpTransit(ipv6 bool) (changed []string, err error) {
 	for _, name := range []string{forwardV4, forwardV6} {
 		if name == forwardV6 && !ipv6 {
 			continue
 		}
-		did, err := setSysctl(name, 1)
-		if err != nil {
+		if changed, err = setSysctl(changed, name, 1); err != nil {
 			return changed, err
-		}
-		if did {
-			changed++
 		}
 	}
 	return changed, nil
@@ -128,17 +117,16 @@ const (
 )
 
 // setUpNeighbors sets resolveEvery and resolveTimes on the devices of sub-ports, and keeps values that make the kernel faster or more patient. It
-// returns the number of changed sysctls. The caller runs inside the namespace.
-func setUpNeighbors(forwarding *farev1.Forwarding) (changed int, err error) {
+// returns the changes. The caller runs inside the namespace.
+func setUpNeighbors(forwarding *farev1.Forwarding) (changed []string, err error) {
 	set := func(name string, value uint64, keep func(at uint64) bool) {
 		at, unreadable := readSysctl(name)
 		if unreadable != nil || keep(at) { // an absent device has no values
 			return
 		}
-		did, failed := setSysctl(name, value)
-		if err = errors.Join(err, failed); did {
-			changed++
-		}
+		var failed error
+		changed, failed = setSysctl(changed, name, value)
+		err = errors.Join(err, failed)
 	}
 	for _, plane := range forwarding.GetPlanes() {
 		for _, sp := range plane.SubPorts {
@@ -180,7 +168,7 @@ func setUpSeed(wish uint32) (seed uint32, ok bool, err error) {
 	if at != 0 {
 		return uint32(at), true, nil
 	}
-	if _, err := setSysctl(hashSeed, uint64(wish)); err != nil {
+	if _, err := setSysctl(nil, hashSeed, uint64(wish)); err != nil {
 		return 0, false, err
 	}
 	return wish, true, nil

@@ -38,14 +38,13 @@ func TestSettingsThatCannotBeMade(t *testing.T) {
 	all := func() (int, error) {
 		changed, err := setUp()
 		if err != nil {
-			return changed, err
+			return len(changed), err
 		}
 		more, err := setUpTransit(true)
-		if err != nil {
-			return changed + more, err
+		if err == nil {
+			_, _, err = setUpSeed(7)
 		}
-		_, _, err = setUpSeed(7)
-		return changed + more, err
+		return len(changed) + len(more), err
 	}
 	set := []string{ // in the order in which they are set
 		"net.ipv4.nexthop_compat_mode=0", "net.ipv4.fib_multipath_hash_policy=1", "net.ipv6.fib_multipath_hash_policy=1",
