@@ -117,8 +117,8 @@ func start(c Config, open func() (*driver, error)) (_ *Agent, err error) {
 	if a.driver, err = open(); err != nil {
 		return nil, err
 	}
-	if a.driver.note != "" {
-		a.log.Warn("the driver works with a limitation", "driver", a.driver.name, "limitation", a.driver.note)
+	if note := a.driver.note(); note != "" {
+		a.log.Warn("the driver works with a limitation", "driver", a.driver.name, "limitation", note)
 	}
 	a.watched = newWatched(a.driver.forwarder, c.Log)
 	config.Name, config.Forwarder = a.driver.name, a.watched
@@ -356,8 +356,8 @@ func (a *Agent) look(notify *notifier) {
 		a.server.View(func(s *contract.State) {
 			text += fmt.Sprintf("%d groups, %d destinations", len(s.Groups), s.Destinations.Len())
 		})
-		if a.driver.note != "" {
-			text += "; " + a.driver.note
+		if note := a.driver.note(); note != "" {
+			text += "; " + note
 		}
 	}
 	notify.status(text)

@@ -87,7 +87,7 @@ func (r *recorder) Commit(changes []contract.Change) error {
 
 func (r *recorder) open() (*driver, error) {
 	return &driver{
-		name: "recorder", forwarder: r, note: r.note,
+		name: "recorder", forwarder: r, note: func() string { return r.note },
 		settle: func() error {
 			r.mu.Lock()
 			defer r.mu.Unlock()

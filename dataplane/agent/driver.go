@@ -21,8 +21,8 @@ type driver struct {
 	forwarder contract.Forwarder
 	// settle removes leftovers of earlier runs. It is called once all state of a journal has been committed.
 	settle func() error
-	// note is a limitation for the operator, "" if there is none.
-	note string
+	// note returns the current limitation for the operator, "" if there is none.
+	note func() string
 	// healthy returns the current fault, or nil.
 	healthy func() error
 	collect func(sampler) // nil without metrics of the driver
@@ -38,7 +38,7 @@ func (nothing) Commit([]contract.Change) error         { return nil }
 
 func memoryDriver() *driver {
 	none := func() error { return nil }
-	return &driver{name: Memory, forwarder: nothing{}, settle: none, healthy: none, close: none}
+	return &driver{name: Memory, forwarder: nothing{}, settle: none, note: func() string { return "" }, healthy: none, close: none}
 }
 
 // watched is a Forwarder that is measured, and whose panics become errors of the call: an operation that causes a panic

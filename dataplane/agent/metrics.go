@@ -34,7 +34,7 @@ func (a *Agent) Collect(ch chan<- prometheus.Metric) {
 	sample(metricBuildInfo, 1, a.c.Version, runtime.Version(), a.driver.name)
 	flag(metricServing, a.healthy())
 
-	flag(metricLimited, a.driver.note != "")
+	flag(metricLimited, a.driver.note() != "")
 	integrity := a.server.Integrity()
 	flag(metricIntact, integrity.Intact)
 	count(metricRepairs, integrity.Repairs)
@@ -119,8 +119,8 @@ func newMetricsServer(address string, a *Agent) (*metricsServer, error) {
 			return
 		}
 		fmt.Fprintln(w, "ok")
-		if a.driver.note != "" {
-			fmt.Fprintln(w, a.driver.note)
+		if note := a.driver.note(); note != "" {
+			fmt.Fprintln(w, note)
 		}
 	})
 	return &metricsServer{l, httpserve.New(mux)}, nil

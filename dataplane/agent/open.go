@@ -39,9 +39,9 @@ func openDriver(c *Config) (*driver, error) {
 	if err != nil {
 		return nil, errors.Join(err, below.Close())
 	}
-	s := newStack(below, above, c.Log)
+	s, private := newStack(below, above, c.Log), above.Private()
 	return &driver{
-		name: BPF, note: above.Private(), forwarder: s, settle: s.Settle, healthy: s.healthy, close: s.Close,
+		name: BPF, note: func() string { return cmp.Or(private, below.Limitation()) }, forwarder: s, settle: s.Settle, healthy: s.healthy, close: s.Close,
 		collect: func(sample sampler) {
 			collectLinux(sample, below.Stats())
 			stats, err := above.Stats()
@@ -56,7 +56,7 @@ func openDriver(c *Config) (*driver, error) {
 
 func linuxDriver(c *Config, below *linux.Driver) *driver {
 	return &driver{
-		name: Linux, forwarder: below, close: below.Close,
+		name: Linux, note: below.Limitation, forwarder: below, close: below.Close,
 		settle: func() error {
 			if err := below.Settle(); err != nil {
 				return err

@@ -73,6 +73,7 @@ type Driver struct {
 	search       *time.Timer        // fires when a look for shadows is due
 	forwarding   *farev1.Forwarding // of the last accepted Hello
 	capabilities *farev1.Capabilities
+	filtered     string // the sub-ports whose reverse path filter is strict; "" if there are none
 	unsettled    string // why settings of the kernel could not be restored; "" if they could
 }
 

@@ -134,7 +134,9 @@ func (d *Driver) restore() {
 	}
 	d.mu.Unlock()
 	var changed []string
+	var filtered string
 	err := d.space.Do(func() (err error) {
+		filtered = strictFilters(forwarding)
 		if changed, err = setUp(); err == nil && forwarding != nil && transit(forwarding) {
 			var more []string
 			more, err = setUpTransit(v6)
@@ -147,6 +149,7 @@ func (d *Driver) restore() {
 	for _, what := range changed {
 		d.integrity.restored(what)
 	}
+	d.filters(filtered)
 	switch text := fmt.Sprint(err); {
 	case err == nil:
 		d.unsettled = ""
@@ -154,6 +157,25 @@ func (d *Driver) restore() {
 		d.unsettled = text
 		d.state.log.Error("linux data plane: cannot restore settings of the kernel", "error", err)
 	}
+}
+
+// filters notes the result of strictFilters. The caller holds mu.
+func (d *Driver) filters(strict string) {
+	if strict == d.filtered {
+		return
+	}
+	if d.filtered = strict; strict != "" {
+		d.state.log.Warn("linux data plane: " + strict)
+	} else {
+		d.state.log.Info("linux data plane: no reverse path filter of a sub-port is strict any more")
+	}
+}
+
+// Limitation returns a setting of this host with which packets are lost, and its remedy, or "". The Driver does not change it.
+func (d *Driver) Limitation() string {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.filtered
 }
 
 // audit compares all state with the kernel and repairs the differences.

@@ -109,6 +109,33 @@ func TestSettingsAreRestored(t *testing.T) {
 	}
 }
 
+// TestStrictFilters checks that a strict reverse path filter of sub-ports is named while it lasts, and only where it is in force.
+func TestStrictFilters(t *testing.T) {
+	h := newHost(t, 2)
+	h.config.AuditInterval = time.Hour
+	d, _ := h.start()
+	for _, step := range []struct{ set, want string }{
+		{"all.rp_filter=0 p0.rp_filter=0 p1.rp_filter=0", ""},
+		{"p1.rp_filter=1", " on p1: "},
+		{"all.rp_filter=1 p1.rp_filter=0", " on p0, p1: "},
+		{"p0.rp_filter=2", " on p1: "},
+		{"all.rp_filter=2", ""},
+		{"all.rp_filter=0 p1.rp_filter=2", ""},
+	} {
+		for _, one := range strings.Fields(step.set) {
+			if _, err := h.Output("sysctl", "-qw", "net.ipv4.conf."+one); err != nil {
+				t.Fatal(err)
+			}
+		}
+		netnstest.Eventually(t, time.Minute, func() error {
+			if got := d.Limitation(); (got == "") != (step.want == "") || !strings.Contains(got, step.want) {
+				return fmt.Errorf("after %s: %q, want %q", step.set, got, step.want)
+			}
+			return nil
+		})
+	}
+}
+
 // TestHashSurvivesATransientError checks that a Hello without a free file descriptor is refused as UNAVAILABLE and keeps
 // the hash, and that the next Hello succeeds without writing the seed.
 func TestHashSurvivesATransientError(t *testing.T) {
