@@ -104,7 +104,7 @@ func (b *kernelBed) start() (*netnstest.Process, *agentProcess, *grpc.ClientConn
 		b.t.Fatal(err)
 	}
 	b.t.Cleanup(func() { conn.Close() })
-	netnstest.Eventually(b.t, 20*time.Second, func() error {
+	netnstest.Eventually(b.t, time.Minute, func() error {
 		if err := p.Running(); err != nil {
 			b.t.Fatal(err)
 		}

@@ -606,7 +606,7 @@ func TestAlive(t *testing.T) {
 	a, _ := run(t, Config{InProcess: true}, r)
 	alive := func(want bool) {
 		t.Helper()
-		netnstest.Eventually(t, 20*time.Second, func() error {
+		netnstest.Eventually(t, time.Minute, func() error {
 			if got := a.Alive(2 * pulse); got != want {
 				return fmt.Errorf("alive: %v, want %v", got, want)
 			}

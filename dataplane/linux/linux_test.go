@@ -152,7 +152,7 @@ func (h *host) wire(i int) {
 // carriers waits until n sub-ports have a carrier.
 func (h *host) carriers(n int) {
 	h.t.Helper()
-	netnstest.Eventually(h.t, 5*time.Second, func() error {
+	netnstest.Eventually(h.t, time.Minute, func() error {
 		links, err := h.conn.Links()
 		if err != nil {
 			return err
@@ -451,7 +451,7 @@ func (h *host) share(dst string) map[string]int {
 // wants fails unless the buckets of a destination reach the given division before a deadline.
 func (h *host) wants(dst string, want map[string]int) {
 	h.t.Helper()
-	netnstest.Eventually(h.t, 5*time.Second, func() error {
+	netnstest.Eventually(h.t, time.Minute, func() error {
 		if got := h.share(dst); !maps.Equal(got, want) {
 			return fmt.Errorf("%s is divided %v, want %v", dst, got, want)
 		}

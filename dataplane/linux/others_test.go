@@ -37,7 +37,7 @@ func (r *reports) take() []*farev1.Integrity {
 // settled waits until the last report is intact and returns all reports.
 func (r *reports) settled(t testing.TB) (all []*farev1.Integrity) {
 	t.Helper()
-	netnstest.Eventually(t, 10*time.Second, func() error {
+	netnstest.Eventually(t, time.Minute, func() error {
 		all = append(all, r.take()...)
 		if len(all) == 0 || !all[len(all)-1].Intact {
 			return fmt.Errorf("reports %v; want an intact one at the end", all)
@@ -154,7 +154,7 @@ func TestOthersAreUndone(t *testing.T) {
 				t.Errorf("reports %v; want one that is not intact, with the cause and a count", all)
 			}
 			// A flush by ip(8) is a series of removals, and a repair may run between them.
-			netnstest.Eventually(t, 10*time.Second, func() error {
+			netnstest.Eventually(t, time.Minute, func() error {
 				if err := packets(); err != nil {
 					return err
 				}
@@ -196,7 +196,7 @@ func TestOthersInTheWay(t *testing.T) {
 	e := h.tap()
 	h.IP("route", "replace", target4(0), "via", "10.1.1.2", "metric", "20", "proto", "11")
 	var all []*farev1.Integrity
-	netnstest.Eventually(t, 10*time.Second, func() error {
+	netnstest.Eventually(t, time.Minute, func() error {
 		all = append(all, received.take()...)
 		if len(all) == 0 || !strings.Contains(all[len(all)-1].Message, "another program's") || all[len(all)-1].Intact {
 			return fmt.Errorf("reports %v; want one that names the route", all)

@@ -90,7 +90,7 @@ func TestHashWhileLinksChange(t *testing.T) {
 			if !changed || status.Code(err) != codes.Unavailable || len(log.lines("cannot be determined now")) != 1 {
 				t.Errorf("%q at %q: %v, %v, %q", change, at, changed, err, log.lines("level="))
 			}
-			netnstest.Eventually(t, 10*time.Second, func() error { return d.SetForwarding(h.forwarding) })
+			netnstest.Eventually(t, time.Minute, func() error { return d.SetForwarding(h.forwarding) })
 			if f := d.Capabilities().FlowHash; f.GetAlgorithm() != computed {
 				t.Errorf("%q at %q: then %v; %q", change, at, f, log.lines("level="))
 			}

@@ -88,7 +88,7 @@ func TestNothingRejectsForEver(t *testing.T) {
 	e := h.tap()
 	carries := func(what string, to ...string) {
 		t.Helper()
-		netnstest.Eventually(t, 10*time.Second, func() error {
+		netnstest.Eventually(t, time.Minute, func() error {
 			for _, to := range to {
 				if got := e.send("fd00:255::1", to, 64); got["p0"]+got["p1"] < 63 {
 					return fmt.Errorf("%s: packets to %s: %v", what, to, got)
@@ -243,7 +243,7 @@ func TestNexthopsInUseStay(t *testing.T) {
 	d.kernel.conn.Refuse(nil)
 	d.mu.Unlock()
 	h.wants(target4(0), map[string]int{"p0": 341, "p1": 342, "p2": 341})
-	netnstest.Eventually(t, 10*time.Second, func() error {
+	netnstest.Eventually(t, time.Minute, func() error {
 		if text := h.IP("nexthop", "show", "dev", "p3"); text != "" {
 			return fmt.Errorf("left of unwanted objects:\n%s", text)
 		}
@@ -278,7 +278,7 @@ func TestRefusedOnce(t *testing.T) {
 	received.take()
 	refused := refuse(d, 1<<30, "set nexthop ")
 	h.leaf.IP("link", "set", "p1", "down")
-	netnstest.Eventually(t, 10*time.Second, func() error {
+	netnstest.Eventually(t, time.Minute, func() error {
 		if all := received.take(); refused() == 0 || len(all) == 0 || all[len(all)-1].Intact {
 			return fmt.Errorf("%d refused, reports %v; want one that is not intact", refused(), all)
 		}
@@ -292,7 +292,7 @@ func TestRefusedOnce(t *testing.T) {
 
 	refused = refuse(d, 1<<30, "add route ")
 	h.IP("route", "del", target4(0))
-	netnstest.Eventually(t, 10*time.Second, func() error {
+	netnstest.Eventually(t, time.Minute, func() error {
 		if refused() < tries {
 			return fmt.Errorf("%d refused", refused())
 		}
@@ -340,7 +340,7 @@ func TestRoutesAreSetAgain(t *testing.T) {
 		listen()
 		clear(received)
 		do()
-		netnstest.Eventually(t, 10*time.Second, func() error {
+		netnstest.Eventually(t, time.Minute, func() error {
 			if listen(); !received[target6(0)] {
 				return fmt.Errorf("%s: the route was not set again", what)
 			}

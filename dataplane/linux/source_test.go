@@ -153,11 +153,11 @@ func TestSourceGroups(t *testing.T) {
 
 	// A failed link affects only its own source groups.
 	h.leaf.IP("link", "set", "p0", "down")
-	netnstest.Eventually(t, 10*time.Second, func() error {
+	netnstest.Eventually(t, time.Minute, func() error {
 		return e.sourcesSplit(map[string]float64{"p1": 1, "p2": 2}, splitB, splitC)
 	})
 	h.leaf.IP("link", "set", "p0", "up")
-	netnstest.Eventually(t, 10*time.Second, func() error { return e.sourcesSplit(splitA, splitB, splitC) })
+	netnstest.Eventually(t, time.Minute, func() error { return e.sourcesSplit(splitA, splitB, splitC) })
 	s.do(of(sourceB, h.group(2, 0, 0, 1)))
 	must(e.sourcesSplit(splitA, map[string]float64{"p2": 1}, splitC))
 	s.do(of(sourceB, h.group(2, 0, 0, 3, 1, 1, 1)))
@@ -173,7 +173,7 @@ func TestSourceGroups(t *testing.T) {
 	table := d.state.want.sources[mustPrefix(sourceC)].table
 	h.IP("route", "flush", "table", fmt.Sprint(table))
 	received.settled(t)
-	netnstest.Eventually(t, 10*time.Second, func() error { return e.sourcesSplit(splitA, splitB, splitC) })
+	netnstest.Eventually(t, time.Minute, func() error { return e.sourcesSplit(splitA, splitB, splitC) })
 	rest(t, d)
 
 	before, rules, journal := h.Objects(), h.IP("rule")+h.IP("-6", "rule"), c.snapshot()

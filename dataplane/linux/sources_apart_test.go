@@ -122,7 +122,7 @@ func sourcesKeepApart(t *testing.T, table uint32) {
 		received.take()
 		h.IP(strings.Fields(line)...)
 		received.settled(t)
-		netnstest.Eventually(t, 10*time.Second, func() error {
+		netnstest.Eventually(t, time.Minute, func() error {
 			if err := e.apart(ofA, map[int]map[string]float64{1: splitA, 2: nil, 3: nil}); err != nil {
 				return fmt.Errorf("%s: %w", line, err)
 			}

@@ -132,7 +132,7 @@ func (h *host) transfer(source netip.Addr, port uint16, destination netip.Addr) 
 func (x *transfer) more(what string, bytes int64) {
 	x.t.Helper()
 	before := x.arrived.Load()
-	netnstest.Eventually(x.t, 20*time.Second, func() error {
+	netnstest.Eventually(x.t, time.Minute, func() error {
 		select {
 		case err := <-x.wrote:
 			x.t.Fatalf("%s: %v", what, err)

@@ -26,7 +26,7 @@ func TestNonCoherentProcesses(t *testing.T) {
 	cable := func(i int) *netnstest.Process {
 		p := spaces[i].Start(t, binary.Fared(t), "nupanet", "--non-coherent", "--nupa-file", b.memory.Name(), "--nupa-dead-after", "500ms",
 			"--local", fmt.Sprint("192.0.2.", i+1), "--peer", fmt.Sprint("192.0.2.", 2-i))
-		netnstest.Eventually(t, 20*time.Second, func() error {
+		netnstest.Eventually(t, time.Minute, func() error {
 			if out, err := spaces[i].Output("ip", "addr", "replace", fmt.Sprintf("10.1.0.%d/30", i+1), "dev", "nupanet0"); err != nil {
 				return fmt.Errorf("%w: %s", err, out)
 			}
@@ -42,7 +42,7 @@ func TestNonCoherentProcesses(t *testing.T) {
 	await := func(chunks uint64) {
 		t.Helper()
 		before := m.streamed()
-		netnstest.Eventually(t, 30*time.Second, func() error {
+		netnstest.Eventually(t, time.Minute, func() error {
 			if r := m.streamed(); r.Received < before.Received+chunks || r.Sent < before.Sent+chunks {
 				return fmt.Errorf("no %d chunks each way after %+v: %+v", chunks, before, r)
 			}
@@ -72,7 +72,7 @@ func TestNonCoherentProcesses(t *testing.T) {
 		for i := range nodes {
 			args = append(args, "--node", fmt.Sprintf("n%d=unix:%s/node%d", i, b.dir, i))
 		}
-		netnstest.Eventually(t, 20*time.Second, func() error {
+		netnstest.Eventually(t, time.Minute, func() error {
 			for i := range nodes {
 				if _, err := os.Stat(fmt.Sprintf("%s/node%d", b.dir, i)); err != nil {
 					return err

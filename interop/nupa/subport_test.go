@@ -36,7 +36,7 @@ func subPort(t *testing.T, flag string) {
 	cable := func(ns *netnstest.Namespace, end int) *netnstest.Process {
 		p := ns.Start(t, binary.Fared(t), "nupanet", "--nupa-file", b.memory.Name(), flag,
 			"--local", fmt.Sprint("192.0.2.", end), "--peer", fmt.Sprint("192.0.2.", 3-end))
-		netnstest.Eventually(t, 20*time.Second, func() error {
+		netnstest.Eventually(t, time.Minute, func() error {
 			if out, err := ns.Output("ip", "addr", "replace", fmt.Sprintf("10.1.0.%d/30", end), "dev", "nupanet0"); err != nil {
 				return fmt.Errorf("%w: %s", err, out)
 			}

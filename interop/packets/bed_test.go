@@ -157,7 +157,7 @@ func (b *bed) start() {
 	}
 	b.conn = conn
 	b.t.Cleanup(func() { conn.Close() })
-	netnstest.Eventually(b.t, 20*time.Second, func() error {
+	netnstest.Eventually(b.t, time.Minute, func() error {
 		if err := b.agent.Running(); err != nil {
 			b.t.Fatal(err)
 		}
@@ -408,7 +408,7 @@ func (b *bed) resolve() {
 	for p := range planes {
 		for s := range subPorts {
 			for _, hop := range []string{fmt.Sprintf("172.16.%d.%d", p, 2*s+1), fmt.Sprintf("fd00:16:%d:%d::2", p, s)} {
-				netnstest.Eventually(b.t, 10*time.Second, func() error {
+				netnstest.Eventually(b.t, time.Minute, func() error {
 					_, err := b.server.Output("ping", "-c1", "-W1", hop)
 					return err
 				})
@@ -427,7 +427,7 @@ func (b *bed) atRest() {
 	if b.driver != "linux" {
 		return
 	}
-	netnstest.Eventually(b.t, 10*time.Second, func() error {
+	netnstest.Eventually(b.t, time.Minute, func() error {
 		return b.server.Do(func() error {
 			conn, err := rtnl.Dial()
 			if err != nil {

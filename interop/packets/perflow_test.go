@@ -106,7 +106,7 @@ func (b *bed) settledAfter(before arrivals, sent uint64, changes int) arrivals {
 	var a arrivals
 	var last uint64
 	still := 0
-	netnstest.Eventually(b.t, 20*time.Second, func() error {
+	netnstest.Eventually(b.t, time.Minute, func() error {
 		a = b.arrivals().since(before)
 		n := a.total()
 		if n == last {

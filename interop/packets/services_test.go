@@ -61,7 +61,7 @@ func TestTwoServicesLand(t *testing.T) {
 					}
 				}
 				var got, got2 arrivals
-				netnstest.Eventually(t, 20*time.Second, func() error {
+				netnstest.Eventually(t, time.Minute, func() error {
 					got, got2 = b.arrivals().since(first), second().since(beforeSecond)
 					if a, s := got.total()+got2.total(), sentBy(flows)+sentBy(flows2); a+backlogDrops(t)-b.drops < s {
 						return fmt.Errorf("%d packets sent, %d arrived", s, a)

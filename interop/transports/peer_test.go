@@ -417,7 +417,7 @@ func TestForeignPeerNotReady(t *testing.T) {
 	} {
 		sent := make(chan error, 1)
 		go func() { sent <- send(pattern(3000, i)) }()
-		netnstest.Eventually(t, 10*time.Second, func() error {
+		netnstest.Eventually(t, time.Minute, func() error {
 			if n := f.device.Counters()["roce"]["rnr_sent"]; n <= uint64(i) {
 				return fmt.Errorf("%d RNR NAKs", n)
 			}
@@ -437,7 +437,7 @@ func TestForeignPeerNotReady(t *testing.T) {
 		if _, err := f.set.PostSend(rdma.SendWR{Opcode: op, Local: rdma.SGE{MR: f.mr, Length: 3000}, RemoteAddress: peerAddress, RemoteKey: peerKey}); err != nil {
 			t.Fatal(err)
 		}
-		netnstest.Eventually(t, 10*time.Second, func() error {
+		netnstest.Eventually(t, time.Minute, func() error {
 			if _, _, n := f.peer.Counts(); n <= i {
 				return fmt.Errorf("%d RNR NAKs", n)
 			}
@@ -484,7 +484,7 @@ func TestForeignPeerCongestion(t *testing.T) {
 		}
 	}
 	f.peer.Mark(false)
-	netnstest.Eventually(t, 5*time.Second, func() error {
+	netnstest.Eventually(t, time.Minute, func() error {
 		if counts, _, _ := f.peer.Counts(); counts[rocepeer.CongestionNotification] == 0 {
 			return fmt.Errorf("no CNP; counters %v", f.device.Counters()["roce"])
 		}

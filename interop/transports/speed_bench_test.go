@@ -119,7 +119,7 @@ func (c cable) oneIperf3(b *testing.B, args ...string) (report []byte, err error
 		return nil, err
 	}
 	// A test connection would take the place of the only client, so ask the kernel whether it listens.
-	netnstest.Eventually(b, 5*time.Second, func() error {
+	netnstest.Eventually(b, time.Minute, func() error {
 		if out, err := c.b.Output("ss", "-Hltn", "sport", "=", ":5201"); err != nil || len(out) == 0 {
 			return fmt.Errorf("iperf3 does not listen yet: %s (%v)", out, err)
 		}

@@ -115,7 +115,7 @@ func TestConnectionManager(t *testing.T) {
 	})
 	// The check also changes each of the messages' fields, and must notice it. tcpdump writes some packets late.
 	established, complete := 0, 0
-	netnstest.Eventually(t, 30*time.Second, func() error {
+	netnstest.Eventually(t, time.Minute, func() error {
 		out, err := exec.Command("python3", "-B", "tests/check_cm.py", capture).CombinedOutput()
 		i := strings.Index(string(out), "established ")
 		if err != nil || i < 0 {

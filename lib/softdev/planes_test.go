@@ -125,7 +125,7 @@ func (f *fabric) received(t testing.TB) (sums [planes]float64, total float64) {
 func (f *fabric) flows(t testing.TB, transfer *netnstest.Process) {
 	t.Helper()
 	_, before := f.received(t)
-	netnstest.Eventually(t, 30*time.Second, func() error {
+	netnstest.Eventually(t, time.Minute, func() error {
 		if _, now := f.received(t); now < before+8e6 && transfer.Running() == nil {
 			return fmt.Errorf("%.0f bytes have arrived", now-before)
 		}

@@ -239,7 +239,7 @@ func TestLeavesDie(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	netnstest.Eventually(t, 30*time.Second, func() error {
+	netnstest.Eventually(t, time.Minute, func() error {
 		if strays := ends[0].count(); strays != 1 {
 			return fmt.Errorf("%d packets are counted after one was sent", strays)
 		}

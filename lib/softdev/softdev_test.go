@@ -126,7 +126,7 @@ func (e *ends) play(t testing.TB, command ...string) string {
 	if err != nil {
 		t.Fatalf("%s: %v\n%s\nserver:\n%s", strings.Join(command, " "), err, out, server.Log())
 	}
-	netnstest.Eventually(t, 30*time.Second, func() error {
+	netnstest.Eventually(t, time.Minute, func() error {
 		if server.Running() == nil {
 			return fmt.Errorf("the server runs still:\n%s", server.Log())
 		}
@@ -202,7 +202,7 @@ func TestSanitizers(t *testing.T) {
 			if out, err := e.client.Output(c[0], c[1:]...); err != nil || !strings.Contains(string(out), "verified 400 messages") {
 				t.Errorf("%v\n%s", err, out)
 			}
-			netnstest.Eventually(t, 30*time.Second, func() error {
+			netnstest.Eventually(t, time.Minute, func() error {
 				if server.Running() == nil {
 					return fmt.Errorf("the server runs still")
 				}

@@ -26,7 +26,7 @@ func TestPacketsAgreeWithTheSpecification(t *testing.T) {
 	}
 	capture := filepath.Join(t.TempDir(), "packets.pcap")
 	tcpdump := e.server.Start(t, "tcpdump", "-i", "eth0", "-Z", "root", "-B", "65536", "-U", "-w", capture, "udp", "port", "4791")
-	netnstest.Eventually(t, 10*time.Second, func() error {
+	netnstest.Eventually(t, time.Minute, func() error {
 		if !strings.Contains(tcpdump.Log(), "listening") {
 			return fmt.Errorf("tcpdump: %s", tcpdump.Log())
 		}

@@ -75,7 +75,7 @@ func (c *cable) start(i int) {
 	ended := make(chan error, 1)
 	c.end[i], c.ended[i] = cancel, ended
 	go func() { ended <- c.space[i].Do(func() error { return Run(ctx, cfg) }) }()
-	netnstest.Eventually(c.t, 20*time.Second, func() error {
+	netnstest.Eventually(c.t, time.Minute, func() error {
 		select {
 		case err := <-ended:
 			c.t.Fatalf("end %d: %v", i, err)
@@ -100,7 +100,7 @@ func (c *cable) stop(i int) {
 // carrier waits until the device at an end has carrier, or none.
 func (c *cable) carrier(i int, want bool) {
 	c.t.Helper()
-	netnstest.Eventually(c.t, 20*time.Second, func() error {
+	netnstest.Eventually(c.t, time.Minute, func() error {
 		if text := c.space[i].IP("link", "show", "nupanet0"); strings.Contains(text, "LOWER_UP") != want {
 			return errors.New(text)
 		}

@@ -65,7 +65,7 @@ func TestAbandon(t *testing.T) {
 		}
 	}
 	for i := range 2 {
-		netnstest.Eventually(t, 2*time.Second, func() error {
+		netnstest.Eventually(t, time.Minute, func() error {
 			if text := states(fmt.Sprint("p", i)); strings.Count(text, "INCOMPLETE") != 2 {
 				return fmt.Errorf("no neighbor is queried:\n%s", text)
 			}

@@ -172,7 +172,7 @@ func BenchmarkIperf3(b *testing.B) {
 				} `json:"end"`
 			}
 			for range b.N {
-				netnstest.Eventually(b, 10*time.Second, func() error { // until the server listens
+				netnstest.Eventually(b, time.Minute, func() error { // until the server listens
 					out, err := p.a.Output("iperf3", append([]string{"-J", "-t", "3", "-c", p.v4[1].String()}, c.args...)...)
 					if err != nil {
 						return err
