@@ -11,6 +11,7 @@ import (
 
 	"github.com/fared/fared/internal/netnstest"
 	"github.com/fared/fared/internal/testkit/gate"
+	"github.com/fared/fared/internal/testkit/testbed"
 )
 
 func both(d daemon) [planes]daemon { return [planes]daemon{d, d} }
@@ -398,6 +399,30 @@ func TestGoBGPNode(t *testing.T) {
 		f.learned(p, received{bps: sum.bps, kind: 0x40, raw: sum.raw})
 	}
 	f.figures("2:1")
+}
+
+// TestOpenBGPD verifies that OpenBGPD announces its best path with the community unchanged, and its limits: Debian's 7.7 has no routes in the kernel, and 8.8 has
+// one next hop for each destination.
+func TestOpenBGPD(t *testing.T) {
+	gate.Slow(t, gate.Interop, "OpenBGPD of two Debian releases")
+	for _, suite := range []string{"bookworm", "trixie"} {
+		t.Run(suite, func(t *testing.T) {
+			f := newFabric(t, options{daemons: both(openbgpd{root: testbed.Unpacked(suite, "openbgpd")}), advertise: "node"})
+			f.up()
+			f.checkAdvertised()
+			for p := range planes {
+				f.learned(p, sum)
+			}
+			if suite == "trixie" {
+				f.reaches()
+			}
+			routes := f.leaves[0][0].ns.IP("route", "show", "proto", "bgp")
+			if got, want := strings.Count(routes, "via "), map[string]int{"bookworm": 0, "trixie": servers}[suite]; got != want {
+				t.Errorf("the kernel has %d next hops, want %d:\n%s", got, want, routes)
+			}
+			f.figures("2:1")
+		})
+	}
 }
 
 // TestMixedPlanes verifies that planes of different software weigh against each other: a sum of two against one.

@@ -40,6 +40,8 @@ func leafKinds() []leafKind {
 		{"BIRD 3.1.8", bird10("bird3"), single, false},
 		{"GoBGP 3.10", gobgp{}, single, false},
 		{"GoBGP 3.36", gobgp{root: testbed.Unpacked("trixie", "gobgpd")}, single, false},
+		{"OpenBGPD 7.7", openbgpd{root: testbed.Unpacked("bookworm", "openbgpd")}, single, false},
+		{"OpenBGPD 8.8", openbgpd{root: testbed.Unpacked("trixie", "openbgpd")}, single, false},
 		{"fared leaf", faredLeaf{}, "", false},
 	}
 }
@@ -47,7 +49,7 @@ func leafKinds() []leafKind {
 // TestLeafMatrix plays the draft's failures at 400G behind each kind of leaf, with one and two cables a plane, IPv4 and IPv6, numbered and unnumbered, and compares each
 // result with docs/measurements/leaves.csv: right weights at both servers in both families, or the fault that `fared status` shows, or the wrong weights.
 func TestLeafMatrix(t *testing.T) {
-	gate.Slow(t, gate.Interop, "seven versions of four leaves, two numbers of cables")
+	gate.Slow(t, gate.Interop, "nine versions of five leaves, two numbers of cables")
 	file := filepath.Join("..", "docs", "measurements", "leaves.csv")
 	known := readMatrix(t, file)
 	rows := [][]string{{"leaf", "sessions", "cables", "scenario", "result", "milliseconds"}}

@@ -43,7 +43,11 @@ install() {
 [ ${#missing[@]} -eq 0 ] || install "${missing[@]}"
 
 # Other versions of routers than the installed ones.
-case " $* " in *" interop "* | *" all "*) "$(dirname "$0")/unpack.sh" trixie frr bird2 bird3 gobgpd ;; esac
+case " $* " in *" interop "* | *" all "*)
+  "$(dirname "$0")/unpack.sh" trixie frr bird2 bird3 gobgpd openbgpd
+  "$(dirname "$0")/unpack.sh" bookworm openbgpd
+  ;;
+esac
 
 # The labs in containers need a Docker daemon that answers.
 docker info >/dev/null 2>&1 && exit
