@@ -78,3 +78,25 @@ expect() {
   grep -qE "$1" <<<"$received" || { echo "changed: $2"; echo "$received"; exit 1; }
   echo "as found: $2"
 }
+
+# routed PATTERN: waits up to 30 s until the kernel's route to 10.255.0.2 matches.
+routed() {
+  local route
+  for _ in {1..300}; do
+    route=$(ip -n "$router" route show 10.255.0.2 | tr -d '\n')
+    if grep -qE "$1" <<<"$route"; then return 0; fi
+    sleep 0.1
+  done
+  echo "changed: the kernel's route is $route" >&2
+  return 1
+}
+
+# flows: the next hop of each of 2,000 UDP flows, a line for each.
+flows() {
+  for port in {20001..22000}; do
+    echo "route get 10.255.0.2 from 10.6.0.1 ipproto udp sport $port dport 4791"
+  done | ip -n "$router" -batch - | grep -o 'via [0-9.]*'
+}
+
+# moved FILE FILE: percent of the flows that differ.
+moved() { paste "$1" "$2" | awk '$2 != $4 { n++ } END { print int(100 * n / NR + 0.5) }'; }

@@ -1,7 +1,8 @@
 """BGP peers of one router, each at its address, for the scripts of this folder.
 
-peer.py ROUTER SECONDS LOCAL:AS:HEX...   connects from every LOCAL to ROUTER, announces 10.255.0.2/32 with ORIGIN, AS_PATH, NEXT_HOP
-and the path attributes HEX (nothing for an empty HEX), and prints each attribute of the routes that the first peer receives: type, value.
+peer.py ROUTER SECONDS LOCAL:AS:HEX[,HEX]...   connects from every LOCAL to ROUTER, announces 10.255.0.2/32 with ORIGIN, AS_PATH, NEXT_HOP
+and the path attributes HEX (nothing for an empty HEX), each further HEX after another KEEPALIVE of ROUTER, and prints each attribute of
+the routes that the first peer receives: type, value.
 """
 import socket
 import struct
@@ -27,7 +28,8 @@ def peer(*arguments):
         time.sleep(1)
 
 
-def session(router, local, number, extra, show):
+def session(router, local, number, extras, show):
+    extras = list(extras)
     s = socket.create_connection((router, 179), 20, (local, 0))
     s.settimeout(None)
     # OPEN: capabilities multiprotocol IPv4 unicast and 4-octet AS
@@ -39,13 +41,12 @@ def session(router, local, number, extra, show):
         if len(head) < 19:
             return
         body = s.recv(struct.unpack(">H", head[16:18])[0] - 19, socket.MSG_WAITALL)
-        if head[18] == 1:
+        if head[18] in (1, 4):
             s.sendall(message(4))
-        elif head[18] == 4 and extra is not None:
+        if head[18] == 4 and extras:
             path = attribute(0x40, 2, bytes([2, 1]) + struct.pack(">I", number))
-            attrs = attribute(0x40, 1, b"\0") + path + attribute(0x40, 3, socket.inet_aton(local)) + extra
+            attrs = attribute(0x40, 1, b"\0") + path + attribute(0x40, 3, socket.inet_aton(local)) + extras.pop(0)
             s.sendall(message(2, struct.pack(">HH", 0, len(attrs)) + attrs + bytes([32, 10, 255, 0, 2])))
-            extra = None
         elif head[18] == 2 and show:
             gone = struct.unpack(">H", body[:2])[0]
             rest = body[4 + gone : 4 + gone + struct.unpack(">H", body[2 + gone : 4 + gone])[0]]
@@ -58,6 +59,6 @@ def session(router, local, number, extra, show):
 
 for i, text in enumerate(sys.argv[3:]):
     local, number, extra = text.split(":")
-    what = bytes.fromhex(extra) if extra else None
+    what = [bytes.fromhex(e) for e in extra.split(",") if e]
     threading.Thread(target=peer, args=(sys.argv[1], local, int(number), what, i == 0), daemon=True).start()
 time.sleep(float(sys.argv[2]))
