@@ -376,8 +376,10 @@ func TestBFDAndGracefulRestart(t *testing.T) {
 					}
 					return err
 				})
-				if paths, err := d.paths(l, s.loopbacks[0]); err != nil || len(paths) != lanes {
-					t.Errorf("%s has %v to %s, want %d paths: %v", l.name, paths, s.loopbacks[0], lanes, err)
+				for _, loopback := range s.loopbacks {
+					if paths, err := d.paths(l, loopback); err != nil || len(paths) != lanes {
+						t.Errorf("%s has %v to %s, want %d paths: %v", l.name, paths, loopback, lanes, err)
+					}
 				}
 			}
 			s.fared = startFared(t, f, s)

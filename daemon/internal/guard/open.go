@@ -109,8 +109,6 @@ func parseOpen(body []byte, configured FamilySet, t *tally) (*open, *Notificatio
 		// the original one of BGP-4.
 		o.families = configured & FamilySet(IPv4Unicast)
 	}
-	o.restartFamilies &= o.families
-	o.forwarding &= o.families
 	return o, nil
 }
 
@@ -298,6 +296,8 @@ func (g *Guard) openFromPeer(body, b []byte, t *tally) ([]byte, *Notification) {
 	if bad != nil {
 		return b, bad
 	}
+	o.restartFamilies &= o.families
+	o.forwarding &= o.families
 	extended := o.extendedNextHop && g.config.ExtendedNextHop && o.families.Has(IPv4Unicast)
 	o.extendedNextHop = false
 
@@ -313,7 +313,8 @@ func (g *Guard) openFromPeer(body, b []byte, t *tally) ([]byte, *Notification) {
 }
 
 // openFromSpeaker appends our OPEN for the peer: the speaker's hold time and
-// restart state, the rest from the configuration.
+// graceful restart capability, the rest from the configuration. The speaker's
+// OPEN need not list the families of the restart as its own.
 func (g *Guard) openFromSpeaker(body, b []byte, t *tally) ([]byte, *Notification) {
 	o, bad := parseOpen(body, g.families, t)
 	if bad != nil {

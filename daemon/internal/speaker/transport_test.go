@@ -50,8 +50,16 @@ func TestIPv4OverIPv6(t *testing.T) {
 
 // TestRestart checks the capability and the NOTIFICATION that a leaf receives, with and without graceful restart.
 func TestRestart(t *testing.T) {
-	for _, restart := range []time.Duration{0, 120 * time.Second} {
-		t.Run(fmt.Sprint(restart), func(t *testing.T) {
+	for _, test := range []struct {
+		restart  time.Duration
+		families []Family
+		want     []byte // the capability
+	}{
+		{0, []Family{IPv4}, []byte{0, 0}}, // no family: End-of-RIB only
+		{120 * time.Second, []Family{IPv4}, []byte{0x80, 120, 0, 1, 1, 0x80}},
+		{120 * time.Second, []Family{IPv4, IPv6}, []byte{0x80, 120, 0, 1, 1, 0x80, 0, 2, 1, 0x80}},
+	} {
+		t.Run(fmt.Sprint(test.restart, " ", test.families), func(t *testing.T) {
 			at := hosts(1)[0]
 			opens, ends := make(chan []byte, 4), make(chan []byte, 4)
 			var buf [guard.MaxMessage]byte
@@ -71,7 +79,7 @@ func TestRestart(t *testing.T) {
 				}
 			}, &buf)
 			c := rawConfig(t, p)
-			c.RestartTime = restart
+			c.RestartTime, c.Sessions[0].Families = test.restart, test.families
 			r := start(t, create(t, c))
 			r.until("up", func() bool { return r.state(0).up })
 			open := <-opens
@@ -88,14 +96,13 @@ func TestRestart(t *testing.T) {
 			case <-time.After(deadline):
 				t.Fatal("the leaf was not told")
 			}
-			// RFC 4724, Section 3: R and 120 s, IPv4 unicast with F. Without a
-			// restart time: no family, End-of-RIB only.
-			wantCap, wantEnd := []byte{0, 0}, []byte{6, 2}
-			if restart > 0 {
-				wantCap, wantEnd = []byte{0x80, 120, 0, 1, 1, 0x80}, nil
+			// RFC 4724, Section 3: R and 120 s, each family with F.
+			wantEnd := []byte{6, 2}
+			if test.restart > 0 {
+				wantEnd = nil
 			}
-			if !slices.Equal(capability, wantCap) || !slices.Equal(end, wantEnd) {
-				t.Errorf("capability % x, end % x; want % x, % x", capability, end, wantCap, wantEnd)
+			if !slices.Equal(capability, test.want) || !slices.Equal(end, wantEnd) {
+				t.Errorf("capability % x, end % x; want % x, % x", capability, end, test.want, wantEnd)
 			}
 		})
 	}
