@@ -43,6 +43,7 @@ type options struct {
 	allowOwnAS int             // the servers' bgp.allow_own_as
 	cables     int             // sub-ports of a server in a plane; 0: lanes
 	speed      string          // speed of the servers' sub-ports; "": 4G
+	anyAS      [planes]bool    // the servers' sessions to the plane have no peer_as
 	metrics    bool            // the servers serve metrics at 127.0.0.1:9469
 	// pathBandwidth is the servers' path_bandwidth, keys and values in one line; "" means that advertise and missing
 	// apply.
@@ -99,8 +100,12 @@ type leaf struct {
 	extended bool
 	// advertise, for BIRD, replaces the bandwidth toward servers, bit/s; 0 means none.
 	advertise uint64
-	// shutdown, for BIRD, adds GRACEFUL_SHUTDOWN (RFC 8326) toward servers.
+	// shutdown, for FRR and BIRD, adds GRACEFUL_SHUTDOWN (RFC 8326) toward servers.
 	shutdown bool
+	// keeps, for FRR, sets graceful-restart and preserve-fw-state: the leaf forwards while its bgpd restarts.
+	keeps bool
+	// replaces, for FRR, starts zebra with --v6-rr-semantics: it replaces an IPv6 route in one step, and not by its removal and addition.
+	replaces bool
 	// policy holds, for FRR, words after "neighbor X" toward servers, such as as-override; for fared only as-override.
 	policy string
 	// confederation, for FRR, is the AS number that servers see; 0 means none.

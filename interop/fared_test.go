@@ -131,12 +131,15 @@ func faredConfig(f *fabric, s *server, dataplane, socket string) string {
 			if l.uint32 {
 				format += ", format: uint32"
 			}
+			if !f.opt.anyAS[p] {
+				format = fmt.Sprintf(", peer_as: %d%s", l.outsideAS(), format)
+			}
 			if peer.unnumbered {
-				line("    - {unnumbered: true, peer_as: %d%s}", l.outsideAS(), format)
+				line("    - {unnumbered: true%s}", format)
 				continue
 			}
 			for _, a := range peer.local {
-				line("    - {peer: %q, peer_as: %d%s}", a, l.outsideAS(), format)
+				line("    - {peer: %q%s}", a, format)
 			}
 		}
 	}

@@ -34,17 +34,38 @@ func programs(commands ...[]string) (files []string) {
 
 func (d frr) start(t *testing.T, l *leaf) {
 	t.Helper()
-	f := testbed.FRR{Sockets: filepath.Join(l.dir, "run"), Root: d.root, Start: l.ns.Start}
-	daemon := func(name, config string) {
-		l.running = append(l.running, f.Daemon(t, name, writeFile(t, l.dir, name+".conf", config)))
-	}
 	// On recent kernels this FRR loses a member of a nexthop group after a flap, while
 	// vtysh still shows it, so zebra writes plain multipath routes.
-	daemon("zebra", "hostname "+l.name+"\nno zebra nexthop kernel enable\n")
-	if l.bfd > 0 {
-		daemon("bfdd", frrBFD(l.bfd))
+	var options []string
+	if l.replaces {
+		options = append(options, "--v6-rr-semantics")
 	}
-	daemon("bgpd", frrConfig(l))
+	d.run(t, l, "zebra", "hostname "+l.name+"\nno zebra nexthop kernel enable\n", options...)
+	if l.bfd > 0 {
+		d.run(t, l, "bfdd", frrBFD(l.bfd))
+	}
+	d.run(t, l, "bgpd", frrConfig(l))
+}
+
+// run starts a daemon of the leaf.
+func (d frr) run(t *testing.T, l *leaf, name, config string, options ...string) {
+	t.Helper()
+	f := testbed.FRR{Sockets: filepath.Join(l.dir, "run"), Root: d.root, Start: l.ns.Start}
+	l.running = append(l.running, f.Daemon(t, name, writeFile(t, l.dir, name+".conf", config), options...))
+}
+
+// restart ends bgpd, calls between, and starts bgpd, while zebra continues.
+func (d frr) restart(t *testing.T, l *leaf, kill bool, between func()) {
+	t.Helper()
+	last := len(l.running) - 1
+	if kill {
+		l.running[last].Kill()
+	} else {
+		l.running[last].Stop()
+	}
+	l.running = l.running[:last]
+	between()
+	d.run(t, l, "bgpd", frrConfig(l))
 }
 
 func frrConfig(l *leaf) string {
@@ -54,6 +75,12 @@ func frrConfig(l *leaf) string {
 	line("bgp route-map delay-timer 0") // otherwise route-maps wait five seconds for further changes
 	line("router bgp %d\n bgp router-id %s", l.as, l.routerID)
 	line(" no bgp ebgp-requires-policy\n no bgp default ipv4-unicast")
+	if l.shutdown {
+		line(" bgp graceful-shutdown")
+	}
+	if l.keeps {
+		line(" bgp graceful-restart\n bgp graceful-restart preserve-fw-state")
+	}
 	if l.confederation != 0 {
 		line(" bgp confederation identifier %d", l.confederation)
 		for _, p := range l.peers {

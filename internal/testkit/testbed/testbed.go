@@ -85,8 +85,8 @@ func (f FRR) Command(name string) []string {
 	return Program(f.Root, FRRProgram(name))
 }
 
-// Daemon starts zebra, bgpd or bfdd with a configuration file, and waits until the daemon answers.
-func (f FRR) Daemon(t testing.TB, name, config string) *netnstest.Process {
+// Daemon starts zebra, bgpd or bfdd with a configuration file and further options, and waits until the daemon answers.
+func (f FRR) Daemon(t testing.TB, name, config string, options ...string) *netnstest.Process {
 	t.Helper()
 	owner, err := user.Lookup("frr")
 	if err != nil {
@@ -109,6 +109,7 @@ func (f FRR) Daemon(t testing.TB, name, config string) *netnstest.Process {
 	if name == "bfdd" && f.Root == "" { // FRR 10 has no such socket
 		words = append(words, "--bfdctl", filepath.Join(f.Sockets, "bfdd.sock"))
 	}
+	words = append(words, options...)
 	p := f.Start(t, words[0], words[1:]...)
 	Until(t, ready, p)
 	return p
