@@ -139,7 +139,7 @@ func TestConnectionFlood(t *testing.T) {
 		files, memory         int
 		leastFiles, mostFiles int // more open files during the flood
 	}
-	uses := []*use{{name: "daemon", process: daemon, leastFiles: 100, mostFiles: 544}, {name: "agent", process: agent, leastFiles: 50, mostFiles: 192}}
+	uses := []*use{{name: "daemon", process: daemon, leastFiles: 50, mostFiles: 544}, {name: "agent", process: agent, leastFiles: 50, mostFiles: 192}}
 	for _, u := range uses {
 		u.files, u.memory = openFiles(t, u.process.cmd.Process.Pid), residentKiB(t, u.process.cmd.Process.Pid)
 	}
