@@ -295,8 +295,8 @@ func TestPrometheusFlaps(t *testing.T) {
 	}
 
 	// A leaf fails while the daemon starts again, which waits for it until the deadline of the start.
+	b.runs["server0"].Kill() // first, so that its data plane still has the plane
 	b.runs["leaf1"].Kill()
-	b.firing("FaredPlaneDown p1")
 	restore := change("server0", "role: server\n", "role: server\nstart: {deadline: 20s}\n")
 	b.firing("FaredNotConverged", "FaredPlaneDown p1")
 	b.firing("FaredPlaneDown p1")
