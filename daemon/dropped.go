@@ -17,7 +17,7 @@ import (
 // would show them to be harmless may be under way.
 const settleTime = 5 * time.Second
 
-// intake is what a session's peer offers, except the accepted routes. The zero value is that of a session that is not established.
+// intake is the state of a session's peer, except the accepted routes. The zero value is that of a session that is not established.
 type intake struct {
 	up       bool
 	since    time.Time         // begin of the generation

@@ -115,8 +115,9 @@ func playMatrix(t *testing.T, kind leafKind, unnumbered bool, cables int) (cells
 
 // result waits until both servers have the wanted weights in both families.
 func (f *fabric) result(want string) (string, time.Duration) {
-	begin := time.Now()
-	for {
+	begin, look := time.Now(), time.NewTicker(2*time.Millisecond)
+	defer look.Stop()
+	for ; ; <-look.C {
 		var wrong string
 		for _, s := range f.servers {
 			for _, dst := range f.servers[1-s.index].loopbacks {
@@ -139,7 +140,6 @@ func (f *fabric) result(want string) (string, time.Duration) {
 			}
 			return wrong, took
 		}
-		time.Sleep(2 * time.Millisecond)
 	}
 }
 

@@ -121,7 +121,7 @@ func again(t testing.TB, c *Config) {
 	}
 }
 
-// TestUnnumberedPassive checks which end of an unnumbered cable listens: a leaf toward servers and a spine toward leaves, unless the key says otherwise
+// TestUnnumberedPassive checks which end of an unnumbered cable listens: a leaf toward servers and a spine toward leaves, unless the key is set
 // or a listener could not have the session's key.
 func TestUnnumberedPassive(t *testing.T) {
 	for _, c := range []struct {

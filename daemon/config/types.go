@@ -310,7 +310,7 @@ type Session struct {
 	// are a fault (route_next_hop). The subnets are those of the device when the session connects.
 	SubnetNextHops bool `yaml:"subnet_next_hops" default:"false"`
 	// Find the peer by its IPv6 router advertisements on the device (RFC 4861, Section 4.2) and use link-local addresses. Where the cable has a /30
-	// or /31 too, FRR's `neighbor X interface` uses that and refuses this session, unless it says v6only.
+	// or /31 too, FRR's `neighbor X interface` uses that and refuses this session, unless it has v6only.
 	Unnumbered bool `yaml:"unnumbered" default:"false"`
 	// Wait for the peer to connect and never initiate a connection. Of two fareds, one has to be passive.
 	Passive bool `yaml:"passive" derived:"true for an unnumbered session of a leaf without a key, except over an uplink"`

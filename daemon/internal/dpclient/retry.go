@@ -65,7 +65,7 @@ func (b *book) retry(o *object) {
 	b.mark(o)
 }
 
-// retryDue retries what is due.
+// retryDue retries the due operations.
 func (b *book) retryDue() {
 	if at := b.retries.at; !at.IsZero() && !b.now.Before(at) {
 		b.retryAll()

@@ -43,7 +43,7 @@ func TestRefusalsPass(t *testing.T) {
 				b := connectedBook()
 				b.now = time.Unix(1e9, 0)
 				pins := uint64(0)
-				// answer sends what is due and answers it; it returns the number of operations.
+				// answer sends the due operations, answers them, and returns their number.
 				answer := func(level farev1.AckLevel) (n int) {
 					t.Helper()
 					b.retryDue()
@@ -167,7 +167,7 @@ func TestRetriedDestinationsOfAVector(t *testing.T) {
 	}
 }
 
-// hinting is a data plane that suggests retries when told so.
+// hinting is a data plane that suggests retries when a test requests it.
 type hinting struct {
 	*memory.Dataplane
 	hint chan struct{}

@@ -71,7 +71,7 @@ func TestRefusedRoutes(t *testing.T) {
 		{"a host in both", "", good4, hostInside4, ""},
 		{"a host in both is refused", "", loop4, hostInside4, "route_not_host 1 10.1.1.0/24, route_as_loop 1 10.1.1.7/32"},
 		{"the aggregates are withdrawn", aggregate4 + larger4, "", "", "route_as_loop 1 10.1.1.7/32"},
-		{"an aggregate beside its hosts", "", good4, aggregate4 + hostInside4, ""},
+		{"an aggregate and its hosts", "", good4, aggregate4 + hostInside4, ""},
 		{"its hosts are withdrawn", hostInside4, "", "", "route_not_host 1 10.1.1.0/24"},
 		{"the first AS is another", "", origin + "40 02 06 02 01 0000fde8 " + hopLeaf, host4, "route_not_host 1 10.1.1.0/24, route_first_as 1 10.1.0.1/32"},
 		{"a malformed attribute", "", good4 + "80 04 03 000064 ", host4, "route_not_host 1 10.1.1.0/24, route_malformed_attribute 1 10.1.0.1/32"},

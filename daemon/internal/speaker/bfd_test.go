@@ -208,7 +208,7 @@ func TestBFDDown(t *testing.T) {
 		state bfd.State // of the server's BFD
 	}{
 		"silence":   {func(*bfdPeer) {}, "BFD down: the peer was silent for 600ms", bfd.Down},
-		"told":      {func(p *bfdPeer) { p.say(bfd.Down, bfd.DetectionTimeExpired, time.Second) }, "BFD down: the peer reports down, control detection time expired", bfd.Down},
+		"signaled":  {func(p *bfdPeer) { p.say(bfd.Down, bfd.DetectionTimeExpired, time.Second) }, "BFD down: the peer reports down, control detection time expired", bfd.Down},
 		"adminDown": {func(p *bfdPeer) { p.say(bfd.AdminDown, bfd.AdministrativelyDown, time.Second) }, "", bfd.Down},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -301,7 +301,7 @@ func TestBFDHastens(t *testing.T) {
 			now     bfd.State
 			hastens bool
 		}{{0, bfd.Init, false}, {0, bfd.Up, true}, {0, bfd.Down, false}, {hastenPause - 1, bfd.Up, false}, {1, bfd.Up, true}} {
-			time.Sleep(c.after)
+			s.hastened = s.hastened.Add(-c.after)
 			changed := s.changed
 			s.bfdChanged(bfd.Change{Status: bfd.Status{State: c.now}})
 			select {
@@ -326,9 +326,9 @@ func TestBFDUpBeforeBGPGoesDown(t *testing.T) {
 		end      func(*bfdPeer)
 		ends     bool
 	}{
-		"silence":      {24 * time.Hour, func(p *bfdPeer) { p.say(bfd.Up, 0, time.Millisecond) }, true}, // three times the server's 200 ms
-		"told":         {time.Nanosecond, func(p *bfdPeer) { p.say(bfd.Down, bfd.DetectionTimeExpired, time.Second) }, true},
-		"told at once": {24 * time.Hour, func(p *bfdPeer) { p.say(bfd.Down, bfd.NeighborDown, time.Second) }, false},
+		"silence":          {24 * time.Hour, func(p *bfdPeer) { p.say(bfd.Up, 0, time.Millisecond) }, true}, // three times the server's 200 ms
+		"signaled":         {time.Nanosecond, func(p *bfdPeer) { p.say(bfd.Down, bfd.DetectionTimeExpired, time.Second) }, true},
+		"signaled at once": {24 * time.Hour, func(p *bfdPeer) { p.say(bfd.Down, bfd.NeighborDown, time.Second) }, false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			r, b, accept := refusing(t, c.takeover)

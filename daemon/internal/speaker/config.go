@@ -23,7 +23,7 @@ const (
 // minutes for slow peers; a leaf is one hop away.
 const openTimeout = 10 * time.Second
 
-// patienceToFind is the time without a router advertisement after which the status of an unnumbered session says so.
+// patienceToFind is the time without a router advertisement after which the status of an unnumbered session shows it.
 const patienceToFind = 3 * time.Second
 
 // Config configures a Speaker. It is not changed after New, but for the keys of BFD.

@@ -423,7 +423,7 @@ func (s *session) refused(err error) error {
 	s.mu.Unlock()
 	hint := ""
 	if cable := s.numbered(); cable.IsValid() {
-		hint = fmt.Sprintf("; %s has %v, which FRR's \"neighbor interface\" uses unless it says v6only: add that there, or write peer: %v here",
+		hint = fmt.Sprintf("; %s has %v, which FRR's \"neighbor interface\" uses unless it has v6only: add that there, or write peer: %v here",
 			s.conf.Device, cable, otherEnd(cable))
 	} else if !protected {
 		hint = "; it may wait for BFD, which is not up"

@@ -79,8 +79,8 @@ func (l lateResolver) Peer(ctx context.Context, _, _ string) (netip.Addr, error)
 	}
 }
 
-// TestUnnumberedWithoutRouter checks that the status of a session says why it waits, in place of why it last ended, and that an established session no
-// longer says it.
+// TestUnnumberedWithoutRouter checks that the status of a session shows why it waits, in place of why it last ended, and that an established session no
+// longer shows it.
 func TestUnnumberedWithoutRouter(t *testing.T) {
 	p := newRawPeer(t, hosts(1)[0], func(_ int, conn *net.TCPConn) {
 		if shake(conn, rawOpen(65100, 90, leafID)) == nil {
@@ -163,7 +163,7 @@ func TestRefusedOnNumberedCable(t *testing.T) {
 	const closed = "connection to the peer: closed by the other end before its OPEN"
 	r.until("refused", refused(closed))
 	a.Addr("eth0", "10.0.0.1/31")
-	r.until("refused, with the remedy", refused(closed+`; eth0 has 10.0.0.1/31, which FRR's "neighbor interface" uses unless it says v6only: add that there, or write peer: 10.0.0.0 here`))
+	r.until("refused, with the remedy", refused(closed+`; eth0 has 10.0.0.1/31, which FRR's "neighbor interface" uses unless it has v6only: add that there, or write peer: 10.0.0.0 here`))
 }
 
 func TestOtherEnd(t *testing.T) {
