@@ -7,7 +7,9 @@ import (
 	"testing"
 
 	farev1 "github.com/fared/fared/api/fare/v1"
+	"github.com/fared/fared/dataplane/internal/contract"
 	"github.com/fared/fared/internal/netnstest"
+	"github.com/fared/fared/internal/rtnl"
 )
 
 // TestSecondCableIsNotLate lets both cables of a port fail while the kernel delays the event of the second cable.
@@ -81,4 +83,35 @@ func TestCarrierChangesAreReported(t *testing.T) {
 	b.cable(0, 0)
 	b.awaitLive("p0.0", true)
 	flap()
+}
+
+// TestRiseReadsCarriers checks that a sub-port that the control plane sets up is live before the change is committed, although the goroutine that handles events
+// has not run since the carrier returned.
+func TestRiseReadsCarriers(t *testing.T) {
+	b := newBed(t, families[0])
+	b.open()
+	b.greet(farev1.Mode_MODE_PER_FLOW)
+	port := device(0, 0)
+	b.awaitLive(port, true)
+	b.leaves[0].IP("link", "set", "server0", "down")
+	b.awaitLive(port, false)
+	live := func() bool { return b.s.live.have[0].V4>>b.s.layout.sources[0].place[port]&1 != 0 } // under mu
+	b.s.mu.Lock()                                                                                // no event is handled from here on
+	defer b.s.mu.Unlock()
+	b.leaves[0].IP("link", "set", "server0", "up")
+	netnstest.Eventually(t, patience, func() error {
+		links, err := b.s.routes.conn.Links()
+		if err == nil && !slices.ContainsFunc(links, func(l rtnl.Link) bool { return l.Name == port && l.Usable() }) {
+			err = errors.New("no carrier")
+		}
+		return err
+	})
+	b.s.beforeRise([]contract.Change{{Kind: contract.SubPortChange, Device: device(1, 0), Up: false}})
+	if live() {
+		t.Fatal("the event was handled before: this test has lost its subject")
+	}
+	b.s.beforeRise([]contract.Change{{Kind: contract.SubPortChange, Device: port, Up: true}})
+	if !live() {
+		t.Error("the sub-port is set up, and is not live")
+	}
 }

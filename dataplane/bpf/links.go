@@ -51,6 +51,16 @@ func (s *Steering) takeLinks(events []rtnl.LinkEvent, err error) {
 	}
 }
 
+// beforeRise reads the carriers before a sub-port is set up: the control plane has seen its carrier, whose event may still wait for this process. Without
+// that the weights would be acknowledged while packets still avoid the sub-port. The caller holds mu.
+func (s *Steering) beforeRise(changes []contract.Change) {
+	if slices.ContainsFunc(changes, contract.Change.Raises) {
+		s.watch.Start()
+		s.takeLinks(s.watch.Poll())
+		s.takeLinks(s.watch.Ask(s.carriers()))
+	}
+}
+
 // carriers returns the last known links of the sub-ports that have a device.
 func (s *Steering) carriers() []rtnl.Link {
 	known := make([]rtnl.Link, 0, len(s.hops))

@@ -290,6 +290,7 @@ func (s *Steering) Commit(changes []contract.Change) error {
 	if err := s.fits(changes); err != nil {
 		return err
 	}
+	s.beforeRise(changes)
 	var t touched
 	for _, c := range changes {
 		s.do(c, &t)

@@ -21,6 +21,7 @@ func (d *Driver) Commit(changes []contract.Change) error {
 	if err := d.occupied.refuse(d.state, changes); err != nil {
 		return err
 	}
+	d.beforeRise(changes)
 	groups, routes := map[groupKey]bool{}, map[routeKey]bool{}
 	for _, c := range changes {
 		d.apply(c, groups, routes)
@@ -42,6 +43,16 @@ func (d *Driver) Commit(changes []contract.Change) error {
 	}
 	d.occupied.note(d.state, failures)
 	return err
+}
+
+// beforeRise reads the carriers before a sub-port is set up: the control plane has seen its carrier, whose event may still wait for this process. Without
+// that the weights would be acknowledged while packets still avoid the sub-port. The caller holds mu.
+func (d *Driver) beforeRise(changes []contract.Change) {
+	if slices.ContainsFunc(changes, contract.Change.Raises) {
+		d.links.watch.Start()
+		d.pollLinks()
+		d.handleLinks(d.links.watch.Ask(d.links.carriers()))
+	}
 }
 
 // apply is state.applyChange. A sub-port that is set down makes requests of all carriers due.

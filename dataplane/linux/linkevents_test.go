@@ -1,12 +1,16 @@
 package linux
 
 import (
+	"errors"
 	"maps"
 	"slices"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/fared/fared/dataplane/internal/contract"
+	"github.com/fared/fared/internal/netnstest"
 	"github.com/fared/fared/internal/rtnl"
 )
 
@@ -166,3 +170,34 @@ func TestLoseByHand(t *testing.T) {
 
 // of6 returns the first member of a group.
 func of6(g *group) uint32 { return g.members[0].ID }
+
+// TestRiseReadsCarriers checks that a sub-port that the control plane sets up has its carrier before the change is committed, although the goroutine that handles
+// events has not run since the carrier returned.
+func TestRiseReadsCarriers(t *testing.T) {
+	h := newHost(t, 2)
+	d, _ := h.start()
+	usable := func() bool { // under mu
+		return slices.ContainsFunc(d.links.carriers(), func(l rtnl.Link) bool { return l.Name == "p0" && l.Usable() })
+	}
+	h.leaf.IP("link", "set", "p0", "down")
+	netnstest.Eventually(t, time.Minute, func() error {
+		d.mu.Lock()
+		defer d.mu.Unlock()
+		if usable() {
+			return errors.New("p0 has its carrier")
+		}
+		return nil
+	})
+	d.mu.Lock() // no event is handled from here on
+	defer d.mu.Unlock()
+	h.leaf.IP("link", "set", "p0", "up")
+	h.carriers(2)
+	d.beforeRise([]contract.Change{{Kind: contract.SubPortChange, Device: "p1", Up: false}})
+	if usable() {
+		t.Fatal("the event was handled before: this test has lost its subject")
+	}
+	d.beforeRise([]contract.Change{{Kind: contract.SubPortChange, Device: "p0", Up: true}})
+	if !usable() {
+		t.Error("p0 is set up, and its carrier is not known")
+	}
+}

@@ -88,6 +88,9 @@ type Change struct {
 // Key returns the destination of a DestinationChange.
 func (c Change) Key() DestinationKey { return DestinationKey{c.Source, c.Prefix} }
 
+// Raises reports whether c sets a sub-port up.
+func (c Change) Raises() bool { return c.Kind == SubPortChange && c.Up }
+
 // Inverse returns the change that undoes c.
 func (c Change) Inverse() Change {
 	c.Up = !c.Up
