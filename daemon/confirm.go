@@ -1,7 +1,9 @@
 package daemon
 
 import (
+	"cmp"
 	"fmt"
+	"maps"
 	"slices"
 
 	"github.com/fared/fared/daemon/internal/core"
@@ -66,7 +68,7 @@ const drainReasons = 3
 // drainSessions is the greatest number of sessions shown that a drain waits for.
 const drainSessions = 3
 
-// drains returns every drain, with the objects that it waits for; dormant ones come last.
+// drains returns every drain, with the objects that it waits for; those given up and dormant ones come last.
 func (l *loop) drains() []status.Drain {
 	var out []status.Drain
 	l.core.Drains(func(t core.DrainTarget, s core.DrainStage) {
@@ -87,6 +89,10 @@ func (l *loop) drains() []status.Drain {
 		}
 		out = append(out, d)
 	})
+	for _, t := range slices.SortedFunc(maps.Keys(l.drained.givenUp), func(a, b core.DrainTarget) int { return cmp.Compare(a.String(), b.String()) }) {
+		g := l.drained.givenUp[t]
+		out = append(out, status.Drain{Target: shownTarget(t), Stage: stageGivenUp, WaitsFor: []string{g.why.Error()}, Since: g.record.Since, By: g.record.By, Reason: g.record.Reason})
+	}
 	for _, r := range l.dormant() {
 		out = append(out, status.Drain{Target: shownTarget(r.DrainTarget), Stage: stageDormant, Since: r.Since, By: r.By, Reason: r.Reason})
 	}

@@ -1,14 +1,17 @@
 package daemon
 
 import (
+	"path/filepath"
 	"strings"
 	"testing"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
 
 	farev1 "github.com/fared/fared/api/fare/v1"
 	"github.com/fared/fared/daemon/internal/core"
+	"github.com/fared/fared/daemon/internal/drainfile"
 )
 
 // TestDrainOfTheLastPlaneIsRefused checks that a drain that would leave a destination without any plane is refused with the destination, the
@@ -74,5 +77,53 @@ func TestTwoDrainsOfOnePair(t *testing.T) {
 	}
 	if err := drain("p0"); err != nil {
 		t.Errorf("the plane that the other end withdraws: %v", err)
+	}
+}
+
+// TestTwoDrainsAtOnce checks the drains of two operators that both ends have accepted, because the zero bandwidth of each was still on its way: once it
+// arrives, the drain is given up, traffic returns at once, and the status has the reason until the next request. A forced drain goes on.
+func TestTwoDrainsAtOnce(t *testing.T) {
+	dir := shortDir(t)
+	file := filepath.Join(dir, "drains")
+	r := keepingWith(t, dir, file, "drain_delay: 1h\n", rigOptions{leaves: announceAll(400e9, 2)})
+	r.wait(destination(0), "1:1")
+	target := &farev1.DrainTarget{Target: &farev1.DrainTarget_Plane{Plane: "p1"}}
+	drain := func(force bool) {
+		t.Helper()
+		if _, err := r.d.FabricService().Drain(t.Context(), &farev1.DrainRequest{Target: target, Force: force, Reason: "new optics"}); err != nil {
+			t.Fatal(err)
+		}
+		r.wait(destination(1), "1:0")
+		r.waitAnnounced(1, own, "0")
+	}
+	drain(false)
+	r.leaves[0].announce(0, destination(0))
+	r.wait(destination(0), "0:1")
+	r.wait(destination(1), "1:1")
+	r.waitAnnounced(1, own, "400G")
+	st := r.overview()
+	if len(st.Drains) != 1 {
+		t.Fatalf("drains: %v", st.Drains)
+	}
+	d := st.Drains[0]
+	if !proto.Equal(d.Target, target) || d.Stage != "given-up" || d.Reason != "new optics" || d.SinceNs == 0 ||
+		strings.Join(d.WaitsFor, "") != "the other end takes the remaining planes of 1 destinations out of service at the same time: 10.255.1.0/32 (by p0 with zero bandwidth now; p1: drained)" {
+		t.Errorf("shown as %v", d)
+	}
+	eventually(t, "no drain on the disk", func() bool {
+		records, err := drainfile.Load(file)
+		return err == nil && len(records) == 0
+	})
+	r.leaves[0].announce(400e9, destination(0))
+	r.wait(destination(0), "1:1")
+	drain(true)
+	r.leaves[0].announce(0, destination(0))
+	r.leaves[0].withdraw(destination(1))
+	r.wait(destination(1), "unreachable") // so the zero bandwidth before it has arrived
+	if st := r.overview(); len(st.Drains) != 1 || st.Drains[0].Stage != "routes" {
+		t.Errorf("forced: %v", st.Drains)
+	}
+	if _, err := r.d.FabricService().Undrain(t.Context(), &farev1.UndrainRequest{Target: target}); err != nil {
+		t.Error(err)
 	}
 }

@@ -16,14 +16,31 @@ import (
 	"github.com/fared/fared/internal/grpcserve"
 )
 
-// stageDormant is the stage of a drain whose target the configuration lacks; see fare.v1.DrainStatus.stage.
-const stageDormant = "dormant"
+// Stages of drains that are not in force; see fare.v1.DrainStatus.stage.
+const (
+	stageDormant = "dormant"
+	stageGivenUp = "given-up"
+)
 
 // drainRecords are the drains that last until an undrain, by target. Only the loop's goroutine accesses them.
 type drainRecords struct {
 	all map[core.DrainTarget]drainfile.Record
 	// changes counts the changes of all, and is the version of a copy.
 	changes uint64
+	// forced are those that may leave a destination without a plane.
+	forced map[core.DrainTarget]bool
+	// givenUp are drains that have ended by themselves, until the next request for their target.
+	givenUp map[core.DrainTarget]givenUp
+}
+
+// givenUp is a drain that has ended by itself.
+type givenUp struct {
+	record drainfile.Record
+	why    error
+}
+
+func newDrainRecords() drainRecords {
+	return drainRecords{all: map[core.DrainTarget]drainfile.Record{}, forced: map[core.DrainTarget]bool{}, givenUp: map[core.DrainTarget]givenUp{}}
 }
 
 // note records a request that the core has accepted.
@@ -118,12 +135,19 @@ func (d *Daemon) openDrains() *drainSaver {
 
 // save writes records, unless newer ones are written already. It returns once they are on the disk, or the attempt has failed; run repeats it.
 func (s *drainSaver) save(version uint64, records []drainfile.Record) error {
+	s.later(version, records)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.write()
+}
+
+// later leaves newer records to run.
+func (s *drainSaver) later(version uint64, records []drainfile.Record) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if version > s.version {
 		s.version, s.records = version, records
 	}
-	return s.write()
 }
 
 // write writes the newest records if the file lacks them. The caller holds mu.
@@ -198,6 +222,35 @@ func (d *Daemon) drain(ctx context.Context, req status.DrainRequest) (status.Dra
 	return req.Target, sessions, err
 }
 
+// giveUpDrains ends each drain that is not forced, and whose routes are not withdrawn yet, if the other end of a destination takes the planes out of
+// service that it left: two operators have drained within the time that zero bandwidth needs to reach the other end. The shares return at once, because
+// the leaves still have the routes.
+func (l *loop) giveUpDrains() {
+	var up []core.DrainTarget
+	l.core.Drains(func(t core.DrainTarget, s core.DrainStage) {
+		if (s == core.DrainShares || s == core.DrainRoutes) && !l.drained.forced[t] {
+			up = append(up, t)
+		}
+	})
+	for _, t := range up {
+		err := l.core.CheckOtherEnd(t)
+		if err == nil {
+			continue
+		}
+		l.step(core.DrainRequest{Target: t})
+		l.step(core.DrainStep{Target: t})
+		record := l.drained.all[t]
+		l.drained.note(t, false, "", "", time.Now())
+		l.drained.givenUp[t] = givenUp{record, err}
+		l.d.log.Warn("a drain was given up", "target", t.String(), "reason", err)
+		l.event(status.EventUndrain, t.String(), "given up: "+err.Error())
+		l.builder.MarkFabric()
+		if l.d.drains != nil {
+			l.d.drains.later(l.drained.changes, l.drained.sorted())
+		}
+	}
+}
+
 // drainRequest checks a request and applies it.
 func (l *loop) drainRequest(req status.DrainRequest, caller string) (core.DrainTarget, error) {
 	t, err := l.drainTarget(req.Target)
@@ -205,6 +258,9 @@ func (l *loop) drainRequest(req status.DrainRequest, caller string) (core.DrainT
 		err = l.core.CheckTarget(t)
 	}
 	_, recorded := l.drained.all[t]
+	if _, up := l.drained.givenUp[t]; up {
+		recorded = true
+	}
 	dormant := err != nil && recorded
 	switch {
 	case dormant && !req.On: // the core does not know it
@@ -219,6 +275,12 @@ func (l *loop) drainRequest(req status.DrainRequest, caller string) (core.DrainT
 				Remedy: "return another plane to service first, or force the drain (fared drain --force)"}
 		}
 		l.step(core.DrainRequest{Target: t, On: req.On})
+	}
+	delete(l.drained.givenUp, t)
+	if req.On && req.Force {
+		l.drained.forced[t] = true
+	} else if !req.On {
+		delete(l.drained.forced, t)
 	}
 	l.drained.note(t, req.On, caller, req.Reason, time.Now())
 	kind, detail := status.EventUndrain, ""

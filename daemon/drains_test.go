@@ -20,8 +20,14 @@ import (
 // keeping starts a rig whose daemon keeps its drains in a file of dir, with sockets there.
 func keeping(t *testing.T, dir, file string, o rigOptions) *rig {
 	t.Helper()
+	return keepingWith(t, dir, file, "drain_delay: 0s\n", o)
+}
+
+// keepingWith is keeping with another configuration of the drains' delay.
+func keepingWith(t *testing.T, dir, file, delay string, o rigOptions) *rig {
+	t.Helper()
 	o.deps = func(d *Deps) { d.Embedded = false }
-	extra := fmt.Sprintf("drain_delay: 0s\napi: {socket: %q, read_only_socket: none}\nslots: {file: none}\ndrains: {file: %q}\n", filepath.Join(dir, "fared.sock"), file)
+	extra := delay + fmt.Sprintf("api: {socket: %q, read_only_socket: none}\nslots: {file: none}\ndrains: {file: %q}\n", filepath.Join(dir, "fared.sock"), file)
 	if o.leaves == nil {
 		o.leaves = announceAll(400e9, 1)
 	}
@@ -115,7 +121,7 @@ func TestDrainsSurvive(t *testing.T) {
 
 // TestRepeatedDrain checks that a second drain of a target replaces the reason if it has one, and never the time.
 func TestRepeatedDrain(t *testing.T) {
-	records := drainRecords{all: map[core.DrainTarget]drainfile.Record{}}
+	records := newDrainRecords()
 	target, at := core.DrainTarget{Plane: "p1"}, time.Unix(1e9, 0)
 	for i, step := range []struct {
 		on             bool

@@ -94,7 +94,7 @@ func newLoop(d *Daemon, c *core.Core) *loop {
 	for i := range l.lanes {
 		l.lanes[i].SubPort, l.lanes[i].Reason = i, "no link state yet"
 	}
-	l.drained.all = map[core.DrainTarget]drainfile.Record{}
+	l.drained = newDrainRecords()
 	l.shown = newShown(l.started)
 	l.tracer = newTracer(c.Config().Traces.Endpoint, d.deps.Instance, c.Config().RouterID, l.log)
 	if c.Config().Forwards() {
@@ -179,6 +179,7 @@ func (l *loop) turn() {
 		}
 		l.landed()
 	}
+	l.giveUpDrains()
 	l.confirmDrains()
 	l.handOut()
 	l.reportWeights()

@@ -13,9 +13,11 @@ type computation struct {
 	links   []nodeLink // by plane and sub-port
 	of      []int32    // link of each entry, or one of the negative constants below
 	origins int        // number of different origins
-	// avoided is the set of signals of which a route is not used; waived reports that such routes exist.
-	avoided Signals
-	waived  bool
+	// avoided is the set of signals of which a route is not used; waived reports that such routes exist; lastResort that they are used because no
+	// others can be.
+	avoided    Signals
+	waived     bool
+	lastResort bool
 	view    GroupView
 	weights []SubPortWeight    // backs view.Planes[].SubPorts
 	ignored []IgnoredBandwidth // backs view.Ignored
@@ -57,17 +59,23 @@ type nodeLink struct {
 
 // run computes g.reasons and g.view and reports whether the view changed.
 func (c *computation) run(t *Table, g *group) bool {
-	c.avoided = t.config.LeastPreferred
-	c.choose(t, g)
-	if c.waived && (!c.view.Reachable || c.view.Rule == RuleAllZeroEqual) { // only routes with signals can carry packets
-		c.avoided = 0
-		c.choose(t, g)
-	}
+	c.settle(t, g)
+	g.lastResort = c.lastResort
 	c.view.Origins = c.origins
 	c.unbelieved(t, g)
 	c.reasons(t, g)
 	c.split()
 	return c.publish(g)
+}
+
+// settle decides which nodes are used: those of routes with signals only as the last resort.
+func (c *computation) settle(t *Table, g *group) {
+	c.avoided, c.lastResort = t.config.LeastPreferred, false
+	c.choose(t, g)
+	if c.waived && (!c.view.Reachable || c.view.Rule == RuleAllZeroEqual) { // only routes with signals can carry packets
+		c.avoided, c.lastResort = 0, true
+		c.choose(t, g)
+	}
 }
 
 // choose decides which nodes are used.

@@ -132,6 +132,8 @@ type group struct {
 	members  *destination
 	size     int
 	view     GroupView
+	// lastResort: only routes with signals of [Config.LeastPreferred] can carry packets.
+	lastResort bool
 	subPorts []SubPortWeight    // backs view.Planes[].SubPorts
 	ignored  []IgnoredBandwidth // backs view.Ignored
 }

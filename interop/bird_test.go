@@ -57,15 +57,27 @@ func birdConfig(l *leaf) string {
 		line("  bgp_community.add((65535, 0));")
 	}
 	line("  accept;\n}")
+	timers := fmt.Sprintf("  hold time %d; keepalive time 1; connect delay time 1; connect retry time 1; error wait time 1, 1;", int(holdTime(l.bfd).Seconds()))
 	for _, p := range l.peers {
 		export := "all"
 		if p.server != nil {
 			export = "filter to_servers"
 		}
+		if p.unnumbered { // the server finds the leaf by its router advertisements, and connects
+			line("protocol radv { interface \"%s\" { min ra interval 3; max ra interval 4; }; }", p.device)
+			line("protocol bgp %s {", birdName(p, "link"))
+			line("  local as %d; neighbor range fe80::/10 as %d; interface \"%s\"; dynamic name \"%s\"; passive on;", l.as, p.as, p.device, birdName(p, "session"))
+			line("%s", timers)
+			for _, family := range []string{"ipv4", "ipv6"} {
+				line("  %s { import all; export %s; next hop self; extended next hop on; };", family, export)
+			}
+			line("}")
+			continue
+		}
 		for i, family := range []string{"ipv4", "ipv6"} {
 			line("protocol bgp %s {", birdName(p, family))
 			line("  local %s as %d; neighbor %s as %d;", p.local[i], l.as, p.remote[i], p.as)
-			line("  hold time %d; keepalive time 1; connect delay time 1; connect retry time 1; error wait time 1, 1;", int(holdTime(l.bfd).Seconds()))
+			line("%s", timers)
 			if l.bfd > 0 {
 				line("  bfd on;")
 			}

@@ -35,14 +35,14 @@ func leafKinds() []leafKind {
 	return []leafKind{
 		{"FRR 8.4.4", frr{}, sums, true},
 		{"FRR 10.3", frr10, sums, true},
-		{"BIRD 2.0.12", bird{}, single, false},
-		{"BIRD 2.17.6", bird10("bird2"), single, false},
-		{"BIRD 3.1.8", bird10("bird3"), single, false},
+		{"BIRD 2.0.12", bird{}, single, true},
+		{"BIRD 2.17.6", bird10("bird2"), single, true},
+		{"BIRD 3.1.8", bird10("bird3"), single, true},
 		{"GoBGP 3.10", gobgp{}, single, false},
 		{"GoBGP 3.36", gobgp{root: testbed.Unpacked("trixie", "gobgpd")}, single, false},
 		{"OpenBGPD 7.7", openbgpd{root: testbed.Unpacked("bookworm", "openbgpd")}, single, false},
 		{"OpenBGPD 8.8", openbgpd{root: testbed.Unpacked("trixie", "openbgpd")}, single, false},
-		{"fared leaf", faredLeaf{}, "", false},
+		{"fared leaf", faredLeaf{}, "", true},
 	}
 }
 

@@ -31,3 +31,13 @@ func TestDrainNotKept(t *testing.T) {
 		t.Errorf("on the disk: exit code %d: %s", o.code, o.err)
 	}
 }
+
+// TestDrainGivenUp checks that a drain that the daemon gives up ends with exit code 1, the reason and the remedy.
+func TestDrainGivenUp(t *testing.T) {
+	socket, f := startFake(t)
+	f.givenUp = true
+	o := fared(t, "--socket", socket, "drain", "plane", "p0", "--wait", "--reason", "kept")
+	if o.code != 1 || !strings.Contains(o.err, "the drain of plane p0 was given up: the other end drains too") || !strings.Contains(o.err, "drain again once") {
+		t.Errorf("exit code %d: %s%s", o.code, o.out, o.err)
+	}
+}

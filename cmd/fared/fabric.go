@@ -227,8 +227,8 @@ func undrainCommand(e *env) *cobra.Command {
 	return drainLike(e, "undrain", "Return a plane, a leaf or a sub-port to service: routes first, shares after", false)
 }
 
-// drainState describes a drain: "plane p2: shares, 3 destinations may still leave over it".
-func drainState(d *farev1.DrainStatus) string {
+// drainName returns the kind and the name of a drain's target: "plane p2".
+func drainName(d *farev1.DrainStatus) string {
 	kind, name := "sub-port", d.Target.GetSubPort()
 	switch d.Target.GetTarget().(type) {
 	case *farev1.DrainTarget_Plane:
@@ -236,7 +236,12 @@ func drainState(d *farev1.DrainStatus) string {
 	case *farev1.DrainTarget_Leaf:
 		kind, name = "leaf", d.Target.GetLeaf()
 	}
-	out := kind + " " + name + ": " + d.Stage
+	return kind + " " + name
+}
+
+// drainState describes a drain: "plane p2: shares, 3 destinations may still leave over it".
+func drainState(d *farev1.DrainStatus) string {
+	out := drainName(d) + ": " + d.Stage
 	if d.Waiting > 0 {
 		out += ", " + several(int(d.Waiting), "destination") + " may still leave over it"
 	}
@@ -343,6 +348,10 @@ func (e *env) followDrain(ctx context.Context, client farev1.FabricServiceClient
 		if i >= 0 {
 			d := st.Drains[i]
 			state = "  " + strings.Join(append([]string{drainState(d)}, d.WaitsFor...), "\n    ") + "\n"
+			if on && d.Stage == "given-up" {
+				return &exitError{exitFailed, fmt.Errorf("the drain of %s was given up: %s", drainName(d), strings.Join(d.WaitsFor, ", ")),
+					"drain again once the other end has ended its drain, or force it (fared drain --force)"}
+			}
 			done = on && d.Stage == "drained"
 		}
 		if state != shown {

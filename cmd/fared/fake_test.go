@@ -26,6 +26,8 @@ type fake struct {
 	hangs                 bool // the second call of GetStatus
 	// kept: drains are on the disk, as they are after a drain with the reason "kept".
 	kept bool
+	// givenUp: the drain of p0 has been given up by the third query.
+	givenUp bool
 	// unmet lists requests that differ from the expected ones.
 	unmet []string
 }
@@ -234,6 +236,9 @@ func (f *fake) GetStatus(ctx context.Context, _ *farev1.GetStatusRequest) (*fare
 	}
 	if f.looks > 2 {
 		drains[1].Stage, drains[1].Waiting, drains[1].WaitsFor = "drained", 0, nil
+		if f.givenUp {
+			drains[1].Stage, drains[1].WaitsFor = "given-up", []string{"the other end drains too"}
+		}
 	}
 	var faults []*farev1.Fault
 	for _, s := range []string{"p0/p0.0", "p0/p0.1", "p1/p1.0", "p1/p1.1", "p2/p2.0"} {

@@ -393,12 +393,13 @@ type DrainStatus struct {
 	// "shares": the data plane may still send over the target. "routes": the loopbacks are advertised with zero bandwidth. "withdrawing":
 	// they are withdrawn, but the connection of some session has not carried the withdrawals yet. "drained": the connection of every session that is up has
 	// carried them. "undraining": the loopbacks are advertised, shares are still zero. "dormant": the configuration lacks the target; the drain is in force
-	// again once the daemon starts with a configuration that contains it.
+	// again once the daemon starts with a configuration that contains it. "given-up": the target is in service again, because the other end of a destination
+	// has begun to drain its remaining planes at the same time; shown until the next Drain or Undrain of the target.
 	Stage string `protobuf:"bytes,2,opt,name=stage,proto3" json:"stage,omitempty"`
 	// In stage "shares": the number of destinations that may still leave over the target.
 	Waiting uint32 `protobuf:"varint,3,opt,name=waiting,proto3" json:"waiting,omitempty"`
 	// In stage "shares": some of these destinations, each with the reason; or the reason why the list is unknown. In stages "routes" and "withdrawing": some
-	// of the sessions whose connections have not carried the routes of the stage.
+	// of the sessions whose connections have not carried the routes of the stage. In stage "given-up": the destinations that would have no plane.
 	WaitsFor []string `protobuf:"bytes,4,rep,name=waits_for,json=waitsFor,proto3" json:"waits_for,omitempty"`
 	// Unix time of the request that drained the target; 0 in stage "undraining".
 	SinceNs uint64 `protobuf:"varint,5,opt,name=since_ns,json=sinceNs,proto3" json:"since_ns,omitempty"`

@@ -43,6 +43,7 @@ type FabricServiceClient interface {
 	WatchEvents(ctx context.Context, in *WatchEventsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[FabricEvent], error)
 	// Drain takes a plane, a leaf or a sub-port out of service. Its shares go to zero; when the data plane has
 	// confirmed that, the loopbacks are advertised there with zero bandwidth and then withdrawn. DrainStatus.stage has the progress. Draining a drained target is no error.
+	// Until the withdrawal, a drain without force ends by itself if it would leave a destination without any plane because the other end drains too.
 	// A drain lasts until Undrain, also over a restart of the daemon: it is on the disk before the answer, or GetStatusResponse.drains_error has the reason.
 	// FAILED_PRECONDITION names destinations that are reachable now and would have no plane, unless force is set.
 	Drain(ctx context.Context, in *DrainRequest, opts ...grpc.CallOption) (*DrainResponse, error)
@@ -152,6 +153,7 @@ type FabricServiceServer interface {
 	WatchEvents(*WatchEventsRequest, grpc.ServerStreamingServer[FabricEvent]) error
 	// Drain takes a plane, a leaf or a sub-port out of service. Its shares go to zero; when the data plane has
 	// confirmed that, the loopbacks are advertised there with zero bandwidth and then withdrawn. DrainStatus.stage has the progress. Draining a drained target is no error.
+	// Until the withdrawal, a drain without force ends by itself if it would leave a destination without any plane because the other end drains too.
 	// A drain lasts until Undrain, also over a restart of the daemon: it is on the disk before the answer, or GetStatusResponse.drains_error has the reason.
 	// FAILED_PRECONDITION names destinations that are reachable now and would have no plane, unless force is set.
 	Drain(context.Context, *DrainRequest) (*DrainResponse, error)

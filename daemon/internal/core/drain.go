@@ -83,17 +83,35 @@ const strandedNamed = 3
 // CheckStranded returns an error for a drain that would leave a currently reachable destination of some source group without a plane. It takes
 // all current drains, failures and missing routes into account; a drain that is being reversed still counts.
 func (c *Core) CheckStranded(t DrainTarget) error {
+	named, stranded := c.affected(t, true, (*fare.Table).Strands)
+	if stranded == 0 {
+		return nil
+	}
+	return fmt.Errorf("it would leave %d destinations without any plane: %s", stranded, named)
+}
+
+// CheckOtherEnd returns an error for a drain, whose routes have not been withdrawn yet, if the other end of some destination takes the planes out of
+// service that the drain has left to it.
+func (c *Core) CheckOtherEnd(t DrainTarget) error {
+	named, stranded := c.affected(t, false, (*fare.Table).Frees)
+	if stranded == 0 {
+		return nil
+	}
+	return fmt.Errorf("the other end takes the remaining planes of %d destinations out of service at the same time: %s", stranded, named)
+}
+
+// affected returns the number of destinations in the groups that find returns for a drain of t or its end, and some of them with their planes.
+func (c *Core) affected(t DrainTarget, on bool, find func(*fare.Table, fare.Drain) []fare.GroupID) (text string, count int) {
 	var named []string
-	stranded := 0
 	for i := range c.sources {
 		l, table := &c.layout.Sources[i], c.sources[i].table
-		local, ok := l.localize(c.tableDrain(t, true)).(fare.Drain)
+		local, ok := l.localize(c.tableDrain(t, on)).(fare.Drain)
 		if !ok {
 			continue // no part of the target serves the source group
 		}
-		for _, id := range table.Strands(local) {
+		for _, id := range find(table, local) {
 			members := slices.SortedFunc(table.Members(id), netip.Prefix.Compare)
-			stranded += len(members)
+			count += len(members)
 			for _, prefix := range members[:min(len(members), strandedNamed-len(named))] {
 				text := prefix.String()
 				if l.Name.IsValid() {
@@ -103,27 +121,30 @@ func (c *Core) CheckStranded(t DrainTarget) error {
 			}
 		}
 	}
-	if stranded == 0 {
-		return nil
+	text = strings.Join(named, ", ")
+	if count > len(named) {
+		text += fmt.Sprintf(" and %d more", count-len(named))
 	}
-	text := strings.Join(named, ", ")
-	if stranded > len(named) {
-		text += fmt.Sprintf(" and %d more", stranded-len(named))
-	}
-	return fmt.Errorf("it would leave %d destinations without any plane: %s", stranded, text)
+	return text, count
 }
 
 // planesOf describes which planes carry a group, and why the others do not: "by p1; p0: drained".
 func planesOf(l *SourceLayout, view fare.GroupView) string {
 	var carry, rest []string
 	for p, name := range l.Planes {
-		if plane := &view.Planes[p]; plane.Capacity > 0 {
+		switch plane := &view.Planes[p]; {
+		case plane.Capacity > 0 && view.Rule == fare.RuleAllZeroEqual:
+			carry = append(carry, name+" with zero bandwidth")
+		case plane.Capacity > 0:
 			carry = append(carry, name)
-		} else {
+		default:
 			rest = append(rest, name+": "+plane.Reason.String())
 		}
 	}
-	return strings.Join(append([]string{"by " + strings.Join(carry, ", ") + " now"}, rest...), "; ")
+	if carry != nil {
+		rest = append([]string{"by " + strings.Join(carry, ", ") + " now"}, rest...)
+	}
+	return strings.Join(rest, "; ")
 }
 
 // drainTable sets the target's shares to zero in the tables, or restores them.
