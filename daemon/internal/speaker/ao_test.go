@@ -167,7 +167,7 @@ func TestAOWithC(t *testing.T) {
 			for key, want := range map[string]string{"right": "marker", "wrong": "nothing", "": "nothing"} {
 				t.Run(fmt.Sprintf("%s passive=%v key=%q", a.kernel(), passive, key), func(t *testing.T) {
 					at := hosts(2)
-					c := Config{AS: 65001, RouterID: leafID, Accept: acceptAll, Sessions: []Session{{Name: "p0", Peer: at[1], Local: at[0], Port: testPort(t, at[0]),
+					c := Config{AS: 65001, RouterID: leafID, Accept: acceptAll, Sessions: []Session{{Name: "p0", Peer: at[1], Local: at[0], Port: uint16(netnstest.FreePort(t)),
 						Passive: passive, AO: AO{Key: "right", SendID: 3, ReceiveID: 4, Algorithm: a}}}}
 					if withoutAO(t, program, c) {
 						return

@@ -14,6 +14,7 @@ import (
 	"google.golang.org/protobuf/types/known/anypb"
 
 	"github.com/fared/fared/fare"
+	"github.com/fared/fared/internal/netnstest"
 )
 
 // TestGoBGPLeaf uses GoBGP itself as the leaf, without guard or speaker.
@@ -22,7 +23,7 @@ func TestGoBGPLeaf(t *testing.T) {
 	ctx := context.Background()
 	d := testDeps(t)
 	leaf := newBGPServer(d.Log, "leaf", d.Fatal, "")
-	leaf.port = testPort(t, at[0])
+	leaf.port = uint16(netnstest.FreePort(t))
 	if err := exclusively([]*bgpServer{leaf}, func() error {
 		return leaf.bgp.StartBgp(ctx, &api.StartBgpRequest{Global: &api.Global{
 			Asn: 65100, RouterId: leafID.String(), ListenPort: int32(leaf.port), ListenAddresses: []string{at[0].String()},

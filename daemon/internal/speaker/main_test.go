@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
-	"net"
 	"net/netip"
 	"slices"
 	"testing"
@@ -14,6 +13,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/fared/fared/fare"
+	"github.com/fared/fared/internal/netnstest"
 )
 
 func TestMain(m *testing.M) {
@@ -36,16 +36,6 @@ func hosts(n int) []netip.Addr {
 		nextHost++
 	}
 	return list
-}
-
-func testPort(t testing.TB, at netip.Addr) uint16 {
-	t.Helper()
-	l, err := net.ListenTCP("tcp", net.TCPAddrFromAddrPort(netip.AddrPortFrom(at, 0)))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer l.Close()
-	return addrPort(l.Addr()).Port()
 }
 
 // running is a Speaker that runs, with the events that it reported.
@@ -220,7 +210,7 @@ func pairConfig(t testing.TB, n int) (server, leaf Config) {
 	server = Config{AS: 65001, RouterID: netip.MustParseAddr("10.255.0.1"), Accept: acceptAll}
 	leaf = Config{AS: 4200000100, RouterID: netip.MustParseAddr("10.255.0.100"), Accept: acceptAll}
 	at := hosts(1)[0]
-	port := testPort(t, at)
+	port := uint16(netnstest.FreePort(t))
 	for i := range n {
 		own := hosts(1)[0]
 		server.Sessions = append(server.Sessions, Session{

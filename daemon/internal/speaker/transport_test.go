@@ -20,13 +20,14 @@ import (
 
 	"github.com/fared/fared/daemon/internal/guard"
 	"github.com/fared/fared/fare"
+	"github.com/fared/fared/internal/netnstest"
 )
 
 // TestIPv4OverIPv6 carries both families over an IPv6 session, IPv4 routes with
 // IPv6 next hops.
 func TestIPv4OverIPv6(t *testing.T) {
 	at := netip.IPv6Loopback()
-	port := testPort(t, at)
+	port := uint16(netnstest.FreePort(t))
 	server := Config{AS: 65001, RouterID: netip.MustParseAddr("10.255.0.1"), Accept: acceptAll}
 	leaf := Config{AS: 65100, RouterID: leafID, Accept: acceptAll}
 	x := Session{Name: "v6", Peer: at, Local: at, Port: port, Families: []Family{IPv4, IPv6}, ExtendedNextHop: true, GTSMHops: 1, Password: "secret"}
