@@ -7,7 +7,9 @@ import (
 	"slices"
 	"time"
 
+	farev1 "github.com/fared/fared/api/fare/v1"
 	"github.com/fared/fared/daemon/internal/status"
+	"github.com/fared/fared/internal/hostcheck"
 )
 
 // Bounds of the log lines about faults of sessions. One leaf may corrupt the bandwidth of every route at once, and return to valid values just as
@@ -32,6 +34,29 @@ func (l *loop) faultOf(session int, f status.Fault) sessionFault {
 
 // sessionFaults returns every current fault of the sessions: ignored bandwidth, then dropped routes.
 func (l *loop) sessionFaults() []sessionFault { return l.droppedFaults(l.ignoredFaults(nil)) }
+
+// limited notes the limitations of the data plane's host. Without BFD its packets do not matter.
+func (l *loop) limited(all []*farev1.Limitation) {
+	now := slices.DeleteFunc(slices.Clone(all), func(x *farev1.Limitation) bool {
+		return x.Reason == hostcheck.ReasonFirewallBFD && l.core.Config().BFD.Interval == 0
+	})
+	has := func(in []*farev1.Limitation, x *farev1.Limitation) bool {
+		return slices.ContainsFunc(in, func(y *farev1.Limitation) bool { return x.Reason == y.Reason && x.Text == y.Text })
+	}
+	for _, x := range now {
+		if !has(l.limitations, x) {
+			l.log.Warn("limitation of the data plane's host", "reason", x.Reason, "what", x.Text, "remedy", x.Remedy)
+			l.event(status.EventFault, "host", x.Reason+": "+x.Text+"; "+x.Remedy)
+		}
+	}
+	for _, x := range l.limitations {
+		if !has(now, x) {
+			l.event(status.EventFault, "host", x.Reason+" has ended: "+x.Text)
+		}
+	}
+	l.limitations = now
+	l.builder.MarkFabric()
+}
 
 // faultKey identifies a reported fault.
 type faultKey struct {

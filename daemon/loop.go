@@ -10,6 +10,7 @@ import (
 	"sync"
 	"time"
 
+	farev1 "github.com/fared/fared/api/fare/v1"
 	"github.com/fared/fared/daemon/config"
 	"github.com/fared/fared/daemon/internal/core"
 	"github.com/fared/fared/daemon/internal/dpclient"
@@ -49,9 +50,10 @@ type loop struct {
 	dpReady       bool
 	dpConnected   dpclient.Event
 	dpError       string
-	dpRefused     bool      // dpError is of a refusal
-	damage        string    // damage of the layer below the data plane; "" if it is intact
-	deadline      time.Time // of the start; zero after convergence
+	dpRefused     bool                 // dpError is of a refusal
+	limitations   []*farev1.Limitation // of the data plane's host
+	damage        string               // damage of the layer below the data plane; "" if it is intact
+	deadline      time.Time            // of the start; zero after convergence
 	drained       drainRecords
 	earlier       []drainfile.Record // drains of an earlier process, until run restores them
 	drainTimers   []drainTimer
@@ -449,6 +451,7 @@ func (l *loop) plane(ev *dpclient.Event) {
 	case dpclient.Connected:
 		l.dpConnected, l.dpError, l.dpRefused = *ev, "", false
 		l.integrity("")
+		l.limited(nil)
 		first := !l.dpReady
 		l.dpReady = true
 		caps := ev.Capabilities
@@ -487,8 +490,10 @@ func (l *loop) plane(ev *dpclient.Event) {
 		l.acknowledged(ev, effectApproximate, "approximate: "+ev.Message)
 	case dpclient.Damaged:
 		l.integrity(ev.Message)
+		l.limited(ev.Limitations)
 	case dpclient.Intact:
 		l.integrity("")
+		l.limited(ev.Limitations)
 	case dpclient.Refused:
 		l.shown.answered(ev.Object, ev.Change, effectRefused, "refused: "+ev.Message)
 		l.dpError, l.dpRefused = ev.Object.String()+": "+ev.Message, true

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -187,6 +188,49 @@ func TestDamageIsReported(t *testing.T) {
 		}
 		if last := r.status().Dataplane.LastError; last != step.last {
 			t.Errorf("%v: the last error is %q, want %q", step.event.Kind, last, step.last)
+		}
+	}
+}
+
+// TestLimitationsAreReported checks that a limitation of the data plane's host is one event at its begin and one at its end, and shown meanwhile, until the
+// data plane is another; that of BFD only where BFD is configured.
+func TestLimitationsAreReported(t *testing.T) {
+	strict := &farev1.Limitation{Reason: "rp-filter", Text: "strict on a", Remedy: "set it to 2"}
+	bfd := &farev1.Limitation{Reason: "firewall-bfd", Text: "drops BFD", Remedy: "accept it"}
+	for _, interval := range []string{"300ms", "0s"} {
+		r := newRig(t, shape{Planes: 1, SubPorts: 1, Extra: "bfd: {interval: " + interval + "}\n"}, rigOptions{leaves: announceAll(400e9, 1)})
+		r.settled(1)
+		begins, ends, shown := "fault, host: firewall-bfd: drops BFD; accept it", "fault, host: firewall-bfd has ended: drops BFD", "firewall-bfd "
+		if interval == "0s" {
+			begins, ends, shown = "", "", ""
+		}
+		join := func(parts ...string) string {
+			return strings.Join(slices.DeleteFunc(parts, func(s string) bool { return s == "" }), "; ")
+		}
+		for _, step := range []struct {
+			event         dpclient.Event
+			events, shown string
+		}{
+			{dpclient.Event{Kind: dpclient.Intact, Limitations: []*farev1.Limitation{strict}}, "fault, host: rp-filter: strict on a; set it to 2", "rp-filter "},
+			{dpclient.Event{Kind: dpclient.Intact, Limitations: []*farev1.Limitation{bfd, strict}}, begins, shown + "rp-filter "},
+			{dpclient.Event{Kind: dpclient.Damaged, Message: "a rule is gone", Limitations: []*farev1.Limitation{bfd}}, "fault, memory: damaged: a rule is gone; fault, host: rp-filter has ended: strict on a", shown},
+			{dpclient.Event{Kind: dpclient.Connected, Name: "another"}, join("dataplane, another: repaired: a rule is gone", ends, "dataplane, another: connected"), ""},
+		} {
+			var events string
+			r.inside(func(l *loop) {
+				events = during(l, func() { l.plane(&step.event) })
+				l.builder.Commit()
+			})
+			if events != step.events {
+				t.Errorf("BFD %s, %v: events %q, want %q", interval, step.event.Limitations, events, step.events)
+			}
+			got := ""
+			for _, x := range r.overview().Dataplane.Limitations {
+				got += x.Reason + " "
+			}
+			if got != step.shown {
+				t.Errorf("BFD %s, %v: shown %q, want %q", interval, step.event.Limitations, got, step.shown)
+			}
 		}
 	}
 }

@@ -269,6 +269,9 @@ func (s source) Process() status.Process {
 		Pending: uint64(s.shown.counts[effectPending]), Approximate: uint64(s.shown.counts[effectApproximate]),
 		Refused: uint64(s.shown.counts[effectRefused]), Damage: s.damage, Repairs: st.Repairs,
 	}
+	for _, x := range s.limitations {
+		out.Dataplane.Limitations = append(out.Dataplane.Limitations, status.Limitation{Reason: x.Reason, Text: x.Text, Remedy: x.Remedy})
+	}
 	if out.Dataplane.LastError == "" && st.LastError != nil {
 		out.Dataplane.LastError = st.LastError.Error()
 	}

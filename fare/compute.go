@@ -18,10 +18,10 @@ type computation struct {
 	avoided    Signals
 	waived     bool
 	lastResort bool
-	view    GroupView
-	weights []SubPortWeight    // backs view.Planes[].SubPorts
-	ignored []IgnoredBandwidth // backs view.Ignored
-	ratio   []uint64           // argument of simplify
+	view       GroupView
+	weights    []SubPortWeight    // backs view.Planes[].SubPorts
+	ignored    []IgnoredBandwidth // backs view.Ignored
+	ratio      []uint64           // argument of simplify
 }
 
 // Values of computation.of for an entry without a link.

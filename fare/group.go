@@ -126,16 +126,16 @@ func (h hasher) entries(es []entry) uint64 {
 // other group has the same entries.
 type group struct {
 	link[group]
-	id       GroupID
-	entries  []entry
-	reasons  []Reason // why each entry does not count
-	members  *destination
-	size     int
-	view     GroupView
+	id      GroupID
+	entries []entry
+	reasons []Reason // why each entry does not count
+	members *destination
+	size    int
+	view    GroupView
 	// lastResort: only routes with signals of [Config.LeastPreferred] can carry packets.
 	lastResort bool
-	subPorts []SubPortWeight    // backs view.Planes[].SubPorts
-	ignored  []IgnoredBandwidth // backs view.Ignored
+	subPorts   []SubPortWeight    // backs view.Planes[].SubPorts
+	ignored    []IgnoredBandwidth // backs view.Ignored
 }
 
 func (g *group) chain() *link[group] { return &g.link }

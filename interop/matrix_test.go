@@ -171,25 +171,8 @@ func writeMatrix(t *testing.T, file string, rows [][]string) {
 	if err := os.WriteFile(file, []byte(b.String()), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	page := filepath.Join("..", "docs", "operations", "leaves.md")
-	text, err := os.ReadFile(page)
-	if err != nil {
-		t.Fatal(err)
-	}
-	before, rest, ok1 := strings.Cut(string(text), matrixBegin)
-	_, after, ok2 := strings.Cut(rest, matrixEnd)
-	if !ok1 || !ok2 {
-		t.Fatalf("%s has no table of leaves", page)
-	}
-	if err := os.WriteFile(page, []byte(before+matrixBegin+matrixTable(rows[1:])+matrixEnd+after), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	testbed.Table(t, filepath.Join("..", "docs", "operations", "leaves.md"), "TestLeafMatrix", matrixTable(rows[1:]))
 }
-
-const (
-	matrixBegin = "<!-- the table of TestLeafMatrix -->\n"
-	matrixEnd   = "<!-- its end -->\n"
-)
 
 // matrixTable has a line for each leaf and kind of session: right, if all scenarios with that number of cables are, or what is not; and the longest time after
 // a cable's failure at the receiver and after the leaf's.

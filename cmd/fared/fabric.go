@@ -70,6 +70,10 @@ func statusTable(w *tabwriter.Writer, st *farev1.GetStatusResponse) {
 		if dp.LastError != "" {
 			row(w, "", dp.LastError)
 		}
+		for _, x := range dp.Limitations {
+			row(w, "FAULT", "host, "+x.Reason+": "+x.Text)
+			row(w, "", x.Remedy)
+		}
 	}
 	switch {
 	case st.SlotTableError != "":

@@ -280,6 +280,9 @@ func judgeDataplane(r *healthReport, st *farev1.GetStatusResponse) {
 	if dp.Damage != "" {
 		r.add(levelUnhealthy, "the data plane is damaged: "+dp.Damage, "find the program that changes the kernel's objects; the agent repairs its own ones alone")
 	}
+	for _, x := range dp.Limitations {
+		r.add(levelDegraded, x.Text, x.Remedy)
+	}
 	if dp.Refused > 0 {
 		r.add(levelUnhealthy, several(int(dp.Refused), "object")+" refused by the data plane", "'fared weights' and 'fared watch --events' show the reasons")
 	}

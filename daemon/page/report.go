@@ -61,6 +61,9 @@ func notes(s *farev1.GetStatusResponse) []string {
 	if s.DrainsError != "" {
 		out = append(out, "drains: "+s.DrainsError)
 	}
+	for _, x := range s.GetDataplane().GetLimitations() {
+		out = append(out, x.Text+"; "+x.Remedy)
+	}
 	for _, f := range s.Faults {
 		out = append(out, f.Kind+", "+f.Session+": "+f.Reason+", such as "+f.Example+"; "+f.Remedy)
 	}

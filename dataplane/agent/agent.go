@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
+	"slices"
 	"sync/atomic"
 	"time"
 
@@ -18,6 +19,7 @@ import (
 	"github.com/fared/fared/dataplane/internal/contract"
 	"github.com/fared/fared/dataplane/internal/journal"
 	"github.com/fared/fared/internal/grpcserve"
+	"github.com/fared/fared/internal/hostcheck"
 	"github.com/fared/fared/internal/inprocess"
 	"github.com/fared/fared/internal/sdnotify"
 	"github.com/fared/fared/internal/unixsocket"
@@ -54,8 +56,10 @@ type Agent struct {
 	metrics   *metricsServer  // nil without metrics
 	refusals  grpcserve.Refusals
 	policy    *policy
-	broken    error        // result of the last health check
-	looked    atomic.Int64 // time of the last health check, in nanoseconds of the Unix time
+	broken    error // result of the last health check
+	// limitations are those of the last look.
+	limitations []hostcheck.Finding
+	looked      atomic.Int64 // time of the last health check, in nanoseconds of the Unix time
 
 	settled    bool  // leftovers of earlier runs are removed
 	unsettled  error // why settling failed
@@ -116,9 +120,6 @@ func start(c Config, open func() (*driver, error)) (_ *Agent, err error) {
 	}
 	if a.driver, err = open(); err != nil {
 		return nil, err
-	}
-	if note := a.driver.note(); note != "" {
-		a.log.Warn("the driver works with a limitation", "driver", a.driver.name, "limitation", note)
 	}
 	a.watched = newWatched(a.driver.forwarder, c.Log)
 	config.Name, config.Forwarder = a.driver.name, a.watched
@@ -336,6 +337,7 @@ func (a *Agent) look(notify *notifier) {
 		}
 	}
 	a.server.Tally() // blocks while a commit hangs
+	a.limit(a.driver.limitations())
 	a.looked.Store(time.Now().UnixNano())
 	err := errors.Join(a.driver.healthy(), a.unsettled, a.damage())
 	a.serving(err == nil)
@@ -356,11 +358,34 @@ func (a *Agent) look(notify *notifier) {
 		a.server.View(func(s *contract.State) {
 			text += fmt.Sprintf("%d groups, %d destinations", len(s.Groups), s.Destinations.Len())
 		})
-		if note := a.driver.note(); note != "" {
-			text += "; " + note
+		for _, f := range a.limitations {
+			text += "; " + f.String()
 		}
 	}
 	notify.status(text)
+}
+
+// limit logs the limitations of the host that begin and end, and reports all to the control plane.
+func (a *Agent) limit(now []hostcheck.Finding) {
+	if slices.Equal(now, a.limitations) {
+		return
+	}
+	for _, f := range now {
+		if !slices.Contains(a.limitations, f) {
+			a.log.Warn("limitation of this host", "reason", f.Reason, "what", f.Text, "remedy", f.Remedy)
+		}
+	}
+	report := make([]*farev1.Limitation, len(now))
+	for i, f := range now {
+		report[i] = &farev1.Limitation{Reason: f.Reason, Text: f.Text, Remedy: f.Remedy}
+	}
+	for _, f := range a.limitations {
+		if !slices.ContainsFunc(now, func(x hostcheck.Finding) bool { return x.Reason == f.Reason }) {
+			a.log.Info("a limitation of this host has ended", "reason", f.Reason)
+		}
+	}
+	a.limitations = now
+	a.server.ReportLimitations(report)
 }
 
 // damage returns an error while the kernel lacks part of the acknowledged state.

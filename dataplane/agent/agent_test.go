@@ -30,6 +30,7 @@ import (
 	farev1 "github.com/fared/fared/api/fare/v1"
 	"github.com/fared/fared/dataplane/internal/contract"
 	"github.com/fared/fared/dataplane/internal/journal"
+	"github.com/fared/fared/internal/hostcheck"
 	"github.com/fared/fared/internal/netnstest"
 	"github.com/fared/fared/internal/testkit/gate"
 	"github.com/fared/fared/internal/unixsocket"
@@ -64,7 +65,7 @@ type recorder struct {
 	sick, set, settles error
 	panics             bool
 	hang               chan struct{} // if not nil, commits wait until it is closed
-	note               string
+	limits             []hostcheck.Finding
 	report             func(*farev1.Integrity)
 }
 
@@ -87,7 +88,7 @@ func (r *recorder) Commit(changes []contract.Change) error {
 
 func (r *recorder) open() (*driver, error) {
 	return &driver{
-		name: "recorder", forwarder: r, note: func() string { return r.note },
+		name: "recorder", forwarder: r, limitations: func() []hostcheck.Finding { return r.limits },
 		settle: func() error {
 			r.mu.Lock()
 			defer r.mu.Unlock()
@@ -315,7 +316,7 @@ func TestOneAgent(t *testing.T) {
 
 func TestHealth(t *testing.T) {
 	socket, log := filepath.Join(t.TempDir(), "s"), &logged{}
-	r := &recorder{note: "pins end with the agent"}
+	r := &recorder{limits: []hostcheck.Finding{{Reason: "private-bpffs", Text: "pins end with the agent", Remedy: "mount it"}}}
 	a, _ := run(t, Config{Socket: socket, MetricsListen: "127.0.0.1:0", Log: slog.New(slog.NewTextHandler(log, nil))}, r)
 	client := healthpb.NewHealthClient(plain(t, socket))
 	is := func(want healthpb.HealthCheckResponse_ServingStatus, page int, words string) {

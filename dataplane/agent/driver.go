@@ -13,6 +13,7 @@ import (
 	farev1 "github.com/fared/fared/api/fare/v1"
 	"github.com/fared/fared/dataplane/internal/contract"
 	"github.com/fared/fared/dataplane/memory"
+	"github.com/fared/fared/internal/hostcheck"
 )
 
 // driver forwards on this machine.
@@ -21,8 +22,8 @@ type driver struct {
 	forwarder contract.Forwarder
 	// settle removes leftovers of earlier runs. It is called once all state of a journal has been committed.
 	settle func() error
-	// note returns the current limitation for the operator, "" if there is none.
-	note func() string
+	// limitations returns the current limitations of the host.
+	limitations func() []hostcheck.Finding
 	// healthy returns the current fault, or nil.
 	healthy func() error
 	collect func(sampler) // nil without metrics of the driver
@@ -38,7 +39,7 @@ func (nothing) Commit([]contract.Change) error         { return nil }
 
 func memoryDriver() *driver {
 	none := func() error { return nil }
-	return &driver{name: Memory, forwarder: nothing{}, settle: none, note: func() string { return "" }, healthy: none, close: none}
+	return &driver{name: Memory, forwarder: nothing{}, settle: none, limitations: func() []hostcheck.Finding { return nil }, healthy: none, close: none}
 }
 
 // watched is a Forwarder that is measured, and whose panics become errors of the call: an operation that causes a panic

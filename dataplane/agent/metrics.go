@@ -34,7 +34,7 @@ func (a *Agent) Collect(ch chan<- prometheus.Metric) {
 	sample(metricBuildInfo, 1, a.c.Version, runtime.Version(), a.driver.name)
 	flag(metricServing, a.healthy())
 
-	flag(metricLimited, a.driver.note() != "")
+	flag(metricLimited, len(a.driver.limitations()) > 0)
 	integrity := a.server.Integrity()
 	flag(metricIntact, integrity.Intact)
 	count(metricRepairs, integrity.Repairs)
@@ -119,8 +119,8 @@ func newMetricsServer(address string, a *Agent) (*metricsServer, error) {
 			return
 		}
 		fmt.Fprintln(w, "ok")
-		if note := a.driver.note(); note != "" {
-			fmt.Fprintln(w, note)
+		for _, f := range a.driver.limitations() {
+			fmt.Fprintln(w, f)
 		}
 	})
 	return &metricsServer{l, httpserve.New(mux)}, nil

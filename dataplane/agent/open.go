@@ -6,9 +6,11 @@ import (
 	"fmt"
 	"net"
 	"os"
+	"slices"
 
 	"github.com/fared/fared/dataplane/bpf"
 	"github.com/fared/fared/dataplane/linux"
+	"github.com/fared/fared/internal/hostcheck"
 	"github.com/fared/fared/internal/metric"
 )
 
@@ -39,9 +41,14 @@ func openDriver(c *Config) (*driver, error) {
 	if err != nil {
 		return nil, errors.Join(err, below.Close())
 	}
-	s, private := newStack(below, above, c.Log), above.Private()
+	s := newStack(below, above, c.Log)
+	below.SteeredBy(cmp.Or(c.BPF.Device, bpf.DefaultDevice))
+	var private []hostcheck.Finding
+	if why := above.Private(); why != "" {
+		private = []hostcheck.Finding{{Reason: "private-bpffs", Text: why, Remedy: "mount the BPF file system outside before the agent starts: mount -t bpf bpf /sys/fs/bpf"}}
+	}
 	return &driver{
-		name: BPF, note: func() string { return cmp.Or(private, below.Limitation()) }, forwarder: s, settle: s.Settle, healthy: s.healthy, close: s.Close,
+		name: BPF, limitations: func() []hostcheck.Finding { return slices.Concat(private, below.Limitations()) }, forwarder: s, settle: s.Settle, healthy: s.healthy, close: s.Close,
 		collect: func(sample sampler) {
 			collectLinux(sample, below.Stats())
 			stats, err := above.Stats()
@@ -56,7 +63,7 @@ func openDriver(c *Config) (*driver, error) {
 
 func linuxDriver(c *Config, below *linux.Driver) *driver {
 	return &driver{
-		name: Linux, note: below.Limitation, forwarder: below, close: below.Close,
+		name: Linux, limitations: below.Limitations, forwarder: below, close: below.Close,
 		settle: func() error {
 			if err := below.Settle(); err != nil {
 				return err

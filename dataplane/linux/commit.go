@@ -96,15 +96,13 @@ func (d *Driver) SetForwarding(forwarding *farev1.Forwarding) error {
 			return status.Errorf(codes.Unavailable, "forwarding: without loopbacks this node forwards for others: %v", err)
 		}
 	}
-	filtered := ""
+	d.limitations = d.inspect(forwarding, d.steering)
 	if err := d.space.Do(func() error {
-		filtered = strictFilters(forwarding)
 		_, err := setUpNeighbors(forwarding)
 		return err
 	}); err != nil {
 		d.state.log.Warn("linux data plane: a sub-port may return a second later than its link", "error", err)
 	}
-	d.filters(filtered)
 	before := d.forwarding
 	if err := d.forward(forwarding); err != nil {
 		if before != nil {

@@ -16,6 +16,7 @@ import (
 	farev1 "github.com/fared/fared/api/fare/v1"
 	"github.com/fared/fared/dataplane/internal/carrier"
 	"github.com/fared/fared/dataplane/internal/contract"
+	"github.com/fared/fared/internal/hostcheck"
 	"github.com/fared/fared/internal/netns"
 	"github.com/fared/fared/internal/rtnl"
 )
@@ -73,8 +74,11 @@ type Driver struct {
 	search       *time.Timer        // fires when a look for shadows is due
 	forwarding   *farev1.Forwarding // of the last accepted Hello
 	capabilities *farev1.Capabilities
-	filtered     string // the sub-ports whose reverse path filter is strict; "" if there are none
-	unsettled    string // why settings of the kernel could not be restored; "" if they could
+	steering     string              // the device by which flows leave above this Driver; "" without
+	limitations  []hostcheck.Finding // of this host, at the last look
+	inspector    hostcheck.Inspector // see inspect
+	inspecting   sync.Mutex          // guards inspector
+	unsettled    string              // why settings of the kernel could not be restored; "" if they could
 }
 
 // Stats holds counters since Open; the *Objects fields and Broken are current values.

@@ -6,10 +6,13 @@ import (
 	"maps"
 	"os"
 	"slices"
+	"strings"
 	"time"
 
 	"google.golang.org/grpc/status"
 
+	farev1 "github.com/fared/fared/api/fare/v1"
+	"github.com/fared/fared/internal/hostcheck"
 	"github.com/fared/fared/internal/rtnl"
 )
 
@@ -128,15 +131,14 @@ func (d *Driver) report(failures []failure) {
 // follow the weights.
 func (d *Driver) restore() {
 	d.mu.Lock()
-	forwarding, v6 := d.forwarding, false // nil before the first Hello, when the other required sysctls are unknown
+	forwarding, steering, v6 := d.forwarding, d.steering, false // nil before the first Hello, when the other required sysctls are unknown
 	if forwarding != nil {
 		v6 = d.state.hopsV6(forwarding)
 	}
 	d.mu.Unlock()
 	var changed []string
-	var filtered string
+	limitations := d.inspect(forwarding, steering)
 	err := d.space.Do(func() (err error) {
-		filtered = strictFilters(forwarding)
 		if changed, err = setUp(); err == nil && forwarding != nil && transit(forwarding) {
 			var more []string
 			more, err = setUpTransit(v6)
@@ -146,10 +148,10 @@ func (d *Driver) restore() {
 	})
 	d.mu.Lock()
 	defer d.mu.Unlock()
+	d.limitations = limitations
 	for _, what := range changed {
 		d.integrity.restored(what)
 	}
-	d.filters(filtered)
 	switch text := fmt.Sprint(err); {
 	case err == nil:
 		d.unsettled = ""
@@ -159,23 +161,60 @@ func (d *Driver) restore() {
 	}
 }
 
-// filters notes the result of strictFilters. The caller holds mu.
-func (d *Driver) filters(strict string) {
-	if strict == d.filtered {
-		return
+// inspect returns the settings and rules of this host with which packets are dropped. The Driver does not change them.
+func (d *Driver) inspect(forwarding *farev1.Forwarding, steering string) (found []hostcheck.Finding) {
+	d.inspecting.Lock()
+	defer d.inspecting.Unlock()
+	err := d.space.Do(func() error {
+		found = d.inspector.Inspect(useOf(forwarding, steering))
+		return d.inspector.Err()
+	})
+	if err != nil {
+		d.state.log.Debug("linux data plane: the firewall cannot be examined", "error", err)
 	}
-	if d.filtered = strict; strict != "" {
-		d.state.log.Warn("linux data plane: " + strict)
-	} else {
-		d.state.log.Info("linux data plane: no reverse path filter of a sub-port is strict any more")
-	}
+	return found
 }
 
-// Limitation returns a setting of this host with which packets are lost, and its remedy, or "". The Driver does not change it.
-func (d *Driver) Limitation() string {
+// useOf returns the use that a Forwarding makes of this network namespace.
+func useOf(forwarding *farev1.Forwarding, steering string) *hostcheck.Query {
+	q := &hostcheck.Query{Steering: steering}
+	for _, plane := range forwarding.GetPlanes() {
+		for _, sp := range plane.SubPorts {
+			if sp.Netns != "" || strings.Contains(sp.Device, "/") {
+				continue // in another network namespace, or not a device
+			}
+			q.SubPorts = append(q.SubPorts, sp.Device)
+			q.NextHops[0], q.NextHops[1] = q.NextHops[0] || sp.NextHopV4 != "", q.NextHops[1] || sp.NextHopV6 != ""
+		}
+	}
+	for _, loopback := range forwarding.GetLoopbacks() {
+		if strings.Contains(loopback, ":") {
+			q.Loopbacks[1] = true
+		} else {
+			q.Loopbacks[0] = true
+		}
+	}
+	for _, port := range forwarding.GetUdpPorts() {
+		q.UDPPorts = append(q.UDPPorts, uint16(port))
+	}
+	for _, port := range forwarding.GetTcpPorts() {
+		q.TCPPorts = append(q.TCPPorts, uint16(port))
+	}
+	return q
+}
+
+// SteeredBy names the device by which flows leave above this Driver, for the judgment of firewalls.
+func (d *Driver) SteeredBy(device string) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	return d.filtered
+	d.steering = device
+}
+
+// Limitations returns the settings of this host with which packets are dropped, as of at most a second ago.
+func (d *Driver) Limitations() []hostcheck.Finding {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.limitations
 }
 
 // audit compares all state with the kernel and repairs the differences.

@@ -128,12 +128,59 @@ func TestStrictFilters(t *testing.T) {
 			}
 		}
 		netnstest.Eventually(t, time.Minute, func() error {
-			if got := d.Limitation(); (got == "") != (step.want == "") || !strings.Contains(got, step.want) {
+			got := ""
+			for _, f := range d.Limitations() {
+				got += f.Text
+			}
+			if (got == "") != (step.want == "") || !strings.Contains(got, step.want) {
 				return fmt.Errorf("after %s: %q, want %q", step.set, got, step.want)
 			}
 			return nil
 		})
 	}
+}
+
+// TestFirewallIsNamed checks that rules of the firewall that drop BFD and data at sub-ports are named with the chain and the ports while they last, and that the
+// device above the driver is the one that output rules are judged by.
+func TestFirewallIsNamed(t *testing.T) {
+	netnstest.Require(t, "nft")
+	h := newHost(t, 2)
+	h.config.AuditInterval = time.Hour
+	d, _ := h.start()
+	reasons := func(want string) {
+		t.Helper()
+		netnstest.Eventually(t, time.Minute, func() error {
+			var got []string
+			for _, f := range d.Limitations() {
+				got = append(got, f.Reason)
+			}
+			if strings.Join(got, " ") != want {
+				return fmt.Errorf("limitations %q, want %q", d.Limitations(), want)
+			}
+			return nil
+		})
+	}
+	nft := func(rules string) {
+		t.Helper()
+		if out, err := h.Output("nft", rules); err != nil {
+			t.Fatalf("nft %s: %v: %s", rules, err, out)
+		}
+	}
+	reasons("")
+	nft("add table inet f; add chain inet f in { type filter hook input priority 0; policy drop; }")
+	reasons("firewall-bfd firewall-input")
+	if got := d.Limitations()[0].String(); !strings.Contains(got, "UDP 3784") || !strings.Contains(got, "p0, p1") || !strings.Contains(got, "table inet f, chain in, policy drop") {
+		t.Errorf("named as %q", got)
+	}
+	nft("add rule inet f in udp dport { 3784, 4791 } accept")
+	reasons("")
+	nft(`add chain inet f out { type filter hook output priority 0; policy drop; }; add rule inet f out oifname { p0, p1 } accept`)
+	reasons("")
+	d.SteeredBy("fared0")
+	netnstest.Veth(t, h.Namespace, "fared0", h.leaf, "far0")
+	reasons("firewall-output")
+	nft("delete table inet f")
+	reasons("")
 }
 
 // TestHashSurvivesATransientError checks that a Hello without a free file descriptor is refused as UNAVAILABLE and keeps

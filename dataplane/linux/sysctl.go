@@ -144,32 +144,6 @@ func setUpNeighbors(forwarding *farev1.Forwarding) (changed []string, err error)
 	return changed, err
 }
 
-// strictFilters names the sub-ports with a strict reverse path filter (RFC 3704, Section 2.2), or returns "". The kernel uses the higher of a device's value
-// and that of all. The caller runs inside the namespace.
-func strictFilters(forwarding *farev1.Forwarding) string {
-	const conf, strict = "net/ipv4/conf/", 1
-	all, err := readSysctl(conf + "all/rp_filter")
-	if err != nil || all > strict {
-		return ""
-	}
-	var devices []string
-	for _, plane := range forwarding.GetPlanes() {
-		for _, sp := range plane.SubPorts {
-			if strings.Contains(sp.Device, "/") {
-				continue // not a device
-			}
-			if at, err := readSysctl(conf + sp.Device + "/rp_filter"); err == nil && max(at, all) == strict {
-				devices = append(devices, sp.Device)
-			}
-		}
-	}
-	if devices == nil {
-		return ""
-	}
-	return fmt.Sprintf("net.ipv4.conf.*.rp_filter is 1 (strict) on %s: while the weight of a plane is 0, packets that arrive by it are dropped; set it to 2 there, or net.ipv4.conf.all.rp_filter to 2",
-		strings.Join(devices, ", "))
-}
-
 // hashesFields reports whether a hash policy is 3 with the fields 0x37. An administrator has set it, and it hashes the same
 // fields as policy 1, so it stays.
 func hashesFields(policy string) bool {

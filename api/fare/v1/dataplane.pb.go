@@ -1492,7 +1492,10 @@ type Integrity struct {
 	// Description of the difference, for people.
 	Message string `protobuf:"bytes,2,opt,name=message,proto3" json:"message,omitempty"`
 	// Objects repaired since the data plane started.
-	Repairs       uint64 `protobuf:"varint,3,opt,name=repairs,proto3" json:"repairs,omitempty"`
+	Repairs uint64 `protobuf:"varint,3,opt,name=repairs,proto3" json:"repairs,omitempty"`
+	// Settings and programs of the host with which packets are dropped or take other ways, although the state is intact: acknowledgements hold. Each
+	// lasts until a report without it.
+	Limitations   []*Limitation `protobuf:"bytes,4,rep,name=limitations,proto3" json:"limitations,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1548,6 +1551,76 @@ func (x *Integrity) GetRepairs() uint64 {
 	return 0
 }
 
+func (x *Integrity) GetLimitations() []*Limitation {
+	if x != nil {
+		return x.Limitations
+	}
+	return nil
+}
+
+// Limitation is a setting or another program of the host with which the data plane cannot do all that it acknowledges.
+type Limitation struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// A word for machines, such as "rp-filter" or "firewall-input": docs/operations/host.md lists them.
+	Reason string `protobuf:"bytes,1,opt,name=reason,proto3" json:"reason,omitempty"`
+	// The setting, the objects concerned and the effect, for people.
+	Text          string `protobuf:"bytes,2,opt,name=text,proto3" json:"text,omitempty"`
+	Remedy        string `protobuf:"bytes,3,opt,name=remedy,proto3" json:"remedy,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Limitation) Reset() {
+	*x = Limitation{}
+	mi := &file_fare_v1_dataplane_proto_msgTypes[19]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Limitation) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Limitation) ProtoMessage() {}
+
+func (x *Limitation) ProtoReflect() protoreflect.Message {
+	mi := &file_fare_v1_dataplane_proto_msgTypes[19]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Limitation.ProtoReflect.Descriptor instead.
+func (*Limitation) Descriptor() ([]byte, []int) {
+	return file_fare_v1_dataplane_proto_rawDescGZIP(), []int{19}
+}
+
+func (x *Limitation) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+func (x *Limitation) GetText() string {
+	if x != nil {
+		return x.Text
+	}
+	return ""
+}
+
+func (x *Limitation) GetRemedy() string {
+	if x != nil {
+		return x.Remedy
+	}
+	return ""
+}
+
 type Ack struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Id    uint64                 `protobuf:"varint,1,opt,name=id,proto3" json:"id,omitempty"`
@@ -1562,7 +1635,7 @@ type Ack struct {
 
 func (x *Ack) Reset() {
 	*x = Ack{}
-	mi := &file_fare_v1_dataplane_proto_msgTypes[19]
+	mi := &file_fare_v1_dataplane_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1574,7 +1647,7 @@ func (x *Ack) String() string {
 func (*Ack) ProtoMessage() {}
 
 func (x *Ack) ProtoReflect() protoreflect.Message {
-	mi := &file_fare_v1_dataplane_proto_msgTypes[19]
+	mi := &file_fare_v1_dataplane_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1587,7 +1660,7 @@ func (x *Ack) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Ack.ProtoReflect.Descriptor instead.
 func (*Ack) Descriptor() ([]byte, []int) {
-	return file_fare_v1_dataplane_proto_rawDescGZIP(), []int{19}
+	return file_fare_v1_dataplane_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *Ack) GetId() uint64 {
@@ -1626,7 +1699,7 @@ type SnapshotRequest struct {
 
 func (x *SnapshotRequest) Reset() {
 	*x = SnapshotRequest{}
-	mi := &file_fare_v1_dataplane_proto_msgTypes[20]
+	mi := &file_fare_v1_dataplane_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1638,7 +1711,7 @@ func (x *SnapshotRequest) String() string {
 func (*SnapshotRequest) ProtoMessage() {}
 
 func (x *SnapshotRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_fare_v1_dataplane_proto_msgTypes[20]
+	mi := &file_fare_v1_dataplane_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1651,7 +1724,7 @@ func (x *SnapshotRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SnapshotRequest.ProtoReflect.Descriptor instead.
 func (*SnapshotRequest) Descriptor() ([]byte, []int) {
-	return file_fare_v1_dataplane_proto_rawDescGZIP(), []int{20}
+	return file_fare_v1_dataplane_proto_rawDescGZIP(), []int{21}
 }
 
 // SnapshotResponse is a chunk; the concatenation of all chunks is the state.
@@ -1668,7 +1741,7 @@ type SnapshotResponse struct {
 
 func (x *SnapshotResponse) Reset() {
 	*x = SnapshotResponse{}
-	mi := &file_fare_v1_dataplane_proto_msgTypes[21]
+	mi := &file_fare_v1_dataplane_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1680,7 +1753,7 @@ func (x *SnapshotResponse) String() string {
 func (*SnapshotResponse) ProtoMessage() {}
 
 func (x *SnapshotResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_fare_v1_dataplane_proto_msgTypes[21]
+	mi := &file_fare_v1_dataplane_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1693,7 +1766,7 @@ func (x *SnapshotResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SnapshotResponse.ProtoReflect.Descriptor instead.
 func (*SnapshotResponse) Descriptor() ([]byte, []int) {
-	return file_fare_v1_dataplane_proto_rawDescGZIP(), []int{21}
+	return file_fare_v1_dataplane_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *SnapshotResponse) GetSubPorts() []*SubPortState {
@@ -1739,7 +1812,7 @@ type LandingRequest struct {
 
 func (x *LandingRequest) Reset() {
 	*x = LandingRequest{}
-	mi := &file_fare_v1_dataplane_proto_msgTypes[22]
+	mi := &file_fare_v1_dataplane_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1751,7 +1824,7 @@ func (x *LandingRequest) String() string {
 func (*LandingRequest) ProtoMessage() {}
 
 func (x *LandingRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_fare_v1_dataplane_proto_msgTypes[22]
+	mi := &file_fare_v1_dataplane_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1764,7 +1837,7 @@ func (x *LandingRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LandingRequest.ProtoReflect.Descriptor instead.
 func (*LandingRequest) Descriptor() ([]byte, []int) {
-	return file_fare_v1_dataplane_proto_rawDescGZIP(), []int{22}
+	return file_fare_v1_dataplane_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *LandingRequest) GetSource() string {
@@ -1808,7 +1881,7 @@ type LandingResponse struct {
 
 func (x *LandingResponse) Reset() {
 	*x = LandingResponse{}
-	mi := &file_fare_v1_dataplane_proto_msgTypes[23]
+	mi := &file_fare_v1_dataplane_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1820,7 +1893,7 @@ func (x *LandingResponse) String() string {
 func (*LandingResponse) ProtoMessage() {}
 
 func (x *LandingResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_fare_v1_dataplane_proto_msgTypes[23]
+	mi := &file_fare_v1_dataplane_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1833,7 +1906,7 @@ func (x *LandingResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LandingResponse.ProtoReflect.Descriptor instead.
 func (*LandingResponse) Descriptor() ([]byte, []int) {
-	return file_fare_v1_dataplane_proto_rawDescGZIP(), []int{23}
+	return file_fare_v1_dataplane_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *LandingResponse) GetDevices() []string {
@@ -1860,7 +1933,7 @@ type CountersRequest struct {
 
 func (x *CountersRequest) Reset() {
 	*x = CountersRequest{}
-	mi := &file_fare_v1_dataplane_proto_msgTypes[24]
+	mi := &file_fare_v1_dataplane_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1872,7 +1945,7 @@ func (x *CountersRequest) String() string {
 func (*CountersRequest) ProtoMessage() {}
 
 func (x *CountersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_fare_v1_dataplane_proto_msgTypes[24]
+	mi := &file_fare_v1_dataplane_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1885,7 +1958,7 @@ func (x *CountersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CountersRequest.ProtoReflect.Descriptor instead.
 func (*CountersRequest) Descriptor() ([]byte, []int) {
-	return file_fare_v1_dataplane_proto_rawDescGZIP(), []int{24}
+	return file_fare_v1_dataplane_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *CountersRequest) GetDestination() string {
@@ -1906,7 +1979,7 @@ type CountersResponse struct {
 
 func (x *CountersResponse) Reset() {
 	*x = CountersResponse{}
-	mi := &file_fare_v1_dataplane_proto_msgTypes[25]
+	mi := &file_fare_v1_dataplane_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1918,7 +1991,7 @@ func (x *CountersResponse) String() string {
 func (*CountersResponse) ProtoMessage() {}
 
 func (x *CountersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_fare_v1_dataplane_proto_msgTypes[25]
+	mi := &file_fare_v1_dataplane_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1931,7 +2004,7 @@ func (x *CountersResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CountersResponse.ProtoReflect.Descriptor instead.
 func (*CountersResponse) Descriptor() ([]byte, []int) {
-	return file_fare_v1_dataplane_proto_rawDescGZIP(), []int{25}
+	return file_fare_v1_dataplane_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *CountersResponse) GetSubPorts() []*SubPortCounters {
@@ -1961,7 +2034,7 @@ type SubPortCounters struct {
 
 func (x *SubPortCounters) Reset() {
 	*x = SubPortCounters{}
-	mi := &file_fare_v1_dataplane_proto_msgTypes[26]
+	mi := &file_fare_v1_dataplane_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1973,7 +2046,7 @@ func (x *SubPortCounters) String() string {
 func (*SubPortCounters) ProtoMessage() {}
 
 func (x *SubPortCounters) ProtoReflect() protoreflect.Message {
-	mi := &file_fare_v1_dataplane_proto_msgTypes[26]
+	mi := &file_fare_v1_dataplane_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1986,7 +2059,7 @@ func (x *SubPortCounters) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SubPortCounters.ProtoReflect.Descriptor instead.
 func (*SubPortCounters) Descriptor() ([]byte, []int) {
-	return file_fare_v1_dataplane_proto_rawDescGZIP(), []int{26}
+	return file_fare_v1_dataplane_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *SubPortCounters) GetPlane() string {
@@ -2033,7 +2106,7 @@ type SlotCounters struct {
 
 func (x *SlotCounters) Reset() {
 	*x = SlotCounters{}
-	mi := &file_fare_v1_dataplane_proto_msgTypes[27]
+	mi := &file_fare_v1_dataplane_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2045,7 +2118,7 @@ func (x *SlotCounters) String() string {
 func (*SlotCounters) ProtoMessage() {}
 
 func (x *SlotCounters) ProtoReflect() protoreflect.Message {
-	mi := &file_fare_v1_dataplane_proto_msgTypes[27]
+	mi := &file_fare_v1_dataplane_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2058,7 +2131,7 @@ func (x *SlotCounters) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SlotCounters.ProtoReflect.Descriptor instead.
 func (*SlotCounters) Descriptor() ([]byte, []int) {
-	return file_fare_v1_dataplane_proto_rawDescGZIP(), []int{27}
+	return file_fare_v1_dataplane_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *SlotCounters) GetSource() string {
@@ -2207,11 +2280,17 @@ const file_fare_v1_dataplane_proto_rawDesc = "" +
 	"\x0fProgramResponse\x12 \n" +
 	"\x04acks\x18\x01 \x03(\v2\f.fare.v1.AckR\x04acks\x120\n" +
 	"\tintegrity\x18\x02 \x01(\v2\x12.fare.v1.IntegrityR\tintegrity\x12\x14\n" +
-	"\x05retry\x18\x03 \x01(\bR\x05retry\"W\n" +
+	"\x05retry\x18\x03 \x01(\bR\x05retry\"\x8e\x01\n" +
 	"\tIntegrity\x12\x16\n" +
 	"\x06intact\x18\x01 \x01(\bR\x06intact\x12\x18\n" +
 	"\amessage\x18\x02 \x01(\tR\amessage\x12\x18\n" +
-	"\arepairs\x18\x03 \x01(\x04R\arepairs\"l\n" +
+	"\arepairs\x18\x03 \x01(\x04R\arepairs\x125\n" +
+	"\vlimitations\x18\x04 \x03(\v2\x13.fare.v1.LimitationR\vlimitations\"P\n" +
+	"\n" +
+	"Limitation\x12\x16\n" +
+	"\x06reason\x18\x01 \x01(\tR\x06reason\x12\x12\n" +
+	"\x04text\x18\x02 \x01(\tR\x04text\x12\x16\n" +
+	"\x06remedy\x18\x03 \x01(\tR\x06remedy\"l\n" +
 	"\x03Ack\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\x04R\x02id\x12'\n" +
 	"\x05level\x18\x02 \x01(\x0e2\x11.fare.v1.AckLevelR\x05level\x12\x12\n" +
@@ -2281,7 +2360,7 @@ func file_fare_v1_dataplane_proto_rawDescGZIP() []byte {
 }
 
 var file_fare_v1_dataplane_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
-var file_fare_v1_dataplane_proto_msgTypes = make([]protoimpl.MessageInfo, 29)
+var file_fare_v1_dataplane_proto_msgTypes = make([]protoimpl.MessageInfo, 30)
 var file_fare_v1_dataplane_proto_goTypes = []any{
 	(Mode)(0),                 // 0: fare.v1.Mode
 	(AckLevel)(0),             // 1: fare.v1.AckLevel
@@ -2304,16 +2383,17 @@ var file_fare_v1_dataplane_proto_goTypes = []any{
 	(*PairPorts)(nil),         // 18: fare.v1.PairPorts
 	(*ProgramResponse)(nil),   // 19: fare.v1.ProgramResponse
 	(*Integrity)(nil),         // 20: fare.v1.Integrity
-	(*Ack)(nil),               // 21: fare.v1.Ack
-	(*SnapshotRequest)(nil),   // 22: fare.v1.SnapshotRequest
-	(*SnapshotResponse)(nil),  // 23: fare.v1.SnapshotResponse
-	(*LandingRequest)(nil),    // 24: fare.v1.LandingRequest
-	(*LandingResponse)(nil),   // 25: fare.v1.LandingResponse
-	(*CountersRequest)(nil),   // 26: fare.v1.CountersRequest
-	(*CountersResponse)(nil),  // 27: fare.v1.CountersResponse
-	(*SubPortCounters)(nil),   // 28: fare.v1.SubPortCounters
-	(*SlotCounters)(nil),      // 29: fare.v1.SlotCounters
-	nil,                       // 30: fare.v1.SnapshotResponse.ApproximateEntry
+	(*Limitation)(nil),        // 21: fare.v1.Limitation
+	(*Ack)(nil),               // 22: fare.v1.Ack
+	(*SnapshotRequest)(nil),   // 23: fare.v1.SnapshotRequest
+	(*SnapshotResponse)(nil),  // 24: fare.v1.SnapshotResponse
+	(*LandingRequest)(nil),    // 25: fare.v1.LandingRequest
+	(*LandingResponse)(nil),   // 26: fare.v1.LandingResponse
+	(*CountersRequest)(nil),   // 27: fare.v1.CountersRequest
+	(*CountersResponse)(nil),  // 28: fare.v1.CountersResponse
+	(*SubPortCounters)(nil),   // 29: fare.v1.SubPortCounters
+	(*SlotCounters)(nil),      // 30: fare.v1.SlotCounters
+	nil,                       // 31: fare.v1.SnapshotResponse.ApproximateEntry
 }
 var file_fare_v1_dataplane_proto_depIdxs = []int32{
 	3,  // 0: fare.v1.HelloRequest.forwarding:type_name -> fare.v1.Forwarding
@@ -2332,30 +2412,31 @@ var file_fare_v1_dataplane_proto_depIdxs = []int32{
 	15, // 13: fare.v1.Vector.members:type_name -> fare.v1.VectorMember
 	16, // 14: fare.v1.Vector.slots:type_name -> fare.v1.VectorSlot
 	18, // 15: fare.v1.Destination.pairs:type_name -> fare.v1.PairPorts
-	21, // 16: fare.v1.ProgramResponse.acks:type_name -> fare.v1.Ack
+	22, // 16: fare.v1.ProgramResponse.acks:type_name -> fare.v1.Ack
 	20, // 17: fare.v1.ProgramResponse.integrity:type_name -> fare.v1.Integrity
-	1,  // 18: fare.v1.Ack.level:type_name -> fare.v1.AckLevel
-	13, // 19: fare.v1.SnapshotResponse.sub_ports:type_name -> fare.v1.SubPortState
-	14, // 20: fare.v1.SnapshotResponse.vectors:type_name -> fare.v1.Vector
-	17, // 21: fare.v1.SnapshotResponse.destinations:type_name -> fare.v1.Destination
-	30, // 22: fare.v1.SnapshotResponse.approximate:type_name -> fare.v1.SnapshotResponse.ApproximateEntry
-	28, // 23: fare.v1.CountersResponse.sub_ports:type_name -> fare.v1.SubPortCounters
-	29, // 24: fare.v1.CountersResponse.slots:type_name -> fare.v1.SlotCounters
-	2,  // 25: fare.v1.DataplaneService.Hello:input_type -> fare.v1.HelloRequest
-	10, // 26: fare.v1.DataplaneService.Program:input_type -> fare.v1.ProgramRequest
-	22, // 27: fare.v1.DataplaneService.Snapshot:input_type -> fare.v1.SnapshotRequest
-	24, // 28: fare.v1.DataplaneService.Landing:input_type -> fare.v1.LandingRequest
-	26, // 29: fare.v1.DataplaneService.Counters:input_type -> fare.v1.CountersRequest
-	7,  // 30: fare.v1.DataplaneService.Hello:output_type -> fare.v1.HelloResponse
-	19, // 31: fare.v1.DataplaneService.Program:output_type -> fare.v1.ProgramResponse
-	23, // 32: fare.v1.DataplaneService.Snapshot:output_type -> fare.v1.SnapshotResponse
-	25, // 33: fare.v1.DataplaneService.Landing:output_type -> fare.v1.LandingResponse
-	27, // 34: fare.v1.DataplaneService.Counters:output_type -> fare.v1.CountersResponse
-	30, // [30:35] is the sub-list for method output_type
-	25, // [25:30] is the sub-list for method input_type
-	25, // [25:25] is the sub-list for extension type_name
-	25, // [25:25] is the sub-list for extension extendee
-	0,  // [0:25] is the sub-list for field type_name
+	21, // 18: fare.v1.Integrity.limitations:type_name -> fare.v1.Limitation
+	1,  // 19: fare.v1.Ack.level:type_name -> fare.v1.AckLevel
+	13, // 20: fare.v1.SnapshotResponse.sub_ports:type_name -> fare.v1.SubPortState
+	14, // 21: fare.v1.SnapshotResponse.vectors:type_name -> fare.v1.Vector
+	17, // 22: fare.v1.SnapshotResponse.destinations:type_name -> fare.v1.Destination
+	31, // 23: fare.v1.SnapshotResponse.approximate:type_name -> fare.v1.SnapshotResponse.ApproximateEntry
+	29, // 24: fare.v1.CountersResponse.sub_ports:type_name -> fare.v1.SubPortCounters
+	30, // 25: fare.v1.CountersResponse.slots:type_name -> fare.v1.SlotCounters
+	2,  // 26: fare.v1.DataplaneService.Hello:input_type -> fare.v1.HelloRequest
+	10, // 27: fare.v1.DataplaneService.Program:input_type -> fare.v1.ProgramRequest
+	23, // 28: fare.v1.DataplaneService.Snapshot:input_type -> fare.v1.SnapshotRequest
+	25, // 29: fare.v1.DataplaneService.Landing:input_type -> fare.v1.LandingRequest
+	27, // 30: fare.v1.DataplaneService.Counters:input_type -> fare.v1.CountersRequest
+	7,  // 31: fare.v1.DataplaneService.Hello:output_type -> fare.v1.HelloResponse
+	19, // 32: fare.v1.DataplaneService.Program:output_type -> fare.v1.ProgramResponse
+	24, // 33: fare.v1.DataplaneService.Snapshot:output_type -> fare.v1.SnapshotResponse
+	26, // 34: fare.v1.DataplaneService.Landing:output_type -> fare.v1.LandingResponse
+	28, // 35: fare.v1.DataplaneService.Counters:output_type -> fare.v1.CountersResponse
+	31, // [31:36] is the sub-list for method output_type
+	26, // [26:31] is the sub-list for method input_type
+	26, // [26:26] is the sub-list for extension type_name
+	26, // [26:26] is the sub-list for extension extendee
+	0,  // [0:26] is the sub-list for field type_name
 }
 
 func init() { file_fare_v1_dataplane_proto_init() }
@@ -2376,7 +2457,7 @@ func file_fare_v1_dataplane_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_fare_v1_dataplane_proto_rawDesc), len(file_fare_v1_dataplane_proto_rawDesc)),
 			NumEnums:      2,
-			NumMessages:   29,
+			NumMessages:   30,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -559,7 +559,9 @@ type DataplaneStatus struct {
 	// Empty means intact.
 	Damage string `protobuf:"bytes,11,opt,name=damage,proto3" json:"damage,omitempty"`
 	// The data plane's counter of such repairs.
-	Repairs       uint64 `protobuf:"varint,12,opt,name=repairs,proto3" json:"repairs,omitempty"`
+	Repairs uint64 `protobuf:"varint,12,opt,name=repairs,proto3" json:"repairs,omitempty"`
+	// Present limitations of the data plane's host: see Integrity.limitations.
+	Limitations   []*Limitation `protobuf:"bytes,13,rep,name=limitations,proto3" json:"limitations,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -676,6 +678,13 @@ func (x *DataplaneStatus) GetRepairs() uint64 {
 		return x.Repairs
 	}
 	return 0
+}
+
+func (x *DataplaneStatus) GetLimitations() []*Limitation {
+	if x != nil {
+		return x.Limitations
+	}
+	return nil
 }
 
 type ListSessionsRequest struct {
@@ -1791,7 +1800,7 @@ var File_fare_v1_fabric_proto protoreflect.FileDescriptor
 
 const file_fare_v1_fabric_proto_rawDesc = "" +
 	"\n" +
-	"\x14fare/v1/fabric.proto\x12\afare.v1\"\x12\n" +
+	"\x14fare/v1/fabric.proto\x12\afare.v1\x1a\x17fare/v1/dataplane.proto\"\x12\n" +
 	"\x10GetStatusRequest\"\xd0\x06\n" +
 	"\x11GetStatusResponse\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\tR\aversion\x12\x1a\n" +
@@ -1835,7 +1844,7 @@ const file_fare_v1_fabric_proto_rawDesc = "" +
 	"\x06reason\x18\a \x01(\tR\x06reason\"3\n" +
 	"\aCounter\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\x04R\x05value\"\xa3\x03\n" +
+	"\x05value\x18\x02 \x01(\x04R\x05value\"\xda\x03\n" +
 	"\x0fDataplaneStatus\x12\x1c\n" +
 	"\tconnected\x18\x01 \x01(\bR\tconnected\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x18\n" +
@@ -1850,7 +1859,8 @@ const file_fare_v1_fabric_proto_rawDesc = "" +
 	"\arefused\x18\n" +
 	" \x01(\x04R\arefused\x12\x16\n" +
 	"\x06damage\x18\v \x01(\tR\x06damage\x12\x18\n" +
-	"\arepairs\x18\f \x01(\x04R\arepairs\"\x15\n" +
+	"\arepairs\x18\f \x01(\x04R\arepairs\x125\n" +
+	"\vlimitations\x18\r \x03(\v2\x13.fare.v1.LimitationR\vlimitations\"\x15\n" +
 	"\x13ListSessionsRequest\"`\n" +
 	"\x14ListSessionsResponse\x12\x1a\n" +
 	"\brevision\x18\x01 \x01(\x04R\brevision\x12,\n" +
@@ -1978,6 +1988,7 @@ var file_fare_v1_fabric_proto_goTypes = []any{
 	(*UndrainResponse)(nil),      // 19: fare.v1.UndrainResponse
 	(*ReloadRequest)(nil),        // 20: fare.v1.ReloadRequest
 	(*ReloadResponse)(nil),       // 21: fare.v1.ReloadResponse
+	(*Limitation)(nil),           // 22: fare.v1.Limitation
 }
 var file_fare_v1_fabric_proto_depIdxs = []int32{
 	5,  // 0: fare.v1.GetStatusResponse.dataplane:type_name -> fare.v1.DataplaneStatus
@@ -1985,33 +1996,34 @@ var file_fare_v1_fabric_proto_depIdxs = []int32{
 	3,  // 2: fare.v1.GetStatusResponse.drains:type_name -> fare.v1.DrainStatus
 	2,  // 3: fare.v1.GetStatusResponse.faults:type_name -> fare.v1.Fault
 	16, // 4: fare.v1.DrainStatus.target:type_name -> fare.v1.DrainTarget
-	8,  // 5: fare.v1.ListSessionsResponse.sessions:type_name -> fare.v1.Session
-	4,  // 6: fare.v1.Session.counters:type_name -> fare.v1.Counter
-	11, // 7: fare.v1.ListPlanesResponse.planes:type_name -> fare.v1.Plane
-	12, // 8: fare.v1.Plane.sub_ports:type_name -> fare.v1.SubPort
-	16, // 9: fare.v1.DrainRequest.target:type_name -> fare.v1.DrainTarget
-	16, // 10: fare.v1.DrainResponse.target:type_name -> fare.v1.DrainTarget
-	16, // 11: fare.v1.UndrainRequest.target:type_name -> fare.v1.DrainTarget
-	16, // 12: fare.v1.UndrainResponse.target:type_name -> fare.v1.DrainTarget
-	0,  // 13: fare.v1.FabricService.GetStatus:input_type -> fare.v1.GetStatusRequest
-	6,  // 14: fare.v1.FabricService.ListSessions:input_type -> fare.v1.ListSessionsRequest
-	9,  // 15: fare.v1.FabricService.ListPlanes:input_type -> fare.v1.ListPlanesRequest
-	13, // 16: fare.v1.FabricService.WatchEvents:input_type -> fare.v1.WatchEventsRequest
-	15, // 17: fare.v1.FabricService.Drain:input_type -> fare.v1.DrainRequest
-	18, // 18: fare.v1.FabricService.Undrain:input_type -> fare.v1.UndrainRequest
-	20, // 19: fare.v1.FabricService.Reload:input_type -> fare.v1.ReloadRequest
-	1,  // 20: fare.v1.FabricService.GetStatus:output_type -> fare.v1.GetStatusResponse
-	7,  // 21: fare.v1.FabricService.ListSessions:output_type -> fare.v1.ListSessionsResponse
-	10, // 22: fare.v1.FabricService.ListPlanes:output_type -> fare.v1.ListPlanesResponse
-	14, // 23: fare.v1.FabricService.WatchEvents:output_type -> fare.v1.FabricEvent
-	17, // 24: fare.v1.FabricService.Drain:output_type -> fare.v1.DrainResponse
-	19, // 25: fare.v1.FabricService.Undrain:output_type -> fare.v1.UndrainResponse
-	21, // 26: fare.v1.FabricService.Reload:output_type -> fare.v1.ReloadResponse
-	20, // [20:27] is the sub-list for method output_type
-	13, // [13:20] is the sub-list for method input_type
-	13, // [13:13] is the sub-list for extension type_name
-	13, // [13:13] is the sub-list for extension extendee
-	0,  // [0:13] is the sub-list for field type_name
+	22, // 5: fare.v1.DataplaneStatus.limitations:type_name -> fare.v1.Limitation
+	8,  // 6: fare.v1.ListSessionsResponse.sessions:type_name -> fare.v1.Session
+	4,  // 7: fare.v1.Session.counters:type_name -> fare.v1.Counter
+	11, // 8: fare.v1.ListPlanesResponse.planes:type_name -> fare.v1.Plane
+	12, // 9: fare.v1.Plane.sub_ports:type_name -> fare.v1.SubPort
+	16, // 10: fare.v1.DrainRequest.target:type_name -> fare.v1.DrainTarget
+	16, // 11: fare.v1.DrainResponse.target:type_name -> fare.v1.DrainTarget
+	16, // 12: fare.v1.UndrainRequest.target:type_name -> fare.v1.DrainTarget
+	16, // 13: fare.v1.UndrainResponse.target:type_name -> fare.v1.DrainTarget
+	0,  // 14: fare.v1.FabricService.GetStatus:input_type -> fare.v1.GetStatusRequest
+	6,  // 15: fare.v1.FabricService.ListSessions:input_type -> fare.v1.ListSessionsRequest
+	9,  // 16: fare.v1.FabricService.ListPlanes:input_type -> fare.v1.ListPlanesRequest
+	13, // 17: fare.v1.FabricService.WatchEvents:input_type -> fare.v1.WatchEventsRequest
+	15, // 18: fare.v1.FabricService.Drain:input_type -> fare.v1.DrainRequest
+	18, // 19: fare.v1.FabricService.Undrain:input_type -> fare.v1.UndrainRequest
+	20, // 20: fare.v1.FabricService.Reload:input_type -> fare.v1.ReloadRequest
+	1,  // 21: fare.v1.FabricService.GetStatus:output_type -> fare.v1.GetStatusResponse
+	7,  // 22: fare.v1.FabricService.ListSessions:output_type -> fare.v1.ListSessionsResponse
+	10, // 23: fare.v1.FabricService.ListPlanes:output_type -> fare.v1.ListPlanesResponse
+	14, // 24: fare.v1.FabricService.WatchEvents:output_type -> fare.v1.FabricEvent
+	17, // 25: fare.v1.FabricService.Drain:output_type -> fare.v1.DrainResponse
+	19, // 26: fare.v1.FabricService.Undrain:output_type -> fare.v1.UndrainResponse
+	21, // 27: fare.v1.FabricService.Reload:output_type -> fare.v1.ReloadResponse
+	21, // [21:28] is the sub-list for method output_type
+	14, // [14:21] is the sub-list for method input_type
+	14, // [14:14] is the sub-list for extension type_name
+	14, // [14:14] is the sub-list for extension extendee
+	0,  // [0:14] is the sub-list for field type_name
 }
 
 func init() { file_fare_v1_fabric_proto_init() }
@@ -2019,6 +2031,7 @@ func file_fare_v1_fabric_proto_init() {
 	if File_fare_v1_fabric_proto != nil {
 		return
 	}
+	file_fare_v1_dataplane_proto_init()
 	file_fare_v1_fabric_proto_msgTypes[16].OneofWrappers = []any{
 		(*DrainTarget_Plane)(nil),
 		(*DrainTarget_Leaf)(nil),

@@ -88,7 +88,7 @@ const (
 	Approximate
 	// Damaged means that the layer below lacks acknowledged state; nothing is in effect until Intact. Message describes it.
 	Damaged
-	// Intact means that the damage is repaired. A stream begins intact.
+	// Intact means that the damage is repaired. A stream begins intact, without limitations. It also reports a change of the limitations.
 	Intact
 )
 
@@ -117,4 +117,6 @@ type Event struct {
 	Capabilities  *farev1.Capabilities
 	// State is the state that was read back, of Connected. It must not be modified.
 	State *State
+	// Limitations are those of the data plane's host, of Damaged and Intact. They must not be modified.
+	Limitations []*farev1.Limitation
 }

@@ -326,7 +326,7 @@ func (c *Client) receive(stream programStream) error {
 
 // integrity records a report on the layer below the data plane. The caller holds mu.
 func (c *Client) integrity(report *farev1.Integrity) {
-	event := &Event{Kind: Intact, Message: report.Message}
+	event := &Event{Kind: Intact, Message: report.Message, Limitations: report.Limitations}
 	if !report.Intact {
 		event.Kind, event.Message = Damaged, cmp.Or(report.Message, "the layer below the data plane lacks an acknowledged object")
 	}

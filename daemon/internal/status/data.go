@@ -315,7 +315,12 @@ type Dataplane struct {
 	Damage    string
 	Repairs   uint64
 	LastError string
+	// Limitations are settings and programs of the host with which packets are dropped or take other ways.
+	Limitations []Limitation
 }
+
+// Limitation is one of fare.v1.Limitation.
+type Limitation struct{ Reason, Text, Remedy string }
 
 // Operations counts data-plane operations of a level since start.
 type Operations struct {

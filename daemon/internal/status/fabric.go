@@ -147,6 +147,9 @@ func (d *Dataplane) render() *farev1.DataplaneStatus {
 		Connected: d.Connected, Name: d.Name, Address: d.Address, OperationsPending: d.Pending, LastError: d.LastError,
 		Approximate: d.Approximate, Refused: d.Refused, Damage: d.Damage, Repairs: d.Repairs,
 	}
+	for _, x := range d.Limitations {
+		out.Limitations = append(out.Limitations, &farev1.Limitation{Reason: x.Reason, Text: x.Text, Remedy: x.Remedy})
+	}
 	for _, o := range d.Operations {
 		out.OperationsSent += o.Sent
 		out.OperationsInEffect += o.InEffect

@@ -42,6 +42,7 @@ func TestFabricPictures(t *testing.T) {
 		Dataplane: &farev1.DataplaneStatus{
 			Connected: true, Name: "memory", Address: "memory:", OperationsSent: 15, OperationsInEffect: 13, OperationsRefused: 1, OperationsPending: 1,
 			Approximate: 2, Refused: 3, Damage: "a route is gone", Repairs: 4,
+			Limitations: []*farev1.Limitation{{Reason: "rp-filter", Text: "strict on eth0", Remedy: "set it to 2"}},
 		},
 		Loopbacks: []string{"10.255.0.1/32", "10.255.0.9/32", "fd00::1/128"},
 		Faults: []*farev1.Fault{{Kind: "bandwidth-ignored", Plane: "p0", Session: "p0/p0a", Reason: "below-minimum", Routes: 3, Example: "10.0.0.0/32", Remedy: "upgrade it"},

@@ -83,7 +83,7 @@ func newFake(seed uint64, space int) *fakeLoop {
 	}
 	l.process = Process{
 		Role: "server", RouterID: netip.MustParseAddr("10.255.0.1"), AS: 65100, Converged: true,
-		Dataplane: Dataplane{Connected: true, Name: "memory", Address: "memory:", Pending: 1, Approximate: 2, Refused: 3, Damage: "a route is gone", Repairs: 4, Operations: []Operations{
+		Dataplane: Dataplane{Connected: true, Name: "memory", Address: "memory:", Pending: 1, Approximate: 2, Refused: 3, Damage: "a route is gone", Repairs: 4, Limitations: []Limitation{{"rp-filter", "strict on eth0", "set it to 2"}}, Operations: []Operations{
 			{"sub-port", 1, 1, 0}, {"group", 5, 4, 1}, {"destination", 9, 8, 0},
 		}},
 		Faults: []Fault{{Kind: FaultBandwidthIgnored, Plane: "p0", Session: "p0/p0a", Reason: "below-minimum", Routes: 3,

@@ -162,12 +162,24 @@ func (s scrape) report(r *Report) {
 	}
 }
 
+// reasons counts the limitations by reason.
+func reasons(limitations []Limitation) []Count {
+	out := make([]Count, len(limitations))
+	for i, x := range limitations {
+		out[i] = Count{x.Reason, 1}
+	}
+	return out
+}
+
 func (s scrape) dataplane(d *Dataplane) {
 	s.flag(metricDataplaneConnected, d.Connected)
 	s.put(metricDataplanePending, float64(d.Pending))
 	s.put(metricDataplaneApproximate, float64(d.Approximate))
 	s.put(metricDataplaneRefused, float64(d.Refused))
 	s.flag(metricDataplaneIntact, d.Damage == "")
+	for _, x := range merge(nil, reasons(d.Limitations)) {
+		s.put(metricDataplaneLimited, 1, x.Name)
+	}
 	for _, o := range d.Operations {
 		s.put(metricDataplaneOperations, float64(o.Sent), o.Level, "sent")
 		s.put(metricDataplaneOperations, float64(o.InEffect), o.Level, "in_effect")

@@ -157,6 +157,7 @@ func TestMetricsValues(t *testing.T) {
 		{metricDataplaneApproximate, "", 2},
 		{metricDataplaneRefused, "", 3},
 		{metricDataplaneIntact, "", 0},
+		{metricDataplaneLimited, "reason=rp-filter", 1},
 		{metricSlotTableFailing, "", 0},
 		{metricWatches, "", 0},
 		{metricPanics, "", 0},

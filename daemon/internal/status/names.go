@@ -61,6 +61,7 @@ var (
 	metricDataplanePending     = exported.Gauge("fared_dataplane_pending", "Operations sent and not yet in effect.")
 	metricDataplaneApproximate = exported.Gauge("fared_dataplane_approximate", "Weight vectors in the data plane now with a share off by more than 1 % of itself.")
 	metricDataplaneRefused     = exported.Gauge("fared_dataplane_refused", "Objects whose last change the data plane refused, now.")
+	metricDataplaneLimited     = exported.Gauge("fared_dataplane_limited", "1 for each limitation of the data plane's host: a setting or program with which packets are dropped or take other ways.", "reason")
 	metricDataplaneIntact      = exported.Gauge("fared_dataplane_intact", "0 while the layer below the data plane lacks an acknowledged object.")
 
 	metricWatches = exported.Gauge("fared_watches", "WatchWeights and WatchEvents calls now.")

@@ -24,10 +24,27 @@ func (s *Server) ReportIntegrity(now *farev1.Integrity) {
 	b := &s.below
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if proto.Equal(now, b.value()) {
+	next := proto.CloneOf(now)
+	next.Limitations = b.value().Limitations
+	b.publish(next)
+}
+
+// ReportLimitations publishes the limitations of the host as a part of the integrity. It is safe for concurrent use and never blocks.
+func (s *Server) ReportLimitations(now []*farev1.Limitation) {
+	b := &s.below
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	next := proto.CloneOf(b.value())
+	next.Limitations = now
+	b.publish(next)
+}
+
+// publish makes a report the last one, unless it is equal. The caller holds mu.
+func (b *below) publish(next *farev1.Integrity) {
+	if proto.Equal(next, b.value()) {
 		return
 	}
-	b.last = proto.CloneOf(now)
+	b.last = next
 	b.version++
 	ring(b.ready)
 }

@@ -117,3 +117,21 @@ func (f FRR) Daemon(t testing.TB, name, config string, options ...string) *netns
 
 // zserv is the socket over which zebra receives routes.
 func (f FRR) zserv() string { return filepath.Join(f.Sockets, "zserv") }
+
+// Table replaces the table that a test writes into a page, between "<!-- the table of TEST -->" and "<!-- its end -->".
+func Table(t testing.TB, page, test, table string) {
+	t.Helper()
+	begin, end := "<!-- the table of "+test+" -->\n", "<!-- its end -->\n"
+	text, err := os.ReadFile(page)
+	if err != nil {
+		t.Fatal(err)
+	}
+	before, rest, ok := strings.Cut(string(text), begin)
+	_, after, closed := strings.Cut(rest, end)
+	if !ok || !closed {
+		t.Fatalf("%s has no table of %s", page, test)
+	}
+	if err := os.WriteFile(page, []byte(before+begin+table+end+after), 0o644); err != nil {
+		t.Fatal(err)
+	}
+}

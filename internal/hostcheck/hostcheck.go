@@ -1,0 +1,228 @@
+// Package hostcheck finds settings and rules of a host with which packets of fared are dropped although routes, weights and sessions are right: firewalls and
+// reverse path filters. It changes nothing. docs/operations/host.md lists the reasons.
+package hostcheck
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/fared/fared/internal/firewall"
+)
+
+// bfdPort is the UDP port of single-hop BFD (RFC 5881, Section 4).
+const bfdPort = 3784
+
+// The reasons of findings, words for machines.
+const (
+	ReasonReversePath    = "rp-filter"
+	ReasonFirewallInput  = "firewall-input"
+	ReasonFirewallBFD    = "firewall-bfd"
+	ReasonFirewallOutput = "firewall-output"
+)
+
+// Finding is a setting or rule of the host that drops packets, with its effect and remedy.
+type Finding struct{ Reason, Text, Remedy string }
+
+// String returns the text and the remedy.
+func (f Finding) String() string { return f.Text + "; " + f.Remedy }
+
+// Query is the use that fared makes of the host.
+type Query struct {
+	// SubPorts are the devices of the sub-ports in the network namespace.
+	SubPorts []string
+	// Steering is the device by which flows leave in netfilter's eyes, "" if they leave by the sub-ports themselves.
+	Steering string
+	// NextHops and Loopbacks tell whether next hops, and local loopbacks, of IPv4 and IPv6 exist.
+	NextHops, Loopbacks [2]bool
+	// UDPPorts and TCPPorts are the destination ports of the flows that are steered.
+	UDPPorts, TCPPorts []uint16
+}
+
+// Inspector examines one host. Its zero value is ready.
+type Inspector struct {
+	rules      *firewall.Ruleset
+	generation uint32
+	err        error // of the last look at the firewall
+}
+
+// Inspect returns the findings for a use, in a fixed order. The caller runs inside the network namespace; without CAP_NET_ADMIN the firewall is not
+// examined, and Err has the reason.
+func (in *Inspector) Inspect(q *Query) []Finding {
+	out := strictFilters(q.SubPorts)
+	if in.err = in.look(); in.rules != nil {
+		out = append(out, in.firewall(q)...)
+	}
+	return out
+}
+
+// Err returns the reason why the last Inspect did not examine the firewall, nil if it did. A kernel without nftables has none to examine.
+func (in *Inspector) Err() error { return in.err }
+
+// look reads the rules again if they have changed.
+func (in *Inspector) look() error {
+	generation, err := firewall.Generation()
+	if errors.Is(err, errors.ErrUnsupported) {
+		in.rules = nil
+		return nil
+	}
+	if err != nil || in.rules != nil && generation == in.generation {
+		return err
+	}
+	rules, err := firewall.Read()
+	if err != nil {
+		return err
+	}
+	in.rules, in.generation = rules, generation
+	return nil
+}
+
+// firewall judges the first packet of each kind of flow: BFD and data that arrive by a sub-port, and data that leave.
+func (in *Inspector) firewall(q *Query) (out []Finding) {
+	var soft []string // sub-ports whose data packets pass the kernel: those of an RDMA device do not
+	for _, device := range q.SubPorts {
+		if !offloaded(device) {
+			soft = append(soft, device)
+		}
+	}
+	leave := soft
+	if q.Steering != "" && len(soft) > 0 {
+		leave = []string{q.Steering}
+	}
+	bfd := in.judge(q.SubPorts, nil, q.NextHops, service{unix.IPPROTO_UDP, bfdPort})
+	out = bfd.finding(out, ReasonFirewallBFD, "BFD", "arrive by", "BFD stays down", "iifname")
+	services := q.services()
+	arriving, leaving := in.judge(soft, nil, q.Loopbacks, services...), in.judge(nil, leave, q.Loopbacks, services...)
+	out = arriving.finding(out, ReasonFirewallInput, "data", "arrive by", "programs of this server receive nothing", "iifname")
+	return leaving.finding(out, ReasonFirewallOutput, "data", "leave by", "programs of this server get EPERM", "oifname")
+}
+
+// service is a kind of flow: a protocol of IP and its destination port.
+type service struct {
+	protocol uint8
+	port     uint16
+}
+
+func (s service) String() string {
+	if s.protocol == unix.IPPROTO_TCP {
+		return fmt.Sprintf("TCP %d", s.port)
+	}
+	return fmt.Sprintf("UDP %d", s.port)
+}
+
+// services returns the kinds of data flows.
+func (q *Query) services() (out []service) {
+	for _, port := range q.UDPPorts {
+		out = append(out, service{unix.IPPROTO_UDP, port})
+	}
+	for _, port := range q.TCPPorts {
+		out = append(out, service{unix.IPPROTO_TCP, port})
+	}
+	return out
+}
+
+// dropped are the devices at which a firewall drops all of some services.
+type dropped struct {
+	services []service
+	devices  []string
+	place    string // of the first
+}
+
+// judge returns the devices at which the packets of all services are dropped, in one of the families that are used. A host may use one of the services
+// alone, so one that passes is enough.
+func (in *Inspector) judge(arrive, leave []string, families [2]bool, services ...service) *dropped {
+	d := &dropped{services: services}
+	for _, device := range slices.Concat(arrive, leave) {
+		link, err := net.InterfaceByName(device)
+		if err != nil {
+			continue // no packets
+		}
+		for v6, used := range families {
+			drops, first := used && len(services) > 0, ""
+			for _, s := range services {
+				if !drops {
+					break
+				}
+				p := firewall.Packet{Out: device, Index: link.Index, IPv6: v6 == 1, Protocol: s.protocol, Port: s.port}
+				if arrive != nil {
+					p.In, p.Out = device, ""
+				}
+				var place string
+				place, drops = in.rules.Judge(p)
+				first = cmp.Or(first, place)
+			}
+			if drops && !slices.Contains(d.devices, device) {
+				d.devices, d.place = append(d.devices, device), cmp.Or(d.place, first)
+			}
+		}
+	}
+	return d
+}
+
+// finding appends the finding of dropped packets, if there are any.
+func (d *dropped) finding(out []Finding, reason, what, move, effect, key string) []Finding {
+	if d.devices == nil {
+		return out
+	}
+	var ports, rules []string
+	for _, s := range d.services {
+		ports = append(ports, s.String())
+		rules = append(rules, fmt.Sprintf("%s { %s } %s accept", key, strings.Join(d.devices, ", "), strings.ToLower(strings.Replace(s.String(), " ", " dport ", 1))))
+	}
+	return append(out, Finding{reason,
+		fmt.Sprintf("the firewall drops packets of %s (%s) that %s %s: %s; %s", what, strings.Join(ports, ", "), move, strings.Join(d.devices, ", "), d.place, effect),
+		"accept them before: " + strings.Join(rules, "; ") + " (docs/operations/host.md has rules for nft and firewalld)"})
+}
+
+// offloaded reports whether a device has an RDMA device, whose data packets do not pass the kernel, or whether that is unknown because sysfs does not show
+// the device.
+func offloaded(device string) bool {
+	if link, err := netlink.LinkByName(device); err == nil && slices.Contains([]string{"veth", "dummy", "tuntap", "macvlan", "ipvlan"}, link.Type()) {
+		return false
+	}
+	folder := filepath.Join("/sys/class/net", device)
+	if _, err := os.Stat(folder); err != nil {
+		return true
+	}
+	_, err := os.Stat(filepath.Join(folder, "device/infiniband"))
+	return err == nil
+}
+
+// strictFilters names the sub-ports with a strict reverse path filter (RFC 3704, Section 2.2). The kernel uses the higher of a device's value and that of
+// all.
+func strictFilters(subPorts []string) []Finding {
+	const conf, strict = "/proc/sys/net/ipv4/conf/", 1
+	all, err := sysctl(conf + "all/rp_filter")
+	if err != nil || all > strict {
+		return nil
+	}
+	var devices []string
+	for _, device := range subPorts {
+		if at, err := sysctl(conf + device + "/rp_filter"); err == nil && max(at, all) == strict {
+			devices = append(devices, device)
+		}
+	}
+	if devices == nil {
+		return nil
+	}
+	return []Finding{{ReasonReversePath,
+		fmt.Sprintf("net.ipv4.conf.*.rp_filter is 1 (strict) on %s: while the weight of a plane is 0, packets that arrive by it are dropped", strings.Join(devices, ", ")),
+		"set it to 2 there, or net.ipv4.conf.all.rp_filter to 2"}}
+}
+
+func sysctl(path string) (int, error) {
+	b, err := os.ReadFile(path)
+	if err != nil {
+		return 0, err
+	}
+	return strconv.Atoi(strings.TrimSpace(string(b)))
+}
