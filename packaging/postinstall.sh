@@ -8,4 +8,12 @@ if command -v systemd-sysusers >/dev/null; then
 fi
 [ -d /run/systemd/system ] || exit 0
 systemctl daemon-reload
-systemctl try-restart fared-dataplane.service fared.service
+# A first installation brings networkd.conf.d/10-fared.conf, which networkd reads at its start, and a file of NetworkManager.
+if [ "$1" = 1 ] || { [ "$1" = configure ] && [ -z "$2" ]; }; then
+  if systemctl is-active --quiet systemd-networkd.service; then
+    systemctl restart systemd-networkd.service
+  fi
+  if systemctl is-active --quiet NetworkManager.service; then
+    systemctl reload NetworkManager.service
+  fi
+fi

@@ -90,7 +90,7 @@ func (m *machine) startLeaf(plane int) {
 		line := fmt.Sprintf("rm -f %[1]s/%[3]s.vty; ip netns exec leaf%[2]d /usr/lib/frr/%[3]s --daemon -u frr -g frr -f /etc/frr/leaf%[2]d.conf -i %[1]s/%[3]s.pid -z %[1]s/zserv --vty_socket %[1]s -A 127.0.0.1 -P 0",
 			dir, plane, daemon)
 		if daemon == "bfdd" {
-			line += " --bfdctl " + dir + "/bfdd.sock"
+			line += " $(/usr/lib/frr/bfdd --help | grep -q -- --bfdctl && echo --bfdctl " + dir + "/bfdd.sock)" // gone in FRR 10
 		}
 		m.run(line)
 		m.eventually(fmt.Sprintf("test -S %s/%s.vty", dir, daemon))

@@ -215,6 +215,7 @@ func contents(t *testing.T, version string, files map[string]string) {
 	inRPM := strings.Fields(output(t, "rpm", "--query", "--list", "--package", files["fared-"+version+"-1."+arch+".rpm"]))
 	inDeb := output(t, "dpkg-deb", "--contents", files["fared_"+version+"-1_"+runtime.GOARCH+".deb"])
 	for _, name := range []string{"/usr/bin/fared", "/usr/lib/systemd/system/fared.service", "/usr/lib/systemd/system/fared-dataplane.service", "/usr/lib/sysusers.d/fared.conf",
+		"/usr/lib/systemd/networkd.conf.d/10-fared.conf", "/usr/lib/systemd/network/10-fared.network", "/usr/lib/NetworkManager/conf.d/10-fared.conf", "/etc/default/fared", "/etc/default/fared-dataplane",
 		"/usr/share/man/man1/fared-drain.1.gz", "/usr/share/bash-completion/completions/fared", "/usr/share/doc/fared/examples/server-8gpu.yaml", "/etc/fared",
 		"/usr/share/doc/fared/examples/fared.rules.yml", "/usr/share/doc/fared/examples/fared.dashboard.json", "/usr/share/doc/fared/alerts.md"} {
 		if !slices.Contains(inRPM, name) {
