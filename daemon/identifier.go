@@ -18,7 +18,6 @@ func (l *loop) checkIdentifier(ev speaker.SessionUp) {
 		}
 		text := fmt.Sprintf("the leaf of session %s, AS %d, has the BGP identifier %v too (this one: AS %d); give each leaf of a plane a unique router ID (RFC 6286)",
 			l.core.Layout().Sessions[i].Name, o.PeerAS, ev.Node, ev.PeerAS)
-		l.log.Warn("two leaves of a plane have the same BGP identifier", "session", l.core.Layout().Sessions[ev.Session].Name, "detail", text)
 		l.faults[ev.Session] = text
 		l.event(status.EventFault, l.core.Layout().Sessions[ev.Session].Name, text)
 		return

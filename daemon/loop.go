@@ -3,6 +3,7 @@ package daemon
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"net/netip"
 	"slices"
@@ -269,13 +270,15 @@ func (l *loop) update(t *dpclient.Transaction, u core.Update) {
 	shown := status.Key{Prefix: u.Destination, Source: u.Source}
 	switch u.Kind {
 	case wecmp.VectorSet:
-		l.reweighed.vectors++
+		v, _ := l.core.Vector(u.Vector)
+		l.reweighed.set(now, u.Vector, v.Weights)
 		l.tracer.changed(1, 0, int(u.SlotsMoved)*l.shown.users[u.Vector])
 		change := t.SetVector(l.group(u.Vector))
 		l.shown.want(dpclient.Object{Kind: dpclient.KindVector, Vector: u.Vector}, change, now)
 		l.builder.MarkVector(u.Vector)
 		l.d.moved.Add(uint64(u.SlotsMoved) * uint64(l.shown.users[u.Vector]))
 	case wecmp.VectorDelete:
+		l.reweighed.set(now, u.Vector, nil)
 		t.DeleteVector(u.Vector)
 		l.shown.forget(dpclient.Object{Kind: dpclient.KindVector, Vector: u.Vector})
 		l.placesMu.Lock()
@@ -283,12 +286,13 @@ func (l *loop) update(t *dpclient.Transaction, u core.Update) {
 		l.placesMu.Unlock()
 		l.builder.MarkVector(u.Vector)
 	case wecmp.DestinationSet:
-		l.reweighed.destinations++
+		l.reweighed.move(now, l.shown.vector(key), u.Vector)
 		l.tracer.changed(0, 1, int(u.SlotsMoved))
 		l.shown.assign(key, t.SetDestination(key, u.Vector, u.Drain...), now, u.Vector, uint32(u.SlotsMoved), u.Drain)
 		l.builder.MarkDestination(shown)
 		l.d.moved.Add(uint64(u.SlotsMoved))
 	case wecmp.DestinationDelete:
+		l.reweighed.move(now, l.shown.vector(key), 0)
 		t.DeleteDestination(key)
 		l.shown.unassign(key)
 		l.ports.forget(u.Destination.Addr(), l.core.Layout().Sources[u.Source].Loopbacks)
@@ -394,7 +398,11 @@ func (l *loop) bgp(ev speaker.Event) {
 		l.checkIdentifier(ev)
 		l.learnNextHop(ev.Session, l.d.speaker.Status(ev.Session).Remote.Addr())
 		l.skipFamilies(ev)
-		l.event(status.EventSessionUp, l.core.Layout().Sessions[ev.Session].Name, "node "+ev.Node.String())
+		detail := fmt.Sprintf("node %v, AS %d, generation %d", ev.Node, ev.PeerAS, ev.Generation)
+		if remote := l.d.speaker.Status(ev.Session).Remote; remote.IsValid() {
+			detail += ", remote " + remote.String()
+		}
+		l.event(status.EventSessionUp, l.core.Layout().Sessions[ev.Session].Name, detail)
 	case speaker.SessionDown:
 		l.d.links.Poll() // BFD or TCP may detect a failure before the kernel reports the lost carrier
 		l.step(core.Fabric{Event: fare.SessionDown{Session: ev.Session, Generation: ev.Generation}})
@@ -462,7 +470,11 @@ func (l *loop) plane(ev *dpclient.Event) {
 			ready.Down, ready.Held = heldBy(l.core.Layout(), ev.State)
 		}
 		l.step(ready)
-		l.event(status.EventDataplane, ev.Name, "connected")
+		detail := "connected"
+		if ev.State != nil {
+			detail += fmt.Sprintf(": version %s, with %d vectors and %d destinations", ev.Version, len(ev.State.Vectors), len(ev.State.Destinations))
+		}
+		l.event(status.EventDataplane, ev.Name, detail)
 		l.ports.connected(l.core.FlowHash().Algorithm == core.FlowHashAsk)
 		repinned := l.ports.pinned(caps.GetFlowPins())
 		switch {
@@ -483,7 +495,7 @@ func (l *loop) plane(ev *dpclient.Event) {
 		if ev.Err != nil {
 			l.dpError, l.dpRefused = ev.Err.Error(), false
 		}
-		l.event(status.EventDataplane, l.dpConnected.Name, "disconnected: "+l.dpError)
+		l.report(slog.LevelWarn, status.EventDataplane, l.dpConnected.Name, "disconnected: "+l.dpError)
 	case dpclient.InEffect:
 		l.acknowledged(ev, effectDone, "")
 	case dpclient.Approximate:
@@ -497,7 +509,6 @@ func (l *loop) plane(ev *dpclient.Event) {
 	case dpclient.Refused:
 		l.shown.answered(ev.Object, ev.Change, effectRefused, "refused: "+ev.Message)
 		l.dpError, l.dpRefused = ev.Object.String()+": "+ev.Message, true
-		l.log.Warn("the data plane refused an operation", "object", ev.Object, "code", ev.Code, "message", ev.Message)
 		l.event(status.EventFault, ev.Object.String(), "refused: "+ev.Message)
 		l.markObject(ev.Object)
 	case dpclient.Pending:
@@ -691,8 +702,8 @@ func (l *loop) arm(timer *time.Timer) {
 	if l.recorder != nil && l.recorder.failure != nil {
 		earlier(l.recorder.retry)
 	}
-	if l.reweighed.any() {
-		earlier(l.reweighed.last.Add(reweighedEvery))
+	if !l.reweighed.since.IsZero() {
+		earlier(l.reweighed.since.Add(reweighedFor))
 	}
 	if l.faultReport.dirty {
 		earlier(l.faultReport.last.Add(faultsEvery))
@@ -710,10 +721,20 @@ func (l *loop) arm(timer *time.Timer) {
 	timer.Reset(time.Until(next))
 }
 
-// event reports an event to the journal and the log.
+// event reports an event to the journal and the log, where failures are warnings.
 func (l *loop) event(kind status.EventKind, subject, detail string) {
+	level := slog.LevelInfo
+	switch kind {
+	case status.EventSessionDown, status.EventLinkDown, status.EventFault:
+		level = slog.LevelWarn
+	}
+	l.report(level, kind, subject, detail)
+}
+
+// report is event with another level of the log.
+func (l *loop) report(level slog.Level, kind status.EventKind, subject, detail string) {
 	now := time.Now()
 	l.builder.Event(status.Event{Time: now, Kind: kind, Subject: subject, Detail: detail})
 	l.tracer.event(kind, subject, detail, now)
-	l.log.Info(kind.String(), "subject", subject, "detail", detail)
+	l.log.Log(context.Background(), level, kind.String(), "subject", subject, "detail", detail)
 }

@@ -176,7 +176,7 @@ func TestTheLoopWakesForWhatIsDue(t *testing.T) {
 		{"event about weights", func(l *loop, at time.Time) {
 			l.reweighed = reweighed{}
 			if !at.IsZero() {
-				l.reweighed = reweighed{vectors: 1, last: at.Add(-reweighedEvery)}
+				l.reweighed = reweighed{since: at.Add(-reweighedFor)}
 			}
 		}},
 		{"judgment of a session's dropped routes", func(l *loop, at time.Time) { l.settleAt = at }},
@@ -232,7 +232,7 @@ func TestSessionEvents(t *testing.T) {
 		shown, fault string
 	}{
 		{speaker.Fault{Session: 1, Reason: "wrong AS"}, "fault, p1/p1.0: wrong AS", "wrong AS"},
-		{speaker.SessionUp{Session: 1, Generation: 1, Node: leafNode(1), PeerAS: s.PeerAS(1), Families: speaker.FamilySet(speaker.IPv4)}, "session-up, p1/p1.0: node 10.1.0.2", ""},
+		{speaker.SessionUp{Session: 1, Generation: 1, Node: leafNode(1), PeerAS: s.PeerAS(1), Families: speaker.FamilySet(speaker.IPv4)}, "session-up, p1/p1.0: node 10.1.0.2, AS 65101, generation 1", ""},
 		{oneRoute(1, 1, destination(0), attributes(400e9, s.PeerAS(1), 65001)), "", ""},
 		{speaker.EndOfRIB{Session: 1, Generation: 1, Family: speaker.IPv4}, "end-of-rib, p1/p1.0: " + speaker.IPv4.String(), ""},
 		{oneWithdrawal(1, 1, destination(0)), "", ""},

@@ -50,6 +50,7 @@ func remembered(t *testing.T, l *loop) []string {
 func TestEventsAreRemembered(t *testing.T) {
 	s := shape{Planes: 2, SubPorts: 1, Extra: bounds}
 	l := forwarding(t, s, 3)
+	l.reweighed.since = l.reweighed.since.Add(-reweighedFor)
 	l.reportWeights()
 	l.bgp(oneRoute(1, 1, destination(0), attributes(1e9, s.PeerAS(1), 65001)))
 	l.markIgnored()
@@ -57,23 +58,11 @@ func TestEventsAreRemembered(t *testing.T) {
 	l.link(&LinkEvent{SubPort: 1, Reason: "no carrier", Transitions: 2})
 	got := remembered(t, l)
 	for _, want := range []string{
-		"link-up, p0.0: ", "session-up, p1/p1.0: node 10.1.0.2", "weights, weights: 1 weight vectors set, 3 destinations assigned",
+		"link-up, p0.0: ", "session-up, p1/p1.0: node 10.1.0.2", "weights, weights: none to 1:1 for 3 destinations",
 		"fault, p1/p1.0: bandwidth of 1 routes ignored, below-minimum", "link-down, p1.0: no carrier",
 	} {
 		if !slices.ContainsFunc(got, func(line string) bool { return strings.HasPrefix(line, want) }) {
 			t.Errorf("no event %q in\n%s", want, strings.Join(got, "\n"))
-		}
-	}
-}
-
-// TestChangesOfWeightsAreCounted checks that a changed vector and a newly assigned destination each suffice for an event of changed weights.
-func TestChangesOfWeightsAreCounted(t *testing.T) {
-	for _, c := range []struct {
-		vectors, destinations int
-		want                  bool
-	}{{0, 0, false}, {1, 0, true}, {0, 1, true}, {1, 1, true}} {
-		if r := (reweighed{vectors: c.vectors, destinations: c.destinations}); r.any() != c.want {
-			t.Errorf("%d vectors and %d destinations are reported: %v", c.vectors, c.destinations, r.any())
 		}
 	}
 }
@@ -91,13 +80,17 @@ func TestOrderOfAStep(t *testing.T) {
 	l.step(core.DrainRequest{Target: target, On: false})
 	l.handOut()
 	l.armDrains()
-	l.reweighed = reweighed{last: time.Now()} // none is reported meanwhile
+	declared := func() uint64 {
+		key := dpclient.Destination{Prefix: destination(0)}
+		return l.shown.of(dpclient.Object{Kind: dpclient.KindVector, Vector: l.shown.vector(key)}).change
+	}
+	before := declared()
 	links.change(2, func(ev *LinkEvent) { ev.Up = false })
 	l.wokenAt = l.wokenAt.Add(time.Hour)
 	l.bulkEvents = append(l.bulkEvents, oneRoute(1, 1, destination(0), attributes(100e9, s.PeerAS(1), 65001)))
 	l.turn()
-	if v, _ := coretest.VectorFrom(l.core, 0, destination(0)); fmt.Sprint(v.Weights) != "[4 1 0]" || l.reweighed.vectors != 3 {
-		t.Errorf("weights %v after %d changes, want [4 1 0] after 3: without p2, with p0, with less of p1", v.Weights, l.reweighed.vectors)
+	if v, _ := coretest.VectorFrom(l.core, 0, destination(0)); fmt.Sprint(v.Weights) != "[4 1 0]" || declared()-before != 4 {
+		t.Errorf("weights %v after %d changes, want [4 1 0] after 4: sub-port p2.0, and the vector without p2, with p0, with less of p1", v.Weights, declared()-before)
 	}
 	if got := stages(l.core); len(got)+len(l.drainTimers) != 0 {
 		t.Errorf("drains %v, timers %v", got, l.drainTimers)

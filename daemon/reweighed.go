@@ -1,33 +1,122 @@
 package daemon
 
 import (
+	"cmp"
 	"fmt"
+	"maps"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/fared/fared/daemon/internal/status"
 )
 
-// reweighedEvery is the least time between two events of changed weights: a flood must not displace other events from the journal.
-const reweighedEvery = time.Second
+const (
+	// reweighedFor is the length of a burst of changed weights, from its first change: a flood is one event, and does not displace others from the journal.
+	reweighedFor = time.Second
+	// reweighedKinds limits the distinct changes that an event names.
+	reweighedKinds = 8
+)
 
-// reweighed counts the changes of weights since the last event that reported them.
+// reweighed is the burst of changed weights that no event has reported yet. A vector and its weights are of the planes of its source group.
 type reweighed struct {
-	vectors, destinations int
-	last                  time.Time // of the last event
+	since time.Time           // of the first change, zero if there is none
+	now   map[uint32][]uint32 // plane weights of each declared vector
+	// before has the weights at since of the vectors that were set or deleted since then, nil for those that did not exist.
+	before map[uint32][]uint32
+	moves  map[[2]uint32]int // destinations by their vector before and after, 0 for none
 }
 
-func (r *reweighed) any() bool { return r.vectors+r.destinations > 0 }
+// set records that a vector is set, or deleted if weights is nil.
+func (r *reweighed) set(at time.Time, vector uint32, weights []uint32) {
+	r.begin(at)
+	if _, known := r.before[vector]; !known {
+		r.before[vector] = r.now[vector]
+	}
+	if weights == nil {
+		delete(r.now, vector)
+	} else {
+		r.now[vector] = slices.Clone(weights)
+	}
+}
 
-// reportWeights reports changed weights: immediately if the last report is at least reweighedEvery ago, else together with the changes that
-// follow until then.
+// move records that a destination has another vector, 0 for none.
+func (r *reweighed) move(at time.Time, from, to uint32) {
+	r.begin(at)
+	r.moves[[2]uint32{from, to}]++
+}
+
+func (r *reweighed) begin(at time.Time) {
+	if !r.since.IsZero() {
+		return
+	}
+	r.since, r.before, r.moves = at, map[uint32][]uint32{}, map[[2]uint32]int{}
+	if r.now == nil {
+		r.now = map[uint32][]uint32{}
+	}
+}
+
+// end ends the burst and describes it: how many destinations went from which weights to which, the most frequent change first. users is the number of destinations of
+// each vector. It returns "" if no weights differ.
+func (r *reweighed) end(users map[uint32]int) string {
+	old := func(vector uint32) []uint32 {
+		if weights, changed := r.before[vector]; changed {
+			return weights
+		}
+		return r.now[vector]
+	}
+	kinds, arrived := map[string]int{}, map[uint32]int{}
+	count := func(from, to []uint32, n int) {
+		if n > 0 && !slices.Equal(from, to) {
+			kinds[ratioOf(from)+" to "+ratioOf(to)] += n
+		}
+	}
+	for move, n := range r.moves {
+		arrived[move[1]] += n
+		count(old(move[0]), r.now[move[1]], n)
+	}
+	for vector, weights := range r.before {
+		count(weights, r.now[vector], users[vector]-arrived[vector])
+	}
+	*r = reweighed{now: r.now}
+	lines := slices.SortedFunc(maps.Keys(kinds), func(a, b string) int { return cmp.Or(kinds[b]-kinds[a], strings.Compare(a, b)) })
+	more := 0
+	for i, kind := range lines {
+		if i >= reweighedKinds {
+			more += kinds[kind]
+		}
+		lines[i] = fmt.Sprintf("%s for %s", kind, destinationsOf(kinds[kind]))
+	}
+	if more > 0 {
+		lines = append(lines[:reweighedKinds], fmt.Sprintf("%d other changes for %s", len(kinds)-reweighedKinds, destinationsOf(more)))
+	}
+	return strings.Join(lines, "; ")
+}
+
+func destinationsOf(n int) string {
+	if n == 1 {
+		return "1 destination"
+	}
+	return fmt.Sprintf("%d destinations", n)
+}
+
+// ratioOf formats plane weights as fared weights does.
+func ratioOf(weights []uint32) string {
+	if len(weights) == 0 {
+		return "none"
+	}
+	return strings.Trim(strings.ReplaceAll(fmt.Sprint(weights), " ", ":"), "[]")
+}
+
+// reportWeights reports a burst of changed weights when it is reweighedFor old.
 func (l *loop) reportWeights() {
 	r := &l.reweighed
 	now := time.Now()
-	if !r.any() || now.Sub(r.last) < reweighedEvery {
+	if r.since.IsZero() || now.Sub(r.since) < reweighedFor {
 		return
 	}
-	detail := fmt.Sprintf("%d weight vectors set, %d destinations assigned", r.vectors, r.destinations)
-	l.builder.Event(status.Event{Time: now, Kind: status.EventWeights, Subject: "weights", Detail: detail})
-	l.log.Debug(status.EventWeights.String(), "detail", detail)
-	*r = reweighed{last: now}
+	if detail := r.end(l.shown.users); detail != "" {
+		l.builder.Event(status.Event{Time: now, Kind: status.EventWeights, Subject: "weights", Detail: detail})
+		l.log.Info(status.EventWeights.String(), "detail", detail)
+	}
 }

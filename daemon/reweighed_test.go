@@ -1,10 +1,15 @@
 package daemon
 
 import (
+	"bytes"
+	"log/slog"
+	"slices"
+	"strings"
 	"testing"
 	"time"
 
 	"github.com/fared/fared/daemon/internal/status"
+	"github.com/fared/fared/fare"
 )
 
 // TestOperationsAreCountedByClass checks that operations in effect are counted in the class in which they were sent.
@@ -34,26 +39,93 @@ func TestOperationsAreCountedByClass(t *testing.T) {
 	}
 }
 
-// TestWeightsAreEvents checks that a change of weights is an event, and that thousands of changes are at most one event per second.
-func TestWeightsAreEvents(t *testing.T) {
-	r := newRig(t, shape{Planes: 2, SubPorts: 1}, rigOptions{leaves: announceAll(400e9, 5)})
-	r.settled(5)
-	began := time.Now()
-	r.inside(func(l *loop) {
-		l.reweighed.last = time.Time{}
-		for range 1000 {
-			l.reweighed.vectors++
+// TestBurstsAreDescribed checks the description of a burst: each distinct change with the weights before and after it, and the number of its destinations.
+func TestBurstsAreDescribed(t *testing.T) {
+	now := time.Now()
+	r := reweighed{}
+	steps := []struct {
+		what  string
+		burst func()
+		users map[uint32]int // after the burst
+		want  string
+	}{
+		{"new destinations", func() {
+			r.set(now, 1, []uint32{1, 1})
+			r.set(now, 2, []uint32{2, 1})
+			for range 3 {
+				r.move(now, 0, 1)
+			}
+			r.move(now, 0, 2)
+		}, map[uint32]int{1: 3, 2: 1}, "none to 1:1 for 3 destinations; none to 2:1 for 1 destination"},
+		{"a vector changes twice, for those that stay", func() {
+			r.set(now, 1, []uint32{0, 1})
+			r.set(now, 1, []uint32{1, 0})
+			r.move(now, 1, 2)
+		}, map[uint32]int{1: 2, 2: 2}, "1:1 to 1:0 for 2 destinations; 1:1 to 2:1 for 1 destination"},
+		{"back to the same weights", func() {
+			r.set(now, 1, []uint32{1, 1})
+			r.set(now, 1, []uint32{1, 0})
+		}, map[uint32]int{1: 2, 2: 2}, ""},
+		{"another vector with the same weights", func() {
+			r.set(now, 3, []uint32{2, 1})
+			r.move(now, 2, 3)
+		}, map[uint32]int{1: 2, 2: 1, 3: 1}, ""},
+		{"destinations and their vector go", func() {
+			r.move(now, 1, 0)
+			r.move(now, 1, 0)
+			r.set(now, 1, nil)
+		}, map[uint32]int{2: 1, 3: 1}, "1:0 to none for 2 destinations"},
+		{"more changes than a line has", func() {
+			for i := uint32(1); i <= 10; i++ {
+				r.set(now, 10+i, []uint32{i, 1})
+				r.move(now, 0, 10+i)
+			}
+			r.move(now, 0, 20)
+		}, map[uint32]int{}, "none to 10:1 for 2 destinations; none to 1:1 for 1 destination; none to 2:1 for 1 destination; none to 3:1 for 1 destination; none to 4:1 for 1 destination; " +
+			"none to 5:1 for 1 destination; none to 6:1 for 1 destination; none to 7:1 for 1 destination; 2 other changes for 2 destinations"},
+	}
+	for _, s := range steps {
+		s.burst()
+		if got := r.end(s.users); got != s.want {
+			t.Errorf("%s:\n%q, want\n%q", s.what, got, s.want)
+		}
+		if !r.since.IsZero() {
+			t.Errorf("%s: the burst has not ended", s.what)
+		}
+	}
+}
+
+// TestABurstIsOneLine checks that the changes of a second are one event and one line of the log, a second after the first, and that further ones are others.
+func TestABurstIsOneLine(t *testing.T) {
+	s := shape{Planes: 2, SubPorts: 1}
+	l := forwarding(t, s, 3)
+	var log bytes.Buffer
+	l.log = slog.New(slog.NewTextHandler(&log, nil))
+	burst := func(bandwidths ...fare.Bandwidth) []string {
+		log.Reset()
+		for _, b := range bandwidths {
+			l.bgp(oneRoute(1, 1, destination(0), attributes(b, s.PeerAS(1), 65001)))
+			l.handOut()
 			l.reportWeights()
 		}
-		if l.reweighed.vectors < 999-int(time.Since(began)/reweighedEvery) {
-			t.Errorf("%d changes wait for an event; want all but those that began a second", l.reweighed.vectors)
+		if log.Len() > 0 {
+			t.Errorf("reported before the burst has ended: %s", &log)
 		}
-	})
-	r.leaves[0].announce(100e9, destination(3))
-	r.wait(destination(3), "1:4")
-	eventually(t, "the change is an event", func() bool {
-		waits := false
-		r.inside(func(l *loop) { waits = l.reweighed.any() })
-		return !waits
-	})
+		l.reweighed.since = l.reweighed.since.Add(-reweighedFor)
+		l.reportWeights()
+		return strings.Split(strings.TrimSpace(log.String()), "\n")
+	}
+	burst(200e9) // with the changes of the start
+	for _, c := range []struct {
+		bandwidths []fare.Bandwidth
+		want       string
+	}{{[]fare.Bandwidth{100e9, 300e9, 400e9}, "2:1 to 1:1"}, {[]fare.Bandwidth{100e9}, "1:1 to 4:1"}} {
+		lines := burst(c.bandwidths...)
+		if len(lines) != 1 || !strings.HasSuffix(lines[0], `level=INFO msg=weights detail="`+c.want+` for 1 destination"`) {
+			t.Errorf("bandwidths %v: %q, want one line with %s", c.bandwidths, lines, c.want)
+		}
+	}
+	if got := remembered(t, l); !slices.Contains(got, "weights, weights: 1:1 to 4:1 for 1 destination") {
+		t.Errorf("events %q", got)
+	}
 }

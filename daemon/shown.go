@@ -70,6 +70,14 @@ func (e *shown) destination(key dpclient.Destination) *shownDestination {
 	return e.destinations.Get(key.Source, key.Prefix)
 }
 
+// vector returns the vector of a destination, 0 if it has none.
+func (e *shown) vector(key dpclient.Destination) uint32 {
+	if d := e.destination(key); d != nil {
+		return d.vector
+	}
+	return 0
+}
+
 // want records a declared change of a sub-port or vector. The client gives an equal declaration the number of the earlier one.
 func (e *shown) want(o dpclient.Object, change uint64, now time.Time) {
 	x := e.objects[o]

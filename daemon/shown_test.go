@@ -248,7 +248,7 @@ func (e *eventLog) Handle(_ context.Context, r slog.Record) error {
 		values[a.Key] = a.Value.String()
 		return true
 	})
-	if detail, ok := values["detail"]; ok && r.Level == slog.LevelInfo {
+	if detail, ok := values["detail"]; ok {
 		e.lines = append(e.lines, r.Message+", "+values["subject"]+": "+detail)
 	}
 	return nil

@@ -262,6 +262,38 @@ func TestUnits(t *testing.T) {
 	m.run("systemctl start fared")
 }
 
+// TestJournal checks the priorities of the log in the journal: a clean start, watched calls and an orderly stop of both units log no warning, and the lines have no second time stamp.
+// The reasons of a failed start are errors.
+func TestJournal(t *testing.T) {
+	gate.Slow(t, gate.Systemd, "a machine of its own")
+	m := boot(t)
+	m.write("/etc/default/fared-dataplane", "FARED_DATAPLANE_FLAGS=\"--driver memory\"\n") // the others warn about what the kernel cannot do
+	m.run("systemctl start fared && systemd-run --quiet --unit watch fared watch --events")
+	m.eventually("fared status >/tmp/status && ! grep 'NOT CONNECTED' /tmp/status && journalctl --unit watch | grep dataplane")
+	m.run("systemctl stop fared fared-dataplane && journalctl --sync")
+	of := func(priority string) string {
+		return m.run("journalctl --no-pager --quiet --output cat --priority " + priority + " --unit fared --unit fared-dataplane")
+	}
+	if out := of("warning"); out != "" {
+		t.Errorf("a clean start and stop logs warnings:\n%s", out)
+	}
+	out := of("info")
+	for _, want := range []string{"msg=dataplane subject=", `msg="serving the data plane"`, "msg=link-up"} {
+		if strings.Count(out, want) != 1 {
+			t.Errorf("the journal has %d lines with %s, want one:\n%s", strings.Count(out, want), want, out)
+		}
+	}
+	if strings.Contains(out, "time=") || strings.Contains(out, "<6>") {
+		t.Errorf("lines with a time stamp or a priority:\n%s", out)
+	}
+	m.write("/etc/fared/fared.yaml", "as: nothing\n")
+	m.fails("systemctl start fared")
+	m.run("journalctl --sync")
+	if out := of("err"); !strings.Contains(out, "fared.yaml:1:5: as:") || !strings.Contains(out, "correct the file") {
+		t.Errorf("the errors of a failed start:\n%s", out)
+	}
+}
+
 // TestCredentials checks that the unit reads a secret that only root may read, by a drop-in with LoadCredential=. Without the drop-in, and for a file of
 // root, it fails and names the remedy.
 func TestCredentials(t *testing.T) {

@@ -74,6 +74,9 @@ func execute(ctx context.Context, args []string, in io.Reader, out, errOut io.Wr
 	if !errors.As(err, &coded) {
 		coded = &exitError{code: exitUsage, err: err, remedy: "see fared --help"}
 	}
+	if inJournal(errOut) {
+		errOut = &prioritized{errOut, priorityError}
+	}
 	var list config.Errors
 	if errors.As(coded.err, &list) { // for programs: each line begins with file:line:column, and the last one with a space
 		fmt.Fprintln(errOut, coded.Error())

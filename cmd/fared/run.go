@@ -107,15 +107,22 @@ file. SIGTERM and SIGINT end the daemon; the data plane keeps forwarding.`,
 
 // newLogger returns a logger of text that waits for w.
 func newLogger(w io.Writer, level slog.Leveler) *slog.Logger {
-	return slog.New(logHandler(w, "text", level))
+	return slog.New(logHandlers(inJournal(w), "text", level)(w))
 }
 
-func logHandler(w io.Writer, format string, level slog.Leveler) slog.Handler {
+// logHandlers returns a function that makes handlers of a format, text or json, for the journal or for other readers.
+func logHandlers(journal bool, format string, level slog.Leveler) func(io.Writer) slog.Handler {
 	opts := &slog.HandlerOptions{Level: level}
-	if format == "json" {
-		return slog.NewJSONHandler(w, opts)
+	plain := func(w io.Writer) slog.Handler {
+		if format == "json" {
+			return slog.NewJSONHandler(w, opts)
+		}
+		return slog.NewTextHandler(w, opts)
 	}
-	return slog.NewTextHandler(w, opts)
+	if !journal {
+		return plain
+	}
+	return func(w io.Writer) slog.Handler { return newJournalHandler(w, plain) }
 }
 
 // logPatience limits how long the end of a daemon waits for the reader of its log.
@@ -123,7 +130,7 @@ const logPatience = 2 * time.Second
 
 // newQueuedLogger returns a logger that never waits for w, and its queue, which the caller must close.
 func newQueuedLogger(w io.Writer, format string, level slog.Leveler) (*slog.Logger, *asynclog.Log) {
-	queue, handler := asynclog.New(w, func(w io.Writer) slog.Handler { return logHandler(w, format, level) })
+	queue, handler := asynclog.New(w, logHandlers(inJournal(w), format, level))
 	return slog.New(handler), queue
 }
 

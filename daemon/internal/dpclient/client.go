@@ -268,11 +268,13 @@ func (c *Client) Run(ctx context.Context) error {
 			c.disconnected(context.Cause(ctx))
 			return context.Cause(ctx)
 		}
-		c.disconnected(err)
+		was := c.disconnected(err)
 		if talked {
 			pause = c.config.MinBackoff
 		}
-		c.config.Logger.Warn("data plane disconnected", "error", err, "retry_in", pause)
+		if !was { // the owner reports the end of a connection
+			c.config.Logger.Warn("data plane not connected", "error", err, "retry_in", pause)
+		}
 		timer.Reset(pause)
 		select {
 		case <-ctx.Done():
@@ -297,17 +299,15 @@ func (c *Client) connected(hello *farev1.HelloResponse, have State) {
 	}
 	c.mu.Unlock()
 	ring(c.ready)
-	c.config.Logger.Info("data plane connected", "name", hello.Name, "version", hello.Version,
-		"vectors", len(have.Vectors), "destinations", len(have.Destinations))
 }
 
-// disconnected records the end of a stream or attempt.
-func (c *Client) disconnected(err error) {
+// disconnected records the end of a stream or attempt, and reports whether it was a stream.
+func (c *Client) disconnected(err error) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.status.LastError = err
 	if !c.status.Connected {
-		return
+		return false
 	}
 	c.status.Connected, c.status.Since = false, time.Now()
 	c.book.disconnect()
@@ -318,6 +318,7 @@ func (c *Client) disconnected(err error) {
 	}
 	c.book.announce(Event{Kind: Disconnected, Err: err})
 	ring(c.ready)
+	return true
 }
 
 // stalled returns an error that describes an answer that took too long.

@@ -223,9 +223,9 @@ func (s *session) leave(err error, wasUp bool, lasted time.Duration) (pause time
 		s.flaps++
 		if pause = s.punish(err, lasted); pause > 0 {
 			reason += fmt.Sprintf("; next attempt after %v", pause)
+			s.log.Info("session waits after an offense of the peer", "session", s.conf.Name, "next_attempt_after", pause)
 		}
-		s.log.Warn("session closed", "session", s.conf.Name, "reason", reason)
-	} else if reason != s.reason {
+	} else if reason != s.reason && !errors.Is(err, context.Canceled) {
 		s.log.Info("session not established", "session", s.conf.Name, "reason", reason)
 	}
 	s.set(Idle, reason)
@@ -291,8 +291,6 @@ func (s *session) established(gen uint64) {
 	if s.gen == gen && s.current != nil && !s.current.over.Load() {
 		s.set(Established, s.ended)
 		s.everUp = true
-		s.log.Info("session established", "session", s.conf.Name, "generation", gen,
-			"node", s.info.RouterID, "as", s.info.PeerAS, "remote", s.remote)
 	}
 }
 
