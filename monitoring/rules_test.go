@@ -22,7 +22,7 @@ import (
 const (
 	rulesFile = "fared.rules.yml"
 	runbooks  = "../docs/operations/alerts.md"
-	runbookAt = "https://github.com/fared/fared/blob/main/docs/operations/alerts.md#"
+	runbookAt = "/usr/share/doc/fared/operations/alerts.md#"
 )
 
 // rule is an alerting rule.

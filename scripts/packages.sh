@@ -50,9 +50,11 @@ package() {
 
 [ "$host" = "${archs[0]}" ] || echo "packages: pages and completions come from a binary of $host" >&2
 build "$host" "$work/fared-host"
-mkdir "$work/man"
-"$work/fared-host" man "$work/man" >/dev/null
-gzip -9n "$work"/man/*.1
+mkdir -p "$work"/man/man{5,7}
+"$work/fared-host" man "$work/man/man1" >/dev/null
+cp packaging/*.5 "$work/man/man5"
+cp packaging/*.7 "$work/man/man7"
+gzip -9n "$work"/man/*/*
 binaries=()
 for ARCH in "${archs[@]}"; do
   STAGE=$work/$ARCH

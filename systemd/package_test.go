@@ -97,7 +97,7 @@ func (m *machine) begin(t *testing.T, version string) {
 	if out, _ := m.try("systemctl is-active fared fared-dataplane; systemctl is-enabled fared fared-dataplane"); out != "inactive\ninactive\ndisabled\ndisabled" {
 		t.Errorf("after the installation the units are %q", out)
 	}
-	if out, err := m.try("systemd-analyze verify /usr/lib/systemd/system/fared*.service"); err != nil || out != "" {
+	if out, err := m.try("systemd-analyze --man=no verify /usr/lib/systemd/system/fared*.service"); err != nil || out != "" {
 		t.Errorf("systemd-analyze verify: %v\n%s", err, out)
 	}
 	m.run("systemctl stop frr")
@@ -217,7 +217,8 @@ func contents(t *testing.T, version string, files map[string]string) {
 	for _, name := range []string{"/usr/bin/fared", "/usr/lib/systemd/system/fared.service", "/usr/lib/systemd/system/fared-dataplane.service", "/usr/lib/sysusers.d/fared.conf",
 		"/usr/lib/systemd/networkd.conf.d/10-fared.conf", "/usr/lib/systemd/network/10-fared.network", "/usr/lib/NetworkManager/conf.d/10-fared.conf", "/etc/default/fared", "/etc/default/fared-dataplane",
 		"/usr/share/man/man1/fared-drain.1.gz", "/usr/share/bash-completion/completions/fared", "/usr/share/doc/fared/examples/server-8gpu.yaml", "/etc/fared",
-		"/usr/share/doc/fared/examples/fared.rules.yml", "/usr/share/doc/fared/examples/fared.dashboard.json", "/usr/share/doc/fared/alerts.md"} {
+		"/usr/share/doc/fared/examples/fared.rules.yml", "/usr/share/doc/fared/examples/fared.dashboard.json", "/usr/share/doc/fared/operations/alerts.md", "/usr/share/doc/fared/configuration.md",
+		"/usr/share/man/man5/fared.yaml.5.gz", "/usr/share/man/man7/fared.7.gz"} {
 		if !slices.Contains(inRPM, name) {
 			t.Errorf("the rpm lacks %s", name)
 		}

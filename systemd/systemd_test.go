@@ -210,7 +210,7 @@ func (m *machine) show(unit, property string) string {
 func TestUnits(t *testing.T) {
 	gate.Slow(t, gate.Systemd, "restarts of the units after each kind of end")
 	m := boot(t)
-	if out, err := m.try("systemd-analyze verify /etc/systemd/system/fared*.service"); err != nil || out != "" {
+	if out, err := m.try("systemd-analyze --man=no verify /etc/systemd/system/fared*.service"); err != nil || out != "" {
 		t.Errorf("systemd-analyze verify: %v\n%s", err, out)
 	}
 	m.run("systemctl start fared")
@@ -381,7 +381,7 @@ func TestInside(t *testing.T) {
 	m.run("mkdir /etc/systemd/system/fared.service.d")
 	m.copy("fared-inside.conf", "/etc/systemd/system/fared.service.d/inside.conf")
 	m.write("/etc/fared/fared.yaml", config+"dataplane: {address: \"inside:\", flags: [--driver=linux]}\n")
-	if out, err := m.try("systemd-analyze verify /etc/systemd/system/fared.service"); err != nil || out != "" {
+	if out, err := m.try("systemd-analyze --man=no verify /etc/systemd/system/fared.service"); err != nil || out != "" {
 		t.Errorf("systemd-analyze verify: %v\n%s", err, out)
 	}
 	// The unit file is in /etc, where systemctl mask puts its link.

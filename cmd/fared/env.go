@@ -30,11 +30,11 @@ func envCommand(e *env) *cobra.Command {
 		Use: "env PROGRAM", Short: "Print the environment in which a program uses the planes of this server",
 		Long: `Prints the environment variables by which a program uses the RDMA devices of this server: devices
 in the order of rail and plane, the index of the loopback's GID, and the interposer that gives
-queue pairs the source ports of slots (docs/rdma.md). Comments name what the program cannot follow.
+queue pairs the source ports of slots (/usr/share/doc/fared/rdma.md). Comments name what the program cannot follow.
 All variables are documented by the program.
 
 PROGRAM is nccl, ucx, nvshmem, mooncake, uccl, mori or deepep, or nccl-net for NCCL with the net
-plugin of fared on servers without RDMA devices (docs/nccl.md). A rail is the position of a sub-port
+plugin of fared on servers without RDMA devices (/usr/share/doc/fared/nccl.md). A rail is the position of a sub-port
 in its plane. Devices come from the slot table, or with --config from a configuration file;
 sub-ports without an RDMA device or a GID of the loopback are left out, with a comment.
 

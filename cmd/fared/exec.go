@@ -53,7 +53,7 @@ plane (driver bpf) steers the connection to the slot's plane. Connections are de
 by their weights, exactly over time; parked slots get none. The weights are those of the slot
 table at any time. Open connections stay with their slots, and the data plane carries them over
 the other planes while their plane is down. PROGRAM is not modified: PyTorch with Gloo, MPI and
-NCCL's sockets need no support for it (docs/tcp.md).
+NCCL's sockets need no support for it (/usr/share/doc/fared/tcp.md).
 
 A connection is left unchanged if the program has chosen its source port or its device, if the
 destination has no slots, or if the destination's port already has connections from all slots of

@@ -17,7 +17,7 @@ import (
 // fared.service it equals that of fared-dataplane.service.
 const insideSilence = 5 * time.Second
 
-const insideRemedy = "correct dataplane.flags; 'fared dataplane --help' describes every flag, and docs/operations/agent.md the privileges of an agent in the daemon's process"
+const insideRemedy = "correct dataplane.flags; 'fared dataplane --help' describes every flag, and /usr/share/doc/fared/operations/agent.md the privileges of an agent in the daemon's process"
 
 // inside is a running agent in the process of the daemon.
 type inside struct {

@@ -130,7 +130,7 @@ func (a *labOptions) run(e *env, c *cobra.Command, args []string) error {
 	}
 	for _, s := range scenarios {
 		if err := lab.Check(a.Options, s); err != nil {
-			return &exitError{exitUsage, err, "change the fabric's size with flags, or correct the script: docs/labs.md"}
+			return &exitError{exitUsage, err, "change the fabric's size with flags, or correct the script: /usr/share/doc/fared/labs.md"}
 		}
 	}
 	if err := a.require(); err != nil {
@@ -192,7 +192,7 @@ func (a *labOptions) resolve(e *env, c *cobra.Command, args []string) error {
 		e.onlyFared(c, &a.Spec)
 	}
 	if _, err := lab.Configs(a.Options); err != nil {
-		return &exitError{exitUsage, err, "docs/labs.md lists the limits of each kind of lab"}
+		return &exitError{exitUsage, err, "/usr/share/doc/fared/labs.md lists the limits of each kind of lab"}
 	}
 	a.Spec, err = lab.Resolve(a.Options)
 	return err
@@ -251,7 +251,7 @@ func (a *labOptions) load() ([]*lab.Scenario, error) {
 	defer f.Close()
 	s, err := lab.Parse(filepath.Base(a.script), f)
 	if err != nil {
-		return nil, &exitError{exitUsage, err, "docs/labs.md describes scripts"}
+		return nil, &exitError{exitUsage, err, "/usr/share/doc/fared/labs.md describes scripts"}
 	}
 	return []*lab.Scenario{s}, nil
 }

@@ -198,9 +198,9 @@ func configError(err error) error {
 	if err == nil {
 		return nil
 	}
-	remedy := "correct the file; docs/configuration.md describes every key"
+	remedy := "correct the file; fared.yaml(5) describes every key"
 	if errors.Is(err, os.ErrNotExist) {
-		remedy = "name the file with --config; examples/ has a configuration to start from"
+		remedy = "name the file with --config; 'fared init' writes a first one, and /usr/share/doc/fared/examples has others"
 	}
 	return &exitError{exitUsage, err, remedy}
 }

@@ -33,7 +33,7 @@ func slotsCommand(e *env) *cobra.Command {
 	c := &cobra.Command{
 		Use: "slots [SOURCE [DESTINATION]]", Short: "Show the slot table: what programs that own queue pairs read",
 		Long: `Reads the slot table, the file of shared memory in which 'fared run' publishes the queue pair
-slots of every pair of loopbacks (docs/slots.md). It needs no daemon, and no rights but those
+slots of every pair of loopbacks (/usr/share/doc/fared/slots.md). It needs no daemon, and no rights but those
 to read the file.
 
 Without DESTINATION each pair has one line, with the share of each plane. With it, each slot of

@@ -29,7 +29,7 @@ cabling tables, drawings, network namespaces and containerlab files, the same on
   fared topo draw --planes 4 --servers 8 --out fabric.svg
   fared topo generate fabric.yaml --out fabric --for containerlab
 
-Examples to start from: ` + strings.Join(topo.Examples(), ", ") + `. docs/topo.md describes the keys of a file.`,
+Examples to start from: ` + strings.Join(topo.Examples(), ", ") + `. /usr/share/doc/fared/topo.md describes the keys of a file.`,
 		Args: func(c *cobra.Command, args []string) error {
 			if len(args) == 0 {
 				return nil
@@ -113,7 +113,7 @@ func (a *fabricArgs) load(args []string) (*topo.Fabric, error) {
 	}
 	f, err := topo.New(spec)
 	if err != nil {
-		return nil, &exitError{exitUsage, err, "keys of a file are flags too, with dashes for underscores: docs/topo.md"}
+		return nil, &exitError{exitUsage, err, "keys of a file are flags too, with dashes for underscores: /usr/share/doc/fared/topo.md"}
 	}
 	return f, nil
 }
@@ -128,7 +128,7 @@ func (a *fabricArgs) spec(args []string) (spec topo.Spec, err error) {
 	case a.example != "":
 		var text []byte
 		if text, err = topo.Example(a.example); err != nil {
-			err = &exitError{exitUsage, fmt.Errorf("--example: %w", err), "or describe a fabric in a file: docs/topo.md"}
+			err = &exitError{exitUsage, fmt.Errorf("--example: %w", err), "or describe a fabric in a file: /usr/share/doc/fared/topo.md"}
 		} else {
 			spec, err = topo.Parse(a.example+".yaml", text)
 		}
@@ -152,7 +152,7 @@ func readFabric(name string) (topo.Spec, error) {
 	}
 	spec, err := topo.Parse(name, text)
 	if err != nil {
-		return topo.Spec{}, &exitError{exitUsage, err, "docs/topo.md describes the keys of a file"}
+		return topo.Spec{}, &exitError{exitUsage, err, "/usr/share/doc/fared/topo.md describes the keys of a file"}
 	}
 	return spec, nil
 }
@@ -184,7 +184,7 @@ func topoCheckCommand(e *env) *cobra.Command {
 				fmt.Fprintf(e.out, "%s: %s\n", name, f.Title())
 			}
 			if err := errors.Join(errs...); err != nil {
-				return &exitError{exitUsage, err, "docs/topo.md describes the keys of a file"}
+				return &exitError{exitUsage, err, "/usr/share/doc/fared/topo.md describes the keys of a file"}
 			}
 			return nil
 		},

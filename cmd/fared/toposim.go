@@ -39,7 +39,7 @@ fared; FRR and BIRD as models. It applies failures, and shows
 A failure is named by its cables: server2/p1.0 (half a Y-cable), server2/p1 (a port), server2,
 leaf1, leaf0-1/up0 (an uplink), spine0-0, p1 (a plane); where GPUs own their ports server2/g3
 (a GPU's ports), server2/g3p1, server2/g3p1.0; drain:server2/p1 drains instead.
-Without a failure the fabric is shown intact. docs/topo.md explains each number.
+Without a failure the fabric is shown intact. /usr/share/doc/fared/topo.md explains each number.
 Exit code 1 if a rule of conservation is broken.`
 	c.Example = "  fared topo simulate --example figure1 --fail server2/p2.0 --show server1:server2\n" +
 		"  fared topo simulate fabric.yaml --leaf bird --all-single\n  fared topo simulate --example superpod --random-double 200 --seed 7 -o json"
@@ -117,7 +117,7 @@ func (e *env) simulate(ctx context.Context, f *topo.Fabric, o simulation) error 
 		return err
 	}
 	if broken > 0 {
-		return &exitError{exitFailed, fmt.Errorf("rules of conservation are broken in %d of %d cases", broken, len(all)), "docs/topo.md, section Simulation, explains the rules"}
+		return &exitError{exitFailed, fmt.Errorf("rules of conservation are broken in %d of %d cases", broken, len(all)), "/usr/share/doc/fared/topo.md, section Simulation, explains the rules"}
 	}
 	return nil
 }

@@ -18,7 +18,7 @@ func TestSimulateBroken(t *testing.T) {
 			t.Errorf("no %q in\n%s", want, o.out)
 		}
 	}
-	const why = "fared: rules of conservation are broken in 1 of 1 cases\n  docs/topo.md, section Simulation, explains the rules\n"
+	const why = "fared: rules of conservation are broken in 1 of 1 cases\n  /usr/share/doc/fared/topo.md, section Simulation, explains the rules\n"
 	if o.code != exitFailed || o.err != why {
 		t.Errorf("exit %d, %q", o.code, o.err)
 	}

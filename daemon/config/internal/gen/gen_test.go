@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"reflect"
 	"regexp"
@@ -17,6 +18,7 @@ import (
 	"github.com/fared/fared/daemon/config"
 	"github.com/fared/fared/daemon/config/internal/model"
 	"github.com/fared/fared/fare"
+	"github.com/fared/fared/internal/netnstest"
 )
 
 const root = "../../../.."
@@ -27,8 +29,8 @@ func TestFresh(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if len(files) != 2 {
-		t.Fatalf("%d generated files, want 2", len(files))
+	if len(files) != 3 {
+		t.Fatalf("%d generated files, want 3", len(files))
 	}
 	for _, f := range files {
 		have, err := os.ReadFile(filepath.Join(root, f.name))
@@ -37,6 +39,35 @@ func TestFresh(t *testing.T) {
 		} else if !bytes.Equal(have, f.content) {
 			t.Errorf("%s is stale: run go generate ./daemon/config", f.name)
 		}
+	}
+}
+
+// TestManPageIsComplete checks that groff formats the manual page without a warning, and that the result has every key of the schema.
+func TestManPageIsComplete(t *testing.T) {
+	netnstest.Require(t, "groff")
+	cmd := exec.Command("groff", "-man", "-Tascii", "-ww", "-P-cbou", "-rLL=400n", filepath.Join(root, manFile))
+	var problems strings.Builder
+	cmd.Stderr = &problems
+	out, err := cmd.Output()
+	if err != nil || problems.Len() > 0 {
+		t.Fatalf("%v: %v\n%s", cmd, err, &problems)
+	}
+	text := strings.Join(strings.Fields(string(out)), " ")
+	keys := 0
+	all := embedded(t)
+	objects := []any{all}
+	for _, o := range all["$defs"].(map[string]any) {
+		objects = append(objects, o)
+	}
+	for _, o := range objects {
+		for key := range o.(map[string]any)["properties"].(map[string]any) {
+			if keys++; !strings.Contains(text, " "+key+" (") {
+				t.Errorf("fared.yaml(5) lacks %s", key)
+			}
+		}
+	}
+	if keys < 60 {
+		t.Errorf("only %d keys were looked for", keys)
 	}
 }
 

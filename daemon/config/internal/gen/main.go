@@ -1,4 +1,4 @@
-// Command gen writes the JSON schema of the configuration and docs/configuration.md from the Go types of daemon/config.
+// Command gen writes the JSON schema of the configuration, docs/configuration.md and the manual page fared.yaml(5) from the Go types of daemon/config.
 package main
 
 import (
@@ -13,6 +13,7 @@ const (
 	typesFile    = "daemon/config/types.go"
 	schemaFile   = "daemon/config/fared.schema.json"
 	markdownFile = "docs/configuration.md"
+	manFile      = "packaging/fared.yaml.5"
 	serverFile   = "examples/server-8gpu.yaml"
 	leafFile     = "examples/leaf.yaml"
 )
@@ -67,5 +68,9 @@ func generate(root string) ([]file, error) {
 	if err != nil {
 		return nil, err
 	}
-	return []file{{schemaFile, schema}, {markdownFile, markdown}}, nil
+	man, err := makeMan(schema, examples[0])
+	if err != nil {
+		return nil, err
+	}
+	return []file{{schemaFile, schema}, {markdownFile, markdown}, {manFile, man}}, nil
 }

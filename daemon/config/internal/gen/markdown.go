@@ -73,6 +73,11 @@ func (w page) object(path string, o *object) {
 		fmt.Fprintf(w.out, "| %s |\n", strings.Join(cells, " | "))
 	}
 	w.out.WriteString("\n")
+	w.nested(path, o, w.object)
+}
+
+// nested calls write for each object in an object.
+func (w page) nested(path string, o *object, write func(string, *object)) {
 	for _, p := range o.Properties {
 		down, ref := p.key, p.Ref
 		if path != "" {
@@ -82,7 +87,7 @@ func (w page) object(path string, o *object) {
 			down, ref = down+"[]", p.Items.Ref
 		}
 		if ref != "" {
-			w.object(down, w.defs[definition(ref)])
+			write(down, w.defs[definition(ref)])
 		}
 	}
 }

@@ -1,0 +1,58 @@
+package main
+
+import (
+	"bytes"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+)
+
+// TestNamedDocumentsExist checks that every document that a message, a unit, an alert or a manual page names is in the packages: docs/ is installed as
+// /usr/share/doc/fared, and the manual pages are those of the commands and of packaging/.
+func TestNamedDocumentsExist(t *testing.T) {
+	var files []string
+	for _, pattern := range []string{"*.go", "../../systemd/*.service", "../../packaging/fared.[57]", "../../monitoring/*.yml", "../../systemd/*.default"} {
+		found, err := filepath.Glob(pattern)
+		if err != nil || len(found) == 0 {
+			t.Fatalf("%s: %d files, %v", pattern, len(found), err)
+		}
+		files = append(files, found...)
+	}
+	pages := filepath.Join(t.TempDir(), "man1")
+	if code := execute(t.Context(), []string{"man", pages}, nil, &bytes.Buffer{}, &bytes.Buffer{}); code != exitOK {
+		t.Fatalf("fared man: %d", code)
+	}
+	document := regexp.MustCompile(`/usr/share/doc/fared/([\w./-]+\.(?:md|yaml|json|yml))`)
+	page := regexp.MustCompile(`\b(fared[\w.-]*) ?\(([1-8])\)`)
+	documents, manuals := 0, 0
+	for _, file := range files {
+		if strings.HasSuffix(file, "_test.go") {
+			continue
+		}
+		text, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, m := range document.FindAllStringSubmatch(string(text), -1) {
+			documents++
+			if _, err := os.Stat(filepath.Join("../../docs", m[1])); err != nil {
+				t.Errorf("%s names %s: %v", file, m[0], err)
+			}
+		}
+		for _, m := range page.FindAllStringSubmatch(string(text), -1) {
+			manuals++
+			dir := "../../packaging"
+			if m[2] == "1" {
+				dir = pages
+			}
+			if _, err := os.Stat(filepath.Join(dir, m[1]+"."+m[2])); err != nil {
+				t.Errorf("%s names %s: %v", file, m[0], err)
+			}
+		}
+	}
+	if documents < 20 || manuals < 8 {
+		t.Errorf("only %d documents and %d manual pages are named", documents, manuals)
+	}
+}
