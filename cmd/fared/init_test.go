@@ -100,3 +100,45 @@ func read(t *testing.T, file string) string {
 	}
 	return string(text)
 }
+
+// allOutput runs `fared init --output -` with more arguments in a namespace and returns standard output and standard error together.
+func allOutput(t *testing.T, n *netnstest.Namespace, args ...string) (string, error) {
+	t.Helper()
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, err := n.Output("sh", append([]string{"-c", `exec "$0" init --output - "$@" 2>&1`, self}, args...)...)
+	return string(out), err
+}
+
+// TestInitNexthopDefault checks that a device whose default route is a nexthop id is no sub-port, in the mode of the kernel that the agent sets, in
+// which routes are reported without devices.
+func TestInitNexthopDefault(t *testing.T) {
+	n := initBed(t)
+	n.Addr("lo", "10.255.0.1/32")
+	n.IP("nexthop", "add", "id", "7", "via", "10.0.0.0", "dev", "eth0")
+	n.IP("route", "add", "default", "nhid", "7")
+	if _, err := n.Output("sysctl", "-w", "net.ipv4.nexthop_compat_mode=0"); err != nil {
+		t.Fatal(err)
+	}
+	if out, err := allOutput(t, n); err != nil || !strings.Contains(out, "left out:\n  eth0: the default route leads to it\n") || strings.Contains(out, "device: eth0") {
+		t.Errorf("%v\n%s", err, out)
+	}
+}
+
+// TestInitWhileDevicesCome runs init while devices are made and deleted, as containers do, which interrupts the kernel's lists.
+func TestInitWhileDevicesCome(t *testing.T) {
+	n := initBed(t)
+	n.Addr("lo", "10.255.0.1/32")
+	n.Start(t, "sh", "-c", `while :; do
+		for i in 0 1 2 3; do echo "link add a$i type veth peer b$i"; done > "$0"
+		for i in 0 1 2 3; do echo "link del a$i"; done >> "$0"
+		ip -batch "$0"
+	done`, filepath.Join(t.TempDir(), "batch"))
+	for range 10 {
+		if out, err := allOutput(t, n, "--device", "eth0,eth1"); err != nil || !strings.Contains(out, "2 planes, 2 sub-ports, 2 sessions") || strings.Contains(out, "guessed: the device reports none") {
+			t.Fatalf("%v\n%s", err, out)
+		}
+	}
+}

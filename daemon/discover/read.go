@@ -16,6 +16,7 @@ import (
 	"github.com/fared/fared/daemon/internal/link"
 	"github.com/fared/fared/daemon/internal/ndisc"
 	"github.com/fared/fared/internal/rdmadev"
+	"github.com/fared/fared/internal/rtnl"
 )
 
 // Read returns the state of this machine, in the network namespace of the process. On devices whose leaf has no other address it advertises this
@@ -24,7 +25,7 @@ import (
 func Read(ctx context.Context, o Options, patience time.Duration) (*Machine, error) {
 	m := &Machine{}
 	m.Host, _ = os.Hostname() // empty in the header of the file if the kernel has none
-	links, err := netlink.LinkList()
+	links, err := repeat(netlink.LinkList)
 	if err != nil {
 		return nil, fmt.Errorf("list of devices: %w", err)
 	}
@@ -54,9 +55,23 @@ func Read(ctx context.Context, o Options, patience time.Duration) (*Machine, err
 	return m, nil
 }
 
+// dumpTries is the number of attempts for a dump that is interrupted.
+const dumpTries = 64
+
+// repeat dumps until no change of the machine interrupts the dump, as the start of a container does: the kernel's list then lacks objects or has some
+// twice. After dumpTries attempts it returns netlink.ErrDumpInterrupted.
+func repeat[T any](dump func() ([]T, error)) (all []T, err error) {
+	for range dumpTries {
+		if all, err = dump(); !errors.Is(err, netlink.ErrDumpInterrupted) {
+			return all, err
+		}
+	}
+	return nil, err
+}
+
 // readAddresses reads the addresses of all devices, and the loopbacks.
 func (m *Machine) readAddresses(byIndex map[int]*Netdev) error {
-	all, err := netlink.AddrList(nil, netlink.FAMILY_ALL)
+	all, err := repeat(func() ([]netlink.Addr, error) { return netlink.AddrList(nil, netlink.FAMILY_ALL) })
 	if err != nil {
 		return fmt.Errorf("list of addresses: %w", err)
 	}
@@ -90,21 +105,19 @@ func prefixOf(n *net.IPNet) netip.Prefix {
 
 // readDefaults marks the devices of default routes. Routes of router advertisements do not count: a leaf that finds its neighbors by them also
 // advertises itself as a router.
-func readDefaults(byIndex map[int]*Netdev) error {
-	routes, err := netlink.RouteList(nil, netlink.FAMILY_ALL)
+func readDefaults(byIndex map[int]*Netdev) (err error) {
+	conn, err := rtnl.Dial()
 	if err != nil {
-		return fmt.Errorf("list of routes: %w", err)
+		return err
 	}
-	for _, r := range routes {
-		if r.Protocol == unix.RTPROT_RA || r.Dst != nil && (prefixOf(r.Dst).Bits() != 0 || !r.Dst.IP.IsUnspecified()) {
-			continue
+	defer conn.Close()
+	for _, family := range []uint8{unix.AF_INET, unix.AF_INET6} {
+		hops, err := conn.Hops(family, 0)
+		if err != nil {
+			return fmt.Errorf("list of routes: %w", err)
 		}
-		indexes := []int{r.LinkIndex}
-		for _, hop := range r.MultiPath {
-			indexes = append(indexes, hop.LinkIndex)
-		}
-		for _, index := range indexes {
-			if d := byIndex[index]; d != nil {
+		for _, h := range hops {
+			if d := byIndex[h.Device]; d != nil && h.Table == unix.RT_TABLE_MAIN && h.Prefix.Bits() == 0 && h.Protocol != unix.RTPROT_RA {
 				d.Default = true
 			}
 		}

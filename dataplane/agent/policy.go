@@ -125,12 +125,14 @@ func readMachine(conn *rtnl.Conn) (*machine, error) {
 			m.addresses[a.Addr] = true
 		}
 		for _, protocol := range programs {
-			gateways, err := conn.Gateways(family, protocol)
+			hops, err := conn.Hops(family, protocol)
 			if err != nil {
 				return nil, err
 			}
-			for _, g := range gateways {
-				m.gateways[g] = true
+			for _, h := range hops {
+				if h.Gateway.IsValid() {
+					m.gateways[h.Gateway] = true
+				}
 			}
 			routes, err := conn.RoutesBy(family, unix.RT_TABLE_MAIN, protocol)
 			if err != nil {

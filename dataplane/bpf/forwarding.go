@@ -376,14 +376,10 @@ func (s *Steering) setSources() error {
 
 // local reports whether an address is an address of this host.
 func (s *Steering) local(a netip.Addr) bool {
-	all, err := s.handle.AddrList(nil, unix.AF_UNSPEC)
-	if err != nil {
-		return false
+	family := uint8(unix.AF_INET)
+	if a.Is6() {
+		family = unix.AF_INET6
 	}
-	for _, have := range all {
-		if got, ok := netip.AddrFromSlice(have.IP); ok && got.Unmap() == a {
-			return true
-		}
-	}
-	return false
+	all, err := s.routes.conn.Addresses(family)
+	return err == nil && slices.ContainsFunc(all, func(have rtnl.Address) bool { return have.Addr == a })
 }

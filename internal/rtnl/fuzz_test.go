@@ -87,6 +87,7 @@ func FuzzRoute(f *testing.F) {
 	fuzz(f, func(b []byte) {
 		_, _ = parseRoute(b)
 		_, _ = parsePath(b)
+		appendHops(nil, Hop{}, b)
 	})
 }
 

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 
 	"golang.org/x/sys/unix"
 )
@@ -318,42 +319,104 @@ func (c *Conn) Landing(queries []Query) ([]uint32, error) {
 	return devices, nil
 }
 
-// Gateways returns the gateways of the routes of a family and a protocol in all tables; a gateway of several routes is returned several times.
-func (c *Conn) Gateways(family, protocol uint8) ([]netip.Addr, error) {
+// Hop is a next hop of a route.
+type Hop struct {
+	Prefix   netip.Prefix
+	Table    uint32
+	Protocol uint8
+	// Device is an interface index, 0 if the route needs none, as a blackhole.
+	Device int
+	// Gateway is not valid if the destinations are on the link.
+	Gateway netip.Addr
+	nexthop uint32 // the id of an object whose next hops replace this one
+}
+
+// Hops returns the next hops of the routes of a family (AF_INET, AF_INET6) and a protocol in all tables; protocol 0 selects all. Nexthop ids are
+// resolved: with net.ipv4.nexthop_compat_mode 0 the kernel reports them without devices and gateways.
+func (c *Conn) Hops(family, protocol uint8) ([]Hop, error) {
 	var w writer
 	at := w.begin(unix.RTM_GETROUTE, unix.NLM_F_DUMP, family, routeHeader)
 	w.buf[at+headerSize+5] = protocol
 	w.end(at)
-	var all []netip.Addr
-	err := c.dump("dump gateways", w.buf, func() { all = all[:0] }, func(m message) {
-		if m.kind == unix.RTM_NEWROUTE && len(m.body) >= routeHeader && m.body[0] == family && m.body[5] == protocol {
-			all = appendGateways(all, m.body[routeHeader:])
+	var all []Hop
+	err := c.dump("dump next hops", w.buf, func() { all = all[:0] }, func(m message) {
+		r, ok := parseRoute(m.body)
+		if !ok || m.kind != unix.RTM_NEWROUTE || m.body[0] != family || protocol != 0 && r.Protocol != protocol {
+			return
 		}
+		h := Hop{Prefix: r.Prefix, Table: r.Table, Protocol: r.Protocol, nexthop: r.Nexthop}
+		if r.Nexthop != 0 {
+			all = append(all, h)
+			return
+		}
+		all = appendHops(all, h, m.body[routeHeader:])
 	})
-	return all, err
+	if err != nil || !slices.ContainsFunc(all, func(h Hop) bool { return h.nexthop != 0 }) {
+		return all, err
+	}
+	objects, err := c.Nexthops()
+	if err != nil {
+		return nil, err
+	}
+	return resolve(all, objects), nil
 }
 
-// appendGateways appends the gateways among the attributes of a route or of a next hop of a multipath route.
-func appendGateways(all []netip.Addr, attrs []byte) []netip.Addr {
+// appendHops appends the next hops among the attributes of a route, each as a copy of h.
+func appendHops(all []Hop, h Hop, attrs []byte) []Hop {
+	several := false
 	eachAttr(attrs, func(kind uint16, v []byte) {
 		switch kind {
+		case unix.RTA_OIF:
+			h.Device = int(readU32(v))
 		case unix.RTA_GATEWAY:
-			all = append(all, readAddr(v))
+			h.Gateway = readAddr(v)
 		case unix.RTA_VIA: // struct rtvia: a gateway of another family
 			if len(v) > 2 {
-				all = append(all, readAddr(v[2:]))
+				h.Gateway = readAddr(v[2:])
 			}
 		case unix.RTA_MULTIPATH: // a sequence of struct rtnexthop, each with attributes
+			several = true
 			const header = 8
 			for len(v) >= header {
 				size := int(binary.NativeEndian.Uint16(v))
 				if size < header || size > len(v) {
 					return
 				}
-				all = appendGateways(all, v[header:size])
+				one := h
+				one.Device = int(readU32(v[4:]))
+				all = appendHops(all, one, v[header:size])
 				v = v[min(align(size), len(v)):]
 			}
 		}
 	})
-	return all
+	if several {
+		return all
+	}
+	return append(all, h)
+}
+
+// resolve replaces the hops with a nexthop id by those of the object, or of the members of a group. An object that is gone has none.
+func resolve(all []Hop, objects []Nexthop) (out []Hop) {
+	byID := make(map[uint32]*Nexthop, len(objects))
+	for i := range objects {
+		byID[objects[i].ID] = &objects[i]
+	}
+	for _, h := range all {
+		object := byID[h.nexthop]
+		switch {
+		case h.nexthop == 0:
+			out = append(out, h)
+		case object != nil:
+			members := object.Members
+			if len(members) == 0 {
+				members = []Member{{ID: h.nexthop}}
+			}
+			for _, m := range members {
+				if o := byID[m.ID]; o != nil {
+					out = append(out, Hop{h.Prefix, h.Table, h.Protocol, o.Device, o.Gateway, 0})
+				}
+			}
+		}
+	}
+	return out
 }
