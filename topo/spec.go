@@ -19,7 +19,7 @@ const (
 	MaxGPUs      = 16384 // of all servers
 	MaxLeaves    = 256   // of a plane
 	MaxSpines    = 64    // of a plane
-	maxServerGPU = config.MaxLoopbacksPerFamily
+	maxServerGPU = 8
 )
 
 // Software of a leaf or a spine.

@@ -20,6 +20,7 @@ import (
 type initOptions struct {
 	discover.Options
 	loopbacks []string
+	peers     []string
 	file      string
 	force     bool
 	wait      time.Duration
@@ -33,13 +34,15 @@ func initCommand(e *env) *cobra.Command {
 
 Sub-ports are the physical and veth devices that are up, except members of bridges and bonds and
 the devices of the default route. The leaf is the other address of a /31 or /30 (IPv6: /127 or
-/126), else the router that advertises itself on the device (unnumbered; FRR: neighbor eth0
-interface). To find routers the command advertises this host on these devices, as the daemon
+/126), else in a larger subnet the address of --peer, the only gateway of routes over the device or
+the only neighbor that the kernel knows (both guesses), else the router that advertises itself on
+the device (unnumbered; FRR: neighbor eth0 interface). To find routers the command advertises this host on these devices, as the daemon
 does, which needs CAP_NET_RAW.
 
 Planes follow the names of the leaves by LLDP (lldpctl, where lldpd runs), else the subnets of the
 leaves' addresses, else the names of the devices: p0s0 and p0s1 are of one plane, and of names
-with one number such as eth0 and eth1 two in a row. Loopbacks are the host addresses on lo.
+with one number such as eth0 and eth1 two in a row. Loopbacks are the host addresses on lo,
+except those with host scope or a limited lifetime, as virtual addresses have.
 
 Values that the machine does not determine are marked "guessed" in the file and listed on standard
 error, with the devices that were left out and the loopbacks that no session carries. The last line of standard error has the next command.
@@ -56,6 +59,7 @@ Exit code 1: no device leads to a leaf, there is no loopback, or the file exists
 	c.Flags().StringSliceVar(&o.loopbacks, "loopback", nil, "addresses of the GPUs (default: those of lo)")
 	c.Flags().IntVar(&o.Planes, "planes", 0, "number of planes; consecutive devices are of one plane")
 	c.Flags().StringSliceVar(&o.Devices, "device", nil, "the sub-ports, of any kind (default: all devices that lead to a leaf)")
+	c.Flags().StringSliceVar(&o.peers, "peer", nil, "leaves' addresses as DEVICE=ADDRESS, for subnets larger than /30 (/126)")
 	c.Flags().StringVar(&o.Leaf, "leaf", "", "software of the leaves: frr (and SONiC), bird (and GoBGP) or fared (default: frr, as a guess)")
 	c.Flags().DurationVar(&o.wait, "wait", 5*time.Second, "longest time to wait for router advertisements")
 	_ = c.MarkFlagFilename("output", "yaml", "yml")
@@ -104,6 +108,14 @@ func (o *initOptions) parse() error {
 	}
 	if o.wait < 0 {
 		return &exitError{exitUsage, fmt.Errorf("--wait %v is negative", o.wait), "use 0s to skip routers that advertise themselves"}
+	}
+	for _, text := range o.peers {
+		device, address, _ := strings.Cut(text, "=")
+		peer, err := netip.ParseAddr(address)
+		if err != nil || device == "" {
+			return &exitError{exitUsage, fmt.Errorf("--peer %q is not a device and an address", text), "for example --peer eth0=10.0.0.254"}
+		}
+		o.Peers = append(o.Peers, discover.Peer{Device: device, Address: peer})
 	}
 	for _, text := range o.loopbacks {
 		address, err := netip.ParseAddr(strings.TrimSuffix(strings.TrimSuffix(text, "/32"), "/128"))

@@ -142,3 +142,65 @@ func TestInitWhileDevicesCome(t *testing.T) {
 		}
 	}
 }
+
+// TestInitVirtualAddresses checks that addresses on lo with the marks of virtual ones are not taken for those of GPUs, that an address of another
+// range is a guess, and that --loopback chooses any of them. kube-vip sets host scope and a preferred lifetime of 0.
+func TestInitVirtualAddresses(t *testing.T) {
+	n := initBed(t)
+	for _, address := range []string{
+		"192.168.1.240/32 scope host preferred_lft 0 valid_lft forever", "192.168.1.241/32 scope host", "192.168.1.242/32 preferred_lft 0 valid_lft forever",
+		"192.168.1.243/32 preferred_lft 3000 valid_lft 3600", "192.168.1.244/32", "241.0.0.1/32", "241.0.0.2/32",
+	} {
+		n.IP(append([]string{"address", "add", "dev", "lo"}, strings.Fields(address)...)...)
+	}
+	out, err := allOutput(t, n)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{
+		"\nrouter_id: 241.0.0.1\n", "\n  - 241.0.0.1/32 # GPU 0, an address of lo\n  - 241.0.0.2/32 # GPU 1, an address of lo\n  # guessed: an address of lo outside of 241.0.0.0/16",
+		"\n  - 192.168.1.244/32 # GPU 2, an address of lo\n",
+		"  loopback 192.168.1.240: its scope is host, ", "  loopback 192.168.1.241: its scope is host, ", "  loopback 192.168.1.242: it is deprecated (preferred lifetime 0), ",
+		"  loopback 192.168.1.243: its lifetime is limited, ",
+	} {
+		if !strings.Contains(out, want) {
+			t.Errorf("no %q in\n%s", want, out)
+		}
+	}
+	if out, err = allOutput(t, n, "--loopback", "192.168.1.240"); err != nil || !strings.Contains(out, "\n  - 192.168.1.240/32 # GPU 0, named by --loopback\n\n") || strings.Contains(out, "ip address add") {
+		t.Errorf("--loopback: %v\n%s", err, out)
+	}
+}
+
+// TestInitSubnets checks which leaf is found in subnets of many hosts: that of --peer, the gateway of a route, a resolved neighbor.
+func TestInitSubnets(t *testing.T) {
+	netnstest.Require(t)
+	t.Setenv(asFared, "1")
+	server, leaf := netnstest.New(t), netnstest.New(t)
+	server.Addr("lo", "10.255.0.1/32")
+	for _, device := range []string{"eth0", "eth1", "eth2", "eth3"} {
+		netnstest.Veth(t, server, device, leaf, device)
+		subnet := "10." + device[3:]
+		server.Addr(device, subnet+".0.7/24")
+		leaf.Addr(device, subnet+".0.254/24")
+	}
+	server.IP("route", "add", "10.0.0.0/8", "via", "10.1.0.254")
+	server.IP("neighbor", "add", "10.2.0.254", "lladdr", "02:00:00:00:00:01", "dev", "eth2")
+	server.IP("neighbor", "add", "10.3.0.9", "nud", "failed", "dev", "eth3")
+	out, err := allOutput(t, server, "--peer", "eth0=10.0.0.1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{
+		"  - {peer: 10.0.0.1, local: 10.0.0.7, subnet_next_hops: true}\n", "  - {peer: 10.1.0.254, local: 10.1.0.7, subnet_next_hops: true}\n",
+		"  - {peer: 10.2.0.254, local: 10.2.0.7, subnet_next_hops: true}\n", "peer of eth1: the leaf is the gateway", "peer of eth2: the leaf is the only neighbor",
+		"left out:\n  eth3: its subnet has more than two hosts, and no gateway or single neighbor in it shows the leaf: use --peer DEVICE=ADDRESS\n",
+	} {
+		if !strings.Contains(out, want) {
+			t.Errorf("no %q in\n%s", want, out)
+		}
+	}
+	if out, err := allOutput(t, server, "--peer", "eth0=10.9.0.1"); err == nil || !strings.Contains(err.Error(), "exit status 2") {
+		t.Errorf("a peer outside of the subnet: %v\n%s", err, out)
+	}
+}

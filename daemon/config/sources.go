@@ -119,6 +119,13 @@ func (p *problems) served(c *Config) {
 	}
 }
 
+// groups checks the number of source groups: the data plane has tables for so many.
+func (p *problems) groups(c *Config) {
+	if n := len(c.SourceGroups()); n > MaxSourceGroups {
+		p.add("loopbacks", fmt.Sprintf("are %d source groups", n), fmt.Sprintf("let loopbacks share sub-ports, so that there are at most %d source groups", MaxSourceGroups))
+	}
+}
+
 // uncarried returns a warning for each loopback whose family no session of its sub-ports carries. Such a configuration is valid: a loopback may be in
 // it before the fabric has its family.
 func (c *Config) uncarried() (out []string) {

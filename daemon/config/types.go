@@ -23,7 +23,8 @@ const (
 	MaxSessions           = 512 // of one server: 8 GPUs, 8 planes, 2 sub-ports, separate sessions for IPv4 and IPv6, times two
 	MaxLeafSubPorts       = 1024
 	MaxLeafSessions       = 1024
-	MaxLoopbacksPerFamily = 8   // GPUs of one server
+	MaxLoopbacksPerFamily = 72  // GPUs of one server, as of a rack
+	MaxSourceGroups       = 16  // of one server
 	MaxSlots              = 128 // queue pair slots of a (source loopback, destination) pair
 )
 
@@ -37,10 +38,10 @@ type Config struct {
 	// The AS number of this process. Every session is external, so no peer may have the same one. Not 0 (RFC 7607), 23456 (RFC 6793), 65535 or
 	// 4294967295 (RFC 7300), nor 65552-131071 (reserved by IANA).
 	AS uint32 `yaml:"as" min:"1" max:"4294967294" required:"true"`
-	// The addresses of this server's GPUs, one each, /32 or /128, at most 8 per family. They are originated on every session that carries their
+	// The addresses of this server's GPUs, one each, /32 or /128, at most 72 per family. They are originated on every session that carries their
 	// family, or on those of their own sub-ports (planes[].sub_ports[].loopbacks). A server has at least one, a leaf has none.
 	// draft-xu-rtgwg-fare-in-sun, Section 3.
-	Loopbacks []netip.Prefix `yaml:"loopbacks" items:"0..16" reload:"loopbacks"`
+	Loopbacks []netip.Prefix `yaml:"loopbacks" items:"0..144" reload:"loopbacks"`
 	// The ranges of all loopbacks of the fabric, including this server's. A host route inside them is a destination; any other route is dropped
 	// and counted.
 	Accept []netip.Prefix `yaml:"accept" items:"1..64" required:"true"`
@@ -281,7 +282,7 @@ type SubPort struct {
 	// with the bandwidth of these, and packets from them leave only over these: loopbacks that the same sub-ports serve share weights, other
 	// loopbacks have separate weights, so that the failure of a GPU's port shifts only that GPU's traffic. Every loopback needs a sub-port, with
 	// a session of its family. draft-xu-rtgwg-fare-in-sun, Section 1: each GPU has a port in each plane.
-	Loopbacks []netip.Prefix `yaml:"loopbacks" items:"1..16"`
+	Loopbacks []netip.Prefix `yaml:"loopbacks" items:"1..144"`
 	// At a leaf: sub-ports of a plane with the same word in this key lead to nodes whose advertisements are summed further on, and divide the
 	// advertised bandwidth by their speeds, as uplinks do. A super-spine uses one word per pod, on its sub-ports to the spines of that pod.
 	// uplink: true is such a word.

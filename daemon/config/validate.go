@@ -146,8 +146,8 @@ func unfit(a netip.Addr) string {
 		return "is a multicast address"
 	case a.Is4() && a.As4()[0] == 0:
 		return "is in 0.0.0.0/8 (this network)"
-	case a.Is4() && a.As4()[0] >= 240:
-		return "is in 240.0.0.0/4 (reserved)"
+	case a == netip.AddrFrom4([4]byte{255, 255, 255, 255}): // other addresses of 240.0.0.0/4 are unicast addresses to Linux
+		return "is the broadcast address"
 	}
 	return ""
 }
@@ -163,7 +163,7 @@ func remedy(a netip.Addr, otherwise string) string {
 // local lists the ranges that have another meaning on every machine or link; no route may enter them.
 var local = []netip.Prefix{
 	netip.MustParsePrefix("0.0.0.0/8"), netip.MustParsePrefix("127.0.0.0/8"), netip.MustParsePrefix("169.254.0.0/16"),
-	netip.MustParsePrefix("224.0.0.0/4"), netip.MustParsePrefix("240.0.0.0/4"), netip.MustParsePrefix("::/127"),
+	netip.MustParsePrefix("224.0.0.0/4"), netip.MustParsePrefix("255.255.255.255/32"), netip.MustParsePrefix("::/127"),
 	netip.MustParsePrefix("::ffff:0:0/96"), netip.MustParsePrefix("fe80::/10"), netip.MustParsePrefix("ff00::/8"),
 }
 

@@ -69,6 +69,7 @@ func (p *problems) planes(c *Config) {
 		}
 	}
 	p.served(c)
+	p.groups(c)
 }
 
 // device follows the kernel's rule: at most 15 bytes, no slash, no colon, no space, not . or ..

@@ -11,12 +11,22 @@ import (
 type Machine struct {
 	// Host is the host name, for the header of the file.
 	Host string `yaml:"host"`
-	// Loopbacks are the host addresses on lo outside 127.0.0.0/8 and ::1, in the kernel's order.
+	// Loopbacks are the host addresses on lo outside 127.0.0.0/8 and ::1, in the kernel's order, except those of Virtual.
 	Loopbacks []netip.Prefix `yaml:"loopbacks"`
+	// Virtual are the host addresses on lo that bear the marks of a virtual IP address.
+	Virtual []Virtual `yaml:"virtual"`
 	// Netdevs are all devices, in any order.
 	Netdevs []Netdev `yaml:"netdevs"`
 	// Unheard explains why routers could not advertise themselves to this process; empty if they could.
 	Unheard string `yaml:"unheard"`
+}
+
+// Virtual is an address on lo that a program has probably added to serve a virtual IP address, such as kube-vip, which sets host scope and a preferred
+// lifetime of 0.
+type Virtual struct {
+	Prefix netip.Prefix `yaml:"prefix"`
+	// Mark is the difference from an address that an administrator adds, such as "its scope is host".
+	Mark string `yaml:"mark"`
 }
 
 // Netdev is a device of the machine.
@@ -39,6 +49,10 @@ type Netdev struct {
 	SpeedSource string         `yaml:"speed_source"`
 	// Addresses are the addresses of the device except link-local ones.
 	Addresses []Address `yaml:"addresses"`
+	// Gateways are the gateways of routes over the device, in any order.
+	Gateways []netip.Addr `yaml:"gateways"`
+	// Neighbors are the hosts on the device whose link-layer addresses the kernel knows; of IPv6 hosts the routers alone (RFC 4861, Section 4.4).
+	Neighbors []netip.Addr `yaml:"neighbors"`
 	// Router is true if a router advertises itself on the device (RFC 4861, Section 4.2).
 	Router bool `yaml:"router"`
 	// Neighbor is the far end by LLDP; its zero value means unknown.
@@ -82,22 +96,58 @@ func (a Address) peer() netip.Addr {
 }
 
 // ends are the two addresses of a numbered session.
-type ends struct{ local, peer netip.Addr }
+type ends struct {
+	local, peer netip.Addr
+	shared      bool   // their subnet has more than two hosts
+	guess       string // the origin of peer if it is a guess, after "the leaf is"
+}
 
-// links returns the addresses of the device that have one peer: at most one of each family, IPv4 first.
-func (d *Netdev) links() (out []ends) {
+// links returns the addresses of the device with their leaf: at most one pair of each family, IPv4 first. The leaf is that of the operator, else the
+// only other host of a subnet, else the only gateway in a larger subnet, else the only neighbor there.
+func (d *Netdev) links(o *Options) (out []ends) {
 	for _, v4 := range []bool{true, false} {
-		i := slices.IndexFunc(d.Addresses, func(a Address) bool { return a.Prefix.Addr().Is4() == v4 && a.peer().IsValid() })
-		if i >= 0 {
-			out = append(out, ends{d.Addresses[i].Prefix.Addr(), d.Addresses[i].peer()})
+		for _, leaf := range []func(Address) ends{
+			func(a Address) ends { return d.only(a, o.peers(d.Name), "") },
+			func(a Address) ends { return ends{local: a.Prefix.Addr(), peer: a.peer()} },
+			func(a Address) ends { return d.only(a, d.Gateways, "the gateway of a route over the device") },
+			func(a Address) ends {
+				return d.only(a, d.Neighbors, "the only neighbor that the kernel knows in the subnet")
+			},
+		} {
+			var found ends
+			for _, a := range d.Addresses {
+				if a.Prefix.Addr().Is4() == v4 && !found.peer.IsValid() {
+					found = leaf(a)
+				}
+			}
+			if found.peer.IsValid() {
+				out = append(out, found)
+				break
+			}
 		}
 	}
 	return out
 }
 
+// only returns the address with the only one of some hosts that is another host of its subnet, or is its peer.
+func (d *Netdev) only(a Address, hosts []netip.Addr, guess string) (found ends) {
+	for _, h := range hosts {
+		own := slices.ContainsFunc(d.Addresses, func(a Address) bool { return a.Prefix.Addr() == h })
+		switch {
+		case own || h == found.peer || h != a.peer() && !a.Prefix.Contains(h):
+		case found.peer.IsValid():
+			return ends{}
+		default:
+			found = ends{a.Prefix.Addr(), h, !a.peer().IsValid(), guess}
+		}
+	}
+	return found
+}
+
 // unfit returns why the device cannot be a sub-port, or "". Quiet is true for devices that never are sub-ports, such as bridges. A device that
 // the operator names is judged by its addresses alone.
-func (d *Netdev) unfit(named bool) (why string, quiet bool) {
+func (d *Netdev) unfit(o *Options) (why string, quiet bool) {
+	named := len(o.Devices) > 0 || len(o.peers(d.Name)) > 0
 	switch {
 	case d.Kind == "loopback":
 		return "it is the loopback device", true
@@ -112,25 +162,25 @@ func (d *Netdev) unfit(named bool) (why string, quiet bool) {
 	case !d.Up:
 		return "it is down: ip link set DEVICE up", false
 	}
-	if len(d.links()) > 0 {
+	if len(d.links(o)) > 0 {
 		return "", false
 	}
 	for _, a := range d.Addresses {
 		if !a.Prefix.IsSingleIP() {
-			return "its subnet has more than two hosts, so that the leaf's address is unknown", false
+			return "its subnet has more than two hosts, and no gateway or single neighbor in it shows the leaf: use --peer DEVICE=ADDRESS", false
 		}
 	}
 	return "", false
 }
 
 // Silent returns the devices whose leaf can be found only by its router advertisements: possible sub-ports without the address of a peer.
-func (m *Machine) Silent(o Options) (names []string) {
+func (m *Machine) Silent(o *Options) (names []string) {
 	for i := range m.Netdevs {
 		d := &m.Netdevs[i]
 		if !o.considers(d.Name) {
 			continue
 		}
-		if why, _ := d.unfit(len(o.Devices) > 0); why == "" && len(d.links()) == 0 && d.Carrier {
+		if why, _ := d.unfit(o); why == "" && len(d.links(o)) == 0 && d.Carrier {
 			names = append(names, d.Name)
 		}
 	}

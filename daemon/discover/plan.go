@@ -21,8 +21,26 @@ type Options struct {
 	Planes int
 	// Leaf is the software of the leaves: LeafFRR, LeafBIRD or LeafFared; empty guesses FRR.
 	Leaf string
+	// Peers are addresses of leaves, for devices whose subnets do not determine them.
+	Peers []Peer
 	// Devices are the only devices to consider; empty means all.
 	Devices []string
+}
+
+// Peer is the address of the leaf at a device.
+type Peer struct {
+	Device  string     `yaml:"device"`
+	Address netip.Addr `yaml:"address"`
+}
+
+// peers returns the addresses that the operator names for the leaf at a device.
+func (o *Options) peers(device string) (all []netip.Addr) {
+	for _, p := range o.Peers {
+		if p.Device == device {
+			all = append(all, p.Address)
+		}
+	}
+	return all
 }
 
 // The software of leaves, as far as the configuration of a server depends on it.
@@ -98,21 +116,28 @@ func (p *Plan) loopbacks(m *Machine, o Options) (out []netip.Prefix, err error) 
 	all := o.Loopbacks
 	if len(all) == 0 {
 		all = m.Loopbacks
+		for _, v := range m.Virtual {
+			p.LeftOut = append(p.LeftOut, fmt.Sprintf("loopback %s: %s, like a virtual address of kube-vip; name it with --loopback if it is a GPU's", v.Prefix.Addr(), v.Mark))
+		}
 	}
 	if len(all) == 0 {
 		return nil, &UnusableError{
-			Reason: "lo has no address outside 127.0.0.0/8 and ::1, so that no loopback can be advertised",
-			Remedy: "add one address for each GPU, such as 'ip address add 10.255.0.1/32 dev lo', or name them with --loopback",
+			Reason:  "lo has no address of a GPU outside 127.0.0.0/8 and ::1, so that no loopback can be advertised",
+			Remedy:  "add one address for each GPU, such as 'ip address add 10.255.0.1/32 dev lo', or name them with --loopback; " + generate,
+			LeftOut: p.LeftOut,
 		}
 	}
 	count := map[bool]int{}
+	if len(o.Loopbacks) == 0 {
+		all = usualFirst(all)
+	}
 	for _, l := range all {
 		if count[l.Addr().Is4()]++; count[l.Addr().Is4()] > config.MaxLoopbacksPerFamily && len(o.Loopbacks) == 0 {
 			p.LeftOut = append(p.LeftOut, fmt.Sprintf("loopback %s: a server has at most %d of a family", l.Addr(), config.MaxLoopbacksPerFamily))
 			continue
 		}
 		out = append(out, l)
-		if !slices.Contains(m.Loopbacks, l) {
+		if !slices.Contains(m.Loopbacks, l) && !slices.ContainsFunc(m.Virtual, func(v Virtual) bool { return v.Prefix == l }) {
 			p.Absent = append(p.Absent, l)
 		}
 	}
@@ -121,13 +146,17 @@ func (p *Plan) loopbacks(m *Machine, o Options) (out []netip.Prefix, err error) 
 
 // subPorts returns the devices that lead to a leaf, in the natural order of their names.
 func (p *Plan) subPorts(m *Machine, o Options, loopbacks []netip.Prefix) (ports []*subPort, err error) {
-	for _, name := range o.Devices {
-		if !slices.ContainsFunc(m.Netdevs, func(d Netdev) bool { return d.Name == name }) {
-			return nil, &OptionError{fmt.Sprintf("--device %q: there is no such device", name), "'ip link' lists the devices"}
-		}
+	if err := o.fits(m); err != nil {
+		return nil, err
 	}
 	var order []string // of reasons
 	reasons := map[string][]string{}
+	leaveOut := func(d *Netdev, why string) {
+		if len(reasons[why]) == 0 {
+			order = append(order, why)
+		}
+		reasons[why] = append(reasons[why], d.Name)
+	}
 	devices := slices.Clone(m.Netdevs)
 	slices.SortFunc(devices, func(a, b Netdev) int { return naturalCompare(a.Name, b.Name) })
 	for i := range devices {
@@ -135,22 +164,30 @@ func (p *Plan) subPorts(m *Machine, o Options, loopbacks []netip.Prefix) (ports 
 		if !o.considers(d.Name) {
 			continue
 		}
-		why, quiet := d.unfit(len(o.Devices) > 0)
+		why, quiet := d.unfit(&o)
 		if why == "" {
 			s := &subPort{Netdev: d}
-			if why = s.connect(m, loopbacks); why == "" {
+			if why = s.connect(m, &o, loopbacks); why == "" {
 				ports = append(ports, s)
-				p.Sessions += len(s.sessions)
 				continue
 			}
 		}
 		if quiet && len(o.Devices) == 0 {
 			continue
 		}
-		if len(reasons[why]) == 0 {
-			order = append(order, why)
-		}
-		reasons[why] = append(reasons[why], d.Name)
+		leaveOut(d, why)
+	}
+	if len(o.Devices) == 0 && slices.ContainsFunc(ports, (*subPort).certain) {
+		ports = slices.DeleteFunc(ports, func(s *subPort) bool {
+			guessed := slices.ContainsFunc(s.links, func(l ends) bool { return l.guess != "" })
+			if guessed {
+				leaveOut(s.Netdev, "its subnet has more than two hosts, in contrast to that of other sub-ports: use --peer DEVICE=ADDRESS if it leads to a leaf")
+			}
+			return guessed
+		})
+	}
+	for _, s := range ports {
+		p.Sessions += len(s.sessions)
 	}
 	for _, why := range order {
 		p.LeftOut = append(p.LeftOut, strings.Join(reasons[why], ", ")+": "+why)
@@ -158,7 +195,7 @@ func (p *Plan) subPorts(m *Machine, o Options, loopbacks []netip.Prefix) (ports 
 	if len(ports) == 0 {
 		return nil, &UnusableError{
 			Reason:  "no device leads to a leaf",
-			Remedy:  "give each sub-port a /31 address, or let the leaf send router advertisements on it; name devices with --device",
+			Remedy:  "give each sub-port a /31 address, or let the leaf send router advertisements on it; name devices with --device; " + generate,
 			LeftOut: p.LeftOut,
 		}
 	}
@@ -166,15 +203,38 @@ func (p *Plan) subPorts(m *Machine, o Options, loopbacks []netip.Prefix) (ports 
 	return ports, nil
 }
 
+// generate is the remedy of a machine without addresses.
+const generate = "for a whole fabric 'fared topo generate --for networkd' (or netplan, ifupdown) writes the addresses of every server"
+
+// fits checks that the devices of the options exist, and that each peer is in a subnet of its device.
+func (o *Options) fits(m *Machine) error {
+	for _, name := range o.Devices {
+		if !slices.ContainsFunc(m.Netdevs, func(d Netdev) bool { return d.Name == name }) {
+			return &OptionError{fmt.Sprintf("--device %q: there is no such device", name), "'ip link' lists the devices"}
+		}
+	}
+	for _, p := range o.Peers {
+		i := slices.IndexFunc(m.Netdevs, func(d Netdev) bool { return d.Name == p.Device })
+		if i < 0 {
+			return &OptionError{fmt.Sprintf("--peer %s=%s: there is no such device", p.Device, p.Address), "'ip link' lists the devices"}
+		}
+		if !slices.ContainsFunc(m.Netdevs[i].links(o), func(l ends) bool { return l.peer == p.Address }) {
+			return &OptionError{fmt.Sprintf("--peer %s=%s: the device has no address in a subnet with it, or several peers of the family are given", p.Device, p.Address),
+				"'ip address show dev " + p.Device + "' lists its addresses; name one peer of a family"}
+		}
+	}
+	return nil
+}
+
 // connect writes the sessions of a sub-port, or returns why it has none.
-func (s *subPort) connect(m *Machine, loopbacks []netip.Prefix) (why string) {
+func (s *subPort) connect(m *Machine, o *Options, loopbacks []netip.Prefix) (why string) {
 	var families []string // of the loopbacks
 	for _, family := range []string{"ipv4", "ipv6"} {
 		if slices.ContainsFunc(loopbacks, func(l netip.Prefix) bool { return l.Addr().Is4() == (family == "ipv4") }) {
 			families = append(families, family)
 		}
 	}
-	links := s.Netdev.links()
+	links := s.Netdev.links(o)
 	switch {
 	case len(links) == 1 && links[0].peer.Is6() && families[0] == "ipv4": // IPv4 routes with IPv6 next hops (RFC 8950)
 		s.numbered(links[0], ", families: ["+strings.Join(families, ", ")+"]")
@@ -199,8 +259,16 @@ func (s *subPort) connect(m *Machine, loopbacks []netip.Prefix) (why string) {
 	return ""
 }
 
+// certain reports whether the sub-port's address, or a router, alone shows the leaf.
+func (s *subPort) certain() bool {
+	return !slices.ContainsFunc(s.links, func(l ends) bool { return l.shared })
+}
+
 func (s *subPort) numbered(l ends, more string) {
 	s.links = append(s.links, l)
+	if l.shared { // the leaf readvertises routes of other servers in the subnet with their next hops (RFC 4271, Section 5.1.3)
+		more += ", subnet_next_hops: true"
+	}
 	s.sessions = append(s.sessions, fmt.Sprintf("{peer: %s, local: %s%s}", yamlText(l.peer.String()), yamlText(l.local.String()), more))
 }
 

@@ -7,6 +7,7 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"slices"
 	"sync"
 	"time"
 
@@ -47,11 +48,11 @@ func Read(ctx context.Context, o Options, patience time.Duration) (*Machine, err
 		m.Netdevs[i] = d
 		byIndex[a.Index] = &m.Netdevs[i]
 	}
-	if err := errors.Join(m.readAddresses(byIndex), readDefaults(byIndex), m.readSpeeds(ctx)); err != nil {
+	if err := errors.Join(m.readAddresses(byIndex), readRoutes(byIndex), readNeighbors(byIndex), m.readSpeeds(ctx)); err != nil {
 		return nil, err
 	}
 	m.readPorts(lldpNeighbors(ctx))
-	m.listen(ctx, m.Silent(o), patience)
+	m.listen(ctx, m.Silent(&o), patience)
 	return m, nil
 }
 
@@ -81,7 +82,11 @@ func (m *Machine) readAddresses(byIndex map[int]*Netdev) error {
 			continue
 		}
 		if d.Kind == "loopback" {
-			if prefix.IsSingleIP() {
+			switch mark := virtual(&a); {
+			case !prefix.IsSingleIP():
+			case mark != "":
+				m.Virtual = append(m.Virtual, Virtual{prefix, mark})
+			default:
 				m.Loopbacks = append(m.Loopbacks, prefix)
 			}
 			continue
@@ -97,15 +102,28 @@ func (m *Machine) readAddresses(byIndex map[int]*Netdev) error {
 	return nil
 }
 
+// virtual returns the mark of a virtual IP address, or "". An administrator, systemd-networkd and FRR add permanent addresses of global scope.
+func virtual(a *netlink.Addr) string {
+	switch {
+	case a.Scope == unix.RT_SCOPE_HOST:
+		return "its scope is host"
+	case a.Flags&unix.IFA_F_DEPRECATED != 0:
+		return "it is deprecated (preferred lifetime 0)"
+	case a.Flags&unix.IFA_F_PERMANENT == 0:
+		return "its lifetime is limited"
+	}
+	return ""
+}
+
 func prefixOf(n *net.IPNet) netip.Prefix {
 	addr, _ := netip.AddrFromSlice(n.IP)
 	bits, _ := n.Mask.Size()
 	return netip.PrefixFrom(addr.Unmap(), bits)
 }
 
-// readDefaults marks the devices of default routes. Routes of router advertisements do not count: a leaf that finds its neighbors by them also
-// advertises itself as a router.
-func readDefaults(byIndex map[int]*Netdev) (err error) {
+// readRoutes reads the gateways of devices, and marks those of default routes. Default routes of router advertisements do not count: a leaf that finds
+// its neighbors by them also advertises itself as a router.
+func readRoutes(byIndex map[int]*Netdev) error {
 	conn, err := rtnl.Dial()
 	if err != nil {
 		return err
@@ -117,9 +135,36 @@ func readDefaults(byIndex map[int]*Netdev) (err error) {
 			return fmt.Errorf("list of routes: %w", err)
 		}
 		for _, h := range hops {
-			if d := byIndex[h.Device]; d != nil && h.Table == unix.RT_TABLE_MAIN && h.Prefix.Bits() == 0 && h.Protocol != unix.RTPROT_RA {
+			d := byIndex[h.Device]
+			if d == nil {
+				continue
+			}
+			if h.Table == unix.RT_TABLE_MAIN && h.Prefix.Bits() == 0 && h.Protocol != unix.RTPROT_RA {
 				d.Default = true
 			}
+			if h.Gateway.IsValid() && !slices.Contains(d.Gateways, h.Gateway) {
+				d.Gateways = append(d.Gateways, h.Gateway)
+			}
+		}
+	}
+	return nil
+}
+
+// readNeighbors reads the hosts that the kernel has resolved.
+func readNeighbors(byIndex map[int]*Netdev) error {
+	all, err := repeat(func() ([]netlink.Neigh, error) { return netlink.NeighList(0, netlink.FAMILY_ALL) })
+	if err != nil {
+		return fmt.Errorf("list of neighbors: %w", err)
+	}
+	const unresolved = netlink.NUD_NOARP | netlink.NUD_FAILED | netlink.NUD_INCOMPLETE
+	for _, n := range all {
+		host, ok := netip.AddrFromSlice(n.IP)
+		d := byIndex[n.LinkIndex]
+		if !ok || d == nil || n.State&unresolved != 0 || len(n.HardwareAddr) == 0 {
+			continue
+		}
+		if host = host.Unmap(); host.Is4() || n.Flags&netlink.NTF_ROUTER != 0 {
+			d.Neighbors = append(d.Neighbors, host)
 		}
 	}
 	return nil

@@ -40,10 +40,7 @@ func (p *Plan) write(m *Machine, o Options, loopbacks []netip.Prefix, planes pla
 	f.line("# The manual of all keys is docs/configuration.md. After a change: fared check, then fared reload.")
 	f.line("\nrole: server\n")
 	f.identity(o, loopbacks)
-	f.line("\n# One address a GPU. They are advertised on every session.\nloopbacks:")
-	for _, l := range loopbacks {
-		f.line("  - %s", yamlText(l.String()))
-	}
+	f.loopbacks(m, o, loopbacks)
 	f.line("\n# The loopbacks of all servers. Any other route is dropped and counted.")
 	f.accept(loopbacks)
 	f.bandwidth(o.Leaf)
@@ -84,6 +81,79 @@ func (f *file) identity(o Options, loopbacks []netip.Prefix) {
 	f.line("as: %d", as)
 }
 
+// loopbacks writes the loopbacks with their origins. Addresses of lo that are not in the range of most are guesses.
+func (f *file) loopbacks(m *Machine, o Options, loopbacks []netip.Prefix) {
+	f.line("\n# One address a GPU. They are advertised on every session.\nloopbacks:")
+	for _, v4 := range []bool{true, false} {
+		var all []netip.Prefix
+		for _, l := range loopbacks {
+			if l.Addr().Is4() == v4 {
+				all = append(all, l)
+			}
+		}
+		usual, members := usualRange(all)
+		for i, l := range all {
+			origin := "an address of lo"
+			switch {
+			case len(o.Loopbacks) > 0:
+				origin = "named by --loopback"
+			case !usual.Contains(l.Addr()):
+				f.guessed("  ", "loopback "+l.Addr().String(), fmt.Sprintf("an address of lo outside of %s, which has %d of %d", usual, members, len(all)),
+					"that it is a GPU's and no virtual address of another program, or use --loopback")
+			}
+			f.line("  - %s # GPU %d, %s", yamlText(l.String()), i, origin)
+		}
+	}
+}
+
+// rangeOf returns the range of loopbacks that a guess assumes around one.
+func rangeOf(l netip.Prefix) netip.Prefix {
+	if l.Addr().Is4() {
+		return netip.PrefixFrom(l.Addr(), acceptBits4).Masked()
+	}
+	return netip.PrefixFrom(l.Addr(), acceptBits6).Masked()
+}
+
+// usualRange returns the range with the most loopbacks, the first one among equals, and their number.
+func usualRange(all []netip.Prefix) (usual netip.Prefix, members int) {
+	count := map[netip.Prefix]int{}
+	for _, l := range all {
+		count[rangeOf(l)]++
+	}
+	for _, l := range all {
+		if r := rangeOf(l); count[r] > members {
+			usual, members = r, count[r]
+		}
+	}
+	return usual, members
+}
+
+// usualFirst returns the loopbacks with those of the usual ranges first: BGP identifier and AS number come from the first one, and other addresses may
+// be on several servers.
+func usualFirst(all []netip.Prefix) []netip.Prefix {
+	var v4, v6 []netip.Prefix
+	for _, l := range all {
+		if l.Addr().Is4() {
+			v4 = append(v4, l)
+		} else {
+			v6 = append(v6, l)
+		}
+	}
+	usual4, _ := usualRange(v4)
+	usual6, _ := usualRange(v6)
+	out := slices.Clone(all)
+	slices.SortStableFunc(out, func(a, b netip.Prefix) int {
+		rank := func(l netip.Prefix) int {
+			if usual4.Contains(l.Addr()) || usual6.Contains(l.Addr()) {
+				return 0
+			}
+			return 1
+		}
+		return rank(a) - rank(b)
+	})
+	return out
+}
+
 // bandwidth writes what the leaves' software needs so that a server's bandwidth arrives at the others.
 func (f *file) bandwidth(leaf string) {
 	switch leaf {
@@ -103,11 +173,7 @@ func (f *file) bandwidth(leaf string) {
 func (f *file) accept(loopbacks []netip.Prefix) {
 	var ranges []string
 	for _, l := range loopbacks {
-		bits := acceptBits6
-		if l.Addr().Is4() {
-			bits = acceptBits4
-		}
-		if r := netip.PrefixFrom(l.Addr(), bits).Masked().String(); !slices.Contains(ranges, r) {
+		if r := rangeOf(l).String(); !slices.Contains(ranges, r) {
 			ranges = append(ranges, r)
 		}
 	}
@@ -157,6 +223,11 @@ func (f *file) subPort(s *subPort) {
 	if s.speed != 0 {
 		f.guessed("        ", "speed of "+s.Name, "the device reports none", "the cable")
 		f.line("        speed: %s", s.speed)
+	}
+	for _, l := range s.links {
+		if l.guess != "" {
+			f.guessed("        ", "peer of "+s.Name, "the leaf is "+l.guess, fmt.Sprintf("it, or use --peer %s=ADDRESS", s.Name))
+		}
 	}
 	f.line("        sessions:")
 	for _, session := range s.sessions {
