@@ -257,7 +257,9 @@ type Plane struct {
 
 // SubPort is one physical lane of a plane: one netdev, half a Y-cable.
 type SubPort struct {
-	// The netdev's name. It is unique in the file, even across network namespaces, because it identifies the sub-port in status and drain.
+	// The netdev's name, or an alternative name of it, at most 15 bytes (ip link property add dev DEVICE altname NAME). The sub-port keeps its state
+	// when a netdev with this alternative name is renamed. Unique in the file, even across network namespaces, because it identifies the sub-port in
+	// status and drain.
 	Device string `yaml:"device" required:"true"`
 	// The network namespace of the netdev, by name as in ip netns, or by path; if absent, that of fared.
 	Netns string `yaml:"netns"`

@@ -48,7 +48,7 @@ type machine struct {
 // network is a prefix that the machine reaches directly.
 type network struct {
 	prefix netip.Prefix
-	device string
+	device rtnl.Link
 }
 
 // hops are the sub-ports and next hops of the last Hello.
@@ -112,9 +112,9 @@ func readMachine(conn *rtnl.Conn) (*machine, error) {
 	if err != nil {
 		return nil, err
 	}
-	names := make(map[int]string, len(links))
+	byIndex := make(map[int]rtnl.Link, len(links))
 	for _, d := range links {
-		names[d.Index] = d.Name
+		byIndex[d.Index] = d
 	}
 	for _, family := range []uint8{unix.AF_INET, unix.AF_INET6} {
 		addresses, err := conn.Addresses(family)
@@ -140,7 +140,7 @@ func readMachine(conn *rtnl.Conn) (*machine, error) {
 			}
 			for _, r := range routes {
 				if !r.Gateways && r.Device != 0 && r.Prefix.Bits() > 0 && r.Type == unix.RTN_UNICAST {
-					m.networks = append(m.networks, network{r.Prefix.Masked(), names[r.Device]})
+					m.networks = append(m.networks, network{r.Prefix.Masked(), byIndex[r.Device]})
 				}
 			}
 		}
@@ -230,8 +230,8 @@ func (p *policy) hides(addr netip.Addr) (why string, of netip.Prefix) {
 		return "a gateway of this machine", host
 	}
 	for _, n := range m.networks {
-		if !h.devices[n.device] && n.prefix.Contains(addr) && n.prefix.Bits() > of.Bits() {
-			why, of = fmt.Sprintf("in %s, the network of device %s, which is no sub-port", n.prefix, n.device), n.prefix
+		if !slices.ContainsFunc(n.device.Names(), func(name string) bool { return h.devices[name] }) && n.prefix.Contains(addr) && n.prefix.Bits() > of.Bits() {
+			why, of = fmt.Sprintf("in %s, the network of device %s, which is no sub-port", n.prefix, n.device.Name), n.prefix
 		}
 	}
 	return why, of

@@ -13,6 +13,7 @@ import (
 	"github.com/fared/fared/api/dptest"
 	farev1 "github.com/fared/fared/api/fare/v1"
 	"github.com/fared/fared/internal/netnstest"
+	"github.com/fared/fared/internal/rtnl"
 )
 
 func prefixesOf(texts ...string) (out []netip.Prefix) {
@@ -34,8 +35,8 @@ func TestPolicyOfDestinations(t *testing.T) {
 		addresses: map[netip.Addr]bool{netip.MustParseAddr("192.168.1.10"): true, netip.MustParseAddr("10.255.0.1"): true, netip.MustParseAddr("fd00::1"): true},
 		gateways:  map[netip.Addr]bool{netip.MustParseAddr("203.0.113.1"): true},
 		networks: []network{
-			{netip.MustParsePrefix("192.168.1.0/24"), "mgmt"}, {netip.MustParsePrefix("10.0.0.0/31"), "eth0"}, {netip.MustParsePrefix("fd01::/64"), "mgmt"},
-			{netip.MustParsePrefix("192.168.0.0/16"), "wide"},
+			{netip.MustParsePrefix("192.168.1.0/24"), rtnl.Link{Name: "mgmt"}}, {netip.MustParsePrefix("10.0.0.0/31"), rtnl.Link{Name: "eth0"}}, {netip.MustParsePrefix("fd01::/64"), rtnl.Link{Name: "mgmt"}},
+			{netip.MustParsePrefix("192.168.0.0/16"), rtnl.Link{Name: "wide"}},
 		},
 	}
 	for _, c := range []struct {
@@ -133,10 +134,16 @@ func TestPolicyOfTheKernel(t *testing.T) {
 	}
 	ns.Addr("eth0", "10.0.0.1/31")
 	ns.Addr("eth1", "10.0.1.1/24")
+	peer.Addr("mgmt")
 	ns.Addr("mgmt", "192.168.1.10/24", "fd01::10/64")
 	ns.IP("link", "set", "lo", "up")
 	ns.IP("addr", "add", "10.255.0.1/32", "dev", "lo")
-	ns.IP("route", "add", "default", "via", "192.168.1.1")
+	ns.IP("nexthop", "add", "id", "7", "via", "192.168.1.1", "dev", "mgmt")
+	ns.IP("route", "add", "default", "nhid", "7")
+	if _, err := ns.Output("sysctl", "-w", "net.ipv4.nexthop_compat_mode=0"); err != nil { // as the agent does
+		t.Fatal(err)
+	}
+	ns.IP("link", "property", "add", "dev", "eth1", "altname", "fabric1")
 	ns.IP("-6", "route", "add", "default", "via", "fd01::1")
 	ns.IP("route", "add", "198.51.100.0/24", "proto", "dhcp", "nexthop", "via", "192.168.1.2", "dev", "mgmt", "nexthop", "via", "10.0.1.3", "dev", "eth1")
 	ns.IP("route", "add", "203.0.113.1", "dev", "mgmt", "scope", "link")
@@ -151,7 +158,7 @@ func TestPolicyOfTheKernel(t *testing.T) {
 	defer p.close()
 	forwarding := &farev1.Forwarding{Planes: []*farev1.ForwardingPlane{
 		{Plane: "p0", SubPorts: []*farev1.ForwardingSubPort{{Device: "eth0", NextHopV4: "10.0.0.0"}}},
-		{Plane: "p1", SubPorts: []*farev1.ForwardingSubPort{{Device: "eth1", NextHopV4: "10.0.1.2"}}},
+		{Plane: "p1", SubPorts: []*farev1.ForwardingSubPort{{Device: "fabric1", NextHopV4: "10.0.1.2"}}},
 	}}
 	check := func(want map[string]string) {
 		t.Helper()

@@ -73,7 +73,9 @@ func (s *Steering) groupValue(g *farev1.Vector) (steerGroup, bool) {
 func (s *Steering) alight(g *farev1.Vector) *farev1.Vector {
 	usable := make(map[string]bool, len(s.links))
 	for _, l := range s.links {
-		usable[l.Name] = l.Usable()
+		for _, name := range l.Names() {
+			usable[name] = l.Usable()
+		}
 	}
 	left := slices.DeleteFunc(slices.Clone(g.Members), func(m *farev1.VectorMember) bool { return !usable[m.Device] })
 	if len(left) == 0 || len(left) == len(g.Members) {
@@ -197,7 +199,9 @@ func (s *Steering) forget() (err error) {
 func (s *Steering) refresh() error {
 	byName := make(map[string]rtnl.Link, len(s.links))
 	for _, l := range s.links {
-		byName[l.Name] = l
+		for _, name := range l.Names() {
+			byName[name] = l
+		}
 	}
 	err := s.refreshElders(byName)
 	if s.forwarding == nil {

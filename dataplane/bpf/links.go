@@ -65,7 +65,7 @@ func (s *Steering) beforeRise(changes []contract.Change) {
 func (s *Steering) carriers() []rtnl.Link {
 	known := make([]rtnl.Link, 0, len(s.hops))
 	for _, l := range s.links {
-		if s.hops[l.Name] != nil {
+		if slices.ContainsFunc(l.Names(), func(name string) bool { return s.hops[name] != nil }) {
 			known = append(known, l)
 		}
 	}
@@ -82,8 +82,10 @@ func (s *Steering) applyLinks(events []rtnl.LinkEvent, lost error) error {
 	var dark []int
 	changed := map[string]bool{} // devices whose carrier comes or goes
 	for _, e := range events {
-		if old := s.links[e.Index]; e.Gone || e.Usable() != old.Usable() || e.Name != old.Name {
-			changed[old.Name], changed[e.Name] = true, true
+		if old := s.links[e.Index]; e.Gone || e.Usable() != old.Usable() || e.Name != old.Name || e.AltNames != old.AltNames {
+			for _, name := range append(old.Names(), e.Names()...) {
+				changed[name] = true
+			}
 		}
 		if s.links[e.Index].Usable() && !e.Gone && !e.Usable() {
 			dark = append(dark, e.Index)

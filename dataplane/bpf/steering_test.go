@@ -187,6 +187,11 @@ func TestFailover(t *testing.T) {
 			b.server.IP("link", "set", "other", "name", "p1.0")
 			b.server.Addr("p1.0", "fd00:16:1:0::1/64") // the address was removed with the link
 		}},
+		{"alternative name", func(b *bed) {
+			b.server.IP("link", "set", "p1.0", "name", "other")
+		}, func(b *bed) {
+			b.server.IP("link", "property", "add", "dev", "other", "altname", "p1.0")
+		}},
 	}
 	b := newBed(t, families[0])
 	b.resolve()

@@ -76,6 +76,28 @@ func TestLinksComeAndGo(t *testing.T) {
 	})
 }
 
+// TestAlternativeName checks that a sub-port whose device is an alternative name carries its share, also after the device was renamed, until the name is
+// removed, and again once it returns.
+func TestAlternativeName(t *testing.T) {
+	h := newHost(t, 4)
+	h.IP("link", "set", "p3", "name", "port3")
+	h.IP("link", "property", "add", "dev", "port3", "altname", "p3")
+	_, c := h.start()
+	s := program(t, c.server)
+	s.do(h.group(1, 1, 1, 1, 1), destination(target4(0), 1), destination(target6(0), 1))
+	wants := func(shares map[string]int) {
+		t.Helper()
+		h.wants(target4(0), shares)
+		h.wants(target6(0), shares)
+	}
+	wants(equal("p0", "p1", "p2", "port3"))
+	h.IP("link", "set", "port3", "name", "other")
+	h.IP("link", "property", "del", "dev", "other", "altname", "p3")
+	wants(equal("p0", "p1", "p2"))
+	h.IP("link", "property", "add", "dev", "other", "altname", "p3")
+	wants(equal("p0", "p1", "p2", "other"))
+}
+
 // TestLostCarrierIsRedistributedAtOnce checks that a lost carrier costs one message for each group, without the control plane, and
 // that the control plane's answer costs one more only if its weights differ from the remaining ones.
 func TestLostCarrierIsRedistributedAtOnce(t *testing.T) {

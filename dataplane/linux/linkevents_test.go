@@ -58,6 +58,14 @@ func TestLinksByHand(t *testing.T) {
 	if _, ok := d.state.have.names["p0"]; ok || d.state.have.names["other"] != 40 || d.state.want.subPorts[0].pools[v4].device != 0 || d.state.want.generation == generation || len(d.links.dark) != 0 {
 		t.Errorf("%v, %+v", d.state.have.names, d.state.want.subPorts[0].pools[v4])
 	}
+	other := link(40, "other")
+	other.AltNames = "p9 p0"
+	take("an alternative name", 1, true, rtnl.LinkEvent{Link: other})
+	other.Name = "another"
+	take("renamed with an alternative name", 1, true, rtnl.LinkEvent{Link: other})
+	if want := map[string]int{"another": 40, "p9": 40, "p0": 40, "p1": 11}; !maps.Equal(d.state.have.names, want) || d.state.want.subPorts[0].pools[v4].device != 40 {
+		t.Errorf("names %v, want %v; nexthops on #%d", d.state.have.names, want, d.state.want.subPorts[0].pools[v4].device)
+	}
 	take("renamed again", 1, true, rtnl.LinkEvent{Link: link(40, "p0")})
 	d.state.want.subPorts[0].pools[v4].broken, d.state.want.subPorts[1].pools[v4].broken = unix.EINVAL, unix.EINVAL
 	down := link(40, "p0")

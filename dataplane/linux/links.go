@@ -50,14 +50,20 @@ func (rd *reader) auditGroup(g *group) {
 func (l *links) takeLinks(events []rtnl.LinkEvent) {
 	for _, e := range events {
 		old, had := l.state.have.links[e.Index]
-		if had && l.state.have.names[old.Name] == e.Index {
-			delete(l.state.have.names, old.Name)
+		if had {
+			for _, name := range old.Names() {
+				if l.state.have.names[name] == e.Index {
+					delete(l.state.have.names, name)
+				}
+			}
 		}
 		if e.Gone {
 			delete(l.state.have.links, e.Index)
 		} else {
 			l.state.have.links[e.Index] = e.Link
-			l.state.have.names[e.Name] = e.Index
+			for _, name := range e.Names() {
+				l.state.have.names[name] = e.Index
+			}
 		}
 		if had && old.Usable() && (e.Gone || !e.Usable()) {
 			lost := l.state.lose(e.Index)
@@ -66,12 +72,12 @@ func (l *links) takeLinks(events []rtnl.LinkEvent) {
 			}
 			l.dark[e.Index] = true
 		}
-		if had && !e.Gone && old.Usable() == e.Usable() && old.Name == e.Name {
+		if had && !e.Gone && old.Usable() == e.Usable() && old.Name == e.Name && old.AltNames == e.AltNames {
 			continue // irrelevant to nexthops, e.g. the MTU
 		}
 		l.changes++
 		for _, sp := range l.state.want.subPorts {
-			if sp.device == e.Name || had && sp.device == old.Name {
+			if e.Has(sp.device) || had && old.Has(sp.device) {
 				l.state.relink(sp)
 			}
 		}

@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"fmt"
 	"slices"
+	"strings"
 
 	"golang.org/x/sys/unix"
 )
@@ -17,7 +18,9 @@ const (
 type Link struct {
 	Index int
 	Name  string
-	MTU   uint32
+	// AltNames are the alternative names (`ip link property add`), separated by spaces.
+	AltNames string
+	MTU      uint32
 	// Up is IFF_UP, the administrative state.
 	Up bool
 	// Carrier is IFF_LOWER_UP, the state of the physical layer.
@@ -27,6 +30,12 @@ type Link struct {
 	// CarrierChanges counts the changes of the carrier since the device was created.
 	CarrierChanges uint32
 }
+
+// Names returns the name and the alternative names.
+func (l Link) Names() []string { return append([]string{l.Name}, strings.Fields(l.AltNames)...) }
+
+// Has reports whether the device has a name or an alternative name.
+func (l Link) Has(name string) bool { return l.Name == name || slices.Contains(l.Names(), name) }
 
 // Usable reports whether packets can leave.
 func (l Link) Usable() bool { return l.Up && l.Carrier }
@@ -43,6 +52,12 @@ func parseLink(b []byte) (l Link, ok bool) {
 		switch kind {
 		case unix.IFLA_IFNAME:
 			l.Name = readText(v)
+		case unix.IFLA_PROP_LIST:
+			eachAttr(v, func(kind uint16, v []byte) {
+				if kind == unix.IFLA_ALT_IFNAME {
+					l.AltNames = strings.TrimPrefix(l.AltNames+" "+readText(v), " ")
+				}
+			})
 		case unix.IFLA_MTU:
 			l.MTU = readU32(v)
 		case unix.IFLA_CARRIER_CHANGES:

@@ -15,7 +15,7 @@ import (
 
 // SubPort is one device to watch.
 type SubPort struct {
-	// Device is the interface's name, 1 to 15 bytes.
+	// Device is the interface's name, or an alternative name of it, 1 to 15 bytes.
 	Device string
 	// Netns is the network namespace of the device: a name in `ip netns`, an absolute path of a namespace file, or empty for the process's own.
 	Netns string

@@ -159,6 +159,50 @@ func TestDeviceComesAndGoes(t *testing.T) {
 	}
 }
 
+// TestAlternativeName follows a device by an alternative name that it receives later, through renames and until the name is removed.
+func TestAlternativeName(t *testing.T) {
+	netnstest.Require(t)
+	server, leaf := netnstest.New(t), netnstest.New(t)
+	netnstest.Veth(t, server, "eth0", leaf, "swp0")
+	leaf.Addr("swp0")
+	server.Addr("eth0", "192.0.2.1/31")
+	w := watch(t, nil, SubPort{Device: "fabric0", Netns: server.Name})
+	w.untilDown(t, 0, "no device fabric0")
+	server.IP("link", "property", "add", "dev", "eth0", "altname", "other0", "altname", "fabric0")
+	first := w.until(t, 0, "up with its address and speed", func(e Event) bool { return e.Up && len(e.Addresses) > 0 && e.SpeedSource == SourceEthtool })
+	server.IP("link", "set", "eth0", "name", "spare0") // Linux renames devices that are up
+	server.IP("address", "add", "192.0.2.3/31", "dev", "spare0")
+	e := w.until(t, 0, "the address that was added after it was renamed", func(e Event) bool {
+		return slices.Contains(e.Addresses, netip.MustParsePrefix("192.0.2.3/31"))
+	})
+	if !e.Up || e.Transitions != first.Transitions || e.Ifindex != first.Ifindex {
+		t.Errorf("%+v after renaming, was %+v", e, first)
+	}
+	server.IP("link", "property", "del", "dev", "spare0", "altname", "fabric0")
+	w.untilDown(t, 0, "device fabric0 was renamed to spare0")
+}
+
+// TestInterface finds a device by both kinds of names.
+func TestInterface(t *testing.T) {
+	netnstest.Require(t)
+	server, leaf := netnstest.New(t), netnstest.New(t)
+	netnstest.Veth(t, server, "eth0", leaf, "swp0")
+	server.IP("link", "property", "add", "dev", "eth0", "altname", "fabric0")
+	if err := server.Do(func() error {
+		for _, name := range []string{"eth0", "fabric0"} {
+			if ifi, err := Interface(name); err != nil || ifi.Name != "eth0" || ifi.Index == 0 {
+				t.Errorf("%s: %+v, %v", name, ifi, err)
+			}
+		}
+		if ifi, err := Interface("fabric1"); err == nil || !strings.Contains(err.Error(), "no such network interface") {
+			t.Errorf("fabric1: %+v, %v", ifi, err)
+		}
+		return nil
+	}); err != nil {
+		t.Fatal(err)
+	}
+}
+
 func TestLeavingABridgeIsNoRemoval(t *testing.T) {
 	netnstest.Require(t)
 	server, leaf := netnstest.New(t), netnstest.New(t)

@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"iter"
 	"net/netip"
+	"slices"
 
 	"golang.org/x/sys/unix"
 )
@@ -72,6 +73,7 @@ type linkMessage struct {
 	index     int
 	flags     uint32
 	name      string
+	altNames  []string
 	operState uint8
 	carrier   bool
 	parentBus string // for example "pci"
@@ -106,6 +108,12 @@ func parseLink(body []byte) (linkMessage, bool) {
 		switch {
 		case kind == unix.IFLA_IFNAME:
 			l.name = text(v)
+		case kind == unix.IFLA_PROP_LIST:
+			for kind, v := range attributes(v) {
+				if kind == unix.IFLA_ALT_IFNAME {
+					l.altNames = append(l.altNames, text(v))
+				}
+			}
 		case kind == unix.IFLA_OPERSTATE && len(v) == 1:
 			l.operState = v[0]
 		case kind == iflaParentDevBusName:
@@ -115,6 +123,11 @@ func parseLink(body []byte) (linkMessage, bool) {
 		}
 	}
 	return l, l.index > 0
+}
+
+// has reports whether the device has a name or an alternative name.
+func (l *linkMessage) has(name string) bool {
+	return l.name == name || slices.Contains(l.altNames, name)
 }
 
 // reason returns why packets cannot leave through the device, or "" if they can.

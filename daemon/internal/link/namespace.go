@@ -259,7 +259,7 @@ func (n *namespace) applyLink(p *port, l linkMessage, deleted bool) {
 	case mine && deleted:
 		p.leave("device " + p.device + " was removed" + n.where())
 	case deleted:
-	case l.name == p.device:
+	case l.has(p.device):
 		if !mine || p.link.reason() != "" && l.reason() == "" {
 			p.needsRead, n.pending = true, true // it appeared or came up: the speed may have changed
 		}
@@ -337,7 +337,7 @@ func (n *namespace) readSpeed(p *port) {
 		}
 	}
 	if ask(SourceEthtool) {
-		if b, err := ethtoolSpeed(n.s.control, p.device); err == nil && b != 0 {
+		if b, err := ethtoolSpeed(n.s.control, p.link.name); err == nil && b != 0 {
 			p.speed, p.source = b, SourceEthtool
 			return
 		}

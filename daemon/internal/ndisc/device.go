@@ -16,6 +16,7 @@ import (
 	"github.com/mdlayher/ndp"
 	"golang.org/x/net/ipv6"
 
+	"github.com/fared/fared/daemon/internal/link"
 	"github.com/fared/fared/internal/netns"
 )
 
@@ -132,7 +133,7 @@ func (f *face) equal(g *face) bool {
 
 // look reads the device's current state; the caller has entered the device's namespace.
 func (d *device) look() (face, error) {
-	ifi, err := net.InterfaceByName(d.name)
+	ifi, err := link.Interface(d.name)
 	if err != nil {
 		return face{}, err
 	}

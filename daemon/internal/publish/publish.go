@@ -16,6 +16,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/fared/fared/daemon/internal/link"
 	"github.com/fared/fared/daemon/internal/status"
 	"github.com/fared/fared/internal/rdmadev"
 	"github.com/fared/fared/internal/slotfile"
@@ -197,7 +198,14 @@ func (p *Publisher) refreshRDMA() error {
 func (p *Publisher) setRDMA(layout *status.Layout) (changed bool) {
 	for i, sp := range p.c.SubPorts {
 		var r slotfile.RDMA
-		port := rdmadev.PortOf(p.ports, sp.Device)
+		device := sp.Device
+		port := rdmadev.PortOf(p.ports, device)
+		if port == nil && len(p.ports) > 0 && sp.Netns == "" { // it may be an alternative name
+			if ifi, err := link.Interface(device); err == nil {
+				device = ifi.Name
+				port = rdmadev.PortOf(p.ports, device)
+			}
+		}
 		if port != nil && sp.Netns == "" {
 			r.Device, r.Port = port.Device, uint32(port.Port)
 		}
@@ -205,7 +213,7 @@ func (p *Publisher) setRDMA(layout *status.Layout) (changed bool) {
 			for _, source := range layout.Groups[g].Sources {
 				gid := int32(slotlayout.NoGID)
 				if r.Device != "" {
-					if n, ok := port.GIDOf(source.Addr(), sp.Device); ok {
+					if n, ok := port.GIDOf(source.Addr(), device); ok {
 						gid = int32(n)
 					}
 				}

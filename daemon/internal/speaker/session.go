@@ -16,6 +16,7 @@ import (
 
 	"github.com/fared/fared/daemon/internal/bfd"
 	"github.com/fared/fared/daemon/internal/guard"
+	"github.com/fared/fared/daemon/internal/link"
 	"github.com/fared/fared/internal/netns"
 )
 
@@ -436,7 +437,7 @@ func (s *session) numbered() (cable netip.Prefix) {
 		return cable
 	}
 	_ = netns.In(s.conf.Netns, func() error { // without an answer there is no hint
-		device, err := net.InterfaceByName(s.conf.Device)
+		device, err := link.Interface(s.conf.Device)
 		if err != nil {
 			return err
 		}

@@ -13,6 +13,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/fared/fared/daemon/internal/link"
 	"github.com/fared/fared/internal/netns"
 )
 
@@ -62,7 +63,7 @@ func scoped(a netip.Addr, device string) (netip.Addr, error) {
 	if _, err := strconv.Atoi(zone); err == nil {
 		return a.WithZone(zone), nil
 	}
-	ifi, err := net.InterfaceByName(zone)
+	ifi, err := link.Interface(zone)
 	if err != nil {
 		return a, fmt.Errorf("device %s: %w", zone, err)
 	}

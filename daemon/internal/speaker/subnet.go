@@ -4,6 +4,7 @@ import (
 	"net"
 	"net/netip"
 
+	"github.com/fared/fared/daemon/internal/link"
 	"github.com/fared/fared/internal/netns"
 )
 
@@ -12,7 +13,7 @@ import (
 func (s *session) withSubnet(peer func(netip.Addr) bool) func(netip.Addr) bool {
 	var addrs []net.Addr
 	err := netns.In(s.conf.Netns, func() error {
-		ifi, err := net.InterfaceByName(s.conf.Device)
+		ifi, err := link.Interface(s.conf.Device)
 		if err != nil {
 			return err
 		}
