@@ -22,10 +22,15 @@ const (
 	Machines     Target = "machines"     // separate servers and switches
 	Netns        Target = "netns"        // network namespaces of one machine
 	Containerlab Target = "containerlab" // containers of one machine, which containerlab starts and connects
+
+	// Separate machines, with files for the program that sets the servers' addresses.
+	Networkd Target = "networkd"
+	Netplan  Target = "netplan"
+	Ifupdown Target = "ifupdown"
 )
 
 // Targets returns all targets.
-func Targets() []Target { return []Target{Machines, Netns, Containerlab} }
+func Targets() []Target { return []Target{Machines, Netns, Containerlab, Networkd, Netplan, Ifupdown} }
 
 // LabRateScale shapes cables of 400G to 400 Mbit/s, a rate that one machine can carry on every cable.
 const LabRateScale = 1000
@@ -49,7 +54,7 @@ func (f *Fabric) Site(target Target) Site {
 }
 
 // Generate returns all files of a description for a target: the description itself, every node's configuration in
-// nodes/NODE, the cabling tables, drawings, and the wiring of the nodes.
+// nodes/NODE, the cabling tables, drawings, and the wiring of the nodes or the addresses of the servers.
 func (f *Fabric) Generate(target Target) []File {
 	site := f.Site(target)
 	files := []File{
@@ -69,6 +74,11 @@ func (f *Fabric) Generate(target Target) []File {
 	for i, n := range f.Nodes() {
 		for _, file := range f.Files(n, site) {
 			files = append(files, File{path.Join("nodes", n.Name, file.Name), file.Text})
+		}
+		if n.Kind == KindServer {
+			for _, file := range addressFiles(wiring[i], target) {
+				files = append(files, File{path.Join("nodes", n.Name, file.Name), file.Text})
+			}
 		}
 		if target == Containerlab && f.Software(n) == BIRD {
 			files = append(files, File{path.Join("nodes", n.Name, addressFile), strings.Join(wiring[i].IP(), "\n") + "\n"})
@@ -93,5 +103,5 @@ func ParseTarget(s string) (Target, error) {
 			return t, nil
 		}
 	}
-	return "", fmt.Errorf("%q is not a target: use machines, netns or containerlab", s)
+	return "", fmt.Errorf("%q is not a target: use machines, netns, containerlab, networkd, netplan or ifupdown", s)
 }

@@ -260,7 +260,8 @@ func topoGenerateCommand(e *env) *cobra.Command {
 	c.Long = `Writes into a directory: the configuration of every node (nodes/NODE), the cabling table
 (cabling.txt, cabling.csv), drawings, the description with the flags applied, and
 with --for netns a script that makes the network namespaces and cables (netns.sh), with
---for containerlab a topology file (NAME.clab.yml).
+--for containerlab a topology file (NAME.clab.yml), with --for networkd, netplan or ifupdown the
+files that set the addresses of each server: those of its cables, and the loopbacks on lo.
 
 The same description gives the same files. A directory that is not empty is rejected,
 except with --force, which overwrites the generated files and keeps all others.`

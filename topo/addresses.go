@@ -1,0 +1,80 @@
+package topo
+
+import (
+	"fmt"
+	"net/netip"
+	"strings"
+)
+
+// addressFiles returns the files by which a program of the operating system sets the addresses of a server: those of its cables, and the loopbacks on lo.
+// A target without such a program has none.
+func addressFiles(w NodeWiring, target Target) []File {
+	switch target {
+	case Networkd:
+		return networkdFiles(w)
+	case Netplan:
+		return []File{{"60-fared.yaml", netplan(w)}}
+	case Ifupdown:
+		return []File{{"interfaces.d/fared", ifupdown(w)}}
+	}
+	return nil
+}
+
+// networkdFiles are files of systemd.network(5). Addresses of cables stay without carrier, which networkd would remove by default, and a cable without
+// carrier does not delay network-online.target.
+func networkdFiles(w NodeWiring) (all []File) {
+	file := func(device, options string, addresses []netip.Prefix) {
+		var t text
+		t.line("# %s of the server %s: /etc/systemd/network", device, w.Node.Name)
+		t.line("[Match]\nName=%s\n\n[Link]\nRequiredForOnline=no\n\n[Network]%s", device, options)
+		for _, a := range addresses {
+			t.line("Address=%s", a)
+		}
+		all = append(all, File{"network/10-fared-" + device + ".network", t.String()})
+	}
+	file("lo", "", w.Loopbacks)
+	for _, d := range w.Devices {
+		file(d.Name, "\nIPv6AcceptRA=no\nConfigureWithoutCarrier=yes", d.Addrs)
+	}
+	return all
+}
+
+// netplan is a file of netplan, with renderer networkd, because NetworkManager does not set addresses of lo.
+func netplan(w NodeWiring) string {
+	var t text
+	t.line("# The fabric's addresses of the server %s: /etc/netplan, mode 0600", w.Node.Name)
+	t.line("network:\n  version: 2\n  ethernets:")
+	device := func(name, options string, addresses []netip.Prefix) {
+		quoted := make([]string, len(addresses))
+		for i, a := range addresses {
+			quoted[i] = fmt.Sprintf("%q", a)
+		}
+		t.line("    %q:\n      match: {name: %[1]q}\n      renderer: networkd\n      optional: true%s\n      addresses: [%s]", name, options, strings.Join(quoted, ", "))
+	}
+	device("lo", "", w.Loopbacks)
+	for _, d := range w.Devices {
+		device(d.Name, "\n      accept-ra: false\n      ignore-carrier: true", d.Addrs)
+	}
+	return t.String()
+}
+
+// ifupdown is a file of interfaces(5). The stanzas of lo add to that in /etc/network/interfaces.
+func ifupdown(w NodeWiring) string {
+	var t text
+	t.line("# The fabric's addresses of the server %s: /etc/network/interfaces.d", w.Node.Name)
+	device := func(name, options string, addresses []netip.Prefix) {
+		t.line("\nauto %s", name)
+		for _, a := range addresses {
+			if a.Addr().Is4() {
+				t.line("iface %s inet static\n    address %s", name, a)
+			} else {
+				t.line("iface %s inet6 static\n    address %s%s", name, a, options)
+			}
+		}
+	}
+	device("lo", "", w.Loopbacks)
+	for _, d := range w.Devices {
+		device(d.Name, "\n    accept_ra 0", d.Addrs)
+	}
+	return t.String()
+}
