@@ -31,6 +31,10 @@ type guard struct {
 	// occupied is true if a commit was refused because of another program's route, since the last call of again.
 	occupied bool
 	again    func() // reports that a refused change may succeed; nil without a receiver
+	// ousted describes the program that keeps the place in front of the agent's, "" if there is none; returns are the times of the agent's
+	// returns to that place.
+	ousted  string
+	returns []time.Time
 }
 
 // Guard implements contract.Guardian.
@@ -91,6 +95,11 @@ func (s *Steering) check(compare func(*findings) error) {
 			s.cfg.Log.Error("steering: cannot repair objects that another program changed; retrying", "difference", f.first, "error", err)
 		}
 		s.tear(err.Error())
+	case s.guard.ousted != "":
+		s.guard.repairs += f.n
+		if s.guard.torn != s.guard.ousted {
+			s.tear(s.guard.ousted)
+		}
 	case f.n > 0 || was != "":
 		s.guard.torn = ""
 		s.guard.repairs += f.n
@@ -113,7 +122,7 @@ func (s *Steering) attend() {
 		s.mu.Lock()
 		if !s.closed && (err != nil || slices.ContainsFunc(events, s.concerns)) {
 			compare := s.comparePaths
-			if s.guard.torn != "" {
+			if s.guard.torn != s.guard.ousted {
 				compare = s.compareAll // the known difference may be elsewhere
 			}
 			s.check(compare)
@@ -140,7 +149,7 @@ func (s *Steering) keep() {
 			return
 		case <-look.C:
 			s.mu.Lock()
-			if s.guard.torn != "" && !s.closed {
+			if s.guard.torn != s.guard.ousted && !s.closed { // something is not repaired yet
 				s.check(s.compareAll)
 			} else if !s.closed {
 				s.check(s.compareWords)
@@ -183,7 +192,10 @@ func (s *Steering) compareWords(f *findings) error {
 			return err
 		}
 	}
-	return s.light(s.live.have)
+	if err := s.light(s.live.have); err != nil {
+		return err
+	}
+	return s.compareHead(f)
 }
 
 // compareProgram restores a program that was detached or replaced, and pins that were removed.

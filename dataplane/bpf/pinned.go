@@ -26,6 +26,8 @@ const (
 	linkPin    = "link"
 	programPin = "program"
 	mapsPrefix = "maps-"
+	// nextPin is the end of the names of the pins of a second instance, see lead.
+	nextPin = "-next"
 )
 
 // pinned is the state that outlives the process, below Config.PinDir: the link, and a directory maps-<layout>-<number> with
@@ -226,6 +228,9 @@ func mountPins(dir string) error {
 // device.
 func oldLink(dir string, anchor int) (link.Link, error) {
 	path := filepath.Join(dir, linkPin)
+	if err := os.Rename(path+nextPin, path); err != nil && !errors.Is(err, fs.ErrNotExist) { // the previous process ended in lead
+		return nil, fmt.Errorf("bpf: %w", err)
+	}
 	l, err := link.LoadPinnedLink(path, nil)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
@@ -256,28 +261,30 @@ func (p *pinned) find(dir string, spec *ebpf.CollectionSpec) (map[string]*ebpf.M
 		if !strings.HasPrefix(e.Name(), mapsPrefix+fingerprint(spec)+"-") {
 			continue
 		}
-		if id, err := pinnedProgram(path); err != nil {
-			return nil, err
-		} else if id == info.Program && id != 0 {
-			return openMaps(path, spec)
+		for _, name := range []string{programPin, programPin + nextPin} {
+			if id, err := pinnedProgram(filepath.Join(path, name)); err != nil {
+				return nil, err
+			} else if id == info.Program && id != 0 {
+				return openMaps(path, spec)
+			}
 		}
 	}
 	return nil, nil
 }
 
-// pinnedProgram returns the kernel's id of the program in a directory, or 0.
-func pinnedProgram(dir string) (ebpf.ProgramID, error) {
-	program, err := ebpf.LoadPinnedProgram(filepath.Join(dir, programPin), nil)
+// pinnedProgram returns the kernel's id of a pinned program, or 0 if there is no pin.
+func pinnedProgram(path string) (ebpf.ProgramID, error) {
+	program, err := ebpf.LoadPinnedProgram(path, nil)
 	if errors.Is(err, fs.ErrNotExist) {
 		return 0, nil
 	}
 	if err != nil {
-		return 0, fmt.Errorf("bpf: open the program in %s: %w", dir, err)
+		return 0, fmt.Errorf("bpf: open the program %s: %w", path, err)
 	}
 	defer program.Close()
 	info, err := program.Info()
 	if err != nil {
-		return 0, fmt.Errorf("bpf: the program in %s: %w", dir, err)
+		return 0, fmt.Errorf("bpf: the program %s: %w", path, err)
 	}
 	id, _ := info.ID()
 	return id, nil
@@ -322,9 +329,9 @@ func (p *pinned) maps() map[string]*ebpf.Map {
 	}
 }
 
-// attach attaches the program to the anchor. The caller is in its network namespace.
+// attach attaches the program to the anchor, in front of others. The caller is in its network namespace.
 func (p *pinned) attach(dir string, anchor int) error {
-	l, err := link.AttachTCX(link.TCXOptions{Interface: anchor, Program: p.objects.FaredSteer, Attach: ebpf.AttachTCXEgress})
+	l, err := link.AttachTCX(link.TCXOptions{Interface: anchor, Program: p.objects.FaredSteer, Attach: ebpf.AttachTCXEgress, Anchor: link.Head()})
 	if err != nil {
 		return fmt.Errorf("bpf: attach the steering program: %w", err)
 	}
@@ -396,20 +403,22 @@ func (p *pinned) close() (err error) {
 
 // unpin detaches the program, removes the pins below dir, and removes dir if it is then empty.
 func unpin(dir string) error {
-	path := filepath.Join(dir, linkPin)
-	l, err := link.LoadPinnedLink(path, nil)
-	switch {
-	case err == nil:
-		detached := l.Detach()
-		if errors.Is(detached, unix.ENOLINK) {
-			detached = nil // its device was deleted
+	for _, name := range []string{linkPin, linkPin + nextPin} {
+		path := filepath.Join(dir, name)
+		l, err := link.LoadPinnedLink(path, nil)
+		switch {
+		case err == nil:
+			detached := l.Detach()
+			if errors.Is(detached, unix.ENOLINK) {
+				detached = nil // its device was deleted
+			}
+			err = errors.Join(detached, l.Unpin(), l.Close())
+		case errors.Is(err, fs.ErrNotExist):
+			err = nil
 		}
-		err = errors.Join(detached, l.Unpin(), l.Close())
-	case errors.Is(err, fs.ErrNotExist):
-		err = nil
-	}
-	if err != nil {
-		return fmt.Errorf("bpf: remove the link %s: %w", path, err)
+		if err != nil {
+			return fmt.Errorf("bpf: remove the link %s: %w", path, err)
+		}
 	}
 	entries, err := os.ReadDir(dir)
 	if errors.Is(err, fs.ErrNotExist) {
