@@ -95,6 +95,8 @@ func (d *Driver) SetForwarding(forwarding *farev1.Forwarding) error {
 		if err != nil {
 			return status.Errorf(codes.Unavailable, "forwarding: without loopbacks this node forwards for others: %v", err)
 		}
+	} else if err := d.space.Do(func() error { _, err := setUp(false); return err }); err != nil {
+		return status.Errorf(codes.Unavailable, "forwarding: %v", err)
 	}
 	d.limitations = d.inspect(forwarding, d.steering)
 	if err := d.space.Do(func() error {

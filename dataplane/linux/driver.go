@@ -105,13 +105,13 @@ type Stats struct {
 }
 
 // Open takes over the network namespace of the calling thread. It sets the sysctls that forwarding depends on
-// (net.ipv4.nexthop_compat_mode=0; fib_multipath_hash_policy=1 for both families, unless it is 3 with the fields 0x37; a
+// (net.ipv4.nexthop_compat_mode=0; fib_multipath_hash_policy=1 for both families; a
 // fib_multipath_hash_seed if none is set), reads back the objects of an earlier run, and watches links and changes that
 // other programs make to its objects. It changes none of the objects that it found until Settle.
 //
 // A Forwarding without loopbacks belongs to a node that only forwards packets of other nodes, such as a leaf. Then
 // net.ipv4.ip_forward and, if a next hop is IPv6, net.ipv6.conf.all.forwarding are set to 1. The seed is left unchanged, so
-// that the hash of the node does not correlate with the same hash on the senders.
+// that the hash of the node does not correlate with the same hash on the senders, and so is a policy of 3 with the fields 0x37.
 func Open(config Config) (*Driver, error) {
 	config, err := config.withDefaults()
 	if err != nil {
@@ -149,7 +149,7 @@ func (d *Driver) open() (err error) {
 	if d.space, err = netns.Current(); err != nil {
 		return fmt.Errorf("network namespace: %w", err)
 	}
-	if _, err = setUp(); err != nil {
+	if _, err = setUp(true); err != nil {
 		return err
 	}
 	if d.noIPv6 = lacksIPv6(); d.noIPv6 != "" {

@@ -139,7 +139,7 @@ func (d *Driver) restore() {
 	var changed []string
 	limitations := d.inspect(forwarding, steering)
 	err := d.space.Do(func() (err error) {
-		if changed, err = setUp(); err == nil && forwarding != nil && transit(forwarding) {
+		if changed, err = setUp(transit(forwarding)); err == nil && forwarding != nil && transit(forwarding) {
 			var more []string
 			more, err = setUpTransit(v6)
 			changed = append(changed, more...)

@@ -154,21 +154,24 @@ func TestSettingsOfOtherKernels(t *testing.T) {
 		changed int
 		names   string // that the error names; "": none
 		after   files
+		sender  bool
 	}{
-		{"all wrong", files{compatMode: "1\n", hashPolicyV4: "0\n", hashPolicyV6: "2\n"}, 3, "", files{compatMode: "0", hashPolicyV4: "1", hashPolicyV6: "1"}},
-		{"all right", files{compatMode: "0\n", hashPolicyV4: "1\n", hashPolicyV6: "1\n"}, 0, "", files{compatMode: "0\n", hashPolicyV4: "1\n", hashPolicyV6: "1\n"}},
-		{"no IPv6", files{compatMode: "1\n", hashPolicyV4: "0\n"}, 2, "", files{compatMode: "0", hashPolicyV4: "1"}},
-		{"no IPv4", files{compatMode: "1\n", hashPolicyV6: "0\n"}, 1, hashPolicyV4, files{compatMode: "0", hashPolicyV6: "0\n"}},
-		{"no mode", files{hashPolicyV4: "0\n", hashPolicyV6: "0\n"}, 0, compatMode, files{hashPolicyV4: "0\n", hashPolicyV6: "0\n"}},
-		{"no number", files{compatMode: "0\n", hashPolicyV4: "1\n", hashPolicyV6: "x\n"}, 0, hashPolicyV6, files{compatMode: "0\n", hashPolicyV4: "1\n", hashPolicyV6: "x\n"}},
+		{"all wrong", files{compatMode: "1\n", hashPolicyV4: "0\n", hashPolicyV6: "2\n"}, 3, "", files{compatMode: "0", hashPolicyV4: "1", hashPolicyV6: "1"}, false},
+		{"all right", files{compatMode: "0\n", hashPolicyV4: "1\n", hashPolicyV6: "1\n"}, 0, "", files{compatMode: "0\n", hashPolicyV4: "1\n", hashPolicyV6: "1\n"}, false},
+		{"no IPv6", files{compatMode: "1\n", hashPolicyV4: "0\n"}, 2, "", files{compatMode: "0", hashPolicyV4: "1"}, false},
+		{"no IPv4", files{compatMode: "1\n", hashPolicyV6: "0\n"}, 1, hashPolicyV4, files{compatMode: "0", hashPolicyV6: "0\n"}, false},
+		{"no mode", files{hashPolicyV4: "0\n", hashPolicyV6: "0\n"}, 0, compatMode, files{hashPolicyV4: "0\n", hashPolicyV6: "0\n"}, false},
+		{"no number", files{compatMode: "0\n", hashPolicyV4: "1\n", hashPolicyV6: "x\n"}, 0, hashPolicyV6, files{compatMode: "0\n", hashPolicyV4: "1\n", hashPolicyV6: "x\n"}, false},
 		{"fields", files{compatMode: "0\n", hashPolicyV4: "3\n", fieldsV4: "55\n", hashPolicyV6: "3\n", fieldsV6: "7\n"}, 1, "",
-			files{compatMode: "0\n", hashPolicyV4: "3\n", fieldsV4: "55\n", hashPolicyV6: "1", fieldsV6: "7\n"}},
+			files{compatMode: "0\n", hashPolicyV4: "3\n", fieldsV4: "55\n", hashPolicyV6: "1", fieldsV6: "7\n"}, false},
 		{"fields that cannot be read", files{compatMode: "0\n", hashPolicyV4: "3\n", hashPolicyV6: "3\n", fieldsV6: "55\n"}, 1, "",
-			files{compatMode: "0\n", hashPolicyV4: "1", hashPolicyV6: "3\n", fieldsV6: "55\n"}},
+			files{compatMode: "0\n", hashPolicyV4: "1", hashPolicyV6: "3\n", fieldsV6: "55\n"}, false},
+		{"fields of a sender", files{compatMode: "0\n", hashPolicyV4: "3\n", fieldsV4: "55\n", hashPolicyV6: "3\n", fieldsV6: "55\n"}, 2, "",
+			files{compatMode: "0\n", hashPolicyV4: "1", fieldsV4: "55\n", hashPolicyV6: "1", fieldsV6: "55\n"}, true},
 	} {
 		var changed []string
 		var err error
-		after := settings(t, c.before, func() { changed, err = setUp() })
+		after := settings(t, c.before, func() { changed, err = setUp(!c.sender) })
 		if len(changed) != c.changed || (err == nil) != (c.names == "") || err != nil && !strings.Contains(err.Error(), c.names) || !maps.Equal(after, c.after) {
 			t.Errorf("%s: %q changed, %v, now %q; want %d, %q, %q", c.what, changed, err, after, c.changed, c.names, c.after)
 		}

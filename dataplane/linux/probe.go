@@ -106,11 +106,10 @@ func (p *prober) findHash(forwarding *farev1.Forwarding) (*farev1.FlowHash, erro
 }
 
 // tryHash returns the hash seed if the hash computed here matches the placement of the kernel. It returns false without an
-// error if this kernel or its settings use another hash.
+// error if this kernel uses another hash.
 func (p *prober) tryHash() (seed uint32, ok bool, err error) {
-	var seeded, fields bool
+	var seeded bool
 	err = p.space.Do(func() (err error) {
-		fields = hashesFields(hashPolicyV4) || hashesFields(hashPolicyV6)
 		seed, seeded, err = setUpSeed(p.state.config.Seed)
 		return err
 	})
@@ -118,9 +117,6 @@ func (p *prober) tryHash() (seed uint32, ok bool, err error) {
 	switch {
 	case err != nil:
 		return 0, false, fmt.Errorf("set the hash seed: %w", err)
-	case fields:
-		p.state.log.Info("linux data plane: fib_multipath_hash_policy is 3, which hashes differently from 1; source ports are queried from the kernel")
-		return 0, false, nil
 	case !seeded:
 		p.state.log.Warn("linux data plane: this kernel has no net.ipv4.fib_multipath_hash_seed (Linux 6.11); source ports are queried from the kernel")
 		return 0, false, nil

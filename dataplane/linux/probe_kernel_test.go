@@ -60,13 +60,6 @@ func TestHashAttempts(t *testing.T) {
 	if f := d.Capabilities().FlowHash; f.GetAlgorithm() != asked || len(log.lines("cannot be relied on")) != 1 {
 		t.Errorf("%v; %q", f, log.lines("level="))
 	}
-	// A family with another policy hashes differently.
-	if _, err := h.Output("sysctl", "-qw", "net.ipv6.fib_multipath_hash_fields=0x37", "net.ipv6.fib_multipath_hash_policy=3"); err != nil {
-		t.Fatal(err)
-	}
-	if err := d.SetForwarding(h.forwarding); err != nil || d.Capabilities().FlowHash.GetAlgorithm() != asked {
-		t.Errorf("policy 3 of IPv6: %v, %v", err, d.Capabilities().FlowHash)
-	}
 }
 
 // TestHashWhileLinksChange: a check whose device fails or vanishes says nothing about the hash. Hello is retried, and finds another device.

@@ -26,7 +26,8 @@ const (
 // Values of hashPolicyV4 and hashPolicyV6 that hash the addresses, protocol and ports of a flow (Documentation/networking/
 // ip-sysctl.rst). hashFlow uses the hash that the sender's socket stored in the packet, if there is one; veth pairs keep
 // it, so a Linux leaf would hash by a different value. hashFields never does that: it hashes the fields selected by the
-// bits of flowFields.
+// bits of flowFields. Both place the flows of this node equally, but with hashFields the answer to RTM_GETROUTE has the place of
+// a forwarded IPv4 packet (fib_multipath_custom_hash_skb, net/ipv4/route.c), so that source ports cannot be queried.
 const (
 	hashFlow   = 1
 	hashFields = 3
@@ -74,13 +75,14 @@ func lacksIPv6() string {
 	return ""
 }
 
-// setUp sets the sysctls that forwarding depends on and returns the changes. The caller runs inside the namespace.
-func setUp() (changed []string, err error) {
+// setUp sets the sysctls that forwarding depends on and returns the changes. fields lets a hash policy of 3 with the fields 0x37 stay, as a leaf
+// needs it. The caller runs inside the namespace.
+func setUp(fields bool) (changed []string, err error) {
 	if changed, err = setSysctl(changed, compatMode, 0); err != nil {
 		return changed, err
 	}
 	for _, policy := range []string{hashPolicyV4, hashPolicyV6} {
-		if hashesFields(policy) {
+		if fields && hashesFields(policy) {
 			continue
 		}
 		changed, err = setSysctl(changed, policy, hashFlow)
@@ -144,8 +146,7 @@ func setUpNeighbors(forwarding *farev1.Forwarding) (changed []string, err error)
 	return changed, err
 }
 
-// hashesFields reports whether a hash policy is 3 with the fields 0x37. An administrator has set it, and it hashes the same
-// fields as policy 1, so it stays.
+// hashesFields reports whether a hash policy is 3 with the fields 0x37, the same fields as those of policy 1.
 func hashesFields(policy string) bool {
 	at, err := readSysctl(policy)
 	if err != nil || at != hashFields {

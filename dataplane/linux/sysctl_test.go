@@ -36,7 +36,7 @@ func readOnly() error {
 // not written.
 func TestSettingsThatCannotBeMade(t *testing.T) {
 	all := func() (int, error) {
-		changed, err := setUp()
+		changed, err := setUp(true)
 		if err != nil {
 			return len(changed), err
 		}
