@@ -32,8 +32,8 @@
 //
 // # MTU
 //
-// The anchor has the smallest MTU of the sub-ports, so that the stack has segmented packets before the program receives
-// them. A smaller path MTU, learned by ICMP, is kept for connected sockets only: for other sockets the kernel looks up the
+// The anchor has the smallest MTU of the sub-ports that carry packets (usable, and with a weight or a slot), so that the stack
+// has segmented packets before the program receives them. A smaller path MTU, learned by ICMP, is kept for connected sockets only: for other sockets the kernel looks up the
 // route without ports, which does not match the steered routes. Planes are fabrics with a single MTU.
 //
 // # Threads

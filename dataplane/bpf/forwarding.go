@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"slices"
 
+	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
 	farev1 "github.com/fared/fared/api/fare/v1"
@@ -241,11 +242,11 @@ func (s *Steering) refresh() error {
 	for at, p := range places {
 		err = errors.Join(err, s.places.set(at, p))
 	}
-	err = errors.Join(err, s.setDevices(places), s.light(mask[:]))
+	err = errors.Join(err, s.setDevices(places), s.light(mask[:]), s.setMTU(false))
 	for number := range mask {
 		err = errors.Join(err, s.live.set(number, mask[number]))
 	}
-	return errors.Join(err, s.setMTU(byName))
+	return errors.Join(err, s.setMTU(true))
 }
 
 // refreshElders removes failed links and sub-ports from the maps of a program of another layout while it is attached and,
@@ -299,25 +300,24 @@ func (s *Steering) place(plane, device string, l rtnl.Link) steerPlace {
 	return p
 }
 
-// setMTU sets the anchor's MTU to the smallest MTU of the sub-ports.
-func (s *Steering) setMTU(byName map[string]rtnl.Link) error {
-	least := 0
-	for device := range s.hops {
-		if l, ok := byName[device]; ok && (least == 0 || int(l.MTU) < least) {
-			least = int(l.MTU)
+// setMTU sets the anchor's MTU to the smallest MTU of the sub-ports that carry packets: usable, and with a weight or a slot. It only lowers the MTU
+// if raise is false, before packets may take another sub-port, and before Settle, when not all groups are known.
+func (s *Steering) setMTU(raise bool) error {
+	var least uint32
+	for _, l := range s.links {
+		if l.Usable() && s.carrying[l.Name] > 0 && s.hops[l.Name] != nil && !s.down[l.Name] && (least == 0 || l.MTU < least) {
+			least = l.MTU
 		}
 	}
-	if least == 0 || least == s.mtu {
+	anchor, ok := s.links[s.routes.anchor]
+	if !ok || least == 0 || least == anchor.MTU || least > anchor.MTU && !(raise && s.settled) {
 		return nil
 	}
-	anchor, err := s.handle.LinkByIndex(s.routes.anchor)
-	if err == nil && anchor.Attrs().MTU != least {
-		err = s.handle.LinkSetMTU(anchor, least)
-	}
-	if err != nil {
+	if err := s.handle.LinkSetMTU(&netlink.GenericLink{LinkAttrs: netlink.LinkAttrs{Index: anchor.Index}}, int(least)); err != nil {
 		return fmt.Errorf("bpf: give anchor %s the MTU %d: %w", s.cfg.Device, least, err)
 	}
-	s.mtu = least
+	anchor.MTU = least
+	s.links[anchor.Index] = anchor
 	return nil
 }
 

@@ -63,6 +63,7 @@ type Steering struct {
 	down       map[string]bool                      // devices that the control plane has set down
 	inherited  map[string]bool                      // devices that it had set down for an earlier process; until Settle
 	groups     map[uint32]*farev1.Vector
+	carrying   map[string]int                                    // number of weights and slots of groups, by device
 	dests      prefixmap.Map[netip.Prefix, contract.Destination] // by contract.DestinationKey
 	settled    bool
 
@@ -80,7 +81,6 @@ type Steering struct {
 	havePins   mirror[steerPair, steerPins]
 	haveTable  mirror[steerPair, steerTable]
 	slots      *slotCounters
-	mtu        int
 	prefer     [2]netip.Addr // sources of IPv4 and IPv6
 	neighbor   neighbors
 }
@@ -99,7 +99,7 @@ func Open(config Config) (_ *Steering, err error) {
 	defer runtime.UnlockOSThread()
 	s := &Steering{
 		cfg: cfg, quit: make(chan struct{}), links: map[int]rtnl.Link{}, down: map[string]bool{}, inherited: map[string]bool{},
-		groups: map[uint32]*farev1.Vector{},
+		groups: map[uint32]*farev1.Vector{}, carrying: map[string]int{},
 	}
 	defer func() {
 		if err != nil {
@@ -184,7 +184,6 @@ func (s *Steering) attach() error {
 			return err
 		}
 	}
-	s.mtu = 0
 	_, err = s.routes.read()
 	return err
 }

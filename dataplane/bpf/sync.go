@@ -6,6 +6,7 @@ import (
 	"net/netip"
 	"slices"
 
+	farev1 "github.com/fared/fared/api/fare/v1"
 	"github.com/fared/fared/dataplane/internal/contract"
 )
 
@@ -70,6 +71,8 @@ func (s *Steering) do(c contract.Change, t *touched) {
 		}
 	case contract.GroupChange:
 		t.group(c.Group)
+		s.countCarrying(s.groups[c.Group], -1)
+		s.countCarrying(c.After, 1)
 		if c.After == nil {
 			delete(s.groups, c.Group)
 		} else {
@@ -185,6 +188,9 @@ func (s *Steering) sync(t *touched) error {
 			return err
 		}
 	}
+	if err := s.setMTU(false); err != nil {
+		return err
+	}
 	w := s.want(t)
 	pairs := slices.Collect(maps.Keys(t.pairs))
 	prefixes := make([]netip.Prefix, 0, len(t.dests))
@@ -241,7 +247,19 @@ func (s *Steering) sync(t *touched) error {
 	for _, b := range back {
 		s.slots.give(b)
 	}
-	return nil
+	return s.setMTU(true)
+}
+
+// countCarrying adds n to carrying for each weight and slot of a group, which may be nil.
+func (s *Steering) countCarrying(g *farev1.Vector, n int) {
+	for _, m := range g.GetMembers() {
+		if m.Weight > 0 {
+			s.carrying[m.Device] += n
+		}
+	}
+	for _, slot := range g.GetSlots() {
+		s.carrying[slot.Device] += n
+	}
 }
 
 // counters assigns counters to a pair's entry: the existing ones if their number matches, otherwise new ones.
