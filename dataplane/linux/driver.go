@@ -133,7 +133,7 @@ func newDriver(config Config) *Driver {
 	st := newState(config)
 	in := &integrity{state: st}
 	k := newKernel(st)
-	l := &links{state: st, kernel: k, dark: map[int]bool{}}
+	l := &links{state: st, kernel: k, dark: map[int]bool{}, fresh: make(chan struct{}, 1)}
 	oc, sh := &occupied{places: map[routeKey]bool{}}, &shadows{state: st, kernel: k}
 	return &Driver{
 		stop: make(chan struct{}), repair: time.NewTimer(time.Hour), search: time.NewTimer(time.Hour), state: st, kernel: k, links: l, integrity: in,

@@ -16,6 +16,7 @@ type links struct {
 	handle  *netlink.Handle // for neighbors
 	changes uint64          // number of link changes that affect nexthops
 	dark    map[int]bool    // devices without a carrier on which packets may be queued for a next hop
+	fresh   chan struct{}   // notifies of a sub-port's new device, whose settings are the kernel's defaults
 }
 
 // carriers returns the last known links of the sub-ports that have a device.
@@ -63,6 +64,12 @@ func (l *links) takeLinks(events []rtnl.LinkEvent) {
 			l.state.have.links[e.Index] = e.Link
 			for _, name := range e.Names() {
 				l.state.have.names[name] = e.Index
+				if (!had || old.Name != e.Name) && l.state.want.byDevice[name] != nil {
+					select {
+					case l.fresh <- struct{}{}:
+					default: // the earlier notification covers this device too
+					}
+				}
 			}
 		}
 		if had && old.Usable() && (e.Gone || !e.Usable()) {

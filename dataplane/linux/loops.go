@@ -62,6 +62,8 @@ func (d *Driver) keep() {
 			d.look()
 		case <-settings.C:
 			d.restore()
+		case <-d.links.fresh:
+			d.resolveSoon()
 		case <-audit.C:
 			d.audit()
 			d.look()
@@ -215,6 +217,16 @@ func (d *Driver) Limitations() []hostcheck.Finding {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return d.limitations
+}
+
+// resolveSoon sets the neighbor settings of the sub-ports after one of them got a new device.
+func (d *Driver) resolveSoon() {
+	d.mu.Lock()
+	forwarding := d.forwarding
+	d.mu.Unlock()
+	if err := d.space.Do(func() error { _, err := setUpNeighbors(forwarding); return err }); err != nil {
+		d.state.log.Warn("linux data plane: a sub-port may return a second later than its link", "error", err)
+	}
 }
 
 // audit compares all state with the kernel and repairs the differences.

@@ -336,7 +336,12 @@ func TestNeighborSettings(t *testing.T) {
 		return strings.Join(words, " ")
 	}
 	const want = "soon 300 300 soon 300 300 1000 3 3 soon 300 300 soon 300 300 1000 3 3"
+	h.config.AuditInterval = time.Hour
 	d := h.open()
+	if err := d.SetForwarding(h.forwarding); err != nil {
+		t.Fatal(err)
+	}
+	h.forwarding = proto.CloneOf(h.forwarding) // the driver keeps the other
 	h.forwarding.Planes[0].SubPorts = append(h.forwarding.Planes[0].SubPorts,
 		&farev1.ForwardingSubPort{Device: "absent"}, &farev1.ForwardingSubPort{Device: "../neigh/lo"})
 	if err := h.Do(func() error { _, err := setUpNeighbors(h.forwarding); return err }); err != nil {
@@ -346,6 +351,14 @@ func TestNeighborSettings(t *testing.T) {
 		t.Errorf("%s, want %s", got, want)
 	}
 	h.forwarding.Planes[0].SubPorts = h.forwarding.Planes[0].SubPorts[:len(h.forwarding.Planes[0].SubPorts)-2]
+	h.IP("link", "del", "p1")
+	h.wire(1) // a device with another index
+	netnstest.Eventually(t, time.Minute, func() error {
+		if got := settings(); got != want {
+			return fmt.Errorf("a new device of a sub-port: %s, want %s", got, want)
+		}
+		return nil
+	})
 	for _, step := range []struct {
 		name string
 		do   func() error
