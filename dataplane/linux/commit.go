@@ -98,7 +98,7 @@ func (d *Driver) SetForwarding(forwarding *farev1.Forwarding) error {
 	} else if err := d.space.Do(func() error { _, err := setUp(false); return err }); err != nil {
 		return status.Errorf(codes.Unavailable, "forwarding: %v", err)
 	}
-	d.limitations = d.inspect(forwarding, d.steering)
+	d.limitations = d.limits(forwarding, d.inspect(forwarding, d.steering))
 	if err := d.space.Do(func() error {
 		_, err := setUpNeighbors(forwarding)
 		return err

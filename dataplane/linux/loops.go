@@ -150,7 +150,7 @@ func (d *Driver) restore() {
 	})
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	d.limitations = limitations
+	d.limitations = d.limits(forwarding, limitations)
 	for _, what := range changed {
 		d.integrity.restored(what)
 	}

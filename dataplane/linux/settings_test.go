@@ -113,6 +113,14 @@ func TestSettingsAreRestored(t *testing.T) {
 	}
 }
 
+// limited returns the limitations that a Driver names.
+func limited(d *Driver) (text string) {
+	for _, f := range d.Limitations() {
+		text += f.String()
+	}
+	return text
+}
+
 // TestStrictFilters checks that a strict reverse path filter of sub-ports is named while it lasts, and only where it is in force.
 func TestStrictFilters(t *testing.T) {
 	h := newHost(t, 2)
@@ -132,11 +140,7 @@ func TestStrictFilters(t *testing.T) {
 			}
 		}
 		netnstest.Eventually(t, time.Minute, func() error {
-			got := ""
-			for _, f := range d.Limitations() {
-				got += f.Text
-			}
-			if (got == "") != (step.want == "") || !strings.Contains(got, step.want) {
+			if got := limited(d); (got == "") != (step.want == "") || !strings.Contains(got, step.want) {
 				return fmt.Errorf("after %s: %q, want %q", step.set, got, step.want)
 			}
 			return nil
@@ -185,6 +189,40 @@ func TestFirewallIsNamed(t *testing.T) {
 	reasons("firewall-output")
 	nft("delete table inet f")
 	reasons("")
+}
+
+// TestLimits checks that differing MTUs, sub-ports of a bridge (to which the kernel refers as to a VRF, by IFLA_MASTER), and absent loopbacks are named while they last.
+func TestLimits(t *testing.T) {
+	h := newHost(t, 3)
+	h.config.AuditInterval = time.Hour
+	h.IP("link", "add", "br0", "type", "bridge")
+	h.IP("addr", "del", "10.255.0.1/32", "dev", "lo")
+	d := h.open()
+	h.IP("addr", "add", "10.255.0.1/32", "dev", "p0") // before the loopback is known; a loopback need not be on lo
+	if err := d.SetForwarding(h.forwarding); err != nil {
+		t.Fatal(err)
+	}
+	if got := limited(d); got != "" {
+		t.Errorf("at first: %s", got)
+	}
+	for _, step := range []struct{ begin, end, names string }{
+		{"link set p1 mtu 9000", "link set p1 mtu 1500", "different MTUs (1500 on p0, p2; 9000 on p1)"},
+		{"link set p1 down mtu 9000", "link set p1 up mtu 1500", "different MTUs (1500 on p0, p2; 9000 on p1)"},
+		{"link set p0 master br0", "link set p0 nomaster", "(p0 to br0)"},
+		{"addr del 10.255.0.1/32 dev p0", "addr add 10.255.0.1/32 dev lo", "on no device (10.255.0.1/32)"},
+		{"addr del fd00:255::1/128 dev lo", "addr add fd00:255::1/128 dev p2 nodad", "on no device (fd00:255::1/128)"},
+	} {
+		for _, line := range []string{step.begin, step.end} {
+			h.IP(strings.Fields(line)...)
+			netnstest.Eventually(t, time.Minute, func() error {
+				d.restore() // as every second
+				if got := limited(d); (got == "") != (line == step.end) || line == step.begin && !strings.Contains(got, step.names) {
+					return fmt.Errorf("after %s: %q, want %q", line, got, step.names)
+				}
+				return nil
+			})
+		}
+	}
 }
 
 // TestHashSurvivesATransientError checks that a Hello without a free file descriptor is refused as UNAVAILABLE and keeps

@@ -29,6 +29,8 @@ type Link struct {
 	Loopback bool
 	// CarrierChanges counts the changes of the carrier since the device was created.
 	CarrierChanges uint32
+	// Master is the index of the VRF, bridge or bond that the device belongs to; 0 means none.
+	Master int
 }
 
 // Names returns the name and the alternative names.
@@ -62,6 +64,8 @@ func parseLink(b []byte) (l Link, ok bool) {
 			l.MTU = readU32(v)
 		case unix.IFLA_CARRIER_CHANGES:
 			l.CarrierChanges = readU32(v)
+		case unix.IFLA_MASTER:
+			l.Master = int(readU32(v))
 		}
 	})
 	return l, l.Index > 0
