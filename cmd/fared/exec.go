@@ -11,6 +11,7 @@ import (
 	"os/exec"
 	"os/signal"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -60,6 +61,7 @@ destination has no slots, or if the destination's port already has connections f
 the plane in turn. --report shows the numbers at the end.
 
 The data plane steers destination ports of dataplane.tcp_ports and dataplane.tcp_port_range.
+Without steering (driver linux) exec ends with an error, because connections would take other planes.
 
 It needs root, or CAP_BPF, CAP_NET_ADMIN and write access to the cgroup. To run PROGRAM as
 another user put setpriv before it. --cgroup PATH uses an existing cgroup, such as that of a
@@ -105,6 +107,9 @@ func (e *env) exec(ctx context.Context, o *execOptions) (err error) {
 		return err
 	}
 	defer table.Close()
+	if err := steersTCP(table); err != nil {
+		return err
+	}
 	dir, remove, err := o.cgroupDir()
 	if err != nil {
 		return err
@@ -132,6 +137,15 @@ func (e *env) exec(ctx context.Context, o *execOptions) (err error) {
 		}
 	}
 	return err
+}
+
+// steersTCP returns an error if connections would not take the planes of their slots. Tables that name no services do not show it.
+func steersTCP(table *slots.Table) error {
+	if len(table.Services()) == 0 || slices.ContainsFunc(table.Steered(), func(r slots.ServiceRange) bool { return r.Protocol == unix.IPPROTO_TCP }) {
+		return nil
+	}
+	return &exitError{exitExec, errors.New("the data plane does not steer TCP connections by their source ports, so that they would take other planes than those of their slots"),
+		"use driver bpf ('fared dataplane show' has the driver in use, and its log the reason), and set dataplane.tcp_port_range to the ports of the program's listeners"}
 }
 
 // followTable keeps the placer current until stop is called.

@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"fmt"
 	"io"
+	"net/netip"
 	"os"
 	"os/exec"
 	"os/signal"
@@ -14,8 +15,33 @@ import (
 	"time"
 
 	"github.com/fared/fared/internal/netnstest"
+	"github.com/fared/fared/internal/slotfile"
 	"github.com/fared/fared/transport/tcpslots"
 )
+
+// steeredTable is a slot table of a data plane that steers UDP port 4791 and TCP ports 4800 to 5055.
+const steeredTable = "../../internal/slotfile/testdata/v2-steered.slots"
+
+// udpTable returns a slot table of a data plane that steers UDP alone.
+func udpTable(t *testing.T) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "slots")
+	w, err := slotfile.Open(path, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { w.Close() })
+	if err := w.Begin(slotfile.Shape{
+		Instance: "udp", Planes: []string{"p0"}, SubPorts: []slotfile.SubPort{{Device: "eth0"}}, Sources: []slotfile.Source{{Address: netip.MustParseAddr("10.255.0.1")}},
+		MaxSlots: 1, Vectors: 1, Pairs: 1, Services: []slotfile.Service{{Protocol: 17, Port: 4791}}, Steered: []slotfile.Range{{Protocol: 17, First: 4791, Last: 4791}},
+	}); err != nil {
+		t.Fatal(err)
+	}
+	if err := w.Publish(); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
 
 // needsCgroup skips the test unless cgroups can be made.
 func needsCgroup(t *testing.T) {
@@ -49,7 +75,7 @@ func leftovers(t *testing.T, pid int) []string {
 
 // TestExecRefuses checks the errors before a program is started, each with a remedy.
 func TestExecRefuses(t *testing.T) {
-	table, layout := endedTable(t)
+	_, layout := endedTable(t)
 	missing := filepath.Join(t.TempDir(), "slots")
 	for _, test := range []struct {
 		want string
@@ -60,10 +86,13 @@ func TestExecRefuses(t *testing.T) {
 		{"unknown flag: --reports", exitUsage, []string{"--reports", "--", "true"}},
 		{"no slot table", exitExec, []string{"--file", missing, "--", "true"}},
 		{"layout", exitExec, []string{"--file", layout, "--", "true"}},
-		{`"no-such-program"`, exitNoProgram, []string{"--file", table, "--", "no-such-program"}},
-		{"permission denied", exitNotRun, []string{"--file", table, "--", "/etc/passwd"}},
-		{"is not a cgroup of version 2", exitExec, []string{"--file", table, "--cgroup", "/tmp", "--", "true"}},
-		{"no such file or directory", exitExec, []string{"--file", table, "--cgroup", "/no/such/cgroup", "--", "true"}},
+		{`"no-such-program"`, exitNoProgram, []string{"--file", steeredTable, "--", "no-such-program"}},
+		{"permission denied", exitNotRun, []string{"--file", steeredTable, "--", "/etc/passwd"}},
+		// A table of driver linux, and one whose data plane steers no TCP port.
+		{"the data plane does not steer TCP connections", exitExec, []string{"--file", "../../internal/slotfile/testdata/v2.slots", "--", "true"}},
+		{"dataplane.tcp_port_range", exitExec, []string{"--file", udpTable(t), "--", "true"}},
+		{"is not a cgroup of version 2", exitExec, []string{"--file", steeredTable, "--cgroup", "/tmp", "--", "true"}},
+		{"no such file or directory", exitExec, []string{"--file", steeredTable, "--cgroup", "/no/such/cgroup", "--", "true"}},
 	} {
 		if got := refused(t, test.code, append([]string{"exec"}, test.args...)...); !strings.Contains(got, test.want) {
 			t.Errorf("exec %q: no %q in\n%s", test.args, test.want, got)
@@ -75,7 +104,7 @@ func TestExecRefuses(t *testing.T) {
 func TestExecPrivileges(t *testing.T) {
 	needsCgroup(t)
 	netnstest.Tools(t, "setpriv")
-	table, err := os.ReadFile("../../internal/slotfile/testdata/v2.slots")
+	table, err := os.ReadFile(steeredTable)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -152,7 +181,6 @@ func TestExecPrivileges(t *testing.T) {
 // TestExecPasses checks that exit codes, signals and standard streams are those of the program, and that its cgroup is removed.
 func TestExecPasses(t *testing.T) {
 	needsCgroup(t)
-	table, _ := endedTable(t)
 	pid := 0
 	run := func(in, script string, wrapper ...string) (int, string) {
 		t.Helper()
@@ -160,7 +188,7 @@ func TestExecPasses(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		words := append(wrapper, self, "exec", "--file", table, "--", "sh", "-c", script)
+		words := append(wrapper, self, "exec", "--file", steeredTable, "--", "sh", "-c", script)
 		cmd := exec.Command(words[0], words[1:]...)
 		cmd.Env, cmd.Stdin = append(os.Environ(), asFared+"=1"), strings.NewReader(in)
 		out, _ := cmd.CombinedOutput()
@@ -199,7 +227,7 @@ func TestExecPasses(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		cmd := exec.Command(self, "exec", "--file", table, "--", "sh", "-c", `trap "exit 5" TERM INT USR1 HUP; echo ready; while :; do sleep 0.05; done`)
+		cmd := exec.Command(self, "exec", "--file", steeredTable, "--", "sh", "-c", `trap "exit 5" TERM INT USR1 HUP; echo ready; while :; do sleep 0.05; done`)
 		cmd.Env, cmd.SysProcAttr = append(os.Environ(), asFared+"=1"), &syscall.SysProcAttr{Setsid: true}
 		out, err := cmd.StdoutPipe()
 		if err != nil {
