@@ -33,6 +33,13 @@ func openDriver(c *Config) (*driver, error) {
 	if !steer {
 		return linuxDriver(c, below), nil
 	}
+	removed, err := bpf.SweepPins(bpf.DefaultPinDir)
+	if len(removed) > 0 {
+		c.Log.Info("removed pins of network namespaces that are gone", "directories", strings.Join(removed, " "))
+	}
+	if err != nil {
+		c.Log.Warn("cannot remove pins of network namespaces that are gone", "error", err)
+	}
 	above, err := bpf.Open(c.BPF)
 	if err != nil && c.Driver == Auto {
 		c.Log.Error("driver linux: steering by BPF is supported on this host, but failed", "error", err)

@@ -10,6 +10,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/cilium/ebpf"
@@ -442,4 +443,34 @@ func unpin(dir string) error {
 		}
 	}
 	return nil
+}
+
+// SweepPins removes the directories DIR-NUMBER, which agents of other network namespaces have by default, whose namespace or anchor is gone: no agent can adopt
+// their pins, which hold the memory of all maps. It returns the removed directories. A directory without a link may belong to an agent that is starting, and stays.
+func SweepPins(dir string) (removed []string, err error) {
+	found, _ := filepath.Glob(dir + "-*") // the pattern is valid
+	for _, path := range found {
+		if _, failed := strconv.ParseUint(strings.TrimPrefix(path, dir+"-"), 10, 64); failed != nil {
+			continue
+		}
+		l, failed := link.LoadPinnedLink(filepath.Join(path, linkPin), nil)
+		if errors.Is(failed, fs.ErrNotExist) {
+			continue
+		}
+		if failed != nil {
+			err = errors.Join(err, fmt.Errorf("bpf: open the pinned link in %s: %w", path, failed))
+			continue
+		}
+		info, failed := l.Info()
+		err = errors.Join(err, l.Close())
+		if failed != nil || info.TCX() == nil || info.TCX().Ifindex != 0 { // the kernel clears the index with the device
+			continue
+		}
+		if failed := unpin(path); failed != nil {
+			err = errors.Join(err, failed)
+			continue
+		}
+		removed = append(removed, path)
+	}
+	return removed, err
 }

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -175,5 +176,45 @@ func TestLossBeforeHello(t *testing.T) {
 			b.leaves[1].Addr("server0", "fd00:16:1:0::2/64")
 			reach(true)
 		})
+	}
+}
+
+// TestSweepPins checks that pins are removed once the anchor is gone, as with its network namespace, and not before, and that directories of other names and
+// those without a link stay.
+func TestSweepPins(t *testing.T) {
+	b := newBed(t, families[0])
+	base := b.cfg.PinDir
+	b.cfg.PinDir = base + "-7"
+	b.open()
+	b.greet(farev1.Mode_MODE_PER_FLOW)
+	b.commit(setGroup(testGroup(1, 8, false, 1, 1, 1, 1)), setDestination(b.family.destination, 1, b.family.source, sequence(8, 5, 10127)))
+	if err := b.s.Close(); err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{base + "-8", base + "-x"} {
+		if err := os.Mkdir(name, 0o700); err != nil {
+			t.Fatal(err)
+		}
+	}
+	sweep := func(want ...string) {
+		t.Helper()
+		removed, err := SweepPins(base)
+		if err != nil || !slices.Equal(removed, want) {
+			t.Errorf("removed %v, %v, want %v", removed, err, want)
+		}
+	}
+	sweep()
+	b.open() // adopts what stayed
+	if stats, err := b.s.Stats(); err != nil || !stats.Adopted || stats.Groups != 1 {
+		t.Errorf("stats %+v, %v", stats, err)
+	}
+	if err := b.s.Close(); err != nil {
+		t.Fatal(err)
+	}
+	b.server.IP("link", "del", DefaultDevice)
+	sweep(base + "-7")
+	left, err := filepath.Glob(base + "*")
+	if want := []string{base + "-8", base + "-x"}; err != nil || !slices.Equal(left, want) {
+		t.Errorf("left %v, %v, want %v", left, err, want)
 	}
 }
