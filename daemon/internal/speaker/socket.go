@@ -42,12 +42,21 @@ func (s *session) dial(ctx context.Context, peer netip.Addr, limit time.Duration
 			d.LocalAddr = net.TCPAddrFromAddrPort(netip.AddrPortFrom(from, 0))
 		}
 		conn, err = d.DialContext(ctx, "tcp", netip.AddrPortFrom(to, s.conf.Port).String())
-		return err
+		return absentLocal(s.conf.Local, err)
 	})
 	if err != nil {
 		return nil, err
 	}
 	return conn.(*net.TCPConn), nil
+}
+
+// absentLocal explains the error of a socket whose local address is on no device of the network namespace, or is not usable yet.
+func absentLocal(local netip.Addr, err error) error {
+	var call *os.SyscallError
+	if local.IsValid() && errors.As(err, &call) && call.Syscall == "bind" && errors.Is(call, unix.EADDRNOTAVAIL) {
+		return fmt.Errorf("local %v is on no device of this server; add the address to the sub-port, or correct local: %w", local, call)
+	}
+	return err
 }
 
 // scoped returns a link-local address with its zone as a number. Package net
@@ -100,7 +109,7 @@ func listen(ctx context.Context, key listenAddr) (*net.TCPListener, error) {
 		}
 		var err error
 		l, err = lc.Listen(ctx, network, net.JoinHostPort(host, fmt.Sprint(key.port)))
-		return err
+		return absentLocal(key.addr, err)
 	})
 	if err != nil {
 		return nil, err

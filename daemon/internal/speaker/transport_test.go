@@ -10,6 +10,7 @@ import (
 	"os"
 	"runtime"
 	"slices"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -241,6 +242,21 @@ func TestUnansweredSYN(t *testing.T) {
 	for n, limit := 0, 10*time.Millisecond; n < 100; n, limit = n+1, min(2*limit, 3*time.Second) {
 		if got := patienceToConnect(n); got != limit {
 			t.Errorf("after %d failures: %v, want %v", n, got, limit)
+		}
+	}
+}
+
+// TestAbsentLocal checks that a session whose local address is on no device, of either direction, says so with the remedy.
+func TestAbsentLocal(t *testing.T) {
+	for _, local := range []string{"192.0.2.77", "2001:db8::77"} {
+		at := netip.MustParseAddr(local)
+		s := &session{speaker: &Speaker{}, conf: &Session{Name: "p0", Local: at, Port: 179}}
+		_, dialed := s.dial(t.Context(), at.Next(), time.Minute)
+		_, listened := listen(t.Context(), listenAddr{addr: at})
+		for what, err := range map[string]error{"active": dialed, "passive": listened} {
+			if want := "local " + local + " is on no device of this server; add the address to the sub-port, or correct local"; err == nil || !strings.Contains(plain(err).Error(), want) {
+				t.Errorf("%s: %v, want %q", what, err, want)
+			}
 		}
 	}
 }
