@@ -365,7 +365,7 @@ func (a *Agent) look(notify *notifier) {
 	notify.status(text)
 }
 
-// limit logs the limitations of the host that begin and end, and reports all to the control plane.
+// limit logs the limitations of the host that begin and end, and reports those that drop packets to the control plane.
 func (a *Agent) limit(now []hostcheck.Finding) {
 	if slices.Equal(now, a.limitations) {
 		return
@@ -375,9 +375,11 @@ func (a *Agent) limit(now []hostcheck.Finding) {
 			a.log.Warn("limitation of this host", "reason", f.Reason, "what", f.Text, "remedy", f.Remedy)
 		}
 	}
-	report := make([]*farev1.Limitation, len(now))
-	for i, f := range now {
-		report[i] = &farev1.Limitation{Reason: f.Reason, Text: f.Text, Remedy: f.Remedy}
+	var report []*farev1.Limitation
+	for _, f := range now {
+		if f.Reason != reasonPrivate {
+			report = append(report, &farev1.Limitation{Reason: f.Reason, Text: f.Text, Remedy: f.Remedy})
+		}
 	}
 	for _, f := range a.limitations {
 		if !slices.ContainsFunc(now, func(x hostcheck.Finding) bool { return x.Reason == f.Reason }) {
