@@ -11,7 +11,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 export LC_ALL=C TZ=UTC
-unset MAKEFLAGS MFLAGS # VERSION of a calling make is not that of libfared
+unset MAKEFLAGS MFLAGS FARED_SOCKET # VERSION of a calling make is not that of libfared; the pages have the default of --socket
 out=$(realpath -m "${1:-out/packages}")
 nfpm=github.com/goreleaser/nfpm/v2/cmd/nfpm@v2.45.2 # 2.46 and later need a module that the proxy lacks
 sbom=github.com/CycloneDX/cyclonedx-gomod/cmd/cyclonedx-gomod@v1.10.0

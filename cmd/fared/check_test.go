@@ -1,9 +1,12 @@
 package main
 
 import (
+	"bytes"
+	"encoding/json"
 	"os"
 	"path/filepath"
 	"regexp"
+	"strconv"
 	"strings"
 	"testing"
 )
@@ -35,5 +38,64 @@ func TestCheckPrintsLinesForPrograms(t *testing.T) {
 				t.Errorf("%s: line %q is not file:line:column: path: what, remedy", name, line)
 			}
 		}
+	}
+}
+
+// TestCheckReadsTheStandardInput checks that "-" is the standard input, with its name in messages, and that a file may be named without a flag.
+func TestCheckReadsTheStandardInput(t *testing.T) {
+	const file = "testdata/server.yaml"
+	text, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	check := func(in string, args ...string) outcome {
+		var out, errOut bytes.Buffer
+		code := execute(t.Context(), append([]string{"check"}, args...), strings.NewReader(in), &out, &errOut)
+		return outcome{code, out.String(), errOut.String()}
+	}
+	want := must(t, "check", "--config", file)
+	if o := check(string(text), "-"); o.code != exitOK || o.err != "" || o.out != strings.Replace(want, file, "<stdin>", 1) {
+		t.Errorf("standard input: %+v, want %q", o, want)
+	}
+	if o := check("as: none\n", "-"); o.code != exitUsage || !strings.Contains(o.err, "<stdin>:1:5: as: ") {
+		t.Errorf("a broken standard input: %+v", o)
+	}
+	if got := must(t, "check", file); got != want {
+		t.Errorf("check FILE prints %q, want %q", got, want)
+	}
+	refused(t, exitUsage, "check", file, file)
+	refused(t, exitUsage, "check", file, "--config", file)
+}
+
+// TestCheckForPrograms checks that the JSON of a broken file has the errors that the standard error has as lines, and that of a valid one its parts.
+func TestCheckForPrograms(t *testing.T) {
+	read := func(o outcome) (r checked) {
+		t.Helper()
+		if err := json.Unmarshal([]byte(o.out), &r); err != nil {
+			t.Fatalf("%v: %q", err, o.out)
+		}
+		return r
+	}
+	o := fared(t, "check", "testdata/broken.yaml", "-o", "json")
+	r := read(o)
+	lines := strings.Split(o.err, "\n")
+	if o.code != exitUsage || r.Valid || len(r.Errors) != 8 || r.Role != "" {
+		t.Fatalf("exit %d, %+v", o.code, r)
+	}
+	for i, x := range r.Errors {
+		if line := x.File + ":" + strconv.Itoa(x.Line) + ":" + strconv.Itoa(x.Column) + ": " + x.Path + ": " + x.Message + ", " + x.Remedy; line != lines[i] {
+			t.Errorf("error %d is %q, and the line %q", i, line, lines[i])
+		}
+	}
+	o = fared(t, "check", "testdata/none.yaml", "-o", "json")
+	if r := read(o); o.code != exitUsage || r.Valid || len(r.Errors) != 1 || r.Errors[0].Remedy == "" {
+		t.Errorf("no file: exit %d, %+v", o.code, r)
+	}
+	o = fared(t, "check", "../../examples/server-8gpu-own-ports.yaml", "-o", "json")
+	if r := read(o); o.code != exitOK || !r.Valid || r.Role != "server" || r.Planes != 4 || r.SourceGroups != 8 || len(r.Errors) != 0 {
+		t.Errorf("a valid file: exit %d, %+v", o.code, r)
+	}
+	if o := fared(t, "check", "testdata/server.yaml", "-o", "yaml"); !strings.Contains(o.out, "valid: true\n") {
+		t.Errorf("YAML: %q", o.out)
 	}
 }

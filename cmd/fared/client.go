@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"net"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"time"
@@ -101,6 +102,9 @@ func (e *env) explain(err error, where string) error {
 	case codes.Unavailable:
 		why := reason(st.Message())
 		remedy := "is fared running? start it with 'fared run --config FILE', or name its socket with --socket"
+		if e.socket == defaultSocket && unitInstalled("/", "fared") {
+			remedy = unitRemedy("fared")
+		}
 		if strings.Contains(why, "permission denied") {
 			remedy = "use sudo, or join the group that 'ls -l " + e.socket + "' shows"
 		}
@@ -122,6 +126,22 @@ func (e *env) explain(err error, where string) error {
 	default:
 		return &exitError{exitFailed, fmt.Errorf("%s (%s)", st.Message(), st.Code()), "see the daemon's log"}
 	}
+}
+
+// unitInstalled reports whether systemd runs this machine, and has a file of a service. root is the root of the file system.
+func unitInstalled(root, service string) bool {
+	if _, err := os.Stat(filepath.Join(root, "run/systemd/system")); err != nil {
+		return false
+	}
+	return slices.ContainsFunc([]string{"etc", "run", "usr/local/lib", "usr/lib", "lib"}, func(dir string) bool { // systemd.unit(5)
+		_, err := os.Stat(filepath.Join(root, dir, "systemd/system", service+".service"))
+		return err == nil
+	})
+}
+
+// unitRemedy is the remedy for a service of systemd that does not answer.
+func unitRemedy(service string) string {
+	return fmt.Sprintf("'systemctl status %[1]s' shows why; 'systemctl start %[1]s' starts it", service)
 }
 
 // interrupted returns the error of an unfinished command.

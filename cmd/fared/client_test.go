@@ -142,3 +142,43 @@ func TestTLS(t *testing.T) {
 		t.Errorf("the error does not name the file: %s", text)
 	}
 }
+
+// TestSocketOfTheEnvironment checks that FARED_SOCKET is the default of --socket for commands that ask the daemon, and not for the agent's socket.
+func TestSocketOfTheEnvironment(t *testing.T) {
+	t.Setenv("FARED_SOCKET", "/none/of-the-environment")
+	if got := refused(t, exitUnreachable, "status"); !strings.Contains(got, "/none/of-the-environment") {
+		t.Errorf("status: %s", got)
+	}
+	if got := refused(t, exitUnreachable, "status", "--socket", "/none/of-the-flag"); !strings.Contains(got, "/none/of-the-flag") {
+		t.Errorf("status --socket: %s", got)
+	}
+	if got := refused(t, exitUnreachable, "dataplane", "show", "--socket", "/none/agent"); !strings.Contains(got, "/none/agent") {
+		t.Errorf("dataplane show: %s", got)
+	}
+}
+
+// TestUnitIsInstalled checks that the remedy of a daemon that does not answer names systemctl only where systemd runs and has the unit.
+func TestUnitIsInstalled(t *testing.T) {
+	root := t.TempDir()
+	make := func(name string) {
+		t.Helper()
+		if err := os.MkdirAll(filepath.Join(root, name), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	make("usr/lib/systemd/system/fared.service")
+	if unitInstalled(root, "fared") {
+		t.Error("a machine that systemd does not run")
+	}
+	make("run/systemd/system")
+	if !unitInstalled(root, "fared") {
+		t.Error("the unit of a package is not found")
+	}
+	if unitInstalled(root, "fared-dataplane") {
+		t.Error("a unit that does not exist")
+	}
+	make("etc/systemd/system/fared-dataplane.service")
+	if !unitInstalled(root, "fared-dataplane") {
+		t.Error("the unit of an administrator is not found")
+	}
+}

@@ -35,6 +35,9 @@ func (e *env) explainDataplane(err error) error {
 	case codes.Unavailable:
 		why := reason(st.Message())
 		remedy := "is the agent running? systemctl status fared-dataplane; start it with 'fared dataplane', or name its socket with --socket"
+		if e.socket == defaultDataplane && unitInstalled("/", "fared-dataplane") {
+			remedy = unitRemedy("fared-dataplane")
+		}
 		if strings.Contains(why, "permission denied") {
 			remedy = "use sudo, or join the group that 'ls -l " + e.socket + "' shows"
 		}

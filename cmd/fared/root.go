@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -117,7 +118,7 @@ leaf with an unusable configuration. Ctrl-C ends run, leaf and watch with 0.`,
 			}
 			remedy := "see fared --help"
 			if near := c.SuggestionsFor(args[0]); len(near) > 0 {
-				remedy = "did you mean 'fared " + strings.Join(near, "' or 'fared ") + "'?"
+				remedy = didYouMean(c, near)
 			}
 			return &exitError{exitUsage, fmt.Errorf("unknown command %q", args[0]), remedy}
 		},
@@ -128,14 +129,14 @@ leaf with an unusable configuration. Ctrl-C ends run, leaf and watch with 0.`,
 			}
 			return c.Help()
 		},
-		SuggestionsMinimumDistance: 2,
+		SuggestionsMinimumDistance: suggestionDistance,
 	}
 	// Not cobra's own flag: its template would link text/template, with which the linker keeps every method, 8 MB.
 	root.Flags().BoolVarP(&version, "version", "v", false, "print the version")
 	root.SetIn(e.in)
 	root.SetOut(e.out)
 	root.SetErr(e.err)
-	root.PersistentFlags().StringVar(&e.socket, "socket", defaultSocket, "address of the daemon: a unix socket's path, or host:port")
+	root.PersistentFlags().StringVar(&e.socket, "socket", cmp.Or(os.Getenv("FARED_SOCKET"), defaultSocket), "address of the daemon: a unix socket's path, or host:port; FARED_SOCKET changes the default")
 	root.SetFlagErrorFunc(func(c *cobra.Command, err error) error {
 		text, _, _ := strings.Cut(err.Error(), ": strconv.") // omit Go's error about the number, which does not help users
 		return &exitError{exitUsage, errors.New(text), "see " + c.CommandPath() + " --help"}
@@ -184,12 +185,25 @@ func shells(c *cobra.Command) {
 	}
 }
 
-// noArgs refuses words after the flags.
+// suggestionDistance is the greatest number of changed letters of a word for which a command is suggested.
+const suggestionDistance = 2
+
+// didYouMean suggests subcommands of a command.
+func didYouMean(c *cobra.Command, names []string) string {
+	return "did you mean '" + c.CommandPath() + " " + strings.Join(names, "' or '"+c.CommandPath()+" ") + "'?"
+}
+
+// noArgs refuses words after the flags. Those that resemble a subcommand get a suggestion.
 func noArgs(c *cobra.Command, args []string) error {
 	if len(args) == 0 {
 		return nil
 	}
-	return &exitError{exitUsage, fmt.Errorf("%s takes no arguments, but got %q", c.CommandPath(), args[0]), "see " + c.CommandPath() + " --help"}
+	remedy := "see " + c.CommandPath() + " --help"
+	c.SuggestionsMinimumDistance = suggestionDistance
+	if near := c.SuggestionsFor(args[0]); len(near) > 0 {
+		remedy = didYouMean(c, near)
+	}
+	return &exitError{exitUsage, fmt.Errorf("%s takes no arguments, but got %q", c.CommandPath(), args[0]), remedy}
 }
 
 // oneOf refuses a flag's value that is not among the known ones.

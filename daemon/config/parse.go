@@ -27,12 +27,22 @@ func Inspect(path string) (c *Config, unread []string, err error) {
 	return c, unread, err
 }
 
+// InspectFrom is Inspect of a file that is read from f; name represents it in errors, and its folder is that of relative names in it.
+func InspectFrom(name string, f io.Reader) (c *Config, unread []string, err error) {
+	c, err = loadFrom(name, f, &unread)
+	return c, unread, err
+}
+
 func load(path string, unread *[]string) (*Config, error) {
 	f, err := os.Open(path)
 	if err != nil {
 		return nil, fmt.Errorf("configuration: %w", err)
 	}
 	defer f.Close()
+	return loadFrom(path, f, unread)
+}
+
+func loadFrom(path string, f io.Reader, unread *[]string) (*Config, error) {
 	data, err := io.ReadAll(io.LimitReader(f, MaxFileSize+1))
 	if err != nil {
 		return nil, fmt.Errorf("configuration: %w", err)
