@@ -115,7 +115,8 @@ func TestRestart(t *testing.T) {
 func TestRestartBitSurvivesFailedConnections(t *testing.T) {
 	at := hosts(1)[0]
 	opens := make(chan []byte, 64)
-	var lost atomic.Bool // the session that has been up has ended
+	var lost atomic.Bool      // the session that has been up has ended
+	up := make(chan struct{}) // closed when the owner has the first SessionUp: with an untaken one it would receive neither that nor SessionDown
 	p := newRawPeer(t, at, func(n int, conn *net.TCPConn) {
 		var buf [guard.MaxMessage]byte
 		open, err := guard.ReadMessage(conn, &buf)
@@ -136,6 +137,7 @@ func TestRestartBitSurvivesFailedConnections(t *testing.T) {
 				return
 			}
 			if len(msg) == len(endOfRIB) {
+				<-up
 				lost.Store(true)
 				return
 			}
@@ -145,6 +147,8 @@ func TestRestartBitSurvivesFailedConnections(t *testing.T) {
 	c := rawConfig(t, p)
 	c.RestartTime = 120 * time.Second
 	r := start(t, create(t, c))
+	r.until("up", func() bool { return r.state(0).ups == 1 })
+	close(up)
 	r.until("up after the loss", func() bool { return r.state(0).ups == 2 })
 	n := len(opens)
 	if n < 4 {
