@@ -58,7 +58,7 @@ Exit code 1: no device leads to a leaf, there is no loopback, or the file exists
 	c.Flags().Uint32Var(&o.AS, "as", 0, "AS number of this server (default: a private one from the first loopback)")
 	c.Flags().StringSliceVar(&o.loopbacks, "loopback", nil, "addresses of the GPUs (default: those of lo)")
 	c.Flags().IntVar(&o.Planes, "planes", 0, "number of planes; consecutive devices are of one plane")
-	c.Flags().StringSliceVar(&o.Devices, "device", nil, "the sub-ports, of any kind (default: all devices that lead to a leaf)")
+	c.Flags().StringSliceVar(&o.Devices, "device", nil, "the sub-ports, of any kind, by a name or an alternative name (default: all devices that lead to a leaf)")
 	c.Flags().StringSliceVar(&o.peers, "peer", nil, "leaves' addresses as DEVICE=ADDRESS, for subnets larger than /30 (/126)")
 	c.Flags().StringVar(&o.Leaf, "leaf", "", "software of the leaves: frr (and SONiC), bird (and GoBGP) or fared (default: frr, as a guess)")
 	c.Flags().DurationVar(&o.wait, "wait", 5*time.Second, "longest time to wait for router advertisements")

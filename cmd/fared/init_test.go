@@ -127,6 +127,17 @@ func TestInitNexthopDefault(t *testing.T) {
 	}
 }
 
+// TestInitAlternativeName checks that init finds a device by an alternative name, and writes this name.
+func TestInitAlternativeName(t *testing.T) {
+	n := initBed(t)
+	n.Addr("lo", "10.255.0.1/32")
+	n.IP("link", "property", "add", "dev", "eth0", "altname", "fabric0")
+	out, err := allOutput(t, n, "--device", "fabric0,eth1")
+	if err != nil || !strings.Contains(out, "- device: fabric0 # 10G by ethtool\n        sessions:\n          - {peer: 10.0.0.0, local: 10.0.0.1}\n") || strings.Contains(out, "device: eth0") {
+		t.Errorf("%v\n%s", err, out)
+	}
+}
+
 // TestInitWhileDevicesCome runs init while devices are made and deleted, as containers do, which interrupts the kernel's lists.
 func TestInitWhileDevicesCome(t *testing.T) {
 	n := initBed(t)

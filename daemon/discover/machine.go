@@ -31,6 +31,7 @@ type Virtual struct {
 
 // Netdev is a device of the machine.
 type Netdev struct {
+	// Name is the name of the device, or the alternative name by which the options name it.
 	Name string `yaml:"name"`
 	// Kind is "device" for a physical device, else the kernel's name of the kind (IFLA_INFO_KIND).
 	Kind string `yaml:"kind"`

@@ -33,6 +33,11 @@ type Peer struct {
 	Address netip.Addr `yaml:"address"`
 }
 
+// names reports whether the operator names a device.
+func (o *Options) names(device string) bool {
+	return slices.Contains(o.Devices, device) || len(o.peers(device)) > 0
+}
+
 // peers returns the addresses that the operator names for the leaf at a device.
 func (o *Options) peers(device string) (all []netip.Addr) {
 	for _, p := range o.Peers {

@@ -52,6 +52,13 @@ func Read(ctx context.Context, o Options, patience time.Duration) (*Machine, err
 		return nil, err
 	}
 	m.readPorts(lldpNeighbors(ctx))
+	for _, l := range links {
+		for _, name := range l.Attrs().AltNames {
+			if o.names(name) {
+				byIndex[l.Attrs().Index].Name = name
+			}
+		}
+	}
 	m.listen(ctx, m.Silent(&o), patience)
 	return m, nil
 }
