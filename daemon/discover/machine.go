@@ -104,17 +104,25 @@ type ends struct {
 }
 
 // links returns the addresses of the device with their leaf: at most one pair of each family, IPv4 first. The leaf is that of the operator, else the
-// only other host of a subnet, else the only gateway in a larger subnet, else the only neighbor there.
-func (d *Netdev) links(o *Options) (out []ends) {
+// only other host of a subnet. Without such a leaf in either family it is the only gateway in a larger subnet, else the only neighbor there.
+func (d *Netdev) links(o *Options) []ends {
+	known := d.find(
+		func(a Address) ends { return d.only(a, o.peers(d.Name), "") },
+		func(a Address) ends { return ends{local: a.Prefix.Addr(), peer: a.peer()} })
+	if len(known) > 0 {
+		return known
+	}
+	return d.find(
+		func(a Address) ends { return d.only(a, d.Gateways, "the gateway of a route over the device") },
+		func(a Address) ends {
+			return d.only(a, d.Neighbors, "the only neighbor that the kernel knows in the subnet")
+		})
+}
+
+// find returns for each family, IPv4 first, the result of the first function that has a peer for an address of the device.
+func (d *Netdev) find(leaves ...func(Address) ends) (out []ends) {
 	for _, v4 := range []bool{true, false} {
-		for _, leaf := range []func(Address) ends{
-			func(a Address) ends { return d.only(a, o.peers(d.Name), "") },
-			func(a Address) ends { return ends{local: a.Prefix.Addr(), peer: a.peer()} },
-			func(a Address) ends { return d.only(a, d.Gateways, "the gateway of a route over the device") },
-			func(a Address) ends {
-				return d.only(a, d.Neighbors, "the only neighbor that the kernel knows in the subnet")
-			},
-		} {
+		for _, leaf := range leaves {
 			var found ends
 			for _, a := range d.Addresses {
 				if a.Prefix.Addr().Is4() == v4 && !found.peer.IsValid() {
