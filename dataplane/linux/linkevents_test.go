@@ -63,7 +63,7 @@ func TestLinksByHand(t *testing.T) {
 	take("an alternative name", 1, true, rtnl.LinkEvent{Link: other})
 	other.Name = "another"
 	take("renamed with an alternative name", 1, true, rtnl.LinkEvent{Link: other})
-	if want := map[string]int{"another": 40, "p9": 40, "p0": 40, "p1": 11}; !maps.Equal(d.state.have.names, want) || d.state.want.subPorts[0].pools[v4].device != 40 {
+	if want := map[string]int{"lo": 1, "another": 40, "p9": 40, "p0": 40, "p1": 11}; !maps.Equal(d.state.have.names, want) || d.state.want.subPorts[0].pools[v4].device != 40 {
 		t.Errorf("names %v, want %v; nexthops on #%d", d.state.have.names, want, d.state.want.subPorts[0].pools[v4].device)
 	}
 	take("renamed again", 1, true, rtnl.LinkEvent{Link: link(40, "p0")})
