@@ -40,7 +40,7 @@ func (p *Plan) write(m *Machine, o Options, loopbacks []netip.Prefix, planes pla
 	f.line("# The manual of all keys is docs/configuration.md. After a change: fared check, then fared reload.")
 	f.line("\nrole: server\n")
 	f.identity(o, loopbacks)
-	f.loopbacks(m, o, loopbacks)
+	f.loopbacks(o, loopbacks)
 	f.line("\n# The loopbacks of all servers. Any other route is dropped and counted.")
 	f.accept(loopbacks)
 	f.bandwidth(o.Leaf)
@@ -82,7 +82,7 @@ func (f *file) identity(o Options, loopbacks []netip.Prefix) {
 }
 
 // loopbacks writes the loopbacks with their origins. Addresses of lo that are not in the range of most are guesses.
-func (f *file) loopbacks(m *Machine, o Options, loopbacks []netip.Prefix) {
+func (f *file) loopbacks(o Options, loopbacks []netip.Prefix) {
 	f.line("\n# One address a GPU. They are advertised on every session.\nloopbacks:")
 	for _, v4 := range []bool{true, false} {
 		var all []netip.Prefix
