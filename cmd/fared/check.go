@@ -17,6 +17,7 @@ const stdinName = "<stdin>"
 
 func checkCommand(e *env) *cobra.Command {
 	var file string
+	var host bool
 	c := &cobra.Command{
 		Use: "check [FILE]", Short: "Check a configuration file; exit 0, or 2 with every error",
 		Long: `Checks a configuration file, or with "-" the standard input, as the daemon would at its start.
@@ -45,10 +46,20 @@ sessions and loopbacks. The exit code is the same.`,
 			if len(args) == 1 {
 				file = args[0]
 			}
-			return e.check(file)
+			if !host {
+				return e.check(file)
+			}
+			cfg, _, err := config.Inspect(file)
+			if err != nil {
+				return configError(err)
+			}
+			x := &examination{}
+			x.valid(file, cfg)
+			return e.showExamination(x)
 		},
 	}
 	configFlag(c, &file)
+	c.Flags().BoolVar(&host, "host", false, "examine this machine for the configuration too; exit 1 with findings ('fared doctor' adds the daemon)")
 	return readFlags(e, c)
 }
 

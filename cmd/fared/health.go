@@ -99,25 +99,11 @@ count as up. Exit code 3: no daemon answers; the kernel may still forward by the
 			if err != nil {
 				return err
 			}
-			conn, err := e.dial()
+			report, err := e.health(c.Context(), expectations)
 			if err != nil {
 				return err
 			}
-			defer conn.Close()
-			fabric := farev1.NewFabricServiceClient(conn)
-			st, err := fabric.GetStatus(c.Context(), &farev1.GetStatusRequest{})
-			if err != nil {
-				return e.explain(err, "see fared health --help")
-			}
-			planes, err := fabric.ListPlanes(c.Context(), &farev1.ListPlanesRequest{})
-			if err != nil {
-				return e.explain(err, "see fared health --help")
-			}
-			sessions, err := fabric.ListSessions(c.Context(), &farev1.ListSessionsRequest{})
-			if err != nil {
-				return e.explain(err, "see fared health --help")
-			}
-			return e.showHealth(judgeHealth(st, planes.Planes, sessions.Sessions, expectations))
+			return e.showHealth(report)
 		},
 	})
 	c.Flags().StringVar(&expect, "expect", "", "what has to work, such as planes=4,sessions=8")

@@ -28,6 +28,12 @@ const (
 	ReasonFirewallInput  = "firewall-input"
 	ReasonFirewallBFD    = "firewall-bfd"
 	ReasonFirewallOutput = "firewall-output"
+	ReasonMTU            = "mtu"
+	ReasonEnslaved       = "enslaved"
+	ReasonLoopback       = "loopback"
+	ReasonDevice         = "device"
+	ReasonLocal          = "local"
+	ReasonNetworkd       = "networkd"
 )
 
 // Finding is a setting or rule of the host that drops packets, with its effect and remedy.

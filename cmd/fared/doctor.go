@@ -1,0 +1,179 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/netip"
+	"text/tabwriter"
+
+	"github.com/spf13/cobra"
+
+	farev1 "github.com/fared/fared/api/fare/v1"
+	"github.com/fared/fared/daemon/config"
+	"github.com/fared/fared/internal/hostcheck"
+)
+
+// examination is the answer of `fared doctor` and `fared check --host`.
+type examination struct {
+	// Passed are the parts without a finding, and Skipped those that could not be examined, with the reason.
+	Passed   []string  `json:"passed"`
+	Skipped  []string  `json:"skipped"`
+	Findings []finding `json:"findings"`
+}
+
+func doctorCommand(e *env) *cobra.Command {
+	var file string
+	c := readFlags(e, &cobra.Command{
+		Use: "doctor", Short: "Examine configuration, host and daemon at once; exit 0, or 1 with every finding and its remedy", Args: noArgs,
+		Long: `Examines this machine before and after the installation: the configuration file as 'fared check',
+the devices, addresses, MTUs, reverse path filters, firewall and network managers that it depends
+on, and the running daemon as 'fared health'. It changes nothing.
+
+Root is needed for the firewall. Sub-ports in other network namespaces are not examined.`,
+		Example: "  sudo fared doctor\n  sudo fared doctor --config new.yaml -o json",
+		RunE: func(c *cobra.Command, _ []string) error {
+			x := &examination{}
+			x.configuration(file)
+			x.daemon(c.Context(), e)
+			return e.showExamination(x)
+		},
+	})
+	configFlag(c, &file)
+	return c
+}
+
+// configuration examines a file, and the host for it.
+func (x *examination) configuration(file string) {
+	cfg, _, err := config.Inspect(file)
+	if err != nil {
+		x.Findings = append(x.Findings, finding{levelUnhealthy, fmt.Sprintf("the configuration: %v", configError(err)), "'fared check' has every error; 'fared init' writes a file for this machine"})
+		x.Skipped = append(x.Skipped, "host: without a configuration it is unknown what to look for")
+		return
+	}
+	x.valid(file, cfg)
+}
+
+// valid examines the host for a valid configuration.
+func (x *examination) valid(file string, cfg *config.Config) {
+	x.Passed = append(x.Passed, "configuration "+file)
+	for _, text := range cfg.Warnings() {
+		x.Findings = append(x.Findings, finding{levelNote, text, "see " + file})
+	}
+	x.host(cfg)
+}
+
+// host examines the machine for a configuration.
+func (x *examination) host(cfg *config.Config) {
+	found, err := hostcheck.Machine(useOf(cfg))
+	if err != nil {
+		x.Skipped = append(x.Skipped, fmt.Sprintf("part of the host: %v", err))
+	}
+	for _, f := range found {
+		if f.Reason == hostcheck.ReasonFirewallBFD && cfg.BFD.Interval == 0 {
+			continue
+		}
+		x.Findings = append(x.Findings, finding{levelDegraded, f.Text, f.Remedy})
+	}
+	if len(found) == 0 && err == nil {
+		x.Passed = append(x.Passed, "host: devices, addresses, MTUs, reverse path filters, firewall, network managers")
+	}
+}
+
+// daemon adds the findings of fared health.
+func (x *examination) daemon(ctx context.Context, e *env) {
+	report, err := e.health(ctx, nil)
+	var failed *exitError
+	switch {
+	case errors.As(err, &failed):
+		x.Findings = append(x.Findings, finding{levelUnhealthy, fmt.Sprintf("the daemon: %v", failed.err), failed.remedy})
+	case err != nil:
+		x.Findings = append(x.Findings, finding{levelUnhealthy, fmt.Sprintf("the daemon: %v", err), "see fared status"})
+	case len(report.Findings) == 0:
+		x.Passed = append(x.Passed, fmt.Sprintf("daemon: %s planes up, %s sessions established, %s destinations reachable", report.Planes, report.Sessions, report.Destinations))
+	default:
+		x.Findings = append(x.Findings, report.Findings...)
+	}
+}
+
+// useOf returns what a configuration expects of this network namespace.
+func useOf(cfg *config.Config) *hostcheck.Use {
+	u := &hostcheck.Use{Local: map[string][]netip.Addr{}, Addresses: cfg.Loopbacks}
+	u.UDPPorts, u.TCPPorts = cfg.Dataplane.UDPPorts, cfg.Dataplane.TCPPorts
+	for _, p := range cfg.Planes {
+		for _, sp := range p.SubPorts {
+			if sp.Netns != "" {
+				continue
+			}
+			u.SubPorts = append(u.SubPorts, sp.Device)
+			for _, s := range sp.Sessions {
+				v6 := s.Unnumbered || s.Peer.Is6()
+				u.NextHops[0], u.NextHops[1] = u.NextHops[0] || !v6, u.NextHops[1] || v6
+				if s.Local.IsValid() {
+					u.Local[sp.Device] = append(u.Local[sp.Device], s.Local)
+				}
+			}
+		}
+	}
+	for _, l := range cfg.Loopbacks {
+		u.Loopbacks[0], u.Loopbacks[1] = u.Loopbacks[0] || l.Addr().Is4(), u.Loopbacks[1] || l.Addr().Is6()
+	}
+	return u
+}
+
+func (e *env) showExamination(x *examination) error {
+	bad := 0
+	for _, f := range x.Findings {
+		if f.Level != levelNote {
+			bad++
+		}
+	}
+	var err error
+	if e.output == "table" {
+		w := tabwriter.NewWriter(e.out, 0, 0, 2, ' ', 0)
+		for _, text := range x.Passed {
+			row(w, "ok", text)
+		}
+		for _, text := range x.Skipped {
+			row(w, "skipped", text)
+		}
+		for _, f := range x.Findings {
+			row(w, f.Level, f.What)
+			row(w, "", f.Remedy)
+		}
+		err = w.Flush()
+	} else {
+		var compact []byte
+		if compact, err = json.Marshal(x); err == nil {
+			err = printJSON(e.out, e.output, compact)
+		}
+	}
+	if err == nil && bad > 0 {
+		err = &exitError{exitFailed, fmt.Errorf("%s", several(bad, "finding")), "each has its remedy above"}
+	}
+	return err
+}
+
+// health asks the daemon, and judges its answers.
+func (e *env) health(ctx context.Context, expectations []expectation) (*healthReport, error) {
+	conn, err := e.dial()
+	if err != nil {
+		return nil, err
+	}
+	defer conn.Close()
+	fabric := farev1.NewFabricServiceClient(conn)
+	st, err := fabric.GetStatus(ctx, &farev1.GetStatusRequest{})
+	if err != nil {
+		return nil, e.explain(err, "see fared health --help")
+	}
+	planes, err := fabric.ListPlanes(ctx, &farev1.ListPlanesRequest{})
+	if err != nil {
+		return nil, e.explain(err, "see fared health --help")
+	}
+	sessions, err := fabric.ListSessions(ctx, &farev1.ListSessionsRequest{})
+	if err != nil {
+		return nil, e.explain(err, "see fared health --help")
+	}
+	return judgeHealth(st, planes.Planes, sessions.Sessions, expectations), nil
+}
