@@ -49,12 +49,12 @@ sessions and loopbacks. The exit code is the same.`,
 			if !host {
 				return e.check(file)
 			}
-			cfg, _, err := config.Inspect(file)
+			cfg, unread, err := config.Inspect(file)
 			if err != nil {
 				return configError(err)
 			}
 			x := &examination{}
-			x.valid(file, cfg)
+			x.valid(file, cfg, unread)
 			return e.showExamination(x)
 		},
 	}

@@ -46,19 +46,21 @@ Root is needed for the firewall. Sub-ports in other network namespaces are not e
 
 // configuration examines a file, and the host for it.
 func (x *examination) configuration(file string) {
-	cfg, _, err := config.Inspect(file)
+	cfg, unread, err := config.Inspect(file)
 	if err != nil {
 		x.Findings = append(x.Findings, finding{levelUnhealthy, fmt.Sprintf("the configuration: %v", configError(err)), "'fared check' has every error; 'fared init' writes a file for this machine"})
 		x.Skipped = append(x.Skipped, "host: without a configuration it is unknown what to look for")
 		return
 	}
-	x.valid(file, cfg)
+	x.valid(file, cfg, unread)
 }
 
-// valid examines the host for a valid configuration.
-func (x *examination) valid(file string, cfg *config.Config) {
+// valid examines the host for a valid configuration; unread are its credentials that only the unit can read.
+func (x *examination) valid(file string, cfg *config.Config, unread []string) {
 	x.Passed = append(x.Passed, "configuration "+file)
-	for _, text := range cfg.Warnings() {
+	var c checked
+	c.describe(cfg, unread)
+	for _, text := range c.Warnings {
 		x.Findings = append(x.Findings, finding{levelNote, text, "see " + file})
 	}
 	x.host(cfg)
@@ -75,6 +77,9 @@ func (x *examination) host(cfg *config.Config) {
 			continue
 		}
 		x.Findings = append(x.Findings, finding{levelDegraded, f.Text, f.Remedy})
+	}
+	for _, f := range hostcheck.Notes() {
+		x.Findings = append(x.Findings, finding{levelNote, f.Text, f.Remedy})
 	}
 	if len(found) == 0 && err == nil {
 		x.Passed = append(x.Passed, "host: devices, addresses, MTUs, reverse path filters, firewall, network managers")

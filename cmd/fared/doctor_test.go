@@ -81,6 +81,7 @@ planes:
 	if err := json.NewDecoder(strings.NewReader(out)).Decode(&x); err != nil || code != 1 {
 		t.Fatalf("exit code %d, %v: %s", code, err, out)
 	}
+	x.Findings = slices.DeleteFunc(x.Findings, func(f finding) bool { return f.Level == levelNote }) // about this machine's clock and kernel
 	if len(x.Findings) != 1 || !strings.HasPrefix(x.Findings[0].What, "the daemon: ") || len(x.Passed) != 2 || len(x.Skipped) != 0 {
 		t.Errorf("without a daemon: %+v", x)
 	}

@@ -377,7 +377,7 @@ func (a *Agent) limit(now []hostcheck.Finding) {
 	}
 	var report []*farev1.Limitation
 	for _, f := range now {
-		if f.Reason != reasonPrivate {
+		if f.Reason != hostcheck.ReasonPrivate {
 			report = append(report, &farev1.Limitation{Reason: f.Reason, Text: f.Text, Remedy: f.Remedy})
 		}
 	}

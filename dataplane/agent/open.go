@@ -15,9 +15,6 @@ import (
 	"github.com/fared/fared/internal/metric"
 )
 
-// reasonPrivate is the reason of the one limitation that drops no packet: steering ends with the agent.
-const reasonPrivate = "private-bpffs"
-
 // openDriver opens the configured driver in the network namespace of the calling thread.
 func openDriver(c *Config) (*driver, error) {
 	if c.Driver == Memory {
@@ -56,7 +53,7 @@ func openDriver(c *Config) (*driver, error) {
 	below.SteeredBy(cmp.Or(c.BPF.Device, bpf.DefaultDevice))
 	var private []hostcheck.Finding
 	if why := above.Private(); why != "" {
-		private = []hostcheck.Finding{{Reason: reasonPrivate, Text: why, Remedy: "mount the BPF file system outside before the agent starts: mount -t bpf bpf /sys/fs/bpf"}}
+		private = []hostcheck.Finding{{Reason: hostcheck.ReasonPrivate, Text: why, Remedy: "mount the BPF file system outside before the agent starts: mount -t bpf bpf /sys/fs/bpf"}}
 	}
 	return &driver{
 		name: BPF, limitations: func() []hostcheck.Finding { return slices.Concat(private, below.Limitations()) }, forwarder: s, settle: s.Settle, healthy: s.healthy, close: s.Close,

@@ -34,6 +34,8 @@ const (
 	ReasonDevice         = "device"
 	ReasonLocal          = "local"
 	ReasonNetworkd       = "networkd"
+	ReasonPrivate        = "private-bpffs"
+	ReasonClock          = "clock"
 )
 
 // Finding is a setting or rule of the host that drops packets, with its effect and remedy.

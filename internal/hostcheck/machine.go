@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
 )
 
 // Use is what a configuration expects of a machine.
@@ -82,12 +83,30 @@ func Machine(u *Use) (out []Finding, err error) {
 	return out, in.Err()
 }
 
-// networkd returns a finding if systemd-networkd runs and its configuration does not keep foreign rules.
+// Notes returns states of this machine that drop no packet, and that an operator wants to know.
+func Notes() (out []Finding) {
+	var fs unix.Statfs_t
+	if err := unix.Statfs("/sys/fs/bpf", &fs); err != nil || fs.Type != unix.BPF_FS_MAGIC {
+		out = append(out, Finding{ReasonPrivate, "no BPF file system is mounted at /sys/fs/bpf: the steering of driver bpf ends with the agent", "mount -t bpf bpf /sys/fs/bpf"})
+	}
+	var tx unix.Timex
+	if state, err := unix.Adjtimex(&tx); err == nil && state == unix.TIME_ERROR {
+		out = append(out, Finding{ReasonClock, "the clock is not synchronized: time stamps of logs differ from those of other servers, and certificates may not be valid yet", "run chrony or systemd-timesyncd"})
+	}
+	return out
+}
+
+// networkd returns a finding if systemd-networkd runs in this network namespace and its configuration does not keep foreign rules.
 func networkd(root string) []Finding {
 	processes, _ := filepath.Glob(filepath.Join(root, "proc/[0-9]*/comm")) // the pattern is valid
 	if !slices.ContainsFunc(processes, func(comm string) bool {
 		name, err := os.ReadFile(comm)
-		return err == nil && string(name) == "systemd-network\n" // 15 bytes of systemd-networkd
+		if err != nil || string(name) != "systemd-network\n" { // 15 bytes of systemd-networkd
+			return false
+		}
+		own, err1 := os.Readlink(filepath.Join(root, "proc/self/ns/net"))
+		its, err2 := os.Readlink(filepath.Join(filepath.Dir(comm), "ns/net"))
+		return err1 == nil && err2 == nil && own == its // one in a container concerns its own links
 	}) {
 		return nil
 	}

@@ -1,6 +1,7 @@
 package hostcheck
 
 import (
+	"errors"
 	"os"
 	"path/filepath"
 	"testing"
@@ -29,6 +30,17 @@ func TestNetworkd(t *testing.T) {
 	write("proc/1/comm", "systemd\n")
 	expect("another process", 0)
 	write("proc/77/comm", "systemd-network\n")
+	for _, of := range []string{"self", "77"} {
+		folder := filepath.Join(root, "proc", of, "ns")
+		if err := errors.Join(os.MkdirAll(folder, 0o755), os.Symlink(map[string]string{"self": "net:[1]", "77": "net:[2]"}[of], filepath.Join(folder, "net"))); err != nil {
+			t.Fatal(err)
+		}
+	}
+	expect("networkd of a container", 0)
+	link := filepath.Join(root, "proc/77/ns/net")
+	if err := errors.Join(os.Remove(link), os.Symlink("net:[1]", link)); err != nil {
+		t.Fatal(err)
+	}
 	expect("networkd runs", 1)
 	write("etc/systemd/networkd.conf", "[Network]\n#ManageForeignRoutingPolicyRules=yes\nManageForeignRoutes=no\n")
 	expect("another key", 1)
