@@ -21,6 +21,8 @@ const (
 // reweighed is the burst of changed weights that no event has reported yet. A vector and its weights are of the planes of its source group.
 type reweighed struct {
 	since time.Time           // of the first change, zero if there is none
+	// effect is the time at which all changes so far were in effect, zero while some are not.
+	effect time.Time
 	now   map[uint32][]uint32 // plane weights of each declared vector
 	// before has the weights at since of the vectors that were set or deleted since then, nil for those that did not exist.
 	before map[uint32][]uint32
@@ -47,6 +49,7 @@ func (r *reweighed) move(at time.Time, from, to uint32) {
 }
 
 func (r *reweighed) begin(at time.Time) {
+	r.effect = time.Time{}
 	if !r.since.IsZero() {
 		return
 	}
@@ -108,15 +111,30 @@ func ratioOf(weights []uint32) string {
 	return strings.Trim(strings.ReplaceAll(fmt.Sprint(weights), " ", ":"), "[]")
 }
 
-// reportWeights reports a burst of changed weights when it is reweighedFor old.
+// reportWeights reports a burst of changed weights when it is reweighedFor old. The time of the event is that at which the weights were in effect.
 func (l *loop) reportWeights() {
 	r := &l.reweighed
 	now := time.Now()
-	if r.since.IsZero() || now.Sub(r.since) < reweighedFor {
+	if r.since.IsZero() {
+		return
+	}
+	if r.effect.IsZero() && l.shown.counts[effectPending] == 0 {
+		r.effect = now
+	}
+	since, at := r.since, r.effect
+	if now.Sub(since) < reweighedFor {
 		return
 	}
 	if detail := r.end(l.shown.users); detail != "" {
-		l.builder.Event(status.Event{Time: now, Kind: status.EventWeights, Subject: "weights", Detail: detail})
+		switch {
+		case l.d.client == nil:
+			at = since
+		case at.IsZero():
+			at, detail = now, detail+"; not in effect yet"
+		default:
+			detail += "; in effect after " + at.Sub(since).Round(10*time.Microsecond).String()
+		}
+		l.builder.Event(status.Event{Time: at, Kind: status.EventWeights, Subject: "weights", Detail: detail})
 		l.log.Info(status.EventWeights.String(), "detail", detail)
 	}
 }

@@ -121,11 +121,32 @@ func TestABurstIsOneLine(t *testing.T) {
 		want       string
 	}{{[]fare.Bandwidth{100e9, 300e9, 400e9}, "2:1 to 1:1"}, {[]fare.Bandwidth{100e9}, "1:1 to 4:1"}} {
 		lines := burst(c.bandwidths...)
-		if len(lines) != 1 || !strings.HasSuffix(lines[0], `level=INFO msg=weights detail="`+c.want+` for 1 destination"`) {
+		if len(lines) != 1 || !strings.HasSuffix(lines[0], `level=INFO msg=weights detail="`+c.want+` for 1 destination; not in effect yet"`) {
 			t.Errorf("bandwidths %v: %q, want one line with %s", c.bandwidths, lines, c.want)
 		}
 	}
-	if got := remembered(t, l); !slices.Contains(got, "weights, weights: 1:1 to 4:1 for 1 destination") {
+	if got := remembered(t, l); !slices.Contains(got, "weights, weights: 1:1 to 4:1 for 1 destination; not in effect yet") {
 		t.Errorf("events %q", got)
 	}
+}
+
+// TestABurstHasTheTimeOfItsEffect checks that the event of a burst has the time at which its weights were in effect, not that of the line.
+func TestABurstHasTheTimeOfItsEffect(t *testing.T) {
+	r := newRig(t, shape{Planes: 2, SubPorts: 1}, rigOptions{leaves: announceAll(400e9, 1)})
+	r.settled(1)
+	r.uniform("1:1", 1)
+	r.inside(func(l *loop) {
+		if l.shown.counts[effectPending] != 0 {
+			t.Fatal("weights are pending")
+		}
+		began := time.Now().Add(-reweighedFor - 300*time.Millisecond)
+		l.reweighed = reweighed{since: began, effect: began.Add(2 * time.Millisecond), now: map[uint32][]uint32{77: {1, 0}}, before: map[uint32][]uint32{77: {1, 1}}, moves: map[[2]uint32]int{}}
+		l.shown.users[77] = 1
+		events := during(l, l.reportWeights)
+		delete(l.shown.users, 77)
+		if want := "weights, : 1:1 to 1:0 for 1 destination; in effect after 2ms"; events != want {
+			t.Errorf("events %q, want %q", events, want)
+		}
+		l.reweighed.now = nil
+	})
 }
