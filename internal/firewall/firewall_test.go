@@ -229,6 +229,7 @@ var written = map[string]struct {
 	// in and out are the ports that the rules drop, each for IPv4 and IPv6, as the author of the rules means it.
 	in, out string
 	place   string
+	unsure  bool // the kernel drops packets by properties that are not known here
 }{
 	"none": {rules: ""},
 	"ssh and established": {rules: `table inet filter { chain input { type filter hook input priority 0; policy drop; ct state established,related accept; iif lo accept; tcp dport 22 accept; }
@@ -253,10 +254,17 @@ var written = map[string]struct {
 	"two chains": {rules: `table inet a { chain input { type filter hook input priority 0; accept; }
 }
 table inet b { chain input { type filter hook input priority 10; udp dport 3784 reject; } }`, in: "bfd4 bfd6", place: "table inet b"},
-	"negated":         {rules: `table inet f { chain input { type filter hook input priority 0; meta nfproto ipv4 udp dport != 3784 drop; udp dport != { 4000-5000 } meta nfproto ipv6 drop; } }`, in: "data4 bfd6", place: "rule with handle"},
-	"other addresses": {rules: `table inet f { chain input { type filter hook input priority 0; policy drop; ip saddr 192.0.2.0/24 accept; ip6 saddr 2001:db8::/32 accept; } }`},
-	"a limit":         {rules: `table inet f { chain input { type filter hook input priority 0; policy drop; limit rate 1000/second accept; } }`},
-	"a dynamic set":   {rules: `table inet f { set s { type ipv4_addr; flags dynamic,timeout; timeout 1m; } chain input { type filter hook input priority 0; policy drop; udp dport 4791 add @s { ip saddr } accept; meta nfproto ipv6 accept; udp dport 3784 accept; } }`},
+	"negated":             {rules: `table inet f { chain input { type filter hook input priority 0; meta nfproto ipv4 udp dport != 3784 drop; udp dport != { 4000-5000 } meta nfproto ipv6 drop; } }`, in: "data4 bfd6", place: "rule with handle"},
+	"other addresses":     {rules: `table inet f { chain input { type filter hook input priority 0; policy drop; ip saddr 192.0.2.0/24 accept; ip6 saddr 2001:db8::/32 accept; } }`},
+	"a limit":             {rules: `table inet f { chain input { type filter hook input priority 0; policy drop; limit rate 1000/second accept; } }`},
+	"source ports":        {rules: `table inet f { chain input { type filter hook input priority 0; policy drop; udp sport 1-70 accept; udp sport . udp dport { 20000 . 4791 } accept; } }`, unsure: true},
+	"a gap":               {rules: `table inet f { chain input { type filter hook input priority 0; policy drop; udp dport { 1-3783, 3785-4790, 4792-65535 } accept; } }`, in: "data4 data6 bfd4 bfd6", place: "policy drop"},
+	"to the end":          {rules: `table inet f { chain input { type filter hook input priority 0; policy accept; udp dport { 1-9, 3784-65535 } drop; } }`, in: "data4 data6 bfd4 bfd6", place: "rule with handle"},
+	"packet types":        {rules: `table inet f { chain input { type filter hook input priority 0; policy drop; meta pkttype { broadcast, multicast } accept; } }`, in: "data4 data6 bfd4 bfd6", place: "policy drop"},
+	"by index":            {rules: `table inet f { chain input { type filter hook input priority 0; policy drop; iif != eth0 accept; oif != 0 accept; meta l4proto != udp accept; } }`, in: "data4 data6 bfd4 bfd6", place: "policy drop"},
+	"first of four bytes": {rules: `table inet f { chain input { type filter hook input priority 0; @th,0,32 & 0xffff == 4791 drop; @th,16,8 0x0e drop; } }`, in: "data4 data6 bfd4 bfd6", place: "rule with handle"},
+	"a map of jumps":      {rules: `table inet f { chain a { return; } chain b { udp dport 3784 accept; } chain input { type filter hook input priority 0; policy drop; meta nfproto vmap { ipv4 : jump a, ipv6 : goto b }; } }`, in: "data4 data6 bfd4", place: "policy drop"},
+	"a dynamic set":       {rules: `table inet f { set s { type ipv4_addr; flags dynamic,timeout; timeout 1m; } chain input { type filter hook input priority 0; policy drop; udp dport 4791 add @s { ip saddr } accept; meta nfproto ipv6 accept; udp dport 3784 accept; } }`},
 }
 
 // TestWrittenRules checks rules as programs and guides write them: for IPv4 and IPv6, both directions and two ports, Judge names exactly the packets that
@@ -279,7 +287,7 @@ func TestWrittenRules(t *testing.T) {
 				if drops != want || drops && !strings.Contains(place, c.place) {
 					t.Errorf("%s, inward %t: dropped %t by %q, want %t by %q", what, inward, drops, place, want, c.place)
 				}
-				if b.arrives(inward, v6, port) == want {
+				if !c.unsure && b.arrives(inward, v6, port) == want {
 					t.Errorf("%s, inward %t: the kernel does not agree that dropped is %t", what, inward, want)
 				}
 			})
@@ -327,9 +335,12 @@ func TestIptables(t *testing.T) {
 func TestRandomRules(t *testing.T) {
 	b := newBench(t)
 	dropped, total := 0, 0
-	for seed := range uint64(gate.Count(t, gate.Kernel, 60, 1500)) {
+	for seed := range uint64(gate.Count(t, gate.Kernel, 150, 1500)) {
 		g := &generator{Rand: rand.New(rand.NewPCG(seed, 4))}
 		rules := g.ruleset()
+		if seed%3 > 0 {
+			rules = g.single()
+		}
 		if err := b.load(rules); strings.Contains(fmt.Sprint(err), "conflicting protocols specified") {
 			continue
 		} else if err != nil {
@@ -395,6 +406,23 @@ func (g *generator) rule(inward bool, chains []string) string {
 		words = append(words, "drop")
 	}
 	return strings.Join(words, " ")
+}
+
+// single returns one rule for each direction, which decides alone.
+func (g *generator) single() string {
+	var out strings.Builder
+	for _, hook := range []string{"input", "output"} {
+		verdict, policy := "drop", "accept"
+		if g.IntN(2) == 0 {
+			verdict, policy = "accept", "drop"
+		}
+		conditions := g.condition(hook == "input")
+		if g.IntN(3) == 0 {
+			conditions += " " + g.condition(hook == "input")
+		}
+		fmt.Fprintf(&out, "table inet %s {\nchain c {\ntype filter hook %s priority 0; policy %s;\n%s %s\n}\n}\n", hook, hook, policy, conditions, verdict)
+	}
+	return out.String()
 }
 
 // ruleset returns two tables with chains that jump to later ones.

@@ -281,8 +281,8 @@ func (w *walk) expression(r *registers, x *expression, c *chain, of *rule, depth
 		return inside, 0
 	case "lookup":
 		return w.lookup(r, x, c, of, depth)
-	case "match":
-		return w.match(d), 0
+	case "match": // an extension of iptables; newer versions write most of them as expressions of nftables
+		return match(d.text(unix.NFTA_MATCH_NAME), d[unix.NFTA_MATCH_INFO]), 0
 	case "target":
 		switch d.text(unix.NFTA_TARGET_NAME) {
 		case "REJECT":
@@ -459,44 +459,17 @@ func (w *walk) payload(r *registers, d attributes) {
 }
 
 // match evaluates an extension of iptables.
-func (w *walk) match(d attributes) truth {
-	info := d[unix.NFTA_MATCH_INFO]
-	ports := func(protocol uint8, size, inverted int) truth { // struct xt_udp, xt_tcp: source ports, destination ports, and the flags at offset inverted
-		if w.packet.Protocol != protocol {
-			return no
-		}
-		if len(info) < size {
-			return maybe
-		}
-		lo, hi := binary.NativeEndian.Uint16(info[4:]), binary.NativeEndian.Uint16(info[6:])
-		inside := w.packet.Port >= lo && w.packet.Port <= hi
-		if inside == (info[inverted]&2 != 0) {
-			return no
-		}
-		if binary.NativeEndian.Uint16(info) != 0 || binary.NativeEndian.Uint16(info[2:]) != 0xffff {
-			return maybe // source ports
-		}
+func match(name string, info []byte) truth {
+	const flags, inverted, states, byState = 146, 148, 150, 1 // struct xt_conntrack_mtinfo3, XT_CONNTRACK_STATE
+	switch {
+	case name == "comment":
 		return yes
+	case name != "conntrack" || len(info) < states+2 || binary.NativeEndian.Uint16(info[flags:]) != byState:
+		return maybe
+	case (binary.NativeEndian.Uint16(info[states:])&stateNew != 0) == (binary.NativeEndian.Uint16(info[inverted:])&byState != 0):
+		return no
 	}
-	switch d.text(unix.NFTA_MATCH_NAME) {
-	case "comment":
-		return yes
-	case "udp":
-		return ports(unix.IPPROTO_UDP, 9, 8)
-	case "tcp":
-		return min(ports(unix.IPPROTO_TCP, 12, 11), maybe) // flags and options
-	case "conntrack":
-		const flags, inverted, states, byState = 146, 148, 150, 1 // struct xt_conntrack_mtinfo3, XT_CONNTRACK_STATE
-		if len(info) < states+2 || binary.NativeEndian.Uint16(info[flags:]) != byState {
-			return maybe
-		}
-		holds := binary.NativeEndian.Uint16(info[states:])&stateNew != 0
-		if holds == (binary.NativeEndian.Uint16(info[inverted:])&byState != 0) {
-			return no
-		}
-		return yes
-	}
-	return maybe
+	return yes
 }
 
 // registerBytes is the size of all registers.
