@@ -17,3 +17,4 @@ if [ "$1" = 1 ] || { [ "$1" = configure ] && [ -z "$2" ]; }; then
     systemctl reload NetworkManager.service
   fi
 fi
+systemctl try-restart fared-dataplane.service fared.service
