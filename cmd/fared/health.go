@@ -7,6 +7,7 @@ import (
 	"strconv"
 	"strings"
 	"text/tabwriter"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -17,7 +18,7 @@ import (
 // Levels of a health report and of its findings, from best to worst.
 const (
 	levelHealthy  = "healthy"  // everything that is configured works
-	levelDegraded = "degraded" // traffic goes on with less: a plane or a session is down, or a leaf's routes or bandwidths do not count
+	levelDegraded = "degraded" // traffic goes on with less: an object is down, unprotected or misconfigured, or a leaf's routes or bandwidths do not count
 	// levelNote is the level of a finding that is not a failure; no state has it.
 	levelNote      = "note"
 	levelUnhealthy = "unhealthy" // an expectation is not met, or the server's traffic cannot follow the weights
@@ -81,14 +82,15 @@ func healthCommand(e *env) *cobra.Command {
 and probes of Kubernetes (docs/operations/health.md has their configurations).
 
   healthy     exit 0: all that is configured works
-  degraded    exit 0: traffic goes on with less; a plane or a session is down, or a leaf
-              advertises invalid bandwidths
+  degraded    exit 0: traffic goes on with less; a plane or a session is down, BFD is down on
+              all established sessions of a plane, a sub-port is out for a reason that does not
+              pass by itself, or a leaf advertises invalid bandwidths
   unhealthy   exit 1: an expectation is not met; or the daemon still starts, no plane is up, no
               session established, no destination known to a server or none reachable, the data
               plane is not connected, damaged or refuses objects, or the slot table is not
               published
 
-A note is no failure: it names what an upgrade will interrupt.
+A note is no failure: it names what an upgrade will interrupt, and BFD that no leaf has.
 
 --expect states what jobs need: planes=4, sessions=8, destinations=127, or all for every one that
 is configured or known. destinations=0 is for the only server of a fabric. Drained planes do not
@@ -164,7 +166,7 @@ func judgeHealth(st *farev1.GetStatusResponse, planes []*farev1.Plane, sessions 
 		case p.Drained || p.Draining:
 			down = append(down, p.Plane+" is drained")
 		case !p.Up:
-			down = append(down, p.Plane+" is down")
+			down = append(down, p.Plane+" is down"+firstReason(p.SubPorts))
 		default:
 			r.Planes.Up++
 		}
@@ -181,6 +183,8 @@ func judgeHealth(st *farev1.GetStatusResponse, planes []*farev1.Plane, sessions 
 	}
 	r.judgeTally("planes", "up", r.Planes, down, expectations, "'fared planes' has the reasons")
 	r.judgeTally("sessions", "established", r.Sessions, waiting(sessions), expectations, "'fared sessions' has the reasons")
+	r.judgeBFD(sessions)
+	r.judgeSubPorts(planes)
 	r.judgeTally("destinations", "reachable", r.Destinations, nil, expectations, "'fared weights' has the reasons; a destination that no leaf advertises is not known")
 	expected := slices.ContainsFunc(expectations, func(x expectation) bool { return x.kind == "destinations" })
 	if st.Role == fare.RoleServer.String() && st.Converged && st.Destinations == 0 && st.SessionsEstablished > 0 && !expected {
@@ -197,14 +201,110 @@ func judgeHealth(st *farev1.GetStatusResponse, planes []*farev1.Plane, sessions 
 	return r
 }
 
+// established reports whether a session is established, with or without a drain.
+func established(s *farev1.Session) bool {
+	return s.State == "established" || s.State == "draining" || s.State == "drained"
+}
+
 // waiting returns the reason of the first session that is not established, if any has one.
 func waiting(sessions []*farev1.Session) []string {
 	for _, s := range sessions {
-		if s.Reason != "" && s.State != "established" && s.State != "draining" && s.State != "drained" {
+		if s.Reason != "" && !established(s) {
 			return []string{s.Name + ": " + s.Reason}
 		}
 	}
 	return nil
+}
+
+// firstReason returns why the first sub-port with a reason does not count, in parentheses.
+func firstReason(subPorts []*farev1.SubPort) string {
+	for _, sp := range subPorts {
+		if sp.Reason != "" {
+			return fmt.Sprintf(" (%s: %s)", sp.Device, sp.Reason)
+		}
+	}
+	return ""
+}
+
+// bfdPatience is the time for which BFD of an established session may be down: leaves begin it up to 2 s after BGP, and restart it within 6 s
+// (docs/operations/bfd.md).
+const bfdPatience = 10 * time.Second
+
+// judgeBFD adds a finding for each plane whose established sessions have BFD, and none of them BFD that is up. If BFD is up on no session of the server,
+// its leaves have none, which is a choice: a note. Sockets that could not be opened are a fault of this server in any case.
+func (r *healthReport) judgeBFD(sessions []*farev1.Session) {
+	var planes []string
+	down := map[string][]*farev1.Session{} // by plane: established sessions, if BFD protects none
+	protected := map[string]bool{}
+	anywhere := false
+	for _, s := range sessions {
+		switch {
+		case s.BfdState == "" || !established(s):
+		case s.BfdState == "up" || time.Duration(s.StateAgeNs) < bfdPatience:
+			protected[s.Plane], anywhere = true, anywhere || s.BfdState == "up"
+		default:
+			if down[s.Plane] == nil {
+				planes = append(planes, s.Plane)
+			}
+			down[s.Plane] = append(down[s.Plane], s)
+		}
+	}
+	planes = slices.DeleteFunc(planes, func(p string) bool { return protected[p] })
+	var silent []string
+	for _, p := range planes {
+		list := down[p]
+		s := list[max(0, slices.IndexFunc(list, func(s *farev1.Session) bool { return s.BfdState == "failed" }))]
+		if s.BfdState != "failed" && !anywhere {
+			silent = append(silent, p)
+			continue
+		}
+		remedy := "start BFD at the leaf (FRR: neighbor X bfd, and bfdd; 'show bfd peers' there), and accept UDP port 3784: 'fared sessions --plane " + p + " -o json' counts discarded packets"
+		if s.BfdState == "failed" {
+			remedy = "end the other BFD daemon on UDP port 3784 ('ss -lunp sport = :3784'): 'fared watch --events --recent 1000' has the error"
+		}
+		r.add(levelDegraded, fmt.Sprintf("BFD is up on no session of plane %s, although %s: %s: %s; only bgp.hold_time detects a silent leaf",
+			p, several(len(list), "session")+" established", s.Name, bfdCause(s)), remedy)
+	}
+	if len(silent) > 0 {
+		s := down[silent[0]][0]
+		r.add(levelNote, fmt.Sprintf("no leaf has BFD (planes %s; %s: %s): only bgp.hold_time detects a silent leaf", strings.Join(silent, ", "), s.Name, bfdCause(s)),
+			"start BFD at the leaves (docs/operations/bfd.md), or set bfd.interval: 0s; 'fared sessions' shows BFD")
+	}
+}
+
+// bfdCause describes why BFD of a session is not up.
+func bfdCause(s *farev1.Session) string {
+	if s.BfdState == "failed" {
+		return "its sockets could not be opened"
+	}
+	for _, c := range s.Counters {
+		if reason, ok := strings.CutPrefix(c.Name, `guard_dropped{reason="bfd_`); ok && c.Value > 0 {
+			return fmt.Sprintf("%s, %s discarded as bfd_%s", s.BfdState, several(int(c.Value), "packet"), strings.TrimSuffix(reason, `"}`))
+		}
+	}
+	return s.BfdState + ", the leaf does not answer"
+}
+
+// passing are the beginnings of the reasons of sub-ports that end by themselves, or with a repaired cable.
+var passing = []string{"no carrier", "operational state ", "carrier down for a moment", "link up again", "damped until ", "no link state yet", "drained"}
+
+// judgeSubPorts adds a finding for each sub-port that is out until an operator acts.
+func (r *healthReport) judgeSubPorts(planes []*farev1.Plane) {
+	for _, p := range planes {
+		for _, sp := range p.SubPorts {
+			if sp.Reason == "" || sp.Drained || sp.Draining || slices.ContainsFunc(passing, func(begin string) bool { return strings.HasPrefix(sp.Reason, begin) }) {
+				continue
+			}
+			remedy := "correct device and netns of the sub-port in the configuration, or create them ('ip -br link', 'ip netns list'); fared uses the device once it exists"
+			switch {
+			case strings.HasPrefix(sp.Reason, "speed unknown"):
+				remedy = "set speed of the sub-port in the configuration, then 'fared reload'"
+			case sp.Reason == "administratively down":
+				remedy = "'ip link set " + sp.Device + " up'"
+			}
+			r.add(levelDegraded, fmt.Sprintf("sub-port %s of plane %s is out (session %s): %s", sp.Device, p.Plane, dash(strings.Join(sp.Sessions, ", ")), sp.Reason), remedy)
+		}
+	}
 }
 
 // judgeFaults adds a finding for each kind of fault, with one of its faults: a wrong sum or scale first, because it changes weights.

@@ -2,6 +2,7 @@ package main
 
 import (
 	"errors"
+	"fmt"
 	"strings"
 	"testing"
 
@@ -9,6 +10,94 @@ import (
 
 	farev1 "github.com/fared/fared/api/fare/v1"
 )
+
+// TestJudgeHealthOfBFD judges BFD by plane: RFC 5882 leaves a session without BFD as it is, so health reports the missing protection.
+func TestJudgeHealthOfBFD(t *testing.T) {
+	for name, test := range map[string]struct {
+		bfd, state string
+		want       []string // parts of the one finding
+	}{
+		"up everywhere":                 {"p0/a up 60, p0/b up 60, p1/c up 60", levelHealthy, nil},
+		"one session of a plane":        {"p0/a up 60, p0/b down 60, p1/c up 60", levelHealthy, nil},
+		"not configured":                {"p0/a - 60, p1/c - 60", levelHealthy, nil},
+		"a plane":                       {"p0/a up 60, p1/b down 60, p1/c init 60", levelDegraded, []string{"plane p1", "p1/b", "2 sessions established", "the leaf does not answer", "fared sessions --plane p1"}},
+		"no session":                    {"p0/a down 60, p1/c down 60", levelHealthy, []string{"note", "no leaf has BFD", "p0, p1", "p0/a"}},
+		"just established":              {"p0/a up 60, p1/c down 3", levelHealthy, nil},
+		"the session is down too":       {"p0/a up 60, !p1/c down 60", levelHealthy, nil},
+		"sockets":                       {"p0/a up 60, p1/b down 60, p1/c failed 60", levelDegraded, []string{"plane p1", "p1/c", "sockets could not be opened", "ss -lunp"}},
+		"sockets on every session":      {"p1/c failed 60", levelDegraded, []string{"plane p1", "p1/c", "sockets could not be opened"}},
+		"a plane with another key":      {"p0/a up 60, p1/c down* 60", levelDegraded, []string{"p1/c", "7 packets discarded as bfd_auth_digest"}},
+		"a plane that is being drained": {"p0/a up 60, ~p1/c down 60", levelDegraded, []string{"p1/c"}},
+	} {
+		var sessions []*farev1.Session
+		for text := range strings.SplitSeq(test.bfd, ", ") {
+			s := &farev1.Session{State: "established"}
+			var seconds uint64
+			if _, err := fmt.Sscanf(text, "%s %s %d", &s.Name, &s.BfdState, &seconds); err != nil {
+				t.Fatal(name, err)
+			}
+			s.StateAgeNs = seconds * 1e9
+			if strings.HasPrefix(s.Name, "!") {
+				s.State = "connecting"
+			} else if strings.HasPrefix(s.Name, "~") {
+				s.State = "draining"
+			}
+			s.Name = strings.TrimLeft(s.Name, "!~")
+			s.Plane, _, _ = strings.Cut(s.Name, "/")
+			s.BfdState = strings.Trim(s.BfdState, "-")
+			if with, ok := strings.CutSuffix(s.BfdState, "*"); ok {
+				s.BfdState, s.Counters = with, []*farev1.Counter{{Name: `guard_dropped{reason="bfd_auth_digest"}`, Value: 7}, {Name: `guard_dropped{reason="bfd_auth_key"}`}}
+			}
+			sessions = append(sessions, s)
+		}
+		r := judgeHealth(&farev1.GetStatusResponse{Role: "server", Converged: true, SessionsConfigured: 3, SessionsEstablished: 3, Destinations: 1, DestinationsReachable: 1},
+			[]*farev1.Plane{{Plane: "p0", Up: true}, {Plane: "p1", Up: true}}, sessions, nil)
+		if r.State != test.state || len(r.Findings) != min(1, len(test.want)) {
+			t.Errorf("%s: %s, want %s with %q: %v", name, r.State, test.state, test.want, r.Findings)
+			continue
+		}
+		for _, part := range test.want {
+			if !strings.Contains(fmt.Sprint(r.Findings), part) {
+				t.Errorf("%s: no %q in %v", name, part, r.Findings)
+			}
+		}
+	}
+}
+
+// TestJudgeHealthOfSubPorts judges the reasons of sub-ports in the words of daemon/internal/link and of daemon: an operator must act, or they pass.
+func TestJudgeHealthOfSubPorts(t *testing.T) {
+	for reason, remedy := range map[string]string{
+		"":                          "",
+		"no carrier":                "",
+		"operational state dormant": "",
+		"carrier down for a moment": "",
+		"no link state yet":         "",
+		"drained":                   "",
+		"damped until 15:04:05.000 after 3 failures":        "",
+		"link up again, held down by increase_hold_up":      "",
+		"speed unknown: set speed in the configuration":     "fared reload",
+		"administratively down":                             "ip link set eth5 up",
+		"no device eth5":                                    "ip -br link",
+		"device eth5 was removed":                           "ip -br link",
+		"device eth5 was renamed to eth6":                   "ip -br link",
+		"no device eth5 in network namespace blue":          "ip netns list",
+		"network namespace blue: no such file or directory": "ip netns list",
+	} {
+		r := judgeHealth(&farev1.GetStatusResponse{Converged: true, SessionsConfigured: 2, SessionsEstablished: 2}, []*farev1.Plane{{Plane: "p1", Up: true, SubPorts: []*farev1.SubPort{
+			{Device: "eth4", Carrier: true, Sessions: []string{"p1/eth4"}}, {Device: "eth5", Reason: reason, Sessions: []string{"p1/eth5"}},
+		}}}, nil, nil)
+		if remedy == "" {
+			if len(r.Findings) > 0 || r.State != levelHealthy {
+				t.Errorf("%q: %s: %v", reason, r.State, r.Findings)
+			}
+			continue
+		}
+		if len(r.Findings) != 1 || r.State != levelDegraded || r.Findings[0].What != "sub-port eth5 of plane p1 is out (session p1/eth5): "+reason ||
+			!strings.Contains(r.Findings[0].Remedy, remedy) {
+			t.Errorf("%q: %s: %v", reason, r.State, r.Findings)
+		}
+	}
+}
 
 // TestJudgeHealth breaks a healthy server in every way, one at a time.
 func TestJudgeHealth(t *testing.T) {
