@@ -142,7 +142,7 @@ func TestSessionsBeforeTheyAreEstablished(t *testing.T) {
 		if got.Name != name[:2]+"/"+name || got.Plane != name[:2] || got.Device != name || got.Peer != s.Defaults().There(i).String() || got.PeerAS != s.PeerAS(i) {
 			t.Errorf("session %d: %+v", i, got)
 		}
-		if got.State != "idle" || got.EndOfRIB || got.Generation != 0 || got.Received != 0 || len(got.Dropped) != 0 || got.Reason != []string{"", "a fault"}[i] {
+		if got.State != "idle" || got.EndOfRIB || got.Generation != 0 || got.Received != 0 || len(got.Dropped) != 0 || got.Reason != []string{"", "a fault"}[i] || got.Fault != "" {
 			t.Errorf("session %d: state %q, reason %q, %+v", i, got.State, got.Reason, got)
 		}
 	}

@@ -207,6 +207,9 @@ func (s source) Sessions() []status.Session {
 			}
 		}
 		// The fault of an established session is later than the end of the previous one: SessionUp clears faults.
+		if st.State == speaker.Established {
+			v.Fault = s.faults[i]
+		}
 		if fault := s.faults[i]; fault != "" && (v.Reason == "" || st.State == speaker.Established) {
 			v.Reason = fault
 		}
@@ -272,7 +275,7 @@ func (s source) Process() status.Process {
 	for _, x := range s.limitations {
 		out.Dataplane.Limitations = append(out.Dataplane.Limitations, status.Limitation{Reason: x.Reason, Text: x.Text, Remedy: x.Remedy})
 	}
-	if out.Dataplane.LastError == "" && st.LastError != nil {
+	if !st.Connected && out.Dataplane.LastError == "" && st.LastError != nil {
 		out.Dataplane.LastError = st.LastError.Error()
 	}
 	for class, n := range st.Counters.Sent {

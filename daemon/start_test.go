@@ -161,6 +161,9 @@ func TestLoopbacksWaitForTheDataPlane(t *testing.T) {
 	r.waitAnnounced(0, own, "400G")
 	r.waitAnnounced(1, own, "400G")
 	r.wait(destination(0), "1:1")
+	if last := r.status().Dataplane.LastError; last != "" {
+		t.Errorf("connected, with the earlier error %q", last)
+	}
 }
 
 // TestLeafForwards checks that a leaf with a data plane forwards by bandwidth, passes routes on like any leaf, and announces nothing before the

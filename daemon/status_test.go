@@ -98,9 +98,9 @@ func TestSessionsAreShown(t *testing.T) {
 		}
 		var out []string
 		for _, x := range resp.Sessions {
-			out = append(out, fmt.Sprintf("%s %s %s, %s AS %d %s, %s generation %d, %d received, %d used, %d advertised, End-of-RIB %v, %q %v",
+			out = append(out, fmt.Sprintf("%s %s %s, %s AS %d %s, %s generation %d, %d received, %d used, %d advertised, End-of-RIB %v, %q%s %v",
 				x.Name, x.Plane, x.Device, x.PeerAddress, x.PeerAs, x.PeerRouterId, x.State, x.Generation, x.RoutesReceived, x.RoutesUsed,
-				x.RoutesAdvertised, x.EndOfRib, x.Reason, x.Counters))
+				x.RoutesAdvertised, x.EndOfRib, x.Reason, x.Fault, x.Counters))
 		}
 		return out
 	}
@@ -127,7 +127,7 @@ func TestSessionsAreShown(t *testing.T) {
 	r.drain("p1", true)
 	eventually(t, "the drain and the fault are shown", func() bool {
 		lines := shown()
-		return strings.Contains(lines[0], "\"a test of faults\"") && strings.Contains(lines[1], ", 0 used,") && strings.Contains(lines[1], fmt.Sprintf(", drained generation %d,", have[1].Generation))
+		return strings.Contains(lines[0], "\"a test of faults\"a test of faults") && strings.Contains(lines[1], ", 0 used,") && strings.Contains(lines[1], fmt.Sprintf(", drained generation %d,", have[1].Generation))
 	})
 }
 

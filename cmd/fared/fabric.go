@@ -155,7 +155,7 @@ func sessionsCommand(e *env) *cobra.Command {
 				row(w, "SESSION", "PLANE", "DEVICE", "PEER", "AS", "STATE", "FOR", "BFD", "RECEIVED", "USED", "SENT", "REASON")
 				for _, s := range list.Sessions {
 					row(w, s.Name, s.Plane, s.Device, s.PeerAddress, fmt.Sprint(s.PeerAs), s.State, age(s.StateAgeNs), bfd(s),
-						fmt.Sprint(s.RoutesReceived), fmt.Sprint(s.RoutesUsed), fmt.Sprint(s.RoutesAdvertised), dash(s.Reason))
+						fmt.Sprint(s.RoutesReceived), fmt.Sprint(s.RoutesUsed), fmt.Sprint(s.RoutesAdvertised), dash(presentReason(s)))
 				}
 			})
 		},
@@ -163,6 +163,15 @@ func sessionsCommand(e *env) *cobra.Command {
 	c.Flags().StringVar(&plane, "plane", "", "list only the sessions of this plane")
 	completePlanes(e, c)
 	return c
+}
+
+// presentReason returns what is wrong with a session now: the reason why it is not established, or the fault of an established one, whose reason is that of an
+// earlier end.
+func presentReason(s *farev1.Session) string {
+	if established(s) {
+		return s.Fault
+	}
+	return s.Reason
 }
 
 // completePlanes completes the flag --plane by the daemon's planes.

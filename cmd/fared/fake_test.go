@@ -265,12 +265,12 @@ func (f *fake) GetStatus(ctx context.Context, _ *farev1.GetStatusRequest) (*fare
 func (f *fake) ListSessions(context.Context, *farev1.ListSessionsRequest) (*farev1.ListSessionsResponse, error) {
 	return &farev1.ListSessionsResponse{Revision: 7, Sessions: []*farev1.Session{
 		{Name: "p0/p0.0", Plane: "p0", Device: "p0.0", PeerAddress: "192.0.2.1", PeerAs: 64512, PeerRouterId: "10.1.0.1", State: "established", StateAgeNs: 61e9, Generation: 1,
-			RoutesReceived: 2, RoutesUsed: 2, RoutesAdvertised: 1, EndOfRib: true, BfdState: "up", BfdDetectionTimeNs: 300e6},
+			RoutesReceived: 2, RoutesUsed: 2, RoutesAdvertised: 1, EndOfRib: true, BfdState: "up", BfdDetectionTimeNs: 300e6, Reason: "hold timer expired"},
 		{Name: "p0/p0.1", Plane: "p0", Device: "p0.1", PeerAddress: "192.0.2.3", PeerAs: 64512, PeerRouterId: "10.1.0.1", State: "established", StateAgeNs: 61e9, Generation: 1,
 			RoutesReceived: 2, RoutesUsed: 1, RoutesAdvertised: 1, EndOfRib: true, BfdState: "down", Counters: []*farev1.Counter{{Name: `routes_ignored{reason="as-loop"}`, Value: 1}}},
 		{Name: "p1/p1.0", Plane: "p1", Device: "p1.0", PeerAddress: "192.0.2.5", PeerAs: 64513, State: "held", StateAgeNs: 1500e6, Reason: "held down: no carrier"},
 		{Name: "p1/p1.1", Plane: "p1", Device: "p1.1", PeerAddress: "192.0.2.7", PeerAs: 64513, PeerRouterId: "10.1.0.2", State: "established", StateAgeNs: 7384e9, Generation: 3,
-			RoutesReceived: 2, RoutesUsed: 2, RoutesAdvertised: 1, EndOfRib: true},
+			RoutesReceived: 2, RoutesUsed: 2, RoutesAdvertised: 1, EndOfRib: true, Fault: "another leaf has its BGP identifier", Reason: "another leaf has its BGP identifier"},
 	}}, nil
 }
 

@@ -272,3 +272,16 @@ func TestListenIsLocal(t *testing.T) {
 		t.Error("the page listens at every address")
 	}
 }
+
+// TestReasonOfASession checks that the page shows why a session is not established, and of an established one its fault, not the reason of an earlier end.
+func TestReasonOfASession(t *testing.T) {
+	for _, c := range []struct{ state, want string }{
+		{"idle", "hold timer expired"}, {"held", "hold timer expired"}, {"established", "a fault"}, {"draining", "a fault"}, {"drained", "a fault"},
+	} {
+		m := &model{since: map[string]sessionState{}}
+		rows := m.sessionRows(&farev1.ListSessionsResponse{Sessions: []*farev1.Session{{Name: "p0/a", State: c.state, Reason: "hold timer expired", Fault: "a fault"}}}, time.Now())
+		if text := string(rows[0].Value); !strings.Contains(text, `"reason":"`+c.want+`"`) {
+			t.Errorf("%s: %s, want the reason %q", c.state, text, c.want)
+		}
+	}
+}

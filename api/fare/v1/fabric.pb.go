@@ -551,7 +551,8 @@ type DataplaneStatus struct {
 	OperationsInEffect uint64                 `protobuf:"varint,5,opt,name=operations_in_effect,json=operationsInEffect,proto3" json:"operations_in_effect,omitempty"`
 	OperationsRefused  uint64                 `protobuf:"varint,6,opt,name=operations_refused,json=operationsRefused,proto3" json:"operations_refused,omitempty"`
 	OperationsPending  uint64                 `protobuf:"varint,7,opt,name=operations_pending,json=operationsPending,proto3" json:"operations_pending,omitempty"`
-	LastError          string                 `protobuf:"bytes,8,opt,name=last_error,json=lastError,proto3" json:"last_error,omitempty"`
+	// Why the data plane is not connected, or the last refusal while there are refused objects; empty otherwise.
+	LastError string `protobuf:"bytes,8,opt,name=last_error,json=lastError,proto3" json:"last_error,omitempty"`
 	// Present number of weight vectors with a share off by more than 1 % of itself, and of objects whose last change was refused.
 	Approximate uint64 `protobuf:"varint,9,opt,name=approximate,proto3" json:"approximate,omitempty"`
 	Refused     uint64 `protobuf:"varint,10,opt,name=refused,proto3" json:"refused,omitempty"`
@@ -804,8 +805,11 @@ type Session struct {
 	BfdState string `protobuf:"bytes,16,opt,name=bfd_state,json=bfdState,proto3" json:"bfd_state,omitempty"`
 	// Silence of the peer after which the session is closed, nanoseconds; 0 while the peer is silent.
 	BfdDetectionTimeNs uint64 `protobuf:"varint,17,opt,name=bfd_detection_time_ns,json=bfdDetectionTimeNs,proto3" json:"bfd_detection_time_ns,omitempty"`
-	unknownFields      protoimpl.UnknownFields
-	sizeCache          protoimpl.SizeCache
+	// The last fault since the session came up, such as a BGP identifier that another leaf has too; empty if there is none, or the session is not established. reason
+	// has it too.
+	Fault         string `protobuf:"bytes,18,opt,name=fault,proto3" json:"fault,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Session) Reset() {
@@ -955,6 +959,13 @@ func (x *Session) GetBfdDetectionTimeNs() uint64 {
 		return x.BfdDetectionTimeNs
 	}
 	return 0
+}
+
+func (x *Session) GetFault() string {
+	if x != nil {
+		return x.Fault
+	}
+	return ""
 }
 
 type ListPlanesRequest struct {
@@ -1864,7 +1875,7 @@ const file_fare_v1_fabric_proto_rawDesc = "" +
 	"\x13ListSessionsRequest\"`\n" +
 	"\x14ListSessionsResponse\x12\x1a\n" +
 	"\brevision\x18\x01 \x01(\x04R\brevision\x12,\n" +
-	"\bsessions\x18\x02 \x03(\v2\x10.fare.v1.SessionR\bsessions\"\xb0\x04\n" +
+	"\bsessions\x18\x02 \x03(\v2\x10.fare.v1.SessionR\bsessions\"\xc6\x04\n" +
 	"\aSession\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
 	"\x05plane\x18\x02 \x01(\tR\x05plane\x12\x16\n" +
@@ -1888,7 +1899,8 @@ const file_fare_v1_fabric_proto_rawDesc = "" +
 	"\x06reason\x18\x0e \x01(\tR\x06reason\x12,\n" +
 	"\bcounters\x18\x0f \x03(\v2\x10.fare.v1.CounterR\bcounters\x12\x1b\n" +
 	"\tbfd_state\x18\x10 \x01(\tR\bbfdState\x121\n" +
-	"\x15bfd_detection_time_ns\x18\x11 \x01(\x04R\x12bfdDetectionTimeNs\"\x13\n" +
+	"\x15bfd_detection_time_ns\x18\x11 \x01(\x04R\x12bfdDetectionTimeNs\x12\x14\n" +
+	"\x05fault\x18\x12 \x01(\tR\x05fault\"\x13\n" +
 	"\x11ListPlanesRequest\"X\n" +
 	"\x12ListPlanesResponse\x12\x1a\n" +
 	"\brevision\x18\x01 \x01(\x04R\brevision\x12&\n" +

@@ -216,8 +216,9 @@ type Session struct {
 	// Dropped counts the messages and attributes that the guard has dropped since start, by reason.
 	Dropped  []Count
 	EndOfRIB bool
-	// Reason explains why the session is not established; it keeps the reason of the last failure.
-	Reason string
+	// Reason explains why the session is not established; it keeps the reason of the last failure. Fault is the last fault since the session came up,
+	// "" if it is not established; Reason has it too.
+	Reason, Fault string
 	// BFD is the state of the session's BFD, "" without BFD; BFDDetection is the duration of silence after which the session fails, 0 while no
 	// packets of the neighbor arrive.
 	BFD          string
@@ -312,8 +313,9 @@ type Dataplane struct {
 	Pending, Approximate, Refused uint64
 	// Damage describes the damage of the layer below the data plane, "" if it is intact; nothing is in effect until its repair. Repairs is the
 	// data plane's own count of repairs.
-	Damage    string
-	Repairs   uint64
+	Damage  string
+	Repairs uint64
+	// LastError is why the data plane is not connected, or the last refusal while there are refused objects; "" otherwise.
 	LastError string
 	// Limitations are settings and programs of the host with which packets are dropped or take other ways.
 	Limitations []Limitation

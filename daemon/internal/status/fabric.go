@@ -169,7 +169,7 @@ func (f *fabricService) ListSessions(ctx context.Context, _ *farev1.ListSessions
 	for _, s := range r.Sessions {
 		m := &farev1.Session{
 			Name: s.Name, Plane: s.Plane, Device: s.Device, PeerAddress: s.Peer, PeerAs: s.PeerAS, PeerRouterId: addrString(s.PeerID),
-			State: s.State, Generation: s.Generation, EndOfRib: s.EndOfRIB, Reason: s.Reason,
+			State: s.State, Generation: s.Generation, EndOfRib: s.EndOfRIB, Reason: s.Reason, Fault: s.Fault,
 			RoutesReceived: uint32(s.Received), RoutesUsed: uint32(s.Used), RoutesAdvertised: uint32(s.Advertised),
 			Counters: counters(labeled{"guard_dropped", s.Dropped}, labeled{"routes_ignored", s.Ignored}),
 			BfdState: s.BFD, BfdDetectionTimeNs: uint64(s.BFDDetection),
