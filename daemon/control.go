@@ -6,6 +6,8 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/fared/fared/daemon/config"
@@ -49,6 +51,34 @@ func (l *loop) drainTarget(t status.DrainTarget) (core.DrainTarget, error) {
 		}
 	}
 	return core.DrainTarget{Leaf: addr}, nil
+}
+
+// clearSession implements status.ServiceConfig.ClearSession.
+func (d *Daemon) clearSession(ctx context.Context, name string) error {
+	const most = 16 // names in an error
+	var err error
+	run := func() {
+		var names []string
+		for i := range d.loop.core.Layout().Sessions {
+			names = append(names, d.loop.core.Layout().Sessions[i].Name)
+		}
+		i := slices.Index(names, name)
+		if i < 0 {
+			text := strings.Join(names[:min(most, len(names))], ", ")
+			if len(names) > most {
+				text += fmt.Sprintf(" and %d more", len(names)-most)
+			}
+			err = &status.Problem{Kind: status.NotFound, Subject: "session " + name, Remedy: "name one of " + text, Err: errors.New("there is none")}
+			return
+		}
+		if cerr := d.speaker.Clear(i, strings.TrimSpace("administrative reset "+by(ctx))); cerr != nil {
+			err = &status.Problem{Kind: status.Refused, Subject: "session " + name, Remedy: "it connects by itself once the reason has ended", Err: cerr}
+		}
+	}
+	if derr := d.loop.do(ctx, run); derr != nil {
+		return derr
+	}
+	return err
 }
 
 // Reload reads the configuration file again and applies the difference, or rejects it as a whole. It returns a line for every change; with

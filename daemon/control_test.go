@@ -15,8 +15,11 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/peer"
+	grpcstatus "google.golang.org/grpc/status"
 
+	farev1 "github.com/fared/fared/api/fare/v1"
 	"github.com/fared/fared/daemon/config"
 	"github.com/fared/fared/daemon/internal/core"
 	"github.com/fared/fared/daemon/internal/speaker"
@@ -40,6 +43,38 @@ func answering(t *testing.T, l *loop) {
 		}
 	}()
 	t.Cleanup(func() { close(end); <-ended })
+}
+
+// TestClearSession clears a session of a running daemon: it comes back in the next generation, and the event of its end has the caller. Unknown names are
+// refused with the sessions, a session that is not established with its state.
+func TestClearSession(t *testing.T) {
+	r := newRig(t, shape{Planes: 2, SubPorts: 1}, rigOptions{leaves: announceAll(400e9, 1)})
+	r.wait(destination(0), "1:1")
+	call := peer.NewContext(t.Context(), &peer.Peer{Addr: &net.TCPAddr{IP: net.IPv4(192, 0, 2, 9), Port: 1234}})
+	clear := func(name string) error {
+		_, err := r.d.FabricService().ClearSession(call, &farev1.ClearSessionRequest{Session: name})
+		return err
+	}
+	if err := clear("p2/p2.0"); grpcstatus.Code(err) != codes.NotFound || !strings.Contains(err.Error(), "session p2/p2.0: there is none: name one of p0/p0.0, p1/p1.0") {
+		t.Errorf("an unknown session: %v", err)
+	}
+	before := r.d.speaker.Status(1)
+	if err := clear("p1/p1.0"); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the session is established again", func() bool {
+		s := r.d.speaker.Status(1)
+		return s.State == speaker.Established && s.Generation > before.Generation
+	})
+	r.wait(destination(0), "1:1")
+	if s := r.d.speaker.Status(1); s.Reason != "administrative reset by 192.0.2.9:1234" {
+		t.Errorf("the session ended with %q", s.Reason)
+	}
+	r.links.change(1, func(e *LinkEvent) { e.Up, e.Reason = false, "no carrier" })
+	eventually(t, "the session is held", func() bool { return r.d.speaker.Status(1).State == speaker.Held })
+	if err := clear("p1/p1.0"); grpcstatus.Code(err) != codes.FailedPrecondition || !strings.Contains(err.Error(), "session p1/p1.0: it is not established but held: held down: no carrier") {
+		t.Errorf("a held session: %v", err)
+	}
 }
 
 // TestCallersAreNamed checks that events of drain, undrain and reload contain the caller of the RPC; a call inside the process has none.

@@ -300,7 +300,7 @@ func (d *Daemon) buildStatus() error {
 	var err error
 	d.service, err = status.NewService(status.ServiceConfig{
 		Reader: reader, Version: version.String(), Started: d.loop.started, Explain: d.loop.explain,
-		Drain: d.drain, Reload: d.Reload, Record: d.record, Log: d.log,
+		Drain: d.drain, ClearSession: d.clearSession, Reload: d.Reload, Record: d.record, Log: d.log,
 	})
 	if err == nil {
 		d.metrics, err = status.NewMetrics(d.registry, status.MetricsConfig{Reader: reader, Service: d.service, Version: version.String()})

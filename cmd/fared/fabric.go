@@ -405,6 +405,48 @@ func drainTarget(kind, name string) (*farev1.DrainTarget, error) {
 	return nil, &exitError{exitUsage, fmt.Errorf("%q cannot be drained", kind), "name a plane, a leaf or a sub-port"}
 }
 
+func clearCommand(e *env) *cobra.Command {
+	return &cobra.Command{
+		Use: "clear session NAME", Short: "Close a BGP session, which connects again at once",
+		Long: `Closes one established session with Cease, Administrative Reset (RFC 4486). Its routes do not
+count until it is established again: drain a leaf or a sub-port first where no packet may be lost.`,
+		Example: "  fared clear session p0/eth0",
+		Args: func(c *cobra.Command, args []string) error {
+			if len(args) != 2 || args[0] != "session" {
+				return &exitError{exitUsage, errors.New("clear needs the word session and the name of a session"), "for example: fared clear session p0/eth0; 'fared sessions' lists them"}
+			}
+			return nil
+		},
+		ValidArgsFunction: e.completer(func(ctx context.Context, conn *grpc.ClientConn, args []string) (names []string) {
+			if len(args) == 0 {
+				return []string{"session"}
+			}
+			list, err := farev1.NewFabricServiceClient(conn).ListSessions(ctx, &farev1.ListSessionsRequest{})
+			if err != nil || len(args) > 1 {
+				return nil
+			}
+			for _, s := range list.Sessions {
+				if established(s) {
+					names = append(names, cobra.CompletionWithDesc(s.Name, s.PeerAddress))
+				}
+			}
+			return names
+		}),
+		RunE: func(c *cobra.Command, args []string) error {
+			conn, err := e.dial()
+			if err != nil {
+				return err
+			}
+			defer conn.Close()
+			if _, err := farev1.NewFabricServiceClient(conn).ClearSession(c.Context(), &farev1.ClearSessionRequest{Session: args[1]}); err != nil {
+				return e.explain(err, "'fared sessions' lists the sessions and their states")
+			}
+			fmt.Fprintf(e.out, "clear session %s: closed, it connects again\n", args[1])
+			return nil
+		},
+	}
+}
+
 func reloadCommand(e *env) *cobra.Command {
 	var dry bool
 	c := &cobra.Command{

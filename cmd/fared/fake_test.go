@@ -340,6 +340,16 @@ func (f *fake) Undrain(_ context.Context, r *farev1.UndrainRequest) (*farev1.Und
 	return &farev1.UndrainResponse{Revision: 9, Sessions: sessions, Target: r.Target}, err
 }
 
+func (f *fake) ClearSession(_ context.Context, r *farev1.ClearSessionRequest) (*farev1.ClearSessionResponse, error) {
+	switch r.Session {
+	case "p0/p0.0":
+		return &farev1.ClearSessionResponse{Revision: 8}, nil
+	case "p1/p1.0":
+		return nil, status.Error(codes.FailedPrecondition, "session p1/p1.0: it is not established but held: held down: no carrier: it connects by itself once the reason has ended")
+	}
+	return nil, status.Error(codes.NotFound, "session p9/x: there is none: name one of p0/p0.0, p0/p0.1, p1/p1.0, p1/p1.1")
+}
+
 func (f *fake) Reload(_ context.Context, r *farev1.ReloadRequest) (*farev1.ReloadResponse, error) {
 	if r.DryRun {
 		return nil, status.Error(codes.FailedPrecondition, "/etc/fared/fared.yaml: nothing was changed: these keys need a restart of fared: as: 64512 -> 64513")

@@ -148,7 +148,7 @@ leaf with an unusable configuration. Ctrl-C ends run, leaf and watch with 0.`,
 		{"daemon", "Daemons:", []*cobra.Command{runCommand(e), leafCommand(e), dataplaneCommand(e), nupanetCommand(e), initCommand(e), checkCommand(e)}},
 		{"inspect", "Inspect a running daemon:", []*cobra.Command{statusCommand(e), healthCommand(e), doctorCommand(e), supportCommand(e), sessionsCommand(e), planesCommand(e), weightsCommand(e), slotsCommand(e), watchCommand(e), rdmaCommand(e), envCommand(e)}},
 		{"programs", "Run programs over the planes:", []*cobra.Command{execCommand(e)}},
-		{"operate", "Operate a running daemon:", []*cobra.Command{drainCommand(e), undrainCommand(e), reloadCommand(e)}},
+		{"operate", "Operate a running daemon:", []*cobra.Command{drainCommand(e), undrainCommand(e), clearCommand(e), reloadCommand(e)}},
 		{"lab", "Design, test and replay:", []*cobra.Command{labCommand(e), topoCommand(e), trafficCommand(e), superpAgentCommand(e), replayCommand(e)}},
 		{"other", "Other commands:", []*cobra.Command{versionCommand(e)}},
 	} {

@@ -513,7 +513,7 @@ func (d *Dataplane) Flows() (protocol uint8, port uint16) {
 type API struct {
 	// Path of the unix socket for operators: it answers every call. Its group is that of the process, fared in the systemd unit.
 	Socket string `yaml:"socket" default:"/run/fared/fared.sock"`
-	// Permission bits of the socket, octal, quoted. Write permission allows drain, undrain and reload.
+	// Permission bits of the socket, octal, quoted. Write permission allows drain, undrain, clear and reload.
 	SocketMode os.FileMode `yaml:"socket_mode" default:"0660" min:"0000" max:"0777"`
 	// Path of a unix socket that answers only read calls, such as those of jobs for their weights. none disables it. Commands without access to
 	// socket use this one, if it has the derived name.
@@ -647,7 +647,7 @@ type ServerTLS struct {
 	KeyFile string `yaml:"key_file" required:"true"`
 	// The authorities that must have signed the peer's certificate, PEM. Every certificate of theirs may read.
 	ClientCAFile string `yaml:"client_ca_file" required:"true"`
-	// The names of the certificates that may also drain, undrain and reload: a DNS name of the certificate or, if it has none, its common name. *.example means
+	// The names of the certificates that may also drain, undrain, clear and reload: a DNS name of the certificate or, if it has none, its common name. *.example means
 	// all names below example, * every certificate of client_ca_file.
 	Operators []string `yaml:"operators" default:"[]" items:"0..64"`
 }

@@ -1717,6 +1717,95 @@ func (x *UndrainResponse) GetTarget() *DrainTarget {
 	return nil
 }
 
+type ClearSessionRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Session.name.
+	Session       string `protobuf:"bytes,1,opt,name=session,proto3" json:"session,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ClearSessionRequest) Reset() {
+	*x = ClearSessionRequest{}
+	mi := &file_fare_v1_fabric_proto_msgTypes[20]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ClearSessionRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ClearSessionRequest) ProtoMessage() {}
+
+func (x *ClearSessionRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_fare_v1_fabric_proto_msgTypes[20]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ClearSessionRequest.ProtoReflect.Descriptor instead.
+func (*ClearSessionRequest) Descriptor() ([]byte, []int) {
+	return file_fare_v1_fabric_proto_rawDescGZIP(), []int{20}
+}
+
+func (x *ClearSessionRequest) GetSession() string {
+	if x != nil {
+		return x.Session
+	}
+	return ""
+}
+
+type ClearSessionResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Revision      uint64                 `protobuf:"varint,1,opt,name=revision,proto3" json:"revision,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ClearSessionResponse) Reset() {
+	*x = ClearSessionResponse{}
+	mi := &file_fare_v1_fabric_proto_msgTypes[21]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ClearSessionResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ClearSessionResponse) ProtoMessage() {}
+
+func (x *ClearSessionResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_fare_v1_fabric_proto_msgTypes[21]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ClearSessionResponse.ProtoReflect.Descriptor instead.
+func (*ClearSessionResponse) Descriptor() ([]byte, []int) {
+	return file_fare_v1_fabric_proto_rawDescGZIP(), []int{21}
+}
+
+func (x *ClearSessionResponse) GetRevision() uint64 {
+	if x != nil {
+		return x.Revision
+	}
+	return 0
+}
+
 type ReloadRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Only report the changes.
@@ -1727,7 +1816,7 @@ type ReloadRequest struct {
 
 func (x *ReloadRequest) Reset() {
 	*x = ReloadRequest{}
-	mi := &file_fare_v1_fabric_proto_msgTypes[20]
+	mi := &file_fare_v1_fabric_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1739,7 +1828,7 @@ func (x *ReloadRequest) String() string {
 func (*ReloadRequest) ProtoMessage() {}
 
 func (x *ReloadRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_fare_v1_fabric_proto_msgTypes[20]
+	mi := &file_fare_v1_fabric_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1752,7 +1841,7 @@ func (x *ReloadRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReloadRequest.ProtoReflect.Descriptor instead.
 func (*ReloadRequest) Descriptor() ([]byte, []int) {
-	return file_fare_v1_fabric_proto_rawDescGZIP(), []int{20}
+	return file_fare_v1_fabric_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *ReloadRequest) GetDryRun() bool {
@@ -1772,7 +1861,7 @@ type ReloadResponse struct {
 
 func (x *ReloadResponse) Reset() {
 	*x = ReloadResponse{}
-	mi := &file_fare_v1_fabric_proto_msgTypes[21]
+	mi := &file_fare_v1_fabric_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1784,7 +1873,7 @@ func (x *ReloadResponse) String() string {
 func (*ReloadResponse) ProtoMessage() {}
 
 func (x *ReloadResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_fare_v1_fabric_proto_msgTypes[21]
+	mi := &file_fare_v1_fabric_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1797,7 +1886,7 @@ func (x *ReloadResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReloadResponse.ProtoReflect.Descriptor instead.
 func (*ReloadResponse) Descriptor() ([]byte, []int) {
-	return file_fare_v1_fabric_proto_rawDescGZIP(), []int{21}
+	return file_fare_v1_fabric_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *ReloadResponse) GetChanges() []string {
@@ -1949,11 +2038,15 @@ const file_fare_v1_fabric_proto_rawDesc = "" +
 	"\x0fUndrainResponse\x12\x1a\n" +
 	"\brevision\x18\x01 \x01(\x04R\brevision\x12\x1a\n" +
 	"\bsessions\x18\x02 \x03(\tR\bsessions\x12,\n" +
-	"\x06target\x18\x03 \x01(\v2\x14.fare.v1.DrainTargetR\x06target\"(\n" +
+	"\x06target\x18\x03 \x01(\v2\x14.fare.v1.DrainTargetR\x06target\"/\n" +
+	"\x13ClearSessionRequest\x12\x18\n" +
+	"\asession\x18\x01 \x01(\tR\asession\"2\n" +
+	"\x14ClearSessionResponse\x12\x1a\n" +
+	"\brevision\x18\x01 \x01(\x04R\brevision\"(\n" +
 	"\rReloadRequest\x12\x17\n" +
 	"\adry_run\x18\x01 \x01(\bR\x06dryRun\"*\n" +
 	"\x0eReloadResponse\x12\x18\n" +
-	"\achanges\x18\x01 \x03(\tR\achanges2\xdc\x03\n" +
+	"\achanges\x18\x01 \x03(\tR\achanges2\xa9\x04\n" +
 	"\rFabricService\x12B\n" +
 	"\tGetStatus\x12\x19.fare.v1.GetStatusRequest\x1a\x1a.fare.v1.GetStatusResponse\x12K\n" +
 	"\fListSessions\x12\x1c.fare.v1.ListSessionsRequest\x1a\x1d.fare.v1.ListSessionsResponse\x12E\n" +
@@ -1961,7 +2054,8 @@ const file_fare_v1_fabric_proto_rawDesc = "" +
 	"ListPlanes\x12\x1a.fare.v1.ListPlanesRequest\x1a\x1b.fare.v1.ListPlanesResponse\x12B\n" +
 	"\vWatchEvents\x12\x1b.fare.v1.WatchEventsRequest\x1a\x14.fare.v1.FabricEvent0\x01\x126\n" +
 	"\x05Drain\x12\x15.fare.v1.DrainRequest\x1a\x16.fare.v1.DrainResponse\x12<\n" +
-	"\aUndrain\x12\x17.fare.v1.UndrainRequest\x1a\x18.fare.v1.UndrainResponse\x129\n" +
+	"\aUndrain\x12\x17.fare.v1.UndrainRequest\x1a\x18.fare.v1.UndrainResponse\x12K\n" +
+	"\fClearSession\x12\x1c.fare.v1.ClearSessionRequest\x1a\x1d.fare.v1.ClearSessionResponse\x129\n" +
 	"\x06Reload\x12\x16.fare.v1.ReloadRequest\x1a\x17.fare.v1.ReloadResponseB+Z)github.com/fared/fared/api/fare/v1;farev1b\x06proto3"
 
 var (
@@ -1976,7 +2070,7 @@ func file_fare_v1_fabric_proto_rawDescGZIP() []byte {
 	return file_fare_v1_fabric_proto_rawDescData
 }
 
-var file_fare_v1_fabric_proto_msgTypes = make([]protoimpl.MessageInfo, 22)
+var file_fare_v1_fabric_proto_msgTypes = make([]protoimpl.MessageInfo, 24)
 var file_fare_v1_fabric_proto_goTypes = []any{
 	(*GetStatusRequest)(nil),     // 0: fare.v1.GetStatusRequest
 	(*GetStatusResponse)(nil),    // 1: fare.v1.GetStatusResponse
@@ -1998,9 +2092,11 @@ var file_fare_v1_fabric_proto_goTypes = []any{
 	(*DrainResponse)(nil),        // 17: fare.v1.DrainResponse
 	(*UndrainRequest)(nil),       // 18: fare.v1.UndrainRequest
 	(*UndrainResponse)(nil),      // 19: fare.v1.UndrainResponse
-	(*ReloadRequest)(nil),        // 20: fare.v1.ReloadRequest
-	(*ReloadResponse)(nil),       // 21: fare.v1.ReloadResponse
-	(*Limitation)(nil),           // 22: fare.v1.Limitation
+	(*ClearSessionRequest)(nil),  // 20: fare.v1.ClearSessionRequest
+	(*ClearSessionResponse)(nil), // 21: fare.v1.ClearSessionResponse
+	(*ReloadRequest)(nil),        // 22: fare.v1.ReloadRequest
+	(*ReloadResponse)(nil),       // 23: fare.v1.ReloadResponse
+	(*Limitation)(nil),           // 24: fare.v1.Limitation
 }
 var file_fare_v1_fabric_proto_depIdxs = []int32{
 	5,  // 0: fare.v1.GetStatusResponse.dataplane:type_name -> fare.v1.DataplaneStatus
@@ -2008,7 +2104,7 @@ var file_fare_v1_fabric_proto_depIdxs = []int32{
 	3,  // 2: fare.v1.GetStatusResponse.drains:type_name -> fare.v1.DrainStatus
 	2,  // 3: fare.v1.GetStatusResponse.faults:type_name -> fare.v1.Fault
 	16, // 4: fare.v1.DrainStatus.target:type_name -> fare.v1.DrainTarget
-	22, // 5: fare.v1.DataplaneStatus.limitations:type_name -> fare.v1.Limitation
+	24, // 5: fare.v1.DataplaneStatus.limitations:type_name -> fare.v1.Limitation
 	8,  // 6: fare.v1.ListSessionsResponse.sessions:type_name -> fare.v1.Session
 	4,  // 7: fare.v1.Session.counters:type_name -> fare.v1.Counter
 	11, // 8: fare.v1.ListPlanesResponse.planes:type_name -> fare.v1.Plane
@@ -2023,16 +2119,18 @@ var file_fare_v1_fabric_proto_depIdxs = []int32{
 	13, // 17: fare.v1.FabricService.WatchEvents:input_type -> fare.v1.WatchEventsRequest
 	15, // 18: fare.v1.FabricService.Drain:input_type -> fare.v1.DrainRequest
 	18, // 19: fare.v1.FabricService.Undrain:input_type -> fare.v1.UndrainRequest
-	20, // 20: fare.v1.FabricService.Reload:input_type -> fare.v1.ReloadRequest
-	1,  // 21: fare.v1.FabricService.GetStatus:output_type -> fare.v1.GetStatusResponse
-	7,  // 22: fare.v1.FabricService.ListSessions:output_type -> fare.v1.ListSessionsResponse
-	10, // 23: fare.v1.FabricService.ListPlanes:output_type -> fare.v1.ListPlanesResponse
-	14, // 24: fare.v1.FabricService.WatchEvents:output_type -> fare.v1.FabricEvent
-	17, // 25: fare.v1.FabricService.Drain:output_type -> fare.v1.DrainResponse
-	19, // 26: fare.v1.FabricService.Undrain:output_type -> fare.v1.UndrainResponse
-	21, // 27: fare.v1.FabricService.Reload:output_type -> fare.v1.ReloadResponse
-	21, // [21:28] is the sub-list for method output_type
-	14, // [14:21] is the sub-list for method input_type
+	20, // 20: fare.v1.FabricService.ClearSession:input_type -> fare.v1.ClearSessionRequest
+	22, // 21: fare.v1.FabricService.Reload:input_type -> fare.v1.ReloadRequest
+	1,  // 22: fare.v1.FabricService.GetStatus:output_type -> fare.v1.GetStatusResponse
+	7,  // 23: fare.v1.FabricService.ListSessions:output_type -> fare.v1.ListSessionsResponse
+	10, // 24: fare.v1.FabricService.ListPlanes:output_type -> fare.v1.ListPlanesResponse
+	14, // 25: fare.v1.FabricService.WatchEvents:output_type -> fare.v1.FabricEvent
+	17, // 26: fare.v1.FabricService.Drain:output_type -> fare.v1.DrainResponse
+	19, // 27: fare.v1.FabricService.Undrain:output_type -> fare.v1.UndrainResponse
+	21, // 28: fare.v1.FabricService.ClearSession:output_type -> fare.v1.ClearSessionResponse
+	23, // 29: fare.v1.FabricService.Reload:output_type -> fare.v1.ReloadResponse
+	22, // [22:30] is the sub-list for method output_type
+	14, // [14:22] is the sub-list for method input_type
 	14, // [14:14] is the sub-list for extension type_name
 	14, // [14:14] is the sub-list for extension extendee
 	0,  // [0:14] is the sub-list for field type_name
@@ -2055,7 +2153,7 @@ func file_fare_v1_fabric_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_fare_v1_fabric_proto_rawDesc), len(file_fare_v1_fabric_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   22,
+			NumMessages:   24,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -27,6 +27,7 @@ const (
 	FabricService_WatchEvents_FullMethodName  = "/fare.v1.FabricService/WatchEvents"
 	FabricService_Drain_FullMethodName        = "/fare.v1.FabricService/Drain"
 	FabricService_Undrain_FullMethodName      = "/fare.v1.FabricService/Undrain"
+	FabricService_ClearSession_FullMethodName = "/fare.v1.FabricService/ClearSession"
 	FabricService_Reload_FullMethodName       = "/fare.v1.FabricService/Reload"
 )
 
@@ -49,6 +50,10 @@ type FabricServiceClient interface {
 	Drain(ctx context.Context, in *DrainRequest, opts ...grpc.CallOption) (*DrainResponse, error)
 	// Undrain reverses Drain: routes first, shares after.
 	Undrain(ctx context.Context, in *UndrainRequest, opts ...grpc.CallOption) (*UndrainResponse, error)
+	// ClearSession closes one established session with Cease, Administrative Reset (RFC 4486), and lets it connect again at once; its routes do not count
+	// meanwhile. A FabricEvent of kind "session-down" has the caller. NOT_FOUND names the sessions, FAILED_PRECONDITION the state of a session that is
+	// not established.
+	ClearSession(ctx context.Context, in *ClearSessionRequest, opts ...grpc.CallOption) (*ClearSessionResponse, error)
 	// Reload reads the configuration file again, as SIGHUP does. The daemon applies the difference, or refuses the whole file.
 	Reload(ctx context.Context, in *ReloadRequest, opts ...grpc.CallOption) (*ReloadResponse, error)
 }
@@ -130,6 +135,16 @@ func (c *fabricServiceClient) Undrain(ctx context.Context, in *UndrainRequest, o
 	return out, nil
 }
 
+func (c *fabricServiceClient) ClearSession(ctx context.Context, in *ClearSessionRequest, opts ...grpc.CallOption) (*ClearSessionResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ClearSessionResponse)
+	err := c.cc.Invoke(ctx, FabricService_ClearSession_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 func (c *fabricServiceClient) Reload(ctx context.Context, in *ReloadRequest, opts ...grpc.CallOption) (*ReloadResponse, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(ReloadResponse)
@@ -159,6 +174,10 @@ type FabricServiceServer interface {
 	Drain(context.Context, *DrainRequest) (*DrainResponse, error)
 	// Undrain reverses Drain: routes first, shares after.
 	Undrain(context.Context, *UndrainRequest) (*UndrainResponse, error)
+	// ClearSession closes one established session with Cease, Administrative Reset (RFC 4486), and lets it connect again at once; its routes do not count
+	// meanwhile. A FabricEvent of kind "session-down" has the caller. NOT_FOUND names the sessions, FAILED_PRECONDITION the state of a session that is
+	// not established.
+	ClearSession(context.Context, *ClearSessionRequest) (*ClearSessionResponse, error)
 	// Reload reads the configuration file again, as SIGHUP does. The daemon applies the difference, or refuses the whole file.
 	Reload(context.Context, *ReloadRequest) (*ReloadResponse, error)
 	mustEmbedUnimplementedFabricServiceServer()
@@ -188,6 +207,9 @@ func (UnimplementedFabricServiceServer) Drain(context.Context, *DrainRequest) (*
 }
 func (UnimplementedFabricServiceServer) Undrain(context.Context, *UndrainRequest) (*UndrainResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method Undrain not implemented")
+}
+func (UnimplementedFabricServiceServer) ClearSession(context.Context, *ClearSessionRequest) (*ClearSessionResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ClearSession not implemented")
 }
 func (UnimplementedFabricServiceServer) Reload(context.Context, *ReloadRequest) (*ReloadResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method Reload not implemented")
@@ -314,6 +336,24 @@ func _FabricService_Undrain_Handler(srv interface{}, ctx context.Context, dec fu
 	return interceptor(ctx, in, info, handler)
 }
 
+func _FabricService_ClearSession_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ClearSessionRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(FabricServiceServer).ClearSession(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: FabricService_ClearSession_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(FabricServiceServer).ClearSession(ctx, req.(*ClearSessionRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _FabricService_Reload_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(ReloadRequest)
 	if err := dec(in); err != nil {
@@ -358,6 +398,10 @@ var FabricService_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "Undrain",
 			Handler:    _FabricService_Undrain_Handler,
+		},
+		{
+			MethodName: "ClearSession",
+			Handler:    _FabricService_ClearSession_Handler,
 		},
 		{
 			MethodName: "Reload",

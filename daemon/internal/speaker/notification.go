@@ -15,6 +15,7 @@ import (
 func (in *incarnation) farewell(cause error) {
 	var n *guard.Notification
 	var held *heldError
+	var cleared *clearedError
 	var silent *bfdError
 	var local *localFault
 	var over *overload
@@ -32,6 +33,8 @@ func (in *incarnation) farewell(cause error) {
 		}
 	case errors.As(cause, &held):
 		n = &guard.Notification{Code: guard.CodeCease, Subcode: guard.CeaseAdministrativeShutdown}
+	case errors.As(cause, &cleared):
+		n = &guard.Notification{Code: guard.CodeCease, Subcode: guard.CeaseAdministrativeReset}
 	case errors.As(cause, &silent):
 		n = &guard.Notification{Code: guard.CodeCease, Subcode: guard.CeaseBFDDown}
 	case errors.Is(cause, context.Canceled) && in.s.speaker.conf.RestartTime == 0:

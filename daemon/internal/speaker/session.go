@@ -268,6 +268,26 @@ func (s *session) setAdmin(up bool, reason string) {
 	}
 }
 
+// clearedError ends an established session that its owner has cleared.
+type clearedError struct{ cause string }
+
+func (e *clearedError) Error() string { return e.cause }
+
+// clear implements Clear.
+func (s *session) clear(cause string) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.state != Established || s.current == nil || s.current.over.Load() {
+		text := "it is not established but " + s.state.String()
+		if s.reason != "" {
+			text += ": " + s.reason
+		}
+		return errors.New(text)
+	}
+	s.current.stop(&clearedError{cause})
+	return nil
+}
+
 // begin registers an incarnation and numbers it.
 func (s *session) begin(in *incarnation) uint64 {
 	s.mu.Lock()

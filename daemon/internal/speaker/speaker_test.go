@@ -134,6 +134,39 @@ func TestHeldSessionDoesNotConnect(t *testing.T) {
 	ra.until("up again", func() bool { return ra.state(0).up })
 }
 
+// TestClear clears one of two sessions: its peer receives Cease, Administrative Reset (RFC 4486: 6/4), the owner the cause, and it connects again without a
+// pause; the other session stays. A session that is not established is refused with its state.
+func TestClear(t *testing.T) {
+	server, leaf := pairConfig(t, 2)
+	a, b := create(t, server), create(t, leaf)
+	a.SetAdminState(0, false, "no carrier")
+	ra, rb := start(t, a), start(t, b)
+	ra.until("held", func() bool { return ra.Status(0).State == Held })
+	if err := ra.Clear(0, "by a test"); err == nil || !strings.Contains(err.Error(), "held: held down: no carrier") {
+		t.Errorf("a held session: %v", err)
+	}
+	ra.SetAdminState(0, true, "")
+	for i := range 2 {
+		ra.until("up", func() bool { return ra.state(i).up && ra.Status(i).State == Established })
+		rb.until("up", func() bool { return rb.state(i).up })
+	}
+	before, other := ra.Status(0), ra.Status(1)
+	if err := ra.Clear(0, "by a test"); err != nil {
+		t.Fatal(err)
+	}
+	ra.until("up again", func() bool { s := ra.Status(0); return s.State == Established && s.Generation > before.Generation })
+	if s := ra.Status(0); s.Reason != "by a test" || s.Flaps != before.Flaps+1 {
+		t.Errorf("reason %q, %d flaps", s.Reason, s.Flaps)
+	}
+	rb.until("the peer up again", func() bool { return rb.Status(0).State == Established && rb.Status(0).Flaps > 0 })
+	if reason := rb.Status(0).Reason; !strings.Contains(reason, "NOTIFICATION 6/4") {
+		t.Errorf("the peer's reason is %q", reason)
+	}
+	if s := ra.Status(1); s.Generation != other.Generation || s.State != Established {
+		t.Errorf("the other session is %v in generation %d", s.State, s.Generation)
+	}
+}
+
 func TestRestartedPeerReplacesItsConnection(t *testing.T) {
 	server, leaf := pairConfig(t, 1)
 	a, b := startPair(t, server, leaf)

@@ -36,6 +36,7 @@ var methods = map[string]access{
 	farev1.FabricService_WatchEvents_FullMethodName:  accessRead,
 	farev1.FabricService_Drain_FullMethodName:        accessOperate,
 	farev1.FabricService_Undrain_FullMethodName:      accessOperate,
+	farev1.FabricService_ClearSession_FullMethodName: accessOperate,
 	farev1.FabricService_Reload_FullMethodName:       accessOperate,
 
 	healthpb.Health_Check_FullMethodName: accessRead,

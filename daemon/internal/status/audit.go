@@ -52,6 +52,8 @@ func audited(req any) (subject, reason string) {
 		t, reason = req.GetTarget(), printable(req.GetReason())
 	case *farev1.UndrainRequest:
 		t = req.GetTarget()
+	case *farev1.ClearSessionRequest:
+		return printable("session " + req.GetSession()), ""
 	case *farev1.ReloadRequest:
 		return "configuration", ""
 	}

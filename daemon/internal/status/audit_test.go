@@ -46,6 +46,7 @@ func TestRefusedCallsAreRecorded(t *testing.T) {
 	_, clients := matrixClients(t, func(c *ServiceConfig) {
 		refuse := &Problem{Kind: Refused, Subject: "it", Remedy: "do otherwise", Err: fmt.Errorf("no")}
 		c.Drain = func(context.Context, DrainRequest) (DrainTarget, []string, error) { return DrainTarget{}, nil, refuse }
+		c.ClearSession = func(context.Context, string) error { return refuse }
 		c.Reload = func(context.Context, bool) ([]string, error) { return nil, refuse }
 		c.Record = func(e Event) { events <- e }
 		c.Now = func() time.Time { return time.Unix(3600*hours.Load(), 0) }
@@ -65,6 +66,10 @@ func TestRefusedCallsAreRecorded(t *testing.T) {
 			}},
 			{"undrain", "plane p0", func() error {
 				_, err := fabric.Undrain(t.Context(), &farev1.UndrainRequest{Target: p0})
+				return err
+			}},
+			{"clearsession", "session p0/p0a", func() error {
+				_, err := fabric.ClearSession(t.Context(), &farev1.ClearSessionRequest{Session: "p0/p0a"})
 				return err
 			}},
 			{"reload", "configuration", func() error {

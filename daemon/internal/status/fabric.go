@@ -283,6 +283,17 @@ func (f *fabricService) drain(ctx context.Context, t *farev1.DrainTarget, req Dr
 	return target, sessions, controlError(ctx, err)
 }
 
+// ClearSession implements fare.v1.FabricService.
+func (f *fabricService) ClearSession(ctx context.Context, req *farev1.ClearSessionRequest) (*farev1.ClearSessionResponse, error) {
+	if req.GetSession() == "" {
+		return nil, toRPC(fieldErrors{{"session", "it is empty: name a session of ListSessions"}})
+	}
+	if err := f.s.c.ClearSession(ctx, req.GetSession()); err != nil {
+		return nil, controlError(ctx, err)
+	}
+	return &farev1.ClearSessionResponse{Revision: f.s.c.Reader.Revision()}, nil
+}
+
 // Reload implements fare.v1.FabricService.
 func (f *fabricService) Reload(ctx context.Context, req *farev1.ReloadRequest) (*farev1.ReloadResponse, error) {
 	changes, err := f.s.c.Reload(ctx, req.GetDryRun())
@@ -292,7 +303,7 @@ func (f *fabricService) Reload(ctx context.Context, req *farev1.ReloadRequest) (
 	return &farev1.ReloadResponse{Changes: changes}, nil
 }
 
-// controlError converts an error of Drain or Reload. An error that is neither a Problem nor the caller's context is a fault of the daemon.
+// controlError converts an error of Drain, ClearSession or Reload. An error that is neither a Problem nor the caller's context is a fault of the daemon.
 func controlError(ctx context.Context, err error) error {
 	var p *Problem
 	if err != nil && ctx.Err() == nil && !errors.As(err, &p) {

@@ -169,7 +169,7 @@ func TestEventKindsHaveNames(t *testing.T) {
 func TestControl(t *testing.T) {
 	l := newFake(1, 10)
 	l.start(t)
-	var asked []string
+	var asked, cleared []string
 	var forced []bool
 	var fail error
 	s := l.service(t, func(c *ServiceConfig) {
@@ -180,6 +180,10 @@ func TestControl(t *testing.T) {
 				return req.Target, nil, fail
 			}
 			return req.Target, []string{"p0/p0a"}, l.do(ctx, func() { l.builder.MarkFabric(); l.builder.Commit() })
+		}
+		c.ClearSession = func(_ context.Context, name string) error {
+			cleared = append(cleared, name)
+			return fail
 		}
 		c.Reload = func(_ context.Context, dryRun bool) ([]string, error) {
 			if dryRun {
@@ -220,6 +224,12 @@ func TestControl(t *testing.T) {
 	if got := asked[len(asked)-1]; !strings.Contains(strings.Join(asked, "\n"), "new optics") || got == "" {
 		t.Errorf("the reason was lost: %s", got)
 	}
+	if _, err := srv.fabric.ClearSession(t.Context(), &farev1.ClearSessionRequest{}); !slices.Equal(violations(t, err), []string{"session"}) {
+		t.Errorf("a session without a name: %v", err)
+	}
+	if r, err := srv.fabric.ClearSession(t.Context(), &farev1.ClearSessionRequest{Session: "p0/p0a"}); err != nil || r.Revision == 0 || !slices.Equal(cleared, []string{"p0/p0a"}) {
+		t.Errorf("clear: %v, %v, cleared %q", r, err, cleared)
+	}
 	if r, err := srv.fabric.Reload(t.Context(), &farev1.ReloadRequest{DryRun: true}); err != nil || !slices.Equal(r.Changes, []string{"would change"}) {
 		t.Errorf("dry run: %v, %v", r, err)
 	}
@@ -237,7 +247,8 @@ func TestControl(t *testing.T) {
 		fail = c.err
 		_, derr := srv.fabric.Drain(t.Context(), &farev1.DrainRequest{Target: plane})
 		_, rerr := srv.fabric.Reload(t.Context(), &farev1.ReloadRequest{})
-		for _, err := range []error{derr, rerr} {
+		_, cerr := srv.fabric.ClearSession(t.Context(), &farev1.ClearSessionRequest{Session: "p0/p0a"})
+		for _, err := range []error{derr, cerr, rerr} {
 			st := grpcstatus.Convert(err)
 			if st.Code() != c.want || len(st.Details()) == 0 || !strings.Contains(st.Message(), c.err.Error()) {
 				t.Errorf("%v became %v with %d details", c.err, err, len(st.Details()))

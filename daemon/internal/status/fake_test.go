@@ -293,10 +293,11 @@ func (l *fakeLoop) service(t testing.TB, change func(*ServiceConfig)) *Service {
 			_, ok := l.destinations[p]
 			return Explanation{Rules: []string{"explained " + p.String()}}, ok || p.Prefix == routeOnly
 		},
-		Drain:  func(_ context.Context, r DrainRequest) (DrainTarget, []string, error) { return r.Target, nil, nil },
-		Reload: func(context.Context, bool) ([]string, error) { return nil, nil },
-		Record: func(e Event) { _ = l.do(context.Background(), func() { l.builder.Event(e) }) },
-		Log:    slog.New(slog.NewTextHandler(io.Discard, nil)),
+		Drain:        func(_ context.Context, r DrainRequest) (DrainTarget, []string, error) { return r.Target, nil, nil },
+		ClearSession: func(context.Context, string) error { return nil },
+		Reload:       func(context.Context, bool) ([]string, error) { return nil, nil },
+		Record:       func(e Event) { _ = l.do(context.Background(), func() { l.builder.Event(e) }) },
+		Log:          slog.New(slog.NewTextHandler(io.Discard, nil)),
 	}
 	if change != nil {
 		change(&c)

@@ -105,6 +105,10 @@ func TestMatrixOfRoles(t *testing.T) {
 			handled <- grpcserve.CallerOf(ctx).String()
 			return r.Target, nil, nil
 		}
+		c.ClearSession = func(ctx context.Context, _ string) error {
+			handled <- grpcserve.CallerOf(ctx).String()
+			return nil
+		}
 		c.Reload = func(ctx context.Context, _ bool) ([]string, error) {
 			handled <- grpcserve.CallerOf(ctx).String()
 			return nil, nil
@@ -112,6 +116,7 @@ func TestMatrixOfRoles(t *testing.T) {
 	})
 	operating := map[string]bool{
 		"/fare.v1.FabricService/Drain": true, "/fare.v1.FabricService/Undrain": true, "/fare.v1.FabricService/Reload": true,
+		"/fare.v1.FabricService/ClearSession": true,
 	}
 	tested := 0
 	for name, service := range srv.server.endpoints[0].grpc.GetServiceInfo() {
@@ -137,7 +142,7 @@ func TestMatrixOfRoles(t *testing.T) {
 	if want := len(methods) * len(clients); tested != want {
 		t.Errorf("%d combinations, want %d", tested, want)
 	}
-	// The empty reload is valid and reached its handler, once for each operator; the empty drains are invalid.
+	// The empty reload is valid and reached its handler, once for each operator; the empty drains and the session without a name are invalid.
 	operators := 0
 	for _, c := range clients {
 		if c.operate {
@@ -155,13 +160,14 @@ func TestMatrixOfRoles(t *testing.T) {
 		fabric, p0 := farev1.NewFabricServiceClient(c.conn), &farev1.DrainTarget{Target: &farev1.DrainTarget_Plane{Plane: "p0"}}
 		_, drain := fabric.Drain(t.Context(), &farev1.DrainRequest{Target: p0, Force: true})
 		_, undrain := fabric.Undrain(t.Context(), &farev1.UndrainRequest{Target: p0})
+		_, clear := fabric.ClearSession(t.Context(), &farev1.ClearSessionRequest{Session: "p0/p0a"})
 		_, reload := fabric.Reload(t.Context(), &farev1.ReloadRequest{})
-		for i, err := range []error{drain, undrain, reload} {
+		for i, err := range []error{drain, undrain, clear, reload} {
 			if (err == nil) != c.operate {
 				t.Errorf("call %d over %s: %v, want success %v", i, c.name, err, c.operate)
 			}
 		}
-		if want := 3; c.operate && len(handled) != want || !c.operate && len(handled) != 0 {
+		if want := 4; c.operate && len(handled) != want || !c.operate && len(handled) != 0 {
 			t.Fatalf("%d handlers ran over %s", len(handled), c.name)
 		}
 		for len(handled) > 0 {

@@ -45,6 +45,8 @@ type ServiceConfig struct {
 	// Drain drains or undrains a target, and records that it did. It returns the target in the form of Process.Drains and the sessions concerned. Draining a drained target is not an
 	// error. Errors are Problems.
 	Drain func(context.Context, DrainRequest) (DrainTarget, []string, error)
+	// ClearSession closes the established session of this name, which connects again, and records that it did. Errors are Problems.
+	ClearSession func(ctx context.Context, session string) error
 	// Reload reads the configuration again, records that it did, and returns the changes made, or with dryRun the changes it would make. Errors are Problems.
 	Reload func(ctx context.Context, dryRun bool) ([]string, error)
 	// Record appends an event, of a refused call; nil leaves such calls to the log, which has them too.
@@ -75,8 +77,8 @@ type Service struct {
 // NewService returns a Service, or an error if the configuration is incomplete.
 func NewService(c ServiceConfig) (*Service, error) {
 	switch {
-	case c.Reader == nil, c.Explain == nil, c.Drain == nil, c.Reload == nil:
-		return nil, errors.New("status service: Reader, Explain, Drain and Reload are needed")
+	case c.Reader == nil, c.Explain == nil, c.Drain == nil, c.ClearSession == nil, c.Reload == nil:
+		return nil, errors.New("status service: Reader, Explain, Drain, ClearSession and Reload are needed")
 	case c.MaxWatches < 0:
 		return nil, errors.New("status service: MaxWatches is negative")
 	}
