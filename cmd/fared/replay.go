@@ -88,5 +88,5 @@ func (e *env) replay(in io.Reader, name string, timeline bool) error {
 	for _, d := range list.destinations {
 		list.revision = max(list.revision, d.Revision)
 	}
-	return e.printWeights(list)
+	return e.printWeights(list, true)
 }

@@ -37,7 +37,7 @@ func TestRowsOfSources(t *testing.T) {
 		}},
 	} {
 		var out bytes.Buffer
-		if err := (&env{out: &out, output: "table"}).printWeights(&weightList{destinations: test.rows}); err != nil {
+		if err := (&env{out: &out, output: "table"}).printWeights(&weightList{destinations: test.rows}, false); err != nil {
 			t.Fatal(err)
 		}
 		var got []string

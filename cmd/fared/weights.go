@@ -22,7 +22,7 @@ const sourceUsage = "only weights and pairs of these local loopbacks; repeatable
 
 func weightsCommand(e *env) *cobra.Command {
 	var destinations, sources, services []string
-	var explain bool
+	var explain, all bool
 	var diff string
 	c := &cobra.Command{
 		Use: "weights", Short: "Show how traffic to each GPU is split", Args: noArgs,
@@ -30,9 +30,12 @@ func weightsCommand(e *env) *cobra.Command {
 or yaml also the queue pair slots and source ports of each pair, with --service those for
 other services too (PairSlots.services).
 
+On a terminal, more than 100 destinations are summed up: one row for each distinct vector of
+weights and state, with an example; --all shows a row for each, as a pipe and -o json do.
+
 --diff compares with an earlier 'fared weights -o json': it lists the destinations whose
 weights or bandwidths changed, and exits with 1 if there are any.`,
-		Example: "  fared weights\n  fared weights --destination 10.255.0.2 --explain\n  fared weights --source 10.255.0.1 -o json\n" +
+		Example: "  fared weights\n  fared weights --destination 10.255.0.2 --explain\n  fared weights --source 10.255.0.1 -o json\n  fared weights --all\n" +
 			"  fared weights -o json > before.json; fared weights --diff before.json",
 		RunE: func(c *cobra.Command, _ []string) error {
 			conn, err := e.dial()
@@ -56,30 +59,31 @@ weights or bandwidths changed, and exits with 1 if there are any.`,
 				return e.print(resp, func(w *tabwriter.Writer) { explainTables(w, resp.Weights) })
 			}
 			filter := &farev1.WeightFilter{Destinations: destinations, Sources: sources, OmitPairs: e.output == "table" || diff != ""}
-			all := &weightList{}
+			list := &weightList{}
 			for token := ""; ; {
 				page, err := client.ListWeights(c.Context(), &farev1.ListWeightsRequest{Filter: filter, PageToken: token, Services: of})
 				if err != nil {
 					return e.explain(err, known)
 				}
-				all.revision, all.destinations = page.Revision, append(all.destinations, page.Weights...)
+				list.revision, list.destinations = page.Revision, append(list.destinations, page.Weights...)
 				if token = page.NextPageToken; token == "" {
 					break
 				}
 			}
-			if len(destinations) > 0 && len(all.destinations) == 0 {
+			if len(destinations) > 0 && len(list.destinations) == 0 {
 				return &exitError{exitNotFound, fmt.Errorf("no destination within %s", strings.Join(destinations, ", ")), known}
 			}
 			if diff != "" {
-				return e.printDiff(diff, all)
+				return e.printDiff(diff, list)
 			}
-			return e.printWeights(all)
+			return e.printWeights(list, all)
 		},
 	}
 	c.Flags().StringSliceVarP(&destinations, "destination", "d", nil, "only these destinations: an address or a covering prefix; repeatable")
 	c.Flags().StringSliceVarP(&sources, "source", "s", nil, sourceUsage)
 	c.Flags().StringSliceVar(&services, "service", nil, "with -o json or yaml, add the source ports for this service, such as udp/4444; repeatable")
 	c.Flags().BoolVar(&explain, "explain", false, "show the routes, communities, links and rules behind one destination's weights")
+	c.Flags().BoolVarP(&all, "all", "a", false, "on a terminal, a row for each of more than 100 destinations too")
 	c.Flags().StringVar(&diff, "diff", "", "list the changes since this file, an output of 'fared weights -o json'; - is standard input")
 	_ = c.MarkFlagFilename("diff", "json")
 	for _, flag := range []string{"explain", "destination", "source", "service"} {
@@ -121,9 +125,15 @@ func (l *weightList) json() []byte {
 	return append(b, "]}"...)
 }
 
-func (e *env) printWeights(l *weightList) error {
+// mostRows is the greatest number of destinations that a terminal shows one by one.
+const mostRows = 100
+
+func (e *env) printWeights(l *weightList, all bool) error {
 	if e.output != "table" {
 		return printJSON(e.out, e.output, l.json())
+	}
+	if e.terminal != nil && !all && len(l.destinations) > mostRows {
+		return e.sumWeights(l)
 	}
 	w := tabwriter.NewWriter(e.out, 0, 0, 2, ' ', 0)
 	planes, several := planesOf(l.destinations), severalSources(l.destinations)
@@ -132,6 +142,56 @@ func (e *env) printWeights(l *weightList) error {
 		weightsRow(w, d, planes, several)
 	}
 	return w.Flush()
+}
+
+// sumWeights prints a row for each group of destinations with the same sources, weights and state, the largest group first.
+func (e *env) sumWeights(l *weightList) error {
+	planes, several := planesOf(l.destinations), severalSources(l.destinations)
+	type group struct {
+		cells []string // sources, weights and state
+		first string
+		size  int
+	}
+	var groups []*group
+	of := map[string]*group{}
+	for _, d := range l.destinations {
+		var cells []string
+		if several {
+			cells = append(cells, strings.Join(d.Sources, ","))
+		}
+		for _, name := range planes {
+			cell := "-"
+			if i := slices.IndexFunc(d.Planes, func(p *farev1.PlaneWeight) bool { return p.Plane == name }); i >= 0 {
+				cell = fmt.Sprint(d.Planes[i].Weight)
+			}
+			cells = append(cells, cell)
+		}
+		cells = append(cells, effect(d))
+		key := strings.Join(cells, "\t")
+		if of[key] == nil {
+			of[key] = &group{cells: cells, first: d.Destination}
+			groups = append(groups, of[key])
+		}
+		of[key].size++
+	}
+	slices.SortStableFunc(groups, func(a, b *group) int { return cmp.Compare(b.size, a.size) })
+	w := tabwriter.NewWriter(e.out, 0, 0, 2, ' ', 0)
+	cells := []string{"DESTINATIONS", "SUCH AS"}
+	if several {
+		cells = append(cells, "SOURCE")
+	}
+	for _, p := range planes {
+		cells = append(cells, strings.ToUpper(p))
+	}
+	row(w, append(cells, "STATE")...)
+	for _, g := range groups {
+		row(w, append([]string{fmt.Sprint(g.size), g.first}, g.cells...)...)
+	}
+	if err := w.Flush(); err != nil {
+		return err
+	}
+	_, err := fmt.Fprintf(e.out, "weights of each plane; --all shows each of the %d rows with bandwidths\n", len(l.destinations))
+	return err
 }
 
 // planesOf lists the planes of all rows, each between its neighbors: source groups may have different ones.
