@@ -21,9 +21,10 @@ import (
 )
 
 func statusCommand(e *env) *cobra.Command {
-	return repeatable(e, readFlags(e, &cobra.Command{
+	var all bool
+	c := repeatable(e, readFlags(e, &cobra.Command{
 		Use: "status", Short: "Show the daemon's state at a glance", Args: noArgs,
-		Example: "  fared status\n  fared status --watch\n  fared status -o json",
+		Example: "  fared status\n  fared status --watch\n  fared status --all\n  fared status -o json",
 		RunE: func(c *cobra.Command, _ []string) error {
 			conn, err := e.dial()
 			if err != nil {
@@ -34,12 +35,19 @@ func statusCommand(e *env) *cobra.Command {
 			if err != nil {
 				return e.explain(err, "see fared status --help")
 			}
-			return e.print(st, func(w *tabwriter.Writer) { statusTable(w, st) })
+			return e.print(st, func(w *tabwriter.Writer) { statusTable(w, st, all) })
 		},
 	}))
+	c.Flags().BoolVarP(&all, "all", "a", false, "also the counters of this server's own routes that leaves send back, which every fabric has")
+	return c
 }
 
-func statusTable(w *tabwriter.Writer, st *farev1.GetStatusResponse) {
+// expectedCounters count routes to this server's loopbacks that leaves send back. Where they are a fault (servers that share an AS, a loopback that another AS
+// announces), the faults and conflicts have it.
+var expectedCounters = []string{`guard_dropped{reason="route_as_loop"}`, `inputs_ignored{reason="own-loopback"}`}
+
+// statusTable draws the status; all includes the expected counters.
+func statusTable(w *tabwriter.Writer, st *farev1.GetStatusResponse, all bool) {
 	row(w, "role", st.Role)
 	row(w, "version", st.Version)
 	row(w, "router ID", fmt.Sprintf("%s  AS %d", st.RouterId, st.AsNumber))
@@ -95,7 +103,7 @@ func statusTable(w *tabwriter.Writer, st *farev1.GetStatusResponse) {
 		}
 	}
 	for _, c := range st.Counters {
-		if c.Value != 0 {
+		if c.Value != 0 && (all || !slices.Contains(expectedCounters, c.Name)) {
 			row(w, c.Name, fmt.Sprint(c.Value))
 		}
 	}

@@ -258,7 +258,8 @@ func (f *fake) GetStatus(ctx context.Context, _ *farev1.GetStatusRequest) (*fare
 			Limitations: []*farev1.Limitation{{Reason: "rp-filter", Text: "rp_filter is strict on p0.0", Remedy: "set it to 2"}}},
 		SlotTableFailures: 3, SlotTableError: "write /run/fared/slots: no space left on device",
 		DrainsError: drainsError,
-		Counters:    []*farev1.Counter{{Name: `guard_dropped{reason="not-accepted"}`, Value: 3}, {Name: `inputs_ignored{reason="old-generation"}`}},
+		Counters: []*farev1.Counter{{Name: `guard_dropped{reason="not-accepted"}`, Value: 3}, {Name: `guard_dropped{reason="route_as_loop"}`, Value: 112},
+			{Name: `inputs_ignored{reason="old-generation"}`}, {Name: `inputs_ignored{reason="own-loopback"}`, Value: 4}},
 	}, nil
 }
 
