@@ -9,8 +9,6 @@ import (
 	"time"
 	"unicode/utf8"
 
-	"golang.org/x/term"
-
 	farev1 "github.com/fared/fared/api/fare/v1"
 	"github.com/fared/fared/lab"
 	"github.com/fared/fared/lab/judge"
@@ -169,10 +167,7 @@ func (s *labLive) change(f func()) {
 func (s *labLive) draw() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	columns, rows, err := term.GetSize(int(s.e.terminal.Fd()))
-	if err != nil || columns <= 0 || rows <= 0 {
-		columns, rows = 80, 24
-	}
+	columns, rows := s.e.screen()
 	var b strings.Builder
 	b.WriteString(home)
 	for _, line := range frame(s.picture(max(1, rows-10), columns), s.done, 0, columns, rows) {

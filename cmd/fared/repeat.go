@@ -56,7 +56,8 @@ func repeatable(e *env, c *cobra.Command) *cobra.Command {
 	return c
 }
 
-// frameOf returns what shows a state in place of the previous one.
+// frameOf returns what shows a state in place of the previous one. In a terminal it is cut to the terminal's present size, because a line that wraps, or one
+// too many, would scroll the head away.
 func (e *env) frameOf(text string, first bool) string {
 	switch {
 	case e.terminal == nil && first:
@@ -64,9 +65,21 @@ func (e *env) frameOf(text string, first bool) string {
 	case e.terminal == nil:
 		return "\n" + text
 	}
+	columns, rows := e.screen()
+	lines := strings.Split(strings.TrimSuffix(text, "\n"), "\n")
+	if hidden := len(lines) - (rows - 1); hidden > 0 { // the last row is the cursor's
+		lines = append(lines[:max(0, rows-2)], fmt.Sprintf("... and %d more lines, without --watch", hidden+1))
+		lines = lines[:min(len(lines), rows-1)]
+	}
 	begin := home
 	if first {
 		begin = "\x1b[2J" + home // the first state begins on an empty screen
 	}
-	return begin + strings.ReplaceAll(text, "\n", clearLine+"\n") + clearBelow
+	var b strings.Builder
+	b.WriteString(begin)
+	for _, line := range lines {
+		b.WriteString(fit(line, columns) + clearLine + "\n")
+	}
+	b.WriteString(clearBelow)
+	return b.String()
 }

@@ -43,6 +43,15 @@ func terminal(w io.Writer) *os.File {
 	return f
 }
 
+// screen returns the present size of the terminal, 80 by 24 if it does not know its size.
+func (e *env) screen() (columns, rows int) {
+	columns, rows, err := term.GetSize(int(e.terminal.Fd()))
+	if err != nil || columns <= 0 || rows <= 0 {
+		return 80, 24
+	}
+	return columns, rows
+}
+
 // Colors, for a terminal whose user has not set NO_COLOR (https://no-color.org).
 const (
 	bold   = "\x1b[1m"

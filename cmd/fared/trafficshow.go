@@ -9,8 +9,6 @@ import (
 	"time"
 	"unicode/utf8"
 
-	"golang.org/x/term"
-
 	farev1 "github.com/fared/fared/api/fare/v1"
 	"github.com/fared/fared/fare"
 	"github.com/fared/fared/traffic"
@@ -105,10 +103,7 @@ func (s *trafficLive) close() { fmt.Fprint(s.e.out, firstScreen) }
 
 func (s *trafficLive) draw() {
 	s.drawn = time.Now()
-	columns, rows, err := term.GetSize(int(s.e.terminal.Fd()))
-	if err != nil || columns <= 0 || rows <= 0 {
-		columns, rows = 80, 24
-	}
+	columns, rows := s.e.screen()
 	var b strings.Builder
 	b.WriteString(home)
 	for _, line := range s.frame(columns, rows) {
