@@ -20,10 +20,10 @@ const (
 
 // reweighed is the burst of changed weights that no event has reported yet. A vector and its weights are of the planes of its source group.
 type reweighed struct {
-	since time.Time           // of the first change, zero if there is none
+	since time.Time // of the first change, zero if there is none
 	// effect is the time at which all changes so far were in effect, zero while some are not.
 	effect time.Time
-	now   map[uint32][]uint32 // plane weights of each declared vector
+	now    map[uint32][]uint32 // plane weights of each declared vector
 	// before has the weights at since of the vectors that were set or deleted since then, nil for those that did not exist.
 	before map[uint32][]uint32
 	moves  map[[2]uint32]int // destinations by their vector before and after, 0 for none
