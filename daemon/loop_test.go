@@ -23,7 +23,7 @@ import (
 func services(t *testing.T, l *loop) *status.Service {
 	t.Helper()
 	here := func(_ context.Context, fn func()) error { fn(); return nil }
-	s, err := status.NewService(status.ServiceConfig{Reader: l.builder.Reader(here), Explain: l.explain, Drain: noDrain, Reload: noReload})
+	s, err := status.NewService(status.ServiceConfig{Reader: l.builder.Reader(here), Explain: l.explain, Drain: noDrain, ClearSession: noClear, Reload: noReload})
 	if err != nil {
 		t.Fatal(err)
 	}

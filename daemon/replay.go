@@ -30,7 +30,7 @@ func Weights(c *core.Core) ([]*farev1.DestinationWeights, error) {
 	})
 	l.builder.Commit()
 	here := func(_ context.Context, fn func()) error { fn(); return nil }
-	service, err := status.NewService(status.ServiceConfig{Reader: l.builder.Reader(here), Explain: l.explain, Drain: noDrain, Reload: noReload})
+	service, err := status.NewService(status.ServiceConfig{Reader: l.builder.Reader(here), Explain: l.explain, Drain: noDrain, ClearSession: noClear, Reload: noReload})
 	var all []*farev1.DestinationWeights
 	for token := ""; err == nil; {
 		var page *farev1.ListWeightsResponse
@@ -47,4 +47,5 @@ func Weights(c *core.Core) ([]*farev1.DestinationWeights, error) {
 func noDrain(context.Context, status.DrainRequest) (status.DrainTarget, []string, error) {
 	return status.DrainTarget{}, nil, errStopped
 }
+func noClear(context.Context, string) error            { return errStopped }
 func noReload(context.Context, bool) ([]string, error) { return nil, errStopped }
