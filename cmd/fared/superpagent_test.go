@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"net/netip"
+	"os"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -259,6 +260,18 @@ func TestSuperpSupervise(t *testing.T) {
 	if err := agent.cmd.Process.Signal(syscall.SIGSTOP); err != nil {
 		t.Fatal(err)
 	}
+	within(t, generous, func() error { // its threads stop one after the other
+		tasks, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/stat", agent.cmd.Process.Pid))
+		if err != nil {
+			return err
+		}
+		for _, task := range tasks {
+			if text, err := os.ReadFile(task); err != nil || !strings.Contains(string(text), ") T ") {
+				return fmt.Errorf("%s: %s, %v", task, text, err)
+			}
+		}
+		return nil
+	})
 	e := refused(t, exitFailed, "superp-agent", "write", cid, memory, "--agent", a)
 	if err := agent.cmd.Process.Signal(syscall.SIGCONT); err != nil {
 		t.Fatal(err)

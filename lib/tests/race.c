@@ -4,6 +4,7 @@
 
 #include <fcntl.h>
 #include <pthread.h>
+#include <sched.h>
 #include <stdatomic.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -16,7 +17,7 @@
 
 static unsigned char *mem;
 static size_t pair_at, vector_at;
-static atomic_int stop;
+static atomic_int stop, written; /* written: the shares of the slots are equal, which those of the file are not */
 static struct fared_address source, destination;
 static atomic_ulong readings, retries;
 static struct fared_table *shared;
@@ -44,6 +45,7 @@ static void *write_records(void *unused)
 		store64(pair_at + L_PAIR_REVISION, k);
 		store32(pair_at, ++pair_sequence);
 		store32(L_HEADER_WAKE, k);
+		atomic_store(&written, 1);
 	}
 	return NULL;
 }
@@ -99,6 +101,8 @@ int main(int argc, char **argv)
 	struct fared_table *own[2];
 	CHECK(fared_open(&shared, argv[1]) == 0 && fared_open(&own[0], argv[1]) == 0 && fared_open(&own[1], argv[1]) == 0);
 	CHECK(pthread_create(&threads[0], NULL, write_records, NULL) == 0);
+	while (!atomic_load(&written))
+		sched_yield();
 	for (int i = 1; i < 5; i++)
 		CHECK(pthread_create(&threads[i], NULL, read_records, i < 3 ? NULL : own[i - 3]) == 0);
 	struct timespec pause = {.tv_sec = atoi(argv[2])};
