@@ -39,6 +39,9 @@ type Ruleset struct {
 	translates bool
 }
 
+// Empty reports whether no chain is called for packets, so that none is dropped.
+func (rs *Ruleset) Empty() bool { return len(rs.base) == 0 }
+
 // chainName names a chain, or a set, of a table.
 type chainName struct {
 	family       uint8

@@ -9,9 +9,11 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"reflect"
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
@@ -61,16 +63,28 @@ type Inspector struct {
 	rules      *firewall.Ruleset
 	generation uint32
 	err        error // of the last look at the firewall
+	// judged are the findings about the firewall for the query, at a time.
+	judged []Finding
+	query  *Query
+	at     time.Time
 }
+
+// rejudge is the time after which the firewall is judged again without a change of its rules, because the indexes of devices may have changed.
+const rejudge = 10 * time.Second
 
 // Inspect returns the findings for a use, in a fixed order. The caller runs inside the network namespace; without CAP_NET_ADMIN the firewall is not
 // examined, and Err has the reason.
 func (in *Inspector) Inspect(q *Query) []Finding {
 	out := strictFilters(q.SubPorts)
-	if in.err = in.look(); in.rules != nil {
-		out = append(out, in.firewall(q)...)
+	before := in.generation
+	if in.err = in.look(); in.rules == nil || in.rules.Empty() {
+		in.query = nil
+		return out
 	}
-	return out
+	if in.query == nil || in.generation != before || !reflect.DeepEqual(in.query, q) || time.Since(in.at) > rejudge {
+		in.judged, in.query, in.at = in.firewall(q), q, time.Now()
+	}
+	return append(out, in.judged...)
 }
 
 // Err returns the reason why the last Inspect did not examine the firewall, nil if it did. A kernel without nftables has none to examine.
