@@ -245,7 +245,8 @@ func serve(t testing.TB, server farev1.DataplaneServiceServer) *grpc.ClientConn 
 type stream struct {
 	t testing.TB
 	farev1.DataplaneService_ProgramClient
-	id uint64
+	id    uint64
+	retry bool // a retry was suggested with or after a refusal of the last try
 }
 
 func program(t testing.TB, server farev1.DataplaneServiceServer) *stream {
@@ -265,6 +266,7 @@ func program(t testing.TB, server farev1.DataplaneServiceServer) *stream {
 // try sends operations and returns the refusals.
 func (s *stream) try(ops ...*farev1.Operation) (refused []*farev1.Ack) {
 	s.t.Helper()
+	s.retry = false
 	for _, op := range ops {
 		op = proto.CloneOf(op)
 		s.id++
@@ -286,6 +288,7 @@ func (s *stream) try(ops ...*farev1.Operation) (refused []*farev1.Ack) {
 				refused = append(refused, ack)
 			}
 		}
+		s.retry = s.retry || response.Retry && len(refused) > 0
 	}
 	return refused
 }

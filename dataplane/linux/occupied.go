@@ -59,7 +59,7 @@ func (o *occupied) note(st *state, failures []failure) {
 	}
 }
 
-// free records that the route in a place was changed or removed.
+// free records that a route in a place was removed.
 func (o *occupied) free(at routeKey) {
 	if o.places[at] {
 		delete(o.places, at)

@@ -37,7 +37,9 @@ func (o *others) concerns(e rtnl.ObjectEvent) bool {
 	case e.Nexthop != nil:
 		return o.touchedNexthop(*e.Nexthop)
 	case e.Route != nil:
-		o.occupied.free(routeKey{e.Route.Prefix, e.Route.Table})
+		if e.Gone { // the notification of the route that occupies the place may arrive after the refusal
+			o.occupied.free(routeKey{e.Route.Prefix, e.Route.Table})
+		}
 		return o.concernsRoute(*e.Route)
 	case e.Rule != nil:
 		return e.Rule.Table == o.state.config.Table || o.state.config.ofSource(e.Rule.Table)

@@ -13,18 +13,17 @@ import (
 	"github.com/fared/fared/internal/netnstest"
 )
 
-// suggested waits until the data plane suggests a retry.
+// suggested waits until the data plane has suggested a retry of what the last try refused.
 func (s *stream) suggested() {
 	s.t.Helper()
-	for {
+	for !s.retry {
 		response, err := s.Recv()
 		if err != nil {
 			s.t.Fatal(err)
 		}
-		if response.Retry {
-			return
-		}
+		s.retry = response.Retry
 	}
+	s.retry = false
 }
 
 // TestOccupiedPlace checks that a destination whose place a foreign route has is refused, without work in the kernel when it is repeated, and that
