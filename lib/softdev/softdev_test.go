@@ -123,7 +123,10 @@ func (e *ends) play(t testing.TB, command ...string) string {
 		}
 		time.Sleep(50 * time.Millisecond)
 	}
-	if err != nil {
+	// perftest measures the processor's clock for its report, after the transfer. Where other processes disturb that it ends with an error, and no test
+	// judges speed.
+	unmeasured := strings.Contains(string(out), "Correlation coefficient r^2") && strings.Contains(string(out), "Can't produce a report")
+	if err != nil && !unmeasured {
 		t.Fatalf("%s: %v\n%s\nserver:\n%s", strings.Join(command, " "), err, out, server.Log())
 	}
 	netnstest.Eventually(t, time.Minute, func() error {
