@@ -94,19 +94,26 @@ func (b *bed) slotsLeave(ports []uint32) {
 	})
 }
 
-// TestProgramInFront checks that the steering returns to the head of the chain when another program is attached in front of it, without a second instance
-// that stays, that its state is adopted by the next agent, and that the report names the other program. The kernel runs programs until one ends the chain,
-// so no packet of a slot leaves behind the other program.
-func TestProgramInFront(t *testing.T) {
+// newFrontBed returns a bed with the steering of one pair, its reports, and the source ports of its slots.
+func newFrontBed(t *testing.T) (*bed, *reports, []uint32) {
+	t.Helper()
 	b := newBed(t, families[0])
 	b.cfg.AuditInterval = time.Hour
 	b.resolve()
 	b.open()
-	var r reports
+	r := &reports{}
 	b.s.Guard(r.take)
 	b.greet(farev1.Mode_MODE_PER_FLOW)
 	ports := sequence(8, 5, 10127)
 	b.commit(setGroup(testGroup(1, 8, false, 1, 1, 1, 1)), setDestination(b.family.destination, 1, b.family.source, ports))
+	return b, r, ports
+}
+
+// TestProgramInFront checks that the steering returns to the head of the chain when another program is attached in front of it, without a second instance
+// that stays, that its state is adopted by the next agent, and that the report names the other program. The kernel runs programs until one ends the chain,
+// so no packet of a slot leaves behind the other program.
+func TestProgramInFront(t *testing.T) {
+	b, r, ports := newFrontBed(t)
 	b.slotsLeave(ports)
 	o := b.observe()
 	netnstest.Eventually(t, patience, func() error {
@@ -139,15 +146,7 @@ func TestProgramInFront(t *testing.T) {
 // TestProgramKeepsFront checks that the agent gives up when another program is attached in front again and again, names it until it is gone, and repairs
 // other objects meanwhile.
 func TestProgramKeepsFront(t *testing.T) {
-	b := newBed(t, families[0])
-	b.cfg.AuditInterval = time.Hour
-	b.resolve()
-	b.open()
-	var r reports
-	b.s.Guard(r.take)
-	b.greet(farev1.Mode_MODE_PER_FLOW)
-	ports := sequence(8, 5, 10127)
-	b.commit(setGroup(testGroup(1, 8, false, 1, 1, 1, 1)), setDestination(b.family.destination, 1, b.family.source, ports))
+	b, r, ports := newFrontBed(t)
 	var all []observer
 	for range mostReturns {
 		all = append(all, b.observe())

@@ -2,7 +2,6 @@ package bpf
 
 import (
 	"fmt"
-	"net"
 	"net/netip"
 	"strings"
 	"testing"
@@ -21,25 +20,7 @@ const jumbo = 9000 - 20 - 8
 // sends reports whether a datagram that must not be fragmented can be sent from a port, by path MTU discovery (IP_PMTUDISC_DO).
 func (b *bed) sends(port uint32, bytes int) error {
 	b.Helper()
-	return b.server.Do(func() error {
-		socket, err := net.DialUDP("udp4", net.UDPAddrFromAddrPort(netip.AddrPortFrom(b.family.source.Addr(), uint16(port))),
-			net.UDPAddrFromAddrPort(netip.AddrPortFrom(b.family.destination.Addr(), roce)))
-		if err != nil {
-			return err
-		}
-		defer socket.Close()
-		raw, err := socket.SyscallConn()
-		if err != nil {
-			return err
-		}
-		if failed := raw.Control(func(fd uintptr) {
-			err = unix.SetsockoptInt(int(fd), unix.SOL_IP, unix.IP_MTU_DISCOVER, unix.IP_PMTUDISC_DO)
-		}); failed != nil || err != nil {
-			return fmt.Errorf("IP_MTU_DISCOVER: %w, %w", failed, err)
-		}
-		_, err = socket.Write(make([]byte, bytes))
-		return err
-	})
+	return b.server.SendWhole(netip.AddrPortFrom(b.family.source.Addr(), uint16(port)), netip.AddrPortFrom(b.family.destination.Addr(), roce), bytes)
 }
 
 // TestUnequalMTU checks by packets of 9,000 bytes that only sub-ports which carry packets bound the size: not one that is down, that was set down, or that

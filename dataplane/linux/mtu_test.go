@@ -2,7 +2,6 @@ package linux
 
 import (
 	"fmt"
-	"net"
 	"net/netip"
 	"testing"
 	"time"
@@ -24,7 +23,7 @@ func TestJumboPastASmallSubPort(t *testing.T) {
 	s := program(t, c.server)
 	s.do(h.group(1, 1, 1), destination(target4(0), 1))
 	e := h.tap()
-	to := net.UDPAddrFromAddrPort(netip.AddrPortFrom(mustPrefix(target4(0)).Addr(), 4791))
+	to := netip.AddrPortFrom(mustPrefix(target4(0)).Addr(), 4791)
 	for _, step := range []struct {
 		what string
 		do   func()
@@ -39,24 +38,7 @@ func TestJumboPastASmallSubPort(t *testing.T) {
 		step.do()
 		h.wants(target4(0), map[string]int{"p0": testBuckets})
 		for port := range 16 {
-			if err := h.Do(func() error {
-				socket, err := net.DialUDP("udp4", &net.UDPAddr{IP: net.IPv4(10, 255, 0, 1), Port: 50000 + port}, to)
-				if err != nil {
-					return err
-				}
-				defer socket.Close()
-				raw, err := socket.SyscallConn()
-				if err != nil {
-					return err
-				}
-				if failed := raw.Control(func(fd uintptr) {
-					err = unix.SetsockoptInt(int(fd), unix.SOL_IP, unix.IP_MTU_DISCOVER, unix.IP_PMTUDISC_DO)
-				}); failed != nil || err != nil {
-					return fmt.Errorf("IP_MTU_DISCOVER: %w, %w", failed, err)
-				}
-				_, err = socket.Write(make([]byte, size))
-				return err
-			}); err != nil {
+			if err := h.SendWhole(netip.AddrPortFrom(netip.MustParseAddr("10.255.0.1"), uint16(50000+port)), to, size); err != nil {
 				t.Fatalf("%s, port %d: %v", step.what, port, err)
 			}
 			e.whole(step.what, 9000)
