@@ -4,6 +4,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -125,5 +126,21 @@ func TestTwoDrainsAtOnce(t *testing.T) {
 	}
 	if _, err := r.d.FabricService().Undrain(t.Context(), &farev1.UndrainRequest{Target: target}); err != nil {
 		t.Error(err)
+	}
+}
+
+// TestRestoredDrainsAreNotGivenUp checks that a drain of an earlier process stays in force where the other end drains the remaining plane.
+func TestRestoredDrainsAreNotGivenUp(t *testing.T) {
+	s := shape{Planes: 2, SubPorts: 1}
+	l := forwarding(t, s, 1)
+	target := core.DrainTarget{Plane: "p1"}
+	l.restoreDrains([]drainfile.Record{{DrainTarget: target, Since: time.Now()}})
+	l.bgp(oneRoute(0, 1, destination(0), attributes(0, s.PeerAS(0), 65001)))
+	if err := l.core.CheckOtherEnd(target); err == nil {
+		t.Fatal("the other end takes no plane out of service: this test shows nothing")
+	}
+	l.giveUpDrains()
+	if _, kept := l.drained.all[target]; !kept || len(l.drained.givenUp) != 0 {
+		t.Errorf("drains %v, given up %v", l.drained.all, l.drained.givenUp)
 	}
 }

@@ -83,6 +83,7 @@ func (l *loop) dormant() []drainfile.Record {
 func (l *loop) restoreDrains(records []drainfile.Record) {
 	for _, r := range records {
 		l.drained.all[r.DrainTarget] = r
+		l.drained.forced[r.DrainTarget] = true // in force when the other end began: nothing of it is given up
 		detail := "restored: " + describeDrain(r)
 		if err := l.core.CheckRestored(r.DrainTarget); err != nil {
 			detail = "dormant: " + err.Error() + "; " + describeDrain(r)

@@ -286,13 +286,13 @@ func (l *loop) update(t *dpclient.Transaction, u core.Update) {
 		l.placesMu.Unlock()
 		l.builder.MarkVector(u.Vector)
 	case wecmp.DestinationSet:
-		l.reweighed.move(now, l.shown.vector(key), u.Vector)
+		l.reweighed.move(now, key, l.shown.vector(key), u.Vector)
 		l.tracer.changed(0, 1, int(u.SlotsMoved))
 		l.shown.assign(key, t.SetDestination(key, u.Vector, u.Drain...), now, u.Vector, uint32(u.SlotsMoved), u.Drain)
 		l.builder.MarkDestination(shown)
 		l.d.moved.Add(uint64(u.SlotsMoved))
 	case wecmp.DestinationDelete:
-		l.reweighed.move(now, l.shown.vector(key), 0)
+		l.reweighed.move(now, key, l.shown.vector(key), 0)
 		t.DeleteDestination(key)
 		l.shown.unassign(key)
 		l.ports.forget(u.Destination.Addr(), l.core.Layout().Sources[u.Source].Loopbacks)

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/fared/fared/daemon/internal/dpclient"
 	"github.com/fared/fared/daemon/internal/status"
 )
 
@@ -26,7 +27,7 @@ type reweighed struct {
 	now    map[uint32][]uint32 // plane weights of each declared vector
 	// before has the weights at since of the vectors that were set or deleted since then, nil for those that did not exist.
 	before map[uint32][]uint32
-	moves  map[[2]uint32]int // destinations by their vector before and after, 0 for none
+	moved  map[dpclient.Destination][2]uint32 // the vector at since, and the present one, of destinations for which they differ; 0 for none
 }
 
 // set records that a vector is set, or deleted if weights is nil.
@@ -43,9 +44,14 @@ func (r *reweighed) set(at time.Time, vector uint32, weights []uint32) {
 }
 
 // move records that a destination has another vector, 0 for none.
-func (r *reweighed) move(at time.Time, from, to uint32) {
+func (r *reweighed) move(at time.Time, key dpclient.Destination, from, to uint32) {
 	r.begin(at)
-	r.moves[[2]uint32{from, to}]++
+	if m, again := r.moved[key]; again {
+		from = m[0]
+	}
+	if r.moved[key] = [2]uint32{from, to}; from == to {
+		delete(r.moved, key)
+	}
 }
 
 func (r *reweighed) begin(at time.Time) {
@@ -53,7 +59,7 @@ func (r *reweighed) begin(at time.Time) {
 	if !r.since.IsZero() {
 		return
 	}
-	r.since, r.before, r.moves = at, map[uint32][]uint32{}, map[[2]uint32]int{}
+	r.since, r.before, r.moved = at, map[uint32][]uint32{}, map[dpclient.Destination][2]uint32{}
 	if r.now == nil {
 		r.now = map[uint32][]uint32{}
 	}
@@ -74,9 +80,13 @@ func (r *reweighed) end(users map[uint32]int) string {
 			kinds[ratioOf(from)+" to "+ratioOf(to)] += n
 		}
 	}
-	for move, n := range r.moves {
-		arrived[move[1]] += n
-		count(old(move[0]), r.now[move[1]], n)
+	moves := map[[2]uint32]int{}
+	for _, m := range r.moved {
+		moves[m]++
+		arrived[m[1]]++
+	}
+	for m, n := range moves {
+		count(old(m[0]), r.now[m[1]], n)
 	}
 	for vector, weights := range r.before {
 		count(weights, r.now[vector], users[vector]-arrived[vector])

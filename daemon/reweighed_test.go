@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/fared/fared/daemon/internal/dpclient"
 	"github.com/fared/fared/daemon/internal/status"
 	"github.com/fared/fared/fare"
 )
@@ -43,6 +44,7 @@ func TestOperationsAreCountedByClass(t *testing.T) {
 func TestBurstsAreDescribed(t *testing.T) {
 	now := time.Now()
 	r := reweighed{}
+	d := func(i int) dpclient.Destination { return dpclient.Destination{Prefix: destination(i)} }
 	steps := []struct {
 		what  string
 		burst func()
@@ -52,15 +54,15 @@ func TestBurstsAreDescribed(t *testing.T) {
 		{"new destinations", func() {
 			r.set(now, 1, []uint32{1, 1})
 			r.set(now, 2, []uint32{2, 1})
-			for range 3 {
-				r.move(now, 0, 1)
+			for i := range 3 {
+				r.move(now, d(i), 0, 1)
 			}
-			r.move(now, 0, 2)
+			r.move(now, d(3), 0, 2)
 		}, map[uint32]int{1: 3, 2: 1}, "none to 1:1 for 3 destinations; none to 2:1 for 1 destination"},
 		{"a vector changes twice, for those that stay", func() {
 			r.set(now, 1, []uint32{0, 1})
 			r.set(now, 1, []uint32{1, 0})
-			r.move(now, 1, 2)
+			r.move(now, d(0), 1, 2)
 		}, map[uint32]int{1: 2, 2: 2}, "1:1 to 1:0 for 2 destinations; 1:1 to 2:1 for 1 destination"},
 		{"back to the same weights", func() {
 			r.set(now, 1, []uint32{1, 1})
@@ -68,19 +70,31 @@ func TestBurstsAreDescribed(t *testing.T) {
 		}, map[uint32]int{1: 2, 2: 2}, ""},
 		{"another vector with the same weights", func() {
 			r.set(now, 3, []uint32{2, 1})
-			r.move(now, 2, 3)
+			r.move(now, d(3), 2, 3)
 		}, map[uint32]int{1: 2, 2: 1, 3: 1}, ""},
+		{"a destination that returns", func() {
+			r.set(now, 4, []uint32{5, 1})
+			r.move(now, d(1), 1, 4)
+			r.move(now, d(1), 4, 1)
+			r.set(now, 4, nil)
+		}, map[uint32]int{1: 2, 2: 1, 3: 1}, ""},
+		{"a destination that passes through another vector, whose weights change for those that stay", func() {
+			r.set(now, 1, []uint32{3, 1})
+			r.move(now, d(0), 2, 1)
+			r.move(now, d(0), 1, 3)
+		}, map[uint32]int{1: 2, 2: 0, 3: 2}, "1:0 to 3:1 for 2 destinations"},
+		{"and back", func() { r.set(now, 1, []uint32{1, 0}) }, map[uint32]int{1: 2, 3: 2}, "3:1 to 1:0 for 2 destinations"},
 		{"destinations and their vector go", func() {
-			r.move(now, 1, 0)
-			r.move(now, 1, 0)
+			r.move(now, d(1), 1, 0)
+			r.move(now, d(2), 1, 0)
 			r.set(now, 1, nil)
 		}, map[uint32]int{2: 1, 3: 1}, "1:0 to none for 2 destinations"},
 		{"more changes than a line has", func() {
 			for i := uint32(1); i <= 10; i++ {
 				r.set(now, 10+i, []uint32{i, 1})
-				r.move(now, 0, 10+i)
+				r.move(now, d(10+int(i)), 0, 10+i)
 			}
-			r.move(now, 0, 20)
+			r.move(now, d(30), 0, 20)
 		}, map[uint32]int{}, "none to 10:1 for 2 destinations; none to 1:1 for 1 destination; none to 2:1 for 1 destination; none to 3:1 for 1 destination; none to 4:1 for 1 destination; " +
 			"none to 5:1 for 1 destination; none to 6:1 for 1 destination; none to 7:1 for 1 destination; 2 other changes for 2 destinations"},
 	}
@@ -140,7 +154,7 @@ func TestABurstHasTheTimeOfItsEffect(t *testing.T) {
 			t.Fatal("weights are pending")
 		}
 		began := time.Now().Add(-reweighedFor - 300*time.Millisecond)
-		l.reweighed = reweighed{since: began, effect: began.Add(2 * time.Millisecond), now: map[uint32][]uint32{77: {1, 0}}, before: map[uint32][]uint32{77: {1, 1}}, moves: map[[2]uint32]int{}}
+		l.reweighed = reweighed{since: began, effect: began.Add(2 * time.Millisecond), now: map[uint32][]uint32{77: {1, 0}}, before: map[uint32][]uint32{77: {1, 1}}, moved: map[dpclient.Destination][2]uint32{}}
 		l.shown.users[77] = 1
 		events := during(l, l.reportWeights)
 		delete(l.shown.users, 77)

@@ -49,12 +49,12 @@ sessions and loopbacks. The exit code is the same.`,
 			if !host {
 				return e.check(file)
 			}
-			cfg, unread, err := config.Inspect(file)
+			cfg, unread, name, err := e.inspect(file)
 			if err != nil {
-				return configError(err)
+				return e.invalid(name, err)
 			}
 			x := &examination{}
-			x.valid(file, cfg, unread)
+			x.valid(name, cfg, unread)
 			return e.showExamination(x)
 		},
 	}
@@ -89,39 +89,14 @@ type configFault struct {
 
 // check checks a configuration file, "-" for the standard input, and prints the result.
 func (e *env) check(file string) error {
-	var cfg *config.Config
-	var unread []string
-	var err error
-	if file == "-" {
-		file = stdinName
-		cfg, unread, err = config.InspectFrom(file, e.in)
-	} else {
-		cfg, unread, err = config.Inspect(file)
-	}
-	err = configError(err)
-	if err == nil && cfg.Dataplane.Address == config.InsideDataplane {
-		if _, wrong := insideConfig(cfg.Dataplane.Flags, slog.New(slog.DiscardHandler)); wrong != nil {
-			err = &exitError{exitUsage, fmt.Errorf("%s: %w", file, wrong), insideRemedy}
-		}
-	}
-	result := checked{File: file, Valid: err == nil}
-	if err == nil {
-		result.describe(cfg, unread)
-	} else {
-		result.blame(err)
-	}
-	if e.output != "table" {
-		text, wrong := json.Marshal(result)
-		if wrong == nil {
-			wrong = printJSON(e.out, e.output, text)
-		}
-		if err == nil {
-			err = wrong
-		}
-		return err
-	}
+	cfg, unread, file, err := e.inspect(file)
 	if err != nil {
-		return err
+		return e.invalid(file, err)
+	}
+	result := checked{File: file, Valid: true}
+	result.describe(cfg, unread)
+	if e.output != "table" {
+		return e.printChecked(&result)
 	}
 	for _, text := range result.Warnings {
 		if _, err := fmt.Fprintf(e.err, "warning: %s: %s\n", file, text); err != nil {
@@ -135,6 +110,47 @@ func (e *env) check(file string) error {
 	_, err = fmt.Fprintf(e.out, "%s: a %s with %s, %s, %s, %s\n", file, result.Role, several(result.Planes, "plane"), several(result.SubPorts, "sub-port"),
 		several(result.Sessions, "session"), loopbacks)
 	return err
+}
+
+// inspect reads and checks a configuration file, "-" for the standard input. It returns the file's name for messages, and the credentials that only the unit
+// can read.
+func (e *env) inspect(file string) (cfg *config.Config, unread []string, name string, err error) {
+	if file == "-" {
+		name = stdinName
+		cfg, unread, err = config.InspectFrom(name, e.in)
+	} else {
+		name = file
+		cfg, unread, err = config.Inspect(name)
+	}
+	if err != nil {
+		return nil, nil, name, configError(err)
+	}
+	if cfg.Dataplane.Address == config.InsideDataplane {
+		if _, wrong := insideConfig(cfg.Dataplane.Flags, slog.New(slog.DiscardHandler)); wrong != nil {
+			return nil, nil, name, &exitError{exitUsage, fmt.Errorf("%s: %w", name, wrong), insideRemedy}
+		}
+	}
+	return cfg, unread, name, nil
+}
+
+// invalid returns the error of an invalid file; with -o json or yaml it prints the mistakes before.
+func (e *env) invalid(file string, err error) error {
+	if e.output != "table" {
+		result := checked{File: file}
+		result.blame(err)
+		if wrong := e.printChecked(&result); wrong != nil {
+			return wrong
+		}
+	}
+	return err
+}
+
+func (e *env) printChecked(result *checked) error {
+	text, err := json.Marshal(result)
+	if err != nil {
+		return err
+	}
+	return printJSON(e.out, e.output, text)
 }
 
 // describe fills in the result for a valid configuration; unread are its credentials that only the unit can read.

@@ -6,6 +6,8 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
+	"strings"
 	"text/tabwriter"
 
 	"github.com/spf13/cobra"
@@ -35,7 +37,7 @@ Root is needed for the firewall. Sub-ports in other network namespaces are not e
 		Example: "  sudo fared doctor\n  sudo fared doctor --config new.yaml -o json",
 		RunE: func(c *cobra.Command, _ []string) error {
 			x := &examination{}
-			x.configuration(file)
+			x.configuration(e, file)
 			x.daemon(c.Context(), e)
 			return e.showExamination(x)
 		},
@@ -45,14 +47,18 @@ Root is needed for the firewall. Sub-ports in other network namespaces are not e
 }
 
 // configuration examines a file, and the host for it.
-func (x *examination) configuration(file string) {
-	cfg, unread, err := config.Inspect(file)
+func (x *examination) configuration(e *env, file string) {
+	cfg, unread, name, err := e.inspect(file)
 	if err != nil {
-		x.Findings = append(x.Findings, finding{levelUnhealthy, fmt.Sprintf("the configuration: %v", configError(err)), "'fared check' has every error; 'fared init' writes a file for this machine"})
+		first, rest, _ := strings.Cut(err.Error(), "\n")
+		if rest != "" {
+			first += " ..."
+		}
+		x.Findings = append(x.Findings, finding{levelUnhealthy, "the configuration: " + first, "'fared check' has every error; 'fared init' writes a file for this machine"})
 		x.Skipped = append(x.Skipped, "host: without a configuration it is unknown what to look for")
 		return
 	}
-	x.valid(file, cfg, unread)
+	x.valid(name, cfg, unread)
 }
 
 // valid examines the host for a valid configuration; unread are its credentials that only the unit can read.
@@ -95,10 +101,15 @@ func (x *examination) daemon(ctx context.Context, e *env) {
 		x.Findings = append(x.Findings, finding{levelUnhealthy, fmt.Sprintf("the daemon: %v", failed.err), failed.remedy})
 	case err != nil:
 		x.Findings = append(x.Findings, finding{levelUnhealthy, fmt.Sprintf("the daemon: %v", err), "see fared status"})
-	case len(report.Findings) == 0:
-		x.Passed = append(x.Passed, fmt.Sprintf("daemon: %s planes up, %s sessions established, %s destinations reachable", report.Planes, report.Sessions, report.Destinations))
 	default:
-		x.Findings = append(x.Findings, report.Findings...)
+		if report.State == levelHealthy {
+			x.Passed = append(x.Passed, fmt.Sprintf("daemon: %s planes up, %s sessions established, %s destinations reachable", report.Planes, report.Sessions, report.Destinations))
+		}
+		for _, f := range report.Findings {
+			if !slices.ContainsFunc(x.Findings, func(known finding) bool { return known.What == f.What }) { // the agent finds the same in the host
+				x.Findings = append(x.Findings, f)
+			}
+		}
 	}
 }
 

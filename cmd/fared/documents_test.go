@@ -2,6 +2,9 @@ package main
 
 import (
 	"bytes"
+	"go/scanner"
+	"go/token"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -54,5 +57,42 @@ func TestNamedDocumentsExist(t *testing.T) {
 	}
 	if documents < 20 || manuals < 8 {
 		t.Errorf("only %d documents and %d manual pages are named", documents, manuals)
+	}
+}
+
+// TestMessagesNameInstalledDocuments checks that no string of a program names a document by its place in the sources, where a server has none.
+func TestMessagesNameInstalledDocuments(t *testing.T) {
+	source := regexp.MustCompile(`(^|[^/\w])docs/[\w/-]+\.md`)
+	literals := 0
+	for _, folder := range []string{"cmd", "daemon", "dataplane", "fare", "wecmp", "topo", "lab", "traffic", "transport", "internal/hostcheck", "internal/firewall", "client"} {
+		err := filepath.WalkDir(filepath.Join("../..", folder), func(path string, _ fs.DirEntry, err error) error {
+			if err != nil || filepath.Ext(path) != ".go" || strings.HasSuffix(path, "_test.go") || strings.Contains(path, "/gen/") {
+				return err
+			}
+			text, err := os.ReadFile(path)
+			if err != nil {
+				return err
+			}
+			files := token.NewFileSet()
+			var s scanner.Scanner
+			s.Init(files.AddFile(path, -1, len(text)), text, nil, 0)
+			for {
+				at, kind, literal := s.Scan()
+				switch kind {
+				case token.EOF:
+					return nil
+				case token.STRING:
+					if literals++; source.MatchString(literal) {
+						t.Errorf("%s: %s names a document of the sources: write /usr/share/doc/fared/...", files.Position(at), literal)
+					}
+				}
+			}
+		})
+		if err != nil {
+			t.Error(err)
+		}
+	}
+	if literals < 1000 {
+		t.Errorf("only %d strings", literals)
 	}
 }

@@ -79,7 +79,7 @@ func healthCommand(e *env) *cobra.Command {
 	c := readFlags(e, &cobra.Command{
 		Use: "health", Short: "Judge whether this server's planes are fit for jobs; exit 0, or 1 with the reasons", Args: noArgs,
 		Long: `Judges this server by the running daemon: for Slurm's HealthCheckProgram, node-problem-detector
-and probes of Kubernetes (docs/operations/health.md has their configurations).
+and probes of Kubernetes (/usr/share/doc/fared/operations/health.md has their configurations).
 
   healthy     exit 0: all that is configured works
   degraded    exit 0: traffic goes on with less; a plane or a session is down, BFD is down on
@@ -179,7 +179,7 @@ func judgeHealth(st *farev1.GetStatusResponse, planes []*farev1.Plane, sessions 
 		r.add(levelUnhealthy, "the slot table is not published: "+st.SlotTableError, "programs use the previous slots: remove the cause, fared retries each second")
 	}
 	if st.DrainsError != "" {
-		r.add(levelDegraded, st.DrainsError, "see docs/operations/drain.md")
+		r.add(levelDegraded, st.DrainsError, "see /usr/share/doc/fared/operations/drain.md")
 	}
 	r.judgeTally("planes", "up", r.Planes, down, expectations, "'fared planes' has the reasons")
 	r.judgeTally("sessions", "established", r.Sessions, waiting(sessions), expectations, "'fared sessions' has the reasons")
@@ -194,7 +194,7 @@ func judgeHealth(st *farev1.GetStatusResponse, planes []*farev1.Plane, sessions 
 	r.judgeFaults(st.Faults)
 	if st.WithdrawnByRestart {
 		r.add(levelNote, "a restart of fared, as in an upgrade, makes leaves withdraw this server's loopbacks: nothing can be sent to it meanwhile",
-			"set bgp.restart_time: 60s where leaves keep routes, as FRR and BIRD do; its price is in docs/operations/upgrade.md")
+			"set bgp.restart_time: 60s where leaves keep routes, as FRR and BIRD do; its price is in /usr/share/doc/fared/operations/upgrade.md")
 	}
 	order := []string{levelUnhealthy, levelDegraded, levelNote}
 	slices.SortStableFunc(r.Findings, func(a, b finding) int { return slices.Index(order, a.Level) - slices.Index(order, b.Level) })
@@ -268,7 +268,7 @@ func (r *healthReport) judgeBFD(sessions []*farev1.Session) {
 	if len(silent) > 0 {
 		s := down[silent[0]][0]
 		r.add(levelNote, fmt.Sprintf("no leaf has BFD (planes %s; %s: %s): only bgp.hold_time detects a silent leaf", strings.Join(silent, ", "), s.Name, bfdCause(s)),
-			"start BFD at the leaves (docs/operations/bfd.md), or set bfd.interval: 0s; 'fared sessions' shows BFD")
+			"start BFD at the leaves (/usr/share/doc/fared/operations/bfd.md), or set bfd.interval: 0s; 'fared sessions' shows BFD")
 	}
 }
 

@@ -104,7 +104,7 @@ func (o *initOptions) parse() error {
 		return &exitError{exitUsage, fmt.Errorf("--planes %d is not between 1 and %d", o.Planes, config.MaxPlanes), "omit the flag to derive the planes"}
 	}
 	if o.Leaf != "" && !slices.Contains(leaves, o.Leaf) {
-		return &exitError{exitUsage, fmt.Errorf("--leaf %q is not known", o.Leaf), "use " + strings.Join(leaves, ", ") + "; for another leaf that one which treats Link Bandwidth alike (docs/operations/leaves.md)"}
+		return &exitError{exitUsage, fmt.Errorf("--leaf %q is not known", o.Leaf), "use " + strings.Join(leaves, ", ") + "; for another leaf that one which treats Link Bandwidth alike (/usr/share/doc/fared/operations/leaves.md)"}
 	}
 	if o.wait < 0 {
 		return &exitError{exitUsage, fmt.Errorf("--wait %v is negative", o.wait), "use 0s to skip routers that advertise themselves"}

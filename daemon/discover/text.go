@@ -37,7 +37,7 @@ func (f *file) guessed(indent, key, rule, check string) {
 func (p *Plan) write(m *Machine, o Options, loopbacks []netip.Prefix, planes planes) {
 	f := &file{plan: p}
 	f.line("# The configuration of %s, written by fared init. Values marked \"guessed\" follow conventions, not the machine: check them.", m.Host)
-	f.line("# The manual of all keys is docs/configuration.md. After a change: fared check, then fared reload.")
+	f.line("# The manual of all keys is /usr/share/doc/fared/configuration.md and fared.yaml(5). After a change: fared check, then fared reload.")
 	f.line("\nrole: server\n")
 	f.identity(o, loopbacks)
 	f.loopbacks(o, loopbacks)

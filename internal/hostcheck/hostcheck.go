@@ -202,7 +202,7 @@ func (d *dropped) finding(out []Finding, reason, what, move, effect, key string)
 	}
 	return append(out, Finding{reason,
 		fmt.Sprintf("the firewall drops packets of %s (%s) that %s %s: %s; %s", what, strings.Join(ports, ", "), move, strings.Join(d.devices, ", "), d.place, effect),
-		"accept them before: " + strings.Join(rules, "; ") + " (docs/operations/host.md has rules for nft and firewalld)"})
+		"accept them before: " + strings.Join(rules, "; ") + " (/usr/share/doc/fared/operations/host.md has rules for nft and firewalld)"})
 }
 
 // offloaded reports whether a device has an RDMA device, whose data packets do not pass the kernel, or whether that is unknown because sysfs does not show

@@ -119,7 +119,7 @@ func networkd(root string) []Finding {
 		}
 	}
 	return []Finding{{ReasonNetworkd, "systemd-networkd runs, and removes the agent's rules each time it configures a link",
-		"install the drop-in of the package, /usr/lib/systemd/networkd.conf.d (docs/operations/install.md), and restart systemd-networkd"}}
+		"install the drop-in of the package, /usr/lib/systemd/networkd.conf.d (/usr/share/doc/fared/operations/install.md), and restart systemd-networkd"}}
 }
 
 // keepsRules reports whether a configuration of networkd has ManageForeignRoutingPolicyRules=no.
