@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"log/slog"
 	"slices"
 	"strings"
 	"sync"
@@ -243,8 +244,7 @@ func (l *loop) giveUpDrains() {
 		record := l.drained.all[t]
 		l.drained.note(t, false, "", "", time.Now())
 		l.drained.givenUp[t] = givenUp{record, err}
-		l.d.log.Warn("a drain was given up", "target", t.String(), "reason", err)
-		l.event(status.EventUndrain, t.String(), "given up: "+err.Error())
+		l.report(slog.LevelWarn, status.EventUndrain, t.String(), "given up: "+err.Error())
 		l.builder.MarkFabric()
 		if l.d.drains != nil {
 			l.d.drains.later(l.drained.changes, l.drained.sorted())

@@ -3,6 +3,7 @@ package daemon
 import (
 	"cmp"
 	"fmt"
+	"log/slog"
 	"maps"
 	"slices"
 	"time"
@@ -35,7 +36,7 @@ func (l *loop) faultOf(session int, f status.Fault) sessionFault {
 // sessionFaults returns every current fault of the sessions: ignored bandwidth, then dropped routes.
 func (l *loop) sessionFaults() []sessionFault { return l.droppedFaults(l.ignoredFaults(nil)) }
 
-// limited notes the limitations of the data plane's host. Without BFD its packets do not matter.
+// limited notes the limitations of the data plane's host, and reports those that begin or end. Without BFD its packets do not matter.
 func (l *loop) limited(all []*farev1.Limitation) {
 	now := slices.DeleteFunc(slices.Clone(all), func(x *farev1.Limitation) bool {
 		return x.Reason == hostcheck.ReasonFirewallBFD && l.core.Config().BFD.Interval == 0
@@ -45,13 +46,12 @@ func (l *loop) limited(all []*farev1.Limitation) {
 	}
 	for _, x := range now {
 		if !has(l.limitations, x) {
-			l.log.Warn("limitation of the data plane's host", "reason", x.Reason, "what", x.Text, "remedy", x.Remedy)
 			l.event(status.EventFault, "host", x.Reason+": "+x.Text+"; "+x.Remedy)
 		}
 	}
 	for _, x := range l.limitations {
 		if !has(now, x) {
-			l.event(status.EventFault, "host", x.Reason+" has ended: "+x.Text)
+			l.report(slog.LevelInfo, status.EventFault, "host", x.Reason+" has ended: "+x.Text)
 		}
 	}
 	l.limitations = now

@@ -299,7 +299,7 @@ func TestFlowHashChanges(t *testing.T) {
 	dp.BreakStream()
 	until("hash")
 	r.checkLanding(destination(1), lasting, wecmp.ProtocolUDP, 4791)
-	if !strings.Contains(log.String(), "the data plane's flow hash changed") {
+	if !strings.Contains(log.String(), "source ports have changed; reconnect queue pairs") {
 		t.Errorf("not told: %s", log.String())
 	}
 	other := &farev1.FlowHash{Algorithm: "linux-l4", Seed: 5, Buckets: 512, LastingBuckets: 8}

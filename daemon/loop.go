@@ -459,7 +459,6 @@ func (l *loop) plane(ev *dpclient.Event) {
 	case dpclient.Connected:
 		l.dpConnected, l.dpError, l.dpRefused = *ev, "", false
 		l.integrity("")
-		l.limited(nil)
 		first := !l.dpReady
 		l.dpReady = true
 		caps := ev.Capabilities
@@ -495,6 +494,8 @@ func (l *loop) plane(ev *dpclient.Event) {
 		if ev.Err != nil {
 			l.dpError, l.dpRefused = ev.Err.Error(), false
 		}
+		l.limitations = nil // unknown from now on: they have neither ended nor begin again
+		l.builder.MarkFabric()
 		l.report(slog.LevelWarn, status.EventDataplane, l.dpConnected.Name, "disconnected: "+l.dpError)
 	case dpclient.InEffect:
 		l.acknowledged(ev, effectDone, "")
@@ -553,12 +554,12 @@ func (l *loop) replan(before core.FlowHash, first bool) {
 	for key, a := range l.shown.destinations.All() {
 		l.repin(dpclient.Destination{Prefix: key.Prefix, Source: key.Group}, a.vector)
 	}
-	detail := "flow hash " + l.core.FlowHash().String()
+	level, detail := slog.LevelInfo, "flow hash "+l.core.FlowHash().String()
 	if !first {
+		level = slog.LevelWarn
 		detail += ", before " + before.String() + ": source ports have changed; reconnect queue pairs, because packets with the previous ports may leave over other sub-ports than their slots'"
-		l.log.Warn("the data plane's flow hash changed", "before", before, "now", l.core.FlowHash())
 	}
-	l.event(status.EventDataplane, l.dpConnected.Name, detail)
+	l.report(level, status.EventDataplane, l.dpConnected.Name, detail)
 }
 
 // warnUnplaced reports the steered services for which the slot table has no source ports: a data plane that places flows by a hash of their ports has separate

@@ -17,6 +17,7 @@ import (
 	farev1 "github.com/fared/fared/api/fare/v1"
 	"github.com/fared/fared/daemon/internal/core"
 	"github.com/fared/fared/daemon/internal/dpclient"
+	"github.com/fared/fared/daemon/internal/status"
 	"github.com/fared/fared/dataplane/memory"
 	"github.com/fared/fared/fare"
 	"github.com/fared/fared/wecmp"
@@ -192,20 +193,17 @@ func TestDamageIsReported(t *testing.T) {
 	}
 }
 
-// TestLimitationsAreReported checks that a limitation of the data plane's host is one event at its begin and one at its end, and shown meanwhile, until the
-// data plane is another; that of BFD only where BFD is configured.
+// TestLimitationsAreReported checks that a limitation of the data plane's host is one event and one line of the log, a warning, at its begin and one at its end,
+// and shown meanwhile, until the connection ends; that of BFD only where BFD is configured.
 func TestLimitationsAreReported(t *testing.T) {
 	strict := &farev1.Limitation{Reason: "rp-filter", Text: "strict on a", Remedy: "set it to 2"}
 	bfd := &farev1.Limitation{Reason: "firewall-bfd", Text: "drops BFD", Remedy: "accept it"}
 	for _, interval := range []string{"300ms", "0s"} {
 		r := newRig(t, shape{Planes: 1, SubPorts: 1, Extra: "bfd: {interval: " + interval + "}\n"}, rigOptions{leaves: announceAll(400e9, 1)})
 		r.settled(1)
-		begins, ends, shown := "fault, host: firewall-bfd: drops BFD; accept it", "fault, host: firewall-bfd has ended: drops BFD", "firewall-bfd "
+		begins, ends, shown := "fault, host: firewall-bfd: drops BFD; accept it", "INFO fault, host: firewall-bfd has ended: drops BFD", "firewall-bfd "
 		if interval == "0s" {
 			begins, ends, shown = "", "", ""
-		}
-		join := func(parts ...string) string {
-			return strings.Join(slices.DeleteFunc(parts, func(s string) bool { return s == "" }), "; ")
 		}
 		for _, step := range []struct {
 			event         dpclient.Event
@@ -213,8 +211,11 @@ func TestLimitationsAreReported(t *testing.T) {
 		}{
 			{dpclient.Event{Kind: dpclient.Intact, Limitations: []*farev1.Limitation{strict}}, "fault, host: rp-filter: strict on a; set it to 2", "rp-filter "},
 			{dpclient.Event{Kind: dpclient.Intact, Limitations: []*farev1.Limitation{bfd, strict}}, begins, shown + "rp-filter "},
-			{dpclient.Event{Kind: dpclient.Damaged, Message: "a rule is gone", Limitations: []*farev1.Limitation{bfd}}, "fault, memory: damaged: a rule is gone; fault, host: rp-filter has ended: strict on a", shown},
-			{dpclient.Event{Kind: dpclient.Connected, Name: "another"}, join("dataplane, another: repaired: a rule is gone", ends, "dataplane, another: connected"), ""},
+			{dpclient.Event{Kind: dpclient.Damaged, Message: "a rule is gone", Limitations: []*farev1.Limitation{bfd}}, "fault, memory: damaged: a rule is gone; INFO fault, host: rp-filter has ended: strict on a", shown},
+			{dpclient.Event{Kind: dpclient.Disconnected, Err: errors.New("gone")}, "WARN dataplane, memory: disconnected: gone", ""},
+			{dpclient.Event{Kind: dpclient.Connected, Name: "another"}, "dataplane, another: repaired: a rule is gone; dataplane, another: connected", ""},
+			{dpclient.Event{Kind: dpclient.Intact, Limitations: []*farev1.Limitation{bfd}}, begins, shown},
+			{dpclient.Event{Kind: dpclient.Intact}, ends, ""},
 		} {
 			var events string
 			r.inside(func(l *loop) {
@@ -235,7 +236,7 @@ func TestLimitationsAreReported(t *testing.T) {
 	}
 }
 
-// eventLog keeps the events that a daemon logs, as "kind, subject: detail".
+// eventLog keeps the lines that a daemon logs, of an event as "kind, subject: detail", with a level that its kind does not have by itself.
 type eventLog struct{ lines []string }
 
 func (e *eventLog) Enabled(context.Context, slog.Level) bool { return true }
@@ -248,9 +249,17 @@ func (e *eventLog) Handle(_ context.Context, r slog.Record) error {
 		values[a.Key] = a.Value.String()
 		return true
 	})
-	if detail, ok := values["detail"]; ok {
-		e.lines = append(e.lines, r.Message+", "+values["subject"]+": "+detail)
+	usual, line := slog.LevelInfo, r.Message
+	if slices.Contains([]string{status.EventSessionDown.String(), status.EventLinkDown.String(), status.EventFault.String()}, r.Message) {
+		usual = slog.LevelWarn
 	}
+	if detail, ok := values["detail"]; ok {
+		line += ", " + values["subject"] + ": " + detail
+	}
+	if r.Level != usual {
+		line = r.Level.String() + " " + line
+	}
+	e.lines = append(e.lines, line)
 	return nil
 }
 

@@ -11,10 +11,10 @@ systemctl daemon-reload
 # A first installation brings networkd.conf.d/10-fared.conf, which networkd reads at its start, and a file of NetworkManager.
 if [ "$1" = 1 ] || { [ "$1" = configure ] && [ -z "$2" ]; }; then
   if systemctl is-active --quiet systemd-networkd.service; then
-    systemctl restart systemd-networkd.service
+    systemctl restart systemd-networkd.service || echo "fared: restart systemd-networkd by hand, it has not read 10-fared.conf" >&2
   fi
   if systemctl is-active --quiet NetworkManager.service; then
-    systemctl reload NetworkManager.service
+    systemctl reload NetworkManager.service || echo "fared: reload NetworkManager by hand, it has not read 10-fared.conf" >&2
   fi
 fi
 systemctl try-restart fared-dataplane.service fared.service

@@ -121,6 +121,9 @@ func TestPackage(t *testing.T) {
 	}
 	m.copy(files[deb(version)], "/tmp/"+deb(version))
 	m.begin(t, version)
+	// The removal must find the journal where the agent's flags place it.
+	m.run(`echo 'FARED_DATAPLANE_FLAGS="--journal /run/fared-dataplane/site.journal"' >>/etc/default/fared-dataplane && rm /run/fared-dataplane/dataplane.journal && systemctl restart fared-dataplane`)
+	m.eventually("test -s /run/fared-dataplane/site.journal && ip nexthop show protocol 179 | grep group")
 	m.run("dpkg --remove fared")
 	if out := m.run("ip nexthop show protocol 179; ip route show proto 179; ip -6 route show proto 179"); out != "" {
 		t.Errorf("the removed package leaves in the kernel\n%s", out)

@@ -53,7 +53,7 @@ sessions and loopbacks. The exit code is the same.`,
 			if err != nil {
 				return e.invalid(name, err)
 			}
-			x := &examination{}
+			x := &examination{Passed: []string{}, Skipped: []string{}, Findings: []finding{}}
 			x.valid(name, cfg, unread)
 			return e.showExamination(x)
 		},

@@ -99,3 +99,37 @@ func TestCheckForPrograms(t *testing.T) {
 		t.Errorf("YAML: %q", o.out)
 	}
 }
+
+// TestCheckHostReadsAsCheck checks that check --host reads the standard input, and answers mistakes of the file and of an inside data plane's flags as check does.
+func TestCheckHostReadsAsCheck(t *testing.T) {
+	text, err := os.ReadFile("testdata/server.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	inside := func(flags string) string {
+		return strings.Replace(string(text), `{address: "memory:"}`, `{address: "inside:", flags: [`+flags+`]}`, 1)
+	}
+	for name, in := range map[string]string{
+		"a mistake":     "as: none\n",
+		"inside, flags": inside("--no-such-flag"),
+		"inside, fine":  inside(""),
+		"valid":         string(text),
+	} {
+		for _, form := range []string{"table", "json"} {
+			check := func(args ...string) outcome {
+				var out, errOut bytes.Buffer
+				code := execute(t.Context(), append(args, "-o", form), strings.NewReader(in), &out, &errOut)
+				return outcome{code, out.String(), errOut.String()}
+			}
+			alone, host := check("check", "-"), check("check", "--host", "-")
+			switch {
+			case alone.code != exitOK && host != alone:
+				t.Errorf("%s, %s: check --host answers %+v, and check %+v", name, form, host, alone)
+			case alone.code == exitOK && (!strings.Contains(host.out, "stdin") || host.code == exitUsage):
+				t.Errorf("%s, %s: check --host answers %+v", name, form, host)
+			case (alone.code == exitOK) != (name == "valid" || name == "inside, fine"):
+				t.Errorf("%s, %s: check answers %+v", name, form, alone)
+			}
+		}
+	}
+}

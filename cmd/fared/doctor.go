@@ -36,7 +36,7 @@ on, and the running daemon as 'fared health'. It changes nothing.
 Root is needed for the firewall. Sub-ports in other network namespaces are not examined.`,
 		Example: "  sudo fared doctor\n  sudo fared doctor --config new.yaml -o json",
 		RunE: func(c *cobra.Command, _ []string) error {
-			x := &examination{}
+			x := &examination{Passed: []string{}, Skipped: []string{}, Findings: []finding{}}
 			x.configuration(e, file)
 			x.daemon(c.Context(), e)
 			return e.showExamination(x)
