@@ -6,6 +6,7 @@ import (
 	"maps"
 	"math/rand/v2"
 	"os"
+	"os/exec"
 	"slices"
 	"strconv"
 	"strings"
@@ -15,6 +16,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	farev1 "github.com/fared/fared/api/fare/v1"
+	"github.com/fared/fared/internal/testkit/binary"
 	"github.com/fared/fared/internal/testkit/gate"
 )
 
@@ -47,7 +49,8 @@ type chaos struct {
 	// frozen is true if the silent leaf is stopped, and false if it is dead.
 	frozen bool
 	faults int
-	untrue bool // this step has shown a wrong weight as in effect: recorded once
+	said   map[bool]int // answers of `fared health` that agreed, by whether all works
+	untrue bool         // this step has shown a wrong weight as in effect: recorded once
 	took   map[string][]time.Duration
 	firsts uint32       // number of bursts
 	slots  [servers]int // number of packets of slots
@@ -91,7 +94,7 @@ func TestChaos(t *testing.T) {
 func newChaos(t *testing.T, d *design, seed uint64) *chaos {
 	t.Helper()
 	f := newFabric(t, d)
-	c := &chaos{f: f, r: rand.New(rand.NewPCG(seed, 0)), is: allUp(d), far: map[cable]bool{}, took: map[string][]time.Duration{}}
+	c := &chaos{f: f, r: rand.New(rand.NewPCG(seed, 0)), is: allUp(d), far: map[cable]bool{}, said: map[bool]int{}, took: map[string][]time.Duration{}}
 	c.count = newCounter(f)
 	if took, problem := c.settle(time.Now(), time.Minute); problem != "" {
 		t.Fatalf("the fabric does not come up: %s", problem)
@@ -188,6 +191,28 @@ func (c *chaos) read() (all rows, problem string) {
 	return all, strings.Join(problems, "\n")
 }
 
+// words compares what `fared health` says of each server with the server's cables and leaves, the only things that this run leaves broken: it is healthy if all
+// of them work, and not otherwise.
+func (c *chaos) words() (problem string) {
+	var problems []string
+	whole := allUp(c.f.d)
+	for s, n := range c.f.server {
+		works := !slices.Contains(c.is.leaf[:], false)
+		for p := range planes {
+			for g := range c.f.d.owners() {
+				works = works && (g/c.f.d.gpus != s || c.is.lit(p, g) == whole.lit(p, g))
+			}
+		}
+		out, err := exec.CommandContext(c.f.t.Context(), binary.Fared(c.f.t), "health", "--socket", n.socket("fared")).CombinedOutput()
+		if strings.HasPrefix(string(out), "HEALTHY") == works {
+			c.said[works]++
+		} else {
+			problems = append(problems, fmt.Sprintf("all of %s works: %t, and health (%v): %s", n.Name, works, err, out))
+		}
+	}
+	return strings.Join(problems, "\n")
+}
+
 // sprays reports whether a server's slots belong to planes, not to sub-ports.
 func (f *fabric) sprays(server int) bool { return f.d.spray && f.d.driver[server] == "bpf" }
 
@@ -218,6 +243,9 @@ func (c *chaos) settle(since time.Time, limit time.Duration) (took time.Duration
 		after, later := c.read()
 		if problem == "" {
 			problem = later
+		}
+		if problem == "" {
+			problem = c.words()
 		}
 		for _, pair := range c.f.d.pairs() {
 			src, dst := pair[0], pair[1]
@@ -279,5 +307,6 @@ func (c *chaos) summarize() {
 		slices.SortFunc(all, func(a, b time.Duration) int { return cmp.Compare(a, b) })
 		t.Logf("%-24s %4d times, right after %v (median), %v (most)", name, len(all), all[len(all)/2], all[len(all)-1])
 	}
+	t.Logf("fared health agreed %d times where all works, %d times where something does not", c.said[true], c.said[false])
 	t.Logf("%d bursts of %d packets of random flows; packets of slots by server: %v", c.firsts, len(c.f.d.pairs())*c.f.d.flows(), c.slots)
 }
