@@ -1,0 +1,236 @@
+package systemd
+
+import (
+	"encoding/json"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/asm"
+	"github.com/cilium/ebpf/link"
+
+	"github.com/fared/fared/internal/netnstest"
+	"github.com/fared/fared/internal/testkit/gate"
+)
+
+// zones is a firewall of the shape that firewalld gives its rules: a chain for each zone, the zone of the default for every device, and a rejection at the end.
+// %s is a dispatch by device, before the default's.
+const zones = `table inet zones {
+  chain in_public {
+    tcp dport 22 accept
+    ip6 daddr fe80::/64 udp dport 546 accept
+    meta l4proto { icmp, ipv6-icmp } accept
+  }
+  chain in_fabric {
+    udp dport { 3784, 4791, 4444 } accept
+    tcp dport 4793-4795 accept
+    meta l4proto { icmp, ipv6-icmp } accept
+  }
+  chain input_zones {
+    %s
+    goto in_public
+  }
+  chain input {
+    type filter hook input priority filter + 10; policy accept
+    ct state { established, related } accept
+    iifname "lo" accept
+    jump input_zones
+    ct state invalid drop
+    reject with icmpx admin-prohibited
+  }
+}
+`
+
+// namespace returns the network namespace of the machine, by a name of its own, for programs that the machine lacks.
+func (m *machine) namespace() *netnstest.Namespace {
+	m.t.Helper()
+	name := "machine-" + m.container[:12]
+	output(m.t, "ip", "netns", "attach", name, output(m.t, "docker", "inspect", "--format", "{{.State.Pid}}", m.container))
+	m.t.Cleanup(func() { output(m.t, "ip", "netns", "delete", name) })
+	return netnstest.Named(m.t, name)
+}
+
+// observe attaches a program that passes every packet on to the egress of devices, as observers do.
+func observe(t *testing.T, ns *netnstest.Namespace, devices ...string) {
+	t.Helper()
+	const next = -1 // TCX_NEXT of linux/bpf.h
+	program, err := ebpf.NewProgram(&ebpf.ProgramSpec{Type: ebpf.SchedCLS, License: "Apache-2.0", Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, next), asm.Return()}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { program.Close() })
+	for _, name := range devices {
+		if err := ns.Do(func() error {
+			device, err := net.InterfaceByName(name)
+			if err != nil {
+				return err
+			}
+			l, err := link.AttachTCX(link.TCXOptions{Interface: device.Index, Program: program, Attach: ebpf.AttachTCXEgress, Anchor: link.Head()})
+			if err == nil {
+				t.Cleanup(func() { l.Close() })
+			}
+			return err
+		}); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// findings returns what `fared doctor` says of the machine, each finding with its remedy, without notes.
+func (m *machine) findings() (all []string) {
+	m.t.Helper()
+	out, _ := m.try("fared doctor -o json 2>/dev/null") // exit code 1 with findings
+	var report struct {
+		Findings []struct{ Level, What, Remedy string }
+	}
+	if err := json.Unmarshal([]byte(out), &report); err != nil {
+		m.t.Fatalf("fared doctor: %v: %s", err, out)
+	}
+	for _, f := range report.Findings {
+		if f.Level != "note" {
+			all = append(all, f.What+": "+f.Remedy)
+		}
+	}
+	return all
+}
+
+// TestFirstDay is the first day on a server as people have them: systemd-networkd has the addresses in its files, a firewall the shape of firewalld's, sysctls are
+// hardened, an observer has a program at each device, containers come and go. By the steps of docs/operations/install.md weights get into effect; `fared doctor`
+// names what would drop packets, and nothing else; then no packet is lost by restarts, an installation, drains and networkd's work, and no fault is named that is none.
+func TestFirstDay(t *testing.T) {
+	gate.Slow(t, gate.Systemd, "a server with everything that servers have")
+	netnstest.Require(t, "docker", "go", "dpkg-deb", "nft")
+	version := current(t)
+	files := packages(t, "", "PACKAGES=fared", "FORMATS=deb")
+	m := bare(t)
+	m.copy(files[deb(version)], "/tmp/"+deb(version))
+
+	// The host, before fared.
+	var ports []string
+	for port := range 8 {
+		text := fmt.Sprintf("[Match]\nName=eth%d\n[Network]\nLinkLocalAddressing=ipv6\nIPv6AcceptRA=no\n", port)
+		if port < 6 {
+			text += fmt.Sprintf("Address=10.%d.0.%d/31\n", port/2, 1+2*(port%2))
+		}
+		ports = append(ports, fmt.Sprintf("eth%d", port))
+		m.write(fmt.Sprintf("/etc/systemd/network/20-eth%d.network", port), text)
+	}
+	loopbacks := "[Match]\nName=lo\n[Network]\n"
+	for gpu := range 8 {
+		loopbacks += fmt.Sprintf("Address=10.255.0.%d/32\n", gpu+1)
+	}
+	m.write("/etc/systemd/network/10-lo.network", loopbacks)
+	m.write("/etc/sysctl.d/99-hardening.conf", "net.ipv4.conf.all.rp_filter = 1\nnet.ipv4.conf.default.rp_filter = 1\nnet.ipv4.conf.all.accept_redirects = 0\n")
+	m.run("systemctl stop frr && /lib/systemd/systemd-sysctl && systemctl start systemd-networkd")
+	m.leaves()
+	m.eventually("ip -4 address show dev eth5 | grep 10.2.0.3/31 && ip -4 address show dev lo | grep 10.255.0.8/32")
+	ns := m.namespace()
+	firewall := func(dispatch string) {
+		t.Helper()
+		file := filepath.Join(t.TempDir(), "zones.nft")
+		if err := os.WriteFile(file, []byte("table inet zones\ndelete table inet zones\n"+fmt.Sprintf(zones, dispatch)), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if out, err := ns.Output("nft", "-f", file); err != nil {
+			t.Fatalf("nft: %v: %s", err, out)
+		}
+	}
+	firewall("")
+	observe(t, ns, ports...)
+	m.write("/tmp/pods.sh", `while :; do for i in 1 2 3; do ip netns add pod$i; ip link add pod$i type veth peer name inner netns pod$i; ip link set pod$i up; ip -n pod$i link set inner up; done
+sleep .2; for i in 1 2 3; do ip link delete pod$i; ip netns delete pod$i; done; done`)
+	m.run("systemd-run --quiet --unit pods --collect bash /tmp/pods.sh")
+
+	// The steps of the manual.
+	m.install(version)
+	t.Logf("fared init:\n%s", m.run("fared init --as 4200000001 2>&1 && fared check"))
+	named := func(when string, want ...string) {
+		t.Helper()
+		netnstest.Eventually(t, patience(time.Minute), func() error {
+			found := m.findings()
+			text := strings.Join(found, "\n")
+			for _, w := range want {
+				if !strings.Contains(text, w) {
+					return fmt.Errorf("%s: doctor names\n%s\nwant %q", when, text, want)
+				}
+			}
+			if len(found) != len(want) {
+				return fmt.Errorf("%s: doctor names\n%s\nwant %q", when, text, want)
+			}
+			return nil
+		})
+	}
+	named("before the start", "rp_filter is 1 (strict)", "drops packets of BFD (UDP 3784)", "drops packets of data", "the daemon: ")
+	m.write("/etc/sysctl.d/99-hardening.conf", "net.ipv4.conf.all.rp_filter = 2\nnet.ipv4.conf.default.rp_filter = 2\nnet.ipv4.conf.all.accept_redirects = 0\n")
+	m.run("/lib/systemd/systemd-sysctl")
+	fabric := `iifname { "` + strings.Join(ports, `", "`) + `" } goto in_fabric`
+	firewall(fabric)
+	named("with the remedies", "the daemon: ")
+	m.run("systemctl enable --now fared-dataplane fared")
+	m.forwards("first weights", patience(returnLimit*4), every...)
+	m.eventually("fared sessions | grep -c 'up 900ms' | grep -x 8")
+	quiet := func(when string) {
+		t.Helper()
+		named(when)
+		m.eventually("fared health | grep ^HEALTHY")
+	}
+	quiet("after the start")
+
+	// Nothing that follows loses a packet.
+	for _, work := range []struct{ what, line string }{
+		{"a restart of the agent", "systemctl restart fared-dataplane"},
+		{"a restart of fared", "systemctl restart fared"},
+		{"an installation", "dpkg --install /tmp/" + deb(version)},
+		{"a reload", "systemctl reload fared"},
+		{"a drain", "fared drain plane p1 --wait"},
+		{"its end", "fared undrain plane p1 --wait"},
+		{"a link that networkd configures", "ip link add site type veth peer cable && ip link set site up"},
+	} {
+		m.carries(work.what, func() {
+			m.run(work.line)
+			if work.what == "a drain" {
+				m.forwards(work.what, patience(returnLimit*4), 0, 1, 4, 5, 6, 7)
+				return
+			}
+			m.forwards(work.what, patience(returnLimit*4), every...)
+			m.eventually("fared sessions | grep -c 'up 900ms' | grep -x 8")
+		})
+		if work.what != "a drain" {
+			quiet("after " + work.what)
+		}
+	}
+
+	// Faults are named, and nothing else is.
+	m.run("ip -n leaf0 link set eth1 down")
+	m.forwards("half a cable fails", patience(lossLimit*4), 0, 2, 3, 4, 5, 6, 7)
+	if found := m.findings(); len(found) == 0 || !strings.Contains(strings.Join(found, "\n"), "eth1") {
+		t.Errorf("half a cable fails: %q", found)
+	}
+	m.run("ip -n leaf0 link set eth1 up")
+	m.forwards("it returns", patience(returnLimit*4), every...)
+	m.eventually("fared sessions | grep -c 'up 900ms' | grep -x 8")
+	quiet("after the cable")
+	m.run("echo 1 >/proc/sys/net/ipv4/conf/eth3/rp_filter; echo 1 >/proc/sys/net/ipv4/conf/all/rp_filter")
+	m.eventually("fared health | grep 'rp_filter is 1 (strict)'")
+	m.run("/lib/systemd/systemd-sysctl; echo 0 >/proc/sys/net/ipv4/conf/eth3/rp_filter")
+	quiet("after the sysctls")
+	firewall("")
+	m.eventually("fared health | grep 'the firewall drops packets of data'")
+	firewall(fabric)
+	m.eventually("fared sessions | grep -c 'up 900ms' | grep -x 8")
+	m.forwards("the firewall is right again", patience(returnLimit*4), every...)
+	quiet("at the end")
+	m.run("systemctl stop pods")
+	warnings := m.run("journalctl --quiet --priority warning --output cat --unit fared --unit fared-dataplane")
+	t.Logf("the warnings of the day:\n%s", warnings)
+	for line := range strings.Lines(warnings) {
+		if strings.Contains(line, "msg=fault ") && !strings.Contains(line, "rp-filter: ") && !strings.Contains(line, "firewall-bfd: ") && !strings.Contains(line, "firewall-input: ") {
+			t.Errorf("a fault that nobody made: %s", line)
+		}
+	}
+}
