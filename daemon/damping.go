@@ -59,7 +59,7 @@ func (l *loop) holdRise(ev *LinkEvent, hold time.Duration, damped bool) {
 	cur := &l.lanes[ev.SubPort]
 	cur.held, cur.damped, cur.holdUntil, cur.rising = true, damped, l.wokenAt.Add(hold), *ev
 	if !cur.Up {
-		cur.Reason = "link up again, held down by increase_hold_up"
+		cur.Reason, cur.Persistent = "link up again, held down by increase_hold_up", false
 	}
 	if damped {
 		cur.Reason = fmt.Sprintf("damped until %s after %d failures", cur.holdUntil.Format("15:04:05.000"), cur.damping.failures)

@@ -20,8 +20,9 @@ type LinkEvent struct {
 	// Speed is in bit/s, 0 if unknown; SpeedSource is the source of the speed: "config", "tbf", "ethtool", "pcie".
 	Speed       fare.Bandwidth
 	SpeedSource string
-	// Reason explains why Up is false.
-	Reason string
+	// Reason explains why Up is false. Persistent reports that it lasts until an operator acts, as of an absent device.
+	Reason     string
+	Persistent bool
 	// Addresses lists the addresses of the device, including link-local ones.
 	Addresses []netip.Prefix
 	// Transitions counts the changes of Up since the start; a gap indicates a flap that was folded into one event.
@@ -127,7 +128,7 @@ func (n *netlinkLinks) Take(buf []LinkEvent) []LinkEvent {
 	n.buf = n.watcher.Take(n.buf)
 	for _, e := range n.buf {
 		buf = append(buf, LinkEvent{
-			SubPort: n.indexes[e.SubPort], Up: e.Up, Speed: e.Speed, SpeedSource: string(e.SpeedSource), Reason: e.Reason,
+			SubPort: n.indexes[e.SubPort], Up: e.Up, Speed: e.Speed, SpeedSource: string(e.SpeedSource), Reason: e.Reason, Persistent: e.Persistent,
 			Addresses: e.Addresses, Transitions: e.Transitions,
 		})
 	}

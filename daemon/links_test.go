@@ -13,6 +13,7 @@ import (
 
 	"github.com/fared/fared/daemon/internal/core"
 	"github.com/fared/fared/daemon/internal/coretest"
+	"github.com/fared/fared/daemon/internal/link"
 	"github.com/fared/fared/daemon/internal/speaker"
 	"github.com/fared/fared/fare"
 	"github.com/fared/fared/internal/netnstest"
@@ -143,8 +144,9 @@ func TestFlapWhileHeldUp(t *testing.T) {
 	l := idle(t, s.Text())
 	reason := func(what, want string) {
 		t.Helper()
-		if got := (source{l}).Planes()[0].SubPorts[0].Reason; got != want {
-			t.Errorf("%s: the sub-port's reason is %q, want %q", what, got, want)
+		port := (source{l}).Planes()[0].SubPorts[0]
+		if got := port.Reason; got != want || port.Persistent != strings.HasPrefix(want, "administratively") {
+			t.Errorf("%s: the sub-port's reason is %q, persistent %t, want %q", what, got, port.Persistent, want)
 		}
 	}
 	l.link(&LinkEvent{Up: true, Speed: 100e9, SpeedSource: "ethtool", Transitions: 1})
@@ -152,6 +154,8 @@ func TestFlapWhileHeldUp(t *testing.T) {
 	reason("up", "")
 	l.link(&LinkEvent{Speed: 100e9, Reason: "no carrier", Transitions: 2})
 	reason("down", "no carrier")
+	l.link(&LinkEvent{Speed: 100e9, Reason: "administratively down", Persistent: true, Transitions: 2})
+	reason("set down", "administratively down")
 	l.link(&LinkEvent{Up: true, Speed: 100e9, SpeedSource: "ethtool", Transitions: 3})
 	reason("held up", "link up again, held down by increase_hold_up")
 	l.link(&LinkEvent{Speed: 100e9, Reason: "no carrier again", Transitions: 4})
@@ -196,7 +200,10 @@ type countingWatcher struct {
 	linkWatcher
 	polls   int
 	covered string
+	events  []link.Event
 }
+
+func (c *countingWatcher) Take([]link.Event) []link.Event { return c.events }
 
 func (c *countingWatcher) Cover(netns string) { c.covered = netns }
 
@@ -220,4 +227,13 @@ func TestCoverReachesTheWatcher(t *testing.T) {
 		t.Errorf("%q is covered", watcher.covered)
 	}
 	(&netlinkLinks{}).Cover("a/1")
+}
+
+// TestReasonReachesTheLoop checks that the reason of a device that is down is passed on, with whether it lasts.
+func TestReasonReachesTheLoop(t *testing.T) {
+	n := &netlinkLinks{watcher: &countingWatcher{events: []link.Event{{Reason: "no device eth0", Persistent: true}, {SubPort: 1, Reason: "no carrier"}}}, indexes: []int{3, 5}}
+	want := []LinkEvent{{SubPort: 3, Reason: "no device eth0", Persistent: true}, {SubPort: 5, Reason: "no carrier"}}
+	if diff := cmp.Diff(want, n.Take(nil)); diff != "" {
+		t.Errorf("events (-want +got):\n%s", diff)
+	}
 }

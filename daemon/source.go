@@ -121,17 +121,17 @@ func (l *loop) subPortRefusal(source int) string {
 	return ""
 }
 
-// subPortReason returns why a sub-port does not count, or "" if it does.
-func (l *loop) subPortReason(i int, view fare.SubPortView) string {
+// subPortReason returns why a sub-port does not count, or "" if it does, and whether the reason lasts until an operator acts.
+func (l *loop) subPortReason(i int, view fare.SubPortView) (reason string, persistent bool) {
 	switch {
 	case view.Reason == fare.ReasonUsed:
-		return ""
+		return "", false
 	case view.Reason == fare.ReasonLinkDown && l.lanes[i].Reason != "":
-		return l.lanes[i].Reason
+		return l.lanes[i].Reason, l.lanes[i].Persistent
 	case view.Reason == fare.ReasonSpeedUnknown:
-		return "speed unknown: set speed in the configuration"
+		return "speed unknown: set speed in the configuration", true
 	}
-	return view.Reason.String()
+	return view.Reason.String(), false
 }
 
 // Destination implements status.Source.
@@ -161,8 +161,9 @@ func (s source) Planes() []status.Plane {
 		}
 		shown := status.SubPort{
 			Device: sp.Device, Carrier: view.Up, Drained: drained && !draining, Draining: draining, Speed: uint64(view.Speed),
-			SpeedSource: s.lanes[i].SpeedSource, Reason: s.subPortReason(i, view), HeldRises: s.lanes[i].damping.held,
+			SpeedSource: s.lanes[i].SpeedSource, HeldRises: s.lanes[i].damping.held,
 		}
+		shown.Reason, shown.Persistent = s.subPortReason(i, view)
 		if lane := &s.lanes[i]; lane.held && lane.damped {
 			shown.DampedUntil = lane.holdUntil
 		}

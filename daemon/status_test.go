@@ -51,7 +51,7 @@ func TestPlanesAreShown(t *testing.T) {
 	want := []status.Plane{
 		{Name: "p0", Up: true, SubPorts: []status.SubPort{
 			subPort(0, status.SubPort{Carrier: true, Speed: 400e9}),
-			subPort(1, status.SubPort{Carrier: true, Reason: "speed unknown: set speed in the configuration"}),
+			subPort(1, status.SubPort{Carrier: true, Reason: "speed unknown: set speed in the configuration", Persistent: true}),
 		}},
 		{Name: "p1", SubPorts: []status.SubPort{
 			subPort(2, status.SubPort{Carrier: true, Speed: 400e9, Drained: true, Reason: "drained"}),

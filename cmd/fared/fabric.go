@@ -163,7 +163,7 @@ func sessionsCommand(e *env) *cobra.Command {
 				row(w, "SESSION", "PLANE", "DEVICE", "PEER", "AS", "STATE", "FOR", "BFD", "RECEIVED", "USED", "SENT", "REASON")
 				for _, s := range list.Sessions {
 					row(w, s.Name, s.Plane, s.Device, s.PeerAddress, fmt.Sprint(s.PeerAs), s.State, age(s.StateAgeNs), bfd(s),
-						fmt.Sprint(s.RoutesReceived), fmt.Sprint(s.RoutesUsed), fmt.Sprint(s.RoutesAdvertised), dash(presentReason(s)))
+						fmt.Sprint(s.RoutesReceived), fmt.Sprint(s.RoutesUsed), fmt.Sprint(s.RoutesAdvertised), dash(s.PresentReason()))
 				}
 			})
 		},
@@ -171,15 +171,6 @@ func sessionsCommand(e *env) *cobra.Command {
 	c.Flags().StringVar(&plane, "plane", "", "list only the sessions of this plane")
 	completePlanes(e, c)
 	return c
-}
-
-// presentReason returns what is wrong with a session now: the reason why it is not established, or the fault of an established one, whose reason is that of an
-// earlier end.
-func presentReason(s *farev1.Session) string {
-	if established(s) {
-		return s.Fault
-	}
-	return s.Reason
 }
 
 // completePlanes completes the flag --plane by the daemon's planes.
@@ -434,7 +425,7 @@ count until it is established again: drain a leaf or a sub-port first where no p
 				return nil
 			}
 			for _, s := range list.Sessions {
-				if established(s) {
+				if s.Established() {
 					names = append(names, cobra.CompletionWithDesc(s.Name, s.PeerAddress))
 				}
 			}

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"slices"
@@ -201,15 +202,10 @@ func judgeHealth(st *farev1.GetStatusResponse, planes []*farev1.Plane, sessions 
 	return r
 }
 
-// established reports whether a session is established, with or without a drain.
-func established(s *farev1.Session) bool {
-	return s.State == "established" || s.State == "draining" || s.State == "drained"
-}
-
 // waiting returns the reason of the first session that is not established, if any has one.
 func waiting(sessions []*farev1.Session) []string {
 	for _, s := range sessions {
-		if s.Reason != "" && !established(s) {
+		if s.Reason != "" && !s.Established() {
 			return []string{s.Name + ": " + s.Reason}
 		}
 	}
@@ -230,16 +226,18 @@ func firstReason(subPorts []*farev1.SubPort) string {
 // (docs/operations/bfd.md).
 const bfdPatience = 10 * time.Second
 
-// judgeBFD adds a finding for each plane whose established sessions have BFD, and none of them BFD that is up. If BFD is up on no session of the server,
-// its leaves have none, which is a choice: a note. Sockets that could not be opened are a fault of this server in any case.
+// judgeBFD adds a finding for each plane whose established sessions have BFD, and none of them BFD that is up. If BFD is up on no session of the server, and
+// none has discarded a packet of BFD, its leaves have none, which is a choice: a note. Sockets that could not be opened are a fault of this server in any case.
 func (r *healthReport) judgeBFD(sessions []*farev1.Session) {
 	var planes []string
 	down := map[string][]*farev1.Session{} // by plane: established sessions, if BFD protects none
 	protected := map[string]bool{}
 	anywhere := false
 	for _, s := range sessions {
+		reason, _ := bfdDropped(s)
+		anywhere = anywhere || reason != ""
 		switch {
-		case s.BfdState == "" || !established(s):
+		case s.BfdState == "" || !s.Established():
 		case s.BfdState == "up" || time.Duration(s.StateAgeNs) < bfdPatience:
 			protected[s.Plane], anywhere = true, anywhere || s.BfdState == "up"
 		default:
@@ -253,7 +251,7 @@ func (r *healthReport) judgeBFD(sessions []*farev1.Session) {
 	var silent []string
 	for _, p := range planes {
 		list := down[p]
-		s := list[max(0, slices.IndexFunc(list, func(s *farev1.Session) bool { return s.BfdState == "failed" }))]
+		s := slices.MaxFunc(list, func(a, b *farev1.Session) int { return cmp.Compare(bfdRank(a), bfdRank(b)) })
 		if s.BfdState != "failed" && !anywhere {
 			silent = append(silent, p)
 			continue
@@ -277,22 +275,38 @@ func bfdCause(s *farev1.Session) string {
 	if s.BfdState == "failed" {
 		return "its sockets could not be opened"
 	}
-	for _, c := range s.Counters {
-		if reason, ok := strings.CutPrefix(c.Name, `guard_dropped{reason="bfd_`); ok && c.Value > 0 {
-			return fmt.Sprintf("%s, %s discarded as bfd_%s", s.BfdState, several(int(c.Value), "packet"), strings.TrimSuffix(reason, `"}`))
-		}
+	if reason, n := bfdDropped(s); reason != "" {
+		return fmt.Sprintf("%s, %s discarded as bfd_%s", s.BfdState, several(int(n), "packet"), reason)
 	}
 	return s.BfdState + ", the leaf does not answer"
 }
 
-// passing are the beginnings of the reasons of sub-ports that end by themselves, or with a repaired cable.
-var passing = []string{"no carrier", "operational state ", "carrier down for a moment", "link up again", "damped until ", "no link state yet", "drained"}
+// bfdDropped returns the first reason for which packets of BFD were discarded, with their number; "" if none was.
+func bfdDropped(s *farev1.Session) (reason string, n uint64) {
+	for _, c := range s.Counters {
+		if reason, ok := strings.CutPrefix(c.Name, `guard_dropped{reason="bfd_`); ok && c.Value > 0 {
+			return strings.TrimSuffix(reason, `"}`), c.Value
+		}
+	}
+	return "", 0
+}
+
+// bfdRank orders sessions by how much their BFD explains: sockets that could not be opened, then discarded packets.
+func bfdRank(s *farev1.Session) int {
+	if s.BfdState == "failed" {
+		return 2
+	}
+	if reason, _ := bfdDropped(s); reason != "" {
+		return 1
+	}
+	return 0
+}
 
 // judgeSubPorts adds a finding for each sub-port that is out until an operator acts.
 func (r *healthReport) judgeSubPorts(planes []*farev1.Plane) {
 	for _, p := range planes {
 		for _, sp := range p.SubPorts {
-			if sp.Reason == "" || sp.Drained || sp.Draining || slices.ContainsFunc(passing, func(begin string) bool { return strings.HasPrefix(sp.Reason, begin) }) {
+			if !sp.Persistent || sp.Drained || sp.Draining {
 				continue
 			}
 			remedy := "correct device and netns of the sub-port in the configuration, or create them ('ip -br link', 'ip netns list'); fared uses the device once it exists"

@@ -17,17 +17,20 @@ func TestJudgeHealthOfBFD(t *testing.T) {
 		bfd, state string
 		want       []string // parts of the one finding
 	}{
-		"up everywhere":                 {"p0/a up 60, p0/b up 60, p1/c up 60", levelHealthy, nil},
-		"one session of a plane":        {"p0/a up 60, p0/b down 60, p1/c up 60", levelHealthy, nil},
-		"not configured":                {"p0/a - 60, p1/c - 60", levelHealthy, nil},
-		"a plane":                       {"p0/a up 60, p1/b down 60, p1/c init 60", levelDegraded, []string{"plane p1", "p1/b", "2 sessions established", "the leaf does not answer", "fared sessions --plane p1"}},
-		"no session":                    {"p0/a down 60, p1/c down 60", levelHealthy, []string{"note", "no leaf has BFD", "p0, p1", "p0/a"}},
-		"just established":              {"p0/a up 60, p1/c down 3", levelHealthy, nil},
-		"the session is down too":       {"p0/a up 60, !p1/c down 60", levelHealthy, nil},
-		"sockets":                       {"p0/a up 60, p1/b down 60, p1/c failed 60", levelDegraded, []string{"plane p1", "p1/c", "sockets could not be opened", "ss -lunp"}},
-		"sockets on every session":      {"p1/c failed 60", levelDegraded, []string{"plane p1", "p1/c", "sockets could not be opened"}},
-		"a plane with another key":      {"p0/a up 60, p1/c down* 60", levelDegraded, []string{"p1/c", "7 packets discarded as bfd_auth_digest"}},
-		"a plane that is being drained": {"p0/a up 60, ~p1/c down 60", levelDegraded, []string{"p1/c"}},
+		"up everywhere":                            {"p0/a up 60, p0/b up 60, p1/c up 60", levelHealthy, nil},
+		"one session of a plane":                   {"p0/a up 60, p0/b down 60, p1/c up 60", levelHealthy, nil},
+		"not configured":                           {"p0/a - 60, p1/c - 60", levelHealthy, nil},
+		"a plane":                                  {"p0/a up 60, p1/b down 60, p1/c init 60", levelDegraded, []string{"plane p1", "p1/b", "2 sessions established", "the leaf does not answer", "fared sessions --plane p1"}},
+		"no session":                               {"p0/a down 60, p1/c down 60", levelHealthy, []string{"note", "no leaf has BFD", "p0, p1", "p0/a"}},
+		"just established":                         {"p0/a up 60, p1/c down 3", levelHealthy, nil},
+		"the session is down too":                  {"p0/a up 60, !p1/c down 60", levelHealthy, nil},
+		"sockets":                                  {"p0/a up 60, p1/b down 60, p1/c failed 60", levelDegraded, []string{"plane p1", "p1/c", "sockets could not be opened", "ss -lunp"}},
+		"sockets on every session":                 {"p1/c failed 60", levelDegraded, []string{"plane p1", "p1/c", "sockets could not be opened"}},
+		"a plane with another key":                 {"p0/a up 60, p1/c down* 60", levelDegraded, []string{"p1/c", "7 packets discarded as bfd_auth_digest"}},
+		"no session, with discarded packets":       {"p0/a down* 60", levelDegraded, []string{"degraded", "plane p0", "7 packets discarded as bfd_auth_digest"}},
+		"the discarded packets of another session": {"p0/a down 60, p0/b down* 60, !p1/c init* 5", levelDegraded, []string{"plane p0", "2 sessions established", "p0/b", "bfd_auth_digest"}},
+		"discarded packets before BGP":             {"p0/a down 60, !p1/c init* 5", levelDegraded, []string{"plane p0", "p0/a", "the leaf does not answer"}},
+		"a plane that is being drained":            {"p0/a up 60, ~p1/c down 60", levelDegraded, []string{"p1/c"}},
 	} {
 		var sessions []*farev1.Session
 		for text := range strings.SplitSeq(test.bfd, ", ") {
@@ -64,17 +67,12 @@ func TestJudgeHealthOfBFD(t *testing.T) {
 	}
 }
 
-// TestJudgeHealthOfSubPorts judges the reasons of sub-ports in the words of daemon/internal/link and of daemon: an operator must act, or they pass.
+// TestJudgeHealthOfSubPorts judges the reasons of sub-ports in the words of daemon/internal/link and of daemon. Only persistent ones are findings.
 func TestJudgeHealthOfSubPorts(t *testing.T) {
 	for reason, remedy := range map[string]string{
-		"":                          "",
-		"no carrier":                "",
-		"operational state dormant": "",
-		"carrier down for a moment": "",
-		"no link state yet":         "",
-		"drained":                   "",
-		"damped until 15:04:05.000 after 3 failures":        "",
-		"link up again, held down by increase_hold_up":      "",
+		"":             "",
+		"no carrier":   "",
+		"session-down": "",
 		"speed unknown: set speed in the configuration":     "fared reload",
 		"administratively down":                             "ip link set eth5 up",
 		"no device eth5":                                    "ip -br link",
@@ -84,7 +82,7 @@ func TestJudgeHealthOfSubPorts(t *testing.T) {
 		"network namespace blue: no such file or directory": "ip netns list",
 	} {
 		r := judgeHealth(&farev1.GetStatusResponse{Converged: true, SessionsConfigured: 2, SessionsEstablished: 2}, []*farev1.Plane{{Plane: "p1", Up: true, SubPorts: []*farev1.SubPort{
-			{Device: "eth4", Carrier: true, Sessions: []string{"p1/eth4"}}, {Device: "eth5", Reason: reason, Sessions: []string{"p1/eth5"}},
+			{Device: "eth4", Carrier: true, Sessions: []string{"p1/eth4"}}, {Device: "eth5", Reason: reason, Persistent: remedy != "", Sessions: []string{"p1/eth5"}},
 		}}}, nil, nil)
 		if remedy == "" {
 			if len(r.Findings) > 0 || r.State != levelHealthy {
@@ -145,6 +143,9 @@ func TestJudgeHealth(t *testing.T) {
 		"limitation of the host": {func(st *farev1.GetStatusResponse, _ []*farev1.Plane) {
 			st.Dataplane.Limitations = []*farev1.Limitation{{Reason: "firewall-bfd", Text: "the firewall drops BFD", Remedy: "accept it"}}
 		}, "", levelDegraded, "the firewall drops BFD"},
+		"another driver than wanted": {func(st *farev1.GetStatusResponse, _ []*farev1.Plane) {
+			st.Dataplane.Limitations = []*farev1.Limitation{{Reason: "driver", Text: "driver linux: the kernel has no TCX", Remedy: "upgrade it"}}
+		}, "", levelDegraded, "driver linux: the kernel has no TCX"},
 		"damage":                         {func(st *farev1.GetStatusResponse, _ []*farev1.Plane) { st.Dataplane.Damage = "a rule is gone" }, "", levelUnhealthy, "a rule is gone"},
 		"refusals":                       {func(st *farev1.GetStatusResponse, _ []*farev1.Plane) { st.Dataplane.Refused = 2 }, "", levelUnhealthy, "2 objects refused"},
 		"no slot table":                  {func(st *farev1.GetStatusResponse, _ []*farev1.Plane) { st.SlotTableError = "no space" }, "", levelUnhealthy, "not published: no space"},

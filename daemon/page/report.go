@@ -149,13 +149,9 @@ func (m *model) sessionRows(r *farev1.ListSessionsResponse, at time.Time) (out T
 			begun = sessionState{s.State, s.Generation, at.Add(-time.Duration(s.StateAgeNs))}
 			m.since[s.Name] = begun
 		}
-		reason := s.Reason
-		if s.State == "established" || s.State == "draining" || s.State == "drained" { // the reason is that of an earlier end
-			reason = s.Fault
-		}
 		out = append(out, newRow(s.Name, sessionRow{
 			Name: s.Name, Plane: s.Plane, Device: s.Device, Peer: s.PeerAddress, AS: s.PeerAs, State: s.State, Since: begun.since.UnixMilli(),
-			Used: s.RoutesUsed, Received: s.RoutesReceived, Advertised: s.RoutesAdvertised, EndOfRIB: s.EndOfRib, Reason: reason,
+			Used: s.RoutesUsed, Received: s.RoutesReceived, Advertised: s.RoutesAdvertised, EndOfRIB: s.EndOfRib, Reason: s.PresentReason(),
 			BFD: s.BfdState, Detection: float64(s.BfdDetectionTimeNs) / 1e6,
 		}))
 	}

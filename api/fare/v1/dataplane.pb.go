@@ -1558,7 +1558,7 @@ func (x *Integrity) GetLimitations() []*Limitation {
 	return nil
 }
 
-// Limitation is a setting or another program of the host with which the data plane cannot do all that it acknowledges.
+// Limitation is a setting, a missing part or another program of the host with which the data plane cannot do all that it acknowledges.
 type Limitation struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// A word for machines, such as "rp-filter" or "firewall-input": docs/operations/host.md lists them.

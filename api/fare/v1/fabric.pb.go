@@ -1159,6 +1159,9 @@ type SubPort struct {
 	Draining bool `protobuf:"varint,8,opt,name=draining,proto3" json:"draining,omitempty"`
 	// Unix time at which the link counts again if it stays up; 0 if it is not damped. A link that fails again and again is damped: its rises are held.
 	DampedUntilNs uint64 `protobuf:"varint,9,opt,name=damped_until_ns,json=dampedUntilNs,proto3" json:"damped_until_ns,omitempty"`
+	// The reason lasts until an operator acts: no such device or network namespace, administratively down, unknown speed. Other reasons end by themselves, with a
+	// cable, or with the sub-port's sessions. False without a reason.
+	Persistent    bool `protobuf:"varint,10,opt,name=persistent,proto3" json:"persistent,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1254,6 +1257,13 @@ func (x *SubPort) GetDampedUntilNs() uint64 {
 		return x.DampedUntilNs
 	}
 	return 0
+}
+
+func (x *SubPort) GetPersistent() bool {
+	if x != nil {
+		return x.Persistent
+	}
+	return false
 }
 
 type WatchEventsRequest struct {
@@ -2000,7 +2010,7 @@ const file_fare_v1_fabric_proto_rawDesc = "" +
 	"\adrained\x18\x03 \x01(\bR\adrained\x12#\n" +
 	"\rbandwidth_bps\x18\x04 \x01(\x04R\fbandwidthBps\x12-\n" +
 	"\tsub_ports\x18\x05 \x03(\v2\x10.fare.v1.SubPortR\bsubPorts\x12\x1a\n" +
-	"\bdraining\x18\x06 \x01(\bR\bdraining\"\x8d\x02\n" +
+	"\bdraining\x18\x06 \x01(\bR\bdraining\"\xad\x02\n" +
 	"\aSubPort\x12\x16\n" +
 	"\x06device\x18\x01 \x01(\tR\x06device\x12\x18\n" +
 	"\acarrier\x18\x02 \x01(\bR\acarrier\x12\x18\n" +
@@ -2010,7 +2020,11 @@ const file_fare_v1_fabric_proto_rawDesc = "" +
 	"\x06reason\x18\x06 \x01(\tR\x06reason\x12\x1a\n" +
 	"\bsessions\x18\a \x03(\tR\bsessions\x12\x1a\n" +
 	"\bdraining\x18\b \x01(\bR\bdraining\x12&\n" +
-	"\x0fdamped_until_ns\x18\t \x01(\x04R\rdampedUntilNs\",\n" +
+	"\x0fdamped_until_ns\x18\t \x01(\x04R\rdampedUntilNs\x12\x1e\n" +
+	"\n" +
+	"persistent\x18\n" +
+	" \x01(\bR\n" +
+	"persistent\",\n" +
 	"\x12WatchEventsRequest\x12\x16\n" +
 	"\x06recent\x18\x01 \x01(\rR\x06recent\"\xa4\x01\n" +
 	"\vFabricEvent\x12\x17\n" +

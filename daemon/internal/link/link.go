@@ -60,6 +60,8 @@ type Event struct {
 	Ifindex int
 	// Reason explains why Up is false; empty if it is true.
 	Reason string
+	// Persistent reports that Reason lasts until an operator acts: the device is absent or administratively down.
+	Persistent bool
 	// Addresses lists the usable addresses (IPv6 addresses appear once duplicate address detection has passed), including link-local ones,
 	// without zone, in ascending order.
 	Addresses []netip.Prefix
@@ -69,7 +71,7 @@ type Event struct {
 
 func (e *Event) equal(f *Event) bool {
 	return e.SubPort == f.SubPort && e.Up == f.Up && e.Speed == f.Speed && e.SpeedSource == f.SpeedSource &&
-		e.Ifindex == f.Ifindex && e.Reason == f.Reason && slices.Equal(e.Addresses, f.Addresses)
+		e.Ifindex == f.Ifindex && e.Reason == f.Reason && e.Persistent == f.Persistent && slices.Equal(e.Addresses, f.Addresses)
 }
 
 // LinkLocal returns the first IPv6 link-local address, or the zero Addr.

@@ -66,12 +66,14 @@ func (w *watched) until(t testing.TB, port int, what string, ok func(Event) bool
 
 func (w *watched) untilUp(t testing.TB, port int) Event {
 	t.Helper()
-	return w.until(t, port, "up", func(e Event) bool { return e.Up })
+	return w.until(t, port, "up", func(e Event) bool { return e.Up && !e.Persistent })
 }
 
 func (w *watched) untilDown(t testing.TB, port int, reason string) Event {
 	t.Helper()
-	return w.until(t, port, "down: "+reason, func(e Event) bool { return !e.Up && strings.Contains(e.Reason, reason) })
+	return w.until(t, port, "down: "+reason, func(e Event) bool {
+		return !e.Up && strings.Contains(e.Reason, reason) && e.Persistent == (reason != "no carrier")
+	})
 }
 
 func TestOwnNamespaceNeedsNoPrivilege(t *testing.T) {

@@ -360,13 +360,13 @@ func (n *namespace) reportAll() {
 }
 
 func (n *namespace) report(p *port) {
-	e := Event{SubPort: p.index, Speed: p.speed, SpeedSource: p.source, Reason: p.gone}
+	e := Event{SubPort: p.index, Speed: p.speed, SpeedSource: p.source, Reason: p.gone, Persistent: true}
 	if p.configured != 0 {
 		e.Speed, e.SpeedSource = p.configured, SourceConfig
 	}
 	if p.present {
 		e.Ifindex, e.Reason, e.Addresses = p.link.index, p.link.reason(), p.addresses
-		e.Up = e.Reason == ""
+		e.Up, e.Persistent = e.Reason == "", p.link.flags&unix.IFF_UP == 0
 	}
 	n.w.report(e)
 }

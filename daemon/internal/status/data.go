@@ -163,8 +163,9 @@ type SubPort struct {
 	// Speed is in bit/s; SpeedSource is its source: "config", "tbf", "ethtool", "pcie".
 	Speed       uint64
 	SpeedSource string
-	// Reason explains why the sub-port does not count; empty if it does.
-	Reason string
+	// Reason explains why the sub-port does not count; empty if it does. Persistent is that of fare.v1.SubPort.
+	Reason     string
+	Persistent bool
 	// Sessions are the names of the sessions over it.
 	Sessions []string
 	// DampedUntil is when a link that flaps counts again if it stays up; zero if it is not damped. HeldRises counts the rises that damping has held.

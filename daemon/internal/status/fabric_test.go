@@ -81,7 +81,7 @@ func TestFabricPictures(t *testing.T) {
 	if diff := cmp.Diff(&farev1.ListPlanesResponse{Revision: 3, Planes: []*farev1.Plane{
 		{Plane: "p0", Up: true, BandwidthBps: 400e9, SubPorts: []*farev1.SubPort{
 			{Device: "p0a", Carrier: true, SpeedBps: 400e9, SpeedSource: "config", Sessions: []string{"p0/p0a"}},
-			{Device: "p0b", Carrier: true, SpeedBps: 400e9, SpeedSource: "config", Reason: "slower than configured", DampedUntilNs: 77},
+			{Device: "p0b", Carrier: true, SpeedBps: 400e9, SpeedSource: "config", Reason: "slower than configured", Persistent: true, DampedUntilNs: 77},
 		}},
 		{Plane: "p1", Drained: true},
 	}}, planes, protocmp.Transform()); diff != "" {

@@ -70,7 +70,7 @@ func newFake(seed uint64, space int) *fakeLoop {
 	l.planes = []Plane{
 		{Name: "p0", Up: true, SubPorts: []SubPort{
 			{Device: "p0a", Carrier: true, Speed: 400e9, SpeedSource: "config", Sessions: []string{"p0/p0a"}},
-			{Device: "p0b", Carrier: true, Speed: 400e9, SpeedSource: "config", Reason: "slower than configured", DampedUntil: time.Unix(0, 77), HeldRises: 3},
+			{Device: "p0b", Carrier: true, Speed: 400e9, SpeedSource: "config", Reason: "slower than configured", Persistent: true, DampedUntil: time.Unix(0, 77), HeldRises: 3},
 		}},
 		{Name: "p1", Drained: true},
 	}
