@@ -56,7 +56,7 @@ Drivers:
   linux   nexthop groups of the kernel: flows are split by weight, and 'fared run' chooses UDP
           source ports that the kernel's hash maps to the slots' sub-ports.
   memory  forwards nothing; for experiments.
-  auto    bpf if the kernel supports it, otherwise linux; the log names the driver and the reason.
+  auto    bpf if the kernel supports it, otherwise linux; 'fared status' has the reason.
 
 SIGTERM and SIGINT end the agent and leave the kernel forwarding; SIGHUP does nothing. --flush
 removes all objects of the agent, including those of a crashed or an earlier version, which it

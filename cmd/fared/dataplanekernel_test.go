@@ -155,6 +155,31 @@ func (b *kernelBed) ours() string {
 	return out.String()
 }
 
+// limited waits until the agent reports a limitation with a reason to its control plane. The text begins with begin.
+func (b *kernelBed) limited(t *testing.T, client farev1.DataplaneServiceClient, reason, begin string) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	if _, err := client.Hello(ctx, &farev1.HelloRequest{Forwarding: b.forwarding}); err != nil {
+		t.Fatal(err)
+	}
+	stream, err := client.Program(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for {
+		report, err := stream.Recv()
+		if err != nil {
+			t.Fatalf("no limitation %s: %v", reason, err)
+		}
+		for _, x := range report.GetIntegrity().GetLimitations() {
+			if x.Reason == reason && strings.HasPrefix(x.Text, begin) && strings.Contains(x.Remedy, "systemctl restart fared-dataplane") {
+				return
+			}
+		}
+	}
+}
+
 // drivers runs a test with each driver.
 func drivers(t *testing.T, test func(t *testing.T, driver string)) {
 	for _, driver := range []string{"linux", "bpf"} {
@@ -340,18 +365,27 @@ func TestDataplaneKernelChangesDriver(t *testing.T) {
 	}
 }
 
-// TestDataplaneKernelAuto checks that the default driver is bpf where possible, else linux, and that the log has the reason.
+// TestDataplaneKernelAuto checks that the default driver is bpf where possible, else linux, and that the log and the control plane get the reason.
 func TestDataplaneKernelAuto(t *testing.T) {
 	netnstest.Require(t, "setpriv", "unshare", "mount")
 	for want, prefix := range map[string][]string{"bpf": nil, "linux": confined(t, []string{"CAP_NET_ADMIN"})} {
 		b := newKernelBed(t, "auto")
 		b.prefix = prefix
-		p, _, conn := b.start()
+		p, a, conn := b.start()
 		view, err := readDataplane(t.Context(), conn)
 		if err != nil || view.description.Name != want || view.health != "SERVING" {
 			t.Errorf("%v, %v; want %s", view, err, want)
 		}
-		if logged := strings.Contains(p.Log(), "steering by BPF is not possible on this host"); logged != (want == "linux") {
+		const why = "driver linux: steering by BPF is not possible on this host: bpf: the process may not load programs; give it CAP_BPF"
+		if want == "linux" {
+			netnstest.Eventually(t, time.Minute, func() error {
+				if !strings.Contains(p.Log(), why) {
+					return fmt.Errorf("log\n%s", p.Log())
+				}
+				return nil
+			})
+			b.limited(t, a.client, "driver", why)
+		} else if strings.Contains(p.Log(), "driver linux") {
 			t.Errorf("driver %s: log\n%s", want, p.Log())
 		}
 		if c := view.description.Capabilities; c.FlowPins != (want == "bpf") || c.FlowHash != nil && want == "bpf" {

@@ -365,7 +365,7 @@ func (a *Agent) look(notify *notifier) {
 	notify.status(text)
 }
 
-// limit logs the limitations of the host that begin and end, and reports those that drop packets to the control plane.
+// limit logs the limitations of the host that begin and end, and reports those that concern packets to the control plane.
 func (a *Agent) limit(now []hostcheck.Finding) {
 	if slices.Equal(now, a.limitations) {
 		return

@@ -20,19 +20,19 @@ func openDriver(c *Config) (*driver, error) {
 	if c.Driver == Memory {
 		return memoryDriver(), nil
 	}
-	steer := c.Driver != Linux
+	var cannot error
 	if c.Driver == Auto {
-		if err := bpf.Supported(); err != nil {
-			c.Log.Warn("driver linux: steering by BPF is not possible on this host", "why", err)
-			steer = false
-		}
+		cannot = bpf.Supported()
 	}
 	below, err := linux.Open(c.Linux)
 	if err != nil {
 		return nil, err
 	}
-	if !steer {
+	if c.Driver == Linux {
 		return linuxDriver(c, below), nil
+	}
+	if cannot != nil {
+		return linuxDriver(c, below, fallback(c, fmt.Sprintf("steering by BPF is not possible on this host: %v", cannot))), nil
 	}
 	removed, err := bpf.SweepPins(bpf.DefaultPinDir)
 	if len(removed) > 0 {
@@ -43,8 +43,7 @@ func openDriver(c *Config) (*driver, error) {
 	}
 	above, err := bpf.Open(c.BPF)
 	if err != nil && c.Driver == Auto {
-		c.Log.Error("driver linux: steering by BPF is supported on this host, but failed", "error", err)
-		return linuxDriver(c, below), nil
+		return linuxDriver(c, below, fallback(c, fmt.Sprintf("steering by BPF is supported on this host, but failed: %v", err))), nil
 	}
 	if err != nil {
 		return nil, errors.Join(err, below.Close())
@@ -69,9 +68,21 @@ func openDriver(c *Config) (*driver, error) {
 	}, nil
 }
 
-func linuxDriver(c *Config, below *linux.Driver) *driver {
+// fallback returns the finding that driver auto took linux.
+func fallback(c *Config, why string) hostcheck.Finding {
+	flags, unit := "FARED_DATAPLANE_FLAGS of /etc/default/fared-dataplane", "fared-dataplane"
+	if c.InProcess {
+		flags, unit = "dataplane.flags", "fared"
+	}
+	return hostcheck.Finding{Reason: hostcheck.ReasonDriver,
+		Text:   "driver linux: " + why + "; source ports hold for the services of slots.services, other flows follow the kernel's hash",
+		Remedy: "remove the cause, or choose the driver by --driver=linux in " + flags + "; then 'systemctl restart " + unit + "'"}
+}
+
+// linuxDriver returns driver linux. always are limitations that last as long as it runs.
+func linuxDriver(c *Config, below *linux.Driver, always ...hostcheck.Finding) *driver {
 	return &driver{
-		name: Linux, limitations: below.Limitations, forwarder: below, close: below.Close,
+		name: Linux, limitations: func() []hostcheck.Finding { return slices.Concat(always, below.Limitations()) }, forwarder: below, close: below.Close,
 		settle: func() error {
 			if err := below.Settle(); err != nil {
 				return err

@@ -38,9 +38,10 @@ const (
 	ReasonNetworkd       = "networkd"
 	ReasonPrivate        = "private-bpffs"
 	ReasonClock          = "clock"
+	ReasonDriver         = "driver"
 )
 
-// Finding is a setting or rule of the host that drops packets, with its effect and remedy.
+// Finding is a setting, rule or part of the host with which packets are dropped or take other ways, with its effect and remedy.
 type Finding struct{ Reason, Text, Remedy string }
 
 // String returns the text and the remedy.
