@@ -187,6 +187,7 @@ var examples = map[string]struct{ fires, silent example }{
 	},
 	"FaredDataplaneRefuses":      {example{`fared_dataplane_refused{@} 0 1`}, example{`fared_dataplane_refused{@} 0 1 0`}},
 	"FaredDataplaneDamaged":      {example{`fared_dataplane_intact{@} 1 0`}, example{`fared_dataplane_intact{@} 1 0 1`}},
+	"FaredDataplaneLimited":      {example{`fared_dataplane_limited{reason="driver",@} 1`}, example{`fared_dataplane_limited{reason="mtu",@} 1 1 0`}},
 	"FaredSlotTableNotPublished": {example{`fared_slot_table_failing{@} 0 1`}, example{`fared_slot_table_failing{@} 0 1 0`}},
 	"FaredDrainsUnsaved":         {example{`fared_drains_unsaved{@} 0 1`}, example{`fared_drains_unsaved{@} 0 1 0`}},
 	"FaredRecordingIncomplete":   {example{`fared_recording_missing_events_total{@} 0+1x29`}, example{`fared_recording_missing_events_total{@} 5`}},

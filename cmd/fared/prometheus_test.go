@@ -395,6 +395,16 @@ func TestPrometheusAgent(t *testing.T) {
 	b.firing("FaredAgentRepairs")
 	b.firing()
 
+	// Another program makes the reverse path filter of a sub-port strict.
+	filter := []string{"sysctl", "-w", "net.ipv4.conf.p1a.rp_filter=1"}
+	for _, alerts := range [][]string{{"FaredDataplaneLimited"}, {}} {
+		if out, err := b.nodes["server0"].Output(filter[0], filter[1:]...); err != nil {
+			t.Fatalf("%q: %v: %s", filter, err, out)
+		}
+		b.firing(alerts...)
+		filter[2] = "net.ipv4.conf.p1a.rp_filter=0"
+	}
+
 	// Another program puts a device of its own in the place of the agent's, faster than the agent can restore it.
 	if err := b.runs["agent"].Signal(unix.SIGSTOP); err != nil {
 		t.Fatal(err)
