@@ -54,6 +54,13 @@ func TestPageOfADaemon(t *testing.T) {
 	p.Wait("document.querySelector('#planes li').textContent.includes('down') + ''", "true")
 	p.Wait("[...document.querySelectorAll('#timeline > .worse > strong')].some(e => e.textContent.startsWith('link down')) + ''", "true")
 	p.Wait("document.querySelector('#timeline').textContent.includes('weights of 3 rows changed: 3 from 1:1 to 1:2') + ''", "true")
+	// A link and a session that are up again show nothing of their failure.
+	const reasons = "document.querySelector('#planes li').textContent.includes('no carrier') + ' ' + [...document.querySelectorAll('#sessions td:nth-child(7)')].map(e => e.textContent).join('|')"
+	p.Wait(reasons, "true held down: no carrier|||")
+	r.links.change(0, func(e *LinkEvent) { e.Up, e.Reason = true, "" })
+	p.Wait(ratios, "1:1 1:1 1:1")
+	p.Wait("[...document.querySelectorAll('#sessions td:nth-child(3)')].map(e => e.textContent).join(' ')", "established established established established")
+	p.Wait(reasons, "false |||")
 	p.Text("document.querySelector('#destinations button').click()")
 	p.Wait("String(document.querySelectorAll('#why-text tbody')[1]?.children.length)", "4")
 }

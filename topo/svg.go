@@ -48,7 +48,7 @@ type svg struct {
 // which a line for each sub-port goes to a leaf: two lines are a Y-cable.
 func (f *Fabric) SVG() string { return f.svg(false) }
 
-// ControlSVG returns the drawing for a page with a script: each line for cables has the class "cable", the role of a button, a name, and the attribute data-cables
+// ControlSVG returns the drawing for a page with a script: lines do not share their ends, and each line for cables has the class "cable", the role of a button, a name, and the attribute data-cables
 // with their numbers in Cables, separated by spaces.
 func (f *Fabric) ControlSVG() string { return f.svg(true) }
 
@@ -153,9 +153,26 @@ func (s *svg) attach() {
 	down, up := func(l *line) *box { return l.down }, func(l *line) *box { return l.up }
 	side(s.upper, up, down, func(*line) bool { return true })
 	side(s.lower, down, up, func(l *line) bool { return l.down.kind == KindLeaf })
+	type port struct {
+		server     *box
+		gpu, plane int
+	}
+	ends := map[port][]*line{}
 	for _, l := range s.lines {
 		if l.down.kind == KindServer {
 			s.lower[l] = s.port(l.down, l.gpu, l.plane)
+			at := port{l.down, l.gpu, l.plane}
+			ends[at] = append(ends[at], l)
+		}
+	}
+	if !s.controls {
+		return
+	}
+	for _, lines := range ends { // side by side, so that a cut cable is visible at its server too
+		slices.SortStableFunc(lines, func(a, b *line) int { return s.upper[a] - s.upper[b] })
+		step := max(1, portStep/(len(lines)+1))
+		for i, l := range lines {
+			s.lower[l] += step * (2*i + 1 - len(lines)) / 2
 		}
 	}
 }

@@ -24,6 +24,7 @@ type fake struct {
 	n      int
 	weight map[int]uint32 // of plane p2 toward a destination, 2 by default
 	down   bool           // the first session and sub-port
+	slots  int            // of the explained destination
 	follow chan *farev1.WatchWeightsResponse
 	events chan *farev1.FabricEvent
 }
@@ -48,6 +49,13 @@ func (f *fake) GetWeights(_ context.Context, r *farev1.GetWeightsRequest) (*fare
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	d := f.row(7)
+	for i := range f.slots {
+		if i%128 == 0 {
+			d.Pairs = append(d.Pairs, &farev1.PairSlots{Source: r.Sources[0]})
+		}
+		pair := d.Pairs[len(d.Pairs)-1]
+		pair.Slots = append(pair.Slots, &farev1.Slot{Slot: uint32(i % 128), Plane: "p0", Device: "p0.0", SourcePort: uint32(49152 + i), SharePpb: 3906250})
+	}
 	d.Explanation = &farev1.Explanation{Rules: []string{"asked for " + r.Destination + " <b>from</b> " + r.Sources[0]}, Planes: []*farev1.ExplainedPlane{{Plane: "p0", BandwidthBps: 800e9}}}
 	return &farev1.GetWeightsResponse{Weights: []*farev1.DestinationWeights{d}}, nil
 }
@@ -208,6 +216,43 @@ func TestPageInABrowser(t *testing.T) {
 	p.View(360, 800, true)
 	p.Wait("String(document.documentElement.scrollWidth)", "360")
 	p.Wait("getComputedStyle(document.body).backgroundColor", "rgb(20, 23, 26)")
+}
+
+// TestSlotsInABrowser checks in Chromium that many slots of an explained destination stay within the window, that each can be reached, and that the button that
+// closes the dialog stays visible. FARED_SCREENSHOTS names a folder for screenshots.
+func TestSlotsInABrowser(t *testing.T) {
+	gate.Slow(t, gate.Prometheus, "a browser")
+	f := newFake(8)
+	p := chromium.Start(t).Open("http://" + serve(t, f))
+	const slots = "[...document.querySelectorAll('#why-text .scroll')].at(-1)"
+	for _, test := range []struct{ width, height, slots, shown int }{{1280, 720, 80, 80}, {1280, 720, 256, 256}, {1280, 720, 1024, maxSlots}, {360, 640, 256, 256}} {
+		f.mu.Lock()
+		f.slots = test.slots
+		f.mu.Unlock()
+		p.View(test.width, test.height, false)
+		p.Wait("document.querySelector('#link').textContent", "live")
+		p.Wait(fmt.Sprintf(count, "#destinations"), "8")
+		p.Text("document.querySelector('#destinations button').click()")
+		p.Wait("String("+slots+"?.querySelectorAll('tbody tr').length)", fmt.Sprint(test.shown))
+		shoot(t, p, fmt.Sprintf("slots-%d", test.slots))
+		p.View(test.width, test.height, false)
+		p.Wait("String(innerHeight)", fmt.Sprint(test.height))
+		got := p.Text(`(() => {
+			const inside = (e) => { const r = e.getBoundingClientRect(); return r.top >= 0 && r.left >= 0 && r.bottom <= innerHeight && r.right <= innerWidth; };
+			const why = document.querySelector('#why'), region = ` + slots + `, last = region.querySelector('tbody tr:last-child');
+			const out = ['dialog', inside(why), 'scrolls', region.scrollHeight > region.clientHeight && region.clientHeight < innerHeight / 2];
+			region.scrollTop = region.scrollHeight;
+			why.scrollTop = why.scrollHeight;
+			const r = last.getBoundingClientRect(), box = region.getBoundingClientRect();
+			out.push('last', r.bottom <= box.bottom + 1 && r.bottom <= innerHeight, 'close', inside(document.querySelector('#close')));
+			return out.join(' ');
+		})()`)
+		if want := "dialog true scrolls true last true close true"; got != want {
+			t.Errorf("%d slots in %d x %d: %s, want %s", test.slots, test.width, test.height, got, want)
+		}
+		p.Key("Escape")
+		p.Wait("String(document.querySelector('#why').open)", "false")
+	}
 }
 
 // shoot writes screenshots to the folder FARED_SCREENSHOTS, if set.

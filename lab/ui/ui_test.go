@@ -78,6 +78,12 @@ func TestLabPageInABrowser(t *testing.T) {
 	})()`)
 	p.Wait(cable+".getAttribute('class')", "cable cut")
 	p.Wait(cable+".getAttribute('aria-pressed')", "true")
+	// At its server the cut cable is the topmost thing at its place, next to the other cable of the port.
+	p.Wait(`(() => {
+		const end = `+cable+`, at = end.getPointAtLength(8);
+		const screen = new DOMPoint(at.x, at.y).matrixTransform(end.getScreenCTM());
+		return document.elementFromPoint(screen.x, screen.y).getAttribute('aria-label');
+	})()`, "cut server1 p0.0 to leaf0")
 	p.Wait(ratios, "1:2")
 	p.Wait(first, "cut server1 p0.0: every weight in effect after N ms")
 	p.Wait("[...document.querySelectorAll('#lab-planes td')].map(e => e.textContent).join(', ')", "3 of 4, none are sent, 4 of 4, none are sent")
