@@ -479,6 +479,9 @@ func (d *Daemon) Close() error {
 	}
 	d.closers = nil
 	if d.loop != nil && d.loop.recorder != nil {
+		d.loop.recordEffect(true)
+	}
+	if d.loop != nil && d.loop.recorder != nil { // an error of recordEffect ends the recording
 		errs = append(errs, d.loop.recorder.close(d.loop.core))
 		d.loop.recorder = nil
 	}

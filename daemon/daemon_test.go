@@ -129,9 +129,23 @@ func TestRecordedRunReplays(t *testing.T) {
 	}
 	defer f.Close()
 	events := 0
-	got, err := core.Replay(f, func(core.Replayed) { events++ })
+	var effect *core.Effect // of the last change of weights
+	got, err := core.Replay(f, func(r core.Replayed) {
+		switch {
+		case r.Effect != nil:
+			effect = r.Effect
+		case len(r.Changed) > 0:
+			effect = nil
+		}
+		if r.Event != nil {
+			events++
+		}
+	})
 	if err != nil {
 		t.Fatal(err)
+	}
+	if effect == nil || !effect.InEffect() {
+		t.Errorf("the recording ends with the weights %v", effect)
 	}
 	if got.Digest() != r.d.loop.core.Digest() {
 		t.Errorf("replayed\n%s\nrecorded\n%s", coretest.Describe(got), coretest.Describe(r.d.loop.core))

@@ -37,11 +37,13 @@ type loop struct {
 	builder  *status.Builder
 	metrics  *status.Metrics
 	recorder *recorder
-	tracer   *tracer // nil without traces
-	notifier *notifier
-	started  time.Time
-	calls    chan func()
-	stopped  chan struct{}
+	// lastEffect is the last progress of the data plane in the recording.
+	lastEffect recordedEffect
+	tracer     *tracer // nil without traces
+	notifier   *notifier
+	started    time.Time
+	calls      chan func()
+	stopped    chan struct{}
 
 	lanes  []lane
 	faults []string // by session: a fault in addition to its state
@@ -143,6 +145,7 @@ func (l *loop) run(ctx context.Context) error {
 	l.earlier = nil
 	for {
 		l.arm(timer)
+		l.recordEffect(false)
 		l.flushRecorder()
 		select {
 		case <-ctx.Done():

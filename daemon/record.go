@@ -2,6 +2,7 @@ package daemon
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -123,6 +124,14 @@ func (r *recorder) event(now time.Time, ev core.Event, c *core.Core) error {
 	return nil
 }
 
+// effect records the data plane's progress, unless lines wait for room: false then, and a later report replaces this one. An error ends the recording.
+func (r *recorder) effect(now time.Time, x core.Effect) (bool, error) {
+	if r.failure != nil || r.gap > 0 {
+		return false, nil
+	}
+	return true, r.line(core.RecordLine{TimeNS: now.UnixNano(), Effect: &x})
+}
+
 // closeGap writes the line that represents missing events.
 func (r *recorder) closeGap() error {
 	if r.gap == 0 {
@@ -174,6 +183,11 @@ func (l *loop) record(ev core.Event) {
 	before := l.recorder.failure
 	err := l.recorder.event(time.Now(), ev, l.core)
 	l.recorded(before)
+	l.unrecorded(err)
+}
+
+// unrecorded ends a recording with an error.
+func (l *loop) unrecorded(err error) {
 	if err == nil {
 		return
 	}
@@ -181,6 +195,34 @@ func (l *loop) record(ev core.Event) {
 	l.recorder = nil
 	l.log.Warn("recording stopped", "file", l.core.Config().Record.File, "error", err)
 	l.event(status.EventFault, "recording", err.Error())
+}
+
+// recordedEffect is the last recorded progress of the data plane. Pending counts only as none or some, and changes only while nothing is pending.
+type recordedEffect struct {
+	core.Effect
+	changes uint64 // of reweighed
+}
+
+// recordEffect records the data plane's progress when all changes so far have been answered, or no longer are. At the end of the recording it records
+// the number of pending objects too.
+func (l *loop) recordEffect(end bool) {
+	if l.recorder == nil || l.d.client == nil {
+		return
+	}
+	now := core.Effect{Pending: l.shown.counts[effectPending], Approximate: l.shown.counts[effectApproximate], Refused: l.shown.counts[effectRefused],
+		Problem: cmp.Or(l.damage, l.dpError), Damaged: l.damage != ""}
+	key := recordedEffect{now, l.reweighed.changes}
+	if now.Pending > 0 {
+		key.Pending, key.changes = 1, 0
+	}
+	if key == l.lastEffect && (!end || now.Pending == 0) {
+		return
+	}
+	written, err := l.recorder.effect(time.Now(), now)
+	if written {
+		l.lastEffect = key
+	}
+	l.unrecorded(err)
 }
 
 // flushRecorder writes the recorded lines; the loop calls it when it is idle.

@@ -10,14 +10,17 @@ import (
 	"github.com/fared/fared/daemon/internal/status"
 )
 
-// Replayed is one event of a recording with its results.
+// Replayed is one event of a recording with its results, or a report of the data plane's progress.
 type Replayed = core.Replayed
 
-// Replay runs a recording through a fresh core and calls each, if not nil, after every event and for every gap. It returns the final state.
+// Effect is the data plane's progress with the weights of a recording.
+type Effect = core.Effect
+
+// Replay runs a recording through a fresh core and calls each, if not nil, after every event, for every report of the data plane's progress and for every gap. It returns the final state.
 func Replay(in io.Reader, each func(Replayed)) (*core.Core, error) { return core.Replay(in, each) }
 
 // Weights returns the weights that a replay ends with, sorted by address, in the form of WeightService. No weight is shown as in effect, because
-// there is no data plane.
+// a replay has no data plane; the last Replayed.Effect is that of the recording daemon's.
 func Weights(c *core.Core) ([]*farev1.DestinationWeights, error) {
 	l := newLoop(&Daemon{}, c)
 	if l.ports != nil {

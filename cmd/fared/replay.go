@@ -11,7 +11,7 @@ import (
 )
 
 func replayCommand(e *env) *cobra.Command {
-	var timeline bool
+	var timeline, all bool
 	c := &cobra.Command{
 		Use: "replay FILE", Short: "Replay a recording (record.file) and show the weights it ends with",
 		Example: "  fared replay /var/log/fared/record.jsonl",
@@ -21,14 +21,17 @@ func replayCommand(e *env) *cobra.Command {
 			}
 			return nil
 		},
-		Long: `Runs every recorded event through the daemon's core and prints the weights at the end.
+		Long: `Runs every recorded event through the daemon's core and prints the weights at the end, as
+'fared weights' does, and whether the data plane forwarded by them: the time from the last
+change of weights until all were in effect, or what was pending, approximate or refused.
 Digests in the recording are verified: a replay that reaches another state than the
 recording daemon exits with 1. "-" reads standard input.
 A gap (events that the daemon could not write) is reported; digests after it are not verified.
 A recording that spans several files (FILE.2, FILE.1, FILE) is read from the file in which it
 begins; name FILE.1 for the recording before the last start.
 
---timeline prints the events before the table; with -o json or yaml, to standard error.`,
+--timeline prints the events before the table. With -o json or yaml, the events and the line about
+the data plane go to standard error.`,
 		RunE: func(_ *cobra.Command, args []string) error {
 			in := e.in
 			if args[0] != "-" {
@@ -39,31 +42,39 @@ begins; name FILE.1 for the recording before the last start.
 				defer f.Close()
 				in = f
 			}
-			return e.replay(in, args[0], timeline)
+			return e.replay(in, args[0], timeline, all)
 		},
 	}
+	c.Flags().BoolVarP(&all, "all", "a", false, "on a terminal, a row for each of more than 100 destinations too")
 	c.Flags().BoolVar(&timeline, "timeline", false, "also print every event with the weights that it changed")
 	return readFlags(e, c)
 }
 
-func (e *env) replay(in io.Reader, name string, timeline bool) error {
+func (e *env) replay(in io.Reader, name string, timeline, all bool) error {
+	to := e.out
+	if e.output != "table" {
+		to = e.err
+	}
 	var missing uint64
-	each := func(r daemon.Replayed) { missing += r.Missing }
-	if timeline {
-		to := e.out
-		if e.output != "table" {
-			to = e.err
+	var first, changed int64 // times of the first event, and of the last change of weights
+	var effect *daemon.Effect
+	var took time.Duration // from the last change until effect
+	each := func(r daemon.Replayed) {
+		missing += r.Missing
+		if first == 0 {
+			first = r.TimeNS
 		}
-		var first int64
-		each = func(r daemon.Replayed) {
-			missing += r.Missing
-			if r.Missing > 0 {
-				fmt.Fprintf(to, "%6d  %s\n", r.Line, r.Text)
-				return
-			}
-			if first == 0 {
-				first = r.TimeNS
-			}
+		switch {
+		case r.Effect != nil:
+			effect, took = r.Effect, time.Duration(r.TimeNS-changed)
+		case len(r.Changed) > 0:
+			effect, changed = nil, r.TimeNS
+		}
+		switch {
+		case !timeline:
+		case r.Missing > 0:
+			fmt.Fprintf(to, "%6d  %s\n", r.Line, r.Text)
+		default:
 			fmt.Fprintf(to, "%6d  +%-14s %s\n", r.Line, time.Duration(r.TimeNS-first), r.Text)
 			for _, change := range r.Changed {
 				fmt.Fprintf(to, "        %s\n", change)
@@ -80,13 +91,27 @@ func (e *env) replay(in io.Reader, name string, timeline bool) error {
 	if timeline && e.output == "table" {
 		fmt.Fprintln(e.out)
 	}
-	all, err := daemon.Weights(final)
+	rows, err := daemon.Weights(final)
 	if err != nil {
 		return &exitError{code: exitFailed, err: err}
 	}
-	list := &weightList{destinations: all}
+	list := &weightList{destinations: rows}
 	for _, d := range list.destinations {
 		list.revision = max(list.revision, d.Revision)
+		for _, p := range d.Planes {
+			p.InEffect = effect != nil && effect.InEffect()
+		}
 	}
-	return e.printWeights(list, true)
+	if err := e.printWeights(list, all); err != nil {
+		return err
+	}
+	switch {
+	case effect == nil:
+		_, err = fmt.Fprintln(to, "the recording ends without an answer of the data plane to the last change of weights")
+	case effect.InEffect() && changed != 0:
+		_, err = fmt.Fprintf(to, "in effect %s after the last change of weights\n", took.Round(10*time.Microsecond))
+	default:
+		_, err = fmt.Fprintln(to, effect)
+	}
+	return err
 }

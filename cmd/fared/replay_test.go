@@ -9,6 +9,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/fared/fared/daemon"
 )
 
 // testReplay replays a daemon's recording. before has the daemon's weights when it was stopped, as JSON.
@@ -91,6 +93,52 @@ func testReplay(t *testing.T, file, before string) {
 		o := play(c.lines...)
 		if o.code != exitFailed || o.out != "" || !strings.Contains(o.err, fmt.Sprintf("line %d: ", c.at)) || !explains(o.err) {
 			t.Errorf("%s: exit %d, want an error that names line %d:\n%s%s", c.name, o.code, c.at, o.out, o.err)
+		}
+	}
+}
+
+// TestReplayEndsWithEffect checks that a replay ends with whether the last weights were in effect, by the answers of the data plane in the recording.
+func TestReplayEndsWithEffect(t *testing.T) {
+	recording, err := os.ReadFile("../../daemon/internal/core/testdata/recording-66b364c.jsonl")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var changed int64 // time of the last change of weights
+	if _, err := daemon.Replay(bytes.NewReader(recording), func(r daemon.Replayed) {
+		if len(r.Changed) > 0 {
+			changed = r.TimeNS
+		}
+	}); err != nil {
+		t.Fatal(err)
+	}
+	header := bytes.IndexByte(recording, '\n') + 1
+	report := func(ns int64, effect string) string {
+		return fmt.Sprintf(`{"time_ns":%d,"effect":%s}`+"\n", ns, effect)
+	}
+	for _, c := range []struct{ before, after, row, want string }{
+		{"", "", "wanted", "the recording ends without an answer of the data plane to the last change of weights"},
+		{report(1, "{}"), "", "wanted", "the recording ends without an answer of the data plane to the last change of weights"},
+		{"", report(changed+3200000, "{}"), "in effect", "in effect 3.2ms after the last change of weights"},
+		{"", report(changed+1, "{}") + report(changed+2, `{"pending":3,"approximate":2,"refused":1,"problem":"vector 4: table full"}`), "wanted",
+			"not in effect: 3 pending, 2 held approximately, 1 refused; vector 4: table full"},
+		{"", report(changed+1, `{"damaged":true,"problem":"a rule is gone"}`), "wanted", "not in effect: damaged: a rule is gone"},
+	} {
+		text := string(recording[:header]) + c.before + string(recording[header:]) + c.after
+		for _, format := range []string{"table", "json"} {
+			var out, errOut bytes.Buffer
+			if code := execute(t.Context(), []string{"replay", "-", "--timeline", "-o", format}, strings.NewReader(text), &out, &errOut); code != exitOK {
+				t.Fatalf("%q: exit %d, %s", c.after, code, errOut.String())
+			}
+			shown, row := out.String(), "  "+c.row+"\n"
+			if format == "json" {
+				shown, row = errOut.String(), fmt.Sprintf(`"in_effect": %t`, c.row == "in effect")
+			}
+			if !strings.HasSuffix(shown, "\n"+c.want+"\n") || !strings.Contains(out.String(), row) {
+				t.Errorf("%q, -o %s: want the end %q and rows %q:\n%s%s", c.after, format, c.want, row, out.String(), errOut.String())
+			}
+			if reported := c.before + c.after; strings.Contains(shown, "  weights ") != (reported != "") {
+				t.Errorf("%q, -o %s: the timeline is\n%s", reported, format, shown)
+			}
 		}
 	}
 }

@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"strings"
 
 	"github.com/fared/fared/daemon/config"
 	"github.com/fared/fared/fare"
@@ -28,9 +29,49 @@ type RecordLine struct {
 	Event  json.RawMessage `json:"event,omitempty"`
 	// Digest of the state after the events so far.
 	Digest string `json:"digest,omitempty"`
+	// Effect, with TimeNS, is the data plane's progress with the decisions so far.
+	Effect *Effect `json:"effect,omitempty"`
 	// Missing is the number of events that could not be written at this place. The state after them differs from the daemon's, and no digest is
 	// verified.
 	Missing uint64 `json:"missing,omitempty"`
+}
+
+// Effect is the data plane's progress with the core's decisions: the numbers of sub-ports, vectors and destinations whose last change is not answered, in effect
+// approximately, or refused. No decision depends on it, so it is no event.
+type Effect struct {
+	Pending     int `json:"pending,omitempty"`
+	Approximate int `json:"approximate,omitempty"`
+	Refused     int `json:"refused,omitempty"`
+	// Problem is the reason of a refusal, of a lost connection, or the damage of the layer below; while there is damage, nothing is in effect.
+	Problem string `json:"problem,omitempty"`
+	Damaged bool   `json:"damaged,omitempty"`
+}
+
+// InEffect reports whether packets follow all decisions.
+func (x *Effect) InEffect() bool { return x.Pending+x.Approximate+x.Refused == 0 && !x.Damaged }
+
+// String describes the progress: "in effect", or what is not.
+func (x *Effect) String() string {
+	if x.InEffect() {
+		return "in effect"
+	}
+	var counts []string
+	for _, p := range []struct {
+		n    int
+		what string
+	}{{x.Pending, "pending"}, {x.Approximate, "held approximately"}, {x.Refused, "refused"}} {
+		if p.n > 0 {
+			counts = append(counts, fmt.Sprintf("%d %s", p.n, p.what))
+		}
+	}
+	out := strings.Join(counts, ", ")
+	switch {
+	case x.Damaged:
+		out = "damaged: " + x.Problem
+	case x.Problem != "":
+		out += "; " + x.Problem
+	}
+	return "not in effect: " + out
 }
 
 // Digest returns a fingerprint of all of the core's decisions.
@@ -40,7 +81,7 @@ func (c *Core) Digest() string {
 	return hex.EncodeToString(h.Sum(nil)[:16])
 }
 
-// Replayed is one event of a recording with its results.
+// Replayed is one event of a recording with its results, or a report of the data plane's progress.
 type Replayed struct {
 	// Line is the event's line in the recording, from 1; TimeNS is the time at which the recording daemon processed it, Unix nanoseconds.
 	Line   int
@@ -49,11 +90,13 @@ type Replayed struct {
 	// Text is the event in readable form; Changed has a line for each change that it caused.
 	Text    string
 	Changed []string
+	// Effect, if not nil, is a report: there is no Event.
+	Effect *Effect
 	// Missing, if not 0, is the number of events that could not be recorded at this place; of the other fields only Line and Text are set.
 	Missing uint64
 }
 
-// Replay runs a recording through a fresh core and calls each, if not nil, after every event and for every gap. It verifies every digest before
+// Replay runs a recording through a fresh core and calls each, if not nil, after every event, for every report and for every gap. It verifies every digest before
 // the first gap. The files of one recording must follow each other, the oldest first; without the first file the replay begins with a gap. A
 // recording that ends in the middle of a line (because the process was killed) is replayed up to that line.
 func Replay(in io.Reader, each func(Replayed)) (*Core, error) {
@@ -106,6 +149,10 @@ func Replay(in io.Reader, each func(Replayed)) (*Core, error) {
 			gaps = true
 			if each != nil {
 				each(Replayed{Line: n, Missing: l.Missing, Text: fmt.Sprintf("%d events are missing here: they could not be written", l.Missing)})
+			}
+		case l.Effect != nil:
+			if each != nil {
+				each(Replayed{Line: n, TimeNS: l.TimeNS, Effect: l.Effect, Text: "weights " + l.Effect.String()})
 			}
 		case l.Digest != "":
 			if got := core.Digest(); got != l.Digest && !gaps {
