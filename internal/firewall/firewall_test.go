@@ -265,6 +265,28 @@ table inet b { chain input { type filter hook input priority 10; udp dport 3784 
 	"first of four bytes": {rules: `table inet f { chain input { type filter hook input priority 0; @th,0,32 & 0xffff == 4791 drop; @th,16,8 0x0e drop; } }`, in: "data4 data6 bfd4 bfd6", place: "rule with handle"},
 	"a map of jumps":      {rules: `table inet f { chain a { return; } chain b { udp dport 3784 accept; } chain input { type filter hook input priority 0; policy drop; meta nfproto vmap { ipv4 : jump a, ipv6 : goto b }; } }`, in: "data4 data6 bfd4", place: "policy drop"},
 	"a dynamic set":       {rules: `table inet f { set s { type ipv4_addr; flags dynamic,timeout; timeout 1m; } chain input { type filter hook input priority 0; policy drop; udp dport 4791 add @s { ip saddr } accept; meta nfproto ipv6 accept; udp dport 3784 accept; } }`},
+	"untracked":           {rules: `table inet f { chain pre { type filter hook prerouting priority raw; udp dport 4791 notrack; } chain input { type filter hook input priority 0; policy drop; ct state untracked accept; } }`, unsure: true},
+	"untracked, new":      {rules: `table inet f { chain pre { type filter hook prerouting priority raw; udp dport 4791 notrack; } chain input { type filter hook input priority 0; ct state new drop; ct status != dnat drop; } }`, unsure: true},
+	"untracked, established": {rules: `table inet f { chain pre { type filter hook prerouting priority raw; udp dport 4791 notrack; } chain input { type filter hook input priority 0; policy drop; ct state established,related accept; } }`,
+		in: "data4 data6 bfd4 bfd6", place: "policy drop"},
+	"before conntrack":          {rules: `table inet f { chain pre { type filter hook prerouting priority raw; ct state new drop; ct mark 0 drop; } chain input { type filter hook input priority 0; ct state invalid drop; } }`},
+	"before conntrack, invalid": {rules: `table inet f { chain pre { type filter hook prerouting priority raw; ct state invalid drop; } }`, unsure: true},
+	"order unknown":             {rules: `table inet f { chain pre { type filter hook prerouting priority -200; ct state new drop; ct mark 0 drop; } }`, unsure: true},
+	"after conntrack":           {rules: `table inet f { chain pre { type filter hook prerouting priority -199; ct state new udp dport 4791 drop; } }`, in: "data4 data6", place: "chain pre, rule with handle"},
+	"a quota":                   {rules: `table inet f { quota q { over 1 bytes; } chain input { type filter hook input priority 0; quota name "q" drop; } }`, unsure: true},
+	"a limit object":            {rules: `table inet f { limit l { rate 1000/second; } chain input { type filter hook input priority 0; policy drop; limit name "l" accept; } }`},
+	"a counter":                 {rules: `table inet f { counter c { packets 0 bytes 0; } chain input { type filter hook input priority 0; counter name "c" udp dport 4791 drop; } }`, in: "data4 data6", place: "rule with handle"},
+	"a map of counters":         {rules: `table inet f { counter c { packets 0 bytes 0; } chain input { type filter hook input priority 0; counter name ip saddr map { 192.0.2.77 : "c" } drop; } }`},
+	"dnat": {rules: `table inet n { chain pre { type nat hook prerouting priority dstnat; udp dport 4791 dnat ip to 192.0.2.1:3784; }
+	chain input { type filter hook input priority 0; policy drop; udp dport 3784 accept; } }`, in: "data6", place: "policy drop", unsure: true},
+	"redirect": {rules: `table inet n { chain pre { type nat hook prerouting priority dstnat; ip saddr 192.0.2.0/24 udp dport 4791 redirect to :3784; }
+	chain input { type filter hook input priority 0; policy drop; udp dport 3784 accept; } }`, in: "data6", place: "policy drop", unsure: true},
+	"dnat later": {rules: `table inet n { chain pre { type filter hook prerouting priority mangle; udp dport 4791 drop; } chain nat { type nat hook prerouting priority dstnat; udp dport 4791 redirect to :3784; } }`,
+		in: "data4 data6", place: "chain pre, rule with handle"},
+	"snat": {rules: `table inet n { chain post { type nat hook postrouting priority srcnat; snat ip to 192.0.2.1; masquerade; } chain late { type filter hook postrouting priority 200; udp dport 4791 drop; } }`,
+		out: "data4 data6", place: "chain late, rule with handle"},
+	"another port":        {rules: `table inet f { chain pre { type filter hook prerouting priority mangle; udp dport 4791 udp dport set 3784; } chain input { type filter hook input priority 0; udp dport 4791 drop; } }`, unsure: true},
+	"another packet type": {rules: `table inet f { chain pre { type filter hook prerouting priority mangle; meta pkttype set broadcast; } chain input { type filter hook input priority 0; meta pkttype host drop; } }`},
 }
 
 // TestWrittenRules checks rules as programs and guides write them: for IPv4 and IPv6, both directions and two ports, Judge names exactly the packets that

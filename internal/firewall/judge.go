@@ -21,22 +21,28 @@ const (
 // noHook marks a chain that is no base chain.
 const noHook = -1
 
-// stateNew is the bit of a first packet in "ct state": 1 << (IP_CT_NEW + 1).
-const stateNew = 8
+// The bits of "ct state" that a first packet may have: IP_CT_NEW, or IP_CT_UNTRACKED by notrack.
+const (
+	stateNew       = 1 << 3
+	stateUntracked = 1 << 6
+)
+
+// conntrackPriority is NF_IP_PRI_CONNTRACK: chains up to it are called before conntrack knows the packet.
+const conntrackPriority = -200
 
 // statusDone are the bits of "ct status" by which the kernel notes that it has looked for a translation: IPS_SRC_NAT_DONE, IPS_DST_NAT_DONE.
 const statusDone = 1<<7 | 1<<8
 
-// maxDepth bounds jumps; the kernel refuses more than 16.
-const maxDepth = 17
+// maxDepth bounds jumps: NFT_JUMP_STACK_SIZE of the kernel, which refuses more.
+const maxDepth = 16
 
 // Ruleset is a copy of the rules of one network namespace.
 type Ruleset struct {
 	base   []*chain
 	chains map[chainName]*chain
 	sets   map[chainName]*set
-	// translates: a rule translates addresses, so that a first packet may have that status.
-	translates bool
+	// translates: a rule translates addresses, so that a first packet may have that status. untracks: a rule exempts packets from conntrack.
+	translates, untracks bool
 }
 
 // Empty reports whether no chain is called for packets, so that none is dropped.
@@ -89,16 +95,20 @@ type Packet struct {
 	Port     uint16
 }
 
+func (p *Packet) family() uint8 {
+	if p.IPv6 {
+		return unix.NFPROTO_IPV6
+	}
+	return unix.NFPROTO_IPV4
+}
+
 // Judge reports whether the rules certainly drop the packet, with the place of the rule or policy.
 func (rs *Ruleset) Judge(p Packet) (place string, drops bool) {
 	hooks := []int{unix.NF_INET_LOCAL_OUT, unix.NF_INET_POST_ROUTING}
 	if p.In != "" {
 		hooks = []int{unix.NF_INET_PRE_ROUTING, unix.NF_INET_LOCAL_IN}
 	}
-	family := uint8(unix.NFPROTO_IPV4)
-	if p.IPv6 {
-		family = unix.NFPROTO_IPV6
-	}
+	family := p.family()
 	for _, hook := range hooks {
 		var chains []*chain
 		for _, c := range rs.base {
@@ -108,7 +118,7 @@ func (rs *Ruleset) Judge(p Packet) (place string, drops bool) {
 		}
 		slices.SortStableFunc(chains, func(a, b *chain) int { return cmp.Compare(a.priority, b.priority) })
 		for _, c := range chains {
-			w := walk{rules: rs, packet: p, hook: hook}
+			w := walk{rules: rs, packet: p, tracked: c.priority > conntrackPriority}
 			out := w.chain(c, 0)
 			switch {
 			case out&passes != 0 && c.drops:
@@ -119,6 +129,9 @@ func (rs *Ruleset) Judge(p Packet) (place string, drops bool) {
 			}
 			if out == dropped {
 				return w.place, true
+			}
+			if w.rewritten {
+				return "", false
 			}
 		}
 	}
@@ -134,6 +147,9 @@ const (
 	passes // no verdict: the next rule, the calling chain, or the policy decides
 )
 
+// anything is the result of a rule that cannot be evaluated.
+const anything = accepted | dropped | passes
+
 // truth is the result of a condition.
 type truth uint8
 
@@ -145,14 +161,15 @@ const (
 
 // walk evaluates chains for one packet.
 type walk struct {
-	rules  *Ruleset
-	packet Packet
-	hook   int
-	place  string // of the last rule or policy that may drop
+	rules     *Ruleset
+	packet    Packet
+	tracked   bool   // conntrack was called before
+	rewritten bool   // a rule may have changed a known property of the packet
+	place     string // of the last rule or policy that may drop
 }
 
 func (w *walk) note(c *chain, what string) {
-	w.place = fmt.Sprintf("table %s %s, chain %s, %s", familyName(c.name.family), c.name.table, c.name.chain, what)
+	w.place = fmt.Sprintf("table %s %s, chain %s, %s", familyName[c.name.family], c.name.table, c.name.chain, what)
 }
 
 func (w *walk) noteRule(c *chain, r *rule) { w.note(c, fmt.Sprintf("rule with handle %d", r.handle)) }
@@ -160,7 +177,7 @@ func (w *walk) noteRule(c *chain, r *rule) { w.note(c, fmt.Sprintf("rule with ha
 // chain returns the possible results of a chain's rules, without its policy.
 func (w *walk) chain(c *chain, depth int) outcome {
 	if c == nil || depth > maxDepth {
-		return accepted | dropped | passes
+		return anything
 	}
 	var all outcome
 	for i := range c.rules {
@@ -226,19 +243,28 @@ func (w *walk) verdict(b []byte, c *chain, r *rule, depth int) outcome {
 		}
 		return out
 	}
-	return accepted | dropped | passes // queue and others
+	return anything // queue and others
 }
 
 // expression evaluates one expression: whether the rule goes on, and its results if it is a verdict.
 func (w *walk) expression(r *registers, x *expression, c *chain, of *rule, depth int) (truth, outcome) {
 	d := x.data
 	switch x.kind {
-	case "counter", "log", "notrack", "last", "comment":
+	case "counter", "log", "notrack", "last":
 		return yes, 0
 	case "reject":
 		return yes, dropped
-	case "masq", "nat", "redir", "tproxy":
+	case "masq":
 		return yes, accepted
+	case "nat", "redir":
+		if family := d.number(unix.NFTA_NAT_FAMILY); x.kind == "nat" && family != unix.NFPROTO_INET && family != uint32(w.packet.family()) {
+			return yes, 0 // nft_nat_inet_eval
+		}
+		w.rewritten = w.rewritten || x.kind == "redir" || d.number(unix.NFTA_NAT_TYPE) == unix.NFT_NAT_DNAT // source addresses and ports are unknown anyway
+		return yes, accepted
+	case "tproxy": // it chooses the socket, and ends the rule without one
+		w.rewritten = true
+		return maybe, 0
 	case "immediate":
 		if v := parse(d[unix.NFTA_IMMEDIATE_DATA]); len(v[unix.NFTA_DATA_VERDICT]) > 0 {
 			return yes, w.verdict(v[unix.NFTA_DATA_VERDICT], c, of, depth)
@@ -248,24 +274,19 @@ func (w *walk) expression(r *registers, x *expression, c *chain, of *rule, depth
 	case "meta":
 		if _, sets := d[unix.NFTA_META_SREG]; !sets {
 			w.meta(r, d)
+		} else if d.number(unix.NFTA_META_KEY) == unix.NFT_META_PKTTYPE {
+			w.rewritten = true
 		}
 		return yes, 0
 	case "ct":
-		if _, sets := d[unix.NFTA_CT_SREG]; !sets {
-			to := d.number(unix.NFTA_CT_DREG)
-			r.forget(to, 16)
-			switch d.number(unix.NFTA_CT_KEY) {
-			case unix.NFT_CT_STATE:
-				r.put(to, binary.NativeEndian.AppendUint32(nil, stateNew))
-			case unix.NFT_CT_STATUS:
-				if !w.rules.translates {
-					r.putBits(to, binary.NativeEndian.AppendUint32(nil, 0), binary.NativeEndian.AppendUint32(nil, ^uint32(statusDone)))
-				}
-			}
+		if _, sets := d[unix.NFTA_CT_SREG]; sets {
+			return yes, 0
 		}
-		return yes, 0
+		return w.conntrack(r, d), 0
 	case "payload":
-		if _, sets := d[unix.NFTA_PAYLOAD_SREG]; !sets {
+		if _, sets := d[unix.NFTA_PAYLOAD_SREG]; sets {
+			w.rewritten = true
+		} else {
 			w.payload(r, d)
 		}
 		return yes, 0
@@ -285,24 +306,34 @@ func (w *walk) expression(r *registers, x *expression, c *chain, of *rule, depth
 	case "lookup":
 		return w.lookup(r, x, c, of, depth)
 	case "match": // an extension of iptables; newer versions write most of them as expressions of nftables
-		return match(d.text(unix.NFTA_MATCH_NAME), d[unix.NFTA_MATCH_INFO]), 0
+		return w.match(d.text(unix.NFTA_MATCH_NAME), d[unix.NFTA_MATCH_INFO]), 0
 	case "target":
 		switch d.text(unix.NFTA_TARGET_NAME) {
 		case "REJECT":
 			return yes, dropped
-		case "LOG", "NFLOG", "MARK", "CONNMARK", "TCPMSS", "CT", "CLASSIFY":
+		case "LOG", "NFLOG", "MARK", "CONNMARK", "TCPMSS", "CT", "NOTRACK", "CLASSIFY":
 			return yes, 0
+		case "MASQUERADE", "SNAT":
+			return yes, accepted
 		}
-		return yes, accepted | dropped | passes
+		w.rewritten = true
+		return yes, anything
 	case "objref":
-		return yes, 0 // counters and helpers; quotas and limits are rare
+		switch d.number(unix.NFTA_OBJREF_IMM_TYPE) {
+		case unix.NFT_OBJECT_COUNTER, unix.NFT_OBJECT_CT_HELPER, unix.NFT_OBJECT_CT_TIMEOUT, unix.NFT_OBJECT_CT_EXPECT, unix.NFT_OBJECT_SECMARK:
+			return yes, 0
+		case unix.NFT_OBJECT_QUOTA, unix.NFT_OBJECT_LIMIT, unix.NFT_OBJECT_CONNLIMIT:
+			return maybe, 0
+		}
+		return maybe, anything // others, and maps of objects
 	}
 	*r = registers{}
 	switch x.kind {
 	case "limit", "quota", "connlimit", "dynset", "fib", "exthdr", "rt", "socket", "osf", "hash", "numgen", "xfrm", "byteorder": // conditions, and loads into a register
 		return maybe, 0
 	}
-	return maybe, accepted | dropped | passes
+	w.rewritten = true // for example queue, by a program
+	return maybe, anything
 }
 
 // lookup searches a set for the bytes of a register.
@@ -311,7 +342,7 @@ func (w *walk) lookup(r *registers, x *expression, c *chain, of *rule, depth int
 	_, toData := x.data[unix.NFTA_LOOKUP_DREG]
 	if !x.set.found {
 		if toData {
-			return maybe, accepted | dropped | passes
+			return maybe, anything
 		}
 		return maybe, 0
 	}
@@ -325,9 +356,9 @@ func (w *walk) lookup(r *registers, x *expression, c *chain, of *rule, depth int
 				r.forget(x.data.number(unix.NFTA_LOOKUP_DREG), 16)
 				return found, 0
 			}
-			return maybe, accepted | dropped | passes
+			return maybe, anything
 		case any: // several elements may be meant
-			return maybe, accepted | dropped | passes
+			return maybe, anything
 		}
 		return found, w.verdict(verdict, c, of, depth)
 	}
@@ -419,11 +450,7 @@ func (w *walk) meta(r *registers, d attributes) {
 	case unix.NFT_META_L4PROTO:
 		r.put(to, []byte{p.Protocol})
 	case unix.NFT_META_NFPROTO:
-		if p.IPv6 {
-			r.put(to, []byte{unix.NFPROTO_IPV6})
-		} else {
-			r.put(to, []byte{unix.NFPROTO_IPV4})
-		}
+		r.put(to, []byte{p.family()})
 	case unix.NFT_META_PROTOCOL:
 		if p.IPv6 {
 			r.put(to, []byte{0x86, 0xdd})
@@ -435,6 +462,30 @@ func (w *walk) meta(r *registers, d attributes) {
 			r.put(to, []byte{unix.PACKET_HOST})
 		}
 	}
+}
+
+// conntrack loads a property of the packet's connection, and reports whether the rule goes on: it ends if there is no connection.
+func (w *walk) conntrack(r *registers, d attributes) truth {
+	to, exists := d.number(unix.NFTA_CT_DREG), yes
+	if w.rules.untracks || !w.tracked {
+		exists = maybe
+	}
+	r.forget(to, 16)
+	bits := func(value, unknown uint32) {
+		r.putBits(to, binary.NativeEndian.AppendUint32(nil, value), binary.NativeEndian.AppendUint32(nil, ^unknown))
+	}
+	switch key := d.number(unix.NFTA_CT_KEY); {
+	case key == unix.NFT_CT_STATE && !w.tracked:
+		return yes
+	case key == unix.NFT_CT_STATE && exists == maybe:
+		bits(0, stateNew|stateUntracked)
+		return yes
+	case key == unix.NFT_CT_STATE:
+		bits(stateNew, 0)
+	case key == unix.NFT_CT_STATUS && !w.rules.translates:
+		bits(0, statusDone)
+	}
+	return exists
 }
 
 // payload loads a part of the packet.
@@ -462,17 +513,25 @@ func (w *walk) payload(r *registers, d attributes) {
 }
 
 // match evaluates an extension of iptables.
-func match(name string, info []byte) truth {
+func (w *walk) match(name string, info []byte) truth {
 	const flags, inverted, states, byState = 146, 148, 150, 1 // struct xt_conntrack_mtinfo3, XT_CONNTRACK_STATE
-	switch {
-	case name == "comment":
+	if name == "comment" {
 		return yes
-	case name != "conntrack" || len(info) < states+2 || binary.NativeEndian.Uint16(info[flags:]) != byState:
-		return maybe
-	case (binary.NativeEndian.Uint16(info[states:])&stateNew != 0) == (binary.NativeEndian.Uint16(info[inverted:])&byState != 0):
-		return no
 	}
-	return yes
+	if name != "conntrack" || len(info) < states+2 || binary.NativeEndian.Uint16(info[flags:]) != byState || !w.tracked {
+		return maybe
+	}
+	named, matched := binary.NativeEndian.Uint16(info[states:]), no
+	if named&stateNew != 0 {
+		matched = yes
+	}
+	if w.rules.untracks && (named&stateNew != 0) != (named&stateUntracked != 0) {
+		matched = maybe
+	}
+	if binary.NativeEndian.Uint16(info[inverted:])&byState != 0 {
+		matched = yes - matched
+	}
+	return matched
 }
 
 // registerBytes is the size of all registers.
@@ -598,14 +657,7 @@ func (r *registers) bitwise(d attributes) {
 	}
 }
 
-func familyName(family uint8) string {
-	switch family {
-	case unix.NFPROTO_IPV4:
-		return "ip"
-	case unix.NFPROTO_IPV6:
-		return "ip6"
-	case unix.NFPROTO_INET:
-		return "inet"
-	}
-	return fmt.Sprint(family)
+// familyName has the names of nft for the families of tables.
+var familyName = map[uint8]string{
+	unix.NFPROTO_INET: "inet", unix.NFPROTO_IPV4: "ip", unix.NFPROTO_IPV6: "ip6", unix.NFPROTO_ARP: "arp", unix.NFPROTO_BRIDGE: "bridge", unix.NFPROTO_NETDEV: "netdev",
 }

@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
@@ -127,8 +128,11 @@ func (rs *Ruleset) readRules() error {
 			e := parse(b)
 			x := expression{kind: e.text(unix.NFTA_EXPR_NAME), data: parse(e[unix.NFTA_EXPR_DATA])}
 			switch x.kind {
+			case "notrack":
+				rs.untracks = true
 			case "nat", "redir", "masq", "tproxy", "target":
 				rs.translates = true
+				rs.untracks = rs.untracks || slices.Contains([]string{"CT", "NOTRACK"}, x.data.text(unix.NFTA_TARGET_NAME))
 			case "lookup":
 				name := chainName{family, c.name.table, x.data.text(unix.NFTA_LOOKUP_SET)}
 				if rs.sets[name] == nil {
@@ -153,12 +157,11 @@ func (rs *Ruleset) readSets() error {
 		return fmt.Errorf("read the sets: %w", err)
 	}
 	for name, s := range rs.sets {
-		if !s.found || s.flags&(setTimeout|setEval) != 0 { // packets and time change the elements
-			s.found = false
+		if s.found = s.found && s.flags&(setTimeout|setEval) == 0; !s.found { // packets and time change the elements
 			continue
 		}
 		if err := s.read(name); err != nil {
-			return fmt.Errorf("read the set %s of table %s %s: %w", name.chain, familyName(name.family), name.table, err)
+			return fmt.Errorf("read the set %s of table %s %s: %w", name.chain, familyName[name.family], name.table, err)
 		}
 	}
 	return nil
