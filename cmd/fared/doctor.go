@@ -14,6 +14,7 @@ import (
 
 	farev1 "github.com/fared/fared/api/fare/v1"
 	"github.com/fared/fared/daemon/config"
+	"github.com/fared/fared/dataplane/bpf"
 	"github.com/fared/fared/internal/hostcheck"
 )
 
@@ -115,14 +116,14 @@ func (x *examination) daemon(ctx context.Context, e *env) {
 
 // useOf returns what a configuration expects of this network namespace.
 func useOf(cfg *config.Config) *hostcheck.Use {
-	u := &hostcheck.Use{Local: map[string][]netip.Addr{}, Addresses: cfg.Loopbacks}
+	u := &hostcheck.Use{SteeringAlias: bpf.AnchorAlias, Local: map[string][]netip.Addr{}, Addresses: cfg.Loopbacks}
 	u.UDPPorts, u.TCPPorts = cfg.Dataplane.UDPPorts, cfg.Dataplane.TCPPorts
 	for _, p := range cfg.Planes {
 		for _, sp := range p.SubPorts {
 			if sp.Netns != "" {
 				continue
 			}
-			u.SubPorts = append(u.SubPorts, sp.Device)
+			u.Devices = append(u.Devices, sp.Device)
 			for _, s := range sp.Sessions {
 				v6 := s.Unnumbered || s.Peer.Is6()
 				u.NextHops[0], u.NextHops[1] = u.NextHops[0] || !v6, u.NextHops[1] || v6

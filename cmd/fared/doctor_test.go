@@ -64,6 +64,10 @@ planes:
 		{"ip link set e1 mtu 9000", "ip link set e1 mtu 1500", "different MTUs (1500 on e0; 9000 on e1)", "set the MTU 9000 on all"},
 		{"sysctl -qw net.ipv4.conf.e1.rp_filter=1", "sysctl -qw net.ipv4.conf.e1.rp_filter=0", "rp_filter is 1 (strict) on e1", "set it to 2"},
 		{"nft 'add table ip f; add chain ip f in { type filter hook input priority 0; policy drop; }'", "nft delete table ip f", "the firewall drops packets of BFD (UDP 3784)", "iifname { e0, e1 } udp dport 3784 accept"},
+		{"ip link set e1 name e7; ip link property add dev e7 altname e1; sysctl -qw net.ipv4.conf.e7.rp_filter=1", "sysctl -qw net.ipv4.conf.e7.rp_filter=0; ip link property del dev e7 altname e1; ip link set e7 name e1",
+			"rp_filter is 1 (strict) on e7", "set it to 2"},
+		{"ip link add steer7 type veth peer name far7; ip link set steer7 alias 'fared dataplane anchor'; nft 'add table ip f; add chain ip f out { type filter hook output priority 0; policy drop; }; add rule ip f out oifname { e0, e1 } accept'",
+			"nft delete table ip f; ip link del steer7", "the firewall drops packets of data", "oifname { steer7 } udp dport"},
 	} {
 		if out, err := ns.Output("sh", "-c", c.begin); err != nil {
 			t.Fatalf("%s: %v: %s", c.begin, err, out)

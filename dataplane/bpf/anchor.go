@@ -11,8 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// anchorMark is the alias that marks a device as the agent's.
-const anchorMark = "fared dataplane anchor"
+// AnchorAlias is the alias that marks a device as the agent's anchor.
+const AnchorAlias = "fared dataplane anchor"
 
 // ensureAnchor creates the anchor, or adopts the existing one if it is marked, and sets it up. It has no addresses and
 // never resolves any, because dummy and ifb devices do not.
@@ -26,7 +26,7 @@ func ensureAnchor(h *netlink.Handle, name string) (index int, err error) {
 		}
 	case err != nil:
 		return 0, fmt.Errorf("bpf: anchor %s: %w", name, err)
-	case device.Attrs().Alias != anchorMark:
+	case device.Attrs().Alias != AnchorAlias:
 		return 0, fmt.Errorf("bpf: device %s exists and belongs to another program (its alias is %q); use another name for the anchor", name, device.Attrs().Alias)
 	}
 	index = device.Attrs().Index
@@ -48,7 +48,7 @@ func ensureAnchor(h *netlink.Handle, name string) (index int, err error) {
 
 func makeAnchor(h *netlink.Handle, name string) (netlink.Link, error) {
 	attrs := netlink.NewLinkAttrs()
-	attrs.Name, attrs.Alias = name, anchorMark
+	attrs.Name, attrs.Alias = name, AnchorAlias
 	dummy := h.LinkAdd(&netlink.Dummy{LinkAttrs: attrs})
 	if dummy != nil {
 		if err := h.LinkAdd(&netlink.Ifb{LinkAttrs: attrs}); err != nil {
@@ -56,8 +56,8 @@ func makeAnchor(h *netlink.Handle, name string) (netlink.Link, error) {
 		}
 	}
 	device, err := h.LinkByName(name)
-	if err == nil && device.Attrs().Alias != anchorMark {
-		err = h.LinkSetAlias(device, anchorMark)
+	if err == nil && device.Attrs().Alias != AnchorAlias {
+		err = h.LinkSetAlias(device, AnchorAlias)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("bpf: anchor %s: %w", name, err)
@@ -77,7 +77,7 @@ func enableIPv6(device string) {
 func removeAnchor(h *netlink.Handle, name string) error {
 	device, err := h.LinkByName(name)
 	var none netlink.LinkNotFoundError
-	if errors.As(err, &none) || err == nil && device.Attrs().Alias != anchorMark {
+	if errors.As(err, &none) || err == nil && device.Attrs().Alias != AnchorAlias {
 		return nil
 	}
 	if err == nil {

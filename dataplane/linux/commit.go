@@ -98,9 +98,9 @@ func (d *Driver) SetForwarding(forwarding *farev1.Forwarding) error {
 	} else if err := d.space.Do(func() error { _, err := setUp(false); return err }); err != nil {
 		return status.Errorf(codes.Unavailable, "forwarding: %v", err)
 	}
-	d.limitations = d.limits(forwarding, d.inspect(forwarding, d.steering))
+	devices := d.state.have.devices(forwarding)
 	if err := d.space.Do(func() error {
-		_, err := setUpNeighbors(forwarding)
+		_, err := setUpNeighbors(devices)
 		return err
 	}); err != nil {
 		d.state.log.Warn("linux data plane: a sub-port may return a second later than its link", "error", err)

@@ -58,6 +58,9 @@ type Driver struct {
 	closed  error
 	working sync.WaitGroup
 
+	inspecting sync.Mutex // guards inspector; locked before mu, because reading a firewall takes long
+	inspector  hostcheck.Inspector
+
 	mu        sync.Mutex // guards everything below
 	state     *state
 	kernel    *kernel
@@ -74,10 +77,8 @@ type Driver struct {
 	search       *time.Timer        // fires when a look for shadows is due
 	forwarding   *farev1.Forwarding // of the last accepted Hello
 	capabilities *farev1.Capabilities
-	steering     string              // the device by which flows leave above this Driver; "" without
+	steering     string              // the name of the device by which flows leave above this Driver; "" without
 	limitations  []hostcheck.Finding // of this host, at the last look
-	inspector    hostcheck.Inspector // see inspect
-	inspecting   sync.Mutex          // guards inspector
 	unsettled    string              // why settings of the kernel could not be restored; "" if they could
 }
 

@@ -6,12 +6,10 @@ import (
 	"maps"
 	"os"
 	"slices"
-	"strings"
 	"time"
 
 	"google.golang.org/grpc/status"
 
-	farev1 "github.com/fared/fared/api/fare/v1"
 	"github.com/fared/fared/internal/hostcheck"
 	"github.com/fared/fared/internal/rtnl"
 )
@@ -132,14 +130,16 @@ func (d *Driver) report(failures []failure) {
 // restore sets the sysctls that forwarding depends on again, if another program has changed them, for example sysctl --system. Until then packets did not
 // follow the weights.
 func (d *Driver) restore() {
+	d.inspecting.Lock() // until the result is published, so that no earlier one replaces it
+	defer d.inspecting.Unlock()
 	d.mu.Lock()
-	forwarding, steering, v6 := d.forwarding, d.steering, false // nil before the first Hello, when the other required sysctls are unknown
+	forwarding, query, v6 := d.forwarding, d.query(d.forwarding), false // nil before the first Hello, when the other required sysctls are unknown
 	if forwarding != nil {
 		v6 = d.state.hopsV6(forwarding)
 	}
 	d.mu.Unlock()
 	var changed []string
-	limitations := d.inspect(forwarding, steering)
+	limitations := d.inspect(query)
 	err := d.space.Do(func() (err error) {
 		if changed, err = setUp(transit(forwarding)); err == nil && forwarding != nil && transit(forwarding) {
 			var more []string
@@ -163,46 +163,16 @@ func (d *Driver) restore() {
 	}
 }
 
-// inspect returns the settings and rules of this host with which packets are dropped. The Driver does not change them.
-func (d *Driver) inspect(forwarding *farev1.Forwarding, steering string) (found []hostcheck.Finding) {
-	d.inspecting.Lock()
-	defer d.inspecting.Unlock()
+// inspect returns the settings and rules of this host with which packets are dropped. The Driver does not change them. The caller holds inspecting.
+func (d *Driver) inspect(q *hostcheck.Query) (found []hostcheck.Finding) {
 	err := d.space.Do(func() error {
-		found = d.inspector.Inspect(useOf(forwarding, steering))
+		found = d.inspector.Inspect(q)
 		return d.inspector.Err()
 	})
 	if err != nil {
 		d.state.log.Debug("linux data plane: the firewall cannot be examined", "error", err)
 	}
 	return found
-}
-
-// useOf returns the use that a Forwarding makes of this network namespace.
-func useOf(forwarding *farev1.Forwarding, steering string) *hostcheck.Query {
-	q := &hostcheck.Query{Steering: steering}
-	for _, plane := range forwarding.GetPlanes() {
-		for _, sp := range plane.SubPorts {
-			if sp.Netns != "" || strings.Contains(sp.Device, "/") {
-				continue // in another network namespace, or not a device
-			}
-			q.SubPorts = append(q.SubPorts, sp.Device)
-			q.NextHops[0], q.NextHops[1] = q.NextHops[0] || sp.NextHopV4 != "", q.NextHops[1] || sp.NextHopV6 != ""
-		}
-	}
-	for _, loopback := range forwarding.GetLoopbacks() {
-		if strings.Contains(loopback, ":") {
-			q.Loopbacks[1] = true
-		} else {
-			q.Loopbacks[0] = true
-		}
-	}
-	for _, port := range forwarding.GetUdpPorts() {
-		q.UDPPorts = append(q.UDPPorts, uint16(port))
-	}
-	for _, port := range forwarding.GetTcpPorts() {
-		q.TCPPorts = append(q.TCPPorts, uint16(port))
-	}
-	return q
 }
 
 // SteeredBy names the device by which flows leave above this Driver, for the judgment of firewalls.
@@ -222,9 +192,9 @@ func (d *Driver) Limitations() []hostcheck.Finding {
 // resolveSoon sets the neighbor settings of the sub-ports after one of them got a new device.
 func (d *Driver) resolveSoon() {
 	d.mu.Lock()
-	forwarding := d.forwarding
+	devices := d.state.have.devices(d.forwarding)
 	d.mu.Unlock()
-	if err := d.space.Do(func() error { _, err := setUpNeighbors(forwarding); return err }); err != nil {
+	if err := d.space.Do(func() error { _, err := setUpNeighbors(devices); return err }); err != nil {
 		d.state.log.Warn("linux data plane: a sub-port may return a second later than its link", "error", err)
 	}
 }
@@ -236,12 +206,12 @@ func (d *Driver) audit() {
 	var seed uint32
 	var seeded bool
 	d.mu.Lock()
-	forwarding := d.forwarding
+	forwarding, devices := d.forwarding, d.state.have.devices(d.forwarding)
 	d.mu.Unlock()
 	var err error
 	if forwarding != nil {
 		err = d.space.Do(func() (err error) {
-			resolving, _ = setUpNeighbors(forwarding) // forwarding does not depend on it; SetForwarding has reported an error
+			resolving, _ = setUpNeighbors(devices) // forwarding does not depend on it; SetForwarding has reported an error
 			if !transit(forwarding) {
 				seed, seeded, err = setUpSeed(d.state.config.Seed)
 			}

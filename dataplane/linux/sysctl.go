@@ -6,11 +6,10 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"slices"
 	"strconv"
 	"strings"
 
-	farev1 "github.com/fared/fared/api/fare/v1"
+	"github.com/fared/fared/internal/hostcheck"
 )
 
 // Sysctls that forwarding by nexthop groups depends on.
@@ -120,7 +119,7 @@ const (
 
 // setUpNeighbors sets resolveEvery and resolveTimes on the devices of sub-ports, and keeps values that make the kernel faster or more patient. It
 // returns the changes. The caller runs inside the namespace.
-func setUpNeighbors(forwarding *farev1.Forwarding) (changed []string, err error) {
+func setUpNeighbors(devices []hostcheck.Link) (changed []string, err error) {
 	set := func(name string, value uint64, keep func(at uint64) bool) {
 		at, unreadable := readSysctl(name)
 		if unreadable != nil || keep(at) { // an absent device has no values
@@ -130,17 +129,12 @@ func setUpNeighbors(forwarding *farev1.Forwarding) (changed []string, err error)
 		changed, failed = setSysctl(changed, name, value)
 		err = errors.Join(err, failed)
 	}
-	for _, plane := range forwarding.GetPlanes() {
-		for _, sp := range plane.SubPorts {
-			if slices.Contains([]string{"all", "default", ".", ".."}, sp.Device) || strings.Contains(sp.Device, "/") {
-				continue // not a device, but a file elsewhere
-			}
-			for _, family := range []string{"ipv4", "ipv6"} {
-				of := "net/" + family + "/neigh/" + sp.Device
-				set(of+"/mcast_solicit", resolveTimes, func(at uint64) bool { return at >= resolveTimes })
-				set(of+"/ucast_solicit", resolveTimes, func(at uint64) bool { return at >= resolveTimes })
-				set(of+"/retrans_time_ms", resolveEvery, func(at uint64) bool { return at <= 2*resolveEvery })
-			}
+	for _, device := range devices {
+		for _, family := range []string{"ipv4", "ipv6"} {
+			of := "net/" + family + "/neigh/" + device.Name
+			set(of+"/mcast_solicit", resolveTimes, func(at uint64) bool { return at >= resolveTimes })
+			set(of+"/ucast_solicit", resolveTimes, func(at uint64) bool { return at >= resolveTimes })
+			set(of+"/retrans_time_ms", resolveEvery, func(at uint64) bool { return at <= 2*resolveEvery })
 		}
 	}
 	return changed, err

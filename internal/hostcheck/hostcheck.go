@@ -1,19 +1,20 @@
-// Package hostcheck finds settings and rules of a host with which packets of fared are dropped although routes, weights and sessions are right: firewalls and
-// reverse path filters. It changes nothing. docs/operations/host.md lists the reasons.
+// Package hostcheck finds states of a host with which packets of fared are dropped although routes, weights and sessions are right. It changes nothing.
+//
+// [Inspector] examines the kernel's settings and rules: reverse path filters and firewalls. [JudgeLinks] and [JudgeLoopbacks] judge devices and addresses that
+// the caller knows. [Machine] does all of that for a configuration, and adds the devices, addresses and network managers that it depends on; [Notes] adds states
+// that drop no packet. docs/operations/host.md lists the reasons.
 package hostcheck
 
 import (
 	"cmp"
 	"errors"
 	"fmt"
-	"net"
 	"os"
 	"path/filepath"
 	"reflect"
 	"slices"
 	"strconv"
 	"strings"
-	"time"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
@@ -49,10 +50,10 @@ func (f Finding) String() string { return f.Text + "; " + f.Remedy }
 
 // Query is the use that fared makes of the host.
 type Query struct {
-	// SubPorts are the devices of the sub-ports in the network namespace.
-	SubPorts []string
-	// Steering is the device by which flows leave in netfilter's eyes, "" if they leave by the sub-ports themselves.
-	Steering string
+	// SubPorts are the devices of the sub-ports that exist in the network namespace.
+	SubPorts []Link
+	// Steering is the device by which flows leave in netfilter's eyes; without a name they leave by the sub-ports themselves.
+	Steering Link
 	// NextHops and Loopbacks tell whether next hops, and local loopbacks, of IPv4 and IPv6 exist.
 	NextHops, Loopbacks [2]bool
 	// UDPPorts and TCPPorts are the destination ports of the flows that are steered.
@@ -64,26 +65,22 @@ type Inspector struct {
 	rules      *firewall.Ruleset
 	generation uint32
 	err        error // of the last look at the firewall
-	// judged are the findings about the firewall for the query, at a time.
+	// judged are the findings about the firewall for the query.
 	judged []Finding
 	query  *Query
-	at     time.Time
 }
-
-// rejudge is the time after which the firewall is judged again without a change of its rules, because the indexes of devices may have changed.
-const rejudge = 10 * time.Second
 
 // Inspect returns the findings for a use, in a fixed order. The caller runs inside the network namespace; without CAP_NET_ADMIN the firewall is not
 // examined, and Err has the reason.
 func (in *Inspector) Inspect(q *Query) []Finding {
-	out := strictFilters(q.SubPorts)
+	out := strictFilters(q)
 	before := in.generation
 	if in.err = in.look(); in.rules == nil || in.rules.Empty() {
 		in.query = nil
 		return out
 	}
-	if in.query == nil || in.generation != before || !reflect.DeepEqual(in.query, q) || time.Since(in.at) > rejudge {
-		in.judged, in.query, in.at = in.firewall(q), q, time.Now()
+	if in.query == nil || in.generation != before || !reflect.DeepEqual(in.query, q) {
+		in.judged, in.query = in.firewall(q), q
 	}
 	return append(out, in.judged...)
 }
@@ -111,20 +108,20 @@ func (in *Inspector) look() error {
 
 // firewall judges the first packet of each kind of flow: BFD and data that arrive by a sub-port, and data that leave.
 func (in *Inspector) firewall(q *Query) (out []Finding) {
-	var soft []string // sub-ports whose data packets pass the kernel: those of an RDMA device do not
+	var soft []Link // sub-ports whose data packets pass the kernel: those of an RDMA device do not
 	for _, device := range q.SubPorts {
-		if !offloaded(device) {
+		if !offloaded(device.Name) {
 			soft = append(soft, device)
 		}
 	}
 	leave := soft
-	if q.Steering != "" && len(soft) > 0 {
-		leave = []string{q.Steering}
+	if q.Steering.Name != "" && len(soft) > 0 {
+		leave = []Link{q.Steering}
 	}
-	bfd := in.judge(q.SubPorts, nil, q.NextHops, service{unix.IPPROTO_UDP, bfdPort})
+	bfd := in.judge(q.SubPorts, true, q.NextHops, service{unix.IPPROTO_UDP, bfdPort})
 	out = bfd.finding(out, ReasonFirewallBFD, "BFD", "arrive by", "BFD stays down", "iifname")
 	services := q.services()
-	arriving, leaving := in.judge(soft, nil, q.Loopbacks, services...), in.judge(nil, leave, q.Loopbacks, services...)
+	arriving, leaving := in.judge(soft, true, q.Loopbacks, services...), in.judge(leave, false, q.Loopbacks, services...)
 	out = arriving.finding(out, ReasonFirewallInput, "data", "arrive by", "programs of this server receive nothing", "iifname")
 	return leaving.finding(out, ReasonFirewallOutput, "data", "leave by", "programs of this server get EPERM", "oifname")
 }
@@ -160,35 +157,39 @@ type dropped struct {
 	place    string // of the first
 }
 
-// judge returns the devices at which the packets of all services are dropped, in one of the families that are used. A host may use one of the services
-// alone, so one that passes is enough.
-func (in *Inspector) judge(arrive, leave []string, families [2]bool, services ...service) *dropped {
+// judge returns the devices at which the packets of all services are dropped, inward or outward, in one of the families that are used. A host may use one
+// of the services alone, so one that passes is enough.
+func (in *Inspector) judge(devices []Link, inward bool, families [2]bool, services ...service) *dropped {
 	d := &dropped{services: services}
-	for _, device := range slices.Concat(arrive, leave) {
-		link, err := net.InterfaceByName(device)
-		if err != nil {
-			continue // no packets
-		}
+	for _, device := range devices {
 		for v6, used := range families {
-			drops, first := used && len(services) > 0, ""
-			for _, s := range services {
-				if !drops {
-					break
-				}
-				p := firewall.Packet{Out: device, Index: link.Index, IPv6: v6 == 1, Protocol: s.protocol, Port: s.port}
-				if arrive != nil {
-					p.In, p.Out = device, ""
-				}
-				var place string
-				place, drops = in.rules.Judge(p)
-				first = cmp.Or(first, place)
+			if !used || device.Index == 0 || slices.Contains(d.devices, device.Name) {
+				continue
 			}
-			if drops && !slices.Contains(d.devices, device) {
-				d.devices, d.place = append(d.devices, device), cmp.Or(d.place, first)
+			if place, all := in.dropsAll(device, inward, v6 == 1, services); all {
+				d.devices, d.place = append(d.devices, device.Name), cmp.Or(d.place, place)
 			}
 		}
 	}
 	return d
+}
+
+// dropsAll reports whether the packets of all services are dropped at a device, with the place for the first service. It is false without services.
+func (in *Inspector) dropsAll(device Link, inward, v6 bool, services []service) (first string, all bool) {
+	for _, s := range services {
+		p := firewall.Packet{Index: device.Index, IPv6: v6, Protocol: s.protocol, Port: s.port}
+		if inward {
+			p.In = device.Name
+		} else {
+			p.Out = device.Name
+		}
+		place, drops := in.rules.Judge(p)
+		if !drops {
+			return "", false
+		}
+		first = cmp.Or(first, place)
+	}
+	return first, len(services) > 0
 }
 
 // finding appends the finding of dropped packets, if there are any.
@@ -222,16 +223,20 @@ func offloaded(device string) bool {
 
 // strictFilters names the sub-ports with a strict reverse path filter (RFC 3704, Section 2.2). The kernel uses the higher of a device's value and that of
 // all.
-func strictFilters(subPorts []string) []Finding {
+// Only packets of IPv4 pass that filter.
+func strictFilters(q *Query) []Finding {
+	if !q.NextHops[0] && !q.Loopbacks[0] {
+		return nil
+	}
 	const conf, strict = "/proc/sys/net/ipv4/conf/", 1
 	all, err := sysctl(conf + "all/rp_filter")
 	if err != nil || all > strict {
 		return nil
 	}
 	var devices []string
-	for _, device := range subPorts {
-		if at, err := sysctl(conf + device + "/rp_filter"); err == nil && max(at, all) == strict {
-			devices = append(devices, device)
+	for _, device := range q.SubPorts {
+		if at, err := sysctl(conf + device.Name + "/rp_filter"); err == nil && max(at, all) == strict {
+			devices = append(devices, device.Name)
 		}
 	}
 	if devices == nil {

@@ -7,9 +7,11 @@ import (
 	"strings"
 )
 
-// Link is the device of a sub-port. Master is the name of the VRF, bridge or bond that it belongs to, "" without one.
+// Link is a device of the network namespace by the kernel's name, which rules and sysctls have, and its index, 0 if there is no such device. Master is the
+// name of the VRF, bridge or bond that it belongs to, "" without one.
 type Link struct {
 	Name   string
+	Index  int
 	MTU    uint32
 	Master string
 }

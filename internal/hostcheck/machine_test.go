@@ -3,6 +3,7 @@ package hostcheck
 import (
 	"errors"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"testing"
 )
@@ -42,12 +43,68 @@ func TestNetworkd(t *testing.T) {
 		t.Fatal(err)
 	}
 	expect("networkd runs", 1)
-	write("etc/systemd/networkd.conf", "[Network]\n#ManageForeignRoutingPolicyRules=yes\nManageForeignRoutes=no\n")
-	expect("another key", 1)
-	write("usr/lib/systemd/networkd.conf.d/10-other.conf", "[Network]\nManageForeignRoutingPolicyRules = yes\n")
-	expect("rules are removed", 1)
 	write("usr/lib/systemd/networkd.conf.d/50-fared.conf", "[Network]\nManageForeignRoutingPolicyRules=no\n")
 	expect("the drop-in", 0)
+}
+
+// TestNetworkdPrecedence checks the order of networkd's files by `systemd-analyze cat-config`, which prints those that count in their order, and the syntax by
+// systemd.syntax(7).
+func TestNetworkdPrecedence(t *testing.T) {
+	const no, yes = "[Network]\nManageForeignRoutingPolicyRules=no\n", "[Network]\nManageForeignRoutingPolicyRules=yes\n"
+	type files map[string]string
+	for _, c := range []struct {
+		what  string
+		files files
+		want  bool // foreign rules are kept
+	}{
+		{"none", nil, false},
+		{"the main file", files{"etc/systemd/networkd.conf": no}, true},
+		{"a drop-in after the main file", files{"etc/systemd/networkd.conf": yes, "usr/lib/systemd/networkd.conf.d/10-a.conf": no}, true},
+		{"against the main file", files{"etc/systemd/networkd.conf": no, "usr/lib/systemd/networkd.conf.d/10-a.conf": yes}, false},
+		{"by name, not folder", files{"etc/systemd/networkd.conf.d/10-a.conf": no, "usr/lib/systemd/networkd.conf.d/50-b.conf": yes}, false},
+		{"by name, the other way", files{"etc/systemd/networkd.conf.d/50-b.conf": yes, "usr/lib/systemd/networkd.conf.d/90-c.conf": no}, true},
+		{"etc replaces the same name", files{"etc/systemd/networkd.conf.d/50-fared.conf": yes, "usr/lib/systemd/networkd.conf.d/50-fared.conf": no}, false},
+		{"run replaces the same name", files{"run/systemd/networkd.conf.d/50-fared.conf": no, "usr/lib/systemd/networkd.conf.d/50-fared.conf": yes}, true},
+		{"etc replaces run", files{"etc/systemd/networkd.conf.d/50-fared.conf": no, "run/systemd/networkd.conf.d/50-fared.conf": yes}, true},
+		{"local replaces the distribution", files{"usr/local/lib/systemd/networkd.conf.d/50-fared.conf": no, "usr/lib/systemd/networkd.conf.d/50-fared.conf": yes}, true},
+		{"an empty file masks", files{"etc/systemd/networkd.conf.d/50-fared.conf": "", "usr/lib/systemd/networkd.conf.d/50-fared.conf": no}, false},
+		{"a link to /dev/null masks", files{"etc/systemd/networkd.conf.d/50-fared.conf": "/dev/null", "usr/lib/systemd/networkd.conf.d/50-fared.conf": no}, false},
+		{"not a .conf", files{"etc/systemd/networkd.conf.d/50-fared.conf.off": no}, false},
+		{"another key", files{"etc/systemd/networkd.conf": "[Network]\nManageForeignRoutes=no\n"}, false},
+		{"a comment", files{"etc/systemd/networkd.conf": "[Network]\n#ManageForeignRoutingPolicyRules=no\n"}, false},
+		{"another section", files{"etc/systemd/networkd.conf": "[DHCPv4]\nManageForeignRoutingPolicyRules=no\n"}, false},
+		{"spaces and case", files{"etc/systemd/networkd.conf": "[Network]\n ManageForeignRoutingPolicyRules = Off \n"}, true},
+		{"the last line counts", files{"etc/systemd/networkd.conf": no + yes}, false},
+		{"an empty value is ignored", files{"etc/systemd/networkd.conf": no + "ManageForeignRoutingPolicyRules=\n"}, true},
+		{"an unknown value is ignored", files{"etc/systemd/networkd.conf": no + "ManageForeignRoutingPolicyRules=sometimes\n"}, true},
+	} {
+		root := t.TempDir()
+		for name, text := range c.files {
+			name = filepath.Join(root, name)
+			err := os.MkdirAll(filepath.Dir(name), 0o755)
+			if text == "/dev/null" {
+				err = errors.Join(err, os.Symlink(text, name))
+			} else {
+				err = errors.Join(err, os.WriteFile(name, []byte(text), 0o644))
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+		}
+		if got := keepsRules(root); got != c.want {
+			t.Errorf("%s: kept %t, want %t", c.what, got, c.want)
+		}
+		if _, err := exec.LookPath("systemd-analyze"); err != nil || c.files == nil {
+			continue
+		}
+		out, err := exec.Command("systemd-analyze", "cat-config", "--root", root, "systemd/networkd.conf").Output()
+		if err != nil {
+			t.Fatalf("%s: %v", c.what, err)
+		}
+		if got := keepsRulesIn(string(out), false); got != c.want {
+			t.Errorf("%s: by the files that systemd-analyze prints kept %t, want %t:\n%s", c.what, got, c.want, out)
+		}
+	}
 }
 
 // TestJudgeLinks checks the findings about MTUs and masters.
@@ -57,9 +114,9 @@ func TestJudgeLinks(t *testing.T) {
 		want  string
 	}{
 		{nil, ""},
-		{[]Link{{"a", 9000, ""}, {"b", 9000, ""}}, ""},
-		{[]Link{{"a", 9000, ""}, {"b", 1500, ""}, {"c", 9000, ""}}, "mtu: sub-ports have different MTUs (1500 on b; 9000 on a, c): larger packets are cut or dropped when a flow takes the smaller one; set the MTU 9000 on all. "},
-		{[]Link{{"a", 1500, "vrf1"}}, "enslaved: a sub-port belongs to a VRF, bridge or bond (a to vrf1): packets that arrive by it do not reach the loopbacks, or leave by other devices; remove it (ip link set a nomaster), or make the bond the sub-port. "},
+		{[]Link{{Name: "a", MTU: 9000}, {Name: "b", MTU: 9000}}, ""},
+		{[]Link{{Name: "a", MTU: 9000}, {Name: "b", MTU: 1500}, {Name: "c", MTU: 9000}}, "mtu: sub-ports have different MTUs (1500 on b; 9000 on a, c): larger packets are cut or dropped when a flow takes the smaller one; set the MTU 9000 on all. "},
+		{[]Link{{Name: "a", MTU: 1500, Master: "vrf1"}}, "enslaved: a sub-port belongs to a VRF, bridge or bond (a to vrf1): packets that arrive by it do not reach the loopbacks, or leave by other devices; remove it (ip link set a nomaster), or make the bond the sub-port. "},
 	} {
 		got := ""
 		for _, f := range JudgeLinks(c.links) {

@@ -1,6 +1,7 @@
 package rtnl
 
 import (
+	"encoding/binary"
 	"net/netip"
 
 	"golang.org/x/sys/unix"
@@ -11,6 +12,8 @@ const addressHeader = 8 // struct ifaddrmsg
 // Address is an address of the host.
 type Address struct {
 	Addr netip.Addr
+	// Device is the index of the device.
+	Device int
 	// Usable is false while duplicate address detection of an IPv6 address runs or when it has failed: the kernel refuses such
 	// an address as the source of a route (RFC 4862, Section 5.4). An optimistic address (RFC 4429) is usable.
 	Usable bool
@@ -21,6 +24,7 @@ func parseAddress(b []byte) (a Address, ok bool) {
 	if len(b) < addressHeader {
 		return a, false
 	}
+	a.Device = int(int32(binary.NativeEndian.Uint32(b[4:])))
 	flags := uint32(b[2])
 	var local netip.Addr
 	eachAttr(b[addressHeader:], func(kind uint16, v []byte) {

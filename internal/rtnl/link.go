@@ -20,7 +20,9 @@ type Link struct {
 	Name  string
 	// AltNames are the alternative names (`ip link property add`), separated by spaces.
 	AltNames string
-	MTU      uint32
+	// Alias is the description (`ip link set alias`), "" without one.
+	Alias string
+	MTU   uint32
 	// Up is IFF_UP, the administrative state.
 	Up bool
 	// Carrier is IFF_LOWER_UP, the state of the physical layer.
@@ -37,7 +39,7 @@ type Link struct {
 func (l Link) Names() []string { return append([]string{l.Name}, strings.Fields(l.AltNames)...) }
 
 // Has reports whether the device has a name or an alternative name.
-func (l Link) Has(name string) bool { return l.Name == name || slices.Contains(l.Names(), name) }
+func (l Link) Has(name string) bool { return slices.Contains(l.Names(), name) }
 
 // Usable reports whether packets can leave.
 func (l Link) Usable() bool { return l.Up && l.Carrier }
@@ -60,6 +62,8 @@ func parseLink(b []byte) (l Link, ok bool) {
 					l.AltNames = strings.TrimPrefix(l.AltNames+" "+readText(v), " ")
 				}
 			})
+		case unix.IFLA_IFALIAS:
+			l.Alias = readText(v)
 		case unix.IFLA_MTU:
 			l.MTU = readU32(v)
 		case unix.IFLA_CARRIER_CHANGES:
