@@ -305,7 +305,8 @@ func (s *Steering) place(plane, device string, l rtnl.Link) steerPlace {
 func (s *Steering) setMTU(raise bool) error {
 	var least uint32
 	for _, l := range s.links {
-		if l.Usable() && s.carrying[l.Name] > 0 && s.hops[l.Name] != nil && !s.down[l.Name] && (least == 0 || l.MTU < least) {
+		carries := func(name string) bool { return s.carrying[name] > 0 && s.hops[name] != nil && !s.down[name] }
+		if l.Usable() && slices.ContainsFunc(l.Names(), carries) && (least == 0 || l.MTU < least) {
 			least = l.MTU
 		}
 	}

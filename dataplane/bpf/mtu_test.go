@@ -24,8 +24,16 @@ func (b *bed) sends(port uint32, bytes int) error {
 }
 
 // TestUnequalMTU checks by packets of 9,000 bytes that only sub-ports which carry packets bound the size: not one that is down, that was set down, or that
-// has neither weight nor slot. A sub-port with a smaller MTU that carries packets does, so that none is lost at it.
+// has neither weight nor slot. A sub-port with a smaller MTU that carries packets does, so that none is lost at it, also if the configuration has an alternative
+// name of its device.
 func TestUnequalMTU(t *testing.T) {
+	for _, name := range []string{"p3.0", "fabric3"} {
+		t.Run(name, func(t *testing.T) { unequalMTU(t, name) })
+	}
+}
+
+// unequalMTU is TestUnequalMTU with a name of device p3.0.
+func unequalMTU(t *testing.T, name string) {
 	b := newBed(t, families[0])
 	b.resolve()
 	for p := range testPlanes {
@@ -34,15 +42,36 @@ func TestUnequalMTU(t *testing.T) {
 			b.leaves[p].IP("link", "set", fmt.Sprintf("server%d", s), "mtu", "9000")
 		}
 	}
+	if name != "p3.0" {
+		b.ip("link property add dev p3.0 altname " + name)
+	}
 	b.open()
-	b.greet(farev1.Mode_MODE_PER_FLOW)
+	forwarding := b.forwarding(farev1.Mode_MODE_PER_FLOW)
+	forwarding.Planes[3].SubPorts[0].Device = name
+	if err := b.s.SetForwarding(forwarding); err != nil {
+		t.Fatal(err)
+	}
+	group := func(weights ...uint32) *farev1.Vector {
+		g := testGroup(1, 6, false, weights...)
+		for _, m := range g.Members {
+			if m.Device == "p3.0" {
+				m.Device = name
+			}
+		}
+		for _, slot := range g.Slots {
+			if slot.Device == "p3.0" {
+				slot.Device = name
+			}
+		}
+		return g
+	}
 	ports := sequence(8, 5, 10127)
-	without := testGroup(1, 6, false, 1, 1, 1, 0) // slots 3 and 7 are at plane 3
+	without := group(1, 1, 1, 0) // slots 3 and 7 are at plane 3
 	without.Slots[3].Plane, without.Slots[3].Device = "plane0", "p0.0"
-	with := testGroup(1, 6, false, 1, 1, 1, 1)
+	with := group(1, 1, 1, 1)
 	b.commit(setGroup(with), setDestination(b.family.destination, 1, b.family.source, ports[:6]))
 	state := func(up bool) contract.Change {
-		return contract.Change{Kind: contract.SubPortChange, Device: "p3.0", Up: up}
+		return contract.Change{Kind: contract.SubPortChange, Device: name, Up: up}
 	}
 	for _, step := range []struct {
 		what string
