@@ -97,6 +97,9 @@ func (s *Steering) check(compare func(*findings) error) {
 		s.tear(err.Error())
 	case s.guard.ousted != "":
 		s.guard.repairs += f.n
+		if f.n > 0 {
+			f.logRepairs(f.first)
+		}
 		if s.guard.torn != s.guard.ousted {
 			s.tear(s.guard.ousted)
 		}
@@ -107,11 +110,15 @@ func (s *Steering) check(compare func(*findings) error) {
 		if first == "" {
 			first = was
 		}
-		s.cfg.Log.Warn("steering: another program changed objects of the agent; they are repaired", "objects", f.n, "first", first)
+		f.logRepairs(first)
 		if s.guard.report != nil {
 			s.guard.report(&farev1.Integrity{Intact: true, Message: "steering: repaired: " + first, Repairs: s.guard.repairs})
 		}
 	}
+}
+
+func (f *findings) logRepairs(first string) {
+	f.s.cfg.Log.Warn("steering: another program changed objects of the agent; they are repaired", "objects", f.n, "first", first)
 }
 
 // attend compares rules and routes whenever other programs change some, until Close.

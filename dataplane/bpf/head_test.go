@@ -2,10 +2,13 @@ package bpf
 
 import (
 	"fmt"
+	"io"
+	"log/slog"
 	"net"
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -95,25 +98,46 @@ func (b *bed) slotsLeave(ports []uint32) {
 }
 
 // newFrontBed returns a bed with the steering of one pair, its reports, and the source ports of its slots.
-func newFrontBed(t *testing.T) (*bed, *reports, []uint32) {
+// log has its messages.
+func newFrontBed(t *testing.T) (b *bed, _ *reports, ports []uint32, log *logged) {
 	t.Helper()
-	b := newBed(t, families[0])
+	b, log = newBed(t, families[0]), &logged{}
+	b.cfg.Log = slog.New(slog.NewTextHandler(io.MultiWriter(t.Output(), log), nil))
 	b.cfg.AuditInterval = time.Hour
 	b.resolve()
 	b.open()
 	r := &reports{}
 	b.s.Guard(r.take)
 	b.greet(farev1.Mode_MODE_PER_FLOW)
-	ports := sequence(8, 5, 10127)
+	ports = sequence(8, 5, 10127)
 	b.commit(setGroup(testGroup(1, 8, false, 1, 1, 1, 1)), setDestination(b.family.destination, 1, b.family.source, ports))
-	return b, r, ports
+	return b, r, ports, log
+}
+
+// logged is a log that a test can read.
+type logged struct {
+	mu   sync.Mutex // guards text
+	text strings.Builder
+}
+
+func (l *logged) Write(b []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.text.Write(b)
+}
+
+// count returns the number of lines with a text.
+func (l *logged) count(text string) int {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return strings.Count(l.text.String(), text)
 }
 
 // TestProgramInFront checks that the steering returns to the head of the chain when another program is attached in front of it, without a second instance
 // that stays, that its state is adopted by the next agent, and that the report names the other program. The kernel runs programs until one ends the chain,
 // so no packet of a slot leaves behind the other program.
 func TestProgramInFront(t *testing.T) {
-	b, r, ports := newFrontBed(t)
+	b, r, ports, _ := newFrontBed(t)
 	b.slotsLeave(ports)
 	o := b.observe()
 	netnstest.Eventually(t, patience, func() error {
@@ -144,9 +168,9 @@ func TestProgramInFront(t *testing.T) {
 }
 
 // TestProgramKeepsFront checks that the agent gives up when another program is attached in front again and again, names it until it is gone, and repairs
-// other objects meanwhile.
+// other objects meanwhile, and logs these repairs.
 func TestProgramKeepsFront(t *testing.T) {
-	b, r, ports := newFrontBed(t)
+	b, r, ports, log := newFrontBed(t)
 	var all []observer
 	for range mostReturns {
 		all = append(all, b.observe())
@@ -166,6 +190,7 @@ func TestProgramKeepsFront(t *testing.T) {
 	if ids, now := b.chain(), report(); ids[0] != last.id || now.Intact || !strings.Contains(now.Message, want) {
 		t.Errorf("programs %v, the last report %v, want %q", ids, now, want)
 	}
+	logs := log.count("they are repaired")
 	b.ip("rule flush table 179")
 	netnstest.Eventually(t, patience, func() error {
 		if out := b.server.IP("rule", "show", "table", "179"); !strings.Contains(out, "4791") {
@@ -173,6 +198,9 @@ func TestProgramKeepsFront(t *testing.T) {
 		}
 		if now := report(); now.Intact || !strings.Contains(now.Message, want) {
 			return fmt.Errorf("after the repair of a rule: %v", now)
+		}
+		if n := log.count("they are repaired"); n == logs {
+			return fmt.Errorf("%d lines of repairs, and none of the rules", n)
 		}
 		return nil
 	})
