@@ -365,28 +365,27 @@ func (a *Agent) look(notify *notifier) {
 	notify.status(text)
 }
 
-// limit logs the limitations of the host that begin and end, and reports those that concern packets to the control plane.
+// limit logs the limitations of the host that begin and end, and reports those that concern packets to the control plane. One whose text changes ends and begins.
 func (a *Agent) limit(now []hostcheck.Finding) {
-	if slices.Equal(now, a.limitations) {
+	before := a.limitations
+	if slices.Equal(now, before) {
 		return
 	}
-	for _, f := range now {
-		if !slices.Contains(a.limitations, f) {
-			a.log.Warn("limitation of this host", "reason", f.Reason, "what", f.Text, "remedy", f.Remedy)
+	a.limitations = now
+	for _, f := range before {
+		if !slices.Contains(now, f) {
+			a.log.Info("a limitation of this host has ended", "reason", f.Reason, "what", f.Text)
 		}
 	}
 	var report []*farev1.Limitation
 	for _, f := range now {
+		if !slices.Contains(before, f) {
+			a.log.Warn("limitation of this host", "reason", f.Reason, "what", f.Text, "remedy", f.Remedy)
+		}
 		if f.Reason != hostcheck.ReasonPrivate {
 			report = append(report, &farev1.Limitation{Reason: f.Reason, Text: f.Text, Remedy: f.Remedy})
 		}
 	}
-	for _, f := range a.limitations {
-		if !slices.ContainsFunc(now, func(x hostcheck.Finding) bool { return x.Reason == f.Reason }) {
-			a.log.Info("a limitation of this host has ended", "reason", f.Reason)
-		}
-	}
-	a.limitations = now
 	a.server.ReportLimitations(report)
 }
 

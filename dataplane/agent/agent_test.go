@@ -66,6 +66,7 @@ type recorder struct {
 	panics             bool
 	hang               chan struct{} // if not nil, commits wait until it is closed
 	limits             []hostcheck.Finding
+	looks              int // calls of limitations
 	report             func(*farev1.Integrity)
 }
 
@@ -88,7 +89,12 @@ func (r *recorder) Commit(changes []contract.Change) error {
 
 func (r *recorder) open() (*driver, error) {
 	return &driver{
-		name: "recorder", forwarder: r, limitations: func() []hostcheck.Finding { return r.limits },
+		name: "recorder", forwarder: r, limitations: func() []hostcheck.Finding {
+			r.mu.Lock()
+			defer r.mu.Unlock()
+			r.looks++
+			return r.limits
+		},
 		settle: func() error {
 			r.mu.Lock()
 			defer r.mu.Unlock()
@@ -360,6 +366,98 @@ func TestHealth(t *testing.T) {
 	is(healthpb.HealthCheckResponse_SERVING, 200, "ok")
 	if s := log.String(); strings.Count(s, "the kernel forgot us") != 1 || !strings.Contains(s, "works again") {
 		t.Errorf("log:\n%s", s)
+	}
+}
+
+// TestLimitations changes the limitations of the host, and checks the reports that a control plane receives, the log with one begin and one end of each, and the
+// lines of /healthz. The limitation that drops no packet is not reported.
+func TestLimitations(t *testing.T) {
+	socket, log := filepath.Join(t.TempDir(), "s"), &logged{}
+	r := &recorder{}
+	a, _ := run(t, Config{Socket: socket, MetricsListen: "127.0.0.1:0", Log: slog.New(slog.NewTextHandler(log, nil))}, r)
+	client := farev1.NewDataplaneServiceClient(plain(t, socket))
+	if _, err := client.Hello(t.Context(), &farev1.HelloRequest{Forwarding: dptest.DefaultForwarding()}); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	stream, err := client.Program(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	filter := hostcheck.Finding{Reason: hostcheck.ReasonReversePath, Text: "strict on eth0", Remedy: "set it to 2"}
+	more := hostcheck.Finding{Reason: hostcheck.ReasonReversePath, Text: "strict on eth0, eth1", Remedy: "set it to 2"}
+	mtu := hostcheck.Finding{Reason: hostcheck.ReasonMTU, Text: "different MTUs", Remedy: "set one"}
+	private := hostcheck.Finding{Reason: hostcheck.ReasonPrivate, Text: "pins end with the agent", Remedy: "mount it"}
+	const begin, end = `msg="limitation of this host" reason=%s what=%q remedy=%q` + "\n", `msg="a limitation of this host has ended" reason=%s what=%q` + "\n"
+	var want strings.Builder
+	for _, step := range []struct {
+		now            []hostcheck.Finding
+		begins, ends   []hostcheck.Finding
+		reported, page []string
+	}{
+		{[]hostcheck.Finding{filter}, []hostcheck.Finding{filter}, nil, []string{"strict on eth0"}, []string{filter.String()}},
+		{[]hostcheck.Finding{private, mtu, filter}, []hostcheck.Finding{private, mtu}, nil, []string{"different MTUs", "strict on eth0"}, []string{private.String(), mtu.String()}},
+		{[]hostcheck.Finding{private, mtu, more}, []hostcheck.Finding{more}, []hostcheck.Finding{filter}, []string{"different MTUs", "strict on eth0, eth1"}, []string{more.String()}},
+		{nil, nil, []hostcheck.Finding{private, mtu, more}, nil, nil},
+	} {
+		r.mu.Lock()
+		r.limits, r.looks = step.now, 0
+		r.mu.Unlock()
+		netnstest.Eventually(t, time.Minute, func() error { // the second look begins after the end of the first
+			r.mu.Lock()
+			defer r.mu.Unlock()
+			if r.looks < 2 {
+				return fmt.Errorf("%d looks", r.looks)
+			}
+			return nil
+		})
+		for _, f := range step.ends {
+			fmt.Fprintf(&want, end, f.Reason, f.Text)
+		}
+		for _, f := range step.begins {
+			fmt.Fprintf(&want, begin, f.Reason, f.Text, f.Remedy)
+		}
+		got := ""
+		for line := range strings.Lines(log.String()) { // of all steps, so that a repetition shows
+			if i := strings.Index(line, "msg="); strings.Contains(line, "limitation of this host") {
+				got += line[i:]
+			}
+		}
+		if got != want.String() {
+			t.Errorf("%v: log\n%swant\n%s", step.now, got, want.String())
+		}
+		answer, err := stream.Recv()
+		if err != nil {
+			t.Fatal(err)
+		}
+		var reported []string
+		for _, l := range answer.GetIntegrity().GetLimitations() {
+			reported = append(reported, l.Text)
+			if l.Reason == "" || l.Remedy == "" {
+				t.Errorf("%v: reported %v", step.now, l)
+			}
+		}
+		if !answer.GetIntegrity().GetIntact() || strings.Join(reported, "; ") != strings.Join(step.reported, "; ") {
+			t.Errorf("%v: reported %v, want %q", step.now, answer, step.reported)
+		}
+		page, err := http.Get("http://" + a.metrics.listener.Addr().String() + "/healthz")
+		if err != nil {
+			t.Fatal(err)
+		}
+		text, err := io.ReadAll(page.Body)
+		page.Body.Close()
+		for _, line := range step.page {
+			if err != nil || !strings.Contains(string(text), line) {
+				t.Errorf("%v: /healthz %q, %v, want %q", step.now, text, err, line)
+			}
+		}
+	}
+	if err := stream.CloseSend(); err != nil {
+		t.Fatal(err)
+	}
+	if answer, err := stream.Recv(); !errors.Is(err, io.EOF) {
+		t.Errorf("a further answer: %v, %v", answer, err)
 	}
 }
 
