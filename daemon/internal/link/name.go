@@ -7,17 +7,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Interface returns the device with a name or an alternative name, in the network namespace of the calling thread. net.InterfaceByName, whose errors it
-// returns, knows no alternative names.
+// Interface returns the device with a name or an alternative name, in the network namespace of the calling thread. net.InterfaceByName knows no alternative
+// names.
 func Interface(name string) (*net.Interface, error) {
-	found, err := net.InterfaceByName(name)
-	if err == nil {
-		return found, nil
+	index, err := indexOf(name)
+	if err != nil {
+		return nil, err
 	}
-	if index, other := indexOf(name); other == nil {
-		return net.InterfaceByIndex(index)
-	}
-	return nil, err
+	return net.InterfaceByIndex(index)
 }
 
 // indexOf asks the kernel for the index of a device by any of its names.
