@@ -52,7 +52,7 @@ func newBench(t *testing.T) *bench {
 		device string
 		hosts  []string
 	}{{b.host, "eth0", []string{hostAddress, hostAddressV6}}, {b.neighbor, "far0", []string{neighborAddress, neighborV6}}} {
-		err := end.ns.Do(func() error {
+		end.ns.Must(func() error {
 			for _, host := range end.hosts {
 				for _, port := range []int{dataPort, bfdPort} {
 					at := netip.AddrPortFrom(netip.MustParseAddr(host), uint16(port)).String()
@@ -78,9 +78,6 @@ func newBench(t *testing.T) *bench {
 			return errors.Join(unix.Bind(fd, &unix.SockaddrLinklayer{Protocol: swapped(markType), Ifindex: device.Index}),
 				unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &unix.Timeval{Sec: 60}))
 		})
-		if err != nil {
-			t.Fatal(err)
-		}
 	}
 	// Neighbor entries, so that rules about other protocols than UDP delay nothing, and both ends know that the cable works.
 	for _, address := range []string{neighborAddress, neighborV6} {
@@ -96,15 +93,13 @@ func swapped(n uint16) uint16 { return n<<8 | n>>8 }
 
 func (b *bench) hardware(ns *netnstest.Namespace, device string) (address string) {
 	b.t.Helper()
-	if err := ns.Do(func() error {
+	ns.Must(func() error {
 		d, err := net.InterfaceByName(device)
 		if err == nil {
 			address = d.HardwareAddr.String()
 		}
 		return err
-	}); err != nil {
-		b.t.Fatal(err)
-	}
+	})
 	return address
 }
 
@@ -136,7 +131,7 @@ func (b *bench) arrives(inward, v6 bool, port int) bool {
 	at := netip.AddrPortFrom(netip.MustParseAddr(to), uint16(port))
 	payload := fmt.Appendf(nil, "%d", b.source)
 	refused := false
-	err := from.Do(func() error {
+	from.Must(func() error {
 		runtime.LockOSThread() // packet and mark take the same queue
 		defer runtime.UnlockOSThread()
 		var cpus unix.CPUSet
@@ -166,9 +161,6 @@ func (b *bench) arrives(inward, v6 bool, port int) bool {
 		}
 		return unix.Sendto(b.marks[1-end], payload, 0, &unix.SockaddrLinklayer{Protocol: swapped(markType), Ifindex: b.index[1-end], Halen: 6, Addr: [8]byte{0xff, 0xff, 0xff, 0xff, 0xff, 0xff}})
 	})
-	if err != nil {
-		b.t.Fatal(err)
-	}
 	buf := make([]byte, 128)
 	for {
 		n, _, err := unix.Recvfrom(b.marks[end], buf, 0)
@@ -217,9 +209,7 @@ func (b *bench) judge(rs *Ruleset, inward, v6 bool, port int) (string, bool) {
 
 func (b *bench) read() (rs *Ruleset) {
 	b.t.Helper()
-	if err := b.host.Do(func() (err error) { rs, err = Read(); return err }); err != nil {
-		b.t.Fatal(err)
-	}
+	b.host.Must(func() (err error) { rs, err = Read(); return err })
 	return rs
 }
 
@@ -336,9 +326,7 @@ func TestIptables(t *testing.T) {
 		"-A INPUT -p udp --dport 3784 -m comment --comment BFD -j ACCEPT", "-A INPUT -j LOG", "-A INPUT -j REJECT",
 		"-A OUTPUT -m conntrack --ctstate NEW -p udp --dport 4000:4791 -j DROP",
 	} {
-		if out, err := b.host.Output("iptables-nft", strings.Fields(args)...); err != nil {
-			t.Fatalf("%s: %v: %s", args, err, out)
-		}
+		b.host.Run("iptables-nft", strings.Fields(args)...)
 	}
 	rs := b.read()
 	b.packets(func(what string, inward, v6 bool, port int) {
@@ -478,9 +466,7 @@ func (g *generator) ruleset() string {
 func TestGeneration(t *testing.T) {
 	b := newBench(t)
 	number := func() (n uint32) {
-		if err := b.host.Do(func() (err error) { n, err = Generation(); return err }); err != nil {
-			t.Fatal(err)
-		}
+		b.host.Must(func() (err error) { n, err = Generation(); return err })
 		return n
 	}
 	first := number()

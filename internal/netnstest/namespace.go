@@ -200,10 +200,69 @@ func Veth(t testing.TB, a *Namespace, deviceA string, b *Namespace, deviceB stri
 		"type", "veth", "peer", "name", deviceB, "index", index(), "netns", b.Name)
 }
 
+// Cable makes a pair of devices as Veth does, sets both up, and adds addresses, which are prefixes with blanks between them. "" adds none.
+func Cable(t testing.TB, a *Namespace, deviceA, addressesA string, b *Namespace, deviceB, addressesB string) {
+	t.Helper()
+	Veth(t, a, deviceA, b, deviceB)
+	a.Addr(deviceA, strings.Fields(addressesA)...)
+	b.Addr(deviceB, strings.Fields(addressesB)...)
+}
+
+// Pair makes two namespaces with a cable, whose device has the same name at both ends.
+func Pair(t testing.TB, device, addressesA, addressesB string) (a, b *Namespace) {
+	t.Helper()
+	Require(t)
+	a, b = New(t), New(t)
+	Cable(t, a, device, addressesA, b, device, addressesB)
+	return a, b
+}
+
 // Do calls f on a thread inside the namespace and returns f's error. A thread that
 // cannot return to its namespace ends. f must not call t.FailNow or t.Skip.
 func (n *Namespace) Do(f func() error) error {
 	return netns.In(n.Path(), f)
+}
+
+// Must is Do for an f whose error fails the test.
+func (n *Namespace) Must(f func() error) {
+	n.t.Helper()
+	if err := n.Do(f); err != nil {
+		n.t.Fatal(err)
+	}
+}
+
+// In calls f on a thread inside the namespace and returns f's result. An error fails the test.
+func In[T any](n *Namespace, f func() (T, error)) (result T) {
+	n.t.Helper()
+	n.Must(func() (err error) { result, err = f(); return err })
+	return result
+}
+
+// Sysctl sets variables of the namespace, as "net.ipv4.ip_forward=1", or with slashes in place of dots if the name of a device has a dot.
+func (n *Namespace) Sysctl(settings ...string) {
+	n.t.Helper()
+	n.Must(func() error {
+		for _, s := range settings {
+			name, value, _ := strings.Cut(s, "=")
+			if !strings.Contains(name, "/") {
+				name = strings.ReplaceAll(name, ".", "/")
+			}
+			if err := os.WriteFile("/proc/sys/"+name, []byte(value), 0); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}
+
+// Run is Output for a program whose failure fails the test.
+func (n *Namespace) Run(name string, args ...string) string {
+	n.t.Helper()
+	out, err := n.Output(name, args...)
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	return string(out)
 }
 
 // Output runs a program in the namespace to its end and returns its standard output;

@@ -35,15 +35,13 @@ func TestVethJoinsNamespaces(t *testing.T) {
 		})
 	}
 	index := func(n *Namespace) (i int) {
-		if err := n.Do(func() error {
+		n.Must(func() error {
 			ifi, err := net.InterfaceByName("eth0")
 			if err == nil {
 				i = ifi.Index
 			}
 			return err
-		}); err != nil {
-			t.Fatal(err)
-		}
+		})
 		return i
 	}
 	if ia, ib := index(a), index(b); ia == ib {
@@ -55,9 +53,7 @@ func TestDoReturnsTheThread(t *testing.T) {
 	Require(t)
 	n := New(t)
 	var inside unix.Stat_t
-	if err := n.Do(func() error { return unix.Stat("/proc/thread-self/ns/net", &inside) }); err != nil {
-		t.Fatal(err)
-	}
+	n.Must(func() error { return unix.Stat("/proc/thread-self/ns/net", &inside) })
 	var want, after unix.Stat_t
 	if err := unix.Stat(n.Path(), &want); err != nil {
 		t.Fatal(err)

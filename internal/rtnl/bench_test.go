@@ -66,17 +66,9 @@ func BenchmarkGroup(b *testing.B) {
 	leaf := netnstest.New(b)
 	for i := range benchSubPorts {
 		device := fmt.Sprintf("p%d", i)
-		netnstest.Veth(b, n, device, leaf, device)
-		n.Addr(device, fmt.Sprintf("10.1.%d.1/24", i))
-		leaf.Addr(device, fmt.Sprintf("10.1.%d.2/24", i))
+		netnstest.Cable(b, n, device, fmt.Sprintf("10.1.%d.1/24", i), leaf, device, fmt.Sprintf("10.1.%d.2/24", i))
 	}
-	var c *rtnl.Conn
-	if err := n.Do(func() (err error) {
-		c, err = rtnl.Dial()
-		return err
-	}); err != nil {
-		b.Fatal(err)
-	}
+	c := netnstest.In(n, rtnl.Dial)
 	b.Cleanup(func() { c.Close() })
 	links, err := c.Links()
 	if err != nil {

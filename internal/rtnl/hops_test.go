@@ -40,9 +40,7 @@ func TestHops(t *testing.T) {
 		"fd02::1/128 main boot p0 fd01::2", "fd02::1/128 main boot p1 fd01:1::2",
 	}
 	for _, mode := range []string{"1", "0"} {
-		if _, err := s.Output("sysctl", "-w", "net.ipv4.nexthop_compat_mode="+mode); err != nil {
-			t.Fatal(err)
-		}
+		s.Sysctl("net.ipv4.nexthop_compat_mode=" + mode)
 		var got []string
 		static := 0
 		for _, family := range []uint8{unix.AF_INET, unix.AF_INET6} {

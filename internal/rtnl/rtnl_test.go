@@ -38,12 +38,7 @@ func newSpace(t testing.TB) *space {
 		s.Addr(name, fmt.Sprintf("10.1.%d.1/24", i), fmt.Sprintf("fd01:%d::1/64", i))
 		s.peer.Addr(name, fmt.Sprintf("10.1.%d.2/24", i), fmt.Sprintf("fd01:%d::2/64", i))
 	}
-	if err := s.Do(func() (err error) {
-		s.conn, err = rtnl.Dial()
-		return err
-	}); err != nil {
-		t.Fatal(err)
-	}
+	s.Must(func() (err error) { s.conn, err = rtnl.Dial(); return err })
 	t.Cleanup(func() { s.conn.Close() })
 	netnstest.Eventually(t, time.Minute, func() error {
 		links, err := s.conn.Links()
@@ -383,9 +378,7 @@ func TestPathsAreWhatIPSays(t *testing.T) {
 	s.IP("addr", "add", "10.255.0.1/32", "dev", "lo")
 	s.IP("addr", "add", "fd00::1/128", "dev", "lo", "nodad")
 	for _, family := range []string{"ipv4", "ipv6"} {
-		if _, err := s.Output("sysctl", "-qw", "net."+family+".fib_multipath_hash_policy=1"); err != nil {
-			t.Fatal(err)
-		}
+		s.Sysctl("net." + family + ".fib_multipath_hash_policy=1")
 	}
 	b := s.conn.Begin()
 	for i, device := range s.devices {
@@ -440,12 +433,7 @@ func TestPathsAreWhatIPSays(t *testing.T) {
 func TestWatchHearsOfLinks(t *testing.T) {
 	s := newSpace(t)
 	var watch *rtnl.Watch
-	if err := s.Do(func() (err error) {
-		watch, err = rtnl.WatchLinks(0)
-		return err
-	}); err != nil {
-		t.Fatal(err)
-	}
+	s.Must(func() (err error) { watch, err = rtnl.WatchLinks(0); return err })
 	until := func(what string, accept func(rtnl.LinkEvent) bool) {
 		t.Helper()
 		for {
@@ -489,12 +477,7 @@ func TestWatchHearsOfLinks(t *testing.T) {
 func TestWatchSaysWhatItLost(t *testing.T) {
 	s := newSpace(t)
 	var watch *rtnl.Watch
-	if err := s.Do(func() (err error) {
-		watch, err = rtnl.WatchLinks(1)
-		return err
-	}); err != nil {
-		t.Fatal(err)
-	}
+	s.Must(func() (err error) { watch, err = rtnl.WatchLinks(1); return err })
 	defer watch.Close()
 	for range 20 {
 		s.IP("link", "set", "p0", "mtu", "1400")

@@ -36,20 +36,13 @@ func name(e rtnl.ObjectEvent) string {
 func TestWatchObjectsHearsOthers(t *testing.T) {
 	s := newSpace(t)
 	// Without compatibility mode the kernel announces no routes whose nexthop changed.
-	if _, err := s.Output("sysctl", "-qw", "net.ipv4.nexthop_compat_mode=0"); err != nil {
-		t.Fatal(err)
-	}
+	s.Sysctl("net.ipv4.nexthop_compat_mode=0")
 	port, err := s.conn.Port()
 	if err != nil {
 		t.Fatal(err)
 	}
 	var watch *rtnl.ObjectWatch
-	if err := s.Do(func() (err error) {
-		watch, err = rtnl.WatchObjects(0, protocol, port)
-		return err
-	}); err != nil {
-		t.Fatal(err)
-	}
+	s.Must(func() (err error) { watch, err = rtnl.WatchObjects(0, protocol, port); return err })
 	defer watch.Close()
 	b := s.conn.Begin()
 	b.SetNexthop(rtnl.Nexthop{ID: 70, Protocol: protocol, Family: unix.AF_INET, Blackhole: true}, rtnl.Create)
@@ -113,12 +106,7 @@ func TestWatchDeadline(t *testing.T) {
 	netnstest.Require(t)
 	space := netnstest.New(t) // without devices that have late events
 	var watch *rtnl.Watch
-	if err := space.Do(func() (err error) {
-		watch, err = rtnl.WatchLinks(0)
-		return err
-	}); err != nil {
-		t.Fatal(err)
-	}
+	space.Must(func() (err error) { watch, err = rtnl.WatchLinks(0); return err })
 	deadline := func(at time.Time) {
 		t.Helper()
 		if err := watch.SetDeadline(at); err != nil {
