@@ -149,12 +149,10 @@ func TestPolicyOfTheKernel(t *testing.T) {
 	ns.IP("route", "add", "203.0.113.1", "dev", "mgmt", "scope", "link")
 	ns.IP("route", "add", "198.18.0.0/15", "via", "inet6", "fd01::2", "dev", "mgmt")
 	var p *policy
-	if err := ns.Do(func() (err error) {
+	ns.Must(func() (err error) {
 		p, err = newPolicy(&Config{Driver: Linux})
 		return err
-	}); err != nil {
-		t.Fatal(err)
-	}
+	})
 	defer p.close()
 	forwarding := &farev1.Forwarding{Planes: []*farev1.ForwardingPlane{
 		{Plane: "p0", SubPorts: []*farev1.ForwardingSubPort{{Device: "eth0", NextHopV4: "10.0.0.0"}}},

@@ -106,13 +106,10 @@ func mountBPF(t testing.TB) string {
 
 func (b *bed) open() {
 	b.Helper()
-	err := b.server.Do(func() (err error) {
+	b.server.Must(func() (err error) {
 		b.s, err = Open(b.cfg)
 		return err
 	})
-	if err != nil {
-		b.Fatal(err)
-	}
 	s := b.s
 	b.Cleanup(func() { s.Close() })
 }
@@ -209,14 +206,11 @@ func (b *bed) flowTo(to netip.Addr, port uint32) *flow {
 func (b *bed) flowFrom(from, to netip.Addr, port uint32) *flow {
 	b.Helper()
 	f := &flow{}
-	err := b.server.Do(func() (err error) {
+	b.server.Must(func() (err error) {
 		f.UDPConn, err = net.DialUDP("udp", net.UDPAddrFromAddrPort(netip.AddrPortFrom(from, uint16(port))),
 			net.UDPAddrFromAddrPort(netip.AddrPortFrom(to, roce)))
 		return err
 	})
-	if err != nil {
-		b.Fatal(err)
-	}
 	f.batch = ipv4.NewPacketConn(f.UDPConn) // WriteBatch does not depend on the family
 	b.Cleanup(func() { f.Close() })
 	return f
@@ -256,7 +250,7 @@ type tap struct {
 func newTap(t testing.TB, n *netnstest.Namespace, port string) *tap {
 	t.Helper()
 	p := &tap{name: port, udp: map[uint16]int{}, tcp: map[uint16]carried{}, sunh: map[uint16]int{}, done: make(chan struct{})}
-	err := n.Do(func() error {
+	n.Must(func() error {
 		ifi, err := net.InterfaceByName(port)
 		if err != nil {
 			return err
@@ -269,9 +263,6 @@ func newTap(t testing.TB, n *netnstest.Namespace, port string) *tap {
 		}
 		return unix.Bind(p.fd, &unix.SockaddrLinklayer{Ifindex: ifi.Index, Protocol: binary.NativeEndian.Uint16([]byte{0, unix.ETH_P_ALL})})
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
 	p.file = os.NewFile(uintptr(p.fd), port)
 	go p.run()
 	t.Cleanup(func() {

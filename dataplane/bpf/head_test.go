@@ -40,16 +40,14 @@ func (b *bed) observe() (o observer) {
 		b.Fatal(err)
 	}
 	o.id, _ = info.ID()
-	if err := b.server.Do(func() error {
+	b.server.Must(func() error {
 		anchor, err := net.InterfaceByName(DefaultDevice)
 		if err != nil {
 			return err
 		}
 		o.link, err = link.AttachTCX(link.TCXOptions{Interface: anchor.Index, Program: program, Attach: ebpf.AttachTCXEgress, Anchor: link.Head()})
 		return err
-	}); err != nil {
-		b.Fatal(err)
-	}
+	})
 	b.Cleanup(func() { o.link.Close() })
 	return o
 }
@@ -57,7 +55,7 @@ func (b *bed) observe() (o observer) {
 // chain returns the ids of the programs at the anchor, in the order in which the kernel runs them.
 func (b *bed) chain() (ids []ebpf.ProgramID) {
 	b.Helper()
-	if err := b.server.Do(func() error {
+	b.server.Must(func() error {
 		anchor, err := net.InterfaceByName(DefaultDevice)
 		if err != nil {
 			return err
@@ -67,9 +65,7 @@ func (b *bed) chain() (ids []ebpf.ProgramID) {
 			ids = append(ids, p.ID)
 		}
 		return err
-	}); err != nil {
-		b.Fatal(err)
-	}
+	})
 	return ids
 }
 
@@ -285,7 +281,7 @@ func (b *bed) unrename(path string, program *ebpf.Program) {
 	if err := os.Rename(path, path+nextPin); err != nil {
 		b.Fatal(err)
 	}
-	if err := b.server.Do(func() error {
+	b.server.Must(func() error {
 		anchor, err := net.InterfaceByName(DefaultDevice)
 		if err != nil {
 			return err
@@ -296,7 +292,5 @@ func (b *bed) unrename(path string, program *ebpf.Program) {
 		}
 		defer l.Close()
 		return l.Pin(path)
-	}); err != nil {
-		b.Fatal(err)
-	}
+	})
 }

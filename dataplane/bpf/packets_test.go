@@ -100,29 +100,24 @@ func TestSUNH(t *testing.T) {
 // raw opens a socket that sends frames on the anchor.
 func (b *bed) raw() (fd int) {
 	b.Helper()
-	err := b.server.Do(func() (err error) {
+	b.server.Must(func() (err error) {
 		if fd, err = unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, 0); err != nil {
 			return err
 		}
 		return unix.Bind(fd, &unix.SockaddrLinklayer{Ifindex: b.s.routes.anchor})
 	})
-	if err != nil {
-		b.Fatal(err)
-	}
 	return fd
 }
 
 func (b *bed) mac(n *netnstest.Namespace, device string) (mac net.HardwareAddr) {
 	b.Helper()
-	if err := n.Do(func() error {
+	n.Must(func() error {
 		ifi, err := net.InterfaceByName(device)
 		if err == nil {
 			mac = ifi.HardwareAddr
 		}
 		return err
-	}); err != nil {
-		b.Fatal(err)
-	}
+	})
 	return mac
 }
 

@@ -31,7 +31,7 @@ func newManyPorts(t testing.TB, n int) *manyPorts {
 	netnstest.Require(t)
 	m := &manyPorts{TB: t, server: netnstest.New(t), n: n}
 	m.server.Addr("lo", "10.255.0.1/32")
-	err := m.server.Do(func() (err error) {
+	m.server.Must(func() (err error) {
 		for i := range n {
 			link, far := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: m.device(i)}, PeerName: fmt.Sprintf("far%d", i)}, netlink.Link(nil)
 			err := netlink.LinkAdd(link)
@@ -62,9 +62,6 @@ func newManyPorts(t testing.TB, n int) *manyPorts {
 		m.s, err = Open(Config{PinDir: mountBPF(t) + "/fared", Log: slog.New(slog.NewTextHandler(t.Output(), nil))})
 		return err
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
 	t.Cleanup(func() { m.s.Close() })
 	return m
 }
@@ -97,7 +94,7 @@ func (m *manyPorts) program(mode farev1.Mode, to netip.Prefix, weights []uint32)
 // sent returns the number of packets that the kernel has sent by each sub-port.
 func (m *manyPorts) sent() (counts []uint64) {
 	m.Helper()
-	err := m.server.Do(func() error {
+	m.server.Must(func() error {
 		for i := range m.n {
 			link, err := netlink.LinkByName(m.device(i))
 			if err != nil {
@@ -107,9 +104,6 @@ func (m *manyPorts) sent() (counts []uint64) {
 		}
 		return nil
 	})
-	if err != nil {
-		m.Fatal(err)
-	}
 	return counts
 }
 

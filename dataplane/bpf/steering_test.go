@@ -462,9 +462,7 @@ func TestDetach(t *testing.T) {
 		t.Fatal(err)
 	}
 	for range 2 {
-		if err := b.server.Do(func() error { return Flush(b.cfg) }); err != nil {
-			t.Fatal(err)
-		}
+		b.server.Must(func() error { return Flush(b.cfg) })
 		if after := world(); after != before {
 			t.Errorf("before:\n%s\nafter --flush:\n%s", before, after)
 		}
@@ -480,9 +478,7 @@ func TestDetach(t *testing.T) {
 	}); err == nil || !strings.Contains(err.Error(), "use another name") {
 		t.Errorf("Open on a device of another program: %v", err)
 	}
-	if err := b.server.Do(func() error { return Flush(b.cfg) }); err != nil {
-		t.Fatal(err)
-	}
+	b.server.Must(func() error { return Flush(b.cfg) })
 	if !strings.Contains(b.server.IP("link"), "fared0") {
 		t.Error("the device of another program was removed")
 	}
@@ -499,12 +495,10 @@ func attachPass(t *testing.T, b *bed) link.Link {
 	}
 	defer program.Close()
 	var l link.Link
-	if err := b.server.Do(func() error {
+	b.server.Must(func() error {
 		l, err = link.AttachTCX(link.TCXOptions{Interface: b.s.routes.anchor, Program: program, Attach: ebpf.AttachTCXEgress})
 		return err
-	}); err != nil {
-		t.Fatal(err)
-	}
+	})
 	return l
 }
 

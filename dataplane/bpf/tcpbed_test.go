@@ -99,26 +99,18 @@ func newTCPBed(t testing.TB, f family) (*bed, *sink) {
 	to, from := f.destination.Addr(), f.source.Addr()
 	k.far.Addr("lo", f.destination.String())
 	for p, leaf := range b.leaves {
-		netnstest.Veth(t, leaf, "far", k.far, fmt.Sprint("leaf", p))
-		leaf.Addr("far", fmt.Sprintf("172.17.%d.0/31", p), fmt.Sprintf("fd00:17:%d::1/64", p))
-		k.far.Addr(fmt.Sprint("leaf", p), fmt.Sprintf("172.17.%d.1/31", p), fmt.Sprintf("fd00:17:%d::2/64", p))
+		netnstest.Cable(t, leaf, "far", fmt.Sprintf("172.17.%d.0/31 fd00:17:%d::1/64", p, p), k.far, fmt.Sprint("leaf", p), fmt.Sprintf("172.17.%d.1/31 fd00:17:%d::2/64", p, p))
 		for _, set := range []string{"net.ipv4.ip_forward=1", "net.ipv6.conf.all.forwarding=1"} {
-			if out, err := leaf.Output("sysctl", "-qw", set); err != nil {
-				t.Fatalf("%v: %s", err, out)
-			}
+			leaf.Sysctl(set)
 		}
 		leaf.IP("route", "add", f.destination.String(), "via", via(to, fmt.Sprintf("172.17.%d.1", p), fmt.Sprintf("fd00:17:%d::2", p)))
 	}
-	netnstest.Veth(t, b.server, "back", k.far, "back")
-	b.server.Addr("back", "172.18.0.0/31", "fd00:18::1/64")
-	k.far.Addr("back", "172.18.0.1/31", "fd00:18::2/64")
+	netnstest.Cable(t, b.server, "back", "172.18.0.0/31 fd00:18::1/64", k.far, "back", "172.18.0.1/31 fd00:18::2/64")
 	k.far.IP("route", "add", f.source.String(), "via", via(from, "172.18.0.0", "fd00:18::1"))
-	if err := k.far.Do(func() (err error) {
+	k.far.Must(func() (err error) {
 		k.listener, err = net.ListenTCP("tcp", net.TCPAddrFromAddrPort(netip.AddrPortFrom(to, tcpPort)))
 		return err
-	}); err != nil {
-		t.Fatal(err)
-	}
+	})
 	b.resolve()
 	k.done.Add(1)
 	go k.accept()

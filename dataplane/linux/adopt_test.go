@@ -16,6 +16,7 @@ import (
 
 	farev1 "github.com/fared/fared/api/fare/v1"
 	"github.com/fared/fared/dataplane/internal/contract"
+	"github.com/fared/fared/internal/netnstest"
 	"github.com/fared/fared/internal/rtnl"
 	"github.com/fared/fared/internal/testkit/gate"
 )
@@ -198,9 +199,7 @@ func TestForeignIsLeftAlone(t *testing.T) {
 	h := newHost(t, 4)
 	h.config.Table = 7000
 	// The setting changes how ip shows routes by nexthop id.
-	if _, err := h.Output("sysctl", "-qw", "net.ipv4.nexthop_compat_mode=0"); err != nil {
-		t.Fatal(err)
-	}
+	h.Sysctl("net.ipv4.nexthop_compat_mode=0")
 	for _, line := range []string{
 		"nexthop add id 5 via 10.1.0.2 dev p0 proto 196", "nexthop add id 6 via 10.1.1.2 dev p1 proto 11",
 		fmt.Sprintf("nexthop add id %d via 10.1.1.2 dev p1", DefaultFirstID+2),
@@ -212,9 +211,7 @@ func TestForeignIsLeftAlone(t *testing.T) {
 	} {
 		h.IP(strings.Fields(line)...)
 	}
-	if _, err := h.Output("tc", "qdisc", "replace", "dev", "p0", "root", "tbf", "rate", "1gbit", "burst", "64k", "latency", "1ms"); err != nil {
-		t.Fatal(err)
-	}
+	h.Run("tc", "qdisc", "replace", "dev", "p0", "root", "tbf", "rate", "1gbit", "burst", "64k", "latency", "1ms")
 	foreign := func() string {
 		var text strings.Builder
 		for line := range strings.Lines(h.Objects()) {
@@ -222,10 +219,7 @@ func TestForeignIsLeftAlone(t *testing.T) {
 				text.WriteString(line)
 			}
 		}
-		qdiscs, err := h.Output("tc", "qdisc", "show", "dev", "p0")
-		if err != nil {
-			t.Fatal(err)
-		}
+		qdiscs := h.Run("tc", "qdisc", "show", "dev", "p0")
 		return text.String() + string(qdiscs)
 	}
 	before := foreign()
@@ -258,12 +252,7 @@ func TestForeignIsLeftAlone(t *testing.T) {
 	}
 	crash(t, d)
 	var removed Removed
-	if err := h.Do(func() (err error) {
-		removed, err = Flush(h.config)
-		return err
-	}); err != nil {
-		t.Fatal(err)
-	}
+	h.Must(func() (err error) { removed, err = Flush(h.config); return err })
 	if removed.Rules != 2 || removed.Routes != 2 || removed.Groups == 0 || removed.Nexthops == 0 {
 		t.Errorf("%+v", removed)
 	}
@@ -354,13 +343,7 @@ func TestNoWayOut(t *testing.T) {
 	s := program(t, c.server)
 	s.do(h.group(1, 1, 1), destination(target4(0), 1), destination(target6(0), 1))
 	stop, leaks := make(chan struct{}), make(chan error)
-	var conn *rtnl.Conn
-	if err := h.Do(func() (err error) {
-		conn, err = rtnl.Dial()
-		return err
-	}); err != nil {
-		t.Fatal(err)
-	}
+	conn := netnstest.In(h.Namespace, rtnl.Dial)
 	defer conn.Close()
 	links, err := h.conn.Links()
 	if err != nil {

@@ -22,7 +22,7 @@ type observer struct {
 
 func observe(b *testing.B, h *host) *observer {
 	o := &observer{rx: make([]byte, 1<<16)}
-	err := h.Do(func() (err error) {
+	h.Must(func() (err error) {
 		if o.fd, err = unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.NETLINK_ROUTE); err != nil {
 			return err
 		}
@@ -31,9 +31,6 @@ func observe(b *testing.B, h *host) *observer {
 			unix.Bind(o.fd, &unix.SockaddrNetlink{Family: unix.AF_NETLINK, Groups: 1<<(unix.RTNLGRP_LINK-1) | 1<<(unix.RTNLGRP_NEXTHOP-1)}),
 		)
 	})
-	if err != nil {
-		b.Fatal(err)
-	}
 	b.Cleanup(func() { _ = unix.Close(o.fd) })
 	return o
 }
@@ -69,12 +66,7 @@ func BenchmarkCarrierLost(b *testing.B) {
 			n.commit(append(n.setGroups(nil, 0, ""), n.destinations(destinations, true)...))
 			o := observe(b, n.h)
 			var leaf *netlink.Handle
-			if err := n.h.leaf.Do(func() (err error) {
-				leaf, err = netlink.NewHandle(unix.NETLINK_ROUTE)
-				return err
-			}); err != nil {
-				b.Fatal(err)
-			}
+			n.h.leaf.Must(func() (err error) { leaf, err = netlink.NewHandle(unix.NETLINK_ROUTE); return err })
 			b.Cleanup(leaf.Close)
 			far, err := leaf.LinkByName("p3")
 			if err != nil {

@@ -26,13 +26,7 @@ func TestKernelDealsAsPlanned(t *testing.T) {
 				gate.Slow(t, gate.Kernel, "60 rounds of a large table")
 			}
 			s := netnstest.New(t)
-			var conn *rtnl.Conn
-			if err := s.Do(func() (err error) {
-				conn, err = rtnl.Dial()
-				return err
-			}); err != nil {
-				t.Fatal(err)
-			}
+			conn := netnstest.In(s, rtnl.Dial)
 			defer conn.Close()
 			do := func(fill func(*rtnl.Batch)) {
 				t.Helper()

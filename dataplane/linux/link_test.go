@@ -226,9 +226,7 @@ func TestLostNewsOfLinks(t *testing.T) {
 // batch runs lines of `ip -batch` in a namespace, in one process.
 func batch(t testing.TB, n *netnstest.Namespace, lines []string) {
 	t.Helper()
-	if _, err := n.Output("sh", "-c", "ip -batch - <<'EOF'\n"+strings.Join(lines, "\n")+"\nEOF"); err != nil {
-		t.Fatal(err)
-	}
+	n.Run("sh", "-c", "ip -batch - <<'EOF'\n"+strings.Join(lines, "\n")+"\nEOF")
 }
 
 func TestIPv4OverIPv6(t *testing.T) {

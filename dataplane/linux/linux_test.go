@@ -130,12 +130,7 @@ func newHostBy(t testing.TB, subPorts int, join func(testing.TB, *netnstest.Name
 			}},
 		})
 	}
-	if err := h.Do(func() (err error) {
-		h.conn, err = rtnl.Dial()
-		return err
-	}); err != nil {
-		t.Fatal(err)
-	}
+	h.Must(func() (err error) { h.conn, err = rtnl.Dial(); return err })
 	t.Cleanup(func() { h.conn.Close() })
 	h.carriers(subPorts)
 	return h
@@ -174,12 +169,7 @@ func (h *host) carriers(n int) {
 func (h *host) open() *Driver {
 	h.t.Helper()
 	var d *Driver
-	if err := h.Do(func() (err error) {
-		d, err = Open(h.config)
-		return err
-	}); err != nil {
-		h.t.Fatal(err)
-	}
+	h.Must(func() (err error) { d, err = Open(h.config); return err })
 	h.t.Cleanup(func() { _ = d.Close() })
 	return d
 }

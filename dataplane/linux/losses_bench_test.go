@@ -27,12 +27,10 @@ func BenchmarkLosses(b *testing.B) {
 				stop := make(chan struct{})
 				for range 3 {
 					var conn net.Conn
-					if err := n.h.Do(func() (err error) {
+					n.h.Must(func() (err error) {
 						conn, err = net.Dial("udp", netip.AddrPortFrom(prefix.Addr(), 4791).String())
 						return err
-					}); err != nil {
-						b.Fatal(err)
-					}
+					})
 					senders.Go(func() {
 						defer conn.Close()
 						for {

@@ -29,9 +29,7 @@ func TestIPv6Disabled(t *testing.T) {
 			h.config.Logger = slog.New(slog.NewTextHandler(&log, nil))
 			h.config.AuditInterval = time.Hour
 			if strings.HasPrefix(where, "net.") {
-				if _, err := h.Output("sysctl", "-qw", where+"=1"); err != nil {
-					t.Fatal(err)
-				}
+				h.Sysctl(where + "=1")
 			}
 			d := h.open()
 			if errno := map[string]unix.Errno{"EAFNOSUPPORT": unix.EAFNOSUPPORT, "EOPNOTSUPP": unix.EOPNOTSUPP}[where]; errno != 0 {

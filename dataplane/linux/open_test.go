@@ -64,16 +64,8 @@ func TestOpenFails(t *testing.T) {
 	unchanged("with the loopback down")
 	h.IP("link", "set", "lo", "up")
 	// A setting that cannot be made.
-	if _, err := h.Output("sysctl", "-qw", "net.ipv4.nexthop_compat_mode=1"); err != nil {
-		t.Fatal(err)
-	}
-	var n netns.Namespace
-	if err := h.Do(func() (err error) {
-		n, err = netns.Current()
-		return err
-	}); err != nil {
-		t.Fatal(err)
-	}
+	h.Sysctl("net.ipv4.nexthop_compat_mode=1")
+	n := netnstest.In(h.Namespace, netns.Current)
 	var openErr error
 	if err := n.Do(func() error {
 		err := readOnly()

@@ -26,7 +26,7 @@ func (h *host) tap() *ends {
 	h.t.Helper()
 	e := &ends{t: h.t, h: h, names: map[int]string{}, senders: map[string]*net.UDPConn{}}
 	var links []net.Interface
-	if err := h.leaf.Do(func() (err error) {
+	h.leaf.Must(func() (err error) {
 		if links, err = net.Interfaces(); err != nil {
 			return err
 		}
@@ -35,9 +35,7 @@ func (h *host) tap() *ends {
 			return err
 		}
 		return unix.SetsockoptInt(e.fd, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, 64<<20)
-	}); err != nil {
-		h.t.Fatal(err)
-	}
+	})
 	h.t.Cleanup(func() {
 		unix.Close(e.fd)
 		for _, s := range e.senders {
@@ -67,7 +65,7 @@ func (e *ends) sender(source string, i int) *net.UDPConn {
 	if s := e.senders[key]; s != nil {
 		return s
 	}
-	if err := e.h.Do(func() error {
+	e.h.Must(func() error {
 		network := "udp4"
 		if strings.Contains(source, ":") {
 			network = "udp6"
@@ -77,9 +75,7 @@ func (e *ends) sender(source string, i int) *net.UDPConn {
 			e.senders[key] = socket
 		}
 		return err
-	}); err != nil {
-		e.t.Fatal(err)
-	}
+	})
 	return e.senders[key]
 }
 

@@ -20,9 +20,7 @@ func TestPolicyOfFields(t *testing.T) {
 	h := newHost(t, 4)
 	choose := func() {
 		for _, family := range []string{"ipv4", "ipv6"} {
-			if _, err := h.Output("sysctl", "-qw", "net."+family+".fib_multipath_hash_fields=0x37", "net."+family+".fib_multipath_hash_policy=3"); err != nil {
-				t.Fatal(err)
-			}
+			h.Sysctl("net."+family+".fib_multipath_hash_fields=0x37", "net."+family+".fib_multipath_hash_policy=3")
 		}
 	}
 	choose()
@@ -62,7 +60,7 @@ func (h *host) landsAsAnswered(e *ends, when string, c *client, source, to netip
 		sent[owner]++
 		e.mark++
 		payload := binary.BigEndian.AppendUint64([]byte("fared-count-"), e.mark)
-		if err := h.Do(func() error {
+		h.Must(func() error {
 			socket, err := net.DialUDP("udp", net.UDPAddrFromAddrPort(netip.AddrPortFrom(source, uint16(wecmp.MinPort+i))), net.UDPAddrFromAddrPort(netip.AddrPortFrom(to, wecmp.PortRoCE)))
 			if err != nil {
 				return err
@@ -70,9 +68,7 @@ func (h *host) landsAsAnswered(e *ends, when string, c *client, source, to netip
 			defer socket.Close()
 			_, err = socket.Write(payload)
 			return err
-		}); err != nil {
-			h.t.Fatal(err)
-		}
+		})
 		counts, want := map[string]int{}, answer.Devices[owner-1]
 		if e.receive(payload, 1, counts); counts[want] != 1 {
 			h.t.Errorf("policy 3 %s: a packet to %v from port %d arrived at %v, want %s", when, to, wecmp.MinPort+i, counts, want)

@@ -16,6 +16,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	farev1 "github.com/fared/fared/api/fare/v1"
+	"github.com/fared/fared/internal/netnstest"
 	"github.com/fared/fared/internal/rtnl"
 	"github.com/fared/fared/internal/testkit/gate"
 	"github.com/fared/fared/wecmp"
@@ -158,13 +159,7 @@ func lastingPortsStay(t *testing.T, n, changes int) {
 		}
 		return nil
 	}
-	var conn *rtnl.Conn
-	if err := h.Do(func() (err error) {
-		conn, err = rtnl.Dial()
-		return err
-	}); err != nil {
-		t.Fatal(err)
-	}
+	conn := netnstest.In(h.Namespace, rtnl.Dial)
 	defer conn.Close()
 	stop, done := make(chan struct{}), make(chan error, 1)
 	rounds := 0

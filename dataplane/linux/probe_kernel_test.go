@@ -27,9 +27,7 @@ func TestHashAttempts(t *testing.T) {
 	d.mu.Lock()
 	hash, flow := d.prober.hash, proto.CloneOf(d.capabilities.FlowHash)
 	d.mu.Unlock()
-	if _, err := h.Output("sysctl", "-qw", "net.ipv4.fib_multipath_hash_seed=42"); err != nil {
-		t.Fatal(err)
-	}
+	h.Sysctl("net.ipv4.fib_multipath_hash_seed=42")
 	for refusals := hashAttempts; refusals >= 0; refusals-- {
 		n := 0
 		var err error

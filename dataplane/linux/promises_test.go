@@ -315,12 +315,7 @@ func TestRoutesAreSetAgain(t *testing.T) {
 	d, c := h.start()
 	s := program(t, c.server)
 	var watch *rtnl.ObjectWatch
-	if err := h.Do(func() (err error) {
-		watch, err = rtnl.WatchObjects(0, DefaultProtocol)
-		return err
-	}); err != nil {
-		t.Fatal(err)
-	}
+	h.Must(func() (err error) { watch, err = rtnl.WatchObjects(0, DefaultProtocol); return err })
 	defer watch.Close()
 	received := map[string]bool{}
 	listen := func() {

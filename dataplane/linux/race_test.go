@@ -427,12 +427,7 @@ func TestTwinIsTheKernel(t *testing.T) {
 	t.Logf("seed %d", seed)
 	random := rand.New(rand.NewPCG(seed, 0))
 	k := &real{t: t, h: netnstest.New(t), dev: []int{1}, size: 1000}
-	if err := k.h.Do(func() (err error) {
-		k.conn, err = rtnl.Dial()
-		return err
-	}); err != nil {
-		t.Fatal(err)
-	}
+	k.h.Must(func() (err error) { k.conn, err = rtnl.Dial(); return err })
 	defer k.conn.Close()
 	twin := table{buckets: make([]uint32, k.size)}
 	const ids = 12

@@ -23,10 +23,7 @@ func TestSettings(t *testing.T) {
 	var log logged
 	h.config.Logger, h.config.AuditInterval = slog.New(slog.NewTextHandler(&log, nil)), time.Hour
 	read := func(name string) string {
-		out, err := h.Output("sysctl", "-n", name)
-		if err != nil {
-			t.Fatal(err)
-		}
+		out := h.Run("sysctl", "-n", name)
 		return strings.TrimSpace(string(out))
 	}
 	d, _ := h.start()
@@ -47,9 +44,7 @@ func TestSettings(t *testing.T) {
 		}
 	}
 	changes(0, 0)
-	if _, err := h.Output("sysctl", "-qw", "net.ipv4.fib_multipath_hash_policy=0", "net.ipv4.nexthop_compat_mode=1", "net.ipv4.fib_multipath_hash_seed=42"); err != nil {
-		t.Fatal(err)
-	}
+	h.Sysctl("net.ipv4.fib_multipath_hash_policy=0", "net.ipv4.nexthop_compat_mode=1", "net.ipv4.fib_multipath_hash_seed=42")
 	changes(2, 1)
 	release := exhaustDescriptors(t)
 	d.audit()
@@ -76,9 +71,7 @@ func TestSettings(t *testing.T) {
 		if err := d.SetForwarding(set.forwarding); err != nil {
 			t.Fatal(err)
 		}
-		if _, err := h.Output("sysctl", "-qw", "net.ipv4.fib_multipath_hash_fields="+set.fields, "net.ipv4.fib_multipath_hash_policy=3"); err != nil {
-			t.Fatal(err)
-		}
+		h.Sysctl("net.ipv4.fib_multipath_hash_fields="+set.fields, "net.ipv4.fib_multipath_hash_policy=3")
 		d.audit()
 		if got := read("net.ipv4.fib_multipath_hash_policy"); got != set.policy {
 			t.Errorf("%d loopbacks: hash policy 3 of the fields %s became %s, want %s", len(set.forwarding.Loopbacks), set.fields, got, set.policy)
@@ -97,9 +90,7 @@ func TestSettingsAreRestored(t *testing.T) {
 	for name, values := range map[string][2]string{
 		"net.ipv4.fib_multipath_hash_policy": {"0", "1"}, "net.ipv6.fib_multipath_hash_policy": {"0", "1"}, "net.ipv4.nexthop_compat_mode": {"1", "0"},
 	} {
-		if _, err := h.Output("sysctl", "-qw", name+"="+values[0]); err != nil {
-			t.Fatal(err)
-		}
+		h.Sysctl(name + "=" + values[0])
 		netnstest.Eventually(t, time.Minute, func() error {
 			if out, err := h.Output("sysctl", "-n", name); err != nil || strings.TrimSpace(string(out)) != values[1] {
 				return fmt.Errorf("%s is %s: %v", name, out, err)
@@ -138,9 +129,7 @@ func TestStrictFilters(t *testing.T) {
 		{"all.rp_filter=0 p1.rp_filter=2", ""},
 	} {
 		for _, one := range strings.Fields(step.set) {
-			if _, err := h.Output("sysctl", "-qw", "net.ipv4.conf."+one); err != nil {
-				t.Fatal(err)
-			}
+			h.Sysctl("net.ipv4.conf." + one)
 		}
 		d.restore() // as every second
 		if got := limited(d); (got == "") != (step.want == "") || !strings.Contains(got, step.want) {
@@ -172,9 +161,7 @@ func TestFirewallIsNamed(t *testing.T) {
 	}
 	nft := func(rules string) {
 		t.Helper()
-		if out, err := h.Output("nft", rules); err != nil {
-			t.Fatalf("nft %s: %v: %s", rules, err, out)
-		}
+		h.Run("nft", rules)
 	}
 	reasons("")
 	nft("add table inet f; add chain inet f in { type filter hook input priority 0; policy drop; }")
@@ -237,9 +224,7 @@ func TestLimits(t *testing.T) {
 // the hash, and that the next Hello succeeds without writing the seed.
 func TestHashSurvivesATransientError(t *testing.T) {
 	h := newHost(t, 2)
-	if _, err := h.Output("sysctl", "-qw", "net.ipv4.fib_multipath_hash_seed=42"); err != nil {
-		t.Fatal(err)
-	}
+	h.Sysctl("net.ipv4.fib_multipath_hash_seed=42")
 	d, _ := h.start()
 	before := d.Capabilities().FlowHash
 	if before.Algorithm != computed || before.Seed != 42 {
@@ -303,15 +288,10 @@ func TestTransitSettings(t *testing.T) {
 	h := newHost(t, 2)
 	const v4, v6, seed = "net.ipv4.ip_forward", "net.ipv6.conf.all.forwarding", "net.ipv4.fib_multipath_hash_seed"
 	settings := func() string {
-		out, err := h.Output("sysctl", "-n", v4, v6, seed)
-		if err != nil {
-			t.Fatal(err)
-		}
+		out := h.Run("sysctl", "-n", v4, v6, seed)
 		return strings.Join(strings.Fields(string(out)), " ")
 	}
-	if _, err := h.Output("sysctl", "-qw", v4+"=0", v6+"=0"); err != nil {
-		t.Fatal(err)
-	}
+	h.Sysctl(v4+"=0", v6+"=0")
 	d := h.open()
 	leaf := proto.CloneOf(h.forwarding)
 	leaf.Loopbacks, leaf.UdpPorts = nil, nil
@@ -340,9 +320,7 @@ func TestTransitSettings(t *testing.T) {
 			t.Errorf("%s: source ports are to land by %v", step.name, hash)
 		}
 	}
-	if _, err := h.Output("sysctl", "-qw", v4+"=0"); err != nil {
-		t.Fatal(err)
-	}
+	h.Sysctl(v4 + "=0")
 	d.audit()
 	if got := settings(); got != "1 1 0" || d.Stats().Differences != 1 {
 		t.Errorf("after an audit: %s, %+v", got, d.Stats())
@@ -368,10 +346,7 @@ func TestNeighborSettings(t *testing.T) {
 		}
 	}
 	settings := func() string {
-		out, err := h.Output("sysctl", append([]string{"-n"}, names...)...)
-		if err != nil {
-			t.Fatal(err)
-		}
+		out := h.Run("sysctl", append([]string{"-n"}, names...)...)
 		var words []string
 		for _, text := range strings.Fields(string(out)) {
 			if ms, err := strconv.Atoi(text); err == nil && ms >= 10 && ms <= 20 { // a multiple of the kernel's tick
@@ -416,9 +391,7 @@ func TestNeighborSettings(t *testing.T) {
 		name string
 		do   func() error
 	}{{"Hello", func() error { return d.SetForwarding(h.forwarding) }}, {"audit", func() error { d.audit(); return nil }}} {
-		if _, err := h.Output("sysctl", "-qw", names[0]+"=1000", names[10]+"=3", names[14]+"=2"); err != nil {
-			t.Fatal(err)
-		}
+		h.Sysctl(names[0]+"=1000", names[10]+"=3", names[14]+"=2")
 		if err := step.do(); err != nil {
 			t.Fatal(err)
 		}

@@ -9,6 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/fared/fared/internal/netns"
+	"github.com/fared/fared/internal/netnstest"
 )
 
 // readOnly makes everything below /proc/sys read-only for the calling thread, as in containers. The thread ends with its goroutine.
@@ -64,17 +65,9 @@ func TestSettingsThatCannotBeMade(t *testing.T) {
 				if i == wrong {
 					s = name + map[bool]string{true: "=1", false: "=0"}[strings.HasSuffix(s, "=0")]
 				}
-				if _, err := h.Output("sysctl", "-qw", s); err != nil {
-					t.Fatal(err)
-				}
+				h.Sysctl(s)
 			}
-			var n netns.Namespace
-			if err := h.Do(func() (err error) {
-				n, err = netns.Current()
-				return err
-			}); err != nil {
-				t.Fatal(err)
-			}
+			n := netnstest.In(h.Namespace, netns.Current)
 			defer n.Close()
 			var changed int
 			var setUpErr error

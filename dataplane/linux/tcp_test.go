@@ -58,9 +58,7 @@ func (h *host) setApart() {
 	if err := os.WriteFile(file, []byte(lines), 0o600); err != nil {
 		h.t.Fatal(err)
 	}
-	if out, err := h.Output("ip", "-6", "-batch", file); err != nil {
-		h.t.Fatalf("%v\n%s", err, out)
-	}
+	h.Run("ip", "-6", "-batch", file)
 }
 
 // transfer connects from a port and writes 8 MB/s.
@@ -69,14 +67,9 @@ func (h *host) transfer(source netip.Addr, port uint16, destination netip.Addr) 
 	x := &transfer{t: h.t, stop: make(chan struct{}), wrote: make(chan error, 1)}
 	to := net.TCPAddrFromAddrPort(netip.AddrPortFrom(destination, tcpPort))
 	var listener *net.TCPListener
-	if err := h.leaf.Do(func() (err error) {
-		listener, err = net.ListenTCP("tcp", to)
-		return err
-	}); err != nil {
-		h.t.Fatal(err)
-	}
+	h.leaf.Must(func() (err error) { listener, err = net.ListenTCP("tcp", to); return err })
 	defer listener.Close()
-	if err := h.Do(func() (err error) {
+	h.Must(func() (err error) {
 		if x.conn, err = net.DialTCP("tcp", net.TCPAddrFromAddrPort(netip.AddrPortFrom(source, port)), to); err != nil {
 			return err
 		}
@@ -90,9 +83,7 @@ func (h *host) transfer(source netip.Addr, port uint16, destination netip.Addr) 
 			return cerr
 		}
 		return err
-	}); err != nil {
-		h.t.Fatal(err)
-	}
+	})
 	peer, err := listener.AcceptTCP()
 	if err != nil {
 		h.t.Fatal(err)
@@ -220,9 +211,7 @@ func TestTCPGoesOn(t *testing.T) {
 				wait := map[bool]int{true: 1000, false: 60_000}[up]
 				for _, family := range []string{"ipv4", "ipv6"} {
 					set := fmt.Sprintf("net.%s.neigh.p%d.retrans_time_ms=%d", family, i, wait)
-					if out, err := h.Output("sysctl", "-qw", set); err != nil {
-						t.Fatalf("%v\n%s", err, out)
-					}
+					h.Sysctl(set)
 				}
 				if device := fmt.Sprintf("p%d", i); up {
 					h.leaf.Addr(device, fmt.Sprintf("fd01:%d::2/64", i)) // the address was removed with the link

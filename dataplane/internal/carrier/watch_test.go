@@ -21,13 +21,7 @@ func TestCovered(t *testing.T) {
 	netnstest.Require(t)
 	space := netnstest.New(t)
 	w := open(t, space)
-	var id string
-	if err := space.Do(func() (err error) {
-		id, err = netns.ID()
-		return err
-	}); err != nil {
-		t.Fatal(err)
-	}
+	id := netnstest.In(space, netns.ID)
 	var u unix.Utsname
 	if err := unix.Uname(&u); err != nil {
 		t.Fatal(err)
@@ -86,12 +80,7 @@ func TestCovered(t *testing.T) {
 func open(t testing.TB, space *netnstest.Namespace) *Watch {
 	t.Helper()
 	var w *Watch
-	if err := space.Do(func() (err error) {
-		w, err = Open(0)
-		return err
-	}); err != nil {
-		t.Fatal(err)
-	}
+	space.Must(func() (err error) { w, err = Open(0); return err })
 	t.Cleanup(func() {
 		if err := errors.Join(w.Close(), w.Release()); err != nil {
 			t.Error(err)
@@ -110,13 +99,7 @@ func cables(t testing.TB, n int) (server, leaf *netnstest.Namespace, links []rtn
 		server.IP("link", "set", device, "up")
 		leaf.IP("link", "set", device, "up")
 	}
-	var conn *rtnl.Conn
-	if err := server.Do(func() (err error) {
-		conn, err = rtnl.Dial()
-		return err
-	}); err != nil {
-		t.Fatal(err)
-	}
+	conn := netnstest.In(server, rtnl.Dial)
 	defer conn.Close()
 	all, err := conn.Links()
 	if err != nil {
@@ -138,11 +121,9 @@ func cables(t testing.TB, n int) (server, leaf *netnstest.Namespace, links []rtn
 func sysfs(t testing.TB, w *Watch, space *netnstest.Namespace) {
 	t.Helper()
 	dir := t.TempDir()
-	if err := space.Do(func() error {
+	space.Must(func() error {
 		return unix.Mount("sysfs", dir, "sysfs", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, "")
-	}); err != nil {
-		t.Fatal(err)
-	}
+	})
 	t.Cleanup(func() {
 		if err := unix.Unmount(dir, unix.MNT_DETACH); err != nil {
 			t.Error(err)

@@ -24,16 +24,14 @@ func TestAbandon(t *testing.T) {
 		here.Addr(device, fmt.Sprintf("10.0.%d.1/24", i), fmt.Sprintf("fd00:%d::1/64", i))
 		there.Addr(device)
 		for _, family := range []string{"ipv4", "ipv6"} { // otherwise the kernel gives up after three seconds
-			if _, err := here.Output("sysctl", "-qw", fmt.Sprintf("net.%s.neigh.%s.retrans_time_ms=600000", family, device)); err != nil {
-				t.Fatal(err)
-			}
+			here.Sysctl(fmt.Sprintf("net.%s.neigh.%s.retrans_time_ms=600000", family, device))
 		}
 		here.IP("neigh", "add", fmt.Sprintf("10.0.%d.77", i), "lladdr", "02:00:00:00:00:77", "nud", "permanent", "dev", device)
 		here.IP("neigh", "add", fmt.Sprintf("fd00:%d::77", i), "lladdr", "02:00:00:00:00:77", "nud", "reachable", "dev", device)
 	}
 	var h *netlink.Handle
 	var device int
-	if err := here.Do(func() (err error) {
+	here.Must(func() (err error) {
 		if h, err = netlink.NewHandle(unix.NETLINK_ROUTE); err != nil {
 			return err
 		}
@@ -42,9 +40,7 @@ func TestAbandon(t *testing.T) {
 			device = link.Attrs().Index
 		}
 		return err
-	}); err != nil {
-		t.Fatal(err)
-	}
+	})
 	defer h.Close()
 	states := func(device string) string {
 		return here.IP("-4", "neigh", "show", "dev", device) + here.IP("-6", "neigh", "show", "dev", device)
@@ -52,12 +48,7 @@ func TestAbandon(t *testing.T) {
 	for i := range 2 {
 		for _, to := range []string{fmt.Sprintf("10.0.%d.9:9", i), fmt.Sprintf("[fd00:%d::9]:9", i)} { // no such host
 			var c net.Conn
-			if err := here.Do(func() (err error) {
-				c, err = net.Dial("udp", to)
-				return err
-			}); err != nil {
-				t.Fatal(err)
-			}
+			here.Must(func() (err error) { c, err = net.Dial("udp", to); return err })
 			defer c.Close()
 			if _, err := c.Write([]byte("wait")); err != nil {
 				t.Fatal(err)
