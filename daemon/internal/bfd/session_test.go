@@ -563,9 +563,7 @@ func TestCloseGivesBack(t *testing.T) {
 func TestCable(t *testing.T) {
 	netnstest.Require(t, "tc")
 	a, b := netnstest.New(t), netnstest.New(t)
-	netnstest.Veth(t, a, "eth0", b, "eth0")
-	a.Addr("eth0", "192.0.2.0/31", "2001:db8::/127", "fe80::a/64")
-	b.Addr("eth0", "192.0.2.1/31", "2001:db8::1/127", "fe80::b/64")
+	netnstest.Cable(t, a, "eth0", "192.0.2.0/31 2001:db8::/127 fe80::a/64", b, "eth0", "192.0.2.1/31 2001:db8::1/127 fe80::b/64")
 	enter := map[string]*netnstest.Namespace{a.Name: a, b.Name: b}
 	r := NewResponder(func(netns string, f func() error) error { return enter[netns].Do(f) })
 	var ends []*Session
@@ -582,9 +580,7 @@ func TestCable(t *testing.T) {
 	}
 	tc := func(args ...string) {
 		t.Helper()
-		if out, err := a.Output("tc", args...); err != nil {
-			t.Fatalf("tc: %v\n%s", err, out)
-		}
+		a.Run("tc", args...)
 	}
 	tc("qdisc", "add", "dev", "eth0", "clsact")
 	tc("filter", "add", "dev", "eth0", "ingress", "bpf", "da", "bytecode", "1,6 0 0 2,")

@@ -190,7 +190,7 @@ func TestInterface(t *testing.T) {
 	server, leaf := netnstest.New(t), netnstest.New(t)
 	netnstest.Veth(t, server, "eth0", leaf, "swp0")
 	server.IP("link", "property", "add", "dev", "eth0", "altname", "fabric0")
-	if err := server.Do(func() error {
+	server.Must(func() error {
 		for _, name := range []string{"eth0", "fabric0"} {
 			if ifi, err := Interface(name); err != nil || ifi.Name != "eth0" || ifi.Index == 0 {
 				t.Errorf("%s: %+v, %v", name, ifi, err)
@@ -200,9 +200,7 @@ func TestInterface(t *testing.T) {
 			t.Errorf("fabric1: %+v, %v", ifi, err)
 		}
 		return nil
-	}); err != nil {
-		t.Fatal(err)
-	}
+	})
 }
 
 func TestLeavingABridgeIsNoRemoval(t *testing.T) {
@@ -267,9 +265,7 @@ func TestSpeedInOrderOfBelief(t *testing.T) {
 	}
 	tc := func(args ...string) {
 		t.Helper()
-		if _, err := server.Output("tc", args...); err != nil {
-			t.Fatal(err)
-		}
+		server.Run("tc", args...)
 	}
 	speed(10e9, SourceEthtool)
 	tc("qdisc", "add", "dev", "eth0", "root", "handle", "1:", "tbf", "rate", "4gbit", "burst", "1mb", "latency", "10ms")
@@ -300,9 +296,7 @@ func TestSpeedChangesWithoutNotice(t *testing.T) {
 	}
 	set := func(mbps string) {
 		t.Helper()
-		if _, err := n.Output("ethtool", "-s", "tap0", "speed", mbps, "duplex", "full", "autoneg", "off"); err != nil {
-			t.Fatal(err)
-		}
+		n.Run("ethtool", "-s", "tap0", "speed", mbps, "duplex", "full", "autoneg", "off")
 	}
 	set("400000")
 	w := watch(t, nil, SubPort{Device: "tap0", Netns: n.Name})
@@ -318,9 +312,7 @@ func TestOverrunReadsAgain(t *testing.T) {
 	w.untilUp(t, 0)
 	// One write makes the kernel add many addresses before the reader can run.
 	var socket int
-	if err := n.Do(func() (err error) { socket, err = netlinkSocket(0, 0); return err }); err != nil {
-		t.Fatal(err)
-	}
+	n.Must(func() (err error) { socket, err = netlinkSocket(0, 0); return err })
 	defer unix.Close(socket)
 	const many = 200
 	for round := 0; w.Stats().Overruns == 0; round++ {
@@ -380,12 +372,10 @@ func BenchmarkFarEndDown(b *testing.B) {
 	w := watch(b, nil, SubPort{Device: "eth0", Netns: server.Name, Speed: 4e9})
 	w.untilUp(b, 0)
 	var socket int
-	if err := leaf.Do(func() (err error) { socket, err = netlinkSocket(0, 0); return err }); err != nil {
-		b.Fatal(err)
-	}
+	leaf.Must(func() (err error) { socket, err = netlinkSocket(0, 0); return err })
 	defer unix.Close(socket)
 	index := 0
-	if err := leaf.Do(func() error {
+	leaf.Must(func() error {
 		ifr, err := unix.NewIfreq("swp0")
 		if err != nil {
 			return err
@@ -398,9 +388,7 @@ func BenchmarkFarEndDown(b *testing.B) {
 		err = unix.IoctlIfreq(s, unix.SIOCGIFINDEX, ifr)
 		index = int(ifr.Uint32())
 		return err
-	}); err != nil {
-		b.Fatal(err)
-	}
+	})
 	set := func(flags uint32) {
 		m := appendMessage(nil, unix.RTM_NEWLINK, unix.NLM_F_REQUEST, 1,
 			join([]byte{0, 0, 0, 0}, u32(uint32(index)), u32(flags), u32(unix.IFF_UP)))

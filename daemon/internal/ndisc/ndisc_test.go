@@ -31,9 +31,7 @@ func pair(t *testing.T) (server, leaf *netnstest.Namespace) {
 	t.Helper()
 	netnstest.Require(t)
 	server, leaf = netnstest.New(t), netnstest.New(t)
-	netnstest.Veth(t, server, "eth0", leaf, "swp0")
-	server.IP("link", "set", "eth0", "up")
-	leaf.IP("link", "set", "swp0", "up")
+	netnstest.Cable(t, server, "eth0", "", leaf, "swp0", "")
 	return server, leaf
 }
 
@@ -95,15 +93,13 @@ func TestTwoEndsFindEachOther(t *testing.T) {
 	}
 	// Known by now: at once, and usable as it is to dial.
 	a := peer(t, r, "eth0", server)
-	if err := leaf.Do(func() error {
+	leaf.Must(func() error {
 		l, err := net.ListenTCP("tcp6", &net.TCPAddr{Port: 1179})
 		if err == nil {
 			t.Cleanup(func() { l.Close() })
 		}
 		return err
-	}); err != nil {
-		t.Fatal(err)
-	}
+	})
 	if err := server.Do(func() error {
 		c, err := net.DialTimeout("tcp", netip.AddrPortFrom(a, 1179).String(), patience)
 		if err == nil {
@@ -258,9 +254,7 @@ func TestLeafIsAnswered(t *testing.T) {
 // The kernel gives a new raw socket the messages of every device until it is bound to one.
 func TestOtherDevicesAreNotHeard(t *testing.T) {
 	server, leaf := pair(t)
-	netnstest.Veth(t, server, "eth1", leaf, "swp1")
-	server.IP("link", "set", "eth1", "up")
-	leaf.IP("link", "set", "swp1", "up")
+	netnstest.Cable(t, server, "eth1", "", leaf, "swp1", "")
 	linkLocal(t, server, "eth0")
 	linkLocal(t, server, "eth1")
 	_, index := linkLocal(t, leaf, "swp1")
@@ -309,9 +303,7 @@ func TestDeviceIsWaitedFor(t *testing.T) {
 		t.Errorf("a device that is missing: %v", err)
 	}
 	for range 2 { // the second pair has other addresses
-		netnstest.Veth(t, server, "eth0", leaf, "swp0")
-		server.IP("link", "set", "eth0", "up")
-		leaf.IP("link", "set", "swp0", "up")
+		netnstest.Cable(t, server, "eth0", "", leaf, "swp0", "")
 		want, _ := linkLocal(t, leaf, "swp0")
 		go s.Peer(context.Background(), "swp0", leaf.Name) // ends with Close
 		netnstest.Eventually(t, time.Minute, func() error {

@@ -20,9 +20,7 @@ func cable(t *testing.T) (server, leaf *netnstest.Namespace) {
 	server, leaf = netnstest.New(t), netnstest.New(t)
 	for _, n := range []*netnstest.Namespace{server, leaf} {
 		for _, which := range []string{"all", "default"} {
-			if err := n.Do(func() error { return os.WriteFile("/proc/sys/net/ipv6/conf/"+which+"/accept_dad", []byte("0"), 0) }); err != nil {
-				t.Fatal(err)
-			}
+			n.Must(func() error { return os.WriteFile("/proc/sys/net/ipv6/conf/"+which+"/accept_dad", []byte("0"), 0) })
 		}
 	}
 	netnstest.Veth(t, server, "eth0", leaf, "eth0")
