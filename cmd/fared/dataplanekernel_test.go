@@ -59,9 +59,7 @@ func newKernelBed(t *testing.T, driver string) *kernelBed {
 	for _, plane := range b.forwarding.Planes {
 		for _, subPort := range plane.SubPorts {
 			at++
-			netnstest.Veth(t, b.n, subPort.Device, b.leaf, subPort.Device)
-			b.n.Addr(subPort.Device, fmt.Sprintf("192.0.2.%d/31", 2*at), fmt.Sprintf("2001:db8:%d::1/64", at))
-			b.leaf.Addr(subPort.Device, fmt.Sprintf("192.0.2.%d/31", 2*at+1), fmt.Sprintf("2001:db8:%d::2/64", at))
+			netnstest.Cable(t, b.n, subPort.Device, fmt.Sprintf("192.0.2.%d/31 2001:db8:%d::1/64", 2*at, at), b.leaf, subPort.Device, fmt.Sprintf("192.0.2.%d/31 2001:db8:%d::2/64", 2*at+1, at))
 			subPort.NextHopV4, subPort.NextHopV6 = fmt.Sprintf("192.0.2.%d", 2*at+1), fmt.Sprintf("2001:db8:%d::2", at)
 		}
 	}
@@ -246,10 +244,7 @@ func TestDataplaneKernelRestart(t *testing.T) {
 		if now := b.ours(); now != kernel {
 			t.Errorf("ended:\n%s\nbefore:\n%s", now, kernel)
 		}
-		out, err := b.n.Output(self, b.args("--flush")...)
-		if err != nil {
-			t.Fatal(err)
-		}
+		out := b.n.Run(self, b.args("--flush")...)
 		if now := b.ours(); now != "" || !strings.Contains(string(out), "journal ") || !strings.Contains(string(out), "nexthops: ") {
 			t.Errorf("after --flush:\n%s\nprinted:\n%s", now, out)
 		}
@@ -277,7 +272,7 @@ func TestDataplaneKernelFlushElsewhere(t *testing.T) {
 func TestDataplaneKernelSquatter(t *testing.T) {
 	b := newKernelBed(t, "linux")
 	var squatter net.Listener
-	err := b.n.Do(func() (err error) {
+	b.n.Must(func() (err error) {
 		const nobody, keep = 65534, ^uintptr(0)
 		if _, _, errno := unix.RawSyscall(unix.SYS_SETRESUID, keep, nobody, keep); errno != 0 { // of this thread alone
 			return errno
@@ -288,9 +283,6 @@ func TestDataplaneKernelSquatter(t *testing.T) {
 		}
 		return err
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
 	defer squatter.Close()
 	out, err := b.fared(b.args("--flush")...)
 	if want := fmt.Sprintf("process %d of user 65534", os.Getpid()); err == nil || !strings.Contains(string(out), want) {

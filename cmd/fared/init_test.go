@@ -119,9 +119,7 @@ func TestInitNexthopDefault(t *testing.T) {
 	n.Addr("lo", "10.255.0.1/32")
 	n.IP("nexthop", "add", "id", "7", "via", "10.0.0.0", "dev", "eth0")
 	n.IP("route", "add", "default", "nhid", "7")
-	if _, err := n.Output("sysctl", "-w", "net.ipv4.nexthop_compat_mode=0"); err != nil {
-		t.Fatal(err)
-	}
+	n.Sysctl("net.ipv4.nexthop_compat_mode=0")
 	if out, err := allOutput(t, n); err != nil || !strings.Contains(out, "left out:\n  eth0: the default route leads to it\n") || strings.Contains(out, "device: eth0") {
 		t.Errorf("%v\n%s", err, out)
 	}

@@ -311,12 +311,10 @@ func TestSuperpLite(t *testing.T) {
 		n.IP("addr", "add", addresses[i]+"/32", "dev", "lo")
 		n.IP("link", "set", device, "up")
 		n.IP("route", "add", addresses[1-i]+"/32", "dev", device)
-		if err := n.Do(func() error {
+		n.Must(func() error {
 			agents[i], _ = startSuperpAgent(t, addresses[i], "--slot", "p0=50001@"+device, "--superp-encapsulation", "sunh", "--superp-lite")
 			return nil
-		}); err != nil {
-			t.Fatal(err)
-		}
+		})
 	}
 	mesh := connectSuperp(t, "a="+agents[0], "b="+agents[1], "--connection", "ordered:0x48")
 	cid, memory := fmt.Sprint(mesh.end(t, "a", true).LocalCID), mesh.Nodes[1].Memory[0].Address

@@ -130,10 +130,7 @@ func TestNetsetup(t *testing.T) {
 		t.Errorf("addresses:\n%s", got)
 	}
 	index := func(n *netnstest.Namespace, device string) string {
-		out, err := n.Output("ip", "-o", "link", "show", "dev", device)
-		if err != nil {
-			t.Fatal(err)
-		}
+		out := n.Run("ip", "-o", "link", "show", "dev", device)
 		number, _, _ := strings.Cut(string(out), ":")
 		return number
 	}

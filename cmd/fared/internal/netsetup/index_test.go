@@ -13,10 +13,7 @@ import (
 // attribute returns a file of a device below /sys/class/net, in the device's namespace.
 func attribute(t *testing.T, n *netnstest.Namespace, device, name string) string {
 	t.Helper()
-	out, err := n.Output("ip", "netns", "exec", n.Name, "cat", filepath.Join("/sys/class/net", device, name))
-	if err != nil {
-		t.Fatal(err)
-	}
+	out := n.Run("ip", "netns", "exec", n.Name, "cat", filepath.Join("/sys/class/net", device, name))
 	return strings.TrimSpace(string(out))
 }
 

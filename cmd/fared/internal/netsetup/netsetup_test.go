@@ -64,10 +64,7 @@ func TestApply(t *testing.T) {
 	if up := strings.Count(a.IP("-brief", "link"), "LOWER_UP"); up != 3 {
 		t.Errorf("%d of lo and two sub-ports are up:\n%s", up, a.IP("-brief", "link"))
 	}
-	out, err := a.Output("tc", "qdisc", "show")
-	if err != nil {
-		t.Fatal(err)
-	}
+	out := a.Run("tc", "qdisc", "show")
 	// 10 ms of 400 Mbit/s are 500 kB.
 	if !strings.Contains(string(out), "tbf 1: dev p0.0 root refcnt 3 rate 400Mbit burst 500000b lat 50ms") {
 		t.Errorf("the rate is not 400 Mbit/s:\n%s", out)
