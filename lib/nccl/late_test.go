@@ -45,12 +45,7 @@ func (f *fabric) delay(t testing.TB, server, plane int) *late {
 	t.Helper()
 	l := &late{f: f, plane: plane}
 	device := fmt.Sprintf("s%dp%d", server, plane)
-	if err := f.core.Do(func() (err error) {
-		l.socket, err = listen(device)
-		return err
-	}); err != nil {
-		t.Fatal(err)
-	}
+	f.core.Must(func() (err error) { l.socket, err = listen(device); return err })
 	t.Cleanup(func() { unix.Close(l.socket) })
 	// Packets between these calls are delivered at once, and a second time later. The kernel shows dropped packets to packet sockets.
 	l.tap = packettap.New(t, f.core, device, roce, packettap.End)
@@ -123,15 +118,13 @@ func (l *late) arrive(t testing.TB, server int) {
 	l.tap.Remove()
 	var bridge *net.Interface
 	var fd int
-	if err := l.f.core.Do(func() (err error) {
+	l.f.core.Must(func() (err error) {
 		if bridge, err = net.InterfaceByName(fmt.Sprint("br", l.plane)); err != nil {
 			return err
 		}
 		fd, err = unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, 0)
 		return err
-	}); err != nil {
-		t.Fatal(err)
-	}
+	})
 	defer unix.Close(fd)
 	for i, p := range l.packets {
 		if i%64 == 63 {
@@ -160,12 +153,7 @@ func (f *fabric) awaitRead(t testing.TB, server int) {
 func (f *fabric) unread(t testing.TB, server int) (sum uint64) {
 	t.Helper()
 	var text []byte
-	if err := f.nodes[server].Do(func() (err error) {
-		text, err = os.ReadFile("/proc/thread-self/net/udp")
-		return err
-	}); err != nil {
-		t.Fatal(err)
-	}
+	f.nodes[server].Must(func() (err error) { text, err = os.ReadFile("/proc/thread-self/net/udp"); return err })
 	for line := range strings.Lines(string(text)) {
 		words := strings.Fields(line)
 		if !strings.HasSuffix(words[1], fmt.Sprintf(":%04X", roce)) {
@@ -200,12 +188,7 @@ func (f *fabric) awaitRest(t testing.TB, server int) {
 	t.Helper()
 	received := func() (sum float64) {
 		var text []byte
-		if err := f.nodes[server].Do(func() (err error) {
-			text, err = os.ReadFile("/proc/thread-self/net/dev")
-			return err
-		}); err != nil {
-			t.Fatal(err)
-		}
+		f.nodes[server].Must(func() (err error) { text, err = os.ReadFile("/proc/thread-self/net/dev"); return err })
 		for line := range strings.Lines(string(text)) {
 			device, counters, found := strings.Cut(strings.TrimSpace(line), ":")
 			if !found || !strings.HasPrefix(device, "plane") {

@@ -375,9 +375,7 @@ func newFabric(t testing.TB, rates ...int) *fabric {
 					ns     *netnstest.Namespace
 					device string
 				}{{ns, device}, {f.core, port}} {
-					if out, err := end.ns.Output("tc", "qdisc", "add", "dev", end.device, "root", "tbf", "rate", fmt.Sprintf("%dmbit", rates[p]), "burst", "256k", "latency", "40ms"); err != nil {
-						t.Fatal(err, string(out))
-					}
+					end.ns.Run("tc", "qdisc", "add", "dev", end.device, "root", "tbf", "rate", fmt.Sprintf("%dmbit", rates[p]), "burst", "256k", "latency", "40ms")
 				}
 			}
 		}
@@ -502,13 +500,10 @@ func (f *fabric) run(t testing.TB, b built, environment []string, args ...string
 func (f *fabric) sent(t testing.TB) (sums [planes]float64, total float64) {
 	t.Helper()
 	var text []byte
-	err := f.core.Do(func() (err error) {
+	f.core.Must(func() (err error) {
 		text, err = os.ReadFile("/proc/thread-self/net/dev")
 		return err
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
 	found := 0
 	for line := range strings.Lines(string(text)) {
 		device, counters, _ := strings.Cut(strings.TrimSpace(line), ":")

@@ -32,9 +32,7 @@ func newJudge(t testing.TB, ns *netnstest.Namespace) *judge {
 		if device == "eth0" {
 			ports = [2]uint32{1 << 16, 1 << 16} // none belongs here
 		}
-		if err := ns.Do(func() error { return j.listen(device, ports) }); err != nil {
-			t.Fatal(err)
-		}
+		ns.Must(func() error { return j.listen(device, ports) })
 	}
 	return j
 }
@@ -228,7 +226,7 @@ func TestLeavesDie(t *testing.T) {
 		}
 	}
 	// The judge sees a packet that comes by another device.
-	err := f.client.Do(func() error {
+	f.client.Must(func() error {
 		conn, err := net.Dial("udp4", serverAddress+":4791")
 		if err == nil {
 			defer conn.Close()
@@ -236,9 +234,6 @@ func TestLeavesDie(t *testing.T) {
 		}
 		return err
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
 	netnstest.Eventually(t, time.Minute, func() error {
 		if strays := ends[0].count(); strays != 1 {
 			return fmt.Errorf("%d packets are counted after one was sent", strays)

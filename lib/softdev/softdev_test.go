@@ -96,9 +96,7 @@ func newEnds(t testing.TB, tools ...string) *ends {
 		t.Fatal(err)
 	}
 	e := &ends{server: netnstest.New(t), client: netnstest.New(t), library: path}
-	netnstest.Veth(t, e.server, "eth0", e.client, "eth0")
-	e.server.Addr("eth0", serverAddress+"/24")
-	e.client.Addr("eth0", clientAddress+"/24")
+	netnstest.Cable(t, e.server, "eth0", serverAddress+"/24", e.client, "eth0", clientAddress+"/24")
 	return e
 }
 
