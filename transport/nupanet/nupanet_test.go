@@ -129,12 +129,7 @@ func (c *cable) transfer(i int, data io.Reader, into io.Writer) {
 		received <- err
 	}()
 	var conn net.Conn
-	if err := c.space[i].Do(func() (err error) {
-		conn, err = net.Dial("tcp", l.Addr().String())
-		return err
-	}); err != nil {
-		c.t.Fatal(err)
-	}
+	c.space[i].Must(func() (err error) { conn, err = net.Dial("tcp", l.Addr().String()); return err })
 	if _, err := io.Copy(conn, data); err != nil {
 		c.t.Fatal(err)
 	}

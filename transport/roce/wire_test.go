@@ -42,9 +42,7 @@ func newBed(t *testing.T, addresses [2]netip.Addr) [2]*netnstest.Namespace {
 	}
 	// A veth pair may carry whole batches; a wire carries packets.
 	for _, ns := range []*netnstest.Namespace{a, b} {
-		if out, err := ns.Output("ethtool", "-K", "eth0", "tx-udp-segmentation", "off", "gso", "off"); err != nil {
-			t.Fatalf("%v\n%s", err, out)
-		}
+		ns.Run("ethtool", "-K", "eth0", "tx-udp-segmentation", "off", "gso", "off")
 	}
 	// Neighbors are static, so that no packet waits for their resolution.
 	a.Addr("eth0", addresses[0].String()+bits)

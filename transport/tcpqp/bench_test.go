@@ -96,15 +96,12 @@ func goodput(b *testing.B, p *pair, size int) {
 func tcpPair(b *testing.B, spaces [2]*netnstest.Namespace, addresses [2]netip.Addr) (from, to net.Conn) {
 	b.Helper()
 	var l net.Listener
-	err := spaces[1].Do(func() (err error) {
+	spaces[1].Must(func() (err error) {
 		l, err = net.Listen("tcp", netip.AddrPortFrom(addresses[1], Port).String())
 		return err
 	})
-	if err != nil {
-		b.Fatal(err)
-	}
 	defer l.Close()
-	err = spaces[0].Do(func() (err error) { from, err = net.Dial("tcp", l.Addr().String()); return err })
+	err := spaces[0].Do(func() (err error) { from, err = net.Dial("tcp", l.Addr().String()); return err })
 	if err == nil {
 		to, err = l.Accept()
 	}

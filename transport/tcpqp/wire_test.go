@@ -87,9 +87,7 @@ func TestPlacedByOption(t *testing.T) {
 			for i, n := range spaces {
 				// Without SACK: an end that is delayed acknowledges data that TCP then sends twice with blocks (RFC 2883), of which several take
 				// the option's room.
-				if _, err := n.Output("sysctl", "-qw", "net.ipv4.tcp_timestamps="+kernel, "net.ipv4.tcp_sack=0"); err != nil {
-					t.Fatal(err)
-				}
+				n.Sysctl("net.ipv4.tcp_timestamps="+kernel, "net.ipv4.tcp_sack=0")
 				configs[i].inside, configs[i].Option = n.Do, true
 			}
 			configs[1].Segments = func(s Segment) {
@@ -300,9 +298,7 @@ func TestForeignVersion(t *testing.T) {
 	spaces, addresses := veths(t)
 	var configs [2]Config
 	for i, n := range spaces {
-		if _, err := n.Output("sysctl", "-qw", "net.ipv4.tcp_timestamps=0"); err != nil {
-			t.Fatal(err)
-		}
+		n.Sysctl("net.ipv4.tcp_timestamps=0")
 		configs[i].inside, configs[i].Option = n.Do, true
 	}
 	const protocol, kind, flags = 23, 14 + 40, 14 + 44 // of an Ethernet frame with IPv4 and TCP whose first option is the framing option
@@ -319,7 +315,7 @@ func TestForeignVersion(t *testing.T) {
 		t.Fatalf("%+v", err)
 	}
 	defer program.Close() // the link keeps the program
-	if err := spaces[0].Do(func() error {
+	spaces[0].Must(func() error {
 		d, err := net.InterfaceByName("plane")
 		if err != nil {
 			return err
@@ -329,9 +325,7 @@ func TestForeignVersion(t *testing.T) {
 			t.Cleanup(func() { l.Close() })
 		}
 		return err
-	}); err != nil {
-		t.Fatal(err)
-	}
+	})
 	p := newPair(t, addresses, configs)
 	sent, got := bytes.Repeat([]byte{0xa5}, 5000), make([]byte, 5000)
 	if err := p.wait(p.post(0, write(0, sent)), p.post(0, read(0, got))); err != nil || !bytes.Equal(got, sent) {

@@ -92,12 +92,7 @@ type listener struct {
 func (b *bed) listen(t *testing.T, address netip.Addr) *listener {
 	t.Helper()
 	var l net.Listener
-	if err := b.ns.Do(func() (err error) {
-		l, err = net.Listen("tcp", netip.AddrPortFrom(address, 0).String())
-		return err
-	}); err != nil {
-		t.Fatal(err)
-	}
+	b.ns.Must(func() (err error) { l, err = net.Listen("tcp", netip.AddrPortFrom(address, 0).String()); return err })
 	t.Cleanup(func() { l.Close() })
 	_, port, _ := net.SplitHostPort(l.Addr().String())
 	out := &listener{port, make(chan string, 1000)}

@@ -35,13 +35,11 @@ func openIn(t *testing.T, space *netnstest.Namespace) *end {
 	e, start := new(end), time.Now()
 	filter := []unix.SockFilter{{Code: unix.BPF_LD | unix.BPF_B | unix.BPF_ABS}, {Code: unix.BPF_JMP | unix.BPF_JEQ | unix.BPF_K, K: 1, Jf: 1},
 		{Code: unix.BPF_RET | unix.BPF_K, K: 0xffff}, {Code: unix.BPF_RET | unix.BPF_K}}
-	if err := space.Do(func() (err error) {
+	space.Must(func() (err error) {
 		e.Endpoint, err = Open(Config{EtherType: 0x88b5, Filter: filter, Do: e.do, Now: func() time.Duration { return time.Since(start) },
 			Receive: func(b []byte) { e.got = append(e.got, bytes.Clone(b)) }})
 		return err
-	}); err != nil {
-		t.Fatal(err)
-	}
+	})
 	t.Cleanup(e.Close)
 	return e
 }
@@ -65,9 +63,7 @@ func TestFrames(t *testing.T) {
 	netnstest.Require(t)
 	a, b := netnstest.New(t), netnstest.New(t)
 	cable := func() {
-		netnstest.Veth(t, a, "p0", b, "p0")
-		a.Addr("p0", "10.1.0.1/24")
-		b.Addr("p0", "10.1.0.2/24")
+		netnstest.Cable(t, a, "p0", "10.1.0.1/24", b, "p0", "10.1.0.2/24")
 	}
 	cable()
 	from, to := openIn(t, a), openIn(t, b)

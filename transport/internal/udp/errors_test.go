@@ -88,9 +88,7 @@ func TestWhatCannotBeSentIsCounted(t *testing.T) {
 func TestFullQueueDrops(t *testing.T) {
 	p := newPair(t, "tc")
 	slow := []string{"qdisc", "add", "dev", "eth0", "root", "tbf", "rate", "8mbit", "burst", "64kb", "latency", "10s"}
-	if out, err := p.a.Output("tc", slow...); err != nil {
-		t.Fatal(err, string(out))
-	}
+	p.a.Run("tc", slow...)
 	var a, b device
 	openIn(t, p.a, &a, Config{Address: p.v4[0], SendBuffer: 64 << 10})
 	eb := openIn(t, p.b, &b, Config{Address: p.v4[1]})

@@ -43,9 +43,7 @@ func openIn(t testing.TB, n *netnstest.Namespace, d *device, c Config) (e *Endpo
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if err := n.Do(func() (err error) { e, err = Open(c); return err }); err != nil {
-		t.Fatal(err)
-	}
+	n.Must(func() (err error) { e, err = Open(c); return err })
 	d.endpoint = e
 	t.Cleanup(e.Close)
 	return e
@@ -68,7 +66,7 @@ func meet(t testing.TB, a *device, to netip.AddrPort, b *device) {
 // sniff returns a packet socket on a namespace's device that receives IPv4.
 func sniff(t testing.TB, n *netnstest.Namespace, device string) (fd int) {
 	t.Helper()
-	if err := n.Do(func() (err error) {
+	n.Must(func() (err error) {
 		ifi, err := net.InterfaceByName(device)
 		if err != nil {
 			return err
@@ -77,9 +75,7 @@ func sniff(t testing.TB, n *netnstest.Namespace, device string) (fd int) {
 			return err
 		}
 		return unix.Bind(fd, &unix.SockaddrLinklayer{Protocol: htons(unix.ETH_P_IP), Ifindex: ifi.Index})
-	}); err != nil {
-		t.Fatal(err)
-	}
+	})
 	t.Cleanup(func() { unix.Close(fd) })
 	setBuffer(fd, unix.SO_RCVBUFFORCE, unix.SO_RCVBUF, 64<<20)
 	if err := unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &unix.Timeval{Sec: 10}); err != nil {
@@ -94,9 +90,7 @@ func TestIdentificationIsAsAnnounced(t *testing.T) {
 	for _, plain := range []bool{false, true} {
 		t.Run(fmt.Sprintf("NoGSO=%v", plain), func(t *testing.T) {
 			p := newPair(t, "ethtool")
-			if out, err := p.a.Output("ethtool", "-K", "eth0", "tx-udp-segmentation", "off"); err != nil {
-				t.Fatal(err, string(out))
-			}
+			p.a.Run("ethtool", "-K", "eth0", "tx-udp-segmentation", "off")
 			var a, b device
 			b.received = func(netip.AddrPort, []byte) {}
 			ea := openIn(t, p.a, &a, Config{Address: p.v4[0], NoGSO: plain})
