@@ -262,9 +262,7 @@ func newNamespace(t *testing.T, forwards bool) *netnstest.Namespace {
 		{"ipv6/conf/all/accept_dad", "0"}, {"ipv6/conf/default/accept_dad", "0"},
 		{"ipv6/conf/all/keep_addr_on_down", "1"}, {"ipv6/conf/default/keep_addr_on_down", "1"},
 	} {
-		if err := n.Do(func() error { return os.WriteFile("/proc/sys/net/"+s[0], []byte(s[1]), 0) }); err != nil {
-			t.Fatal(err)
-		}
+		n.Must(func() error { return os.WriteFile("/proc/sys/net/"+s[0], []byte(s[1]), 0) })
 	}
 	return n
 }
@@ -352,7 +350,7 @@ func (l *leaf) crash() {
 func (s *server) echoes(t *testing.T) int {
 	t.Helper()
 	count := 0
-	err := s.ns.Do(func() error {
+	s.ns.Must(func() error {
 		b, err := os.ReadFile("/proc/thread-self/net/snmp6")
 		if err != nil {
 			return err
@@ -391,8 +389,5 @@ func (s *server) echoes(t *testing.T) int {
 		}
 		return nil
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
 	return count
 }

@@ -187,9 +187,7 @@ func (f *fabric) crosses(plane int) {
 func idle(t *testing.T) func(*leaf) {
 	return func(l *leaf) {
 		for _, s := range []string{"net.ipv4.ip_forward", "net.ipv6.conf.all.forwarding"} {
-			if _, err := l.ns.Output("sysctl", "-qw", s+"=0"); err != nil {
-				t.Fatal(err)
-			}
+			l.ns.Sysctl(s + "=0")
 		}
 	}
 }

@@ -26,9 +26,7 @@ func TestForeignRoutes(t *testing.T) {
 				t.Helper()
 				for i, via := range []string{"10.0.0.0", "2001:db8:0:0::1"} {
 					args := append([]string{"route", verb, to[i].String(), "via", via, "dev", laneDevice(0, 0), "proto", "186"}, more...)
-					if out, err := s.ns.Output("ip", args...); err != nil {
-						t.Fatalf("%v\n%s", err, out)
-					}
+					s.ns.Run("ip", args...)
 				}
 			}
 			// unhealthy waits until health is unhealthy and has the text, and no weights are in effect.

@@ -135,13 +135,10 @@ func (c *counted) open(to netip.Prefix) []*slot {
 		if _, err := fmt.Sscanf(given.SubPort, "p%dl%d", &s.plane, &s.lane); err != nil {
 			c.t.Fatalf("%+v: %v", given, err)
 		}
-		err := c.servers[0].ns.Do(func() (err error) {
+		c.servers[0].ns.Must(func() (err error) {
 			s.socket, err = net.ListenUDP("udp", net.UDPAddrFromAddrPort(netip.AddrPortFrom(from, s.port)))
 			return err
 		})
-		if err != nil {
-			c.t.Fatal(err)
-		}
 		c.t.Cleanup(func() { s.socket.Close() })
 		all = append(all, s)
 	}

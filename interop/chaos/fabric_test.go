@@ -149,9 +149,7 @@ func (f *fabric) wire(site topo.Site) {
 		for _, s := range w.Sysctls {
 			settings = append(settings, s.Name+"="+s.Value)
 		}
-		if out, err := n.ns.Output("sysctl", settings...); err != nil {
-			f.t.Fatalf("%v\n%s", err, out)
-		}
+		n.ns.Run("sysctl", settings...)
 		f.batch("ip", w.IP(), "-n", n.ns.Name)
 		f.slowDown(w)
 		f.batch("tc", w.TC(), "-n", n.ns.Name)

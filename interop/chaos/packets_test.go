@@ -120,15 +120,13 @@ func (c *counter) watchLeaf(plane, family int) {
 		for i := range c.f.d.subs(plane, g) {
 			at := cable{plane, g, i}
 			device := c.f.cable(at).Up.Device
-			if err := n.ns.Do(func() error {
+			n.ns.Must(func() error {
 				ifi, err := net.InterfaceByName(device)
 				if err == nil {
 					ports[ifi.Index] = at
 				}
 				return err
-			}); err != nil {
-				c.f.t.Fatal(err)
-			}
+			})
 		}
 	}
 	c.listen(n, func() (int, error) { return openTap(family) }, func(packet []byte, from unix.Sockaddr) {

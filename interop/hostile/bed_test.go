@@ -35,9 +35,7 @@ func newNetwork(t testing.TB) *network {
 	netnstest.Require(t)
 	n := &network{server: netnstest.New(t), far: netnstest.New(t), dir: netnstest.Folder(t)}
 	for p := range planes {
-		netnstest.Veth(t, n.server, device(p), n.far, device(p))
-		n.server.Addr(device(p), serverAddress(p).String()+"/31")
-		n.far.Addr(device(p), leafAddress(p).String()+"/31")
+		netnstest.Cable(t, n.server, device(p), serverAddress(p).String()+"/31", n.far, device(p), leafAddress(p).String()+"/31")
 	}
 	return n
 }

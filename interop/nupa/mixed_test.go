@@ -26,9 +26,7 @@ func TestMixedPlanes(t *testing.T) {
 	for _, ns := range append(servers[:], leaves[:]...) {
 		ns.SetApart()
 		for _, key := range []string{"net.ipv4.ip_forward", "net.ipv4.fib_multipath_hash_policy", "net.ipv4.conf.all.ignore_routes_with_linkdown"} {
-			if out, err := ns.Output("sysctl", "-qw", key+"=1"); err != nil {
-				t.Fatalf("%v: %s", err, out)
-			}
+			ns.Sysctl(key + "=1")
 		}
 	}
 	// cable starts an end of the nupanet cable of a server: 1 at the server, 2 at the leaf.

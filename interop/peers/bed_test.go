@@ -55,18 +55,14 @@ func newBed(t testing.TB, c contestant, destinations int, v variant) *bed {
 		limit: eventLimit, watched: map[string]watched{}}
 	// The same for all: flows are placed by their ports, and routes avoid a sub-port without a carrier at once.
 	for _, s := range []string{"net.ipv4.fib_multipath_hash_policy=1", "net.ipv4.conf.all.ignore_routes_with_linkdown=1", "net.ipv4.conf.default.ignore_routes_with_linkdown=1"} {
-		if _, err := b.server.Output("sysctl", "-qw", s); err != nil {
-			t.Fatal(err)
-		}
+		b.server.Sysctl(s)
 	}
 	b.server.Addr("lo", loopback.String()+"/32")
 	for p := range planes {
-		netnstest.Veth(t, b.server, device(p), b.far, device(p))
-		b.server.Addr(device(p), serverAddress(p).String()+"/31")
-		b.far.Addr(device(p), leafAddress(p).String()+"/31")
+		netnstest.Cable(t, b.server, device(p), serverAddress(p).String()+"/31", b.far, device(p), leafAddress(p).String()+"/31")
 	}
 	index := map[int32]int{}
-	err = b.server.Do(func() error {
+	b.server.Must(func() error {
 		for p := range planes {
 			d, err := net.InterfaceByName(device(p))
 			if err != nil {
@@ -78,22 +74,16 @@ func newBed(t testing.TB, c contestant, destinations int, v variant) *bed {
 		b.judge, err = newJudge(index, destinations)
 		return err
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
 	t.Cleanup(b.judge.close)
 	if b.traffic, err = newTraffic(b); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(b.traffic.close)
 	for i, ns := range []*netnstest.Namespace{b.server, b.far} {
-		err := ns.Do(func() (err error) {
+		ns.Must(func() (err error) {
 			b.control[i], err = unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
 			return err
 		})
-		if err != nil {
-			t.Fatal(err)
-		}
 		t.Cleanup(func() { unix.Close(b.control[i]) })
 	}
 	for p := range planes {

@@ -28,12 +28,10 @@ func TestReadsFromRxe(t *testing.T) {
 	for _, limit := range []int{1, 2, 16} {
 		t.Run(fmt.Sprint("limit ", limit), func(t *testing.T) {
 			var device *rdma.Device
-			if err := b.host.Do(func() (err error) {
+			b.host.Must(func() (err error) {
 				device, err = rdma.Open(rdma.Config{Address: netip.MustParseAddr(fared0Address), Transports: []rdma.Transport{rocev2.New(rocev2.Config{})}})
 				return err
-			}); err != nil {
-				t.Fatal(err)
-			}
+			})
 			defer device.Close()
 			pd, cq := device.AllocPD(), device.CreateCQ()
 			local, err := pd.Alloc(length, rdma.LocalWrite)
@@ -164,7 +162,5 @@ func lossy(t *testing.T, b *pairBed, verb string) {
 	if out, err := exec.Command("tc", filter("rxenet")...).CombinedOutput(); err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}
-	if out, err := b.host.Output("tc", filter("eth0")...); err != nil {
-		t.Fatalf("%v: %s", err, out)
-	}
+	b.host.Run("tc", filter("eth0")...)
 }

@@ -82,12 +82,10 @@ func (c cable) connect(t testing.TB, from contender, slots []rdma.Slot, ordering
 	var cfgs [2]rdma.SetConfig
 	var regions [2]*rdma.MR
 	for i, n := range []*netnstest.Namespace{c.a, c.b} {
-		if err := n.Do(func() (err error) {
+		n.Must(func() (err error) {
 			p.devices[i], err = rdma.Open(rdma.Config{Address: c.ends[i], Transports: from.make(), Planes: from.planes})
 			return err
-		}); err != nil {
-			t.Fatal(err)
-		}
+		})
 		d := p.devices[i]
 		t.Cleanup(d.Close)
 		pd, cq := d.AllocPD(), d.CreateCQ()

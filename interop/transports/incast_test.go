@@ -63,9 +63,7 @@ func newFan(t testing.TB, mark bool) *fan {
 		}
 		f.hub.IP("link", "set", port, "master", "br0", "up")
 		n.Addr("eth0", at.String()+"/24")
-		if _, err := n.Output("sysctl", "-qw", "net.ipv4.tcp_ecn=1"); err != nil {
-			t.Fatal(err)
-		}
+		n.Sysctl("net.ipv4.tcp_ecn=1")
 	}
 	join(f.receiver, "shaped", fanAddress(incastSenders))
 	for i := range incastSenders {
@@ -93,7 +91,7 @@ func (f *fan) mark(t testing.TB) {
 		most   = incastQueue * byteNs // time of the whole queue: packets that find it full are dropped
 		above  = incastMark * byteNs  // time in the queue above which packets are marked
 	)
-	if err := f.hub.Do(func() (err error) {
+	f.hub.Must(func() (err error) {
 		device, err := net.InterfaceByName("shaped")
 		if err != nil {
 			return err
@@ -143,9 +141,7 @@ func (f *fan) mark(t testing.TB) {
 			t.Cleanup(func() { l.Close() })
 		}
 		return err
-	}); err != nil {
-		t.Fatal(err)
-	}
+	})
 }
 
 // passed is the packets of the shaped link, as the kernel counts them.
@@ -153,15 +149,12 @@ type passed struct{ sent, dropped, marked uint64 }
 
 func (f *fan) passed(t testing.TB) (p passed) {
 	t.Helper()
-	out, err := f.hub.Output("tc", "-j", "-s", "qdisc", "show", "dev", "shaped")
-	if err != nil {
-		t.Fatal(err)
-	}
+	out := f.hub.Run("tc", "-j", "-s", "qdisc", "show", "dev", "shaped")
 	var qdiscs []struct {
 		Kind           string
 		Packets, Drops uint64
 	}
-	if err := json.Unmarshal(out, &qdiscs); err != nil || len(qdiscs) == 0 || qdiscs[0].Kind != "tbf" {
+	if err := json.Unmarshal([]byte(out), &qdiscs); err != nil || len(qdiscs) == 0 || qdiscs[0].Kind != "tbf" {
 		t.Fatalf("tc prints %s (%v)", out, err)
 	}
 	p.sent, p.dropped = qdiscs[0].Packets, qdiscs[0].Drops
@@ -198,12 +191,10 @@ func (f *fan) measure(t testing.TB, length time.Duration, arrived *atomic.Int64)
 func (f *fan) incast(t testing.TB, transport func() rdma.Transport, opcode rdma.Opcode, length time.Duration) outcome {
 	t.Helper()
 	open := func(n *netnstest.Namespace, i int) (d *rdma.Device) {
-		if err := n.Do(func() (err error) {
+		n.Must(func() (err error) {
 			d, err = rdma.Open(rdma.Config{Address: fanAddress(i), Transports: []rdma.Transport{transport()}})
 			return err
-		}); err != nil {
-			t.Fatal(err)
-		}
+		})
 		return d
 	}
 	receiver := open(f.receiver, incastSenders)
@@ -283,12 +274,7 @@ func (f *fan) tcp(t testing.TB, control string, length time.Duration) outcome {
 	t.Helper()
 	at := netip.AddrPortFrom(fanAddress(incastSenders), 5000).String()
 	var listener net.Listener
-	if err := f.receiver.Do(func() (err error) {
-		listener, err = net.Listen("tcp4", at)
-		return err
-	}); err != nil {
-		t.Fatal(err)
-	}
+	f.receiver.Must(func() (err error) { listener, err = net.Listen("tcp4", at); return err })
 	var wait sync.WaitGroup
 	var ends []net.Conn
 	defer func() {
@@ -307,12 +293,7 @@ func (f *fan) tcp(t testing.TB, control string, length time.Duration) outcome {
 	var arrived atomic.Int64
 	for _, n := range f.senders {
 		var c net.Conn
-		if err := n.Do(func() (err error) {
-			c, err = dialer.Dial("tcp4", at)
-			return err
-		}); err != nil {
-			t.Fatal(err)
-		}
+		n.Must(func() (err error) { c, err = dialer.Dial("tcp4", at); return err })
 		other, err := listener.Accept()
 		if err != nil {
 			t.Fatal(err)

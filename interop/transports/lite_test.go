@@ -26,14 +26,12 @@ func TestLiteEndpoints(t *testing.T) {
 	var ends [2]*endpoint.Endpoint
 	mesh := superp.Mesh{Generation: 1}
 	for i := range ends {
-		if err := w.space[i].Do(func() (err error) {
+		w.space[i].Must(func() (err error) {
 			ends[i], err = endpoint.Open(endpoint.Config{Address: w.address[i], Memory: 8 << 20, Slots: []rdma.Slot{{Plane: wire(0), Device: wire(0), Port: 50001, Share: 1}},
 				Superp: superp.Config{SUNH: superp.SUNHConfig{Subnet: netip.MustParsePrefix("10.23.0.0/16"), EtherType: strangerType, Lite: true},
 					Parameters: superp.Parameters{TransactionTimeout: 4 * time.Second}}})
 			return err
-		}); err != nil {
-			t.Fatal(err)
-		}
+		})
 		t.Cleanup(ends[i].Close)
 		mesh.Nodes = append(mesh.Nodes, superp.Node{Name: fmt.Sprint("n", i), Address: w.address[i]})
 	}

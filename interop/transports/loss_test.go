@@ -46,10 +46,7 @@ func TestTCPUnderLoss(t *testing.T) {
 				Flap: test.flap, Settle: 100 * time.Millisecond})
 			again := uint64(0)
 			for _, n := range []*netnstest.Namespace{c.a, c.b} {
-				out, err := n.Output("nstat", "-asz", "TcpRetransSegs")
-				if err != nil {
-					t.Fatal(err)
-				}
+				out := n.Run("nstat", "-asz", "TcpRetransSegs")
 				for _, line := range strings.Split(string(out), "\n") {
 					var count uint64
 					if n, _ := fmt.Sscanf(line, "TcpRetransSegs %d", &count); n == 1 {
@@ -79,10 +76,8 @@ func newBadCable(t testing.TB, what bad) cable {
 	for i, n := range []*netnstest.Namespace{c.a, c.b} {
 		n.IP("link", "set", "detour", "mtu", "9000", "address", fmt.Sprintf("02:00:00:00:00:%02x", i))
 		n.IP("link", "set", "eth0", "gso_max_segs", "1", "address", fmt.Sprintf("02:00:00:00:00:%02x", i))
-		if out, err := n.Output("tc", "qdisc", "add", "dev", "detour", "root", "tbf", "rate", "100mbit", "burst", "16k", "limit", "256k"); err != nil {
-			t.Fatalf("%v: %s", err, out)
-		}
-		if err := n.Do(func() error {
+		n.Run("tc", "qdisc", "add", "dev", "detour", "root", "tbf", "rate", "100mbit", "burst", "16k", "limit", "256k")
+		n.Must(func() error {
 			straight, err := net.InterfaceByName("eth0")
 			if err != nil {
 				return err
@@ -101,9 +96,7 @@ func newBadCable(t testing.TB, what bad) cable {
 				t.Cleanup(func() { l.Close() })
 			}
 			return err
-		}); err != nil {
-			t.Fatal(err)
-		}
+		})
 	}
 	return c
 }

@@ -31,9 +31,7 @@ func optionPair(t *testing.T, c cable, kernelTimestamps string) (*pair, *segment
 	t.Helper()
 	for _, n := range []*netnstest.Namespace{c.a, c.b} {
 		n.IP("link", "set", "eth0", "mtu", "1500")
-		if out, err := n.Output("sysctl", "-qw", "net.ipv4.tcp_timestamps="+kernelTimestamps); err != nil {
-			t.Fatalf("%v: %s", err, out)
-		}
+		n.Sysctl("net.ipv4.tcp_timestamps=" + kernelTimestamps)
 	}
 	capture := captureSegments(t, c.a, "eth0")
 	p := c.connect(t, contender{name: "tcp", make: func() []rdma.Transport { return []rdma.Transport{tcpqp.New(tcpqp.Config{Option: true})} }},
@@ -257,9 +255,7 @@ func TestOptionNextToSACK(t *testing.T) {
 			}
 			l := c.loseOptions(t, c.a, position, middles(0b101010&(1<<(2*test.blocks)-1)))
 			// A slow cable: the answer is on its way when segments of the WRITE are missing.
-			if out, err := c.b.Output("tc", "qdisc", "add", "dev", "eth0", "root", "tbf", "rate", "50mbit", "burst", "16k", "limit", "512k"); err != nil {
-				t.Fatalf("%v: %s", err, out)
-			}
+			c.b.Run("tc", "qdisc", "add", "dev", "eth0", "root", "tbf", "rate", "50mbit", "burst", "16k", "limit", "512k")
 			p, capture := optionPair(t, c, test.kernel)
 			post := func(op rdma.Opcode, n int) {
 				t.Helper()

@@ -40,17 +40,13 @@ func newForeign(t *testing.T, timing rdma.Timing) *foreign {
 	c := newCable(t)
 	// A veth pair may carry whole batches; a wire carries packets.
 	for _, n := range []*netnstest.Namespace{c.a, c.b} {
-		if out, err := n.Output("ethtool", "-K", "eth0", "tx-udp-segmentation", "off", "gso", "off"); err != nil {
-			t.Fatalf("%v\n%s", err, out)
-		}
+		n.Run("ethtool", "-K", "eth0", "tx-udp-segmentation", "off", "gso", "off")
 	}
 	f := &foreign{t: t}
-	if err := c.a.Do(func() (err error) {
+	c.a.Must(func() (err error) {
 		f.device, err = rdma.Open(rdma.Config{Address: ends[0], Transports: []rdma.Transport{roce.New(roce.Config{Timing: timing})}})
 		return err
-	}); err != nil {
-		t.Fatal(err)
-	}
+	})
 	t.Cleanup(f.device.Close)
 	pd := f.device.AllocPD()
 	f.cq = f.device.CreateCQ()
@@ -69,12 +65,10 @@ func newForeign(t *testing.T, timing rdma.Timing) *foreign {
 		t.Fatal(err)
 	}
 	const qpn, psn, mtu = 0x1234, 0xfffff0, 1024 // sequence numbers wrap soon
-	if err := c.b.Do(func() (err error) {
+	c.b.Must(func() (err error) {
 		f.peer, err = rocepeer.Open(rocepeer.Config{Local: ends[1], Remote: ends[0], QPN: qpn, PSN: psn, MTU: mtu})
 		return err
-	}); err != nil {
-		t.Fatal(err)
-	}
+	})
 	f.peer.Register(peerKey, &rocepeer.Region{Address: peerAddress, Bytes: make([]byte, 1<<20), Read: true, Write: true, Atomically: true})
 	f.peer.Register(peerLocked, &rocepeer.Region{Address: peerAddress, Bytes: make([]byte, 4096)})
 	f.peer.Connect(own.QPN, own.PSN, own.MTU)

@@ -54,15 +54,13 @@ func newWires(t testing.TB, planes int) *wires {
 
 // mac returns the Ethernet address of the first end's first device.
 func (w *wires) mac() (mac [6]byte) {
-	if err := w.space[0].Do(func() error {
+	w.space[0].Must(func() error {
 		d, err := net.InterfaceByName(wire(0))
 		if err == nil {
 			mac = [6]byte(d.HardwareAddr)
 		}
 		return err
-	}); err != nil {
-		w.t.Fatal(err)
-	}
+	})
 	return mac
 }
 
@@ -129,13 +127,11 @@ func (w *wires) connect(slots []rdma.Slot, ordering wecmp.Ordering) *sunhPair {
 	p := new(sunhPair)
 	var cfgs [2]rdma.SetConfig
 	for i, n := range w.space {
-		if err := n.Do(func() (err error) {
+		n.Must(func() (err error) {
 			transport := superp.New(superp.Config{SUNH: superp.SUNHConfig{Subnet: netip.MustParsePrefix("10.23.0.0/16")}})
 			p.devices[i], err = rdma.Open(rdma.Config{Address: w.address[i], Transports: []rdma.Transport{transport}})
 			return err
-		}); err != nil {
-			w.t.Fatal(err)
-		}
+		})
 		w.t.Cleanup(p.devices[i].Close)
 		pd, cq := p.devices[i].AllocPD(), p.devices[i].CreateCQ()
 		var err error
