@@ -1,10 +1,7 @@
 package packets
 
 import (
-	"context"
-	"errors"
 	"fmt"
-	"io"
 	"net/netip"
 	"path/filepath"
 	"slices"
@@ -14,7 +11,6 @@ import (
 
 	"go.uber.org/goleak"
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/protobuf/proto"
 
 	farev1 "github.com/fared/fared/api/fare/v1"
@@ -41,9 +37,8 @@ const roce = 4791
 // bed is a server with its sub-ports connected to leaves that count arrivals. A destination has no machine: packets are
 // checked at the far end of the cable.
 type bed struct {
+	*testbed.Planes
 	t      testing.TB
-	server *netnstest.Namespace
-	leaves [planes]*netnstest.Namespace
 	taps   [planes][subPorts]*packettap.Tap
 	dir    string
 	driver string
@@ -75,95 +70,54 @@ var families = []family{
 	}},
 }
 
-func device(plane, sub int) string { return fmt.Sprintf("p%d.%d", plane, sub) }
-
 // newBed connects a server; no agent is running yet.
 func newBed(t testing.TB, driver string, f family) *bed {
 	t.Helper()
 	b := newServer(t, driver, f)
-	for p := range planes {
-		b.leaves[p] = netnstest.New(t)
-		for s := range subPorts {
-			b.cable(p, s)
-		}
-	}
-	b.server.SetApart()
+	b.Wire(func(p, s int) {
+		b.Cable(p, s)
+		b.taps[p][s] = packettap.New(t, b.Leaves[p], testbed.LeafPort(s), roce, packettap.End)
+	})
+	b.Server.SetApart()
 	return b
 }
 
 // newServer makes a server without cables.
 func newServer(t testing.TB, driver string, f family) *bed {
 	t.Helper()
-	netnstest.Require(t)
-	b := &bed{t: t, server: netnstest.New(t), dir: t.TempDir(), driver: driver, family: f, drops: backlogDrops(t)}
-	b.server.Addr("lo", f.source.String())
+	b := &bed{Planes: testbed.NewPlanes(t, planes, subPorts), t: t, dir: t.TempDir(), driver: driver, family: f, drops: backlogDrops(t)}
+	b.Server.Addr("lo", f.source.String())
 	t.Cleanup(func() {
 		// Pinned objects outlive the namespace.
 		if b.agent != nil {
 			b.agent.Stop()
-			testbed.Flush(t, b.server, b.flags(b.socket())...)
+			testbed.Flush(t, b.Server, b.flags(b.socket())...)
 		}
 	})
 	return b
 }
 
-// cable creates a sub-port and its far end.
-func (b *bed) cable(p, s int) {
-	b.t.Helper()
-	dev, port := device(p, s), fmt.Sprintf("server.%d", s)
-	netnstest.Veth(b.t, b.server, dev, b.leaves[p], port)
-	b.server.Addr(dev, fmt.Sprintf("172.16.%d.%d/31", p, 2*s), fmt.Sprintf("fd00:16:%d:%d::1/64", p, s))
-	b.leaves[p].Addr(port, fmt.Sprintf("172.16.%d.%d/31", p, 2*s+1), fmt.Sprintf("fd00:16:%d:%d::2/64", p, s))
-	b.taps[p][s] = packettap.New(b.t, b.leaves[p], port, roce, packettap.End)
-}
-
 func (b *bed) forwarding(mode farev1.Mode) *farev1.Forwarding {
-	out := &farev1.Forwarding{Mode: mode, Loopbacks: []string{b.family.source.String()}, UdpPorts: append([]uint32{roce}, b.others...)}
-	for p := range planes {
-		plane := &farev1.ForwardingPlane{Plane: fmt.Sprintf("p%d", p)}
-		for s := range subPorts {
-			sp := &farev1.ForwardingSubPort{Device: device(p, s)}
-			if b.family.nextHop4 {
-				sp.NextHopV4 = fmt.Sprintf("172.16.%d.%d", p, 2*s+1)
-			}
-			if b.family.hop6 {
-				sp.NextHopV6 = fmt.Sprintf("fd00:16:%d:%d::2", p, s)
-			}
-			plane.SubPorts = append(plane.SubPorts, sp)
-		}
-		out.Planes = append(out.Planes, plane)
-	}
-	return out
+	return b.Forwarding(mode, b.family.source.String(), b.family.nextHop4, b.family.hop6, append([]uint32{roce}, b.others...)...)
 }
 
 func (b *bed) socket() string { return filepath.Join(b.dir, "dataplane.sock") }
 
 // flags returns the flags of the agent.
 func (b *bed) flags(socket string) []string {
-	return append([]string{"--driver", b.driver, "--socket", socket, "--pin-dir", "/sys/fs/bpf/" + b.server.Name, "--log-level", "debug"}, b.more...)
+	return append([]string{"--driver", b.driver, "--socket", socket, "--pin-dir", "/sys/fs/bpf/" + b.Server.Name, "--log-level", "debug"}, b.more...)
 }
 
 // start runs the agent and connects to it.
 func (b *bed) start() {
 	b.t.Helper()
 	socket := b.socket()
-	b.agent = b.server.Start(b.t, binary.Fared(b.t), append([]string{"dataplane"}, b.flags(socket)...)...)
+	b.agent = b.Server.Start(b.t, binary.Fared(b.t), append([]string{"dataplane"}, b.flags(socket)...)...)
 	if b.conn != nil {
 		b.conn.Close()
 	}
-	conn, err := grpc.NewClient("unix:"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
-	if err != nil {
-		b.t.Fatal(err)
-	}
-	b.conn = conn
-	b.t.Cleanup(func() { conn.Close() })
-	netnstest.Eventually(b.t, time.Minute, func() error {
-		if err := b.agent.Running(); err != nil {
-			b.t.Fatal(err)
-		}
-		_, err := farev1.NewDataplaneServiceClient(conn).Snapshot(b.t.Context(), &farev1.SnapshotRequest{})
-		return err
-	})
+	b.conn = testbed.Dial(b.t, socket)
+	testbed.Answers(b.t, b.conn, b.agent.Running)
 }
 
 // arrivals counts arrived packets by plane, sub-port and UDP source port.
@@ -205,14 +159,12 @@ func (a arrivals) total() (n uint64) {
 
 // control is a control plane: an engine that decides, and a stream that programs. All destinations use one group.
 type control struct {
+	*testbed.Stream
 	b        *bed
 	mode     farev1.Mode
 	engine   *wecmp.Engine
 	planner  *wecmp.Planner
 	pins     bool
-	stream   grpc.BidiStreamingClient[farev1.ProgramRequest, farev1.ProgramResponse]
-	cancel   context.CancelFunc
-	id       uint64
 	dst      []netip.Prefix
 	sent     *farev1.Vector // as programmed last
 	subPorts [planes][subPorts]uint64
@@ -222,8 +174,7 @@ type control struct {
 func (b *bed) connect(mode farev1.Mode, policy wecmp.Policy, destinations int) *control {
 	b.t.Helper()
 	c := &control{b: b, mode: mode}
-	client := farev1.NewDataplaneServiceClient(b.conn)
-	hello, err := client.Hello(b.t.Context(), &farev1.HelloRequest{Instance: "test", Forwarding: b.forwarding(mode)})
+	hello, err := farev1.NewDataplaneServiceClient(b.conn).Hello(b.t.Context(), &farev1.HelloRequest{Instance: "test", Forwarding: b.forwarding(mode)})
 	if err != nil {
 		b.t.Fatal(err)
 	}
@@ -234,7 +185,7 @@ func (b *bed) connect(mode farev1.Mode, policy wecmp.Policy, destinations int) *
 	for p := range planes {
 		plane := wecmp.Plane{Name: fmt.Sprintf("p%d", p)}
 		for s := range subPorts {
-			plane.SubPorts = append(plane.SubPorts, wecmp.SubPort{Name: device(p, s)})
+			plane.SubPorts = append(plane.SubPorts, wecmp.SubPort{Name: testbed.Device(p, s)})
 		}
 		cfg.Planes = append(cfg.Planes, plane)
 	}
@@ -251,52 +202,11 @@ func (b *bed) connect(mode farev1.Mode, policy wecmp.Policy, destinations int) *
 	if c.planner, err = wecmp.NewPlanner(cfg); err != nil {
 		b.t.Fatal(err)
 	}
-	var ctx context.Context
-	ctx, c.cancel = context.WithCancel(b.t.Context())
-	if c.stream, err = client.Program(ctx); err != nil {
-		b.t.Fatal(err)
-	}
-	if _, err = c.stream.Header(); err != nil {
-		b.t.Fatal(err)
-	}
-	b.t.Cleanup(c.cancel)
+	c.Stream = testbed.OpenStream(b.t, b.conn)
 	for i := range destinations {
 		c.dst = append(c.dst, b.family.destination(i))
 	}
 	return c
-}
-
-// do programs operations and returns when all are in effect.
-func (c *control) do(operations ...*farev1.Operation) {
-	c.b.t.Helper()
-	for _, op := range operations {
-		c.id++
-		op.Id = c.id
-		if err := c.stream.Send(&farev1.ProgramRequest{Operation: op}); err != nil {
-			_, cause := c.stream.Recv()
-			c.b.t.Fatal(errors.Join(err, cause))
-		}
-	}
-	c.await()
-}
-
-// await returns when all operations sent are in effect.
-func (c *control) await() {
-	c.b.t.Helper()
-	for last := uint64(0); last < c.id; {
-		response, err := c.stream.Recv()
-		if err != nil {
-			c.b.t.Fatal(err)
-		}
-		for _, ack := range response.Acks {
-			switch ack.Level {
-			case farev1.AckLevel_ACK_LEVEL_IN_EFFECT:
-				last = ack.Id
-			case farev1.AckLevel_ACK_LEVEL_REFUSED:
-				c.b.t.Fatalf("operation %d refused: %s", ack.Id, ack.Message)
-			}
-		}
-	}
 }
 
 // weigh sets the capacities of planes toward all destinations, divided equally over the sub-ports with a carrier, and
@@ -332,7 +242,7 @@ func (c *control) weigh(capacities ...uint64) {
 		}
 		ops = append(ops, &farev1.Operation{Op: &farev1.Operation_SetDestination{SetDestination: d}})
 	}
-	c.do(ops...)
+	c.Do(ops...)
 }
 
 // view returns the vector of the destinations.
@@ -349,12 +259,12 @@ func (c *control) group() *farev1.Vector {
 	v := c.view()
 	out := &farev1.Vector{Id: 1}
 	for _, m := range v.Members {
-		out.Members = append(out.Members, &farev1.VectorMember{Plane: fmt.Sprintf("p%d", m.Plane), Device: device(m.Plane, m.SubPort), Weight: m.Weight})
+		out.Members = append(out.Members, &farev1.VectorMember{Plane: fmt.Sprintf("p%d", m.Plane), Device: testbed.Device(m.Plane, m.SubPort), Weight: m.Weight})
 	}
 	for i, s := range v.Slots {
 		slot := &farev1.VectorSlot{Slot: uint32(i), Plane: fmt.Sprintf("p%d", s.Plane), SharePpb: s.SharePPB}
 		if s.SubPort >= 0 {
-			slot.Device = device(s.Plane, s.SubPort)
+			slot.Device = testbed.Device(s.Plane, s.SubPort)
 		}
 		out.Slots = append(out.Slots, slot)
 	}
@@ -379,42 +289,7 @@ func (c *control) subPort(p, s int, up bool) {
 	if up {
 		c.subPorts[p][s] = 0
 	}
-	c.do(&farev1.Operation{Op: &farev1.Operation_SubPort{SubPort: &farev1.SubPortState{Device: device(p, s), Up: up}}})
-}
-
-// snapshot reads back the agent's state.
-func (b *bed) snapshot() *farev1.SnapshotResponse {
-	b.t.Helper()
-	stream, err := farev1.NewDataplaneServiceClient(b.conn).Snapshot(b.t.Context(), &farev1.SnapshotRequest{})
-	if err != nil {
-		b.t.Fatal(err)
-	}
-	all := &farev1.SnapshotResponse{}
-	for {
-		chunk, err := stream.Recv()
-		if errors.Is(err, io.EOF) {
-			return all
-		}
-		if err != nil {
-			b.t.Fatal(err)
-		}
-		proto.Merge(all, chunk)
-	}
-}
-
-// resolve makes the server learn every leaf's link-layer address, as BGP sessions do in production.
-func (b *bed) resolve() {
-	b.t.Helper()
-	for p := range planes {
-		for s := range subPorts {
-			for _, hop := range []string{fmt.Sprintf("172.16.%d.%d", p, 2*s+1), fmt.Sprintf("fd00:16:%d:%d::2", p, s)} {
-				netnstest.Eventually(b.t, time.Minute, func() error {
-					_, err := b.server.Output("ping", "-c1", "-W1", hop)
-					return err
-				})
-			}
-		}
-	}
+	c.Do(&farev1.Operation{Op: &farev1.Operation_SubPort{SubPort: &farev1.SubPortState{Device: testbed.Device(p, s), Up: up}}})
 }
 
 // loopback is the interface index of lo.
@@ -428,7 +303,7 @@ func (b *bed) atRest() {
 		return
 	}
 	netnstest.Eventually(b.t, time.Minute, func() error {
-		return b.server.Do(func() error {
+		return b.Server.Do(func() error {
 			conn, err := rtnl.Dial()
 			if err != nil {
 				return err

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	farev1 "github.com/fared/fared/api/fare/v1"
+	"github.com/fared/fared/internal/testkit/testbed"
 	"github.com/fared/fared/wecmp"
 )
 
@@ -25,7 +26,7 @@ func BenchmarkPacket(b *testing.B) {
 func compare(b *testing.B, driver string, f family) {
 	bed := newBed(b, driver, f)
 	bed.start()
-	bed.resolve()
+	bed.Resolve()
 	c := bed.connect(farev1.Mode_MODE_PER_FLOW, wecmp.Reweight, 1000)
 	c.weigh(draftWeights[0]...)
 	dst := c.dst[0]
@@ -33,7 +34,7 @@ func compare(b *testing.B, driver string, f family) {
 	if !f.source.Addr().Is4() {
 		plain, hop = netip.MustParsePrefix("fd00:254::1/128"), "fd00:16:0:0::2"
 	}
-	bed.server.IP("route", "add", plain.String(), "via", hop, "dev", device(0, 0))
+	bed.Server.IP("route", "add", plain.String(), "via", hop, "dev", testbed.Device(0, 0))
 
 	// A slot of p0.0, so that both leave through the same device.
 	slot := slices.Index(c.view().Places(), wecmp.Place{})

@@ -20,12 +20,10 @@ func TestForeignObjectsStay(t *testing.T) {
 	gate.Slow(t, gate.Packets, "for each driver and family; dataplane/linux.TestForeignIsLeftAlone judges one")
 	each(t, func(t *testing.T, driver string, f family) {
 		b := newBed(t, driver, f)
-		n := b.server
+		n := b.Server
 		// The agent's only sysctl that affects all nexthops changes how routes are listed.
-		if _, err := n.Output("sysctl", "-qw", "net.ipv4.nexthop_compat_mode=0"); err != nil {
-			t.Fatal(err)
-		}
-		b.resolve() // also waits for duplicate address detection, after which the kernel adds a route
+		n.Sysctl("net.ipv4.nexthop_compat_mode=0")
+		b.Resolve() // also waits for duplicate address detection, after which the kernel adds a route
 		netnstest.Eventually(t, time.Minute, func() error {
 			if s := n.IP("-6", "addr", "show", "tentative"); s != "" {
 				return errors.New(s)
@@ -48,10 +46,7 @@ func TestForeignObjectsStay(t *testing.T) {
 			n.IP(strings.Fields(line)...)
 		}
 		tc := func(args string) string {
-			out, err := n.Output("tc", strings.Fields(args)...)
-			if err != nil {
-				t.Fatal(err)
-			}
+			out := n.Run("tc", strings.Fields(args)...)
 			return string(out)
 		}
 		tc("qdisc add dev p0.1 root tbf rate 400mbit burst 64k latency 50ms")
@@ -103,9 +98,7 @@ func TestForeignObjectsStay(t *testing.T) {
 		same("started again")
 		b.agent.Stop()
 		same("stopped")
-		if out, err := n.Output(binary.Fared(t), append([]string{"dataplane", "--flush"}, b.flags(b.socket())...)...); err != nil {
-			t.Fatalf("%v\n%s", err, out)
-		}
+		n.Run(binary.Fared(t), append([]string{"dataplane", "--flush"}, b.flags(b.socket())...)...)
 		same("flushed")
 		for _, list := range []string{"nexthop show", "-4 route show table all", "-6 route show table all", "-4 rule show", "-6 rule show", "link show"} {
 			for line := range strings.Lines(n.IP(append([]string{"-N", "-d"}, strings.Fields(list)...)...)) {

@@ -15,6 +15,7 @@ import (
 	farev1 "github.com/fared/fared/api/fare/v1"
 	"github.com/fared/fared/internal/netnstest"
 	"github.com/fared/fared/internal/testkit/gate"
+	"github.com/fared/fared/internal/testkit/testbed"
 	"github.com/fared/fared/wecmp"
 )
 
@@ -151,7 +152,7 @@ func strays(a arrivals, ports []uint16, places []wecmp.Place, only func(slot int
 				at := wecmp.Place{Plane: p, SubPort: s}
 				if c := a[p][s][port]; c > 0 && at != places[slot] && only(slot) {
 					n += c
-					where = fmt.Sprintf("slot %d, port %d, of p%d.%d arrived at %s", slot, port, places[slot].Plane, places[slot].SubPort, device(p, s))
+					where = fmt.Sprintf("slot %d, port %d, of p%d.%d arrived at %s", slot, port, places[slot].Plane, places[slot].SubPort, testbed.Device(p, s))
 				}
 			}
 		}
@@ -175,7 +176,7 @@ func TestSlotsLand(t *testing.T) {
 		}
 		b := newBed(t, driver, f)
 		b.start()
-		b.resolve()
+		b.Resolve()
 		c := b.connect(farev1.Mode_MODE_PER_FLOW, wecmp.Reweight, 3)
 		c.weigh(draftWeights[0]...)
 		dst := c.dst[1]
@@ -219,7 +220,7 @@ func TestSlotsLand(t *testing.T) {
 			for slot, port := range ports {
 				at := places[slot]
 				if n := got[at.Plane][at.SubPort][port]; n > parts[slot] || n+lost < parts[slot] {
-					t.Errorf("%s: slot %d: %d of %d packets at %s", ratio(weights), slot, n, parts[slot], device(at.Plane, at.SubPort))
+					t.Errorf("%s: slot %d: %d of %d packets at %s", ratio(weights), slot, n, parts[slot], testbed.Device(at.Plane, at.SubPort))
 				}
 				perPlane[at.Plane] += got[at.Plane][at.SubPort][port]
 			}
@@ -239,7 +240,7 @@ func TestStorm(t *testing.T) {
 	each(t, func(t *testing.T, driver string, f family) {
 		b := newBed(t, driver, f)
 		b.start()
-		b.resolve()
+		b.Resolve()
 		c := b.connect(farev1.Mode_MODE_PER_FLOW, wecmp.Reweight, 3)
 		c.weigh(draftWeights[0]...)
 		dst := c.dst[2]
@@ -281,7 +282,7 @@ func TestCableCut(t *testing.T) {
 		}
 		b := newBed(t, driver, f)
 		b.start()
-		b.resolve()
+		b.Resolve()
 		c := b.connect(farev1.Mode_MODE_PER_FLOW, wecmp.Reweight, 3)
 		c.weigh(draftWeights[0]...)
 		dst := c.dst[0]
@@ -299,7 +300,7 @@ func TestCableCut(t *testing.T) {
 		bg := send(t.Context(), others)
 		for _, reported := range []bool{true, false} {
 			for s := range subPorts {
-				b.leaves[2].IP("link", "set", fmt.Sprintf("server.%d", s), "down")
+				b.Leaves[2].IP("link", "set", testbed.LeafPort(s), "down")
 				busy(t, others, 400)
 				if reported {
 					c.subPort(2, s, false)
@@ -308,9 +309,9 @@ func TestCableCut(t *testing.T) {
 				}
 			}
 			for s := range subPorts {
-				b.leaves[2].IP("link", "set", fmt.Sprintf("server.%d", s), "up")
+				b.Leaves[2].IP("link", "set", testbed.LeafPort(s), "up")
 				// The leaf's IPv6 address was removed with the carrier, and would be tentative after its return.
-				b.leaves[2].IP("addr", "replace", fmt.Sprintf("fd00:16:2:%d::2/64", s), "dev", fmt.Sprintf("server.%d", s), "nodad")
+				b.Leaves[2].IP("addr", "replace", fmt.Sprintf("fd00:16:2:%d::2/64", s), "dev", testbed.LeafPort(s), "nodad")
 				busy(t, others, 400)
 				if reported {
 					c.subPort(2, s, true)
@@ -326,7 +327,7 @@ func TestCableCut(t *testing.T) {
 		}
 		// Everything is as at the start, also for the failed plane. The kernel needs a moment after the carrier returns;
 		// packets are counted only after that.
-		b.resolve()
+		b.Resolve()
 		netnstest.Eventually(t, time.Minute, func() error {
 			before := b.arrivals()
 			from := sentBy(cut)
@@ -351,7 +352,7 @@ func TestSubPortDown(t *testing.T) {
 	each(t, func(t *testing.T, driver string, f family) {
 		b := newBed(t, driver, f)
 		b.start()
-		b.resolve()
+		b.Resolve()
 		c := b.connect(farev1.Mode_MODE_PER_FLOW, wecmp.Reweight, 2)
 		c.weigh(draftWeights[0]...)
 		dst := c.dst[0]
@@ -394,7 +395,7 @@ func TestRemap(t *testing.T) {
 	each(t, func(t *testing.T, driver string, f family) {
 		b := newBed(t, driver, f)
 		b.start()
-		b.resolve()
+		b.Resolve()
 		c := b.connect(farev1.Mode_MODE_PER_FLOW, wecmp.Remap, 2)
 		c.weigh(draftWeights[0]...)
 		dst := c.dst[0]

@@ -77,15 +77,11 @@ func BenchmarkSubPortLost(b *testing.B) {
 func (c *control) gathered(requests [][]*farev1.Operation) {
 	c.b.t.Helper()
 	for _, ops := range requests {
-		for _, op := range ops {
-			c.id++
-			op.Id = c.id
-		}
-		if err := c.stream.Send(&farev1.ProgramRequest{Operations: ops}); err != nil {
-			c.b.t.Fatal(err)
-		}
+		c.Request(ops...)
 	}
-	c.await()
+	if refused := c.Await(); len(refused) > 0 {
+		c.b.t.Fatalf("refused: %v", refused)
+	}
 }
 
 func report(b *testing.B, took []time.Duration) {

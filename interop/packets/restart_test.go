@@ -10,6 +10,7 @@ import (
 
 	farev1 "github.com/fared/fared/api/fare/v1"
 	"github.com/fared/fared/internal/testkit/gate"
+	"github.com/fared/fared/internal/testkit/testbed"
 	"github.com/fared/fared/wecmp"
 )
 
@@ -21,26 +22,26 @@ func TestAgentKilled(t *testing.T) {
 	each(t, func(t *testing.T, driver string, f family) {
 		b := newBed(t, driver, f)
 		b.start()
-		b.resolve()
+		b.Resolve()
 		c := b.connect(farev1.Mode_MODE_PER_FLOW, wecmp.Reweight, 50)
 		c.weigh(2, 2, 1, 2)
 		dst := c.dst[0]
 		ports, places := c.ports(dst), c.view().Places()
 		flows := b.flows(t, dst, ports)
-		promised := b.snapshot()
+		promised := testbed.Snapshot(t, b.conn)
 		before := b.arrivals()
 		bg := send(t.Context(), flows)
 		for round := range 4 {
 			busy(t, flows, 500)
 			if round%2 == 1 {
-				c.cancel() // the control plane ends first
+				c.Cancel() // the control plane ends first
 				busy(t, flows, 200)
 			}
 			b.agent.Kill()
 			busy(t, flows, 500)
 			b.start()
 			busy(t, flows, 500)
-			if got := b.snapshot(); !proto.Equal(got, promised) {
+			if got := testbed.Snapshot(t, b.conn); !proto.Equal(got, promised) {
 				t.Errorf("round %d: after the restart the agent has %d groups and %d destinations, other than it had: %v", round, len(got.Vectors), len(got.Destinations), got.Vectors)
 			}
 			c = b.connect(farev1.Mode_MODE_PER_FLOW, wecmp.Reweight, 50)
@@ -62,13 +63,13 @@ func TestJournalLost(t *testing.T) {
 		t.Run(f.name, func(t *testing.T) {
 			b := newBed(t, "bpf", f)
 			b.start()
-			b.resolve()
+			b.Resolve()
 			c := b.connect(farev1.Mode_MODE_PER_FLOW, wecmp.Reweight, 50)
 			c.weigh(2, 2, 1, 2)
 			dst := c.dst[0]
 			ports, places := c.ports(dst), c.view().Places()
 			flows := b.flows(t, dst, ports)
-			promised := b.snapshot()
+			promised := testbed.Snapshot(t, b.conn)
 			before := b.arrivals()
 			bg := send(t.Context(), flows)
 			path := filepath.Join(b.dir, "dataplane.journal")
@@ -84,7 +85,7 @@ func TestJournalLost(t *testing.T) {
 				b.start()
 				busy(t, flows, 200)
 				c = b.connect(farev1.Mode_MODE_PER_FLOW, wecmp.Reweight, 50)
-				if got := b.snapshot(); !proto.Equal(got, promised) {
+				if got := testbed.Snapshot(t, b.conn); !proto.Equal(got, promised) {
 					t.Errorf("after Hello the agent has %d groups and %d destinations, other than it had: %v", len(got.Vectors), len(got.Destinations), got.Vectors)
 				}
 				busy(t, flows, 200)

@@ -9,6 +9,7 @@ import (
 	"github.com/fared/fared/internal/netnstest"
 	"github.com/fared/fared/internal/packettap"
 	"github.com/fared/fared/internal/testkit/gate"
+	"github.com/fared/fared/internal/testkit/testbed"
 	"github.com/fared/fared/wecmp"
 )
 
@@ -27,7 +28,7 @@ func TestTwoServicesLand(t *testing.T) {
 			var taps [planes][subPorts]*packettap.Tap
 			for p := range planes {
 				for s := range subPorts {
-					taps[p][s] = packettap.New(t, b.leaves[p], fmt.Sprintf("server.%d", s), superp, packettap.End)
+					taps[p][s] = packettap.New(t, b.Leaves[p], testbed.LeafPort(s), superp, packettap.End)
 				}
 			}
 			second := func() (a arrivals) {
@@ -39,7 +40,7 @@ func TestTwoServicesLand(t *testing.T) {
 				return a
 			}
 			b.start()
-			b.resolve()
+			b.Resolve()
 			c := b.connect(farev1.Mode_MODE_PER_FLOW, wecmp.Reweight, 1)
 			c.weigh(draftWeights[0]...)
 			dst, places, ports := c.dst[0], c.view().Places(), c.ports(c.dst[0])

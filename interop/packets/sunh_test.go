@@ -16,6 +16,7 @@ import (
 	"github.com/fared/fared/internal/netnstest"
 	"github.com/fared/fared/internal/testkit/binary"
 	"github.com/fared/fared/internal/testkit/gate"
+	"github.com/fared/fared/internal/testkit/testbed"
 	"github.com/fared/fared/transport/rdma"
 	sunh "github.com/fared/fared/transport/superp"
 	"github.com/fared/fared/wecmp"
@@ -30,9 +31,7 @@ func TestSUNHTransportIsSteered(t *testing.T) {
 	gpu := netnstest.New(t) // all cables lead to one machine, whose sub-ports have the names of the server's
 	for p := range planes {
 		for s := range subPorts {
-			netnstest.Veth(t, b.server, device(p, s), gpu, device(p, s))
-			b.server.Addr(device(p, s), fmt.Sprintf("172.16.%d.%d/31", p, 2*s))
-			gpu.Addr(device(p, s), fmt.Sprintf("172.16.%d.%d/31", p, 2*s+1))
+			netnstest.Cable(t, b.Server, testbed.Device(p, s), fmt.Sprintf("172.16.%d.%d/31", p, 2*s), gpu, testbed.Device(p, s), fmt.Sprintf("172.16.%d.%d/31", p, 2*s+1))
 		}
 	}
 	b.start()
@@ -52,7 +51,7 @@ func TestSUNHTransportIsSteered(t *testing.T) {
 	var list [2][]rdma.Slot
 	due := map[string]float64{}
 	for i, s := range view.Slots {
-		name := device(s.Plane, s.SubPort)
+		name := testbed.Device(s.Plane, s.SubPort)
 		is := rdma.Slot{Slot: i, Plane: fmt.Sprintf("p%d", s.Plane), Device: name, Port: ports[i], Share: s.SharePPB}
 		due[name] += float64(s.SharePPB) / 1e9
 		list[1] = append(list[1], is)
@@ -63,17 +62,15 @@ func TestSUNHTransportIsSteered(t *testing.T) {
 	var cfgs [2]rdma.SetConfig
 	var devices [2]*rdma.Device
 	var memory [2]*rdma.MR
-	for i, space := range []*netnstest.Namespace{b.server, gpu} {
+	for i, space := range []*netnstest.Namespace{b.Server, gpu} {
 		cfg := sunh.Config{SUNH: sunh.SUNHConfig{Subnet: netip.MustParsePrefix("10.255.0.0/16")}}
 		if i == 0 {
 			cfg.SUNH.Device = "fared0"
 		}
-		if err := space.Do(func() (err error) {
+		space.Must(func() (err error) {
 			devices[i], err = rdma.Open(rdma.Config{Address: ends[i], Transports: []rdma.Transport{sunh.New(cfg)}})
 			return err
-		}); err != nil {
-			t.Fatal(err)
-		}
+		})
 		t.Cleanup(devices[i].Close)
 		pd, cq := devices[i].AllocPD(), devices[i].CreateCQ()
 		var err error
@@ -189,16 +186,14 @@ func trafficOverSUNH(t *testing.T, loopback, port, subnet string) {
 func received(t *testing.T, space *netnstest.Namespace) map[string]float64 {
 	t.Helper()
 	out := map[string]float64{}
-	text, err := space.Output("cat", "/proc/self/net/dev")
-	if err != nil {
-		t.Fatal(err)
-	}
-	for line := range strings.Lines(string(text)) {
+	for line := range strings.Lines(space.Run("cat", "/proc/self/net/dev")) {
 		name, numbers, ok := strings.Cut(strings.TrimSpace(line), ":")
 		if fields := strings.Fields(numbers); ok && len(fields) > 0 {
-			if out[name], err = strconv.ParseFloat(fields[0], 64); err != nil {
+			n, err := strconv.ParseFloat(fields[0], 64)
+			if err != nil {
 				t.Fatal(err)
 			}
+			out[name] = n
 		}
 	}
 	return out

@@ -49,7 +49,7 @@ func (b *bed) flowsToward(t testing.TB, dst netip.Prefix, to uint16, ports []uin
 	var out []*flow
 	for i, port := range ports {
 		f := &flow{}
-		err := b.server.Do(func() (err error) {
+		b.Server.Must(func() (err error) {
 			local := net.UDPAddrFromAddrPort(netip.AddrPortFrom(b.family.source.Addr(), port))
 			remote := net.UDPAddrFromAddrPort(netip.AddrPortFrom(dst.Addr(), to))
 			if i%2 == 0 {
@@ -68,9 +68,6 @@ func (b *bed) flowsToward(t testing.TB, dst netip.Prefix, to uint16, ports []uin
 			}
 			return err
 		})
-		if err != nil {
-			t.Fatal(err)
-		}
 		t.Cleanup(func() { f.socket.Close() })
 		if err := f.socket.SetWriteBuffer(4 << 20); err != nil {
 			t.Fatal(err)

@@ -1,5 +1,5 @@
-// Package testbed builds what tests in network namespaces share: labs that stay, daemons of FRR, agents whose pinned objects the end of the test
-// removes. It starts programs and reports what they print and the kernel counts. It computes no expectation, so that the judge of each test
+// Package testbed builds what tests in network namespaces share: a server with planes of leaves, labs that stay, daemons of FRR, agents whose pinned
+// objects the end of the test removes, and streams that program them. It starts programs and reports what they print and the kernel counts. It computes no expectation, so that the judge of each test
 // stays independent of what it judges.
 package testbed
 
