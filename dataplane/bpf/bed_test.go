@@ -20,6 +20,7 @@ import (
 	farev1 "github.com/fared/fared/api/fare/v1"
 	"github.com/fared/fared/dataplane/internal/contract"
 	"github.com/fared/fared/internal/netnstest"
+	"github.com/fared/fared/internal/testkit/testbed"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -47,17 +48,13 @@ var families = []family{
 // bed is a server whose sub-ports end in leaves that count packets.
 type bed struct {
 	testing.TB
-	server *netnstest.Namespace
-	leaves [testPlanes]*netnstest.Namespace
+	*testbed.Planes
 	taps   map[string]*tap
 	family family
 	tcp    []uint32 // steered TCP ports
 	cfg    Config
 	s      *Steering
-	join   func(testing.TB, *netnstest.Namespace, string, *netnstest.Namespace, string)
 }
-
-func device(plane, sub int) string { return fmt.Sprintf("p%d.%d", plane, sub) }
 
 func newBed(t testing.TB, f family) *bed {
 	t.Helper()
@@ -67,26 +64,18 @@ func newBed(t testing.TB, f family) *bed {
 // newBedBy is newBed with cables created by join.
 func newBedBy(t testing.TB, f family, join func(testing.TB, *netnstest.Namespace, string, *netnstest.Namespace, string)) *bed {
 	t.Helper()
-	netnstest.Require(t)
-	b := &bed{TB: t, server: netnstest.New(t), taps: map[string]*tap{}, family: f, join: join}
+	b := &bed{TB: t, Planes: testbed.NewPlanes(t, testPlanes, testSubPorts), taps: map[string]*tap{}, family: f}
+	b.Join = join
 	b.cfg = Config{PinDir: mountBPF(t) + "/fared", Log: slog.New(slog.NewTextHandler(t.Output(), nil))}
-	b.server.Addr("lo", "10.255.0.1/32", "fd00:255::1/128")
-	for p := range testPlanes {
-		b.leaves[p] = netnstest.New(t)
-		for s := range testSubPorts {
-			b.cable(p, s)
-		}
-	}
+	b.Server.Addr("lo", "10.255.0.1/32", "fd00:255::1/128")
+	b.Wire(b.cable)
 	return b
 }
 
 func (b *bed) cable(p, s int) {
 	b.Helper()
-	dev, port := device(p, s), fmt.Sprintf("server%d", s)
-	b.join(b, b.server, dev, b.leaves[p], port)
-	b.server.Addr(dev, fmt.Sprintf("172.16.%d.%d/31", p, 2*s), fmt.Sprintf("fd00:16:%d:%d::1/64", p, s))
-	b.leaves[p].Addr(port, fmt.Sprintf("172.16.%d.%d/31", p, 2*s+1), fmt.Sprintf("fd00:16:%d:%d::2/64", p, s))
-	b.taps[dev] = newTap(b, b.leaves[p], port)
+	b.Cable(p, s)
+	b.taps[testbed.Device(p, s)] = newTap(b, b.Leaves[p], testbed.LeafPort(s))
 }
 
 // mountBPF mounts a BPF file system until the end of the test.
@@ -106,7 +95,7 @@ func mountBPF(t testing.TB) string {
 
 func (b *bed) open() {
 	b.Helper()
-	b.server.Must(func() (err error) {
+	b.Server.Must(func() (err error) {
 		b.s, err = Open(b.cfg)
 		return err
 	})
@@ -115,21 +104,8 @@ func (b *bed) open() {
 }
 
 func (b *bed) forwarding(mode farev1.Mode) *farev1.Forwarding {
-	f := &farev1.Forwarding{Mode: mode, Loopbacks: []string{b.family.source.String()}, UdpPorts: []uint32{roce, 4444}, TcpPorts: b.tcp}
-	for p := range testPlanes {
-		plane := &farev1.ForwardingPlane{Plane: fmt.Sprintf("plane%d", p)}
-		for s := range testSubPorts {
-			sp := &farev1.ForwardingSubPort{Device: device(p, s)}
-			if b.family.hop4 {
-				sp.NextHopV4 = fmt.Sprintf("172.16.%d.%d", p, 2*s+1)
-			}
-			if b.family.hop6 {
-				sp.NextHopV6 = fmt.Sprintf("fd00:16:%d:%d::2", p, s)
-			}
-			plane.SubPorts = append(plane.SubPorts, sp)
-		}
-		f.Planes = append(f.Planes, plane)
-	}
+	f := b.Forwarding(mode, b.family.source.String(), b.family.hop4, b.family.hop6, roce, 4444)
+	f.TcpPorts = b.tcp
 	return f
 }
 
@@ -154,13 +130,13 @@ func testGroup(id uint32, n int, perPacket bool, weights ...uint32) *farev1.Vect
 	for p, w := range weights {
 		for s := range testSubPorts {
 			if w > 0 {
-				g.Members = append(g.Members, &farev1.VectorMember{Plane: fmt.Sprintf("plane%d", p), Device: device(p, s), Weight: w})
+				g.Members = append(g.Members, &farev1.VectorMember{Plane: fmt.Sprintf("p%d", p), Device: testbed.Device(p, s), Weight: w})
 			}
 		}
 	}
 	for i := range n {
 		p, s := place(i)
-		slot := &farev1.VectorSlot{Slot: uint32(i), Plane: fmt.Sprintf("plane%d", p), Device: device(p, s)}
+		slot := &farev1.VectorSlot{Slot: uint32(i), Plane: fmt.Sprintf("p%d", p), Device: testbed.Device(p, s)}
 		if perPacket {
 			slot.Device = ""
 		}
@@ -206,7 +182,7 @@ func (b *bed) flowTo(to netip.Addr, port uint32) *flow {
 func (b *bed) flowFrom(from, to netip.Addr, port uint32) *flow {
 	b.Helper()
 	f := &flow{}
-	b.server.Must(func() (err error) {
+	b.Server.Must(func() (err error) {
 		f.UDPConn, err = net.DialUDP("udp", net.UDPAddrFromAddrPort(netip.AddrPortFrom(from, uint16(port))),
 			net.UDPAddrFromAddrPort(netip.AddrPortFrom(to, roce)))
 		return err
@@ -358,21 +334,6 @@ func (b *bed) drops() map[Drop]uint64 {
 		}
 	}
 	return stats.Drops
-}
-
-// resolve makes the kernel resolve the MAC address of every next hop, so that no packet has to wait.
-func (b *bed) resolve() {
-	b.Helper()
-	for p := range testPlanes {
-		for s := range testSubPorts {
-			for _, hop := range []string{fmt.Sprintf("172.16.%d.%d", p, 2*s+1), fmt.Sprintf("fd00:16:%d:%d::2", p, s)} {
-				netnstest.Eventually(b, time.Minute, func() error {
-					_, err := b.server.Output("ping", "-c1", "-W1", hop)
-					return err
-				})
-			}
-		}
-	}
 }
 
 // awaitLive waits until a sub-port is usable, or is not.

@@ -107,12 +107,12 @@ func BenchmarkCarrierLoss(b *testing.B) {
 	var took []time.Duration
 	for b.Loop() {
 		start := time.Now()
-		bed.leaves[1].IP("link", "set", "server0", "down")
+		bed.Leaves[1].IP("link", "set", "server0", "down")
 		for live() == full {
 		}
 		took = append(took, time.Since(start))
 		b.StopTimer()
-		bed.leaves[1].IP("link", "set", "server0", "up")
+		bed.Leaves[1].IP("link", "set", "server0", "up")
 		netnstest.Eventually(b, time.Minute, func() error {
 			if live() != full {
 				return fmt.Errorf("mask %x", live())

@@ -10,6 +10,7 @@ import (
 	"github.com/fared/fared/dataplane/internal/contract"
 	"github.com/fared/fared/internal/netnstest"
 	"github.com/fared/fared/internal/rtnl"
+	"github.com/fared/fared/internal/testkit/testbed"
 )
 
 // TestSecondCableIsNotLate lets both cables of a port fail while the kernel delays the event of the second cable.
@@ -18,7 +19,7 @@ func TestSecondCableIsNotLate(t *testing.T) {
 	b.open()
 	b.greet(farev1.Mode_MODE_PER_FLOW)
 	device := map[string]string{"server0": "p0.0", "server1": "p0.1"}
-	netnstest.SecondCable(t, b.leaves[0], "server0", "server1", func(port string) bool {
+	netnstest.SecondCable(t, b.Leaves[0], "server0", "server1", func(port string) bool {
 		stats, err := b.s.Stats()
 		if err != nil {
 			t.Fatal(err)
@@ -51,7 +52,7 @@ func TestCarrierChangesAreReported(t *testing.T) {
 		t.Helper()
 		for _, state := range []string{"down", "up"} {
 			before := changes()
-			b.leaves[0].IP("link", "set", "server0", state)
+			b.Leaves[0].IP("link", "set", "server0", state)
 			b.awaitLive("p0.0", state == "up")
 			if refused != "" {
 				continue
@@ -78,7 +79,7 @@ func TestCarrierChangesAreReported(t *testing.T) {
 		t.Fatal("the maps are not adopted")
 	}
 	flap()
-	b.server.IP("link", "delete", "p0.0")
+	b.Server.IP("link", "delete", "p0.0")
 	b.awaitLive("p0.0", false)
 	b.cable(0, 0)
 	b.awaitLive("p0.0", true)
@@ -91,14 +92,14 @@ func TestRiseReadsCarriers(t *testing.T) {
 	b := newBed(t, families[0])
 	b.open()
 	b.greet(farev1.Mode_MODE_PER_FLOW)
-	port := device(0, 0)
+	port := testbed.Device(0, 0)
 	b.awaitLive(port, true)
-	b.leaves[0].IP("link", "set", "server0", "down")
+	b.Leaves[0].IP("link", "set", "server0", "down")
 	b.awaitLive(port, false)
 	live := func() bool { return b.s.live.have[0].V4>>b.s.layout.sources[0].place[port]&1 != 0 } // under mu
 	b.s.mu.Lock()                                                                                // no event is handled from here on
 	defer b.s.mu.Unlock()
-	b.leaves[0].IP("link", "set", "server0", "up")
+	b.Leaves[0].IP("link", "set", "server0", "up")
 	netnstest.Eventually(t, patience, func() error {
 		links, err := b.s.routes.conn.Links()
 		if err == nil && !slices.ContainsFunc(links, func(l rtnl.Link) bool { return l.Name == port && l.Usable() }) {
@@ -106,7 +107,7 @@ func TestRiseReadsCarriers(t *testing.T) {
 		}
 		return err
 	})
-	b.s.beforeRise([]contract.Change{{Kind: contract.SubPortChange, Device: device(1, 0), Up: false}})
+	b.s.beforeRise([]contract.Change{{Kind: contract.SubPortChange, Device: testbed.Device(1, 0), Up: false}})
 	if live() {
 		t.Fatal("the event was handled before: this test has lost its subject")
 	}

@@ -20,7 +20,7 @@ func TestCarrierWithoutAgent(t *testing.T) {
 	for _, hooked := range []bool{true, false} {
 		t.Run(fmt.Sprintf("hooked=%v", hooked), func(t *testing.T) {
 			b := newBed(t, families[0])
-			b.resolve()
+			b.Resolve()
 			b.open()
 			b.greet(farev1.Mode_MODE_PER_FLOW)
 			ports := sequence(8, 5, 10127)
@@ -64,7 +64,7 @@ func TestCarrierWithoutAgent(t *testing.T) {
 			if arrive(total, 5); b.at("p0.0", ports[0]) != before+5 {
 				t.Fatalf("%d of 5 packets at p0.0", b.at("p0.0", ports[0])-before)
 			}
-			b.leaves[0].IP("link", "set", "server0", "down")
+			b.Leaves[0].IP("link", "set", "server0", "down")
 			total, before = b.total(), b.at("p0.0", ports[0])
 			if err := f.send(100); err != nil && hooked {
 				t.Fatal(err)
@@ -81,7 +81,7 @@ func TestCarrierWithoutAgent(t *testing.T) {
 			if n := b.at("p0.0", ports[0]) - before; n != 0 {
 				t.Errorf("%d packets arrived at a device that is down", n)
 			}
-			b.leaves[0].IP("link", "set", "server0", "up")
+			b.Leaves[0].IP("link", "set", "server0", "up")
 			netnstest.Eventually(t, patience, func() error {
 				before := b.at("p0.0", ports[0])
 				_ = f.send(1)
@@ -99,7 +99,7 @@ func TestCarrierWithoutAgent(t *testing.T) {
 func TestDarkMarkIsRemoved(t *testing.T) {
 	gate.WithoutRaceDetector(t, "drives the kernel in one goroutine")
 	b := newBed(t, families[0])
-	b.resolve()
+	b.Resolve()
 	b.open()
 	b.greet(farev1.Mode_MODE_PER_FLOW)
 	ports := sequence(8, 5, 10127)
@@ -122,12 +122,12 @@ func TestDarkMarkIsRemoved(t *testing.T) {
 		t.Fatal(err)
 	}
 	returns()
-	b.server.IP("link", "delete", "p0.0")
+	b.Server.IP("link", "delete", "p0.0")
 	b.awaitLive("p0.0", false)
 	b.cable(0, 0)
 	b.awaitLive("p0.0", true)
 	returns()
-	b.leaves[0].IP("link", "set", "server0", "down")
+	b.Leaves[0].IP("link", "set", "server0", "down")
 	if b.s.pinned.unhooked != "" { // packets before the agent has the event are lost
 		b.awaitLive("p0.0", false)
 	}

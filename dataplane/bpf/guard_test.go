@@ -17,6 +17,7 @@ import (
 	farev1 "github.com/fared/fared/api/fare/v1"
 	"github.com/fared/fared/dataplane/internal/contract"
 	"github.com/fared/fared/internal/testkit/gate"
+	"github.com/fared/fared/internal/testkit/testbed"
 )
 
 // reports records the reports of Guard.
@@ -38,7 +39,7 @@ func (r *reports) since(n int) []*farev1.Integrity {
 	return r.all[n:]
 }
 
-func (b *bed) ip(line string) { b.Helper(); b.server.IP(strings.Fields(line)...) }
+func (b *bed) ip(line string) { b.Helper(); b.Server.IP(strings.Fields(line)...) }
 
 // lookup opens a pinned map of the agent, like any other program can.
 func (b *bed) lookup(name string) *ebpf.Map {
@@ -117,7 +118,7 @@ func TestOthersChange(t *testing.T) {
 	}
 	b := newBed(t, families[0])
 	b.cfg.AuditInterval = time.Hour // only changes that are detected without an audit count
-	b.resolve()
+	b.Resolve()
 	b.open()
 	var r reports
 	b.s.Guard(r.take)
@@ -137,7 +138,7 @@ func TestOthersChange(t *testing.T) {
 		t.Errorf("reports of what the agent did itself: %v", all)
 	}
 	routes := func() int {
-		return strings.Count(b.server.IP("route", "show", "table", "179")+b.server.IP("-6", "route", "show", "table", "179"), "\n")
+		return strings.Count(b.Server.IP("route", "show", "table", "179")+b.Server.IP("-6", "route", "show", "table", "179"), "\n")
 	}
 	want := routes()
 	repairs := uint64(0)
@@ -170,8 +171,8 @@ func TestOthersChange(t *testing.T) {
 				p, s := place(slot)
 				for _, f := range []family{families[0], six} {
 					g := gpu{loopback: f.source}
-					if got := b.sentTo(g, f.destination.Addr(), port, 2); got[device(p, s)] != 2 {
-						t.Errorf("slot %d to %v: 2 packets at %v, want %s", slot, f.destination, got, device(p, s))
+					if got := b.sentTo(g, f.destination.Addr(), port, 2); got[testbed.Device(p, s)] != 2 {
+						t.Errorf("slot %d to %v: 2 packets at %v, want %s", slot, f.destination, got, testbed.Device(p, s))
 					}
 				}
 			}
@@ -217,7 +218,7 @@ func TestOccupiedRoute(t *testing.T) {
 func TestAnchorTaken(t *testing.T) {
 	b := newBed(t, families[0])
 	b.cfg.AuditInterval = 100 * time.Millisecond
-	b.resolve()
+	b.Resolve()
 	b.open()
 	var r reports
 	b.s.Guard(r.take)
@@ -245,7 +246,7 @@ func TestAnchorTaken(t *testing.T) {
 	if last := all[len(all)-1].Message; !strings.Contains(last, "device fared0 exists and belongs to another program") {
 		t.Errorf("the last report: %q", last)
 	}
-	if out := b.server.IP("-d", "link", "show", "fared0"); !strings.Contains(out, "bridge") {
+	if out := b.Server.IP("-d", "link", "show", "fared0"); !strings.Contains(out, "bridge") {
 		t.Errorf("the other program's device:\n%s", out)
 	}
 	b.ip("link del fared0")
@@ -257,8 +258,8 @@ func TestAnchorTaken(t *testing.T) {
 	})
 	for slot, port := range ports {
 		p, s := place(slot)
-		if got := b.sentTo(gpu{loopback: b.family.source}, b.family.destination.Addr(), port, 2); got[device(p, s)] != 2 {
-			t.Errorf("slot %d: 2 packets at %v, want %s", slot, got, device(p, s))
+		if got := b.sentTo(gpu{loopback: b.family.source}, b.family.destination.Addr(), port, 2); got[testbed.Device(p, s)] != 2 {
+			t.Errorf("slot %d: 2 packets at %v, want %s", slot, got, testbed.Device(p, s))
 		}
 	}
 }

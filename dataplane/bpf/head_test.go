@@ -18,6 +18,7 @@ import (
 
 	farev1 "github.com/fared/fared/api/fare/v1"
 	"github.com/fared/fared/internal/netnstest"
+	"github.com/fared/fared/internal/testkit/testbed"
 )
 
 // observer is another program that is attached in front of all programs at the anchor, and ends the chain.
@@ -40,7 +41,7 @@ func (b *bed) observe() (o observer) {
 		b.Fatal(err)
 	}
 	o.id, _ = info.ID()
-	b.server.Must(func() error {
+	b.Server.Must(func() error {
 		anchor, err := net.InterfaceByName(DefaultDevice)
 		if err != nil {
 			return err
@@ -55,7 +56,7 @@ func (b *bed) observe() (o observer) {
 // chain returns the ids of the programs at the anchor, in the order in which the kernel runs them.
 func (b *bed) chain() (ids []ebpf.ProgramID) {
 	b.Helper()
-	b.server.Must(func() error {
+	b.Server.Must(func() error {
 		anchor, err := net.InterfaceByName(DefaultDevice)
 		if err != nil {
 			return err
@@ -75,7 +76,7 @@ func (b *bed) slotsLeave(ports []uint32) {
 	var want []int
 	for slot, port := range ports {
 		p, s := place(slot)
-		want = append(want, b.at(device(p, s), port)+2)
+		want = append(want, b.at(testbed.Device(p, s), port)+2)
 		f := b.flow(port)
 		if err := f.send(2); err != nil {
 			b.Fatal(err)
@@ -85,8 +86,8 @@ func (b *bed) slotsLeave(ports []uint32) {
 	netnstest.Eventually(b, patience, func() error {
 		for slot, port := range ports {
 			p, s := place(slot)
-			if got := b.at(device(p, s), port); got != want[slot] {
-				return fmt.Errorf("slot %d: %d packets at %s, want %d", slot, got, device(p, s), want[slot])
+			if got := b.at(testbed.Device(p, s), port); got != want[slot] {
+				return fmt.Errorf("slot %d: %d packets at %s, want %d", slot, got, testbed.Device(p, s), want[slot])
 			}
 		}
 		return nil
@@ -100,7 +101,7 @@ func newFrontBed(t *testing.T) (b *bed, _ *reports, ports []uint32, log *logged)
 	b, log = newBed(t, families[0]), &logged{}
 	b.cfg.Log = slog.New(slog.NewTextHandler(io.MultiWriter(t.Output(), log), nil))
 	b.cfg.AuditInterval = time.Hour
-	b.resolve()
+	b.Resolve()
 	b.open()
 	r := &reports{}
 	b.s.Guard(r.take)
@@ -189,7 +190,7 @@ func TestProgramKeepsFront(t *testing.T) {
 	logs := log.count("they are repaired")
 	b.ip("rule flush table 179")
 	netnstest.Eventually(t, patience, func() error {
-		if out := b.server.IP("rule", "show", "table", "179"); !strings.Contains(out, "4791") {
+		if out := b.Server.IP("rule", "show", "table", "179"); !strings.Contains(out, "4791") {
 			return fmt.Errorf("rules %q", out)
 		}
 		if now := report(); now.Intact || !strings.Contains(now.Message, want) {
@@ -221,7 +222,7 @@ func TestEndWhileReturning(t *testing.T) {
 		t.Run(fmt.Sprintf("renamed=%v", renamed), func(t *testing.T) {
 			b := newBed(t, families[0])
 			b.cfg.AuditInterval = time.Hour
-			b.resolve()
+			b.Resolve()
 			b.open()
 			b.greet(farev1.Mode_MODE_PER_FLOW)
 			ports := sequence(8, 5, 10127)
@@ -281,7 +282,7 @@ func (b *bed) unrename(path string, program *ebpf.Program) {
 	if err := os.Rename(path, path+nextPin); err != nil {
 		b.Fatal(err)
 	}
-	b.server.Must(func() error {
+	b.Server.Must(func() error {
 		anchor, err := net.InterfaceByName(DefaultDevice)
 		if err != nil {
 			return err

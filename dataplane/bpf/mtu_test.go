@@ -12,6 +12,7 @@ import (
 	farev1 "github.com/fared/fared/api/fare/v1"
 	"github.com/fared/fared/dataplane/internal/contract"
 	"github.com/fared/fared/internal/netnstest"
+	"github.com/fared/fared/internal/testkit/testbed"
 )
 
 // jumbo is the number of payload bytes of a UDP datagram that fills 9,000 bytes.
@@ -20,7 +21,7 @@ const jumbo = 9000 - 20 - 8
 // sends reports whether a datagram that must not be fragmented can be sent from a port, by path MTU discovery (IP_PMTUDISC_DO).
 func (b *bed) sends(port uint32, bytes int) error {
 	b.Helper()
-	return b.server.SendWhole(netip.AddrPortFrom(b.family.source.Addr(), uint16(port)), netip.AddrPortFrom(b.family.destination.Addr(), roce), bytes)
+	return b.Server.SendWhole(netip.AddrPortFrom(b.family.source.Addr(), uint16(port)), netip.AddrPortFrom(b.family.destination.Addr(), roce), bytes)
 }
 
 // TestUnequalMTU checks by packets of 9,000 bytes that only sub-ports which carry packets bound the size: not one that is down, that was set down, or that
@@ -35,11 +36,11 @@ func TestUnequalMTU(t *testing.T) {
 // unequalMTU is TestUnequalMTU with a name of device p3.0.
 func unequalMTU(t *testing.T, name string) {
 	b := newBed(t, families[0])
-	b.resolve()
+	b.Resolve()
 	for p := range testPlanes {
 		for s := range testSubPorts {
-			b.server.IP("link", "set", device(p, s), "mtu", "9000")
-			b.leaves[p].IP("link", "set", fmt.Sprintf("server%d", s), "mtu", "9000")
+			b.Server.IP("link", "set", testbed.Device(p, s), "mtu", "9000")
+			b.Leaves[p].IP("link", "set", testbed.LeafPort(s), "mtu", "9000")
 		}
 	}
 	if name != "p3.0" {
@@ -67,7 +68,7 @@ func unequalMTU(t *testing.T, name string) {
 	}
 	ports := sequence(8, 5, 10127)
 	without := group(1, 1, 1, 0) // slots 3 and 7 are at plane 3
-	without.Slots[3].Plane, without.Slots[3].Device = "plane0", "p0.0"
+	without.Slots[3].Plane, without.Slots[3].Device = "p0", "p0.0"
 	with := group(1, 1, 1, 1)
 	b.commit(setGroup(with), setDestination(b.family.destination, 1, b.family.source, ports[:6]))
 	state := func(up bool) contract.Change {

@@ -21,6 +21,7 @@ import (
 	"github.com/fared/fared/dataplane/memory"
 	"github.com/fared/fared/internal/netnstest"
 	"github.com/fared/fared/internal/testkit/gate"
+	"github.com/fared/fared/internal/testkit/testbed"
 )
 
 // TestSUNH checks that SUNH frames that are sent on the anchor leave over the sub-port of their slot, which the flow label
@@ -54,21 +55,21 @@ func TestSUNH(t *testing.T) {
 					frame = binary.BigEndian.AppendUint16(frame, host(f.source))
 					frame = binary.BigEndian.AppendUint16(frame, host(f.destination))
 					frame = append(frame, "payload, up to the least of Ethernet......."...)
-					tap := b.taps[device(p, s)]
+					tap := b.taps[testbed.Device(p, s)]
 					netnstest.Eventually(t, time.Minute, func() error {
 						_, _ = unix.Write(raw, frame) // ENOBUFS if it is dropped
 						tap.mu.Lock()
 						defer tap.mu.Unlock()
 						if n := tap.sunh[uint16(port&0xfff)]; n == 0 {
-							return fmt.Errorf("slot %d: nothing at %s", slot, device(p, s))
+							return fmt.Errorf("slot %d: nothing at %s", slot, testbed.Device(p, s))
 						}
 						if !bytes.Equal(tap.last[14:], frame[14:]) {
 							return fmt.Errorf("slot %d: % x arrived, % x sent", slot, tap.last, frame)
 						}
-						if mac := b.mac(b.leaves[p], fmt.Sprint("server", s)); !bytes.Equal(tap.last[:6], mac) {
+						if mac := b.mac(b.Leaves[p], testbed.LeafPort(s)); !bytes.Equal(tap.last[:6], mac) {
 							return fmt.Errorf("slot %d: to % x, the leaf's is % x", slot, tap.last[:6], mac)
 						}
-						if mac := b.mac(b.server, device(p, s)); !bytes.Equal(tap.last[6:12], mac) {
+						if mac := b.mac(b.Server, testbed.Device(p, s)); !bytes.Equal(tap.last[6:12], mac) {
 							return fmt.Errorf("slot %d: from % x, the sub-port's is % x", slot, tap.last[6:12], mac)
 						}
 						return nil
@@ -76,7 +77,7 @@ func TestSUNH(t *testing.T) {
 					for other, at := range b.taps {
 						at.mu.Lock()
 						if at != tap && at.sunh[uint16(port&0xfff)] > 0 {
-							t.Errorf("slot %d came to %s, its own is %s", slot, other, device(p, s))
+							t.Errorf("slot %d came to %s, its own is %s", slot, other, testbed.Device(p, s))
 						}
 						at.mu.Unlock()
 					}
@@ -100,7 +101,7 @@ func TestSUNH(t *testing.T) {
 // raw opens a socket that sends frames on the anchor.
 func (b *bed) raw() (fd int) {
 	b.Helper()
-	b.server.Must(func() (err error) {
+	b.Server.Must(func() (err error) {
 		if fd, err = unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, 0); err != nil {
 			return err
 		}
@@ -131,7 +132,7 @@ func TestFragmentsAndSegments(t *testing.T) {
 				gate.Slow(t, gate.Kernel, "another address family")
 			}
 			b := newBed(t, f)
-			b.resolve()
+			b.Resolve()
 			b.open()
 			b.greet(farev1.Mode_MODE_PER_FLOW)
 			ports := sequence(8, 0, 10127)
@@ -190,7 +191,7 @@ func TestFragmentsAndSegments(t *testing.T) {
 func TestOptions(t *testing.T) {
 	gate.WithoutRaceDetector(t, "drives the kernel in one goroutine")
 	b := newBed(t, families[0])
-	b.resolve()
+	b.Resolve()
 	b.open()
 	b.greet(farev1.Mode_MODE_PER_FLOW)
 	ports := sequence(8, 0, 10127)
@@ -212,11 +213,11 @@ func TestOptions(t *testing.T) {
 	if got := b.at("p2.1", ports[6]); got != 4 {
 		t.Errorf("%d of 4 packets with options at p2.1", got)
 	}
-	if out, err := b.server.Output("ip", "route", "get", "10.255.0.2", "from", "10.255.0.1", "ipproto", "udp", "dport", "4790"); err == nil && strings.Contains(string(out), "fared0") {
+	if out, err := b.Server.Output("ip", "route", "get", "10.255.0.2", "from", "10.255.0.1", "ipproto", "udp", "dport", "4790"); err == nil && strings.Contains(string(out), "fared0") {
 		t.Errorf("port 4790 is steered: %s", out)
 	}
 	for _, port := range []string{"4791", "4444"} {
-		if out, err := b.server.Output("ip", "route", "get", "10.255.0.2", "from", "10.255.0.1", "ipproto", "udp", "dport", port); err != nil || !strings.Contains(string(out), "fared0") {
+		if out, err := b.Server.Output("ip", "route", "get", "10.255.0.2", "from", "10.255.0.1", "ipproto", "udp", "dport", port); err != nil || !strings.Contains(string(out), "fared0") {
 			t.Errorf("port %s is not steered: %s %v", port, out, err)
 		}
 	}
@@ -227,7 +228,7 @@ func TestOptions(t *testing.T) {
 	if err := b.s.SetForwarding(f); err != nil {
 		t.Fatal(err)
 	}
-	if rules := b.server.IP("rule") + b.server.IP("-6", "rule"); strings.Contains(rules, "4791") || strings.Count(rules, "4444") != 2 {
+	if rules := b.Server.IP("rule") + b.Server.IP("-6", "rule"); strings.Contains(rules, "4791") || strings.Count(rules, "4444") != 2 {
 		t.Errorf("rules: %s", rules)
 	}
 	datagram := []byte{0x45, 0, 0, 28, 0, 0, 0, 0, 64, unix.IPPROTO_UDP, 0, 0, 10, 255, 0, 1, 10, 255, 0, 2, 0xc0, 0, 0x12, 0xb7, 0, 8, 0, 0}
@@ -255,7 +256,7 @@ func TestOptions(t *testing.T) {
 func TestPreferredSource(t *testing.T) {
 	gate.WithoutRaceDetector(t, "drives the kernel in one goroutine")
 	b := newBed(t, families[0])
-	b.server.Addr("lo", "10.255.0.77/32")
+	b.Server.Addr("lo", "10.255.0.77/32")
 	b.cfg.PreferSource = true
 	b.open()
 	f := b.forwarding(farev1.Mode_MODE_PER_FLOW)
@@ -265,7 +266,7 @@ func TestPreferredSource(t *testing.T) {
 	}
 	b.commit(setGroup(testGroup(1, 8, false, 1, 1, 1, 1)), setDestination(b.family.destination, 1, b.family.source, sequence(8, 0, 1)))
 	from := func() string {
-		return b.server.IP("route", "get", "10.255.0.2", "ipproto", "udp", "dport", "4791")
+		return b.Server.IP("route", "get", "10.255.0.2", "ipproto", "udp", "dport", "4791")
 	}
 	if got := from(); !strings.Contains(got, "src 10.255.0.77") {
 		t.Errorf("from %s, want 10.255.0.77", got)
@@ -284,7 +285,7 @@ func TestPreferredSource(t *testing.T) {
 func TestForwardingChanges(t *testing.T) {
 	gate.WithoutRaceDetector(t, "drives the kernel in one goroutine")
 	b := newBed(t, families[0])
-	b.resolve()
+	b.Resolve()
 	b.open()
 	b.greet(farev1.Mode_MODE_PER_FLOW)
 	ports := sequence(8, 0, 10127)
@@ -293,14 +294,14 @@ func TestForwardingChanges(t *testing.T) {
 		t.Helper()
 		for slot, port := range ports {
 			p, s := place(slot)
-			before, had, flow := b.total(), b.at(device(p, s), port), b.flow(port)
+			before, had, flow := b.total(), b.at(testbed.Device(p, s), port), b.flow(port)
 			if err := flow.send(2); err != nil {
 				t.Fatal(err)
 			}
 			flow.Close()
 			b.arrived(before + 2)
-			if got := b.at(device(p, s), port) - had; (got == 2) != (device(p, s) != gone) {
-				t.Errorf("%s: slot %d: %d of 2 packets at %s", when, slot, got, device(p, s))
+			if got := b.at(testbed.Device(p, s), port) - had; (got == 2) != (testbed.Device(p, s) != gone) {
+				t.Errorf("%s: slot %d: %d of 2 packets at %s", when, slot, got, testbed.Device(p, s))
 			}
 		}
 	}
@@ -348,7 +349,7 @@ func TestForwardingChanges(t *testing.T) {
 func TestLimits(t *testing.T) {
 	gate.WithoutRaceDetector(t, "drives the kernel in one goroutine")
 	b := newBed(t, families[0])
-	b.resolve()
+	b.Resolve()
 	b.cfg.MaxPairs, b.cfg.MaxSlotCounters = 2, 8
 	b.open()
 	b.greet(farev1.Mode_MODE_PER_FLOW)
@@ -366,7 +367,7 @@ func TestLimits(t *testing.T) {
 	if stats, err := b.s.Stats(); err != nil || stats.Destinations != 2 || stats.Pairs != 2 {
 		t.Errorf("%+v, %v", stats, err)
 	}
-	if routes := b.server.IP("route", "show", "table", "179"); strings.Contains(routes, "10.255.0.4") {
+	if routes := b.Server.IP("route", "show", "table", "179"); strings.Contains(routes, "10.255.0.4") {
 		t.Errorf("a route is left: %s", routes)
 	}
 	// The counters of a removed pair are free for another pair, and zero.
@@ -383,7 +384,7 @@ func TestLimits(t *testing.T) {
 		t.Errorf("a new pair begins at %d packets", got.Packets)
 	}
 	for name, change := range map[string]contract.Change{
-		"slot 128":  setGroup(&farev1.Vector{Id: 9, Slots: []*farev1.VectorSlot{{Slot: 128, Plane: "plane0"}}}),
+		"slot 128":  setGroup(&farev1.Vector{Id: 9, Slots: []*farev1.VectorSlot{{Slot: 128, Plane: "p0"}}}),
 		"129 ports": setDestination(second, 1, b.family.source, sequence(129, 0, 1)),
 	} {
 		if code := status.Code(b.s.Commit([]contract.Change{change})); code != codes.OutOfRange {

@@ -15,6 +15,7 @@ import (
 	"github.com/fared/fared/dataplane/internal/contract"
 	"github.com/fared/fared/internal/netnstest"
 	"github.com/fared/fared/internal/testkit/gate"
+	"github.com/fared/fared/internal/testkit/testbed"
 )
 
 // descriptors runs f with n descriptors available beyond those that are open.
@@ -44,7 +45,7 @@ func descriptors(t *testing.T, n int, f func()) {
 // and the next start adopts all state.
 func TestFailedStart(t *testing.T) {
 	b := newBed(t, families[0])
-	b.resolve()
+	b.Resolve()
 	b.open()
 	b.greet(farev1.Mode_MODE_PER_FLOW)
 	ports := sequence(8, 5, 10127)
@@ -54,7 +55,7 @@ func TestFailedStart(t *testing.T) {
 		t.Helper()
 		for slot, port := range ports {
 			p, s := place(slot)
-			if got := b.sentFrom(gpu{loopback: b.family.source}, port, 2); got[device(p, s)] != 2 {
+			if got := b.sentFrom(gpu{loopback: b.family.source}, port, 2); got[testbed.Device(p, s)] != 2 {
 				t.Fatalf("slot %d: 2 packets at %v", slot, got)
 			}
 		}
@@ -78,7 +79,7 @@ func TestFailedStart(t *testing.T) {
 		}
 		var err error
 		descriptors(t, n, func() {
-			err = b.server.Do(func() error {
+			err = b.Server.Do(func() error {
 				s, err := Open(b.cfg)
 				if err == nil {
 					b.s, open = s, true
@@ -139,7 +140,7 @@ func TestLossBeforeHello(t *testing.T) {
 	for _, layout := range []string{"same", "other"} {
 		t.Run(layout, func(t *testing.T) {
 			b := newBed(t, families[0])
-			b.resolve()
+			b.Resolve()
 			b.open()
 			b.greet(farev1.Mode_MODE_PER_FLOW)
 			ports := sequence(8, 5, 10127)
@@ -171,9 +172,9 @@ func TestLossBeforeHello(t *testing.T) {
 				})
 			}
 			reach(true)
-			b.leaves[1].IP("link", "set", "server0", "down")
+			b.Leaves[1].IP("link", "set", "server0", "down")
 			reach(false)
-			b.leaves[1].Addr("server0", "fd00:16:1:0::2/64")
+			b.Leaves[1].Addr("server0", "fd00:16:1:0::2/64")
 			reach(true)
 		})
 	}
@@ -211,7 +212,7 @@ func TestSweepPins(t *testing.T) {
 	if err := b.s.Close(); err != nil {
 		t.Fatal(err)
 	}
-	b.server.IP("link", "del", DefaultDevice)
+	b.Server.IP("link", "del", DefaultDevice)
 	sweep(base + "-7")
 	left, err := filepath.Glob(base + "*")
 	if want := []string{base + "-8", base + "-x"}; err != nil || !slices.Equal(left, want) {

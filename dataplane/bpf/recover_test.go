@@ -64,7 +64,7 @@ func TestRecover(t *testing.T) {
 			}
 			b := newBed(t, families[0])
 			gpus := newGPUs(b)
-			b.resolve()
+			b.Resolve()
 			b.open()
 			forwarding := b.forwardingOf(mode, gpus[:]...)
 			server := contract.New(contract.Config{Forwarder: b.s})

@@ -13,7 +13,7 @@ import (
 func TestFlowsOfALostSubPortMoveOnce(t *testing.T) {
 	gate.WithoutRaceDetector(t, "drives the kernel in one goroutine")
 	b := newBed(t, families[0])
-	b.resolve()
+	b.Resolve()
 	b.open()
 	b.greet(farev1.Mode_MODE_PER_FLOW)
 	whole := testGroup(1, 0, false, 1, 1, 1, 1)
@@ -52,7 +52,7 @@ func TestFlowsOfALostSubPortMoveOnce(t *testing.T) {
 		return where
 	}
 	first := places()
-	b.leaves[1].IP("link", "set", "server0", "down")
+	b.Leaves[1].IP("link", "set", "server0", "down")
 	b.awaitLive("p1.0", false)
 	lost := places()
 	moved := 0
@@ -81,10 +81,10 @@ func TestFlowsOfALostSubPortMoveOnce(t *testing.T) {
 	if after := places(); after != lost {
 		t.Errorf("weights for a sub-port without a carrier move flows:\n%v\nto\n%v", lost, after)
 	}
-	b.leaves[1].IP("link", "set", "server0", "up")
-	b.leaves[1].Addr("server0", "fd00:16:1:0::2/64") // the address was removed with the link
+	b.Leaves[1].IP("link", "set", "server0", "up")
+	b.Leaves[1].Addr("server0", "fd00:16:1:0::2/64") // the address was removed with the link
 	b.awaitLive("p1.0", true)
-	b.resolve()
+	b.Resolve()
 	if back := places(); back != first {
 		t.Errorf("after the carrier is back:\n%v\nbefore:\n%v", back, first)
 	}

@@ -16,6 +16,7 @@ import (
 	"github.com/fared/fared/dataplane/internal/contract"
 	"github.com/fared/fared/internal/netnstest"
 	"github.com/fared/fared/internal/testkit/gate"
+	"github.com/fared/fared/internal/testkit/testbed"
 )
 
 // manyPorts is a server with n unconnected sub-ports whose packets the kernel counts.
@@ -76,7 +77,7 @@ func (m *manyPorts) program(mode farev1.Mode, to netip.Prefix, weights []uint32)
 	f := &farev1.Forwarding{Mode: mode, Loopbacks: []string{"10.255.0.1/32"}, UdpPorts: []uint32{roce}}
 	g := &farev1.Vector{Id: 1}
 	for i, w := range weights {
-		plane := fmt.Sprintf("plane%d", i/4)
+		plane := fmt.Sprintf("p%d", i/4)
 		if i%4 == 0 {
 			f.Planes = append(f.Planes, &farev1.ForwardingPlane{Plane: plane})
 		}
@@ -125,7 +126,7 @@ func TestShares(t *testing.T) {
 				sum += float64(weights[i])
 			}
 			flow := func(port int) *flow {
-				b := &bed{TB: t, server: m.server, family: families[0]}
+				b := &bed{TB: t, Planes: &testbed.Planes{Server: m.server}, family: families[0]}
 				return b.flowTo(to.Addr(), uint32(port))
 			}
 			// judge fails unless the packets sent since before follow the weights, to within slack packets of each share.

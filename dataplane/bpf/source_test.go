@@ -12,6 +12,7 @@ import (
 	"github.com/fared/fared/dataplane/internal/contract"
 	"github.com/fared/fared/internal/netnstest"
 	"github.com/fared/fared/internal/testkit/gate"
+	"github.com/fared/fared/internal/testkit/testbed"
 )
 
 // gpu is an IPv4 or IPv6 loopback with separate ports: one sub-port of each plane.
@@ -28,14 +29,14 @@ func newGPUs(b *bed) [2]gpu {
 	if b.family.source.Addr().Is6() {
 		second = netip.MustParsePrefix("fd00:255::11/128")
 	}
-	b.server.Addr("lo", second.String())
+	b.Server.Addr("lo", second.String())
 	return [2]gpu{
 		{b.family.source, 0, []uint32{1, 1, 0, 1}, sequence(6, 700, 10127)},
 		{second, 1, []uint32{3, 1, 2, 2}, sequence(8, 900, 10127)},
 	}
 }
 
-func (g gpu) device(plane int) string { return device(plane, g.sub) }
+func (g gpu) device(plane int) string { return testbed.Device(plane, g.sub) }
 
 func (g gpu) devices() (all []string) {
 	for p := range testPlanes {
@@ -49,7 +50,7 @@ func (g gpu) group(id uint32) *farev1.Vector {
 	v := &farev1.Vector{Id: id, Source: g.loopback.String()}
 	for p, w := range g.weights {
 		if w > 0 {
-			v.Members = append(v.Members, &farev1.VectorMember{Plane: fmt.Sprintf("plane%d", p), Device: g.device(p), Weight: w})
+			v.Members = append(v.Members, &farev1.VectorMember{Plane: fmt.Sprintf("p%d", p), Device: g.device(p), Weight: w})
 		}
 	}
 	for slot := range g.ports {
@@ -179,7 +180,7 @@ func TestSourceGroups(t *testing.T) {
 			}
 			b := newBed(t, f)
 			gpus := newGPUs(b)
-			b.resolve()
+			b.Resolve()
 			b.open()
 			forwarding := b.forwardingOf(farev1.Mode_MODE_PER_FLOW, gpus[:]...)
 			set := func(f *farev1.Forwarding) {
@@ -251,7 +252,7 @@ func TestSourceGroupsSpray(t *testing.T) {
 	gate.WithoutRaceDetector(t, "drives the kernel in one goroutine")
 	b := newBed(t, families[0])
 	gpus := newGPUs(b)
-	b.resolve()
+	b.Resolve()
 	b.open()
 	// The first GPU has both sub-ports of plane 0 and nothing else, the second all except p0.0.
 	f := b.forwardingOf(farev1.Mode_MODE_PER_PACKET, gpus[:]...)
@@ -262,7 +263,7 @@ func TestSourceGroupsSpray(t *testing.T) {
 	}
 	first, second := testGroup(1, 2, true, 1), testGroup(2, 4, true, 1, 1, 1, 1)
 	first.Source, second.Source = gpus[0].loopback.String(), gpus[1].loopback.String()
-	first.Slots[1].Plane = "plane0"
+	first.Slots[1].Plane = "p0"
 	first.Members[0].Weight = 3
 	second.Members = second.Members[1:]
 	b.commit(contract.Change{Kind: contract.GroupChange, Group: 1, Source: gpus[0].loopback, After: first},

@@ -21,6 +21,7 @@ import (
 	"github.com/fared/fared/dataplane/internal/contract"
 	"github.com/fared/fared/internal/netnstest"
 	"github.com/fared/fared/internal/testkit/gate"
+	"github.com/fared/fared/internal/testkit/testbed"
 )
 
 // TestPins checks that all packets of a slot leave over its sub-port, and that those without a slot are distributed over
@@ -33,7 +34,7 @@ func TestPins(t *testing.T) {
 				gate.Slow(t, gate.Kernel, "another address family")
 			}
 			b := newBed(t, f)
-			b.resolve()
+			b.Resolve()
 			b.open()
 			b.greet(farev1.Mode_MODE_PER_FLOW)
 			for name, ports := range map[string][]uint32{
@@ -46,7 +47,7 @@ func TestPins(t *testing.T) {
 				had := map[uint32]int{}
 				for slot, port := range ports {
 					p, s := place(slot)
-					had[port] = b.at(device(p, s), port)
+					had[port] = b.at(testbed.Device(p, s), port)
 					flow := b.flow(port)
 					if err := flow.send(each); err != nil {
 						t.Fatal(err)
@@ -56,8 +57,8 @@ func TestPins(t *testing.T) {
 				b.arrived(before + each*len(ports))
 				for slot, port := range ports {
 					p, s := place(slot)
-					if got := b.at(device(p, s), port) - had[port]; got != each {
-						t.Errorf("%s: slot %d: %d of %d packets at %s", name, slot, got, each, device(p, s))
+					if got := b.at(testbed.Device(p, s), port) - had[port]; got != each {
+						t.Errorf("%s: slot %d: %d of %d packets at %s", name, slot, got, each, testbed.Device(p, s))
 					}
 				}
 			}
@@ -79,7 +80,7 @@ func TestSpray(t *testing.T) {
 				gate.Slow(t, gate.Kernel, "another address family")
 			}
 			b := newBed(t, f)
-			b.resolve()
+			b.Resolve()
 			b.open()
 			b.greet(farev1.Mode_MODE_PER_PACKET)
 			g := testGroup(1, 8, true, 2, 2, 1, 2)
@@ -169,32 +170,32 @@ func TestFailover(t *testing.T) {
 			b.commit(contract.Change{Kind: contract.SubPortChange, Device: "p1.0", Up: true})
 		}},
 		{"carrier", func(b *bed) {
-			b.leaves[1].IP("link", "set", "server0", "down")
+			b.Leaves[1].IP("link", "set", "server0", "down")
 		}, func(b *bed) {
-			b.leaves[1].Addr("server0", "fd00:16:1:0::2/64") // the address was removed with the link
+			b.Leaves[1].Addr("server0", "fd00:16:1:0::2/64") // the address was removed with the link
 		}},
 		{"device", func(b *bed) {
-			b.server.IP("link", "del", "p1.0")
+			b.Server.IP("link", "del", "p1.0")
 		}, func(b *bed) {
 			b.cable(1, 0)
 		}},
 		{"name", func(b *bed) {
-			b.server.IP("link", "set", "p1.0", "down")
-			b.server.IP("link", "set", "p1.0", "name", "other")
-			b.server.IP("link", "set", "other", "up")
+			b.Server.IP("link", "set", "p1.0", "down")
+			b.Server.IP("link", "set", "p1.0", "name", "other")
+			b.Server.IP("link", "set", "other", "up")
 		}, func(b *bed) {
-			b.server.IP("link", "set", "other", "down")
-			b.server.IP("link", "set", "other", "name", "p1.0")
-			b.server.Addr("p1.0", "fd00:16:1:0::1/64") // the address was removed with the link
+			b.Server.IP("link", "set", "other", "down")
+			b.Server.IP("link", "set", "other", "name", "p1.0")
+			b.Server.Addr("p1.0", "fd00:16:1:0::1/64") // the address was removed with the link
 		}},
 		{"alternative name", func(b *bed) {
-			b.server.IP("link", "set", "p1.0", "name", "other")
+			b.Server.IP("link", "set", "p1.0", "name", "other")
 		}, func(b *bed) {
-			b.server.IP("link", "property", "add", "dev", "other", "altname", "p1.0")
+			b.Server.IP("link", "property", "add", "dev", "other", "altname", "p1.0")
 		}},
 	}
 	b := newBed(t, families[0])
-	b.resolve()
+	b.Resolve()
 	b.open()
 	b.greet(farev1.Mode_MODE_PER_FLOW)
 	const n = 64
@@ -239,7 +240,7 @@ func TestFailover(t *testing.T) {
 			others := map[string]bool{}
 			for slot, dev := range round() {
 				p, s := place(slot)
-				switch own := device(p, s); {
+				switch own := testbed.Device(p, s); {
 				case own != "p1.0" && dev != own:
 					t.Errorf("slot %d moved from %s to %q", slot, own, dev)
 				case own == "p1.0" && (dev == "" || dev == own):
@@ -256,9 +257,9 @@ func TestFailover(t *testing.T) {
 			}
 			way.off(b)
 			up(true)
-			b.resolve()
+			b.Resolve()
 			for slot, dev := range round() {
-				if p, s := place(slot); dev != device(p, s) {
+				if p, s := place(slot); dev != testbed.Device(p, s) {
 					t.Errorf("back: slot %d at %q", slot, dev)
 				}
 			}
@@ -267,7 +268,7 @@ func TestFailover(t *testing.T) {
 	t.Run("all", func(t *testing.T) {
 		for p := range testPlanes {
 			for s := range testSubPorts {
-				b.commit(contract.Change{Kind: contract.SubPortChange, Device: device(p, s)})
+				b.commit(contract.Change{Kind: contract.SubPortChange, Device: testbed.Device(p, s)})
 			}
 		}
 		had := b.drops()[DropUnreachable]
@@ -288,7 +289,7 @@ func TestRestart(t *testing.T) {
 	for _, layout := range []string{"same", "other"} {
 		t.Run(layout, func(t *testing.T) {
 			b := newBed(t, families[0])
-			b.resolve()
+			b.Resolve()
 			b.open()
 			b.greet(farev1.Mode_MODE_PER_FLOW)
 			const n = 32
@@ -361,7 +362,7 @@ func TestRestart(t *testing.T) {
 			b.arrived(total)
 			for slot, port := range ports {
 				p, s := place(slot)
-				if dev := device(p, s); dev != "p3.1" && b.at(dev, port) != flows[slot].sent {
+				if dev := testbed.Device(p, s); dev != "p3.1" && b.at(dev, port) != flows[slot].sent {
 					t.Errorf("slot %d: %d of %d packets at %s", slot, b.at(dev, port), flows[slot].sent, dev)
 				} else if dev == "p3.1" && b.at(dev, port) != 0 {
 					t.Errorf("slot %d: %d packets at %s, which is held down", slot, b.at(dev, port), dev)
@@ -376,7 +377,7 @@ func TestRestart(t *testing.T) {
 			if err != nil || stats.Groups != 1 || stats.Destinations != 1 || stats.Pairs != 1 || !stats.Settled {
 				t.Errorf("settled: %+v, %v", stats, err)
 			}
-			if routes := b.server.IP("route", "show", "table", "179"); strings.Contains(routes, "10.255.9.9") || !strings.Contains(routes, "10.255.0.2") {
+			if routes := b.Server.IP("route", "show", "table", "179"); strings.Contains(routes, "10.255.9.9") || !strings.Contains(routes, "10.255.0.2") {
 				t.Errorf("routes: %s", routes)
 			}
 			if dirs, err := os.ReadDir(b.cfg.PinDir); err != nil || len(dirs) != 2 {
@@ -426,9 +427,9 @@ func TestDetach(t *testing.T) {
 		"rule add ipproto udp dport 4791 lookup 500 priority 1791 protocol static",
 		"-6 rule add ipproto udp dport 4791 lookup 500 priority 1791 protocol static",
 	} {
-		b.server.IP(strings.Fields(line)...)
+		b.Server.IP(strings.Fields(line)...)
 	}
-	world := func() string { return b.server.IP("-d", "link") + b.server.Objects() }
+	world := func() string { return b.Server.IP("-d", "link") + b.Server.Objects() }
 	before := world()
 	b.open()
 	b.greet(farev1.Mode_MODE_PER_FLOW)
@@ -436,10 +437,10 @@ func TestDetach(t *testing.T) {
 	b.commit(setGroup(testGroup(1, 8, false, 1, 1, 1, 1)), setDestination(b.family.destination, 1, b.family.source, sequence(8, 0, 1)),
 		setDestination(six, 1, families[1].source, sequence(8, 0, 1)))
 	pass := attachPass(t, b)
-	if out, err := b.server.Output("bpftool", "net", "show"); err != nil || !strings.Contains(string(out), "fared0") {
+	if out, err := b.Server.Output("bpftool", "net", "show"); err != nil || !strings.Contains(string(out), "fared0") {
 		t.Logf("bpftool net show: %s %v", out, err)
 	}
-	if now := b.server.IP("-6", "route", "show", "table", "179"); !strings.Contains(now, "fd00:255::2 via fe80::1 dev fared0") {
+	if now := b.Server.IP("-6", "route", "show", "table", "179"); !strings.Contains(now, "fd00:255::2 via fe80::1 dev fared0") {
 		t.Errorf("no IPv6 route: %s", now)
 	}
 	if err := pass.Close(); err != nil {
@@ -462,14 +463,14 @@ func TestDetach(t *testing.T) {
 		t.Fatal(err)
 	}
 	for range 2 {
-		b.server.Must(func() error { return Flush(b.cfg) })
+		b.Server.Must(func() error { return Flush(b.cfg) })
 		if after := world(); after != before {
 			t.Errorf("before:\n%s\nafter --flush:\n%s", before, after)
 		}
 	}
 	// A device with the anchor's name but without its mark stays.
-	b.server.IP("link", "add", "fared0", "type", "ifb")
-	if err := b.server.Do(func() error {
+	b.Server.IP("link", "add", "fared0", "type", "ifb")
+	if err := b.Server.Do(func() error {
 		s, err := Open(b.cfg)
 		if err == nil {
 			return s.Close()
@@ -478,8 +479,8 @@ func TestDetach(t *testing.T) {
 	}); err == nil || !strings.Contains(err.Error(), "use another name") {
 		t.Errorf("Open on a device of another program: %v", err)
 	}
-	b.server.Must(func() error { return Flush(b.cfg) })
-	if !strings.Contains(b.server.IP("link"), "fared0") {
+	b.Server.Must(func() error { return Flush(b.cfg) })
+	if !strings.Contains(b.Server.IP("link"), "fared0") {
 		t.Error("the device of another program was removed")
 	}
 }
@@ -495,7 +496,7 @@ func attachPass(t *testing.T, b *bed) link.Link {
 	}
 	defer program.Close()
 	var l link.Link
-	b.server.Must(func() error {
+	b.Server.Must(func() error {
 		l, err = link.AttachTCX(link.TCXOptions{Interface: b.s.routes.anchor, Program: program, Attach: ebpf.AttachTCXEgress})
 		return err
 	})
@@ -506,15 +507,15 @@ func attachPass(t *testing.T, b *bed) link.Link {
 func TestAnchorComesBack(t *testing.T) {
 	gate.WithoutRaceDetector(t, "drives the kernel in one goroutine")
 	b := newBed(t, families[0])
-	b.resolve()
+	b.Resolve()
 	b.open()
 	b.greet(farev1.Mode_MODE_PER_FLOW)
 	ports := sequence(8, 0, 10127)
 	b.commit(setGroup(testGroup(1, 8, false, 1, 1, 1, 1)), setDestination(b.family.destination, 1, b.family.source, ports))
 	for _, how := range [][]string{{"link", "set", "fared0", "down"}, {"link", "del", "fared0"}} {
-		b.server.IP(how...)
+		b.Server.IP(how...)
 		netnstest.Eventually(t, time.Minute, func() error {
-			if routes, err := b.server.Output("ip", "route", "show", "table", "179"); err != nil || !strings.Contains(string(routes), "10.255.0.2") {
+			if routes, err := b.Server.Output("ip", "route", "show", "table", "179"); err != nil || !strings.Contains(string(routes), "10.255.0.2") {
 				return fmt.Errorf("no route: %v", err)
 			}
 			return nil
@@ -529,13 +530,13 @@ func TestAnchorComesBack(t *testing.T) {
 		if b.at("p2.0", ports[2]) != had+1 {
 			t.Errorf("after %v: slot 2 is not at p2.0", how)
 		}
-		b.server.IP("link", "set", "p0.0", "mtu", "1400")
+		b.Server.IP("link", "set", "p0.0", "mtu", "1400")
 		netnstest.Eventually(t, time.Minute, func() error {
-			if out := b.server.IP("link", "show", "fared0"); !strings.Contains(out, "mtu 1400") {
+			if out := b.Server.IP("link", "show", "fared0"); !strings.Contains(out, "mtu 1400") {
 				return errors.New(out)
 			}
 			return nil
 		})
-		b.server.IP("link", "set", "p0.0", "mtu", "1500")
+		b.Server.IP("link", "set", "p0.0", "mtu", "1500")
 	}
 }

@@ -16,6 +16,7 @@ import (
 	farev1 "github.com/fared/fared/api/fare/v1"
 	"github.com/fared/fared/internal/netnstest"
 	"github.com/fared/fared/internal/testkit/gate"
+	"github.com/fared/fared/internal/testkit/testbed"
 )
 
 // wholly fails unless a connection's segments arrived at one device only.
@@ -51,7 +52,7 @@ func TestTCP(t *testing.T) {
 			came := func(slot int, flags byte, bytes int) (seen carried) {
 				t.Helper()
 				p, sub := place(slot)
-				dev := device(p, sub)
+				dev := testbed.Device(p, sub)
 				netnstest.Eventually(t, time.Minute, func() error {
 					if seen = b.segments(ports[slot])[dev]; seen.flags&flags != flags || seen.bytes < bytes {
 						return fmt.Errorf("slot %d: %+v at %s; %v", slot, seen, dev, b.segments(ports[slot]))
@@ -115,10 +116,10 @@ func TestTCPMeetsTheMTU(t *testing.T) {
 	if n := old.mss(t); n <= 1300-40 {
 		t.Fatalf("segments of %d bytes at MTU 1500", n)
 	}
-	b.server.IP("link", "set", "p2.0", "mtu", "1300")
-	b.leaves[2].IP("link", "set", "server0", "mtu", "1300")
+	b.Server.IP("link", "set", "p2.0", "mtu", "1300")
+	b.Leaves[2].IP("link", "set", "server0", "mtu", "1300")
 	netnstest.Eventually(t, time.Minute, func() error {
-		if link := b.server.IP("link", "show", "fared0"); !strings.Contains(link, "mtu 1300 ") {
+		if link := b.Server.IP("link", "show", "fared0"); !strings.Contains(link, "mtu 1300 ") {
 			return fmt.Errorf("the anchor is %s", link)
 		}
 		return nil
@@ -197,12 +198,12 @@ func TestTCPGoesOn(t *testing.T) {
 				for i, port := range ports {
 					p, s := place(i)
 					if p != without {
-						b.wholly(what, port, device(p, s))
+						b.wholly(what, port, testbed.Device(p, s))
 						continue
 					}
 					seen := b.segments(port)
 					for _, sub := range []int{0, 1} {
-						if _, ok := seen[device(p, sub)]; ok || len(seen) == 0 {
+						if _, ok := seen[testbed.Device(p, sub)]; ok || len(seen) == 0 {
 							t.Errorf("%s: slot %d is at %v", what, i, slices.Sorted(maps.Keys(seen)))
 						}
 					}
@@ -212,14 +213,14 @@ func TestTCPGoesOn(t *testing.T) {
 			patience := func(ms int) {
 				t.Helper()
 				for _, set := range []string{"ipv4/neigh/p1.0", "ipv4/neigh/p1.1", "ipv6/neigh/p1.0", "ipv6/neigh/p1.1"} {
-					b.server.Sysctl(fmt.Sprintf("net/%s/retrans_time_ms=%d", set, ms))
+					b.Server.Sysctl(fmt.Sprintf("net/%s/retrans_time_ms=%d", set, ms))
 				}
 			}
 			goOn("start")
 			at("start", -1)
 			patience(60_000) // packets queued for an unreachable next hop would wait longer than the test runs
 			for s := range testSubPorts {
-				b.leaves[1].IP("link", "set", fmt.Sprint("server", s), "down")
+				b.Leaves[1].IP("link", "set", testbed.LeafPort(s), "down")
 			}
 			netnstest.Eventually(t, time.Minute, func() error { return b.usable(false, "p1.0", "p1.1") })
 			goOn("plane 1 dead")
@@ -229,7 +230,7 @@ func TestTCPGoesOn(t *testing.T) {
 			}
 			patience(1000)
 			for s := range testSubPorts {
-				b.leaves[1].Addr(fmt.Sprint("server", s), fmt.Sprintf("fd00:16:1:%d::2/64", s)) // the address was removed with the link
+				b.Leaves[1].Addr(testbed.LeafPort(s), fmt.Sprintf("fd00:16:1:%d::2/64", s)) // the address was removed with the link
 			}
 			netnstest.Eventually(t, time.Minute, func() error { return b.usable(true, "p1.0", "p1.1") })
 			goOn("plane 1 back")
@@ -237,7 +238,7 @@ func TestTCPGoesOn(t *testing.T) {
 			moved := testGroup(1, 8, false, 1, 1, 0, 1)
 			for i, slot := range moved.Slots {
 				if p, s := place(i); p == 2 {
-					slot.Plane, slot.Device = "plane0", device(0, s)
+					slot.Plane, slot.Device = "p0", testbed.Device(0, s)
 				}
 			}
 			b.commit(setGroup(moved))
@@ -247,7 +248,7 @@ func TestTCPGoesOn(t *testing.T) {
 				if p == 2 {
 					p = 0
 				}
-				b.wholly("plane 2 out of the group", port, device(p, s))
+				b.wholly("plane 2 out of the group", port, testbed.Device(p, s))
 			}
 			b.commit(setGroup(whole))
 			goOn("plane 2 in the group again")
@@ -302,7 +303,7 @@ func TestTCPIsNotSprayed(t *testing.T) {
 		all := b.segments(port)
 		for dev := range all {
 			used[dev] = true
-			if len(all) != 1 || plane >= 0 && dev != device(plane, 0) && dev != device(plane, 1) {
+			if len(all) != 1 || plane >= 0 && dev != testbed.Device(plane, 0) && dev != testbed.Device(plane, 1) {
 				t.Errorf("%s of plane %d is at %v", what, plane, slices.Sorted(maps.Keys(all)))
 			}
 		}
@@ -339,7 +340,7 @@ func TestProtocolsHavePortsOfTheirOwn(t *testing.T) {
 	// check checks both the rules and the program for a port.
 	check := func(protocol byte, name string, port int, steered bool) {
 		t.Helper()
-		out, err := b.server.Output("ip", "route", "get", "10.255.0.2", "from", "10.255.0.1", "ipproto", name, "dport", fmt.Sprint(port))
+		out, err := b.Server.Output("ip", "route", "get", "10.255.0.2", "from", "10.255.0.1", "ipproto", name, "dport", fmt.Sprint(port))
 		if got := err == nil && strings.Contains(string(out), "fared0"); got != steered {
 			t.Errorf("%s port %d has a rule: %v", name, port, got)
 		}
@@ -367,8 +368,8 @@ func TestProtocolsHavePortsOfTheirOwn(t *testing.T) {
 					}
 				}
 			}
-			if n := strings.Count(b.server.IP(family, "rule", "show", "protocol", "179"), "dport"); n != want {
-				t.Errorf("%d rules, want %d:\n%s", n, want, b.server.IP(family, "rule"))
+			if n := strings.Count(b.Server.IP(family, "rule", "show", "protocol", "179"), "dport"); n != want {
+				t.Errorf("%d rules, want %d:\n%s", n, want, b.Server.IP(family, "rule"))
 			}
 		}
 	}

@@ -98,20 +98,20 @@ func newTCPBed(t testing.TB, f family) (*bed, *sink) {
 	k := &sink{far: netnstest.New(t), got: map[uint16]int{}}
 	to, from := f.destination.Addr(), f.source.Addr()
 	k.far.Addr("lo", f.destination.String())
-	for p, leaf := range b.leaves {
+	for p, leaf := range b.Leaves {
 		netnstest.Cable(t, leaf, "far", fmt.Sprintf("172.17.%d.0/31 fd00:17:%d::1/64", p, p), k.far, fmt.Sprint("leaf", p), fmt.Sprintf("172.17.%d.1/31 fd00:17:%d::2/64", p, p))
 		for _, set := range []string{"net.ipv4.ip_forward=1", "net.ipv6.conf.all.forwarding=1"} {
 			leaf.Sysctl(set)
 		}
 		leaf.IP("route", "add", f.destination.String(), "via", via(to, fmt.Sprintf("172.17.%d.1", p), fmt.Sprintf("fd00:17:%d::2", p)))
 	}
-	netnstest.Cable(t, b.server, "back", "172.18.0.0/31 fd00:18::1/64", k.far, "back", "172.18.0.1/31 fd00:18::2/64")
+	netnstest.Cable(t, b.Server, "back", "172.18.0.0/31 fd00:18::1/64", k.far, "back", "172.18.0.1/31 fd00:18::2/64")
 	k.far.IP("route", "add", f.source.String(), "via", via(from, "172.18.0.0", "fd00:18::1"))
 	k.far.Must(func() (err error) {
 		k.listener, err = net.ListenTCP("tcp", net.TCPAddrFromAddrPort(netip.AddrPortFrom(to, tcpPort)))
 		return err
 	})
-	b.resolve()
+	b.Resolve()
 	k.done.Add(1)
 	go k.accept()
 	t.Cleanup(func() {
@@ -184,7 +184,7 @@ type stream struct {
 func (b *bed) connect(port uint32) *stream {
 	b.Helper()
 	s := &stream{port: port, stop: make(chan struct{}), done: make(chan error, 1)}
-	if err := b.server.Do(func() (err error) {
+	if err := b.Server.Do(func() (err error) {
 		s.TCPConn, err = net.DialTCP("tcp", net.TCPAddrFromAddrPort(netip.AddrPortFrom(b.family.source.Addr(), uint16(port))),
 			net.TCPAddrFromAddrPort(netip.AddrPortFrom(b.family.destination.Addr(), tcpPort)))
 		return err
