@@ -3,8 +3,6 @@ package main
 import (
 	"errors"
 	"fmt"
-	"io"
-	"net"
 	"os"
 	"path/filepath"
 	"strings"
@@ -13,19 +11,19 @@ import (
 	"time"
 
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/protobuf/proto"
 
 	"github.com/fared/fared/api/dptest"
 	farev1 "github.com/fared/fared/api/fare/v1"
 	"github.com/fared/fared/dataplane/agent"
+	"github.com/fared/fared/internal/testkit/testbed"
 )
 
 // agentProcess is a process of `fared dataplane`, and a connection to it.
 type agentProcess struct {
 	*process
 	socket string
-	client farev1.DataplaneServiceClient
+	conn   *grpc.ClientConn
 }
 
 // startAgent starts an agent in a directory and waits until it answers.
@@ -33,35 +31,14 @@ func startAgent(t *testing.T, dir string, args ...string) *agentProcess {
 	t.Helper()
 	a := &agentProcess{socket: filepath.Join(dir, "dataplane.sock")}
 	a.process = start(t, append([]string{"dataplane", "--driver", "memory", "--socket", a.socket}, args...)...)
-	conn, err := grpc.NewClient("unix:"+a.socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { conn.Close() })
-	a.client = farev1.NewDataplaneServiceClient(conn)
-	within(t, generous, func() error {
-		if err := a.running(); err != nil {
-			t.Fatal(err)
-		}
-		_, err := readDataplane(t.Context(), conn)
-		return err
-	})
+	a.conn = testbed.Dial(t, a.socket)
+	testbed.Answers(t, a.conn, a.running)
 	return a
-}
-
-func shortDir(t *testing.T) string {
-	t.Helper()
-	dir, err := os.MkdirTemp("", "fared") // t.TempDir is too long for a socket's path on some machines
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { os.RemoveAll(dir) })
-	return dir
 }
 
 func (a *agentProcess) hello(t *testing.T, forwarding *farev1.Forwarding) {
 	t.Helper()
-	if _, err := a.client.Hello(t.Context(), &farev1.HelloRequest{Forwarding: forwarding}); err != nil {
+	if _, err := farev1.NewDataplaneServiceClient(a.conn).Hello(t.Context(), &farev1.HelloRequest{Forwarding: forwarding}); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -69,53 +46,16 @@ func (a *agentProcess) hello(t *testing.T, forwarding *farev1.Forwarding) {
 // program sends operations and requires that all are in effect.
 func (a *agentProcess) program(t *testing.T, operations ...*farev1.Operation) {
 	t.Helper()
-	stream, err := a.client.Program(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	for i, o := range operations {
-		o.Id = uint64(i + 1)
-	}
-	if err := stream.Send(&farev1.ProgramRequest{Operations: operations}); err != nil {
-		t.Fatal(err)
-	}
-	if err := stream.CloseSend(); err != nil {
-		t.Fatal(err)
-	}
-	for left := len(operations); ; {
-		response, err := stream.Recv()
-		if errors.Is(err, io.EOF) && left == 0 {
-			return
-		}
-		if err != nil {
-			t.Fatal(err)
-		}
-		for _, ack := range response.Acks {
-			if ack.Level == farev1.AckLevel_ACK_LEVEL_REFUSED {
-				t.Fatalf("refused: %v", ack)
-			}
-			left--
-		}
+	stream := testbed.OpenStream(t, a.conn)
+	stream.Request(operations...)
+	if refused := stream.Finish(); len(refused) > 0 {
+		t.Fatalf("refused: %v", refused)
 	}
 }
 
 func (a *agentProcess) snapshot(t *testing.T) *farev1.SnapshotResponse {
 	t.Helper()
-	all := &farev1.SnapshotResponse{}
-	stream, err := a.client.Snapshot(t.Context(), &farev1.SnapshotRequest{}, grpc.WaitForReady(true))
-	if err != nil {
-		t.Fatal(err)
-	}
-	for {
-		part, err := stream.Recv()
-		if errors.Is(err, io.EOF) {
-			return all
-		}
-		if err != nil {
-			t.Fatal(err)
-		}
-		proto.Merge(all, part)
-	}
+	return testbed.Snapshot(t, a.conn, grpc.WaitForReady(true))
 }
 
 func setGroup(id uint32, members ...*farev1.VectorMember) *farev1.Operation {
@@ -136,7 +76,7 @@ func someState() []*farev1.Operation {
 }
 
 func TestDataplaneShow(t *testing.T) {
-	a := startAgent(t, shortDir(t))
+	a := startAgent(t, testbed.ShortDir(t))
 	forwarding := dptest.DefaultForwarding()
 	a.hello(t, forwarding)
 	a.program(t, someState()...)
@@ -179,19 +119,8 @@ func (counting) Counters(r *farev1.CountersRequest, stream grpc.ServerStreamingS
 }
 
 func TestDataplaneCounters(t *testing.T) {
-	socket := filepath.Join(shortDir(t), "s")
-	l, err := net.Listen("unix", socket)
-	if err != nil {
-		t.Fatal(err)
-	}
-	server := grpc.NewServer()
-	farev1.RegisterDataplaneServiceServer(server, counting{})
-	ended := make(chan error, 1)
-	go func() { ended <- server.Serve(l) }()
-	defer func() {
-		server.Stop()
-		<-ended
-	}()
+	socket := filepath.Join(testbed.ShortDir(t), "s")
+	testbed.Serve(t, socket, func(s grpc.ServiceRegistrar) { farev1.RegisterDataplaneServiceServer(s, counting{}) })
 	want := "SUB-PORT  PLANE  PACKETS  BYTES\np0.0      p0     7        7000\n\n" +
 		"SOURCE         DESTINATION    SLOT  PACKETS  BYTES  DIVERTED\n10.255.0.1/32  10.255.0.2/32  3     5        5000   1\n"
 	if got := must(t, "dataplane", "counters", "--socket", socket, "--destination", "10.255.0.2"); got != want {
@@ -206,7 +135,7 @@ func TestDataplaneCounters(t *testing.T) {
 }
 
 func TestDataplaneUsage(t *testing.T) {
-	dir := shortDir(t)
+	dir := testbed.ShortDir(t)
 	unserved := filepath.Join(dir, "unserved")
 	for _, c := range []struct {
 		code int
@@ -262,7 +191,7 @@ func TestDataplaneFlags(t *testing.T) {
 
 // TestDataplaneKilled checks that an agent that is killed and started again keeps its promised state, and that an orderly end removes the socket.
 func TestDataplaneKilled(t *testing.T) {
-	dir := shortDir(t)
+	dir := testbed.ShortDir(t)
 	a := startAgent(t, dir)
 	forwarding := dptest.DefaultForwarding()
 	a.hello(t, forwarding)
@@ -304,7 +233,7 @@ func TestDataplaneKilled(t *testing.T) {
 
 // TestDataplaneAlone checks that a second agent, and a flush, do not disturb a running agent.
 func TestDataplaneAlone(t *testing.T) {
-	dir := shortDir(t)
+	dir := testbed.ShortDir(t)
 	a := startAgent(t, dir, "--socket-mode", "0600", "--socket-owner", fmt.Sprint(os.Getuid()))
 	if info, err := os.Stat(a.socket); err != nil || info.Mode().Perm() != 0o600 {
 		t.Errorf("socket: %v, %v; want mode 0600", info, err)

@@ -19,13 +19,13 @@ import (
 
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/protobuf/proto"
 
 	"github.com/fared/fared/api/dptest"
 	farev1 "github.com/fared/fared/api/fare/v1"
 	"github.com/fared/fared/internal/netnstest"
 	"github.com/fared/fared/internal/testkit/gate"
+	"github.com/fared/fared/internal/testkit/testbed"
 )
 
 // kernelBed is a server of 2 planes with 2 sub-ports each in a network namespace, where an agent runs as a process.
@@ -44,7 +44,7 @@ func newKernelBed(t *testing.T, driver string) *kernelBed {
 	t.Helper()
 	netnstest.Require(t)
 	t.Setenv(asFared, "1")
-	b := &kernelBed{t: t, n: netnstest.New(t), leaf: netnstest.New(t), dir: shortDir(t), driver: driver, forwarding: dptest.DefaultForwarding()}
+	b := &kernelBed{t: t, n: netnstest.New(t), leaf: netnstest.New(t), dir: testbed.ShortDir(t), driver: driver, forwarding: dptest.DefaultForwarding()}
 	// Pinned objects outlive the namespace.
 	t.Cleanup(func() {
 		self, err := os.Executable()
@@ -97,19 +97,9 @@ func (b *kernelBed) start() (*netnstest.Process, *agentProcess, *grpc.ClientConn
 	}
 	command := append(append([]string{}, b.prefix...), append([]string{self}, b.args("--metrics-listen", metricsAt)...)...)
 	p := b.n.Start(b.t, command[0], command[1:]...)
-	conn, err := grpc.NewClient("unix:"+filepath.Join(b.dir, "dataplane.sock"), grpc.WithTransportCredentials(insecure.NewCredentials()))
-	if err != nil {
-		b.t.Fatal(err)
-	}
-	b.t.Cleanup(func() { conn.Close() })
-	netnstest.Eventually(b.t, time.Minute, func() error {
-		if err := p.Running(); err != nil {
-			b.t.Fatal(err)
-		}
-		_, err := readDataplane(b.t.Context(), conn)
-		return err
-	})
-	return p, &agentProcess{client: farev1.NewDataplaneServiceClient(conn)}, conn
+	conn := testbed.Dial(b.t, filepath.Join(b.dir, "dataplane.sock"))
+	testbed.Answers(b.t, conn, p.Running)
+	return p, &agentProcess{conn: conn}, conn
 }
 
 // metric sums the samples of the metric whose line begins with name.

@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"net"
 	"path/filepath"
 	"strings"
 	"sync"
@@ -13,6 +12,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	farev1 "github.com/fared/fared/api/fare/v1"
+	"github.com/fared/fared/internal/testkit/testbed"
 )
 
 // fake is a daemon with canned answers: half a Y-cable of plane p1 has failed, and the sender's p0 has been drained.
@@ -40,23 +40,16 @@ func startFake(t *testing.T) (socket string, f *fake) {
 	t.Helper()
 	f = &fake{}
 	socket = filepath.Join(t.TempDir(), "s")
-	l, err := net.Listen("unix", socket)
-	if err != nil {
-		t.Fatal(err)
-	}
-	s := grpc.NewServer()
-	farev1.RegisterWeightServiceServer(s, f)
-	farev1.RegisterFabricServiceServer(s, f)
-	var serving sync.WaitGroup
-	serving.Go(func() { s.Serve(l) })
 	t.Cleanup(func() {
-		s.Stop()
-		serving.Wait()
 		f.mu.Lock()
 		defer f.mu.Unlock()
 		for _, what := range f.unmet {
 			t.Error(what)
 		}
+	})
+	testbed.Serve(t, socket, func(s grpc.ServiceRegistrar) {
+		farev1.RegisterWeightServiceServer(s, f)
+		farev1.RegisterFabricServiceServer(s, f)
 	})
 	return socket, f
 }

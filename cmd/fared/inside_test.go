@@ -7,6 +7,8 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+
+	"github.com/fared/fared/internal/testkit/testbed"
 )
 
 // insideFile writes a server's configuration whose agent is in the daemon's process, and returns its path.
@@ -62,7 +64,7 @@ func TestInsideFlags(t *testing.T) {
 // TestInside checks `fared run` with an agent in its process: status shows it, its socket answers `fared dataplane show`, and both sockets are
 // removed at the end.
 func TestInside(t *testing.T) {
-	dir := shortDir(t)
+	dir := testbed.ShortDir(t)
 	socket, dataplane := filepath.Join(dir, "fared.sock"), filepath.Join(dir, "dataplane.sock")
 	p := start(t, "run", "--config", insideFile(t, dir, "--driver=memory, --socket="+dataplane), "--socket", socket)
 	within(t, generous, func() error {

@@ -16,6 +16,7 @@ import (
 
 	"github.com/fared/fared/internal/netnstest"
 	"github.com/fared/fared/internal/testkit/gate"
+	"github.com/fared/fared/internal/testkit/testbed"
 )
 
 // within waits for a condition; the condition's error names the missing state.
@@ -115,11 +116,7 @@ type processes struct {
 // starts every node and waits for the first server's weights.
 func startProcesses(t *testing.T) *processes {
 	t.Helper()
-	dir, err := os.MkdirTemp("", "fared") // t.TempDir is too long for a socket's path on some machines
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { os.RemoveAll(dir) })
+	dir := testbed.ShortDir(t)
 	f := &processes{t: t, dir: dir, nodes: map[string]*process{}}
 	if out := must(t, "lab", "--planes", "2", "--servers", "2", "--write-configs", dir); !strings.HasPrefix(out, "4 files in ") {
 		t.Errorf("lab --write-configs prints %q", out)

@@ -20,6 +20,7 @@ import (
 	"time"
 
 	"github.com/fared/fared/internal/netnstest"
+	"github.com/fared/fared/internal/testkit/testbed"
 )
 
 const prometheusAt = "127.0.0.1:9090"
@@ -60,7 +61,7 @@ func newPrometheusBed(t *testing.T, keys string, agentFlags ...string) *promethe
 	t.Helper()
 	netnstest.Require(t, "prometheus", "promtool")
 	t.Parallel() // most of the time the tests wait for the durations of alerts
-	b := &prometheusBed{t: t, dir: shortDir(t), nodes: map[string]*netnstest.Namespace{}, runs: map[string]*netnstest.Process{}, agentFlags: agentFlags, interval: "500ms"}
+	b := &prometheusBed{t: t, dir: testbed.ShortDir(t), nodes: map[string]*netnstest.Namespace{}, runs: map[string]*netnstest.Process{}, agentFlags: agentFlags, interval: "500ms"}
 	for _, name := range []string{"server0", "server1", "leaf0", "leaf1"} {
 		b.nodes[name] = netnstest.New(t)
 	}

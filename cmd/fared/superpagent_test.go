@@ -14,13 +14,14 @@ import (
 	"time"
 
 	"github.com/fared/fared/internal/netnstest"
+	"github.com/fared/fared/internal/testkit/testbed"
 	"github.com/fared/fared/interop/transports/superppeer"
 )
 
 // startSuperpAgent starts 'fared superp-agent' at a loopback in a separate process, and returns the address of its API.
 func startSuperpAgent(t *testing.T, address string, args ...string) (at string, p *process) {
 	t.Helper()
-	at = "unix:" + filepath.Join(shortDir(t), "agent.sock")
+	at = "unix:" + filepath.Join(testbed.ShortDir(t), "agent.sock")
 	p = start(t, append([]string{"superp-agent", "--address", address, "--listen", at, "--parameter", "udp_port=24449"}, args...)...)
 	within(t, generous, func() error {
 		if err := p.running(); err != nil {

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/fared/fared/internal/netnstest"
+	"github.com/fared/fared/internal/testkit/testbed"
 )
 
 // TestSuperviseUsage checks that an invalid list of commands is refused before any command starts.
@@ -39,7 +40,7 @@ func TestSuperviseUsage(t *testing.T) {
 // TestSupervise runs a data plane and a program side by side. The data plane is killed and restarted, SIGHUP does not affect it, and
 // SIGTERM ends all processes.
 func TestSupervise(t *testing.T) {
-	dir := shortDir(t)
+	dir := testbed.ShortDir(t)
 	socket := filepath.Join(dir, "dp.sock")
 	p := start(t, "supervise", "--", "dataplane", "--driver", "memory", "--socket", socket, "--journal", "none", "--", "/bin/sh", "-c", "trap '' HUP; exec sleep 1000")
 	answers := func() error {

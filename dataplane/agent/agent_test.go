@@ -33,6 +33,7 @@ import (
 	"github.com/fared/fared/internal/hostcheck"
 	"github.com/fared/fared/internal/netnstest"
 	"github.com/fared/fared/internal/testkit/gate"
+	"github.com/fared/fared/internal/testkit/testbed"
 	"github.com/fared/fared/internal/unixsocket"
 )
 
@@ -151,25 +152,6 @@ func plain(t *testing.T, socket string) *grpc.ClientConn {
 	return connect(t, "unix:"+socket, insecure.NewCredentials())
 }
 
-func snapshot(t *testing.T, conn grpc.ClientConnInterface) *farev1.SnapshotResponse {
-	t.Helper()
-	all := &farev1.SnapshotResponse{}
-	stream, err := farev1.NewDataplaneServiceClient(conn).Snapshot(t.Context(), &farev1.SnapshotRequest{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	for {
-		part, err := stream.Recv()
-		if errors.Is(err, io.EOF) {
-			return all
-		}
-		if err != nil {
-			t.Fatal(err)
-		}
-		proto.Merge(all, part)
-	}
-}
-
 // program sends Hello and operations and waits for all answers; it returns the refusals.
 func program(t *testing.T, conn *grpc.ClientConn, operations ...*farev1.Operation) (refused []*farev1.Ack) {
 	t.Helper()
@@ -177,33 +159,9 @@ func program(t *testing.T, conn *grpc.ClientConn, operations ...*farev1.Operatio
 	if _, err := client.Hello(t.Context(), &farev1.HelloRequest{Forwarding: dptest.DefaultForwarding()}); err != nil {
 		t.Fatal(err)
 	}
-	stream, err := client.Program(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	for i, o := range operations {
-		o.Id = uint64(i + 1)
-	}
-	if err := stream.Send(&farev1.ProgramRequest{Operations: operations}); err != nil {
-		t.Fatal(err)
-	}
-	if err := stream.CloseSend(); err != nil {
-		t.Fatal(err)
-	}
-	for {
-		response, err := stream.Recv()
-		if errors.Is(err, io.EOF) {
-			return refused
-		}
-		if err != nil {
-			t.Fatal(err)
-		}
-		for _, ack := range response.Acks {
-			if ack.Level == farev1.AckLevel_ACK_LEVEL_REFUSED {
-				refused = append(refused, ack)
-			}
-		}
-	}
+	stream := testbed.OpenStream(t, conn)
+	stream.Request(operations...)
+	return stream.Finish()
 }
 
 // typicalState returns operations that create a typical state.
@@ -246,7 +204,7 @@ func TestRestart(t *testing.T) {
 	if refused := program(t, plain(t, c.Socket), typicalState()...); len(refused) > 0 {
 		t.Fatal(refused)
 	}
-	want := snapshot(t, plain(t, c.Socket))
+	want := testbed.Snapshot(t, plain(t, c.Socket))
 	stop()
 	if !first.closed {
 		t.Error("the driver is still open")
@@ -257,7 +215,7 @@ func TestRestart(t *testing.T) {
 		t.Errorf("%d changes restored, settled %v; want 4", second.changes, second.settled)
 	}
 	conn := plain(t, c.Socket)
-	if got := snapshot(t, conn); !proto.Equal(got, want) {
+	if got := testbed.Snapshot(t, conn); !proto.Equal(got, want) {
 		t.Errorf("after the restart %v, before %v", got, want)
 	}
 	program(t, conn, typicalState()...)
@@ -283,7 +241,7 @@ func TestRestart(t *testing.T) {
 		spoilt.spoil(third)
 		c.Log = slog.New(slog.NewTextHandler(log, nil))
 		_, stop = run(t, c, third)
-		if got := snapshot(t, plain(t, c.Socket)); len(got.Vectors) != 0 || third.changes != 0 {
+		if got := testbed.Snapshot(t, plain(t, c.Socket)); len(got.Vectors) != 0 || third.changes != 0 {
 			t.Errorf("%s: restored %v", name, got)
 		}
 		if !strings.Contains(log.String(), "level=ERROR") {
@@ -470,7 +428,7 @@ func TestSettles(t *testing.T) {
 	r := &recorder{}
 	_, stop := run(t, c, r)
 	conn := plain(t, c.Socket)
-	snapshot(t, conn)
+	testbed.Snapshot(t, conn)
 	settled := func(r *recorder) bool {
 		r.mu.Lock()
 		defer r.mu.Unlock()
@@ -693,7 +651,7 @@ func TestInProcess(t *testing.T) {
 		t.Errorf("after the end: %v, want UNAVAILABLE", err)
 	}
 	a, _ = run(t, c, &recorder{})
-	if all := snapshot(t, a.Conn()); len(all.Vectors) != 1 || !proto.Equal(all.Vectors[0], vector) {
+	if all := testbed.Snapshot(t, a.Conn()); len(all.Vectors) != 1 || !proto.Equal(all.Vectors[0], vector) {
 		t.Errorf("restored %v, want %v", all.Vectors, vector)
 	}
 }

@@ -14,6 +14,7 @@ import (
 	farev1 "github.com/fared/fared/api/fare/v1"
 	"github.com/fared/fared/internal/netnstest"
 	"github.com/fared/fared/internal/rtnl"
+	"github.com/fared/fared/internal/testkit/testbed"
 )
 
 func prefixesOf(texts ...string) (out []netip.Prefix) {
@@ -99,7 +100,7 @@ func TestPolicyOverTheWire(t *testing.T) {
 
 	c.AllowPrefixes, c.AllowDevices = prefixesOf("10.0.0.0/24"), []string{"dp*"}
 	_, stop = run(t, c, &recorder{})
-	if got := snapshot(t, plain(t, c.Socket)); len(got.Destinations) != 1 || got.Destinations[0].Prefix != "10.0.0.1/32" {
+	if got := testbed.Snapshot(t, plain(t, c.Socket)); len(got.Destinations) != 1 || got.Destinations[0].Prefix != "10.0.0.1/32" {
 		t.Errorf("restored %v, want 10.0.0.1/32 alone", got.Destinations)
 	}
 	refused = program(t, plain(t, c.Socket), typicalState()...)
@@ -112,12 +113,12 @@ func TestPolicyOverTheWire(t *testing.T) {
 		hello := &farev1.HelloRequest{Forwarding: dptest.DefaultForwarding()}
 		hello.Forwarding.Planes[1].SubPorts[0].Device = device
 		_, stop := run(t, c, &recorder{})
-		before := snapshot(t, plain(t, c.Socket))
+		before := testbed.Snapshot(t, plain(t, c.Socket))
 		_, err := farev1.NewDataplaneServiceClient(plain(t, c.Socket)).Hello(t.Context(), hello)
 		if status.Code(err) != codes.PermissionDenied || !strings.Contains(err.Error(), "planes[1].sub_ports[0]: device ") || !strings.Contains(err.Error(), device) {
 			t.Errorf("a Hello with %s: %v", device, err)
 		}
-		if after := snapshot(t, plain(t, c.Socket)); len(after.Destinations) != len(before.Destinations) {
+		if after := testbed.Snapshot(t, plain(t, c.Socket)); len(after.Destinations) != len(before.Destinations) {
 			t.Errorf("a refused Hello with %s changed the state", device)
 		}
 		stop()
