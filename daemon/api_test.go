@@ -10,7 +10,6 @@ import (
 	"testing"
 
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/credentials/insecure"
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 	reflectionpb "google.golang.org/grpc/reflection/grpc_reflection_v1"
 
@@ -18,13 +17,14 @@ import (
 	farev1 "github.com/fared/fared/api/fare/v1"
 	"github.com/fared/fared/dataplane/memory"
 	"github.com/fared/fared/internal/netnstest"
+	"github.com/fared/fared/internal/testkit/testbed"
 	"github.com/fared/fared/internal/unixsocket"
 )
 
 // standalone returns a rig whose daemon opens its own sockets.
 func standalone(t *testing.T, extra string) (r *rig, socket string) {
 	t.Helper()
-	socket = filepath.Join(shortDir(t), "fared.sock")
+	socket = filepath.Join(testbed.ShortDir(t), "fared.sock")
 	r = newRig(t, shape{Planes: 2, SubPorts: 1, Extra: "api: {socket: " + socket + "}\n" + extra}, rigOptions{
 		leaves: announceAll(400e9, 1), deps: func(d *Deps) { d.Embedded = false },
 	})
@@ -32,26 +32,10 @@ func standalone(t *testing.T, extra string) (r *rig, socket string) {
 	return r, socket
 }
 
-// shortDir returns a temporary directory for sockets, whose paths must be short.
-func shortDir(t *testing.T) string {
-	t.Helper()
-	dir, err := os.MkdirTemp("", "fared")
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { os.RemoveAll(dir) })
-	return dir
-}
-
 func dial(t *testing.T, socket string) *grpc.ClientConn {
 	t.Helper()
 	// The socket may not exist yet.
-	conn, err := grpc.NewClient("unix:"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithDefaultCallOptions(grpc.WaitForReady(true)))
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { conn.Close() })
-	return conn
+	return testbed.Dial(t, socket, grpc.WithDefaultCallOptions(grpc.WaitForReady(true)))
 }
 
 // TestWatchFollowsAFailure checks that a watch over the unix socket shows the weights before, during and after a failure.

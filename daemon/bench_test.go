@@ -4,7 +4,6 @@ import (
 	"bufio"
 	"context"
 	"fmt"
-	"net"
 	"net/netip"
 	"os"
 	"os/exec"
@@ -20,7 +19,6 @@ import (
 
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/credentials/insecure"
 
 	farev1 "github.com/fared/fared/api/fare/v1"
 	"github.com/fared/fared/daemon/config"
@@ -29,6 +27,7 @@ import (
 	"github.com/fared/fared/dataplane/memory"
 	"github.com/fared/fared/fare"
 	"github.com/fared/fared/internal/netnstest"
+	"github.com/fared/fared/internal/testkit/testbed"
 )
 
 // acks observes the connection to the data plane: it records when the relevant operations are in effect.
@@ -143,27 +142,11 @@ func (a *acks) counts() map[string]int {
 }
 
 // serveDataplane serves a data plane on a unix socket, like a separate process.
-func serveDataplane(t testing.TB, dp *memory.Dataplane) (address string) {
+func serveDataplane(t testing.TB, dp *memory.Dataplane) (socket string) {
 	t.Helper()
-	dir, err := os.MkdirTemp("", "fared")
-	if err != nil {
-		t.Fatal(err)
-	}
-	socket := filepath.Join(dir, "dp")
-	l, err := net.Listen("unix", socket)
-	if err != nil {
-		t.Fatal(err)
-	}
-	server := grpc.NewServer()
-	dp.Register(server)
-	served := make(chan error, 1)
-	go func() { served <- server.Serve(l) }()
-	t.Cleanup(func() {
-		server.Stop()
-		<-served
-		os.RemoveAll(dir)
-	})
-	return "unix:" + socket
+	socket = filepath.Join(testbed.ShortDir(t), "dp")
+	testbed.Serve(t, socket, dp.Register)
+	return socket
 }
 
 // measured returns a rig whose data plane is behind a unix socket.
@@ -172,12 +155,7 @@ func measured(b testing.TB, s shape, o rigOptions) (*rig, *acks) {
 	checkLeaks(b)
 	a := newAcks()
 	o.checked, o.dp = true, memory.New(memory.Config{})
-	conn, err := grpc.NewClient(serveDataplane(b, o.dp), grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithStreamInterceptor(a.intercept))
-	if err != nil {
-		b.Fatal(err)
-	}
-	b.Cleanup(func() { conn.Close() })
-	o.conn = conn
+	o.conn = testbed.Dial(b, serveDataplane(b, o.dp), grpc.WithStreamInterceptor(a.intercept))
 	return newRig(b, s, o), a
 }
 
@@ -422,7 +400,7 @@ func BenchmarkMemory(b *testing.B) {
 
 func measureMemory(b testing.TB, s shape, prefixes int) (rss, peak float64) {
 	s.Port, s.Net = netnstest.FreePort(b), 96
-	s.Extra = "bgp: {max_prefixes: 262144}\ndataplane: {address: \"" + serveDataplane(b, memory.New(memory.Config{})) + "\"}\n"
+	s.Extra = "bgp: {max_prefixes: 262144}\ndataplane: {address: \"unix:" + serveDataplane(b, memory.New(memory.Config{})) + "\"}\n"
 	s = s.Defaults()
 	for i := range s.Planes * s.SubPorts {
 		l := newRawLeaf(b, s.Device(i), uint16(s.PeerAS(i)), leafNode(i/s.SubPorts), netip.AddrPortFrom(s.There(i), uint16(s.Port)), &journal{})

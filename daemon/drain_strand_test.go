@@ -13,6 +13,7 @@ import (
 	farev1 "github.com/fared/fared/api/fare/v1"
 	"github.com/fared/fared/daemon/internal/core"
 	"github.com/fared/fared/daemon/internal/drainfile"
+	"github.com/fared/fared/internal/testkit/testbed"
 )
 
 // TestDrainOfTheLastPlaneIsRefused checks that a drain that would leave a destination without any plane is refused with the destination, the
@@ -84,7 +85,7 @@ func TestTwoDrainsOfOnePair(t *testing.T) {
 // TestTwoDrainsAtOnce checks the drains of two operators that both ends have accepted, because the zero bandwidth of each was still on its way: once it
 // arrives, the drain is given up, traffic returns at once, and the status has the reason until the next request. A forced drain goes on.
 func TestTwoDrainsAtOnce(t *testing.T) {
-	dir := shortDir(t)
+	dir := testbed.ShortDir(t)
 	file := filepath.Join(dir, "drains")
 	r := keepingWith(t, dir, file, "drain_delay: 1h\n", rigOptions{leaves: announceAll(400e9, 2)})
 	r.wait(destination(0), "1:1")

@@ -15,6 +15,7 @@ import (
 	farev1 "github.com/fared/fared/api/fare/v1"
 	"github.com/fared/fared/daemon/internal/core"
 	"github.com/fared/fared/daemon/internal/drainfile"
+	"github.com/fared/fared/internal/testkit/testbed"
 )
 
 // keeping starts a rig whose daemon keeps its drains in a file of dir, with sockets there.
@@ -73,7 +74,7 @@ func TestDrainsSurvive(t *testing.T) {
 		"sub-port": {Target: &farev1.DrainTarget_SubPort{SubPort: "p1.0"}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			dir := shortDir(t)
+			dir := testbed.ShortDir(t)
 			file := filepath.Join(dir, "state", "drains")
 			r := keeping(t, dir, file, rigOptions{})
 			r.wait(destination(0), "1:1")
@@ -149,7 +150,7 @@ func TestRepeatedDrain(t *testing.T) {
 
 // TestDrainsOfUnknownTargets checks that a drain whose target the configuration lacks has no effect, is shown and kept, and ends with an undrain.
 func TestDrainsOfUnknownTargets(t *testing.T) {
-	dir := shortDir(t)
+	dir := testbed.ShortDir(t)
 	file := filepath.Join(dir, "drains")
 	since := time.Unix(1e9, 0).UTC()
 	if err := drainfile.Save(file, []drainfile.Record{
@@ -194,7 +195,7 @@ func TestDrainsOfUnknownTargets(t *testing.T) {
 
 // TestDrainsCannotBeKept checks that a failed write does not fail the drain, is shown, and is repeated until it succeeds.
 func TestDrainsCannotBeKept(t *testing.T) {
-	dir := shortDir(t)
+	dir := testbed.ShortDir(t)
 	inTheWay := filepath.Join(dir, "state")
 	if err := os.WriteFile(inTheWay, nil, 0o600); err != nil {
 		t.Fatal(err)
@@ -221,7 +222,7 @@ func TestDrainsCannotBeKept(t *testing.T) {
 
 // TestDrainsDamaged checks that a daemon starts with a damaged file, shows that, and keeps new drains all the same.
 func TestDrainsDamaged(t *testing.T) {
-	dir := shortDir(t)
+	dir := testbed.ShortDir(t)
 	file := filepath.Join(dir, "drains")
 	if err := os.WriteFile(file, []byte("fared drains 1 0\n[]"), 0o600); err != nil {
 		t.Fatal(err)
@@ -242,7 +243,7 @@ func TestDrainsDamaged(t *testing.T) {
 
 // TestDrainsNotKept checks that drains end with a daemon without a file.
 func TestDrainsNotKept(t *testing.T) {
-	dir := shortDir(t)
+	dir := testbed.ShortDir(t)
 	for range 2 {
 		r := keeping(t, dir, "none", rigOptions{})
 		r.wait(destination(0), "1:1")

@@ -7,13 +7,11 @@ import (
 	"testing"
 	"time"
 
-	"google.golang.org/grpc"
-	"google.golang.org/grpc/credentials/insecure"
-
 	farev1 "github.com/fared/fared/api/fare/v1"
 	"github.com/fared/fared/daemon/internal/dpclient"
 	"github.com/fared/fared/dataplane/memory"
 	"github.com/fared/fared/fare"
+	"github.com/fared/fared/internal/testkit/testbed"
 )
 
 // flooded is a rig with three leaves. The first repeatedly advertises a distinct bandwidth for each of many destinations; the second changes its
@@ -53,12 +51,7 @@ func newFlooded(t testing.TB, n int, cost time.Duration) *flooded {
 			<-time.After(cost)
 		}
 	}})
-	conn, err := grpc.NewClient(serveDataplane(t, dp), grpc.WithTransportCredentials(insecure.NewCredentials()))
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { conn.Close() })
-	f.rig = newRig(t, shape{Planes: 3, SubPorts: 1}, rigOptions{checked: true, dp: dp, conn: conn, leaves: func(l *rawLeaf) {
+	f.rig = newRig(t, shape{Planes: 3, SubPorts: 1}, rigOptions{checked: true, dp: dp, conn: testbed.Dial(t, serveDataplane(t, dp)), leaves: func(l *rawLeaf) {
 		announceAll(400e9, n)(l)
 		if l.name != "p0.0" {
 			l.table[destination(n)] = 400e9

@@ -24,6 +24,7 @@ import (
 	"github.com/fared/fared/daemon/internal/core"
 	"github.com/fared/fared/daemon/internal/coretest"
 	"github.com/fared/fared/dataplane/memory"
+	"github.com/fared/fared/internal/testkit/testbed"
 	"github.com/fared/fared/wecmp"
 )
 
@@ -259,7 +260,7 @@ func (s *safeBuffer) String() string {
 // TestFlowHashChanges checks that a data plane that reconnects with another hash changes the published ports, also in a watch, and that
 // operators are informed; the recording replays.
 func TestFlowHashChanges(t *testing.T) {
-	dir := shortDir(t)
+	dir := testbed.ShortDir(t)
 	path, socket := filepath.Join(dir, "recording"), filepath.Join(dir, "s")
 	var log safeBuffer
 	dp := newHashPlane(nil, false)

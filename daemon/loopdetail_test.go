@@ -18,6 +18,7 @@ import (
 	"github.com/fared/fared/daemon/internal/dpclient"
 	"github.com/fared/fared/daemon/internal/speaker"
 	"github.com/fared/fared/fare"
+	"github.com/fared/fared/internal/testkit/testbed"
 )
 
 // recentEvents is a WatchEvents stream that ends after the remembered events.
@@ -454,7 +455,7 @@ func TestNextHopsAreLearnedFromSessions(t *testing.T) {
 
 // TestWatchesBeginAtALeaf checks that a watch of weights begins at once at a leaf without a data plane, which has no start to wait for.
 func TestWatchesBeginAtALeaf(t *testing.T) {
-	socket := filepath.Join(shortDir(t), "s")
+	socket := filepath.Join(testbed.ShortDir(t), "s")
 	newRig(t, shape{Planes: 1, SubPorts: 2, Leaf: true, Extra: "api: {socket: " + socket + "}\n"}, rigOptions{deps: func(d *Deps) { d.Embedded = false }})
 	ctx, cancel := context.WithTimeout(t.Context(), waitLimit)
 	defer cancel()

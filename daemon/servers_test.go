@@ -26,6 +26,7 @@ import (
 	"github.com/fared/fared/daemon/config"
 	"github.com/fared/fared/daemon/internal/coretest"
 	"github.com/fared/fared/internal/netnstest"
+	"github.com/fared/fared/internal/testkit/testbed"
 	"github.com/fared/fared/internal/tlsfiles"
 )
 
@@ -66,7 +67,7 @@ func TestSocketsOfADaemon(t *testing.T) {
 		"slot table": {"none", "", "slots", "a.sock", 2},
 	} {
 		t.Run(what, func(t *testing.T) {
-			t.Chdir(shortDir(t))
+			t.Chdir(testbed.ShortDir(t))
 			l := idle(t, shape{Planes: 1, SubPorts: 1}.Text())
 			l.d.cfg.API.Socket, l.d.cfg.API.ReadOnlySocket, l.d.cfg.Metrics.Listen = "a.sock", c.readOnly, c.metrics
 			l.d.cfg.SlotTable.File = c.slots
@@ -126,7 +127,7 @@ func TestAPIWithTLS(t *testing.T) {
 	l := idle(t, shape{Planes: 1, SubPorts: 1}.Text())
 	address := fmt.Sprintf("127.0.0.1:%d", netnstest.FreePort(t))
 	api := &l.d.cfg.API
-	api.Socket, api.ReadOnlySocket, api.Listen = filepath.Join(shortDir(t), "s"), config.NoSocket, address
+	api.Socket, api.ReadOnlySocket, api.Listen = filepath.Join(testbed.ShortDir(t), "s"), config.NoSocket, address
 	api.TLS = &config.ServerTLS{CertFile: cert, KeyFile: key, ClientCAFile: cert}
 	l.d.cfg.SlotTable.File = config.NoSlotTable
 	serving(t, l)

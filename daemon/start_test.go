@@ -15,6 +15,7 @@ import (
 	"github.com/fared/fared/daemon/internal/dpclient"
 	"github.com/fared/fared/daemon/internal/speaker"
 	"github.com/fared/fared/dataplane/memory"
+	"github.com/fared/fared/internal/testkit/testbed"
 )
 
 // TestStartTakesNothingAway checks that destinations of an earlier run stay until every leaf has sent End-of-RIB, on the planes whose leaf has not.
@@ -33,7 +34,7 @@ func TestStartTakesNothingAway(t *testing.T) {
 			if got := programmed(first.dp); len(got) != 3 {
 				t.Fatalf("after the first run the data plane has %v", got)
 			}
-			socket := filepath.Join(shortDir(t), "s")
+			socket := filepath.Join(testbed.ShortDir(t), "s")
 			r := newRig(t, shape{Planes: 2, SubPorts: 1, Extra: "start: {deadline: " + end.deadline + "}\napi: {socket: " + socket + "}\n"}, rigOptions{dp: first.dp, deps: func(d *Deps) { d.Embedded = false }, leaves: func(l *rawLeaf) {
 				l.table[destination(0)] = 400e9
 				l.table[destination(3)] = 400e9
@@ -145,19 +146,8 @@ func TestLoopbacksWaitForTheDataPlane(t *testing.T) {
 	if got := r.weights(destination(0)); got != "1?:1?" {
 		t.Errorf("weights %s, want them not in effect", got)
 	}
-	l, err := net.Listen("unix", socket)
-	if err != nil {
-		t.Fatal(err)
-	}
-	server := grpc.NewServer()
-	r.dp.Register(server)
-	served := make(chan error, 1)
-	go func() { served <- server.Serve(l) }()
-	t.Cleanup(func() {
-		r.stop()
-		server.Stop()
-		<-served
-	})
+	testbed.Serve(t, socket, r.dp.Register)
+	t.Cleanup(r.stop)
 	r.waitAnnounced(0, own, "400G")
 	r.waitAnnounced(1, own, "400G")
 	r.wait(destination(0), "1:1")
@@ -189,19 +179,8 @@ func TestLeafForwards(t *testing.T) {
 	if got := r.leaves[1].has(d); got != "nothing" {
 		t.Errorf("without a data plane the other node has %s", got)
 	}
-	l, err := net.Listen("unix", socket)
-	if err != nil {
-		t.Fatal(err)
-	}
-	server := grpc.NewServer()
-	dp.Register(server)
-	served := make(chan error, 1)
-	go func() { served <- server.Serve(l) }()
-	t.Cleanup(func() {
-		r.stop()
-		server.Stop()
-		<-served
-	})
+	testbed.Serve(t, socket, dp.Register)
+	t.Cleanup(r.stop)
 	r.waitAnnounced(1, d, "400G")
 	r.wait(d, "1:0")
 	r.leaves[1].announce(200e9, d)

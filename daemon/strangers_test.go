@@ -12,6 +12,7 @@ import (
 	"github.com/fared/fared/internal/grpcserve"
 	"github.com/fared/fared/internal/httpserve"
 	"github.com/fared/fared/internal/netnstest"
+	"github.com/fared/fared/internal/testkit/testbed"
 )
 
 // descriptors counts the open files of this process.
@@ -28,7 +29,7 @@ func descriptors(t *testing.T) int {
 // more than its limits, a scrape is answered, and a BGP session that ends comes up again.
 func TestIdleConnectionsOnEveryListener(t *testing.T) {
 	const n = 1000
-	dir := shortDir(t)
+	dir := testbed.ShortDir(t)
 	operate, read := filepath.Join(dir, "s"), filepath.Join(dir, "ro")
 	api, metrics, page := netnstest.FreePort(t), netnstest.FreePort(t), netnstest.FreePort(t)
 	r := newRig(t, shape{Planes: 1, SubPorts: 1, Extra: fmt.Sprintf("slots: {file: none}\ndrains: {file: none}\n"+
