@@ -14,6 +14,7 @@ import (
 	"github.com/fared/fared/internal/netnstest"
 	"github.com/fared/fared/internal/testkit/binary"
 	"github.com/fared/fared/internal/testkit/gate"
+	"github.com/fared/fared/internal/testkit/testbed"
 )
 
 // dropped returns the faults of dropped routes in `fared status`, each "PLANE REASON" once, sorted.
@@ -107,7 +108,7 @@ func subnetFabric(t *testing.T, d daemon) *fabric {
 		f.servers[i] = s
 	}
 	for p := range planes {
-		l := &leaf{name: fmt.Sprintf("leaf%d", p), plane: p, ns: newNamespace(t, true), as: uint32(65001 + 10*p), routerID: netip.AddrFrom4([4]byte{10, 254, byte(p), 1}), dir: shortDir(t)}
+		l := &leaf{name: fmt.Sprintf("leaf%d", p), plane: p, ns: newNamespace(t, true), as: uint32(65001 + 10*p), routerID: netip.AddrFrom4([4]byte{10, 254, byte(p), 1}), dir: testbed.ShortDir(t)}
 		near := [2]netip.Addr{netip.AddrFrom4([4]byte{10, byte(p), 0, 1}), netip.MustParseAddr(fmt.Sprintf("2001:db8:%x::1", p))}
 		l.ns.IP("link", "add", "subnet", "type", "bridge")
 		for _, device := range []string{"all", "subnet"} { // a redirected flow would pass the leaf
@@ -128,7 +129,7 @@ func subnetFabric(t *testing.T, d daemon) *fabric {
 		d.start(t, l)
 	}
 	for _, s := range f.servers {
-		dir := shortDir(t)
+		dir := testbed.ShortDir(t)
 		s.dir = startDataplane(t, f, s, dir)
 		s.startInSubnet(t, f, "subnet_next_hops: false")
 	}
@@ -138,7 +139,7 @@ func subnetFabric(t *testing.T, d daemon) *fabric {
 // startInSubnet starts the server's daemon with a key of each session. Its data plane goes on.
 func (s *server) startInSubnet(t *testing.T, f *fabric, key string) {
 	t.Helper()
-	dir := shortDir(t)
+	dir := testbed.ShortDir(t)
 	s.fared = &fared{binary: binary.Fared(t), socket: filepath.Join(dir, "fared.sock")}
 	text := faredConfig(f, s, fmt.Sprintf("address: %q", "unix:"+s.dir), s.fared.socket)
 	s.fared.config = writeFile(t, dir, "fared.yaml", strings.ReplaceAll(text, "peer_as: ", key+", peer_as: "))

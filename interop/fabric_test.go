@@ -177,7 +177,7 @@ func newFabric(t *testing.T, opt options) *fabric {
 		for i := range opt.leaves {
 			l := &leaf{
 				name: fmt.Sprintf("leaf%d-%d", p, i), plane: p, ns: newNamespace(t, true), as: uint32(65000 + 10*p + i + 1),
-				routerID: netip.AddrFrom4([4]byte{10, 254, byte(p), byte(i + 1)}), dir: shortDir(t),
+				routerID: netip.AddrFrom4([4]byte{10, 254, byte(p), byte(i + 1)}), dir: testbed.ShortDir(t),
 			}
 			l.ns.Addr("lo", l.routerID.String()+"/32", fmt.Sprintf("fd00:254:%d::%d/128", p, i+1))
 			f.leaves[p] = append(f.leaves[p], l)
@@ -265,21 +265,6 @@ func newNamespace(t *testing.T, forwards bool) *netnstest.Namespace {
 		n.Must(func() error { return os.WriteFile("/proc/sys/net/"+s[0], []byte(s[1]), 0) })
 	}
 	return n
-}
-
-// shortDir returns a directory whose path leaves room for a unix socket's name, and that daemons without root
-// privileges can enter.
-func shortDir(t *testing.T) string {
-	t.Helper()
-	dir, err := os.MkdirTemp("/tmp", "fared-")
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { os.RemoveAll(dir) })
-	if err := os.Chmod(dir, 0o755); err != nil {
-		t.Fatal(err)
-	}
-	return dir
 }
 
 func writeFile(t *testing.T, dir, name, text string) string {

@@ -40,7 +40,7 @@ func (d *fared) again(t *testing.T, s *server) {
 
 func startFared(t *testing.T, f *fabric, s *server) *fared {
 	t.Helper()
-	dir := shortDir(t)
+	dir := testbed.ShortDir(t)
 	d := &fared{binary: binary.Fared(t), socket: filepath.Join(dir, "fared.sock")}
 	dataplane := `address: "memory:"`
 	switch {
@@ -82,7 +82,7 @@ func insideFlags(t *testing.T, f *fabric, s *server) []string {
 	t.Helper()
 	first := s.dir == ""
 	if first {
-		s.dir = shortDir(t)
+		s.dir = testbed.ShortDir(t)
 		s.ns.SetApart()
 	}
 	flags := []string{"driver=" + f.opt.driver, "socket=" + filepath.Join(s.dir, "dataplane.sock"), "pin-dir=/sys/fs/bpf/" + s.ns.Name}

@@ -11,6 +11,7 @@ import (
 	"github.com/fared/fared/internal/netnstest"
 	"github.com/fared/fared/internal/testkit/binary"
 	"github.com/fared/fared/internal/testkit/gate"
+	"github.com/fared/fared/internal/testkit/testbed"
 )
 
 // TestInit lets fared init find two FRR leaves, one with addresses and one by its router advertisements, and runs the daemon with the file: all
@@ -29,7 +30,7 @@ func TestInit(t *testing.T) {
 	s.ns.IP("route", "add", "default", "via", "192.0.2.1")
 	f.servers[0] = s
 	for p := range planes {
-		l := &leaf{name: fmt.Sprintf("leaf%d", p), plane: p, ns: newNamespace(t, true), as: uint32(65001 + p), routerID: netip.AddrFrom4([4]byte{10, 254, byte(p), 1}), dir: shortDir(t)}
+		l := &leaf{name: fmt.Sprintf("leaf%d", p), plane: p, ns: newNamespace(t, true), as: uint32(65001 + p), routerID: netip.AddrFrom4([4]byte{10, 254, byte(p), 1}), dir: testbed.ShortDir(t)}
 		f.leaves[p] = []*leaf{l}
 		f.opt.unnumbered = p == 1
 		for k := range lanes {
@@ -38,7 +39,7 @@ func TestInit(t *testing.T) {
 		frr{}.start(t, l)
 	}
 
-	dir := shortDir(t)
+	dir := testbed.ShortDir(t)
 	file := filepath.Join(dir, "fared.yaml")
 	d := &fared{binary: binary.Fared(t), socket: filepath.Join(dir, "fared.sock")}
 	out, err := s.ns.Output(d.binary, "init", "--output", file, "--wait", within.String())

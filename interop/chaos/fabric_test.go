@@ -15,7 +15,6 @@ import (
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/backoff"
-	"google.golang.org/grpc/credentials/insecure"
 
 	farev1 "github.com/fared/fared/api/fare/v1"
 	"github.com/fared/fared/fare"
@@ -264,13 +263,7 @@ func (n *node) client() farev1.WeightServiceClient {
 	n.f.t.Helper()
 	if n.conn == nil {
 		pace := backoff.Config{BaseDelay: 20 * time.Millisecond, Multiplier: 1.6, MaxDelay: 200 * time.Millisecond}
-		conn, err := grpc.NewClient("unix:"+n.socket("fared"), grpc.WithTransportCredentials(insecure.NewCredentials()),
-			grpc.WithConnectParams(grpc.ConnectParams{Backoff: pace, MinConnectTimeout: 15 * time.Second}))
-		if err != nil {
-			n.f.t.Fatal(err)
-		}
-		n.f.t.Cleanup(func() { conn.Close() })
-		n.conn = conn
+		n.conn = testbed.Dial(n.f.t, n.socket("fared"), grpc.WithConnectParams(grpc.ConnectParams{Backoff: pace, MinConnectTimeout: 15 * time.Second}))
 	}
 	return farev1.NewWeightServiceClient(n.conn)
 }

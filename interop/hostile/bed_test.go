@@ -16,12 +16,12 @@ import (
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/backoff"
-	"google.golang.org/grpc/credentials/insecure"
 
 	farev1 "github.com/fared/fared/api/fare/v1"
 	"github.com/fared/fared/dataplane/memory"
 	"github.com/fared/fared/internal/netnstest"
 	"github.com/fared/fared/internal/testkit/binary"
+	"github.com/fared/fared/internal/testkit/testbed"
 )
 
 // network is two namespaces, of the server and of all leaves, with a cable in each plane.
@@ -103,12 +103,7 @@ func newBed(t testing.TB, n *network, destinations int) *bed {
 	}
 	b.process = n.server.Start(t, binary.Fared(t), "run", "--config", config)
 	soon := grpc.ConnectParams{Backoff: backoff.Config{BaseDelay: 20 * time.Millisecond, Multiplier: 1.6, MaxDelay: 200 * time.Millisecond}, MinConnectTimeout: startLimit}
-	conn, err := grpc.NewClient("unix:"+filepath.Join(dir, "fared.sock"), grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithConnectParams(soon))
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { conn.Close() })
-	b.client = farev1.NewFabricServiceClient(conn)
+	b.client = farev1.NewFabricServiceClient(testbed.Dial(t, filepath.Join(dir, "fared.sock"), grpc.WithConnectParams(soon)))
 	netnstest.Eventually(t, startLimit, func() error { return b.settled(destinations + 1) })
 	list, err := b.list(t.Context())
 	if err != nil {
@@ -204,18 +199,7 @@ func newWitness(t testing.TB, socket string) *witness {
 	t.Helper()
 	w := &witness{vectors: map[uint32][planes]uint32{}, ready: make(chan struct{}, 1)}
 	w.Dataplane = memory.New(memory.Config{Observe: w.observe})
-	ln, err := net.Listen("unix", socket)
-	if err != nil {
-		t.Fatal(err)
-	}
-	server := grpc.NewServer()
-	w.Register(server)
-	served := make(chan error, 1)
-	go func() { served <- server.Serve(ln) }()
-	t.Cleanup(func() {
-		server.Stop()
-		<-served
-	})
+	testbed.Serve(t, socket, w.Register)
 	return w
 }
 
