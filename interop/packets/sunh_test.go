@@ -18,6 +18,7 @@ import (
 	"github.com/fared/fared/internal/testkit/gate"
 	"github.com/fared/fared/internal/testkit/testbed"
 	"github.com/fared/fared/transport/rdma"
+	"github.com/fared/fared/transport/rdma/rdmatest"
 	sunh "github.com/fared/fared/transport/superp"
 	"github.com/fared/fared/wecmp"
 )
@@ -59,9 +60,7 @@ func TestSUNHTransportIsSteered(t *testing.T) {
 		list[0] = append(list[0], is)
 	}
 	ends := []netip.Addr{b.family.source.Addr(), dst.Addr()}
-	var cfgs [2]rdma.SetConfig
 	var devices [2]*rdma.Device
-	var memory [2]*rdma.MR
 	for i, space := range []*netnstest.Namespace{b.Server, gpu} {
 		cfg := sunh.Config{SUNH: sunh.SUNHConfig{Subnet: netip.MustParsePrefix("10.255.0.0/16")}}
 		if i == 0 {
@@ -72,25 +71,9 @@ func TestSUNHTransportIsSteered(t *testing.T) {
 			return err
 		})
 		t.Cleanup(devices[i].Close)
-		pd, cq := devices[i].AllocPD(), devices[i].CreateCQ()
-		var err error
-		if memory[i], err = pd.Alloc(8<<20, rdma.LocalWrite|rdma.RemoteWrite); err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(memory[i].Deregister)
-		cfgs[i] = rdma.SetConfig{PD: pd, SendCQ: cq, RecvCQ: cq}
 	}
-	set, offer, err := devices[0].Offer(ends[1], cfgs[0], list[0])
-	if err != nil {
-		t.Fatal(err)
-	}
-	_, answer, err := devices[1].Answer(offer, cfgs[1], list[1])
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := set.Finish(answer); err != nil {
-		t.Fatal(err)
-	}
+	connected := rdmatest.Connect(t, devices, rdma.SetConfig{}, rdma.LocalWrite|rdma.RemoteWrite, [2]int{8 << 20, 8 << 20}, list)
+	set, memory := connected.Sets[0], connected.Memory
 	local := memory[0].Bytes()
 	for i := range local {
 		local[i] = byte(i * 3)
@@ -102,7 +85,7 @@ func TestSUNHTransportIsSteered(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	var done [1]rdma.Completion
-	if n, err := cfgs[0].SendCQ.Wait(ctx, done[:]); n != 1 || err != nil || done[0].Err != nil {
+	if n, err := connected.CQs[0].Wait(ctx, done[:]); n != 1 || err != nil || done[0].Err != nil {
 		t.Fatalf("%d completions, %v, %v; counters %v", n, err, done[0].Err, devices[0].Counters())
 	}
 	if !bytes.Equal(local, memory[1].Bytes()) {

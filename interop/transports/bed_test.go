@@ -11,6 +11,7 @@ import (
 
 	"github.com/fared/fared/internal/netnstest"
 	"github.com/fared/fared/transport/rdma"
+	"github.com/fared/fared/transport/rdma/rdmatest"
 	"github.com/fared/fared/wecmp"
 )
 
@@ -79,36 +80,16 @@ const (
 func (c cable) connect(t testing.TB, from contender, slots []rdma.Slot, ordering wecmp.Ordering) *pair {
 	t.Helper()
 	p := new(pair)
-	var cfgs [2]rdma.SetConfig
-	var regions [2]*rdma.MR
 	for i, n := range []*netnstest.Namespace{c.a, c.b} {
 		n.Must(func() (err error) {
 			p.devices[i], err = rdma.Open(rdma.Config{Address: c.ends[i], Transports: from.make(), Planes: from.planes})
 			return err
 		})
-		d := p.devices[i]
-		t.Cleanup(d.Close)
-		pd, cq := d.AllocPD(), d.CreateCQ()
-		var err error
-		if regions[i], err = pd.Alloc(region, rdma.LocalWrite|rdma.RemoteWrite|rdma.RemoteRead|rdma.RemoteAtomic); err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(regions[i].Deregister)
-		cfgs[i] = rdma.SetConfig{PD: pd, SendCQ: cq, RecvCQ: cq, Ordering: ordering, SegmentSize: segment}
+		t.Cleanup(p.devices[i].Close)
 	}
-	set, offer, err := p.devices[0].Offer(c.ends[1], cfgs[0], slots)
-	if err != nil {
-		t.Fatal(err)
-	}
-	other, answer, err := p.devices[1].Answer(offer, cfgs[1], slots)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := set.Finish(answer); err != nil {
-		t.Fatal(err)
-	}
-	p.cqs = [2]*rdma.CQ{cfgs[0].SendCQ, cfgs[1].SendCQ}
-	p.sets, p.set, p.cq, p.local, p.remote = [2]*rdma.Set{set, other}, set, cfgs[0].SendCQ, regions[0], regions[1]
+	e := rdmatest.Connect(t, p.devices, rdma.SetConfig{Ordering: ordering, SegmentSize: segment}, rdma.LocalWrite|rdma.RemoteWrite|rdma.RemoteRead|rdma.RemoteAtomic,
+		[2]int{region, region}, [2][]rdma.Slot{slots, slots})
+	p.sets, p.set, p.cqs, p.cq, p.local, p.remote = e.Sets, e.Sets[0], e.CQs, e.CQs[0], e.Memory[0], e.Memory[1]
 	return p
 }
 

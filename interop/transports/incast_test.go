@@ -22,6 +22,7 @@ import (
 	"github.com/fared/fared/internal/netnstest"
 	"github.com/fared/fared/internal/testkit/gate"
 	"github.com/fared/fared/transport/rdma"
+	"github.com/fared/fared/transport/rdma/rdmatest"
 	"github.com/fared/fared/transport/roce"
 	"github.com/fared/fared/transport/superp"
 	"github.com/fared/fared/transport/tcpqp"
@@ -211,28 +212,9 @@ func (f *fan) incast(t testing.TB, transport func() rdma.Transport, opcode rdma.
 		if opcode == rdma.Read {
 			devices = [2]*rdma.Device{receiver, d}
 		}
-		var memory [2]*rdma.MR
-		var cfgs [2]rdma.SetConfig
-		for j, end := range devices {
-			pd, cq := end.AllocPD(), end.CreateCQ()
-			var err error
-			if memory[j], err = pd.Alloc(incastMessage, rdma.LocalWrite|rdma.RemoteWrite|rdma.RemoteRead); err != nil {
-				t.Fatal(err)
-			}
-			defer memory[j].Deregister()
-			cfgs[j] = rdma.SetConfig{PD: pd, SendCQ: cq, RecvCQ: cq, Ordering: wecmp.Weak}
-		}
-		set, offer, err := devices[0].Offer(devices[1].Address(), cfgs[0], fourSlots())
-		if err != nil {
-			t.Fatal(err)
-		}
-		_, answer, err := devices[1].Answer(offer, cfgs[1], fourSlots())
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := set.Finish(answer); err != nil {
-			t.Fatal(err)
-		}
+		e := rdmatest.Connect(t, devices, rdma.SetConfig{Ordering: wecmp.Weak}, rdma.LocalWrite|rdma.RemoteWrite|rdma.RemoteRead, [2]int{incastMessage, incastMessage},
+			[2][]rdma.Slot{fourSlots(), fourSlots()})
+		set, memory := e.Sets[0], e.Memory
 		post := func() {
 			if _, err := set.PostSend(rdma.SendWR{Opcode: opcode, Local: rdma.SGE{MR: memory[0], Length: incastMessage},
 				RemoteAddress: memory[1].Address(), RemoteKey: memory[1].Key()}); err != nil {
@@ -245,7 +227,7 @@ func (f *fan) incast(t testing.TB, transport func() rdma.Transport, opcode rdma.
 			}
 			batch := make([]rdma.Completion, 64)
 			for {
-				n, err := cfgs[0].SendCQ.Wait(ctx, batch)
+				n, err := e.CQs[0].Wait(ctx, batch)
 				if err != nil {
 					return
 				}

@@ -18,6 +18,7 @@ import (
 	farev1 "github.com/fared/fared/api/fare/v1"
 	"github.com/fared/fared/internal/netnstest"
 	"github.com/fared/fared/transport/rdma"
+	"github.com/fared/fared/transport/rdma/rdmatest"
 	"github.com/fared/fared/transport/superp"
 	"github.com/fared/fared/wecmp"
 )
@@ -125,7 +126,6 @@ type sunhPair struct {
 func (w *wires) connect(slots []rdma.Slot, ordering wecmp.Ordering) *sunhPair {
 	w.t.Helper()
 	p := new(sunhPair)
-	var cfgs [2]rdma.SetConfig
 	for i, n := range w.space {
 		n.Must(func() (err error) {
 			transport := superp.New(superp.Config{SUNH: superp.SUNHConfig{Subnet: netip.MustParsePrefix("10.23.0.0/16")}})
@@ -133,27 +133,9 @@ func (w *wires) connect(slots []rdma.Slot, ordering wecmp.Ordering) *sunhPair {
 			return err
 		})
 		w.t.Cleanup(p.devices[i].Close)
-		pd, cq := p.devices[i].AllocPD(), p.devices[i].CreateCQ()
-		var err error
-		if p.mr[i], err = pd.Alloc(1<<20, rdma.LocalWrite|rdma.RemoteWrite|rdma.RemoteRead); err != nil {
-			w.t.Fatal(err)
-		}
-		w.t.Cleanup(p.mr[i].Deregister)
-		cfgs[i] = rdma.SetConfig{PD: pd, SendCQ: cq, RecvCQ: cq, Ordering: ordering}
 	}
-	p.cq = cfgs[0].SendCQ
-	set, offer, err := p.devices[0].Offer(w.address[1], cfgs[0], slots)
-	if err != nil {
-		w.t.Fatal(err)
-	}
-	other, answer, err := p.devices[1].Answer(offer, cfgs[1], slots)
-	if err != nil {
-		w.t.Fatal(err)
-	}
-	if err := set.Finish(answer); err != nil {
-		w.t.Fatal(err)
-	}
-	p.sets = [2]*rdma.Set{set, other}
+	e := rdmatest.Connect(w.t, p.devices, rdma.SetConfig{Ordering: ordering}, rdma.LocalWrite|rdma.RemoteWrite|rdma.RemoteRead, [2]int{1 << 20, 1 << 20}, [2][]rdma.Slot{slots, slots})
+	p.sets, p.cq, p.mr = e.Sets, e.CQs[0], e.Memory
 	return p
 }
 

@@ -8,6 +8,7 @@ import (
 
 	"github.com/fared/fared/internal/testkit/gate"
 	"github.com/fared/fared/transport/rdma"
+	"github.com/fared/fared/transport/rdma/rdmatest"
 	"github.com/fared/fared/wecmp"
 )
 
@@ -35,8 +36,6 @@ func stalledStream(t *testing.T, ordering wecmp.Ordering, hole bool) (arrived in
 	const size, cells = 1 << 10, 1 << 14
 	s := newSim(1, 0, 64<<10, false)
 	var devices [2]*rdma.Device
-	var configs [2]rdma.SetConfig
-	var memory [2]*rdma.MR
 	for i := range devices {
 		tr := &simTransport{sim: s, index: i}
 		s.ends = append(s.ends, tr)
@@ -46,31 +45,17 @@ func stalledStream(t *testing.T, ordering wecmp.Ordering, hole bool) (arrived in
 		}
 		defer d.Close()
 		devices[i] = d
-		pd, cq := d.AllocPD(), d.CreateCQ()
-		if memory[i], err = pd.Alloc(size*cells, rdma.LocalWrite|rdma.RemoteWrite); err != nil {
-			t.Fatal(err)
-		}
-		configs[i] = rdma.SetConfig{PD: pd, SendCQ: cq, RecvCQ: cq, Ordering: ordering, SendDepth: cells}
 	}
 	var slots []rdma.Slot
 	for i := range 4 {
 		slots = append(slots, rdma.Slot{Slot: i, Plane: fmt.Sprint("p", i), Port: uint16(61440 + i), Share: wecmp.Parts / 4})
 	}
-	a, offer, err := devices[0].Offer(devices[1].Address(), configs[0], slots)
-	if err != nil {
-		t.Fatal(err)
-	}
-	_, answer, err := devices[1].Answer(offer, configs[1], slots)
-	if err == nil {
-		err = a.Finish(answer)
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	e := rdmatest.Connect(t, devices, rdma.SetConfig{Ordering: ordering, SendDepth: cells}, rdma.LocalWrite|rdma.RemoteWrite, [2]int{size * cells, size * cells}, [2][]rdma.Slot{slots, slots})
+	a, memory := e.Sets[0], e.Memory
 	posted, done := 0, 0
 	batch := make([]rdma.Completion, 64)
 	poll := func() {
-		for n := configs[0].SendCQ.Poll(batch); n > 0; n = configs[0].SendCQ.Poll(batch) {
+		for n := e.CQs[0].Poll(batch); n > 0; n = e.CQs[0].Poll(batch) {
 			for _, c := range batch[:n] {
 				if c.Err != nil || c.ID != uint64(done) {
 					t.Fatalf("completion %d is of message %d: %v", done, c.ID, c.Err)

@@ -60,25 +60,13 @@ func runIncast(t *testing.T, construct seeded, opcode rdma.Opcode, link rdmatest
 		if opcode == rdma.Read {
 			pair[0], pair[1] = pair[1], pair[0]
 		}
-		var configs [2]rdma.SetConfig
-		var memory [2]*rdma.MR
-		for j, d := range pair {
-			pd, cq := d.AllocPD(), d.CreateCQ()
-			var err error
-			if memory[j], err = pd.Alloc(incastPiece, rdma.LocalWrite|rdma.RemoteWrite|rdma.RemoteRead); err != nil {
-				t.Fatal(err)
-			}
-			configs[j] = rdma.SetConfig{PD: pd, SendCQ: cq, RecvCQ: cq, Ordering: wecmp.Weak}
-		}
 		var slots []rdma.Slot
 		for j := range incastSlots {
 			slots = append(slots, rdma.Slot{Slot: j, Plane: "p0", Port: uint16(61440 + incastSlots*i + j), Share: wecmp.Parts / incastSlots})
 		}
-		set, err := connected(pair, new(*rdma.Set), configs, slots)
-		if err != nil {
-			t.Fatal(err)
-		}
-		queues = append(queues, configs[0].SendCQ)
+		e := rdmatest.Connect(t, pair, rdma.SetConfig{Ordering: wecmp.Weak}, rdma.LocalWrite|rdma.RemoteWrite|rdma.RemoteRead, [2]int{incastPiece, incastPiece}, [2][]rdma.Slot{slots, slots})
+		set, memory := e.Sets[0], e.Memory
+		queues = append(queues, e.CQs[0])
 		posts = append(posts, func() {
 			if _, err := set.PostSend(rdma.SendWR{Opcode: opcode, Local: rdma.SGE{MR: memory[0], Length: incastPiece},
 				RemoteAddress: memory[1].Address(), RemoteKey: memory[1].Key()}); err != nil {
@@ -158,8 +146,6 @@ func TestRoCEReadsFillALink(t *testing.T) {
 	run := func(opcode rdma.Opcode, delay time.Duration, limit int) float64 {
 		net := rdmatest.NewNet(rdmatest.NetConfig{Seed: 1, Planes: []rdmatest.Plane{{Delay: delay, Inbound: rdmatest.Link{Rate: rate}}}})
 		var devices [2]*rdma.Device
-		var configs [2]rdma.SetConfig
-		var memory [2]*rdma.MR
 		for i := range devices {
 			at := netip.AddrFrom4([4]byte{10, 255, 0, byte(1 + i)})
 			core := func(out wire.Out) rdmatest.Core {
@@ -171,20 +157,13 @@ func TestRoCEReadsFillALink(t *testing.T) {
 				t.Fatal(err)
 			}
 			t.Cleanup(devices[i].Close)
-			pd, cq := devices[i].AllocPD(), devices[i].CreateCQ()
-			if memory[i], err = pd.Alloc(n, rdma.LocalWrite|rdma.RemoteWrite|rdma.RemoteRead); err != nil {
-				t.Fatal(err)
-			}
-			configs[i] = rdma.SetConfig{PD: pd, SendCQ: cq, RecvCQ: cq, Ordering: wecmp.Weak}
 		}
 		var slots []rdma.Slot
 		for i := range incastSlots {
 			slots = append(slots, rdma.Slot{Slot: i, Plane: "p0", Port: uint16(61440 + i), Share: wecmp.Parts / incastSlots})
 		}
-		set, err := connected(devices, new(*rdma.Set), configs, slots)
-		if err != nil {
-			t.Fatal(err)
-		}
+		e := rdmatest.Connect(t, devices, rdma.SetConfig{Ordering: wecmp.Weak}, rdma.LocalWrite|rdma.RemoteWrite|rdma.RemoteRead, [2]int{n, n}, [2][]rdma.Slot{slots, slots})
+		set, memory := e.Sets[0], e.Memory
 		done, posted := 0, 0
 		batch := make([]rdma.Completion, 64)
 		transfer := func(d time.Duration) int {
@@ -196,7 +175,7 @@ func TestRoCEReadsFillALink(t *testing.T) {
 						t.Fatal(err)
 					}
 				}
-				for _, c := range batch[:configs[0].SendCQ.Poll(batch)] {
+				for _, c := range batch[:e.CQs[0].Poll(batch)] {
 					if c.Err != nil {
 						t.Fatal(c.Err)
 					}

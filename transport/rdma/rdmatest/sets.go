@@ -137,17 +137,9 @@ func newSetModel(construct Constructor, o SetOptions) (*setModel, error) {
 			SendDepth: m.o.Window, RecvDepth: s.receiveDepth}
 	}
 	a, b := m.sides[0], m.sides[1]
-	set, offer, err := m.devices[0].Offer(n.address(1), configs[0], a.slots)
-	if err != nil {
-		return nil, err
-	}
-	a.set = set
-	set, answer, err := m.devices[1].Answer(offer, configs[1], b.slots)
-	if err != nil {
-		return nil, err
-	}
-	b.set = set
-	return m, a.set.Finish(answer)
+	var err error
+	a.set, b.set, err = connect(m.devices, configs, [2][]rdma.Slot{a.slots, b.slots})
+	return m, err
 }
 
 // newSide registers a side's memory.

@@ -50,8 +50,6 @@ func newStallBed(t *testing.T, construct seeded, ordering wecmp.Ordering) *stall
 	for i := range stallPlanes {
 		slots = append(slots, rdma.Slot{Slot: i, Plane: fmt.Sprint("p", i), Port: uint16(61440 + i), Share: wecmp.Parts / stallPlanes})
 	}
-	var configs [2]rdma.SetConfig
-	var memory [2]*rdma.MR
 	for i := range b.devices {
 		at := netip.AddrFrom4([4]byte{10, 255, 0, byte(1 + i)})
 		end := b.net.Transport(netip.AddrPortFrom(at, 0), construct(1))
@@ -61,21 +59,13 @@ func newStallBed(t *testing.T, construct seeded, ordering wecmp.Ordering) *stall
 		}
 		t.Cleanup(d.Close)
 		b.devices[i] = d
-		pd, cq := d.AllocPD(), d.CreateCQ()
-		size := []int{stallMessage + 8*stallCells, stallMessage * stallCells}[i]
-		if memory[i], err = pd.Alloc(size, rdma.LocalWrite|rdma.RemoteWrite); err != nil {
-			t.Fatal(err)
-		}
-		configs[i] = rdma.SetConfig{PD: pd, SendCQ: cq, RecvCQ: cq, Ordering: ordering, SegmentSize: stallMessage, SendDepth: 2 * stallCells}
 	}
-	b.cq, b.local, b.remote = configs[0].SendCQ, memory[0], memory[1]
+	e := rdmatest.Connect(t, b.devices, rdma.SetConfig{Ordering: ordering, SegmentSize: stallMessage, SendDepth: 2 * stallCells}, rdma.LocalWrite|rdma.RemoteWrite,
+		[2]int{stallMessage + 8*stallCells, stallMessage * stallCells}, [2][]rdma.Slot{slots, slots})
+	b.sets, b.cq, b.local, b.remote = e.Sets, e.CQs[0], e.Memory[0], e.Memory[1]
 	rng := rand.New(rand.NewPCG(5, 5))
 	for i := range b.local.Bytes() {
 		b.local.Bytes()[i] = byte(rng.Uint32())
-	}
-	var err error
-	if b.sets[0], err = connected(b.devices, &b.sets[1], configs, slots); err != nil {
-		t.Fatal(err)
 	}
 	return b
 }

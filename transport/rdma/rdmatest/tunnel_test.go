@@ -46,9 +46,6 @@ func tunnels(t *testing.T, seed uint64, ordering wecmp.Ordering, dying int, loss
 		slots = append(slots, rdma.Slot{Slot: i, Plane: string(rune('A' + i)), Port: uint16(61440 + i), Share: wecmp.Parts / 4})
 	}
 	var devices [2]*rdma.Device
-	var sets [2]*rdma.Set
-	var configs [2]rdma.SetConfig
-	var memory [2]*rdma.MR
 	for i := range devices {
 		at := netip.AddrFrom4([4]byte{10, 255, 0, byte(1 + i)})
 		a := n.Transport(netip.AddrPortFrom(at, roce.DefaultPort), func(out wire.Out) rdmatest.Core { return roce.NewCore(roce.Config{}, out) })
@@ -59,23 +56,15 @@ func tunnels(t *testing.T, seed uint64, ordering wecmp.Ordering, dying int, loss
 		}
 		defer d.Close()
 		devices[i] = d
-		pd := d.AllocPD()
-		if memory[i], err = pd.Alloc(1<<20, rdma.LocalWrite|rdma.RemoteWrite|rdma.RemoteAtomic); err != nil {
-			t.Fatal(err)
-		}
-		cq := d.CreateCQ()
-		configs[i] = rdma.SetConfig{PD: pd, SendCQ: cq, RecvCQ: cq, Ordering: ordering, SegmentSize: 2048}
 	}
-	var err error
-	if sets[0], err = connected(devices, &sets[1], configs, slots); err != nil {
-		t.Fatal(err)
-	}
+	e := rdmatest.Connect(t, devices, rdma.SetConfig{Ordering: ordering, SegmentSize: 2048}, rdma.LocalWrite|rdma.RemoteWrite|rdma.RemoteAtomic, [2]int{1 << 20, 1 << 20}, [2][]rdma.Slot{slots, slots})
+	sets, memory := e.Sets, e.Memory
 	adds, writes := uint64(0), 0
 	var completed [2]int
 	batch := make([]rdma.Completion, 64)
 	poll := func() {
-		for i, c := range configs {
-			for k := c.SendCQ.Poll(batch); k > 0; k = c.SendCQ.Poll(batch) {
+		for i, cq := range e.CQs {
+			for k := cq.Poll(batch); k > 0; k = cq.Poll(batch) {
 				for _, c := range batch[:k] {
 					if c.Err != nil {
 						t.Fatalf("seed %d: %v: %v", seed, c.Opcode, c.Err)
@@ -143,18 +132,4 @@ func tunnels(t *testing.T, seed uint64, ordering wecmp.Ordering, dying int, loss
 			t.Errorf("seed %d: what end %d was sent is not in memory", seed, i)
 		}
 	}
-}
-
-// connected connects two sets.
-func connected(devices [2]*rdma.Device, second **rdma.Set, configs [2]rdma.SetConfig, slots []rdma.Slot) (*rdma.Set, error) {
-	a, offer, err := devices[0].Offer(devices[1].Address(), configs[0], slots)
-	if err != nil {
-		return nil, err
-	}
-	b, answer, err := devices[1].Answer(offer, configs[1], slots)
-	if err != nil {
-		return nil, err
-	}
-	*second = b
-	return a, a.Finish(answer)
 }
