@@ -2,7 +2,6 @@ package rdma
 
 import (
 	"fmt"
-	"io"
 	"maps"
 	"net/netip"
 	"os"
@@ -13,14 +12,12 @@ import (
 	"testing"
 	"time"
 
-	"google.golang.org/grpc"
-	"google.golang.org/grpc/credentials/insecure"
-
 	farev1 "github.com/fared/fared/api/fare/v1"
 	"github.com/fared/fared/internal/netnstest"
 	"github.com/fared/fared/internal/packettap"
 	"github.com/fared/fared/internal/slotfile"
 	"github.com/fared/fared/internal/slotlayout"
+	"github.com/fared/fared/internal/testkit/testbed"
 )
 
 const (
@@ -42,8 +39,8 @@ type server struct {
 	taps     [planes]*packettap.Tap // of the packets from the other server
 	table    *slotfile.Writer
 	path     string // of the table
-	stream   farev1.DataplaneService_ProgramClient
-	step     uint64
+	stream   *testbed.Stream
+	revision uint64 // of the table
 }
 
 type bed struct {
@@ -51,17 +48,18 @@ type bed struct {
 	s [2]*server
 }
 
-// sysctl sets a variable of the initial namespace, or of the server's one.
-func sysctl(t testing.TB, n *netnstest.Namespace, name, value string) {
+// noFilter lets the initial namespace receive packets by any device.
+func noFilter(t testing.TB) {
 	t.Helper()
-	write := func() error {
-		return os.WriteFile("/proc/sys/net/ipv4/"+name, []byte(value), 0o644)
+	for _, which := range []string{"all", "default"} {
+		sysctl(t, "conf/"+which+"/rp_filter", "0")
 	}
-	set := write
-	if n != nil {
-		set = func() error { return n.Do(write) }
-	}
-	if err := set(); err != nil {
+}
+
+// sysctl sets a variable of IPv4 of the initial namespace.
+func sysctl(t testing.TB, name, value string) {
+	t.Helper()
+	if err := os.WriteFile("/proc/sys/net/ipv4/"+name, []byte(value), 0o644); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -77,8 +75,7 @@ func newBed(t testing.TB) *bed {
 	t.Helper()
 	netnstest.Require(t, "rdma")
 	b := &bed{t: t}
-	sysctl(t, nil, "conf/all/rp_filter", "0")
-	sysctl(t, nil, "conf/default/rp_filter", "0")
+	noFilter(t)
 	for i := range b.s {
 		b.s[i] = newServer(t, i+1)
 		b.s[i].attach(t)
@@ -108,12 +105,10 @@ func (s *server) attach(t testing.TB) {
 	netnstest.IP(t, "link", "add", s.netdev, "type", "veth", "peer", "name", "nic", "netns", s.host.Name)
 	netnstest.IP(t, "addr", "add", s.loopback.String()+"/32", "dev", s.netdev)
 	netnstest.IP(t, "link", "set", s.netdev, "up")
-	sysctl(t, nil, "conf/"+s.netdev+"/accept_local", "1")
+	sysctl(t, "conf/"+s.netdev+"/accept_local", "1")
 	s.host.Addr("nic", gateway+"/32")
 	s.host.IP("route", "add", s.loopback.String(), "dev", "nic")
-	sysctl(t, s.host, "ip_forward", "1")
-	sysctl(t, s.host, "conf/all/rp_filter", "0")
-	sysctl(t, s.host, "conf/nic/rp_filter", "0")
+	s.host.Sysctl("net.ipv4.ip_forward=1", "net.ipv4.conf.all.rp_filter=0", "net.ipv4.conf.nic.rp_filter=0")
 	netnstest.IP(t, "route", "add", "local", s.loopback.String(), "dev", s.netdev, "table", table)
 	netnstest.IP(t, "route", "add", "default", "via", gateway, "dev", s.netdev, "onlink", "table", table)
 	for _, end := range []string{"iif", "oif"} {
@@ -129,7 +124,7 @@ func (s *server) join(t testing.TB, plane int) {
 	t.Helper()
 	device := fmt.Sprintf("p%d", plane)
 	s.host.Addr(device, fmt.Sprintf("10.100.%d.%d/24", plane, s.n))
-	sysctl(t, s.host, "conf/"+device+"/rp_filter", "0")
+	s.host.Sysctl("net.ipv4.conf." + device + ".rp_filter=0")
 	s.taps[plane] = packettap.New(t, s.host, device, roce, packettap.Pass)
 }
 
@@ -139,11 +134,7 @@ func (s *server) start(t testing.TB) {
 	dir := t.TempDir()
 	socket := filepath.Join(dir, "dataplane.sock")
 	agent := s.host.Start(t, filepath.Join(folder, "fared"), "dataplane", "--driver", "bpf", "--socket", socket, "--pin-dir", "/sys/fs/bpf/"+s.host.Name)
-	conn, err := grpc.NewClient("unix:"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { conn.Close() })
+	conn := testbed.Dial(t, socket)
 	client := farev1.NewDataplaneServiceClient(conn)
 	hello := &farev1.HelloRequest{Instance: "test", Forwarding: &farev1.Forwarding{Mode: farev1.Mode_MODE_PER_FLOW, Loopbacks: []string{s.loopback.String() + "/32"}, UdpPorts: []uint32{roce}}}
 	shape := slotfile.Shape{Instance: "test", MaxSlots: slots, Sources: []slotfile.Source{{Address: s.loopback}}}
@@ -160,10 +151,9 @@ func (s *server) start(t testing.TB) {
 		_, err := client.Hello(t.Context(), hello)
 		return err
 	})
-	if s.stream, err = client.Program(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	s.stream = testbed.OpenStream(t, conn)
 	s.path = filepath.Join(dir, "slots")
+	var err error
 	if s.table, err = slotfile.Open(s.path, 0); err != nil {
 		t.Fatal(err)
 	}
@@ -216,16 +206,11 @@ func (s *server) weigh(destination netip.Addr, weights []uint32) error {
 		device := fmt.Sprintf("p%d", slot.Plane)
 		vector.Slots = append(vector.Slots, &farev1.VectorSlot{Slot: uint32(i), Plane: device, Device: device, SharePpb: slot.Share})
 	}
-	for _, op := range []*farev1.Operation{
-		{Op: &farev1.Operation_SetVector{SetVector: vector}},
-		{Op: &farev1.Operation_SetDestination{SetDestination: &farev1.Destination{Prefix: destination.String() + "/32", Vector: 1, Pairs: []*farev1.PairPorts{pair}}}},
-	} {
-		if err := s.program(op); err != nil {
-			return err
-		}
-	}
+	s.stream.Do(&farev1.Operation{Op: &farev1.Operation_SetVector{SetVector: vector}},
+		&farev1.Operation{Op: &farev1.Operation_SetDestination{SetDestination: &farev1.Destination{Prefix: destination.String() + "/32", Vector: 1, Pairs: []*farev1.PairPorts{pair}}}})
+	s.revision++
 	if err := s.table.Apply(slotfile.Change{
-		Revision: s.step, Vectors: maps.All(map[uint32]*slotfile.Vector{1: published}), Vector: func(*slotfile.Pair) *slotfile.Vector { return published },
+		Revision: s.revision, Vectors: maps.All(map[uint32]*slotfile.Vector{1: published}), Vector: func(*slotfile.Pair) *slotfile.Vector { return published },
 		Pairs: slices.Values([]*slotfile.Pair{{PairKey: slotfile.Key(s.loopback, destination), Vector: 1, InEffect: true}}),
 		Ports: func(_ *slotfile.Pair, _ int, buf []uint16) ([]uint16, uint32) {
 			for i := range slots {
@@ -237,29 +222,6 @@ func (s *server) weigh(destination netip.Addr, weights []uint32) error {
 		return err
 	}
 	return s.table.Publish()
-}
-
-// program returns when an operation is in effect.
-func (s *server) program(op *farev1.Operation) error {
-	s.step++
-	op.Id = s.step
-	if err := s.stream.Send(&farev1.ProgramRequest{Operation: op}); err != nil && err != io.EOF {
-		return err
-	}
-	for {
-		response, err := s.stream.Recv()
-		if err != nil {
-			return err
-		}
-		for _, ack := range response.Acks {
-			switch {
-			case ack.Level == farev1.AckLevel_ACK_LEVEL_REFUSED:
-				return fmt.Errorf("operation %d refused: %s", ack.Id, ack.Message)
-			case ack.Level == farev1.AckLevel_ACK_LEVEL_IN_EFFECT && ack.Id == op.Id:
-				return nil
-			}
-		}
-	}
 }
 
 // counts are the numbers of packets that arrived at a server, by plane and source port.

@@ -3,7 +3,6 @@ package rdma
 import (
 	"fmt"
 	"math/rand/v2"
-	"net/netip"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -27,28 +26,24 @@ func softEnd(i int) string { return fmt.Sprintf("10.254.0.%d", i+1) }
 func newTwoPaths(t testing.TB) *twoPaths {
 	t.Helper()
 	netnstest.Require(t, "rdma", "ss")
-	sysctl(t, nil, "conf/all/rp_filter", "0")
-	sysctl(t, nil, "conf/default/rp_filter", "0")
+	noFilter(t)
 	b := &twoPaths{}
 	var hosts [2]*server
 	for i := range hosts {
-		hosts[i] = &server{n: i + 1, loopback: netip.AddrFrom4([4]byte{10, 255, 0, byte(i + 1)}), rdma: fmt.Sprintf("rxe%d", i+1), netdev: fmt.Sprintf("nic%d", i+1), host: netnstest.New(t)}
+		hosts[i] = newServer(t, i+1)
 		hosts[i].attach(t)
 		b.soft[i] = netnstest.New(t)
-		netnstest.Veth(t, hosts[i].host, "soft", b.soft[i], "nic")
-		hosts[i].host.Addr("soft", "169.254.2.1/32")
+		netnstest.Cable(t, hosts[i].host, "soft", "169.254.2.1/32", b.soft[i], "nic", softEnd(i)+"/32")
 		hosts[i].host.IP("route", "add", softEnd(i), "dev", "soft")
-		sysctl(t, hosts[i].host, "conf/soft/rp_filter", "0")
-		b.soft[i].Addr("nic", softEnd(i)+"/32")
+		hosts[i].host.Sysctl("net.ipv4.conf.soft.rp_filter=0")
 		b.soft[i].IP("route", "add", "default", "via", "169.254.2.1", "dev", "nic", "onlink")
 	}
 	netnstest.IP(t, "rule", "add", "pref", "50", "lookup", "local")
 	netnstest.IP(t, "rule", "del", "pref", "0")
-	netnstest.Veth(t, hosts[0].host, "p0", hosts[1].host, "p0")
+	netnstest.Cable(t, hosts[0].host, "p0", "10.100.0.1/24", hosts[1].host, "p0", "10.100.0.2/24")
 	for i, s := range hosts {
 		other := hosts[1-i]
-		s.host.Addr("p0", fmt.Sprintf("10.100.0.%d/24", s.n))
-		sysctl(t, s.host, "conf/p0/rp_filter", "0")
+		s.host.Sysctl("net.ipv4.conf.p0.rp_filter=0")
 		for _, to := range []string{other.loopback.String(), softEnd(1 - i)} {
 			s.host.IP("route", "add", to, "via", fmt.Sprintf("10.100.0.%d", other.n))
 		}

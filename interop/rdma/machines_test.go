@@ -45,8 +45,7 @@ type machine struct {
 func newMachine(t testing.TB, n int) *machine {
 	t.Helper()
 	m := &machine{server: newServer(t, n)}
-	sysctl(t, nil, "conf/all/rp_filter", "0")
-	sysctl(t, nil, "conf/default/rp_filter", "0")
+	noFilter(t)
 	m.attach(t)
 	netnstest.IP(t, "route", "add", loopback(3-n).String(), "via", "169.254.1.1", "dev", m.netdev, "onlink", "src", m.loopback.String())
 	for p := range planes {
