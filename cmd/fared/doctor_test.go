@@ -3,6 +3,7 @@ package main
 import (
 	"encoding/json"
 	"errors"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -20,9 +21,7 @@ func TestCheckHost(t *testing.T) {
 	netnstest.Require(t, "nft")
 	ns, leaf := netnstest.New(t), netnstest.New(t)
 	for i, device := range []string{"e0", "e1"} {
-		netnstest.Veth(t, ns, device, leaf, "l"+device)
-		ns.Addr(device, []string{"10.1.0.1/31", "10.1.1.1/31"}[i])
-		leaf.Addr("l"+device, []string{"10.1.0.0/31", "10.1.1.0/31"}[i])
+		netnstest.Cable(t, ns, device, fmt.Sprintf("10.1.%d.1/31", i), leaf, "l"+device, fmt.Sprintf("10.1.%d.0/31", i))
 	}
 	ns.Addr("lo", "10.255.0.1/32")
 	dir := t.TempDir()

@@ -16,9 +16,7 @@ func initBed(t *testing.T) *netnstest.Namespace {
 	t.Setenv(asFared, "1")
 	server, leaf := netnstest.New(t), netnstest.New(t)
 	for i, device := range []string{"eth0", "eth1"} {
-		netnstest.Veth(t, server, device, leaf, device)
-		server.Addr(device, "10."+string(rune('0'+i))+".0.1/31")
-		leaf.Addr(device)
+		netnstest.Cable(t, server, device, "10."+string(rune('0'+i))+".0.1/31", leaf, device, "")
 	}
 	return server
 }
@@ -188,10 +186,8 @@ func TestInitSubnets(t *testing.T) {
 	server, leaf := netnstest.New(t), netnstest.New(t)
 	server.Addr("lo", "10.255.0.1/32")
 	for _, device := range []string{"eth0", "eth1", "eth2", "eth3"} {
-		netnstest.Veth(t, server, device, leaf, device)
 		subnet := "10." + device[3:]
-		server.Addr(device, subnet+".0.7/24")
-		leaf.Addr(device, subnet+".0.254/24")
+		netnstest.Cable(t, server, device, subnet+".0.7/24", leaf, device, subnet+".0.254/24")
 	}
 	server.IP("route", "add", "10.0.0.0/8", "via", "10.1.0.254")
 	server.IP("neighbor", "add", "10.2.0.254", "lladdr", "02:00:00:00:00:01", "dev", "eth2")

@@ -85,10 +85,8 @@ func newPrometheusBed(t *testing.T, keys string, agentFlags ...string) *promethe
 			planes[name] += fmt.Sprintf("  - name: p%d\n    sub_ports:\n", plane)
 			for port := range 2 {
 				c := cable{server, plane, port}
-				netnstest.Veth(t, b.nodes[name], c.serverPort(), b.nodes[leaf], c.leafPort())
 				here, there := fmt.Sprintf("192.0.2.%d", 2*c.n()), fmt.Sprintf("192.0.2.%d", 2*c.n()+1)
-				b.nodes[name].Addr(c.serverPort(), here+"/31")
-				b.nodes[leaf].Addr(c.leafPort(), there+"/31")
+				netnstest.Cable(t, b.nodes[name], c.serverPort(), here+"/31", b.nodes[leaf], c.leafPort(), there+"/31")
 				planes[name] += subPort(c.serverPort(), fmt.Sprintf("peer: %s, peer_as: %d", there, 65200+plane))
 				planes[leaf] += subPort(c.leafPort(), fmt.Sprintf("peer: %s, local: %s, peer_as: %d, passive: true", here, there, 65100+server))
 			}
