@@ -562,8 +562,7 @@ func TestCloseGivesBack(t *testing.T) {
 // TestCable covers both families, including link-local addresses, over a cable that drops packets silently while the carrier stays on.
 func TestCable(t *testing.T) {
 	netnstest.Require(t, "tc")
-	a, b := netnstest.New(t), netnstest.New(t)
-	netnstest.Cable(t, a, "eth0", "192.0.2.0/31 2001:db8::/127 fe80::a/64", b, "eth0", "192.0.2.1/31 2001:db8::1/127 fe80::b/64")
+	a, b := netnstest.Pair(t, "eth0", "192.0.2.0/31 2001:db8::/127 fe80::a/64", "192.0.2.1/31 2001:db8::1/127 fe80::b/64")
 	enter := map[string]*netnstest.Namespace{a.Name: a, b.Name: b}
 	r := NewResponder(func(netns string, f func() error) error { return enter[netns].Do(f) })
 	var ends []*Session

@@ -153,9 +153,7 @@ func TestDeviceComesAndGoes(t *testing.T) {
 
 	server.IP("link", "del", "eth0")
 	w.untilDown(t, 0, "removed")
-	netnstest.Veth(t, server, "eth0", leaf, "swp0")
-	leaf.Addr("swp0")
-	server.Addr("eth0")
+	netnstest.Cable(t, server, "eth0", "", leaf, "swp0", "")
 	if e := w.untilUp(t, 0); e.Ifindex == first.Ifindex {
 		t.Errorf("a new device has the old index %d", e.Ifindex)
 	}
@@ -165,9 +163,7 @@ func TestDeviceComesAndGoes(t *testing.T) {
 func TestAlternativeName(t *testing.T) {
 	netnstest.Require(t)
 	server, leaf := netnstest.New(t), netnstest.New(t)
-	netnstest.Veth(t, server, "eth0", leaf, "swp0")
-	leaf.Addr("swp0")
-	server.Addr("eth0", "192.0.2.1/31")
+	netnstest.Cable(t, server, "eth0", "192.0.2.1/31", leaf, "swp0", "")
 	w := watch(t, nil, SubPort{Device: "fabric0", Netns: server.Name})
 	w.untilDown(t, 0, "no device fabric0")
 	server.IP("link", "property", "add", "dev", "eth0", "altname", "other0", "altname", "fabric0")
@@ -206,9 +202,7 @@ func TestInterface(t *testing.T) {
 func TestLeavingABridgeIsNoRemoval(t *testing.T) {
 	netnstest.Require(t)
 	server, leaf := netnstest.New(t), netnstest.New(t)
-	netnstest.Veth(t, server, "eth0", leaf, "swp0")
-	leaf.Addr("swp0")
-	server.Addr("eth0")
+	netnstest.Cable(t, server, "eth0", "", leaf, "swp0", "")
 	w := watch(t, nil, SubPort{Device: "eth0", Netns: server.Name})
 	w.untilUp(t, 0)
 	server.IP("link", "add", "br0", "type", "bridge")
@@ -232,9 +226,7 @@ func TestNamespaceComesAndGoes(t *testing.T) {
 	for range 2 { // the second one has the first one's name but none of its devices
 		netnstest.IP(t, "netns", "add", server.Name)
 		w.untilDown(t, 0, "no device eth0")
-		netnstest.Veth(t, server, "eth0", leaf, "swp0")
-		leaf.Addr("swp0")
-		server.Addr("eth0")
+		netnstest.Cable(t, server, "eth0", "", leaf, "swp0", "")
 		w.untilUp(t, 0)
 		server.Delete()
 		w.untilDown(t, 0, "no such file")
@@ -251,9 +243,7 @@ func TestNamespaceComesAndGoes(t *testing.T) {
 func TestSpeedInOrderOfBelief(t *testing.T) {
 	netnstest.Require(t, "tc")
 	server, leaf := netnstest.New(t), netnstest.New(t)
-	netnstest.Veth(t, server, "eth0", leaf, "swp0")
-	leaf.Addr("swp0")
-	server.Addr("eth0")
+	netnstest.Cable(t, server, "eth0", "", leaf, "swp0", "")
 	w := watch(t, nil, SubPort{Device: "eth0", Netns: server.Name}, SubPort{Device: "eth0", Netns: server.Name, Speed: 3e9},
 		SubPort{Device: "eth0", Netns: server.Name, Only: SourceEthtool})
 	speed := func(b fare.Bandwidth, by Source) {
@@ -366,9 +356,7 @@ func TestTakeFoldsEvents(t *testing.T) {
 func BenchmarkFarEndDown(b *testing.B) {
 	netnstest.Require(b)
 	server, leaf := netnstest.New(b), netnstest.New(b)
-	netnstest.Veth(b, server, "eth0", leaf, "swp0")
-	server.Addr("eth0")
-	leaf.Addr("swp0")
+	netnstest.Cable(b, server, "eth0", "", leaf, "swp0", "")
 	w := watch(b, nil, SubPort{Device: "eth0", Netns: server.Name, Speed: 4e9})
 	w.untilUp(b, 0)
 	var socket int

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"net"
 	"net/netip"
-	"os"
 	"testing"
 	"time"
 
@@ -19,13 +18,9 @@ func cable(t *testing.T) (server, leaf *netnstest.Namespace) {
 	netnstest.Require(t)
 	server, leaf = netnstest.New(t), netnstest.New(t)
 	for _, n := range []*netnstest.Namespace{server, leaf} {
-		for _, which := range []string{"all", "default"} {
-			n.Must(func() error { return os.WriteFile("/proc/sys/net/ipv6/conf/"+which+"/accept_dad", []byte("0"), 0) })
-		}
+		n.Sysctl("net.ipv6.conf.all.accept_dad=0", "net.ipv6.conf.default.accept_dad=0")
 	}
-	netnstest.Veth(t, server, "eth0", leaf, "eth0")
-	server.Addr("eth0")
-	leaf.Addr("eth0")
+	netnstest.Cable(t, server, "eth0", "", leaf, "eth0", "")
 	return server, leaf
 }
 
