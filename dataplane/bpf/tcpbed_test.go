@@ -100,9 +100,7 @@ func newTCPBed(t testing.TB, f family) (*bed, *sink) {
 	k.far.Addr("lo", f.destination.String())
 	for p, leaf := range b.Leaves {
 		netnstest.Cable(t, leaf, "far", fmt.Sprintf("172.17.%d.0/31 fd00:17:%d::1/64", p, p), k.far, fmt.Sprint("leaf", p), fmt.Sprintf("172.17.%d.1/31 fd00:17:%d::2/64", p, p))
-		for _, set := range []string{"net.ipv4.ip_forward=1", "net.ipv6.conf.all.forwarding=1"} {
-			leaf.Sysctl(set)
-		}
+		leaf.Sysctl("net.ipv4.ip_forward=1", "net.ipv6.conf.all.forwarding=1")
 		leaf.IP("route", "add", f.destination.String(), "via", via(to, fmt.Sprintf("172.17.%d.1", p), fmt.Sprintf("fd00:17:%d::2", p)))
 	}
 	netnstest.Cable(t, b.Server, "back", "172.18.0.0/31 fd00:18::1/64", k.far, "back", "172.18.0.1/31 fd00:18::2/64")

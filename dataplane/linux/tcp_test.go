@@ -4,8 +4,6 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
-	"os"
-	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -38,27 +36,13 @@ type transfer struct {
 // destine adds a destination address to the leaf's namespace, and a path back to a source that uses no sub-port.
 func (h *host) destine(source, destination netip.Prefix) {
 	h.t.Helper()
-	netnstest.Veth(h.t, h.Namespace, "back", h.leaf, "back")
-	h.Addr("back", "172.18.0.0/31", "fd00:18::1/64")
-	h.leaf.Addr("back", "172.18.0.1/31", "fd00:18::2/64")
+	netnstest.Cable(h.t, h.Namespace, "back", "172.18.0.0/31 fd00:18::1/64", h.leaf, "back", "172.18.0.1/31 fd00:18::2/64")
 	h.leaf.Addr("lo", destination.String())
 	via := "172.18.0.0"
 	if source.Addr().Is6() {
 		via = "fd00:18::1"
 	}
 	h.leaf.IP("route", "add", source.String(), "via", via)
-}
-
-// setApart moves the counter that validates the namespace's cached IPv6 routes (rt_genid_ipv6) far from that of the initial
-// namespace: if both are equal, the kernel keeps using routes that a replaced group has released (docs/dataplane.md).
-func (h *host) setApart() {
-	h.t.Helper()
-	file := filepath.Join(h.t.TempDir(), "apart")
-	lines := strings.Repeat("addr add fd00:dead::1/128 dev lo\naddr del fd00:dead::1/128 dev lo\n", 2000)
-	if err := os.WriteFile(file, []byte(lines), 0o600); err != nil {
-		h.t.Fatal(err)
-	}
-	h.Run("ip", "-6", "-batch", file)
 }
 
 // transfer connects from a port and writes 8 MB/s.
@@ -180,7 +164,7 @@ func TestTCPGoesOn(t *testing.T) {
 			h := newHost(t, 4)
 			source, destination0 := mustPrefix(h.forwarding.Loopbacks[f]), mustPrefix([]string{target4(0), target6(0)}[f])
 			h.destine(source, destination0)
-			h.setApart()
+			h.SetApart()
 			h.forwarding.UdpPorts, h.forwarding.TcpPorts = nil, []uint32{tcpPort}
 			d, c := h.start()
 			s := program(t, c.server)

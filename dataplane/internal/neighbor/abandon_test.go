@@ -20,9 +20,7 @@ func TestAbandon(t *testing.T) {
 	here, there := netnstest.New(t), netnstest.New(t)
 	for i := range 2 {
 		device := fmt.Sprint("p", i)
-		netnstest.Veth(t, here, device, there, device)
-		here.Addr(device, fmt.Sprintf("10.0.%d.1/24", i), fmt.Sprintf("fd00:%d::1/64", i))
-		there.Addr(device)
+		netnstest.Cable(t, here, device, fmt.Sprintf("10.0.%d.1/24 fd00:%d::1/64", i, i), there, device, "")
 		for _, family := range []string{"ipv4", "ipv6"} { // otherwise the kernel gives up after three seconds
 			here.Sysctl(fmt.Sprintf("net.%s.neigh.%s.retrans_time_ms=600000", family, device))
 		}
