@@ -44,9 +44,7 @@ const (
 func newBench(t *testing.T) *bench {
 	netnstest.Require(t, "nft")
 	b := &bench{t: t, host: netnstest.New(t), neighbor: netnstest.New(t), receiver: map[string]net.PacketConn{}, source: 20000}
-	netnstest.Veth(t, b.host, "eth0", b.neighbor, "far0")
-	b.host.Addr("eth0", hostAddress+"/24", hostAddressV6+"/64")
-	b.neighbor.Addr("far0", neighborAddress+"/24", neighborV6+"/64")
+	netnstest.Cable(t, b.host, "eth0", hostAddress+"/24 "+hostAddressV6+"/64", b.neighbor, "far0", neighborAddress+"/24 "+neighborV6+"/64")
 	for i, end := range []struct {
 		ns     *netnstest.Namespace
 		device string

@@ -34,9 +34,7 @@ func newSpace(t testing.TB) *space {
 	s := &space{Namespace: netnstest.New(t), peer: netnstest.New(t)}
 	for i := range s.devices {
 		name := fmt.Sprintf("p%d", i)
-		netnstest.Veth(t, s.Namespace, name, s.peer, name)
-		s.Addr(name, fmt.Sprintf("10.1.%d.1/24", i), fmt.Sprintf("fd01:%d::1/64", i))
-		s.peer.Addr(name, fmt.Sprintf("10.1.%d.2/24", i), fmt.Sprintf("fd01:%d::2/64", i))
+		netnstest.Cable(t, s.Namespace, name, fmt.Sprintf("10.1.%d.1/24 fd01:%d::1/64", i, i), s.peer, name, fmt.Sprintf("10.1.%d.2/24 fd01:%d::2/64", i, i))
 	}
 	s.Must(func() (err error) { s.conn, err = rtnl.Dial(); return err })
 	t.Cleanup(func() { s.conn.Close() })
