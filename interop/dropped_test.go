@@ -3,7 +3,6 @@ package interop
 import (
 	"fmt"
 	"net/netip"
-	"os"
 	"os/exec"
 	"path/filepath"
 	"slices"
@@ -112,9 +111,7 @@ func subnetFabric(t *testing.T, d daemon) *fabric {
 		near := [2]netip.Addr{netip.AddrFrom4([4]byte{10, byte(p), 0, 1}), netip.MustParseAddr(fmt.Sprintf("2001:db8:%x::1", p))}
 		l.ns.IP("link", "add", "subnet", "type", "bridge")
 		for _, device := range []string{"all", "subnet"} { // a redirected flow would pass the leaf
-			l.ns.Must(func() error {
-				return os.WriteFile("/proc/sys/net/ipv4/conf/"+device+"/send_redirects", []byte("0"), 0)
-			})
+			l.ns.Sysctl("net.ipv4.conf." + device + ".send_redirects=0")
 		}
 		l.ns.Addr("subnet", netip.PrefixFrom(near[0], 24).String(), netip.PrefixFrom(near[1], 64).String())
 		for i, s := range f.servers {

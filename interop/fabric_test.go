@@ -234,16 +234,11 @@ func (f *fabric) wireLeaves(plane int) {
 // join creates the link and gives both ends their addresses.
 func (f *fabric) join(l *leaf, p *peer) {
 	f.t.Helper()
-	netnstest.Veth(f.t, l.ns, p.device, p.far, p.farDevice)
-	var near, far []string
+	near, far := "", ""
 	if !p.unnumbered {
-		for i, bits := range []int{31, 64} {
-			near = append(near, netip.PrefixFrom(p.local[i], bits).String())
-			far = append(far, netip.PrefixFrom(p.remote[i], bits).String())
-		}
+		near, far = fmt.Sprintf("%v/31 %v/64", p.local[0], p.local[1]), fmt.Sprintf("%v/31 %v/64", p.remote[0], p.remote[1])
 	}
-	l.ns.Addr(p.device, near...)
-	p.far.Addr(p.farDevice, far...)
+	netnstest.Cable(f.t, l.ns, p.device, near, p.far, p.farDevice, far)
 	l.peers = append(l.peers, p)
 }
 
@@ -256,14 +251,9 @@ func newNamespace(t *testing.T, forwards bool) *netnstest.Namespace {
 	if forwards {
 		forward = "1"
 	}
-	for _, s := range [][2]string{
-		{"ipv4/ip_forward", forward}, {"ipv6/conf/all/forwarding", forward}, {"ipv6/conf/default/forwarding", forward},
-		{"ipv4/conf/all/rp_filter", "0"}, {"ipv4/conf/default/rp_filter", "0"},
-		{"ipv6/conf/all/accept_dad", "0"}, {"ipv6/conf/default/accept_dad", "0"},
-		{"ipv6/conf/all/keep_addr_on_down", "1"}, {"ipv6/conf/default/keep_addr_on_down", "1"},
-	} {
-		n.Must(func() error { return os.WriteFile("/proc/sys/net/"+s[0], []byte(s[1]), 0) })
-	}
+	n.Sysctl("net.ipv4.ip_forward="+forward, "net.ipv6.conf.all.forwarding="+forward, "net.ipv6.conf.default.forwarding="+forward,
+		"net.ipv4.conf.all.rp_filter=0", "net.ipv4.conf.default.rp_filter=0", "net.ipv6.conf.all.accept_dad=0", "net.ipv6.conf.default.accept_dad=0",
+		"net.ipv6.conf.all.keep_addr_on_down=1", "net.ipv6.conf.default.keep_addr_on_down=1")
 	return n
 }
 

@@ -24,9 +24,7 @@ func TestInit(t *testing.T) {
 	s := &server{ns: newNamespace(t, false), as: 4200000001, loopbacks: []netip.Prefix{netip.MustParsePrefix("10.255.0.1/32")}}
 	s.ns.Addr("lo", s.loopbacks[0].String())
 	outside := newNamespace(t, false)
-	netnstest.Veth(t, s.ns, "mgmt", outside, "mgmt")
-	outside.Addr("mgmt", "192.0.2.1/24")
-	s.ns.Addr("mgmt", "192.0.2.2/24")
+	netnstest.Cable(t, s.ns, "mgmt", "192.0.2.2/24", outside, "mgmt", "192.0.2.1/24")
 	s.ns.IP("route", "add", "default", "via", "192.0.2.1")
 	f.servers[0] = s
 	for p := range planes {

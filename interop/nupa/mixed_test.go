@@ -54,12 +54,7 @@ func TestMixedPlanes(t *testing.T) {
 		servers[i].IP("link", "set", "lo", "up")
 		servers[i].IP("addr", "add", fmt.Sprintf("10.255.0.%d/32", i+1), "dev", "lo")
 		leafEnd := fmt.Sprint("e", i)
-		netnstest.Veth(t, servers[i], "e0", leaves[1], leafEnd)
-		for ns, device := range map[*netnstest.Namespace]string{servers[i]: "e0", leaves[1]: leafEnd} {
-			ns.IP("link", "set", device, "up")
-		}
-		servers[i].IP("addr", "add", fmt.Sprintf("10.2.%d.1/30", i), "dev", "e0")
-		leaves[1].IP("addr", "add", fmt.Sprintf("10.2.%d.2/30", i), "dev", leafEnd)
+		netnstest.Cable(t, servers[i], "e0", fmt.Sprintf("10.2.%d.1/30", i), leaves[1], leafEnd, fmt.Sprintf("10.2.%d.2/30", i))
 	}
 	run := func(ns *netnstest.Namespace, command, name, text string) {
 		text += fmt.Sprintf("accept: [10.255.0.0/16]\nbgp: {connect_retry: 200ms}\napi: {socket: %q}\n", filepath.Join(dir, name+".sock")) +

@@ -54,9 +54,7 @@ func newBed(t testing.TB, c contestant, destinations int, v variant) *bed {
 	b := &bed{t: t, name: c.name(), contestant: c, destinations: destinations, variant: v, server: netnstest.New(t), far: netnstest.New(t), dir: dir,
 		limit: eventLimit, watched: map[string]watched{}}
 	// The same for all: flows are placed by their ports, and routes avoid a sub-port without a carrier at once.
-	for _, s := range []string{"net.ipv4.fib_multipath_hash_policy=1", "net.ipv4.conf.all.ignore_routes_with_linkdown=1", "net.ipv4.conf.default.ignore_routes_with_linkdown=1"} {
-		b.server.Sysctl(s)
-	}
+	b.server.Sysctl("net.ipv4.fib_multipath_hash_policy=1", "net.ipv4.conf.all.ignore_routes_with_linkdown=1", "net.ipv4.conf.default.ignore_routes_with_linkdown=1")
 	b.server.Addr("lo", loopback.String()+"/32")
 	for p := range planes {
 		netnstest.Cable(t, b.server, device(p), serverAddress(p).String()+"/31", b.far, device(p), leafAddress(p).String()+"/31")

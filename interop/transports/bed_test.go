@@ -44,13 +44,15 @@ var families = map[string][2]netip.Addr{"IPv4": ends, "IPv6": ends6}
 func newCable(t testing.TB) cable { return newCableOf(t, ends) }
 
 func newCableOf(t testing.TB, ends [2]netip.Addr) cable {
-	c := cable{netnstest.New(t), netnstest.New(t), ends}
-	netnstest.Veth(t, c.a, "eth0", c.b, "eth0")
-	for i, n := range []*netnstest.Namespace{c.a, c.b} {
-		n.IP("link", "set", "eth0", "mtu", "9000")
-		n.Addr("eth0", netip.PrefixFrom(ends[i], ends[i].BitLen()*3/4).String())
+	var prefixes [2]string
+	for i, a := range ends {
+		prefixes[i] = netip.PrefixFrom(a, a.BitLen()*3/4).String()
 	}
-	return c
+	a, b := netnstest.Pair(t, "eth0", prefixes[0], prefixes[1])
+	for _, n := range []*netnstest.Namespace{a, b} {
+		n.IP("link", "set", "eth0", "mtu", "9000")
+	}
+	return cable{a, b, ends}
 }
 
 // contender is a configuration of transports between the ends of a cable.
