@@ -95,9 +95,8 @@ func newEnds(t testing.TB, tools ...string) *ends {
 	if err != nil {
 		t.Fatal(err)
 	}
-	e := &ends{server: netnstest.New(t), client: netnstest.New(t), library: path}
-	netnstest.Cable(t, e.server, "eth0", serverAddress+"/24", e.client, "eth0", clientAddress+"/24")
-	return e
+	server, client := netnstest.Pair(t, "eth0", serverAddress+"/24", clientAddress+"/24")
+	return &ends{server: server, client: client, library: path}
 }
 
 // environment returns a command that runs another one over fared0.
