@@ -33,20 +33,16 @@ func (i inNamespace) Start(h rdma.Host) error {
 
 // newBed returns two namespaces connected by a veth pair.
 func newBed(t *testing.T, addresses [2]netip.Addr) [2]*netnstest.Namespace {
-	netnstest.Require(t)
-	a, b := netnstest.New(t), netnstest.New(t)
-	netnstest.Veth(t, a, "eth0", b, "eth0")
 	bits := "/24"
 	if addresses[0].Is6() {
 		bits = "/64"
 	}
+	a, b := netnstest.Pair(t, "eth0", addresses[0].String()+bits, addresses[1].String()+bits)
 	// A veth pair may carry whole batches; a wire carries packets.
 	for _, ns := range []*netnstest.Namespace{a, b} {
 		ns.Run("ethtool", "-K", "eth0", "tx-udp-segmentation", "off", "gso", "off")
 	}
 	// Neighbors are static, so that no packet waits for their resolution.
-	a.Addr("eth0", addresses[0].String()+bits)
-	b.Addr("eth0", addresses[1].String()+bits)
 	for i, ns := range []*netnstest.Namespace{a, b} {
 		other := []*netnstest.Namespace{b, a}[i]
 		link := strings.Fields(other.IP("-o", "link", "show", "eth0"))

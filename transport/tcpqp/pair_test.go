@@ -2,7 +2,6 @@ package tcpqp
 
 import (
 	"errors"
-	"fmt"
 	"io"
 	"net"
 	"net/netip"
@@ -159,16 +158,8 @@ func localhost() [2]netip.Addr {
 
 // veths returns two namespaces connected by a veth pair, with the addresses of a pair.
 func veths(t testing.TB) (spaces [2]*netnstest.Namespace, addresses [2]netip.Addr) {
-	netnstest.Require(t)
-	for i := range spaces {
-		spaces[i] = netnstest.New(t)
-		addresses[i] = netip.MustParseAddr(fmt.Sprintf("10.77.0.%d", i+1))
-	}
-	netnstest.Veth(t, spaces[0], "plane", spaces[1], "plane")
-	for i, n := range spaces {
-		n.Addr("plane", addresses[i].String()+"/24")
-	}
-	return spaces, addresses
+	spaces[0], spaces[1] = netnstest.Pair(t, "plane", "10.77.0.1/24", "10.77.0.2/24")
+	return spaces, [2]netip.Addr{netip.MustParseAddr("10.77.0.1"), netip.MustParseAddr("10.77.0.2")}
 }
 
 // onVeths returns a pair on them.

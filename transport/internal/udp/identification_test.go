@@ -23,14 +23,8 @@ type pair struct {
 func newPair(t testing.TB, tools ...string) *pair {
 	t.Helper()
 	netnstest.Require(t, tools...)
-	p := &pair{a: netnstest.New(t), b: netnstest.New(t)}
-	netnstest.Veth(t, p.a, "eth0", p.b, "eth0")
-	for i, n := range []*netnstest.Namespace{p.a, p.b} {
-		p.v4[i] = netip.AddrFrom4([4]byte{192, 0, 2, byte(i + 1)})
-		p.v6[i] = netip.AddrFrom16([16]byte{0x20, 0x01, 0x0d, 0xb8, 15: byte(i + 1)})
-		n.Addr("eth0", p.v4[i].String()+"/24", p.v6[i].String()+"/64")
-	}
-	return p
+	a, b := netnstest.Pair(t, "eth0", "192.0.2.1/24 2001:db8::1/64", "192.0.2.2/24 2001:db8::2/64")
+	return &pair{a, b, [2]netip.Addr{netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("192.0.2.2")}, [2]netip.Addr{netip.MustParseAddr("2001:db8::1"), netip.MustParseAddr("2001:db8::2")}}
 }
 
 // openIn opens an endpoint in a namespace; threads in another namespace open its later sockets.
