@@ -20,7 +20,6 @@ import (
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
-	"google.golang.org/protobuf/proto"
 
 	"github.com/fared/fared/api/dptest"
 	farev1 "github.com/fared/fared/api/fare/v1"
@@ -28,6 +27,7 @@ import (
 	"github.com/fared/fared/internal/netnstest"
 	"github.com/fared/fared/internal/rtnl"
 	"github.com/fared/fared/internal/testkit/gate"
+	"github.com/fared/fared/internal/testkit/testbed"
 )
 
 func TestMain(m *testing.M) {
@@ -231,63 +231,26 @@ func serve(t testing.TB, server farev1.DataplaneServiceServer) *grpc.ClientConn 
 	return conn
 }
 
-// stream is a Program stream.
+// stream programs a data plane.
 type stream struct {
+	*testbed.Stream
 	t testing.TB
-	farev1.DataplaneService_ProgramClient
-	id    uint64
-	retry bool // a retry was suggested with or after a refusal of the last try
 }
 
 func program(t testing.TB, server farev1.DataplaneServiceServer) *stream {
 	t.Helper()
-	ctx, cancel := context.WithCancel(context.Background())
-	t.Cleanup(cancel)
-	s, err := farev1.NewDataplaneServiceClient(serve(t, server)).Program(ctx)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := s.Header(); err != nil {
-		t.Fatal(err)
-	}
-	return &stream{t: t, DataplaneService_ProgramClient: s}
+	return &stream{testbed.OpenStream(t, serve(t, server)), t}
 }
 
-// try sends operations and returns the refusals.
-func (s *stream) try(ops ...*farev1.Operation) (refused []*farev1.Ack) {
+// try returns the refusals.
+func (s *stream) try(ops ...*farev1.Operation) []*farev1.Ack {
 	s.t.Helper()
-	s.retry = false
-	for _, op := range ops {
-		op = proto.CloneOf(op)
-		s.id++
-		op.Id = s.id
-		if err := s.Send(&farev1.ProgramRequest{Operation: op}); err != nil {
-			s.t.Fatal(err)
-		}
-	}
-	for done := 0; done < len(ops); {
-		response, err := s.Recv()
-		if err != nil {
-			s.t.Fatal(err)
-		}
-		for _, ack := range response.Acks {
-			if ack.Level != farev1.AckLevel_ACK_LEVEL_ACCEPTED {
-				done++
-			}
-			if ack.Level == farev1.AckLevel_ACK_LEVEL_REFUSED {
-				refused = append(refused, ack)
-			}
-		}
-		s.retry = s.retry || response.Retry && len(refused) > 0
-	}
-	return refused
+	return s.Try(ops...)
 }
 
 func (s *stream) do(ops ...*farev1.Operation) {
 	s.t.Helper()
-	if refused := s.try(ops...); len(refused) > 0 {
-		s.t.Fatalf("refused: %v", refused)
-	}
+	s.Do(ops...)
 }
 
 // group returns an operation that sets a group with weights by sub-port.

@@ -82,7 +82,7 @@ func TestRefusedInTheMiddle(t *testing.T) {
 			t.Errorf("round %d: refused for nothing: %v", round, refused)
 		}
 		for i, op := range ops {
-			if !not[s.id-uint64(len(ops)-1-i)] {
+			if !not[s.Sent-uint64(len(ops)-1-i)] {
 				twin.do(op)
 			}
 		}

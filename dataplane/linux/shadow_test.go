@@ -16,14 +16,14 @@ import (
 // suggested waits until the data plane has suggested a retry of what the last try refused.
 func (s *stream) suggested() {
 	s.t.Helper()
-	for !s.retry {
+	for !s.Retry {
 		response, err := s.Recv()
 		if err != nil {
 			s.t.Fatal(err)
 		}
-		s.retry = response.Retry
+		s.Retry = response.Retry
 	}
-	s.retry = false
+	s.Retry = false
 }
 
 // TestOccupiedPlace checks that a destination whose place a foreign route has is refused, without work in the kernel when it is repeated, and that

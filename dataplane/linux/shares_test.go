@@ -13,27 +13,6 @@ import (
 	"github.com/fared/fared/internal/testkit/gate"
 )
 
-// last sends one operation and returns its last acknowledgement.
-func (s *stream) last(op *farev1.Operation) *farev1.Ack {
-	s.t.Helper()
-	s.id++
-	op.Id = s.id
-	if err := s.Send(&farev1.ProgramRequest{Operation: op}); err != nil {
-		s.t.Fatal(err)
-	}
-	for {
-		response, err := s.Recv()
-		if err != nil {
-			s.t.Fatal(err)
-		}
-		for _, ack := range response.Acks {
-			if ack.Id == s.id && ack.Level != farev1.AckLevel_ACK_LEVEL_ACCEPTED {
-				return ack
-			}
-		}
-	}
-}
-
 // TestPacketsFollowWeights sends packets of many flows by random weights over 4 to 64 sub-ports and counts them at the far
 // ends. The oracle uses the weights and the binomial distribution: shares reported in effect are within 1 % and five
 // standard deviations.
@@ -66,7 +45,7 @@ func TestPacketsFollowWeights(t *testing.T) {
 			}
 			tiny[random.IntN(n)] = 1
 			for round, weights := range [][]uint32{halved, tiny, mixed} {
-				ack := s.last(h.group(1, weights...))
+				ack := s.Answer(h.group(1, weights...))
 				if round == 0 {
 					s.do(destination(target4(0), 1), destination(target6(0), 1))
 				}

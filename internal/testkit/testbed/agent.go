@@ -6,6 +6,7 @@ import (
 	"io"
 	"net"
 	"os"
+	"slices"
 	"testing"
 
 	"google.golang.org/grpc"
@@ -104,9 +105,11 @@ type Stream struct {
 	// Cancel ends the stream before the end of the test.
 	Cancel context.CancelFunc
 	// Retry is whether the agent has suggested a retry with or after a refusal of the last Try.
-	Retry      bool
-	t          testing.TB
-	sent, done int // operations: sent, and in effect or refused
+	Retry bool
+	// Sent is the number of operations sent, which is that of the last one.
+	Sent uint64
+	done uint64 // operations that are in effect or refused
+	t    testing.TB
 }
 
 // OpenStream opens a stream, which the end of the test closes.
@@ -152,8 +155,8 @@ func (p *Stream) Request(operations ...*farev1.Operation) {
 func (p *Stream) request(r *farev1.ProgramRequest, operations ...*farev1.Operation) {
 	p.t.Helper()
 	for _, op := range operations {
-		p.sent++
-		op.Id = uint64(p.sent)
+		p.Sent++
+		op.Id = p.Sent
 	}
 	if err := p.Send(r); err != nil {
 		_, cause := p.Recv()
@@ -161,10 +164,25 @@ func (p *Stream) request(r *farev1.ProgramRequest, operations ...*farev1.Operati
 	}
 }
 
+// Answer programs an operation and returns its last acknowledgement: in effect, or refused.
+func (p *Stream) Answer(op *farev1.Operation) *farev1.Ack {
+	p.t.Helper()
+	op = proto.CloneOf(op)
+	p.request(&farev1.ProgramRequest{Operation: op}, op)
+	return p.answers()[0]
+}
+
 // Await returns the refusals when each operation is in effect or refused.
 func (p *Stream) Await() (refused []*farev1.Ack) {
 	p.t.Helper()
-	for p.done < p.sent {
+	return slices.DeleteFunc(p.answers(), func(ack *farev1.Ack) bool { return !refuses(ack) })
+}
+
+func refuses(ack *farev1.Ack) bool { return ack.Level == farev1.AckLevel_ACK_LEVEL_REFUSED }
+
+func (p *Stream) answers() (all []*farev1.Ack) {
+	p.t.Helper()
+	for p.done < p.Sent {
 		response, err := p.Recv()
 		if err != nil {
 			p.t.Fatal(err)
@@ -172,14 +190,12 @@ func (p *Stream) Await() (refused []*farev1.Ack) {
 		for _, ack := range response.Acks {
 			if ack.Level != farev1.AckLevel_ACK_LEVEL_ACCEPTED {
 				p.done++
-			}
-			if ack.Level == farev1.AckLevel_ACK_LEVEL_REFUSED {
-				refused = append(refused, ack)
+				all = append(all, ack)
 			}
 		}
-		p.Retry = p.Retry || response.Retry && len(refused) > 0
+		p.Retry = p.Retry || response.Retry && slices.ContainsFunc(all, refuses)
 	}
-	return refused
+	return all
 }
 
 // Finish is Await at the end of the requests: it requires that the agent ends the stream after its last answer.
