@@ -106,12 +106,7 @@ func TestStartOnHost(t *testing.T) {
 	}
 	bpf := kind((*exec.Cmd).Output)
 	p := space.StartOnHost(t, "sh", "-c", "stat -f -c '%i %T' /sys/fs/bpf; cat /sys/class/net/only-there/iflink")
-	Eventually(t, time.Minute, func() error {
-		if p.Running() == nil {
-			return errors.New("it runs still")
-		}
-		return nil
-	})
+	p.AwaitEnd(t)
 	if log := p.Log(); !regexp.MustCompile("^" + regexp.QuoteMeta(bpf) + "[0-9]+\n$").MatchString(log) {
 		t.Errorf("%q, want %q and a number", log, bpf)
 	}

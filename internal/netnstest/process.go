@@ -7,6 +7,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -97,6 +98,43 @@ func (p *Process) Running() error {
 		return fmt.Errorf("%s ended: %v\n%s", p.Name, p.err, p.log.tail(4<<10))
 	default:
 		return nil
+	}
+}
+
+// AwaitText waits until the process has written text. Its end before that fails the test.
+func (p *Process) AwaitText(t testing.TB, text string) {
+	t.Helper()
+	Eventually(t, time.Minute, func() error {
+		err := p.Running()
+		if strings.Contains(p.Log(), text) {
+			return nil
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		return fmt.Errorf("%s has not written %q:\n%s", p.Name, text, p.Log())
+	})
+}
+
+// AwaitSocket waits until ss with an option, such as "-tlnH", lists text among the sockets of the namespace.
+func (p *Process) AwaitSocket(t testing.TB, n *Namespace, option, text string) {
+	t.Helper()
+	Eventually(t, time.Minute, func() error {
+		out, err := n.Output("ss", option)
+		if err == nil && !strings.Contains(string(out), text) {
+			err = fmt.Errorf("%s has no socket %s:\n%s", p.Name, text, p.Log())
+		}
+		return err
+	})
+}
+
+// AwaitEnd waits until the process has ended.
+func (p *Process) AwaitEnd(t testing.TB) {
+	t.Helper()
+	select {
+	case <-p.done:
+	case <-time.After(90 * time.Second):
+		t.Fatalf("%s still runs:\n%s", p.Name, p.Log())
 	}
 }
 

@@ -33,13 +33,7 @@ func (e *ends) talk(t testing.TB, server, client []string) string {
 	if strings.Contains(strings.Join(server, " "), "fi_pingpong") {
 		option, port = "-tlnH", ":47592 "
 	}
-	netnstest.Eventually(t, time.Minute, func() error {
-		out, err := e.server.Output("ss", option)
-		if err == nil && !strings.Contains(string(out), port) {
-			err = fmt.Errorf("the server does not listen:\n%s", listener.Log())
-		}
-		return err
-	})
+	listener.AwaitSocket(t, e.server, option, port)
 	// Between its calls of rdma_bind_addr and rdma_listen a program rejects requests.
 	c := e.environment(clientAddress, client...)
 	out, err := e.client.Output(c[0], c[1:]...)
@@ -49,12 +43,7 @@ func (e *ends) talk(t testing.TB, server, client []string) string {
 	if err != nil && !lateRead(err, out) {
 		t.Fatalf("%v: %v\n%s\nserver:\n%s", client, err, out, listener.Log())
 	}
-	netnstest.Eventually(t, time.Minute, func() error {
-		if listener.Running() == nil {
-			return fmt.Errorf("the server runs still:\n%s", listener.Log())
-		}
-		return nil
-	})
+	listener.AwaitEnd(t)
 	all := string(out) + "\n" + listener.Log()
 	if regexp.MustCompile(` (bad_icrc|malformed|wrong_source|refused) [1-9]`).MatchString(all) {
 		t.Errorf("%v: packets are wrong:\n%s", client, all)
@@ -75,12 +64,7 @@ func TestConnectionManager(t *testing.T) {
 	e := newEnds(t, "rping", "ucmatose", "ib_write_bw", "fi_pingpong", "tcpdump", "python3", "ss", "/usr/include/rdma/rdma_cma.h")
 	capture := filepath.Join(t.TempDir(), "cm.pcap")
 	tcpdump := e.server.Start(t, "tcpdump", "-i", "eth0", "-Z", "root", "-U", "-w", capture, "udp dst port 4791 and udp[8] = 0x64 and udp[13:2] = 0 and udp[15] = 1")
-	netnstest.Eventually(t, time.Minute, func() error {
-		if !strings.Contains(tcpdump.Log(), "listening") {
-			return fmt.Errorf("tcpdump: %s", tcpdump.Log())
-		}
-		return nil
-	})
+	tcpdump.AwaitText(t, "listening")
 	connections := 0
 	for _, test := range []struct {
 		name, server, client, want string
@@ -142,13 +126,7 @@ func TestConnectionManagerPlanes(t *testing.T) {
 	}
 	s := command(0, "-s")
 	server := f.server.Start(t, s[0], s[1:]...)
-	netnstest.Eventually(t, time.Minute, func() error {
-		out, err := f.server.Output("ss", "-uanH")
-		if err == nil && !strings.Contains(string(out), ":4791 ") {
-			err = fmt.Errorf("the server does not listen:\n%s", server.Log())
-		}
-		return err
-	})
+	server.AwaitSocket(t, f.server, "-uanH", ":4791 ")
 	c := command(1, "-c", "-a", serverLoopback)
 	if out, err := f.client.Output(c[0], c[1:]...); err != nil && !lateRead(err, out) || !strings.Contains(string(out), "ping data: rdma-ping-4") {
 		t.Fatalf("%v\n%s\n%s", err, out, server.Log())

@@ -87,12 +87,7 @@ func (f *fabric) start(t testing.TB, program string, qps, messages, size int) [2
 func finish(t testing.TB, running [2]*netnstest.Process, messages int) {
 	t.Helper()
 	for _, p := range running {
-		netnstest.Eventually(t, 90*time.Second, func() error {
-			if p.Running() == nil {
-				return fmt.Errorf("the transfer runs still:\n%s", p.Log())
-			}
-			return nil
-		})
+		p.AwaitEnd(t)
 		if !strings.Contains(p.Log(), fmt.Sprintf("verified %d messages", messages)) {
 			t.Errorf("the transfer has failed:\n%s", p.Log())
 		}
@@ -163,13 +158,7 @@ func TestUCXPlanes(t *testing.T) {
 	}
 	s := command(0)
 	server := f.server.Start(t, s[0], s[1:]...)
-	netnstest.Eventually(t, time.Minute, func() error {
-		out, err := f.server.Output("ss", "-tlnH")
-		if err == nil && !strings.Contains(string(out), "LISTEN") {
-			err = fmt.Errorf("the server does not listen:\n%s", server.Log())
-		}
-		return err
-	})
+	server.AwaitSocket(t, f.server, "-tlnH", "LISTEN")
 	c := command(1, serverAddress)
 	if out, err := f.client.Output(c[0], c[1:]...); err != nil {
 		t.Fatalf("%v\n%s\n%s", err, out, server.Log())

@@ -126,12 +126,7 @@ func (e *ends) play(t testing.TB, command ...string) string {
 	if err != nil && !unmeasured {
 		t.Fatalf("%s: %v\n%s\nserver:\n%s", strings.Join(command, " "), err, out, server.Log())
 	}
-	netnstest.Eventually(t, time.Minute, func() error {
-		if server.Running() == nil {
-			return fmt.Errorf("the server runs still:\n%s", server.Log())
-		}
-		return nil
-	})
+	server.AwaitEnd(t)
 	for _, bad := range []string{"bad_icrc", "malformed", "wrong_source", "refused"} {
 		if regexp.MustCompile(` ` + bad + ` [1-9]`).MatchString(server.Log() + string(out)) {
 			t.Errorf("%s: %s is above 0\n%s\n%s", strings.Join(command, " "), bad, out, server.Log())
@@ -202,12 +197,7 @@ func TestSanitizers(t *testing.T) {
 			if out, err := e.client.Output(c[0], c[1:]...); err != nil || !strings.Contains(string(out), "verified 400 messages") {
 				t.Errorf("%v\n%s", err, out)
 			}
-			netnstest.Eventually(t, time.Minute, func() error {
-				if server.Running() == nil {
-					return fmt.Errorf("the server runs still")
-				}
-				return nil
-			})
+			server.AwaitEnd(t)
 			if !strings.Contains(server.Log(), "verified 400 messages") || strings.Contains(server.Log(), "WARNING") {
 				t.Errorf("server:\n%s", server.Log())
 			}

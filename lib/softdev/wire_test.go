@@ -8,7 +8,6 @@ import (
 	"regexp"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/fared/fared/internal/netnstest"
 	"github.com/fared/fared/internal/testkit/gate"
@@ -24,12 +23,7 @@ func TestPacketsAgreeWithTheSpecification(t *testing.T) {
 	}
 	capture := filepath.Join(t.TempDir(), "packets.pcap")
 	tcpdump := e.server.Start(t, "tcpdump", "-i", "eth0", "-Z", "root", "-B", "65536", "-U", "-w", capture, "udp", "port", "4791")
-	netnstest.Eventually(t, time.Minute, func() error {
-		if !strings.Contains(tcpdump.Log(), "listening") {
-			return fmt.Errorf("tcpdump: %s", tcpdump.Log())
-		}
-		return nil
-	})
+	tcpdump.AwaitText(t, "listening")
 	for i, command := range []string{
 		"ib_write_bw -s 10001 -n 50", "ib_send_bw -s 10001 -n 50", "ib_read_bw -s 10001 -n 50", "ib_atomic_lat -n 20", "ib_atomic_lat -A CMP_AND_SWAP -n 20", "ib_send_lat -s 3 -n 20",
 		"ib_send_lat -c UD -s 7 -n 20", "ib_write_lat -s 5 -n 20",
@@ -79,23 +73,12 @@ func TestZeroChecksum(t *testing.T) {
 		t.Run(checksum, func(t *testing.T) {
 			s := e.environment(server, "ibv_ud_pingpong", "-d", "fared0", "-g", "0", "-n", "1", "-s", "64")
 			program := e.server.Start(t, s[0], s[1:]...)
-			netnstest.Eventually(t, time.Minute, func() error {
-				out, err := e.server.Output("ss", "-tlnH")
-				if err == nil && !strings.Contains(string(out), ":18515 ") {
-					err = fmt.Errorf("the server does not listen:\n%s", program.Log())
-				}
-				return err
-			})
+			program.AwaitSocket(t, e.server, "-tlnH", ":18515 ")
 			out, err := e.client.Output("python3", "-B", "tests/pingpong_peer.py", serverAddress, server, client, checksum)
 			if err != nil {
 				t.Fatalf("%v\n%s\n%s", err, out, program.Log())
 			}
-			netnstest.Eventually(t, time.Minute, func() error {
-				if program.Running() == nil {
-					return fmt.Errorf("the server runs still:\n%s", program.Log())
-				}
-				return nil
-			})
+			program.AwaitEnd(t)
 			if !strings.Contains(program.Log(), "received 1 ") || regexp.MustCompile(` (bad_icrc|malformed|unknown_qp) [1-9]`).MatchString(program.Log()) {
 				t.Errorf("the server:\n%s", program.Log())
 			}
