@@ -225,12 +225,7 @@ func TestDataplaneKernelRestart(t *testing.T) {
 		if err := p.Signal(unix.SIGTERM); err != nil {
 			t.Fatal(err)
 		}
-		netnstest.Eventually(t, time.Minute, func() error {
-			if p.Running() == nil {
-				return fmt.Errorf("it still runs")
-			}
-			return nil
-		})
+		p.AwaitEnd(t)
 		if now := b.ours(); now != kernel {
 			t.Errorf("ended:\n%s\nbefore:\n%s", now, kernel)
 		}
@@ -293,12 +288,7 @@ func TestDataplaneKernelSquatter(t *testing.T) {
 	if err := p.Signal(unix.SIGTERM); err != nil {
 		t.Fatal(err)
 	}
-	netnstest.Eventually(t, time.Minute, func() error {
-		if p.Running() == nil {
-			return fmt.Errorf("it still runs")
-		}
-		return nil
-	})
+	p.AwaitEnd(t)
 }
 
 // TestDataplaneKernelJournalLost checks that without the journal the first Hello adopts the kernel's objects.

@@ -3,7 +3,6 @@ package main
 import (
 	"cmp"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -11,7 +10,6 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -77,12 +75,7 @@ func transportsTogether(t *testing.T, driver string) {
 			socket := "unix:" + filepath.Join(t.TempDir(), "node.sock")
 			node := lab.Node("server"+server).Start(t, binary.Fared(t), "traffic", "node", "--transport", x.transport, "--socket", lab.Socket("server"+server),
 				"--source", "10.255.0."+server, "--connect-port", fmt.Sprint(5000+k), "--listen", socket)
-			netnstest.Eventually(t, time.Minute, func() error {
-				if !strings.Contains(node.Log(), "listens at") {
-					return errors.Join(errors.New("the node does not listen"), node.Running())
-				}
-				return nil
-			})
+			node.AwaitText(t, "listens at")
 			run = append(run, "--node", server+"="+socket)
 		}
 		cmd := exec.Command(binary.Fared(t), run...)

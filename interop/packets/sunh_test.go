@@ -3,7 +3,6 @@ package packets
 import (
 	"bytes"
 	"context"
-	"errors"
 	"fmt"
 	"net/netip"
 	"path/filepath"
@@ -144,12 +143,7 @@ func trafficOverSUNH(t *testing.T, loopback, port, subnet string) {
 		socket := "unix:" + filepath.Join(t.TempDir(), "node.sock")
 		node := space.Start(t, binary.Fared(t), "traffic", "node", "--transport", "superp", "--superp-encapsulation", "sunh", "--superp-subnet", subnet, "--source", fmt.Sprintf(loopback, 1+i),
 			"--slot", "p0=50001@p0", "--slot", "p1=50002*3@p1", "--listen", socket)
-		netnstest.Eventually(t, time.Minute, func() error {
-			if !strings.Contains(node.Log(), "listens at") {
-				return errors.Join(errors.New("the node does not listen"), node.Running())
-			}
-			return nil
-		})
+		node.AwaitText(t, "listens at")
 		run = append(run, "--node", fmt.Sprintf("n%d=%s", i, socket))
 	}
 	before := received(t, spaces[1])

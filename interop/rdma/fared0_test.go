@@ -145,12 +145,7 @@ func TestFared0(t *testing.T) {
 	b := newPairBed(t)
 	capture := filepath.Join(t.TempDir(), "packets.pcap")
 	tcpdump := b.host.Start(t, "tcpdump", "-i", "eth0", "-Z", "root", "-B", "32768", "-U", "-w", capture, "udp", "port", "4791")
-	netnstest.Eventually(t, time.Minute, func() error {
-		if !strings.Contains(tcpdump.Log(), "listening") {
-			return fmt.Errorf("tcpdump: %s", tcpdump.Log())
-		}
-		return nil
-	})
+	tcpdump.AwaitText(t, "listening")
 	for _, program := range []struct {
 		server, client string
 		six            bool // the device's addresses are those of IPv6

@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"encoding/binary"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"net/netip"
 	"os"
@@ -66,12 +65,7 @@ func TestOnTheWire(t *testing.T) {
 			spaces := newBed(t, addresses)
 			file := filepath.Join(netnstest.Folder(t), "packets.pcap")
 			capture := spaces[1].Start(t, "tcpdump", "-Z", "root", "-U", "-B", "32768", "-s", "0", "-i", "eth0", "-w", file, "udp", "port", "4791")
-			netnstest.Eventually(t, time.Minute, func() error {
-				if !strings.Contains(capture.Log(), "listening on") {
-					return errors.New("tcpdump does not listen")
-				}
-				return nil
-			})
+			capture.AwaitText(t, "listening on")
 			bed := rdmatest.Real(rdmatest.RealConfig{Addresses: addresses, Transports: [2]rdma.Transport{
 				inNamespace{New(Config{}), spaces[0]}, inNamespace{New(Config{}), spaces[1]}}})
 			r := rdmatest.ChannelsOn(t, bed, rdmatest.Options{Ops: 400, NotReady: 0.1, Settle: 50 * time.Millisecond, Kinds: everyKind})
