@@ -61,6 +61,16 @@ func newBed(t testing.TB, f family) *bed {
 	return newBedBy(t, f, netnstest.Veth)
 }
 
+// startBed is newBed with a running Steering, and all next hops resolved.
+func startBed(t testing.TB, f family, mode farev1.Mode) *bed {
+	t.Helper()
+	b := newBed(t, f)
+	b.Resolve()
+	b.open()
+	b.greet(mode)
+	return b
+}
+
 // newBedBy is newBed with cables created by join.
 func newBedBy(t testing.TB, f family, join func(testing.TB, *netnstest.Namespace, string, *netnstest.Namespace, string)) *bed {
 	t.Helper()

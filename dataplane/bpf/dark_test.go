@@ -19,10 +19,7 @@ func TestCarrierWithoutAgent(t *testing.T) {
 	gate.WithoutRaceDetector(t, "drives the kernel in one goroutine")
 	for _, hooked := range []bool{true, false} {
 		t.Run(fmt.Sprintf("hooked=%v", hooked), func(t *testing.T) {
-			b := newBed(t, families[0])
-			b.Resolve()
-			b.open()
-			b.greet(farev1.Mode_MODE_PER_FLOW)
+			b := startBed(t, families[0], farev1.Mode_MODE_PER_FLOW)
 			ports := sequence(8, 5, 10127)
 			b.commit(setGroup(testGroup(1, 8, false, 1, 1, 1, 1)), setDestination(b.family.destination, 1, b.family.source, ports))
 			refused := b.s.pinned.unhooked
@@ -98,10 +95,7 @@ func TestCarrierWithoutAgent(t *testing.T) {
 // the deleted one.
 func TestDarkMarkIsRemoved(t *testing.T) {
 	gate.WithoutRaceDetector(t, "drives the kernel in one goroutine")
-	b := newBed(t, families[0])
-	b.Resolve()
-	b.open()
-	b.greet(farev1.Mode_MODE_PER_FLOW)
+	b := startBed(t, families[0], farev1.Mode_MODE_PER_FLOW)
 	ports := sequence(8, 5, 10127)
 	b.commit(setGroup(testGroup(1, 8, false, 1, 1, 1, 1)), setDestination(b.family.destination, 1, b.family.source, ports))
 	f := b.flow(ports[0])

@@ -131,10 +131,7 @@ func TestFragmentsAndSegments(t *testing.T) {
 			if f.name != families[0].name {
 				gate.Slow(t, gate.Kernel, "another address family")
 			}
-			b := newBed(t, f)
-			b.Resolve()
-			b.open()
-			b.greet(farev1.Mode_MODE_PER_FLOW)
+			b := startBed(t, f, farev1.Mode_MODE_PER_FLOW)
 			ports := sequence(8, 0, 10127)
 			b.commit(setGroup(testGroup(1, 8, false, 1, 1, 1, 1)), setDestination(f.destination, 1, f.source, ports))
 			flow := b.flow(ports[3])
@@ -190,10 +187,7 @@ func TestFragmentsAndSegments(t *testing.T) {
 // TestOptions checks that IPv4 options do not hide the ports, and that a port that is not steered has no rule.
 func TestOptions(t *testing.T) {
 	gate.WithoutRaceDetector(t, "drives the kernel in one goroutine")
-	b := newBed(t, families[0])
-	b.Resolve()
-	b.open()
-	b.greet(farev1.Mode_MODE_PER_FLOW)
+	b := startBed(t, families[0], farev1.Mode_MODE_PER_FLOW)
 	ports := sequence(8, 0, 10127)
 	b.commit(setGroup(testGroup(1, 8, false, 1, 1, 1, 1)), setDestination(b.family.destination, 1, b.family.source, ports))
 	flow := b.flow(ports[6])
@@ -284,10 +278,7 @@ func TestPreferredSource(t *testing.T) {
 // removed sub-port work without it, and other groups are not affected.
 func TestForwardingChanges(t *testing.T) {
 	gate.WithoutRaceDetector(t, "drives the kernel in one goroutine")
-	b := newBed(t, families[0])
-	b.Resolve()
-	b.open()
-	b.greet(farev1.Mode_MODE_PER_FLOW)
+	b := startBed(t, families[0], farev1.Mode_MODE_PER_FLOW)
 	ports := sequence(8, 0, 10127)
 	b.commit(setGroup(testGroup(1, 8, false, 1, 1, 1, 1)), setDestination(b.family.destination, 1, b.family.source, ports))
 	check := func(when, gone string) {

@@ -44,10 +44,7 @@ func descriptors(t *testing.T, n int, f func()) {
 // TestFailedStart checks that a start that runs out of descriptors at any point returns that error, forwarding continues,
 // and the next start adopts all state.
 func TestFailedStart(t *testing.T) {
-	b := newBed(t, families[0])
-	b.Resolve()
-	b.open()
-	b.greet(farev1.Mode_MODE_PER_FLOW)
+	b := startBed(t, families[0], farev1.Mode_MODE_PER_FLOW)
 	ports := sequence(8, 5, 10127)
 	state := []contract.Change{setGroup(testGroup(1, 8, false, 1, 1, 1, 1)), setDestination(b.family.destination, 1, b.family.source, ports)}
 	b.commit(state...)
@@ -139,10 +136,7 @@ func TestUnfinishedPins(t *testing.T) {
 func TestLossBeforeHello(t *testing.T) {
 	for _, layout := range []string{"same", "other"} {
 		t.Run(layout, func(t *testing.T) {
-			b := newBed(t, families[0])
-			b.Resolve()
-			b.open()
-			b.greet(farev1.Mode_MODE_PER_FLOW)
+			b := startBed(t, families[0], farev1.Mode_MODE_PER_FLOW)
 			ports := sequence(8, 5, 10127)
 			b.commit(setGroup(testGroup(1, 8, false, 1, 1, 1, 1)), setDestination(b.family.destination, 1, b.family.source, ports))
 			if err := b.s.Close(); err != nil {

@@ -12,10 +12,7 @@ import (
 // vector without that sub-port sends them, that no other flow moves, and that all return with the carrier.
 func TestFlowsOfALostSubPortMoveOnce(t *testing.T) {
 	gate.WithoutRaceDetector(t, "drives the kernel in one goroutine")
-	b := newBed(t, families[0])
-	b.Resolve()
-	b.open()
-	b.greet(farev1.Mode_MODE_PER_FLOW)
+	b := startBed(t, families[0], farev1.Mode_MODE_PER_FLOW)
 	whole := testGroup(1, 0, false, 1, 1, 1, 1)
 	b.commit(setGroup(whole), setDestination(b.family.destination, 1, b.family.source, nil))
 	const flows = 96

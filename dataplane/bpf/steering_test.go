@@ -33,10 +33,7 @@ func TestPins(t *testing.T) {
 			if f.name != families[0].name {
 				gate.Slow(t, gate.Kernel, "another address family")
 			}
-			b := newBed(t, f)
-			b.Resolve()
-			b.open()
-			b.greet(farev1.Mode_MODE_PER_FLOW)
+			b := startBed(t, f, farev1.Mode_MODE_PER_FLOW)
 			for name, ports := range map[string][]uint32{
 				"progression": sequence(128, 4711, 10127),
 				"table":       append(sequence(64, 4711, 10126), sequence(64, 4712, 10128)...),
@@ -79,10 +76,7 @@ func TestSpray(t *testing.T) {
 			if f.name != families[0].name {
 				gate.Slow(t, gate.Kernel, "another address family")
 			}
-			b := newBed(t, f)
-			b.Resolve()
-			b.open()
-			b.greet(farev1.Mode_MODE_PER_PACKET)
+			b := startBed(t, f, farev1.Mode_MODE_PER_PACKET)
 			g := testGroup(1, 8, true, 2, 2, 1, 2)
 			g.Members[0].Weight, g.Members[1].Weight = 3, 1 // the sub-ports of plane 0
 			ports := sequence(8, 99, 10127)
@@ -194,10 +188,7 @@ func TestFailover(t *testing.T) {
 			b.Server.IP("link", "property", "add", "dev", "other", "altname", "p1.0")
 		}},
 	}
-	b := newBed(t, families[0])
-	b.Resolve()
-	b.open()
-	b.greet(farev1.Mode_MODE_PER_FLOW)
+	b := startBed(t, families[0], farev1.Mode_MODE_PER_FLOW)
 	const n = 64
 	ports := sequence(n, 0, 10127)
 	b.commit(setGroup(testGroup(1, n, false, 1, 1, 1, 1)), setDestination(b.family.destination, 1, b.family.source, ports))
@@ -288,10 +279,7 @@ func TestRestart(t *testing.T) {
 	gate.Needed(t, "an agent that restarts adopts its maps, or makes others, and no packet strays")
 	for _, layout := range []string{"same", "other"} {
 		t.Run(layout, func(t *testing.T) {
-			b := newBed(t, families[0])
-			b.Resolve()
-			b.open()
-			b.greet(farev1.Mode_MODE_PER_FLOW)
+			b := startBed(t, families[0], farev1.Mode_MODE_PER_FLOW)
 			const n = 32
 			ports := sequence(n, 5, 10127)
 			gone := netip.MustParsePrefix("10.255.9.9/32")
@@ -506,10 +494,7 @@ func attachPass(t *testing.T, b *bed) link.Link {
 // TestAnchorComesBack checks that an anchor removed by another program is recreated with its routes.
 func TestAnchorComesBack(t *testing.T) {
 	gate.WithoutRaceDetector(t, "drives the kernel in one goroutine")
-	b := newBed(t, families[0])
-	b.Resolve()
-	b.open()
-	b.greet(farev1.Mode_MODE_PER_FLOW)
+	b := startBed(t, families[0], farev1.Mode_MODE_PER_FLOW)
 	ports := sequence(8, 0, 10127)
 	b.commit(setGroup(testGroup(1, 8, false, 1, 1, 1, 1)), setDestination(b.family.destination, 1, b.family.source, ports))
 	for _, how := range [][]string{{"link", "set", "fared0", "down"}, {"link", "del", "fared0"}} {

@@ -168,10 +168,7 @@ func TestRestartRepairs(t *testing.T) {
 // damage removes half of all marked objects, changes a group, and adds a route and a nexthop that are not wanted.
 func (h *host) damage() {
 	h.t.Helper()
-	nexthops, err := h.conn.Nexthops()
-	if err != nil {
-		h.t.Fatal(err)
-	}
+	nexthops := h.objects()
 	b := h.conn.Begin()
 	for i, n := range nexthops {
 		switch {

@@ -11,10 +11,7 @@ import (
 // nexthops returns the number of nexthop objects on a device in the kernel, including those of other programs.
 func (h *host) nexthops(index int) (n int) {
 	h.t.Helper()
-	all, err := h.conn.Nexthops()
-	if err != nil {
-		h.t.Fatal(err)
-	}
+	all := h.objects()
 	for _, nexthop := range all {
 		if nexthop.Device == index {
 			n++

@@ -340,10 +340,7 @@ func (h *host) pool(t testing.TB, device string) (lines []string) {
 // witnesses counts the group members without a bucket, except for the loopback.
 func (h *host) witnesses() (n int) {
 	h.t.Helper()
-	all, err := h.conn.Nexthops()
-	if err != nil {
-		h.t.Fatal(err)
-	}
+	all := h.objects()
 	for _, g := range all {
 		if len(g.Members) < 2 {
 			continue

@@ -63,10 +63,7 @@ func (s strict) Handle(ctx context.Context, r slog.Record) error {
 // counted fails unless a Driver counts the objects that the kernel has with its mark.
 func (h *host) counted(d *Driver) {
 	h.t.Helper()
-	nexthops, err := h.conn.Nexthops()
-	if err != nil {
-		h.t.Fatal(err)
-	}
+	nexthops := h.objects()
 	var want Stats
 	for _, n := range nexthops {
 		switch {
@@ -87,6 +84,16 @@ func (h *host) counted(d *Driver) {
 	if s := d.Stats(); s.NexthopObjects != want.NexthopObjects || s.GroupObjects != want.GroupObjects || s.RouteObjects != want.RouteObjects {
 		h.t.Errorf("%+v; the kernel has %d nexthops, %d groups, %d routes", s, want.NexthopObjects, want.GroupObjects, want.RouteObjects)
 	}
+}
+
+// objects returns the kernel's nexthops and groups.
+func (h *host) objects() []rtnl.Nexthop {
+	h.t.Helper()
+	all, err := h.conn.Nexthops()
+	if err != nil {
+		h.t.Fatal(err)
+	}
+	return all
 }
 
 // host is a network namespace whose sub-ports lead to a second namespace that represents all leaves.

@@ -18,10 +18,7 @@ import (
 // marked counts the marked groups in the kernel and their buckets.
 func (h *host) marked() (groups, buckets int) {
 	h.t.Helper()
-	all, err := h.conn.Nexthops()
-	if err != nil {
-		h.t.Fatal(err)
-	}
+	all := h.objects()
 	for _, n := range all {
 		if len(n.Members) > 0 && n.Protocol == DefaultProtocol {
 			groups++
@@ -406,10 +403,7 @@ func TestAuditFindsMovedBuckets(t *testing.T) {
 		t.Fatal(err)
 	}
 	before := h.state()
-	all, err := h.conn.Nexthops()
-	if err != nil {
-		t.Fatal(err)
-	}
+	all := h.objects()
 	for _, g := range all {
 		if len(g.Members) == 0 {
 			continue
