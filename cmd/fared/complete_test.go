@@ -27,10 +27,7 @@ func TestCompletionBash(t *testing.T) {
 	if err != nil {
 		t.Fatalf("%v: the tests of this project need bash", err)
 	}
-	self, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
+	self := executable(t)
 	dir := t.TempDir()
 	wrapper := fmt.Sprintf("#!%s\n%s=1 exec '%s' \"$@\"\n", bash, asFared, self)
 	if err := os.WriteFile(filepath.Join(dir, "fared"), []byte(wrapper), 0o755); err != nil {

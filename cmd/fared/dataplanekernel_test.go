@@ -74,27 +74,21 @@ func (b *kernelBed) args(more ...string) []string {
 // fared runs a command line in the namespace and returns its standard output and standard error.
 func (b *kernelBed) fared(args ...string) (string, error) {
 	b.t.Helper()
-	self, err := os.Executable()
-	if err != nil {
-		b.t.Fatal(err)
-	}
+	self := executable(b.t)
 	var out bytes.Buffer
 	cmd := exec.Command(self, args...)
 	cmd.Stdout, cmd.Stderr = &out, &out
 	if err := b.n.Do(cmd.Start); err != nil {
 		b.t.Fatal(err)
 	}
-	err = cmd.Wait()
+	err := cmd.Wait()
 	return out.String(), err
 }
 
 // start starts the agent and waits until it answers.
 func (b *kernelBed) start() (*netnstest.Process, *agentProcess, *grpc.ClientConn) {
 	b.t.Helper()
-	self, err := os.Executable()
-	if err != nil {
-		b.t.Fatal(err)
-	}
+	self := executable(b.t)
 	command := append(append([]string{}, b.prefix...), append([]string{self}, b.args("--metrics-listen", metricsAt)...)...)
 	p := b.n.Start(b.t, command[0], command[1:]...)
 	conn := testbed.Dial(b.t, filepath.Join(b.dir, "dataplane.sock"))
@@ -207,10 +201,7 @@ func TestDataplaneKernelRestart(t *testing.T) {
 				t.Errorf("started:\n%s\nbefore:\n%s", now, kernel)
 			}
 		}
-		self, err := os.Executable()
-		if err != nil {
-			t.Fatal(err)
-		}
+		self := executable(t)
 		elsewhere := filepath.Join(t.TempDir(), "other.sock")
 		for _, args := range [][]string{b.args("--flush"), {"dataplane", "--driver", b.driver, "--socket", elsewhere, "--flush"}, {"dataplane", "--driver", b.driver, "--socket", elsewhere}} {
 			out, err := b.fared(args...)
@@ -434,10 +425,7 @@ func TestDataplaneKernelPrivileges(t *testing.T) {
 	for _, driver := range []string{"linux", "bpf"} {
 		for i, without := range needs[driver] {
 			b := newKernelBed(t, driver)
-			self, err := os.Executable()
-			if err != nil {
-				t.Fatal(err)
-			}
+			self := executable(t)
 			command := append(confined(t, slices.Delete(slices.Clone(needs[driver]), i, i+1)), append([]string{self}, b.args()...)...)
 			out, err := b.n.Output(command[0], command[1:]...)
 			var exit *exec.ExitError

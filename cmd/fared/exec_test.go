@@ -114,10 +114,7 @@ func TestExecPrivileges(t *testing.T) {
 	if err := os.WriteFile(slots, table, 0o644); err != nil {
 		t.Fatal(err)
 	}
-	binary, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
+	binary := executable(t)
 	if out, err := exec.Command("cp", binary, self).CombinedOutput(); err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}
@@ -184,10 +181,7 @@ func TestExecPasses(t *testing.T) {
 	pid := 0
 	run := func(in, script string, wrapper ...string) (int, string) {
 		t.Helper()
-		self, err := os.Executable()
-		if err != nil {
-			t.Fatal(err)
-		}
+		self := executable(t)
 		words := append(wrapper, self, "exec", "--file", steeredTable, "--", "sh", "-c", script)
 		cmd := exec.Command(words[0], words[1:]...)
 		cmd.Env, cmd.Stdin = append(os.Environ(), asFared+"=1"), strings.NewReader(in)
@@ -223,10 +217,7 @@ func TestExecPasses(t *testing.T) {
 	defer signal.Stop(handled)
 	for _, s := range []syscall.Signal{syscall.SIGTERM, syscall.SIGINT, syscall.SIGUSR1, syscall.SIGHUP} {
 		// Without a controlling terminal no signal comes from it.
-		self, err := os.Executable()
-		if err != nil {
-			t.Fatal(err)
-		}
+		self := executable(t)
 		cmd := exec.Command(self, "exec", "--file", steeredTable, "--", "sh", "-c", `trap "exit 5" TERM INT USR1 HUP; echo ready; while :; do sleep 0.05; done`)
 		cmd.Env, cmd.SysProcAttr = append(os.Environ(), asFared+"=1"), &syscall.SysProcAttr{Setsid: true}
 		out, err := cmd.StdoutPipe()

@@ -119,10 +119,7 @@ func TestPrometheusFaultyDaemon(t *testing.T) {
 	socket := filepath.Join(b.dir, "server0")
 	disk, fill := smallDisk(t, filepath.Join(b.dir, "disk"), 64<<10)
 	b.write("faulty.yaml", fmt.Sprintf("%sapi: {socket: %s}\nrecord: {file: %s}\n", text, socket, filepath.Join(disk, "record.jsonl")))
-	self, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
+	self := executable(t)
 	b.runs["server0"] = b.nodes["server0"].Start(t, "env", asFaulty+"="+b.dir, self)
 	b.ready()
 	fault := func(name string, act func(), want ...string) {

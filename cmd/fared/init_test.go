@@ -24,10 +24,7 @@ func initBed(t *testing.T) *netnstest.Namespace {
 // inNamespace runs fared as a process in a namespace and returns its standard output, and the error with standard error.
 func inNamespace(t *testing.T, n *netnstest.Namespace, args ...string) (string, error) {
 	t.Helper()
-	self, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
+	self := executable(t)
 	out, err := n.Output(self, args...)
 	return string(out), err
 }
@@ -78,10 +75,7 @@ func TestInitKeepsFiles(t *testing.T) {
 func TestInitNamesUncarriedLoopbacks(t *testing.T) {
 	n := initBed(t)
 	file := filepath.Join(t.TempDir(), "fared.yaml")
-	self, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
+	self := executable(t)
 	script := `"$0" init --output "$1" --loopback 10.255.0.1,fd00:ff::1 2>&1 && "$0" check --config "$1" 2>&1`
 	out, err := n.Output("sh", "-c", script, self, file)
 	const want = "loopbacks[1]: fd00:ff::1/128: no session of its sub-ports carries ipv6"
@@ -102,10 +96,7 @@ func read(t *testing.T, file string) string {
 // allOutput runs `fared init --output -` with more arguments in a namespace and returns standard output and standard error together.
 func allOutput(t *testing.T, n *netnstest.Namespace, args ...string) (string, error) {
 	t.Helper()
-	self, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
+	self := executable(t)
 	out, err := n.Output("sh", append([]string{"-c", `exec "$0" init --output - "$@" 2>&1`, self}, args...)...)
 	return string(out), err
 }

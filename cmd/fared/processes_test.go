@@ -53,10 +53,7 @@ func (b *syncBuffer) String() string {
 // start starts fared in a separate process, which ends with the test.
 func start(t *testing.T, args ...string) *process {
 	t.Helper()
-	self, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
+	self := executable(t)
 	p := &process{cmd: exec.Command(self, args...), done: make(chan struct{})}
 	p.cmd.Env = append(os.Environ(), asFared+"=1")
 	p.cmd.Stdout, p.cmd.Stderr = &p.log, &p.log
@@ -103,6 +100,16 @@ func (p *process) running() error {
 	default:
 		return nil
 	}
+}
+
+// executable returns the path of the test binary, which is fared if asFared is set.
+func executable(t testing.TB) string {
+	t.Helper()
+	path, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return path
 }
 
 // processes is a fabric of 2 planes with 2 sub-ports and 2 servers, every node a process.

@@ -114,10 +114,7 @@ func newPrometheusBed(t *testing.T, keys string, agentFlags ...string) *promethe
 // command returns the command line of fared for "env".
 func (b *prometheusBed) command(args ...string) []string {
 	b.t.Helper()
-	self, err := os.Executable()
-	if err != nil {
-		b.t.Fatal(err)
-	}
+	self := executable(b.t)
 	return append([]string{asFared + "=1", self}, args...)
 }
 

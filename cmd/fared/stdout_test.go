@@ -39,10 +39,7 @@ func TestPipe(t *testing.T) {
 // TestPipeProcess is TestPipe with a real process, which SIGPIPE on standard output would end by default.
 func TestPipeProcess(t *testing.T) {
 	socket, _ := startFake(t)
-	self, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
+	self := executable(t)
 	r, w, err := os.Pipe()
 	if err != nil {
 		t.Fatal(err)

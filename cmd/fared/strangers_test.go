@@ -148,10 +148,7 @@ func TestConnectionFlood(t *testing.T) {
 	const closed = 2 // sockets of operators and control planes
 	doors := []door{{"unix", f.socket("server1"), preface, 0}, {"unix", agentSocket, preface, 0}, {"unix", readOnly, preface, 0}, {"tcp", api, preface, 0}, {"tcp", metrics, get, 0},
 		{"tcp", page, get, 0}, {"tcp", agentAPI, preface, 0}, {"tcp", agentMetrics, get, 0}}
-	self, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
+	self := executable(t)
 	connectionsOfEach := gate.Count(t, gate.Labs, 1000, 10_000)
 	for i, d := range doors {
 		d.Connections = connectionsOfEach

@@ -50,10 +50,7 @@ func TestLogWithoutReader(t *testing.T) {
 		if code := f.nodes[name].end(t, syscall.SIGTERM); code != exitOK {
 			t.Fatalf("%s: exit %d", name, code)
 		}
-		self, err := os.Executable()
-		if err != nil {
-			t.Fatal(err)
-		}
+		self := executable(t)
 		p := &process{cmd: exec.Command(self, verb, "--config", f.config(name), "--socket", f.socket(name), "--log-level", "debug"), done: make(chan struct{})}
 		p.cmd.Env, p.cmd.Stderr = append(os.Environ(), asFared+"=1", "GRPC_GO_LOG_SEVERITY_LEVEL=info"), stuck
 		if err := p.cmd.Start(); err != nil {
@@ -96,10 +93,7 @@ func TestLogWithoutReader(t *testing.T) {
 
 // TestLibrariesLog checks that messages of gRPC and net/http are records of the process's log, in its format, and that none goes past it.
 func TestLibrariesLog(t *testing.T) {
-	self, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
+	self := executable(t)
 	dir, port := t.TempDir(), freePort(t)
 	p := &process{cmd: exec.Command(self, "dataplane", "--driver", "memory", "--log-format", "json", "--socket", filepath.Join(dir, "s"), "--metrics-listen", port), done: make(chan struct{})}
 	p.cmd.Env = append(os.Environ(), asFared+"=1", "GRPC_GO_LOG_SEVERITY_LEVEL=info")

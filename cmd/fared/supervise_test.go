@@ -120,10 +120,7 @@ func TestNetsetup(t *testing.T) {
 	if err := os.WriteFile(config, []byte(text), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	self, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
+	self := executable(t)
 	if out, err := a.Output(self, "netsetup", "--config", config, "--limit"); err != nil || len(out) > 0 {
 		t.Errorf("%v, and prints %q", err, out)
 	}
@@ -145,7 +142,7 @@ func TestNetsetup(t *testing.T) {
 	if got := a.IP("-brief", "address"); !strings.Contains(got, "10.1.1.2 peer 10.1.1.3/32") {
 		t.Errorf("addresses with the other index:\n%s", got)
 	}
-	_, err = a.Output(self, "netsetup", "--config", config, "--match-index", "q*,p*")
+	_, err := a.Output(self, "netsetup", "--config", config, "--match-index", "q*,p*")
 	if err == nil || !strings.Contains(err.Error(), `match-index: "q*" matches no sub-port's device`) {
 		t.Errorf("a pattern without a device: %v", err)
 	}
