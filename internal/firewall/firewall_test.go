@@ -79,27 +79,15 @@ func newBench(t *testing.T) *bench {
 	}
 	// Neighbor entries, so that rules about other protocols than UDP delay nothing, and both ends know that the cable works.
 	for _, address := range []string{neighborAddress, neighborV6} {
-		b.host.IP("neigh", "replace", address, "lladdr", b.hardware(b.neighbor, "far0"), "dev", "eth0", "nud", "permanent")
+		b.host.IP("neigh", "replace", address, "lladdr", b.neighbor.Device("far0").HardwareAddr.String(), "dev", "eth0", "nud", "permanent")
 	}
 	for _, address := range []string{hostAddress, hostAddressV6} {
-		b.neighbor.IP("neigh", "replace", address, "lladdr", b.hardware(b.host, "eth0"), "dev", "far0", "nud", "permanent")
+		b.neighbor.IP("neigh", "replace", address, "lladdr", b.host.Device("eth0").HardwareAddr.String(), "dev", "far0", "nud", "permanent")
 	}
 	return b
 }
 
 func swapped(n uint16) uint16 { return n<<8 | n>>8 }
-
-func (b *bench) hardware(ns *netnstest.Namespace, device string) (address string) {
-	b.t.Helper()
-	ns.Must(func() error {
-		d, err := net.InterfaceByName(device)
-		if err == nil {
-			address = d.HardwareAddr.String()
-		}
-		return err
-	})
-	return address
-}
 
 // load replaces the rules of the host.
 func (b *bench) load(rules string) error {

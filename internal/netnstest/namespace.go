@@ -3,6 +3,7 @@ package netnstest
 import (
 	"bytes"
 	"fmt"
+	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -236,6 +237,12 @@ func In[T any](n *Namespace, f func() (T, error)) (result T) {
 	n.t.Helper()
 	n.Must(func() (err error) { result, err = f(); return err })
 	return result
+}
+
+// Device returns a device of the namespace by its name.
+func (n *Namespace) Device(name string) *net.Interface {
+	n.t.Helper()
+	return In(n, func() (*net.Interface, error) { return net.InterfaceByName(name) })
 }
 
 // Sysctl sets variables of the namespace, as "net.ipv4.ip_forward=1", or with slashes in place of dots if the name of a device has a dot.

@@ -4,7 +4,6 @@ package packettap
 
 import (
 	"encoding/binary"
-	"net"
 	"testing"
 
 	"github.com/cilium/ebpf"
@@ -58,29 +57,28 @@ func NewFiltered(t testing.TB, n *netnstest.Namespace, device string, port uint1
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { counts.Close() })
-	program, err := ebpf.NewProgram(&ebpf.ProgramSpec{Name: "count", Type: ebpf.SchedCLS, License: "GPL", Instructions: counting(counts, port, verdict, filter)})
-	if err != nil {
-		t.Fatalf("%+v", err)
-	}
-	defer program.Close() // the link holds a reference
-	x := &Tap{counts: counts}
 	attach := ebpf.AttachTCXIngress
 	if filter.Leaving {
 		attach = ebpf.AttachTCXEgress
 	}
-	err = n.Do(func() error {
-		dev, err := net.InterfaceByName(device)
-		if err != nil {
-			return err
-		}
-		x.link, err = link.AttachTCX(link.TCXOptions{Interface: dev.Index, Program: program, Attach: attach})
-		return err
-	})
+	return &Tap{counts, Attach(t, n, device, attach, "count", counting(counts, port, verdict, filter))}
+}
+
+// Attach runs a program for the packets of a device that arrive (ebpf.AttachTCXIngress) or leave (ebpf.AttachTCXEgress), until the end of the test
+// or of the returned link.
+func Attach(t testing.TB, n *netnstest.Namespace, device string, attach ebpf.AttachType, name string, instructions asm.Instructions) link.Link {
+	t.Helper()
+	program, err := ebpf.NewProgram(&ebpf.ProgramSpec{Name: name, Type: ebpf.SchedCLS, License: "GPL", Instructions: instructions})
 	if err != nil {
-		t.Fatalf("tap on %s: %v", device, err)
+		t.Fatalf("%+v", err)
 	}
-	t.Cleanup(func() { x.link.Close() })
-	return x
+	defer program.Close() // the link holds a reference
+	index := n.Device(device).Index
+	l := netnstest.In(n, func() (link.Link, error) {
+		return link.AttachTCX(link.TCXOptions{Interface: index, Program: program, Attach: attach})
+	})
+	t.Cleanup(func() { l.Close() })
+	return l
 }
 
 // Remove ends the tap before the test's end. Packets pass from then on.

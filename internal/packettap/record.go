@@ -2,12 +2,10 @@ package packettap
 
 import (
 	"encoding/binary"
-	"net"
 	"testing"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/asm"
-	"github.com/cilium/ebpf/link"
 
 	"github.com/fared/fared/internal/netnstest"
 )
@@ -41,25 +39,7 @@ const placeBits = 3
 // At notes the packets to a UDP port that arrive at a device, and drops them. place is 0 to 7.
 func (r *Record) At(t testing.TB, n *netnstest.Namespace, device string, port uint16, place int) {
 	t.Helper()
-	program, err := ebpf.NewProgram(&ebpf.ProgramSpec{Name: "note", Type: ebpf.SchedCLS, License: "GPL", Instructions: r.noting(port, place)})
-	if err != nil {
-		t.Fatalf("%+v", err)
-	}
-	defer program.Close() // the link holds a reference
-	err = n.Do(func() error {
-		dev, err := net.InterfaceByName(device)
-		if err != nil {
-			return err
-		}
-		l, err := link.AttachTCX(link.TCXOptions{Interface: dev.Index, Program: program, Attach: ebpf.AttachTCXIngress})
-		if err == nil {
-			t.Cleanup(func() { l.Close() })
-		}
-		return err
-	})
-	if err != nil {
-		t.Fatalf("record at %s: %v", device, err)
-	}
+	Attach(t, n, device, ebpf.AttachTCXIngress, "note", r.noting(port, place))
 }
 
 // noting is the program of a device.
