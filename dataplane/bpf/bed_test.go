@@ -236,18 +236,15 @@ type tap struct {
 func newTap(t testing.TB, n *netnstest.Namespace, port string) *tap {
 	t.Helper()
 	p := &tap{name: port, udp: map[uint16]int{}, tcp: map[uint16]carried{}, sunh: map[uint16]int{}, done: make(chan struct{})}
-	n.Must(func() error {
-		ifi, err := net.InterfaceByName(port)
-		if err != nil {
-			return err
-		}
+	index := n.Device(port).Index
+	n.Must(func() (err error) {
 		if p.fd, err = unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, 0); err != nil {
 			return err
 		}
 		if err := unix.SetsockoptInt(p.fd, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, 256<<20); err != nil {
 			return err
 		}
-		return unix.Bind(p.fd, &unix.SockaddrLinklayer{Ifindex: ifi.Index, Protocol: binary.NativeEndian.Uint16([]byte{0, unix.ETH_P_ALL})})
+		return unix.Bind(p.fd, &unix.SockaddrLinklayer{Ifindex: index, Protocol: binary.NativeEndian.Uint16([]byte{0, unix.ETH_P_ALL})})
 	})
 	p.file = os.NewFile(uintptr(p.fd), port)
 	go p.run()

@@ -110,16 +110,9 @@ func (b *bed) raw() (fd int) {
 	return fd
 }
 
-func (b *bed) mac(n *netnstest.Namespace, device string) (mac net.HardwareAddr) {
+func (b *bed) mac(n *netnstest.Namespace, device string) net.HardwareAddr {
 	b.Helper()
-	n.Must(func() error {
-		ifi, err := net.InterfaceByName(device)
-		if err == nil {
-			mac = ifi.HardwareAddr
-		}
-		return err
-	})
-	return mac
+	return n.Device(device).HardwareAddr
 }
 
 // TestFragmentsAndSegments checks that all fragments of a datagram arrive, the first one at its slot's sub-port, and that a

@@ -4,7 +4,6 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"net"
 	"sync"
 	"time"
 
@@ -120,13 +119,7 @@ func (c *counter) watchLeaf(plane, family int) {
 		for i := range c.f.d.subs(plane, g) {
 			at := cable{plane, g, i}
 			device := c.f.cable(at).Up.Device
-			n.ns.Must(func() error {
-				ifi, err := net.InterfaceByName(device)
-				if err == nil {
-					ports[ifi.Index] = at
-				}
-				return err
-			})
+			ports[n.ns.Device(device).Index] = at
 		}
 	}
 	c.listen(n, func() (int, error) { return openTap(family) }, func(packet []byte, from unix.Sockaddr) {

@@ -3,7 +3,6 @@ package peers
 import (
 	"errors"
 	"fmt"
-	"net"
 	"os"
 	"path/filepath"
 	"testing"
@@ -60,18 +59,10 @@ func newBed(t testing.TB, c contestant, destinations int, v variant) *bed {
 		netnstest.Cable(t, b.server, device(p), serverAddress(p).String()+"/31", b.far, device(p), leafAddress(p).String()+"/31")
 	}
 	index := map[int32]int{}
-	b.server.Must(func() error {
-		for p := range planes {
-			d, err := net.InterfaceByName(device(p))
-			if err != nil {
-				return err
-			}
-			index[int32(d.Index)] = p
-		}
-		var err error
-		b.judge, err = newJudge(index, destinations)
-		return err
-	})
+	for p := range planes {
+		index[int32(b.server.Device(device(p)).Index)] = p
+	}
+	b.server.Must(func() (err error) { b.judge, err = newJudge(index, destinations); return err })
 	t.Cleanup(b.judge.close)
 	if b.traffic, err = newTraffic(b); err != nil {
 		t.Fatal(err)

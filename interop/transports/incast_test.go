@@ -16,10 +16,10 @@ import (
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/asm"
-	"github.com/cilium/ebpf/link"
 	"golang.org/x/sys/unix"
 
 	"github.com/fared/fared/internal/netnstest"
+	"github.com/fared/fared/internal/packettap"
 	"github.com/fared/fared/internal/testkit/gate"
 	"github.com/fared/fared/transport/rdma"
 	"github.com/fared/fared/transport/rdma/rdmatest"
@@ -92,56 +92,42 @@ func (f *fan) mark(t testing.TB) {
 		most   = incastQueue * byteNs // time of the whole queue: packets that find it full are dropped
 		above  = incastMark * byteNs  // time in the queue above which packets are marked
 	)
-	f.hub.Must(func() (err error) {
-		device, err := net.InterfaceByName("shaped")
-		if err != nil {
-			return err
-		}
-		// Its value is the time at which the queue is empty, and the number of marked packets.
-		if f.marks, err = ebpf.NewMap(&ebpf.MapSpec{Type: ebpf.Array, KeySize: 4, ValueSize: 16, MaxEntries: 1}); err != nil {
-			return err
-		}
-		t.Cleanup(func() { f.marks.Close() })
-		program, err := ebpf.NewProgram(&ebpf.ProgramSpec{Name: "mark", Type: ebpf.SchedCLS, License: "GPL", Instructions: asm.Instructions{
-			asm.Mov.Reg(asm.R6, asm.R1),
-			asm.FnKtimeGetNs.Call(),
-			asm.Mov.Reg(asm.R7, asm.R0),
-			asm.StoreImm(asm.RFP, -4, 0, asm.Word),
-			asm.LoadMapPtr(asm.R1, f.marks.FD()),
-			asm.Mov.Reg(asm.R2, asm.RFP),
-			asm.Add.Imm(asm.R2, -4),
-			asm.FnMapLookupElem.Call(),
-			asm.JEq.Imm(asm.R0, 0, "out"),
-			asm.Mov.Reg(asm.R8, asm.R0),
-			asm.LoadMem(asm.R1, asm.R8, 0, asm.DWord),
-			asm.JGE.Reg(asm.R1, asm.R7, "busy"),
-			asm.Mov.Reg(asm.R1, asm.R7),
-			asm.Mov.Reg(asm.R3, asm.R1).WithSymbol("busy"),
-			asm.Sub.Reg(asm.R3, asm.R7), // time in the queue
-			asm.JGE.Imm(asm.R3, most, "mark"),
-			asm.LoadMem(asm.R2, asm.R6, 0, asm.Word), // length
-			asm.Mul.Imm(asm.R2, byteNs),
-			asm.Add.Reg(asm.R1, asm.R2),
-			asm.StoreMem(asm.R8, 0, asm.R1, asm.DWord),
-			asm.JLT.Imm(asm.R3, above, "out"),
-			asm.Mov.Reg(asm.R1, asm.R6).WithSymbol("mark"),
-			asm.FnSkbEcnSetCe.Call(),
-			asm.JEq.Imm(asm.R0, 0, "out"),
-			asm.Mov.Imm(asm.R1, 1),
-			asm.Add.Imm(asm.R8, 8),
-			asm.StoreXAdd(asm.R8, asm.R1, asm.DWord),
-			asm.Mov.Imm(asm.R0, next).WithSymbol("out"),
-			asm.Return(),
-		}})
-		if err != nil {
-			return fmt.Errorf("%+w", err)
-		}
-		defer program.Close() // the link keeps the program
-		l, err := link.AttachTCX(link.TCXOptions{Interface: device.Index, Program: program, Attach: ebpf.AttachTCXEgress})
-		if err == nil {
-			t.Cleanup(func() { l.Close() })
-		}
-		return err
+	// Its value is the time at which the queue is empty, and the number of marked packets.
+	var err error
+	if f.marks, err = ebpf.NewMap(&ebpf.MapSpec{Type: ebpf.Array, KeySize: 4, ValueSize: 16, MaxEntries: 1}); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { f.marks.Close() })
+	packettap.Attach(t, f.hub, "shaped", ebpf.AttachTCXEgress, "mark", asm.Instructions{
+		asm.Mov.Reg(asm.R6, asm.R1),
+		asm.FnKtimeGetNs.Call(),
+		asm.Mov.Reg(asm.R7, asm.R0),
+		asm.StoreImm(asm.RFP, -4, 0, asm.Word),
+		asm.LoadMapPtr(asm.R1, f.marks.FD()),
+		asm.Mov.Reg(asm.R2, asm.RFP),
+		asm.Add.Imm(asm.R2, -4),
+		asm.FnMapLookupElem.Call(),
+		asm.JEq.Imm(asm.R0, 0, "out"),
+		asm.Mov.Reg(asm.R8, asm.R0),
+		asm.LoadMem(asm.R1, asm.R8, 0, asm.DWord),
+		asm.JGE.Reg(asm.R1, asm.R7, "busy"),
+		asm.Mov.Reg(asm.R1, asm.R7),
+		asm.Mov.Reg(asm.R3, asm.R1).WithSymbol("busy"),
+		asm.Sub.Reg(asm.R3, asm.R7), // time in the queue
+		asm.JGE.Imm(asm.R3, most, "mark"),
+		asm.LoadMem(asm.R2, asm.R6, 0, asm.Word), // length
+		asm.Mul.Imm(asm.R2, byteNs),
+		asm.Add.Reg(asm.R1, asm.R2),
+		asm.StoreMem(asm.R8, 0, asm.R1, asm.DWord),
+		asm.JLT.Imm(asm.R3, above, "out"),
+		asm.Mov.Reg(asm.R1, asm.R6).WithSymbol("mark"),
+		asm.FnSkbEcnSetCe.Call(),
+		asm.JEq.Imm(asm.R0, 0, "out"),
+		asm.Mov.Imm(asm.R1, 1),
+		asm.Add.Imm(asm.R8, 8),
+		asm.StoreXAdd(asm.R8, asm.R1, asm.DWord),
+		asm.Mov.Imm(asm.R0, next).WithSymbol("out"),
+		asm.Return(),
 	})
 }
 

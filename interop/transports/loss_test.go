@@ -3,16 +3,15 @@ package transports
 import (
 	"fmt"
 	"math"
-	"net"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/asm"
-	"github.com/cilium/ebpf/link"
 
 	"github.com/fared/fared/internal/netnstest"
+	"github.com/fared/fared/internal/packettap"
 	"github.com/fared/fared/internal/testkit/gate"
 	"github.com/fared/fared/transport/rdma"
 	"github.com/fared/fared/transport/rdma/rdmatest"
@@ -77,26 +76,7 @@ func newBadCable(t testing.TB, what bad) cable {
 		n.IP("link", "set", "detour", "mtu", "9000", "address", fmt.Sprintf("02:00:00:00:00:%02x", i))
 		n.IP("link", "set", "eth0", "gso_max_segs", "1", "address", fmt.Sprintf("02:00:00:00:00:%02x", i))
 		n.Run("tc", "qdisc", "add", "dev", "detour", "root", "tbf", "rate", "100mbit", "burst", "16k", "limit", "256k")
-		n.Must(func() error {
-			straight, err := net.InterfaceByName("eth0")
-			if err != nil {
-				return err
-			}
-			detour, err := net.InterfaceByName("detour")
-			if err != nil {
-				return err
-			}
-			program, err := ebpf.NewProgram(&ebpf.ProgramSpec{Name: "spoil", Type: ebpf.SchedCLS, License: "GPL", Instructions: what.program(straight.Index, detour.Index)})
-			if err != nil {
-				return fmt.Errorf("%+w", err)
-			}
-			defer program.Close() // the link keeps the program
-			l, err := link.AttachTCX(link.TCXOptions{Interface: straight.Index, Program: program, Attach: ebpf.AttachTCXEgress})
-			if err == nil {
-				t.Cleanup(func() { l.Close() })
-			}
-			return err
-		})
+		packettap.Attach(t, n, "eth0", ebpf.AttachTCXEgress, "spoil", what.program(n.Device("eth0").Index, n.Device("detour").Index))
 	}
 	return c
 }

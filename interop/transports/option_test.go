@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"fmt"
 	"math"
-	"net"
 	"net/netip"
 	"slices"
 	"strings"
@@ -14,7 +13,6 @@ import (
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/asm"
-	"github.com/cilium/ebpf/link"
 	"golang.org/x/sys/unix"
 
 	"github.com/fared/fared/internal/netnstest"
@@ -489,47 +487,26 @@ func (c cable) loseOptions(t *testing.T, n *netnstest.Namespace, position int, d
 	n.IP("link", "add", "nowhere", "type", "veth", "peer", "name", "end")
 	n.IP("link", "set", "nowhere", "up")
 	n.IP("link", "set", "end", "up")
-	if err := n.Do(func() error {
-		device, err := net.InterfaceByName("eth0")
-		if err != nil {
-			return err
+	const next = -1                              // TCX_NEXT
+	find := func(place int64) asm.Instructions { // R0: the place of the state
+		return asm.Instructions{
+			asm.StoreImm(asm.RFP, -4, place, asm.Word), asm.Mov.Reg(asm.R2, asm.RFP), asm.Add.Imm(asm.R2, -4),
+			asm.LoadMapPtr(asm.R1, state.FD()), asm.FnMapLookupElem.Call(), asm.JEq.Imm(asm.R0, 0, "next"),
 		}
-		nowhere, err := net.InterfaceByName("nowhere")
-		if err != nil {
-			return err
-		}
-		const next = -1                              // TCX_NEXT
-		find := func(place int64) asm.Instructions { // R0: the place of the state
-			return asm.Instructions{
-				asm.StoreImm(asm.RFP, -4, place, asm.Word), asm.Mov.Reg(asm.R2, asm.RFP), asm.Add.Imm(asm.R2, -4),
-				asm.LoadMapPtr(asm.R1, state.FD()), asm.FnMapLookupElem.Call(), asm.JEq.Imm(asm.R0, 0, "next"),
-			}
-		}
-		count := asm.Instructions{asm.LoadMem(asm.R7, asm.R0, 0, asm.DWord), asm.Mov.Reg(asm.R2, asm.R7), asm.Add.Imm(asm.R2, 1), asm.StoreMem(asm.R0, 0, asm.R2, asm.DWord)}
-		code := asm.Instructions{
-			asm.Mov.Reg(asm.R6, asm.R1),
-			asm.LoadAbs(protocol, asm.Byte), asm.JNE.Imm(asm.R0, unix.IPPROTO_TCP, "next"),
-			asm.LoadAbs(options+int32(position), asm.Byte), asm.JNE.Imm(asm.R0, 253, "next"),
-		}
-		code = append(append(code, find(lossOn)...), asm.LoadMem(asm.R8, asm.R0, 0, asm.DWord))
-		code = append(append(code, find(lossSeen)...), count...)
-		code = append(code, decide(options+int32(position))...)
-		lose := append(find(lossCount), count...)
-		lose[0] = lose[0].WithSymbol("lose")
-		code = append(append(code, lose...), asm.Mov.Imm(asm.R1, int32(nowhere.Index)), asm.Mov.Imm(asm.R2, 0), asm.FnRedirect.Call(), asm.Return(),
-			asm.Mov.Imm(asm.R0, next).WithSymbol("next"), asm.Return())
-		program, err := ebpf.NewProgram(&ebpf.ProgramSpec{Name: "lose", Type: ebpf.SchedCLS, License: "GPL", Instructions: code})
-		if err != nil {
-			return err
-		}
-		defer program.Close() // the link keeps the program
-		l, err := link.AttachTCX(link.TCXOptions{Interface: device.Index, Program: program, Attach: ebpf.AttachTCXEgress})
-		if err == nil {
-			t.Cleanup(func() { l.Close() })
-		}
-		return err
-	}); err != nil {
-		t.Fatalf("%+v", err)
 	}
+	count := asm.Instructions{asm.LoadMem(asm.R7, asm.R0, 0, asm.DWord), asm.Mov.Reg(asm.R2, asm.R7), asm.Add.Imm(asm.R2, 1), asm.StoreMem(asm.R0, 0, asm.R2, asm.DWord)}
+	code := asm.Instructions{
+		asm.Mov.Reg(asm.R6, asm.R1),
+		asm.LoadAbs(protocol, asm.Byte), asm.JNE.Imm(asm.R0, unix.IPPROTO_TCP, "next"),
+		asm.LoadAbs(options+int32(position), asm.Byte), asm.JNE.Imm(asm.R0, 253, "next"),
+	}
+	code = append(append(code, find(lossOn)...), asm.LoadMem(asm.R8, asm.R0, 0, asm.DWord))
+	code = append(append(code, find(lossSeen)...), count...)
+	code = append(code, decide(options+int32(position))...)
+	lose := append(find(lossCount), count...)
+	lose[0] = lose[0].WithSymbol("lose")
+	code = append(append(code, lose...), asm.Mov.Imm(asm.R1, int32(n.Device("nowhere").Index)), asm.Mov.Imm(asm.R2, 0), asm.FnRedirect.Call(), asm.Return(),
+		asm.Mov.Imm(asm.R0, next).WithSymbol("next"), asm.Return())
+	packettap.Attach(t, n, "eth0", ebpf.AttachTCXEgress, "lose", code)
 	return &loss{state}
 }

@@ -8,7 +8,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net"
 	"net/netip"
 	"os/exec"
 	"strings"
@@ -54,15 +53,8 @@ func newWires(t testing.TB, planes int) *wires {
 }
 
 // mac returns the Ethernet address of the first end's first device.
-func (w *wires) mac() (mac [6]byte) {
-	w.space[0].Must(func() error {
-		d, err := net.InterfaceByName(wire(0))
-		if err == nil {
-			mac = [6]byte(d.HardwareAddr)
-		}
-		return err
-	})
-	return mac
+func (w *wires) mac() [6]byte {
+	return [6]byte(w.space[0].Device(wire(0)).HardwareAddr)
 }
 
 // counted are the frames that a capture has seen arrive at a device, by EtherType and flow label.

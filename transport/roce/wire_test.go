@@ -9,7 +9,6 @@ import (
 	"os"
 	"path/filepath"
 	"strconv"
-	"strings"
 	"testing"
 	"time"
 
@@ -44,12 +43,7 @@ func newBed(t *testing.T, addresses [2]netip.Addr) [2]*netnstest.Namespace {
 	// Neighbors are static, so that no packet waits for their resolution.
 	for i, ns := range []*netnstest.Namespace{a, b} {
 		other := []*netnstest.Namespace{b, a}[i]
-		link := strings.Fields(other.IP("-o", "link", "show", "eth0"))
-		for j, f := range link {
-			if f == "link/ether" {
-				ns.IP("neigh", "replace", addresses[1-i].String(), "lladdr", link[j+1], "dev", "eth0", "nud", "permanent")
-			}
-		}
+		ns.IP("neigh", "replace", addresses[1-i].String(), "lladdr", other.Device("eth0").HardwareAddr.String(), "dev", "eth0", "nud", "permanent")
 	}
 	return [2]*netnstest.Namespace{a, b}
 }

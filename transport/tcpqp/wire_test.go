@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"hash/crc32"
 	"math/rand/v2"
-	"net"
 	"net/netip"
 	"regexp"
 	"sync"
@@ -15,7 +14,6 @@ import (
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/asm"
-	"github.com/cilium/ebpf/link"
 	"golang.org/x/sys/unix"
 
 	"github.com/fared/fared/internal/netnstest"
@@ -302,7 +300,7 @@ func TestForeignVersion(t *testing.T) {
 		configs[i].inside, configs[i].Option = n.Do, true
 	}
 	const protocol, kind, flags = 23, 14 + 40, 14 + 44 // of an Ethernet frame with IPv4 and TCP whose first option is the framing option
-	program, err := ebpf.NewProgram(&ebpf.ProgramSpec{Name: "version", Type: ebpf.SchedCLS, License: "GPL", Instructions: asm.Instructions{
+	packettap.Attach(t, spaces[0], "plane", ebpf.AttachTCXEgress, "version", asm.Instructions{
 		asm.Mov.Reg(asm.R6, asm.R1),
 		asm.LoadAbs(protocol, asm.Byte), asm.JNE.Imm(asm.R0, unix.IPPROTO_TCP, "next"),
 		asm.LoadAbs(kind, asm.Byte), asm.JNE.Imm(asm.R0, optionKind, "next"),
@@ -310,21 +308,6 @@ func TestForeignVersion(t *testing.T) {
 		asm.Mov.Reg(asm.R1, asm.R6), asm.Mov.Imm(asm.R2, flags), asm.Mov.Reg(asm.R3, asm.RFP), asm.Add.Imm(asm.R3, -1), asm.Mov.Imm(asm.R4, 1),
 		asm.Mov.Imm(asm.R5, 0), asm.FnSkbStoreBytes.Call(),
 		asm.Mov.Imm(asm.R0, -1).WithSymbol("next"), asm.Return(), // TCX_NEXT
-	}})
-	if err != nil {
-		t.Fatalf("%+v", err)
-	}
-	defer program.Close() // the link keeps the program
-	spaces[0].Must(func() error {
-		d, err := net.InterfaceByName("plane")
-		if err != nil {
-			return err
-		}
-		l, err := link.AttachTCX(link.TCXOptions{Interface: d.Index, Program: program, Attach: ebpf.AttachTCXEgress})
-		if err == nil {
-			t.Cleanup(func() { l.Close() })
-		}
-		return err
 	})
 	p := newPair(t, addresses, configs)
 	sent, got := bytes.Repeat([]byte{0xa5}, 5000), make([]byte, 5000)

@@ -4,7 +4,6 @@ import (
 	"encoding/binary"
 	"fmt"
 	"math/rand/v2"
-	"net"
 	"net/netip"
 	"testing"
 	"time"
@@ -60,15 +59,12 @@ func meet(t testing.TB, a *device, to netip.AddrPort, b *device) {
 // sniff returns a packet socket on a namespace's device that receives IPv4.
 func sniff(t testing.TB, n *netnstest.Namespace, device string) (fd int) {
 	t.Helper()
+	index := n.Device(device).Index
 	n.Must(func() (err error) {
-		ifi, err := net.InterfaceByName(device)
-		if err != nil {
-			return err
-		}
 		if fd, err = unix.Socket(unix.AF_PACKET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, int(htons(unix.ETH_P_IP))); err != nil {
 			return err
 		}
-		return unix.Bind(fd, &unix.SockaddrLinklayer{Protocol: htons(unix.ETH_P_IP), Ifindex: ifi.Index})
+		return unix.Bind(fd, &unix.SockaddrLinklayer{Protocol: htons(unix.ETH_P_IP), Ifindex: index})
 	})
 	t.Cleanup(func() { unix.Close(fd) })
 	setBuffer(fd, unix.SO_RCVBUFFORCE, unix.SO_RCVBUF, 64<<20)
