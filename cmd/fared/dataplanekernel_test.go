@@ -347,7 +347,7 @@ func TestDataplaneKernelAuto(t *testing.T) {
 				}
 				return nil
 			})
-			b.limited(t, a.client, "driver", why)
+			b.limited(t, farev1.NewDataplaneServiceClient(a.conn), "driver", why)
 		} else if strings.Contains(p.Log(), "driver linux") {
 			t.Errorf("driver %s: log\n%s", want, p.Log())
 		}
