@@ -125,7 +125,7 @@ func TestStrictFilters(t *testing.T) {
 		{"p1.rp_filter=1", " on p1: "},
 		{"all.rp_filter=1 p1.rp_filter=0", " on p0, p1: "},
 		{"p0.rp_filter=2", " on p1: "},
-		{"all.rp_filter=2", ""},
+		{"all.rp_filter=2 p1.rp_filter=1", ""},
 		{"all.rp_filter=0 p1.rp_filter=2", ""},
 	} {
 		for _, one := range strings.Fields(step.set) {

@@ -44,7 +44,7 @@ var conditions = []struct {
 	{"udp dport { 1-9, 4791-5000 }", yes, yes, yes}, {"udp dport { 1-9, 4792-5000 }", no, no, no}, {"udp dport { 4000-4790, 5000 }", no, no, no}, {"udp dport { 4000-4791, 5000 }", yes, yes, yes}, {"udp sport { 1-9, 20-29 }", maybe, maybe, maybe},
 	{"udp dport . meta l4proto { 4791 . udp, 1 . tcp }", yes, yes, yes}, {"udp dport . meta l4proto { 4791 . tcp, 1 . udp }", no, no, no},
 	{"udp sport . udp dport { 5 . 4791 }", maybe, maybe, maybe}, {"udp sport . udp dport { 5 . 4790 }", no, no, no}, {"udp dport . udp sport { 4790 . 5 }", no, no, no},
-	{"udp dport . ip saddr { 4791 . 192.0.2.0/24 }", maybe, no, maybe}, {"udp dport . meta mark @ranges", maybe, maybe, maybe}, {"udp dport . ip protocol @singles", yes, no, yes}, {"udp dport . meta mark @marks", maybe, maybe, maybe},
+	{"udp dport . ip saddr { 4791 . 192.0.2.0/24 }", maybe, no, maybe}, {"udp dport . meta mark @ranges", maybe, maybe, maybe}, {"udp dport . ip protocol @singles", yes, no, yes}, {"udp dport . ip protocol @smaller", no, no, no}, {"udp dport . meta mark @marks", maybe, maybe, maybe},
 	{"udp dport @none", no, no, no}, {"udp dport != @none", yes, yes, yes}, {"udp dport @some", yes, yes, yes}, {"udp dport @changing", maybe, maybe, maybe}, {"udp dport != @changing", maybe, maybe, maybe},
 	{"meta mark set udp dport map { 4791 : 1 }", yes, yes, yes}, {"meta mark set udp dport map { 4790 : 1 }", no, no, no}, {"meta mark set udp sport map { 4791 : 1 }", maybe, maybe, maybe},
 	// Statements, and conditions on other properties.
@@ -72,6 +72,8 @@ set ranges { typeof udp dport . meta mark; flags interval; elements = { 4791 . 1
 set marks { typeof udp dport . meta mark; flags interval; elements = { 4790 . 1, 4791 . 1 }
 }
 set singles { typeof udp dport . ip protocol; flags interval; elements = { 4790 . udp, 4791 . udp }
+}
+set smaller { typeof udp dport . ip protocol; flags interval; elements = { 1 . udp, 4790 . udp }
 }
 map later { type inet_service : verdict; flags timeout
 }
@@ -326,5 +328,35 @@ func TestDepth(t *testing.T) {
 		if drops != want || drops && place != "table inet f, chain 16, rule with handle 16" {
 			t.Errorf("%d jumps: dropped %t by %q", jumps, drops, place)
 		}
+	}
+}
+
+// TestRegisters checks the bounds of registers: bytes behind the last one are unknown, a forgotten register leaves its neighbors, and an unknown comparison may hold.
+func TestRegisters(t *testing.T) {
+	var r registers
+	four := []byte{1, 2, 3, 4}
+	for i := range uint32(16) {
+		r.put(unix.NFT_REG32_00+i, four)
+	}
+	r.put(unix.NFT_REG32_15, append(four, 5)) // longer than the register
+	r.forget(unix.NFT_REG_2, 16)
+	for i := range uint32(16) {
+		want := yes
+		if i >= 4 && i < 8 {
+			want = maybe
+		}
+		if got := r.compare(unix.NFT_REG32_00+i, unix.NFT_CMP_EQ, four); got != want {
+			t.Errorf("register %d: %d, want %d", i, got, want)
+		}
+	}
+	if r.compare(unix.NFT_REG32_15, unix.NFT_CMP_EQ, append(four, 0)) != maybe || r.compare(unix.NFT_REG32_15+1, unix.NFT_CMP_EQ, four) != maybe || r.compare(unix.NFT_REG32_00, unix.NFT_CMP_EQ, nil) != maybe {
+		t.Error("bytes behind the last register, or none, are compared")
+	}
+	if r.compare(unix.NFT_REG32_00, 77, four) != maybe {
+		t.Error("an unknown comparison is certain")
+	}
+	r.forget(unix.NFT_REG_4, 99)
+	if r.compare(unix.NFT_REG32_15, unix.NFT_CMP_EQ, four) != maybe {
+		t.Error("the last register is still known")
 	}
 }
