@@ -179,14 +179,16 @@ func TestSUNHPlanes(t *testing.T) {
 			for _, c := range seen {
 				total += c.Bytes
 			}
+			sender := p.devices[0].Counters()["superp"]
+			slack := 0.02 + float64(sender["retransmitted"])/float64(sender["packets_sent"]) // a packet that a busy receiver acknowledges late is sent again
 			for i := range planes {
 				c, label := seen[slots[i].Device], fmt.Sprintf("%#x", slots[i].Port&0xfff)
 				if c.Labels[label] != c.Frames || c.Frames == 0 || c.Other > 0 || c.Short > 0 {
 					t.Errorf("plane %d: %+v, want all frames with label %s", i, c, label)
 				}
 				share := float64(c.Bytes) / float64(total)
-				if want := float64(slots[i].Share) / 1e9; ordering == wecmp.Weak && (share < want-0.02 || share > want+0.02) {
-					t.Errorf("plane %d carries %.3f of the bytes, want %.3f", i, share, want)
+				if want := float64(slots[i].Share) / 1e9; ordering == wecmp.Weak && (share < want-slack || share > want+slack) {
+					t.Errorf("plane %d carries %.3f of the bytes, want %.3f within %.3f", i, share, want, slack)
 				}
 			}
 			t.Logf("%d bytes of payload in %d bytes of frames: %+v", len(local), total, seen)
