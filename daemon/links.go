@@ -23,6 +23,8 @@ type LinkEvent struct {
 	// Reason explains why Up is false. Persistent reports that it lasts until an operator acts, as of an absent device.
 	Reason     string
 	Persistent bool
+	// Netdev is the device's present name in the kernel; empty if the device is absent or not watched.
+	Netdev string
 	// Addresses lists the addresses of the device, including link-local ones.
 	Addresses []netip.Prefix
 	// Transitions counts the changes of Up since the start; a gap indicates a flap that was folded into one event.
@@ -74,7 +76,11 @@ func newNetlinkLinks(l *core.Layout, log *slog.Logger) (*netlinkLinks, error) {
 			continue
 		}
 		// The loop applies a configured speed, because a reload can change it.
-		cfg.SubPorts = append(cfg.SubPorts, link.SubPort{Device: sp.Device, Netns: sp.Netns, Only: speedSources[sp.SpeedSource]})
+		match, err := sp.Selects()
+		if err != nil {
+			return nil, err
+		}
+		cfg.SubPorts = append(cfg.SubPorts, link.SubPort{Device: sp.Device, Match: match, Netns: sp.Netns, Only: speedSources[sp.SpeedSource]})
 		n.indexes = append(n.indexes, i)
 	}
 	n.ready <- struct{}{}
@@ -128,7 +134,7 @@ func (n *netlinkLinks) Take(buf []LinkEvent) []LinkEvent {
 	n.buf = n.watcher.Take(n.buf)
 	for _, e := range n.buf {
 		buf = append(buf, LinkEvent{
-			SubPort: n.indexes[e.SubPort], Up: e.Up, Speed: e.Speed, SpeedSource: string(e.SpeedSource), Reason: e.Reason, Persistent: e.Persistent,
+			SubPort: n.indexes[e.SubPort], Up: e.Up, Speed: e.Speed, SpeedSource: string(e.SpeedSource), Reason: e.Reason, Persistent: e.Persistent, Netdev: e.Name,
 			Addresses: e.Addresses, Transitions: e.Transitions,
 		})
 	}

@@ -72,6 +72,9 @@ func words(prefixes []netip.Prefix) []string {
 func forwardingSubPort(c *core.Core, i int) *farev1.ForwardingSubPort {
 	l := c.Layout()
 	out := &farev1.ForwardingSubPort{Device: l.SubPorts[i].Device, Netns: l.SubPorts[i].Netns}
+	if m, err := l.SubPorts[i].Selects(); err == nil { // a valid configuration has a valid match
+		out.Match = m.String()
+	}
 	for s := range l.Sessions {
 		peer := c.SessionState(s).NextHop
 		if l.Sessions[s].SubPort != i || !peer.IsValid() {

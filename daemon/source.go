@@ -161,7 +161,7 @@ func (s source) Planes() []status.Plane {
 		}
 		shown := status.SubPort{
 			Device: sp.Device, Carrier: view.Up, Drained: drained && !draining, Draining: draining, Speed: uint64(view.Speed),
-			SpeedSource: s.lanes[i].SpeedSource, HeldRises: s.lanes[i].damping.held,
+			SpeedSource: s.lanes[i].SpeedSource, Netdev: s.lanes[i].Netdev, HeldRises: s.lanes[i].damping.held,
 		}
 		shown.Reason, shown.Persistent = s.subPortReason(i, view)
 		if lane := &s.lanes[i]; lane.held && lane.damped {

@@ -15,7 +15,9 @@ import (
 	farev1 "github.com/fared/fared/api/fare/v1"
 	"github.com/fared/fared/daemon/config"
 	"github.com/fared/fared/dataplane/bpf"
+	"github.com/fared/fared/internal/devmatch"
 	"github.com/fared/fared/internal/hostcheck"
+	"github.com/fared/fared/internal/rtnl"
 )
 
 // examination is the answer of `fared doctor` and `fared check --host`.
@@ -75,7 +77,14 @@ func (x *examination) valid(file string, cfg *config.Config, unread []string) {
 
 // host examines the machine for a configuration.
 func (x *examination) host(cfg *config.Config) {
-	found, err := hostcheck.Machine(useOf(cfg))
+	u, matched, unmatched, err := useOf(cfg)
+	if err != nil {
+		x.Skipped = append(x.Skipped, fmt.Sprintf("host: %v", err))
+		return
+	}
+	x.Passed = append(x.Passed, matched...)
+	found, err := hostcheck.Machine(u)
+	found = append(unmatched, found...)
 	if err != nil {
 		x.Skipped = append(x.Skipped, fmt.Sprintf("part of the host: %v", err))
 	}
@@ -114,21 +123,37 @@ func (x *examination) daemon(ctx context.Context, e *env) {
 	}
 }
 
-// useOf returns what a configuration expects of this network namespace.
-func useOf(cfg *config.Config) *hostcheck.Use {
-	u := &hostcheck.Use{SteeringAlias: bpf.AnchorAlias, Local: map[string][]netip.Addr{}, Addresses: cfg.Loopbacks}
+// useOf returns what a configuration expects of this network namespace, with the devices that matches select under their present names; and the matches
+// that select one, and those that do not.
+func useOf(cfg *config.Config) (u *hostcheck.Use, matched []string, unmatched []hostcheck.Finding, err error) {
+	u = &hostcheck.Use{SteeringAlias: bpf.AnchorAlias, Local: map[string][]netip.Addr{}, Addresses: cfg.Loopbacks}
+	devices, err := hardware()
+	if err != nil {
+		return nil, nil, nil, err
+	}
 	u.UDPPorts, u.TCPPorts = cfg.Dataplane.UDPPorts, cfg.Dataplane.TCPPorts
 	for _, p := range cfg.Planes {
 		for _, sp := range p.SubPorts {
 			if sp.Netns != "" {
 				continue
 			}
-			u.Devices = append(u.Devices, sp.Device)
+			device := sp.Device
+			if m, err := sp.Selects(); err == nil && !m.IsZero() {
+				at, _, err := m.For(devmatch.Sysfs, sp.Device, devices)
+				var not *devmatch.NotOneError
+				if errors.As(err, &not) { // as the agent reports it
+					unmatched = append(unmatched, hostcheck.Finding{Reason: hostcheck.ReasonDevice, Text: "sub-port " + sp.Device + ": " + not.Reason, Remedy: not.Remedy})
+					continue
+				}
+				device = devices[at].Name
+				matched = append(matched, fmt.Sprintf("sub-port %s: device %s (%s)", sp.Device, device, m))
+			}
+			u.Devices = append(u.Devices, device)
 			for _, s := range sp.Sessions {
 				v6 := s.Unnumbered || s.Peer.Is6()
 				u.NextHops[0], u.NextHops[1] = u.NextHops[0] || !v6, u.NextHops[1] || v6
 				if s.Local.IsValid() {
-					u.Local[sp.Device] = append(u.Local[sp.Device], s.Local)
+					u.Local[device] = append(u.Local[device], s.Local)
 				}
 			}
 		}
@@ -136,7 +161,17 @@ func useOf(cfg *config.Config) *hostcheck.Use {
 	for _, l := range cfg.Loopbacks {
 		u.Loopbacks[0], u.Loopbacks[1] = u.Loopbacks[0] || l.Addr().Is4(), u.Loopbacks[1] || l.Addr().Is6()
 	}
-	return u
+	return u, matched, unmatched, nil
+}
+
+// hardware returns the devices of this network namespace.
+func hardware() ([]rtnl.Hardware, error) {
+	conn, err := rtnl.Dial()
+	if err != nil {
+		return nil, err
+	}
+	defer conn.Close()
+	return conn.Hardware()
 }
 
 func (e *env) showExamination(x *examination) error {

@@ -223,7 +223,7 @@ func planesCommand(e *env) *cobra.Command {
 					}
 					row(w, p.Plane, state, bandwidth(p.BandwidthBps), "", "", "", "", "")
 					for _, sp := range p.SubPorts {
-						row(w, "", "", "", sp.Device, yesNo(sp.Carrier), bandwidth(sp.SpeedBps), dash(sp.SpeedSource), dash(sp.Reason))
+						row(w, "", "", "", deviceOf(sp), yesNo(sp.Carrier), bandwidth(sp.SpeedBps), dash(sp.SpeedSource), dash(sp.Reason))
 					}
 				}
 			})
@@ -473,4 +473,12 @@ func reloadCommand(e *env) *cobra.Command {
 	}
 	c.Flags().BoolVar(&dry, "dry-run", false, "only show the changes, and apply nothing")
 	return c
+}
+
+// deviceOf returns the name of a sub-port, with the present name of its device where that differs.
+func deviceOf(s *farev1.SubPort) string {
+	if s.Netdev == "" || s.Netdev == s.Device {
+		return s.Device
+	}
+	return s.Device + " (" + s.Netdev + ")"
 }

@@ -15,6 +15,7 @@ import (
 	"github.com/fared/fared/client/slots"
 	"github.com/fared/fared/daemon/config"
 	"github.com/fared/fared/internal/rdmadev"
+	"github.com/fared/fared/internal/rtnl"
 )
 
 // rdmaOptions are the flags of `fared rdma`.
@@ -142,6 +143,18 @@ func (e *env) rdma(ctx context.Context, o *rdmaOptions) error {
 	pfc := rdmadev.PFC
 	if o.sysfs != rdmadev.Sysfs {
 		pfc = func(string) rdmadev.Setting { return rdmadev.Unknown } // netlink is this machine's
+	}
+	if o.sysfs == rdmadev.Sysfs { // which has the devices under their own names
+		devices, err := hardware()
+		if err != nil {
+			return err
+		}
+		for i := range l.subPorts {
+			name := &l.subPorts[i].Device
+			if at := slices.IndexFunc(devices, func(d rtnl.Hardware) bool { return slices.Contains(d.Names(), *name) }); at >= 0 {
+				*name = devices[at].Name
+			}
+		}
 	}
 	report, err := rdmadev.Inspect(o.sysfs, l.subPorts, pfc)
 	if err != nil {

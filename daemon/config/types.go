@@ -261,6 +261,11 @@ type SubPort struct {
 	// when a netdev with this alternative name is renamed. Unique in the file, even across network namespaces, because it identifies the sub-port in
 	// status and drain.
 	Device string `yaml:"device" required:"true"`
+	// The hardware of the device: pci:0000:3b:00.0 is the netdev below this PCI function, pci:0000:3b:00.0/p1 its port of this name (phys_port_name),
+	// mac:02:00:00:00:00:01 the netdev with this permanent MAC address or, without a permanent one, with this present address. Absent: the name decides.
+	// The agent gives the netdev the name in device as an alternative name, also after it was renamed or created again, so device is a name of your
+	// choice that no netdev has as its own, such as p0s0. A netdev that has the name and other hardware is not used.
+	Match string `yaml:"match"`
 	// The network namespace of the netdev, by name as in ip netns, or by path; if absent, that of fared.
 	Netns string `yaml:"netns"`
 	// The sub-port's speed. It overrides the speed that the device reports; if absent, fared queries the device.

@@ -1,12 +1,14 @@
 package config
 
 import (
+	"errors"
 	"fmt"
 	"net/netip"
 	"regexp"
 	"slices"
 
 	"github.com/fared/fared/fare"
+	"github.com/fared/fared/internal/devmatch"
 )
 
 // seen records the first place of each item, so that an error about the second can name it.
@@ -25,6 +27,7 @@ func (s seen) first(key, path string) string {
 type survey struct {
 	names    seen            // names of planes
 	devices  seen            // by name alone, which identifies a device in status and drain
+	matches  seen            // hardware of devices
 	sessions seen            // names of sessions
 	chosen   map[string]bool // session names that are not derived
 	pairs    seen            // netns, peer, port and local address identify a TCP connection
@@ -45,7 +48,7 @@ type place struct {
 var planeName = regexp.MustCompile(`^[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?$`)
 
 func (p *problems) planes(c *Config) {
-	s := survey{seen{}, seen{}, seen{}, map[string]bool{}, seen{}, map[string]place{}, map[string]ours{}, 0}
+	s := survey{seen{}, seen{}, seen{}, seen{}, map[string]bool{}, seen{}, map[string]place{}, map[string]ours{}, 0}
 	maxSubPorts, maxSessions := MaxSubPorts, MaxSessions
 	if c.Role == fare.RoleLeaf {
 		maxSubPorts, maxSessions = MaxLeafSubPorts, MaxLeafSessions
@@ -83,6 +86,7 @@ func (p *problems) subPort(c *Config, s *survey, plane int, sp *SubPort, path st
 			p.add(path+".device", sp.Device+" is "+at+" too", "list each device once, in one plane; a device in another netns needs another name too")
 		}
 	}
+	p.match(c, s, sp, path)
 	if sp.Speed != 0 && sp.SpeedSource != SpeedAuto {
 		p.add(path+".speed_source", "is set although speed is set", "remove one of the two")
 	}
@@ -121,6 +125,37 @@ func (p *problems) subPort(c *Config, s *survey, plane int, sp *SubPort, path st
 			unnumbered = k
 		}
 	}
+}
+
+// match checks the hardware that a sub-port selects.
+func (p *problems) match(c *Config, s *survey, sp *SubPort, path string) {
+	if sp.Match == "" {
+		return
+	}
+	m, err := sp.Selects()
+	var format *devmatch.FormatError
+	switch {
+	case errors.As(err, &format):
+		p.add(path+".match", format.Reason, format.Remedy)
+	case sp.LinkState == LinkAssumeUp:
+		p.add(path+".match", "is set, but with link_state: assume-up the kernel does not have the device", "remove one of the two")
+	case sp.Netns != "":
+		p.add(path+".match", "is set, but the agent gives no names in another network namespace", "remove match or netns")
+	case c.Dataplane.Address == MemoryDataplane:
+		p.add(path+".match", "is set, but with dataplane.address: memory: no agent gives the device its name", "remove match, or run fared dataplane")
+	default:
+		if at := s.matches.first(m.String(), path+".match"); at != "" {
+			p.add(path+".match", m.String()+" is "+at+" too", "each sub-port has its own device; 'ip -br link' and 'lspci -D' show the addresses")
+		}
+	}
+}
+
+// Selects returns the parsed match; without one it is zero. The error is that of devmatch.Parse, which a valid configuration does not have.
+func (sp *SubPort) Selects() (devmatch.Match, error) {
+	if sp.Match == "" {
+		return devmatch.Match{}, nil
+	}
+	return devmatch.Parse(sp.Match)
 }
 
 func (p *problems) session(c *Config, s *survey, plane int, sp *SubPort, index int, path string) {

@@ -25,6 +25,8 @@ type Options struct {
 	Peers []Peer
 	// Devices are the only devices to consider; empty means all.
 	Devices []string
+	// Match is how the file names the devices: MatchName or empty, MatchPCI or MatchMAC.
+	Match string
 }
 
 // Peer is the address of the leaf at a device.
@@ -54,6 +56,24 @@ const (
 	LeafBIRD  = "bird"  // passes on the bandwidth of its best route, like GoBGP
 	LeafFared = "fared" // sums bandwidth
 )
+
+// The values of Options.Match.
+const (
+	MatchName = "name" // by their present names
+	MatchPCI  = "pci"  // by the addresses of their PCI functions
+	MatchMAC  = "mac"  // by their permanent MAC addresses
+)
+
+// selects returns the match of a device in the file, empty if its name stands for it, and whether the device has the hardware for it.
+func (o *Options) selects(d *Netdev) (match string, ok bool) {
+	switch o.Match {
+	case MatchPCI:
+		return d.PCI, d.PCI != ""
+	case MatchMAC:
+		return d.MAC, d.MAC != ""
+	}
+	return "", true
+}
 
 // considers reports whether a device may become a sub-port.
 func (o *Options) considers(device string) bool {
@@ -91,6 +111,8 @@ func (e *OptionError) Error() string { return e.Reason }
 // subPort is a chosen device with the lines of its sessions.
 type subPort struct {
 	*Netdev
+	device   string         // key device of the file
+	match    string         // key match of the file; empty: none
 	links    []ends         // numbered ends; empty: unnumbered
 	sessions []string       // flow mappings of the file
 	speed    fare.Bandwidth // guessed, because the device reports none; 0: it reports one
@@ -112,6 +134,9 @@ func New(m *Machine, o Options) (*Plan, error) {
 		return nil, err
 	}
 	p.Planes, p.SubPorts = len(planes.members), len(ports)
+	if err := planes.name(m, &o); err != nil {
+		return nil, err
+	}
 	p.write(m, o, loopbacks, planes)
 	return p, nil
 }

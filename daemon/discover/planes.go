@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"net/netip"
 	"regexp"
+	"slices"
+	"strings"
 )
 
 // planes are the sub-ports of each plane.
@@ -33,6 +35,39 @@ func group(ports []*subPort, n int) (planes, error) {
 		return planes{members, "the subnets of the leaves"}, nil
 	}
 	return byName(ports), nil
+}
+
+// name sets the devices of the file: their names or, with a match, p0s0 and so on, which stay when the devices are renamed.
+func (p *planes) name(m *Machine, o *Options) error {
+	taken := func(pattern string) bool {
+		return slices.ContainsFunc(m.Netdevs, func(d Netdev) bool {
+			var plane, sub int
+			_, err := fmt.Sscanf(d.Name, pattern, &plane, &sub)
+			return err == nil
+		})
+	}
+	pattern := "p%ds%d"
+	if taken(pattern) {
+		pattern = "plane%dsub%d"
+	}
+	var without []string
+	for i, members := range p.members {
+		for j, s := range members {
+			var ok bool
+			if s.match, ok = o.selects(s.Netdev); !ok {
+				without = append(without, s.Name)
+			}
+			s.device = s.Name
+			if s.match != "" {
+				s.device = fmt.Sprintf(pattern, i, j)
+			}
+		}
+	}
+	if len(without) > 0 {
+		return &OptionError{fmt.Sprintf("--match %s: no such address is that of one device alone, of %s", o.Match, strings.Join(without, ", ")),
+			"use another value: name, pci or mac"}
+	}
+	return nil
 }
 
 // known reports whether LLDP names the leaf of every sub-port.

@@ -16,6 +16,7 @@ import (
 
 	"github.com/fared/fared/daemon/internal/link"
 	"github.com/fared/fared/daemon/internal/ndisc"
+	"github.com/fared/fared/internal/devmatch"
 	"github.com/fared/fared/internal/rdmadev"
 	"github.com/fared/fared/internal/rtnl"
 )
@@ -49,6 +50,9 @@ func Read(ctx context.Context, o Options, patience time.Duration) (*Machine, err
 		byIndex[a.Index] = &m.Netdevs[i]
 	}
 	if err := errors.Join(m.readAddresses(byIndex), readRoutes(byIndex), readNeighbors(byIndex), m.readSpeeds(ctx)); err != nil {
+		return nil, err
+	}
+	if err := readHardware(byIndex); err != nil {
 		return nil, err
 	}
 	m.readPorts(lldpNeighbors(ctx))
@@ -153,6 +157,33 @@ func readRoutes(byIndex map[int]*Netdev) error {
 				d.Gateways = append(d.Gateways, h.Gateway)
 			}
 		}
+	}
+	return nil
+}
+
+// readHardware reads the matches that select the devices.
+func readHardware(byIndex map[int]*Netdev) error {
+	conn, err := rtnl.Dial()
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	all, err := conn.Hardware()
+	if err != nil {
+		return fmt.Errorf("list of devices: %w", err)
+	}
+	for i := range all {
+		d := byIndex[all[i].Index]
+		if d == nil {
+			continue
+		}
+		alone := func(m devmatch.Match) string {
+			if at, err := m.Find(devmatch.Sysfs, all); err != nil || at != i {
+				return ""
+			}
+			return m.String()
+		}
+		d.PCI, d.MAC = alone(devmatch.ByPCI(devmatch.Sysfs, &all[i], all)), alone(devmatch.ByMAC(&all[i]))
 	}
 	return nil
 }

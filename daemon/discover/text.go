@@ -203,6 +203,9 @@ func (f *file) planes(planes planes) {
 
 func (f *file) subPort(s *subPort) {
 	var known []string
+	if s.match != "" {
+		known = append(known, "now "+s.Name)
+	}
 	if s.Speed != 0 {
 		known = append(known, fmt.Sprintf("%s by %s", s.Speed, s.SpeedSource))
 	}
@@ -219,7 +222,10 @@ func (f *file) subPort(s *subPort) {
 	if len(known) > 0 {
 		comment = " # " + printable(strings.Join(known, ", "))
 	}
-	f.line("      - device: %s%s", yamlText(s.Name), comment)
+	f.line("      - device: %s%s", yamlText(s.device), comment)
+	if s.match != "" {
+		f.line("        match: %s", yamlText(s.match))
+	}
 	if s.speed != 0 {
 		f.guessed("        ", "speed of "+s.Name, "the device reports none", "the cable")
 		f.line("        speed: %s", s.speed)

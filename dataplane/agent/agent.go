@@ -18,6 +18,7 @@ import (
 	farev1 "github.com/fared/fared/api/fare/v1"
 	"github.com/fared/fared/dataplane/internal/contract"
 	"github.com/fared/fared/dataplane/internal/journal"
+	"github.com/fared/fared/dataplane/internal/naming"
 	"github.com/fared/fared/internal/grpcserve"
 	"github.com/fared/fared/internal/hostcheck"
 	"github.com/fared/fared/internal/inprocess"
@@ -46,6 +47,7 @@ type Agent struct {
 	log       *slog.Logger
 	driver    *driver
 	watched   *watched
+	namer     *naming.Namer    // nil with the memory driver
 	claim     *claim           // nil with the memory driver, or if squatted
 	squatted  bool             // a process that is not an agent holds claimName
 	journal   *journal.Journal // nil without a journal
@@ -121,7 +123,12 @@ func start(c Config, open func() (*driver, error)) (_ *Agent, err error) {
 	if a.driver, err = open(); err != nil {
 		return nil, err
 	}
-	a.watched = newWatched(a.driver.forwarder, c.Log)
+	if c.Driver != Memory {
+		if a.namer, err = naming.Open(c.Log); err != nil {
+			return nil, err
+		}
+	}
+	a.watched = newWatched(a.driver.forwarder, a.namer, c.Log)
 	config.Name, config.Forwarder = a.driver.name, a.watched
 	a.server = contract.New(config)
 	if forwarding != nil && a.restore(forwarding, state) {
@@ -337,7 +344,11 @@ func (a *Agent) look(notify *notifier) {
 		}
 	}
 	a.server.Tally() // blocks while a commit hangs
-	a.limit(a.driver.limitations())
+	now := a.driver.limitations()
+	if a.namer != nil {
+		now = append(slices.Clone(now), a.namer.Findings()...)
+	}
+	a.limit(now)
 	a.looked.Store(time.Now().UnixNano())
 	err := errors.Join(a.driver.healthy(), a.unsettled, a.damage())
 	a.serving(err == nil)
@@ -457,6 +468,10 @@ func (a *Agent) Close() error {
 	if a.metrics != nil {
 		a.metrics.stop(0)
 		a.metrics = nil
+	}
+	if a.namer != nil {
+		errs = append(errs, a.namer.Close())
+		a.namer = nil
 	}
 	if a.driver != nil {
 		errs = append(errs, a.driver.close())

@@ -12,6 +12,7 @@ import (
 
 	farev1 "github.com/fared/fared/api/fare/v1"
 	"github.com/fared/fared/dataplane/internal/contract"
+	"github.com/fared/fared/dataplane/internal/naming"
 	"github.com/fared/fared/dataplane/memory"
 	"github.com/fared/fared/internal/hostcheck"
 )
@@ -46,14 +47,15 @@ func memoryDriver() *driver {
 // must not end the process each time the journal restores it.
 type watched struct {
 	contract.Forwarder
+	namer   *naming.Namer // nil gives no names
 	log     *slog.Logger
 	seconds prometheus.Histogram
 	errors  atomic.Uint64
 	panics  atomic.Uint64
 }
 
-func newWatched(f contract.Forwarder, log *slog.Logger) *watched {
-	return &watched{Forwarder: f, log: log, seconds: metricCommitSeconds.New(
+func newWatched(f contract.Forwarder, namer *naming.Namer, log *slog.Logger) *watched {
+	return &watched{Forwarder: f, namer: namer, log: log, seconds: metricCommitSeconds.New(
 		prometheus.ExponentialBuckets(10e-6, 2.5, 14)), // 10 µs to 1.5 s
 	}
 }
@@ -69,6 +71,11 @@ func (w *watched) caught(doing string, err *error) {
 
 func (w *watched) SetForwarding(forwarding *farev1.Forwarding) (err error) {
 	defer w.caught("Hello", &err)
+	if w.namer != nil {
+		if err := w.namer.Set(forwarding); err != nil {
+			return err
+		}
+	}
 	return w.Forwarder.SetForwarding(forwarding)
 }
 

@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -153,7 +154,7 @@ func (p *policy) Forwarding(forwarding *farev1.Forwarding) error {
 	h := &hops{devices: map[string]bool{}, nextHops: map[netip.Addr]bool{}}
 	for i, plane := range forwarding.GetPlanes() {
 		for j, subPort := range plane.GetSubPorts() {
-			if err := p.device(subPort.Device); err != nil {
+			if err := p.device(subPort.Device, subPort.Match); err != nil {
 				return status.Errorf(codes.PermissionDenied, "forwarding: planes[%d].sub_ports[%d]: %s", i, j, err)
 			}
 			h.devices[subPort.Device] = true
@@ -168,11 +169,13 @@ func (p *policy) Forwarding(forwarding *farev1.Forwarding) error {
 	return nil
 }
 
-// device returns an error unless a device may be a sub-port.
-func (p *policy) device(name string) error {
+// device returns an error unless a device may be a sub-port: where match selects it, that is compared in place of the name, which the agent gives to
+// whichever device fits.
+func (p *policy) device(name, match string) error {
 	if name == "lo" {
 		return errors.New("device lo is the loopback device, which is no sub-port: correct the control plane's sub-ports")
 	}
+	name = cmp.Or(match, name)
 	if len(p.devices) > 0 && !slices.ContainsFunc(p.devices, func(pattern string) bool { ok, _ := path.Match(pattern, name); return ok }) {
 		return fmt.Errorf("device %q is none of the agent's --allow-device %s: add --allow-device %s to the agent, or correct the control plane's sub-ports",
 			name, strings.Join(p.devices, ", "), name)

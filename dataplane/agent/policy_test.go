@@ -205,7 +205,7 @@ func TestPolicyIsChecked(t *testing.T) {
 	p := &policy{devices: []string{"eth*", "ib0"}}
 	var permitted []string
 	for _, device := range []string{"eth0", "ib0", "ib1", "lo", "mgmt", "xeth0"} {
-		if p.device(device) == nil {
+		if p.device(device, "") == nil {
 			permitted = append(permitted, device)
 		}
 	}

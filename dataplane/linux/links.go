@@ -64,7 +64,7 @@ func (l *links) takeLinks(events []rtnl.LinkEvent) {
 			l.state.have.links[e.Index] = e.Link
 			for _, name := range e.Names() {
 				l.state.have.names[name] = e.Index
-				if (!old.Has(name) || old.Name != e.Name) && l.state.want.byDevice[name] != nil {
+				if (!had || old.Name != e.Name || !old.Has(name)) && l.state.want.byDevice[name] != nil {
 					select {
 					case l.fresh <- struct{}{}:
 					default: // the earlier notification covers this device too

@@ -81,7 +81,7 @@ func (b *Batch) describe(i int) string {
 	kind, flags, body := binary.NativeEndian.Uint16(m[4:]), binary.NativeEndian.Uint16(m[6:]), m[headerSize:binary.NativeEndian.Uint32(m)]
 	verb := "set"
 	switch {
-	case kind == unix.RTM_DELNEXTHOP || kind == unix.RTM_DELROUTE || kind == unix.RTM_DELRULE:
+	case kind == unix.RTM_DELNEXTHOP || kind == unix.RTM_DELROUTE || kind == unix.RTM_DELRULE || kind == unix.RTM_DELLINKPROP:
 		verb = "delete"
 	case flags&unix.NLM_F_EXCL != 0:
 		verb = "add"
@@ -96,6 +96,9 @@ func (b *Batch) describe(i int) string {
 	case unix.RTM_NEWROUTE, unix.RTM_DELROUTE:
 		r, _ := parseRoute(body)
 		return fmt.Sprintf("%s %v", verb, r)
+	case unix.RTM_NEWLINKPROP, unix.RTM_DELLINKPROP:
+		l, _ := parseLink(body)
+		return fmt.Sprintf("%s alternative name %s of device #%d", verb, l.AltNames, l.Index)
 	default:
 		r, _ := parseRule(body)
 		return fmt.Sprintf("%s %v", verb, r)

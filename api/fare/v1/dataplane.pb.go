@@ -398,8 +398,11 @@ type ForwardingSubPort struct {
 	Netns string `protobuf:"bytes,2,opt,name=netns,proto3" json:"netns,omitempty"`
 	// Next hop of each family through this sub-port; IPv6 may serve IPv4 destinations (RFC 8950). If both are empty the next hop is unknown, and
 	// the sub-port keeps the next hops of the previous Forwarding, if any.
-	NextHopV4     string `protobuf:"bytes,3,opt,name=next_hop_v4,json=nextHopV4,proto3" json:"next_hop_v4,omitempty"`
-	NextHopV6     string `protobuf:"bytes,4,opt,name=next_hop_v6,json=nextHopV6,proto3" json:"next_hop_v6,omitempty"`
+	NextHopV4 string `protobuf:"bytes,3,opt,name=next_hop_v4,json=nextHopV4,proto3" json:"next_hop_v4,omitempty"`
+	NextHopV6 string `protobuf:"bytes,4,opt,name=next_hop_v6,json=nextHopV6,proto3" json:"next_hop_v6,omitempty"`
+	// The hardware of the device, if the control plane knows it: pci:0000:3b:00.0, pci:0000:3b:00.0/p1 (a port), or mac:02:00:00:00:00:01. A data plane
+	// that finds devices by their names gives this device the name above, as an alternative name, and keeps it across renaming and re-creation of the device.
+	Match         string `protobuf:"bytes,5,opt,name=match,proto3" json:"match,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -458,6 +461,13 @@ func (x *ForwardingSubPort) GetNextHopV4() string {
 func (x *ForwardingSubPort) GetNextHopV6() string {
 	if x != nil {
 		return x.NextHopV6
+	}
+	return ""
+}
+
+func (x *ForwardingSubPort) GetMatch() string {
+	if x != nil {
+		return x.Match
 	}
 	return ""
 }
@@ -2200,12 +2210,13 @@ const file_fare_v1_dataplane_proto_rawDesc = "" +
 	"\adevices\x18\x02 \x03(\tR\adevices\"`\n" +
 	"\x0fForwardingPlane\x12\x14\n" +
 	"\x05plane\x18\x01 \x01(\tR\x05plane\x127\n" +
-	"\tsub_ports\x18\x02 \x03(\v2\x1a.fare.v1.ForwardingSubPortR\bsubPorts\"\x81\x01\n" +
+	"\tsub_ports\x18\x02 \x03(\v2\x1a.fare.v1.ForwardingSubPortR\bsubPorts\"\x97\x01\n" +
 	"\x11ForwardingSubPort\x12\x16\n" +
 	"\x06device\x18\x01 \x01(\tR\x06device\x12\x14\n" +
 	"\x05netns\x18\x02 \x01(\tR\x05netns\x12\x1e\n" +
 	"\vnext_hop_v4\x18\x03 \x01(\tR\tnextHopV4\x12\x1e\n" +
-	"\vnext_hop_v6\x18\x04 \x01(\tR\tnextHopV6\"x\n" +
+	"\vnext_hop_v6\x18\x04 \x01(\tR\tnextHopV6\x12\x14\n" +
+	"\x05match\x18\x05 \x01(\tR\x05match\"x\n" +
 	"\rHelloResponse\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x18\n" +
 	"\aversion\x18\x02 \x01(\tR\aversion\x129\n" +

@@ -11,12 +11,16 @@ import (
 	"time"
 
 	"github.com/fared/fared/fare"
+	"github.com/fared/fared/internal/devmatch"
 )
 
 // SubPort is one device to watch.
 type SubPort struct {
 	// Device is the interface's name, or an alternative name of it, 1 to 15 bytes.
 	Device string
+	// Match, if not zero, selects the device. One that has the name and does not fit counts as absent, and Event.Reason explains which device is missing.
+	// The Watcher gives no names: the data plane does.
+	Match devmatch.Match
 	// Netns is the network namespace of the device: a name in `ip netns`, an absolute path of a namespace file, or empty for the process's own.
 	Netns string
 	// Speed, if not zero, takes precedence over the speed that the device reports.
@@ -56,8 +60,9 @@ type Event struct {
 	Speed fare.Bandwidth
 	// SpeedSource is the source of Speed; empty if Speed is zero.
 	SpeedSource Source
-	// Ifindex is the device's index in its namespace, zero if it is absent.
+	// Ifindex is the device's index in its namespace, and Name its present name; zero and empty if it is absent.
 	Ifindex int
+	Name    string
 	// Reason explains why Up is false; empty if it is true.
 	Reason string
 	// Persistent reports that Reason lasts until an operator acts: the device is absent or administratively down.
@@ -71,7 +76,7 @@ type Event struct {
 
 func (e *Event) equal(f *Event) bool {
 	return e.SubPort == f.SubPort && e.Up == f.Up && e.Speed == f.Speed && e.SpeedSource == f.SpeedSource &&
-		e.Ifindex == f.Ifindex && e.Reason == f.Reason && e.Persistent == f.Persistent && slices.Equal(e.Addresses, f.Addresses)
+		e.Ifindex == f.Ifindex && e.Name == f.Name && e.Reason == f.Reason && e.Persistent == f.Persistent && slices.Equal(e.Addresses, f.Addresses)
 }
 
 // LinkLocal returns the first IPv6 link-local address, or the zero Addr.
@@ -131,11 +136,12 @@ func New(cfg Config) (*Watcher, error) {
 		if at < 0 {
 			at = len(w.namespaces)
 			w.namespaces = append(w.namespaces, &namespace{
-				w: w, netns: sp.Netns, sysfs: "/sys", tick: time.Second, receiveBuffer: 4 << 20, poll: true,
+				w: w, netns: sp.Netns, sysfs: devmatch.Sysfs, tick: time.Second, receiveBuffer: 4 << 20, poll: true,
 			})
 		}
 		n := w.namespaces[at]
-		n.ports = append(n.ports, &port{index: i, device: sp.Device, configured: sp.Speed, only: sp.Only})
+		n.matching = n.matching || !sp.Match.IsZero()
+		n.ports = append(n.ports, &port{index: i, device: sp.Device, match: sp.Match, configured: sp.Speed, only: sp.Only})
 	}
 	if err := errors.Join(errs...); err != nil {
 		return nil, err

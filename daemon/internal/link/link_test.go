@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/fared/fared/fare"
+	"github.com/fared/fared/internal/devmatch"
 	"github.com/fared/fared/internal/netnstest"
 	"github.com/fared/fared/internal/prefixmap"
 )
@@ -178,6 +179,35 @@ func TestAlternativeName(t *testing.T) {
 	}
 	server.IP("link", "property", "del", "dev", "spare0", "altname", "fabric0")
 	w.untilDown(t, 0, "device fabric0 was renamed to spare0")
+}
+
+// TestMatch checks that a sub-port with a match counts only with the device of the hardware, under any name, and that the reason names what is missing.
+func TestMatch(t *testing.T) {
+	netnstest.Require(t)
+	server, leaf := netnstest.New(t), netnstest.New(t)
+	match, err := devmatch.Parse("mac:02:00:00:00:00:01")
+	if err != nil {
+		t.Fatal(err)
+	}
+	w := watch(t, nil, SubPort{Device: "eth0", Match: match, Netns: server.Name})
+	w.untilDown(t, 0, "no device has the address mac:02:00:00:00:00:01")
+	for i, device := range []string{"eth0", "eth1"} {
+		netnstest.Veth(t, server, device, leaf, device)
+		server.IP("link", "set", device, "address", fmt.Sprintf("02:00:00:00:00:0%d", 2-i))
+		leaf.Addr(device)
+		server.Addr(device)
+	}
+	w.untilDown(t, 0, "eth0 is the name of another device than mac:02:00:00:00:00:01, which is eth1")
+	server.IP("link", "set", "eth0", "name", "eth2")
+	w.untilDown(t, 0, "eth1 (mac:02:00:00:00:00:01) is down, or does not have the name eth0, which the data plane gives")
+	server.IP("link", "property", "add", "dev", "eth1", "altname", "eth0")
+	first := w.until(t, 0, "up", func(e Event) bool { return e.Up && e.Name == "eth1" })
+	server.IP("link", "set", "eth1", "name", "eth7")
+	if e := w.until(t, 0, "its new name", func(e Event) bool { return e.Name == "eth7" }); !e.Up || e.Transitions != first.Transitions {
+		t.Errorf("%+v after renaming, was %+v", e, first)
+	}
+	server.IP("link", "set", "eth7", "address", "02:00:00:00:00:03") // other hardware under the name
+	w.untilDown(t, 0, "no device has the address mac:02:00:00:00:00:01")
 }
 
 // TestInterface finds a device by both kinds of names.

@@ -1,10 +1,12 @@
 package link
 
 import (
+	"cmp"
 	"context"
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"maps"
 	"net/netip"
 	"os"
 	"slices"
@@ -14,8 +16,10 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/fared/fared/fare"
+	"github.com/fared/fared/internal/devmatch"
 	"github.com/fared/fared/internal/linkpoll"
 	"github.com/fared/fared/internal/prefixmap"
+	"github.com/fared/fared/internal/rtnl"
 )
 
 // namespace watches one network namespace. Only its goroutine accesses the fields, except those that wakeMu guards.
@@ -32,6 +36,9 @@ type namespace struct {
 	poll    bool          // false disables polling, in tests
 	answers []linkMessage // of the last poll
 
+	matching bool                  // a sub-port has a match
+	devices  map[int]rtnl.Hardware // all devices by index if matching; nil while the namespace is not read
+
 	wakeMu   sync.Mutex // guards the fields below, and the order of their changes and of changes of the deadline of s.events
 	schedule linkpoll.Schedule
 	open     *sockets // s while it is open, else nil
@@ -42,6 +49,7 @@ type namespace struct {
 type port struct {
 	index      int // in Config.SubPorts
 	device     string
+	match      devmatch.Match
 	configured fare.Bandwidth
 	only       Source // the only source to query, or empty
 
@@ -66,6 +74,7 @@ func (n *namespace) run(ctx context.Context) {
 		if ctx.Err() != nil {
 			return
 		}
+		n.devices = nil
 		for _, p := range n.ports {
 			p.leave(err.Error())
 			n.report(p)
@@ -167,6 +176,9 @@ func (n *namespace) resync(buf []byte) error {
 		for _, p := range n.ports {
 			p.leave("no device " + p.device + n.where())
 		}
+		if n.matching {
+			n.devices = map[int]rtnl.Hardware{}
+		}
 		err := n.s.asks.dump(unix.RTM_GETLINK, make([]byte, unix.SizeofIfInfomsg), n.apply)
 		if err != nil {
 			return err
@@ -228,6 +240,9 @@ func (n *namespace) apply(m message) {
 	case unix.RTM_NEWLINK, unix.RTM_DELLINK:
 		// A bridge sends messages about its ports under its own family: removing a port from it is not a deletion.
 		if l, ok := parseLink(m.body); ok && l.family == unix.AF_UNSPEC {
+			if n.matching {
+				n.note(m)
+			}
 			for _, p := range n.ports {
 				n.applyLink(p, l, m.kind == unix.RTM_DELLINK)
 			}
@@ -259,7 +274,7 @@ func (n *namespace) applyLink(p *port, l linkMessage, deleted bool) {
 	case mine && deleted:
 		p.leave("device " + p.device + " was removed" + n.where())
 	case deleted:
-	case l.has(p.device):
+	case l.has(p.device) && n.fits(p, l.index):
 		if !mine || p.link.reason() != "" && l.reason() == "" {
 			p.needsRead, n.pending = true, true // it appeared or came up: the speed may have changed
 		}
@@ -267,9 +282,35 @@ func (n *namespace) applyLink(p *port, l linkMessage, deleted bool) {
 			p.leave("")
 		}
 		p.present, p.link = true, l
-	case mine:
+	case mine: // a match that no longer fits explains itself
 		p.leave("device " + p.device + " was renamed to " + l.name + n.where())
 	}
+}
+
+// note keeps the hardware of a device up to date.
+func (n *namespace) note(m message) {
+	if h, ok := rtnl.ParseHardware(m.body); ok && m.kind == unix.RTM_NEWLINK {
+		n.devices[h.Index] = h
+	} else if ok {
+		delete(n.devices, h.Index)
+	}
+}
+
+// fits reports whether the device with an index is that of the port's match.
+func (n *namespace) fits(p *port, index int) bool {
+	h := n.devices[index]
+	return p.match.IsZero() || p.match.Fits(n.sysfs, &h)
+}
+
+// unmatched returns why the port has no device of its match.
+func (n *namespace) unmatched(p *port) string {
+	all := slices.SortedFunc(maps.Values(n.devices), func(a, b rtnl.Hardware) int { return cmp.Compare(a.Index, b.Index) })
+	at, _, err := p.match.For(n.sysfs, p.device, all)
+	if err != nil {
+		return err.Error()
+	}
+	// Linux announces alternative names of devices that are up alone (netdev_state_change).
+	return fmt.Sprintf("%s (%s) is down, or does not have the name %s, which the data plane gives", all[at].Name, p.match, p.device)
 }
 
 // leave marks the port as absent. It keeps the last known speed.
@@ -365,8 +406,10 @@ func (n *namespace) report(p *port) {
 		e.Speed, e.SpeedSource = p.configured, SourceConfig
 	}
 	if p.present {
-		e.Ifindex, e.Reason, e.Addresses = p.link.index, p.link.reason(), p.addresses
+		e.Ifindex, e.Name, e.Reason, e.Addresses = p.link.index, p.link.name, p.link.reason(), p.addresses
 		e.Up, e.Persistent = e.Reason == "", p.link.flags&unix.IFF_UP == 0
+	} else if !p.match.IsZero() && n.devices != nil {
+		e.Reason = n.unmatched(p)
 	}
 	n.w.report(e)
 }

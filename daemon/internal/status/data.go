@@ -156,7 +156,9 @@ func (p Plane) Bandwidth() uint64 {
 
 // SubPort is the state of a sub-port at this node.
 type SubPort struct {
-	Device  string
+	Device string
+	// Netdev is the present name of the device in the kernel, empty if it is absent or not watched.
+	Netdev  string
 	Carrier bool
 	// Drained and Draining are like Plane's, for a drain of the sub-port, its plane or its leaf.
 	Drained, Draining bool

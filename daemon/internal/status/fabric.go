@@ -194,7 +194,7 @@ func (f *fabricService) ListPlanes(ctx context.Context, _ *farev1.ListPlanesRequ
 		for _, s := range p.SubPorts {
 			sp := &farev1.SubPort{
 				Device: s.Device, Carrier: s.Carrier, Drained: s.Drained, Draining: s.Draining, SpeedBps: s.Speed, SpeedSource: s.SpeedSource,
-				Reason: s.Reason, Persistent: s.Persistent, Sessions: s.Sessions,
+				Reason: s.Reason, Persistent: s.Persistent, Sessions: s.Sessions, Netdev: s.Netdev,
 			}
 			if !s.DampedUntil.IsZero() {
 				sp.DampedUntilNs = uint64(s.DampedUntil.UnixNano())

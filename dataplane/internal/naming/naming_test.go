@@ -1,0 +1,167 @@
+package naming
+
+import (
+	"fmt"
+	"log/slog"
+	"strings"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	farev1 "github.com/fared/fared/api/fare/v1"
+	"github.com/fared/fared/internal/netnstest"
+)
+
+const within = time.Minute
+
+// open returns a Namer in a namespace.
+func open(t *testing.T, n *netnstest.Namespace) *Namer {
+	t.Helper()
+	var namer *Namer
+	if err := n.Do(func() (err error) { namer, err = Open(slog.New(slog.DiscardHandler)); return err }); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := namer.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return namer
+}
+
+// forwarding has one plane of sub-ports, given by name and match in turn.
+func forwarding(names ...string) *farev1.Forwarding {
+	plane := &farev1.ForwardingPlane{Plane: "p0"}
+	for i := 0; i < len(names); i += 2 {
+		plane.SubPorts = append(plane.SubPorts, &farev1.ForwardingSubPort{Device: names[i], Match: names[i+1]})
+	}
+	return &farev1.Forwarding{Planes: []*farev1.ForwardingPlane{plane}}
+}
+
+// until waits until a name stands for a device, or with "" for none, as ip link has it.
+func until(t *testing.T, n *netnstest.Namespace, name, device string) {
+	t.Helper()
+	netnstest.Eventually(t, within, func() error {
+		out, err := n.Output("ip", "-br", "link", "show", "dev", name)
+		got, _, _ := strings.Cut(strings.TrimSpace(string(out)), " ")
+		got, _, _ = strings.Cut(got, "@")
+		if err != nil {
+			got = ""
+		}
+		if got != device {
+			return fmt.Errorf("%s is %q, want %q", name, got, device)
+		}
+		return nil
+	})
+}
+
+// settled waits until the findings contain a text, or with "" until there are none.
+func settled(t *testing.T, n *Namer, want string) {
+	t.Helper()
+	netnstest.Eventually(t, within, func() error {
+		found := n.Findings()
+		if want == "" && len(found) == 0 || want != "" && len(found) == 1 && strings.Contains(found[0].String(), want) {
+			return nil
+		}
+		return fmt.Errorf("%v, want %q", found, want)
+	})
+}
+
+// add adds a veth that is up, with a MAC address, whose other end has the name with an x.
+func add(n *netnstest.Namespace, device, mac string) {
+	n.IP("link", "add", device, "address", mac, "type", "veth", "peer", "name", "x"+device)
+	n.IP("link", "set", device, "up") // Linux announces alternative names of devices that are up alone
+}
+
+const first, second = "02:00:00:00:00:01", "02:00:00:00:00:02"
+
+// TestNamesFollowHardware checks that a name stays with the device of its address, whatever the kernel calls it.
+func TestNamesFollowHardware(t *testing.T) {
+	netnstest.Require(t)
+	ns := netnstest.New(t)
+	add(ns, "eth0", first)
+	n := open(t, ns)
+	if err := n.Set(forwarding("p0s0", "mac:"+first, "p0s1", "mac:"+second, "xeth0", "")); err != nil {
+		t.Fatal(err)
+	}
+	until(t, ns, "p0s0", "eth0") // when Set has returned it has the name, and until alone reads it
+	settled(t, n, "sub-port p0s1: no device has the address mac:"+second)
+	add(ns, "eth1", second)
+	until(t, ns, "p0s1", "eth1")
+	settled(t, n, "")
+
+	ns.IP("link", "set", "eth0", "name", "tmp0") // another order of slots
+	ns.IP("link", "set", "eth1", "name", "eth0")
+	ns.IP("link", "set", "tmp0", "name", "eth1")
+	until(t, ns, "p0s0", "eth1")
+	until(t, ns, "p0s1", "eth0")
+
+	ns.IP("link", "del", "eth1") // a driver reset
+	until(t, ns, "p0s0", "")
+	settled(t, n, "sub-port p0s0: no device")
+	ns.IP("link", "add", "new0", "type", "veth", "peer", "name", "xnew0")
+	ns.IP("link", "set", "new0", "up", "address", first)
+	until(t, ns, "p0s0", "new0")
+
+	ns.IP("link", "property", "del", "dev", "new0", "altname", "p0s0") // by another program
+	until(t, ns, "p0s0", "new0")
+
+	// The hardware decides: the address moves, and a new Hello moves the name.
+	ns.IP("link", "set", "new0", "address", "02:00:00:00:00:03")
+	ns.IP("link", "set", "xnew0", "address", first)
+	if err := n.Set(forwarding("p0s0", "mac:"+first)); err != nil {
+		t.Fatal(err)
+	}
+	until(t, ns, "p0s0", "xnew0")
+}
+
+// TestNamesAreUnambiguous checks that no device gets a name if several fit, or if the name is another device's own, and that a second device that
+// fits takes no name away.
+func TestNamesAreUnambiguous(t *testing.T) {
+	netnstest.Require(t)
+	ns := netnstest.New(t)
+	add(ns, "eth0", first)
+	add(ns, "eth1", first)
+	n := open(t, ns)
+	if err := n.Set(forwarding("p0s0", "mac:"+first)); err != nil {
+		t.Fatal(err)
+	}
+	settled(t, n, "sub-port p0s0: mac:"+first+" fits several devices: ")
+	until(t, ns, "p0s0", "")
+	ns.IP("link", "del", "eth1")
+	until(t, ns, "p0s0", "eth0")
+	add(ns, "eth1", first)
+	ns.IP("link", "set", "eth0", "name", "eth9") // the Namer has seen eth1 when it has seen this
+	ns.IP("link", "property", "add", "dev", "eth9", "altname", "mark")
+	settled(t, n, "")
+	until(t, ns, "p0s0", "eth9")
+
+	add(ns, "p0s1", second)
+	if err := n.Set(forwarding("p0s1", "mac:"+second)); err != nil {
+		t.Fatal(err)
+	}
+	settled(t, n, "") // the device has the name as its own
+	ns.IP("link", "set", "p0s1", "name", "moved")
+	until(t, ns, "p0s1", "moved")
+	ns.IP("link", "del", "moved")
+	add(ns, "p0s1", "02:00:00:00:00:04")
+	add(ns, "eth2", second)
+	settled(t, n, "p0s1 is the name of another device than mac:"+second+", which is eth2")
+}
+
+func TestRefusedMatches(t *testing.T) {
+	netnstest.Require(t)
+	n := open(t, netnstest.New(t))
+	away := forwarding("p0s0", "mac:"+first)
+	away.Planes[0].SubPorts[0].Netns = "other"
+	for want, f := range map[string]*farev1.Forwarding{
+		`sub_ports[1]: match: "eth0" is neither`: forwarding("p0s0", "mac:"+first, "p0s1", "eth0"),
+		"network namespace other":                away,
+	} {
+		if err := n.Set(f); status.Code(err) != codes.InvalidArgument || !strings.Contains(err.Error(), want) {
+			t.Errorf("%v, want %s", err, want)
+		}
+	}
+}

@@ -1,0 +1,85 @@
+package rtnl
+
+import (
+	"encoding/binary"
+	"net"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// Attributes of a link that package unix does not define (<linux/if_link.h>).
+const (
+	iflaParentDevName    = 56 // IFLA_PARENT_DEV_NAME
+	iflaParentDevBusName = 57 // IFLA_PARENT_DEV_BUS_NAME
+)
+
+// Hardware is the part of a network device that stays when the device is renamed. Texts are empty where the kernel reports none.
+type Hardware struct {
+	Index int
+	// Name is the present name, and AltNames are the alternative names, separated by spaces.
+	Name, AltNames string
+	// Bus and Parent are the bus and the name there of the device below, such as pci and 0000:3b:00.0 (Linux 5.14).
+	Bus, Parent string
+	// Port is the name of the physical port (IFLA_PHYS_PORT_NAME), such as p0.
+	Port string
+	// Address is the present link-layer address, and Permanent that of the hardware (Linux 5.6), as 02:00:00:00:00:01.
+	Address, Permanent string
+}
+
+// Hardware returns all devices of the network namespace.
+func (c *Conn) Hardware() (all []Hardware, err error) {
+	var w writer
+	at := w.begin(unix.RTM_GETLINK, unix.NLM_F_DUMP, unix.AF_UNSPEC, linkHeader)
+	w.u32(unix.IFLA_EXT_MASK, skipStatistics)
+	w.end(at)
+	err = c.dump("dump links", w.buf, func() { all = all[:0] }, func(m message) {
+		if h, ok := ParseHardware(m.body); ok && m.kind == unix.RTM_NEWLINK {
+			all = append(all, h)
+		}
+	})
+	return all, err
+}
+
+// ParseHardware parses the body of RTM_NEWLINK or RTM_DELLINK, and reports whether it has a device.
+func ParseHardware(b []byte) (h Hardware, ok bool) {
+	l, ok := parseLink(b)
+	if !ok {
+		return h, false
+	}
+	h = Hardware{Index: l.Index, Name: l.Name, AltNames: l.AltNames}
+	eachAttr(b[linkHeader:], func(kind uint16, v []byte) {
+		switch kind {
+		case unix.IFLA_ADDRESS:
+			h.Address = net.HardwareAddr(v).String()
+		case unix.IFLA_PERM_ADDRESS:
+			h.Permanent = net.HardwareAddr(v).String()
+		case unix.IFLA_PHYS_PORT_NAME:
+			h.Port = readText(v)
+		case iflaParentDevName:
+			h.Parent = readText(v)
+		case iflaParentDevBusName:
+			h.Bus = readText(v)
+		}
+	})
+	return h, true
+}
+
+// Names returns the name and the alternative names.
+func (h *Hardware) Names() []string { return append([]string{h.Name}, strings.Fields(h.AltNames)...) }
+
+// AddAltName gives a device an alternative name. It is an error (EEXIST) if a device of the network namespace has the name.
+func (b *Batch) AddAltName(device int, name string) { b.altName(unix.RTM_NEWLINKPROP, device, name) }
+
+// DelAltName removes an alternative name from a device.
+func (b *Batch) DelAltName(device int, name string) { b.altName(unix.RTM_DELLINKPROP, device, name) }
+
+func (b *Batch) altName(kind uint16, device int, name string) {
+	b.start()
+	at := b.begin(kind, 0, unix.AF_UNSPEC, linkHeader)
+	binary.NativeEndian.PutUint32(b.buf[at+headerSize+4:], uint32(device))
+	list := b.nest(unix.IFLA_PROP_LIST)
+	b.attr(unix.IFLA_ALT_IFNAME, append([]byte(name), 0)...)
+	b.endNest(list)
+	b.end(at)
+}
