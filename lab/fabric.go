@@ -97,6 +97,9 @@ func (o Options) validate() error {
 	case o.Containerlab != nil:
 		return o.validateReal()
 	}
+	if o.Cables == topo.Unnumbered {
+		return backend.NewOptionError("{Cables} %s: in a single process cables have no devices, which unnumbered sessions need: use numbered, or {Netns}", o.Cables)
+	}
 	for _, software := range []struct{ field, value string }{{"Leaf", o.Leaf}, {"Spine", o.Spine}} {
 		if software.value != topo.Fared {
 			return backend.NewOptionError("{"+software.field+"} %s: a fabric in one process runs only fared, use {Netns}", software.value)

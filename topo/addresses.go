@@ -34,7 +34,11 @@ func networkdFiles(w NodeWiring) (all []File) {
 	}
 	file("lo", "", w.Loopbacks)
 	for _, d := range w.Devices {
-		file(d.Name, "\nIPv6AcceptRA=no\nConfigureWithoutCarrier=yes", d.Addrs)
+		only := ""
+		if len(d.Addrs) == 0 {
+			only = "\nLinkLocalAddressing=ipv6"
+		}
+		file(d.Name, only+"\nIPv6AcceptRA=no\nConfigureWithoutCarrier=yes", d.Addrs)
 	}
 	return all
 }
@@ -49,7 +53,12 @@ func netplan(w NodeWiring) string {
 		for i, a := range addresses {
 			quoted[i] = fmt.Sprintf("%q", a)
 		}
-		t.line("    %q:\n      match: {name: %[1]q}\n      renderer: networkd\n      optional: true%s\n      addresses: [%s]", name, options, strings.Join(quoted, ", "))
+		t.line("    %q:\n      match: {name: %[1]q}\n      renderer: networkd\n      optional: true%s", name, options)
+		if len(addresses) > 0 {
+			t.line("      addresses: [%s]", strings.Join(quoted, ", "))
+		} else {
+			t.line("      link-local: [ipv6]")
+		}
 	}
 	device("lo", "", w.Loopbacks)
 	for _, d := range w.Devices {
@@ -70,6 +79,9 @@ func ifupdown(w NodeWiring) string {
 			} else {
 				t.line("iface %s inet6 static\n    address %s%s", name, a, options)
 			}
+		}
+		if len(addresses) == 0 { // the kernel gives the device its link-local address
+			t.line("iface %s inet6 manual\n    up ip link set %[1]s up\n    down ip link set %[1]s down", name)
 		}
 	}
 	device("lo", "", w.Loopbacks)

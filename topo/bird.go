@@ -27,10 +27,21 @@ func (f *Fabric) birdConfig(n *Node) string {
 			t.line("# The spine receives the routes of another spine of the plane from the other leaves itself.")
 			t.line("filter to_spines {\n  if bgp_path ~ [= * %d * =] then reject;\n  accept;\n}\n", f.SpineAS+uint32(n.Plane))
 		}
-		for _, fam := range f.families4and6() {
-			t.line("template bgp %s%s {\n  hold time 9; keepalive time 3;%s", g, fam.suffix, bfd)
+		for _, session := range f.sessions() {
+			t.line("template bgp %s%s {\n  hold time 9; keepalive time 3;%s", g, session[0].suffix, bfd)
 			t.line("  connect delay time 1; connect retry time 1; error wait time 1, 1;")
-			t.line("  %s { import filter loopbacks%s; export %s; };\n}\n", fam.name, fam.suffix, export)
+			more := ""
+			if f.unnumbered() {
+				more = " next hop self; extended next hop on;"
+			}
+			for _, fam := range session {
+				filter := fam.suffix
+				if fam.bits == 128 {
+					filter = "6"
+				}
+				t.line("  %s { import filter loopbacks%s; export %s;%s };", fam.name, filter, export, more)
+			}
+			t.line("}\n")
 		}
 	}
 	for _, c := range f.At(n) {
@@ -41,6 +52,12 @@ func (f *Fabric) birdConfig(n *Node) string {
 				name += "_" + gpuName(c.Group.GPU) // the sub-ports of each GPU are numbered from 0
 			}
 			name += fmt.Sprintf("_%d", c.Sub)
+		}
+		if f.unnumbered() { // the other end finds this one by router advertisements, and connects
+			t.line("protocol radv { interface %q { min ra interval 3; max ra interval 4; }; }", here.Device)
+			t.line("protocol bgp %s from %s { local as %d; neighbor range fe80::/10 as %d; interface %q; dynamic name \"%s_\"; passive on; }",
+				name, peerGroup(there.Node), n.AS, there.Node.AS, here.Device, name)
+			continue
 		}
 		for _, fam := range f.families4and6() {
 			session := name

@@ -53,7 +53,7 @@ func (f *Fabric) role(n *Node) role {
 		binds:   [][2]string{{ConfigFile, "/etc/fared/fared.yaml"}},
 		sysctls: []Sysctl{{"net.ipv4.nexthop_compat_mode", "0"}},
 	}
-	if n.Kind == KindServer || !f.has(6) { // the wiring of the other nodes includes this setting
+	if n.Kind == KindServer || !f.speaks6() { // the wiring of the other nodes includes this setting
 		r.sysctls = append(r.sysctls, Sysctl{"net.ipv6.fib_multipath_hash_policy", "1"})
 	}
 	if n.Kind == KindServer {

@@ -174,16 +174,22 @@ func (f *Fabric) faredConfig(n *Node, site Site) string {
 			t.line("        uplink: true")
 		}
 		t.line("        sessions:")
-		for _, fam := range f.families4and6() {
+		for _, families := range f.sessions() {
+			fam := families[0]
 			session := fmt.Sprintf("peer: %q, local: %q, peer_as: %d", there.addr(fam), here.addr(fam), there.Node.AS)
 			if fam.bits == 32 {
 				session = fmt.Sprintf("peer: %s, local: %s, peer_as: %d", there.Addr, here.Addr, there.Node.AS)
+			}
+			if f.unnumbered() {
+				session = fmt.Sprintf("unnumbered: true, families: [%s], peer_as: %d", strings.Join(names(families), ", "), there.Node.AS)
 			}
 			if site.Port != 0 {
 				session += fmt.Sprintf(", port: %d", site.Port)
 			}
 			if here == &c.Up {
 				session += ", passive: true"
+			} else if f.unnumbered() && n.Kind != KindServer {
+				session += ", passive: false"
 			}
 			if here == &c.Up && there.Node.Kind == KindServer && f.SharedAS == SharedServers {
 				session += ", as_override: true"
@@ -192,6 +198,14 @@ func (f *Fabric) faredConfig(n *Node, site Site) string {
 		}
 	}
 	return t.String()
+}
+
+// names returns the names of families.
+func names(families []family) (all []string) {
+	for _, fam := range families {
+		all = append(all, fam.name)
+	}
+	return all
 }
 
 // texts returns the text of each value.

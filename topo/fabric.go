@@ -140,10 +140,10 @@ func (f *Fabric) wire() {
 		c.Index = len(f.Cables)
 		// Block 0 stays free: in 127.0.0.0/8 it holds 127.0.0.1.
 		at := uint32(c.Plane+1)<<bits + uint32(2*inPlane[c.Plane])
-		if f.has(4) {
+		if f.has(4) && !f.unnumbered() {
 			c.Down.Addr, c.Up.Addr = offset(f.Underlay.Addr(), at), offset(f.Underlay.Addr(), at+1)
 		}
-		if f.has(6) {
+		if f.has(6) && !f.unnumbered() {
 			c.Down.Addr6, c.Up.Addr6 = offset6(f.Underlay6.Addr(), at), offset6(f.Underlay6.Addr(), at+1)
 		}
 		inPlane[c.Plane]++

@@ -12,6 +12,15 @@ const (
 	Dual = "dual"
 )
 
+// Values of Spec.Cables.
+const (
+	Numbered   = "numbered"
+	Unnumbered = "unnumbered"
+)
+
+// unnumbered reports whether cables have no addresses.
+func (s *Spec) unnumbered() bool { return s.Cables == Unnumbered }
+
 // family is an address family in the notation of FRR's and BIRD's files.
 type family struct {
 	name   string // address family: ipv4, ipv6
@@ -37,7 +46,23 @@ func (s *Spec) has(version int) bool {
 }
 
 // sessionsEach returns the number of BGP sessions of a cable.
-func (s *Spec) sessionsEach() int { return len(s.families4and6()) }
+func (s *Spec) sessionsEach() int { return len(s.sessions()) }
+
+// sessions returns the sessions of a cable, each with the families that it carries: one for each family or, without addresses, one for all.
+func (s *Spec) sessions() (all [][]family) {
+	families := s.families4and6()
+	if s.unnumbered() {
+		families[0].suffix = "" // of names of the session
+		return [][]family{families}
+	}
+	for _, fam := range families {
+		all = append(all, []family{fam})
+	}
+	return all
+}
+
+// speaks6 reports whether nodes have IPv6 addresses on cables.
+func (s *Spec) speaks6() bool { return s.has(6) || s.unnumbered() }
 
 // loopbackNetworks returns the networks of the GPUs' addresses, IPv4 first.
 func (s *Spec) loopbackNetworks() (all []netip.Prefix) {
@@ -54,7 +79,7 @@ func (s *Spec) loopbackNetwork(fam family) netip.Prefix {
 	return s.Loopbacks
 }
 
-// Addrs returns the end's addresses, IPv4 first: one, or two with addresses: dual.
+// Addrs returns the end's addresses, IPv4 first: one, two with addresses: dual, none with cables: unnumbered.
 func (e *End) Addrs() (all []netip.Addr) {
 	for _, a := range []netip.Addr{e.Addr, e.Addr6} {
 		if a.IsValid() {

@@ -79,6 +79,43 @@ func TestGenerateGolden(t *testing.T) {
 	}
 }
 
+// TestUnnumberedGolden compares the files of fabrics without addresses of cables: those of the first server for each program, and those of a leaf and a
+// spine, with all software.
+func TestUnnumberedGolden(t *testing.T) {
+	var all strings.Builder
+	for _, s := range []Spec{
+		{Leaf: FRR, Spine: FRR, Leaves: 2, Spines: 1, Addresses: Dual},
+		{Leaf: Fared, Spine: BIRD, Leaves: 2, Spines: 1},
+		{Leaf: BIRD, Addresses: Dual},
+		{Leaf: BIRD, Addresses: IPv6},
+	} {
+		s.Name, s.Planes, s.SubPorts, s.Servers, s.Cables = "bare", 1, 1, 2, Unnumbered
+		f, err := New(s)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, target := range []Target{Networkd, Netplan, Ifupdown} {
+			for _, file := range f.Generate(target) {
+				node := strings.HasPrefix(file.Name, "nodes/server1/") || strings.HasPrefix(file.Name, "nodes/leaf0") || strings.HasPrefix(file.Name, "nodes/spine0")
+				common := path.Base(file.Name) == "daemons" || path.Base(file.Name) == "vtysh.conf"
+				if target == Networkd && (node || file.Name == "cabling.csv") && !common || strings.HasPrefix(file.Name, "nodes/server1/") && path.Base(file.Name) != ConfigFile {
+					fmt.Fprintf(&all, "-- %s/%s --\n%s", target, file.Name, file.Text)
+				}
+			}
+		}
+	}
+	golden(t, "unnumbered", all.String())
+	for _, address := range []string{"10.0.", "10.1.", "fd00:10:"} { // of the underlay
+		if strings.Contains(all.String(), address) {
+			t.Errorf("a file has an address of a cable, %s", address)
+		}
+	}
+	waits := Spec{Leaf: BIRD, Leaves: 2, Spines: 1, Cables: Unnumbered}
+	if _, err := New(waits); err == nil || !strings.Contains(err.Error(), "BIRD leaf waits") {
+		t.Errorf("BIRD leaves below spines, all of which wait: %v", err)
+	}
+}
+
 // TestShippedContainerlab verifies that the files in containerlab/ equal those generated from their descriptions. make
 // generate writes them.
 func TestShippedContainerlab(t *testing.T) {

@@ -58,8 +58,12 @@ func (f *Fabric) frrConfig(n *Node) string {
 	for _, c := range f.At(n) {
 		here, _ := c.At(n)
 		t.line("interface %s", here.Device)
-		for _, fam := range f.families4and6() {
-			t.line(" %s address %s", fam.word, OnCable(here.addr(fam)))
+		for _, a := range here.Addrs() {
+			word := "ip"
+			if a.Is6() {
+				word = "ipv6"
+			}
+			t.line(" %s address %s", word, OnCable(a))
 		}
 		t.line("exit\n!")
 	}
@@ -84,7 +88,8 @@ func (f *Fabric) frrConfig(n *Node) string {
 	t.line("router bgp %d\n bgp router-id %s", n.AS, n.ID)
 	t.line(" no bgp default ipv4-unicast\n bgp bestpath as-path multipath-relax\n coalesce-time 0\n timers bgp 3 9")
 	for _, g := range groups {
-		for _, fam := range f.families4and6() {
+		for _, session := range f.sessions() {
+			fam := session[0]
 			g := strings.ToUpper(g) + fam.suffix
 			t.line(" neighbor %s peer-group\n neighbor %s advertisement-interval 0\n neighbor %s timers connect 1", g, g, g)
 			if f.BFD > 0 {
@@ -93,7 +98,11 @@ func (f *Fabric) frrConfig(n *Node) string {
 		}
 	}
 	for _, c := range f.At(n) {
-		_, there := c.At(n)
+		here, there := c.At(n)
+		if f.unnumbered() {
+			t.line(" neighbor %s interface v6only remote-as %d\n neighbor %s peer-group %s", here.Device, there.Node.AS, here.Device, strings.ToUpper(peerGroup(there.Node)))
+			continue
+		}
 		for _, fam := range f.families4and6() {
 			a := there.addr(fam)
 			t.line(" neighbor %s remote-as %d\n neighbor %s peer-group %s%s", a, there.Node.AS, a, strings.ToUpper(peerGroup(there.Node)), fam.suffix)
@@ -102,7 +111,10 @@ func (f *Fabric) frrConfig(n *Node) string {
 	for _, fam := range f.families4and6() {
 		t.line(" address-family %s unicast\n  maximum-paths 64", fam.name)
 		for _, name := range groups {
-			g := strings.ToUpper(name) + fam.suffix
+			g := strings.ToUpper(name)
+			if !f.unnumbered() {
+				g += fam.suffix
+			}
 			t.line("  neighbor %s activate\n  neighbor %s route-map LOOPBACKS%s in\n  neighbor %s route-map TO-%s out", g, g, fam.suffix, g, g)
 			if name == peerGroup(f.Server[0]) && f.SharedAS == SharedServers {
 				t.line("  neighbor %s as-override", g)

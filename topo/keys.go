@@ -20,14 +20,15 @@ type Key struct {
 }
 
 var (
-	software  = []string{Fared, FRR, BIRD}
-	cablings  = []string{Block, Split}
-	gpuPorts  = []string{Shared, Own}
-	families  = []string{IPv4, IPv6, Dual}
-	sharings  = []string{SharedNone, SharedServers}
-	modes     = []string{"per-flow", "per-packet"}
-	policies  = []string{"reweight", "remap"}
-	orderings = []string{"weak", "partial", "strong"}
+	software   = []string{Fared, FRR, BIRD}
+	cablings   = []string{Block, Split}
+	gpuPorts   = []string{Shared, Own}
+	families   = []string{IPv4, IPv6, Dual}
+	numberings = []string{Numbered, Unnumbered}
+	sharings   = []string{SharedNone, SharedServers}
+	modes      = []string{"per-flow", "per-packet"}
+	policies   = []string{"reweight", "remap"}
+	orderings  = []string{"weak", "partial", "strong"}
 )
 
 var keys = []Key{
@@ -56,6 +57,7 @@ var keys = []Key{
 	{"spine_as", "AS number of the spines of the first plane", nil, func(s *Spec) any { return &s.SpineAS }},
 	{"shared_as", "nodes that share one AS number", sharings, func(s *Spec) any { return &s.SharedAS }},
 	{"addresses", "address families of the cables and the GPUs", families, func(s *Spec) any { return &s.Addresses }},
+	{"cables", "addresses of cables: numbered, or unnumbered with IPv6 link-local addresses alone", numberings, func(s *Spec) any { return &s.Cables }},
 	{"underlay", "network of the cables' addresses", nil, func(s *Spec) any { return &s.Underlay }},
 	{"loopbacks", "network of the GPUs' addresses", nil, func(s *Spec) any { return &s.Loopbacks }},
 	{"underlay6", "network of the cables' IPv6 addresses", nil, func(s *Spec) any { return &s.Underlay6 }},

@@ -136,6 +136,9 @@ func (f *Fabric) Title() string {
 	case Dual:
 		parts = append(parts, "IPv4 and IPv6")
 	}
+	if f.unnumbered() {
+		parts = append(parts, "unnumbered cables")
+	}
 	return f.Name + ": " + strings.Join(parts, ", ")
 }
 

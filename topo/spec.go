@@ -88,6 +88,9 @@ type Spec struct {
 	// Addresses selects the address families of cables and GPUs: "ipv4" (default), "ipv6" or "dual". A cable carries a
 	// BGP session for each.
 	Addresses string
+	// Cables is "numbered" (default: each cable has a network) or "unnumbered": cables have IPv6 link-local addresses alone, and one BGP session, whose
+	// lower end finds the upper one by router advertisements (RFC 4861, Section 4.2), for the families of Addresses.
+	Cables string
 	// Underlay and Loopbacks are IPv4 networks; default 10.0.0.0/9 and 10.255.0.0/16. Servers have their BGP
 	// identifiers in Loopbacks, also with IPv6 alone.
 	Underlay, Loopbacks netip.Prefix
@@ -138,6 +141,7 @@ func (s Spec) WithDefaults() Spec {
 	def(&s.SpineAS, 4200060000)
 	def(&s.SharedAS, SharedNone)
 	def(&s.Addresses, IPv4)
+	def(&s.Cables, Numbered)
 	def(&s.Underlay6, netip.MustParsePrefix("fd00:10::/64"))
 	def(&s.Loopbacks6, netip.MustParsePrefix("fd00:255::/64"))
 	def(&s.Underlay, netip.MustParsePrefix("10.0.0.0/9"))
@@ -263,6 +267,10 @@ func (s Spec) validateKeys() (all Problems, sound bool) {
 	word("gpu_ports", s.GPUPorts, gpuPorts...)
 	word("shared_as", s.SharedAS, sharings...)
 	word("addresses", s.Addresses, families...)
+	word("cables", s.Cables, numberings...)
+	if s.unnumbered() && s.Leaf == BIRD && s.Spines > 0 {
+		bad("cables", "use numbered, or other software on the leaves", "an unnumbered session of a BIRD leaf waits for its peer, and the spines wait for the leaf")
+	}
 	word("cabling", s.Cabling, cablings...)
 	word("leaf", s.Leaf, software...)
 	word("spine", s.Spine, software...)

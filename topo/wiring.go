@@ -72,7 +72,7 @@ func (c *Cable) index() int { return firstIndex + c.Index }
 // path filters are off.
 func (f *Fabric) sysctls(k Kind) []Sysctl {
 	filters := []Sysctl{{"net.ipv4.conf.all.rp_filter", "0"}, {"net.ipv4.conf.default.rp_filter", "0"}}
-	if f.has(6) {
+	if f.speaks6() {
 		filters = append(filters, sysctls6...)
 		if k != KindServer {
 			filters = append(filters, Sysctl{"net.ipv6.conf.all.forwarding", "1"}, Sysctl{"net.ipv6.fib_multipath_hash_policy", "3"}, Sysctl{"net.ipv6.fib_multipath_hash_fields", "0x37"})

@@ -30,6 +30,9 @@ func namespaces(t *testing.T, args ...string) []string {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { os.RemoveAll(dir) })
+	if err := os.Chmod(dir, 0o755); err != nil { // FRR's daemons have another user
+		t.Fatal(err)
+	}
 	t.Setenv("TMPDIR", dir)
 	return append([]string{"lab", "--netns", "--planes", "2", "--servers", "2"}, args...)
 }
@@ -44,10 +47,29 @@ func nodesOf(t *testing.T, pid int) []string {
 	return found
 }
 
+// TestLabUnnumbered plays the failure of a leaf on fabrics whose cables have link-local addresses alone, with each software of leaves and spines.
+func TestLabUnnumbered(t *testing.T) {
+	gate.Slow(t, gate.Labs, "four fabrics of namespaces; topo compares their files in the gate")
+	for name, args := range map[string][]string{
+		"fared":     {"--leaf", "fared"},
+		"FRR":       {"--leaf", "frr", "--leaves", "2", "--spines", "2", "--spine", "frr"},
+		"BIRD":      {"--leaf", "bird"},
+		"two tiers": {"--leaf", "fared", "--leaves", "2", "--spines", "2", "--spine", "bird"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			o := fared(t, namespaces(t, append(args, "--cables", "unnumbered", "--rate", "0", "--scenario", "leaf")...)...)
+			if o.code != exitOK || !strings.Contains(o.out, "2 steps, every expectation met") {
+				t.Errorf("exit %d\n%s\n%s", o.code, o.out, o.err)
+			}
+		})
+	}
+}
+
 // TestLabNetnsFlags checks that options of a fabric of namespaces are refused without it, and that options it lacks are refused with it.
 func TestLabNetnsFlags(t *testing.T) {
 	for want, args := range map[string][]string{
 		"--leaf frr: a fabric in one process runs only fared":            {"--leaf", "frr"},
+		"--cables unnumbered: in a single process":                       {"--cables", "unnumbered"},
 		"--driver needs a fabric of network namespaces":                  {"--driver", "bpf"},
 		"--rate needs a fabric of network namespaces":                    {"--rate", "1"},
 		"--keep needs a fabric of network namespaces":                    {"--keep"},

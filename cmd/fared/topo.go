@@ -420,6 +420,9 @@ func span[T comparable](first, last T) string {
 
 // spans writes the first and the last element of a range for each address family.
 func spans(first, last []netip.Addr) string {
+	if len(first) == 0 {
+		return "link-local"
+	}
 	all := make([]string, len(first))
 	for i := range first {
 		all[i] = span(first[i], last[i])
@@ -458,7 +461,7 @@ type cableJSON struct {
 type endJSON struct {
 	Node    string `json:"node"`
 	Device  string `json:"device"`
-	Address string `json:"address"` // IPv6 if the fabric has no IPv4
+	Address string `json:"address,omitempty"` // IPv6 if the fabric has no IPv4; absent on unnumbered cables
 	// Address6 is the IPv6 address if the fabric has both families.
 	Address6 string `json:"address6,omitempty"`
 }
@@ -491,7 +494,10 @@ func fabricView(f *topo.Fabric) fabricJSON {
 	}
 	end := func(e *topo.End) endJSON {
 		all := e.Addrs()
-		v := endJSON{Node: e.Node.Name, Device: e.Device, Address: topo.OnCable(all[0]).String()}
+		v := endJSON{Node: e.Node.Name, Device: e.Device}
+		if len(all) > 0 {
+			v.Address = topo.OnCable(all[0]).String()
+		}
 		if len(all) > 1 {
 			v.Address6 = topo.OnCable(all[1]).String()
 		}
