@@ -63,6 +63,7 @@ func options(t *testing.T, folder string) lab.Options {
 	if err != nil {
 		t.Fatalf("no containerlab: %v", err)
 	}
+	netnstest.Lock(t, "containerlab") // containers have fixed names
 	spec := described(t, folder)
 	dir := netnstest.Folder(t)
 	t.Cleanup(func() {

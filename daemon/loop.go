@@ -223,8 +223,7 @@ func (l *loop) step(ev core.Event) {
 	l.record(ev)
 	if err := l.core.Step(ev); err != nil {
 		// Adapters only produce events in range, and requests of people were checked before.
-		l.log.Error("an event was refused", "event", ev, "error", err)
-		l.event(status.EventFault, "loop", err.Error())
+		l.report(slog.LevelError, status.EventFault, "loop", fmt.Sprintf("%T was refused: %v", ev, err))
 	}
 	for _, f := range l.core.Faults() {
 		l.event(status.EventFault, f.Subject, f.Err.Error())

@@ -258,7 +258,7 @@ func TestSessionEvents(t *testing.T) {
 // TestRefusedEventsAreFaults checks that an event that the core rejects, and a decision that it cannot carry out, is an event with its reason.
 func TestRefusedEventsAreFaults(t *testing.T) {
 	l := idle(t, shape{Planes: 2, SubPorts: 1}.Text())
-	if got := during(l, func() { l.step(core.DrainRequest{Target: core.DrainTarget{Plane: "p7"}, On: true}) }); got != `fault, loop: no plane "p7": the planes are p0, p1` {
+	if got := during(l, func() { l.step(core.DrainRequest{Target: core.DrainTarget{Plane: "p7"}, On: true}) }); got != `ERROR fault, loop: core.DrainRequest was refused: no plane "p7": the planes are p0, p1` {
 		t.Errorf("a drain of nothing: %q", got)
 	}
 	if got := during(l, func() { l.step(core.DataplaneReady{FlowHash: core.FlowHash{Algorithm: "crc"}}) }); !strings.HasPrefix(got, `fault, the data plane's flow hash: this version of fared does not recognize "crc"`) {

@@ -116,6 +116,9 @@ func TestAskedPortsOfServices(t *testing.T) {
 	r := hashRig(t, shape{Planes: 2, SubPorts: 2, Extra: "weights: {slots: 16}\n"}, dp, nil)
 	r.settled(4)
 	d := destination(1)
+	eventually(t, "the data plane has answered", func() bool { // an answer of GetWeights waits for a limited time
+		return !slices.ContainsFunc(r.pairsToward(d, twoServices)[0].Services, func(s *farev1.ServicePorts) bool { return s.PortPlacement != "asked" })
+	})
 	for range 2 {
 		p := r.pairsToward(d, twoServices)[0]
 		for k, s := range p.Services {

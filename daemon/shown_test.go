@@ -170,7 +170,7 @@ func TestDamageIsReported(t *testing.T) {
 		{dpclient.Event{Kind: dpclient.Damaged, Message: "2 routes are gone"}, "", "1?:1?", ""},
 		{dpclient.Event{Kind: dpclient.Damaged, Message: "a rule is gone"}, "fault, memory: damaged: a rule is gone", "1?:1?", ""},
 		{dpclient.Event{Kind: dpclient.Intact}, "dataplane, memory: repaired: a rule is gone", "1:1", ""},
-		{dpclient.Event{Kind: dpclient.Disconnected, Err: errors.New("the stream broke")}, "dataplane, memory: disconnected: the stream broke", "1:1", "the stream broke"},
+		{dpclient.Event{Kind: dpclient.Disconnected, Err: errors.New("the stream broke")}, "WARN dataplane, memory: disconnected: the stream broke", "1:1", "the stream broke"},
 		{dpclient.Event{Kind: dpclient.Connected, Name: "another"}, "dataplane, another: connected", "1:1", ""},
 		{dpclient.Event{Kind: dpclient.Damaged, Message: "a rule is gone"}, "fault, another: damaged: a rule is gone", "1?:1?", ""},
 		{dpclient.Event{Kind: dpclient.Connected, Name: "another"}, "dataplane, another: repaired: a rule is gone; dataplane, another: connected", "1:1", ""},

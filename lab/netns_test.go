@@ -343,7 +343,7 @@ func TestNetnsInterrupted(t *testing.T) {
 func TestNetnsLeave(t *testing.T) {
 	gate.Needed(t, "a fabric that was left goes on, and ends by Cleanup alone")
 	o := smallest(t, backend.Netns{})
-	netnstest.KeepsLabs(t)
+	netnstest.Lock(t, "kept-labs") // every cleanup removes all labs that outlive their process
 	left, err := Start(t.Context(), o, slog.New(slog.DiscardHandler))
 	if err != nil {
 		t.Fatal(err)

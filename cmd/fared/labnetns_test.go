@@ -207,7 +207,7 @@ func TestLabNetnsInterrupted(t *testing.T) {
 func TestLabNetnsCleanup(t *testing.T) {
 	gate.Slow(t, gate.Labs, "three fabrics of namespaces; lab.TestNetnsLeave leaves one")
 	args := namespaces(t, "--scenario", "none", "--keep")
-	netnstest.KeepsLabs(t)
+	netnstest.Lock(t, "kept-labs") // every cleanup removes all labs that outlive their process
 	start := func(args ...string) (*exec.Cmd, func() string) {
 		cmd := exec.Command(os.Args[0], args...)
 		var out strings.Builder

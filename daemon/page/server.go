@@ -151,8 +151,16 @@ func (s *Server) Serve(ctx context.Context, l net.Listener, handler http.Handler
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	var running sync.WaitGroup
+	var mu sync.Mutex // orders the last handler's begin before the wait
+	ended := false
 	counted := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		mu.Lock()
+		if ended {
+			mu.Unlock()
+			return
+		}
 		running.Add(1)
+		mu.Unlock()
 		defer running.Done()
 		handler.ServeHTTP(w, r)
 	})
@@ -163,6 +171,9 @@ func (s *Server) Serve(ctx context.Context, l net.Listener, handler http.Handler
 	defer context.AfterFunc(ctx, func() { h.Close() })()
 	err := h.Serve(l)
 	cancel()
+	mu.Lock()
+	ended = true
+	mu.Unlock()
 	running.Wait()
 	for _, n := range s.nodes {
 		n.end()

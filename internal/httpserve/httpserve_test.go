@@ -10,6 +10,7 @@ import (
 	"os"
 	"strings"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -132,8 +133,22 @@ func TestHandlersAreBounded(t *testing.T) {
 		t.Errorf("a connection beyond %d handlers: %v, want the end", MaxConnections, err)
 	}
 	close(release)
-	go func() { <-started }()
-	get(t, dial(t, address))
+	go func() { // of requests from now on
+		for range started {
+		}
+	}()
+	for deadline := time.Now().Add(time.Minute); ; {
+		conn := dial(t, address) // closed while as many handlers still end
+		fmt.Fprint(conn, "GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+		resp, err := http.ReadResponse(bufio.NewReader(conn), nil)
+		if err == nil {
+			resp.Body.Close()
+			break
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("no connection is served after the end of the handlers: %v", err)
+		}
+	}
 }
 
 // TestLongHeader checks that a header without end is rejected.

@@ -49,10 +49,10 @@ func Folder(t testing.TB) string {
 	return dir
 }
 
-// KeepsLabs waits until no other test has a lab that outlives its process (fared lab --keep), until the test's end: every cleanup removes all of them.
-func KeepsLabs(t testing.TB) {
+// Lock waits until no other test of this machine has what all tests share by its name, such as the names of containers, until the test's end.
+func Lock(t testing.TB, name string) {
 	t.Helper()
-	lock, err := os.OpenFile("/tmp/fared-kept-labs.lock", os.O_CREATE|os.O_RDWR, 0o666)
+	lock, err := os.OpenFile("/tmp/fared-"+name+".lock", os.O_CREATE|os.O_RDWR, 0o666)
 	if err == nil {
 		err = unix.Flock(int(lock.Fd()), unix.LOCK_EX)
 	}

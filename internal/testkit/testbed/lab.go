@@ -27,7 +27,7 @@ func NewLab(t testing.TB, flags ...string) *Lab {
 	t.Helper()
 	netnstest.Require(t, "tc")
 	program := binary.Fared(t)
-	netnstest.KeepsLabs(t)
+	netnstest.Lock(t, "kept-labs") // every cleanup removes all labs that outlive their process
 	netnstest.Folder(t)
 	cmd := exec.Command(program, append([]string{"lab", "--netns", "--scenario", "none", "--rate", "0", "--keep"}, flags...)...)
 	out, err := cmd.CombinedOutput()
