@@ -418,6 +418,12 @@ func TestDetach(t *testing.T) {
 		b.Server.IP(strings.Fields(line)...)
 	}
 	world := func() string { return b.Server.IP("-d", "link") + b.Server.Objects() }
+	netnstest.Eventually(t, time.Minute, func() error { // the kernel reports the states of new devices late
+		if links := b.Server.IP("link"); strings.Contains(links, "DOWN") {
+			return errors.New(links)
+		}
+		return nil
+	})
 	before := world()
 	b.open()
 	b.greet(farev1.Mode_MODE_PER_FLOW)
