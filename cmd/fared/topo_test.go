@@ -74,7 +74,7 @@ func TestTopoFlags(t *testing.T) {
 	if err := json.Unmarshal([]byte(out), &shown); err != nil {
 		t.Fatal(err)
 	}
-	if shown.Name != "small" || shown.Spec["spines"] != 2.0 || shown.Spec["uplink_speed"] != "1.6T" || shown.Spec["restart_time"] != "1m0s" || len(shown.Spec) != 27 {
+	if shown.Name != "small" || shown.Spec["spines"] != 2.0 || shown.Spec["uplink_speed"] != "1.6T" || shown.Spec["restart_time"] != "1m0s" || len(shown.Spec) != 28 {
 		t.Errorf("%s: %v", shown.Name, shown.Spec)
 	}
 	if len(shown.Nodes) != 4+4+4 || shown.Nodes[4].Software != "bird" || shown.Nodes[11].Kind != "spine" {
