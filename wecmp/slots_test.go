@@ -279,6 +279,13 @@ func TestDeleteWhatIsNotThere(t *testing.T) {
 	if _, ok := e.Destination(address(1)); !ok {
 		t.Fatal("an unknown destination took another one with it")
 	}
+	if id, ok := e.Destination(address(2)); ok || id != 0 {
+		t.Fatalf("an unknown destination has vector %d", id)
+	}
+	must(t, e.SetDestination(address(1), 1))
+	if u := e.Updates(); len(u) != 0 {
+		t.Fatalf("the same destination again: %v", u)
+	}
 	e.DeleteDestination(address(1))
 	e.DeleteDestination(address(1))
 	m.apply(t, e)
