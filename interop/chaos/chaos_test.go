@@ -197,10 +197,12 @@ func (c *chaos) words() (problem string) {
 	var problems []string
 	whole := allUp(c.f.d)
 	for s, n := range c.f.server {
-		works := !slices.Contains(c.is.leaf[:], false)
+		works := true
 		for p := range planes {
 			for g := range c.f.d.owners() {
-				works = works && (g/c.f.d.gpus != s || c.is.lit(p, g) == whole.lit(p, g))
+				if of := whole.lit(p, g); g/c.f.d.gpus == s && of > 0 {
+					works = works && c.is.leaf[p] && c.is.lit(p, g) == of
+				}
 			}
 		}
 		out, err := exec.CommandContext(c.f.t.Context(), binary.Fared(c.f.t), "health", "--socket", n.socket("fared")).CombinedOutput()
