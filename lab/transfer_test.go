@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -94,13 +95,28 @@ func TestMisplaced(t *testing.T) {
 func TestTransferWithoutSteering(t *testing.T) {
 	gate.Slow(t, gate.Labs, "a transfer that has to fail")
 	o := startOutages(t, "superp", "linux")
+	ended := make(chan struct{})
+	var writers sync.WaitGroup
 	for _, n := range o.Server {
-		if err := o.plan.Namespace(n.Name).Do(func() error {
-			return os.WriteFile("/proc/sys/net/ipv4/fib_multipath_hash_policy", []byte("0"), 0o644)
-		}); err != nil {
-			t.Fatal(err)
-		}
+		writers.Go(func() {
+			if err := o.plan.Namespace(n.Name).Do(func() error {
+				for {
+					if err := os.WriteFile("/proc/sys/net/ipv4/fib_multipath_hash_policy", []byte("0"), 0o644); err != nil {
+						return err
+					}
+					select {
+					case <-ended:
+						return nil
+					case <-time.After(10 * time.Millisecond): // the agent sets it back each second
+					}
+				}
+			}); err != nil {
+				t.Error(err)
+			}
+		})
 	}
+	defer writers.Wait()
+	defer close(ended)
 	r, err := o.transfer.play(t.Context(), o.transfer.config(0, runTime), nil)
 	if err != nil {
 		t.Fatal(err)
