@@ -496,7 +496,7 @@ func (l *loop) plane(ev *dpclient.Event) {
 		if ev.Err != nil {
 			l.dpError, l.dpRefused = ev.Err.Error(), false
 		}
-		l.limitations = nil // unknown from now on: they have neither ended nor begin again
+		l.limitations = nil // unknown until the next connection, whose limitations begin again
 		l.builder.MarkFabric()
 		l.report(slog.LevelWarn, status.EventDataplane, l.dpConnected.Name, "disconnected: "+l.dpError)
 	case dpclient.InEffect:

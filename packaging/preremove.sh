@@ -7,5 +7,6 @@ if [ -d /run/systemd/system ]; then
 fi
 # The journal of the agent, which its flags may place elsewhere, names all its objects. The flush fails without an agent's objects or rights, for example in a container.
 flags=$(sed -n 's/^FARED_DATAPLANE_FLAGS=//p' /etc/default/fared-dataplane 2>/dev/null | tail -n 1 | tr -d "\"'")
-# shellcheck disable=SC2086 # systemd splits them the same way
-/usr/bin/fared dataplane $flags --flush || echo "fared: objects of the agent may remain in the kernel" >&2
+set -f # words, no patterns of files
+# shellcheck disable=SC2086
+/usr/bin/fared dataplane $flags --flush || /usr/bin/fared dataplane --flush || echo "fared: objects of the agent may remain in the kernel" >&2

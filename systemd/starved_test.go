@@ -8,7 +8,7 @@ import (
 	"github.com/fared/fared/internal/testkit/gate"
 )
 
-// TestStarved takes the processors away, for longer than the units' watchdog: 32 slices of equal weight run two busy processes each. The daemon
+// TestStarved takes the processors away, for longer than the units' watchdog: 16 slices a processor, of equal weight, run two busy processes each. The daemon
 // answers, no unit restarts, and all is right afterwards; BFD of the leaves, which starve too, fails meanwhile.
 func TestStarved(t *testing.T) {
 	gate.Slow(t, gate.Systemd, "a minute without processors")
@@ -23,7 +23,7 @@ func TestStarved(t *testing.T) {
 	m.run("fared check && fared netsetup && systemctl enable --now fared-dataplane fared")
 	m.forwards("start", patience(returnLimit*4), every...)
 	m.eventually("fared sessions | grep -c 'up 900ms' | grep -x 8")
-	m.run(`for i in $(seq 32); do systemd-run --quiet --collect --unit hog$i --slice hogs$i.slice sh -c 'while :; do :; done & while :; do :; done'; done`)
+	m.run(`for i in $(seq $((16 * $(nproc)))); do systemd-run --quiet --collect --unit hog$i --slice hogs$i.slice sh -c 'while :; do :; done & while :; do :; done'; done`)
 	begin, answers := time.Now(), 0
 	for time.Since(begin) < 75*time.Second {
 		m.eventually("fared status")

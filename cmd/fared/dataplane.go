@@ -78,7 +78,7 @@ recognizes by their marks.`,
 	f.StringVar(&o.tlsCA, "tls-client-ca", "", "PEM file of the authorities that sign the clients' certificates; each may read")
 	f.StringArrayVar(&o.config.TLSClients, "tls-client", nil, "name of a certificate that may program: its DNS name or, without any, its common name; *.example for all below example; may be repeated")
 	f.StringArrayVar(&o.allowPrefixes, "allow-prefix", nil, "prefix in which destinations may be programmed, such as 10.255.0.0/16; may be repeated (default all but this machine's addresses, gateways and other networks)")
-	f.StringArrayVar(&o.config.AllowDevices, "allow-device", nil, "device that may be a sub-port, or a pattern such as 'eth*'; may be repeated (default all but lo)")
+	f.StringArrayVar(&o.config.AllowDevices, "allow-device", nil, "device that may be a sub-port, or a pattern such as 'eth*', for sub-ports with a match 'pci:*'; may be repeated (default all but lo)")
 	f.StringVar(&o.config.MetricsListen, "metrics-listen", "", "serve Prometheus at host:port/metrics, and /healthz")
 	f.StringVar(&o.journal, "journal", "", "file of the state that a restarted agent reads, on a file system that a reboot empties; 'none' disables it (default dataplane.journal in the socket's directory)")
 	levelFlag(c, &o.logLevel, "info", "")

@@ -176,7 +176,8 @@ func (p *policy) device(name, match string) error {
 		return errors.New("device lo is the loopback device, which is no sub-port: correct the control plane's sub-ports")
 	}
 	name = cmp.Or(match, name)
-	if len(p.devices) > 0 && !slices.ContainsFunc(p.devices, func(pattern string) bool { ok, _ := path.Match(pattern, name); return ok }) {
+	flat := strings.NewReplacer("/", "|") // a * of path.Match ends at the slash between a function and its port
+	if len(p.devices) > 0 && !slices.ContainsFunc(p.devices, func(pattern string) bool { ok, _ := path.Match(flat.Replace(pattern), flat.Replace(name)); return ok }) {
 		return fmt.Errorf("device %q is none of the agent's --allow-device %s: add --allow-device %s to the agent, or correct the control plane's sub-ports",
 			name, strings.Join(p.devices, ", "), name)
 	}

@@ -85,6 +85,28 @@ func TestPolicyOfDestinations(t *testing.T) {
 	}
 }
 
+// TestPolicyOfMatches checks that a match is compared in place of the name, and that a pattern covers the port of a function.
+func TestPolicyOfMatches(t *testing.T) {
+	for _, c := range []struct {
+		allow, name, match string
+		want               bool
+	}{
+		{"eth*", "eth0", "", true},
+		{"eth*", "p0s0", "", false},
+		{"pci:*", "p0s0", "pci:0000:3b:00.0", true},
+		{"pci:*", "p0s0", "pci:0000:3b:00.0/p1", true},
+		{"pci:0000:3b:00.0/*", "p0s0", "pci:0000:3b:00.0/p1", true},
+		{"pci:0000:3b:00.0/*", "p0s0", "pci:0000:3b:00.0", false},
+		{"mac:*", "p0s0", "pci:0000:3b:00.0", false},
+		{"p0s0", "p0s0", "pci:0000:3b:00.0", false},
+		{"*", "lo", "pci:0000:3b:00.0", false},
+	} {
+		if err := (&policy{devices: []string{c.allow}}).device(c.name, c.match); (err == nil) != c.want {
+			t.Errorf("%s allows %s, match %q: %v, want %t", c.allow, c.name, c.match, err, c.want)
+		}
+	}
+}
+
 // TestPolicyOverTheWire checks that operations and Hellos beyond the policy are refused with PERMISSION_DENIED and the remedy, that all others are carried out, and that a
 // journal that an agent with another policy wrote is restored only within the present one.
 func TestPolicyOverTheWire(t *testing.T) {

@@ -180,7 +180,8 @@ func TestSUNHPlanes(t *testing.T) {
 				total += c.Bytes
 			}
 			sender := p.devices[0].Counters()["superp"]
-			slack := 0.02 + float64(sender["retransmitted"])/float64(sender["packets_sent"]) // a packet that a busy receiver acknowledges late is sent again
+			// A packet that a busy receiver acknowledges late is sent again. With 0.07 equal shares would still be wrong.
+			slack := 0.02 + min(0.05, float64(sender["retransmitted"])/float64(sender["packets_sent"]))
 			for i := range planes {
 				c, label := seen[slots[i].Device], fmt.Sprintf("%#x", slots[i].Port&0xfff)
 				if c.Labels[label] != c.Frames || c.Frames == 0 || c.Other > 0 || c.Short > 0 {

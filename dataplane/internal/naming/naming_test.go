@@ -133,8 +133,10 @@ func TestNamesAreUnambiguous(t *testing.T) {
 	ns.IP("link", "del", "eth1")
 	until(t, ns, "p0s0", "eth0")
 	add(ns, "eth1", first)
-	ns.IP("link", "set", "eth0", "name", "eth9") // the Namer has seen eth1 when it has seen this
-	ns.IP("link", "property", "add", "dev", "eth9", "altname", "mark")
+	ns.IP("link", "set", "eth0", "name", "eth9")
+	if err := n.Set(forwarding("p0s0", "mac:"+first)); err != nil { // it looks at all devices, eth1 too
+		t.Fatal(err)
+	}
 	settled(t, n, "")
 	until(t, ns, "p0s0", "eth9")
 

@@ -108,7 +108,7 @@ type Stream struct {
 	Retry bool
 	// Sent is the number of operations sent, which is that of the last one.
 	Sent uint64
-	done uint64 // operations that are in effect or refused
+	open map[uint64]bool // operations without a last answer
 	t    testing.TB
 }
 
@@ -124,26 +124,35 @@ func OpenStream(t testing.TB, conn grpc.ClientConnInterface) *Stream {
 		cancel()
 		t.Fatal(err)
 	}
-	return &Stream{DataplaneService_ProgramClient: stream, Cancel: cancel, t: t}
+	return &Stream{DataplaneService_ProgramClient: stream, Cancel: cancel, open: map[uint64]bool{}, t: t}
 }
 
 // Do programs operations, and returns when all are in effect.
 func (p *Stream) Do(operations ...*farev1.Operation) {
 	p.t.Helper()
-	if refused := p.Try(operations...); len(refused) > 0 {
-		p.t.Fatalf("refused: %v", refused)
+	p.send(operations)
+	for _, ack := range p.answers() {
+		if ack.Level != farev1.AckLevel_ACK_LEVEL_IN_EFFECT {
+			p.t.Fatalf("not in effect: %v", ack)
+		}
 	}
 }
 
 // Try programs operations, one per message, and returns the refusals when each operation is in effect or refused.
 func (p *Stream) Try(operations ...*farev1.Operation) (refused []*farev1.Ack) {
 	p.t.Helper()
+	p.send(operations)
+	return p.Await()
+}
+
+// send sends operations, one per message.
+func (p *Stream) send(operations []*farev1.Operation) {
+	p.t.Helper()
 	p.Retry = false
 	for _, op := range operations {
 		op = proto.CloneOf(op)
 		p.request(&farev1.ProgramRequest{Operation: op}, op)
 	}
-	return p.Await()
 }
 
 // Request sends operations in one message, and sets their numbers.
@@ -157,6 +166,7 @@ func (p *Stream) request(r *farev1.ProgramRequest, operations ...*farev1.Operati
 	for _, op := range operations {
 		p.Sent++
 		op.Id = p.Sent
+		p.open[op.Id] = true
 	}
 	if err := p.Send(r); err != nil {
 		_, cause := p.Recv()
@@ -182,14 +192,18 @@ func refuses(ack *farev1.Ack) bool { return ack.Level == farev1.AckLevel_ACK_LEV
 
 func (p *Stream) answers() (all []*farev1.Ack) {
 	p.t.Helper()
-	for p.done < p.Sent {
+	for len(p.open) > 0 {
 		response, err := p.Recv()
 		if err != nil {
 			p.t.Fatal(err)
 		}
 		for _, ack := range response.Acks {
-			if ack.Level != farev1.AckLevel_ACK_LEVEL_ACCEPTED {
-				p.done++
+			switch {
+			case ack.Level == farev1.AckLevel_ACK_LEVEL_ACCEPTED:
+			case ack.Level == farev1.AckLevel_ACK_LEVEL_UNSPECIFIED || !p.open[ack.Id]:
+				p.t.Fatalf("%v is no last answer to one of the operations %v", ack, p.open)
+			default:
+				delete(p.open, ack.Id)
 				all = append(all, ack)
 			}
 		}
