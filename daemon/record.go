@@ -126,8 +126,11 @@ func (r *recorder) event(now time.Time, ev core.Event, c *core.Core) error {
 
 // effect records the data plane's progress, unless lines wait for room: false then, and a later report replaces this one. An error ends the recording.
 func (r *recorder) effect(now time.Time, x core.Effect) (bool, error) {
-	if r.failure != nil || r.gap > 0 {
+	if r.failure != nil {
 		return false, nil
+	}
+	if err := r.closeGap(); err != nil {
+		return false, err
 	}
 	return true, r.line(core.RecordLine{TimeNS: now.UnixNano(), Effect: &x})
 }
@@ -197,10 +200,11 @@ func (l *loop) unrecorded(err error) {
 	l.event(status.EventFault, "recording", err.Error())
 }
 
-// recordedEffect is the last recorded progress of the data plane. Pending counts only as none or some, and changes only while nothing is pending.
+// recordedEffect is the last recorded progress of the data plane. Pending counts only as none or some, and events only while nothing is pending. It depends
+// on events, not on changes: a replay decides after each event, and the daemon after several, which may leave nothing to change.
 type recordedEffect struct {
 	core.Effect
-	changes uint64 // of reweighed
+	events uint64 // recorded and missing ones
 }
 
 // recordEffect records the data plane's progress when all changes so far have been answered, or no longer are. At the end of the recording it records
@@ -211,9 +215,9 @@ func (l *loop) recordEffect(end bool) {
 	}
 	now := core.Effect{Pending: l.shown.counts[effectPending], Approximate: l.shown.counts[effectApproximate], Refused: l.shown.counts[effectRefused],
 		Problem: cmp.Or(l.damage, l.dpError), Damaged: l.damage != ""}
-	key := recordedEffect{now, l.reweighed.changes}
+	key := recordedEffect{now, l.recorder.events + l.recorder.lost}
 	if now.Pending > 0 {
-		key.Pending, key.changes = 1, 0
+		key.Pending, key.events = 1, 0
 	}
 	if key == l.lastEffect && (!end || now.Pending == 0) {
 		return

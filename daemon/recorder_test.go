@@ -396,6 +396,57 @@ func TestEndOfARecordingIsWritten(t *testing.T) {
 	}
 }
 
+// TestEffectFollowsAGap checks that progress is not recorded while lines wait for room, and behind the line about missing events afterwards.
+func TestEffectFollowsAGap(t *testing.T) {
+	disk := &fullDisk{}
+	r := &recorder{f: disk, keep: 1 << 20, left: 1 << 40, gap: 3, failure: errors.New("full")}
+	if written, err := r.effect(time.Unix(1, 0), core.Effect{}); written || err != nil || len(r.buf) > 0 {
+		t.Errorf("on a full disk: %t, %v, %q", written, err, r.buf)
+	}
+	r.failure = nil
+	if written, err := r.effect(time.Unix(1, 0), core.Effect{}); !written || err != nil || r.gap != 0 {
+		t.Errorf("afterwards: %t, %v, gap %d", written, err, r.gap)
+	}
+	if got, want := string(r.buf), `{"missing":3}`+"\n"+`{"time_ns":1000000000,"effect":{}}`+"\n"; got != want {
+		t.Errorf("lines %q, want %q", got, want)
+	}
+}
+
+// TestEffectFollowsEachBurst checks that events that leave nothing to change for the data plane, such as a route that goes and returns within one turn of the
+// loop, are followed by a report: a replay, which decides after each event, has changes of weights there.
+func TestEffectFollowsEachBurst(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "record")
+	r := newRig(t, shape{Planes: 2, SubPorts: 1, Extra: "record: {file: " + path + "}\n"}, rigOptions{leaves: announceAll(400e9, 1)})
+	r.settled(1)
+	r.inside(func(l *loop) {
+		l.recordEffect(false)
+		l.bgp(oneWithdrawal(1, 1, destination(0)))
+		l.bgp(oneRoute(1, 1, destination(0), attributes(400e9, r.s.PeerAS(1), 65001)))
+	})
+	r.stop()
+	f, err := os.Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	var effect *core.Effect // of the last change of weights
+	changes := 0
+	if _, err := core.Replay(f, func(x core.Replayed) {
+		switch {
+		case x.Effect != nil:
+			effect = x.Effect
+		case len(x.Changed) > 0:
+			effect = nil
+			changes++
+		}
+	}); err != nil {
+		t.Fatal(err)
+	}
+	if effect == nil || !effect.InEffect() || changes < 3 {
+		t.Errorf("after %d changes the recording ends with %v", changes, effect)
+	}
+}
+
 // feed generates events of links, sessions and routes for recordings.
 type feed struct {
 	s          shape

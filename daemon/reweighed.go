@@ -21,8 +21,7 @@ const (
 
 // reweighed is the burst of changed weights that no event has reported yet. A vector and its weights are of the planes of its source group.
 type reweighed struct {
-	since   time.Time // of the first change, zero if there is none
-	changes uint64    // since the start
+	since time.Time // of the first change, zero if there is none
 	// effect is the time at which all changes so far were in effect, zero while some are not.
 	effect time.Time
 	now    map[uint32][]uint32 // plane weights of each declared vector
@@ -56,7 +55,6 @@ func (r *reweighed) move(at time.Time, key dpclient.Destination, from, to uint32
 }
 
 func (r *reweighed) begin(at time.Time) {
-	r.changes++
 	r.effect = time.Time{}
 	if !r.since.IsZero() {
 		return
@@ -93,7 +91,7 @@ func (r *reweighed) end(users map[uint32]int) string {
 	for vector, weights := range r.before {
 		count(weights, r.now[vector], users[vector]-arrived[vector])
 	}
-	*r = reweighed{now: r.now, changes: r.changes}
+	*r = reweighed{now: r.now}
 	lines := slices.SortedFunc(maps.Keys(kinds), func(a, b string) int { return cmp.Or(kinds[b]-kinds[a], strings.Compare(a, b)) })
 	more := 0
 	for i, kind := range lines {

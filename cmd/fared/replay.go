@@ -58,7 +58,8 @@ func (e *env) replay(in io.Reader, name string, timeline, all bool) error {
 	var missing uint64
 	var first, changed int64 // times of the first event, and of the last change of weights
 	var effect *daemon.Effect
-	var took time.Duration // from the last change until effect
+	var took time.Duration // from the last change until all were in effect for the first time
+	settled := false
 	each := func(r daemon.Replayed) {
 		missing += r.Missing
 		if first == 0 {
@@ -66,9 +67,13 @@ func (e *env) replay(in io.Reader, name string, timeline, all bool) error {
 		}
 		switch {
 		case r.Effect != nil:
-			effect, took = r.Effect, time.Duration(r.TimeNS-changed)
+			if effect = r.Effect; effect.InEffect() && !settled {
+				settled, took = true, time.Duration(r.TimeNS-changed)
+			}
 		case len(r.Changed) > 0:
-			effect, changed = nil, r.TimeNS
+			effect, changed, settled = nil, r.TimeNS, false
+		case r.Missing > 0: // weights may have changed
+			effect, changed, settled = nil, 0, false
 		}
 		switch {
 		case !timeline:

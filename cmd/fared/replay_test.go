@@ -121,6 +121,9 @@ func TestReplayEndsWithEffect(t *testing.T) {
 		{"", report(changed+3200000, "{}"), "in effect", "in effect 3.2ms after the last change of weights"},
 		{"", report(changed+1, "{}") + report(changed+2, `{"pending":3,"approximate":2,"refused":1,"problem":"vector 4: table full"}`), "wanted",
 			"not in effect: 3 pending, 2 held approximately, 1 refused; vector 4: table full"},
+		{"", report(changed+3200000, "{}") + report(changed+7e9, `{"problem":"disconnected"}`) + report(changed+8e9, `{"pending":3}`) + report(changed+9e9, "{}"), "in effect",
+			"in effect 3.2ms after the last change of weights"},
+		{"", report(changed+3200000, "{}") + `{"missing":2}` + "\n", "wanted", "the recording ends without an answer of the data plane to the last change of weights"},
 		{"", report(changed+1, `{"damaged":true,"problem":"a rule is gone"}`), "wanted", "not in effect: damaged: a rule is gone"},
 	} {
 		text := string(recording[:header]) + c.before + string(recording[header:]) + c.after

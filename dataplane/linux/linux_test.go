@@ -255,9 +255,12 @@ func (s *stream) try(ops ...*farev1.Operation) []*farev1.Ack {
 	return s.Try(ops...)
 }
 
+// do programs operations, of which none may be refused; groups may be approximate.
 func (s *stream) do(ops ...*farev1.Operation) {
 	s.t.Helper()
-	s.Do(ops...)
+	if refused := s.Try(ops...); len(refused) > 0 {
+		s.t.Fatalf("refused: %v", refused)
+	}
 }
 
 // group returns an operation that sets a group with weights by sub-port.
