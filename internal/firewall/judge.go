@@ -493,10 +493,11 @@ func (w *walk) payload(r *registers, d attributes) {
 	to, offset, size := d.number(unix.NFTA_PAYLOAD_DREG), d.number(unix.NFTA_PAYLOAD_OFFSET), d.number(unix.NFTA_PAYLOAD_LEN)
 	r.forget(to, max(size, 16))
 	known := map[uint32]byte{}
-	switch d.number(unix.NFTA_PAYLOAD_BASE) {
-	case unix.NFT_PAYLOAD_TRANSPORT_HEADER:
+	switch base := d.number(unix.NFTA_PAYLOAD_BASE); {
+	case w.rewritten: // an earlier rule may have changed it
+	case base == unix.NFT_PAYLOAD_TRANSPORT_HEADER:
 		known[2], known[3] = byte(w.packet.Port>>8), byte(w.packet.Port)
-	case unix.NFT_PAYLOAD_NETWORK_HEADER:
+	case base == unix.NFT_PAYLOAD_NETWORK_HEADER:
 		known[9] = w.packet.Protocol // IPv4
 		if w.packet.IPv6 {
 			known = map[uint32]byte{6: w.packet.Protocol}
@@ -599,7 +600,7 @@ func (r *registers) compare(register, op uint32, b []byte) truth {
 			if equal == yes {
 				sign = cmp.Compare(have.value, want)
 			}
-			if equal == maybe && op != unix.NFT_CMP_EQ && op != unix.NFT_CMP_NEQ {
+			if (equal == maybe || have.known != 0xff) && op != unix.NFT_CMP_EQ && op != unix.NFT_CMP_NEQ {
 				return maybe
 			}
 			equal = no

@@ -168,7 +168,7 @@ chain back { return; drop
 		{"udp dport vmap { 4791 : continue, 1 : drop }; drop", rule, rule}, {"udp dport vmap { 1-9 : accept, 4000-5000 : drop }", rule, rule}, {"udp dport vmap { 1-9 : drop, 4000-5000 : accept }", none, none}, {"udp dport vmap { 1-9 : drop, 5000-6000 : drop }", none, policy},
 		{"udp sport vmap { 1 : drop, 2 : drop }", none, none}, {"udp sport vmap { 1 : accept }; drop", none, none}, {"udp sport vmap { 1 : drop }; drop", rule, rule}, {"udp sport . udp dport vmap { 1 . 4790 : accept, 2 . 1 : accept }; drop", rule, rule},
 		{"udp sport . udp dport vmap { 1 . 4791 : drop, 2 . 4791 : accept }; drop", none, none}, {"udp dport vmap { 1 : accept, * : drop }", none, none}, {"udp dport vmap @later; drop", none, none}, {"udp sport vmap { 1-9 : accept }; drop", none, none},
-		{"meta l4proto udp tproxy ip to :1; drop", rule, rule}, {"meta l4proto udp tproxy ip to :1 accept", none, none}, {"meta l4proto udp tproxy ip to :1 drop", none, policy}, {"udp dport set 4790; drop", rule, rule},
+		{"meta l4proto udp tproxy ip to :1; drop", rule, rule}, {"meta l4proto udp tproxy ip to :1 accept", none, none}, {"meta l4proto udp tproxy ip to :1 drop", none, policy}, {"udp dport set 4790; drop", rule, rule}, {"udp dport set 4790; udp dport 4791 drop", none, policy}, {"udp dport 4791 drop; udp dport set 4790", rule, rule},
 	}
 	for _, c := range cases {
 		for policyIs, want := range map[string]string{"accept": c.accept, "drop": c.drop} {
@@ -305,6 +305,24 @@ func TestRewrittenIsNotCertain(t *testing.T) {
 			if _, drops := rs.Judge(Packet{In: "eth0", Index: 2, IPv6: c.v6, Protocol: unix.IPPROTO_UDP, Port: dataPort}); drops != (c.want || order < 0) {
 				t.Errorf("%s, then %d: dropped %t", c.what, order, drops)
 			}
+		}
+	}
+}
+
+// TestOrderOfPartlyKnownBytes checks that "less" and "greater" are certain only where every bit that decides is known.
+func TestOrderOfPartlyKnownBytes(t *testing.T) {
+	var r registers
+	r.putBits(unix.NFT_REG32_00, []byte{5, 0, 0, 0}, []byte{0xff, 0x01, 0xff, 0xff})
+	for _, c := range []struct {
+		op   uint32
+		than []byte
+		want truth
+	}{
+		{unix.NFT_CMP_LT, []byte{5, 1}, maybe}, {unix.NFT_CMP_GT, []byte{5, 1}, maybe}, {unix.NFT_CMP_EQ, []byte{5, 1}, no}, {unix.NFT_CMP_NEQ, []byte{5, 1}, yes},
+		{unix.NFT_CMP_LT, []byte{6, 1}, yes}, {unix.NFT_CMP_GT, []byte{4, 1}, yes}, {unix.NFT_CMP_LTE, []byte{4, 1}, no}, {unix.NFT_CMP_EQ, []byte{5, 2}, maybe},
+	} {
+		if got := r.compare(unix.NFT_REG32_00, c.op, c.than); got != c.want {
+			t.Errorf("operator %d, % x: %v, want %v", c.op, c.than, got, c.want)
 		}
 	}
 }

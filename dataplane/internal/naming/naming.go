@@ -29,6 +29,7 @@ type Namer struct {
 	wanted   []wanted
 	findings []hostcheck.Finding
 	known    map[int]string // names of each device by index, when last read
+	failed   bool           // the devices could not be read: any event reads them again
 }
 
 // wanted is a name with the device that shall have it.
@@ -113,21 +114,24 @@ func (n *Namer) follow() {
 // caller holds mu.
 func (n *Namer) concerns(e rtnl.LinkEvent) bool {
 	names, had := n.known[e.Index]
-	return len(n.findings) > 0 || e.Gone && had || !e.Gone && (!had || names != namesOf(e.Name, e.AltNames))
+	return n.failed || len(n.findings) > 0 || e.Gone && had || !e.Gone && (!had || names != namesOf(e.Name, e.AltNames))
 }
 
 func namesOf(name, others string) string { return name + " " + others }
 
 // apply gives the wanted names to the devices that the kernel has now. The caller holds mu.
 func (n *Namer) apply() error {
-	n.findings = nil
+	n.failed = false
 	if len(n.wanted) == 0 {
+		n.findings = nil
 		return nil
 	}
 	devices, err := n.conn.Hardware()
 	if err != nil {
+		n.failed = true // what was found holds until the next event
 		return err
 	}
+	n.findings = nil
 	batch := n.conn.Begin()
 	var changes []change // by the message in batch
 	for _, w := range n.wanted {
