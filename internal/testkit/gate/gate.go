@@ -100,6 +100,10 @@ type Package struct {
 	// Computes is the reason why the tests of the package run at the same time as those that wait for timers, with a lower priority. Empty means
 	// that they wait for timers: three such packages run at a time.
 	Computes string
+
+	// HostNetwork is the reason why the tests of the package run in the network namespace of the caller, such as "containers of Docker". Empty
+	// means that root's tests run in one of their own, where no other program has a port or an address of 127.0.0.0/8.
+	HostNetwork string
 }
 
 // Runs reports whether the slow tests of part run.

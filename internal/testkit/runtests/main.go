@@ -4,8 +4,8 @@
 //	runtests [-parts "interop packets"] [-tiers] [-list] [package...]
 //
 // Nothing is compiled while tests run. Packages whose tests wait for timers run three at a time; packages that compute run at the same time with a
-// lower priority. Binaries and their output stay in out/tests. With FARED_REQUIRE_ALL=1 a test that lacks a tool or a privilege is a failure. The exit status is 1 if a test failed,
-// 2 for a wrong argument or declaration.
+// lower priority. Root's tests run in a network namespace of their package. Binaries and their output stay in out/tests. With FARED_REQUIRE_ALL=1 a
+// test that lacks a tool or a privilege is a failure. The exit status is 1 if a test failed, 2 for a wrong argument or declaration.
 package main
 
 import (
@@ -129,7 +129,7 @@ func once(ctx context.Context, title string, jobs []job, parts []gate.Part, tier
 		return err
 	}
 	fmt.Printf("%s: %d test binaries built in %.0f s\n", title, len(jobs), time.Since(start).Seconds())
-	r := runner{folder: folder, parts: parts, alone: tiers, out: os.Stdout}
+	r := runner{folder: folder, parts: parts, alone: tiers, network: ownNetwork(), out: os.Stdout}
 	results, err := r.runAll(ctx, jobs)
 	if err != nil {
 		return err

@@ -2,6 +2,7 @@ package main
 
 import (
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -37,7 +38,7 @@ func TestScan(t *testing.T) {
 	if !slices.EqualFunc(p.tests, want, equal) {
 		t.Errorf("got  %+v\nwant %+v", p.tests, want)
 	}
-	if p.path != "internal/testkit/runtests/testdata/declared" || p.facts != (gate.Package{Computes: "waits for no timer"}) {
+	if p.path != "internal/testkit/runtests/testdata/declared" || p.facts != (gate.Package{Computes: "waits for no timer", HostNetwork: "a port of the host"}) {
 		t.Errorf("%+v", p)
 	}
 }
@@ -213,5 +214,18 @@ func TestParts(t *testing.T) {
 	}
 	if _, err := parseParts("packet"); err == nil || !strings.Contains(err.Error(), `there is no part "packet"; the parts are containers labs`) {
 		t.Error(err)
+	}
+}
+
+// TestOwnNetwork verifies that a command in a network namespace of its own has the loopback device, up, and nothing else.
+func TestOwnNetwork(t *testing.T) {
+	words := ownNetwork()
+	if words == nil {
+		t.Skip("needs the privilege to make a network namespace, unshare and ip")
+	}
+	args := append(slices.Clone(words), "ip", "-br", "link")
+	out, err := exec.Command(args[0], args[1:]...).CombinedOutput()
+	if lines := strings.Fields(string(out)); err != nil || strings.Count(string(out), "\n") != 1 || lines[0] != "lo" || !strings.Contains(string(out), "LOWER_UP") {
+		t.Errorf("%v: %s", err, out)
 	}
 }

@@ -259,6 +259,8 @@ func (s *scanner) facts(lit *ast.CompositeLit) {
 			s.pkg.facts.WithoutRaceDetector = text
 		case name == "Computes":
 			s.pkg.facts.Computes = text
+		case name == "HostNetwork":
+			s.pkg.facts.HostNetwork = text
 		}
 	}
 }

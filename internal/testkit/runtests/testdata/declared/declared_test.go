@@ -6,7 +6,7 @@ import (
 	"github.com/fared/fared/internal/testkit/gate"
 )
 
-var _ = gate.Package{Computes: "waits for no timer"}
+var _ = gate.Package{Computes: "waits for no timer", HostNetwork: "a port of the host"}
 
 func TestQuick(t *testing.T) {}
 
