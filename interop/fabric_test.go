@@ -203,6 +203,7 @@ func newFabric(t *testing.T, opt options) *fabric {
 	for _, s := range f.servers {
 		s.fared = startFared(t, f, s)
 	}
+	t.Cleanup(f.describe)
 	return f
 }
 

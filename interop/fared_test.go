@@ -355,3 +355,28 @@ func (f *fabric) weigh(when, want string) {
 	})
 	f.t.Logf("%s: %s after %v", when, want, took.Round(time.Millisecond))
 }
+
+// describe logs the routes of the servers to each other, and those of the leaves to them, if the test has failed.
+func (f *fabric) describe() {
+	if !f.t.Failed() {
+		return
+	}
+	for _, s := range f.servers {
+		for _, dst := range f.servers[1-s.index].loopbacks {
+			d, err := s.fared.explain(dst)
+			if err != nil {
+				f.t.Logf("server %d toward %s: %v", s.index, dst, err)
+				continue
+			}
+			f.t.Logf("server %d toward %s: %s by %+v", s.index, dst, d.weights(), d.Explanation.Routes)
+		}
+		for p := range planes {
+			for _, l := range f.leaves[p] {
+				for _, loopback := range s.loopbacks {
+					paths, err := f.opt.daemons[p].paths(l, loopback)
+					f.t.Logf("%s toward %s of server %d: %+v, %v", l.name, loopback, s.index, paths, err)
+				}
+			}
+		}
+	}
+}
