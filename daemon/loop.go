@@ -498,7 +498,11 @@ func (l *loop) plane(ev *dpclient.Event) {
 		}
 		l.limitations = nil // unknown until the next connection, whose limitations begin again
 		l.builder.MarkFabric()
-		l.report(slog.LevelWarn, status.EventDataplane, l.dpConnected.Name, "disconnected: "+l.dpError)
+		level := slog.LevelWarn
+		if dpclient.Stopped(ev.Err) {
+			level = slog.LevelInfo // the client warns if it does not return
+		}
+		l.report(level, status.EventDataplane, l.dpConnected.Name, "disconnected: "+l.dpError)
 	case dpclient.InEffect:
 		l.acknowledged(ev, effectDone, "")
 	case dpclient.Approximate:

@@ -12,7 +12,9 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"google.golang.org/genproto/googleapis/rpc/errdetails"
 	"google.golang.org/grpc/codes"
+	grpcstatus "google.golang.org/grpc/status"
 
 	farev1 "github.com/fared/fared/api/fare/v1"
 	"github.com/fared/fared/daemon/internal/core"
@@ -159,6 +161,10 @@ func TestDamageIsReported(t *testing.T) {
 	r := newRig(t, shape{Planes: 2, SubPorts: 1}, rigOptions{leaves: announceAll(400e9, 1)})
 	r.settled(1)
 	r.uniform("1:1", 1)
+	stopped, err := grpcstatus.New(codes.Unavailable, "the agent stops").WithDetails(&errdetails.ErrorInfo{Reason: "STOPPING", Domain: "fare.v1"})
+	if err != nil {
+		t.Fatal(err)
+	}
 	for _, step := range []struct {
 		event  dpclient.Event
 		events string
@@ -171,6 +177,8 @@ func TestDamageIsReported(t *testing.T) {
 		{dpclient.Event{Kind: dpclient.Damaged, Message: "a rule is gone"}, "fault, memory: damaged: a rule is gone", "1?:1?", ""},
 		{dpclient.Event{Kind: dpclient.Intact}, "dataplane, memory: repaired: a rule is gone", "1:1", ""},
 		{dpclient.Event{Kind: dpclient.Disconnected, Err: errors.New("the stream broke")}, "WARN dataplane, memory: disconnected: the stream broke", "1:1", "the stream broke"},
+		{dpclient.Event{Kind: dpclient.Connected, Name: "another"}, "dataplane, another: connected", "1:1", ""},
+		{dpclient.Event{Kind: dpclient.Disconnected, Err: stopped.Err()}, "dataplane, another: disconnected: " + stopped.Err().Error(), "1:1", stopped.Err().Error()},
 		{dpclient.Event{Kind: dpclient.Connected, Name: "another"}, "dataplane, another: connected", "1:1", ""},
 		{dpclient.Event{Kind: dpclient.Damaged, Message: "a rule is gone"}, "fault, another: damaged: a rule is gone", "1?:1?", ""},
 		{dpclient.Event{Kind: dpclient.Connected, Name: "another"}, "dataplane, another: repaired: a rule is gone; dataplane, another: connected", "1:1", ""},

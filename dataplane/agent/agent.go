@@ -437,7 +437,7 @@ func (a *Agent) serving(yes bool) {
 // stop ends all calls: the current Program stream immediately, others gracefully first.
 func (a *Agent) stop() {
 	a.health.Shutdown()
-	a.server.BreakStream("the data-plane agent stops; the programmed state remains, reconnect")
+	a.server.Stop("the data-plane agent stops; the programmed state remains, reconnect")
 	if a.conn != nil {
 		_ = a.conn.Close() // always nil
 	}

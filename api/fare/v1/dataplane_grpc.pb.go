@@ -48,7 +48,8 @@ type DataplaneServiceClient interface {
 	// once with a refusal that leaves the state unchanged. A data plane may skip ACCEPTED and send IN_EFFECT alone.
 	// Acknowledgements of one level come in the order of the operations. A response may contain several, but none is merged.
 	// The stream itself ends with FAILED_PRECONDITION when no Hello came first, and with INVALID_ARGUMENT when the ids do
-	// not grow, because acknowledgements would be ambiguous.
+	// not grow, because acknowledgements would be ambiguous. A data plane that stops in order ends it with UNAVAILABLE and google.rpc.ErrorInfo of
+	// the domain fare.v1 and the reason STOPPING; fared then warns only if no data plane answers for ten seconds.
 	Program(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[ProgramRequest, ProgramResponse], error)
 	// Snapshot reads back the programmed state at one moment, sorted: sub-ports by device, vectors by id with members in
 	// the order of Forwarding and slots by number, destinations by source group (in the order of Forwarding), then address (IPv4
@@ -163,7 +164,8 @@ type DataplaneServiceServer interface {
 	// once with a refusal that leaves the state unchanged. A data plane may skip ACCEPTED and send IN_EFFECT alone.
 	// Acknowledgements of one level come in the order of the operations. A response may contain several, but none is merged.
 	// The stream itself ends with FAILED_PRECONDITION when no Hello came first, and with INVALID_ARGUMENT when the ids do
-	// not grow, because acknowledgements would be ambiguous.
+	// not grow, because acknowledgements would be ambiguous. A data plane that stops in order ends it with UNAVAILABLE and google.rpc.ErrorInfo of
+	// the domain fare.v1 and the reason STOPPING; fared then warns only if no data plane answers for ten seconds.
 	Program(grpc.BidiStreamingServer[ProgramRequest, ProgramResponse]) error
 	// Snapshot reads back the programmed state at one moment, sorted: sub-ports by device, vectors by id with members in
 	// the order of Forwarding and slots by number, destinations by source group (in the order of Forwarding), then address (IPv4

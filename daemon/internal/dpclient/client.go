@@ -9,7 +9,9 @@ import (
 	"sync"
 	"time"
 
+	"google.golang.org/genproto/googleapis/rpc/errdetails"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 
 	farev1 "github.com/fared/fared/api/fare/v1"
@@ -49,7 +51,7 @@ type Config struct {
 	Gather int
 	// MinBackoff and MaxBackoff bound the pause before another attempt, which doubles; 0 means the defaults.
 	MinBackoff, MaxBackoff time.Duration
-	// Logger logs connects and disconnects; nil discards them.
+	// Logger logs failed attempts to connect; nil discards them.
 	Logger *slog.Logger
 }
 
@@ -259,6 +261,7 @@ func (c *Client) Status() Status {
 // stream fails. Call it once.
 func (c *Client) Run(ctx context.Context) error {
 	pause := c.config.MinBackoff
+	var expected time.Time // until then failed attempts are no surprise
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	<-timer.C
@@ -272,7 +275,10 @@ func (c *Client) Run(ctx context.Context) error {
 		if talked {
 			pause = c.config.MinBackoff
 		}
-		if !was { // the owner reports the end of a connection
+		switch now := time.Now(); {
+		case was && Stopped(err):
+			expected = now.Add(restarts)
+		case !was && now.After(expected): // the owner reports the end of a connection
 			c.config.Logger.Warn("data plane not connected", "error", err, "retry_in", pause)
 		}
 		timer.Reset(pause)
@@ -283,6 +289,19 @@ func (c *Client) Run(ctx context.Context) error {
 		}
 		pause = min(2*pause, c.config.MaxBackoff)
 	}
+}
+
+// restarts is the time in which a data plane that has stopped in order is expected again.
+const restarts = 10 * time.Second
+
+// Stopped reports whether err, the end of a stream, says that the data plane has stopped in order, as for an upgrade.
+func Stopped(err error) bool {
+	for _, d := range status.Convert(err).Details() {
+		if info, ok := d.(*errdetails.ErrorInfo); ok && info.GetReason() == "STOPPING" {
+			return true
+		}
+	}
+	return false
 }
 
 // connected records the start of a stream after the read-back.

@@ -3,16 +3,19 @@ package dpclient
 import (
 	"context"
 	"fmt"
+	"log/slog"
 	"net/netip"
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
 	farev1 "github.com/fared/fared/api/fare/v1"
 	"github.com/fared/fared/dataplane/memory"
@@ -172,6 +175,59 @@ func testStallIsBroken(t *testing.T) {
 	r.until("in effect", r.has(InEffect, change))
 	if c := r.dp.Tally(); c.GroupSets != 1 {
 		t.Errorf("vector was set %d times, want once", c.GroupSets)
+	}
+}
+
+// failing is a connection on which all calls fail while down is set.
+type failing struct {
+	grpc.ClientConnInterface
+	down atomic.Bool
+}
+
+func (f *failing) Invoke(ctx context.Context, method string, args, reply any, opts ...grpc.CallOption) error {
+	if f.down.Load() {
+		return status.Error(codes.Unavailable, "connection refused")
+	}
+	return f.ClientConnInterface.Invoke(ctx, method, args, reply, opts...)
+}
+
+// TestOrderlyStop checks in virtual time that failed attempts are warnings at once after a broken stream, and ten seconds after a data plane has
+// stopped in order.
+func TestOrderlyStop(t *testing.T) {
+	for _, orderly := range []bool{true, false} {
+		synctest.Test(t, func(t *testing.T) {
+			var log strings.Builder
+			var conn *failing
+			r := newRig(t, func(c *Config) {
+				conn = &failing{ClientConnInterface: c.Conn}
+				c.Conn, c.Logger = conn, slog.New(slog.NewTextHandler(&log, nil))
+			})
+			r.connected()
+			conn.down.Store(true)
+			if orderly {
+				r.dp.Stop("it stops")
+			} else {
+				r.dp.BreakStream()
+			}
+			began := time.Now()
+			r.until("end", r.has(Disconnected, 0))
+			last := r.events[len(r.events)-1]
+			if last.Kind != Disconnected || Stopped(last.Err) != orderly {
+				t.Errorf("orderly %v: the last event is %v with %v", orderly, last.Kind, last.Err)
+			}
+			time.Sleep(restarts - time.Since(began))
+			synctest.Wait()
+			if warned := log.Len() > 0; warned == orderly {
+				t.Errorf("orderly %v, after ten seconds: %q", orderly, log.String())
+			}
+			time.Sleep(DefaultMaxBackoff)
+			synctest.Wait()
+			if !strings.Contains(log.String(), "level=WARN msg=\"data plane not connected\"") {
+				t.Errorf("orderly %v, later: %q", orderly, log.String())
+			}
+			conn.down.Store(false)
+			r.connected()
+		})
 	}
 }
 

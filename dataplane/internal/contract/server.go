@@ -8,6 +8,7 @@ import (
 	"sync"
 	"time"
 
+	"google.golang.org/genproto/googleapis/rpc/errdetails"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -385,9 +386,22 @@ func (s *Server) BreakStream(why string) {
 	s.breakStream(why)
 }
 
-func (s *Server) breakStream(why string) {
+func (s *Server) breakStream(why string) { s.endStream(status.New(codes.Unavailable, why)) }
+
+// Stop ends the current stream because the process stops in order; why is the message for the control plane.
+func (s *Server) Stop(why string) {
+	end, err := status.New(codes.Unavailable, why).WithDetails(&errdetails.ErrorInfo{Reason: "STOPPING", Domain: "fare.v1"})
+	if err != nil { // the message suffices
+		end = status.New(codes.Unavailable, why)
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.endStream(end)
+}
+
+func (s *Server) endStream(why *status.Status) {
 	if s.current != nil {
-		s.current.end(status.Error(codes.Unavailable, why))
+		s.current.end(why.Err())
 		s.current = nil
 	}
 }

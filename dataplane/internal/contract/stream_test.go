@@ -337,7 +337,7 @@ func TestBrokenStream(t *testing.T) {
 	if _, err := p.Recv(); status.Code(err) != codes.Unavailable || !strings.Contains(err.Error(), "the agent ends; connect again") {
 		t.Errorf("the stream ended with %v, want UNAVAILABLE and the reason", err)
 	}
-	s.BreakStream("none is open any more")
+	s.Stop("none is open any more")
 	open(t, t.Context(), client)
 	if c := s.Tally(); c.Streams != 2 || c.StreamsReplaced != 0 || c.Changed != 1 {
 		t.Errorf("%+v, want two streams, none replaced, one change", c)
