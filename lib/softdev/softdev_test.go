@@ -73,7 +73,7 @@ func TestWire(t *testing.T) {
 func TestEngine(t *testing.T) {
 	gate.Needed(t, "the engine on a simulated wire that loses packets")
 	program := compile(t, "engine", "memory")
-	operations := gate.Count(t, gate.C, 5_000, 500_000)
+	operations := gate.Count(t, gate.C, 2_000, 500_000)
 	for _, loss := range []string{"0", "20", "100"} {
 		t.Log(run(t, program, fmt.Sprint(rand.Uint32()), fmt.Sprint(operations), loss))
 	}

@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/fared/fared/internal/testkit/gate"
 	"github.com/fared/fared/transport/internal/wire"
 	"github.com/fared/fared/transport/rdma"
 	"github.com/fared/fared/transport/rdma/rdmatest"
@@ -544,6 +545,7 @@ func TestOrderOfEachDirection(t *testing.T) {
 
 // TestCIDs checks that cids are distinct, not consecutive, and not used again soon.
 func TestCIDs(t *testing.T) {
+	gate.WithoutRaceDetector(t, "3,000 connections in one goroutine")
 	b := newBench(t, superp.Config{}, onePlane, false)
 	core := superp.NewCore(superp.Config{}, nil)
 	if err := core.Start(b.hosts[0]); err != nil {

@@ -202,6 +202,7 @@ func families(t *testing.T, test func(t *testing.T, source string, options ...st
 
 // TestDealtByWeight opens ten periods of connections to a peer: the far end sees exactly the weights, and after a change exactly the new ones, without the parked plane.
 func TestDealtByWeight(t *testing.T) {
+	gate.WithoutRaceDetector(t, "TestAllAtOnce and TestFollow have the same goroutines")
 	families(t, func(t *testing.T, source string, options ...string) {
 		b := newBed(t, source, 1)
 		to := b.far[0]
@@ -261,6 +262,7 @@ func TestFirstConnections(t *testing.T) {
 
 // TestPortsOfAPlane opens more connections to a port than there are slots: each slot carries one, and the others connect from other ports.
 func TestPortsOfAPlane(t *testing.T) {
+	gate.WithoutRaceDetector(t, "TestAllAtOnce and TestFollow have the same goroutines")
 	families(t, func(t *testing.T, source string, options ...string) {
 		b := newBed(t, source, 2)
 		l := b.listen(t, b.far[0])
@@ -368,6 +370,7 @@ func TestClaims(t *testing.T) {
 
 // TestSockets checks which sockets get a slot, and that the others keep what the program has chosen.
 func TestSockets(t *testing.T) {
+	gate.WithoutRaceDetector(t, "TestAllAtOnce and TestFollow have the same goroutines")
 	b := newBed(t, "10.255.0.1", 1)
 	other := netip.MustParseAddr("10.9.9.9")
 	b.ns.Addr("lo", "10.9.9.9/32")
