@@ -118,9 +118,12 @@ func ncclNet(s *Setup, e *Environment) {
 	e.note("NCCL_DEBUG=INFO shows whether NCCL uses it: NET/fared")
 }
 
-// ucx: ucx_info -cf of UCX 1.13.1 (Debian 12).
+// ucx: ucx_info -cf of UCX 1.13.1 (Debian 12). OMPI_MCA_pml: /etc/openmpi/openmpi-mca-params.conf of Open MPI 4.1.4 and 5.0.7 (Debian 12 and 13).
 func ucx(s *Setup, e *Environment) {
 	e.set("UCX_NET_DEVICES", s.list(Device.port))
+	e.set("OMPI_MCA_pml", "ucx")
+	e.note("Debian's Open MPI has pml = ^ucx, and takes TCP without a message: OMPI_MCA_pml=ucx makes it use UCX, or fail where UCX has none of the devices")
+	e.note("mpirun passes only variables that begin with OMPI_ to other hosts, and the others by -x NAME")
 	s.gid(e, "UCX_IB", false)
 	if n := len(s.Devices); n > 1 {
 		e.set("UCX_MAX_RNDV_RAILS", fmt.Sprint(n))

@@ -33,7 +33,7 @@ func TestPrograms(t *testing.T) {
 	for program, want := range map[string]string{
 		"nccl":     "NCCL_IB_HCA==mlx5_0:1:0:0,mlx5_1:1:0:1,mlx5_2:1:1:0,mlx5_10:1:1:1\nNCCL_IB_GID_INDEX=3\nNCCL_IBVERBS_LIB=/lib/libfared-verbs.so",
 		"nccl-net": "NCCL_NET_PLUGIN=fared",
-		"ucx":      "UCX_NET_DEVICES=mlx5_0:1,mlx5_1:1,mlx5_2:1,mlx5_10:1\nUCX_IB_GID_INDEX=3\nUCX_MAX_RNDV_RAILS=4\nUCX_IB_MLX5_DEVX=no\nUCX_TLS=^dc\nLD_PRELOAD=/lib/libfared-verbs.so",
+		"ucx":      "UCX_NET_DEVICES=mlx5_0:1,mlx5_1:1,mlx5_2:1,mlx5_10:1\nOMPI_MCA_pml=ucx\nUCX_IB_GID_INDEX=3\nUCX_MAX_RNDV_RAILS=4\nUCX_IB_MLX5_DEVX=no\nUCX_TLS=^dc\nLD_PRELOAD=/lib/libfared-verbs.so",
 		"nvshmem":  "NVSHMEM_ENABLE_NIC_PE_MAPPING=1\nNVSHMEM_HCA_LIST=mlx5_0:1,mlx5_1:1,mlx5_2:1,mlx5_10:1\nNVSHMEM_IB_GID_INDEX=3",
 		"deepep":   "NVSHMEM_ENABLE_NIC_PE_MAPPING=1\nNVSHMEM_HCA_LIST=mlx5_0:1,mlx5_1:1,mlx5_2:1,mlx5_10:1\nNVSHMEM_IB_GID_INDEX=3",
 		"mooncake": "MC_GID_INDEX=3\nMC_IB_PORT=1\nMC_ENABLE_DEST_DEVICE_AFFINITY=1\nLD_PRELOAD=/lib/libfared-verbs.so",
