@@ -40,6 +40,5 @@
 //   - Section 3.2, per-packet: one queue pair per plane is enough, sprayed over the plane's sub-ports.
 //   - Section 4, memory semantics: all transactions on one address use one queue pair (order.go).
 //
-// Weight reduction follows Zhou et al., "WCMP: Weighted Cost Multipathing for Improved Fairness in Data Centers",
-// EuroSys 2014 (reduce.go).
+// Weights that exceed the limits of a data plane's table are fitted to it by largest remainder (fit.go).
 package wecmp

@@ -1,51 +1,11 @@
 package wecmp
 
 import (
-	"errors"
 	"math/big"
 	"math/rand/v2"
 	"slices"
 	"testing"
 )
-
-// TestReduceGolden uses tables computed in exact rationals, ties to the lowest index.
-func TestReduceGolden(t *testing.T) {
-	for _, c := range []struct {
-		weights []uint64
-		percent uint64
-		want    []uint64
-	}{
-		{[]uint64{400, 400, 400, 200}, 110, []uint64{2, 2, 2, 1}},
-		{[]uint64{400, 400, 400, 200}, 120, []uint64{2, 2, 1, 1}},
-		{[]uint64{100, 97, 53, 12}, 105, []uint64{8, 8, 4, 1}},
-		{[]uint64{64, 63, 62, 61}, 105, []uint64{1, 1, 1, 1}},
-		{[]uint64{255, 204}, 105, []uint64{4, 3}},
-		{[]uint64{1600, 1200, 800, 400, 100}, 105, []uint64{16, 12, 8, 3, 1}},
-		{[]uint64{7, 11, 13, 17, 19, 23, 29, 31}, 110, []uint64{1, 2, 2, 3, 3, 4, 5, 5}},
-		{[]uint64{400, 0, 400}, 100, []uint64{1, 0, 1}},
-		{[]uint64{0, 0}, 105, []uint64{0, 0}},
-	} {
-		got, within, err := Reduce(nil, c.weights, Theta{c.percent, 100}, 0)
-		if err != nil || !within || !slices.Equal(got, c.want) {
-			t.Errorf("Reduce(%v, %d%%) = %v, %v, %v; want %v", c.weights, c.percent, got, within, err, c.want)
-		}
-	}
-}
-
-// over returns max p_i·ΣG/(ΣP·g_i), exactly.
-func over(weights, table []uint64) *big.Rat {
-	most := new(big.Rat)
-	for i, g := range weights {
-		if g == 0 {
-			continue
-		}
-		x := new(big.Rat).Mul(frac(table[i], sumOf(table)), frac(sumOf(weights), g))
-		if x.Cmp(most) > 0 {
-			most = x
-		}
-	}
-	return most
-}
 
 // tables calls try with every table of the given sum in which each member with a weight has at least one entry.
 func tables(weights []uint64, sum uint64, try func([]uint64)) {
@@ -69,69 +29,6 @@ func tables(weights []uint64, sum uint64, try func([]uint64)) {
 		}
 	}
 	fill(0, sum)
-}
-
-// TestReduceAgainstExactSearch verifies that no smaller table is within theta, and that none of the same size is less
-// oversubscribed.
-func TestReduceAgainstExactSearch(t *testing.T) {
-	r := seeded(t)
-	for range 300 {
-		w := make([]uint64, 2+r.IntN(3))
-		for i := range w {
-			w[i] = r.Uint64N(1 << (1 + r.IntN(12)))
-		}
-		w[0]++
-		theta := Theta{100 + r.Uint64N(60), 100}
-		const size = 14
-		got, within, err := Reduce(nil, w, theta, size)
-		if err != nil {
-			t.Fatal(err)
-		}
-		bound := frac(theta.Num, theta.Den)
-		if within != (over(w, got).Cmp(bound) <= 0) {
-			t.Fatalf("Reduce(%v, %v) = %v: within is %v", w, theta, got, within)
-		}
-		if !within && sumOf(got) != size {
-			t.Fatalf("Reduce(%v, %v) = %v: gave up before %d", w, theta, got, size)
-		}
-		for sum := uint64(1); sum <= sumOf(got); sum++ {
-			tables(w, sum, func(table []uint64) {
-				if o := over(w, table); sum < sumOf(got) && o.Cmp(bound) <= 0 || sum == sumOf(got) && o.Cmp(over(w, got)) < 0 {
-					t.Fatalf("Reduce(%v, %v) = %v; better: %v", w, theta, got, table)
-				}
-			})
-		}
-	}
-}
-
-func TestReduceRefuses(t *testing.T) {
-	if _, _, err := Reduce(nil, []uint64{1, 2}, Theta{99, 100}, 0); err == nil {
-		t.Error("theta below 1")
-	}
-	if _, _, err := Reduce(nil, []uint64{1, 2}, Theta{}, 0); err == nil {
-		t.Error("theta 0/0")
-	}
-	if _, _, err := Reduce(nil, []uint64{1, 2, 3}, Theta{2, 1}, 2); !errors.Is(err, ErrTable) {
-		t.Errorf("table too small: %v", err)
-	}
-	if got, _, err := Reduce(nil, []uint64{1, 2, 3}, Theta{2, 1}, 3); err != nil || sumOf(got) != 3 {
-		t.Errorf("a table of one entry each: %v, %v", got, err)
-	}
-	if _, _, err := Reduce(nil, []uint64{1<<64 - 1, 2}, Theta{2, 1}, 9); err == nil {
-		t.Error("sum above 2^64")
-	}
-	if got, within, err := Reduce(nil, []uint64{1 << 60, 1<<60 + 1}, Theta{1, 1}, 100); err != nil || within || sumOf(got) != 100 {
-		t.Errorf("theta 1 for near-equal weights: %v, %v, %v", got, within, err)
-	}
-}
-
-func TestOversubscription(t *testing.T) {
-	if d := Oversubscription([]uint64{4, 4, 4, 2}, []uint64{2, 2, 1, 1}); d < 1.1666 || d > 1.1667 {
-		t.Errorf("got %v, want 7/6", d)
-	}
-	if d := Oversubscription([]uint64{0, 0}, []uint64{0, 0}); d != 0 {
-		t.Errorf("got %v for nothing", d)
-	}
 }
 
 func TestFitGolden(t *testing.T) {
