@@ -32,8 +32,6 @@ void sd_datagram_run(struct sd_qp *qp)
 		r->head = (r->head + 1) % r->size;
 		r->count--;
 	}
-	/* Inline data and address handles may be reused as soon as the caller has the lock. */
-	qp->dev->link->flush(qp->dev->link);
 }
 
 /* put_grh writes the 40 bytes before a datagram: a GRH over IPv6, and the IPv4 header in the latter half otherwise (annex A17). */

@@ -25,12 +25,12 @@
 #endif
 
 enum {
-	QUEUE = 256,        /* packets that one flush sends */
-	MAX_SEGMENTS = 64,  /* packets of a batch that every kernel with UDP_SEGMENT accepts */
-	MAX_BATCH = 65000,  /* bytes of a batch */
-	PIECES = QUEUE * 4, /* buffers of a flush; a packet has at least two, those with many force an early flush */
-	MESSAGES = 16,      /* messages of a receiving system call */
-	RECEIVE_CALLS = 4,  /* receiving system calls of one sd_port_receive */
+	QUEUE = 256,         /* batches that one flush sends */
+	QUEUE_BYTES = 1 << 18, /* bytes that one flush sends: few enough to stay in a processor's cache between their copies */
+	MAX_SEGMENTS = 64,   /* packets of a batch that every kernel with UDP_SEGMENT accepts */
+	MAX_BATCH = 65000,   /* bytes of a batch */
+	MESSAGES = 16,       /* messages of a receiving system call */
+	RECEIVE_CALLS = 4,   /* receiving system calls of one sd_port_receive */
 	MESSAGE_SIZE = 65536,
 	SOCKET_BUFFER = 16 << 20,
 	SEND_PATIENCE_MS = 10, /* wait for room in a socket's buffer */
@@ -52,14 +52,15 @@ struct receiver {
 	int fd;
 };
 
-struct queued {
+/* Packets that one message carries: the same socket, destination and size, except for a shorter last one. */
+struct batch {
 	struct sender *socket;
 	struct sd_flow flow;
 	uint8_t tos;
-	uint8_t header[SD_MAX_HEADER], trailer[8];
-	size_t header_size, payload_size, size; /* size of the whole datagram */
-	struct iovec payload[SD_MAX_SGE];
-	int pieces;
+	size_t size; /* of the first packet */
+	unsigned packets;
+	bool closed; /* by a shorter packet */
+	struct iovec data;
 };
 
 struct sd_port {
@@ -69,10 +70,10 @@ struct sd_port {
 	struct receiver *receivers;
 	bool segment; /* the kernel segments batches */
 	uint64_t refused;
-	unsigned queued, queued_pieces;
-	struct queued queue[QUEUE];
+	unsigned batches;
+	size_t queued; /* bytes */
+	struct batch queue[QUEUE];
 	struct mmsghdr out[QUEUE];
-	struct iovec out_pieces[PIECES];
 	struct sockaddr_in6 out_names[QUEUE];
 	uint8_t out_control[QUEUE][CONTROL_SIZE];
 	struct mmsghdr in[MESSAGES];
@@ -80,6 +81,7 @@ struct sd_port {
 	struct sockaddr_in6 in_names[MESSAGES];
 	uint8_t in_control[MESSAGES][CONTROL_SIZE];
 	uint8_t (*buffers)[MESSAGE_SIZE];
+	uint8_t data[QUEUE_BYTES];
 };
 
 /* to_sockaddr writes an address for a socket of its family, and returns its size. */
@@ -196,87 +198,69 @@ static void close_path(struct sd_link *link, struct sd_path *path)
 	free(s);
 }
 
+/* joins reports whether a packet can follow those of a batch. */
+static bool joins(const struct sd_port *p, const struct batch *b, const struct sd_path *path, size_t size)
+{
+	return p->segment && !b->closed && b->packets < MAX_SEGMENTS && b->socket == path->socket && b->tos == path->tos && size <= b->size &&
+		b->data.iov_len + size <= MAX_BATCH && memcmp(&b->flow, &path->flow, sizeof b->flow) == 0;
+}
+
+/* batch_for returns the batch that a packet joins: the last one, or another one. */
+static struct batch *batch_for(struct sd_port *p, const struct sd_path *path, size_t size)
+{
+	if (p->queued + size > sizeof p->data)
+		flush(&p->link);
+	if (p->batches > 0 && joins(p, &p->queue[p->batches - 1], path, size))
+		return &p->queue[p->batches - 1];
+	if (p->batches == QUEUE)
+		flush(&p->link);
+	struct batch *b = &p->queue[p->batches++];
+	*b = (struct batch){.socket = path->socket, .flow = path->flow, .tos = path->tos, .size = size, .data.iov_base = p->data + p->queued};
+	return b;
+}
+
+/* send_packet copies a packet, and then computes the ICRC: the program may change the payload at any time. The sockets set DF and are not connected: Linux gives the
+ * identification 0, and counts up from 0 when it segments a batch. */
 static void send_packet(struct sd_link *link, const struct sd_path *path, const struct sd_packet *packet)
 {
 	struct sd_port *p = (struct sd_port *)link;
+	size_t covered = (packet->header_size + packet->payload_size + 3) / 4 * 4, size = covered + SD_ICRC_SIZE;
 	if (!path->socket)
 		return;
-	if (p->queued == QUEUE || p->queued_pieces + (unsigned)packet->pieces + 2 > PIECES)
-		flush(link);
-	struct queued *q = &p->queue[p->queued++];
-	q->socket = path->socket;
-	q->flow = path->flow;
-	q->tos = path->tos;
-	memcpy(q->header, packet->header, sizeof q->header);
-	q->header_size = packet->header_size;
-	q->payload_size = packet->payload_size;
-	q->pieces = packet->pieces;
-	memcpy(q->payload, packet->payload, (size_t)packet->pieces * sizeof *q->payload);
-	q->size = (q->header_size + q->payload_size + 3) / 4 * 4 + SD_ICRC_SIZE;
-	p->queued_pieces += (unsigned)packet->pieces + 2;
+	struct batch *b = batch_for(p, path, size);
+	uint8_t *start = p->data + p->queued, *at = start + packet->header_size;
+	memcpy(start, packet->header, packet->header_size);
+	for (int i = 0; i < packet->pieces; at += packet->payload[i++].iov_len)
+		memcpy(at, packet->payload[i].iov_base, packet->payload[i].iov_len);
+	memset(at, 0, (size_t)(start + covered - at));
+	uint32_t crc = sd_icrc_begin(&b->flow, size, (uint16_t)b->packets, start, packet->header_size);
+	crc = ~sd_crc(crc, start + packet->header_size, covered - packet->header_size);
+	memcpy(start + covered, &crc, SD_ICRC_SIZE);
+	b->closed = size < b->size;
+	b->packets++;
+	b->data.iov_len += size;
+	p->queued += size;
 }
 
-/* close_packet adds padding and the ICRC for an IPv4 identification. */
-static void close_packet(struct queued *q, uint16_t id, struct iovec *trailer)
+/* make_message prepares the message of a batch. */
+static void make_message(struct sd_port *p, unsigned i)
 {
-	size_t pad = -q->payload_size & 3;
-	uint32_t crc = sd_icrc_begin(&q->flow, q->size, id, q->header, q->header_size);
-	for (int i = 0; i < q->pieces; i++)
-		crc = sd_crc(crc, q->payload[i].iov_base, q->payload[i].iov_len);
-	memset(q->trailer, 0, sizeof q->trailer);
-	crc = ~sd_crc(crc, q->trailer, pad);
-	memcpy(q->trailer + pad, &crc, SD_ICRC_SIZE);
-	*trailer = (struct iovec){q->trailer, pad + SD_ICRC_SIZE};
-}
-
-/* batch returns the number of packets from i on that one message can carry: the same socket, destination and size, except for a shorter last one. */
-static unsigned batch(const struct sd_port *p, unsigned i)
-{
-	const struct queued *first = &p->queue[i];
-	size_t bytes = first->size;
-	unsigned n = 1;
-	if (!p->segment)
-		return 1;
-	for (; i + n < p->queued && n < MAX_SEGMENTS; n++) {
-		const struct queued *q = &p->queue[i + n];
-		if (q->socket != first->socket || q->tos != first->tos || q->size > first->size || bytes + q->size > MAX_BATCH ||
-			memcmp(&q->flow, &first->flow, sizeof q->flow) != 0)
-			break;
-		bytes += q->size;
-		if (q->size < first->size)
-			return n + 1;
-	}
-	return n;
-}
-
-/* make_message prepares the message for n packets from i on. The sockets set DF and are not connected: Linux gives the identification 0, and counts up
- * from 0 when it segments a batch. */
-static unsigned make_message(struct sd_port *p, unsigned i, unsigned n, unsigned message, unsigned piece)
-{
-	const struct queued *first = &p->queue[i];
-	struct msghdr *m = &p->out[message].msg_hdr;
-	struct iovec *begin = &p->out_pieces[piece], *at = begin;
-	for (unsigned k = 0; k < n; k++) {
-		struct queued *q = &p->queue[i + k];
-		*at++ = (struct iovec){q->header, q->header_size};
-		for (int j = 0; j < q->pieces; j++)
-			*at++ = q->payload[j];
-		close_packet(q, (uint16_t)k, at++);
-	}
-	*m = (struct msghdr){.msg_name = &p->out_names[message], .msg_iov = begin, .msg_iovlen = (size_t)(at - begin), .msg_control = p->out_control[message]};
-	m->msg_namelen = to_sockaddr(&first->flow.destination, first->flow.destination_port, m->msg_name);
+	struct batch *b = &p->queue[i];
+	struct msghdr *m = &p->out[i].msg_hdr;
+	*m = (struct msghdr){.msg_name = &p->out_names[i], .msg_iov = &b->data, .msg_iovlen = 1, .msg_control = p->out_control[i]};
+	m->msg_namelen = to_sockaddr(&b->flow.destination, b->flow.destination_port, m->msg_name);
 	m->msg_controllen = CONTROL_SIZE;
 	memset(m->msg_control, 0, CONTROL_SIZE);
 	struct cmsghdr *c = CMSG_FIRSTHDR(m);
-	bool v4 = sd_is_ipv4(&first->flow.source);
-	int tos = first->tos;
+	bool v4 = sd_is_ipv4(&b->flow.source);
+	int tos = b->tos;
 	c->cmsg_level = v4 ? IPPROTO_IP : IPPROTO_IPV6;
 	c->cmsg_type = v4 ? IP_TOS : IPV6_TCLASS;
 	c->cmsg_len = CMSG_LEN(sizeof tos);
 	memcpy(CMSG_DATA(c), &tos, sizeof tos);
 	size_t control = CMSG_SPACE(sizeof tos);
-	if (n > 1) {
-		uint16_t size = (uint16_t)first->size;
+	if (b->packets > 1) {
+		uint16_t size = (uint16_t)b->size;
 		c = CMSG_NXTHDR(m, c);
 		c->cmsg_level = SOL_UDP;
 		c->cmsg_type = UDP_SEGMENT;
@@ -285,16 +269,16 @@ static unsigned make_message(struct sd_port *p, unsigned i, unsigned n, unsigned
 		control += CMSG_SPACE(sizeof size);
 	}
 	m->msg_controllen = control;
-	return (unsigned)(at - p->out_pieces);
 }
 
-/* transmit sends messages of one socket. A message that the kernel refuses is dropped, as by a network. */
-static void transmit(struct sd_port *p, int fd, struct mmsghdr *m, unsigned n)
+/* transmit sends the messages of n batches of one socket from i on. A message that the kernel refuses is dropped, as by a network. */
+static void transmit(struct sd_port *p, unsigned i, unsigned n)
 {
+	int fd = p->queue[i].socket->fd;
 	while (n > 0) {
-		int sent = sendmmsg(fd, m, n, 0);
+		int sent = sendmmsg(fd, p->out + i, n, 0);
 		if (sent > 0) {
-			m += sent;
+			i += (unsigned)sent;
 			n -= (unsigned)sent;
 			continue;
 		}
@@ -303,10 +287,10 @@ static void transmit(struct sd_port *p, int fd, struct mmsghdr *m, unsigned n)
 		struct pollfd room = {.fd = fd, .events = POLLOUT};
 		if ((errno == EAGAIN || errno == ENOBUFS) && poll(&room, 1, SEND_PATIENCE_MS) > 0 && errno == EAGAIN)
 			continue;
-		if (m->msg_hdr.msg_iovlen > 3 && (errno == EIO || errno == EINVAL || errno == EOPNOTSUPP))
+		if (p->queue[i].packets > 1 && (errno == EIO || errno == EINVAL || errno == EOPNOTSUPP))
 			p->segment = false; /* the device or the kernel cannot segment: later packets go one by one */
 		p->refused++;
-		m++;
+		i++;
 		n--;
 	}
 }
@@ -314,20 +298,18 @@ static void transmit(struct sd_port *p, int fd, struct mmsghdr *m, unsigned n)
 static void flush(struct sd_link *link)
 {
 	struct sd_port *p = (struct sd_port *)link;
-	unsigned messages = 0, piece = 0, from = 0;
-	int fd = -1;
-	for (unsigned i = 0; i < p->queued;) {
-		unsigned n = batch(p, i);
-		if (p->queue[i].socket->fd != fd) {
-			transmit(p, fd, p->out + from, messages - from);
-			fd = p->queue[i].socket->fd;
-			from = messages;
+	unsigned from = 0;
+	for (unsigned i = 0; i < p->batches; i++) {
+		make_message(p, i);
+		if (p->queue[i].socket != p->queue[from].socket) {
+			transmit(p, from, i - from);
+			from = i;
 		}
-		piece = make_message(p, i, n, messages++, piece);
-		i += n;
 	}
-	transmit(p, fd, p->out + from, messages - from);
-	p->queued = p->queued_pieces = 0;
+	if (p->batches > 0)
+		transmit(p, from, p->batches - from);
+	p->batches = 0;
+	p->queued = 0;
 }
 
 static uint64_t monotonic(struct sd_link *link)
@@ -465,7 +447,11 @@ void sd_port_wait(struct sd_port *p, bool packets, uint64_t timeout_ns)
 	struct timespec t = {(time_t)(timeout_ns / 1000000000), (long)(timeout_ns % 1000000000)};
 	struct pollfd fd = {.fd = packets ? p->epoll : p->wake, .events = POLLIN};
 	uint64_t n;
-	if (ppoll(&fd, 1, &t, NULL) > 0 && read(p->wake, &n, sizeof n) < 0)
+	if (ppoll(&fd, 1, &t, NULL) <= 0)
+		return;
+	if (fd.revents & POLLNVAL)
+		nanosleep(&t, NULL); /* the program has closed every descriptor */
+	else if (read(p->wake, &n, sizeof n) < 0)
 		return; /* packets alone */
 }
 
