@@ -40,7 +40,7 @@ analyze() {
   local folder flags sum
   for file; do
     folder=${file%/src/*}
-    flags=(-std=gnu11 -D_GNU_SOURCE -O1 -fanalyzer -Wno-analyzer-malloc-leak -Werror -Ilib/include "-I$folder/src")
+    flags=(-std=gnu11 -D_GNU_SOURCE -O1 -fanalyzer -Wno-analyzer-malloc-leak -Werror -Ilib/include -Ilib/src "-I$folder/src")
     sum=$({ echo "${flags[*]}" && gcc --version && gcc "${flags[@]}" -E "$file"; } | sha256sum)
     sum=$analyzed/${sum%% *}
     [ -e "$sum" ] || { gcc "${flags[@]}" -c -o /dev/null "$file" && touch "$sum"; } || return 1

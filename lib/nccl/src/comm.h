@@ -2,8 +2,7 @@
 #ifndef FARED_NCCL_COMM_H
 #define FARED_NCCL_COMM_H
 
-#include <pthread.h>
-
+#include "guard.h"
 #include "net.h"
 
 /* stripe is a part of a message of a sender, from its assignment to a lane until its acknowledgement. */

@@ -1,7 +1,6 @@
 /* The engine's thread, and the calls of NCCL's threads. */
 #include <errno.h>
 #include <poll.h>
-#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/epoll.h>
@@ -129,7 +128,7 @@ static void free_gone(void)
 			c->listener->comms--;
 		comm_free(c);
 	}
-	pthread_mutex_lock(&engine.lock);
+	guard_lock(&engine.lock);
 	for (struct listener **p = &engine.listeners; *p;) {
 		struct listener *l = *p;
 		if (!atomic_load(&l->closing) || l->comms) {
@@ -142,7 +141,7 @@ static void free_gone(void)
 		close(l->fd);
 		free(l);
 	}
-	pthread_mutex_unlock(&engine.lock);
+	guard_unlock(&engine.lock);
 }
 
 /* busy returns whether something depends on time. */
@@ -183,7 +182,7 @@ static void tick(void)
 		comm_tick(c);
 		engine_ready(c);
 	}
-	pthread_mutex_lock(&engine.lock);
+	guard_lock(&engine.lock);
 	for (struct listener *l = engine.listeners; l; l = l->next) {
 		for (struct lane *lane = l->greeting, *next; lane; lane = next) {
 			next = lane->next;
@@ -191,7 +190,7 @@ static void tick(void)
 				lane_close(lane);
 		}
 	}
-	pthread_mutex_unlock(&engine.lock);
+	guard_unlock(&engine.lock);
 }
 
 static void *run(void *unused)
@@ -257,24 +256,15 @@ static void in_child(void)
 void engine_watch_forks(void)
 {
 	if (!engine.watches_forks)
-		pthread_atfork(NULL, NULL, in_child);
+		guard_forks((pthread_mutex_t *const[]){&engine.lock}, 1, in_child);
 	engine.watches_forks = true;
 }
 
 static bool start_thread(void *(*function)(void *), const char *name)
 {
-	/* The program's signals are handled by the program's threads. */
-	sigset_t all, before;
-	sigfillset(&all);
-	pthread_sigmask(SIG_SETMASK, &all, &before);
 	pthread_t thread;
-	bool good = pthread_create(&thread, NULL, function, NULL) == 0;
-	if (good) {
-		pthread_setname_np(thread, name);
-		pthread_detach(thread);
-	}
-	pthread_sigmask(SIG_SETMASK, &before, NULL);
-	return good;
+	errno = guard_start(&thread, name, function, NULL);
+	return errno == 0 && pthread_detach(thread) == 0;
 }
 
 /* watch_ports has the engine wait for the events of RDMA ports. */
@@ -295,7 +285,7 @@ static bool start(void)
 		WARN("the process was forked after its first communicator: NCCL has to be initialized in the child");
 		return false;
 	}
-	pthread_mutex_lock(&engine.lock);
+	guard_lock(&engine.lock);
 	if (!engine.started) {
 		engine.now = clock_now();
 		fared_open(&engine.table, NULL);
@@ -310,7 +300,7 @@ static bool start(void)
 			WARN("the plugin's threads could not be started: %s", strerror(errno));
 	}
 	bool started = engine.started;
-	pthread_mutex_unlock(&engine.lock);
+	guard_unlock(&engine.lock);
 	return started;
 }
 
@@ -367,13 +357,13 @@ ncclResult_t net_listen(int dev, void *handle, struct listener **out)
 	memcpy(h.nonce, l->nonce, sizeof h.nonce);
 	memset(handle, 0, NCCL_NET_HANDLE_MAXSIZE);
 	memcpy(handle, &h, sizeof h);
-	pthread_mutex_lock(&engine.lock);
+	guard_lock(&engine.lock);
 	l->next = engine.listeners;
 	engine.listeners = l;
 	struct epoll_event e = {.events = EPOLLIN, .data.ptr = l};
 	int failed = epoll_ctl(engine.epoll, EPOLL_CTL_ADD, l->fd, &e);
 	atomic_store(&l->closing, failed != 0);
-	pthread_mutex_unlock(&engine.lock);
+	guard_unlock(&engine.lock);
 	if (failed)
 		return ncclSystemError;
 	*out = l;
@@ -440,12 +430,12 @@ ncclResult_t net_connect(int dev, void *handle, struct comm **out)
 ncclResult_t net_accept(struct listener *l, struct comm **out)
 {
 	*out = NULL;
-	pthread_mutex_lock(&engine.lock);
+	guard_lock(&engine.lock);
 	if (l->accepted_count) {
 		*out = l->accepted[0];
 		memmove(l->accepted, l->accepted + 1, (size_t)--l->accepted_count * sizeof l->accepted[0]);
 	}
-	pthread_mutex_unlock(&engine.lock);
+	guard_unlock(&engine.lock);
 	return ncclSuccess;
 }
 
@@ -565,13 +555,13 @@ ncclResult_t net_close_listener(struct listener *l)
 	if (!l)
 		return ncclSuccess;
 	/* The socket stays while communicators may need further lanes. */
-	pthread_mutex_lock(&engine.lock);
+	guard_lock(&engine.lock);
 	int n = l->accepted_count;
 	struct comm *left[NCCL_NET_MAX_REQUESTS];
 	memcpy(left, l->accepted, sizeof left);
 	l->accepted_count = 0;
 	atomic_store(&l->closing, true);
-	pthread_mutex_unlock(&engine.lock);
+	guard_unlock(&engine.lock);
 	for (int i = 0; i < n; i++)
 		net_close(left[i]);
 	atomic_store(&engine.attention, true);

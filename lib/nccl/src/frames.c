@@ -151,9 +151,9 @@ static bool greeted(struct lane *lane)
 	if (!c) {
 		if (atomic_load(&l->closing))
 			return false; /* the communicator of this lane has been closed */
-		pthread_mutex_lock(&engine.lock);
+		guard_lock(&engine.lock);
 		bool room = l->accepted_count < (int)(sizeof l->accepted / sizeof l->accepted[0]);
-		pthread_mutex_unlock(&engine.lock);
+		guard_unlock(&engine.lock);
 		if (!room || !(c = comm_new(l->device, false)))
 			return false;
 		c->hello = h;
@@ -165,9 +165,9 @@ static bool greeted(struct lane *lane)
 		c->next = engine.comms;
 		engine.comms = c;
 		atomic_store(&c->state, COMM_READY);
-		pthread_mutex_lock(&engine.lock);
+		guard_lock(&engine.lock);
 		l->accepted[l->accepted_count++] = c;
-		pthread_mutex_unlock(&engine.lock);
+		guard_unlock(&engine.lock);
 	}
 	if (c->lane_count == MAX_LANES)
 		return false;

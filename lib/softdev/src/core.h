@@ -1,4 +1,4 @@
-/* The objects of the software verbs device, and the functions between its files. All of it runs under sd_dev.lock, except for functions whose comment
+/* The objects of the software verbs device, and the functions between its files. All of it runs under *sd_dev.lock, except for functions whose comment
  * states otherwise. The core has no sockets, threads or clock: a link carries its packets, so tests run it on a simulated wire. */
 #ifndef SOFTDEV_CORE_H
 #define SOFTDEV_CORE_H
@@ -67,7 +67,7 @@ struct sd_table {
 };
 
 struct sd_dev {
-	pthread_mutex_t lock;
+	pthread_mutex_t *lock;
 	struct sd_link *link;
 	uint64_t now;        /* ns, from the latest entry into the core */
 	uint64_t next_timer; /* time of the earliest timer; UINT64_MAX if there is none */

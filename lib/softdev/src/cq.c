@@ -1,5 +1,7 @@
 #include "core.h"
 
+#include "guard.h"
+
 #include <stdlib.h>
 #include <string.h>
 #include <sys/eventfd.h>
@@ -97,7 +99,7 @@ int sd_events_take(struct sd_events *e, pthread_mutex_t *lock, struct sd_event *
 		uint64_t one;
 		if (read(e->fd, &one, sizeof one) < 0)
 			return errno;
-		pthread_mutex_lock(lock);
+		guard_lock(lock);
 		struct sd_event *event = e->head;
 		if (event) {
 			*out = *event;
@@ -107,7 +109,7 @@ int sd_events_take(struct sd_events *e, pthread_mutex_t *lock, struct sd_event *
 			if (!e->head)
 				e->tail = &e->head;
 		}
-		pthread_mutex_unlock(lock);
+		guard_unlock(lock);
 		free(event);
 		if (event)
 			return 0; /* otherwise the event was removed with its object */

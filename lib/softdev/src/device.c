@@ -1,6 +1,7 @@
 #include "device.h"
 
 #include "fared.h"
+#include "guard.h"
 #include "manage.h"
 #include "port.h"
 
@@ -37,7 +38,8 @@ struct engine {
 	uint64_t distrust_until;
 };
 
-static pthread_mutex_t engine_lock = PTHREAD_MUTEX_INITIALIZER;
+/* core_lock is the lock of every engine: it is in no memory that a child of fork may lack. */
+static pthread_mutex_t engine_lock = PTHREAD_MUTEX_INITIALIZER, core_lock = PTHREAD_MUTEX_INITIALIZER;
 static struct engine *engine;
 
 static struct ibv_device device = {.node_type = IBV_NODE_CA, .transport_type = IBV_TRANSPORT_IB, .name = "fared0", .dev_name = "fared0"};
@@ -56,7 +58,7 @@ static void add_gid(const struct fared_address *a)
 		memcpy(&gids[gid_count++], a->bytes, 16);
 }
 
-static void read_gids(void)
+static void find_gids(void)
 {
 	struct fared_address a;
 	const char *list = getenv("FARED0_ADDRESS");
@@ -76,6 +78,13 @@ static void read_gids(void)
 	for (uint32_t i = 0; fared_get_source(table, i, &a) == 0; i++)
 		add_gid(&a);
 	fared_close(table);
+}
+
+static void read_gids(void)
+{
+	guard_begin();
+	find_gids();
+	guard_end();
 }
 
 const struct in6_addr *sd_gid(uint32_t index)
@@ -151,7 +160,7 @@ static void *run_engine(void *argument)
 	uint64_t polls = 0;
 	prefer_wakeups();
 	prctl(PR_SET_TIMERSLACK, 1000); /* ns; the default would double the shortest sleep */
-	pthread_mutex_lock(&e->dev.lock);
+	guard_lock(&core_lock);
 	while (!e->stop) {
 		uint64_t now = e->dev.link->now(e->dev.link);
 		uint64_t sleep = e->dev.next_timer == UINT64_MAX ? SLEEP_IDLE : SLEEP_BUSY;
@@ -163,9 +172,9 @@ static void *run_engine(void *argument)
 			sleep = 0;
 		e->sleeps_until = now + sleep;
 		bool packets = !e->passive;
-		pthread_mutex_unlock(&e->dev.lock);
+		guard_unlock(&core_lock);
 		sd_port_wait(e->port, packets, sleep);
-		pthread_mutex_lock(&e->dev.lock);
+		guard_lock(&core_lock);
 		e->sleeps_until = 0;
 		uint64_t last = e->dev.now, received = e->dev.counters.received;
 		if (e->passive && e->polls != polls && e->dev.armed == 0 && e->dev.link->now(e->dev.link) - last < POLL_GAP)
@@ -174,26 +183,28 @@ static void *run_engine(void *argument)
 		if (e->passive && e->dev.counters.received != received)
 			e->distrust_until = e->dev.now + DISTRUST;
 	}
-	pthread_mutex_unlock(&e->dev.lock);
+	guard_unlock(&core_lock);
 	return NULL;
 }
 
 void sd_enter(struct sd_dev *dev)
 {
-	pthread_mutex_lock(&dev->lock);
+	guard_lock(dev->lock);
 	dev->now = dev->link->now(dev->link);
 }
 
 void sd_leave(struct sd_dev *dev)
 {
 	struct engine *e = engine_of(dev);
-	bool more = sd_run(dev);
+	bool more = e == engine && sd_run(dev); /* a child of fork sends nothing by the parent's sockets */
 	bool wake = e->sleeps_until > dev->now + SLEEP_BUSY && (more || dev->next_timer < e->sleeps_until);
 	if (wake)
 		e->sleeps_until = 0;
-	pthread_mutex_unlock(&dev->lock);
+	guard_begin();
+	guard_unlock(dev->lock);
 	if (wake)
 		sd_port_wake(e->port);
+	guard_end();
 }
 
 void sd_awaits_event(struct sd_dev *dev)
@@ -203,30 +214,15 @@ void sd_awaits_event(struct sd_dev *dev)
 		sd_port_wake(e->port);
 }
 
-static void before_fork(void)
+/* leave_to_parent leaves the engine and its sockets to the parent: a child of fork may open the device again. */
+static void leave_to_parent(void)
 {
-	pthread_mutex_lock(&engine_lock);
-	if (engine)
-		pthread_mutex_lock(&engine->dev.lock);
-}
-
-static void after_fork(void)
-{
-	if (engine)
-		pthread_mutex_unlock(&engine->dev.lock);
-	pthread_mutex_unlock(&engine_lock);
-}
-
-/* after_fork_in_child leaves the engine and its sockets to the parent: a child may open the device again. */
-static void after_fork_in_child(void)
-{
-	after_fork();
 	engine = NULL;
 }
 
 __attribute__((constructor)) static void watch_forks(void)
 {
-	pthread_atfork(before_fork, after_fork, after_fork_in_child);
+	guard_forks((pthread_mutex_t *const[]){&sd_opening_lock, &engine_lock, &core_lock, &sd_ids_lock}, 4, leave_to_parent);
 }
 
 static struct engine *start_engine(void)
@@ -234,7 +230,7 @@ static struct engine *start_engine(void)
 	struct engine *e = calloc(1, sizeof *e);
 	if (!e)
 		return NULL;
-	pthread_mutex_init(&e->dev.lock, NULL);
+	e->dev.lock = &core_lock;
 	e->dev.next_timer = UINT64_MAX;
 	int err = sd_port_open(&e->port);
 	if (!err) {
@@ -242,7 +238,7 @@ static struct engine *start_engine(void)
 		e->dev.slots = sd_slots_open();
 		e->dev.now = e->dev.link->now(e->dev.link);
 		e->dev.generation = (uint32_t)(e->dev.now / 1000) ^ (uint32_t)getpid();
-		err = pthread_create(&e->thread, NULL, run_engine, e);
+		err = guard_start(&e->thread, "fared0", run_engine, e);
 		if (err) {
 			sd_slots_close(e->dev.slots);
 			sd_port_close(e->port);
@@ -276,18 +272,20 @@ static void report(const struct engine *e)
 /* rdma_cm keeps a context until the process ends. Other threads may run still, so nothing is freed. */
 __attribute__((destructor)) static void end_at_exit(void)
 {
-	if (engine && pthread_mutex_trylock(&engine->dev.lock) == 0) {
+	guard_begin();
+	if (engine && pthread_mutex_trylock(&core_lock) == 0) {
 		sd_manage_exit(&engine->dev);
 		report(engine);
-		pthread_mutex_unlock(&engine->dev.lock);
+		pthread_mutex_unlock(&core_lock);
 	}
+	guard_end();
 }
 
 static void stop_engine(struct engine *e)
 {
-	pthread_mutex_lock(&e->dev.lock);
+	guard_lock(&core_lock);
 	e->stop = true;
-	pthread_mutex_unlock(&e->dev.lock);
+	guard_unlock(&core_lock);
 	sd_port_wake(e->port);
 	pthread_join(e->thread, NULL);
 	report(e);
@@ -296,7 +294,6 @@ static void stop_engine(struct engine *e)
 	sd_port_close(e->port);
 	free(e->dev.mrs.objects);
 	free(e->dev.qps.objects);
-	pthread_mutex_destroy(&e->dev.lock);
 	free(e);
 }
 
@@ -318,17 +315,17 @@ struct ibv_context *softdev_open_device(struct ibv_device *d)
 	if (!c)
 		return NULL;
 	int err = sd_events_open(&c->async);
-	pthread_mutex_lock(&engine_lock);
+	guard_lock(&engine_lock);
 	if (!err && !engine)
 		engine = start_engine();
 	if (err || !engine) {
-		pthread_mutex_unlock(&engine_lock);
+		guard_unlock(&engine_lock);
 		free(c);
 		return NULL;
 	}
 	engine->contexts++;
 	c->dev = &engine->dev;
-	pthread_mutex_unlock(&engine_lock);
+	guard_unlock(&engine_lock);
 	struct ibv_context *context = &c->verbs.context;
 	c->verbs.sz = sizeof c->verbs;
 	c->verbs.query_port = query_port_ex;
@@ -352,12 +349,13 @@ int softdev_close_device(struct ibv_context *context)
 {
 	struct sd_context *c = sd_context_of(context);
 	struct engine *e = engine_of(c->dev), *last = NULL;
-	pthread_mutex_lock(&engine_lock);
+	guard_begin();
+	guard_lock(&engine_lock);
 	if (e == engine && --e->contexts == 0) {
 		last = e;
 		engine = NULL;
 	}
-	pthread_mutex_unlock(&engine_lock);
+	guard_unlock(&engine_lock);
 	if (last)
 		stop_engine(last);
 	sd_events_close(&c->async);
@@ -374,6 +372,7 @@ int sd_listen(struct sd_dev *dev, uint32_t gid_index)
 	if (a && err && fared_address_text((const struct fared_address *)a, text, sizeof text) >= 0)
 		fprintf(stderr, "fared0: cannot receive at %s, UDP port %d: %s\n", text, SD_UDP_PORT,
 			err == EADDRINUSE ? "another process or RDMA driver uses it; each process needs a separate address (FARED0_ADDRESS)" : strerror(err));
+	guard_end();
 	return err;
 }
 
@@ -534,11 +533,11 @@ int sd_poll_cq(struct ibv_cq *base, int n, struct ibv_wc *wc)
 	struct engine *e = engine_of(cq->dev);
 	if (e != engine)
 		return -1; /* a child of fork */
-	pthread_mutex_lock(&cq->dev->lock);
+	guard_lock(&core_lock);
 	e->polls++;
 	if (cq->count < (uint32_t)n)
 		sd_progress(cq->dev);
 	int taken = sd_cq_take(cq, n, wc);
-	pthread_mutex_unlock(&cq->dev->lock);
+	guard_unlock(&core_lock);
 	return taken;
 }

@@ -4,6 +4,8 @@
 #include <string.h>
 #include <sys/random.h>
 
+pthread_mutex_t sd_ids_lock = PTHREAD_MUTEX_INITIALIZER, sd_opening_lock = PTHREAD_MUTEX_INITIALIZER;
+
 struct manager {
 	struct sd_management management;
 	struct sd_cm cm;

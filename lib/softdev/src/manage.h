@@ -5,6 +5,9 @@
 #include "cm.h"
 #include "device.h"
 
+/* The locks of rdmacm.c: of the lists of identifiers, and of the opening of the device. */
+extern pthread_mutex_t sd_ids_lock, sd_opening_lock;
+
 /* Makes queue pair 1 of the device, if it has none. request and event are called with the device's lock. Returns NULL without memory. */
 struct sd_cm *sd_manage(struct sd_dev *dev, int (*request)(struct sd_cm *, struct sd_cm_conn *),
 	void (*event)(struct sd_cm *, struct sd_cm_conn *, enum sd_cm_event, int, const uint8_t *, size_t));

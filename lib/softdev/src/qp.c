@@ -1,5 +1,6 @@
 #include "device.h"
 
+#include "guard.h"
 #include "port.h"
 
 #include <stdio.h>
@@ -279,10 +280,10 @@ int softdev_destroy_qp(struct ibv_qp *base)
 	if (base->srq)
 		((struct sd_srq *)base->srq)->users--;
 	sd_leave(dev);
-	pthread_mutex_lock(&base->mutex);
+	guard_lock(&base->mutex);
 	while (base->events_completed != qp->async_delivered)
 		pthread_cond_wait(&base->cond, &base->mutex);
-	pthread_mutex_unlock(&base->mutex);
+	guard_unlock(&base->mutex);
 	pthread_mutex_destroy(&base->mutex);
 	pthread_cond_destroy(&base->cond);
 	free_qp(qp);

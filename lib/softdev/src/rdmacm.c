@@ -7,6 +7,7 @@
 typedef int sd_without_rdmacm; /* the headers of librdmacm are missing: the library has no rdma_cm */
 #else
 #include "forward.h"
+#include "guard.h"
 #include "manage.h"
 #include "port.h"
 
@@ -89,8 +90,7 @@ struct id {
 	pthread_cond_t acknowledged;
 };
 
-/* lock protects identifiers' and channels' lists and queues. The device's lock comes before it. */
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+/* sd_ids_lock protects identifiers' and channels' lists and queues. The device's lock comes before it. */
 static struct id *ids[BUCKETS];
 static struct channel *channels;
 static struct event *delivered; /* events that the program has */
@@ -205,11 +205,11 @@ static struct id **bucket(const struct rdma_cm_id *base)
 
 static struct id *find_id(const struct rdma_cm_id *base)
 {
-	pthread_mutex_lock(&lock);
+	guard_lock(&sd_ids_lock);
 	struct id *i = *bucket(base);
 	while (i && i->base != base)
 		i = i->next;
-	pthread_mutex_unlock(&lock);
+	guard_unlock(&sd_ids_lock);
 	return i;
 }
 
@@ -222,10 +222,10 @@ static struct id *find_ours(const struct rdma_cm_id *base)
 
 static void insert_id(struct id *i)
 {
-	pthread_mutex_lock(&lock);
+	guard_lock(&sd_ids_lock);
 	i->next = *bucket(i->base);
 	*bucket(i->base) = i;
-	pthread_mutex_unlock(&lock);
+	guard_unlock(&sd_ids_lock);
 }
 
 static struct id *new_id(struct rdma_cm_id *base)
@@ -247,11 +247,11 @@ static struct id *new_id(struct rdma_cm_id *base)
 /* find_channel finds a channel also by librdmacm's, which its identifiers name. */
 static struct channel *find_channel(const struct rdma_event_channel *base)
 {
-	pthread_mutex_lock(&lock);
+	guard_lock(&sd_ids_lock);
 	struct channel *c = base ? channels : NULL;
 	while (c && &c->base != base && c->real != base)
 		c = c->next;
-	pthread_mutex_unlock(&lock);
+	guard_unlock(&sd_ids_lock);
 	return c;
 }
 
@@ -299,9 +299,9 @@ static void post(struct id *i, struct event *e)
 {
 	if (!e)
 		abort(); /* a lost event would block the program forever */
-	pthread_mutex_lock(&lock);
+	guard_lock(&sd_ids_lock);
 	enqueue(i->channel, e);
-	pthread_mutex_unlock(&lock);
+	guard_unlock(&sd_ids_lock);
 }
 
 static void set_private_data(struct event *e, const uint8_t *data, size_t size)
@@ -395,7 +395,7 @@ static int on_request(struct sd_cm *m, struct sd_cm_conn *c)
 		return SD_CM_BY_CONSUMER;
 	if (c->mtu > mtu_code(&c->local, &c->remote))
 		return SD_CM_BAD_MTU;
-	pthread_mutex_lock(&lock);
+	guard_lock(&sd_ids_lock);
 	struct id *listener = listener_for(c->service, &c->local), *i = NULL;
 	struct event *e = NULL;
 	int reason = !listener                           ? (has_ended_now(c->service) ? SD_CM_LATER : SD_CM_UNKNOWN_SERVICE)
@@ -412,7 +412,7 @@ static int on_request(struct sd_cm *m, struct sd_cm_conn *c)
 		}
 	}
 	if (reason) {
-		pthread_mutex_unlock(&lock);
+		guard_unlock(&sd_ids_lock);
 		return reason;
 	}
 	bind_to_device(i, gid);
@@ -439,7 +439,7 @@ static int on_request(struct sd_cm *m, struct sd_cm_conn *c)
 	enqueue(listener->channel, e);
 	i->next = *bucket(i->base);
 	*bucket(i->base) = i;
-	pthread_mutex_unlock(&lock);
+	guard_unlock(&sd_ids_lock);
 	return 0;
 }
 
@@ -478,9 +478,8 @@ static void leave(void)
 /* open_context opens the device, once in a process. Returns an errno. */
 static int open_context(void)
 {
-	static pthread_mutex_t opening = PTHREAD_MUTEX_INITIALIZER;
 	int err = 0;
-	pthread_mutex_lock(&opening);
+	guard_lock(&sd_opening_lock);
 	if (!context || context_owner != getpid()) { /* a child of fork opens the device again */
 		struct ibv_context *c = softdev_open_device(softdev_device());
 		struct ibv_pd *pd = c ? softdev_alloc_pd(c) : NULL;
@@ -497,7 +496,7 @@ static int open_context(void)
 			err = errno ? errno : ENOMEM;
 		}
 	}
-	pthread_mutex_unlock(&opening);
+	guard_unlock(&sd_opening_lock);
 	return err;
 }
 
@@ -534,10 +533,10 @@ EXPORT struct rdma_event_channel *rdma_create_event_channel(void)
 		errno = err;
 		return NULL;
 	}
-	pthread_mutex_lock(&lock);
+	guard_lock(&sd_ids_lock);
 	c->next = channels;
 	channels = c;
-	pthread_mutex_unlock(&lock);
+	guard_unlock(&sd_ids_lock);
 	return &c->base;
 }
 
@@ -548,12 +547,12 @@ EXPORT void rdma_destroy_event_channel(struct rdma_event_channel *base)
 		FORWARD_VOID(rdma_destroy_event_channel, base);
 		return;
 	}
-	pthread_mutex_lock(&lock);
+	guard_lock(&sd_ids_lock);
 	struct channel **at = &channels;
 	while (*at != c)
 		at = &(*at)->next;
 	*at = c->next;
-	pthread_mutex_unlock(&lock);
+	guard_unlock(&sd_ids_lock);
 	while (c->head) {
 		struct event *e = c->head;
 		c->head = e->next;
@@ -831,7 +830,7 @@ EXPORT int rdma_get_cm_event(struct rdma_event_channel *base, struct rdma_cm_eve
 	if (!event)
 		return fail(EINVAL);
 	for (;;) {
-		pthread_mutex_lock(&lock);
+		guard_lock(&sd_ids_lock);
 		struct event *e = dequeue(c, NULL);
 		struct id *i = NULL;
 		if (e) {
@@ -843,7 +842,7 @@ EXPORT int rdma_get_cm_event(struct rdma_event_channel *base, struct rdma_cm_eve
 			e->next = delivered;
 			delivered = e;
 		}
-		pthread_mutex_unlock(&lock);
+		guard_unlock(&sd_ids_lock);
 		if (e && i && deliver(e, i)) {
 			*event = &e->base;
 			return 0;
@@ -871,7 +870,7 @@ EXPORT int rdma_ack_cm_event(struct rdma_cm_event *base)
 {
 	if (!active() || !base)
 		return FORWARD(-1, rdma_ack_cm_event, base);
-	pthread_mutex_lock(&lock);
+	guard_lock(&sd_ids_lock);
 	struct event **at = &delivered;
 	while (*at && &(*at)->base != base)
 		at = &(*at)->next;
@@ -881,7 +880,7 @@ EXPORT int rdma_ack_cm_event(struct rdma_cm_event *base)
 		e->owner->unacknowledged--;
 		pthread_cond_signal(&e->owner->acknowledged);
 	}
-	pthread_mutex_unlock(&lock);
+	guard_unlock(&sd_ids_lock);
 	if (!e)
 		return FORWARD(-1, rdma_ack_cm_event, base);
 	free(e);
@@ -972,7 +971,7 @@ static void choose_port(struct id *i)
 		return;
 	if (getrandom(&at, sizeof at, 0) < 0)
 		at = (uint32_t)(uintptr_t)i;
-	pthread_mutex_lock(&lock);
+	guard_lock(&sd_ids_lock);
 	for (int n = 0; n < EPHEMERALS; n++) {
 		i->port = (uint16_t)(FIRST_EPHEMERAL + (at + (uint32_t)n) % EPHEMERALS);
 		bool used = false;
@@ -982,7 +981,7 @@ static void choose_port(struct id *i)
 		if (!used)
 			break;
 	}
-	pthread_mutex_unlock(&lock);
+	guard_unlock(&sd_ids_lock);
 }
 
 EXPORT int rdma_bind_addr(struct rdma_cm_id *base, struct sockaddr *name)
@@ -1111,7 +1110,7 @@ static void remove_id(struct id *i)
 		}
 		leave();
 	}
-	pthread_mutex_lock(&lock);
+	guard_lock(&sd_ids_lock);
 	i->listening = false;
 	struct event *requests = NULL;
 	while (i->channel && (e = dequeue(i->channel, i))) {
@@ -1123,12 +1122,12 @@ static void remove_id(struct id *i)
 		}
 	}
 	while (i->unacknowledged > 0)
-		pthread_cond_wait(&i->acknowledged, &lock);
+		pthread_cond_wait(&i->acknowledged, &sd_ids_lock);
 	struct id **at = bucket(i->base);
 	while (*at != i)
 		at = &(*at)->next;
 	*at = i->next;
-	pthread_mutex_unlock(&lock);
+	guard_unlock(&sd_ids_lock);
 	while (requests) {
 		e = requests;
 		requests = e->next;
@@ -1201,15 +1200,15 @@ EXPORT int rdma_migrate_id(struct rdma_cm_id *base, struct rdma_event_channel *t
 		rdma_ack_cm_event(base->event);
 		base->event = NULL;
 	}
-	pthread_mutex_lock(&lock);
+	guard_lock(&sd_ids_lock);
 	while ((e = dequeue(from, i)))
 		enqueue(c, e);
 	i->sync = !to;
 	i->channel = c;
 	base->channel = &c->base;
 	while (i->unacknowledged > 0)
-		pthread_cond_wait(&i->acknowledged, &lock);
-	pthread_mutex_unlock(&lock);
+		pthread_cond_wait(&i->acknowledged, &sd_ids_lock);
+	guard_unlock(&sd_ids_lock);
 	if (was_sync)
 		rdma_destroy_event_channel(&from->base);
 	return 0;
@@ -1275,7 +1274,7 @@ EXPORT int rdma_listen(struct rdma_cm_id *base, int backlog)
 		return -1;
 	if (i->real && i->wild && !i->sync && FORWARD(-1, rdma_listen, base, backlog) != 0)
 		return -1;
-	pthread_mutex_lock(&lock);
+	guard_lock(&sd_ids_lock);
 	for (int b = 0; b < BUCKETS; b++)
 		for (struct id *other = ids[b]; other; other = other->next)
 			if (other->listening && other != i && other->port == i->port && other->base->ps == base->ps &&
@@ -1285,7 +1284,7 @@ EXPORT int rdma_listen(struct rdma_cm_id *base, int backlog)
 		i->backlog = backlog > 0 && backlog < MAX_BACKLOG ? backlog : MAX_BACKLOG;
 		i->listening = true;
 	}
-	pthread_mutex_unlock(&lock);
+	guard_unlock(&sd_ids_lock);
 	if (!err && i->wild && (err = listen_everywhere()) != 0) /* last, so that no request comes before */
 		i->listening = false;
 	if (!err) {

@@ -1,5 +1,7 @@
 #include "device.h"
 
+#include "guard.h"
+
 #include <stdlib.h>
 #include <string.h>
 
@@ -167,10 +169,10 @@ int softdev_destroy_cq(struct ibv_cq *base)
 	sd_leave(cq->dev);
 	if (used)
 		return EBUSY;
-	pthread_mutex_lock(&base->mutex);
+	guard_lock(&base->mutex);
 	while (base->comp_events_completed != delivered)
 		pthread_cond_wait(&base->cond, &base->mutex);
-	pthread_mutex_unlock(&base->mutex);
+	guard_unlock(&base->mutex);
 	pthread_mutex_destroy(&base->mutex);
 	pthread_cond_destroy(&base->cond);
 	free(cq->ring);
@@ -182,7 +184,7 @@ int softdev_get_cq_event(struct ibv_comp_channel *channel, struct ibv_cq **cq, v
 {
 	struct sd_event event;
 	struct sd_dev *dev = sd_dev_of(channel->context);
-	int err = sd_events_take(&((struct sd_channel *)channel)->events, &dev->lock, &event);
+	int err = sd_events_take(&((struct sd_channel *)channel)->events, dev->lock, &event);
 	if (err) {
 		errno = err;
 		return -1;
@@ -195,10 +197,10 @@ int softdev_get_cq_event(struct ibv_comp_channel *channel, struct ibv_cq **cq, v
 
 void softdev_ack_cq_events(struct ibv_cq *cq, unsigned n)
 {
-	pthread_mutex_lock(&cq->mutex);
+	guard_lock(&cq->mutex);
 	cq->comp_events_completed += n;
 	pthread_cond_signal(&cq->cond);
-	pthread_mutex_unlock(&cq->mutex);
+	guard_unlock(&cq->mutex);
 }
 
 int sd_req_notify_cq(struct ibv_cq *base, int solicited_only)
@@ -229,7 +231,7 @@ static void count_async(struct ibv_async_event *event)
 int softdev_get_async_event(struct ibv_context *context, struct ibv_async_event *event)
 {
 	struct sd_event from;
-	int err = sd_events_take(&sd_context_of(context)->async, &sd_dev_of(context)->lock, &from);
+	int err = sd_events_take(&sd_context_of(context)->async, sd_dev_of(context)->lock, &from);
 	if (err) {
 		errno = err;
 		return -1;
@@ -267,13 +269,13 @@ void softdev_ack_async_event(struct ibv_async_event *event)
 	bool srq = event->event_type == IBV_EVENT_SRQ_LIMIT_REACHED;
 	pthread_mutex_t *mutex = srq ? &event->element.srq->mutex : &event->element.qp->mutex;
 	pthread_cond_t *cond = srq ? &event->element.srq->cond : &event->element.qp->cond;
-	pthread_mutex_lock(mutex);
+	guard_lock(mutex);
 	if (srq)
 		event->element.srq->events_completed++;
 	else
 		event->element.qp->events_completed++;
 	pthread_cond_signal(cond);
-	pthread_mutex_unlock(mutex);
+	guard_unlock(mutex);
 }
 
 void sd_async(struct sd_qp *qp, enum ibv_event_type type)
@@ -337,10 +339,10 @@ int softdev_destroy_srq(struct ibv_srq *base)
 	sd_leave(sd_dev_of(base->context));
 	if (used)
 		return EBUSY;
-	pthread_mutex_lock(&base->mutex);
+	guard_lock(&base->mutex);
 	while (base->events_completed != srq->async_delivered)
 		pthread_cond_wait(&base->cond, &base->mutex);
-	pthread_mutex_unlock(&base->mutex);
+	guard_unlock(&base->mutex);
 	pthread_mutex_destroy(&base->mutex);
 	pthread_cond_destroy(&base->cond);
 	sd_rq_free(&srq->rq);

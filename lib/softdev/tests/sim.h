@@ -20,6 +20,7 @@ struct flying {
 
 static struct sim {
 	struct sd_dev dev[2];
+	pthread_mutex_t lock[2];
 	struct sd_context context[2];
 	struct ibv_device device;
 	struct sd_link link[2];
@@ -166,7 +167,8 @@ static void sim_init(uint64_t seed)
 		sim.link[i] = (struct sd_link){sim_open, sim_close, sim_send, sim_flush, sim_now};
 		sim.dev[i].link = &sim.link[i];
 		sim.dev[i].next_timer = UINT64_MAX;
-		pthread_mutex_init(&sim.dev[i].lock, NULL);
+		pthread_mutex_init(&sim.lock[i], NULL);
+		sim.dev[i].lock = &sim.lock[i];
 		sim.context[i].dev = &sim.dev[i];
 		sd_events_open(&sim.context[i].async);
 		struct ibv_context *c = &sim.context[i].verbs.context;
@@ -196,14 +198,14 @@ static void sim_end(void)
 /* The functions of device.c and port.c. */
 void sd_enter(struct sd_dev *dev)
 {
-	pthread_mutex_lock(&dev->lock);
+	pthread_mutex_lock(dev->lock);
 	dev->now = sim.now;
 }
 void sd_leave(struct sd_dev *dev)
 {
 	while (sd_run(dev))
 		;
-	pthread_mutex_unlock(&dev->lock);
+	pthread_mutex_unlock(dev->lock);
 }
 void sd_progress(struct sd_dev *dev)
 {

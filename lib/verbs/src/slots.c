@@ -12,7 +12,7 @@
 #include <time.h>
 #include <unistd.h>
 
-struct state state = {.lock = PTHREAD_RECURSIVE_MUTEX_INITIALIZER_NP};
+struct state state = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
 static int by_qp(const void *a, const void *b)
 {
@@ -313,17 +313,17 @@ uint32_t slots_label(struct ibv_qp *qp, const struct ibv_qp_attr *attr)
 	int reason = errno;
 	uint32_t result = 0;
 	watch_prepare();
-	pthread_mutex_lock(&state.lock);
+	guard_lock(&state.lock);
 	bool ready = table_ready();
-	pthread_mutex_unlock(&state.lock);
+	guard_unlock(&state.lock);
 	/* Drivers may take the GID from the kernel: no thread waits for that, and none asks without a table. */
 	if (ready && ibv_query_gid(qp->context, attr->ah_attr.port_num, attr->ah_attr.grh.sgid_index, &source) == 0) {
-		pthread_mutex_lock(&state.lock);
+		guard_lock(&state.lock);
 		state.changed = true;
 		result = label(qp, attr, &source);
 		if (result)
 			watch_start();
-		pthread_mutex_unlock(&state.lock);
+		guard_unlock(&state.lock);
 	}
 	errno = reason;
 	return result;
@@ -331,19 +331,19 @@ uint32_t slots_label(struct ibv_qp *qp, const struct ibv_qp_attr *attr)
 
 void slots_own_label(struct ibv_qp *qp)
 {
-	pthread_mutex_lock(&state.lock);
+	guard_lock(&state.lock);
 	struct queue_pair *q = find(qp);
 	if (q)
 		forget(q);
 	counters.own_label++;
 	state.changed = true;
-	pthread_mutex_unlock(&state.lock);
+	guard_unlock(&state.lock);
 }
 
 void slots_changed(struct ibv_qp *qp, const struct ibv_qp_attr *attr, int mask, bool failed)
 {
 	int reason = errno;
-	pthread_mutex_lock(&state.lock);
+	guard_lock(&state.lock);
 	struct queue_pair *q = find(qp);
 	if (q && (mask & IBV_QP_STATE)) {
 		if (failed ? attr->qp_state == IBV_QPS_RTR : attr->qp_state == IBV_QPS_RESET) {
@@ -354,13 +354,13 @@ void slots_changed(struct ibv_qp *qp, const struct ibv_qp_attr *attr, int mask, 
 				move_set(q->set);
 		}
 	}
-	pthread_mutex_unlock(&state.lock);
+	guard_unlock(&state.lock);
 	errno = reason;
 }
 
 struct queue_pair *slots_take(struct ibv_qp *qp)
 {
-	pthread_mutex_lock(&state.lock);
+	guard_lock(&state.lock);
 	struct queue_pair *q = find(qp);
 	if (q) {
 		/* The memory of a destroyed queue pair may become that of another one before slots_end. */
@@ -368,7 +368,7 @@ struct queue_pair *slots_take(struct ibv_qp *qp)
 		q->was_ready = q->ready;
 		q->ready = false;
 	}
-	pthread_mutex_unlock(&state.lock);
+	guard_unlock(&state.lock);
 	return q;
 }
 
@@ -377,20 +377,20 @@ void slots_end(struct queue_pair *q, bool destroyed)
 	if (!q)
 		return;
 	int reason = errno;
-	pthread_mutex_lock(&state.lock);
+	guard_lock(&state.lock);
 	if (destroyed) {
 		release(q);
 	} else if (tsearch(q, &state.queue_pairs, by_qp)) {
 		q->ready = q->was_ready;
 	}
-	pthread_mutex_unlock(&state.lock);
+	guard_unlock(&state.lock);
 	errno = reason;
 }
 
 void slots_forget(struct ibv_context *context)
 {
 	int reason = errno;
-	pthread_mutex_lock(&state.lock);
+	guard_lock(&state.lock);
 	for (struct set *s = state.sets, *next_set; s; s = next_set) {
 		next_set = s->next;
 		for (struct queue_pair *q = s->members, *next; q; q = next) {
@@ -399,6 +399,6 @@ void slots_forget(struct ibv_context *context)
 				forget(q);
 		}
 	}
-	pthread_mutex_unlock(&state.lock);
+	guard_unlock(&state.lock);
 	errno = reason;
 }

@@ -6,6 +6,7 @@
 #include <pthread.h>
 
 #include "deal.h"
+#include "guard.h"
 #include "internal.h"
 
 /* The first of the source ports that a flow label can select. */
@@ -49,7 +50,7 @@ struct queue_pair {
 };
 
 struct state {
-	pthread_mutex_t lock; /* recursive: a signal handler may call fork while its thread holds it, as handlers that start a debugger do */
+	pthread_mutex_t lock;
 	char *path;
 	struct fared_table *table;  /* NULL: none yet */
 	void *queue_pairs, *by_key; /* trees of tsearch */

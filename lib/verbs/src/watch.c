@@ -1,7 +1,6 @@
 /* The thread that waits for changes of the slot table while queue pairs have slots. */
 #include "slots.h"
 
-#include <signal.h>
 #include <time.h>
 
 /* The longest time without a look at the queue pairs. */
@@ -50,7 +49,7 @@ static void *watch(void *path)
 	bool changed = false;
 	open_table(&table, path);
 	for (;;) {
-		pthread_mutex_lock(&state.lock);
+		guard_lock(&state.lock);
 		state.waiting = table;
 		follow(changed);
 		write_statistics();
@@ -58,7 +57,7 @@ static void *watch(void *path)
 		state.watching = !end;
 		if (end)
 			state.waiting = NULL;
-		pthread_mutex_unlock(&state.lock);
+		guard_unlock(&state.lock);
 		if (end)
 			break;
 		changed = fared_wait(table, TICK_MS) == 1;
@@ -71,35 +70,12 @@ void watch_start(void)
 {
 	if (state.watching)
 		return;
-	pthread_attr_t attributes;
-	if (pthread_attr_init(&attributes))
-		return;
-	pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
-	/* The program's signals are handled by the program's threads, faults by the thread that has them. */
-	static const int faults[] = {SIGBUS, SIGFPE, SIGILL, SIGSEGV, SIGSYS, SIGTRAP};
-	sigset_t all, before;
-	sigfillset(&all);
-	for (size_t i = 0; i < sizeof faults / sizeof *faults; i++)
-		sigdelset(&all, faults[i]);
-	pthread_sigmask(SIG_SETMASK, &all, &before);
 	pthread_t thread;
-	state.watching = pthread_create(&thread, &attributes, watch, state.path) == 0;
+	state.watching = guard_start(&thread, "fared-verbs", watch, state.path) == 0;
 	if (state.watching)
-		pthread_setname_np(thread, "fared-verbs");
+		pthread_detach(thread);
 	else
 		report(1, "no thread that follows changes of weights: queue pairs keep their slots");
-	pthread_sigmask(SIG_SETMASK, &before, NULL);
-	pthread_attr_destroy(&attributes);
-}
-
-static void before_fork(void)
-{
-	pthread_mutex_lock(&state.lock);
-}
-
-static void in_parent(void)
-{
-	pthread_mutex_unlock(&state.lock);
 }
 
 /* The state of the parent in a child of fork: the queue pairs are the parent's, and the child has neither the thread nor any reason to change their source ports. It
@@ -110,15 +86,14 @@ __attribute__((used)) static struct state inherited;
 static void in_child(void)
 {
 	inherited = state;
-	/* The owner of the lock is the parent's thread, so the child cannot unlock it. */
-	state = (struct state){.lock = PTHREAD_RECURSIVE_MUTEX_INITIALIZER_NP};
+	state = (struct state){.lock = PTHREAD_MUTEX_INITIALIZER};
 	counters = (struct counters){0};
 }
 
 /* No thread holds the lock before this. */
 __attribute__((constructor)) static void watch_forks(void)
 {
-	pthread_atfork(before_fork, in_parent, in_child);
+	guard_forks((pthread_mutex_t *const[]){&state.lock}, 1, in_child);
 }
 
 void watch_prepare(void)
@@ -140,9 +115,11 @@ __attribute__((destructor)) static void at_exit(void)
 		return;
 	clock_gettime(CLOCK_REALTIME, &until);
 	until.tv_sec += 5;
-	if (pthread_mutex_timedlock(&state.lock, &until))
-		return;
-	if (state.table)
-		write_statistics();
-	pthread_mutex_unlock(&state.lock);
+	guard_begin();
+	if (pthread_mutex_timedlock(&state.lock, &until) == 0) {
+		if (state.table)
+			write_statistics();
+		pthread_mutex_unlock(&state.lock);
+	}
+	guard_end();
 }
