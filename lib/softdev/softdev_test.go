@@ -138,7 +138,13 @@ func (e *ends) play(t testing.TB, command ...string) string {
 
 // TestUCX runs unmodified ucx_perftest over reliable connections, with the datagrams that set them up, and over datagrams alone.
 func TestUCX(t *testing.T) {
-	e := newEnds(t, "ucx_perftest")
+	e := newEnds(t, "ucx_perftest", "ucx_info")
+	info := e.server.Run("env", "LD_PRELOAD="+e.library, "FARED0_ADDRESS="+serverAddress, "UCX_TLS=rc_v", "UCX_NET_DEVICES=fared0:1", "ucx_info", "-d")
+	for _, want := range []string{"atomic_fadd: 64 bit", "atomic_cswap: 64 bit"} {
+		if _, rc, _ := strings.Cut(info, "rc_verbs"); !strings.Contains(rc, want) {
+			t.Errorf("UCX has not %q of the device:\n%s", want, info)
+		}
+	}
 	for transport, tests := range map[string][]string{
 		"rc_v,ud_v": {"tag_lat -n 500", "tag_bw -s 65536 -n 500", "ucp_put_bw -s 100000 -n 300", "ucp_get -s 100000 -n 300", "ucp_fadd -s 8 -n 300"},
 		"ud_v":      {"tag_lat -n 500", "stream_bw -s 30000 -n 300"},

@@ -12,6 +12,8 @@
 enum {
 	SD_MAX_SGE = 30,      /* elements of a scatter or gather list */
 	SD_MAX_INLINE = 1024, /* bytes of inline data */
+	SD_MIN_INLINE = 64,   /* granted to every queue pair, as drivers do */
+	SD_MAX_CQE = 1 << 22, /* completions that a program may ask room for */
 	SD_MAX_WR = 32768,    /* work requests of a queue */
 	SD_MAX_READS = 128,   /* outstanding READs and atomics of a queue pair, in each direction */
 	SD_MAX_JOBS = 256,    /* queued responses of a queue pair */
@@ -35,7 +37,7 @@ struct sd_path {
 	struct sd_path *next;
 };
 
-/* A packet to send. The payload stays valid until the link's flush. */
+/* A packet to send. The payload is memory of the program, which may change it at any time. */
 struct sd_packet {
 	uint8_t header[SD_MAX_HEADER];
 	size_t header_size, payload_size;
@@ -48,7 +50,7 @@ struct sd_link {
 	/* Opens a path's source port; returns an errno. close ends its use. */
 	int (*open)(struct sd_link *link, struct sd_path *path);
 	void (*close)(struct sd_link *link, struct sd_path *path);
-	/* Queues a packet, and adds padding and ICRC. flush sends the queue; the core calls it before it releases the lock. */
+	/* Queues a copy of a packet, and adds padding and ICRC. flush sends the queue; the core calls it before it releases the lock. */
 	void (*send)(struct sd_link *link, const struct sd_path *path, const struct sd_packet *packet);
 	void (*flush)(struct sd_link *link);
 	/* Returns the time in ns of a monotonic clock. */

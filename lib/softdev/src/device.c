@@ -297,6 +297,13 @@ static void stop_engine(struct engine *e)
 	free(e);
 }
 
+/* put writes a structure for a program whose version of it has size bytes. */
+static void put(void *to, size_t size, const void *from, size_t known)
+{
+	memset(to, 0, size);
+	memcpy(to, from, size < known ? size : known);
+}
+
 static int query_port_ex(struct ibv_context *context, uint8_t port, struct ibv_port_attr *attr, size_t size)
 {
 	return softdev_query_port(context, port, attr, size);
@@ -304,9 +311,15 @@ static int query_port_ex(struct ibv_context *context, uint8_t port, struct ibv_p
 
 static int query_device_ex(struct ibv_context *context, const struct ibv_query_device_ex_input *input, struct ibv_device_attr_ex *attr, size_t size)
 {
-	(void)input;
-	memset(attr, 0, size);
-	return softdev_query_device(context, &attr->orig_attr);
+	struct ibv_device_attr_ex full = {.phys_port_cnt_ex = 1};
+	if ((input && input->comp_mask) || size < offsetof(struct ibv_device_attr_ex, comp_mask) + sizeof attr->comp_mask)
+		return EINVAL;
+	softdev_query_device(context, &full.orig_attr);
+	full.device_cap_flags_ex = full.orig_attr.device_cap_flags;
+	/* They are atomic for programs, too: the processor executes them. A plain swap is no operation of the device. */
+	full.pci_atomic_caps.fetch_add = full.pci_atomic_caps.compare_swap = IBV_PCI_ATOMIC_OPERATION_8_BYTE_SIZE_SUP;
+	put(attr, size, &full, sizeof full);
+	return 0;
 }
 
 struct ibv_context *softdev_open_device(struct ibv_device *d)
@@ -359,6 +372,7 @@ int softdev_close_device(struct ibv_context *context)
 	if (last)
 		stop_engine(last);
 	sd_events_close(&c->async);
+	guard_end();
 	pthread_mutex_destroy(&context->mutex);
 	free(c);
 	return 0;
@@ -372,7 +386,6 @@ int sd_listen(struct sd_dev *dev, uint32_t gid_index)
 	if (a && err && fared_address_text((const struct fared_address *)a, text, sizeof text) >= 0)
 		fprintf(stderr, "fared0: cannot receive at %s, UDP port %d: %s\n", text, SD_UDP_PORT,
 			err == EADDRINUSE ? "another process or RDMA driver uses it; each process needs a separate address (FARED0_ADDRESS)" : strerror(err));
-	guard_end();
 	return err;
 }
 
@@ -440,6 +453,9 @@ int softdev_query_device(struct ibv_context *context, struct ibv_device_attr *at
 	memset(attr, 0, sizeof *attr);
 	snprintf(attr->fw_ver, sizeof attr->fw_ver, "%s", fared_version());
 	attr->node_guid = attr->sys_image_guid = softdev_get_device_guid(context->device);
+	/* The prefix of the GUID, which is one of local administration: no registered vendor. */
+	attr->vendor_id = 0x020000;
+	attr->vendor_part_id = attr->hw_ver = 1;
 	attr->max_mr_size = UINT64_MAX;
 	attr->page_size_cap = 0xfffffffffffff000;
 	attr->max_qp = 32768;
@@ -447,11 +463,11 @@ int softdev_query_device(struct ibv_context *context, struct ibv_device_attr *at
 	attr->device_cap_flags = IBV_DEVICE_RC_RNR_NAK_GEN | IBV_DEVICE_SYS_IMAGE_GUID;
 	attr->max_sge = attr->max_sge_rd = attr->max_srq_sge = SD_MAX_SGE;
 	attr->max_cq = attr->max_pd = attr->max_ah = attr->max_srq = 32768;
-	attr->max_cqe = 1 << 22;
+	attr->max_cqe = SD_MAX_CQE;
 	attr->max_mr = 1 << 22;
 	attr->max_qp_rd_atom = attr->max_qp_init_rd_atom = SD_MAX_READS;
 	attr->max_res_rd_atom = SD_MAX_READS * attr->max_qp;
-	attr->atomic_cap = IBV_ATOMIC_GLOB; /* by the processor's instructions */
+	attr->atomic_cap = IBV_ATOMIC_HCA; /* as NICs; UCX 1.13 has no atomics of devices with IBV_ATOMIC_GLOB */
 	attr->max_srq_wr = SD_MAX_WR;
 	attr->max_pkeys = 1;
 	attr->local_ca_ack_delay = 15;
@@ -478,8 +494,7 @@ int softdev_query_port(struct ibv_context *context, uint8_t port, struct ibv_por
 	full.phys_state = 5;                     /* link up */
 	full.link_layer = IBV_LINK_LAYER_ETHERNET;
 	full.flags = IBV_QPF_GRH_REQUIRED;
-	memset(attr, 0, size);
-	memcpy(attr, &full, size < sizeof full ? size : sizeof full);
+	put(attr, size, &full, sizeof full);
 	return 0;
 }
 
@@ -508,12 +523,14 @@ int softdev_query_gid_entry(struct ibv_context *context, uint32_t port, uint32_t
 	return 0;
 }
 
-ssize_t softdev_query_gid_table(struct ibv_context *context, struct ibv_gid_entry *entries, size_t max)
+ssize_t softdev_query_gid_table(struct ibv_context *context, void *entries, size_t max, size_t size)
 {
-	uint32_t n = 0;
-	while (n < max && softdev_query_gid_entry(context, 1, n, &entries[n]) == 0)
-		n++;
-	return n;
+	struct ibv_gid_entry entry;
+	if (gid_count > max || size == 0)
+		return -EINVAL;
+	for (uint32_t i = 0; softdev_query_gid_entry(context, 1, i, &entry) == 0; i++)
+		put((char *)entries + i * size, size, &entry, sizeof entry);
+	return gid_count;
 }
 
 int softdev_query_pkey(struct ibv_context *context, uint8_t port, int index, __be16 *pkey)

@@ -25,12 +25,12 @@
 #endif
 
 enum {
-	QUEUE = 256,         /* batches that one flush sends */
+	QUEUE = 256,           /* batches that one flush sends */
 	QUEUE_BYTES = 1 << 18, /* bytes that one flush sends: few enough to stay in a processor's cache between their copies */
-	MAX_SEGMENTS = 64,   /* packets of a batch that every kernel with UDP_SEGMENT accepts */
-	MAX_BATCH = 65000,   /* bytes of a batch */
-	MESSAGES = 16,       /* messages of a receiving system call */
-	RECEIVE_CALLS = 4,   /* receiving system calls of one sd_port_receive */
+	MAX_SEGMENTS = 64,     /* packets of a batch that every kernel with UDP_SEGMENT accepts */
+	MAX_BATCH = 65000,     /* bytes of a batch */
+	MESSAGES = 16,         /* messages of a receiving system call */
+	RECEIVE_CALLS = 4,     /* receiving system calls of one sd_port_receive */
 	MESSAGE_SIZE = 65536,
 	SOCKET_BUFFER = 16 << 20,
 	SEND_PATIENCE_MS = 10, /* wait for room in a socket's buffer */
@@ -75,7 +75,7 @@ struct sd_port {
 	struct batch queue[QUEUE];
 	struct mmsghdr out[QUEUE];
 	struct sockaddr_in6 out_names[QUEUE];
-	uint8_t out_control[QUEUE][CONTROL_SIZE];
+	_Alignas(struct cmsghdr) uint8_t out_control[QUEUE][CONTROL_SIZE];
 	struct mmsghdr in[MESSAGES];
 	struct iovec in_pieces[MESSAGES];
 	struct sockaddr_in6 in_names[MESSAGES];
@@ -242,33 +242,28 @@ static void send_packet(struct sd_link *link, const struct sd_path *path, const 
 	p->queued += size;
 }
 
+/* put_control writes a control message, and returns its size with padding. */
+static size_t put_control(uint8_t *at, int level, int type, const void *value, size_t size)
+{
+	struct cmsghdr *c = (struct cmsghdr *)at;
+	*c = (struct cmsghdr){.cmsg_len = CMSG_LEN(size), .cmsg_level = level, .cmsg_type = type};
+	memcpy(CMSG_DATA(c), value, size);
+	return CMSG_SPACE(size);
+}
+
 /* make_message prepares the message of a batch. */
 static void make_message(struct sd_port *p, unsigned i)
 {
 	struct batch *b = &p->queue[i];
 	struct msghdr *m = &p->out[i].msg_hdr;
-	*m = (struct msghdr){.msg_name = &p->out_names[i], .msg_iov = &b->data, .msg_iovlen = 1, .msg_control = p->out_control[i]};
-	m->msg_namelen = to_sockaddr(&b->flow.destination, b->flow.destination_port, m->msg_name);
-	m->msg_controllen = CONTROL_SIZE;
-	memset(m->msg_control, 0, CONTROL_SIZE);
-	struct cmsghdr *c = CMSG_FIRSTHDR(m);
 	bool v4 = sd_is_ipv4(&b->flow.source);
 	int tos = b->tos;
-	c->cmsg_level = v4 ? IPPROTO_IP : IPPROTO_IPV6;
-	c->cmsg_type = v4 ? IP_TOS : IPV6_TCLASS;
-	c->cmsg_len = CMSG_LEN(sizeof tos);
-	memcpy(CMSG_DATA(c), &tos, sizeof tos);
-	size_t control = CMSG_SPACE(sizeof tos);
-	if (b->packets > 1) {
-		uint16_t size = (uint16_t)b->size;
-		c = CMSG_NXTHDR(m, c);
-		c->cmsg_level = SOL_UDP;
-		c->cmsg_type = UDP_SEGMENT;
-		c->cmsg_len = CMSG_LEN(sizeof size);
-		memcpy(CMSG_DATA(c), &size, sizeof size);
-		control += CMSG_SPACE(sizeof size);
-	}
-	m->msg_controllen = control;
+	uint16_t size = (uint16_t)b->size;
+	*m = (struct msghdr){.msg_name = &p->out_names[i], .msg_iov = &b->data, .msg_iovlen = 1, .msg_control = p->out_control[i]};
+	m->msg_namelen = to_sockaddr(&b->flow.destination, b->flow.destination_port, m->msg_name);
+	m->msg_controllen = put_control(m->msg_control, v4 ? IPPROTO_IP : IPPROTO_IPV6, v4 ? IP_TOS : IPV6_TCLASS, &tos, sizeof tos);
+	if (b->packets > 1)
+		m->msg_controllen += put_control(p->out_control[i] + m->msg_controllen, SOL_UDP, UDP_SEGMENT, &size, sizeof size);
 }
 
 /* transmit sends the messages of n batches of one socket from i on. A message that the kernel refuses is dropped, as by a network. */

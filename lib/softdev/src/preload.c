@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 /* The header declares some functions as macros, which choose between two versions. */
@@ -117,7 +118,7 @@ EXPORT int _ibv_query_gid_ex(struct ibv_context *c, uint32_t port, uint32_t inde
 EXPORT ssize_t _ibv_query_gid_table(struct ibv_context *c, struct ibv_gid_entry *entries, size_t max, uint32_t flags, size_t size)
 {
 	if (softdev_owns(c))
-		return flags || size < sizeof *entries ? -EINVAL : softdev_query_gid_table(c, entries, max);
+		return flags ? -EINVAL : softdev_query_gid_table(c, entries, max, size);
 	return FORWARD_AT("IBVERBS_1.11", -errno, _ibv_query_gid_table, c, entries, max, flags, size);
 }
 
@@ -349,6 +350,58 @@ EXPORT int ibv_detach_mcast(struct ibv_qp *qp, const union ibv_gid *gid, uint16_
 	return softdev_owns(qp->context) ? EOPNOTSUPP : FORWARD(errno, ibv_detach_mcast, qp, gid, lid);
 }
 
+/* Objects of fared0 belong to one process. */
+static void *refuse_import(void)
+{
+	errno = EOPNOTSUPP;
+	return NULL;
+}
+
+EXPORT struct ibv_context *ibv_import_device(int fd)
+{
+	/* -1 is the descriptor of fared0's contexts. */
+	return fd < 0 ? refuse_import() : FORWARD_AT("IBVERBS_1.10", NULL, ibv_import_device, fd);
+}
+
+EXPORT struct ibv_pd *ibv_import_pd(struct ibv_context *c, uint32_t handle)
+{
+	return softdev_owns(c) ? refuse_import() : FORWARD_AT("IBVERBS_1.10", NULL, ibv_import_pd, c, handle);
+}
+
+EXPORT void ibv_unimport_pd(struct ibv_pd *pd)
+{
+	if (softdev_owns(pd->context))
+		refuse_import();
+	else
+		FORWARD_AT("IBVERBS_1.10", (void)0, ibv_unimport_pd, pd);
+}
+
+EXPORT struct ibv_mr *ibv_import_mr(struct ibv_pd *pd, uint32_t handle)
+{
+	return softdev_owns(pd->context) ? refuse_import() : FORWARD_AT("IBVERBS_1.10", NULL, ibv_import_mr, pd, handle);
+}
+
+EXPORT void ibv_unimport_mr(struct ibv_mr *mr)
+{
+	if (softdev_owns(mr->context))
+		refuse_import();
+	else
+		FORWARD_AT("IBVERBS_1.10", (void)0, ibv_unimport_mr, mr);
+}
+
+EXPORT struct ibv_dm *ibv_import_dm(struct ibv_context *c, uint32_t handle)
+{
+	return softdev_owns(c) ? refuse_import() : FORWARD_AT("IBVERBS_1.13", NULL, ibv_import_dm, c, handle);
+}
+
+EXPORT void ibv_unimport_dm(struct ibv_dm *dm)
+{
+	if (softdev_owns(dm->context))
+		refuse_import();
+	else
+		FORWARD_AT("IBVERBS_1.13", (void)0, ibv_unimport_dm, dm);
+}
+
 EXPORT int ibv_resolve_eth_l2_from_gid(struct ibv_context *c, struct ibv_ah_attr *attr, uint8_t mac[ETHERNET_LL_SIZE], uint16_t *vid)
 {
 	if (softdev_owns(c)) { /* the kernel resolves neighbors when it sends */
@@ -358,18 +411,31 @@ EXPORT int ibv_resolve_eth_l2_from_gid(struct ibv_context *c, struct ibv_ah_attr
 	return FORWARD(-1, ibv_resolve_eth_l2_from_gid, c, attr, mac, vid);
 }
 
-/* UCX uses a device only if the program may read and write its character device, which fared0 does not have. No other path is changed. */
-static const char *device_file(const char *path)
+/* UCX uses a device only if the program may read and write its character device, which fared0 does not have. No other path is changed. The kernel has looked for the
+ * file first, so the path can be read. */
+static bool device_file(const char *path)
 {
-	return strcmp(path, "/dev/infiniband/fared0") == 0 && softdev_device() ? "/dev/null" : path;
+	return errno == ENOENT && strcmp(path, "/dev/infiniband/fared0") == 0 && softdev_device();
 }
 
 EXPORT int stat(const char *restrict path, struct stat *restrict out)
 {
-	return fstatat(AT_FDCWD, device_file(path), out, 0);
+	int result = fstatat(AT_FDCWD, path, out, 0);
+	return result != 0 && device_file(path) ? fstatat(AT_FDCWD, "/dev/null", out, 0) : result;
+}
+
+/* check_access is libc's access: its faccessat would call another function of the kernel, which filters of system calls may refuse. */
+static int check_access(const char *path, int mode)
+{
+#ifdef SYS_access
+	return (int)syscall(SYS_access, path, mode);
+#else
+	return (int)syscall(SYS_faccessat, AT_FDCWD, path, mode);
+#endif
 }
 
 EXPORT int access(const char *path, int mode)
 {
-	return faccessat(AT_FDCWD, device_file(path), mode, 0);
+	int result = check_access(path, mode);
+	return result != 0 && device_file(path) ? check_access("/dev/null", mode) : result;
 }

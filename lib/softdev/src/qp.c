@@ -27,6 +27,8 @@ static struct ibv_qp *create(struct ibv_pd *pd, struct ibv_qp_init_attr *attr)
 		errno = EINVAL;
 		return NULL;
 	}
+	if (cap->max_inline_data < SD_MIN_INLINE)
+		cap->max_inline_data = SD_MIN_INLINE;
 	struct sd_qp *qp = calloc(1, sizeof *qp);
 	if (!qp)
 		return NULL;
@@ -335,7 +337,8 @@ static int post_one(struct sd_qp *qp, const struct ibv_send_wr *wr)
 			return err;
 	} else {
 		s->pieces = wr->num_sge;
-		memcpy(s->sges, wr->sg_list, (size_t)wr->num_sge * sizeof *wr->sg_list);
+		if (wr->num_sge > 0)
+			memcpy(s->sges, wr->sg_list, (size_t)wr->num_sge * sizeof *wr->sg_list);
 	}
 	return sd_requester_post(qp, s);
 }

@@ -26,7 +26,8 @@ int softdev_query_device(struct ibv_context *context, struct ibv_device_attr *at
 int softdev_query_port(struct ibv_context *context, uint8_t port, struct ibv_port_attr *attr, size_t size);
 int softdev_query_gid(struct ibv_context *context, uint8_t port, int index, union ibv_gid *gid);
 int softdev_query_gid_entry(struct ibv_context *context, uint32_t port, uint32_t index, struct ibv_gid_entry *entry);
-ssize_t softdev_query_gid_table(struct ibv_context *context, struct ibv_gid_entry *entries, size_t max);
+/* Writes all entries, each of size bytes, and returns their number, or -EINVAL if there are more than max. */
+ssize_t softdev_query_gid_table(struct ibv_context *context, void *entries, size_t max, size_t size);
 int softdev_query_pkey(struct ibv_context *context, uint8_t port, int index, __be16 *pkey);
 int softdev_get_async_event(struct ibv_context *context, struct ibv_async_event *event);
 void softdev_ack_async_event(struct ibv_async_event *event);

@@ -4,6 +4,13 @@
 
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#ifndef MADV_POPULATE_READ
+#define MADV_POPULATE_READ 22
+#define MADV_POPULATE_WRITE 23
+#endif
 
 struct ibv_pd *softdev_alloc_pd(struct ibv_context *context)
 {
@@ -32,14 +39,42 @@ static void use_pd(struct ibv_pd *pd, int n)
 	((struct sd_pd *)pd)->users += (uint32_t)n;
 }
 
-struct ibv_mr *softdev_reg_mr(struct ibv_pd *pd, void *address, size_t length, uint64_t iova, unsigned access)
+/* check_access returns an errno for access that the device does not have, or that contradicts itself. */
+static int check_access(unsigned access)
 {
 	const unsigned remote_writes = IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_ATOMIC;
 	const unsigned known = remote_writes | IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_ZERO_BASED | IBV_ACCESS_HUGETLB;
+	if (access & ~known)
+		return EOPNOTSUPP;
+	return (access & remote_writes) && !(access & IBV_ACCESS_LOCAL_WRITE) ? EINVAL : 0;
+}
+
+/* check_memory returns EFAULT for memory that the process cannot use, where a driver of the kernel would pin it: all of it must be mapped, and its first and last page
+ * readable, or writable. The other pages stay as they are, so that large memory of a program without RDMA NICs costs nothing until its use. */
+static int check_memory(void *address, size_t length, bool write)
+{
+	uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE), from = (uintptr_t)address & -page, last = ((uintptr_t)address + length - 1) & -page;
+	int advice = write ? MADV_POPULATE_WRITE : MADV_POPULATE_READ;
+	if (length == 0)
+		return 0;
+	if ((uintptr_t)address + length < length)
+		return EINVAL;
+	if (msync((void *)from, last - from + page, MS_ASYNC) != 0) /* without an effect but this check */
+		return EFAULT;
+	if (madvise((void *)from, 0, advice) != 0)
+		return 0; /* Linux before 5.14 */
+	return madvise((void *)from, page, advice) != 0 || madvise((void *)last, page, advice) != 0 ? EFAULT : 0;
+}
+
+struct ibv_mr *softdev_reg_mr(struct ibv_pd *pd, void *address, size_t length, uint64_t iova, unsigned access)
+{
 	struct sd_dev *dev = sd_dev_of(pd->context);
 	access &= ~(unsigned)IBV_ACCESS_OPTIONAL_RANGE;
-	if ((access & ~known) || ((access & remote_writes) && !(access & IBV_ACCESS_LOCAL_WRITE))) {
-		errno = access & ~known ? EOPNOTSUPP : EINVAL;
+	int err = check_access(access);
+	if (!err)
+		err = check_memory(address, length, access & IBV_ACCESS_LOCAL_WRITE);
+	if (err) {
+		errno = err;
 		return NULL;
 	}
 	struct sd_mr *mr = calloc(1, sizeof *mr);
@@ -47,7 +82,7 @@ struct ibv_mr *softdev_reg_mr(struct ibv_pd *pd, void *address, size_t length, u
 		return NULL;
 	sd_enter(dev);
 	uint32_t index;
-	int err = sd_table_add(&dev->mrs, mr, &index);
+	err = sd_table_add(&dev->mrs, mr, &index);
 	if (!err) {
 		mr->base = (struct ibv_mr){.context = pd->context, .pd = pd, .addr = address, .length = length, .handle = index};
 		mr->base.lkey = mr->base.rkey = index << 8 | (++dev->generation & 0xff);
@@ -68,19 +103,27 @@ int softdev_rereg_mr(struct ibv_mr *base, int flags, struct ibv_pd *pd, void *ad
 {
 	struct sd_mr *mr = (struct sd_mr *)base;
 	struct sd_dev *dev = sd_dev_of(base->context);
+	unsigned wanted = flags & IBV_REREG_MR_CHANGE_ACCESS ? (unsigned)access & ~(unsigned)IBV_ACCESS_OPTIONAL_RANGE : mr->access;
+	bool other = flags & IBV_REREG_MR_CHANGE_TRANSLATION;
+	int err = check_access(wanted);
+	if (!err)
+		err = check_memory(other ? address : mr->base.addr, other ? length : mr->base.length, wanted & IBV_ACCESS_LOCAL_WRITE);
+	if (err) {
+		errno = err;
+		return IBV_REREG_MR_ERR_INPUT;
+	}
 	sd_enter(dev);
 	if (flags & IBV_REREG_MR_CHANGE_PD) {
 		use_pd(mr->base.pd, -1);
 		use_pd(pd, 1);
 		mr->base.pd = pd;
 	}
-	if (flags & IBV_REREG_MR_CHANGE_TRANSLATION) {
+	if (other) {
 		mr->base.addr = address;
 		mr->base.length = length;
 		mr->iova = (uintptr_t)address;
 	}
-	if (flags & IBV_REREG_MR_CHANGE_ACCESS)
-		mr->access = (unsigned)access & ~(unsigned)IBV_ACCESS_OPTIONAL_RANGE;
+	mr->access = wanted;
 	sd_leave(dev);
 	return 0;
 }
@@ -123,11 +166,13 @@ int softdev_destroy_comp_channel(struct ibv_comp_channel *base)
 
 struct ibv_cq *softdev_create_cq(struct ibv_context *context, int cqe, void *cq_context, struct ibv_comp_channel *channel, int vector)
 {
-	struct sd_cq *cq = cqe > 0 && vector >= 0 && vector < context->num_comp_vectors ? calloc(1, sizeof *cq) : NULL;
-	if (!cq) {
-		errno = cqe > 0 ? errno : EINVAL;
+	if (cqe <= 0 || cqe > SD_MAX_CQE || vector < 0 || vector >= context->num_comp_vectors) {
+		errno = EINVAL;
 		return NULL;
 	}
+	struct sd_cq *cq = calloc(1, sizeof *cq);
+	if (!cq)
+		return NULL;
 	cq->dev = sd_dev_of(context);
 	cq->size = (uint32_t)cqe;
 	cq->ring = malloc(cq->size * sizeof *cq->ring);
@@ -147,6 +192,8 @@ struct ibv_cq *softdev_create_cq(struct ibv_context *context, int cqe, void *cq_
 
 int softdev_resize_cq(struct ibv_cq *base, int cqe)
 {
+	if (cqe <= 0 || cqe > SD_MAX_CQE)
+		return EINVAL;
 	base->cqe = cqe; /* the queue grows by itself */
 	return 0;
 }
