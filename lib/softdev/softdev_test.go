@@ -212,14 +212,33 @@ func TestSanitizers(t *testing.T) {
 	}
 }
 
-// TestWithInterposer preloads libfared-verbs.so, too, in both orders: it leaves fared0's queue pairs to the device.
+// TestWithInterposer preloads libfared-verbs.so, too, in both orders: it leaves fared0's queue pairs to the device, which move when a plane is parked.
 func TestWithInterposer(t *testing.T) {
-	e := newEnds(t, "ib_write_bw")
+	needs(t)
 	run(t, "make", "-C", "..", "OUT="+buildFolder, buildFolder+"/libfared-verbs.so")
-	verbs := filepath.Join(buildFolder, "libfared-verbs.so")
-	for i, both := range []string{verbs + ":" + e.library, e.library + ":" + verbs} {
-		ends := *e
-		ends.library = both
-		ends.play(t, "ib_write_bw", "-d", "fared0", "-n", "100", "-p", fmt.Sprint(22000+i))
+	program, verbs := compile(t, "traffic", "plain"), filepath.Join(buildFolder, "libfared-verbs.so")
+	for _, first := range []bool{true, false} {
+		t.Run(fmt.Sprint("first ", first), func(t *testing.T) {
+			f := newFabric(t)
+			if first {
+				f.library = verbs + ":" + f.library
+			} else {
+				f.library += ":" + verbs
+			}
+			const qps, messages = 8, 1000
+			f.setWeights(t, 1, 1, 1, 1)
+			running := f.start(t, program, qps, messages, 65536)
+			for f.flows(t, running[1]); running[1].Running() == nil; f.flows(t, running[1]) {
+				f.setWeights(t, 1, 0, 1, 1)
+				f.flows(t, running[1])
+				f.setWeights(t, 1, 1, 1, 1)
+			}
+			finish(t, running, qps*messages)
+			for _, end := range running {
+				if !regexp.MustCompile(` moved [1-9]`).MatchString(end.Log()) {
+					t.Errorf("no queue pair has moved:\n%s", end.Log())
+				}
+			}
+		})
 	}
 }
