@@ -78,6 +78,16 @@ func TestForkOfThreads(t *testing.T) {
 
 // TestForkInHandler forks in a handler of a signal that arrives in the driver's function, when this thread holds the lock, as handlers that start a debugger do.
 func TestForkInHandler(t *testing.T) {
+	moveInDriver(t, "handler")
+}
+
+// TestCancel cancels a thread while it moves a queue pair: it ends after that, so that others find the lock free.
+func TestCancel(t *testing.T) {
+	moveInDriver(t, "cancel")
+}
+
+// moveInDriver moves queue pair 0 by a command of the client, which disturbs the driver's function, and connects another one.
+func moveInDriver(t *testing.T, command string) {
 	p := compile(t, "plain")
 	tb := publish(t, 16)
 	tb.set(t, 16, 60000, 1, 0, 0, 0)
@@ -85,10 +95,11 @@ func TestForkInHandler(t *testing.T) {
 	c.ask("qp 0 %d 0", rc)
 	c.rtr("rtr 0 0 1 %d %s", gid, toThere)
 	tb.set(t, 16, 60000, 0, 1, 0, 0)
-	c.want("1", "handler")
+	c.want("1", "%s", command)
 	if moved := c.moves(1, map[int]int{}); len(moved) != 1 {
 		t.Errorf("queue pairs %v moved, want 0", moved)
 	}
+	c.connect(1)
 	c.end()
 }
 

@@ -138,6 +138,21 @@ static void signals(const char *unused)
 
 /* ---- cancellation ---- */
 
+/* use_canceled uses a device in a thread that is to be canceled: none of the functions is a place at which it is. */
+static void *use_canceled(void *end)
+{
+	struct end *e = end;
+	struct ibv_wc wc;
+	struct ibv_qp_attr attr;
+	struct ibv_qp_init_attr init;
+	CHECK(pthread_cancel(pthread_self()) == 0);
+	for (int i = 0; i < 10; i++)
+		CHECK(ibv_poll_cq(e->cq, 1, &wc) == 0 && ibv_req_notify_cq(e->cq, 0) == 0 && ibv_query_qp(e->qp, &attr, 0, &init) == 0);
+	handled = 1;
+	pthread_testcancel();
+	return NULL;
+}
+
 static void *poll_forever(void *end)
 {
 	struct ibv_wc wc;
@@ -193,6 +208,8 @@ static void cancel(const char *rounds)
 		struct end ends[2];
 		pthread_t threads[USERS];
 		make_pair(ends, c);
+		handled = 0;
+		CHECK(pthread_create(&threads[0], NULL, use_canceled, &ends[0]) == 0 && pthread_join(threads[0], NULL) == 0 && handled == 1);
 		for (int u = 0; u < USERS; u++)
 			CHECK(pthread_create(&threads[u], NULL, users[u], &ends[0]) == 0);
 		usleep((useconds_t)(i % 20) * 100); /* another moment in each round */

@@ -1,4 +1,4 @@
-/* Children of the client, by every way that libc has. */
+/* Children of the client, by every way that libc has, and a thread that is canceled. */
 #include <dirent.h>
 #include <errno.h>
 #include <pthread.h>
@@ -181,6 +181,26 @@ static void in_handler(void)
 	printf("%d\n", handled);
 }
 
+/* A thread that is to be canceled moves queue pair 0: the driver's wait is a place at which it could be, with the lock. */
+static void *move_canceled(void *moved)
+{
+	struct ibv_qp_attr attr = {.qp_state = IBV_QPS_RTS};
+	CHECK(pthread_cancel(pthread_self()) == 0);
+	*(bool *)moved = ibv_modify_qp(qps[0], &attr, IBV_QP_STATE) == 0;
+	pthread_testcancel();
+	return NULL;
+}
+
+static void canceled(void)
+{
+	pthread_t thread;
+	void *result;
+	bool moved = false;
+	mlx5->delay_us = 1;
+	CHECK(pthread_create(&thread, NULL, move_canceled, &moved) == 0 && pthread_join(thread, &result) == 0 && result == PTHREAD_CANCELED);
+	printf("%d\n", moved);
+}
+
 /* Withholds the heap from a child, which calls exec. */
 static void without_heap(void)
 {
@@ -216,6 +236,8 @@ bool forks(const char *command, int n)
 		children_of_threads(n);
 	else if (strcmp(command, "handler") == 0)
 		in_handler();
+	else if (strcmp(command, "cancel") == 0)
+		canceled();
 	else if (strcmp(command, "heap") == 0)
 		without_heap();
 	else if (strcmp(command, "unset") == 0)
