@@ -55,12 +55,16 @@ static int check_memory(void *address, size_t length, bool write)
 {
 	uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE), from = (uintptr_t)address & -page, last = ((uintptr_t)address + length - 1) & -page;
 	int advice = write ? MADV_POPULATE_WRITE : MADV_POPULATE_READ;
+	unsigned char resident[4096];
 	if (length == 0)
 		return 0;
 	if ((uintptr_t)address + length < length)
 		return EINVAL;
-	if (msync((void *)from, last - from + page, MS_ASYNC) != 0) /* without an effect but this check */
-		return EFAULT;
+	for (uintptr_t at = from; at <= last; at += sizeof resident * page) {
+		size_t left = last - at + page;
+		if (mincore((void *)at, left < sizeof resident * page ? left : sizeof resident * page, resident) != 0)
+			return EFAULT; /* a page is not mapped; resident does not matter */
+	}
 	if (madvise((void *)from, 0, advice) != 0)
 		return 0; /* Linux before 5.14 */
 	return madvise((void *)from, page, advice) != 0 || madvise((void *)last, page, advice) != 0 ? EFAULT : 0;
