@@ -418,6 +418,7 @@ static uint32_t link_mtu(const struct in6_addr *gid, unsigned *ifindex)
 	struct ifaddrs *list = NULL, *i;
 	struct ifreq request;
 	uint32_t least = 0, own = 0;
+	guard_begin(); /* a canceled thread would leave the socket open */
 	int fd = socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0);
 	bool v4 = sd_is_ipv4(gid), host = v4 ? gid->s6_addr[12] == 127 : IN6_IS_ADDR_LOOPBACK(gid);
 	*ifindex = 0;
@@ -443,6 +444,7 @@ static uint32_t link_mtu(const struct in6_addr *gid, unsigned *ifindex)
 	freeifaddrs(list);
 	if (fd >= 0)
 		close(fd);
+	guard_end();
 	if (own)
 		return own;
 	return host || least == 0 ? 65536 : least;
