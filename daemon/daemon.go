@@ -443,6 +443,9 @@ func (d *Daemon) slotTable() (*publish.Publisher, error) {
 	c := publish.Config{
 		Reader: d.loop.builder.Reader(d.loop.do), Path: d.cfg.SlotTable.File, Mode: d.cfg.SlotTable.Mode, Planes: layout.Planes, Log: d.log,
 	}
+	if c.Path == config.DefaultSlotTable {
+		c.Former = config.FormerSlotTable
+	}
 	for i := range layout.SubPorts {
 		sp := &layout.SubPorts[i]
 		c.SubPorts = append(c.SubPorts, publish.SubPort{SubPort: slotfile.SubPort{Device: sp.Device, Plane: sp.Plane}, Netns: sp.Netns})

@@ -1,8 +1,11 @@
 #!/bin/sh
-# After a removal; a purge of a deb also removes configuration, state and groups.
+# After a removal; a purge of a deb also removes configuration, state, user and groups.
 set -e
 if [ "$1" = purge ]; then
   rm -rf /etc/fared /run/fared /run/fared-dataplane /var/lib/fared /var/lib/private/fared
+  if getent passwd fared >/dev/null; then
+    userdel fared
+  fi
   for group in fared fared-dataplane; do
     if getent group "$group" >/dev/null; then
       groupdel "$group"

@@ -77,7 +77,7 @@ func current(t *testing.T) string {
 func deb(version string) string { return fmt.Sprintf("fared_%s-1_%s.deb", version, runtime.GOARCH) }
 
 // traces lists everything of fared in a machine.
-const traces = `find / -xdev \( -path /proc -o -path /sys -o -path /tmp \) -prune -o -iname '*fared*' -print; getent group | grep fared; ip nexthop show protocol 179; ip route show proto 179`
+const traces = `find / -xdev \( -path /proc -o -path /sys -o -path /tmp \) -prune -o -iname '*fared*' -print; getent passwd | grep fared; getent group | grep fared; ip nexthop show protocol 179; ip route show proto 179`
 
 // every is the list of all ports of the machine.
 var every = []int{0, 1, 2, 3, 4, 5, 6, 7}
@@ -109,7 +109,7 @@ func (m *machine) begin(t *testing.T, version string) {
 }
 
 // TestPackage installs the deb in a machine that has never had fared, behind four FRR leaves, starts its units, and purges it: the kernel forwards over every port, and
-// the purge leaves no file, group or kernel object.
+// the purge leaves no file, user, group or kernel object.
 func TestPackage(t *testing.T) {
 	gate.Needed(t, "the package and its units work under systemd, and leave nothing")
 	netnstest.Require(t, "docker", "go", "dpkg-deb")

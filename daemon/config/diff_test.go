@@ -62,7 +62,7 @@ bgp.keepalive_interval: 3s -> 10s
 drains.file: /var/lib/fared/drains -> /run/other.drains
 log.format: text -> json
 router_id: 10.255.0.1 -> 10.255.0.9
-slots.file: /run/fared/slots -> /run/other.slots
+slots.file: /run/fared/table/slots -> /run/other.slots
 weights.mode: per-flow -> per-packet
 weights.slots: 0 -> 4`},
 		{name: "sub-port removed", old: "      - {device: eth1, sessions: [{peer: 10.0.0.2}]}\n", fixed: "planes[0].sub_ports[1]: present -> none"},
@@ -86,7 +86,7 @@ planes[0].sub_ports[1].sessions[0].unnumbered: false -> true`},
 			}
 			if test.name == "role" { // a leaf has no loopbacks: the only live difference is not applied
 				text = strings.Replace(text, "loopbacks: [10.255.0.1/32]\n", "", 1)
-				test.fixed = "role: server -> leaf\nslots.file: /run/fared/slots -> none"
+				test.fixed = "role: server -> leaf\nslots.file: /run/fared/table/slots -> none"
 			}
 			changes, err := Diff(old, parsed(t, text+test.add))
 			if test.fixed != "" {

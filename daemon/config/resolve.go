@@ -90,6 +90,9 @@ func derive(c *Config, written func(string) bool) {
 			c.SlotTable.File = NoSlotTable
 		}
 	}
+	if c.SlotTable.File == FormerSlotTable {
+		c.SlotTable.File = DefaultSlotTable // with a link at the former path
+	}
 	if c.Drains.File == "" && !written("drains.file") {
 		c.Drains.File = DrainsOf(c.API.Socket)
 	}

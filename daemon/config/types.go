@@ -547,8 +547,9 @@ func ReadOnlySocketOf(socket string) string {
 
 // SlotTable configures the slot table (docs/slots.md).
 type SlotTable struct {
-	// Path of the file, on a tmpfs. none disables the slot table.
-	File string `yaml:"file" derived:"slots next to api.socket"`
+	// Path of the file, on a tmpfs, in a directory that outlives fared: containers that have mounted a directory do not follow another one at its path. none disables the slot
+	// table. /run/fared/slots, the default of earlier versions, means the default.
+	File string `yaml:"file" derived:"/run/fared/table/slots; if api.socket is set, slots next to it"`
 	// Permission bits of the file, octal, quoted. The default lets every local user read. Group and others cannot have write permission, because a
 	// program that truncates the file ends its readers.
 	Mode os.FileMode `yaml:"mode" default:"0644" min:"0400" max:"0755"`
@@ -600,9 +601,18 @@ func (d *Dataplane) steers(s wecmp.Service) bool {
 // NoSlotTable is the value of SlotTable.File that disables the slot table.
 const NoSlotTable = "none"
 
-// SlotTableOf returns the default path of the slot table of a daemon with a socket: slots in the directory of the socket. If the socket is not
-// named fared.sock, ".sock" of its name becomes ".slots", so that daemons that share a directory have separate tables.
+// The default path of the slot table, in a directory that has nothing else, for the mounts of containers; and the one of earlier versions, which is a link to it.
+const (
+	DefaultSlotTable = "/run/fared/table/slots"
+	FormerSlotTable  = "/run/fared/slots"
+)
+
+// SlotTableOf returns the default path of the slot table of a daemon with a socket: DefaultSlotTable for the default socket, otherwise slots in the directory of the
+// socket. If the socket is not named fared.sock, ".sock" of its name becomes ".slots", so that daemons that share a directory have separate tables.
 func SlotTableOf(socket string) string {
+	if socket == defaultSocket {
+		return DefaultSlotTable
+	}
 	if dir, name := filepath.Split(socket); name == "fared.sock" {
 		return dir + "slots"
 	}

@@ -142,7 +142,7 @@ func (p *problems) slotTable(c *Config, socket bool) {
 	case c.Role == fare.RoleLeaf:
 		p.add("slots.file", file+" is set, but no queue pair begins at a leaf", "remove it")
 	case !filepath.IsAbs(file):
-		p.add("slots.file", model.Show(file)+" is not an absolute path", "use one such as /run/fared/slots, or none")
+		p.add("slots.file", model.Show(file)+" is not an absolute path", "use one such as "+DefaultSlotTable+", or none")
 	case file == c.API.Socket || file == c.API.ReadOnlySocket:
 		p.add("slots.file", file+" is a socket of api too", "give the slot table a separate path, or write none")
 	}
@@ -156,7 +156,7 @@ func (p *problems) drains(c *Config, socket bool) {
 		p.add("drains.file", model.Show(file)+" is not an absolute path", "use one such as /var/lib/fared/drains, or none")
 	case file == c.API.Socket || file == c.API.ReadOnlySocket:
 		p.add("drains.file", file+" is a socket of api too", "give the drains a separate path, or write none")
-	case file == c.SlotTable.File:
+	case file == c.SlotTable.File, file == FormerSlotTable && c.SlotTable.File == DefaultSlotTable: // the latter becomes a link
 		p.add("drains.file", file+" is slots.file too", "give the drains a separate path, or write none")
 	}
 }

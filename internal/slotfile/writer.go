@@ -1,6 +1,7 @@
 package slotfile
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -95,6 +96,8 @@ type Writer struct {
 	lock *os.File
 	// shown is the file at the path, next the one that Publish will put there; both are nil before the first, and equal between growths.
 	shown, next *file
+	// previous is the file of the process before, until the first Publish replaces it; nil without one.
+	previous *file
 	// numbers has the record of each vector.
 	numbers map[uint32]uint32
 	// users counts the pairs of each record of a vector.
@@ -160,15 +163,15 @@ func (w *Writer) inherit() error {
 	if err != nil {
 		return fmt.Errorf("map %s: %w", w.path, err)
 	}
-	defer unix.Munmap(mem)
 	old := &file{mem: mem, h: slotlayout.Memory(mem).Header()}
 	var other *slotlayout.VersionError
 	switch err := old.h.Check(uint64(size)); {
 	case errors.As(err, &other), errors.Is(err, slotlayout.ErrTruncated):
-		return nil
+		return old.close()
 	case err != nil:
-		return fmt.Errorf("%s exists: %w: move it away, or use another file", w.path, err)
+		return errors.Join(fmt.Errorf("%s exists: %w: move it away, or use another file", w.path, err), old.close())
 	}
+	w.previous = old
 	w.run, w.revision = old.h.Run, old.h.Revision
 	old.mem.Store32(headerState, slotlayout.StateEnded)
 	old.wake()
@@ -543,8 +546,8 @@ func (w *Writer) Publish() error {
 	if err := os.Rename(w.temporary(), w.path); err != nil {
 		return fmt.Errorf("put the slot table at its path: %w", err)
 	}
-	old := w.shown
-	w.shown = f
+	old := cmp.Or(w.shown, w.previous)
+	w.shown, w.previous = f, nil
 	if old == nil {
 		return nil
 	}
@@ -588,7 +591,12 @@ func (w *Writer) Abandon() error {
 
 // Close abandons the table, which stays at the path with its last state, and releases the path.
 func (w *Writer) Close() error {
-	return errors.Join(Guard(w.Abandon), w.lock.Close())
+	err := errors.Join(Guard(w.Abandon), w.lock.Close())
+	if w.previous != nil {
+		err = errors.Join(err, w.previous.close())
+		w.previous = nil
+	}
+	return err
 }
 
 // monotonic returns CLOCK_MONOTONIC in ns.

@@ -7,10 +7,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"iter"
 	"log/slog"
 	"net/netip"
 	"os"
+	"path/filepath"
 	"reflect"
 	"slices"
 	"sync"
@@ -35,6 +37,8 @@ type Config struct {
 	// Path is the path of the table, Mode its permission bits.
 	Path string
 	Mode os.FileMode
+	// Former is another path at which programs look for the table. It becomes a symbolic link to Path with the first publication; empty means none.
+	Former string
 	// Planes and SubPorts are those of the whole server, in the configured order.
 	Planes   []string
 	SubPorts []SubPort
@@ -277,7 +281,32 @@ func (p *Publisher) show(view *status.View) error {
 		return err
 	}
 	p.shown = view
+	p.linkFormer()
 	return nil
+}
+
+// linkFormer links the former path to the table, which exists now. The link is relative, so that it leads to the table in a container that has mounted the directory above
+// both. Without the link programs that know the new path have the table.
+func (p *Publisher) linkFormer() {
+	former := p.c.Former
+	if p.c.Former = ""; former == "" {
+		return
+	}
+	target, err := filepath.Rel(filepath.Dir(former), p.c.Path)
+	if err == nil {
+		if have, _ := os.Readlink(former); have == target {
+			return
+		}
+		next := former + ".new" // also the name of a file that an earlier version has left incomplete
+		if err = os.Remove(next); err == nil || errors.Is(err, fs.ErrNotExist) {
+			if err = os.Symlink(target, next); err == nil {
+				err = os.Rename(next, former)
+			}
+		}
+	}
+	if err != nil {
+		p.c.Log.Warn("programs that look for the slot table at its former path do not find it", "file", p.c.Path, "former", former, "error", err)
+	}
 }
 
 // sameShape reports whether two layouts have the same source groups, and the same services without separate source ports. Planes and sub-ports never change.

@@ -265,13 +265,16 @@ func start(t *testing.T, l *loop, path string) (stop func()) {
 }
 
 // startAt is start with a root of sysfs. It also returns the publisher.
-func startAt(t *testing.T, l *loop, path, sysfs string) (p *Publisher, stop func()) {
+func startAt(t *testing.T, l *loop, path, sysfs string, change ...func(*Config)) (p *Publisher, stop func()) {
 	t.Helper()
 	c := Config{Reader: l.builder.Reader(l.do), Path: path, Planes: []string{"p0", "p1", "p2"}, Log: slog.New(slog.DiscardHandler), Sysfs: sysfs}
 	for i, device := range []string{"a", "b", "c", "d", "e", "f"} {
 		c.SubPorts = append(c.SubPorts, SubPort{SubPort: slotfile.SubPort{Device: device, Plane: i / 2}})
 	}
 	c.SubPorts[5].Netns = "other"
+	for _, change := range change {
+		change(&c)
+	}
 	p, err := New(c)
 	if err != nil {
 		t.Fatal(err)
@@ -521,5 +524,36 @@ func TestHealth(t *testing.T) {
 	}
 	if table := opened(t, path); !table.Status().Live {
 		t.Error("the table is not live")
+	}
+}
+
+// TestFormer publishes where an earlier version has left its table at the former path: a reader of that table, and one that mounts the directory above both, continue with the new
+// one, after another start too.
+func TestFormer(t *testing.T) {
+	dir := t.TempDir()
+	former, path := filepath.Join(dir, "slots"), filepath.Join(dir, "table", "slots")
+	l := newLoop(1)
+	l.builder.Started()
+	_, stop := startAt(t, l, former, t.TempDir())
+	before := opened(t, former)
+	stop()
+	if err := os.WriteFile(former+".new", nil, 0o600); err != nil { // of a killed process
+		t.Fatal(err)
+	}
+	link := func(c *Config) { c.Former = former }
+	for range 2 {
+		_, stop = startAt(t, l, path, t.TempDir(), link)
+		table := opened(t, path)
+		mark := before.Mark()
+		for ctx := t.Context(); before.Status().Run != table.Status().Run; {
+			var err error
+			if mark, err = before.Wait(ctx, mark); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if target, err := os.Readlink(former); err != nil || target != "table/slots" {
+			t.Errorf("the former path leads to %q, %v; want a relative link", target, err)
+		}
+		stop()
 	}
 }
