@@ -8,6 +8,7 @@ import tempfile
 import threading
 import time
 import unittest
+import warnings
 
 import fared_slots as fs
 
@@ -123,6 +124,43 @@ class Slots(unittest.TestCase):
             except fs.Error:
                 pass
         self.assertGreater(opened, 100)
+
+    def test_stale(self):
+        table = fs.open(self.path)
+        file = os.open(self.path, os.O_WRONLY)
+        self.addCleanup(os.close, file)
+
+        def beat(age):
+            os.pwrite(file, struct.pack("=q", time.clock_gettime_ns(time.CLOCK_MONOTONIC) - int(age * 1e9)), fs.L_HEADER_HEARTBEAT)
+
+        def warned(text, call):
+            with warnings.catch_warnings(record=True) as all:
+                warnings.simplefilter("always")
+                call()
+            self.assertEqual([w.category for w in all], [fs.StaleTable] * (text is not None))
+            if text is not None:
+                self.assertIn(text, str(all[0].message))
+
+        beat(1)
+        warned(None, table.refresh)
+        self.assertIsNone(table.check())
+        for age in (60, -3600):  # that of an earlier boot may be in the future
+            beat(age)
+            warned("no fared has maintained", table.refresh)
+            warned(None, lambda: table.wait(0.01))  # once
+            beat(1)
+            warned(None, table.refresh)
+        gone = os.open(self.directory.name, os.O_RDONLY)  # leads to the directory after its end, as a mount does
+        self.addCleanup(os.close, gone)
+        mounted = fs.open(f"/proc/self/fd/{gone}/slots")
+        os.remove(self.path)
+        os.rmdir(self.directory.name)
+        beat(60)
+        warned("was deleted after it was mounted", lambda: mounted.wait(0.01))
+        with self.assertRaises(fs.Deleted):
+            fs.open(f"/proc/self/fd/{gone}/slots")
+        self.assertIn("no fared has maintained", table.check())
+        os.mkdir(self.directory.name)
 
     def test_wait(self):
         table = fs.open(self.path)

@@ -7,6 +7,7 @@ import (
 	"iter"
 	"net/netip"
 	"os"
+	"path/filepath"
 	"runtime"
 	"slices"
 	"strings"
@@ -21,7 +22,7 @@ import (
 )
 
 // DefaultPath is the path of the table that fared publishes with the shipped unit.
-const DefaultPath = "/run/fared/slots"
+const DefaultPath = "/run/fared/table/slots"
 
 // Errors of the package. Open returns a *LayoutError for a table of another layout.
 var (
@@ -34,6 +35,10 @@ var (
 	ErrBusy = errors.New("the slot table's record is being changed")
 	// ErrService means that the table has no source ports for the service of OpenFor: it is neither among Table.Services nor in a range of Table.Steered.
 	ErrService = errors.New("the slot table has no source ports for the service")
+	// ErrStale means that no process has maintained the table for a minute: fared does not run.
+	ErrStale = errors.New("no fared has maintained the slot table for a minute: its weights may be wrong until 'fared run' runs again")
+	// ErrDeleted means that the file or its directory was deleted while it is mounted here, as in a container: no later table appears at the path.
+	ErrDeleted = errors.New("the directory of the slot table was deleted after it was mounted here, so that no later table appears: restart the container, with the directory mounted and not the file")
 	// ErrFormat means that the file is not a slot table.
 	ErrFormat = slotlayout.ErrFormat
 	// ErrTruncated means that the file is shorter than its header states.
@@ -254,6 +259,9 @@ func OpenFor(path string, service Service) (*Table, error) {
 func openMapping(path string, service Service) (*mapping, error) {
 	f, err := os.Open(path)
 	if errors.Is(err, fs.ErrNotExist) {
+		if deleted(path) {
+			return nil, fmt.Errorf("%w: %w", ErrNoTable, ErrDeleted)
+		}
 		return nil, fmt.Errorf("%w: fared does not publish one there", ErrNoTable)
 	}
 	if err != nil {
@@ -305,6 +313,14 @@ func openMapping(path string, service Service) (*mapping, error) {
 		return nil, fmt.Errorf("%w %s, only for %s", ErrService, service, m.listed())
 	}
 	return m, nil
+}
+
+// deleted reports whether the file at a path or its directory has been deleted: only a mount still leads there.
+func deleted(path string) bool {
+	return slices.ContainsFunc([]string{path, filepath.Dir(path)}, func(name string) bool {
+		var st unix.Stat_t
+		return unix.Stat(name, &st) == nil && st.Nlink == 0
+	})
 }
 
 // text returns the bytes before the first zero.
@@ -616,6 +632,26 @@ func (t *Table) Status() Status {
 		Revision: m.mem.Load64(headerRevision), StatusRevision: m.mem.Load64(headerStatus), Pairs: int(m.mem.Load32(headerUsed)),
 		Live: state == Live && age < slotlayout.HeartbeatLimit,
 	}
+}
+
+// Check returns nil while a process maintains the table, and in the first minute without one; afterwards the error is ErrStale, or ErrDeleted where no other table can appear
+// at the path. Programs log a change of the result: the last weights stay in use, however old they are. Check makes system calls only after that minute.
+func (t *Table) Check() error {
+	m := t.mem.Load()
+	if m == nil {
+		return fs.ErrClosed
+	}
+	defer runtime.KeepAlive(m)
+	heartbeat := m.mem.Load64(headerHeartbeat) // before the clock, which is then later
+	switch {
+	case m.err != nil:
+		return m.err
+	case monotonic()-heartbeat < slotlayout.StaleLimit:
+		return nil
+	case deleted(t.path):
+		return fmt.Errorf("%s: %w", t.path, ErrDeleted)
+	}
+	return fmt.Errorf("%s: %w", t.path, ErrStale)
 }
 
 // monotonic returns CLOCK_MONOTONIC in ns.

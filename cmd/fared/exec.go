@@ -154,7 +154,13 @@ func (e *env) followTable(placer *tcpslots.Placer) (stop func()) {
 	ctx, cancel := context.WithCancel(context.Background())
 	var wait sync.WaitGroup
 	wait.Go(func() {
-		placer.Follow(ctx, func(err error) { log.Error("fared exec: connections follow the previous weights", "error", err) })
+		placer.Follow(ctx, func(err error) {
+			if err == nil {
+				log.Info("fared exec: the slot table is maintained again")
+				return
+			}
+			log.Error("fared exec: connections follow the previous weights", "error", err)
+		})
 	})
 	return func() {
 		cancel()

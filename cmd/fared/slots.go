@@ -147,6 +147,8 @@ func explainSlots(err error) error {
 	switch {
 	case err == nil:
 		return nil
+	case errors.Is(err, slots.ErrDeleted):
+		return &exitError{exitUnreachable, err, "mount /run/fared/table, which a restart of fared keeps"}
 	case errors.Is(err, slots.ErrNoTable):
 		return &exitError{exitUnreachable, err, "is fared running? start it with 'fared run --config FILE'; name another path of slots.file with --file"}
 	case errors.As(err, &layout):
@@ -244,6 +246,7 @@ type slotsView struct {
 	Changing int `json:"changing,omitempty"`
 
 	age     time.Duration
+	deleted bool // slots.ErrDeleted
 	sources []netip.Addr
 }
 
@@ -292,6 +295,7 @@ func readSlots(table *slots.Table, o *slotsOptions) (*slotsView, error) {
 	v := &slotsView{
 		File: table.Path(), State: status.State.String(), Live: status.Live, Instance: status.Instance, Run: status.Run,
 		Revision: status.Revision, Weights: status.StatusRevision, Planes: table.Planes(), Pairs: []pairView{}, Services: []string{}, age: status.HeartbeatAge, sources: table.Sources(),
+		deleted: errors.Is(table.Check(), slots.ErrDeleted),
 	}
 	for _, s := range table.Services() {
 		v.Services = append(v.Services, s.String())
@@ -432,6 +436,8 @@ func (v *slotsView) print(e *env, o *slotsOptions, head bool) error {
 // state describes whether a daemon maintains the table.
 func (v *slotsView) state() string {
 	switch {
+	case v.deleted:
+		return "NO DAEMON: " + slots.ErrDeleted.Error()
 	case v.Live:
 		return fmt.Sprintf("live, heartbeat %s ago", age(uint64(max(v.age, 0).Round(10*time.Millisecond))))
 	case v.State != slots.Live.String():

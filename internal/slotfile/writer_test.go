@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"flag"
+	"fmt"
 	"io/fs"
 	"math/rand/v2"
 	"net/netip"
@@ -466,6 +467,67 @@ func TestWait(t *testing.T) {
 	}
 	if _, err := table.Lookup(netip.IPv6Loopback(), netip.IPv6Loopback(), nil); !errors.Is(err, fs.ErrClosed) {
 		t.Errorf("look-up in a closed table: %v", err)
+	}
+}
+
+// TestStale checks the reports of a table without an owner: from a minute on, or with a heartbeat of an earlier boot in the future, and the reason where the directory was deleted,
+// to which a descriptor leads as a mount does.
+func TestStale(t *testing.T) {
+	w, path := open(t)
+	writeGolden(t, w)
+	dir, err := os.Open(filepath.Dir(path))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer dir.Close()
+	mount := fmt.Sprintf("/proc/self/fd/%d/slots", dir.Fd())
+	table, mounted := reader(t, path), reader(t, mount)
+	check := func(what string, age time.Duration, want, wantMounted error) {
+		t.Helper()
+		w.clock = func() uint64 { return monotonic() - uint64(age) }
+		w.Beat() // ErrGone without the directory
+		if got := table.Check(); !errors.Is(got, want) {
+			t.Errorf("%s: %v, want %v", what, got, want)
+		}
+		if got := mounted.Check(); !errors.Is(got, wantMounted) {
+			t.Errorf("%s, by the mount: %v, want %v", what, got, wantMounted)
+		}
+	}
+	check("alive", 0, nil, nil)
+	check("a minute without an owner", time.Minute, slots.ErrStale, slots.ErrStale)
+	check("alive again", 0, nil, nil)
+	check("another boot", -time.Hour, slots.ErrStale, slots.ErrStale)
+	if err := os.RemoveAll(filepath.Dir(path)); err != nil {
+		t.Fatal(err)
+	}
+	check("without the directory", time.Minute, slots.ErrStale, slots.ErrDeleted)
+	if _, err := slots.Open(mount); !errors.Is(err, slots.ErrDeleted) || !errors.Is(err, slots.ErrNoTable) {
+		t.Errorf("opened without the directory: %v", err)
+	}
+	table.Close()
+	if err := table.Check(); !errors.Is(err, fs.ErrClosed) {
+		t.Errorf("closed: %v", err)
+	}
+}
+
+// TestNextRun looks up a pair after another process has published: without a wait or a refresh the reader continues with its file.
+func TestNextRun(t *testing.T) {
+	w, path := open(t)
+	writeGolden(t, w)
+	table := reader(t, path)
+	if err := w.Close(); err != nil {
+		t.Fatal(err)
+	}
+	next := reopen(t, path)
+	if err := next.Begin(shape(4)); err != nil {
+		t.Fatal(err)
+	}
+	m := golden()
+	m.vectors[1].Slots[0].Share++
+	step(t, next, newModel(), m, 2)
+	m.check(t, table)
+	if next.previous != nil {
+		t.Error("the file of the process before is still mapped")
 	}
 }
 

@@ -39,6 +39,8 @@ const (
 	HeartbeatPeriod = 1_000_000_000
 	// HeartbeatLimit is the age of Header.Heartbeat, ns, from which on readers treat a table as one without an owner.
 	HeartbeatLimit = 5 * HeartbeatPeriod
+	// StaleLimit is the age of Header.Heartbeat, ns, from which on readers report a table without an owner.
+	StaleLimit = 60 * HeartbeatPeriod
 )
 
 // Header is the beginning of the file. The fields before State are constant while the file exists.

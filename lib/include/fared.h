@@ -24,7 +24,7 @@ struct sockaddr;
 #define FARED_VERSION "0.1.0"
 
 /* Path of the table if neither the caller nor the environment variable FARED_SLOTS names one. */
-#define FARED_DEFAULT_PATH "/run/fared/slots"
+#define FARED_DEFAULT_PATH "/run/fared/table/slots"
 
 enum fared_error {
 	FARED_E_NO_TABLE = -1,  /* no file at the path: fared has not published a table yet */
@@ -39,6 +39,9 @@ enum fared_error {
 	FARED_E_SERVICE =
 		-9, /* the table has no source ports for the service: slots.services of fared's configuration lists them, and fared_get_steered() those without
 	                            separate ports */
+	FARED_E_STALE = -10, /* no process has maintained the table for a minute: fared does not run */
+	FARED_E_DELETED =
+		-11, /* the directory of the path, or the file, was deleted while it is mounted here: no other table can appear, so mount the directory again */
 };
 
 /* An IPv6 address, or an IPv4 address as ::ffff:a.b.c.d. */
@@ -147,6 +150,9 @@ int fared_refresh(struct fared_table *table);
 int fared_wait(struct fared_table *table, int timeout_ms);
 
 int fared_get_status(const struct fared_table *table, struct fared_status *status);
+/* Returns 0 while a process maintains the table, and in the first minute without one; afterwards FARED_E_STALE, or FARED_E_DELETED where no other table can appear at the path.
+ * Programs log a change of the result: the last weights stay in use, however old they are. It makes system calls only after that minute. Since 1.2. */
+int fared_check(const struct fared_table *table);
 
 /* Reads a pair and up to room of its slots; slots may be NULL if room is 0. pair->slots is the number of all slots. */
 int fared_lookup(const struct fared_table *table, const struct fared_address *source, const struct fared_address *destination, struct fared_pair *pair,

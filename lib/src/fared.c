@@ -104,6 +104,11 @@ EXPORT const char *fared_error_text(int error)
 		return "an argument is invalid";
 	case FARED_E_SERVICE:
 		return "the slot table has no source ports for the service: add it to slots.services";
+	case FARED_E_STALE:
+		return "no fared has maintained the slot table for a minute: its weights may be wrong until \"fared run\" runs again";
+	case FARED_E_DELETED:
+		return "the directory of the slot table was deleted after it was mounted here, so that no later table appears: restart the container, with the "
+		       "directory mounted and not the file";
 	}
 	return "unknown error";
 }
@@ -252,6 +257,26 @@ static int find_service(struct fared_table *t)
 	return 0;
 }
 
+static int deleted_inode(const char *path)
+{
+	struct stat st;
+	return !stat(path, &st) && !st.st_nlink;
+}
+
+/* Returns whether the file at a path or its directory has been deleted: only a mount still leads there. errno keeps its value. */
+static int deleted(const char *path)
+{
+	int reason = errno, found = deleted_inode(path);
+	char *directory = strdup(path), *end = directory ? strrchr(directory, '/') : NULL;
+	if (end) {
+		end[end == directory] = 0;
+		found |= deleted_inode(directory);
+	}
+	free(directory);
+	errno = reason;
+	return found;
+}
+
 /* Maps the file at the table's path into t, whose other fields it fills in. */
 static int map(struct fared_table *t)
 {
@@ -259,8 +284,10 @@ static int map(struct fared_table *t)
 	do
 		fd = open(t->path, O_RDONLY | O_CLOEXEC | O_NOCTTY | O_NONBLOCK);
 	while (fd < 0 && errno == EINTR);
+	if (fd < 0 && errno != ENOENT && errno != ENOTDIR)
+		return FARED_E_SYSTEM;
 	if (fd < 0)
-		return errno == ENOENT || errno == ENOTDIR ? FARED_E_NO_TABLE : FARED_E_SYSTEM;
+		return deleted(t->path) ? FARED_E_DELETED : FARED_E_NO_TABLE;
 	/* The header decides about the rest, so it is read before the file is mapped whole. */
 	_Alignas(8) unsigned char header[L_HEADER_BYTES];
 	struct stat st;
@@ -437,6 +464,18 @@ EXPORT int fared_get_status(const struct fared_table *table, struct fared_status
 	uint64_t beat = load64(table->mem + L_HEADER_HEARTBEAT); /* before the clock, which is then later */
 	status->live = load32(table->mem + L_HEADER_STATE) == L_STATE_LIVE && now_ns(CLOCK_MONOTONIC) - beat < L_HEARTBEAT_LIMIT;
 	return 0;
+}
+
+EXPORT int fared_check(const struct fared_table *table)
+{
+	if (!table)
+		return FARED_E_INVALID;
+	if (!table->mem)
+		return FARED_E_TRUNCATED;
+	uint64_t beat = load64(table->mem + L_HEADER_HEARTBEAT); /* before the clock, which is then later */
+	if (now_ns(CLOCK_MONOTONIC) - beat < L_STALE_LIMIT)
+		return 0;
+	return deleted(table->path) ? FARED_E_DELETED : FARED_E_STALE;
 }
 
 /* The finalizer of MurmurHash3 with Stafford's constants (variant 13). */

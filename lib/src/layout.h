@@ -85,6 +85,7 @@
 #define L_STATE_ENDED 2u /* State: the owner has ended */
 #define L_STATE_REPLACED 3u /* State: another file at the path replaces this one */
 #define L_HEARTBEAT_LIMIT 5000000000ull /* age of Heartbeat, ns, from which on the table counts as one without an owner */
+#define L_STALE_LIMIT 60000000000ull /* age of Heartbeat, ns, from which on readers report that */
 #define L_VECTOR_REACHABLE 1u /* vector: a plane has capacity toward the destination */
 #define L_VECTOR_IN_EFFECT 2u /* vector: the data plane forwards by the weights of every plane */
 #define L_SLOT_PARKED 1u /* slot: send nothing; the share is 0 */

@@ -346,6 +346,38 @@ static void test_refresh_and_wait(void)
 	fared_close(t);
 }
 
+/* A table without an owner is reported from a minute on, and where its directory was deleted that is the reason: a descriptor leads to it as a mount does. */
+static void test_stale(void)
+{
+	write_file(golden, golden_size);
+	struct fared_table *t, *mounted, *none;
+	int at = open(dir, O_RDONLY | O_DIRECTORY), file = open(path, O_WRONLY);
+	char mount[80];
+	CHECK(at >= 0 && file >= 0);
+	snprintf(mount, sizeof mount, "/proc/self/fd/%d/%s", at, strrchr(path, '/') + 1);
+	CHECK(fared_open(&t, path) == 0 && fared_open(&mounted, mount) == 0);
+	/* Ages of the heartbeat, s: one of an earlier boot may be in the future. */
+	static const struct {
+		int age, want;
+	} cases[] = {{0, 0}, {60, FARED_E_STALE}, {30, 0}, {-3600, FARED_E_STALE}, {0, 0}, {60, FARED_E_STALE}};
+	for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+		struct timespec now;
+		clock_gettime(CLOCK_MONOTONIC, &now);
+		uint64_t beat = (uint64_t)(now.tv_sec - cases[i].age) * 1000000000u;
+		CHECK(pwrite(file, &beat, sizeof beat, L_HEADER_HEARTBEAT) == sizeof beat);
+		CHECK(fared_check(t) == cases[i].want && fared_check(mounted) == cases[i].want);
+	}
+	CHECK(unlink(path) == 0 && rmdir(dir) == 0);
+	CHECK(fared_check(t) == FARED_E_STALE && fared_check(mounted) == FARED_E_DELETED && fared_refresh(mounted) == FARED_E_DELETED);
+	CHECK(fared_open(&none, mount) == FARED_E_DELETED && fared_open(&none, path) == FARED_E_NO_TABLE);
+	CHECK(fared_check(NULL) == FARED_E_INVALID);
+	fared_close(t);
+	fared_close(mounted);
+	close(at);
+	close(file);
+	CHECK(mkdir(dir, 0700) == 0);
+}
+
 /* After exec nothing of the table remains. */
 static void test_exec(void)
 {
@@ -443,6 +475,7 @@ int main(int argc, char **argv)
 	test_lookup();
 	test_again();
 	test_refresh_and_wait();
+	test_stale();
 	test_exec();
 	test_damage(atoi(argv[3]));
 	CHECK(unlink(path) == 0 && rmdir(dir) == 0);

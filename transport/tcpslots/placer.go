@@ -233,19 +233,30 @@ func (p *Placer) prune(vectors map[uint32]bool, pairs map[key]bool) error {
 // retry is the time after which Follow reads a pair again that was being changed.
 const retry = 100 * time.Millisecond
 
+// checkPeriod is the period in which Follow looks whether the table is stale.
+const checkPeriod = time.Second
+
 // Follow keeps the maps current until ctx ends. report receives the errors of Sync, after which some pairs keep their previous state until the next change
-// of the table.
+// of the table; those of Table.Check, once; and nil when the table is maintained again.
 func (p *Placer) Follow(ctx context.Context, report func(error)) {
-	var last error
+	var last, stale error
 	for {
-		wait, cancel := ctx, context.CancelFunc(func() {})
+		slice := checkPeriod
 		if errors.Is(last, slots.ErrBusy) {
-			wait, cancel = context.WithTimeout(ctx, retry)
+			slice = retry
 		}
-		_, _ = p.table.Wait(wait, p.mark) // the only error is the end of wait
+		wait, cancel := context.WithTimeout(ctx, slice)
+		_, timeout := p.table.Wait(wait, p.mark) // the only error is the end of wait
 		cancel()
 		if ctx.Err() != nil {
 			return
+		}
+		if now := p.table.Check(); fmt.Sprint(now) != fmt.Sprint(stale) {
+			stale = now
+			report(now)
+		}
+		if timeout != nil && !errors.Is(last, slots.ErrBusy) {
+			continue
 		}
 		if last = p.Sync(); last != nil && !errors.Is(last, slots.ErrBusy) {
 			report(last)

@@ -76,6 +76,7 @@ var constants = []constant{
 	{"STATE_ENDED", slotlayout.StateEnded, "State: the owner has ended"},
 	{"STATE_REPLACED", slotlayout.StateReplaced, "State: another file at the path replaces this one"},
 	{"HEARTBEAT_LIMIT", slotlayout.HeartbeatLimit, "age of Heartbeat, ns, from which on the table counts as one without an owner"},
+	{"STALE_LIMIT", slotlayout.StaleLimit, "age of Heartbeat, ns, from which on readers report that"},
 	{"VECTOR_REACHABLE", slotlayout.VectorReachable, "vector: a plane has capacity toward the destination"},
 	{"VECTOR_IN_EFFECT", slotlayout.VectorInEffect, "vector: the data plane forwards by the weights of every plane"},
 	{"SLOT_PARKED", slotlayout.SlotParked, "slot: send nothing; the share is 0"},

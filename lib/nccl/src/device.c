@@ -154,6 +154,12 @@ static void describe(struct device *d, const struct fared_table *table, const st
 		d->speed = 10000; /* NCCL's own sockets assume this for a netdev that does not know its speed */
 }
 
+const char *slots_path(void)
+{
+	const char *path = getenv("FARED_SLOTS");
+	return path && *path ? path : FARED_DEFAULT_PATH;
+}
+
 ncclResult_t devices_init(void)
 {
 	if (count)
@@ -164,8 +170,9 @@ ncclResult_t devices_init(void)
 	struct fared_status status;
 	int error = fared_open(&table, NULL);
 	if (error) {
-		const char *path = getenv("FARED_SLOTS");
-		INFO("%s: %s; NCCL uses another network", path ? path : FARED_DEFAULT_PATH, fared_error_text(error));
+		/* Without fared on the server another network is what is wanted; with a mount of a deleted directory it is not. */
+		log_line(error == FARED_E_DELETED ? NCCL_LOG_WARN : NCCL_LOG_INFO, NCCL_INIT | NCCL_NET, __FILE__, __LINE__,
+			"%s: %s; NCCL uses another network", slots_path(), fared_error_text(error));
 		return ncclSystemError;
 	}
 	error = fared_get_status(table, &status);

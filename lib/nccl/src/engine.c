@@ -232,18 +232,24 @@ static void *run(void *unused)
 	return NULL;
 }
 
-/* watch wakes the engine after each change of the table. */
+/* watch wakes the engine after each change of the table, and reports when the table becomes stale, and the end of that. */
 static void *watch(void *unused)
 {
 	(void)unused;
 	struct fared_table *table;
 	if (fared_open(&table, NULL))
 		return NULL;
-	for (;;) {
+	for (int stale = 0;;) {
 		if (fared_wait(table, WATCH_MS) == 1) {
 			atomic_store(&engine.attention, true);
 			wake();
 		}
+		int now = fared_check(table);
+		if (now && now != stale)
+			WARN("%s: %s", slots_path(), fared_error_text(now));
+		else if (now != stale)
+			INFO("%s: the slot table is maintained again", slots_path());
+		stale = now;
 	}
 	return NULL;
 }

@@ -100,6 +100,8 @@ extern struct settings settings;
 ncclResult_t devices_init(void);
 int devices_count(void);
 const struct device *device_get(int i);
+/* Returns the path of the slot table. */
+const char *slots_path(void);
 
 /* engine.c: calls of NCCL's threads. Pointers that are not ready stay NULL. */
 ncclResult_t net_listen(int dev, void *handle, struct listener **out);

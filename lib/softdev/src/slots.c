@@ -3,6 +3,7 @@
 #include "fared.h"
 
 #include <netinet/in.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -22,22 +23,35 @@ struct sd_pair {
 
 struct sd_slots {
 	struct fared_table *table;
+	int stale; /* the last result of fared_check, or why no table could be opened */
 	struct sd_pair *pairs;
 	uint64_t next_open;
 };
 
-/* Opens the table for RoCEv2. */
-static bool open_table(struct sd_slots *s)
+/* follow_file opens the table for RoCEv2, or continues with the file at its path. It reports when the table becomes stale, and the end of that; that there is none is no
+ * fault, except where none can appear. */
+static void follow_file(struct sd_slots *s)
 {
 	static const struct fared_service roce = {.protocol = IPPROTO_UDP, .port = SD_UDP_PORT};
-	return fared_open_service(&s->table, NULL, &roce) == 0;
+	int now;
+	if (s->table) {
+		fared_refresh(s->table);
+		now = fared_check(s->table);
+	} else {
+		now = fared_open_service(&s->table, NULL, &roce);
+		if (now != FARED_E_DELETED)
+			now = 0;
+	}
+	if (now != s->stale)
+		fprintf(stderr, "fared0: %s\n", now ? fared_error_text(now) : "the slot table is maintained again");
+	s->stale = now;
 }
 
 struct sd_slots *sd_slots_open(void)
 {
 	struct sd_slots *s = calloc(1, sizeof *s);
-	if (s && !open_table(s))
-		s->table = NULL;
+	if (s)
+		follow_file(s);
 	return s;
 }
 
@@ -231,10 +245,7 @@ void sd_slots_follow(struct sd_dev *dev)
 		return;
 	if (dev->now >= s->next_open) {
 		s->next_open = dev->now + OPEN_INTERVAL;
-		if (!s->table && !open_table(s))
-			s->table = NULL;
-		else if (s->table)
-			fared_refresh(s->table);
+		follow_file(s);
 	}
 	for (struct sd_pair *p = s->pairs; p; p = p->next)
 		if (p->paths && !fared_is_current(s->table, &p->state) && read_pair(s, p))

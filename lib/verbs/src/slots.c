@@ -32,10 +32,17 @@ static struct queue_pair *find(struct ibv_qp *qp)
 	return node ? *(struct queue_pair **)node : NULL;
 }
 
-bool open_table(struct fared_table **table, const char *path)
+int open_table(struct fared_table **table, const char *path)
 {
 	static const struct fared_service roce = {.protocol = IPPROTO_UDP, .port = 4791};
-	return fared_open_service(table, path, &roce) == 0;
+	return fared_open_service(table, path, &roce);
+}
+
+void report_stale(int now)
+{
+	if (now != state.stale)
+		report(1, "%s: %s", state.path, now ? fared_error_text(now) : "the slot table is maintained again");
+	state.stale = now;
 }
 
 /* Opens the slot table, or continues with the file that is now at its path. */
@@ -47,7 +54,11 @@ static bool table_ready(void)
 	}
 	if (state.table)
 		return fared_refresh(state.table) != FARED_E_TRUNCATED;
-	return state.path && open_table(&state.table, state.path);
+	if (!state.path)
+		return false;
+	int error = open_table(&state.table, state.path);
+	report_stale(error == FARED_E_DELETED ? error : 0); /* that there is none is no fault, except where none can appear */
+	return !error;
 }
 
 static struct device *device_of(struct ibv_context *context, uint32_t port)

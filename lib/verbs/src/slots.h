@@ -60,6 +60,7 @@ struct state {
 	uint64_t dealt[DEAL_PLANES];
 	bool changed; /* since the statistics were written */
 	bool watching;
+	int stale;                   /* the last result of fared_check */
 	struct fared_table *waiting; /* the thread's table */
 };
 
@@ -71,8 +72,10 @@ extern struct state state;
 bool slots_load(struct set *s);
 /* Does the same as slots_load, then changes the source ports of the queue pairs that must move. */
 bool move_set(struct set *s);
-/* Opens the slot table at a path, with the source ports for RoCEv2. Returns false without one. */
-bool open_table(struct fared_table **table, const char *path);
+/* Opens the slot table at a path, with the source ports for RoCEv2. Returns an error of libfared. */
+int open_table(struct fared_table **table, const char *path);
+/* Reports a change of the result of fared_check. */
+void report_stale(int now);
 /* Starts the thread that waits for changes of the table, unless it runs. It ends by itself when no queue pair has been there for a second. */
 void watch_start(void);
 

@@ -52,6 +52,7 @@ static void *watch(void *path)
 		guard_lock(&state.lock);
 		state.waiting = table;
 		follow(changed);
+		report_stale(fared_check(state.table));
 		write_statistics();
 		bool end = !table || !state.count;
 		state.watching = !end;

@@ -1,0 +1,308 @@
+package lib
+
+import (
+	"bufio"
+	"context"
+	"encoding/binary"
+	"fmt"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/fared/fared/client/slots"
+	"github.com/fared/fared/internal/netnstest"
+	"github.com/fared/fared/internal/slotfile"
+	"github.com/fared/fared/internal/slotlayout"
+	"github.com/fared/fared/internal/testkit/gate"
+)
+
+// follower is the variable that makes the test binary the Go reader of these tests.
+const follower = "FARED_TEST_FOLLOW"
+
+// The pair that the readers follow.
+var near, far = netip.MustParseAddr("10.255.0.1"), netip.MustParseAddr("10.255.0.2")
+
+func TestMain(m *testing.M) {
+	if os.Getenv(follower) != "" {
+		follow()
+		return
+	}
+	os.Exit(m.Run())
+}
+
+// follow does in Go what tests/follow.c does in C.
+func follow() {
+	go func() {
+		os.Stdin.Read(make([]byte, 1)) // ends with the test
+		os.Exit(0)
+	}()
+	table, err := slots.Open("")
+	if err != nil {
+		fmt.Println("0 0 0", err)
+		return
+	}
+	last := ""
+	for mark := table.Mark(); ; {
+		share, reason := uint32(0), "success"
+		if p, err := table.Lookup(near, far, nil); err == nil && len(p.Slots) > 0 {
+			share = p.Slots[0].Share
+		}
+		if err := table.Check(); err != nil {
+			reason = err.Error()
+		}
+		if line := fmt.Sprint(table.Status().Run, share, " ", reason); line != last {
+			fmt.Println(monotonic(), line)
+			last = line
+		}
+		ctx, cancel := context.WithTimeout(context.Background(), 100*time.Millisecond)
+		mark, _ = table.Wait(ctx, mark)
+		cancel()
+	}
+}
+
+// followInPython does so in Python.
+const followInPython = `
+import select, sys, time, warnings
+sys.path.insert(0, sys.argv[1])
+import fared_slots
+warned = []
+warnings.showwarning = lambda message, *rest: warned.append(str(message))
+warnings.simplefilter("always")
+try:
+    table = fared_slots.open()
+except fared_slots.Error as e:
+    print("0 0 0", e, flush=True)
+    sys.exit()
+last = ""
+while not select.select([sys.stdin], [], [], 0)[0]:
+    try:
+        share = table.lookup(sys.argv[2], sys.argv[3]).slots[0].share
+    except fared_slots.Error:
+        share = 0
+    reason = table.check()
+    if reason and reason not in warned:
+        reason = None # until wait has warned
+    line = f"{table.status().run} {share} {reason or 'success'}"
+    if line != last:
+        print(time.clock_gettime_ns(time.CLOCK_MONOTONIC), line, flush=True)
+        last = line
+    table.wait(0.1)
+`
+
+func monotonic() int64 {
+	var ts unix.Timespec
+	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &ts); err != nil {
+		panic(err)
+	}
+	return ts.Nano()
+}
+
+// followers returns the commands of the readers in C, Go and Python. That in C is static: it runs in any container.
+func followers(t *testing.T) map[string][]string {
+	t.Helper()
+	netnstest.Tools(t, "python3")
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	python, err := filepath.Abs("../python")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return map[string][]string{
+		"C": {compileStatic(t, "follow"), near.String(), far.String()}, "Go": {"env", follower + "=1", self}, "Python": {"python3", "-B", "-c", followInPython, python, near.String(), far.String()},
+	}
+}
+
+// compileStatic compiles a program of lib/tests that needs no shared library.
+func compileStatic(t testing.TB, program string) string {
+	t.Setenv("LDFLAGS", "-static")
+	return compile(t, program, plain)
+}
+
+// reader is a running reader.
+type reader struct {
+	cmd   *exec.Cmd
+	mu    sync.Mutex
+	lines []string
+}
+
+// startReader starts a reader, which ends with the test.
+func startReader(t *testing.T, name string, args ...string) *reader {
+	t.Helper()
+	r := &reader{cmd: exec.Command(name, args...)}
+	out, err := r.cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	in, err := r.cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.cmd.Stderr = os.Stderr
+	if err := r.cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		for scan := bufio.NewScanner(out); scan.Scan(); {
+			r.mu.Lock()
+			r.lines = append(r.lines, scan.Text())
+			r.mu.Unlock()
+		}
+	}()
+	t.Cleanup(func() {
+		in.Close()
+		<-done
+		if err := r.cmd.Wait(); err != nil {
+			t.Errorf("%v: %v", args, err)
+		}
+	})
+	return r
+}
+
+// await waits until the reader's last line has a share and contains a reason.
+func (r *reader) await(t *testing.T, who string, share uint32, reason string) {
+	t.Helper()
+	netnstest.Eventually(t, 2*time.Minute, func() error {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		if len(r.lines) == 0 {
+			return fmt.Errorf("%s: no line", who)
+		}
+		last := r.lines[len(r.lines)-1]
+		if f := strings.SplitN(last, " ", 4); len(f) < 4 || f[2] != fmt.Sprint(share) || !strings.Contains(f[3], reason) {
+			return fmt.Errorf("%s: %q, want share %d and %q", who, last, share, reason)
+		}
+		return nil
+	})
+}
+
+// inMount returns a command in a mount namespace with a read-only bind mount of dir at mount, as a container has.
+func inMount(dir, mount string, command ...string) []string {
+	const script = `mount --bind "$0" "$1" && mount -o remount,bind,ro "$1" && shift && exec "$@"`
+	return append([]string{"unshare", "--mount", "--propagation", "private", "sh", "-c", script, dir, mount, "env", "FARED_SLOTS=" + filepath.Join(mount, "slots")}, command...)
+}
+
+// age sets the heartbeat of a file to 61 s ago.
+func age(t *testing.T, file *os.File) {
+	t.Helper()
+	var b [8]byte
+	binary.NativeEndian.PutUint64(b[:], uint64(monotonic()-61e9))
+	if _, err := file.WriteAt(b[:], int64(unsafe.Offsetof(slotlayout.Header{}.Heartbeat))); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// begins starts another process's publication with a share of the pair's first slot.
+func (p *published) begins(t *testing.T, share uint32) {
+	t.Helper()
+	var err error
+	if p.w, err = slotfile.Open(p.path, 0); err != nil {
+		t.Fatal(err)
+	}
+	if err := p.w.Begin(shape(2)); err != nil {
+		t.Fatal(err)
+	}
+	p.set(t, near, far, []uint32{share, 1e9 - share})
+}
+
+// TestMounts follows the table by bind mounts, as in containers: through restarts of fared that keep the directory, through a time without fared, and up to the end of the directory,
+// after which no table can appear.
+func TestMounts(t *testing.T) {
+	netnstest.Require(t, "unshare", "nsenter", "mount")
+	dir := filepath.Join(t.TempDir(), "table")
+	p := &published{path: filepath.Join(dir, "slots")}
+	p.begins(t, 1)
+	t.Cleanup(func() { p.w.Close() })
+	commands, all := followers(t), map[string]*reader{}
+	for who, command := range commands {
+		c := inMount(dir, t.TempDir(), command...)
+		all[who] = startReader(t, c[0], c[1:]...)
+	}
+	await := func(share uint32, reason string) {
+		t.Helper()
+		for who, r := range all {
+			r.await(t, who, share, reason)
+		}
+	}
+	await(1, "success")
+	restart := func(share uint32, end func(last *os.File)) {
+		t.Helper()
+		last, err := os.OpenFile(p.path, os.O_RDWR, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer last.Close()
+		if err := p.w.Close(); err != nil {
+			t.Fatal(err)
+		}
+		end(last)
+		p.begins(t, share)
+	}
+	for share := range uint32(5) {
+		restart(share+2, func(*os.File) {})
+		await(share+2, "success")
+	}
+	restart(7, func(last *os.File) {
+		age(t, last)
+		await(6, "no fared has maintained the slot table for a minute")
+	})
+	await(7, "success")
+	restart(8, func(last *os.File) {
+		age(t, last)
+		if err := os.RemoveAll(dir); err != nil {
+			t.Fatal(err)
+		}
+	})
+	await(7, "was deleted after it was mounted here")
+	for who, r := range all {
+		new := append([]string{"--target", fmt.Sprint(r.cmd.Process.Pid), "--mount", "env", environment(t, r)}, commands[who]...)
+		startReader(t, "nsenter", new...).await(t, "a new program in "+who, 0, "was deleted after it was mounted here")
+	}
+}
+
+// environment returns FARED_SLOTS of a reader.
+func environment(t *testing.T, r *reader) string {
+	t.Helper()
+	i := slices.IndexFunc(r.cmd.Args, func(arg string) bool { return strings.HasPrefix(arg, "FARED_SLOTS=") })
+	if i < 0 {
+		t.Fatalf("%v has no path", r.cmd.Args)
+	}
+	return r.cmd.Args[i]
+}
+
+// TestMountsOfDocker follows the table in a container of Docker, by the documented mount, through restarts of fared.
+func TestMountsOfDocker(t *testing.T) {
+	gate.Slow(t, gate.Containers, "starts a container")
+	netnstest.Require(t, "docker")
+	const image = "fared-debian:local"
+	if out, err := exec.Command("docker", "image", "inspect", image).CombinedOutput(); err != nil {
+		netnstest.Lacks(t, fmt.Sprintf("the image %s is not there, 'make images' makes it: %v: %s", image, err, out))
+	}
+	dir := filepath.Join(t.TempDir(), "table")
+	p := &published{path: filepath.Join(dir, "slots")}
+	p.begins(t, 1)
+	t.Cleanup(func() { p.w.Close() })
+	program := compileStatic(t, "follow")
+	r := startReader(t, "docker", "run", "--rm", "--interactive", "--network", "none", "--volume", dir+":/run/fared/table:ro", "--volume", program+":/follow:ro",
+		"--entrypoint", "/follow", image, near.String(), far.String())
+	r.await(t, "the container", 1, "success")
+	for share := range uint32(20) {
+		if err := p.w.Close(); err != nil {
+			t.Fatal(err)
+		}
+		p.begins(t, share+2)
+		r.await(t, "the container", share+2, "success")
+	}
+}
