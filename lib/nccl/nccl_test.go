@@ -316,6 +316,25 @@ func killOne(t testing.TB, ranks []*rank) {
 	}
 }
 
+// TestEnds closes one end of a communicator in every state of the other: after accept and before connect returns, before accept, with messages in flight, and when the lanes of the close
+// were lost; and has it stop answering. No call of the other end stays pending.
+func TestEnds(t *testing.T) {
+	b := release(t)
+	x := slotfiletest.New(t, loopback(0), loopback(0))
+	x.Set(t, 1, 1, 1, 1)
+	program := filepath.Join(t.TempDir(), "ends")
+	if out, err := exec.Command("make", "OUT="+filepath.Dir(program), program).CombinedOutput(); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	for how, timeout := range map[string]string{"closing": "60", "silent": "1"} {
+		cmd := exec.Command(program, b.plugin(), how)
+		cmd.Env = append(os.Environ(), "FARED_SLOTS="+x.Path, "FARED_NCCL_TIMEOUT="+timeout)
+		if out, err := cmd.CombinedOutput(); err != nil || !strings.Contains(string(out), "each pending call has ended") {
+			t.Errorf("%s: %v\n%s", how, err, out)
+		}
+	}
+}
+
 // TestIdle checks that open communicators without messages use no processor time.
 func TestIdle(t *testing.T) {
 	ranks := local(t, release(t), 2, nil, "--idle", "2")

@@ -199,7 +199,7 @@ void comm_closed_by_peer(struct comm *c, uint64_t groups)
 		}
 		comm_stripe_acknowledged(c, c->stripes[i]);
 	}
-	if (missing)
+	if (missing || !c->ready) /* connect waits too */
 		comm_fail(c, ncclRemoteError, "the receiver has closed the communicator");
 }
 
@@ -364,12 +364,17 @@ static void abandon(struct comm *c)
 	}
 }
 
+void comm_bye(struct lane *lane)
+{
+	lane_control(lane, &(struct frame){.type = FRAME_BYE, .group = lane->comm->first_group}, NULL);
+}
+
 static void close_comm(struct comm *c)
 {
 	c->closed_at = engine.now;
 	abandon(c);
 	for (int i = 0; i < c->lane_count; i++)
-		lane_control(c->lanes[i], &(struct frame){.type = FRAME_BYE, .group = c->first_group}, NULL);
+		comm_bye(c->lanes[i]);
 	atomic_store(&c->released, true);
 }
 
@@ -492,7 +497,7 @@ void comm_tick(struct comm *c)
 			comm_fail(c, ncclRemoteError, "the receiver's process has ended");
 		else if (c->verbs && !c->ready && c->lane_count && engine.now - c->since > PAIR_TIME)
 			comm_fail(c, ncclSystemError, "no queue pair to the receiver could be connected");
-		else if (engine.now - c->alive > settings.patience_ms * MILLISECOND)
+		else if (engine.now - (c->ready ? c->alive : c->since) > settings.patience_ms * MILLISECOND) /* lanes that come and go are no communicator */
 			comm_fail(c, ncclRemoteError,
 				c->lane_count ? "the receiver does not answer on any plane"
 					      : "no lane to the receiver could be opened: is its address reachable from this loopback?");

@@ -145,6 +145,12 @@ struct comm {
 	int post_lane;
 };
 
+/* ended is a communicator of a listener that this end has closed. */
+struct ended {
+	uint8_t connection[16];
+	uint64_t groups; /* that were complete */
+};
+
 struct listener {
 	enum source_kind kind; /* first: SOURCE_LISTENER */
 	int fd;
@@ -153,6 +159,8 @@ struct listener {
 	struct lane *greeting; /* lanes without a HELLO */
 	int greeting_count;
 	int comms;
+	struct ended *ended;
+	uint32_t ended_count;
 	struct listener *next;
 	_Atomic bool closing;
 	/* under engine.lock */
@@ -261,6 +269,8 @@ void comm_leave(struct lane *lane);
 void comm_open_failed(struct comm *c, bool refused);
 void comm_acknowledged(struct lane *lane, uint64_t id);
 void comm_stripe_acknowledged(struct comm *c, struct stripe *s);
+/* Notifies the peer, by a lane, that this end is closed. */
+void comm_bye(struct lane *lane);
 void comm_closed_by_peer(struct comm *c, uint64_t groups);
 void comm_received(struct comm *c);
 void comm_post(struct comm *c, uint64_t group, struct lane *lane);

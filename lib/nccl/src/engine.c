@@ -115,6 +115,19 @@ static void handle_lane(struct lane *lane, uint32_t events)
 		engine_ready(lane->comm);
 }
 
+/* note_end keeps what a peer has to know about a closed communicator of a listener when it returns. */
+static void note_end(struct listener *l, const struct comm *c)
+{
+	l->comms--;
+	struct ended *ended = realloc(l->ended, (l->ended_count + 1) * sizeof *ended);
+	if (!ended)
+		return;
+	l->ended = ended;
+	struct ended *e = &ended[l->ended_count++];
+	memcpy(e->connection, c->hello.connection, sizeof e->connection);
+	e->groups = c->first_group;
+}
+
 static void free_gone(void)
 {
 	for (struct comm **p = &engine.comms; *p;) {
@@ -125,7 +138,7 @@ static void free_gone(void)
 		}
 		*p = c->next;
 		if (c->listener)
-			c->listener->comms--;
+			note_end(c->listener, c);
 		comm_free(c);
 	}
 	guard_lock(&engine.lock);
@@ -139,6 +152,7 @@ static void free_gone(void)
 		while (l->greeting)
 			lane_close(l->greeting);
 		close(l->fd);
+		free(l->ended);
 		free(l);
 	}
 	guard_unlock(&engine.lock);

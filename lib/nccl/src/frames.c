@@ -1,5 +1,6 @@
 /* The meaning of frames. What arrives is checked before it is used: a peer may have another version, or be damaged. */
 #include <string.h>
+#include <sys/socket.h>
 
 #include "comm.h"
 
@@ -135,6 +136,20 @@ static bool posted(struct lane *lane)
 	return true;
 }
 
+/* has_ended answers the lane of a communicator that this end has closed: the BYE to its earlier lanes may have been lost with them. */
+static bool has_ended(struct lane *lane, const struct hello *h)
+{
+	const struct listener *l = lane->listener;
+	for (uint32_t i = 0; i < l->ended_count; i++) {
+		if (memcmp(l->ended[i].connection, h->connection, sizeof h->connection))
+			continue;
+		struct frame bye = {.type = FRAME_BYE, .version = WIRE_VERSION, .group = l->ended[i].groups};
+		send(lane->fd, &bye, sizeof bye, MSG_NOSIGNAL); /* a lane without a communicator has sent nothing, so there is room */
+		return true;
+	}
+	return false;
+}
+
 static bool greeted(struct lane *lane)
 {
 	struct listener *l = lane->listener;
@@ -149,8 +164,8 @@ static bool greeted(struct lane *lane)
 	while (c && (c->listener != l || memcmp(&c->hello, &h, sizeof h)))
 		c = c->next;
 	if (!c) {
-		if (atomic_load(&l->closing))
-			return false; /* the communicator of this lane has been closed */
+		if (has_ended(lane, &h) || atomic_load(&l->closing))
+			return false;
 		guard_lock(&engine.lock);
 		bool room = l->accepted_count < (int)(sizeof l->accepted / sizeof l->accepted[0]);
 		guard_unlock(&engine.lock);
@@ -180,6 +195,8 @@ static bool greeted(struct lane *lane)
 	comm_join(c, lane);
 	lane->state = LANE_READY;
 	lane_control(lane, &(struct frame){.type = FRAME_WELCOME}, NULL);
+	if (c->closed_at)
+		comm_bye(lane);
 	return true;
 }
 
