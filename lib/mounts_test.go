@@ -3,7 +3,6 @@ package lib
 import (
 	"bufio"
 	"context"
-	"encoding/binary"
 	"fmt"
 	"net/netip"
 	"os"
@@ -14,14 +13,13 @@ import (
 	"sync"
 	"testing"
 	"time"
-	"unsafe"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/fared/fared/client/slots"
 	"github.com/fared/fared/internal/netnstest"
 	"github.com/fared/fared/internal/slotfile"
-	"github.com/fared/fared/internal/slotlayout"
+	"github.com/fared/fared/internal/slotfile/slotfiletest"
 	"github.com/fared/fared/internal/testkit/gate"
 )
 
@@ -194,16 +192,6 @@ func inMount(dir, mount string, command ...string) []string {
 	return append([]string{"unshare", "--mount", "--propagation", "private", "sh", "-c", script, dir, mount, "env", "FARED_SLOTS=" + filepath.Join(mount, "slots")}, command...)
 }
 
-// age sets the heartbeat of a file to 61 s ago.
-func age(t *testing.T, file *os.File) {
-	t.Helper()
-	var b [8]byte
-	binary.NativeEndian.PutUint64(b[:], uint64(monotonic()-61e9))
-	if _, err := file.WriteAt(b[:], int64(unsafe.Offsetof(slotlayout.Header{}.Heartbeat))); err != nil {
-		t.Fatal(err)
-	}
-}
-
 // begins starts another process's publication with a share of the pair's first slot.
 func (p *published) begins(t *testing.T, share uint32) {
 	t.Helper()
@@ -237,30 +225,25 @@ func TestMounts(t *testing.T) {
 		}
 	}
 	await(1, "success")
-	restart := func(share uint32, end func(last *os.File)) {
+	restart := func(share uint32, meanwhile func()) {
 		t.Helper()
-		last, err := os.OpenFile(p.path, os.O_RDWR, 0)
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer last.Close()
 		if err := p.w.Close(); err != nil {
 			t.Fatal(err)
 		}
-		end(last)
+		meanwhile()
 		p.begins(t, share)
 	}
 	for share := range uint32(5) {
-		restart(share+2, func(*os.File) {})
+		restart(share+2, func() {})
 		await(share+2, "success")
 	}
-	restart(7, func(last *os.File) {
-		age(t, last)
+	restart(7, func() {
+		slotfiletest.Age(t, p.path)
 		await(6, "no fared has maintained the slot table for a minute")
 	})
 	await(7, "success")
-	restart(8, func(last *os.File) {
-		age(t, last)
+	restart(8, func() {
+		slotfiletest.Age(t, p.path)
 		if err := os.RemoveAll(dir); err != nil {
 			t.Fatal(err)
 		}

@@ -316,6 +316,35 @@ func killOne(t testing.TB, ranks []*rank) {
 	}
 }
 
+// TestStale lets the table of a job go without an owner: its ranks report that once, with the reason, and the end, and go on.
+func TestStale(t *testing.T) {
+	b := release(t)
+	x := slotfiletest.New(t, loopback(0), loopback(0))
+	x.Set(t, 1, 1, 1, 1)
+	stop, args := until(t, "--bytes", "1000000", "--verbose")
+	ranks := start(t, 2, func(int) ([]string, []string) {
+		return []string{b.check(), "--plugin", b.plugin()}, []string{"FARED_SLOTS=" + x.Path}
+	}, args...)
+	awaitIteration(t, ranks, 1)
+	reported := func(text string) {
+		t.Helper()
+		for _, r := range ranks {
+			netnstest.Eventually(t, time.Minute, func() error {
+				if n := strings.Count(r.out.String(), text); n != 1 {
+					return fmt.Errorf("%d reports of %q:\n%s", n, text, r.out.String())
+				}
+				return nil
+			})
+		}
+	}
+	slotfiletest.Age(t, x.Path)
+	reported(x.Path + ": no fared has maintained the slot table for a minute")
+	x.Beat(t)
+	reported(x.Path + ": the slot table is maintained again")
+	stop()
+	finish(t, ranks)
+}
+
 // TestEnds closes one end of a communicator in every state of the other: after accept and before connect returns, before accept, with messages in flight, and when the lanes of the close
 // were lost; and has it stop answering. No call of the other end stays pending.
 func TestEnds(t *testing.T) {

@@ -201,3 +201,17 @@ func TestPlanesFail(t *testing.T) {
 	}
 	t.Log(running[1].Log())
 }
+
+// TestStale lets the tables of a transfer go without an owner: fared0 reports that with the reason, and the end.
+func TestStale(t *testing.T) {
+	f := newFabric(t)
+	f.setWeights(t, 1, 1, 1, 1)
+	running := f.start(t, compile(t, "traffic", "plain"), 2, 10_000_000, 65536) // more than the test waits for
+	f.flows(t, running[1])
+	for i, program := range running {
+		slotfiletest.Age(t, f.tables[i].Path)
+		program.AwaitText(t, "fared0: no fared has maintained the slot table for a minute")
+		f.tables[i].Beat(t)
+		program.AwaitText(t, "fared0: the slot table is maintained again")
+	}
+}

@@ -11,6 +11,7 @@ import (
 
 	"github.com/fared/fared/internal/netnstest"
 	"github.com/fared/fared/internal/slotfile"
+	"github.com/fared/fared/internal/slotfile/slotfiletest"
 )
 
 // TestDeal compares the numbers of queue pairs by plane with a search over all distributions.
@@ -129,6 +130,29 @@ func TestErrors(t *testing.T) {
 	if !strings.HasPrefix(string(b), "dealt 12\nown_label 0\nno_pair 0\nno_slot 0\nmoved 0\nunsupported 0\nfailed 0\nplane p0 queue_pairs 0 ") {
 		t.Errorf("the statistics:\n%s", b)
 	}
+}
+
+// TestStale requires a report of a table without an owner, once and with the reason, and of the end of that.
+func TestStale(t *testing.T) {
+	p, tb := fourPlanes(t)
+	log := filepath.Join(t.TempDir(), "log")
+	c := start(t, p, []string{"FARED_VERBS_LOG=1", "FARED_SLOTS=" + tb.path, "LD_PRELOAD=" + p.path("libfared-verbs.so"), "FAKE_MLX5=" + p.path("libmlx5.so.1")},
+		"sh", "-c", `exec "$0" 2>"$1"`, p.path("client"), log)
+	c.connect(0)
+	reported := func(text string) {
+		t.Helper()
+		eventually(t, text, func() bool {
+			b, err := os.ReadFile(log)
+			return err == nil && strings.Count(string(b), text) == 1
+		})
+	}
+	slotfiletest.Age(t, tb.path)
+	reported(tb.path + ": no fared has maintained the slot table for a minute")
+	if err := tb.w.Beat(); err != nil {
+		t.Fatal(err)
+	}
+	reported(tb.path + ": the slot table is maintained again")
+	c.end()
 }
 
 // TestInvisible requires that without a slot table nothing changes: no label, no thread, no output.

@@ -2,11 +2,16 @@
 package slotfiletest
 
 import (
+	"encoding/binary"
 	"fmt"
 	"net/netip"
+	"os"
 	"path/filepath"
 	"slices"
 	"testing"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/fared/fared/internal/slotfile"
 	"github.com/fared/fared/internal/slotlayout"
@@ -86,6 +91,33 @@ func (x *Table) Set(t testing.TB, weights ...int) {
 		t.Fatal(err)
 	}
 	if err := x.writer.Publish(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// Beat sets the heartbeat of the published table.
+func (x *Table) Beat(t testing.TB) {
+	t.Helper()
+	if err := x.writer.Beat(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// Age sets the heartbeat of the table at a path to 61 s ago, more than readers take for a restart of fared.
+func Age(t testing.TB, path string) {
+	t.Helper()
+	var now unix.Timespec
+	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &now); err != nil {
+		t.Fatal(err)
+	}
+	file, err := os.OpenFile(path, os.O_WRONLY, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer file.Close()
+	var b [8]byte
+	binary.NativeEndian.PutUint64(b[:], uint64(now.Nano()-slotlayout.StaleLimit-1e9))
+	if _, err := file.WriteAt(b[:], int64(unsafe.Offsetof(slotlayout.Header{}.Heartbeat))); err != nil {
 		t.Fatal(err)
 	}
 }
