@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"os/exec"
 	"path/filepath"
-	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -49,25 +48,21 @@ func (m *machine) startReaders() {
 	}
 }
 
-// follows waits until every reader has the table of a run after the given one, and returns this run and the time from its publication until the last reader had it.
+// follows waits until every reader has the table of a run after the given one, and returns the number of its file, which is the time when the file was begun, and the time from then
+// until the last reader had it.
 func (m *machine) follows(what string, after uint64) (run uint64, took time.Duration) {
 	m.t.Helper()
 	netnstest.Eventually(m.t, patience(2*time.Minute), func() error {
-		// A rename sets the time of the file's last change.
-		out, err := m.try("stat --format %.9Z /run/fared/table/slots && tail --quiet --lines 1 /tmp/reader-*")
+		out, err := m.try("tail --quiet --lines 1 /tmp/reader-*")
 		if err != nil {
 			return fmt.Errorf("%s: %w\n%s", what, err, out)
 		}
 		lines := strings.Split(out, "\n")
-		if len(lines) != containers+2 {
-			return fmt.Errorf("%s: %d readers have the table:\n%s", what, len(lines)-1, out)
-		}
-		published, err := strconv.ParseInt(strings.Replace(lines[0], ".", "", 1), 10, 64)
-		if err != nil {
-			return err
+		if len(lines) != containers+1 {
+			return fmt.Errorf("%s: %d readers have the table:\n%s", what, len(lines), out)
 		}
 		run, took = 0, 0
-		for _, line := range lines[1:] {
+		for _, line := range lines {
 			var at int64
 			var of, share uint64
 			var reason string
@@ -80,7 +75,7 @@ func (m *machine) follows(what string, after uint64) (run uint64, took time.Dura
 			if of != run || of <= after || reason != "success" {
 				return fmt.Errorf("%s: after run %d\n%s", what, after, out)
 			}
-			took = max(took, time.Duration(at-published)+clock(m.t))
+			took = max(took, time.Duration(at-int64(of))+clock(m.t))
 		}
 		return nil
 	})
@@ -92,12 +87,11 @@ func (m *machine) follows(what string, after uint64) (run uint64, took time.Dura
 func TestSlotTable(t *testing.T) {
 	gate.Slow(t, gate.Systemd, "a hundred restarts and ten upgrades")
 	netnstest.Require(t, "docker", "go", "dpkg-deb", "make", "gcc")
-	current := current(t)
-	before, after := packages(t, older, "PACKAGES=fared", "FORMATS=deb"), packages(t, "", "PACKAGES=fared", "FORMATS=deb")
+	version := current(t)
+	files := packages(t, "", "PACKAGES=fared", "FORMATS=deb")
 	m := bare(t)
-	m.copy(before[deb(older)], "/tmp/"+deb(older))
-	m.copy(after[deb(current)], "/tmp/"+deb(current))
-	m.install(older)
+	m.copy(files[deb(version)], "/tmp/"+deb(version))
+	m.install(version)
 	m.run("ip link add p0.0 type veth peer leaf && ip address add 192.0.2.0/31 dev p0.0 && ip link set p0.0 up && ip link set leaf up")
 	m.write("/etc/fared/fared.yaml", config+"start: {deadline: 0s}\n")
 	const unit = "/etc/systemd/system/fared.service"
@@ -117,13 +111,13 @@ func TestSlotTable(t *testing.T) {
 	inode := m.run(directory)
 	m.startReaders()
 	run, _ := m.follows("begin", 0)
-	var worst time.Duration
+	worst := map[string]time.Duration{}
 	change := func(what, line string) {
 		t.Helper()
 		m.run(line)
 		var took time.Duration
 		run, took = m.follows(what, run)
-		worst = max(worst, took)
+		worst[what] = max(worst[what], took)
 		if got := m.run(directory); got != inode {
 			t.Fatalf("%s: the directory is inode and device %s, before %s", what, got, inode)
 		}
@@ -140,10 +134,9 @@ func TestSlotTable(t *testing.T) {
 			change("reload and end", "systemctl reload fared && kill -TERM $(systemctl show --value --property MainPID fared)")
 		}
 	}
-	for i := range 10 {
-		version := []string{current, older}[i%2]
-		change("upgrade", "dpkg --install --force-downgrade /tmp/"+deb(version))
+	for range 10 {
+		change("upgrade", "dpkg --install /tmp/"+deb(version)) // the scripts of a package do not compare versions
 	}
-	t.Logf("the last of %d readers had the table %v after its publication at most", containers+1, worst)
+	t.Logf("the last of %d readers had the table this long after its file was begun, at most: %v", containers+1, worst)
 	m.run("dpkg --purge fared && test ! -e /run/fared")
 }
