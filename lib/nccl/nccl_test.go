@@ -347,7 +347,11 @@ func TestStale(t *testing.T) {
 
 // TestEnds closes one end of a communicator in every state of the other: after accept and before connect returns, before accept, with messages in flight, and when the lanes of the close
 // were lost; and has it stop answering. No call of the other end stays pending.
-func TestEnds(t *testing.T) {
+func TestEnds(t *testing.T) { endsOf(t, nil) }
+
+// endsOf runs testdata/ends.c behind the words of a command, in an environment.
+func endsOf(t *testing.T, words []string, environment ...string) {
+	t.Helper()
 	b := release(t)
 	x := slotfiletest.New(t, loopback(0), loopback(0))
 	x.Set(t, 1, 1, 1, 1)
@@ -356,9 +360,8 @@ func TestEnds(t *testing.T) {
 		t.Fatalf("%v\n%s", err, out)
 	}
 	for how, timeout := range map[string]string{"closing": "60", "silent": "1"} {
-		cmd := exec.Command(program, b.plugin(), how)
-		cmd.Env = append(os.Environ(), "FARED_SLOTS="+x.Path, "FARED_NCCL_TIMEOUT="+timeout)
-		if out, err := cmd.CombinedOutput(); err != nil || !strings.Contains(string(out), "each pending call has ended") {
+		args := append(slices.Concat(words, []string{"env", "FARED_SLOTS=" + x.Path, "FARED_NCCL_TIMEOUT=" + timeout}, environment), program, b.plugin(), how)
+		if out, err := exec.Command(args[0], args[1:]...).CombinedOutput(); err != nil || !strings.Contains(string(out), "each pending call has ended") {
 			t.Errorf("%s: %v\n%s", how, err, out)
 		}
 	}

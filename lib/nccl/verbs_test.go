@@ -146,6 +146,12 @@ func TestVerbsPeerEnds(t *testing.T) {
 	killOne(t, newHost(t, 4).run(t, release(t), 4, overVerbs(t), args...))
 }
 
+// TestVerbsEnds does over verbs what TestEnds does over TCP.
+func TestVerbsEnds(t *testing.T) {
+	gate.Slow(t, gate.C, "over verbs what the gate does over TCP")
+	endsOf(t, []string{"ip", "netns", "exec", newHost(t, 1).ns.Name}, append(overVerbs(t), "FARED0_ADDRESS="+loopback(0).String())...)
+}
+
 // TestTransport checks the choice of the transport: verbs only where a device is, TCP by default where there is none but fared0, and a refusal of a peer with
 // another transport.
 func TestTransport(t *testing.T) {
