@@ -208,6 +208,7 @@ func (p *published) begins(t *testing.T, share uint32) {
 // TestMounts follows the table by bind mounts, as in containers: through restarts of fared that keep the directory, through a time without fared, and up to the end of the directory,
 // after which no table can appear.
 func TestMounts(t *testing.T) {
+	gate.Needed(t, "readers in containers follow the table")
 	netnstest.Require(t, "unshare", "nsenter", "mount")
 	dir := filepath.Join(t.TempDir(), "table")
 	p := &published{path: filepath.Join(dir, "slots")}
