@@ -256,6 +256,50 @@ func TestOutOfService(t *testing.T) {
 	}
 }
 
+// TestLeafDrained checks that a sub-port is drained by its leaf if drains of leaves cover all its sessions with the leaves that they had last, and
+// that the drain of a plane is none of a leaf.
+func TestLeafDrained(t *testing.T) {
+	s := shape{Planes: 2, SubPorts: 2}
+	session := func(i int, node byte) Event {
+		return Fabric{fare.SessionUp{Session: i, Generation: 1, Node: netip.AddrFrom4([4]byte{10, 254, 0, node}), PeerAS: s.PeerAS(i)}}
+	}
+	leaf := func(node byte) DrainTarget { return DrainTarget{Leaf: netip.AddrFrom4([4]byte{10, 254, 0, node})} }
+	c := coreOf(t, s.Text())
+	for _, step := range []struct {
+		ev   Event
+		want string
+	}{
+		{session(0, 1), "[false false false false]"}, {session(1, 2), "[false false false false]"}, {session(2, 3), "[false false false false]"}, {session(3, 3), "[false false false false]"},
+		{DrainRequest{DrainTarget{Plane: "p0"}, true}, "[false false false false]"},
+		{DrainRequest{leaf(2), true}, "[false true false false]"},
+		{DrainRequest{leaf(3), true}, "[false true true true]"},
+		{Fabric{fare.SessionDown{Session: 2, Generation: 1}}, "[false true true true]"},
+		{DrainRequest{leaf(2), false}, "[false true true true]"},
+		{DrainStep{leaf(2), false}, "[false false true true]"},
+	} {
+		do(t, c, step.ev)
+		var got []bool
+		for i := range c.Layout().SubPorts {
+			got = append(got, c.LeafDrained(i))
+		}
+		if fmt.Sprint(got) != step.want {
+			t.Errorf("%v: drained by leaves %v, want %s", step.ev, got, step.want)
+		}
+	}
+	views := c.SessionViews()
+	if len(views) != 4 || views[2].Up || !views[3].Up || views[1].Node != leaf(2).Leaf || views[3].Generation != 1 {
+		t.Errorf("%+v", views)
+	}
+}
+
+// TestLayoutLists checks that a layout lists the sub-ports of each plane, once and in order.
+func TestLayoutLists(t *testing.T) {
+	l := coreOf(t, shape{Planes: 3, SubPorts: 2}.Text()).Layout()
+	if got := fmt.Sprint(l.OfPlane); got != "[[0 1] [2 3] [4 5]]" {
+		t.Errorf("sub-ports by plane: %s", got)
+	}
+}
+
 // TestSessionDrain checks that a session is draining from the first stage of a drain on, drained when it has carried the withdrawals, and in
 // service with the reversal.
 func TestSessionDrain(t *testing.T) {
