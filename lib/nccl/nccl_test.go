@@ -198,6 +198,32 @@ func local(t testing.TB, b built, ranks int, environment []string, args ...strin
 	}, args...)
 }
 
+// TestNames checks that a host finds the installed plugin by the names that NCCL and RCCL make of NCCL_NET_PLUGIN=fared, and that the plugin has
+// no version before 8: a host that knows none of its versions refuses it.
+func TestNames(t *testing.T) {
+	b, root := release(t), t.TempDir()
+	if out, err := exec.Command("make", "OUT="+b.folder, "DESTDIR="+root, "LIBDIR=/lib", "CFLAGS=-O2 -g", "install").CombinedOutput(); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	for _, name := range []string{"libnccl-net-fared.so", "librccl-net-fared.so"} {
+		finish(t, local(t, b, 2, nil, "--plugin", filepath.Join(root, "lib", name), "--bytes", "100000"))
+	}
+	symbols, err := exec.Command("nm", "-D", "--defined-only", filepath.Join(root, "lib/librccl-net-fared.so")).Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got []string
+	for _, word := range strings.Fields(string(symbols)) {
+		if version, ok := strings.CutPrefix(word, "ncclNetPlugin_v"); ok {
+			got = append(got, strings.Split(version, "@")[0])
+		}
+	}
+	slices.Sort(got)
+	if want := []string{"10", "11", "12", "8", "9"}; !slices.Equal(got, want) {
+		t.Errorf("versions %v, want %v", got, want)
+	}
+}
+
 // TestVersions runs a host that offers only one version of the interface, with each of them.
 func TestVersions(t *testing.T) {
 	b := release(t)
