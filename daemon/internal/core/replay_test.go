@@ -197,6 +197,32 @@ func shortRecording(t testing.TB) [][]byte {
 	return bytes.SplitAfter(bytes.TrimSuffix(text, []byte("\n")), []byte("\n"))
 }
 
+// TestReplayContinues checks that the next file of a recording is accepted if it continues after as many events as come before it.
+func TestReplayContinues(t *testing.T) {
+	lines := shortRecording(t)
+	events := uint64(0)
+	for _, line := range lines {
+		if bytes.Contains(line, []byte(`"event":`)) {
+			events++
+		}
+	}
+	var header RecordLine
+	if err := json.Unmarshal(lines[0], &header); err != nil {
+		t.Fatal(err)
+	}
+	for off, want := range map[uint64]string{0: "", 1: "but 40 come before it", ^uint64(0): "but 40 come before it"} {
+		header.Continues = events + off
+		next, err := json.Marshal(header)
+		if err != nil {
+			t.Fatal(err)
+		}
+		text := string(bytes.Join(lines, nil)) + "\n" + string(next) + "\n"
+		if _, err := Replay(strings.NewReader(text), nil); (err == nil) != (want == "") || err != nil && !strings.Contains(err.Error(), want) {
+			t.Errorf("%d events, continues after %d: %v, want %q", events, header.Continues, err, want)
+		}
+	}
+}
+
 // TestReplayOfDamagedRecordings checks that each kind of damage is an error with the line number.
 func TestReplayOfDamagedRecordings(t *testing.T) {
 	lines := shortRecording(t)
