@@ -35,9 +35,9 @@ func makeMan(schema []byte, e example) ([]byte, error) {
 	var out bytes.Buffer
 	out.WriteString(manIntro)
 	out.WriteString(".SH KEYS\n")
-	manPage{page{&out, root.Defs}}.object("", &root)
+	manPage{page{out: &out, defs: root.Defs}}.object("", &root)
 	fmt.Fprintf(&out, ".SH EXAMPLE\n.nf\n%s.fi\n", roff(e.text))
-	out.WriteString(".SH FILES\n.I /usr/share/doc/fared/configuration.md\nhas the same as tables, with further examples.\n.I /usr/share/doc/fared/examples\nhas files to start from.\n" +
+	out.WriteString(".SH FILES\n.I /usr/share/doc/fared/configuration.md\nhas the same as tables.\n.I /usr/share/doc/fared/examples\nhas files to start from.\n" +
 		".SH SEE ALSO\n.BR fared (7),\n.BR fared-check (1),\n.BR fared-init (1),\n.BR fared-reload (1),\n.BR fared-run (1)\n")
 	return out.Bytes(), nil
 }

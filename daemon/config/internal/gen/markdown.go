@@ -22,7 +22,7 @@ fared reads one YAML file. ` + "`fared check FILE`" + ` lists every error in it,
 
 - A key that is not listed here is an error, as are a repeated key, a key without a value, a number without its unit, anchors,
   aliases, tags, a second document, and files larger than 1 MiB.
-- Durations are written as 300ms, 9s, 1m30s; bandwidths in bit/s as 400G, 1.6T, 100M; sizes as 64MiB.
+- Durations are written as 300ms, 9s, 1m30s, 1h; bandwidths in bit/s as 400G, 1.6T, 100M; sizes as 64MiB.
 - Secrets are not part of the file: it names the files that contain them. These must not be readable by group or others.
 - A reload (SIGHUP, or over the API) may change the keys with "yes" in the column "reload". If any other key differs, the
   whole reload is refused, and every key that needs a restart is listed.
@@ -40,35 +40,45 @@ func makeMarkdown(schema []byte, examples []example) ([]byte, error) {
 	var out bytes.Buffer
 	out.WriteString(intro)
 	out.WriteString("## Keys\n\n")
-	w := page{&out, root.Defs}
+	w := page{&out, root.Defs, map[*object]string{}}
 	w.object("", &root)
 	out.WriteString("## Examples\n")
 	for _, e := range examples {
-		fmt.Fprintf(&out, "\n### %s\n\n[%s](../%s)\n\n```yaml\n%s```\n", e.title, e.name, e.name, e.text)
+		fmt.Fprintf(&out, "- %s: [%s](../%s)\n", e.title, e.name, e.name)
 	}
 	return out.Bytes(), nil
 }
 
 type page struct {
-	out  *bytes.Buffer
-	defs map[string]*object
+	out     *bytes.Buffer
+	defs    map[string]*object
+	written map[*object]string // paths by their tables
 }
 
-// object writes the table of an object, then those of its nested objects.
+// object writes the table of an object, then those of its nested objects. A type that has a table already is described by its path.
 func (w page) object(path string, o *object) {
 	title := "The top level"
 	if path != "" {
 		title = "`" + path + "`"
 	}
+	if first, ok := w.written[o]; ok {
+		fmt.Fprintf(w.out, "### %s\n\nThe keys of `%s`.\n\n", title, first)
+		return
+	}
+	w.written[o] = path
 	fmt.Fprintf(w.out, "### %s\n\n%s\n\n", title, escape(o.Description))
-	w.out.WriteString("| key | type | unit | default | range | reload | meaning |\n|---|---|---|---|---|---|---|\n")
+	w.out.WriteString("| key | type | default | range | reload | meaning |\n|---|---|---|---|---|---|\n")
 	for _, p := range o.Properties {
 		required := slices.Contains(o.Required, p.key)
 		reload := ""
 		if p.Reload != "" {
 			reload = "yes"
 		}
-		cells := []string{"`" + p.key + "`", escape(w.typeOf(&p.property)), unit(&p.property), defaultText(&p.property, required),
+		kind := w.typeOf(&p.property)
+		if u := unit(&p.property); u != "" && kind == "integer" {
+			kind = u
+		}
+		cells := []string{"`" + p.key + "`", escape(kind), defaultText(&p.property, required),
 			rangeText(&p.property), reload, escape(p.Description)}
 		fmt.Fprintf(w.out, "| %s |\n", strings.Join(cells, " | "))
 	}
