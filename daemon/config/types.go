@@ -51,8 +51,8 @@ type Config struct {
 
 	// Timers and limits common to all sessions.
 	BGP BGP `yaml:"bgp"`
-	// Bidirectional Forwarding Detection for every session (RFC 5880, RFC 5881): it detects a silent neighbor or cable whose carrier stays on in
-	// a fraction of a second, where bgp.hold_time takes 9 s. It protects the sessions whose neighbor has BFD too, and costs the others nothing.
+	// Bidirectional Forwarding Detection on every session whose neighbor has it (RFC 5880, RFC 5881): a silent neighbor or cable with carrier is
+	// detected in a fraction of a second, where bgp.hold_time takes 9 s.
 	BFD BFD `yaml:"bfd"`
 	// The treatment of links that fail again and again.
 	Links Links `yaml:"links"`
@@ -93,14 +93,12 @@ type BGP struct {
 	KeepaliveInterval time.Duration `yaml:"keepalive_interval" derived:"a third of hold_time" min:"1s" max:"21845s"`
 	// Longest time to wait before the next attempt to connect: the first attempts follow after 0, 1, 2, 4 ms and so on. RFC 4271, Section 8.
 	ConnectRetry time.Duration `yaml:"connect_retry" default:"1s" min:"100ms" max:"1h"`
-	// Time for which a leaf may keep our routes while fared restarts; whole seconds. Without it other servers cannot send to this one during an
-	// upgrade: fared init writes 60s. A leaf then also keeps the routes of a fared that ended and does not return. With the default, 0s, a leaf
-	// keeps none: graceful restart is announced without families, for End-of-RIB only. With a restart time, sessions wait for the data plane.
-	// RFC 4724, Section 3.
+	// Time for which a leaf may keep our routes while fared restarts, or has ended for good; whole seconds. With 0s a leaf keeps none, and other
+	// servers cannot send to this one during an upgrade; fared init writes 60s. With a restart time, sessions wait for the data plane. RFC 4724,
+	// Section 3.
 	RestartTime time.Duration `yaml:"restart_time" default:"0s" min:"0s" max:"4095s"`
-	// Permitted number of occurrences of our own AS number in the AS path of a route; with more, the route is a loop and ignored (RFC 4271,
-	// Section 9.1.2). 1 lets servers that share one AS receive each other's routes through a leaf that preserves their AS; behind a leaf with
-	// as-override it is not needed. It cannot cause a loop at a server, which passes no routes on; at a leaf it is 0.
+	// Permitted number of occurrences of our own AS in the AS path of a route; with more, the route is ignored (RFC 4271, Section 9.1.2). 1 is for
+	// servers of one AS behind a leaf that preserves it, without as-override. It cannot cause a loop at a server; at a leaf it is 0.
 	AllowOwnAS int `yaml:"allow_own_as" default:"0" min:"0" max:"10" unit:"times"`
 	// Number of prefixes that one session may announce before it is closed with Cease, Maximum Number of Prefixes Reached. RFC 4486, Section 4.
 	MaxPrefixes int `yaml:"max_prefixes" default:"16384" min:"1" max:"262144" unit:"prefixes"`
@@ -111,11 +109,11 @@ type BGP struct {
 // closed with Cease, BFD Down (RFC 9384), and its paths are removed immediately. If the neighbor has no BFD, or its operator disables it, the
 // session comes up and stays up, and is not protected by BFD.
 type BFD struct {
-	// Least interval between control packets, sent and received, whole milliseconds; the slower end determines the interval of both. Until BFD
-	// is up it is one second. 0s disables BFD. RFC 5880, Sections 6.8.2 and 6.8.3.
+	// Least interval between control packets, sent and received, whole milliseconds; the slower end determines it. One second until BFD is up. 0s
+	// disables BFD. RFC 5880, Sections 6.8.2 and 6.8.3.
 	Interval time.Duration `yaml:"interval" default:"300ms" min:"0s" max:"10s"`
-	// Number of consecutive packets that may be missing before the neighbor declares the session down. The neighbor announces its own number for
-	// the opposite direction. Interval times multiplier is less than bgp.hold_time. RFC 5880, Section 6.8.4.
+	// Number of consecutive packets that may be missing before the neighbor declares the session down; the neighbor announces its own. Interval
+	// times multiplier is less than bgp.hold_time. RFC 5880, Section 6.8.4.
 	Multiplier int `yaml:"multiplier" default:"3" min:"1" max:"255" unit:"packets"`
 	// The authentication of BFD packets on every session without a separate one (planes[].sub_ports[].sessions[].bfd_auth); if absent, packets are
 	// not authenticated. A neighbor without the same authentication has an ordinary session, which BFD does not protect.
@@ -178,52 +176,47 @@ type PathBandwidth struct {
 	// The community to send: link-bandwidth (RFC 10005, transitive) or extended-community (the FARE community with the code point below). Both
 	// are always accepted; if a route has both, the FARE community takes precedence.
 	Encoding fare.Encoding `yaml:"encoding" default:"link-bandwidth"`
-	// Whether Link Bandwidth is sent in its transitive form (type 0x00). The non-transitive form (0x40) is for leaves that accept only this
-	// form: it ends at an AS border (RFC 4360, Section 6), which every session here crosses, unless a speaker is configured otherwise (RFC
-	// 10005, Section 3.1). Both forms are always accepted.
+	// Whether Link Bandwidth is sent in its transitive form (type 0x00), or in the other (0x40), for leaves that accept only that: it ends at an
+	// AS border (RFC 4360, Section 6; RFC 10005, Section 3.1). Both are always accepted.
 	Transitive bool `yaml:"transitive" default:"true"`
 	// The Global Administrator of the Link Bandwidth to send; if absent, our AS, or 23456 (AS_TRANS) if that needs four bytes. It has no meaning
 	// for a receiver. RFC 10005, Section 2.
 	Administrator uint16 `yaml:"administrator" min:"1" max:"65535"`
-	// Divides the values of Link Bandwidth sent, and multiplies those received: 1, 1000 or 1000000, the same at all nodes of a fabric. FRR through
-	// 10.7.0 sums in 32 bits of bytes a second, so that sums from 34.4 Gbit/s on are wrong; with 1000 they are right up to 34 Tbit/s. A value that only
-	// another scale explains is a fault.
+	// Divides the values of Link Bandwidth sent, and multiplies those received: 1, 1000 or 1000000, the same at all nodes. FRR through 10.7.0 sums
+	// in 32 bits of bytes a second, wrong from 34.4 Gbit/s on; with 1000 from 34 Tbit/s on. A value that only another scale explains is a fault.
 	Scale uint32 `yaml:"scale" default:"1" min:"1" max:"1000000"`
-	// Type of the FARE community. It is transitive, because it must cross an AS border (bit 0x40 clear, RFC 4360, Section 2). No code point is
-	// assigned; the default is for experiments (RFC 9184, Section 2.1). FRR 10.3.0 and 10.3.1 drop odd types toward other AS.
+	// Type of the FARE community, transitive (bit 0x40 clear, RFC 4360, Section 2). No code point is assigned; the default is for experiments (RFC
+	// 9184, Section 2.1). FRR 10.3.0 and 10.3.1 drop odd types toward other AS.
 	FAREType byte `yaml:"fare_type" default:"0x8e" min:"0x00" max:"0xbf"`
 	// Sub-type of the FARE community. A code point that IANA has assigned to another community, such as Route Target, is an error.
 	FARESubType byte `yaml:"fare_sub_type" default:"0x04" min:"0x00" max:"0xff"`
-	// The bandwidth that a server advertises for its loopbacks on a session. sub-port: the speed of the session's sub-port, for leaves that sum
-	// the values of a server's sessions (FRR, fared; draft-ietf-bess-ebgp-dmz). node: the sum of all usable sub-ports to the session's node,
-	// that is, of the plane's sessions with the same AS and BGP identifier at the far end (RFC 6286). It is for leaves that pass on only the
-	// value of their best route (BIRD, GoBGP): behind these no other setting reveals the loss of half a Y-cable. Behind a leaf that sums, the
-	// value would count once per session, which is too much. Drained sub-ports add nothing.
+	// The bandwidth that a server advertises for its loopbacks on a session. sub-port: that of its sub-port, for leaves that sum a server's
+	// sessions (FRR, fared; draft-ietf-bess-ebgp-dmz). node: the sum of the usable sub-ports to the session's node (AS and BGP identifier, RFC
+	// 6286), for leaves that pass on their best route's value (BIRD, GoBGP); behind a leaf that sums it would count once per session. Drained
+	// sub-ports add nothing.
 	Advertise string `yaml:"advertise" enum:"sub-port,node" default:"sub-port" reload:"path-bandwidth"`
-	// The rule if only some of the paths to a destination carry a bandwidth. local: the other paths count with the local link speed. equal:
-	// every usable plane gets the same weight. skip: the other paths are not used. RFC 10005, Section 4, requires equal unless local
-	// configuration overrides it; with equal, one leaf that strips or corrupts values changes the ratio of all planes, so the default is local:
-	// such a leaf changes only the share of its own plane, and never to more than the capacity of the links toward it.
+	// The rule if only some of the paths to a destination carry a bandwidth. local: the others count with the local link speed. equal (RFC 10005,
+	// Section 4, unless configured otherwise): every usable plane gets the same weight, so one leaf that strips values changes the ratio of all
+	// planes. skip: the others are not used.
 	Missing fare.MissingPolicy `yaml:"missing" default:"local" reload:"path-bandwidth"`
 	// The rule if no path to a destination carries a bandwidth. local: the local link speed counts. equal: every usable plane gets the same
 	// weight. RFC 10005.
 	AllMissing fare.AllMissingPolicy `yaml:"all_missing" default:"local" reload:"path-bandwidth"`
 	// The rule if every path to a destination has zero bandwidth: share equally, or treat the destination as unreachable.
 	AllZero fare.ZeroPolicy `yaml:"all_zero" default:"equal" reload:"path-bandwidth"`
-	// The rule if AS paths show that several origins announce one destination: by mistake, by hijack, or deliberately (anycast). weigh: every
-	// route counts. prefer-first: only routes of the origin that has announced it for the longest uninterrupted time count, while one of them is
-	// usable. drop: the destination is unreachable. In any case it is shown as a fault. The origin is the last AS of a path; a path that ends
-	// with the leaf's own AS does not reveal it. docs/security.md describes the possibilities of a hijacker.
+	// The rule if AS paths show several origins of one destination, by mistake, by hijack, or deliberately (anycast). weigh: every route counts.
+	// prefer-first: only routes of the origin that has announced it for the longest uninterrupted time, while one of them is usable. drop: the
+	// destination is unreachable. Each is shown as a fault. The origin is the last AS of a path, which a leaf's own AS hides. docs/security.md
+	// describes the possibilities of a hijacker.
 	Conflict fare.ConflictPolicy `yaml:"conflict" default:"weigh" reload:"path-bandwidth"`
-	// The signals of a leaf's operator that take traffic off a route before it ends: the route then counts only for a destination that no route
-	// without them reaches. graceful-shutdown: the community GRACEFUL_SHUTDOWN (65535:0, RFC 8326). llgr-stale: LLGR_STALE (65535:6, RFC 9494).
-	// prepended: the leaf's AS at the start of the path twice, or an AS three times in a row (not with role leaf, which compares lengths).
+	// The signals of a leaf's operator with which a route counts only for a destination that no other route reaches. graceful-shutdown: the
+	// community GRACEFUL_SHUTDOWN (65535:0, RFC 8326). llgr-stale: LLGR_STALE (65535:6, RFC 9494). prepended: the leaf's AS at the start of the
+	// path twice, or an AS three times in a row (not with role leaf, which compares lengths).
 	LeastPreferred []string `yaml:"least_preferred" enum:"graceful-shutdown,llgr-stale,prepended" default:"[graceful-shutdown, llgr-stale, prepended]" items:"0..3" reload:"path-bandwidth"`
 	// Time for which an increased local speed must last before it is advertised. A decrease is advertised immediately.
 	IncreaseHoldUp time.Duration `yaml:"increase_hold_up" default:"0s" min:"0s" max:"1h" reload:"path-bandwidth"`
-	// Least time between two increases of the bandwidth of a route on a session: if a bandwidth oscillates faster, the neighbor receives one
-	// increase per interval. Decreases, and the first increase after an interval without one, are sent immediately. 0s means no limit. RFC
-	// 10005, Section 7.2.
+	// Least time between two increases of the bandwidth of a route on a session. Decreases, and the first increase after an interval without one,
+	// are sent immediately. 0s means no limit. RFC 10005, Section 7.2.
 	IncreaseInterval time.Duration `yaml:"increase_interval" default:"200ms" min:"0s" max:"1h"`
 	// Values below it are ignored and counted; if absent, there is no lower bound. Zero bandwidth is always valid.
 	Minimum fare.Bandwidth `yaml:"minimum"`
@@ -257,21 +250,19 @@ type Plane struct {
 
 // SubPort is one physical lane of a plane: one netdev, half a Y-cable.
 type SubPort struct {
-	// The netdev's name, or an alternative name of it, at most 15 bytes (ip link property add dev DEVICE altname NAME). The sub-port keeps its state
-	// when a netdev with this alternative name is renamed. Unique in the file, even across network namespaces, because it identifies the sub-port in
-	// status and drain.
+	// The netdev's name, or an alternative name of it (ip link property add dev DEVICE altname NAME), at most 15 bytes, which survives a rename.
+	// Unique in the file, because it identifies the sub-port in status and drain.
 	Device string `yaml:"device" required:"true"`
-	// The hardware of the device: pci:0000:3b:00.0 is the netdev below this PCI function, pci:0000:3b:00.0/p1 its port of this name (phys_port_name),
-	// mac:02:00:00:00:00:01 the netdev with this permanent MAC address or, without a permanent one, with this present address. Absent: the name decides.
-	// The agent gives the netdev the name in device as an alternative name, also after it was renamed or created again, so device is a name of your
-	// choice that no netdev has as its own, such as p0s0. A netdev that has the name and other hardware is not used.
+	// The hardware of the device: pci:0000:3b:00.0 is the netdev below this PCI function, pci:0000:3b:00.0/p1 its port of this name
+	// (phys_port_name), mac:02:00:00:00:00:01 the netdev with this permanent or, without one, present MAC address. Absent: the name decides. The
+	// agent gives that netdev the name in device as an alternative name, so choose one that no netdev has, such as p0s0.
 	Match string `yaml:"match"`
 	// The network namespace of the netdev, by name as in ip netns, or by path; if absent, that of fared.
 	Netns string `yaml:"netns"`
 	// The sub-port's speed. It overrides the speed that the device reports; if absent, fared queries the device.
 	Speed fare.Bandwidth `yaml:"speed" reload:"speed"`
-	// At a server: the bandwidth to advertise for the sub-port in place of its speed, to attract less traffic than the sub-port can carry. RFC
-	// 10005. It does not change the traffic that the server itself sends over the sub-port.
+	// At a server: the bandwidth to advertise in place of the sub-port's speed, to attract less traffic. RFC 10005. The server's own traffic does
+	// not change.
 	Advertise fare.Bandwidth `yaml:"advertise"`
 	// The source of the device's speed: tbf is its tbf or htb root qdisc; auto tries tbf, then ethtool, then the PCIe link. Not allowed together
 	// with speed.
@@ -279,20 +270,16 @@ type SubPort struct {
 	// The source of the carrier state: watch queries the kernel. assume-up is for a device that this kernel does not manage, such as a port that
 	// a user-space driver owns; only its sessions detect a failure, and it needs a speed.
 	LinkState string `yaml:"link_state" enum:"watch,assume-up" default:"watch"`
-	// At a leaf: the sub-port leads to a spine. A leaf advertises all its bandwidth toward a destination to a server. The far leaves sum what
-	// they receive from all spines, so each uplink of a plane advertises only its share, proportional to its speed. Shares are computed over all
-	// uplinks, including failed ones, so that the loss of an uplink or spine lowers the sum at the far end, and half a Y-cable shows there as
-	// half. An uplink whose speed is not known yet counts as the fastest of the others. Bundle parallel cables to one spine (LAG): a spine uses
-	// the lowest of the values that one neighbor advertises.
+	// At a leaf: the sub-port leads to a spine. The far leaves sum what they receive from all spines, so each uplink of a plane advertises only
+	// its share, by speed, of all uplinks, failed ones included: a loss lowers the sum at the far end. An uplink of unknown speed counts as the
+	// fastest of the others. Bundle parallel cables to one spine (LAG), which uses the lowest value of a neighbor.
 	Uplink bool `yaml:"uplink" default:"false"`
-	// The GPUs that this sub-port serves, from loopbacks above; if absent, all of them. Loopbacks are advertised only over their own sub-ports,
-	// with the bandwidth of these, and packets from them leave only over these: loopbacks that the same sub-ports serve share weights, other
-	// loopbacks have separate weights, so that the failure of a GPU's port shifts only that GPU's traffic. Every loopback needs a sub-port, with
-	// a session of its family. draft-xu-rtgwg-fare-in-sun, Section 1: each GPU has a port in each plane.
+	// The GPUs that this sub-port serves, from loopbacks above; if absent, all of them. Loopbacks are advertised only over their sub-ports, and
+	// their packets leave only over these. Loopbacks with the same sub-ports share weights; a GPU's failed port shifts only that GPU's traffic.
+	// Every loopback needs a sub-port, with a session of its family. draft-xu-rtgwg-fare-in-sun, Section 1.
 	Loopbacks []netip.Prefix `yaml:"loopbacks" items:"1..144"`
-	// At a leaf: sub-ports of a plane with the same word in this key lead to nodes whose advertisements are summed further on, and divide the
-	// advertised bandwidth by their speeds, as uplinks do. A super-spine uses one word per pod, on its sub-ports to the spines of that pod.
-	// uplink: true is such a word.
+	// At a leaf: sub-ports of a plane with the same word lead to nodes whose advertisements are summed further on, and divide the bandwidth by
+	// their speeds, as uplinks do (uplink: true is such a word). A super-spine uses one word per pod.
 	Share string `yaml:"share"`
 	// The BGP sessions over this sub-port. A server has at most 512 in total, a leaf at most 1024.
 	Sessions []Session `yaml:"sessions" items:"1..64" required:"true"`
@@ -313,9 +300,9 @@ type Session struct {
 	// Ranges of host routes accepted on this session, inside accept; other routes are dropped and counted (route_outside_accept). If it lists
 	// the loopbacks that this leaf may announce, the leaf cannot attract traffic of other loopbacks. Absent or empty means accept.
 	Accept []netip.Prefix `yaml:"accept" items:"0..64"`
-	// Accept routes whose next hop is another host of a subnet of the sub-port's device, as leaves send them that have several servers in one
-	// subnet (RFC 4271, Section 5.1.3). Packets still go to the peer, which routes them within the subnet. Otherwise such routes are dropped, and
-	// are a fault (route_next_hop). The subnets are those of the device when the session connects.
+	// Accept routes whose next hop is another host of a subnet of the sub-port's device, from leaves with several servers in one subnet (RFC 4271,
+	// Section 5.1.3). Packets still go to the peer. Otherwise such routes are dropped, and are a fault (route_next_hop). The subnets are those
+	// when the session connects.
 	SubnetNextHops bool `yaml:"subnet_next_hops" default:"false"`
 	// Find the peer by its IPv6 router advertisements on the device (RFC 4861, Section 4.2) and use link-local addresses. Where the cable has a /30
 	// or /31 too, FRR's `neighbor X interface` uses that and refuses this session, unless it has v6only.
@@ -336,11 +323,10 @@ type Session struct {
 	// Without it, routes with the peer's AS in the path are not sent.
 	ASOverride bool `yaml:"as_override" default:"false"`
 	// At a leaf: the bandwidth of routes sent to this peer. regenerate: the sum of the leaf's bandwidth toward the destination. keep: the
-	// communities of the best route, unchanged. remove: none. RFC 10005: a speaker that changes the next hop may replace the value; weights
-	// behind a leaf that keeps or removes it do not follow failures beyond the leaf.
+	// communities of the best route. remove: none. With keep and remove, weights do not follow failures beyond the leaf. RFC 10005.
 	Bandwidth string `yaml:"bandwidth" enum:"regenerate,keep,remove" default:"regenerate"`
-	// Drop packets that have crossed more than this number of hops (RFC 5082, Section 3; 1 = directly connected); 0 disables the check. The peer must send
-	// with TTL 255: FRR and BIRD do with ttl-security. fared always does, so that a peer may check without this key.
+	// Drop packets that have crossed more than this number of hops (RFC 5082, Section 3; 1 = directly connected); 0 disables the check. The peer
+	// must send with TTL 255 (ttl-security of FRR and BIRD), as fared always does.
 	GTSMHops int `yaml:"gtsm_hops" default:"0" min:"0" max:"254" unit:"hops"`
 	// The address families of the routes. RFC 4760, Section 8.
 	Families []Family `yaml:"families" items:"1..2" enum:"ipv4,ipv6" derived:"the family of peer; both when link-local or unnumbered"`
@@ -474,9 +460,8 @@ type Dataplane struct {
 	Flags []string `yaml:"flags" default:"[]" items:"0..64"`
 	// Mutual TLS; required when address is host:port and the host is not a loopback.
 	TLS *TLS `yaml:"tls"`
-	// The UDP destination ports to steer; RoCEv2 uses 4791, SUPERp 4444. Driver bpf steers all of them. For driver linux, source ports are chosen
-	// for flows to the first of them or, if the list is empty, to the first of tcp_ports; flows to the others may leave by any sub-port unless
-	// their program asks for its service over gRPC or, with slots.services, in the slot table. A leaf steers nothing.
+	// The UDP destination ports to steer; RoCEv2 uses 4791, SUPERp 4444. With driver bpf source ports hold for all of them, with driver linux for
+	// the first (or else of tcp_ports), unless programs ask for their service over gRPC or slots.services lists it. A leaf steers nothing.
 	UDPPorts []uint16 `yaml:"udp_ports" default:"[4791, 4444]" items:"0..16" min:"1" max:"65535"`
 	// The TCP destination ports to steer in addition: those of queue pairs that are TCP connections; fared's use 4793.
 	TCPPorts []uint16 `yaml:"tcp_ports" default:"[4793]" items:"0..16" min:"1" max:"65535"`
@@ -553,10 +538,9 @@ type SlotTable struct {
 	// Permission bits of the file, octal, quoted. The default lets every local user read. Group and others cannot have write permission, because a
 	// program that truncates the file ends its readers.
 	Mode os.FileMode `yaml:"mode" default:"0644" min:"0400" max:"0755"`
-	// The services that the table has source ports for, such as udp/4791 and udp/4444, all of them steered (dataplane). Programs that name no service read those of the first one.
-	// With driver linux each service has different source ports, and programs of any other service are refused. With driver bpf all have the same, and only programs of a service
-	// that is not steered are refused. If the list is empty: the first of
-	// dataplane.udp_ports or, without UDP ports, of dataplane.tcp_ports; and RoCEv2's udp/4791 if it is steered.
+	// The services that the table has source ports for, such as udp/4791 and udp/4444, all of them steered (dataplane). Programs that name none
+	// read those of the first. With driver linux programs of another service are refused, with driver bpf those of a service that is not steered.
+	// If empty: the first of dataplane.udp_ports, or else of dataplane.tcp_ports; and udp/4791 if it is steered.
 	Services []string `yaml:"services" default:"[]" items:"0..8"`
 }
 
@@ -726,8 +710,8 @@ type Damping struct {
 
 // Start configures the behavior of fared until it knows the fabric.
 type Start struct {
-	// Time to wait for the End-of-RIB of every session. Until then the plane of a session without it keeps its share of the traffic in the data
-	// plane, no destination is removed, and watches of weights have not begun. A session that is down over a sub-port that the previous process
-	// has left down is not waited for. 0s: do not wait. RFC 4724, Section 2.
+	// Time to wait for the End-of-RIB of every session. Until then the plane of a session without it keeps its share, no destination is removed,
+	// and watches of weights have not begun. Sessions over sub-ports that the previous process has left down are not waited for. 0s: do not wait.
+	// RFC 4724, Section 2.
 	Deadline time.Duration `yaml:"deadline" default:"30s" min:"0s" max:"1h"`
 }
