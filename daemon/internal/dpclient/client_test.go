@@ -191,12 +191,30 @@ func (f *failing) Invoke(ctx context.Context, method string, args, reply any, op
 	return f.ClientConnInterface.Invoke(ctx, method, args, reply, opts...)
 }
 
+// lockedText is a text that one goroutine writes while another reads it.
+type lockedText struct {
+	mu   sync.Mutex
+	text strings.Builder
+}
+
+func (l *lockedText) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.text.Write(p)
+}
+
+func (l *lockedText) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.text.String()
+}
+
 // TestOrderlyStop checks in virtual time that failed attempts are warnings at once after a broken stream, and ten seconds after a data plane has
 // stopped in order.
 func TestOrderlyStop(t *testing.T) {
 	for _, orderly := range []bool{true, false} {
 		synctest.Test(t, func(t *testing.T) {
-			var log strings.Builder
+			var log lockedText
 			var conn *failing
 			r := newRig(t, func(c *Config) {
 				conn = &failing{ClientConnInterface: c.Conn}
@@ -217,7 +235,7 @@ func TestOrderlyStop(t *testing.T) {
 			}
 			time.Sleep(restarts - time.Since(began))
 			synctest.Wait()
-			if warned := log.Len() > 0; warned == orderly {
+			if warned := log.String() != ""; warned == orderly {
 				t.Errorf("orderly %v, after ten seconds: %q", orderly, log.String())
 			}
 			time.Sleep(DefaultMaxBackoff)
