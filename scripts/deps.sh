@@ -10,10 +10,10 @@ declare -A needs=([promtool]=prometheus [vtysh]=frr [birdc]=bird2 [gobgpd]=gobgp
   [protoc]=protobuf-compiler [clang-14]=clang-14 [llvm-strip-14]=llvm-14 [tcpdump]=tcpdump [bpftool]=bpftool [tshark]=tshark [iperf3]=iperf3 [valgrind]=valgrind
   [pkg-config]=pkgconf [python3]=python3 [setarch]=util-linux [clang-format-14]=clang-format-14 [shellcheck]=shellcheck [groff]=groff-base [pyflakes3]=pyflakes3 [/usr/include/bpf/bpf_helpers.h]=libbpf-dev
   [docker]=docker.io [debootstrap]=debootstrap [/usr/share/keyrings/debian-archive-keyring.gpg]=debian-archive-keyring
-  [/usr/include/infiniband/verbs.h]=libibverbs-dev [ibv_rc_pingpong]=ibverbs-utils [/usr/include/rdma/rdma_cma.h]=librdmacm-dev [rping]=rdmacm-utils [ib_write_bw]=perftest [ucx_perftest]=ucx-utils)
+  [/usr/include/infiniband/verbs.h]=libibverbs-dev [ibv_rc_pingpong]=ibverbs-utils [rping]=rdmacm-utils [ib_write_bw]=perftest [ucx_perftest]=ucx-utils)
 for part in "$@"; do
   case $part in
-    c | all) needs+=([fi_pingpong]=libfabric-bin [/usr/lib/python3/dist-packages/torch]=python3-torch) ;;&
+    c | all) needs+=([/usr/lib/python3/dist-packages/torch]=python3-torch) ;;&
     prometheus | all) needs+=([chromium]=chromium) ;;&
     systemd | all) needs+=([rpm]=rpm) ;;&
     vm | all) needs+=([qemu-system-x86_64]=qemu-system-x86 [busybox]=busybox-static [cpio]=cpio [xz]=xz-utils [modprobe]=kmod [ndctl]=ndctl

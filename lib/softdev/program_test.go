@@ -1,8 +1,11 @@
 package softdev
 
 import (
+	"errors"
 	"fmt"
 	"os"
+	"os/exec"
+	"path/filepath"
 	"regexp"
 	"strings"
 	"testing"
@@ -104,6 +107,33 @@ func TestPaths(t *testing.T) {
 	others := regexp.MustCompile(`(?m) [TW] ([a-z_0-9]+)$`).FindAllStringSubmatch(symbols, -1)
 	if got := fmt.Sprint(others); got != "[[ T access access] [ T stat stat]]" {
 		t.Errorf("functions without a version: %s", got)
+	}
+}
+
+// TestConnectionManagerIsRefused runs unmodified programs that connect by rdma_cm. They end at once with an error, and one line names the ways out.
+func TestConnectionManagerIsRefused(t *testing.T) {
+	needs(t, "rping", "rdma_server", "ib_write_bw")
+	if devices, _ := filepath.Glob("/sys/class/infiniband/*"); len(devices) > 0 {
+		t.Skipf("the kernel has RDMA devices, to which librdmacm goes: %v", devices)
+	}
+	path, err := library()
+	if err != nil {
+		t.Fatal(err)
+	}
+	const address = "127.0.0.2"
+	for _, test := range []string{"rping -s", "rping -s -a " + address, "rping -c -a " + address, "rping -q -s", "rdma_server", "ib_write_bw -R", "ib_write_bw -R " + address} {
+		t.Run(test, func(t *testing.T) {
+			command := append([]string{"60", "env", "LD_PRELOAD=" + path, "FARED0_ADDRESS=" + address}, strings.Fields(test)...)
+			out, err := exec.Command("timeout", command...).CombinedOutput()
+			const timeout = 124
+			var exit *exec.ExitError
+			if !errors.As(err, &exit) || exit.ExitCode() == timeout || !exit.Exited() {
+				t.Errorf("it ends with %v", err)
+			}
+			if n := strings.Count(string(out), "fared0: rdma_cm is not supported: "); n != 1 || !strings.Contains(string(out), "rdma_rxe") || !strings.Contains(string(out), "perftest without -R") {
+				t.Errorf("%d lines name the reason:\n%s", n, out)
+			}
+		})
 	}
 }
 

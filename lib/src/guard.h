@@ -17,7 +17,7 @@ void guard_unlock(pthread_mutex_t *lock);
 
 /* Has fork take at most GUARD_LOCKS locks of default attributes, in the order in which threads take them, and the child call a function; NULL: none. A library calls it
  * once. */
-enum { GUARD_LOCKS = 4 };
+enum { GUARD_LOCKS = 2 };
 void guard_forks(pthread_mutex_t *const *locks, unsigned n, void (*in_child)(void));
 
 /* Starts a thread. Returns an errno. */

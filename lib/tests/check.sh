@@ -57,9 +57,6 @@ both() { # pass
   build "abi ($pass)" . OUT="$out" "$to/abi" && run "abi ($pass)" ="$work/abi" "$to/abi"
   build "deal ($pass)" . OUT="$out" "$to/deal" && run "deal ($pass)" "$to/deal"
   build "wire_unit ($pass)" softdev OUT="$out" "$to/wire_unit" && run "wire_unit ($pass)" "$to/wire_unit"
-  if build "cm_unit ($pass)" softdev OUT="$out" "$to/cm_unit"; then
-    for loss in 0 100 300; do run "cm_unit, loss $loss of 1,000 ($pass)" "$to/cm_unit" "$SEED" 2000 $loss; done
-  fi
   if [ -z "$verbs" ]; then
     result SKIP "engine ($pass): needs the headers of libibverbs (Debian package libibverbs-dev)"
   elif build "engine ($pass)" softdev OUT="$out" "$to/engine"; then

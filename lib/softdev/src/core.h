@@ -20,7 +20,6 @@ enum {
 	SD_READ_CHUNK = 32,   /* packets of a READ that one request asks for */
 	SD_GRH_SIZE = 40,
 	SD_MANAGEMENT_QPN = 1,
-	SD_MANAGEMENT_QKEY = (int)0x80010000,
 };
 
 struct sd_qp;
@@ -77,15 +76,8 @@ struct sd_dev {
 	uint32_t generation;
 	struct sd_qp *dirty; /* queue pairs with something to send */
 	struct sd_counters counters;
-	struct sd_slots *slots;           /* the slot table; NULL: none */
-	uint32_t armed;                   /* completion queues that await an event */
-	struct sd_management *management; /* the user of queue pair 1; NULL: none */
-};
-
-/* The receiver of management datagrams. Its timers lower the device's next_timer. */
-struct sd_management {
-	void (*receive)(struct sd_dev *dev, const struct sd_flow *flow, const uint8_t *payload, uint32_t length);
-	void (*timers)(struct sd_dev *dev);
+	struct sd_slots *slots; /* the slot table; NULL: none */
+	uint32_t armed;         /* completion queues that await an event */
 };
 
 struct sd_pair;

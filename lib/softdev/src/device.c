@@ -2,7 +2,6 @@
 
 #include "fared.h"
 #include "guard.h"
-#include "manage.h"
 #include "port.h"
 
 #include <arpa/inet.h>
@@ -222,7 +221,7 @@ static void leave_to_parent(void)
 
 __attribute__((constructor)) static void watch_forks(void)
 {
-	guard_forks((pthread_mutex_t *const[]){&sd_opening_lock, &engine_lock, &core_lock, &sd_ids_lock}, 4, leave_to_parent);
+	guard_forks((pthread_mutex_t *const[]){&engine_lock, &core_lock}, 2, leave_to_parent);
 }
 
 static struct engine *start_engine(void)
@@ -256,7 +255,6 @@ static struct engine *start_engine(void)
 static void report(const struct engine *e)
 {
 	const struct sd_counters *c = &e->dev.counters;
-	const struct sd_cm_counters *m = sd_manage_counters(&e->dev);
 	if (!getenv("FARED0_COUNTERS"))
 		return;
 	fprintf(stderr,
@@ -264,17 +262,13 @@ static void report(const struct engine *e)
 		"malformed %lu unknown_qp %lu wrong_source %lu ce %lu cnps_sent %lu cnps_received %lu moved %lu refused %lu\n",
 		c->sent, c->received, c->retransmitted, c->duplicates, c->out_of_order, c->naks, c->rnr_naks, c->timeouts, c->bad_icrc, c->malformed,
 		c->unknown_qp, c->wrong_source, c->congestion_marks, c->cnps_sent, c->cnps_received, c->moved, sd_port_refused(e->port));
-	if (m)
-		fprintf(stderr, "fared0: rdma_cm: sent %lu received %lu malformed %lu unknown %lu duplicates %lu retransmitted %lu timeouts %lu rejected %lu\n",
-			m->sent, m->received, m->malformed, m->unknown, m->duplicates, m->retransmitted, m->timeouts, m->rejected);
 }
 
-/* rdma_cm keeps a context until the process ends. Other threads may run still, so nothing is freed. */
+/* A program may leave a context open. Other threads may run still, so nothing is freed. */
 __attribute__((destructor)) static void end_at_exit(void)
 {
 	guard_begin();
 	if (engine && pthread_mutex_trylock(&core_lock) == 0) {
-		sd_manage_exit(&engine->dev);
 		report(engine);
 		pthread_mutex_unlock(&core_lock);
 	}
@@ -289,7 +283,6 @@ static void stop_engine(struct engine *e)
 	sd_port_wake(e->port);
 	pthread_join(e->thread, NULL);
 	report(e);
-	sd_unmanage(&e->dev);
 	sd_slots_close(e->dev.slots);
 	sd_port_close(e->port);
 	free(e->dev.mrs.objects);
@@ -490,10 +483,10 @@ int softdev_query_port(struct ibv_context *context, uint8_t port, struct ibv_por
 	while (128u << full.active_mtu < mtu)
 		full.active_mtu++;
 	full.gid_tbl_len = (int)gid_count;
-	full.port_cap_flags = 1 << 16 | 1 << 26; /* communication management, IP-based GIDs */
-	full.active_width = 2;                   /* 4x */
-	full.active_speed = 32;                  /* 25 Gbit/s a lane */
-	full.phys_state = 5;                     /* link up */
+	full.port_cap_flags = 1 << 26; /* IP-based GIDs */
+	full.active_width = 2;         /* 4x */
+	full.active_speed = 32;        /* 25 Gbit/s a lane */
+	full.phys_state = 5;           /* link up */
 	full.link_layer = IBV_LINK_LAYER_ETHERNET;
 	full.flags = IBV_QPF_GRH_REQUIRED;
 	put(attr, size, &full, sizeof full);

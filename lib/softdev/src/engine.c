@@ -59,10 +59,6 @@ void sd_input(struct sd_dev *dev, const struct sd_flow *flow, uint8_t tos, const
 		dev->counters.bad_icrc++;
 		return;
 	}
-	if (h.qpn == SD_MANAGEMENT_QPN && dev->management && h.opcode == SD_UD_SEND && h.qkey == (uint32_t)SD_MANAGEMENT_QKEY) {
-		dev->management->receive(dev, flow, p + header, (uint32_t)(n - header - SD_ICRC_SIZE - h.pad));
-		return;
-	}
 	struct sd_qp *qp = sd_find_qp(dev, h.qpn);
 	if (!qp) {
 		dev->counters.unknown_qp++;
@@ -119,8 +115,6 @@ bool sd_run(struct sd_dev *dev)
 void sd_timers(struct sd_dev *dev)
 {
 	dev->next_timer = UINT64_MAX;
-	if (dev->management)
-		dev->management->timers(dev);
 	for (uint32_t i = 0; i < dev->qps.size; i++) {
 		struct sd_qp *qp = dev->qps.objects[i];
 		if (qp && qp->open && qp->ex.qp_base.qp_type == IBV_QPT_RC)

@@ -1,10 +1,11 @@
 /* libfared-softdev.so presents fared0 to unmodified programs: it replaces the functions of libibverbs that are not inline. Objects of fared0 go to the
  * device, all others to libibverbs. */
-#include "forward.h"
 #include "softdev.h"
 
 #include <dlfcn.h>
+#include <errno.h>
 #include <fcntl.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -17,11 +18,11 @@
 #undef ibv_reg_mr
 #undef ibv_reg_mr_iova
 
-/* FORWARD calls libibverbs' function with the caller's arguments, or gives a value and an errno if this version of libibverbs lacks it. */
-#define FORWARD_AT(version, missing, name, ...) SD_FORWARD("libibverbs.so.1", version, missing, name, __VA_ARGS__)
-#define FORWARD(missing, name, ...) FORWARD_AT("IBVERBS_1.1", missing, name, __VA_ARGS__)
+#define EXPORT __attribute__((visibility("default")))
 
-void *sd_next(void **cache, const char *library, const char *name, const char *version)
+/* next returns a library's function of a name and version. It is found once, when the library is loaded, or else by a handle: the library may have been opened
+ * by name, outside of the global scope. */
+static void *next(void **cache, const char *library, const char *name, const char *version)
 {
 	void *f = __atomic_load_n(cache, __ATOMIC_ACQUIRE);
 	if (f)
@@ -34,6 +35,16 @@ void *sd_next(void **cache, const char *library, const char *name, const char *v
 	__atomic_store_n(cache, f, __ATOMIC_RELEASE);
 	return f;
 }
+
+/* FORWARD calls libibverbs' function with the caller's arguments, or gives a value and an errno if this version of libibverbs lacks it. */
+#define FORWARD_TO(library, version, missing, name, ...)                                         \
+	({                                                                                       \
+		static void *cache;                                                              \
+		__typeof__(name) *f = (__typeof__(name) *)next(&cache, library, #name, version); \
+		f ? f(__VA_ARGS__) : (errno = EOPNOTSUPP, missing);                              \
+	})
+#define FORWARD_AT(version, missing, name, ...) FORWARD_TO("libibverbs.so.1", version, missing, name, __VA_ARGS__)
+#define FORWARD(missing, name, ...) FORWARD_AT("IBVERBS_1.1", missing, name, __VA_ARGS__)
 
 /* A list of devices: that of libibverbs before the array that the program has. */
 struct list {
@@ -409,6 +420,32 @@ EXPORT int ibv_resolve_eth_l2_from_gid(struct ibv_context *c, struct ibv_ah_attr
 		return -1;
 	}
 	return FORWARD(-1, ibv_resolve_eth_l2_from_gid, c, attr, mac, vid);
+}
+
+/* alone reports whether fared0 is the only device. */
+static bool alone(void)
+{
+	int n = 0;
+	struct ibv_device **theirs = FORWARD(NULL, ibv_get_device_list, &n);
+	if (theirs)
+		FORWARD((void)0, ibv_free_device_list, theirs);
+	return n == 0 && softdev_device();
+}
+
+/* rdma_cm has its ports and connections in the kernel, which does not know fared0. Every use of librdmacm begins here, also that by identifiers without a
+ * channel. With a device of the kernel, the kernel itself refuses fared0's addresses (ENODEV); without one librdmacm would find no file, or listen in vain. */
+EXPORT struct rdma_event_channel *rdma_create_event_channel(void);
+EXPORT struct rdma_event_channel *rdma_create_event_channel(void)
+{
+	static bool reported;
+	if (!alone())
+		return FORWARD_TO("librdmacm.so.1", "RDMACM_1.0", NULL, rdma_create_event_channel);
+	if (!__atomic_exchange_n(&reported, true, __ATOMIC_RELAXED))
+		fprintf(stderr,
+			"fared0: rdma_cm is not supported: connect by the program's own sockets (perftest without -R), or use rdma_rxe, in a network "
+			"namespace or a virtual machine (make vm)\n");
+	errno = ENODEV;
+	return NULL;
 }
 
 /* UCX uses a device only if the program may read and write its character device, which fared0 does not have. No other path is changed. The kernel has looked for the
