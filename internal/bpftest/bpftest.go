@@ -50,7 +50,7 @@ func Fresh(t *testing.T, name string) {
 		t.Fatalf("%v\n%s", err, out)
 	}
 	made, err := filepath.Glob(filepath.Join(dir, name+"_bpf*"))
-	if err != nil || len(made) != 4 {
+	if err != nil || len(made) != 2 {
 		t.Fatalf("made %v, %v", made, err)
 	}
 	for _, path := range made {
