@@ -131,6 +131,9 @@ func (c *Config) lock() (*os.File, error) {
 		return nil, fmt.Errorf("make the directory of %s: %w: run as root, or use another %s", c.Path, err, c.Setting)
 	}
 	lock, err := plainfile.Open(c.Path+".lock", os.O_CREATE|os.O_RDWR, 0o600)
+	if _, serr := os.Stat(c.Path + ".lock"); errors.Is(err, os.ErrPermission) && serr == nil {
+		return nil, fmt.Errorf("lock %s: %w: another user has started a process with this socket; remove the file as that user or as root", c.Path, err)
+	}
 	if err != nil {
 		return nil, fmt.Errorf("lock %s: %w: its directory must be writable (RuntimeDirectory= in a systemd unit)", c.Path, err)
 	}

@@ -6,9 +6,12 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"syscall"
 	"testing"
+
+	"golang.org/x/sys/unix"
 )
 
 func quiet() *slog.Logger { return slog.New(slog.DiscardHandler) }
@@ -56,6 +59,27 @@ func TestModeAndOwner(t *testing.T) {
 }
 
 // TestMissingDirectory checks that a missing directory is made, and that an error names its setting.
+// TestLockOfAnotherUser checks that the error about a lock that another user has made names the remedy.
+func TestLockOfAnotherUser(t *testing.T) {
+	dir := t.TempDir()
+	path := filepath.Join(dir, "s")
+	if err := errors.Join(os.WriteFile(path+".lock", nil, 0), os.Chmod(dir, 0o777), os.Chmod(filepath.Dir(dir), 0o755)); err != nil {
+		t.Fatal(err)
+	}
+	if os.Geteuid() == 0 { // root may open every file: this thread opens files as nobody
+		runtime.LockOSThread()
+		defer runtime.UnlockOSThread()
+		const nobody = 65534
+		if _, err := unix.SetfsuidRetUid(nobody); err != nil {
+			t.Fatal(err)
+		}
+		defer unix.Setfsuid(0)
+	}
+	if _, err := Listen(Config{Path: path, Setting: "--socket"}, quiet()); err == nil || !strings.Contains(err.Error(), "remove the file as that user or as root") {
+		t.Errorf("%v", err)
+	}
+}
+
 func TestMissingDirectory(t *testing.T) {
 	dir := t.TempDir()
 	l, err := Listen(Config{Path: filepath.Join(dir, "run", "fared", "s"), Setting: "--socket"}, quiet())
