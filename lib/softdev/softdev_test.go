@@ -145,6 +145,9 @@ func TestUCX(t *testing.T) {
 			t.Errorf("UCX has not %q of the device:\n%s", want, info)
 		}
 	}
+	if all := e.server.Run("sh", "-c", `LD_PRELOAD=$0 FARED0_ADDRESS=$1 ucx_info -d 2>&1`, e.library, serverAddress); strings.Contains(all, "rdma_cm is not supported") {
+		t.Errorf("a line about rdma_cm, which UCX does not need:\n%s", all)
+	}
 	for transport, tests := range map[string][]string{
 		"rc_v,ud_v": {"tag_lat -n 500", "tag_bw -s 65536 -n 500", "ucp_put_bw -s 100000 -n 300", "ucp_get -s 100000 -n 300", "ucp_fadd -s 8 -n 300"},
 		"ud_v":      {"tag_lat -n 500", "stream_bw -s 30000 -n 300"},

@@ -432,6 +432,13 @@ static bool alone(void)
 	return n == 0 && softdev_device();
 }
 
+/* of_ucx reports whether code is UCX's, which looks for rdma_cm at its start and works without it, so that its users need no line. */
+static bool of_ucx(const void *code)
+{
+	Dl_info info;
+	return dladdr(code, &info) && info.dli_fname && strstr(info.dli_fname, "/libuct_");
+}
+
 /* rdma_cm has its ports and connections in the kernel, which does not know fared0. Every use of librdmacm begins here, also that by identifiers without a
  * channel. With a device of the kernel, the kernel itself refuses fared0's addresses (ENODEV); without one librdmacm would find no file, or listen in vain. */
 EXPORT struct rdma_event_channel *rdma_create_event_channel(void);
@@ -440,7 +447,7 @@ EXPORT struct rdma_event_channel *rdma_create_event_channel(void)
 	static bool reported;
 	if (!alone())
 		return FORWARD_TO("librdmacm.so.1", "RDMACM_1.0", NULL, rdma_create_event_channel);
-	if (!__atomic_exchange_n(&reported, true, __ATOMIC_RELAXED))
+	if (!of_ucx(__builtin_return_address(0)) && !__atomic_exchange_n(&reported, true, __ATOMIC_RELAXED))
 		fprintf(stderr,
 			"fared0: rdma_cm is not supported: connect by the program's own sockets (perftest without -R), or use rdma_rxe, in a network "
 			"namespace or a virtual machine (make vm)\n");
