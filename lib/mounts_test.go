@@ -240,7 +240,7 @@ func TestMounts(t *testing.T) {
 	}
 	restart(7, func() {
 		slotfiletest.Age(t, p.path)
-		await(6, "no fared has maintained the slot table for a minute")
+		await(6, "nothing has updated the slot table for a minute")
 	})
 	await(7, "success")
 	restart(8, func() {

@@ -152,7 +152,7 @@ class Deleted(NoTable):
 
 
 class StaleTable(UserWarning):
-    """No fared has maintained the table for a minute. Its weights stay in use, however old they are."""
+    """Nothing has updated the table for a minute. Its weights stay in use, however old they are."""
 
 
 class BadTable(Error):
@@ -255,7 +255,7 @@ def _service(text):
 
 
 _DELETED = "the directory of the slot table was deleted after it was mounted here, so that no later table appears: restart the container, with the directory mounted and not the file"
-_STALE = "no fared has maintained the slot table for a minute: its weights may be wrong until 'fared run' runs again"
+_STALE = "nothing has updated the slot table for a minute: see 'fared health' on the host"
 
 
 def _deleted(path):
@@ -350,6 +350,16 @@ class _File:
     def record(self, section, n):
         return section[2] + n * section[1]
 
+    def replaced(self, path):
+        """Returns whether another file at the path has replaced this one, whose heartbeat then stands still."""
+        if self.w[L_HEADER_STATE // 4] != L_STATE_REPLACED:
+            return False
+        try:
+            st = os.stat(path)
+        except OSError:
+            return False
+        return (st.st_dev, st.st_ino) != self.id
+
 
 class _Futex:
     """Waits for a change of a word of a file. Without futexes on this machine, it polls."""
@@ -412,15 +422,21 @@ class Table:
 
     def check(self):
         """Returns None while a process maintains the table, and in the first minute without one; afterwards the reason, a text. wait and refresh warn of it once, by StaleTable."""
-        beat = self._current().q[L_HEADER_HEARTBEAT // 8]
-        if 0 <= time.clock_gettime_ns(time.CLOCK_MONOTONIC) - beat < L_STALE_LIMIT:
+        f = self._file  # and not that of _current: wait reports another file as a change
+        if f is None:
+            raise BadTable(f"{self.path} was truncated")
+        beat = f.q[L_HEADER_HEARTBEAT // 8]
+        if 0 <= time.clock_gettime_ns(time.CLOCK_MONOTONIC) - beat < L_STALE_LIMIT or f.replaced(self.path):
             return None
         return f"{self.path}: {_DELETED if _deleted(self.path) else _STALE}"
 
     def _warn(self):
+        """Warns the caller of wait or refresh once of each outage: by a new registry, because Python's default filter shows the same warning at the same line once in a process."""
         reason = self.check() if self._file is not None else None
         if reason is not None and reason != self._warned:
-            warnings.warn(reason, StaleTable, stacklevel=3)
+            frame = sys._getframe(1)  # pylint: disable=protected-access
+            frame = frame.f_back or frame
+            warnings.warn_explicit(reason, StaleTable, frame.f_code.co_filename, frame.f_lineno, frame.f_globals.get("__name__"), registry={})
         self._warned = reason
 
     def refresh(self):

@@ -146,10 +146,16 @@ class Slots(unittest.TestCase):
         self.assertIsNone(table.check())
         for age in (60, -3600):  # that of an earlier boot may be in the future
             beat(age)
-            warned("no fared has maintained", table.refresh)
+            warned("nothing has updated", table.refresh)
             warned(None, lambda: table.wait(0.01))  # once
             beat(1)
             warned(None, table.refresh)
+        with warnings.catch_warnings(record=True) as all:
+            warnings.simplefilter("default")  # that of Python: each outage is shown, though at the same line
+            for age in (60, 1, 60, 1):
+                beat(age)
+                table.refresh()
+        self.assertEqual([(w.category, w.filename) for w in all], [(fs.StaleTable, __file__)] * 2)
         gone = os.open(self.directory.name, os.O_RDONLY)  # leads to the directory after its end, as a mount does
         self.addCleanup(os.close, gone)
         mounted = fs.open(f"/proc/self/fd/{gone}/slots")
@@ -159,8 +165,20 @@ class Slots(unittest.TestCase):
         warned("was deleted after it was mounted", lambda: mounted.wait(0.01))
         with self.assertRaises(fs.Deleted):
             fs.open(f"/proc/self/fd/{gone}/slots")
-        self.assertIn("no fared has maintained", table.check())
+        self.assertIn("nothing has updated", table.check())
         os.mkdir(self.directory.name)
+
+    def test_replaced(self):
+        table = fs.open(self.path)
+        old = os.open(self.path, os.O_WRONLY)
+        self.addCleanup(os.close, old)
+        os.pwrite(old, struct.pack("=q", time.clock_gettime_ns(time.CLOCK_MONOTONIC) - 60 * 10**9), fs.L_HEADER_HEARTBEAT)
+        os.pwrite(old, struct.pack("=I", fs.L_STATE_REPLACED), fs.L_HEADER_STATE)
+        self.assertIn("nothing has updated", table.check())  # there is no other file yet
+        self.write(self.golden)
+        self.assertIsNone(table.check())
+        self.assertTrue(table.wait(0))  # check has not taken the change
+        self.assertFalse(table.wait(0))
 
     def test_wait(self):
         table = fs.open(self.path)

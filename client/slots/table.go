@@ -35,8 +35,8 @@ var (
 	ErrBusy = errors.New("the slot table's record is being changed")
 	// ErrService means that the table has no source ports for the service of OpenFor: it is neither among Table.Services nor in a range of Table.Steered.
 	ErrService = errors.New("the slot table has no source ports for the service")
-	// ErrStale means that no process has maintained the table for a minute: fared does not run.
-	ErrStale = errors.New("no fared has maintained the slot table for a minute: its weights may be wrong until 'fared run' runs again")
+	// ErrStale means that nothing has updated the table for a minute: fared does not run, or cannot publish, or its start takes longer.
+	ErrStale = errors.New("nothing has updated the slot table for a minute: see 'fared health' on the host")
 	// ErrDeleted means that the file or its directory was deleted while it is mounted here, as in a container: no later table appears at the path.
 	ErrDeleted = errors.New("the directory of the slot table was deleted after it was mounted here, so that no later table appears: restart the container, with the directory mounted and not the file")
 	// ErrFormat means that the file is not a slot table.
@@ -635,9 +635,10 @@ func (t *Table) Status() Status {
 }
 
 // Check returns nil while a process maintains the table, and in the first minute without one; afterwards the error is ErrStale, or ErrDeleted where no other table can appear
-// at the path. Programs log a change of the result: the last weights stay in use, however old they are. Check makes system calls only after that minute.
+// at the path. Programs log a change of the result: the last weights stay in use, however old they are. Check makes system calls only after that minute, and to continue with a
+// file that has replaced the table, as Lookup does.
 func (t *Table) Check() error {
-	m := t.mem.Load()
+	m := t.current()
 	if m == nil {
 		return fs.ErrClosed
 	}

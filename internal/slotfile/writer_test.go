@@ -496,6 +496,17 @@ func TestStale(t *testing.T) {
 	check("alive", 0, nil, nil)
 	check("a minute without an owner", time.Minute, slots.ErrStale, slots.ErrStale)
 	check("alive again", 0, nil, nil)
+	// The next process publishes. Neither reader has looked up since, so both have the file that stays without a heartbeat.
+	check("before the end", time.Minute, slots.ErrStale, slots.ErrStale)
+	if err := w.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if w, err = Open(path, 0); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { w.Close() })
+	writeGolden(t, w)
+	check("after a restart", 0, nil, nil)
 	check("another boot", -time.Hour, slots.ErrStale, slots.ErrStale)
 	if err := os.RemoveAll(filepath.Dir(path)); err != nil {
 		t.Fatal(err)

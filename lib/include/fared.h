@@ -39,7 +39,7 @@ enum fared_error {
 	FARED_E_SERVICE =
 		-9, /* the table has no source ports for the service: slots.services of fared's configuration lists them, and fared_get_steered() those without
 	                            separate ports */
-	FARED_E_STALE = -10, /* no process has maintained the table for a minute: fared does not run */
+	FARED_E_STALE = -10, /* nothing has updated the table for a minute: see 'fared health' on the host */
 	FARED_E_DELETED =
 		-11, /* the directory of the path, or the file, was deleted while it is mounted here: no other table can appear, so mount the directory again */
 };

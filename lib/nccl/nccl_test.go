@@ -365,7 +365,7 @@ func TestStale(t *testing.T) {
 		}
 	}
 	slotfiletest.Age(t, x.Path)
-	reported(x.Path + ": no fared has maintained the slot table for a minute")
+	reported(x.Path + ": nothing has updated the slot table for a minute")
 	x.Beat(t)
 	reported(x.Path + ": the slot table is maintained again")
 	stop()

@@ -210,7 +210,7 @@ func TestStale(t *testing.T) {
 	f.flows(t, running[1])
 	for i, program := range running {
 		slotfiletest.Age(t, f.tables[i].Path)
-		program.AwaitText(t, "fared0: no fared has maintained the slot table for a minute")
+		program.AwaitText(t, "fared0: nothing has updated the slot table for a minute")
 		f.tables[i].Beat(t)
 		program.AwaitText(t, "fared0: the slot table is maintained again")
 	}

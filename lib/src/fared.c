@@ -105,7 +105,7 @@ EXPORT const char *fared_error_text(int error)
 	case FARED_E_SERVICE:
 		return "the slot table has no source ports for the service: add it to slots.services";
 	case FARED_E_STALE:
-		return "no fared has maintained the slot table for a minute: its weights may be wrong until \"fared run\" runs again";
+		return "nothing has updated the slot table for a minute: see \"fared health\" on the host";
 	case FARED_E_DELETED:
 		return "the directory of the slot table was deleted after it was mounted here, so that no later table appears: restart the container, with the "
 		       "directory mounted and not the file";
@@ -466,6 +466,16 @@ EXPORT int fared_get_status(const struct fared_table *table, struct fared_status
 	return 0;
 }
 
+/* Returns whether another file at the path has replaced the mapped one, whose heartbeat then stands still. errno keeps its value. */
+static int replaced(const struct fared_table *table)
+{
+	struct stat st;
+	int reason = errno, other = load32(table->mem + L_HEADER_STATE) == L_STATE_REPLACED && !stat(table->path, &st) &&
+		(st.st_dev != table->dev || st.st_ino != table->ino);
+	errno = reason;
+	return other;
+}
+
 EXPORT int fared_check(const struct fared_table *table)
 {
 	if (!table)
@@ -473,7 +483,7 @@ EXPORT int fared_check(const struct fared_table *table)
 	if (!table->mem)
 		return FARED_E_TRUNCATED;
 	uint64_t beat = load64(table->mem + L_HEADER_HEARTBEAT); /* before the clock, which is then later */
-	if (now_ns(CLOCK_MONOTONIC) - beat < L_STALE_LIMIT)
+	if (now_ns(CLOCK_MONOTONIC) - beat < L_STALE_LIMIT || replaced(table))
 		return 0;
 	return deleted(table->path) ? FARED_E_DELETED : FARED_E_STALE;
 }

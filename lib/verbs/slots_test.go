@@ -147,7 +147,7 @@ func TestStale(t *testing.T) {
 		})
 	}
 	slotfiletest.Age(t, tb.path)
-	reported(tb.path + ": no fared has maintained the slot table for a minute")
+	reported(tb.path + ": nothing has updated the slot table for a minute")
 	if err := tb.w.Beat(); err != nil {
 		t.Fatal(err)
 	}
