@@ -137,45 +137,70 @@ func Open(path string, mode os.FileMode) (*Writer, error) {
 	return w, nil
 }
 
-// inherit continues the numbers of the table that is at the path, and marks the table as one without an owner. A file that is not a table of this layout
-// is an error unless it is one of another version: the path may be misspelled.
+// inherit continues the numbers of the table that is at the path, and marks the table as one without an owner.
 func (w *Writer) inherit() error {
-	fd, err := plainfile.Open(w.path, os.O_RDWR, 0)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil
-	}
-	if err != nil {
-		return fmt.Errorf("replace %s: %w", w.path, err)
-	}
-	defer fd.Close()
-	info, err := fd.Stat()
-	if err != nil {
-		return fmt.Errorf("inspect %s: %w", w.path, err)
-	}
-	size := info.Size()
-	if !info.Mode().IsRegular() || size != 0 && size < int64(slotlayout.HeaderSize) {
-		return fmt.Errorf("%s exists and is not a slot table: move it away, or use another file", w.path)
-	}
-	if size == 0 {
-		return nil // truncated
-	}
-	mem, err := unix.Mmap(int(fd.Fd()), 0, int(size), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
-	if err != nil {
-		return fmt.Errorf("map %s: %w", w.path, err)
-	}
-	old := &file{mem: mem, h: slotlayout.Memory(mem).Header()}
-	var other *slotlayout.VersionError
-	switch err := old.h.Check(uint64(size)); {
-	case errors.As(err, &other), errors.Is(err, slotlayout.ErrTruncated):
-		return old.close()
-	case err != nil:
-		return errors.Join(fmt.Errorf("%s exists: %w: move it away, or use another file", w.path, err), old.close())
+	old, err := mapped(w.path)
+	if old == nil {
+		return err
 	}
 	w.previous = old
 	w.run, w.revision = old.h.Run, old.h.Revision
 	old.mem.Store32(headerState, slotlayout.StateEnded)
 	old.wake()
 	return nil
+}
+
+// mapped maps the table at a path; nil means that there is none, or one that is truncated or of another version. A file that is not a table of this layout is an error otherwise: the
+// path may be misspelled.
+func mapped(path string) (*file, error) {
+	fd, err := plainfile.Open(path, os.O_RDWR, 0)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("replace %s: %w", path, err)
+	}
+	defer fd.Close()
+	info, err := fd.Stat()
+	if err != nil {
+		return nil, fmt.Errorf("inspect %s: %w", path, err)
+	}
+	size := info.Size()
+	if !info.Mode().IsRegular() || size != 0 && size < int64(slotlayout.HeaderSize) {
+		return nil, fmt.Errorf("%s exists and is not a slot table: move it away, or use another file", path)
+	}
+	if size == 0 {
+		return nil, nil // truncated
+	}
+	mem, err := unix.Mmap(int(fd.Fd()), 0, int(size), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	if err != nil {
+		return nil, fmt.Errorf("map %s: %w", path, err)
+	}
+	old := &file{mem: mem, h: slotlayout.Memory(mem).Header()}
+	var other *slotlayout.VersionError
+	switch err := old.h.Check(uint64(size)); {
+	case errors.As(err, &other), errors.Is(err, slotlayout.ErrTruncated):
+		return nil, old.close()
+	case err != nil:
+		return nil, errors.Join(fmt.Errorf("%s exists: %w: move it away, or use another file", path, err), old.close())
+	}
+	return old, nil
+}
+
+// Supersede calls replace, which puts something else than a table of an ended process at a path, and marks the table that is there as replaced: its readers continue with the other
+// one, those too that only look up. Whatever else is at the path has no readers to tell.
+func Supersede(path string, replace func() error) error {
+	var old *file
+	Guard(func() (err error) { old, err = mapped(path); return err })
+	err := replace()
+	switch {
+	case old == nil:
+	case err != nil:
+		old.close()
+	default:
+		Guard(func() error { return retire(old, slotlayout.StateReplaced) })
+	}
+	return err
 }
 
 // Guard runs fn, and returns an error if it accesses memory of a file that another program has truncated.

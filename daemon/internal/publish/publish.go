@@ -300,7 +300,7 @@ func (p *Publisher) linkFormer() {
 		next := former + ".new" // also the name of a file that an earlier version has left incomplete
 		if err = os.Remove(next); err == nil || errors.Is(err, fs.ErrNotExist) {
 			if err = os.Symlink(target, next); err == nil {
-				err = os.Rename(next, former)
+				err = slotfile.Supersede(former, func() error { return os.Rename(next, former) })
 			}
 		}
 	}

@@ -527,15 +527,15 @@ func TestHealth(t *testing.T) {
 	}
 }
 
-// TestFormer publishes where an earlier version has left its table at the former path: a reader of that table, and one that mounts the directory above both, continue with the new
-// one, after another start too.
+// TestFormer publishes where an earlier version has left its table at the former path: a reader of that table continues with the new one, after another start too, whether it waits or
+// only looks up.
 func TestFormer(t *testing.T) {
 	dir := t.TempDir()
 	former, path := filepath.Join(dir, "slots"), filepath.Join(dir, "table", "slots")
 	l := newLoop(1)
 	l.builder.Started()
 	_, stop := startAt(t, l, former, t.TempDir())
-	before := opened(t, former)
+	before, looks := opened(t, former), opened(t, former)
 	stop()
 	if err := os.WriteFile(former+".new", nil, 0o600); err != nil { // of a killed process
 		t.Fatal(err)
@@ -549,6 +549,11 @@ func TestFormer(t *testing.T) {
 			var err error
 			if mark, err = before.Wait(ctx, mark); err != nil {
 				t.Fatal(err)
+			}
+		}
+		for deadline := time.Now().Add(time.Minute); looks.Status().Run != table.Status().Run; time.Sleep(time.Millisecond) {
+			if looks.Lookup(netip.IPv6Loopback(), netip.IPv6Loopback(), nil); time.Now().After(deadline) {
+				t.Fatal("a program that only looks up stays on the former table")
 			}
 		}
 		if target, err := os.Readlink(former); err != nil || target != "table/slots" {
