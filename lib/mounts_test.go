@@ -169,10 +169,15 @@ func startReader(t *testing.T, name string, args ...string) *reader {
 	return r
 }
 
-// await waits until the reader's last line has a share and contains a reason.
-func (r *reader) await(t *testing.T, who string, share uint32, reason string) {
+// await waits until the reader's last line has a share and contains a reason; "success" with heartbeats meanwhile.
+func (p *published) await(t *testing.T, r *reader, who string, share uint32, reason string) {
 	t.Helper()
 	netnstest.Eventually(t, 2*time.Minute, func() error {
+		if reason == "success" {
+			if err := p.w.Beat(); err != nil {
+				return err
+			}
+		}
 		r.mu.Lock()
 		defer r.mu.Unlock()
 		if len(r.lines) == 0 {
@@ -211,10 +216,10 @@ func TestMounts(t *testing.T) {
 	gate.Needed(t, "readers in containers follow the table")
 	netnstest.Require(t, "unshare", "nsenter", "mount")
 	dir := filepath.Join(t.TempDir(), "table")
+	commands, all := followers(t), map[string]*reader{} // compiled before the table's first heartbeat
 	p := &published{path: filepath.Join(dir, "slots")}
 	p.begins(t, 1)
 	t.Cleanup(func() { p.w.Close() })
-	commands, all := followers(t), map[string]*reader{}
 	for who, command := range commands {
 		c := inMount(dir, t.TempDir(), command...)
 		all[who] = startReader(t, c[0], c[1:]...)
@@ -222,7 +227,7 @@ func TestMounts(t *testing.T) {
 	await := func(share uint32, reason string) {
 		t.Helper()
 		for who, r := range all {
-			r.await(t, who, share, reason)
+			p.await(t, r, who, share, reason)
 		}
 	}
 	await(1, "success")
@@ -252,7 +257,7 @@ func TestMounts(t *testing.T) {
 	await(7, "was deleted after it was mounted here")
 	for who, r := range all {
 		new := append([]string{"--target", fmt.Sprint(r.cmd.Process.Pid), "--mount", "env", environment(t, r)}, commands[who]...)
-		startReader(t, "nsenter", new...).await(t, "a new program in "+who, 0, "was deleted after it was mounted here")
+		p.await(t, startReader(t, "nsenter", new...), "a new program in "+who, 0, "was deleted after it was mounted here")
 	}
 }
 
@@ -274,19 +279,19 @@ func TestMountsOfDocker(t *testing.T) {
 	if out, err := exec.Command("docker", "image", "inspect", image).CombinedOutput(); err != nil {
 		netnstest.Lacks(t, fmt.Sprintf("the image %s is not there, 'make images' makes it: %v: %s", image, err, out))
 	}
+	program := compileStatic(t, "follow")
 	dir := filepath.Join(t.TempDir(), "table")
 	p := &published{path: filepath.Join(dir, "slots")}
 	p.begins(t, 1)
 	t.Cleanup(func() { p.w.Close() })
-	program := compileStatic(t, "follow")
 	r := startReader(t, "docker", "run", "--rm", "--interactive", "--network", "none", "--volume", dir+":/run/fared/table:ro", "--volume", program+":/follow:ro",
 		"--entrypoint", "/follow", image, near.String(), far.String())
-	r.await(t, "the container", 1, "success")
+	p.await(t, r, "the container", 1, "success")
 	for share := range uint32(20) {
 		if err := p.w.Close(); err != nil {
 			t.Fatal(err)
 		}
 		p.begins(t, share+2)
-		r.await(t, "the container", share+2, "success")
+		p.await(t, r, "the container", share+2, "success")
 	}
 }

@@ -389,7 +389,7 @@ func endsOf(t *testing.T, words []string, environment ...string) {
 	if out, err := exec.Command("make", "OUT="+filepath.Dir(program), program).CombinedOutput(); err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}
-	for how, timeout := range map[string]string{"closing": "60", "silent": "1"} {
+	for how, timeout := range map[string]string{"closing": "60", "silent": "1", "silent-receiver": "10"} {
 		args := append(slices.Concat(words, []string{"env", "FARED_SLOTS=" + x.Path, "FARED_NCCL_TIMEOUT=" + timeout}, environment), program, b.plugin(), how)
 		if out, err := exec.Command(args[0], args[1:]...).CombinedOutput(); err != nil || !strings.Contains(string(out), "each pending call has ended") {
 			t.Errorf("%s: %v\n%s", how, err, out)

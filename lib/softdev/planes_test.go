@@ -1,13 +1,18 @@
 package softdev
 
 import (
+	"bytes"
 	"encoding/json"
 	"fmt"
 	"math"
 	"net/netip"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/fared/fared/internal/netnstest"
 	"github.com/fared/fared/internal/slotfile/slotfiletest"
@@ -210,8 +215,51 @@ func TestStale(t *testing.T) {
 	f.flows(t, running[1])
 	for i, program := range running {
 		slotfiletest.Age(t, f.tables[i].Path)
-		program.AwaitText(t, "fared0: nothing has updated the slot table for a minute")
+		program.AwaitText(t, "fared0: "+f.tables[i].Path+": nothing has updated the slot table for a minute")
 		f.tables[i].Beat(t)
-		program.AwaitText(t, "fared0: the slot table is maintained again")
+		program.AwaitText(t, "fared0: "+f.tables[i].Path+": the slot table is maintained again")
 	}
+}
+
+// TestStaleWithFullStandardError does so while standard error takes nothing: the transfer goes on, and the report comes once there is room.
+func TestStaleWithFullStandardError(t *testing.T) {
+	gate.Needed(t, "a report must not stop the transfers of a process")
+	f := newFabric(t)
+	f.setWeights(t, 1, 1, 1, 1)
+	fifo, script := filepath.Join(t.TempDir(), "stderr"), filepath.Join(t.TempDir(), "script")
+	if err := unix.Mkfifo(fifo, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	stderr, err := unix.Open(fifo, unix.O_RDWR|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(stderr)
+	if err := os.WriteFile(script, fmt.Appendf(nil, "#!/bin/sh\nexec %s \"$@\" 2>%s\n", compile(t, "traffic", "plain"), fifo), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	running := f.start(t, script, 2, 10_000_000, 65536) // more than the test waits for
+	f.flows(t, running[1])
+	for err == nil {
+		_, err = unix.Write(stderr, []byte{'\n'})
+	}
+	for _, x := range f.tables {
+		slotfiletest.Age(t, x.Path)
+	}
+	for begin := time.Now(); time.Since(begin) < 2500*time.Millisecond; { // fared0 looks at the table once a second
+		f.flows(t, running[1])
+	}
+	var text []byte
+	netnstest.Eventually(t, time.Minute, func() error {
+		b := make([]byte, 65536)
+		if n, err := unix.Read(stderr, b); err == nil {
+			text = append(text, b[:n]...)
+		}
+		for _, x := range f.tables {
+			if !bytes.Contains(text, []byte("fared0: "+x.Path+": nothing has updated")) {
+				return fmt.Errorf("no report of %s: %q", x.Path, bytes.TrimSpace(text))
+			}
+		}
+		return nil
+	})
 }

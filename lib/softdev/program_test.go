@@ -114,7 +114,7 @@ func TestPaths(t *testing.T) {
 func TestConnectionManagerIsRefused(t *testing.T) {
 	needs(t, "rping", "rdma_server", "ib_write_bw")
 	if devices, _ := filepath.Glob("/sys/class/infiniband/*"); len(devices) > 0 {
-		t.Skipf("the kernel has RDMA devices, to which librdmacm goes: %v", devices)
+		netnstest.Lacks(t, fmt.Sprintf("the kernel has RDMA devices, to which librdmacm goes: %v", devices))
 	}
 	path, err := library()
 	if err != nil {

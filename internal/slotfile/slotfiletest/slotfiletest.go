@@ -95,16 +95,20 @@ func (x *Table) Set(t testing.TB, weights ...int) {
 	}
 }
 
-// Beat sets the heartbeat of the published table.
+// Beat sets the heartbeat of the table at x.Path.
 func (x *Table) Beat(t testing.TB) {
 	t.Helper()
-	if err := x.writer.Beat(); err != nil {
-		t.Fatal(err)
-	}
+	beat(t, x.Path, 0)
 }
 
 // Age sets the heartbeat of the table at a path to 61 s ago, more than readers take for a restart of fared.
 func Age(t testing.TB, path string) {
+	t.Helper()
+	beat(t, path, slotlayout.StaleLimit+1e9)
+}
+
+// beat sets the heartbeat of the table at a path to an age in ns.
+func beat(t testing.TB, path string, age int64) {
 	t.Helper()
 	var now unix.Timespec
 	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &now); err != nil {
@@ -116,7 +120,7 @@ func Age(t testing.TB, path string) {
 	}
 	defer file.Close()
 	var b [8]byte
-	binary.NativeEndian.PutUint64(b[:], uint64(now.Nano()-slotlayout.StaleLimit-1e9))
+	binary.NativeEndian.PutUint64(b[:], uint64(now.Nano()-age))
 	if _, err := file.WriteAt(b[:], int64(unsafe.Offsetof(slotlayout.Header{}.Heartbeat))); err != nil {
 		t.Fatal(err)
 	}

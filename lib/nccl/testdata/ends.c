@@ -1,5 +1,5 @@
-/* Ends one end of a communicator in every state of the other one: ends PLUGIN closing, where the end is closed, or ends PLUGIN silent, where it stops answering, for which
- * FARED_NCCL_TIMEOUT should be short. A call that stays pending fails the program after a minute. */
+/* Ends one end of a communicator in every state of the other one: ends PLUGIN closing, where the end is closed; ends PLUGIN silent, where it stops answering, for which
+ * FARED_NCCL_TIMEOUT should be short; or ends PLUGIN silent-receiver, where it does so after every lane was opened, for which FARED_NCCL_TIMEOUT should be long enough. A call that stays pending fails the program after a minute. */
 #include <arpa/inet.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -315,15 +315,18 @@ static void receiver_is_silent(void)
 {
 	const char *state = "receiver is silent";
 	struct pair p;
+	struct handle h;
 	int listener = receiver(&p, state);
-	for (double begin = now(); !p.sends; rest(state, begin)) {
+	memcpy(&h, p.handle, sizeof h);
+	ncclResult_t result = ncclSuccess;
+	for (double begin = now(); !p.sends && result == ncclSuccess; rest(state, begin)) {
 		answers(listener, WELCOME, state);
-		if (host_connect(&host, 0, p.handle, &p.sends) != ncclSuccess) { /* over verbs, where the receiver has to answer */
-			close(listener);
-			return;
-		}
+		result = host_connect(&host, 0, p.handle, &p.sends);
 	}
-	send_fails(&p, state);
+	if (p.sends)
+		send_fails(&p, state);
+	else if (!(h.transports & TRANSPORT_VERBS)) /* over verbs the receiver has to answer with queue pairs */
+		fail(state, warning);
 	close(listener);
 }
 
@@ -352,7 +355,6 @@ static void sender_is_silent(void)
 static void silent(void)
 {
 	connect_fails(NOTHING, "receiver does not welcome", "the receiver");
-	receiver_is_silent();
 	sender_is_silent();
 }
 
@@ -377,10 +379,12 @@ int main(int argc, char **argv)
 		return 2;
 	must(host_init(&host, show), "begin", "init");
 	must(host_devices(&host, &n), "begin", "devices");
-	if (strcmp(argv[2], "silent"))
-		closing();
-	else
+	if (!strcmp(argv[2], "silent"))
 		silent();
+	else if (!strcmp(argv[2], "silent-receiver"))
+		receiver_is_silent();
+	else
+		closing();
 	puts("each pending call has ended");
 	return 0;
 }

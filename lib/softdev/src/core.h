@@ -303,6 +303,10 @@ int sd_slots_join(struct sd_dev *dev, struct sd_path *path, uint32_t seed);
 void sd_slots_leave(struct sd_dev *dev, struct sd_path *path);
 /* Follows changes of the table: moves the paths that must move. Cheap if nothing has changed. */
 void sd_slots_follow(struct sd_dev *dev);
+/* Returns why the table is stale, an error of libfared, or 0. */
+int sd_slots_stale(const struct sd_dev *dev);
+/* Reports a change of that on standard error, in one thread and without the lock. A standard error that takes nothing is asked again by the next call. */
+void sd_slots_report(struct sd_dev *dev, int stale);
 
 /* engine.c */
 /* Handles a received UDP payload. */

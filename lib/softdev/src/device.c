@@ -171,7 +171,9 @@ static void *run_engine(void *argument)
 			sleep = 0;
 		e->sleeps_until = now + sleep;
 		bool packets = !e->passive;
+		int stale = sd_slots_stale(&e->dev);
 		guard_unlock(&core_lock);
+		sd_slots_report(&e->dev, stale);
 		sd_port_wait(e->port, packets, sleep);
 		guard_lock(&core_lock);
 		e->sleeps_until = 0;

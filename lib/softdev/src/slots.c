@@ -3,9 +3,11 @@
 #include "fared.h"
 
 #include <netinet/in.h>
+#include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 enum { MAX_SLOTS = 4096, FIRST_PORT = 49152, PORT_MASK = 0x3fff };
 #define OPEN_INTERVAL 1000000000ull
@@ -23,36 +25,56 @@ struct sd_pair {
 
 struct sd_slots {
 	struct fared_table *table;
-	int stale; /* the last result of fared_check, or why no table could be opened */
+	char *path;
+	int stale;    /* the last result of fared_check, or why no table could be opened */
+	int reported; /* the one that sd_slots_report has printed; only its thread uses it */
 	struct sd_pair *pairs;
 	uint64_t next_open;
 };
 
-/* follow_file opens the table for RoCEv2, or continues with the file at its path. It reports when the table becomes stale, and the end of that; that there is none is no
- * fault, except where none can appear. */
+/* follow_file opens the table for RoCEv2, or continues with the file at its path. That there is none is no fault, except where none can appear. */
 static void follow_file(struct sd_slots *s)
 {
 	static const struct fared_service roce = {.protocol = IPPROTO_UDP, .port = SD_UDP_PORT};
-	int now;
 	if (s->table) {
 		fared_refresh(s->table);
-		now = fared_check(s->table);
+		s->stale = fared_check(s->table);
 	} else {
-		now = fared_open_service(&s->table, NULL, &roce);
-		if (now != FARED_E_DELETED)
-			now = 0;
+		s->stale = fared_open_service(&s->table, s->path, &roce);
+		if (s->stale != FARED_E_DELETED)
+			s->stale = 0;
 	}
-	if (now != s->stale)
-		fprintf(stderr, "fared0: %s\n", now ? fared_error_text(now) : "the slot table is maintained again");
-	s->stale = now;
 }
 
 struct sd_slots *sd_slots_open(void)
 {
+	const char *path = getenv("FARED_SLOTS");
 	struct sd_slots *s = calloc(1, sizeof *s);
-	if (s)
-		follow_file(s);
+	if (!s)
+		return NULL;
+	s->path = strdup(path && *path ? path : FARED_DEFAULT_PATH);
+	if (!s->path) {
+		free(s);
+		return NULL;
+	}
+	follow_file(s);
 	return s;
+}
+
+int sd_slots_stale(const struct sd_dev *dev)
+{
+	return dev->slots ? dev->slots->stale : 0;
+}
+
+void sd_slots_report(struct sd_dev *dev, int stale)
+{
+	struct sd_slots *s = dev->slots;
+	struct pollfd out = {.fd = STDERR_FILENO, .events = POLLOUT};
+	if (!s || stale == s->reported || poll(&out, 1, 0) != 1)
+		return;
+	/* Not by stdio: another thread may have its lock and be blocked. */
+	dprintf(STDERR_FILENO, "fared0: %s: %s\n", s->path, stale ? fared_error_text(stale) : "the slot table is maintained again");
+	s->reported = stale;
 }
 
 static void free_pair(struct sd_pair *p)
@@ -72,6 +94,7 @@ void sd_slots_close(struct sd_slots *s)
 		free_pair(p);
 	}
 	fared_close(s->table);
+	free(s->path);
 	free(s);
 }
 
