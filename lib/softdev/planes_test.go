@@ -247,7 +247,9 @@ func TestStaleWithFullStandardError(t *testing.T) {
 		slotfiletest.Age(t, x.Path)
 	}
 	for begin := time.Now(); time.Since(begin) < 2500*time.Millisecond; { // fared0 looks at the table once a second
-		f.flows(t, running[1])
+		if f.flows(t, running[1]); running[1].Running() != nil {
+			t.Fatal("the transfer has ended")
+		}
 	}
 	var text []byte
 	netnstest.Eventually(t, time.Minute, func() error {

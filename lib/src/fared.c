@@ -470,10 +470,9 @@ EXPORT int fared_get_status(const struct fared_table *table, struct fared_status
 static int replaced(const struct fared_table *table)
 {
 	struct stat st;
-	int reason = errno, other = load32(table->mem + L_HEADER_STATE) == L_STATE_REPLACED && !stat(table->path, &st) &&
-		(st.st_dev != table->dev || st.st_ino != table->ino);
+	int reason = errno, found = load32(table->mem + L_HEADER_STATE) == L_STATE_REPLACED && !stat(table->path, &st);
 	errno = reason;
-	return other;
+	return found && (st.st_dev != table->dev || st.st_ino != table->ino);
 }
 
 EXPORT int fared_check(const struct fared_table *table)
