@@ -104,7 +104,7 @@ func TestSlotTable(t *testing.T) {
 	}
 	m.run("fared undrain plane p0")
 	m.run("systemctl stop fared")
-	m.run("fared run --config /etc/fared/fared.yaml & until fared status; do :; done; kill %1; wait %1") // of root, by hand: its locks, table and drains must not stop the unit
+	m.run("fared run --config /etc/fared/fared.yaml & p=$!; until fared status; do :; done; kill $p && wait $p") // of root, by hand: its locks, table and drains must not stop the unit
 	m.run("systemctl start fared")
 	m.eventually("test -s /run/fared/table/slots")
 	// slots.new is there while the table grows.
