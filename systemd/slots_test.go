@@ -85,7 +85,7 @@ func (m *machine) follows(what string, after uint64) (run uint64, took time.Dura
 // TestSlotTable restarts the daemon a hundred times in each way that a host knows, and upgrades the package ten times: readers in 20 mount namespaces with a bind mount of the table's
 // directory, as containers have, follow each new table, and the directory stays the same until the purge. At first it replaces a unit with a dynamic user, as earlier versions had.
 func TestSlotTable(t *testing.T) {
-	gate.Slow(t, gate.Systemd, "a hundred restarts and ten upgrades")
+	gate.Slow(t, gate.Chaos, "a hundred restarts and ten upgrades; part systemd has no room for them")
 	netnstest.Require(t, "docker", "go", "dpkg-deb", "make", "gcc")
 	version := current(t)
 	files := packages(t, "", "PACKAGES=fared", "FORMATS=deb")

@@ -32,7 +32,7 @@ const (
 	C          Part = "c"          // the C libraries, NCCL's plugin, PyTorch
 	Prometheus Part = "prometheus" // alerts in a real Prometheus, pages in a real browser
 	Systemd    Part = "systemd"    // packages and units under systemd
-	Chaos      Part = "chaos"      // random failures, the contest with FRR and BIRD
+	Chaos      Part = "chaos"      // random failures and restarts, the contest with FRR and BIRD
 	VM         Part = "vm"         // virtual machines with Debian's kernels
 )
 
