@@ -88,7 +88,8 @@ func geometry(size int64, rings int) (*area, error) {
 	a := &area{rings: rings, pagesAt: (ringsAt + rings*ringSize + pageSize - 1) &^ (pageSize - 1)}
 	a.pages = int((size - int64(a.pagesAt)) / (pageSize + 4))
 	a.heapAt = (a.pagesAt + 4*max(a.pages, 0) + pageSize - 1) &^ (pageSize - 1)
-	a.pages = int((size - int64(a.heapAt)) / pageSize)
+	// Where the table ends at the end of a page, the rest of the file may hold one page more than the table.
+	a.pages = min(int((size-int64(a.heapAt))/pageSize), (a.heapAt-a.pagesAt)/4)
 	if a.pages < 1 {
 		return nil, fmt.Errorf("%w: %d bytes: %d channels need more than %d", ErrFile, size, rings, a.heapAt)
 	}

@@ -74,8 +74,11 @@ func TestHeaderBytes(t *testing.T) {
 
 // TestGeometry checks for many sizes that no parts overlap and all are inside the file.
 func TestGeometry(t *testing.T) {
-	for range 10000 {
+	for i := range 10000 {
 		size, rings := rand.Int64N(1<<28), rand.IntN(maxRings)
+		if i == 0 {
+			size, rings = 138227713, 126 // the table ends at the end of a page
+		}
 		a, err := geometry(size, rings)
 		if err != nil {
 			if rings > 0 && size > int64(ringsAt+rings*ringSize+4*pageSize) {
