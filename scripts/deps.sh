@@ -6,7 +6,7 @@
 set -euo pipefail
 
 # needs: a program or file, and its package.
-declare -A needs=([promtool]=prometheus [vtysh]=frr [birdc]=bird2 [gobgpd]=gobgpd [ip]=iproute2 [ping]=iputils-ping [ethtool]=ethtool [gcc]=gcc
+declare -A needs=([promtool]=prometheus [vtysh]=frr [birdc]=bird2 [gobgpd]=gobgpd [ip]=iproute2 [nft]=nftables [iptables]=iptables [ping]=iputils-ping [ethtool]=ethtool [gcc]=gcc
   [protoc]=protobuf-compiler [clang-14]=clang-14 [llvm-strip-14]=llvm-14 [tcpdump]=tcpdump [bpftool]=bpftool [tshark]=tshark [iperf3]=iperf3 [valgrind]=valgrind
   [pkg-config]=pkgconf [python3]=python3 [setarch]=util-linux [clang-format-14]=clang-format-14 [shellcheck]=shellcheck [groff]=groff-base [pyflakes3]=pyflakes3 [/usr/include/bpf/bpf_helpers.h]=libbpf-dev
   [docker]=docker.io [debootstrap]=debootstrap [/usr/share/keyrings/debian-archive-keyring.gpg]=debian-archive-keyring

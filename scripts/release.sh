@@ -11,6 +11,7 @@ tag=$(git describe --tags --exact-match --match 'v[0-9]*' 2>/dev/null) || fail "
 version=$(cat VERSION)
 [ "${tag#v}" = "$version" ] || fail "the tag $tag differs from the file VERSION, which has $version: change VERSION before the tag, or name the tag v$version"
 grep -qxF "## ${tag#v}" CHANGELOG.md || fail "CHANGELOG.md has no section \"## ${tag#v}\": write one from the lines under Unreleased"
+! awk '/^## /{on = $0 == "## Unreleased"} on && /^- /' CHANGELOG.md | grep -q . || fail "CHANGELOG.md has lines under Unreleased: move them to the section \"## ${tag#v}\", or raise VERSION"
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 for n in 1 2; do

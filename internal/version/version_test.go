@@ -114,7 +114,8 @@ func TestChangelog(t *testing.T) {
 	}
 }
 
-// TestReleaseScript checks that scripts/release.sh refuses a tag that differs from VERSION, and a changelog without a section.
+// TestReleaseScript checks that scripts/release.sh refuses a tag that differs from VERSION, and a changelog without a section or with lines that
+// belong to no version.
 func TestReleaseScript(t *testing.T) {
 	git, err := exec.LookPath("git")
 	if err != nil {
@@ -125,6 +126,7 @@ func TestReleaseScript(t *testing.T) {
 		{"", "1.2.3", "## 1.2.3", "no tag such as v"},
 		{"v1.2.4", "1.2.3", "## 1.2.3", "the tag v1.2.4 differs from the file VERSION, which has 1.2.3"},
 		{"v1.2.3", "1.2.3", "## Unreleased", `CHANGELOG.md has no section "## 1.2.3"`},
+		{"v1.2.3", "1.2.3", "## Unreleased\n\n- A line.\n\n## 1.2.3\n\n- Another.", "CHANGELOG.md has lines under Unreleased"},
 	} {
 		dir := t.TempDir()
 		if err := os.Mkdir(filepath.Join(dir, "scripts"), 0o755); err != nil {
