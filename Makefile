@@ -122,7 +122,7 @@ lint:
 	./scripts/lint-api.sh $(BUF) $(BUFVERSION)
 	./scripts/lint-foreign.sh
 	$(GO) run ./internal/prose
-	@$(GO) run $(MISSPELL) -locale US -i weigths,cancelled,ect -error $$(git ls-files '*.go' '*.md' '*.proto' '*.sh' | grep -v 'pb\.go$$')
+	@$(GO) run $(MISSPELL) -locale US -i weigths,cancelled,ect -error $$(git ls-files '*.go' '*.md' '*.proto' '*.sh' '*.c' '*.h' '*.py' | grep -v 'pb\.go$$')
 
 generate:
 	./scripts/generate.sh

@@ -39,7 +39,7 @@ fi
 analyze() {
   local folder flags sum
   for file; do
-    folder=${file%/src/*}
+    folder=${file%/*/*}
     flags=(-std=gnu11 -D_GNU_SOURCE -O1 -fanalyzer -Wno-analyzer-malloc-leak -Werror -Ilib/include -Ilib/src "-I$folder/src")
     sum=$({ echo "${flags[*]}" && gcc --version && gcc "${flags[@]}" -E "$file"; } | sha256sum)
     sum=$analyzed/${sum%% *}
@@ -48,6 +48,6 @@ analyze() {
 }
 export -f analyze
 if have gcc gcc && have /usr/include/infiniband/verbs.h libibverbs-dev; then
-  files 'lib/*src/*.c' | xargs -0 -P2 -n4 bash -c 'analyze "$@"' analyze || bad=1
+  files 'lib/*src/*.c' 'lib/nccl/check/*.c' 'lib/examples/*.c' | xargs -0 -P2 -n4 bash -c 'analyze "$@"' analyze || bad=1
 fi
 exit $bad
