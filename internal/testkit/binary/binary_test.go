@@ -6,9 +6,12 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/fared/fared/internal/testkit/gate"
 )
 
 func TestBuiltBinaryRuns(t *testing.T) {
+	gate.Slow(t, gate.Models, "links the program, which the gate has done")
 	t.Setenv(Environment, "")
 	path := Fared(t)
 	out, err := exec.Command(path, "version").CombinedOutput()
