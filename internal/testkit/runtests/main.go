@@ -1,7 +1,7 @@
 // Command runtests builds all test binaries, then runs them: the gate, or the slow tests of parts. It reads from the sources which test belongs
 // where (internal/testkit/gate), so it names no test and no package.
 //
-//	runtests [-parts "interop packets"] [-tiers] [-list] [package...]
+//	runtests [-parts "interop packets"] [-count N] [-tiers] [-list] [package...]
 //
 // Nothing is compiled while tests run. Packages whose tests wait for timers run three at a time; packages that compute run at the same time with a
 // lower priority. Root's tests run in a network namespace of their package. Binaries and their output stay in out/tests. With FARED_REQUIRE_ALL=1 a
@@ -45,9 +45,13 @@ func command(ctx context.Context, args []string) error {
 	flags := flag.NewFlagSet("runtests", flag.ExitOnError)
 	names := flags.String("parts", "", "parts whose slow tests run, separated by spaces, or all; empty: the gate")
 	tiers := flags.Bool("tiers", false, "run one package at a time and fail if a test of the gate has outgrown it; for an idle machine")
+	count := flags.Int("count", 1, "number of runs, one after another, of binaries that are built once; a run that fails is the last one, so that its logs remain")
 	list := flags.Bool("list", false, "list the tests in place of running them")
 	if err := flags.Parse(args); err != nil {
 		return err
+	}
+	if *count < 1 {
+		return fmt.Errorf("-count %d: want 1 or more", *count)
 	}
 	patterns := flags.Args()
 	if len(patterns) == 0 {
@@ -72,12 +76,12 @@ func command(ctx context.Context, args []string) error {
 		}
 	}
 	if len(parts) == 0 {
-		return once(ctx, "gate", plan(pkgs, nil, detector), nil, *tiers)
+		return all(ctx, "gate", plan(pkgs, nil, detector), nil, *count, *tiers)
 	}
 	failed := false
 	for _, part := range parts {
 		one := []gate.Part{part}
-		err := once(ctx, string(part), plan(pkgs, one, detector), one, false)
+		err := all(ctx, string(part), plan(pkgs, one, detector), one, *count, false)
 		if err != nil && !errors.Is(err, errFailed) {
 			return err
 		}
@@ -118,8 +122,8 @@ func hasCompiler() bool {
 	return err == nil
 }
 
-// once builds, runs and reports one gate or one part.
-func once(ctx context.Context, title string, jobs []job, parts []gate.Part, tiers bool) error {
+// all builds the tests of one gate or one part, then runs and reports them count times or until a run fails.
+func all(ctx context.Context, title string, jobs []job, parts []gate.Part, count int, tiers bool) error {
 	start := time.Now()
 	folder, err := filepath.Abs(filepath.Join("out", "tests"))
 	if err != nil {
@@ -130,22 +134,36 @@ func once(ctx context.Context, title string, jobs []job, parts []gate.Part, tier
 	}
 	fmt.Printf("%s: %d test binaries built in %.0f s\n", title, len(jobs), time.Since(start).Seconds())
 	r := runner{folder: folder, parts: parts, alone: tiers, network: ownNetwork(), out: os.Stdout}
+	for n := range count {
+		if err := r.once(ctx, title, jobs, start); err != nil {
+			return err
+		}
+		if count > 1 {
+			fmt.Printf("%s: %d of %d runs without a failure\n", title, n+1, count)
+		}
+		start = time.Now()
+	}
+	return nil
+}
+
+// once runs and reports one gate or one part, which began at start.
+func (r *runner) once(ctx context.Context, title string, jobs []job, start time.Time) error {
 	results, err := r.runAll(ctx, jobs)
 	if err != nil {
 		return err
 	}
 	v := sum(results)
-	if len(parts) > 0 {
+	if len(r.parts) > 0 {
 		v.left = nil
 	}
-	if !tiers { // next to others a test takes longer
+	if !r.alone { // next to others a test takes longer
 		v.outgrown = nil
 	}
 	v.print(os.Stdout)
 	failures(os.Stdout, results) // near the end, for a log of which the beginning is lost
 	v.total(os.Stdout, title, time.Since(start))
 	switch {
-	case v.failed > 0, v.passed == 0, tiers && len(v.outgrown) > 0:
+	case v.failed > 0, v.passed == 0, len(v.outgrown) > 0:
 		return errFailed
 	case len(v.lacking) > 0 && os.Getenv("FARED_REQUIRE_ALL") == "1":
 		fmt.Println("a skipped test is a failure here (FARED_REQUIRE_ALL=1)")
