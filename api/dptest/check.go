@@ -1,6 +1,7 @@
 package dptest
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"strings"
@@ -103,7 +104,7 @@ type Options struct {
 	Seed uint64
 	// Batch is the number of destinations in the large case; 0 means 16,384, or max_destinations if that is lower.
 	Batch int
-	// Timeout limits each answer of the data plane; 0 means 10 s.
+	// Timeout limits each answer of the data plane; 0 means 10 s, and 2 min for Run, because tests run on busy machines.
 	Timeout time.Duration
 	// Only, if not empty, names the cases to run; other cases are not reported.
 	Only []string
@@ -185,6 +186,7 @@ func Check(ctx context.Context, conn grpc.ClientConnInterface, options Options, 
 // property of the data plane, not a skipped test.
 func Run(t *testing.T, conn grpc.ClientConnInterface, options Options) {
 	t.Helper()
+	options.Timeout = cmp.Or(options.Timeout, 2*time.Minute)
 	options, err := options.resolved()
 	if err != nil {
 		t.Fatal(err)
