@@ -40,10 +40,11 @@ type Change struct {
 	UpSince time.Time
 }
 
-// Failed reports whether the path to the neighbor has failed: the session was up and is not, and neither end's operator disabled it (RFC 5882,
-// Section 3.2).
+// Failed reports whether the path to the neighbor has failed: the session was up and is not, or the neighbor fell silent while the session was coming
+// up, and neither end's operator disabled it (RFC 5882, Section 3.2).
 func (c Change) Failed() bool {
-	return c.Before == Up && c.State != Up && c.State != AdminDown && c.RemoteState != AdminDown
+	ended := c.Before == Up || c.Before == Init && c.Silence > 0
+	return ended && c.State != Up && c.State != AdminDown && c.RemoteState != AdminDown
 }
 
 // Session is one end of a BFD session with its sockets. Responder.Start starts it.

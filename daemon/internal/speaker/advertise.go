@@ -141,6 +141,9 @@ func (s *session) advertise(ctx context.Context) {
 		if complete {
 			o.follow(mark)
 		}
+		if s.wanted.newer(serial) {
+			continue // what GoBGP has now may be a part of a set, or nothing after it was replaced
+		}
 		s.mu.Lock()
 		s.advertised = len(o.routes)
 		s.mu.Unlock()

@@ -20,7 +20,8 @@ import (
 //
 // BFD lasts over attempts that fail, and ends with the incarnation that it has protected, when the session is held, and when the peer's address
 // changes. So the state of a peer's previous BFD session, such as that of a process that was restarted, never ends a newer incarnation. BFD that
-// goes down after it was up ends the incarnation. An established TCP connection proves that packets pass in both directions, so a link that drops
+// goes down after it was up ends the incarnation, and so does a peer that falls silent while BFD comes up: it has BFD, and its packets came until then.
+// An established TCP connection proves that packets pass in both directions, so a link that drops
 // one direction ends one incarnation and does not bring up another.
 
 // bfdError ends an incarnation whose path has failed.

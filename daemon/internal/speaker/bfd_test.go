@@ -208,6 +208,7 @@ func TestBFDDown(t *testing.T) {
 		state bfd.State // of the server's BFD
 	}{
 		"silence":   {func(*bfdPeer) {}, "BFD down: the peer was silent for 600ms", bfd.Down},
+		"coming up": {func(*bfdPeer) {}, "BFD down: the peer was silent for 600ms", bfd.Down},
 		"signaled":  {func(p *bfdPeer) { p.say(bfd.Down, bfd.DetectionTimeExpired, time.Second) }, "BFD down: the peer reports down, control detection time expired", bfd.Down},
 		"adminDown": {func(p *bfdPeer) { p.say(bfd.AdminDown, bfd.AdministrativelyDown, time.Second) }, "", bfd.Down},
 	} {
@@ -216,13 +217,17 @@ func TestBFDDown(t *testing.T) {
 			p := newBFDPeer(t, &conf.Sessions[0])
 			p.receive(bfd.Down)
 			minTx := 10 * time.Second // longer than any silence in this test
-			if name == "silence" {
+			if name == "silence" || name == "coming up" {
 				minTx = time.Millisecond // three times the server's 200 ms applies
 			}
-			p.say(bfd.Init, 0, minTx)
-			p.receive(bfd.Up)
-			c.end(p)
-			p.receive(c.state)
+			if name == "coming up" {
+				p.say(bfd.Down, 0, minTx) // the server's BFD is Init, until nothing follows
+			} else {
+				p.say(bfd.Init, 0, minTx)
+				p.receive(bfd.Up)
+				c.end(p)
+				p.receive(c.state)
+			}
 			if c.lost == "" {
 				// The session is still the same one after BFD has come up again: no SessionDown is pending.
 				p.say(bfd.Down, 0, minTx)
