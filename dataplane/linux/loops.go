@@ -207,12 +207,13 @@ func (d *Driver) audit() {
 	var seeded bool
 	d.mu.Lock()
 	forwarding, devices := d.forwarding, d.state.have.devices(d.forwarding)
+	computes := d.capabilities.FlowHash.GetAlgorithm() == computed
 	d.mu.Unlock()
 	var err error
 	if forwarding != nil {
 		err = d.space.Do(func() (err error) {
 			resolving, _ = setUpNeighbors(devices) // forwarding does not depend on it; SetForwarding has reported an error
-			if !transit(forwarding) {
+			if computes && !transit(forwarding) {  // otherwise the kernel is queried, because its seed is unknown or could not be set
 				seed, seeded, err = setUpSeed(d.state.config.Seed)
 			}
 			return err
@@ -225,7 +226,7 @@ func (d *Driver) audit() {
 		d.state.log.Error("linux data plane: cannot restore settings of the kernel", "error", err)
 	}
 	d.state.stats.Differences += uint64(len(resolving))
-	if hash := d.capabilities.FlowHash; hash.GetAlgorithm() == computed && seeded && seed != d.prober.hash.Seed {
+	if computes && seeded && seed != d.prober.hash.Seed {
 		d.state.log.Error("linux data plane: net.ipv4.fib_multipath_hash_seed was changed; source ports land elsewhere until the next Hello",
 			"was", d.prober.hash.Seed, "is", seed)
 	}
