@@ -359,7 +359,7 @@ func TestRisesAreHeld(t *testing.T) {
 	o.b.until("the first rise of the new route", o.has(o.high))
 }
 
-// TestOscillation checks that held increases arrive, one in each interval.
+// TestOscillation checks that held increases arrive, one in each interval. A slow machine only makes them later.
 func TestOscillation(t *testing.T) {
 	const interval = 100 * time.Millisecond
 	o := newOscillating(t, interval)

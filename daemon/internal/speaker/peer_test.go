@@ -14,6 +14,8 @@ import (
 	"testing"
 	"time"
 
+	api "github.com/osrg/gobgp/v3/api"
+	"github.com/osrg/gobgp/v3/pkg/server"
 	"golang.org/x/sys/unix"
 
 	"github.com/fared/fared/daemon/internal/guard"
@@ -307,7 +309,7 @@ func withCapability(open []byte, code byte) []byte {
 }
 
 // TestSilentPeer checks that the silence of a leaf ends the session after the hold time that the leaf has proposed, 3 s, not before, and not only
-// after ours, which is longer than this test waits.
+// after ours, which is longer than this test waits. A slow machine only makes the session end later.
 func TestSilentPeer(t *testing.T) {
 	at := hosts(1)[0]
 	last := make(chan time.Time, 1) // before the last message of the first connection
@@ -326,7 +328,7 @@ func TestSilentPeer(t *testing.T) {
 	c.HoldTime = 10 * deadline
 	r := start(t, create(t, c))
 	r.until("up", func() bool { return r.state(0).up })
-	r.until("noticed", func() bool { return r.state(0).downs == 1 })
+	r.until("noticed", func() bool { return r.state(0).downs > 0 })
 	if d := time.Since(<-last); d < 3*time.Second {
 		t.Errorf("noticed %v after the last message, hold time is 3 s", d)
 	}
@@ -339,23 +341,44 @@ func TestSilentPeer(t *testing.T) {
 	if want := "hold timer expired: the peer was silent"; down.Reason != want {
 		t.Errorf("reason %q, want %q", down.Reason, want)
 	}
-	r.until("up again", func() bool { return r.state(0).ups == 2 })
+	r.until("up again", func() bool { return r.state(0).ups > 1 })
 }
 
-// TestShorterHoldTime checks that a session whose leaf proposes a much shorter hold time than ours lasts while the leaf sends KEEPALIVEs.
+// TestShorterHoldTime checks that a session whose leaf proposes a much shorter hold time than ours lasts while the leaf sends KEEPALIVEs: GoBGP,
+// whose hold timer has the leaf's hold time, receives a KEEPALIVE for them several times within it. A thirtieth of our hold time is longer than
+// this test waits.
 func TestShorterHoldTime(t *testing.T) {
+	const hold, ours = deadline, 18 * time.Hour
+	conns := make(chan *net.TCPConn, 100)
 	p := newRawPeer(t, hosts(1)[0], func(_ int, conn *net.TCPConn) {
-		if shake(conn, rawOpen(65100, 3, leafID)) == nil {
-			keep(conn)
+		if shake(conn, rawOpen(65100, uint16(hold/time.Second), leafID)) == nil {
+			conns <- conn
+			_, _ = io.Copy(io.Discard, conn)
 		}
 	})
 	c := rawConfig(t, p)
-	c.HoldTime, c.KeepaliveInterval = 120*time.Second, time.Second
+	c.HoldTime = ours
 	r := start(t, create(t, c))
-	r.until("the session has lasted for longer than the hold time", func() bool {
-		s := r.Status(0)
-		return s.State == Established && time.Since(s.Since) > 4*time.Second
+	r.until("up", func() bool { return r.state(0).up })
+	conn, gobgp := <-conns, r.sessions[0].server.Load()
+	var received, negotiated uint64
+	r.until("GoBGP has received KEEPALIVEs after that of its handshake", func() bool {
+		if _, err := conn.Write(message(4)); err != nil {
+			t.Fatal(err)
+		}
+		err := gobgp.call(func(b *server.BgpServer) error {
+			return b.ListPeer(t.Context(), &api.ListPeerRequest{}, func(p *api.Peer) {
+				received, negotiated = p.State.Messages.Received.Keepalive, p.Timers.State.NegotiatedHoldTime
+			})
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return received > 2
 	})
+	if negotiated != uint64(hold/time.Second) {
+		t.Errorf("GoBGP's hold time is %d s, want %v", negotiated, hold)
+	}
 	if s := r.state(0); s.ups != 1 || s.downs != 0 {
 		t.Errorf("%+v", s)
 	}
