@@ -13,13 +13,13 @@ import (
 	"github.com/fared/fared/internal/testkit/testbed"
 )
 
-// TestSecondCableIsNotLate lets both cables of a port fail while the kernel delays the event of the second cable.
+// TestSecondCableIsNotLate lets both cables of a port fail, the second one without an event of the kernel, which may delay it.
 func TestSecondCableIsNotLate(t *testing.T) {
 	b := newBedBy(t, families[0], netnstest.NIC)
 	b.open()
 	b.greet(farev1.Mode_MODE_PER_FLOW)
 	device := map[string]string{"server0": "p0.0", "server1": "p0.1"}
-	netnstest.SecondCable(t, b.Leaves[0], "server0", "server1", func(port string) bool {
+	netnstest.SecondCable(t, b.Server, b.Leaves[0], "server0", "server1", func(port string) bool {
 		stats, err := b.s.Stats()
 		if err != nil {
 			t.Fatal(err)

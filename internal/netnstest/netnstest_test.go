@@ -103,3 +103,26 @@ func TestStartOnHost(t *testing.T) {
 		t.Errorf("this process has it too: %v", err)
 	}
 }
+
+// TestDeafen checks that a socket of the namespace receives no later event of a link, and that those of other namespaces do.
+func TestDeafen(t *testing.T) {
+	deaf, other := Pair(t, "eth0", "192.0.2.1/30", "192.0.2.2/30")
+	listen := func() (int, error) {
+		fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, unix.NETLINK_ROUTE)
+		if err != nil {
+			return 0, err
+		}
+		return fd, unix.Bind(fd, &unix.SockaddrNetlink{Family: unix.AF_NETLINK, Groups: unix.RTMGRP_LINK})
+	}
+	for _, n := range []*Namespace{deaf, other} {
+		fd := In(n, listen)
+		defer unix.Close(fd)
+		if n == deaf {
+			n.Deafen()
+		}
+		n.IP("link", "set", "eth0", "mtu", "1400") // the event precedes the answer
+		if _, err := unix.Read(fd, make([]byte, 64<<10)); (n == deaf) != (err == unix.EAGAIN) || n == other && err != nil {
+			t.Errorf("%s: %v", n.Name, err)
+		}
+	}
+}
