@@ -84,9 +84,12 @@ func killAll(t *testing.T, f *Fabric, n *topo.Node, command string) {
 			t.Fatal(err)
 		}
 		killed++
-		for _, err := os.Stat(filepath.Join("/proc", pid)); err == nil; _, err = os.Stat(filepath.Join("/proc", pid)) {
-			time.Sleep(time.Millisecond)
-		}
+		netnstest.Eventually(t, time.Minute, func() error {
+			if _, err := os.Stat(filepath.Join("/proc", pid)); err == nil {
+				return fmt.Errorf("process %s of %s has not ended", pid, n.Name)
+			}
+			return nil
+		})
 	}
 	if killed == 0 {
 		t.Fatalf("%s has no process %q", n.Name, command)
