@@ -314,7 +314,7 @@ static bool start(void)
 		engine.wake = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
 		struct epoll_event e = {.events = EPOLLIN, .data.ptr = &wake_source};
 		engine.started = engine.scrap && engine.epoll >= 0 && engine.wake >= 0 && !epoll_ctl(engine.epoll, EPOLL_CTL_ADD, engine.wake, &e) &&
-			watch_ports() && start_thread(run, "fared-nccl") && start_thread(watch, "fared-nccl-table");
+			watch_ports() && start_thread(run, "fared-nccl") && start_thread(watch, "fared-nccl-slot");
 		engine_watch_forks();
 		if (!engine.started)
 			WARN("the plugin's threads could not be started: %s", strerror(errno));
