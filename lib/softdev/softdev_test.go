@@ -11,7 +11,6 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"time"
 
 	"github.com/fared/fared/internal/netnstest"
 	"github.com/fared/fared/internal/testkit/gate"
@@ -101,25 +100,18 @@ func newEnds(t testing.TB, tools ...string) *ends {
 
 // environment returns a command that runs another one over fared0.
 func (e *ends) environment(address string, command ...string) []string {
-	return append([]string{"timeout", "60", "env", "LD_PRELOAD=" + e.library, "FARED0_ADDRESS=" + address, "FARED0_COUNTERS=1"}, command...)
+	return append([]string{"timeout", "180", "env", "LD_PRELOAD=" + e.library, "FARED0_ADDRESS=" + address, "FARED0_COUNTERS=1"}, command...)
 }
 
-// play runs a program as server and as client, and returns the client's output.
-func (e *ends) play(t testing.TB, command ...string) string {
+// play runs a program as server, which listens on a TCP port, and as client, and returns the client's output.
+func (e *ends) play(t testing.TB, port string, command ...string) string {
 	t.Helper()
+	command = append(command, "-p", port)
 	s := e.environment(serverAddress, command...)
 	server := e.server.Start(t, s[0], s[1:]...)
-	var out []byte
-	var err error
-	// The server needs a moment until it listens; a client without a listener ends at once.
-	for deadline := time.Now().Add(30 * time.Second); time.Now().Before(deadline); {
-		c := e.environment(clientAddress, append(command, serverAddress)...)
-		out, err = e.client.Output(c[0], c[1:]...)
-		if err == nil || !regexp.MustCompile("ouldn't connect|onnection refused").MatchString(fmt.Sprintf("%s%v", out, err)) {
-			break
-		}
-		time.Sleep(50 * time.Millisecond)
-	}
+	server.AwaitSocket(t, e.server, "-tlnH", ":"+port+" ")
+	c := e.environment(clientAddress, append(command, serverAddress)...)
+	out, err := e.client.Output(c[0], c[1:]...)
 	// perftest measures the processor's clock for its report, after the transfer. Where other processes disturb that it ends with an error, and no test
 	// judges speed.
 	text := fmt.Sprint(string(out), err) // the error has the standard error
@@ -135,6 +127,9 @@ func (e *ends) play(t testing.TB, command ...string) string {
 	}
 	return string(out)
 }
+
+// port returns a port for a program that listens in a namespace of the test.
+func port() string { return fmt.Sprint(20000 + rand.IntN(10000)) }
 
 // TestUCX runs unmodified ucx_perftest over reliable connections, with the datagrams that set them up, and over datagrams alone.
 func TestUCX(t *testing.T) {
@@ -157,8 +152,7 @@ func TestUCX(t *testing.T) {
 				if test != tests[0] {
 					gate.Slow(t, gate.C, "another operation")
 				}
-				words := append([]string{"env", "UCX_TLS=" + transport, "UCX_NET_DEVICES=fared0:1", "ucx_perftest", "-p", fmt.Sprint(20000 + rand.IntN(20000)), "-w", "10", "-t"}, strings.Fields(test)...)
-				e.play(t, words...)
+				e.play(t, port(), append([]string{"env", "UCX_TLS=" + transport, "UCX_NET_DEVICES=fared0:1", "ucx_perftest", "-w", "10", "-t"}, strings.Fields(test)...)...)
 			})
 		}
 	}
@@ -181,9 +175,7 @@ func TestPrograms(t *testing.T) {
 			if i%9 != 0 {
 				gate.Slow(t, gate.C, "another program")
 			}
-			words := strings.Fields(command)
-			port := fmt.Sprint(20000 + rand.IntN(20000))
-			e.play(t, append(words, "-d", "fared0", "-p", port)...)
+			e.play(t, port(), append(strings.Fields(command), "-d", "fared0")...)
 		})
 	}
 }

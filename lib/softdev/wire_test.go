@@ -28,7 +28,7 @@ func TestPacketsAgreeWithTheSpecification(t *testing.T) {
 		"ib_write_bw -s 10001 -n 50", "ib_send_bw -s 10001 -n 50", "ib_read_bw -s 10001 -n 50", "ib_atomic_lat -n 20", "ib_atomic_lat -A CMP_AND_SWAP -n 20", "ib_send_lat -s 3 -n 20",
 		"ib_send_lat -c UD -s 7 -n 20", "ib_write_lat -s 5 -n 20",
 	} {
-		e.play(t, append(strings.Fields(command), "-d", "fared0", "-p", fmt.Sprint(21000+i))...)
+		e.play(t, fmt.Sprint(21000+i), append(strings.Fields(command), "-d", "fared0")...)
 	}
 	program := compile(t, "traffic", "plain")
 	server := e.server.Start(t, "env", e.environment(serverAddress, program, "fared0", "7777")[2:]...)
