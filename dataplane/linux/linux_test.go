@@ -312,17 +312,10 @@ func (h *host) state() map[string]string {
 		Protocol  json.RawMessage
 	}
 	var nexthops []nexthop
-	// If a change interrupts ip, it reports so in the middle of its JSON.
-	for try := 0; ; try++ {
+	netnstest.Eventually(h.t, time.Minute, func() error { // if a change interrupts ip, it reports so in the middle of its JSON
 		nexthops = nil
-		err := json.Unmarshal([]byte(h.IP("-d", "-j", "nexthop")), &nexthops)
-		if err == nil {
-			break
-		}
-		if try == 20 {
-			h.t.Fatal(err)
-		}
-	}
+		return json.Unmarshal([]byte(h.IP("-d", "-j", "nexthop")), &nexthops)
+	})
 	names := map[uint32]string{}
 	tables := map[uint32]string{}
 	for _, n := range nexthops {
