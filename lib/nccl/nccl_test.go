@@ -410,10 +410,7 @@ func threads(t testing.TB, pid int) (map[string]waits, error) {
 	all := map[string]waits{}
 	for _, folder := range folders {
 		text := func(file string) string {
-			b, err := os.ReadFile(filepath.Join(folder, file))
-			if err != nil {
-				t.Fatal(err)
-			}
+			b, _ := os.ReadFile(filepath.Join(folder, file)) // a thread that has ended reads as empty
 			return strings.TrimSpace(string(b))
 		}
 		name, call := text("comm"), strings.Fields(text("syscall"))
