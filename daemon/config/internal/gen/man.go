@@ -22,7 +22,7 @@ fared.yaml \- configuration of fared run and fared leaf
 .PP
 A key that is not listed here is an error, as are a repeated key, a key without a value, a number without its unit, anchors, aliases, tags, a second document, and files larger than 1 MiB.
 Durations are written as 300ms, 9s, 1m30s; bandwidths in bit/s as 400G, 1.6T, 100M; sizes as 64MiB.
-Secrets are not part of the file: it names the files that contain them, which must not be readable by group or others.
+Secrets are in files that the configuration names. Group and others must not be able to read these. A relative path is relative to the configuration file's directory; credential:NAME is a credential of the systemd unit (LoadCredential=NAME:FILE).
 A reload may change the keys that are marked so. If any other key differs, the whole reload is refused, and every key that needs a restart is listed.
 `
 

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
+	"regexp"
 	"slices"
 	"strings"
 
@@ -20,13 +21,14 @@ fared reads one YAML file. ` + "`fared check FILE`" + ` lists every error in it,
 
     file:line:column: path: error, remedy
 
-- A key that is not listed here is an error, as are a repeated key, a key without a value, a number without its unit, anchors,
-  aliases, tags, a second document, and files larger than 1 MiB.
+- Unknown and repeated keys, keys without a value, numbers without their unit, anchors, aliases, tags, a second document, and
+  files larger than 1 MiB are errors.
 - Durations are written as 300ms, 9s, 1m30s, 1h; bandwidths in bit/s as 400G, 1.6T, 100M; sizes as 64MiB.
-- Secrets are not part of the file: it names the files that contain them. These must not be readable by group or others.
-- A reload (SIGHUP, or over the API) may change the keys with "yes" in the column "reload". If any other key differs, the
-  whole reload is refused, and every key that needs a restart is listed.
-- [fared.schema.json](../daemon/config/fared.schema.json) contains the same for editors: put
+- Secrets are in files that the configuration names. Group and others must not be able to read these. A relative path is relative
+  to the configuration file's directory; credential:NAME is a credential of the systemd unit (LoadCredential=NAME:FILE).
+- A reload (SIGHUP, or over the API) may change the keys that are marked with *. If any other key differs, the whole reload is
+  refused, and every key that needs a restart is listed.
+- [fared.schema.json](../daemon/config/fared.schema.json) has the same for editors, with the clauses of the RFCs: put
   ` + "`# yaml-language-server: $schema=PATH`" + ` on the file's first line.
 
 `
@@ -55,8 +57,12 @@ type page struct {
 	written map[*object]string // paths by their tables
 }
 
-// object writes the table of an object, then those of its nested objects. A type that has a table already is described by its path.
+// object writes the table of an object, then those of its nested objects. A type that has a table already is described by its path; an object
+// with a single key is a row of its parent's table.
 func (w page) object(path string, o *object) {
+	if o.single() {
+		return
+	}
 	title := "The top level"
 	if path != "" {
 		title = "`" + path + "`"
@@ -66,25 +72,44 @@ func (w page) object(path string, o *object) {
 		return
 	}
 	w.written[o] = path
-	fmt.Fprintf(w.out, "### %s\n\n%s\n\n", title, escape(o.Description))
-	w.out.WriteString("| key | type | default | range | reload | meaning |\n|---|---|---|---|---|---|\n")
+	fmt.Fprintf(w.out, "### %s\n\n", title)
+	// The first sentence is that of a doc comment: it names the Go type.
+	if _, rest, more := strings.Cut(o.Description, ". "); more {
+		fmt.Fprintf(w.out, "%s\n\n", escape(rest))
+	}
+	w.out.WriteString("| key | type | default | meaning |\n|---|---|---|---|\n")
 	for _, p := range o.Properties {
+		if d := w.defs[definition(p.Ref)]; p.Ref != "" && d.single() {
+			outer := p
+			p = d.Properties[0]
+			p.key, p.Description = outer.key+"."+p.key, outer.Description+" "+p.Description
+		}
 		required := slices.Contains(o.Required, p.key)
-		reload := ""
+		key := "`" + p.key + "`"
 		if p.Reload != "" {
-			reload = "yes"
+			key += "*"
 		}
 		kind := w.typeOf(&p.property)
 		if u := unit(&p.property); u != "" && kind == "integer" {
 			kind = u
 		}
-		cells := []string{"`" + p.key + "`", escape(kind), defaultText(&p.property, required),
-			rangeText(&p.property), reload, escape(p.Description)}
+		if limits := rangeText(&p.property); limits != "" {
+			kind += ", " + limits
+		}
+		cells := []string{key, escape(kind), defaultText(&p.property, required), escape(withoutCitation(p.Description))}
 		fmt.Fprintf(w.out, "| %s |\n", strings.Join(cells, " | "))
 	}
 	w.out.WriteString("\n")
 	w.nested(path, o, w.object)
 }
+
+// single reports whether an object has one key, which is no object.
+func (o *object) single() bool { return len(o.Properties) == 1 && o.Properties[0].Ref == "" && o.Properties[0].Items == nil }
+
+// citation matches sentences at the end of a description that only name a document.
+var citation = regexp.MustCompile(`( (RFC \d+|draft-[\w-]+)(, Sections? [\d.]+( and [\d.]+)?)?\.)+$`)
+
+func withoutCitation(text string) string { return citation.ReplaceAllString(text, "") }
 
 // nested calls write for each object in an object.
 func (w page) nested(path string, o *object, write func(string, *object)) {
