@@ -1,4 +1,4 @@
-// Package slotlayout is the layout of the slot table, a file of shared memory: the records as Go types, from which the tables of docs/slots.md, the
+// Package slotlayout is the layout of the slot table, a file of shared memory: the records as Go types, from which the
 // offsets of the C library and those of the Python module are generated.
 //
 // All numbers are in the byte order of the machine, at offsets that are multiples of their size. A field that changes after the file is published is read
