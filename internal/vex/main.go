@@ -104,13 +104,13 @@ func replaceTable(text string) (string, error) {
 
 func table() string {
 	var b strings.Builder
-	b.WriteString("| advisory | fault of the library | why it has no effect here | shown by |\n|---|---|---|---|\n")
+	fmt.Fprintf(&b, "%sShown by `%s`; the last two by `%s`.\n\n| advisory | fault of the library | instead |\n|---|---|---|\n", noUpdate, byGuard, bySource)
 	for _, a := range advisories {
 		id := a.id
 		if a.cve != "" {
 			id += ", " + a.cve
 		}
-		fmt.Fprintf(&b, "| %s | %s | %s | `%s` |\n", id, a.fault, a.impact, a.shownBy)
+		fmt.Fprintf(&b, "| %s | %s | %s |\n", id, a.fault, strings.TrimPrefix(a.impact, noUpdate))
 	}
 	return b.String()
 }
