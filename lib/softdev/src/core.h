@@ -20,6 +20,11 @@ enum {
 	SD_READ_CHUNK = 32,   /* packets of a READ that one request asks for */
 	SD_GRH_SIZE = 40,
 	SD_MANAGEMENT_QPN = 1,
+	SD_PROCESSES = 64,   /* that share the port of RoCEv2 */
+	SD_QPN_BYTE = 5,     /* position of a destination's number in a packet */
+	SD_QPN_PROCESS = 18, /* first bit of the process in a queue pair's number */
+	SD_QPN_GENERATION = 13,
+	SD_MAX_QP = (1 << SD_QPN_GENERATION) - 3, /* the highest number is that of multicast */
 };
 
 struct sd_qp;
@@ -74,6 +79,7 @@ struct sd_dev {
 	uint64_t next_timer; /* time of the earliest timer; UINT64_MAX if there is none */
 	struct sd_table mrs, qps;
 	uint32_t generation;
+	uint32_t process;    /* its number */
 	struct sd_qp *dirty; /* queue pairs with something to send */
 	struct sd_counters counters;
 	struct sd_slots *slots; /* the slot table; NULL: none */
@@ -236,7 +242,8 @@ static inline void *sd_table_get(const struct sd_table *t, uint32_t index)
 {
 	return index < t->size ? t->objects[index] : NULL;
 }
-/* The number of a queue pair is index + 2, since 0 and 1 are those of management, in the lower 16 bits and a generation in the upper 8; a memory key has its index in the upper 24 bits. */
+/* The number of a queue pair is that of its process in the upper 6 bits, a generation in 5, and index + 2 in the lower 13, since 0 and 1 are those of management; a memory
+ * key has its index in the upper 24 bits. */
 struct sd_qp *sd_find_qp(const struct sd_dev *dev, uint32_t qpn);
 
 /* mr.c */

@@ -25,7 +25,7 @@
 #define POLL_GAP 50000ull
 #define DISTRUST 1000000000ull
 
-/* The engine of a process. All contexts share it, since only one socket can receive at an address. */
+/* The engine of a process. All contexts share it: a process has one socket for the packets to an address. */
 struct engine {
 	struct sd_dev dev;
 	struct sd_port *port;
@@ -176,6 +176,7 @@ static void *run_engine(void *argument)
 		sd_slots_report(&e->dev, stale);
 		sd_port_wait(e->port, packets, sleep);
 		guard_lock(&core_lock);
+		sd_port_serve(e->port);
 		e->sleeps_until = 0;
 		uint64_t last = e->dev.now, received = e->dev.counters.received;
 		if (e->passive && e->polls != polls && e->dev.armed == 0 && e->dev.link->now(e->dev.link) - last < POLL_GAP)
@@ -236,6 +237,7 @@ static struct engine *start_engine(void)
 	int err = sd_port_open(&e->port);
 	if (!err) {
 		e->dev.link = sd_port_link(e->port);
+		e->dev.process = sd_port_process(e->port);
 		e->dev.slots = sd_slots_open();
 		e->dev.now = e->dev.link->now(e->dev.link);
 		e->dev.generation = (uint32_t)(e->dev.now / 1000) ^ (uint32_t)getpid();
@@ -380,7 +382,7 @@ int sd_listen(struct sd_dev *dev, uint32_t gid_index)
 	int err = a ? sd_port_listen(engine_of(dev)->port, a) : EINVAL;
 	if (a && err && fared_address_text((const struct fared_address *)a, text, sizeof text) >= 0)
 		fprintf(stderr, "fared0: cannot receive at %s, UDP port %d: %s\n", text, SD_UDP_PORT,
-			err == EADDRINUSE ? "another process or RDMA driver uses it; each process needs a separate address (FARED0_ADDRESS)" : strerror(err));
+			err == EADDRINUSE ? "a program that does not share it, or an RDMA driver, has the port" : strerror(err));
 	return err;
 }
 
@@ -455,7 +457,7 @@ int softdev_query_device(struct ibv_context *context, struct ibv_device_attr *at
 	attr->vendor_part_id = attr->hw_ver = 1;
 	attr->max_mr_size = UINT64_MAX;
 	attr->page_size_cap = 0xfffffffffffff000;
-	attr->max_qp = 32768;
+	attr->max_qp = SD_MAX_QP;
 	attr->max_qp_wr = SD_MAX_WR;
 	attr->device_cap_flags = IBV_DEVICE_RC_RNR_NAK_GEN | IBV_DEVICE_SYS_IMAGE_GUID;
 	attr->max_sge = attr->max_sge_rd = attr->max_srq_sge = SD_MAX_SGE;

@@ -32,7 +32,8 @@ void sd_table_remove(struct sd_table *t, uint32_t index)
 
 struct sd_qp *sd_find_qp(const struct sd_dev *dev, uint32_t qpn)
 {
-	struct sd_qp *qp = (qpn & 0xffff) > SD_MANAGEMENT_QPN ? sd_table_get(&dev->qps, (qpn & 0xffff) - 2) : NULL;
+	uint32_t index = qpn & ((1 << SD_QPN_GENERATION) - 1);
+	struct sd_qp *qp = index > SD_MANAGEMENT_QPN ? sd_table_get(&dev->qps, index - 2) : NULL;
 	return qp && qp->ex.qp_base.qp_num == qpn ? qp : NULL;
 }
 

@@ -1,5 +1,7 @@
 #include "port.h"
 
+#include "share.h"
+
 #include <linux/filter.h>
 #include <netinet/udp.h>
 #include <poll.h>
@@ -11,17 +13,11 @@
 #include <time.h>
 #include <unistd.h>
 
-#ifndef SOL_UDP
-#define SOL_UDP 17
-#endif
 #ifndef UDP_NO_CHECK6_RX
 #define UDP_NO_CHECK6_RX 102
 #endif
 #ifndef UDP_SEGMENT
 #define UDP_SEGMENT 103
-#endif
-#ifndef UDP_GRO
-#define UDP_GRO 104
 #endif
 
 enum {
@@ -56,8 +52,8 @@ struct receiver {
 struct batch {
 	struct sender *socket;
 	struct sd_flow flow;
-	uint8_t tos;
-	size_t size; /* of the first packet */
+	uint8_t tos, process; /* of the destination: the first bits of a queue pair's number */
+	size_t size;          /* of the first packet */
 	unsigned packets;
 	bool closed; /* by a shorter packet */
 	struct iovec data;
@@ -65,7 +61,9 @@ struct batch {
 
 struct sd_port {
 	struct sd_link link;
+	struct sd_share *share;
 	int epoll, wake;
+	bool asked; /* another process asks for sockets */
 	struct sender *senders;
 	struct receiver *receivers;
 	bool segment; /* the kernel segments batches */
@@ -118,8 +116,8 @@ static void set(int fd, int level, int name, int value)
 	setsockopt(fd, level, name, &value, sizeof value);
 }
 
-/* open_socket returns a bound socket that sets DF and ECT(0), or -1. It accepts the checksum 0, which RoCEv2 devices such as rdma_rxe send over IPv6 too: the ICRC protects their packets. */
-static int open_socket(const struct in6_addr *a, uint16_t port, bool share)
+/* The socket sets DF and ECT(0). It accepts the checksum 0, which RoCEv2 devices such as rdma_rxe send over IPv6 too: the ICRC protects their packets. */
+int sd_port_socket(const struct in6_addr *a, uint16_t port, int reuse)
 {
 	struct sockaddr_in6 name;
 	socklen_t size = to_sockaddr(a, port, &name);
@@ -139,7 +137,8 @@ static int open_socket(const struct in6_addr *a, uint16_t port, bool share)
 		set(fd, SOL_SOCKET, i ? SO_SNDBUF : SO_RCVBUF, SOCKET_BUFFER);
 		set(fd, SOL_SOCKET, i ? SO_SNDBUFFORCE : SO_RCVBUFFORCE, SOCKET_BUFFER); /* with CAP_NET_ADMIN beyond the system's limit */
 	}
-	set(fd, SOL_SOCKET, SO_REUSEADDR, share);
+	if (reuse)
+		set(fd, SOL_SOCKET, reuse, 1);
 	if (bind(fd, (struct sockaddr *)&name, size) != 0) {
 		int err = errno;
 		close(fd);
@@ -164,7 +163,7 @@ static int open_path(struct sd_link *link, struct sd_path *path)
 			return ENOMEM;
 		s->source = path->flow.source;
 		s->port = path->flow.source_port;
-		s->fd = open_socket(&s->source, s->port, true);
+		s->fd = sd_port_socket(&s->source, s->port, SO_REUSEADDR);
 		if (s->fd < 0) {
 			free(s);
 			return errno;
@@ -198,24 +197,25 @@ static void close_path(struct sd_link *link, struct sd_path *path)
 	free(s);
 }
 
-/* joins reports whether a packet can follow those of a batch. */
-static bool joins(const struct sd_port *p, const struct batch *b, const struct sd_path *path, size_t size)
+/* joins reports whether a packet can follow those of a batch: the kernel delivers a batch to one socket. */
+static bool joins(const struct sd_port *p, const struct batch *b, const struct sd_path *path, uint8_t process, size_t size)
 {
-	return p->segment && !b->closed && b->packets < MAX_SEGMENTS && b->socket == path->socket && b->tos == path->tos && size <= b->size &&
-		b->data.iov_len + size <= MAX_BATCH && memcmp(&b->flow, &path->flow, sizeof b->flow) == 0;
+	return p->segment && !b->closed && b->packets < MAX_SEGMENTS && b->socket == path->socket && b->tos == path->tos && b->process == process &&
+		size <= b->size && b->data.iov_len + size <= MAX_BATCH && memcmp(&b->flow, &path->flow, sizeof b->flow) == 0;
 }
 
 /* batch_for returns the batch that a packet joins: the last one, or another one. */
-static struct batch *batch_for(struct sd_port *p, const struct sd_path *path, size_t size)
+static struct batch *batch_for(struct sd_port *p, const struct sd_path *path, uint8_t process, size_t size)
 {
 	if (p->queued + size > sizeof p->data)
 		flush(&p->link);
-	if (p->batches > 0 && joins(p, &p->queue[p->batches - 1], path, size))
+	if (p->batches > 0 && joins(p, &p->queue[p->batches - 1], path, process, size))
 		return &p->queue[p->batches - 1];
 	if (p->batches == QUEUE)
 		flush(&p->link);
 	struct batch *b = &p->queue[p->batches++];
-	*b = (struct batch){.socket = path->socket, .flow = path->flow, .tos = path->tos, .size = size, .data.iov_base = p->data + p->queued};
+	*b = (struct batch){
+		.socket = path->socket, .flow = path->flow, .tos = path->tos, .process = process, .size = size, .data.iov_base = p->data + p->queued};
 	return b;
 }
 
@@ -227,7 +227,7 @@ static void send_packet(struct sd_link *link, const struct sd_path *path, const 
 	size_t covered = (packet->header_size + packet->payload_size + 3) / 4 * 4, size = covered + SD_ICRC_SIZE;
 	if (!path->socket)
 		return;
-	struct batch *b = batch_for(p, path, size);
+	struct batch *b = batch_for(p, path, packet->header[SD_QPN_BYTE] >> (SD_QPN_PROCESS - 16), size);
 	uint8_t *start = p->data + p->queued, *at = start + packet->header_size;
 	memcpy(start, packet->header, packet->header_size);
 	for (int i = 0; i < packet->pieces; at += packet->payload[i++].iov_len)
@@ -331,8 +331,9 @@ int sd_port_open(struct sd_port **port)
 	p->buffers = malloc(sizeof *p->buffers * MESSAGES);
 	p->epoll = epoll_create1(EPOLL_CLOEXEC);
 	p->wake = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
+	p->share = sd_share_open();
 	*port = p;
-	if (!p->buffers || p->epoll < 0 || p->wake < 0) {
+	if (!p->share || !p->buffers || p->epoll < 0 || p->wake < 0) {
 		int err = errno;
 		sd_port_close(p);
 		return err;
@@ -346,7 +347,7 @@ void sd_port_close(struct sd_port *p)
 	while (p->receivers) {
 		struct receiver *r = p->receivers;
 		p->receivers = r->next;
-		close(r->fd);
+		sd_share_leave(r->fd);
 		free(r);
 	}
 	while (p->senders) {
@@ -359,6 +360,7 @@ void sd_port_close(struct sd_port *p)
 		close(p->epoll);
 	if (p->wake >= 0)
 		close(p->wake);
+	sd_share_close(p->share);
 	free(p->buffers);
 	free(p);
 }
@@ -377,12 +379,11 @@ int sd_port_listen(struct sd_port *p, const struct in6_addr *address)
 	if (!r)
 		return ENOMEM;
 	r->address = *address;
-	r->fd = open_socket(address, SD_UDP_PORT, false);
+	r->fd = sd_share_socket(p->share, address);
 	if (r->fd < 0) {
 		free(r);
 		return errno;
 	}
-	set(r->fd, SOL_UDP, UDP_GRO, 1);
 	r->next = p->receivers;
 	p->receivers = r;
 	watch(p, r->fd);
@@ -440,14 +441,27 @@ int sd_port_receive(struct sd_port *p, struct sd_dev *dev)
 void sd_port_wait(struct sd_port *p, bool packets, uint64_t timeout_ns)
 {
 	struct timespec t = {(time_t)(timeout_ns / 1000000000), (long)(timeout_ns % 1000000000)};
-	struct pollfd fd = {.fd = packets ? p->epoll : p->wake, .events = POLLIN};
+	struct pollfd fds[] = {{.fd = packets ? p->epoll : p->wake, .events = POLLIN}, {.fd = sd_share_requests(p->share), .events = POLLIN}};
 	uint64_t n;
-	if (ppoll(&fd, 1, &t, NULL) <= 0)
+	if (ppoll(fds, 2, &t, NULL) <= 0)
 		return;
-	if (fd.revents & POLLNVAL)
+	p->asked = fds[1].revents & POLLIN;
+	if ((fds[0].revents | fds[1].revents) & POLLNVAL)
 		nanosleep(&t, NULL); /* the program has closed every descriptor */
 	else if (read(p->wake, &n, sizeof n) < 0)
 		return; /* packets alone */
+}
+
+void sd_port_serve(struct sd_port *p)
+{
+	if (p->asked)
+		sd_share_serve(p->share);
+	p->asked = false;
+}
+
+uint32_t sd_port_process(const struct sd_port *p)
+{
+	return sd_share_number(p->share);
 }
 
 void sd_port_wake(struct sd_port *p)

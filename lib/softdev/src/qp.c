@@ -51,13 +51,14 @@ static struct ibv_qp *create(struct ibv_pd *pd, struct ibv_qp_init_attr *attr)
 	sd_enter(dev);
 	if (!err)
 		err = sd_table_add(&dev->qps, qp, &index);
-	if (!err && index >= 0xfffd) { /* the highest number is that of multicast */
+	if (!err && index >= SD_MAX_QP) {
 		sd_table_remove(&dev->qps, index);
 		err = ENOMEM;
 	}
 	if (!err) {
 		b->handle = index;
-		b->qp_num = (++dev->generation & 0xff) << 16 | (index + 2);
+		b->qp_num = dev->process << SD_QPN_PROCESS | (++dev->generation & ((1 << (SD_QPN_PROCESS - SD_QPN_GENERATION)) - 1)) << SD_QPN_GENERATION |
+			(index + 2);
 		((struct sd_pd *)pd)->users++;
 		((struct sd_cq *)b->send_cq)->users++;
 		((struct sd_cq *)b->recv_cq)->users++;

@@ -1,0 +1,78 @@
+package softdev
+
+import (
+	"encoding/json"
+	"fmt"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/fared/fared/internal/netnstest"
+	"github.com/fared/fared/internal/testkit/gate"
+)
+
+// pair starts a transfer of messages between a process at each end, over a TCP port; both use the addresses of all other pairs.
+func (e *ends) pair(t testing.TB, program string, port, messages int) [2]*netnstest.Process {
+	t.Helper()
+	words := []string{program, "fared0", fmt.Sprint(port)}
+	s := e.environment(serverAddress, words...)
+	c := e.environment(clientAddress, append(words, serverAddress, "4", fmt.Sprint(messages), "20000")...)
+	const timeout = 2 // words, of a program that a signal would end in place of the other one
+	s, c = s[timeout:], c[timeout:]
+	return [2]*netnstest.Process{e.server.Start(t, s[0], s[1:]...), e.client.Start(t, c[0], c[1:]...)}
+}
+
+// awaitPackets waits until n more packets have arrived at the server.
+func (e *ends) awaitPackets(t testing.TB, n int) {
+	t.Helper()
+	count := func() int {
+		var links []struct {
+			Stats64 struct{ Rx struct{ Packets int } }
+		}
+		if err := json.Unmarshal([]byte(e.server.IP("-j", "-s", "link", "show", "dev", "eth0")), &links); err != nil || len(links) != 1 {
+			t.Fatal(err)
+		}
+		return links[0].Stats64.Rx.Packets
+	}
+	before := count()
+	netnstest.Eventually(t, time.Minute, func() error {
+		if now := count(); now < before+n {
+			return fmt.Errorf("%d packets have arrived, want %d", now-before, n)
+		}
+		return nil
+	})
+}
+
+// TestProcessesShareAnAddress runs transfers of several processes between the same two addresses. Each one receives its own packets alone, also after the process that opened the
+// port was killed, and one that begins then takes its place.
+func TestProcessesShareAnAddress(t *testing.T) {
+	gate.Needed(t, "programs with several processes")
+	e := newEnds(t)
+	program := compile(t, "traffic", "plain")
+	const endless, messages = 10_000_000, 20
+	first := e.pair(t, program, 7001, endless)
+	e.awaitPackets(t, 100)
+	second := e.pair(t, program, 7002, endless)
+	finish(t, e.pair(t, program, 7003, messages), 4*messages)
+	for _, p := range first {
+		if err := p.Signal(unix.SIGKILL); err != nil {
+			t.Fatal(err)
+		}
+		netnstest.Eventually(t, time.Minute, func() error {
+			if p.Running() == nil {
+				return fmt.Errorf("process %d runs", p.Pid())
+			}
+			return nil
+		})
+	}
+	e.awaitPackets(t, 100)
+	for _, port := range []int{7004, 7005} {
+		finish(t, e.pair(t, program, port, messages), 4*messages)
+	}
+	for _, p := range second {
+		if err := p.Running(); err != nil {
+			t.Errorf("the second transfer has ended: %v\n%s", err, p.Log())
+		}
+	}
+}
