@@ -3,6 +3,7 @@ package softdev
 import (
 	"encoding/json"
 	"fmt"
+	"strings"
 	"testing"
 	"time"
 
@@ -75,4 +76,27 @@ func TestProcessesShareAnAddress(t *testing.T) {
 			t.Errorf("the second transfer has ended: %v\n%s", err, p.Log())
 		}
 	}
+}
+
+// TestPortTaken runs a program while a socket has the port at every address, as the kernel module rdma_rxe has it: one line names that and the way out. In another namespace
+// the program runs meanwhile.
+func TestPortTaken(t *testing.T) {
+	e := alone(t)
+	other := alone(t)
+	program := compile(t, "program", "plain")
+	e.server.Must(func() error {
+		taken, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+		if err == nil {
+			t.Cleanup(func() { unix.Close(taken) })
+			err = unix.Bind(taken, &unix.SockaddrInet4{Port: 4791})
+		}
+		return err
+	})
+	out, err := e.server.Output("env", "LD_PRELOAD="+e.library, "FARED0_ADDRESS=127.0.0.2,127.0.0.3", program, "fork", "1")
+	text := fmt.Sprint(string(out), err) // the error has the standard error
+	const reason = "fared0: cannot receive at 127.0.0.2, UDP port 4791: the kernel module rdma_rxe, or a program of another kind or user, has the port. Run this program in another network namespace"
+	if err == nil || strings.Count(text, reason) != 1 {
+		t.Errorf("with a port that is taken: %s", text)
+	}
+	other.program(t, program, "fork", "1")
 }

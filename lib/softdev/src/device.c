@@ -382,7 +382,10 @@ int sd_listen(struct sd_dev *dev, uint32_t gid_index)
 	int err = a ? sd_port_listen(engine_of(dev)->port, a) : EINVAL;
 	if (a && err && fared_address_text((const struct fared_address *)a, text, sizeof text) >= 0)
 		fprintf(stderr, "fared0: cannot receive at %s, UDP port %d: %s\n", text, SD_UDP_PORT,
-			err == EADDRINUSE ? "a program that does not share it, or an RDMA driver, has the port" : strerror(err));
+			err == EADDRINUSE
+				? "the kernel module rdma_rxe, or a program of another kind or user, has the port. Run this program in another network namespace "
+				  "(ip netns), at another address (FARED0_ADDRESS; rdma_rxe has all), or remove the module (modprobe -r rdma_rxe)"
+				: strerror(err));
 	return err;
 }
 
