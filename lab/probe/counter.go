@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"net/netip"
 	"os"
 	"slices"
 	"strconv"
@@ -48,20 +49,11 @@ type counterSocket struct {
 	cables map[int]*topo.Cable // by index of the leaf's device
 }
 
-// newCounterSocket opens a packet socket on a leaf that reads the first bytes, from the IPv4 header on, of every UDP packet
-// to the traffic's port that arrives at one of some devices.
+// newCounterSocket opens a packet socket on a leaf that reads the first bytes, from the IPv4 header on, of every packet of
+// this traffic that arrives at one of some devices.
 func newCounterSocket(ns backend.Namespace, cables map[string]*topo.Cable) (*counterSocket, error) {
 	w := &counterSocket{cables: map[int]*topo.Cable{}}
-	filter := []bpf.Instruction{
-		bpf.LoadAbsolute{Off: 9, Size: 1}, // protocol
-		bpf.JumpIf{Cond: bpf.JumpEqual, Val: unix.IPPROTO_UDP, SkipTrue: 1},
-		bpf.RetConstant{Val: 0},
-		bpf.LoadMemShift{Off: 0},
-		bpf.LoadIndirect{Off: 2, Size: 2}, // destination port
-		bpf.JumpIf{Cond: bpf.JumpEqual, Val: rocePort, SkipTrue: 1},
-		bpf.RetConstant{Val: 0},
-		bpf.LoadExtension{Num: bpf.ExtInterfaceIndex},
-	}
+	filter := append(ofTraffic(), bpf.LoadExtension{Num: bpf.ExtInterfaceIndex})
 	fd := -1
 	err := ns.Do(func() error {
 		for name, cable := range cables {
@@ -81,18 +73,9 @@ func newCounterSocket(ns backend.Namespace, cables map[string]*topo.Cable) (*cou
 	if err != nil {
 		return nil, fmt.Errorf("packet socket: %w", err)
 	}
-	assembled, err := bpf.Assemble(filter)
-	if err != nil {
-		unix.Close(fd)
-		return nil, err
-	}
-	program := make([]unix.SockFilter, len(assembled))
-	for i, f := range assembled {
-		program[i] = unix.SockFilter{Code: f.Op, Jt: f.Jt, Jf: f.Jf, K: f.K}
-	}
 	const ipv4 = 0x0800
 	if err := errors.Join(
-		unix.SetsockoptSockFprog(fd, unix.SOL_SOCKET, unix.SO_ATTACH_FILTER, &unix.SockFprog{Len: uint16(len(program)), Filter: &program[0]}),
+		attach(fd, filter),
 		unix.SetsockoptInt(fd, unix.SOL_PACKET, unix.PACKET_IGNORE_OUTGOING, 1),
 		unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, socketBytes),
 		unix.Bind(fd, &unix.SockaddrLinklayer{Protocol: ipv4>>8 | ipv4&0xff<<8}),
@@ -104,8 +87,69 @@ func newCounterSocket(ns backend.Namespace, cables map[string]*topo.Cable) (*cou
 	return w, nil
 }
 
+// newReceiver opens a raw socket that reads the first bytes, from the IPv4 header on, of every packet of this traffic to an
+// address. It gets copies, so that a program of the namespace may have the UDP port.
+func newReceiver(ns backend.Namespace, at netip.Addr) (*os.File, error) {
+	fd := -1
+	err := ns.Do(func() (err error) {
+		fd, err = unix.Socket(unix.AF_INET, unix.SOCK_RAW|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, unix.IPPROTO_UDP)
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	if err := errors.Join(
+		attach(fd, append(ofTraffic(), bpf.RetConstant{Val: countedBytes})),
+		unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, socketBytes),
+		unix.Bind(fd, &unix.SockaddrInet4{Addr: at.As4()}),
+	); err != nil {
+		unix.Close(fd)
+		return nil, err
+	}
+	return os.NewFile(uintptr(fd), "receiver of "+string(ns)), nil
+}
+
+// ofTraffic returns the begin of a filter that drops all packets, from their IPv4 header on, but those of this traffic: a
+// program that sends to the same port must not fill the sockets.
+func ofTraffic() []bpf.Instruction {
+	drop := bpf.RetConstant{Val: 0}
+	return []bpf.Instruction{
+		bpf.LoadAbsolute{Off: 9, Size: 1}, // protocol
+		bpf.JumpIf{Cond: bpf.JumpEqual, Val: unix.IPPROTO_UDP, SkipTrue: 1},
+		drop,
+		bpf.LoadMemShift{Off: 0},
+		bpf.LoadIndirect{Off: 2, Size: 2}, // destination port
+		bpf.JumpIf{Cond: bpf.JumpEqual, Val: rocePort, SkipTrue: 1},
+		drop,
+		bpf.LoadIndirect{Off: 8, Size: 4}, // begin of the payload
+		bpf.JumpIf{Cond: bpf.JumpEqual, Val: payloadMark, SkipTrue: 1},
+		drop,
+	}
+}
+
+// attach gives a socket a filter.
+func attach(fd int, filter []bpf.Instruction) error {
+	assembled, err := bpf.Assemble(filter)
+	if err != nil {
+		return err
+	}
+	program := make([]unix.SockFilter, len(assembled))
+	for i, f := range assembled {
+		program[i] = unix.SockFilter{Code: f.Op, Jt: f.Jt, Jf: f.Jf, K: f.K}
+	}
+	return unix.SetsockoptSockFprog(fd, unix.SOL_SOCKET, unix.SO_ATTACH_FILTER, &unix.SockFprog{Len: uint16(len(program)), Filter: &program[0]})
+}
+
 // countedBytes is the number of bytes read of each packet: the headers and the payload that counted needs.
 const countedBytes = 60 + 8 + payloadUsed
+
+// payloadOf returns the UDP payload of an IPv4 packet.
+func payloadOf(packet []byte) []byte {
+	if len(packet) == 0 {
+		return nil
+	}
+	return packet[min(4*int(packet[0]&15)+8, len(packet)):]
+}
 
 // read reads a packet and returns the cable that it arrived on, or nil if that does not lead to a server.
 func (w *counterSocket) read(buf []byte) (n int, cable *topo.Cable, err error) {
@@ -139,11 +183,10 @@ func (t *Traffic) countAtLeaf(ctx context.Context, w *counterSocket) error {
 			}
 			return err
 		}
-		header := 4*int(buf[0]&15) + 8
-		if n < header || cable == nil {
+		if cable == nil {
 			continue
 		}
-		if c, pair := t.counted(buf[header:n]); c != nil {
+		if c, pair := t.counted(payloadOf(buf[:n])); c != nil {
 			if i, own := t.lane(cable, pair); own {
 				c.seen[i].Add(1)
 			} else {

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"os"
 	"runtime/debug"
 	"slices"
 	"sync"
@@ -192,7 +193,7 @@ func Start(ctx context.Context, c Config, fail func(error)) (*Traffic, error) {
 		}
 		for s := range t.Servers {
 			for g := range t.GPUs {
-				conn, err := listenUDP(c.Hosts.Namespace(t.Server[s].Name), netip.AddrPortFrom(t.Loopback(s, g).Addr(), rocePort))
+				conn, err := newReceiver(c.Hosts.Namespace(t.Server[s].Name), t.Loopback(s, g).Addr())
 				if err != nil {
 					return fmt.Errorf("receive on %s: %w", t.Server[s].Name, err)
 				}
@@ -267,53 +268,42 @@ func (t *Traffic) Close() {
 // socketBytes is the size of socket buffers, which hold packets while this process is not scheduled.
 const socketBytes = 8 << 20
 
-// listenUDP opens a UDP socket in a namespace.
-func listenUDP(ns backend.Namespace, at netip.AddrPort) (conn *net.UDPConn, err error) {
-	err = ns.Do(func() error {
+// newSource opens a UDP socket that sends from an address and port of a namespace. It shares the port with programs that
+// send from it, too.
+func newSource(ns backend.Namespace, from netip.AddrPort) (conn *net.UDPConn, err error) {
+	share := net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) error {
 		var inner error
-		conn, inner = net.ListenUDP("udp4", net.UDPAddrFromAddrPort(at))
-		return inner
-	})
-	if err != nil {
-		return nil, err
-	}
-	if err := enlarge(conn); err != nil {
-		conn.Close()
-		return nil, err
-	}
-	return conn, nil
-}
-
-// enlarge sets a socket buffer larger than net.core.rmem_max, which requires root.
-func enlarge(conn *net.UDPConn) error {
-	raw, err := conn.SyscallConn()
-	if err != nil {
+		err := c.Control(func(fd uintptr) { inner = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_REUSEADDR, 1) })
+		return errors.Join(err, inner)
+	}}
+	err = ns.Do(func() error {
+		c, err := share.ListenPacket(context.Background(), "udp4", from.String())
+		if err == nil {
+			conn = c.(*net.UDPConn)
+		}
 		return err
-	}
-	var inner error
-	err = raw.Control(func(fd uintptr) {
-		inner = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, socketBytes)
 	})
-	return errors.Join(err, inner)
+	return conn, err
 }
 
 // receive counts the packets that arrive at a loopback until the socket is closed.
-func (t *Traffic) receive(conn *net.UDPConn) error {
-	buf := make([]byte, 2*payloadBytes)
+func (t *Traffic) receive(conn *os.File) error {
+	buf := make([]byte, countedBytes)
 	for {
 		n, err := conn.Read(buf)
 		if err != nil {
-			if errors.Is(err, net.ErrClosed) {
+			if errors.Is(err, os.ErrClosed) {
 				return nil
 			}
 			return err
 		}
-		c, pair := t.counted(buf[:n])
+		payload := payloadOf(buf[:n])
+		c, pair := t.counted(payload)
 		if c == nil {
 			continue
 		}
 		src, _ := t.Ends(pair)
-		switch t.senders[t.Host(src)].ledger.arrive(binary.BigEndian.Uint32(buf[12:])) {
+		switch t.senders[t.Host(src)].ledger.arrive(binary.BigEndian.Uint32(payload[12:])) {
 		case firstTime:
 			c.received[pair].Add(1)
 		case duplicate:
@@ -585,7 +575,7 @@ func (o *sender) socket(source netip.AddrPort) (*net.UDPConn, error) {
 	if c := o.sockets[source]; c != nil {
 		return c, nil
 	}
-	c, err := listenUDP(o.ns, source)
+	c, err := newSource(o.ns, source)
 	if err == nil {
 		o.sockets[source] = c
 	}
