@@ -86,6 +86,7 @@ func (r *Report) judge(n int) {
 	}
 	r.judgeMTU(rows)
 	r.judgeShared(rows)
+	r.judgeBound(rows)
 }
 
 func (r *Report) add(f Finding) { r.Findings = append(r.Findings, f) }
@@ -197,6 +198,33 @@ func (r *Report) judgeShared(rows []Row) {
 		if len(devices) > 1 {
 			r.add(Finding{false, "", fmt.Sprintf("%s/%d serves the sub-ports %s: its counters are those of all", r.Ports[i].Device, r.Ports[i].Port, strings.Join(devices, ", ")),
 				"compare planes by the counters of the leaves"})
+		}
+	}
+}
+
+// judgeBound notes loopbacks that several netdevs with RDMA have: the kernel finds a single one by an address (__ip_dev_find of
+// net/ipv4/devinet.c, by which rdma_translate_ip takes the address that was added last, whatever the state of its netdev).
+func (r *Report) judgeBound(rows []Row) {
+	var order []netip.Addr
+	devices := map[netip.Addr][]string{}
+	for i := range rows {
+		for _, a := range rows[i].Loopbacks {
+			if rows[i].Port == nil {
+				continue
+			}
+			if _, ok := rows[i].Port.GIDOf(a, rows[i].Device); !ok {
+				continue
+			}
+			if devices[a] == nil {
+				order = append(order, a)
+			}
+			devices[a] = append(devices[a], rows[i].Device)
+		}
+	}
+	for _, a := range order {
+		if len(devices[a]) > 1 {
+			r.add(Finding{false, "", fmt.Sprintf("rdma_cm (rdma_bind_addr, as by ib_write_bw -R) takes one of %s for the loopback %s: the one that got it last, also while that one is down", strings.Join(devices[a], ", "), a),
+				"let programs with rdma_cm bind an address that a single netdev has, such as that of its cable"})
 		}
 	}
 }

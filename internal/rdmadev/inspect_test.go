@@ -44,6 +44,12 @@ func findings(r *Report) string {
 	return b.String()
 }
 
+// bound is the note about rdma_cm where several netdevs have the loopback.
+func bound(netdevs string) string {
+	return "note : rdma_cm (rdma_bind_addr, as by ib_write_bw -R) takes one of " + netdevs + " for the loopback 10.255.0.1: the one that got it last, also while that one is down" +
+		" | let programs with rdma_cm bind an address that a single netdev has, such as that of its cable\n"
+}
+
 // TestFindings judges recorded and composed trees.
 func TestFindings(t *testing.T) {
 	for name, c := range map[string]struct {
@@ -55,7 +61,7 @@ func TestFindings(t *testing.T) {
 problem pl1: rxe_p1/1 has no GID of the loopback 10.255.0.1 | ip addr add 10.255.0.1/32 dev pl1
 problem pl1: MTU 1500 allows a path MTU of 1024, and other sub-ports 4096: a queue pair that moves here fails | ip link set pl1 mtu 4192, at the leaf as well
 `},
-		"four.txt": {On, []string{"p0", "p1", "p2", "p3"}, ""},
+		"four.txt": {On, []string{"p0", "p1", "p2", "p3"}, bound("p0, p1, p2, p3")},
 		"faults.txt": {Off, []string{"eth0", "eth1", "ib2", "eth3", "eth4", "eth5", "eth6", "eth7", "eth9"}, `problem eth1: mlx5_1/1 has a GID of 10.255.0.1 for RoCE v1 alone, whose packets have no source port | enable RoCE v2 in the firmware or driver of the NIC
 problem eth1: PFC and ECN are off: congestion drops packets | for p in 0 1 2 3 4 5 6 7; do echo 1 > /sys/class/net/eth1/ecn/roce_np/enable/$p; echo 1 > /sys/class/net/eth1/ecn/roce_rp/enable/$p; done; mark in the leaves as well
 problem ib2: the link layer of mlx5_2/1 is InfiniBand, and fared places RoCEv2 | set the port to Ethernet, for ConnectX: mlxconfig -d DEVICE set LINK_TYPE_P1=2
@@ -70,7 +76,7 @@ problem eth7: there is no such netdev in this network namespace | run this comma
 problem eth9: driver (unknown) ignores the flow label, so queue pairs cannot use the source ports of slots | use a NIC whose driver derives the port from the label, such as mlx5
 note eth9: PFC is off, and the kernel does not show ECN: congestion may drop packets | dcb pfc set dev eth9 prio-pfc 3:on, for priority 3; or enable ECN by the tool of the NIC's vendor
 problem eth4: MTU 1500 allows a path MTU of 1024, and other sub-ports 4096: a queue pair that moves here fails | ip link set eth4 mtu 4192, at the leaf as well
-`},
+` + bound("eth0, eth3, eth4, eth9")},
 		// Four netdevs on one RDMA port, the last without the loopback. The tree has no further files of netdevs.
 		"planes.txt": {Unknown, []string{"p0", "p3"}, `problem p0: there is no such netdev in this network namespace | run this command in the namespace of the sub-port: ip netns exec NAME fared rdma
 problem p3: there is no such netdev in this network namespace | run this command in the namespace of the sub-port: ip netns exec NAME fared rdma
@@ -92,7 +98,7 @@ note : mlx5_0/1 serves the sub-ports p0, p3: its counters are those of all | com
 		rdmadevtest.Write(t, slow, fmt.Sprintf("class/net/p%d/ecn/roce_rp/enable/%d", i, i), "0") // another priority may have it
 	}
 	got := findings(inspect(t, slow, On, "p0", "p1", "p2", "p3"))
-	if n := strings.Count(got, "MTU 2143 allows a path MTU of 1024 only"); n != 4 || strings.Count(got, "\n") != 4 || strings.Contains(got, "problem") {
+	if n := strings.Count(got, "MTU 2143 allows a path MTU of 1024 only"); n != 4 || strings.Count(got, "\n") != 5 || strings.Contains(got, "problem") {
 		t.Errorf("four equal MTUs: %s", got)
 	}
 }
