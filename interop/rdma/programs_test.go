@@ -117,7 +117,7 @@ func TestPrograms(t *testing.T) {
 		b.pair(true, func() { b.fail(start, failed) }, second, first)
 		b.s[1].host.IP("link", "set", fmt.Sprintf("p%d", failed), "up")
 		stats, err := os.ReadFile(b.s[0].path + ".stats")
-		if err != nil || !strings.Contains(string(stats), "dealt 8\n") || !strings.Contains(string(stats), "moved 0\nunsupported 2\n") {
+		if err != nil || !strings.Contains(string(stats), "dealt 8\n") || !followed(string(stats), 2) {
 			t.Errorf("the statistics, %v:\n%s", err, stats)
 		}
 	})
@@ -219,8 +219,12 @@ func (b *bed) fail(start [2]counts, failed int) {
 	b.poll(func() error {
 		arrived := b.read()[1].since(before[1])
 		diverted := map[int]bool{}
+		packets := uint64(0)
 		for p, byPort := range arrived {
 			for port, n := range byPort {
+				if p != failed {
+					packets += n
+				}
 				switch slot := port - int(slotPort(1, 0)); {
 				case slot >= 0 && slot < slots && slot%planes == failed && p != failed:
 					diverted[port] = true
@@ -229,9 +233,18 @@ func (b *bed) fail(start [2]counts, failed int) {
 				}
 			}
 		}
-		if len(diverted) != 2 {
+		const enough = 100 // of queue pairs that rdma_rxe has moved, which Linux 6.12 permits
+		if len(diverted) != 2 && packets < enough {
 			return fmt.Errorf("%d queue pairs of the failed plane send; packets by plane and port: %v", len(diverted), arrived)
 		}
 		return nil
 	})
+}
+
+// followed reports whether statistics of the library have n queue pairs that moved, or that rdma_rxe did not move, and no other failure.
+func followed(stats string, n int) bool {
+	var moved, unsupported int
+	_, rest, _ := strings.Cut(stats, "\nmoved ")
+	_, err := fmt.Sscanf("moved "+rest, "moved %d\nunsupported %d\nfailed 0\n", &moved, &unsupported)
+	return err == nil && moved+unsupported == n
 }

@@ -147,16 +147,56 @@ func TestUnsupported(t *testing.T) {
 	}
 }
 
-// TestNoDriver requires that queue pairs keep their slots without a library of a driver that can change ports.
+// TestVector requires that queue pairs of other drivers than mlx5 change ports by the address vector of the program with another label; that other errors than a refusal are
+// retried with the next change, and a refusal holds for the device.
+func TestVector(t *testing.T) {
+	p, tb := fourPlanes(t)
+	c := preloaded(t, p, tb, "FARED_VERBS_LOG=1")
+	c.ask("other")
+	ports := c.connect(numbers(0, 16)...)
+	tb.set(t, 16, 60000, 1, 1, 1, 0)
+	if moved := c.moves(4, ports); len(moved) != 4 || byPlane(ports, 60000)[3] != 0 {
+		t.Errorf("queue pairs %v moved; by plane %v", moved, byPlane(ports, 60000))
+	}
+	const busy, invalid = 16, 22
+	c.want("0", "vector %d", busy)
+	tb.set(t, 16, 60000, 1, 1, 0, 0)
+	n := byPlane(ports, 60000)[2]
+	if attempts := c.moves(n, map[int]int{}); len(attempts) != n || n < 5 {
+		t.Errorf("attempts for queue pairs %v, want one for each of %d", attempts, n)
+	}
+	c.want("0", "vector %d", invalid)
+	tb.set(t, 16, 60000, 1, 0, 0, 0)
+	if attempts := c.moves(1, map[int]int{}); len(attempts) != 1 {
+		t.Errorf("attempts for queue pairs %v after a refusal, want one", attempts)
+	}
+	c.want("0", "vector 0")
+	tb.set(t, 16, 60000, 0, 1, 0, 0)
+	if attempts := c.moves(0, map[int]int{}); len(attempts) != 0 {
+		t.Errorf("attempts for queue pairs %v of a driver that has refused", attempts)
+	}
+	if log := c.end(); strings.Count(log, "dev0 cannot change the source port") != 1 || strings.Count(log, "is refused: error 16") != n {
+		t.Errorf("standard error:\n%s", log)
+	}
+}
+
+// TestNoDriver requires that queue pairs move without mlx5's library, and keep their slots where the driver refuses it.
 func TestNoDriver(t *testing.T) {
 	p, tb := fourPlanes(t)
 	stats := filepath.Join(t.TempDir(), "stats")
 	c := start(t, p, []string{"FARED_SLOTS=" + tb.path, "LD_PRELOAD=" + p.path("libfared-verbs.so"), "FARED_VERBS_STATS=" + stats}, p.path("client"))
-	c.connect(numbers(0, 16)...)
+	ports := c.connect(numbers(0, 16)...)
+	tb.set(t, 16, 60000, 1, 1, 1, 0)
+	if moved := c.moves(4, ports); len(moved) != 4 || byPlane(ports, 60000)[3] != 0 {
+		t.Errorf("queue pairs %v moved; by plane %v", moved, byPlane(ports, 60000))
+	}
+	tb.set(t, 16, 60000, 1, 1, 1, 1)
+	c.moves(4, ports)
+	c.want("0", "vector 22")
 	tb.set(t, 16, 60000, 1, 1, 1, 0)
 	eventually(t, "4 queue pairs reported as those that cannot move", func() bool {
 		b, err := os.ReadFile(stats)
-		return err == nil && strings.Contains(string(b), "\nmoved 0\nunsupported 4\n") && strings.Contains(string(b), "plane p3 queue_pairs 4 dealt 4\n")
+		return err == nil && strings.Contains(string(b), "\nmoved 8\nunsupported 4\n") && strings.Contains(string(b), "plane p3 queue_pairs 4 dealt 4\n")
 	})
 	c.end()
 }

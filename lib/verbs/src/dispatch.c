@@ -110,6 +110,11 @@ EXPORT int ibv_modify_qp(struct ibv_qp *qp, struct ibv_qp_attr *attr, int mask)
 	return error;
 }
 
+int next_modify_qp(struct ibv_qp *qp, struct ibv_qp_attr *attr, int mask)
+{
+	return NEXT(ibv_modify_qp)(qp, attr, mask);
+}
+
 EXPORT int ibv_destroy_qp(struct ibv_qp *qp)
 {
 	struct queue_pair *q = slots_take(qp);

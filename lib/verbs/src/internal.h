@@ -8,6 +8,9 @@
 
 /* dispatch.c: the exported functions. */
 
+/* Calls the ibv_modify_qp that a program calls without this library. */
+int next_modify_qp(struct ibv_qp *qp, struct ibv_qp_attr *attr, int mask);
+
 /* slots.c: the slots of queue pairs. All functions may be called by any thread, and leave errno unchanged. */
 
 /* A queue pair that is known. */

@@ -1,5 +1,5 @@
-/* Changes of source ports. The only driver that can change one of a connected queue pair is mlx5, by a function of its library, which a program has loaded if it
- * has opened such a device. */
+/* Changes of source ports of connected queue pairs: for mlx5 by a function of its library, which a program has loaded if it has opened such a device; for others by a
+ * new address vector, which the specification does not permit in RTS, and a driver accepts (rdma_rxe of Linux 6.12) or refuses (rdma_rxe of 6.1). */
 #include "slots.h"
 
 #include <dlfcn.h>
@@ -7,25 +7,43 @@
 #include <stdatomic.h>
 
 typedef int (*set_port)(struct ibv_qp *qp, uint16_t port);
+typedef bool (*is_supported)(struct ibv_device *device);
 
 static _Atomic(set_port) mlx5_set_port;
+static _Atomic(is_supported) is_mlx5;
 
 void move_prepare(void)
 {
-	if (atomic_load_explicit(&mlx5_set_port, memory_order_acquire))
+	if (atomic_load_explicit(&is_mlx5, memory_order_acquire))
 		return;
 	void *library = dlopen("libmlx5.so.1", RTLD_LAZY | RTLD_NOLOAD);
-	void *function = library ? dlsym(library, "mlx5dv_modify_qp_udp_sport") : NULL;
-	/* The library stays loaded, because its function is in use from now on. */
-	if (function)
-		atomic_store_explicit(&mlx5_set_port, (set_port)function, memory_order_release);
-	else if (library)
+	void *is = library ? dlsym(library, "mlx5dv_is_supported") : NULL;
+	/* The library stays loaded, because its functions are in use from now on. */
+	if (is) {
+		atomic_store_explicit(&mlx5_set_port, (set_port)dlsym(library, "mlx5dv_modify_qp_udp_sport"), memory_order_release);
+		atomic_store_explicit(&is_mlx5, (is_supported)is, memory_order_release);
+	} else if (library) {
 		dlclose(library);
+	}
+}
+
+/* Sets the address vector with another flow label. A driver that refuses that does so in any state: only the refusal for a queue pair in RTS is one for all. */
+static int change_vector(struct queue_pair *q, uint16_t port)
+{
+	struct ibv_qp_attr attr = {.ah_attr = q->vector}, now;
+	struct ibv_qp_init_attr init;
+	attr.ah_attr.grh.flow_label = label_of(port);
+	int error = next_modify_qp(q->qp, &attr, IBV_QP_AV);
+	bool refused = error == EINVAL || error == ENOSYS;
+	return refused && ibv_query_qp(q->qp, &now, IBV_QP_STATE, &init) == 0 && now.qp_state == IBV_QPS_RTS ? EOPNOTSUPP : error;
 }
 
 /* Returns 0 or an errno value. */
 static int change_port(struct queue_pair *q, uint16_t port)
 {
+	is_supported is = atomic_load_explicit(&is_mlx5, memory_order_acquire);
+	if (!is || !is(q->context->device))
+		return change_vector(q, port);
 	set_port function = atomic_load_explicit(&mlx5_set_port, memory_order_acquire);
 	return function ? function(q->qp, port) : EOPNOTSUPP;
 }

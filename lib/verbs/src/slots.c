@@ -274,7 +274,7 @@ static struct queue_pair *deal(struct set *s, struct ibv_qp *qp)
 }
 
 /* Returns the flow label by which the kernel's drivers choose a source port (rdma_flow_label_to_udp_sport). Label 0 means none, so the first port has another. */
-static uint32_t label_of(uint16_t port)
+uint32_t label_of(uint16_t port)
 {
 	return port == FIRST_PORT ? 1u << 14 | 1 : (uint32_t)port - FIRST_PORT;
 }
@@ -304,8 +304,10 @@ static uint32_t label(struct ibv_qp *qp, const struct ibv_qp_attr *attr, const u
 		forget(q);
 		q = NULL;
 	}
-	if (q)
+	if (q) {
+		q->vector = attr->ah_attr;
 		return label_of(q->port);
+	}
 	struct set *s = set_of(&key);
 	if (!s)
 		return 0;
@@ -313,6 +315,8 @@ static uint32_t label(struct ibv_qp *qp, const struct ibv_qp_attr *attr, const u
 		q = deal(s, qp);
 	else
 		counters.no_pair++;
+	if (q)
+		q->vector = attr->ah_attr;
 	uint32_t result = q ? label_of(q->port) : 0;
 	drop_if_empty(s);
 	return result;

@@ -45,7 +45,8 @@ struct queue_pair {
 	struct set *set;
 	int slot; /* -1: the table no longer has a slot with the port */
 	uint16_t port;
-	bool ready; /* in RTS */
+	struct ibv_ah_attr vector; /* of the program */
+	bool ready;                /* in RTS */
 	bool was_ready;
 };
 
@@ -72,6 +73,8 @@ extern struct state state;
 bool slots_load(struct set *s);
 /* Does the same as slots_load, then changes the source ports of the queue pairs that must move. */
 bool move_set(struct set *s);
+/* Returns the flow label by which the kernel's drivers choose a source port. */
+uint32_t label_of(uint16_t port);
 /* Opens the slot table at a path, with the source ports for RoCEv2. Returns an error of libfared. */
 int open_table(struct fared_table **table, const char *path);
 /* Reports a change of the result of fared_check. */
@@ -79,9 +82,9 @@ void report_stale(int now);
 /* Starts the thread that waits for changes of the table, unless it runs. It ends by itself when no queue pair has been there for a second. */
 void watch_start(void);
 
-/* Must run before the lock is taken for the first queue pair: reads the environment, finds the function that changes source ports. */
+/* Must run before the lock is taken for the first queue pair: reads the environment, finds the functions of mlx5. */
 void watch_prepare(void);
-/* Finds the function that changes source ports if its library is loaded. */
+/* Finds the functions of mlx5 if their library is loaded. */
 void move_prepare(void);
 
 #endif

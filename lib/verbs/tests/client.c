@@ -69,16 +69,19 @@ static void to_state(int id, enum ibv_qp_state state)
 	change(qps[id], &attr, IBV_QP_STATE);
 }
 
-/* Prints the recorded calls since the last time, when there are at least n, or 20 s have passed. */
+/* Prints the recorded changes since the last time, when there are at least n, or 20 s have passed: those of mlx5 devices, or else of others. */
 static void moves(int n)
 {
-	static int seen;
-	for (int i = 0; i < 20000 && atomic_load(&mlx5->calls) - seen < n; i++)
+	static int seen_of[2];
+	bool others = !mlx5 || mlx5->other;
+	int *seen = &seen_of[others];
+	_Atomic int *calls = others ? &fake.calls : &mlx5->calls;
+	const struct fake_call *call = others ? fake.call : mlx5->call;
+	for (int i = 0; i < 20000 && atomic_load(calls) - *seen < n; i++)
 		usleep(1000);
 	usleep(n ? 0 : 100000); /* for calls that must not be there */
-	int calls = atomic_load(&mlx5->calls);
-	for (; seen < calls; seen++)
-		printf("%u:%u:%lld ", mlx5->call[seen].qp_num, mlx5->call[seen].port, (long long)mlx5->call[seen].ns);
+	for (int end = atomic_load(calls); *seen < end; ++*seen)
+		printf("%u:%u:%lld ", call[*seen].qp_num, call[*seen].port, (long long)call[*seen].ns);
 	printf("\n");
 }
 
@@ -149,6 +152,12 @@ static void obey(const char *command, const int a[4], const char *destination)
 	} else if (strcmp(command, "mlx5") == 0) {
 		mlx5->error = a[0];
 		printf("ok\n");
+	} else if (strcmp(command, "other") == 0) { /* mlx5's library is there, and the devices are of another driver */
+		mlx5->other = 1;
+		printf("ok\n");
+	} else if (strcmp(command, "vector") == 0) { /* the result of a change of the address vector; prints the changes with wrong ones */
+		fake.error = a[0];
+		printf("%d\n", fake.other);
 	} else if (strcmp(command, "moves") == 0) {
 		moves(a[0]);
 	} else if (strcmp(command, "tasks") == 0) {

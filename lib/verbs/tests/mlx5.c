@@ -1,14 +1,20 @@
-/* A libmlx5.so.1 of one function, which records its calls. */
+/* A libmlx5.so.1 of two functions, which records the calls of one. */
 #include <errno.h>
 #include <infiniband/verbs.h>
 #include <signal.h>
 #include <stdatomic.h>
+#include <stdbool.h>
 #include <time.h>
 #include <unistd.h>
 
 #include "fake.h"
 
 struct fake_mlx5 fake_mlx5;
+
+bool mlx5dv_is_supported(struct ibv_device *device)
+{
+	return device && !fake_mlx5.other;
+}
 
 int mlx5dv_modify_qp_udp_sport(struct ibv_qp *qp, uint16_t port)
 {
