@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/fared/fared/cmd/internal/cli"
 	"github.com/fared/fared/internal/netnstest"
 )
 
@@ -34,7 +35,7 @@ func TestAOWithoutKernel(t *testing.T) {
 		t.Fatal(err)
 	}
 	check := fared(t, "check", "--config", file)
-	if check.code != exitOK || !strings.Contains(check.out, "a server with 1 plane") {
+	if check.code != cli.ExitOK || !strings.Contains(check.out, "a server with 1 plane") {
 		t.Errorf("check: exit %d, %s", check.code, check.out)
 	}
 	const why = "this kernel has no TCP-AO (needs Linux 6.7 and CONFIG_TCP_AO); use password_file"
@@ -47,7 +48,7 @@ func TestAOWithoutKernel(t *testing.T) {
 	if want := "warning: " + file + ": not on this machine: planes[0].sub_ports[0].sessions[0]: tcp_ao: " + why; !strings.HasPrefix(check.err, want) {
 		t.Errorf("check prints\n%swant\n%s", check.err, want)
 	}
-	if got := refused(t, exitFailed, "run", "--config", file, "--socket", filepath.Join(dir, "socket")); !strings.Contains(got, `session "p0/p0.0": tcp_ao: `+why) {
+	if got := refused(t, cli.ExitFailed, "run", "--config", file, "--socket", filepath.Join(dir, "socket")); !strings.Contains(got, `session "p0/p0.0": tcp_ao: `+why) {
 		t.Errorf("run is refused with\n%s", got)
 	}
 }

@@ -8,6 +8,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/fared/fared/cmd/internal/cli"
 	"github.com/fared/fared/daemon"
 	"github.com/fared/fared/daemon/config"
 )
@@ -15,7 +16,7 @@ import (
 // stdinName represents the standard input in messages about a configuration.
 const stdinName = "<stdin>"
 
-func checkCommand(e *env) *cobra.Command {
+func checkCommand(e *cli.Env) *cobra.Command {
 	var file string
 	var host bool
 	c := &cobra.Command{
@@ -30,9 +31,9 @@ sessions and loopbacks. The exit code is the same.`,
 		Args: func(c *cobra.Command, args []string) error {
 			switch {
 			case len(args) > 1:
-				return &exitError{exitUsage, fmt.Errorf("check takes one file, not %d", len(args)), "see fared check --help"}
+				return cli.Usage(fmt.Errorf("check takes one file, not %d", len(args)), "see fared check --help")
 			case len(args) == 1 && c.Flags().Changed("config"):
-				return &exitError{exitUsage, errors.New("check takes a file or --config, not both"), "leave out --config"}
+				return cli.Usage(errors.New("check takes a file or --config, not both"), "leave out --config")
 			}
 			return nil
 		},
@@ -47,20 +48,20 @@ sessions and loopbacks. The exit code is the same.`,
 				file = args[0]
 			}
 			if !host {
-				return e.check(file)
+				return runCheck(e, file)
 			}
-			cfg, unread, name, err := e.inspect(file)
+			cfg, unread, name, err := inspectConfig(e, file)
 			if err != nil {
-				return e.invalid(name, err)
+				return invalidConfig(e, name, err)
 			}
 			x := &examination{Passed: []string{}, Skipped: []string{}, Findings: []finding{}}
 			x.valid(name, cfg, unread)
-			return e.showExamination(x)
+			return showExamination(e, x)
 		},
 	}
-	configFlag(c, &file)
+	cli.ConfigFlag(c, &file)
 	c.Flags().BoolVar(&host, "host", false, "examine this machine for the configuration too; exit 1 with findings ('fared doctor' adds the daemon)")
-	return readFlags(e, c)
+	return cli.ReadFlags(e, c)
 }
 
 // checked is the result of `fared check` for programs.
@@ -87,70 +88,70 @@ type configFault struct {
 	Remedy  string `json:"remedy,omitempty"`
 }
 
-// check checks a configuration file, "-" for the standard input, and prints the result.
-func (e *env) check(file string) error {
-	cfg, unread, file, err := e.inspect(file)
+// runCheck checks a configuration file, "-" for the standard input, and prints the result.
+func runCheck(e *cli.Env, file string) error {
+	cfg, unread, file, err := inspectConfig(e, file)
 	if err != nil {
-		return e.invalid(file, err)
+		return invalidConfig(e, file, err)
 	}
 	result := checked{File: file, Valid: true}
 	result.describe(cfg, unread)
-	if e.output != "table" {
-		return e.printChecked(&result)
+	if e.Output != "table" {
+		return printChecked(e, &result)
 	}
 	for _, text := range result.Warnings {
-		if _, err := fmt.Fprintf(e.err, "warning: %s: %s\n", file, text); err != nil {
+		if _, err := fmt.Fprintf(e.Err, "warning: %s: %s\n", file, text); err != nil {
 			return err
 		}
 	}
-	loopbacks := several(result.Loopbacks, "loopback")
+	loopbacks := cli.Several(result.Loopbacks, "loopback")
 	if result.SourceGroups > 1 {
 		loopbacks += fmt.Sprintf(" in %d source groups", result.SourceGroups)
 	}
-	_, err = fmt.Fprintf(e.out, "%s: a %s with %s, %s, %s, %s\n", file, result.Role, several(result.Planes, "plane"), several(result.SubPorts, "sub-port"),
-		several(result.Sessions, "session"), loopbacks)
+	_, err = fmt.Fprintf(e.Out, "%s: a %s with %s, %s, %s, %s\n", file, result.Role, cli.Several(result.Planes, "plane"), cli.Several(result.SubPorts, "sub-port"),
+		cli.Several(result.Sessions, "session"), loopbacks)
 	return err
 }
 
-// inspect reads and checks a configuration file, "-" for the standard input. It returns the file's name for messages, and the credentials that only the unit
-// can read.
-func (e *env) inspect(file string) (cfg *config.Config, unread []string, name string, err error) {
+// inspectConfig reads and checks a configuration file, "-" for the standard input. It returns the file's name for
+// messages, and the credentials that only the unit can read.
+func inspectConfig(e *cli.Env, file string) (cfg *config.Config, unread []string, name string, err error) {
 	if file == "-" {
 		name = stdinName
-		cfg, unread, err = config.InspectFrom(name, e.in)
+		cfg, unread, err = config.InspectFrom(name, e.In)
 	} else {
 		name = file
 		cfg, unread, err = config.Inspect(name)
 	}
 	if err != nil {
-		return nil, nil, name, configError(err)
+		return nil, nil, name, cli.ConfigError(err)
 	}
 	if cfg.Dataplane.Address == config.InsideDataplane {
 		if _, wrong := insideConfig(cfg.Dataplane.Flags, slog.New(slog.DiscardHandler)); wrong != nil {
-			return nil, nil, name, &exitError{exitUsage, fmt.Errorf("%s: %w", name, wrong), insideRemedy}
+			return nil, nil, name, cli.Usage(fmt.Errorf("%s: %w", name, wrong), insideRemedy)
 		}
 	}
 	return cfg, unread, name, nil
 }
 
-// invalid returns the error of an invalid file; with -o json or yaml it prints the mistakes before.
-func (e *env) invalid(file string, err error) error {
-	if e.output != "table" {
+// invalidConfig returns the error of an invalid file; with -o json or yaml it prints the mistakes before.
+func invalidConfig(e *cli.Env, file string, err error) error {
+	if e.Output != "table" {
 		result := checked{File: file}
 		result.blame(err)
-		if wrong := e.printChecked(&result); wrong != nil {
+		if wrong := printChecked(e, &result); wrong != nil {
 			return wrong
 		}
 	}
 	return err
 }
 
-func (e *env) printChecked(result *checked) error {
+func printChecked(e *cli.Env, result *checked) error {
 	text, err := json.Marshal(result)
 	if err != nil {
 		return err
 	}
-	return printJSON(e.out, e.output, text)
+	return cli.PrintJSON(e.Out, e.Output, text)
 }
 
 // describe fills in the result for a valid configuration; unread are its credentials that only the unit can read.
@@ -176,9 +177,9 @@ func (r *checked) blame(err error) {
 	var list config.Errors
 	if !errors.As(err, &list) {
 		fault := configFault{Message: err.Error()}
-		var coded *exitError
+		var coded *cli.Error
 		if errors.As(err, &coded) {
-			fault.Remedy = coded.remedy
+			fault.Remedy = coded.Remedy
 		}
 		r.Errors = []configFault{fault}
 		return

@@ -9,6 +9,8 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+
+	"github.com/fared/fared/cmd/internal/cli"
 )
 
 // TestCheckPrintsLinesForPrograms checks that each error, including the first, is a line in the format of docs/configuration.md, and that no line begins with "fared: ".
@@ -30,7 +32,7 @@ func TestCheckPrintsLinesForPrograms(t *testing.T) {
 		o := fared(t, "check", "--config", file)
 		lines := strings.Split(strings.TrimSuffix(o.err, "\n"), "\n")
 		n := map[string]int{"one error": 1, "two errors": 2}[name]
-		if o.code != exitUsage || len(lines) != n+1 || strings.Contains("\n"+o.err, "\nfared: ") || !explains(o.err) {
+		if o.code != cli.ExitUsage || len(lines) != n+1 || strings.Contains("\n"+o.err, "\nfared: ") || !explains(o.err) {
 			t.Fatalf("%s: exit %d\n%s", name, o.code, o.err)
 		}
 		for _, line := range lines[:n] {
@@ -54,17 +56,17 @@ func TestCheckReadsTheStandardInput(t *testing.T) {
 		return outcome{code, out.String(), errOut.String()}
 	}
 	want := must(t, "check", "--config", file)
-	if o := check(string(text), "-"); o.code != exitOK || o.err != "" || o.out != strings.Replace(want, file, "<stdin>", 1) {
+	if o := check(string(text), "-"); o.code != cli.ExitOK || o.err != "" || o.out != strings.Replace(want, file, "<stdin>", 1) {
 		t.Errorf("standard input: %+v, want %q", o, want)
 	}
-	if o := check("as: none\n", "-"); o.code != exitUsage || !strings.Contains(o.err, "<stdin>:1:5: as: ") {
+	if o := check("as: none\n", "-"); o.code != cli.ExitUsage || !strings.Contains(o.err, "<stdin>:1:5: as: ") {
 		t.Errorf("a broken standard input: %+v", o)
 	}
 	if got := must(t, "check", file); got != want {
 		t.Errorf("check FILE prints %q, want %q", got, want)
 	}
-	refused(t, exitUsage, "check", file, file)
-	refused(t, exitUsage, "check", file, "--config", file)
+	refused(t, cli.ExitUsage, "check", file, file)
+	refused(t, cli.ExitUsage, "check", file, "--config", file)
 }
 
 // TestCheckForPrograms checks that the JSON of a broken file has the errors that the standard error has as lines, and that of a valid one its parts.
@@ -79,7 +81,7 @@ func TestCheckForPrograms(t *testing.T) {
 	o := fared(t, "check", "testdata/broken.yaml", "-o", "json")
 	r := read(o)
 	lines := strings.Split(o.err, "\n")
-	if o.code != exitUsage || r.Valid || len(r.Errors) != 8 || r.Role != "" {
+	if o.code != cli.ExitUsage || r.Valid || len(r.Errors) != 8 || r.Role != "" {
 		t.Fatalf("exit %d, %+v", o.code, r)
 	}
 	for i, x := range r.Errors {
@@ -88,11 +90,11 @@ func TestCheckForPrograms(t *testing.T) {
 		}
 	}
 	o = fared(t, "check", "testdata/none.yaml", "-o", "json")
-	if r := read(o); o.code != exitUsage || r.Valid || len(r.Errors) != 1 || r.Errors[0].Remedy == "" {
+	if r := read(o); o.code != cli.ExitUsage || r.Valid || len(r.Errors) != 1 || r.Errors[0].Remedy == "" {
 		t.Errorf("no file: exit %d, %+v", o.code, r)
 	}
 	o = fared(t, "check", "../../examples/server-8gpu-own-ports.yaml", "-o", "json")
-	if r := read(o); o.code != exitOK || !r.Valid || r.Role != "server" || r.Planes != 4 || r.SourceGroups != 8 || len(r.Errors) != 0 {
+	if r := read(o); o.code != cli.ExitOK || !r.Valid || r.Role != "server" || r.Planes != 4 || r.SourceGroups != 8 || len(r.Errors) != 0 {
 		t.Errorf("a valid file: exit %d, %+v", o.code, r)
 	}
 	if o := fared(t, "check", "testdata/server.yaml", "-o", "yaml"); !strings.Contains(o.out, "valid: true\n") {
@@ -123,11 +125,11 @@ func TestCheckHostReadsAsCheck(t *testing.T) {
 			}
 			alone, host := check("check", "-"), check("check", "--host", "-")
 			switch {
-			case alone.code != exitOK && host != alone:
+			case alone.code != cli.ExitOK && host != alone:
 				t.Errorf("%s, %s: check --host answers %+v, and check %+v", name, form, host, alone)
-			case alone.code == exitOK && (!strings.Contains(host.out, "stdin") || host.code == exitUsage):
+			case alone.code == cli.ExitOK && (!strings.Contains(host.out, "stdin") || host.code == cli.ExitUsage):
 				t.Errorf("%s, %s: check --host answers %+v", name, form, host)
-			case (alone.code == exitOK) != (name == "valid" || name == "inside, fine"):
+			case (alone.code == cli.ExitOK) != (name == "valid" || name == "inside, fine"):
 				t.Errorf("%s, %s: check answers %+v", name, form, alone)
 			}
 		}

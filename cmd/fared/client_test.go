@@ -25,6 +25,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	farev1 "github.com/fared/fared/api/fare/v1"
+	"github.com/fared/fared/cmd/internal/cli"
 )
 
 // TestHungDaemon checks that a daemon that accepts connections and never answers does not block a command forever.
@@ -36,11 +37,11 @@ func TestHungDaemon(t *testing.T) {
 	}
 	defer l.Close()
 	var out, errOut bytes.Buffer
-	e := &env{out: &out, err: &errOut, socket: socket, patience: 50 * time.Millisecond}
+	e := &cli.Env{Out: &out, Err: &errOut, Socket: socket, Patience: 50 * time.Millisecond}
 	root := newRoot(e)
 	root.SetArgs([]string{"--socket", socket, "status"})
-	var coded *exitError
-	if err := root.ExecuteContext(t.Context()); !errors.As(err, &coded) || coded.code != exitUnreachable || coded.remedy == "" {
+	var coded *cli.Error
+	if err := root.ExecuteContext(t.Context()); !errors.As(err, &coded) || coded.Code != cli.ExitUnreachable || coded.Remedy == "" {
 		t.Errorf("a daemon that hangs: %v", err)
 	}
 	if out.Len() > 0 {
@@ -50,33 +51,33 @@ func TestHungDaemon(t *testing.T) {
 
 // TestExplain checks that every kind of error has its exit code and a remedy.
 func TestExplain(t *testing.T) {
-	e := &env{socket: "/run/s", patience: time.Second}
+	e := &cli.Env{Socket: "/run/s", Patience: time.Second}
 	for _, test := range []struct {
 		code codes.Code
 		text string
 		exit int
 		want string
 	}{
-		{codes.Unavailable, `connection error: desc = "transport: Error while dialing: dial unix /run/s: connect: connection refused"`, exitUnreachable, "no daemon answers at /run/s: connection refused"},
-		{codes.Unavailable, `connection error: desc = "transport: Error while dialing: dial unix /run/s: connect: permission denied"`, exitUnreachable, "no daemon answers at /run/s: permission denied"},
-		{codes.Unavailable, "the daemon is stopping", exitUnreachable, "no daemon answers at /run/s: the daemon is stopping"},
-		{codes.DeadlineExceeded, "context deadline exceeded", exitUnreachable, "the daemon at /run/s does not answer within 1s"},
-		{codes.NotFound, "no route", exitNotFound, "no route"},
-		{codes.InvalidArgument, "wrong", exitUsage, "wrong"},
-		{codes.FailedPrecondition, "refused", exitFailed, "refused"},
-		{codes.PermissionDenied, "Drain is not possible here", exitFailed, "Drain is not possible here"},
-		{codes.Unimplemented, "unknown method", exitFailed, "unknown method"},
-		{codes.Canceled, "context canceled", exitFailed, "interrupted"},
-		{codes.Internal, "broken", exitFailed, "broken (Internal)"},
+		{codes.Unavailable, `connection error: desc = "transport: Error while dialing: dial unix /run/s: connect: connection refused"`, cli.ExitUnreachable, "no daemon answers at /run/s: connection refused"},
+		{codes.Unavailable, `connection error: desc = "transport: Error while dialing: dial unix /run/s: connect: permission denied"`, cli.ExitUnreachable, "no daemon answers at /run/s: permission denied"},
+		{codes.Unavailable, "the daemon is stopping", cli.ExitUnreachable, "no daemon answers at /run/s: the daemon is stopping"},
+		{codes.DeadlineExceeded, "context deadline exceeded", cli.ExitUnreachable, "the daemon at /run/s does not answer within 1s"},
+		{codes.NotFound, "no route", cli.ExitNotFound, "no route"},
+		{codes.InvalidArgument, "wrong", cli.ExitUsage, "wrong"},
+		{codes.FailedPrecondition, "refused", cli.ExitFailed, "refused"},
+		{codes.PermissionDenied, "Drain is not possible here", cli.ExitFailed, "Drain is not possible here"},
+		{codes.Unimplemented, "unknown method", cli.ExitFailed, "unknown method"},
+		{codes.Canceled, "context canceled", cli.ExitFailed, "interrupted"},
+		{codes.Internal, "broken", cli.ExitFailed, "broken (Internal)"},
 	} {
-		var coded *exitError
-		if err := e.explain(status.Error(test.code, test.text), "look there"); !errors.As(err, &coded) {
+		var coded *cli.Error
+		if err := e.Explain(status.Error(test.code, test.text), "look there"); !errors.As(err, &coded) {
 			t.Errorf("%s: %v", test.code, err)
-		} else if coded.code != test.exit || coded.Error() != test.want || coded.remedy == "" {
-			t.Errorf("%s: exit %d, %q, remedy %q; want exit %d, %q", test.code, coded.code, coded, coded.remedy, test.exit, test.want)
+		} else if coded.Code != test.exit || coded.Error() != test.want || coded.Remedy == "" {
+			t.Errorf("%s: exit %d, %q, remedy %q; want exit %d, %q", test.code, coded.Code, coded, coded.Remedy, test.exit, test.want)
 		}
 	}
-	if err := e.explain(nil, ""); err != nil {
+	if err := e.Explain(nil, ""); err != nil {
 		t.Error(err)
 	}
 }
@@ -130,7 +131,7 @@ func TestTLS(t *testing.T) {
 	t.Cleanup(func() { s.Stop(); serving.Wait() })
 	address := l.Addr().String()
 
-	refused(t, exitUnreachable, "--socket", address, "status") // without TLS
+	refused(t, cli.ExitUnreachable, "--socket", address, "status") // without TLS
 	t.Setenv("FARED_TLS_CERT", cert)
 	t.Setenv("FARED_TLS_KEY", secret)
 	t.Setenv("FARED_TLS_CA", cert)
@@ -138,7 +139,7 @@ func TestTLS(t *testing.T) {
 		t.Errorf("status over TLS:\n%s", out)
 	}
 	t.Setenv("FARED_TLS_KEY", filepath.Join(dir, "none.pem"))
-	if text := refused(t, exitUsage, "--socket", address, "status"); !strings.Contains(text, "none.pem") {
+	if text := refused(t, cli.ExitUsage, "--socket", address, "status"); !strings.Contains(text, "none.pem") {
 		t.Errorf("the error does not name the file: %s", text)
 	}
 }
@@ -146,13 +147,13 @@ func TestTLS(t *testing.T) {
 // TestSocketOfTheEnvironment checks that FARED_SOCKET is the default of --socket for commands that ask the daemon, and not for the agent's socket.
 func TestSocketOfTheEnvironment(t *testing.T) {
 	t.Setenv("FARED_SOCKET", "/none/of-the-environment")
-	if got := refused(t, exitUnreachable, "status"); !strings.Contains(got, "/none/of-the-environment") {
+	if got := refused(t, cli.ExitUnreachable, "status"); !strings.Contains(got, "/none/of-the-environment") {
 		t.Errorf("status: %s", got)
 	}
-	if got := refused(t, exitUnreachable, "status", "--socket", "/none/of-the-flag"); !strings.Contains(got, "/none/of-the-flag") {
+	if got := refused(t, cli.ExitUnreachable, "status", "--socket", "/none/of-the-flag"); !strings.Contains(got, "/none/of-the-flag") {
 		t.Errorf("status --socket: %s", got)
 	}
-	if got := refused(t, exitUnreachable, "dataplane", "show", "--socket", "/none/agent"); !strings.Contains(got, "/none/agent") {
+	if got := refused(t, cli.ExitUnreachable, "dataplane", "show", "--socket", "/none/agent"); !strings.Contains(got, "/none/agent") {
 		t.Errorf("dataplane show: %s", got)
 	}
 }
@@ -167,18 +168,18 @@ func TestUnitIsInstalled(t *testing.T) {
 		}
 	}
 	make("usr/lib/systemd/system/fared.service")
-	if unitInstalled(root, "fared") {
+	if cli.UnitInstalled(root, "fared") {
 		t.Error("a machine that systemd does not run")
 	}
 	make("run/systemd/system")
-	if !unitInstalled(root, "fared") {
+	if !cli.UnitInstalled(root, "fared") {
 		t.Error("the unit of a package is not found")
 	}
-	if unitInstalled(root, "fared-dataplane") {
+	if cli.UnitInstalled(root, "fared-dataplane") {
 		t.Error("a unit that does not exist")
 	}
 	make("etc/systemd/system/fared-dataplane.service")
-	if !unitInstalled(root, "fared-dataplane") {
+	if !cli.UnitInstalled(root, "fared-dataplane") {
 		t.Error("the unit of an administrator is not found")
 	}
 }

@@ -3,34 +3,17 @@ package main
 import (
 	"context"
 	"slices"
-	"time"
 
 	"github.com/spf13/cobra"
 	"google.golang.org/grpc"
 
 	farev1 "github.com/fared/fared/api/fare/v1"
+	"github.com/fared/fared/cmd/internal/cli"
 )
 
-// completeTimeout limits the wait for a daemon at a completion.
-const completeTimeout = time.Second
-
-// completer makes a completion function from a query to the daemon. Without a daemon there are no completions.
-func (e *env) completer(ask func(ctx context.Context, conn *grpc.ClientConn, args []string) []string) cobra.CompletionFunc {
-	return func(c *cobra.Command, args []string, _ string) ([]cobra.Completion, cobra.ShellCompDirective) {
-		conn, err := e.dial()
-		if err != nil {
-			return nil, cobra.ShellCompDirectiveNoFileComp
-		}
-		defer conn.Close()
-		ctx, cancel := context.WithTimeout(c.Context(), completeTimeout)
-		defer cancel()
-		return ask(ctx, conn, args), cobra.ShellCompDirectiveNoFileComp
-	}
-}
-
 // pairFlags completes --destination and --source.
-func (e *env) pairFlags(c *cobra.Command) {
-	_ = c.RegisterFlagCompletionFunc("destination", e.completer(func(ctx context.Context, conn *grpc.ClientConn, _ []string) []string {
+func pairFlags(e *cli.Env, c *cobra.Command) {
+	_ = c.RegisterFlagCompletionFunc("destination", e.Completer(func(ctx context.Context, conn *grpc.ClientConn, _ []string) []string {
 		page, err := farev1.NewWeightServiceClient(conn).ListWeights(ctx, &farev1.ListWeightsRequest{Filter: &farev1.WeightFilter{OmitPairs: true}})
 		if err != nil {
 			return nil
@@ -41,16 +24,7 @@ func (e *env) pairFlags(c *cobra.Command) {
 		}
 		return out
 	}))
-	_ = c.RegisterFlagCompletionFunc("source", e.completer(localLoopbacks))
-}
-
-// localLoopbacks completes the daemon's loopbacks.
-func localLoopbacks(ctx context.Context, conn *grpc.ClientConn, _ []string) []string {
-	st, err := farev1.NewFabricServiceClient(conn).GetStatus(ctx, &farev1.GetStatusRequest{})
-	if err != nil {
-		return nil
-	}
-	return st.Loopbacks
+	_ = c.RegisterFlagCompletionFunc("source", e.Completer(cli.LocalLoopbacks))
 }
 
 // drainTargets completes the targets that a drain (or an undrain, if on is false) would change.

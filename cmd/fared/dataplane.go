@@ -15,6 +15,7 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
 
+	"github.com/fared/fared/cmd/internal/cli"
 	"github.com/fared/fared/dataplane/agent"
 	"github.com/fared/fared/dataplane/bpf"
 	"github.com/fared/fared/dataplane/linux"
@@ -39,12 +40,12 @@ type dataplaneOptions struct {
 	flush                       bool
 }
 
-func dataplaneCommand(e *env) *cobra.Command { return newDataplaneCommand(e, &dataplaneOptions{}) }
+func dataplaneCommand(e *cli.Env) *cobra.Command { return newDataplaneCommand(e, &dataplaneOptions{}) }
 
 // newDataplaneCommand returns the command, whose flags are written to o.
-func newDataplaneCommand(e *env, o *dataplaneOptions) *cobra.Command {
+func newDataplaneCommand(e *cli.Env, o *dataplaneOptions) *cobra.Command {
 	c := &cobra.Command{
-		Use: "dataplane", Short: "Run the agent that programs weighted forwarding into this server's kernel", Args: noArgs,
+		Use: "dataplane", Short: "Run the agent that programs weighted forwarding into this server's kernel", Args: cli.NoArgs,
 		Long: `Runs the data-plane agent: it receives the operations of 'fared run' on a socket and applies
 them to the Linux kernel. 'fared run' decides and needs no root; the agent needs CAP_NET_ADMIN,
 and CAP_BPF and CAP_PERFMON for --driver bpf. The kernel keeps forwarding unchanged when the
@@ -65,7 +66,7 @@ recognizes by their marks.`,
   fared dataplane --driver linux --metrics-listen 127.0.0.1:9180
   fared dataplane show
   fared dataplane --flush`,
-		RunE: func(c *cobra.Command, _ []string) error { return e.runDataplane(c, o) },
+		RunE: func(c *cobra.Command, _ []string) error { return runDataplane(e, c, o) },
 	}
 	c.PersistentFlags().StringVar(&o.config.Socket, "socket", defaultDataplane, "address of the agent: a unix socket's path; for show and counters also host:port")
 	f := c.Flags()
@@ -81,7 +82,7 @@ recognizes by their marks.`,
 	f.StringArrayVar(&o.config.AllowDevices, "allow-device", nil, "device that may be a sub-port, or a pattern such as 'eth*', for sub-ports with a match 'pci:*'; may be repeated (default all but lo)")
 	f.StringVar(&o.config.MetricsListen, "metrics-listen", "", "serve Prometheus at host:port/metrics, and /healthz")
 	f.StringVar(&o.journal, "journal", "", "file of the state that a restarted agent reads, on a file system that a reboot empties; 'none' disables it (default dataplane.journal in the socket's directory)")
-	levelFlag(c, &o.logLevel, "info", "")
+	cli.LevelFlag(c, &o.logLevel, "info", "")
 	f.StringVar(&o.logStyle, "log-format", "text", "text or json")
 	f.BoolVar(&o.flush, "flush", false, "remove all of the agent's objects from the kernel, print them, and exit; no agent may be running")
 	f.Uint8Var(&o.config.Linux.Protocol, "protocol", linux.DefaultProtocol, "protocol number that marks the agent's objects in the kernel ('proto' of ip route): 5 to 255, used by no other program")
@@ -99,8 +100,8 @@ recognizes by their marks.`,
 	f.StringVar(&o.config.BPF.PinDir, "pin-dir", "", "bpf: directory in a BPF file system for maps and program (default "+bpf.DefaultPinDir+", with a number at its end outside of the host's network namespace)")
 	f.BoolVar(&o.config.BPF.PreferSource, "prefer-source", false, "bpf: sockets bound to no address send from the first local loopback")
 	f.StringVar(&o.sunh, "sunh", "", "bpf: also steer SUNH frames with this address prefix, whose last 16 bits identify the host")
-	choices(c, "driver", agent.Auto, agent.BPF, agent.Linux, agent.Memory)
-	choices(c, "log-format", "text", "json")
+	cli.Choices(c, "driver", agent.Auto, agent.BPF, agent.Linux, agent.Memory)
+	cli.Choices(c, "log-format", "text", "json")
 	for _, name := range []string{"tls-cert", "tls-key", "tls-client-ca"} {
 		_ = c.MarkFlagFilename(name, "pem", "crt", "key")
 	}
@@ -109,15 +110,15 @@ recognizes by their marks.`,
 }
 
 // runDataplane runs the agent until the context ends, or flushes.
-func (e *env) runDataplane(c *cobra.Command, o *dataplaneOptions) error {
+func runDataplane(e *cli.Env, c *cobra.Command, o *dataplaneOptions) error {
 	var queue *asynclog.Log
 	defer func() {
 		if queue != nil {
-			queue.Close(logPatience)
+			queue.Close(cli.LogPatience)
 		}
 	}()
 	err := o.complete(func(format string, level slog.Leveler) (log *slog.Logger) {
-		log, queue = newQueuedLogger(e.err, format, level)
+		log, queue = cli.NewQueuedLogger(e.Err, format, level)
 		return log
 	})
 	if err != nil {
@@ -125,12 +126,12 @@ func (e *env) runDataplane(c *cobra.Command, o *dataplaneOptions) error {
 	}
 	cfg := o.config
 	cfg.LogDropped = queue.Dropped
-	defer libraryLog.use(cfg.Log)()
+	defer cli.LibraryLog.Use(cfg.Log)()
 	const remedy = "see the messages above; 'fared dataplane --help' describes every flag"
 	if o.flush {
 		flushed, err := agent.Flush(cfg)
 		for _, line := range flushed.Removed {
-			fmt.Fprintln(e.out, line)
+			fmt.Fprintln(e.Out, line)
 		}
 		if flushed.NoJournal {
 			cfg.Log.Warn("no journal was found: an agent with another --socket or --journal restores all objects at its next start; also flush with that agent's flags", "looked_at", cfg.Journal)
@@ -139,7 +140,7 @@ func (e *env) runDataplane(c *cobra.Command, o *dataplaneOptions) error {
 			return dataplaneFailed(err, "the objects listed above are removed; correct the error and run the command again")
 		}
 		if len(flushed.Removed) == 0 {
-			fmt.Fprintln(e.out, "found no objects of the agent")
+			fmt.Fprintln(e.Out, "found no objects of the agent")
 		}
 		return nil
 	}
@@ -160,7 +161,7 @@ func (e *env) runDataplane(c *cobra.Command, o *dataplaneOptions) error {
 func newAgent(cfg agent.Config) (*agent.Agent, error) {
 	if cfg.Socket != "" {
 		if err := os.MkdirAll(filepath.Dir(cfg.Socket), 0o755); err != nil {
-			return nil, &exitError{exitFailed, err, "run as root, or name a socket in a directory of your own with --socket"}
+			return nil, cli.Failed(err, "run as root, or name a socket in a directory of your own with --socket")
 		}
 	}
 	return agent.New(cfg)
@@ -168,18 +169,18 @@ func newAgent(cfg agent.Config) (*agent.Agent, error) {
 
 // dataplaneFailed adds a remedy to an error of the agent.
 func dataplaneFailed(err error, remedy string) error {
-	var known *exitError
+	var known *cli.Error
 	switch {
 	case errors.As(err, &known):
 		return known
 	case errors.Is(err, context.Canceled):
-		return interrupted()
+		return cli.Interrupted()
 	case agent.InUse(err):
 		remedy = "'systemctl status fared-dataplane' or 'fared dataplane show' describes the running agent"
 	case errors.Is(err, os.ErrPermission):
 		remedy = "the agent needs root, or CAP_NET_ADMIN, CAP_BPF and CAP_PERFMON; --driver memory needs no privileges and forwards nothing"
 	}
-	return &exitError{exitFailed, nameFlags(err), remedy}
+	return cli.Failed(nameFlags(err), remedy)
 }
 
 // dataplaneFlags are the flags of the fields that an agent.FieldError names.
@@ -199,24 +200,24 @@ func nameFlags(err error) error {
 // complete checks the flags and converts them into a configuration, whose logger newLog returns.
 func (o *dataplaneOptions) complete(newLog func(format string, level slog.Leveler) *slog.Logger) error {
 	cfg := &o.config
-	if err := oneOf("driver", cfg.Driver, agent.Auto, agent.BPF, agent.Linux, agent.Memory); err != nil {
+	if err := cli.OneOf("driver", cfg.Driver, agent.Auto, agent.BPF, agent.Linux, agent.Memory); err != nil {
 		return err
 	}
-	if err := oneOf("log-format", o.logStyle, "text", "json"); err != nil {
+	if err := cli.OneOf("log-format", o.logStyle, "text", "json"); err != nil {
 		return err
 	}
-	level, err := parseLevel(o.logLevel)
+	level, err := cli.ParseLevel(o.logLevel)
 	if err != nil {
 		return err
 	}
 	mode, err := strconv.ParseUint(o.socketMode, 8, 32)
 	if err != nil || mode == 0 || mode > 0o777 {
-		return &exitError{exitUsage, fmt.Errorf("--socket-mode %q is not a mode", o.socketMode), "use octal digits, such as 0660"}
+		return cli.Usage(fmt.Errorf("--socket-mode %q is not a mode", o.socketMode), "use octal digits, such as 0660")
 	}
 	cfg.SocketMode = os.FileMode(mode)
 	cfg.Socket = strings.TrimPrefix(cfg.Socket, "unix:")
 	if cfg.Socket == "" && cfg.Listen == "" {
-		return &exitError{exitUsage, errors.New("neither a socket nor a listen address is given"), "name one with --socket or --listen"}
+		return cli.Usage(errors.New("neither a socket nor a listen address is given"), "name one with --socket or --listen")
 	}
 	switch o.journal {
 	case "none":
@@ -230,29 +231,29 @@ func (o *dataplaneOptions) complete(newLog func(format string, level slog.Levele
 	cfg.Log = newLog(o.logStyle, level)
 	if o.tlsCert != "" || o.tlsKey != "" || o.tlsCA != "" {
 		if o.tlsCert == "" || o.tlsKey == "" || o.tlsCA == "" || cfg.Listen == "" {
-			return &exitError{exitUsage, errors.New("TLS needs --listen, --tls-cert, --tls-key and --tls-client-ca together"), "give all four, or none"}
+			return cli.Usage(errors.New("TLS needs --listen, --tls-cert, --tls-key and --tls-client-ca together"), "give all four, or none")
 		}
 		if cfg.TLS, err = tlsfiles.Server(o.tlsCert, o.tlsKey, o.tlsCA, cfg.Log); err != nil {
-			return &exitError{exitUsage, err, "--tls-cert, --tls-key and --tls-client-ca name PEM files"}
+			return cli.Usage(err, "--tls-cert, --tls-key and --tls-client-ca name PEM files")
 		}
 	}
 	if len(cfg.TLSClients) > 0 && cfg.TLS == nil {
-		return &exitError{exitUsage, errors.New("--tls-client is given without TLS"), "give --listen, --tls-cert, --tls-key and --tls-client-ca, too"}
+		return cli.Usage(errors.New("--tls-client is given without TLS"), "give --listen, --tls-cert, --tls-key and --tls-client-ca, too")
 	}
 	if cfg.Linux.Protocol <= unix.RTPROT_STATIC {
-		return &exitError{exitUsage, fmt.Errorf("--protocol %d belongs to the kernel or the administrator", cfg.Linux.Protocol), "use 5 to 255, a number that no other program uses on this machine"}
+		return cli.Usage(fmt.Errorf("--protocol %d belongs to the kernel or the administrator", cfg.Linux.Protocol), "use 5 to 255, a number that no other program uses on this machine")
 	}
 	cfg.BPF.Protocol = cfg.Linux.Protocol
 	for _, text := range o.allowPrefixes {
 		prefix, err := netip.ParsePrefix(text)
 		if err != nil {
-			return &exitError{exitUsage, fmt.Errorf("--allow-prefix: %w", err), "give a prefix such as 10.255.0.0/16 or fd00::/64"}
+			return cli.Usage(fmt.Errorf("--allow-prefix: %w", err), "give a prefix such as 10.255.0.0/16 or fd00::/64")
 		}
 		cfg.AllowPrefixes = append(cfg.AllowPrefixes, prefix)
 	}
 	if o.sunh != "" {
 		if cfg.BPF.SUNH, err = netip.ParsePrefix(o.sunh); err != nil {
-			return &exitError{exitUsage, fmt.Errorf("--sunh: %w", err), "give a prefix such as 10.1.0.0/16 or fd00::/112"}
+			return cli.Usage(fmt.Errorf("--sunh: %w", err), "give a prefix such as 10.1.0.0/16 or fd00::/112")
 		}
 	}
 	cfg.Version, cfg.Notify = version.String(), true

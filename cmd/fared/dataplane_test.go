@@ -15,6 +15,7 @@ import (
 
 	"github.com/fared/fared/api/dptest"
 	farev1 "github.com/fared/fared/api/fare/v1"
+	"github.com/fared/fared/cmd/internal/cli"
 	"github.com/fared/fared/dataplane/agent"
 	"github.com/fared/fared/internal/testkit/testbed"
 )
@@ -101,7 +102,7 @@ func TestDataplaneShow(t *testing.T) {
 	if o := fared(t, "__complete", "dataplane", "counters", "--socket", a.socket, "--destination", ""); !strings.HasPrefix(o.out, "10.255.0.2/32\n10.255.0.3/32\n2001:db8::2/128\n") {
 		t.Errorf("completes %q", o.out)
 	}
-	if text := refused(t, exitFailed, "dataplane", "counters", "--socket", a.socket); !strings.Contains(text, "has no counters") {
+	if text := refused(t, cli.ExitFailed, "dataplane", "counters", "--socket", a.socket); !strings.Contains(text, "has no counters") {
 		t.Error(text)
 	}
 }
@@ -129,7 +130,7 @@ func TestDataplaneCounters(t *testing.T) {
 	if got := must(t, "dataplane", "counters", "--socket", socket, "-o", "json"); !strings.Contains(got, `"diverted_packets": 1`) {
 		t.Errorf("prints %s", got)
 	}
-	if text := refused(t, exitFailed, "dataplane", "show", "--socket", socket); !strings.Contains(text, "not implemented") {
+	if text := refused(t, cli.ExitFailed, "dataplane", "show", "--socket", socket); !strings.Contains(text, "not implemented") {
 		t.Error(text)
 	}
 }
@@ -142,25 +143,25 @@ func TestDataplaneUsage(t *testing.T) {
 		want string
 		args string
 	}{
-		{exitUsage, "--driver", "--driver ebpf"},
-		{exitUsage, "--socket-mode", "--socket-mode 0999"},
-		{exitUsage, "--socket-mode", "--socket-mode 17777"},
-		{exitUsage, "--log-level", "--log-level loud"},
-		{exitUsage, "--log-format", "--log-format xml"},
-		{exitUsage, "--socket or --listen", "--socket="},
-		{exitUsage, "together", "--tls-cert x"},
-		{exitUsage, "--tls-client is given without TLS", "--listen 127.0.0.1:0 --tls-client fared"},
-		{exitUsage, "PEM files", "--listen 127.0.0.1:0 --tls-cert x --tls-key y --tls-client-ca z"},
-		{exitUsage, "takes no arguments", "now"},
-		{exitUsage, "unknown flag", "--dirver bpf"},
-		{exitFailed, "fared: --tls-cert, --tls-key, --tls-client-ca: missing, and 0.0.0.0:0 is reachable from other hosts", "--driver memory --listen 0.0.0.0:0"},
-		{exitFailed, "fared: --listen: listen tcp", "--driver memory --listen 127.0.0.1:no-port"},
-		{exitFailed, "fared: --metrics-listen: listen tcp", "--driver memory --metrics-listen 127.0.0.1:no-port"},
-		{exitFailed, "fared: --socket: " + dir + " exists and is not a socket", "--driver memory --journal none --socket " + dir},
-		{exitFailed, "fared: --socket: " + dir + " exists and is not a socket", "--driver memory --journal none --flush --socket " + dir},
-		{exitFailed, "no-such-owner", "--driver memory --socket-owner no-such-owner"},
-		{exitUnreachable, "no data plane answers at " + unserved, "show"},
-		{exitUnreachable, "is the agent running", "counters"},
+		{cli.ExitUsage, "--driver", "--driver ebpf"},
+		{cli.ExitUsage, "--socket-mode", "--socket-mode 0999"},
+		{cli.ExitUsage, "--socket-mode", "--socket-mode 17777"},
+		{cli.ExitUsage, "--log-level", "--log-level loud"},
+		{cli.ExitUsage, "--log-format", "--log-format xml"},
+		{cli.ExitUsage, "--socket or --listen", "--socket="},
+		{cli.ExitUsage, "together", "--tls-cert x"},
+		{cli.ExitUsage, "--tls-client is given without TLS", "--listen 127.0.0.1:0 --tls-client fared"},
+		{cli.ExitUsage, "PEM files", "--listen 127.0.0.1:0 --tls-cert x --tls-key y --tls-client-ca z"},
+		{cli.ExitUsage, "takes no arguments", "now"},
+		{cli.ExitUsage, "unknown flag", "--dirver bpf"},
+		{cli.ExitFailed, "fared: --tls-cert, --tls-key, --tls-client-ca: missing, and 0.0.0.0:0 is reachable from other hosts", "--driver memory --listen 0.0.0.0:0"},
+		{cli.ExitFailed, "fared: --listen: listen tcp", "--driver memory --listen 127.0.0.1:no-port"},
+		{cli.ExitFailed, "fared: --metrics-listen: listen tcp", "--driver memory --metrics-listen 127.0.0.1:no-port"},
+		{cli.ExitFailed, "fared: --socket: " + dir + " exists and is not a socket", "--driver memory --journal none --socket " + dir},
+		{cli.ExitFailed, "fared: --socket: " + dir + " exists and is not a socket", "--driver memory --journal none --flush --socket " + dir},
+		{cli.ExitFailed, "no-such-owner", "--driver memory --socket-owner no-such-owner"},
+		{cli.ExitUnreachable, "no data plane answers at " + unserved, "show"},
+		{cli.ExitUnreachable, "is the agent running", "counters"},
 	} {
 		args := append([]string{"dataplane", "--socket", unserved}, strings.Fields(c.args)...)
 		if text := refused(t, c.code, args...); !strings.Contains(text, c.want) {
@@ -171,7 +172,7 @@ func TestDataplaneUsage(t *testing.T) {
 
 // TestDataplaneFlags checks that each field of an agent.FieldError is translated into an existing flag, and that other errors stay.
 func TestDataplaneFlags(t *testing.T) {
-	flags := dataplaneCommand(&env{})
+	flags := dataplaneCommand(&cli.Env{})
 	for field, text := range dataplaneFlags {
 		for _, flag := range strings.Split(text, ", ") {
 			name := strings.TrimPrefix(flag, "--")
@@ -206,7 +207,7 @@ func TestDataplaneKilled(t *testing.T) {
 			t.Fatalf("after the restart %v, want %v", got, want)
 		}
 	}
-	if code := a.end(t, syscall.SIGTERM); code != exitOK {
+	if code := a.end(t, syscall.SIGTERM); code != cli.ExitOK {
 		t.Errorf("exit %d, want 0", code)
 	}
 	if _, err := os.Stat(a.socket); !errors.Is(err, os.ErrNotExist) {
@@ -245,7 +246,7 @@ func TestDataplaneAlone(t *testing.T) {
 		{"dataplane", "--driver", "memory", "--socket", other}, // the same journal
 		{"dataplane", "--driver", "memory", "--socket", a.socket, "--flush"},
 	} {
-		if text := refused(t, exitFailed, args...); !strings.Contains(text, dir) || !strings.Contains(text, "describes the running agent") {
+		if text := refused(t, cli.ExitFailed, args...); !strings.Contains(text, dir) || !strings.Contains(text, "describes the running agent") {
 			t.Errorf("fared %v:\n%s", args, text)
 		}
 	}
@@ -271,15 +272,15 @@ func TestDataplaneSocketFlag(t *testing.T) {
 			t.Errorf("fared %s --help:\n%s", words, help)
 		}
 	}
-	e := &env{patience: time.Second}
+	e := &cli.Env{Patience: time.Second}
 	o := &dataplaneOptions{}
 	o.config.Socket = defaultDataplane
-	conn, err := e.dialDataplane(o)
+	conn, err := dialDataplane(e, o)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer conn.Close()
-	if e.socket != defaultDataplane {
-		t.Errorf("dials %s", e.socket)
+	if e.Socket != defaultDataplane {
+		t.Errorf("dials %s", e.Socket)
 	}
 }

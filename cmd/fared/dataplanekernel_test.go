@@ -23,6 +23,7 @@ import (
 
 	"github.com/fared/fared/api/dptest"
 	farev1 "github.com/fared/fared/api/fare/v1"
+	"github.com/fared/fared/cmd/internal/cli"
 	"github.com/fared/fared/internal/netnstest"
 	"github.com/fared/fared/internal/testkit/gate"
 	"github.com/fared/fared/internal/testkit/testbed"
@@ -206,7 +207,7 @@ func TestDataplaneKernelRestart(t *testing.T) {
 		for _, args := range [][]string{b.args("--flush"), {"dataplane", "--driver", b.driver, "--socket", elsewhere, "--flush"}, {"dataplane", "--driver", b.driver, "--socket", elsewhere}} {
 			out, err := b.fared(args...)
 			var exit *exec.ExitError
-			if !errors.As(err, &exit) || exit.ExitCode() != exitFailed || !strings.Contains(out, b.dir) {
+			if !errors.As(err, &exit) || exit.ExitCode() != cli.ExitFailed || !strings.Contains(out, b.dir) {
 				t.Errorf("%v next to an agent that runs: %v\n%s", args, err, out)
 			}
 		}
@@ -429,7 +430,7 @@ func TestDataplaneKernelPrivileges(t *testing.T) {
 			command := append(confined(t, slices.Delete(slices.Clone(needs[driver]), i, i+1)), append([]string{self}, b.args()...)...)
 			out, err := b.n.Output(command[0], command[1:]...)
 			var exit *exec.ExitError
-			if !errors.As(err, &exit) || exit.ExitCode() != exitFailed || !strings.Contains(err.Error(), "\nfared: ") || !strings.Contains(err.Error(), "CAP_") {
+			if !errors.As(err, &exit) || exit.ExitCode() != cli.ExitFailed || !strings.Contains(err.Error(), "\nfared: ") || !strings.Contains(err.Error(), "CAP_") {
 				t.Errorf("%s without %s: %v\n%s", driver, without, err, out)
 			}
 		}

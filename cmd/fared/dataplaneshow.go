@@ -18,38 +18,39 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	farev1 "github.com/fared/fared/api/fare/v1"
+	"github.com/fared/fared/cmd/internal/cli"
 	"github.com/fared/fared/dataplane/agent"
 	"github.com/fared/fared/internal/plainjson"
 )
 
 // dialDataplane connects to the agent.
-func (e *env) dialDataplane(o *dataplaneOptions) (*grpc.ClientConn, error) {
-	e.socket = o.config.Socket
-	return e.dial()
+func dialDataplane(e *cli.Env, o *dataplaneOptions) (*grpc.ClientConn, error) {
+	e.Socket = o.config.Socket
+	return e.Dial()
 }
 
 // explainDataplane turns an RPC's error into an exit code and a remedy.
-func (e *env) explainDataplane(err error) error {
+func explainDataplane(e *cli.Env, err error) error {
 	st, _ := status.FromError(err)
 	switch st.Code() {
 	case codes.Unavailable:
-		why := reason(st.Message())
+		why := cli.Reason(st.Message())
 		remedy := "is the agent running? systemctl status fared-dataplane; start it with 'fared dataplane', or name its socket with --socket"
-		if e.socket == defaultDataplane && unitInstalled("/", "fared-dataplane") {
-			remedy = unitRemedy("fared-dataplane")
+		if e.Socket == defaultDataplane && cli.UnitInstalled("/", "fared-dataplane") {
+			remedy = cli.UnitRemedy("fared-dataplane")
 		}
 		if strings.Contains(why, "permission denied") {
-			remedy = "use sudo, or join the group that 'ls -l " + e.socket + "' shows"
+			remedy = "use sudo, or join the group that 'ls -l " + e.Socket + "' shows"
 		}
-		return &exitError{exitUnreachable, fmt.Errorf("no data plane answers at %s: %s", e.socket, why), remedy}
+		return cli.Unreachable(fmt.Errorf("no data plane answers at %s: %s", e.Socket, why), remedy)
 	case codes.DeadlineExceeded:
-		return &exitError{exitUnreachable, fmt.Errorf("the data plane at %s does not answer within %s", e.socket, e.patience), "see the agent's log; under systemd the watchdog restarts an agent that hangs"}
+		return cli.Unreachable(fmt.Errorf("the data plane at %s does not answer within %s", e.Socket, e.Patience), "see the agent's log; under systemd the watchdog restarts an agent that hangs")
 	case codes.Unimplemented:
-		return &exitError{exitFailed, errors.New(st.Message()), "'fared dataplane show' names the running driver; only --driver bpf counts"}
+		return cli.Failed(errors.New(st.Message()), "'fared dataplane show' names the running driver; only --driver bpf counts")
 	case codes.NotFound:
-		return &exitError{exitNotFound, errors.New(st.Message()), "'fared dataplane show' lists the destinations"}
+		return cli.NotFound(errors.New(st.Message()), "'fared dataplane show' lists the destinations")
 	default:
-		return e.explain(err, "see fared dataplane --help")
+		return e.Explain(err, "see fared dataplane --help")
 	}
 }
 
@@ -61,34 +62,34 @@ type dataplaneView struct {
 	state       *farev1.SnapshotResponse
 }
 
-func dataplaneShowCommand(e *env, o *dataplaneOptions) *cobra.Command {
+func dataplaneShowCommand(e *cli.Env, o *dataplaneOptions) *cobra.Command {
 	c := &cobra.Command{
-		Use: "show", Short: "Show the data plane's capabilities and the programmed vectors and destinations", Args: noArgs,
+		Use: "show", Short: "Show the data plane's capabilities and the programmed vectors and destinations", Args: cli.NoArgs,
 		Long: `Shows the running agent's driver, its health and capabilities, and all
 programmed objects: sub-ports, vectors with their weights, destinations. It changes nothing.`,
 		Example: "  fared dataplane show\n  fared dataplane show -o json",
 		RunE: func(c *cobra.Command, _ []string) error {
-			conn, err := e.dialDataplane(o)
+			conn, err := dialDataplane(e, o)
 			if err != nil {
 				return err
 			}
 			defer conn.Close()
-			ctx, cancel := context.WithTimeout(c.Context(), e.patience)
+			ctx, cancel := context.WithTimeout(c.Context(), e.Patience)
 			defer cancel()
 			view, err := readDataplane(ctx, conn)
 			if err != nil {
-				return e.explainDataplane(err)
+				return explainDataplane(e, err)
 			}
-			view.address = e.socket
-			if e.output != "table" {
-				return printJSON(e.out, e.output, view.json())
+			view.address = e.Socket
+			if e.Output != "table" {
+				return cli.PrintJSON(e.Out, e.Output, view.json())
 			}
-			w := tabwriter.NewWriter(e.out, 0, 0, 2, ' ', 0)
+			w := tabwriter.NewWriter(e.Out, 0, 0, 2, ' ', 0)
 			view.table(w)
 			return w.Flush()
 		},
 	}
-	return readFlags(e, c)
+	return cli.ReadFlags(e, c)
 }
 
 func readDataplane(ctx context.Context, conn *grpc.ClientConn) (*dataplaneView, error) {
@@ -135,31 +136,31 @@ func (v *dataplaneView) json() []byte {
 
 func (v *dataplaneView) table(w *tabwriter.Writer) {
 	d := v.description
-	row(w, "data plane", strings.TrimSpace(dash(d.Name)+" "+d.Version)+" at "+v.address)
-	row(w, "health", v.health)
-	row(w, "capabilities", dash(strings.Join(capabilityWords(d.Capabilities), ", ")))
+	cli.Row(w, "data plane", strings.TrimSpace(cli.Dash(d.Name)+" "+d.Version)+" at "+v.address)
+	cli.Row(w, "health", v.health)
+	cli.Row(w, "capabilities", cli.Dash(strings.Join(capabilityWords(d.Capabilities), ", ")))
 	fmt.Fprintln(w)
-	row(w, "SUB-PORT", "STATE")
+	cli.Row(w, "SUB-PORT", "STATE")
 	for _, s := range v.state.SubPorts {
 		state := "up"
 		if !s.Up {
 			state = "down"
 		}
-		row(w, s.Device, state)
+		cli.Row(w, s.Device, state)
 	}
 	users := map[uint32]int{}
 	for _, d := range v.state.Destinations {
 		users[d.Vector]++
 	}
 	fmt.Fprintln(w)
-	row(w, "GROUP", "DESTINATIONS", "SLOTS", "WEIGHTS")
+	cli.Row(w, "GROUP", "DESTINATIONS", "SLOTS", "WEIGHTS")
 	for _, g := range v.state.Vectors {
-		row(w, fmt.Sprint(g.Id), fmt.Sprint(users[g.Id]), fmt.Sprint(len(g.Slots)), memberWeights(g))
+		cli.Row(w, fmt.Sprint(g.Id), fmt.Sprint(users[g.Id]), fmt.Sprint(len(g.Slots)), memberWeights(g))
 	}
 	fmt.Fprintln(w)
-	row(w, "DESTINATION", "GROUP", "PAIRS")
+	cli.Row(w, "DESTINATION", "GROUP", "PAIRS")
 	for _, d := range v.state.Destinations {
-		row(w, d.Prefix, fmt.Sprint(d.Vector), fmt.Sprint(len(d.Pairs)))
+		cli.Row(w, d.Prefix, fmt.Sprint(d.Vector), fmt.Sprint(len(d.Pairs)))
 	}
 }
 
@@ -202,20 +203,20 @@ func capabilityWords(c *farev1.Capabilities) (words []string) {
 	return words
 }
 
-func dataplaneCountersCommand(e *env, o *dataplaneOptions) *cobra.Command {
+func dataplaneCountersCommand(e *cli.Env, o *dataplaneOptions) *cobra.Command {
 	var destination string
 	c := &cobra.Command{
-		Use: "counters", Short: "Show the packets sent over each sub-port and slot", Args: noArgs,
+		Use: "counters", Short: "Show the packets sent over each sub-port and slot", Args: cli.NoArgs,
 		Long: `Shows packets and bytes of the steered flows: for each sub-port, and for each queue pair slot.
 DIVERTED packets left over another sub-port because the slot's sub-port was down.`,
 		Example: "  fared dataplane counters\n  fared dataplane counters --destination 10.255.0.2/32",
 		RunE: func(c *cobra.Command, _ []string) error {
-			conn, err := e.dialDataplane(o)
+			conn, err := dialDataplane(e, o)
 			if err != nil {
 				return err
 			}
 			defer conn.Close()
-			ctx, cancel := context.WithTimeout(c.Context(), e.patience)
+			ctx, cancel := context.WithTimeout(c.Context(), e.Patience)
 			defer cancel()
 			if destination != "" && !strings.Contains(destination, "/") {
 				destination += map[bool]string{true: "/128", false: "/32"}[strings.Contains(destination, ":")]
@@ -223,7 +224,7 @@ DIVERTED packets left over another sub-port because the slot's sub-port was down
 			all := &farev1.CountersResponse{}
 			stream, err := farev1.NewDataplaneServiceClient(conn).Counters(ctx, &farev1.CountersRequest{Destination: destination})
 			if err != nil {
-				return e.explainDataplane(err)
+				return explainDataplane(e, err)
 			}
 			for {
 				part, err := stream.Recv()
@@ -231,28 +232,28 @@ DIVERTED packets left over another sub-port because the slot's sub-port was down
 					break
 				}
 				if err != nil {
-					return e.explainDataplane(err)
+					return explainDataplane(e, err)
 				}
 				proto.Merge(all, part)
 			}
-			return e.print(all, func(w *tabwriter.Writer) { countersTable(w, all) })
+			return e.Print(all, func(w *tabwriter.Writer) { countersTable(w, all) })
 		},
 	}
 	c.Flags().StringVarP(&destination, "destination", "d", "", "only the slots toward this destination")
 	_ = c.RegisterFlagCompletionFunc("destination", func(c *cobra.Command, _ []string, _ string) ([]cobra.Completion, cobra.ShellCompDirective) {
-		return e.dataplaneDestinations(c, o), cobra.ShellCompDirectiveNoFileComp
+		return dataplaneDestinations(e, c, o), cobra.ShellCompDirectiveNoFileComp
 	})
-	return readFlags(e, c)
+	return cli.ReadFlags(e, c)
 }
 
 // dataplaneDestinations completes the programmed destinations.
-func (e *env) dataplaneDestinations(c *cobra.Command, o *dataplaneOptions) (out []string) {
-	conn, err := e.dialDataplane(o)
+func dataplaneDestinations(e *cli.Env, c *cobra.Command, o *dataplaneOptions) (out []string) {
+	conn, err := dialDataplane(e, o)
 	if err != nil {
 		return nil
 	}
 	defer conn.Close()
-	ctx, cancel := context.WithTimeout(c.Context(), completeTimeout)
+	ctx, cancel := context.WithTimeout(c.Context(), cli.CompleteTimeout)
 	defer cancel()
 	view, err := readDataplane(ctx, conn)
 	if err != nil {
@@ -266,16 +267,16 @@ func (e *env) dataplaneDestinations(c *cobra.Command, o *dataplaneOptions) (out 
 }
 
 func countersTable(w *tabwriter.Writer, all *farev1.CountersResponse) {
-	row(w, "SUB-PORT", "PLANE", "PACKETS", "BYTES")
+	cli.Row(w, "SUB-PORT", "PLANE", "PACKETS", "BYTES")
 	for _, s := range all.SubPorts {
-		row(w, s.Device, s.Plane, fmt.Sprint(s.Packets), fmt.Sprint(s.Bytes))
+		cli.Row(w, s.Device, s.Plane, fmt.Sprint(s.Packets), fmt.Sprint(s.Bytes))
 	}
 	if len(all.Slots) == 0 {
 		return
 	}
 	fmt.Fprintln(w)
-	row(w, "SOURCE", "DESTINATION", "SLOT", "PACKETS", "BYTES", "DIVERTED")
+	cli.Row(w, "SOURCE", "DESTINATION", "SLOT", "PACKETS", "BYTES", "DIVERTED")
 	for _, s := range all.Slots {
-		row(w, s.Source, s.Destination, fmt.Sprint(s.Slot), fmt.Sprint(s.Packets), fmt.Sprint(s.Bytes), fmt.Sprint(s.DivertedPackets))
+		cli.Row(w, s.Source, s.Destination, fmt.Sprint(s.Slot), fmt.Sprint(s.Packets), fmt.Sprint(s.Bytes), fmt.Sprint(s.DivertedPackets))
 	}
 }

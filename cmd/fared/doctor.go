@@ -13,6 +13,7 @@ import (
 	"github.com/spf13/cobra"
 
 	farev1 "github.com/fared/fared/api/fare/v1"
+	"github.com/fared/fared/cmd/internal/cli"
 	"github.com/fared/fared/daemon/config"
 	"github.com/fared/fared/dataplane/bpf"
 	"github.com/fared/fared/internal/devmatch"
@@ -28,10 +29,10 @@ type examination struct {
 	Findings []finding `json:"findings"`
 }
 
-func doctorCommand(e *env) *cobra.Command {
+func doctorCommand(e *cli.Env) *cobra.Command {
 	var file string
-	c := readFlags(e, &cobra.Command{
-		Use: "doctor", Short: "Examine configuration, host and daemon at once; exit 0, or 1 with every finding and its remedy", Args: noArgs,
+	c := cli.ReadFlags(e, &cobra.Command{
+		Use: "doctor", Short: "Examine configuration, host and daemon at once; exit 0, or 1 with every finding and its remedy", Args: cli.NoArgs,
 		Long: `Examines this machine before and after the installation: the configuration file as 'fared check',
 the devices, addresses, MTUs, reverse path filters, firewall and network managers that it depends
 on, and the running daemon as 'fared health'. It changes nothing.
@@ -42,16 +43,16 @@ Root is needed for the firewall. Sub-ports in other network namespaces are not e
 			x := &examination{Passed: []string{}, Skipped: []string{}, Findings: []finding{}}
 			x.configuration(e, file)
 			x.daemon(c.Context(), e)
-			return e.showExamination(x)
+			return showExamination(e, x)
 		},
 	})
-	configFlag(c, &file)
+	cli.ConfigFlag(c, &file)
 	return c
 }
 
 // configuration examines a file, and the host for it.
-func (x *examination) configuration(e *env, file string) {
-	cfg, unread, name, err := e.inspect(file)
+func (x *examination) configuration(e *cli.Env, file string) {
+	cfg, unread, name, err := inspectConfig(e, file)
 	if err != nil {
 		first, rest, _ := strings.Cut(err.Error(), "\n")
 		if rest != "" {
@@ -103,12 +104,12 @@ func (x *examination) host(cfg *config.Config) {
 }
 
 // daemon adds the findings of fared health.
-func (x *examination) daemon(ctx context.Context, e *env) {
-	report, err := e.health(ctx, nil)
-	var failed *exitError
+func (x *examination) daemon(ctx context.Context, e *cli.Env) {
+	report, err := askHealth(ctx, e, nil)
+	var failed *cli.Error
 	switch {
 	case errors.As(err, &failed):
-		x.Findings = append(x.Findings, finding{levelUnhealthy, fmt.Sprintf("the daemon: %v", failed.err), failed.remedy})
+		x.Findings = append(x.Findings, finding{levelUnhealthy, fmt.Sprintf("the daemon: %v", failed.Err), failed.Remedy})
 	case err != nil:
 		x.Findings = append(x.Findings, finding{levelUnhealthy, fmt.Sprintf("the daemon: %v", err), "see fared status"})
 	default:
@@ -174,7 +175,7 @@ func hardware() ([]rtnl.Hardware, error) {
 	return conn.Hardware()
 }
 
-func (e *env) showExamination(x *examination) error {
+func showExamination(e *cli.Env, x *examination) error {
 	bad := 0
 	for _, f := range x.Findings {
 		if f.Level != levelNote {
@@ -182,34 +183,34 @@ func (e *env) showExamination(x *examination) error {
 		}
 	}
 	var err error
-	if e.output == "table" {
-		w := tabwriter.NewWriter(e.out, 0, 0, 2, ' ', 0)
+	if e.Output == "table" {
+		w := tabwriter.NewWriter(e.Out, 0, 0, 2, ' ', 0)
 		for _, text := range x.Passed {
-			row(w, "ok", text)
+			cli.Row(w, "ok", text)
 		}
 		for _, text := range x.Skipped {
-			row(w, "skipped", text)
+			cli.Row(w, "skipped", text)
 		}
 		for _, f := range x.Findings {
-			row(w, f.Level, f.What)
-			row(w, "", f.Remedy)
+			cli.Row(w, f.Level, f.What)
+			cli.Row(w, "", f.Remedy)
 		}
 		err = w.Flush()
 	} else {
 		var compact []byte
 		if compact, err = json.Marshal(x); err == nil {
-			err = printJSON(e.out, e.output, compact)
+			err = cli.PrintJSON(e.Out, e.Output, compact)
 		}
 	}
 	if err == nil && bad > 0 {
-		err = &exitError{exitFailed, fmt.Errorf("%s", several(bad, "finding")), "each has its remedy above"}
+		err = cli.Failed(fmt.Errorf("%s", cli.Several(bad, "finding")), "each has its remedy above")
 	}
 	return err
 }
 
-// health asks the daemon, and judges its answers.
-func (e *env) health(ctx context.Context, expectations []expectation) (*healthReport, error) {
-	conn, err := e.dial()
+// askHealth asks the daemon, and judges its answers.
+func askHealth(ctx context.Context, e *cli.Env, expectations []expectation) (*healthReport, error) {
+	conn, err := e.Dial()
 	if err != nil {
 		return nil, err
 	}
@@ -217,15 +218,15 @@ func (e *env) health(ctx context.Context, expectations []expectation) (*healthRe
 	fabric := farev1.NewFabricServiceClient(conn)
 	st, err := fabric.GetStatus(ctx, &farev1.GetStatusRequest{})
 	if err != nil {
-		return nil, e.explain(err, "see fared health --help")
+		return nil, e.Explain(err, "see fared health --help")
 	}
 	planes, err := fabric.ListPlanes(ctx, &farev1.ListPlanesRequest{})
 	if err != nil {
-		return nil, e.explain(err, "see fared health --help")
+		return nil, e.Explain(err, "see fared health --help")
 	}
 	sessions, err := fabric.ListSessions(ctx, &farev1.ListSessionsRequest{})
 	if err != nil {
-		return nil, e.explain(err, "see fared health --help")
+		return nil, e.Explain(err, "see fared health --help")
 	}
 	return judgeHealth(st, planes.Planes, sessions.Sessions, expectations), nil
 }

@@ -10,13 +10,15 @@ import (
 	"regexp"
 	"strings"
 	"testing"
+
+	"github.com/fared/fared/cmd/internal/cli"
 )
 
 // TestNamedDocumentsExist checks that every document that a message, a unit, an alert or a manual page names is in the packages: docs/ is installed as
 // /usr/share/doc/fared, and the manual pages are those of the commands and of packaging/.
 func TestNamedDocumentsExist(t *testing.T) {
 	var files []string
-	for _, pattern := range []string{"*.go", "../../systemd/*.service", "../../packaging/fared.[57]", "../../monitoring/*.yml", "../../systemd/*.default"} {
+	for _, pattern := range []string{"*.go", "../internal/cli/*.go", "../../systemd/*.service", "../../packaging/fared.[57]", "../../monitoring/*.yml", "../../systemd/*.default"} {
 		found, err := filepath.Glob(pattern)
 		if err != nil || len(found) == 0 {
 			t.Fatalf("%s: %d files, %v", pattern, len(found), err)
@@ -24,7 +26,7 @@ func TestNamedDocumentsExist(t *testing.T) {
 		files = append(files, found...)
 	}
 	pages := filepath.Join(t.TempDir(), "man1")
-	if code := execute(t.Context(), []string{"man", pages}, nil, &bytes.Buffer{}, &bytes.Buffer{}); code != exitOK {
+	if code := execute(t.Context(), []string{"man", pages}, nil, &bytes.Buffer{}, &bytes.Buffer{}); code != cli.ExitOK {
 		t.Fatalf("fared man: %d", code)
 	}
 	document := regexp.MustCompile(`/usr/share/doc/fared/([\w./-]+\.(?:md|yaml|json|yml))`)

@@ -13,6 +13,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/fared/fared/client/slots"
+	"github.com/fared/fared/cmd/internal/cli"
 	"github.com/fared/fared/internal/rdmadev"
 	"github.com/fared/fared/internal/rdmaenv"
 )
@@ -24,7 +25,7 @@ type envOptions struct {
 	noRails                                 bool
 }
 
-func envCommand(e *env) *cobra.Command {
+func envCommand(e *cli.Env) *cobra.Command {
 	o := &envOptions{}
 	c := &cobra.Command{
 		Use: "env PROGRAM", Short: "Print the environment in which a program uses the planes of this server",
@@ -42,11 +43,11 @@ Formats: export for a shell, docker for --env-file, systemd for a drop-in of a u
 		Example: "  eval \"$(fared env nccl)\"\n  fared env nccl-net --config /etc/fared/fared.yaml --format docker\n  fared env ucx --destination 10.255.0.2\n  fared env nvshmem --format docker > nvshmem.env",
 		Args: func(c *cobra.Command, args []string) error {
 			if len(args) != 1 {
-				return &exitError{exitUsage, errors.New("fared env needs the name of one program"), "use one of " + strings.Join(rdmaenv.Programs(), ", ")}
+				return cli.Usage(errors.New("fared env needs the name of one program"), "use one of "+strings.Join(rdmaenv.Programs(), ", "))
 			}
 			return nil
 		},
-		RunE: func(_ *cobra.Command, args []string) error { return e.env(o, args[0]) },
+		RunE: func(_ *cobra.Command, args []string) error { return printEnv(e, o, args[0]) },
 	}
 	slotTableFlag(c, &o.file)
 	f := c.Flags()
@@ -60,20 +61,20 @@ Formats: export for a shell, docker for --env-file, systemd for a drop-in of a u
 	_ = c.MarkFlagFilename("config", "yaml", "yml")
 	c.MarkFlagsMutuallyExclusive("file", "config")
 	c.MarkFlagsMutuallyExclusive("destination", "config")
-	choices(c, "format", "export", "docker", "systemd", "json")
+	cli.Choices(c, "format", "export", "docker", "systemd", "json")
 	c.ValidArgsFunction = cobra.FixedCompletions(rdmaenv.Programs(), cobra.ShellCompDirectiveNoFileComp)
 	return c
 }
 
-func (e *env) env(o *envOptions, program string) error {
-	if err := oneOf("format", o.format, "export", "docker", "systemd", "json"); err != nil {
+func printEnv(e *cli.Env, o *envOptions, program string) error {
+	if err := cli.OneOf("format", o.format, "export", "docker", "systemd", "json"); err != nil {
 		return err
 	}
 	var source netip.Addr
 	if o.source != "" {
 		var err error
 		if source, err = netip.ParseAddr(o.source); err != nil {
-			return &exitError{exitUsage, fmt.Errorf("--source %q is not an address", o.source), "'fared slots' lists the loopbacks"}
+			return cli.Usage(fmt.Errorf("--source %q is not an address", o.source), "'fared slots' lists the loopbacks")
 		}
 	}
 	l, err := readLayout(o.file, o.config)
@@ -89,20 +90,20 @@ func (e *env) env(o *envOptions, program string) error {
 	}
 	report, err := rdmadev.Inspect(o.sysfs, l.subPorts, func(string) rdmadev.Setting { return rdmadev.Unknown })
 	if err != nil {
-		return &exitError{exitFailed, err, "name the root of sysfs with --sysfs"}
+		return cli.Failed(err, "name the root of sysfs with --sysfs")
 	}
 	devices, omitted := devicesOf(report, len(l.subPorts), source)
 	if len(devices) == 0 {
-		return &exitError{exitFailed, errors.New("no sub-port has an RDMA device with a GID of its loopback"), "'fared rdma' names the faults and their remedies"}
+		return cli.Failed(errors.New("no sub-port has an RDMA device with a GID of its loopback"), "'fared rdma' names the faults and their remedies")
 	}
 	return l.print(e, o, program, rdmaenv.Setup{Devices: devices, Interposer: findInterposer(o.interposer), Rails: !o.noRails}, omitted)
 }
 
 // print prints the environment of a program, after notes.
-func (l *layout) print(e *env, o *envOptions, program string, setup rdmaenv.Setup, notes []string) error {
+func (l *layout) print(e *cli.Env, o *envOptions, program string, setup rdmaenv.Setup, notes []string) error {
 	result, ok := rdmaenv.Of(program, setup)
 	if !ok {
-		return &exitError{exitUsage, fmt.Errorf("program %q is not known", program), "use one of " + strings.Join(rdmaenv.Programs(), ", ")}
+		return cli.Usage(fmt.Errorf("program %q is not known", program), "use one of "+strings.Join(rdmaenv.Programs(), ", "))
 	}
 	if l.table != nil && l.table.Path() != slots.DefaultPath {
 		result.Variables = append(result.Variables, rdmaenv.Variable{Name: "FARED_SLOTS", Value: l.table.Path()})
@@ -185,7 +186,7 @@ func (o *envOptions) ports(l *layout) (lines []string, err error) {
 	}
 	destination, err := netip.ParseAddr(o.destination)
 	if err != nil {
-		return nil, &exitError{exitUsage, fmt.Errorf("--destination %q is not an address", o.destination), "'fared slots' lists the destinations"}
+		return nil, cli.Usage(fmt.Errorf("--destination %q is not an address", o.destination), "'fared slots' lists the destinations")
 	}
 	for _, source := range l.table.Sources() {
 		p, err := l.table.Lookup(source, destination, nil)
@@ -209,7 +210,7 @@ func (o *envOptions) ports(l *layout) (lines []string, err error) {
 		}
 	}
 	if len(lines) == 0 {
-		return nil, &exitError{exitNotFound, fmt.Errorf("the slot table has no pair to %s", destination), "'fared slots' lists the pairs"}
+		return nil, cli.NotFound(fmt.Errorf("the slot table has no pair to %s", destination), "'fared slots' lists the pairs")
 	}
 	return lines, nil
 }
@@ -222,13 +223,13 @@ type envView struct {
 	Ports []string `json:"ports,omitempty"`
 }
 
-func (v *envView) print(e *env, format string) error {
+func (v *envView) print(e *cli.Env, format string) error {
 	if format == "json" {
 		text, err := json.Marshal(v)
 		if err != nil {
 			return err
 		}
-		return printJSON(e.out, "json", text)
+		return cli.PrintJSON(e.Out, "json", text)
 	}
 	var b strings.Builder
 	for _, note := range slices.Concat(v.Notes, v.Ports) {
@@ -247,7 +248,7 @@ func (v *envView) print(e *env, format string) error {
 			fmt.Fprintf(&b, "Environment=\"%s=%s\"\n", x.Name, strings.NewReplacer(`\`, `\\`, `"`, `\"`, "%", "%%").Replace(x.Value))
 		}
 	}
-	_, err := e.out.Write([]byte(b.String()))
+	_, err := e.Out.Write([]byte(b.String()))
 	return err
 }
 

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/fared/fared/cmd/internal/cli"
 	"github.com/fared/fared/internal/rdmadev/rdmadevtest"
 	"github.com/fared/fared/internal/rdmaenv"
 )
@@ -75,5 +76,5 @@ func TestEnvOfATable(t *testing.T) {
 			t.Errorf("no line %q in:\n%s", want, out)
 		}
 	}
-	refused(t, exitNotFound, "env", "ucx", "--sysfs", root, "--file", w.path, "--destination", "10.255.0.99")
+	refused(t, cli.ExitNotFound, "env", "ucx", "--sysfs", root, "--file", w.path, "--destination", "10.255.0.99")
 }

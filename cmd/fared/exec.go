@@ -21,6 +21,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/fared/fared/client/slots"
+	"github.com/fared/fared/cmd/internal/cli"
 	"github.com/fared/fared/transport/tcpslots"
 )
 
@@ -32,11 +33,6 @@ const (
 	exitSignal    = 128 // plus the number of the signal that ended the program
 )
 
-// programExit is the exit code of the program that `fared exec` has run.
-type programExit int
-
-func (p programExit) Error() string { return fmt.Sprintf("the program has ended with %d", int(p)) }
-
 // execOptions are the flags and arguments of `fared exec`.
 type execOptions struct {
 	file, cgroup string
@@ -44,7 +40,7 @@ type execOptions struct {
 	command      []string
 }
 
-func execCommand(e *env) *cobra.Command {
+func execCommand(e *cli.Env) *cobra.Command {
 	o := &execOptions{}
 	c := &cobra.Command{
 		Use: "exec [flags] -- PROGRAM [ARGUMENT ...]", Short: "Run a program whose TCP connections take the planes by weight",
@@ -76,12 +72,12 @@ could not run it; 126: PROGRAM cannot be run; 127: it was not found. Signals are
   sudo fared exec --cgroup /sys/fs/cgroup/system.slice/job.service`,
 		Args: func(c *cobra.Command, args []string) error {
 			if len(args) == 0 && o.cgroup == "" {
-				return &exitError{exitUsage, errors.New("exec needs a program, or --cgroup"), "for example: fared exec -- iperf3 -c 10.255.0.2 -p 4793"}
+				return cli.Usage(errors.New("exec needs a program, or --cgroup"), "for example: fared exec -- iperf3 -c 10.255.0.2 -p 4793")
 			}
 			o.command = args
 			return nil
 		},
-		RunE: func(c *cobra.Command, _ []string) error { return e.exec(c.Context(), o) },
+		RunE: func(c *cobra.Command, _ []string) error { return runExec(c.Context(), e, o) },
 	}
 	slotTableFlag(c, &o.file)
 	c.Flags().StringVar(&o.cgroup, "cgroup", "", "use this existing cgroup (a directory of cgroup version 2) instead of a new one")
@@ -91,7 +87,7 @@ could not run it; 126: PROGRAM cannot be run; 127: it was not found. Signals are
 	return c
 }
 
-func (e *env) exec(ctx context.Context, o *execOptions) (err error) {
+func runExec(ctx context.Context, e *cli.Env, o *execOptions) (err error) {
 	path := ""
 	if len(o.command) > 0 {
 		if path, err = findProgram(o.command[0]); err != nil {
@@ -100,9 +96,9 @@ func (e *env) exec(ctx context.Context, o *execOptions) (err error) {
 	}
 	table, err := openSlots(o.file, "")
 	if err != nil {
-		var coded *exitError
+		var coded *cli.Error
 		if errors.As(err, &coded) {
-			coded.code = exitExec
+			coded.Code = exitExec
 		}
 		return err
 	}
@@ -116,7 +112,7 @@ func (e *env) exec(ctx context.Context, o *execOptions) (err error) {
 	}
 	defer func() {
 		if failed := remove(); failed != nil {
-			fmt.Fprintf(e.err, "fared exec: processes of the program are still running, without new slots: %v\n", failed)
+			fmt.Fprintf(e.Err, "fared exec: processes of the program are still running, without new slots: %v\n", failed)
 		}
 	}()
 	placer, err := tcpslots.Attach(dir, table)
@@ -124,7 +120,7 @@ func (e *env) exec(ctx context.Context, o *execOptions) (err error) {
 		return explainAttach(err)
 	}
 	defer placer.Close()
-	stop := e.followTable(placer)
+	stop := followTable(e, placer)
 	if path == "" {
 		<-ctx.Done()
 	} else {
@@ -132,8 +128,8 @@ func (e *env) exec(ctx context.Context, o *execOptions) (err error) {
 	}
 	stop()
 	if o.report {
-		if failed := report(e.err, table, placer); failed != nil {
-			return &exitError{exitExec, failed, ""}
+		if failed := report(e.Err, table, placer); failed != nil {
+			return cli.Exit(exitExec, failed, "")
 		}
 	}
 	return err
@@ -144,13 +140,13 @@ func steersTCP(table *slots.Table) error {
 	if len(table.Services()) == 0 || slices.ContainsFunc(table.Steered(), func(r slots.ServiceRange) bool { return r.Protocol == unix.IPPROTO_TCP }) {
 		return nil
 	}
-	return &exitError{exitExec, errors.New("the data plane does not steer TCP connections by their source ports, so that they would take other planes than those of their slots"),
-		"use driver bpf ('fared dataplane show' has the driver in use, and its log the reason), and set dataplane.tcp_port_range to the ports of the program's listeners"}
+	return cli.Exit(exitExec, errors.New("the data plane does not steer TCP connections by their source ports, so that they would take other planes than those of their slots"),
+		"use driver bpf ('fared dataplane show' has the driver in use, and its log the reason), and set dataplane.tcp_port_range to the ports of the program's listeners")
 }
 
 // followTable keeps the placer current until stop is called.
-func (e *env) followTable(placer *tcpslots.Placer) (stop func()) {
-	log := newLogger(e.err, slog.LevelInfo)
+func followTable(e *cli.Env, placer *tcpslots.Placer) (stop func()) {
+	log := cli.NewLogger(e.Err, slog.LevelInfo)
 	ctx, cancel := context.WithCancel(context.Background())
 	var wait sync.WaitGroup
 	wait.Go(func() {
@@ -174,29 +170,29 @@ func findProgram(name string) (string, error) {
 	case err == nil:
 		return path, nil
 	case errors.Is(err, fs.ErrPermission):
-		return "", &exitError{exitNotRun, err, "the program must be executable"}
+		return "", cli.Exit(exitNotRun, err, "the program must be executable")
 	case errors.Is(err, exec.ErrDot):
-		return "", &exitError{exitNoProgram, err, "write ./" + name}
+		return "", cli.Exit(exitNoProgram, err, "write ./"+name)
 	}
-	return "", &exitError{exitNoProgram, err, "name a program of PATH, or its path"}
+	return "", cli.Exit(exitNoProgram, err, "name a program of PATH, or its path")
 }
 
 // cgroupDir returns the cgroup of the program, and a function that removes it if it is a new one.
 func (o *execOptions) cgroupDir() (dir string, remove func() error, err error) {
 	if o.cgroup != "" {
 		if err := tcpslots.CheckCgroup(o.cgroup); err != nil {
-			return "", nil, &exitError{exitExec, err, "name a directory below the mount point of cgroup2, such as /sys/fs/cgroup/NAME"}
+			return "", nil, cli.Exit(exitExec, err, "name a directory below the mount point of cgroup2, such as /sys/fs/cgroup/NAME")
 		}
 		return o.cgroup, func() error { return nil }, nil
 	}
 	own, err := tcpslots.OwnCgroup()
 	if err != nil {
-		return "", nil, &exitError{exitExec, err, "mount it (mount -t cgroup2 none /sys/fs/cgroup), and in a container make it writable; or name a cgroup with --cgroup"}
+		return "", nil, cli.Exit(exitExec, err, "mount it (mount -t cgroup2 none /sys/fs/cgroup), and in a container make it writable; or name a cgroup with --cgroup")
 	}
 	removeEmpty(own)
 	dir = filepath.Join(own, fmt.Sprint(cgroupPrefix, os.Getpid()))
 	if err := os.Mkdir(dir, 0o755); err != nil {
-		return "", nil, &exitError{exitExec, fmt.Errorf("make a cgroup: %w", err), "run it as root, with a writable cgroup file system; or name a cgroup with --cgroup"}
+		return "", nil, cli.Exit(exitExec, fmt.Errorf("make a cgroup: %w", err), "run it as root, with a writable cgroup file system; or name a cgroup with --cgroup")
 	}
 	return dir, func() error { return unix.Rmdir(dir) }, nil
 }
@@ -217,11 +213,11 @@ func removeEmpty(parent string) {
 func explainAttach(err error) error {
 	switch {
 	case errors.Is(err, tcpslots.ErrPrivileges):
-		return &exitError{exitExec, err, "run it as root, or give it CAP_BPF and CAP_NET_ADMIN"}
+		return cli.Exit(exitExec, err, "run it as root, or give it CAP_BPF and CAP_NET_ADMIN")
 	case errors.Is(err, tcpslots.ErrKernel):
-		return &exitError{exitExec, err, "it needs Linux 6.6 or later with CONFIG_CGROUP_BPF"}
+		return cli.Exit(exitExec, err, "it needs Linux 6.6 or later with CONFIG_CGROUP_BPF")
 	}
-	return &exitError{exitExec, err, "it needs Linux 6.6 or later with CONFIG_CGROUP_BPF, and a slot table ('fared slots')"}
+	return cli.Exit(exitExec, err, "it needs Linux 6.6 or later with CONFIG_CGROUP_BPF, and a slot table ('fared slots')")
 }
 
 // forwarded are the signals that `fared exec` passes on. Their default is to end the process, or in SIGQUIT's case to dump it.
@@ -231,7 +227,7 @@ var forwarded = []os.Signal{unix.SIGHUP, unix.SIGINT, unix.SIGQUIT, unix.SIGTERM
 func runProgram(cgroup, path string, command []string) error {
 	group, err := os.Open(cgroup)
 	if err != nil {
-		return &exitError{exitExec, err, ""}
+		return cli.Exit(exitExec, err, "")
 	}
 	defer group.Close()
 	signals := make(chan os.Signal, 16)
@@ -251,9 +247,9 @@ func runProgram(cgroup, path string, command []string) error {
 	}
 	if err := cmd.Start(); err != nil {
 		if errors.Is(err, unix.ENOEXEC) {
-			return &exitError{exitNotRun, err, "the program is of another format"}
+			return cli.Exit(exitNotRun, err, "the program is of another format")
 		}
-		return &exitError{exitExec, err, "the cgroup " + cgroup + " must accept processes"}
+		return cli.Exit(exitExec, err, "the cgroup "+cgroup+" must accept processes")
 	}
 	ended := make(chan error, 1)
 	go func() { ended <- cmd.Wait() }()
@@ -273,14 +269,14 @@ func runProgram(cgroup, path string, command []string) error {
 func exitOf(cmd *exec.Cmd, err error) error {
 	var exit *exec.ExitError
 	if err != nil && !errors.As(err, &exit) {
-		return &exitError{exitExec, err, ""}
+		return cli.Exit(exitExec, err, "")
 	}
 	status, ok := cmd.ProcessState.Sys().(syscall.WaitStatus)
 	switch {
 	case ok && status.Signaled():
-		return programExit(exitSignal + int(status.Signal()))
+		return cli.ProgramExit(exitSignal + int(status.Signal()))
 	case cmd.ProcessState.ExitCode() != 0:
-		return programExit(cmd.ProcessState.ExitCode())
+		return cli.ProgramExit(cmd.ProcessState.ExitCode())
 	}
 	return nil
 }
@@ -313,7 +309,7 @@ func report(w io.Writer, table *slots.Table, placer *tcpslots.Placer) error {
 			planes = append(planes, fmt.Sprintf("%s %d", table.Planes()[i], n))
 		}
 	}
-	fmt.Fprintf(w, "fared exec: %s placed: %s\n", several(int(placed), "connection"), strings.Join(planes, ", "))
+	fmt.Fprintf(w, "fared exec: %s placed: %s\n", cli.Several(int(placed), "connection"), strings.Join(planes, ", "))
 	for _, left := range []struct {
 		n   uint64
 		why string
@@ -325,7 +321,7 @@ func report(w io.Writer, table *slots.Table, placer *tcpslots.Placer) error {
 		{c.Refused, "the kernel has refused the port"},
 	} {
 		if left.n > 0 {
-			fmt.Fprintf(w, "fared exec: %s unchanged: %s\n", several(int(left.n), "connection"), left.why)
+			fmt.Fprintf(w, "fared exec: %s unchanged: %s\n", cli.Several(int(left.n), "connection"), left.why)
 		}
 	}
 	return nil

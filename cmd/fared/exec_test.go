@@ -14,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/fared/fared/cmd/internal/cli"
 	"github.com/fared/fared/internal/netnstest"
 	"github.com/fared/fared/internal/slotfile"
 	"github.com/fared/fared/transport/tcpslots"
@@ -82,8 +83,8 @@ func TestExecRefuses(t *testing.T) {
 		code int
 		args []string
 	}{
-		{"exec needs a program", exitUsage, nil},
-		{"unknown flag: --reports", exitUsage, []string{"--reports", "--", "true"}},
+		{"exec needs a program", cli.ExitUsage, nil},
+		{"unknown flag: --reports", cli.ExitUsage, []string{"--reports", "--", "true"}},
 		{"no slot table", exitExec, []string{"--file", missing, "--", "true"}},
 		{"layout", exitExec, []string{"--file", layout, "--", "true"}},
 		{`"no-such-program"`, exitNoProgram, []string{"--file", steeredTable, "--", "no-such-program"}},
@@ -152,7 +153,7 @@ func TestExecPrivileges(t *testing.T) {
 		}
 		code := exitExec
 		if test.capabilities == "+bpf,+net_admin" {
-			code = exitOK
+			code = cli.ExitOK
 			netnstest.Eventually(t, time.Minute, func() error {
 				out, err := exec.Command("bpftool", "cgroup", "list", cgroup).CombinedOutput()
 				if err != nil || !strings.Contains(string(out), "fared_connect6") {

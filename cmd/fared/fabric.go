@@ -18,24 +18,25 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	farev1 "github.com/fared/fared/api/fare/v1"
+	"github.com/fared/fared/cmd/internal/cli"
 )
 
-func statusCommand(e *env) *cobra.Command {
+func statusCommand(e *cli.Env) *cobra.Command {
 	var all bool
-	c := repeatable(e, readFlags(e, &cobra.Command{
-		Use: "status", Short: "Show the daemon's state at a glance", Args: noArgs,
+	c := repeatable(e, cli.ReadFlags(e, &cobra.Command{
+		Use: "status", Short: "Show the daemon's state at a glance", Args: cli.NoArgs,
 		Example: "  fared status\n  fared status --watch\n  fared status --all\n  fared status -o json",
 		RunE: func(c *cobra.Command, _ []string) error {
-			conn, err := e.dial()
+			conn, err := e.Dial()
 			if err != nil {
 				return err
 			}
 			defer conn.Close()
 			st, err := farev1.NewFabricServiceClient(conn).GetStatus(c.Context(), &farev1.GetStatusRequest{})
 			if err != nil {
-				return e.explain(err, "see fared status --help")
+				return e.Explain(err, "see fared status --help")
 			}
-			return e.print(st, func(w *tabwriter.Writer) { statusTable(w, st, all) })
+			return e.Print(st, func(w *tabwriter.Writer) { statusTable(w, st, all) })
 		},
 	}))
 	c.Flags().BoolVarP(&all, "all", "a", false, "also the counters of this server's own routes that leaves send back, which every fabric has")
@@ -48,63 +49,63 @@ var expectedCounters = []string{`guard_dropped{reason="route_as_loop"}`, `inputs
 
 // statusTable draws the status; all includes the expected counters.
 func statusTable(w *tabwriter.Writer, st *farev1.GetStatusResponse, all bool) {
-	row(w, "role", st.Role)
-	row(w, "version", st.Version)
-	row(w, "router ID", fmt.Sprintf("%s  AS %d", st.RouterId, st.AsNumber))
-	row(w, "uptime", age(st.UptimeNs))
-	row(w, "revision", fmt.Sprint(st.Revision))
-	row(w, "converged", yesNo(st.Converged))
-	row(w, "sessions", fmt.Sprintf("%d of %d established", st.SessionsEstablished, st.SessionsConfigured))
-	row(w, "destinations", fmt.Sprintf("%d reachable of %d, in %d vectors", st.DestinationsReachable, st.Destinations, st.Vectors))
+	cli.Row(w, "role", st.Role)
+	cli.Row(w, "version", st.Version)
+	cli.Row(w, "router ID", fmt.Sprintf("%s  AS %d", st.RouterId, st.AsNumber))
+	cli.Row(w, "uptime", cli.Age(st.UptimeNs))
+	cli.Row(w, "revision", fmt.Sprint(st.Revision))
+	cli.Row(w, "converged", cli.YesNo(st.Converged))
+	cli.Row(w, "sessions", fmt.Sprintf("%d of %d established", st.SessionsEstablished, st.SessionsConfigured))
+	cli.Row(w, "destinations", fmt.Sprintf("%d reachable of %d, in %d vectors", st.DestinationsReachable, st.Destinations, st.Vectors))
 	if len(st.Loopbacks) > 0 {
-		row(w, "loopbacks", strings.Join(st.Loopbacks, " "))
+		cli.Row(w, "loopbacks", strings.Join(st.Loopbacks, " "))
 	}
 	if dp := st.Dataplane; dp != nil {
 		state := "connected"
 		if !dp.Connected {
 			state = "NOT CONNECTED"
 		}
-		row(w, "data plane", fmt.Sprintf("%s %s at %s: %d operations sent, %d in effect, %d refused, %d pending",
-			state, dash(dp.Name), dp.Address, dp.OperationsSent, dp.OperationsInEffect, dp.OperationsRefused, dp.OperationsPending))
+		cli.Row(w, "data plane", fmt.Sprintf("%s %s at %s: %d operations sent, %d in effect, %d refused, %d pending",
+			state, cli.Dash(dp.Name), dp.Address, dp.OperationsSent, dp.OperationsInEffect, dp.OperationsRefused, dp.OperationsPending))
 		if dp.Damage != "" {
-			row(w, "", "DAMAGED, nothing is in effect until the repair: "+dp.Damage)
+			cli.Row(w, "", "DAMAGED, nothing is in effect until the repair: "+dp.Damage)
 		}
 		if dp.Approximate > 0 {
-			row(w, "", several(int(dp.Approximate), "vector")+" held approximately: 'fared weights' names the shares")
+			cli.Row(w, "", cli.Several(int(dp.Approximate), "vector")+" held approximately: 'fared weights' names the shares")
 		}
 		if dp.Refused > 0 {
-			row(w, "", several(int(dp.Refused), "object")+" refused: 'fared weights' and 'fared watch --events' show the reasons")
+			cli.Row(w, "", cli.Several(int(dp.Refused), "object")+" refused: 'fared weights' and 'fared watch --events' show the reasons")
 		}
 		if dp.LastError != "" {
-			row(w, "", dp.LastError)
+			cli.Row(w, "", dp.LastError)
 		}
 		for _, x := range dp.Limitations {
-			row(w, "FAULT", "host, "+x.Reason+": "+x.Text)
-			row(w, "", x.Remedy)
+			cli.Row(w, "FAULT", "host, "+x.Reason+": "+x.Text)
+			cli.Row(w, "", x.Remedy)
 		}
 	}
 	switch {
 	case st.SlotTableError != "":
-		row(w, "slot table", fmt.Sprintf("NOT PUBLISHED after %s: %s", several(int(st.SlotTableFailures), "failure"), st.SlotTableError))
+		cli.Row(w, "slot table", fmt.Sprintf("NOT PUBLISHED after %s: %s", cli.Several(int(st.SlotTableFailures), "failure"), st.SlotTableError))
 	case st.SlotTableFailures > 0:
-		row(w, "slot table", "published, after "+several(int(st.SlotTableFailures), "failure"))
+		cli.Row(w, "slot table", "published, after "+cli.Several(int(st.SlotTableFailures), "failure"))
 	}
 	if st.DrainsError != "" {
-		row(w, "drains", "NOT SAFE: "+st.DrainsError)
+		cli.Row(w, "drains", "NOT SAFE: "+st.DrainsError)
 	}
 	faultRows(w, st.Faults)
 	for _, d := range st.Drains {
-		row(w, "drain", drainState(d))
+		cli.Row(w, "drain", drainState(d))
 		if d.SinceNs != 0 {
-			row(w, "", drainOrigin(d))
+			cli.Row(w, "", drainOrigin(d))
 		}
 		for _, reason := range d.WaitsFor {
-			row(w, "", reason)
+			cli.Row(w, "", reason)
 		}
 	}
 	for _, c := range st.Counters {
 		if c.Value != 0 && (all || !slices.Contains(expectedCounters, c.Name)) {
-			row(w, c.Name, fmt.Sprint(c.Value))
+			cli.Row(w, c.Name, fmt.Sprint(c.Value))
 		}
 	}
 }
@@ -133,37 +134,37 @@ func faultRows(w *tabwriter.Writer, faults []*farev1.Fault) {
 		if len(names) > most {
 			text += fmt.Sprintf(" and %d more", len(names)-most)
 		}
-		row(w, "FAULT", fmt.Sprintf("%s, %s: %s of %s, such as %s", k.kind, k.reason, several(routes, "route"), text, of[k][0].Example))
-		row(w, "", k.remedy)
+		cli.Row(w, "FAULT", fmt.Sprintf("%s, %s: %s of %s, such as %s", k.kind, k.reason, cli.Several(routes, "route"), text, of[k][0].Example))
+		cli.Row(w, "", k.remedy)
 	}
 }
 
-func sessionsCommand(e *env) *cobra.Command {
+func sessionsCommand(e *cli.Env) *cobra.Command {
 	var plane string
-	c := repeatable(e, readFlags(e, &cobra.Command{
-		Use: "sessions", Short: "List the BGP sessions", Args: noArgs,
+	c := repeatable(e, cli.ReadFlags(e, &cobra.Command{
+		Use: "sessions", Short: "List the BGP sessions", Args: cli.NoArgs,
 		Example: "  fared sessions\n  fared sessions --plane p0 -o json",
 		RunE: func(c *cobra.Command, _ []string) error {
-			conn, err := e.dial()
+			conn, err := e.Dial()
 			if err != nil {
 				return err
 			}
 			defer conn.Close()
 			list, err := farev1.NewFabricServiceClient(conn).ListSessions(c.Context(), &farev1.ListSessionsRequest{})
 			if err != nil {
-				return e.explain(err, "see fared sessions --help")
+				return e.Explain(err, "see fared sessions --help")
 			}
 			if plane != "" {
 				list.Sessions = slices.DeleteFunc(list.Sessions, func(s *farev1.Session) bool { return s.Plane != plane })
 				if len(list.Sessions) == 0 {
-					return &exitError{exitNotFound, fmt.Errorf("no plane %q has a session", plane), "'fared planes' lists the planes"}
+					return cli.NotFound(fmt.Errorf("no plane %q has a session", plane), "'fared planes' lists the planes")
 				}
 			}
-			return e.print(list, func(w *tabwriter.Writer) {
-				row(w, "SESSION", "PLANE", "DEVICE", "PEER", "AS", "STATE", "FOR", "BFD", "RECEIVED", "USED", "SENT", "REASON")
+			return e.Print(list, func(w *tabwriter.Writer) {
+				cli.Row(w, "SESSION", "PLANE", "DEVICE", "PEER", "AS", "STATE", "FOR", "BFD", "RECEIVED", "USED", "SENT", "REASON")
 				for _, s := range list.Sessions {
-					row(w, s.Name, s.Plane, s.Device, s.PeerAddress, fmt.Sprint(s.PeerAs), s.State, age(s.StateAgeNs), bfd(s),
-						fmt.Sprint(s.RoutesReceived), fmt.Sprint(s.RoutesUsed), fmt.Sprint(s.RoutesAdvertised), dash(s.PresentReason()))
+					cli.Row(w, s.Name, s.Plane, s.Device, s.PeerAddress, fmt.Sprint(s.PeerAs), s.State, cli.Age(s.StateAgeNs), bfd(s),
+						fmt.Sprint(s.RoutesReceived), fmt.Sprint(s.RoutesUsed), fmt.Sprint(s.RoutesAdvertised), cli.Dash(s.PresentReason()))
 				}
 			})
 		},
@@ -174,8 +175,8 @@ func sessionsCommand(e *env) *cobra.Command {
 }
 
 // completePlanes completes the flag --plane by the daemon's planes.
-func completePlanes(e *env, c *cobra.Command) {
-	_ = c.RegisterFlagCompletionFunc("plane", e.completer(func(ctx context.Context, conn *grpc.ClientConn, _ []string) (names []string) {
+func completePlanes(e *cli.Env, c *cobra.Command) {
+	_ = c.RegisterFlagCompletionFunc("plane", e.Completer(func(ctx context.Context, conn *grpc.ClientConn, _ []string) (names []string) {
 		list, err := farev1.NewFabricServiceClient(conn).ListPlanes(ctx, &farev1.ListPlanesRequest{})
 		if err != nil {
 			return nil
@@ -190,27 +191,27 @@ func completePlanes(e *env, c *cobra.Command) {
 // bfd draws a session's BFD: its state, and the detection time.
 func bfd(s *farev1.Session) string {
 	if s.BfdDetectionTimeNs == 0 {
-		return dash(s.BfdState)
+		return cli.Dash(s.BfdState)
 	}
 	return s.BfdState + " " + time.Duration(s.BfdDetectionTimeNs).String()
 }
 
-func planesCommand(e *env) *cobra.Command {
-	return repeatable(e, readFlags(e, &cobra.Command{
-		Use: "planes", Short: "List the planes and their sub-ports", Args: noArgs,
+func planesCommand(e *cli.Env) *cobra.Command {
+	return repeatable(e, cli.ReadFlags(e, &cobra.Command{
+		Use: "planes", Short: "List the planes and their sub-ports", Args: cli.NoArgs,
 		Example: "  fared planes\n  fared planes -o json",
 		RunE: func(c *cobra.Command, _ []string) error {
-			conn, err := e.dial()
+			conn, err := e.Dial()
 			if err != nil {
 				return err
 			}
 			defer conn.Close()
 			list, err := farev1.NewFabricServiceClient(conn).ListPlanes(c.Context(), &farev1.ListPlanesRequest{})
 			if err != nil {
-				return e.explain(err, "see fared planes --help")
+				return e.Explain(err, "see fared planes --help")
 			}
-			return e.print(list, func(w *tabwriter.Writer) {
-				row(w, "PLANE", "STATE", "BANDWIDTH", "DEVICE", "CARRIER", "SPEED", "FROM", "REASON")
+			return e.Print(list, func(w *tabwriter.Writer) {
+				cli.Row(w, "PLANE", "STATE", "BANDWIDTH", "DEVICE", "CARRIER", "SPEED", "FROM", "REASON")
 				for _, p := range list.Planes {
 					state := "up"
 					switch {
@@ -221,9 +222,9 @@ func planesCommand(e *env) *cobra.Command {
 					case !p.Up:
 						state = "DOWN"
 					}
-					row(w, p.Plane, state, bandwidth(p.BandwidthBps), "", "", "", "", "")
+					cli.Row(w, p.Plane, state, cli.Bandwidth(p.BandwidthBps), "", "", "", "", "")
 					for _, sp := range p.SubPorts {
-						row(w, "", "", "", deviceOf(sp), yesNo(sp.Carrier), bandwidth(sp.SpeedBps), dash(sp.SpeedSource), dash(sp.Reason))
+						cli.Row(w, "", "", "", deviceOf(sp), cli.YesNo(sp.Carrier), cli.Bandwidth(sp.SpeedBps), cli.Dash(sp.SpeedSource), cli.Dash(sp.Reason))
 					}
 				}
 			})
@@ -231,11 +232,11 @@ func planesCommand(e *env) *cobra.Command {
 	}))
 }
 
-func drainCommand(e *env) *cobra.Command {
+func drainCommand(e *cli.Env) *cobra.Command {
 	return drainLike(e, "drain", "Take a plane, a leaf or a sub-port out of service: shares first, routes after", true)
 }
 
-func undrainCommand(e *env) *cobra.Command {
+func undrainCommand(e *cli.Env) *cobra.Command {
 	return drainLike(e, "undrain", "Return a plane, a leaf or a sub-port to service: routes first, shares after", false)
 }
 
@@ -255,7 +256,7 @@ func drainName(d *farev1.DrainStatus) string {
 func drainState(d *farev1.DrainStatus) string {
 	out := drainName(d) + ": " + d.Stage
 	if d.Waiting > 0 {
-		out += ", " + several(int(d.Waiting), "destination") + " may still leave over it"
+		out += ", " + cli.Several(int(d.Waiting), "destination") + " may still leave over it"
 	}
 	return out
 }
@@ -272,7 +273,7 @@ func drainOrigin(d *farev1.DrainStatus) string {
 	return out
 }
 
-func drainLike(e *env, verb, short string, on bool) *cobra.Command {
+func drainLike(e *cli.Env, verb, short string, on bool) *cobra.Command {
 	var wait, force bool
 	var reason string
 	var timeout time.Duration
@@ -285,17 +286,17 @@ func drainLike(e *env, verb, short string, on bool) *cobra.Command {
 		Example: example,
 		Args: func(c *cobra.Command, args []string) error {
 			if len(args) != 2 {
-				return &exitError{exitUsage, fmt.Errorf("%s needs the kind and the name of its target", verb), "for example: fared " + verb + " plane p0"}
+				return cli.Usage(fmt.Errorf("%s needs the kind and the name of its target", verb), "for example: fared "+verb+" plane p0")
 			}
 			return nil
 		},
-		ValidArgsFunction: e.completer(drainTargets(on)),
+		ValidArgsFunction: e.Completer(drainTargets(on)),
 		RunE: func(c *cobra.Command, args []string) error {
 			target, err := drainTarget(args[0], args[1])
 			if err != nil {
 				return err
 			}
-			conn, err := e.dial()
+			conn, err := e.Dial()
 			if err != nil {
 				return err
 			}
@@ -310,16 +311,16 @@ func drainLike(e *env, verb, short string, on bool) *cobra.Command {
 				target, sessions, err = resp.GetTarget(), resp.GetSessions(), rerr
 			}
 			if err != nil {
-				return e.explain(err, "'fared planes' lists planes and sub-ports, 'fared sessions -o json' each leaf's peer_router_id")
+				return e.Explain(err, "'fared planes' lists planes and sub-ports, 'fared sessions -o json' each leaf's peer_router_id")
 			}
-			fmt.Fprintf(e.out, "%s %s %s: %s (%s)\n", verb, args[0], args[1], several(len(sessions), "session"), strings.Join(sessions, ", "))
+			fmt.Fprintf(e.Out, "%s %s %s: %s (%s)\n", verb, args[0], args[1], cli.Several(len(sessions), "session"), strings.Join(sessions, ", "))
 			ctx := c.Context()
 			if timeout > 0 {
 				var cancel context.CancelFunc
 				ctx, cancel = context.WithTimeout(ctx, timeout)
 				defer cancel()
 			}
-			return e.followDrain(ctx, client, target, on, wait, timeout)
+			return followDrain(ctx, e, client, target, on, wait, timeout)
 		},
 	}
 	end := "drained"
@@ -340,9 +341,9 @@ const drainPoll = 200 * time.Millisecond
 
 // followDrain prints the progress of a drain or of its reversal, and its pending conditions: once, or with wait on each change until its end. A change
 // that is not on the disk is an error then.
-func (e *env) followDrain(ctx context.Context, client farev1.FabricServiceClient, target *farev1.DrainTarget, on, wait bool, timeout time.Duration) error {
+func followDrain(ctx context.Context, e *cli.Env, client farev1.FabricServiceClient, target *farev1.DrainTarget, on, wait bool, timeout time.Duration) error {
 	late := func(state string) error {
-		return &exitError{exitFailed, fmt.Errorf("not done after %s: %s", timeout, cmp.Or(strings.Join(strings.Fields(state), " "), "its state is unknown")), "the daemon continues; 'fared status' shows drains"}
+		return cli.Failed(fmt.Errorf("not done after %s: %s", timeout, cmp.Or(strings.Join(strings.Fields(state), " "), "its state is unknown")), "the daemon continues; 'fared status' shows drains")
 	}
 	for shown := ""; ; {
 		st, err := client.GetStatus(ctx, &farev1.GetStatusRequest{})
@@ -353,7 +354,7 @@ func (e *env) followDrain(ctx context.Context, client farev1.FabricServiceClient
 			return late(shown)
 		}
 		if err != nil {
-			return e.explain(err, "'fared status' shows drains")
+			return e.Explain(err, "'fared status' shows drains")
 		}
 		i := slices.IndexFunc(st.Drains, func(d *farev1.DrainStatus) bool { return proto.Equal(d.Target, target) })
 		state, done := "", true // without a drain the wait is over
@@ -361,19 +362,19 @@ func (e *env) followDrain(ctx context.Context, client farev1.FabricServiceClient
 			d := st.Drains[i]
 			state = "  " + strings.Join(append([]string{drainState(d)}, d.WaitsFor...), "\n    ") + "\n"
 			if on && d.Stage == "given-up" {
-				return &exitError{exitFailed, fmt.Errorf("the drain of %s was given up: %s", drainName(d), strings.Join(d.WaitsFor, ", ")),
-					"drain again once the other end has ended its drain, or force it (fared drain --force)"}
+				return cli.Failed(fmt.Errorf("the drain of %s was given up: %s", drainName(d), strings.Join(d.WaitsFor, ", ")),
+					"drain again once the other end has ended its drain, or force it (fared drain --force)")
 			}
 			done = on && d.Stage == "drained"
 		}
 		if state != shown {
-			fmt.Fprint(e.out, state)
+			fmt.Fprint(e.Out, state)
 			shown = state
 		}
 		switch {
 		case !done && wait:
 		case st.DrainsError != "":
-			return &exitError{exitFailed, errors.New(st.DrainsError), "the change is in force, but not on the disk: remove the cause, then repeat the command"}
+			return cli.Failed(errors.New(st.DrainsError), "the change is in force, but not on the disk: remove the cause, then repeat the command")
 		default:
 			return nil
 		}
@@ -382,7 +383,7 @@ func (e *env) followDrain(ctx context.Context, client farev1.FabricServiceClient
 			if errors.Is(ctx.Err(), context.DeadlineExceeded) {
 				return late(shown)
 			}
-			return e.explain(ctx.Err(), "'fared status' shows drains")
+			return e.Explain(ctx.Err(), "'fared status' shows drains")
 		case <-time.After(drainPoll):
 		}
 	}
@@ -395,16 +396,16 @@ func drainTarget(kind, name string) (*farev1.DrainTarget, error) {
 		return &farev1.DrainTarget{Target: &farev1.DrainTarget_Plane{Plane: name}}, nil
 	case "leaf":
 		if _, err := netip.ParseAddr(name); err != nil {
-			return nil, &exitError{exitUsage, fmt.Errorf("leaf %q is not a router ID", name), "'fared sessions -o json' shows each peer_router_id"}
+			return nil, cli.Usage(fmt.Errorf("leaf %q is not a router ID", name), "'fared sessions -o json' shows each peer_router_id")
 		}
 		return &farev1.DrainTarget{Target: &farev1.DrainTarget_Leaf{Leaf: name}}, nil
 	case "sub-port":
 		return &farev1.DrainTarget{Target: &farev1.DrainTarget_SubPort{SubPort: name}}, nil
 	}
-	return nil, &exitError{exitUsage, fmt.Errorf("%q cannot be drained", kind), "name a plane, a leaf or a sub-port"}
+	return nil, cli.Usage(fmt.Errorf("%q cannot be drained", kind), "name a plane, a leaf or a sub-port")
 }
 
-func clearCommand(e *env) *cobra.Command {
+func clearCommand(e *cli.Env) *cobra.Command {
 	return &cobra.Command{
 		Use: "clear session NAME", Short: "Close a BGP session, which connects again at once",
 		Long: `Closes one established session with Cease, Administrative Reset (RFC 4486). Its routes do not
@@ -412,11 +413,11 @@ count until it is established again: drain a leaf or a sub-port first where no p
 		Example: "  fared clear session p0/eth0",
 		Args: func(c *cobra.Command, args []string) error {
 			if len(args) != 2 || args[0] != "session" {
-				return &exitError{exitUsage, errors.New("clear needs the word session and the name of a session"), "for example: fared clear session p0/eth0; 'fared sessions' lists them"}
+				return cli.Usage(errors.New("clear needs the word session and the name of a session"), "for example: fared clear session p0/eth0; 'fared sessions' lists them")
 			}
 			return nil
 		},
-		ValidArgsFunction: e.completer(func(ctx context.Context, conn *grpc.ClientConn, args []string) (names []string) {
+		ValidArgsFunction: e.Completer(func(ctx context.Context, conn *grpc.ClientConn, args []string) (names []string) {
 			if len(args) == 0 {
 				return []string{"session"}
 			}
@@ -432,41 +433,41 @@ count until it is established again: drain a leaf or a sub-port first where no p
 			return names
 		}),
 		RunE: func(c *cobra.Command, args []string) error {
-			conn, err := e.dial()
+			conn, err := e.Dial()
 			if err != nil {
 				return err
 			}
 			defer conn.Close()
 			if _, err := farev1.NewFabricServiceClient(conn).ClearSession(c.Context(), &farev1.ClearSessionRequest{Session: args[1]}); err != nil {
-				return e.explain(err, "'fared sessions' lists the sessions and their states")
+				return e.Explain(err, "'fared sessions' lists the sessions and their states")
 			}
-			fmt.Fprintf(e.out, "clear session %s: closed, it connects again\n", args[1])
+			fmt.Fprintf(e.Out, "clear session %s: closed, it connects again\n", args[1])
 			return nil
 		},
 	}
 }
 
-func reloadCommand(e *env) *cobra.Command {
+func reloadCommand(e *cli.Env) *cobra.Command {
 	var dry bool
 	c := &cobra.Command{
-		Use: "reload", Short: "Reload the daemon's configuration file", Args: noArgs,
+		Use: "reload", Short: "Reload the daemon's configuration file", Args: cli.NoArgs,
 		Example: "  fared reload --dry-run\n  fared reload",
 		Long:    "The daemon applies the differences, or rejects the whole file with every reason; SIGHUP does the same.",
 		RunE: func(c *cobra.Command, _ []string) error {
-			conn, err := e.dial()
+			conn, err := e.Dial()
 			if err != nil {
 				return err
 			}
 			defer conn.Close()
 			resp, err := farev1.NewFabricServiceClient(conn).Reload(c.Context(), &farev1.ReloadRequest{DryRun: dry})
 			if err != nil {
-				return e.explain(err, "see fared reload --help")
+				return e.Explain(err, "see fared reload --help")
 			}
 			if len(resp.Changes) == 0 {
-				fmt.Fprintln(e.out, "no differences")
+				fmt.Fprintln(e.Out, "no differences")
 			}
 			for _, line := range resp.Changes {
-				fmt.Fprintln(e.out, line)
+				fmt.Fprintln(e.Out, line)
 			}
 			return nil
 		},

@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/fared/fared/cmd/internal/cli"
 	"github.com/fared/fared/daemon"
 	"github.com/fared/fared/daemon/config"
 	"github.com/fared/fared/fare"
@@ -96,7 +97,7 @@ func beFaulty(dir string) error {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
 	defer stop()
 	return serve(ctx, cfg, daemon.Deps{
-		Logger: newLogger(os.Stderr, slog.LevelInfo), LogLevel: new(slog.LevelVar), ConfigPath: file, Links: f,
+		Logger: cli.NewLogger(os.Stderr, slog.LevelInfo), LogLevel: new(slog.LevelVar), ConfigPath: file, Links: f,
 		Override: func(*config.Config) {
 			if f.has(faultPanic) {
 				panic("a fault of the test")
@@ -138,7 +139,7 @@ func TestPrometheusFaultyDaemon(t *testing.T) {
 	fault(faultStuck, func() {}, "FaredLoopStuck")
 	fault(faultSlow, func() {}, "FaredLoopSlow")
 	fault(faultPanic, func() {
-		if o := fared(t, "--socket", socket, "reload"); o.code == exitOK {
+		if o := fared(t, "--socket", socket, "reload"); o.code == cli.ExitOK {
 			t.Errorf("a reload that panics: %s", o.out)
 		}
 	}, "FaredPanic")

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/fared/fared/cmd/internal/cli"
 	"github.com/fared/fared/internal/rdmadev/rdmadevtest"
 )
 
@@ -73,7 +74,7 @@ func playGolden(t *testing.T, text string) (got string, commands int) {
 			args = append(append([]string{args[2]}, args[:2]...), args[3:]...)
 		}
 		o := fared(t, args...)
-		if o.code != exitOK && (o.out != "" && !reports(command) || !explains(o.err)) {
+		if o.code != cli.ExitOK && (o.out != "" && !reports(command) || !explains(o.err)) {
 			t.Errorf("fared%s: exit %d with standard output %q and standard error %q", command, o.code, o.out, o.err)
 		}
 		if strings.Contains(o.out+o.err, "\x1b") {

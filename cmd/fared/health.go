@@ -13,6 +13,7 @@ import (
 	"github.com/spf13/cobra"
 
 	farev1 "github.com/fared/fared/api/fare/v1"
+	"github.com/fared/fared/cmd/internal/cli"
 	"github.com/fared/fared/fare"
 )
 
@@ -67,18 +68,18 @@ func parseExpectations(text string) (out []expectation, err error) {
 		least, nerr := strconv.ParseUint(value, 10, 31)
 		x.least = int(least)
 		if !slices.Contains(expectedKinds, kind) || (nerr != nil && !x.all) {
-			return nil, &exitError{exitUsage, fmt.Errorf("--expect %q: %q is not an expectation", text, word),
-				"write KIND=NUMBER or KIND=all, with the kinds " + strings.Join(expectedKinds, ", ")}
+			return nil, cli.Usage(fmt.Errorf("--expect %q: %q is not an expectation", text, word),
+				"write KIND=NUMBER or KIND=all, with the kinds "+strings.Join(expectedKinds, ", "))
 		}
 		out = append(out, x)
 	}
 	return out, nil
 }
 
-func healthCommand(e *env) *cobra.Command {
+func healthCommand(e *cli.Env) *cobra.Command {
 	var expect string
-	c := readFlags(e, &cobra.Command{
-		Use: "health", Short: "Judge whether this server's planes are fit for jobs; exit 0, or 1 with the reasons", Args: noArgs,
+	c := cli.ReadFlags(e, &cobra.Command{
+		Use: "health", Short: "Judge whether this server's planes are fit for jobs; exit 0, or 1 with the reasons", Args: cli.NoArgs,
 		Long: `Judges this server by the running daemon: for Slurm's HealthCheckProgram, node-problem-detector
 and probes of Kubernetes (/usr/share/doc/fared/operations/health.md has their configurations).
 
@@ -102,36 +103,36 @@ count as up. Exit code 3: no daemon answers; the kernel may still forward by the
 			if err != nil {
 				return err
 			}
-			report, err := e.health(c.Context(), expectations)
+			report, err := askHealth(c.Context(), e, expectations)
 			if err != nil {
 				return err
 			}
-			return e.showHealth(report)
+			return showHealth(e, report)
 		},
 	})
 	c.Flags().StringVar(&expect, "expect", "", "what has to work, such as planes=4,sessions=8")
 	return c
 }
 
-func (e *env) showHealth(r *healthReport) error {
+func showHealth(e *cli.Env, r *healthReport) error {
 	var err error
-	if e.output == "table" {
-		w := tabwriter.NewWriter(e.out, 0, 0, 2, ' ', 0)
-		row(w, strings.ToUpper(r.State), fmt.Sprintf("%s planes up, %s sessions established, %s destinations reachable",
+	if e.Output == "table" {
+		w := tabwriter.NewWriter(e.Out, 0, 0, 2, ' ', 0)
+		cli.Row(w, strings.ToUpper(r.State), fmt.Sprintf("%s planes up, %s sessions established, %s destinations reachable",
 			r.Planes, r.Sessions, r.Destinations))
 		for _, f := range r.Findings {
-			row(w, f.Level, f.What)
-			row(w, "", f.Remedy)
+			cli.Row(w, f.Level, f.What)
+			cli.Row(w, "", f.Remedy)
 		}
 		err = w.Flush()
 	} else {
 		var compact []byte
 		if compact, err = json.Marshal(r); err == nil {
-			err = printJSON(e.out, e.output, compact)
+			err = cli.PrintJSON(e.Out, e.Output, compact)
 		}
 	}
 	if err == nil && r.State == levelUnhealthy {
-		err = &exitError{exitFailed, fmt.Errorf("the server is unhealthy: %s", r.worst()), "'fared status', 'fared planes' and 'fared sessions' have the details"}
+		err = cli.Failed(fmt.Errorf("the server is unhealthy: %s", r.worst()), "'fared status', 'fared planes' and 'fared sessions' have the details")
 	}
 	return err
 }
@@ -261,7 +262,7 @@ func (r *healthReport) judgeBFD(sessions []*farev1.Session) {
 			remedy = "end the other BFD daemon on UDP port 3784 ('ss -lunp sport = :3784'): 'fared watch --events --recent 1000' has the error"
 		}
 		r.add(levelDegraded, fmt.Sprintf("BFD is up on no session of plane %s, although %s: %s: %s; only bgp.hold_time detects a silent leaf",
-			p, several(len(list), "session")+" established", s.Name, bfdCause(s)), remedy)
+			p, cli.Several(len(list), "session")+" established", s.Name, bfdCause(s)), remedy)
 	}
 	if len(silent) > 0 {
 		s := down[silent[0]][0]
@@ -276,7 +277,7 @@ func bfdCause(s *farev1.Session) string {
 		return "its sockets could not be opened"
 	}
 	if reason, n := bfdDropped(s); reason != "" {
-		return fmt.Sprintf("%s, %s discarded as bfd_%s", s.BfdState, several(int(n), "packet"), reason)
+		return fmt.Sprintf("%s, %s discarded as bfd_%s", s.BfdState, cli.Several(int(n), "packet"), reason)
 	}
 	return s.BfdState + ", the leaf does not answer"
 }
@@ -316,7 +317,7 @@ func (r *healthReport) judgeSubPorts(planes []*farev1.Plane) {
 			case sp.Reason == "administratively down":
 				remedy = "'ip link set " + sp.Device + " up'"
 			}
-			r.add(levelDegraded, fmt.Sprintf("sub-port %s of plane %s is out (session %s): %s", sp.Device, p.Plane, dash(strings.Join(sp.Sessions, ", ")), sp.Reason), remedy)
+			r.add(levelDegraded, fmt.Sprintf("sub-port %s of plane %s is out (session %s): %s", sp.Device, p.Plane, cli.Dash(strings.Join(sp.Sessions, ", ")), sp.Reason), remedy)
 		}
 	}
 }
@@ -339,7 +340,7 @@ func (r *healthReport) judgeFaults(faults []*farev1.Fault) {
 				break
 			}
 		}
-		r.add(level, fmt.Sprintf("%s of leaves, such as %s of session %s: %s", several(len(of[kind]), "fault"), f.Kind, f.Session, f.Reason), f.Remedy)
+		r.add(level, fmt.Sprintf("%s of leaves, such as %s of session %s: %s", cli.Several(len(of[kind]), "fault"), f.Kind, f.Session, f.Reason), f.Remedy)
 	}
 }
 
@@ -375,7 +376,7 @@ func judgeDataplane(r *healthReport, st *farev1.GetStatusResponse) {
 		return
 	}
 	if !dp.Connected {
-		r.add(levelUnhealthy, "the data plane at "+dp.Address+" is not connected: the kernel forwards by its last weights", "is 'fared dataplane' running? "+dash(dp.LastError))
+		r.add(levelUnhealthy, "the data plane at "+dp.Address+" is not connected: the kernel forwards by its last weights", "is 'fared dataplane' running? "+cli.Dash(dp.LastError))
 	}
 	if dp.Damage != "" {
 		r.add(levelUnhealthy, "the data plane is damaged: "+dp.Damage, "find the program that changes the kernel's objects; the agent repairs its own ones alone")
@@ -384,6 +385,6 @@ func judgeDataplane(r *healthReport, st *farev1.GetStatusResponse) {
 		r.add(levelDegraded, x.Text, x.Remedy)
 	}
 	if dp.Refused > 0 {
-		r.add(levelUnhealthy, several(int(dp.Refused), "object")+" refused by the data plane", "'fared weights' and 'fared watch --events' show the reasons")
+		r.add(levelUnhealthy, cli.Several(int(dp.Refused), "object")+" refused by the data plane", "'fared weights' and 'fared watch --events' show the reasons")
 	}
 }

@@ -9,6 +9,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	farev1 "github.com/fared/fared/api/fare/v1"
+	"github.com/fared/fared/cmd/internal/cli"
 )
 
 // TestJudgeHealthOfBFD judges BFD by plane: RFC 5882 leaves a session without BFD as it is, so health reports the missing protection.
@@ -194,8 +195,8 @@ func TestJudgeHealth(t *testing.T) {
 		}
 	}
 	for _, bad := range []string{"planes", "planes=", "planes=-1", "planes=some", "ports=3", "planes=4,", "=all"} {
-		var coded *exitError
-		if _, err := parseExpectations(bad); !errors.As(err, &coded) || coded.code != exitUsage {
+		var coded *cli.Error
+		if _, err := parseExpectations(bad); !errors.As(err, &coded) || coded.Code != cli.ExitUsage {
 			t.Errorf("--expect %q: %v", bad, err)
 		}
 	}

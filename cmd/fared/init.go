@@ -12,6 +12,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/fared/fared/cmd/internal/cli"
 	"github.com/fared/fared/daemon/config"
 	"github.com/fared/fared/daemon/discover"
 )
@@ -26,10 +27,10 @@ type initOptions struct {
 	wait      time.Duration
 }
 
-func initCommand(e *env) *cobra.Command {
+func initCommand(e *cli.Env) *cobra.Command {
 	o := &initOptions{}
 	c := &cobra.Command{
-		Use: "init", Short: "Write the first configuration of this server from its devices, addresses and neighbors", Args: noArgs,
+		Use: "init", Short: "Write the first configuration of this server from its devices, addresses and neighbors", Args: cli.NoArgs,
 		Long: `Looks at this machine and writes a configuration with comments that 'fared check' accepts.
 
 Sub-ports are the physical and veth devices that are up, except members of bridges and bonds and
@@ -54,9 +55,9 @@ An existing file stays, except with --force, which keeps it as FILE.bak.
 
 Exit code 1: no device leads to a leaf, there is no loopback, or the file exists.`,
 		Example: "  sudo fared init\n  fared init --output - --planes 4\n  fared init --device eth0,eth1 --loopback 10.255.0.1 --as 4200000001",
-		RunE:    func(c *cobra.Command, _ []string) error { return e.initialize(c, o) },
+		RunE:    func(c *cobra.Command, _ []string) error { return runInit(e, c, o) },
 	}
-	c.Flags().StringVarP(&o.file, "output", "o", defaultConfig, "file to write; - is standard output")
+	c.Flags().StringVarP(&o.file, "output", "o", cli.DefaultConfig, "file to write; - is standard output")
 	c.Flags().BoolVar(&o.force, "force", false, "replace an existing file, and keep it as FILE.bak")
 	c.Flags().Uint32Var(&o.AS, "as", 0, "AS number of this server (default: a private one from the first loopback)")
 	c.Flags().StringSliceVar(&o.loopbacks, "loopback", nil, "addresses of the GPUs (default: those of lo)")
@@ -72,31 +73,31 @@ Exit code 1: no device leads to a leaf, there is no loopback, or the file exists
 	return c
 }
 
-func (e *env) initialize(c *cobra.Command, o *initOptions) error {
+func runInit(e *cli.Env, c *cobra.Command, o *initOptions) error {
 	if err := o.parse(); err != nil {
 		return err
 	}
 	if o.file != "-" && !o.force {
 		if _, err := os.Lstat(o.file); err == nil {
-			return &exitError{exitFailed, fmt.Errorf("%s exists", o.file), "replace it with --force, which keeps it as " + o.file + ".bak, or name another file with --output"}
+			return cli.Failed(fmt.Errorf("%s exists", o.file), "replace it with --force, which keeps it as "+o.file+".bak, or name another file with --output")
 		}
 	}
 	machine, err := discover.Read(c.Context(), o.Options, o.wait)
 	if err != nil {
-		return &exitError{exitFailed, err, ""}
+		return cli.Failed(err, "")
 	}
 	plan, err := discover.New(machine, o.Options)
 	if err != nil {
-		return e.explainInit(err)
+		return explainInit(e, err)
 	}
 	cfg, err := config.Parse(o.file, plan.Text)
 	if err != nil {
-		return &exitError{exitUsage, err, "correct the flags, or the addresses of the machine"}
+		return cli.Usage(err, "correct the flags, or the addresses of the machine")
 	}
 	if err := o.write(e, plan.Text); err != nil {
-		return &exitError{exitFailed, err, "run the command as root, or use --output -"}
+		return cli.Failed(err, "run the command as root, or use --output -")
 	}
-	e.reportInit(o, plan, cfg.Warnings())
+	reportInit(e, o, plan, cfg.Warnings())
 	return nil
 }
 
@@ -109,29 +110,29 @@ var matches = []string{discover.MatchName, discover.MatchPCI, discover.MatchMAC}
 // parse checks the flags that have a range, and reads the loopbacks, addresses with or without the length of a host prefix.
 func (o *initOptions) parse() error {
 	if o.Planes < 0 || o.Planes > config.MaxPlanes {
-		return &exitError{exitUsage, fmt.Errorf("--planes %d is not between 1 and %d", o.Planes, config.MaxPlanes), "omit the flag to derive the planes"}
+		return cli.Usage(fmt.Errorf("--planes %d is not between 1 and %d", o.Planes, config.MaxPlanes), "omit the flag to derive the planes")
 	}
 	if o.Leaf != "" && !slices.Contains(leaves, o.Leaf) {
-		return &exitError{exitUsage, fmt.Errorf("--leaf %q is not known", o.Leaf), "use " + strings.Join(leaves, ", ") + "; for another leaf that one which treats Link Bandwidth alike (/usr/share/doc/fared/operations/leaves.md)"}
+		return cli.Usage(fmt.Errorf("--leaf %q is not known", o.Leaf), "use "+strings.Join(leaves, ", ")+"; for another leaf that one which treats Link Bandwidth alike (/usr/share/doc/fared/operations/leaves.md)")
 	}
 	if !slices.Contains(matches, o.Match) {
-		return &exitError{exitUsage, fmt.Errorf("--match %q is not known", o.Match), "use " + strings.Join(matches, ", ")}
+		return cli.Usage(fmt.Errorf("--match %q is not known", o.Match), "use "+strings.Join(matches, ", "))
 	}
 	if o.wait < 0 {
-		return &exitError{exitUsage, fmt.Errorf("--wait %v is negative", o.wait), "use 0s to skip routers that advertise themselves"}
+		return cli.Usage(fmt.Errorf("--wait %v is negative", o.wait), "use 0s to skip routers that advertise themselves")
 	}
 	for _, text := range o.peers {
 		device, address, _ := strings.Cut(text, "=")
 		peer, err := netip.ParseAddr(address)
 		if err != nil || device == "" {
-			return &exitError{exitUsage, fmt.Errorf("--peer %q is not a device and an address", text), "for example --peer eth0=10.0.0.254"}
+			return cli.Usage(fmt.Errorf("--peer %q is not a device and an address", text), "for example --peer eth0=10.0.0.254")
 		}
 		o.Peers = append(o.Peers, discover.Peer{Device: device, Address: peer})
 	}
 	for _, text := range o.loopbacks {
 		address, err := netip.ParseAddr(strings.TrimSuffix(strings.TrimSuffix(text, "/32"), "/128"))
 		if err != nil {
-			return &exitError{exitUsage, fmt.Errorf("--loopback %q is not an address", text), "for example --loopback 10.255.0.1"}
+			return cli.Usage(fmt.Errorf("--loopback %q is not an address", text), "for example --loopback 10.255.0.1")
 		}
 		o.Loopbacks = append(o.Loopbacks, netip.PrefixFrom(address, address.BitLen()))
 	}
@@ -139,23 +140,23 @@ func (o *initOptions) parse() error {
 }
 
 // explainInit gives an error of the plan its exit code and remedy, after the devices that were left out.
-func (e *env) explainInit(err error) error {
+func explainInit(e *cli.Env, err error) error {
 	var unusable *discover.UnusableError
 	var option *discover.OptionError
 	switch {
 	case errors.As(err, &unusable):
-		e.list("left out", unusable.LeftOut)
-		return &exitError{exitFailed, err, unusable.Remedy}
+		printList(e, "left out", unusable.LeftOut)
+		return cli.Failed(err, unusable.Remedy)
 	case errors.As(err, &option):
-		return &exitError{exitUsage, err, option.Remedy}
+		return cli.Usage(err, option.Remedy)
 	}
 	return err
 }
 
 // write writes the file at once, readable by all users, and keeps an existing one as FILE.bak.
-func (o *initOptions) write(e *env, text []byte) error {
+func (o *initOptions) write(e *cli.Env, text []byte) error {
 	if o.file == "-" {
-		_, err := e.out.Write(text)
+		_, err := e.Out.Write(text)
 		return err
 	}
 	dir := filepath.Dir(o.file)
@@ -180,27 +181,27 @@ func (o *initOptions) write(e *env, text []byte) error {
 }
 
 // reportInit writes to standard error what the file has, what is guessed, and the next commands.
-func (e *env) reportInit(o *initOptions, p *discover.Plan, warnings []string) {
-	fmt.Fprintf(e.err, "%s: %s, %s, %s\n", o.file, several(p.Planes, "plane"), several(p.SubPorts, "sub-port"), several(p.Sessions, "session"))
-	e.list("guessed", p.Guesses)
-	e.list("left out", p.LeftOut)
-	e.list("warnings", warnings)
+func reportInit(e *cli.Env, o *initOptions, p *discover.Plan, warnings []string) {
+	fmt.Fprintf(e.Err, "%s: %s, %s, %s\n", o.file, cli.Several(p.Planes, "plane"), cli.Several(p.SubPorts, "sub-port"), cli.Several(p.Sessions, "session"))
+	printList(e, "guessed", p.Guesses)
+	printList(e, "left out", p.LeftOut)
+	printList(e, "warnings", warnings)
 	var next []string
 	for _, l := range p.Absent {
 		next = append(next, fmt.Sprintf("sudo ip address add %s dev lo", l))
 	}
 	if o.file != "-" {
 		check := "fared check"
-		if o.file != defaultConfig {
+		if o.file != cli.DefaultConfig {
 			check += " --config " + o.file
 		}
 		next = append(next, check, "sudo systemctl enable --now fared-dataplane fared")
 	}
-	e.list("next", next)
+	printList(e, "next", next)
 }
 
-func (e *env) list(title string, lines []string) {
+func printList(e *cli.Env, title string, lines []string) {
 	if len(lines) > 0 {
-		fmt.Fprintf(e.err, "%s:\n  %s\n", title, strings.Join(lines, "\n  "))
+		fmt.Fprintf(e.Err, "%s:\n  %s\n", title, strings.Join(lines, "\n  "))
 	}
 }

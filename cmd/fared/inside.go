@@ -10,6 +10,7 @@ import (
 
 	"github.com/spf13/pflag"
 
+	"github.com/fared/fared/cmd/internal/cli"
 	"github.com/fared/fared/dataplane/agent"
 )
 
@@ -29,7 +30,7 @@ type inside struct {
 // insideConfig returns the configuration of an agent in this process from flags of `fared dataplane`.
 func insideConfig(flags []string, log *slog.Logger) (agent.Config, error) {
 	o := &dataplaneOptions{}
-	e := &env{err: io.Discard}
+	e := &cli.Env{Err: io.Discard}
 	c := newDataplaneCommand(e, o)
 	err := c.ParseFlags(flags)
 	if rest := c.Flags().Args(); err == nil && len(rest) > 0 {

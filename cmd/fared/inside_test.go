@@ -8,6 +8,7 @@ import (
 	"syscall"
 	"testing"
 
+	"github.com/fared/fared/cmd/internal/cli"
 	"github.com/fared/fared/internal/testkit/testbed"
 )
 
@@ -45,9 +46,9 @@ func TestInsideFlags(t *testing.T) {
 		"--driver=linux, --tls-cert=a.b": "TLS needs",
 	} {
 		file := insideFile(t, t.TempDir(), flags)
-		code := exitUsage
+		code := cli.ExitUsage
 		if want == "" {
-			code = exitOK
+			code = cli.ExitOK
 		}
 		if o := fared(t, "check", "--config", file); o.code != code || !strings.Contains(o.err, want) || want != "" && !strings.Contains(o.err, "dataplane.flags: ") {
 			t.Errorf("check with %s: exit %d, want %d and %q\n%s", flags, o.code, code, want, o.err)
@@ -55,8 +56,8 @@ func TestInsideFlags(t *testing.T) {
 		if want == "" {
 			continue
 		}
-		if o := fared(t, "run", "--config", file); o.code != exitConfig || !strings.Contains(o.err, want) {
-			t.Errorf("run with %s: exit %d, want %d and %q\n%s", flags, o.code, exitConfig, want, o.err)
+		if o := fared(t, "run", "--config", file); o.code != cli.ExitConfig || !strings.Contains(o.err, want) {
+			t.Errorf("run with %s: exit %d, want %d and %q\n%s", flags, o.code, cli.ExitConfig, want, o.err)
 		}
 	}
 }
@@ -81,10 +82,10 @@ func TestInside(t *testing.T) {
 		}
 		return nil
 	})
-	if o := fared(t, "dataplane", "show", "--socket", dataplane); o.code != exitOK || !strings.Contains(o.out, "memory") {
+	if o := fared(t, "dataplane", "show", "--socket", dataplane); o.code != cli.ExitOK || !strings.Contains(o.out, "memory") {
 		t.Errorf("dataplane show: exit %d\n%s%s", o.code, o.out, o.err)
 	}
-	if code := p.end(t, syscall.SIGTERM); code != exitOK {
+	if code := p.end(t, syscall.SIGTERM); code != cli.ExitOK {
 		t.Errorf("exit %d", code)
 	}
 	for _, path := range []string{socket, dataplane} {

@@ -15,6 +15,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/fared/fared/cmd/internal/cli"
 	"github.com/fared/fared/lab"
 	"github.com/fared/fared/lab/backend"
 	"github.com/fared/fared/topo"
@@ -35,7 +36,7 @@ type labOptions struct {
 	fabric                         *fabricArgs
 }
 
-func labCommand(e *env) *cobra.Command {
+func labCommand(e *cli.Env) *cobra.Command {
 	var a labOptions
 	c := &cobra.Command{
 		Use: "lab", Short: "Watch weights follow failures in a fabric of real BGP sessions",
@@ -73,7 +74,7 @@ Exit code 1 if an expectation is not met.`,
 		RunE:    func(c *cobra.Command, args []string) error { return flagErrors(a.run(e, c, args)) },
 	}
 	a.addFlags(c)
-	return readFlags(e, c)
+	return cli.ReadFlags(e, c)
 }
 
 // addFlags adds the command's flags.
@@ -98,10 +99,10 @@ func (a *labOptions) addFlags(c *cobra.Command) {
 	f.IntVar(&a.real.Rate, "rate", 2000, "with --netns or --containerlab: packets per second of each server, 0 for none")
 	f.BoolVar(&a.play.keep, "keep", false, "with --netns or --containerlab: leave the fabric running at the end")
 	f.BoolVar(&a.cleanup, "cleanup", false, "with --netns: only remove the leftovers of earlier runs, including the logs of failed runs")
-	choices(c, "driver", backend.Drivers...)
-	choices(c, "transport", lab.Transports...)
-	choices(c, "memory-plane")
-	choices(c, "scenario", append(lab.Names(), "all")...)
+	cli.Choices(c, "driver", backend.Drivers...)
+	cli.Choices(c, "transport", lab.Transports...)
+	cli.Choices(c, "memory-plane")
+	cli.Choices(c, "scenario", append(lab.Names(), "all")...)
 	_ = c.MarkFlagFilename("script")
 	_ = c.MarkFlagDirname("write-configs")
 	c.MarkFlagsMutuallyExclusive("scenario", "script")
@@ -114,9 +115,9 @@ func (a *labOptions) addFlags(c *cobra.Command) {
 }
 
 // run plays the scenarios, or does one of the command's other tasks.
-func (a *labOptions) run(e *env, c *cobra.Command, args []string) error {
+func (a *labOptions) run(e *cli.Env, c *cobra.Command, args []string) error {
 	if a.cleanup && a.inNamespaces {
-		return e.cleanLab(c.Context())
+		return cleanLab(c.Context(), e)
 	}
 	if err := a.resolve(e, c, args); err != nil {
 		return err
@@ -126,24 +127,24 @@ func (a *labOptions) run(e *env, c *cobra.Command, args []string) error {
 		return err
 	}
 	if a.configs != "" {
-		return e.writeLabConfigs(a.Options, a.configs)
+		return writeLabConfigs(e, a.Options, a.configs)
 	}
 	for _, s := range scenarios {
 		if err := lab.Check(a.Options, s); err != nil {
-			return &exitError{exitUsage, err, "change the fabric's size with flags, or correct the script: /usr/share/doc/fared/labs.md"}
+			return cli.Usage(err, "change the fabric's size with flags, or correct the script: /usr/share/doc/fared/labs.md")
 		}
 	}
 	if err := a.require(); err != nil {
-		return &exitError{exitFailed, err, "run the command with sudo where its tools are installed; without --netns and --containerlab the lab needs neither"}
+		return cli.Failed(err, "run the command with sudo where its tools are installed; without --netns and --containerlab the lab needs neither")
 	}
 	log := slog.New(slog.DiscardHandler)
 	if a.verbose {
-		log = newLogger(e.err, slog.LevelInfo)
+		log = cli.NewLogger(e.Err, slog.LevelInfo)
 	}
 	if a.ui != "" {
-		return e.showLab(c.Context(), a.Options, a.ui, log)
+		return showLab(c.Context(), e, a.Options, a.ui, log)
 	}
-	show, live := e.labShow(a.Options, scenarios, a.play.runs, a.verbose)
+	show, live := newLabShow(e, a.Options, scenarios, a.play.runs, a.verbose)
 	a.real.Progress, a.clab.Progress, a.Progress = show.progress, show.progress, show.progress
 	if live && !c.Flags().Changed("pace") {
 		a.play.pace = livePace
@@ -151,18 +152,18 @@ func (a *labOptions) run(e *env, c *cobra.Command, args []string) error {
 	// When the terminal closes, the lab has to stop its processes.
 	ctx, stop := signal.NotifyContext(c.Context(), syscall.SIGHUP)
 	defer stop()
-	return e.playLab(ctx, a.Options, scenarios, a.play, show, log)
+	return playLab(ctx, e, a.Options, scenarios, a.play, show, log)
 }
 
 // resolve completes the lab's options by the flags, and rejects flags that contradict each other or that the kind of lab
 // does not support.
-func (a *labOptions) resolve(e *env, c *cobra.Command, args []string) error {
+func (a *labOptions) resolve(e *cli.Env, c *cobra.Command, args []string) error {
 	if err := a.play.validate(); err != nil {
 		return err
 	}
 	var err error
 	if a.clab.File != "" {
-		if err := e.containerFabric(c, args, &a.Options, &a.clab); err != nil {
+		if err := containerFabric(e, c, args, &a.Options, &a.clab); err != nil {
 			return err
 		}
 	} else if a.Spec, err = a.fabric.spec(args); err != nil {
@@ -189,10 +190,10 @@ func (a *labOptions) resolve(e *env, c *cobra.Command, args []string) error {
 	}
 	a.Timeline = a.play.timelines || a.play.runs > 1 // the summary needs timelines
 	if !a.separate() {
-		e.onlyFared(c, &a.Spec)
+		onlyFared(e, c, &a.Spec)
 	}
 	if _, err := lab.Configs(a.Options); err != nil {
-		return &exitError{exitUsage, err, "/usr/share/doc/fared/labs.md lists the limits of each kind of lab"}
+		return cli.Usage(err, "/usr/share/doc/fared/labs.md lists the limits of each kind of lab")
 	}
 	a.Spec, err = lab.Resolve(a.Options)
 	return err
@@ -203,17 +204,17 @@ func (a *labOptions) separate() bool { return a.inNamespaces || a.clab.File != "
 
 // validateTransport rejects flags of queue pair traffic that contradict others.
 func (a *labOptions) validateTransport(c *cobra.Command) error {
-	if err := oneOf("transport", a.Transport, lab.Transports...); err != nil {
+	if err := cli.OneOf("transport", a.Transport, lab.Transports...); err != nil {
 		return err
 	}
 	none := a.Transport == lab.Transports[0]
 	switch {
 	case a.MemoryPlane != "" && (!a.inNamespaces || none):
-		return &exitError{exitUsage, errors.New("--memory-plane needs a fabric of network namespaces whose other planes have a transport"), "add --netns --transport roce, or leave it out"}
+		return cli.Usage(errors.New("--memory-plane needs a fabric of network namespaces whose other planes have a transport"), "add --netns --transport roce, or leave it out")
 	case !none && !a.separate():
-		return &exitError{exitUsage, errors.New("--transport needs a fabric of network namespaces or containers"), "add --netns or --containerlab, or leave it out"}
+		return cli.Usage(errors.New("--transport needs a fabric of network namespaces or containers"), "add --netns or --containerlab, or leave it out")
 	case !none && firstSet(c, "rate") != "":
-		return &exitError{exitUsage, errors.New("--rate has no effect with --transport: queue pairs send, not the lab"), "leave one of them out"}
+		return cli.Usage(errors.New("--rate has no effect with --transport: queue pairs send, not the lab"), "leave one of them out")
 	}
 	return nil
 }
@@ -222,15 +223,15 @@ func (a *labOptions) validateTransport(c *cobra.Command) error {
 func (a *labOptions) validateKind(c *cobra.Command) error {
 	if a.inNamespaces {
 		if name := firstSet(c, "containerlab-binary"); name != "" {
-			return &exitError{exitUsage, fmt.Errorf("--%s needs a fabric of containers", name), "add --containerlab FILE, or leave it out"}
+			return cli.Usage(fmt.Errorf("--%s needs a fabric of containers", name), "add --containerlab FILE, or leave it out")
 		}
 		return nil
 	}
 	if name := firstSet(c, "driver", "cleanup"); name != "" {
-		return &exitError{exitUsage, fmt.Errorf("--%s needs a fabric of network namespaces", name), "add --netns, or leave it out"}
+		return cli.Usage(fmt.Errorf("--%s needs a fabric of network namespaces", name), "add --netns, or leave it out")
 	}
 	if name := firstSet(c, "rate", "keep", "containerlab-binary"); name != "" && a.clab.File == "" {
-		return &exitError{exitUsage, fmt.Errorf("--%s needs a fabric of network namespaces or containers", name), "add --netns or --containerlab, or leave it out"}
+		return cli.Usage(fmt.Errorf("--%s needs a fabric of network namespaces or containers", name), "add --netns or --containerlab, or leave it out")
 	}
 	return nil
 }
@@ -239,19 +240,19 @@ func (a *labOptions) validateKind(c *cobra.Command) error {
 func (a *labOptions) load() ([]*lab.Scenario, error) {
 	scenarios, err := lab.Load(a.scenario, a.Options)
 	if err != nil {
-		return nil, &exitError{exitUsage, err, "'fared lab --help' describes each scenario"}
+		return nil, cli.Usage(err, "'fared lab --help' describes each scenario")
 	}
 	if a.script == "" {
 		return scenarios, nil
 	}
 	f, err := os.Open(a.script)
 	if err != nil {
-		return nil, &exitError{exitUsage, err, "name a file with --script"}
+		return nil, cli.Usage(err, "name a file with --script")
 	}
 	defer f.Close()
 	s, err := lab.Parse(filepath.Base(a.script), f)
 	if err != nil {
-		return nil, &exitError{exitUsage, err, "/usr/share/doc/fared/labs.md describes scripts"}
+		return nil, cli.Usage(err, "/usr/share/doc/fared/labs.md describes scripts")
 	}
 	return []*lab.Scenario{s}, nil
 }
@@ -268,13 +269,13 @@ func (a *labOptions) require() error {
 }
 
 // containerFabric reads the description of a fabric of containers, which is next to its topology file.
-func (e *env) containerFabric(c *cobra.Command, args []string, o *lab.Options, clab *backend.Containerlab) error {
+func containerFabric(e *cli.Env, c *cobra.Command, args []string, o *lab.Options, clab *backend.Containerlab) error {
 	if len(args) > 0 {
-		return &exitError{exitUsage, fmt.Errorf("--containerlab %s already has a description, in addition to %s", clab.File, args[0]), "leave one of them out"}
+		return cli.Usage(fmt.Errorf("--containerlab %s already has a description, in addition to %s", clab.File, args[0]), "leave one of them out")
 	}
 	for _, k := range topo.Keys() {
 		if flag := strings.ReplaceAll(k.Name, "_", "-"); c.Flags().Changed(flag) {
-			return &exitError{exitUsage, fmt.Errorf("--%s cannot change a fabric of containers", flag), "'fared topo generate --for containerlab' makes another fabric"}
+			return cli.Usage(fmt.Errorf("--%s cannot change a fabric of containers", flag), "'fared topo generate --for containerlab' makes another fabric")
 		}
 	}
 	var err error
@@ -283,7 +284,7 @@ func (e *env) containerFabric(c *cobra.Command, args []string, o *lab.Options, c
 	}
 	o.Containerlab = clab
 	if err := clab.Matches(o.Spec); err != nil {
-		return &exitError{exitUsage, err, "generate both again: fared topo generate --for containerlab"}
+		return cli.Usage(err, "generate both again: fared topo generate --for containerlab")
 	}
 	return nil
 }
@@ -299,34 +300,34 @@ func firstSet(c *cobra.Command, names ...string) string {
 }
 
 // cleanLab removes the leftovers of earlier fabrics of namespaces.
-func (e *env) cleanLab(ctx context.Context) error {
+func cleanLab(ctx context.Context, e *cli.Env) error {
 	removed, err := backend.Cleanup(ctx)
 	for _, name := range removed {
-		fmt.Fprintf(e.out, "removed %s\n", name)
+		fmt.Fprintf(e.Out, "removed %s\n", name)
 	}
 	if err != nil {
-		return &exitError{exitFailed, err, "run the command with sudo; 'ip netns pids NAME' lists a namespace's processes"}
+		return cli.Failed(err, "run the command with sudo; 'ip netns pids NAME' lists a namespace's processes")
 	}
 	if len(removed) == 0 {
-		fmt.Fprintln(e.out, "earlier runs left nothing")
+		fmt.Fprintln(e.Out, "earlier runs left nothing")
 	}
 	return nil
 }
 
-func (e *env) writeLabConfigs(o lab.Options, dir string) error {
+func writeLabConfigs(e *cli.Env, o lab.Options, dir string) error {
 	files, err := lab.Configs(o)
 	if err != nil {
-		return &exitError{exitUsage, err, "choose a size within the limits"}
+		return cli.Usage(err, "choose a size within the limits")
 	}
 	if err := os.MkdirAll(dir, 0o755); err != nil {
-		return &exitError{exitFailed, err, "name a writable directory with --write-configs"}
+		return cli.Failed(err, "name a writable directory with --write-configs")
 	}
 	for _, f := range files {
 		if err := os.WriteFile(filepath.Join(dir, f.Name), []byte(f.Text), 0o644); err != nil {
-			return &exitError{exitFailed, err, "name a writable directory with --write-configs"}
+			return cli.Failed(err, "name a writable directory with --write-configs")
 		}
 	}
-	fmt.Fprintf(e.out, "%d files in %s\n", len(files), dir)
+	fmt.Fprintf(e.Out, "%d files in %s\n", len(files), dir)
 	return nil
 }
 
@@ -341,10 +342,10 @@ type labPlay struct {
 // validate rejects values out of range.
 func (p labPlay) validate() error {
 	if p.pace < 0 {
-		return &exitError{exitUsage, fmt.Errorf("--pace %s is negative", p.pace), "for example --pace 1s"}
+		return cli.Usage(fmt.Errorf("--pace %s is negative", p.pace), "for example --pace 1s")
 	}
 	if p.runs < 1 || p.runs > maxLabRuns {
-		return &exitError{exitUsage, fmt.Errorf("--runs %d is not within 1 to %d", p.runs, maxLabRuns), "for example --runs 5"}
+		return cli.Usage(fmt.Errorf("--runs %d is not within 1 to %d", p.runs, maxLabRuns), "for example --runs 5")
 	}
 	return nil
 }
@@ -353,7 +354,7 @@ func (p labPlay) validate() error {
 const maxLabRuns = 10_000
 
 // playLab starts the fabric and plays the scenarios.
-func (e *env) playLab(ctx context.Context, o lab.Options, scenarios []*lab.Scenario, play labPlay, show labShow, log *slog.Logger) error {
+func playLab(ctx context.Context, e *cli.Env, o lab.Options, scenarios []*lab.Scenario, play labPlay, show labShow, log *slog.Logger) error {
 	defer show.close()
 	show.starting()
 	started := time.Now()
@@ -375,7 +376,7 @@ func (e *env) playLab(ctx context.Context, o lab.Options, scenarios []*lab.Scena
 				}
 				results[run] = append(results[run], r)
 				show.result(r)
-				wait(ctx, play.pace)
+				cli.Wait(ctx, play.pace)
 				show.next()
 			})
 			if err != nil {
@@ -390,12 +391,12 @@ func (e *env) playLab(ctx context.Context, o lab.Options, scenarios []*lab.Scena
 	}
 	show.ended(met, summary, lab.SummarizeTransfers(results)) // before the fabric is closed, because the last picture is of a running fabric
 	if logs := fabric.Logs(); logs != "" {
-		fmt.Fprintf(e.notes(), "logs and configurations of all processes are kept in %s\n", logs)
+		fmt.Fprintf(notes(e), "logs and configurations of all processes are kept in %s\n", logs)
 	}
 	if play.keep && ctx.Err() == nil {
 		lines, err := fabric.Leave()
 		for _, line := range lines {
-			fmt.Fprintln(e.notes(), line)
+			fmt.Fprintln(notes(e), line)
 		}
 		if err != nil {
 			return labError(ctx, o, err)
@@ -405,7 +406,7 @@ func (e *env) playLab(ctx context.Context, o lab.Options, scenarios []*lab.Scena
 		return labError(ctx, o, err)
 	}
 	if !met {
-		return &exitError{exitFailed, errors.New("an expectation was not met"), "the steps marked WRONG (\"ok\": false) show the observed state"}
+		return cli.Failed(errors.New("an expectation was not met"), "the steps marked WRONG (\"ok\": false) show the observed state")
 	}
 	return nil
 }
@@ -419,48 +420,35 @@ func logsKept(f *lab.Fabric) error {
 }
 
 // notes returns the writer of messages for people: standard error if standard output has data.
-func (e *env) notes() io.Writer {
-	if e.output == "table" {
-		return e.out
+func notes(e *cli.Env) io.Writer {
+	if e.Output == "table" {
+		return e.Out
 	}
-	return e.err
+	return e.Err
 }
 
 // labError describes the end of a lab that could not play all scenarios.
 func labError(ctx context.Context, o lab.Options, err error) error {
 	if ctx.Err() != nil {
-		return interrupted()
+		return cli.Interrupted()
 	}
 	remedy := "run the command with --verbose to see the daemons' logs"
 	if o.Netns != nil || o.Containerlab != nil {
 		remedy = "see the logs of the processes in the folder named above"
 	}
-	return &exitError{exitFailed, err, remedy}
-}
-
-// wait pauses so that a reader can look at a step.
-func wait(ctx context.Context, d time.Duration) {
-	if d <= 0 {
-		return
-	}
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-t.C:
-	case <-ctx.Done():
-	}
+	return cli.Failed(err, remedy)
 }
 
 // onlyFared replaces the software that a description names for leaves and spines by fared, the only choice in one process. Software that a
 // flag names stays, and is refused.
-func (e *env) onlyFared(c *cobra.Command, spec *topo.Spec) {
+func onlyFared(e *cli.Env, c *cobra.Command, spec *topo.Spec) {
 	for _, software := range []struct {
 		flag, nodes string
 		value       *string
 	}{{"leaf", "leaves", &spec.Leaf}, {"spine", "spines", &spec.Spine}} {
 		if value := *software.value; value != "" && value != topo.Fared && !c.Flags().Changed(software.flag) {
 			*software.value = topo.Fared
-			fmt.Fprintf(e.err, "fared: in a single process the %s run fared instead of %s; with --netns they run %[2]s\n", software.nodes, value)
+			fmt.Fprintf(e.Err, "fared: in a single process the %s run fared instead of %s; with --netns they run %[2]s\n", software.nodes, value)
 		}
 	}
 }

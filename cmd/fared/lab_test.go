@@ -18,6 +18,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/fared/fared/cmd/internal/cli"
 	"github.com/fared/fared/lab"
 	"github.com/fared/fared/lab/judge"
 	"github.com/fared/fared/topo"
@@ -64,7 +65,7 @@ func TestLabOrder(t *testing.T) {
 // TestLabWrong checks that an unmet expectation is reported on every kind of output, and ends with exit code 1.
 func TestLabWrong(t *testing.T) {
 	o := fared(t, labArgs("--script", "testdata/wrong.txt")...)
-	if o.code != exitFailed || !explains(o.err) || !strings.Contains(o.err, "expectation") {
+	if o.code != cli.ExitFailed || !explains(o.err) || !strings.Contains(o.err, "expectation") {
 		t.Errorf("exit %d, standard error:\n%s", o.code, o.err)
 	}
 	for _, want := range []string{"  WRONG half a Y-cable fails", "line 5: server1 -> server2 has 2:1, the script expects 1:1", "  ok    it is mended", "2 steps, NOT every expectation met"} {
@@ -76,7 +77,7 @@ func TestLabWrong(t *testing.T) {
 		t.Errorf("escape codes where there is no terminal:\n%q", o.out)
 	}
 	o = fared(t, labArgs("--script", "testdata/wrong.txt", "-o", "json")...)
-	if o.code != exitFailed || strings.Count(o.out, "\n") != 2 {
+	if o.code != cli.ExitFailed || strings.Count(o.out, "\n") != 2 {
 		t.Fatalf("exit %d, standard output:\n%s", o.code, o.out)
 	}
 	var step struct {
@@ -96,7 +97,7 @@ func TestLabWidth(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := &labLines{e: &env{out: &lines}, o: o}
+	s := &labLines{e: &cli.Env{Out: &lines}, o: o}
 	s.starting()
 	for _, scenario := range scenarios {
 		s.scenario(scenario)
@@ -127,7 +128,7 @@ func TestLabWidth(t *testing.T) {
 	}
 
 	var b bytes.Buffer
-	s = &labLines{e: &env{out: &b}, o: lab.Options{Spec: topo.Spec{Planes: 2}}}
+	s = &labLines{e: &cli.Env{Out: &b}, o: lab.Options{Spec: topo.Spec{Planes: 2}}}
 	s.result(lab.Result{Step: strings.Repeat("long ", 14), Source: "server1", Destination: "server2", Weights: map[string]uint32{"p0": 2, "p1": 1}, OK: true})
 	if lines := strings.Split(b.String(), "\n"); !strings.HasPrefix(lines[0], "  ok    long") || strings.Index(lines[1], "server1 -> server2") != column {
 		t.Errorf("a long step is printed as:\n%s", b.String())
@@ -155,7 +156,7 @@ func TestBars(t *testing.T) {
 func TestLabInterrupted(t *testing.T) {
 	b := inBackground(t, labArgs("--pace", "1h")...)
 	b.until(t, "0 slots moved")
-	if code := b.end(t); code != exitFailed || !strings.Contains(b.err.String(), "fared: interrupted") {
+	if code := b.end(t); code != cli.ExitFailed || !strings.Contains(b.err.String(), "fared: interrupted") {
 		t.Errorf("exit %d, %s", code, b.err)
 	}
 }
@@ -171,7 +172,7 @@ func TestWriteConfigs(t *testing.T) {
 	for _, file := range files {
 		must(t, "check", "--config", file)
 	}
-	refused(t, exitFailed, labArgs("--write-configs", filepath.Join(files[0], "below"))...)
+	refused(t, cli.ExitFailed, labArgs("--write-configs", filepath.Join(files[0], "below"))...)
 }
 
 // openTerminal makes a pseudo-terminal of a size. The returned function yields the text written to it, and must be
@@ -228,7 +229,7 @@ func TestLabLive(t *testing.T) {
 			var errOut bytes.Buffer
 			code := execute(t.Context(), labArgs("--scenario", "leaf", "--pace", "0"), strings.NewReader(""), tty, &errOut)
 			text := screen()
-			if code != exitOK || errOut.Len() > 0 {
+			if code != cli.ExitOK || errOut.Len() > 0 {
 				t.Fatalf("exit %d: %s", code, errOut.String())
 			}
 			if got := colors.MatchString(text); got == (test.noColor != "") {
@@ -240,10 +241,10 @@ func TestLabLive(t *testing.T) {
 			if !ok || !ok2 || strings.Contains(after, "\x1b") {
 				t.Fatalf("the terminal is not left as it was: %q", text)
 			}
-			frames := strings.Split(live, home)[1:]
+			frames := strings.Split(live, cli.Home)[1:]
 			dark := false
 			for _, frame := range frames {
-				lines := strings.Split(strings.TrimSuffix(frame, clearBelow), clearLine+"\n")
+				lines := strings.Split(strings.TrimSuffix(frame, cli.ClearBelow), cli.ClearLine+"\n")
 				if len(lines) > int(test.rows) {
 					t.Fatalf("a frame of %d lines:\n%s", len(lines), frame)
 				}
@@ -273,7 +274,7 @@ func TestLabLiveInterrupted(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	var errOut bytes.Buffer
-	if code := execute(ctx, labArgs(), strings.NewReader(""), tty, &errOut); code != exitFailed {
+	if code := execute(ctx, labArgs(), strings.NewReader(""), tty, &errOut); code != cli.ExitFailed {
 		t.Errorf("exit %d", code)
 	}
 	if text := screen(); !strings.HasSuffix(text, firstScreen) {
@@ -281,7 +282,7 @@ func TestLabLiveInterrupted(t *testing.T) {
 	}
 	t.Setenv("TERM", "dumb")
 	tty, screen = openTerminal(t, 80, 24)
-	if code := execute(t.Context(), labArgs("--scenario", "none"), strings.NewReader(""), tty, &errOut); code != exitOK {
+	if code := execute(t.Context(), labArgs("--scenario", "none"), strings.NewReader(""), tty, &errOut); code != cli.ExitOK {
 		t.Errorf("exit %d", code)
 	}
 	if text := screen(); strings.Contains(text, "\x1b") || !strings.Contains(text, "every expectation met") {
@@ -297,11 +298,11 @@ func TestFit(t *testing.T) {
 	}{
 		{"planes", 4, "plan"},
 		{"██··", 3, "██·"},
-		{bold + "fared" + plain + " lab", 5, bold + "fared" + plain},
-		{bold + "fared" + plain + " lab", 3, bold + "far" + plain},
+		{cli.Bold + "fared" + cli.Plain + " lab", 5, cli.Bold + "fared" + cli.Plain},
+		{cli.Bold + "fared" + cli.Plain + " lab", 3, cli.Bold + "far" + cli.Plain},
 		{"short", 80, "short"},
 	} {
-		if got := fit(test.line, test.columns); got != test.want {
+		if got := cli.Fit(test.line, test.columns); got != test.want {
 			t.Errorf("fit(%q, %d) = %q, want %q", test.line, test.columns, got, test.want)
 		}
 	}

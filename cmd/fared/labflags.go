@@ -5,6 +5,7 @@ import (
 	"strings"
 	"unicode"
 
+	"github.com/fared/fared/cmd/internal/cli"
 	"github.com/fared/fared/lab/backend"
 	"github.com/fared/fared/topo"
 )
@@ -14,9 +15,9 @@ func flagErrors(err error) error {
 	if err == nil {
 		return nil
 	}
-	if exit := (*exitError)(nil); errors.As(err, &exit) {
+	if exit := (*cli.Error)(nil); errors.As(err, &exit) {
 		with := *exit
-		with.err = flagErrors(exit.err)
+		with.Err = flagErrors(exit.Err)
 		return &with
 	}
 	var problems topo.Problems

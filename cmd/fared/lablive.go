@@ -10,6 +10,7 @@ import (
 	"unicode/utf8"
 
 	farev1 "github.com/fared/fared/api/fare/v1"
+	"github.com/fared/fared/cmd/internal/cli"
 	"github.com/fared/fared/lab"
 	"github.com/fared/fared/lab/judge"
 )
@@ -18,7 +19,7 @@ import (
 // the terminal's alternate screen, ten times a second and after every step. At the end it leaves the last picture and all steps
 // on the main screen, where they can be scrolled.
 type labLive struct {
-	e     *env
+	e     *cli.Env
 	o     lab.Options
 	runs  int
 	total int // steps of all runs
@@ -44,15 +45,12 @@ type labLive struct {
 const (
 	otherScreen = "\x1b[?1049h\x1b[?25l"
 	firstScreen = "\x1b[?1049l\x1b[?25h"
-	home        = "\x1b[H"
-	clearLine   = "\x1b[K"
-	clearBelow  = "\x1b[J"
 )
 
 // redraw is the interval of drawing between reports.
 const redraw = 100 * time.Millisecond
 
-func newLabLive(e *env, o lab.Options, scenarios []*lab.Scenario, runs int) *labLive {
+func newLabLive(e *cli.Env, o lab.Options, scenarios []*lab.Scenario, runs int) *labLive {
 	s := &labLive{e: e, o: o, runs: runs, begun: time.Now(), stop: make(chan struct{})}
 	for _, sc := range scenarios {
 		s.total += runs * len(sc.Steps)
@@ -61,7 +59,7 @@ func newLabLive(e *env, o lab.Options, scenarios []*lab.Scenario, runs int) *lab
 }
 
 func (s *labLive) starting() {
-	fmt.Fprint(s.e.out, otherScreen)
+	fmt.Fprint(s.e.Out, otherScreen)
 	s.draw()
 	s.over.Go(func() {
 		tick := time.NewTicker(redraw)
@@ -87,14 +85,14 @@ func (s *labLive) progress(text string) {
 
 func (s *labLive) run(n int) {
 	if s.runs > 1 {
-		s.change(func() { s.done = append(s.done, s.e.paint(bold, runOf(n, s.runs))) })
+		s.change(func() { s.done = append(s.done, s.e.Paint(cli.Bold, runOf(n, s.runs))) })
 	}
 }
 
 func (s *labLive) scenario(sc *lab.Scenario) {
 	s.change(func() {
 		s.playing, s.at, s.last = sc, 0, nil
-		s.done = append(s.done, s.e.paint(bold, sc.Name+": "+sc.Title))
+		s.done = append(s.done, s.e.Paint(cli.Bold, sc.Name+": "+sc.Title))
 	})
 }
 
@@ -102,7 +100,7 @@ func (s *labLive) result(r lab.Result) {
 	s.change(func() {
 		s.last = &r
 		s.steps++
-		s.done = append(s.done, fmt.Sprintf("  %s %-*s %-7s %8s  %d slots moved", s.e.mark(r.OK), stepColumn, r.Step, judge.Ratio(inOrder(s.o, r.Weights)), took(r), r.SlotsMoved))
+		s.done = append(s.done, fmt.Sprintf("  %s %-*s %-7s %8s  %d slots moved", labMark(s.e, r.OK), stepColumn, r.Step, judge.Ratio(inOrder(s.o, r.Weights)), took(r), r.SlotsMoved))
 		if r.Traffic != nil {
 			s.done = append(s.done, "        "+packets(s.o, r.Traffic))
 		}
@@ -129,9 +127,9 @@ func (s *labLive) next() {
 func (s *labLive) ended(met bool, summary []lab.Summary, transfers *lab.TransferSummary) {
 	s.leave()
 	for _, line := range slices.Concat(s.picture(s.o.Planes, math.MaxInt), s.done) {
-		fmt.Fprintln(s.e.out, line)
+		fmt.Fprintln(s.e.Out, line)
 	}
-	s.e.labEnd(s.steps, met, summary, transfers)
+	printLabEnd(s.e, s.steps, met, summary, transfers)
 }
 
 // close leaves the finished steps on the main screen, unless ended has done so.
@@ -140,7 +138,7 @@ func (s *labLive) close() {
 		return
 	}
 	for _, line := range s.done {
-		fmt.Fprintln(s.e.out, line)
+		fmt.Fprintln(s.e.Out, line)
 	}
 }
 
@@ -149,7 +147,7 @@ func (s *labLive) leave() (left bool) {
 	s.once.Do(func() {
 		close(s.stop)
 		s.over.Wait()
-		fmt.Fprint(s.e.out, firstScreen)
+		fmt.Fprint(s.e.Out, firstScreen)
 		left = true
 	})
 	return left
@@ -167,14 +165,14 @@ func (s *labLive) change(f func()) {
 func (s *labLive) draw() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	columns, rows := s.e.screen()
+	columns, rows := s.e.Screen()
 	var b strings.Builder
-	b.WriteString(home)
+	b.WriteString(cli.Home)
 	for _, line := range frame(s.picture(max(1, rows-10), columns), s.done, 0, columns, rows) {
-		b.WriteString(line + clearLine + "\n")
+		b.WriteString(line + cli.ClearLine + "\n")
 	}
-	b.WriteString(clearBelow)
-	fmt.Fprint(s.e.out, b.String())
+	b.WriteString(cli.ClearBelow)
+	fmt.Fprint(s.e.Out, b.String())
 }
 
 // frame returns the lines of a screen of columns by rows, with the last row free: the picture, and the last of the finished steps
@@ -191,7 +189,7 @@ func frame(picture, done []string, before, columns, rows int) []string {
 	lines := slices.Concat(picture, done)
 	lines = lines[:max(0, min(len(lines), rows-1))]
 	for i, line := range lines {
-		lines[i] = fit(line, columns)
+		lines[i] = cli.Fit(line, columns)
 	}
 	return lines
 }
@@ -201,7 +199,7 @@ func barSize(most, longest, columns int) int { return max(0, min(most, columns-l
 
 // picture draws the fabric: at most planes planes, bars that fit into columns, the weights of the pair that the step watches, and the step.
 func (s *labLive) picture(planes, columns int) []string {
-	lines := []string{s.e.paint(bold, "fared lab") + "  " + size(s.o)}
+	lines := []string{s.e.Paint(cli.Bold, "fared lab") + "  " + size(s.o)}
 	if s.fabric == nil {
 		return append(lines, fmt.Sprintf("establishing %d BGP sessions  %s", s.o.ServerSessions(), s.elapsed()), s.doing)
 	}
@@ -223,15 +221,15 @@ func (s *labLive) picture(planes, columns int) []string {
 		weighed += float64(w.GetWeight())
 	}
 	for i, plane := range p.Planes[:min(planes, len(p.Planes))] {
-		color, state := green, "up"
+		color, state := cli.Green, "up"
 		switch {
 		case plane.Up == 0:
-			color, state = red, "DOWN"
+			color, state = cli.Red, "DOWN"
 		case plane.Up < plane.Cables:
-			color = yellow
+			color = cli.Yellow
 		}
 		w := weights[i]
-		note := "  " + bandwidth(w.GetBandwidthBps())
+		note := "  " + cli.Bandwidth(w.GetBandwidthBps())
 		if w.GetReason() != "" {
 			note = "  " + w.GetReason()
 		}
@@ -243,8 +241,8 @@ func (s *labLive) picture(planes, columns int) []string {
 			note = fmt.Sprintf("  %5.1f %% of %.1f %%  %6.0f packets/s", 100*plane.Share, 100*part, plane.Rate) + note
 		}
 		beside := fmt.Sprintf("  %-6s %-8s %-6s %-9s %3d ", plane.Plane, plane.Leaf, state, fmt.Sprintf("%d/%d", plane.Up, plane.Cables), w.GetWeight()) + note
-		lines = append(lines, fmt.Sprintf("  %-6s %-8s %s %-9s %3d %s%s", plane.Plane, plane.Leaf, s.e.paint(color, fmt.Sprintf("%-6s", state)),
-			fmt.Sprintf("%d/%d", plane.Up, plane.Cables), w.GetWeight(), s.e.paint(color, bar(w.GetWeight(), top, barSize(20, utf8.RuneCountInString(beside), columns))), note))
+		lines = append(lines, fmt.Sprintf("  %-6s %-8s %s %-9s %3d %s%s", plane.Plane, plane.Leaf, s.e.Paint(color, fmt.Sprintf("%-6s", state)),
+			fmt.Sprintf("%d/%d", plane.Up, plane.Cables), w.GetWeight(), s.e.Paint(color, bar(w.GetWeight(), top, barSize(20, utf8.RuneCountInString(beside), columns))), note))
 	}
 	if hidden := len(p.Planes) - planes; hidden > 0 {
 		lines = append(lines, fmt.Sprintf("  and %d more", hidden))
@@ -255,7 +253,7 @@ func (s *labLive) picture(planes, columns int) []string {
 	case s.last == nil:
 		now = "  ...   " + step.Text
 	default:
-		now = fmt.Sprintf("  %s %s: %d pairs after %s", s.e.mark(s.last.OK), s.last.Step, s.last.Pairs, took(*s.last))
+		now = fmt.Sprintf("  %s %s: %d pairs after %s", labMark(s.e, s.last.OK), s.last.Step, s.last.Pairs, took(*s.last))
 	}
 	return append(lines, "", now, "")
 }
@@ -277,25 +275,3 @@ func (s *labLive) number() int {
 }
 
 func (s *labLive) elapsed() string { return time.Since(s.begun).Round(redraw).String() }
-
-// fit cuts a line to columns; color sequences do not count.
-func fit(line string, columns int) string {
-	var b strings.Builder
-	colored := false
-	for line != "" && columns > 0 {
-		if strings.HasPrefix(line, "\x1b[") {
-			n := strings.IndexByte(line, 'm') + 1
-			b.WriteString(line[:n])
-			colored, line = line[:n] != plain, line[n:]
-			continue
-		}
-		_, n := utf8.DecodeRuneInString(line)
-		b.WriteString(line[:n])
-		line = line[n:]
-		columns--
-	}
-	if colored {
-		b.WriteString(plain)
-	}
-	return b.String()
-}

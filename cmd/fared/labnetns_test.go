@@ -14,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/fared/fared/cmd/internal/cli"
 	"github.com/fared/fared/internal/netnstest"
 	"github.com/fared/fared/internal/testkit/gate"
 	"github.com/fared/fared/lab"
@@ -58,7 +59,7 @@ func TestLabUnnumbered(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			o := fared(t, namespaces(t, append(args, "--cables", "unnumbered", "--rate", "0", "--scenario", "leaf")...)...)
-			if o.code != exitOK || !strings.Contains(o.out, "2 steps, every expectation met") {
+			if o.code != cli.ExitOK || !strings.Contains(o.out, "2 steps, every expectation met") {
 				t.Errorf("exit %d\n%s\n%s", o.code, o.out, o.err)
 			}
 		})
@@ -85,7 +86,7 @@ func TestLabNetnsFlags(t *testing.T) {
 		"a server without power loses its queue pairs":                   {"--netns", "--transport", "tcp", "--scenario", "reboot"},
 		"[cleanup keep]": {"--netns", "--keep", "--cleanup"},
 	} {
-		if got := refused(t, exitUsage, append([]string{"lab"}, args...)...); !strings.Contains(got, want) {
+		if got := refused(t, cli.ExitUsage, append([]string{"lab"}, args...)...); !strings.Contains(got, want) {
 			t.Errorf("lab %s: no %q in\n%s", strings.Join(args, " "), want, got)
 		}
 	}
@@ -195,7 +196,7 @@ func TestLabNetnsInterrupted(t *testing.T) {
 	if len(nodesOf(t, os.Getpid())) != 4 {
 		t.Errorf("namespaces %q", nodesOf(t, os.Getpid()))
 	}
-	if code := b.end(t); code != exitFailed || !strings.Contains(b.err.String(), "fared: interrupted") {
+	if code := b.end(t); code != cli.ExitFailed || !strings.Contains(b.err.String(), "fared: interrupted") {
 		t.Errorf("exit %d, %s", code, b.err)
 	}
 	if left := nodesOf(t, os.Getpid()); len(left) > 0 {

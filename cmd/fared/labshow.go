@@ -8,6 +8,7 @@ import (
 	"time"
 	"unicode/utf8"
 
+	"github.com/fared/fared/cmd/internal/cli"
 	"github.com/fared/fared/lab"
 	"github.com/fared/fared/lab/judge"
 	"github.com/fared/fared/topo"
@@ -28,12 +29,12 @@ type labShow interface {
 	close()
 }
 
-// labShow chooses the presentation: the live table in a terminal, unless a log goes to the same terminal.
-func (e *env) labShow(o lab.Options, scenarios []*lab.Scenario, runs int, verbose bool) (show labShow, live bool) {
+// newLabShow chooses the presentation: the live table in a terminal, unless a log goes to the same terminal.
+func newLabShow(e *cli.Env, o lab.Options, scenarios []*lab.Scenario, runs int, verbose bool) (show labShow, live bool) {
 	switch {
-	case e.output != "table":
+	case e.Output != "table":
 		return &labData{e: e, o: o, runs: runs}, false
-	case e.terminal != nil && !verbose:
+	case e.Terminal != nil && !verbose:
 		return newLabLive(e, o, scenarios, runs), true
 	}
 	return &labLines{e: e, o: o, runs: runs}, false
@@ -41,7 +42,7 @@ func (e *env) labShow(o lab.Options, scenarios []*lab.Scenario, runs int, verbos
 
 // labData prints a JSON object on one line, or a YAML document, for each step.
 type labData struct {
-	e       *env
+	e       *cli.Env
 	o       lab.Options
 	runs, n int // number of runs, and number of the current run
 }
@@ -70,12 +71,12 @@ func (s *labData) ended(_ bool, summary []lab.Summary, transfers *lab.TransferSu
 
 // print prints an object.
 func (s *labData) print(b []byte) {
-	if s.e.output == "json" {
-		fmt.Fprintf(s.e.out, "%s\n", b)
+	if s.e.Output == "json" {
+		fmt.Fprintf(s.e.Out, "%s\n", b)
 		return
 	}
-	fmt.Fprintln(s.e.out, "---")
-	_ = printJSON(s.e.out, "yaml", b) // an error of the output ends the command by itself
+	fmt.Fprintln(s.e.Out, "---")
+	_ = cli.PrintJSON(s.e.Out, "yaml", b) // an error of the output ends the command by itself
 }
 
 // step writes a step, beginning with the keys that scripts use, in order, with weights in the order of planes.
@@ -162,7 +163,7 @@ func inOrder(o lab.Options, weights map[string]uint32) []uint32 {
 
 // labLines prints plain lines, at most 120 columns wide at the default size.
 type labLines struct {
-	e     *env
+	e     *cli.Env
 	o     lab.Options
 	runs  int
 	steps int
@@ -178,43 +179,43 @@ func size(o lab.Options) string {
 	return fmt.Sprintf("%d planes, %d servers with %d GPU each, %d sub-ports of %s in every plane", o.Planes, o.Servers, o.GPUs, o.SubPorts, o.Speed)
 }
 
-func (s *labLines) starting() { fmt.Fprintln(s.e.out, size(s.o)) }
+func (s *labLines) starting() { fmt.Fprintln(s.e.Out, size(s.o)) }
 
-func (s *labLines) progress(text string) { fmt.Fprintln(s.e.out, text) }
+func (s *labLines) progress(text string) { fmt.Fprintln(s.e.Out, text) }
 
 func (s *labLines) started(f *lab.Fabric, took time.Duration) {
-	fmt.Fprintf(s.e.out, "%d BGP sessions established, every weight in effect after %s\n", f.Sessions(), took.Round(time.Millisecond))
+	fmt.Fprintf(s.e.Out, "%d BGP sessions established, every weight in effect after %s\n", f.Sessions(), took.Round(time.Millisecond))
 }
 
 func (s *labLines) scenario(sc *lab.Scenario) {
-	fmt.Fprintf(s.e.out, "\n%s\n", s.e.paint(bold, sc.Name+": "+sc.Title))
+	fmt.Fprintf(s.e.Out, "\n%s\n", s.e.Paint(cli.Bold, sc.Name+": "+sc.Title))
 }
 
 func (s *labLines) result(r lab.Result) {
 	s.steps++
 	text := r.Step
-	mark := s.e.mark(r.OK)
+	mark := labMark(s.e, r.OK)
 	if utf8.RuneCountInString(text) > stepColumn {
-		fmt.Fprintf(s.e.out, "  %s %s\n", mark, text)
+		fmt.Fprintf(s.e.Out, "  %s %s\n", mark, text)
 		mark, text = "     ", ""
 	}
-	fmt.Fprintf(s.e.out, "  %s %-*s %s -> %s  %s\n", mark, stepColumn, text, r.Source, r.Destination, bars(inOrder(s.o, r.Weights)))
+	fmt.Fprintf(s.e.Out, "  %s %-*s %s -> %s  %s\n", mark, stepColumn, text, r.Source, r.Destination, bars(inOrder(s.o, r.Weights)))
 	verdict := fmt.Sprintf("all %d pairs match the expected weights after %s", r.Pairs, took(r))
 	if !r.OK {
 		verdict = "after " + took(r).String()
 	}
-	fmt.Fprintf(s.e.out, "        %s, %d slots moved\n", verdict, r.SlotsMoved)
+	fmt.Fprintf(s.e.Out, "        %s, %d slots moved\n", verdict, r.SlotsMoved)
 	if r.Traffic != nil {
-		fmt.Fprintf(s.e.out, "        %s\n", packets(s.o, r.Traffic))
+		fmt.Fprintf(s.e.Out, "        %s\n", packets(s.o, r.Traffic))
 	}
 	if s.o.Transport != "" {
-		fmt.Fprintf(s.e.out, "        %s\n", transferred(r.Transfer))
+		fmt.Fprintf(s.e.Out, "        %s\n", transferred(r.Transfer))
 	}
 	for _, line := range timeline(s.o, r) {
-		fmt.Fprintf(s.e.out, "        %s\n", line)
+		fmt.Fprintf(s.e.Out, "        %s\n", line)
 	}
 	for _, w := range r.Wrong {
-		fmt.Fprintf(s.e.out, "        %s\n", w)
+		fmt.Fprintf(s.e.Out, "        %s\n", w)
 	}
 }
 
@@ -234,42 +235,42 @@ func packets(o lab.Options, t *lab.Traffic) string {
 
 func (s *labLines) run(n int) {
 	if s.runs > 1 {
-		fmt.Fprintf(s.e.out, "\n%s\n", s.e.paint(bold, runOf(n, s.runs)))
+		fmt.Fprintf(s.e.Out, "\n%s\n", s.e.Paint(cli.Bold, runOf(n, s.runs)))
 	}
 }
 
 func runOf(n, runs int) string { return fmt.Sprintf("run %d of %d", n, runs) }
 
 func (s *labLines) ended(met bool, summary []lab.Summary, transfers *lab.TransferSummary) {
-	s.e.labEnd(s.steps, met, summary, transfers)
+	printLabEnd(s.e, s.steps, met, summary, transfers)
 }
 
-// labEnd prints the results of a lab.
-func (e *env) labEnd(steps int, met bool, summary []lab.Summary, transfers *lab.TransferSummary) {
+// printLabEnd prints the results of a lab.
+func printLabEnd(e *cli.Env, steps int, met bool, summary []lab.Summary, transfers *lab.TransferSummary) {
 	for _, line := range summaryLines(summary) {
-		fmt.Fprintln(e.out, line)
+		fmt.Fprintln(e.Out, line)
 	}
 	for _, line := range transferLines(transfers) {
-		fmt.Fprintln(e.out, line)
+		fmt.Fprintln(e.Out, line)
 	}
-	fmt.Fprintf(e.out, "\n%s\n", e.verdict(steps, met))
+	fmt.Fprintf(e.Out, "\n%s\n", labVerdict(e, steps, met))
 }
 
 func (s *labLines) next()  {}
 func (s *labLines) close() {}
 
-func (e *env) mark(ok bool) string {
+func labMark(e *cli.Env, ok bool) string {
 	if ok {
-		return e.paint(green, "ok   ")
+		return e.Paint(cli.Green, "ok   ")
 	}
-	return e.paint(red, "WRONG")
+	return e.Paint(cli.Red, "WRONG")
 }
 
-func (e *env) verdict(steps int, met bool) string {
+func labVerdict(e *cli.Env, steps int, met bool) string {
 	if !met {
-		return fmt.Sprintf("%s, %s", several(steps, "step"), e.paint(bold+red, "NOT every expectation met"))
+		return fmt.Sprintf("%s, %s", cli.Several(steps, "step"), e.Paint(cli.Bold+cli.Red, "NOT every expectation met"))
 	}
-	return fmt.Sprintf("%s, %s", several(steps, "step"), e.paint(bold, "every expectation met"))
+	return fmt.Sprintf("%s, %s", cli.Several(steps, "step"), e.Paint(cli.Bold, "every expectation met"))
 }
 
 func took(r lab.Result) time.Duration { return time.Duration(r.ElapsedNS).Round(10 * time.Microsecond) }

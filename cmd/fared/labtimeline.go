@@ -6,6 +6,7 @@ import (
 	"strings"
 	"unicode/utf8"
 
+	"github.com/fared/fared/cmd/internal/cli"
 	"github.com/fared/fared/lab"
 )
 
@@ -70,7 +71,7 @@ func losses(o lab.Options, t *lab.Traffic) string {
 			planes = append(planes, fmt.Sprintf("p%d", p))
 		}
 	}
-	return fmt.Sprintf("%s of %s lost on %s, %s for %.2f ms", several(int(n), "packet"), several(t.LossPairs, "pair"),
+	return fmt.Sprintf("%s of %s lost on %s, %s for %.2f ms", cli.Several(int(n), "packet"), cli.Several(t.LossPairs, "pair"),
 		strings.Join(planes, ", "), t.LossWorst, ms(t.LossIntervalNS))
 }
 

@@ -8,6 +8,7 @@ import (
 	"testing"
 	"unicode/utf8"
 
+	"github.com/fared/fared/cmd/internal/cli"
 	"github.com/fared/fared/internal/testkit/gate"
 	"github.com/fared/fared/lab"
 	"github.com/fared/fared/topo"
@@ -125,7 +126,7 @@ func TestLabRuns(t *testing.T) {
 		t.Errorf("timelines that were not asked for, or are not summed up:\n%s", out)
 	}
 	for _, n := range []string{"0", "-1", "10001"} {
-		if got := refused(t, exitUsage, labArgs("--runs", n)...); !strings.Contains(got, fmt.Sprintf("--runs %s is not within 1 to 10000", n)) {
+		if got := refused(t, cli.ExitUsage, labArgs("--runs", n)...); !strings.Contains(got, fmt.Sprintf("--runs %s is not within 1 to 10000", n)) {
 			t.Errorf("%s", got)
 		}
 	}

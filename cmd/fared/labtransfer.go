@@ -5,6 +5,7 @@ import (
 	"maps"
 	"slices"
 
+	"github.com/fared/fared/cmd/internal/cli"
 	"github.com/fared/fared/lab"
 )
 
@@ -32,7 +33,7 @@ func transferLines(t *lab.TransferSummary) []string {
 	if t == nil {
 		return nil
 	}
-	lines := []string{"", fmt.Sprintf("%s verified in %s, %d messages lost, %d duplicated, %d bytes wrong", byteSize(t.Bytes), several(t.Steps, "step"), t.Lost, t.Duplicated, t.WrongBytes),
+	lines := []string{"", fmt.Sprintf("%s verified in %s, %d messages lost, %d duplicated, %d bytes wrong", byteSize(t.Bytes), cli.Several(t.Steps, "step"), t.Lost, t.Duplicated, t.WrongBytes),
 		fmt.Sprintf("  %-8s %10s %10s %8s %8s %8s %10s", "plane", "slots", "wire", "slots %", "wire %", "due %", "difference")}
 	var sent, due, wire, counted float64
 	for _, p := range t.Planes {

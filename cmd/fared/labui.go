@@ -9,21 +9,22 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/fared/fared/cmd/internal/cli"
 	"github.com/fared/fared/daemon/page"
 	"github.com/fared/fared/lab"
 	"github.com/fared/fared/lab/ui"
 )
 
 // showLab starts a fabric and serves its page until the context ends, which is the user's way to end it.
-func (e *env) showLab(ctx context.Context, o lab.Options, address string, log *slog.Logger) (err error) {
+func showLab(ctx context.Context, e *cli.Env, o lab.Options, address string, log *slog.Logger) (err error) {
 	ctx, stop := signal.NotifyContext(ctx, syscall.SIGHUP) // the terminal closes
 	defer stop()
 	l, err := page.Listen(address)
 	if err != nil {
-		return &exitError{exitUsage, fmt.Errorf("--ui: %w", err), "use a free port of a loopback address, such as 127.0.0.1:9470"}
+		return cli.Usage(fmt.Errorf("--ui: %w", err), "use a free port of a loopback address, such as 127.0.0.1:9470")
 	}
 	defer l.Close()
-	progress := func(text string) { fmt.Fprintln(e.err, "fared: "+text) }
+	progress := func(text string) { fmt.Fprintln(e.Err, "fared: "+text) }
 	o.Progress = progress
 	if o.Netns != nil {
 		o.Netns.Progress = progress
@@ -43,11 +44,11 @@ func (e *env) showLab(ctx context.Context, o lab.Options, address string, log *s
 	}()
 	p, err := ui.New(fabric)
 	if err != nil {
-		return &exitError{exitFailed, err, ""}
+		return cli.Failed(err, "")
 	}
-	fmt.Fprintf(e.out, "%d sessions up after %s; the page is http://%s/, and Ctrl-C ends the lab\n", fabric.Sessions(), time.Since(started).Round(time.Millisecond), l.Addr())
+	fmt.Fprintf(e.Out, "%d sessions up after %s; the page is http://%s/, and Ctrl-C ends the lab\n", fabric.Sessions(), time.Since(started).Round(time.Millisecond), l.Addr())
 	if err := p.Serve(ctx, l); err != nil && !errors.Is(err, context.Canceled) {
-		return &exitError{exitFailed, err, ""}
+		return cli.Failed(err, "")
 	}
 	return nil
 }

@@ -5,6 +5,8 @@ import (
 	"net/http"
 	"strings"
 	"testing"
+
+	"github.com/fared/fared/cmd/internal/cli"
 )
 
 // TestLabUI checks that the lab's page is served at the address that the command prints, that a request for a cable has its effect, and the end of the command.
@@ -30,13 +32,13 @@ func TestLabUI(t *testing.T) {
 		t.Errorf("%d, then %s, %v", posted.StatusCode, lines.Text(), lines.Err())
 	}
 	b.stop()
-	if code := <-b.code; code != exitOK {
+	if code := <-b.code; code != cli.ExitOK {
 		t.Errorf("the command ends with %d: %s", code, b.err)
 	} else {
 		b.code <- code
 	}
 	for _, args := range [][]string{{"--ui", "0.0.0.0:0"}, {"--ui", "nonsense"}, {"--ui", "127.0.0.1:0", "--scenario", "leaf"}} {
-		if o := fared(t, append([]string{"lab"}, args...)...); o.code != exitUsage || o.err == "" {
+		if o := fared(t, append([]string{"lab"}, args...)...); o.code != cli.ExitUsage || o.err == "" {
 			t.Errorf("%q: exit code %d: %s", args, o.code, o.err)
 		}
 	}

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"fmt"
+	"io"
 	"os"
 	"regexp"
 	"strings"
@@ -11,6 +12,8 @@ import (
 	"time"
 
 	"go.uber.org/goleak"
+
+	"github.com/fared/fared/cmd/internal/cli"
 )
 
 // asFared makes the test binary act as fared: tests that need separate processes start it with this variable set.
@@ -47,6 +50,11 @@ type outcome struct {
 	out, err string
 }
 
+// execute runs a command line of fared and returns the exit code.
+func execute(ctx context.Context, args []string, in io.Reader, out, errOut io.Writer) int {
+	return cli.Execute(ctx, newRoot, args, in, out, errOut)
+}
+
 // fared runs a command line inside the test's process.
 func fared(t *testing.T, args ...string) outcome {
 	t.Helper()
@@ -59,7 +67,7 @@ func fared(t *testing.T, args ...string) outcome {
 func must(t *testing.T, args ...string) string {
 	t.Helper()
 	o := fared(t, args...)
-	if o.code != exitOK || o.err != "" {
+	if o.code != cli.ExitOK || o.err != "" {
 		t.Fatalf("fared %s: exit %d, standard error:\n%s", strings.Join(args, " "), o.code, o.err)
 	}
 	return o.out

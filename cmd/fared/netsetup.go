@@ -9,6 +9,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/fared/fared/cmd/fared/internal/netsetup"
+	"github.com/fared/fared/cmd/internal/cli"
 	"github.com/fared/fared/daemon/config"
 )
 
@@ -16,7 +17,7 @@ func netsetupCommand() *cobra.Command {
 	var file string
 	var o netsetup.Options
 	c := &cobra.Command{
-		Use: "netsetup", Short: "Give this machine's devices the addresses of a configuration (for containers and labs)", Args: noArgs,
+		Use: "netsetup", Short: "Give this machine's devices the addresses of a configuration (for containers and labs)", Args: cli.NoArgs,
 		Long: `Puts the configuration's loopbacks on lo and the local address of each session on its
 sub-port's device, point to point toward the peer, and sets the devices up. Existing addresses
 stay. It is for containers, where no other program does this, and for servers and leaves
@@ -35,12 +36,12 @@ and Linux 5.13, and a device whose index changes loses the addresses that it has
 		RunE: func(*cobra.Command, []string) error {
 			for _, pattern := range o.MatchIndex {
 				if _, err := path.Match(pattern, ""); err != nil {
-					return &exitError{exitUsage, fmt.Errorf("--match-index %q: %w", pattern, err), "for example --match-index 'p*'"}
+					return cli.Usage(fmt.Errorf("--match-index %q: %w", pattern, err), "for example --match-index 'p*'")
 				}
 			}
 			cfg, _, err := config.Inspect(file)
 			if err != nil {
-				return configError(err)
+				return cli.ConfigError(err)
 			}
 			if err := netsetup.Apply(cfg, o); err != nil {
 				remedy := "everything else is set up; correct the error and run the command again"
@@ -50,12 +51,12 @@ and Linux 5.13, and a device whose index changes loses the addresses that it has
 						remedy += " and CAP_SYS_ADMIN"
 					}
 				}
-				return &exitError{exitFailed, err, remedy}
+				return cli.Failed(err, remedy)
 			}
 			return nil
 		},
 	}
-	configFlag(c, &file)
+	cli.ConfigFlag(c, &file)
 	c.Flags().BoolVar(&o.Limit, "limit", false, "limit the sending rate of sub-ports to their configured speed")
 	c.Flags().StringSliceVar(&o.MatchIndex, "match-index", nil, "give devices that match a shell pattern the interface index of their far ends")
 	return c

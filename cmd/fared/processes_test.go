@@ -14,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/fared/fared/cmd/internal/cli"
 	"github.com/fared/fared/internal/netnstest"
 	"github.com/fared/fared/internal/testkit/gate"
 	"github.com/fared/fared/internal/testkit/testbed"
@@ -221,7 +222,7 @@ func TestProcesses(t *testing.T) {
 
 	// A second daemon on the socket of the first.
 	second := start(t, "run", "--config", f.config("server2"), "--socket", f.socket("server1"))
-	if code := second.ended(t); code != exitFailed || !strings.Contains(second.log.String(), "is served by another fared") || !explains(second.log.String()) {
+	if code := second.ended(t); code != cli.ExitFailed || !strings.Contains(second.log.String(), "is served by another fared") || !explains(second.log.String()) {
 		t.Errorf("a second daemon on the same socket: exit %d\n%s", code, second.log.String())
 	}
 	if err := server.running(); err != nil {
@@ -233,7 +234,7 @@ func TestProcesses(t *testing.T) {
 	events := inBackground(t, "--socket", f.socket("server1"), "watch", "--events", "--recent", "1000", "-o", "json")
 	watch.until(t, "1:1")
 	events.until(t, `"kind":"session-up","subject":"p1/p1.`) // the watch is established
-	if code := f.nodes["leaf1"].end(t, syscall.SIGTERM); code != exitOK {
+	if code := f.nodes["leaf1"].end(t, syscall.SIGTERM); code != cli.ExitOK {
 		t.Errorf("SIGTERM: exit %d", code)
 	}
 	watch.until(t, "1:0")
@@ -268,7 +269,7 @@ func TestProcesses(t *testing.T) {
 	f.ask("server1", "undrain", "sub-port", "p1.1")
 	f.until("server1", "10.255.0.2/32  1:1")
 	o := fared(t, "--socket", f.socket("server1"), "drain", "plane", "p9")
-	if o.code != exitNotFound || !explains(o.err) {
+	if o.code != cli.ExitNotFound || !explains(o.err) {
 		t.Errorf("drain of what there is not: exit %d, %s", o.code, o.err)
 	}
 
@@ -284,7 +285,7 @@ func TestProcesses(t *testing.T) {
 		t.Errorf("reload of the same file prints %q", out)
 	}
 	f.edit("server1", "as: 4200001000", "as: 4200009999")
-	if text := refused(t, exitFailed, "--socket", f.socket("server1"), "reload"); !strings.Contains(text, "restart") {
+	if text := refused(t, cli.ExitFailed, "--socket", f.socket("server1"), "reload"); !strings.Contains(text, "restart") {
 		t.Errorf("reload that needs a restart: %s", text)
 	}
 	f.edit("server1", "role: server", "roll: server")
@@ -303,10 +304,10 @@ func TestProcesses(t *testing.T) {
 	if _, err := fmt.Sscanf(before, "{\n  \"revision\": %d,", &last); err != nil {
 		t.Fatal(err)
 	}
-	if code := server.end(t, syscall.SIGTERM); code != exitOK {
+	if code := server.end(t, syscall.SIGTERM); code != cli.ExitOK {
 		t.Errorf("SIGTERM: exit %d", code)
 	}
-	refused(t, exitUnreachable, "--socket", f.socket("server1"), "weights")
+	refused(t, cli.ExitUnreachable, "--socket", f.socket("server1"), "weights")
 	testReplay(t, filepath.Join(f.dir, "record.jsonl"), before)
 	f.edit("server1", "roll: server", "role: server")
 	f.edit("server1", "as: 4200009999", "as: 4200001000")
@@ -317,13 +318,13 @@ func TestProcesses(t *testing.T) {
 		_, err := fmt.Sscan(line, &revision)
 		return err == nil && revision < last && strings.Contains(line, "2:1")
 	})
-	if watch.end(t) != exitOK || !strings.Contains(watch.err.String(), "resuming after revision") {
+	if watch.end(t) != cli.ExitOK || !strings.Contains(watch.err.String(), "resuming after revision") {
 		t.Errorf("watch: %s", watch.err)
 	}
-	if events.end(t) != exitOK {
+	if events.end(t) != cli.ExitOK {
 		t.Errorf("watch --events: %s", events.err)
 	}
-	if f.nodes["server1"].end(t, syscall.SIGINT) != exitOK {
+	if f.nodes["server1"].end(t, syscall.SIGINT) != cli.ExitOK {
 		t.Error("SIGINT does not end the daemon with 0")
 	}
 }

@@ -16,6 +16,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/fared/fared/cmd/internal/cli"
 	"github.com/fared/fared/internal/testkit/gate"
 )
 
@@ -192,7 +193,7 @@ func TestPrometheusFaults(t *testing.T) {
 	b.firing()
 
 	remove := inTheWay("server0.drains")
-	if o := fared(t, "--socket", filepath.Join(b.dir, "server0"), "drain", "sub-port", "p1b"); o.code != exitFailed || !strings.Contains(o.err, "a restart would forget changes of drains") {
+	if o := fared(t, "--socket", filepath.Join(b.dir, "server0"), "drain", "sub-port", "p1b"); o.code != cli.ExitFailed || !strings.Contains(o.err, "a restart would forget changes of drains") {
 		t.Fatalf("exit code %d: %s%s", o.code, o.out, o.err)
 	}
 	b.firing("FaredDrainsUnsaved")

@@ -13,6 +13,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/fared/fared/client/slots"
+	"github.com/fared/fared/cmd/internal/cli"
 	"github.com/fared/fared/daemon/config"
 	"github.com/fared/fared/internal/rdmadev"
 	"github.com/fared/fared/internal/rtnl"
@@ -24,10 +25,10 @@ type rdmaOptions struct {
 	interval            time.Duration
 }
 
-func rdmaCommand(e *env) *cobra.Command {
+func rdmaCommand(e *cli.Env) *cobra.Command {
 	o := &rdmaOptions{}
 	c := &cobra.Command{
-		Use: "rdma", Short: "Show the RDMA devices, their planes and GIDs, and each fault with its remedy", Args: noArgs,
+		Use: "rdma", Short: "Show the RDMA devices, their planes and GIDs, and each fault with its remedy", Args: cli.NoArgs,
 		Long: `Shows the RDMA ports of this machine with their netdevs and GIDs, the plane and sub-port of each,
 and the faults that keep queue pairs off the slots: a loopback without a GID, RoCE v1, a port
 that is down, unequal MTUs, a driver that ignores flow labels, and others. It reads sysfs and DCB
@@ -43,7 +44,7 @@ counts, in which many NICs leave out RDMA packets. Counters of the driver that c
 
 Exit code 1: there is a problem. A note is none.`,
 		Example: "  fared rdma\n  fared rdma --interval 5s\n  fared rdma --config /etc/fared/fared.yaml -o json",
-		RunE:    func(c *cobra.Command, _ []string) error { return e.rdma(c.Context(), o) },
+		RunE:    func(c *cobra.Command, _ []string) error { return runRDMA(c.Context(), e, o) },
 	}
 	slotTableFlag(c, &o.file)
 	c.Flags().StringVarP(&o.config, "config", "c", "", "take planes and loopbacks from this configuration file")
@@ -52,7 +53,7 @@ Exit code 1: there is a problem. A note is none.`,
 	_ = c.MarkFlagFilename("config", "yaml", "yml")
 	_ = c.MarkFlagDirname("sysfs")
 	c.MarkFlagsMutuallyExclusive("file", "config")
-	return readFlags(e, c)
+	return cli.ReadFlags(e, c)
 }
 
 // layout holds the planes and sub-ports that an RDMA command uses.
@@ -68,7 +69,7 @@ func readLayout(file, configFile string) (*layout, error) {
 	if configFile != "" {
 		c, err := config.Load(configFile)
 		if err != nil {
-			return nil, &exitError{exitUsage, err, ""}
+			return nil, cli.Usage(err, "")
 		}
 		return &layout{from: "configuration " + configFile, subPorts: configuredSubPorts(c), tcpPorts: c.Dataplane.TCPPortRange}, nil
 	}
@@ -135,7 +136,7 @@ func tableSubPorts(table *slots.Table) ([]rdmadev.SubPort, error) {
 	return out, nil
 }
 
-func (e *env) rdma(ctx context.Context, o *rdmaOptions) error {
+func runRDMA(ctx context.Context, e *cli.Env, o *rdmaOptions) error {
 	l, err := readLayout(o.file, o.config)
 	if err != nil {
 		return err
@@ -158,7 +159,7 @@ func (e *env) rdma(ctx context.Context, o *rdmaOptions) error {
 	}
 	report, err := rdmadev.Inspect(o.sysfs, l.subPorts, pfc)
 	if err != nil {
-		return &exitError{exitFailed, err, "name the root of sysfs with --sysfs"}
+		return cli.Failed(err, "name the root of sysfs with --sysfs")
 	}
 	view := newRDMAView(l, report)
 	if o.interval > 0 {
@@ -176,7 +177,7 @@ func (e *env) rdma(ctx context.Context, o *rdmaOptions) error {
 		}
 	}
 	if problems > 0 {
-		return &exitError{exitFailed, errors.New(several(problems, "problem") + " with RDMA"), "the output names each with its remedy"}
+		return cli.Failed(errors.New(cli.Several(problems, "problem")+" with RDMA"), "the output names each with its remedy")
 	}
 	return nil
 }
@@ -227,11 +228,11 @@ func newRDMAView(l *layout, report *rdmadev.Report) *rdmaView {
 	return v
 }
 
-func (v *rdmaView) print(e *env) error {
-	if e.output != "table" {
-		return e.printValue(v)
+func (v *rdmaView) print(e *cli.Env) error {
+	if e.Output != "table" {
+		return e.PrintValue(v)
 	}
-	w := tabwriter.NewWriter(e.out, 0, 0, 2, ' ', 0)
+	w := tabwriter.NewWriter(e.Out, 0, 0, 2, ' ', 0)
 	if v.Source == "" {
 		fmt.Fprintf(w, "planes are unknown: there is no slot table; start 'fared run', or name a configuration with --config\n\n")
 	}
@@ -250,23 +251,23 @@ func (v *rdmaView) print(e *env) error {
 }
 
 func (v *rdmaView) portTable(w *tabwriter.Writer) {
-	row(w, "PLANE", "NETDEV", "RDMA PORT", "DRIVER", "STATE", "RATE", "MTU", "PFC", "ECN", "FLOW LABEL")
+	cli.Row(w, "PLANE", "NETDEV", "RDMA PORT", "DRIVER", "STATE", "RATE", "MTU", "PFC", "ECN", "FLOW LABEL")
 	for _, p := range v.Ports {
 		rate, _, _ := strings.Cut(p.Rate, " (")
 		mtu := "-"
 		if p.PathMTU > 0 {
 			mtu = fmt.Sprint(p.PathMTU)
 		}
-		row(w, dash(p.Plane), dash(p.Netdev), p.name(), dash(p.Driver), dash(p.State), dash(rate), mtu, p.PFC.String(), p.ECN.String(), p.Label.String())
+		cli.Row(w, cli.Dash(p.Plane), cli.Dash(p.Netdev), p.name(), cli.Dash(p.Driver), cli.Dash(p.State), cli.Dash(rate), mtu, p.PFC.String(), p.ECN.String(), p.Label.String())
 	}
 	if !slices.ContainsFunc(v.Ports, func(p rdmaPortView) bool { return len(p.GIDs) > 0 }) {
 		return
 	}
 	fmt.Fprintln(w)
-	row(w, "RDMA PORT", "GID INDEX", "TYPE", "ADDRESS", "NETDEV", "LOOPBACK")
+	cli.Row(w, "RDMA PORT", "GID INDEX", "TYPE", "ADDRESS", "NETDEV", "LOOPBACK")
 	for _, p := range v.Ports {
 		for _, g := range p.GIDs {
-			row(w, p.name(), fmt.Sprint(g.Index), string(g.Type), g.Address.String(), dash(g.Netdev), yesNo(slices.Contains(p.Loopbacks, g.Address)))
+			cli.Row(w, p.name(), fmt.Sprint(g.Index), string(g.Type), g.Address.String(), cli.Dash(g.Netdev), cli.YesNo(slices.Contains(p.Loopbacks, g.Address)))
 		}
 	}
 }

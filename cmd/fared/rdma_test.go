@@ -8,6 +8,7 @@ import (
 	"text/tabwriter"
 
 	"github.com/fared/fared/client/slots"
+	"github.com/fared/fared/cmd/internal/cli"
 	"github.com/fared/fared/internal/rdmadev"
 	"github.com/fared/fared/internal/rdmadev/rdmadevtest"
 )
@@ -60,7 +61,7 @@ func TestRDMAInterval(t *testing.T) {
 		t.Fatalf("exit %d, %v: %s", o.code, err, o.out)
 	}
 	p := v.Traffic.Planes
-	if o.code != exitFailed || len(p) != 2 || p[0].Plane != "p0" || p[0].Asked.Mean != 25e7 || p[0].Bytes != 0 || p[0].Counter != "rdma" || p[1].Asked.Most != 75e7 || v.Traffic.WeightsChanged {
+	if o.code != cli.ExitFailed || len(p) != 2 || p[0].Plane != "p0" || p[0].Asked.Mean != 25e7 || p[0].Bytes != 0 || p[0].Counter != "rdma" || p[1].Asked.Most != 75e7 || v.Traffic.WeightsChanged {
 		t.Errorf("exit %d: %+v", o.code, v.Traffic)
 	}
 	if !strings.Contains(o.out, "RoCE v1 alone") { // eth1

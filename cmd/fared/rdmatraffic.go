@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/fared/fared/client/slots"
+	"github.com/fared/fared/cmd/internal/cli"
 	"github.com/fared/fared/internal/rdmadev"
 )
 
@@ -46,7 +47,7 @@ func (v *rdmaView) measure(ctx context.Context, l *layout, report *rdmadev.Repor
 	before, start, from := revision(), time.Now(), report.Sample(o.sysfs)
 	select {
 	case <-ctx.Done():
-		return interrupted()
+		return cli.Interrupted()
 	case <-time.After(o.interval):
 	}
 	to := report.Sample(o.sysfs)
@@ -119,13 +120,13 @@ func newTrafficView(planes []rdmadev.PlaneTraffic, asked map[string]*askedShare)
 
 func (v *trafficView) table(w *tabwriter.Writer) {
 	fmt.Fprintf(w, "\ntraffic of %.1f s\n", v.Seconds)
-	row(w, "PLANE", "ASKED", "CARRIED", "BYTES", "COUNTER")
+	cli.Row(w, "PLANE", "ASKED", "CARRIED", "BYTES", "COUNTER")
 	for _, p := range v.Planes {
 		carried := "-"
 		if p.Counter != "none" {
 			carried = shareOf(p.Carried)
 		}
-		row(w, p.Plane, p.Asked.String(), carried, fmt.Sprint(p.Bytes), p.Counter)
+		cli.Row(w, p.Plane, p.Asked.String(), carried, fmt.Sprint(p.Bytes), p.Counter)
 	}
 	if v.WeightsChanged {
 		fmt.Fprintln(w, "the weights changed meanwhile")
@@ -134,9 +135,9 @@ func (v *trafficView) table(w *tabwriter.Writer) {
 		return
 	}
 	fmt.Fprintln(w)
-	row(w, "RDMA PORT", "COUNTER OF THE DRIVER", "CHANGE")
+	cli.Row(w, "RDMA PORT", "COUNTER OF THE DRIVER", "CHANGE")
 	for _, c := range v.Counters {
-		row(w, fmt.Sprintf("%s/%d", c.Device, c.Port), c.Name, fmt.Sprint(c.Change))
+		cli.Row(w, fmt.Sprintf("%s/%d", c.Device, c.Port), c.Name, fmt.Sprint(c.Change))
 	}
 }
 

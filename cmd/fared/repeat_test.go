@@ -8,6 +8,8 @@ import (
 	"unicode/utf8"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/fared/fared/cmd/internal/cli"
 )
 
 // TestRepeat checks that --watch shows the state again and again, without a daemon the error, and ends with exit code 0; that a wrong use ends at once; and that a
@@ -20,7 +22,7 @@ func TestRepeat(t *testing.T) {
 		b.until(t, "sessions ")
 	}
 	b.stop()
-	if code := <-b.code; code != exitOK || b.err.Len() > 0 {
+	if code := <-b.code; code != cli.ExitOK || b.err.Len() > 0 {
 		t.Errorf("exit code %d: %s", code, b.err)
 	} else {
 		b.code <- code
@@ -30,13 +32,13 @@ func TestRepeat(t *testing.T) {
 		none.until(t, "fared: no daemon answers")
 	}
 	for _, args := range [][]string{{"status", "--watch", "--every", "1ms"}, {"sessions", "--watch", "-o", "xml"}} {
-		if text := refused(t, exitUsage, append([]string{"--socket", socket}, args...)...); text == "" {
+		if text := refused(t, cli.ExitUsage, append([]string{"--socket", socket}, args...)...); text == "" {
 			t.Errorf("%q: no error", args)
 		}
 	}
-	terminal := &env{terminal: pseudoTerminal(t, 80, 24)}
-	first, second := terminal.frameOf("a\nb\n", true), terminal.frameOf("c\n", false)
-	if !strings.HasSuffix(first, home+"a"+clearLine+"\nb"+clearLine+"\n"+clearBelow) || second != home+"c"+clearLine+"\n"+clearBelow {
+	terminal := &cli.Env{Terminal: pseudoTerminal(t, 80, 24)}
+	first, second := frameOf(terminal, "a\nb\n", true), frameOf(terminal, "c\n", false)
+	if !strings.HasSuffix(first, cli.Home+"a"+cli.ClearLine+"\nb"+cli.ClearLine+"\n"+cli.ClearBelow) || second != cli.Home+"c"+cli.ClearLine+"\n"+cli.ClearBelow {
 		t.Errorf("a terminal receives %q, then %q", first, second)
 	}
 }
@@ -72,13 +74,13 @@ func pseudoTerminal(t *testing.T, columns, rows uint16) *os.File {
 func TestRepeatFitsTheTerminal(t *testing.T) {
 	for _, size := range [][2]uint16{{80, 24}, {40, 10}, {80, 2}, {200, 60}} {
 		columns, rows := int(size[0]), int(size[1])
-		e := &env{terminal: pseudoTerminal(t, size[0], size[1])}
+		e := &cli.Env{Terminal: pseudoTerminal(t, size[0], size[1])}
 		for _, n := range []int{1, rows - 1, rows, 500} {
 			var text strings.Builder
 			for i := range n {
 				fmt.Fprintf(&text, "line %d: %s\n", i, strings.Repeat("ü", 150))
 			}
-			frame := strings.NewReplacer(home, "", clearLine, "", clearBelow, "").Replace(e.frameOf(text.String(), false))
+			frame := strings.NewReplacer(cli.Home, "", cli.ClearLine, "", cli.ClearBelow, "").Replace(frameOf(e, text.String(), false))
 			lines := strings.Split(strings.TrimSuffix(frame, "\n"), "\n")
 			if len(lines) > rows-1 {
 				t.Errorf("%d lines at %dx%d: %d are drawn", n, columns, rows, len(lines))

@@ -7,17 +7,18 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/fared/fared/cmd/internal/cli"
 	"github.com/fared/fared/daemon"
 )
 
-func replayCommand(e *env) *cobra.Command {
+func replayCommand(e *cli.Env) *cobra.Command {
 	var timeline, all bool
 	c := &cobra.Command{
 		Use: "replay FILE", Short: "Replay a recording (record.file) and show the weights it ends with",
 		Example: "  fared replay /var/log/fared/record.jsonl",
 		Args: func(_ *cobra.Command, args []string) error {
 			if len(args) != 1 {
-				return &exitError{exitUsage, fmt.Errorf("replay takes one recording, not %d", len(args)), "name a file written by record.file, or - for standard input"}
+				return cli.Usage(fmt.Errorf("replay takes one recording, not %d", len(args)), "name a file written by record.file, or - for standard input")
 			}
 			return nil
 		},
@@ -33,27 +34,27 @@ begins; name FILE.1 for the recording before the last start.
 --timeline prints the events before the table. With -o json or yaml, the events and the line about
 the data plane go to standard error.`,
 		RunE: func(_ *cobra.Command, args []string) error {
-			in := e.in
+			in := e.In
 			if args[0] != "-" {
 				f, err := daemon.OpenRecording(args[0])
 				if err != nil {
-					return &exitError{exitUsage, err, "name a file written by record.file"}
+					return cli.Usage(err, "name a file written by record.file")
 				}
 				defer f.Close()
 				in = f
 			}
-			return e.replay(in, args[0], timeline, all)
+			return runReplay(e, in, args[0], timeline, all)
 		},
 	}
 	c.Flags().BoolVarP(&all, "all", "a", false, "on a terminal, a row for each of more than 100 destinations too")
 	c.Flags().BoolVar(&timeline, "timeline", false, "also print every event with the weights that it changed")
-	return readFlags(e, c)
+	return cli.ReadFlags(e, c)
 }
 
-func (e *env) replay(in io.Reader, name string, timeline, all bool) error {
-	to := e.out
-	if e.output != "table" {
-		to = e.err
+func runReplay(e *cli.Env, in io.Reader, name string, timeline, all bool) error {
+	to := e.Out
+	if e.Output != "table" {
+		to = e.Err
 	}
 	var missing uint64
 	var first, changed int64 // times of the first event, and of the last change of weights
@@ -88,17 +89,17 @@ func (e *env) replay(in io.Reader, name string, timeline, all bool) error {
 	}
 	final, err := daemon.Replay(in, each)
 	if err != nil {
-		return &exitError{exitFailed, fmt.Errorf("%s: %w", name, err), "replay the unmodified recording with the version that wrote it: the first line names that version"}
+		return cli.Failed(fmt.Errorf("%s: %w", name, err), "replay the unmodified recording with the version that wrote it: the first line names that version")
 	}
 	if missing > 0 {
-		fmt.Fprintf(e.err, "the recording has gaps: %s could not be written, and later digests were not verified\n", several(int(missing), "event"))
+		fmt.Fprintf(e.Err, "the recording has gaps: %s could not be written, and later digests were not verified\n", cli.Several(int(missing), "event"))
 	}
-	if timeline && e.output == "table" {
-		fmt.Fprintln(e.out)
+	if timeline && e.Output == "table" {
+		fmt.Fprintln(e.Out)
 	}
 	rows, err := daemon.Weights(final)
 	if err != nil {
-		return &exitError{code: exitFailed, err: err}
+		return &cli.Error{Code: cli.ExitFailed, Err: err}
 	}
 	list := &weightList{destinations: rows}
 	for _, d := range list.destinations {
@@ -107,7 +108,7 @@ func (e *env) replay(in io.Reader, name string, timeline, all bool) error {
 			p.InEffect = effect != nil && effect.InEffect()
 		}
 	}
-	if err := e.printWeights(list, all); err != nil {
+	if err := printWeights(e, list, all); err != nil {
 		return err
 	}
 	switch {

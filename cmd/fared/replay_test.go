@@ -10,6 +10,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/fared/fared/cmd/internal/cli"
 	"github.com/fared/fared/daemon"
 )
 
@@ -41,7 +42,7 @@ func testReplay(t *testing.T, file, before string) {
 		}
 	}
 	o := fared(t, "replay", file, "--timeline", "-o", "json")
-	if o.code != exitOK || !json.Valid([]byte(o.out)) || !strings.Contains(o.err, "drain of plane p0") {
+	if o.code != cli.ExitOK || !json.Valid([]byte(o.out)) || !strings.Contains(o.err, "drain of plane p0") {
 		t.Errorf("replay --timeline -o json: exit %d, standard output\n%s\nstandard error\n%s", o.code, o.out, o.err)
 	}
 
@@ -51,7 +52,7 @@ func testReplay(t *testing.T, file, before string) {
 	for n := len(lines) - 1; n > 1 && !found; n-- {
 		var out, errOut bytes.Buffer
 		code := execute(t.Context(), []string{"replay", "-", "-o", "json"}, bytes.NewReader(bytes.Join(lines[:n], nil)), &out, &errOut)
-		if code != exitOK {
+		if code != cli.ExitOK {
 			t.Fatalf("the first %d lines: exit %d, %s", n, code, errOut.String())
 		}
 		found = slotsIn(t, out.String()) == want
@@ -69,7 +70,7 @@ func testReplay(t *testing.T, file, before string) {
 		return fared(t, "replay", path)
 	}
 	half := append(append([][]byte{}, lines...), []byte(`{"time_ns":1,"ev`))
-	if o := play(half...); o.code != exitOK || o.out != table {
+	if o := play(half...); o.code != cli.ExitOK || o.out != table {
 		t.Errorf("a recording that ends in half a line: exit %d\n%s%s", o.code, o.out, o.err)
 	}
 	event := slices.IndexFunc(lines[1:], func(line []byte) bool { return bytes.Contains(line, []byte(`"reload"`)) }) + 1
@@ -91,7 +92,7 @@ func testReplay(t *testing.T, file, before string) {
 	}
 	for _, c := range changes {
 		o := play(c.lines...)
-		if o.code != exitFailed || o.out != "" || !strings.Contains(o.err, fmt.Sprintf("line %d: ", c.at)) || !explains(o.err) {
+		if o.code != cli.ExitFailed || o.out != "" || !strings.Contains(o.err, fmt.Sprintf("line %d: ", c.at)) || !explains(o.err) {
 			t.Errorf("%s: exit %d, want an error that names line %d:\n%s%s", c.name, o.code, c.at, o.out, o.err)
 		}
 	}
@@ -129,7 +130,7 @@ func TestReplayEndsWithEffect(t *testing.T) {
 		text := string(recording[:header]) + c.before + string(recording[header:]) + c.after
 		for _, format := range []string{"table", "json"} {
 			var out, errOut bytes.Buffer
-			if code := execute(t.Context(), []string{"replay", "-", "--timeline", "-o", format}, strings.NewReader(text), &out, &errOut); code != exitOK {
+			if code := execute(t.Context(), []string{"replay", "-", "--timeline", "-o", format}, strings.NewReader(text), &out, &errOut); code != cli.ExitOK {
 				t.Fatalf("%q: exit %d, %s", c.after, code, errOut.String())
 			}
 			shown, row := out.String(), "  "+c.row+"\n"

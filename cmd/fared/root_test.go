@@ -8,6 +8,8 @@ import (
 	"testing"
 
 	"github.com/spf13/cobra"
+
+	"github.com/fared/fared/cmd/internal/cli"
 )
 
 // TestCommandGroups checks that every command is either in a group of the help or hidden, and that operations.md has each one.
@@ -16,7 +18,7 @@ func TestCommandGroups(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	root := newRoot(&env{in: strings.NewReader(""), out: io.Discard, err: io.Discard})
+	root := newRoot(&cli.Env{In: strings.NewReader(""), Out: io.Discard, Err: io.Discard})
 	root.InitDefaultHelpCmd()
 	for _, c := range root.Commands() {
 		switch {
@@ -63,7 +65,7 @@ func TestExamples(t *testing.T) {
 			check(sub)
 		}
 	}
-	check(newRoot(&env{out: io.Discard, err: io.Discard}))
+	check(newRoot(&cli.Env{Out: io.Discard, Err: io.Discard}))
 	if examples < 20 {
 		t.Errorf("only %d examples: this test has lost its subject", examples)
 	}
@@ -87,9 +89,9 @@ func TestManualPages(t *testing.T) {
 			check(sub)
 		}
 	}
-	check(newRoot(&env{out: io.Discard, err: io.Discard}))
+	check(newRoot(&cli.Env{Out: io.Discard, Err: io.Discard}))
 	t.Setenv("SOURCE_DATE_EPOCH", "yesterday")
-	if code := execute(t.Context(), []string{"man", dir}, strings.NewReader(""), io.Discard, io.Discard); code != exitUsage {
+	if code := execute(t.Context(), []string{"man", dir}, strings.NewReader(""), io.Discard, io.Discard); code != cli.ExitUsage {
 		t.Errorf("an unusable SOURCE_DATE_EPOCH ends with %d", code)
 	}
 }

@@ -16,6 +16,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/fared/fared/client/slots"
+	"github.com/fared/fared/cmd/internal/cli"
 	"github.com/fared/fared/daemon/config"
 	"github.com/fared/fared/wecmp"
 )
@@ -28,7 +29,7 @@ type slotsOptions struct {
 	running, watch      bool
 }
 
-func slotsCommand(e *env) *cobra.Command {
+func slotsCommand(e *cli.Env) *cobra.Command {
 	o := &slotsOptions{}
 	c := &cobra.Command{
 		Use: "slots [SOURCE [DESTINATION]]", Short: "Show the slot table: what programs that own queue pairs read",
@@ -49,7 +50,7 @@ the data plane places flows by a hash (driver linux), each service has different
 steers by source port (driver bpf), --service may be any that it steers.`,
 		Example: "  fared slots\n  fared slots 10.255.0.1 10.255.0.2\n  fared slots 10.255.0.1 10.255.0.2 --service udp/4444\n  fared slots 10.255.0.1 --watch -o json",
 		Args:    func(c *cobra.Command, args []string) error { return o.parse(c, args) },
-		RunE:    func(c *cobra.Command, _ []string) error { return e.slots(c.Context(), o) },
+		RunE:    func(c *cobra.Command, _ []string) error { return printSlots(c.Context(), e, o) },
 	}
 	slotTableFlag(c, &o.file)
 	c.Flags().BoolVar(&o.running, "require-running", false, "exit with 3 if no daemon maintains the table")
@@ -70,7 +71,7 @@ steers by source port (driver bpf), --service may be any that it steers.`,
 		return out, cobra.ShellCompDirectiveNoFileComp
 	})
 	c.ValidArgsFunction = o.complete
-	return readFlags(e, c)
+	return cli.ReadFlags(e, c)
 }
 
 // slotTableFlag adds --file to a command that reads the slot table.
@@ -81,12 +82,12 @@ func slotTableFlag(c *cobra.Command, file *string) {
 // parse reads the arguments.
 func (o *slotsOptions) parse(c *cobra.Command, args []string) (err error) {
 	if len(args) > 2 {
-		return &exitError{exitUsage, fmt.Errorf("%s takes two addresses, but got %q as well", c.CommandPath(), args[2]), "fared slots 10.255.0.1 10.255.0.2"}
+		return cli.Usage(fmt.Errorf("%s takes two addresses, but got %q as well", c.CommandPath(), args[2]), "fared slots 10.255.0.1 10.255.0.2")
 	}
 	for i, arg := range args {
 		a, err := netip.ParseAddr(arg)
 		if err != nil {
-			return &exitError{exitUsage, fmt.Errorf("%q is not an address", arg), "fared slots 10.255.0.1 10.255.0.2"}
+			return cli.Usage(fmt.Errorf("%q is not an address", arg), "fared slots 10.255.0.1 10.255.0.2")
 		}
 		if i == 0 {
 			o.source = a
@@ -136,7 +137,7 @@ func openSlots(file, service string) (*slots.Table, error) {
 func parseService(text string) (wecmp.Service, error) {
 	service, err := config.ParseService(text)
 	if err != nil {
-		return service, &exitError{exitUsage, err, "write one such as udp/4791 or tcp/4793"}
+		return service, cli.Usage(err, "write one such as udp/4791 or tcp/4793")
 	}
 	return service, nil
 }
@@ -148,24 +149,24 @@ func explainSlots(err error) error {
 	case err == nil:
 		return nil
 	case errors.Is(err, slots.ErrDeleted):
-		return &exitError{exitUnreachable, err, "mount /run/fared/table, which a restart of fared keeps"}
+		return cli.Unreachable(err, "mount /run/fared/table, which a restart of fared keeps")
 	case errors.Is(err, slots.ErrNoTable):
-		return &exitError{exitUnreachable, err, "is fared running? start it with 'fared run --config FILE'; name another path of slots.file with --file"}
+		return cli.Unreachable(err, "is fared running? start it with 'fared run --config FILE'; name another path of slots.file with --file")
 	case errors.As(err, &layout):
-		return &exitError{exitFailed, err, "compare 'fared version' with 'fared status'"}
+		return cli.Failed(err, "compare 'fared version' with 'fared status'")
 	case errors.Is(err, slots.ErrService):
-		return &exitError{exitNotFound, err, "add it to slots.services of the configuration and restart fared"}
+		return cli.NotFound(err, "add it to slots.services of the configuration and restart fared")
 	case errors.Is(err, fs.ErrPermission):
-		return &exitError{exitFailed, err, "slots.mode of the configuration determines who reads the table"}
+		return cli.Failed(err, "slots.mode of the configuration determines who reads the table")
 	case errors.Is(err, slots.ErrFormat), errors.Is(err, slots.ErrTruncated):
-		return &exitError{exitFailed, err, "name the path of slots.file with --file; a running daemon replaces a damaged table within a second"}
+		return cli.Failed(err, "name the path of slots.file with --file; a running daemon replaces a damaged table within a second")
 	case errors.Is(err, slots.ErrBusy):
-		return &exitError{exitFailed, err, "run it again; if the daemon was killed, its next run publishes another table"}
+		return cli.Failed(err, "run it again; if the daemon was killed, its next run publishes another table")
 	}
-	return &exitError{exitFailed, err, "name the path of slots.file with --file"}
+	return cli.Failed(err, "name the path of slots.file with --file")
 }
 
-func (e *env) slots(ctx context.Context, o *slotsOptions) error {
+func printSlots(ctx context.Context, e *cli.Env, o *slotsOptions) error {
 	table, err := openSlots(o.file, o.service)
 	if err != nil {
 		return err
@@ -177,15 +178,15 @@ func (e *env) slots(ctx context.Context, o *slotsOptions) error {
 		return explainSlots(err)
 	}
 	if o.running && !view.Live {
-		return &exitError{exitUnreachable, fmt.Errorf("no daemon maintains %s: %s", table.Path(), view.state()), "start it with 'fared run --config FILE'"}
+		return cli.Unreachable(fmt.Errorf("no daemon maintains %s: %s", table.Path(), view.state()), "start it with 'fared run --config FILE'")
 	}
 	if len(view.Pairs)+view.Changing == 0 && o.source.IsValid() {
-		return &exitError{exitNotFound, fmt.Errorf("the slot table has no pair from %s", o.selection()), "'fared slots' lists the pairs"}
+		return cli.NotFound(fmt.Errorf("the slot table has no pair from %s", o.selection()), "'fared slots' lists the pairs")
 	}
 	if !o.watch {
 		return view.print(e, o, true)
 	}
-	return e.followSlots(ctx, table, mark, view, o)
+	return followSlots(ctx, e, table, mark, view, o)
 }
 
 // selection writes the arguments for people.
@@ -197,7 +198,7 @@ func (o *slotsOptions) selection() string {
 }
 
 // followSlots prints a view, then every change, until ctx ends.
-func (e *env) followSlots(ctx context.Context, table *slots.Table, mark slots.Mark, view *slotsView, o *slotsOptions) error {
+func followSlots(ctx context.Context, e *cli.Env, table *slots.Table, mark slots.Mark, view *slotsView, o *slotsOptions) error {
 	for changed, head := view, true; ; changed, head = nil, false {
 		if changed == nil {
 			next, err := readSlots(table, o)
@@ -398,22 +399,22 @@ func (p *pairView) equal(q *pairView) bool {
 }
 
 // print prints a view in the requested format; head includes the table's state and sub-ports in the table.
-func (v *slotsView) print(e *env, o *slotsOptions, head bool) error {
-	if e.output != "table" {
+func (v *slotsView) print(e *cli.Env, o *slotsOptions, head bool) error {
+	if e.Output != "table" {
 		text, err := json.Marshal(v)
 		if err != nil {
 			return err
 		}
-		if o.watch && e.output == "json" {
-			_, err = fmt.Fprintf(e.out, "%s\n", text)
+		if o.watch && e.Output == "json" {
+			_, err = fmt.Fprintf(e.Out, "%s\n", text)
 			return err
 		}
 		if o.watch {
-			fmt.Fprintln(e.out, "---")
+			fmt.Fprintln(e.Out, "---")
 		}
-		return printJSON(e.out, e.output, text)
+		return cli.PrintJSON(e.Out, e.Output, text)
 	}
-	w := tabwriter.NewWriter(e.out, 0, 0, 2, ' ', 0)
+	w := tabwriter.NewWriter(e.Out, 0, 0, 2, ' ', 0)
 	if head {
 		v.headTable(w)
 	}
@@ -428,7 +429,7 @@ func (v *slotsView) print(e *env, o *slotsOptions, head bool) error {
 		fmt.Fprintf(w, "\n%s to %s: removed\n", k.Source, k.Destination)
 	}
 	if v.Changing > 0 {
-		fmt.Fprintf(w, "\n%s: being changed, not shown\n", several(v.Changing, "pair"))
+		fmt.Fprintf(w, "\n%s: being changed, not shown\n", cli.Several(v.Changing, "pair"))
 	}
 	return w.Flush()
 }
@@ -439,23 +440,23 @@ func (v *slotsView) state() string {
 	case v.deleted:
 		return "NO DAEMON: " + slots.ErrDeleted.Error()
 	case v.Live:
-		return fmt.Sprintf("live, heartbeat %s ago", age(uint64(max(v.age, 0).Round(10*time.Millisecond))))
+		return fmt.Sprintf("live, heartbeat %s ago", cli.Age(uint64(max(v.age, 0).Round(10*time.Millisecond))))
 	case v.State != slots.Live.String():
 		return v.State + ": the daemon has ended, and the table has its last state"
 	case v.age < 0:
 		return "NO DAEMON: the table is from an earlier boot"
 	}
-	return fmt.Sprintf("NO DAEMON: the last heartbeat was %s ago, and the table has its last state", age(uint64(v.age)))
+	return fmt.Sprintf("NO DAEMON: the last heartbeat was %s ago, and the table has its last state", cli.Age(uint64(v.age)))
 }
 
 func (v *slotsView) headTable(w *tabwriter.Writer) {
-	row(w, "table", v.File)
-	row(w, "state", v.state())
-	row(w, "instance", fmt.Sprintf("%s, file %d", v.Instance, v.Run))
-	row(w, "revision", fmt.Sprintf("%d, of the weights %d", v.Revision, v.Weights))
-	row(w, "planes", strings.Join(v.Planes, ", "))
+	cli.Row(w, "table", v.File)
+	cli.Row(w, "state", v.state())
+	cli.Row(w, "instance", fmt.Sprintf("%s, file %d", v.Instance, v.Run))
+	cli.Row(w, "revision", fmt.Sprintf("%d, of the weights %d", v.Revision, v.Weights))
+	cli.Row(w, "planes", strings.Join(v.Planes, ", "))
 	fmt.Fprintln(w)
-	row(w, "SUB-PORT", "PLANE", "RDMA DEVICE", "GID INDEX")
+	cli.Row(w, "SUB-PORT", "PLANE", "RDMA DEVICE", "GID INDEX")
 	for _, sp := range v.SubPorts {
 		device := "-"
 		if sp.RDMADevice != "" {
@@ -465,7 +466,7 @@ func (v *slotsView) headTable(w *tabwriter.Writer) {
 		for _, g := range sp.GIDs {
 			gids = append(gids, fmt.Sprintf("%d (%s)", g.Index, g.Source))
 		}
-		row(w, sp.Device, sp.Plane, device, dash(strings.Join(gids, ", ")))
+		cli.Row(w, sp.Device, sp.Plane, device, cli.Dash(strings.Join(gids, ", ")))
 	}
 }
 
@@ -475,7 +476,7 @@ func (v *slotsView) pairsTable(w *tabwriter.Writer) {
 		cells = append(cells, strings.ToUpper(p))
 	}
 	fmt.Fprintln(w)
-	row(w, append(cells, "STATE")...)
+	cli.Row(w, append(cells, "STATE")...)
 	for i := range v.Pairs {
 		p := &v.Pairs[i]
 		shares, parked := map[string]uint64{}, 0
@@ -489,7 +490,7 @@ func (v *slotsView) pairsTable(w *tabwriter.Writer) {
 		for _, plane := range v.Planes {
 			cells = append(cells, shareOf(shares[plane]))
 		}
-		row(w, append(cells, p.state())...)
+		cli.Row(w, append(cells, p.state())...)
 	}
 }
 
@@ -513,9 +514,9 @@ func (p *pairView) table(w *tabwriter.Writer) {
 	if len(p.Slots) == 0 {
 		return
 	}
-	row(w, "SLOT", "PLANE", "SUB-PORT", "SOURCE PORT", "SHARE", "STATE")
+	cli.Row(w, "SLOT", "PLANE", "SUB-PORT", "SOURCE PORT", "SHARE", "STATE")
 	for _, s := range p.Slots {
-		row(w, fmt.Sprint(s.Slot), s.Plane, dash(s.Device), fmt.Sprint(s.Port), shareOf(uint64(s.Share)), s.state())
+		cli.Row(w, fmt.Sprint(s.Slot), s.Plane, cli.Dash(s.Device), fmt.Sprint(s.Port), shareOf(uint64(s.Share)), s.state())
 	}
 }
 

@@ -16,6 +16,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/fared/fared/cmd/internal/cli"
 	"github.com/fared/fared/internal/slotfile"
 	"github.com/fared/fared/internal/slotlayout"
 )
@@ -141,10 +142,10 @@ func TestSlotsWatch(t *testing.T) {
 	}
 	people.until(t, "ended: the daemon has ended")
 	next(func(v *slotsView) bool { return !v.Live && v.State == "ended" && len(v.Pairs) == 0 }, "the end of the daemon")
-	if code := people.end(t); code != exitOK {
+	if code := people.end(t); code != cli.ExitOK {
 		t.Errorf("exit %d after Ctrl-C", code)
 	}
-	if code := programs.end(t); code != exitOK {
+	if code := programs.end(t); code != cli.ExitOK {
 		t.Errorf("exit %d after Ctrl-C", code)
 	}
 }
@@ -179,7 +180,7 @@ func TestSlotsOfAKilledDaemon(t *testing.T) {
 	if out := must(t, "slots", "--file", w.path); !strings.Contains(out, "NO DAEMON: the last heartbeat was 3") || !strings.Contains(out, "10.255.0.2   2 ") {
 		t.Errorf("a killed daemon:\n%s", out)
 	}
-	if text := refused(t, exitUnreachable, "slots", "--file", w.path, "--require-running"); !strings.Contains(text, "NO DAEMON") {
+	if text := refused(t, cli.ExitUnreachable, "slots", "--file", w.path, "--require-running"); !strings.Contains(text, "NO DAEMON") {
 		t.Errorf("--require-running: %s", text)
 	}
 	stopped(-1000)

@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	farev1 "github.com/fared/fared/api/fare/v1"
+	"github.com/fared/fared/cmd/internal/cli"
 )
 
 // sourced returns a row of a source group with separate planes.
@@ -37,7 +38,7 @@ func TestRowsOfSources(t *testing.T) {
 		}},
 	} {
 		var out bytes.Buffer
-		if err := (&env{out: &out, output: "table"}).printWeights(&weightList{destinations: test.rows}, false); err != nil {
+		if err := printWeights(&cli.Env{Out: &out, Output: "table"}, &weightList{destinations: test.rows}, false); err != nil {
 			t.Fatal(err)
 		}
 		var got []string
@@ -53,7 +54,7 @@ func TestRowsOfSources(t *testing.T) {
 // TestWatchOfSources checks that a removed row names its sources, and that the other source group's row of the destination stays.
 func TestWatchOfSources(t *testing.T) {
 	var out bytes.Buffer
-	w := &weightWatch{e: &env{out: &out, output: "table"}, known: map[rowKey]bool{}}
+	w := &weightWatch{e: &cli.Env{Out: &out, Output: "table"}, known: map[rowKey]bool{}}
 	w.text(&farev1.WatchWeightsResponse{Revision: 1, Snapshot: true, Complete: true, Weights: []*farev1.DestinationWeights{
 		sourced("10.255.1.1/32", []string{"p0"}, []uint32{1}, "10.255.0.1/32"), sourced("10.255.1.1/32", []string{"p0"}, []uint32{1}, "10.255.0.2/32"),
 	}})

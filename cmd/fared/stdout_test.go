@@ -13,6 +13,8 @@ import (
 	"testing"
 
 	"go.yaml.in/yaml/v3"
+
+	"github.com/fared/fared/cmd/internal/cli"
 )
 
 // TestPipe checks that a reader that closes the pipe (fared weights | head -1) ends a command quietly, also a watch.
@@ -30,7 +32,7 @@ func TestPipe(t *testing.T) {
 		var errOut bytes.Buffer
 		code := execute(t.Context(), append([]string{"--socket", socket}, args...), strings.NewReader(""), w, &errOut)
 		w.Close()
-		if code != exitOK || errOut.Len() > 0 {
+		if code != cli.ExitOK || errOut.Len() > 0 {
 			t.Errorf("fared %s into a closed pipe: exit %d, %s", strings.Join(args, " "), code, errOut.String())
 		}
 	}
@@ -65,7 +67,7 @@ func TestFull(t *testing.T) {
 		socket, _ := startFake(t)
 		var errOut bytes.Buffer
 		code := execute(t.Context(), append([]string{"--socket", socket}, args...), strings.NewReader(""), full{}, &errOut)
-		if code != exitFailed || !strings.Contains(errOut.String(), "no space left") || !explains(errOut.String()) {
+		if code != cli.ExitFailed || !strings.Contains(errOut.String(), "no space left") || !explains(errOut.String()) {
 			t.Errorf("fared %s: exit %d, %s", strings.Join(args, " "), code, errOut.String())
 		}
 	}
@@ -79,7 +81,7 @@ func TestInterrupted(t *testing.T) {
 	f.mu.Unlock()
 	b := inBackground(t, "--socket", socket, "watch")
 	b.until(t, "10.255.0.2/32")
-	if code := b.end(t); code != exitOK || b.err.Len() > 0 {
+	if code := b.end(t); code != cli.ExitOK || b.err.Len() > 0 {
 		t.Errorf("exit %d, %s", code, b.err)
 	}
 }
@@ -92,7 +94,7 @@ func TestYAML(t *testing.T) {
 		t.Fatal(err)
 	}
 	var b bytes.Buffer
-	if err := printJSON(&b, "yaml", compact); err != nil {
+	if err := cli.PrintJSON(&b, "yaml", compact); err != nil {
 		t.Fatal(err)
 	}
 	var fromJSON, fromYAML map[string]any
@@ -115,7 +117,7 @@ func TestHelp(t *testing.T) {
 			t.Errorf("fared %s --help:\n%s", strings.Join(words, " "), out)
 		}
 	}
-	root := newRoot(&env{out: io.Discard, err: io.Discard})
+	root := newRoot(&cli.Env{Out: io.Discard, Err: io.Discard})
 	if len(root.Commands()) < 15 {
 		t.Fatalf("%d commands", len(root.Commands()))
 	}

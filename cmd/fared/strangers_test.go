@@ -18,6 +18,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/fared/fared/cmd/internal/cli"
 	"github.com/fared/fared/internal/netnstest"
 	"github.com/fared/fared/internal/testkit/gate"
 )
@@ -125,7 +126,7 @@ func TestConnectionFlood(t *testing.T) {
 	api, metrics, page := freePort(t), freePort(t), freePort(t)
 	readOnly := filepath.Join(f.dir, "read")
 	f.edit("server1", "planes:\n", fmt.Sprintf("api: {read_only_socket: %s, listen: %q}\nmetrics: {listen: %q}\nui: {listen: %q}\nplanes:\n", readOnly, api, metrics, page))
-	if code := f.nodes["server1"].end(t, syscall.SIGTERM); code != exitOK {
+	if code := f.nodes["server1"].end(t, syscall.SIGTERM); code != cli.ExitOK {
 		t.Fatalf("exit %d", code)
 	}
 	agentSocket, agentAPI, agentMetrics := filepath.Join(f.dir, "agent"), freePort(t), freePort(t)

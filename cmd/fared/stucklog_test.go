@@ -13,6 +13,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/fared/fared/cmd/internal/cli"
 )
 
 // fullPipe returns the writing end of a pipe that has no room, and whose reader reads nothing.
@@ -47,7 +49,7 @@ func TestLogWithoutReader(t *testing.T) {
 	stuck := fullPipe(t)
 	again := func(name, verb string) {
 		t.Helper()
-		if code := f.nodes[name].end(t, syscall.SIGTERM); code != exitOK {
+		if code := f.nodes[name].end(t, syscall.SIGTERM); code != cli.ExitOK {
 			t.Fatalf("%s: exit %d", name, code)
 		}
 		self := executable(t)
@@ -85,7 +87,7 @@ func TestLogWithoutReader(t *testing.T) {
 		return nil
 	})
 	for _, name := range []string{"server1", "leaf0"} {
-		if code := f.nodes[name].end(t, syscall.SIGTERM); code != exitOK {
+		if code := f.nodes[name].end(t, syscall.SIGTERM); code != cli.ExitOK {
 			t.Errorf("%s: exit %d", name, code)
 		}
 	}
@@ -116,7 +118,7 @@ func TestLibrariesLog(t *testing.T) {
 		}
 		return nil
 	})
-	if code := p.end(t, syscall.SIGTERM); code != exitOK {
+	if code := p.end(t, syscall.SIGTERM); code != cli.ExitOK {
 		t.Errorf("exit %d", code)
 	}
 	for line := range strings.Lines(p.log.String()) {
@@ -125,14 +127,14 @@ func TestLibrariesLog(t *testing.T) {
 		}
 	}
 	var records strings.Builder
-	defer libraryLog.use(slog.New(slog.NewTextHandler(&records, nil)))()
+	defer cli.LibraryLog.Use(slog.New(slog.NewTextHandler(&records, nil)))()
 	for _, c := range []struct{ line, want string }{
 		{"2026/01/02 03:04:05 ERROR: [core] x: y\n", `level=ERROR msg="message of a library" text="[core] x: y"`},
 		{"2026/01/02 03:04:05 http: Accept error\n", `level=WARN msg="message of a library" text="http: Accept error"`},
 		{"x", `level=WARN msg="message of a library" text=x`},
 	} {
 		records.Reset()
-		if n, err := libraryLog.Write([]byte(c.line)); n != len(c.line) || err != nil || !strings.HasSuffix(records.String(), c.want+"\n") {
+		if n, err := cli.LibraryLog.Write([]byte(c.line)); n != len(c.line) || err != nil || !strings.HasSuffix(records.String(), c.want+"\n") {
 			t.Errorf("%q: %d, %v, record %s, want %s", c.line, n, err, records.String(), c.want)
 		}
 	}

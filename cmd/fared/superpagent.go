@@ -12,6 +12,7 @@ import (
 	"google.golang.org/protobuf/reflect/protoreflect"
 
 	farev1 "github.com/fared/fared/api/fare/v1"
+	"github.com/fared/fared/cmd/internal/cli"
 	"github.com/fared/fared/transport/rdma"
 	"github.com/fared/fared/transport/superp/endpoint"
 )
@@ -19,14 +20,14 @@ import (
 // defaultSuperp is the address of a SUPERp agent: the port that the description of SUPERp gives to connection management.
 const defaultSuperp = "127.0.0.1:7778"
 
-func superpAgentCommand(e *env) *cobra.Command {
+func superpAgentCommand(e *cli.Env) *cobra.Command {
 	var address, listen, logLevel string
 	var slots, parameters []string
 	var memory byteCount = 1 << 20
 	var lite bool
 	var sunh sunhFlags
 	c := &cobra.Command{
-		Use: "superp-agent", Short: "Run a SUPERp endpoint with its agent, as a peer for other implementations", Args: noArgs,
+		Use: "superp-agent", Short: "Run a SUPERp endpoint with its agent, as a peer for other implementations", Args: cli.NoArgs,
 		Long: `Runs a SUPERp endpoint on a loopback, and serves its agent (fare.v1.SuperpService) at --listen. A
 connection manager, such as 'fared superp-agent connect', configures connections, starts and ends
 them. Peers read and write --memory bytes of this process and send messages to it. The other
@@ -43,11 +44,11 @@ certificate. Ctrl-C ends the agent and its connections with exit code 0.`,
   fared superp-agent --address 10.255.0.1 --listen 192.0.2.1:7778 --parameter pdl_window_size=32
   fared superp-agent connect gpu0=192.0.2.1:7778 --peer nic=10.255.0.2`,
 		RunE: func(c *cobra.Command, _ []string) error {
-			level, err := parseLevel(logLevel)
+			level, err := cli.ParseLevel(logLevel)
 			if err != nil {
 				return err
 			}
-			cfg := endpoint.Config{Memory: int(memory), Log: newLogger(e.err, level)}
+			cfg := endpoint.Config{Memory: int(memory), Log: cli.NewLogger(e.Err, level)}
 			given, err := parseParameters(parameters)
 			if err != nil {
 				return err
@@ -69,7 +70,7 @@ certificate. Ctrl-C ends the agent and its connections with exit code 0.`,
 				words = nil
 			}
 			if len(slots) == 0 {
-				conn, err := e.dial()
+				conn, err := e.Dial()
 				if err != nil {
 					return err
 				}
@@ -78,28 +79,28 @@ certificate. Ctrl-C ends the agent and its connections with exit code 0.`,
 				if address == "" {
 					st, err := farev1.NewFabricServiceClient(conn).GetStatus(c.Context(), &farev1.GetStatusRequest{})
 					if err != nil {
-						return e.explain(err, "'fared status' lists the local loopbacks")
+						return e.Explain(err, "'fared status' lists the local loopbacks")
 					}
 					words = st.GetLoopbacks()
 				}
 			}
 			if len(words) != 1 {
-				return &exitError{exitUsage, fmt.Errorf("the endpoint needs one loopback, not %d", len(words)), "name it with --address"}
+				return cli.Usage(fmt.Errorf("the endpoint needs one loopback, not %d", len(words)), "name it with --address")
 			}
 			loopback, _, _ := strings.Cut(words[0], "/")
 			if cfg.Address, err = netip.ParseAddr(loopback); err != nil {
-				return &exitError{exitUsage, fmt.Errorf("--address %q is not an address", loopback), "for example --address 10.255.0.1"}
+				return cli.Usage(fmt.Errorf("--address %q is not an address", loopback), "for example --address 10.255.0.1")
 			}
 			cfg.Address = cfg.Address.Unmap()
 			if cfg.Superp.SUNH, err = sunh.config(cfg.Address); err != nil {
 				return err
 			}
 			if lite && !cfg.Superp.SUNH.Subnet.IsValid() {
-				return &exitError{exitUsage, errLiteUDP, "add --superp-encapsulation sunh"}
+				return cli.Usage(errLiteUDP, "add --superp-encapsulation sunh")
 			}
 			cfg.Superp.SUNH.Lite, cfg.Superp.HeadSize = lite, -1 // messages of the endpoint have no head
 			if _, err = cfg.Superp.Resolve(); err != nil {
-				return &exitError{exitUsage, err, "'fared superp-agent --help' names the parameters"}
+				return cli.Usage(err, "'fared superp-agent --help' names the parameters")
 			}
 			l, err := controlListener(listen, cfg.Log)
 			if err != nil {
@@ -108,12 +109,12 @@ certificate. Ctrl-C ends the agent and its connections with exit code 0.`,
 			n, err := endpoint.Open(cfg)
 			if err != nil {
 				l.Close()
-				return &exitError{exitFailed, err, "the loopback must be on this server, and its port must be free"}
+				return cli.Failed(err, "the loopback must be on this server, and its port must be free")
 			}
 			defer n.Close()
-			fmt.Fprintf(e.out, "SUPERp agent of %v listens at %s\n", cfg.Address, listen)
+			fmt.Fprintf(e.Out, "SUPERp agent of %v listens at %s\n", cfg.Address, listen)
 			if err := n.Serve(c.Context(), l, options...); err != nil {
-				return &exitError{exitFailed, err, "see the log of fared, and restart the agent"}
+				return cli.Failed(err, "see the log of fared, and restart the agent")
 			}
 			return nil
 		},
@@ -126,8 +127,8 @@ certificate. Ctrl-C ends the agent and its connections with exit code 0.`,
 	f.StringArrayVar(&parameters, "parameter", nil, "NAME=VALUE of "+strings.Join(parameterNames(), ", ")+"; repeatable")
 	sunh.add(c)
 	f.BoolVar(&lite, "superp-lite", false, "sunh: SUPERp-lite, without the packet delivery layer, at all nodes; only for networks that lose nothing")
-	levelFlag(c, &logLevel, "info", "")
-	_ = c.RegisterFlagCompletionFunc("address", e.completer(localLoopbacks))
+	cli.LevelFlag(c, &logLevel, "info", "")
+	_ = c.RegisterFlagCompletionFunc("address", e.Completer(cli.LocalLoopbacks))
 	_ = c.RegisterFlagCompletionFunc("parameter", func(*cobra.Command, []string, string) ([]cobra.Completion, cobra.ShellCompDirective) {
 		var out []string
 		for _, name := range parameterNames() {
@@ -136,7 +137,7 @@ certificate. Ctrl-C ends the agent and its connections with exit code 0.`,
 		return out, cobra.ShellCompDirectiveNoFileComp | cobra.ShellCompDirectiveNoSpace
 	})
 	for _, name := range []string{"listen", "slot", "memory"} {
-		choices(c, name)
+		cli.Choices(c, name)
 	}
 	o := &superpClient{}
 	c.AddCommand(superpConnectCommand(e), superpShowCommand(e, o), superpShutdownCommand(e), superpWriteCommand(e, o), superpReadCommand(e, o), superpSendCommand(e, o),
@@ -159,7 +160,7 @@ func parseParameters(words []string) (*farev1.SuperpParameters, error) {
 		name, value, ok := strings.Cut(w, "=")
 		f := p.ProtoReflect().Descriptor().Fields().ByName(protoreflect.Name(name))
 		if !ok || f == nil {
-			return nil, &exitError{exitUsage, fmt.Errorf("--parameter %q: no such parameter", w), "write NAME=VALUE with one of " + strings.Join(parameterNames(), ", ")}
+			return nil, cli.Usage(fmt.Errorf("--parameter %q: no such parameter", w), "write NAME=VALUE with one of "+strings.Join(parameterNames(), ", "))
 		}
 		bits := 32
 		if f.Kind() == protoreflect.Uint64Kind {
@@ -167,7 +168,7 @@ func parseParameters(words []string) (*farev1.SuperpParameters, error) {
 		}
 		n, err := strconv.ParseUint(value, 0, bits)
 		if err != nil || n == 0 || name == "udp_port" && n > math.MaxUint16 {
-			return nil, &exitError{exitUsage, fmt.Errorf("--parameter %q: %q is not a possible number", w, value), "for example --parameter pdl_window_size=32"}
+			return nil, cli.Usage(fmt.Errorf("--parameter %q: %q is not a possible number", w, value), "for example --parameter pdl_window_size=32")
 		}
 		if bits == 64 {
 			p.ProtoReflect().Set(f, protoreflect.ValueOfUint64(n))
@@ -182,7 +183,7 @@ func parseParameters(words []string) (*farev1.SuperpParameters, error) {
 func parseNumber(what, word string, limit uint64) (uint64, error) {
 	n, err := strconv.ParseUint(word, 0, 64)
 	if err != nil || n > limit {
-		return 0, &exitError{exitUsage, fmt.Errorf("%s %q is not a number from 0 to %d", what, word, limit), "'fared superp-agent show' lists the connections and the memory"}
+		return 0, cli.Usage(fmt.Errorf("%s %q is not a number from 0 to %d", what, word, limit), "'fared superp-agent show' lists the connections and the memory")
 	}
 	return n, nil
 }
@@ -204,13 +205,13 @@ func orderOf(ordered bool) string {
 func kinds(words []string) (ordered []bool, classes []uint8, err error) {
 	for _, w := range words {
 		order, word, given := strings.Cut(w, ":")
-		if err := oneOf("connection", order, orderOf(false), orderOf(true)); err != nil {
+		if err := cli.OneOf("connection", order, orderOf(false), orderOf(true)); err != nil {
 			return nil, nil, err
 		}
 		class := uint64(0)
 		if given {
 			if class, err = strconv.ParseUint(word, 0, 8); err != nil || class&3 != 0 {
-				return nil, nil, &exitError{exitUsage, fmt.Errorf("--connection %q: %q is not a traffic class", w, word), "a multiple of 4 from 0 to 252, such as unordered:0xb8"}
+				return nil, nil, cli.Usage(fmt.Errorf("--connection %q: %q is not a traffic class", w, word), "a multiple of 4 from 0 to 252, such as unordered:0xb8")
 			}
 		}
 		ordered, classes = append(ordered, order == orderOf(true)), append(classes, uint8(class))

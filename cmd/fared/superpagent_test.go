@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/fared/fared/cmd/internal/cli"
 	"github.com/fared/fared/internal/netnstest"
 	"github.com/fared/fared/internal/testkit/testbed"
 	"github.com/fared/fared/interop/transports/superppeer"
@@ -39,7 +40,7 @@ func startSuperpAgent(t *testing.T, address string, args ...string) (at string, 
 func command(t *testing.T, input string, args ...string) string {
 	t.Helper()
 	var out, errOut bytes.Buffer
-	if code := execute(t.Context(), args, strings.NewReader(input), &out, &errOut); code != exitOK {
+	if code := execute(t.Context(), args, strings.NewReader(input), &out, &errOut); code != cli.ExitOK {
 		t.Fatalf("fared %s: exit %d\n%s", strings.Join(args, " "), code, errOut.String())
 	}
 	return out.String()
@@ -89,10 +90,10 @@ func TestSuperpAgents(t *testing.T) {
 				t.Errorf("ordered %v: a message of %d bytes arrives with %d", ordered, len(message), len(got))
 			}
 		}
-		if e := refused(t, exitFailed, "superp-agent", "read", cid, "0x10", "8", "--agent", a); !strings.Contains(e, "remote access error") {
+		if e := refused(t, cli.ExitFailed, "superp-agent", "read", cid, "0x10", "8", "--agent", a); !strings.Contains(e, "remote access error") {
 			t.Errorf("a read of other memory: %s", e)
 		}
-		if e := refused(t, exitFailed, "superp-agent", "receive", cid, "--agent", a, "--timeout", "50ms"); !strings.Contains(e, "no result within 50ms") {
+		if e := refused(t, cli.ExitFailed, "superp-agent", "receive", cid, "--agent", a, "--timeout", "50ms"); !strings.Contains(e, "no result within 50ms") {
 			t.Errorf("no message: %s", e)
 		}
 	}
@@ -123,18 +124,18 @@ func TestSuperpAgents(t *testing.T) {
 			t.Errorf("two paths that carry, or a single one: %+v", c.Paths)
 		}
 	}
-	if e := refused(t, exitFailed, "superp-agent", "connect", "a="+a, "b="+b); !strings.Contains(e, "is configured: shut it down first") {
+	if e := refused(t, cli.ExitFailed, "superp-agent", "connect", "a="+a, "b="+b); !strings.Contains(e, "is configured: shut it down first") {
 		t.Errorf("a second configuration: %s", e)
 	}
 	command(t, "x", "superp-agent", "write", fmt.Sprint(mesh.end(t, "a", true).LocalCID), memory, "--agent", a) // the first configuration is as before
 	command(t, "", "superp-agent", "shutdown", a, b)
-	if e := refused(t, exitNotFound, "superp-agent", "send", "1", "--agent", a); !strings.Contains(e, "no connection has the local cid 1") {
+	if e := refused(t, cli.ExitNotFound, "superp-agent", "send", "1", "--agent", a); !strings.Contains(e, "no connection has the local cid 1") {
 		t.Errorf("after the shutdown: %s", e)
 	}
-	if code := agent.end(t, syscall.SIGTERM); code != exitOK {
+	if code := agent.end(t, syscall.SIGTERM); code != cli.ExitOK {
 		t.Errorf("the agent ends with %d", code)
 	}
-	refused(t, exitUnreachable, "superp-agent", "show", "--agent", a)
+	refused(t, cli.ExitUnreachable, "superp-agent", "show", "--agent", a)
 }
 
 // TestSuperpAgentWithStranger connects an agent in a process with another implementation in this one, which gets its end from 'connect': cids, keys and the
@@ -273,7 +274,7 @@ func TestSuperpSupervise(t *testing.T) {
 		}
 		return nil
 	})
-	e := refused(t, exitFailed, "superp-agent", "write", cid, memory, "--agent", a)
+	e := refused(t, cli.ExitFailed, "superp-agent", "write", cid, memory, "--agent", a)
 	if err := agent.cmd.Process.Signal(syscall.SIGCONT); err != nil {
 		t.Fatal(err)
 	}
@@ -294,7 +295,7 @@ func TestSuperpSupervise(t *testing.T) {
 	if got := command(t, "", "superp-agent", "receive", peer, "--agent", b); got != "kept" {
 		t.Errorf("the message of before is %q", got)
 	}
-	if code := manager.end(t, syscall.SIGTERM); code != exitOK {
+	if code := manager.end(t, syscall.SIGTERM); code != cli.ExitOK {
 		t.Errorf("the manager ends with %d", code)
 	}
 	command(t, "x", "superp-agent", "write", cid, memory, "--agent", a)
@@ -334,7 +335,7 @@ func TestSuperpLite(t *testing.T) {
 		verb []string
 		want string
 	}{{[]string{"write", cid, memory}, "carries 16 or more"}, {[]string{"send", cid}, "carries 26 or more"}} {
-		if e := refused(t, exitUsage, append(append([]string{"superp-agent"}, x.verb...), "--agent", agents[0])...); !strings.Contains(e, x.want) {
+		if e := refused(t, cli.ExitUsage, append(append([]string{"superp-agent"}, x.verb...), "--agent", agents[0])...); !strings.Contains(e, x.want) {
 			t.Errorf("%v of nothing: %s", x.verb, e)
 		}
 	}

@@ -16,6 +16,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	farev1 "github.com/fared/fared/api/fare/v1"
+	"github.com/fared/fared/cmd/internal/cli"
 	"github.com/fared/fared/transport/superp"
 )
 
@@ -50,7 +51,7 @@ type superpConnection struct {
 	TrafficClass uint32 `json:"traffic_class"`
 }
 
-func superpConnectCommand(e *env) *cobra.Command {
+func superpConnectCommand(e *cli.Env) *cobra.Command {
 	var peers, connections []string
 	var generation uint64
 	var supervise bool
@@ -83,9 +84,9 @@ connections, and the exit code is 1. Ctrl-C ends it with exit code 0; connection
 			for _, w := range args {
 				name, at, _ := strings.Cut(w, "=")
 				if name == "" || at == "" {
-					return &exitError{exitUsage, fmt.Errorf("node %q is not NAME=AGENT", w), "for example a=127.0.0.1:7778"}
+					return cli.Usage(fmt.Errorf("node %q is not NAME=AGENT", w), "for example a=127.0.0.1:7778")
 				}
-				conn, err := e.dialAt(at)
+				conn, err := e.DialAt(at)
 				if err != nil {
 					return err
 				}
@@ -93,11 +94,11 @@ connections, and the exit code is 1. Ctrl-C ends it with exit code 0; connection
 				agent := farev1.NewSuperpServiceClient(conn)
 				st, err := agent.GetSuperpStatus(c.Context(), &farev1.GetSuperpStatusRequest{})
 				if err != nil {
-					return e.explainSuperp(err, at)
+					return explainSuperp(e, err, at)
 				}
 				address, err := netip.ParseAddr(st.GetStatus().GetAddress())
 				if err != nil {
-					return &exitError{exitFailed, fmt.Errorf("the agent at %s reports the address %q", at, st.GetStatus().GetAddress()), "update the agent"}
+					return cli.Failed(fmt.Errorf("the agent at %s reports the address %q", at, st.GetStatus().GetAddress()), "update the agent")
 				}
 				n := superpNode{Name: name, Agent: at, Address: address, Memory: []superpMemory{}}
 				for _, m := range st.GetStatus().GetMemory() {
@@ -110,22 +111,22 @@ connections, and the exit code is 1. Ctrl-C ends it with exit code 0; connection
 				name, at, _ := strings.Cut(w, "=")
 				address, err := netip.ParseAddr(at)
 				if err != nil || name == "" {
-					return &exitError{exitUsage, fmt.Errorf("--peer %q is not NAME=ADDRESS", w), "for example --peer nic=10.255.0.2"}
+					return cli.Usage(fmt.Errorf("--peer %q is not NAME=ADDRESS", w), "for example --peer nic=10.255.0.2")
 				}
 				view.Nodes = append(view.Nodes, superpNode{Name: name, Address: address, Memory: []superpMemory{}})
 				mesh.Nodes = append(mesh.Nodes, superp.Node{Name: name, Address: address})
 			}
 			if len(args) == 0 || len(mesh.Nodes) < 2 {
-				return &exitError{exitUsage, errNoNodes, "name an agent, and another agent or a --peer"}
+				return cli.Usage(errNoNodes, "name an agent, and another agent or a --peer")
 			}
 			manager, err := superp.NewManager(mesh)
 			if err != nil {
-				return &exitError{exitUsage, err, "names and addresses of nodes must differ"}
+				return cli.Usage(err, "names and addresses of nodes must differ")
 			}
-			ctx, cancel := context.WithTimeout(c.Context(), e.patience)
+			ctx, cancel := context.WithTimeout(c.Context(), e.Patience)
 			defer cancel()
 			if err := manager.Up(ctx); err != nil {
-				return &exitError{exitFailed, err, "the agents that had accepted are as before; 'fared superp-agent shutdown AGENT' ends an agent's connections"}
+				return cli.Failed(err, "the agents that had accepted are as before; 'fared superp-agent shutdown AGENT' ends an agent's connections")
 			}
 			view.add(manager.Plan(), len(args))
 			if err := view.print(e); err != nil || !supervise {
@@ -139,11 +140,11 @@ connections, and the exit code is 1. Ctrl-C ends it with exit code 0; connection
 	f.StringArrayVar(&connections, "connection", nil, "ordered or unordered: a connection between each two nodes, with :CLASS in this traffic class; repeatable (default one, unordered)")
 	f.BoolVar(&supervise, "supervise", false, "stay: log protocol errors, and restart connections that fail")
 	f.Uint64Var(&generation, "generation", 0, "number of this configuration; consecutive ones have different cids (default the time in seconds)")
-	choices(c, "connection", orderOf(false), orderOf(true))
-	choices(c, "peer")
-	choices(c, "generation")
+	cli.Choices(c, "connection", orderOf(false), orderOf(true))
+	cli.Choices(c, "peer")
+	cli.Choices(c, "generation")
 	timeoutFlag(e, c)
-	return readFlags(e, c)
+	return cli.ReadFlags(e, c)
 }
 
 // randomKey returns a key that other hosts cannot guess.
@@ -174,24 +175,24 @@ func (v *superpMesh) add(plan []*farev1.ConfigureSuperpRequest, agents int) {
 	}
 }
 
-func (v *superpMesh) print(e *env) error {
-	if e.output != "table" {
-		return e.printValue(v)
+func (v *superpMesh) print(e *cli.Env) error {
+	if e.Output != "table" {
+		return e.PrintValue(v)
 	}
-	w := tabwriter.NewWriter(e.out, 0, 0, 2, ' ', 0)
+	w := tabwriter.NewWriter(e.Out, 0, 0, 2, ' ', 0)
 	fmt.Fprintf(w, "generation %d\n\n", v.Generation)
-	row(w, "NODE", "AGENT", "ADDRESS", "MEMORY")
+	cli.Row(w, "NODE", "AGENT", "ADDRESS", "MEMORY")
 	for _, n := range v.Nodes {
 		var memory []string
 		for _, m := range n.Memory {
 			memory = append(memory, region(m.Address, m.Bytes))
 		}
-		row(w, n.Name, dash(n.Agent), n.Address.String(), dash(strings.Join(memory, " ")))
+		cli.Row(w, n.Name, cli.Dash(n.Agent), n.Address.String(), cli.Dash(strings.Join(memory, " ")))
 	}
 	fmt.Fprintln(w)
-	row(w, "NODE", "PEER", "CID", "PEER CID", "KEY", "PEER KEY", "ORDER", "CLASS")
+	cli.Row(w, "NODE", "PEER", "CID", "PEER CID", "KEY", "PEER KEY", "ORDER", "CLASS")
 	for _, x := range v.Connections {
-		row(w, x.Node, x.Peer, fmt.Sprint(x.LocalCID), fmt.Sprint(x.RemoteCID), fmt.Sprintf("0x%08x", x.LocalKey), fmt.Sprintf("0x%08x", x.RemoteKey), orderOf(x.Ordered), className(x.TrafficClass))
+		cli.Row(w, x.Node, x.Peer, fmt.Sprint(x.LocalCID), fmt.Sprint(x.RemoteCID), fmt.Sprintf("0x%08x", x.LocalKey), fmt.Sprintf("0x%08x", x.RemoteKey), orderOf(x.Ordered), className(x.TrafficClass))
 	}
 	return w.Flush()
 }
@@ -199,14 +200,14 @@ func (v *superpMesh) print(e *env) error {
 // className names a connection's traffic class.
 func className(class uint32) string {
 	if class == 0 {
-		return dash("")
+		return cli.Dash("")
 	}
 	return fmt.Sprintf("%#02x", class)
 }
 
 // superviseMesh supervises a mesh until ctx ends.
-func superviseMesh(ctx context.Context, e *env, m *superp.Manager) error {
-	log := newLogger(e.err, slog.LevelInfo)
+func superviseMesh(ctx context.Context, e *cli.Env, m *superp.Manager) error {
+	log := cli.NewLogger(e.Err, slog.LevelInfo)
 	err := m.Supervise(ctx, superp.Supervision{
 		ProtocolError: func(node string, x *farev1.SuperpProtocolError, missed uint64) {
 			log.Warn("protocol error", "node", node, "cid", x.LocalCid, "peer", x.RemoteAddress, "kind", protocolError(x.Kind), "psn", x.Psn, "opcode", x.Opcode, "xid", x.Xid, "seqno", x.Seqno,
@@ -226,7 +227,7 @@ func superviseMesh(ctx context.Context, e *env, m *superp.Manager) error {
 	if ctx.Err() != nil {
 		return nil
 	}
-	return &exitError{exitFailed, err, "connect the agents again"}
+	return cli.Failed(err, "connect the agents again")
 }
 
 // protocolError names a kind of protocol errors.
@@ -241,23 +242,23 @@ func region(address string, bytes uint64) string {
 }
 
 // timeoutFlag adds --timeout to a command that calls an agent.
-func timeoutFlag(e *env, c *cobra.Command) {
-	c.Flags().DurationVar(&e.patience, "timeout", patience, "how long to wait for the answer")
-	choices(c, "timeout")
+func timeoutFlag(e *cli.Env, c *cobra.Command) {
+	c.Flags().DurationVar(&e.Patience, "timeout", cli.Patience, "how long to wait for the answer")
+	cli.Choices(c, "timeout")
 }
 
 // explainSuperp turns an RPC's error into an exit code and a remedy.
-func (e *env) explainSuperp(err error, at string) error {
+func explainSuperp(e *cli.Env, err error, at string) error {
 	st, _ := status.FromError(err)
 	switch st.Code() {
 	case codes.Unavailable:
-		return &exitError{exitUnreachable, fmt.Errorf("no SUPERp agent answers at %s: %s", at, reason(st.Message())), "start one with 'fared superp-agent'"}
+		return cli.Unreachable(fmt.Errorf("no SUPERp agent answers at %s: %s", at, cli.Reason(st.Message())), "start one with 'fared superp-agent'")
 	case codes.DeadlineExceeded:
-		return &exitError{exitFailed, fmt.Errorf("no result within %s", e.patience), "'fared superp-agent show' has the state of the connections; --timeout allows more time"}
+		return cli.Failed(fmt.Errorf("no result within %s", e.Patience), "'fared superp-agent show' has the state of the connections; --timeout allows more time")
 	case codes.Aborted, codes.FailedPrecondition:
-		return &exitError{exitFailed, fmt.Errorf("%s", st.Message()), "'fared superp-agent show' has the state of the connections"}
+		return cli.Failed(fmt.Errorf("%s", st.Message()), "'fared superp-agent show' has the state of the connections")
 	case codes.Unimplemented:
-		return &exitError{exitFailed, fmt.Errorf("%s", st.Message()), "the process at this address does not run operations of others"}
+		return cli.Failed(fmt.Errorf("%s", st.Message()), "the process at this address does not run operations of others")
 	}
-	return e.explain(err, "'fared superp-agent show' lists the connections and the memory")
+	return e.Explain(err, "'fared superp-agent show' lists the connections and the memory")
 }

@@ -13,28 +13,29 @@ import (
 	"github.com/spf13/cobra"
 
 	farev1 "github.com/fared/fared/api/fare/v1"
+	"github.com/fared/fared/cmd/internal/cli"
 )
 
 // superpClient is a client of one agent.
 type superpClient struct{ agent string }
 
 // use adds --agent and --timeout to a command, whose run calls the agent.
-func (o *superpClient) use(e *env, c *cobra.Command, run func(ctx context.Context, agent farev1.SuperpServiceClient, args []string) error) *cobra.Command {
+func (o *superpClient) use(e *cli.Env, c *cobra.Command, run func(ctx context.Context, agent farev1.SuperpServiceClient, args []string) error) *cobra.Command {
 	c.Flags().StringVar(&o.agent, "agent", defaultSuperp, "address of the agent: host:port or unix:PATH")
-	choices(c, "agent")
+	cli.Choices(c, "agent")
 	timeoutFlag(e, c)
 	c.RunE = func(c *cobra.Command, args []string) error {
-		conn, err := e.dialAt(o.agent)
+		conn, err := e.DialAt(o.agent)
 		if err != nil {
 			return err
 		}
 		defer conn.Close()
 		if err := run(c.Context(), farev1.NewSuperpServiceClient(conn), args); err != nil {
-			var coded *exitError
+			var coded *cli.Error
 			if errors.As(err, &coded) {
 				return err
 			}
-			return e.explainSuperp(err, o.agent)
+			return explainSuperp(e, err, o.agent)
 		}
 		return nil
 	}
@@ -47,13 +48,13 @@ func exactArgs(words ...string) cobra.PositionalArgs {
 		if len(args) == len(words) {
 			return nil
 		}
-		return &exitError{exitUsage, fmt.Errorf("%s takes %s, but got %d arguments", c.CommandPath(), strings.Join(words, " "), len(args)), "see " + c.CommandPath() + " --help"}
+		return cli.Usage(fmt.Errorf("%s takes %s, but got %d arguments", c.CommandPath(), strings.Join(words, " "), len(args)), "see "+c.CommandPath()+" --help")
 	}
 }
 
-func superpShowCommand(e *env, o *superpClient) *cobra.Command {
+func superpShowCommand(e *cli.Env, o *superpClient) *cobra.Command {
 	c := o.use(e, &cobra.Command{
-		Use: "show", Short: "Show a SUPERp agent's parameters, memory, connections and their paths", Args: noArgs,
+		Use: "show", Short: "Show a SUPERp agent's parameters, memory, connections and their paths", Args: cli.NoArgs,
 		Long: `Shows what an agent offers and what it has been configured to: parameters and memory, every
 connection with its cids, keys and state, and the paths over which its packets leave. PORT is the
 UDP source port of a path, the entropy of its packets; SHARE its part of them. VIOLATIONS are protocol
@@ -64,9 +65,9 @@ errors of the peer; the latest ones follow, with the fields of their packets.`,
 		if err != nil {
 			return err
 		}
-		return e.print(r.Status, func(w *tabwriter.Writer) { superpTable(w, r.Status) })
+		return e.Print(r.Status, func(w *tabwriter.Writer) { superpTable(w, r.Status) })
 	})
-	return readFlags(e, c)
+	return cli.ReadFlags(e, c)
 }
 
 func superpTable(w *tabwriter.Writer, s *farev1.SuperpStatus) {
@@ -86,30 +87,30 @@ func superpTable(w *tabwriter.Writer, s *farev1.SuperpStatus) {
 		return
 	}
 	fmt.Fprintln(w)
-	row(w, "CID", "PEER", "PEER CID", "KEY", "PEER KEY", "ORDER", "CLASS", "STATE", "OUTSTANDING", "SENT", "RESENT", "VIOLATIONS", "RESTARTS", "ERROR")
+	cli.Row(w, "CID", "PEER", "PEER CID", "KEY", "PEER KEY", "ORDER", "CLASS", "STATE", "OUTSTANDING", "SENT", "RESENT", "VIOLATIONS", "RESTARTS", "ERROR")
 	for _, x := range s.Connections {
 		c := x.Connection
-		row(w, fmt.Sprint(c.LocalCid), c.RemoteAddress, fmt.Sprint(c.RemoteCid), fmt.Sprintf("0x%08x", c.LocalKey), fmt.Sprintf("0x%08x", c.RemoteKey), orderOf(c.Ordered), className(c.TrafficClass),
-			strings.ToLower(strings.TrimPrefix(x.State.String(), "SUPERP_CONNECTION_STATE_")), fmt.Sprint(x.Outstanding), fmt.Sprint(x.SentBytes), fmt.Sprint(x.SentAgainBytes), fmt.Sprint(x.ProtocolErrors), fmt.Sprint(x.Restarts), dash(x.Error))
+		cli.Row(w, fmt.Sprint(c.LocalCid), c.RemoteAddress, fmt.Sprint(c.RemoteCid), fmt.Sprintf("0x%08x", c.LocalKey), fmt.Sprintf("0x%08x", c.RemoteKey), orderOf(c.Ordered), className(c.TrafficClass),
+			strings.ToLower(strings.TrimPrefix(x.State.String(), "SUPERP_CONNECTION_STATE_")), fmt.Sprint(x.Outstanding), fmt.Sprint(x.SentBytes), fmt.Sprint(x.SentAgainBytes), fmt.Sprint(x.ProtocolErrors), fmt.Sprint(x.Restarts), cli.Dash(x.Error))
 	}
 	if len(s.ProtocolErrors) > 0 {
 		fmt.Fprintln(w)
-		row(w, "VIOLATION", "TIME", "CID", "PEER", "KIND", "PSN", "OPCODE", "XID", "SEQNO")
+		cli.Row(w, "VIOLATION", "TIME", "CID", "PEER", "KIND", "PSN", "OPCODE", "XID", "SEQNO")
 		for _, v := range s.ProtocolErrors {
-			row(w, fmt.Sprint(v.Number), time.Unix(0, v.TimeNs).Format(time.RFC3339), fmt.Sprint(v.LocalCid), v.RemoteAddress, protocolError(v.Kind), fmt.Sprint(v.Psn), fmt.Sprint(v.Opcode),
+			cli.Row(w, fmt.Sprint(v.Number), time.Unix(0, v.TimeNs).Format(time.RFC3339), fmt.Sprint(v.LocalCid), v.RemoteAddress, protocolError(v.Kind), fmt.Sprint(v.Psn), fmt.Sprint(v.Opcode),
 				fmt.Sprint(v.Xid), fmt.Sprint(v.Seqno))
 		}
 	}
 	fmt.Fprintln(w)
-	row(w, "CID", "SLOT", "PLANE", "DEVICE", "PORT", "SHARE", "SENT", "RESENT")
+	cli.Row(w, "CID", "SLOT", "PLANE", "DEVICE", "PORT", "SHARE", "SENT", "RESENT")
 	for _, x := range s.Connections {
 		for _, p := range x.Paths {
-			row(w, fmt.Sprint(x.Connection.LocalCid), fmt.Sprint(p.Slot), dash(p.Plane), dash(p.Device), fmt.Sprint(p.SourcePort), fmt.Sprint(p.Share), fmt.Sprint(p.SentBytes), fmt.Sprint(p.SentAgainBytes))
+			cli.Row(w, fmt.Sprint(x.Connection.LocalCid), fmt.Sprint(p.Slot), cli.Dash(p.Plane), cli.Dash(p.Device), fmt.Sprint(p.SourcePort), fmt.Sprint(p.Share), fmt.Sprint(p.SentBytes), fmt.Sprint(p.SentAgainBytes))
 		}
 	}
 }
 
-func superpShutdownCommand(e *env) *cobra.Command {
+func superpShutdownCommand(e *cli.Env) *cobra.Command {
 	var hard bool
 	c := &cobra.Command{
 		Use: "shutdown AGENT...", Short: "End the connections of SUPERp agents",
@@ -119,11 +120,11 @@ A peer without an agent has to send its Last NULL before a shutdown without --ha
 		Example: "  fared superp-agent shutdown 127.0.0.1:7778 127.0.0.1:7779",
 		RunE: func(c *cobra.Command, args []string) error {
 			if len(args) == 0 {
-				return &exitError{exitUsage, errors.New("shutdown needs the address of an agent"), "for example " + defaultSuperp}
+				return cli.Usage(errors.New("shutdown needs the address of an agent"), "for example "+defaultSuperp)
 			}
 			results := make(chan error, len(args))
 			for _, at := range args {
-				conn, err := e.dialAt(at)
+				conn, err := e.DialAt(at)
 				if err != nil {
 					return err
 				}
@@ -131,7 +132,7 @@ A peer without an agent has to send its Last NULL before a shutdown without --ha
 				go func() { // all at once: the ends of a connection wait for each other
 					_, err := farev1.NewSuperpServiceClient(conn).ShutdownSuperp(c.Context(), &farev1.ShutdownSuperpRequest{Hard: hard})
 					if err != nil {
-						err = e.explainSuperp(err, at)
+						err = explainSuperp(e, err, at)
 					}
 					results <- err
 				}()
@@ -152,7 +153,7 @@ A peer without an agent has to send its Last NULL before a shutdown without --ha
 
 const cidHelp = "CID is the local cid of the connection, as 'fared superp-agent show' lists it."
 
-func superpWriteCommand(e *env, o *superpClient) *cobra.Command {
+func superpWriteCommand(e *cli.Env, o *superpClient) *cobra.Command {
 	return o.use(e, &cobra.Command{
 		Use: "write CID ADDRESS", Short: "Write standard input to memory of a SUPERp peer", Args: exactArgs("CID", "ADDRESS"),
 		Long:    "Writes standard input, as one RMA write transaction, to the peer's memory at ADDRESS, decimal or\nhexadecimal with 0x.\n" + cidHelp,
@@ -162,16 +163,16 @@ func superpWriteCommand(e *env, o *superpClient) *cobra.Command {
 		if err != nil {
 			return err
 		}
-		data, err := io.ReadAll(e.in)
+		data, err := io.ReadAll(e.In)
 		if err != nil {
-			return &exitError{exitFailed, fmt.Errorf("standard input: %w", err), "give the data on standard input"}
+			return cli.Failed(fmt.Errorf("standard input: %w", err), "give the data on standard input")
 		}
 		_, err = agent.OperateSuperp(ctx, &farev1.OperateSuperpRequest{LocalCid: cid, Operation: &farev1.OperateSuperpRequest_Write{Write: &farev1.SuperpWrite{Address: address, Data: data}}})
 		return err
 	})
 }
 
-func superpReadCommand(e *env, o *superpClient) *cobra.Command {
+func superpReadCommand(e *cli.Env, o *superpClient) *cobra.Command {
 	return o.use(e, &cobra.Command{
 		Use: "read CID ADDRESS BYTES", Short: "Read memory of a SUPERp peer to standard output", Args: exactArgs("CID", "ADDRESS", "BYTES"),
 		Long:    "Reads the peer's memory by an RMA read, and writes it to standard output.\n" + cidHelp,
@@ -189,12 +190,12 @@ func superpReadCommand(e *env, o *superpClient) *cobra.Command {
 		if err != nil {
 			return err
 		}
-		_, err = e.out.Write(r.Data)
+		_, err = e.Out.Write(r.Data)
 		return err
 	})
 }
 
-func superpSendCommand(e *env, o *superpClient) *cobra.Command {
+func superpSendCommand(e *cli.Env, o *superpClient) *cobra.Command {
 	return o.use(e, &cobra.Command{
 		Use: "send CID", Short: "Send standard input as a message to a SUPERp peer", Args: exactArgs("CID"),
 		Long:    "Sends standard input to the peer as one message, by a Send or a Send to queue pair.\n" + cidHelp,
@@ -204,16 +205,16 @@ func superpSendCommand(e *env, o *superpClient) *cobra.Command {
 		if err != nil {
 			return err
 		}
-		data, err := io.ReadAll(e.in)
+		data, err := io.ReadAll(e.In)
 		if err != nil {
-			return &exitError{exitFailed, fmt.Errorf("standard input: %w", err), "give the message on standard input"}
+			return cli.Failed(fmt.Errorf("standard input: %w", err), "give the message on standard input")
 		}
 		_, err = agent.OperateSuperp(ctx, &farev1.OperateSuperpRequest{LocalCid: uint32(cid), Operation: &farev1.OperateSuperpRequest_Send{Send: &farev1.SuperpSend{Data: data}}})
 		return err
 	})
 }
 
-func superpReceiveCommand(e *env, o *superpClient) *cobra.Command {
+func superpReceiveCommand(e *cli.Env, o *superpClient) *cobra.Command {
 	return o.use(e, &cobra.Command{
 		Use: "receive CID", Short: "Write the oldest message of a SUPERp peer to standard output", Args: exactArgs("CID"),
 		Long:    "Waits for a message of the peer, by Send or Send to queue pair, and writes it to standard output.\n" + cidHelp,
@@ -227,7 +228,7 @@ func superpReceiveCommand(e *env, o *superpClient) *cobra.Command {
 		if err != nil {
 			return err
 		}
-		_, err = e.out.Write(r.Data)
+		_, err = e.Out.Write(r.Data)
 		return err
 	})
 }

@@ -12,10 +12,11 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/fared/fared/cmd/internal/cli"
 	"github.com/fared/fared/internal/supervise"
 )
 
-func superviseCommand(e *env) *cobra.Command {
+func superviseCommand(e *cli.Env) *cobra.Command {
 	c := &cobra.Command{
 		Use: "supervise -- COMMAND [-- COMMAND ...]", Short: "Keep commands running: PID 1 of a container",
 		Long: `Runs commands side by side and restarts each command that ends: at once the first time, then
@@ -34,9 +35,9 @@ be killed or replaced while cables, addresses and routes stay. Orphans are reape
 			if err != nil {
 				return err
 			}
-			err = supervise.Run(c.Context(), supervise.Config{Commands: commands, Output: e.err, Log: newLogger(e.err, slog.LevelInfo)})
+			err = supervise.Run(c.Context(), supervise.Config{Commands: commands, Output: e.Err, Log: cli.NewLogger(e.Err, slog.LevelInfo)})
 			if err != nil {
-				return &exitError{exitFailed, err, "see the messages above"}
+				return cli.Failed(err, "see the messages above")
 			}
 			return nil
 		},
@@ -51,11 +52,11 @@ var supervised = []string{"run", "dataplane", "leaf"}
 func superviseCommands(words []string, at int) ([]supervise.Command, error) {
 	const remedy = "for example: fared supervise -- dataplane -- run --config /etc/fared/fared.yaml"
 	if at != 0 {
-		return nil, &exitError{exitUsage, errors.New("supervise needs commands, each after a --"), remedy}
+		return nil, cli.Usage(errors.New("supervise needs commands, each after a --"), remedy)
 	}
 	self, err := os.Executable()
 	if err != nil {
-		return nil, &exitError{exitFailed, err, "is /proc mounted?"}
+		return nil, cli.Failed(err, "is /proc mounted?")
 	}
 	var commands []supervise.Command
 	for rest := true; rest; {
@@ -66,18 +67,18 @@ func superviseCommands(words []string, at int) ([]supervise.Command, error) {
 			command, rest = words, false
 		}
 		if len(command) == 0 {
-			return nil, &exitError{exitUsage, fmt.Errorf("command %d is empty", len(commands)+1), remedy}
+			return nil, cli.Usage(fmt.Errorf("command %d is empty", len(commands)+1), remedy)
 		}
 		c := supervise.Command{Name: filepath.Base(command[0]), Path: self, Args: append([]string{"fared"}, command...)}
 		switch {
 		case strings.Contains(command[0], "/"):
 			if c.Path, err = exec.LookPath(command[0]); err != nil {
-				return nil, &exitError{exitUsage, err, "name an existing program, or a command of fared"}
+				return nil, cli.Usage(err, "name an existing program, or a command of fared")
 			}
 			c.Args = command
 		case !slices.Contains(supervised, command[0]):
-			return nil, &exitError{exitUsage, fmt.Errorf("command %d: %q is not a command that runs until a signal", len(commands)+1, command[0]),
-				"use " + strings.Join(supervised, ", ") + ", or a program's path"}
+			return nil, cli.Usage(fmt.Errorf("command %d: %q is not a command that runs until a signal", len(commands)+1, command[0]),
+				"use "+strings.Join(supervised, ", ")+", or a program's path")
 		}
 		commands = append(commands, c)
 	}

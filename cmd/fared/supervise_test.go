@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/fared/fared/cmd/internal/cli"
 	"github.com/fared/fared/internal/netnstest"
 	"github.com/fared/fared/internal/testkit/testbed"
 )
@@ -31,7 +32,7 @@ func TestSuperviseUsage(t *testing.T) {
 		{"-- run -- supervise", `command 2: "supervise" is not a command that runs until a signal`},
 		{"-- /none/such", "/none/such"},
 	} {
-		if text := refused(t, exitUsage, append([]string{"supervise"}, strings.Fields(test.args)...)...); !strings.Contains(text, test.want) {
+		if text := refused(t, cli.ExitUsage, append([]string{"supervise"}, strings.Fields(test.args)...)...); !strings.Contains(text, test.want) {
 			t.Errorf("fared supervise %s: no %q in:\n%s", test.args, test.want, text)
 		}
 	}
@@ -47,7 +48,7 @@ func TestSupervise(t *testing.T) {
 		if err := p.running(); err != nil {
 			return err
 		}
-		if o := fared(t, "dataplane", "--socket", socket, "show"); o.code != exitOK {
+		if o := fared(t, "dataplane", "--socket", socket, "show"); o.code != cli.ExitOK {
 			return fmt.Errorf("exit %d: %s", o.code, o.err)
 		}
 		return nil
@@ -90,7 +91,7 @@ func TestSupervise(t *testing.T) {
 			return answers()
 		})
 	}
-	if code := p.end(t, syscall.SIGTERM); code != exitOK {
+	if code := p.end(t, syscall.SIGTERM); code != cli.ExitOK {
 		t.Errorf("SIGTERM: exit %d", code)
 	}
 	log := p.log.String()
@@ -150,8 +151,8 @@ func TestNetsetup(t *testing.T) {
 	if err == nil || !strings.Contains(err.Error(), "planes[0].sub_ports[0]: p0.0: Link not found") || !strings.Contains(err.Error(), "exit status 1") {
 		t.Errorf("without the device: %v", err)
 	}
-	refused(t, exitUsage, "netsetup", "--config", config+".none")
-	if text := refused(t, exitUsage, "netsetup", "--config", config, "--match-index", "p["); !strings.Contains(text, "syntax error in pattern") {
+	refused(t, cli.ExitUsage, "netsetup", "--config", config+".none")
+	if text := refused(t, cli.ExitUsage, "netsetup", "--config", config, "--match-index", "p["); !strings.Contains(text, "syntax error in pattern") {
 		t.Errorf("a broken pattern:\n%s", text)
 	}
 }

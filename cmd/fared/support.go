@@ -18,6 +18,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/fared/fared/cmd/internal/cli"
 	"github.com/fared/fared/daemon/config"
 )
 
@@ -80,10 +81,10 @@ func supportItems(self, socket, dataplane, file string, cfg *config.Config) []su
 	return items
 }
 
-func supportCommand(e *env) *cobra.Command {
+func supportCommand(e *cli.Env) *cobra.Command {
 	var file, to, dataplane string
 	c := &cobra.Command{
-		Use: "support", Short: "Collect a bundle for a bug report", Args: noArgs,
+		Use: "support", Short: "Collect a bundle for a bug report", Args: cli.NoArgs,
 		Long: `Writes an archive (tar.gz) with the state of the daemon and of its agent, the configuration,
 the last hours of the log, the recording if record.file is set, and the kernel's links, routes,
 nexthops, queues and sockets. It contains addresses and names of your network, and no passwords
@@ -94,7 +95,7 @@ Run it as root: other users see neither the log nor all of the kernel's objects.
 		RunE: func(c *cobra.Command, _ []string) error {
 			self, err := os.Executable()
 			if err != nil {
-				return &exitError{exitFailed, err, ""}
+				return cli.Failed(err, "")
 			}
 			host, err := os.Hostname()
 			if err != nil {
@@ -103,29 +104,30 @@ Run it as root: other users see neither the log nor all of the kernel's objects.
 			name := "fared-support-" + host + "-" + time.Now().UTC().Format("20060102T150405Z")
 			cfg, err := config.Load(file)
 			if err != nil {
-				fmt.Fprintf(e.err, "fared: without the recording and the metrics, because the configuration cannot be read: %v\n", err)
+				fmt.Fprintf(e.Err, "fared: without the recording and the metrics, because the configuration cannot be read: %v\n", err)
 			}
 			to = cmp.Or(to, name+".tar.gz")
-			problems, err := e.support(c.Context(), to, name, supportItems(self, e.socket, dataplane, file, cfg), cfg)
+			problems, err := collectSupport(c.Context(), e, to, name, supportItems(self, e.Socket, dataplane, file, cfg), cfg)
 			if err != nil {
-				return &exitError{exitFailed, fmt.Errorf("%s: %w", to, err), "nothing was written; name another file with --to"}
+				return cli.Failed(fmt.Errorf("%s: %w", to, err), "nothing was written; name another file with --to")
 			}
 			for _, p := range problems {
-				fmt.Fprintf(e.err, "fared: %s\n", p)
+				fmt.Fprintf(e.Err, "fared: %s\n", p)
 			}
-			fmt.Fprintln(e.out, to)
+			fmt.Fprintln(e.Out, to)
 			return nil
 		},
 	}
-	configFlag(c, &file)
+	cli.ConfigFlag(c, &file)
 	c.Flags().StringVar(&to, "to", "", "archive to write; default fared-support-HOST-TIME.tar.gz in this directory")
 	c.Flags().StringVar(&dataplane, "dataplane", defaultDataplane, "socket of the agent")
 	_ = c.MarkFlagFilename("to", "gz")
 	return c
 }
 
-// support writes a bundle, whose files are in the folder name, and returns what could not be collected, and commands that failed.
-func (e *env) support(ctx context.Context, to, name string, items []supportItem, cfg *config.Config) (problems []string, err error) {
+// collectSupport writes a bundle, whose files are in the folder name, and returns what could not be collected, and
+// commands that failed.
+func collectSupport(ctx context.Context, e *cli.Env, to, name string, items []supportItem, cfg *config.Config) (problems []string, err error) {
 	file, err := os.OpenFile(to, os.O_CREATE|os.O_WRONLY|os.O_EXCL, 0o600)
 	if err != nil {
 		return nil, err
@@ -145,8 +147,8 @@ func (e *env) support(ctx context.Context, to, name string, items []supportItem,
 		return err
 	}
 	for i, item := range items {
-		if e.terminal != nil {
-			fmt.Fprintf(e.err, "\r%2d of %d %-40s\r", i+1, len(items), item.name)
+		if e.Terminal != nil {
+			fmt.Fprintf(e.Err, "\r%2d of %d %-40s\r", i+1, len(items), item.name)
 		}
 		content, problem := item.collect(ctx)
 		if ctx.Err() != nil {

@@ -13,6 +13,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/fared/fared/cmd/internal/cli"
 	"github.com/fared/fared/internal/testkit/gate"
 )
 
@@ -66,7 +67,7 @@ func TestSupport(t *testing.T) {
 	})
 	bundle := filepath.Join(f.dir, "bundle.tar.gz")
 	o := fared(t, "--socket", f.socket("server1"), "support", "--config", f.config("server1"), "--dataplane", f.dir+"/none", "--to", bundle)
-	if o.code != exitOK || o.out != bundle+"\n" {
+	if o.code != cli.ExitOK || o.out != bundle+"\n" {
 		t.Fatalf("exit code %d: %s%s", o.code, o.out, o.err)
 	}
 	if info, err := os.Stat(bundle); err != nil || info.Mode().Perm() != 0o600 {
@@ -97,11 +98,11 @@ func TestSupport(t *testing.T) {
 	}
 
 	// An existing file is never replaced, and without a daemon there is a bundle all the same.
-	if o := fared(t, "support", "--to", bundle); o.code != exitFailed || !strings.Contains(o.err, "file exists") {
+	if o := fared(t, "support", "--to", bundle); o.code != cli.ExitFailed || !strings.Contains(o.err, "file exists") {
 		t.Errorf("over an existing file: exit code %d: %s", o.code, o.err)
 	}
 	second := filepath.Join(f.dir, "second.tar.gz")
-	if o := fared(t, "--socket", f.dir+"/none", "support", "--config", f.dir+"/none.yaml", "--to", second); o.code != exitOK || !strings.Contains(o.err, "status.json: ") {
+	if o := fared(t, "--socket", f.dir+"/none", "support", "--config", f.dir+"/none.yaml", "--to", second); o.code != cli.ExitOK || !strings.Contains(o.err, "status.json: ") {
 		t.Errorf("without a daemon: exit code %d: %s%s", o.code, o.out, o.err)
 	}
 	if files := unpack(t, second); !bytes.Contains(files["status.json"], []byte("no daemon answers")) || len(files["system/kernel.txt"]) == 0 {

@@ -15,10 +15,11 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/fared/fared/cmd/internal/cli"
 	"github.com/fared/fared/topo"
 )
 
-func topoCommand(e *env) *cobra.Command {
+func topoCommand(e *cli.Env) *cobra.Command {
 	c := &cobra.Command{
 		Use: "topo", Short: "Describe a fabric in a few lines, and generate configurations and drawings from it",
 		Long: `A fabric is described by a short file, by flags, or by both: flags win. From the description,
@@ -34,7 +35,7 @@ Examples to start from: ` + strings.Join(topo.Examples(), ", ") + `. /usr/share/
 			if len(args) == 0 {
 				return nil
 			}
-			return &exitError{exitUsage, fmt.Errorf("unknown command %q", "topo "+args[0]), "see fared topo --help"}
+			return cli.Usage(fmt.Errorf("unknown command %q", "topo "+args[0]), "see fared topo --help")
 		},
 		RunE: func(c *cobra.Command, _ []string) error { return c.Help() },
 	}
@@ -59,14 +60,14 @@ func addFabricArgs(c *cobra.Command) *fabricArgs {
 	c.Use += " [FILE]"
 	c.Args = func(c *cobra.Command, args []string) error {
 		if len(args) > 1 {
-			return &exitError{exitUsage, fmt.Errorf("%s takes one file, but got %q too", c.CommandPath(), args[1]), "see " + c.CommandPath() + " --help"}
+			return cli.Usage(fmt.Errorf("%s takes one file, but got %q too", c.CommandPath(), args[1]), "see "+c.CommandPath()+" --help")
 		}
 		return nil
 	}
 	c.ValidArgsFunction = completeYAML
 	c.Flags().SortFlags = false
 	c.Flags().StringVar(&a.example, "example", "", "a built-in fabric, instead of a file: "+strings.Join(topo.Examples(), ", "))
-	choices(c, "example", topo.Examples()...)
+	cli.Choices(c, "example", topo.Examples()...)
 	for _, k := range topo.Keys() {
 		flag, usage := strings.ReplaceAll(k.Name, "_", "-"), k.Usage
 		if k.Words != nil {
@@ -75,7 +76,7 @@ func addFabricArgs(c *cobra.Command) *fabricArgs {
 		c.Flags().Var(&fabricFlag{a, k}, flag, usage)
 		c.Flags().Lookup(flag).DefValue = k.Default()
 		if k.Words != nil {
-			choices(c, flag, k.Words...)
+			cli.Choices(c, flag, k.Words...)
 		}
 	}
 	return a
@@ -113,7 +114,7 @@ func (a *fabricArgs) load(args []string) (*topo.Fabric, error) {
 	}
 	f, err := topo.New(spec)
 	if err != nil {
-		return nil, &exitError{exitUsage, err, "keys of a file are flags too, with dashes for underscores: /usr/share/doc/fared/topo.md"}
+		return nil, cli.Usage(err, "keys of a file are flags too, with dashes for underscores: /usr/share/doc/fared/topo.md")
 	}
 	return f, nil
 }
@@ -122,13 +123,13 @@ func (a *fabricArgs) load(args []string) (*topo.Fabric, error) {
 func (a *fabricArgs) spec(args []string) (spec topo.Spec, err error) {
 	switch {
 	case len(args) > 0 && a.example != "":
-		err = &exitError{exitUsage, fmt.Errorf("both the file %s and --example %s", args[0], a.example), "use only one of them"}
+		err = cli.Usage(fmt.Errorf("both the file %s and --example %s", args[0], a.example), "use only one of them")
 	case len(args) > 0:
 		spec, err = readFabric(args[0])
 	case a.example != "":
 		var text []byte
 		if text, err = topo.Example(a.example); err != nil {
-			err = &exitError{exitUsage, fmt.Errorf("--example: %w", err), "or describe a fabric in a file: /usr/share/doc/fared/topo.md"}
+			err = cli.Usage(fmt.Errorf("--example: %w", err), "or describe a fabric in a file: /usr/share/doc/fared/topo.md")
 		} else {
 			spec, err = topo.Parse(a.example+".yaml", text)
 		}
@@ -143,27 +144,27 @@ func (a *fabricArgs) spec(args []string) (spec topo.Spec, err error) {
 func readFabric(name string) (topo.Spec, error) {
 	file, err := os.Open(name)
 	if err != nil {
-		return topo.Spec{}, &exitError{exitUsage, err, "name a file that describes a fabric, or see --example"}
+		return topo.Spec{}, cli.Usage(err, "name a file that describes a fabric, or see --example")
 	}
 	defer file.Close()
 	text, err := io.ReadAll(io.LimitReader(file, topo.MaxFileSize+1))
 	if err != nil {
-		return topo.Spec{}, &exitError{exitUsage, err, "name a file that describes a fabric, or see --example"}
+		return topo.Spec{}, cli.Usage(err, "name a file that describes a fabric, or see --example")
 	}
 	spec, err := topo.Parse(name, text)
 	if err != nil {
-		return topo.Spec{}, &exitError{exitUsage, err, "/usr/share/doc/fared/topo.md describes the keys of a file"}
+		return topo.Spec{}, cli.Usage(err, "/usr/share/doc/fared/topo.md describes the keys of a file")
 	}
 	return spec, nil
 }
 
-func topoCheckCommand(e *env) *cobra.Command {
+func topoCheckCommand(e *cli.Env) *cobra.Command {
 	return &cobra.Command{
 		Use: "check FILE...", Short: "Check files that describe fabrics; exit 0, or 2 with every error",
 		Example: "  fared topo check fabric.yaml",
 		Args: func(c *cobra.Command, args []string) error {
 			if len(args) == 0 {
-				return &exitError{exitUsage, errors.New("check needs a file"), "for example: fared topo check fabric.yaml"}
+				return cli.Usage(errors.New("check needs a file"), "for example: fared topo check fabric.yaml")
 			}
 			return nil
 		},
@@ -181,24 +182,24 @@ func topoCheckCommand(e *env) *cobra.Command {
 					errs = append(errs, err)
 					continue
 				}
-				fmt.Fprintf(e.out, "%s: %s\n", name, f.Title())
+				fmt.Fprintf(e.Out, "%s: %s\n", name, f.Title())
 			}
 			if err := errors.Join(errs...); err != nil {
-				return &exitError{exitUsage, err, "/usr/share/doc/fared/topo.md describes the keys of a file"}
+				return cli.Usage(err, "/usr/share/doc/fared/topo.md describes the keys of a file")
 			}
 			return nil
 		},
 	}
 }
 
-func topoDrawCommand(e *env) *cobra.Command {
+func topoDrawCommand(e *cli.Env) *cobra.Command {
 	var format, out string
 	c := &cobra.Command{Use: "draw", Short: "Draw a fabric"}
 	a := addFabricArgs(c)
 	c.Long = `Draws a fabric as SVG or as a Graphviz graph. Identical parts of a large fabric share one box.`
 	c.Example = "  fared topo draw --example two-tier --out two-tier.svg\n  fared topo draw fabric.yaml --format dot | dot -Tpdf > fabric.pdf"
 	c.RunE = func(c *cobra.Command, args []string) error {
-		if err := oneOf("format", format, drawFormats...); err != nil {
+		if err := cli.OneOf("format", format, drawFormats...); err != nil {
 			return err
 		}
 		named, err := drawFormat(out)
@@ -209,7 +210,7 @@ func topoDrawCommand(e *env) *cobra.Command {
 			format = named
 		}
 		if named != "" && named != format {
-			return &exitError{exitUsage, fmt.Errorf("--out %s ends in another format's name than --format %s", out, format), "leave --format out, or name the file ." + format}
+			return cli.Usage(fmt.Errorf("--out %s ends in another format's name than --format %s", out, format), "leave --format out, or name the file ."+format)
 		}
 		f, err := a.load(args)
 		if err != nil {
@@ -220,17 +221,17 @@ func topoDrawCommand(e *env) *cobra.Command {
 			text = f.Dot()
 		}
 		if out == "" {
-			_, err := io.WriteString(e.out, text)
+			_, err := io.WriteString(e.Out, text)
 			return err
 		}
 		if err := os.WriteFile(out, []byte(text), 0o644); err != nil {
-			return &exitError{exitFailed, err, "name a writable file with --out"}
+			return cli.Failed(err, "name a writable file with --out")
 		}
 		return nil
 	}
 	c.Flags().StringVar(&format, "format", "svg", "svg or dot (default by the ending of --out)")
 	c.Flags().StringVar(&out, "out", "", "the file to write (default standard output)")
-	choices(c, "format", drawFormats...)
+	cli.Choices(c, "format", drawFormats...)
 	_ = c.MarkFlagFilename("out")
 	return c
 }
@@ -247,12 +248,12 @@ func drawFormat(file string) (string, error) {
 	case ".dot", ".gv":
 		return "dot", nil
 	default:
-		return "", &exitError{exitUsage, fmt.Errorf("--out %s: %s files cannot be written", file, ending),
-			"use .svg or .dot; for others: fared topo draw --format dot | dot -T" + ending[1:] + " > " + filepath.Base(file)}
+		return "", cli.Usage(fmt.Errorf("--out %s: %s files cannot be written", file, ending),
+			"use .svg or .dot; for others: fared topo draw --format dot | dot -T"+ending[1:]+" > "+filepath.Base(file))
 	}
 }
 
-func topoGenerateCommand(e *env) *cobra.Command {
+func topoGenerateCommand(e *cli.Env) *cobra.Command {
 	var out, target string
 	var force bool
 	c := &cobra.Command{Use: "generate", Short: "Write the configurations of all nodes, and their cabling"}
@@ -268,28 +269,28 @@ except with --force, which overwrites the generated files and keeps all others.`
 	c.Example = "  fared topo generate --example two-tier --out two-tier\n  fared topo generate fabric.yaml --leaf frr --out fabric --for containerlab"
 	c.RunE = func(_ *cobra.Command, args []string) error {
 		if out == "" {
-			return &exitError{exitUsage, errors.New("--out is missing"), "name the directory to write into: --out DIR"}
+			return cli.Usage(errors.New("--out is missing"), "name the directory to write into: --out DIR")
 		}
 		t, err := topo.ParseTarget(target)
 		if err != nil {
-			return &exitError{exitUsage, fmt.Errorf("--for: %w", err), "see fared topo generate --help"}
+			return cli.Usage(fmt.Errorf("--for: %w", err), "see fared topo generate --help")
 		}
 		f, err := a.load(args)
 		if err != nil {
 			return err
 		}
-		if err := e.writeFabric(out, f.Generate(t), force); err != nil {
+		if err := writeFabric(e, out, f.Generate(t), force); err != nil {
 			return err
 		}
 		for _, note := range f.Notes() {
-			fmt.Fprintln(e.err, "note:", note)
+			fmt.Fprintln(e.Err, "note:", note)
 		}
 		return nil
 	}
 	c.Flags().StringVar(&out, "out", "", "directory for the files; created if it does not exist")
 	c.Flags().StringVar(&target, "for", string(topo.Machines), "kind of the nodes: "+words(topo.Targets()))
 	c.Flags().BoolVar(&force, "force", false, "write into a directory that is not empty")
-	choices(c, "for", strings.Split(words(topo.Targets()), ", ")...)
+	cli.Choices(c, "for", strings.Split(words(topo.Targets()), ", ")...)
 	_ = c.MarkFlagDirname("out")
 	return c
 }
@@ -306,38 +307,38 @@ func words[T ~string](list []T) string {
 }
 
 // writeFabric writes files below a folder, and prints their names: one line for all files of nodes.
-func (e *env) writeFabric(dir string, files []topo.File, force bool) error {
+func writeFabric(e *cli.Env, dir string, files []topo.File, force bool) error {
 	const remedy = "name a writable directory with --out"
 	switch entries, err := os.ReadDir(dir); {
 	case err != nil && !errors.Is(err, fs.ErrNotExist):
-		return &exitError{exitFailed, err, remedy}
+		return cli.Failed(err, remedy)
 	case len(entries) > 0 && !force:
-		return &exitError{exitUsage, fmt.Errorf("%s is not empty", dir), "name another directory, or add --force, which overwrites the generated files"}
+		return cli.Usage(fmt.Errorf("%s is not empty", dir), "name another directory, or add --force, which overwrites the generated files")
 	}
 	nodes := map[string]bool{}
 	for _, f := range files {
 		path := filepath.Join(dir, filepath.FromSlash(f.Name))
 		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-			return &exitError{exitFailed, err, remedy}
+			return cli.Failed(err, remedy)
 		}
 		mode := os.FileMode(0o644)
 		if strings.HasPrefix(f.Text, "#!") {
 			mode = 0o755
 		}
 		if err := os.WriteFile(path, []byte(f.Text), mode); err != nil {
-			return &exitError{exitFailed, err, remedy}
+			return cli.Failed(err, remedy)
 		}
 		if folder, isNode := strings.CutPrefix(f.Name, "nodes/"); isNode {
 			nodes[strings.SplitN(folder, "/", 2)[0]] = true
 		} else {
-			fmt.Fprintln(e.out, path)
+			fmt.Fprintln(e.Out, path)
 		}
 	}
-	_, err := fmt.Fprintf(e.out, "%s: %s\n", filepath.Join(dir, "nodes"), several(len(nodes), "node"))
+	_, err := fmt.Fprintf(e.Out, "%s: %s\n", filepath.Join(dir, "nodes"), cli.Several(len(nodes), "node"))
 	return err
 }
 
-func topoShowCommand(e *env) *cobra.Command {
+func topoShowCommand(e *cli.Env) *cobra.Command {
 	c := &cobra.Command{Use: "show", Short: "Show a fabric's nodes, addresses and AS numbers"}
 	a := addFabricArgs(c)
 	c.Long = `Shows nodes, addresses and AS numbers of a fabric; with -o json or yaml every key of its
@@ -348,24 +349,24 @@ description, every node and every cable.`
 		if err != nil {
 			return err
 		}
-		if e.output != "table" {
+		if e.Output != "table" {
 			compact, err := json.Marshal(fabricView(f))
 			if err != nil {
 				return err
 			}
-			return printJSON(e.out, e.output, compact)
+			return cli.PrintJSON(e.Out, e.Output, compact)
 		}
-		fmt.Fprintln(e.out, f.Title())
-		fmt.Fprintln(e.out)
-		w := tabwriter.NewWriter(e.out, 0, 0, 2, ' ', 0)
+		fmt.Fprintln(e.Out, f.Title())
+		fmt.Fprintln(e.Out)
+		w := tabwriter.NewWriter(e.Out, 0, 0, 2, ' ', 0)
 		fabricTable(w, f)
 		return w.Flush()
 	}
-	return readFlags(e, c)
+	return cli.ReadFlags(e, c)
 }
 
 func fabricTable(w io.Writer, f *topo.Fabric) {
-	row(w, "NODES", "COUNT", "RUNS", "AS", "BGP IDENTIFIER", "SESSIONS EACH")
+	cli.Row(w, "NODES", "COUNT", "RUNS", "AS", "BGP IDENTIFIER", "SESSIONS EACH")
 	for _, list := range [][]*topo.Node{f.Server, f.Leaf, f.Spine} {
 		if len(list) == 0 {
 			continue
@@ -375,10 +376,10 @@ func fabricTable(w io.Writer, f *topo.Fabric) {
 		for _, n := range list {
 			least, most = min(least, len(f.At(n))), max(most, len(f.At(n)))
 		}
-		row(w, span(first.Name, last.Name), fmt.Sprint(len(list)), f.Software(first), span(first.AS, last.AS), span(first.ID, last.ID), span(least, most))
+		cli.Row(w, span(first.Name, last.Name), fmt.Sprint(len(list)), f.Software(first), span(first.AS, last.AS), span(first.ID, last.ID), span(least, most))
 	}
 	fmt.Fprintln(w)
-	row(w, "PLANE", "LEAVES", "SPINES", "CABLES", "ADDRESSES")
+	cli.Row(w, "PLANE", "LEAVES", "SPINES", "CABLES", "ADDRESSES")
 	for p := range f.Planes {
 		var cables []*topo.Cable
 		for _, c := range f.Cables {
@@ -386,10 +387,10 @@ func fabricTable(w io.Writer, f *topo.Fabric) {
 				cables = append(cables, c)
 			}
 		}
-		row(w, f.PlaneName(p), fmt.Sprint(f.Leaves), fmt.Sprint(f.Spec.Spines), fmt.Sprint(len(cables)), spans(cables[0].Down.Addrs(), cables[len(cables)-1].Up.Addrs()))
+		cli.Row(w, f.PlaneName(p), fmt.Sprint(f.Leaves), fmt.Sprint(f.Spec.Spines), fmt.Sprint(len(cables)), spans(cables[0].Down.Addrs(), cables[len(cables)-1].Up.Addrs()))
 	}
 	fmt.Fprintln(w)
-	row(w, "GPUS", "LOOPBACKS", "PORT IN A PLANE", "OF", "UPLINK")
+	cli.Row(w, "GPUS", "LOOPBACKS", "PORT IN A PLANE", "OF", "UPLINK")
 	uplink := "-"
 	if f.Spec.Spines > 0 {
 		uplink = f.UplinkSpeed.String()
@@ -407,7 +408,7 @@ func fabricTable(w io.Writer, f *topo.Fabric) {
 			ends[i] = append(ends[i], l.Addr())
 		}
 	}
-	row(w, fmt.Sprint(f.Servers*f.GPUs), spans(ends[0], ends[1]), fmt.Sprintf("%d x %s", f.SubPorts, f.Speed), owner, uplink)
+	cli.Row(w, fmt.Sprint(f.Servers*f.GPUs), spans(ends[0], ends[1]), fmt.Sprintf("%d x %s", f.SubPorts, f.Speed), owner, uplink)
 }
 
 // span writes the first and the last element of a range.

@@ -8,6 +8,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/fared/fared/cmd/internal/cli"
 )
 
 // fabricFile writes a description.
@@ -106,7 +108,7 @@ func TestTopoErrors(t *testing.T) {
 		{[]string{"generate", "--out", "x", "--for", "kubernetes"}, `--for: "kubernetes" is not a target`},
 		{[]string{"paint"}, `unknown command "topo paint"`},
 	} {
-		if text := refused(t, exitUsage, append([]string{"topo"}, c.args...)...); !strings.Contains(text, c.want) {
+		if text := refused(t, cli.ExitUsage, append([]string{"topo"}, c.args...)...); !strings.Contains(text, c.want) {
 			t.Errorf("%v: %q", c.args, text)
 		}
 	}
@@ -115,7 +117,7 @@ func TestTopoErrors(t *testing.T) {
 func TestTopoCheck(t *testing.T) {
 	good, bad := fabricFile(t, "name: good\n"), fabricFile(t, "name: BAD\n")
 	o := fared(t, "topo", "check", bad, good)
-	if o.code != exitUsage || !strings.HasPrefix(o.out, good+": good: 8 servers with 1 GPU each") || !strings.Contains(o.err, bad+":1:7: name:") {
+	if o.code != cli.ExitUsage || !strings.HasPrefix(o.out, good+": good: 8 servers with 1 GPU each") || !strings.Contains(o.err, bad+":1:7: name:") {
 		t.Errorf("%+v", o)
 	}
 	must(t, "topo", "check", good)
@@ -158,7 +160,7 @@ func TestTopoGenerate(t *testing.T) {
 	if err := os.WriteFile(spec, []byte("changed"), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	if text := refused(t, exitUsage, args...); !strings.Contains(text, "is not empty\n  name another directory, or add --force") {
+	if text := refused(t, cli.ExitUsage, args...); !strings.Contains(text, "is not empty\n  name another directory, or add --force") {
 		t.Errorf("%s", text)
 	}
 	if text, err := os.ReadFile(spec); err != nil || string(text) != "changed" {
@@ -175,7 +177,7 @@ func TestTopoGenerate(t *testing.T) {
 	// A note appears for leaves that cannot share over several spines.
 	for leaf, note := range map[string]string{"fared": "", "frr": "note: leaves that run FRR advertise their full bandwidth", "bird": "note: leaves that run BIRD advertise their full bandwidth"} {
 		o := fared(t, "topo", "generate", "--example", "two-tier", "--leaf", leaf, "--out", filepath.Join(t.TempDir(), leaf))
-		if o.code != exitOK || !strings.HasPrefix(o.err, note) || (o.err == "") != (note == "") {
+		if o.code != cli.ExitOK || !strings.HasPrefix(o.err, note) || (o.err == "") != (note == "") {
 			t.Errorf("%s: exit %d, %q", leaf, o.code, o.err)
 		}
 	}
@@ -197,7 +199,7 @@ func TestTopoDrawEnding(t *testing.T) {
 		}
 	}
 	for _, args := range [][]string{{filepath.Join(dir, "x.png")}, {filepath.Join(dir, "x.svg"), "--format", "dot"}} {
-		if said := refused(t, exitUsage, append(draw, args...)...); !strings.Contains(said, "dot") || !strings.Contains(said, args[0]) {
+		if said := refused(t, cli.ExitUsage, append(draw, args...)...); !strings.Contains(said, "dot") || !strings.Contains(said, args[0]) {
 			t.Errorf("%v: %s", args, said)
 		}
 		if _, err := os.Stat(args[0]); err == nil {

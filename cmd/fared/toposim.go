@@ -12,6 +12,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/fared/fared/cmd/internal/cli"
 	"github.com/fared/fared/topo"
 )
 
@@ -24,7 +25,7 @@ type simulation struct {
 	show    string
 }
 
-func simulateCommand(e *env) *cobra.Command {
+func simulateCommand(e *cli.Env) *cobra.Command {
 	var s simulation
 	c := &cobra.Command{Use: "simulate", Short: "Simulate failures: weights, messages, and how fair all-to-all traffic stays"}
 	a := addFabricArgs(c)
@@ -48,14 +49,14 @@ Exit code 1 if a rule of conservation is broken.`
 		if err != nil {
 			return err
 		}
-		return e.simulate(c.Context(), f, s)
+		return runSimulation(c.Context(), e, f, s)
 	}
 	c.Flags().StringArrayVar(&s.fail, "fail", nil, "a failure; repeatable, and all failures happen at once")
 	c.Flags().BoolVar(&s.single, "all-single", false, "simulate every single failure, one after the other, each in the intact fabric")
 	c.Flags().IntVar(&s.doubles, "random-double", 0, "number of random pairs of failures to simulate, each in the intact fabric; at most 100000")
 	c.Flags().Uint64Var(&s.seed, "seed", 1, "seed of --random-double: the same seed gives the same failures")
 	c.Flags().StringVar(&s.show, "show", "", "a pair of servers whose weights are shown in addition: server1:server2, or server1/g0:server2/g3 where GPUs own their ports")
-	return readFlags(e, c)
+	return cli.ReadFlags(e, c)
 }
 
 // simulated is the result of one failure.
@@ -75,7 +76,7 @@ type simulatedPair struct {
 	SubPorts [][]uint32 `json:"sub_ports"` // by plane
 }
 
-func (e *env) simulate(ctx context.Context, f *topo.Fabric, o simulation) error {
+func runSimulation(ctx context.Context, e *cli.Env, f *topo.Fabric, o simulation) error {
 	cases, err := o.cases(f)
 	if err != nil {
 		return err
@@ -91,15 +92,15 @@ func (e *env) simulate(ctx context.Context, f *topo.Fabric, o simulation) error 
 	broken := 0
 	for i, names := range cases {
 		if ctx.Err() != nil {
-			return interrupted()
+			return cli.Interrupted()
 		}
 		if now := time.Now(); now.Sub(reported) > progressEvery {
 			reported = now
-			fmt.Fprintf(e.err, "%d of %d after %s\n", i, len(cases), now.Sub(begun).Round(time.Second))
+			fmt.Fprintf(e.Err, "%d of %d after %s\n", i, len(cases), now.Sub(begun).Round(time.Second))
 		}
 		cost, err := s.Fail(names...)
 		if err != nil {
-			return &exitError{exitUsage, fmt.Errorf("--fail %w", err), "see fared topo simulate --help"}
+			return cli.Usage(fmt.Errorf("--fail %w", err), "see fared topo simulate --help")
 		}
 		r := simulated{Failed: names, Weights: s.Summary(), Cost: cost, Violations: append([]topo.Violation{}, s.Check()...), Fairness: s.Fairness()}
 		if from != nil {
@@ -113,11 +114,11 @@ func (e *env) simulate(ctx context.Context, f *topo.Fabric, o simulation) error 
 			return err
 		}
 	}
-	if err := e.showSimulated(f, all); err != nil {
+	if err := showSimulated(e, f, all); err != nil {
 		return err
 	}
 	if broken > 0 {
-		return &exitError{exitFailed, fmt.Errorf("rules of conservation are broken in %d of %d cases", broken, len(all)), "/usr/share/doc/fared/topo.md, section Simulation, explains the rules"}
+		return cli.Failed(fmt.Errorf("rules of conservation are broken in %d of %d cases", broken, len(all)), "/usr/share/doc/fared/topo.md, section Simulation, explains the rules")
 	}
 	return nil
 }
@@ -128,7 +129,7 @@ const progressEvery = 5 * time.Second
 // cases lists the failures to simulate, each a list of names.
 func (o simulation) cases(f *topo.Fabric) ([][]string, error) {
 	if o.doubles < 0 || o.doubles > 100_000 {
-		return nil, &exitError{exitUsage, fmt.Errorf("--random-double %d: out of range", o.doubles), "use 0 to 100000"}
+		return nil, cli.Usage(fmt.Errorf("--random-double %d: out of range", o.doubles), "use 0 to 100000")
 	}
 	var cases [][]string
 	if len(o.fail) > 0 || !o.single && o.doubles == 0 {
@@ -166,14 +167,14 @@ func (o simulation) pair(f *topo.Fabric) (from, to *topo.Group, err error) {
 		if f.GroupsEach() > 1 {
 			what = "GPUs of different servers"
 		}
-		return nil, nil, &exitError{exitUsage, fmt.Errorf("--show %q does not name two %s", o.show, what),
-			fmt.Sprintf("for example --show %s:%s", f.Groups()[0].Name, f.Groups()[f.GroupsEach()].Name)}
+		return nil, nil, cli.Usage(fmt.Errorf("--show %q does not name two %s", o.show, what),
+			fmt.Sprintf("for example --show %s:%s", f.Groups()[0].Name, f.Groups()[f.GroupsEach()].Name))
 	}
 	return from, to, nil
 }
 
-func (e *env) showSimulated(f *topo.Fabric, all []simulated) error {
-	if e.output != "table" {
+func showSimulated(e *cli.Env, f *topo.Fabric, all []simulated) error {
+	if e.Output != "table" {
 		compact, err := json.Marshal(struct {
 			Fabric string      `json:"fabric"`
 			Cases  []simulated `json:"cases"`
@@ -181,10 +182,10 @@ func (e *env) showSimulated(f *topo.Fabric, all []simulated) error {
 		if err != nil {
 			return err
 		}
-		return printJSON(e.out, e.output, compact)
+		return cli.PrintJSON(e.Out, e.Output, compact)
 	}
-	fmt.Fprintf(e.out, "%s\n\n", f.Title())
-	w := tabwriter.NewWriter(e.out, 0, 0, 2, ' ', 0)
+	fmt.Fprintf(e.Out, "%s\n\n", f.Title())
+	w := tabwriter.NewWriter(e.Out, 0, 0, 2, ' ', 0)
 	if len(all) == 1 {
 		simulatedTable(w, f, &all[0])
 	} else {
@@ -195,15 +196,15 @@ func (e *env) showSimulated(f *topo.Fabric, all []simulated) error {
 
 // simulatedTable shows one case.
 func simulatedTable(w io.Writer, f *topo.Fabric, r *simulated) {
-	row(w, "FAILED", dash(strings.Join(r.Failed, " ")))
+	cli.Row(w, "FAILED", cli.Dash(strings.Join(r.Failed, " ")))
 	fmt.Fprintln(w)
 	pairs := "PAIRS OF SERVERS"
 	if f.GroupsEach() > 1 {
 		pairs = "PAIRS OF GPUS"
 	}
-	row(w, "WEIGHTS", pairs)
+	cli.Row(w, "WEIGHTS", pairs)
 	for _, p := range r.Weights {
-		row(w, colons(p.Weights), fmt.Sprint(p.Pairs))
+		cli.Row(w, colons(p.Weights), fmt.Sprint(p.Pairs))
 	}
 	fmt.Fprintln(w)
 	if r.Pair != nil {
@@ -211,25 +212,25 @@ func simulatedTable(w io.Writer, f *topo.Fabric, r *simulated) {
 		for p, weights := range r.Pair.SubPorts {
 			header, cells = append(header, f.PlaneName(p)), append(cells, colons(weights))
 		}
-		row(w, header...)
-		row(w, cells...)
+		cli.Row(w, header...)
+		cli.Row(w, cells...)
 		fmt.Fprintln(w)
 	}
 	c := &r.Cost
-	row(w, "UPDATES", "OCTETS", "ROUNDS", "ANNOUNCED", "WITHDRAWN", "SUB-PORTS", "VECTORS", "DESTINATIONS")
-	row(w, fmt.Sprint(c.Updates), fmt.Sprint(c.Bytes), fmt.Sprint(c.Rounds), fmt.Sprint(c.Announced), fmt.Sprint(c.Withdrawn),
+	cli.Row(w, "UPDATES", "OCTETS", "ROUNDS", "ANNOUNCED", "WITHDRAWN", "SUB-PORTS", "VECTORS", "DESTINATIONS")
+	cli.Row(w, fmt.Sprint(c.Updates), fmt.Sprint(c.Bytes), fmt.Sprint(c.Rounds), fmt.Sprint(c.Announced), fmt.Sprint(c.Withdrawn),
 		fmt.Sprint(c.SubPorts), fmt.Sprint(c.Vectors), fmt.Sprint(c.Destinations))
 	fmt.Fprintln(w)
 	if n := r.Fairness.TooMany; n > 0 {
 		fmt.Fprintf(w, "No rates: there are %d kinds of paths, more than the limit of %d.\n", n, topo.MaxPaths)
 	} else {
-		row(w, "RECEIVER", "ALIKE", "RATE", "IDEAL", "RATIO")
+		cli.Row(w, "RECEIVER", "ALIKE", "RATE", "IDEAL", "RATIO")
 	}
 	for _, rc := range r.Fairness.Receivers {
-		row(w, rc.Server, fmt.Sprint(rc.Servers), rate(rc.Actual), rate(rc.Ideal), percent(rc.Ratio))
+		cli.Row(w, rc.Server, fmt.Sprint(rc.Servers), rate(rc.Actual), rate(rc.Ideal), percent(rc.Ratio))
 	}
 	if p := r.Fairness.Slowest; p != nil {
-		row(w, p.From+" -> "+p.To, fmt.Sprint(p.Pairs), rate(p.Actual), rate(p.Ideal), percent(p.Ratio))
+		cli.Row(w, p.From+" -> "+p.To, fmt.Sprint(p.Pairs), rate(p.Actual), rate(p.Ideal), percent(p.Ratio))
 	}
 	fmt.Fprintln(w)
 	if len(r.Violations) == 0 {
@@ -273,20 +274,20 @@ func simulatedTables(w io.Writer, all []simulated) {
 			fmt.Sprint(len(r.Violations)), least, slowest}
 		key := strings.Join(cells, " ")
 		if known[key] == nil {
-			known[key] = &line{names: dash(strings.Join(r.Failed, " ")), cells: cells}
+			known[key] = &line{names: cli.Dash(strings.Join(r.Failed, " ")), cells: cells}
 			lines = append(lines, known[key])
 		}
 		known[key].alike++
 	}
-	row(w, "FAILED", "ALIKE", "PAIRS CHANGED", "UPDATES", "OCTETS", "ROUNDS", "VIOLATIONS", "WORST RECEIVER", "SLOWEST PAIR")
+	cli.Row(w, "FAILED", "ALIKE", "PAIRS CHANGED", "UPDATES", "OCTETS", "ROUNDS", "VIOLATIONS", "WORST RECEIVER", "SLOWEST PAIR")
 	for _, l := range lines {
-		row(w, append([]string{l.names, fmt.Sprint(l.alike)}, l.cells...)...)
+		cli.Row(w, append([]string{l.names, fmt.Sprint(l.alike)}, l.cells...)...)
 	}
 	fmt.Fprintln(w)
 	fmt.Fprintf(w, "%d cases, rules of conservation are broken in %d.", len(all), broken)
 	if worst != nil {
 		fmt.Fprintf(w, " The worst receiver is %s with %s failed: %s of the ideal.", worst.Fairness.Worst.Server,
-			dash(strings.Join(worst.Failed, " ")), percent(worst.Fairness.Worst.Ratio))
+			cli.Dash(strings.Join(worst.Failed, " ")), percent(worst.Fairness.Worst.Ratio))
 	}
 	fmt.Fprintln(w)
 }

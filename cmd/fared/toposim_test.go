@@ -4,6 +4,8 @@ import (
 	"encoding/json"
 	"strings"
 	"testing"
+
+	"github.com/fared/fared/cmd/internal/cli"
 )
 
 // TestSimulateBroken checks that a broken rule of conservation ends with exit code 1, and that the result is still printed.
@@ -19,7 +21,7 @@ func TestSimulateBroken(t *testing.T) {
 		}
 	}
 	const why = "fared: rules of conservation are broken in 1 of 1 cases\n  /usr/share/doc/fared/topo.md, section Simulation, explains the rules\n"
-	if o.code != exitFailed || o.err != why {
+	if o.code != cli.ExitFailed || o.err != why {
 		t.Errorf("exit %d, %q", o.code, o.err)
 	}
 	o = fared(t, append(args, "-o", "json")...)
@@ -27,11 +29,11 @@ func TestSimulateBroken(t *testing.T) {
 	if err := json.Unmarshal([]byte(o.out), &got); err != nil {
 		t.Fatal(err)
 	}
-	if o.code != exitFailed || len(got.Cases) != 1 || len(got.Cases[0].Violations) != 9 || got.Cases[0].Fairness.Worst.Server != "server2" {
+	if o.code != cli.ExitFailed || len(got.Cases) != 1 || len(got.Cases[0].Violations) != 9 || got.Cases[0].Fairness.Worst.Server != "server2" {
 		t.Errorf("exit %d: %s", o.code, o.out)
 	}
 	o = fared(t, "topo", "simulate", "--example", "two-tier", "--leaf", "frr", "--all-single")
-	if want := "\n46 cases, rules of conservation are broken in 46."; o.code != exitFailed || !strings.Contains(o.out, want) {
+	if want := "\n46 cases, rules of conservation are broken in 46."; o.code != cli.ExitFailed || !strings.Contains(o.out, want) {
 		t.Errorf("exit %d: no %q in\n%s", o.code, want, o.out)
 	}
 }
@@ -40,7 +42,7 @@ func TestSimulateBroken(t *testing.T) {
 func TestSimulateTwoTier(t *testing.T) {
 	for _, spine := range []string{"fared", "frr"} {
 		o := fared(t, "topo", "simulate", "--example", "two-tier", "--spine", spine, "--all-single") // a busy machine prints progress on standard error
-		if want := "\n46 cases, rules of conservation are broken in 0."; o.code != exitOK || !strings.Contains(o.out, want) {
+		if want := "\n46 cases, rules of conservation are broken in 0."; o.code != cli.ExitOK || !strings.Contains(o.out, want) {
 			t.Errorf("spines with %s: exit %d, no %q in\n%s%s", spine, o.code, want, o.out, o.err)
 		}
 	}

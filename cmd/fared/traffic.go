@@ -12,11 +12,12 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials"
 
+	"github.com/fared/fared/cmd/internal/cli"
 	"github.com/fared/fared/internal/tlsfiles"
 	"github.com/fared/fared/traffic"
 )
 
-func trafficCommand(e *env) *cobra.Command {
+func trafficCommand(e *cli.Env) *cobra.Command {
 	c := &cobra.Command{
 		Use: "traffic", Short: "Send verified traffic between loopbacks over the slots of fared",
 		Long: `Generates traffic between loopbacks over software transports whose queue pairs take planes,
@@ -32,7 +33,7 @@ Transports: ` + strings.Join(traffic.Transports(), ", ") + `. Patterns: ` + stri
 			if len(args) == 0 {
 				return nil
 			}
-			return &exitError{exitUsage, fmt.Errorf("unknown command %q of %s", args[0], c.CommandPath()), "use local, node or run"}
+			return cli.Usage(fmt.Errorf("unknown command %q of %s", args[0], c.CommandPath()), "use local, node or run")
 		},
 		RunE: func(c *cobra.Command, _ []string) error { return c.Help() },
 	}
@@ -52,16 +53,16 @@ func (t *transportFlags) add(c *cobra.Command) {
 	f.StringVar(&t.transport, "transport", "roce", "transport of every plane that --plane does not name: "+strings.Join(traffic.Transports(), ", "))
 	f.StringArrayVar(&t.planes, "plane", nil, "PLANE=TRANSPORT: transport of this plane; repeatable")
 	f.IntVar(&t.mtu, "mtu", 0, "payload bytes of a packet: roce 256, 512, 1024, 2048 or 4096; superp 64 to 32768 (default: roce as the route allows, superp 1024)")
-	choices(c, "transport", traffic.Transports()...)
+	cli.Choices(c, "transport", traffic.Transports()...)
 }
 
 func (t *transportFlags) resolve() (map[string]string, error) {
-	if err := oneOf("transport", t.transport, traffic.Transports()...); err != nil {
+	if err := cli.OneOf("transport", t.transport, traffic.Transports()...); err != nil {
 		return nil, err
 	}
 	planes, err := traffic.ParsePlanes(t.planes)
 	if err != nil {
-		return nil, &exitError{exitUsage, err, "for example --plane p3=nupa"}
+		return nil, cli.Usage(err, "for example --plane p3=nupa")
 	}
 	return planes, nil
 }
@@ -70,7 +71,7 @@ func parseSlots(words []string) (out []traffic.Slot, err error) {
 	for _, w := range words {
 		s, err := traffic.ParseSlot(w)
 		if err != nil {
-			return nil, &exitError{exitUsage, err, "for example --slot p0=49152 --slot p1=49153*2"}
+			return nil, cli.Usage(err, "for example --slot p0=49152 --slot p1=49153*2")
 		}
 		out = append(out, s)
 	}
@@ -84,7 +85,7 @@ type runFlags struct {
 	size, message     byteCount
 }
 
-func (r *runFlags) add(e *env, c *cobra.Command) {
+func (r *runFlags) add(e *cli.Env, c *cobra.Command) {
 	f := c.Flags()
 	r.message = 64 << 10
 	f.StringVar(&r.pattern, "pattern", string(traffic.AllToAll), strings.Join(traffic.Patterns(), ", "))
@@ -97,13 +98,13 @@ func (r *runFlags) add(e *env, c *cobra.Command) {
 	f.DurationVar(&r.Interval, "interval", time.Second, "interval of the time series; at least 1ms")
 	f.DurationVar(&r.Stall, "stall", time.Minute, "how long a pair may make no progress before it has failed")
 	f.Uint64Var(&r.Seed, "seed", 1, "seed of the messages' content")
-	choices(c, "pattern", traffic.Patterns()...)
-	choices(c, "op", traffic.Ops()...)
-	choices(c, "ordering", traffic.Orderings()...)
+	cli.Choices(c, "pattern", traffic.Patterns()...)
+	cli.Choices(c, "op", traffic.Ops()...)
+	cli.Choices(c, "ordering", traffic.Orderings()...)
 	for _, name := range []string{"message", "outstanding", "size", "duration", "interval", "stall", "seed"} {
-		choices(c, name)
+		cli.Choices(c, name)
 	}
-	readFlags(e, c)
+	cli.ReadFlags(e, c)
 }
 
 func (r *runFlags) resolve() (traffic.Config, error) {
@@ -112,7 +113,7 @@ func (r *runFlags) resolve() (traffic.Config, error) {
 		name, value string
 		known       []string
 	}{{"pattern", r.pattern, traffic.Patterns()}, {"op", r.Op, traffic.Ops()}, {"ordering", r.ordering, traffic.Orderings()}} {
-		if err := oneOf(flag.name, flag.value, flag.known...); err != nil {
+		if err := cli.OneOf(flag.name, flag.value, flag.known...); err != nil {
 			return cfg, err
 		}
 	}
@@ -122,13 +123,13 @@ func (r *runFlags) resolve() (traffic.Config, error) {
 		return cfg, err
 	}
 	if cfg.Message == 0 || cfg.Outstanding == 0 || cfg.Interval == 0 || cfg.Stall == 0 {
-		return cfg, &exitError{exitUsage, errors.New("--message, --outstanding, --interval and --stall must not be 0"), "leave them out for their defaults"}
+		return cfg, cli.Usage(errors.New("--message, --outstanding, --interval and --stall must not be 0"), "leave them out for their defaults")
 	}
 	if cfg.Size == 0 && cfg.Duration == 0 {
 		cfg.Size = 64 << 20
 	}
 	if err := cfg.Check(); err != nil {
-		return cfg, &exitError{exitUsage, err, "'fared traffic run --help' lists the possible values"}
+		return cfg, cli.Usage(err, "'fared traffic run --help' lists the possible values")
 	}
 	return cfg, nil
 }
@@ -178,7 +179,7 @@ func serverCredentials() ([]grpc.ServerOption, error) {
 	}
 	cfg, err := tlsfiles.Server(cert, os.Getenv("FARED_TLS_KEY"), os.Getenv("FARED_TLS_CA"), nil)
 	if err != nil {
-		return nil, &exitError{exitUsage, err, "FARED_TLS_CERT, FARED_TLS_KEY and FARED_TLS_CA name PEM files"}
+		return nil, cli.Usage(err, "FARED_TLS_CERT, FARED_TLS_KEY and FARED_TLS_CA name PEM files")
 	}
 	return []grpc.ServerOption{grpc.Creds(credentials.NewTLS(cfg))}, nil
 }

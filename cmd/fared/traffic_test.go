@@ -17,6 +17,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	farev1 "github.com/fared/fared/api/fare/v1"
+	"github.com/fared/fared/cmd/internal/cli"
 	"github.com/fared/fared/traffic"
 )
 
@@ -92,14 +93,14 @@ func TestTrafficNodes(t *testing.T) {
 			t.Errorf("%s", out)
 		}
 	}
-	if code := nodes[1].end(t); code != exitOK {
+	if code := nodes[1].end(t); code != cli.ExitOK {
 		t.Errorf("a node ends with %d: %s", code, nodes[1].err)
 	}
 	o := fared(t, append(args, quick...)...)
-	if o.code != exitFailed || !strings.Contains(o.err, "node b is unreachable") || !explains(o.err) {
+	if o.code != cli.ExitFailed || !strings.Contains(o.err, "node b is unreachable") || !explains(o.err) {
 		t.Errorf("with a node that has failed: exit %d, %s", o.code, o.err)
 	}
-	if code := nodes[0].end(t); code != exitOK {
+	if code := nodes[0].end(t); code != cli.ExitOK {
 		t.Errorf("a node ends with %d: %s", code, nodes[0].err)
 	}
 }
@@ -110,7 +111,7 @@ func TestTrafficOneNode(t *testing.T) {
 	sources := fmt.Sprintf("127.%d.%d.11,127.%[1]d.%[2]d.12", 128+pid>>8&63, pid&255)
 	n := inBackground(t, "traffic", "node", "--source", sources, "--transport", "tcp", "--slot", "p0=49152", "--listen", control)
 	n.until(t, "listens at "+control)
-	text := refused(t, exitFailed, "traffic", "run", "--node", "a="+control, "--size", "1M")
+	text := refused(t, cli.ExitFailed, "traffic", "run", "--node", "a="+control, "--size", "1M")
 	if !strings.Contains(text, "inside one server") || !strings.Contains(text, "second node with --node") {
 		t.Errorf("%s", text)
 	}
@@ -120,7 +121,7 @@ func TestTrafficOneNode(t *testing.T) {
 func TestTrafficInterrupted(t *testing.T) {
 	b := inBackground(t, "traffic", "local", "--nodes", "2", "--transport", "tcp", "--duration", "1h", "--interval", "10ms")
 	b.match(t, "an interval", func(line string) bool { return strings.Contains(line, "  p0 ") })
-	if code := b.end(t); code != exitFailed || !strings.Contains(b.err.String(), "interrupted") {
+	if code := b.end(t); code != cli.ExitFailed || !strings.Contains(b.err.String(), "interrupted") {
 		t.Errorf("exit %d, %s", code, b.err)
 	}
 }
@@ -134,8 +135,8 @@ func TestTrafficTable(t *testing.T) {
 			{Plane: "p1", Sent: 100, Due: 150, Again: 7, Stalls: 2, SentPpb: 333333333, DuePpb: 500000000, DeviationPpb: -166666667}},
 		Errors: []string{"pair 0, 10.0.0.1 to 10.0.0.2: 1 messages lost"}}
 	var out bytes.Buffer
-	e := &env{out: &out, output: "table"}
-	if err := e.printTraffic(r); err != nil {
+	e := &cli.Env{Out: &out, Output: "table"}
+	if err := printTraffic(e, r); err != nil {
 		t.Fatal(err)
 	}
 	const want = `SOURCE    DESTINATION  BYTES  GOODPUT  MIN  MEDIAN  MAX   P50   P99  P99.9  LATEST  LOST  DUPLICATED  REORDERED  WRONG  ERRORS
@@ -163,7 +164,7 @@ func TestTrafficPicture(t *testing.T) {
 	defer terminal.Close()
 	t.Setenv("NO_COLOR", "1")
 	var out bytes.Buffer
-	s := (&env{out: &out, output: "table", terminal: terminal}).trafficShow(traffic.Config{Pattern: traffic.Ring, Op: "send", Message: 100, Outstanding: 3})
+	s := newTrafficShow(&cli.Env{Out: &out, Output: "table", Terminal: terminal}, traffic.Config{Pattern: traffic.Ring, Op: "send", Message: 100, Outstanding: 3})
 	if !strings.Contains(out.String(), otherScreen) || !strings.Contains(out.String(), "connecting") {
 		t.Errorf("before the first interval: %q", out.String())
 	}
@@ -199,7 +200,7 @@ func TestTrafficFitsTheTerminal(t *testing.T) {
 		columns, rows := size[0], size[1]
 		for _, planes := range []int{1, 4, 8, 64} {
 			for _, intervals := range []int{1, 5, 30, kept, 2 * kept} {
-				live := &trafficLive{e: &env{out: io.Discard}, drawn: time.Now().Add(time.Hour)}
+				live := &trafficLive{e: &cli.Env{Out: io.Discard}, drawn: time.Now().Add(time.Hour)}
 				for i := range intervals {
 					rates := make([]*farev1.TrafficPlaneRate, planes)
 					for p := range rates {

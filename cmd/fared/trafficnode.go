@@ -15,6 +15,7 @@ import (
 	"github.com/spf13/cobra"
 
 	farev1 "github.com/fared/fared/api/fare/v1"
+	"github.com/fared/fared/cmd/internal/cli"
 	"github.com/fared/fared/internal/unixsocket"
 	"github.com/fared/fared/traffic"
 	"github.com/fared/fared/transport/rdma"
@@ -23,7 +24,7 @@ import (
 // defaultTraffic is the address on which a traffic node listens for coordinators.
 const defaultTraffic = "127.0.0.1:4795"
 
-func trafficNodeCommand(e *env) *cobra.Command {
+func trafficNodeCommand(e *cli.Env) *cobra.Command {
 	var t transportFlags
 	var sources, slots []string
 	var listen, logLevel string
@@ -32,7 +33,7 @@ func trafficNodeCommand(e *env) *cobra.Command {
 	var port uint16
 	var sunh sunhFlags
 	c := &cobra.Command{
-		Use: "node", Short: "Send and receive one server's part of the traffic", Args: noArgs,
+		Use: "node", Short: "Send and receive one server's part of the traffic", Args: cli.NoArgs,
 		Long: `Sends and receives for this server's loopbacks: it answers 'fared traffic run' at --listen and
 peers' connections at --connect-port of every loopback. Slots come from the fared at --socket,
 and follow its weights; with --slot no fared is needed.
@@ -42,11 +43,11 @@ FARED_TLS_KEY and FARED_TLS_CA set, coordinators at host:port must present a cer
 ends the node with exit code 0.`,
 		Example: "  fared traffic node --listen 192.0.2.1:4795\n  fared traffic node --transport superp --plane p3=nupa --nupa-file /dev/shm/p3\n  fared traffic node --plane p3=nupa --nupa-file /sys/bus/pci/devices/0000:00:04.0/resource2\n  fared traffic node --source 10.0.0.1 --slot p0=49152 --slot p1=49153*2 --listen unix:/tmp/a.sock",
 		RunE: func(c *cobra.Command, _ []string) error {
-			level, err := parseLevel(logLevel)
+			level, err := cli.ParseLevel(logLevel)
 			if err != nil {
 				return err
 			}
-			log := newLogger(e.err, level)
+			log := cli.NewLogger(e.Err, level)
 			planes, err := t.resolve()
 			if err != nil {
 				return err
@@ -61,7 +62,7 @@ ends the node with exit code 0.`,
 				return err
 			}
 			if len(slots) == 0 {
-				conn, err := e.dial()
+				conn, err := e.Dial()
 				if err != nil {
 					return err
 				}
@@ -70,7 +71,7 @@ ends the node with exit code 0.`,
 				if len(sources) == 0 {
 					st, err := farev1.NewFabricServiceClient(conn).GetStatus(c.Context(), &farev1.GetStatusRequest{})
 					if err != nil {
-						return e.explain(err, "'fared status' lists the local loopbacks")
+						return e.Explain(err, "'fared status' lists the local loopbacks")
 					}
 					sources = st.GetLoopbacks()
 				}
@@ -92,12 +93,12 @@ ends the node with exit code 0.`,
 				if o.NupaFile != "" {
 					remedy += "; --nupa-file must be memory that this user may read and write"
 				}
-				return &exitError{exitFailed, err, remedy}
+				return cli.Failed(err, remedy)
 			}
 			defer n.Close()
-			fmt.Fprintf(e.out, "traffic node of %s by %s listens at %s\n", strings.Join(sources, ", "), t.transport, listen)
+			fmt.Fprintf(e.Out, "traffic node of %s by %s listens at %s\n", strings.Join(sources, ", "), t.transport, listen)
 			if err := n.Serve(c.Context(), l, options...); err != nil {
-				return &exitError{exitFailed, err, "restart the node"}
+				return cli.Failed(err, "restart the node")
 			}
 			return nil
 		},
@@ -115,8 +116,8 @@ ends the node with exit code 0.`,
 	f.IntVar(&o.NupaChannels, "nupa-channels", o.NupaChannels, "number of channel ends in --nupa-file if the node creates it: at most 1024")
 	f.BoolVar(&o.Option, "tcp-option", false, "tcp: add the message framing option to segments; it needs CAP_BPF and disables segmentation offload")
 	sunh.add(c)
-	levelFlag(c, &logLevel, "warn", "")
-	_ = c.RegisterFlagCompletionFunc("source", e.completer(localLoopbacks))
+	cli.LevelFlag(c, &logLevel, "warn", "")
+	_ = c.RegisterFlagCompletionFunc("source", e.Completer(cli.LocalLoopbacks))
 	return c
 }
 
@@ -126,12 +127,12 @@ func addresses(words []string) (out []netip.Addr, err error) {
 		host, _, _ := strings.Cut(w, "/")
 		a, err := netip.ParseAddr(host)
 		if err != nil {
-			return nil, &exitError{exitUsage, fmt.Errorf("loopback %q is not an address", w), "for example --source 10.255.0.1"}
+			return nil, cli.Usage(fmt.Errorf("loopback %q is not an address", w), "for example --source 10.255.0.1")
 		}
 		out = append(out, a.Unmap())
 	}
 	if len(out) == 0 {
-		return nil, &exitError{exitUsage, errors.New("the node has no loopback"), "name one with --source"}
+		return nil, cli.Usage(errors.New("the node has no loopback"), "name one with --source")
 	}
 	return out, nil
 }
@@ -140,17 +141,17 @@ func addresses(words []string) (out []netip.Addr, err error) {
 func controlListener(at string, log *slog.Logger) (net.Listener, error) {
 	if path, ok := strings.CutPrefix(at, "unix:"); ok {
 		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-			return nil, &exitError{exitFailed, err, "name a socket in a directory of your own with --listen"}
+			return nil, cli.Failed(err, "name a socket in a directory of your own with --listen")
 		}
 		l, err := unixsocket.Listen(unixsocket.Config{Path: path, Setting: "--listen"}, log)
 		if err != nil {
-			return nil, &exitError{exitFailed, err, "name another socket with --listen"}
+			return nil, cli.Failed(err, "name another socket with --listen")
 		}
 		return l, nil
 	}
 	l, err := new(net.ListenConfig).Listen(context.Background(), "tcp", at)
 	if err != nil {
-		return nil, &exitError{exitFailed, err, "--listen takes host:port of this server, or unix:PATH"}
+		return nil, cli.Failed(err, "--listen takes host:port of this server, or unix:PATH")
 	}
 	return l, nil
 }

@@ -10,14 +10,15 @@ import (
 	"github.com/spf13/cobra"
 
 	farev1 "github.com/fared/fared/api/fare/v1"
+	"github.com/fared/fared/cmd/internal/cli"
 	"github.com/fared/fared/traffic"
 )
 
-func trafficRunCommand(e *env) *cobra.Command {
+func trafficRunCommand(e *cli.Env) *cobra.Command {
 	var r runFlags
 	var nodes []string
 	c := &cobra.Command{
-		Use: "run", Short: "Start traffic at all nodes together, and print a report", Args: noArgs,
+		Use: "run", Short: "Start traffic at all nodes together, and print a report", Args: cli.NoArgs,
 		Long: `Makes traffic nodes send to each other in a pattern and verify the received bytes. In a terminal
 a table follows the traffic, elsewhere a line for each interval; the report comes at the end, also as JSON
 (fare.v1.TrafficReport, api/fare/v1/traffic.proto).
@@ -40,41 +41,41 @@ Exit code 1 if a message was lost, duplicated or wrong, or if a node failed.`,
 				return err
 			}
 			if len(nodes) == 0 {
-				return &exitError{exitUsage, errors.New("no node is named"), "for example --node a=192.0.2.1:4795 --node b=192.0.2.2:4795"}
+				return cli.Usage(errors.New("no node is named"), "for example --node a=192.0.2.1:4795 --node b=192.0.2.2:4795")
 			}
 			var servers []traffic.Server
 			seen := map[string]bool{}
 			for _, w := range nodes {
 				name, control, ok := strings.Cut(w, "=")
 				if !ok || name == "" || control == "" || seen[name] {
-					return &exitError{exitUsage, fmt.Errorf("--node %q is not NAME=CONTROL, or repeats a name", w), "CONTROL is the node's --listen"}
+					return cli.Usage(fmt.Errorf("--node %q is not NAME=CONTROL, or repeats a name", w), "CONTROL is the node's --listen")
 				}
 				seen[name] = true
 				there := *e
-				there.socket = control
-				conn, err := there.dial()
+				there.Socket = control
+				conn, err := there.Dial()
 				if err != nil {
 					return err
 				}
 				defer conn.Close()
 				servers = append(servers, traffic.Server{Name: name, Client: farev1.NewTrafficServiceClient(conn)})
 			}
-			return e.playTraffic(c.Context(), cfg, servers)
+			return playTraffic(c.Context(), e, cfg, servers)
 		},
 	}
 	c.Flags().StringArrayVar(&nodes, "node", nil, "NAME=CONTROL: a traffic node and its address, host:port or unix:PATH; repeatable")
-	choices(c, "node")
+	cli.Choices(c, "node")
 	r.add(e, c)
 	return c
 }
 
-func trafficLocalCommand(e *env) *cobra.Command {
+func trafficLocalCommand(e *cli.Env) *cobra.Command {
 	var r runFlags
 	var t transportFlags
 	var slots []string
 	var nodes int
 	c := &cobra.Command{
-		Use: "local", Short: "Run traffic inside this process: no root, no daemon", Args: noArgs,
+		Use: "local", Short: "Run traffic inside this process: no root, no daemon", Args: cli.NoArgs,
 		Long: `Runs traffic nodes inside this process, on addresses of 127.0.0.0/8, and traffic between them as
 'fared traffic run' does. Slots are given by hand: one in each of four planes with equal shares, or
 --slot. All planes are the same kernel here, so this shows protocols and verification, not a fabric.`,
@@ -84,7 +85,7 @@ func trafficLocalCommand(e *env) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			at := traffic.LocalConfig{Nodes: nodes, Transport: t.transport, MTU: t.mtu, Run: cfg, Log: newLogger(e.err, slog.LevelError)}
+			at := traffic.LocalConfig{Nodes: nodes, Transport: t.transport, MTU: t.mtu, Run: cfg, Log: cli.NewLogger(e.Err, slog.LevelError)}
 			if at.Planes, err = t.resolve(); err != nil {
 				return err
 			}
@@ -92,42 +93,42 @@ func trafficLocalCommand(e *env) *cobra.Command {
 				return err
 			}
 			if nodes < 2 || nodes > traffic.MaxLocalNodes {
-				return &exitError{exitUsage, fmt.Errorf("--nodes %d is not within 2 to %d", nodes, traffic.MaxLocalNodes), "for example --nodes 4"}
+				return cli.Usage(fmt.Errorf("--nodes %d is not within 2 to %d", nodes, traffic.MaxLocalNodes), "for example --nodes 4")
 			}
 			local, err := traffic.StartLocal(at)
 			if err != nil {
-				return &exitError{exitFailed, err, "use fewer nodes, or another transport"}
+				return cli.Failed(err, "use fewer nodes, or another transport")
 			}
 			defer local.Close()
-			return e.playTraffic(c.Context(), cfg, local.Servers)
+			return playTraffic(c.Context(), e, cfg, local.Servers)
 		},
 	}
 	c.Flags().IntVar(&nodes, "nodes", 4, "number of nodes, 2 to 64")
 	c.Flags().StringArrayVar(&slots, "slot", nil, "PLANE=PORT or PLANE=PORT*SHARE: a slot of every pair; repeatable")
-	choices(c, "nodes")
+	cli.Choices(c, "nodes")
 	t.add(c)
 	r.add(e, c)
 	return c
 }
 
 // playTraffic plays a run and prints its report.
-func (e *env) playTraffic(ctx context.Context, cfg traffic.Config, servers []traffic.Server) error {
-	cfg.Notice = func(text string) { fmt.Fprintln(e.err, text) }
-	show := e.trafficShow(cfg)
+func playTraffic(ctx context.Context, e *cli.Env, cfg traffic.Config, servers []traffic.Server) error {
+	cfg.Notice = func(text string) { fmt.Fprintln(e.Err, text) }
+	show := newTrafficShow(e, cfg)
 	report, err := traffic.Coordinate(ctx, cfg, servers, show.interval)
 	show.close()
 	lost, inside := new(traffic.LostError), new(traffic.InsideError)
 	switch {
 	case ctx.Err() != nil:
-		return interrupted()
+		return cli.Interrupted()
 	case errors.As(err, &inside):
-		return &exitError{exitFailed, err, "name a second node with --node, or another pattern with --pattern"}
+		return cli.Failed(err, "name a second node with --node, or another pattern with --pattern")
 	case errors.As(err, &lost) && lost.Gone:
-		return &exitError{exitFailed, err, "the other nodes have ended the run and wait for the next; restart the failed node"}
+		return cli.Failed(err, "the other nodes have ended the run and wait for the next; restart the failed node")
 	case err != nil:
-		return &exitError{exitFailed, err, "the nodes have ended the run; see their logs"}
+		return cli.Failed(err, "the nodes have ended the run; see their logs")
 	}
-	if err := e.printTraffic(report); err != nil {
+	if err := printTraffic(e, report); err != nil {
 		return err
 	}
 	if !report.GetOk() {
@@ -135,7 +136,7 @@ func (e *env) playTraffic(ctx context.Context, cfg traffic.Config, servers []tra
 		if n := len(report.GetErrors()); n > 1 {
 			more = fmt.Sprintf(" (and %d more)", n-1)
 		}
-		return &exitError{exitFailed, errors.New(report.GetErrors()[0] + more), "the report, with -o json, lists the errors of each pair"}
+		return cli.Failed(errors.New(report.GetErrors()[0]+more), "the report, with -o json, lists the errors of each pair")
 	}
 	return nil
 }

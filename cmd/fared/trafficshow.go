@@ -10,6 +10,7 @@ import (
 	"unicode/utf8"
 
 	farev1 "github.com/fared/fared/api/fare/v1"
+	"github.com/fared/fared/cmd/internal/cli"
 	"github.com/fared/fared/fare"
 	"github.com/fared/fared/traffic"
 )
@@ -21,14 +22,14 @@ type trafficShow interface {
 	close()
 }
 
-// trafficShow chooses the presentation: a live table in a terminal, lines elsewhere, and none if the output is data.
-func (e *env) trafficShow(cfg traffic.Config) trafficShow {
+// newTrafficShow chooses the presentation: a live table in a terminal, lines elsewhere, and none if the output is data.
+func newTrafficShow(e *cli.Env, cfg traffic.Config) trafficShow {
 	switch {
-	case e.output != "table":
+	case e.Output != "table":
 		return trafficNothing{}
-	case e.terminal != nil:
+	case e.Terminal != nil:
 		s := &trafficLive{e: e, cfg: cfg}
-		fmt.Fprint(e.out, otherScreen)
+		fmt.Fprint(e.Out, otherScreen)
 		s.draw()
 		return s
 	}
@@ -41,10 +42,10 @@ func (trafficNothing) interval(*farev1.TrafficInterval) {}
 func (trafficNothing) close()                           {}
 
 // trafficLines prints a line for each interval.
-type trafficLines struct{ e *env }
+type trafficLines struct{ e *cli.Env }
 
 func (s *trafficLines) interval(i *farev1.TrafficInterval) {
-	fmt.Fprintln(s.e.out, intervalLine(i, math.MaxInt))
+	fmt.Fprintln(s.e.Out, intervalLine(i, math.MaxInt))
 }
 func (*trafficLines) close() {}
 
@@ -74,12 +75,12 @@ func bitsPerSecond(bps uint64) string {
 	for bps/unit >= 1000 {
 		unit *= 10
 	}
-	return bandwidth(uint64(fare.Bandwidth((bps + unit/2) / unit * unit)))
+	return cli.Bandwidth(uint64(fare.Bandwidth((bps + unit/2) / unit * unit)))
 }
 
 // trafficLive is a table in a terminal: planes above, the last intervals below. It draws on the terminal's alternate screen.
 type trafficLive struct {
-	e         *env
+	e         *cli.Env
 	cfg       traffic.Config
 	intervals []*farev1.TrafficInterval // the last intervals, at most kept
 	before    int                       // number of earlier intervals
@@ -99,18 +100,18 @@ func (s *trafficLive) interval(i *farev1.TrafficInterval) {
 	}
 }
 
-func (s *trafficLive) close() { fmt.Fprint(s.e.out, firstScreen) }
+func (s *trafficLive) close() { fmt.Fprint(s.e.Out, firstScreen) }
 
 func (s *trafficLive) draw() {
 	s.drawn = time.Now()
-	columns, rows := s.e.screen()
+	columns, rows := s.e.Screen()
 	var b strings.Builder
-	b.WriteString(home)
+	b.WriteString(cli.Home)
 	for _, line := range s.frame(columns, rows) {
-		b.WriteString(line + clearLine + "\n")
+		b.WriteString(line + cli.ClearLine + "\n")
 	}
-	b.WriteString(clearBelow)
-	fmt.Fprint(s.e.out, b.String())
+	b.WriteString(cli.ClearBelow)
+	fmt.Fprint(s.e.Out, b.String())
 }
 
 // frame returns the lines of a screen of columns by rows, with the last row free.
@@ -124,12 +125,12 @@ func (s *trafficLive) frame(columns, rows int) []string {
 
 // picture draws the last interval: at most planes planes, with bars that fit into columns.
 func (s *trafficLive) picture(planes, columns int) []string {
-	title := fmt.Sprintf("%s  %s, %s of %d bytes, %d outstanding, order %s", s.e.paint(bold, "fared traffic"), s.cfg.Pattern, s.cfg.Op, s.cfg.Message, s.cfg.Outstanding, s.cfg.Ordering)
+	title := fmt.Sprintf("%s  %s, %s of %d bytes, %d outstanding, order %s", s.e.Paint(cli.Bold, "fared traffic"), s.cfg.Pattern, s.cfg.Op, s.cfg.Message, s.cfg.Outstanding, s.cfg.Ordering)
 	if len(s.intervals) == 0 {
 		return []string{title, "connecting", ""}
 	}
 	last := s.intervals[len(s.intervals)-1]
-	lines := []string{title, fmt.Sprintf("%s after %s", s.e.paint(bold, bitsPerSecond(last.GetGoodputBps())), time.Duration(last.GetToNs()).Round(redraw)), ""}
+	lines := []string{title, fmt.Sprintf("%s after %s", s.e.Paint(cli.Bold, bitsPerSecond(last.GetGoodputBps())), time.Duration(last.GetToNs()).Round(redraw)), ""}
 	row := func(p *farev1.TrafficPlaneRate, bar string) string {
 		line := fmt.Sprintf("  %-8s %s %10s", p.GetPlane(), bar, bitsPerSecond(p.GetSentBps()))
 		if p.GetAgainBps() > 0 {
@@ -142,14 +143,14 @@ func (s *trafficLive) picture(planes, columns int) []string {
 		top, longest = max(top, p.GetSentBps()), max(longest, utf8.RuneCountInString(row(p, "")))
 	}
 	for _, p := range last.GetPlanes()[:min(planes, len(last.GetPlanes()))] {
-		color := green
+		color := cli.Green
 		switch {
 		case p.GetSentBps() == 0:
-			color = red
+			color = cli.Red
 		case p.GetAgainBps() > 0:
-			color = yellow
+			color = cli.Yellow
 		}
-		lines = append(lines, row(p, s.e.paint(color, bar(uint32(p.GetSentBps()*1000/top), 1000, barSize(30, longest, columns)))))
+		lines = append(lines, row(p, s.e.Paint(color, bar(uint32(p.GetSentBps()*1000/top), 1000, barSize(30, longest, columns)))))
 	}
 	if hidden := len(last.GetPlanes()) - planes; hidden > 0 {
 		lines = append(lines, fmt.Sprintf("  and %d more", hidden))
@@ -157,44 +158,44 @@ func (s *trafficLive) picture(planes, columns int) []string {
 	return append(lines, "")
 }
 
-func (e *env) printTraffic(r *farev1.TrafficReport) error {
-	return e.print(r, func(w *tabwriter.Writer) { e.trafficTable(w, r) })
+func printTraffic(e *cli.Env, r *farev1.TrafficReport) error {
+	return e.Print(r, func(w *tabwriter.Writer) { trafficTable(e, w, r) })
 }
 
 // trafficTable draws a report for people.
-func (e *env) trafficTable(w io.Writer, r *farev1.TrafficReport) {
-	row(w, "SOURCE", "DESTINATION", "BYTES", "GOODPUT", "MIN", "MEDIAN", "MAX", "P50", "P99", "P99.9", "LATEST", "LOST", "DUPLICATED", "REORDERED", "WRONG", "ERRORS")
+func trafficTable(e *cli.Env, w io.Writer, r *farev1.TrafficReport) {
+	cli.Row(w, "SOURCE", "DESTINATION", "BYTES", "GOODPUT", "MIN", "MEDIAN", "MAX", "P50", "P99", "P99.9", "LATEST", "LOST", "DUPLICATED", "REORDERED", "WRONG", "ERRORS")
 	figures := func(source, destination string, f *farev1.TrafficFigures) {
 		l := f.GetLatency()
 		lowest, middle, highest := "-", "-", "-" // for a run shorter than an interval
 		if f.GetGoodputMaxBps() > 0 {
 			lowest, middle, highest = bitsPerSecond(f.GetGoodputMinBps()), bitsPerSecond(f.GetGoodputMedianBps()), bitsPerSecond(f.GetGoodputMaxBps())
 		}
-		row(w, source, destination, fmt.Sprint(f.GetBytes()), bitsPerSecond(f.GetGoodputBps()), lowest, middle,
-			highest, age(l.GetP50Ns()), age(l.GetP99Ns()), age(l.GetP999Ns()), age(l.GetMaxNs()), fmt.Sprint(f.GetLost()),
+		cli.Row(w, source, destination, fmt.Sprint(f.GetBytes()), bitsPerSecond(f.GetGoodputBps()), lowest, middle,
+			highest, cli.Age(l.GetP50Ns()), cli.Age(l.GetP99Ns()), cli.Age(l.GetP999Ns()), cli.Age(l.GetMaxNs()), fmt.Sprint(f.GetLost()),
 			fmt.Sprint(f.GetDuplicated()), fmt.Sprint(f.GetReordered()), fmt.Sprint(f.GetWrongBytes()), fmt.Sprint(f.GetErrors()))
 	}
 	for _, p := range r.GetPairs() {
 		figures(p.GetSource(), p.GetDestination(), p.GetFigures())
 	}
-	figures("all", several(len(r.GetPairs()), "pair"), r.GetTotal())
-	row(w)
-	row(w, "PLANE", "SENT", "RESENT", "DUE", "WIRE", "SENT %", "WIRE %", "DUE %", "DEVIATION", "STALLS")
+	figures("all", cli.Several(len(r.GetPairs()), "pair"), r.GetTotal())
+	cli.Row(w)
+	cli.Row(w, "PLANE", "SENT", "RESENT", "DUE", "WIRE", "SENT %", "WIRE %", "DUE %", "DEVIATION", "STALLS")
 	for _, p := range r.GetPlanes() {
 		wire, wirePart := "-", "-"
 		if p.Wire != nil {
 			wire, wirePart = fmt.Sprint(p.GetWire()), partOf(int64(p.GetWirePpb()))
 		}
-		row(w, p.GetPlane(), fmt.Sprint(p.GetSent()), fmt.Sprint(p.GetAgain()), fmt.Sprint(p.GetDue()), wire, partOf(int64(p.GetSentPpb())), wirePart, partOf(int64(p.GetDuePpb())),
+		cli.Row(w, p.GetPlane(), fmt.Sprint(p.GetSent()), fmt.Sprint(p.GetAgain()), fmt.Sprint(p.GetDue()), wire, partOf(int64(p.GetSentPpb())), wirePart, partOf(int64(p.GetDuePpb())),
 			fmt.Sprintf("%+.3f", float64(p.GetDeviationPpb())/1e7), fmt.Sprint(p.GetStalls()))
 	}
-	row(w)
-	verdict := e.paint(green, "every byte verified")
+	cli.Row(w)
+	verdict := e.Paint(cli.Green, "every byte verified")
 	if !r.GetOk() {
-		verdict = e.paint(bold+red, "NOT every message arrived exactly once and intact")
+		verdict = e.Paint(cli.Bold+cli.Red, "NOT every message arrived exactly once and intact")
 	}
 	fmt.Fprintf(w, "%s, %s by %s in order %s, %s messages of %d bytes in %s: %s\n", r.GetPattern(), r.GetOp(), r.GetTransport(), r.GetOrdering(),
-		fmt.Sprint(r.GetTotal().GetMessages()), r.GetMessageBytes(), age(r.GetElapsedNs()), verdict)
+		fmt.Sprint(r.GetTotal().GetMessages()), r.GetMessageBytes(), cli.Age(r.GetElapsedNs()), verdict)
 	for _, line := range r.GetErrors() {
 		fmt.Fprintln(w, "  "+line)
 	}

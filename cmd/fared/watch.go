@@ -16,37 +16,38 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	farev1 "github.com/fared/fared/api/fare/v1"
+	"github.com/fared/fared/cmd/internal/cli"
 	"github.com/fared/fared/internal/plainjson"
 )
 
 // maxRecent is the number of past events that a daemon keeps.
 const maxRecent = 1024
 
-func watchCommand(e *env) *cobra.Command {
+func watchCommand(e *cli.Env) *cobra.Command {
 	var destinations, sources []string
 	var events bool
 	var recent uint32
 	c := &cobra.Command{
-		Use: "watch", Short: "Follow the weights (or, with --events, the fabric's events) as they change", Args: noArgs,
+		Use: "watch", Short: "Follow the weights (or, with --events, the fabric's events) as they change", Args: cli.NoArgs,
 		Long: `Prints the current weights, then every change. It reconnects by itself and resumes at the last
 revision. -o json prints one object per line. Ctrl-C ends it, with exit code 0.`,
 		Example: "  fared watch\n  fared watch --destination 10.255.0.2 -o json\n  fared watch --events",
 		RunE: func(c *cobra.Command, _ []string) error {
 			if recent > maxRecent {
-				return &exitError{exitUsage, fmt.Errorf("--recent %d: the daemon keeps %d events", recent, maxRecent), fmt.Sprintf("use at most %d; record.file keeps all", maxRecent)}
+				return cli.Usage(fmt.Errorf("--recent %d: the daemon keeps %d events", recent, maxRecent), fmt.Sprintf("use at most %d; record.file keeps all", maxRecent))
 			}
-			conn, err := e.dial()
+			conn, err := e.Dial()
 			if err != nil {
 				return err
 			}
 			defer conn.Close()
 			if events {
 				w := &eventWatch{e: e, client: farev1.NewFabricServiceClient(conn), recent: recent}
-				return e.follow(c.Context(), w)
+				return followWatch(c.Context(), e, w)
 			}
 			w := &weightWatch{e: e, client: farev1.NewWeightServiceClient(conn), known: map[rowKey]bool{}}
-			w.req.Filter = &farev1.WeightFilter{Destinations: destinations, Sources: sources, OmitPairs: e.output == "table"}
-			return e.follow(c.Context(), w)
+			w.req.Filter = &farev1.WeightFilter{Destinations: destinations, Sources: sources, OmitPairs: e.Output == "table"}
+			return followWatch(c.Context(), e, w)
 		},
 	}
 	c.Flags().StringSliceVarP(&destinations, "destination", "d", nil, "only these destinations: an address or a covering prefix; repeatable")
@@ -55,8 +56,8 @@ revision. -o json prints one object per line. Ctrl-C ends it, with exit code 0.`
 	c.Flags().Uint32Var(&recent, "recent", 20, "with --events: how many past events to print first")
 	c.MarkFlagsMutuallyExclusive("events", "destination")
 	c.MarkFlagsMutuallyExclusive("events", "source")
-	e.pairFlags(c)
-	return readFlags(e, c)
+	pairFlags(e, c)
+	return cli.ReadFlags(e, c)
 }
 
 // watcher follows one kind of stream.
@@ -67,8 +68,8 @@ type watcher interface {
 	place() string
 }
 
-// follow keeps a stream open. After the daemon's first answer, a broken stream is resumed when the daemon returns.
-func (e *env) follow(ctx context.Context, w watcher) error {
+// followWatch keeps a stream open. After the daemon's first answer, a broken stream is resumed when the daemon returns.
+func followWatch(ctx context.Context, e *cli.Env, w watcher) error {
 	var opts []grpc.CallOption
 	for {
 		err := w.stream(ctx, opts...)
@@ -76,16 +77,16 @@ func (e *env) follow(ctx context.Context, w watcher) error {
 			return nil // the user ended the watch
 		}
 		if status.Code(err) != codes.Unavailable || w.place() == "" {
-			return e.explain(err, known)
+			return e.Explain(err, known)
 		}
-		fmt.Fprintf(e.err, "fared: the connection to the daemon failed; resuming after %s when the daemon answers\n", w.place())
+		fmt.Fprintf(e.Err, "fared: the connection to the daemon failed; resuming after %s when the daemon answers\n", w.place())
 		opts = []grpc.CallOption{grpc.WaitForReady(true)}
 	}
 }
 
 // weightWatch follows weights.
 type weightWatch struct {
-	e      *env
+	e      *cli.Env
 	client farev1.WeightServiceClient
 	req    farev1.WatchWeightsRequest
 	// known has the printed rows for the table, because a snapshot does not list removed rows. stale has the rows from before a
@@ -120,7 +121,7 @@ func (w *weightWatch) stream(ctx context.Context, opts ...grpc.CallOption) error
 		if err != nil {
 			return err
 		}
-		if err := w.e.line(msg, func() { w.text(msg) }); err != nil {
+		if err := writeLine(w.e, msg, func() { w.text(msg) }); err != nil {
 			return err
 		}
 		if msg.Complete {
@@ -151,7 +152,7 @@ func (w *weightWatch) text(msg *farev1.WatchWeightsResponse) {
 		k := keyOf(d.Destination, d.Sources)
 		w.known[k] = true
 		delete(w.stale, k)
-		fmt.Fprintf(w.e.out, "%-8d %-22s %-12s %s\n", msg.Revision, w.name(k), ratio(d), effect(d))
+		fmt.Fprintf(w.e.Out, "%-8d %-22s %-12s %s\n", msg.Revision, w.name(k), ratio(d), effect(d))
 	}
 	if msg.Complete {
 		gone = append(gone, slices.SortedFunc(maps.Keys(w.stale), func(a, b rowKey) int {
@@ -161,7 +162,7 @@ func (w *weightWatch) text(msg *farev1.WatchWeightsResponse) {
 	}
 	for _, k := range gone {
 		delete(w.known, k)
-		fmt.Fprintf(w.e.out, "%-8d %-22s gone\n", msg.Revision, w.name(k))
+		fmt.Fprintf(w.e.Out, "%-8d %-22s gone\n", msg.Revision, w.name(k))
 	}
 }
 
@@ -176,7 +177,7 @@ func (w *weightWatch) name(k rowKey) string {
 // eventWatch follows events. A run of the daemon numbers its events. After a break in the same run the printed events
 // are skipped; all events of a new run are new.
 type eventWatch struct {
-	e        *env
+	e        *cli.Env
 	client   farev1.FabricServiceClient
 	recent   uint32
 	instance string
@@ -215,26 +216,26 @@ func (w *eventWatch) stream(ctx context.Context, opts ...grpc.CallOption) error 
 			continue
 		}
 		if w.last > 0 && ev.Sequence > w.last+1 {
-			fmt.Fprintf(w.e.err, "fared: %d events are missing here: they arrived faster than this command read them\n", ev.Sequence-w.last-1)
+			fmt.Fprintf(w.e.Err, "fared: %d events are missing here: they arrived faster than this command read them\n", ev.Sequence-w.last-1)
 		}
 		w.last = ev.Sequence
-		if err := w.e.line(ev, func() {
-			fmt.Fprintf(w.e.out, "%s  %-12s %s  %s\n", time.Unix(0, int64(ev.TimeNs)).Format("15:04:05.000000"), ev.Kind, ev.Subject, ev.Detail)
+		if err := writeLine(w.e, ev, func() {
+			fmt.Fprintf(w.e.Out, "%s  %-12s %s  %s\n", time.Unix(0, int64(ev.TimeNs)).Format("15:04:05.000000"), ev.Kind, ev.Subject, ev.Detail)
 		}); err != nil {
 			return err
 		}
 	}
 }
 
-// line prints one message of a stream: a JSON line, a YAML document, or the output of text.
-func (e *env) line(m proto.Message, text func()) error {
-	switch e.output {
+// writeLine prints one message of a stream: a JSON line, a YAML document, or the output of text.
+func writeLine(e *cli.Env, m proto.Message, text func()) error {
+	switch e.Output {
 	case "json":
-		_, err := fmt.Fprintf(e.out, "%s\n", plainjson.Append(nil, m.ProtoReflect()))
+		_, err := fmt.Fprintf(e.Out, "%s\n", plainjson.Append(nil, m.ProtoReflect()))
 		return err
 	case "yaml":
-		fmt.Fprintln(e.out, "---")
-		return printJSON(e.out, "yaml", plainjson.Append(nil, m.ProtoReflect()))
+		fmt.Fprintln(e.Out, "---")
+		return cli.PrintJSON(e.Out, "yaml", plainjson.Append(nil, m.ProtoReflect()))
 	}
 	text()
 	return nil

@@ -12,6 +12,7 @@ import (
 	"github.com/spf13/cobra"
 
 	farev1 "github.com/fared/fared/api/fare/v1"
+	"github.com/fared/fared/cmd/internal/cli"
 	"github.com/fared/fared/internal/plainjson"
 )
 
@@ -20,12 +21,12 @@ const known = "'fared weights' lists the destinations, 'fared status' the local 
 
 const sourceUsage = "only weights and pairs of these local loopbacks; repeatable"
 
-func weightsCommand(e *env) *cobra.Command {
+func weightsCommand(e *cli.Env) *cobra.Command {
 	var destinations, sources, services []string
 	var explain, all bool
 	var diff string
 	c := &cobra.Command{
-		Use: "weights", Short: "Show how traffic to each GPU is split", Args: noArgs,
+		Use: "weights", Short: "Show how traffic to each GPU is split", Args: cli.NoArgs,
 		Long: `Shows, for every destination, the weight of each plane in lowest terms, and with -o json
 or yaml also the queue pair slots and source ports of each pair, with --service those for
 other services too (PairSlots.services).
@@ -38,32 +39,32 @@ weights or bandwidths changed, and exits with 1 if there are any.`,
 		Example: "  fared weights\n  fared weights --destination 10.255.0.2 --explain\n  fared weights --source 10.255.0.1 -o json\n  fared weights --all\n" +
 			"  fared weights -o json > before.json; fared weights --diff before.json",
 		RunE: func(c *cobra.Command, _ []string) error {
-			conn, err := e.dial()
+			conn, err := e.Dial()
 			if err != nil {
 				return err
 			}
 			defer conn.Close()
-			of, err := e.services(services)
+			of, err := parseServices(e, services)
 			if err != nil {
 				return err
 			}
 			client := farev1.NewWeightServiceClient(conn)
 			if explain {
 				if len(destinations) != 1 {
-					return &exitError{exitUsage, errors.New("--explain needs one destination"), "fared weights --destination 10.255.0.2 --explain"}
+					return cli.Usage(errors.New("--explain needs one destination"), "fared weights --destination 10.255.0.2 --explain")
 				}
 				resp, err := client.GetWeights(c.Context(), &farev1.GetWeightsRequest{Destination: destinations[0], Sources: sources, Explain: true, Services: of})
 				if err != nil {
-					return e.explain(err, known)
+					return e.Explain(err, known)
 				}
-				return e.print(resp, func(w *tabwriter.Writer) { explainTables(w, resp.Weights) })
+				return e.Print(resp, func(w *tabwriter.Writer) { explainTables(w, resp.Weights) })
 			}
-			filter := &farev1.WeightFilter{Destinations: destinations, Sources: sources, OmitPairs: e.output == "table" || diff != ""}
+			filter := &farev1.WeightFilter{Destinations: destinations, Sources: sources, OmitPairs: e.Output == "table" || diff != ""}
 			list := &weightList{}
 			for token := ""; ; {
 				page, err := client.ListWeights(c.Context(), &farev1.ListWeightsRequest{Filter: filter, PageToken: token, Services: of})
 				if err != nil {
-					return e.explain(err, known)
+					return e.Explain(err, known)
 				}
 				list.revision, list.destinations = page.Revision, append(list.destinations, page.Weights...)
 				if token = page.NextPageToken; token == "" {
@@ -71,12 +72,12 @@ weights or bandwidths changed, and exits with 1 if there are any.`,
 				}
 			}
 			if len(destinations) > 0 && len(list.destinations) == 0 {
-				return &exitError{exitNotFound, fmt.Errorf("no destination within %s", strings.Join(destinations, ", ")), known}
+				return cli.NotFound(fmt.Errorf("no destination within %s", strings.Join(destinations, ", ")), known)
 			}
 			if diff != "" {
-				return e.printDiff(diff, list)
+				return printDiff(e, diff, list)
 			}
-			return e.printWeights(list, all)
+			return printWeights(e, list, all)
 		},
 	}
 	c.Flags().StringSliceVarP(&destinations, "destination", "d", nil, "only these destinations: an address or a covering prefix; repeatable")
@@ -89,14 +90,14 @@ weights or bandwidths changed, and exits with 1 if there are any.`,
 	for _, flag := range []string{"explain", "destination", "source", "service"} {
 		c.MarkFlagsMutuallyExclusive("diff", flag)
 	}
-	e.pairFlags(c)
-	return readFlags(e, c)
+	pairFlags(e, c)
+	return cli.ReadFlags(e, c)
 }
 
-// services parses the values of --service, which the table does not show.
-func (e *env) services(texts []string) (out []*farev1.Service, _ error) {
-	if len(texts) > 0 && e.output == "table" {
-		return nil, &exitError{exitUsage, errors.New("--service adds source ports, which the table does not have"), "fared weights --service udp/4444 -o json"}
+// parseServices parses the values of --service, which the table does not show.
+func parseServices(e *cli.Env, texts []string) (out []*farev1.Service, _ error) {
+	if len(texts) > 0 && e.Output == "table" {
+		return nil, cli.Usage(errors.New("--service adds source ports, which the table does not have"), "fared weights --service udp/4444 -o json")
 	}
 	for _, text := range texts {
 		service, err := parseService(text)
@@ -128,14 +129,14 @@ func (l *weightList) json() []byte {
 // mostRows is the greatest number of destinations that a terminal shows one by one.
 const mostRows = 100
 
-func (e *env) printWeights(l *weightList, all bool) error {
-	if e.output != "table" {
-		return printJSON(e.out, e.output, l.json())
+func printWeights(e *cli.Env, l *weightList, all bool) error {
+	if e.Output != "table" {
+		return cli.PrintJSON(e.Out, e.Output, l.json())
 	}
-	if e.terminal != nil && !all && len(l.destinations) > mostRows {
-		return e.sumWeights(l)
+	if e.Terminal != nil && !all && len(l.destinations) > mostRows {
+		return sumWeights(e, l)
 	}
-	w := tabwriter.NewWriter(e.out, 0, 0, 2, ' ', 0)
+	w := tabwriter.NewWriter(e.Out, 0, 0, 2, ' ', 0)
 	planes, several := planesOf(l.destinations), severalSources(l.destinations)
 	weightsHeader(w, planes, several)
 	for _, d := range l.destinations {
@@ -145,7 +146,7 @@ func (e *env) printWeights(l *weightList, all bool) error {
 }
 
 // sumWeights prints a row for each group of destinations with the same sources, weights and state, the largest group first.
-func (e *env) sumWeights(l *weightList) error {
+func sumWeights(e *cli.Env, l *weightList) error {
 	planes, several := planesOf(l.destinations), severalSources(l.destinations)
 	type group struct {
 		cells []string // sources, weights and state
@@ -175,7 +176,7 @@ func (e *env) sumWeights(l *weightList) error {
 		of[key].size++
 	}
 	slices.SortStableFunc(groups, func(a, b *group) int { return cmp.Compare(b.size, a.size) })
-	w := tabwriter.NewWriter(e.out, 0, 0, 2, ' ', 0)
+	w := tabwriter.NewWriter(e.Out, 0, 0, 2, ' ', 0)
 	cells := []string{"DESTINATIONS", "SUCH AS"}
 	if several {
 		cells = append(cells, "SOURCE")
@@ -183,14 +184,14 @@ func (e *env) sumWeights(l *weightList) error {
 	for _, p := range planes {
 		cells = append(cells, strings.ToUpper(p))
 	}
-	row(w, append(cells, "STATE")...)
+	cli.Row(w, append(cells, "STATE")...)
 	for _, g := range groups {
-		row(w, append([]string{fmt.Sprint(g.size), g.first}, g.cells...)...)
+		cli.Row(w, append([]string{fmt.Sprint(g.size), g.first}, g.cells...)...)
 	}
 	if err := w.Flush(); err != nil {
 		return err
 	}
-	_, err := fmt.Fprintf(e.out, "weights of each plane; --all shows each of the %d rows with bandwidths\n", len(l.destinations))
+	_, err := fmt.Fprintf(e.Out, "weights of each plane; --all shows each of the %d rows with bandwidths\n", len(l.destinations))
 	return err
 }
 
@@ -224,7 +225,7 @@ func weightsHeader(w io.Writer, planes []string, sources bool) {
 	for _, p := range planes {
 		cells = append(cells, strings.ToUpper(p))
 	}
-	row(w, append(cells, "STATE")...)
+	cli.Row(w, append(cells, "STATE")...)
 }
 
 func weightsRow(w io.Writer, d *farev1.DestinationWeights, planes []string, sources bool) {
@@ -236,11 +237,11 @@ func weightsRow(w io.Writer, d *farev1.DestinationWeights, planes []string, sour
 	for _, name := range planes {
 		cell := "-"
 		if i := slices.IndexFunc(d.Planes, func(p *farev1.PlaneWeight) bool { return p.Plane == name }); i >= 0 {
-			cell = bandwidth(d.Planes[i].BandwidthBps)
+			cell = cli.Bandwidth(d.Planes[i].BandwidthBps)
 		}
 		cells = append(cells, cell)
 	}
-	row(w, append(cells, effect(d))...)
+	cli.Row(w, append(cells, effect(d))...)
 }
 
 // ratio writes the plane weights in the usual notation: 2:2:1:2.
@@ -308,33 +309,33 @@ func explainTable(w *tabwriter.Writer, d *farev1.DestinationWeights, from string
 	}
 	x := d.Explanation
 	fmt.Fprintln(w, "\nroutes")
-	row(w, "  SESSION", "DEVICE", "NODE", "ADVERTISED", "AS PATH", "COUNTS")
+	cli.Row(w, "  SESSION", "DEVICE", "NODE", "ADVERTISED", "AS PATH", "COUNTS")
 	for _, r := range x.GetRoutes() {
 		advertised := "none"
 		if r.HasBandwidth {
-			advertised = bandwidth(r.AdvertisedBps)
+			advertised = cli.Bandwidth(r.AdvertisedBps)
 		}
-		row(w, "  "+r.Session, r.Device, r.Node, advertised, strings.Trim(fmt.Sprint(r.AsPath), "[]"), counts(r.Reason))
+		cli.Row(w, "  "+r.Session, r.Device, r.Node, advertised, strings.Trim(fmt.Sprint(r.AsPath), "[]"), counts(r.Reason))
 	}
 	fmt.Fprintln(w, "\ncommunities")
-	row(w, "  SESSION", "RAW", "MEANING", "COUNTS")
+	cli.Row(w, "  SESSION", "RAW", "MEANING", "COUNTS")
 	for _, r := range x.GetRoutes() {
 		for _, cm := range r.Communities {
-			row(w, "  "+r.Session, cm.Raw, cm.Meaning, counts(cm.Reason))
+			cli.Row(w, "  "+r.Session, cm.Raw, cm.Meaning, counts(cm.Reason))
 		}
 	}
 	fmt.Fprintln(w, "\nplanes")
 	for i, p := range x.GetPlanes() {
-		row(w, "  "+p.Plane, bandwidth(p.BandwidthBps), p.Rule)
+		cli.Row(w, "  "+p.Plane, cli.Bandwidth(p.BandwidthBps), p.Rule)
 		for _, n := range p.Nodes {
 			advertised := "not advertised"
 			if n.HasBandwidth {
-				advertised = bandwidth(n.AdvertisedBps) + " advertised"
+				advertised = cli.Bandwidth(n.AdvertisedBps) + " advertised"
 			}
-			row(w, "    node "+n.Node, bandwidth(n.BandwidthBps), fmt.Sprintf("= min(%s over %s, %s)", bandwidth(n.LocalBps), dash(strings.Join(n.Devices, "+")), advertised))
+			cli.Row(w, "    node "+n.Node, cli.Bandwidth(n.BandwidthBps), fmt.Sprintf("= min(%s over %s, %s)", cli.Bandwidth(n.LocalBps), cli.Dash(strings.Join(n.Devices, "+")), advertised))
 		}
 		if i < len(d.Planes) {
-			row(w, "    weight", fmt.Sprint(d.Planes[i].Weight), dash(d.Planes[i].Reason))
+			cli.Row(w, "    weight", fmt.Sprint(d.Planes[i].Weight), cli.Dash(d.Planes[i].Reason))
 		}
 	}
 	fmt.Fprintln(w, "\nrules")

@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	farev1 "github.com/fared/fared/api/fare/v1"
+	"github.com/fared/fared/cmd/internal/cli"
 )
 
 // TestWeightsOfManyDestinations prints 100 and 400 destinations: a terminal shows more than 100 as one row for each distinct vector and state, the most frequent
@@ -34,8 +35,8 @@ func TestWeightsOfManyDestinations(t *testing.T) {
 	print := func(l *weightList, output string, terminal *os.File, all bool) string {
 		t.Helper()
 		var b bytes.Buffer
-		e := &env{out: &b, output: output, terminal: terminal}
-		if err := e.printWeights(l, all); err != nil {
+		e := &cli.Env{Out: &b, Output: output, Terminal: terminal}
+		if err := printWeights(e, l, all); err != nil {
 			t.Fatal(err)
 		}
 		return b.String()

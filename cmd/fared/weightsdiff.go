@@ -9,6 +9,8 @@ import (
 	"slices"
 	"strings"
 	"text/tabwriter"
+
+	"github.com/fared/fared/cmd/internal/cli"
 )
 
 // savedWeights is the part of `fared weights -o json` that a comparison needs.
@@ -78,7 +80,7 @@ func readWeights(in io.Reader, file string) (*savedWeights, error) {
 	if file != "-" {
 		f, err := os.Open(file)
 		if err != nil {
-			return nil, &exitError{exitUsage, err, remedy}
+			return nil, cli.Usage(err, remedy)
 		}
 		defer f.Close()
 		in = f
@@ -87,10 +89,10 @@ func readWeights(in io.Reader, file string) (*savedWeights, error) {
 		Destinations *[]savedDestination `json:"destinations"`
 	}
 	if err := json.NewDecoder(in).Decode(&out); err != nil {
-		return nil, &exitError{exitUsage, fmt.Errorf("%s: %w", file, err), remedy}
+		return nil, cli.Usage(fmt.Errorf("%s: %w", file, err), remedy)
 	}
 	if out.Destinations == nil {
-		return nil, &exitError{exitUsage, fmt.Errorf("%s: it has no list \"destinations\"", file), remedy}
+		return nil, cli.Usage(fmt.Errorf("%s: it has no list \"destinations\"", file), remedy)
 	}
 	return &savedWeights{*out.Destinations}, nil
 }
@@ -153,31 +155,31 @@ func compareWeights(before, now *savedWeights) []weightChange {
 }
 
 // printDiff prints the differences from a file. Differences are exit code 1, as of diff(1).
-func (e *env) printDiff(file string, now *weightList) error {
-	before, err := readWeights(e.in, file)
+func printDiff(e *cli.Env, file string, now *weightList) error {
+	before, err := readWeights(e.In, file)
 	if err != nil {
 		return err
 	}
 	changes := compareWeights(before, now.saved())
-	if e.output != "table" {
+	if e.Output != "table" {
 		b, err := json.Marshal(map[string]any{"revision": now.revision, "changes": changes})
 		if err == nil {
-			err = printJSON(e.out, e.output, b)
+			err = cli.PrintJSON(e.Out, e.Output, b)
 		}
 		if err != nil {
 			return err
 		}
 	} else if len(changes) > 0 {
-		e.diffTable(changes)
+		printDiffTable(e, changes)
 	}
 	if len(changes) > 0 {
-		return &exitError{exitFailed, fmt.Errorf("%s of %d changed since %s", several(len(changes), "destination"), max(len(before.Destinations), len(now.destinations)), file), ""}
+		return cli.Failed(fmt.Errorf("%s of %d changed since %s", cli.Several(len(changes), "destination"), max(len(before.Destinations), len(now.destinations)), file), "")
 	}
 	return nil
 }
 
-func (e *env) diffTable(changes []weightChange) {
-	w := tabwriter.NewWriter(e.out, 0, 0, 2, ' ', 0)
+func printDiffTable(e *cli.Env, changes []weightChange) {
+	w := tabwriter.NewWriter(e.Out, 0, 0, 2, ' ', 0)
 	defer w.Flush()
 	sources := slices.ContainsFunc(changes, func(c weightChange) bool { return !slices.Equal(c.Sources, changes[0].Sources) })
 	cells := func(destination, source string, rest ...string) []string {
@@ -186,12 +188,12 @@ func (e *env) diffTable(changes []weightChange) {
 		}
 		return append([]string{destination}, rest...)
 	}
-	row(w, cells("DESTINATION", "SOURCE", "BEFORE", "NOW", "PLANES")...)
+	cli.Row(w, cells("DESTINATION", "SOURCE", "BEFORE", "NOW", "PLANES")...)
 	for _, c := range changes {
 		var planes []string
 		for _, p := range c.Planes {
-			planes = append(planes, fmt.Sprintf("%s %s -> %s", p.Plane, bandwidth(p.BeforeBandwidthBps), bandwidth(p.NowBandwidthBps)))
+			planes = append(planes, fmt.Sprintf("%s %s -> %s", p.Plane, cli.Bandwidth(p.BeforeBandwidthBps), cli.Bandwidth(p.NowBandwidthBps)))
 		}
-		row(w, cells(c.Destination, strings.Join(c.Sources, ","), c.Before, c.Now, dash(strings.Join(planes, ", ")))...)
+		cli.Row(w, cells(c.Destination, strings.Join(c.Sources, ","), c.Before, c.Now, cli.Dash(strings.Join(planes, ", ")))...)
 	}
 }

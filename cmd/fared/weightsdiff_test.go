@@ -6,6 +6,8 @@ import (
 	"reflect"
 	"strings"
 	"testing"
+
+	"github.com/fared/fared/cmd/internal/cli"
 )
 
 // TestCompareWeights checks each kind of difference, and that equal weights, whatever else changed, are none.
@@ -65,7 +67,7 @@ func TestWeightsDiff(t *testing.T) {
 		}
 	}
 	save(before)
-	if o := fared(t, "--socket", socket, "weights", "--diff", file); o.code != exitOK || o.out != "" {
+	if o := fared(t, "--socket", socket, "weights", "--diff", file); o.code != cli.ExitOK || o.out != "" {
 		t.Errorf("without a change: exit code %d: %s%s", o.code, o.out, o.err)
 	}
 	changed := strings.Replace(before, `"bandwidth_bps": 800000000000`, `"bandwidth_bps": 400000000000`, 1)
@@ -74,7 +76,7 @@ func TestWeightsDiff(t *testing.T) {
 	}
 	save(changed)
 	o := fared(t, "--socket", socket, "weights", "--diff", file)
-	if o.code != exitFailed || !strings.Contains(o.out, "p0 400G -> 800G") || strings.Count(o.out, "\n") != 2 || !strings.Contains(o.err, "1 destination of 2 changed") {
+	if o.code != cli.ExitFailed || !strings.Contains(o.out, "p0 400G -> 800G") || strings.Count(o.out, "\n") != 2 || !strings.Contains(o.err, "1 destination of 2 changed") {
 		t.Errorf("with a change: exit code %d: %s%s", o.code, o.out, o.err)
 	}
 	if o := fared(t, "--socket", socket, "weights", "--diff", file, "-o", "json"); !strings.Contains(o.out, `"before_bandwidth_bps": 400000000000`) {
@@ -82,11 +84,11 @@ func TestWeightsDiff(t *testing.T) {
 	}
 	for what, text := range map[string]string{"no JSON": "x", "another document": `{"sessions": []}`} {
 		save(text)
-		if o := fared(t, "--socket", socket, "weights", "--diff", file); o.code != exitUsage || !strings.Contains(o.err, "fared weights -o json > FILE") {
+		if o := fared(t, "--socket", socket, "weights", "--diff", file); o.code != cli.ExitUsage || !strings.Contains(o.err, "fared weights -o json > FILE") {
 			t.Errorf("%s: exit code %d: %s", what, o.code, o.err)
 		}
 	}
-	if o := fared(t, "--socket", socket, "weights", "--diff", file+"x"); o.code != exitUsage {
+	if o := fared(t, "--socket", socket, "weights", "--diff", file+"x"); o.code != cli.ExitUsage {
 		t.Errorf("without the file: exit code %d: %s", o.code, o.err)
 	}
 }

@@ -1,4 +1,4 @@
-package main
+package cli
 
 import (
 	"fmt"
@@ -9,12 +9,13 @@ import (
 	"github.com/fared/fared/internal/version"
 )
 
-func versionCommand(e *env) *cobra.Command {
+// VersionCommand prints the version.
+func VersionCommand(e *Env) *cobra.Command {
 	return &cobra.Command{
-		Use: "version", Short: "Print the version", Args: noArgs,
+		Use: "version", Short: "Print the version", Args: NoArgs,
 		Example: "  fared version",
 		RunE: func(*cobra.Command, []string) error {
-			_, err := fmt.Fprintln(e.out, versionLine())
+			_, err := fmt.Fprintln(e.Out, versionLine())
 			return err
 		},
 	}

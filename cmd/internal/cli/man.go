@@ -1,4 +1,4 @@
-package main
+package cli
 
 import (
 	"fmt"
@@ -13,8 +13,8 @@ import (
 	"github.com/fared/fared/internal/version"
 )
 
-// manCommand writes the manual pages that packages contain.
-func manCommand(e *env) *cobra.Command {
+// ManCommand writes the manual pages that packages contain.
+func ManCommand(e *Env) *cobra.Command {
 	return &cobra.Command{
 		Use:   "man DIR",
 		Short: "Write a manual page for each command",
@@ -26,24 +26,24 @@ date of the pages is SOURCE_DATE_EPOCH, in seconds since 1970, if it is set, and
 			if epoch := os.Getenv("SOURCE_DATE_EPOCH"); epoch != "" {
 				seconds, err := strconv.ParseInt(epoch, 10, 64)
 				if err != nil {
-					return &exitError{exitUsage, fmt.Errorf("SOURCE_DATE_EPOCH %q is not a number of seconds", epoch), ""}
+					return Usage(fmt.Errorf("SOURCE_DATE_EPOCH %q is not a number of seconds", epoch), "")
 				}
 				date = time.Unix(seconds, 0).UTC()
 			}
 			if err := os.MkdirAll(args[0], 0o755); err != nil {
-				return &exitError{exitFailed, err, ""}
+				return Failed(err, "")
 			}
 			root := c.Root()
 			root.DisableAutoGenTag = true
 			header := &doc.GenManHeader{Section: "1", Date: &date, Source: "fared " + version.String(), Manual: "fared"}
 			if err := doc.GenManTree(root, header, args[0]); err != nil {
-				return &exitError{exitFailed, err, ""}
+				return Failed(err, "")
 			}
 			pages, err := filepath.Glob(filepath.Join(args[0], "fared*.1"))
 			if err != nil {
 				return err
 			}
-			fmt.Fprintf(e.out, "%d pages in %s\n", len(pages), args[0])
+			fmt.Fprintf(e.Out, "%d pages in %s\n", len(pages), args[0])
 			return nil
 		},
 	}

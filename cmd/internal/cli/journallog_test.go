@@ -1,13 +1,15 @@
-package main
+package cli
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
 	"log/slog"
 	"os"
 	"strings"
 	"testing"
 
+	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
 )
 
@@ -27,7 +29,8 @@ func journalFile(t *testing.T) *os.File {
 	return f
 }
 
-// TestJournalIsRecognized checks that a stream is the journal's only if JOURNAL_STREAM has its device and inode (systemd.exec(5)).
+// TestJournalIsRecognized checks that a stream is the journal's only if JOURNAL_STREAM has its device and inode
+// (systemd.exec(5)).
 func TestJournalIsRecognized(t *testing.T) {
 	f := journalFile(t)
 	if !inJournal(f) {
@@ -50,7 +53,8 @@ func TestJournalIsRecognized(t *testing.T) {
 	}
 }
 
-// TestJournalLines checks the lines of a log for the journal: a priority of sd-daemon(3) and no time, in both formats. Other readers get the time, and no priority.
+// TestJournalLines checks the lines of a log for the journal: a priority of sd-daemon(3) and no time, in both formats.
+// Other readers get the time, and no priority.
 func TestJournalLines(t *testing.T) {
 	write := func(journal bool, format string) string {
 		var b bytes.Buffer
@@ -81,8 +85,11 @@ func TestJournalLines(t *testing.T) {
 // TestErrorsAreErrorsInTheJournal checks that each line of a command's error has the priority of errors in the journal.
 func TestErrorsAreErrorsInTheJournal(t *testing.T) {
 	f := journalFile(t)
-	if code := execute(t.Context(), []string{"run", "--config", "/none/fared.yaml"}, nil, &bytes.Buffer{}, f); code != exitConfig {
-		t.Errorf("exit code %d, want %d", code, exitConfig)
+	failing := func(*Env) *cobra.Command {
+		return &cobra.Command{SilenceErrors: true, SilenceUsage: true, RunE: func(*cobra.Command, []string) error { return Exit(ExitConfig, errors.New("no file"), "name one") }}
+	}
+	if code := Execute(t.Context(), failing, nil, nil, &bytes.Buffer{}, f); code != ExitConfig {
+		t.Errorf("exit code %d, want %d", code, ExitConfig)
 	}
 	text, err := os.ReadFile(f.Name())
 	if err != nil {

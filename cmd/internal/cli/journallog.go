@@ -1,4 +1,4 @@
-package main
+package cli
 
 import (
 	"bytes"
@@ -11,7 +11,8 @@ import (
 	"time"
 )
 
-// inJournal reports whether w is the stream that systemd has connected to the journal: its device and inode are those of JOURNAL_STREAM (systemd.exec(5)).
+// inJournal reports whether w is the stream that systemd has connected to the journal: its device and inode are those
+// of JOURNAL_STREAM (systemd.exec(5)).
 func inJournal(w io.Writer) bool {
 	f, ok := w.(*os.File)
 	if !ok {
@@ -33,8 +34,8 @@ const (
 	priorityDebug   = "<7>"
 )
 
-// journalHandler writes records for the journal: each line begins with its priority, and has no time, which the journal adds. It has one handler for each priority,
-// least first.
+// journalHandler writes records for the journal: each line begins with its priority, and has no time, which the journal
+// adds. It has one handler for each priority, least first.
 type journalHandler [4]slog.Handler
 
 // newJournalHandler returns a handler whose lines format makes, with one Write for each record.

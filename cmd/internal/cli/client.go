@@ -1,4 +1,4 @@
-package main
+package cli
 
 import (
 	"context"
@@ -26,15 +26,15 @@ import (
 
 const (
 	defaultSocket = "/run/fared/fared.sock"
-	// patience limits the answer time of a daemon that accepts connections.
-	patience = 10 * time.Second
+	// Patience limits the answer time of a daemon that accepts connections.
+	Patience = 10 * time.Second
 )
 
-// dial opens a client connection to the daemon without waiting: the first call shows whether the daemon answers.
-func (e *env) dial() (*grpc.ClientConn, error) { return e.dialAt(e.socket) }
+// Dial opens a client connection to the daemon without waiting: the first call shows whether the daemon answers.
+func (e *Env) Dial() (*grpc.ClientConn, error) { return e.DialAt(e.Socket) }
 
-// dialAt opens a client connection to a unix socket's path or host:port, as dial.
-func (e *env) dialAt(target string) (*grpc.ClientConn, error) {
+// DialAt opens a client connection to a unix socket's path or host:port, as dial.
+func (e *Env) DialAt(target string) (*grpc.ClientConn, error) {
 	creds := credentials.TransportCredentials(insecure.NewCredentials())
 	if strings.HasPrefix(target, "/") || strings.HasPrefix(target, ".") || !strings.Contains(target, ":") {
 		target = "unix:" + target
@@ -43,7 +43,7 @@ func (e *env) dialAt(target string) (*grpc.ClientConn, error) {
 		if cert := os.Getenv("FARED_TLS_CERT"); cert != "" {
 			cfg, err := tlsfiles.Client(cert, os.Getenv("FARED_TLS_KEY"), os.Getenv("FARED_TLS_CA"))
 			if err != nil {
-				return nil, &exitError{exitUsage, err, "FARED_TLS_CERT, FARED_TLS_KEY and FARED_TLS_CA name PEM files"}
+				return nil, Usage(err, "FARED_TLS_CERT, FARED_TLS_KEY and FARED_TLS_CA name PEM files")
 			}
 			creds = credentials.NewTLS(cfg)
 		}
@@ -60,24 +60,25 @@ func (e *env) dialAt(target string) (*grpc.ClientConn, error) {
 	conn, err := grpc.NewClient(target, append(options, grpc.WithTransportCredentials(creds),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(64<<20)),
 		grpc.WithConnectParams(grpc.ConnectParams{Backoff: retry, MinConnectTimeout: 5 * time.Second}),
-		// Keepalive ends the stream of a hung daemon or a vanished machine after 20 s; the daemon allows a ping every 5 s.
+		// Keepalive ends the stream of a hung daemon or a vanished machine after 20 s; the daemon allows a ping every 5
+		// s.
 		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: 10 * time.Second, Timeout: 10 * time.Second}),
 		grpc.WithUnaryInterceptor(func(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoke grpc.UnaryInvoker, opts ...grpc.CallOption) error {
 			if !slices.Contains(opts, grpc.WaitForReady(true)) {
 				var cancel context.CancelFunc
-				ctx, cancel = context.WithTimeout(ctx, e.patience)
+				ctx, cancel = context.WithTimeout(ctx, e.Patience)
 				defer cancel()
 			}
 			return invoke(ctx, method, req, reply, cc, opts...)
 		}))...)
 	if err != nil {
-		return nil, &exitError{exitUsage, err, "--socket takes a unix socket's path or host:port"}
+		return nil, Usage(err, "--socket takes a unix socket's path or host:port")
 	}
 	return conn, nil
 }
 
-// dialSocket connects to a unix socket of the daemon, or to the read-only socket next to it if this user may not write to the former. It returns
-// the first socket's error if neither is usable.
+// dialSocket connects to a unix socket of the daemon, or to the read-only socket next to it if this user may not write
+// to the former. It returns the first socket's error if neither is usable.
 func dialSocket(ctx context.Context, path string) (net.Conn, error) {
 	var d net.Dialer
 	conn, err := d.DialContext(ctx, "unix", path)
@@ -89,47 +90,48 @@ func dialSocket(ctx context.Context, path string) (net.Conn, error) {
 	return conn, err
 }
 
-// explain turns an RPC's error into an exit code and a remedy; where names the command that lists the existing objects.
-func (e *env) explain(err error, where string) error {
+// Explain turns an RPC's error into an exit code and a remedy; where names the command that lists the existing objects.
+func (e *Env) Explain(err error, where string) error {
 	if err == nil {
 		return nil
 	}
 	if errors.Is(err, context.Canceled) {
-		return interrupted()
+		return Interrupted()
 	}
 	st, _ := status.FromError(err)
 	switch st.Code() {
 	case codes.Unavailable:
-		why := reason(st.Message())
+		why := Reason(st.Message())
 		remedy := "is fared running? start it with 'fared run --config FILE', or name its socket with --socket"
-		if e.socket == defaultSocket && unitInstalled("/", "fared") {
-			remedy = unitRemedy("fared")
+		if e.Socket == defaultSocket && UnitInstalled("/", "fared") {
+			remedy = UnitRemedy("fared")
 		}
 		if strings.Contains(why, "permission denied") {
-			remedy = "use sudo, or join the group that 'ls -l " + e.socket + "' shows"
+			remedy = "use sudo, or join the group that 'ls -l " + e.Socket + "' shows"
 		}
-		return &exitError{exitUnreachable, fmt.Errorf("no daemon answers at %s: %s", e.socket, why), remedy}
+		return Unreachable(fmt.Errorf("no daemon answers at %s: %s", e.Socket, why), remedy)
 	case codes.DeadlineExceeded:
-		return &exitError{exitUnreachable, fmt.Errorf("the daemon at %s does not answer within %s", e.socket, e.patience), "see the daemon's log; under systemd the watchdog restarts a daemon that hangs"}
+		return Unreachable(fmt.Errorf("the daemon at %s does not answer within %s", e.Socket, e.Patience), "see the daemon's log; under systemd the watchdog restarts a daemon that hangs")
 	case codes.NotFound:
-		return &exitError{exitNotFound, errors.New(st.Message()), where}
+		return NotFound(errors.New(st.Message()), where)
 	case codes.InvalidArgument:
-		return &exitError{exitUsage, errors.New(st.Message()), where}
+		return Usage(errors.New(st.Message()), where)
 	case codes.FailedPrecondition:
-		return &exitError{exitFailed, errors.New(st.Message()), "the daemon is unchanged"}
+		return Failed(errors.New(st.Message()), "the daemon is unchanged")
 	case codes.PermissionDenied:
-		return &exitError{exitFailed, errors.New(st.Message()), "use sudo, or join the group that 'ls -l " + e.socket + "' shows"}
+		return Failed(errors.New(st.Message()), "use sudo, or join the group that 'ls -l "+e.Socket+"' shows")
 	case codes.Unimplemented:
-		return &exitError{exitFailed, errors.New(st.Message()), "the daemon and this command have different versions: compare 'fared version' with 'fared status'"}
+		return Failed(errors.New(st.Message()), "the daemon and this command have different versions: compare 'fared version' with 'fared status'")
 	case codes.Canceled:
-		return interrupted()
+		return Interrupted()
 	default:
-		return &exitError{exitFailed, fmt.Errorf("%s (%s)", st.Message(), st.Code()), "see the daemon's log"}
+		return Failed(fmt.Errorf("%s (%s)", st.Message(), st.Code()), "see the daemon's log")
 	}
 }
 
-// unitInstalled reports whether systemd runs this machine, and has a file of a service. root is the root of the file system.
-func unitInstalled(root, service string) bool {
+// UnitInstalled reports whether systemd runs this machine, and has a file of a service. root is the root of the file
+// system.
+func UnitInstalled(root, service string) bool {
 	if _, err := os.Stat(filepath.Join(root, "run/systemd/system")); err != nil {
 		return false
 	}
@@ -139,18 +141,18 @@ func unitInstalled(root, service string) bool {
 	})
 }
 
-// unitRemedy is the remedy for a service of systemd that does not answer.
-func unitRemedy(service string) string {
+// UnitRemedy is the remedy for a service of systemd that does not answer.
+func UnitRemedy(service string) string {
 	return fmt.Sprintf("'systemctl status %[1]s' shows why; 'systemctl start %[1]s' starts it", service)
 }
 
-// interrupted returns the error of an unfinished command.
-func interrupted() error {
-	return &exitError{exitFailed, errors.New("interrupted"), "nothing is left behind; run it again"}
+// Interrupted returns the error of an unfinished command.
+func Interrupted() error {
+	return Failed(errors.New("interrupted"), "nothing is left behind; run it again")
 }
 
-// reason extracts the system's error text from gRPC's message about a connection.
-func reason(message string) string {
+// Reason extracts the system's error text from gRPC's message about a connection.
+func Reason(message string) string {
 	for _, mark := range []string{"connect: ", "Error while dialing: "} {
 		if _, after, ok := strings.Cut(message, mark); ok {
 			return strings.TrimSuffix(after, `"`)

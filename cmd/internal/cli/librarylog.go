@@ -1,4 +1,4 @@
-package main
+package cli
 
 import (
 	"context"
@@ -13,9 +13,9 @@ import (
 	"google.golang.org/grpc/grpclog"
 )
 
-// libraryLog receives the messages that libraries log by themselves: gRPC's logger, and package log, to which net/http writes. Both would write to standard
-// error directly, and wait for its reader.
-var libraryLog lineLogger
+// LibraryLog receives the messages that libraries log by themselves: gRPC's logger, and package log, to which net/http
+// writes. Both would write to standard error directly, and wait for its reader.
+var LibraryLog lineLogger
 
 // lineLogger is an io.Writer that makes each line a record of a log. While there is no log, lines go to standard error.
 type lineLogger struct{ log atomic.Pointer[slog.Logger] }
@@ -43,24 +43,25 @@ func (l *lineLogger) Write(line []byte) (int, error) {
 	return len(line), nil
 }
 
-// use makes l write to a log until the returned function is called.
-func (l *lineLogger) use(to *slog.Logger) (restore func()) {
+// Use makes l write to a log until the returned function is called.
+func (l *lineLogger) Use(to *slog.Logger) (restore func()) {
 	l.log.Store(to)
 	return func() { l.log.Store(nil) }
 }
 
-// logLibraries makes libraries log to libraryLog. It is called once, before any use of gRPC, which reads its logger without a lock.
-// GRPC_GO_LOG_SEVERITY_LEVEL is the least severity of gRPC's messages, as for gRPC's own logger: error by default.
+// logLibraries makes libraries log to libraryLog. It is called once, before any use of gRPC, which reads its logger
+// without a lock. GRPC_GO_LOG_SEVERITY_LEVEL is the least severity of gRPC's messages, as for gRPC's own logger: error
+// by default.
 func logLibraries() {
-	log.SetOutput(&libraryLog)
+	log.SetOutput(&LibraryLog)
 	infos, warnings, failures := io.Discard, io.Discard, io.Discard
 	switch strings.ToLower(os.Getenv("GRPC_GO_LOG_SEVERITY_LEVEL")) {
 	case "", "error":
-		failures = &libraryLog
+		failures = &LibraryLog
 	case "warning":
-		warnings = &libraryLog
+		warnings = &LibraryLog
 	case "info":
-		infos = &libraryLog
+		infos = &LibraryLog
 	}
 	grpclog.SetLoggerV2(grpclog.NewLoggerV2(infos, warnings, failures))
 }

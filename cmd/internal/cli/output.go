@@ -1,4 +1,4 @@
-package main
+package cli
 
 import (
 	"bytes"
@@ -16,27 +16,27 @@ import (
 	"github.com/fared/fared/internal/plainjson"
 )
 
-// print writes a message in the requested format; table draws the table.
-func (e *env) print(m proto.Message, table func(w *tabwriter.Writer)) error {
-	if e.output == "table" {
-		w := tabwriter.NewWriter(e.out, 0, 0, 2, ' ', 0)
+// Print writes a message in the requested format; table draws the table.
+func (e *Env) Print(m proto.Message, table func(w *tabwriter.Writer)) error {
+	if e.Output == "table" {
+		w := tabwriter.NewWriter(e.Out, 0, 0, 2, ' ', 0)
 		table(w)
 		return w.Flush()
 	}
-	return printJSON(e.out, e.output, plainjson.Append(nil, m.ProtoReflect()))
+	return PrintJSON(e.Out, e.Output, plainjson.Append(nil, m.ProtoReflect()))
 }
 
-// printValue writes a value as JSON or YAML.
-func (e *env) printValue(v any) error {
+// PrintValue writes a value as JSON or YAML.
+func (e *Env) PrintValue(v any) error {
 	text, err := json.Marshal(v)
 	if err != nil {
 		return err
 	}
-	return printJSON(e.out, e.output, text)
+	return PrintJSON(e.Out, e.Output, text)
 }
 
-// printJSON writes compact JSON indented, or as YAML with the same keys in the same order.
-func printJSON(w io.Writer, format string, compact []byte) error {
+// PrintJSON writes compact JSON indented, or as YAML with the same keys in the same order.
+func PrintJSON(w io.Writer, format string, compact []byte) error {
 	if format == "json" {
 		var b bytes.Buffer
 		if err := json.Indent(&b, compact, "", "  "); err != nil {
@@ -59,8 +59,8 @@ func printJSON(w io.Writer, format string, compact []byte) error {
 	return enc.Close()
 }
 
-// blockStyle removes the flow style and the quotes of JSON that was read as YAML; the encoder quotes only the values that
-// would otherwise not be strings.
+// blockStyle removes the flow style and the quotes of JSON that was read as YAML; the encoder quotes only the values
+// that would otherwise not be strings.
 func blockStyle(n *yaml.Node) {
 	n.Style &^= yaml.FlowStyle
 	if n.Kind == yaml.ScalarNode {
@@ -71,16 +71,16 @@ func blockStyle(n *yaml.Node) {
 	}
 }
 
-// bandwidth prints bit/s for people.
-func bandwidth(bps uint64) string {
+// Bandwidth prints bit/s for people.
+func Bandwidth(bps uint64) string {
 	if bps == 0 {
 		return "0"
 	}
 	return fare.Bandwidth(bps).String()
 }
 
-// age prints a duration for people: two significant units at most.
-func age(ns uint64) string {
+// Age prints a duration for people: two significant units at most.
+func Age(ns uint64) string {
 	d := time.Duration(ns)
 	switch {
 	case d >= 24*time.Hour:
@@ -96,28 +96,29 @@ func age(ns uint64) string {
 	}
 }
 
-// dash replaces an empty cell of a table.
-func dash(s string) string {
+// Dash replaces an empty cell of a table.
+func Dash(s string) string {
 	if s == "" {
 		return "-"
 	}
 	return s
 }
 
-// row writes one tab-separated line.
-func row(w io.Writer, cells ...string) {
+// Row writes one tab-separated line.
+func Row(w io.Writer, cells ...string) {
 	fmt.Fprintln(w, strings.Join(cells, "\t"))
 }
 
-func yesNo(b bool) string {
+// YesNo writes a boolean for people.
+func YesNo(b bool) string {
 	if b {
 		return "yes"
 	}
 	return "no"
 }
 
-// several writes a count with its noun: 1 session, 2 sessions.
-func several(n int, what string) string {
+// Several writes a count with its noun: 1 session, 2 sessions.
+func Several(n int, what string) string {
 	if n == 1 {
 		return "1 " + what
 	}
