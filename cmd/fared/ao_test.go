@@ -35,18 +35,18 @@ func TestAOWithoutKernel(t *testing.T) {
 		t.Fatal(err)
 	}
 	check := fared(t, "check", "--config", file)
-	if check.code != cli.ExitOK || !strings.Contains(check.out, "a server with 1 plane") {
-		t.Errorf("check: exit %d, %s", check.code, check.out)
+	if check.Code != cli.ExitOK || !strings.Contains(check.Out, "a server with 1 plane") {
+		t.Errorf("check: exit %d, %s", check.Code, check.Out)
 	}
 	const why = "this kernel has no TCP-AO (needs Linux 6.7 and CONFIG_TCP_AO); use password_file"
 	if !strings.HasPrefix(string(answer), "no ") {
-		if check.err != "" {
-			t.Errorf("check warns on a kernel with TCP-AO: %s", check.err)
+		if check.Err != "" {
+			t.Errorf("check warns on a kernel with TCP-AO: %s", check.Err)
 		}
 		return
 	}
-	if want := "warning: " + file + ": not on this machine: planes[0].sub_ports[0].sessions[0]: tcp_ao: " + why; !strings.HasPrefix(check.err, want) {
-		t.Errorf("check prints\n%swant\n%s", check.err, want)
+	if want := "warning: " + file + ": not on this machine: planes[0].sub_ports[0].sessions[0]: tcp_ao: " + why; !strings.HasPrefix(check.Err, want) {
+		t.Errorf("check prints\n%swant\n%s", check.Err, want)
 	}
 	if got := refused(t, cli.ExitFailed, "run", "--config", file, "--socket", filepath.Join(dir, "socket")); !strings.Contains(got, `session "p0/p0.0": tcp_ao: `+why) {
 		t.Errorf("run is refused with\n%s", got)

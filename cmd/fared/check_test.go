@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"github.com/fared/fared/cmd/internal/cli"
+	"github.com/fared/fared/cmd/internal/clitest"
 )
 
 // TestCheckPrintsLinesForPrograms checks that each error, including the first, is a line in the format of docs/configuration.md, and that no line begins with "fared: ".
@@ -30,10 +31,10 @@ func TestCheckPrintsLinesForPrograms(t *testing.T) {
 			t.Fatal(err)
 		}
 		o := fared(t, "check", "--config", file)
-		lines := strings.Split(strings.TrimSuffix(o.err, "\n"), "\n")
+		lines := strings.Split(strings.TrimSuffix(o.Err, "\n"), "\n")
 		n := map[string]int{"one error": 1, "two errors": 2}[name]
-		if o.code != cli.ExitUsage || len(lines) != n+1 || strings.Contains("\n"+o.err, "\nfared: ") || !explains(o.err) {
-			t.Fatalf("%s: exit %d\n%s", name, o.code, o.err)
+		if o.Code != cli.ExitUsage || len(lines) != n+1 || strings.Contains("\n"+o.Err, "\nfared: ") || !explains(o.Err) {
+			t.Fatalf("%s: exit %d\n%s", name, o.Code, o.Err)
 		}
 		for _, line := range lines[:n] {
 			if m := form.FindStringSubmatch(line); m == nil || m[1] != file {
@@ -50,16 +51,16 @@ func TestCheckReadsTheStandardInput(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	check := func(in string, args ...string) outcome {
+	check := func(in string, args ...string) clitest.Outcome {
 		var out, errOut bytes.Buffer
 		code := execute(t.Context(), append([]string{"check"}, args...), strings.NewReader(in), &out, &errOut)
-		return outcome{code, out.String(), errOut.String()}
+		return clitest.Outcome{Code: code, Out: out.String(), Err: errOut.String()}
 	}
 	want := must(t, "check", "--config", file)
-	if o := check(string(text), "-"); o.code != cli.ExitOK || o.err != "" || o.out != strings.Replace(want, file, "<stdin>", 1) {
+	if o := check(string(text), "-"); o.Code != cli.ExitOK || o.Err != "" || o.Out != strings.Replace(want, file, "<stdin>", 1) {
 		t.Errorf("standard input: %+v, want %q", o, want)
 	}
-	if o := check("as: none\n", "-"); o.code != cli.ExitUsage || !strings.Contains(o.err, "<stdin>:1:5: as: ") {
+	if o := check("as: none\n", "-"); o.Code != cli.ExitUsage || !strings.Contains(o.Err, "<stdin>:1:5: as: ") {
 		t.Errorf("a broken standard input: %+v", o)
 	}
 	if got := must(t, "check", file); got != want {
@@ -71,18 +72,18 @@ func TestCheckReadsTheStandardInput(t *testing.T) {
 
 // TestCheckForPrograms checks that the JSON of a broken file has the errors that the standard error has as lines, and that of a valid one its parts.
 func TestCheckForPrograms(t *testing.T) {
-	read := func(o outcome) (r checked) {
+	read := func(o clitest.Outcome) (r checked) {
 		t.Helper()
-		if err := json.Unmarshal([]byte(o.out), &r); err != nil {
-			t.Fatalf("%v: %q", err, o.out)
+		if err := json.Unmarshal([]byte(o.Out), &r); err != nil {
+			t.Fatalf("%v: %q", err, o.Out)
 		}
 		return r
 	}
 	o := fared(t, "check", "testdata/broken.yaml", "-o", "json")
 	r := read(o)
-	lines := strings.Split(o.err, "\n")
-	if o.code != cli.ExitUsage || r.Valid || len(r.Errors) != 8 || r.Role != "" {
-		t.Fatalf("exit %d, %+v", o.code, r)
+	lines := strings.Split(o.Err, "\n")
+	if o.Code != cli.ExitUsage || r.Valid || len(r.Errors) != 8 || r.Role != "" {
+		t.Fatalf("exit %d, %+v", o.Code, r)
 	}
 	for i, x := range r.Errors {
 		if line := x.File + ":" + strconv.Itoa(x.Line) + ":" + strconv.Itoa(x.Column) + ": " + x.Path + ": " + x.Message + ", " + x.Remedy; line != lines[i] {
@@ -90,15 +91,15 @@ func TestCheckForPrograms(t *testing.T) {
 		}
 	}
 	o = fared(t, "check", "testdata/none.yaml", "-o", "json")
-	if r := read(o); o.code != cli.ExitUsage || r.Valid || len(r.Errors) != 1 || r.Errors[0].Remedy == "" {
-		t.Errorf("no file: exit %d, %+v", o.code, r)
+	if r := read(o); o.Code != cli.ExitUsage || r.Valid || len(r.Errors) != 1 || r.Errors[0].Remedy == "" {
+		t.Errorf("no file: exit %d, %+v", o.Code, r)
 	}
 	o = fared(t, "check", "../../examples/server-8gpu-own-ports.yaml", "-o", "json")
-	if r := read(o); o.code != cli.ExitOK || !r.Valid || r.Role != "server" || r.Planes != 4 || r.SourceGroups != 8 || len(r.Errors) != 0 {
-		t.Errorf("a valid file: exit %d, %+v", o.code, r)
+	if r := read(o); o.Code != cli.ExitOK || !r.Valid || r.Role != "server" || r.Planes != 4 || r.SourceGroups != 8 || len(r.Errors) != 0 {
+		t.Errorf("a valid file: exit %d, %+v", o.Code, r)
 	}
-	if o := fared(t, "check", "testdata/server.yaml", "-o", "yaml"); !strings.Contains(o.out, "valid: true\n") {
-		t.Errorf("YAML: %q", o.out)
+	if o := fared(t, "check", "testdata/server.yaml", "-o", "yaml"); !strings.Contains(o.Out, "valid: true\n") {
+		t.Errorf("YAML: %q", o.Out)
 	}
 }
 
@@ -118,18 +119,18 @@ func TestCheckHostReadsAsCheck(t *testing.T) {
 		"valid":         string(text),
 	} {
 		for _, form := range []string{"table", "json"} {
-			check := func(args ...string) outcome {
+			check := func(args ...string) clitest.Outcome {
 				var out, errOut bytes.Buffer
 				code := execute(t.Context(), append(args, "-o", form), strings.NewReader(in), &out, &errOut)
-				return outcome{code, out.String(), errOut.String()}
+				return clitest.Outcome{Code: code, Out: out.String(), Err: errOut.String()}
 			}
 			alone, host := check("check", "-"), check("check", "--host", "-")
 			switch {
-			case alone.code != cli.ExitOK && host != alone:
+			case alone.Code != cli.ExitOK && host != alone:
 				t.Errorf("%s, %s: check --host answers %+v, and check %+v", name, form, host, alone)
-			case alone.code == cli.ExitOK && (!strings.Contains(host.out, "stdin") || host.code == cli.ExitUsage):
+			case alone.Code == cli.ExitOK && (!strings.Contains(host.Out, "stdin") || host.Code == cli.ExitUsage):
 				t.Errorf("%s, %s: check --host answers %+v", name, form, host)
-			case (alone.code == cli.ExitOK) != (name == "valid" || name == "inside, fine"):
+			case (alone.Code == cli.ExitOK) != (name == "valid" || name == "inside, fine"):
 				t.Errorf("%s, %s: check answers %+v", name, form, alone)
 			}
 		}

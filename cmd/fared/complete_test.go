@@ -7,6 +7,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/fared/fared/cmd/internal/clitest"
 )
 
 // TestCompletionScripts checks that every shell has a script that calls fared for completions.
@@ -29,7 +31,7 @@ func TestCompletionBash(t *testing.T) {
 	}
 	self := executable(t)
 	dir := t.TempDir()
-	wrapper := fmt.Sprintf("#!%s\n%s=1 exec '%s' \"$@\"\n", bash, asFared, self)
+	wrapper := fmt.Sprintf("#!%s\n%s=1 exec '%s' \"$@\"\n", bash, clitest.AsFared, self)
 	if err := os.WriteFile(filepath.Join(dir, "fared"), []byte(wrapper), 0o755); err != nil {
 		t.Fatal(err)
 	}

@@ -16,13 +16,14 @@ import (
 	"github.com/fared/fared/api/dptest"
 	farev1 "github.com/fared/fared/api/fare/v1"
 	"github.com/fared/fared/cmd/internal/cli"
+	"github.com/fared/fared/cmd/internal/clitest"
 	"github.com/fared/fared/dataplane/agent"
 	"github.com/fared/fared/internal/testkit/testbed"
 )
 
 // agentProcess is a process of `fared dataplane`, and a connection to it.
 type agentProcess struct {
-	*process
+	*clitest.Process
 	socket string
 	conn   *grpc.ClientConn
 }
@@ -31,9 +32,9 @@ type agentProcess struct {
 func startAgent(t *testing.T, dir string, args ...string) *agentProcess {
 	t.Helper()
 	a := &agentProcess{socket: filepath.Join(dir, "dataplane.sock")}
-	a.process = start(t, append([]string{"dataplane", "--driver", "memory", "--socket", a.socket}, args...)...)
+	a.Process = start(t, append([]string{"dataplane", "--driver", "memory", "--socket", a.socket}, args...)...)
 	a.conn = testbed.Dial(t, a.socket)
-	testbed.Answers(t, a.conn, a.running)
+	testbed.Answers(t, a.conn, a.Running)
 	return a
 }
 
@@ -99,8 +100,8 @@ func TestDataplaneShow(t *testing.T) {
 		}
 	}
 	must(t, "dataplane", "show", "--socket", a.socket, "-o", "yaml")
-	if o := fared(t, "__complete", "dataplane", "counters", "--socket", a.socket, "--destination", ""); !strings.HasPrefix(o.out, "10.255.0.2/32\n10.255.0.3/32\n2001:db8::2/128\n") {
-		t.Errorf("completes %q", o.out)
+	if o := fared(t, "__complete", "dataplane", "counters", "--socket", a.socket, "--destination", ""); !strings.HasPrefix(o.Out, "10.255.0.2/32\n10.255.0.3/32\n2001:db8::2/128\n") {
+		t.Errorf("completes %q", o.Out)
 	}
 	if text := refused(t, cli.ExitFailed, "dataplane", "counters", "--socket", a.socket); !strings.Contains(text, "has no counters") {
 		t.Error(text)
@@ -199,7 +200,7 @@ func TestDataplaneKilled(t *testing.T) {
 	a.program(t, someState()...)
 	want := a.snapshot(t)
 	for range 3 {
-		if code := a.end(t, syscall.SIGKILL); code != -1 {
+		if code := a.End(t, syscall.SIGKILL); code != -1 {
 			t.Fatalf("exit %d", code)
 		}
 		a = startAgent(t, dir)
@@ -207,7 +208,7 @@ func TestDataplaneKilled(t *testing.T) {
 			t.Fatalf("after the restart %v, want %v", got, want)
 		}
 	}
-	if code := a.end(t, syscall.SIGTERM); code != cli.ExitOK {
+	if code := a.End(t, syscall.SIGTERM); code != cli.ExitOK {
 		t.Errorf("exit %d, want 0", code)
 	}
 	if _, err := os.Stat(a.socket); !errors.Is(err, os.ErrNotExist) {
@@ -227,8 +228,8 @@ func TestDataplaneKilled(t *testing.T) {
 		t.Errorf("restored %v", got)
 	}
 	aside, err := filepath.Glob(journal + ".damaged-*")
-	if err != nil || len(aside) != 1 || !strings.Contains(a.log.String(), aside[0]) {
-		t.Errorf("set aside %v, %v; log\n%s", aside, err, &a.log)
+	if err != nil || len(aside) != 1 || !strings.Contains(a.Log.String(), aside[0]) {
+		t.Errorf("set aside %v, %v; log\n%s", aside, err, &a.Log)
 	}
 }
 
@@ -250,10 +251,10 @@ func TestDataplaneAlone(t *testing.T) {
 			t.Errorf("fared %v:\n%s", args, text)
 		}
 	}
-	if err := a.running(); err != nil {
+	if err := a.Running(); err != nil {
 		t.Error(err)
 	}
-	a.end(t, syscall.SIGTERM)
+	a.End(t, syscall.SIGTERM)
 	journal := filepath.Join(dir, "dataplane.journal")
 	out := must(t, "dataplane", "--driver", "memory", "--socket", a.socket, "--flush")
 	if _, err := os.Stat(journal); !errors.Is(err, os.ErrNotExist) || !strings.Contains(out, "journal "+journal+"\n") {

@@ -24,6 +24,7 @@ import (
 	"github.com/fared/fared/api/dptest"
 	farev1 "github.com/fared/fared/api/fare/v1"
 	"github.com/fared/fared/cmd/internal/cli"
+	"github.com/fared/fared/cmd/internal/clitest"
 	"github.com/fared/fared/internal/netnstest"
 	"github.com/fared/fared/internal/testkit/gate"
 	"github.com/fared/fared/internal/testkit/testbed"
@@ -44,7 +45,7 @@ const metricsAt = "127.0.0.1:9180"
 func newKernelBed(t *testing.T, driver string) *kernelBed {
 	t.Helper()
 	netnstest.Require(t)
-	t.Setenv(asFared, "1")
+	t.Setenv(clitest.AsFared, "1")
 	b := &kernelBed{t: t, n: netnstest.New(t), leaf: netnstest.New(t), dir: testbed.ShortDir(t), driver: driver, forwarding: dptest.DefaultForwarding()}
 	// Pinned objects outlive the namespace.
 	t.Cleanup(func() {

@@ -10,11 +10,11 @@ func TestDrainTimeout(t *testing.T) {
 	socket, f := startFake(t)
 	f.hangs = true
 	o := fared(t, "--socket", socket, "drain", "plane", "p0", "--wait", "--timeout", "2s")
-	if o.code != 1 || !strings.Contains(o.err, "not done after 2s") || !strings.Contains(o.err, "vector 4 was refused: table full") {
-		t.Errorf("exit code %d: %s", o.code, o.err)
+	if o.Code != 1 || !strings.Contains(o.Err, "not done after 2s") || !strings.Contains(o.Err, "vector 4 was refused: table full") {
+		t.Errorf("exit code %d: %s", o.Code, o.Err)
 	}
-	if o := fared(t, "--socket", socket, "drain", "plane", "p0", "--wait", "--timeout", "1m", "--force", "--reason", "kept"); o.code != 0 || !strings.Contains(o.out, "plane p0: drained") {
-		t.Errorf("exit code %d: %s%s", o.code, o.out, o.err)
+	if o := fared(t, "--socket", socket, "drain", "plane", "p0", "--wait", "--timeout", "1m", "--force", "--reason", "kept"); o.Code != 0 || !strings.Contains(o.Out, "plane p0: drained") {
+		t.Errorf("exit code %d: %s%s", o.Code, o.Out, o.Err)
 	}
 }
 
@@ -23,12 +23,12 @@ func TestDrainNotKept(t *testing.T) {
 	socket, _ := startFake(t)
 	for _, args := range [][]string{{"drain", "plane", "p0"}, {"drain", "plane", "p0", "--wait"}, {"undrain", "leaf", "10.1.0.1", "--wait"}} {
 		o := fared(t, append([]string{"--socket", socket}, args...)...)
-		if o.code != 1 || !strings.Contains(o.err, "read-only file system") || !strings.Contains(o.err, "the change is in force, but not on the disk") || !strings.Contains(o.out, "sessions") {
-			t.Errorf("%q: exit code %d: %s%s", args, o.code, o.out, o.err)
+		if o.Code != 1 || !strings.Contains(o.Err, "read-only file system") || !strings.Contains(o.Err, "the change is in force, but not on the disk") || !strings.Contains(o.Out, "sessions") {
+			t.Errorf("%q: exit code %d: %s%s", args, o.Code, o.Out, o.Err)
 		}
 	}
-	if o := fared(t, "--socket", socket, "drain", "plane", "p0", "--reason", "kept"); o.code != 0 || o.err != "" {
-		t.Errorf("on the disk: exit code %d: %s", o.code, o.err)
+	if o := fared(t, "--socket", socket, "drain", "plane", "p0", "--reason", "kept"); o.Code != 0 || o.Err != "" {
+		t.Errorf("on the disk: exit code %d: %s", o.Code, o.Err)
 	}
 }
 
@@ -37,7 +37,7 @@ func TestDrainGivenUp(t *testing.T) {
 	socket, f := startFake(t)
 	f.givenUp = true
 	o := fared(t, "--socket", socket, "drain", "plane", "p0", "--wait", "--reason", "kept")
-	if o.code != 1 || !strings.Contains(o.err, "the drain of plane p0 was given up: the other end drains too") || !strings.Contains(o.err, "drain again once") {
-		t.Errorf("exit code %d: %s%s", o.code, o.out, o.err)
+	if o.Code != 1 || !strings.Contains(o.Err, "the drain of plane p0 was given up: the other end drains too") || !strings.Contains(o.Err, "drain again once") {
+		t.Errorf("exit code %d: %s%s", o.Code, o.Out, o.Err)
 	}
 }

@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/fared/fared/cmd/internal/cli"
+	"github.com/fared/fared/cmd/internal/clitest"
 	"github.com/fared/fared/internal/netnstest"
 	"github.com/fared/fared/internal/slotfile"
 	"github.com/fared/fared/transport/tcpslots"
@@ -143,7 +144,7 @@ func TestExecPrivileges(t *testing.T) {
 			args = append(args, "--inh-caps", test.capabilities, "--ambient-caps", test.capabilities)
 		}
 		cmd := exec.Command("setpriv", append(append(args, self, "exec", "--report", "--file", slots), test.args...)...)
-		cmd.Env = append(os.Environ(), asFared+"=1")
+		cmd.Env = append(os.Environ(), clitest.AsFared+"=1")
 		stderr, err := cmd.StderrPipe()
 		if err != nil {
 			t.Fatal(err)
@@ -185,7 +186,7 @@ func TestExecPasses(t *testing.T) {
 		self := executable(t)
 		words := append(wrapper, self, "exec", "--file", steeredTable, "--", "sh", "-c", script)
 		cmd := exec.Command(words[0], words[1:]...)
-		cmd.Env, cmd.Stdin = append(os.Environ(), asFared+"=1"), strings.NewReader(in)
+		cmd.Env, cmd.Stdin = append(os.Environ(), clitest.AsFared+"=1"), strings.NewReader(in)
 		out, _ := cmd.CombinedOutput()
 		pid = cmd.Process.Pid
 		return cmd.ProcessState.ExitCode(), string(out)
@@ -220,7 +221,7 @@ func TestExecPasses(t *testing.T) {
 		// Without a controlling terminal no signal comes from it.
 		self := executable(t)
 		cmd := exec.Command(self, "exec", "--file", steeredTable, "--", "sh", "-c", `trap "exit 5" TERM INT USR1 HUP; echo ready; while :; do sleep 0.05; done`)
-		cmd.Env, cmd.SysProcAttr = append(os.Environ(), asFared+"=1"), &syscall.SysProcAttr{Setsid: true}
+		cmd.Env, cmd.SysProcAttr = append(os.Environ(), clitest.AsFared+"=1"), &syscall.SysProcAttr{Setsid: true}
 		out, err := cmd.StdoutPipe()
 		if err != nil {
 			t.Fatal(err)

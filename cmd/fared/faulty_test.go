@@ -139,8 +139,8 @@ func TestPrometheusFaultyDaemon(t *testing.T) {
 	fault(faultStuck, func() {}, "FaredLoopStuck")
 	fault(faultSlow, func() {}, "FaredLoopSlow")
 	fault(faultPanic, func() {
-		if o := fared(t, "--socket", socket, "reload"); o.code == cli.ExitOK {
-			t.Errorf("a reload that panics: %s", o.out)
+		if o := fared(t, "--socket", socket, "reload"); o.Code == cli.ExitOK {
+			t.Errorf("a reload that panics: %s", o.Out)
 		}
 	}, "FaredPanic")
 	free := fill()

@@ -6,6 +6,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/fared/fared/cmd/internal/clitest"
 	"github.com/fared/fared/internal/netnstest"
 )
 
@@ -13,7 +14,7 @@ import (
 func initBed(t *testing.T) *netnstest.Namespace {
 	t.Helper()
 	netnstest.Require(t)
-	t.Setenv(asFared, "1")
+	t.Setenv(clitest.AsFared, "1")
 	server, leaf := netnstest.New(t), netnstest.New(t)
 	for i, device := range []string{"eth0", "eth1"} {
 		netnstest.Cable(t, server, device, "10."+string(rune('0'+i))+".0.1/31", leaf, device, "")
@@ -173,7 +174,7 @@ func TestInitVirtualAddresses(t *testing.T) {
 // TestInitSubnets checks which leaf is found in subnets of many hosts: that of --peer, the gateway of a route, a resolved neighbor.
 func TestInitSubnets(t *testing.T) {
 	netnstest.Require(t)
-	t.Setenv(asFared, "1")
+	t.Setenv(clitest.AsFared, "1")
 	server, leaf := netnstest.New(t), netnstest.New(t)
 	server.Addr("lo", "10.255.0.1/32")
 	for _, device := range []string{"eth0", "eth1", "eth2", "eth3"} {

@@ -50,14 +50,14 @@ func TestInsideFlags(t *testing.T) {
 		if want == "" {
 			code = cli.ExitOK
 		}
-		if o := fared(t, "check", "--config", file); o.code != code || !strings.Contains(o.err, want) || want != "" && !strings.Contains(o.err, "dataplane.flags: ") {
-			t.Errorf("check with %s: exit %d, want %d and %q\n%s", flags, o.code, code, want, o.err)
+		if o := fared(t, "check", "--config", file); o.Code != code || !strings.Contains(o.Err, want) || want != "" && !strings.Contains(o.Err, "dataplane.flags: ") {
+			t.Errorf("check with %s: exit %d, want %d and %q\n%s", flags, o.Code, code, want, o.Err)
 		}
 		if want == "" {
 			continue
 		}
-		if o := fared(t, "run", "--config", file); o.code != cli.ExitConfig || !strings.Contains(o.err, want) {
-			t.Errorf("run with %s: exit %d, want %d and %q\n%s", flags, o.code, cli.ExitConfig, want, o.err)
+		if o := fared(t, "run", "--config", file); o.Code != cli.ExitConfig || !strings.Contains(o.Err, want) {
+			t.Errorf("run with %s: exit %d, want %d and %q\n%s", flags, o.Code, cli.ExitConfig, want, o.Err)
 		}
 	}
 }
@@ -69,7 +69,7 @@ func TestInside(t *testing.T) {
 	socket, dataplane := filepath.Join(dir, "fared.sock"), filepath.Join(dir, "dataplane.sock")
 	p := start(t, "run", "--config", insideFile(t, dir, "--driver=memory, --socket="+dataplane), "--socket", socket)
 	within(t, generous, func() error {
-		if err := p.running(); err != nil {
+		if err := p.Running(); err != nil {
 			t.Fatal(err)
 		}
 		_, err := os.Stat(socket)
@@ -77,15 +77,15 @@ func TestInside(t *testing.T) {
 	})
 	within(t, generous, func() error {
 		o := fared(t, "status", "--socket", socket)
-		if !strings.Contains(o.out, "inside:") || strings.Contains(o.out, "NOT CONNECTED") {
+		if !strings.Contains(o.Out, "inside:") || strings.Contains(o.Out, "NOT CONNECTED") {
 			return os.ErrNotExist
 		}
 		return nil
 	})
-	if o := fared(t, "dataplane", "show", "--socket", dataplane); o.code != cli.ExitOK || !strings.Contains(o.out, "memory") {
-		t.Errorf("dataplane show: exit %d\n%s%s", o.code, o.out, o.err)
+	if o := fared(t, "dataplane", "show", "--socket", dataplane); o.Code != cli.ExitOK || !strings.Contains(o.Out, "memory") {
+		t.Errorf("dataplane show: exit %d\n%s%s", o.Code, o.Out, o.Err)
 	}
-	if code := p.end(t, syscall.SIGTERM); code != cli.ExitOK {
+	if code := p.End(t, syscall.SIGTERM); code != cli.ExitOK {
 		t.Errorf("exit %d", code)
 	}
 	for _, path := range []string{socket, dataplane} {

@@ -65,26 +65,26 @@ func TestLabOrder(t *testing.T) {
 // TestLabWrong checks that an unmet expectation is reported on every kind of output, and ends with exit code 1.
 func TestLabWrong(t *testing.T) {
 	o := fared(t, labArgs("--script", "testdata/wrong.txt")...)
-	if o.code != cli.ExitFailed || !explains(o.err) || !strings.Contains(o.err, "expectation") {
-		t.Errorf("exit %d, standard error:\n%s", o.code, o.err)
+	if o.Code != cli.ExitFailed || !explains(o.Err) || !strings.Contains(o.Err, "expectation") {
+		t.Errorf("exit %d, standard error:\n%s", o.Code, o.Err)
 	}
 	for _, want := range []string{"  WRONG half a Y-cable fails", "line 5: server1 -> server2 has 2:1, the script expects 1:1", "  ok    it is mended", "2 steps, NOT every expectation met"} {
-		if !strings.Contains(o.out, want) {
-			t.Errorf("no %q in:\n%s", want, o.out)
+		if !strings.Contains(o.Out, want) {
+			t.Errorf("no %q in:\n%s", want, o.Out)
 		}
 	}
-	if strings.Contains(o.out, "\x1b") {
-		t.Errorf("escape codes where there is no terminal:\n%q", o.out)
+	if strings.Contains(o.Out, "\x1b") {
+		t.Errorf("escape codes where there is no terminal:\n%q", o.Out)
 	}
 	o = fared(t, labArgs("--script", "testdata/wrong.txt", "-o", "json")...)
-	if o.code != cli.ExitFailed || strings.Count(o.out, "\n") != 2 {
-		t.Fatalf("exit %d, standard output:\n%s", o.code, o.out)
+	if o.Code != cli.ExitFailed || strings.Count(o.Out, "\n") != 2 {
+		t.Fatalf("exit %d, standard output:\n%s", o.Code, o.Out)
 	}
 	var step struct {
 		OK    bool
 		Wrong []string
 	}
-	if err := json.Unmarshal([]byte(o.out[:strings.Index(o.out, "\n")]), &step); err != nil || step.OK || len(step.Wrong) != 1 {
+	if err := json.Unmarshal([]byte(o.Out[:strings.Index(o.Out, "\n")]), &step); err != nil || step.OK || len(step.Wrong) != 1 {
 		t.Errorf("the first step is %+v, %v", step, err)
 	}
 }
@@ -155,9 +155,9 @@ func TestBars(t *testing.T) {
 // TestLabInterrupted checks that Ctrl-C ends a lab and all its processes at once.
 func TestLabInterrupted(t *testing.T) {
 	b := inBackground(t, labArgs("--pace", "1h")...)
-	b.until(t, "0 slots moved")
-	if code := b.end(t); code != cli.ExitFailed || !strings.Contains(b.err.String(), "fared: interrupted") {
-		t.Errorf("exit %d, %s", code, b.err)
+	b.Until(t, "0 slots moved")
+	if code := b.End(t); code != cli.ExitFailed || !strings.Contains(b.Err.String(), "fared: interrupted") {
+		t.Errorf("exit %d, %s", code, b.Err)
 	}
 }
 
@@ -311,10 +311,10 @@ func TestFit(t *testing.T) {
 // TestLabOnlyFared checks that one process replaces a description's FRR spines by fared, with a line on standard error.
 func TestLabOnlyFared(t *testing.T) {
 	done := fared(t, "lab", "--example", "two-tier", "--scenario", "none", "--pace", "0s")
-	if want := "in a single process the spines run fared instead of frr; with --netns they run frr"; !strings.Contains(done.err, want) {
-		t.Errorf("no %q in\n%s", want, done.err)
+	if want := "in a single process the spines run fared instead of frr; with --netns they run frr"; !strings.Contains(done.Err, want) {
+		t.Errorf("no %q in\n%s", want, done.Err)
 	}
-	if !strings.Contains(done.out, "every expectation met") {
-		t.Error(done.out)
+	if !strings.Contains(done.Out, "every expectation met") {
+		t.Error(done.Out)
 	}
 }

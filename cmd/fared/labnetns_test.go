@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/fared/fared/cmd/internal/cli"
+	"github.com/fared/fared/cmd/internal/clitest"
 	"github.com/fared/fared/internal/netnstest"
 	"github.com/fared/fared/internal/testkit/gate"
 	"github.com/fared/fared/lab"
@@ -25,7 +26,7 @@ import (
 func namespaces(t *testing.T, args ...string) []string {
 	t.Helper()
 	netnstest.Require(t, "tc")
-	t.Setenv(asFared, "1")
+	t.Setenv(clitest.AsFared, "1")
 	dir, err := os.MkdirTemp("/tmp", "fared-") // short enough for the names of sockets
 	if err != nil {
 		t.Fatal(err)
@@ -59,8 +60,8 @@ func TestLabUnnumbered(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			o := fared(t, namespaces(t, append(args, "--cables", "unnumbered", "--rate", "0", "--scenario", "leaf")...)...)
-			if o.code != cli.ExitOK || !strings.Contains(o.out, "2 steps, every expectation met") {
-				t.Errorf("exit %d\n%s\n%s", o.code, o.out, o.err)
+			if o.Code != cli.ExitOK || !strings.Contains(o.Out, "2 steps, every expectation met") {
+				t.Errorf("exit %d\n%s\n%s", o.Code, o.Out, o.Err)
 			}
 		})
 	}
@@ -192,12 +193,12 @@ func TestLabNetnsLines(t *testing.T) {
 func TestLabNetnsInterrupted(t *testing.T) {
 	gate.Slow(t, gate.Labs, "a fabric of namespaces; lab.TestNetnsInterrupted interrupts one")
 	b := inBackground(t, namespaces(t, "--pace", "1h", "--keep")...)
-	b.until(t, "0 slots moved")
+	b.Until(t, "0 slots moved")
 	if len(nodesOf(t, os.Getpid())) != 4 {
 		t.Errorf("namespaces %q", nodesOf(t, os.Getpid()))
 	}
-	if code := b.end(t); code != cli.ExitFailed || !strings.Contains(b.err.String(), "fared: interrupted") {
-		t.Errorf("exit %d, %s", code, b.err)
+	if code := b.End(t); code != cli.ExitFailed || !strings.Contains(b.Err.String(), "fared: interrupted") {
+		t.Errorf("exit %d, %s", code, b.Err)
 	}
 	if left := nodesOf(t, os.Getpid()); len(left) > 0 {
 		t.Errorf("left behind: %q", left)

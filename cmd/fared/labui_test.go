@@ -12,7 +12,7 @@ import (
 // TestLabUI checks that the lab's page is served at the address that the command prints, that a request for a cable has its effect, and the end of the command.
 func TestLabUI(t *testing.T) {
 	b := inBackground(t, "lab", "--ui", "127.0.0.1:0", "--planes", "2", "--servers", "2", "--quick")
-	line := b.until(t, "the page is http://127.0.0.1:")
+	line := b.Until(t, "the page is http://127.0.0.1:")
 	_, rest, _ := strings.Cut(line, "the page is ")
 	address, _, _ := strings.Cut(rest, ",")
 	resp, err := http.Get(address + "lab/events")
@@ -31,15 +31,15 @@ func TestLabUI(t *testing.T) {
 	if posted.StatusCode != http.StatusAccepted || !strings.Contains(lines.Text(), `"cables":{"0":"cut"}`) || !strings.Contains(lines.Text(), `"plane":"p0","up":3,"cables":4`) {
 		t.Errorf("%d, then %s, %v", posted.StatusCode, lines.Text(), lines.Err())
 	}
-	b.stop()
-	if code := <-b.code; code != cli.ExitOK {
-		t.Errorf("the command ends with %d: %s", code, b.err)
+	b.Stop()
+	if code := <-b.Code; code != cli.ExitOK {
+		t.Errorf("the command ends with %d: %s", code, b.Err)
 	} else {
-		b.code <- code
+		b.Code <- code
 	}
 	for _, args := range [][]string{{"--ui", "0.0.0.0:0"}, {"--ui", "nonsense"}, {"--ui", "127.0.0.1:0", "--scenario", "leaf"}} {
-		if o := fared(t, append([]string{"lab"}, args...)...); o.code != cli.ExitUsage || o.err == "" {
-			t.Errorf("%q: exit code %d: %s", args, o.code, o.err)
+		if o := fared(t, append([]string{"lab"}, args...)...); o.Code != cli.ExitUsage || o.Err == "" {
+			t.Errorf("%q: exit code %d: %s", args, o.Code, o.Err)
 		}
 	}
 }

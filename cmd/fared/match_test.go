@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/fared/fared/cmd/internal/clitest"
 	"github.com/fared/fared/internal/netnstest"
 )
 
@@ -22,7 +23,7 @@ type renamed struct {
 // while fared runs, which changes neither sessions nor weights nor the kernel's routes; a device that is made again under another name returns.
 func TestMatchSurvivesRenaming(t *testing.T) {
 	netnstest.Require(t)
-	t.Setenv(asFared, "1")
+	t.Setenv(clitest.AsFared, "1")
 	self, err := os.Executable()
 	if err != nil {
 		t.Fatal(err)

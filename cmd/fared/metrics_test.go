@@ -92,7 +92,7 @@ func conform(t *testing.T, text, open string, declared []*metric.Metric) {
 func TestDaemonMetricsConform(t *testing.T) {
 	netnstest.Tools(t, "promtool")
 	f := startProcesses(t)
-	f.nodes["server1"].end(t, syscall.SIGTERM)
+	f.nodes["server1"].End(t, syscall.SIGTERM)
 	at := freePort(t)
 	f.edit("server1", "planes:\n", "metrics: {listen: "+at+"}\nplanes:\n")
 	f.start("server1")

@@ -1,123 +1,26 @@
 package main
 
 import (
-	"bytes"
 	"errors"
 	"fmt"
 	"net"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
-	"sync"
 	"syscall"
 	"testing"
-	"time"
 
 	"github.com/fared/fared/cmd/internal/cli"
-	"github.com/fared/fared/internal/netnstest"
+	"github.com/fared/fared/cmd/internal/clitest"
 	"github.com/fared/fared/internal/testkit/gate"
 	"github.com/fared/fared/internal/testkit/testbed"
 )
-
-// within waits for a condition; the condition's error names the missing state.
-func within(t *testing.T, limit time.Duration, check func() error) {
-	t.Helper()
-	netnstest.Eventually(t, limit, check)
-}
-
-// process is a fared in a separate process.
-type process struct {
-	cmd  *exec.Cmd
-	log  syncBuffer
-	done chan struct{} // closed when the process has ended
-}
-
-// syncBuffer is a buffer that several goroutines may use.
-type syncBuffer struct {
-	mu sync.Mutex
-	b  bytes.Buffer
-}
-
-func (b *syncBuffer) Write(p []byte) (int, error) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.b.Write(p)
-}
-
-func (b *syncBuffer) String() string {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.b.String()
-}
-
-// start starts fared in a separate process, which ends with the test.
-func start(t *testing.T, args ...string) *process {
-	t.Helper()
-	self := executable(t)
-	p := &process{cmd: exec.Command(self, args...), done: make(chan struct{})}
-	p.cmd.Env = append(os.Environ(), asFared+"=1")
-	p.cmd.Stdout, p.cmd.Stderr = &p.log, &p.log
-	if err := p.cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
-	go func() {
-		p.cmd.Wait()
-		close(p.done)
-	}()
-	t.Cleanup(func() {
-		p.cmd.Process.Kill()
-		<-p.done
-		if t.Failed() {
-			t.Logf("fared %s wrote:\n%s", strings.Join(args, " "), p.log.String())
-		}
-	})
-	return p
-}
-
-// end sends a signal and returns the exit code, -1 for a process that a signal ended.
-func (p *process) end(t *testing.T, s syscall.Signal) int {
-	t.Helper()
-	if err := p.cmd.Process.Signal(s); err != nil {
-		t.Fatal(err)
-	}
-	return p.ended(t)
-}
-
-func (p *process) ended(t *testing.T) int {
-	t.Helper()
-	select {
-	case <-p.done:
-	case <-time.After(generous):
-		t.Fatal("the process does not end")
-	}
-	return p.cmd.ProcessState.ExitCode()
-}
-
-func (p *process) running() error {
-	select {
-	case <-p.done:
-		return fmt.Errorf("the process has ended: %s", p.cmd.ProcessState)
-	default:
-		return nil
-	}
-}
-
-// executable returns the path of the test binary, which is fared if asFared is set.
-func executable(t testing.TB) string {
-	t.Helper()
-	path, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
-	return path
-}
 
 // processes is a fabric of 2 planes with 2 sub-ports and 2 servers, every node a process.
 type processes struct {
 	t     *testing.T
 	dir   string
-	nodes map[string]*process
+	nodes map[string]*clitest.Process
 }
 
 // startProcesses writes the configurations with the command line itself, gives the leaves an unprivileged port,
@@ -125,7 +28,7 @@ type processes struct {
 func startProcesses(t *testing.T) *processes {
 	t.Helper()
 	dir := testbed.ShortDir(t)
-	f := &processes{t: t, dir: dir, nodes: map[string]*process{}}
+	f := &processes{t: t, dir: dir, nodes: map[string]*clitest.Process{}}
 	if out := must(t, "lab", "--planes", "2", "--servers", "2", "--write-configs", dir); !strings.HasPrefix(out, "4 files in ") {
 		t.Errorf("lab --write-configs prints %q", out)
 	}
@@ -166,7 +69,7 @@ func (f *processes) edit(name, old, new string) {
 	}
 }
 
-func (f *processes) start(name string) *process {
+func (f *processes) start(name string) *clitest.Process {
 	verb := "run"
 	if strings.HasPrefix(name, "leaf") {
 		verb = "leaf"
@@ -185,16 +88,16 @@ func (f *processes) ask(name string, args ...string) string {
 func (f *processes) until(name, weights string) {
 	f.t.Helper()
 	within(f.t, generous, func() error {
-		if err := f.nodes[name].running(); err != nil {
+		if err := f.nodes[name].Running(); err != nil {
 			return err
 		}
 		o := fared(f.t, "--socket", f.socket(name), "weights")
-		for line := range strings.Lines(o.out) {
+		for line := range strings.Lines(o.Out) {
 			if strings.HasPrefix(line, weights) && strings.HasSuffix(line, "in effect\n") {
 				return nil
 			}
 		}
-		return fmt.Errorf("%s: no %q, but:\n%s%s", name, weights, o.out, o.err)
+		return fmt.Errorf("%s: no %q, but:\n%s%s", name, weights, o.Out, o.Err)
 	})
 }
 
@@ -222,33 +125,33 @@ func TestProcesses(t *testing.T) {
 
 	// A second daemon on the socket of the first.
 	second := start(t, "run", "--config", f.config("server2"), "--socket", f.socket("server1"))
-	if code := second.ended(t); code != cli.ExitFailed || !strings.Contains(second.log.String(), "is served by another fared") || !explains(second.log.String()) {
-		t.Errorf("a second daemon on the same socket: exit %d\n%s", code, second.log.String())
+	if code := second.Ended(t); code != cli.ExitFailed || !strings.Contains(second.Log.String(), "is served by another fared") || !explains(second.Log.String()) {
+		t.Errorf("a second daemon on the same socket: exit %d\n%s", code, second.Log.String())
 	}
-	if err := server.running(); err != nil {
+	if err := server.Running(); err != nil {
 		t.Error(err)
 	}
 
 	// Stop a leaf, then crash one; a watcher reports both, and the return.
 	watch := inBackground(t, "--socket", f.socket("server1"), "watch")
 	events := inBackground(t, "--socket", f.socket("server1"), "watch", "--events", "--recent", "1000", "-o", "json")
-	watch.until(t, "1:1")
-	events.until(t, `"kind":"session-up","subject":"p1/p1.`) // the watch is established
-	if code := f.nodes["leaf1"].end(t, syscall.SIGTERM); code != cli.ExitOK {
+	watch.Until(t, "1:1")
+	events.Until(t, `"kind":"session-up","subject":"p1/p1.`) // the watch is established
+	if code := f.nodes["leaf1"].End(t, syscall.SIGTERM); code != cli.ExitOK {
 		t.Errorf("SIGTERM: exit %d", code)
 	}
-	watch.until(t, "1:0")
-	events.until(t, `"kind":"session-down","subject":"p1/p1.`)
+	watch.Until(t, "1:0")
+	events.Until(t, `"kind":"session-down","subject":"p1/p1.`)
 	f.until("server1", "10.255.0.2/32  1:0")
 	checkContract(t, f.ask("server1", "weights", "-o", "json"), contract{destination: "10.255.0.2/32", source: "10.255.0.1/32", planes: []uint64{1, 0}, subPorts: 2})
 	f.start("leaf1")
-	watch.until(t, "1:1")
-	if code := f.nodes["leaf0"].end(t, syscall.SIGKILL); code != -1 {
+	watch.Until(t, "1:1")
+	if code := f.nodes["leaf0"].End(t, syscall.SIGKILL); code != -1 {
 		t.Errorf("SIGKILL: exit %d", code)
 	}
-	watch.until(t, "0:1")
+	watch.Until(t, "0:1")
 	f.start("leaf0")
-	watch.until(t, "1:1")
+	watch.Until(t, "1:1")
 
 	// Maintenance.
 	if out := f.ask("server1", "drain", "plane", "p0"); !strings.HasPrefix(out, "drain plane p0: 2 sessions (p0/p0.0, p0/p0.1)\n") { // then the stage, if it is reached by now
@@ -269,8 +172,8 @@ func TestProcesses(t *testing.T) {
 	f.ask("server1", "undrain", "sub-port", "p1.1")
 	f.until("server1", "10.255.0.2/32  1:1")
 	o := fared(t, "--socket", f.socket("server1"), "drain", "plane", "p9")
-	if o.code != cli.ExitNotFound || !explains(o.err) {
-		t.Errorf("drain of what there is not: exit %d, %s", o.code, o.err)
+	if o.Code != cli.ExitNotFound || !explains(o.Err) {
+		t.Errorf("drain of what there is not: exit %d, %s", o.Code, o.Err)
 	}
 
 	// Reload a changed speed, by signal; then a change that must be refused, by signal and by call.
@@ -279,7 +182,7 @@ func TestProcesses(t *testing.T) {
 	if out := f.ask("server1", "reload", "--dry-run"); !strings.Contains(out, "speed") {
 		t.Errorf("reload --dry-run prints %q", out)
 	}
-	server.cmd.Process.Signal(syscall.SIGHUP)
+	server.Cmd.Process.Signal(syscall.SIGHUP)
 	f.until("server1", "10.255.0.2/32  2:1")
 	if out := f.ask("server1", "reload"); out != "no differences\n" {
 		t.Errorf("reload of the same file prints %q", out)
@@ -289,12 +192,12 @@ func TestProcesses(t *testing.T) {
 		t.Errorf("reload that needs a restart: %s", text)
 	}
 	f.edit("server1", "role: server", "roll: server")
-	server.cmd.Process.Signal(syscall.SIGHUP)
+	server.Cmd.Process.Signal(syscall.SIGHUP)
 	within(t, generous, func() error {
-		if !strings.Contains(server.log.String(), "reload rejected") || !strings.Contains(server.log.String(), "roll") {
+		if !strings.Contains(server.Log.String(), "reload rejected") || !strings.Contains(server.Log.String(), "roll") {
 			return errors.New("no word of a refused reload in the log")
 		}
-		return server.running()
+		return server.Running()
 	})
 	f.until("server1", "10.255.0.2/32  2:1")
 
@@ -304,7 +207,7 @@ func TestProcesses(t *testing.T) {
 	if _, err := fmt.Sscanf(before, "{\n  \"revision\": %d,", &last); err != nil {
 		t.Fatal(err)
 	}
-	if code := server.end(t, syscall.SIGTERM); code != cli.ExitOK {
+	if code := server.End(t, syscall.SIGTERM); code != cli.ExitOK {
 		t.Errorf("SIGTERM: exit %d", code)
 	}
 	refused(t, cli.ExitUnreachable, "--socket", f.socket("server1"), "weights")
@@ -313,18 +216,18 @@ func TestProcesses(t *testing.T) {
 	f.edit("server1", "as: 4200009999", "as: 4200001000")
 	f.start("server1")
 	f.until("server1", "10.255.0.2/32  2:1")
-	watch.match(t, "weights of the new run", func(line string) bool {
+	watch.Match(t, "weights of the new run", func(line string) bool {
 		var revision uint64
 		_, err := fmt.Sscan(line, &revision)
 		return err == nil && revision < last && strings.Contains(line, "2:1")
 	})
-	if watch.end(t) != cli.ExitOK || !strings.Contains(watch.err.String(), "resuming after revision") {
-		t.Errorf("watch: %s", watch.err)
+	if watch.End(t) != cli.ExitOK || !strings.Contains(watch.Err.String(), "resuming after revision") {
+		t.Errorf("watch: %s", watch.Err)
 	}
-	if events.end(t) != cli.ExitOK {
-		t.Errorf("watch --events: %s", events.err)
+	if events.End(t) != cli.ExitOK {
+		t.Errorf("watch --events: %s", events.Err)
 	}
-	if f.nodes["server1"].end(t, syscall.SIGINT) != cli.ExitOK {
+	if f.nodes["server1"].End(t, syscall.SIGINT) != cli.ExitOK {
 		t.Error("SIGINT does not end the daemon with 0")
 	}
 }

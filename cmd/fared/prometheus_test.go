@@ -193,8 +193,8 @@ func TestPrometheusFaults(t *testing.T) {
 	b.firing()
 
 	remove := inTheWay("server0.drains")
-	if o := fared(t, "--socket", filepath.Join(b.dir, "server0"), "drain", "sub-port", "p1b"); o.code != cli.ExitFailed || !strings.Contains(o.err, "a restart would forget changes of drains") {
-		t.Fatalf("exit code %d: %s%s", o.code, o.out, o.err)
+	if o := fared(t, "--socket", filepath.Join(b.dir, "server0"), "drain", "sub-port", "p1b"); o.Code != cli.ExitFailed || !strings.Contains(o.Err, "a restart would forget changes of drains") {
+		t.Fatalf("exit code %d: %s%s", o.Code, o.Out, o.Err)
 	}
 	b.firing("FaredDrainsUnsaved")
 	remove()

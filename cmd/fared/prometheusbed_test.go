@@ -19,6 +19,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/fared/fared/cmd/internal/clitest"
 	"github.com/fared/fared/internal/netnstest"
 	"github.com/fared/fared/internal/testkit/testbed"
 )
@@ -115,7 +116,7 @@ func newPrometheusBed(t *testing.T, keys string, agentFlags ...string) *promethe
 func (b *prometheusBed) command(args ...string) []string {
 	b.t.Helper()
 	self := executable(b.t)
-	return append([]string{asFared + "=1", self}, args...)
+	return append([]string{clitest.AsFared + "=1", self}, args...)
 }
 
 func (b *prometheusBed) write(name, text string) {
@@ -404,11 +405,11 @@ func (b *prometheusBed) weights(want string) {
 	b.t.Helper()
 	within(b.t, scenarioLimit, func() error {
 		o := fared(b.t, "--socket", filepath.Join(b.dir, "server0"), "weights")
-		for line := range strings.Lines(o.out) {
+		for line := range strings.Lines(o.Out) {
 			if strings.HasPrefix(line, "10.255.0.2/32  "+want) && strings.HasSuffix(line, "in effect\n") {
 				return nil
 			}
 		}
-		return fmt.Errorf("no %q, but:\n%s%s", want, o.out, o.err)
+		return fmt.Errorf("no %q, but:\n%s%s", want, o.Out, o.Err)
 	})
 }

@@ -55,17 +55,17 @@ func TestRDMAInterval(t *testing.T) {
 	root := rdmadevtest.Tree(t, "../../internal/rdmadev/testdata/faults.txt")
 	o := fared(t, "rdma", "--file", w.path, "--sysfs", root, "--interval", "1ms", "-o", "json")
 	var v rdmaView
-	if err := json.Unmarshal([]byte(o.out), &struct {
+	if err := json.Unmarshal([]byte(o.Out), &struct {
 		Traffic **trafficView `json:"traffic"`
 	}{&v.Traffic}); err != nil || v.Traffic == nil {
-		t.Fatalf("exit %d, %v: %s", o.code, err, o.out)
+		t.Fatalf("exit %d, %v: %s", o.Code, err, o.Out)
 	}
 	p := v.Traffic.Planes
-	if o.code != cli.ExitFailed || len(p) != 2 || p[0].Plane != "p0" || p[0].Asked.Mean != 25e7 || p[0].Bytes != 0 || p[0].Counter != "rdma" || p[1].Asked.Most != 75e7 || v.Traffic.WeightsChanged {
-		t.Errorf("exit %d: %+v", o.code, v.Traffic)
+	if o.Code != cli.ExitFailed || len(p) != 2 || p[0].Plane != "p0" || p[0].Asked.Mean != 25e7 || p[0].Bytes != 0 || p[0].Counter != "rdma" || p[1].Asked.Most != 75e7 || v.Traffic.WeightsChanged {
+		t.Errorf("exit %d: %+v", o.Code, v.Traffic)
 	}
-	if !strings.Contains(o.out, "RoCE v1 alone") { // eth1
-		t.Errorf("findings:\n%s", o.out)
+	if !strings.Contains(o.Out, "RoCE v1 alone") { // eth1
+		t.Errorf("findings:\n%s", o.Out)
 	}
 }
 

@@ -18,18 +18,18 @@ func TestRepeat(t *testing.T) {
 	socket, _ := startFake(t)
 	b := inBackground(t, "--socket", socket, "status", "--watch", "--every", "100ms")
 	for range 3 {
-		b.until(t, "router ID")
-		b.until(t, "sessions ")
+		b.Until(t, "router ID")
+		b.Until(t, "sessions ")
 	}
-	b.stop()
-	if code := <-b.code; code != cli.ExitOK || b.err.Len() > 0 {
-		t.Errorf("exit code %d: %s", code, b.err)
+	b.Stop()
+	if code := <-b.Code; code != cli.ExitOK || b.Err.Len() > 0 {
+		t.Errorf("exit code %d: %s", code, b.Err)
 	} else {
-		b.code <- code
+		b.Code <- code
 	}
 	none := inBackground(t, "--socket", socket+"x", "planes", "-w", "--every", "100ms")
 	for range 2 {
-		none.until(t, "fared: no daemon answers")
+		none.Until(t, "fared: no daemon answers")
 	}
 	for _, args := range [][]string{{"status", "--watch", "--every", "1ms"}, {"sessions", "--watch", "-o", "xml"}} {
 		if text := refused(t, cli.ExitUsage, append([]string{"--socket", socket}, args...)...); text == "" {

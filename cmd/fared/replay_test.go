@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"github.com/fared/fared/cmd/internal/cli"
+	"github.com/fared/fared/cmd/internal/clitest"
 	"github.com/fared/fared/daemon"
 )
 
@@ -42,8 +43,8 @@ func testReplay(t *testing.T, file, before string) {
 		}
 	}
 	o := fared(t, "replay", file, "--timeline", "-o", "json")
-	if o.code != cli.ExitOK || !json.Valid([]byte(o.out)) || !strings.Contains(o.err, "drain of plane p0") {
-		t.Errorf("replay --timeline -o json: exit %d, standard output\n%s\nstandard error\n%s", o.code, o.out, o.err)
+	if o.Code != cli.ExitOK || !json.Valid([]byte(o.Out)) || !strings.Contains(o.Err, "drain of plane p0") {
+		t.Errorf("replay --timeline -o json: exit %d, standard output\n%s\nstandard error\n%s", o.Code, o.Out, o.Err)
 	}
 
 	// A replay up to the last query has the same shares and ports for the same pairs.
@@ -62,7 +63,7 @@ func testReplay(t *testing.T, file, before string) {
 	}
 
 	// A killed process leaves half a line, which is no error; a changed line is an error that names the line.
-	play := func(lines ...[]byte) outcome {
+	play := func(lines ...[]byte) clitest.Outcome {
 		path := filepath.Join(t.TempDir(), "changed.jsonl")
 		if err := os.WriteFile(path, bytes.Join(lines, nil), 0o600); err != nil {
 			t.Fatal(err)
@@ -70,8 +71,8 @@ func testReplay(t *testing.T, file, before string) {
 		return fared(t, "replay", path)
 	}
 	half := append(append([][]byte{}, lines...), []byte(`{"time_ns":1,"ev`))
-	if o := play(half...); o.code != cli.ExitOK || o.out != table {
-		t.Errorf("a recording that ends in half a line: exit %d\n%s%s", o.code, o.out, o.err)
+	if o := play(half...); o.Code != cli.ExitOK || o.Out != table {
+		t.Errorf("a recording that ends in half a line: exit %d\n%s%s", o.Code, o.Out, o.Err)
 	}
 	event := slices.IndexFunc(lines[1:], func(line []byte) bool { return bytes.Contains(line, []byte(`"reload"`)) }) + 1
 	if event == 0 {
@@ -92,8 +93,8 @@ func testReplay(t *testing.T, file, before string) {
 	}
 	for _, c := range changes {
 		o := play(c.lines...)
-		if o.code != cli.ExitFailed || o.out != "" || !strings.Contains(o.err, fmt.Sprintf("line %d: ", c.at)) || !explains(o.err) {
-			t.Errorf("%s: exit %d, want an error that names line %d:\n%s%s", c.name, o.code, c.at, o.out, o.err)
+		if o.Code != cli.ExitFailed || o.Out != "" || !strings.Contains(o.Err, fmt.Sprintf("line %d: ", c.at)) || !explains(o.Err) {
+			t.Errorf("%s: exit %d, want an error that names line %d:\n%s%s", c.name, o.Code, c.at, o.Out, o.Err)
 		}
 	}
 }

@@ -108,11 +108,11 @@ func TestSlotsWatch(t *testing.T) {
 	w.set(map[string]uint32{"10.255.0.2": 5e8, "10.255.0.3": 5e8})
 	people := inBackground(t, "slots", "--file", w.path, "--watch")
 	programs := inBackground(t, "slots", "--file", w.path, "10.255.0.1", "--watch", "-o", "json")
-	people.until(t, "10.255.0.2   2      0       50.0 %  50.0 %  in effect")
-	people.until(t, "10.255.0.3   2      0       50.0 %  50.0 %  in effect")
+	people.Until(t, "10.255.0.2   2      0       50.0 %  50.0 %  in effect")
+	people.Until(t, "10.255.0.3   2      0       50.0 %  50.0 %  in effect")
 	next := func(want func(v *slotsView) bool, what string) {
 		t.Helper()
-		programs.match(t, what, func(line string) bool {
+		programs.Match(t, what, func(line string) bool {
 			var v slotsView
 			if err := json.Unmarshal([]byte(line), &v); err != nil {
 				t.Fatalf("%v: %s", err, line)
@@ -123,7 +123,7 @@ func TestSlotsWatch(t *testing.T) {
 	next(func(v *slotsView) bool { return v.Live && len(v.Pairs) == 2 && v.Instance == "run7" }, "both pairs")
 
 	w.set(map[string]uint32{"10.255.0.2": 25e7})
-	line := people.match(t, "a changed pair", func(line string) bool { return strings.HasPrefix(line, "10.255") })
+	line := people.Match(t, "a changed pair", func(line string) bool { return strings.HasPrefix(line, "10.255") })
 	if got := strings.Join(strings.Fields(line), " "); got != "10.255.0.1 10.255.0.2 2 0 25.0 % 75.0 % in effect" {
 		t.Errorf("after the change of one pair: %s", line)
 	}
@@ -132,7 +132,7 @@ func TestSlotsWatch(t *testing.T) {
 	}, "the changed pair alone")
 
 	w.set(nil, "10.255.0.3")
-	people.until(t, "10.255.0.1 to 10.255.0.3: removed")
+	people.Until(t, "10.255.0.1 to 10.255.0.3: removed")
 	next(func(v *slotsView) bool {
 		return len(v.Removed) == 1 && v.Removed[0].Destination.String() == "10.255.0.3"
 	}, "the removed pair")
@@ -140,12 +140,12 @@ func TestSlotsWatch(t *testing.T) {
 	if err := w.Close(); err != nil {
 		t.Fatal(err)
 	}
-	people.until(t, "ended: the daemon has ended")
+	people.Until(t, "ended: the daemon has ended")
 	next(func(v *slotsView) bool { return !v.Live && v.State == "ended" && len(v.Pairs) == 0 }, "the end of the daemon")
-	if code := people.end(t); code != cli.ExitOK {
+	if code := people.End(t); code != cli.ExitOK {
 		t.Errorf("exit %d after Ctrl-C", code)
 	}
-	if code := programs.end(t); code != cli.ExitOK {
+	if code := programs.End(t); code != cli.ExitOK {
 		t.Errorf("exit %d after Ctrl-C", code)
 	}
 }
@@ -158,7 +158,7 @@ func TestSlotsOfAKilledDaemon(t *testing.T) {
 		t.Errorf("a running daemon:\n%s", out)
 	}
 	watch := inBackground(t, "slots", "--file", w.path, "--watch")
-	watch.until(t, "live, heartbeat ")
+	watch.Until(t, "live, heartbeat ")
 	stopped := func(seconds int64) {
 		t.Helper()
 		var now unix.Timespec
@@ -176,7 +176,7 @@ func TestSlotsOfAKilledDaemon(t *testing.T) {
 		}
 	}
 	stopped(30)
-	watch.until(t, "NO DAEMON: the last heartbeat was 3")
+	watch.Until(t, "NO DAEMON: the last heartbeat was 3")
 	if out := must(t, "slots", "--file", w.path); !strings.Contains(out, "NO DAEMON: the last heartbeat was 3") || !strings.Contains(out, "10.255.0.2   2 ") {
 		t.Errorf("a killed daemon:\n%s", out)
 	}

@@ -15,6 +15,7 @@ import (
 	"go.yaml.in/yaml/v3"
 
 	"github.com/fared/fared/cmd/internal/cli"
+	"github.com/fared/fared/cmd/internal/clitest"
 )
 
 // TestPipe checks that a reader that closes the pipe (fared weights | head -1) ends a command quietly, also a watch.
@@ -50,7 +51,7 @@ func TestPipeProcess(t *testing.T) {
 	defer w.Close()
 	cmd := exec.Command(self, "--socket", socket, "weights")
 	var errOut bytes.Buffer
-	cmd.Env, cmd.Stdout, cmd.Stderr = append(os.Environ(), asFared+"=1"), w, &errOut
+	cmd.Env, cmd.Stdout, cmd.Stderr = append(os.Environ(), clitest.AsFared+"=1"), w, &errOut
 	if err := cmd.Run(); err != nil || errOut.Len() > 0 {
 		t.Errorf("%v: %s", err, errOut.String())
 	}
@@ -80,9 +81,9 @@ func TestInterrupted(t *testing.T) {
 	f.watches = hangs
 	f.mu.Unlock()
 	b := inBackground(t, "--socket", socket, "watch")
-	b.until(t, "10.255.0.2/32")
-	if code := b.end(t); code != cli.ExitOK || b.err.Len() > 0 {
-		t.Errorf("exit %d, %s", code, b.err)
+	b.Until(t, "10.255.0.2/32")
+	if code := b.End(t); code != cli.ExitOK || b.Err.Len() > 0 {
+		t.Errorf("exit %d, %s", code, b.Err)
 	}
 }
 

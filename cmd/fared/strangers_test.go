@@ -19,6 +19,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/fared/fared/cmd/internal/cli"
+	"github.com/fared/fared/cmd/internal/clitest"
 	"github.com/fared/fared/internal/netnstest"
 	"github.com/fared/fared/internal/testkit/gate"
 )
@@ -126,7 +127,7 @@ func TestConnectionFlood(t *testing.T) {
 	api, metrics, page := freePort(t), freePort(t), freePort(t)
 	readOnly := filepath.Join(f.dir, "read")
 	f.edit("server1", "planes:\n", fmt.Sprintf("api: {read_only_socket: %s, listen: %q}\nmetrics: {listen: %q}\nui: {listen: %q}\nplanes:\n", readOnly, api, metrics, page))
-	if code := f.nodes["server1"].end(t, syscall.SIGTERM); code != cli.ExitOK {
+	if code := f.nodes["server1"].End(t, syscall.SIGTERM); code != cli.ExitOK {
 		t.Fatalf("exit %d", code)
 	}
 	agentSocket, agentAPI, agentMetrics := filepath.Join(f.dir, "agent"), freePort(t), freePort(t)
@@ -136,13 +137,13 @@ func TestConnectionFlood(t *testing.T) {
 	f.until("server1", "10.255.0.2/32  1:1")
 	type use struct {
 		name                  string
-		process               *process
+		process               *clitest.Process
 		files, memory         int
 		leastFiles, mostFiles int // more open files during the flood
 	}
 	uses := []*use{{name: "daemon", process: daemon, leastFiles: 50, mostFiles: 544}, {name: "agent", process: agent, leastFiles: 50, mostFiles: 192}}
 	for _, u := range uses {
-		u.files, u.memory = openFiles(t, u.process.cmd.Process.Pid), residentKiB(t, u.process.cmd.Process.Pid)
+		u.files, u.memory = openFiles(t, u.process.Cmd.Process.Pid), residentKiB(t, u.process.Cmd.Process.Pid)
 	}
 
 	const get, preface = "GET / HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n", "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\x00\x00\x00\x04\x00\x00\x00\x00\x00"
@@ -187,7 +188,7 @@ func TestConnectionFlood(t *testing.T) {
 		}
 	}
 
-	if code := f.nodes["leaf0"].end(t, syscall.SIGKILL); code != -1 {
+	if code := f.nodes["leaf0"].End(t, syscall.SIGKILL); code != -1 {
 		t.Errorf("SIGKILL: exit %d", code)
 	}
 	f.until("server1", "10.255.0.2/32  0:1")
@@ -207,7 +208,7 @@ func TestConnectionFlood(t *testing.T) {
 	}
 	// docs/security.md: a connection takes some 20 KiB.
 	for _, u := range uses {
-		files, memory := openFiles(t, u.process.cmd.Process.Pid)-u.files, residentKiB(t, u.process.cmd.Process.Pid)-u.memory
+		files, memory := openFiles(t, u.process.Cmd.Process.Pid)-u.files, residentKiB(t, u.process.Cmd.Process.Pid)-u.memory
 		t.Logf("%d connections: the %s has %d more open files, %d KiB more memory than %d KiB", (len(doors)-closed)*strangers*connectionsOfEach, u.name, files, memory, u.memory)
 		if files < u.leastFiles || files > u.mostFiles {
 			t.Errorf("the %s has %d more open files, want %d to %d", u.name, files, u.leastFiles, u.mostFiles)

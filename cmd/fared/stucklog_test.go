@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/fared/fared/cmd/internal/cli"
+	"github.com/fared/fared/cmd/internal/clitest"
 )
 
 // fullPipe returns the writing end of a pipe that has no room, and whose reader reads nothing.
@@ -49,36 +50,36 @@ func TestLogWithoutReader(t *testing.T) {
 	stuck := fullPipe(t)
 	again := func(name, verb string) {
 		t.Helper()
-		if code := f.nodes[name].end(t, syscall.SIGTERM); code != cli.ExitOK {
+		if code := f.nodes[name].End(t, syscall.SIGTERM); code != cli.ExitOK {
 			t.Fatalf("%s: exit %d", name, code)
 		}
 		self := executable(t)
-		p := &process{cmd: exec.Command(self, verb, "--config", f.config(name), "--socket", f.socket(name), "--log-level", "debug"), done: make(chan struct{})}
-		p.cmd.Env, p.cmd.Stderr = append(os.Environ(), asFared+"=1", "GRPC_GO_LOG_SEVERITY_LEVEL=info"), stuck
-		if err := p.cmd.Start(); err != nil {
+		p := &clitest.Process{Cmd: exec.Command(self, verb, "--config", f.config(name), "--socket", f.socket(name), "--log-level", "debug"), Done: make(chan struct{})}
+		p.Cmd.Env, p.Cmd.Stderr = append(os.Environ(), clitest.AsFared+"=1", "GRPC_GO_LOG_SEVERITY_LEVEL=info"), stuck
+		if err := p.Cmd.Start(); err != nil {
 			t.Fatal(err)
 		}
 		go func() {
-			_ = p.cmd.Wait()
-			close(p.done)
+			_ = p.Cmd.Wait()
+			close(p.Done)
 		}()
 		t.Cleanup(func() {
-			_ = p.cmd.Process.Kill()
-			<-p.done
+			_ = p.Cmd.Process.Kill()
+			<-p.Done
 		})
 		f.nodes[name] = p
 	}
 	again("server1", "run")
 	again("leaf0", "leaf")
 	f.until("server1", "10.255.0.2/32  1:1")
-	if code := f.nodes["leaf1"].end(t, syscall.SIGKILL); code != -1 {
+	if code := f.nodes["leaf1"].End(t, syscall.SIGKILL); code != -1 {
 		t.Errorf("SIGKILL: exit %d", code)
 	}
 	f.until("server1", "10.255.0.2/32  1:0")
 	// Each refused reload logs every error of the file, until the queue of 1 MiB is full.
 	f.edit("server1", "planes:\n", strings.Repeat("unknown: x\n", 1000)+"planes:\n")
 	within(t, time.Minute, func() error {
-		if err := f.nodes["server1"].cmd.Process.Signal(syscall.SIGHUP); err != nil {
+		if err := f.nodes["server1"].Cmd.Process.Signal(syscall.SIGHUP); err != nil {
 			return err
 		}
 		if st := f.ask("server1", "status"); !strings.Contains(st, `log_lines_dropped{reason="slow-reader"}`) {
@@ -87,7 +88,7 @@ func TestLogWithoutReader(t *testing.T) {
 		return nil
 	})
 	for _, name := range []string{"server1", "leaf0"} {
-		if code := f.nodes[name].end(t, syscall.SIGTERM); code != cli.ExitOK {
+		if code := f.nodes[name].End(t, syscall.SIGTERM); code != cli.ExitOK {
 			t.Errorf("%s: exit %d", name, code)
 		}
 	}
@@ -97,31 +98,31 @@ func TestLogWithoutReader(t *testing.T) {
 func TestLibrariesLog(t *testing.T) {
 	self := executable(t)
 	dir, port := t.TempDir(), freePort(t)
-	p := &process{cmd: exec.Command(self, "dataplane", "--driver", "memory", "--log-format", "json", "--socket", filepath.Join(dir, "s"), "--metrics-listen", port), done: make(chan struct{})}
-	p.cmd.Env = append(os.Environ(), asFared+"=1", "GRPC_GO_LOG_SEVERITY_LEVEL=info")
-	p.cmd.Stdout, p.cmd.Stderr = &p.log, &p.log
-	if err := p.cmd.Start(); err != nil {
+	p := &clitest.Process{Cmd: exec.Command(self, "dataplane", "--driver", "memory", "--log-format", "json", "--socket", filepath.Join(dir, "s"), "--metrics-listen", port), Done: make(chan struct{})}
+	p.Cmd.Env = append(os.Environ(), clitest.AsFared+"=1", "GRPC_GO_LOG_SEVERITY_LEVEL=info")
+	p.Cmd.Stdout, p.Cmd.Stderr = &p.Log, &p.Log
+	if err := p.Cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
 	go func() {
-		_ = p.cmd.Wait()
-		close(p.done)
+		_ = p.Cmd.Wait()
+		close(p.Done)
 	}()
 	t.Cleanup(func() {
-		_ = p.cmd.Process.Kill()
-		<-p.done
+		_ = p.Cmd.Process.Kill()
+		<-p.Done
 	})
 	const want = `"msg":"message of a library","text":"[core] [Server #`
 	within(t, time.Minute, func() error {
-		if log := p.log.String(); !strings.Contains(log, want) {
+		if log := p.Log.String(); !strings.Contains(log, want) {
 			return fmt.Errorf("no message of gRPC in the log:\n%s", log)
 		}
 		return nil
 	})
-	if code := p.end(t, syscall.SIGTERM); code != cli.ExitOK {
+	if code := p.End(t, syscall.SIGTERM); code != cli.ExitOK {
 		t.Errorf("exit %d", code)
 	}
-	for line := range strings.Lines(p.log.String()) {
+	for line := range strings.Lines(p.Log.String()) {
 		if !json.Valid([]byte(line)) {
 			t.Errorf("a line past the log: %s", line)
 		}

@@ -14,22 +14,23 @@ import (
 	"time"
 
 	"github.com/fared/fared/cmd/internal/cli"
+	"github.com/fared/fared/cmd/internal/clitest"
 	"github.com/fared/fared/internal/netnstest"
 	"github.com/fared/fared/internal/testkit/testbed"
 	"github.com/fared/fared/interop/transports/superppeer"
 )
 
 // startSuperpAgent starts 'fared superp-agent' at a loopback in a separate process, and returns the address of its API.
-func startSuperpAgent(t *testing.T, address string, args ...string) (at string, p *process) {
+func startSuperpAgent(t *testing.T, address string, args ...string) (at string, p *clitest.Process) {
 	t.Helper()
 	at = "unix:" + filepath.Join(testbed.ShortDir(t), "agent.sock")
 	p = start(t, append([]string{"superp-agent", "--address", address, "--listen", at, "--parameter", "udp_port=24449"}, args...)...)
 	within(t, generous, func() error {
-		if err := p.running(); err != nil {
+		if err := p.Running(); err != nil {
 			return err
 		}
-		if !strings.Contains(p.log.String(), "listens at") {
-			return fmt.Errorf("the agent does not listen: %s", p.log.String())
+		if !strings.Contains(p.Log.String(), "listens at") {
+			return fmt.Errorf("the agent does not listen: %s", p.Log.String())
 		}
 		return nil
 	})
@@ -132,7 +133,7 @@ func TestSuperpAgents(t *testing.T) {
 	if e := refused(t, cli.ExitNotFound, "superp-agent", "send", "1", "--agent", a); !strings.Contains(e, "no connection has the local cid 1") {
 		t.Errorf("after the shutdown: %s", e)
 	}
-	if code := agent.end(t, syscall.SIGTERM); code != cli.ExitOK {
+	if code := agent.End(t, syscall.SIGTERM); code != cli.ExitOK {
 		t.Errorf("the agent ends with %d", code)
 	}
 	refused(t, cli.ExitUnreachable, "superp-agent", "show", "--agent", a)
@@ -247,7 +248,7 @@ func TestSuperpSupervise(t *testing.T) {
 	manager := start(t, "superp-agent", "connect", "a="+a, "b="+b, "--supervise", "-o", "json")
 	var mesh superpMesh
 	within(t, generous, func() error {
-		out := manager.log.String()
+		out := manager.Log.String()
 		end := strings.LastIndex(out, "\n}")
 		if begin := strings.Index(out, "{"); begin < 0 || end < begin {
 			return fmt.Errorf("no output: %s", out)
@@ -259,11 +260,11 @@ func TestSuperpSupervise(t *testing.T) {
 	cid, memory := fmt.Sprint(mesh.end(t, "a", false).LocalCID), mesh.Nodes[1].Memory[0].Address
 	command(t, "before", "superp-agent", "write", cid, memory, "--agent", a)
 	command(t, "kept", "superp-agent", "send", cid, "--agent", a)
-	if err := agent.cmd.Process.Signal(syscall.SIGSTOP); err != nil {
+	if err := agent.Cmd.Process.Signal(syscall.SIGSTOP); err != nil {
 		t.Fatal(err)
 	}
 	within(t, generous, func() error { // its threads stop one after the other
-		tasks, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/stat", agent.cmd.Process.Pid))
+		tasks, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/stat", agent.Cmd.Process.Pid))
 		if err != nil {
 			return err
 		}
@@ -275,14 +276,14 @@ func TestSuperpSupervise(t *testing.T) {
 		return nil
 	})
 	e := refused(t, cli.ExitFailed, "superp-agent", "write", cid, memory, "--agent", a)
-	if err := agent.cmd.Process.Signal(syscall.SIGCONT); err != nil {
+	if err := agent.Cmd.Process.Signal(syscall.SIGCONT); err != nil {
 		t.Fatal(err)
 	}
 	if !strings.Contains(e, "retry exceeded") {
 		t.Errorf("a write to an agent that does not run: %s", e)
 	}
 	within(t, generous, func() error {
-		if log := manager.log.String(); !strings.Contains(log, "a connection has failed") || !strings.Contains(log, "a connection was restarted") {
+		if log := manager.Log.String(); !strings.Contains(log, "a connection has failed") || !strings.Contains(log, "a connection was restarted") {
 			return fmt.Errorf("the manager has not restarted the connection: %s", log)
 		}
 		return nil
@@ -295,7 +296,7 @@ func TestSuperpSupervise(t *testing.T) {
 	if got := command(t, "", "superp-agent", "receive", peer, "--agent", b); got != "kept" {
 		t.Errorf("the message of before is %q", got)
 	}
-	if code := manager.end(t, syscall.SIGTERM); code != cli.ExitOK {
+	if code := manager.End(t, syscall.SIGTERM); code != cli.ExitOK {
 		t.Errorf("the manager ends with %d", code)
 	}
 	command(t, "x", "superp-agent", "write", cid, memory, "--agent", a)

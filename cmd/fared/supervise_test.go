@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/fared/fared/cmd/internal/cli"
+	"github.com/fared/fared/cmd/internal/clitest"
 	"github.com/fared/fared/internal/netnstest"
 	"github.com/fared/fared/internal/testkit/testbed"
 )
@@ -45,17 +46,17 @@ func TestSupervise(t *testing.T) {
 	socket := filepath.Join(dir, "dp.sock")
 	p := start(t, "supervise", "--", "dataplane", "--driver", "memory", "--socket", socket, "--journal", "none", "--", "/bin/sh", "-c", "trap '' HUP; exec sleep 1000")
 	answers := func() error {
-		if err := p.running(); err != nil {
+		if err := p.Running(); err != nil {
 			return err
 		}
-		if o := fared(t, "dataplane", "--socket", socket, "show"); o.code != cli.ExitOK {
-			return fmt.Errorf("exit %d: %s", o.code, o.err)
+		if o := fared(t, "dataplane", "--socket", socket, "show"); o.Code != cli.ExitOK {
+			return fmt.Errorf("exit %d: %s", o.Code, o.Err)
 		}
 		return nil
 	}
 	started := regexp.MustCompile(`msg=started command=dataplane pid=(\d+)`)
 	pids := func() (pids []int) {
-		for _, m := range started.FindAllStringSubmatch(p.log.String(), -1) {
+		for _, m := range started.FindAllStringSubmatch(p.Log.String(), -1) {
 			pid, err := strconv.Atoi(m[1])
 			if err != nil || pid <= 1 {
 				t.Fatalf("process ID %q: %v", m[1], err)
@@ -70,11 +71,11 @@ func TestSupervise(t *testing.T) {
 		}
 		return answers()
 	})
-	if err := p.cmd.Process.Signal(syscall.SIGHUP); err != nil {
+	if err := p.Cmd.Process.Signal(syscall.SIGHUP); err != nil {
 		t.Fatal(err)
 	}
 	within(t, 20*time.Second, func() error { // a command that is killed and restarted before would receive it while it starts
-		if !strings.Contains(p.log.String(), `msg="passed on" signal=SIGHUP`) {
+		if !strings.Contains(p.Log.String(), `msg="passed on" signal=SIGHUP`) {
 			return fmt.Errorf("SIGHUP is not passed on")
 		}
 		return nil
@@ -91,10 +92,10 @@ func TestSupervise(t *testing.T) {
 			return answers()
 		})
 	}
-	if code := p.end(t, syscall.SIGTERM); code != cli.ExitOK {
+	if code := p.End(t, syscall.SIGTERM); code != cli.ExitOK {
 		t.Errorf("SIGTERM: exit %d", code)
 	}
-	log := p.log.String()
+	log := p.Log.String()
 	for text, want := range map[string]int{
 		"msg=started command=dataplane": 3, "msg=ended command=dataplane": 3, "how=SIGKILL": 2,
 		"msg=started command=sh": 1, "msg=ended command=sh": 1,
@@ -111,7 +112,7 @@ func TestSupervise(t *testing.T) {
 // TestNetsetup runs the command in a separate namespace, and checks its error for a missing device.
 func TestNetsetup(t *testing.T) {
 	netnstest.Require(t)
-	t.Setenv(asFared, "1")
+	t.Setenv(clitest.AsFared, "1")
 	a, b := netnstest.New(t), netnstest.New(t)
 	netnstest.Veth(t, a, "p0.0", b, "s1.0")
 	b.IP("link", "set", "s1.0", "up")

@@ -14,6 +14,7 @@ import (
 	"testing"
 
 	"github.com/fared/fared/cmd/internal/cli"
+	"github.com/fared/fared/cmd/internal/clitest"
 	"github.com/fared/fared/internal/testkit/gate"
 )
 
@@ -52,7 +53,7 @@ func unpack(t *testing.T, file string) map[string][]byte {
 func TestSupport(t *testing.T) {
 	gate.Slow(t, gate.Labs, "starts a fabric of processes")
 	f := startProcesses(t)
-	t.Setenv(asFared, "1") // the test binary is the program that the command calls
+	t.Setenv(clitest.AsFared, "1") // the test binary is the program that the command calls
 	password := filepath.Join(f.dir, "leaf.md5")
 	if err := os.WriteFile(password, []byte("correct horse"), 0o600); err != nil {
 		t.Fatal(err)
@@ -67,8 +68,8 @@ func TestSupport(t *testing.T) {
 	})
 	bundle := filepath.Join(f.dir, "bundle.tar.gz")
 	o := fared(t, "--socket", f.socket("server1"), "support", "--config", f.config("server1"), "--dataplane", f.dir+"/none", "--to", bundle)
-	if o.code != cli.ExitOK || o.out != bundle+"\n" {
-		t.Fatalf("exit code %d: %s%s", o.code, o.out, o.err)
+	if o.Code != cli.ExitOK || o.Out != bundle+"\n" {
+		t.Fatalf("exit code %d: %s%s", o.Code, o.Out, o.Err)
 	}
 	if info, err := os.Stat(bundle); err != nil || info.Mode().Perm() != 0o600 {
 		t.Errorf("%v, %v", info.Mode(), err)
@@ -93,17 +94,17 @@ func TestSupport(t *testing.T) {
 		}
 	}
 	problems := string(files["problems.txt"])
-	if !strings.Contains(problems, "dataplane.txt: ") || problems != strings.ReplaceAll(o.err, "fared: ", "") {
-		t.Errorf("problems:\n%s\nstandard error:\n%s", problems, o.err)
+	if !strings.Contains(problems, "dataplane.txt: ") || problems != strings.ReplaceAll(o.Err, "fared: ", "") {
+		t.Errorf("problems:\n%s\nstandard error:\n%s", problems, o.Err)
 	}
 
 	// An existing file is never replaced, and without a daemon there is a bundle all the same.
-	if o := fared(t, "support", "--to", bundle); o.code != cli.ExitFailed || !strings.Contains(o.err, "file exists") {
-		t.Errorf("over an existing file: exit code %d: %s", o.code, o.err)
+	if o := fared(t, "support", "--to", bundle); o.Code != cli.ExitFailed || !strings.Contains(o.Err, "file exists") {
+		t.Errorf("over an existing file: exit code %d: %s", o.Code, o.Err)
 	}
 	second := filepath.Join(f.dir, "second.tar.gz")
-	if o := fared(t, "--socket", f.dir+"/none", "support", "--config", f.dir+"/none.yaml", "--to", second); o.code != cli.ExitOK || !strings.Contains(o.err, "status.json: ") {
-		t.Errorf("without a daemon: exit code %d: %s%s", o.code, o.out, o.err)
+	if o := fared(t, "--socket", f.dir+"/none", "support", "--config", f.dir+"/none.yaml", "--to", second); o.Code != cli.ExitOK || !strings.Contains(o.Err, "status.json: ") {
+		t.Errorf("without a daemon: exit code %d: %s%s", o.Code, o.Out, o.Err)
 	}
 	if files := unpack(t, second); !bytes.Contains(files["status.json"], []byte("no daemon answers")) || len(files["system/kernel.txt"]) == 0 {
 		t.Errorf("without a daemon the bundle has %q", files["status.json"])

@@ -139,8 +139,8 @@ func slotPlaces(t *testing.T, socket, destination, service string) map[int]place
 			}
 		}
 	}
-	if err := json.Unmarshal([]byte(o.out), &list); err != nil {
-		t.Fatalf("%v\n%s%s", err, o.out, o.err)
+	if err := json.Unmarshal([]byte(o.Out), &list); err != nil {
+		t.Fatalf("%v\n%s%s", err, o.Out, o.Err)
 	}
 	out := map[int]place{}
 	for _, d := range list.Destinations {
@@ -156,7 +156,7 @@ func slotPlaces(t *testing.T, socket, destination, service string) map[int]place
 		}
 	}
 	if len(out) == 0 {
-		t.Fatalf("no slots to %s:\n%s", destination, o.out)
+		t.Fatalf("no slots to %s:\n%s", destination, o.Out)
 	}
 	return out
 }

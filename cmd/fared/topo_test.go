@@ -117,7 +117,7 @@ func TestTopoErrors(t *testing.T) {
 func TestTopoCheck(t *testing.T) {
 	good, bad := fabricFile(t, "name: good\n"), fabricFile(t, "name: BAD\n")
 	o := fared(t, "topo", "check", bad, good)
-	if o.code != cli.ExitUsage || !strings.HasPrefix(o.out, good+": good: 8 servers with 1 GPU each") || !strings.Contains(o.err, bad+":1:7: name:") {
+	if o.Code != cli.ExitUsage || !strings.HasPrefix(o.Out, good+": good: 8 servers with 1 GPU each") || !strings.Contains(o.Err, bad+":1:7: name:") {
 		t.Errorf("%+v", o)
 	}
 	must(t, "topo", "check", good)
@@ -177,8 +177,8 @@ func TestTopoGenerate(t *testing.T) {
 	// A note appears for leaves that cannot share over several spines.
 	for leaf, note := range map[string]string{"fared": "", "frr": "note: leaves that run FRR advertise their full bandwidth", "bird": "note: leaves that run BIRD advertise their full bandwidth"} {
 		o := fared(t, "topo", "generate", "--example", "two-tier", "--leaf", leaf, "--out", filepath.Join(t.TempDir(), leaf))
-		if o.code != cli.ExitOK || !strings.HasPrefix(o.err, note) || (o.err == "") != (note == "") {
-			t.Errorf("%s: exit %d, %q", leaf, o.code, o.err)
+		if o.Code != cli.ExitOK || !strings.HasPrefix(o.Err, note) || (o.Err == "") != (note == "") {
+			t.Errorf("%s: exit %d, %q", leaf, o.Code, o.Err)
 		}
 	}
 	// The generated folder contains its description.

@@ -18,6 +18,7 @@ import (
 
 	farev1 "github.com/fared/fared/api/fare/v1"
 	"github.com/fared/fared/cmd/internal/cli"
+	"github.com/fared/fared/cmd/internal/clitest"
 	"github.com/fared/fared/traffic"
 )
 
@@ -79,11 +80,11 @@ func TestTrafficNodes(t *testing.T) {
 	dir := t.TempDir()
 	pid := os.Getpid() // so that concurrent test processes use different addresses
 	args := []string{"traffic", "run"}
-	var nodes []*background
+	var nodes []*clitest.Background
 	for i, name := range []string{"a", "b"} {
 		control := "unix:" + filepath.Join(dir, name)
 		n := inBackground(t, "traffic", "node", "--source", fmt.Sprintf("127.%d.%d.%d", 128+pid>>8&63, pid&255, 1+i), "--transport", "tcp", "--slot", "p0=49152", "--slot", "p1=49153*3", "--listen", control)
-		n.until(t, "listens at "+control)
+		n.Until(t, "listens at "+control)
 		nodes = append(nodes, n)
 		args = append(args, "--node", name+"="+control)
 	}
@@ -93,15 +94,15 @@ func TestTrafficNodes(t *testing.T) {
 			t.Errorf("%s", out)
 		}
 	}
-	if code := nodes[1].end(t); code != cli.ExitOK {
-		t.Errorf("a node ends with %d: %s", code, nodes[1].err)
+	if code := nodes[1].End(t); code != cli.ExitOK {
+		t.Errorf("a node ends with %d: %s", code, nodes[1].Err)
 	}
 	o := fared(t, append(args, quick...)...)
-	if o.code != cli.ExitFailed || !strings.Contains(o.err, "node b is unreachable") || !explains(o.err) {
-		t.Errorf("with a node that has failed: exit %d, %s", o.code, o.err)
+	if o.Code != cli.ExitFailed || !strings.Contains(o.Err, "node b is unreachable") || !explains(o.Err) {
+		t.Errorf("with a node that has failed: exit %d, %s", o.Code, o.Err)
 	}
-	if code := nodes[0].end(t); code != cli.ExitOK {
-		t.Errorf("a node ends with %d: %s", code, nodes[0].err)
+	if code := nodes[0].End(t); code != cli.ExitOK {
+		t.Errorf("a node ends with %d: %s", code, nodes[0].Err)
 	}
 }
 
@@ -110,7 +111,7 @@ func TestTrafficOneNode(t *testing.T) {
 	control, pid := "unix:"+filepath.Join(t.TempDir(), "a"), os.Getpid()
 	sources := fmt.Sprintf("127.%d.%d.11,127.%[1]d.%[2]d.12", 128+pid>>8&63, pid&255)
 	n := inBackground(t, "traffic", "node", "--source", sources, "--transport", "tcp", "--slot", "p0=49152", "--listen", control)
-	n.until(t, "listens at "+control)
+	n.Until(t, "listens at "+control)
 	text := refused(t, cli.ExitFailed, "traffic", "run", "--node", "a="+control, "--size", "1M")
 	if !strings.Contains(text, "inside one server") || !strings.Contains(text, "second node with --node") {
 		t.Errorf("%s", text)
@@ -120,9 +121,9 @@ func TestTrafficOneNode(t *testing.T) {
 // TestTrafficInterrupted checks that Ctrl-C ends a run with a message.
 func TestTrafficInterrupted(t *testing.T) {
 	b := inBackground(t, "traffic", "local", "--nodes", "2", "--transport", "tcp", "--duration", "1h", "--interval", "10ms")
-	b.match(t, "an interval", func(line string) bool { return strings.Contains(line, "  p0 ") })
-	if code := b.end(t); code != cli.ExitFailed || !strings.Contains(b.err.String(), "interrupted") {
-		t.Errorf("exit %d, %s", code, b.err)
+	b.Match(t, "an interval", func(line string) bool { return strings.Contains(line, "  p0 ") })
+	if code := b.End(t); code != cli.ExitFailed || !strings.Contains(b.Err.String(), "interrupted") {
+		t.Errorf("exit %d, %s", code, b.Err)
 	}
 }
 
@@ -151,7 +152,7 @@ p2p, send by roce in order strong, 3 messages of 100 bytes in 2.0s: NOT every me
   pair 0, 10.0.0.1 to 10.0.0.2: 1 messages lost
 `
 	if out.String() != want {
-		t.Errorf("got\n%s", firstDifference(out.String(), want))
+		t.Errorf("got\n%s", clitest.FirstDifference(out.String(), want))
 	}
 }
 

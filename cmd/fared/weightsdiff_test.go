@@ -59,7 +59,7 @@ func TestCompareWeights(t *testing.T) {
 func TestWeightsDiff(t *testing.T) {
 	socket, _ := startFake(t)
 	file := filepath.Join(t.TempDir(), "before.json")
-	before := fared(t, "--socket", socket, "weights", "-o", "json").out
+	before := fared(t, "--socket", socket, "weights", "-o", "json").Out
 	save := func(text string) {
 		t.Helper()
 		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
@@ -67,8 +67,8 @@ func TestWeightsDiff(t *testing.T) {
 		}
 	}
 	save(before)
-	if o := fared(t, "--socket", socket, "weights", "--diff", file); o.code != cli.ExitOK || o.out != "" {
-		t.Errorf("without a change: exit code %d: %s%s", o.code, o.out, o.err)
+	if o := fared(t, "--socket", socket, "weights", "--diff", file); o.Code != cli.ExitOK || o.Out != "" {
+		t.Errorf("without a change: exit code %d: %s%s", o.Code, o.Out, o.Err)
 	}
 	changed := strings.Replace(before, `"bandwidth_bps": 800000000000`, `"bandwidth_bps": 400000000000`, 1)
 	if changed == before {
@@ -76,19 +76,19 @@ func TestWeightsDiff(t *testing.T) {
 	}
 	save(changed)
 	o := fared(t, "--socket", socket, "weights", "--diff", file)
-	if o.code != cli.ExitFailed || !strings.Contains(o.out, "p0 400G -> 800G") || strings.Count(o.out, "\n") != 2 || !strings.Contains(o.err, "1 destination of 2 changed") {
-		t.Errorf("with a change: exit code %d: %s%s", o.code, o.out, o.err)
+	if o.Code != cli.ExitFailed || !strings.Contains(o.Out, "p0 400G -> 800G") || strings.Count(o.Out, "\n") != 2 || !strings.Contains(o.Err, "1 destination of 2 changed") {
+		t.Errorf("with a change: exit code %d: %s%s", o.Code, o.Out, o.Err)
 	}
-	if o := fared(t, "--socket", socket, "weights", "--diff", file, "-o", "json"); !strings.Contains(o.out, `"before_bandwidth_bps": 400000000000`) {
-		t.Errorf("as JSON: %s%s", o.out, o.err)
+	if o := fared(t, "--socket", socket, "weights", "--diff", file, "-o", "json"); !strings.Contains(o.Out, `"before_bandwidth_bps": 400000000000`) {
+		t.Errorf("as JSON: %s%s", o.Out, o.Err)
 	}
 	for what, text := range map[string]string{"no JSON": "x", "another document": `{"sessions": []}`} {
 		save(text)
-		if o := fared(t, "--socket", socket, "weights", "--diff", file); o.code != cli.ExitUsage || !strings.Contains(o.err, "fared weights -o json > FILE") {
-			t.Errorf("%s: exit code %d: %s", what, o.code, o.err)
+		if o := fared(t, "--socket", socket, "weights", "--diff", file); o.Code != cli.ExitUsage || !strings.Contains(o.Err, "fared weights -o json > FILE") {
+			t.Errorf("%s: exit code %d: %s", what, o.Code, o.Err)
 		}
 	}
-	if o := fared(t, "--socket", socket, "weights", "--diff", file+"x"); o.code != cli.ExitUsage {
-		t.Errorf("without the file: exit code %d: %s", o.code, o.err)
+	if o := fared(t, "--socket", socket, "weights", "--diff", file+"x"); o.Code != cli.ExitUsage {
+		t.Errorf("without the file: exit code %d: %s", o.Code, o.Err)
 	}
 }
