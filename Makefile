@@ -46,7 +46,7 @@ PARTS ?= all
 .PHONY: packages release build demo test test-slow test-all unit mutate chaos soak vm bench bench-peers bench-peers-busy lib install-lib lint generate baseline check-generated fuzz deps images labs containerlab systemd clean
 
 build:
-	$(GO) build -ldflags '$(LDFLAGS)' -o bin/fared ./cmd/fared
+	$(GO) build -ldflags '$(LDFLAGS)' -o bin/ ./cmd/fared ./cmd/fared-lab
 
 # libfared, static and shared, in bin/lib; the C library that reads the slot table (docs/slots.md). libfared-verbs.so too, if libibverbs-dev is installed.
 lib:

@@ -311,7 +311,7 @@ func TestScenarios(t *testing.T) {
 }
 
 // TestTransfer carries verified WRITEs by queue pairs of RoCEv2 between the servers' containers while leaves and halves of Y-cables
-// fail and return; cmd/fared's TestLabTransfer does so while ports fail. Every byte arrives once and unchanged, no queue pair
+// fail and return; cmd/fared-lab's TestLabTransfer does so while ports fail. Every byte arrives once and unchanged, no queue pair
 // has an error, and each plane carries its share by weight. Cables are
 // not shaped here, so the processor limits goodput. The fabric leaves no leftovers. FARED_TRANSFER is the number of bytes, 2 GB by default.
 func TestTransfer(t *testing.T) {

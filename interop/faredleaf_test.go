@@ -59,7 +59,7 @@ func (faredLeaf) daemon(l *leaf) *fared {
 	if len(l.running) == 0 {
 		return nil
 	}
-	program, _ := binary.Path() // start has used it
+	program, _, _ := binary.Paths() // start has used it
 	return &fared{Process: l.running[len(l.running)-1], binary: program, socket: filepath.Join(l.dir, "fared.sock")}
 }
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Builds the labs' images where no registry is needed: fared:local (bin/fared in a FROM-scratch image), fared-frr:local and
+# Builds the labs' images where no registry is needed: fared:local (bin/fared and bin/fared-lab in a FROM-scratch image), fared-frr:local and
 # fared-bird:local (Debian's packages, by debootstrap). One that is up to date is kept: its label has the checksum of its inputs.
 # With the name of another Debian suite, only fared-debian-SUITE:local, a machine with that suite's systemd and routers.
 #
@@ -17,7 +17,7 @@ fail() {
 }
 missing() { fail "$1: scripts/deps.sh installs and starts what is needed"; }
 docker info >/dev/null 2>&1 || missing "no Docker daemon answers"
-[ "$suite" != bookworm ] || [ -x bin/fared ] || fail "bin/fared is missing: run make build first"
+[ "$suite" != bookworm ] || { [ -x bin/fared ] && [ -x bin/fared-lab ]; } || fail "bin/fared or bin/fared-lab is missing: run make build first"
 # Without buildx docker knows the classic builder only, and warns unless this variable chooses it.
 docker buildx version >/dev/null 2>&1 || export DOCKER_BUILDKIT=0
 
@@ -41,7 +41,7 @@ build() {
 base=fared-debian-$suite:local
 if [ "$suite" = bookworm ]; then
   base=fared-debian:local
-  build fared:local "$(inputs '' $images/fared/Dockerfile bin/fared)" bin -f $images/fared/Dockerfile
+  build fared:local "$(inputs '' $images/fared/Dockerfile bin/fared bin/fared-lab)" bin -f $images/fared/Dockerfile
 fi
 made=$(inputs "$suite $packages" scripts/images.sh)
 if ! current "$base" "$made"; then

@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
-# Builds what a release consists of: for each architecture deb and rpm, a static binary's SBOM, and for all one image in OCI layout and one OpenVEX document; libfared's packages for the
-# architecture of this machine; SHA256SUMS. Two runs on the same commit make equal bytes. No Docker, no root, no registry.
+# Builds what a release consists of: for each architecture deb and rpm of fared and fared-lab, the SBOMs of these static binaries, and for all one image in OCI layout and one OpenVEX document;
+# libfared's packages for the architecture of this machine; SHA256SUMS. Two runs on the same commit make equal bytes. No Docker, no root, no registry.
 #
 #   packages.sh [DIR]    DIR: out/packages by default
 #
 # VERSION   of the packages: by default that of the file VERSION
 # ARCHS     "amd64 arm64" by default
 # FORMATS   "deb rpm" by default
-# PACKAGES  "fared sbom image libfared" by default; image includes the OpenVEX document
+# PACKAGES  "fared fared-lab sbom image libfared" by default; image includes the OpenVEX document
 set -euo pipefail
 cd "$(dirname "$0")/.."
 export LC_ALL=C TZ=UTC
@@ -18,7 +18,7 @@ sbom=github.com/CycloneDX/cyclonedx-gomod/cmd/cyclonedx-gomod@v1.10.0
 go=${GO:-go}
 read -ra archs <<<"${ARCHS:-amd64 arm64}"
 read -ra formats <<<"${FORMATS:-deb rpm}"
-parts=" ${PACKAGES:-fared sbom image libfared} "
+parts=" ${PACKAGES:-fared fared-lab sbom image libfared} "
 host=$($go env GOHOSTARCH)
 
 SOURCE_DATE_EPOCH=$(git log -1 --format=%ct)
@@ -34,10 +34,11 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 rm -rf "$out" && mkdir -p "$out"
 
-# build ARCH FILE: the binary, which does not depend on the folder or the state of the checkout.
+# build ARCH FOLDER: the binaries, which do not depend on the folder or the state of the checkout.
 build() {
+  mkdir -p "$2"
   CGO_ENABLED=0 GOARCH=$1 $go build -trimpath -buildvcs=false -tags grpcnotrace \
-    -ldflags "-s -w -buildid= -X github.com/fared/fared/internal/version.version=$VERSION" -o "$2" ./cmd/fared
+    -ldflags "-s -w -buildid= -X github.com/fared/fared/internal/version.version=$VERSION" -o "$2/" ./cmd/fared ./cmd/fared-lab
 }
 
 # package CONFIG FORMAT...: packages of one configuration of nfpm.
@@ -49,25 +50,28 @@ package() {
 }
 
 [ "$host" = "${archs[0]}" ] || echo "packages: pages and completions come from a binary of $host" >&2
-build "$host" "$work/fared-host"
-mkdir -p "$work"/man/man{5,7}
-"$work/fared-host" man "$work/man/man1" >/dev/null
+build "$host" "$work/host"
+mkdir -p "$work"/man/man{5,7} "$work/man-lab"
+"$work/host/fared" man "$work/man/man1" >/dev/null
+"$work/host/fared-lab" man "$work/man-lab/man1" >/dev/null
 cp packaging/*.5 "$work/man/man5"
 cp packaging/*.7 "$work/man/man7"
-gzip -9n "$work"/man/*/*
+gzip -9n "$work"/man/*/* "$work"/man-lab/*/*
 binaries=()
 for ARCH in "${archs[@]}"; do
   STAGE=$work/$ARCH
   mkdir "$STAGE"
-  cp -r "$work/man" "$STAGE/man"
-  if [ "$ARCH" = "$host" ]; then cp "$work/fared-host" "$STAGE/fared"; else build "$ARCH" "$STAGE/fared"; fi
-  "$work/fared-host" completion bash >"$STAGE/fared.bash"
-  "$work/fared-host" completion zsh >"$STAGE/_fared"
-  "$work/fared-host" completion fish >"$STAGE/fared.fish"
-  package packaging/fared.yaml "${formats[@]}"
-  [[ $parts != *" sbom "* ]] || $go run "$sbom" bin -json -std -noserial -notimestamp -version "v$VERSION" -output "$out/fared-$VERSION-linux-$ARCH.cdx.json" "$STAGE/fared" 2>"$work/sbom.log" ||
-    { cat "$work/sbom.log" >&2; exit 1; }
-  binaries+=("$ARCH=$STAGE/fared")
+  cp -r "$work/man" "$work/man-lab" "$STAGE"
+  if [ "$ARCH" = "$host" ]; then cp -r "$work/host" "$STAGE/bin"; else build "$ARCH" "$STAGE/bin"; fi
+  "$work/host/fared" completion bash >"$STAGE/fared.bash"
+  "$work/host/fared" completion zsh >"$STAGE/_fared"
+  "$work/host/fared" completion fish >"$STAGE/fared.fish"
+  for program in fared fared-lab; do
+    [[ $parts != *" $program "* ]] || package packaging/$program.yaml "${formats[@]}"
+    [[ $parts != *" sbom "* ]] || $go run "$sbom" bin -json -std -noserial -notimestamp -version "v$VERSION" -output "$out/$program-$VERSION-linux-$ARCH.cdx.json" "$STAGE/bin/$program" \
+      2>"$work/sbom.log" || { cat "$work/sbom.log" >&2; exit 1; }
+  done
+  binaries+=("$ARCH=$STAGE/bin")
   echo "packages: fared $VERSION for $ARCH"
 done
 if [[ $parts == *" image "* ]]; then

@@ -266,7 +266,8 @@ func TestMonday(t *testing.T) {
 	m.run("systemctl stop frr && ip link delete p0.0") // Debian's unit is for one instance, in the server's namespace
 	m.leaves()
 	m.write("/etc/fared/fared.yaml", string(example))
-	m.run("fared check && fared netsetup && systemctl enable --now fared-dataplane fared")
+	m.netsetup("/etc/fared/fared.yaml")
+	m.run("fared check && systemctl enable --now fared-dataplane fared")
 	m.forwards("start", time.Minute, all...)
 
 	cut := func(port int, state string) {

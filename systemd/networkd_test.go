@@ -27,7 +27,7 @@ func TestNetworkd(t *testing.T) {
 		t.Error("the installation did not restart systemd-networkd, which reads the drop-in at its start")
 	}
 	m.leaves()
-	m.run("fared netsetup --config /usr/share/doc/fared/examples/server-8gpu.yaml")
+	m.netsetup("/usr/share/doc/fared/examples/server-8gpu.yaml")
 	// A table of its own, for which driver linux has rules, as driver bpf has on kernels that support it.
 	m.write("/etc/default/fared-dataplane", "FARED_DATAPLANE_FLAGS=\"--driver linux --table 179\"\n")
 	m.run("fared init --as 4200000001 && systemctl enable --now fared-dataplane fared")

@@ -103,7 +103,7 @@ func (m *machine) begin(t *testing.T, version string) {
 	m.run("systemctl stop frr")
 	m.leaves()
 	// The site gives the devices their addresses, here those of the example; fared init finds the rest.
-	m.run("fared netsetup --config /usr/share/doc/fared/examples/server-8gpu.yaml")
+	m.netsetup("/usr/share/doc/fared/examples/server-8gpu.yaml")
 	m.t.Logf("fared init:\n%s", m.run("fared init --as 4200000001 2>&1 && fared check && systemctl enable --now fared-dataplane fared"))
 	m.forwards("start", patience(lossLimit*4), every...)
 }
@@ -229,6 +229,25 @@ func contents(t *testing.T, version string, files map[string]string) {
 			t.Errorf("the deb lacks %s", name)
 		}
 	}
+	// The package of laboratories goes with the same version of fared, and has no file of the package fared.
+	labRPM, labDeb := files["fared-lab-"+version+"-1."+arch+".rpm"], files["fared-lab_"+version+"-1_"+runtime.GOARCH+".deb"]
+	inLab := strings.Fields(output(t, "rpm", "--query", "--list", "--package", labRPM))
+	for _, name := range []string{"/usr/bin/fared-lab", "/usr/share/man/man1/fared-lab.1.gz", "/usr/share/man/man1/fared-topo-generate.1.gz"} {
+		if !slices.Contains(inLab, name) || !strings.Contains(output(t, "dpkg-deb", "--contents", labDeb), " ."+name) {
+			t.Errorf("a package fared-lab lacks %s", name)
+		}
+	}
+	for _, name := range inLab {
+		if slices.Contains(inRPM, name) {
+			t.Errorf("%s is in both packages", name)
+		}
+	}
+	if out := output(t, "dpkg-deb", "--field", labDeb, "Depends"); strings.TrimSpace(out) != "fared (= "+version+"-1)" {
+		t.Errorf("the deb fared-lab depends on %q", out)
+	}
+	if out := output(t, "rpm", "--query", "--requires", "--package", labRPM); !strings.Contains(out, "fared = "+version+"-1\n") {
+		t.Errorf("the rpm fared-lab requires %q", out)
+	}
 	if out := output(t, "rpm", "--checksig", "--nosignature", files["fared-"+version+"-1."+arch+".rpm"]); !strings.Contains(out, "digests OK") {
 		t.Errorf("rpm --checksig: %s", out)
 	}
@@ -237,17 +256,19 @@ func contents(t *testing.T, version string, files map[string]string) {
 		BOMFormat  string
 		Components []struct{ Name string }
 	}
-	data, err := os.ReadFile(files["fared-"+version+"-linux-"+runtime.GOARCH+".cdx.json"])
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := json.Unmarshal(data, &bom); err != nil || bom.BOMFormat != "CycloneDX" {
-		t.Fatalf("the SBOM: %v, format %q", err, bom.BOMFormat)
-	}
-	// The program's modules as the Go toolchain lists them for this package.
-	for module := range strings.Lines(output(t, "go", "list", "-deps", "-f", "{{with .Module}}{{if not .Main}}{{.Path}}{{end}}{{end}}", "../cmd/fared")) {
-		if module = strings.TrimSpace(module); module != "" && !slices.ContainsFunc(bom.Components, func(c struct{ Name string }) bool { return c.Name == module }) {
-			t.Errorf("the SBOM lacks %s", module)
+	for _, program := range []string{"fared", "fared-lab"} {
+		data, err := os.ReadFile(files[program+"-"+version+"-linux-"+runtime.GOARCH+".cdx.json"])
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := json.Unmarshal(data, &bom); err != nil || bom.BOMFormat != "CycloneDX" {
+			t.Fatalf("the SBOM: %v, format %q", err, bom.BOMFormat)
+		}
+		// The program's modules as the Go toolchain lists them for this package.
+		for module := range strings.Lines(output(t, "go", "list", "-deps", "-f", "{{with .Module}}{{if not .Main}}{{.Path}}{{end}}{{end}}", "../cmd/"+program)) {
+			if module = strings.TrimSpace(module); module != "" && !slices.ContainsFunc(bom.Components, func(c struct{ Name string }) bool { return c.Name == module }) {
+				t.Errorf("the SBOM of %s lacks %s", program, module)
+			}
 		}
 	}
 
@@ -260,7 +281,8 @@ func contents(t *testing.T, version string, files map[string]string) {
 			}
 		}
 	}
-	if data, err = os.ReadFile(files["fared-"+version+".openvex.json"]); err == nil {
+	data, err := os.ReadFile(files["fared-"+version+".openvex.json"])
+	if err == nil {
 		err = json.Unmarshal(data, &vex)
 	}
 	gobgp := output(t, "go", "list", "-m", "-f", "pkg:golang/{{.Path}}@{{.Version}}", "github.com/osrg/gobgp/v3")
@@ -285,8 +307,13 @@ func contents(t *testing.T, version string, files map[string]string) {
 	}
 	root := t.TempDir()
 	output(t, "tar", "-x", "-z", "-f", filepath.Join(dir, "blobs", strings.Replace(manifest.Layers[0].Digest, ":", "/", 1)), "-C", root)
-	if out := output(t, filepath.Join(root, "usr/bin/fared"), "version"); !strings.Contains(out, "fared "+version+" ") {
-		t.Errorf("the image's program prints version %q", out)
+	for _, program := range []string{"fared", "fared-lab"} {
+		if out := output(t, filepath.Join(root, "usr/bin", program), "version"); !strings.Contains(out, "fared "+version+" ") {
+			t.Errorf("the image's program %s prints version %q", program, out)
+		}
+	}
+	if out := output(t, filepath.Join(root, "usr/bin/fared"), "topo", "show", "--example", "figure1"); out == "" {
+		t.Error("the image's fared does not execute its fared-lab")
 	}
 }
 

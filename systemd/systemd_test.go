@@ -82,6 +82,18 @@ func boot(t *testing.T) *machine {
 	return m
 }
 
+// netsetup gives the machine's devices and lo the addresses of a configuration, as a site does, by a program that is
+// not installed.
+func (m *machine) netsetup(config string) {
+	m.t.Helper()
+	program := vmLab
+	if inVM == "" {
+		program = binary.Lab(m.t)
+	}
+	m.copy(program, "/tmp/fared-lab")
+	m.run("/tmp/fared-lab netsetup --config " + config + " && rm /tmp/fared-lab")
+}
+
 // requireImage skips the test where Docker or the image is missing.
 func requireImage(t testing.TB) {
 	t.Helper()

@@ -25,6 +25,7 @@ const (
 	// vmFolder has the package, the examples and the binary in the virtual machine.
 	vmFolder = "/opt/fared"
 	vmBinary = vmFolder + "/fared"
+	vmLab    = vmFolder + "/fared-lab"
 
 	// emulation is how much longer everything may take on an emulated processor.
 	emulation = 5
@@ -106,12 +107,12 @@ func runInVM(kernel, pattern string) ([]byte, error) {
 			return nil, err
 		}
 	}
-	program, err := binary.Path()
+	program, lab, err := binary.Paths()
 	if err != nil {
 		return nil, err
 	}
 	// The flags of the binary under test, so that a package that was compiled for it is not compiled again.
-	build := exec.Command("sh", "-c", `cp "$1" "$2" && CGO_ENABLED=0 go test -c -trimpath -tags grpcnotrace -o "$3" .`, "sh", program, filepath.Join(root, vmBinary), filepath.Join(here, "tests"))
+	build := exec.Command("sh", "-c", `cp "$1" "$2" "$3" && CGO_ENABLED=0 go test -c -trimpath -tags grpcnotrace -o "$4" .`, "sh", program, lab, filepath.Join(root, vmFolder), filepath.Join(here, "tests"))
 	if out, err := build.CombinedOutput(); err != nil {
 		return nil, fmt.Errorf("%v: %w\n%s", build, err, out)
 	}

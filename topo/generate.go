@@ -8,11 +8,11 @@ import (
 
 // The fabrics in containerlab/ are committed as they are generated.
 //
-//go:generate go run ../cmd/fared topo generate ../containerlab/frr/fabric.yaml --out ../containerlab/frr --for containerlab --force
-//go:generate go run ../cmd/fared topo generate ../containerlab/fared/fabric.yaml --out ../containerlab/fared --for containerlab --force
-//go:generate go run ../cmd/fared topo generate ../containerlab/bird/fabric.yaml --out ../containerlab/bird --for containerlab --force
-//go:generate go run ../cmd/fared topo generate ../containerlab/two-tier/fabric.yaml --out ../containerlab/two-tier --for containerlab --force
-//go:generate go run ../cmd/fared topo generate ../containerlab/own-ports/fabric.yaml --out ../containerlab/own-ports --for containerlab --force
+//go:generate go run ../cmd/fared-lab topo generate ../containerlab/frr/fabric.yaml --out ../containerlab/frr --for containerlab --force
+//go:generate go run ../cmd/fared-lab topo generate ../containerlab/fared/fabric.yaml --out ../containerlab/fared --for containerlab --force
+//go:generate go run ../cmd/fared-lab topo generate ../containerlab/bird/fabric.yaml --out ../containerlab/bird --for containerlab --force
+//go:generate go run ../cmd/fared-lab topo generate ../containerlab/two-tier/fabric.yaml --out ../containerlab/two-tier --for containerlab --force
+//go:generate go run ../cmd/fared-lab topo generate ../containerlab/own-ports/fabric.yaml --out ../containerlab/own-ports --for containerlab --force
 
 // Target is the environment for which files are generated.
 type Target string

@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/fared/fared/cmd/internal/clitest"
+	"github.com/fared/fared/internal/testkit/binary"
 )
 
 // TestCompletionScripts checks that every shell has a script that calls fared for completions.
@@ -49,7 +50,7 @@ __start_fared
 printf '%%s\n' "${COMPREPLY[@]%%%% *}"
 `, quoted, len(words)-1, line, len(line))
 		cmd := exec.Command(bash, "--norc", "-c", script)
-		cmd.Env = append(os.Environ(), "PATH="+dir+":"+os.Getenv("PATH"))
+		cmd.Env = append(os.Environ(), "PATH="+dir+":"+filepath.Dir(binary.Lab(t))+":"+os.Getenv("PATH"))
 		out, err := cmd.Output()
 		if err != nil {
 			t.Fatalf("%q: %v", line, err)
@@ -65,6 +66,9 @@ printf '%%s\n' "${COMPREPLY[@]%%%% *}"
 		{"weights --destination ", "10.255.0.2/32"},
 		{"weights --source ", "10.255.0.1/32"},
 		{"lab --scenario s", "sub-cable"},
+		{"topo gen", "generate"},
+		{"help topo gen", "generate"},
+		{"nup", "nupanet"},
 	} {
 		words := append([]string{"fared", "--socket", socket}, strings.Split(test.words, " ")...)
 		if got := press(words...); got != test.want {

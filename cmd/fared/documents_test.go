@@ -1,24 +1,24 @@
 package main
 
 import (
-	"bytes"
 	"go/scanner"
 	"go/token"
 	"io/fs"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"regexp"
 	"strings"
 	"testing"
 
-	"github.com/fared/fared/cmd/internal/cli"
+	"github.com/fared/fared/internal/testkit/binary"
 )
 
 // TestNamedDocumentsExist checks that every document that a message, a unit, an alert or a manual page names is in the packages: docs/ is installed as
 // /usr/share/doc/fared, and the manual pages are those of the commands and of packaging/.
 func TestNamedDocumentsExist(t *testing.T) {
 	var files []string
-	for _, pattern := range []string{"*.go", "../internal/cli/*.go", "../../systemd/*.service", "../../packaging/fared.[57]", "../../monitoring/*.yml", "../../systemd/*.default"} {
+	for _, pattern := range []string{"*.go", "../fared-lab/*.go", "../internal/cli/*.go", "../../systemd/*.service", "../../packaging/fared.[57]", "../../monitoring/*.yml", "../../systemd/*.default"} {
 		found, err := filepath.Glob(pattern)
 		if err != nil || len(found) == 0 {
 			t.Fatalf("%s: %d files, %v", pattern, len(found), err)
@@ -26,8 +26,9 @@ func TestNamedDocumentsExist(t *testing.T) {
 		files = append(files, found...)
 	}
 	pages := filepath.Join(t.TempDir(), "man1")
-	if code := execute(t.Context(), []string{"man", pages}, nil, &bytes.Buffer{}, &bytes.Buffer{}); code != cli.ExitOK {
-		t.Fatalf("fared man: %d", code)
+	must(t, "man", pages)
+	if out, err := exec.Command(binary.Lab(t), "man", pages).CombinedOutput(); err != nil {
+		t.Fatalf("fared-lab man: %v\n%s", err, out)
 	}
 	document := regexp.MustCompile(`/usr/share/doc/fared/([\w./-]+\.(?:md|yaml|json|yml))`)
 	page := regexp.MustCompile(`\b(fared[\w.-]*) ?\(([1-8])\)`)

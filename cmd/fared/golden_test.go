@@ -8,8 +8,8 @@ import (
 	"github.com/fared/fared/internal/rdmadev/rdmadevtest"
 )
 
-// TestGolden plays command lines against a daemon with canned answers. TABLE is a slot table whose daemon has ended, OTHERLAYOUT a slot table
-// of another layout, RXE and FOUR are roots of sysfs.
+// TestGolden plays command lines against a daemon with canned answers. TABLE is a slot table whose daemon has ended,
+// OTHERLAYOUT a slot table of another layout, RXE and FOUR are roots of sysfs.
 func TestGolden(t *testing.T) {
 	table, layout := endedTable(t)
 	clitest.Golden(t, func(t *testing.T) string {

@@ -1,6 +1,16 @@
-// Command fared is the control plane for multi-plane GPU scale-up networks: the daemon, its clients and its lab.
+// Command fared is the control plane for multi-plane GPU scale-up networks: the daemon, the agent, and their clients.
+// It executes fared-lab for the commands of laboratories.
 package main
 
-import "github.com/fared/fared/cmd/internal/cli"
+import (
+	"os"
 
-func main() { cli.Main(newRoot) }
+	"github.com/fared/fared/cmd/internal/cli"
+)
+
+func main() {
+	if args := os.Args[1:]; forwards(args) {
+		_ = executeLab(args) // after an error the command has it too
+	}
+	cli.Main(newRoot)
+}

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"syscall"
@@ -12,6 +13,7 @@ import (
 
 	"github.com/fared/fared/cmd/internal/cli"
 	"github.com/fared/fared/cmd/internal/clitest"
+	"github.com/fared/fared/internal/testkit/binary"
 	"github.com/fared/fared/internal/testkit/gate"
 	"github.com/fared/fared/internal/testkit/testbed"
 )
@@ -29,8 +31,9 @@ func startProcesses(t *testing.T) *processes {
 	t.Helper()
 	dir := testbed.ShortDir(t)
 	f := &processes{t: t, dir: dir, nodes: map[string]*clitest.Process{}}
-	if out := must(t, "lab", "--planes", "2", "--servers", "2", "--write-configs", dir); !strings.HasPrefix(out, "4 files in ") {
-		t.Errorf("lab --write-configs prints %q", out)
+	out, err := exec.Command(binary.Lab(t), "lab", "--planes", "2", "--servers", "2", "--write-configs", dir).CombinedOutput()
+	if err != nil || !strings.HasPrefix(string(out), "4 files in ") {
+		t.Fatalf("lab --write-configs: %v\n%s", err, out)
 	}
 	l, err := net.Listen("tcp4", ":0")
 	if err != nil {

@@ -26,13 +26,16 @@ leaf with an unusable configuration. Ctrl-C ends run, leaf and watch with 0.`
 
 func newRoot(e *cli.Env) *cobra.Command {
 	root := cli.NewRoot(e, "Control plane for multi-plane GPU scale-up networks", about, []cli.Group{
-		{ID: "daemon", Title: "Daemons:", Commands: []*cobra.Command{runCommand(e), leafCommand(e), dataplaneCommand(e), nupanetCommand(e), initCommand(e), checkCommand(e)}},
+		{ID: "daemon", Title: "Daemons:", Commands: []*cobra.Command{runCommand(e), leafCommand(e), dataplaneCommand(e), initCommand(e), checkCommand(e)}},
 		{ID: "inspect", Title: "Inspect a running daemon:", Commands: []*cobra.Command{statusCommand(e), healthCommand(e), doctorCommand(e), supportCommand(e), sessionsCommand(e), planesCommand(e), weightsCommand(e), slotsCommand(e), watchCommand(e), rdmaCommand(e), envCommand(e)}},
 		{ID: "programs", Title: "Run programs over the planes:", Commands: []*cobra.Command{execCommand(e)}},
 		{ID: "operate", Title: "Operate a running daemon:", Commands: []*cobra.Command{drainCommand(e), undrainCommand(e), clearCommand(e), reloadCommand(e)}},
-		{ID: "lab", Title: "Design, test and replay:", Commands: []*cobra.Command{labCommand(e), topoCommand(e), trafficCommand(e), superpAgentCommand(e), replayCommand(e)}},
+		{ID: "lab", Title: "Design, test and replay:", Commands: []*cobra.Command{replayCommand(e)}},
 		{ID: "other", Title: "Other commands:", Commands: []*cobra.Command{cli.VersionCommand(e)}},
-	}, superviseCommand(e), netsetupCommand(), cli.ManCommand(e))
+	}, cli.ManCommand(e, cli.LabPages()...))
+	for _, c := range cli.LabCommands {
+		root.AddCommand(labCommand(c))
+	}
 	root.SetHelpCommandGroupID("other")
 	root.SetCompletionCommandGroupID("other")
 	root.InitDefaultCompletionCmd()

@@ -9,7 +9,7 @@ import (
 )
 
 var (
-	namedTest = regexp.MustCompile("`([a-z0-9/]+)\\.((?:Test|Fuzz|Benchmark)[A-Za-z0-9]+)`")
+	namedTest = regexp.MustCompile("`([a-z0-9/-]+)\\.((?:Test|Fuzz|Benchmark)[A-Za-z0-9]+)`")
 	namedFile = regexp.MustCompile("`([a-z0-9/]+\\.go)`")
 )
 

@@ -19,7 +19,7 @@ var rules = []struct{ From, To, Except, Why string }{
 	{"/fare", "", "", "the path-bandwidth core is pure: standard library only"},
 	{"/wecmp", "", "", "the weight engine is pure: standard library only, and knows no BGP"},
 	{"/", "github.com/osrg/gobgp", "/daemon/internal/speaker", "GoBGP is behind the speaker; what it can do to the process stays in one place"},
-	{"/", "github.com/vishvananda/netlink", "/daemon/internal/link /daemon/discover /dataplane/linux /dataplane/bpf /internal/rtnl /internal/rdmadev /internal/firewall /internal/hostcheck /dataplane/internal/neighbor /transport/internal/frames /internal/netnstest /cmd/fared/internal/netsetup /lab", "the kernel is reached in few places"},
+	{"/", "github.com/vishvananda/netlink", "/daemon/internal/link /daemon/discover /dataplane/linux /dataplane/bpf /internal/rtnl /internal/rdmadev /internal/firewall /internal/hostcheck /dataplane/internal/neighbor /transport/internal/frames /internal/netnstest /cmd/fared-lab/internal/netsetup /lab", "the kernel is reached in few places"},
 	{"/", "github.com/cilium/ebpf", "/dataplane/bpf /transport/tcpqp /transport/tcpslots /internal/bpftest /internal/packettap /interop/peers", "BPF is the steering's, that of options and source ports of TCP, and that of tests which count packets or stamp messages"},
 	{"/internal/rtnl", module, "", "messages do not depend on their senders"},
 	{"/daemon/internal/bfd", module, "", "BFD knows its neighbor, and no BGP"},
@@ -159,6 +159,26 @@ func TestEveryPackageHasAComment(t *testing.T) {
 	for _, line := range lines {
 		if path, doc, _ := strings.Cut(line, "\t"); doc == "" && !strings.HasSuffix(path, "/api/fare/v1") {
 			t.Errorf("%s has no package comment", path)
+		}
+	}
+}
+
+// TestServerLinksNoLab checks that no package that fared links, directly or through others, is of a laboratory or a
+// transport, which fared-lab links. The exception is tcpslots, which places connections of any program, for
+// `fared exec`.
+func TestServerLinksNoLab(t *testing.T) {
+	out, err := exec.Command("go", "list", "-deps", module+"/cmd/fared").Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	linked := strings.Fields(string(out))
+	if !slices.Contains(linked, module+"/daemon") || !slices.Contains(linked, module+"/transport/tcpslots") {
+		t.Fatal("fared links no daemon: this test has lost its subject")
+	}
+	for _, p := range linked {
+		inModule, ours := strings.CutPrefix(p, module)
+		if ours && exempt(inModule, "/lab /topo /traffic /transport /cmd/fared-lab") && inModule != "/transport/tcpslots" {
+			t.Errorf("fared links %s", p)
 		}
 	}
 }

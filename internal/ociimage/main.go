@@ -1,7 +1,7 @@
-// Command ociimage writes a container image of the static binary in OCI layout, for several architectures, as one tar file, without Docker and without a registry.
-// Equal inputs make equal bytes.
+// Command ociimage writes a container image of the static binaries in OCI layout, for several architectures, as one
+// tar file, without Docker and without a registry. Equal inputs make equal bytes.
 //
-//	ociimage -version 0.1.0 -created 1767225600 -out fared-0.1.0-oci.tar amd64=bin/fared-amd64 arm64=bin/fared-arm64
+//	ociimage -version 0.1.0 -created 1767225600 -out fared-0.1.0-oci.tar amd64=out/amd64 arm64=out/arm64
 //
 // `skopeo copy oci-archive:FILE docker-daemon:fared:0.1.0`, `podman load -i FILE` or `ctr images import FILE` load it.
 package main
@@ -33,7 +33,7 @@ func main() {
 	out := flag.String("out", "", "tar file to write")
 	flag.Parse()
 	if *version == "" || *out == "" || flag.NArg() == 0 {
-		fmt.Fprintln(os.Stderr, "ociimage: -version, -out and at least one ARCH=BINARY are needed")
+		fmt.Fprintln(os.Stderr, "ociimage: -version, -out and at least one ARCH=FOLDER are needed")
 		os.Exit(2)
 	}
 	if err := write(*out, *version, time.Unix(*created, 0).UTC(), flag.Args()); err != nil {
@@ -42,17 +42,17 @@ func main() {
 	}
 }
 
-// write writes the index of one image for each ARCH=BINARY.
-func write(out, version string, created time.Time, binaries []string) error {
+// write writes the index of one image for each ARCH=FOLDER.
+func write(out, version string, created time.Time, folders []string) error {
 	index := mutate.IndexMediaType(empty.Index, types.OCIImageIndex)
-	for _, b := range binaries {
-		arch, binary, ok := strings.Cut(b, "=")
+	for _, b := range folders {
+		arch, folder, ok := strings.Cut(b, "=")
 		if !ok {
-			return fmt.Errorf("%q is not ARCH=BINARY", b)
+			return fmt.Errorf("%q is not ARCH=FOLDER", b)
 		}
-		image, err := image(binary, version, arch, created)
+		image, err := image(folder, version, arch, created)
 		if err != nil {
-			return fmt.Errorf("%s: %w", binary, err)
+			return fmt.Errorf("%s: %w", folder, err)
 		}
 		index = mutate.AppendManifests(index, mutate.IndexAddendum{Add: image, Descriptor: v1.Descriptor{
 			Platform: &v1.Platform{OS: "linux", Architecture: arch},
@@ -74,9 +74,9 @@ func write(out, version string, created time.Time, binaries []string) error {
 	return archive(out, dir, created)
 }
 
-// image has the binary as its only file, and as its entry point.
-func image(binary, version, arch string, created time.Time) (v1.Image, error) {
-	layer, err := layerOf(binary, created)
+// image has the programs of a folder as its only files, and fared as its entry point.
+func image(folder, version, arch string, created time.Time) (v1.Image, error) {
+	layer, err := layerOf(folder, created)
 	if err != nil {
 		return nil, err
 	}
@@ -106,9 +106,9 @@ func configOf(image v1.Image, version, arch string, created time.Time) *v1.Confi
 	return file
 }
 
-// layerOf returns a layer with /usr/bin/fared.
-func layerOf(binary string, created time.Time) (v1.Layer, error) {
-	data, err := os.ReadFile(binary)
+// layerOf returns a layer with the programs of a folder in /usr/bin, in the order of their names.
+func layerOf(folder string, created time.Time) (v1.Layer, error) {
+	programs, err := os.ReadDir(folder)
 	if err != nil {
 		return nil, err
 	}
@@ -119,11 +119,17 @@ func layerOf(binary string, created time.Time) (v1.Layer, error) {
 			return nil, err
 		}
 	}
-	if err := w.WriteHeader(&tar.Header{Typeflag: tar.TypeReg, Name: "usr/bin/fared", Mode: 0o755, Size: int64(len(data)), ModTime: created}); err != nil {
-		return nil, err
-	}
-	if _, err := w.Write(data); err != nil {
-		return nil, err
+	for _, program := range programs {
+		data, err := os.ReadFile(filepath.Join(folder, program.Name()))
+		if err != nil {
+			return nil, err
+		}
+		if err := w.WriteHeader(&tar.Header{Typeflag: tar.TypeReg, Name: "usr/bin/" + program.Name(), Mode: 0o755, Size: int64(len(data)), ModTime: created}); err != nil {
+			return nil, err
+		}
+		if _, err := w.Write(data); err != nil {
+			return nil, err
+		}
 	}
 	if err := w.Close(); err != nil {
 		return nil, err

@@ -146,7 +146,7 @@ func (b *bed) boot(number int) *machine {
 	m := &machine{bed: b, number: number, out: out, ended: make(chan struct{})}
 	m.cmd = exec.Command("../../scripts/kernel-vm", "-k", cmp.Or(os.Getenv(kernelKey), "6.12"), "-t", "14400", "-m", "1G", "-c", "1", "-o", out,
 		map[string]string{"ivshmem": "-i", "dax": "-p"}[b.kind], b.memory.Name(), "-l", fmt.Sprintf("%s/cable:%d", b.dir, number-1),
-		"bash", "-c", machineScript, "machine", strconv.Itoa(number), binary.Fared(b.t), tests, b.flag)
+		"bash", "-c", machineScript, "machine", strconv.Itoa(number), binary.Lab(b.t), tests, b.flag)
 	m.cmd.Stdout, m.cmd.Stderr = &m.log, &m.log
 	if err := m.cmd.Start(); err != nil {
 		b.t.Fatal(err)

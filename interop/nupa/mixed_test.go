@@ -35,7 +35,7 @@ func TestMixedPlanes(t *testing.T) {
 		if end == 2 {
 			ns, device = leaves[0], fmt.Sprint("m", server)
 		}
-		p := ns.Start(t, binary.Fared(t), "nupanet", "--nupa-shared", "--nupa-file", filepath.Join("/dev/shm", fmt.Sprintf("fared-mixed-%d-%d", os.Getpid(), server)), "--nupa-size", "32MiB",
+		p := ns.Start(t, binary.Lab(t), "nupanet", "--nupa-shared", "--nupa-file", filepath.Join("/dev/shm", fmt.Sprintf("fared-mixed-%d-%d", os.Getpid(), server)), "--nupa-size", "32MiB",
 			"--nupa-dead-after", "500ms", "--device", device, "--local", fmt.Sprint("192.0.2.", end), "--peer", fmt.Sprint("192.0.2.", 3-end))
 		netnstest.Eventually(t, time.Minute, func() error {
 			if out, err := ns.Output("ip", "addr", "replace", fmt.Sprintf("10.1.%d.%d/30", server, end), "dev", device); err != nil {

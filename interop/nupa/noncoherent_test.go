@@ -24,7 +24,7 @@ func TestNonCoherentProcesses(t *testing.T) {
 	}
 	spaces := [2]*netnstest.Namespace{netnstest.New(t), netnstest.New(t)}
 	cable := func(i int) *netnstest.Process {
-		p := spaces[i].Start(t, binary.Fared(t), "nupanet", "--non-coherent", "--nupa-file", b.memory.Name(), "--nupa-dead-after", "500ms",
+		p := spaces[i].Start(t, binary.Lab(t), "nupanet", "--non-coherent", "--nupa-file", b.memory.Name(), "--nupa-dead-after", "500ms",
 			"--local", fmt.Sprint("192.0.2.", i+1), "--peer", fmt.Sprint("192.0.2.", 2-i))
 		netnstest.Eventually(t, time.Minute, func() error {
 			if out, err := spaces[i].Output("ip", "addr", "replace", fmt.Sprintf("10.1.0.%d/30", i+1), "dev", "nupanet0"); err != nil {
@@ -65,7 +65,7 @@ func TestNonCoherentProcesses(t *testing.T) {
 		var nodes [2]*netnstest.Process
 		for i, ns := range spaces {
 			address := fmt.Sprint("10.1.0.", i+1)
-			nodes[i] = ns.Start(t, binary.Fared(t), "traffic", "node", "--transport", transport, "--listen", fmt.Sprintf("unix:%s/node%d", b.dir, i), "--source", address,
+			nodes[i] = ns.Start(t, binary.Lab(t), "traffic", "node", "--transport", transport, "--listen", fmt.Sprintf("unix:%s/node%d", b.dir, i), "--source", address,
 				"--slot", "memory=49152@nupanet0", "--slot", "memory=49153@nupanet0")
 		}
 		args := []string{"traffic", "run", "--size", fmt.Sprint(size), "-o", "json"}
@@ -80,7 +80,7 @@ func TestNonCoherentProcesses(t *testing.T) {
 			}
 			return nil
 		})
-		output, err := spaces[0].Output(binary.Fared(t), args...)
+		output, err := spaces[0].Output(binary.Lab(t), args...)
 		if err != nil {
 			t.Fatalf("%s: %v: %s", transport, err, output)
 		}

@@ -36,7 +36,7 @@ func TestTwoProcesses(t *testing.T) {
 	node := func(number int, boot string) *exec.Cmd {
 		address := fmt.Sprint("127.0.79.", number)
 		cmd := exec.Command("unshare", "--mount", "sh", "-c", `mount --bind "$0" /proc/sys/kernel/random/boot_id && exec "$@"`, boot,
-			binary.Fared(t), "traffic", "node", "--listen", address+":4795", "--source", address, "--slot", "memory=49152",
+			binary.Lab(t), "traffic", "node", "--listen", address+":4795", "--source", address, "--slot", "memory=49152",
 			"--transport", "nupa", "--nupa-file", b.memory.Name(), "--nupa-shared", "--nupa-channels", "16", "--nupa-dead-after", "3s")
 		cmd.Stderr = os.Stderr
 		out, err := cmd.StdoutPipe()
@@ -56,7 +56,7 @@ func TestTwoProcesses(t *testing.T) {
 		return cmd
 	}
 	run := func(args ...string) *exec.Cmd {
-		cmd := exec.Command(binary.Fared(t), append([]string{"traffic", "run", "--node", "a=127.0.79.1:4795", "--node", "b=127.0.79.2:4795"}, args...)...)
+		cmd := exec.Command(binary.Lab(t), append([]string{"traffic", "run", "--node", "a=127.0.79.1:4795", "--node", "b=127.0.79.2:4795"}, args...)...)
 		cmd.Stderr = os.Stderr
 		return cmd
 	}

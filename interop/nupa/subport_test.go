@@ -34,7 +34,7 @@ func subPort(t *testing.T, flag string) {
 	b := newBed(t)
 	server, leaf := netnstest.New(t), netnstest.New(t)
 	cable := func(ns *netnstest.Namespace, end int) *netnstest.Process {
-		p := ns.Start(t, binary.Fared(t), "nupanet", "--nupa-file", b.memory.Name(), flag,
+		p := ns.Start(t, binary.Lab(t), "nupanet", "--nupa-file", b.memory.Name(), flag,
 			"--local", fmt.Sprint("192.0.2.", end), "--peer", fmt.Sprint("192.0.2.", 3-end))
 		netnstest.Eventually(t, time.Minute, func() error {
 			if out, err := ns.Output("ip", "addr", "replace", fmt.Sprintf("10.1.0.%d/30", end), "dev", "nupanet0"); err != nil {

@@ -141,13 +141,13 @@ func trafficOverSUNH(t *testing.T, loopback, port, subnet string) {
 		}
 		space.IP(route...)
 		socket := "unix:" + filepath.Join(t.TempDir(), "node.sock")
-		node := space.Start(t, binary.Fared(t), "traffic", "node", "--transport", "superp", "--superp-encapsulation", "sunh", "--superp-subnet", subnet, "--source", fmt.Sprintf(loopback, 1+i),
+		node := space.Start(t, binary.Lab(t), "traffic", "node", "--transport", "superp", "--superp-encapsulation", "sunh", "--superp-subnet", subnet, "--source", fmt.Sprintf(loopback, 1+i),
 			"--slot", "p0=50001@p0", "--slot", "p1=50002*3@p1", "--listen", socket)
 		node.AwaitText(t, "listens at")
 		run = append(run, "--node", fmt.Sprintf("n%d=%s", i, socket))
 	}
 	before := received(t, spaces[1])
-	out, err := spaces[0].Output(binary.Fared(t), run...)
+	out, err := spaces[0].Output(binary.Lab(t), run...)
 	if err != nil || !strings.Contains(string(out), "every byte verified") {
 		t.Fatalf("%v\n%s", err, out)
 	}

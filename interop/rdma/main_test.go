@@ -46,7 +46,7 @@ func runInVM(kernel string) error {
 		return err
 	}
 	defer os.RemoveAll(dir)
-	program, err := binary.Path()
+	program, _, err := binary.Paths()
 	if err != nil {
 		return err
 	}

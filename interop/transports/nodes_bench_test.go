@@ -21,7 +21,7 @@ import (
 // announcement. Use -benchtime 5x.
 func BenchmarkNodes(b *testing.B) {
 	netnstest.Require(b, "iperf3", "ss")
-	fared := binary.Fared(b)
+	fared := binary.Lab(b)
 	for _, mtu := range []int{1500, 9000} {
 		b.Run(fmt.Sprintf("MTU=%d", mtu), func(b *testing.B) { nodes(b, fared, mtu) })
 	}

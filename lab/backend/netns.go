@@ -18,14 +18,14 @@ import (
 )
 
 // Netns holds the options of a fabric of network namespaces: every node has a namespace and processes, and cables are
-// veth pairs. It requires root, and ip and tc of iproute2. The zero value of each field means its default.
+// veth pairs. It requires root, and ip and tc of iproute2. The zero value of each field but Binary means its default.
 type Netns struct {
 	// Driver selects the data plane's driver: "auto" (default), "linux" or "bpf".
 	Driver string
 	// Rate is the number of packets per second that each server sends; default 2,000, at most 200,000; -1 disables
 	// packets.
 	Rate int
-	// Binary is the path of the fared that runs in the namespaces; default: this process's executable.
+	// Binary is the path of the fared that runs in the namespaces. For traffic it executes fared-lab.
 	Binary string
 	// Progress, if set, receives the steps of Start.
 	Progress func(string)
@@ -90,13 +90,6 @@ func NewNetns(p *Plan, o Netns, log *slog.Logger) Separate {
 func (b *namespaces) Build(ctx context.Context, fail func(error)) error {
 	if err := b.Require(b.Spec); err != nil {
 		return err
-	}
-	if b.Binary == "" {
-		self, err := os.Executable()
-		if err != nil {
-			return err
-		}
-		b.Binary = self
 	}
 	dir, lock, err := newRun()
 	if err != nil {

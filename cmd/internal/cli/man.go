@@ -1,10 +1,13 @@
 package cli
 
 import (
+	"bytes"
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -13,8 +16,8 @@ import (
 	"github.com/fared/fared/internal/version"
 )
 
-// ManCommand writes the manual pages that packages contain.
-func ManCommand(e *Env) *cobra.Command {
+// ManCommand writes the manual pages that packages contain, without those that another program writes.
+func ManCommand(e *Env, elsewhere ...string) *cobra.Command {
 	return &cobra.Command{
 		Use:   "man DIR",
 		Short: "Write a manual page for each command",
@@ -36,7 +39,7 @@ date of the pages is SOURCE_DATE_EPOCH, in seconds since 1970, if it is set, and
 			root := c.Root()
 			root.DisableAutoGenTag = true
 			header := &doc.GenManHeader{Section: "1", Date: &date, Source: "fared " + version.String(), Manual: "fared"}
-			if err := doc.GenManTree(root, header, args[0]); err != nil {
+			if err := writePages(root, header, args[0], elsewhere); err != nil {
 				return Failed(err, "")
 			}
 			pages, err := filepath.Glob(filepath.Join(args[0], "fared*.1"))
@@ -47,4 +50,25 @@ date of the pages is SOURCE_DATE_EPOCH, in seconds since 1970, if it is set, and
 			return nil
 		},
 	}
+}
+
+// writePages writes the pages of a command and those below it, without those in elsewhere.
+func writePages(c *cobra.Command, header *doc.GenManHeader, dir string, elsewhere []string) error {
+	for _, sub := range c.Commands() {
+		if sub.IsAvailableCommand() && !sub.IsAdditionalHelpTopicCommand() {
+			if err := writePages(sub, header, dir, elsewhere); err != nil {
+				return err
+			}
+		}
+	}
+	name := strings.ReplaceAll(c.CommandPath(), " ", "-")
+	if slices.Contains(elsewhere, name) {
+		return nil
+	}
+	var page bytes.Buffer
+	own := *header // GenMan completes it
+	if err := doc.GenMan(c, &own, &page); err != nil {
+		return err
+	}
+	return os.WriteFile(filepath.Join(dir, name+".1"), page.Bytes(), 0o644)
 }

@@ -18,6 +18,11 @@ func TestBuiltBinaryRuns(t *testing.T) {
 	if err != nil || !strings.HasPrefix(string(out), "fared ") {
 		t.Errorf("%s version: %v\n%s", path, err, out)
 	}
+	for _, command := range [][]string{{Lab(t), "version"}, {path, "topo", "check", "--help"}} {
+		if out, err := exec.Command(command[0], command[1:]...).CombinedOutput(); err != nil {
+			t.Errorf("%q: %v\n%s", command, err, out)
+		}
+	}
 	if again := Fared(t); again != path {
 		t.Errorf("the second binary is %s, the first one %s", again, path)
 	}
@@ -39,10 +44,10 @@ func TestGivenBinary(t *testing.T) {
 		"bin/fared":                  "is not an absolute path",
 	} {
 		t.Setenv(Environment, path)
-		got, err := Path()
+		got, lab, err := Paths()
 		if want == "" {
-			if err != nil || got != path {
-				t.Errorf("%s: %s, %v", path, got, err)
+			if err != nil || got != path || lab != filepath.Join(dir, "fared-lab") {
+				t.Errorf("%s: %s, %s, %v", path, got, lab, err)
 			}
 		} else if err == nil || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), "unset it") {
 			t.Errorf("%s: %v, want %q and the remedy", path, err, want)

@@ -3,6 +3,7 @@ package main
 import (
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"regexp"
 	"strconv"
@@ -14,6 +15,7 @@ import (
 	"github.com/fared/fared/cmd/internal/cli"
 	"github.com/fared/fared/cmd/internal/clitest"
 	"github.com/fared/fared/internal/netnstest"
+	"github.com/fared/fared/internal/testkit/binary"
 	"github.com/fared/fared/internal/testkit/testbed"
 )
 
@@ -42,6 +44,7 @@ func TestSuperviseUsage(t *testing.T) {
 // TestSupervise runs a data plane and a program side by side. The data plane is killed and restarted, SIGHUP does not affect it, and
 // SIGTERM ends all processes.
 func TestSupervise(t *testing.T) {
+	withFared(t)
 	dir := testbed.ShortDir(t)
 	socket := filepath.Join(dir, "dp.sock")
 	p := start(t, "supervise", "--", "dataplane", "--driver", "memory", "--socket", socket, "--journal", "none", "--", "/bin/sh", "-c", "trap '' HUP; exec sleep 1000")
@@ -49,8 +52,8 @@ func TestSupervise(t *testing.T) {
 		if err := p.Running(); err != nil {
 			return err
 		}
-		if o := fared(t, "dataplane", "--socket", socket, "show"); o.Code != cli.ExitOK {
-			return fmt.Errorf("exit %d: %s", o.Code, o.Err)
+		if out, err := exec.Command(binary.Fared(t), "dataplane", "--socket", socket, "show").CombinedOutput(); err != nil {
+			return fmt.Errorf("%w: %s", err, out)
 		}
 		return nil
 	}

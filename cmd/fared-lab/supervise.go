@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"os"
 	"os/exec"
 	"path/filepath"
 	"slices"
@@ -54,10 +53,6 @@ func superviseCommands(words []string, at int) ([]supervise.Command, error) {
 	if at != 0 {
 		return nil, cli.Usage(errors.New("supervise needs commands, each after a --"), remedy)
 	}
-	self, err := os.Executable()
-	if err != nil {
-		return nil, cli.Failed(err, "is /proc mounted?")
-	}
 	var commands []supervise.Command
 	for rest := true; rest; {
 		var command []string
@@ -69,7 +64,8 @@ func superviseCommands(words []string, at int) ([]supervise.Command, error) {
 		if len(command) == 0 {
 			return nil, cli.Usage(fmt.Errorf("command %d is empty", len(commands)+1), remedy)
 		}
-		c := supervise.Command{Name: filepath.Base(command[0]), Path: self, Args: append([]string{"fared"}, command...)}
+		c := supervise.Command{Name: filepath.Base(command[0]), Args: append([]string{"fared"}, command...)}
+		var err error
 		switch {
 		case strings.Contains(command[0], "/"):
 			if c.Path, err = exec.LookPath(command[0]); err != nil {
@@ -81,6 +77,15 @@ func superviseCommands(words []string, at int) ([]supervise.Command, error) {
 				"use "+strings.Join(supervised, ", ")+", or a program's path")
 		}
 		commands = append(commands, c)
+	}
+	for i, c := range commands {
+		if c.Path == "" {
+			fared, err := cli.Program("fared")
+			if err != nil {
+				return nil, err
+			}
+			commands[i].Path = fared
+		}
 	}
 	return commands, nil
 }

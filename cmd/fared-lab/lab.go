@@ -137,6 +137,11 @@ func (a *labOptions) run(e *cli.Env, c *cobra.Command, args []string) error {
 	if err := a.require(); err != nil {
 		return cli.Failed(err, "run the command with sudo where its tools are installed; without --netns and --containerlab the lab needs neither")
 	}
+	if a.inNamespaces {
+		if a.real.Binary, err = cli.Program("fared"); err != nil {
+			return err
+		}
+	}
 	log := slog.New(slog.DiscardHandler)
 	if a.verbose {
 		log = cli.NewLogger(e.Err, slog.LevelInfo)
@@ -163,7 +168,7 @@ func (a *labOptions) resolve(e *cli.Env, c *cobra.Command, args []string) error 
 	}
 	var err error
 	if a.clab.File != "" {
-		if err := containerFabric(e, c, args, &a.Options, &a.clab); err != nil {
+		if err := containerFabric(c, args, &a.Options, &a.clab); err != nil {
 			return err
 		}
 	} else if a.Spec, err = a.fabric.spec(args); err != nil {
@@ -269,7 +274,7 @@ func (a *labOptions) require() error {
 }
 
 // containerFabric reads the description of a fabric of containers, which is next to its topology file.
-func containerFabric(e *cli.Env, c *cobra.Command, args []string, o *lab.Options, clab *backend.Containerlab) error {
+func containerFabric(c *cobra.Command, args []string, o *lab.Options, clab *backend.Containerlab) error {
 	if len(args) > 0 {
 		return cli.Usage(fmt.Errorf("--containerlab %s already has a description, in addition to %s", clab.File, args[0]), "leave one of them out")
 	}

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"regexp"
 	"slices"
@@ -19,6 +20,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/fared/fared/cmd/internal/cli"
+	"github.com/fared/fared/internal/testkit/binary"
 	"github.com/fared/fared/lab"
 	"github.com/fared/fared/lab/judge"
 	"github.com/fared/fared/topo"
@@ -170,7 +172,9 @@ func TestWriteConfigs(t *testing.T) {
 		t.Fatalf("%v, %v", files, err)
 	}
 	for _, file := range files {
-		must(t, "check", "--config", file)
+		if out, err := exec.Command(binary.Fared(t), "check", "--config", file).CombinedOutput(); err != nil {
+			t.Errorf("%v: %s", err, out)
+		}
 	}
 	refused(t, cli.ExitFailed, labArgs("--write-configs", filepath.Join(files[0], "below"))...)
 }
@@ -316,5 +320,22 @@ func TestLabOnlyFared(t *testing.T) {
 	}
 	if !strings.Contains(done.Out, "every expectation met") {
 		t.Error(done.Out)
+	}
+}
+
+// TestLabPipe checks that a reader that closes the pipe ends a lab quietly.
+func TestLabPipe(t *testing.T) {
+	for _, args := range [][]string{labArgs(), labArgs("-o", "json")} {
+		r, w, err := os.Pipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		r.Close()
+		var errOut bytes.Buffer
+		code := execute(t.Context(), args, strings.NewReader(""), w, &errOut)
+		w.Close()
+		if code != cli.ExitOK || errOut.Len() > 0 {
+			t.Errorf("fared %s into a closed pipe: exit %d, %s", strings.Join(args, " "), code, errOut.String())
+		}
 	}
 }

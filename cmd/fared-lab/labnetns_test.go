@@ -17,16 +17,17 @@ import (
 	"github.com/fared/fared/cmd/internal/cli"
 	"github.com/fared/fared/cmd/internal/clitest"
 	"github.com/fared/fared/internal/netnstest"
+	"github.com/fared/fared/internal/testkit/binary"
 	"github.com/fared/fared/internal/testkit/gate"
 	"github.com/fared/fared/lab"
 )
 
-// namespaces returns the command line of the smallest fabric of namespaces in which half a Y-cable can fail. Its processes
-// are this test's binary.
+// namespaces returns the command line of the smallest fabric of namespaces in which half a Y-cable can fail.
 func namespaces(t *testing.T, args ...string) []string {
 	t.Helper()
 	netnstest.Require(t, "tc")
-	t.Setenv(clitest.AsFared, "1")
+	withFared(t)
+	t.Setenv(clitest.AsFared, "1")             // for tests that start the command line in a separate process
 	dir, err := os.MkdirTemp("/tmp", "fared-") // short enough for the names of sockets
 	if err != nil {
 		t.Fatal(err)
@@ -227,8 +228,8 @@ func TestLabNetnsCleanup(t *testing.T) {
 	if socket == nil || len(nodesOf(t, kept.Process.Pid)) != 4 {
 		t.Fatalf("kept %q, printed\n%s", nodesOf(t, kept.Process.Pid), output())
 	}
-	if out := must(t, "weights", "--socket", socket[1]); !strings.Contains(out, "10.255.0.2") {
-		t.Errorf("the fabric that was kept prints\n%s", out)
+	if out, err := exec.Command(binary.Fared(t), "weights", "--socket", socket[1]).CombinedOutput(); err != nil || !strings.Contains(string(out), "10.255.0.2") {
+		t.Errorf("the fabric that was kept prints %v\n%s", err, out)
 	}
 
 	killed, _ := start("lab", "--netns", "--planes", "2", "--servers", "2", "--pace", "1h")

@@ -73,12 +73,12 @@ func transportsTogether(t *testing.T, driver string) {
 		run := []string{"traffic", "run", "--size", cmp.Or(os.Getenv("FARED_TOGETHER_SIZE"), "16M"), "--ordering", "weak"}
 		for _, server := range servers {
 			socket := "unix:" + filepath.Join(t.TempDir(), "node.sock")
-			node := lab.Node("server"+server).Start(t, binary.Fared(t), "traffic", "node", "--transport", x.transport, "--socket", lab.Socket("server"+server),
+			node := lab.Node("server"+server).Start(t, binary.Lab(t), "traffic", "node", "--transport", x.transport, "--socket", lab.Socket("server"+server),
 				"--source", "10.255.0."+server, "--connect-port", fmt.Sprint(5000+k), "--listen", socket)
 			node.AwaitText(t, "listens at")
 			run = append(run, "--node", server+"="+socket)
 		}
-		cmd := exec.Command(binary.Fared(t), run...)
+		cmd := exec.Command(binary.Lab(t), run...)
 		cmd.Stdout, cmd.Stderr = &logs[k], &logs[k]
 		runs = append(runs, cmd)
 	}

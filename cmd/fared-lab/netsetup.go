@@ -8,7 +8,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/fared/fared/cmd/fared/internal/netsetup"
+	"github.com/fared/fared/cmd/fared-lab/internal/netsetup"
 	"github.com/fared/fared/cmd/internal/cli"
 	"github.com/fared/fared/daemon/config"
 )
