@@ -462,7 +462,7 @@ func TestDrainThroughFRR(t *testing.T) {
 	f.servers[1].fared.do(t, "drain", "plane", "p1", "--wait")
 	for _, loopback := range f.servers[1].loopbacks {
 		// The leaf's socket holds the withdrawals by now: the leaf only has to read them.
-		netnstest.Eventually(t, time.Second, func() error {
+		netnstest.Eventually(t, within, func() error {
 			paths, err := d.paths(f.leaves[1][0], loopback)
 			if err == nil && len(paths) > 0 {
 				err = fmt.Errorf("the leaf still has %v", paths)
@@ -488,28 +488,43 @@ func TestDrainThroughKill(t *testing.T) {
 	f.up()
 	f.weigh("all up", "1:1")
 	s := f.servers[1]
+	// absent returns an error unless the leaf has no route of the server, and whether it has one.
+	absent := func() (has bool, err error) {
+		for _, loopback := range s.loopbacks {
+			paths, err := d.paths(f.leaves[1][0], loopback)
+			if err != nil {
+				return false, err
+			}
+			if len(paths) > 0 {
+				return true, fmt.Errorf("the leaf has %v", paths)
+			}
+		}
+		return false, nil
+	}
 	for _, target := range [][]string{{"plane", "p1"}, {"leaf", f.leaves[1][0].routerID.String()}} {
 		s.fared.do(t, append([]string{"drain", "--reason", "kill"}, target...)...)
 		s.fared.Kill() // in whatever stage the drain is
 		for range 2 {
+			netnstest.Eventually(t, within, func() error { // the leaf notices the end of the killed process
+				_, err := absent()
+				return err
+			})
 			s.fared.again(t, s)
-			began, looks, came := time.Now(), 0, false
-			for time.Since(began) < 1500*time.Millisecond || !came {
+			looks := 0
+			netnstest.Eventually(t, within, func() error { // until the sessions are up and the start is over
 				n, err := d.established(f.leaves[1][0])
-				if came = came || err == nil && n == f.leaves[1][0].expect(); time.Since(began) > within {
-					t.Fatalf("the leaf has %d sessions up, %v", n, err)
-				}
-				for _, loopback := range s.loopbacks {
-					paths, err := d.paths(f.leaves[1][0], loopback)
-					if err != nil {
-						t.Fatal(err)
-					}
-					if len(paths) > 0 && looks > 0 { // the leaf needs a moment to notice the end of the killed process
-						t.Fatalf("%v after the start the leaf has %v", time.Since(began), paths)
-					}
-				}
+				over, converging := s.fared.converged()
 				looks++
-			}
+				if has, wrong := absent(); has {
+					t.Fatalf("look %d after the start: %v", looks, wrong)
+				} else if wrong != nil {
+					return wrong
+				}
+				if err == nil && (n != f.leaves[1][0].expect() || !over) {
+					err = fmt.Errorf("the leaf has %d sessions up; the start is over: %v, %v", n, over, converging)
+				}
+				return err
+			})
 			t.Logf("%s %s: %d looks at the leaf while the daemon started, no route", target[0], target[1], looks)
 			f.weigh("plane 1 drained at server 1", "1:0")
 			s.fared.Kill()
