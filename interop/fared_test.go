@@ -221,7 +221,7 @@ func (d *fared) call(into any, method func(context.Context, *grpc.ClientConn) (p
 		return err
 	}
 	defer conn.Close()
-	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), within)
 	defer cancel()
 	answer, err := method(ctx, conn)
 	if err != nil {

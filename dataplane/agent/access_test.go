@@ -29,7 +29,7 @@ func (rawCodec) Unmarshal([]byte, any) error { return nil }
 
 // call calls any method with an empty request, and returns the error of the first response.
 func call(ctx context.Context, conn *grpc.ClientConn, method string, streams bool) error {
-	ctx, cancel := context.WithTimeout(ctx, 20*time.Second)
+	ctx, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()
 	if !streams {
 		return conn.Invoke(ctx, method, nil, nil, grpc.ForceCodec(rawCodec{}))

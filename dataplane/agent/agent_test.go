@@ -571,7 +571,7 @@ func TestNotify(t *testing.T) {
 	_, stop := run(t, Config{Socket: filepath.Join(dir, "s"), Notify: true}, &recorder{})
 	receive := func() string {
 		b := make([]byte, 512)
-		_ = l.SetReadDeadline(time.Now().Add(10 * time.Second))
+		_ = l.SetReadDeadline(time.Now().Add(time.Minute))
 		n, err := l.Read(b)
 		if err != nil {
 			t.Fatal(err)

@@ -41,7 +41,7 @@ func TestMain(m *testing.M) {
 }
 
 // limit bounds a test's wait for an expected event.
-const limit = 30 * time.Second
+const limit = time.Minute
 
 // run is a supervisor in a separate process.
 type run struct {

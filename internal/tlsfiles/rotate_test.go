@@ -73,7 +73,7 @@ func TestRotation(t *testing.T) {
 		}
 	}()
 	check := func(conn *grpc.ClientConn) error {
-		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		defer cancel()
 		_, err := healthpb.NewHealthClient(conn).Check(ctx, &healthpb.HealthCheckRequest{})
 		return err

@@ -122,7 +122,7 @@ func (b *bed) settled(n int) error {
 	if err := b.process.Running(); err != nil {
 		b.t.Fatal(err)
 	}
-	ctx, cancel := context.WithTimeout(b.t.Context(), 5*time.Second)
+	ctx, cancel := context.WithTimeout(b.t.Context(), time.Minute)
 	defer cancel()
 	status, err := b.client.GetStatus(ctx, &farev1.GetStatusRequest{})
 	if err != nil {

@@ -88,7 +88,7 @@ func newForeign(t *testing.T, timing rdma.Timing) *foreign {
 // next waits for the next completion.
 func (f *foreign) next() rdma.Completion {
 	f.t.Helper()
-	ctx, cancel := context.WithTimeout(f.t.Context(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(f.t.Context(), time.Minute)
 	defer cancel()
 	var c [1]rdma.Completion
 	if _, err := f.cq.Wait(ctx, c[:]); err != nil {

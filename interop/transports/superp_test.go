@@ -156,7 +156,7 @@ func await[T any](s *stranger, what string, c chan T) T {
 	select {
 	case x := <-c:
 		return x
-	case <-time.After(20 * time.Second):
+	case <-time.After(time.Minute):
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -326,7 +326,7 @@ func (c *client) moves(n int, ports map[int]int) []int {
 // eventually polls for a condition.
 func eventually(t testing.TB, what string, condition func() bool) {
 	t.Helper()
-	for deadline := time.Now().Add(30 * time.Second); !condition(); time.Sleep(10 * time.Millisecond) {
+	for deadline := time.Now().Add(time.Minute); !condition(); time.Sleep(10 * time.Millisecond) {
 		if time.Now().After(deadline) {
 			t.Fatal("not in time: ", what)
 		}

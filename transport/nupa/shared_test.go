@@ -390,7 +390,7 @@ func TestReplacedRuns(t *testing.T) {
 	other := mapKernel(t, path, 2)
 	place := other.area.endpoint(h.tr.self.index)
 	check := func() {
-		for looks, deadline := h.looks.Load()+2, time.Now().Add(20*time.Second); h.looks.Load() < looks; time.Sleep(time.Millisecond) {
+		for looks, deadline := h.looks.Load()+2, time.Now().Add(time.Minute); h.looks.Load() < looks; time.Sleep(time.Millisecond) {
 			if time.Now().After(deadline) {
 				t.Fatal("no check")
 			}

@@ -136,7 +136,7 @@ func listen(t *testing.T, server, leaf *netnstest.Namespace) *ear {
 }
 
 // patience is below every interval that a test makes long on purpose.
-const patience = 30 * time.Second
+const patience = time.Minute
 
 // receive returns the next advertisement.
 func (e *ear) receive() *ndp.RouterAdvertisement {
