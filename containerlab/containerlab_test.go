@@ -186,8 +186,8 @@ func checkIndexes(t *testing.T, f *lab.Fabric, fabric string) {
 	}
 }
 
-// checkSecondCable fails the test unless a server's daemon reports the second failed cable of a port without an event of
-// the kernel.
+// checkSecondCable fails the test unless a server's daemon reports the second failed cable of a port without an event
+// of the kernel.
 func checkSecondCable(t *testing.T, f *lab.Fabric, fabric string) {
 	t.Helper()
 	port := f.Groups()[len(f.Groups())-1].Planes[0]

@@ -80,8 +80,8 @@ func TestDrainShowsWhatItWaitsFor(t *testing.T) {
 	eventually(t, "drained", func() bool { return r.drainStatus().Stage == "drained" })
 }
 
-// TestDrainWithoutADataPlane checks that a leaf that forwards nothing waits for no data plane, and passes through all stages, not before the
-// drain delay, which a slow machine only extends.
+// TestDrainWithoutADataPlane checks that a leaf that forwards nothing waits for no data plane, and passes through all
+// stages, not before the drain delay, which a slow machine only extends.
 func TestDrainWithoutADataPlane(t *testing.T) {
 	r := newRig(t, shape{Planes: 2, SubPorts: 1, Leaf: true, Extra: "drain_delay: 100ms\n"}, rigOptions{leaves: func(l *rawLeaf) {
 		if l.as == 65100 {

@@ -13,7 +13,8 @@ import (
 	"github.com/fared/fared/internal/testkit/testbed"
 )
 
-// TestSecondCableIsNotLate lets both cables of a port fail, the second one without an event of the kernel, which may delay it.
+// TestSecondCableIsNotLate lets both cables of a port fail, the second one without an event of the kernel, which may
+// delay it.
 func TestSecondCableIsNotLate(t *testing.T) {
 	b := newBedBy(t, families[0], netnstest.NIC)
 	b.open()

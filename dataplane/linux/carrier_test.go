@@ -27,8 +27,8 @@ func (d *Driver) device(name string) rtnl.Link {
 	return d.state.have.links[d.state.have.names[name]]
 }
 
-// TestSecondCableIsNotLate lets both cables of a port fail, the second one without an event of the kernel, which may delay it, and checks that the
-// nexthop objects of the second cable are deleted.
+// TestSecondCableIsNotLate lets both cables of a port fail, the second one without an event of the kernel, which may
+// delay it, and checks that the nexthop objects of the second cable are deleted.
 func TestSecondCableIsNotLate(t *testing.T) {
 	h := newHostBy(t, 4, netnstest.NIC)
 	d, c := h.start()

@@ -312,7 +312,8 @@ func (h *host) state() map[string]string {
 		Protocol  json.RawMessage
 	}
 	var nexthops []nexthop
-	netnstest.Eventually(h.t, time.Minute, func() error { // if a change interrupts ip, it reports so in the middle of its JSON
+	// If a change interrupts ip, it reports so in the middle of its JSON.
+	netnstest.Eventually(h.t, time.Minute, func() error {
 		nexthops = nil
 		return json.Unmarshal([]byte(h.IP("-d", "-j", "nexthop")), &nexthops)
 	})

@@ -11,9 +11,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Deafen makes programs miss every later event of a link in the namespace, as if the kernel delayed the events for ever: the rtnetlink sockets there
-// leave the group of link events. It changes the sockets of this process, and of the processes whose network namespace it is. Without such a
-// socket it fails the test.
+// Deafen makes programs miss every later event of a link in the namespace, as if the kernel delayed the events for
+// ever: the rtnetlink sockets there leave the group of link events. It changes the sockets of this process, and of the
+// processes whose network namespace it is. Without such a socket it fails the test.
 func (n *Namespace) Deafen() {
 	n.t.Helper()
 	var space unix.Stat_t

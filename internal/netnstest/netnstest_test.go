@@ -104,7 +104,8 @@ func TestStartOnHost(t *testing.T) {
 	}
 }
 
-// TestDeafen checks that a socket of the namespace receives no later event of a link, and that those of other namespaces do.
+// TestDeafen checks that a socket of the namespace receives no later event of a link, and that those of other
+// namespaces do.
 func TestDeafen(t *testing.T) {
 	deaf, other := Pair(t, "eth0", "192.0.2.1/30", "192.0.2.2/30")
 	listen := func() (int, error) {

@@ -28,9 +28,10 @@ func CPU(t testing.TB) time.Duration {
 	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
 }
 
-// SecondCable fails unless a program under test notices the second failed cable of a port without the kernel's announcement, which may come a second
-// later. first and second are devices of the leaf that NIC made; dark reports whether the program, which watches the links of server, has noticed the
-// lost carrier at a device's far end. Later events of server's links do not arrive (Deafen).
+// SecondCable fails unless a program under test notices the second failed cable of a port without the kernel's
+// announcement, which may come a second later. first and second are devices of the leaf that NIC made; dark reports
+// whether the program, which watches the links of server, has noticed the lost carrier at a device's far end. Later
+// events of server's links do not arrive (Deafen).
 func SecondCable(t testing.TB, server, leaf *Namespace, first, second string, dark func(device string) bool) {
 	t.Helper()
 	noticed := func(device string, want bool) {

@@ -423,8 +423,8 @@ func threads(t testing.TB, pid int) (map[string]waits, error) {
 	return all, nil
 }
 
-// TestIdle checks that open communicators without messages use no processor time: the engine waits without a timeout, and does not wake up while the
-// thread that follows the table, once a second, does.
+// TestIdle checks that open communicators without messages use no processor time: the engine waits without a timeout,
+// and does not wake up while the thread that follows the table, once a second, does.
 func TestIdle(t *testing.T) {
 	ranks := local(t, release(t), 2, nil, "--idle", "3600") // more than the test waits for
 	for _, r := range ranks {

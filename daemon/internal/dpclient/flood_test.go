@@ -124,7 +124,8 @@ var floods = []struct {
 	}},
 }
 
-// BenchmarkFlood measures the cost of many distinct bandwidths in the client's book: 16 times the vectors are to cost about 16 times as much.
+// BenchmarkFlood measures the cost of many distinct bandwidths in the client's book: 16 times the vectors are to cost
+// about 16 times as much.
 func BenchmarkFlood(b *testing.B) {
 	for _, f := range floods {
 		for _, size := range []int{1024, 4096, 16384} {
@@ -142,7 +143,8 @@ func BenchmarkFlood(b *testing.B) {
 	}
 }
 
-// TestFlood checks that every flood is carried out. BenchmarkFlood shows that the cost is linear in the number of vectors.
+// TestFlood checks that every flood is carried out. BenchmarkFlood shows that the cost is linear in the number of
+// vectors.
 func TestFlood(t *testing.T) {
 	for _, f := range floods {
 		t.Run(f.name, func(t *testing.T) { f.run(t, 4*DefaultWindow) })

@@ -28,7 +28,8 @@ func cables(t testing.TB, n int) (server, leaf *netnstest.Namespace, ports []Sub
 	return server, leaf, ports
 }
 
-// TestSecondCableIsNotLate fails both cables of a port, the second one without an event of the kernel, which may delay it.
+// TestSecondCableIsNotLate fails both cables of a port, the second one without an event of the kernel, which may delay
+// it.
 func TestSecondCableIsNotLate(t *testing.T) {
 	netnstest.Require(t)
 	server, leaf, ports := cables(t, 2)
@@ -43,8 +44,8 @@ func TestSecondCableIsNotLate(t *testing.T) {
 	})
 }
 
-// TestCableAfterOthers checks that a Watcher that polls rarely reports the loss of a carrier without an event of the kernel, which may delay it because
-// of another device's event, in no namespace of the Watcher.
+// TestCableAfterOthers checks that a Watcher that polls rarely reports the loss of a carrier without an event of the
+// kernel, which may delay it because of another device's event, in no namespace of the Watcher.
 func TestCableAfterOthers(t *testing.T) {
 	netnstest.Require(t)
 	server, leaf, ports := cables(t, 1)
@@ -69,8 +70,9 @@ func (w *watched) pollsRarely() error {
 	return nil
 }
 
-// TestCovered checks that a Watcher reads covered carriers rarely, those of other namespaces as before, and all once they are no longer covered. Then
-// both cables of a port fail. The kernel announces them to all programs before it answers a Watcher that reads them, so that others need not read them.
+// TestCovered checks that a Watcher reads covered carriers rarely, those of other namespaces as before, and all once
+// they are no longer covered. Then both cables of a port fail. The kernel announces them to all programs before it
+// answers a Watcher that reads them, so that others need not read them.
 func TestCovered(t *testing.T) {
 	netnstest.Require(t)
 	server, leaf, ports := cables(t, 2)

@@ -222,7 +222,7 @@ func flood(t *testing.T, a attack) {
 		r.events = r.events[:0]
 		return counter(r, 0, "in_messages_received") >= a.messages
 	})
-	logged, elapsed := lines.Load(), time.Since(began) // in this order: the flood continues, and the rate permits more lines in a longer time
+	logged, elapsed := lines.Load(), time.Since(began) // in this order, because the flood continues
 	grown := int64(peak-min(peak, before)) >> 20
 	t.Logf("%v, %d messages: heap +%d MiB, %d log lines", elapsed.Round(time.Millisecond), counter(r, 0, "in_messages_received"), grown, logged)
 	// Twice the bound of docs/operations.md, because of uncollected garbage.
@@ -277,8 +277,8 @@ func TestFloodsEnd(t *testing.T) {
 	}
 }
 
-// TestThrottled checks that a leaf that exceeds its budget is read at the budget's rate for the patience, and that its session ends then, not
-// before. A slow machine only makes it end later.
+// TestThrottled checks that a leaf that exceeds its budget is read at the budget's rate for the patience, and that its
+// session ends then, not before. A slow machine only makes it end later.
 func TestThrottled(t *testing.T) {
 	bad := newAttacker(t, hosts(1)[0], attack{stream: func(netip.Addr, int) []byte { return keepalive }, reads: true}, 1)
 	s := create(t, rawConfig(t, bad.rawPeer))

@@ -344,9 +344,9 @@ func TestSilentPeer(t *testing.T) {
 	r.until("up again", func() bool { return r.state(0).ups > 1 })
 }
 
-// TestShorterHoldTime checks that a session whose leaf proposes a much shorter hold time than ours lasts while the leaf sends KEEPALIVEs: GoBGP,
-// whose hold timer has the leaf's hold time, receives a KEEPALIVE for them several times within it. A thirtieth of our hold time is longer than
-// this test waits.
+// TestShorterHoldTime checks that a session whose leaf proposes a much shorter hold time than ours lasts while the leaf
+// sends KEEPALIVEs: GoBGP, whose hold timer has the leaf's hold time, receives a KEEPALIVE for them several times
+// within it. A thirtieth of our hold time is longer than this test waits.
 func TestShorterHoldTime(t *testing.T) {
 	const hold, ours = deadline, 18 * time.Hour
 	conns := make(chan *net.TCPConn, 100)

@@ -99,8 +99,8 @@ func (h *idleTimes) all() []string {
 	return slices.Clone(h.times)
 }
 
-// TestLossAndRecovery checks that a route is back after every loss of the session, and that GoBGP is idle for no time before it accepts the
-// connection of an incarnation: its own idle time after a loss, 5 s, would delay every recovery.
+// TestLossAndRecovery checks that a route is back after every loss of the session, and that GoBGP is idle for no time
+// before it accepts the connection of an incarnation: its own idle time after a loss, 5 s, would delay every recovery.
 func TestLossAndRecovery(t *testing.T) {
 	server, leaf := pairConfig(t, 1)
 	deps := testDeps(t)

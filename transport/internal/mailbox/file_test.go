@@ -190,8 +190,8 @@ func TestDeadPeer(t *testing.T) {
 	}
 }
 
-// BenchmarkInvalidate measures loads that depend on each other: after invalidate they come from memory, and take a multiple of the time from the cache. Only
-// the time shows that invalidate drops lines of a cache that is coherent.
+// BenchmarkInvalidate measures loads that depend on each other: after invalidate they come from memory, and take a
+// multiple of the time from the cache. Only the time shows that invalidate drops lines of a cache that is coherent.
 func BenchmarkInvalidate(b *testing.B) {
 	const lines = 256
 	mem := make([]uint64, (lines+1)*lineSize/8)
