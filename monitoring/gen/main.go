@@ -67,12 +67,16 @@ func replaceBlock(text, program, block string) (string, error) {
 	return before + begin + block + end + after, nil
 }
 
-// table returns metrics as a table in Markdown.
+// table returns metrics as a table in Markdown. The end of a name determines the type, as the page states.
 func table(metrics []*metric.Metric) string {
 	var b strings.Builder
-	b.WriteString("| metric | type | labels | meaning |\n|---|---|---|---|\n")
+	b.WriteString("| metric | meaning |\n|---|---|\n")
 	for _, m := range metrics {
-		fmt.Fprintf(&b, "| `%s` | %s | %s | %s |\n", m.Name, m.Type, strings.Join(m.Labels, ", "), strings.TrimSuffix(m.Help, "."))
+		labels := strings.Join(m.Labels, ",")
+		if labels != "" {
+			labels = "{" + labels + "}"
+		}
+		fmt.Fprintf(&b, "| `%s%s` | %s |\n", m.Name, labels, strings.TrimSuffix(m.Help, "."))
 	}
 	return b.String()
 }
