@@ -162,7 +162,7 @@ mutate:
 chaos:
 	FARED_REQUIRE_ALL=1 FARED_PARTS=chaos FARED_CHAOS_MINUTES=$(CHAOS_MINUTES) FARED_CHAOS_SEED=$(CHAOS_SEED) FARED_CHAOS_FABRIC=$(CHAOS_FABRIC) $(GO) test -count=1 -v -timeout 0 -run 'TestChaos$$' ./interop/chaos
 
-# 1,000 failures of planes below NCCL's plugin, over TCP and over verbs; a training of PyTorch in which leaves fail every few seconds (out/pytorch.svg); 10 GB over fared0 while a leaf
+# 1,000 failures of planes below NCCL's plugin, over TCP and over verbs; a training of PyTorch in which leaves fail every few seconds (out/pytorch.svg); 10 GB over fared_soft0 while a leaf
 # fails each second; then SOAK_CHANGES changes of cables and leaves, or what fits in SOAK_MINUTES; what the processes hold must not grow.
 soak:
 	FARED_REQUIRE_ALL=1 FARED_PARTS=c FARED_NCCL_FLAPS=1000 $(GO) test -count=1 -v -timeout 0 -run '^Test(Verbs)?PlanesFail$$' ./lib/nccl

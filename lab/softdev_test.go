@@ -15,7 +15,7 @@ import (
 	"github.com/fared/fared/lab/backend"
 )
 
-// perftest is a run of ib_write_bw over fared0 in the namespace of a server.
+// perftest is a run of ib_write_bw over fared_soft0 in the namespace of a server.
 type perftest struct {
 	*exec.Cmd
 	out  bytes.Buffer
@@ -27,7 +27,7 @@ type perftest struct {
 func startPerftest(t *testing.T, f *Fabric, library, server, port, address string) *perftest {
 	t.Helper()
 	words := []string{"netns", "exec", string(f.plan.Namespace(server)), "env", "LD_PRELOAD=" + library, "FARED_SLOTS=" + filepath.Join(f.plan.Dir, server, "slots"),
-		"ib_write_bw", "-d", "fared0", "-p", port, "-q", "2", "-s", "4096", "-t", "16", "-n", fmt.Sprint(perftestMessages)}
+		"ib_write_bw", "-d", "fared_soft0", "-p", port, "-q", "2", "-s", "4096", "-t", "16", "-u", "18", "-n", fmt.Sprint(perftestMessages)}
 	if address != "" {
 		words = append(words, address)
 	}

@@ -563,7 +563,7 @@ func (c *Config) TableServices() (out []wecmp.Service) {
 		if protocol, port := c.Dataplane.Flows(); port != 0 {
 			out = append(out, wecmp.Service{Protocol: protocol, Port: port})
 		}
-		// libfared-verbs and fared0 read the table for RoCEv2, whatever the order of the ports.
+		// libfared-verbs and fared_soft0 read the table for RoCEv2, whatever the order of the ports.
 		if roce := (wecmp.Service{Protocol: wecmp.ProtocolUDP, Port: 4791}); c.Dataplane.steers(roce) && !slices.Contains(out, roce) {
 			out = append(out, roce)
 		}

@@ -15,12 +15,12 @@ import (
 	"github.com/fared/fared/internal/netnstest"
 )
 
-// twoPaths are two ends of rdma_rxe and two of fared0, behind the same two namespaces, which forward the packets of both.
+// twoPaths are two ends of rdma_rxe and two of fared_soft0, behind the same two namespaces, which forward the packets of both.
 type twoPaths struct {
-	soft [2]*netnstest.Namespace // of the ends of fared0
+	soft [2]*netnstest.Namespace // of the ends of fared_soft0
 }
 
-// softEnd is the address of an end of fared0.
+// softEnd is the address of an end of fared_soft0.
 func softEnd(i int) string { return fmt.Sprintf("10.254.0.%d", i+1) }
 
 func newTwoPaths(t testing.TB) *twoPaths {
@@ -56,13 +56,13 @@ func (b *twoPaths) start(t testing.TB, soft bool, end int, log *strings.Builder,
 	t.Helper()
 	device := []string{"-d", fmt.Sprintf("rxe%d", end+1), "-x", "1"}
 	if soft {
-		device = []string{"-d", "fared0", "-x", "0"}
+		device = []string{"-d", "fared_soft0", "-x", "0"}
 	}
 	cmd := exec.Command("timeout", slices.Concat([]string{"120"}, words, device)...)
 	cmd.Stdout, cmd.Stderr = log, log
 	var err error
 	if soft {
-		cmd.Env = append(os.Environ(), "LD_PRELOAD="+filepath.Join(folder, "libfared-softdev.so"), "FARED0_ADDRESS="+softEnd(end))
+		cmd.Env = append(os.Environ(), "LD_PRELOAD="+filepath.Join(folder, "libfared-softdev.so"), "FARED_SOFT_ADDRESS="+softEnd(end))
 		err = b.soft[end].Do(cmd.Start)
 	} else {
 		err = cmd.Start()
@@ -131,10 +131,10 @@ func result(t testing.TB, out string) (columns []float64) {
 	return columns
 }
 
-// BenchmarkAgainstRxe compares fared0 with rdma_rxe by Debian's perftest over the same path, in turns: goodput of WRITEs of 64 KiB and latency of WRITEs of 8 bytes.
+// BenchmarkAgainstRxe compares fared_soft0 with rdma_rxe by Debian's perftest over the same path, in turns: goodput of WRITEs of 64 KiB and latency of WRITEs of 8 bytes.
 func BenchmarkAgainstRxe(b *testing.B) {
 	p := newTwoPaths(b)
-	var goodput, latency [2][]float64 // of rdma_rxe and fared0
+	var goodput, latency [2][]float64 // of rdma_rxe and fared_soft0
 	for b.Loop() {
 		for i, soft := range []bool{false, true} {
 			goodput[i] = append(goodput[i], p.measure(b, soft, "ib_write_bw", "-n", "300", "-s", "65536")[3]) // MB/s, average
@@ -145,11 +145,11 @@ func BenchmarkAgainstRxe(b *testing.B) {
 		slices.Sort(x)
 		return x[len(x)/2]
 	}
-	b.Logf("MB/s: rdma_rxe %.1f, fared0 %.1f; us: rdma_rxe %.1f, fared0 %.1f", goodput[0], goodput[1], latency[0], latency[1])
+	b.Logf("MB/s: rdma_rxe %.1f, fared_soft0 %.1f; us: rdma_rxe %.1f, fared_soft0 %.1f", goodput[0], goodput[1], latency[0], latency[1])
 	b.ReportMetric(median(goodput[0]), "rxe-MB/s")
-	b.ReportMetric(median(goodput[1]), "fared0-MB/s")
+	b.ReportMetric(median(goodput[1]), "fared_soft0-MB/s")
 	b.ReportMetric(median(goodput[1])/median(goodput[0]), "goodput-ratio")
 	b.ReportMetric(median(latency[0]), "rxe-us")
-	b.ReportMetric(median(latency[1]), "fared0-us")
+	b.ReportMetric(median(latency[1]), "fared_soft0-us")
 	b.ReportMetric(median(latency[1])/median(latency[0]), "latency-ratio")
 }

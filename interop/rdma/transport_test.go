@@ -29,7 +29,7 @@ func TestReadsFromRxe(t *testing.T) {
 		t.Run(fmt.Sprint("limit ", limit), func(t *testing.T) {
 			var device *rdma.Device
 			b.host.Must(func() (err error) {
-				device, err = rdma.Open(rdma.Config{Address: netip.MustParseAddr(fared0Address), Transports: []rdma.Transport{rocev2.New(rocev2.Config{})}})
+				device, err = rdma.Open(rdma.Config{Address: netip.MustParseAddr(softAddress), Transports: []rdma.Transport{rocev2.New(rocev2.Config{})}})
 				return err
 			})
 			defer device.Close()
@@ -47,7 +47,7 @@ func TestReadsFromRxe(t *testing.T) {
 				t.Fatal(err)
 			}
 			var log strings.Builder
-			target := exec.Command(filepath.Join(folder, "target"), rxeDevice, "1", "::ffff:"+fared0Address, fmt.Sprint(ours.QPN), fmt.Sprint(ours.PSN), fmt.Sprint(limit), fmt.Sprint(length))
+			target := exec.Command(filepath.Join(folder, "target"), rxeDevice, "1", "::ffff:"+softAddress, fmt.Sprint(ours.QPN), fmt.Sprint(ours.PSN), fmt.Sprint(limit), fmt.Sprint(length))
 			target.Stderr = &log
 			in, err := target.StdinPipe()
 			if err != nil {

@@ -292,7 +292,7 @@ func unfenced(t testing.TB) built {
 	return b
 }
 
-var unknownText = regexp.MustCompile(`fared0: .* unknown_qp ([0-9]+) `)
+var unknownText = regexp.MustCompile(`fared_soft0: .* unknown_qp ([0-9]+) `)
 
 // TestVerbsLateWrites has WRITEs of a queue pair that has been given up arrive in the middle of a later iteration, when their buffers hold other messages: every
 // element is right, because the receiver has ended the queue pair, and its device drops them. The same with a receiver that answers without ending its queue pair
@@ -306,7 +306,7 @@ func TestVerbsLateWrites(t *testing.T) {
 	}
 	f.setWeights(t, 1, 1, 1, 1)
 	stop, args := until(t, "--op", "alltoall", "--bytes", "6000000")
-	ranks := f.verbs(t, b, []string{"FARED0_COUNTERS=1"}, args...)
+	ranks := f.verbs(t, b, []string{"FARED_SOFT_COUNTERS=1"}, args...)
 	awaitIteration(t, ranks, 1)
 	sum := 0
 	for round := range 2 {

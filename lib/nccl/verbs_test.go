@@ -15,7 +15,7 @@ import (
 	"github.com/fared/fared/internal/testkit/gate"
 )
 
-// softdev compiles fared0, the software device that the tests carry stripes by, once.
+// softdev compiles fared_soft0, the software device that the tests carry stripes by, once.
 func softdev(t testing.TB) string {
 	t.Helper()
 	netnstest.Tools(t, "gcc", "make", "/usr/include/infiniband/verbs.h")
@@ -31,7 +31,7 @@ func softdev(t testing.TB) string {
 	return file
 }
 
-// overVerbs is the environment of a rank that carries stripes over fared0.
+// overVerbs is the environment of a rank that carries stripes over fared_soft0.
 func overVerbs(t testing.TB) []string {
 	t.Helper()
 	return []string{"LD_PRELOAD=" + softdev(t), "FARED_NCCL_TRANSPORT=verbs"}
@@ -98,7 +98,7 @@ func TestVerbsCollectives(t *testing.T) {
 	}
 }
 
-// verbs starts a job of one rank on each server over fared0.
+// verbs starts a job of one rank on each server over fared_soft0.
 func (f *fabric) verbs(t testing.TB, b built, environment []string, args ...string) []*rank {
 	t.Helper()
 	return start(t, servers, func(i int) ([]string, []string) {
@@ -149,10 +149,10 @@ func TestVerbsPeerEnds(t *testing.T) {
 // TestVerbsEnds does over verbs what TestEnds does over TCP.
 func TestVerbsEnds(t *testing.T) {
 	gate.Slow(t, gate.C, "over verbs what the gate does over TCP")
-	endsOf(t, []string{"ip", "netns", "exec", newHost(t, 1).ns.Name}, append(overVerbs(t), "FARED0_ADDRESS="+loopback(0).String())...)
+	endsOf(t, []string{"ip", "netns", "exec", newHost(t, 1).ns.Name}, append(overVerbs(t), "FARED_SOFT_ADDRESS="+loopback(0).String())...)
 }
 
-// TestTransport checks the choice of the transport: verbs only where a device is, TCP by default where there is none but fared0, and a refusal of a peer with
+// TestTransport checks the choice of the transport: verbs only where a device is, TCP by default where there is none but fared_soft0, and a refusal of a peer with
 // another transport.
 func TestTransport(t *testing.T) {
 	gate.Slow(t, gate.C, "starts ranks six times")

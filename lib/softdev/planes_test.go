@@ -79,7 +79,7 @@ func (f *fabric) start(t testing.TB, program string, qps, messages, size int) [2
 	t.Helper()
 	var running [2]*netnstest.Process
 	for i, ns := range f.namespaces() {
-		command := f.environment("", "env", "FARED_SLOTS="+f.tables[i].Path, program, "fared0", "7777")
+		command := f.environment("", "env", "FARED_SLOTS="+f.tables[i].Path, program, "fared_soft0", "7777")
 		if i == 1 {
 			command = append(command, serverAddress, fmt.Sprint(qps), fmt.Sprint(messages), fmt.Sprint(size))
 		}
@@ -159,7 +159,7 @@ func TestUCXPlanes(t *testing.T) {
 	f.setWeights(t, 0, 0, 1, 0)
 	// UCX connects by addresses of the loopbacks, and ucx_perftest by TCP over eth0.
 	command := func(i int, more ...string) []string {
-		return append(f.environment("", "env", "FARED_SLOTS="+f.tables[i].Path, "UCX_TLS=rc_v,ud_v", "UCX_NET_DEVICES=fared0:1", "ucx_perftest", "-t", "tag_bw", "-s", "65536", "-n", "200", "-w", "5"), more...)
+		return append(f.environment("", "env", "FARED_SLOTS="+f.tables[i].Path, "UCX_TLS=rc_v,ud_v", "UCX_NET_DEVICES=fared_soft0:1", "ucx_perftest", "-t", "tag_bw", "-s", "65536", "-n", "200", "-w", "5"), more...)
 	}
 	s := command(0)
 	server := f.server.Start(t, s[0], s[1:]...)
@@ -207,7 +207,7 @@ func TestPlanesFail(t *testing.T) {
 	t.Log(running[1].Log())
 }
 
-// TestStale lets the tables of a transfer go without an owner: fared0 reports that with the reason, and the end.
+// TestStale lets the tables of a transfer go without an owner: fared_soft0 reports that with the reason, and the end.
 func TestStale(t *testing.T) {
 	f := newFabric(t)
 	f.setWeights(t, 1, 1, 1, 1)
@@ -215,9 +215,9 @@ func TestStale(t *testing.T) {
 	f.flows(t, running[1])
 	for i, program := range running {
 		slotfiletest.Age(t, f.tables[i].Path)
-		program.AwaitText(t, "fared0: "+f.tables[i].Path+": nothing has updated the slot table for a minute")
+		program.AwaitText(t, "fared_soft0: "+f.tables[i].Path+": nothing has updated the slot table for a minute")
 		f.tables[i].Beat(t)
-		program.AwaitText(t, "fared0: "+f.tables[i].Path+": the slot table is maintained again")
+		program.AwaitText(t, "fared_soft0: "+f.tables[i].Path+": the slot table is maintained again")
 	}
 }
 
@@ -246,7 +246,7 @@ func TestStaleWithFullStandardError(t *testing.T) {
 	for _, x := range f.tables {
 		slotfiletest.Age(t, x.Path)
 	}
-	for begin := time.Now(); time.Since(begin) < 2500*time.Millisecond; { // fared0 looks at the table once a second
+	for begin := time.Now(); time.Since(begin) < 2500*time.Millisecond; { // fared_soft0 looks at the table once a second
 		if f.flows(t, running[1]); running[1].Running() != nil {
 			t.Fatal("the transfer has ended")
 		}
@@ -258,7 +258,7 @@ func TestStaleWithFullStandardError(t *testing.T) {
 			text = append(text, b[:n]...)
 		}
 		for _, x := range f.tables {
-			if !bytes.Contains(text, []byte("fared0: "+x.Path+": nothing has updated")) {
+			if !bytes.Contains(text, []byte("fared_soft0: "+x.Path+": nothing has updated")) {
 				return fmt.Errorf("no report of %s: %q", x.Path, bytes.TrimSpace(text))
 			}
 		}

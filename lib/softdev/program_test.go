@@ -24,7 +24,7 @@ func alone(t testing.TB) *ends {
 // program runs a case of tests/program, which must succeed, and returns its output with the device's counters.
 func (e *ends) program(t testing.TB, command ...string) string {
 	t.Helper()
-	c := append([]string{"timeout", "85", "env", "LD_PRELOAD=" + e.library, "FARED0_ADDRESS=127.0.0.2,127.0.0.3", "FARED0_COUNTERS=1"}, command...)
+	c := append([]string{"timeout", "85", "env", "LD_PRELOAD=" + e.library, "FARED_SOFT_ADDRESS=127.0.0.2,127.0.0.3", "FARED_SOFT_COUNTERS=1"}, command...)
 	p := e.server.Start(t, c[0], c[1:]...)
 	p.AwaitEnd(t)
 	if !strings.Contains(p.Log(), "ok\n") || strings.Contains(p.Log(), "WARNING") {
@@ -98,7 +98,7 @@ func TestPaths(t *testing.T) {
 	program := compile(t, "program", "plain")
 	without := run(t, program, "paths")
 	for _, addresses := range []string{"", "127.0.0.2"} {
-		if with := run(t, "env", "LD_PRELOAD="+path, "FARED0_ADDRESS="+addresses, program, "paths"); with != without {
+		if with := run(t, "env", "LD_PRELOAD="+path, "FARED_SOFT_ADDRESS="+addresses, program, "paths"); with != without {
 			t.Errorf("with the library:\n%s\nwithout:\n%s", with, without)
 		}
 	}
@@ -123,14 +123,14 @@ func TestConnectionManagerIsRefused(t *testing.T) {
 	const address = "127.0.0.2"
 	for _, test := range []string{"rping -s", "rping -s -a " + address, "rping -c -a " + address, "rping -q -s", "rdma_server", "ib_write_bw -R", "ib_write_bw -R " + address} {
 		t.Run(test, func(t *testing.T) {
-			command := append([]string{"60", "env", "LD_PRELOAD=" + path, "FARED0_ADDRESS=" + address}, strings.Fields(test)...)
+			command := append([]string{"60", "env", "LD_PRELOAD=" + path, "FARED_SOFT_ADDRESS=" + address}, strings.Fields(test)...)
 			out, err := exec.Command("timeout", command...).CombinedOutput()
 			const timeout = 124
 			var exit *exec.ExitError
 			if !errors.As(err, &exit) || exit.ExitCode() == timeout || !exit.Exited() {
 				t.Errorf("it ends with %v", err)
 			}
-			if n := strings.Count(string(out), "fared0: rdma_cm is not supported: "); n != 1 || !strings.Contains(string(out), "rdma_rxe") || !strings.Contains(string(out), "perftest without -R") {
+			if n := strings.Count(string(out), "fared_soft0: rdma_cm is not supported: "); n != 1 || !strings.Contains(string(out), "rdma_rxe") || !strings.Contains(string(out), "perftest without -R") {
 				t.Errorf("%d lines name the reason:\n%s", n, out)
 			}
 		})

@@ -16,7 +16,7 @@ import (
 // pair starts a transfer of messages between a process at each end, over a TCP port; both use the addresses of all other pairs.
 func (e *ends) pair(t testing.TB, program string, port, messages int) [2]*netnstest.Process {
 	t.Helper()
-	words := []string{program, "fared0", fmt.Sprint(port)}
+	words := []string{program, "fared_soft0", fmt.Sprint(port)}
 	s := e.environment(serverAddress, words...)
 	c := e.environment(clientAddress, append(words, serverAddress, "4", fmt.Sprint(messages), "20000")...)
 	const timeout = 2 // words, of a program that a signal would end in place of the other one
@@ -92,9 +92,9 @@ func TestPortTaken(t *testing.T) {
 		}
 		return err
 	})
-	out, err := e.server.Output("env", "LD_PRELOAD="+e.library, "FARED0_ADDRESS=127.0.0.2,127.0.0.3", program, "fork", "1")
+	out, err := e.server.Output("env", "LD_PRELOAD="+e.library, "FARED_SOFT_ADDRESS=127.0.0.2,127.0.0.3", program, "fork", "1")
 	text := fmt.Sprint(string(out), err) // the error has the standard error
-	const reason = "fared0: cannot receive at 127.0.0.2, UDP port 4791: the kernel module rdma_rxe, or a program of another kind or user, has the port. Run this program in another network namespace"
+	const reason = "fared_soft0: cannot receive at 127.0.0.2, UDP port 4791: the kernel module rdma_rxe, or a program of another kind or user, has the port. Run this program in another network namespace"
 	if err == nil || strings.Count(text, reason) != 1 {
 		t.Errorf("with a port that is taken: %s", text)
 	}

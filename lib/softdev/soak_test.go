@@ -172,7 +172,7 @@ func TestLeavesDie(t *testing.T) {
 	}
 	var running [2]*netnstest.Process
 	for i, ns := range f.namespaces() {
-		command := []string{"LD_PRELOAD=" + f.library, "FARED0_COUNTERS=1", "FARED_SLOTS=" + f.tables[i].Path, program, "fared0", "7777"}
+		command := []string{"LD_PRELOAD=" + f.library, "FARED_SOFT_COUNTERS=1", "FARED_SLOTS=" + f.tables[i].Path, program, "fared_soft0", "7777"}
 		if i == 1 {
 			command = append(command, serverAddress, fmt.Sprint(qps), fmt.Sprint(messages), fmt.Sprint(size), "4")
 		}

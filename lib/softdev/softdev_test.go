@@ -1,4 +1,4 @@
-// Package softdev tests fared0, the software verbs device: its parts alone, unmodified programs over it, and its packets.
+// Package softdev tests fared_soft0, the software verbs device: its parts alone, unmodified programs over it, and its packets.
 package softdev
 
 import (
@@ -98,9 +98,9 @@ func newEnds(t testing.TB, tools ...string) *ends {
 	return &ends{server: server, client: client, library: path}
 }
 
-// environment returns a command that runs another one over fared0.
+// environment returns a command that runs another one over fared_soft0.
 func (e *ends) environment(address string, command ...string) []string {
-	return append([]string{"timeout", "180", "env", "LD_PRELOAD=" + e.library, "FARED0_ADDRESS=" + address, "FARED0_COUNTERS=1"}, command...)
+	return append([]string{"timeout", "180", "env", "LD_PRELOAD=" + e.library, "FARED_SOFT_ADDRESS=" + address, "FARED_SOFT_COUNTERS=1"}, command...)
 }
 
 // play runs a program as server, which listens on a TCP port, and as client, and returns the client's output.
@@ -134,13 +134,13 @@ func port() string { return fmt.Sprint(20000 + rand.IntN(10000)) }
 // TestUCX runs unmodified ucx_perftest over reliable connections, with the datagrams that set them up, and over datagrams alone.
 func TestUCX(t *testing.T) {
 	e := newEnds(t, "ucx_perftest", "ucx_info")
-	info := e.server.Run("env", "LD_PRELOAD="+e.library, "FARED0_ADDRESS="+serverAddress, "UCX_TLS=rc_v", "UCX_NET_DEVICES=fared0:1", "ucx_info", "-d")
+	info := e.server.Run("env", "LD_PRELOAD="+e.library, "FARED_SOFT_ADDRESS="+serverAddress, "UCX_TLS=rc_v", "UCX_NET_DEVICES=fared_soft0:1", "ucx_info", "-d")
 	for _, want := range []string{"atomic_fadd: 64 bit", "atomic_cswap: 64 bit"} {
 		if _, rc, _ := strings.Cut(info, "rc_verbs"); !strings.Contains(rc, want) {
 			t.Errorf("UCX has not %q of the device:\n%s", want, info)
 		}
 	}
-	if all := e.server.Run("sh", "-c", `LD_PRELOAD=$0 FARED0_ADDRESS=$1 ucx_info -d 2>&1`, e.library, serverAddress); strings.Contains(all, "rdma_cm is not supported") {
+	if all := e.server.Run("sh", "-c", `LD_PRELOAD=$0 FARED_SOFT_ADDRESS=$1 ucx_info -d 2>&1`, e.library, serverAddress); strings.Contains(all, "rdma_cm is not supported") {
 		t.Errorf("a line about rdma_cm, which UCX does not need:\n%s", all)
 	}
 	for transport, tests := range map[string][]string{
@@ -152,7 +152,7 @@ func TestUCX(t *testing.T) {
 				if test != tests[0] {
 					gate.Slow(t, gate.C, "another operation")
 				}
-				e.play(t, port(), append([]string{"env", "UCX_TLS=" + transport, "UCX_NET_DEVICES=fared0:1", "ucx_perftest", "-w", "10", "-t"}, strings.Fields(test)...)...)
+				e.play(t, port(), append([]string{"env", "UCX_TLS=" + transport, "UCX_NET_DEVICES=fared_soft0:1", "ucx_perftest", "-w", "10", "-t"}, strings.Fields(test)...)...)
 			})
 		}
 	}
@@ -161,7 +161,7 @@ func TestUCX(t *testing.T) {
 // TestPrograms runs unmodified programs of rdma-core and perftest over two devices.
 func TestPrograms(t *testing.T) {
 	e := newEnds(t, "ibv_rc_pingpong", "ib_write_bw")
-	if out, err := e.server.Output("env", "LD_PRELOAD="+e.library, "FARED0_ADDRESS="+serverAddress, "ibv_devinfo", "-d", "fared0"); err != nil ||
+	if out, err := e.server.Output("env", "LD_PRELOAD="+e.library, "FARED_SOFT_ADDRESS="+serverAddress, "ibv_devinfo", "-d", "fared_soft0"); err != nil ||
 		!strings.Contains(string(out), "active_mtu:		1024") || !strings.Contains(string(out), "PORT_ACTIVE") {
 		t.Errorf("ibv_devinfo: %v\n%s", err, out)
 	}
@@ -175,7 +175,7 @@ func TestPrograms(t *testing.T) {
 			if i%9 != 0 {
 				gate.Slow(t, gate.C, "another program")
 			}
-			e.play(t, port(), append(strings.Fields(command), "-d", "fared0")...)
+			e.play(t, port(), append(strings.Fields(command), "-d", "fared_soft0")...)
 		})
 	}
 }
@@ -193,9 +193,9 @@ func TestSanitizers(t *testing.T) {
 			ends := *e
 			ends.library = ""
 			port := fmt.Sprint(20000 + rand.IntN(20000))
-			s := ends.environment(serverAddress, append(command, "fared0", port)...)
+			s := ends.environment(serverAddress, append(command, "fared_soft0", port)...)
 			server := e.server.Start(t, s[0], s[1:]...)
-			c := ends.environment(clientAddress, append(command, "fared0", port, serverAddress, "4", "100", "20000")...)
+			c := ends.environment(clientAddress, append(command, "fared_soft0", port, serverAddress, "4", "100", "20000")...)
 			if out, err := e.client.Output(c[0], c[1:]...); err != nil || !strings.Contains(string(out), "verified 400 messages") {
 				t.Errorf("%v\n%s", err, out)
 			}
@@ -207,7 +207,7 @@ func TestSanitizers(t *testing.T) {
 	}
 }
 
-// TestWithInterposer preloads libfared-verbs.so, too, in both orders: it leaves fared0's queue pairs to the device, which move when a plane is parked.
+// TestWithInterposer preloads libfared-verbs.so, too, in both orders: it leaves fared_soft0's queue pairs to the device, which move when a plane is parked.
 func TestWithInterposer(t *testing.T) {
 	needs(t)
 	run(t, "make", "-C", "..", "OUT="+buildFolder, buildFolder+"/libfared-verbs.so")

@@ -28,11 +28,11 @@ func TestPacketsAgreeWithTheSpecification(t *testing.T) {
 		"ib_write_bw -s 10001 -n 50", "ib_send_bw -s 10001 -n 50", "ib_read_bw -s 10001 -n 50", "ib_atomic_lat -n 20", "ib_atomic_lat -A CMP_AND_SWAP -n 20", "ib_send_lat -s 3 -n 20",
 		"ib_send_lat -c UD -s 7 -n 20", "ib_write_lat -s 5 -n 20",
 	} {
-		e.play(t, fmt.Sprint(21000+i), append(strings.Fields(command), "-d", "fared0")...)
+		e.play(t, fmt.Sprint(21000+i), append(strings.Fields(command), "-d", "fared_soft0")...)
 	}
 	program := compile(t, "traffic", "plain")
-	server := e.server.Start(t, "env", e.environment(serverAddress, program, "fared0", "7777")[2:]...)
-	c := e.environment(clientAddress, program, "fared0", "7777", serverAddress, "2", "40", "4999")
+	server := e.server.Start(t, "env", e.environment(serverAddress, program, "fared_soft0", "7777")[2:]...)
+	c := e.environment(clientAddress, program, "fared_soft0", "7777", serverAddress, "2", "40", "4999")
 	if out, err := e.client.Output(c[0], c[1:]...); err != nil {
 		t.Fatalf("%v\n%s\n%s", err, out, server.Log())
 	}
@@ -62,7 +62,7 @@ func TestPacketsAgreeWithTheSpecification(t *testing.T) {
 	}
 }
 
-// TestZeroChecksum has a peer that is no fared0 send a datagram over IPv6 to an unmodified program, with a UDP checksum, and with 0 in its place: rdma_rxe
+// TestZeroChecksum has a peer that is no fared_soft0 send a datagram over IPv6 to an unmodified program, with a UDP checksum, and with 0 in its place: rdma_rxe
 // leaves the checksum out, and Linux drops such packets unless the socket accepts it (RFC 6935).
 func TestZeroChecksum(t *testing.T) {
 	e := newEnds(t, "ibv_ud_pingpong", "python3", "ss")
@@ -71,7 +71,7 @@ func TestZeroChecksum(t *testing.T) {
 	e.client.Addr("eth0", client+"/64")
 	for _, checksum := range []string{"valid", "zero"} {
 		t.Run(checksum, func(t *testing.T) {
-			s := e.environment(server, "ibv_ud_pingpong", "-d", "fared0", "-g", "0", "-n", "1", "-s", "64")
+			s := e.environment(server, "ibv_ud_pingpong", "-d", "fared_soft0", "-g", "0", "-n", "1", "-s", "64")
 			program := e.server.Start(t, s[0], s[1:]...)
 			program.AwaitSocket(t, e.server, "-tlnH", ":18515 ")
 			out, err := e.client.Output("python3", "-B", "tests/pingpong_peer.py", serverAddress, server, client, checksum)

@@ -1,4 +1,4 @@
-/* Threads and locks of a library in the process of another program: the rule of fared0, libfared-verbs and libnccl-net-fared.
+/* Threads and locks of a library in the process of another program: the rule of fared_soft0, libfared-verbs and libnccl-net-fared.
  *
  * Signals: threads of a library handle none but their own faults.
  * Cancellation: no thread is canceled while it has a lock, or between guard_begin and guard_end.

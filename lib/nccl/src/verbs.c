@@ -10,7 +10,7 @@
 #include "comm.h"
 
 #define LIBRARY "libibverbs.so.1"
-#define SOFTWARE "fared0"
+#define SOFTWARE "fared_soft0"
 #define FIRST_PORT 49152
 #define MOST_GIDS 256
 

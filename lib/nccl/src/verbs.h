@@ -55,7 +55,7 @@ struct rdma {
 extern struct rdma rdmas[MAX_RDMA];
 extern int rdma_count;
 
-/* verbs_open opens libibverbs and the active RoCE ports of all devices, the software device fared0 only on request. It returns whether there is a port, and else
+/* verbs_open opens libibverbs and the active RoCE ports of all devices, the software device fared_soft0 only on request. It returns whether there is a port, and else
  * writes the reason. */
 bool verbs_open(bool software, char *reason, size_t size);
 void verbs_close(void);

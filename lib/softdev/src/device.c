@@ -41,7 +41,7 @@ struct engine {
 static pthread_mutex_t engine_lock = PTHREAD_MUTEX_INITIALIZER, core_lock = PTHREAD_MUTEX_INITIALIZER;
 static struct engine *engine;
 
-static struct ibv_device device = {.node_type = IBV_NODE_CA, .transport_type = IBV_TRANSPORT_IB, .name = "fared0", .dev_name = "fared0"};
+static struct ibv_device device = {.node_type = IBV_NODE_CA, .transport_type = IBV_TRANSPORT_IB, .name = "fared_soft0", .dev_name = "fared_soft0"};
 static struct in6_addr gids[SD_MAX_GIDS];
 static uint32_t gid_count;
 static pthread_once_t gids_once = PTHREAD_ONCE_INIT;
@@ -60,7 +60,7 @@ static void add_gid(const struct fared_address *a)
 static void find_gids(void)
 {
 	struct fared_address a;
-	const char *list = getenv("FARED0_ADDRESS");
+	const char *list = getenv("FARED_SOFT_ADDRESS");
 	char copy[4096], *rest = copy, *text;
 	if (list && *list) {
 		snprintf(copy, sizeof copy, "%s", list);
@@ -68,7 +68,7 @@ static void find_gids(void)
 			if (fared_parse_address(text, &a) == 0)
 				add_gid(&a);
 			else
-				fprintf(stderr, "fared0: FARED0_ADDRESS has no address in \"%s\"\n", text);
+				fprintf(stderr, "fared_soft0: FARED_SOFT_ADDRESS has no address in \"%s\"\n", text);
 		return;
 	}
 	struct fared_table *table;
@@ -241,7 +241,7 @@ static struct engine *start_engine(void)
 		e->dev.slots = sd_slots_open();
 		e->dev.now = e->dev.link->now(e->dev.link);
 		e->dev.generation = (uint32_t)(e->dev.now / 1000) ^ (uint32_t)getpid();
-		err = guard_start(&e->thread, "fared0", run_engine, e);
+		err = guard_start(&e->thread, "fared_soft0", run_engine, e);
 		if (err) {
 			sd_slots_close(e->dev.slots);
 			sd_port_close(e->port);
@@ -259,10 +259,10 @@ static struct engine *start_engine(void)
 static void report(const struct engine *e)
 {
 	const struct sd_counters *c = &e->dev.counters;
-	if (!getenv("FARED0_COUNTERS"))
+	if (!getenv("FARED_SOFT_COUNTERS"))
 		return;
 	fprintf(stderr,
-		"fared0: sent %lu received %lu retransmitted %lu duplicates %lu out_of_order %lu naks %lu rnr_naks %lu timeouts %lu bad_icrc %lu "
+		"fared_soft0: sent %lu received %lu retransmitted %lu duplicates %lu out_of_order %lu naks %lu rnr_naks %lu timeouts %lu bad_icrc %lu "
 		"malformed %lu unknown_qp %lu wrong_source %lu ce %lu cnps_sent %lu cnps_received %lu moved %lu refused %lu\n",
 		c->sent, c->received, c->retransmitted, c->duplicates, c->out_of_order, c->naks, c->rnr_naks, c->timeouts, c->bad_icrc, c->malformed,
 		c->unknown_qp, c->wrong_source, c->congestion_marks, c->cnps_sent, c->cnps_received, c->moved, sd_port_refused(e->port));
@@ -381,10 +381,10 @@ int sd_listen(struct sd_dev *dev, uint32_t gid_index)
 	char text[INET6_ADDRSTRLEN];
 	int err = a ? sd_port_listen(engine_of(dev)->port, a) : EINVAL;
 	if (a && err && fared_address_text((const struct fared_address *)a, text, sizeof text) >= 0)
-		fprintf(stderr, "fared0: cannot receive at %s, UDP port %d: %s\n", text, SD_UDP_PORT,
+		fprintf(stderr, "fared_soft0: cannot receive at %s, UDP port %d: %s\n", text, SD_UDP_PORT,
 			err == EADDRINUSE
 				? "the kernel module rdma_rxe, or a program of another kind or user, has the port. Run this program in another network namespace "
-				  "(ip netns), at another address (FARED0_ADDRESS; rdma_rxe has all), or remove the module (modprobe -r rdma_rxe)"
+				  "(ip netns), at another address (FARED_SOFT_ADDRESS; rdma_rxe has all), or remove the module (modprobe -r rdma_rxe)"
 				: strerror(err));
 	return err;
 }

@@ -1,4 +1,4 @@
-/* libfared-softdev.so presents fared0 to unmodified programs: it replaces the functions of libibverbs that are not inline. Objects of fared0 go to the
+/* libfared-softdev.so presents fared_soft0 to unmodified programs: it replaces the functions of libibverbs that are not inline. Objects of fared_soft0 go to the
  * device, all others to libibverbs. */
 #include "softdev.h"
 
@@ -361,7 +361,7 @@ EXPORT int ibv_detach_mcast(struct ibv_qp *qp, const union ibv_gid *gid, uint16_
 	return softdev_owns(qp->context) ? EOPNOTSUPP : FORWARD(errno, ibv_detach_mcast, qp, gid, lid);
 }
 
-/* Objects of fared0 belong to one process. */
+/* Objects of fared_soft0 belong to one process. */
 static void *refuse_import(void)
 {
 	errno = EOPNOTSUPP;
@@ -370,7 +370,7 @@ static void *refuse_import(void)
 
 EXPORT struct ibv_context *ibv_import_device(int fd)
 {
-	/* -1 is the descriptor of fared0's contexts. */
+	/* -1 is the descriptor of fared_soft0's contexts. */
 	return fd < 0 ? refuse_import() : FORWARD_AT("IBVERBS_1.10", NULL, ibv_import_device, fd);
 }
 
@@ -422,7 +422,7 @@ EXPORT int ibv_resolve_eth_l2_from_gid(struct ibv_context *c, struct ibv_ah_attr
 	return FORWARD(-1, ibv_resolve_eth_l2_from_gid, c, attr, mac, vid);
 }
 
-/* alone reports whether fared0 is the only device. */
+/* alone reports whether fared_soft0 is the only device. */
 static bool alone(void)
 {
 	int n = 0;
@@ -439,8 +439,8 @@ static bool of_ucx(const void *code)
 	return dladdr(code, &info) && info.dli_fname && strstr(info.dli_fname, "/libuct_");
 }
 
-/* rdma_cm has its ports and connections in the kernel, which does not know fared0. Every use of librdmacm begins here, also that by identifiers without a
- * channel. With a device of the kernel, the kernel itself refuses fared0's addresses (ENODEV); without one librdmacm would find no file, or listen in vain. */
+/* rdma_cm has its ports and connections in the kernel, which does not know fared_soft0. Every use of librdmacm begins here, also that by identifiers without a
+ * channel. With a device of the kernel, the kernel itself refuses fared_soft0's addresses (ENODEV); without one librdmacm would find no file, or listen in vain. */
 EXPORT struct rdma_event_channel *rdma_create_event_channel(void);
 EXPORT struct rdma_event_channel *rdma_create_event_channel(void)
 {
@@ -449,17 +449,17 @@ EXPORT struct rdma_event_channel *rdma_create_event_channel(void)
 		return FORWARD_TO("librdmacm.so.1", "RDMACM_1.0", NULL, rdma_create_event_channel);
 	if (!of_ucx(__builtin_return_address(0)) && !__atomic_exchange_n(&reported, true, __ATOMIC_RELAXED))
 		fprintf(stderr,
-			"fared0: rdma_cm is not supported: connect by the program's own sockets (perftest without -R), or use rdma_rxe, in a network "
+			"fared_soft0: rdma_cm is not supported: connect by the program's own sockets (perftest without -R), or use rdma_rxe, in a network "
 			"namespace or a virtual machine (make vm)\n");
 	errno = ENODEV;
 	return NULL;
 }
 
-/* UCX uses a device only if the program may read and write its character device, which fared0 does not have. No other path is changed. The kernel has looked for the
+/* UCX uses a device only if the program may read and write its character device, which fared_soft0 does not have. No other path is changed. The kernel has looked for the
  * file first, so the path can be read. */
 static bool device_file(const char *path)
 {
-	return errno == ENOENT && strcmp(path, "/dev/infiniband/fared0") == 0 && softdev_device();
+	return errno == ENOENT && strcmp(path, "/dev/infiniband/fared_soft0") == 0 && softdev_device();
 }
 
 EXPORT int stat(const char *restrict path, struct stat *restrict out)

@@ -156,7 +156,7 @@ static int to_rtr(struct sd_qp *qp, const struct ibv_qp_attr *attr, int mask)
 		return err;
 	uint32_t route = sd_port_mtu(&qp->path.flow.source, &qp->path.flow.destination);
 	if (route && sd_payload_mtu(route, sd_is_ipv4(&qp->path.flow.source)) < qp->mtu) {
-		fprintf(stderr, "fared0: packets of path MTU %u do not fit the route's MTU of %u\n", qp->mtu, route);
+		fprintf(stderr, "fared_soft0: packets of path MTU %u do not fit the route's MTU of %u\n", qp->mtu, route);
 		sd_slots_leave(qp->dev, &qp->path);
 		return EINVAL;
 	}

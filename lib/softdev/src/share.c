@@ -46,7 +46,7 @@ struct message {
 static socklen_t name_of(uint32_t number, struct sockaddr_un *name)
 {
 	*name = (struct sockaddr_un){.sun_family = AF_UNIX};
-	int n = snprintf(name->sun_path + 1, sizeof name->sun_path - 1, "fared0/%u", number);
+	int n = snprintf(name->sun_path + 1, sizeof name->sun_path - 1, "fared_soft0/%u", number);
 	return (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + (size_t)n);
 }
 

@@ -73,7 +73,7 @@ void sd_slots_report(struct sd_dev *dev, int stale)
 	if (!s || stale == s->reported || poll(&out, 1, 0) != 1)
 		return;
 	/* Not by stdio: another thread may have its lock and be blocked. */
-	dprintf(STDERR_FILENO, "fared0: %s: %s\n", s->path, stale ? fared_error_text(stale) : "the slot table is maintained again");
+	dprintf(STDERR_FILENO, "fared_soft0: %s: %s\n", s->path, stale ? fared_error_text(stale) : "the slot table is maintained again");
 	s->reported = stale;
 }
 

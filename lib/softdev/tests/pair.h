@@ -1,4 +1,4 @@
-/* Two connected RC queue pairs of fared0 in one process: one at GID 0, the other at GID 1. */
+/* Two connected RC queue pairs of fared_soft0 in one process: one at GID 0, the other at GID 1. */
 #ifndef PAIR_H
 #define PAIR_H
 
@@ -17,12 +17,12 @@ struct end {
 	int index;
 };
 
-static struct ibv_context *open_fared0(void)
+static struct ibv_context *open_fared_soft0(void)
 {
 	struct ibv_device **list = ibv_get_device_list(NULL);
 	struct ibv_context *c = NULL;
 	for (int i = 0; list && list[i]; i++)
-		if (strcmp(ibv_get_device_name(list[i]), "fared0") == 0)
+		if (strcmp(ibv_get_device_name(list[i]), "fared_soft0") == 0)
 			c = ibv_open_device(list[i]);
 	if (list)
 		ibv_free_device_list(list);

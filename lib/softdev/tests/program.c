@@ -40,7 +40,7 @@ __attribute__((visibility("default"))) int sendmmsg(int fd, struct mmsghdr *mess
 /* change_meanwhile reads or writes n times. Each word of the source grows, so each one at the destination does, too. */
 static void change_meanwhile(enum ibv_wr_opcode opcode, size_t size, int n)
 {
-	struct ibv_context *c = open_fared0();
+	struct ibv_context *c = open_fared_soft0();
 	struct end ends[2];
 	make_pair(ends, c);
 	bool read = opcode == IBV_WR_RDMA_READ;
@@ -101,7 +101,7 @@ static void count(int signal)
 static void signals(const char *unused)
 {
 	(void)unused;
-	struct ibv_context *c = open_fared0();
+	struct ibv_context *c = open_fared_soft0();
 	char own[16];
 	int threads = 0;
 	/* Signals are 1 to 64; a bit is the number minus 1. KILL, STOP and those of libc cannot be blocked, and faults must not be. */
@@ -194,7 +194,7 @@ static void *open_forever(void *unused)
 	(void)unused;
 	for (;;) {
 		pthread_testcancel();
-		CHECK(ibv_close_device(open_fared0()) == 0);
+		CHECK(ibv_close_device(open_fared_soft0()) == 0);
 	}
 	return NULL;
 }
@@ -205,7 +205,7 @@ static void cancel(const char *rounds)
 	static void *(*const users[])(void *) = {poll_forever, notify_forever, await_event, query_forever, open_forever};
 	enum { USERS = sizeof users / sizeof *users };
 	for (int i = 0; i < atoi(rounds); i++) {
-		struct ibv_context *c = open_fared0();
+		struct ibv_context *c = open_fared_soft0();
 		struct end ends[2];
 		pthread_t threads[USERS];
 		make_pair(ends, c);
@@ -243,7 +243,7 @@ static void fork_now(int signal)
 /* fork_in_handler forks n times in a handler that interrupts operations of the device anywhere. */
 static void fork_in_handler(const char *n)
 {
-	struct ibv_context *c = open_fared0();
+	struct ibv_context *c = open_fared_soft0();
 	struct end ends[2];
 	static char memory[2][4096];
 	make_pair(ends, c);
@@ -272,7 +272,7 @@ static void *fork_forever(void *context)
 		if (child == 0) { /* the parent's context goes, and one of the child comes */
 			CHECK(ibv_close_device(context) == 0);
 #ifndef __SANITIZE_THREAD__ /* which permits children of threads no thread */
-			CHECK(ibv_close_device(open_fared0()) == 0);
+			CHECK(ibv_close_device(open_fared_soft0()) == 0);
 #endif
 			_exit(0);
 		}
@@ -308,7 +308,7 @@ static void *use_pair(void *context)
 static void threads(const char *n)
 {
 	enum { MOST = 64 };
-	struct ibv_context *c = open_fared0();
+	struct ibv_context *c = open_fared_soft0();
 	pthread_t users[MOST], forks;
 	CHECK(atoi(n) <= MOST && pthread_create(&forks, NULL, fork_forever, c) == 0);
 	for (int i = 0; i < atoi(n); i++)
@@ -325,7 +325,7 @@ static void threads(const char *n)
 static void descriptors(const char *unused)
 {
 	(void)unused;
-	struct ibv_context *c = open_fared0();
+	struct ibv_context *c = open_fared_soft0();
 	struct end ends[2];
 	static char memory[64];
 	make_pair(ends, c);
@@ -399,7 +399,7 @@ static void device_file(const char *unused)
 {
 	(void)unused;
 	struct stat s;
-	CHECK(stat("/dev/infiniband/fared0", &s) == 0 && S_ISCHR(s.st_mode) && access("/dev/infiniband/fared0", R_OK | W_OK) == 0);
+	CHECK(stat("/dev/infiniband/fared_soft0", &s) == 0 && S_ISCHR(s.st_mode) && access("/dev/infiniband/fared_soft0", R_OK | W_OK) == 0);
 }
 
 /* ---- properties and refusals ---- */
@@ -412,7 +412,7 @@ static bool refused(const void *result, int reason)
 
 static void refusals(const char *version)
 {
-	struct ibv_context *c = open_fared0();
+	struct ibv_context *c = open_fared_soft0();
 	struct ibv_pd *pd = ibv_alloc_pd(c);
 	struct ibv_device_attr_ex ex;
 	CHECK(pd && ibv_query_device_ex(c, NULL, &ex) == 0);

@@ -89,7 +89,7 @@ EXPORT int ibv_modify_qp(struct ibv_qp *qp, struct ibv_qp_attr *attr, int mask)
 {
 	struct ibv_qp_attr labeled;
 	struct ibv_qp_attr *use = attr;
-	/* A device without one of the kernel, as fared0, chooses its source ports itself. */
+	/* A device without one of the kernel, as fared_soft0, chooses its source ports itself. */
 	bool connected = (qp->qp_type == IBV_QPT_RC || qp->qp_type == IBV_QPT_UC) && qp->context->cmd_fd >= 0;
 	if (connected && (mask & IBV_QP_AV) && attr->ah_attr.is_global) {
 		uint32_t label = 0;

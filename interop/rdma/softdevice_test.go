@@ -15,17 +15,17 @@ import (
 	"github.com/fared/fared/internal/testkit/gate"
 )
 
-// pairBed is fared0 in a namespace and rdma_rxe in the initial one, connected by a veth pair.
+// pairBed is fared_soft0 in a namespace and rdma_rxe in the initial one, connected by a veth pair.
 type pairBed struct {
-	host *netnstest.Namespace // of fared0
+	host *netnstest.Namespace // of fared_soft0
 }
 
 const (
-	rxeAddress     = "192.0.2.1"
-	fared0Address  = "192.0.2.2"
-	rxeAddress6    = "2001:db8::1"
-	fared0Address6 = "2001:db8::2"
-	rxeDevice      = "rxe9"
+	rxeAddress   = "192.0.2.1"
+	softAddress  = "192.0.2.2"
+	rxeAddress6  = "2001:db8::1"
+	softAddress6 = "2001:db8::2"
+	rxeDevice    = "rxe9"
 )
 
 func newPairBed(t testing.TB) *pairBed {
@@ -37,7 +37,7 @@ func newPairBed(t testing.TB) *pairBed {
 	netnstest.IP(t, "addr", "add", rxeAddress+"/24", "dev", "rxenet")
 	netnstest.IP(t, "addr", "add", rxeAddress6+"/64", "dev", "rxenet", "nodad")
 	netnstest.IP(t, "link", "set", "rxenet", "up")
-	b.host.Addr("eth0", fared0Address+"/24", fared0Address6+"/64")
+	b.host.Addr("eth0", softAddress+"/24", softAddress6+"/64")
 	// The kernel of the sender cuts batches, so that a capture has the packets that rdma_rxe receives.
 	b.host.Run("ethtool", "-K", "eth0", "tx-udp-segmentation", "off")
 	if out, err := exec.Command("rdma", "link", "add", rxeDevice, "type", "rxe", "netdev", "rxenet").CombinedOutput(); err != nil {
@@ -50,16 +50,16 @@ func newPairBed(t testing.TB) *pairBed {
 	return b
 }
 
-// command is a program over fared0, or over rdma_rxe, with a GID of IPv4 or IPv6.
+// command is a program over fared_soft0, or over rdma_rxe, with a GID of IPv4 or IPv6.
 func (b *pairBed) command(soft, six bool, words string) []string {
-	device, gid, address := rxeDevice, "1", fared0Address
+	device, gid, address := rxeDevice, "1", softAddress
 	if six {
-		gid, address = "2", fared0Address6
+		gid, address = "2", softAddress6
 	}
 	var environment []string
 	if soft {
-		device, gid = "fared0", "0"
-		environment = []string{"LD_PRELOAD=" + filepath.Join(folder, "libfared-softdev.so"), "FARED0_ADDRESS=" + address, "FARED0_COUNTERS=1"}
+		device, gid = "fared_soft0", "0"
+		environment = []string{"LD_PRELOAD=" + filepath.Join(folder, "libfared-softdev.so"), "FARED_SOFT_ADDRESS=" + address, "FARED_SOFT_COUNTERS=1"}
 	}
 	if strings.HasPrefix(words, "ucx_") {
 		environment = append(environment, "UCX_TLS=rc_v,ud_v", "UCX_NET_DEVICES="+device+":1", "UCX_IB_GID_INDEX="+gid)
@@ -133,8 +133,8 @@ func (b *pairBed) play(t testing.TB, softListens, six bool, server, client strin
 	return fmt.Errorf("%s: %w\n%s: %w\n%s", server, errs[0], client, errs[1], all)
 }
 
-// TestFared0 runs Debian's programs between fared0 and rdma_rxe, with each of them as the server, and checks every packet of both against the specification.
-func TestFared0(t *testing.T) {
+// TestSoftDevice runs Debian's programs between fared_soft0 and rdma_rxe, with each of them as the server, and checks every packet of both against the specification.
+func TestSoftDevice(t *testing.T) {
 	gate.Slow(t, gate.VM, "needs rdma_rxe, in a virtual machine")
 	b := newPairBed(t)
 	capture := filepath.Join(t.TempDir(), "packets.pcap")
@@ -155,10 +155,10 @@ func TestFared0(t *testing.T) {
 		{"ucx_perftest -t tag_lat -n 50 -w 5", true},
 	} {
 		for _, soft := range []bool{true, false} {
-			name := strings.ReplaceAll(program.server, " ", "_") + map[bool]string{true: "_over_IPv6"}[program.six] + map[bool]string{true: "/to fared0", false: "/to rdma_rxe"}[soft]
+			name := strings.ReplaceAll(program.server, " ", "_") + map[bool]string{true: "_over_IPv6"}[program.six] + map[bool]string{true: "/to fared_soft0", false: "/to rdma_rxe"}[soft]
 			t.Run(name, func(t *testing.T) {
 				server := program.server + " -p " + fmt.Sprint(20000+rand.IntN(20000))
-				client := server + " " + map[bool]string{true: fared0Address, false: rxeAddress}[soft]
+				client := server + " " + map[bool]string{true: softAddress, false: rxeAddress}[soft]
 				err := b.play(t, soft, program.six, server, client)
 				for i := 0; i < 3 && err != nil && strings.Contains(err.Error(), "Correlation coefficient"); i++ {
 					err = b.play(t, soft, program.six, server, client) // perftest could not measure the emulated processor's clock
@@ -177,13 +177,13 @@ func TestFared0(t *testing.T) {
 	}
 }
 
-// TestFared0ConnectionManager connects by rdma_cm from an address of fared0 where the kernel has a device with another one: the kernel refuses it.
-func TestFared0ConnectionManager(t *testing.T) {
+// TestSoftDeviceConnectionManager connects by rdma_cm from an address of fared_soft0 where the kernel has a device with another one: the kernel refuses it.
+func TestSoftDeviceConnectionManager(t *testing.T) {
 	gate.Slow(t, gate.VM, "needs rdma_rxe, in a virtual machine")
 	b := newPairBed(t)
 	for program, want := range map[string]string{
-		"rping -s -a " + fared0Address: "rdma_bind_addr: No such device",
-		"rping -c -a " + rxeAddress:    "RDMA_CM_EVENT_ADDR_ERROR, error -19", // ENODEV
+		"rping -s -a " + softAddress: "rdma_bind_addr: No such device",
+		"rping -c -a " + rxeAddress:  "RDMA_CM_EVENT_ADDR_ERROR, error -19", // ENODEV
 	} {
 		c := b.command(true, false, program)
 		if _, err := b.host.Output(c[0], c[1:]...); err == nil || !strings.Contains(err.Error(), want) {
