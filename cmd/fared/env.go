@@ -22,13 +22,13 @@ import (
 type envOptions struct {
 	file, config, sysfs, format, interposer string
 	source, destination                     string
-	noRails                                 bool
+	noRails, verify                         bool
 }
 
 func envCommand(e *cli.Env) *cobra.Command {
 	o := &envOptions{}
 	c := &cobra.Command{
-		Use: "env PROGRAM", Short: "Print the environment in which a program uses the planes of this server",
+		Use: "env PROGRAM [--verify -- COMMAND [ARGUMENT ...]]", Short: "Print the environment in which a program uses the planes of this server",
 		Long: `Prints the environment variables by which a program uses the RDMA devices of this server: devices
 in the order of rail and plane, the index of the loopback's GID, and the interposer that gives
 queue pairs the source ports of slots (/usr/share/doc/fared/rdma.md). Comments name what the program cannot follow.
@@ -39,15 +39,23 @@ plugin of fared on servers without RDMA devices (/usr/share/doc/fared/nccl.md). 
 in its plane. Devices come from the slot table, or with --config from a configuration file;
 sub-ports without an RDMA device or a GID of the loopback are left out, with a comment.
 
-Formats: export for a shell, docker for --env-file, systemd for a drop-in of a unit, json.`,
-		Example: "  eval \"$(fared env nccl)\"\n  fared env nccl-net --config /etc/fared/fared.yaml --format docker\n  fared env ucx --destination 10.255.0.2\n  fared env nvshmem --format docker > nvshmem.env",
+Formats: export for a shell, docker for --env-file, systemd for a drop-in of a unit, json.
+
+--verify runs COMMAND in the environment, and then writes to standard error how many RoCE packets
+left by each plane meanwhile, as counted by the RDMA devices, of all programs. A program that
+takes another way, such as TCP, sends none: the exit code is then 1, unless COMMAND has failed.
+Otherwise it is that of COMMAND, as with 'fared exec'.`,
+		Example: "  eval \"$(fared env nccl)\"\n  fared env nccl-net --config /etc/fared/fared.yaml --format docker\n  fared env ucx --destination 10.255.0.2\n  fared env nvshmem --format docker > nvshmem.env\n  fared env ucx --verify -- ucx_perftest -t tag_bw 10.1.0.1",
 		Args: func(c *cobra.Command, args []string) error {
-			if len(args) != 1 {
+			if o.verify && (len(args) < 2 || c.ArgsLenAtDash() != 1) {
+				return cli.Usage(errors.New("--verify needs a program, and a command after --"), "for example: fared env ucx --verify -- ucx_perftest -t tag_bw 10.1.0.1")
+			}
+			if !o.verify && len(args) != 1 {
 				return cli.Usage(errors.New("fared env needs the name of one program"), "use one of "+strings.Join(rdmaenv.Programs(), ", "))
 			}
 			return nil
 		},
-		RunE: func(_ *cobra.Command, args []string) error { return printEnv(e, o, args[0]) },
+		RunE: func(_ *cobra.Command, args []string) error { return printEnv(e, o, args[0], args[1:]) },
 	}
 	slotTableFlag(c, &o.file)
 	f := c.Flags()
@@ -57,16 +65,19 @@ Formats: export for a shell, docker for --env-file, systemd for a drop-in of a u
 	f.StringVar(&o.interposer, "interposer", "", "path of libfared-verbs.so, or none (default: where make install-lib and Debian put it)")
 	f.StringVarP(&o.source, "source", "s", "", "the loopback of the program (default: the first of each sub-port)")
 	f.StringVarP(&o.destination, "destination", "d", "", "list the source ports toward this destination in comments")
+	f.BoolVar(&o.verify, "verify", false, "run a command in the environment, and count the RoCE packets that leave by the planes")
 	f.BoolVar(&o.noRails, "no-rails", false, "leave rails and planes out of NCCL_IB_HCA, for NCCL before 2.30")
 	_ = c.MarkFlagFilename("config", "yaml", "yml")
 	c.MarkFlagsMutuallyExclusive("file", "config")
 	c.MarkFlagsMutuallyExclusive("destination", "config")
+	c.MarkFlagsMutuallyExclusive("verify", "format")
+	c.MarkFlagsMutuallyExclusive("verify", "destination")
 	cli.Choices(c, "format", "export", "docker", "systemd", "json")
 	c.ValidArgsFunction = cobra.FixedCompletions(rdmaenv.Programs(), cobra.ShellCompDirectiveNoFileComp)
 	return c
 }
 
-func printEnv(e *cli.Env, o *envOptions, program string) error {
+func printEnv(e *cli.Env, o *envOptions, program string, command []string) error {
 	if err := cli.OneOf("format", o.format, "export", "docker", "systemd", "json"); err != nil {
 		return err
 	}
@@ -86,6 +97,9 @@ func printEnv(e *cli.Env, o *envOptions, program string) error {
 		return err
 	}
 	if !rdmaenv.NeedsDevices(program) {
+		if o.verify {
+			return cli.Usage(fmt.Errorf("%s sends no RoCE packets that --verify could count", program), "NCCL_DEBUG=INFO shows whether NCCL uses the plugin: NET/fared")
+		}
 		return l.print(e, o, program, rdmaenv.Setup{TCPPorts: l.tcpPorts}, nil)
 	}
 	report, err := rdmadev.Inspect(o.sysfs, l.subPorts, func(string) rdmadev.Setting { return rdmadev.Unknown })
@@ -96,17 +110,30 @@ func printEnv(e *cli.Env, o *envOptions, program string) error {
 	if len(devices) == 0 {
 		return cli.Failed(errors.New("no sub-port has an RDMA device with a GID of its loopback"), "'fared rdma' names the faults and their remedies")
 	}
-	return l.print(e, o, program, rdmaenv.Setup{Devices: devices, Interposer: findInterposer(o.interposer), Rails: !o.noRails}, omitted)
+	setup := rdmaenv.Setup{Devices: devices, Interposer: findInterposer(o.interposer), Rails: !o.noRails}
+	if o.verify {
+		return l.verify(e, o, program, setup, report, command)
+	}
+	return l.print(e, o, program, setup, omitted)
+}
+
+// environment returns the environment of a program.
+func (l *layout) environment(program string, setup rdmaenv.Setup) (rdmaenv.Environment, error) {
+	result, ok := rdmaenv.Of(program, setup)
+	if !ok {
+		return result, cli.Usage(fmt.Errorf("program %q is not known", program), "use one of "+strings.Join(rdmaenv.Programs(), ", "))
+	}
+	if l.table != nil && l.table.Path() != slots.DefaultPath {
+		result.Variables = append(result.Variables, rdmaenv.Variable{Name: "FARED_SLOTS", Value: l.table.Path()})
+	}
+	return result, nil
 }
 
 // print prints the environment of a program, after notes.
 func (l *layout) print(e *cli.Env, o *envOptions, program string, setup rdmaenv.Setup, notes []string) error {
-	result, ok := rdmaenv.Of(program, setup)
-	if !ok {
-		return cli.Usage(fmt.Errorf("program %q is not known", program), "use one of "+strings.Join(rdmaenv.Programs(), ", "))
-	}
-	if l.table != nil && l.table.Path() != slots.DefaultPath {
-		result.Variables = append(result.Variables, rdmaenv.Variable{Name: "FARED_SLOTS", Value: l.table.Path()})
+	result, err := l.environment(program, setup)
+	if err != nil {
+		return err
 	}
 	result.Notes = append(notes, result.Notes...)
 	ports, err := o.ports(l)

@@ -230,6 +230,14 @@ func runProgram(cgroup, path string, command []string) error {
 		return cli.Exit(exitExec, err, "")
 	}
 	defer group.Close()
+	return runForeground(&exec.Cmd{
+		Path: path, Args: command,
+		SysProcAttr: &syscall.SysProcAttr{UseCgroupFD: true, CgroupFD: int(group.Fd())},
+	}, "the cgroup "+cgroup+" must accept processes")
+}
+
+// runForeground runs a program with the standard files of fared, passes signals on, and returns its exit code as programExit. remedy is for a program that does not start.
+func runForeground(cmd *exec.Cmd, remedy string) error {
 	signals := make(chan os.Signal, 16)
 	for _, s := range forwarded {
 		if !signal.Ignored(s) { // as by nohup: the program ignores it, too
@@ -241,15 +249,12 @@ func runProgram(cgroup, path string, command []string) error {
 	pipe := make(chan os.Signal, 1)
 	signal.Notify(pipe, unix.SIGPIPE)
 	defer signal.Ignore(unix.SIGPIPE)
-	cmd := &exec.Cmd{
-		Path: path, Args: command, Stdin: os.Stdin, Stdout: os.Stdout, Stderr: os.Stderr,
-		SysProcAttr: &syscall.SysProcAttr{UseCgroupFD: true, CgroupFD: int(group.Fd())},
-	}
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
 	if err := cmd.Start(); err != nil {
 		if errors.Is(err, unix.ENOEXEC) {
 			return cli.Exit(exitNotRun, err, "the program is of another format")
 		}
-		return cli.Exit(exitExec, err, "the cgroup "+cgroup+" must accept processes")
+		return cli.Exit(exitExec, err, remedy)
 	}
 	ended := make(chan error, 1)
 	go func() { ended <- cmd.Wait() }()

@@ -136,6 +136,18 @@ func (p *Port) Sent(root string) (uint64, bool) {
 	return 4 * n, err == nil
 }
 
+// SentPackets returns the RDMA packets that a port has sent; false if the device does not count them.
+func (p *Port) SentPackets(root string) (uint64, bool) {
+	// Of NICs, and of rdma_rxe (drivers/infiniband/sw/rxe/rxe_hw_counters.c of Linux).
+	for _, counter := range []string{"counters/port_xmit_packets", "hw_counters/sent_pkts"} {
+		n, err := strconv.ParseUint(read(root, "class/infiniband", p.Device, "ports", strconv.Itoa(p.Port), counter), 10, 64)
+		if err == nil {
+			return n, true
+		}
+	}
+	return 0, false
+}
+
 // NetdevSent returns the bytes that the netdev has sent, false if there is no such device. Many NICs do not count RDMA packets here.
 func NetdevSent(root, name string) (uint64, bool) {
 	n, err := strconv.ParseUint(read(root, "class/net", name, "statistics/tx_bytes"), 10, 64)

@@ -2,8 +2,10 @@ package rdmadev
 
 import (
 	"cmp"
+	"fmt"
 	"maps"
 	"slices"
+	"strings"
 )
 
 // Sample has the counters of a report's rows at one moment.
@@ -42,6 +44,44 @@ func (r *Report) Sample(root string) Sample {
 func (r *Report) alone(row int) bool {
 	port := r.Rows[row].Port
 	return port != nil && !slices.ContainsFunc(r.Rows, func(other Row) bool { return other.Port == port && other.Device != r.Rows[row].Device })
+}
+
+// PlanePackets are the RDMA packets that the ports of some planes have sent.
+type PlanePackets struct {
+	Planes  string // one name, or several with + where a port serves several
+	Packets uint64
+}
+
+// SentPackets returns the packets of all ports with sub-ports, in the order of their first ones. It fails if such a port does not count packets.
+func (r *Report) SentPackets(root string) (sent []PlanePackets, err error) {
+	planes := map[*Port][]string{}
+	var ports []*Port
+	for i := range r.Rows {
+		port, plane := r.Rows[i].Port, r.Rows[i].Plane
+		if port == nil || plane == "" {
+			continue
+		}
+		if planes[port] == nil {
+			ports = append(ports, port)
+		}
+		if !slices.Contains(planes[port], plane) {
+			planes[port] = append(planes[port], plane)
+		}
+	}
+	for _, port := range ports {
+		n, ok := port.SentPackets(root)
+		if !ok {
+			return nil, fmt.Errorf("%s/%d does not count packets", port.Device, port.Port)
+		}
+		names := strings.Join(planes[port], "+")
+		at := slices.IndexFunc(sent, func(p PlanePackets) bool { return p.Planes == names })
+		if at < 0 {
+			at = len(sent)
+			sent = append(sent, PlanePackets{Planes: names})
+		}
+		sent[at].Packets += n
+	}
+	return sent, nil
 }
 
 // PlaneTraffic is the traffic that a plane's sub-ports sent between two samples.
