@@ -48,6 +48,12 @@ case " $* " in *" interop "* | *" all "*)
   "$(dirname "$0")/unpack.sh" bookworm openbgpd
   ;;
 esac
+# Programs that set addresses, which would set this machine's if they were installed.
+case " $* " in *" systemd "* | *" all "*)
+  "$(dirname "$0")/unpack.sh" bookworm netplan.io ifupdown
+  "$(dirname "$0")/unpack.sh" trixie netplan-generator ifupdown
+  ;;
+esac
 
 # The labs in containers need a Docker daemon that answers.
 docker info >/dev/null 2>&1 && exit

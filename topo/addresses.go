@@ -67,7 +67,8 @@ func netplan(w NodeWiring) string {
 	return t.String()
 }
 
-// ifupdown is a file of interfaces(5). The stanzas of lo add to that in /etc/network/interfaces.
+// ifupdown is a file of interfaces(5). The stanzas of lo add to that in /etc/network/interfaces. Without duplicate address detection ifup does not wait for the
+// carrier of each cable, and fail: an address is tentative without carrier.
 func ifupdown(w NodeWiring) string {
 	var t text
 	t.line("# The fabric's addresses of the server %s: /etc/network/interfaces.d", w.Node.Name)
@@ -80,13 +81,13 @@ func ifupdown(w NodeWiring) string {
 				t.line("iface %s inet6 static\n    address %s%s", name, a, options)
 			}
 		}
-		if len(addresses) == 0 { // the kernel gives the device its link-local address
-			t.line("iface %s inet6 manual\n    up ip link set %[1]s up\n    down ip link set %[1]s down", name)
+		if len(addresses) == 0 { // the kernel gives the device its link-local address; method manual has no accept_ra
+			t.line("iface %s inet6 manual\n    pre-up echo 0 >/proc/sys/net/ipv6/conf/%[1]s/accept_ra\n    up ip link set %[1]s up\n    down ip link set %[1]s down", name)
 		}
 	}
 	device("lo", "", w.Loopbacks)
 	for _, d := range w.Devices {
-		device(d.Name, "\n    accept_ra 0", d.Addrs)
+		device(d.Name, "\n    accept_ra 0\n    dad-attempts 0", d.Addrs)
 	}
 	return t.String()
 }

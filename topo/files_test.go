@@ -3,7 +3,6 @@ package topo
 import (
 	"bytes"
 	"crypto/sha256"
-	"encoding/json"
 	"flag"
 	"fmt"
 	"io/fs"
@@ -403,60 +402,6 @@ func TestNumbering(t *testing.T) {
 			}
 		}
 	}
-}
-
-// TestNetworkdSetsAddresses lets systemd-networkd set the addresses of a server from the generated files: those that the wiring has, on devices that are up.
-func TestNetworkdSetsAddresses(t *testing.T) {
-	const networkd = "/lib/systemd/systemd-networkd"
-	netnstest.Require(t, networkd, "unshare")
-	f := number(t, Spec{Servers: 2, Planes: 2, SubPorts: 2, GPUs: 2, Addresses: Dual})
-	server, leaf := netnstest.New(t), netnstest.New(t)
-	wiring := f.Wiring(f.Site(Networkd))[0]
-	want := map[string][]string{"lo": {"127.0.0.1/8", "::1/128"}}
-	for _, l := range wiring.Loopbacks {
-		want["lo"] = append(want["lo"], l.String())
-	}
-	for _, d := range wiring.Devices {
-		netnstest.Veth(t, server, d.Name, leaf, d.Name)
-		want[d.Name] = texts(d.Addrs)
-	}
-	dir := t.TempDir()
-	for _, file := range f.Generate(Networkd) {
-		if strings.HasPrefix(file.Name, "nodes/server1/network/") {
-			if err := os.WriteFile(filepath.Join(dir, path.Base(file.Name)), []byte(file.Text), 0o644); err != nil {
-				t.Fatal(err)
-			}
-		}
-	}
-	// networkd has the files and its state to itself; with /sys read-only it does not wait for udev, as in a container.
-	server.Start(t, "unshare", "-m", "sh", "-ec", `mount --make-rprivate /
-		mount -t tmpfs t /run/systemd; mkdir /run/systemd/netif; chown systemd-network:systemd-network /run/systemd/netif
-		mount --bind "$0" /etc/systemd/network; mount -o remount,ro,bind /sys || mount -t sysfs -o ro s /sys; exec "$1"`, dir, networkd)
-	netnstest.Eventually(t, time.Minute, func() error {
-		var devices []struct {
-			Name  string   `json:"ifname"`
-			Flags []string `json:"flags"`
-			Info  []struct {
-				Scope, Local string
-				PrefixLen    int
-			} `json:"addr_info"`
-		}
-		if err := json.Unmarshal([]byte(server.IP("-j", "address")), &devices); err != nil {
-			return err
-		}
-		for _, d := range devices {
-			var have []string
-			for _, a := range d.Info {
-				if a.Scope != "link" {
-					have = append(have, fmt.Sprintf("%s/%d", a.Local, a.PrefixLen))
-				}
-			}
-			if slices.Sort(have); !slices.Equal(have, slices.Sorted(slices.Values(want[d.Name]))) || !slices.Contains(d.Flags, "UP") {
-				return fmt.Errorf("%s has %q, flags %q; want %q", d.Name, have, d.Flags, want[d.Name])
-			}
-		}
-		return nil
-	})
 }
 
 // TestDeterministic verifies that the same description yields the same bytes.

@@ -87,13 +87,17 @@ func (f *Fabric) Generate(target Target) []File {
 	return files
 }
 
-// Notes returns facts to consider before the fabric is built, a sentence or two each.
-func (f *Fabric) Notes() []string {
-	if f.Spines < 2 || f.Spec.Leaf == Fared {
-		return nil
+// Notes returns facts to consider before the fabric is built for a target, a sentence or two each.
+func (f *Fabric) Notes(target Target) (all []string) {
+	if f.Spines > 1 && f.Spec.Leaf != Fared {
+		all = append(all, fmt.Sprintf("leaves that run %s advertise their full bandwidth toward a server to each of %d spines, and cannot divide it as fared does. "+
+			"After some failures weights are wrong: fared topo simulate --all-single lists these failures.", strings.ToUpper(f.Spec.Leaf), f.Spines))
 	}
-	return []string{fmt.Sprintf("leaves that run %s advertise their full bandwidth toward a server to each of %d spines, and cannot divide it as fared does. "+
-		"After some failures weights are wrong: fared topo simulate --all-single lists these failures.", strings.ToUpper(f.Spec.Leaf), f.Spines)}
+	if name := f.Cables[0].Down.Device; target == Ifupdown && strings.Contains(name, ".") {
+		all = append(all, fmt.Sprintf("%s is the name of a VLAN to ifupdown, because of the dot: ifdown deletes the device, or fails at a NIC. "+
+			"Choose other names by devices: 'eth{n}' (--devices).", name))
+	}
+	return all
 }
 
 // ParseTarget parses the name of a target.

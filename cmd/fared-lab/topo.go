@@ -282,7 +282,7 @@ except with --force, which overwrites the generated files and keeps all others.`
 		if err := writeFabric(e, out, f.Generate(t), force); err != nil {
 			return err
 		}
-		for _, note := range f.Notes() {
+		for _, note := range f.Notes(t) {
 			fmt.Fprintln(e.Err, "note:", note)
 		}
 		return nil

@@ -174,11 +174,21 @@ func TestTopoGenerate(t *testing.T) {
 	if text, err := os.ReadFile(spec); err != nil || !strings.Contains(string(text), "name: fabric\n") {
 		t.Errorf("%q, %v", text, err)
 	}
-	// A note appears for leaves that cannot share over several spines.
-	for leaf, note := range map[string]string{"fared": "", "frr": "note: leaves that run FRR advertise their full bandwidth", "bird": "note: leaves that run BIRD advertise their full bandwidth"} {
-		o := fared(t, "topo", "generate", "--example", "two-tier", "--leaf", leaf, "--out", filepath.Join(t.TempDir(), leaf))
-		if o.Code != cli.ExitOK || !strings.HasPrefix(o.Err, note) || (o.Err == "") != (note == "") {
-			t.Errorf("%s: exit %d, %q", leaf, o.Code, o.Err)
+	// A note appears for leaves that cannot share over several spines, and for names of devices that ifupdown takes for VLANs.
+	for _, c := range []struct {
+		note string
+		args []string
+	}{
+		{"", []string{"--leaf", "fared"}},
+		{"note: leaves that run FRR advertise their full bandwidth", []string{"--leaf", "frr"}},
+		{"note: leaves that run BIRD advertise their full bandwidth", []string{"--leaf", "bird"}},
+		{"note: p0.0 is the name of a VLAN to ifupdown", []string{"--leaf", "fared", "--for", "ifupdown"}},
+		{"", []string{"--leaf", "fared", "--for", "ifupdown", "--devices", "eth{n}"}},
+		{"", []string{"--leaf", "fared", "--for", "netplan"}},
+	} {
+		o := fared(t, append([]string{"topo", "generate", "--example", "two-tier", "--out", filepath.Join(t.TempDir(), "out")}, c.args...)...)
+		if o.Code != cli.ExitOK || !strings.HasPrefix(o.Err, c.note) || (o.Err == "") != (c.note == "") {
+			t.Errorf("%q: exit %d, %q", c.args, o.Code, o.Err)
 		}
 	}
 	// The generated folder contains its description.
