@@ -55,6 +55,7 @@ type port struct {
 
 	present   bool
 	gone      string // why it is not present
+	missing   string // the result of unmatched for the present devices; empty if not yet determined
 	link      linkMessage
 	addresses []netip.Prefix // sorted; replaced, never modified
 	speed     fare.Bandwidth
@@ -178,6 +179,7 @@ func (n *namespace) resync(buf []byte) error {
 		}
 		if n.matching {
 			n.devices = map[int]rtnl.Hardware{}
+			n.forgetMissing()
 		}
 		err := n.s.asks.dump(unix.RTM_GETLINK, make([]byte, unix.SizeofIfInfomsg), n.apply)
 		if err != nil {
@@ -289,10 +291,26 @@ func (n *namespace) applyLink(p *port, l linkMessage, deleted bool) {
 
 // note keeps the hardware of a device up to date.
 func (n *namespace) note(m message) {
-	if h, ok := rtnl.ParseHardware(m.body); ok && m.kind == unix.RTM_NEWLINK {
-		n.devices[h.Index] = h
-	} else if ok {
+	h, ok := rtnl.ParseHardware(m.body)
+	if !ok {
+		return
+	}
+	last, known := n.devices[h.Index]
+	switch {
+	case m.kind == unix.RTM_DELLINK:
 		delete(n.devices, h.Index)
+	case known && last == h: // most messages are about other state
+		return
+	default:
+		n.devices[h.Index] = h
+	}
+	n.forgetMissing()
+}
+
+// forgetMissing notes that devices has changed.
+func (n *namespace) forgetMissing() {
+	for _, p := range n.ports {
+		p.missing = ""
 	}
 }
 
@@ -409,7 +427,10 @@ func (n *namespace) report(p *port) {
 		e.Ifindex, e.Name, e.Reason, e.Addresses = p.link.index, p.link.name, p.link.reason(), p.addresses
 		e.Up, e.Persistent = e.Reason == "", p.link.flags&unix.IFF_UP == 0
 	} else if !p.match.IsZero() && n.devices != nil {
-		e.Reason = n.unmatched(p)
+		if p.missing == "" {
+			p.missing = n.unmatched(p)
+		}
+		e.Reason = p.missing
 	}
 	n.w.report(e)
 }

@@ -3,15 +3,20 @@ package link
 import (
 	"encoding/binary"
 	"fmt"
+	"math/rand/v2"
+	"net"
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/fared/fared/fare"
+	"github.com/fared/fared/internal/devmatch"
+	"github.com/fared/fared/internal/rtnl"
 )
 
 func TestParsePCIe(t *testing.T) {
@@ -300,5 +305,147 @@ func TestNewChecksNames(t *testing.T) {
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("error %v lacks %q", err, want)
 		}
+	}
+}
+
+// hardwareMessage returns a datagram about a device, RTM_NEWLINK or RTM_DELLINK. Empty texts and addresses are left out.
+func hardwareMessage(kind uint16, h *rtnl.Hardware, flags uint32) []byte {
+	body := join([]byte{unix.AF_UNSPEC, 0, 0, 0}, u32(uint32(h.Index)), u32(flags), u32(0), attr(unix.IFLA_IFNAME, append([]byte(h.Name), 0)...), attr(unix.IFLA_OPERSTATE, operUp))
+	var names []byte
+	for _, name := range strings.Fields(h.AltNames) {
+		names = append(names, attr(unix.IFLA_ALT_IFNAME, append([]byte(name), 0)...)...)
+	}
+	if names != nil {
+		body = append(body, attr(unix.IFLA_PROP_LIST|unix.NLA_F_NESTED, names...)...)
+	}
+	for kind, address := range map[uint16]string{unix.IFLA_ADDRESS: h.Address, unix.IFLA_PERM_ADDRESS: h.Permanent} {
+		if mac, err := net.ParseMAC(address); err == nil {
+			body = append(body, attr(kind, mac...)...)
+		}
+	}
+	return appendMessage(nil, kind, 0, 0, body)
+}
+
+// matching returns the namespace of a Watcher of sub-ports p0, p1 and so on, each with a match for a MAC address from 02:00:00:00:00:00 on, without devices.
+func matching(t testing.TB, ports int) *namespace {
+	t.Helper()
+	var cfg Config
+	for i := range ports {
+		match, err := devmatch.Parse(fmt.Sprintf("mac:02:00:00:00:00:%02x", i))
+		if err != nil {
+			t.Fatal(err)
+		}
+		cfg.SubPorts = append(cfg.SubPorts, SubPort{Device: fmt.Sprint("p", i), Match: match})
+	}
+	w, err := New(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	n := w.namespaces[0]
+	n.devices = map[int]rtnl.Hardware{}
+	return n
+}
+
+// TestMissingDevice compares the reasons of absent devices, which are kept while no device changes, with those of the devices that exist, after random
+// changes of devices.
+func TestMissingDevice(t *testing.T) {
+	rng := rand.New(rand.NewPCG(3, 1))
+	n := matching(t, 3)
+	devices := map[int]*rtnl.Hardware{}
+	seen := map[string]bool{}
+	for step := range 3000 {
+		h := &rtnl.Hardware{Index: 1 + rng.IntN(5)}
+		switch last := devices[h.Index]; {
+		case last == nil:
+			h.Name, h.Address = fmt.Sprint("eth", h.Index), "02:00:00:00:00:09"
+		case rng.IntN(4) == 0:
+			n.applyAll(hardwareMessage(unix.RTM_DELLINK, last, 0))
+			delete(devices, h.Index)
+			h = nil
+		default:
+			*h = *last
+		}
+		if h != nil {
+			mac := fmt.Sprintf("02:00:00:00:00:%02x", rng.IntN(4))
+			name := fmt.Sprint("p", rng.IntN(3))
+			for index, other := range devices { // the kernel refuses a second device with a name
+				if index != h.Index && slices.Contains(other.Names(), name) {
+					name = fmt.Sprint("eth", h.Index)
+				}
+			}
+			switch rng.IntN(6) {
+			case 0:
+				h.Name = name
+			case 1:
+				h.Name = fmt.Sprint("eth", h.Index)
+			case 2:
+				h.AltNames = name
+			case 3:
+				h.AltNames = ""
+			case 4:
+				h.Address = mac
+			case 5:
+				h.Permanent = mac
+			}
+			devices[h.Index] = h
+			n.applyAll(hardwareMessage(unix.RTM_NEWLINK, h, unix.IFF_UP|unix.IFF_LOWER_UP))
+		}
+		n.reportAll()
+
+		var all []rtnl.Hardware
+		for index := range 6 {
+			if h := devices[index]; h != nil {
+				all = append(all, *h)
+			}
+		}
+		for i, p := range n.ports {
+			e := n.w.state[i]
+			at, holder, err := p.match.For("", p.device, all)
+			var want string
+			switch {
+			case err != nil:
+				want = err.Error()
+			case at != holder:
+				want = fmt.Sprintf("%s (%s) is down, or does not have the name %s, which the data plane gives", all[at].Name, p.match, p.device)
+			}
+			seen[strings.NewReplacer("0", "", "1", "", "2", "", "3", "", "4", "", "5", "").Replace(want)] = true
+			if e.Reason != want || e.Up != (want == "") || want == "" && e.Ifindex != all[at].Index {
+				t.Fatalf("step %d: %s is %+v with %+v; want %q", step, p.device, e, all, want)
+			}
+		}
+	}
+	if len(seen) < 6 {
+		t.Errorf("only these reasons: %v", seen)
+	}
+}
+
+// TestForeignMessage checks that messages about other state than that of the devices' hardware, and about carriers, make no port search all devices for its own.
+func TestForeignMessage(t *testing.T) {
+	n := matching(t, 1)
+	for index := 1; index <= 300; index++ {
+		n.applyAll(hardwareMessage(unix.RTM_NEWLINK, &rtnl.Hardware{Index: index, Name: fmt.Sprint("pod", index), Address: "02:01:00:00:00:00"}, unix.IFF_UP))
+	}
+	n.reportAll()
+	for what, datagram := range map[string][]byte{
+		"an address": appendMessage(nil, unix.RTM_NEWADDR, 0, 0, join([]byte{unix.AF_INET, 32, 0, 0}, u32(7), attr(unix.IFA_LOCAL, 192, 0, 2, 1))),
+		"a carrier":  hardwareMessage(unix.RTM_NEWLINK, &rtnl.Hardware{Index: 7, Name: "pod7", Address: "02:01:00:00:00:00"}, unix.IFF_UP|unix.IFF_LOWER_UP),
+	} {
+		n.applyAll(datagram)
+		if allocated := testing.AllocsPerRun(10, n.reportAll); allocated != 0 {
+			t.Errorf("%s: %v allocations for a report of state that is known", what, allocated)
+		}
+	}
+}
+
+// BenchmarkForeignMessage measures an address message on a server with 1,000 devices, whose 8 sub-ports have no device.
+func BenchmarkForeignMessage(b *testing.B) {
+	n := matching(b, 8)
+	for index := 1; index <= 1000; index++ {
+		n.applyAll(hardwareMessage(unix.RTM_NEWLINK, &rtnl.Hardware{Index: index, Name: fmt.Sprint("pod", index), Address: "02:01:00:00:00:00"}, unix.IFF_UP))
+	}
+	datagram := appendMessage(nil, unix.RTM_NEWADDR, 0, 0, join([]byte{unix.AF_INET, 32, 0, 0}, u32(7), attr(unix.IFA_LOCAL, 192, 0, 2, 1)))
+	for b.Loop() {
+		n.applyAll(datagram)
+		n.reportAll()
 	}
 }
