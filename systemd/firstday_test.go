@@ -3,7 +3,6 @@ package systemd
 import (
 	"encoding/json"
 	"fmt"
-	"net"
 	"os"
 	"path/filepath"
 	"slices"
@@ -13,9 +12,9 @@ import (
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/asm"
-	"github.com/cilium/ebpf/link"
 
 	"github.com/fared/fared/internal/netnstest"
+	"github.com/fared/fared/internal/packettap"
 	"github.com/fared/fared/internal/testkit/gate"
 )
 
@@ -54,32 +53,6 @@ func (m *machine) namespace() *netnstest.Namespace {
 	output(m.t, "ip", "netns", "attach", name, output(m.t, "docker", "inspect", "--format", "{{.State.Pid}}", m.container))
 	m.t.Cleanup(func() { output(m.t, "ip", "netns", "delete", name) })
 	return netnstest.Named(m.t, name)
-}
-
-// observe attaches a program that passes every packet on to the egress of devices, as observers do.
-func observe(t *testing.T, ns *netnstest.Namespace, devices ...string) {
-	t.Helper()
-	const next = -1 // TCX_NEXT of linux/bpf.h
-	program, err := ebpf.NewProgram(&ebpf.ProgramSpec{Type: ebpf.SchedCLS, License: "Apache-2.0", Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, next), asm.Return()}})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { program.Close() })
-	for _, name := range devices {
-		if err := ns.Do(func() error {
-			device, err := net.InterfaceByName(name)
-			if err != nil {
-				return err
-			}
-			l, err := link.AttachTCX(link.TCXOptions{Interface: device.Index, Program: program, Attach: ebpf.AttachTCXEgress, Anchor: link.Head()})
-			if err == nil {
-				t.Cleanup(func() { l.Close() })
-			}
-			return err
-		}); err != nil {
-			t.Fatal(err)
-		}
-	}
 }
 
 // findings returns what `fared doctor` says of the machine, each finding with its remedy, without notes.
@@ -142,7 +115,9 @@ func TestFirstDay(t *testing.T) {
 		}
 	}
 	firewall("")
-	observe(t, ns, ports...)
+	for _, port := range ports { // as observers do
+		packettap.Attach(t, ns, port, ebpf.AttachTCXEgress, "observe", asm.Instructions{asm.Mov.Imm(asm.R0, int32(packettap.Pass)), asm.Return()})
+	}
 	m.write("/tmp/pods.sh", `while :; do for i in 1 2 3; do ip netns add pod$i; ip link add pod$i type veth peer name inner netns pod$i; ip link set pod$i up; ip -n pod$i link set inner up; done
 sleep .2; for i in 1 2 3; do ip link delete pod$i; ip netns delete pod$i; done; done`)
 	m.run("systemd-run --quiet --unit pods --collect bash /tmp/pods.sh")
