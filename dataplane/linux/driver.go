@@ -91,8 +91,8 @@ type Stats struct {
 	Retries uint64
 	// MovedByKernel counts groups that lost members with a carrier.
 	MovedByKernel uint64
-	// Audits counts periodic comparisons with the kernel, Disturbances comparisons because another program changed an
-	// object, and Differences the deviations that either found and repaired.
+	// Audits counts periodic comparisons with the kernel, Disturbances comparisons, of any cause, that cover changes of objects
+	// by another program, and Differences the deviations that either found and repaired.
 	Audits, Disturbances, Differences uint64
 	// Overruns counts losses of link notifications; each one caused a complete read-back. Resyncs counts all read-backs.
 	Overruns, Resyncs uint64

@@ -77,8 +77,7 @@ func (d *Driver) attend() {
 		d.mu.Lock()
 		concerned, leads := d.others.disturbed()
 		if concerned {
-			d.state.stats.Disturbances++
-			d.mend()
+			d.mendAfter(true)
 		}
 		if concerned || leads {
 			d.lookSoon()
@@ -230,7 +229,7 @@ func (d *Driver) audit() {
 		d.state.log.Error("linux data plane: net.ipv4.fib_multipath_hash_seed was changed; source ports land elsewhere until the next Hello",
 			"was", d.prober.hash.Seed, "is", seed)
 	}
-	if !d.readBack() {
+	if !d.readBack(false) {
 		return
 	}
 	for _, g := range slices.Collect(maps.Values(d.state.have.groups)) {
@@ -251,18 +250,25 @@ func (d *Driver) audit() {
 }
 
 // mend compares the Driver's state with the kernel and repairs the differences. The caller holds mu.
-func (d *Driver) mend() {
-	if d.readBack() {
+func (d *Driver) mend() { d.mendAfter(false) }
+
+// mendAfter is mend, with readBack's parameter.
+func (d *Driver) mendAfter(disturbed bool) {
+	if d.readBack(disturbed) {
 		d.report(d.sync())
 	}
 }
 
 // readBack reads back the kernel state, except for buckets, and restores rules. It returns false if that failed; a retry is
-// then scheduled.
-func (d *Driver) readBack() bool {
+// then scheduled. disturbed is true if events that the caller drained are the reason.
+func (d *Driver) readBack(disturbed bool) bool {
 	// Pending events are covered by this read-back; if they stayed, attend would repair a state that is already correct.
-	if _, leads := d.others.disturbed(); leads {
+	concerned, leads := d.others.disturbed()
+	if leads {
 		d.lookSoon()
+	}
+	if concerned || disturbed {
+		d.state.stats.Disturbances++
 	}
 	err := errors.Join(d.reader.reread(false), d.rules.setUp())
 	if err != nil {

@@ -49,7 +49,7 @@ func TestUnreadIsReadAgain(t *testing.T) {
 		}, func() {
 			d.mu.Lock()
 			defer d.mu.Unlock()
-			if read, due := d.readBack(), d.repair.Stop(); read || !d.integrity.unread || !due {
+			if read, due := d.readBack(false), d.repair.Stop(); read || !d.integrity.unread || !due {
 				t.Errorf("%s is refused: read is %v, unread is %v, another attempt is due is %v", names[k], read, d.integrity.unread, due)
 			}
 		})
