@@ -3,6 +3,7 @@ package rtnl
 import (
 	"encoding/binary"
 	"fmt"
+	"net"
 	"slices"
 	"strings"
 
@@ -136,6 +137,8 @@ type LinkEvent struct {
 	Asked bool
 	// Gone is true if the device was deleted or moved to another network namespace.
 	Gone bool
+	// Address is the present link-layer address, as in Hardware; "" if Asked.
+	Address string
 }
 
 // parseLinkEvent parses RTM_NEWLINK and RTM_DELLINK.
@@ -144,7 +147,14 @@ func parseLinkEvent(m message) (e LinkEvent, ok bool) {
 		return e, false
 	}
 	e.Gone = m.kind == unix.RTM_DELLINK
-	e.Link, ok = parseLink(m.body)
+	if e.Link, ok = parseLink(m.body); !ok {
+		return e, false
+	}
+	eachAttr(m.body[linkHeader:], func(kind uint16, v []byte) {
+		if kind == unix.IFLA_ADDRESS {
+			e.Address = net.HardwareAddr(v).String()
+		}
+	})
 	// With AF_BRIDGE, RTM_DELLINK reports that a device leaves a bridge, not that it is deleted.
-	return e, ok && m.body[0] == unix.AF_UNSPEC
+	return e, m.body[0] == unix.AF_UNSPEC
 }

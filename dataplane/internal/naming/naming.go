@@ -28,8 +28,8 @@ type Namer struct {
 	conn     *rtnl.Conn
 	wanted   []wanted
 	findings []hostcheck.Finding
-	known    map[int]string // names of each device by index, when last read
-	failed   bool           // the devices could not be read: any event reads them again
+	known    map[int]identity // of each device by index, when last read
+	failed   bool             // the devices could not be read: any event reads them again
 }
 
 // wanted is a name with the device that shall have it.
@@ -48,7 +48,7 @@ func Open(log *slog.Logger) (*Namer, error) {
 	if err != nil {
 		return nil, errors.Join(err, watch.Close())
 	}
-	n := &Namer{log: log, watch: watch, conn: conn, known: map[int]string{}}
+	n := &Namer{log: log, watch: watch, conn: conn, known: map[int]identity{}}
 	n.done.Go(n.follow)
 	return n, nil
 }
@@ -96,7 +96,7 @@ func (n *Namer) Findings() []hostcheck.Finding {
 	return slices.Clone(n.findings)
 }
 
-// follow gives the names again whenever a device appears, is renamed, or loses a name.
+// follow gives the names again whenever a device appears, is renamed, loses a name, or gets another address.
 func (n *Namer) follow() {
 	for n.watch.Wait() == nil {
 		events, err := n.watch.Poll()
@@ -110,14 +110,15 @@ func (n *Namer) follow() {
 	}
 }
 
-// concerns reports whether an event can change the devices of names: one of a carrier cannot, and one of an address can where a name has no device. The
-// caller holds mu.
+// concerns reports whether an event can change the devices of names: one of a carrier cannot, unless a name has no device. The caller holds mu.
 func (n *Namer) concerns(e rtnl.LinkEvent) bool {
-	names, had := n.known[e.Index]
-	return n.failed || len(n.findings) > 0 || e.Gone && had || !e.Gone && (!had || names != namesOf(e.Name, e.AltNames))
+	last, had := n.known[e.Index]
+	return n.failed || len(n.findings) > 0 || e.Gone && had || !e.Gone && last != identity{e.Name, e.AltNames, e.Address}
 }
 
-func namesOf(name, others string) string { return name + " " + others }
+// identity is the part of a device that matches and names depend on, and that can change: names as in rtnl.Link, and the present address, by which
+// devices without a permanent one match.
+type identity struct{ name, altNames, address string }
 
 // apply gives the wanted names to the devices that the kernel has now. The caller holds mu.
 func (n *Namer) apply() error {
@@ -151,7 +152,7 @@ func (n *Namer) apply() error {
 	}
 	clear(n.known)
 	for i := range devices {
-		n.known[devices[i].Index] = namesOf(devices[i].Name, devices[i].AltNames)
+		n.known[devices[i].Index] = identity{devices[i].Name, devices[i].AltNames, devices[i].Address}
 	}
 	for i, err := range n.conn.Do(batch) {
 		switch c := changes[i]; {

@@ -108,13 +108,16 @@ func TestNamesFollowHardware(t *testing.T) {
 	ns.IP("link", "property", "del", "dev", "new0", "altname", "p0s0") // by another program
 	until(t, ns, "p0s0", "new0")
 
-	// The hardware decides: the address moves, and a new Hello moves the name.
+	// The hardware decides: a device whose address changes loses the name, and one that gets the address receives it.
 	ns.IP("link", "set", "new0", "address", "02:00:00:00:00:03")
-	ns.IP("link", "set", "xnew0", "address", first)
-	if err := n.Set(forwarding("p0s0", "mac:"+first)); err != nil {
-		t.Fatal(err)
-	}
+	until(t, ns, "p0s0", "")
+	settled(t, n, "sub-port p0s0: no device has the address mac:"+first)
+	ns.IP("link", "set", "xnew0", "up", "address", first)
 	until(t, ns, "p0s0", "xnew0")
+	settled(t, n, "")
+	ns.IP("link", "set", "new0", "address", first) // a device that has adopted the address takes no name away
+	ns.IP("link", "set", "xnew0", "address", "02:00:00:00:00:03")
+	until(t, ns, "p0s0", "new0")
 }
 
 // TestNamesAreUnambiguous checks that no device gets a name if several fit, or if the name is another device's own, and that a second device that
