@@ -237,3 +237,74 @@ func TestReasonReachesTheLoop(t *testing.T) {
 		t.Errorf("events (-want +got):\n%s", diff)
 	}
 }
+
+// TestPersistentReasons compares which reasons are shown as persistent with what ends them: one that is not ends with the leaf's side of the cable, one that
+// is outlasts that, and ends with an action on the server. The kernel's devices are real.
+func TestPersistentReasons(t *testing.T) {
+	netnstest.Require(t, "tc")
+	server, away, leaf := netnstest.New(t), netnstest.New(t), netnstest.New(t)
+	away.Delete()
+	s := shape{Planes: 6, SubPorts: 1, NoSpeed: true}
+	text := s.Text()
+	for i := range s.Planes {
+		netns := server.Name
+		if i == 5 {
+			netns = away.Name
+		}
+		text = strings.Replace(text, "- device: "+s.Device(i)+"\n", "- device: "+s.Device(i)+"\n        netns: "+netns+"\n", 1)
+	}
+	text = strings.Replace(text, "- device: "+s.Device(3)+"\n", "- device: "+s.Device(3)+"\n        speed_source: tbf\n", 1) // without a shaper
+	l := idle(t, text)
+	links, err := newNetlinkLinks(l.core.Layout(), slog.New(slog.DiscardHandler))
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, stop := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- links.Run(ctx) }()
+	t.Cleanup(func() { stop(); <-ended })
+	for i := range s.Planes {
+		l.bgp(speaker.SessionUp{Session: i, Generation: 1, Node: leafNode(i), PeerAS: s.PeerAS(i), Families: speaker.FamilySet(speaker.IPv4)})
+	}
+	// shown waits until the sub-ports have reasons that begin so, "!" before one that is persistent, and "" for those that count.
+	shown := func(what string, want ...string) {
+		t.Helper()
+		var have []string
+		eventually(t, what, func() bool {
+			for _, ev := range links.Take(nil) {
+				l.link(&ev)
+			}
+			have = nil
+			equal := true
+			for i, plane := range (source{l}).Planes() {
+				reason := plane.SubPorts[0].Reason
+				if plane.SubPorts[0].Persistent {
+					reason = "!" + reason
+				}
+				have = append(have, reason)
+				equal = equal && strings.HasPrefix(reason, want[i]) && (reason == "") == (want[i] == "")
+			}
+			return equal
+		})
+	}
+	device := s.Device
+	for i := range 4 {
+		netnstest.Cable(t, server, device(i), "", leaf, device(i), "")
+	}
+	server.IP("link", "set", device(2), "down")
+	shown("at the start", "", "", "!administratively down", "!speed unknown", "!no device", "!")
+	leaf.IP("link", "set", device(0), "down")
+	shown("a cable without carrier", "no carrier", "", "!administratively down", "!speed unknown", "!no device", "!")
+	leaf.IP("link", "set", device(0), "up")
+	leaf.IP("link", "set", device(2), "down")
+	shown("the leaf's side", "", "", "!administratively down", "!speed unknown", "!no device", "!")
+	server.IP("link", "set", device(2), "up") // by an operator, while the leaf's side is down
+	shown("an operator of the server", "", "", "no carrier", "!speed unknown", "!no device", "!")
+	leaf.IP("link", "set", device(2), "up")
+	server.Run("tc", "qdisc", "add", "dev", device(3), "root", "tbf", "rate", "8gbit", "burst", "1mb", "limit", "1mb")
+	netnstest.IP(t, "netns", "add", away.Name)
+	for i, n := range map[int]*netnstest.Namespace{4: server, 5: away} {
+		netnstest.Cable(t, n, device(i), "", leaf, device(i), "")
+	}
+	shown("all are right", "", "", "", "", "", "")
+}
