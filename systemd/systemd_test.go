@@ -90,8 +90,9 @@ func (m *machine) netsetup(config string) {
 	if inVM == "" {
 		program = binary.Lab(m.t)
 	}
-	m.copy(program, "/tmp/fared-lab")
-	m.run("/tmp/fared-lab netsetup --config " + config + " && rm /tmp/fared-lab")
+	const place = "/usr/local/bin/fared-lab" // no program of /tmp can be executed
+	m.copy(program, place)
+	m.run(place + " netsetup --config " + config + " && rm " + place)
 }
 
 // requireImage skips the test where Docker or the image is missing.
