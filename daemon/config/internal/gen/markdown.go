@@ -104,7 +104,9 @@ func (w page) object(path string, o *object) {
 }
 
 // single reports whether an object has one key, which is no object.
-func (o *object) single() bool { return len(o.Properties) == 1 && o.Properties[0].Ref == "" && o.Properties[0].Items == nil }
+func (o *object) single() bool {
+	return len(o.Properties) == 1 && o.Properties[0].Ref == "" && o.Properties[0].Items == nil
+}
 
 // citation matches sentences at the end of a description that only name a document.
 var citation = regexp.MustCompile(`( (RFC \d+|draft-[\w-]+)(, Sections? [\d.]+( and [\d.]+)?)?\.)+$`)
