@@ -3,8 +3,13 @@ package main
 import (
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
+
+	"github.com/fared/fared/daemon"
+	"github.com/fared/fared/dataplane/agent"
+	"github.com/fared/fared/internal/metric"
 )
 
 const root = "../.."
@@ -21,6 +26,22 @@ func TestFresh(t *testing.T) {
 			t.Error(err)
 		} else if string(have) != content {
 			t.Errorf("%s is stale: run go generate ./monitoring", name)
+		}
+	}
+}
+
+// TestNamesHaveTheirType checks that the end of each name determines the type of the metric, as docs/operations/metrics.md states.
+func TestNamesHaveTheirType(t *testing.T) {
+	for _, m := range slices.Concat(daemon.Metrics(), agent.Metrics()) {
+		want := metric.Gauge
+		switch {
+		case strings.HasSuffix(m.Name, "_total"):
+			want = metric.Counter
+		case strings.HasSuffix(m.Name, "_seconds"):
+			want = metric.Histogram
+		}
+		if m.Type != want {
+			t.Errorf("%s is a %s, want %s by its name", m.Name, m.Type, want)
 		}
 	}
 }

@@ -1,4 +1,5 @@
-// Command gen writes lib/src/layout.h, which describes every field, lib/src/logtable.h and the constants of python/fared_slots.py, from the types of internal/slotlayout.
+// Command gen writes lib/src/layout.h, which describes every field, lib/src/logtable.h and the constants of
+// python/fared_slots.py, from the types of internal/slotlayout.
 package main
 
 import (

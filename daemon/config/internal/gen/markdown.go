@@ -57,8 +57,8 @@ type page struct {
 	written map[*object]string // paths by their tables
 }
 
-// object writes the table of an object, then those of its nested objects. A type that has a table already is described by its path; an object
-// with a single key is a row of its parent's table.
+// object writes the table of an object, then those of its nested objects. A type that has a table already is described
+// by its path; an object with a single key is a row of its parent's table.
 func (w page) object(path string, o *object) {
 	if o.single() {
 		return
