@@ -50,8 +50,8 @@ type Config struct {
 
 	// Timers and limits of all sessions.
 	BGP BGP `yaml:"bgp"`
-	// BFD on every session whose neighbor has it (RFC 5880, RFC 5881): detects a silent neighbor in a fraction of a
-	// second, where bgp.hold_time takes 9 s.
+	// BFD on every session whose neighbor has it: detects a silent neighbor in a fraction of a second, where
+	// bgp.hold_time takes 9 s. RFC 5880. RFC 5881.
 	BFD BFD `yaml:"bfd"`
 	// Links that fail again and again.
 	Links Links `yaml:"links"`
@@ -79,7 +79,7 @@ type Config struct {
 	Log Log `yaml:"log"`
 	// The recording of every input, for fared replay.
 	Record Record `yaml:"record"`
-	// The behavior until fared knows the fabric.
+	// The start.
 	Start Start `yaml:"start"`
 }
 
@@ -540,8 +540,8 @@ func ReadOnlySocketOf(socket string) string {
 
 // SlotTable configures the slot table (docs/slots.md).
 type SlotTable struct {
-	// Path of the file, on a tmpfs, in a directory that outlives fared, because containers do not follow another
-	// directory at a mounted path. none disables the table. /run/fared/slots means the default.
+	// A path on a tmpfs, in a directory that outlives fared, because containers do not follow another directory at a
+	// mounted path. none disables the table. /run/fared/slots means the default.
 	File string `yaml:"file" derived:"/run/fared/table/slots; if api.socket is set, slots next to it"`
 	// Permission bits of the file, octal, quoted. Group and others cannot have write permission, because a program that
 	// truncates the file ends its readers.
@@ -614,7 +614,7 @@ func SlotTableOf(socket string) string {
 
 // Drains configures the file of the drains (docs/operations/drain.md).
 type Drains struct {
-	// Path of the file, on a disk, in a directory where fared may write. none: drains end with fared.
+	// A path on a disk, in a directory where fared may write. none: drains end with fared.
 	File string `yaml:"file" derived:"/var/lib/fared/drains; if api.socket is set, drains next to it"`
 }
 
