@@ -37,9 +37,9 @@ struct sd_share {
 };
 
 struct message {
-	uint32_t number; /* of the sender */
-	uint32_t round;  /* of the question */
-	bool question, has;
+	uint32_t number;        /* of the sender */
+	uint32_t round;         /* of the question */
+	uint32_t question, has; /* booleans */
 	struct in6_addr address;
 };
 
@@ -113,7 +113,10 @@ int sd_share_requests(const struct sd_share *s)
 
 static void filter(int fd, int option, struct sock_filter *program, unsigned short length)
 {
-	struct sock_fprog p = {length, program};
+	struct sock_fprog p;
+	memset(&p, 0, sizeof p); /* and its padding */
+	p.len = length;
+	p.filter = program;
 	setsockopt(fd, SOL_SOCKET, option, &p, sizeof p);
 }
 
@@ -201,7 +204,7 @@ static bool handle(struct sd_share *s, const struct message *question, struct me
 	bool known = m.number < SD_PROCESSES, ours = uid == geteuid(); /* a process of another user gets no sockets, and gives none */
 	if (known && m.question) {
 		const struct bank *b = ours ? find(s, &m.address) : NULL;
-		struct message reply = {.number = s->number, .round = m.round, .has = b, .address = m.address};
+		struct message reply = {.number = s->number, .round = m.round, .has = b != NULL, .address = m.address};
 		socklen_t size = name_of(m.number, &name);
 		send_message(s->fd, &name, size, &reply, b ? &b->fd : NULL, b ? 1 : 0); /* without an answer the process asks again */
 	} else if (known && question && m.round == question->round && memcmp(&m.address, &question->address, sizeof m.address) == 0) {
