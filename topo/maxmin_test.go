@@ -118,7 +118,7 @@ func TestWorstIsNotAboveIdeal(t *testing.T) {
 			continue
 		}
 		if worst.Ratio > 1+1e-9 || fair.Slowest.Ratio > 1+1e-9 {
-			t.Errorf("%+v: %v: %+v, slowest %+v", f.Spec, s.Failed(), worst, fair.Slowest)
+			t.Errorf("%+v: %v: %+v, slowest %+v", f.Spec, s.failed, worst, fair.Slowest)
 		}
 		if worst.Ratio < 1-1e-9 {
 			below++

@@ -49,9 +49,6 @@ func simulate(f *Fabric, full bool) *Simulation {
 	return s
 }
 
-// Failed returns the names that are failed or drained now, in the order of their failures.
-func (s *Simulation) Failed() []string { return slices.Clone(s.failed) }
-
 // Fail takes all cables of the names (see [Fabric.Find]) down, at both ends and all at once, and returns the cost of
 // the reaction. "drain:NAME" drains instead: servers set their shares on the cables of NAME to zero, then advertise
 // bandwidth zero, then withdraw. A cable is down as long as any name that selects it is failed; drains work likewise. A

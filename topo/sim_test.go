@@ -169,13 +169,13 @@ func TestOverlaps(t *testing.T) {
 			fail(t, s, step.name)
 		}
 		if got := fmt.Sprint(s.Weights(0, 1)); got != step.want {
-			t.Errorf("%+v: weights %s, failed %v", step, got, s.Failed())
+			t.Errorf("%+v: weights %s, failed %v", step, got, s.failed)
 		}
 		if v := s.Check(); len(v) > 0 {
 			t.Errorf("%+v: %v", step, v)
 		}
 	}
-	if got := s.Failed(); len(got) > 0 {
+	if got := s.failed; len(got) > 0 {
 		t.Errorf("still failed: %v", got)
 	}
 }
@@ -198,7 +198,7 @@ func TestFailErrors(t *testing.T) {
 		if _, err := c.do(c.name); err == nil || !strings.HasPrefix(err.Error(), c.want) {
 			t.Errorf("%s:\ngot  %v\nwant %s", c.name, err, c.want)
 		}
-		if after := state(s); after != before || !slices.Equal(s.Failed(), []string{"leaf0-0"}) {
+		if after := state(s); after != before || !slices.Equal(s.failed, []string{"leaf0-0"}) {
 			t.Errorf("%s: something was done", c.name)
 		}
 	}
@@ -512,7 +512,7 @@ func TestClassesAreExact(t *testing.T) {
 		var log []string
 		for range 6 {
 			var a, b Cost
-			if failed := quick.Failed(); len(failed) > 0 && random.IntN(3) == 0 {
+			if failed := quick.failed; len(failed) > 0 && random.IntN(3) == 0 {
 				name := failed[random.IntN(len(failed))]
 				log = append(log, "heal "+name)
 				a, b = heal(t, quick, name), heal(t, slow, name)

@@ -10,7 +10,7 @@ import (
 // Error is one mistake in a configuration, with its position and its remedy.
 type Error struct {
 	File         string // "" if the configuration has no file
-	Line, Column int    // from 1; 0 if the configuration has no file
+	Line, Column int    // from 1
 	Path         string // path of the value, such as planes[0].sub_ports[1].device; "document" for the whole file
 	Wrong        string // the mistake
 	Right        string // the remedy
@@ -18,12 +18,9 @@ type Error struct {
 
 // Error returns file:line:column: path: mistake, remedy.
 func (e Error) Error() string {
-	text := fmt.Sprintf("%s: %s, %s", e.Path, e.Wrong, e.Right)
-	if e.Line > 0 {
-		text = fmt.Sprintf("%d:%d: %s", e.Line, e.Column, text)
-		if e.File != "" {
-			text = e.File + ":" + text
-		}
+	text := fmt.Sprintf("%d:%d: %s: %s, %s", e.Line, e.Column, e.Path, e.Wrong, e.Right)
+	if e.File != "" {
+		text = e.File + ":" + text
 	}
 	return text
 }

@@ -10,14 +10,6 @@ import (
 	"github.com/fared/fared/fare"
 )
 
-// Complete fills in the zero values of a configuration that a program has built, exactly as if the keys were absent from a file, and checks the
-// result. The argument is not changed. The error is Errors, without positions.
-func Complete(c Config) (*Config, error) {
-	out := clone(&c)
-	resolve(out, func(path string) bool { return false })
-	return out, Validate(out)
-}
-
 // resolve sets every value that the file does not contain to its default. No other function does this. It keeps values that are not zero: the
 // decoder leaves absent or undecodable values at zero.
 func resolve(c *Config, written func(path string) bool) {

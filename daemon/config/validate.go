@@ -25,14 +25,7 @@ func (c *Config) Forwards() bool {
 	return c.Role == fare.RoleServer || c.Dataplane.Address != MemoryDataplane
 }
 
-// Validate checks a resolved configuration and returns all errors at once, as Errors without positions. It has no side effects and depends only
-// on its argument.
-func Validate(c *Config) error {
-	p := &problems{}
-	validate(c, p)
-	return p.result()
-}
-
+// validate checks a resolved configuration.
 func validate(c *Config, p *problems) {
 	p.fields(reflect.ValueOf(c).Elem(), "")
 	p.timers(c)

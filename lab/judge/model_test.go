@@ -36,6 +36,7 @@ func TestModelAndSimulationAgree(t *testing.T) {
 		}
 		m, s := NewModel(p), topo.Simulate(p)
 		names := p.Single()
+		var failed []string
 		for range 5 {
 			name := names[random.IntN(len(names))]
 			if drain := random.IntN(4) == 0; drain && strings.HasPrefix(name, "server") {
@@ -46,9 +47,10 @@ func TestModelAndSimulationAgree(t *testing.T) {
 			}
 			fail(t, m, name)
 			compare(t, m, s)
+			failed = append(failed, name)
 		}
 		if t.Failed() {
-			t.Fatalf("%s\nfailed: %q", topo.Marshal(p.Spec), s.Failed())
+			t.Fatalf("%s\nfailed: %q", topo.Marshal(p.Spec), failed)
 		}
 		kinds[fmt.Sprint(p.GPUPorts, p.Cabling, p.Spines > 0, p.Spec.Leaf, p.SharedAS)]++
 	}

@@ -163,7 +163,7 @@ func TestOptions(t *testing.T) {
 			}
 		}
 		among := append(unhex(t, "01 01 08 0a 00000001 00000002"), want...) // NOP, NOP, timestamps (RFC 7323, Appendix A)
-		if o, ok := FindOption(among); !ok || o != x.o {
+		if o, ok := findOption(among); !ok || o != x.o {
 			t.Errorf("%s: found %+v, %v", x.name, o, ok)
 		}
 	}
@@ -179,7 +179,7 @@ func TestOptions(t *testing.T) {
 		"beyond the end":      "08 0a 0000",
 		"nothing":             "",
 	} {
-		if o, ok := FindOption(unhex(t, s)); ok {
+		if o, ok := findOption(unhex(t, s)); ok {
 			t.Errorf("%s: found %+v", name, o)
 		}
 	}
@@ -217,10 +217,31 @@ func FuzzOption(f *testing.F) {
 	}
 	f.Add(unhex(f, "01 01 08 0a 00000001 00000002 fd 10 fb54 50 07 0102 030405 06 0708090a"))
 	f.Fuzz(func(t *testing.T, p []byte) {
-		if o, ok := FindOption(p); ok {
+		if o, ok := findOption(p); ok {
 			if b := o.Append(nil); !bytes.Contains(p, b) {
 				t.Fatalf("%+v became %x, which is not in %x", o, b, p)
 			}
 		}
 	})
+}
+
+// findOption searches the options of a TCP header, which start at its byte 20 (RFC 9293, Section 3.1), for the framing option.
+func findOption(options []byte) (Option, bool) {
+	for len(options) > 0 {
+		switch options[0] {
+		case 0: // end of options
+			return Option{}, false
+		case 1: // no operation
+			options = options[1:]
+			continue
+		}
+		if len(options) < 2 || options[1] < 2 || int(options[1]) > len(options) {
+			return Option{}, false
+		}
+		if o, err := ParseOption(options[:options[1]]); err == nil {
+			return o, true
+		}
+		options = options[options[1]:]
+	}
+	return Option{}, false
 }

@@ -157,27 +157,6 @@ func ParseOption(p []byte) (Option, error) {
 	return o, nil
 }
 
-// FindOption searches the options of a TCP header, which start at its byte 20 (RFC 9293, Section 3.1), for the framing option.
-func FindOption(options []byte) (Option, bool) {
-	for len(options) > 0 {
-		switch options[0] {
-		case 0: // end of options
-			return Option{}, false
-		case 1: // no operation
-			options = options[1:]
-			continue
-		}
-		if len(options) < 2 || options[1] < 2 || int(options[1]) > len(options) {
-			return Option{}, false
-		}
-		if o, err := ParseOption(options[:options[1]]); err == nil {
-			return o, true
-		}
-		options = options[options[1]:]
-	}
-	return Option{}, false
-}
-
 // Segment is a received segment with the option. TCP delivers its data in order; the option gives its place at once.
 type Segment struct {
 	// Remote and Port identify the flow: the peer's address and port, and the local port.

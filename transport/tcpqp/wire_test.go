@@ -133,7 +133,7 @@ func TestPlacedByOption(t *testing.T) {
 			}
 			headers := map[message]header{}
 			for _, s := range segments {
-				o, ok := FindOption(s.options)
+				o, ok := findOption(s.options)
 				if !ok {
 					t.Fatalf("%v to %v: %d bytes of data without the option: options %x", s.from, s.to, len(s.data), s.options)
 				}
@@ -152,7 +152,7 @@ func TestPlacedByOption(t *testing.T) {
 				}
 			}
 			for _, s := range segments {
-				o, _ := FindOption(s.options)
+				o, _ := findOption(s.options)
 				h, ok := headers[message{s.from, o.MSN}]
 				if !ok {
 					t.Fatalf("%+v: no segment begins its message", o)
@@ -199,7 +199,7 @@ func TestPlacedByOption(t *testing.T) {
 				mu.Lock()
 				defer mu.Unlock()
 				for _, x := range segments {
-					o, _ := FindOption(x.options)
+					o, _ := findOption(x.options)
 					is := byOffset[x.seq-origin]
 					is.Timestamp, is.Echo, is.RTR, is.RTRAck = o.Timestamp, o.Echo, o.RTR, o.RTRAck // a retransmission has others
 					if x.to.Port() == Port && is != o {
@@ -242,7 +242,7 @@ func TestBatchesGoWithoutOption(t *testing.T) {
 			}
 			without := 0
 			for _, s := range c.stop() {
-				if o, ok := FindOption(s.options); !ok {
+				if o, ok := findOption(s.options); !ok {
 					without++
 				} else if len(s.data) > 1460 || o.ICRC != crc32.ChecksumIEEE(s.data) {
 					t.Fatalf("%d bytes with the option %+v", len(s.data), o)

@@ -136,8 +136,3 @@ func endMessage(b []byte, start int) []byte {
 	binary.BigEndian.PutUint16(b[start+16:], uint16(len(b)-start))
 	return b
 }
-
-func appendKeepalive(b []byte) []byte {
-	start := len(b)
-	return endMessage(beginMessage(b, TypeKeepalive), start)
-}

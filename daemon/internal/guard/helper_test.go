@@ -38,7 +38,7 @@ func updateOf(withdrawn, attrs, nlri []byte) []byte {
 }
 
 var (
-	keepalive = appendKeepalive(nil)
+	keepalive = message(TypeKeepalive, nil)
 	endOf4    = appendEndOfRIB(nil, IPv4Unicast)
 	endOf6    = appendEndOfRIB(nil, IPv6Unicast)
 )

@@ -75,7 +75,7 @@ func TestReadOnlySocket(t *testing.T) {
 	}{
 		{"socket", srv.conn, true},
 		{"read-only socket", dial(t, "unix:"+readOnly, plain), false},
-		{"TCP without TLS", dial(t, srv.server.Addr().String(), plain), false},
+		{"TCP without TLS", dial(t, srv.address(), plain), false},
 	} {
 		fabric, target := farev1.NewFabricServiceClient(e.conn), &farev1.DrainTarget{Target: &farev1.DrainTarget_Plane{Plane: "p0"}}
 		_, drain := fabric.Drain(t.Context(), &farev1.DrainRequest{Target: target})
@@ -219,7 +219,7 @@ func TestOneClientLeavesWatchesToOthers(t *testing.T) {
 		want string
 	}{{2, ""}, {2, ""}, {2, "watches of address 127.0.0.2, which may have half of all: end one"}, {3, ""}, {3, ""}, {4, "too many concurrent watches: end one"}} {
 		from := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.IPv4(127, 0, 0, w.host)}}
-		conn := dial(t, srv.server.Addr().String(), grpc.WithTransportCredentials(insecure.NewCredentials()),
+		conn := dial(t, srv.address(), grpc.WithTransportCredentials(insecure.NewCredentials()),
 			grpc.WithContextDialer(func(ctx context.Context, to string) (net.Conn, error) { return from.DialContext(ctx, "tcp", to) }))
 		stream, err := farev1.NewWeightServiceClient(conn).WatchWeights(t.Context(), &farev1.WatchWeightsRequest{})
 		if err == nil {

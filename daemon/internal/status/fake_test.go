@@ -309,6 +309,11 @@ func (l *fakeLoop) service(t testing.TB, change func(*ServiceConfig)) *Service {
 	return s
 }
 
+// address returns the bound TCP address of a server that has one.
+func (s *served) address() string {
+	return s.server.endpoints[len(s.server.endpoints)-1].Addr().String()
+}
+
 // served is a server on a unix socket, with a connected client.
 type served struct {
 	server  *Server

@@ -77,14 +77,14 @@ func matrixClients(t *testing.T, change func(*ServiceConfig)) (*served, []matrix
 
 	local := grpc.WithTransportCredentials(insecure.NewCredentials())
 	with := func(to *served, common string, dns ...string) *grpc.ClientConn {
-		return dial(t, to.server.Addr().String(), grpc.WithTransportCredentials(credentials.NewTLS(&tls.Config{
+		return dial(t, to.address(), grpc.WithTransportCredentials(credentials.NewTLS(&tls.Config{
 			RootCAs: ca.pool, Certificates: []tls.Certificate{ca.issueTo(t, common, dns...)},
 		})))
 	}
 	return srv, []matrixClient{
 		{"socket", srv.conn, true, "", `uid \d+( \(\S+\))? pid \d+`},
 		{"read-only socket", dial(t, "unix:"+readOnly, local), false, "use " + srv.socket, `uid \d+( \(\S+\))? pid \d+`},
-		{"TCP without TLS", dial(t, plainTCP.server.Addr().String(), local), false, "use " + plainTCP.socket, `127\.0\.0\.1:\d+`},
+		{"TCP without TLS", dial(t, plainTCP.address(), local), false, "use " + plainTCP.socket, `127\.0\.0\.1:\d+`},
 		{"TLS, listed DNS name", with(srv, "x", "other.example", "node7.example"), true, "", `"other\.example" at 127\.0\.0\.1:\d+`},
 		{"TLS, DNS name below a listed suffix", with(srv, "x", "eve.ops.example"), true, "", `"eve\.ops\.example" at 127\.0\.0\.1:\d+`},
 		{"TLS, listed common name", with(srv, "alice"), true, "", `"alice" at 127\.0\.0\.1:\d+`},

@@ -150,14 +150,6 @@ func (s *Server) add(e *endpoint, options ...grpc.ServerOption) {
 	s.endpoints = append(s.endpoints, e)
 }
 
-// Addr returns the bound TCP address, nil without one.
-func (s *Server) Addr() net.Addr {
-	if s.c.Listen == "" {
-		return nil
-	}
-	return s.endpoints[len(s.endpoints)-1].Addr()
-}
-
 // Serve answers calls until ctx ends. Then watches end with an error that asks clients to reconnect, other calls may finish until StopTimeout,
 // and the socket is removed. It returns nil then, or the error that stopped it. It may be called once.
 func (s *Server) Serve(ctx context.Context) error {

@@ -260,7 +260,7 @@ func TestServerMutualTLS(t *testing.T) {
 		{"with a stranger's certificate", &tls.Config{RootCAs: ca.pool, Certificates: []tls.Certificate{stranger.issue(t)}}, false},
 		{"that trusts another authority", &tls.Config{RootCAs: stranger.pool, Certificates: []tls.Certificate{ca.issue(t)}}, false},
 	} {
-		conn := dial(t, srv.server.Addr().String(), grpc.WithTransportCredentials(credentials.NewTLS(c.tls)))
+		conn := dial(t, srv.address(), grpc.WithTransportCredentials(credentials.NewTLS(c.tls)))
 		_, err := farev1.NewWeightServiceClient(conn).ListWeights(t.Context(), &farev1.ListWeightsRequest{})
 		if c.ok && err != nil || !c.ok && grpcstatus.Code(err) != codes.Unavailable {
 			t.Errorf("a client %s: %v", c.name, err)

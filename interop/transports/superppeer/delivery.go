@@ -82,7 +82,6 @@ func (p *Peer) arrived(b []byte) {
 		p.violation(&x, "dcid %d", x.dcid)
 		return
 	}
-	p.counts[x.opcode]++
 	if !p.acknowledge(&x) {
 		return
 	}
@@ -123,7 +122,6 @@ func (p *Peer) arrivedLite(b []byte) {
 		p.violation(&x, "%d bytes", len(b))
 		return
 	}
-	p.counts[x.opcode]++
 	p.initiator.acknowledge(p, &x)
 	if x.opcode != noOp {
 		p.pending++

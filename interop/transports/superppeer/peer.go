@@ -52,7 +52,6 @@ type Peer struct {
 	regions    []*Region
 	messages   [][]byte
 	violations []error
-	counts     map[byte]int // packets received, by opcode
 	delivery
 	initiator
 	target
@@ -70,7 +69,7 @@ func Open(cfg Config) (*Peer, error) {
 	if err != nil {
 		return nil, err
 	}
-	p := &Peer{cfg: cfg, link: link, done: make(chan struct{}), rng: rand.New(rand.NewPCG(1, uint64(cfg.CID))), counts: map[byte]int{}}
+	p := &Peer{cfg: cfg, link: link, done: make(chan struct{}), rng: rand.New(rand.NewPCG(1, uint64(cfg.CID)))}
 	p.changed = sync.NewCond(&p.mu)
 	p.delivery = delivery{next: cfg.FirstPSN, unacked: cfg.FirstPSN, sentAck: cfg.FirstPSN, expected: cfg.FirstPSN, flying: map[uint32]*flight{}, got: map[uint32]bool{}, early: map[uint32]packet{}, remoteWindow: cfg.Window}
 	p.initiator = initiator{open: map[uint16]*transaction{}}
@@ -99,13 +98,6 @@ func (p *Peer) Messages() [][]byte {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return append([][]byte(nil), p.messages...)
-}
-
-// Count returns the number of received packets with an opcode.
-func (p *Peer) Count(opcode byte) int {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return p.counts[opcode]
 }
 
 // Violations returns what the remote end has sent against the description.
