@@ -112,6 +112,9 @@ func printEnv(e *cli.Env, o *envOptions, program string, command []string) error
 	}
 	setup := rdmaenv.Setup{Devices: devices, Interposer: findInterposer(o.interposer), Rails: !o.noRails}
 	if o.verify {
+		for _, note := range omitted {
+			fmt.Fprintln(e.Err, "fared env:", note)
+		}
 		return l.verify(e, o, program, setup, report, command)
 	}
 	return l.print(e, o, program, setup, omitted)

@@ -13,7 +13,7 @@ import (
 )
 
 // verify runs a command in the environment of a program, and reports the RoCE packets that left by the planes meanwhile. It returns the exit code of the command, or
-// exitFailed if there were none.
+// cli.ExitFailed if there were none.
 func (l *layout) verify(e *cli.Env, o *envOptions, program string, setup rdmaenv.Setup, report *rdmadev.Report, command []string) error {
 	result, err := l.environment(program, setup)
 	if err != nil {
@@ -42,6 +42,9 @@ func (l *layout) verify(e *cli.Env, o *envOptions, program string, setup rdmaenv
 	}
 	sum, texts := uint64(0), []string{}
 	for i, p := range after { // of the same report, so in the same order
+		if p.Packets < before[i].Packets {
+			return cli.Failed(fmt.Errorf("the packet counter of %s went back: its device was reset", p.Planes), "run the command again")
+		}
 		n := p.Packets - before[i].Packets
 		sum += n
 		texts = append(texts, fmt.Sprintf("%s %d", p.Planes, n))

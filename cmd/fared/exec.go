@@ -223,7 +223,7 @@ func explainAttach(err error) error {
 // forwarded are the signals that `fared exec` passes on. Their default is to end the process, or in SIGQUIT's case to dump it.
 var forwarded = []os.Signal{unix.SIGHUP, unix.SIGINT, unix.SIGQUIT, unix.SIGTERM, unix.SIGUSR1, unix.SIGUSR2}
 
-// runProgram runs a program in a cgroup, and returns its exit code as programExit.
+// runProgram runs a program in a cgroup, and returns its exit code as cli.ProgramExit.
 func runProgram(cgroup, path string, command []string) error {
 	group, err := os.Open(cgroup)
 	if err != nil {
@@ -236,7 +236,7 @@ func runProgram(cgroup, path string, command []string) error {
 	}, "the cgroup "+cgroup+" must accept processes")
 }
 
-// runForeground runs a program with the standard files of fared, passes signals on, and returns its exit code as programExit. remedy is for a program that does not start.
+// runForeground runs a program with the standard files of fared, passes signals on, and returns its exit code as cli.ProgramExit. remedy is for a program that does not start.
 func runForeground(cmd *exec.Cmd, remedy string) error {
 	signals := make(chan os.Signal, 16)
 	for _, s := range forwarded {

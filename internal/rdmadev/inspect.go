@@ -202,8 +202,8 @@ func (r *Report) judgeShared(rows []Row) {
 	}
 }
 
-// judgeBound notes loopbacks that several netdevs with RDMA have: the kernel finds a single one by an address (__ip_dev_find of
-// net/ipv4/devinet.c, by which rdma_translate_ip takes the address that was added last, whatever the state of its netdev).
+// judgeBound notes loopbacks that several netdevs with RDMA have: the kernel finds a single one by an address. rdma_translate_ip
+// takes the IPv4 address that was added last, whatever the state of its netdev (__ip_dev_find of net/ipv4/devinet.c).
 func (r *Report) judgeBound(rows []Row) {
 	var order []netip.Addr
 	devices := map[netip.Addr][]string{}
@@ -223,7 +223,11 @@ func (r *Report) judgeBound(rows []Row) {
 	}
 	for _, a := range order {
 		if len(devices[a]) > 1 {
-			r.add(Finding{false, "", fmt.Sprintf("rdma_cm (rdma_bind_addr, as by ib_write_bw -R) takes one of %s for the loopback %s: the one that got it last, also while that one is down", strings.Join(devices[a], ", "), a),
+			text := fmt.Sprintf("rdma_cm (rdma_bind_addr, as by ib_write_bw -R) takes one of %s for the loopback %s", strings.Join(devices[a], ", "), a)
+			if a.Is4() {
+				text += ": the one that got it last, also while that one is down"
+			}
+			r.add(Finding{false, "", text,
 				"let programs with rdma_cm bind an address that a single netdev has, such as that of its cable"})
 		}
 	}

@@ -23,7 +23,8 @@ func StartCaptures(h backend.Hosts, nodes []*topo.Node, carried bool, dir string
 		log.Info("no captures: tcpdump is not installed")
 		return nil, nil
 	}
-	filter := "tcp port 179 or icmp"
+	// A receiver is no UDP socket, so the kernel answers probes of a node without one with ICMP port unreachable.
+	filter := "tcp port 179 or (icmp and not (icmp[0] == 3 and icmp[1] == 3))"
 	if !carried {
 		filter += fmt.Sprintf(" or udp port %d", rocePort)
 	}

@@ -100,3 +100,20 @@ func TestPortTaken(t *testing.T) {
 	}
 	other.program(t, program, "fork", "1")
 }
+
+// TestHolderIsStopped runs a program at an address whose only other process is stopped: one line names that, in place of another reason.
+func TestHolderIsStopped(t *testing.T) {
+	gate.Slow(t, gate.C, "the program waits ten seconds for the other one")
+	e := newEnds(t)
+	server := e.pair(t, compile(t, "traffic", "plain"), 7001, 10_000_000)[0]
+	e.awaitPackets(t, 100)
+	if err := server.Signal(unix.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	out, err := e.server.Output("env", "LD_PRELOAD="+e.library, "FARED_SOFT_ADDRESS="+serverAddress+",127.0.0.3", compile(t, "program", "plain"), "fork", "1")
+	text := fmt.Sprint(string(out), err)
+	reason := "fared_soft0: cannot receive at " + serverAddress + ", UDP port 4791: a process of fared_soft0 that has the address does not answer"
+	if err == nil || strings.Count(text, reason) != 1 {
+		t.Errorf("next to a process that is stopped: %s", text)
+	}
+}

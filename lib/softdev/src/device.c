@@ -382,7 +382,10 @@ int sd_listen(struct sd_dev *dev, uint32_t gid_index)
 	int err = a ? sd_port_listen(engine_of(dev)->port, a) : EINVAL;
 	if (a && err && fared_address_text((const struct fared_address *)a, text, sizeof text) >= 0)
 		fprintf(stderr, "fared_soft0: cannot receive at %s, UDP port %d: %s\n", text, SD_UDP_PORT,
-			err == EADDRINUSE
+			err == ETIMEDOUT
+				? "a process of fared_soft0 that has the address does not answer. It is stopped, or a child of one that has ended: ss -xap | grep fared_soft0 "
+				  "names it"
+				: err == EADDRINUSE
 				? "the kernel module rdma_rxe, or a program of another kind or user, has the port. Run this program in another network namespace "
 				  "(ip netns), at another address (FARED_SOFT_ADDRESS; rdma_rxe has all), or remove the module (modprobe -r rdma_rxe)"
 				: strerror(err));

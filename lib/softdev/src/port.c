@@ -445,7 +445,7 @@ void sd_port_wait(struct sd_port *p, bool packets, uint64_t timeout_ns)
 	uint64_t n;
 	if (ppoll(fds, 2, &t, NULL) <= 0)
 		return;
-	p->asked = fds[1].revents & POLLIN;
+	p->asked = fds[1].revents & ~POLLNVAL; /* an error, too, may be that of another descriptor: sd_share_serve looks */
 	if ((fds[0].revents | fds[1].revents) & POLLNVAL)
 		nanosleep(&t, NULL); /* the program has closed every descriptor */
 	else if (read(p->wake, &n, sizeof n) < 0)

@@ -167,8 +167,14 @@ static bool receive_message(int from, int flags, struct message *m, int *fds, si
 		if (c->cmsg_level != SOL_SOCKET)
 			continue;
 		if (c->cmsg_type == SCM_RIGHTS) {
-			*n = (c->cmsg_len - CMSG_LEN(0)) / sizeof(int);
+			size_t all = (c->cmsg_len - CMSG_LEN(0)) / sizeof(int);
+			*n = all < SD_PROCESSES ? all : SD_PROCESSES;
 			memcpy(fds, CMSG_DATA(c), *n * sizeof(int));
+			for (size_t i = *n; i < all; i++) {
+				int fd;
+				memcpy(&fd, CMSG_DATA(c) + i * sizeof fd, sizeof fd);
+				close(fd);
+			}
 		} else if (c->cmsg_type == SCM_CREDENTIALS) {
 			struct ucred u;
 			memcpy(&u, CMSG_DATA(c), sizeof u);
@@ -369,6 +375,6 @@ int sd_share_socket(struct sd_share *s, const struct in6_addr *address)
 			return -1;
 		}
 	}
-	errno = EADDRINUSE;
+	errno = bank == SILENT ? ETIMEDOUT : EADDRINUSE;
 	return -1;
 }
