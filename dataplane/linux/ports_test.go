@@ -7,6 +7,8 @@ import (
 	"math/rand/v2"
 	"net/netip"
 	"slices"
+	"strconv"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -323,6 +325,33 @@ func TestKernelThatDisagrees(t *testing.T) {
 	d.mu.Unlock()
 	if err := d.SetForwarding(h.forwarding); err != nil || d.Capabilities().FlowHash.Algorithm != computed {
 		t.Errorf("%v, %v", d.Capabilities(), err)
+	}
+}
+
+// TestSeedIsOfTheComputedHash checks that the audit restores the hash seed while ports are computed with it, and leaves it alone while the kernel is
+// queried: in a container it may be unable to set it.
+func TestSeedIsOfTheComputedHash(t *testing.T) {
+	h := newHost(t, 4)
+	const name = "net.ipv4.fib_multipath_hash_seed"
+	if _, err := h.Output("sysctl", "-n", name); err != nil {
+		t.Skipf("this kernel has no %s", name) // before Linux 6.11
+	}
+	d := h.open()
+	for _, c := range []struct {
+		misplace func(uint32) uint32
+		want     string
+	}{{func(hash uint32) uint32 { return hash + 512 }, "0"}, {nil, strconv.Itoa(DefaultSeed)}} {
+		d.mu.Lock()
+		d.prober.misplace = c.misplace
+		d.mu.Unlock()
+		if err := d.SetForwarding(h.forwarding); err != nil {
+			t.Fatal(err)
+		}
+		h.Sysctl(name + "=0")
+		d.audit()
+		if got := strings.TrimSpace(h.Run("sysctl", "-n", name)); got != c.want {
+			t.Errorf("after another program's 0 the seed is %s, want %s", got, c.want)
+		}
 	}
 }
 
