@@ -127,7 +127,10 @@ func transportsTogether(t *testing.T, driver string) {
 // slotPlaces reads where the packets of each source port for a service belong, from `fared weights`.
 func slotPlaces(t *testing.T, socket, destination, service string) map[int]place {
 	t.Helper()
-	o := fared(t, "--socket", socket, "weights", "--service", service, "-o", "json")
+	out, err := exec.Command(binary.Fared(t), "--socket", socket, "weights", "--service", service, "-o", "json").Output()
+	if err != nil {
+		t.Fatal(err)
+	}
 	var list struct {
 		Destinations []struct {
 			Destination string
@@ -139,10 +142,10 @@ func slotPlaces(t *testing.T, socket, destination, service string) map[int]place
 			}
 		}
 	}
-	if err := json.Unmarshal([]byte(o.Out), &list); err != nil {
-		t.Fatalf("%v\n%s%s", err, o.Out, o.Err)
+	if err := json.Unmarshal(out, &list); err != nil {
+		t.Fatalf("%v\n%s", err, out)
 	}
-	out := map[int]place{}
+	places := map[int]place{}
 	for _, d := range list.Destinations {
 		if d.Destination != destination {
 			continue
@@ -152,11 +155,11 @@ func slotPlaces(t *testing.T, socket, destination, service string) map[int]place
 			if _, err := fmt.Sscanf(s.Device, "p%d.%d", &at.plane, &at.subPort); err != nil {
 				t.Fatal(err)
 			}
-			out[d.Pairs[0].Services[0].Ports[i]] = at
+			places[d.Pairs[0].Services[0].Ports[i]] = at
 		}
 	}
-	if len(out) == 0 {
-		t.Fatalf("no slots to %s:\n%s", destination, o.Out)
+	if len(places) == 0 {
+		t.Fatalf("no slots to %s:\n%s", destination, out)
 	}
-	return out
+	return places
 }
