@@ -2,7 +2,6 @@ package deptest
 
 import (
 	"os"
-	"os/exec"
 	"path/filepath"
 	"regexp"
 	"slices"
@@ -22,11 +21,7 @@ func TestArchitectureNamesEveryPackage(t *testing.T) {
 	for _, m := range packageRow.FindAllStringSubmatch(string(page), -1) {
 		rows = append(rows, m[1])
 	}
-	out, err := exec.Command("go", "list", module+"/...").Output()
-	if err != nil {
-		t.Fatal(err)
-	}
-	packages := strings.Fields(strings.ReplaceAll(string(out), module+"/", ""))
+	packages := strings.Fields(strings.ReplaceAll(string(goList(t, "./...")), module+"/", ""))
 	if len(packages) < 50 {
 		t.Fatalf("only %d packages listed: this test has lost its subject", len(packages))
 	}

@@ -61,6 +61,21 @@ var limits = []struct{ From, Only, Not, Why string }{
 // order lists the top folders so that every import leads to an earlier one: no arrow runs up. internal/testkit/testbed is for tests alone, above all of them.
 var order = strings.Fields("internal fare wecmp api client lib transport dataplane daemon topo traffic lab examples containerlab interop systemd monitoring cmd")
 
+// goList returns the output of go list in the root folder. Patterns are folders, because for a pattern of import paths go also reads the
+// requirements of modules that nothing imports, which a test in a network namespace cannot fetch.
+func goList(t *testing.T, args ...string) []byte {
+	t.Helper()
+	cmd := exec.Command("go", append([]string{"list"}, args...)...)
+	cmd.Dir = "../.."
+	var errs bytes.Buffer
+	cmd.Stderr = &errs
+	out, err := cmd.Output()
+	if err != nil {
+		t.Fatalf("%v: %v\n%s", cmd, err, &errs)
+	}
+	return out
+}
+
 type pkg struct {
 	ImportPath string
 	Standard   bool
@@ -68,10 +83,7 @@ type pkg struct {
 }
 
 func TestImports(t *testing.T) {
-	out, err := exec.Command("go", "list", "-json=ImportPath,Standard,Imports", module+"/...").Output()
-	if err != nil {
-		t.Fatal(err)
-	}
+	out := goList(t, "-json=ImportPath,Standard,Imports", "./...")
 	seen := 0
 	for dec := json.NewDecoder(bytes.NewReader(out)); ; {
 		var p pkg
@@ -148,10 +160,7 @@ func exempt(path, list string) bool {
 
 // TestEveryPackageHasAComment fails for a package without a doc comment.
 func TestEveryPackageHasAComment(t *testing.T) {
-	out, err := exec.Command("go", "list", "-f", "{{if .GoFiles}}{{.ImportPath}}\t{{.Doc}}{{end}}", module+"/...").Output()
-	if err != nil {
-		t.Fatal(err)
-	}
+	out := goList(t, "-f", "{{if .GoFiles}}{{.ImportPath}}\t{{.Doc}}{{end}}", "./...")
 	lines := strings.Split(strings.TrimSpace(string(out)), "\n")
 	if len(lines) < 10 {
 		t.Fatalf("only %d packages listed", len(lines))
@@ -167,10 +176,7 @@ func TestEveryPackageHasAComment(t *testing.T) {
 // transport, which fared-lab links. The exception is tcpslots, which places connections of any program, for
 // `fared exec`.
 func TestServerLinksNoLab(t *testing.T) {
-	out, err := exec.Command("go", "list", "-deps", module+"/cmd/fared").Output()
-	if err != nil {
-		t.Fatal(err)
-	}
+	out := goList(t, "-deps", "./cmd/fared")
 	linked := strings.Fields(string(out))
 	if !slices.Contains(linked, module+"/daemon") || !slices.Contains(linked, module+"/transport/tcpslots") {
 		t.Fatal("fared links no daemon: this test has lost its subject")
