@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"slices"
 	"strings"
 
@@ -57,6 +58,16 @@ func plan(pkgs []pkg, parts []gate.Part, detector bool) []job {
 			jobs = append(jobs, j)
 		}
 	}
+	// Jobs with the most tests of over five seconds are first, so that none of them runs alone at the end.
+	long := func(j job) (n int) {
+		for _, t := range j.tests {
+			if t.needed || len(parts) > 0 {
+				n++
+			}
+		}
+		return n
+	}
+	slices.SortStableFunc(jobs, func(a, b job) int { return cmp.Compare(long(b), long(a)) })
 	return jobs
 }
 

@@ -103,6 +103,21 @@ func TestPlan(t *testing.T) {
 	}
 }
 
+func TestLongJobsAreFirst(t *testing.T) {
+	pkgs := []pkg{
+		{path: "a", tests: []test{{name: "TestA"}}},
+		{path: "b", tests: []test{{name: "TestB", needed: true}, {name: "TestC", slow: []gate.Part{gate.Models}}}},
+		{path: "c", tests: []test{{name: "TestD", needed: true}, {name: "TestE", needed: true}}},
+	}
+	var got []string
+	for _, j := range plan(pkgs, nil, false) {
+		got = append(got, j.pkg.path)
+	}
+	if want := []string{"c", "b", "a"}; !slices.Equal(got, want) {
+		t.Errorf("the order is %v, want %v", got, want)
+	}
+}
+
 func TestBatchesHaveEachNameOnce(t *testing.T) {
 	jobs := []job{{pkg: pkg{path: "a/gen"}}, {pkg: pkg{path: "b/gen"}}, {pkg: pkg{path: "c"}, race: true}, {pkg: pkg{path: "d"}}}
 	got := batches(jobs, false)
