@@ -6,25 +6,31 @@ import (
 	"os/exec"
 	"path"
 	"path/filepath"
+	"strconv"
 )
 
-// binary returns the path of a job's test binary below folder.
-func (j job) binary(folder string) string {
-	mode := "plain"
+// mode is the folder of the job's binary and log: with the race detector or without it.
+func (j job) mode() string {
 	if j.race {
-		mode = "race"
+		return "race"
 	}
-	return filepath.Join(folder, mode, j.pkg.path+".test")
+	return "plain"
 }
 
-// build builds the test binaries of all jobs below folder, so that no compiler competes with timers afterwards.
+// log returns the path of the job's output below folder.
+func (j job) log(folder string) string {
+	return filepath.Join(folder, "logs", j.mode(), j.pkg.path+".log")
+}
+
+// build builds the test binaries of all jobs below folder, so that no compiler competes with timers afterwards, and sets their paths. Those
+// of an earlier run stay, because go links again only what has changed.
 func build(jobs []job, folder string) error {
-	if err := os.RemoveAll(folder); err != nil {
+	if err := os.RemoveAll(filepath.Join(folder, "logs")); err != nil {
 		return err
 	}
 	for _, race := range []bool{true, false} {
-		for _, batch := range batches(jobs, race) {
-			if err := buildBatch(batch, race, folder); err != nil {
+		for i, batch := range batches(jobs, race) {
+			if err := buildBatch(batch, filepath.Join(folder, batch[0].mode(), strconv.Itoa(i))); err != nil {
 				return err
 			}
 		}
@@ -33,10 +39,11 @@ func build(jobs []job, folder string) error {
 }
 
 // batches divides the jobs so that no two of a batch have a package of the same name, because go test names binaries after it.
-func batches(jobs []job, race bool) [][]job {
-	var out [][]job
+func batches(jobs []job, race bool) [][]*job {
+	var out [][]*job
 	seen := map[string]int{}
-	for _, j := range jobs {
+	for n := range jobs {
+		j := &jobs[n]
 		if j.race != race {
 			continue
 		}
@@ -50,19 +57,20 @@ func batches(jobs []job, race bool) [][]job {
 	return out
 }
 
-// buildBatch builds the binaries of one batch and moves them to their places.
-func buildBatch(batch []job, race bool, folder string) error {
-	made := filepath.Join(folder, "made") + string(filepath.Separator)
-	if err := os.MkdirAll(made, 0o755); err != nil {
+// buildBatch builds the binaries of one batch in the folder to.
+func buildBatch(batch []*job, to string) error {
+	if err := os.MkdirAll(to, 0o755); err != nil {
 		return err
 	}
 	// Without debug information, which a panic does not need, a link takes half as long.
-	args := []string{"test", "-c", "-vet=off", "-ldflags=-s -w", "-o", made}
+	args := []string{"test", "-c", "-vet=off", "-ldflags=-s -w", "-o", to + string(filepath.Separator)}
+	race := batch[0].race
 	if race {
 		args = append(args, "-race")
 	}
 	for _, j := range batch {
 		args = append(args, j.pkg.dir)
+		j.binary = filepath.Join(to, path.Base(j.pkg.path)+".test")
 	}
 	cmd := exec.Command("go", args...)
 	cmd.Stdout, cmd.Stderr = os.Stderr, os.Stderr
@@ -71,15 +79,6 @@ func buildBatch(batch []job, race bool, folder string) error {
 	}
 	if err := cmd.Run(); err != nil {
 		return fmt.Errorf("the tests do not build: %w", err)
-	}
-	for _, j := range batch {
-		to := j.binary(folder)
-		if err := os.MkdirAll(filepath.Dir(to), 0o755); err != nil {
-			return err
-		}
-		if err := os.Rename(made+path.Base(j.pkg.path)+".test", to); err != nil {
-			return err
-		}
 	}
 	return nil
 }

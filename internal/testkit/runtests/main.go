@@ -4,7 +4,7 @@
 //	runtests [-parts "interop packets"] [-count N] [-tiers] [-list] [package...]
 //
 // Nothing is compiled while tests run. Packages whose tests wait for timers run three at a time; packages that compute run at the same time with a
-// lower priority. Root's tests run in a network namespace of their package. Binaries and their output stay in out/tests. With FARED_REQUIRE_ALL=1 a
+// lower priority. Root's tests run in a network namespace of their package. Binaries stay in out/tests, their output in out/tests/logs. With FARED_REQUIRE_ALL=1 a
 // test that lacks a tool or a privilege is a failure. The exit status is 1 if a test failed, 2 for a wrong argument or declaration.
 package main
 

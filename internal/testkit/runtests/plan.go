@@ -15,6 +15,8 @@ type job struct {
 	run   string // -test.run, "" for all
 	skip  string // -test.skip
 	tests []test // that it runs
+
+	binary string // path, once it is built
 }
 
 // beside reports whether the job may run while another one waits for timers.

@@ -8,6 +8,7 @@ import (
 	"io"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -87,12 +88,15 @@ func (r *runner) runAll(ctx context.Context, jobs []job) ([]result, error) {
 
 // run runs one job. An error means that it could not run; a failed test is a result.
 func (r *runner) run(ctx context.Context, j job) (result, error) {
-	log, err := os.Create(j.binary(r.folder) + ".log")
+	if err := os.MkdirAll(filepath.Dir(j.log(r.folder)), 0o755); err != nil {
+		return result{}, err
+	}
+	log, err := os.Create(j.log(r.folder))
 	if err != nil {
 		return result{}, err
 	}
 	defer log.Close()
-	args := []string{j.binary(r.folder), "-test.v=test2json", "-test.paniconexit0", "-test.timeout=" + jobTimeout.String()}
+	args := []string{j.binary, "-test.v=test2json", "-test.paniconexit0", "-test.timeout=" + jobTimeout.String()}
 	if j.run != "" {
 		args = append(args, "-test.run="+j.run)
 	}
