@@ -44,11 +44,13 @@ type Traffic struct {
 	outage probe.Outage
 }
 
-// A step's steady time lasts until each pair has sent steadyPackets, within bounds.
+// A step's steady time is that in which each pair sends steadyPackets, within bounds. On a machine that has no time for the senders it goes on until
+// they have sent half of what was due, for steadyPatience at most.
 const (
-	steadyPackets = 150
-	steadyAtLeast = 200 * time.Millisecond
-	steadyAtMost  = 2 * time.Second
+	steadyPackets  = 150
+	steadyAtLeast  = 200 * time.Millisecond
+	steadyAtMost   = 2 * time.Second
+	steadyPatience = 30 * time.Second
 )
 
 // watched describes a step whose packets are checked.
@@ -69,7 +71,7 @@ func (f *Fabric) watchPackets(ctx context.Context, t *probe.Traffic, w watched) 
 	portsPlaced(ctx, t)
 	change := t.Roll()
 	if w.judge {
-		if backend.Sleep(ctx, max(steadyAtLeast, min(steadyPackets*t.Gap(), steadyAtMost))) != nil {
+		if !awaitSteady(ctx, t) {
 			return nil, nil
 		}
 	}
@@ -107,6 +109,19 @@ func (f *Fabric) watchPackets(ctx context.Context, t *probe.Traffic, w watched) 
 		wrong = append(wrong, f.undisturbed(t, w, change, steady)...)
 	}
 	return r, wrong
+}
+
+// awaitSteady waits for the steady time of a step. It returns false if ctx ended.
+func awaitSteady(ctx context.Context, t *probe.Traffic) bool {
+	d := max(steadyAtLeast, min(steadyPackets*t.Gap(), steadyAtMost))
+	if backend.Sleep(ctx, d) != nil {
+		return false
+	}
+	patience, cancel := context.WithTimeout(ctx, steadyPatience)
+	defer cancel()
+	for !t.Covered(uint64(d/t.Gap()/2)) && backend.Sleep(patience, 10*time.Millisecond) == nil {
+	}
+	return ctx.Err() == nil
 }
 
 // portsPlaced waits until the senders have source ports that land on the slots' places. Weights may be in effect before a

@@ -1,6 +1,7 @@
 package probe
 
 import (
+	"slices"
 	"time"
 
 	"github.com/fared/fared/topo"
@@ -56,6 +57,18 @@ func (t *Traffic) ScaleShares(server int, factors map[string]int64) {
 // Gap returns the time between two packets of a pair of loopbacks while all of them are reachable.
 func (t *Traffic) Gap() time.Duration {
 	return time.Duration(float64((t.Servers-1)*t.GPUs*t.GPUs) / float64(t.rate) * float64(time.Second))
+}
+
+// Covered reports whether each server has sent n packets or more to each of its reachable destinations since the last Roll. A muted server counts as done.
+func (t *Traffic) Covered(n uint64) bool {
+	t.mu.RLock()
+	now := t.now
+	t.mu.RUnlock()
+	return !slices.ContainsFunc(t.senders, func(o *sender) bool {
+		o.mu.Lock()
+		defer o.mu.Unlock()
+		return !o.muted && slices.ContainsFunc(o.order, func(out *outlet) bool { return now.sent[out.pair].Load() < n })
+	})
 }
 
 // Ends returns the source groups of a pair of loopbacks.

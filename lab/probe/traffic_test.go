@@ -88,3 +88,22 @@ func TestPortsPending(t *testing.T) {
 		}
 	}
 }
+
+// TestCovered checks that a sender that has not sent to one of its destinations holds the others up, unless it is muted.
+func TestCovered(t *testing.T) {
+	tr := &Traffic{loopbacks: 2, lanes: 1}
+	tr.now = tr.newTally(1)
+	o := &sender{Traffic: tr, order: []*outlet{{pair: 1}, {pair: 2}}}
+	tr.senders = []*sender{o, {Traffic: tr}}
+	tr.now.sent[1].Store(2)
+	tr.now.sent[2].Store(1)
+	for n, want := range []bool{true, true, false} {
+		if got := tr.Covered(uint64(n)); got != want {
+			t.Errorf("%d packets to each: %v, want %v", n, got, want)
+		}
+	}
+	o.muted = true
+	if !tr.Covered(2) {
+		t.Error("a muted sender is waited for")
+	}
+}
