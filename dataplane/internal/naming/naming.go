@@ -29,7 +29,7 @@ type Namer struct {
 	wanted   []wanted
 	findings []hostcheck.Finding
 	known    map[int]identity // of each device by index, when last read
-	failed   bool             // the devices could not be read: any event reads them again
+	failed   bool             // the kernel did not answer, or refused a name: any event tries again
 }
 
 // wanted is a name with the device that shall have it.
@@ -110,10 +110,10 @@ func (n *Namer) follow() {
 	}
 }
 
-// concerns reports whether an event can change the devices of names: one of a carrier cannot, unless a name has no device. The caller holds mu.
+// concerns reports whether an event can change the devices of names: one of a carrier cannot. The caller holds mu.
 func (n *Namer) concerns(e rtnl.LinkEvent) bool {
 	last, had := n.known[e.Index]
-	return n.failed || len(n.findings) > 0 || e.Gone && had || !e.Gone && last != identity{e.Name, e.AltNames, e.Address}
+	return n.failed || e.Gone && had || !e.Gone && last != identity{e.Name, e.AltNames, e.Address}
 }
 
 // identity is the part of a device that matches and names depend on, and that can change: names as in rtnl.Link, and the present address, by which
@@ -157,6 +157,7 @@ func (n *Namer) apply() error {
 	for i, err := range n.conn.Do(batch) {
 		switch c := changes[i]; {
 		case err != nil: // for example, the device is gone, whose event follows
+			n.failed = true
 			n.find(c.wanted, fmt.Sprintf("cannot change its device: %v", err), "the agent retries at the next event of a device; give the name by hand: ip link property add dev DEVICE altname "+c.name)
 		case c.device != "":
 			n.log.Info("a device has the name of its sub-port", "sub_port", c.name, "match", c.match.String(), "device", c.device)

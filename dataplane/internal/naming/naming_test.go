@@ -12,6 +12,7 @@ import (
 
 	farev1 "github.com/fared/fared/api/fare/v1"
 	"github.com/fared/fared/internal/netnstest"
+	"github.com/fared/fared/internal/rtnl"
 )
 
 const within = time.Minute
@@ -154,6 +155,33 @@ func TestNamesAreUnambiguous(t *testing.T) {
 	add(ns, "p0s1", "02:00:00:00:00:04")
 	add(ns, "eth2", second)
 	settled(t, n, "p0s1 is the name of another device than mac:"+second+", which is eth2")
+}
+
+// TestCarriersReadNothing checks that events that change no name or address read no device again, also while a sub-port has no device.
+func TestCarriersReadNothing(t *testing.T) {
+	netnstest.Require(t)
+	ns := netnstest.New(t)
+	add(ns, "eth0", first)
+	n := open(t, ns)
+	if err := n.Set(forwarding("p0s0", "mac:"+first, "p0s1", "mac:"+second)); err != nil {
+		t.Fatal(err)
+	}
+	settled(t, n, "sub-port p0s1: no device has the address mac:"+second)
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	for index, had := range n.known {
+		same := rtnl.LinkEvent{Link: rtnl.Link{Index: index, Name: had.name, AltNames: had.altNames}, Address: had.address}
+		if n.concerns(same) {
+			t.Errorf("an event of %s without a change reads all devices", had.name)
+		}
+		same.Address = second
+		if !n.concerns(same) {
+			t.Errorf("the new address of %s reads no device", had.name)
+		}
+		if !n.concerns(rtnl.LinkEvent{Link: rtnl.Link{Index: index}, Gone: true}) {
+			t.Errorf("the end of %s reads no device", had.name)
+		}
+	}
 }
 
 func TestRefusedMatches(t *testing.T) {
