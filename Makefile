@@ -23,6 +23,7 @@ export GOFLAGS := $(strip $(GOFLAGS) -trimpath -tags=$(TAGS))
 MUTANTS    ?= 40
 SEED       ?= 1
 THRESHOLD  ?= 90
+ALSO       ?=
 MUTATED    ?= ./fare ./wecmp ./daemon ./daemon/internal/core ./daemon/internal/guard ./daemon/internal/speaker ./daemon/internal/bfd ./dataplane/internal/contract ./dataplane/linux
 
 CHAOS_MINUTES ?= 10
@@ -165,9 +166,9 @@ bench-peers-busy:
 fuzz:
 	./scripts/fuzz.sh $(FUZZTIME)
 
-# Tests measured by faults: MUTANTS faults in each of MUTATED, and the share that the package's tests notice (docs/testing.md).
+# Tests measured by faults: MUTANTS faults in each of MUTATED, and the share that the tests of the package and of ALSO notice (docs/testing.md).
 mutate:
-	$(GO) run ./internal/mutate -n $(MUTANTS) -seed $(SEED) -threshold $(THRESHOLD) $(MUTATED)
+	$(GO) run ./internal/mutate -n $(MUTANTS) -seed $(SEED) -threshold $(THRESHOLD) -also "$(ALSO)" $(MUTATED)
 
 # Random failures for CHAOS_MINUTES under a judge that shares nothing with fared; CHAOS_SEED chooses them, and the fabric unless CHAOS_FABRIC names one (docs/testing.md). Needs root and FRR.
 chaos:

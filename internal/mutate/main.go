@@ -1,5 +1,5 @@
-// Mutate measures tests by faults. It makes small faults in a package, one at a time, runs the package's tests, and reports the share of
-// faults that they notice. See docs/testing.md.
+// Mutate measures tests by faults. It makes small faults in a package, one at a time, runs the package's tests, then those of the packages of
+// -also, and reports the share of faults that they notice. See docs/testing.md.
 package main
 
 import (
@@ -22,6 +22,7 @@ type options struct {
 	threshold float64       // percent
 	slack     time.Duration // added to three times the tests' normal duration
 	at        string        // file.go or file.go:line; empty means everywhere
+	also      string        // patterns of other packages whose tests may notice a mutant, separated by commas
 	isolate   bool
 	verbose   bool
 }
@@ -47,6 +48,7 @@ func main() {
 	flag.Float64Var(&o.threshold, "threshold", 90, "lowest accepted kill rate in percent; a lower rate gives exit code 1")
 	flag.DurationVar(&o.slack, "slack", 10*time.Second, "time for the tests of a mutant, in addition to three times their time without it")
 	flag.StringVar(&o.at, "at", "", "only mutants of this file or line, as file.go or file.go:123")
+	flag.StringVar(&o.also, "also", "", "other packages, as ./a,./b, whose tests run if those of the package do not notice a mutant")
 	flag.BoolVar(&o.isolate, "isolate", os.Geteuid() == 0, "run tests in a new network namespace (as root)")
 	flag.BoolVar(&o.verbose, "v", false, "list killed mutants too")
 	flag.Parse()
@@ -68,8 +70,19 @@ func run(o options, patterns []string, out io.Writer) error {
 	if err != nil {
 		return err
 	}
+	var others []*target
+	if o.also != "" {
+		if others, err = load(strings.Split(o.also, ",")); err != nil {
+			return err
+		}
+	}
 	var results []*result
 	for _, t := range targets {
+		for _, other := range others {
+			if other.ImportPath != t.ImportPath {
+				t.also = append(t.also, &suite{ImportPath: other.ImportPath, Dir: other.Dir})
+			}
+		}
 		r, err := t.examine(o, out)
 		if err != nil {
 			return err
@@ -105,7 +118,7 @@ func (t *target) examine(o options, out io.Writer) (*result, error) {
 	}
 	chosen := sample(all, o)
 	logf := func(format string, args ...any) { fmt.Fprintf(out, format+"\n", args...) }
-	if err := t.measure(10*time.Minute, logf); err != nil {
+	if err := t.measure(&t.suite, 10*time.Minute, logf); err != nil {
 		return nil, err
 	}
 	r := &result{name: t.ImportPath}
@@ -115,7 +128,7 @@ func (t *target) examine(o options, out io.Writer) (*result, error) {
 			break
 		}
 		m := &chosen[i]
-		v, err := t.try(m, o.slack)
+		v, err := t.try(m, o.slack, logf)
 		if err != nil {
 			return nil, err
 		}

@@ -110,6 +110,15 @@ func TestRun(t *testing.T) {
 	if err := run(options{threshold: 90, slack: 10 * time.Second, at: "sample.go:9"}, []string{"."}, &out); err != nil {
 		t.Error(err)
 	}
+	// The test of another package runs a function that those of the package do not run, and no other.
+	if err := run(options{threshold: 100, slack: 10 * time.Second, at: "sample.go:30", also: ".,./user"}, []string{"."}, &out); err != nil {
+		t.Error(err)
+	}
+	out.Reset()
+	if err := run(options{threshold: 0, slack: 10 * time.Second, at: "sample.go:25", also: "./user"}, []string{"."}, &out); err != nil ||
+		strings.Count(out.String(), ": SURVIVED\n") != 2 {
+		t.Errorf("%v\n%s", err, out.String())
+	}
 }
 
 // TestSample checks that a seed chooses the same mutants each time, and another seed different ones.

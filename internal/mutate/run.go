@@ -18,21 +18,26 @@ import (
 
 // target is a package under mutation.
 type target struct {
-	ImportPath   string
-	Dir          string
-	GoFiles      []string
-	TestGoFiles  []string
-	XTestGoFiles []string
+	suite
+	GoFiles []string
 
 	sources map[string][]byte // by absolute path
-	tests   []test            // quickest first
+	also    []*suite          // of other packages, for the mutants that the package's own tests do not notice
 	temp    string
 	isolate bool // run tests in a separate network namespace
 }
 
+// suite holds the tests of a package.
+type suite struct {
+	ImportPath string
+	Dir        string
+	measured   bool
+	tests      []test // quickest first; with the coverage of the package under mutation
+}
+
 // load resolves package patterns with the go command.
 func load(patterns []string) (targets []*target, err error) {
-	out, err := command("", "go", append([]string{"list", "-json=ImportPath,Dir,GoFiles,TestGoFiles,XTestGoFiles"}, patterns...)...).Output()
+	out, err := command("", "go", append([]string{"list", "-json=ImportPath,Dir,GoFiles"}, patterns...)...).Output()
 	if err != nil {
 		return nil, fmt.Errorf("go list %v: %w", patterns, err)
 	}
@@ -75,37 +80,39 @@ func command(dir, name string, args ...string) *exec.Cmd {
 // listed matches the names that -test.list prints and -test.run can run.
 var listed = regexp.MustCompile(`^(Test|Example|Fuzz)\w*$`)
 
-// measure runs every test alone, once, to record its coverage and its duration. A test that fails without a fault
-// is an error, because it would kill every mutant.
-func (t *target) measure(limit time.Duration, logf func(string, ...any)) error {
+// measure runs every test of a suite alone, once, to record its coverage of the target and its duration. A test that fails without a fault
+// takes no part, because it would kill every mutant.
+func (t *target) measure(s *suite, limit time.Duration, logf func(string, ...any)) error {
+	s.measured = true
 	binary := filepath.Join(t.temp, "covered.test")
-	if out, err := command(t.Dir, "go", "test", "-c", "-vet=off", "-cover", "-o", binary, ".").CombinedOutput(); err != nil {
-		return fmt.Errorf("%s: the tests do not build: %w\n%s", t.ImportPath, err, out)
+	if out, err := command(s.Dir, "go", "test", "-c", "-vet=off", "-coverpkg", t.ImportPath, "-o", binary, ".").CombinedOutput(); err != nil {
+		return fmt.Errorf("%s: the tests do not build: %w\n%s", s.ImportPath, err, out)
 	}
+	defer os.Remove(binary)
 	if _, err := os.Stat(binary); errors.Is(err, os.ErrNotExist) {
-		return fmt.Errorf("%s: no test files", t.ImportPath)
+		return fmt.Errorf("%s: no test files", s.ImportPath)
 	}
-	out, _, err := t.run(binary, limit, "-test.list", ".*")
+	out, _, err := t.run(s, binary, limit, "-test.list", ".*")
 	if err != nil {
-		return fmt.Errorf("%s: list tests: %w\n%s", t.ImportPath, err, out)
+		return fmt.Errorf("%s: list tests: %w\n%s", s.ImportPath, err, out)
 	}
 	for name := range strings.Lines(string(out)) {
 		if name = strings.TrimSpace(name); !listed.MatchString(name) {
 			continue
 		}
 		profile := filepath.Join(t.temp, "cover.out")
-		out, took, err := t.run(binary, limit, "-test.run", "^"+name+"$", "-test.coverprofile", profile)
+		out, took, err := t.run(s, binary, limit, "-test.run", "^"+name+"$", "-test.coverprofile", profile)
 		if err != nil {
-			logf("%s: %s fails without a fault and takes no part: %v\n%s", t.ImportPath, name, err, tail(out))
+			logf("%s: %s fails without a fault and takes no part: %v\n%s", s.ImportPath, name, err, tail(out))
 			continue
 		}
 		blocks, err := readProfile(profile)
 		if err != nil {
 			return err
 		}
-		t.tests = append(t.tests, test{name, took, blocks})
+		s.tests = append(s.tests, test{name, took, blocks})
 	}
-	slices.SortStableFunc(t.tests, func(a, b test) int { return int(a.Took - b.Took) })
+	slices.SortStableFunc(s.tests, func(a, b test) int { return int(a.Took - b.Took) })
 	return nil
 }
 
@@ -114,8 +121,8 @@ func tail(out []byte) string {
 	return strings.Join(lines[max(0, len(lines)-8):], "\n")
 }
 
-// run runs a test binary in the package's folder and kills its whole process group after a limit, because a mutant may never end, or use all memory.
-func (t *target) run(binary string, limit time.Duration, args ...string) (out []byte, took time.Duration, err error) {
+// run runs a test binary in its package's folder and kills its whole process group after a limit, because a mutant may never end, or use all memory.
+func (t *target) run(s *suite, binary string, limit time.Duration, args ...string) (out []byte, took time.Duration, err error) {
 	ctx, cancel := context.WithTimeout(context.Background(), limit)
 	defer cancel()
 	script := `ulimit -v 16777216; exec "$@"`
@@ -123,7 +130,7 @@ func (t *target) run(binary string, limit time.Duration, args ...string) (out []
 		script = "ip link set lo up; " + script
 	}
 	c := exec.CommandContext(ctx, "sh", append([]string{"-c", script, "sh", binary}, args...)...)
-	c.Dir = t.Dir
+	c.Dir = s.Dir
 	c.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	if t.isolate {
 		c.SysProcAttr.Cloneflags = syscall.CLONE_NEWNET
@@ -156,9 +163,28 @@ func (v verdict) String() string {
 	return [...]string{"killed", "killed (timeout)", "SURVIVED", "SURVIVED (no test runs this code)", "does not compile"}[v]
 }
 
-// try builds the tests with a mutant in place of its file and runs the tests that reach it, quick ones first.
-func (t *target) try(m *mutant, slack time.Duration) (verdict, error) {
-	tests := reaching(t.tests, m)
+// try tries a mutant with the package's tests and, until one notices it, with those of the other packages, which are measured when first needed.
+func (t *target) try(m *mutant, slack time.Duration, logf func(string, ...any)) (verdict, error) {
+	result := unreached
+	for _, s := range append([]*suite{&t.suite}, t.also...) {
+		if !s.measured {
+			if err := t.measure(s, 10*time.Minute, logf); err != nil {
+				return 0, err
+			}
+		}
+		switch v, err := t.tryWith(s, m, slack); {
+		case err != nil || v == killed || v == timeout || v == invalid:
+			return v, err
+		case v == survived:
+			result = survived
+		}
+	}
+	return result, nil
+}
+
+// tryWith builds the tests of a suite with a mutant in place of its file and runs the tests that reach it, quick ones first.
+func (t *target) tryWith(s *suite, m *mutant, slack time.Duration) (verdict, error) {
+	tests := reaching(s.tests, m)
 	if len(tests) == 0 {
 		return unreached, nil
 	}
@@ -173,7 +199,7 @@ func (t *target) try(m *mutant, slack time.Duration) (verdict, error) {
 	if err := os.WriteFile(overlay, text, 0o600); err != nil {
 		return 0, err
 	}
-	build := command(t.Dir, "go", "test", "-c", "-vet=off", "-ldflags=-s -w", "-overlay", overlay, "-o", binary, ".")
+	build := command(s.Dir, "go", "test", "-c", "-vet=off", "-ldflags=-s -w", "-overlay", overlay, "-o", binary, ".")
 	if _, err := build.CombinedOutput(); err != nil {
 		return invalid, nil
 	}
@@ -185,7 +211,7 @@ func (t *target) try(m *mutant, slack time.Duration) (verdict, error) {
 			names, time = append(names, t.Name), time+t.Took
 		}
 		tests = tests[part:]
-		if _, took, err := t.run(binary, slack+3*time, "-test.failfast", "-test.run", "^("+strings.Join(names, "|")+")$"); err != nil {
+		if _, took, err := t.run(s, binary, slack+3*time, "-test.failfast", "-test.run", "^("+strings.Join(names, "|")+")$"); err != nil {
 			if took >= slack+3*time {
 				return timeout, nil
 			}
