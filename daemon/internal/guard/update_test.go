@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"net/netip"
+	"strings"
 	"testing"
 )
 
@@ -237,6 +238,9 @@ func TestUpdateTreatedAsWithdraw(t *testing.T) {
 		{"AS_PATH in 2 octets from a 4-octet leaf", octetsOf(origin, "40 02 04 02 01 fde9", hopLeaf), RoutePath},
 		{"AS_PATH without Transitive", octetsOf(origin, "00 02 06 02 01 0000fde9", hopLeaf), RouteMalformed},
 		{"MP_REACH transitive", octetsOf(good4, "c0"+reach6[2:]), RouteMalformed},
+		{"an octet in place of an attribute", octetsOf(good4, "40"), RouteMalformed},
+		{"a header of three octets, of extended length", octetsOf(good4, "d0 63 00"), RouteMalformed},
+		{"an attribute longer than the rest", octetsOf(good4, "c0 63 02 00"), RouteMalformed},
 		{"AS_PATH of 65 numbers", append(octetsOf(origin, hopLeaf), pathOf(65)...), RouteOversize},
 		{"AS_PATH that fills the message", append(octetsOf(origin, hopLeaf), pathOf(900)...), RouteOversize},
 	}
@@ -308,6 +312,8 @@ func TestUpdateResets(t *testing.T) {
 		{"MP_UNREACH of 2 octets", updateOf(nil, octetsOf("80 0f 02 0002"), nil), 9},
 		{"MP_UNREACH prefix cut off", updateOf(nil, octetsOf("80 0f 05 0002 01 80 20"), nil), 9},
 		{"malformed attribute and no prefix", updateOf(nil, octetsOf("40 01 01 03"), nil), 1},
+		{"an octet in place of an attribute and no prefix", updateOf(nil, octetsOf("40"), nil), 1},
+		{"an attribute longer than the rest and no prefix", updateOf(nil, octetsOf("40 01 02 00"), nil), 1},
 		{"malformed attribute and only withdrawals", updateOf(octetsOf(host4), octetsOf("c0 08 01 00"), nil), 1},
 	}
 	for _, tt := range tests {
@@ -358,6 +364,29 @@ func TestWithdrawals(t *testing.T) {
 		t.Errorf("%d unknown, want the /24", got)
 	}
 	checkSums(t, c)
+}
+
+// TestAnyPartPasses checks that an UPDATE passes if one of its lists of prefixes, or several, change the table, whether its announcements are usable or
+// treated as withdrawn.
+func TestAnyPartPasses(t *testing.T) {
+	const other6 = "80 20010db8000a00000000000000000002 "
+	both6 := strings.Replace(reach6, "80 0e 26", "80 0e 37", 1) + other6
+	for parts := range 1 << 4 {
+		for _, attrs := range []string{good4, origin + hopLeaf} { // the second lacks AS_PATH
+			g, c := session(t, nil, newLeaf)
+			if _, err := g.FromPeer(updateOf(nil, octetsOf(good4, both6), octetsOf(host4, other4)), nil); err != nil {
+				t.Fatal(err)
+			}
+			part := func(i int, text string) string { return strings.Repeat(text, parts>>i&1) }
+			in := updateOf(octetsOf(part(0, host4)), octetsOf(part(1, unreach6), part(2, strings.Replace(reach6, host6, other6, 1)), attrs), octetsOf(part(3, other4)))
+			if _, err := g.FromPeer(in, nil); err != nil {
+				t.Fatal(err)
+			}
+			if empty := c.Dropped(Inbound, MessageEmpty) == 1; empty != (parts == 0) {
+				t.Errorf("parts %04b with attributes %s: counted as empty: %v", parts, attrs, empty)
+			}
+		}
+	}
 }
 
 func TestMaxPrefixes(t *testing.T) {
