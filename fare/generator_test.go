@@ -104,16 +104,20 @@ func (g *generator) event() Event {
 	case n < 93:
 		return EndOfRIB{session, generation}
 	case n < 99:
-		d := Drain{Scope: DrainScope(g.IntN(3)), On: g.IntN(3) == 0}
-		switch d.Scope {
-		case DrainPlane:
-			d.Index = g.IntN(len(g.config.Planes))
-		case DrainSubPort:
-			d.Index = g.IntN(len(g.config.SubPorts))
-		case DrainNode:
-			d.Node = pick(g, testNodes)
-		}
-		return d
+		return g.drain()
 	}
 	return PolicyChange{MissingPolicy(g.IntN(3)), AllMissingPolicy(g.IntN(2)), ZeroPolicy(g.IntN(2)), ConflictPolicy(g.IntN(3)), Signals(g.IntN(8))}
+}
+
+func (g *generator) drain() Drain {
+	d := Drain{Scope: DrainScope(g.IntN(3)), On: g.IntN(3) == 0}
+	switch d.Scope {
+	case DrainPlane:
+		d.Index = g.IntN(len(g.config.Planes))
+	case DrainSubPort:
+		d.Index = g.IntN(len(g.config.SubPorts))
+	case DrainNode:
+		d.Node = pick(g, testNodes)
+	}
+	return d
 }

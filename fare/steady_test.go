@@ -95,6 +95,23 @@ func TestLeftoversAreBounded(t *testing.T) {
 	}
 }
 
+// TestBurstIsNotKept verifies that the records of a burst of destinations, each with its own group and attributes, are kept for new ones up to a bound.
+func TestBurstIsNotKept(t *testing.T) {
+	table, prefixes := bigTable(t, 1, 1, 2*recycled)
+	for i, p := range prefixes {
+		table.Step(RouteUpdate{0, 1, p, route(Bandwidth(i+1) * 1e9)})
+	}
+	if n := table.Stats().Groups; n != len(prefixes) {
+		t.Fatalf("%d groups of %d destinations", n, len(prefixes))
+	}
+	for _, p := range prefixes {
+		table.Step(RouteWithdraw{0, 1, p})
+	}
+	if d, g, a := len(table.free), len(table.groups.free), len(table.pool.free); d != recycled || g != recycled || a != recycled {
+		t.Errorf("%d destinations, %d groups and %d attributes are kept, want %d of each", d, g, a, recycled)
+	}
+}
+
 func TestSteadyStateAllocatesNothing(t *testing.T) {
 	table, prefixes := bigTable(t, 8, 4, 1024)
 	low, high := route(400e9), route(1600e9)

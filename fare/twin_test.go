@@ -127,6 +127,7 @@ type twinPath struct {
 
 type twinView struct {
 	exists, reachable bool
+	lasting           bool // a path has bandwidth, and is no last resort
 	rule              Rule
 	bandwidth         []*big.Rat
 	capacity          []*big.Rat
@@ -282,6 +283,7 @@ func (w *twin) signaled(p twinPath) bool {
 // view is the result without the routes that have a signal or, if nothing is reachable then, or only by zero bandwidth, with them.
 func (w *twin) view(prefix netip.Prefix) twinView {
 	if v, some := w.viewOf(prefix, true); !some || v.reachable && v.rule != RuleAllZeroEqual {
+		v.lasting = slices.ContainsFunc(v.bandwidth, func(b *big.Rat) bool { return b.Sign() > 0 })
 		return v
 	}
 	v, _ := w.viewOf(prefix, false)
