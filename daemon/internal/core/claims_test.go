@@ -48,7 +48,7 @@ func TestTwoOrigins(t *testing.T) {
 			return fmt.Sprint(v.Weights)
 		}
 		do(t, c, claim(s, 0, dst, 64001), claim(s, 1, dst, 64001))
-		if text := faultsOf(c); text != "" || len(c.claims.conflicts) != 0 {
+		if text := faultsOf(c); text != "" || c.Conflicts() != 0 {
 			t.Fatalf("one origin: %s", text)
 		}
 		do(t, c, claim(s, 2, dst, 64666))
@@ -58,15 +58,15 @@ func TestTwoOrigins(t *testing.T) {
 				t.Errorf("%s: %q is not in %q", policy, part, text)
 			}
 		}
-		if got := weights(); got != want || len(c.claims.conflicts) != 1 {
-			t.Errorf("%s: weights %s, want %s, %d conflicts", policy, got, want, len(c.claims.conflicts))
+		if got := weights(); got != want || c.Conflicts() != 1 {
+			t.Errorf("%s: weights %s, want %s, %d conflicts", policy, got, want, c.Conflicts())
 		}
 		if text := ConflictText(c.sources[0].table.Describe(dst)); !strings.Contains(text, "AS 64666 over "+c.layout.Sessions[2].Name) {
 			t.Errorf("explained: %s", text)
 		}
 		do(t, c, Fabric{fare.SessionDown{Session: 2, Generation: 1}})
-		if text := faultsOf(c); !strings.Contains(text, "one origin announces it again") || len(c.claims.conflicts) != 0 {
-			t.Errorf("%s: the thief is gone: %q, %d conflicts", policy, text, len(c.claims.conflicts))
+		if text := faultsOf(c); !strings.Contains(text, "one origin announces it again") || c.Conflicts() != 0 {
+			t.Errorf("%s: the thief is gone: %q, %d conflicts", policy, text, c.Conflicts())
 		}
 		if got := weights(); got != "[1 1 0]" {
 			t.Errorf("%s: weights %s afterwards", policy, got)
@@ -85,7 +85,7 @@ func TestManyConflictsAreBounded(t *testing.T) {
 	for i := range many {
 		do(t, c, claim(s, 2, destination(i), 64666))
 	}
-	if n := len(c.claims.conflicts); n != many {
+	if n := c.Conflicts(); n != many {
 		t.Fatalf("%d conflicts, want %d", n, many)
 	}
 	faults := c.Faults()
@@ -98,8 +98,8 @@ func TestManyConflictsAreBounded(t *testing.T) {
 	}
 	do(t, c, Fabric{fare.SessionDown{Session: 2, Generation: 1}})
 	faults = c.Faults()
-	if n, more := len(faults), fmt.Sprint(many-newsPerStep, " more"); n != newsPerStep+1 || !strings.HasPrefix(faults[n-1].Err.Error(), more) || len(c.claims.conflicts) != 0 {
-		t.Errorf("at the end %d faults, want %d and one of those that are left out; %d conflicts", n, newsPerStep, len(c.claims.conflicts))
+	if n, more := len(faults), fmt.Sprint(many-newsPerStep, " more"); n != newsPerStep+1 || !strings.HasPrefix(faults[n-1].Err.Error(), more) || c.Conflicts() != 0 {
+		t.Errorf("at the end %d faults, want %d and one of those that are left out; %d conflicts", n, newsPerStep, c.Conflicts())
 	}
 	for _, f := range faults[:len(faults)-1] {
 		if f.Err.Error() != "one origin announces it again" {
@@ -126,7 +126,7 @@ func TestClaimsOfAReload(t *testing.T) {
 	s, c := claimCore(t, "")
 	mine, added := c.cfg.Loopbacks[0], netip.MustParsePrefix("10.255.0.9/32")
 	do(t, c, Fabric{fare.RouteUpdate{Session: 1, Generation: 0, Prefix: mine, Attrs: attributes(400e9, s.PeerAS(1), 64666)}})
-	if text := faultsOf(c); text != "" || len(c.claims.own)+len(c.own) != 0 {
+	if text := faultsOf(c); text != "" || c.ClaimedLoopbacks()+len(c.own) != 0 {
 		t.Errorf("a route of no session: %q, %d routes are kept", text, len(c.own))
 	}
 	do(t, c, claim(s, 1, added, 64666), claim(s, 2, added, 64777))
@@ -141,14 +141,14 @@ func TestClaimsOfAReload(t *testing.T) {
 		t.Errorf("the loopback is added: %q", text)
 	}
 	do(t, c, with(mine.String()))
-	if text := faultsOf(c); !strings.Contains(text, added.String()+": no other AS announces this local loopback") || len(c.claims.own)+len(c.own) != 0 {
-		t.Errorf("the loopback is removed: %q, %d claims", text, len(c.claims.own))
+	if text := faultsOf(c); !strings.Contains(text, added.String()+": no other AS announces this local loopback") || c.ClaimedLoopbacks()+len(c.own) != 0 {
+		t.Errorf("the loopback is removed: %q, %d claims", text, c.ClaimedLoopbacks())
 	}
 	do(t, c, claim(s, 1, mine, 64666))
 	faultsOf(c)
 	do(t, c, with(added.String()))
-	if text := faultsOf(c); !strings.Contains(text, mine.String()+": no other AS announces this local loopback") || len(c.claims.own) != 1 {
-		t.Errorf("another loopback in its place: %q, %d claims, want that to the new one", text, len(c.claims.own))
+	if text := faultsOf(c); !strings.Contains(text, mine.String()+": no other AS announces this local loopback") || c.ClaimedLoopbacks() != 1 {
+		t.Errorf("another loopback in its place: %q, %d claims, want that to the new one", text, c.ClaimedLoopbacks())
 	}
 }
 
@@ -163,11 +163,11 @@ func TestConflictsReturn(t *testing.T) {
 			for i := range many {
 				do(t, c, Fabric{fare.RouteUpdate{Session: 2, Generation: generation, Prefix: destination(i), Attrs: attributes(400e9, s.PeerAS(2), 64666)}})
 			}
-			if n, text := len(c.claims.conflicts), faultsOf(c); n != many || strings.Count(text, "origins announce it") != many {
+			if n, text := c.Conflicts(), faultsOf(c); n != many || strings.Count(text, "origins announce it") != many {
 				t.Errorf("generation %d of %d routes: %d conflicts, %q", generation, many, n, text)
 			}
 			do(t, c, Fabric{fare.SessionDown{Session: 2, Generation: generation}})
-			if n, text := len(c.claims.conflicts), faultsOf(c); n != 0 || strings.Count(text, "again") != many {
+			if n, text := c.Conflicts(), faultsOf(c); n != 0 || strings.Count(text, "again") != many {
 				t.Errorf("generation %d of %d routes has ended: %d conflicts, %q", generation, many, n, text)
 			}
 			do(t, c, Fabric{fare.SessionUp{Session: 2, Generation: generation + 1, Node: leafNode(2), PeerAS: s.PeerAS(2)}})
@@ -181,23 +181,23 @@ func TestOurLoopbackClaimed(t *testing.T) {
 	s, c := claimCore(t, "")
 	own := c.cfg.Loopbacks[0]
 	do(t, c, claim(s, 0, own, c.cfg.AS), claim(s, 1, own), claim(s, 1, own, s.PeerAS(1)))
-	if text := faultsOf(c); text != "" || len(c.claims.own) != 0 {
+	if text := faultsOf(c); text != "" || c.ClaimedLoopbacks() != 0 {
 		t.Fatalf("our own routes: %q", text)
 	}
 	do(t, c, claim(s, 1, own, 64666), claim(s, 2, own, 64666))
-	if text := faultsOf(c); strings.Count(text, "AS 64666 announces this local loopback") != 1 || len(c.claims.own) != 1 {
-		t.Errorf("a theft: %q, %d loopbacks", text, len(c.claims.own))
+	if text := faultsOf(c); strings.Count(text, "AS 64666 announces this local loopback") != 1 || c.ClaimedLoopbacks() != 1 {
+		t.Errorf("a theft: %q, %d loopbacks", text, c.ClaimedLoopbacks())
 	}
-	if _, known := c.sources[0].table.Destination(own); known {
-		t.Error("our own loopback became a destination")
+	if _, known := c.sources[0].table.Destination(own); known || c.OwnLoopbacks() != 5 {
+		t.Errorf("our own loopback became a destination: %v; %d of 5 routes to it are counted", known, c.OwnLoopbacks())
 	}
 	do(t, c, Fabric{fare.RouteWithdraw{Session: 1, Generation: 1, Prefix: own}})
-	if text := faultsOf(c); text != "" || len(c.claims.own) != 1 {
+	if text := faultsOf(c); text != "" || c.ClaimedLoopbacks() != 1 {
 		t.Errorf("one claim of two is gone: %q", text)
 	}
 	do(t, c, claim(s, 2, own, c.cfg.AS))
-	if text := faultsOf(c); !strings.Contains(text, "no other AS announces") || len(c.claims.own) != 0 {
-		t.Errorf("the theft is over: %q, %d loopbacks", text, len(c.claims.own))
+	if text := faultsOf(c); !strings.Contains(text, "no other AS announces") || c.ClaimedLoopbacks() != 0 {
+		t.Errorf("the theft is over: %q, %d loopbacks", text, c.ClaimedLoopbacks())
 	}
 }
 
@@ -214,8 +214,8 @@ func TestClaimsAreCountedOnce(t *testing.T) {
 	}
 	quiet := func(what string, conflicts int) {
 		t.Helper()
-		if text := faultsOf(c); text != "" || len(c.claims.conflicts) != conflicts {
-			t.Errorf("%s: %q, %d conflicts, want %d", what, text, len(c.claims.conflicts), conflicts)
+		if text := faultsOf(c); text != "" || c.Conflicts() != conflicts {
+			t.Errorf("%s: %q, %d conflicts, want %d", what, text, c.Conflicts(), conflicts)
 		}
 	}
 	do(t, c, Fabric{fare.RouteUpdate{Session: 0, Generation: 1, Prefix: dst, Attrs: attributes(100e9, s.PeerAS(0), 64001)}})
@@ -225,8 +225,8 @@ func TestClaimsAreCountedOnce(t *testing.T) {
 	do(t, c, Fabric{fare.RouteWithdraw{Session: 0, Generation: 1, Prefix: dst}})
 	quiet("two routes of two origins", 1)
 	do(t, c, Fabric{fare.RouteWithdraw{Session: 2, Generation: 1, Prefix: dst}})
-	if text := faultsOf(c); !strings.Contains(text, dst.String()+": one origin announces it again") || len(c.claims.conflicts) != 0 {
-		t.Errorf("one origin: %q, %d conflicts", text, len(c.claims.conflicts))
+	if text := faultsOf(c); !strings.Contains(text, dst.String()+": one origin announces it again") || c.Conflicts() != 0 {
+		t.Errorf("one origin: %q, %d conflicts", text, c.Conflicts())
 	}
 	do(t, c, Fabric{fare.RouteWithdraw{Session: 1, Generation: 1, Prefix: dst}})
 	quiet("none", 0)
@@ -258,12 +258,12 @@ func TestAClaimEndsWithItsRoutes(t *testing.T) {
 		// Events of an earlier incarnation of the session, or of another prefix, end no claim.
 		do(t, c, Fabric{fare.RouteWithdraw{Session: 1, Generation: 0, Prefix: c.cfg.Loopbacks[0]}}, Fabric{fare.RouteWithdraw{Session: 1, Generation: 1, Prefix: destination(9)}},
 			Fabric{fare.SessionDown{Session: 1, Generation: 0}}, Fabric{fare.SessionDown{Session: 0, Generation: 1}})
-		if text := faultsOf(c); text != "" || len(c.claims.own) != 1 {
-			t.Errorf("%s: not yet: %q, %d claims", what, text, len(c.claims.own))
+		if text := faultsOf(c); text != "" || c.ClaimedLoopbacks() != 1 {
+			t.Errorf("%s: not yet: %q, %d claims", what, text, c.ClaimedLoopbacks())
 		}
 		do(t, c, end(s, c))
-		if text := faultsOf(c); !strings.Contains(text, "no other AS announces this local loopback") || len(c.claims.own) != 0 {
-			t.Errorf("%s: %q, %d claims", what, text, len(c.claims.own))
+		if text := faultsOf(c); !strings.Contains(text, "no other AS announces this local loopback") || c.ClaimedLoopbacks() != 0 {
+			t.Errorf("%s: %q, %d claims", what, text, c.ClaimedLoopbacks())
 		}
 	}
 }

@@ -298,6 +298,9 @@ func TestLayoutLists(t *testing.T) {
 	if got := fmt.Sprint(l.OfPlane); got != "[[0 1] [2 3] [4 5]]" {
 		t.Errorf("sub-ports by plane: %s", got)
 	}
+	if got := fmt.Sprint(l.Devices(), l.Device(1, 0), l.Device(2, 1)); got != "[p0.0 p0.1 p1.0 p1.1 p2.0 p2.1]p1.0p2.1" {
+		t.Errorf("devices: %s", got)
+	}
 }
 
 // TestSessionDrain checks that a session is draining from the first stage of a drain on, drained when it has carried the withdrawals, and in

@@ -68,8 +68,8 @@ func (c *Core) IgnoredRoutes() []fare.IgnoredRoutes {
 	})
 }
 
-// TakeIgnored calls destination for the destinations whose ignored bandwidth has changed since the last call. It reports whether any ignored
-// bandwidth has changed, that of removed destinations included.
+// TakeIgnored calls destination for the destinations of each group whose ignored bandwidth has changed since the last call. It reports whether that of any
+// group has changed, removed groups included.
 func (c *Core) TakeIgnored(destination func(source int, prefix netip.Prefix)) bool {
 	g := &c.unbelieved
 	for _, key := range g.changed {
