@@ -50,6 +50,8 @@ func TestFromSpeaker(t *testing.T) {
 		{"non-transitive extended Link Bandwidth stays", nil, newLeaf,
 			updateOf(nil, octetsOf(origin, pathOurs, hopAny, "c0 19 14 42060000 0000001748 76e800 0000fe4c 00000000"), octetsOf(host4)),
 			updateOf(nil, octetsOf(origin, pathOurs, hopOurs), octetsOf(host4)), map[Reason]uint64{CommunityNonTransitive: 1}},
+		{"withdrawals leave no community behind", nil, newLeaf,
+			updateOf(octetsOf(host4), octetsOf("c0 19 14 42060000 0000001748 76e800 0000fe4c 00000000"), nil), updateOf(octetsOf(host4), nil, nil), nil},
 		{"IPv4 by MP_REACH goes out with our IPv4 next hop", func(c *Config) { c.LocalNextHop6 = netip.Addr{} }, newLeaf,
 			updateOf(nil, octetsOf("80 0e 0e 0001 01 04 7f000001 00 ", host4, origin, pathOurs), nil),
 			updateOf(nil, octetsOf(origin, pathOurs, hopOurs), octetsOf(host4)), nil},
@@ -129,6 +131,15 @@ func TestEmptyPath(t *testing.T) {
 	for _, width := range []int{2, 4} {
 		if got, want := appendPathAttribute(nil, flagTransitive, attrASPath, nil, width), appendHead(nil, flagTransitive, attrASPath, 0); !bytes.Equal(got, want) {
 			t.Errorf("%d octets a number: %x, want %x", width, got, want)
+		}
+	}
+}
+
+// TestLengthOfAnAttribute checks that a length of up to 255 has one octet (RFC 4271, Section 4.3).
+func TestLengthOfAnAttribute(t *testing.T) {
+	for n, want := range map[int]string{0: "40 02 00", 255: "40 02 ff", 256: "50 02 0100"} {
+		if got := appendHead(nil, flagTransitive, attrASPath, n); !bytes.Equal(got, octetsOf(want)) {
+			t.Errorf("of %d octets: %x, want %s", n, got, want)
 		}
 	}
 }
