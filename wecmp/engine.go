@@ -222,9 +222,6 @@ func (e *Engine) SetDestination(dst netip.Prefix, group uint32) error {
 	}
 	d := &e.destinations[i]
 	old := e.vectors[d.vector]
-	if d.vector != 0 && old.group == group {
-		return nil
-	}
 	v := e.choose(g, group, d.vector)
 	v.uses++
 	g.destinations++
