@@ -196,6 +196,31 @@ func TestCodecValidate(t *testing.T) {
 	}
 }
 
+// TestCommunityText verifies that communities are read from their own text, and from nothing shorter, longer or that is not hexadecimal.
+func TestCommunityText(t *testing.T) {
+	short, long := Community{0, 4, 0xfd, 0xe9, 0x51, 0x3a, 0x43, 0xb7}, IPv6Community{2, 6, 19: 7}
+	text, _ := short.MarshalText()
+	wide, _ := long.MarshalText()
+	if string(text) != "0004fde9513a43b7" || string(wide) != "0206000000000000000000000000000000000007" {
+		t.Fatalf("texts %s and %s", text, wide)
+	}
+	for _, change := range []func(string) string{
+		func(s string) string { return s },
+		func(s string) string { return s[1:] }, func(s string) string { return s[2:] }, func(s string) string { return s + "0" },
+		func(s string) string { return s + "00" }, func(s string) string { return s + "0g" }, func(s string) string { return "g" + s[1:] }, func(string) string { return "" },
+	} {
+		a, b := change(string(text)), change(string(wide))
+		var c Community
+		if err := c.UnmarshalText([]byte(a)); (err == nil) != (a == string(text)) || (c == short) != (err == nil) {
+			t.Errorf("%q: %s, %v", a, c, err)
+		}
+		var w IPv6Community
+		if err := w.UnmarshalText([]byte(b)); (err == nil) != (b == string(wide)) || err == nil && w != long {
+			t.Errorf("%q: %s, %v", b, w, err)
+		}
+	}
+}
+
 func FuzzCodec(f *testing.F) {
 	f.Add([]byte{0, 4, 0xfd, 0xe9, 0x51, 0x3a, 0x43, 0xb7}, byte(0), uint64(0), uint64(0))                    // 400G
 	f.Add([]byte{0x40, 4, 0, 1, 0x7f, 0xc0, 0, 0}, byte(0), uint64(1), uint64(2))                             // NaN
