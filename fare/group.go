@@ -141,17 +141,19 @@ type group struct {
 func (g *group) chain() *link[group] { return &g.link }
 
 // find returns the index of rank among the entries and true, or its insertion index and false.
-func (g *group) find(rank uint16) (int, bool) {
-	lo, hi := 0, len(g.entries)
+func (g *group) find(rank uint16) (int, bool) { return find(g.entries, rank) }
+
+func find(es []entry, rank uint16) (int, bool) {
+	lo, hi := 0, len(es)
 	for lo < hi {
 		mid := int(uint(lo+hi) >> 1)
-		if g.entries[mid].rank < rank {
+		if es[mid].rank < rank {
 			lo = mid + 1
 		} else {
 			hi = mid
 		}
 	}
-	return lo, lo < len(g.entries) && g.entries[lo].rank == rank
+	return lo, lo < len(es) && es[lo].rank == rank
 }
 
 // touches reports whether the group has an entry in r.

@@ -24,17 +24,17 @@ type readvertised struct {
 // the role is not leaf. The caller must not modify the path.
 func (t *Table) Readvertise(prefix netip.Prefix) (Bandwidth, []uint32, bool) {
 	d := t.byPrefix[prefix]
-	if d == nil || !d.readvertised.ok {
+	if d == nil {
 		return 0, nil, false
 	}
-	return d.readvertised.bandwidth, d.readvertised.path, true
+	return d.readvertised.bandwidth, d.readvertised.path, d.readvertised.ok
 }
 
 // ReadvertisedCommunities returns the extended communities of the route whose AS path
 // [Table.Readvertise] returns, as received, for a leaf that keeps them, or none if there is
 // no such route. The caller must not modify them.
 func (t *Table) ReadvertisedCommunities(prefix netip.Prefix) ([]Community, IPv6Community) {
-	if d := t.byPrefix[prefix]; d != nil && d.readvertised.ok {
+	if d := t.byPrefix[prefix]; d != nil {
 		return d.readvertised.communities, d.readvertised.extended
 	}
 	return nil, IPv6Community{}
@@ -43,7 +43,7 @@ func (t *Table) ReadvertisedCommunities(prefix netip.Prefix) ([]Community, IPv6C
 // ReadvertisedSignals returns the signals of the route whose AS path [Table.Readvertise] returns. A leaf uses such a route where no other is left, and
 // its neighbors may have another.
 func (t *Table) ReadvertisedSignals(prefix netip.Prefix) Signals {
-	if d := t.byPrefix[prefix]; d != nil && d.readvertised.ok {
+	if d := t.byPrefix[prefix]; d != nil {
 		return d.readvertised.signals
 	}
 	return 0

@@ -29,10 +29,7 @@ func (t *Table) Frees(e Drain) []GroupID {
 // suppose returns the groups that satisfy now, and whose state after e satisfies then.
 func (t *Table) suppose(e Drain, now func(*group) bool, then func(*group, *computation) bool) []GroupID {
 	planes, subPorts, drained := slices.Clone(t.planes), slices.Clone(t.subPorts), slices.Clone(t.drained)
-	touched, ok := t.markDrain(e)
-	if !ok {
-		return nil
-	}
+	touched, _ := t.markDrain(e)
 	t.refresh(touched)
 	var out []GroupID
 	for _, g := range t.groups.byID {

@@ -378,10 +378,7 @@ func (t *Table) routeUpdate(e RouteUpdate) Reason {
 	if t.config.Role == RoleLeaf {
 		own.hops = uint16(min(len(e.Attrs.ASPath), math.MaxUint16))
 	}
-	at := len(t.entries)
-	for at > 0 && t.entries[at-1].rank > s.rank {
-		at--
-	}
+	at, _ := find(t.entries, s.rank)
 	t.entries = slices.Insert(t.entries, at, own)
 	t.sets = slices.Insert(t.sets, at, set)
 	t.place(d)
