@@ -1,6 +1,7 @@
 package fare
 
 import (
+	"hash/maphash"
 	"net/netip"
 	"slices"
 )
@@ -106,20 +107,13 @@ type entry struct {
 	signals    Signals
 }
 
-func (h hasher) entries(es []entry) uint64 {
-	hash := uint64(len(es))
+func hashOf(seed maphash.Seed, es []entry) uint64 {
+	var h maphash.Hash
+	h.SetSeed(seed)
 	for i := range es {
-		e := &es[i]
-		word := uint64(e.origin)<<48 | uint64(e.hops)<<32 | uint64(e.kind)<<27 | uint64(e.signals)<<24 | uint64(e.ignored)<<16 | uint64(e.rank)<<2
-		if e.known {
-			word |= 1
-		}
-		if e.originated {
-			word |= 2
-		}
-		hash = h.mix(hash^e.generation, h.mix(uint64(e.value), word))
+		maphash.WriteComparable(&h, es[i])
 	}
-	return hash
+	return h.Sum64()
 }
 
 // group is a set of destinations with equal entries. Invariant: it has at least one member, and no
@@ -202,8 +196,8 @@ type groups struct {
 	free []*group
 }
 
-func (gs *groups) lookup(h hasher, es []entry) *group {
-	hash := h.entries(es)
+func (gs *groups) lookup(seed maphash.Seed, es []entry) *group {
+	hash := hashOf(seed, es)
 	for g := gs.set.first(hash); g != nil; g = g.next {
 		if g.hash == hash && slices.Equal(g.entries, es) {
 			return g
@@ -220,7 +214,7 @@ func (gs *groups) get(id GroupID) *group {
 }
 
 // add creates a group without members under the lowest free number.
-func (gs *groups) add(h hasher, es []entry) *group {
+func (gs *groups) add(seed maphash.Seed, es []entry) *group {
 	var g *group
 	if n := len(gs.free); n > 0 {
 		g, gs.free = gs.free[n-1], gs.free[:n-1]
@@ -244,14 +238,14 @@ func (gs *groups) add(h hasher, es []entry) *group {
 	}
 	gs.byID[index] = g
 	g.id = GroupID(index + 1)
-	gs.sign(h, g, es)
+	gs.sign(seed, g, es)
 	return g
 }
 
 // sign sets the entries of g, which must not be in the set, and inserts g.
-func (gs *groups) sign(h hasher, g *group, es []entry) {
+func (gs *groups) sign(seed maphash.Seed, g *group, es []entry) {
 	g.entries = append(g.entries[:0], es...)
-	gs.set.insert(g, h.entries(g.entries))
+	gs.set.insert(g, hashOf(seed, g.entries))
 }
 
 // remove deletes g, which has no members.

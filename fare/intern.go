@@ -1,9 +1,7 @@
 package fare
 
 import (
-	"encoding/binary"
 	"hash/maphash"
-	"math/bits"
 	"slices"
 )
 
@@ -66,21 +64,6 @@ func (s *internSet[T, P]) remove(x *T) {
 	s.n--
 }
 
-// hasher mixes words under a secret, so that a neighbor that chooses values
-// cannot make chains long. No order visible outside the package depends on
-// hashes.
-type hasher struct{ a, b uint64 }
-
-func newHasher() hasher {
-	seed := maphash.MakeSeed()
-	return hasher{a: maphash.String(seed, "a"), b: maphash.String(seed, "b")}
-}
-
-func (h hasher) mix(state, word uint64) uint64 {
-	hi, lo := bits.Mul64(state^h.a, word^h.b)
-	return hi ^ lo
-}
-
 // attributeSet is one distinct Attributes, shared by the routes that have it.
 type attributeSet struct {
 	link[attributeSet]
@@ -96,16 +79,20 @@ type attributePool struct {
 	free []*attributeSet
 }
 
-// intern returns the set equal to attrs with one more reference.
-func (p *attributePool) intern(h hasher, attrs *Attributes) *attributeSet {
-	hash := h.mix(uint64(len(attrs.Communities))<<8|uint64(attrs.Signals), uint64(len(attrs.ASPath)))
+// intern returns the set equal to attrs with one more reference. The seed is secret, so that a neighbor that chooses attributes cannot make chains long. No
+// order visible outside the package depends on hashes.
+func (p *attributePool) intern(seed maphash.Seed, attrs *Attributes) *attributeSet {
+	var h maphash.Hash
+	h.SetSeed(seed)
 	for i := range attrs.Communities {
-		hash = h.mix(hash, binary.BigEndian.Uint64(attrs.Communities[i][:]))
+		h.Write(attrs.Communities[i][:])
 	}
-	hash = h.mix(hash, attrs.Extended.Value())
 	for _, as := range attrs.ASPath {
-		hash = h.mix(hash, uint64(as))
+		maphash.WriteComparable(&h, as)
 	}
+	maphash.WriteComparable(&h, attrs.Signals)
+	maphash.WriteComparable(&h, attrs.Extended)
+	hash := h.Sum64()
 	for a := p.set.first(hash); a != nil; a = a.next {
 		if a.hash == hash && (a.attrs == attrs || slices.Equal(a.attrs.Communities, attrs.Communities) &&
 			slices.Equal(a.attrs.ASPath, attrs.ASPath) && a.attrs.Signals == attrs.Signals && a.attrs.Extended == attrs.Extended) {

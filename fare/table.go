@@ -1,6 +1,7 @@
 package fare
 
 import (
+	"hash/maphash"
 	"math"
 	"net/netip"
 	"slices"
@@ -41,7 +42,7 @@ type Table struct {
 	subPorts  []subPort
 	planes    []plane
 	drained   []netip.Addr // nodes
-	hasher    hasher
+	seed      maphash.Seed
 	pool      attributePool
 	groups    groups
 	byPrefix  map[netip.Prefix]*destination
@@ -101,7 +102,7 @@ func NewTable(c Config) (*Table, error) {
 		sessions: make([]session, len(c.Sessions)),
 		subPorts: make([]subPort, len(c.SubPorts)),
 		planes:   make([]plane, len(c.Planes)),
-		hasher:   newHasher(),
+		seed:     maphash.MakeSeed(),
 		byPrefix: make(map[netip.Prefix]*destination),
 	}
 	for i, sp := range c.SubPorts {
@@ -344,7 +345,7 @@ func (t *Table) routeUpdate(e RouteUpdate) Reason {
 	for i := range t.verdicts {
 		s.communities.count(t.verdicts[i].Reason, 1)
 	}
-	set := t.pool.intern(t.hasher, e.Attrs)
+	set := t.pool.intern(t.seed, e.Attrs)
 
 	d := t.byPrefix[e.Prefix]
 	if d == nil {
@@ -461,7 +462,7 @@ func (t *Table) place(d *destination) {
 	t.closeOrigins()
 	d.sets = append(d.sets[:0], t.sets...)
 	old := d.group
-	switch g := t.groups.lookup(t.hasher, t.entries); {
+	switch g := t.groups.lookup(t.seed, t.entries); {
 	case g != nil && g == old:
 		// The values are unchanged; at most a leaf's AS path differs.
 	case g != nil:
@@ -470,10 +471,10 @@ func (t *Table) place(d *destination) {
 		// A group with a single destination keeps its number and changes its
 		// entries.
 		t.groups.set.remove(old)
-		t.groups.sign(t.hasher, old, t.entries)
+		t.groups.sign(t.seed, old, t.entries)
 		t.compute(old, false)
 	default:
-		g = t.groups.add(t.hasher, t.entries)
+		g = t.groups.add(t.seed, t.entries)
 		t.compute(g, true)
 		t.move(d, g)
 	}
@@ -537,7 +538,7 @@ func (t *Table) sweepGroup(g *group) {
 		return
 	}
 	t.closeOrigins()
-	if same := t.groups.lookup(t.hasher, t.entries); same != nil {
+	if same := t.groups.lookup(t.seed, t.entries); same != nil {
 		for last := false; !last; {
 			d := g.members
 			last = d.next == nil
@@ -546,7 +547,7 @@ func (t *Table) sweepGroup(g *group) {
 		return
 	}
 	t.groups.set.remove(g)
-	t.groups.sign(t.hasher, g, t.entries)
+	t.groups.sign(t.seed, g, t.entries)
 	t.compute(g, false)
 }
 
