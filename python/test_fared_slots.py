@@ -19,7 +19,8 @@ STEERED = ROOT / "internal/slotfile/testdata/v2-steered.slots"
 
 class Slots(unittest.TestCase):
     def setUp(self):
-        self.directory = tempfile.TemporaryDirectory()
+        # In memory, as /run: where / is an overlay, as in containers, no reader sees that a directory is deleted.
+        self.directory = tempfile.TemporaryDirectory(dir="/dev/shm")
         self.addCleanup(self.directory.cleanup)
         self.path = os.path.join(self.directory.name, "slots")
         self.golden = GOLDEN.read_bytes()

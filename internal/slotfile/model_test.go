@@ -7,6 +7,7 @@ import (
 	"maps"
 	"math/rand/v2"
 	"net/netip"
+	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -34,7 +35,12 @@ func shape(maxSlots int) Shape {
 // open opens a writer of a path in a temporary directory.
 func open(t testing.TB) (*Writer, string) {
 	t.Helper()
-	path := filepath.Join(t.TempDir(), "slots")
+	dir, err := os.MkdirTemp("/dev/shm", "fared-") // in memory, as /run: where / is an overlay, as in containers, no reader sees that a directory is deleted
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	path := filepath.Join(dir, "slots")
 	return reopen(t, path), path
 }
 

@@ -15,7 +15,8 @@
 #include "../src/layout.h"
 #include "check.h"
 
-static char dir[] = "/tmp/libfaredXXXXXX", path[64];
+/* In memory, as /run: where / is an overlay, as in containers, no reader sees that a directory is deleted. */
+static char dir[] = "/dev/shm/libfaredXXXXXX", path[64];
 static unsigned char golden[1 << 20];
 static size_t golden_size;
 
