@@ -35,8 +35,10 @@ struct ibv_qp *make(int id, enum ibv_qp_type type, int device)
 {
 	struct ibv_qp *qp = calloc(1, sizeof *qp);
 	CHECK(qp && id >= 0 && id < QPS && device < 4);
-	snprintf(devices[device].name, sizeof devices[device].name, "dev%d", device);
-	contexts[device].device = &devices[device];
+	if (!contexts[device].device) { /* as in a program, no context changes while the library's thread reads it */
+		snprintf(devices[device].name, sizeof devices[device].name, "dev%d", device);
+		contexts[device].device = &devices[device];
+	}
 	qp->context = &contexts[device];
 	qp->qp_type = type;
 	qp->qp_num = (uint32_t)id;
