@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/fared/fared/internal/netnstest"
+	"github.com/fared/fared/internal/testkit/cbuild"
 	"github.com/fared/fared/internal/testkit/gate"
 	"github.com/fared/fared/lab/backend"
 )
@@ -67,13 +68,9 @@ func delivered(t *testing.T, f *Fabric, server int) (n float64) {
 func TestNetnsSoftDevice(t *testing.T) {
 	gate.WithoutRaceDetector(t, "drives other processes")
 	gate.Needed(t, "RDMA programs in a lab")
-	netnstest.Tools(t, "ib_write_bw", "gcc", "make", "/usr/include/infiniband/verbs.h")
+	netnstest.Tools(t, "ib_write_bw", "/usr/include/infiniband/verbs.h")
 	o := smallest(t, backend.Netns{})
-	built := t.TempDir()
-	if out, err := exec.CommandContext(t.Context(), "make", "-C", "../lib/softdev", "OUT="+built).CombinedOutput(); err != nil {
-		t.Fatalf("%v\n%s", err, out)
-	}
-	library := filepath.Join(built, "libfared-softdev.so")
+	library := filepath.Join(cbuild.Make(t, "softdev"), "libfared-softdev.so")
 	f := fabric(t, o)
 	before := delivered(t, f, 0)
 	var all []*perftest

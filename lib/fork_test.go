@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/fared/fared/internal/netnstest"
+	"github.com/fared/fared/internal/testkit/cbuild"
 	"github.com/fared/fared/internal/testkit/gate"
 )
 
@@ -70,8 +71,6 @@ func TestFork(t *testing.T) {
 
 // TestClose opens and closes the library 200 times.
 func TestClose(t *testing.T) {
-	netnstest.Tools(t, "gcc", "make")
-	library := filepath.Join(t.TempDir(), "libfared.so")
-	run(t, "make", "OUT="+filepath.Dir(library), library)
+	library := filepath.Join(cbuild.Make(t, ".", "libfared.so"), "libfared.so")
 	run(t, compile(t, "close", plain), library, goldenTable)
 }

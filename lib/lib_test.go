@@ -23,6 +23,7 @@ import (
 	"github.com/fared/fared/internal/netnstest"
 	"github.com/fared/fared/internal/slotfile"
 	"github.com/fared/fared/internal/slotlayout"
+	"github.com/fared/fared/internal/testkit/cbuild"
 	"github.com/fared/fared/internal/testkit/gate"
 	"github.com/fared/fared/wecmp"
 )
@@ -62,11 +63,8 @@ const (
 // compile compiles a program of lib/tests with the library's source, and returns its path.
 func compile(t testing.TB, program, pass string) string {
 	t.Helper()
-	netnstest.Tools(t, "gcc", "make")
-	out := t.TempDir()
-	path := filepath.Join(out, "tests", pass, program)
-	run(t, "make", "CC=gcc", "OUT="+out, path)
-	return path
+	path := filepath.Join("tests", pass, program)
+	return filepath.Join(cbuild.Make(t, ".", path), path)
 }
 
 // readable returns a file's content.
@@ -154,9 +152,7 @@ func TestKeys(t *testing.T) {
 
 // TestABI compares symbols, sizes, offsets and constants with the golden file: a change of a line that exists breaks programs.
 func TestABI(t *testing.T) {
-	netnstest.Tools(t, "make", "gcc")
-	out := t.TempDir()
-	run(t, "make", "OUT="+out)
+	out := cbuild.Make(t, ".")
 	text := run(t, compile(t, "abi", plain))
 	var symbols []string
 	for line := range strings.Lines(run(t, "nm", "-D", "--defined-only", filepath.Join(out, "libfared.so"))) {

@@ -21,6 +21,7 @@ import (
 
 	"github.com/fared/fared/internal/netnstest"
 	"github.com/fared/fared/internal/slotfile/slotfiletest"
+	"github.com/fared/fared/internal/testkit/cbuild"
 	"github.com/fared/fared/internal/testkit/gate"
 )
 
@@ -36,18 +37,6 @@ type built struct{ folder string }
 func (b built) plugin() string { return filepath.Join(b.folder, "libnccl-net-fared.so") }
 func (b built) check() string  { return filepath.Join(b.folder, "nccl-net-check") }
 
-var buildFolder string
-
-func TestMain(m *testing.M) {
-	var err error
-	if buildFolder, err = os.MkdirTemp("", "nccl"); err != nil {
-		panic(err)
-	}
-	code := m.Run()
-	os.RemoveAll(buildFolder)
-	os.Exit(code)
-}
-
 func compile(t testing.TB, folder, flags string) built {
 	t.Helper()
 	netnstest.Tools(t, "gcc", "make")
@@ -57,18 +46,10 @@ func compile(t testing.TB, folder, flags string) built {
 	return built{folder}
 }
 
-var once sync.Mutex
-
-// release compiles the plugin as users get it, once.
+// release compiles the plugin as users get it.
 func release(t testing.TB) built {
 	t.Helper()
-	once.Lock()
-	defer once.Unlock()
-	b := built{filepath.Join(buildFolder, "release")}
-	if _, err := os.Stat(b.check()); err == nil {
-		return b
-	}
-	return compile(t, b.folder, "-O2 -g")
+	return built{cbuild.Make(t, "nccl")}
 }
 
 // output collects what a process writes, and may be read meanwhile.
@@ -133,10 +114,11 @@ func until(t testing.TB, args ...string) (stop func(), _ []string) {
 	}, append(args, "--until", file, "--timeout", "120")
 }
 
-// awaitIteration waits until a job that goes on until it is stopped begins its iteration n.
+// awaitIteration waits until a job that goes on until it is stopped begins its iteration n. An iteration under the sanitizer of threads can take more
+// than a minute on a busy machine; a job that hangs ends by its own timeout of two.
 func awaitIteration(t testing.TB, ranks []*rank, n int) {
 	t.Helper()
-	netnstest.Eventually(t, time.Minute, func() error {
+	netnstest.Eventually(t, 5*time.Minute, func() error {
 		_, err := os.Stat(filepath.Join(ranks[0].folder, fmt.Sprint("more-", n)))
 		if err != nil && ended(ranks) {
 			t.Fatalf("a rank has ended:\n%s", ranks[0].out.String())
@@ -202,7 +184,7 @@ func local(t testing.TB, b built, ranks int, environment []string, args ...strin
 // no version before 8: a host that knows none of its versions refuses it.
 func TestNames(t *testing.T) {
 	b, root := release(t), t.TempDir()
-	if out, err := exec.Command("make", "OUT="+b.folder, "DESTDIR="+root, "LIBDIR=/lib", "CFLAGS=-O2 -g", "install").CombinedOutput(); err != nil {
+	if out, err := exec.Command("make", "OUT="+b.folder, "DESTDIR="+root, "LIBDIR=/lib", "install").CombinedOutput(); err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}
 	for _, name := range []string{"libnccl-net-fared.so", "librccl-net-fared.so"} {
@@ -385,10 +367,7 @@ func endsOf(t *testing.T, words []string, environment ...string) {
 	b := release(t)
 	x := slotfiletest.New(t, loopback(0), loopback(0))
 	x.Set(t, 1, 1, 1, 1)
-	program := filepath.Join(t.TempDir(), "ends")
-	if out, err := exec.Command("make", "OUT="+filepath.Dir(program), program).CombinedOutput(); err != nil {
-		t.Fatalf("%v\n%s", err, out)
-	}
+	program := filepath.Join(cbuild.Make(t, "nccl", "ends"), "ends")
 	for how, timeout := range map[string]string{"closing": "60", "silent": "1", "silent-receiver": "10"} {
 		args := append(slices.Concat(words, []string{"env", "FARED_SLOTS=" + x.Path, "FARED_NCCL_TIMEOUT=" + timeout}, environment), program, b.plugin(), how)
 		if out, err := exec.Command(args[0], args[1:]...).CombinedOutput(); err != nil || !strings.Contains(string(out), "each pending call has ended") {

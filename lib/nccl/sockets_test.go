@@ -1,22 +1,19 @@
 package nccl
 
 import (
-	"os/exec"
 	"path/filepath"
 	"regexp"
 	"slices"
 	"strconv"
 	"testing"
+
+	"github.com/fared/fared/internal/testkit/cbuild"
 )
 
 // sockets compiles the plugin of plain sockets.
 func sockets(t testing.TB) string {
 	t.Helper()
-	out := filepath.Join(t.TempDir(), "sockets.so")
-	if text, err := exec.Command("make", "OUT="+filepath.Dir(out), out).CombinedOutput(); err != nil {
-		t.Fatalf("%v\n%s", err, text)
-	}
-	return out
+	return filepath.Join(cbuild.Make(t, "nccl", "sockets.so"), "sockets.so")
 }
 
 // overSockets starts a job over plain sockets, which need no slots.

@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"net/netip"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -12,23 +11,15 @@ import (
 
 	"github.com/fared/fared/internal/netnstest"
 	"github.com/fared/fared/internal/slotfile/slotfiletest"
+	"github.com/fared/fared/internal/testkit/cbuild"
 	"github.com/fared/fared/internal/testkit/gate"
 )
 
-// softdev compiles fared_soft0, the software device that the tests carry stripes by, once.
+// softdev compiles fared_soft0, the software device that the tests carry stripes by.
 func softdev(t testing.TB) string {
 	t.Helper()
-	netnstest.Tools(t, "gcc", "make", "/usr/include/infiniband/verbs.h")
-	once.Lock()
-	defer once.Unlock()
-	file := filepath.Join(buildFolder, "libfared-softdev.so")
-	if _, err := os.Stat(file); err == nil {
-		return file
-	}
-	if out, err := exec.Command("make", "-C", "../softdev", "OUT="+buildFolder, "CFLAGS=-O2 -g").CombinedOutput(); err != nil {
-		t.Fatalf("%v\n%s", err, out)
-	}
-	return file
+	netnstest.Tools(t, "/usr/include/infiniband/verbs.h")
+	return filepath.Join(cbuild.Make(t, "softdev"), "libfared-softdev.so")
 }
 
 // overVerbs is the environment of a rank that carries stripes over fared_soft0.

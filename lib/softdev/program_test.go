@@ -91,10 +91,7 @@ func TestSurroundingsSanitizers(t *testing.T) {
 // TestPaths compares the functions with paths that the library replaces with those of libc, for paths that no program should use, too.
 func TestPaths(t *testing.T) {
 	needs(t)
-	path, err := library()
-	if err != nil {
-		t.Fatal(err)
-	}
+	path := library(t)
 	program := compile(t, "program", "plain")
 	without := run(t, program, "paths")
 	for _, addresses := range []string{"", "127.0.0.2"} {
@@ -116,10 +113,7 @@ func TestConnectionManagerIsRefused(t *testing.T) {
 	if devices, _ := filepath.Glob("/sys/class/infiniband/*"); len(devices) > 0 {
 		netnstest.Lacks(t, fmt.Sprintf("the kernel has RDMA devices, to which librdmacm goes: %v", devices))
 	}
-	path, err := library()
-	if err != nil {
-		t.Fatal(err)
-	}
+	path := library(t)
 	const address = "127.0.0.2"
 	for _, test := range []string{"rping -s", "rping -s -a " + address, "rping -c -a " + address, "rping -q -s", "rdma_server", "ib_write_bw -R", "ib_write_bw -R " + address} {
 		t.Run(test, func(t *testing.T) {

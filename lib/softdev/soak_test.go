@@ -10,9 +10,10 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/fared/fared/internal/netnstest"
 	"github.com/fared/fared/internal/testkit/gate"
-	"golang.org/x/sys/unix"
 )
 
 // judge counts, at one end of the planes, the bytes that each of them delivers, and the packets of RoCEv2 that arrive by another device than that of their source port:

@@ -4,15 +4,14 @@ package softdev
 import (
 	"fmt"
 	"math/rand/v2"
-	"os"
 	"os/exec"
 	"path/filepath"
 	"regexp"
 	"strings"
-	"sync"
 	"testing"
 
 	"github.com/fared/fared/internal/netnstest"
+	"github.com/fared/fared/internal/testkit/cbuild"
 	"github.com/fared/fared/internal/testkit/gate"
 )
 
@@ -32,35 +31,19 @@ func needs(t testing.TB, tools ...string) {
 	netnstest.Tools(t, append(tools, "gcc", "make", "/usr/include/infiniband/verbs.h")...)
 }
 
-// library makes libfared-softdev.so, once for all tests, and returns its path.
-var library = sync.OnceValues(func() (string, error) {
-	out, err := exec.Command("make", "OUT="+buildFolder, "CFLAGS=-O2 -g").CombinedOutput()
-	if err != nil {
-		err = fmt.Errorf("%w\n%s", err, out)
-	}
-	return filepath.Join(buildFolder, "libfared-softdev.so"), err
-})
-
-var buildFolder string
-
-func TestMain(m *testing.M) {
-	var err error
-	if buildFolder, err = os.MkdirTemp("", "softdev"); err != nil {
-		panic(err)
-	}
-	code := m.Run()
-	os.RemoveAll(buildFolder)
-	os.Exit(code)
+// library makes libfared-softdev.so, and returns its path.
+func library(t testing.TB) string {
+	t.Helper()
+	needs(t)
+	return filepath.Join(cbuild.Make(t, "softdev"), "libfared-softdev.so")
 }
 
 // compile compiles a program of tests in a pass of the Makefile, and returns its path.
 func compile(t testing.TB, program, pass string) string {
 	t.Helper()
 	needs(t)
-	out := t.TempDir()
-	path := filepath.Join(out, "tests", pass, program)
-	run(t, "make", "CC=gcc", "OUT="+out, path)
-	return path
+	path := filepath.Join("tests", pass, program)
+	return filepath.Join(cbuild.Make(t, "softdev", path), path)
 }
 
 // TestWire compares the CRC with its definition bit by bit, and checks that the ICRC's check finds any IPv4 identification.
@@ -90,10 +73,7 @@ func newEnds(t testing.TB, tools ...string) *ends {
 	t.Helper()
 	needs(t, tools...)
 	netnstest.Require(t, tools...)
-	path, err := library()
-	if err != nil {
-		t.Fatal(err)
-	}
+	path := library(t)
 	server, client := netnstest.Pair(t, "eth0", serverAddress+"/24", clientAddress+"/24")
 	return &ends{server: server, client: client, library: path}
 }
@@ -210,8 +190,7 @@ func TestSanitizers(t *testing.T) {
 // TestWithInterposer preloads libfared-verbs.so, too, in both orders: it leaves fared_soft0's queue pairs to the device, which move when a plane is parked.
 func TestWithInterposer(t *testing.T) {
 	needs(t)
-	run(t, "make", "-C", "..", "OUT="+buildFolder, buildFolder+"/libfared-verbs.so")
-	program, verbs := compile(t, "traffic", "plain"), filepath.Join(buildFolder, "libfared-verbs.so")
+	program, verbs := compile(t, "traffic", "plain"), filepath.Join(cbuild.Make(t, ".", "libfared-verbs.so"), "libfared-verbs.so")
 	for _, first := range []bool{true, false} {
 		t.Run(fmt.Sprint("first ", first), func(t *testing.T) {
 			f := newFabric(t)

@@ -8,15 +8,14 @@ import (
 	"testing"
 
 	"github.com/fared/fared/internal/netnstest"
+	"github.com/fared/fared/internal/testkit/cbuild"
 )
 
 // built makes the library as make lib does.
 func built(t testing.TB) string {
 	t.Helper()
-	netnstest.Tools(t, "make", "gcc", "/usr/include/infiniband/verbs.h")
-	out := t.TempDir()
-	run(t, "make", "-C", "..", "OUT="+out)
-	return filepath.Join(out, "libfared-verbs.so")
+	netnstest.Tools(t, "/usr/include/infiniband/verbs.h")
+	return filepath.Join(cbuild.Make(t, "."), "libfared-verbs.so")
 }
 
 // TestABI compares the exported symbols with the golden file, and the needed libraries with libc and libibverbs.

@@ -13,9 +13,10 @@ import (
 	"time"
 	"unsafe"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/fared/fared/internal/netnstest"
 	"github.com/fared/fared/internal/testkit/gate"
-	"golang.org/x/sys/unix"
 )
 
 // TestMoves requires that a change of weights moves the queue pairs that must move, and no other one.

@@ -9,17 +9,15 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/fared/fared/internal/netnstest"
 	"github.com/fared/fared/internal/slotfile"
 	"github.com/fared/fared/internal/slotfile/slotfiletest"
+	"github.com/fared/fared/internal/testkit/cbuild"
 )
 
 // TestDeal compares the numbers of queue pairs by plane with a search over all distributions.
 func TestDeal(t *testing.T) {
-	netnstest.Tools(t, "gcc", "make")
-	program := filepath.Join(root, "tests", "memory", "deal")
-	run(t, "make", "-C", "..", "CC=gcc", "OUT="+root, program)
-	run(t, program)
+	const program = "tests/memory/deal"
+	run(t, filepath.Join(cbuild.Make(t, ".", program), program))
 }
 
 // TestLabels requires that RC and UC queue pairs have labels whose ports are slots, by weight, and that every other call passes unchanged.

@@ -14,30 +14,16 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
 	"github.com/fared/fared/internal/netnstest"
 	"github.com/fared/fared/internal/slotfile"
 	"github.com/fared/fared/internal/slotlayout"
+	"github.com/fared/fared/internal/testkit/cbuild"
 )
 
 var update = flag.Bool("update", false, "rewrite the golden files")
-
-// root has the compiled programs.
-var root string
-
-func TestMain(m *testing.M) {
-	var err error
-	if root, err = os.MkdirTemp("", "fared-verbs-"); err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		os.Exit(1)
-	}
-	code := m.Run()
-	os.RemoveAll(root)
-	os.Exit(code)
-}
 
 // run runs a command and returns its output.
 func run(t testing.TB, name string, args ...string) string {
@@ -57,18 +43,12 @@ type programs struct{ dir string }
 
 func (p programs) path(name string) string { return filepath.Join(p.dir, name) }
 
-// folders has a folder for each pass that compile was called with.
-var folders sync.Map
-
-// compile compiles everything once, in a pass of the Makefile.
+// compile compiles everything in a pass of the Makefile.
 func compile(t testing.TB, pass string) programs {
 	t.Helper()
-	netnstest.Tools(t, "gcc", "make", "/usr/include/infiniband/verbs.h")
-	folder, _ := folders.LoadOrStore(pass, sync.OnceValue(func() programs {
-		run(t, "make", "-C", "..", "CC=gcc", "OUT="+root, "verbs-"+pass)
-		return programs{filepath.Join(root, "tests", pass, "verbs")}
-	}))
-	return folder.(func() programs)()
+	netnstest.Tools(t, "/usr/include/infiniband/verbs.h")
+	folder := filepath.Join("tests", pass, "verbs")
+	return programs{filepath.Join(cbuild.Make(t, ".", filepath.Join(folder, "all")), folder)}
 }
 
 var (

@@ -3,9 +3,10 @@
 //
 //	runtests [-parts "interop packets"] [-count N] [-tiers] [-list] [package...]
 //
-// Nothing is compiled while tests run. Packages whose tests wait for timers run three at a time; packages that compute run at the same time with a
-// lower priority. Root's tests run in a network namespace of their package. Binaries stay in out/tests, their output in out/tests/logs. With FARED_REQUIRE_ALL=1 a
-// test that lacks a tool or a privilege is a failure. The exit status is 1 if a test failed, 2 for a wrong argument or declaration.
+// No Go is compiled while tests run, and C once for all runs of the same sources (internal/testkit/cbuild). Packages whose tests wait for timers run
+// three at a time; packages that compute run at the same time with a lower priority. Root's tests run in a network namespace of their package. Binaries
+// stay in out/tests, their output in out/tests/logs. With FARED_REQUIRE_ALL=1 a test that lacks a tool or a privilege is a failure. The exit status is 1
+// if a test failed, 2 for a wrong argument or declaration.
 package main
 
 import (
