@@ -16,7 +16,8 @@ type Site struct {
 	Lab bool
 	// RateScale is the factor by which a lab shapes cables to less than their speed, which fared and its peers advertise nevertheless. 0: not shaped.
 	RateScale uint64
-	// AssumeUp is for simulated cables without a kernel device (link_state: assume-up).
+	// AssumeUp is for simulated cables without a kernel device (link_state: assume-up), between daemons of one process: none falls silent alone, so
+	// bgp.hold_time is long enough for a starved machine.
 	AssumeUp bool
 	// Socket returns the path of the API socket of a node's fared. If it is nil or returns "", api.socket has its
 	// default.
@@ -121,6 +122,9 @@ func (f *Fabric) faredConfig(n *Node, site Site) string {
 	var bgp []string
 	if site.Quick {
 		bgp = append(bgp, "connect_retry: 200ms")
+	}
+	if site.AssumeUp {
+		bgp = append(bgp, "hold_time: 90s")
 	}
 	if f.RestartTime > 0 {
 		bgp = append(bgp, "restart_time: "+f.RestartTime.String())
