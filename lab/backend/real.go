@@ -204,7 +204,7 @@ type client struct {
 var ErrDead = errors.New("fared has crashed here: revive it first")
 
 // callTimeout bounds a call to a daemon. Calls wait until the daemon listens, so one that ended without a crash of the scenario would never return.
-const callTimeout = 20 * time.Second
+const callTimeout = time.Minute
 
 // ask calls a daemon, or returns errDead.
 func ask[Q, R any](ctx context.Context, c *client, call func(context.Context, Q, ...grpc.CallOption) (R, error), question Q) (answer R, err error) {
