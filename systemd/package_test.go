@@ -114,7 +114,12 @@ func TestPackage(t *testing.T) {
 	gate.Needed(t, "the package and its units work under systemd, and leave nothing")
 	netnstest.Require(t, "docker", "go", "dpkg-deb")
 	version := current(t)
-	files := packages(t, "", "PACKAGES=fared", "FORMATS=deb")
+	files := packages(t, "", "PACKAGES=fared fared-lab", "FORMATS=deb")
+	for name, file := range files {
+		if strings.HasSuffix(name, ".deb") {
+			output(t, "dpkg-deb", "--field", file) // it is one that dpkg can read
+		}
+	}
 	m := bare(t)
 	if out, _ := m.try(traces); out != "" {
 		t.Fatalf("the machine already has\n%s", out)
