@@ -250,7 +250,7 @@ func contents(t *testing.T, version string, files map[string]string) {
 	if out := output(t, "dpkg-deb", "--field", labDeb, "Depends"); strings.TrimSpace(out) != "fared (= "+version+"-1)" {
 		t.Errorf("the deb fared-lab depends on %q", out)
 	}
-	if out := output(t, "rpm", "--query", "--requires", "--package", labRPM); !strings.Contains(out, "fared = "+version+"-1\n") {
+	if out := output(t, "rpm", "--query", "--requires", "--package", labRPM); !slices.Contains(strings.Split(out, "\n"), "fared = "+version+"-1") {
 		t.Errorf("the rpm fared-lab requires %q", out)
 	}
 	if out := output(t, "rpm", "--checksig", "--nosignature", files["fared-"+version+"-1."+arch+".rpm"]); !strings.Contains(out, "digests OK") {

@@ -24,7 +24,7 @@ func TestStarved(t *testing.T) {
 	m.run("fared check && systemctl enable --now fared-dataplane fared")
 	m.forwards("start", patience(returnLimit*4), every...)
 	m.eventually("fared sessions | grep -c 'up 900ms' | grep -x 8")
-	m.run(`for i in $(seq $((16 * $(nproc)))); do systemd-run --quiet --collect --unit hog$i --slice hogs$i.slice sh -c 'while :; do :; done & while :; do :; done'; done`)
+	m.run(`for i in $(seq $((16 * $(nproc)))); do systemd-run --quiet --collect --property RuntimeMaxSec=10min --unit hog$i --slice hogs$i.slice sh -c 'while :; do :; done & while :; do :; done'; done`)
 	begin, answers := time.Now(), 0
 	for time.Since(begin) < 75*time.Second {
 		m.eventually("fared status")
