@@ -133,7 +133,7 @@ func (t *Table) Route(session int, prefix netip.Prefix) *Attributes {
 	if d == nil || d.group == nil || !s.up {
 		return nil
 	}
-	i, found := d.group.find(s.rank)
+	i, found := find(d.group.entries, s.rank)
 	if !found || d.group.entries[i].generation != s.generation {
 		return nil
 	}

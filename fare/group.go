@@ -107,6 +107,7 @@ type entry struct {
 	signals    Signals
 }
 
+// hashOf returns a hash of entries under a seed, which is secret so that a neighbor that chooses values cannot make chains long.
 func hashOf(seed maphash.Seed, es []entry) uint64 {
 	var h maphash.Hash
 	h.SetSeed(seed)
@@ -134,9 +135,7 @@ type group struct {
 
 func (g *group) chain() *link[group] { return &g.link }
 
-// find returns the index of rank among the entries and true, or its insertion index and false.
-func (g *group) find(rank uint16) (int, bool) { return find(g.entries, rank) }
-
+// find returns the index of a session's rank among entries, which are sorted by it, and true, or its insertion index and false.
 func find(es []entry, rank uint16) (int, bool) {
 	lo, hi := 0, len(es)
 	for lo < hi {
@@ -152,7 +151,7 @@ func find(es []entry, rank uint16) (int, bool) {
 
 // touches reports whether the group has an entry in r.
 func (g *group) touches(r rankRange) bool {
-	i, _ := g.find(r.lo)
+	i, _ := find(g.entries, r.lo)
 	return i < len(g.entries) && g.entries[i].rank < r.hi
 }
 

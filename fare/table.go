@@ -353,7 +353,7 @@ func (t *Table) routeUpdate(e RouteUpdate) Reason {
 	}
 	replaces := false
 	if d.group != nil {
-		if i, found := d.group.find(s.rank); found && d.group.entries[i].generation == s.generation {
+		if i, found := find(d.group.entries, s.rank); found && d.group.entries[i].generation == s.generation {
 			if d.sets[i] == set {
 				t.pool.release(set)
 				return ReasonUsed
@@ -415,7 +415,7 @@ func (t *Table) withdraw(s *session, prefix netip.Prefix) bool {
 	if d == nil {
 		return false
 	}
-	i, found := d.group.find(s.rank)
+	i, found := find(d.group.entries, s.rank)
 	if !found || d.group.entries[i].generation != s.generation {
 		return false
 	}

@@ -270,7 +270,9 @@ func TestSanitizers(t *testing.T) {
 		}
 		h := newHost(t, 4)
 		stop, args := until(t, "--op", "alltoall", "--bytes", "2000000", "--verbose")
-		ranks := h.run(t, b, 4, append(overVerbs(t), "ASAN_OPTIONS=detect_leaks=1:verify_asan_link_order=0", "LSAN_OPTIONS=use_tls=0"), args...)
+		// fared_soft0 stands for hardware and is compiled without sanitizers. A peer's WRITE into a buffer comes after the process has named the buffer to the
+		// peer, in an order that leads through the peer's process, where the sanitizer of threads does not see it: that is its report without the option.
+		ranks := h.run(t, b, 4, append(overVerbs(t), "ASAN_OPTIONS=detect_leaks=1:verify_asan_link_order=0", "LSAN_OPTIONS=use_tls=0", "TSAN_OPTIONS=ignore_noninstrumented_modules=1"), args...)
 		changeWeights(t, ranks, h.tables)
 		stop()
 		finish(t, ranks)

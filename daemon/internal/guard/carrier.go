@@ -48,9 +48,10 @@ type Carrier struct {
 //	40 04 v v v v v v  <->  8f 40 v v v v v v
 //	 T  S v v v v v v  <->  8f 80 v v v v v v   (T, S: FARE code point)
 func (c Carrier) Wrap(community [8]byte) ([8]byte, bool) {
-	kind := byte(carriesTransitive)
+	var kind byte
 	switch point := (CodePoint{community[0], community[1]}); {
 	case point == CodePoint{lbTransitive, lbSubType}:
+		kind = carriesTransitive
 	case point == CodePoint{lbNonTransitive, lbSubType}:
 		kind = carriesNonTransitive
 	case point == c.FARE && point != CodePoint{}:

@@ -69,7 +69,7 @@ func moduleRoot() (string, error) {
 	}
 }
 
-// checksum covers the compiler and every file below lib that is neither Go nor test data, so that what an older source made is never used.
+// checksum covers the compiler's version and every file below lib but those of Go, so that what an older source made is never used.
 func checksum(lib string) (string, error) {
 	h := sha256.New()
 	version, err := exec.Command("gcc", "--version").Output()
@@ -93,7 +93,7 @@ func checksum(lib string) (string, error) {
 }
 
 // make runs make while no other process does.
-func (p place) make(folder string, targets []string) (err error) {
+func (p place) make(folder string, targets []string) error {
 	lock, err := os.OpenFile(filepath.Join(p.out, "lock"), os.O_CREATE|os.O_RDWR, 0o644)
 	if err != nil {
 		return err
