@@ -13,7 +13,8 @@ declare -A needs=([promtool]=prometheus [vtysh]=frr [birdc]=bird2 [gobgpd]=gobgp
   [/usr/include/infiniband/verbs.h]=libibverbs-dev [ibv_rc_pingpong]=ibverbs-utils [rping]=rdmacm-utils [ib_write_bw]=perftest [ucx_perftest]=ucx-utils)
 for part in "$@"; do
   case $part in
-    c | all) needs+=([/usr/lib/python3/dist-packages/torch]=python3-torch) ;;&
+    c | all) needs+=([/usr/lib/python3/dist-packages/torch]=python3-torch [/usr/lib/python3/dist-packages/pyverbs]=python3-pyverbs [fio]=fio [qperf]=qperf
+      [mpicc.openmpi]=libopenmpi-dev [mpirun.openmpi]=openmpi-bin [mpicc.mpich]=libmpich-dev [mpirun.mpich]=mpich) ;;&
     prometheus | all) needs+=([chromium]=chromium) ;;&
     systemd | all) needs+=([rpm]=rpm) ;;&
     vm | all) needs+=([qemu-system-x86_64]=qemu-system-x86 [busybox]=busybox-static [cpio]=cpio [xz]=xz-utils [modprobe]=kmod [ndctl]=ndctl

@@ -196,10 +196,13 @@ struct ibv_cq *softdev_create_cq(struct ibv_context *context, int cqe, void *cq_
 
 int softdev_resize_cq(struct ibv_cq *base, int cqe)
 {
-	if (cqe <= 0 || cqe > SD_MAX_CQE)
-		return EINVAL;
-	base->cqe = cqe; /* the queue grows by itself */
-	return 0;
+	struct sd_cq *cq = (struct sd_cq *)base;
+	sd_enter(cq->dev);
+	bool fits = cqe > 0 && cqe <= SD_MAX_CQE && cq->count <= (uint32_t)cqe;
+	if (fits)
+		base->cqe = cqe; /* the queue grows by itself */
+	sd_leave(cq->dev);
+	return fits ? 0 : EINVAL;
 }
 
 int softdev_destroy_cq(struct ibv_cq *base)
