@@ -82,40 +82,6 @@ func (w *writer) endNest(at int) {
 	binary.NativeEndian.PutUint16(w.buf[at:], uint16(len(w.buf)-at))
 }
 
-// eachAttr calls f for all complete attributes.
-func eachAttr(b []byte, f func(kind uint16, value []byte)) {
-	for len(b) >= attrSize {
-		size := int(binary.NativeEndian.Uint16(b))
-		if size < attrSize || size > len(b) {
-			return
-		}
-		f(binary.NativeEndian.Uint16(b[2:])&typeMask, b[attrSize:size])
-		b = b[min(align(size), len(b)):]
-	}
-}
-
-// message is one message of a datagram.
-type message struct {
-	kind, flags uint16
-	sequence    uint32
-	body        []byte // after the header
-}
-
-// eachMessage calls f for the complete messages of a datagram, until f returns false.
-func eachMessage(b []byte, f func(message) bool) {
-	for len(b) >= headerSize {
-		size := int(binary.NativeEndian.Uint32(b))
-		if size < headerSize || size > len(b) {
-			return
-		}
-		m := message{binary.NativeEndian.Uint16(b[4:]), binary.NativeEndian.Uint16(b[6:]), binary.NativeEndian.Uint32(b[8:]), b[headerSize:size]}
-		if !f(m) {
-			return
-		}
-		b = b[min(align(size), len(b)):]
-	}
-}
-
 // The value readers accept any length, and return zero for values that are too short.
 
 func readU8(b []byte) uint8 {
@@ -165,13 +131,4 @@ func familyOf(a netip.Addr) uint8 {
 	default:
 		return unix.AF_UNSPEC
 	}
-}
-
-func readText(b []byte) string {
-	for i, c := range b {
-		if c == 0 {
-			return string(b[:i])
-		}
-	}
-	return string(b)
 }

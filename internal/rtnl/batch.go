@@ -166,9 +166,9 @@ func (c *Conn) exchange(b *Batch, first, last int, results []error) error {
 		return err
 	}
 	for done := false; !done; {
-		err := c.receive(func(m message) bool {
-			i := int(m.sequence - base)
-			if m.kind != unix.NLMSG_ERROR || m.sequence < base && base-m.sequence < 1<<31 || i >= last-first {
+		err := c.receive(func(m Message) bool {
+			i := int(m.Sequence - base)
+			if m.Kind != unix.NLMSG_ERROR || m.Sequence < base && base-m.Sequence < 1<<31 || i >= last-first {
 				return true // from an abandoned exchange
 			}
 			if errno, text := parseError(m); errno != 0 {

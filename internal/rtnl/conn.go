@@ -121,7 +121,7 @@ func (c *Conn) send(b []byte) error {
 }
 
 // receive waits for a datagram from the kernel and calls f for its messages, until f returns false.
-func (c *Conn) receive(f func(message) bool) error {
+func (c *Conn) receive(f func(Message) bool) error {
 	for {
 		n, from, err := unix.Recvfrom(c.fd, c.rx, unix.MSG_TRUNC)
 		switch {
@@ -139,14 +139,14 @@ func (c *Conn) receive(f func(message) bool) error {
 		if sender, ok := from.(*unix.SockaddrNetlink); !ok || sender.Pid != 0 {
 			continue // any process may write to this socket; only messages of the kernel are accepted
 		}
-		eachMessage(c.rx[:n], f)
+		Messages(c.rx[:n])(f)
 		return nil
 	}
 }
 
 // dump sends a request and calls f for each answer. If the kernel reports a change during the dump, it calls reset and
 // starts over.
-func (c *Conn) dump(what string, request []byte, reset func(), f func(message)) error {
+func (c *Conn) dump(what string, request []byte, reset func(), f func(Message)) error {
 	if c.unread != nil {
 		if errno := c.unread(what); errno != 0 {
 			return &Error{what, errno, ""}
@@ -162,7 +162,7 @@ func (c *Conn) dump(what string, request []byte, reset func(), f func(message)) 
 	return fmt.Errorf("%s: %w", what, ErrInterrupted)
 }
 
-func (c *Conn) dumpOnce(what string, request []byte, f func(message)) (interrupted bool, err error) {
+func (c *Conn) dumpOnce(what string, request []byte, f func(Message)) (interrupted bool, err error) {
 	c.sequence++
 	sequence := c.sequence
 	binary.NativeEndian.PutUint32(request[8:], sequence)
@@ -171,16 +171,16 @@ func (c *Conn) dumpOnce(what string, request []byte, f func(message)) (interrupt
 	}
 	var refused error
 	for done := false; !done; {
-		err := c.receive(func(m message) bool {
-			if m.sequence != sequence {
+		err := c.receive(func(m Message) bool {
+			if m.Sequence != sequence {
 				return true // from an abandoned dump
 			}
-			if m.flags&unix.NLM_F_DUMP_INTR != 0 {
+			if m.Flags&unix.NLM_F_DUMP_INTR != 0 {
 				interrupted = true
 			}
-			switch m.kind {
+			switch m.Kind {
 			case unix.NLMSG_DONE:
-				if code := int32(readU32(m.body)); code < 0 {
+				if code := int32(readU32(m.Body)); code < 0 {
 					refused = &Error{what, unix.Errno(-code), ""}
 				}
 				done = true

@@ -33,30 +33,30 @@ func (e *Error) Unwrap() error { return e.Errno }
 
 // parseError parses the body of an NLMSG_ERROR; errno 0 is an acknowledgement. With NETLINK_CAP_ACK only the header of the
 // failed message follows, then the attributes.
-func parseError(m message) (errno unix.Errno, text string) {
-	if len(m.body) < 4 {
+func parseError(m Message) (errno unix.Errno, text string) {
+	if len(m.Body) < 4 {
 		return unix.EBADMSG, "an answer is too short"
 	}
-	if code := int32(readU32(m.body)); code < 0 {
+	if code := int32(readU32(m.Body)); code < 0 {
 		errno = unix.Errno(-code)
 	} else if code > 0 {
 		errno = unix.EBADMSG
 	}
-	rest := m.body[4:]
-	if m.flags&unix.NLM_F_ACK_TLVS == 0 || len(rest) < headerSize {
+	rest := m.Body[4:]
+	if m.Flags&unix.NLM_F_ACK_TLVS == 0 || len(rest) < headerSize {
 		return errno, ""
 	}
 	skip := headerSize
-	if m.flags&unix.NLM_F_CAPPED == 0 {
+	if m.Flags&unix.NLM_F_CAPPED == 0 {
 		skip = max(headerSize, align(int(min(readU32(rest), 1<<20))))
 	}
 	if skip > len(rest) {
 		return errno, ""
 	}
-	eachAttr(rest[skip:], func(kind uint16, value []byte) {
+	for kind, value := range Attributes(rest[skip:]) {
 		if kind == unix.NLMSGERR_ATTR_MSG {
-			text = readText(value)
+			text = Text(value)
 		}
-	})
+	}
 	return errno, text
 }

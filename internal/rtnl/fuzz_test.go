@@ -98,23 +98,19 @@ func FuzzRule(f *testing.F) {
 func FuzzLink(f *testing.F) {
 	fuzz(f, func(b []byte) {
 		_, _ = parseLink(b)
-		eachMessage(b, func(m message) bool {
+		for m := range Messages(b) {
 			_, _ = parseLinkEvent(m)
 			_, _ = parseObjectEvent(m)
-			_, _ = parseAddress(m.body)
-			return true
-		})
+			_, _ = ParseAddress(m.Body)
+		}
 	})
 }
 
 func FuzzAnswer(f *testing.F) {
 	f.Add([]byte{36, 0, 0, 0, 2, 0, 0, 3, 1, 0, 0, 0, 0, 0, 0, 0, 0xef, 0xff, 0xff, 0xff, 20, 0, 0, 0, 24, 0, 5, 0, 1, 0, 0, 0, 0, 0, 0, 0})
 	fuzz(f, func(b []byte) {
-		n := 0
-		eachMessage(b, func(m message) bool {
+		for m := range Messages(b) {
 			_, _ = parseError(m)
-			n++
-			return n < 1<<20
-		})
+		}
 	})
 }

@@ -33,8 +33,8 @@ func (c *Conn) Hardware() (all []Hardware, err error) {
 	at := w.begin(unix.RTM_GETLINK, unix.NLM_F_DUMP, unix.AF_UNSPEC, linkHeader)
 	w.u32(unix.IFLA_EXT_MASK, skipStatistics)
 	w.end(at)
-	err = c.dump("dump links", w.buf, func() { all = all[:0] }, func(m message) {
-		if h, ok := ParseHardware(m.body); ok && m.kind == unix.RTM_NEWLINK {
+	err = c.dump("dump links", w.buf, func() { all = all[:0] }, func(m Message) {
+		if h, ok := ParseHardware(m.Body); ok && m.Kind == unix.RTM_NEWLINK {
 			all = append(all, h)
 		}
 	})
@@ -48,20 +48,20 @@ func ParseHardware(b []byte) (h Hardware, ok bool) {
 		return h, false
 	}
 	h = Hardware{Index: l.Index, Name: l.Name, AltNames: l.AltNames}
-	eachAttr(b[linkHeader:], func(kind uint16, v []byte) {
+	for kind, v := range Attributes(b[linkHeader:]) {
 		switch kind {
 		case unix.IFLA_ADDRESS:
 			h.Address = net.HardwareAddr(v).String()
 		case unix.IFLA_PERM_ADDRESS:
 			h.Permanent = net.HardwareAddr(v).String()
 		case unix.IFLA_PHYS_PORT_NAME:
-			h.Port = readText(v)
+			h.Port = Text(v)
 		case iflaParentDevName:
-			h.Parent = readText(v)
+			h.Parent = Text(v)
 		case iflaParentDevBusName:
-			h.Bus = readText(v)
+			h.Bus = Text(v)
 		}
-	})
+	}
 	return h, true
 }
 

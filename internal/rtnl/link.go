@@ -53,18 +53,18 @@ func parseLink(b []byte) (l Link, ok bool) {
 	l.Index = int(int32(binary.NativeEndian.Uint32(b[4:])))
 	flags := binary.NativeEndian.Uint32(b[8:])
 	l.Up, l.Carrier, l.Loopback = flags&unix.IFF_UP != 0, flags&unix.IFF_LOWER_UP != 0, flags&unix.IFF_LOOPBACK != 0
-	eachAttr(b[linkHeader:], func(kind uint16, v []byte) {
+	for kind, v := range Attributes(b[linkHeader:]) {
 		switch kind {
 		case unix.IFLA_IFNAME:
-			l.Name = readText(v)
+			l.Name = Text(v)
 		case unix.IFLA_PROP_LIST:
-			eachAttr(v, func(kind uint16, v []byte) {
+			for kind, v := range Attributes(v) {
 				if kind == unix.IFLA_ALT_IFNAME {
-					l.AltNames = strings.TrimPrefix(l.AltNames+" "+readText(v), " ")
+					l.AltNames = strings.TrimPrefix(l.AltNames+" "+Text(v), " ")
 				}
-			})
+			}
 		case unix.IFLA_IFALIAS:
-			l.Alias = readText(v)
+			l.Alias = Text(v)
 		case unix.IFLA_MTU:
 			l.MTU = readU32(v)
 		case unix.IFLA_CARRIER_CHANGES:
@@ -72,7 +72,7 @@ func parseLink(b []byte) (l Link, ok bool) {
 		case unix.IFLA_MASTER:
 			l.Master = int(readU32(v))
 		}
-	})
+	}
 	return l, l.Index > 0
 }
 
@@ -83,8 +83,8 @@ func (c *Conn) Links() ([]Link, error) {
 	w.u32(unix.IFLA_EXT_MASK, skipStatistics)
 	w.end(at)
 	var all []Link
-	err := c.dump("dump links", w.buf, func() { all = all[:0] }, func(m message) {
-		if l, ok := parseLink(m.body); ok && m.kind == unix.RTM_NEWLINK {
+	err := c.dump("dump links", w.buf, func() { all = all[:0] }, func(m Message) {
+		if l, ok := parseLink(m.Body); ok && m.Kind == unix.RTM_NEWLINK {
 			all = append(all, l)
 		}
 	})
@@ -111,12 +111,12 @@ func (c *Conn) LinksByIndex(indexes []int) ([]Link, error) {
 			return nil, fmt.Errorf("read links: %w", err)
 		}
 		for left := len(chunk); left > 0; {
-			err := c.receive(func(m message) bool {
-				if m.sequence-base >= uint32(len(chunk)) {
+			err := c.receive(func(m Message) bool {
+				if m.Sequence-base >= uint32(len(chunk)) {
 					return true // from an abandoned exchange
 				}
 				left--
-				if l, ok := parseLink(m.body); ok && m.kind == unix.RTM_NEWLINK {
+				if l, ok := parseLink(m.Body); ok && m.Kind == unix.RTM_NEWLINK {
 					all = append(all, l)
 				}
 				return true
@@ -142,19 +142,19 @@ type LinkEvent struct {
 }
 
 // parseLinkEvent parses RTM_NEWLINK and RTM_DELLINK.
-func parseLinkEvent(m message) (e LinkEvent, ok bool) {
-	if m.kind != unix.RTM_DELLINK && m.kind != unix.RTM_NEWLINK {
+func parseLinkEvent(m Message) (e LinkEvent, ok bool) {
+	if m.Kind != unix.RTM_DELLINK && m.Kind != unix.RTM_NEWLINK {
 		return e, false
 	}
-	e.Gone = m.kind == unix.RTM_DELLINK
-	if e.Link, ok = parseLink(m.body); !ok {
+	e.Gone = m.Kind == unix.RTM_DELLINK
+	if e.Link, ok = parseLink(m.Body); !ok {
 		return e, false
 	}
-	eachAttr(m.body[linkHeader:], func(kind uint16, v []byte) {
+	for kind, v := range Attributes(m.Body[linkHeader:]) {
 		if kind == unix.IFLA_ADDRESS {
 			e.Address = net.HardwareAddr(v).String()
 		}
-	})
+	}
 	// With AF_BRIDGE, RTM_DELLINK reports that a device leaves a bridge, not that it is deleted.
-	return e, m.body[0] == unix.AF_UNSPEC
+	return e, m.Body[0] == unix.AF_UNSPEC
 }

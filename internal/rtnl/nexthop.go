@@ -143,7 +143,7 @@ func parseNexthop(b []byte) (n Nexthop, ok bool) {
 	flags := binary.NativeEndian.Uint32(b[4:])
 	n.OnLink = flags&unix.RTNH_F_ONLINK != 0
 	n.Dead = flags&(unix.RTNH_F_DEAD|unix.RTNH_F_LINKDOWN) != 0
-	eachAttr(b[nexthopHeader:], func(kind uint16, v []byte) {
+	for kind, v := range Attributes(b[nexthopHeader:]) {
 		switch kind {
 		case unix.NHA_ID:
 			n.ID = readU32(v)
@@ -162,7 +162,7 @@ func parseNexthop(b []byte) (n Nexthop, ok bool) {
 		case unix.NHA_ENCAP_TYPE, unix.NHA_ENCAP, nhaFDB:
 			n.Foreign = true
 		case nhaResGroup:
-			eachAttr(v, func(kind uint16, v []byte) {
+			for kind, v := range Attributes(v) {
 				switch kind {
 				case nhaResGroupBuckets:
 					n.Buckets = readU16(v)
@@ -171,9 +171,9 @@ func parseNexthop(b []byte) (n Nexthop, ok bool) {
 				case nhaResGroupUnbal:
 					n.Foreign = n.Foreign || readU32(v) != 0
 				}
-			})
+			}
 		}
-	})
+	}
 	return n, n.ID != 0
 }
 
@@ -182,19 +182,19 @@ func parseBucket(b []byte) (index uint16, nexthop uint32, ok bool) {
 	if len(b) < nexthopHeader {
 		return 0, 0, false
 	}
-	eachAttr(b[nexthopHeader:], func(kind uint16, v []byte) {
+	for kind, v := range Attributes(b[nexthopHeader:]) {
 		if kind != nhaResBucket {
-			return
+			continue
 		}
-		eachAttr(v, func(kind uint16, v []byte) {
+		for kind, v := range Attributes(v) {
 			switch kind {
 			case nhaResBucketIndex:
 				index = readU16(v)
 			case nhaResBucketNexthop:
 				nexthop, ok = readU32(v), len(v) >= 4
 			}
-		})
-	})
+		}
+	}
 	return index, nexthop, ok
 }
 
@@ -204,8 +204,8 @@ func (c *Conn) Nexthops() ([]Nexthop, error) {
 	at := w.begin(unix.RTM_GETNEXTHOP, unix.NLM_F_DUMP, unix.AF_UNSPEC, nexthopHeader)
 	w.end(at)
 	var all []Nexthop
-	err := c.dump("dump nexthops", w.buf, func() { all = all[:0] }, func(m message) {
-		if n, ok := parseNexthop(m.body); ok && m.kind == unix.RTM_NEWNEXTHOP {
+	err := c.dump("dump nexthops", w.buf, func() { all = all[:0] }, func(m Message) {
+		if n, ok := parseNexthop(m.Body); ok && m.Kind == unix.RTM_NEWNEXTHOP {
 			all = append(all, n)
 		}
 	})
@@ -219,9 +219,9 @@ func (c *Conn) Buckets(group uint32) ([]uint32, error) {
 	w.u32(unix.NHA_ID, group)
 	w.end(at)
 	var all []uint32
-	err := c.dump(fmt.Sprintf("dump buckets of nexthop %d", group), w.buf, func() { all = all[:0] }, func(m message) {
-		index, id, ok := parseBucket(m.body)
-		if !ok || m.kind != unix.RTM_NEWNEXTHOPBUCKET {
+	err := c.dump(fmt.Sprintf("dump buckets of nexthop %d", group), w.buf, func() { all = all[:0] }, func(m Message) {
+		index, id, ok := parseBucket(m.Body)
+		if !ok || m.Kind != unix.RTM_NEWNEXTHOPBUCKET {
 			return
 		}
 		for len(all) <= int(index) {

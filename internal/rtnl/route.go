@@ -87,7 +87,7 @@ func parseRoute(b []byte) (r Route, ok bool) {
 	}
 	r.Table, r.Protocol, r.Scope, r.Type = uint32(b[4]), b[5], b[6], b[7]
 	r.Prefix = readPrefix(b[0], nil, b[1])
-	eachAttr(b[routeHeader:], func(kind uint16, v []byte) {
+	for kind, v := range Attributes(b[routeHeader:]) {
 		switch kind {
 		case unix.RTA_DST:
 			r.Prefix = readPrefix(b[0], v, b[1])
@@ -104,7 +104,7 @@ func parseRoute(b []byte) (r Route, ok bool) {
 		case unix.RTA_GATEWAY, unix.RTA_VIA, unix.RTA_MULTIPATH:
 			r.Gateways = true
 		}
-	})
+	}
 	if r.Nexthop != 0 {
 		// The kernel repeats the attributes of the nexthop; they are not part of the route.
 		r.Gateways, r.Device = false, 0
@@ -127,9 +127,9 @@ func (c *Conn) RoutesBy(family uint8, table uint32, protocol uint8) ([]Route, er
 	}
 	w.end(at)
 	var all []Route
-	err := c.dump(fmt.Sprintf("dump routes of table %d", table), w.buf, func() { all = all[:0] }, func(m message) {
-		r, ok := parseRoute(m.body)
-		if ok && m.kind == unix.RTM_NEWROUTE && m.body[0] == family &&
+	err := c.dump(fmt.Sprintf("dump routes of table %d", table), w.buf, func() { all = all[:0] }, func(m Message) {
+		r, ok := parseRoute(m.Body)
+		if ok && m.Kind == unix.RTM_NEWROUTE && m.Body[0] == family &&
 			(table == 0 || r.Table == table) && (protocol == 0 || r.Protocol == protocol) {
 			all = append(all, r)
 		}
@@ -201,7 +201,7 @@ func parsePath(b []byte) (p Path, ok bool) {
 	if kind := b[7]; kind == unix.RTN_BLACKHOLE || kind == unix.RTN_UNREACHABLE || kind == unix.RTN_PROHIBIT {
 		return Path{Errno: unix.EHOSTUNREACH}, true // IPv6 answers with the refusing route
 	}
-	eachAttr(b[routeHeader:], func(kind uint16, v []byte) {
+	for kind, v := range Attributes(b[routeHeader:]) {
 		switch kind {
 		case unix.RTA_OIF:
 			p.Device = readU32(v)
@@ -212,7 +212,7 @@ func parsePath(b []byte) (p Path, ok bool) {
 				p.Gateway = readAddr(v[2:])
 			}
 		}
-	})
+	}
 	return p, true
 }
 
@@ -240,9 +240,9 @@ const pathTries = 3
 
 func (c *Conn) paths(queries []Query) ([]Path, error) {
 	paths := make([]Path, len(queries))
-	return paths, c.ask(queries, false, func(i int, m message) {
-		if m.kind == unix.RTM_NEWROUTE {
-			paths[i], _ = parsePath(m.body)
+	return paths, c.ask(queries, false, func(i int, m Message) {
+		if m.Kind == unix.RTM_NEWROUTE {
+			paths[i], _ = parsePath(m.Body)
 		} else {
 			paths[i].Errno, _ = parseError(m)
 		}
@@ -260,9 +260,9 @@ type Match struct {
 // Matches queries the kernel for the routes that it selects for flows, by rules, tables, prefixes and metrics, as it would send the flows now.
 func (c *Conn) Matches(queries []Query) ([]Match, error) {
 	matches := make([]Match, len(queries))
-	return matches, c.ask(queries, true, func(i int, m message) {
-		if m.kind == unix.RTM_NEWROUTE {
-			matches[i].Route, _ = parseRoute(m.body)
+	return matches, c.ask(queries, true, func(i int, m Message) {
+		if m.Kind == unix.RTM_NEWROUTE {
+			matches[i].Route, _ = parseRoute(m.Body)
 		} else {
 			matches[i].Errno, _ = parseError(m)
 		}
@@ -270,7 +270,7 @@ func (c *Conn) Matches(queries []Query) ([]Match, error) {
 }
 
 // ask sends queries and calls f with the number of each and its answer, an RTM_NEWROUTE or an NLMSG_ERROR.
-func (c *Conn) ask(queries []Query, route bool, f func(int, message)) error {
+func (c *Conn) ask(queries []Query, route bool, f func(int, Message)) error {
 	var w writer
 	for first := 0; first < len(queries); {
 		w.buf = w.buf[:0]
@@ -286,12 +286,12 @@ func (c *Conn) ask(queries []Query, route bool, f func(int, message)) error {
 			return fmt.Errorf("ask for paths: %w", err)
 		}
 		for left := n; left > 0; {
-			err := c.receive(func(m message) bool {
-				i := m.sequence - base - 1
+			err := c.receive(func(m Message) bool {
+				i := m.Sequence - base - 1
 				if i >= uint32(n) {
 					return true
 				}
-				if m.kind == unix.RTM_NEWROUTE || m.kind == unix.NLMSG_ERROR {
+				if m.Kind == unix.RTM_NEWROUTE || m.Kind == unix.NLMSG_ERROR {
 					f(first+int(i), m)
 					left--
 				}
@@ -339,9 +339,9 @@ func (c *Conn) Hops(family, protocol uint8) ([]Hop, error) {
 	w.buf[at+headerSize+5] = protocol
 	w.end(at)
 	var all []Hop
-	err := c.dump("dump next hops", w.buf, func() { all = all[:0] }, func(m message) {
-		r, ok := parseRoute(m.body)
-		if !ok || m.kind != unix.RTM_NEWROUTE || m.body[0] != family || protocol != 0 && r.Protocol != protocol {
+	err := c.dump("dump next hops", w.buf, func() { all = all[:0] }, func(m Message) {
+		r, ok := parseRoute(m.Body)
+		if !ok || m.Kind != unix.RTM_NEWROUTE || m.Body[0] != family || protocol != 0 && r.Protocol != protocol {
 			return
 		}
 		h := Hop{Prefix: r.Prefix, Table: r.Table, Protocol: r.Protocol, nexthop: r.Nexthop}
@@ -349,7 +349,7 @@ func (c *Conn) Hops(family, protocol uint8) ([]Hop, error) {
 			all = append(all, h)
 			return
 		}
-		all = appendHops(all, h, m.body[routeHeader:])
+		all = appendHops(all, h, m.Body[routeHeader:])
 	})
 	if err != nil || !slices.ContainsFunc(all, func(h Hop) bool { return h.nexthop != 0 }) {
 		return all, err
@@ -364,7 +364,7 @@ func (c *Conn) Hops(family, protocol uint8) ([]Hop, error) {
 // appendHops appends the next hops among the attributes of a route, each as a copy of h.
 func appendHops(all []Hop, h Hop, attrs []byte) []Hop {
 	several := false
-	eachAttr(attrs, func(kind uint16, v []byte) {
+	for kind, v := range Attributes(attrs) {
 		switch kind {
 		case unix.RTA_OIF:
 			h.Device = int(readU32(v))
@@ -380,7 +380,7 @@ func appendHops(all []Hop, h Hop, attrs []byte) []Hop {
 			for len(v) >= header {
 				size := int(binary.NativeEndian.Uint16(v))
 				if size < header || size > len(v) {
-					return
+					break
 				}
 				one := h
 				one.Device = int(readU32(v[4:]))
@@ -388,7 +388,7 @@ func appendHops(all []Hop, h Hop, attrs []byte) []Hop {
 				v = v[min(align(size), len(v)):]
 			}
 		}
-	})
+	}
 	if several {
 		return all
 	}

@@ -103,7 +103,7 @@ func parseRule(b []byte) (r Rule, ok bool) {
 	r.Family, r.Table = b[0], uint32(b[4])
 	r.Foreign = b[7] != actionTable || b[3] != 0 || binary.NativeEndian.Uint32(b[8:])&unix.FIB_RULE_INVERT != 0
 	r.Refuses = b[7] >= firstRefusal && b[7] <= lastRefusal
-	eachAttr(b[ruleHeader:], func(kind uint16, v []byte) {
+	for kind, v := range Attributes(b[ruleHeader:]) {
 		switch kind {
 		case unix.FRA_DST:
 			r.Destination = readPrefix(r.Family, v, b[1])
@@ -116,7 +116,7 @@ func parseRule(b []byte) (r Rule, ok bool) {
 		case unix.FRA_PROTOCOL:
 			r.Protocol = readU8(v)
 		case unix.FRA_IIFNAME:
-			r.Iif = readText(v)
+			r.Iif = Text(v)
 		case unix.FRA_FWMARK:
 			r.Mark = readU32(v)
 		case unix.FRA_FWMASK:
@@ -132,7 +132,7 @@ func parseRule(b []byte) (r Rule, ok bool) {
 		case unix.FRA_OIFNAME, unix.FRA_GOTO, unix.FRA_L3MDEV, unix.FRA_TUN_ID, unix.FRA_UID_RANGE:
 			r.Foreign = true
 		}
-	})
+	}
 	return r, true
 }
 
@@ -142,8 +142,8 @@ func (c *Conn) Rules(family uint8) ([]Rule, error) {
 	at := w.begin(unix.RTM_GETRULE, unix.NLM_F_DUMP, family, ruleHeader)
 	w.end(at)
 	var all []Rule
-	err := c.dump("dump rules", w.buf, func() { all = all[:0] }, func(m message) {
-		if r, ok := parseRule(m.body); ok && m.kind == unix.RTM_NEWRULE && r.Family == family {
+	err := c.dump("dump rules", w.buf, func() { all = all[:0] }, func(m Message) {
+		if r, ok := parseRule(m.Body); ok && m.Kind == unix.RTM_NEWRULE && r.Family == family {
 			all = append(all, r)
 		}
 	})

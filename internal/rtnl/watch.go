@@ -56,7 +56,7 @@ func (l *listener) Wait() error {
 }
 
 // poll calls f for the pending messages, without waiting. On an error f may have been called for some of them.
-func (l *listener) poll(f func(message)) (err error) {
+func (l *listener) poll(f func(Message)) (err error) {
 	control := l.raw.Control(func(fd uintptr) {
 		for {
 			n, port, failed := receiveNow(int(fd), l.rx)
@@ -72,10 +72,9 @@ func (l *listener) poll(f func(message)) (err error) {
 				return
 			case err == nil:
 				if port == 0 {
-					eachMessage(l.rx[:n], func(m message) bool {
+					for m := range Messages(l.rx[:n]) {
 						f(m)
-						return true
-					})
+					}
 				}
 			}
 		}
@@ -202,7 +201,7 @@ func (w *Watch) Next() ([]LinkEvent, error) {
 // The kernel sends a link event before it executes the next request of any socket: Poll after Conn.Do returns all events
 // from before the execution of the last message of the batch.
 func (w *Watch) Poll() (events []LinkEvent, err error) {
-	err = w.poll(func(m message) {
+	err = w.poll(func(m Message) {
 		if e, ok := parseLinkEvent(m); ok {
 			events = append(events, e)
 		}
@@ -302,7 +301,7 @@ func objectFilter(protocol uint8, own []uint32) (program []unix.SockFilter) {
 // Poll returns the pending events, without waiting. ErrOverrun means that events were lost; the pending ones are discarded.
 // It must be called by one goroutine at a time.
 func (w *ObjectWatch) Poll() (events []ObjectEvent, err error) {
-	err = w.poll(func(m message) {
+	err = w.poll(func(m Message) {
 		if e, ok := parseObjectEvent(m); ok {
 			events = append(events, e)
 		}
@@ -313,24 +312,24 @@ func (w *ObjectWatch) Poll() (events []ObjectEvent, err error) {
 	return events, nil
 }
 
-func parseObjectEvent(m message) (e ObjectEvent, ok bool) {
-	switch m.kind {
+func parseObjectEvent(m Message) (e ObjectEvent, ok bool) {
+	switch m.Kind {
 	case unix.RTM_NEWNEXTHOP, unix.RTM_DELNEXTHOP:
 		var n Nexthop
-		n, ok = parseNexthop(m.body)
-		e.Nexthop, e.Gone = &n, m.kind == unix.RTM_DELNEXTHOP
+		n, ok = parseNexthop(m.Body)
+		e.Nexthop, e.Gone = &n, m.Kind == unix.RTM_DELNEXTHOP
 	case unix.RTM_NEWROUTE, unix.RTM_DELROUTE:
 		var r Route
-		r, ok = parseRoute(m.body)
-		e.Route, e.Gone = &r, m.kind == unix.RTM_DELROUTE
+		r, ok = parseRoute(m.Body)
+		e.Route, e.Gone = &r, m.Kind == unix.RTM_DELROUTE
 	case unix.RTM_NEWRULE, unix.RTM_DELRULE:
 		var r Rule
-		r, ok = parseRule(m.body)
-		e.Rule, e.Gone = &r, m.kind == unix.RTM_DELRULE
+		r, ok = parseRule(m.Body)
+		e.Rule, e.Gone = &r, m.Kind == unix.RTM_DELRULE
 	case unix.RTM_NEWADDR, unix.RTM_DELADDR:
 		var a Address
-		a, ok = parseAddress(m.body)
-		e.Address, e.Gone = &a, m.kind == unix.RTM_DELADDR
+		a, ok = ParseAddress(m.Body)
+		e.Address, e.Gone = &a, m.Kind == unix.RTM_DELADDR
 	}
 	return e, ok
 }

@@ -16,6 +16,8 @@ import (
 	"github.com/fared/fared/internal/devmatch"
 	"github.com/fared/fared/internal/netnstest"
 	"github.com/fared/fared/internal/prefixmap"
+
+	"github.com/fared/fared/internal/rtnl"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -343,7 +345,7 @@ func TestOverrunReadsAgain(t *testing.T) {
 			var b []byte
 			for i := range many {
 				body := join([]byte{unix.AF_INET, 32, 0, 0}, u32(1), attr(unix.IFA_LOCAL, 10, 0, 0, byte(i+1)))
-				b = appendMessage(b, kind, unix.NLM_F_REQUEST|unix.NLM_F_CREATE, uint32(i), body)
+				b = rtnl.AppendMessage(b, kind, unix.NLM_F_REQUEST|unix.NLM_F_CREATE, uint32(i), body)
 			}
 			if err := unix.Sendto(socket, b, 0, &unix.SockaddrNetlink{Family: unix.AF_NETLINK}); err != nil {
 				t.Fatal(err)
@@ -408,7 +410,7 @@ func BenchmarkFarEndDown(b *testing.B) {
 		return err
 	})
 	set := func(flags uint32) {
-		m := appendMessage(nil, unix.RTM_NEWLINK, unix.NLM_F_REQUEST, 1,
+		m := rtnl.AppendMessage(nil, unix.RTM_NEWLINK, unix.NLM_F_REQUEST, 1,
 			join([]byte{0, 0, 0, 0}, u32(uint32(index)), u32(flags), u32(unix.IFF_UP)))
 		if err := unix.Sendto(socket, m, 0, &unix.SockaddrNetlink{Family: unix.AF_NETLINK}); err != nil {
 			b.Fatal(err)

@@ -226,10 +226,10 @@ func (n *namespace) where() string {
 
 func (n *namespace) applyAll(datagram []byte) {
 	count := uint64(0)
-	for m := range messages(datagram) {
+	for m := range rtnl.Messages(datagram) {
 		n.apply(m)
 		count++
-		if m.kind == unix.RTM_NEWLINK || m.kind == unix.RTM_DELLINK {
+		if m.Kind == unix.RTM_NEWLINK || m.Kind == unix.RTM_DELLINK {
 			n.startAfterEvent() // for any device: the kernel delays the events of all devices together
 		}
 	}
@@ -237,31 +237,31 @@ func (n *namespace) applyAll(datagram []byte) {
 }
 
 // apply updates the state that the message concerns.
-func (n *namespace) apply(m message) {
-	switch m.kind {
+func (n *namespace) apply(m rtnl.Message) {
+	switch m.Kind {
 	case unix.RTM_NEWLINK, unix.RTM_DELLINK:
 		// A bridge sends messages about its ports under its own family: removing a port from it is not a deletion.
-		if l, ok := parseLink(m.body); ok && l.family == unix.AF_UNSPEC {
+		if l, ok := parseLink(m.Body); ok && l.family == unix.AF_UNSPEC {
 			if n.matching {
 				n.note(m)
 			}
 			for _, p := range n.ports {
-				n.applyLink(p, l, m.kind == unix.RTM_DELLINK)
+				n.applyLink(p, l, m.Kind == unix.RTM_DELLINK)
 			}
 		}
 	case unix.RTM_NEWADDR, unix.RTM_DELADDR:
-		if a, ok := parseAddress(m.body); ok {
+		if a, ok := rtnl.ParseAddress(m.Body); ok {
 			for _, p := range n.ports {
-				if p.present && p.link.index == a.index {
-					p.setAddress(a.prefix, a.usable && m.kind == unix.RTM_NEWADDR)
+				if p.present && p.link.index == a.Device {
+					p.setAddress(a.Prefix(), a.Usable && m.Kind == unix.RTM_NEWADDR)
 				}
 			}
 		}
 	case unix.RTM_NEWQDISC, unix.RTM_DELQDISC, unix.RTM_NEWTCLASS, unix.RTM_DELTCLASS:
-		if len(m.body) < sizeofTcmsg {
+		if len(m.Body) < sizeofTcmsg {
 			return
 		}
-		index := int(int32(binary.NativeEndian.Uint32(m.body[4:])))
+		index := int(int32(binary.NativeEndian.Uint32(m.Body[4:])))
 		for _, p := range n.ports {
 			if p.present && p.link.index == index {
 				p.needsRead, n.pending = true, true
@@ -290,14 +290,14 @@ func (n *namespace) applyLink(p *port, l linkMessage, deleted bool) {
 }
 
 // note keeps the hardware of a device up to date.
-func (n *namespace) note(m message) {
-	h, ok := rtnl.ParseHardware(m.body)
+func (n *namespace) note(m rtnl.Message) {
+	h, ok := rtnl.ParseHardware(m.Body)
 	if !ok {
 		return
 	}
 	last, known := n.devices[h.Index]
 	switch {
-	case m.kind == unix.RTM_DELLINK:
+	case m.Kind == unix.RTM_DELLINK:
 		delete(n.devices, h.Index)
 	case known && last == h: // most messages are about other state
 		return
@@ -356,14 +356,14 @@ func (n *namespace) readPending() error {
 		return nil
 	}
 	n.pending = false
-	err := n.s.asks.dump(unix.RTM_GETADDR, make([]byte, unix.SizeofIfAddrmsg), func(m message) {
-		a, ok := parseAddress(m.body)
+	err := n.s.asks.dump(unix.RTM_GETADDR, make([]byte, unix.SizeofIfAddrmsg), func(m rtnl.Message) {
+		a, ok := rtnl.ParseAddress(m.Body)
 		if !ok {
 			return
 		}
 		for _, p := range n.ports {
-			if p.needsRead && p.present && p.link.index == a.index {
-				p.setAddress(a.prefix, a.usable)
+			if p.needsRead && p.present && p.link.index == a.Device {
+				p.setAddress(a.Prefix(), a.Usable)
 			}
 		}
 	})

@@ -4,6 +4,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/fared/fared/internal/rtnl"
 )
 
 // startPolling schedules a poll for now, and wakes the namespace's goroutine for it. Any goroutine may call it.
@@ -97,8 +99,8 @@ func (n *namespace) readCarriers(buf []byte) error {
 			}
 		}
 		n.answers = n.answers[:0]
-		err := n.s.asks.links(indexes, func(m message) {
-			if l, ok := parseLink(m.body); ok && m.kind == unix.RTM_NEWLINK {
+		err := n.s.asks.links(indexes, func(m rtnl.Message) {
+			if l, ok := parseLink(m.Body); ok && m.Kind == unix.RTM_NEWLINK {
 				n.answers = append(n.answers, l)
 			}
 		})

@@ -12,6 +12,8 @@ import (
 	"github.com/fared/fared/internal/linkpoll"
 	"github.com/fared/fared/internal/netns"
 	"github.com/fared/fared/internal/netnstest"
+
+	"github.com/fared/fared/internal/rtnl"
 )
 
 // cables creates n cables between two namespaces whose devices are numbered like physical ones.
@@ -129,8 +131,8 @@ func TestCovered(t *testing.T) {
 		if err != nil {
 			t.Fatalf("the kernel has not announced the second cable: %v", err)
 		}
-		for m := range messages(buf[:size]) {
-			if l, ok := parseLink(m.body); ok && m.kind == unix.RTM_NEWLINK && l.index == index {
+		for m := range rtnl.Messages(buf[:size]) {
+			if l, ok := parseLink(m.Body); ok && m.Kind == unix.RTM_NEWLINK && l.index == index {
 				announced = announced || l.reason() == "no carrier"
 			}
 		}

@@ -232,16 +232,16 @@ func TestAddressMessage(t *testing.T) {
 		{"duplicate", join(header(unix.AF_INET6, 64, 0x08), attr(unix.IFA_ADDRESS, ll[:]...)), "fe80::1/64", false},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			a, ok := parseAddress(tc.body)
-			if !ok || a.index != 7 || a.prefix.String() != tc.want || a.usable != tc.usable {
+			a, ok := rtnl.ParseAddress(tc.body)
+			if !ok || a.Device != 7 || a.Prefix().String() != tc.want || a.Usable != tc.usable {
 				t.Errorf("got %+v, %v", a, ok)
 			}
 		})
 	}
-	if a, ok := parseAddress(header(unix.AF_INET, 32, 0)); ok {
+	if a, ok := rtnl.ParseAddress(header(unix.AF_INET, 32, 0)); ok {
 		t.Errorf("no address, but got %+v", a)
 	}
-	if a, ok := parseAddress(join(header(unix.AF_INET, 33, 0), attr(unix.IFA_LOCAL, 192, 0, 2, 1))); ok {
+	if a, ok := rtnl.ParseAddress(join(header(unix.AF_INET, 33, 0), attr(unix.IFA_LOCAL, 192, 0, 2, 1))); ok {
 		t.Errorf("/33, but got %+v", a)
 	}
 }
@@ -280,17 +280,17 @@ func TestTrafficMessage(t *testing.T) {
 
 // FuzzMessages checks that walking arbitrary bytes ends and stays inside them.
 func FuzzMessages(f *testing.F) {
-	f.Add(appendMessage(nil, unix.RTM_NEWLINK, 0, 1, join([]byte{0, 0, 0, 0}, u32(7), u32(1), u32(0), attr(unix.IFLA_IFNAME, 'a', 0))))
+	f.Add(rtnl.AppendMessage(nil, unix.RTM_NEWLINK, 0, 1, join([]byte{0, 0, 0, 0}, u32(7), u32(1), u32(0), attr(unix.IFLA_IFNAME, 'a', 0))))
 	f.Add([]byte{})
 	f.Add(make([]byte, 16))
 	f.Fuzz(func(t *testing.T, b []byte) {
 		total := 0
-		for m := range messages(b) {
-			total += unix.SizeofNlMsghdr + len(m.body)
-			parseLink(m.body)
-			parseAddress(m.body)
-			parseTraffic(m.body, false)
-			parseTraffic(m.body, true)
+		for m := range rtnl.Messages(b) {
+			total += unix.SizeofNlMsghdr + len(m.Body)
+			parseLink(m.Body)
+			rtnl.ParseAddress(m.Body)
+			parseTraffic(m.Body, false)
+			parseTraffic(m.Body, true)
 		}
 		if total > len(b) {
 			t.Fatal(fmt.Sprint("read ", total, " of ", len(b), " bytes"))
@@ -323,7 +323,7 @@ func hardwareMessage(kind uint16, h *rtnl.Hardware, flags uint32) []byte {
 			body = append(body, attr(kind, mac...)...)
 		}
 	}
-	return appendMessage(nil, kind, 0, 0, body)
+	return rtnl.AppendMessage(nil, kind, 0, 0, body)
 }
 
 // matching returns the namespace of a Watcher of sub-ports p0, p1 and so on, each with a match for a MAC address from 02:00:00:00:00:00 on, without devices.
@@ -427,7 +427,7 @@ func TestForeignMessage(t *testing.T) {
 	}
 	n.reportAll()
 	for what, datagram := range map[string][]byte{
-		"an address": appendMessage(nil, unix.RTM_NEWADDR, 0, 0, join([]byte{unix.AF_INET, 32, 0, 0}, u32(7), attr(unix.IFA_LOCAL, 192, 0, 2, 1))),
+		"an address": rtnl.AppendMessage(nil, unix.RTM_NEWADDR, 0, 0, join([]byte{unix.AF_INET, 32, 0, 0}, u32(7), attr(unix.IFA_LOCAL, 192, 0, 2, 1))),
 		"a carrier":  hardwareMessage(unix.RTM_NEWLINK, &rtnl.Hardware{Index: 7, Name: "pod7", Address: "02:01:00:00:00:00"}, unix.IFF_UP|unix.IFF_LOWER_UP),
 	} {
 		n.applyAll(datagram)
@@ -443,7 +443,7 @@ func BenchmarkForeignMessage(b *testing.B) {
 	for index := 1; index <= 1000; index++ {
 		n.applyAll(hardwareMessage(unix.RTM_NEWLINK, &rtnl.Hardware{Index: index, Name: fmt.Sprint("pod", index), Address: "02:01:00:00:00:00"}, unix.IFF_UP))
 	}
-	datagram := appendMessage(nil, unix.RTM_NEWADDR, 0, 0, join([]byte{unix.AF_INET, 32, 0, 0}, u32(7), attr(unix.IFA_LOCAL, 192, 0, 2, 1)))
+	datagram := rtnl.AppendMessage(nil, unix.RTM_NEWADDR, 0, 0, join([]byte{unix.AF_INET, 32, 0, 0}, u32(7), attr(unix.IFA_LOCAL, 192, 0, 2, 1)))
 	for b.Loop() {
 		n.applyAll(datagram)
 		n.reportAll()

@@ -8,6 +8,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/fared/fared/fare"
+
+	"github.com/fared/fared/internal/rtnl"
 )
 
 // Layouts of <linux/pkt_sched.h> that package unix does not define.
@@ -42,10 +44,10 @@ func parseTraffic(body []byte, class bool) (trafficMessage, bool) {
 		root:  binary.NativeEndian.Uint32(body[12:]) == tcRoot,
 	}
 	var options []byte
-	for kind, v := range attributes(body[sizeofTcmsg:]) {
+	for kind, v := range rtnl.Attributes(body[sizeofTcmsg:]) {
 		switch kind {
 		case tcaKind:
-			t.kind = text(v)
+			t.kind = rtnl.Text(v)
 		case tcaOptions:
 			options = v
 		}
@@ -62,7 +64,7 @@ func parseTraffic(body []byte, class bool) (trafficMessage, bool) {
 // rate decodes a rate of 32 bits, or of 64 if it does not fit.
 func rate(options []byte, parms, rate64 uint16) fare.Bandwidth {
 	var bytes uint64
-	for kind, v := range attributes(options) {
+	for kind, v := range rtnl.Attributes(options) {
 		switch {
 		case kind == parms && len(v) >= sizeofRateSpec && bytes < rate32Saturated:
 			bytes = uint64(binary.NativeEndian.Uint32(v[sizeofRateSpec-4:]))
@@ -81,8 +83,8 @@ func rate(options []byte, parms, rate64 uint16) fare.Bandwidth {
 // borrow from, so its rate limits it, not its ceil). It returns zero if there is neither.
 func shaperRate(c *requests, index int) (fare.Bandwidth, error) {
 	var root trafficMessage
-	err := c.dump(unix.RTM_GETQDISC, tcmsg(index), func(m message) {
-		if t, ok := parseTraffic(m.body, false); ok && t.root && t.index == index {
+	err := c.dump(unix.RTM_GETQDISC, tcmsg(index), func(m rtnl.Message) {
+		if t, ok := parseTraffic(m.Body, false); ok && t.root && t.index == index {
 			root = t
 		}
 	})
@@ -90,8 +92,8 @@ func shaperRate(c *requests, index int) (fare.Bandwidth, error) {
 		return root.rate, err
 	}
 	var sum fare.Bandwidth
-	err = c.dump(unix.RTM_GETTCLASS, tcmsg(index), func(m message) {
-		if t, ok := parseTraffic(m.body, true); ok && t.root && t.index == index {
+	err = c.dump(unix.RTM_GETTCLASS, tcmsg(index), func(m rtnl.Message) {
+		if t, ok := parseTraffic(m.Body, true); ok && t.root && t.index == index {
 			sum = sum.Add(t.rate)
 		}
 	})

@@ -11,6 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/fared/fared/internal/netns"
+
+	"github.com/fared/fared/internal/rtnl"
 )
 
 // sockets are the open sockets of the watch of one namespace.
@@ -137,7 +139,7 @@ type requests struct {
 
 // dump queries all objects of a kind and passes each answer to f. If the kernel's list changed during the dump, dump repeats it, so f must
 // tolerate repetition.
-func (r *requests) dump(kind uint16, header []byte, f func(message)) error {
+func (r *requests) dump(kind uint16, header []byte, f func(rtnl.Message)) error {
 	for range 8 {
 		interrupted, err := r.dumpOnce(kind, header, f)
 		if err != nil {
@@ -152,7 +154,7 @@ func (r *requests) dump(kind uint16, header []byte, f func(message)) error {
 
 // links queries each device with one of the indexes, without statistics, and passes each answer to f. A device that does not exist has no
 // answer.
-func (r *requests) links(indexes []int, f func(message)) error {
+func (r *requests) links(indexes []int, f func(rtnl.Message)) error {
 	const most = 16 // several times as many answers fit into the default receive buffer of a socket
 	for chunk := range slices.Chunk(indexes, most) {
 		var b []byte
@@ -164,7 +166,7 @@ func (r *requests) links(indexes []int, f func(message)) error {
 			body = binary.NativeEndian.AppendUint16(body, unix.SizeofNlAttr+4)
 			body = binary.NativeEndian.AppendUint16(body, unix.IFLA_EXT_MASK)
 			body = binary.NativeEndian.AppendUint32(body, skipStatistics)
-			b = appendMessage(b, unix.RTM_GETLINK, unix.NLM_F_REQUEST, r.seq, body)
+			b = rtnl.AppendMessage(b, unix.RTM_GETLINK, unix.NLM_F_REQUEST, r.seq, body)
 		}
 		if err := unix.Sendto(r.fd, b, 0, &unix.SockaddrNetlink{Family: unix.AF_NETLINK}); err != nil {
 			return fmt.Errorf("rtnetlink request %d: %w", unix.RTM_GETLINK, err)
@@ -177,12 +179,12 @@ func (r *requests) links(indexes []int, f func(message)) error {
 			if err != nil {
 				return fmt.Errorf("rtnetlink request %d: %w", unix.RTM_GETLINK, err)
 			}
-			for m := range messages(r.buf[:n]) {
-				if m.seq-first >= uint32(len(chunk)) {
+			for m := range rtnl.Messages(r.buf[:n]) {
+				if m.Sequence-first >= uint32(len(chunk)) {
 					continue // the rest of an earlier answer
 				}
 				left--
-				if m.kind != unix.NLMSG_ERROR {
+				if m.Kind != unix.NLMSG_ERROR {
 					f(m)
 				}
 			}
@@ -191,9 +193,9 @@ func (r *requests) links(indexes []int, f func(message)) error {
 	return nil
 }
 
-func (r *requests) dumpOnce(kind uint16, header []byte, f func(message)) (interrupted bool, err error) {
+func (r *requests) dumpOnce(kind uint16, header []byte, f func(rtnl.Message)) (interrupted bool, err error) {
 	r.seq++
-	b := appendMessage(nil, kind, unix.NLM_F_REQUEST|unix.NLM_F_DUMP, r.seq, header)
+	b := rtnl.AppendMessage(nil, kind, unix.NLM_F_REQUEST|unix.NLM_F_DUMP, r.seq, header)
 	if err := unix.Sendto(r.fd, b, 0, &unix.SockaddrNetlink{Family: unix.AF_NETLINK}); err != nil {
 		return false, err
 	}
@@ -205,19 +207,19 @@ func (r *requests) dumpOnce(kind uint16, header []byte, f func(message)) (interr
 		if err != nil {
 			return false, err
 		}
-		for m := range messages(r.buf[:n]) {
-			if m.seq != r.seq {
+		for m := range rtnl.Messages(r.buf[:n]) {
+			if m.Sequence != r.seq {
 				continue // the rest of an earlier answer
 			}
-			interrupted = interrupted || m.flags&unix.NLM_F_DUMP_INTR != 0
-			switch m.kind {
+			interrupted = interrupted || m.Flags&unix.NLM_F_DUMP_INTR != 0
+			switch m.Kind {
 			case unix.NLMSG_DONE:
 				return interrupted, nil
 			case unix.NLMSG_ERROR:
-				if len(m.body) < 4 {
+				if len(m.Body) < 4 {
 					return false, unix.EPROTO
 				}
-				if e := int32(binary.NativeEndian.Uint32(m.body)); e != 0 {
+				if e := int32(binary.NativeEndian.Uint32(m.Body)); e != 0 {
 					return false, unix.Errno(-e)
 				}
 				return interrupted, nil
