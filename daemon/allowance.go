@@ -90,5 +90,5 @@ func (l *loop) bulk() {
 	}
 	clear(l.bulkEvents)
 	l.bulkEvents = l.bulkEvents[:0]
-	l.handOut()
+	l.deliver()
 }

@@ -70,7 +70,7 @@ func TestIncreaseIsHeldUp(t *testing.T) {
 	rises := func(what string, began time.Time, before, after string) {
 		t.Helper()
 		held := func() (held bool) {
-			r.inside(func(l *loop) { held = l.lanes[1].held })
+			r.inside(func(l *loop) { held = l.links[1].held })
 			return held
 		}
 		eventually(t, what+": held up", held)
@@ -78,7 +78,7 @@ func TestIncreaseIsHeldUp(t *testing.T) {
 			t.Errorf("%s: weights %s during the hold-up, want %s", what, got, before)
 		}
 		r.inside(func(l *loop) {
-			until := &l.lanes[1].holdUntil
+			until := &l.links[1].holdUntil
 			if until.Before(began.Add(hold)) || until.After(time.Now().Add(hold)) {
 				t.Errorf("%s: held up until %v after its begin, the hold-up is %v", what, until.Sub(began), hold)
 			}

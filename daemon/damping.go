@@ -56,7 +56,7 @@ func failures(before, after *LinkEvent) int {
 // holdRise holds a rise for a time, and shows why the link does not count meanwhile. damped reports that damping is the reason. A link that flaps
 // is reported once, with its first held rise.
 func (l *loop) holdRise(ev *LinkEvent, hold time.Duration, damped bool) {
-	cur := &l.lanes[ev.SubPort]
+	cur := &l.links[ev.SubPort]
 	cur.held, cur.damped, cur.holdUntil, cur.rising = true, damped, l.wokenAt.Add(hold), *ev
 	if !cur.Up {
 		cur.Reason, cur.Persistent = "link up again, held down by increase_hold_up", false

@@ -94,8 +94,8 @@ func TestDampingEqualsItsModel(t *testing.T) {
 				l.wokenAt = l.wokenAt.Add(min(pause, 100*time.Millisecond))
 			}
 		}
-		for i := range l.lanes {
-			held += l.lanes[i].damping.held
+		for i := range l.links {
+			held += l.links[i].damping.held
 		}
 		if err := l.recorder.close(l.core); err != nil {
 			t.Fatal(err)
@@ -152,7 +152,7 @@ func TestDampingIsShown(t *testing.T) {
 		t.Errorf("%d reports of a further failure", got)
 	}
 	shows(time.Second, 5)
-	l.wokenAt = l.lanes[0].holdUntil
+	l.wokenAt = l.links[0].holdUntil
 	l.timers()
 	if sp := (source{l}).Planes()[0].SubPorts[0]; !l.core.SubPort(0).Up || !sp.DampedUntil.IsZero() || sp.HeldRises != 2 {
 		t.Errorf("after the hold: %+v", sp)

@@ -141,13 +141,13 @@ func (n *netlinkLinks) Take(buf []LinkEvent) []LinkEvent {
 	return buf
 }
 
-// lane is the loop's state of a sub-port's device in addition to the core's: the state for display, and an increase that has not lasted long
+// linkState is the loop's state of a sub-port's device in addition to the core's: the state for display, and an increase that has not lasted long
 // enough yet.
-type lane struct {
+type linkState struct {
 	LinkEvent
 	seen bool
-	// told is the last received event, before a configured speed replaced the discovered one.
-	told LinkEvent
+	// received is the last received event, before a configured speed replaced the discovered one.
+	received LinkEvent
 	// known is the last known speed of the device, 0 if it never had one.
 	known fare.Bandwidth
 	// held reports that rising, an increase, waits until holdUntil: for damping if damped, otherwise for path_bandwidth.increase_hold_up.

@@ -45,7 +45,7 @@ type loop struct {
 	calls      chan func()
 	stopped    chan struct{}
 
-	lanes  []lane
+	links  []linkState
 	faults []string // by session: a fault in addition to its state
 	shown  shown
 	ports  *sourcePorts
@@ -91,13 +91,13 @@ func newLoop(d *Daemon, c *core.Core) *loop {
 	l := &loop{
 		d: d, core: c, config: c.Config(), log: d.log, started: time.Now(),
 		calls: make(chan func()), stopped: make(chan struct{}),
-		lanes: make([]lane, len(c.Layout().SubPorts)), faults: make([]string, len(c.Layout().Sessions)),
+		links: make([]linkState, len(c.Layout().SubPorts)), faults: make([]string, len(c.Layout().Sessions)),
 		allowances: make([]allowance, len(c.Layout().Sessions)), intakes: make([]intake, len(c.Layout().Sessions)),
 		dpReady: !c.Config().Forwards(),
 		places:  map[uint32][]wecmp.Place{}, loopbacks: c.Layout().Loopbacks(),
 	}
-	for i := range l.lanes {
-		l.lanes[i].SubPort, l.lanes[i].Reason = i, "no link state yet"
+	for i := range l.links {
+		l.links[i].SubPort, l.links[i].Reason = i, "no link state yet"
 	}
 	l.drained = newDrainRecords()
 	l.shown = newShown(l.started)
@@ -137,9 +137,9 @@ func (l *loop) run(ctx context.Context) error {
 	}
 	l.notifier.ready()
 	defer l.notifier.stopping()
-	var planeKnock, portsKnock <-chan struct{}
+	var planeReady, portsReady <-chan struct{}
 	if l.d.client != nil {
-		planeKnock, portsKnock = l.d.client.Ready(), l.ports.ready
+		planeReady, portsReady = l.d.client.Ready(), l.ports.ready
 	}
 	l.restoreDrains(l.earlier)
 	l.earlier = nil
@@ -152,8 +152,8 @@ func (l *loop) run(ctx context.Context) error {
 			return nil
 		case <-l.d.links.Ready():
 		case <-l.d.speaker.Ready():
-		case <-planeKnock:
-		case <-portsKnock:
+		case <-planeReady:
+		case <-portsReady:
 		case <-timer.C:
 		case <-l.notifier.tick():
 			l.notifier.alive()
@@ -171,7 +171,7 @@ func (l *loop) turn() {
 	for i := range l.linkEvents {
 		l.link(&l.linkEvents[i])
 	}
-	l.handOut() // the fast path does not wait for the other inputs
+	l.deliver() // the fast path does not wait for the other inputs
 	l.speakerEvents = l.d.speaker.Take(l.speakerEvents[:0])
 	l.sessions(l.speakerEvents)
 	clear(l.speakerEvents) // release the attributes
@@ -187,7 +187,7 @@ func (l *loop) turn() {
 	}
 	l.giveUpDrains()
 	l.confirmDrains()
-	l.handOut()
+	l.deliver()
 	l.reportWeights()
 	l.markIgnored()
 	l.reportFaults()
@@ -213,7 +213,7 @@ func (l *loop) sessions(events []speaker.Event) {
 		}
 	}
 	if l.timers() || len(l.bulkEvents) == 0 || slices.ContainsFunc(events, func(ev speaker.Event) bool { return !l.late(ev) }) {
-		l.handOut()
+		l.deliver()
 	}
 	l.bulk()
 }
@@ -230,8 +230,8 @@ func (l *loop) step(ev core.Event) {
 	}
 }
 
-// handOut applies the results of the steps so far: sub-ports first, then vectors and destinations in the engine's order, then advertisements.
-func (l *loop) handOut() {
+// deliver applies the results of the steps so far: sub-ports first, then vectors and destinations in the engine's order, then advertisements.
+func (l *loop) deliver() {
 	if l.d.client != nil {
 		l.d.client.Transaction(l.declare)
 	}
@@ -306,16 +306,16 @@ func (l *loop) update(t *dpclient.Transaction, u core.Update) {
 // link that flaps for its damping.
 func (l *loop) link(ev *LinkEvent) {
 	damping := &l.core.Config().Links.Damping
-	l.lanes[ev.SubPort].damping.fail(damping, failures(&l.lanes[ev.SubPort].told, ev), l.wokenAt)
-	l.lanes[ev.SubPort].told = *ev
+	l.links[ev.SubPort].damping.fail(damping, failures(&l.links[ev.SubPort].received, ev), l.wokenAt)
+	l.links[ev.SubPort].received = *ev
 	if ev.Speed != 0 {
-		l.lanes[ev.SubPort].known = ev.Speed
+		l.links[ev.SubPort].known = ev.Speed
 	}
 	sp := &l.core.Layout().SubPorts[ev.SubPort]
 	if sp.Speed != 0 {
 		ev.Speed, ev.SpeedSource = sp.Speed, "config"
 	}
-	cur := &l.lanes[ev.SubPort]
+	cur := &l.links[ev.SubPort]
 	if cur.Up && ev.Up && ev.Transitions > cur.Transitions {
 		// The link went down and up again between two readings: its sessions are gone.
 		down := *ev
@@ -336,7 +336,7 @@ func (l *loop) link(ev *LinkEvent) {
 
 // holdOf returns the time for which an increase that begins now is held, 0 if it is not, and whether damping is the reason.
 func (l *loop) holdOf(subPort int) (hold time.Duration, damped bool) {
-	cur, c := &l.lanes[subPort], l.core.Config()
+	cur, c := &l.links[subPort], l.core.Config()
 	hold = c.PathBandwidth.IncreaseHoldUp
 	if cur.Up { // a faster link has not failed
 		return hold, false
@@ -349,7 +349,7 @@ func (l *loop) holdOf(subPort int) (hold time.Duration, damped bool) {
 
 // applyLink applies a device's state.
 func (l *loop) applyLink(ev *LinkEvent) {
-	cur := &l.lanes[ev.SubPort]
+	cur := &l.links[ev.SubPort]
 	sp := &l.core.Layout().SubPorts[ev.SubPort]
 	switch {
 	case !cur.seen || cur.Up != ev.Up:
@@ -382,7 +382,7 @@ func (l *loop) admitSubPort(subPort int) {
 // admit lets a session connect when its link is up. With graceful restart it also waits for the data plane: leaves keep our routes until our
 // End-of-RIB, which without a data plane would announce that there are none.
 func (l *loop) admit(session int) {
-	cur := &l.lanes[l.core.Layout().Sessions[session].SubPort]
+	cur := &l.links[l.core.Layout().Sessions[session].SubPort]
 	if !l.dpReady && l.core.Config().BGP.RestartTime > 0 {
 		l.d.speaker.SetAdminState(session, false, "waiting for the data plane")
 		return
@@ -410,7 +410,7 @@ func (l *loop) bgp(ev speaker.Event) {
 		l.step(core.Fabric{Event: fare.SessionDown{Session: ev.Session, Generation: ev.Generation}})
 		l.noteIntake(ev.Session, intake{})
 		l.event(status.EventSessionDown, l.core.Layout().Sessions[ev.Session].Name, ev.Reason)
-		l.handOut() // one plane-level operation, before all other pending work
+		l.deliver() // one plane-level operation, before all other pending work
 	case speaker.Routes:
 		for _, c := range ev.Changes {
 			if c.Attrs != nil {
@@ -486,7 +486,7 @@ func (l *loop) plane(ev *dpclient.Event) {
 			l.builder.SetLayout(l.statusLayout()) // the ports of further services may have changed, and whether the slot table names them all
 		}
 		if first {
-			l.handOut() // routes come before the sessions that wait for the data plane
+			l.deliver() // routes come before the sessions that wait for the data plane
 			for i := range l.core.Layout().Sessions {
 				l.admit(i)
 			}
@@ -642,8 +642,8 @@ func (l *loop) timers() (due bool) {
 		l.step(core.StartDeadline{})
 		due = true
 	}
-	for i := range l.lanes {
-		if p := &l.lanes[i]; p.held && !now.Before(p.holdUntil) {
+	for i := range l.links {
+		if p := &l.links[i]; p.held && !now.Before(p.holdUntil) {
 			p.held, due = false, true
 			l.applyLink(&p.rising)
 		}
@@ -698,9 +698,9 @@ func (l *loop) arm(timer *time.Timer) {
 			next = t
 		}
 	}
-	for i := range l.lanes {
-		if l.lanes[i].held {
-			earlier(l.lanes[i].holdUntil)
+	for i := range l.links {
+		if l.links[i].held {
+			earlier(l.links[i].holdUntil)
 		}
 	}
 	for _, t := range l.drainTimers {

@@ -79,7 +79,7 @@ func forwarding(t *testing.T, s shape, n int) *loop {
 		}
 	}
 	l.plane(&dpclient.Event{Kind: dpclient.Connected, Name: "a test"})
-	l.handOut()
+	l.deliver()
 	acknowledge(l)
 	return l
 }
@@ -98,7 +98,7 @@ func TestWeightsAreNotInEffectBeforeTheirAcknowledgement(t *testing.T) {
 	}
 	shows("all acknowledged", "1:1")
 	l.link(&LinkEvent{SubPort: 3, Reason: "no carrier", Transitions: 2})
-	l.handOut()
+	l.deliver()
 	shows("a failed link", "2?:1?")
 	for o, change := range declared(l) {
 		if o.Kind == dpclient.KindVector {
@@ -124,7 +124,7 @@ func TestWeightsAreNotInEffectBeforeTheirAcknowledgement(t *testing.T) {
 	for i := range 4 {
 		l.bgp(oneWithdrawal(i, 1, destination(0)))
 	}
-	l.handOut()
+	l.deliver()
 	if got := row(t, l, 0); !strings.Contains(got, "NotFound") {
 		t.Errorf("a destination that is gone: %s", got)
 	}
@@ -160,7 +160,7 @@ func TestTheLoopWakesForWhatIsDue(t *testing.T) {
 		set  func(*loop, time.Time)
 	}{
 		{"deadline of the start", func(l *loop, at time.Time) { l.deadline = at }},
-		{"hold-up of a link", func(l *loop, at time.Time) { l.lanes[1].held, l.lanes[1].holdUntil = !at.IsZero(), at }},
+		{"hold-up of a link", func(l *loop, at time.Time) { l.links[1].held, l.links[1].holdUntil = !at.IsZero(), at }},
 		{"drain delay", func(l *loop, at time.Time) {
 			l.drainTimers = nil
 			if !at.IsZero() {
@@ -299,7 +299,7 @@ func TestSlotsMovedAreCounted(t *testing.T) {
 		},
 	} {
 		change()
-		l.handOut()
+		l.deliver()
 		now, moved := at(), uint64(0)
 		for k := range now {
 			if now[k] != places[k] {
@@ -325,7 +325,7 @@ func TestVectorsThatAreGoneAreNotCounted(t *testing.T) {
 	l := forwarding(t, s, 2)
 	counts := func(what string, destinations, vectors uint32) {
 		t.Helper()
-		l.handOut()
+		l.deliver()
 		l.builder.Commit()
 		got, err := services(t, l).Fabric().GetStatus(t.Context(), &farev1.GetStatusRequest{})
 		if err != nil {

@@ -79,7 +79,7 @@ func TestOrderOfAStep(t *testing.T) {
 	target := core.DrainTarget{Plane: "p0"}
 	l.step(core.DrainRequest{Target: target, On: true})
 	l.step(core.DrainRequest{Target: target, On: false})
-	l.handOut()
+	l.deliver()
 	l.armDrains()
 	declared := func() uint64 {
 		key := dpclient.Destination{Prefix: destination(0)}
@@ -139,7 +139,7 @@ func TestFirstConnectionHandsOut(t *testing.T) {
 		return n
 	}
 	due()
-	if l.handOut(); left() != 2 {
+	if l.deliver(); left() != 2 {
 		t.Error("routes are handed out without a data plane")
 	}
 	if l.plane(&dpclient.Event{Kind: dpclient.Connected}); left() != 0 {
@@ -162,7 +162,7 @@ func TestStartEndsAtItsDeadline(t *testing.T) {
 	}{{0, false}, {59 * time.Second, false}, {time.Minute, true}, {time.Hour, true}} {
 		l.wokenAt = began.Add(step.after)
 		l.timers()
-		l.handOut()
+		l.deliver()
 		if l.core.Converged() != step.over || l.deadline.IsZero() != step.over {
 			t.Errorf("after %v: converged %v, deadline %v", step.after, l.core.Converged(), l.deadline)
 		}
@@ -348,8 +348,8 @@ func TestEqualLinkIsNotHeldUp(t *testing.T) {
 		held  bool
 	}{{100e9, false}, {100e9, false}, {400e9, true}, {100e9, false}, {50e9, false}} {
 		l.link(&LinkEvent{Up: true, Speed: step.speed, Transitions: 1})
-		if l.lanes[0].held != step.held {
-			t.Errorf("%v: held up %v, want %v", step.speed, l.lanes[0].held, step.held)
+		if l.links[0].held != step.held {
+			t.Errorf("%v: held up %v, want %v", step.speed, l.links[0].held, step.held)
 		}
 	}
 }
@@ -368,7 +368,7 @@ func TestReloadWhileHeldUp(t *testing.T) {
 		l.link(&LinkEvent{Up: true, Speed: 400e9, SpeedSource: "ethtool", Transitions: 1})
 		l.link(&LinkEvent{Speed: 400e9, SpeedSource: "ethtool", Transitions: 2})
 		l.link(&LinkEvent{Up: true, Speed: 400e9, SpeedSource: "ethtool", Transitions: 3})
-		if !l.lanes[0].held {
+		if !l.links[0].held {
 			t.Fatal("the link is not held up")
 		}
 		next, err := config.Parse("next", []byte(strings.Replace(c.to, "as:", "drain_delay: 7s\nas:", 1)))
@@ -378,7 +378,7 @@ func TestReloadWhileHeldUp(t *testing.T) {
 		l.reload(next)
 		l.wokenAt = l.wokenAt.Add(time.Hour)
 		l.timers()
-		if got := l.lanes[0]; !got.Up || got.Speed != c.want || got.SpeedSource != c.source || l.core.SubPort(0).Speed != c.want {
+		if got := l.links[0]; !got.Up || got.Speed != c.want || got.SpeedSource != c.source || l.core.SubPort(0).Speed != c.want {
 			t.Errorf("%v of %s, the core has %v; want %v of %s", got.Speed, got.SpeedSource, l.core.SubPort(0).Speed, c.want, c.source)
 		}
 	}

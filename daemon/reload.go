@@ -49,18 +49,18 @@ func (l *loop) setBFDKeys() {
 // rediscoverSpeeds shows the configured speeds of sub-ports, and restores the device's speed, if known, on sub-ports whose speed is no longer
 // configured. The hold-up time does not apply to a reload.
 func (l *loop) rediscoverSpeeds() {
-	for i := range l.lanes {
-		lane, speed := &l.lanes[i], l.core.Layout().SubPorts[i].Speed
+	for i := range l.links {
+		link, speed := &l.links[i], l.core.Layout().SubPorts[i].Speed
 		switch {
-		case !lane.seen:
+		case !link.seen:
 		case speed != 0:
-			lane.Speed, lane.SpeedSource = speed, "config"
-			lane.rising.Speed, lane.rising.SpeedSource = speed, "config"
-		case lane.SpeedSource == "config":
-			lane.Speed, lane.SpeedSource = lane.told.Speed, lane.told.SpeedSource
-			lane.rising.Speed, lane.rising.SpeedSource = lane.Speed, lane.SpeedSource
-			if lane.known != 0 {
-				l.step(core.Fabric{Event: fare.LinkState{SubPort: i, Up: l.core.SubPort(i).Up, Speed: lane.known}})
+			link.Speed, link.SpeedSource = speed, "config"
+			link.rising.Speed, link.rising.SpeedSource = speed, "config"
+		case link.SpeedSource == "config":
+			link.Speed, link.SpeedSource = link.received.Speed, link.received.SpeedSource
+			link.rising.Speed, link.rising.SpeedSource = link.Speed, link.SpeedSource
+			if link.known != 0 {
+				l.step(core.Fabric{Event: fare.LinkState{SubPort: i, Up: l.core.SubPort(i).Up, Speed: link.known}})
 			}
 		}
 	}
@@ -73,9 +73,9 @@ func (l *loop) shortenTimers() {
 			*at = end
 		}
 	}
-	for i := range l.lanes {
+	for i := range l.links {
 		hold, _ := l.holdOf(i)
-		latest(&l.lanes[i].holdUntil, hold)
+		latest(&l.links[i].holdUntil, hold)
 	}
 	for i := range l.drainTimers {
 		latest(&l.drainTimers[i].at, l.core.Config().DrainDelay)

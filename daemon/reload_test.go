@@ -159,8 +159,8 @@ func made(l *loop) string {
 			fmt.Fprintf(&b, "session %d %v\n", session, routes)
 		}
 	})
-	for i := range l.lanes {
-		fmt.Fprintf(&b, "lane %d %v %s %q\n", i, l.lanes[i].Up, l.lanes[i].Speed, l.lanes[i].SpeedSource)
+	for i := range l.links {
+		fmt.Fprintf(&b, "link %d %v %s %q\n", i, l.links[i].Up, l.links[i].Speed, l.links[i].SpeedSource)
 	}
 	fmt.Fprintf(&b, "%s\n%v\n%v\n%v\n%v", l.core.Config().Text(), l.d.deps.LogLevel, forwardingOf(l.core), l.loopbacks, l.statusLayout().Groups)
 	return b.String()
@@ -241,8 +241,8 @@ func TestReloadShortensWhatWaits(t *testing.T) {
 	l.step(core.DrainRequest{Target: core.DrainTarget{Plane: "p0"}, On: true})
 	l.step(core.DrainStep{Target: core.DrainTarget{Plane: "p0"}, Confirmed: true})
 	l.timers()
-	if !l.lanes[0].held || len(l.drainTimers) != 1 {
-		t.Fatalf("held %v, timers %v", l.lanes[0].held, l.drainTimers)
+	if !l.links[0].held || len(l.drainTimers) != 1 {
+		t.Fatalf("held %v, timers %v", l.links[0].held, l.drainTimers)
 	}
 	next, err := config.Parse("next", []byte(text("0s", "0s")))
 	if err != nil {
@@ -251,8 +251,8 @@ func TestReloadShortensWhatWaits(t *testing.T) {
 	l.reload(next)
 	l.wokenAt = time.Now()
 	l.timers()
-	if l.lanes[0].held || l.core.SubPort(0).Speed != 400e9 {
-		t.Errorf("the faster link is held up until %v", l.lanes[0].holdUntil)
+	if l.links[0].held || l.core.SubPort(0).Speed != 400e9 {
+		t.Errorf("the faster link is held up until %v", l.links[0].holdUntil)
 	}
 	if got := stages(l.core); !slices.Equal(got, []core.DrainStage{core.Drained}) {
 		t.Errorf("the drain is in stage %v", got)

@@ -119,7 +119,7 @@ func TestABurstIsOneLine(t *testing.T) {
 		log.Reset()
 		for _, b := range bandwidths {
 			l.bgp(oneRoute(1, 1, destination(0), attributes(b, s.PeerAS(1), 65001)))
-			l.handOut()
+			l.deliver()
 			l.reportWeights()
 		}
 		if log.Len() > 0 {

@@ -42,7 +42,7 @@ func TestNothingStaysOfADestination(t *testing.T) {
 		establish(l, s, i)
 	}
 	l.plane(&dpclient.Event{Kind: dpclient.Connected, Capabilities: &farev1.Capabilities{FlowHash: &farev1.FlowHash{Algorithm: core.FlowHashAsk}}})
-	l.handOut()
+	l.deliver()
 	empty := kept(l)
 	for _, answer := range []dpclient.EventKind{0, dpclient.InEffect, dpclient.Approximate, dpclient.Refused, dpclient.Pending} {
 		announce := func(value fare.Bandwidth) {
@@ -55,7 +55,7 @@ func TestNothingStaysOfADestination(t *testing.T) {
 					l.bgp(oneRoute(i, 1, destination(d), attributes(b, s.PeerAS(i), 65001)))
 				}
 			}
-			l.handOut()
+			l.deliver()
 		}
 		answered := func() {
 			for o, change := range declared(l) {
@@ -63,7 +63,7 @@ func TestNothingStaysOfADestination(t *testing.T) {
 					l.plane(&dpclient.Event{Kind: answer, Object: o, Change: change, Message: "as the test has it"})
 				}
 			}
-			l.handOut()
+			l.deliver()
 		}
 		users := func(what string) {
 			t.Helper()
@@ -89,7 +89,7 @@ func TestNothingStaysOfADestination(t *testing.T) {
 				l.bgp(oneWithdrawal(i, 1, destination(d)))
 			}
 		}
-		l.handOut()
+		l.deliver()
 		if got := kept(l); got != empty {
 			t.Errorf("%v: kept\n%s\nbefore\n%s", answer, got, empty)
 		}

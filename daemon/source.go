@@ -126,8 +126,8 @@ func (l *loop) subPortReason(i int, view fare.SubPortView) (reason string, persi
 	switch {
 	case view.Reason == fare.ReasonUsed:
 		return "", false
-	case view.Reason == fare.ReasonLinkDown && l.lanes[i].Reason != "":
-		return l.lanes[i].Reason, l.lanes[i].Persistent
+	case view.Reason == fare.ReasonLinkDown && l.links[i].Reason != "":
+		return l.links[i].Reason, l.links[i].Persistent
 	case view.Reason == fare.ReasonSpeedUnknown:
 		return "speed unknown: set speed in the configuration", true
 	}
@@ -161,11 +161,11 @@ func (s source) Planes() []status.Plane {
 		}
 		shown := status.SubPort{
 			Device: sp.Device, Carrier: view.Up, Drained: drained && !draining, Draining: draining, Speed: uint64(view.Speed),
-			SpeedSource: s.lanes[i].SpeedSource, Netdev: s.lanes[i].Netdev, HeldRises: s.lanes[i].damping.held,
+			SpeedSource: s.links[i].SpeedSource, Netdev: s.links[i].Netdev, HeldRises: s.links[i].damping.held,
 		}
 		shown.Reason, shown.Persistent = s.subPortReason(i, view)
-		if lane := &s.lanes[i]; lane.held && lane.damped {
-			shown.DampedUntil = lane.holdUntil
+		if link := &s.links[i]; link.held && link.damped {
+			shown.DampedUntil = link.holdUntil
 		}
 		for k := range s.core.Layout().Sessions {
 			if s.core.Layout().Sessions[k].SubPort == i {
