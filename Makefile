@@ -128,7 +128,7 @@ lint-go:
 	$(GO) run $(ERRORLINT) -test=false ./...
 	$(GO) run $(UNPARAM) ./...
 	$(GO) run $(REVIVE) -config .revive.toml -set_exit_status ./...
-	$(GO) run ./internal/prose
+	$(GO) run ./internal/tools/prose
 	@$(GO) run $(MISSPELL) -locale US -i weigths,cancelled,ect -error $$(git ls-files '*.go' '*.md' '*.proto' '*.sh' '*.c' '*.h' '*.py' | grep -v 'pb\.go$$')
 
 # The API, C, shell and Python.
@@ -168,7 +168,7 @@ fuzz:
 
 # Tests measured by faults: MUTANTS faults in each of MUTATED, and the share that the tests of the package and of ALSO notice (docs/testing.md).
 mutate:
-	$(GO) run ./internal/mutate -n $(MUTANTS) -seed $(SEED) -threshold $(THRESHOLD) -also "$(ALSO)" $(MUTATED)
+	$(GO) run ./internal/tools/mutate -n $(MUTANTS) -seed $(SEED) -threshold $(THRESHOLD) -also "$(ALSO)" $(MUTATED)
 
 # Random failures for CHAOS_MINUTES under a judge that shares nothing with fared; CHAOS_SEED chooses them, and the fabric unless CHAOS_FABRIC names one (docs/testing.md). Needs root and FRR.
 chaos:

@@ -5,9 +5,9 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/fared/fared/internal/netnstest"
 	"github.com/fared/fared/internal/testkit/binary"
 	"github.com/fared/fared/internal/testkit/gate"
+	"github.com/fared/fared/internal/testkit/netnstest"
 	"github.com/fared/fared/lab"
 	"github.com/fared/fared/lab/backend"
 	"github.com/fared/fared/lab/judge"

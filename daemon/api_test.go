@@ -16,7 +16,7 @@ import (
 	"fmt"
 	farev1 "github.com/fared/fared/api/fare/v1"
 	"github.com/fared/fared/dataplane/memory"
-	"github.com/fared/fared/internal/netnstest"
+	"github.com/fared/fared/internal/testkit/netnstest"
 	"github.com/fared/fared/internal/testkit/testbed"
 	"github.com/fared/fared/internal/unixsocket"
 )

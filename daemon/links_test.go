@@ -16,7 +16,7 @@ import (
 	"github.com/fared/fared/daemon/internal/link"
 	"github.com/fared/fared/daemon/internal/speaker"
 	"github.com/fared/fared/fare"
-	"github.com/fared/fared/internal/netnstest"
+	"github.com/fared/fared/internal/testkit/netnstest"
 )
 
 // TestAssumedLinks checks that a sub-port with link_state: assume-up is up from the start and stays up; the kernel is queried only for the other

@@ -10,7 +10,7 @@ import (
 
 	"github.com/fared/fared/daemon/config"
 	"github.com/fared/fared/daemon/internal/coretest"
-	"github.com/fared/fared/internal/netnstest"
+	"github.com/fared/fared/internal/testkit/netnstest"
 )
 
 // TestNewNamesWhatFails checks that, whichever part of a daemon cannot be created, New returns that part's error, and leaves nothing behind.

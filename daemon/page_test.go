@@ -10,9 +10,9 @@ import (
 	"time"
 
 	"fmt"
-	"github.com/fared/fared/internal/chromium"
-	"github.com/fared/fared/internal/netnstest"
+	"github.com/fared/fared/internal/testkit/chromium"
 	"github.com/fared/fared/internal/testkit/gate"
+	"github.com/fared/fared/internal/testkit/netnstest"
 )
 
 // paged serves the page of a rig's daemon until the test ends, and returns its address.

@@ -15,7 +15,7 @@ import (
 	"github.com/fared/fared/daemon/internal/coretest"
 	"github.com/fared/fared/dataplane/memory"
 	"github.com/fared/fared/fare"
-	"github.com/fared/fared/internal/netnstest"
+	"github.com/fared/fared/internal/testkit/netnstest"
 )
 
 // rig is a server's daemon between raw leaves, one per session, and a data plane in memory.

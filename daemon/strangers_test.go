@@ -11,7 +11,7 @@ import (
 	"github.com/fared/fared/daemon/internal/speaker"
 	"github.com/fared/fared/internal/grpcserve"
 	"github.com/fared/fared/internal/httpserve"
-	"github.com/fared/fared/internal/netnstest"
+	"github.com/fared/fared/internal/testkit/netnstest"
 	"github.com/fared/fared/internal/testkit/testbed"
 )
 

@@ -7,7 +7,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/fared/fared/internal/netnstest"
+	"github.com/fared/fared/internal/testkit/netnstest"
 )
 
 // TestExampleLeaf verifies that FRR's own parser accepts the example, and rejects it with a

@@ -13,7 +13,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/fared/fared/internal/netnstest"
+	"github.com/fared/fared/internal/testkit/netnstest"
 	"github.com/fared/fared/internal/testkit/testbed"
 )
 

@@ -8,8 +8,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/fared/fared/internal/netnstest"
 	"github.com/fared/fared/internal/testkit/gate"
+	"github.com/fared/fared/internal/testkit/netnstest"
 )
 
 // stream sends packets from server 0 to both loopbacks of server 1 all the time: one a millisecond by each slot.

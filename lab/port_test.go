@@ -6,7 +6,7 @@ import (
 	"os"
 	"testing"
 
-	"github.com/fared/fared/internal/netnstest"
+	"github.com/fared/fared/internal/testkit/netnstest"
 )
 
 // TestFreePortIsFreeEverywhere checks that a port that another fabric's leaf uses at its address is not chosen. In the namespace the kernel has two

@@ -20,11 +20,11 @@ import (
 
 	"github.com/fared/fared/client/slots"
 	"github.com/fared/fared/client/slots/slotstest"
-	"github.com/fared/fared/internal/netnstest"
 	"github.com/fared/fared/internal/slotfile"
 	"github.com/fared/fared/internal/slotlayout"
 	"github.com/fared/fared/internal/testkit/cbuild"
 	"github.com/fared/fared/internal/testkit/gate"
+	"github.com/fared/fared/internal/testkit/netnstest"
 	"github.com/fared/fared/wecmp"
 )
 

@@ -17,10 +17,10 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/fared/fared/client/slots"
-	"github.com/fared/fared/internal/netnstest"
 	"github.com/fared/fared/internal/slotfile"
 	"github.com/fared/fared/internal/slotfile/slotfiletest"
 	"github.com/fared/fared/internal/testkit/gate"
+	"github.com/fared/fared/internal/testkit/netnstest"
 )
 
 // follower is the variable that makes the test binary the Go reader of these tests.

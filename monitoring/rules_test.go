@@ -15,8 +15,8 @@ import (
 	"github.com/fared/fared/daemon"
 	"github.com/fared/fared/dataplane/agent"
 	"github.com/fared/fared/internal/metric"
-	"github.com/fared/fared/internal/netnstest"
 	"github.com/fared/fared/internal/testkit/gate"
+	"github.com/fared/fared/internal/testkit/netnstest"
 )
 
 const (

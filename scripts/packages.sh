@@ -75,8 +75,8 @@ for ARCH in "${archs[@]}"; do
   echo "packages: fared $VERSION for $ARCH"
 done
 if [[ $parts == *" image "* ]]; then
-  $go run ./internal/vex -version "$VERSION" -gobgp "$($go list -m -f '{{.Version}}' github.com/osrg/gobgp/v3)" -created "$SOURCE_DATE_EPOCH" >"$out/fared-$VERSION.openvex.json"
-  $go run ./internal/ociimage -version "$VERSION" -created "$SOURCE_DATE_EPOCH" -out "$out/fared-$VERSION-oci.tar" "${binaries[@]}"
+  $go run ./internal/tools/vex -version "$VERSION" -gobgp "$($go list -m -f '{{.Version}}' github.com/osrg/gobgp/v3)" -created "$SOURCE_DATE_EPOCH" >"$out/fared-$VERSION.openvex.json"
+  $go run ./internal/tools/ociimage -version "$VERSION" -created "$SOURCE_DATE_EPOCH" -out "$out/fared-$VERSION-oci.tar" "${binaries[@]}"
 fi
 
 ARCH=$host

@@ -13,9 +13,9 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/asm"
 
-	"github.com/fared/fared/internal/netnstest"
-	"github.com/fared/fared/internal/packettap"
 	"github.com/fared/fared/internal/testkit/gate"
+	"github.com/fared/fared/internal/testkit/netnstest"
+	"github.com/fared/fared/internal/testkit/packettap"
 )
 
 // zones is a firewall of the shape that firewalld gives its rules: a chain for each zone, the zone of the default for every device, and a rejection at the end.

@@ -10,8 +10,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/fared/fared/internal/netnstest"
 	"github.com/fared/fared/internal/testkit/gate"
+	"github.com/fared/fared/internal/testkit/netnstest"
 )
 
 // destination is a remote GPU behind the four leaves.

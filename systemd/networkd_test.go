@@ -6,8 +6,8 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/fared/fared/internal/netnstest"
 	"github.com/fared/fared/internal/testkit/gate"
+	"github.com/fared/fared/internal/testkit/netnstest"
 )
 
 // TestNetworkd installs the package where systemd-networkd manages links. A link that networkd configures, and a restart of networkd, remove none of the agent's rules and routes; the

@@ -6,7 +6,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/fared/fared/internal/netnstest"
+	"github.com/fared/fared/internal/testkit/netnstest"
 )
 
 // sender sends a UDP packet from each of 64 sockets, again and again, to a port on which nothing listens, until a file exists; then it writes the number of

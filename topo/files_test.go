@@ -24,8 +24,8 @@ import (
 
 	"github.com/fared/fared/daemon/config"
 	"github.com/fared/fared/fare"
-	"github.com/fared/fared/internal/netnstest"
 	"github.com/fared/fared/internal/testkit/gate"
+	"github.com/fared/fared/internal/testkit/netnstest"
 )
 
 var update = flag.Bool("update", false, "rewrite testdata/*.golden")

@@ -10,8 +10,8 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/fared/fared/internal/race"
 	"github.com/fared/fared/internal/testkit/gate"
+	"github.com/fared/fared/internal/testkit/race"
 )
 
 // run passes the same random inputs, chosen by next, to an engine and to its reference model.

@@ -6,7 +6,7 @@ import (
 	"slices"
 	"testing"
 
-	"github.com/fared/fared/internal/race"
+	"github.com/fared/fared/internal/testkit/race"
 )
 
 // allocates fails if fn allocates on average, after some calls to reach the steady state.

@@ -14,8 +14,8 @@ import (
 
 	"github.com/fared/fared/cmd/internal/cli"
 	"github.com/fared/fared/cmd/internal/clitest"
-	"github.com/fared/fared/internal/netnstest"
 	"github.com/fared/fared/internal/testkit/binary"
+	"github.com/fared/fared/internal/testkit/netnstest"
 	"github.com/fared/fared/internal/testkit/testbed"
 )
 

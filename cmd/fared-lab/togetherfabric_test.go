@@ -13,10 +13,10 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/fared/fared/internal/netnstest"
-	"github.com/fared/fared/internal/packettap"
 	"github.com/fared/fared/internal/testkit/binary"
 	"github.com/fared/fared/internal/testkit/gate"
+	"github.com/fared/fared/internal/testkit/netnstest"
+	"github.com/fared/fared/internal/testkit/packettap"
 	"github.com/fared/fared/internal/testkit/testbed"
 )
 

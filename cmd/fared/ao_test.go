@@ -8,7 +8,7 @@ import (
 	"testing"
 
 	"github.com/fared/fared/cmd/internal/cli"
-	"github.com/fared/fared/internal/netnstest"
+	"github.com/fared/fared/internal/testkit/netnstest"
 )
 
 // TestAOWithoutKernel checks that, on a kernel without TCP-AO, check warns and run refuses, with the remedy. A program in C detects the kernel's support.

@@ -11,8 +11,8 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/fared/fared/internal/netnstest"
 	"github.com/fared/fared/internal/testkit/binary"
+	"github.com/fared/fared/internal/testkit/netnstest"
 )
 
 // TestCheckHost puts a machine with two sub-ports into states, and checks that `fared check --host` names each with its remedy and exit code 1, and nothing

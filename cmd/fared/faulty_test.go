@@ -15,8 +15,8 @@ import (
 	"github.com/fared/fared/daemon"
 	"github.com/fared/fared/daemon/config"
 	"github.com/fared/fared/fare"
-	"github.com/fared/fared/internal/netnstest"
 	"github.com/fared/fared/internal/testkit/gate"
+	"github.com/fared/fared/internal/testkit/netnstest"
 )
 
 // asFaulty makes the test binary act as 'fared run' with faults that no input causes: its value is a folder with a configuration, faulty.yaml. A fault lasts while

@@ -7,7 +7,7 @@ import (
 	"testing"
 
 	"github.com/fared/fared/cmd/internal/clitest"
-	"github.com/fared/fared/internal/netnstest"
+	"github.com/fared/fared/internal/testkit/netnstest"
 )
 
 // initBed is a server in a network namespace, whose two sub-ports have addresses.

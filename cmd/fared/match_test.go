@@ -10,7 +10,7 @@ import (
 	"time"
 
 	"github.com/fared/fared/cmd/internal/clitest"
-	"github.com/fared/fared/internal/netnstest"
+	"github.com/fared/fared/internal/testkit/netnstest"
 )
 
 // renamed is a sub-port in the output of `fared planes -o json`.

@@ -14,7 +14,7 @@ import (
 	"github.com/fared/fared/daemon"
 	"github.com/fared/fared/dataplane/agent"
 	"github.com/fared/fared/internal/metric"
-	"github.com/fared/fared/internal/netnstest"
+	"github.com/fared/fared/internal/testkit/netnstest"
 )
 
 // freePort returns an address of 127.0.0.1 at which nobody listens.

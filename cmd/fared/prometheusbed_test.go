@@ -20,7 +20,7 @@ import (
 	"time"
 
 	"github.com/fared/fared/cmd/internal/clitest"
-	"github.com/fared/fared/internal/netnstest"
+	"github.com/fared/fared/internal/testkit/netnstest"
 	"github.com/fared/fared/internal/testkit/testbed"
 )
 

@@ -20,8 +20,8 @@ import (
 
 	"github.com/fared/fared/cmd/internal/cli"
 	"github.com/fared/fared/cmd/internal/clitest"
-	"github.com/fared/fared/internal/netnstest"
 	"github.com/fared/fared/internal/testkit/gate"
+	"github.com/fared/fared/internal/testkit/netnstest"
 )
 
 // asStranger makes the test binary open connections as a user without privileges: a door in JSON.

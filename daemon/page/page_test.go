@@ -14,7 +14,7 @@ import (
 	"time"
 
 	farev1 "github.com/fared/fared/api/fare/v1"
-	"github.com/fared/fared/internal/chromium"
+	"github.com/fared/fared/internal/testkit/chromium"
 	"github.com/fared/fared/internal/testkit/gate"
 )
 

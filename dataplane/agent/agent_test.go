@@ -31,8 +31,8 @@ import (
 	"github.com/fared/fared/dataplane/internal/contract"
 	"github.com/fared/fared/dataplane/internal/journal"
 	"github.com/fared/fared/internal/hostcheck"
-	"github.com/fared/fared/internal/netnstest"
 	"github.com/fared/fared/internal/testkit/gate"
+	"github.com/fared/fared/internal/testkit/netnstest"
 	"github.com/fared/fared/internal/testkit/testbed"
 	"github.com/fared/fared/internal/unixsocket"
 )

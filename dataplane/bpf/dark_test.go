@@ -8,8 +8,8 @@ import (
 	"testing"
 
 	farev1 "github.com/fared/fared/api/fare/v1"
-	"github.com/fared/fared/internal/netnstest"
 	"github.com/fared/fared/internal/testkit/gate"
+	"github.com/fared/fared/internal/testkit/netnstest"
 )
 
 // TestCarrierWithoutAgent lets a sub-port fail and return while no agent runs. Where the kernel runs programs at carriers, the packets of its slot

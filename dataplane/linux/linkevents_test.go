@@ -10,8 +10,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/fared/fared/dataplane/internal/contract"
-	"github.com/fared/fared/internal/netnstest"
 	"github.com/fared/fared/internal/rtnl"
+	"github.com/fared/fared/internal/testkit/netnstest"
 )
 
 // TestLinksByHand checks names, indexes and nexthops after sequences of link events.

@@ -8,7 +8,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/fared/fared/internal/netnstest"
+	"github.com/fared/fared/internal/testkit/netnstest"
 )
 
 // TestJumboPastASmallSubPort checks that datagrams of 9,000 bytes that must not be fragmented leave whole while a sub-port with an MTU of 1500 is down, and while it

@@ -18,9 +18,9 @@ import (
 	"google.golang.org/grpc/status"
 
 	farev1 "github.com/fared/fared/api/fare/v1"
-	"github.com/fared/fared/internal/netnstest"
 	"github.com/fared/fared/internal/rtnl"
 	"github.com/fared/fared/internal/testkit/gate"
+	"github.com/fared/fared/internal/testkit/netnstest"
 	"github.com/fared/fared/wecmp"
 )
 

@@ -11,7 +11,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/fared/fared/internal/netnstest"
+	"github.com/fared/fared/internal/testkit/netnstest"
 )
 
 // unbound returns the source address that the kernel chooses for an unbound UDP socket that connects to a destination.

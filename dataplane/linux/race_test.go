@@ -11,9 +11,9 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/fared/fared/internal/netnstest"
 	"github.com/fared/fared/internal/rtnl"
 	"github.com/fared/fared/internal/testkit/gate"
+	"github.com/fared/fared/internal/testkit/netnstest"
 )
 
 // table is a reference model of a resilient kernel group without an idle timer (net/ipv4/nexthop.c: nh_res_group_rebalance,

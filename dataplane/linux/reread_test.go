@@ -13,8 +13,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/fared/fared/internal/netnstest"
 	"github.com/fared/fared/internal/rtnl"
+	"github.com/fared/fared/internal/testkit/netnstest"
 )
 
 // TestUnreadIsReadAgain: whichever dump fails, the failure is reported, the kernel is read again, and the repair is reported.

@@ -7,8 +7,8 @@ import (
 	"time"
 
 	farev1 "github.com/fared/fared/api/fare/v1"
-	"github.com/fared/fared/internal/netnstest"
 	"github.com/fared/fared/internal/testkit/gate"
+	"github.com/fared/fared/internal/testkit/netnstest"
 )
 
 // apart checks packets to one destination of both families by their source: 0 is no address, 1 to 3 are the loopbacks of

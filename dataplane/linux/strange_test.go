@@ -6,7 +6,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/fared/fared/internal/netnstest"
+	"github.com/fared/fared/internal/testkit/netnstest"
 )
 
 // TestStrangeRoutes checks that marked routes of an unexpected form are removed from the Driver's table, and only from

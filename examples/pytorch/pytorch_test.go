@@ -12,9 +12,9 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/fared/fared/internal/netnstest"
 	"github.com/fared/fared/internal/testkit/binary"
 	"github.com/fared/fared/internal/testkit/gate"
+	"github.com/fared/fared/internal/testkit/netnstest"
 )
 
 // TestPyTorch trains a model of a million parameters with four ranks on four servers, without and with failures of leaves. run.sh compares the final weights

@@ -5,7 +5,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/fared/fared/internal/netnstest"
+	"github.com/fared/fared/internal/testkit/netnstest"
 )
 
 // TestMachine checks a machine with two sub-ports, one of them configured by an alternative name, and a steering device of another name than the default: each

@@ -9,8 +9,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/fared/fared/internal/netnstest"
 	"github.com/fared/fared/internal/rtnl"
+	"github.com/fared/fared/internal/testkit/netnstest"
 )
 
 // groupBench holds eight sub-ports with two nexthop objects each, a nexthop on the loopback device, and a connection to the kernel.

@@ -11,8 +11,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/fared/fared/internal/netnstest"
 	"github.com/fared/fared/internal/rtnl"
+	"github.com/fared/fared/internal/testkit/netnstest"
 )
 
 // name describes an event by the corresponding ip(8) command.

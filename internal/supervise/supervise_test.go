@@ -17,7 +17,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/fared/fared/internal/netnstest"
+	"github.com/fared/fared/internal/testkit/netnstest"
 )
 
 // asSupervisor makes the test binary a supervisor of the shell commands in its arguments. A supervisor reaps every child, so it needs a

@@ -18,8 +18,8 @@ import (
 
 	farev1 "github.com/fared/fared/api/fare/v1"
 	"github.com/fared/fared/fare"
-	"github.com/fared/fared/internal/netnstest"
 	"github.com/fared/fared/internal/testkit/binary"
+	"github.com/fared/fared/internal/testkit/netnstest"
 	"github.com/fared/fared/internal/testkit/testbed"
 	"github.com/fared/fared/topo"
 )

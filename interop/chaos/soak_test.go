@@ -17,8 +17,8 @@ import (
 	"time"
 
 	farev1 "github.com/fared/fared/api/fare/v1"
-	"github.com/fared/fared/internal/netnstest"
 	"github.com/fared/fared/internal/testkit/gate"
+	"github.com/fared/fared/internal/testkit/netnstest"
 	"github.com/fared/fared/topo"
 )
 

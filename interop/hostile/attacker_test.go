@@ -10,7 +10,7 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/fared/fared/internal/netnstest"
+	"github.com/fared/fared/internal/testkit/netnstest"
 )
 
 // attacker is the hostile leaf. It has the cables of two planes: in one the server connects to it, in the other it connects to the server.

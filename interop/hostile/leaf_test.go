@@ -11,7 +11,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/fared/fared/internal/netnstest"
+	"github.com/fared/fared/internal/testkit/netnstest"
 )
 
 // Numbers of the bed. The hostile leaf has two sessions: in plane dialed the server connects to it, in plane passive it connects to the server.

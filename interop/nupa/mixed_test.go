@@ -9,9 +9,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/fared/fared/internal/netnstest"
 	"github.com/fared/fared/internal/testkit/binary"
 	"github.com/fared/fared/internal/testkit/gate"
+	"github.com/fared/fared/internal/testkit/netnstest"
 )
 
 // TestMixedPlanes has a fabric of two servers and two planes: leaf "memory" joins the servers by nupanet cables of 200 Gbit/s, leaf "ethernet" by veth pairs of 100 Gbit/s. UDP packets with

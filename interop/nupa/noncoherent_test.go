@@ -7,9 +7,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/fared/fared/internal/netnstest"
 	"github.com/fared/fared/internal/testkit/binary"
 	"github.com/fared/fared/internal/testkit/gate"
+	"github.com/fared/fared/internal/testkit/netnstest"
 )
 
 // TestNonCoherentProcesses joins two namespaces by two processes of fared nupanet --non-coherent. A TCP connection carries numbered chunks both ways while each process is killed

@@ -10,9 +10,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/fared/fared/internal/netnstest"
 	"github.com/fared/fared/internal/testkit/binary"
 	"github.com/fared/fared/internal/testkit/gate"
+	"github.com/fared/fared/internal/testkit/netnstest"
 )
 
 // TestTwoProcesses runs traffic nodes that share an ordinary file as if they were on two machines: each has the boot id of another kernel, so

@@ -10,9 +10,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/fared/fared/internal/netnstest"
 	"github.com/fared/fared/internal/testkit/binary"
 	"github.com/fared/fared/internal/testkit/gate"
+	"github.com/fared/fared/internal/testkit/netnstest"
 )
 
 // TestSubPort makes a plane whose sub-port is a nupanet device: a server and its leaf, in two namespaces, have a BGP session through shared

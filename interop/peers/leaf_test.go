@@ -11,7 +11,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/fared/fared/internal/netnstest"
+	"github.com/fared/fared/internal/testkit/netnstest"
 )
 
 // Numbers of the beds. Every leaf has its own AS; the administrator of the communities is the same everywhere.

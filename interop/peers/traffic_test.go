@@ -12,7 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/fared/fared/internal/packettap"
+	"github.com/fared/fared/internal/testkit/packettap"
 )
 
 // roce is the UDP destination port of all flows; firstPort is the source port of the first socket.

@@ -12,7 +12,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/fared/fared/internal/netnstest"
+	"github.com/fared/fared/internal/testkit/netnstest"
 )
 
 // twoPaths are two ends of rdma_rxe and two of fared_soft0, behind the same two namespaces, which forward the packets of both.

@@ -14,9 +14,9 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/fared/fared/internal/netnstest"
-	"github.com/fared/fared/internal/packettap"
 	"github.com/fared/fared/internal/testkit/gate"
+	"github.com/fared/fared/internal/testkit/netnstest"
+	"github.com/fared/fared/internal/testkit/packettap"
 )
 
 // machineKey is set in each of the two virtual machines of TestMachines, to the number of its server.

@@ -12,8 +12,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/fared/fared/internal/netnstest"
 	"github.com/fared/fared/internal/testkit/binary"
+	"github.com/fared/fared/internal/testkit/netnstest"
 )
 
 // BenchmarkNodes runs `fared traffic node` with its defaults in two processes over a cable, every byte verified, and iperf3 with equal blocks in the same round, over an MTU of

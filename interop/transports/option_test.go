@@ -15,8 +15,8 @@ import (
 	"github.com/cilium/ebpf/asm"
 	"golang.org/x/sys/unix"
 
-	"github.com/fared/fared/internal/netnstest"
-	"github.com/fared/fared/internal/packettap"
+	"github.com/fared/fared/internal/testkit/netnstest"
+	"github.com/fared/fared/internal/testkit/packettap"
 	"github.com/fared/fared/interop/transports/tcpbth"
 	"github.com/fared/fared/transport/rdma"
 	"github.com/fared/fared/transport/tcpqp"

@@ -15,7 +15,7 @@ import (
 	"time"
 
 	farev1 "github.com/fared/fared/api/fare/v1"
-	"github.com/fared/fared/internal/netnstest"
+	"github.com/fared/fared/internal/testkit/netnstest"
 	"github.com/fared/fared/transport/rdma"
 	"github.com/fared/fared/transport/rdma/rdmatest"
 	"github.com/fared/fared/transport/superp"

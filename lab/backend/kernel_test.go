@@ -8,7 +8,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/fared/fared/internal/netnstest"
+	"github.com/fared/fared/internal/testkit/netnstest"
 )
 
 // TestKernelIsRead verifies that lines of ip become routes with the buckets of each device, by the rules for the source.

@@ -8,7 +8,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/fared/fared/internal/netnstest"
+	"github.com/fared/fared/internal/testkit/netnstest"
 )
 
 // TestUnexpectedEnd checks that a process killed by another program is reported, even if it is asked to end before that is noticed, and that no other is.

@@ -11,7 +11,7 @@ import (
 	"testing"
 
 	"github.com/fared/fared/daemon/page"
-	"github.com/fared/fared/internal/chromium"
+	"github.com/fared/fared/internal/testkit/chromium"
 	"github.com/fared/fared/internal/testkit/gate"
 	"github.com/fared/fared/lab"
 	"github.com/fared/fared/topo"

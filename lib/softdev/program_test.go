@@ -10,8 +10,8 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/fared/fared/internal/netnstest"
 	"github.com/fared/fared/internal/testkit/gate"
+	"github.com/fared/fared/internal/testkit/netnstest"
 )
 
 // alone is a namespace for tests/program, whose two queue pairs are connected over lo.

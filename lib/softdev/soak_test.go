@@ -12,8 +12,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/fared/fared/internal/netnstest"
 	"github.com/fared/fared/internal/testkit/gate"
+	"github.com/fared/fared/internal/testkit/netnstest"
 )
 
 // judge counts, at one end of the planes, the bytes that each of them delivers, and the packets of RoCEv2 that arrive by another device than that of their source port:

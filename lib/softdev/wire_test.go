@@ -9,8 +9,8 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/fared/fared/internal/netnstest"
 	"github.com/fared/fared/internal/testkit/gate"
+	"github.com/fared/fared/internal/testkit/netnstest"
 )
 
 // TestPacketsAgreeWithTheSpecification captures the packets of programs and checks each by a separate implementation of the specification. The kernel of the

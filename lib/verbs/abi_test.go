@@ -7,8 +7,8 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/fared/fared/internal/netnstest"
 	"github.com/fared/fared/internal/testkit/cbuild"
+	"github.com/fared/fared/internal/testkit/netnstest"
 )
 
 // built makes the library as make lib does.

@@ -17,10 +17,10 @@ import (
 	"testing"
 	"time"
 
-	"github.com/fared/fared/internal/netnstest"
 	"github.com/fared/fared/internal/slotfile"
 	"github.com/fared/fared/internal/slotlayout"
 	"github.com/fared/fared/internal/testkit/cbuild"
+	"github.com/fared/fared/internal/testkit/netnstest"
 )
 
 var update = flag.Bool("update", false, "rewrite the golden files")

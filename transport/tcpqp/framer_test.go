@@ -10,7 +10,7 @@ import (
 
 	"github.com/cilium/ebpf"
 
-	"github.com/fared/fared/internal/bpftest"
+	"github.com/fared/fared/internal/testkit/bpftest"
 )
 
 // TestObjectsAreFresh checks that the committed objects are those that clang-14 makes from the source, in any directory.

@@ -7,7 +7,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/fared/fared/internal/netnstest"
+	"github.com/fared/fared/internal/testkit/netnstest"
 )
 
 // Bits of flow.ready, as framing.bpf.c has them, and opcodes without and with data of a message: of a READ request, and of a WRITE.

@@ -5,8 +5,8 @@ import (
 
 	"github.com/cilium/ebpf"
 
-	"github.com/fared/fared/internal/bpftest"
-	"github.com/fared/fared/internal/netnstest"
+	"github.com/fared/fared/internal/testkit/bpftest"
+	"github.com/fared/fared/internal/testkit/netnstest"
 )
 
 // TestObjectsAreFresh checks that the committed objects equal the output of clang-14 for the source, in any directory.

@@ -22,9 +22,9 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/fared/fared/client/slots"
-	"github.com/fared/fared/internal/netnstest"
 	"github.com/fared/fared/internal/slotfile/slotfiletest"
 	"github.com/fared/fared/internal/testkit/gate"
+	"github.com/fared/fared/internal/testkit/netnstest"
 )
 
 // bed is a namespace whose loopback device has the addresses of a server and of its peers, a slot table, and a placer on a new cgroup.

@@ -20,7 +20,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/fared/fared/cmd/internal/cli"
-	"github.com/fared/fared/internal/netnstest"
+	"github.com/fared/fared/internal/testkit/netnstest"
 )
 
 // AsFared makes the test binary act as fared: tests that need separate processes start it with this variable set.

@@ -12,7 +12,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/fared/fared/internal/netnstest"
+	"github.com/fared/fared/internal/testkit/netnstest"
 )
 
 var kinds = []AuthType{KeyedMD5, MeticulousMD5, KeyedSHA1, MeticulousSHA1}

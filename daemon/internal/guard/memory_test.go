@@ -6,7 +6,7 @@ import (
 	"runtime"
 	"testing"
 
-	"github.com/fared/fared/internal/race"
+	"github.com/fared/fared/internal/testkit/race"
 )
 
 // TestMemoryFlatUnderUnknownWithdrawals checks that five million withdrawals of

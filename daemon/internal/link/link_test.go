@@ -14,8 +14,8 @@ import (
 
 	"github.com/fared/fared/fare"
 	"github.com/fared/fared/internal/devmatch"
-	"github.com/fared/fared/internal/netnstest"
 	"github.com/fared/fared/internal/prefixmap"
+	"github.com/fared/fared/internal/testkit/netnstest"
 
 	"github.com/fared/fared/internal/rtnl"
 )

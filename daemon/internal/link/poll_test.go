@@ -11,7 +11,7 @@ import (
 
 	"github.com/fared/fared/internal/linkpoll"
 	"github.com/fared/fared/internal/netns"
-	"github.com/fared/fared/internal/netnstest"
+	"github.com/fared/fared/internal/testkit/netnstest"
 
 	"github.com/fared/fared/internal/rtnl"
 )

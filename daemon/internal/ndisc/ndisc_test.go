@@ -16,7 +16,7 @@ import (
 	"github.com/mdlayher/ndp"
 	"go.uber.org/goleak"
 
-	"github.com/fared/fared/internal/netnstest"
+	"github.com/fared/fared/internal/testkit/netnstest"
 )
 
 func TestMain(m *testing.M) {

@@ -21,7 +21,7 @@ import (
 
 	"github.com/fared/fared/daemon/internal/guard"
 	"github.com/fared/fared/fare"
-	"github.com/fared/fared/internal/netnstest"
+	"github.com/fared/fared/internal/testkit/netnstest"
 )
 
 // TestIPv4OverIPv6 carries both families over an IPv6 session, IPv4 routes with

@@ -9,7 +9,7 @@ import (
 	"time"
 
 	"github.com/fared/fared/daemon/internal/ndisc"
-	"github.com/fared/fared/internal/netnstest"
+	"github.com/fared/fared/internal/testkit/netnstest"
 )
 
 // cable returns two namespaces with a cable between their devices eth0, which have link-local addresses.

@@ -12,8 +12,8 @@ import (
 
 	"github.com/fared/fared/internal/linkpoll"
 	"github.com/fared/fared/internal/netns"
-	"github.com/fared/fared/internal/netnstest"
 	"github.com/fared/fared/internal/rtnl"
+	"github.com/fared/fared/internal/testkit/netnstest"
 )
 
 // TestCovered checks that a link event makes Ask due, that it does not while the carriers are covered, and that Start does in either case.

@@ -16,7 +16,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/fared/fared/internal/netnstest"
+	"github.com/fared/fared/internal/testkit/netnstest"
 )
 
 // Make makes targets of the Makefile in a folder below lib: ".", "softdev" or "nccl". It returns the value of OUT, to which the targets are relative;

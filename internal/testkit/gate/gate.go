@@ -15,7 +15,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/fared/fared/internal/race"
+	"github.com/fared/fared/internal/testkit/race"
 )
 
 // A Part is one of the parts in which `make test-slow` runs the slow tests. Each takes at most 15 minutes on two cores.

@@ -14,7 +14,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	farev1 "github.com/fared/fared/api/fare/v1"
-	"github.com/fared/fared/internal/netnstest"
+	"github.com/fared/fared/internal/testkit/netnstest"
 )
 
 // ShortDir returns a folder for sockets, whose paths must be short, that daemons of other users can enter. The end of the test removes it.

@@ -9,8 +9,8 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/fared/fared/internal/netnstest"
 	"github.com/fared/fared/internal/testkit/binary"
+	"github.com/fared/fared/internal/testkit/netnstest"
 )
 
 // Lab is a fabric of `fared lab --netns --keep`, which runs until the end of the test.

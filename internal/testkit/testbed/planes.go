@@ -5,7 +5,7 @@ import (
 	"testing"
 
 	farev1 "github.com/fared/fared/api/fare/v1"
-	"github.com/fared/fared/internal/netnstest"
+	"github.com/fared/fared/internal/testkit/netnstest"
 )
 
 // Planes is a server with sub-ports in planes p0, p1, ..., each of which ends at its plane's leaf. Addresses of cables are in

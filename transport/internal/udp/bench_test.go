@@ -10,7 +10,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/fared/fared/internal/netnstest"
+	"github.com/fared/fared/internal/testkit/netnstest"
 )
 
 // jumbo raises the MTU of the pair's devices for 4 KiB datagrams.

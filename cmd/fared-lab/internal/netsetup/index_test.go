@@ -7,7 +7,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/fared/fared/internal/netnstest"
+	"github.com/fared/fared/internal/testkit/netnstest"
 )
 
 // attribute returns a file of a device below /sys/class/net, in the device's namespace.

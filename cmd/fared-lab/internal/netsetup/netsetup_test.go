@@ -5,7 +5,7 @@ import (
 	"testing"
 
 	"github.com/fared/fared/daemon/config"
-	"github.com/fared/fared/internal/netnstest"
+	"github.com/fared/fared/internal/testkit/netnstest"
 )
 
 func parse(t *testing.T, text string) *config.Config {

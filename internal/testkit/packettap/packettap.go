@@ -11,7 +11,7 @@ import (
 	"github.com/cilium/ebpf/link"
 	"golang.org/x/sys/unix"
 
-	"github.com/fared/fared/internal/netnstest"
+	"github.com/fared/fared/internal/testkit/netnstest"
 )
 
 // Tap counts every packet to one UDP or TCP port that arrives at a device or leaves by it, over IPv4 without options or IPv6. All other packets pass uncounted.

@@ -22,7 +22,7 @@ const (
 
 const (
 	byGuard  = "daemon/internal/guard.TestOnlyComposedMessagesReachTheSpeaker"
-	bySource = "internal/vex.TestFeaturesAreNotUsed"
+	bySource = "internal/tools/vex.TestFeaturesAreNotUsed"
 	noUpdate = "The guard parses every UPDATE itself, and the library receives none. "
 	noCall   = "fared never enables it. "
 )

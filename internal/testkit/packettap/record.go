@@ -7,7 +7,7 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/asm"
 
-	"github.com/fared/fared/internal/netnstest"
+	"github.com/fared/fared/internal/testkit/netnstest"
 )
 
 // Record notes when and where numbered packets arrive: UDP packets over IPv4 without options whose payload begins with a number of 32 bits in network byte

@@ -13,7 +13,7 @@ var decisionHeadings = []string{"## Context", "## Decision", "## Measurements", 
 // TestDecisionsAreComplete checks that every record in docs/adr has the four headings, is numbered without a gap, has a row in the index, and
 // names tests that exist.
 func TestDecisionsAreComplete(t *testing.T) {
-	const root = "../.."
+	const root = "../../.."
 	index, err := os.ReadFile(filepath.Join(root, "docs/adr/README.md"))
 	if err != nil {
 		t.Fatal(err)

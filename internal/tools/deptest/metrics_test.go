@@ -11,7 +11,7 @@ import (
 
 // TestDocumentedMetrics checks that the pages name only exported metrics and functions of libfared, and that docs/operations/metrics.md names every exported one.
 func TestDocumentedMetrics(t *testing.T) {
-	const root = "../.."
+	const root = "../../.."
 	quoted, written := regexp.MustCompile(`"(fared_[a-z_]+)"`), regexp.MustCompile(`\bfared_[a-z_]*[a-z]\b`)
 	exported := map[string]bool{}
 	for _, pattern := range []string{"daemon/internal/status/*.go", "dataplane/agent/*.go"} {

@@ -16,7 +16,7 @@ var (
 // TestConformanceNamesWhatExists checks that every test and file that docs/conformance.md names is in the repository, and that every row of
 // its tables names a test.
 func TestConformanceNamesWhatExists(t *testing.T) {
-	const root = "../.."
+	const root = "../../.."
 	page, err := os.ReadFile(filepath.Join(root, "docs/conformance.md"))
 	if err != nil {
 		t.Fatal(err)

@@ -15,7 +15,7 @@ import (
 	"testing"
 )
 
-const root = "../.."
+const root = "../../.."
 
 // TestDocument checks the document against the rules of OpenVEX 0.2.0 that scanners rely on.
 func TestDocument(t *testing.T) {

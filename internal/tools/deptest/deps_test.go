@@ -19,8 +19,8 @@ var rules = []struct{ From, To, Except, Why string }{
 	{"/fare", "", "", "the path-bandwidth core is pure: standard library only"},
 	{"/wecmp", "", "", "the weight engine is pure: standard library only, and knows no BGP"},
 	{"/", "github.com/osrg/gobgp", "/daemon/internal/speaker", "GoBGP is behind the speaker; what it can do to the process stays in one place"},
-	{"/", "github.com/vishvananda/netlink", "/daemon/internal/link /daemon/discover /dataplane/linux /dataplane/bpf /internal/rtnl /internal/rdmadev /internal/firewall /internal/hostcheck /dataplane/internal/neighbor /transport/internal/frames /internal/netnstest /cmd/fared-lab/internal/netsetup /lab", "the kernel is reached in few places"},
-	{"/", "github.com/cilium/ebpf", "/dataplane/bpf /transport/tcpqp /transport/tcpslots /internal/bpftest /internal/packettap /interop/peers", "BPF is the steering's, that of options and source ports of TCP, and that of tests which count packets or stamp messages"},
+	{"/", "github.com/vishvananda/netlink", "/daemon/internal/link /daemon/discover /dataplane/linux /dataplane/bpf /internal/rtnl /internal/rdmadev /internal/firewall /internal/hostcheck /dataplane/internal/neighbor /transport/internal/frames /internal/testkit/netnstest /cmd/fared-lab/internal/netsetup /lab", "the kernel is reached in few places"},
+	{"/", "github.com/cilium/ebpf", "/dataplane/bpf /transport/tcpqp /transport/tcpslots /internal/testkit/bpftest /internal/testkit/packettap /interop/peers", "BPF is the steering's, that of options and source ports of TCP, and that of tests which count packets or stamp messages"},
 	{"/internal/rtnl", module, "", "messages do not depend on their senders"},
 	{"/daemon/internal/bfd", module, "", "BFD knows its neighbor, and no BGP"},
 	{"/daemon/config", module + "/daemon/internal", "", "programs other than the daemon read the configuration"},
@@ -66,7 +66,7 @@ var order = strings.Fields("internal fare wecmp api client lib transport datapla
 func goList(t *testing.T, args ...string) []byte {
 	t.Helper()
 	cmd := exec.Command("go", append([]string{"list"}, args...)...)
-	cmd.Dir = "../.."
+	cmd.Dir = "../../.."
 	var errs bytes.Buffer
 	cmd.Stderr = &errs
 	out, err := cmd.Output()

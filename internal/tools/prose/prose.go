@@ -102,7 +102,7 @@ func report(w io.Writer, texts []text, judge bool) bool {
 		}
 		rate, verdict := 1000*float64(n)/float64(max(total, 1)), ""
 		if judge && rate > h.limit {
-			good, verdict = false, "  too frequent: go run ./internal/prose -list "+h.name
+			good, verdict = false, "  too frequent: go run ./internal/tools/prose -list "+h.name
 		}
 		fmt.Fprintf(w, "  %-8s %6d %8.2f  limit %.2f%s\n", h.name, n, rate, h.limit, verdict)
 	}
