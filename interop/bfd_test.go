@@ -263,7 +263,8 @@ func silences(t *testing.T, f *fabric) {
 
 func TestBFDWithFRR(t *testing.T) {
 	gate.Needed(t, "BFD finds cables that swallow and a frozen leaf")
-	f := newFabric(t, options{daemons: both(frr{}), bfd: fast, each: func(l *leaf) { l.cumulative = true }})
+	// Not fast: after a silence of a busy machine FRR 8.4.4 has kept a session, without a line, whose BFD went down again 3 s after it was established.
+	f := newFabric(t, options{daemons: both(frr{}), bfd: slow, each: func(l *leaf) { l.cumulative = true }})
 	silences(t, f)
 }
 
