@@ -54,3 +54,15 @@ func TestExtendedLinkBandwidth(t *testing.T) {
 		}
 	}
 }
+
+// TestIsExtendedLinkBandwidth names the types and sub-types: that of four-octet AS numbers, transitive or not, and 6.
+func TestIsExtendedLinkBandwidth(t *testing.T) {
+	for kind := range 256 {
+		for _, sub := range []byte{0, 2, 4, 5, 6, 7, 0x86} {
+			want := (kind == 0x02 || kind == 0x42) && sub == 6
+			if c := (IPv6Community{byte(kind), sub}); c.IsExtendedLinkBandwidth() != want {
+				t.Errorf("type %#x, sub-type %#x: %v", kind, sub, !want)
+			}
+		}
+	}
+}
