@@ -76,7 +76,7 @@ for ARCH in "${archs[@]}"; do
 done
 if [[ $parts == *" image "* ]]; then
   $go run ./internal/tools/vex -version "$VERSION" -gobgp "$($go list -m -f '{{.Version}}' github.com/osrg/gobgp/v3)" -created "$SOURCE_DATE_EPOCH" >"$out/fared-$VERSION.openvex.json"
-  $go run ./internal/tools/ociimage -version "$VERSION" -created "$SOURCE_DATE_EPOCH" -out "$out/fared-$VERSION-oci.tar" "${binaries[@]}"
+  $go -C internal/tools/ociimage run . -version "$VERSION" -created "$SOURCE_DATE_EPOCH" -out "$out/fared-$VERSION-oci.tar" "${binaries[@]}"
 fi
 
 ARCH=$host
