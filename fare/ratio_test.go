@@ -132,3 +132,21 @@ func TestSimplify(t *testing.T) {
 		t.Errorf("%d were simplified, %d kept: this test has lost its subject", simple, kept)
 	}
 }
+
+// TestSplitWithoutPart checks that a link without a part of its node, or of a node without a share, has no weight, in the exact and in the approximate division.
+func TestSplitWithoutPart(t *testing.T) {
+	for _, x := range []struct {
+		share, amount uint64
+		want          int
+	}{{5, 0, 1}, {0, 3, 1}, {5, 3, 2}} {
+		for name, split := range map[string]func(c *computation, links []nodeLink){
+			"exact":       func(c *computation, links []nodeLink) { c.splitExactly(c.nodes, links) },
+			"approximate": func(c *computation, links []nodeLink) { c.splitNearly(c.nodes, links) },
+		} {
+			c := computation{nodes: []nodeSum{{share: 7, amounts: 3}, {share: x.share, amounts: 3}}}
+			if split(&c, []nodeLink{{node: 0, subPort: 0, amount: 3}, {node: 1, subPort: 1, amount: x.amount}}); len(c.weights) != x.want {
+				t.Errorf("%s, share %d, amount %d: weights %v, want %d", name, x.share, x.amount, c.weights, x.want)
+			}
+		}
+	}
+}
