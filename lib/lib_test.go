@@ -384,8 +384,7 @@ func (p *published) dump(t testing.TB, service slots.Service) string {
 
 // TestPython runs the tests of the Python module.
 func TestPython(t *testing.T) {
-	netnstest.Tools(t, "python3")
-	cmd := exec.Command("python3", "-B", "-m", "unittest", "test_fared_slots")
+	cmd := exec.Command(netnstest.Python(t), "-B", "-m", "unittest", "test_fared_slots")
 	cmd.Dir = "../python"
 	if out, err := cmd.CombinedOutput(); err != nil {
 		t.Errorf("%v\n%s", err, out)
@@ -394,8 +393,7 @@ func TestPython(t *testing.T) {
 
 // readers are the programs that describe a table in other languages, as commands that the path follows.
 func readers(t *testing.T) map[string][]string {
-	netnstest.Tools(t, "python3")
-	return map[string][]string{"C": {compile(t, "dump", memory)}, "Python": {"python3", "-B", "../python/fared_slots.py"}}
+	return map[string][]string{"C": {compile(t, "dump", memory)}, "Python": {netnstest.Python(t), "-B", "../python/fared_slots.py"}}
 }
 
 // TestReadersAgree compares the readers of all languages on the golden file and on random tables.
@@ -494,7 +492,7 @@ print(readings, "readings,", busy, "busy")
 // times and killing 1,000 readers, in the gate a tenth of each, at random moments harms nothing.
 func TestReadersUnderChange(t *testing.T) {
 	gate.Slow(t, gate.C, "readers under a sanitizer while the table changes")
-	program := compile(t, "reader", memory)
+	program, python := compile(t, "reader", memory), netnstest.Python(t)
 	fast := compile(t, "reader", plain)
 	p := publish(t)
 	stop := make(chan struct{})
@@ -541,7 +539,7 @@ func TestReadersUnderChange(t *testing.T) {
 	all.Add(1)
 	go func() {
 		defer all.Done()
-		report(exec.Command("python3", "-B", "-c", underChange, p.path).CombinedOutput())
+		report(exec.Command(python, "-B", "-c", underChange, p.path).CombinedOutput())
 	}()
 	descriptors := func() int {
 		entries, err := os.ReadDir("/proc/self/fd")

@@ -107,7 +107,6 @@ func monotonic() int64 {
 // followers returns the commands of the readers in C, Go and Python. That in C is static: it runs in any container.
 func followers(t *testing.T) map[string][]string {
 	t.Helper()
-	netnstest.Tools(t, "python3")
 	self, err := os.Executable()
 	if err != nil {
 		t.Fatal(err)
@@ -117,7 +116,7 @@ func followers(t *testing.T) map[string][]string {
 		t.Fatal(err)
 	}
 	return map[string][]string{
-		"C": {compileStatic(t, "follow"), near.String(), far.String()}, "Go": {"env", follower + "=1", self}, "Python": {"python3", "-B", "-c", followInPython, python, near.String(), far.String()},
+		"C": {compileStatic(t, "follow"), near.String(), far.String()}, "Go": {"env", follower + "=1", self}, "Python": {netnstest.Python(t), "-B", "-c", followInPython, python, near.String(), far.String()},
 	}
 }
 

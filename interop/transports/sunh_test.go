@@ -71,7 +71,7 @@ func (w *wires) capture(planes int) (stop func() counted) {
 	for p := range planes {
 		args = append(args, wire(p))
 	}
-	cmd := exec.Command("python3", args...)
+	cmd := exec.Command(netnstest.Python(w.t), args...)
 	stdin, err := cmd.StdinPipe()
 	if err != nil {
 		w.t.Fatal(err)

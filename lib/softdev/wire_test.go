@@ -37,7 +37,7 @@ func TestPacketsAgreeWithTheSpecification(t *testing.T) {
 		t.Fatalf("%v\n%s\n%s", err, out, server.Log())
 	}
 	tcpdump.Stop()
-	out := run(t, "python3", "-B", "tests/check_icrc.py", capture)
+	out := run(t, netnstest.Python(t), "-B", "tests/check_icrc.py", capture)
 	t.Log(out)
 	for _, want := range []int{0, 1, 2, 4, 5, 6, 7, 8, 9, 10, 12, 13, 14, 15, 17, 18, 19, 20, 0x64} {
 		if !strings.Contains(out, fmt.Sprintf(" %d:", want)) {
@@ -57,7 +57,7 @@ func TestPacketsAgreeWithTheSpecification(t *testing.T) {
 	if err := os.WriteFile(capture, b, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if out, err := e.server.Output("python3", "-B", "tests/check_icrc.py", capture); err == nil {
+	if out, err := e.server.Output(netnstest.Python(t), "-B", "tests/check_icrc.py", capture); err == nil {
 		t.Errorf("a wrong packet is not noticed:\n%s", out)
 	}
 }
@@ -74,7 +74,7 @@ func TestZeroChecksum(t *testing.T) {
 			s := e.environment(server, "ibv_ud_pingpong", "-d", "fared_soft0", "-g", "0", "-n", "1", "-s", "64")
 			program := e.server.Start(t, s[0], s[1:]...)
 			program.AwaitSocket(t, e.server, "-tlnH", ":18515 ")
-			out, err := e.client.Output("python3", "-B", "tests/pingpong_peer.py", serverAddress, server, client, checksum)
+			out, err := e.client.Output(netnstest.Python(t), "-B", "tests/pingpong_peer.py", serverAddress, server, client, checksum)
 			if err != nil {
 				t.Fatalf("%v\n%s\n%s", err, out, program.Log())
 			}

@@ -124,7 +124,7 @@ func (b *bed) connect(t *testing.T, args ...string) *connections {
 		t.Fatal(err)
 	}
 	defer group.Close()
-	cmd := exec.Command("python3", append([]string{"testdata/connect.py"}, args...)...)
+	cmd := exec.Command(netnstest.Python(t), append([]string{"testdata/connect.py"}, args...)...)
 	cmd.Stderr = os.Stderr
 	cmd.SysProcAttr = &syscall.SysProcAttr{UseCgroupFD: true, CgroupFD: int(group.Fd())}
 	in, err := cmd.StdinPipe()
