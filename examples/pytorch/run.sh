@@ -105,7 +105,7 @@ train() { # NAME: starts a rank on each server, by fared exec if the name is not
   for i in 1 2 3 4; do
     words=()
     [ "$1" = plain ] || words=("$fared" exec --report --file "/run/fared/pytorch/server$i/slots" --)
-    nsenter --net="/run/netns/pytorch-server$i" -- "${words[@]}" env "SERVER=server$i" GLOO_SOCKET_IFNAME=gpu0 OMP_NUM_THREADS=1 \
+    nsenter --net="/run/netns/pytorch-server$i" -- "${words[@]}" env "SERVER=server$i" HOLD="$work/hold" GLOO_SOCKET_IFNAME=gpu0 OMP_NUM_THREADS=1 \
       MASTER_ADDR=10.255.0.1 MASTER_PORT=40000 WORLD_SIZE=4 RANK=$((i - 1)) "$python" "$here/train.py" "$steps" >>"$log" 2>>"$work/$1.err" &
     jobs+=($!)
   done
@@ -125,6 +125,9 @@ train plain
 finish plain
 
 before=$(carried)
+# The training waits for the first failure, and for the last return before its end, however busy the machine is.
+mkdir "$work/hold"
+touch "$work/hold/first" "$work/hold/last"
 train slots
 await 'the first steps' reached 5
 # Leaves fail in turn, those that carry the training's packets.
@@ -138,18 +141,18 @@ while [ "$outages" -lt "${OUTAGES:-100}" ] && ! reached $((steps - 5)); do
   planes[${name#leaf}]=0
   begun=$(step)
   leaf "$name" down
+  rm -f "$work/hold/first"
   sleep "${DOWN:-1.5}"
   await "weights without $name" weights "$(IFS=:; echo "${planes[*]}")"
-  await "steps without $name" reached $((begun + 3 < steps ? begun + 3 : steps))
+  await "steps without $name" reached $((begun + 3 < steps - 3 ? begun + 3 : steps - 3))
   went=$(($(step) - begun))
   leaf "$name" up
   await 'weights of all planes' weights 1:1:1:1
-  ! reached "$steps" || break # the training has ended before the leaf's return
   outages=$((outages + 1))
   echo "$name was down for $went steps"
   sleep "${UP:-2.5}"
 done
-[ "$outages" -gt 0 ] || { echo "run.sh: the training has ended before a leaf's return: use more STEPS" >&2; exit 1; }
+rm "$work/hold/last"
 finish slots
 
 different=$(cat "$work"/plain.out "$work"/slots.out | sed -n 's/^rank .*: //p' | sort | uniq -c)

@@ -2,7 +2,7 @@
 
 Every step reduces the gradients of all ranks. The data of each rank and step, and the initial weights, come from fixed seeds, so two runs end with equal
 weights, bit by bit, if no byte of any reduction was wrong, lost or added twice. The last bits of a gradient can vanish when it is added to the weights, so the
-gradients of all steps have a digest, too.
+gradients of all steps have a digest, too. It waits before the ninth step while the file $HOLD/first exists, and before the last three while $HOLD/last does.
 """
 import hashlib
 import os
@@ -21,7 +21,10 @@ torch.manual_seed(1)
 model = DistributedDataParallel(torch.nn.Sequential(torch.nn.Linear(512, 1024), torch.nn.ReLU(), torch.nn.Linear(1024, 512)))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
 gradients = hashlib.blake2b(digest_size=16)
+hold = {8: "first", steps - 3: "last"}
 for step in range(steps):
+    while step in hold and os.path.exists(os.path.join(os.environ["HOLD"], hold[step])):
+        time.sleep(0.05)
     source = torch.Generator().manual_seed(1000 * rank + step)
     x = torch.randn(16, 512, generator=source)
     optimizer.zero_grad()
