@@ -51,6 +51,11 @@ func TestWire(t *testing.T) {
 	run(t, compile(t, "wire_unit", "memory"))
 }
 
+// TestSlots moves paths when the slot table changes, and only those that must move.
+func TestSlots(t *testing.T) {
+	run(t, compile(t, "slots", "memory"), "../../internal/slotfile/testdata/v2.slots")
+}
+
 // TestEngine compares random operations with a model while the wire loses, duplicates, delays and reorders packets, in virtual time.
 func TestEngine(t *testing.T) {
 	gate.Needed(t, "the engine on a simulated wire that loses packets")

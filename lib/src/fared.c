@@ -17,6 +17,7 @@
 
 #include <linux/futex.h>
 
+#include "deal.h"
 #include "layout.h"
 #include "logtable.h"
 
@@ -793,24 +794,10 @@ EXPORT int fared_gid_index(const struct fared_table *table, uint32_t sub_port, c
 
 EXPORT int fared_choose(const struct fared_slot *slots, uint32_t n, int64_t *credit)
 {
-	if ((!slots || !credit) && n)
-		return FARED_E_INVALID;
-	int64_t total = 0;
-	int best = FARED_E_NOT_FOUND;
-	for (uint32_t i = 0; i < n; i++) {
-		int64_t share = slots[i].share_ppb;
-		if (share == 0) {
-			credit[i] = 0;
-			continue;
-		}
-		total += share;
-		credit[i] += share;
-		if (best < 0 || credit[i] > credit[best])
-			best = (int)i;
-	}
-	if (best >= 0)
-		credit[best] -= total;
-	return best;
+	if (!slots || !credit)
+		return n ? FARED_E_INVALID : FARED_E_NOT_FOUND;
+	int best = deal_turn(&slots->share_ppb, sizeof *slots / sizeof slots->share_ppb, n, 1, credit);
+	return best < 0 ? FARED_E_NOT_FOUND : best;
 }
 
 /* Returns -log2(h / 2^64) with 46 bits after the point, at least 1 and below 2^52. */

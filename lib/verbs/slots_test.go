@@ -11,14 +11,7 @@ import (
 
 	"github.com/fared/fared/internal/slotfile"
 	"github.com/fared/fared/internal/slotfile/slotfiletest"
-	"github.com/fared/fared/internal/testkit/cbuild"
 )
-
-// TestDeal compares the numbers of queue pairs by plane with a search over all distributions.
-func TestDeal(t *testing.T) {
-	const program = "tests/memory/deal"
-	run(t, filepath.Join(cbuild.Make(t, ".", program), program))
-}
 
 // TestLabels requires that RC and UC queue pairs have labels whose ports are slots, by weight, and that every other call passes unchanged.
 func TestLabels(t *testing.T) {

@@ -21,13 +21,7 @@ struct comm *comm_new(const struct device *d, bool sends)
 		return NULL;
 	c->request_count = sends ? MAX_SENDS : NCCL_NET_MAX_REQUESTS;
 	c->requests = calloc(c->request_count, sizeof *c->requests);
-	c->slot_room = 64;
-	c->slots = calloc(c->slot_room, sizeof *c->slots);
-	c->fresh = calloc(c->slot_room, sizeof *c->fresh);
-	if (!c->requests || !c->slots || !c->fresh) {
-		free(c->requests);
-		free(c->slots);
-		free(c->fresh);
+	if (!c->requests) {
 		free(c);
 		return NULL;
 	}
@@ -71,8 +65,7 @@ void comm_free(struct comm *c)
 	free(c->stripes);
 	free(c->fenced);
 	free(c->requests);
-	free(c->slots);
-	free(c->fresh);
+	deal_free(&c->deal);
 	if (atomic_load(&c->closing))
 		atomic_fetch_sub(&engine.closing, 1);
 	free(c);
@@ -322,11 +315,10 @@ static void assign(struct comm *c)
 			return;
 		uint64_t left = r->size - r->assigned;
 		uint32_t length = s ? s->length : left < settings.stripe ? (uint32_t)left : settings.stripe;
-		int64_t total;
-		struct lane *lane = shares_next(c, length, &total);
+		struct lane *lane = shares_next(c, length);
 		if (!lane || lane->queue.bytes >= (uint64_t)QUEUED_STRIPES * settings.stripe || (!s && !(s = new_stripe(c))))
 			return;
-		shares_deal(c, lane, length, total);
+		shares_deal(c);
 		if (s->request) {
 			list_remove(s);
 		} else {
@@ -426,7 +418,7 @@ bool comm_run(struct comm *c)
 	else if (atomic_load(&c->error) && !c->abandoned)
 		abandon(c);
 	if (c->sends && !c->abandoned) {
-		if (engine.table && !fared_is_current(engine.table, &c->pair))
+		if (engine.table && !fared_is_current(engine.table, &c->deal.pair))
 			shares_follow(c);
 		assign(c);
 	}
@@ -437,8 +429,7 @@ bool comm_run(struct comm *c)
 	}
 	close_ended(c);
 	if (c->sends && !c->abandoned && sendable(c)) {
-		int64_t total;
-		struct lane *l = shares_next(c, 1, &total);
+		struct lane *l = shares_next(c, 1);
 		more |= l && lane_has_room(l);
 	}
 	c->gone = c->closed_at && (!c->lane_count || engine.now - c->closed_at > LINGER);

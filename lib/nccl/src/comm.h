@@ -2,6 +2,7 @@
 #ifndef FARED_NCCL_COMM_H
 #define FARED_NCCL_COMM_H
 
+#include "deal.h"
 #include "guard.h"
 #include "net.h"
 
@@ -44,7 +45,7 @@ struct lane {
 	/* steering of a sender's lane; slot -1: none */
 	int slot;
 	uint16_t port, plane, sub_port;
-	uint64_t share;
+	uint32_t share;
 	int64_t credit;
 
 	/* receiving: a frame's header, then its payload */
@@ -131,9 +132,8 @@ struct comm {
 	struct stripe **stripes;
 	uint32_t stripe_count, stripe_room, outstanding; /* outstanding: stripes without an acknowledgement */
 	struct list spare, again;                        /* again: to be assigned a second time */
-	struct fared_pair pair;
-	struct fared_slot *slots, *fresh; /* fresh receives the next look-up, which may fail half-way */
-	uint32_t slot_count, slot_room;
+	struct deal deal;
+	int64_t credit[MAX_LANES]; /* of the lanes after the choice of the last shares_next */
 	bool all_suspect;          /* every lane with a share is suspect: all are tried, because an acknowledgement on any shows that it works */
 	bool steered, ports_taken; /* ports_taken: no slot of some sub-port had a free source port, which was reported */
 	uint64_t plane_bytes[MAX_LANES], repeated;
@@ -279,7 +279,8 @@ int comm_control_lane(const struct comm *c, int avoid);
 
 /* shares.c */
 void shares_follow(struct comm *c);
-struct lane *shares_next(struct comm *c, uint32_t length, int64_t *total);
-void shares_deal(struct comm *c, struct lane *chosen, uint32_t length, int64_t total);
+/* Returns the lane for a number of bytes; NULL: none carries stripes. shares_deal confirms the choice. */
+struct lane *shares_next(struct comm *c, uint32_t length);
+void shares_deal(struct comm *c);
 
 #endif

@@ -188,10 +188,8 @@ static void run_ready(void)
 
 static void tick(void)
 {
-	if (engine.table && fared_refresh(engine.table) == 1) {
-		for (struct comm *c = engine.comms; c; c = c->next)
-			c->pair.revision = 0;
-	}
+	if (engine.table)
+		fared_refresh(engine.table);
 	for (struct comm *c = engine.comms; c; c = c->next) {
 		comm_tick(c);
 		engine_ready(c);

@@ -70,7 +70,7 @@ static struct lane *new_lane(int fd)
 struct lane *lane_open(struct comm *c, int slot)
 {
 	struct sockaddr_storage from, to;
-	uint16_t port = slot < 0 ? 0 : c->slots[slot].source_port;
+	uint16_t port = slot < 0 ? 0 : c->deal.slots[slot].source_port;
 	socklen_t size = socket_address(&from, &c->source, port);
 	socket_address(&to, &c->destination, c->port);
 	int fd = socket(to.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
@@ -91,8 +91,8 @@ struct lane *lane_open(struct comm *c, int slot)
 	lane->slot = slot;
 	lane->port = port;
 	if (slot >= 0) {
-		lane->plane = c->slots[slot].plane;
-		lane->sub_port = c->slots[slot].sub_port;
+		lane->plane = c->deal.slots[slot].plane;
+		lane->sub_port = c->deal.slots[slot].sub_port;
 	}
 	comm_join(c, lane);
 	return lane;

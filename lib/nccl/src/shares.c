@@ -11,8 +11,8 @@
 static uint64_t share_of(const struct comm *c, uint16_t plane, uint16_t sub_port, bool any_plane)
 {
 	uint64_t sum = 0;
-	for (uint32_t i = 0; i < c->slot_count; i++) {
-		const struct fared_slot *s = &c->slots[i];
+	for (uint32_t i = 0; i < c->deal.n; i++) {
+		const struct fared_slot *s = &c->deal.slots[i];
 		if (s->plane == plane && s->sub_port == sub_port && (any_plane || c->device->plane == plane))
 			sum += s->share_ppb;
 	}
@@ -32,8 +32,8 @@ static int lanes_of(const struct comm *c, uint16_t plane, uint16_t sub_port)
 /* report_missing reports a sub-port without a lane, once: connections to the same port hold the source ports of all its slots. The other lanes carry its share. */
 static void report_missing(struct comm *c)
 {
-	for (uint32_t i = 0; i < c->slot_count && !c->ports_taken && engine.now >= c->open_again; i++) {
-		const struct fared_slot *s = &c->slots[i];
+	for (uint32_t i = 0; i < c->deal.n && !c->ports_taken && engine.now >= c->open_again; i++) {
+		const struct fared_slot *s = &c->deal.slots[i];
 		if (!s->share_ppb || lanes_of(c, s->plane, s->sub_port))
 			continue;
 		c->ports_taken = true;
@@ -54,9 +54,9 @@ static void open_missing(struct comm *c)
 	}
 	uint32_t offset = 0;
 	memcpy(&offset, c->hello.connection, sizeof offset);
-	for (uint32_t n = 0; n < c->slot_count && c->lane_count < MAX_LANES; n++) {
-		uint32_t i = (n + offset % c->slot_count) % c->slot_count;
-		const struct fared_slot *s = &c->slots[i];
+	for (uint32_t n = 0; n < c->deal.n && c->lane_count < MAX_LANES; n++) {
+		uint32_t i = (n + offset % c->deal.n) % c->deal.n;
+		const struct fared_slot *s = &c->deal.slots[i];
 		bool used = (uint32_t)lanes_of(c, s->plane, s->sub_port) >= settings.lanes;
 		for (int k = 0; k < c->lane_count; k++)
 			used |= c->lanes[k]->slot == (int)i;
@@ -72,19 +72,21 @@ static void apply(struct comm *c)
 	bool any = c->device->plane == ALL_PLANES;
 	if (!any) {
 		uint64_t sum = 0;
-		for (uint32_t i = 0; i < c->slot_count; i++)
-			sum += c->slots[i].plane == c->device->plane ? c->slots[i].share_ppb : 0;
+		for (uint32_t i = 0; i < c->deal.n; i++)
+			sum += c->deal.slots[i].plane == c->device->plane ? c->deal.slots[i].share_ppb : 0;
 		any = sum == 0; /* the device's plane has no capacity: all others carry its traffic */
 	}
 	for (int i = 0; i < c->lane_count; i++) {
 		struct lane *l = c->lanes[i];
 		uint64_t share = WHOLE; /* of a lane without a slot */
 		if (l->slot >= 0) {
-			if ((uint32_t)l->slot >= c->slot_count || c->slots[l->slot].source_port != l->port) {
-				l->retired = true;
-			} else if (l->plane != c->slots[l->slot].plane || l->sub_port != c->slots[l->slot].sub_port) {
-				l->plane = c->slots[l->slot].plane;
-				l->sub_port = c->slots[l->slot].sub_port;
+			int slot = deal_find(&c->deal, l->slot, l->port);
+			const struct fared_slot *s = slot < 0 ? NULL : &c->deal.slots[slot];
+			l->retired |= !s;
+			l->slot = s ? slot : l->slot;
+			if (s && (l->plane != s->plane || l->sub_port != s->sub_port)) {
+				l->plane = s->plane;
+				l->sub_port = s->sub_port;
 				if (c->verbs)
 					qpair_release(l); /* the slot may be another device's now */
 			}
@@ -97,82 +99,38 @@ static void apply(struct comm *c)
 			share = share_of(c, l->plane, l->sub_port, any) / (uint64_t)lanes_of(c, l->plane, l->sub_port);
 		if (share && settings.equal)
 			share = WHOLE;
-		if ((share == 0) != (l->share == 0))
-			l->credit = 0;
-		l->share = share;
+		l->share = (uint32_t)share;
 		if (!share)
 			lane_release(l);
 	}
 }
 
-static bool make_room(struct comm *c, uint32_t room)
-{
-	struct fared_slot *slots = realloc(c->slots, room * sizeof *slots);
-	if (slots)
-		c->slots = slots;
-	struct fared_slot *fresh = realloc(c->fresh, room * sizeof *fresh);
-	if (fresh)
-		c->fresh = fresh;
-	if (!slots || !fresh)
-		return false;
-	c->slot_room = room;
-	return true;
-}
-
 void shares_follow(struct comm *c)
 {
-	if (engine.table && !(c->pair.revision && fared_is_current(engine.table, &c->pair))) {
-		struct fared_pair pair;
-		int n = fared_lookup(engine.table, &c->source, &c->destination, &pair, c->fresh, c->slot_room);
-		if (n >= 0 && pair.slots > c->slot_room && make_room(c, pair.slots))
-			n = fared_lookup(engine.table, &c->source, &c->destination, &pair, c->fresh, c->slot_room);
-		/* After an error the last shares stay. */
-		if (n >= 0 && pair.slots) {
-			struct fared_slot *previous = c->slots;
-			c->slots = c->fresh;
-			c->fresh = previous;
-			c->slot_count = pair.slots < c->slot_room ? pair.slots : c->slot_room;
-			c->pair = pair;
-			c->steered = true;
-		}
-	}
+	/* After an error the last shares stay. */
+	if (engine.table && !fared_is_current(engine.table, &c->deal.pair))
+		c->steered |= deal_read(&c->deal, engine.table, &c->source, &c->destination);
 	open_missing(c);
 	apply(c);
 }
 
-static bool usable(const struct comm *c, const struct lane *l)
+struct lane *shares_next(struct comm *c, uint32_t length)
 {
-	return lane_carries(l) && l->share && (!l->suspect || c->all_suspect);
-}
-
-struct lane *shares_next(struct comm *c, uint32_t length, int64_t *total)
-{
-	struct lane *best = NULL;
-	int64_t most = 0;
-	*total = 0;
+	uint32_t shares[MAX_LANES];
 	c->all_suspect = true;
 	for (int i = 0; i < c->lane_count; i++)
 		c->all_suspect &= c->lanes[i]->suspect || !c->lanes[i]->share || !lane_carries(c->lanes[i]);
 	for (int i = 0; i < c->lane_count; i++) {
-		struct lane *l = c->lanes[i];
-		if (!usable(c, l))
-			continue;
-		int64_t credit = l->credit + (int64_t)l->share * length;
-		*total += (int64_t)l->share;
-		if (!best || credit > most) {
-			best = l;
-			most = credit;
-		}
+		const struct lane *l = c->lanes[i];
+		shares[i] = lane_carries(l) && (!l->suspect || c->all_suspect) ? l->share : 0;
+		c->credit[i] = l->credit;
 	}
-	return best;
+	int chosen = deal_turn(shares, 1, (uint32_t)c->lane_count, length, c->credit);
+	return chosen < 0 ? NULL : c->lanes[chosen];
 }
 
-void shares_deal(struct comm *c, struct lane *chosen, uint32_t length, int64_t total)
+void shares_deal(struct comm *c)
 {
-	for (int i = 0; i < c->lane_count; i++) {
-		struct lane *l = c->lanes[i];
-		if (usable(c, l))
-			l->credit += (int64_t)l->share * length;
-	}
-	chosen->credit -= total * length;
+	for (int i = 0; i < c->lane_count; i++)
+		c->lanes[i]->credit = c->credit[i];
 }

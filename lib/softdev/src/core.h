@@ -36,7 +36,7 @@ struct sd_path {
 	uint8_t tos;
 	void *socket;
 	struct sd_pair *pair; /* NULL: the port is fixed */
-	uint32_t slot;        /* index in the pair */
+	int slot;             /* index in the pair; -1: no slot has the port any longer */
 	struct sd_qp *qp;     /* the user of the path; NULL: an address handle */
 	struct sd_path *next;
 };
@@ -304,8 +304,7 @@ void sd_datagram_receive(struct sd_qp *qp, const struct sd_flow *flow, uint8_t t
 /* Opens the slot table as fared_open does. A missing table is looked for once a second. */
 struct sd_slots *sd_slots_open(void);
 void sd_slots_close(struct sd_slots *slots);
-/* Chooses the path's source port and opens it: the slot of the pair whose plane has the fewest paths for its share, or a port from seed if the pair has
- * no slots. Returns an errno. */
+/* Chooses the path's source port and opens it: that of the slot by deal_next, or a port from seed if the pair has no slots. Returns an errno. */
 int sd_slots_join(struct sd_dev *dev, struct sd_path *path, uint32_t seed);
 void sd_slots_leave(struct sd_dev *dev, struct sd_path *path);
 /* Follows changes of the table: moves the paths that must move. Cheap if nothing has changed. */

@@ -1,6 +1,6 @@
 #include "core.h"
 
-#include "fared.h"
+#include "deal.h"
 
 #include <netinet/in.h>
 #include <poll.h>
@@ -9,17 +9,14 @@
 #include <string.h>
 #include <unistd.h>
 
-enum { MAX_SLOTS = 4096, FIRST_PORT = 49152, PORT_MASK = 0x3fff };
+enum { FIRST_PORT = 49152, PORT_MASK = 0x3fff };
 #define OPEN_INTERVAL 1000000000ull
 
 /* The slots of a pair of addresses, and the paths on them. */
 struct sd_pair {
 	struct sd_pair *next;
 	struct fared_address source, destination;
-	struct fared_pair state;
-	struct fared_slot *slots;
-	uint32_t count;
-	uint32_t *users; /* paths on each slot */
+	struct deal deal;
 	struct sd_path *paths;
 };
 
@@ -77,13 +74,6 @@ void sd_slots_report(struct sd_dev *dev, int stale)
 	s->reported = stale;
 }
 
-static void free_pair(struct sd_pair *p)
-{
-	free(p->slots);
-	free(p->users);
-	free(p);
-}
-
 void sd_slots_close(struct sd_slots *s)
 {
 	if (!s)
@@ -91,78 +81,12 @@ void sd_slots_close(struct sd_slots *s)
 	while (s->pairs) {
 		struct sd_pair *p = s->pairs;
 		s->pairs = p->next;
-		free_pair(p);
+		deal_free(&p->deal);
+		free(p);
 	}
 	fared_close(s->table);
 	free(s->path);
 	free(s);
-}
-
-/* read_pair reads the pair's slots; slots beyond the previous number begin without paths. Returns false if the table has none, or cannot be read now. */
-static bool read_pair(struct sd_slots *s, struct sd_pair *p)
-{
-	static struct fared_slot slots[MAX_SLOTS];
-	struct fared_pair state;
-	if (fared_lookup(s->table, &p->source, &p->destination, &state, slots, MAX_SLOTS) != 0 || state.slots == 0 || state.slots > MAX_SLOTS)
-		return false;
-	if (state.slots > p->count) {
-		struct fared_slot *room = realloc(p->slots, state.slots * sizeof *room);
-		if (room)
-			p->slots = room;
-		uint32_t *users = realloc(p->users, state.slots * sizeof *users);
-		if (users)
-			p->users = users;
-		if (!room || !users)
-			return false;
-		memset(p->users + p->count, 0, (state.slots - p->count) * sizeof *users);
-		p->count = state.slots;
-	}
-	for (uint32_t i = state.slots; i < p->count; i++)
-		p->slots[i].share_ppb = 0; /* the slot is gone */
-#pragma GCC diagnostic push
-#pragma GCC diagnostic ignored "-Wanalyzer-null-argument" /* slots is NULL only while count is 0 */
-	memcpy(p->slots, slots, state.slots * sizeof *slots);
-#pragma GCC diagnostic pop
-	p->state = state;
-	return true;
-}
-
-/* load returns the paths and the share of a slot's plane. */
-static void load(const struct sd_pair *p, uint32_t slot, uint64_t *users, uint64_t *share)
-{
-	*users = *share = 0;
-	for (uint32_t i = 0; i < p->count; i++)
-		if (p->slots[i].plane == p->slots[slot].plane) {
-			*users += p->users[i];
-			*share += p->slots[i].share_ppb;
-		}
-}
-
-/* choose returns the slot for another path: on the plane with the fewest paths for its share, and there the slot with the fewest for its share. Returns
- * p->count if every share is 0. */
-static uint32_t choose(const struct sd_pair *p)
-{
-	uint32_t best = p->count;
-	uint64_t best_users = 0, best_share = 0;
-	for (uint32_t i = 0; i < p->count; i++) {
-		uint64_t users, share;
-		const struct fared_slot *s = &p->slots[i];
-		if (s->share_ppb == 0)
-			continue;
-		load(p, i, &users, &share);
-		uint64_t a = (users + 1) * best_share, b = (best_users + 1) * share;
-		bool better = best == p->count || a < b;
-		if (best < p->count && a == b) {
-			const struct fared_slot *t = &p->slots[best];
-			better = (p->users[i] + 1ull) * t->share_ppb < (p->users[best] + 1ull) * s->share_ppb;
-		}
-		if (better) {
-			best = i;
-			best_users = users;
-			best_share = share;
-		}
-	}
-	return best;
 }
 
 static struct sd_pair *find_pair(struct sd_slots *s, const struct sd_flow *flow)
@@ -176,8 +100,8 @@ static struct sd_pair *find_pair(struct sd_slots *s, const struct sd_flow *flow)
 		return NULL;
 	memcpy(&p->source, &flow->source, 16);
 	memcpy(&p->destination, &flow->destination, 16);
-	if (!read_pair(s, p)) {
-		free_pair(p);
+	if (!deal_read(&p->deal, s->table, &p->source, &p->destination)) {
+		free(p);
 		return NULL;
 	}
 	p->next = s->pairs;
@@ -188,15 +112,15 @@ static struct sd_pair *find_pair(struct sd_slots *s, const struct sd_flow *flow)
 int sd_slots_join(struct sd_dev *dev, struct sd_path *path, uint32_t seed)
 {
 	struct sd_pair *p = dev->slots && dev->slots->table ? find_pair(dev->slots, &path->flow) : NULL;
-	uint32_t slot = p ? choose(p) : 0;
-	if (p && slot < p->count) {
-		path->flow.source_port = p->slots[slot].source_port;
+	int slot = p ? deal_next(&p->deal, -1) : -1;
+	if (slot >= 0) {
+		path->flow.source_port = p->deal.slots[slot].source_port;
 		int err = dev->link->open(dev->link, path);
 		if (err)
 			return err;
 		path->pair = p;
 		path->slot = slot;
-		p->users[slot]++;
+		++*deal_at(&p->deal, slot);
 		path->next = p->paths;
 		p->paths = path;
 		return 0;
@@ -214,50 +138,41 @@ void sd_slots_leave(struct sd_dev *dev, struct sd_path *path)
 		while (*at != path)
 			at = &(*at)->next;
 		*at = path->next;
-		p->users[path->slot]--;
+		--*deal_at(&p->deal, path->slot);
 		path->pair = NULL;
 	}
 	dev->link->close(dev->link, path);
 }
 
-/* move gives a path another slot, or its slot's new port. The path keeps its port if the new one cannot be opened. */
-static void move(struct sd_dev *dev, struct sd_path *path, uint32_t slot)
+/* move gives a path another slot. The path keeps its port if the new one cannot be opened. */
+static void move(struct sd_dev *dev, struct sd_path *path, int slot)
 {
-	struct sd_pair *p = path->pair;
+	struct deal *d = &path->pair->deal;
 	struct sd_path old = *path;
-	p->users[path->slot]--;
-	path->flow.source_port = p->slots[slot].source_port;
+	path->flow.source_port = d->slots[slot].source_port;
 	path->slot = slot;
 	if (dev->link->open(dev->link, path) != 0) {
 		*path = old;
-		p->users[path->slot]++;
 		return;
 	}
-	p->users[slot]++;
+	--*deal_at(d, old.slot);
+	++*deal_at(d, slot);
 	dev->link->close(dev->link, &old);
 	dev->counters.moved++;
 	if (path->qp)
 		sd_requester_moved(path->qp);
 }
 
-/* rebalance moves the paths whose slot is parked or has another port, and those on planes with too many paths for the new shares. */
+/* rebalance moves the paths whose port no slot has, and those on slots with too many paths for the new shares. */
 static void rebalance(struct sd_dev *dev, struct sd_pair *p)
 {
+	for (struct sd_path *path = p->paths; path; path = path->next)
+		++*deal_at(&p->deal, path->slot = deal_find(&p->deal, path->slot, path->flow.source_port));
+	deal_targets(&p->deal);
 	for (struct sd_path *path = p->paths; path; path = path->next) {
-		const struct fared_slot *s = &p->slots[path->slot];
-		uint64_t users, share, best_users, best_share;
-		p->users[path->slot]--;
-		uint32_t best = choose(p);
-		p->users[path->slot]++;
-		if (best == p->count)
-			return; /* no plane has capacity: stay until there is one */
-		load(p, path->slot, &users, &share);
-		load(p, best, &best_users, &best_share);
-		bool overloaded = s->plane != p->slots[best].plane && (best_users + 1) * share < users * best_share;
-		if (s->share_ppb == 0 || overloaded)
-			move(dev, path, best);
-		else if (s->source_port != path->flow.source_port)
-			move(dev, path, path->slot);
+		int slot = deal_move(&p->deal, path->slot);
+		if (slot >= 0)
+			move(dev, path, slot);
 	}
 }
 
@@ -271,6 +186,6 @@ void sd_slots_follow(struct sd_dev *dev)
 		follow_file(s);
 	}
 	for (struct sd_pair *p = s->pairs; p; p = p->next)
-		if (p->paths && !fared_is_current(s->table, &p->state) && read_pair(s, p))
+		if (p->paths && !fared_is_current(s->table, &p->deal.pair) && deal_read(&p->deal, s->table, &p->source, &p->destination))
 			rebalance(dev, p);
 }

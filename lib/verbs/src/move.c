@@ -57,7 +57,7 @@ static bool move(struct queue_pair *q, int slot)
 		s->waiting = true;
 		return false;
 	}
-	uint16_t port = s->slots[slot].source_port;
+	uint16_t port = s->deal.slots[slot].source_port;
 	int error = d->fixed ? EOPNOTSUPP : change_port(q, port);
 	if (error == EOPNOTSUPP) {
 		counters.unsupported++;
@@ -72,28 +72,13 @@ static bool move(struct queue_pair *q, int slot)
 		return false;
 	}
 	counters.moved++;
-	report(2, "queue pair %u of %s: slot %d, plane %u, source port %u instead of %u", q->qp->qp_num, d->name, slot, s->deal[slot].plane, port, q->port);
-	if (q->slot >= 0)
-		s->deal[q->slot].count--;
-	s->deal[slot].count++;
+	report(2, "queue pair %u of %s: slot %d, plane %u, source port %u instead of %u", q->qp->qp_num, d->name, slot, s->deal.slots[slot].plane, port,
+		q->port);
+	--*deal_at(&s->deal, q->slot);
+	++*deal_at(&s->deal, slot);
 	q->slot = slot;
 	q->port = port;
 	return true;
-}
-
-/* Moves a queue pair from a slot that has too many to one that has too few. */
-static void level(struct queue_pair *q)
-{
-	struct set *s = q->set;
-	int from = q->slot;
-	for (uint32_t to = 0; to < s->n; to++) {
-		if (s->deal[to].count >= s->want[to])
-			continue;
-		/* Where no queue pair can move, one that should move stands for all that should. */
-		if (!move(q, (int)to) && q->ready && s->key.device->fixed)
-			s->want[from]++;
-		return;
-	}
 }
 
 bool move_set(struct set *s)
@@ -102,15 +87,12 @@ bool move_set(struct set *s)
 		return false;
 	s->waiting = false;
 	state.changed = true;
+	deal_targets(&s->deal);
 	for (struct queue_pair *q = s->members; q; q = q->next) {
-		int slot = q->slot < 0 ? deal_next(s->deal, s->n, -1) : -1;
-		if (slot >= 0)
-			move(q, slot);
-	}
-	deal_targets(s->deal, s->n, s->want);
-	for (struct queue_pair *q = s->members; q; q = q->next) {
-		if (q->slot >= 0 && s->deal[q->slot].count > s->want[q->slot])
-			level(q);
+		int from = q->slot, to = deal_move(&s->deal, from);
+		/* Where no queue pair can move, one that should move stands for all that should. */
+		if (to >= 0 && !move(q, to) && from >= 0 && q->ready && s->key.device->fixed)
+			s->deal.counts[from].want++;
 	}
 	return true;
 }

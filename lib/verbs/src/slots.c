@@ -93,19 +93,6 @@ static struct set *set_of(const struct key *key)
 	return s;
 }
 
-static void free_arrays(struct set *s)
-{
-	free(s->slots);
-	free(s->deal);
-	free(s->want);
-}
-
-static void free_set(struct set *s)
-{
-	free_arrays(s);
-	free(s);
-}
-
 static void drop_if_empty(struct set *s)
 {
 	if (s->members)
@@ -115,7 +102,8 @@ static void drop_if_empty(struct set *s)
 		at = &(*at)->next;
 	*at = s->next;
 	tdelete(s, &state.by_key, by_key);
-	free_set(s);
+	deal_free(&s->deal);
+	free(s);
 }
 
 /* Takes a queue pair out of its set and frees it. */
@@ -126,8 +114,7 @@ static void release(struct queue_pair *q)
 	while (*at != q)
 		at = &(*at)->next;
 	*at = q->next;
-	if (q->slot >= 0)
-		s->deal[q->slot].count--;
+	--*deal_at(&s->deal, q->slot);
 	state.count--;
 	state.changed = true;
 	free(q);
@@ -173,63 +160,24 @@ static bool usable(const struct set *s, const struct reach *r, const struct fare
 	return r->all || (slot->sub_port == FARED_NO_SUB_PORT ? r->planes[slot->plane % DEAL_PLANES] : serves(s, slot->sub_port));
 }
 
-/* Gives a queue pair the slot that its port belongs to, or none. */
-static void locate(struct set *s, struct queue_pair *q)
-{
-	if (q->slot < 0 || (uint32_t)q->slot >= s->n || s->slots[q->slot].source_port != q->port) {
-		q->slot = -1;
-		for (uint32_t i = 0; i < s->n && q->slot < 0; i++) {
-			if (s->slots[i].source_port == q->port)
-				q->slot = (int)i;
-		}
-	}
-	if (q->slot >= 0)
-		s->deal[q->slot].count++;
-}
-
-/* Reads the pair of a set into new arrays. */
-static bool read_pair(struct set *s, uint32_t room)
-{
-	struct fared_pair pair;
-	struct fared_slot *slots = calloc(room, sizeof *slots);
-	struct deal_slot *deal = calloc(room, sizeof *deal);
-	uint32_t *want = calloc(room, sizeof *want);
-	bool read = slots && deal && want && fared_lookup(state.table, &s->key.source, &s->key.destination, &pair, slots, room) == 0;
-	if (read) {
-		free_arrays(s);
-		s->pair = pair;
-		s->n = pair.slots < room ? pair.slots : room;
-		s->slots = slots;
-		s->deal = deal;
-		s->want = want;
-	} else {
-		free(slots);
-		free(deal);
-		free(want);
-	}
-	return read;
-}
-
 bool slots_load(struct set *s)
 {
 	struct fared_status status;
-	if (fared_get_status(state.table, &status) || !read_pair(s, status.max_slots))
+	struct deal *d = &s->deal;
+	if (fared_get_status(state.table, &status) || !deal_read(d, state.table, &s->key.source, &s->key.destination))
 		return false;
 	struct reach r = reach_of(s, status.sub_ports);
 	uint64_t sum = 0;
-	for (uint32_t i = 0; i < s->n; i++) {
-		if (!usable(s, &r, &s->slots[i]))
-			s->slots[i].share_ppb = 0;
-		sum += s->slots[i].share_ppb;
+	for (uint32_t i = 0; i < d->n; i++) {
+		if (!usable(s, &r, &d->slots[i]))
+			d->slots[i].share_ppb = 0;
+		sum += d->slots[i].share_ppb;
 	}
-	for (uint32_t i = 0; i < s->n; i++) {
-		/* Without a plane that carries packets all are equal: packets arrive as soon as the queue pair's plane does so. */
-		if (!sum)
-			s->slots[i].share_ppb = usable(s, &r, &s->slots[i]);
-		s->deal[i] = (struct deal_slot){.share = s->slots[i].share_ppb, .plane = (uint8_t)s->slots[i].plane};
-	}
+	/* Without a plane that carries packets all are equal: packets arrive as soon as the queue pair's plane does so. */
+	for (uint32_t i = 0; i < d->n && !sum; i++)
+		d->slots[i].share_ppb = usable(s, &r, &d->slots[i]) ? 1000000 : 0;
 	for (struct queue_pair *q = s->members; q; q = q->next)
-		locate(s, q);
+		++*deal_at(d, q->slot = deal_find(d, q->slot, q->port));
 	return true;
 }
 
@@ -243,13 +191,13 @@ static int first_slot(const struct set *s)
 		key ^= word;
 	}
 	memcpy(&word, s->key.destination.bytes + 8, sizeof word);
-	return fared_choose_key(s->slots, s->n, key ^ word * 0x9e3779b97f4a7c15u);
+	return fared_choose_key(s->deal.slots, s->deal.n, key ^ word * 0x9e3779b97f4a7c15u);
 }
 
 /* Gives a new queue pair a slot of a set. */
 static struct queue_pair *deal(struct set *s, struct ibv_qp *qp)
 {
-	int slot = deal_next(s->deal, s->n, first_slot(s));
+	int slot = deal_next(&s->deal, first_slot(s));
 	if (slot < 0) {
 		counters.no_slot++;
 		report(1, "queue pair %u of %s port %u: no slot that the device can use", qp->qp_num, s->key.device->name, s->key.device->port);
@@ -258,18 +206,18 @@ static struct queue_pair *deal(struct set *s, struct ibv_qp *qp)
 	struct queue_pair *q = calloc(1, sizeof *q);
 	if (!q)
 		return NULL;
-	*q = (struct queue_pair){.qp = qp, .context = qp->context, .set = s, .slot = slot, .port = s->slots[slot].source_port, .next = s->members};
+	*q = (struct queue_pair){.qp = qp, .context = qp->context, .set = s, .slot = slot, .port = s->deal.slots[slot].source_port, .next = s->members};
 	if (!tsearch(q, &state.queue_pairs, by_qp)) {
 		free(q);
 		return NULL;
 	}
 	s->members = q;
-	s->deal[slot].count++;
+	++*deal_at(&s->deal, slot);
 	counters.dealt++;
-	state.dealt[s->deal[slot].plane]++;
+	state.dealt[s->deal.slots[slot].plane % DEAL_PLANES]++;
 	state.count++;
 	report(2, "queue pair %u of %s port %u: slot %d, plane %u, source port %u", qp->qp_num, s->key.device->name, s->key.device->port, slot,
-		s->deal[slot].plane, q->port);
+		s->deal.slots[slot].plane, q->port);
 	return q;
 }
 
@@ -285,7 +233,7 @@ static bool load_new(struct set *s)
 	const struct timespec pause = {.tv_nsec = 1000000};
 	for (int attempt = 0; !move_set(s); attempt++) {
 		struct fared_pair pair;
-		if (attempt == 10 || fared_lookup(state.table, &s->key.source, &s->key.destination, &pair, NULL, 0) == FARED_E_NOT_FOUND)
+		if (attempt == 10 || fared_lookup(state.table, &s->key.source, &s->key.destination, &pair, NULL, 0) != FARED_E_BUSY)
 			return false;
 		nanosleep(&pause, NULL);
 	}
@@ -311,7 +259,7 @@ static uint32_t label(struct ibv_qp *qp, const struct ibv_qp_attr *attr, const u
 	struct set *s = set_of(&key);
 	if (!s)
 		return 0;
-	if (fared_is_current(state.table, &s->pair) || load_new(s))
+	if (fared_is_current(state.table, &s->deal.pair) || load_new(s))
 		q = deal(s, qp);
 	else
 		counters.no_pair++;
@@ -365,7 +313,7 @@ void slots_changed(struct ibv_qp *qp, const struct ibv_qp_attr *attr, int mask, 
 			forget(q);
 		} else if (!failed) {
 			q->ready = attr->qp_state == IBV_QPS_RTS;
-			if (q->ready && (q->set->waiting || !fared_is_current(state.table, &q->set->pair)))
+			if (q->ready && (q->set->waiting || !fared_is_current(state.table, &q->set->deal.pair)))
 				move_set(q->set);
 		}
 	}

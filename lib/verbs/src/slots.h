@@ -29,11 +29,7 @@ struct key {
 struct set {
 	struct set *next;
 	struct key key;
-	struct fared_pair pair;
-	uint32_t n;               /* slots */
-	struct fared_slot *slots; /* of the pair */
-	struct deal_slot *deal;   /* the same slots; a slot that the device cannot use has no share */
-	uint32_t *want;
+	struct deal deal; /* a slot that the device cannot use has no share */
 	struct queue_pair *members;
 	bool waiting; /* a member must move as soon as it is in RTS */
 };

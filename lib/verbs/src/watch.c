@@ -19,7 +19,7 @@ static void write_statistics(void)
 	for (struct set *s = state.sets; s; s = s->next) {
 		for (struct queue_pair *q = s->members; q; q = q->next) {
 			if (q->slot >= 0)
-				present[s->deal[q->slot].plane]++;
+				present[s->deal.slots[q->slot].plane % DEAL_PLANES]++;
 		}
 	}
 	report_write(names, state.dealt, present, planes);
@@ -29,7 +29,7 @@ static void write_statistics(void)
 static void move_sets(void)
 {
 	for (struct set *s = state.sets; s; s = s->next) {
-		if (!fared_is_current(state.table, &s->pair))
+		if (!fared_is_current(state.table, &s->deal.pair))
 			move_set(s);
 	}
 }
