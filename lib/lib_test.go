@@ -96,6 +96,11 @@ func TestUnit(t *testing.T) {
 	t.Log(run(t, compile(t, "unit", memory), goldenTable, goldenKeys, fmt.Sprint(gate.Count(t, gate.C, 4000, 20_000))))
 }
 
+// TestDeal compares the numbers of queue pairs on planes and slots with a search over all distributions.
+func TestDeal(t *testing.T) {
+	run(t, compile(t, "deal", memory))
+}
+
 // TestValgrind reads the golden file under valgrind: no access to uninitialized memory, no leak.
 func TestValgrind(t *testing.T) {
 	netnstest.Tools(t, "valgrind")

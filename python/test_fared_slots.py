@@ -1,13 +1,20 @@
-"""Tests of fared_slots, by python3 -m unittest. lib/lib_test.go runs them, and compares the module with the readers in Go and C."""
+"""Tests of fared_slots, by python3 -m unittest, with libfared in LD_LIBRARY_PATH. lib/lib_test.go runs them, and compares the module with the readers in Go and C."""
 
+import ctypes
+import errno
+import gc
+import importlib.util
 import os
 import pathlib
 import random
+import re
+import signal
 import struct
 import tempfile
 import threading
 import time
 import unittest
+import unittest.mock
 import warnings
 
 import fared_slots as fs
@@ -15,6 +22,7 @@ import fared_slots as fs
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 GOLDEN = ROOT / "internal/slotfile/testdata/v2.slots"
 STEERED = ROOT / "internal/slotfile/testdata/v2-steered.slots"
+LAYOUT = {name: int(value) for name, value in re.findall(r"#define L_(\w+) (\d+)", (ROOT / "lib/src/layout.h").read_text())}
 
 
 class Slots(unittest.TestCase):
@@ -23,6 +31,10 @@ class Slots(unittest.TestCase):
         self.directory = tempfile.TemporaryDirectory(dir="/dev/shm")
         self.addCleanup(self.directory.cleanup)
         self.path = os.path.join(self.directory.name, "slots")
+        filters = warnings.catch_warnings()
+        filters.__enter__()
+        self.addCleanup(filters.__exit__, None, None, None)
+        warnings.simplefilter("ignore", fs.StaleTable)  # nothing maintains most tables of these tests
         self.golden = GOLDEN.read_bytes()
         self.write(self.golden)
 
@@ -30,6 +42,12 @@ class Slots(unittest.TestCase):
         with open(self.path + ".new", "wb") as f:
             f.write(data)
         os.rename(self.path + ".new", self.path)
+
+    def next_run(self):
+        """Returns the golden table with the number of another file."""
+        data = bytearray(self.golden)
+        struct.pack_into("=Q", data, LAYOUT["HEADER_RUN"], 8)
+        return data
 
     def poke(self, at, value, form="I"):
         fd = os.open(self.path, os.O_WRONLY)
@@ -50,6 +68,7 @@ class Slots(unittest.TestCase):
         for _ in range(30):
             shares = [rng.randrange(20) * (rng.random() < 0.8) for _ in range(rng.randrange(1, 12))]
             slots = [fs.Slot(0, 0, s, 0, s == 0, False, True) for s in shares]
+            slots = rng.choice((list, tuple))(slots)
             chooser, total, count = fs.Chooser(), sum(shares), [0] * len(shares)
             if total == 0:
                 self.assertEqual(chooser.next(slots), -1)
@@ -60,6 +79,20 @@ class Slots(unittest.TestCase):
                     self.assertLess(abs(n * total - k * share), total * len(shares))
             self.assertEqual(count, [2 * s for s in shares])
 
+    def test_changed_shares(self):
+        """A chooser goes on with other slots, more or fewer of them, also if a list has changed; a parked slot loses its credit."""
+        slots = [fs.Slot(0, 0, 1, 0, False, False, True)] * 3
+        chooser = fs.Chooser()
+        self.assertEqual([chooser.next(slots) for _ in range(4)], [0, 1, 2, 0])
+        slots[1] = fs.Slot(0, 0, 0, 0, True, False, True)
+        self.assertEqual([chooser.next(slots) for _ in range(3)], [2, 2, 0])
+        self.assertEqual([chooser.next(tuple(slots[:1])), chooser.next(()), chooser.next([slots[1]])], [0, -1, -1])
+        self.assertEqual(sorted(chooser.next(tuple(slots[:1] * 4)) for _ in range(4)), [0, 1, 2, 3])
+        self.assertEqual((fs.rendezvous([], 1), fs.rendezvous([0], 1), fs.for_key((), 1), fs.rendezvous([5], -1)), (-1, -1, -1, 0))
+        for share in (-1, 1 << 32):
+            with self.assertRaises(OverflowError):
+                fs.rendezvous([share], 1)
+
     def test_lookup(self):
         table = fs.open(self.path)
         pair = table.lookup("10.255.0.1", "10.255.0.2")
@@ -67,22 +100,43 @@ class Slots(unittest.TestCase):
         self.assertEqual([s.source_port for s in pair.slots], [50000, 50001, 50002, 50003])
         with self.assertRaises(fs.NotFound):
             table.lookup("10.255.0.1", "10.255.9.9")
-        at, vector = pair._at[1], pair._at[3]
-        for record, sequence in ((at, pair._at[2]), (vector, pair._at[4])):
+        number, sequence, vector, vector_sequence = struct.unpack_from("=4I", bytes(pair._read), 32)
+        for name, n, sequence in (("PAIR", number, sequence), ("VECTOR", vector - 1, vector_sequence)):
+            start, = struct.unpack_from("=Q", self.golden, LAYOUT[f"HEADER_{name}S_AT"])
+            size, = struct.unpack_from("=I", self.golden, LAYOUT[f"HEADER_{name}_SIZE"])
+            record = start + n * size
+            self.assertEqual(struct.unpack_from("=I", self.golden, record), (sequence,))
             self.poke(record, sequence | 1)
             with self.assertRaises(fs.Busy):
                 table.lookup("10.255.0.1", "10.255.0.2")
             self.assertFalse(table.is_current(pair))
             self.poke(record, sequence)
         self.assertTrue(table.is_current(pair))
-        self.poke(fs.L_HEADER_STATE, fs.L_STATE_ENDED)
+        self.poke(LAYOUT["HEADER_STATE"], LAYOUT["STATE_ENDED"])
         self.assertFalse(table.is_current(pair) or table.lookup("10.255.0.1", "10.255.0.2").owned)
         status = table.status()
         self.assertEqual((status.instance, status.live, status.pairs, status.status_revision), ("test", False, 6, 42))
 
+    def test_replaced_lookup(self):
+        """A call continues with the file that has replaced the table's, and a pair of the last file is not current."""
+        old = os.open(self.path, os.O_WRONLY)
+        self.addCleanup(os.close, old)
+        tables = [fs.open(self.path) for _ in range(3)]
+        pair = tables[0].lookup("10.255.0.1", "10.255.0.2")
+        self.write(self.next_run())
+        self.assertTrue(tables[0].is_current(pair))
+        os.pwrite(old, struct.pack("=I", LAYOUT["STATE_REPLACED"]), LAYOUT["HEADER_STATE"])
+        self.assertFalse(tables[0].is_current(pair))
+        for call in (lambda t: t.lookup("10.255.0.1", "10.255.0.2"), lambda t: self.assertRaises(fs.NotFound, t.lookup, "::1", "::2"), lambda t: t.planes()):
+            table = tables.pop()
+            call(table)
+            self.assertEqual(table.status().run, 8)
+            self.assertTrue(table.lookup("10.255.0.1", "10.255.0.2").owned)
+            self.assertFalse(table.is_current(pair))
+
     def test_open(self):
         for data, at, value in ((b"", 0, None), (b"root:x:0:0", 0, None), (self.golden[:100], 0, None), (self.golden[:-1], 0, None),
-                                (self.golden, fs.L_HEADER_LAYOUT, 99), (self.golden, fs.L_HEADER_ORDER, 9), (self.golden, fs.L_HEADER_PAIRS, 1 << 30)):
+                                (self.golden, LAYOUT["HEADER_LAYOUT"], 99), (self.golden, LAYOUT["HEADER_ORDER"], 9), (self.golden, LAYOUT["HEADER_PAIRS"], 1 << 30)):
             self.write(data)
             if value is not None:
                 self.poke(at, value)
@@ -93,6 +147,30 @@ class Slots(unittest.TestCase):
             fs.open(self.path)
         with self.assertRaises(fs.BadTable):
             fs.open(self.directory.name)
+        with self.assertRaises(OSError) as refused:
+            fs.open(self.path + "x" * 300)
+        self.assertEqual((refused.exception.errno, refused.exception.filename), (errno.ENAMETOOLONG, self.path + "x" * 300))
+        for service in ("udp", "sctp/1", "udp/x", "udp/65536", "tcp/-1"):
+            with self.assertRaises(ValueError):
+                fs.open(self.path, service)
+
+    def test_close(self):
+        """A table that is no longer used is unmapped."""
+        table = fs.open(self.path)
+        self.assertIn(self.path, pathlib.Path("/proc/self/maps").read_text())
+        del table
+        gc.collect()
+        self.assertNotIn(self.path, pathlib.Path("/proc/self/maps").read_text())
+
+    def test_library(self):
+        """The constants are those of the library, and without it the error names the package and the variable."""
+        self.assertEqual(fs._MAX_SLOTS, LAYOUT["MAX_SLOTS"])
+        for attribute, call in (("PyDLL", unittest.mock.Mock(side_effect=OSError("libfared.so.1: cannot open"))), ("CDLL", unittest.mock.Mock(return_value=unittest.mock.Mock(spec=[])))):
+            spec = importlib.util.spec_from_file_location("another", fs.__file__)
+            with unittest.mock.patch.object(ctypes, attribute, call), self.assertRaises(ImportError) as missing:
+                spec.loader.exec_module(importlib.util.module_from_spec(spec))
+            for text in ("libfared.so.1", "Debian package libfared", "LD_LIBRARY_PATH"):
+                self.assertIn(text, str(missing.exception))
 
     def test_steered(self):
         self.write(STEERED.read_bytes())
@@ -115,7 +193,7 @@ class Slots(unittest.TestCase):
         for n in range(1500):
             data = bytearray((self.golden, STEERED.read_bytes())[n % 2])
             for _ in range(rng.randrange(1, 5)):
-                data[rng.randrange(rng.choice((fs.L_HEADER_BYTES, len(data))))] = rng.randrange(256)
+                data[rng.randrange(rng.choice((LAYOUT["HEADER_BYTES"], len(data))))] = rng.randrange(256)
             self.write(data)
             try:
                 table = fs.open(self.path)
@@ -132,7 +210,7 @@ class Slots(unittest.TestCase):
         self.addCleanup(os.close, file)
 
         def beat(age):
-            os.pwrite(file, struct.pack("=q", time.clock_gettime_ns(time.CLOCK_MONOTONIC) - int(age * 1e9)), fs.L_HEADER_HEARTBEAT)
+            os.pwrite(file, struct.pack("=q", time.clock_gettime_ns(time.CLOCK_MONOTONIC) - int(age * 1e9)), LAYOUT["HEADER_HEARTBEAT"])
 
         def warned(text, call):
             with warnings.catch_warnings(record=True) as all:
@@ -173,8 +251,8 @@ class Slots(unittest.TestCase):
         table = fs.open(self.path)
         old = os.open(self.path, os.O_WRONLY)
         self.addCleanup(os.close, old)
-        os.pwrite(old, struct.pack("=q", time.clock_gettime_ns(time.CLOCK_MONOTONIC) - 60 * 10**9), fs.L_HEADER_HEARTBEAT)
-        os.pwrite(old, struct.pack("=I", fs.L_STATE_REPLACED), fs.L_HEADER_STATE)
+        os.pwrite(old, struct.pack("=q", time.clock_gettime_ns(time.CLOCK_MONOTONIC) - 60 * 10**9), LAYOUT["HEADER_HEARTBEAT"])
+        os.pwrite(old, struct.pack("=I", LAYOUT["STATE_REPLACED"]), LAYOUT["HEADER_STATE"])
         self.assertIn("nothing has updated", table.check())  # there is no other file yet
         self.write(self.golden)
         self.assertIsNone(table.check())
@@ -187,10 +265,10 @@ class Slots(unittest.TestCase):
         start = time.monotonic()
         self.assertFalse(table.wait(0.03))
         self.assertGreaterEqual(time.monotonic() - start, 0.03)
-        self.poke(fs.L_HEADER_WAKE, 77)
+        self.poke(LAYOUT["HEADER_WAKE"], 77)
         self.assertTrue(table.wait())
         pair = table.lookup("10.255.0.1", "10.255.0.2")
-        timer = threading.Timer(0.02, self.write, (self.golden,))
+        timer = threading.Timer(0.02, self.write, (self.next_run(),))
         timer.start()
         self.assertTrue(table.wait(60))
         self.assertFalse(table.is_current(pair))
@@ -209,6 +287,18 @@ class Slots(unittest.TestCase):
         self.write(self.golden)
         self.assertTrue(table.wait(60))
         table.lookup("10.255.0.1", "10.255.0.2")
+
+    def test_signal(self):
+        """A signal handler runs during a wait without a limit, and may end it."""
+        table = fs.open(self.path)
+
+        def handler(*_):
+            raise InterruptedError
+
+        self.addCleanup(signal.signal, signal.SIGALRM, signal.signal(signal.SIGALRM, handler))
+        with self.assertRaises(InterruptedError):
+            signal.setitimer(signal.ITIMER_REAL, 0.02)
+            table.wait()
 
 
 if __name__ == "__main__":
