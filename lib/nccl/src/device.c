@@ -207,6 +207,9 @@ ncclResult_t devices_init(void)
 			count++;
 		}
 	}
+	if (count)
+		INFO("GPUDirect RDMA is not offered: %s, so NCCL copies through memory of the host",
+			used ? "the flush that GPUs before Hopper need after a receive is missing" : "TCP carries memory of the host alone");
 	if (used)
 		engine_watch_forks(); /* contexts of a device are of no use to a child */
 	else if (verbs)
