@@ -16,13 +16,13 @@ RANKS = 2
 
 
 def value(rank, elements, iteration, device):
-    """Returns the contribution of a rank: elements below 2^24, so that the sum of two is exact; new ones in each iteration."""
+    """Returns the contribution of a rank: elements below 2^24, so that sums of two are exact; others in each iteration."""
     index = torch.arange(elements, dtype=torch.int64, device=device)
     return ((index * 40503 + (rank * 7919 + iteration + 1) * 65537) & 0xFFFFFF).to(torch.int32)
 
 
 class Collectives:
-    """The operations. Each prepares memory, and returns the function to measure, the result, and the expected result."""
+    """The operations. Each prepares memory, and returns the function to measure, the result and the expected result."""
 
     def __init__(self, rank, device):
         self.rank, self.device = rank, device
@@ -70,7 +70,7 @@ def measure(collectives, op, size, iteration):
 
 
 def more(args, iteration, device):
-    """Decides for all ranks whether iteration N follows. Rank 0 then creates the file more-N, for those who count them."""
+    """Decides for all ranks whether iteration N follows. Rank 0 creates the file more-N, for those that count them."""
     if not args.until:
         return iteration < args.iterations
     word = torch.tensor([0 if os.path.exists(args.until) else 1], device=device)

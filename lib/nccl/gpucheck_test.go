@@ -153,7 +153,8 @@ func torchRanks(t *testing.T, scripts [2]string) [2]string {
 	return [2]string{outs[0].String(), outs[1].String()}
 }
 
-// TestGPUCheckRanks runs the ranks of PyTorch over Gloo: each checks every element, and finds those of a peer that sends others.
+// TestGPUCheckRanks runs the ranks of PyTorch over Gloo: each checks every element, and finds those of a peer that
+// sends others.
 func TestGPUCheckRanks(t *testing.T) {
 	gate.Slow(t, gate.C, "starts PyTorch four times")
 	netnstest.Tools(t, "/usr/lib/python3/dist-packages/torch")
