@@ -47,7 +47,7 @@ func TestGPUCheckRefuses(t *testing.T) {
 		"--gpus":              {"--gpus is not an option (gpu-check --help explains)", 2},
 		"--rate":              {"--rate needs a value", 2},
 		"--rate 9":            {"--rate 9: write a number from 10 to 8000", 2},
-		"--max-bytes 1G":      {"--max-bytes 1G: write a number from 4096 to 4294967296", 2},
+		"--max-bytes 1G":      {"--max-bytes 1G: write a number from 262144 to 4294967296", 2},
 		"--networks share,ib": {"--networks ib: write share, verbs, equal or socket", 2},
 		"--python false":      {missing, 3},
 	} {
