@@ -387,9 +387,16 @@ func (p *published) dump(t testing.TB, service slots.Service) string {
 	return text
 }
 
+// python returns the command of Python, whose module finds libfared.so. No warning is ignored.
+func python(t testing.TB, args ...string) []string {
+	t.Helper()
+	return append([]string{"env", "LD_LIBRARY_PATH=" + cbuild.Make(t, "."), netnstest.Python(t), "-W", "error", "-B"}, args...)
+}
+
 // TestPython runs the tests of the Python module.
 func TestPython(t *testing.T) {
-	cmd := exec.Command(netnstest.Python(t), "-B", "-m", "unittest", "test_fared_slots")
+	command := python(t, "-m", "unittest", "test_fared_slots")
+	cmd := exec.Command(command[0], command[1:]...)
 	cmd.Dir = "../python"
 	if out, err := cmd.CombinedOutput(); err != nil {
 		t.Errorf("%v\n%s", err, out)
@@ -398,7 +405,7 @@ func TestPython(t *testing.T) {
 
 // readers are the programs that describe a table in other languages, as commands that the path follows.
 func readers(t *testing.T) map[string][]string {
-	return map[string][]string{"C": {compile(t, "dump", memory)}, "Python": {netnstest.Python(t), "-B", "../python/fared_slots.py"}}
+	return map[string][]string{"C": {compile(t, "dump", memory)}, "Python": python(t, "../python/fared_slots.py")}
 }
 
 // TestReadersAgree compares the readers of all languages on the golden file and on random tables.
@@ -497,7 +504,7 @@ print(readings, "readings,", busy, "busy")
 // times and killing 1,000 readers, in the gate a tenth of each, at random moments harms nothing.
 func TestReadersUnderChange(t *testing.T) {
 	gate.Slow(t, gate.C, "readers under a sanitizer while the table changes")
-	program, python := compile(t, "reader", memory), netnstest.Python(t)
+	program, module := compile(t, "reader", memory), python(t, "-c", underChange)
 	fast := compile(t, "reader", plain)
 	p := publish(t)
 	stop := make(chan struct{})
@@ -544,7 +551,7 @@ func TestReadersUnderChange(t *testing.T) {
 	all.Add(1)
 	go func() {
 		defer all.Done()
-		report(exec.Command(python, "-B", "-c", underChange, p.path).CombinedOutput())
+		report(exec.Command(module[0], append(module[1:], p.path)...).CombinedOutput())
 	}()
 	descriptors := func() int {
 		entries, err := os.ReadDir("/proc/self/fd")

@@ -111,12 +111,12 @@ func followers(t *testing.T) map[string][]string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	python, err := filepath.Abs("../python")
+	module, err := filepath.Abs("../python")
 	if err != nil {
 		t.Fatal(err)
 	}
 	return map[string][]string{
-		"C": {compileStatic(t, "follow"), near.String(), far.String()}, "Go": {"env", follower + "=1", self}, "Python": {netnstest.Python(t), "-B", "-c", followInPython, python, near.String(), far.String()},
+		"C": {compileStatic(t, "follow"), near.String(), far.String()}, "Go": {"env", follower + "=1", self}, "Python": python(t, "-c", followInPython, module, near.String(), far.String()),
 	}
 }
 
