@@ -26,12 +26,9 @@ planes:
       - {device: p0.0, speed: 400G, sessions: [{peer: 192.0.2.1, peer_as: 4200000002}]}
 `
 
-// imageKey is the environment variable with the image of the machines, by default that of Debian 12.
-const imageKey = "FARED_SYSTEMD_IMAGE"
-
-// image is the machine's, made by scripts/images.sh.
+// image is the machine's, made by scripts/images.sh: Debian 12, or FARED_SYSTEMD_IMAGE.
 func image() string {
-	if name := os.Getenv(imageKey); name != "" {
+	if name := os.Getenv("FARED_SYSTEMD_IMAGE"); name != "" {
 		return name
 	}
 	return "fared-debian:local"
@@ -44,13 +41,13 @@ type machine struct {
 	container string
 }
 
-// bare starts a machine without fared. A container has these capabilities in addition to those that systemd and driver linux need.
-func bare(t *testing.T, capabilities ...string) *machine {
+// bare starts a machine without fared.
+func bare(t *testing.T) *machine {
 	t.Helper()
 	m := &machine{t: t}
 	if inVM == "" {
 		requireImage(t)
-		m.startContainer(capabilities)
+		m.startContainer()
 	}
 	t.Cleanup(func() {
 		if t.Failed() {
@@ -108,20 +105,16 @@ func requireImage(t testing.TB) {
 }
 
 // startContainer starts a container whose process 1 is systemd; it is removed when the test ends.
-func (m *machine) startContainer(capabilities []string) {
+func (m *machine) startContainer() {
 	m.t.Helper()
 	// systemd's mounts, which fit the host's version of control groups, replace Docker's. Mounts have to propagate between mount
 	// namespaces, as they do on a host: systemd 252 mounts a unit's credentials in another namespace, and they would never reach the unit otherwise. In a
-	// container systemd does not change propagation, and Docker's is private. Nor does it mount the BPF file system there.
-	const start = "mount -t bpf bpf /sys/fs/bpf; umount /sys/fs/cgroup/* 2>/dev/null; mount -o remount,rw /sys/fs/cgroup; mount -o remount,rw /proc/sys; mount --make-rshared /; exec /lib/systemd/systemd --show-status=0 --log-target=console"
-	words := []string{"run", "--detach", "--network", "none", "--cgroupns", "private", "--tmpfs", "/run", "--tmpfs", "/tmp",
+	// container systemd does not change propagation, and Docker's is private.
+	const start = "umount /sys/fs/cgroup/* 2>/dev/null; mount -o remount,rw /sys/fs/cgroup; mount -o remount,rw /proc/sys; mount --make-rshared /; exec /lib/systemd/systemd --show-status=0 --log-target=console"
+	out, err := exec.Command("docker", "run", "--detach", "--network", "none", "--cgroupns", "private", "--tmpfs", "/run", "--tmpfs", "/tmp",
 		"--sysctl", "net.ipv6.conf.all.disable_ipv6=0",
-		"--sysctl", "net.ipv6.conf.default.disable_ipv6=0", "--sysctl", "net.ipv6.conf.lo.disable_ipv6=0", "--security-opt", "seccomp=unconfined", "--security-opt", "apparmor=unconfined",
-		"--env", "container=docker", "--entrypoint", "/bin/sh"}
-	for _, c := range append([]string{"SYS_ADMIN", "NET_ADMIN"}, capabilities...) {
-		words = append(words, "--cap-add", c)
-	}
-	out, err := exec.Command("docker", append(words, image(), "-c", start)...).Output()
+		"--sysctl", "net.ipv6.conf.default.disable_ipv6=0", "--sysctl", "net.ipv6.conf.lo.disable_ipv6=0", "--cap-add", "SYS_ADMIN", "--cap-add", "NET_ADMIN", "--security-opt", "seccomp=unconfined", "--security-opt", "apparmor=unconfined",
+		"--env", "container=docker", "--entrypoint", "/bin/sh", image(), "-c", start).Output()
 	if err != nil {
 		m.t.Fatalf("docker run: %v\n%s", err, stderr(err))
 	}
