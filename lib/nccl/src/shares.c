@@ -116,7 +116,7 @@ void shares_follow(struct comm *c)
 
 struct lane *shares_next(struct comm *c, uint32_t length)
 {
-	uint32_t shares[MAX_LANES];
+	uint32_t shares[MAX_LANES] = {0};
 	c->all_suspect = true;
 	for (int i = 0; i < c->lane_count; i++)
 		c->all_suspect &= c->lanes[i]->suspect || !c->lanes[i]->share || !lane_carries(c->lanes[i]);
