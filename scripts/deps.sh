@@ -51,8 +51,8 @@ case " $* " in *" interop "* | *" all "*)
 esac
 # Programs that set addresses, which would set this machine's if they were installed.
 case " $* " in *" systemd "* | *" all "*)
-  "$(dirname "$0")/unpack.sh" bookworm netplan.io ifupdown
-  "$(dirname "$0")/unpack.sh" trixie netplan-generator ifupdown
+  "$(dirname "$0")/unpack.sh" bookworm netplan.io ifupdown ifupdown2
+  "$(dirname "$0")/unpack.sh" trixie netplan-generator ifupdown ifupdown2
   ;;
 esac
 

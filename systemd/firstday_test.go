@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -73,15 +74,40 @@ func (m *machine) findings() (all []string) {
 	return all
 }
 
-// TestFirstDay is the first day on a server as people have them: systemd-networkd has the addresses in its files, a firewall the shape of firewalld's, sysctls are
-// hardened, an observer has a program at each device, containers come and go. By the steps of docs/operations/install.md weights get into effect; `fared doctor`
-// names what would drop packets, and nothing else; then no packet is lost by restarts, an installation, drains and networkd's work, and no fault is named that is none.
+// capable is the folder of a drop-in file that gives the agent another capability.
+const capable = "/etc/systemd/system/fared-dataplane.service.d"
+
+// TestFirstDay is the first day on a server as people have them, with each driver, on Debian 12 and 13: systemd-networkd has the addresses in its files, a firewall the
+// shape of firewalld's, sysctls are hardened, an observer has a program at each device, containers come and go. By the steps of docs/operations/install.md weights get
+// into effect; `fared doctor` names what would drop packets, and nothing else; then no packet is lost by restarts, an installation, drains and networkd's work, no fault
+// is named that is none, and the purged package leaves nothing.
 func TestFirstDay(t *testing.T) {
-	gate.Slow(t, gate.Systemd, "a server with everything that servers have")
+	gate.Slow(t, gate.Systemd, "servers with everything that servers have")
 	netnstest.Require(t, "docker", "go", "dpkg-deb", "nft")
-	version := current(t)
 	files := packages(t, "", "PACKAGES=fared", "FORMATS=deb")
+	t.Run("linux", func(t *testing.T) { firstDay(t, files, "linux") })
+	t.Run("bpf", func(t *testing.T) { firstDay(t, files, "bpf") })
+	if os.Getenv(imageKey) != "" {
+		return
+	}
+	t.Run("Debian 13", func(t *testing.T) {
+		if out, err := exec.Command("../scripts/images.sh", "trixie").CombinedOutput(); err != nil {
+			netnstest.Lacks(t, fmt.Sprintf("no image of Debian 13: %v\n%s", err, out))
+		}
+		t.Setenv(imageKey, "fared-debian-trixie:local")
+		t.Run("linux", func(t *testing.T) { firstDay(t, files, "linux") })
+		t.Run("bpf", func(t *testing.T) { firstDay(t, files, "bpf") })
+	})
+}
+
+// firstDay is a day of TestFirstDay with the driver that the agent selects.
+func firstDay(t *testing.T, files map[string]string, driver string) {
+	version := current(t)
 	m := bare(t)
+	if driver == "bpf" { // Docker 20.10 has no name for CAP_BPF, for which the kernel takes CAP_SYS_ADMIN, too
+		m.run("mkdir " + capable)
+		m.write(capable+"/capable.conf", "[Service]\nCapabilityBoundingSet=CAP_SYS_ADMIN\n")
+	}
 	m.copy(files[deb(version)], "/tmp/"+deb(version))
 
 	// The host, before fared.
@@ -99,6 +125,7 @@ func TestFirstDay(t *testing.T) {
 		loopbacks += fmt.Sprintf("Address=10.255.0.%d/32\n", gpu+1)
 	}
 	m.write("/etc/systemd/network/10-lo.network", loopbacks)
+	m.write("/etc/systemd/network/30-site.network", "[Match]\nName=site\n[Network]\nAddress=172.29.0.1/24\n")
 	m.write("/etc/sysctl.d/99-hardening.conf", "net.ipv4.conf.all.rp_filter = 1\nnet.ipv4.conf.default.rp_filter = 1\nnet.ipv4.conf.all.accept_redirects = 0\n")
 	m.run("systemctl stop frr && /lib/systemd/systemd-sysctl && systemctl start systemd-networkd")
 	m.leaves()
@@ -150,15 +177,18 @@ sleep .2; for i in 1 2 3; do ip link delete pod$i; ip netns delete pod$i; done; 
 	m.run("systemctl enable --now fared-dataplane fared")
 	m.forwards("first weights", patience(returnLimit*4), every...)
 	m.eventually("fared sessions | grep -c 'up 900ms' | grep -x 8")
-	named("after the start", "driver linux: steering by BPF is not possible on this host") // a container has no CAP_BPF
-	m.write("/etc/default/fared-dataplane", "FARED_DATAPLANE_FLAGS=\"--driver linux\"\n")
-	m.run("systemctl restart fared-dataplane")
 	quiet := func(when string) {
 		t.Helper()
 		named(when)
 		m.eventually("fared health | grep ^HEALTHY")
 	}
-	quiet("with a chosen driver")
+	if driver == "linux" {
+		named("after the start", "driver linux: steering by BPF is not possible on this host")
+		m.write("/etc/default/fared-dataplane", "FARED_DATAPLANE_FLAGS=\"--driver linux\"\n")
+		m.run("systemctl restart fared-dataplane")
+	}
+	quiet("with the driver")
+	m.eventually("fared dataplane show | grep -wx 'data plane  *" + driver + " .*'")
 
 	// Nothing that follows loses a packet.
 	for _, work := range []struct{ what, line string }{
@@ -168,7 +198,9 @@ sleep .2; for i in 1 2 3; do ip link delete pod$i; ip netns delete pod$i; done; 
 		{"a reload", "systemctl reload fared"},
 		{"a drain", "fared drain plane p1 --wait"},
 		{"its end", "fared undrain plane p1 --wait"},
-		{"a link that networkd configures", "ip link add site type veth peer cable && ip link set site up"},
+		{"a restart of networkd", "systemctl restart systemd-networkd"},
+		{"a link that networkd configures", "ip link add site type veth peer cable && ip link set site up && ip link set cable up && " +
+			"/lib/systemd/systemd-networkd-wait-online --interface site --timeout 120"},
 	} {
 		m.carries(work.what, func() {
 			m.run(work.line)
@@ -204,7 +236,6 @@ sleep .2; for i in 1 2 3; do ip link delete pod$i; ip netns delete pod$i; done; 
 	m.eventually("fared sessions | grep -c 'up 900ms' | grep -x 8")
 	m.forwards("the firewall is right again", patience(returnLimit*4), every...)
 	quiet("at the end")
-	m.run("systemctl stop pods")
 	warnings := m.run("journalctl --quiet --priority warning --output cat --unit fared --unit fared-dataplane")
 	t.Logf("the warnings of the day:\n%s", warnings)
 	for line := range strings.Lines(warnings) {
@@ -212,5 +243,9 @@ sleep .2; for i in 1 2 3; do ip link delete pod$i; ip netns delete pod$i; done; 
 		if strings.Contains(line, "msg=fault ") && !slices.ContainsFunc([]string{"driver", "rp-filter", "firewall-bfd", "firewall-input"}, made) {
 			t.Errorf("a fault that nobody made: %s", line)
 		}
+	}
+	m.run("dpkg --purge fared && systemctl stop pods && rm -rf " + capable)
+	if out, _ := m.try(traces); out != "" {
+		t.Errorf("the purged package leaves\n%s", out)
 	}
 }

@@ -26,9 +26,12 @@ planes:
       - {device: p0.0, speed: 400G, sessions: [{peer: 192.0.2.1, peer_as: 4200000002}]}
 `
 
-// image is the machine's, made by scripts/images.sh: Debian 12, or FARED_SYSTEMD_IMAGE.
+// imageKey is the environment variable with the image of the machines, by default that of Debian 12.
+const imageKey = "FARED_SYSTEMD_IMAGE"
+
+// image is the machine's, made by scripts/images.sh.
 func image() string {
-	if name := os.Getenv("FARED_SYSTEMD_IMAGE"); name != "" {
+	if name := os.Getenv(imageKey); name != "" {
 		return name
 	}
 	return "fared-debian:local"
@@ -109,8 +112,8 @@ func (m *machine) startContainer() {
 	m.t.Helper()
 	// systemd's mounts, which fit the host's version of control groups, replace Docker's. Mounts have to propagate between mount
 	// namespaces, as they do on a host: systemd 252 mounts a unit's credentials in another namespace, and they would never reach the unit otherwise. In a
-	// container systemd does not change propagation, and Docker's is private.
-	const start = "umount /sys/fs/cgroup/* 2>/dev/null; mount -o remount,rw /sys/fs/cgroup; mount -o remount,rw /proc/sys; mount --make-rshared /; exec /lib/systemd/systemd --show-status=0 --log-target=console"
+	// container systemd does not change propagation, and Docker's is private. Nor does it mount the BPF file system there.
+	const start = "mount -t bpf bpf /sys/fs/bpf; umount /sys/fs/cgroup/* 2>/dev/null; mount -o remount,rw /sys/fs/cgroup; mount -o remount,rw /proc/sys; mount --make-rshared /; exec /lib/systemd/systemd --show-status=0 --log-target=console"
 	out, err := exec.Command("docker", "run", "--detach", "--network", "none", "--cgroupns", "private", "--tmpfs", "/run", "--tmpfs", "/tmp",
 		"--sysctl", "net.ipv6.conf.all.disable_ipv6=0",
 		"--sysctl", "net.ipv6.conf.default.disable_ipv6=0", "--sysctl", "net.ipv6.conf.lo.disable_ipv6=0", "--cap-add", "SYS_ADMIN", "--cap-add", "NET_ADMIN", "--security-opt", "seccomp=unconfined", "--security-opt", "apparmor=unconfined",

@@ -9,12 +9,15 @@ import (
 	"github.com/fared/fared/internal/testkit/netnstest"
 )
 
-// sender sends a UDP packet from each of 64 sockets, again and again, to a port on which nothing listens, until a file exists; then it writes the number of
-// packets that the kernel has taken. A write that reports the answer to an earlier packet (port unreachable) sends nothing.
+// sender sends a UDP packet from each of 64 sockets, again and again, to a data port on which nothing listens, until a file exists; then it writes the number of
+// packets. A write that reports the answer to an earlier packet (port unreachable) sends nothing and is repeated; a packet that the kernel still refuses counts, as it is lost.
 const sender = `sent=0
-for fd in {10..73}; do eval "exec $fd>/dev/udp/$1/9"; done
+for fd in {10..73}; do eval "exec $fd>/dev/udp/$1/4791"; done
 while [ ! -e /tmp/traffic.stop ]; do
-  for fd in {10..73}; do printf x >&$fd 2>/dev/null && sent=$((sent + 1)); done
+  for fd in {10..73}; do
+    for try in {1..9}; do printf x >&$fd 2>/dev/null && break; done
+    sent=$((sent + 1))
+  done
   sleep 0.02
 done
 echo $sent >/tmp/traffic.sent

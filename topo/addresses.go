@@ -67,27 +67,38 @@ func netplan(w NodeWiring) string {
 	return t.String()
 }
 
-// ifupdown is a file of interfaces(5). The stanzas of lo add to that in /etc/network/interfaces. Without duplicate address detection ifup does not wait for the
-// carrier of each cable, and fail: an address is tentative without carrier.
+// ifupdown is a file of interfaces(5) for ifupdown and ifupdown2. The stanzas of lo add to that in /etc/network/interfaces. Without duplicate address detection ifup
+// of ifupdown does not wait for the carrier of each cable, and fail: an address is tentative without carrier. A command refuses router advertisements, because option
+// accept_ra is one of method inet6 static alone, and ifupdown2 ignores it.
 func ifupdown(w NodeWiring) string {
 	var t text
 	t.line("# The fabric's addresses of the server %s: /etc/network/interfaces.d", w.Node.Name)
-	device := func(name, options string, addresses []netip.Prefix) {
-		t.line("\nauto %s", name)
-		for _, a := range addresses {
-			if a.Addr().Is4() {
-				t.line("iface %s inet static\n    address %s", name, a)
-			} else {
-				t.line("iface %s inet6 static\n    address %s%s", name, a, options)
+	t.line("\nauto lo")
+	for _, a := range w.Loopbacks {
+		t.static("lo", a)
+	}
+	for _, d := range w.Devices {
+		t.line("\nauto %s", d.Name)
+		refuse := fmt.Sprintf("    pre-up [ ! -e %[1]s ] || echo 0 >%[1]s", "/proc/sys/net/ipv6/conf/"+d.Name+"/accept_ra")
+		for _, a := range d.Addrs {
+			t.static(d.Name, a)
+			t.line("%s", refuse)
+			if a.Addr().Is6() {
+				t.line("    dad-attempts 0")
 			}
 		}
-		if len(addresses) == 0 { // the kernel gives the device its link-local address; method manual has no accept_ra
-			t.line("iface %s inet6 manual\n    pre-up echo 0 >/proc/sys/net/ipv6/conf/%[1]s/accept_ra\n    up ip link set %[1]s up\n    down ip link set %[1]s down", name)
+		if len(d.Addrs) == 0 { // the kernel gives the device its link-local address
+			t.line("iface %s inet6 manual\n%s\n    up ip link set %[1]s up\n    down ip link set %[1]s down", d.Name, refuse)
 		}
 	}
-	device("lo", "", w.Loopbacks)
-	for _, d := range w.Devices {
-		device(d.Name, "\n    accept_ra 0\n    dad-attempts 0", d.Addrs)
-	}
 	return t.String()
+}
+
+// static begins a stanza of interfaces(5) with an address.
+func (t *text) static(device string, address netip.Prefix) {
+	family := "inet"
+	if address.Addr().Is6() {
+		family = "inet6"
+	}
+	t.line("iface %s %s static\n    address %s", device, family, address)
 }

@@ -2,15 +2,19 @@ package topo_test
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
 	"path"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
 	"time"
 
+	farev1 "github.com/fared/fared/api/fare/v1"
+	"github.com/fared/fared/internal/testkit/binary"
 	"github.com/fared/fared/internal/testkit/gate"
 	"github.com/fared/fared/internal/testkit/netnstest"
 	"github.com/fared/fared/internal/testkit/testbed"
@@ -25,12 +29,15 @@ type host struct {
 	wiring topo.NodeWiring
 }
 
-// hosts calls run with a server of a fabric with addresses of cables, and of one without. devices is the pattern of the names; "" is the default one.
+// hosts calls run with servers of fabrics with addresses of both families on cables, without, and of IPv4 alone. devices is the pattern of the names; "" is the default one.
 func hosts(t *testing.T, devices string, run func(h *host)) {
-	for _, cables := range []string{topo.Numbered, topo.Unnumbered} {
-		t.Run(cables, func(t *testing.T) {
+	for name, spec := range map[string]topo.Spec{
+		"numbered": {Addresses: topo.Dual, Cables: topo.Numbered}, "unnumbered": {Addresses: topo.Dual, Cables: topo.Unnumbered}, "ipv4": {Addresses: topo.IPv4},
+	} {
+		t.Run(name, func(t *testing.T) {
 			t.Parallel() // most of the time is duplicate address detection
-			f, err := topo.New(topo.Spec{Servers: 2, Planes: 2, SubPorts: 2, GPUs: 2, Addresses: topo.Dual, Cables: cables, Devices: devices})
+			spec.Servers, spec.Planes, spec.SubPorts, spec.GPUs, spec.Devices = 2, 2, 2, 2, devices
+			f, err := topo.New(spec)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -97,7 +104,10 @@ func (h *host) wrong() error {
 	var usable []string
 	for _, d := range devices {
 		var have []string
-		carrier, local := !slices.Contains(d.Flags, "NO-CARRIER"), 0
+		if d.Name == "fared0" { // the agent's
+			continue
+		}
+		carrier, local := slices.Contains(d.Flags, "LOWER_UP"), 0
 		for _, a := range d.Info {
 			if a.Tentative && (carrier || !strings.Contains(a.Local, ":")) {
 				return fmt.Errorf("%s: %s is tentative", d.Name, a.Local)
@@ -192,45 +202,151 @@ func TestNetplanSetsAddresses(t *testing.T) {
 	}
 }
 
-// TestIfupdownSetsAddresses lets ifup set the addresses of a server from the generated file: by the commands of docs/topo.md on a host that runs, and, after ifdown,
-// as at its start. A cable without carrier neither fails nor delays ifup, which would wait for each address for 6 s.
+// ifupdown is a package that reads interfaces(5), unpacked for a host.
+type ifupdown struct {
+	h              *host
+	name           string
+	root, sbin     string // the folder of the package, and of its programs below
+	etc            string // files of the host in place of those in /etc
+	scripts, state string
+}
+
+// run runs a program of the package, which finds the files of the package and its state where it looks for them.
+func (p *ifupdown) run(program string, args ...string) {
+	p.h.t.Helper()
+	const start = `mount --make-rprivate /; mount -t sysfs s /sys; mount -t tmpfs t /run; mkdir /run/network; mount --bind "$1" /run/network; mount --bind "$1" /var/tmp
+		mount -t overlay -o "lowerdir=$2:$0/etc:/etc" o /etc; mount -t overlay -o "lowerdir=$0/usr/share:/usr/share" o /usr/share; mount -t overlay -o "lowerdir=$3:/usr/lib" o /usr/lib
+		shift 3; exec "$@"`
+	words := []string{"-m", "sh", "-ec", start, p.root, p.state, p.etc, p.scripts}
+	if file := filepath.Join(p.sbin, program); p.name == "ifupdown2" {
+		words = append(words, "python3", filepath.Join(p.root, file)) // a link to /usr/share/ifupdown2
+	} else {
+		words = append(append(words, testbed.Program(p.root, file)...), "--no-scripts")
+	}
+	p.h.Run("unshare", append(words, args...)...)
+}
+
+// TestIfupdownSetsAddresses lets ifupdown and ifupdown2 set the addresses of a server from the generated file: by the commands of docs/topo.md on a host that runs, and,
+// after ifdown, as at its start. A cable without carrier neither fails nor delays ifup, which would wait for each address for 6 s. Repeated, these commands change nothing
+// of the addresses, nor of what the agent has in the kernel.
 func TestIfupdownSetsAddresses(t *testing.T) {
 	gate.Slow(t, gate.Systemd, "packages that nothing else needs")
-	for suite, sbin := range map[string]string{"bookworm": "/sbin", "trixie": "/usr/sbin"} {
-		t.Run(suite, func(t *testing.T) {
-			root := testbed.Unpacked(suite, "ifupdown")
-			netnstest.Require(t, "unshare", "sysctl", filepath.Join(root, sbin, "ifup"))
-			hosts(t, "eth{n}", func(h *host) {
-				dir, state, scripts := h.t.TempDir(), h.t.TempDir(), h.t.TempDir()
-				all, own := filepath.Join(dir, "interfaces"), filepath.Join(dir, "interfaces.d")
-				if err := os.WriteFile(all, []byte("source "+own+"/*\n\nauto lo\niface lo inet loopback\n"), 0o644); err != nil {
-					h.t.Fatal(err)
+	for _, suite := range []string{"bookworm", "trixie"} {
+		for name, commands := range map[string][]string{"ifupdown": {"ifup --force lo", "ifup -a"}, "ifupdown2": {"ifreload -a", "ifup -a"}} {
+			t.Run(suite+"/"+name, func(t *testing.T) {
+				root, sbin, lib := testbed.Unpacked(suite, name), "sbin", "lib"
+				if suite == "trixie" {
+					sbin, lib = "usr/sbin", "usr/lib"
 				}
-				if err := os.Symlink(filepath.Join(root, path.Dir(sbin), "lib/ifupdown"), filepath.Join(scripts, "ifupdown")); err != nil {
-					h.t.Fatal(err)
+				netnstest.Require(t, "unshare", "python3")
+				if _, err := os.Lstat(filepath.Join(root, sbin, "ifup")); err != nil {
+					netnstest.Lacks(t, fmt.Sprintf("scripts/unpack.sh %s %s: %v", suite, name, err))
 				}
-				run := func(program string, args ...string) {
-					h.t.Helper()
-					// The package's scripts are where ifup looks for them.
-					words := append([]string{"-m", "sh", "-ec", `mount --make-rprivate /; mount -t overlay -o "lowerdir=$0:/usr/lib" o /usr/lib; exec "$@"`, scripts},
-						testbed.Program(root, filepath.Join(sbin, program))...)
-					words = append(words, "--interfaces", all, "--state-dir", state, "--no-scripts")
-					h.Run("unshare", append(words, args...)...)
-				}
-				run("ifup", "-a")
-				if err := os.Rename(h.files(topo.Ifupdown, "interfaces.d"), own); err != nil {
-					h.t.Fatal(err)
-				}
-				run("ifup", "--force", "lo")
-				run("ifup", "-a")
-				netnstest.Eventually(h.t, time.Minute, h.wrong)
-				run("ifdown", "-a")
-				if left := h.IP("link", "show", "up"); left != "" {
-					h.t.Errorf("up after ifdown: %s", left)
-				}
-				run("ifup", "-a")
-				netnstest.Eventually(h.t, time.Minute, h.wrong)
+				hosts(t, "eth{n}", func(h *host) {
+					p := &ifupdown{h: h, name: name, root: root, sbin: sbin, etc: h.t.TempDir(), state: h.t.TempDir(), scripts: h.t.TempDir()}
+					dir := filepath.Join(p.etc, "network")
+					err := errors.Join(os.Mkdir(dir, 0o755), os.Symlink(filepath.Join(root, lib, "ifupdown"), filepath.Join(p.scripts, "ifupdown")),
+						os.WriteFile(filepath.Join(dir, "interfaces"), []byte("source /etc/network/interfaces.d/*\n\nauto lo\niface lo inet loopback\n"), 0o644))
+					if err != nil {
+						h.t.Fatal(err)
+					}
+					configure := func() {
+						h.t.Helper()
+						for _, line := range commands {
+							words := strings.Fields(line)
+							p.run(words[0], words[1:]...)
+						}
+					}
+					p.run("ifup", "-a")
+					if err := os.Rename(h.files(topo.Ifupdown, "interfaces.d"), filepath.Join(dir, "interfaces.d")); err != nil {
+						h.t.Fatal(err)
+					}
+					configure()
+					netnstest.Eventually(h.t, time.Minute, h.wrong)
+					h.forward()
+					h.keeps(configure)
+					objects := h.objects()
+					p.run("ifdown", "-a")
+					if left := h.IP("link", "show", "up"); strings.Contains(left, " eth") {
+						h.t.Errorf("up after ifdown: %s", left)
+					}
+					p.run("ifup", "-a")
+					netnstest.Eventually(h.t, time.Minute, func() error {
+						if now := h.objects(); now != objects {
+							return fmt.Errorf("the kernel has after ifdown and ifup\n%s\nwant\n%s", now, objects)
+						}
+						return h.wrong()
+					})
+				})
 			})
+		}
+	}
+}
+
+// forward starts an agent and programs destinations over all devices with a carrier.
+func (h *host) forward() {
+	h.t.Helper()
+	dir := testbed.ShortDir(h.t)
+	socket := filepath.Join(dir, "dataplane.sock")
+	flags := []string{"--socket", socket, "--table", "180", "--pin-dir", "/sys/fs/bpf/" + h.Name}
+	agent := h.Start(h.t, binary.Fared(h.t), append([]string{"dataplane"}, flags...)...)
+	h.t.Cleanup(func() {
+		agent.Stop()
+		testbed.Flush(h.t, h.Namespace, flags...)
+	})
+	conn := testbed.Dial(h.t, socket)
+	testbed.Answers(h.t, conn, agent.Running)
+	vector := &farev1.Vector{Id: 1}
+	forwarding := &farev1.Forwarding{Mode: farev1.Mode_MODE_PER_FLOW, UdpPorts: []uint32{4791}}
+	for _, l := range h.wiring.Loopbacks {
+		forwarding.Loopbacks = append(forwarding.Loopbacks, l.String())
+	}
+	for _, d := range h.wiring.Devices[:len(h.wiring.Devices)-1] {
+		forwarding.Planes = append(forwarding.Planes, &farev1.ForwardingPlane{Plane: d.Name, SubPorts: []*farev1.ForwardingSubPort{{Device: d.Name, NextHopV6: "fe80::1"}}})
+		vector.Members = append(vector.Members, &farev1.VectorMember{Plane: d.Name, Device: d.Name, Weight: 1})
+	}
+	if _, err := farev1.NewDataplaneServiceClient(conn).Hello(h.t.Context(), &farev1.HelloRequest{Forwarding: forwarding}); err != nil {
+		h.t.Fatal(err)
+	}
+	testbed.OpenStream(h.t, conn).Do(&farev1.Operation{Op: &farev1.Operation_SetVector{SetVector: vector}},
+		&farev1.Operation{Op: &farev1.Operation_SetDestination{SetDestination: &farev1.Destination{Prefix: "10.255.99.1/32", Vector: vector.Id}}})
+	if objects := h.Objects(); !strings.Contains(objects, "lookup 180") || !strings.Contains(objects, "\n10.255.99.1 ") || !strings.Contains(objects, " group ") {
+		h.t.Fatalf("the agent has in the kernel\n%s", objects)
+	}
+}
+
+// objects returns the rules, the routes and the groups in the kernel without the numbers of nexthops, which the agent chooses from its pool.
+func (h *host) objects() string {
+	lines := strings.Split(regexp.MustCompile(`\b1717662\d{3}\b`).ReplaceAllString(h.Objects(), "N"), "\n")
+	slices.Sort(lines)
+	return strings.Join(slices.DeleteFunc(lines, func(line string) bool { return strings.HasPrefix(line, "id ") && !strings.Contains(line, " group ") }), "\n")
+}
+
+// keeps fails the test if the kernel removes an address, a link, or an object of the agent while fn runs.
+func (h *host) keeps(fn func()) {
+	h.t.Helper()
+	before := h.Objects()
+	monitor := h.Start(h.t, "ip", "monitor", "link", "address", "route", "rule", "nexthop")
+	mark := func(priority string) {
+		h.t.Helper()
+		netnstest.Eventually(h.t, time.Minute, func() error {
+			h.IP("rule", "add", "priority", priority, "lookup", "9")
+			h.IP("rule", "delete", "priority", priority)
+			if !strings.Contains(monitor.Log(), "Deleted "+priority+":") {
+				return errors.New("ip monitor reports nothing")
+			}
+			return monitor.Running()
 		})
+	}
+	mark("8")
+	fn()
+	mark("9")
+	for line := range strings.Lines(monitor.Log()) {
+		if strings.HasPrefix(line, "Deleted") && !strings.HasSuffix(strings.TrimSpace(line), "lookup 9") {
+			h.t.Errorf("removed: %s", line)
+		}
+	}
+	if after := h.Objects(); after != before {
+		h.t.Errorf("the kernel has\n%swant\n%s", after, before)
 	}
 }
