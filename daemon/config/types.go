@@ -30,28 +30,27 @@ const (
 
 // Config is the configuration of one fared process.
 type Config struct {
-	// server: a GPU server, advertises its loopbacks and passes no routes on. leaf: readvertises routes with recomputed
-	// path bandwidth.
+	// server: advertises its GPUs' loopbacks, passes no routes on. leaf: readvertises routes with recomputed path
+	// bandwidth.
 	Role fare.Role `yaml:"role" default:"server"`
 	// BGP identifier, unique in the fabric, not 0.0.0.0. RFC 6286, Section 2.1.
 	RouterID netip.Addr `yaml:"router_id" derived:"the first IPv4 loopback"`
-	// AS number, different from every peer's. Not 0 (RFC 7607), 23456 (RFC 6793), 65535 or 4294967295 (RFC 7300), nor
-	// 65552-131071 (reserved by IANA).
+	// AS number, different from every peer's. Not 23456 (RFC 6793), 65535 (RFC 7300) or 65552-131071 (reserved by
+	// IANA). RFC 7607.
 	AS uint32 `yaml:"as" min:"1" max:"4294967294" required:"true"`
 	// Addresses of this server's GPUs, one each, /32 or /128, at most 72 per family; advertised on every session of
-	// their family, or on those of their sub-ports (planes[].sub_ports[].loopbacks). A server has at least one, a leaf
-	// none. draft-xu-rtgwg-fare-in-sun, Section 3.
+	// their family, or on those of their sub-ports. At least one at a server, none at a leaf.
+	// draft-xu-rtgwg-fare-in-sun, Section 3.
 	Loopbacks []netip.Prefix `yaml:"loopbacks" items:"0..144" reload:"loopbacks"`
-	// Ranges of all loopbacks of the fabric, this server's included. Host routes inside are destinations; other routes
-	// are dropped and counted.
+	// Ranges of all loopbacks of the fabric, this server's included. Host routes inside are destinations; others are
+	// dropped and counted.
 	Accept []netip.Prefix `yaml:"accept" items:"1..64" required:"true"`
 	// Time from the peers' receipt of zero bandwidth for a drained path to the withdrawal of its routes.
 	DrainDelay time.Duration `yaml:"drain_delay" default:"5s" min:"0s" max:"1h" reload:"drain-delay"`
 
 	// Timers and limits of all sessions.
 	BGP BGP `yaml:"bgp"`
-	// BFD on every session whose neighbor has it: detects silence in a fraction of a second, where bgp.hold_time takes
-	// 9 s. RFC 5880. RFC 5881.
+	// Detects a silent neighbor in a fraction of a second, where bgp.hold_time takes 9 s. RFC 5880. RFC 5881.
 	BFD BFD `yaml:"bfd"`
 	// Links that flap.
 	Links Links `yaml:"links"`
@@ -105,27 +104,26 @@ type BGP struct {
 }
 
 // BFD holds the timers and keys of BFD. Single-hop, asynchronous, without echo; begins before BGP. When it goes down,
-// the established session is closed with Cease, BFD Down (RFC 9384), and its paths are removed at once. A session whose
-// neighbor has no BFD, or has it disabled, stays up unprotected.
+// the established session is closed with Cease, BFD Down (RFC 9384), and its paths are removed at once. Without BFD at
+// the neighbor, or disabled there, a session stays up unprotected.
 type BFD struct {
-	// Least interval of control packets, sent and received, whole milliseconds; the slower end decides. 1 s until BFD
-	// is up. 0s disables BFD. RFC 5880, Sections 6.8.2 and 6.8.3.
+	// Least interval of packets, both ways, whole milliseconds; the slower end decides. 1 s until BFD is up. 0s
+	// disables BFD. RFC 5880, Sections 6.8.2 and 6.8.3.
 	Interval time.Duration `yaml:"interval" default:"300ms" min:"0s" max:"10s"`
-	// Missing packets in a row after which the neighbor declares the session down; the neighbor announces its own.
-	// interval x multiplier is less than bgp.hold_time. RFC 5880, Section 6.8.4.
+	// Missing packets in a row after which the neighbor declares the session down; it announces its own. interval x
+	// multiplier is less than bgp.hold_time. RFC 5880, Section 6.8.4.
 	Multiplier int `yaml:"multiplier" default:"3" min:"1" max:"255" unit:"packets"`
-	// Authentication on sessions without bfd_auth; absent: none. BFD does not protect a session whose neighbor has
-	// another.
+	// Of sessions without bfd_auth; absent: none. BFD does not protect a session whose neighbor has another.
 	Auth *BFDAuth `yaml:"auth"`
 }
 
 // BFDAuth configures the authentication of BFD packets (RFC 5880, Section 6.7). Type and keys are the same at both
 // ends. Packets that no key has signed are dropped and counted.
 type BFDAuth struct {
-	// meticulous: every packet has a new sequence number, so no recorded one counts. keyed: a repeated last packet
+	// meticulous: a new sequence number in every packet, so no recorded one counts. keyed: a repeated last packet
 	// counts, and hides the neighbor's silence. none, at a session: no authentication.
 	Type string `yaml:"type" enum:"meticulous-sha1,keyed-sha1,meticulous-md5,keyed-md5,none" default:"meticulous-sha1" refused:"simple: would show its password to everyone on the link"`
-	// The first signs, all are accepted: keys can be replaced one by one without an interruption.
+	// The first signs, all are accepted: keys can be replaced one by one.
 	Keys []BFDKey `yaml:"keys" items:"1..8" reload:"bfd-keys"`
 }
 
@@ -171,10 +169,10 @@ func (c *Config) BFDAuth(s *Session) *BFDAuth {
 // PathBandwidth configures the bandwidth in routes.
 type PathBandwidth struct {
 	// Community to send: link-bandwidth (RFC 10005) or extended-community (FARE, with the code point below). Both are
-	// accepted; FARE takes precedence.
+	// accepted, FARE first.
 	Encoding fare.Encoding `yaml:"encoding" default:"link-bandwidth"`
-	// Send Link Bandwidth as type 0x00; false: as 0x40, for leaves that accept only that; it ends at an AS border (RFC
-	// 4360, Section 6; RFC 10005, Section 3.1). Both are accepted.
+	// Send Link Bandwidth as type 0x00; false: as 0x40, which ends at an AS border (RFC 4360, Section 6; RFC 10005,
+	// Section 3.1), for leaves that accept only that. Both are accepted.
 	Transitive bool `yaml:"transitive" default:"true"`
 	// Global Administrator of sent Link Bandwidth; absent: our AS, or 23456 (AS_TRANS) if that needs four bytes.
 	// Receivers ignore it. RFC 10005, Section 2.
@@ -183,8 +181,8 @@ type PathBandwidth struct {
 	// 10.7.0 sums in 32 bits of bytes a second: wrong from 34.4 Gbit/s on, with 1000 from 34 Tbit/s on. A value that
 	// only another scale explains is a fault.
 	Scale uint32 `yaml:"scale" default:"1" min:"1" max:"1000000"`
-	// Type of the FARE community, bit 0x40 clear. None is assigned; the default is for experiments (RFC 9184, Section
-	// 2.1). FRR 10.3.0 and 10.3.1 drop odd types toward other AS.
+	// Type of the FARE community, bit 0x40 clear; the default is for experiments (RFC 9184, Section 2.1), none is
+	// assigned. FRR 10.3.0 and 10.3.1 drop odd types toward other AS.
 	FAREType byte `yaml:"fare_type" default:"0x8e" min:"0x00" max:"0xbf"`
 	// Sub-type of the FARE community; not a code point that IANA has assigned to another.
 	FARESubType byte `yaml:"fare_sub_type" default:"0x04" min:"0x00" max:"0xff"`
@@ -193,13 +191,12 @@ type PathBandwidth struct {
 	// (BIRD, GoBGP); leaves that sum count it once per session. Drained sub-ports add nothing.
 	Advertise string `yaml:"advertise" enum:"sub-port,node" default:"sub-port" reload:"path-bandwidth"`
 	// If only some paths to a destination carry a bandwidth. local: the others count with the local link speed. equal
-	// (RFC 10005, Section 4): all usable planes get the same weight, so one leaf that strips values changes every
-	// ratio. skip: the others are not used.
+	// (RFC 10005, Section 4): all usable planes get the same weight; one leaf that strips values changes every ratio.
+	// skip: the others are not used.
 	Missing fare.MissingPolicy `yaml:"missing" default:"local" reload:"path-bandwidth"`
-	// If no path to a destination carries a bandwidth. local: the local link speed counts. equal: all usable planes get
-	// the same weight.
+	// If no path carries a bandwidth. local: the local link speed counts. equal: all usable planes get the same weight.
 	AllMissing fare.AllMissingPolicy `yaml:"all_missing" default:"local" reload:"path-bandwidth"`
-	// If every path to a destination has zero bandwidth: share equally, or unreachable.
+	// If every path has zero bandwidth: share equally, or unreachable.
 	AllZero fare.ZeroPolicy `yaml:"all_zero" default:"equal" reload:"path-bandwidth"`
 	// If AS paths show several origins of a destination (mistake, hijack, anycast); always a fault. weigh: every route
 	// counts. prefer-first: only those of the origin that has announced it longest without interruption, while one is
@@ -209,7 +206,7 @@ type PathBandwidth struct {
 	// RFC 8326), LLGR_STALE (65535:6, RFC 9494), or, as prepended, the leaf's AS twice at the start of the path or an
 	// AS three times in a row (not with role leaf).
 	LeastPreferred []string `yaml:"least_preferred" enum:"graceful-shutdown,llgr-stale,prepended" default:"[graceful-shutdown, llgr-stale, prepended]" items:"0..3" reload:"path-bandwidth"`
-	// Time that a higher local speed must last before it is advertised. A lower one is advertised at once.
+	// Time that a higher local speed must last before it is advertised. A lower one is at once.
 	IncreaseHoldUp time.Duration `yaml:"increase_hold_up" default:"0s" min:"0s" max:"1h" reload:"path-bandwidth"`
 	// Least time between increases of a route's bandwidth on a session. Decreases, and the first increase after a quiet
 	// interval, are sent at once. 0s: no limit. RFC 10005, Section 7.2.
@@ -246,35 +243,35 @@ type Plane struct {
 
 // SubPort is one physical lane of a plane: one netdev, half a Y-cable.
 type SubPort struct {
-	// The netdev's name, or an alternative name, which survives a rename (ip link property add dev DEVICE altname
-	// NAME); at most 15 bytes, unique in the file.
+	// The netdev's name, or an alternative one, which survives a rename (ip link property add dev DEVICE altname NAME);
+	// at most 15 bytes, unique in the file.
 	Device string `yaml:"device" required:"true"`
-	// The device by hardware (docs/operations/configure.md): pci:0000:3b:00.0, pci:0000:3b:00.0/p1 for one of its ports
-	// (phys_port_name), or mac:02:00:00:00:00:01. Absent: by name. The agent gives that netdev the alternative name in
-	// device; choose one that no netdev has, such as p0s0.
+	// The device by hardware (docs/operations/configure.md): pci:0000:3b:00.0, pci:0000:3b:00.0/p1 for a port of it
+	// (phys_port_name), or mac:02:00:00:00:00:01. Absent: by name. The agent gives it the alternative name in device;
+	// choose one that no netdev has, such as p0s0.
 	Match string `yaml:"match"`
-	// Network namespace of the netdev, by name (ip netns) or path; absent: fared's.
+	// Network namespace, by name (ip netns) or path; absent: fared's.
 	Netns string `yaml:"netns"`
-	// Overrides the speed that the device reports.
+	// Overrides the device's speed.
 	Speed fare.Bandwidth `yaml:"speed" reload:"speed"`
-	// At a server: advertised in place of the speed, to attract less traffic. Sent traffic does not change.
+	// At a server: advertised in place of the speed, to attract less traffic. Its sent traffic does not change.
 	Advertise fare.Bandwidth `yaml:"advertise"`
 	// tbf: the device's tbf or htb root qdisc. pcie: the PCIe link. auto: tbf, then ethtool, then pcie. Not together
 	// with speed.
 	SpeedSource string `yaml:"speed_source" enum:"auto,tbf,ethtool,pcie" default:"auto"`
-	// Source of the carrier. watch: the kernel. assume-up: for a device that this kernel does not manage; only its
-	// sessions detect a failure, and it needs a speed.
+	// watch: the kernel's carrier. assume-up: for a device that this kernel does not manage; only its sessions detect a
+	// failure, and it needs a speed.
 	LinkState string `yaml:"link_state" enum:"watch,assume-up" default:"watch"`
-	// At a leaf: leads to a spine. Uplinks advertise only their share, by speed, of all uplinks of the plane, failed
-	// ones included, because far leaves sum. One of unknown speed counts as the fastest other one. Bundle parallel
-	// cables to one spine (LAG).
+	// At a leaf: leads to a spine. Uplinks advertise only their share, by speed, of the plane's uplinks, failed ones
+	// included, because far leaves sum. Unknown speed: as the fastest other one. Bundle parallel cables to one spine
+	// (LAG).
 	Uplink bool `yaml:"uplink" default:"false"`
-	// GPUs that this sub-port serves, from the top level's; absent: all. A loopback is advertised, and its packets
-	// leave, only over its sub-ports; it needs one with a session of its family. Loopbacks with the same sub-ports
-	// share weights. draft-xu-rtgwg-fare-in-sun, Section 1.
+	// GPUs that this sub-port serves, of the top level's; absent: all. A loopback is advertised, and its packets leave,
+	// only over its sub-ports; it needs one with a session of its family. Loopbacks with the same sub-ports share
+	// weights. draft-xu-rtgwg-fare-in-sun, Section 1.
 	Loopbacks []netip.Prefix `yaml:"loopbacks" items:"1..144"`
-	// At a leaf: a plane's sub-ports with the same word divide the bandwidth by speed, as uplinks do (uplink: true is
-	// such a word), because their nodes' advertisements are summed further on. A super-spine uses a word per pod.
+	// At a leaf: sub-ports of a plane with the same word divide the bandwidth by speed, as uplinks do, because their
+	// nodes' advertisements are summed further on. A super-spine uses a word per pod.
 	Share string `yaml:"share"`
 	// BGP sessions; in total at most 512 at a server, 1024 at a leaf.
 	Sessions []Session `yaml:"sessions" items:"1..64" required:"true"`
@@ -284,8 +281,7 @@ type SubPort struct {
 type Session struct {
 	// Name in status, logs and metrics.
 	Name string `yaml:"name" derived:"plane/device, then plane/device#2 and so on"`
-	// The peer's address; an IPv6 link-local one is at the sub-port's device. Exactly one of peer and unnumbered is
-	// set.
+	// The peer's address, of the sub-port's device if IPv6 link-local. Exactly one of peer and unnumbered is set.
 	Peer netip.Addr `yaml:"peer"`
 	// TCP port: the peer's, or ours if passive.
 	Port uint16 `yaml:"port" default:"179" min:"1" max:"65535"`
@@ -294,12 +290,11 @@ type Session struct {
 	// The peer's AS, under the rules of as; absent: any but ours.
 	PeerAS uint32 `yaml:"peer_as" min:"1" max:"4294967294"`
 	// Ranges of accepted host routes, inside the top level's; others are dropped and counted (route_outside_accept).
-	// With the loopbacks that this leaf may announce, it cannot attract traffic of others. Absent or empty: the top
-	// level's.
+	// With its loopbacks alone, a leaf cannot attract traffic of others. Absent or empty: the top level's.
 	Accept []netip.Prefix `yaml:"accept" items:"0..64"`
 	// Accept next hops that are other hosts of the device's subnets, for leaves with several servers in one (RFC 4271,
 	// Section 5.1.3); packets still go to the peer. Otherwise such routes are dropped, and a fault (route_next_hop).
-	// The subnets are those when the session connects.
+	// Subnets are read when the session connects.
 	SubnetNextHops bool `yaml:"subnet_next_hops" default:"false"`
 	// Find the peer by its IPv6 router advertisements (RFC 4861, Section 4.2) and use link-local addresses. On a cable
 	// with a /30 or /31 too, FRR's `neighbor X interface` needs v6only.
@@ -310,8 +305,8 @@ type Session struct {
 	PasswordFile string `yaml:"password_file"`
 	// The content of PasswordFile without its final newline; Load fills it in.
 	Password string `yaml:"-"`
-	// TCP-AO (RFC 5925) instead of password_file. Without the kernel's support (Linux 6.7 with CONFIG_TCP_AO) fared
-	// does not start, and fared check warns.
+	// TCP-AO (RFC 5925) instead of password_file. Without Linux 6.7 and CONFIG_TCP_AO fared does not start, and fared
+	// check warns.
 	TCPAO *TCPAO `yaml:"tcp_ao"`
 	// In place of bfd.auth.
 	BFDAuth *BFDAuth `yaml:"bfd_auth"`
@@ -322,13 +317,13 @@ type Session struct {
 	// route's communities. remove: none. With keep and remove, weights do not follow failures beyond the leaf.
 	Bandwidth string `yaml:"bandwidth" enum:"regenerate,keep,remove" default:"regenerate"`
 	// Drop packets that have crossed more hops (RFC 5082, Section 3; 1 = directly connected); 0: no check. The peer
-	// must send with TTL 255 (ttl-security of FRR and BIRD), as fared does.
+	// must send TTL 255 (ttl-security of FRR and BIRD), as fared does.
 	GTSMHops int `yaml:"gtsm_hops" default:"0" min:"0" max:"254" unit:"hops"`
 	// Address families of the routes. RFC 4760, Section 8.
 	Families []Family `yaml:"families" items:"1..2" enum:"ipv4,ipv6" derived:"the family of peer; both when link-local or unnumbered"`
 	// IPv4 routes with IPv6 next hops. RFC 8950, Section 4.
 	ExtendedNextHop bool `yaml:"extended_next_hop" derived:"true when IPv4 is carried to an IPv6 peer"`
-	// Format of Link Bandwidth: ieee754 (RFC 10005), or uint32 for a peer with FRR's disable-link-bw-encoding-ieee.
+	// Of Link Bandwidth: ieee754 (RFC 10005), or uint32 for FRR's disable-link-bw-encoding-ieee.
 	Format fare.Format `yaml:"format" default:"ieee754"`
 }
 
@@ -399,7 +394,7 @@ type Weights struct {
 	Mode wecmp.Mode `yaml:"mode" default:"per-flow"`
 	// Slots of a failed plane: reweight parks them with share zero, remap moves them one by one, and later back.
 	Policy wecmp.Policy `yaml:"policy" default:"reweight"`
-	// Addresses between which queue pairs are set up: they determine the set in which source ports are unique.
+	// Addresses between which queue pairs are set up, and for which source ports are unique.
 	Addressing wecmp.Addressing `yaml:"addressing" default:"loopback"`
 	// Slots per source loopback and destination. 0: one per sub-port in mode per-flow, per plane in per-packet;
 	// otherwise at least that many.
@@ -418,15 +413,14 @@ type Weights struct {
 // Hash configures the mapping of flows to sub-ports.
 type Hash struct {
 	// dataplane: as the data plane reports, else uniform. uniform: unknown, source ports are spread evenly. linux: the
-	// kernel's (layer 4), for routes and nexthop groups not set up by fared. crc16: CCITT. crc16-bisync: ARC.
+	// kernel's (layer 4), for nexthop groups and routes not set up by fared. crc16: CCITT. crc16-bisync: ARC.
 	Algorithm string `yaml:"algorithm" enum:"dataplane,uniform,linux,crc16,crc16-bisync,crc32,xor,toeplitz" default:"dataplane"`
-	// Of linux: the value of net.ipv4.fib_multipath_hash_seed, not 0, with which the kernel draws a seed at each boot.
-	// Also of crc16, crc16-bisync (at most 65535) and crc32.
+	// Of linux: net.ipv4.fib_multipath_hash_seed, not 0, with which the kernel draws a seed at each boot. Of crc16,
+	// crc16-bisync (at most 65535) and crc32: their seed.
 	Seed uint32 `yaml:"seed" default:"0" min:"0" max:"4294967295"`
 	// Of the resilient nexthop group that linux hashes into, at least the number of sub-ports; 0: a plain group.
 	Buckets int `yaml:"buckets" default:"0" min:"0" max:"65535" unit:"buckets"`
-	// Of toeplitz: 80 to 128 hexadecimal digits, in pairs; absent: the key of Microsoft's verification suite for
-	// receive side scaling.
+	// Of toeplitz: 80 to 128 hexadecimal digits, in pairs; absent: that of Microsoft's verification suite for RSS.
 	Key string `yaml:"key"`
 }
 
@@ -450,7 +444,7 @@ type Dataplane struct {
 	Address string `yaml:"address" derived:"unix:/run/fared-dataplane/dataplane.sock, or memory: for a leaf"`
 	// With inside:, flags of fared dataplane such as --driver=linux, except --flush, --log-level and --log-format.
 	Flags []string `yaml:"flags" default:"[]" items:"0..64"`
-	// Mutual TLS; required for a host:port whose host is not a loopback.
+	// Mutual TLS; required for a host:port that is no loopback.
 	TLS *TLS `yaml:"tls"`
 	// UDP destination ports to steer: RoCEv2's 4791, SUPERp's 4444. Source ports hold for all with driver bpf; with
 	// driver linux for the first (or else of tcp_ports), and for services that programs ask for over gRPC or
@@ -494,18 +488,18 @@ func (d *Dataplane) Flows() (protocol uint8, port uint16) {
 
 // API configures the addresses of fared's own gRPC services.
 type API struct {
-	// Unix socket for operators: answers every call. Its group is that of the process, fared in the systemd unit.
+	// Unix socket for operators: answers every call. Its group is the process's, fared in the systemd unit.
 	Socket string `yaml:"socket" default:"/run/fared/fared.sock"`
 	// Octal, quoted. Write permission allows drain, undrain, clear and reload.
 	SocketMode os.FileMode `yaml:"socket_mode" default:"0660" min:"0000" max:"0777"`
-	// Unix socket that answers only read calls. none disables it. Commands without access to socket use it if it has
-	// the default name.
+	// Unix socket for read calls; none disables it. Commands without access to socket use it if it has the default
+	// name.
 	ReadOnlySocket string `yaml:"read_only_socket" derived:"socket with -ro before .sock"`
 	// Octal, quoted. The default lets every local user read.
 	ReadOnlySocketMode os.FileMode `yaml:"read_only_socket_mode" default:"0666" min:"0000" max:"0777"`
 	// An additional host:port. Without tls it answers only read calls, since every local user may connect.
 	Listen string `yaml:"listen"`
-	// Mutual TLS of listen; required when its host is not a loopback.
+	// Mutual TLS of listen; required unless that is a loopback.
 	TLS *ServerTLS `yaml:"tls"`
 }
 
@@ -524,14 +518,14 @@ func ReadOnlySocketOf(socket string) string {
 
 // SlotTable configures the slot table (docs/slots.md).
 type SlotTable struct {
-	// A path on a tmpfs, in a directory that outlives fared, because containers mount it. none disables the table.
+	// A path on a tmpfs, in a directory that outlives fared, for containers that mount it. none disables the table.
 	// /run/fared/slots means the default.
 	File string `yaml:"file" derived:"/run/fared/table/slots; if api.socket is set, slots next to it"`
 	// Octal, quoted. No write permission for group and others: a program that truncates the file ends its readers.
 	Mode os.FileMode `yaml:"mode" default:"0644" min:"0400" max:"0755"`
-	// Services that the table has source ports for, such as udp/4791 and udp/4444, all of them steered (dataplane). The
-	// first is for programs that name none; docs/slots.md has the rules for other services. Empty: the first of
-	// dataplane.udp_ports, or else of tcp_ports; and udp/4791 if it is steered.
+	// Services that the table has source ports for, such as udp/4791, all of them steered (dataplane); programs that
+	// name none read the first (docs/slots.md). Empty: the first of dataplane.udp_ports, or else of tcp_ports; and
+	// udp/4791 if it is steered.
 	Services []string `yaml:"services" default:"[]" items:"0..8"`
 }
 
@@ -638,14 +632,14 @@ type ServerTLS struct {
 	KeyFile string `yaml:"key_file" required:"true"`
 	// Authorities of the peer's certificate, PEM. Every certificate of theirs may read.
 	ClientCAFile string `yaml:"client_ca_file" required:"true"`
-	// Certificates that may also drain, undrain, clear and reload, by DNS name or, without one, common name. *.example:
-	// all names below example, *: every certificate of client_ca_file.
+	// Certificates that may also drain, undrain, clear and reload, by DNS name, else common name. *.example: all names
+	// below example, *: every certificate of client_ca_file.
 	Operators []string `yaml:"operators" default:"[]" items:"0..64"`
 }
 
 // Metrics configures the address of the Prometheus metrics.
 type Metrics struct {
-	// host:port of GET /metrics.
+	// host:port of /metrics.
 	Listen string `yaml:"listen"`
 }
 
@@ -657,8 +651,7 @@ type Traces struct {
 
 // UI configures the address of the live page (docs/operations/page.md).
 type UI struct {
-	// A host:port whose host is a loopback, such as 127.0.0.1:9470; another machine reaches it by ssh -L. Every local
-	// user may read it; it changes nothing.
+	// host:port of a loopback, such as 127.0.0.1:9470. Every local user may read it; it changes nothing.
 	Listen string `yaml:"listen"`
 }
 
@@ -701,7 +694,7 @@ type Damping struct {
 // Start configures the behavior of fared until it knows the fabric.
 type Start struct {
 	// Longest wait for every session's End-of-RIB. Until then planes of sessions without it keep their share, no
-	// destination is removed, and watches of weights have not begun. Sub-ports that the previous process has left down
-	// are not waited for. 0s: no wait. RFC 4724, Section 2.
+	// destination is removed, and watches of weights have not begun. Sub-ports that the previous process left down are
+	// not waited for. RFC 4724, Section 2.
 	Deadline time.Duration `yaml:"deadline" default:"30s" min:"0s" max:"1h"`
 }

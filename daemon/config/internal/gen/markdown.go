@@ -171,6 +171,7 @@ func number(typeName string, n json.Number) string {
 	return n.String()
 }
 
+// defaultText returns the value of an absent key, "" if it has none.
 func defaultText(p *property, required bool) string {
 	switch list, isList := p.Default.([]any); {
 	case required:
@@ -185,10 +186,8 @@ func defaultText(p *property, required bool) string {
 		return "`[" + strings.Join(words, ", ") + "]`"
 	case p.Default != nil:
 		return "`" + value(p.TypeName, p.Default) + "`"
-	case p.Ref != "" && p.DefaultRule == "":
-		return ""
 	}
-	return "none"
+	return ""
 }
 
 func rangeText(p *property) string {
