@@ -27,7 +27,7 @@ const (
 	bursts = 500 * time.Millisecond // pause between bursts
 )
 
-// attacks are all attacks. docs/security.md has a row for each.
+// attacks are all attacks. docs/security.md has the result of each.
 var attacks = []attack{
 	{name: "bad headers before OPEN", longer: 3, run: kill(false, headers)},
 	{name: "bad headers", run: kill(true, headers)},

@@ -32,15 +32,15 @@ const library = "github.com/osrg/gobgp/v3"
 
 // advisories has the advisories of 2026 for GoBGP. Those of 2025 are repaired in the version in use.
 var advisories = []advisory{
-	{"GHSA-4p9m-8gc4-rw2h", "CVE-2026-30405", "an UPDATE with a malformed next hop ends the process", notControlled,
+	{"GHSA-4p9m-8gc4-rw2h", "CVE-2026-30405", "a malformed next hop ends the process", notControlled,
 		noUpdate + "A malformed NEXT_HOP withdraws the route (RFC 7606, Section 7.3).", byGuard},
-	{"GHSA-7235-89m6-f4px", "CVE-2026-41642", "an UPDATE with an unknown attribute ends the process", notControlled,
+	{"GHSA-7235-89m6-f4px", "CVE-2026-41642", "an unknown attribute ends the process", notControlled,
 		noUpdate + "Unknown attributes are dropped, or end the session (RFC 4271, Section 6.3).", byGuard},
-	{"GHSA-8rxh-r2p6-7f2q", "CVE-2026-41643", "an UPDATE with an AS4_PATH ends the process", notControlled,
+	{"GHSA-8rxh-r2p6-7f2q", "CVE-2026-41643", "an AS4_PATH ends the process", notControlled,
 		noUpdate + "AS4_PATH follows RFC 6793, Section 4.2.3.", byGuard},
-	{"GHSA-p3w2-64xm-833j", "CVE-2026-42285", "an UPDATE with malformed attributes ends the process", notControlled,
+	{"GHSA-p3w2-64xm-833j", "CVE-2026-42285", "malformed attributes end the process", notControlled,
 		noUpdate + "Malformed attributes withdraw the routes (RFC 7606, Section 4).", byGuard},
-	{"GHSA-frrj-87jh-2772", "", "an UPDATE from a peer of the confederation ends the process", notControlled,
+	{"GHSA-frrj-87jh-2772", "", "a peer of the confederation ends the process", notControlled,
 		noUpdate + "fared has no confederations.", byGuard},
 	{"GHSA-vm3g-8xwv-mxfp", "CVE-2026-7734", "a Prefix-SID attribute ends the process", notControlled,
 		noUpdate + "The attribute is dropped.", byGuard},
