@@ -55,6 +55,10 @@ case " $* " in *" systemd "* | *" all "*)
   "$(dirname "$0")/unpack.sh" trixie netplan-generator ifupdown ifupdown2
   ;;
 esac
+case " $* " in *" vm "* | *" all "*)
+  [ "$(id -u)" != 0 ] || for kernel in 6.12 6.1; do "$(dirname "$0")/kernel-vm" -n -k $kernel; done
+  ;;
+esac
 
 # The labs in containers need a Docker daemon that answers.
 docker info >/dev/null 2>&1 && exit
