@@ -68,6 +68,7 @@ type loop struct {
 	linkEvents    []LinkEvent
 	planeEvents   []dpclient.Event
 	subPortOps    []core.SubPortOp
+	applied       []applied // the ledger of the current delivery
 	reweighed     reweighed
 	faultReport   faultReport
 	intakes       []intake  // by session
@@ -234,6 +235,7 @@ func (l *loop) step(ev core.Event) {
 func (l *loop) deliver() {
 	if l.d.client != nil {
 		l.d.client.Transaction(l.declare)
+		l.account()
 	}
 	if l.dpReady {
 		l.core.Advertise(func(session int, routes []core.Route) {
@@ -254,7 +256,7 @@ func (l *loop) declare(t *dpclient.Transaction) {
 		l.shown.want(dpclient.Object{Kind: dpclient.KindSubPort, SubPort: device}, t.SetSubPort(device, op.Up), l.wokenAt)
 	}
 	for _, u := range l.core.Updates() {
-		l.update(t, u)
+		l.apply(t, u)
 	}
 	if l.dpReady {
 		t.ReleaseChanges() // the core has the data plane's state since DataplaneReady
@@ -262,43 +264,6 @@ func (l *loop) declare(t *dpclient.Transaction) {
 	if !l.deadline.IsZero() && l.core.Converged() {
 		l.deadline = time.Time{}
 		t.ReleaseRemovals(true)
-	}
-}
-
-// update declares one of the engine's decisions to the data plane and to the status.
-func (l *loop) update(t *dpclient.Transaction, u core.Update) {
-	now := l.wokenAt
-	key := l.key(u.Source, u.Destination)
-	shown := status.Key{Prefix: u.Destination, Source: u.Source}
-	switch u.Kind {
-	case wecmp.VectorSet:
-		v, _ := l.core.Vector(u.Vector)
-		l.reweighed.set(now, u.Vector, v.Weights)
-		l.tracer.changed(1, 0, int(u.SlotsMoved)*l.shown.users[u.Vector])
-		change := t.SetVector(l.group(u.Vector))
-		l.shown.want(dpclient.Object{Kind: dpclient.KindVector, Vector: u.Vector}, change, now)
-		l.builder.MarkVector(u.Vector)
-		l.d.moved.Add(uint64(u.SlotsMoved) * uint64(l.shown.users[u.Vector]))
-	case wecmp.VectorDelete:
-		l.reweighed.set(now, u.Vector, nil)
-		t.DeleteVector(u.Vector)
-		l.shown.forget(dpclient.Object{Kind: dpclient.KindVector, Vector: u.Vector})
-		l.placesMu.Lock()
-		delete(l.places, u.Vector)
-		l.placesMu.Unlock()
-		l.builder.MarkVector(u.Vector)
-	case wecmp.DestinationSet:
-		l.reweighed.move(now, key, l.shown.vector(key), u.Vector)
-		l.tracer.changed(0, 1, int(u.SlotsMoved))
-		l.shown.assign(key, t.SetDestination(key, u.Vector, u.Drain...), now, u.Vector, uint32(u.SlotsMoved), u.Drain)
-		l.builder.MarkDestination(shown)
-		l.d.moved.Add(uint64(u.SlotsMoved))
-	case wecmp.DestinationDelete:
-		l.reweighed.move(now, key, l.shown.vector(key), 0)
-		t.DeleteDestination(key)
-		l.shown.unassign(key)
-		l.ports.forget(u.Destination.Addr(), l.core.Layout().Sources[u.Source].Loopbacks)
-		l.builder.MarkDestination(shown)
 	}
 }
 

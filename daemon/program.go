@@ -119,6 +119,13 @@ func (l *loop) group(id uint32) *farev1.Vector {
 	return out
 }
 
+// forgetPlaces drops the places of a vector that is deleted.
+func (l *loop) forgetPlaces(id uint32) {
+	l.placesMu.Lock()
+	delete(l.places, id)
+	l.placesMu.Unlock()
+}
+
 // pairPorts computes a destination's source ports for a data plane with flow pins. It runs on the client's goroutine and reads a copy of the
 // vector's places that the loop maintains for it.
 func (l *loop) pairPorts(destination dpclient.Destination, group uint32) []*farev1.PairPorts {

@@ -10,6 +10,7 @@ import (
 
 	"github.com/fared/fared/daemon/internal/dpclient"
 	"github.com/fared/fared/daemon/internal/status"
+	"github.com/fared/fared/wecmp"
 )
 
 const (
@@ -28,6 +29,18 @@ type reweighed struct {
 	// before has the weights at since of the vectors that were set or deleted since then, nil for those that did not exist.
 	before map[uint32][]uint32
 	moved  map[dpclient.Destination][2]uint32 // the vector at since, and the present one, of destinations for which they differ; 0 for none
+}
+
+// apply enters a decision.
+func (r *reweighed) apply(a *applied, at time.Time) {
+	switch a.Kind {
+	case wecmp.VectorSet, wecmp.VectorDelete:
+		r.set(at, a.Vector, a.weights)
+	case wecmp.DestinationSet:
+		r.move(at, a.key, a.from, a.Vector)
+	case wecmp.DestinationDelete:
+		r.move(at, a.key, a.from, 0)
+	}
 }
 
 // set records that a vector is set, or deleted if weights is nil.

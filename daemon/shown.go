@@ -7,6 +7,7 @@ import (
 
 	"github.com/fared/fared/daemon/internal/dpclient"
 	"github.com/fared/fared/internal/prefixmap"
+	"github.com/fared/fared/wecmp"
 )
 
 // shown holds the published state: for every declared object, whether the last event of the data plane's client reports it as in effect. It
@@ -68,6 +69,23 @@ func (e *shown) of(o dpclient.Object) *effect {
 // destination returns the record of a destination, or nil.
 func (e *shown) destination(key dpclient.Destination) *shownDestination {
 	return e.destinations.Get(key.Source, key.Prefix)
+}
+
+// apply enters a decision, and completes it with the destination's vector before and with the slots that move.
+func (e *shown) apply(a *applied, now time.Time) {
+	switch a.Kind {
+	case wecmp.VectorSet:
+		a.moved = int(a.SlotsMoved) * e.users[a.Vector]
+		e.want(a.vectorObject(), a.change, now)
+	case wecmp.VectorDelete:
+		e.forget(a.vectorObject())
+	case wecmp.DestinationSet:
+		a.from, a.moved = e.vector(a.key), int(a.SlotsMoved)
+		e.assign(a.key, a.change, now, a.Vector, uint32(a.SlotsMoved), a.Drain)
+	case wecmp.DestinationDelete:
+		a.from = e.vector(a.key)
+		e.unassign(a.key)
+	}
 }
 
 // vector returns the vector of a destination, 0 if it has none.

@@ -18,6 +18,7 @@ import (
 
 	"github.com/fared/fared/daemon/internal/status"
 	"github.com/fared/fared/internal/version"
+	"github.com/fared/fared/wecmp"
 )
 
 const (
@@ -93,11 +94,18 @@ func (t *tracer) event(kind status.EventKind, subject, detail string, at time.Ti
 	}
 }
 
-// changed notes decisions of the current turn.
-func (t *tracer) changed(vectors, destinations, moved int) {
-	if t != nil {
-		t.vectors, t.destinations, t.moved = t.vectors+vectors, t.destinations+destinations, t.moved+moved
+// apply notes a decision of the current turn.
+func (t *tracer) apply(a *applied) {
+	if t == nil {
+		return
 	}
+	switch a.Kind {
+	case wecmp.VectorSet:
+		t.vectors++
+	case wecmp.DestinationSet:
+		t.destinations++
+	}
+	t.moved += a.moved
 }
 
 // turn ends a turn that began at a time; pending is the number of objects that are not in effect.

@@ -17,7 +17,9 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	farev1 "github.com/fared/fared/api/fare/v1"
+	"github.com/fared/fared/daemon/internal/core"
 	"github.com/fared/fared/dataplane/memory"
+	"github.com/fared/fared/wecmp"
 )
 
 // collector is a collector of OpenTelemetry: traces arrive in a channel. While refuse is set it answers with 503.
@@ -184,9 +186,11 @@ func TestTraceOfNoAnswer(t *testing.T) {
 	if tr.open != nil || !tr.due().IsZero() {
 		t.Fatal("a turn that changed nothing begins a trace")
 	}
-	tr.changed(2, 3, 4)
+	for _, kind := range []wecmp.UpdateKind{wecmp.VectorSet, wecmp.VectorSet, wecmp.DestinationSet, wecmp.DestinationSet, wecmp.DestinationSet} {
+		tr.apply(&applied{Update: core.Update{Update: wecmp.Update{Kind: kind}}, moved: 1})
+	}
 	tr.turn(began, began.Add(time.Millisecond), 5)
-	tr.changed(0, 1, 0)
+	tr.apply(&applied{Update: core.Update{Update: wecmp.Update{Kind: wecmp.DestinationSet}}})
 	tr.turn(began.Add(time.Second), began.Add(1001*time.Millisecond), 6)
 	if due := tr.due(); due.Before(began.Add(traceLimit)) {
 		t.Errorf("due at %v", due)
@@ -198,7 +202,7 @@ func TestTraceOfNoAnswer(t *testing.T) {
 		t.Errorf("the trace is %v", spans)
 	}
 	for range traceQueue + 3 {
-		tr.changed(1, 0, 0)
+		tr.apply(&applied{Update: core.Update{Update: wecmp.Update{Kind: wecmp.VectorSet}}})
 		tr.turn(began, began, 0)
 	}
 	if got := tr.count(); got != 3 {
