@@ -17,7 +17,8 @@ import (
 // destination is a remote GPU behind the four leaves.
 const destination = "10.255.1.1"
 
-// Time limits of TestMonday, including docker exec on a busy machine, and below the hold time of 90 s. The log has the measured times. docs/operations.md: a lost carrier counts at once, and a leaf that ends closes its sessions.
+// Time limits of TestMonday, including docker exec on a busy machine, and below the hold time of 90 s. The log has the measured times. A lost carrier ends the session at once
+// (docs/configuration.md, bgp.hold_time), and a leaf that ends closes its sessions.
 // A returned plane waits for bgp.connect_retry (1s) and the leaf's routes; an undrained plane also waits for drain_delay (5s).
 const (
 	lossLimit   = 15 * time.Second
@@ -251,7 +252,7 @@ func (m *machine) keeps(step string, fn func()) {
 	}
 }
 
-// TestMonday is the first day of a new user: the example, installed by the section on installation of docs/operations.md, behind FRR leaves at
+// TestMonday is the first day of a new user: the example, installed by docs/operations/install.md, "Steps without a package", behind FRR leaves at
 // 400G. Each failure and each maintenance step leads to the right weights in the kernel, without manual intervention.
 func TestMonday(t *testing.T) {
 	if inVM == "" {

@@ -206,7 +206,7 @@ func TestConnectionFlood(t *testing.T) {
 			t.Errorf("a scrape of %s: %s", address, resp.Status)
 		}
 	}
-	// docs/security.md: a connection takes some 20 KiB.
+	// docs/security.md: all listeners of a daemon hold at most 544 descriptors. A connection takes some 20 KiB.
 	for _, u := range uses {
 		files, memory := openFiles(t, u.process.Cmd.Process.Pid)-u.files, residentKiB(t, u.process.Cmd.Process.Pid)-u.memory
 		t.Logf("%d connections: the %s has %d more open files, %d KiB more memory than %d KiB", (len(doors)-closed)*strangers*connectionsOfEach, u.name, files, memory, u.memory)

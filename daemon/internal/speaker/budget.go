@@ -17,7 +17,7 @@ import (
 // the budget's rate, and TCP flow control holds the peer back. A peer that
 // exceeds the budget for overloadPatience receives Cease, Out of Resources, and
 // may reconnect after a pause that doubles with each offense.
-// docs/operations.md states the bounds.
+// docs/operations/leaves.md, "The cost of one leaf", states the bounds.
 const (
 	costMessage = 100 // of a message, in addition to its octets
 	costPrefix  = 400 // of an announced or withdrawn prefix

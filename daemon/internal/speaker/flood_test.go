@@ -225,7 +225,7 @@ func flood(t *testing.T, a attack) {
 	logged, elapsed := lines.Load(), time.Since(began) // in this order, because the flood continues
 	grown := int64(peak-min(peak, before)) >> 20
 	t.Logf("%v, %d messages: heap +%d MiB, %d log lines", elapsed.Round(time.Millisecond), counter(r, 0, "in_messages_received"), grown, logged)
-	// Twice the bound of docs/operations.md, because of uncollected garbage.
+	// Twice the bound of docs/operations/leaves.md, because of uncollected garbage.
 	if limit := int64(2 * (8<<20 + a.routes*boundPerPrefix) >> 20); grown > limit {
 		t.Errorf("the heap grew by %d MiB, want at most %d", grown, limit)
 	}
