@@ -17,7 +17,7 @@ import (
 // destination is a remote GPU behind the four leaves.
 const destination = "10.255.1.1"
 
-// Time limits of TestMonday, including docker exec on a busy machine, and below the hold time of 90 s. The log has the measured times. A lost carrier ends the session at once
+// Time limits of TestMonday, including docker exec on a busy machine. The log has the measured times. A lost carrier ends the session at once
 // (docs/configuration.md, bgp.hold_time), and a leaf that ends closes its sessions.
 // A returned plane waits for bgp.connect_retry (1s) and the leaf's routes; an undrained plane also waits for drain_delay (5s).
 const (
@@ -202,53 +202,76 @@ func (m *machine) forwards(step string, limit time.Duration, ports ...int) {
 	m.eventually(fmt.Sprintf(`fared weights | grep -E '^%s/32 +%s .* in effect$'`, destination, shown))
 }
 
-// losses runs fn and returns the samples of the kernel's nexthops meanwhile in which no group has all ports.
+// allPorts are the sub-ports of examples/server-8gpu.yaml.
+var allPorts = []string{"eth0", "eth1", "eth2", "eth3", "eth4", "eth5", "eth6", "eth7"}
+
+// losses runs fn and samples the kernel's nexthops meanwhile. It returns the number of samples, and the time and the fullest group of those in which no group has all ports.
 func (m *machine) losses(fn func()) (samples int, lost []string) {
 	m.t.Helper()
-	m.run("systemd-run --quiet --unit samples --collect sh -c 'while ip -j nexthop show; do :; done >/run/samples'")
+	m.run("systemd-run --quiet --unit samples --collect sh -c 'while date +%T.%N && ip -j nexthop show; do :; done >/run/samples'")
 	m.eventually("test -s /run/samples")
 	fn()
 	m.run("systemctl stop samples")
-	for _, line := range strings.Split(m.run("cat /run/samples"), "\n") {
-		var nexthops []struct {
-			ID    int
-			Dev   string
-			Group []struct{ ID int }
+	var at string
+	for line := range strings.Lines(m.run("cat /run/samples")) {
+		if !strings.HasPrefix(line, "[") {
+			at = strings.TrimSpace(line)
+			continue
 		}
-		if json.Unmarshal([]byte(line), &nexthops) != nil {
-			continue // the last sample, cut short
-		}
-		devices := map[int]string{}
-		for _, n := range nexthops {
-			devices[n.ID] = n.Dev
-		}
-		complete, torn := false, false // torn: a group was replaced between the parts of the kernel's answer
-		for _, n := range nexthops {
-			has := map[string]bool{}
-			for _, member := range n.Group {
-				has[devices[member.ID]] = true
-				torn = torn || devices[member.ID] == ""
-			}
-			complete = complete || has["eth0"] && has["eth1"] && has["eth2"] && has["eth3"] && has["eth4"] && has["eth5"] && has["eth6"] && has["eth7"]
-		}
-		if torn {
+		fullest, whole := fullestGroup(line)
+		if !whole {
 			continue
 		}
 		samples++
-		if !complete {
-			lost = append(lost, line)
+		if len(fullest) < len(allPorts) {
+			lost = append(lost, fmt.Sprintf("%s %v", at, fullest))
 		}
 	}
 	return samples, lost
 }
 
+// fullestGroup returns those of allPorts that the group with the most of them has, by a line of ip -j nexthop show. whole is false for a line that is cut short, or if
+// a group was replaced between the parts of the kernel's answer.
+func fullestGroup(line string) (fullest []string, whole bool) {
+	var nexthops []struct {
+		ID    int
+		Dev   string
+		Group []struct{ ID int }
+	}
+	if json.Unmarshal([]byte(line), &nexthops) != nil {
+		return nil, false
+	}
+	devices := map[int]string{}
+	for _, n := range nexthops {
+		devices[n.ID] = n.Dev
+	}
+	for _, n := range nexthops {
+		var ports []string
+		for _, member := range n.Group {
+			device := devices[member.ID]
+			if device == "" {
+				return nil, false
+			}
+			if slices.Contains(allPorts, device) && !slices.Contains(ports, device) {
+				ports = append(ports, device)
+			}
+		}
+		if len(ports) > len(fullest) {
+			fullest = ports
+		}
+	}
+	return fullest, true
+}
+
 // keeps runs fn and fails if a port is unused meanwhile.
 func (m *machine) keeps(step string, fn func()) {
 	m.t.Helper()
+	begin := strings.TrimSpace(m.run("date '+%F %T'"))
 	samples, lost := m.losses(fn)
 	m.t.Logf("%s: %d samples of the kernel's nexthops", step, samples)
 	if len(lost) > 0 || samples == 0 {
-		m.t.Errorf("%s: of %d samples %d lack a port, the first: %.2000s", step, samples, len(lost), slices.Concat(lost, []string{""})[0])
+		log := m.run(fmt.Sprintf("journalctl --no-pager --output short-precise --since '%s' --unit 'fared*' | grep -v DEBUG", begin))
+		m.t.Errorf("%s: of %d samples %d lack a port:\n%s\n%s", step, samples, len(lost), strings.Join(lost, "\n"), log)
 	}
 }
 
