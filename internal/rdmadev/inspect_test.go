@@ -167,6 +167,34 @@ func TestTraffic(t *testing.T) {
 	}
 }
 
+// TestSentCounters reads what ports have sent from the counters that each driver has. Those of Pollara are in the documents of AMD's tools (amd-smi metric --nic --port),
+// those of bnxt_re and rdma_rxe in Linux.
+func TestSentCounters(t *testing.T) {
+	for driver, test := range map[string]struct {
+		counters       map[string]string
+		bytes, packets uint64
+		counts         [2]bool
+	}{
+		"mlx5":                {map[string]string{"counters/port_xmit_data": "250", "counters/port_xmit_packets": "7", "hw_counters/tx_bytes": "1"}, 1000, 7, [2]bool{true, true}},
+		"bnxt_re, Thor2":      {map[string]string{"hw_counters/tx_roce_only_bytes": "300", "hw_counters/tx_roce_only_pkts": "3", "hw_counters/tx_bytes": "900", "hw_counters/tx_pkts": "9"}, 300, 3, [2]bool{true, true}},
+		"bnxt_re":             {map[string]string{"hw_counters/tx_bytes": "900", "hw_counters/tx_pkts": "9"}, 900, 9, [2]bool{true, true}},
+		"ionic_rdma, Pollara": {map[string]string{"hw_counters/tx_rdma_ucast_bytes": "400", "hw_counters/tx_rdma_ucast_pkts": "4", "hw_counters/tx_rdma_cnp_pkts": "5"}, 400, 4, [2]bool{true, true}},
+		"rdma_rxe":            {map[string]string{"hw_counters/sent_pkts": "6"}, 0, 6, [2]bool{false, true}},
+		"none":                {map[string]string{"hw_counters/out_of_sequence": "6"}, 0, 0, [2]bool{}},
+	} {
+		root := t.TempDir()
+		for file, value := range test.counters {
+			rdmadevtest.Write(t, root, "class/infiniband/roce0/ports/1/"+file, value)
+		}
+		p := Port{Device: "roce0", Port: 1}
+		bytes, countsBytes := p.Sent(root)
+		packets, countsPackets := p.SentPackets(root)
+		if got := [2]bool{countsBytes, countsPackets}; bytes != test.bytes || packets != test.packets || got != test.counts {
+			t.Errorf("%s: %d bytes, %d packets, counted %v; want %d, %d, %v", driver, bytes, packets, got, test.bytes, test.packets, test.counts)
+		}
+	}
+}
+
 // TestPFC parses answers composed as in include/uapi/linux/dcbnl.h, and asks this kernel about lo, which has no DCB.
 func TestPFC(t *testing.T) {
 	attr := func(kind uint16, value ...byte) []byte {

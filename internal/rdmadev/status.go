@@ -129,19 +129,38 @@ func PathMTU(netdev int) int {
 // NetdevMTU returns the least MTU of a netdev for a path MTU, in bytes.
 func NetdevMTU(path int) int { return path + overhead }
 
+// sentCounters are the counters of sent RDMA traffic below the folder of a port, by preference: their files, and the octets of a unit of bytes.
+var sentCounters = []struct {
+	bytes, packets string
+	unit           uint64
+}{
+	{"counters/port_xmit_data", "counters/port_xmit_packets", 4},             // Documentation/ABI/stable/sysfs-class-infiniband of Linux
+	{"hw_counters/tx_roce_only_bytes", "hw_counters/tx_roce_only_pkts", 1},   // bnxt_re, Thor2: drivers/infiniband/hw/bnxt_re/hw_counters.c
+	{"hw_counters/tx_bytes", "hw_counters/tx_pkts", 1},                       // bnxt_re before
+	{"hw_counters/tx_rdma_ucast_bytes", "hw_counters/tx_rdma_ucast_pkts", 1}, // ionic_rdma, Pollara: by its firmware
+	{"", "hw_counters/sent_pkts", 1},                                         // rdma_rxe: drivers/infiniband/sw/rxe/rxe_hw_counters.c
+}
+
+// counter reads a counter below the folder of a port; false if the device does not have it.
+func (p *Port) counter(root, name string) (uint64, bool) {
+	n, err := strconv.ParseUint(read(root, "class/infiniband", p.Device, "ports", strconv.Itoa(p.Port), name), 10, 64)
+	return n, err == nil
+}
+
 // Sent returns the bytes that a port has sent, RDMA alone or, on InfiniBand, all; false if the device does not count them.
 func (p *Port) Sent(root string) (uint64, bool) {
-	// Units of four octets: Documentation/ABI/stable/sysfs-class-infiniband of Linux.
-	n, err := strconv.ParseUint(read(root, "class/infiniband", p.Device, "ports", strconv.Itoa(p.Port), "counters/port_xmit_data"), 10, 64)
-	return 4 * n, err == nil
+	for _, c := range sentCounters {
+		if n, ok := p.counter(root, c.bytes); ok {
+			return c.unit * n, true
+		}
+	}
+	return 0, false
 }
 
 // SentPackets returns the RDMA packets that a port has sent; false if the device does not count them.
 func (p *Port) SentPackets(root string) (uint64, bool) {
-	// Of NICs, and of rdma_rxe (drivers/infiniband/sw/rxe/rxe_hw_counters.c of Linux).
-	for _, counter := range []string{"counters/port_xmit_packets", "hw_counters/sent_pkts"} {
-		n, err := strconv.ParseUint(read(root, "class/infiniband", p.Device, "ports", strconv.Itoa(p.Port), counter), 10, 64)
-		if err == nil {
+	for _, c := range sentCounters {
+		if n, ok := p.counter(root, c.packets); ok {
 			return n, true
 		}
 	}
