@@ -39,7 +39,8 @@ fi
 analyze() {
   local folder flags sum
   for file; do
-    folder=${file%/*/*}
+    folder=${file#lib/}
+    folder=lib/${folder%%/*}
     flags=(-std=gnu11 -D_GNU_SOURCE -O1 -fanalyzer -Wno-analyzer-malloc-leak -Werror -Ilib/include -Ilib/src "-I$folder/src")
     sum=$({ echo "${flags[*]}" && gcc --version && gcc "${flags[@]}" -E "$file"; } | sha256sum)
     sum=$analyzed/${sum%% *}

@@ -105,6 +105,7 @@ for pass in "$@"; do
     threads "$pass"
   elif [ "$pass" = plain ] || [ "$pass" = memory ]; then
     both "$pass"
+    if [ "$pass" = plain ] && [ -n "$verbs" ] && build "core ($pass)" softdev OUT="$out" "$out/tests/core.o"; then result PASS "core ($pass)"; fi
     if [ "$pass" = plain ] && build "close ($pass)" . OUT="$out" "$out/libfared.so" "$out/tests/$pass/close"; then
       run "close ($pass)" "$out/tests/$pass/close" "$out/libfared.so" $tables/v2.slots
     fi

@@ -1,9 +1,11 @@
-/* Two software devices on a simulated wire in virtual time: it drops, duplicates, delays and reorders packets. This file replaces device.c and port.c. */
+/* Two software devices on a simulated wire in virtual time: it drops, duplicates, delays and reorders packets. This file
+ * replaces device.c, gid.c and port.c of the device. */
 #ifndef SIM_H
 #define SIM_H
 
-#include "device.h"
-#include "port.h"
+#include "device/device.h"
+#include "device/port.h"
+#include "device/slots.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -20,7 +22,6 @@ struct flying {
 
 static struct sim {
 	struct sd_dev dev[2];
-	pthread_mutex_t lock[2];
 	struct sd_context context[2];
 	struct ibv_device device;
 	struct sd_link link[2];
@@ -167,8 +168,6 @@ static void sim_init(uint64_t seed)
 		sim.link[i] = (struct sd_link){sim_open, sim_close, sim_send, sim_flush, sim_now};
 		sim.dev[i].link = &sim.link[i];
 		sim.dev[i].next_timer = UINT64_MAX;
-		pthread_mutex_init(&sim.lock[i], NULL);
-		sim.dev[i].lock = &sim.lock[i];
 		sim.context[i].dev = &sim.dev[i];
 		sd_events_open(&sim.context[i].async);
 		struct ibv_context *c = &sim.context[i].verbs.context;
@@ -195,21 +194,18 @@ static void sim_end(void)
 	}
 }
 
-/* The functions of device.c and port.c. */
+/* The functions of device.c, gid.c and port.c. */
+pthread_mutex_t sd_lock = PTHREAD_MUTEX_INITIALIZER;
 void sd_enter(struct sd_dev *dev)
 {
-	pthread_mutex_lock(dev->lock);
+	pthread_mutex_lock(&sd_lock);
 	dev->now = sim.now;
 }
 void sd_leave(struct sd_dev *dev)
 {
 	while (sd_run(dev))
 		;
-	pthread_mutex_unlock(dev->lock);
-}
-void sd_progress(struct sd_dev *dev)
-{
-	(void)dev;
+	pthread_mutex_unlock(&sd_lock);
 }
 void sd_awaits_event(struct sd_dev *dev)
 {
@@ -232,9 +228,8 @@ const struct in6_addr *sd_gid(uint32_t index)
 {
 	return index < 2 ? &sim_gids[index] : NULL;
 }
-int sd_resolve(struct sd_dev *dev, const struct ibv_ah_attr *attr, struct sd_path *path)
+int sd_resolve(const struct ibv_ah_attr *attr, struct sd_path *path)
 {
-	(void)dev;
 	path->flow.source = sim_gids[attr->grh.sgid_index];
 	memcpy(&path->flow.destination, &attr->grh.dgid, 16);
 	path->flow.destination_port = SD_UDP_PORT;

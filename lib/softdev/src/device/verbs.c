@@ -1,6 +1,7 @@
 #include "device.h"
 
 #include "guard.h"
+#include "slots.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -237,8 +238,7 @@ int softdev_destroy_cq(struct ibv_cq *base)
 int softdev_get_cq_event(struct ibv_comp_channel *channel, struct ibv_cq **cq, void **cq_context)
 {
 	struct sd_event event;
-	struct sd_dev *dev = sd_dev_of(channel->context);
-	int err = sd_events_take(&((struct sd_channel *)channel)->events, dev->lock, &event);
+	int err = sd_events_take(&((struct sd_channel *)channel)->events, &event);
 	if (err) {
 		errno = err;
 		return -1;
@@ -285,7 +285,7 @@ static void count_async(struct ibv_async_event *event)
 int softdev_get_async_event(struct ibv_context *context, struct ibv_async_event *event)
 {
 	struct sd_event from;
-	int err = sd_events_take(&sd_context_of(context)->async, sd_dev_of(context)->lock, &from);
+	int err = sd_events_take(&sd_context_of(context)->async, &from);
 	if (err) {
 		errno = err;
 		return -1;
@@ -330,12 +330,6 @@ void softdev_ack_async_event(struct ibv_async_event *event)
 		event->element.qp->events_completed++;
 	pthread_cond_signal(cond);
 	guard_unlock(mutex);
-}
-
-void sd_async(struct sd_qp *qp, enum ibv_event_type type)
-{
-	void *object = type == IBV_EVENT_SRQ_LIMIT_REACHED ? (void *)qp->ex.qp_base.srq : qp;
-	sd_events_add(&sd_context_of(qp->ex.qp_base.context)->async, object, type);
 }
 
 struct ibv_srq *softdev_create_srq(struct ibv_pd *pd, struct ibv_srq_init_attr *attr)
@@ -424,7 +418,7 @@ struct ibv_ah *softdev_create_ah(struct ibv_pd *pd, struct ibv_ah_attr *attr)
 	if (!ah)
 		return NULL;
 	ah->base = (struct ibv_ah){.context = pd->context, .pd = pd};
-	int err = sd_resolve(dev, attr, &ah->path);
+	int err = sd_resolve(attr, &ah->path);
 	sd_enter(dev);
 	if (!err && attr->grh.flow_label && attr->grh.flow_label <= SD_LABEL_MAX) {
 		ah->path.flow.source_port = ibv_flow_label_to_udp_sport(attr->grh.flow_label);

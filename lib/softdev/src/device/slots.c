@@ -1,8 +1,7 @@
-#include "core.h"
+#include "slots.h"
 
 #include "deal.h"
 
-#include <netinet/in.h>
 #include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -4,7 +4,7 @@
 #ifndef SOFTDEV_SHARE_H
 #define SOFTDEV_SHARE_H
 
-#include "core.h"
+#include "core/core.h"
 
 struct sd_share;
 

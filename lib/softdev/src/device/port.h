@@ -2,7 +2,7 @@
 #ifndef SOFTDEV_PORT_H
 #define SOFTDEV_PORT_H
 
-#include "core.h"
+#include "core/core.h"
 
 #ifndef SOL_UDP
 #define SOL_UDP 17

@@ -2,6 +2,7 @@
 
 #include "guard.h"
 #include "port.h"
+#include "slots.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -121,7 +122,7 @@ static void reset(struct sd_qp *qp)
 static int open_path(struct sd_qp *qp, const struct ibv_qp_attr *attr)
 {
 	struct sd_dev *dev = qp->dev;
-	int err = sd_resolve(dev, &attr->ah_attr, &qp->path);
+	int err = sd_resolve(&attr->ah_attr, &qp->path);
 	if (err)
 		return err;
 	err = sd_listen(dev, attr->ah_attr.grh.sgid_index);

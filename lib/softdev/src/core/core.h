@@ -1,12 +1,12 @@
-/* The objects of the software verbs device, and the functions between its files. All of it runs under *sd_dev.lock, except for functions whose comment
- * states otherwise. The core has no sockets, threads or clock: a link carries its packets, so tests run it on a simulated wire. */
+/* The core of the software verbs device: its objects, and RoCEv2 between them. The core has no sockets, threads, locks or
+ * clock; env.h has all that it calls, so tests run it on a simulated wire. Callers serialize all calls of a device. */
 #ifndef SOFTDEV_CORE_H
 #define SOFTDEV_CORE_H
 
+#include "env.h"
 #include "wire.h"
 
 #include <infiniband/verbs.h>
-#include <pthread.h>
 #include <sys/uio.h>
 
 enum {
@@ -49,18 +49,6 @@ struct sd_packet {
 	int pieces;
 };
 
-/* The carrier of packets: sockets, or a simulated wire. */
-struct sd_link {
-	/* Opens a path's source port; returns an errno. close ends its use. */
-	int (*open)(struct sd_link *link, struct sd_path *path);
-	void (*close)(struct sd_link *link, struct sd_path *path);
-	/* Queues a copy of a packet, and adds padding and ICRC. flush sends the queue; the core calls it before it releases the lock. */
-	void (*send)(struct sd_link *link, const struct sd_path *path, const struct sd_packet *packet);
-	void (*flush)(struct sd_link *link);
-	/* Returns the time in ns of a monotonic clock. */
-	uint64_t (*now)(struct sd_link *link);
-};
-
 struct sd_counters {
 	uint64_t sent, received, retransmitted, duplicates, out_of_order, naks, rnr_naks, timeouts, reports;
 	uint64_t bad_icrc, malformed, unknown_qp, wrong_source, congestion_marks, cnps_sent, cnps_received, moved;
@@ -73,9 +61,8 @@ struct sd_table {
 };
 
 struct sd_dev {
-	pthread_mutex_t *lock;
 	struct sd_link *link;
-	uint64_t now;        /* ns, from the latest entry into the core */
+	uint64_t now;        /* ns of a monotonic clock; set before each call of the core */
 	uint64_t next_timer; /* time of the earliest timer; UINT64_MAX if there is none */
 	struct sd_table mrs, qps;
 	uint32_t generation;
@@ -84,26 +71,6 @@ struct sd_dev {
 	struct sd_counters counters;
 	struct sd_slots *slots; /* the slot table; NULL: none */
 	uint32_t armed;         /* completion queues that await an event */
-};
-
-struct sd_pair;
-struct sd_slots;
-
-/* Queue of events that a program awaits on a file descriptor: an eventfd that counts them. */
-#define SD_COMPLETION_EVENT (-1)
-struct sd_event {
-	struct sd_event *next;
-	void *object;
-	int type; /* SD_COMPLETION_EVENT, or enum ibv_event_type */
-};
-struct sd_events {
-	int fd;
-	struct sd_event *head, **tail;
-};
-
-struct sd_channel {
-	struct ibv_comp_channel base;
-	struct sd_events events;
 };
 
 struct sd_cq {
@@ -120,11 +87,6 @@ struct sd_mr {
 	struct ibv_mr base;
 	uint64_t iova;
 	unsigned access;
-};
-
-struct sd_pd {
-	struct ibv_pd base;
-	uint32_t users;
 };
 
 struct sd_ah {
@@ -260,13 +222,6 @@ void sd_cq_push(struct sd_cq *cq, const struct ibv_wc *wc, bool solicited);
 int sd_cq_take(struct sd_cq *cq, int n, struct ibv_wc *wc);
 /* Removes the completions of a queue pair, which is to be destroyed or reset. */
 void sd_cq_forget(struct sd_cq *cq, uint32_t qpn);
-int sd_events_open(struct sd_events *e);
-void sd_events_close(struct sd_events *e);
-void sd_events_add(struct sd_events *e, void *object, int type);
-/* Removes the undelivered events of an object. */
-void sd_events_remove(struct sd_events *e, const void *object);
-/* Waits for an event, without the lock; returns an errno. A nonblocking descriptor returns EAGAIN. */
-int sd_events_take(struct sd_events *e, pthread_mutex_t *lock, struct sd_event *out);
 
 /* requester.c */
 int sd_requester_init(struct sd_qp *qp, const struct ibv_qp_cap *cap);
@@ -300,20 +255,6 @@ void sd_rq_flush(struct sd_qp *qp);
 void sd_datagram_run(struct sd_qp *qp);
 void sd_datagram_receive(struct sd_qp *qp, const struct sd_flow *flow, uint8_t tos, const struct sd_header *h, const uint8_t *payload, uint32_t length);
 
-/* slots.c */
-/* Opens the slot table as fared_open does. A missing table is looked for once a second. */
-struct sd_slots *sd_slots_open(void);
-void sd_slots_close(struct sd_slots *slots);
-/* Chooses the path's source port and opens it: that of the slot by deal_next, or a port from seed if the pair has no slots. Returns an errno. */
-int sd_slots_join(struct sd_dev *dev, struct sd_path *path, uint32_t seed);
-void sd_slots_leave(struct sd_dev *dev, struct sd_path *path);
-/* Follows changes of the table: moves the paths that must move. Cheap if nothing has changed. */
-void sd_slots_follow(struct sd_dev *dev);
-/* Returns why the table is stale, an error of libfared, or 0. */
-int sd_slots_stale(const struct sd_dev *dev);
-/* Reports a change of that on standard error, in one thread and without the lock. A standard error that takes nothing is asked again by the next call. */
-void sd_slots_report(struct sd_dev *dev, int stale);
-
 /* engine.c */
 /* Handles a received UDP payload. */
 void sd_input(struct sd_dev *dev, const struct sd_flow *flow, uint8_t tos, const uint8_t *p, size_t n);
@@ -325,7 +266,6 @@ void sd_dirty(struct sd_qp *qp);
 void sd_emit(struct sd_qp *qp, const struct sd_header *h, struct sd_packet *packet);
 /* Moves a queue pair into the error state: every posted request is flushed. */
 void sd_qp_error(struct sd_qp *qp);
-void sd_async(struct sd_qp *qp, enum ibv_event_type type);
 
 static inline struct sd_qp *sd_qp_of(struct ibv_qp *qp)
 {
