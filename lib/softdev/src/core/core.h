@@ -50,7 +50,7 @@ struct sd_packet {
 };
 
 struct sd_counters {
-	uint64_t sent, received, retransmitted, duplicates, out_of_order, naks, rnr_naks, timeouts, reports;
+	uint64_t sent, received, retransmitted, duplicates, out_of_order, naks, rnr_naks, timeouts;
 	uint64_t bad_icrc, malformed, unknown_qp, wrong_source, congestion_marks, cnps_sent, cnps_received, moved;
 };
 
@@ -80,7 +80,6 @@ struct sd_cq {
 	uint32_t size, head, count;
 	int armed; /* 0: no, 1: for any completion, 2: for solicited ones and errors */
 	uint32_t users, delivered;
-	uint32_t async_delivered;
 };
 
 struct sd_mr {
