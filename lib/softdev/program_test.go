@@ -58,7 +58,7 @@ func TestSurroundings(t *testing.T) {
 	e := alone(t)
 	program := compile(t, "program", "plain")
 	for _, test := range [][]string{
-		{"signals"}, {"cancel", "20"}, {"fork", "50"}, {"threads", "32"}, {"descriptors"}, {"device_file"}, {"refusals", number(t)},
+		{"signals"}, {"cancel", "20"}, {"fork", "50"}, {"threads", "32"}, {"descriptors"}, {"failed_open"}, {"device_file"}, {"refusals", number(t)},
 	} {
 		t.Run(test[0], func(t *testing.T) { e.program(t, append([]string{program}, test...)...) })
 	}
@@ -75,7 +75,7 @@ func TestSurroundingsSanitizers(t *testing.T) {
 	gate.Slow(t, gate.C, "sanitizers")
 	e := alone(t)
 	e.library = ""
-	both := []string{"fork 20", "threads 32", "descriptors", "refusals " + number(t)}
+	both := []string{"fork 20", "threads 32", "descriptors", "failed_open", "refusals " + number(t)}
 	for pass, tests := range map[string][]string{"memory": append(both, "signals"), "thread": append(both, "cancel 20")} {
 		program := compile(t, "program-device", pass)
 		for _, test := range tests {

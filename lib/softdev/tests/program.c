@@ -11,6 +11,7 @@
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/signalfd.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
@@ -345,6 +346,22 @@ static void descriptors(const char *unused)
 	CHECK(ibv_close_device(c) == 0);
 }
 
+/* failed_open opens the device with one free descriptor, which is too few: none is left open. */
+static void failed_open(const char *unused)
+{
+	(void)unused;
+	struct ibv_device **list = ibv_get_device_list(NULL);
+	struct rlimit limit;
+	int only = dup(STDERR_FILENO);
+	CHECK(list && only >= 0 && getrlimit(RLIMIT_NOFILE, &limit) == 0 && close(only) == 0);
+	limit.rlim_cur = (rlim_t)only + 1;
+	CHECK(setrlimit(RLIMIT_NOFILE, &limit) == 0);
+	for (int i = 0; list[i]; i++)
+		CHECK(strcmp(ibv_get_device_name(list[i]), "fared_soft0") != 0 || !ibv_open_device(list[i]));
+	CHECK(dup(STDERR_FILENO) == only);
+	ibv_free_device_list(list);
+}
+
 /* ---- dlclose ---- */
 
 /* close_library closes the library while its device is open, a hundred times: the device stays, and its functions can be called. */
@@ -484,6 +501,7 @@ static const struct {
 	{"fork", fork_in_handler},
 	{"threads", threads},
 	{"descriptors", descriptors},
+	{"failed_open", failed_open},
 	{"dlclose", close_library},
 	{"paths", paths},
 	{"device_file", device_file},

@@ -67,8 +67,13 @@ struct ibv_context *softdev_open_device(struct ibv_device *d)
 	struct sd_context *c = calloc(1, sizeof *c);
 	if (!c)
 		return NULL;
-	c->dev = sd_events_open(&c->async) == 0 ? sd_device_open() : NULL;
+	if (sd_events_open(&c->async) != 0) {
+		free(c);
+		return NULL;
+	}
+	c->dev = sd_device_open();
 	if (!c->dev) {
+		sd_events_close(&c->async);
 		free(c);
 		return NULL;
 	}
