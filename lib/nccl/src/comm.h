@@ -1,4 +1,8 @@
-/* The state of the engine: communicators, their lanes and stripes. Only the engine's thread uses it, except where a member states otherwise. */
+/* The state of the engine: communicators, their lanes and stripes. Only the engine's thread uses it, except where a member
+ * states otherwise.
+ *
+ * A file calls only those before it in this order, and the later ones by struct lane_owner alone: list, lane, qpair,
+ * memory, shares, sender and receiver, comm, frames, engine. */
 #ifndef FARED_NCCL_COMM_H
 #define FARED_NCCL_COMM_H
 
@@ -29,6 +33,7 @@ enum source_kind { SOURCE_WAKE, SOURCE_LISTENER, SOURCE_LANE, SOURCE_RDMA };
 struct lane {
 	enum source_kind kind; /* first: SOURCE_LANE */
 	enum lane_state state;
+	const struct lane_owner *owner;
 	struct comm *comm;         /* NULL until the HELLO of an accepted lane */
 	struct listener *listener; /* of an accepted lane without a HELLO */
 	struct lane *next;         /* of such lanes */
@@ -85,6 +90,63 @@ struct posted {
 
 enum comm_state { COMM_CONNECTING, COMM_READY };
 
+/* lane_owner is what lanes and queue pairs report to: the functions of the layers above them. */
+struct lane_owner {
+	/* The header of a frame (lane.in), and the whole frame has arrived; false if it violates the protocol. */
+	bool (*begin)(struct lane *lane);
+	bool (*end)(struct lane *lane);
+	/* Returns where the payload of a frame goes from an offset on, and how much fits there. */
+	char *(*target)(struct lane *lane, uint32_t *room);
+	/* A queue pair has written a stripe; false if its frame violates the protocol. */
+	bool (*written)(struct comm *c, const struct frame *f);
+	/* The receiver has a stripe. */
+	void (*acknowledged)(struct comm *c, struct stripe *s);
+	/* The device has failed the lane's queue pair. */
+	void (*broken)(struct lane *lane);
+	/* A communicator has something to do. */
+	void (*ready)(struct comm *c);
+	void (*fail)(struct comm *c, ncclResult_t error, const char *reason);
+};
+
+/* sender is the state of a communicator that sends. */
+struct sender {
+	struct fared_address destination;
+	uint16_t port;       /* of the peer's listener */
+	uint64_t open_again; /* ns: no lane is opened before */
+	uint32_t open_failures;
+	bool refused;
+	struct request *waiting, *waiting_last; /* not all of whose stripes are assigned, in order */
+	struct posted posted[MAX_GROUPS];
+	uint64_t first_posted, next_posted; /* groups with unused buffers; contiguous */
+	struct stripe **stripes;
+	uint32_t stripe_count, stripe_room, outstanding; /* outstanding: stripes without an acknowledgement */
+	struct list spare, again;                        /* again: to be assigned a second time */
+	struct deal deal;
+	int64_t credit[MAX_LANES]; /* of the lanes after the choice of the last shares_next */
+	bool all_suspect;          /* every lane with a share is suspect: all are tried, because an acknowledgement on any shows that it works */
+	bool steered, ports_taken; /* ports_taken: no slot of some sub-port had a free source port, which was reported */
+	uint64_t plane_bytes[MAX_LANES], repeated;
+};
+
+/* receiver is the state of a communicator that receives. */
+struct receiver {
+	struct listener *listener;
+	struct request *groups[MAX_GROUPS];
+	uint64_t next_group, first_group, confirmed; /* groups: to be posted, incomplete, known to the sender */
+	uint64_t posted_at, post_delay;
+	int post_lane;
+	uint64_t bye_at; /* ns: when the sender has closed; its last SENDs may be complete after that */
+};
+
+/* qpairs are the queue pairs of a communicator over verbs. */
+struct qpairs {
+	struct qpair *all;                         /* also those of closed lanes */
+	uint32_t next;                             /* of a sender: the number of the next one */
+	struct fenced *fenced;                     /* of a receiver: queue pairs that have ended */
+	uint32_t fenced_count, fenced_room, first; /* first: older ones are settled */
+	bool failed;                               /* the failure of a queue pair has been reported */
+};
+
 struct comm {
 	/* shared with NCCL's thread */
 	_Atomic int state, error; /* enum comm_state; ncclResult_t */
@@ -101,10 +163,9 @@ struct comm {
 
 	bool sends, verbs; /* verbs: stripes are carried by queue pairs */
 	const struct device *device;
-	struct fared_address source, destination;
-	uint16_t port; /* of the peer's listener */
+	const struct lane_owner *owner;
+	struct fared_address source;
 	struct hello hello;
-	struct listener *listener; /* of a receiver */
 
 	uint32_t taken;
 	bool adopted, in_ready, ready, abandoned, peer_closed, gone;
@@ -113,36 +174,9 @@ struct comm {
 	int lane_count;
 	uint64_t since, closed_at, alive; /* ns; alive: when the peer was last heard of, or nothing was expected of it */
 	uint64_t asked;                   /* ns: the last PING */
-	uint64_t open_again;              /* ns: no lane is opened before */
-	uint32_t open_failures;
-	bool refused;
-
-	/* over verbs */
-	struct qpair *pairs;                            /* all, also those of closed lanes */
-	uint32_t next_pair;                             /* of a sender: the number of the next one */
-	struct fenced *fenced;                          /* of a receiver: queue pairs that have ended */
-	uint32_t fenced_count, fenced_room, first_pair; /* first_pair: older ones are settled */
-	bool pair_failed;                               /* the failure of a queue pair has been reported */
-	uint64_t bye_at;                                /* ns: when the sender has closed; its last SENDs may be complete after that */
-
-	/* of a sender */
-	struct request *waiting, *waiting_last; /* not all of whose stripes are assigned, in order */
-	struct posted posted[MAX_GROUPS];
-	uint64_t first_posted, next_posted; /* groups with unused buffers; contiguous */
-	struct stripe **stripes;
-	uint32_t stripe_count, stripe_room, outstanding; /* outstanding: stripes without an acknowledgement */
-	struct list spare, again;                        /* again: to be assigned a second time */
-	struct deal deal;
-	int64_t credit[MAX_LANES]; /* of the lanes after the choice of the last shares_next */
-	bool all_suspect;          /* every lane with a share is suspect: all are tried, because an acknowledgement on any shows that it works */
-	bool steered, ports_taken; /* ports_taken: no slot of some sub-port had a free source port, which was reported */
-	uint64_t plane_bytes[MAX_LANES], repeated;
-
-	/* of a receiver */
-	struct request *groups[MAX_GROUPS];
-	uint64_t next_group, first_group, confirmed; /* groups: to be posted, incomplete, known to the sender */
-	uint64_t posted_at, post_delay;
-	int post_lane;
+	struct qpairs pairs;
+	struct sender sender;     /* of one that sends */
+	struct receiver receiver; /* of one that receives */
 };
 
 /* ended is a communicator of a listener that this end has closed. */
@@ -155,6 +189,7 @@ struct listener {
 	enum source_kind kind; /* first: SOURCE_LISTENER */
 	int fd;
 	const struct device *device;
+	const struct lane_owner *owner;
 	uint8_t nonce[16];
 	struct lane *greeting; /* lanes without a HELLO */
 	int greeting_count;
@@ -189,13 +224,6 @@ extern struct engine engine;
 #define SCRAP_BYTES (256 << 10)
 #define MILLISECOND 1000000ull
 
-/* engine.c */
-void engine_mark(struct comm *c);
-/* engine_watch_forks has communicators refused in a child of this process. */
-void engine_watch_forks(void);
-/* engine_ready has comm_run called for a communicator. */
-void engine_ready(struct comm *c);
-
 /* list.c */
 void list_add(struct list *l, struct stripe *s);
 void list_remove(struct stripe *s);
@@ -203,19 +231,16 @@ void list_remove(struct stripe *s);
 /* lane.c */
 /* Converts an address and a port, and returns the size of the result. */
 socklen_t socket_address(struct sockaddr_storage *out, const struct fared_address *a, uint16_t port);
+/* Opens a lane of a sender from the port of a slot; -1: from any port. */
 struct lane *lane_open(struct comm *c, int slot);
 struct lane *lane_accept(struct listener *l, int fd);
+/* Gives a communicator a lane. */
+void lane_join(struct lane *lane, struct comm *c);
 void lane_read(struct lane *lane);
 void lane_write(struct lane *lane);
 void lane_control(struct lane *lane, const struct frame *f, const void *payload);
-/* Frees a lane; a sender's stripes on it are assigned again. */
+/* Frees a lane that has neither stripes nor a queue pair. */
 void lane_close(struct lane *lane);
-/* Takes a sender's stripes off a lane. */
-void lane_release(struct lane *lane);
-/* Returns whether a lane can carry stripes. */
-bool lane_carries(const struct lane *lane);
-/* Returns whether a lane can begin another stripe now. */
-bool lane_has_room(const struct lane *lane);
 /* Notes that an acknowledgement has arrived by a lane. */
 void lane_progress(struct lane *lane);
 
@@ -250,37 +275,58 @@ void memory_use(struct memory *m, int n);
 /* Fills in the address and the keys of a buffer. */
 void memory_announce(const struct memory *m, const void *data, struct buffer *b);
 
-/* frames.c: the meaning of frames. They return false if it violates the protocol. */
-bool frame_begin(struct lane *lane);
-bool frame_end(struct lane *lane);
-/* Where the payload of a frame goes from an offset on, and how much fits there. */
-char *frame_target(struct lane *lane, uint32_t *room);
-/* Accounts for a stripe that a queue pair has written. */
-bool frame_written(struct comm *c, const struct frame *f);
-
-/* comm.c */
-struct comm *comm_new(const struct device *d, bool sends);
-void comm_free(struct comm *c);
-void comm_fail(struct comm *c, ncclResult_t error, const char *reason);
-bool comm_run(struct comm *c);
-void comm_tick(struct comm *c);
-void comm_join(struct comm *c, struct lane *lane);
-void comm_leave(struct lane *lane);
-void comm_open_failed(struct comm *c, bool refused);
-void comm_acknowledged(struct lane *lane, uint64_t id);
-void comm_stripe_acknowledged(struct comm *c, struct stripe *s);
-/* Notifies the peer, by a lane, that this end is closed. */
-void comm_bye(struct lane *lane);
-void comm_closed_by_peer(struct comm *c, uint64_t groups);
-void comm_received(struct comm *c);
-void comm_post(struct comm *c, uint64_t group, struct lane *lane);
-/* Returns the lane on which a frame arrived last, or with the number of a lane that is not to be used another one; -1 if there is none. */
-int comm_control_lane(const struct comm *c, int avoid);
-
 /* shares.c */
+/* Returns whether a lane can carry stripes. */
+bool shares_carries(const struct lane *lane);
+/* Takes a sender's stripes off a lane, to be assigned again. */
+void shares_release(struct lane *lane);
+/* Delays the next attempt to open a lane. */
+void shares_open_failed(struct comm *c, bool refused);
 void shares_follow(struct comm *c);
 /* Returns the lane for a number of bytes; NULL: none carries stripes. shares_deal confirms the choice. */
 struct lane *shares_next(struct comm *c, uint32_t length);
 void shares_deal(struct comm *c);
+
+/* sender.c */
+void sender_free(struct comm *c);
+void sender_submit(struct comm *c, struct request *r);
+/* Assigns stripes to lanes. */
+void sender_run(struct comm *c);
+/* Returns whether stripes can be assigned at once. */
+bool sender_has_work(struct comm *c);
+void sender_tick(struct comm *c);
+/* Ends all use of the memory of messages. */
+void sender_abandon(struct comm *c);
+/* The receiver has closed the communicator, with a number of complete groups. */
+void sender_closed(struct comm *c, uint64_t groups);
+void sender_acknowledged(struct comm *c, struct stripe *s);
+/* Accounts for an acknowledgement that has arrived by a lane. */
+void sender_stripe_arrived(struct lane *lane, uint64_t id);
+void sender_pair_broken(struct lane *lane);
+
+/* receiver.c */
+void receiver_submit(struct comm *c, struct request *r);
+/* Completes the receives at the head of the order in which they were posted. */
+void receiver_complete(struct comm *c);
+/* Repeats POSTs, and fails if no lane is in use for long; reachable: some are. */
+void receiver_tick(struct comm *c, bool reachable);
+/* The sender has closed the communicator. */
+void receiver_closed(struct comm *c);
+
+/* comm.c */
+struct comm *comm_new(const struct device *d, bool sends, const struct lane_owner *owner);
+void comm_free(struct comm *c);
+void comm_fail(struct comm *c, ncclResult_t error, const char *reason);
+bool comm_run(struct comm *c);
+void comm_tick(struct comm *c);
+/* Notifies the peer, by a lane, that this end is closed. */
+void comm_bye(struct lane *lane);
+void comm_closed_by_peer(struct comm *c, uint64_t groups);
+
+/* frames.c: the meaning of frames, by functions of struct lane_owner. */
+bool frame_begin(struct lane *lane);
+bool frame_end(struct lane *lane);
+char *frame_target(struct lane *lane, uint32_t *room);
+bool frame_written(struct comm *c, const struct frame *f);
 
 #endif

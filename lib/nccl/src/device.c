@@ -5,7 +5,7 @@
 #include <string.h>
 #include <strings.h>
 
-#include "comm.h"
+#include "net.h"
 #include "verbs.h"
 
 struct settings settings;
@@ -210,9 +210,7 @@ ncclResult_t devices_init(void)
 	if (count)
 		INFO("GPUDirect RDMA is not offered: %s, so NCCL copies through memory of the host",
 			used ? "the flush that GPUs before Hopper need after a receive is missing" : "TCP carries memory of the host alone");
-	if (used)
-		engine_watch_forks(); /* contexts of a device are of no use to a child */
-	else if (verbs)
+	if (verbs && !used)
 		verbs_close();
 	fared_close(table);
 	if (!count && devices && status.sources)

@@ -35,7 +35,7 @@ static void wake(void)
 		;
 }
 
-void engine_mark(struct comm *c)
+static void mark(struct comm *c)
 {
 	if (!atomic_exchange(&c->dirty, true)) {
 		struct comm *head = atomic_load(&engine.dirty);
@@ -46,7 +46,8 @@ void engine_mark(struct comm *c)
 	wake();
 }
 
-void engine_ready(struct comm *c)
+/* ready has comm_run called for a communicator. */
+static void ready(struct comm *c)
 {
 	if (c->in_ready)
 		return;
@@ -54,6 +55,17 @@ void engine_ready(struct comm *c)
 	c->next_ready = engine.ready;
 	engine.ready = c;
 }
+
+static const struct lane_owner owner = {
+	.begin = frame_begin,
+	.end = frame_end,
+	.target = frame_target,
+	.written = frame_written,
+	.acknowledged = sender_acknowledged,
+	.broken = sender_pair_broken,
+	.ready = ready,
+	.fail = comm_fail,
+};
 
 static void adopt(struct comm *c)
 {
@@ -73,7 +85,7 @@ static void take_dirty(void)
 		struct comm *next = c->next_dirty;
 		atomic_store(&c->dirty, false);
 		adopt(c);
-		engine_ready(c);
+		ready(c);
 		c = next;
 	}
 }
@@ -101,7 +113,7 @@ static void handle_lane(struct lane *lane, uint32_t events)
 		int error = 0;
 		socklen_t size = sizeof error;
 		getsockopt(lane->fd, SOL_SOCKET, SO_ERROR, &error, &size);
-		comm_open_failed(lane->comm, error == ECONNREFUSED);
+		shares_open_failed(lane->comm, error == ECONNREFUSED);
 		lane->ended = true;
 	}
 	if (!lane->comm) {
@@ -112,7 +124,7 @@ static void handle_lane(struct lane *lane, uint32_t events)
 		}
 	}
 	if (lane->comm)
-		engine_ready(lane->comm);
+		ready(lane->comm);
 }
 
 /* note_end keeps what a peer has to know about a closed communicator of a listener when it returns. */
@@ -125,7 +137,7 @@ static void note_end(struct listener *l, const struct comm *c)
 	l->ended = ended;
 	struct ended *e = &ended[l->ended_count++];
 	memcpy(e->connection, c->hello.connection, sizeof e->connection);
-	e->groups = c->first_group;
+	e->groups = c->receiver.first_group;
 }
 
 static void free_gone(void)
@@ -137,8 +149,8 @@ static void free_gone(void)
 			continue;
 		}
 		*p = c->next;
-		if (c->listener)
-			note_end(c->listener, c);
+		if (c->receiver.listener)
+			note_end(c->receiver.listener, c);
 		comm_free(c);
 	}
 	guard_lock(&engine.lock);
@@ -162,8 +174,8 @@ static void free_gone(void)
 static bool busy(void)
 {
 	for (struct comm *c = engine.comms; c; c = c->next) {
-		if (c->closed_at || !c->ready || qpair_busy(c) || c->again.first || c->waiting || (!c->sends && c->first_group != c->next_group) ||
-			!c->lane_count)
+		if (c->closed_at || !c->ready || qpair_busy(c) || c->sender.again.first || c->sender.waiting ||
+			(!c->sends && c->receiver.first_group != c->receiver.next_group) || !c->lane_count)
 			return true;
 		for (int i = 0; i < c->lane_count; i++) {
 			if (c->lanes[i]->state != LANE_READY || c->lanes[i]->sent.first)
@@ -181,7 +193,7 @@ static void run_ready(void)
 		struct comm *next = c->next_ready;
 		c->in_ready = false;
 		if (comm_run(c))
-			engine_ready(c);
+			ready(c);
 		c = next;
 	}
 }
@@ -192,7 +204,7 @@ static void tick(void)
 		fared_refresh(engine.table);
 	for (struct comm *c = engine.comms; c; c = c->next) {
 		comm_tick(c);
-		engine_ready(c);
+		ready(c);
 	}
 	guard_lock(&engine.lock);
 	for (struct listener *l = engine.listeners; l; l = l->next) {
@@ -271,10 +283,11 @@ static void in_child(void)
 	engine.forked = true;
 }
 
-void engine_watch_forks(void)
+void net_watch_forks(void)
 {
-	if (!engine.watches_forks)
-		guard_forks((pthread_mutex_t *const[]){&engine.lock}, 1, in_child);
+	if (engine.watches_forks)
+		return;
+	guard_forks((pthread_mutex_t *const[]){&engine.lock}, 1, in_child);
 	engine.watches_forks = true;
 }
 
@@ -313,7 +326,7 @@ static bool start(void)
 		struct epoll_event e = {.events = EPOLLIN, .data.ptr = &wake_source};
 		engine.started = engine.scrap && engine.epoll >= 0 && engine.wake >= 0 && !epoll_ctl(engine.epoll, EPOLL_CTL_ADD, engine.wake, &e) &&
 			watch_ports() && start_thread(run, "fared-nccl") && start_thread(watch, "fared-nccl-slot");
-		engine_watch_forks();
+		net_watch_forks();
 		if (!engine.started)
 			WARN("the plugin's threads could not be started: %s", strerror(errno));
 	}
@@ -362,6 +375,7 @@ ncclResult_t net_listen(int dev, void *handle, struct listener **out)
 	struct handle h = {.magic = HANDLE_MAGIC, .version = WIRE_VERSION, .transports = (uint8_t)d->transports};
 	l->kind = SOURCE_LISTENER;
 	l->device = d;
+	l->owner = &owner;
 	l->fd = bind_port(d, &h.port);
 	if (l->fd < 0 || getrandom(l->nonce, sizeof l->nonce, 0) != sizeof l->nonce) {
 		WARN("%s: no port from %u to %u can be bound: %s. Set FARED_NCCL_PORTS to a free range, and dataplane.tcp_port_range of fared to the same one",
@@ -417,12 +431,12 @@ ncclResult_t net_connect(int dev, void *handle, struct comm **out)
 		}
 		if (!start())
 			return ncclSystemError;
-		if (!(c = comm_new(d, true)))
+		if (!(c = comm_new(d, true, &owner)))
 			return ncclSystemError;
 		c->verbs = common & TRANSPORT_VERBS;
 		c->hello.transport = c->verbs ? TRANSPORT_VERBS : TRANSPORT_TCP;
-		memcpy(c->destination.bytes, h.address, sizeof h.address);
-		c->port = h.port;
+		memcpy(c->sender.destination.bytes, h.address, sizeof h.address);
+		c->sender.port = h.port;
 		memcpy(c->hello.nonce, h.nonce, sizeof h.nonce);
 		if (getrandom(c->hello.connection, sizeof c->hello.connection, 0) != sizeof c->hello.connection) {
 			comm_free(c);
@@ -430,7 +444,7 @@ ncclResult_t net_connect(int dev, void *handle, struct comm **out)
 		}
 		h.comm = (uint64_t)(uintptr_t)c;
 		memcpy(handle, &h, sizeof h);
-		engine_mark(c);
+		mark(c);
 		return ncclSuccess;
 	}
 	bool failed = atomic_load(&c->error);
@@ -473,7 +487,7 @@ static void submit(struct comm *c, struct request *r)
 	uint32_t n = atomic_load_explicit(&c->submitted, memory_order_relaxed);
 	c->ring[n % MAX_SENDS] = r;
 	atomic_store_explicit(&c->submitted, n + 1, memory_order_release);
-	engine_mark(c);
+	mark(c);
 }
 
 ncclResult_t net_send(struct comm *c, void *data, size_t size, int tag, struct memory *memory, struct request **out)
@@ -561,7 +575,7 @@ ncclResult_t net_close(struct comm *c)
 		return ncclInternalError; /* the communicator is the parent's */
 	atomic_fetch_add(&engine.closing, 1);
 	atomic_store(&c->closing, true);
-	engine_mark(c);
+	mark(c);
 	while (!atomic_load(&c->released))
 		poll(NULL, 0, 1);
 	atomic_store(&c->left, true); /* the engine may free it from here on */

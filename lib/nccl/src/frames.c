@@ -6,9 +6,9 @@
 
 static struct request *group_of(struct comm *c, const struct frame *f)
 {
-	if (c->abandoned || f->group < c->first_group || f->group >= c->next_group)
+	if (c->abandoned || f->group < c->receiver.first_group || f->group >= c->receiver.next_group)
 		return NULL;
-	return c->groups[f->group % MAX_GROUPS];
+	return c->receiver.groups[f->group % MAX_GROUPS];
 }
 
 /* wanted returns the part of a receive that a stripe belongs to, or NULL if the stripe has arrived already. */
@@ -25,7 +25,7 @@ static struct part *wanted(struct comm *c, const struct frame *f)
 /* admit checks a DATA frame, and takes the size of a message from its first one. */
 static bool admit(struct comm *c, const struct frame *f)
 {
-	if (f->group >= c->next_group || f->stripe < 1 || f->length > f->stripe || f->offset > f->total || f->length > f->total - f->offset)
+	if (f->group >= c->receiver.next_group || f->stripe < 1 || f->length > f->stripe || f->offset > f->total || f->length > f->total - f->offset)
 		return false;
 	if (f->offset % f->stripe || (f->length != f->stripe && f->offset + f->length != f->total))
 		return false;
@@ -59,7 +59,7 @@ bool frame_begin(struct lane *lane)
 	case FRAME_POST:
 		return c->sends && f->index >= 1 && f->index <= MAX_PARTS && f->length == f->index * sizeof(struct buffer);
 	case FRAME_POSTED:
-		return !c->sends && !f->length && f->group <= c->next_group;
+		return !c->sends && !f->length && f->group <= c->receiver.next_group;
 	case FRAME_ACK:
 		return c->sends && f->length % sizeof(uint64_t) == 0;
 	case FRAME_BYE:
@@ -101,7 +101,7 @@ static void note_stripe(struct comm *c, const struct frame *f)
 		p->have[bit / 64] |= (uint64_t)1 << (bit % 64);
 		p->received += f->length;
 		if (p->received == p->total)
-			comm_received(c);
+			receiver_complete(c);
 	}
 }
 
@@ -123,16 +123,16 @@ static bool posted(struct lane *lane)
 {
 	struct comm *c = lane->comm;
 	const struct frame *f = &lane->in;
-	if (f->group >= c->first_posted + MAX_GROUPS)
+	if (f->group >= c->sender.first_posted + MAX_GROUPS)
 		return false;
-	if (f->group >= c->next_posted) {
-		struct posted *p = &c->posted[f->group % MAX_GROUPS];
+	if (f->group >= c->sender.next_posted) {
+		struct posted *p = &c->sender.posted[f->group % MAX_GROUPS];
 		*p = (struct posted){.valid = true, .n = f->index};
 		memcpy(p->buffers, lane->control, f->length);
-		while (c->next_posted < c->first_posted + MAX_GROUPS && c->posted[c->next_posted % MAX_GROUPS].valid)
-			c->next_posted++;
+		while (c->sender.next_posted < c->sender.first_posted + MAX_GROUPS && c->sender.posted[c->sender.next_posted % MAX_GROUPS].valid)
+			c->sender.next_posted++;
 	}
-	lane_control(lane, &(struct frame){.type = FRAME_POSTED, .group = c->next_posted}, NULL);
+	lane_control(lane, &(struct frame){.type = FRAME_POSTED, .group = c->sender.next_posted}, NULL);
 	return true;
 }
 
@@ -161,7 +161,7 @@ static bool greeted(struct lane *lane)
 	if (difference || !(h.transport & l->device->transports))
 		return false;
 	struct comm *c = engine.comms;
-	while (c && (c->listener != l || memcmp(&c->hello, &h, sizeof h)))
+	while (c && (c->receiver.listener != l || memcmp(&c->hello, &h, sizeof h)))
 		c = c->next;
 	if (!c) {
 		if (has_ended(lane, &h) || atomic_load(&l->closing))
@@ -169,11 +169,11 @@ static bool greeted(struct lane *lane)
 		guard_lock(&engine.lock);
 		bool room = l->accepted_count < (int)(sizeof l->accepted / sizeof l->accepted[0]);
 		guard_unlock(&engine.lock);
-		if (!room || !(c = comm_new(l->device, false)))
+		if (!room || !(c = comm_new(l->device, false, l->owner)))
 			return false;
 		c->hello = h;
 		c->verbs = h.transport == TRANSPORT_VERBS;
-		c->listener = l;
+		c->receiver.listener = l;
 		c->adopted = c->ready = true;
 		c->since = c->alive = engine.now;
 		l->comms++;
@@ -192,7 +192,7 @@ static bool greeted(struct lane *lane)
 	*p = lane->next;
 	l->greeting_count--;
 	lane->listener = NULL;
-	comm_join(c, lane);
+	lane_join(lane, c);
 	lane->state = LANE_READY;
 	lane_control(lane, &(struct frame){.type = FRAME_WELCOME}, NULL);
 	if (c->closed_at)
@@ -208,15 +208,15 @@ bool frame_end(struct lane *lane)
 		return greeted(lane);
 	case FRAME_WELCOME:
 		lane->state = LANE_READY;
-		lane->comm->open_failures = 0;
-		lane->comm->refused = false;
+		lane->comm->sender.open_failures = 0;
+		lane->comm->sender.refused = false;
 		break;
 	case FRAME_POST:
 		return posted(lane);
 	case FRAME_POSTED:
-		if (f->group > lane->comm->confirmed) {
-			lane->comm->confirmed = f->group;
-			lane->comm->post_delay = 0;
+		if (f->group > lane->comm->receiver.confirmed) {
+			lane->comm->receiver.confirmed = f->group;
+			lane->comm->receiver.post_delay = 0;
 		}
 		break;
 	case FRAME_DATA:
@@ -226,7 +226,7 @@ bool frame_end(struct lane *lane)
 		for (uint32_t i = 0; i < f->length / sizeof(uint64_t); i++) {
 			uint64_t id;
 			memcpy(&id, lane->control + i * sizeof id, sizeof id);
-			comm_acknowledged(lane, id);
+			sender_stripe_arrived(lane, id);
 		}
 		break;
 	case FRAME_PING:

@@ -43,7 +43,7 @@ socklen_t socket_address(struct sockaddr_storage *out, const struct fared_addres
 	return sizeof *in;
 }
 
-static struct lane *new_lane(int fd)
+static struct lane *new_lane(int fd, const struct lane_owner *owner)
 {
 	struct lane *lane = calloc(1, sizeof *lane);
 	if (lane)
@@ -54,6 +54,7 @@ static struct lane *new_lane(int fd)
 		return NULL;
 	}
 	lane->kind = SOURCE_LANE;
+	lane->owner = owner;
 	lane->fd = fd;
 	lane->slot = -1;
 	lane->since = lane->progress = lane->received = engine.now;
@@ -67,12 +68,32 @@ static struct lane *new_lane(int fd)
 	return lane;
 }
 
+void lane_join(struct lane *lane, struct comm *c)
+{
+	lane->comm = c;
+	c->lanes[c->lane_count++] = lane;
+}
+
+/* leave takes a lane off its communicator. */
+static void leave(struct lane *lane)
+{
+	struct comm *c = lane->comm;
+	for (int i = 0; i < c->lane_count; i++) {
+		if (c->lanes[i] == lane) {
+			c->lanes[i] = c->lanes[--c->lane_count];
+			break;
+		}
+	}
+	if (!c->lane_count && lane->state == LANE_READY)
+		c->alive = engine.now;
+}
+
 struct lane *lane_open(struct comm *c, int slot)
 {
 	struct sockaddr_storage from, to;
-	uint16_t port = slot < 0 ? 0 : c->deal.slots[slot].source_port;
+	uint16_t port = slot < 0 ? 0 : c->sender.deal.slots[slot].source_port;
 	socklen_t size = socket_address(&from, &c->source, port);
-	socket_address(&to, &c->destination, c->port);
+	socket_address(&to, &c->sender.destination, c->sender.port);
 	int fd = socket(to.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
 	if (fd < 0)
 		return NULL;
@@ -85,23 +106,23 @@ struct lane *lane_open(struct comm *c, int slot)
 		errno = error;
 		return NULL;
 	}
-	struct lane *lane = new_lane(fd);
+	struct lane *lane = new_lane(fd, c->owner);
 	if (!lane)
 		return NULL;
 	lane->slot = slot;
 	lane->port = port;
 	if (slot >= 0) {
-		lane->plane = c->deal.slots[slot].plane;
-		lane->sub_port = c->deal.slots[slot].sub_port;
+		lane->plane = c->sender.deal.slots[slot].plane;
+		lane->sub_port = c->sender.deal.slots[slot].sub_port;
 	}
-	comm_join(c, lane);
+	lane_join(lane, c);
 	return lane;
 }
 
 struct lane *lane_accept(struct listener *l, int fd)
 {
 	set_options(fd);
-	struct lane *lane = new_lane(fd);
+	struct lane *lane = new_lane(fd, l->owner);
 	if (!lane)
 		return NULL;
 	lane->state = LANE_GREETING;
@@ -110,30 +131,6 @@ struct lane *lane_accept(struct listener *l, int fd)
 	l->greeting = lane;
 	l->greeting_count++;
 	return lane;
-}
-
-void lane_release(struct lane *lane)
-{
-	if (lane->comm->verbs && lane->sent.first)
-		qpair_release(lane);
-	struct list *lists[] = {&lane->sent, &lane->queue};
-	for (int i = 0; i < 2; i++) {
-		for (struct stripe *s; (s = lists[i]->first);) {
-			list_remove(s);
-			list_add(&lane->comm->again, s);
-			lane->comm->repeated += i == 0 ? s->length : 0;
-		}
-	}
-}
-
-bool lane_carries(const struct lane *lane)
-{
-	return lane->state == LANE_READY && !lane->ended && (!lane->comm->verbs || qpair_up(lane->pair));
-}
-
-bool lane_has_room(const struct lane *lane)
-{
-	return !lane->queue.first && (lane->comm->verbs ? qpair_has_room(lane) : lane->writable);
 }
 
 void lane_progress(struct lane *lane)
@@ -152,9 +149,7 @@ void lane_progress(struct lane *lane)
 void lane_close(struct lane *lane)
 {
 	if (lane->comm) {
-		lane_release(lane);
-		qpair_release(lane);
-		comm_leave(lane);
+		leave(lane);
 	} else if (lane->listener) {
 		struct lane **p = &lane->listener->greeting;
 		while (*p && *p != lane)
@@ -221,7 +216,7 @@ static bool consume(struct lane *lane, size_t n)
 			n -= part;
 			if (lane->in_have < sizeof lane->in)
 				return true;
-			if (lane->in.version != WIRE_VERSION || (lane->in.type != FRAME_DATA && lane->in.length > CONTROL_ROOM) || !frame_begin(lane))
+			if (lane->in.version != WIRE_VERSION || (lane->in.type != FRAME_DATA && lane->in.length > CONTROL_ROOM) || !lane->owner->begin(lane))
 				return false;
 			lane->in_payload = true;
 			lane->payload_have = 0;
@@ -230,7 +225,7 @@ static bool consume(struct lane *lane, size_t n)
 		}
 		lane->in_payload = false;
 		lane->in_have = 0;
-		if (!frame_end(lane))
+		if (!lane->owner->end(lane))
 			return false;
 		if (lane->ack_count == sizeof lane->acks / sizeof lane->acks[0])
 			flush_acks(lane);
@@ -249,7 +244,7 @@ void lane_read(struct lane *lane)
 		size_t payload = 0;
 		if (lane->in_payload) {
 			uint32_t room;
-			parts[n].iov_base = frame_target(lane, &room);
+			parts[n].iov_base = lane->owner->target(lane, &room);
 			parts[n++].iov_len = payload = room;
 		}
 		/* The next header is read with the end of a payload, but must not overwrite that of the present frame. */
@@ -279,7 +274,7 @@ void lane_read(struct lane *lane)
 		}
 		if (!good) {
 			if (lane->comm)
-				comm_fail(lane->comm, ncclRemoteError, "the peer violates the protocol: does it use another version of the plugin?");
+				lane->owner->fail(lane->comm, ncclRemoteError, "the peer violates the protocol: does it use another version of the plugin?");
 			lane->ended = true;
 		}
 	}
@@ -311,7 +306,7 @@ static void begin(struct lane *lane)
 	lane->head_at = lane->payload_at = 0;
 	lane->writing = true;
 	if (lane->plane < MAX_LANES)
-		lane->comm->plane_bytes[lane->plane] += s->length;
+		lane->comm->sender.plane_bytes[lane->plane] += s->length;
 }
 
 /* wrote accounts for sent bytes, in the order of lane_write. */
@@ -336,8 +331,6 @@ static void wrote(struct lane *lane, size_t n, size_t control)
 
 void lane_write(struct lane *lane)
 {
-	if (lane->comm->verbs)
-		qpair_write(lane);
 	for (int turn = 0; lane->writable && !lane->ended && turn < TURNS; turn++) {
 		if (!lane->writing && lane->queue.first && lane->state == LANE_READY && !lane->comm->verbs)
 			begin(lane);

@@ -104,6 +104,8 @@ const struct device *device_get(int i);
 const char *slots_path(void);
 
 /* engine.c: calls of NCCL's threads. Pointers that are not ready stay NULL. */
+/* Has communicators refused in a child of this process. */
+void net_watch_forks(void);
 ncclResult_t net_listen(int dev, void *handle, struct listener **out);
 ncclResult_t net_connect(int dev, void *handle, struct comm **out);
 ncclResult_t net_accept(struct listener *l, struct comm **out);

@@ -66,7 +66,7 @@ struct qpair {
 static void destroy(struct qpair *p)
 {
 	struct comm *c = p->comm;
-	struct qpair **at = &c->pairs;
+	struct qpair **at = &c->pairs.all;
 	while (*at && *at != p)
 		at = &(*at)->next;
 	if (*at)
@@ -86,9 +86,9 @@ static void destroy(struct qpair *p)
 /* report reports the first failure of a communicator; the others are most likely of the same kind. */
 static void report(struct comm *c, const struct rdma *r, const char *what, int error)
 {
-	if (c->pair_failed)
+	if (c->pairs.failed)
 		return;
-	c->pair_failed = true;
+	c->pairs.failed = true;
 	if (r)
 		WARN("%s port %d: %s: %s", r->name, r->port, what, strerror(error));
 	else
@@ -105,8 +105,8 @@ static struct qpair *new_pair(struct comm *c, struct lane *lane, struct rdma *r,
 	p->rdma = r;
 	p->number = number;
 	p->psn = (uint32_t)(engine.now >> 10) & 0xffffff; /* another one than that of the previous queue pair */
-	p->next = c->pairs;
-	c->pairs = p;
+	p->next = c->pairs.all;
+	c->pairs.all = p;
 	errno = 0;
 	p->cq = verbs.ibv_create_cq(r->context, c->sends ? 2 * DEPTH + 2 : RECEIVES + 2, p, r->channel, 0);
 	struct ibv_qp_init_attr make = {
@@ -178,7 +178,7 @@ static void stop(struct qpair *p)
 
 static struct qpair *find(struct comm *c, uint64_t number)
 {
-	struct qpair *p = c->pairs;
+	struct qpair *p = c->pairs.all;
 	while (p && p->number != number)
 		p = p->next;
 	return p;
@@ -211,8 +211,8 @@ bool qpair_has_room(const struct lane *lane)
 /* oldest returns the number of the oldest queue pair that may have stripes. */
 static uint32_t oldest(const struct comm *c)
 {
-	uint32_t least = c->next_pair;
-	for (const struct qpair *p = c->pairs; p; p = p->next)
+	uint32_t least = c->pairs.next;
+	for (const struct qpair *p = c->pairs.all; p; p = p->next)
 		least = p->number < least ? p->number : least;
 	return least;
 }
@@ -276,9 +276,7 @@ static bool post(struct lane *lane, struct frame *f, const struct stripe *s)
 static void broken(struct lane *lane, const char *reason)
 {
 	INFO("plane %u: queue pair %u: %s", lane->plane, lane->pair->number, reason);
-	lane->suspect = true;
-	lane_release(lane);
-	qpair_release(lane); /* one without stripes */
+	lane->owner->broken(lane);
 }
 
 void qpair_write(struct lane *lane)
@@ -301,7 +299,7 @@ void qpair_write(struct lane *lane)
 			.stripe = settings.stripe,
 		};
 		if (lane->plane < MAX_LANES)
-			lane->comm->plane_bytes[lane->plane] += s->length;
+			lane->comm->sender.plane_bytes[lane->plane] += s->length;
 		if (!post(lane, &f, s))
 			broken(lane, "the device takes no request");
 	}
@@ -315,10 +313,10 @@ static void connect_lane(struct comm *c, struct lane *lane)
 		report(c, NULL, "the plane of a slot has no active RDMA port with the loopback's GID: fared rdma explains", 0);
 		return;
 	}
-	struct qpair *p = new_pair(c, lane, &rdmas[port], c->next_pair);
+	struct qpair *p = new_pair(c, lane, &rdmas[port], c->pairs.next);
 	if (!p)
 		return;
-	c->next_pair++;
+	c->pairs.next++;
 	struct endpoint e;
 	if (!describe(p, &e)) {
 		destroy(p);
@@ -338,7 +336,7 @@ void qpair_follow(struct comm *c)
 		if (l->state == LANE_READY && !l->pair && !l->ended && !l->retired && engine.now >= l->connect_at)
 			connect_lane(c, l);
 	}
-	for (struct qpair *p = c->pairs; p; p = p->next) {
+	for (struct qpair *p = c->pairs.all; p; p = p->next) {
 		if (p->state == QPAIR_FENCING && engine.now - p->asked > p->delay)
 			ask(p);
 	}
@@ -352,7 +350,7 @@ bool qpair_busy(const struct comm *c)
 		if (!c->lanes[i]->pair && !c->lanes[i]->retired)
 			return true;
 	}
-	for (const struct qpair *p = c->pairs; p; p = p->next) {
+	for (const struct qpair *p = c->pairs.all; p; p = p->next) {
 		if (p->state != QPAIR_UP)
 			return true;
 	}
@@ -396,7 +394,7 @@ bool qpair_connected(struct lane *lane, const struct endpoint *peer)
 static void acknowledge(struct comm *c, struct list *sent, uint64_t sequence)
 {
 	while (sent->first && sent->first->sequence <= sequence)
-		comm_stripe_acknowledged(c, sent->first);
+		c->owner->acknowledged(c, sent->first);
 }
 
 bool qpair_fenced(struct comm *c, uint64_t number, uint64_t count)
@@ -413,8 +411,8 @@ bool qpair_fenced(struct comm *c, uint64_t number, uint64_t count)
 	acknowledge(c, &sent, count);
 	for (struct stripe *s; (s = sent.first);) {
 		list_remove(s);
-		c->repeated += s->length;
-		list_add(&c->again, s);
+		c->sender.repeated += s->length;
+		list_add(&c->sender.again, s);
 	}
 	return true;
 }
@@ -516,39 +514,39 @@ static bool listen_for(struct comm *c, struct lane *lane, const struct endpoint 
 /* forget drops the records of queue pairs that the sender has settled. */
 static void forget(struct comm *c, uint64_t first_pair)
 {
-	if (first_pair <= c->first_pair || first_pair > UINT32_MAX)
+	if (first_pair <= c->pairs.first || first_pair > UINT32_MAX)
 		return;
-	c->first_pair = (uint32_t)first_pair;
+	c->pairs.first = (uint32_t)first_pair;
 	uint32_t kept = 0;
-	for (uint32_t i = 0; i < c->fenced_count; i++) {
-		if (c->fenced[i].pair >= c->first_pair)
-			c->fenced[kept++] = c->fenced[i];
+	for (uint32_t i = 0; i < c->pairs.fenced_count; i++) {
+		if (c->pairs.fenced[i].pair >= c->pairs.first)
+			c->pairs.fenced[kept++] = c->pairs.fenced[i];
 	}
-	c->fenced_count = kept;
+	c->pairs.fenced_count = kept;
 }
 
 static const struct fenced *record_of(const struct comm *c, uint64_t number)
 {
-	for (uint32_t i = 0; i < c->fenced_count; i++) {
-		if (c->fenced[i].pair == number)
-			return &c->fenced[i];
+	for (uint32_t i = 0; i < c->pairs.fenced_count; i++) {
+		if (c->pairs.fenced[i].pair == number)
+			return &c->pairs.fenced[i];
 	}
 	return NULL;
 }
 
 static bool record(struct comm *c, uint32_t number, uint64_t count)
 {
-	if (c->fenced_count == c->fenced_room) {
-		uint32_t room = c->fenced_room ? 2 * c->fenced_room : 16;
-		struct fenced *more = realloc(c->fenced, room * sizeof *more);
+	if (c->pairs.fenced_count == c->pairs.fenced_room) {
+		uint32_t room = c->pairs.fenced_room ? 2 * c->pairs.fenced_room : 16;
+		struct fenced *more = realloc(c->pairs.fenced, room * sizeof *more);
 		if (!more) {
-			comm_fail(c, ncclSystemError, "no memory");
+			c->owner->fail(c, ncclSystemError, "no memory");
 			return false;
 		}
-		c->fenced = more;
-		c->fenced_room = room;
+		c->pairs.fenced = more;
+		c->pairs.fenced_room = room;
 	}
-	c->fenced[c->fenced_count++] = (struct fenced){.pair = number, .count = count};
+	c->pairs.fenced[c->pairs.fenced_count++] = (struct fenced){.pair = number, .count = count};
 	return true;
 }
 
@@ -559,7 +557,7 @@ bool qpair_asked(struct lane *lane, const struct endpoint *peer, uint64_t first_
 		return true;
 	forget(c, first_pair);
 	/* A connection that was slow may bring the request after another one has brought the end. */
-	if (peer->pair < c->first_pair || record_of(c, peer->pair))
+	if (peer->pair < c->pairs.first || record_of(c, peer->pair))
 		return true;
 	if (find(c, peer->pair) || peer->mtu < IBV_MTU_256 || peer->mtu > IBV_MTU_4096)
 		return false;
@@ -597,8 +595,8 @@ static void arrived_one(struct qpair *p, const struct ibv_wc *wc)
 	p->arrived++;
 	if (p->lane)
 		p->lane->received = engine.now;
-	if (wc->byte_len != sizeof *f || f->version != WIRE_VERSION || (f->type == FRAME_DATA && !frame_written(c, f)))
-		comm_fail(c, ncclRemoteError, "the peer violates the protocol: does it use another version of the plugin?");
+	if (wc->byte_len != sizeof *f || f->version != WIRE_VERSION || (f->type == FRAME_DATA && !c->owner->written(c, f)))
+		c->owner->fail(c, ncclRemoteError, "the peer violates the protocol: does it use another version of the plugin?");
 	if (p->state == QPAIR_UP)
 		post_receive(p, (uint32_t)wc->wr_id);
 }
@@ -634,7 +632,7 @@ static bool poll(struct qpair *p)
 bool qpair_poll(struct comm *c)
 {
 	bool more = false;
-	for (struct qpair *p = c->pairs, *next; p; p = next) {
+	for (struct qpair *p = c->pairs.all, *next; p; p = next) {
 		next = p->next;
 		if (p->unpolled)
 			more |= poll(p);
@@ -650,7 +648,7 @@ bool qpair_fence(struct lane *lane, uint64_t number, uint64_t first_pair)
 	if (c->abandoned || c->closed_at)
 		return true;
 	forget(c, first_pair);
-	if (number < c->first_pair)
+	if (number < c->pairs.first)
 		return true; /* a late repetition */
 	struct qpair *p = find(c, number);
 	if (p) {
@@ -671,11 +669,11 @@ bool qpair_fence(struct lane *lane, uint64_t number, uint64_t first_pair)
 
 void qpair_drop_all(struct comm *c)
 {
-	while (c->pairs) {
-		struct qpair *p = c->pairs;
+	while (c->pairs.all) {
+		struct qpair *p = c->pairs.all;
 		for (struct stripe *s; (s = p->sent.first);) {
 			list_remove(s);
-			list_add(&c->again, s);
+			list_add(&c->sender.again, s);
 		}
 		destroy(p);
 	}
@@ -690,6 +688,6 @@ void qpair_event(struct rdma *r)
 		verbs.ibv_ack_cq_events(cq, 1);
 		p->armed = false;
 		p->unpolled = true;
-		engine_ready(p->comm);
+		p->comm->owner->ready(p->comm);
 	}
 }

@@ -8,7 +8,12 @@
 static ncclResult_t init(ncclDebugLogger_t log)
 {
 	atomic_store(&logger, log);
-	return devices_init();
+	ncclResult_t result = devices_init();
+	for (int i = 0; i < devices_count(); i++) {
+		if (device_get(i)->transports & TRANSPORT_VERBS)
+			net_watch_forks(); /* contexts of a device are of no use to a child */
+	}
+	return result;
 }
 
 static ncclResult_t init_v10(ncclDebugLogger_t log, void *profiler)
