@@ -378,6 +378,18 @@ func endsOf(t *testing.T, words []string, environment ...string) {
 	}
 }
 
+// TestStart fails each call by which the plugin starts its threads: listen returns an error, nothing stays open, and a
+// later listen succeeds.
+func TestStart(t *testing.T) {
+	x := slotfiletest.New(t, loopback(0), loopback(0))
+	x.Set(t, 1, 1, 1, 1)
+	program := exec.Command(filepath.Join(cbuild.Make(t, "nccl", "starts"), "starts"), release(t).plugin())
+	program.Env = append(os.Environ(), "FARED_SLOTS="+x.Path)
+	if out, err := program.CombinedOutput(); err != nil {
+		t.Errorf("%v\n%s", err, out)
+	}
+}
+
 // waits describes a thread that waits in the kernel: what it waits for, and how often it has begun to wait.
 type waits struct{ call, timeout, count string }
 

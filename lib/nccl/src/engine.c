@@ -18,6 +18,7 @@
 #define MAX_GREETING 128
 
 struct engine engine = {.lock = PTHREAD_MUTEX_INITIALIZER, .epoll = -1, .wake = -1};
+static pthread_mutex_t starting = PTHREAD_MUTEX_INITIALIZER; /* held in start_threads */
 
 static uint64_t clock_now(void)
 {
@@ -217,10 +218,21 @@ static void tick(void)
 	guard_unlock(&engine.lock);
 }
 
+/* admitted waits for the end of start_threads, and returns whether all threads were started. */
+static bool admitted(void)
+{
+	guard_lock(&starting);
+	bool started = engine.started;
+	guard_unlock(&starting);
+	return started;
+}
+
 static void *run(void *unused)
 {
 	(void)unused;
 	uint64_t ticked = 0;
+	if (!admitted())
+		return NULL;
 	for (;;) {
 		int timeout = engine.ready ? 0 : busy() ? TICK_MS : -1;
 		struct epoll_event events[64];
@@ -261,7 +273,7 @@ static void *watch(void *unused)
 {
 	(void)unused;
 	struct fared_table *table;
-	if (fared_open(&table, NULL))
+	if (!admitted() || fared_open(&table, NULL))
 		return NULL;
 	for (int stale = 0;;) {
 		if (fared_wait(table, WATCH_MS) == 1) {
@@ -291,13 +303,6 @@ void net_watch_forks(void)
 	engine.watches_forks = true;
 }
 
-static bool start_thread(void *(*function)(void *), const char *name)
-{
-	pthread_t thread;
-	errno = guard_start(&thread, name, function, NULL);
-	return errno == 0 && pthread_detach(thread) == 0;
-}
-
 /* watch_ports has the engine wait for the events of RDMA ports. */
 static bool watch_ports(void)
 {
@@ -309,26 +314,69 @@ static bool watch_ports(void)
 	return true;
 }
 
-static bool start(void)
+/* open_engine makes the things that the threads use. */
+static bool open_engine(void)
 {
 	static enum source_kind wake_source = SOURCE_WAKE;
+	struct epoll_event e = {.events = EPOLLIN, .data.ptr = &wake_source};
+	engine.now = clock_now();
+	fared_open(&engine.table, NULL);
+	engine.scrap = malloc(SCRAP_BYTES);
+	if (!engine.scrap)
+		return false;
+	engine.epoll = epoll_create1(EPOLL_CLOEXEC);
+	if (engine.epoll < 0)
+		return false;
+	engine.wake = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+	return engine.wake >= 0 && !epoll_ctl(engine.epoll, EPOLL_CTL_ADD, engine.wake, &e) && watch_ports();
+}
+
+/* close_engine undoes open_engine, wherever that has failed. */
+static void close_engine(void)
+{
+	if (engine.wake >= 0)
+		close(engine.wake);
+	if (engine.epoll >= 0)
+		close(engine.epoll);
+	free(engine.scrap);
+	fared_close(engine.table);
+	engine.wake = engine.epoll = -1;
+	engine.scrap = NULL;
+	engine.table = NULL;
+}
+
+/* start_threads starts both threads, or none: they wait for the lock until each of them has been started. */
+static bool start_threads(void)
+{
+	pthread_t threads[2];
+	int n = 0;
+	guard_lock(&starting);
+	int error = guard_start(&threads[n], "fared-nccl", run, NULL);
+	if (!error)
+		error = guard_start(&threads[++n], "fared-nccl-slot", watch, NULL);
+	engine.started = !error;
+	guard_unlock(&starting);
+	if (n == 1 && error)
+		pthread_join(threads[0], NULL);
+	for (int i = 0; i < 2 && !error; i++)
+		pthread_detach(threads[i]);
+	errno = error;
+	return !error;
+}
+
+static bool start(void)
+{
 	if (engine.forked) {
 		WARN("the process was forked after its first communicator: NCCL has to be initialized in the child");
 		return false;
 	}
 	guard_lock(&engine.lock);
 	if (!engine.started) {
-		engine.now = clock_now();
-		fared_open(&engine.table, NULL);
-		engine.scrap = malloc(SCRAP_BYTES);
-		engine.epoll = epoll_create1(EPOLL_CLOEXEC);
-		engine.wake = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-		struct epoll_event e = {.events = EPOLLIN, .data.ptr = &wake_source};
-		engine.started = engine.scrap && engine.epoll >= 0 && engine.wake >= 0 && !epoll_ctl(engine.epoll, EPOLL_CTL_ADD, engine.wake, &e) &&
-			watch_ports() && start_thread(run, "fared-nccl") && start_thread(watch, "fared-nccl-slot");
 		net_watch_forks();
-		if (!engine.started)
+		if (!open_engine() || !start_threads()) {
 			WARN("the plugin's threads could not be started: %s", strerror(errno));
+			close_engine();
+		}
 	}
 	bool started = engine.started;
 	guard_unlock(&engine.lock);
