@@ -160,6 +160,22 @@ const char *slots_path(void)
 	return path && *path ? path : FARED_DEFAULT_PATH;
 }
 
+/* add_device makes a device of a source and a plane, unless no transport reaches its planes. */
+static void add_device(struct device *d, const struct fared_table *table, const struct fared_status *status, bool verbs, char *reason, size_t size)
+{
+	describe(d, table, status);
+	d->transports = settings.transports;
+	if (!verbs || !reaches_planes(d, table, status, reason, size))
+		d->transports &= ~TRANSPORT_VERBS;
+	if (!d->transports) {
+		WARN("FARED_NCCL_TRANSPORT is verbs: %s", reason);
+		*d = (struct device){0};
+		return;
+	}
+	INFO("device %d: %s, %d Mbit/s, by %s", count, d->name, d->speed, d->transports & TRANSPORT_VERBS ? "verbs" : "TCP");
+	count++;
+}
+
 ncclResult_t devices_init(void)
 {
 	if (count)
@@ -193,18 +209,8 @@ ncclResult_t devices_init(void)
 				continue;
 			d->rail = (int)i;
 			d->plane = settings.planes ? (int)p : ALL_PLANES;
-			describe(d, table, &status);
-			d->transports = settings.transports;
-			if (!verbs || !reaches_planes(d, table, &status, reason, sizeof reason))
-				d->transports &= ~TRANSPORT_VERBS;
-			if (!d->transports) {
-				WARN("FARED_NCCL_TRANSPORT is verbs: %s", reason);
-				*d = (struct device){0};
-				continue;
-			}
+			add_device(d, table, &status, verbs, reason, sizeof reason);
 			used |= d->transports & TRANSPORT_VERBS;
-			INFO("device %d: %s, %d Mbit/s, by %s", count, d->name, d->speed, d->transports & TRANSPORT_VERBS ? "verbs" : "TCP");
-			count++;
 		}
 	}
 	if (count)

@@ -457,6 +457,32 @@ static ncclResult_t connection_failed(struct comm *c)
 	return error;
 }
 
+/* begin_connect makes the communicator of a peer's handle, which refers to it from then on. */
+static ncclResult_t begin_connect(const struct device *d, struct handle *h)
+{
+	int common = h->transports & d->transports;
+	if (!common) {
+		WARN("this end carries messages by %s and the peer by %s: set FARED_NCCL_TRANSPORT to the same value for all ranks",
+			d->transports & TRANSPORT_VERBS ? "verbs" : "tcp", h->transports & TRANSPORT_VERBS ? "verbs" : "tcp");
+		return ncclInvalidUsage;
+	}
+	struct comm *c = start() ? comm_new(d, true, &owner) : NULL;
+	if (!c)
+		return ncclSystemError;
+	c->verbs = common & TRANSPORT_VERBS;
+	c->hello.transport = c->verbs ? TRANSPORT_VERBS : TRANSPORT_TCP;
+	memcpy(c->sender.destination.bytes, h->address, sizeof h->address);
+	c->sender.port = h->port;
+	memcpy(c->hello.nonce, h->nonce, sizeof h->nonce);
+	if (getrandom(c->hello.connection, sizeof c->hello.connection, 0) != sizeof c->hello.connection) {
+		comm_free(c);
+		return ncclSystemError;
+	}
+	h->comm = (uint64_t)(uintptr_t)c;
+	mark(c);
+	return ncclSuccess;
+}
+
 ncclResult_t net_connect(int dev, void *handle, struct comm **out)
 {
 	*out = NULL;
@@ -471,29 +497,9 @@ ncclResult_t net_connect(int dev, void *handle, struct comm **out)
 	}
 	struct comm *c = (struct comm *)(uintptr_t)h.comm;
 	if (!c) {
-		int common = h.transports & d->transports;
-		if (!common) {
-			WARN("this end carries messages by %s and the peer by %s: set FARED_NCCL_TRANSPORT to the same value for all ranks",
-				d->transports & TRANSPORT_VERBS ? "verbs" : "tcp", h.transports & TRANSPORT_VERBS ? "verbs" : "tcp");
-			return ncclInvalidUsage;
-		}
-		if (!start())
-			return ncclSystemError;
-		if (!(c = comm_new(d, true, &owner)))
-			return ncclSystemError;
-		c->verbs = common & TRANSPORT_VERBS;
-		c->hello.transport = c->verbs ? TRANSPORT_VERBS : TRANSPORT_TCP;
-		memcpy(c->sender.destination.bytes, h.address, sizeof h.address);
-		c->sender.port = h.port;
-		memcpy(c->hello.nonce, h.nonce, sizeof h.nonce);
-		if (getrandom(c->hello.connection, sizeof c->hello.connection, 0) != sizeof c->hello.connection) {
-			comm_free(c);
-			return ncclSystemError;
-		}
-		h.comm = (uint64_t)(uintptr_t)c;
+		ncclResult_t result = begin_connect(d, &h);
 		memcpy(handle, &h, sizeof h);
-		mark(c);
-		return ncclSuccess;
+		return result;
 	}
 	bool failed = atomic_load(&c->error);
 	if (failed || atomic_load(&c->state) == COMM_READY) {

@@ -150,6 +150,30 @@ static bool has_ended(struct lane *lane, const struct hello *h)
 	return false;
 }
 
+/* accept_comm makes the communicator of a HELLO, and queues it for net_accept. */
+static struct comm *accept_comm(struct listener *l, const struct hello *h)
+{
+	guard_lock(&engine.lock);
+	bool room = l->accepted_count < (int)(sizeof l->accepted / sizeof l->accepted[0]);
+	guard_unlock(&engine.lock);
+	struct comm *c = room ? comm_new(l->device, false, l->owner) : NULL;
+	if (!c)
+		return NULL;
+	c->hello = *h;
+	c->verbs = h->transport == TRANSPORT_VERBS;
+	c->receiver.listener = l;
+	c->adopted = c->ready = true;
+	c->since = c->alive = engine.now;
+	l->comms++;
+	c->next = engine.comms;
+	engine.comms = c;
+	atomic_store(&c->state, COMM_READY);
+	guard_lock(&engine.lock);
+	l->accepted[l->accepted_count++] = c;
+	guard_unlock(&engine.lock);
+	return c;
+}
+
 static bool greeted(struct lane *lane)
 {
 	struct listener *l = lane->listener;
@@ -166,25 +190,9 @@ static bool greeted(struct lane *lane)
 	if (!c) {
 		if (has_ended(lane, &h) || atomic_load(&l->closing))
 			return false;
-		guard_lock(&engine.lock);
-		bool room = l->accepted_count < (int)(sizeof l->accepted / sizeof l->accepted[0]);
-		guard_unlock(&engine.lock);
-		if (!room || !(c = comm_new(l->device, false, l->owner)))
-			return false;
-		c->hello = h;
-		c->verbs = h.transport == TRANSPORT_VERBS;
-		c->receiver.listener = l;
-		c->adopted = c->ready = true;
-		c->since = c->alive = engine.now;
-		l->comms++;
-		c->next = engine.comms;
-		engine.comms = c;
-		atomic_store(&c->state, COMM_READY);
-		guard_lock(&engine.lock);
-		l->accepted[l->accepted_count++] = c;
-		guard_unlock(&engine.lock);
+		c = accept_comm(l, &h);
 	}
-	if (c->lane_count == MAX_LANES)
+	if (!c || c->lane_count == MAX_LANES)
 		return false;
 	struct lane **p = &l->greeting;
 	while (*p != lane)
