@@ -24,57 +24,72 @@ const (
 	returnsIn   = time.Minute
 )
 
+// contest limits the returns of the program to the head of the chain.
+type contest struct {
+	ousted  string      // describes the program that keeps the place in front of the agent's; "" if there is none
+	returns []time.Time // in the last returnsIn, at most mostReturns, in order
+}
+
+// enter records a return at a time, or returns false if there were mostReturns within returnsIn, and then forgets those.
+func (c *contest) enter(now time.Time) bool {
+	c.returns = slices.DeleteFunc(c.returns, func(at time.Time) bool { return now.Sub(at) > returnsIn })
+	if len(c.returns) >= mostReturns {
+		c.returns = nil
+		return false
+	}
+	c.returns = append(c.returns, now)
+	return true
+}
+
 // compareHead moves the program back to the head of the chain if another one is in front of it. If others take that place too often, compareHead sets ousted,
 // until no program is in front.
 func (s *Steering) compareHead(f *findings) error {
-	g := &s.guard
+	c := &s.guard.head
 	if !s.pinned.switched {
 		return nil // an older program is attached; Settle replaces it
 	}
-	first, err := s.front()
+	var first ebpf.ProgramID
+	err := s.netns.Do(func() (err error) {
+		first, err = s.pinned.front(s.cfg, s.routes.anchor)
+		return err
+	})
 	if err != nil {
 		return err
 	}
 	if first == 0 {
-		g.ousted = ""
+		c.ousted = ""
 		return nil
 	}
-	if g.ousted != "" {
+	if c.ousted != "" {
 		return nil
 	}
 	name := programName(first)
-	g.returns = slices.DeleteFunc(g.returns, func(at time.Time) bool { return time.Since(at) > returnsIn })
-	if len(g.returns) >= mostReturns {
-		g.returns = nil
-		g.ousted = fmt.Sprintf("%s runs in front of the agent's program at the egress of %s, and has been attached there %d times within a minute: packets of slots may be dropped until it is gone; "+
+	if !c.enter(time.Now()) {
+		c.ousted = fmt.Sprintf("%s runs in front of the agent's program at the egress of %s, and has been attached there %d times within a minute: packets of slots may be dropped until it is gone; "+
 			"end its process, or exclude %s from its devices", name, s.cfg.Device, mostReturns+1, s.cfg.Device)
-		s.cfg.Log.Error("steering: another program keeps the place of the agent's", "what", g.ousted)
+		s.cfg.Log.Error("steering: another program keeps the place of the agent's", "what", c.ousted)
 		return nil
 	}
-	g.returns = append(g.returns, time.Now())
 	f.differs("%s was attached in front of the agent's program at the egress of %s", name, s.cfg.Device)
 	s.done.Add(1)
 	go func() { // reading /proc takes long on a large machine
 		defer s.done.Done()
-		s.cfg.Log.Warn("steering: another program was attached in front of the agent's", "device", s.cfg.Device, "program", name, "process", s.holder(first))
+		s.cfg.Log.Warn("steering: another program was attached in front of the agent's", "device", s.cfg.Device, "program", name, "process", holder(first, s.quit))
 	}()
 	return s.netns.Do(func() error { return s.pinned.lead(s.cfg, s.routes.anchor) })
 }
 
-// front returns the first program at the egress of the anchor, or 0 if it is the agent's.
-func (s *Steering) front() (ebpf.ProgramID, error) {
-	var all *link.QueryResult
-	err := s.netns.Do(func() (err error) {
-		all, err = link.QueryPrograms(link.QueryOptions{Target: s.routes.anchor, Attach: ebpf.AttachTCXEgress})
-		return err
-	})
+// front returns the first program at the egress of the anchor, or 0 if it is the agent's. The caller is in the network
+// namespace of the anchor.
+func (p *pinned) front(cfg Config, anchor int) (ebpf.ProgramID, error) {
+	all, err := link.QueryPrograms(link.QueryOptions{Target: anchor, Attach: ebpf.AttachTCXEgress})
 	if errors.Is(err, unix.ENOSPC) {
 		return 0, nil // programs were attached meanwhile; the next look sees them
 	}
 	if err != nil {
-		return 0, fmt.Errorf("bpf: the programs at %s: %w", s.cfg.Device, err)
+		return 0, fmt.Errorf("bpf: the programs at %s: %w", cfg.Device, err)
 	}
-	if !slices.ContainsFunc(all.Programs, func(p link.AttachedProgram) bool { return p.ID == s.pinned.id }) || all.Programs[0].ID == s.pinned.id {
+	if !slices.ContainsFunc(all.Programs, func(a link.AttachedProgram) bool { return a.ID == p.id }) || all.Programs[0].ID == p.id {
 		return 0, nil // compareProgram restores a missing program
 	}
 	return all.Programs[0].ID, nil
@@ -147,12 +162,12 @@ func programName(id ebpf.ProgramID) string {
 }
 
 // holder returns the id and name of a process that has a descriptor of a program or of a link to it, or "unknown": another user's descriptors can be read
-// with CAP_SYS_PTRACE only, and pins need no process. Close ends the search.
-func (s *Steering) holder(id ebpf.ProgramID) string {
+// with CAP_SYS_PTRACE only, and pins need no process. quit ends the search.
+func holder(id ebpf.ProgramID, quit <-chan struct{}) string {
 	descriptors, _ := filepath.Glob("/proc/[0-9]*/fd/*") // the pattern is valid
 	for _, fd := range descriptors {
 		select {
-		case <-s.quit:
+		case <-quit:
 			return "unknown"
 		default:
 		}

@@ -27,16 +27,15 @@ func (s *Steering) readLinks() error {
 // follow handles link events until the watch is closed.
 func (s *Steering) follow() {
 	defer s.done.Done()
-	for s.watch.Wait() == nil {
-		s.mu.Lock()
-		if s.closed {
-			s.mu.Unlock()
-			return
-		}
-		s.takeLinks(s.watch.Poll()) // before Ask: every event makes Ask due, which takes a tenth of a millisecond
-		s.takeLinks(s.watch.Ask(s.carriers()))
-		s.mu.Unlock()
+	for s.watch.Wait() == nil && s.whileOpen(s.pollLinks) {
 	}
+}
+
+// pollLinks applies the link events that have arrived, and then the carriers if a request is due: each event makes it due, and
+// it takes a tenth of a millisecond. The caller holds mu.
+func (s *Steering) pollLinks() {
+	s.takeLinks(s.watch.Poll())
+	s.takeLinks(s.watch.Ask(s.carriers()))
 }
 
 // takeLinks applies link events, or the error of reading them. An answer that equals the known state is not an event. The caller
@@ -56,8 +55,7 @@ func (s *Steering) takeLinks(events []rtnl.LinkEvent, err error) {
 func (s *Steering) beforeRise(changes []contract.Change) {
 	if slices.ContainsFunc(changes, contract.Change.Raises) {
 		s.watch.Start()
-		s.takeLinks(s.watch.Poll())
-		s.takeLinks(s.watch.Ask(s.carriers()))
+		s.pollLinks()
 	}
 }
 
@@ -112,7 +110,7 @@ func (s *Steering) applyLinks(events []rtnl.LinkEvent, lost error) error {
 	if s.links[s.routes.anchor].Up {
 		return s.refresh()
 	}
-	s.check(func(f *findings) error {
+	s.guard.check(func(f *findings) error {
 		f.differs("the anchor %s is gone or down", s.cfg.Device)
 		return s.mend()
 	})

@@ -106,3 +106,47 @@ func (c *cells[V]) set(i int, v V) error {
 	c.have[i] = v
 	return nil
 }
+
+// repair restores the map.
+func (m *mirror[K, V]) repair(f *findings) error {
+	want := m.have
+	if err := m.read(); err != nil {
+		m.have = want
+		return err
+	}
+	var extra []K
+	for k := range m.have {
+		if _, ok := want[k]; !ok {
+			f.differs("map %v has an unexpected entry", m.kernel)
+			extra = append(extra, k)
+		}
+	}
+	for k, v := range want {
+		if now, ok := m.have[k]; !ok || now != v {
+			f.differs("map %v lacks an entry, or has a different one", m.kernel)
+		}
+	}
+	if err := m.remove(extra); err != nil {
+		return err
+	}
+	return m.set(want)
+}
+
+// repair restores the array.
+func (c *cells[V]) repair(f *findings) error {
+	for i, want := range c.have {
+		var now V
+		if err := c.kernel.Lookup(uint32(i), &now); err != nil {
+			return fmt.Errorf("bpf: read map %v: %w", c.kernel, err)
+		}
+		if now == want {
+			continue
+		}
+		f.differs("map %v has a different word", c.kernel)
+		c.have[i] = now
+		if err := c.set(i, want); err != nil {
+			return err
+		}
+	}
+	return nil
+}

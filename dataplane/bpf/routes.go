@@ -330,3 +330,36 @@ func (r *routes) rules(ports []port, priority uint32, families []uint8, differs 
 	}
 	return nil
 }
+
+// repair reads the routes of the table and restores the wanted ones.
+func (r *routes) repair(f *findings) error {
+	before := r.have
+	strange, err := r.read()
+	if err != nil {
+		r.have = before
+		return err
+	}
+	if strange > 0 {
+		f.differs("a route of table %d does not lead to the anchor", r.table)
+	}
+	gone := map[netip.Prefix]netip.Addr{}
+	for key, source := range r.have.All() {
+		if before.Get(struct{}{}, key.Prefix) == nil {
+			f.differs("an unexpected route to %v exists in table %d", key.Prefix, r.table)
+			gone[key.Prefix] = *source
+		}
+	}
+	had := make(map[netip.Prefix]netip.Addr, before.Len())
+	for key, source := range before.All() {
+		if now := r.have.Get(struct{}{}, key.Prefix); now == nil || *now != *source {
+			f.differs("the route to %v in table %d is gone or was changed", key.Prefix, r.table)
+		}
+		had[key.Prefix] = *source
+	}
+	if err := r.remove(gone); err != nil {
+		return err
+	}
+	r.mine = had // replace even a route that another program added
+	defer func() { r.mine = nil }()
+	return r.add(had)
+}

@@ -99,7 +99,7 @@ func Open(config Config) (_ *Steering, err error) {
 	defer runtime.UnlockOSThread()
 	s := &Steering{
 		cfg: cfg, quit: make(chan struct{}), links: map[int]rtnl.Link{}, down: map[string]bool{}, inherited: map[string]bool{},
-		groups: map[uint32]*farev1.Vector{}, carrying: map[string]int{},
+		groups: map[uint32]*farev1.Vector{}, carrying: map[string]int{}, guard: guard{log: cfg.Log},
 	}
 	defer func() {
 		if err != nil {
@@ -394,6 +394,17 @@ func (s *Steering) Detach() error {
 		return nil
 	}
 	return errors.Join(s.netns.Do(func() error { return Flush(s.cfg) }), s.release())
+}
+
+// whileOpen calls work with mu held, or returns false if Steering is closed.
+func (s *Steering) whileOpen(work func()) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closed {
+		return false
+	}
+	work()
+	return true
 }
 
 // end marks Steering as closed; it returns false if it already was.
