@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"time"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
@@ -215,6 +216,7 @@ func (s *Steering) refresh() error {
 		l := &s.layout.sources[n]
 		for _, device := range l.order {
 			i, link := l.place[device], byName[device]
+			s.neighbors.learn(link.Index)
 			at, p := l.at(i), s.place(l.planeOf[device], device, link)
 			places[at] = p
 			quiet, macs := quietly(s.places.have[at], p)
@@ -247,6 +249,39 @@ func (s *Steering) refresh() error {
 		err = errors.Join(err, s.live.set(number, mask[number]))
 	}
 	return errors.Join(err, s.setMTU(true))
+}
+
+// takeNeighbor applies an update of the neighbor table.
+func (s *Steering) takeNeighbor(u netlink.NeighUpdate) {
+	s.whileOpen(func() {
+		if !s.neighbors.take(u) {
+			return
+		}
+		if err := s.refresh(); err != nil {
+			s.cfg.Log.Error("steering: cannot update a neighbor", "err", err)
+		}
+	})
+}
+
+// resolve makes the kernel resolve the next hops of sub-ports that are unresolved, or all if that is due.
+func (s *Steering) resolve() {
+	s.whileOpen(func() {
+		hops, all := map[hop]bool{}, s.neighbors.due(time.Now())
+		for _, l := range s.layout.sources {
+			for device, i := range l.place {
+				p := s.places.have[l.at(i)]
+				if p.Ifindex == 0 || p.Flags&placeResolved != 0 && !all {
+					continue
+				}
+				for _, text := range []string{s.hops[device].NextHopV4, s.hops[device].NextHopV6} {
+					if addr, err := netip.ParseAddr(text); err == nil {
+						hops[hop{int(p.Ifindex), addr}] = true
+					}
+				}
+			}
+		}
+		s.neighbors.resolve(hops)
+	})
 }
 
 // refreshElders removes failed links and sub-ports from the maps of a program of another layout while it is attached and,
@@ -294,7 +329,7 @@ func (s *Steering) place(plane, device string, l rtnl.Link) steerPlace {
 	if s.down[sp.Device] || s.inherited[sp.Device] {
 		p.Flags |= placeDown
 	}
-	if macs, ok := s.neighbor.macs(l.Index, hop4, hop6); ok {
+	if macs, ok := s.neighbors.macs(l.Index, hop4, hop6); ok {
 		p.Macs, p.Flags = macs, p.Flags|placeResolved
 	}
 	return p

@@ -88,7 +88,7 @@ func (s *Steering) applyLinks(events []rtnl.LinkEvent, lost error) error {
 		if s.links[e.Index].Usable() && !e.Gone && !e.Usable() {
 			dark = append(dark, e.Index)
 		} else { // a lost carrier changes no address, and a request of the address would wait for the kernel's work on the loss
-			s.neighbor.linkChanged(e.Index)
+			s.neighbors.forget(e.Index)
 		}
 		if e.Gone {
 			delete(s.links, e.Index)

@@ -82,7 +82,7 @@ type Steering struct {
 	haveTable  mirror[steerPair, steerTable]
 	slots      *slotCounters
 	prefer     [2]netip.Addr // sources of IPv4 and IPv6
-	neighbor   neighbors
+	neighbors  *neighbors    // nil without SUNH
 }
 
 // Open attaches the program in the network namespace of the calling thread, or adopts the state of an earlier process. It
@@ -140,8 +140,11 @@ func Open(config Config) (_ *Steering, err error) {
 	if err := s.readLinks(); err != nil {
 		return nil, err
 	}
-	if err := s.neighbor.open(s); err != nil {
-		return nil, err
+	if cfg.SUNH.IsValid() {
+		if s.neighbors, err = openNeighbors(s.handle, s.netns, cfg.Log); err != nil {
+			return nil, err
+		}
+		s.done.Go(func() { s.neighbors.follow(s.takeNeighbor, s.resolve) })
 	}
 	s.private = outlives(cfg.PinDir)
 	if s.pinned.unhooked != "" {
@@ -370,7 +373,7 @@ func (s *Steering) release() (err error) {
 	if s.pinned != nil && s.pinned.carriers != nil {
 		err = errors.Join(err, s.pinned.carriers.Close())
 	}
-	s.neighbor.close()
+	s.neighbors.close()
 	s.done.Wait()
 	if s.watch != nil {
 		err = errors.Join(err, s.watch.Release())
