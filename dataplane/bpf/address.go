@@ -37,3 +37,18 @@ func nameHash(name string) uint64 {
 	h.Write([]byte(name))
 	return h.Sum64()
 }
+
+// addressOf returns an address in the form of the program.
+func addressOf(a netip.Addr) steerAddress {
+	return words(a.As16())
+}
+
+// pairKey returns a pair's key. It returns false if the families differ or the source is invalid, so that no packet
+// belongs to the pair.
+func pairKey(source string, destination netip.Prefix) (steerPair, bool) {
+	p, err := netip.ParsePrefix(source)
+	if err != nil || p.Addr().Is4() != destination.Addr().Is4() {
+		return steerPair{}, false
+	}
+	return steerPair{Source: addressOf(p.Addr()), Destination: addressOf(destination.Addr())}, true
+}

@@ -4,8 +4,6 @@ import (
 	"slices"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	farev1 "github.com/fared/fared/api/fare/v1"
 	"github.com/fared/fared/dataplane/internal/contract"
 	"github.com/fared/fared/internal/rtnl"
@@ -36,14 +34,13 @@ func (s *Steering) Retry(again func()) {
 
 // attend compares rules and routes whenever other programs change some, until Close.
 func (s *Steering) attend() {
-	defer s.done.Done()
 	for s.objects.Wait() == nil {
 		events, err := s.objects.Poll()
 		if err == nil && !slices.ContainsFunc(events, s.cfg.concerns) {
 			continue
 		}
 		s.whileOpen(func() {
-			compare := s.comparePaths
+			compare := func(f *findings) error { return s.kernel.comparePaths(&s.want, f) }
 			if s.guard.unrepaired() {
 				compare = s.compareAll // the known difference may be elsewhere
 			}
@@ -60,7 +57,6 @@ func (c Config) concerns(e rtnl.ObjectEvent) bool {
 
 // keep runs the cheap checks and the audits until Close.
 func (s *Steering) keep() {
-	defer s.done.Done()
 	look, audit := time.NewTicker(lookInterval), time.NewTicker(s.cfg.AuditInterval)
 	defer look.Stop()
 	defer audit.Stop()
@@ -95,10 +91,12 @@ func (s *Steering) compareAll(f *findings) error {
 	if err := s.compareWords(f); err != nil {
 		return err
 	}
-	if err := s.compareMaps(f); err != nil {
-		return err
+	for _, m := range s.have.entries() {
+		if err := m.repair(f); err != nil {
+			return err
+		}
 	}
-	return s.comparePaths(f)
+	return s.kernel.comparePaths(&s.want, f)
 }
 
 // compareWords compares the state that all packets depend on.
@@ -106,12 +104,16 @@ func (s *Steering) compareWords(f *findings) error {
 	if err := s.compareProgram(f); err != nil {
 		return err
 	}
-	for _, c := range []interface{ repair(*findings) error }{&s.live, &s.settings, &s.names} {
-		if err := c.repair(f); err != nil {
+	for _, m := range s.have.words() {
+		if err := m.repair(f); err != nil {
 			return err
 		}
 	}
-	if err := s.light(s.live.have); err != nil {
+	var live [maxSources]steerLive
+	for _, l := range s.want.layout.sources {
+		live[l.number] = s.have.live.have[l.number]
+	}
+	if err := s.kernel.light(&live); err != nil {
 		return err
 	}
 	return s.compareHead(f)
@@ -119,62 +121,32 @@ func (s *Steering) compareWords(f *findings) error {
 
 // compareProgram restores a program that was detached or replaced, and pins that were removed.
 func (s *Steering) compareProgram(f *findings) error {
-	info, err := s.pinned.link.Info() // an error after an attempt to attach the program elsewhere
-	if s.unmended || err != nil || info.TCX() == nil || int(info.TCX().Ifindex) != s.routes.anchor {
+	info, err := s.have.pinned.link.Info() // an error after an attempt to attach the program elsewhere
+	if s.unmended || err != nil || info.TCX() == nil || int(info.TCX().Ifindex) != s.have.routes.anchor {
 		f.differs("the program is no longer attached to %s", s.cfg.Device)
 		if err := s.mend(); err != nil {
 			return err
 		}
-	} else if s.pinned.switched && info.Program != s.pinned.id {
+	} else if s.have.pinned.switched && info.Program != s.have.pinned.id {
 		f.differs("another program is attached to %s in place of the agent's", s.cfg.Device)
-		if err := s.pinned.switchOver(); err != nil {
+		if err := s.have.pinned.switchOver(); err != nil {
 			return err
 		}
 	}
-	if n, err := s.pinned.repin(s.cfg.PinDir); n > 0 || err != nil {
+	if n, err := s.have.pinned.repin(s.cfg.PinDir); n > 0 || err != nil {
 		// Packets are not affected; pins matter only to the next start.
 		s.cfg.Log.Warn("steering: another program removed pins; recreating them", "pins", n, "error", err)
 	}
 	return nil
 }
 
-// compareMaps compares all map entries that the agent writes.
-func (s *Steering) compareMaps(f *findings) error {
-	for _, m := range []interface{ repair(*findings) error }{
-		&s.ports, &s.places, &s.planes, &s.haveDevice, &s.haveSource, &s.haveGroup, &s.haveTable, &s.havePins, &s.haveDest,
-	} {
-		if err := m.repair(f); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
 // comparePaths compares the rules and routes that lead to the program.
-func (s *Steering) comparePaths(f *findings) error {
-	if s.forwarding == nil || !s.pinned.switched {
+func (k *kernel) comparePaths(want *desired, f *findings) error {
+	if want.forwarding == nil || !k.have.pinned.switched {
 		return nil // no acknowledged state leads to our program
 	}
-	if err := s.routes.repair(f); err != nil {
+	if err := k.have.routes.repair(f); err != nil {
 		return err
 	}
-	return s.routes.rules(s.steered(), s.cfg.Priority, s.families(), f.differs)
-}
-
-func (s *Steering) families() []uint8 {
-	if s.ipv6 {
-		return []uint8{unix.AF_INET, unix.AF_INET6}
-	}
-	return []uint8{unix.AF_INET}
-}
-
-// steered lists the steered ports.
-func (s *Steering) steered() (ports []port) {
-	for _, p := range s.forwarding.UdpPorts {
-		ports = append(ports, port{unix.IPPROTO_UDP, uint16(p)})
-	}
-	for _, p := range s.forwarding.TcpPorts {
-		ports = append(ports, port{unix.IPPROTO_TCP, uint16(p)})
-	}
-	return ports
+	return k.have.routes.rules(want.steered(), f.differs)
 }

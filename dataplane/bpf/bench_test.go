@@ -101,7 +101,7 @@ func BenchmarkCarrierLoss(b *testing.B) {
 	live := func() uint64 {
 		bed.s.mu.Lock()
 		defer bed.s.mu.Unlock()
-		return bed.s.live.have[0].V4
+		return bed.s.have.live.have[0].V4
 	}
 	full := live()
 	var took []time.Duration
@@ -173,7 +173,7 @@ func BenchmarkPacket(b *testing.B) {
 			}
 			for b.Loop() {
 			}
-			_, took, err := bed.s.pinned.objects.FaredSteer.Benchmark(c.packet, 1_000_000, func() {})
+			_, took, err := bed.s.have.pinned.objects.FaredSteer.Benchmark(c.packet, 1_000_000, func() {})
 			if err != nil {
 				b.Fatal(err)
 			}

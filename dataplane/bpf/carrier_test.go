@@ -37,7 +37,7 @@ func TestCarrierChangesAreReported(t *testing.T) {
 	b.open()
 	b.greet(farev1.Mode_MODE_PER_FLOW)
 	b.awaitLive("p0.0", true)
-	refused := b.s.pinned.unhooked
+	refused := b.s.have.pinned.unhooked
 	if refused != "" && os.Getenv("FARED_CARRIERS") == "1" {
 		t.Fatalf("no programs at carriers: %s", refused)
 	}
@@ -76,7 +76,7 @@ func TestCarrierChangesAreReported(t *testing.T) {
 	b.open()
 	b.greet(farev1.Mode_MODE_PER_FLOW)
 	b.awaitLive("p0.0", true)
-	if !b.s.pinned.adopted {
+	if !b.s.have.pinned.adopted {
 		t.Fatal("the maps are not adopted")
 	}
 	flap()
@@ -97,12 +97,12 @@ func TestRiseReadsCarriers(t *testing.T) {
 	b.awaitLive(port, true)
 	b.Leaves[0].IP("link", "set", "server0", "down")
 	b.awaitLive(port, false)
-	live := func() bool { return b.s.live.have[0].V4>>b.s.layout.sources[0].place[port]&1 != 0 } // under mu
-	b.s.mu.Lock()                                                                                // no event is handled from here on
+	live := func() bool { return b.s.have.live.have[0].V4>>b.s.want.layout.sources[0].place[port]&1 != 0 } // under mu
+	b.s.mu.Lock()                                                                                          // no event is handled from here on
 	defer b.s.mu.Unlock()
 	b.Leaves[0].IP("link", "set", "server0", "up")
 	netnstest.Eventually(t, patience, func() error {
-		links, err := b.s.routes.conn.Links()
+		links, err := b.s.have.routes.conn.Links()
 		if err == nil && !slices.ContainsFunc(links, func(l rtnl.Link) bool { return l.Name == port && l.Usable() }) {
 			err = errors.New("no carrier")
 		}

@@ -54,13 +54,14 @@ type Stats struct {
 	Drops map[Drop]uint64
 	// Sent counts the packets sent over each sub-port, in the order of their devices' names.
 	Sent []*farev1.SubPortCounters
-	// Audits counts comparisons of everything with the kernel, Repairs repaired objects that other programs had changed.
+	// Audits counts comparisons of everything with the kernel, Repairs repaired objects that other programs had
+	// changed.
 	Audits, Repairs uint64
-	// CarrierChanges counts the reports by the kernel's programs at carriers that made the agent request the carriers; one may follow several
-	// changes. 0 where the kernel does not run these programs.
+	// CarrierChanges counts the reports by the kernel's programs at carriers that made the agent request the carriers;
+	// one may follow several changes. 0 where the kernel does not run these programs.
 	CarrierChanges uint64
-	// Adopted is true if the maps of an earlier process were adopted. Settled is true if all unwanted state of it has been
-	// removed.
+	// Adopted is true if the maps of an earlier process were adopted. Settled is true if all unwanted state of it has
+	// been removed.
 	Adopted, Settled bool
 }
 
@@ -69,19 +70,19 @@ func (s *Steering) Stats() (Stats, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	out := Stats{
-		Groups: len(s.haveGroup.have), Destinations: len(s.haveDest.have), Pairs: len(s.havePins.have), Tables: len(s.haveTable.have),
-		Drops: map[Drop]uint64{}, Adopted: s.pinned.adopted, Settled: s.settled,
+		Groups: len(s.have.groups.have), Destinations: len(s.have.dests.have), Pairs: len(s.have.pins.have), Tables: len(s.have.tables.have),
+		Drops: map[Drop]uint64{}, Adopted: s.have.pinned.adopted, Settled: s.want.settled,
 		Audits: s.guard.audits, Repairs: s.guard.repairs, CarrierChanges: s.changes.Load(),
 	}
-	for _, p := range s.havePins.have {
+	for _, p := range s.have.pins.have {
 		if p.Counters == notCounted {
 			out.Uncounted++
 		}
 	}
-	for device := range s.hops {
-		for _, l := range s.layout.sources {
+	for device := range s.want.subPorts {
+		for _, l := range s.want.layout.sources {
 			place, ok := l.place[device]
-			if mask := s.live.have[l.number]; ok && (mask.V4|mask.V6)>>place&1 != 0 {
+			if mask := s.have.live.have[l.number]; ok && (mask.V4|mask.V6)>>place&1 != 0 {
 				out.Live = append(out.Live, device)
 				break
 			}
@@ -90,7 +91,7 @@ func (s *Steering) Stats() (Stats, error) {
 	slices.Sort(out.Live)
 	for d := range drops {
 		var each []uint64
-		if err := s.pinned.objects.FaredDrops.Lookup(uint32(d), &each); err != nil {
+		if err := s.have.pinned.objects.FaredDrops.Lookup(uint32(d), &each); err != nil {
 			return out, fmt.Errorf("bpf: read the drops: %w", err)
 		}
 		for _, n := range each {
@@ -98,7 +99,7 @@ func (s *Steering) Stats() (Stats, error) {
 		}
 	}
 	var err error
-	out.Sent, err = s.subPortCounters()
+	out.Sent, err = s.kernel.subPortCounters(&s.want)
 	return out, err
 }
 
@@ -106,27 +107,27 @@ func (s *Steering) Stats() (Stats, error) {
 func (s *Steering) Counters(request *farev1.CountersRequest, send func(*farev1.CountersResponse) error) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	keys, err := s.counted(request.GetDestination())
+	keys, err := s.want.counted(request.GetDestination())
 	if err != nil {
 		return err
 	}
-	subPorts, err := s.subPortCounters()
+	subPorts, err := s.kernel.subPortCounters(&s.want)
 	if err != nil {
 		return status.Error(codes.Internal, err.Error())
 	}
 	if err := send(&farev1.CountersResponse{SubPorts: subPorts}); err != nil {
 		return err
 	}
-	counts, err := s.slots.read()
+	counts, err := s.have.slots.read()
 	if err != nil {
 		return status.Error(codes.Internal, err.Error())
 	}
 	var chunk []*farev1.SlotCounters
 	for _, to := range keys {
-		for _, pair := range s.dests.Get(to.Source, to.Prefix).Pairs {
+		for _, pair := range s.want.dests.Get(to.Source, to.Prefix).Pairs {
 			key, ok := pairKey(pair.Source, to.Prefix)
-			pins, pinned := s.havePins.have[key]
-			if owner, known := s.layout.owner(key.Source.prefix()); !ok || !pinned || pins.Counters == notCounted || !known || owner != to.Source {
+			pins, pinned := s.have.pins.have[key]
+			if owner, known := s.want.layout.owner(key.Source.prefix()); !ok || !pinned || pins.Counters == notCounted || !known || owner != to.Source {
 				continue
 			}
 			for slot := range pins.Slots {
@@ -151,14 +152,14 @@ func (s *Steering) Counters(request *farev1.CountersRequest, send func(*farev1.C
 }
 
 // counted lists the destinations of a request by address; "" selects all.
-func (s *Steering) counted(text string) (keys []contract.DestinationKey, err error) {
+func (w *desired) counted(text string) (keys []contract.DestinationKey, err error) {
 	var only netip.Prefix
 	if text != "" {
 		if only, err = netip.ParsePrefix(text); err != nil {
 			return nil, status.Errorf(codes.InvalidArgument, "destination: %v; use a host prefix such as 10.255.0.2/32, or leave it empty", err)
 		}
 	}
-	for key := range s.dests.All() {
+	for key := range w.dests.All() {
 		if text == "" || key.Prefix == only {
 			keys = append(keys, contract.DestinationKey{Source: key.Group, Prefix: key.Prefix})
 		}
@@ -173,17 +174,17 @@ func (s *Steering) counted(text string) (keys []contract.DestinationKey, err err
 }
 
 // subPortCounters returns the counters of Forwarding's sub-ports, by device.
-func (s *Steering) subPortCounters() ([]*farev1.SubPortCounters, error) {
+func (k *kernel) subPortCounters(want *desired) ([]*farev1.SubPortCounters, error) {
 	var out []*farev1.SubPortCounters
-	for device := range s.hops {
-		c := &farev1.SubPortCounters{Plane: s.layout.planeOf[device], Device: device}
-		for _, l := range s.layout.sources {
+	for device := range want.subPorts {
+		c := &farev1.SubPortCounters{Plane: want.layout.planeOf[device], Device: device}
+		for _, l := range want.layout.sources {
 			place, ok := l.place[device]
 			if !ok {
 				continue
 			}
 			var each []steerCounter
-			if err := s.pinned.objects.FaredSent.Lookup(uint32(l.at(place)), &each); err != nil {
+			if err := k.have.pinned.objects.FaredSent.Lookup(uint32(l.at(place)), &each); err != nil {
 				return nil, fmt.Errorf("bpf: read the counters of %s: %w", device, err)
 			}
 			for _, n := range each {
@@ -198,13 +199,13 @@ func (s *Steering) subPortCounters() ([]*farev1.SubPortCounters, error) {
 }
 
 // zeroSent clears the counters of a place before another sub-port uses it.
-func (s *Steering) zeroSent(place int) error {
+func (k *kernel) zeroSent(place int) error {
 	var each []steerCounter
-	if err := s.pinned.objects.FaredSent.Lookup(uint32(place), &each); err != nil {
+	if err := k.have.pinned.objects.FaredSent.Lookup(uint32(place), &each); err != nil {
 		return fmt.Errorf("bpf: clear the counters of a sub-port: %w", err)
 	}
 	clear(each)
-	if err := s.pinned.objects.FaredSent.Put(uint32(place), each); err != nil {
+	if err := k.have.pinned.objects.FaredSent.Put(uint32(place), each); err != nil {
 		return fmt.Errorf("bpf: clear the counters of a sub-port: %w", err)
 	}
 	return nil

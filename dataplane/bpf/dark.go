@@ -11,15 +11,17 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Names of the pins of the links to the kernel's functions that set and clear a carrier, next to the maps that the programs write.
+// Names of the pins of the links to the kernel's functions that set and clear a carrier, next to the maps that the
+// programs write.
 const (
 	carrierOffPin = "carrier-off"
 	carrierOnPin  = "carrier-on"
 )
 
-// hook attaches the programs that keep places without a carrier out of the steering from the moment at which the kernel has cleared the
-// carrier, and that report each change to carriers. Without them, the agent does so when it receives the event. They outlive the process like the steering program. A kernel
-// that refuses them (no type information in /sys/kernel/btf/vmlinux, no tracing) is not an error: unhooked has the reason.
+// hook attaches the programs that keep places without a carrier out of the steering from the moment at which the kernel
+// has cleared the carrier, and that report each change to carriers. Without them, the agent does so when it receives
+// the event. They outlive the process like the steering program. A kernel that refuses them (no type information in
+// /sys/kernel/btf/vmlinux, no tracing) is not an error: unhooked has the reason.
 func (p *pinned) hook(spec *ebpf.CollectionSpec) (err error) {
 	var programs struct {
 		Off *ebpf.Program `ebpf:"fared_carrier_off"`
@@ -60,39 +62,9 @@ func (p *pinned) hook(spec *ebpf.CollectionSpec) (err error) {
 	return nil
 }
 
-// setDevices writes the places of each device for the programs of hook.
-func (s *Steering) setDevices(places map[int]steerPlace) error {
-	want := map[steerDevice]steerDevicePlaces{}
-	for at, p := range places {
-		if p.Ifindex == 0 {
-			continue // no such device
-		}
-		key := steerDevice{Netns: s.cookie, Ifindex: p.Ifindex}
-		all := want[key]
-		all.Mask[at/maxPlaces] |= 1 << (at % maxPlaces)
-		want[key] = all
-	}
-	fresh := false
-	for key := range want {
-		_, known := s.haveDevice.have[key]
-		fresh = fresh || !known
-	}
-	var gone []steerDevice
-	for key := range s.haveDevice.have {
-		if _, ok := want[key]; !ok && s.settled { // before, an earlier process's groups may refer to it
-			gone = append(gone, key)
-		}
-	}
-	err := errors.Join(s.haveDevice.set(want), s.haveDevice.remove(gone))
-	if fresh {
-		s.watch.Start() // the programs have reported no earlier change of its carrier
-	}
-	return err
-}
-
-// notice requests the carriers after each change that the programs of hook report, until the reader is closed.
-func (s *Steering) notice(carriers *ringbuf.Reader) {
-	defer s.done.Done()
+// notice requests the carriers after each change that the programs of hook report, until their reader is closed.
+func (s *Steering) notice() {
+	carriers, watch := s.have.pinned.carriers, s.kernel.watch
 	var change ringbuf.Record
 	for {
 		err := carriers.ReadInto(&change)
@@ -100,40 +72,63 @@ func (s *Steering) notice(carriers *ringbuf.Reader) {
 			return
 		}
 		if err != nil {
-			s.watch.Cover(false)
+			watch.Cover(false)
 			s.cfg.Log.Error("steering: cannot read changes of carriers; they are polled", "err", err)
 			return
 		}
 		if change.Remaining == 0 {
 			s.changes.Add(1)
-			s.watch.Start()
+			watch.Start()
 		}
 	}
 }
 
-// light removes the marks of dark places whose device has its carrier, which a deleted device or a missing program leaves behind. live
-// are the places that are usable otherwise, by the number of the source group. The marks may be newer than the agent's state of the links, so
-// the kernel is queried. A program that changes the same word at this instant can undo this or be undone; the next check repairs it.
-func (s *Steering) light(live []steerLive) error {
+// light removes the marks of dark places whose device has its carrier, which a deleted device or a missing program
+// leaves behind. live are the places that are usable otherwise, by the number of the source group. The marks may be
+// newer than the known links, so the kernel is queried. A program that changes the same word at this instant can undo
+// this or be undone; the next check repairs it.
+func (k *kernel) light(live *[maxSources]steerLive) error {
 	var marked []int // counted over all source groups
 	indexes := map[int]bool{}
-	for _, l := range s.layout.sources {
-		var dark uint64
-		if err := s.pinned.objects.FaredDark.Lookup(uint32(l.number), &dark); err != nil {
-			return fmt.Errorf("bpf: read the dark places: %w", err)
+	for number := range live {
+		wanted := live[number].V4 | live[number].V6
+		if wanted == 0 {
+			continue
+		}
+		dark, err := k.dark(number)
+		if err != nil {
+			return err
 		}
 		for place := range maxPlaces {
-			if wanted := live[l.number].V4 | live[l.number].V6; dark&wanted>>place&1 != 0 {
-				marked = append(marked, l.at(place))
-				indexes[int(s.places.have[l.at(place)].Ifindex)] = true
+			if at := number*maxPlaces + place; dark&wanted>>place&1 != 0 {
+				marked = append(marked, at)
+				indexes[int(k.have.places.have[at].Ifindex)] = true
 			}
 		}
 	}
-	if len(marked) == 0 {
-		return nil
+	if err := k.keepUsable(indexes); err != nil {
+		return err
 	}
+	for _, at := range marked {
+		if !indexes[int(k.have.places.have[at].Ifindex)] {
+			continue
+		}
+		number := at / maxPlaces
+		dark, err := k.dark(number)
+		if err != nil {
+			return err
+		}
+		if err := k.have.pinned.objects.FaredDark.Put(uint32(number), dark&^(1<<(at%maxPlaces))); err != nil {
+			return fmt.Errorf("bpf: write the dark places: %w", err)
+		}
+	}
+	return nil
+}
+
+// keepUsable removes the devices without a carrier, or that are gone, by the kernel's answer.
+func (k *kernel) keepUsable(indexes map[int]bool) error {
 	for index := range indexes {
-		links, err := s.routes.conn.LinksByIndex([]int{index})
+		links, err := k.have.routes.conn.LinksByIndex([]int{index})
 		if err != nil {
 			return fmt.Errorf("bpf: %w", err)
 		}
@@ -141,19 +136,13 @@ func (s *Steering) light(live []steerLive) error {
 			delete(indexes, index)
 		}
 	}
-	for _, at := range marked {
-		if !indexes[int(s.places.have[at].Ifindex)] {
-			continue
-		}
-		number := uint32(at / maxPlaces)
-		var dark uint64
-		err := s.pinned.objects.FaredDark.Lookup(number, &dark)
-		if err == nil {
-			err = s.pinned.objects.FaredDark.Put(number, dark&^(1<<(at%maxPlaces)))
-		}
-		if err != nil {
-			return fmt.Errorf("bpf: write the dark places: %w", err)
-		}
-	}
 	return nil
+}
+
+// dark returns the dark places of a source group.
+func (k *kernel) dark(number int) (places uint64, err error) {
+	if err := k.have.pinned.objects.FaredDark.Lookup(uint32(number), &places); err != nil {
+		return 0, fmt.Errorf("bpf: read the dark places: %w", err)
+	}
+	return places, nil
 }

@@ -22,17 +22,17 @@ func TestCarrierWithoutAgent(t *testing.T) {
 			b := startBed(t, families[0], farev1.Mode_MODE_PER_FLOW)
 			ports := sequence(8, 5, 10127)
 			b.commit(setGroup(testGroup(1, 8, false, 1, 1, 1, 1)), setDestination(b.family.destination, 1, b.family.source, ports))
-			refused := b.s.pinned.unhooked
+			refused := b.s.have.pinned.unhooked
 			if refused != "" && os.Getenv("FARED_CARRIERS") == "1" {
 				t.Fatalf("no programs at carriers: %s", refused)
 			}
-			if refused != "" && len(b.s.pinned.hooks) > 0 {
+			if refused != "" && len(b.s.have.pinned.hooks) > 0 {
 				t.Fatalf("%q, and yet programs at carriers", refused)
 			}
 			if hooked = hooked && refused == ""; !hooked {
 				t.Logf("without programs at carriers: %s", refused)
 			}
-			dir := b.s.pinned.dir
+			dir := b.s.have.pinned.dir
 			if err := b.s.Close(); err != nil {
 				t.Fatal(err)
 			}
@@ -111,8 +111,8 @@ func TestDarkMarkIsRemoved(t *testing.T) {
 		})
 	}
 	returns()
-	dark := b.s.pinned.objects.FaredDark
-	if err := dark.Put(uint32(b.s.layout.sources[0].number), ^uint64(0)); err != nil {
+	dark := b.s.have.pinned.objects.FaredDark
+	if err := dark.Put(uint32(b.s.want.layout.sources[0].number), ^uint64(0)); err != nil {
 		t.Fatal(err)
 	}
 	returns()
@@ -122,7 +122,7 @@ func TestDarkMarkIsRemoved(t *testing.T) {
 	b.awaitLive("p0.0", true)
 	returns()
 	b.Leaves[0].IP("link", "set", "server0", "down")
-	if b.s.pinned.unhooked != "" { // packets before the agent has the event are lost
+	if b.s.have.pinned.unhooked != "" { // packets before the agent has the event are lost
 		b.awaitLive("p0.0", false)
 	}
 	total := b.total()

@@ -11,11 +11,12 @@ import (
 	"github.com/cilium/ebpf"
 )
 
-// elder is the part of an older program's maps that has the same meaning in all layouts: the live places, and the places.
-// While such a program is attached, failed links are removed from its maps too.
+// elder is the part of an older program's maps that has the same meaning in all layouts: the live places, and the
+// places. While such a program is attached, failed links are removed from its maps too.
 type elder struct {
-	live   cells[steerLive]
-	places cells[steerPlace]
+	live   arrayMap[steerLive]
+	places arrayMap[steerPlace]
+	maps   [2]*ebpf.Map // of live and places
 }
 
 // findElders opens the maps in all directories except ours. Maps of another shape are ignored.
@@ -44,17 +45,18 @@ func findElders(dir, ours string) (found []elder, err error) {
 }
 
 func openElder(dir string) (e elder, ok bool, err error) {
-	if e.live.kernel, err = ebpf.LoadPinnedMap(filepath.Join(dir, steerMapFaredLive), nil); err == nil {
-		e.places.kernel, err = ebpf.LoadPinnedMap(filepath.Join(dir, steerMapFaredPlaces), nil)
+	if e.maps[0], err = ebpf.LoadPinnedMap(filepath.Join(dir, steerMapFaredLive), nil); err == nil {
+		e.maps[1], err = ebpf.LoadPinnedMap(filepath.Join(dir, steerMapFaredPlaces), nil)
 	}
-	switch {
+	switch live, places := e.maps[0], e.maps[1]; {
 	case errors.Is(err, fs.ErrNotExist):
 		return elder{}, false, e.close()
 	case err != nil:
 		return elder{}, false, errors.Join(fmt.Errorf("bpf: open the maps in %s: %w", dir, err), e.close())
-	case e.live.kernel.ValueSize() != 16 || e.places.kernel.ValueSize() != 64 || e.places.kernel.MaxEntries() != maxPlaces*e.live.kernel.MaxEntries():
+	case live.ValueSize() != 16 || places.ValueSize() != 64 || places.MaxEntries() != maxPlaces*live.MaxEntries():
 		return elder{}, false, e.close()
 	}
+	e.live.kernel, e.places.kernel = e.maps[0], e.maps[1]
 	if err := errors.Join(e.live.read(), e.places.read()); err != nil {
 		return elder{}, false, errors.Join(err, e.close())
 	}
@@ -62,28 +64,10 @@ func openElder(dir string) (e elder, ok bool, err error) {
 }
 
 func (e elder) close() (err error) {
-	for _, m := range []*ebpf.Map{e.live.kernel, e.places.kernel} {
+	for _, m := range e.maps {
 		if m != nil {
 			err = errors.Join(err, m.Close())
 		}
-	}
-	return err
-}
-
-// keepLive makes exactly those places live whose device is usable, based on the maps alone.
-func keepLive(live *cells[steerLive], places []steerPlace, usable func(steerPlace) bool) (err error) {
-	for block := range live.have {
-		mask := live.have[block]
-		for i, p := range places[block*maxPlaces : (block+1)*maxPlaces] {
-			if text(p.Device[:]) == "" {
-				continue
-			}
-			mask.set(i, 0)
-			if usable(p) {
-				mask.set(i, p.Flags)
-			}
-		}
-		err = errors.Join(err, live.set(block, mask))
 	}
 	return err
 }

@@ -8,8 +8,9 @@ import (
 	farev1 "github.com/fared/fared/api/fare/v1"
 )
 
-// guard judges comparisons with the kernel: it reports and counts the changes of kernel objects by other programs. Between
-// comparisons torn is "" if and only if the last report, if any, was that everything is intact. Steering's mutex guards it.
+// guard judges comparisons with the kernel: it reports and counts the changes of kernel objects by other programs.
+// Between comparisons torn is "" if and only if the last report, if any, was that everything is intact. Steering's
+// mutex guards it.
 type guard struct {
 	log     *slog.Logger
 	report  func(*farev1.Integrity) // nil without a receiver
@@ -57,8 +58,8 @@ func (g *guard) tear(difference string) {
 	}
 }
 
-// check compares with the kernel, repairs, and reports both. compare records each difference before it repairs it; if it
-// returns an error, the difference remains, and unrepaired is true.
+// check compares with the kernel, repairs, and reports both. compare records each difference before it repairs it; if
+// it returns an error, the difference remains, and unrepaired is true.
 func (g *guard) check(compare func(*findings) error) {
 	was := g.torn
 	f := findings{guard: g}

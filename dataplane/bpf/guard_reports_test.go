@@ -11,8 +11,8 @@ import (
 	farev1 "github.com/fared/fared/api/fare/v1"
 )
 
-// TestGuardReports takes a guard through comparisons and checks the reports of each, the count of repairs, and whether a
-// comparison of everything is due.
+// TestGuardReports takes a guard through comparisons and checks the reports of each, the count of repairs, and whether
+// a comparison of everything is due.
 func TestGuardReports(t *testing.T) {
 	g := guard{log: slog.New(slog.DiscardHandler)}
 	var got []string
@@ -66,7 +66,8 @@ func TestFreed(t *testing.T) {
 	}
 }
 
-// TestContest checks that the program returns to the head up to mostReturns times within returnsIn, at any position in time.
+// TestContest checks that the program returns to the head up to mostReturns times within returnsIn, at any position in
+// time.
 func TestContest(t *testing.T) {
 	var c contest
 	start := time.Now()

@@ -44,7 +44,7 @@ func (b *bed) ip(line string) { b.Helper(); b.Server.IP(strings.Fields(line)...)
 // lookup opens a pinned map of the agent, like any other program can.
 func (b *bed) lookup(name string) *ebpf.Map {
 	b.Helper()
-	m, err := ebpf.LoadPinnedMap(filepath.Join(b.s.pinned.dir, name), nil)
+	m, err := ebpf.LoadPinnedMap(filepath.Join(b.s.have.pinned.dir, name), nil)
 	if err != nil {
 		b.Fatal(err)
 	}

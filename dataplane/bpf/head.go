@@ -14,11 +14,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Other programs may be attached to the egress of the anchor too. The kernel runs them in order until one does not return TCX_NEXT, so the steering program
-// has to be the first: a program in front of it that returns TCX_PASS ends the chain, and the anchor drops the packet. Programs behind it get no packet, as
-// do those of a qdisc clsact, which the kernel runs after TCX.
+// Other programs may be attached to the egress of the anchor too. The kernel runs them in order until one does not
+// return TCX_NEXT, so the steering program has to be the first: a program in front of it that returns TCX_PASS ends the
+// chain, and the anchor drops the packet. Programs behind it get no packet, as do those of a qdisc clsact, which the
+// kernel runs after TCX.
 
-// mostReturns is the number of returns to the head of the chain within returnsIn, above which another program is considered to fight for that place.
+// mostReturns is the number of returns to the head of the chain within returnsIn, above which another program is
+// considered to fight for that place.
 const (
 	mostReturns = 5
 	returnsIn   = time.Minute
@@ -30,7 +32,8 @@ type contest struct {
 	returns []time.Time // in the last returnsIn, at most mostReturns, in order
 }
 
-// enter records a return at a time, or returns false if there were mostReturns within returnsIn, and then forgets those.
+// enter records a return at a time, or returns false if there were mostReturns within returnsIn, and then forgets
+// those.
 func (c *contest) enter(now time.Time) bool {
 	c.returns = slices.DeleteFunc(c.returns, func(at time.Time) bool { return now.Sub(at) > returnsIn })
 	if len(c.returns) >= mostReturns {
@@ -41,16 +44,16 @@ func (c *contest) enter(now time.Time) bool {
 	return true
 }
 
-// compareHead moves the program back to the head of the chain if another one is in front of it. If others take that place too often, compareHead sets ousted,
-// until no program is in front.
+// compareHead moves the program back to the head of the chain if another one is in front of it. If others take that
+// place too often, compareHead sets ousted, until no program is in front.
 func (s *Steering) compareHead(f *findings) error {
 	c := &s.guard.head
-	if !s.pinned.switched {
+	if !s.have.pinned.switched {
 		return nil // an older program is attached; Settle replaces it
 	}
 	var first ebpf.ProgramID
-	err := s.netns.Do(func() (err error) {
-		first, err = s.pinned.front(s.cfg, s.routes.anchor)
+	err := s.kernel.netns.Do(func() (err error) {
+		first, err = s.have.pinned.front(s.cfg, s.have.routes.anchor)
 		return err
 	})
 	if err != nil {
@@ -71,12 +74,10 @@ func (s *Steering) compareHead(f *findings) error {
 		return nil
 	}
 	f.differs("%s was attached in front of the agent's program at the egress of %s", name, s.cfg.Device)
-	s.done.Add(1)
-	go func() { // reading /proc takes long on a large machine
-		defer s.done.Done()
+	s.done.Go(func() { // reading /proc takes long on a large machine
 		s.cfg.Log.Warn("steering: another program was attached in front of the agent's", "device", s.cfg.Device, "program", name, "process", holder(first, s.quit))
-	}()
-	return s.netns.Do(func() error { return s.pinned.lead(s.cfg, s.routes.anchor) })
+	})
+	return s.kernel.netns.Do(func() error { return s.have.pinned.lead(s.cfg, s.have.routes.anchor) })
 }
 
 // front returns the first program at the egress of the anchor, or 0 if it is the agent's. The caller is in the network
@@ -95,9 +96,9 @@ func (p *pinned) front(cfg Config, anchor int) (ebpf.ProgramID, error) {
 	return all.Programs[0].ID, nil
 }
 
-// lead attaches a second instance of the program, with the same maps, at the head of the chain, and then detaches the first one: the kernel cannot move a
-// program. A packet finds at least one instance at any time, and an end of the process between two steps leaves one attached and pinned. The caller is in
-// the network namespace of the anchor.
+// lead attaches a second instance of the program, with the same maps, at the head of the chain, and then detaches the
+// first one: the kernel cannot move a program. A packet finds at least one instance at any time, and an end of the
+// process between two steps leaves one attached and pinned. The caller is in the network namespace of the anchor.
 func (p *pinned) lead(cfg Config, anchor int) (err error) {
 	spec, err := steeringSpec(cfg)
 	if err != nil {
@@ -161,8 +162,8 @@ func programName(id ebpf.ProgramID) string {
 	return fmt.Sprintf("BPF program %d (%s)", id, info.Name)
 }
 
-// holder returns the id and name of a process that has a descriptor of a program or of a link to it, or "unknown": another user's descriptors can be read
-// with CAP_SYS_PTRACE only, and pins need no process. quit ends the search.
+// holder returns the id and name of a process that has a descriptor of a program or of a link to it, or "unknown":
+// another user's descriptors can be read with CAP_SYS_PTRACE only, and pins need no process. quit ends the search.
 func holder(id ebpf.ProgramID, quit <-chan struct{}) string {
 	descriptors, _ := filepath.Glob("/proc/[0-9]*/fd/*") // the pattern is valid
 	for _, fd := range descriptors {

@@ -227,8 +227,8 @@ func TestEndWhileReturning(t *testing.T) {
 			b.greet(farev1.Mode_MODE_PER_FLOW)
 			ports := sequence(8, 5, 10127)
 			b.commit(setGroup(testGroup(1, 8, false, 1, 1, 1, 1)), setDestination(b.family.destination, 1, b.family.source, ports))
-			dir := b.s.pinned.dir
-			first, err := b.s.pinned.objects.FaredSteer.Clone() // without the pin's path
+			dir := b.s.have.pinned.dir
+			first, err := b.s.have.pinned.objects.FaredSteer.Clone() // without the pin's path
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -23,8 +23,8 @@ type layout struct {
 	planeOf map[string]string
 }
 
-// source is a source group with the numbers of its sub-ports and planes. These numbers are per source group: a sub-port of
-// several source groups has several numbers.
+// source is a source group with the numbers of its sub-ports and planes. These numbers are per source group: a sub-port
+// of several source groups has several numbers.
 type source struct {
 	name      netip.Prefix
 	number    int
@@ -49,8 +49,19 @@ func (l *layout) source(name netip.Prefix) *source {
 	return nil
 }
 
-// owner returns the name of the source group whose destinations hold the flow pins of a source address. If Forwarding lists
-// no source groups, it is the only one, whatever its loopbacks. owner returns false if the address is not a loopback.
+// numbered returns the source group with a number, or nil if Forwarding has none.
+func (l *layout) numbered(number int) *source {
+	for i := range l.sources {
+		if l.sources[i].number == number {
+			return &l.sources[i]
+		}
+	}
+	return nil
+}
+
+// owner returns the name of the source group whose destinations hold the flow pins of a source address. If Forwarding
+// lists no source groups, it is the only one, whatever its loopbacks. owner returns false if the address is not a
+// loopback.
 func (l *layout) owner(from netip.Prefix) (netip.Prefix, bool) {
 	for i := range l.sources {
 		if s := &l.sources[i]; !s.name.IsValid() || slices.Contains(s.loopbacks, from) {
@@ -67,9 +78,9 @@ func (l *layout) sameSources(other *layout) bool {
 	})
 }
 
-// number assigns numbers to source groups, planes and sub-ports. Existing numbers are kept, also those of an earlier
-// process, so that groups keep their meaning.
-func (s *Steering) number(f *farev1.Forwarding) (layout, error) {
+// newLayout assigns numbers to source groups, planes and sub-ports. Existing numbers are kept, also those of an earlier
+// process, so that groups keep their meaning; until settled the numbers of removed sub-ports and planes are not free.
+func newLayout(f *farev1.Forwarding, have *mirror, settled bool) (layout, error) {
 	l := layout{planeOf: map[string]string{}}
 	for _, p := range f.Planes {
 		for _, sp := range p.SubPorts {
@@ -81,8 +92,9 @@ func (s *Steering) number(f *farev1.Forwarding) (layout, error) {
 	for i, g := range groups {
 		names[i] = g.Name
 	}
-	// The number of a removed source group is free once its name is removed, which happens after its entries are deleted.
-	taken, ok := numbers(names, s.sourceNumbers(), true, maxSources)
+	// The number of a removed source group is free once its name is removed, which happens after its entries are
+	// deleted.
+	taken, ok := numbers(names, have.sourceNumbers(), true, maxSources)
 	for _, g := range groups {
 		if !ok {
 			break
@@ -91,7 +103,7 @@ func (s *Steering) number(f *farev1.Forwarding) (layout, error) {
 			name: g.Name, number: taken[g.Name], loopbacks: g.Loopbacks, order: g.Devices, planeOf: l.planeOf,
 			perPacket: f.Mode == farev1.Mode_MODE_PER_PACKET,
 		}
-		ok = s.numberPlaces(&one)
+		ok = one.numberPlaces(have, settled)
 		l.sources = append(l.sources, one)
 	}
 	if !ok {
@@ -100,25 +112,14 @@ func (s *Steering) number(f *farev1.Forwarding) (layout, error) {
 	return l, nil
 }
 
-// sourceNumbers returns the numbers of source groups in the kernel.
-func (s *Steering) sourceNumbers() map[netip.Prefix]int {
-	have := map[netip.Prefix]int{}
-	for i, n := range s.names.have {
-		if n.Used != 0 {
-			have[n.name()] = i
-		}
-	}
-	return have
-}
-
-// numberPlaces assigns numbers to the sub-ports and planes of a source group.
-func (s *Steering) numberPlaces(l *source) bool {
+// numberPlaces assigns numbers to the sub-ports and planes of a source group, or returns false if there are too few.
+func (l *source) numberPlaces(have *mirror, settled bool) bool {
 	places, planes := map[string]int{}, map[uint64]int{}
 	for i := range maxPlaces {
-		if name := text(s.places.have[l.at(i)].Device[:]); name != "" {
+		if name := text(have.places.have[l.at(i)].Device[:]); name != "" {
 			places[name] = i
 		}
-		if hash := s.planes.have[l.at(i)].Name; hash != 0 {
+		if hash := have.planes.have[l.at(i)].Name; hash != 0 {
 			planes[hash] = i
 		}
 	}
@@ -129,8 +130,8 @@ func (s *Steering) numberPlaces(l *source) bool {
 		}
 	}
 	var okPlaces, okPlanes bool
-	l.place, okPlaces = numbers(l.order, places, !s.settled, maxPlaces)
-	byHash, okPlanes := numbers(hashes, planes, !s.settled, maxPlanes)
+	l.place, okPlaces = numbers(l.order, places, !settled, maxPlaces)
+	byHash, okPlanes := numbers(hashes, planes, !settled, maxPlanes)
 	l.plane = map[string]int{}
 	for _, device := range l.order {
 		l.plane[l.planeOf[device]] = byHash[nameHash(l.planeOf[device])]
@@ -138,8 +139,8 @@ func (s *Steering) numberPlaces(l *source) bool {
 	return okPlaces && okPlanes
 }
 
-// numbers keeps the existing numbers of names and assigns free ones below most to the others. reserve excludes the numbers
-// of removed names from the free ones. It returns false if there are too few.
+// numbers keeps the existing numbers of names and assigns free ones below most to the others. reserve excludes the
+// numbers of removed names from the free ones. It returns false if there are too few.
 func numbers[N comparable](names []N, have map[N]int, reserve bool, most int) (map[N]int, bool) {
 	used, out := map[int]bool{}, make(map[N]int, len(names))
 	if reserve {

@@ -101,7 +101,7 @@ func unequalMTU(t *testing.T, name string) {
 			}
 			return nil
 		})
-		if link, err := b.s.handle.LinkByName(DefaultDevice); err != nil || link.Attrs().MTU != map[bool]int{true: 9000, false: 1500}[step.fits] {
+		if link, err := b.s.kernel.handle.LinkByName(DefaultDevice); err != nil || link.Attrs().MTU != map[bool]int{true: 9000, false: 1500}[step.fits] {
 			t.Errorf("%s: fared0 %+v, %v", step.what, link.Attrs().MTU, err)
 		}
 	}

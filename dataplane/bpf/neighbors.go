@@ -14,8 +14,8 @@ import (
 	"github.com/fared/fared/internal/netns"
 )
 
-// Intervals of next hop resolution: for unresolved next hops, and for all, so that entries that only the program uses stay
-// known.
+// Intervals of next hop resolution: for unresolved next hops, and for all, so that entries that only the program uses
+// stay known.
 const (
 	askUnresolved = time.Second
 	askAll        = 20 * time.Second
@@ -67,8 +67,8 @@ func (n *neighbors) close() {
 	}
 }
 
-// follow calls update for each update of the neighbor table, and tick every askUnresolved, until close. It subscribes again
-// after messages were lost; if that fails, no further updates arrive, and the known next hops stay in use.
+// follow calls update for each update of the neighbor table, and tick every askUnresolved, until close. It subscribes
+// again after messages were lost; if that fails, no further updates arrive, and the known next hops stay in use.
 func (n *neighbors) follow(update func(netlink.NeighUpdate), tick func()) {
 	ticker := time.NewTicker(askUnresolved)
 	defer ticker.Stop()
@@ -100,8 +100,8 @@ func (n *neighbors) follow(update func(netlink.NeighUpdate), tick func()) {
 	}
 }
 
-// take records an update, and reports whether it changes an address. An entry that the kernel removes because it is unused
-// stays valid; one that has failed does not.
+// take records an update, and reports whether it changes an address. An entry that the kernel removes because it is
+// unused stays valid; one that has failed does not.
 func (n *neighbors) take(u netlink.NeighUpdate) bool {
 	addr, ok := netip.AddrFromSlice(u.IP)
 	if !ok || u.Type != unix.RTM_NEWNEIGH {

@@ -105,7 +105,7 @@ func (b *bed) raw() (fd int) {
 		if fd, err = unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, 0); err != nil {
 			return err
 		}
-		return unix.Bind(fd, &unix.SockaddrLinklayer{Ifindex: b.s.routes.anchor})
+		return unix.Bind(fd, &unix.SockaddrLinklayer{Ifindex: b.s.have.routes.anchor})
 	})
 	return fd
 }

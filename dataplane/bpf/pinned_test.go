@@ -64,7 +64,7 @@ func TestFailedStart(t *testing.T) {
 	}
 	for n := range 4 { // the attached program is then unknown, and nothing may be replaced
 		descriptors(t, n, func() {
-			if found, err := b.s.pinned.find(b.cfg.PinDir, spec); err == nil {
+			if found, err := b.s.have.pinned.find(b.cfg.PinDir, spec); err == nil {
 				t.Errorf("with %d descriptors: found %v and no error", n, found)
 			}
 		})
@@ -112,7 +112,7 @@ func TestUnfinishedPins(t *testing.T) {
 	b.open()
 	b.greet(farev1.Mode_MODE_PER_FLOW)
 	b.commit(setGroup(testGroup(1, 8, false, 1, 1, 1, 1)), setDestination(b.family.destination, 1, b.family.source, sequence(8, 5, 10127)))
-	own := b.s.pinned.dir
+	own := b.s.have.pinned.dir
 	if err := b.s.Close(); err != nil {
 		t.Fatal(err)
 	}
@@ -146,8 +146,8 @@ func TestLossBeforeHello(t *testing.T) {
 				b.cfg.MaxGroups = DefaultMaxGroups - 1
 			}
 			b.open()
-			if b.s.pinned.adopted != (layout == "same") {
-				t.Fatalf("adopted: %v", b.s.pinned.adopted)
+			if b.s.have.pinned.adopted != (layout == "same") {
+				t.Fatalf("adopted: %v", b.s.have.pinned.adopted)
 			}
 			// reach waits until the packets of slot 1, which is on p1.0, arrive there, or elsewhere.
 			flow := b.flow(ports[1])

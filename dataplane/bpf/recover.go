@@ -12,28 +12,33 @@ import (
 
 var _ contract.Recoverer = (*Steering)(nil)
 
-// Recover implements contract.Recoverer: from the maps of an earlier process it returns the state that was programmed, as
-// far as Forwarding has the source groups and sub-ports. Programming the result changes nothing in the maps.
+// Recover implements contract.Recoverer: from the maps of an earlier process it returns the state that was programmed,
+// as far as Forwarding has the source groups and sub-ports. Programming the result changes nothing in the maps.
 func (s *Steering) Recover() *farev1.SnapshotResponse {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if !s.pinned.adopted || s.settled || s.forwarding == nil || len(s.haveDest.have) == 0 {
+	if !s.have.pinned.adopted || s.want.settled || s.want.forwarding == nil || len(s.have.dests.have) == 0 {
 		return nil
 	}
+	return recovered(&s.want, &s.have)
+}
+
+// recovered returns the state in the maps of the mirror.
+func recovered(want *desired, have *mirror) *farev1.SnapshotResponse {
 	found := &farev1.SnapshotResponse{}
-	for _, device := range slices.Sorted(maps.Keys(s.inherited)) {
+	for _, device := range slices.Sorted(maps.Keys(want.inherited)) {
 		found.SubPorts = append(found.SubPorts, &farev1.SubPortState{Device: device})
 	}
-	for _, id := range slices.Sorted(maps.Keys(s.haveGroup.have)) {
-		v := s.haveGroup.have[id]
-		if l := s.layout.numbered(int(v.Source)); l != nil {
+	for _, id := range slices.Sorted(maps.Keys(have.groups.have)) {
+		v := have.groups.have[id]
+		if l := want.layout.numbered(int(v.Source)); l != nil {
 			found.Vectors = append(found.Vectors, l.recoverGroup(&v))
 		}
 	}
-	pairs := s.recoverPairs()
-	for key, d := range s.haveDest.have {
-		l := s.layout.numbered(int(key.Source))
-		if v, ok := s.haveGroup.have[d.Group]; l == nil || !ok || v.Source != key.Source {
+	pairs := recoverPairs(want, have)
+	for key, d := range have.dests.have {
+		l := want.layout.numbered(int(key.Source))
+		if v, ok := have.groups.have[d.Group]; l == nil || !ok || v.Source != key.Source {
 			continue // the process was killed between two writes
 		}
 		prefix := key.Destination.prefix()
@@ -45,16 +50,6 @@ func (s *Steering) Recover() *farev1.SnapshotResponse {
 		return cmp.Or(cmp.Compare(a.Source, b.Source), sourceName(a.Prefix).Compare(sourceName(b.Prefix)))
 	})
 	return found
-}
-
-// numbered returns the source group with a number, or nil if Forwarding has none.
-func (l *layout) numbered(number int) *source {
-	for i := range l.sources {
-		if l.sources[i].number == number {
-			return &l.sources[i]
-		}
-	}
-	return nil
 }
 
 // text returns the name in the form used in messages.
@@ -100,16 +95,16 @@ func (l *source) recoverGroup(v *steerGroup) *farev1.Vector {
 }
 
 // recoverPairs returns the pairs of each destination with their ports, in the order of sources.
-func (s *Steering) recoverPairs() map[contract.DestinationKey][]*farev1.PairPorts {
+func recoverPairs(want *desired, have *mirror) map[contract.DestinationKey][]*farev1.PairPorts {
 	all := map[contract.DestinationKey][]*farev1.PairPorts{}
-	for key, entry := range s.havePins.have {
+	for key, entry := range have.pins.have {
 		from := key.Source.prefix()
-		owner, ok := s.layout.owner(from)
+		owner, ok := want.layout.owner(from)
 		if !ok {
 			continue
 		}
 		var ports []uint32
-		if t, ok := s.haveTable.have[key]; entry.Count != pinsTable {
+		if t, ok := have.tables.have[key]; entry.Count != pinsTable {
 			ports = progressionPorts(entry)
 		} else if ok {
 			ports = tablePorts(entry, &t)
@@ -119,7 +114,7 @@ func (s *Steering) recoverPairs() map[contract.DestinationKey][]*farev1.PairPort
 			all[to] = append(all[to], &farev1.PairPorts{Source: from.String(), SourcePorts: ports})
 		}
 	}
-	rank := func(p *farev1.PairPorts) int { return slices.Index(s.forwarding.Loopbacks, p.Source) }
+	rank := func(p *farev1.PairPorts) int { return slices.Index(want.forwarding.Loopbacks, p.Source) }
 	for _, pairs := range all {
 		slices.SortFunc(pairs, func(a, b *farev1.PairPorts) int {
 			return cmp.Or(cmp.Compare(rank(a), rank(b)), netip.MustParsePrefix(a.Source).Compare(netip.MustParsePrefix(b.Source)))

@@ -14,8 +14,9 @@ import (
 	"github.com/fared/fared/internal/rtnl"
 )
 
-// Gateways through the anchor. No host has them; they make the kernel keep one neighbor entry for all destinations instead
-// of one per destination, whose number would evict other entries. RFC 7600 calls the first the IPv4 dummy address.
+// Gateways through the anchor. No host has them; they make the kernel keep one neighbor entry for all destinations
+// instead of one per destination, whose number would evict other entries. RFC 7600 calls the first the IPv4 dummy
+// address.
 var (
 	gateway4 = netip.AddrFrom4([4]byte{192, 0, 0, 8})
 	gateway6 = netip.MustParseAddr("fe80::1")
@@ -28,7 +29,9 @@ type routes struct {
 	sequence uint32
 	table    uint32
 	protocol uint8
-	anchor   int
+	priority uint32  // of rules
+	families []uint8 // of rules
+	anchor   int     // index of the device
 	tx, rx   []byte
 	have     *prefixmap.Map[struct{}, netip.Addr] // preferred source by prefix
 	mine     map[netip.Prefix]netip.Addr          // replaced even if another program has a route there; nil except during a repair
@@ -38,7 +41,10 @@ type routes struct {
 const routeBatch = 128
 
 func openRoutes(cfg Config) (_ *routes, err error) {
-	r := &routes{table: cfg.Table, protocol: cfg.Protocol, rx: make([]byte, 64<<10), have: &prefixmap.Map[struct{}, netip.Addr]{}}
+	r := &routes{
+		table: cfg.Table, protocol: cfg.Protocol, priority: cfg.Priority, families: []uint8{unix.AF_INET, unix.AF_INET6},
+		rx: make([]byte, 64<<10), have: &prefixmap.Map[struct{}, netip.Addr]{},
+	}
 	if r.conn, err = rtnl.Dial(); err != nil {
 		return nil, fmt.Errorf("bpf: %w", err)
 	}
@@ -139,6 +145,24 @@ func (r *routes) remove(gone map[netip.Prefix]netip.Addr) error {
 		r.message(unix.RTM_DELROUTE, 0, prefix, netip.Addr{})
 		return true
 	}, func(prefix netip.Prefix, _ netip.Addr) { r.have.Delete(struct{}{}, prefix) })
+}
+
+// preferred returns the first loopbacks of IPv4 and IPv6 that are addresses of this host.
+func (r *routes) preferred(loopbacks []string) (prefer [2]netip.Addr) {
+	for i, family := range []uint8{unix.AF_INET, unix.AF_INET6} {
+		all, err := r.conn.Addresses(family)
+		if err != nil {
+			continue
+		}
+		for _, text := range loopbacks {
+			p, err := netip.ParsePrefix(text)
+			if err == nil && p.Addr().Is6() == (i == 1) && slices.ContainsFunc(all, func(a rtnl.Address) bool { return a.Addr == p.Addr() }) {
+				prefer[i] = p.Addr()
+				break
+			}
+		}
+	}
+	return prefer
 }
 
 // each sends the messages that write appends, in batches, and calls done for those that the kernel has executed.
@@ -285,13 +309,13 @@ func rangesOf(ports []port) (out []portRange) {
 	return out
 }
 
-// rules updates the rules of both families for ports, and calls differs for each missing or superfluous one. Unmarked rules
+// rules updates the rules of families for ports, and calls differs for each missing or superfluous one. Unmarked rules
 // stay.
-func (r *routes) rules(ports []port, priority uint32, families []uint8, differs func(format string, args ...any)) error {
+func (r *routes) rules(ports []port, differs func(format string, args ...any)) error {
 	batch := r.conn.Begin()
 	var late []rtnl.Rule
 	ranges := rangesOf(ports)
-	for _, family := range families {
+	for _, family := range r.families {
 		all, err := r.conn.Rules(family)
 		if err != nil {
 			return fmt.Errorf("bpf: %w", err)
@@ -302,7 +326,7 @@ func (r *routes) rules(ports []port, priority uint32, families []uint8, differs 
 		}
 		rule := func(p portRange) rtnl.Rule {
 			return rtnl.Rule{
-				Family: family, Priority: priority, Table: r.table, Protocol: r.protocol,
+				Family: family, Priority: r.priority, Table: r.table, Protocol: r.protocol,
 				IPProto: p.protocol, Dport: [2]uint16{p.first, p.last},
 			}
 		}

@@ -10,15 +10,15 @@ import (
 // span is a run of slot counters.
 type span struct{ from, n uint32 }
 
-// slotCounters allocates runs of counters to pairs.
+// slotCounters allocates runs of counters to pairs. free and the runs of pairs are disjoint, and together all counters.
 type slotCounters struct {
-	kernel *ebpf.Map
+	kernel bpfMap
 	free   []span // by from, never adjacent
 	clean  uint32 // counters from here on were never used
 }
 
 // newSlotCounters derives the free runs from the used ones; used may be empty.
-func newSlotCounters(kernel *ebpf.Map, adopted bool, used []span) *slotCounters {
+func newSlotCounters(kernel bpfMap, adopted bool, used []span) *slotCounters {
 	s := &slotCounters{kernel: kernel}
 	if adopted {
 		s.clean = kernel.MaxEntries()
@@ -37,31 +37,33 @@ func newSlotCounters(kernel *ebpf.Map, adopted bool, used []span) *slotCounters 
 	return s
 }
 
-// take allocates the first n free counters and sets them to zero. It returns false if there are none.
-func (s *slotCounters) take(n uint32) (uint32, bool) {
+// clone returns an allocation that changes independently.
+func (s *slotCounters) clone() *slotCounters {
+	return &slotCounters{kernel: s.kernel, free: slices.Clone(s.free), clean: s.clean}
+}
+
+// take allocates the first n free counters. Those below dirty have to be set to zero. It returns false if there are
+// none.
+func (s *slotCounters) take(n uint32) (from, dirty uint32, ok bool) {
 	for i := range s.free {
 		f := &s.free[i]
 		if f.n < n {
 			continue
 		}
-		from := f.from
+		from = f.from
 		if f.from, f.n = f.from+n, f.n-n; f.n == 0 {
 			s.free = slices.Delete(s.free, i, i+1)
 		}
-		if dirty := min(s.clean, from+n); dirty > from {
-			if err := s.zero(from, dirty); err != nil {
-				s.give(span{from, n})
-				return 0, false
-			}
-		}
+		dirty = min(s.clean, from+n)
 		s.clean = max(s.clean, from+n)
-		return from, true
+		return from, dirty, true
 	}
-	return 0, false
+	return 0, 0, false
 }
 
-func (s *slotCounters) zero(from, to uint32) error {
-	keys := make([]uint32, to-from)
+// zero sets counters to zero; upto is excluded.
+func (s *slotCounters) zero(from, upto uint32) error {
+	keys := make([]uint32, upto-from)
 	for i := range keys {
 		keys[i] = from + uint32(i)
 	}

@@ -491,7 +491,7 @@ func attachPass(t *testing.T, b *bed) link.Link {
 	defer program.Close()
 	var l link.Link
 	b.Server.Must(func() error {
-		l, err = link.AttachTCX(link.TCXOptions{Interface: b.s.routes.anchor, Program: program, Attach: ebpf.AttachTCXEgress})
+		l, err = link.AttachTCX(link.TCXOptions{Interface: b.s.have.routes.anchor, Program: program, Attach: ebpf.AttachTCXEgress})
 		return err
 	})
 	return l

@@ -270,9 +270,9 @@ func TestTCPGoesOn(t *testing.T) {
 func (b *bed) usable(want bool, devices ...string) error {
 	b.s.mu.Lock()
 	defer b.s.mu.Unlock()
-	live := b.s.live.have[0].V4 | b.s.live.have[0].V6
+	live := b.s.have.live.have[0].V4 | b.s.have.live.have[0].V6
 	for _, dev := range devices {
-		if got := live>>b.s.layout.sources[0].place[dev]&1 != 0; got != want {
+		if got := live>>b.s.want.layout.sources[0].place[dev]&1 != 0; got != want {
 			return fmt.Errorf("%s usable: %v", dev, got)
 		}
 	}
