@@ -82,7 +82,7 @@ func TestPlansByHand(t *testing.T) {
 		{"a device loses its carrier", carrier(1, false, 1500), nil, touched{subPorts: true}, []string{"live 00001110, relight"}},
 		{"its sub-port is set down", nil, []contract.Change{{Kind: contract.SubPortChange, Device: "d0"}}, touched{}, []string{"place d0 flags 1001, relight"}},
 		{"and up", nil, []contract.Change{{Kind: contract.SubPortChange, Device: "d0", Up: true}}, touched{}, []string{"place d0 flags 0001, relight"}},
-		{"the carrier returns, with a smaller MTU", carrier(1, true, 1400), nil, touched{subPorts: true}, []string{"live 00001111, relight, MTU 1400"}},
+		{"the carrier returns, with a smaller MTU", carrier(1, true, 1400), nil, touched{subPorts: true}, []string{"relight, MTU 1400, live 00001111"}},
 		{"a sub-port has another MTU", carrier(1, true, 1450), nil, touched{subPorts: true}, []string{"relight, MTU 1450"}},
 		{"the removal of all", nil, []contract.Change{replaced.Inverse(), destination.Inverse(), group.Inverse()}, touched{}, []string{
 			"removeRoutes", "remove 1 destinations, remove 1 pairs, remove 1 groups",

@@ -156,9 +156,10 @@ func (p *planner) planPlaces() {
 		return
 	}
 	w := p.wantPlaces()
-	// Losses are written first, with one write per source group.
-	for number := range w.sure {
-		p.live.set(p, number, w.sure[number])
+	// Losses are written first, with one write per source group, and gains last, when the anchor's MTU allows them.
+	for number, sure := range w.sure {
+		now := p.live.get(number)
+		p.live.set(p, number, steerLive{V4: now.V4 & sure.V4, V6: now.V6 & sure.V6})
 	}
 	for _, at := range w.resolved {
 		next := w.places[at]
