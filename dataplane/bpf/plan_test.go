@@ -85,7 +85,7 @@ func TestPlansByHand(t *testing.T) {
 		{"the carrier returns, with a smaller MTU", carrier(1, true, 1400), nil, touched{subPorts: true}, []string{"relight, MTU 1400, live 00001111"}},
 		{"a sub-port has another MTU", carrier(1, true, 1450), nil, touched{subPorts: true}, []string{"relight, MTU 1450"}},
 		{"the removal of all", nil, []contract.Change{replaced.Inverse(), destination.Inverse(), group.Inverse()}, touched{}, []string{
-			"removeRoutes", "remove 1 destinations, remove 1 pairs, remove 1 groups",
+			"removeRoutes", "remove 1 destinations", "remove 1 pairs", "remove 1 groups",
 		}},
 	} {
 		if step.before != nil {
