@@ -123,9 +123,6 @@ func (n *neighbors) take(u netlink.NeighUpdate) bool {
 
 // learn reads the MAC address of a device unless it is known.
 func (n *neighbors) learn(device int) {
-	if n == nil || device == 0 {
-		return
-	}
 	if _, known := n.own[device]; known {
 		return
 	}
