@@ -72,15 +72,15 @@ func TestReusedNumbersUnderSlowAcknowledgements(t *testing.T) {
 			}
 		}
 		for prefix, id := range destinations {
-			o := b.destinations.get(prefix)
-			if o == nil || o.refusal != nil || !b.obeyed(o) {
+			o := b.wanted.destinations.get(prefix)
+			if o == nil || o.refusal != nil || !b.wanted.obeyed(o) {
 				t.Fatalf("seed %d: %s is not in effect: %s", seed, prefix, stateOf(o))
 			}
-			if got := b.wires[o.effect.to]; got == nil || !sameVector(got.effect, vector(id, vectors[id])) {
+			if got := b.places.wires[o.effect.to]; got == nil || !sameVector(got.effect, vector(id, vectors[id])) {
 				t.Fatalf("seed %d: %s does not have what vector %d is", seed, prefix, id)
 			}
 		}
-		for o := range b.destinations.all() {
+		for o := range b.wanted.destinations.all() {
 			prefix := o.Destination
 			if _, wanted := destinations[prefix]; !wanted && o.effect.to != 0 {
 				t.Fatalf("seed %d: %s is still there", seed, prefix)
@@ -135,7 +135,7 @@ func TestSuccessorOfADroppedVector(t *testing.T) {
 	b.setVector(vector(2, 4))
 	answer(1) // its predecessor's delete
 	b.setDestination(d2, 2)
-	for sent > answered || b.queues[0][VectorSet].len()+b.queues[0][DestinationSet].len()+b.queues[0][DestinationDelete].len() > 0 {
+	for sent > answered || b.queues.lanes[0][VectorSet].len()+b.queues.lanes[0][DestinationSet].len()+b.queues.lanes[0][DestinationDelete].len() > 0 {
 		if op, ok := popCommitted(b); ok {
 			b.send(&op, 0)
 			sent = op.id
@@ -144,7 +144,7 @@ func TestSuccessorOfADroppedVector(t *testing.T) {
 			answer(1)
 		}
 	}
-	if o := b.destinations.get(d2); o == nil || o.refusal != nil || !b.obeyed(o) {
+	if o := b.wanted.destinations.get(d2); o == nil || o.refusal != nil || !b.wanted.obeyed(o) {
 		t.Fatalf("%s is not in effect: %s", d2, stateOf(o))
 	}
 }
@@ -196,7 +196,7 @@ func TestDrainGoesWithTheChange(t *testing.T) {
 	}
 	b.disconnect()
 	b.resync(State{
-		Vectors:      map[uint32]*farev1.Vector{1: b.vectors[1].wantVector, 2: b.vectors[2].wantVector, 3: b.vectors[3].wantVector},
+		Vectors:      map[uint32]*farev1.Vector{1: b.wanted.vectors[1].wantVector, 2: b.wanted.vectors[2].wantVector, 3: b.wanted.vectors[3].wantVector},
 		Destinations: map[Destination]uint32{d: 2},
 	})
 	if op, ok := popCommitted(b); ok {

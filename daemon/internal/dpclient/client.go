@@ -140,7 +140,7 @@ func (c *Client) Transaction(declare func(*Transaction)) {
 	c.mu.Lock()
 	declare(&Transaction{c.book})
 	c.book.commit()
-	work, news := c.book.queued() > 0, len(c.book.events) > 0
+	work, news := c.book.queues.len() > 0, len(c.book.events) > 0
 	c.mu.Unlock()
 	if news {
 		ring(c.ready)
@@ -221,7 +221,7 @@ func (c *Client) ReleaseRemovals(release bool) {
 // source beyond its allowance as bulk, so that they do not delay the changes of other sources.
 func (c *Client) Bulk(on bool) {
 	c.mu.Lock()
-	c.book.bulk = on
+	c.book.queues.bulk = on
 	c.mu.Unlock()
 }
 
@@ -252,8 +252,8 @@ func (c *Client) Status() Status {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	s := c.status
-	s.Removals, s.Counters, s.InFlight = !c.book.held, c.book.counters, c.book.flights.len()
-	s.Queued = c.book.queued()
+	s.Removals, s.Counters, s.InFlight = !c.book.places.held, c.book.counters, c.book.flights.len()
+	s.Queued = c.book.queues.len()
 	return s
 }
 

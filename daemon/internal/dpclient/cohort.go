@@ -1,6 +1,9 @@
 package dpclient
 
-import "cmp"
+import (
+	"cmp"
+	"slices"
+)
 
 // cohort counts the destinations that are on one place on the wire and want one vector.
 type cohort struct {
@@ -10,8 +13,8 @@ type cohort struct {
 	drains  bool // a destination that joined it has slots to drain, which takes a separate operation
 }
 
-// cohortKey identifies a cohort. Wire is the place of the last operation sent, 0 before the first. Vector is the owner's number, 0 for
-// destinations that are to be deleted.
+// cohortKey identifies a cohort. Wire is the place of the last operation sent, 0 before the first. Vector is the
+// owner's number, 0 for destinations that are to be deleted.
 type cohortKey struct{ wire, vector uint32 }
 
 // cohorts holds every cohort with a destination.
@@ -67,7 +70,7 @@ func (c *cohorts) size(wire, vector uint32) int {
 	return 0
 }
 
-// drain appends the cohorts with a change to buf, the largest first, and forgets the empty ones.
+// drain appends the cohorts with a change to the empty buf, the largest first, and forgets the empty ones.
 func (c *cohorts) drain(buf []*cohort) []*cohort {
 	for i, x := range c.changed {
 		c.changed[i], x.changed = nil, false
@@ -81,10 +84,8 @@ func (c *cohorts) drain(buf []*cohort) []*cohort {
 		}
 	}
 	c.changed = c.changed[:0]
+	slices.SortFunc(buf, func(x, y *cohort) int {
+		return cmp.Or(cmp.Compare(y.n, x.n), cmp.Compare(x.wire, y.wire), cmp.Compare(x.vector, y.vector))
+	})
 	return buf
-}
-
-// compareCohorts orders cohorts by size, the largest first.
-func compareCohorts(x, y *cohort) int {
-	return cmp.Or(cmp.Compare(y.n, x.n), cmp.Compare(x.wire, y.wire), cmp.Compare(x.vector, y.vector))
 }

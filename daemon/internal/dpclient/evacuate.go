@@ -29,7 +29,7 @@ func (c *Client) Evacuate(devices []string) *Evacuation {
 func (e *Evacuation) Done() bool {
 	e.client.mu.Lock()
 	defer e.client.mu.Unlock()
-	return e.client.book.evacuated(e)
+	return e.done(e.client.book)
 }
 
 // Waiting returns the number of destinations whose traffic may still leave over the devices, and the reasons of the first limit of them, as
@@ -37,21 +37,21 @@ func (e *Evacuation) Done() bool {
 func (e *Evacuation) Waiting(limit int) (int, []string) {
 	e.client.mu.Lock()
 	defer e.client.mu.Unlock()
-	if !e.client.book.connected {
+	if !e.client.book.wanted.connected {
 		return 0, []string{"the data plane is not connected"}
 	}
-	return e.client.book.waiting(e, limit)
+	return e.waiting(e.client.book, limit)
 }
 
-func (b *book) evacuated(e *Evacuation) bool {
-	if !b.connected {
+func (e *Evacuation) done(b *book) bool {
+	if !b.wanted.connected {
 		return false
 	}
-	leads := b.leads(e)
+	leads := e.leads(b)
 	if e.last != nil && leads(e.last) {
 		return false
 	}
-	for o := range b.destinations.all() {
+	for o := range b.wanted.destinations.all() {
 		if leads(o) {
 			e.last = o
 			return false
@@ -62,10 +62,10 @@ func (b *book) evacuated(e *Evacuation) bool {
 }
 
 // waiting counts the destinations that are not clear and describes the first limit of them.
-func (b *book) waiting(e *Evacuation, limit int) (int, []string) {
-	leads := b.leads(e)
+func (e *Evacuation) waiting(b *book, limit int) (int, []string) {
+	leads := e.leads(b)
 	var rest []*object
-	for o := range b.destinations.all() {
+	for o := range b.wanted.destinations.all() {
 		if leads(o) {
 			rest = append(rest, o)
 		}
@@ -73,20 +73,20 @@ func (b *book) waiting(e *Evacuation, limit int) (int, []string) {
 	slices.SortFunc(rest, byDestination)
 	var reasons []string
 	for _, o := range rest[:min(limit, len(rest))] {
-		reasons = append(reasons, o.Object.String()+": "+b.reason(o))
+		reasons = append(reasons, o.Object.String()+": "+reason(b, o))
 	}
 	return len(rest), reasons
 }
 
 // reason describes why a destination still has its current vector.
-func (b *book) reason(o *object) string {
-	g := b.vectors[o.wantTo]
+func reason(b *book, o *object) string {
+	g := b.wanted.vectors[o.wantTo]
 	switch {
 	case o.refused() != nil:
 		return "refused: " + o.refused().message
 	case g != nil && g.refused() != nil:
 		return fmt.Sprintf("%s was refused: %s", g.Object, g.refused().message)
-	case !o.wanted && b.held:
+	case !o.wanted && b.places.held:
 		return "from an earlier run; it is removed at the end of the start"
 	}
 	return "not acknowledged yet"
@@ -94,15 +94,14 @@ func (b *book) reason(o *object) string {
 
 // leads returns a function that reports whether a destination may leave over the devices in a way that is not wanted: by acknowledged state, or
 // by operations that were sent and not acknowledged.
-func (b *book) leads(e *Evacuation) func(*object) bool {
+func (e *Evacuation) leads(b *book) func(*object) bool {
 	sent := map[*wire][]*farev1.Vector{} // contents in flight
 	moves := map[*object][]uint32{}      // places on the wire to which destinations are moving
-	for i := range b.flights.len() {
-		switch f := b.flights.at(i); {
-		case f.done:
-		case f.class == VectorSet:
+	for f := range b.flights.unanswered() {
+		switch f.class {
+		case VectorSet:
 			sent[f.wire] = append(sent[f.wire], f.content)
-		case f.class == DestinationSet:
+		case DestinationSet:
 			moves[f.object] = append(moves[f.object], f.value.to)
 		}
 	}
@@ -116,11 +115,11 @@ func (b *book) leads(e *Evacuation) func(*object) bool {
 		if !over {
 			return false
 		}
-		g := b.vectors[o.wantTo]
+		g := b.wanted.vectors[o.wantTo]
 		return g == nil || !g.wanted || !sameMembers(content, g.wantVector)
 	}
 	over := func(id uint32, o *object) bool {
-		w := b.wires[id]
+		w := b.places.wires[id]
 		return w != nil && (stale(w.effect, o) || slices.ContainsFunc(sent[w], func(content *farev1.Vector) bool { return stale(content, o) }))
 	}
 	return func(o *object) bool {

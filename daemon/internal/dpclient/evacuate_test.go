@@ -148,11 +148,11 @@ func TestEvacuationAgainstThePackets(t *testing.T) {
 		e := &Evacuation{devices: map[string]bool{device(0, 0): true}}
 		for range 60 {
 			over := p.over(device(0, 0))
-			n, _ := b.waiting(&Evacuation{devices: e.devices}, 0)
+			n, _ := (&Evacuation{devices: e.devices}).waiting(b, 0)
 			if n != len(over) {
 				t.Fatalf("seed %d: waits for %d destinations, %v leave over the device", seed, n, over)
 			}
-			if done := b.evacuated(e); done != (len(over) == 0) {
+			if done := e.done(b); done != (len(over) == 0) {
 				t.Fatalf("seed %d: done %v, yet %v leave over the device", seed, done, over)
 			}
 			if len(over) == 0 {
@@ -176,11 +176,11 @@ func TestEvacuationOfASharedDevice(t *testing.T) {
 	carryOut(t, b)
 	b.setVector(vector(1, 1, 1))
 	e := &Evacuation{devices: map[string]bool{device(0, 0): true}}
-	if b.evacuated(e) {
+	if e.done(b) {
 		t.Error("done before the smaller part was sent")
 	}
 	carryOut(t, b)
-	if !b.evacuated(e) {
+	if !e.done(b) {
 		t.Error("not done although the smaller part is acknowledged")
 	}
 }
@@ -203,7 +203,7 @@ func TestEvacuationSaysWhy(t *testing.T) {
 	if err := b.acknowledge(&farev1.Ack{Id: op.id, Level: farev1.AckLevel_ACK_LEVEL_REFUSED, Code: uint32(codes.ResourceExhausted), Message: "table full"}); err != nil {
 		t.Fatal(err)
 	}
-	n, reasons := b.waiting(e, 2)
+	n, reasons := e.waiting(b, 2)
 	if n != 3 || len(reasons) != 2 || reasons[0] != "destination 10.200.0.0/32: vector 1 was refused: table full" || reasons[1] != "destination 10.200.0.1/32: not acknowledged yet" {
 		t.Errorf("waits for %d: %q", n, reasons)
 	}
@@ -213,24 +213,24 @@ func TestEvacuationSaysWhy(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if n, _ := b.waiting(e, 2); n != 1 || b.evacuated(e) {
+	if n, _ := e.waiting(b, 2); n != 1 || e.done(b) {
 		t.Errorf("waits for %d, want the one of the refused vector", n)
 	}
 	// The data plane loses its state, and reconnects with that of an earlier run: all of it counts again.
 	b.disconnect()
-	if b.evacuated(e) {
+	if e.done(b) {
 		t.Error("done without a connection")
 	}
-	b.held = true
+	b.places.held = true
 	b.resync(State{Vectors: map[uint32]*farev1.Vector{9: vector(9, 1)}, Destinations: map[Destination]uint32{dst(7): 9, dst(1): 9}})
-	n, reasons = b.waiting(e, 9)
+	n, reasons = e.waiting(b, 9)
 	if n != 2 || !strings.Contains(reasons[1], "10.200.0.7/32: from an earlier run") {
 		t.Errorf("after a reconnect it waits for %d: %q", n, reasons)
 	}
 	carryOut(t, b)
 	b.release(true)
 	carryOut(t, b)
-	if !b.evacuated(e) {
+	if !e.done(b) {
 		t.Error("not done although everything is carried out")
 	}
 }

@@ -321,13 +321,13 @@ func (e *expander) declare(random *rand.Rand, sources []string) {
 func (e *expander) checkCohorts() {
 	e.t.Helper()
 	users, members := map[uint32]int{}, map[cohortKey]int{}
-	for o := range e.b.destinations.all() {
+	for o := range e.b.wanted.destinations.all() {
 		if key := (cohortKey{o.sent.to, o.wantTo}); key != (cohortKey{}) {
 			users[o.sent.to]++
 			members[key]++
 		}
 	}
-	for key, c := range e.b.cohorts.byKey {
+	for key, c := range e.b.places.cohorts.byKey {
 		if c.n != members[key] {
 			e.t.Fatalf("seed %d: cohort %+v has %d destinations, want %d", e.seed, key, c.n, members[key])
 		}
@@ -336,7 +336,7 @@ func (e *expander) checkCohorts() {
 	if len(members) > 0 {
 		e.t.Fatalf("seed %d: no cohorts %v", e.seed, members)
 	}
-	for id, w := range e.b.wires {
+	for id, w := range e.b.places.wires {
 		if w.users != users[id] {
 			e.t.Fatalf("seed %d: vector %d has %d users, want %d", e.seed, id, w.users, users[id])
 		}

@@ -69,8 +69,8 @@ var floods = []struct {
 		}
 		carryOut(tb, b)
 		took := cpuTime() - begin
-		if len(b.vectors)+len(b.wires)+b.destinations.Len() != 0 {
-			tb.Errorf("%d vectors, %d on the wire, %d destinations are left", len(b.vectors), len(b.wires), b.destinations.Len())
+		if len(b.wanted.vectors)+len(b.places.wires)+b.wanted.destinations.Len() != 0 {
+			tb.Errorf("%d vectors, %d on the wire, %d destinations are left", len(b.wanted.vectors), len(b.places.wires), b.wanted.destinations.Len())
 		}
 		return took
 	}},
@@ -83,7 +83,7 @@ var floods = []struct {
 		carryOut(tb, b)
 		took := cpuTime() - begin
 		for n := range size {
-			if o := b.destinations.get(dst(n)); !b.obeyed(o) {
+			if o := b.wanted.destinations.get(dst(n)); !b.wanted.obeyed(o) {
 				tb.Fatalf("%s is not in effect", o.Object)
 			}
 		}
@@ -101,8 +101,8 @@ var floods = []struct {
 		b.release(true)
 		carryOut(tb, b)
 		took := cpuTime() - begin
-		if len(b.wires) != size {
-			tb.Errorf("%d vectors on the wire, want %d", len(b.wires), size)
+		if len(b.places.wires) != size {
+			tb.Errorf("%d vectors on the wire, want %d", len(b.places.wires), size)
 		}
 		return took
 	}},
@@ -116,7 +116,7 @@ var floods = []struct {
 		flood(tb, b, size)
 		took := cpuTime() - begin
 		for n := range size {
-			if o := b.destinations.get(dst(n)); !b.obeyed(o) {
+			if o := b.wanted.destinations.get(dst(n)); !b.wanted.obeyed(o) {
 				tb.Fatalf("%s is not in effect", o.Object)
 			}
 		}

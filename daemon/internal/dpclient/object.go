@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"iter"
 	"net/netip"
+	"slices"
 
 	"google.golang.org/grpc/codes"
 
@@ -21,7 +22,8 @@ type object struct {
 	wantTo     uint32         // a destination's vector, the owner's number; 0 means none
 	wanted     bool
 
-	// For sub-ports and destinations: the data plane's state once all sent operations are applied, and its confirmed state.
+	// For sub-ports and destinations: the data plane's state once all sent operations are applied, and its confirmed
+	// state.
 	sent, effect value
 	wire         *wire     // a vector's place on the wire; nil if it has none yet
 	wanters      []*object // destinations that want this vector, in no order
@@ -41,10 +43,22 @@ type object struct {
 	queued      uint8 // queuedBit of each queue that contains it
 	reported    bool  // is in the event queue
 	listed      bool  // is in book.retries
-	moved       bool  // is in book.moved
+	moved       bool  // is in wanted.moved
 	touched     bool  // this client programmed it: it may be changed while removals are held
 	repin       bool  // its source ports must be recomputed
 	blocked     bool  // a destination refused because its vector is missing
+}
+
+// drains adds slots to those that the object's next operation drains.
+func (o *object) drains(slots []uint32) {
+	for _, slot := range slots {
+		if !slices.Contains(o.drain, slot) {
+			o.drain = append(o.drain, slot)
+		}
+	}
+	if o.cohort != nil && len(slots) > 0 {
+		o.cohort.drains = true
+	}
 }
 
 // destinations holds objects by source group and prefix.
@@ -91,42 +105,3 @@ type refusal struct {
 
 // refused returns the refusal of an object's current change, also while the change is retried; nil if there is none.
 func (o *object) refused() *refusal { return cmp.Or(o.refusal, o.again) }
-
-// wire is a vector in the data plane.
-type wire struct {
-	id      uint32
-	content *farev1.Vector // once all sent operations are applied; nil if it does not exist
-	effect  *farev1.Vector // confirmed
-	owner   *object        // nil if it is to be deleted once no destination uses it
-	former  *object        // object whose deletion is reported when the vector is deleted
-	users   int            // number of destinations sent with this vector
-	op      uint64         // last operation sent
-	// unanswered is the number of operations on the vector in flight.
-	unanswered int
-	foreign    bool // was read back, and never set by this client
-	refused    bool // its deletion was refused
-	clings     bool // the data plane refused to move a destination to another place, and some destination has not left since
-	taken      bool // the owner has the place from another vector, whose content or destinations may still be there: see takePlace
-	closed     bool // while taken: destinations may have waited for the owner's content
-	bulk       bool // while taken: the operations that wait for the place are bulk
-	queued     bool
-	// approximate describes how effect deviates from the weights, "" if it does not.
-	approximate string
-}
-
-// flight is an operation that waits for its acknowledgement.
-type flight struct {
-	class   Class
-	object  *object // nil for the deletion of a vector that was never declared
-	wire    *wire
-	from    *wire // the place that a destination leaves with it, nil if it is the same
-	value   value
-	content *farev1.Vector
-	drain   []uint32 // slots to drain that were sent with it
-	change  uint64
-	bulk    bool // counts in the pace of its class
-	done    bool
-	refused bool
-	// approximate is the message of an approximate acknowledgement.
-	approximate string
-}

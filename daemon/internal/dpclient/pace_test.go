@@ -65,7 +65,7 @@ func TestPromptDelayIsBounded(t *testing.T) {
 			b := s.b
 			victim := uint32(2*size + 1)
 			declare := func(round int) { // every destination gets another vector; the former vectors are deleted
-				b.bulk = true
+				b.queues.bulk = true
 				for n := range size {
 					id := uint32(round%2*size + n + 1)
 					b.setVector(vector(id, uint32(n%60+1), uint32(n/60+1), uint32(round+1)))
@@ -75,7 +75,7 @@ func TestPromptDelayIsBounded(t *testing.T) {
 					b.deleteVector(uint32((round+1)%2*size + n + 1))
 				}
 				b.commit()
-				b.bulk = false
+				b.queues.bulk = false
 			}
 			var worst time.Duration
 			changes := uint32(0)

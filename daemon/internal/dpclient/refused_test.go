@@ -46,7 +46,7 @@ func TestRefusalsOfAChangeAndItsReturn(t *testing.T) {
 			x.to(b)
 			send()
 			x.back(b)
-			change := b.change
+			change := b.wanted.change
 			send()
 			if len(sent) != 2 {
 				t.Fatalf("%d operations in flight, want 2", len(sent))
@@ -62,7 +62,7 @@ func TestRefusalsOfAChangeAndItsReturn(t *testing.T) {
 			x.to(b)
 			send()
 			x.back(b)
-			change = b.change
+			change = b.wanted.change
 			send()
 			answer(farev1.AckLevel_ACK_LEVEL_IN_EFFECT)
 			inEffect("after both are in effect", b.take(nil))
@@ -94,7 +94,7 @@ func TestRefusedSourcePorts(t *testing.T) {
 	b.setDestination(key, 1)
 	answer(5, farev1.AckLevel_ACK_LEVEL_IN_EFFECT)
 	last(InEffect)
-	o := b.destinations.get(key)
+	o := b.wanted.destinations.get(key)
 	o.repin = true
 	b.mark(o)
 	answer(9, farev1.AckLevel_ACK_LEVEL_REFUSED)

@@ -6,14 +6,15 @@ import (
 	"google.golang.org/grpc/codes"
 )
 
-// retryLeast and retryMost bound the time after which refused operations are sent again; it doubles while the data plane refuses them.
+// retryLeast and retryMost bound the time after which refused operations are sent again; it doubles while the data
+// plane refuses them.
 const (
 	retryLeast = time.Second
 	retryMost  = 30 * time.Second
 )
 
-// passing reports whether the reason of a refusal may pass while the wanted state, Forwarding and the stream stay the same. The other reasons are
-// functions of these three alone.
+// passing reports whether the reason of a refusal may pass while the wanted state, Forwarding and the stream stay the
+// same. The other reasons are functions of these three alone.
 func passing(code codes.Code) bool {
 	return code == codes.Unavailable || code == codes.Internal || code == codes.ResourceExhausted
 }
@@ -43,19 +44,19 @@ func (r *retries) schedule(now time.Time) {
 	r.at = now.Add(r.pause)
 }
 
-// retryLater notes a refused object for a retry.
-func (b *book) retryLater(o *object) {
+// add notes a refused object for a retry.
+func (r *retries) add(o *object, now time.Time) {
 	if !o.listed {
 		o.listed = true
-		b.retries.objects = append(b.retries.objects, o)
+		r.objects = append(r.objects, o)
 	}
-	b.retries.schedule(b.now)
+	r.schedule(now)
 }
 
-// retryDelete notes a vector, whose deletion was refused, for a retry.
-func (b *book) retryDelete(w *wire) {
-	b.retries.deletes = append(b.retries.deletes, w)
-	b.retries.schedule(b.now)
+// addDelete notes a vector, whose deletion was refused, for a retry.
+func (r *retries) addDelete(w *wire, now time.Time) {
+	r.deletes = append(r.deletes, w)
+	r.schedule(now)
 }
 
 // retry lets a refused object be sent again. It stays refused for the owner until the answer.
@@ -74,8 +75,8 @@ func (b *book) retryDue() {
 
 // retryAll retries the operations whose reason may have passed. They are bulk: later changes do not wait behind them.
 func (b *book) retryAll() {
-	defer func(bulk bool) { b.bulk = bulk }(b.bulk)
-	b.bulk = true
+	defer func(bulk bool) { b.queues.bulk = bulk }(b.queues.bulk)
+	b.queues.bulk = true
 	r := b.retries
 	b.retries = retries{last: b.now, pause: r.pause}
 	for _, o := range r.objects {

@@ -100,7 +100,7 @@ func TestRefusalsPass(t *testing.T) {
 				if n != 1 || len(events) != 1 || events[0].Kind != InEffect || events[0].Object != x.object {
 					t.Errorf("%d operations, events %+v; want that %v is in effect", n, events, x.object)
 				}
-				if b.now = b.now.Add(time.Hour); answer(farev1.AckLevel_ACK_LEVEL_IN_EFFECT) != 0 || b.queued() != 0 {
+				if b.now = b.now.Add(time.Hour); answer(farev1.AckLevel_ACK_LEVEL_IN_EFFECT) != 0 || b.queues.len() != 0 {
 					t.Error("operations after the object is in effect")
 				}
 				// A later refusal begins with the least pause again, and is reported.

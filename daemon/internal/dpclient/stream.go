@@ -166,21 +166,9 @@ func (c *Client) compose(message *message) (request *farev1.ProgramRequest, retr
 		ring(c.ready)
 	}
 	if request = message.finish(); request != nil {
-		request.More = c.book.sendable()
+		request.More = c.book.queues.sendable(c.book.full()) // a few of them may turn out to be unnecessary
 	}
 	return request, c.book.retries.at
-}
-
-// sendable reports whether operations are queued that may be sent now. A few of them may turn out to be unnecessary.
-func (b *book) sendable() bool {
-	for lane := range b.queues {
-		for class := range b.queues[lane] {
-			if b.queues[lane][class].len() > 0 && (Class(class) == SubPortSet || b.flights.len() < b.window) {
-				return true
-			}
-		}
-	}
-	return false
 }
 
 // next returns the next operation with its source ports and their fingerprint, or false if there is none now. The caller holds mu; next releases
@@ -197,13 +185,13 @@ func (c *Client) next() (op operation, pairs []*farev1.PairPorts, pins uint64, o
 		pairs = c.config.Ports(o.Destination, vector)
 		pins = fingerprint(pairs)
 		c.mu.Lock()
-		if w := c.book.target(o); o.repin || !o.wanted || o.wantTo != vector || w != op.wire || w.content == nil {
+		if w := c.book.wanted.target(o); o.repin || !o.wanted || o.wantTo != vector || w != op.wire || w.content == nil {
 			o.repin = o.wanted
 			c.book.mark(o) // it changed in the meantime
 			continue
 		}
 		if o.sent.to == op.wire.id && o.sent.pins == pins {
-			c.book.settle(o)
+			c.book.wanted.settle(o)
 			continue
 		}
 		return op, pairs, pins, true

@@ -69,7 +69,7 @@ func TestNoDestinationGetsForeignWeights(t *testing.T) {
 			}
 			e.finish()
 			for d, id := range e.want { // none waits for those that were refused
-				if o, g := e.b.destinations.get(d), e.b.vectors[id]; o.refusal == nil && g.refusal == nil && (!e.b.obeyed(o) || !e.b.obeyed(g)) {
+				if o, g := e.b.wanted.destinations.get(d), e.b.wanted.vectors[id]; o.refusal == nil && g.refusal == nil && (!e.b.wanted.obeyed(o) || !e.b.wanted.obeyed(g)) {
 					t.Fatalf("seed %d: %s has%s and wants%s: %s", seed, d, describe(e.vectors[e.destinations[d]]), describe(e.content[id]), stateOf(o))
 				}
 			}
@@ -83,12 +83,12 @@ func TestNoDestinationGetsForeignWeights(t *testing.T) {
 				t.Fatalf("seed %d: %d destinations, want %d", seed, len(got), len(e.want))
 			}
 			for d, id := range e.want {
-				if o := e.b.destinations.get(d); got[d] != describe(e.content[id]) || !e.b.obeyed(o) || o.done != o.change {
+				if o := e.b.wanted.destinations.get(d); got[d] != describe(e.content[id]) || !e.b.wanted.obeyed(o) || o.done != o.change {
 					t.Fatalf("seed %d: %s has%s, wants%s: %s", seed, d, got[d], describe(e.content[id]), stateOf(o))
 				}
 			}
-			if len(e.b.taken) != 0 || len(e.vectors) != len(e.content) || len(e.b.vectors) != len(e.content) || len(e.b.wires) != len(e.content) {
-				t.Fatalf("seed %d: %d taken places, %d vectors in the data plane, %d objects, %d places, want %d", seed, len(e.b.taken), len(e.vectors), len(e.b.vectors), len(e.b.wires), len(e.content))
+			if len(e.b.places.taken) != 0 || len(e.vectors) != len(e.content) || len(e.b.wanted.vectors) != len(e.content) || len(e.b.places.wires) != len(e.content) {
+				t.Fatalf("seed %d: %d taken places, %d vectors in the data plane, %d objects, %d places, want %d", seed, len(e.b.places.taken), len(e.vectors), len(e.b.wanted.vectors), len(e.b.places.wires), len(e.content))
 			}
 			replaced += e.replaced
 		}
@@ -144,12 +144,12 @@ func TestOneDestinationStays(t *testing.T) {
 			t.Fatalf("%v of %v is sent while a destination of another vector may be there", op.class, op.object.Object)
 		}
 		answer(b, second, farev1.AckLevel_ACK_LEVEL_REFUSED)
-		if op := next(b); op.class != VectorSet || op.wire == b.wires[b.destinations.get(dst(0)).sent.to] {
+		if op := next(b); op.class != VectorSet || op.wire == b.places.wires[b.wanted.destinations.get(dst(0)).sent.to] {
 			t.Errorf("%v on the place of the destination that was refused", op.class)
 		}
 		carryOut(t, b)
 		for n := 1; n < size; n++ {
-			if o := b.destinations.get(dst(n)); !b.obeyed(o) {
+			if o := b.wanted.destinations.get(dst(n)); !b.wanted.obeyed(o) {
 				t.Fatalf("%s: %s", o.Object, stateOf(o))
 			}
 		}
@@ -193,8 +193,8 @@ func TestOneDestinationStays(t *testing.T) {
 		b.setDestination(dst(0), 5)
 		b.setDestination(dst(size), 4)
 		carryOut(t, b)
-		for o := range b.destinations.all() {
-			if !b.obeyed(o) {
+		for o := range b.wanted.destinations.all() {
+			if !b.wanted.obeyed(o) {
 				t.Errorf("%s: %s", o.Object, stateOf(o))
 			}
 		}
@@ -293,11 +293,11 @@ func TestPlaceTakenBeforeItsContentIsInEffect(t *testing.T) {
 	delete(e.content, 1)
 	e.note()
 	e.b.commit()
-	if w := e.b.vectors[2].wire; w == nil || w.id != 1 {
+	if w := e.b.wanted.vectors[2].wire; w == nil || w.id != 1 {
 		t.Fatalf("vector 2 has not taken the place of vector 1: %+v", w)
 	}
 	e.finish()
-	for _, o := range e.b.sorted() {
+	for _, o := range e.b.wanted.sorted() {
 		if o.change > 0 && o.done != o.change {
 			t.Errorf("%s: change %d is not in effect, the last one that is: %d", o.Object, o.change, o.done)
 		}
