@@ -172,7 +172,7 @@ func (b *book) refuse(o *object, code codes.Code, message string) {
 	if o.again = nil; passing(code) {
 		b.retries.add(o, b.now)
 	}
-	if o.done == o.change { // only new source ports were refused: once they are in effect, they are reported
+	if o.done > 0 && o.done == o.change { // only new source ports were refused: once they are in effect, they are reported
 		o.done--
 	}
 	if w := b.places.wires[o.sent.to]; o.Kind == KindDestination && w != nil && b.wanted.target(o) != w {

@@ -104,3 +104,32 @@ func TestRefusedSourcePorts(t *testing.T) {
 	answer(9, farev1.AckLevel_ACK_LEVEL_IN_EFFECT)
 	last(InEffect)
 }
+
+// TestRefusalOfAnUndeclaredChange checks that a destination that was read back, and whose deletion is refused, is not
+// reported as in effect after its first declaration.
+func TestRefusalOfAnUndeclaredChange(t *testing.T) {
+	b := newBook(newOrder(testForwarding()), DefaultWindow)
+	b.resync(State{Vectors: map[uint32]*farev1.Vector{1: vector(1, 1)}, Destinations: map[Destination]uint32{dst(1): 1}})
+	refuse := func(want Class) {
+		t.Helper()
+		op, _ := popCommitted(b)
+		if b.send(&op, 0); op.class != want {
+			t.Fatalf("%v is sent, want %v", op.class, want)
+		}
+		if err := b.acknowledge(&farev1.Ack{Id: op.id, Level: farev1.AckLevel_ACK_LEVEL_REFUSED, Code: uint32(codes.OutOfRange)}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	b.release(true)
+	refuse(DestinationDelete)
+	b.setVector(vector(2, 2))
+	carryOut(t, b)
+	b.setDestination(dst(1), 2)
+	refuse(DestinationSet)
+	b.setDestination(dst(1), 3)
+	for _, e := range b.take(nil) {
+		if e.Object.Kind == KindDestination && e.Kind == InEffect || e.Change > b.wanted.change {
+			t.Errorf("event %+v, and no change of the destination is in effect", e)
+		}
+	}
+}
