@@ -39,12 +39,22 @@ func TestEndlessSnapshot(t *testing.T) {
 			return &farev1.SnapshotResponse{Approximate: map[uint32]string{n: text}}
 		},
 		"destinations": func(uint32) *farev1.SnapshotResponse {
-			return &farev1.SnapshotResponse{Destinations: []*farev1.Destination{{Prefix: "10.0.0.1/32"}}}
+			return &farev1.SnapshotResponse{Destinations: []*farev1.Destination{{Prefix: "10.0.0.1/32", Vector: 1}}}
 		},
 	} {
 		_, err := readBack(&endless{chunk: chunk}, order{})
 		if err == nil || !strings.Contains(err.Error(), "more than 320 MiB of state") {
 			t.Errorf("%s: %v", name, err)
 		}
+	}
+}
+
+// TestSnapshotWithoutAVector checks that a Snapshot with a destination that has no vector is refused.
+func TestSnapshotWithoutAVector(t *testing.T) {
+	_, err := readBack(&endless{chunk: func(uint32) *farev1.SnapshotResponse {
+		return &farev1.SnapshotResponse{Destinations: []*farev1.Destination{{Prefix: "10.0.0.1/32"}}}
+	}}, order{})
+	if err == nil || !strings.Contains(err.Error(), "10.0.0.1/32 has no vector") {
+		t.Error(err)
 	}
 }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"hash/fnv"
 	"io"
+	"maps"
 	"net/netip"
 	"slices"
 
@@ -21,7 +22,7 @@ type State struct {
 	SubPorts map[string]bool
 	// Vectors by their number on the wire.
 	Vectors map[uint32]*farev1.Vector
-	// Destinations with the vector of each.
+	// Destinations with the vector of each, 1 or higher.
 	Destinations map[Destination]uint32
 	// Approximate holds the vectors that the data plane forwards approximately, each with its message.
 	Approximate map[uint32]string
@@ -37,7 +38,8 @@ const (
 	objectSize = 128
 )
 
-// readBack collects a Snapshot of at most maxState. The source ports of destinations do not count, because only their fingerprints are kept.
+// readBack collects a Snapshot of at most maxState. The source ports of destinations do not count, because only their
+// fingerprints are kept.
 func readBack(stream grpc.ServerStreamingClient[farev1.SnapshotResponse], order order) (State, error) {
 	state := State{
 		SubPorts: map[string]bool{}, Vectors: map[uint32]*farev1.Vector{}, Approximate: map[uint32]string{},
@@ -49,43 +51,58 @@ func readBack(stream grpc.ServerStreamingClient[farev1.SnapshotResponse], order 
 		if errors.Is(err, io.EOF) {
 			return state, nil
 		}
+		if err == nil {
+			if size += chunkSize(chunk); size > maxState {
+				err = fmt.Errorf("the data plane returns more than %d MiB of state; restart it", maxState>>20)
+			} else {
+				err = state.add(chunk, order)
+			}
+		}
 		if err != nil {
 			return State{}, fmt.Errorf("snapshot: %w", err)
 		}
-		size += objectSize * (len(chunk.Approximate) + len(chunk.SubPorts) + len(chunk.Vectors) + len(chunk.Destinations))
-		for _, message := range chunk.Approximate {
-			size += len(message)
+	}
+}
+
+// chunkSize returns the approximate memory of a part of a Snapshot in bytes.
+func chunkSize(chunk *farev1.SnapshotResponse) int {
+	size := objectSize * (len(chunk.Approximate) + len(chunk.SubPorts) + len(chunk.Vectors) + len(chunk.Destinations))
+	for _, message := range chunk.Approximate {
+		size += len(message)
+	}
+	for _, subPort := range chunk.SubPorts {
+		size += len(subPort.Device)
+	}
+	for _, vector := range chunk.Vectors {
+		size += objectSize*(len(vector.Members)+len(vector.Slots)) + proto.Size(vector)
+	}
+	return size
+}
+
+// add adds a part of a Snapshot.
+func (s *State) add(chunk *farev1.SnapshotResponse, order order) error {
+	maps.Copy(s.Approximate, chunk.Approximate)
+	for _, subPort := range chunk.SubPorts {
+		s.SubPorts[subPort.Device] = subPort.Up
+	}
+	for _, vector := range chunk.Vectors {
+		order.sort(vector)
+		s.Vectors[vector.Id] = vector
+	}
+	for _, destination := range chunk.Destinations {
+		key, err := parseDestination(destination)
+		if err != nil {
+			return fmt.Errorf("destination: %w; the data plane must return host prefixes", err)
 		}
-		for _, subPort := range chunk.SubPorts {
-			size += len(subPort.Device)
+		if destination.Vector == 0 {
+			return fmt.Errorf("destination %s has no vector; the data plane must return one", key)
 		}
-		for _, vector := range chunk.Vectors {
-			size += objectSize*(len(vector.Members)+len(vector.Slots)) + proto.Size(vector)
-		}
-		if size > maxState {
-			return State{}, fmt.Errorf("snapshot: the data plane returns more than %d MiB of state; restart it", maxState>>20)
-		}
-		for id, message := range chunk.Approximate {
-			state.Approximate[id] = message
-		}
-		for _, subPort := range chunk.SubPorts {
-			state.SubPorts[subPort.Device] = subPort.Up
-		}
-		for _, vector := range chunk.Vectors {
-			order.sort(vector)
-			state.Vectors[vector.Id] = vector
-		}
-		for _, destination := range chunk.Destinations {
-			key, err := parseDestination(destination)
-			if err != nil {
-				return State{}, fmt.Errorf("snapshot: destination: %w; the data plane must return host prefixes", err)
-			}
-			state.Destinations[key] = destination.Vector
-			if pins := fingerprint(destination.Pairs); pins != 0 {
-				state.Pins[key] = pins
-			}
+		s.Destinations[key] = destination.Vector
+		if pins := fingerprint(destination.Pairs); pins != 0 {
+			s.Pins[key] = pins
 		}
 	}
+	return nil
 }
 
 // parseDestination parses a destination with its source group.
