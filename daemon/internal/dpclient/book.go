@@ -149,13 +149,16 @@ func (b *book) place(o *object) {
 	}
 }
 
-// mark queues o if it needs an operation, and settles it if it does not.
+// mark queues o if it needs an operation. Otherwise it settles o, and drops it once no operation can bring it back.
 func (b *book) mark(o *object) {
 	if c := b.places.class(o); c != classes {
 		b.queues.push(o, c, b.queues.bulk)
 		return
 	}
 	b.wanted.settle(o)
+	if b.wanted.connected && !o.wanted && !b.flights.has(o) {
+		b.wanted.drop(o)
+	}
 }
 
 // markWire queues a vector's deletion if no destination needs it; nil is ignored.

@@ -5,6 +5,8 @@ import (
 	"math/rand/v2"
 	"testing"
 
+	"google.golang.org/grpc/codes"
+
 	farev1 "github.com/fared/fared/api/fare/v1"
 )
 
@@ -205,5 +207,38 @@ func TestDrainGoesWithTheChange(t *testing.T) {
 	b.setDestination(d, 3)
 	if got := next().GetSetDestination().GetDrainBeforeMove(); len(got) != 0 {
 		t.Errorf("slots to drain: %v, want none: this change drains nothing", got)
+	}
+}
+
+// TestDestinationsThatNeverWereAreDropped checks that destinations that are declared and withdrawn before they are
+// sent, or after they were refused, are reported and take no memory.
+func TestDestinationsThatNeverWereAreDropped(t *testing.T) {
+	b := connectedBook()
+	b.setVector(vector(1, 1))
+	carryOut(t, b)
+	for n := range 100 {
+		b.setDestination(dst(n), 1)
+		change := uint64(0)
+		if n%2 == 0 {
+			op, _ := popCommitted(b)
+			b.send(&op, 0)
+			if n%4 == 0 {
+				change = b.deleteDestination(dst(n)) // before the refusal
+				b.commit()
+			}
+			if err := b.acknowledge(&farev1.Ack{Id: op.id, Level: farev1.AckLevel_ACK_LEVEL_REFUSED, Code: uint32(codes.OutOfRange)}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if n%4 != 0 {
+			change = b.deleteDestination(dst(n))
+			b.commit()
+		}
+		if events := b.take(nil); len(events) != 1 || events[0].Kind != InEffect || events[0].Change != change {
+			t.Fatalf("events %+v, want that change %d is in effect", events, change)
+		}
+	}
+	if n := b.wanted.destinations.Len(); n != 0 {
+		t.Errorf("%d destinations are left", n)
 	}
 }

@@ -97,6 +97,16 @@ func (f *flights) unanswered() iter.Seq[*flight] {
 	}
 }
 
+// has reports whether an operation on o has no answer.
+func (f *flights) has(o *object) bool {
+	for x := range f.unanswered() {
+		if x.object == o {
+			return true
+		}
+	}
+	return false
+}
+
 // value returns the state of a sub-port or destination once all operations are in effect, before if there is none.
 func (f *flights) value(o *object, before value) value {
 	for x := range f.unanswered() {

@@ -87,8 +87,8 @@ func TestNoDestinationGetsForeignWeights(t *testing.T) {
 					t.Fatalf("seed %d: %s has%s, wants%s: %s", seed, d, got[d], describe(e.content[id]), stateOf(o))
 				}
 			}
-			if len(e.b.places.taken) != 0 || len(e.vectors) != len(e.content) || len(e.b.wanted.vectors) != len(e.content) || len(e.b.places.wires) != len(e.content) {
-				t.Fatalf("seed %d: %d taken places, %d vectors in the data plane, %d objects, %d places, want %d", seed, len(e.b.places.taken), len(e.vectors), len(e.b.wanted.vectors), len(e.b.places.wires), len(e.content))
+			if len(e.b.places.taken) != 0 || len(e.vectors) != len(e.content) || len(e.b.wanted.vectors) != len(e.content) || len(e.b.places.wires) != len(e.content) || e.b.wanted.destinations.Len() != len(e.want) {
+				t.Fatalf("seed %d: %d taken places, %d vectors in the data plane, %d objects, %d places, want %d; %d destinations, want %d", seed, len(e.b.places.taken), len(e.vectors), len(e.b.wanted.vectors), len(e.b.places.wires), len(e.content), e.b.wanted.destinations.Len(), len(e.want))
 			}
 			replaced += e.replaced
 		}

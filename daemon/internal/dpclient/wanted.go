@@ -15,7 +15,8 @@ import (
 //   - Numbers of changes grow: change is the number of the last one, and the largest of any object.
 //   - object.done is a change that was in effect on the present stream, at most object.change; 0 means none.
 //   - blocked counts the objects with blocked set; moved contains exactly those with moved set.
-//   - An object that is not wanted exists while the data plane has it, or a destination wants it.
+//   - An object that is not wanted exists until its withdrawal is settled, the data plane does not have it, no
+//     operation on it is in flight, and no destination wants it.
 type wanted struct {
 	news         *news
 	connected    bool // a stream is open and was read back, so sent and effect of the objects describe the data plane
