@@ -35,9 +35,10 @@ type expander struct {
 
 	foreign map[Destination]string // weights that must not change while removals are held
 
-	operations, replaced int
-	refused              bool                       // an operation was refused
-	ever                 map[uint32]map[string]bool // the weights that each of the owner's vectors has had
+	operations, replaced, checks int
+
+	refused bool                       // an operation was refused
+	ever    map[uint32]map[string]bool // the weights that each of the owner's vectors has had
 }
 
 // expected is an operation in flight.
@@ -317,28 +318,23 @@ func (e *expander) declare(random *rand.Rand, sources []string) {
 	e.b.commit()
 }
 
-// checkCohorts compares the counts with those of the destinations themselves.
+// checkCohorts checks the invariants of the book and its parts; cohorts are those of places.
 func (e *expander) checkCohorts() {
 	e.t.Helper()
-	users, members := map[uint32]int{}, map[cohortKey]int{}
-	for o := range e.b.wanted.destinations.all() {
-		if key := (cohortKey{o.sent.to, o.wantTo}); key != (cohortKey{}) {
-			users[o.sent.to]++
-			members[key]++
+	checkPlaces(e.t, &e.b.places)
+	if e.checks++; e.checks%10 > 0 { // the others take as long as all the rest of a test
+		return
+	}
+	checkWanted(e.t, &e.b.wanted)
+	checkQueues(e.t, &e.b.queues)
+	for _, o := range e.b.wanted.sorted() {
+		if c := e.b.places.class(o); c != classes && !o.moved && o.queued&(queuedBit(0, c)|queuedBit(1, c)) == 0 {
+			e.t.Fatalf("seed %d: %s needs a %v, and is not queued: %s", e.seed, o.Object, c, stateOf(o))
 		}
 	}
-	for key, c := range e.b.places.cohorts.byKey {
-		if c.n != members[key] {
-			e.t.Fatalf("seed %d: cohort %+v has %d destinations, want %d", e.seed, key, c.n, members[key])
-		}
-		delete(members, key)
-	}
-	if len(members) > 0 {
-		e.t.Fatalf("seed %d: no cohorts %v", e.seed, members)
-	}
-	for id, w := range e.b.places.wires {
-		if w.users != users[id] {
-			e.t.Fatalf("seed %d: vector %d has %d users, want %d", e.seed, id, w.users, users[id])
+	for _, w := range e.b.places.wires {
+		if e.b.places.removable(w) && !w.queued {
+			e.t.Fatalf("seed %d: the deletion of vector %d is not queued", e.seed, w.id)
 		}
 	}
 }

@@ -60,16 +60,16 @@ func (f *flights) answer(ack *farev1.Ack) (*flight, error) {
 	case farev1.AckLevel_ACK_LEVEL_ACCEPTED:
 		return x, nil
 	case farev1.AckLevel_ACK_LEVEL_APPROXIMATE, farev1.AckLevel_ACK_LEVEL_IN_EFFECT:
-		if ack.Level == farev1.AckLevel_ACK_LEVEL_APPROXIMATE {
-			if x.class != VectorSet {
-				return nil, fmt.Errorf("operation %d, a %v, was acknowledged as approximate", id, x.class)
-			}
-			x.approximate = cmp.Or(ack.Message, "a share is off by more than 1 %")
+		deviates := ack.Level == farev1.AckLevel_ACK_LEVEL_APPROXIMATE
+		if deviates && x.class != VectorSet {
+			return nil, fmt.Errorf("operation %d, a %v, was acknowledged as approximate", id, x.class)
 		}
 		if id < f.effect {
 			return nil, fmt.Errorf("operation %d was acknowledged in effect after operation %d", id, f.effect)
 		}
-		f.effect = id
+		if f.effect = id; deviates {
+			x.approximate = cmp.Or(ack.Message, "a share is off by more than 1 %")
+		}
 	case farev1.AckLevel_ACK_LEVEL_REFUSED:
 	default:
 		return nil, fmt.Errorf("operation %d was acknowledged with the unknown level %d", id, ack.Level)
