@@ -94,7 +94,7 @@ func (d *Daemon) Reload(ctx context.Context, dryRun bool) ([]string, error) {
 	}
 	next, err := config.Load(d.deps.ConfigPath)
 	if err != nil {
-		return nil, &status.Problem{Kind: status.Refused, Subject: d.deps.ConfigPath, Remedy: "correct the file; nothing was changed", Err: err}
+		return nil, &status.Problem{Kind: status.Refused, Subject: "reload", Remedy: "correct the file; nothing was changed", Err: err} // err names the file
 	}
 	if d.deps.Override != nil {
 		changed := *next
@@ -106,7 +106,7 @@ func (d *Daemon) Reload(ctx context.Context, dryRun bool) ([]string, error) {
 	run := func() {
 		changes, err := config.Diff(d.loop.config, next)
 		if err != nil {
-			rerr = &status.Problem{Kind: status.Refused, Subject: d.deps.ConfigPath, Remedy: "restart fared to apply the file; nothing was changed", Err: err}
+			rerr = &status.Problem{Kind: status.Refused, Subject: d.deps.ConfigPath, Remedy: "restart fared to apply the file", Err: err} // err has that nothing was changed
 			return
 		}
 		for _, c := range changes {

@@ -375,6 +375,18 @@ func TestReloadIsRefusedWhole(t *testing.T) {
 			t.Errorf("the configuration is now\n%s", text)
 		}
 	}
+	once := func(err error) { // the file at each mistake, and the rest
+		t.Helper()
+		lines := strings.Split(fmt.Sprint(err), "\n")
+		for _, line := range lines {
+			if strings.Count(line, r.d.deps.ConfigPath) > 1 {
+				t.Errorf("a line names the file twice: %s", line)
+			}
+		}
+		if strings.Count(fmt.Sprint(err), "nothing was changed") != 1 || len(lines) > 1 && strings.Contains(lines[len(lines)-1], " -> ") {
+			t.Errorf("the remedy is not a line, or given twice:\n%v", err)
+		}
+	}
 	write(func(s shape) string {
 		return strings.NewReplacer("as: 4200001000", "as: 4200001001", "peer_as: 65101", "peer_as: 65102").Replace(slower(s))
 	})
@@ -382,11 +394,13 @@ func TestReloadIsRefusedWhole(t *testing.T) {
 	if err == nil || !strings.Contains(err.Error(), "as: 4200001000 -> 4200001001") || !strings.Contains(err.Error(), "planes[1].sub_ports[0].sessions[0].peer_as: 65101 -> 65102") {
 		t.Errorf("a forbidden change: %v, want both reasons", err)
 	}
+	once(err)
 	unchanged()
 	write(func(s shape) string { return slower(s) + "color: red\ndrain_delay: 5\n" })
 	if _, err = r.reload(false); err == nil || !strings.Contains(err.Error(), "color") || !strings.Contains(err.Error(), "drain_delay") {
 		t.Errorf("a broken file: %v, want both mistakes", err)
 	}
+	once(err)
 	unchanged()
 	if err := os.Remove(r.d.deps.ConfigPath); err != nil {
 		t.Fatal(err)
@@ -394,5 +408,6 @@ func TestReloadIsRefusedWhole(t *testing.T) {
 	if _, err = r.reload(false); err == nil || !strings.Contains(err.Error(), r.d.deps.ConfigPath) {
 		t.Errorf("no file: %v", err)
 	}
+	once(err)
 	unchanged()
 }

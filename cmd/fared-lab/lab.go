@@ -245,7 +245,7 @@ func (a *labOptions) validateKind(c *cobra.Command) error {
 func (a *labOptions) load() ([]*lab.Scenario, error) {
 	scenarios, err := lab.Load(a.scenario, a.Options)
 	if err != nil {
-		return nil, cli.Usage(err, "'fared lab --help' describes each scenario")
+		return nil, cli.Usage(err, "'fared lab --help' lists the scenarios")
 	}
 	if a.script == "" {
 		return scenarios, nil

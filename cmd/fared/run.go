@@ -106,7 +106,7 @@ func serve(ctx context.Context, cfg *config.Config, deps daemon.Deps) error {
 	deps.Registry = prometheus.NewRegistry()
 	deps.Registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	deps.Memory = func() (daemon.Conn, error) { return memory.Dial(memory.New(memory.Config{})) }
-	log, file := deps.Logger, deps.ConfigPath
+	log := deps.Logger
 	const remedy = "correct the error and start again; see the messages above"
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -135,7 +135,7 @@ func serve(ctx context.Context, cfg *config.Config, deps daemon.Deps) error {
 			case <-hup:
 				changes, err := d.Reload(ctx, false)
 				if err != nil {
-					log.Error("reload rejected", "file", file, "error", err)
+					log.Error("reload rejected", "error", err)
 				}
 				for _, line := range changes {
 					log.Info("reload", "change", line)

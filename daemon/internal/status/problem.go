@@ -36,16 +36,19 @@ type Problem struct {
 	Err    error
 }
 
-// Error returns the problem and its remedy.
+// Error returns the problem and its remedy, which is a line if the problem is a list.
 func (p *Problem) Error() string {
 	s := p.Err.Error()
 	if p.Subject != "" {
 		s = p.Subject + ": " + s
 	}
-	if p.Remedy != "" {
-		s += ": " + p.Remedy
+	if p.Remedy == "" {
+		return s
 	}
-	return s
+	if strings.Contains(s, "\n") {
+		return s + "\n" + p.Remedy
+	}
+	return s + ": " + p.Remedy
 }
 
 // Unwrap returns the cause.
