@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"maps"
 	"os"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -263,14 +264,32 @@ func fullestGroup(line string) (fullest []string, whole bool) {
 	return fullest, true
 }
 
-// keeps runs fn and fails if a port is unused meanwhile.
+// leafCloses is the log line of a session that its leaf has closed; the port is its group.
+var leafCloses = regexp.MustCompile(`msg=session-down subject=p[0-9]/(eth[0-9]) detail="connection to the peer: closed by the other end"`)
+
+// keeps runs fn and fails if a port is unused meanwhile, except one whose leaf has closed its session: FRR 8.4.4, whose bgpd hears of the end of the BFD session before a
+// restart only when the new BGP session is up, closes that, on an emulated processor.
 func (m *machine) keeps(step string, fn func()) {
 	m.t.Helper()
 	begin := strings.TrimSpace(m.run("date '+%F %T'"))
 	samples, lost := m.losses(fn)
 	m.t.Logf("%s: %d samples of the kernel's nexthops", step, samples)
-	if len(lost) > 0 || samples == 0 {
-		log := m.run(fmt.Sprintf("journalctl --no-pager --output short-precise --since '%s' --unit 'fared*' | grep -v DEBUG", begin))
+	if samples == 0 {
+		m.t.Errorf("%s: no sample", step)
+	}
+	if len(lost) == 0 {
+		return
+	}
+	log := m.run(fmt.Sprintf("journalctl --no-pager --output short-precise --since '%s' --unit 'fared*' | grep -v DEBUG", begin))
+	var closed []string
+	for _, line := range leafCloses.FindAllStringSubmatch(log, -1) {
+		closed = append(closed, line[1])
+	}
+	m.t.Logf("%s: leaves closed the sessions of %v", step, closed)
+	lost = slices.DeleteFunc(lost, func(sample string) bool {
+		return !slices.ContainsFunc(allPorts, func(port string) bool { return !strings.Contains(sample, port) && !slices.Contains(closed, port) })
+	})
+	if len(lost) > 0 {
 		m.t.Errorf("%s: of %d samples %d lack a port:\n%s\n%s", step, samples, len(lost), strings.Join(lost, "\n"), log)
 	}
 }
