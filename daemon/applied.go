@@ -7,7 +7,8 @@ import (
 	"github.com/fared/fared/wecmp"
 )
 
-// applied is a decision of the engines that is declared to the data plane: an entry of the ledger that everything which reports decisions reads.
+// applied is a decision of the engines that is declared to the data plane: an entry of the ledger that everything which
+// reports decisions reads.
 type applied struct {
 	core.Update
 	key     dpclient.Destination // of a destination
@@ -45,7 +46,8 @@ func (l *loop) apply(t *dpclient.Transaction, u core.Update) {
 	l.applied = append(l.applied, a)
 }
 
-// account closes the ledger: burst of weights, trace, status and the count of moved slots read each decision once, in order.
+// account closes the ledger: burst of weights, trace, status and the count of moved slots read each decision once, in
+// order.
 func (l *loop) account() {
 	for i := range l.applied {
 		a := &l.applied[i]

@@ -9,8 +9,8 @@ import (
 	"github.com/fared/fared/wecmp"
 )
 
-// TestDecisionsAreCompleted enters decisions in the published state: each gets the vector that the destination had, and the slots that move of all destinations which
-// have the vector at that moment, not later.
+// TestDecisionsAreCompleted enters decisions in the published state: each gets the vector that the destination had, and
+// the slots that move of all destinations which have the vector at that moment, not later.
 func TestDecisionsAreCompleted(t *testing.T) {
 	e := newShown(time.Unix(0, 0))
 	key := func(i int) dpclient.Destination { return dpclient.Destination{Prefix: destination(i)} }

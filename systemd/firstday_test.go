@@ -19,8 +19,8 @@ import (
 	"github.com/fared/fared/internal/testkit/packettap"
 )
 
-// zones is a firewall of the shape that firewalld gives its rules: a chain for each zone, the zone of the default for every device, and a rejection at the end.
-// %s is a dispatch by device, before the default's.
+// zones is a firewall of the shape that firewalld gives its rules: a chain for each zone, the zone of the default for
+// every device, and a rejection at the end. %s is a dispatch by device, before the default's.
 const zones = `table inet zones {
   chain in_public {
     tcp dport 22 accept
@@ -77,10 +77,11 @@ func (m *machine) findings() (all []string) {
 // capable is the folder of a drop-in file that gives the agent another capability.
 const capable = "/etc/systemd/system/fared-dataplane.service.d"
 
-// TestFirstDay is the first day on a server as people have them, with each driver, on Debian 12 and 13: systemd-networkd has the addresses in its files, a firewall the
-// shape of firewalld's, sysctls are hardened, an observer has a program at each device, containers come and go. By the steps of docs/operations/install.md weights get
-// into effect; `fared doctor` names what would drop packets, and nothing else; then no packet is lost by restarts, an installation, drains and networkd's work, no fault
-// is named that is none, and the purged package leaves nothing.
+// TestFirstDay is the first day on a server as people have them, with each driver, on Debian 12 and 13:
+// systemd-networkd has the addresses in its files, a firewall the shape of firewalld's, sysctls are hardened, an
+// observer has a program at each device, containers come and go. By the steps of docs/operations/install.md weights get
+// into effect; `fared doctor` names what would drop packets, and nothing else; then no packet is lost by restarts, an
+// installation, drains and networkd's work, no fault is named that is none, and the purged package leaves nothing.
 func TestFirstDay(t *testing.T) {
 	gate.Slow(t, gate.Systemd, "servers with everything that servers have")
 	netnstest.Require(t, "docker", "go", "dpkg-deb", "nft")

@@ -7,6 +7,7 @@ import (
 	"os"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -18,18 +19,18 @@ import (
 // destination is a remote GPU behind the four leaves.
 const destination = "10.255.1.1"
 
-// Time limits of TestMonday, including docker exec on a busy machine. The log has the measured times. A lost carrier ends the session at once
-// (docs/configuration.md, bgp.hold_time), and a leaf that ends closes its sessions.
-// A returned plane waits for bgp.connect_retry (1s) and the leaf's routes; an undrained plane also waits for drain_delay (5s).
+// Time limits of TestMonday, including docker exec on a busy machine. The log has the measured times. A lost carrier
+// ends the session at once (docs/configuration.md, bgp.hold_time), and a leaf that ends closes its sessions. A returned
+// plane waits for bgp.connect_retry (1s) and the leaf's routes; an undrained plane also waits for drain_delay (5s).
 const (
 	lossLimit   = 15 * time.Second
 	returnLimit = 60 * time.Second
 )
 
-// leaves starts the four leaves of examples/server-8gpu.yaml, each in a network namespace with FRR, and cables with tbf at 400G to the ports in the
-// example. examples/frr-leaf.conf is the leaf of plane p0; those of p1 and p2 have other numbers, and that of p3 is unnumbered. Each leaf announces the
-// destination as a server's, without bandwidth, because FRR 8.4.4 of Debian corrupts values above 34 Gbit/s. So this test does not cover failures beyond
-// the leaves.
+// leaves starts the four leaves of examples/server-8gpu.yaml, each in a network namespace with FRR, and cables with tbf
+// at 400G to the ports in the example. examples/frr-leaf.conf is the leaf of plane p0; those of p1 and p2 have other
+// numbers, and that of p3 is unnumbered. Each leaf announces the destination as a server's, without bandwidth, because
+// FRR 8.4.4 of Debian corrupts values above 34 Gbit/s. So this test does not cover failures beyond the leaves.
 func (m *machine) leaves() {
 	m.t.Helper()
 	example, err := os.ReadFile("../examples/frr-leaf.conf")
@@ -93,6 +94,8 @@ func (m *machine) startLeaf(plane int) {
 			dir, plane, daemon)
 		if daemon == "bfdd" {
 			line += " $(/usr/lib/frr/bfdd --help | grep -q -- --bfdctl && echo --bfdctl " + dir + "/bfdd.sock)" // gone in FRR 10
+		} else if daemon == "bgpd" {
+			line += " --log file:" + dir + "/bgpd.log --log-level informational"
 		}
 		m.run(line)
 		m.eventually(fmt.Sprintf("test -S %s/%s.vty", dir, daemon))
@@ -156,8 +159,8 @@ func (m *machine) spread() (map[string]float64, error) {
 	return parts, nil
 }
 
-// forwards waits until the kernel spreads packets over exactly these ports, each within 1 % of an equal part. All ports are 400G, so that is also each
-// plane's part by bandwidth.
+// forwards waits until the kernel spreads packets over exactly these ports, each within 1 % of an equal part. All ports
+// are 400G, so that is also each plane's part by bandwidth.
 func (m *machine) forwards(step string, limit time.Duration, ports ...int) {
 	m.t.Helper()
 	want := map[string]bool{}
@@ -206,7 +209,8 @@ func (m *machine) forwards(step string, limit time.Duration, ports ...int) {
 // allPorts are the sub-ports of examples/server-8gpu.yaml.
 var allPorts = []string{"eth0", "eth1", "eth2", "eth3", "eth4", "eth5", "eth6", "eth7"}
 
-// losses runs fn and samples the kernel's nexthops meanwhile. It returns the number of samples, and the time and the fullest group of those in which no group has all ports.
+// losses runs fn and samples the kernel's nexthops meanwhile. It returns the number of samples, and the time and the
+// fullest group of those in which no group has all ports.
 func (m *machine) losses(fn func()) (samples int, lost []string) {
 	m.t.Helper()
 	m.run("systemd-run --quiet --unit samples --collect sh -c 'while date +%T.%N && ip -j nexthop show; do :; done >/run/samples'")
@@ -231,8 +235,8 @@ func (m *machine) losses(fn func()) (samples int, lost []string) {
 	return samples, lost
 }
 
-// fullestGroup returns those of allPorts that the group with the most of them has, by a line of ip -j nexthop show. whole is false for a line that is cut short, or if
-// a group was replaced between the parts of the kernel's answer.
+// fullestGroup returns those of allPorts that the group with the most of them has, by a line of ip -j nexthop show.
+// whole is false for a line that is cut short, or if a group was replaced between the parts of the kernel's answer.
 func fullestGroup(line string) (fullest []string, whole bool) {
 	var nexthops []struct {
 		ID    int
@@ -264,38 +268,49 @@ func fullestGroup(line string) (fullest []string, whole bool) {
 	return fullest, true
 }
 
-// leafCloses is the log line of a session that its leaf has closed; the port is its group.
-var leafCloses = regexp.MustCompile(`msg=session-down subject=p[0-9]/(eth[0-9]) detail="connection to the peer: closed by the other end"`)
+// leafCloses is the line in a leaf's log of a session that it has closed because of BFD: the neighbor is a device, or
+// the address of the server on it.
+var leafCloses = regexp.MustCompile(`%ADJCHANGE: neighbor (?:eth([0-7])|10\.([0-2])\.0\.([13]))\b.* Down BFD down received`)
 
-// keeps runs fn and fails if a port is unused meanwhile, except one whose leaf has closed its session: FRR 8.4.4, whose bgpd hears of the end of the BFD session before a
-// restart only when the new BGP session is up, closes that, on an emulated processor.
+// closedPorts returns the ports whose sessions the leaves have closed because of BFD, by the logs of their bgpd.
+func (m *machine) closedPorts() (ports []string) {
+	m.t.Helper()
+	for _, line := range leafCloses.FindAllStringSubmatch(m.run("cat /run/frr-leaves/*/bgpd.log"), -1) {
+		port := "eth" + line[1]
+		if line[1] == "" {
+			plane, _ := strconv.Atoi(line[2])
+			host, _ := strconv.Atoi(line[3])
+			port = fmt.Sprintf("eth%d", 2*plane+host/2)
+		}
+		ports = append(ports, port)
+	}
+	return ports
+}
+
+// keeps runs fn and fails if a port is unused meanwhile, except one whose leaf has closed its session: FRR 8.4.4, whose
+// bgpd hears of the end of the BFD session before a restart only when the new BGP session is up, closes that, on an
+// emulated processor.
 func (m *machine) keeps(step string, fn func()) {
 	m.t.Helper()
-	begin := strings.TrimSpace(m.run("date '+%F %T'"))
+	begin := strings.TrimSpace(m.run("truncate --size 0 /run/frr-leaves/*/bgpd.log && date '+%F %T'"))
 	samples, lost := m.losses(fn)
-	m.t.Logf("%s: %d samples of the kernel's nexthops", step, samples)
+	closed := m.closedPorts()
+	m.t.Logf("%s: %d samples of the kernel's nexthops, leaves closed the sessions of %v", step, samples, closed)
 	if samples == 0 {
 		m.t.Errorf("%s: no sample", step)
 	}
-	if len(lost) == 0 {
-		return
-	}
-	log := m.run(fmt.Sprintf("journalctl --no-pager --output short-precise --since '%s' --unit 'fared*' | grep -v DEBUG", begin))
-	var closed []string
-	for _, line := range leafCloses.FindAllStringSubmatch(log, -1) {
-		closed = append(closed, line[1])
-	}
-	m.t.Logf("%s: leaves closed the sessions of %v", step, closed)
 	lost = slices.DeleteFunc(lost, func(sample string) bool {
 		return !slices.ContainsFunc(allPorts, func(port string) bool { return !strings.Contains(sample, port) && !slices.Contains(closed, port) })
 	})
 	if len(lost) > 0 {
+		log := m.run(fmt.Sprintf("cat /run/frr-leaves/*/bgpd.log; journalctl --no-pager --output short-precise --since '%s' --unit 'fared*' | grep -v DEBUG", begin))
 		m.t.Errorf("%s: of %d samples %d lack a port:\n%s\n%s", step, samples, len(lost), strings.Join(lost, "\n"), log)
 	}
 }
 
-// TestMonday is the first day of a new user: the example, installed by docs/operations/install.md, "Steps without a package", behind FRR leaves at
-// 400G. Each failure and each maintenance step leads to the right weights in the kernel, without manual intervention.
+// TestMonday is the first day of a new user: the example, installed by docs/operations/install.md, "Steps without a
+// package", behind FRR leaves at 400G. Each failure and each maintenance step leads to the right weights in the kernel,
+// without manual intervention.
 func TestMonday(t *testing.T) {
 	if inVM == "" {
 		gate.Slow(t, gate.Systemd, "a day of a server: failures, restarts, kills")

@@ -9,8 +9,9 @@ import (
 	"github.com/fared/fared/internal/testkit/netnstest"
 )
 
-// sender sends a UDP packet from each of 64 sockets, again and again, to a data port on which nothing listens, until a file exists; then it writes the number of
-// packets. A write that reports the answer to an earlier packet (port unreachable) sends nothing and is repeated; a packet that the kernel still refuses counts, as it is lost.
+// sender sends a UDP packet from each of 64 sockets, again and again, to a data port on which nothing listens, until a
+// file exists; then it writes the number of packets. A write that reports the answer to an earlier packet (port
+// unreachable) sends nothing and is repeated; a packet that the kernel still refuses counts, as it is lost.
 const sender = `sent=0
 for fd in {10..73}; do eval "exec $fd>/dev/udp/$1/4791"; done
 while [ ! -e /tmp/traffic.stop ]; do
@@ -48,7 +49,8 @@ func (m *machine) carries(step string, fn func()) {
 	m.t.Logf("%s: %d packets sent, %d arrived", step, sent, arrived)
 }
 
-// arrived returns the number of UDP packets that have reached the leaves for ports without a listener, which BFD and BGP are not.
+// arrived returns the number of UDP packets that have reached the leaves for ports without a listener, which BFD and
+// BGP are not.
 func (m *machine) arrived() (n int) {
 	m.t.Helper()
 	for plane := range 4 {

@@ -6,8 +6,8 @@ import (
 	"strings"
 )
 
-// addressFiles returns the files by which a program of the operating system sets the addresses of a server: those of its cables, and the loopbacks on lo.
-// A target without such a program has none.
+// addressFiles returns the files by which a program of the operating system sets the addresses of a server: those of
+// its cables, and the loopbacks on lo. A target without such a program has none.
 func addressFiles(w NodeWiring, target Target) []File {
 	switch target {
 	case Networkd:
@@ -20,8 +20,8 @@ func addressFiles(w NodeWiring, target Target) []File {
 	return nil
 }
 
-// networkdFiles are files of systemd.network(5). Addresses of cables stay without carrier, which networkd would remove by default, and a cable without
-// carrier does not delay network-online.target.
+// networkdFiles are files of systemd.network(5). Addresses of cables stay without carrier, which networkd would remove
+// by default, and a cable without carrier does not delay network-online.target.
 func networkdFiles(w NodeWiring) (all []File) {
 	file := func(device, options string, addresses []netip.Prefix) {
 		var t text
@@ -67,8 +67,9 @@ func netplan(w NodeWiring) string {
 	return t.String()
 }
 
-// ifupdown is a file of interfaces(5) for ifupdown and ifupdown2. The stanzas of lo add to that in /etc/network/interfaces. Without duplicate address detection ifup
-// of ifupdown does not wait for the carrier of each cable, and fail: an address is tentative without carrier. A command refuses router advertisements, because option
+// ifupdown is a file of interfaces(5) for ifupdown and ifupdown2. The stanzas of lo add to that in
+// /etc/network/interfaces. Without duplicate address detection ifup of ifupdown does not wait for the carrier of each
+// cable, and fail: an address is tentative without carrier. A command refuses router advertisements, because option
 // accept_ra is one of method inet6 static alone, and ifupdown2 ignores it.
 func ifupdown(w NodeWiring) string {
 	var t text

@@ -29,7 +29,8 @@ type host struct {
 	wiring topo.NodeWiring
 }
 
-// hosts calls run with servers of fabrics with addresses of both families on cables, without, and of IPv4 alone. devices is the pattern of the names; "" is the default one.
+// hosts calls run with servers of fabrics with addresses of both families on cables, without, and of IPv4 alone.
+// devices is the pattern of the names; "" is the default one.
 func hosts(t *testing.T, devices string, run func(h *host)) {
 	for name, spec := range map[string]topo.Spec{
 		"numbered": {Addresses: topo.Dual, Cables: topo.Numbered}, "unnumbered": {Addresses: topo.Dual, Cables: topo.Unnumbered}, "ipv4": {Addresses: topo.IPv4},
@@ -54,7 +55,8 @@ func hosts(t *testing.T, devices string, run func(h *host)) {
 	}
 }
 
-// files writes those files of the server for a program that are in a folder below the server's, and returns the folder of the copies.
+// files writes those files of the server for a program that are in a folder below the server's, and returns the folder
+// of the copies.
 func (h *host) files(target topo.Target, folder string) string {
 	h.t.Helper()
 	dir := h.t.TempDir()
@@ -74,8 +76,9 @@ func (h *host) files(target topo.Target, folder string) string {
 	return dir
 }
 
-// wrong compares the kernel's addresses and routes with the wiring: every device is up, has its addresses and a link-local address, and accepts no router
-// advertisement. Addresses are usable where there is a carrier, those of IPv4 everywhere. No route leads elsewhere than to the ends of the cables.
+// wrong compares the kernel's addresses and routes with the wiring: every device is up, has its addresses and a
+// link-local address, and accepts no router advertisement. Addresses are usable where there is a carrier, those of IPv4
+// everywhere. No route leads elsewhere than to the ends of the cables.
 func (h *host) wrong() error {
 	want, routes := map[string][]string{"lo": {"127.0.0.1/8", "::1/128"}}, []string{"fe80::/64"}
 	for _, l := range h.wiring.Loopbacks {
@@ -160,7 +163,8 @@ func (h *host) wrong() error {
 // networkd runs systemd-networkd with the files of a folder until wrong finds nothing.
 func (h *host) networkd(dir string) {
 	h.t.Helper()
-	// networkd has the files and its state to itself, and its user may read them; with /sys read-only it does not wait for udev, as in a container.
+	// networkd has the files and its state to itself, and its user may read them; with /sys read-only it does not wait
+	// for udev, as in a container.
 	h.Start(h.t, "unshare", "-m", "sh", "-ec", `mount --make-rprivate /
 		mount -t tmpfs t /run/systemd; mkdir /run/systemd/netif; chown systemd-network:systemd-network /run/systemd/netif
 		mount -t tmpfs t /etc/systemd/network; cp "$0"/* /etc/systemd/network; chmod 644 /etc/systemd/network/*
@@ -170,13 +174,15 @@ func (h *host) networkd(dir string) {
 
 const networkd = "/lib/systemd/systemd-networkd"
 
-// TestNetworkdSetsAddresses lets systemd-networkd set the addresses of a server from the generated files: those that the wiring has, on devices that are up.
+// TestNetworkdSetsAddresses lets systemd-networkd set the addresses of a server from the generated files: those that
+// the wiring has, on devices that are up.
 func TestNetworkdSetsAddresses(t *testing.T) {
 	netnstest.Require(t, networkd, "unshare")
 	hosts(t, "", func(h *host) { h.networkd(h.files(topo.Networkd, "network")) })
 }
 
-// TestNetplanSetsAddresses lets the generator of netplan read the generated file, and systemd-networkd set the addresses from the generator's files.
+// TestNetplanSetsAddresses lets the generator of netplan read the generated file, and systemd-networkd set the
+// addresses from the generator's files.
 func TestNetplanSetsAddresses(t *testing.T) {
 	gate.Slow(t, gate.Systemd, "packages that nothing else needs")
 	for suite, name := range map[string]string{"bookworm": "netplan.io", "trixie": "netplan-generator"} {
@@ -226,9 +232,10 @@ func (p *ifupdown) run(program string, args ...string) {
 	p.h.Run("unshare", append(words, args...)...)
 }
 
-// TestIfupdownSetsAddresses lets ifupdown and ifupdown2 set the addresses of a server from the generated file: by the commands of docs/topo.md on a host that runs, and,
-// after ifdown, as at its start. A cable without carrier neither fails nor delays ifup, which would wait for each address for 6 s. Repeated, these commands change nothing
-// of the addresses, nor of what the agent has in the kernel.
+// TestIfupdownSetsAddresses lets ifupdown and ifupdown2 set the addresses of a server from the generated file: by the
+// commands of docs/topo.md on a host that runs, and, after ifdown, as at its start. A cable without carrier neither
+// fails nor delays ifup, which would wait for each address for 6 s. Repeated, these commands change nothing of the
+// addresses, nor of what the agent has in the kernel.
 func TestIfupdownSetsAddresses(t *testing.T) {
 	gate.Slow(t, gate.Systemd, "packages that nothing else needs")
 	for _, suite := range []string{"bookworm", "trixie"} {
@@ -315,7 +322,8 @@ func (h *host) forward() {
 	}
 }
 
-// objects returns the rules, the routes and the groups in the kernel without the numbers of nexthops, which the agent chooses from its pool.
+// objects returns the rules, the routes and the groups in the kernel without the numbers of nexthops, which the agent
+// chooses from its pool.
 func (h *host) objects() string {
 	lines := strings.Split(regexp.MustCompile(`\b1717662\d{3}\b`).ReplaceAllString(h.Objects(), "N"), "\n")
 	slices.Sort(lines)

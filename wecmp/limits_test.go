@@ -5,7 +5,8 @@ import (
 	"testing"
 )
 
-// TestLeastSlots checks the least number of slots: one a sub-port with per-flow balancing, one a plane with per-packet balancing.
+// TestLeastSlots checks the least number of slots: one a sub-port with per-flow balancing, one a plane with per-packet
+// balancing.
 func TestLeastSlots(t *testing.T) {
 	ports := []SubPort{{Name: "0"}, {Name: "1"}}
 	planes := []Plane{{"a", ports}, {"b", ports}, {"c", ports}}

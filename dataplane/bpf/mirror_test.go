@@ -42,7 +42,8 @@ func TestLinkEvents(t *testing.T) {
 	}
 }
 
-// TestUnresolved checks that each next hop behind an existing device is listed once, without the resolved ones unless all are due.
+// TestUnresolved checks that each next hop behind an existing device is listed once, without the resolved ones unless
+// all are due.
 func TestUnresolved(t *testing.T) {
 	want := desired{subPorts: map[string]*farev1.ForwardingSubPort{
 		"d0": {NextHopV4: "10.0.0.1", NextHopV6: "fe80::1"}, "d1": {NextHopV4: "10.0.1.1"}, "absent": {NextHopV4: "10.0.2.1"},

@@ -105,7 +105,8 @@ func TestPlansByHand(t *testing.T) {
 	p.judge()
 }
 
-// TestFailedStage checks that all ops of a stage are executed, later stages are not, and the counters of refused pairs stay free.
+// TestFailedStage checks that all ops of a stage are executed, later stages are not, and the counters of refused pairs
+// stay free.
 func TestFailedStage(t *testing.T) {
 	p := newPlanTest(t, rand.New(rand.NewPCG(1, 2)))
 	p.forward(2, false)

@@ -118,7 +118,8 @@ func TestInspectListsAllPorts(t *testing.T) {
 	}
 }
 
-// TestPathMTU compares path MTUs with those that ibv_devinfo showed on rdma_rxe of Linux 6.12 (9000 and 1500), and with the bounds of iboe_get_mtu.
+// TestPathMTU compares path MTUs with those that ibv_devinfo showed on rdma_rxe of Linux 6.12 (9000 and 1500), and with
+// the bounds of iboe_get_mtu.
 func TestPathMTU(t *testing.T) {
 	for netdev, want := range map[int]int{9000: 4096, 4192: 4096, 4191: 2048, 1500: 1024, 1119: 512, 352: 256, 351: 0, 0: 0} {
 		if got := PathMTU(netdev); got != want {
@@ -127,7 +128,8 @@ func TestPathMTU(t *testing.T) {
 	}
 }
 
-// TestTraffic checks that an RDMA port's counters are read where the port has one sub-port, and those of netdevs elsewhere.
+// TestTraffic checks that an RDMA port's counters are read where the port has one sub-port, and those of netdevs
+// elsewhere.
 func TestTraffic(t *testing.T) {
 	root := tree(t, "four.txt")
 	r := inspect(t, root, On, "p0", "p1", "p2", "p3")
@@ -167,8 +169,8 @@ func TestTraffic(t *testing.T) {
 	}
 }
 
-// TestSentCounters reads what ports have sent from the counters that each driver has. Those of Pollara are in the documents of AMD's tools (amd-smi metric --nic --port),
-// those of bnxt_re and rdma_rxe in Linux.
+// TestSentCounters reads what ports have sent from the counters that each driver has. Those of Pollara are in the
+// documents of AMD's tools (amd-smi metric --nic --port), those of bnxt_re and rdma_rxe in Linux.
 func TestSentCounters(t *testing.T) {
 	for driver, test := range map[string]struct {
 		counters       map[string]string

@@ -31,7 +31,8 @@ type Status struct {
 	LinkLayer string `json:"link_layer"` // Ethernet or InfiniBand
 	Rate      string `json:"rate"`       // 400 Gb/sec (4X NDR)
 	Driver    string `json:"driver"`     // kernel driver of the function, rdma_rxe for the software device
-	// Label is On if the driver derives the UDP source port of a connected queue pair from the flow label, Off if it ignores the label.
+	// Label is On if the driver derives the UDP source port of a connected queue pair from the flow label, Off if it
+	// ignores the label.
 	Label Setting `json:"flow_label"`
 }
 
@@ -56,11 +57,12 @@ func (p *Port) Status(root string) Status {
 	return s
 }
 
-// labelDrivers are the drivers that call rdma_get_udp_sport, or the kernel's function in it, with the label of the address when a queue pair goes to RTR
-// (drivers/infiniband of Linux 6.12), by the name of the driver of the function.
+// labelDrivers are the drivers that call rdma_get_udp_sport, or the kernel's function in it, with the label of the
+// address when a queue pair goes to RTR (drivers/infiniband of Linux 6.12), by the name of the driver of the function.
 var labelDrivers = strings.Fields("rdma_rxe mlx5_core hns_roce hns3 irdma ice i40e idpf mana ionic ionic_rdma")
 
-// labels returns whether a driver honors the flow label. iWARP has no UDP; mlx4 derives the port from the numbers of the queue pairs (mlx4_qp_roce_entropy).
+// labels returns whether a driver honors the flow label. iWARP has no UDP; mlx4 derives the port from the numbers of
+// the queue pairs (mlx4_qp_roce_entropy).
 func labels(driver, node string) Setting {
 	switch {
 	case node == "RNIC" || driver == "mlx4_core" || driver == "efa":
@@ -94,7 +96,8 @@ func ReadNetdev(root, name string) (n Netdev) {
 			n.Bond = bond
 		}
 	}
-	// The notification point answers marked packets, the reaction point obeys the answers. Each has a switch for every priority.
+	// The notification point answers marked packets, the reaction point obeys the answers. Each has a switch for every
+	// priority.
 	for _, point := range []string{"ecn/roce_np/enable", "ecn/roce_rp/enable"} {
 		on := Unknown
 		for priority := range 8 {
@@ -112,11 +115,12 @@ func ReadNetdev(root, name string) (n Netdev) {
 	return n
 }
 
-// overhead is the number of bytes of a RoCE packet besides its payload that the kernel reserves (iboe_get_mtu in include/rdma/ib_addr.h of Linux): 40 for
-// IPv6, 8 UDP, 12 BTH, 4 XRCETH, 28 AtomicETH, 4 ICRC.
+// overhead is the number of bytes of a RoCE packet besides its payload that the kernel reserves (iboe_get_mtu in
+// include/rdma/ib_addr.h of Linux): 40 for IPv6, 8 UDP, 12 BTH, 4 XRCETH, 28 AtomicETH, 4 ICRC.
 const overhead = 40 + 8 + 12 + 4 + 28 + 4
 
-// PathMTU returns the path MTU of queue pairs, in bytes, that the kernel derives from the MTU of a netdev; 0 if the latter is too small for RoCE.
+// PathMTU returns the path MTU of queue pairs, in bytes, that the kernel derives from the MTU of a netdev; 0 if the
+// latter is too small for RoCE.
 func PathMTU(netdev int) int {
 	for mtu := 4096; mtu >= 256; mtu /= 2 {
 		if netdev >= mtu+overhead {
@@ -129,7 +133,8 @@ func PathMTU(netdev int) int {
 // NetdevMTU returns the least MTU of a netdev for a path MTU, in bytes.
 func NetdevMTU(path int) int { return path + overhead }
 
-// sentCounters are the counters of sent RDMA traffic below the folder of a port, by preference: their files, and the octets of a unit of bytes.
+// sentCounters are the counters of sent RDMA traffic below the folder of a port, by preference: their files, and the
+// octets of a unit of bytes.
 var sentCounters = []struct {
 	bytes, packets string
 	unit           uint64
@@ -147,7 +152,8 @@ func (p *Port) counter(root, name string) (uint64, bool) {
 	return n, err == nil
 }
 
-// Sent returns the bytes that a port has sent, RDMA alone or, on InfiniBand, all; false if the device does not count them.
+// Sent returns the bytes that a port has sent, RDMA alone or, on InfiniBand, all; false if the device does not count
+// them.
 func (p *Port) Sent(root string) (uint64, bool) {
 	for _, c := range sentCounters {
 		if n, ok := p.counter(root, c.bytes); ok {
@@ -167,7 +173,8 @@ func (p *Port) SentPackets(root string) (uint64, bool) {
 	return 0, false
 }
 
-// NetdevSent returns the bytes that the netdev has sent, false if there is no such device. Many NICs do not count RDMA packets here.
+// NetdevSent returns the bytes that the netdev has sent, false if there is no such device. Many NICs do not count RDMA
+// packets here.
 func NetdevSent(root, name string) (uint64, bool) {
 	n, err := strconv.ParseUint(read(root, "class/net", name, "statistics/tx_bytes"), 10, 64)
 	return n, err == nil

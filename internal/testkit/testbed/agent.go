@@ -17,7 +17,8 @@ import (
 	"github.com/fared/fared/internal/testkit/netnstest"
 )
 
-// ShortDir returns a folder for sockets, whose paths must be short, that daemons of other users can enter. The end of the test removes it.
+// ShortDir returns a folder for sockets, whose paths must be short, that daemons of other users can enter. The end of
+// the test removes it.
 func ShortDir(t testing.TB) string {
 	t.Helper()
 	dir, err := os.MkdirTemp("/tmp", "fared-")
@@ -31,7 +32,8 @@ func ShortDir(t testing.TB) string {
 	return dir
 }
 
-// Dial returns a connection to the Unix socket of a daemon or an agent, which need not exist yet. The end of the test closes it.
+// Dial returns a connection to the Unix socket of a daemon or an agent, which need not exist yet. The end of the test
+// closes it.
 func Dial(t testing.TB, socket string, options ...grpc.DialOption) *grpc.ClientConn {
 	t.Helper()
 	conn, err := grpc.NewClient("unix:"+socket, append(options, grpc.WithTransportCredentials(insecure.NewCredentials()))...)
@@ -59,7 +61,8 @@ func Serve(t testing.TB, socket string, register func(grpc.ServiceRegistrar)) {
 	})
 }
 
-// Answers waits until the agent behind a connection answers. running returns an error once its process has ended, which fails the test.
+// Answers waits until the agent behind a connection answers. running returns an error once its process has ended, which
+// fails the test.
 func Answers(t testing.TB, conn grpc.ClientConnInterface, running func() error) {
 	t.Helper()
 	netnstest.Eventually(t, 2*limit, func() error {
@@ -212,7 +215,8 @@ func (p *Stream) answers() (all []*farev1.Ack) {
 	return all
 }
 
-// Finish is Await at the end of the requests: it requires that the agent ends the stream after its last answer. Reports on the host may come until then.
+// Finish is Await at the end of the requests: it requires that the agent ends the stream after its last answer. Reports
+// on the host may come until then.
 func (p *Stream) Finish() (refused []*farev1.Ack) {
 	p.t.Helper()
 	if err := p.CloseSend(); err != nil {
