@@ -113,6 +113,9 @@ func (d *Daemon) Reload(ctx context.Context, dryRun bool) ([]string, error) {
 			lines = append(lines, c.String())
 		}
 		detail := fmt.Sprintf("%d changes", len(changes))
+		if len(changes) == 1 {
+			detail = "1 change"
+		}
 		if dryRun {
 			detail = "dry run: " + detail
 		} else if len(changes) > 0 {

@@ -130,10 +130,10 @@ func TestCallersAreNamed(t *testing.T) {
 		{drain(status.DrainTarget{SubPort: "p0.0"}, true, sessions("p0/p0.0")), t.Context(), "drain, sub-port p0.0: forced"},
 		{drain(status.DrainTarget{Leaf: "10.1.0.1"}, true, sessions("p0/p0.0")), call, "drain, leaf 10.1.0.1: by 192.0.2.9:1234, forced"},
 		{drain(status.DrainTarget{Leaf: s.Defaults().There(0).String()}, false, sessions("p0/p0.0")), t.Context(), "undrain, leaf 10.1.0.1: "},
-		{reload("drain_delay: 7s\n" + s.Text()), call, "reload, " + l.d.deps.ConfigPath + ": 1 changes by 192.0.2.9:1234"},
+		{reload("drain_delay: 7s\n" + s.Text()), call, "reload, " + l.d.deps.ConfigPath + ": 1 change by 192.0.2.9:1234"},
 		{reload("drain_delay: 7s\n" + s.Text()), call, "reload, " + l.d.deps.ConfigPath + ": 0 changes by 192.0.2.9:1234"},
-		{dryRun(s.Text()), call, "reload, " + l.d.deps.ConfigPath + ": dry run: 1 changes by 192.0.2.9:1234"},
-		{reload(s.Text()), t.Context(), "reload, " + l.d.deps.ConfigPath + ": 1 changes"},
+		{dryRun(s.Text()), call, "reload, " + l.d.deps.ConfigPath + ": dry run: 1 change by 192.0.2.9:1234"},
+		{reload(s.Text()), t.Context(), "reload, " + l.d.deps.ConfigPath + ": 1 change"},
 	} {
 		revision := l.builder.Commit()
 		var err error

@@ -158,8 +158,8 @@ func unit(p *property) string {
 
 // value formats a JSON value in the syntax of the file, with code points in hexadecimal.
 func value(typeName string, v any) string {
-	if n, ok := v.(float64); ok {
-		return number(typeName, json.Number(fmt.Sprintf("%.0f", n)))
+	if n, ok := v.(json.Number); ok {
+		return number(typeName, n)
 	}
 	return fmt.Sprint(v)
 }
