@@ -9,6 +9,7 @@ import (
 	"github.com/fared/fared/daemon/config"
 	"github.com/fared/fared/daemon/internal/core"
 	"github.com/fared/fared/daemon/internal/link"
+	"github.com/fared/fared/daemon/internal/status"
 	"github.com/fared/fared/fare"
 )
 
@@ -161,4 +162,72 @@ type linkState struct {
 // rises reports whether b is better than a: up instead of down, or faster.
 func rises(a, b *LinkEvent) bool {
 	return b.Up && (!a.Up || b.Speed > a.Speed)
+}
+
+// link handles a device's state. A decrease counts immediately; an increase waits for the hold-up time, if one is configured, and the rise of a
+// link that flaps for its damping.
+func (l *loop) link(ev *LinkEvent) {
+	damping := &l.core.Config().Links.Damping
+	l.links[ev.SubPort].damping.fail(damping, failures(&l.links[ev.SubPort].received, ev), l.wokenAt)
+	l.links[ev.SubPort].received = *ev
+	if ev.Speed != 0 {
+		l.links[ev.SubPort].known = ev.Speed
+	}
+	sp := &l.core.Layout().SubPorts[ev.SubPort]
+	if sp.Speed != 0 {
+		ev.Speed, ev.SpeedSource = sp.Speed, "config"
+	}
+	cur := &l.links[ev.SubPort]
+	if cur.Up && ev.Up && ev.Transitions > cur.Transitions {
+		// The link went down and up again between two readings: its sessions are gone.
+		down := *ev
+		down.Up, down.Reason = false, "carrier down for a moment"
+		l.applyLink(&down)
+	}
+	hold, damped := l.holdOf(ev.SubPort)
+	switch rise := cur.seen && rises(&cur.LinkEvent, ev); {
+	case rise && cur.held && ev.Transitions == cur.rising.Transitions:
+		cur.rising = *ev
+	case rise && hold > 0: // also of a held link that has failed meanwhile: an increase must last without interruption
+		l.holdRise(ev, hold, damped)
+	default:
+		l.applyLink(ev)
+		cur.held = false
+	}
+}
+
+// holdOf returns the time for which an increase that begins now is held, 0 if it is not, and whether damping is the reason.
+func (l *loop) holdOf(subPort int) (hold time.Duration, damped bool) {
+	cur, c := &l.links[subPort], l.core.Config()
+	hold = c.PathBandwidth.IncreaseHoldUp
+	if cur.Up { // a faster link has not failed
+		return hold, false
+	}
+	if d := cur.damping.hold(&c.Links.Damping, l.wokenAt); d > hold {
+		return d, true
+	}
+	return hold, false
+}
+
+// applyLink applies a device's state.
+func (l *loop) applyLink(ev *LinkEvent) {
+	cur := &l.links[ev.SubPort]
+	sp := &l.core.Layout().SubPorts[ev.SubPort]
+	switch {
+	case !cur.seen || cur.Up != ev.Up:
+		kind := status.EventLinkDown
+		if ev.Up {
+			kind = status.EventLinkUp
+		}
+		l.event(kind, sp.Device, ev.Reason)
+	case cur.Speed != ev.Speed:
+		l.event(status.EventSpeed, sp.Device, cur.Speed.String()+" to "+ev.Speed.String())
+	}
+	cur.LinkEvent, cur.seen = *ev, true
+	if ev.Up {
+		cur.damping.reported = false
+	}
+	l.step(core.Fabric{Event: fare.LinkState{SubPort: ev.SubPort, Up: ev.Up, Speed: ev.Speed}})
+	l.admitSubPort(ev.SubPort)
+	l.builder.MarkFabric()
 }
