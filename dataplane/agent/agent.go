@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"net"
 	"slices"
+	"strings"
 	"sync/atomic"
 	"time"
 
@@ -19,6 +20,7 @@ import (
 	"github.com/fared/fared/dataplane/internal/contract"
 	"github.com/fared/fared/dataplane/internal/journal"
 	"github.com/fared/fared/dataplane/internal/naming"
+	"github.com/fared/fared/internal/directstream"
 	"github.com/fared/fared/internal/grpcserve"
 	"github.com/fared/fared/internal/hostcheck"
 	"github.com/fared/fared/internal/inprocess"
@@ -74,6 +76,7 @@ type endpoint struct {
 	net.Listener
 	address string
 	grpc    *grpc.Server
+	direct  *directstream.Server // of a unix socket, for Program; else nil
 	// programs lets every client program. With tls, certificates of clients may program; others may only read.
 	programs bool
 	tls      bool
@@ -217,7 +220,11 @@ func (a *Agent) bind() error {
 		if err != nil {
 			return &FieldError{"Socket", err}
 		}
-		a.add(&endpoint{Listener: grpcserve.Limit(l), address: a.c.Socket, programs: true}, grpc.Creds(grpcserve.PeerCredentials()))
+		e := &endpoint{Listener: grpcserve.Limit(l), address: a.c.Socket, programs: true}
+		a.add(e, grpc.Creds(grpcserve.PeerCredentials()))
+		e.direct = &directstream.Server{
+			Method: farev1.DataplaneService_Program_FullMethodName, Credentials: grpcserve.PeerCredentials(), Limit: maxRequestBytes, Handle: a.program(e),
+		}
 	}
 	if a.c.Listen != "" {
 		l, options, err := grpcserve.Listen(a.c.Listen, a.c.TLS)
@@ -237,6 +244,16 @@ func (a *Agent) add(e *endpoint, options ...grpc.ServerOption) {
 	e.grpc = grpcserve.New(maxRequestBytes, grpcserve.Window, a.health, append(options,
 		grpc.UnaryInterceptor(a.unary(e)), grpc.ChainStreamInterceptor(a.stream(e), a.describe), grpc.WaitForHandlers(true))...)
 	a.endpoints = append(a.endpoints, e)
+}
+
+// program is the handler of Program outside of gRPC, with the interceptor that all streams have.
+func (a *Agent) program(e *endpoint) grpc.StreamHandler {
+	const method = farev1.DataplaneService_Program_FullMethodName
+	all := farev1.DataplaneService_ServiceDesc.Streams
+	i := slices.IndexFunc(all, func(d grpc.StreamDesc) bool { return strings.HasSuffix(method, "/"+d.StreamName) })
+	return func(_ any, stream grpc.ServerStream) error {
+		return a.stream(e)(a.server, stream, &grpc.StreamServerInfo{FullMethod: method, IsClientStream: true, IsServerStream: true}, all[i].Handler)
+	}
 }
 
 // describe adds DescriptionHeader to Snapshot.
@@ -287,7 +304,11 @@ func (a *Agent) Addr() net.Addr {
 func (a *Agent) Run(ctx context.Context) error {
 	results := make(chan error, len(a.endpoints)+1)
 	for _, e := range a.endpoints {
-		go func() { results <- e.grpc.Serve(e.Listener) }()
+		listener := e.Listener
+		if e.direct != nil {
+			listener = e.direct.Listener(listener)
+		}
+		go func() { results <- e.grpc.Serve(listener) }()
 		a.log.Info("serving the data plane", "address", e.address, "driver", a.driver.name, "read_only", !e.programs && len(e.clients) == 0)
 	}
 	left := len(a.endpoints)
@@ -442,10 +463,13 @@ func (a *Agent) stop() {
 		_ = a.conn.Close() // always nil
 	}
 	servers := make([]*grpc.Server, len(a.endpoints))
+	graceful := true
 	for i, e := range a.endpoints {
-		servers[i] = e.grpc
+		if servers[i] = e.grpc; e.direct != nil {
+			graceful = e.direct.Stop(a.c.StopTimeout)
+		}
 	}
-	if !grpcserve.Stop(a.c.StopTimeout, servers...) {
+	if !grpcserve.Stop(a.c.StopTimeout, servers...) || !graceful {
 		a.log.Warn("canceled calls that did not finish in time", "timeout", a.c.StopTimeout)
 	}
 	if a.metrics != nil {
@@ -463,6 +487,9 @@ func (a *Agent) Close() error {
 		e.grpc.Stop()
 		if err := e.Listener.Close(); err != nil && !errors.Is(err, net.ErrClosed) {
 			errs = append(errs, err)
+		}
+		if e.direct != nil {
+			e.direct.Close()
 		}
 	}
 	if a.metrics != nil {

@@ -264,6 +264,9 @@ func (in *incarnation) deliver(now time.Time) {
 	}
 	if len(changes) > 0 {
 		in.s.speaker.queue.change(in.s.index, in.gen, changes, !in.burst.IsZero())
+		if in.burst.IsZero() {
+			runtime.Gosched() // the owner runs next on this thread, before this reader tries to read more
+		}
 	}
 	if !in.burst.IsZero() && (now.Sub(in.burst) >= burstLimit || !readable(in.conn, burstPause)) {
 		in.release()
