@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 
@@ -53,9 +54,10 @@ func (p *probe) encode() []byte {
 // counter counts packets of the present round at the leaves' ends of the servers' cables, and at their destination
 // servers.
 type counter struct {
-	f    *fabric
-	done chan struct{}
-	wait sync.WaitGroup
+	f       *fabric
+	done    chan struct{}
+	wait    sync.WaitGroup
+	sockets []*socket
 
 	mu        sync.Mutex // guards the fields below
 	round     uint32
@@ -90,25 +92,55 @@ func (c *counter) listen(n *node, open func() (int, error), handle func(buf []by
 	var fd int
 	if err := n.ns.Do(func() (err error) {
 		fd, err = open()
-		return errors.Join(err, unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, socketBuf),
-			unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &unix.Timeval{Usec: 200_000}))
+		return errors.Join(err, unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, socketBuf))
 	}); err != nil {
 		c.f.t.Fatalf("%s: %v", n.Name, err)
 	}
+	k := &socket{fd: fd}
+	c.sockets = append(c.sockets, k)
 	c.wait.Go(func() {
 		defer unix.Close(fd)
 		buf := make([]byte, 256)
+		wait := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}
 		for {
 			select {
 			case <-c.done:
 				return
 			default:
 			}
-			if size, from, err := unix.Recvfrom(fd, buf, 0); err == nil {
-				handle(buf[:size], from)
+			if n, err := unix.Poll(wait, 200); err != nil || n == 0 {
+				continue
 			}
+			k.drain(buf, handle)
 		}
 	})
+}
+
+// socket receives packets that are counted.
+type socket struct {
+	fd int
+	mu sync.Mutex // held from the receipt of a packet until it is counted
+}
+
+// drain passes the packets that have arrived to handle.
+func (k *socket) drain(buf []byte, handle func(buf []byte, from unix.Sockaddr)) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	for {
+		size, from, err := unix.Recvfrom(k.fd, buf, unix.MSG_DONTWAIT)
+		if err != nil {
+			return
+		}
+		handle(buf[:size], from)
+	}
+}
+
+// unread reports whether packets wait in the socket because this process has not had the processor.
+func (k *socket) unread() bool {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	n, err := unix.IoctlGetInt(k.fd, unix.SIOCINQ)
+	return err != nil || n > 0
 }
 
 // watchLeaf counts the packets that arrive over the servers' cables of a plane, before the leaf forwards them.
@@ -327,7 +359,7 @@ func (c *counter) emit(b *burst, port int, to []probe) {
 	}
 }
 
-// collect waits until every packet has arrived, or none has for a while.
+// collect waits until every packet has arrived, or none has for a while and all that have arrived are counted.
 func (c *counter) collect(b *burst, total int) {
 	tick := time.NewTicker(10 * time.Millisecond)
 	defer tick.Stop()
@@ -346,7 +378,7 @@ func (c *counter) collect(b *burst, total int) {
 		if now != last {
 			last, progress = now, time.Now()
 		}
-		if now >= 2*total || time.Since(progress) > patience {
+		if now >= 2*total || time.Since(progress) > patience && !slices.ContainsFunc(c.sockets, (*socket).unread) {
 			return
 		}
 		<-tick.C
