@@ -37,7 +37,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// follow does in Go what tests/follow.c does in C.
+// follow does in Go what tests/follow.c does in C, and tests/follow.py in Python.
 func follow() {
 	go func() {
 		os.Stdin.Read(make([]byte, 1)) // ends with the test
@@ -67,35 +67,6 @@ func follow() {
 	}
 }
 
-// followInPython does so in Python.
-const followInPython = `
-import select, sys, time, warnings
-sys.path.insert(0, sys.argv[1])
-import fared_slots
-warned = []
-warnings.showwarning = lambda message, *rest: warned.append(str(message))
-warnings.simplefilter("always")
-try:
-    table = fared_slots.open()
-except fared_slots.Error as e:
-    print("0 0 0", e, flush=True)
-    sys.exit()
-last = ""
-while not select.select([sys.stdin], [], [], 0)[0]:
-    try:
-        share = table.lookup(sys.argv[2], sys.argv[3]).slots[0].share
-    except fared_slots.Error:
-        share = 0
-    reason = table.check()
-    if reason and reason not in warned:
-        reason = None # until wait has warned
-    line = f"{table.status().run} {share} {reason or 'success'}"
-    if line != last:
-        print(time.clock_gettime_ns(time.CLOCK_MONOTONIC), line, flush=True)
-        last = line
-    table.wait(0.1)
-`
-
 func monotonic() int64 {
 	var ts unix.Timespec
 	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &ts); err != nil {
@@ -115,8 +86,12 @@ func followers(t *testing.T) map[string][]string {
 	if err != nil {
 		t.Fatal(err)
 	}
+	script, err := filepath.Abs("tests/follow.py")
+	if err != nil {
+		t.Fatal(err)
+	}
 	return map[string][]string{
-		"C": {compileStatic(t, "follow"), near.String(), far.String()}, "Go": {"env", follower + "=1", self}, "Python": python(t, "-c", followInPython, module, near.String(), far.String()),
+		"C": {compileStatic(t, "follow"), near.String(), far.String()}, "Go": {"env", follower + "=1", self}, "Python": python(t, script, module, near.String(), far.String()),
 	}
 }
 
