@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -42,12 +43,17 @@ type machine struct {
 	t *testing.T
 	// container is empty in a virtual machine, which the test itself runs in.
 	container string
+	// shared is the folder of the host that a container has as /run; empty: a file system of the container alone.
+	shared string
 }
 
 // bare starts a machine without fared.
-func bare(t *testing.T) *machine {
+func bare(t *testing.T) *machine { return bareAt(t, "") }
+
+// bareAt starts a machine without fared, with a folder of the host as /run unless the folder is empty.
+func bareAt(t *testing.T, shared string) *machine {
 	t.Helper()
-	m := &machine{t: t}
+	m := &machine{t: t, shared: shared}
 	if inVM == "" {
 		requireImage(t)
 		m.startContainer()
@@ -114,10 +120,14 @@ func (m *machine) startContainer() {
 	// namespaces, as they do on a host: systemd 252 mounts a unit's credentials in another namespace, and they would never reach the unit otherwise. In a
 	// container systemd does not change propagation, and Docker's is private. Nor does it mount the BPF file system there.
 	const start = "mount -t bpf bpf /sys/fs/bpf; umount /sys/fs/cgroup/* 2>/dev/null; mount -o remount,rw /sys/fs/cgroup; mount -o remount,rw /proc/sys; mount --make-rshared /; exec /lib/systemd/systemd --show-status=0 --log-target=console"
-	out, err := exec.Command("docker", "run", "--detach", "--network", "none", "--cgroupns", "private", "--tmpfs", "/run", "--tmpfs", "/tmp",
+	run := []string{"--tmpfs", "/run"}
+	if m.shared != "" {
+		run = []string{"--volume", m.shared + ":/run"}
+	}
+	out, err := exec.Command("docker", slices.Concat([]string{"run", "--detach", "--network", "none", "--cgroupns", "private"}, run, []string{"--tmpfs", "/tmp",
 		"--sysctl", "net.ipv6.conf.all.disable_ipv6=0",
 		"--sysctl", "net.ipv6.conf.default.disable_ipv6=0", "--sysctl", "net.ipv6.conf.lo.disable_ipv6=0", "--cap-add", "SYS_ADMIN", "--cap-add", "NET_ADMIN", "--security-opt", "seccomp=unconfined", "--security-opt", "apparmor=unconfined",
-		"--env", "container=docker", "--entrypoint", "/bin/sh", image(), "-c", start).Output()
+		"--env", "container=docker", "--entrypoint", "/bin/sh", image(), "-c", start})...).Output()
 	if err != nil {
 		m.t.Fatalf("docker run: %v\n%s", err, stderr(err))
 	}
