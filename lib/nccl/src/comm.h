@@ -43,6 +43,7 @@ struct lane {
 	uint8_t far_port; /* index of the receiver's keys */
 	int fd;
 	bool readable, writable, suspect, retired, shut, ended;
+	bool ending;                        /* after the bytes that are there */
 	uint64_t since, progress, received; /* ns: state, last acknowledgement, last frame */
 	uint64_t calm;                      /* ns: end of the last stall, or of the last CALM_TIME without one */
 	unsigned stalls;                    /* the next stall is noticed after settings.stall_ms << stalls */

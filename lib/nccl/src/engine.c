@@ -108,6 +108,8 @@ static void handle_lane(struct lane *lane, uint32_t events)
 {
 	if (events & (EPOLLIN | EPOLLRDHUP | EPOLLHUP | EPOLLERR))
 		lane->readable = true;
+	if (events & (EPOLLRDHUP | EPOLLHUP | EPOLLERR))
+		lane->ending = true;
 	if (events & EPOLLOUT)
 		lane->writable = true;
 	if (lane->state == LANE_CONNECTING && lane->comm && events & (EPOLLERR | EPOLLHUP)) {

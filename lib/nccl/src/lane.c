@@ -12,6 +12,7 @@
 #define CONTROL_ROOM 4096        /* greatest payload of a frame other than DATA */
 #define UNSENT_BYTES (256 << 10) /* that the kernel holds before the network takes them: more would delay a change of weights */
 #define TURNS 16                 /* system calls before other lanes have their turn */
+#define AHEAD_BYTES 2048         /* that a call receives after those of which the place is known */
 #define MOST_STALLS 6
 #define CALM_TIME (10000 * MILLISECOND) /* without a stall, after which a lane's stalls are noticed sooner again */
 
@@ -198,62 +199,67 @@ static void flush_acks(struct lane *lane)
 	lane->ack_count = 0;
 }
 
-/* consume accounts for received bytes: first those of the payload, then those of the next header. */
+/* consume accounts for received bytes: those of the present header, or of the present payload. */
 static bool consume(struct lane *lane, size_t n)
 {
-	while (n) {
-		if (lane->in_payload) {
-			size_t left = lane->in.length - lane->payload_have;
-			size_t part = n < left ? n : left;
-			lane->payload_have += (uint32_t)part;
-			n -= part;
-			if (lane->payload_have < lane->in.length)
-				return true;
-		} else {
-			size_t left = sizeof lane->in - lane->in_have;
-			size_t part = n < left ? n : left;
-			lane->in_have += (uint32_t)part;
-			n -= part;
-			if (lane->in_have < sizeof lane->in)
-				return true;
-			if (lane->in.version != WIRE_VERSION || (lane->in.type != FRAME_DATA && lane->in.length > CONTROL_ROOM) || !lane->owner->begin(lane))
-				return false;
-			lane->in_payload = true;
-			lane->payload_have = 0;
-			if (lane->in.length)
-				continue;
-		}
-		lane->in_payload = false;
-		lane->in_have = 0;
-		if (!lane->owner->end(lane))
+	if (lane->in_payload) {
+		lane->payload_have += (uint32_t)n;
+		if (lane->payload_have < lane->in.length)
+			return true;
+	} else {
+		lane->in_have += (uint32_t)n;
+		if (lane->in_have < sizeof lane->in)
+			return true;
+		if (lane->in.version != WIRE_VERSION || (lane->in.type != FRAME_DATA && lane->in.length > CONTROL_ROOM) || !lane->owner->begin(lane))
 			return false;
-		if (lane->ack_count == sizeof lane->acks / sizeof lane->acks[0])
-			flush_acks(lane);
+		lane->in_payload = true;
+		lane->payload_have = 0;
+		if (lane->in.length)
+			return true;
+	}
+	lane->in_payload = false;
+	lane->in_have = 0;
+	if (!lane->owner->end(lane))
+		return false;
+	if (lane->ack_count == sizeof lane->acks / sizeof lane->acks[0])
+		flush_acks(lane);
+	return true;
+}
+
+/* place returns where the next bytes go, and how many fit there. */
+static struct iovec place(struct lane *lane)
+{
+	uint32_t room;
+	if (!lane->in_payload)
+		return (struct iovec){(char *)&lane->in + lane->in_have, sizeof lane->in - lane->in_have};
+	void *to = lane->owner->target(lane, &room);
+	return (struct iovec){to, room};
+}
+
+/* receive accounts for bytes of which the first ones are in their place, and the others ahead of it. */
+static bool receive(struct lane *lane, size_t placed, size_t n, const char *ahead)
+{
+	if (!consume(lane, n < placed ? n : placed))
+		return false;
+	for (n -= n < placed ? n : placed; n;) {
+		struct iovec to = place(lane);
+		size_t part = n < to.iov_len ? n : to.iov_len;
+		memcpy(to.iov_base, ahead, part);
+		if (!consume(lane, part))
+			return false;
+		ahead += part;
+		n -= part;
 	}
 	return true;
 }
 
 void lane_read(struct lane *lane)
 {
-	for (int turn = 0; lane->readable && !lane->ended; turn++) {
-		if (turn == TURNS)
-			break;
-		struct iovec parts[2];
-		int n = 0;
-		struct frame next;
-		size_t payload = 0;
-		if (lane->in_payload) {
-			uint32_t room;
-			parts[n].iov_base = lane->owner->target(lane, &room);
-			parts[n++].iov_len = payload = room;
-		}
-		/* The next header is read with the end of a payload, but must not overwrite that of the present frame. */
-		bool whole = !lane->in_payload || payload == lane->in.length - lane->payload_have;
-		if (!lane->in_payload)
-			parts[n++] = (struct iovec){(char *)&lane->in + lane->in_have, sizeof lane->in - lane->in_have};
-		else if (whole)
-			parts[n++] = (struct iovec){&next, sizeof next};
-		struct msghdr m = {.msg_iov = parts, .msg_iovlen = (size_t)n};
+	char ahead[AHEAD_BYTES]; /* of the present place: small frames arrive by one call */
+	for (int turn = 0; lane->readable && !lane->ended && turn < TURNS; turn++) {
+		struct iovec parts[] = {place(lane), {ahead, sizeof ahead}};
+		size_t placed = parts[0].iov_len, left = lane->in_payload ? lane->in.length - lane->payload_have : 0;
+		struct msghdr m = {.msg_iov = parts, .msg_iovlen = left > placed ? 1 : 2};
 		ssize_t got = recvmsg(lane->fd, &m, 0);
 		if (got < 0 && errno == EINTR)
 			continue;
@@ -266,13 +272,9 @@ void lane_read(struct lane *lane)
 			break;
 		}
 		lane->received = engine.now;
-		size_t ahead = lane->in_payload && (size_t)got > payload ? (size_t)got - payload : 0;
-		bool good = consume(lane, (size_t)got - ahead);
-		if (good && ahead) {
-			memcpy(&lane->in, &next, ahead);
-			good = consume(lane, ahead);
-		}
-		if (!good) {
+		/* A socket with less than was asked for is empty, and what comes later is another event. */
+		lane->readable = lane->ending || (size_t)got == placed + (m.msg_iovlen == 2 ? sizeof ahead : 0);
+		if (!receive(lane, placed, (size_t)got, ahead)) {
 			if (lane->comm)
 				lane->owner->fail(lane->comm, ncclRemoteError, "the peer violates the protocol: does it use another version of the plugin?");
 			lane->ended = true;
