@@ -119,6 +119,7 @@ struct sender {
 	struct request *waiting, *waiting_last; /* not all of whose stripes are assigned, in order */
 	struct posted posted[MAX_GROUPS];
 	uint64_t first_posted, next_posted; /* groups with unused buffers; contiguous */
+	uint64_t confirmed;                 /* groups that the receiver knows to be known, unless a frame was lost */
 	struct stripe **stripes;
 	uint32_t stripe_count, stripe_room, outstanding; /* outstanding: stripes without an acknowledgement */
 	struct list spare, again;                        /* again: to be assigned a second time */
@@ -296,6 +297,10 @@ void sender_run(struct comm *c);
 /* Returns whether stripes can be assigned at once. */
 bool sender_has_work(struct comm *c);
 void sender_tick(struct comm *c);
+/* Returns whether the receiver is to be notified of groups that are known. */
+bool sender_owes(const struct comm *c);
+/* Confirms all groups that are known. */
+void sender_confirm(struct comm *c, struct lane *lane);
 /* Ends all use of the memory of messages. */
 void sender_abandon(struct comm *c);
 /* The receiver has closed the communicator, with a number of complete groups. */
@@ -306,6 +311,8 @@ void sender_stripe_arrived(struct lane *lane, uint64_t id);
 void sender_pair_broken(struct lane *lane);
 
 /* receiver.c */
+/* The sender knows all groups up to a number. */
+void receiver_confirmed(struct comm *c, uint64_t groups);
 void receiver_submit(struct comm *c, struct request *r);
 /* Completes the receives at the head of the order in which they were posted. */
 void receiver_complete(struct comm *c);

@@ -177,7 +177,7 @@ static void free_gone(void)
 static bool busy(void)
 {
 	for (struct comm *c = engine.comms; c; c = c->next) {
-		if (c->closed_at || !c->ready || qpair_busy(c) || c->sender.again.first || c->sender.waiting ||
+		if (c->closed_at || !c->ready || qpair_busy(c) || c->sender.again.first || c->sender.waiting || sender_owes(c) ||
 			(!c->sends && c->receiver.first_group != c->receiver.next_group) || !c->lane_count)
 			return true;
 		for (int i = 0; i < c->lane_count; i++) {

@@ -29,6 +29,7 @@ static bool admit(struct comm *c, const struct frame *f)
 		return false;
 	if (f->offset % f->stripe || (f->length != f->stripe && f->offset + f->length != f->total))
 		return false;
+	receiver_confirmed(c, f->group + 1);
 	struct request *r = group_of(c, f);
 	if (!r)
 		return true; /* complete: a repeated stripe */
@@ -125,14 +126,16 @@ static bool posted(struct lane *lane)
 	const struct frame *f = &lane->in;
 	if (f->group >= c->sender.first_posted + MAX_GROUPS)
 		return false;
-	if (f->group >= c->sender.next_posted) {
+	bool repeated = f->group < c->sender.next_posted;
+	if (!repeated) {
 		struct posted *p = &c->sender.posted[f->group % MAX_GROUPS];
 		*p = (struct posted){.valid = true, .n = f->index};
 		memcpy(p->buffers, lane->control, f->length);
 		while (c->sender.next_posted < c->sender.first_posted + MAX_GROUPS && c->sender.posted[c->sender.next_posted % MAX_GROUPS].valid)
 			c->sender.next_posted++;
 	}
-	lane_control(lane, &(struct frame){.type = FRAME_POSTED, .group = c->sender.next_posted}, NULL);
+	if (repeated)
+		sender_confirm(c, lane); /* the first time the message itself or sender_tick does */
 	return true;
 }
 
@@ -222,10 +225,7 @@ bool frame_end(struct lane *lane)
 	case FRAME_POST:
 		return posted(lane);
 	case FRAME_POSTED:
-		if (f->group > lane->comm->receiver.confirmed) {
-			lane->comm->receiver.confirmed = f->group;
-			lane->comm->receiver.post_delay = 0;
-		}
+		receiver_confirmed(lane->comm, f->group);
 		break;
 	case FRAME_DATA:
 		arrived(lane);

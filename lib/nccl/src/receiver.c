@@ -35,6 +35,14 @@ static void post(struct comm *c, uint64_t group, struct lane *lane)
 		lane, &(struct frame){.type = FRAME_POST, .index = (uint16_t)r->n, .length = (uint32_t)(r->n * sizeof buffers[0]), .group = group}, buffers);
 }
 
+void receiver_confirmed(struct comm *c, uint64_t groups)
+{
+	if (groups <= c->receiver.confirmed)
+		return;
+	c->receiver.confirmed = groups;
+	c->receiver.post_delay = 0;
+}
+
 /* control_lane returns the lane on which a frame arrived last, or with the number of a lane that is not to be used another one; -1 if there is none. */
 static int control_lane(const struct comm *c, int avoid)
 {

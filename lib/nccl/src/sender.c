@@ -127,6 +127,17 @@ void sender_submit(struct comm *c, struct request *r)
 		c->owner->fail(c, ncclRemoteError, "the receiver has closed the communicator");
 }
 
+bool sender_owes(const struct comm *c)
+{
+	return !c->peer_closed && !c->abandoned && c->sender.confirmed < c->sender.next_posted;
+}
+
+void sender_confirm(struct comm *c, struct lane *lane)
+{
+	lane_control(lane, &(struct frame){.type = FRAME_POSTED, .group = c->sender.next_posted}, NULL);
+	c->sender.confirmed = c->sender.next_posted;
+}
+
 /* match gives a message the first posted buffer with its tag. */
 static bool match(struct comm *c, struct request *r)
 {
@@ -175,6 +186,8 @@ static void assign(struct comm *c)
 			s->offset = r->assigned;
 			s->length = length;
 			r->assigned += length;
+			if (r->group >= c->sender.confirmed)
+				c->sender.confirmed = r->group + 1;
 			if (r->assigned == r->size) {
 				r->whole = true;
 				c->sender.waiting = r->next;
@@ -229,4 +242,8 @@ void sender_tick(struct comm *c)
 				      : "no lane to the receiver could be opened: is its address reachable from this loopback?");
 	else
 		shares_follow(c);
+	for (int i = 0; i < c->lane_count && sender_owes(c); i++) {
+		if (shares_carries(c->lanes[i]) && !c->lanes[i]->suspect)
+			sender_confirm(c, c->lanes[i]);
+	}
 }
