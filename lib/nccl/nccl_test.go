@@ -37,10 +37,14 @@ type built struct{ folder string }
 func (b built) plugin() string { return filepath.Join(b.folder, "libnccl-net-fared.so") }
 func (b built) check() string  { return filepath.Join(b.folder, "nccl-net-check") }
 
-func compile(t testing.TB, folder, flags string) built {
+func compile(t testing.TB, folder, flags string, programs ...string) built {
 	t.Helper()
 	netnstest.Tools(t, "gcc", "make")
-	if out, err := exec.Command("make", "OUT="+folder, "CFLAGS="+flags, "LDFLAGS="+flags).CombinedOutput(); err != nil {
+	args := []string{"OUT=" + folder, "CFLAGS=" + flags, "LDFLAGS=" + flags, "all"}
+	for _, p := range programs {
+		args = append(args, filepath.Join(folder, p))
+	}
+	if out, err := exec.Command("make", args...).CombinedOutput(); err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}
 	return built{folder}
@@ -251,7 +255,7 @@ func changeWeights(t testing.TB, ranks []*rank, tables []*slotfiletest.Table) {
 func TestSanitizers(t *testing.T) {
 	gate.Slow(t, gate.C, "jobs under two sanitizers")
 	for _, flags := range []string{"-fsanitize=address,undefined -fno-sanitize-recover=all", "-fsanitize=thread"} {
-		b := compile(t, t.TempDir(), "-O1 -g "+flags)
+		b := compile(t, t.TempDir(), "-O1 -g "+flags, "callers")
 		// GCC 12's LeakSanitizer faults in the thread-local variables of a library that the program has opened. The plugin's have no pointers.
 		for _, op := range []string{"allreduce", "alltoall", "grouped"} {
 			var tables []*slotfiletest.Table
@@ -268,6 +272,7 @@ func TestSanitizers(t *testing.T) {
 			stop()
 			finish(t, ranks)
 		}
+		race(t, []string{"setarch", "-R"}, filepath.Join(b.folder, "callers"), b, "ASAN_OPTIONS=detect_leaks=1", "LSAN_OPTIONS=use_tls=0")
 		h := newHost(t, 4)
 		stop, args := until(t, "--op", "alltoall", "--bytes", "2000000", "--verbose")
 		// fared_soft0 stands for hardware and is compiled without sanitizers. A peer's WRITE into a buffer comes after the process has named the buffer to the
@@ -411,7 +416,7 @@ func threads(t testing.TB, pid int) (map[string]waits, error) {
 		if len(call) < 7 || count == nil {
 			return nil, fmt.Errorf("thread %s does not wait: %q", name, call)
 		}
-		all[name] = waits{call[0], call[4], count[1]}
+		all[name] = waits{call[0], call[3], count[1]} // of poll the timeout
 	}
 	return all, nil
 }
@@ -720,6 +725,23 @@ func repeated(ranks []*rank) (bytes []int) {
 		}
 	}
 	return bytes
+}
+
+// TestSmallPlanesFail does with messages of 16 KiB, which the callers carry, what TestPlanesFail does with larger ones,
+// over TCP and verbs.
+func TestSmallPlanesFail(t *testing.T) {
+	gate.Slow(t, gate.C, "small messages after large ones")
+	b := release(t)
+	for name, job := range map[string]func(f *fabric, args ...string) []*rank{
+		"tcp":   func(f *fabric, args ...string) []*rank { return f.run(t, b, nil, args...) },
+		"verbs": func(f *fabric, args ...string) []*rank { return f.verbs(t, b, nil, args...) },
+	} {
+		f := newFabric(t, 0, 0, 0, 0)
+		f.setWeights(t, 1, 1, 1, 1)
+		stop, args := until(t, "--bytes", "4000000", "--slice", "16384", "--verbose")
+		t.Log(name)
+		f.flap(t, job(f, args...), 4, stop)
+	}
 }
 
 // TestAllPlanesFail checks that ranks fail after FARED_NCCL_TIMEOUT when nothing arrives any more, though no connection has ended, also if they only wait for the

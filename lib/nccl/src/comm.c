@@ -160,13 +160,20 @@ static void close_ended(struct comm *c)
 bool comm_run(struct comm *c)
 {
 	take_submissions(c);
+	bool defer = engine.lazy && !c->deferred;
+	c->deferred = false;
 	for (int i = 0; i < c->lane_count; i++) {
 		struct lane *l = c->lanes[i];
 		hello(l);
 		if (l->readable)
 			lane_read(l);
+		c->deferred |= defer && l->ack_count;
+		if (!defer)
+			lane_acknowledge(l);
 	}
-	bool more = c->verbs && qpair_poll(c);
+	bool more = c->deferred;
+	if (c->verbs)
+		more |= qpair_poll(c);
 	qpair_follow(c);
 	if (atomic_load(&c->closing) && !c->closed_at)
 		close_comm(c);

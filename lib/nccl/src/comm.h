@@ -1,5 +1,5 @@
-/* The state of the engine: communicators, their lanes and stripes. Only the engine's thread uses it, except where a member
- * states otherwise.
+/* The state of the engine: communicators, their lanes and stripes. Only a thread that has engine.turn uses it, except where a
+ * member states otherwise.
  *
  * A file calls only those before it in this order, and the later ones by struct lane_owner alone: list, lane, qpair,
  * memory, shares, sender and receiver, comm, frames, engine. */
@@ -28,7 +28,7 @@ struct list {
 enum lane_state { LANE_CONNECTING, LANE_GREETING, LANE_READY };
 
 /* source is the value that epoll returns. */
-enum source_kind { SOURCE_WAKE, SOURCE_LISTENER, SOURCE_LANE, SOURCE_RDMA };
+enum source_kind { SOURCE_LISTENER, SOURCE_LANE, SOURCE_RDMA };
 
 struct lane {
 	enum source_kind kind; /* first: SOURCE_LANE */
@@ -170,6 +170,7 @@ struct comm {
 	struct hello hello;
 
 	uint32_t taken;
+	bool deferred; /* acknowledgements are left to the next turn */
 	bool adopted, in_ready, ready, abandoned, peer_closed, gone;
 	struct comm *next, *next_ready;
 	struct lane *lanes[MAX_LANES];
@@ -206,18 +207,23 @@ struct listener {
 };
 
 struct engine {
+	pthread_mutex_t turn; /* of the thread that makes progress; before lock */
 	pthread_mutex_t lock; /* of what is rare: start, listeners, accepted communicators */
 	bool started, forked, watches_forks;
 	int epoll, wake;
-	_Atomic bool awake;
+	_Atomic bool awake;     /* the engine's thread looks for what is dirty without being woken */
+	_Atomic bool polled;    /* callers make progress; changes under turn */
+	_Atomic uint32_t calls; /* of isend and irecv, and of test for pending requests */
 	_Atomic(struct comm *) dirty;
 	_Atomic bool attention; /* the table has changed, or a listener is closing */
 	_Atomic int closing;    /* closed communicators that are not freed */
 	struct listener *listeners;
-	/* the engine's thread alone */
+	uint64_t polled_until; /* ns; of the engine's thread alone */
+	/* under turn */
+	bool lazy; /* callers make progress: what need not be done at once is left to their next turns */
 	struct fared_table *table;
 	struct comm *comms, *ready;
-	uint64_t now;
+	uint64_t now, large_until; /* ns; large_until: the engine's thread makes progress, because of large messages */
 	char *scrap;
 };
 
@@ -225,6 +231,8 @@ extern struct engine engine;
 
 #define SCRAP_BYTES (256 << 10)
 #define MILLISECOND 1000000ull
+#define LARGE_BYTES (128 << 10)       /* of a message that the engine's thread carries, and not callers */
+#define LARGE_TIME (10 * MILLISECOND) /* that it goes on after such a message */
 
 /* list.c */
 void list_add(struct list *l, struct stripe *s);
@@ -239,6 +247,8 @@ struct lane *lane_accept(struct listener *l, int fd);
 /* Gives a communicator a lane. */
 void lane_join(struct lane *lane, struct comm *c);
 void lane_read(struct lane *lane);
+/* Appends the acknowledgement of what has arrived. */
+void lane_acknowledge(struct lane *lane);
 void lane_write(struct lane *lane);
 void lane_control(struct lane *lane, const struct frame *f, const void *payload);
 /* Frees a lane that has neither stripes nor a queue pair. */

@@ -14,10 +14,13 @@
 #include "verbs.h"
 
 #define TICK_MS 10
-#define WATCH_MS 1000 /* of the thread that waits for changes of the table */
+#define LOOK_MS 1                      /* between looks of the engine's thread at callers that make progress */
+#define CALL_GAP 100000                /* ns: callers make progress while they call more often than this */
+#define POLLED_TIME (10 * MILLISECOND) /* after the last of them: it changes nothing if a caller loses its processor for less */
+#define WATCH_MS 1000                  /* of the thread that waits for changes of the table */
 #define MAX_GREETING 128
 
-struct engine engine = {.lock = PTHREAD_MUTEX_INITIALIZER, .epoll = -1, .wake = -1};
+struct engine engine = {.turn = PTHREAD_MUTEX_INITIALIZER, .lock = PTHREAD_MUTEX_INITIALIZER, .epoll = -1, .wake = -1};
 static pthread_mutex_t starting = PTHREAD_MUTEX_INITIALIZER; /* held in start_threads */
 
 static uint64_t clock_now(void)
@@ -27,13 +30,18 @@ static uint64_t clock_now(void)
 	return (uint64_t)t.tv_sec * 1000000000 + (uint64_t)t.tv_nsec;
 }
 
-static void wake(void)
+/* interrupt ends the thread's wait. */
+static void interrupt(void)
 {
-	if (atomic_exchange(&engine.awake, true))
-		return;
 	uint64_t one = 1;
 	while (write(engine.wake, &one, sizeof one) < 0 && errno == EINTR)
 		;
+}
+
+static void wake(void)
+{
+	if (!atomic_exchange(&engine.awake, true))
+		interrupt();
 }
 
 static void mark(struct comm *c)
@@ -229,45 +237,153 @@ static bool admitted(void)
 	return started;
 }
 
+/* take_events takes what epoll has, without waiting. */
+static void take_events(void)
+{
+	struct epoll_event events[64];
+	int n = epoll_wait(engine.epoll, events, 64, 0);
+	for (int i = 0; i < n; i++) {
+		enum source_kind *kind = events[i].data.ptr;
+		if (*kind == SOURCE_LISTENER)
+			accept_lanes((struct listener *)kind);
+		else if (*kind == SOURCE_RDMA)
+			qpair_event((struct rdma *)kind);
+		else
+			handle_lane((struct lane *)kind, events[i].events);
+	}
+}
+
+/* thread_turn does all there is to do, and returns how long the thread may wait, in ms; -1: without a limit. */
+static int thread_turn(bool all)
+{
+	static uint64_t ticked;
+	take_events();
+	take_dirty();
+	bool changed = atomic_exchange(&engine.attention, false);
+	if (all || changed || engine.now - ticked >= TICK_MS * MILLISECOND) {
+		ticked = engine.now;
+		tick();
+	}
+	run_ready();
+	free_gone();
+	return engine.ready ? 0 : busy() ? TICK_MS : -1;
+}
+
+/* calls_often returns whether callers have called often since the last look. */
+static bool calls_often(void)
+{
+	static uint64_t since;
+	static uint32_t before;
+	uint64_t now = clock_now();
+	uint32_t calls = atomic_load_explicit(&engine.calls, memory_order_relaxed);
+	bool often = calls - before > (now - since) / CALL_GAP;
+	since = now;
+	before = calls;
+	if (often)
+		engine.polled_until = now + POLLED_TIME;
+	return often;
+}
+
+/* rest waits until there is something to do, or while callers make progress for the next look. It returns whether there is. */
+static bool rest(bool polled, int timeout)
+{
+	struct pollfd wait[] = {{.fd = engine.wake, .events = POLLIN}, {.fd = engine.epoll, .events = POLLIN}};
+	uint64_t count;
+	if (!polled)
+		atomic_store(&engine.awake, false);
+	bool found = atomic_load(&engine.dirty) || atomic_load(&engine.attention);
+	if (!found && timeout)
+		found = poll(wait, polled ? 1 : 2, timeout) > 0;
+	atomic_store(&engine.awake, true);
+	while (wait[0].revents && read(engine.wake, &count, sizeof count) < 0 && errno == EINTR)
+		;
+	return found;
+}
+
 static void *run(void *unused)
 {
 	(void)unused;
-	uint64_t ticked = 0;
 	if (!admitted())
 		return NULL;
-	for (;;) {
-		int timeout = engine.ready ? 0 : busy() ? TICK_MS : -1;
-		struct epoll_event events[64];
-		atomic_store(&engine.awake, false);
-		if (atomic_load(&engine.dirty) || atomic_load(&engine.attention))
-			timeout = 0;
-		int n = epoll_wait(engine.epoll, events, 64, timeout);
-		atomic_store(&engine.awake, true);
+	for (bool polled = false;;) {
+		guard_lock(&engine.turn);
 		engine.now = clock_now();
-		for (int i = 0; i < n; i++) {
-			enum source_kind *kind = events[i].data.ptr;
-			if (*kind == SOURCE_WAKE) {
-				uint64_t count;
-				while (read(engine.wake, &count, sizeof count) < 0 && errno == EINTR)
-					;
-			} else if (*kind == SOURCE_LISTENER) {
-				accept_lanes((struct listener *)kind);
-			} else if (*kind == SOURCE_RDMA) {
-				qpair_event((struct rdma *)kind);
-			} else {
-				handle_lane((struct lane *)kind, events[i].events);
-			}
-		}
-		take_dirty();
-		bool changed = atomic_exchange(&engine.attention, false);
-		if (changed || engine.now - ticked >= TICK_MS * MILLISECOND) {
-			ticked = engine.now;
-			tick();
-		}
-		run_ready();
-		free_gone();
+		bool before = polled;
+		polled = engine.now < engine.polled_until && engine.now >= engine.large_until;
+		atomic_store(&engine.polled, polled);
+		engine.lazy = polled;
+		int timeout = thread_turn(before && !polled);
+		engine.lazy = false;
+		guard_unlock(&engine.turn);
+		bool found = rest(polled, polled ? LOOK_MS : timeout);
+		for (int looks = 1; calls_often() && polled && !found && looks < TICK_MS / LOOK_MS; looks++)
+			found = rest(true, LOOK_MS);
 	}
 	return NULL;
+}
+
+/* try_turn begins a turn in a caller's thread, unless another thread has its turn. */
+static bool try_turn(void)
+{
+	if (engine.forked)
+		return false; /* the sockets are the parent's */
+	guard_begin();
+	if (pthread_mutex_trylock(&engine.turn)) {
+		guard_end();
+		return false;
+	}
+	engine.now = clock_now();
+	engine.lazy = atomic_load(&engine.polled);
+	return true;
+}
+
+/* end_turn leaves a large message to the engine's thread. */
+static void end_turn(void)
+{
+	bool large = engine.lazy && engine.large_until > engine.now;
+	if (large)
+		atomic_store(&engine.polled, false);
+	engine.lazy = false;
+	pthread_mutex_unlock(&engine.turn);
+	if (large)
+		interrupt();
+	guard_end();
+}
+
+/* send_now writes a message in the caller's thread. It returns false if another thread has its turn. */
+static bool send_now(struct comm *c)
+{
+	if (!c->adopted || !try_turn())
+		return false;
+	bool lazy = engine.lazy;
+	if (comm_run(c))
+		ready(c);
+	end_turn();
+	return lazy; /* or else the engine's thread does the rest */
+}
+
+/* progress does in a caller's thread what the engine's would do. What other callers have marked meanwhile is not left behind. */
+static void progress(struct comm *c)
+{
+	do {
+		if (!try_turn())
+			return;
+		if (engine.lazy) { /* or else the engine's thread has taken over */
+			take_events();
+			take_dirty();
+			if (c->verbs)
+				ready(c); /* its completions may raise no event */
+			run_ready();
+		}
+		end_turn();
+	} while (atomic_load(&engine.dirty) && atomic_load(&engine.polled));
+}
+
+/* called counts a call; one that is lost does not matter. */
+static void called(void)
+{
+	uint32_t calls = atomic_load_explicit(&engine.calls, memory_order_relaxed);
+	atomic_store_explicit(&engine.calls, calls + 1, memory_order_relaxed);
 }
 
 /* watch wakes the engine after each change of the table, and reports when the table becomes stale, and the end of that. */
@@ -301,7 +417,7 @@ void net_watch_forks(void)
 {
 	if (engine.watches_forks)
 		return;
-	guard_forks((pthread_mutex_t *const[]){&engine.lock}, 1, in_child);
+	guard_forks((pthread_mutex_t *const[]){&engine.turn, &engine.lock}, 2, in_child);
 	engine.watches_forks = true;
 }
 
@@ -319,8 +435,6 @@ static bool watch_ports(void)
 /* open_engine makes the things that the threads use. */
 static bool open_engine(void)
 {
-	static enum source_kind wake_source = SOURCE_WAKE;
-	struct epoll_event e = {.events = EPOLLIN, .data.ptr = &wake_source};
 	engine.now = clock_now();
 	fared_open(&engine.table, NULL);
 	engine.scrap = malloc(SCRAP_BYTES);
@@ -330,7 +444,7 @@ static bool open_engine(void)
 	if (engine.epoll < 0)
 		return false;
 	engine.wake = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-	return engine.wake >= 0 && !epoll_ctl(engine.epoll, EPOLL_CTL_ADD, engine.wake, &e) && watch_ports();
+	return engine.wake >= 0 && watch_ports();
 }
 
 /* close_engine undoes open_engine, wherever that has failed. */
@@ -543,7 +657,9 @@ static void submit(struct comm *c, struct request *r)
 	uint32_t n = atomic_load_explicit(&c->submitted, memory_order_relaxed);
 	c->ring[n % MAX_SENDS] = r;
 	atomic_store_explicit(&c->submitted, n + 1, memory_order_release);
-	mark(c);
+	called();
+	if (!c->sends || !send_now(c))
+		mark(c);
 }
 
 ncclResult_t net_send(struct comm *c, void *data, size_t size, int tag, struct memory *memory, struct request **out)
@@ -605,11 +721,21 @@ ncclResult_t net_receive(struct comm *c, int n, void **data, const size_t *sizes
 	return ncclSuccess;
 }
 
+static bool is_done(const struct request *r)
+{
+	return atomic_load_explicit(&r->state, memory_order_acquire) == REQUEST_DONE;
+}
+
 ncclResult_t net_test(struct request *r, int *done, int *sizes)
 {
 	*done = 0;
-	if (atomic_load_explicit(&r->state, memory_order_acquire) != REQUEST_DONE)
-		return atomic_load(&r->comm->error);
+	if (!is_done(r)) {
+		called();
+		if (atomic_load_explicit(&engine.polled, memory_order_relaxed))
+			progress(r->comm);
+		if (!is_done(r))
+			return atomic_load(&r->comm->error);
+	}
 	*done = 1;
 	if (r->comm->sends)
 		memory_use(r->memory, -1);

@@ -25,6 +25,8 @@ static struct part *wanted(struct comm *c, const struct frame *f)
 /* admit checks a DATA frame, and takes the size of a message from its first one. */
 static bool admit(struct comm *c, const struct frame *f)
 {
+	if (f->total > LARGE_BYTES)
+		engine.large_until = engine.now + LARGE_TIME;
 	if (f->group >= c->receiver.next_group || f->stripe < 1 || f->length > f->stripe || f->offset > f->total || f->length > f->total - f->offset)
 		return false;
 	if (f->offset % f->stripe || (f->length != f->stripe && f->offset + f->length != f->total))

@@ -191,7 +191,7 @@ void lane_control(struct lane *lane, const struct frame *f, const void *payload)
 	lane->out_end += size;
 }
 
-static void flush_acks(struct lane *lane)
+void lane_acknowledge(struct lane *lane)
 {
 	if (!lane->ack_count)
 		return;
@@ -222,7 +222,7 @@ static bool consume(struct lane *lane, size_t n)
 	if (!lane->owner->end(lane))
 		return false;
 	if (lane->ack_count == sizeof lane->acks / sizeof lane->acks[0])
-		flush_acks(lane);
+		lane_acknowledge(lane);
 	return true;
 }
 
@@ -280,7 +280,6 @@ void lane_read(struct lane *lane)
 			lane->ended = true;
 		}
 	}
-	flush_acks(lane);
 }
 
 /* begin takes the next stripe of the queue. */

@@ -1,8 +1,10 @@
 /* The plugin below NCCL's interface: communicators whose messages are striped over lanes. A lane is a TCP connection from the source port of a slot, and over
  * verbs also a queue pair from this port, so the packets of a lane take the slot's plane.
  *
- * One thread of the process, the engine, owns all communicators and sockets. To send, receive and test, the threads of NCCL pass
- * requests to it by a ring of each communicator and read their results from atomic words; they take no lock, and make at most one system call, to wake it.
+ * All communicators and sockets belong to the thread that has engine.turn. To send, receive and test, the threads of NCCL pass requests
+ * by a ring of each communicator and read their results from atomic words. They never wait for the turn, but take it if it is free: isend
+ * writes, and test reads, so a small message does not wait for another thread. The engine's thread does what is left: it has large
+ * messages and time limits, and everything while the threads of NCCL do not call often.
  */
 #ifndef FARED_NCCL_NET_H
 #define FARED_NCCL_NET_H
@@ -71,7 +73,7 @@ struct part {
 
 struct request {
 	struct comm *comm;
-	_Atomic int state; /* enum request_state: the engine owns the request while it is BUSY */
+	_Atomic int state; /* enum request_state: the owner of the turn has the request while it is BUSY */
 	struct request *next;
 	uint64_t group;
 	/* of a send */

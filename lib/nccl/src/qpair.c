@@ -609,8 +609,8 @@ static bool poll(struct qpair *p)
 	for (int turn = 0; turn < TURNS; turn++) {
 		struct ibv_wc wc[BATCH];
 		int n = ibv_poll_cq(p->cq, BATCH, wc);
-		if (n <= 0 && p->armed) {
-			p->unpolled = false;
+		if (n <= 0 && (p->armed || engine.lazy)) {
+			p->unpolled = !p->armed; /* or else the next turn polls again */
 			return false;
 		}
 		if (n <= 0) {
@@ -634,7 +634,8 @@ bool qpair_poll(struct comm *c)
 	bool more = false;
 	for (struct qpair *p = c->pairs.all, *next; p; p = next) {
 		next = p->next;
-		if (p->unpolled)
+		bool idle = c->sends && p->state == QPAIR_UP && p->posted == p->completed;
+		if (p->unpolled && !(engine.lazy && idle))
 			more |= poll(p);
 		if (!c->sends && p->state == QPAIR_FENCING)
 			finish(p);

@@ -186,6 +186,8 @@ static void assign(struct comm *c)
 			s->offset = r->assigned;
 			s->length = length;
 			r->assigned += length;
+			if (r->size > LARGE_BYTES)
+				engine.large_until = engine.now + LARGE_TIME;
 			if (r->group >= c->sender.confirmed)
 				c->sender.confirmed = r->group + 1;
 			if (r->assigned == r->size) {

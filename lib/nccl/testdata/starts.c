@@ -20,7 +20,7 @@
 static const struct step {
 	const char *call;
 	int before; /* calls that succeed */
-} steps[] = {{"malloc", 0}, {"epoll_create1", 0}, {"eventfd", 0}, {"epoll_ctl", 0}, {"pthread_create", 0}, {"pthread_create", 1}};
+} steps[] = {{"malloc", 0}, {"epoll_create1", 0}, {"eventfd", 0}, {"pthread_create", 0}, {"pthread_create", 1}};
 
 static struct step now;
 
@@ -48,11 +48,6 @@ int epoll_create1(int flags)
 int eventfd(unsigned count, int flags)
 {
 	return fails("eventfd", EMFILE) ? -1 : (int)syscall(SYS_eventfd2, count, flags);
-}
-
-int epoll_ctl(int epoll, int operation, int fd, struct epoll_event *event)
-{
-	return fails("epoll_ctl", ENOSPC) ? -1 : (int)syscall(SYS_epoll_ctl, epoll, operation, fd, event);
 }
 
 int pthread_create(pthread_t *thread, const pthread_attr_t *attr, void *(*function)(void *), void *argument)
