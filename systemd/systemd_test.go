@@ -418,7 +418,7 @@ func TestInside(t *testing.T) {
 		t.Errorf("fared status does not show where the data plane runs:\n%s", out)
 	}
 	pid := m.show("fared", "MainPID")
-	if got, want := m.show("fared", "CapabilityBoundingSet"), "cap_net_admin cap_net_raw cap_perfmon cap_bpf"; got != want {
+	if got, want := m.show("fared", "CapabilityBoundingSet"), "cap_net_broadcast cap_net_admin cap_net_raw cap_perfmon cap_bpf"; got != want {
 		t.Errorf("capabilities %s, want %s", got, want)
 	}
 	if out := m.run("fared dataplane show"); !strings.Contains(out, "linux") {

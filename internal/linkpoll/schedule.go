@@ -16,7 +16,7 @@ const (
 	// Period is the shortest interval of polls within Window.
 	Period = 5 * time.Millisecond
 	// Idle is the shortest interval at other times. Idle polls are necessary because the event that delays all others may belong to another device
-	// in another network namespace, so that this process is not notified.
+	// in another network namespace, so that this process is not notified, unless it receives those events too (Listen).
 	Idle = 20 * time.Millisecond
 	// A poll begins this many times the previous one's duration after its end, if that is longer: polls take at most a fifth of one
 	// processor within Window, and at most a hundredth at other times.
@@ -25,8 +25,8 @@ const (
 	MostPeriod = 20 * time.Millisecond
 	// MostIdle bounds that at other times.
 	MostIdle = 60 * time.Millisecond
-	// Covered is the interval of polls while another mechanism reports carriers (Cover). It bounds the delay should that mechanism fail without
-	// notice; the kernel's own bound is a second.
+	// Covered is the interval of polls while another mechanism reports carriers (Cover), and outside Window while no event is missed (Listen). It
+	// bounds the delay should the mechanism fail without notice, or an event be missed; the kernel's own bound is a second.
 	Covered = 250 * time.Millisecond
 
 	// Links that fail again and again start one window after another. So quick polls last at most for burst, and for one part in refill of the
@@ -40,7 +40,14 @@ type Schedule struct {
 	// rested is when quick polls may last for burst again.
 	rested  time.Time
 	covered bool
+	// alert is when the kernel delays no event any more because of the last Start; listens is set by Listen.
+	alert   time.Time
+	listens bool
 }
+
+// Listen makes polls rare at other times than the Window after each Start: the caller calls Event for the link events of all network namespaces, so
+// that the kernel delays no event at other times.
+func (s *Schedule) Listen() { s.listens = true }
 
 // Cover sets whether another mechanism reports each change of a carrier without the kernel's delay: a program in the kernel, or the polls of
 // another program, which since Linux 6.8 make the kernel announce what they find to every listener. Polls are then rare. Changes before Cover are
@@ -63,7 +70,7 @@ func (s *Schedule) Event(now time.Time) (due bool) {
 	return s.Due(now)
 }
 
-// Start makes a poll due now, further polls every Period until Window has passed, then every Idle. While the carriers are covered, further polls
+// Start makes a poll due now, further polls every Period until Window has passed, then every Idle, or every Covered after Listen. While the carriers are covered, further polls
 // are due every Covered. Call it when a carrier may have changed: after a closed BGP session, a failed BFD session, or a report by the mechanism of
 // Cover.
 func (s *Schedule) Start(now time.Time) { s.StartLater(now, 0) }
@@ -76,6 +83,7 @@ func (s *Schedule) StartLater(now time.Time, delay time.Duration) {
 	if s.covered {
 		return
 	}
+	s.alert = later(s.alert, now.Add(Window))
 	from, rested := later(s.until, now), later(s.rested, now)
 	// An extension by d delays rested by refill times d, and rested is at most refill times burst ahead.
 	more := min(now.Add(Window).Sub(from), burst-rested.Sub(now)/refill)
@@ -99,7 +107,7 @@ func (s *Schedule) Due(now time.Time) bool { return !s.next.IsZero() && !now.Bef
 
 // Done schedules the next poll after one that lasted from start to now.
 func (s *Schedule) Done(start, now time.Time) {
-	if s.covered {
+	if s.covered || s.listens && !now.Before(s.alert) {
 		s.next = now.Add(Covered)
 	} else if now.Before(s.until) {
 		s.next = now.Add(min(MostPeriod, max(Period, share*now.Sub(start))))

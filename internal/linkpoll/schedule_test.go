@@ -145,3 +145,51 @@ func TestCover(t *testing.T) {
 		t.Error("not due after a link event")
 	}
 }
+
+// TestListen checks that polls are rare outside the window of an event if the events of all namespaces are received, and that links which fail so often
+// that quick polls end are still polled every Idle within the window: the kernel may delay an event then.
+func TestListen(t *testing.T) {
+	var s Schedule
+	s.Listen()
+	now := time.Unix(1000, 0)
+	s.Start(now)
+	polls := 0
+	for end := now.Add(Window); now.Before(end); now = s.Next() {
+		s.Done(now, now)
+		polls++
+		if wait := s.Next().Sub(now); now.Before(end) && wait != Period {
+			t.Fatalf("%v after a poll in the window, want %v", wait, Period)
+		}
+	}
+	if polls != int(Window/Period) {
+		t.Errorf("%d polls in the window", polls)
+	}
+	for range 5 {
+		s.Done(now, now)
+		if wait := s.Next().Sub(now); wait != Covered {
+			t.Fatalf("%v to the next poll after the window, want %v", wait, Covered)
+		}
+		now = s.Next()
+	}
+	if !s.Event(now.Add(-Covered / 2)) {
+		t.Error("an event between rare polls is not polled at once")
+	}
+	slow := 0
+	for event, end := now, now.Add(20*time.Second); now.Before(end); now = s.Next() {
+		if !now.Before(event) {
+			s.Event(now)
+			event = now.Add(100 * time.Millisecond)
+		}
+		s.Done(now, now)
+		switch wait := s.Next().Sub(now); wait {
+		case Period:
+		case Idle:
+			slow++
+		default:
+			t.Fatalf("%v between polls while links fail", wait)
+		}
+	}
+	if slow == 0 {
+		t.Error("polls are quick all the time: this test has lost its subject")
+	}
+}

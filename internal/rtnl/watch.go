@@ -92,7 +92,8 @@ func (l *listener) Close() error { return l.file.Close() }
 // time, as would its system calls (raw.go).
 type Watch struct {
 	*listener
-	both    *os.File // epoll, of the socket and the timer
+	signs   *listener // receives the link events of all namespaces; nil if that is not permitted
+	both    *os.File  // epoll, of the sockets and the timer
 	rawBoth syscall.RawConn
 
 	mu    sync.Mutex // guards timer
@@ -107,14 +108,46 @@ func WatchLinks(buffer int) (*Watch, error) {
 	if err != nil {
 		return nil, err
 	}
-	w := &Watch{listener: l, timer: -1}
+	w := &Watch{listener: l, timer: -1, signs: listenEverywhere()}
 	if err := w.open(); err != nil {
 		return nil, errors.Join(fmt.Errorf("netlink: watch: %w", err), w.Close())
 	}
 	return w, nil
 }
 
-// open opens the timer, and epoll of the socket and the timer.
+// listenEverywhere opens a socket that receives the link events of all network namespaces that have an id in this one, as those at the other end of a
+// veth pair have. It returns nil if the kernel refuses that, for example without CAP_NET_BROADCAST.
+func listenEverywhere() *listener {
+	const buffer = 64 << 10 // an overrun is a sign too
+	l, err := listen(false, buffer, unix.RTNLGRP_LINK)
+	if err != nil {
+		return nil
+	}
+	var refused error
+	err = l.raw.Control(func(fd uintptr) {
+		refused = unix.SetsockoptInt(int(fd), unix.SOL_NETLINK, unix.NETLINK_LISTEN_ALL_NSID, 1)
+	})
+	if err != nil || refused != nil {
+		_ = l.Close()
+		return nil
+	}
+	return l
+}
+
+// Everywhere reports whether Wait also returns after link events of other network namespaces, for Signs.
+func (w *Watch) Everywhere() bool { return w.signs != nil }
+
+// Signs discards the pending link events of all namespaces, and reports whether there were any. It must be called by one goroutine at a time, after
+// each Wait if Everywhere is true.
+func (w *Watch) Signs() (any bool) {
+	if w.signs == nil {
+		return false
+	}
+	err := w.signs.poll(func(Message) { any = true })
+	return any || errors.Is(err, ErrOverrun)
+}
+
+// open opens the timer, and epoll of the sockets and the timer.
 func (w *Watch) open() (err error) {
 	if w.timer, err = unix.TimerfdCreate(unix.CLOCK_MONOTONIC, unix.TFD_NONBLOCK|unix.TFD_CLOEXEC); err != nil {
 		return os.NewSyscallError("timerfd_create", err)
@@ -135,7 +168,11 @@ func (w *Watch) open() (err error) {
 		return os.NewSyscallError("epoll_ctl", unix.EpollCtl(both, unix.EPOLL_CTL_ADD, fd, &unix.EpollEvent{Events: unix.EPOLLIN, Fd: int32(fd)}))
 	}
 	var added error
-	err = w.raw.Control(func(socket uintptr) { added = add(int(socket)) })
+	for _, l := range []*listener{w.listener, w.signs} {
+		if l != nil {
+			err = errors.Join(err, l.raw.Control(func(socket uintptr) { added = errors.Join(added, add(int(socket))) }))
+		}
+	}
 	return errors.Join(err, added, add(w.timer))
 }
 
@@ -173,6 +210,9 @@ func (w *Watch) Close() error {
 		errs = append(errs, w.both.Close())
 	}
 	errs = append(errs, w.listener.Close())
+	if w.signs != nil {
+		errs = append(errs, w.signs.Close())
+	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.timer >= 0 {

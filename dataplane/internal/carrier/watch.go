@@ -1,5 +1,6 @@
 // Package carrier watches the links of a data plane's sub-ports. It uses the kernel's link events and, because the kernel
-// may delay events, also requests the carrier of every sub-port (internal/linkpoll).
+// may delay events, also requests the carrier of every sub-port (internal/linkpoll): often after a link event of any
+// network namespace, rarely otherwise.
 package carrier
 
 import (
@@ -38,6 +39,9 @@ func Open(buffer int) (*Watch, error) {
 		return nil, errors.Join(err, events.Close())
 	}
 	w := &Watch{events: events, asks: asks, announced: announced(), counters: newCounters("/sys/class/net")}
+	if events.Everywhere() {
+		w.schedule.Listen()
+	}
 	w.Start()
 	return w, nil
 }
@@ -115,12 +119,13 @@ func (w *Watch) Wait() error {
 	return w.events.Wait()
 }
 
-// Poll returns the pending events like rtnl.Watch.Poll. Each event makes Ask due unless the carriers are covered.
+// Poll returns the pending events like rtnl.Watch.Poll. Each event, also in another network namespace, makes Ask due unless the carriers are covered.
 func (w *Watch) Poll() ([]rtnl.LinkEvent, error) {
+	signs := w.events.Signs()
 	events, err := w.events.Poll()
 	if err != nil {
 		w.Start()
-	} else if len(events) > 0 {
+	} else if len(events) > 0 || signs {
 		w.mu.Lock()
 		w.schedule.Event(time.Now()) // Wait sets the deadline
 		w.mu.Unlock()

@@ -76,6 +76,53 @@ func TestCovered(t *testing.T) {
 	}
 }
 
+// TestElsewhere checks that a link event in another network namespace, which may delay those of this one, makes Ask due, and that requests are rare
+// without events.
+func TestElsewhere(t *testing.T) {
+	netnstest.Require(t)
+	server, leaf, _ := cables(t, 1)
+	w := open(t, server)
+	if !w.events.Everywhere() {
+		netnstest.Lacks(t, "the kernel does not report link events of other network namespaces")
+	}
+	schedule := func(f func(s *linkpoll.Schedule, now time.Time)) {
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		f(&w.schedule, time.Now())
+	}
+	poll := func() {
+		t.Helper()
+		if _, err := w.Poll(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	rare := func() error {
+		poll()
+		var wait time.Duration
+		schedule(func(s *linkpoll.Schedule, now time.Time) {
+			s.Done(now, now)
+			wait = s.Next().Sub(now)
+		})
+		if wait != linkpoll.Covered {
+			return fmt.Errorf("the next request is due after %v", wait)
+		}
+		return nil
+	}
+	netnstest.Eventually(t, time.Minute, rare) // a window after the events of the cable
+	schedule(func(s *linkpoll.Schedule, now time.Time) { s.Done(now, now.Add(time.Hour)) })
+	leaf.IP("link", "add", "one", "type", "veth", "peer", "name", "other") // no event in the namespace of the Watch
+	netnstest.Eventually(t, time.Minute, func() (err error) {
+		poll()
+		schedule(func(s *linkpoll.Schedule, now time.Time) {
+			if !s.Due(now) {
+				err = errors.New("not due")
+			}
+		})
+		return err
+	})
+	netnstest.Eventually(t, time.Minute, rare)
+}
+
 // open opens a Watch in a namespace for the duration of the test.
 func open(t testing.TB, space *netnstest.Namespace) *Watch {
 	t.Helper()
