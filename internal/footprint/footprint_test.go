@@ -176,4 +176,22 @@ func TestPace(t *testing.T) {
 		read(true, period, false)
 	}
 	read(true, resting, true)
+	// A release that must wait for the previous one's cost needs no frequent readings.
+	begin := time.Now()
+	k = keeper{startUp: true}
+	k.released(heap{allocated: 1}, begin.Add(-time.Hour), begin)
+	garbage := heap{allocated: 1, free: 2 * least}
+	for i := range calm {
+		if k.idle(garbage, begin) {
+			t.Fatal("idle before the earliest next release")
+		}
+		if i < calm-1 {
+			read(false, period, false)
+		}
+	}
+	read(false, resting, true)
+	if !k.idle(garbage, begin.Add(2*share*time.Hour)) {
+		t.Error("not idle at the time of the next release")
+	}
+	read(true, period, true)
 }

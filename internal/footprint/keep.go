@@ -15,8 +15,8 @@ import (
 const (
 	// period is the interval between two readings of the runtime's metrics, which take microseconds.
 	period = 100 * time.Millisecond
-	// resting is the interval after calm readings without a release, because each wakes threads of the process.
-	resting, calm = 500 * time.Millisecond, 10
+	// resting is the interval after calm readings without a release, or while the next one must wait, because each wakes threads of the process.
+	resting, calm = time.Second, 10
 	// busy is the allocation in a period, in bytes, from which on the process is not idle. A collection would compete with the burst.
 	busy = 1 << 20
 	// worth is the fraction of the heap in use, and least the number of bytes, that a release must promise to return.
@@ -77,13 +77,14 @@ type keeper struct {
 	burst bool      // the process was busy after start-up
 	// Start-up, and the first burst, is over: its pages were unmapped.
 	startUp, first bool
-	quiet          int // number of consecutive readings without a burst or a release
+	quiet          int  // number of consecutive readings without a burst or a release
+	waits          bool // no burst, but the earliest next release is later
 }
 
 // pace returns the interval to the next reading, and whether it has changed.
 func (k *keeper) pace(idle bool) (next time.Duration, changed bool) {
 	before := k.quiet
-	if k.quiet++; !idle || k.worthwhile() {
+	if k.quiet++; !k.waits && (!idle || k.worthwhile()) {
 		k.quiet = 0
 	}
 	if k.quiet < calm {
@@ -97,7 +98,8 @@ func (k *keeper) idle(h heap, now time.Time) bool {
 	quiet := k.last.allocated != 0 && h.allocated-k.last.allocated < busy
 	k.burst = k.burst || k.startUp && !quiet
 	k.last = h
-	return quiet && now.After(k.after)
+	k.waits = quiet && !now.After(k.after)
+	return quiet && !k.waits
 }
 
 // unmaps reports, while the process is idle, whether the pages of the binary should be unmapped now.
