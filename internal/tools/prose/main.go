@@ -4,7 +4,7 @@
 //
 // It reads the comments of Go, C and protobuf files, of shell scripts and of Python with its docstrings, and Markdown without code, of the files that
 // git knows under the paths. Generated files, test data and tests in Go are left out (default: the whole repository). Limits are occurrences per 1,000 words of the whole; with paths the table is shown without
-// judgment. -list prints each place of a habit.
+// judgment. -list prints each place of a habit. Lines of comments of more than 120 columns fail, too, those of tests in Go included.
 package main
 
 import (
@@ -12,6 +12,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"path"
 	"strings"
 )
 
@@ -26,7 +27,7 @@ func main() {
 		fmt.Fprintf(os.Stderr, "prose: no habit %q: %s\n", *list, names())
 		os.Exit(2)
 	}
-	texts, err := read(flag.Args())
+	texts, tooWide, err := read(flag.Args())
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "prose:", err)
 		os.Exit(2)
@@ -39,21 +40,24 @@ func main() {
 		}
 		return
 	}
-	if !report(os.Stdout, texts, flag.NArg() == 0) {
+	good := report(os.Stdout, texts, flag.NArg() == 0)
+	for _, place := range tooWide {
+		fmt.Printf("%s: a comment of more than %d columns\n", place, widest)
+	}
+	if !good || len(tooWide) > 0 {
 		os.Exit(1)
 	}
 }
 
-// read returns the prose of the files that git knows under paths.
-func read(paths []string) ([]text, error) {
+// read returns the prose of the files that git knows under paths, and the lines of comments that are too wide.
+func read(paths []string) (texts []text, tooWide []string, err error) {
 	out, err := exec.Command("git", append([]string{"ls-files", "-co", "--exclude-standard", "--"}, paths...)...).Output()
 	if err != nil {
-		return nil, fmt.Errorf("git ls-files: %w", err)
+		return nil, nil, fmt.Errorf("git ls-files: %w", err)
 	}
-	var texts []text
 	for _, file := range strings.Split(strings.TrimSpace(string(out)), "\n") {
-		extract := extractorOf(file)
-		if extract == nil {
+		extract, ext := extractorOf(file), path.Ext(file)
+		if extract == nil && ext != ".go" {
 			continue
 		}
 		content, err := os.ReadFile(file)
@@ -61,16 +65,19 @@ func read(paths []string) ([]text, error) {
 			continue // removed, and not committed yet
 		}
 		if err != nil {
-			return nil, err
+			return nil, nil, err
+		}
+		if tooWide = append(tooWide, wide(file, content)...); extract == nil {
+			continue
 		}
 		lines, err := extract(content)
 		if err != nil {
-			return nil, fmt.Errorf("%s: %w", file, err)
+			return nil, nil, fmt.Errorf("%s: %w", file, err)
 		}
 		texts = append(texts, text{file, lines})
 	}
 	if len(texts) == 0 {
-		return nil, fmt.Errorf("no prose in %s", strings.Join(paths, " "))
+		return nil, nil, fmt.Errorf("no prose in %s", strings.Join(paths, " "))
 	}
-	return texts, nil
+	return texts, tooWide, nil
 }

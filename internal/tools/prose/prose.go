@@ -11,6 +11,7 @@ import (
 	"path"
 	"regexp"
 	"strings"
+	"unicode/utf8"
 )
 
 // text is the prose of a file.
@@ -257,4 +258,26 @@ func markdown(content []byte) ([]line, error) {
 		}
 	}
 	return out, nil
+}
+
+// widest is the number of columns of a line of comments, a tab counted as four: more are hard to read side by side.
+const widest = 120
+
+// commentLine matches the prose of a comment in a line of its own: no directive, and no table, whose text is indented.
+var commentLine = regexp.MustCompile(`^\s*(?:// ?[^\s:]|/?\* \S)`)
+
+var directive = regexp.MustCompile(`^\s*//(?:go|lint):`)
+
+// wide returns the lines of comments of a Go or C file with more than widest columns, as "file:line".
+func wide(file string, content []byte) (out []string) {
+	if ext := path.Ext(file); ext != ".go" && ext != ".c" && ext != ".h" || generated.Match(content) {
+		return nil
+	}
+	for i, s := range strings.Split(string(content), "\n") {
+		columns := utf8.RuneCountInString(s) + 3*strings.Count(s, "\t")
+		if columns > widest && commentLine.MatchString(s) && !directive.MatchString(s) {
+			out = append(out, fmt.Sprintf("%s:%d", file, i+1))
+		}
+	}
+	return out
 }
