@@ -145,7 +145,7 @@ static bool sim_step(void)
 		struct flying f = land();
 		sim.now = f.at > sim.now ? f.at : sim.now;
 		sd_enter(&sim.dev[f.to]);
-		sd_input(&sim.dev[f.to], &f.flow, f.tos, f.data, f.n);
+		sd_input(&sim.dev[f.to], &f.flow, f.tos, (uint16_t)f.number, f.data, f.n);
 		sd_leave(&sim.dev[f.to]);
 		free(f.data);
 		return true;

@@ -255,8 +255,8 @@ void sd_datagram_run(struct sd_qp *qp);
 void sd_datagram_receive(struct sd_qp *qp, const struct sd_flow *flow, uint8_t tos, const struct sd_header *h, const uint8_t *payload, uint32_t length);
 
 /* engine.c */
-/* Handles a received UDP payload. */
-void sd_input(struct sd_dev *dev, const struct sd_flow *flow, uint8_t tos, const uint8_t *p, size_t n);
+/* Handles a received UDP payload. id is a guess of its IPv4 identification. */
+void sd_input(struct sd_dev *dev, const struct sd_flow *flow, uint8_t tos, uint16_t id, const uint8_t *p, size_t n);
 /* Sends what is due, up to a budget; returns true if more remains. */
 bool sd_run(struct sd_dev *dev);
 /* Runs the timers that are due, and sets next_timer. */

@@ -72,23 +72,40 @@ static uint64_t power(unsigned n)
 	return (uint64_t)r << 1;
 }
 
-static uint64_t by64[2], by16[2];
+static uint64_t by256[2], by64[2], by16[2];
+
+static void make_power(uint64_t k[2], unsigned bytes)
+{
+	k[0] = power(8 * bytes + 32);
+	k[1] = power(8 * bytes - 32);
+}
 
 __attribute__((constructor)) static void make_powers(void)
 {
-	by64[0] = power(512 + 32);
-	by64[1] = power(512 - 32);
-	by16[0] = power(128 + 32);
-	by16[1] = power(128 - 32);
+	make_power(by256, 256);
+	make_power(by64, 64);
+	make_power(by16, 16);
 }
 
-/* crc_folded folds 64 bytes at a time by carry-less multiplication (Gopal et al., Fast CRC Computation Using PCLMULQDQ, 2009). The last 16 bytes go
- * through the tables, which takes the place of a reduction. n is at least 64. */
+/* end_folds folds the rest of the data, less than 64 bytes, into a. The last 16 bytes go through the tables, which takes the place of a reduction. */
+__attribute__((target("pclmul,sse4.1"))) static inline uint32_t end_folds(__m128i a, const uint8_t *p, size_t n)
+{
+	__m128i k = _mm_loadu_si128((const __m128i *)by16);
+	uint8_t last[16];
+	for (; n >= 16; p += 16, n -= 16)
+		a = fold(a, k, _mm_loadu_si128((const __m128i *)p));
+	_mm_storeu_si128((__m128i *)last, a);
+	return crc_words(crc_words(0, last, 16), p, n);
+}
+
+/* crc_folded folds 64 bytes at a time by carry-less multiplication (Gopal et al., Fast CRC Computation Using PCLMULQDQ, 2009). n is at least 16. */
 __attribute__((target("pclmul,sse4.1"))) static uint32_t crc_folded(uint32_t state, const uint8_t *p, size_t n)
 {
 	const __m128i *q = (const __m128i *)p;
-	__m128i k = _mm_loadu_si128((const __m128i *)by64);
 	__m128i a = _mm_xor_si128(_mm_loadu_si128(q), _mm_cvtsi32_si128((int)state));
+	if (n < 64)
+		return end_folds(a, p + 16, n - 16);
+	__m128i k = _mm_loadu_si128((const __m128i *)by64);
 	__m128i b = _mm_loadu_si128(q + 1), c = _mm_loadu_si128(q + 2), d = _mm_loadu_si128(q + 3);
 	for (q += 4, n -= 64; n >= 64; q += 4, n -= 64) {
 		a = fold(a, k, _mm_loadu_si128(q));
@@ -97,21 +114,46 @@ __attribute__((target("pclmul,sse4.1"))) static uint32_t crc_folded(uint32_t sta
 		d = fold(d, k, _mm_loadu_si128(q + 3));
 	}
 	k = _mm_loadu_si128((const __m128i *)by16);
-	a = fold(a, k, b);
-	a = fold(a, k, c);
-	a = fold(a, k, d);
-	for (; n >= 16; q++, n -= 16)
-		a = fold(a, k, _mm_loadu_si128(q));
-	uint8_t rest[16];
-	_mm_storeu_si128((__m128i *)rest, a);
-	return crc_words(crc_words(0, rest, 16), (const uint8_t *)q, n);
+	a = fold(fold(fold(a, k, b), k, c), k, d);
+	return end_folds(a, (const uint8_t *)q, n);
+}
+
+/* fold4 is fold for each of four elements. */
+__attribute__((target("vpclmulqdq,avx512f"))) static inline __m512i fold4(__m512i a, __m512i k, __m512i b)
+{
+	return _mm512_ternarylogic_epi64(_mm512_clmulepi64_epi128(a, k, 0x00), _mm512_clmulepi64_epi128(a, k, 0x11), b, 0x96);
+}
+
+/* crc_folded_wide folds 256 bytes at a time. n is at least 256. */
+__attribute__((target("vpclmulqdq,avx512f,pclmul,sse4.1"))) static uint32_t crc_folded_wide(uint32_t state, const uint8_t *p, size_t n)
+{
+	__m512i k = _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)by256));
+	__m512i a = _mm512_xor_si512(_mm512_loadu_si512(p), _mm512_zextsi128_si512(_mm_cvtsi32_si128((int)state)));
+	__m512i b = _mm512_loadu_si512(p + 64), c = _mm512_loadu_si512(p + 128), d = _mm512_loadu_si512(p + 192);
+	for (p += 256, n -= 256; n >= 256; p += 256, n -= 256) {
+		a = fold4(a, k, _mm512_loadu_si512(p));
+		b = fold4(b, k, _mm512_loadu_si512(p + 64));
+		c = fold4(c, k, _mm512_loadu_si512(p + 128));
+		d = fold4(d, k, _mm512_loadu_si512(p + 192));
+	}
+	k = _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)by64));
+	a = fold4(fold4(fold4(a, k, b), k, c), k, d);
+	for (; n >= 64; p += 64, n -= 64)
+		a = fold4(a, k, _mm512_loadu_si512(p));
+	__m128i k16 = _mm_loadu_si128((const __m128i *)by16), x = _mm512_extracti32x4_epi32(a, 0);
+	x = fold(x, k16, _mm512_extracti32x4_epi32(a, 1));
+	x = fold(x, k16, _mm512_extracti32x4_epi32(a, 2));
+	x = fold(x, k16, _mm512_extracti32x4_epi32(a, 3));
+	return end_folds(x, p, n);
 }
 #endif
 
 uint32_t sd_crc(uint32_t state, const void *data, size_t n)
 {
 #if defined(__x86_64__)
-	if (n >= 64 && __builtin_cpu_supports("pclmul") && __builtin_cpu_supports("sse4.1"))
+	if (n >= 256 && __builtin_cpu_supports("vpclmulqdq") && __builtin_cpu_supports("avx512f"))
+		return crc_folded_wide(state, data, n);
+	if (n >= 16 && __builtin_cpu_supports("pclmul") && __builtin_cpu_supports("sse4.1"))
 		return crc_folded(state, data, n);
 #endif
 	return crc_words(state, data, n);
@@ -173,11 +215,11 @@ bool sd_icrc_check(const struct sd_flow *flow, const uint8_t *p, size_t n, uint1
 	/* Bytes that follow the identification: flags to destination address, UDP header. */
 	enum { AFTER_ID = 14 + 8 };
 	static _Thread_local uint32_t inverses[SD_MAX_DATAGRAM / 4 + 1];
-	size_t covered = n - SD_ICRC_SIZE, head = covered < SD_MAX_HEADER ? covered : SD_MAX_HEADER;
-	uint32_t want, state = sd_crc(sd_icrc_begin(flow, n, 0, p, head), p + head, covered - head);
+	size_t covered = n - SD_ICRC_SIZE;
+	uint16_t guess = sd_is_ipv4(&flow->source) ? *id : 0;
+	uint32_t want, state = sd_crc(sd_icrc_begin(flow, n, guess, p, SD_MIN_HEADER), p + SD_MIN_HEADER, covered - SD_MIN_HEADER);
 	memcpy(&want, p + covered, 4);
 	uint32_t difference = ~state ^ want;
-	*id = 0;
 	if (difference == 0)
 		return true;
 	if (!sd_is_ipv4(&flow->source))
@@ -185,8 +227,8 @@ bool sd_icrc_check(const struct sd_flow *flow, const uint8_t *p, size_t n, uint1
 	uint32_t *inverse = &inverses[n / 4];
 	if (*inverse == 0)
 		*inverse = inverse_power(2 + AFTER_ID + covered);
-	/* The difference, moved back to before the identification, is the identification itself if it is no longer than 16 bits. */
+	/* The difference, moved back to before the identification, is that of the identification and the guess if it is no longer than 16 bits. */
 	uint32_t at = multiply(difference, *inverse);
-	*id = (uint16_t)((at & 0xff) << 8 | at >> 8);
+	*id = (uint16_t)(((at & 0xff) << 8 | at >> 8) ^ guess);
 	return at >> 16 == 0;
 }

@@ -11,7 +11,8 @@
 #define SD_UDP_PORT 4791
 /* Flow labels have 20 bits. A value above is no label: UCX means by 0xffffffff that none is chosen. */
 #define SD_LABEL_MAX 0xfffff
-/* Bytes of the longest headers (BTH and AtomicETH), and of the ICRC. */
+/* Bytes of the shortest header (BTH), of the longest ones (BTH and AtomicETH), and of the ICRC. */
+#define SD_MIN_HEADER 12
 #define SD_MAX_HEADER 40
 #define SD_ICRC_SIZE 4
 /* Greatest payload of a packet. */
@@ -107,7 +108,8 @@ uint32_t sd_crc(uint32_t state, const void *data, size_t n);
  * payload's length; id is the IPv4 identification, 0 for IPv6. DF is set and IPv4 options are absent, as in packets of UDP sockets and NICs. */
 uint32_t sd_icrc_begin(const struct sd_flow *flow, size_t n, uint16_t id, const uint8_t *headers, size_t header_size);
 /* Reports whether the ICRC at the end of a UDP payload is right. Sockets do not report the IPv4 identification that the ICRC covers, so the check solves for it:
- * since a CRC is linear and detects each burst of 32 bits, at most one identification explains a difference. *id receives it. */
+ * since a CRC is linear and detects each burst of 32 bits, at most one identification explains a difference. *id is a
+ * guess, which saves that when it is right, and receives the identification. */
 bool sd_icrc_check(const struct sd_flow *flow, const uint8_t *p, size_t n, uint16_t *id);
 
 static inline bool sd_is_ipv4(const struct in6_addr *a)

@@ -406,8 +406,9 @@ static void deliver(struct sd_dev *dev, const struct in6_addr *address, struct m
 			tos = *CMSG_DATA(c);
 		}
 	}
+	uint16_t id = 0; /* Linux counts up from 0 when it segments a batch */
 	for (size_t at = 0; at < n; at += size)
-		sd_input(dev, &flow, tos, data + at, n - at < size ? n - at : size);
+		sd_input(dev, &flow, tos, id++, data + at, n - at < size ? n - at : size);
 }
 
 static int receive(struct sd_port *p, struct receiver *r, struct sd_dev *dev)
