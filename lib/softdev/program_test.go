@@ -135,3 +135,8 @@ func TestConnectionManagerIsRefused(t *testing.T) {
 func TestReceiverNotReady(t *testing.T) {
 	run(t, compile(t, "rnr", "memory"))
 }
+
+// TestTimeouts counts the retransmissions to a peer that is late, and repairs losses of all packets in flight and of the reports about them.
+func TestTimeouts(t *testing.T) {
+	run(t, compile(t, "timeout", "memory"))
+}

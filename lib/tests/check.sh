@@ -62,6 +62,7 @@ both() { # pass
   elif build "engine ($pass)" softdev OUT="$out" "$to/engine"; then
     for loss in 0 20 100; do run "engine, loss $loss of 10,000 ($pass)" "$to/engine" "$SEED" 20000 $loss; done
     build "rnr ($pass)" softdev OUT="$out" "$to/rnr" && run "rnr ($pass)" "$to/rnr"
+    build "timeout ($pass)" softdev OUT="$out" "$to/timeout" && run "timeout ($pass)" "$to/timeout"
     build "slots ($pass)" softdev OUT="$out" "$to/slots" && run "slots ($pass)" "$to/slots" $tables/v2.slots
   fi
   case $pass in plain) flags=-O2 ;; *) flags="-O1 -g $(flags "$pass")" ;; esac

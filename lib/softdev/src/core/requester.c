@@ -447,39 +447,6 @@ void sd_requester_congested(struct sd_qp *qp)
 	shrink(r, r->window - r->window * r->alpha / (2 * ALPHA_ONE));
 }
 
-void sd_requester_timer(struct sd_qp *qp)
-{
-	struct sd_requester *r = &qp->rq_out;
-	struct sd_dev *dev = qp->dev;
-	if (r->rnr_until) {
-		if (dev->now < r->rnr_until) {
-			wake_at(dev, r->rnr_until);
-			return;
-		}
-		r->rnr_until = 0;
-		sd_dirty(qp);
-	}
-	if (!r->timer)
-		return;
-	if (dev->now < r->timer) {
-		wake_at(dev, r->timer);
-		return;
-	}
-	dev->counters.timeouts++;
-	r->expiries++;
-	/* The specification allows a timer to take up to four times its value. */
-	uint64_t limit = 4 * (qp->attr.retry_cnt + 1ull) * (4096ull << qp->attr.timeout);
-	if (qp->attr.timeout != 0 && r->expiries > qp->attr.retry_cnt && dev->now - r->progress > limit) {
-		fail(qp, IBV_WC_RETRY_EXC_ERR);
-		return;
-	}
-	shrink(r, r->window / 2);
-	if (r->backoff < 8)
-		r->backoff++;
-	rewind_to(qp, r->una);
-	start_timer(qp);
-}
-
 static uint8_t request_opcode(const struct sd_send *s, bool first, bool last)
 {
 	static const uint8_t opcodes[][4] = {
@@ -496,48 +463,61 @@ static uint8_t request_opcode(const struct sd_send *s, bool first, bool last)
 	return opcodes[s->opcode][first + 2 * last];
 }
 
-/* send_read sends a READ or atomic request for the packets from next on, up to the end of a chunk. Chunks have fixed bounds in the message, so that a
- * retransmitted request asks for nothing beyond the original one. */
-static void send_read(struct sd_qp *qp, const struct sd_send *s)
+/* emit_read sends a READ or atomic request for the packets from psn on, up to the end of a chunk, and returns the number after that. Chunks have fixed bounds in the
+ * message, so that a retransmitted request asks for nothing beyond the original one. */
+static uint64_t emit_read(struct sd_qp *qp, const struct sd_send *s, uint64_t psn)
 {
-	struct sd_requester *r = &qp->rq_out;
-	uint64_t index = r->next - s->psn, offset = index * qp->mtu;
+	uint64_t index = psn - s->psn, offset = index * qp->mtu;
 	uint64_t stop = (index / SD_READ_CHUNK + 1) * SD_READ_CHUNK;
 	stop = stop < s->packets ? stop : s->packets;
 	uint64_t length = stop * qp->mtu < s->length ? stop * qp->mtu - offset : s->length - offset;
-	struct sd_header h = {.opcode = request_opcode(s, true, true), .ack_request = true, .psn = r->next & 0xffffff, .rkey = s->rkey};
+	struct sd_header h = {.opcode = request_opcode(s, true, true), .ack_request = true, .psn = psn & 0xffffff, .rkey = s->rkey};
 	struct sd_packet packet = {.pieces = 0};
 	h.address = s->address + (is_atomic(s) ? 0 : offset);
 	h.length = (uint32_t)length;
 	h.swap_add = s->opcode == IBV_WR_ATOMIC_CMP_AND_SWP ? s->swap : s->compare_add;
 	h.compare = s->compare_add;
 	sd_emit(qp, &h, &packet);
-	r->next = s->psn + stop;
+	return s->psn + stop;
+}
+
+static void send_read(struct sd_qp *qp, const struct sd_send *s)
+{
+	struct sd_requester *r = &qp->rq_out;
+	r->next = r->asked = emit_read(qp, s, r->next);
 	r->reads[(r->read_head + r->read_count++) % SD_MAX_READS] = r->next - 1;
-	r->asked = r->next;
-	if (stop == s->packets)
+	if (r->next == s->psn + s->packets)
 		r->cursor++;
 }
 
-/* send_data sends the next packet of a SEND or WRITE. Returns false if a key does not permit it. */
-static bool send_data(struct sd_qp *qp, const struct sd_send *s)
+/* emit_data sends a packet of a SEND or WRITE. Returns false if a key does not permit it. */
+static bool emit_data(struct sd_qp *qp, const struct sd_send *s, uint64_t psn, bool ask)
 {
-	struct sd_requester *r = &qp->rq_out;
-	uint64_t index = r->next - s->psn, offset = index * qp->mtu;
+	uint64_t index = psn - s->psn, offset = index * qp->mtu;
 	bool first = index == 0, last = index + 1 == s->packets;
 	uint32_t length = last ? (uint32_t)(s->length - offset) : qp->mtu;
-	struct sd_header h = {.opcode = request_opcode(s, first, last), .psn = r->next & 0xffffff, .address = s->address, .rkey = s->rkey, .length = s->length};
+	struct sd_header h = {.opcode = request_opcode(s, first, last), .psn = psn & 0xffffff, .address = s->address, .rkey = s->rkey, .length = s->length};
 	struct sd_packet packet = {.pieces = 0};
 	h.imm = h.invalidate = s->imm;
 	h.solicited = last && (s->flags & IBV_SEND_SOLICITED);
+	h.ack_request = last || ask;
 	if (sd_gather(qp, s, offset, length, &packet) != 0)
 		return false;
-	bool window_ends = r->next + 1 - r->una >= r->window;
-	h.ack_request = last || window_ends || r->next + 1 - r->asked >= r->window / ASKS_PER_WINDOW;
-	if (h.ack_request)
-		r->asked = r->next + 1;
 	sd_emit(qp, &h, &packet);
-	r->next++;
+	return true;
+}
+
+static bool send_data(struct sd_qp *qp, const struct sd_send *s)
+{
+	struct sd_requester *r = &qp->rq_out;
+	uint64_t after = r->next + 1;
+	bool last = after == s->psn + s->packets;
+	bool ask = last || after - r->una >= r->window || after - r->asked >= r->window / ASKS_PER_WINDOW;
+	if (!emit_data(qp, s, r->next, ask))
+		return false;
+	if (ask)
+		r->asked = after;
+	r->next = after;
 	if (last)
 		r->cursor++;
 	return true;
@@ -574,4 +554,61 @@ void sd_requester_run(struct sd_qp *qp)
 		if (!r->timer)
 			start_timer(qp);
 	}
+}
+
+/* probe sends one packet again, or the request of a chunk of a READ: the peer acknowledges what it has, or reports a gap before the packet. */
+static void probe(struct sd_qp *qp, uint64_t psn)
+{
+	struct sd_requester *r = &qp->rq_out;
+	uint32_t i = 0;
+	while (entry(r, i)->psn + entry(r, i)->packets <= psn)
+		i++;
+	const struct sd_send *s = entry(r, i);
+	r->rtt_active = false;
+	qp->dev->counters.retransmitted++;
+	if (is_read(s)) {
+		uint64_t start = psn - (psn - s->psn) % SD_READ_CHUNK;
+		emit_read(qp, s, start > r->una ? start : r->una);
+	} else {
+		emit_data(qp, s, psn, true); /* a later timer reports memory that is no longer registered */
+	}
+}
+
+void sd_requester_timer(struct sd_qp *qp)
+{
+	struct sd_requester *r = &qp->rq_out;
+	struct sd_dev *dev = qp->dev;
+	if (r->rnr_until) {
+		if (dev->now < r->rnr_until) {
+			wake_at(dev, r->rnr_until);
+			return;
+		}
+		r->rnr_until = 0;
+		sd_dirty(qp);
+	}
+	if (!r->timer)
+		return;
+	if (dev->now < r->timer) {
+		wake_at(dev, r->timer);
+		return;
+	}
+	dev->counters.timeouts++;
+	r->expiries++;
+	/* The specification allows a timer to take up to four times its value. */
+	uint64_t limit = 4 * (qp->attr.retry_cnt + 1ull) * (4096ull << qp->attr.timeout);
+	if (qp->attr.timeout != 0 && r->expiries > qp->attr.retry_cnt && dev->now - r->progress > limit) {
+		fail(qp, IBV_WC_RETRY_EXC_ERR);
+		return;
+	}
+	/* The first two timers without progress are those of a peer that has not had a processor, more often than of a loss, which the peer reports by itself unless
+	 * the last packets or the report were lost. */
+	if (r->expiries <= 2 && r->next > r->una) {
+		probe(qp, r->expiries == 1 ? r->next - 1 : r->una);
+	} else {
+		shrink(r, r->window / 2);
+		if (r->backoff < 8)
+			r->backoff++;
+		rewind_to(qp, r->una);
+	}
+	start_timer(qp);
 }
