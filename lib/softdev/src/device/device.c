@@ -20,7 +20,10 @@
 /* A program polls continuously if its calls are at most this far apart, ns. After packets have waited for one that does not, the thread receives them itself
  * for a while. */
 #define POLL_GAP 50000ull
-#define DISTRUST 1000000000ull
+#define DISTRUST_MIN 1000000ull
+#define DISTRUST_MAX 1000000000ull
+/* After a packet the device waits this long, ns, for the program's next call, whose packets go with the acknowledgement. */
+#define HOLD 20000ull
 
 /* The engine of a process. All contexts share it: a process has one socket for the packets to an address. */
 struct engine {
@@ -31,7 +34,8 @@ struct engine {
 	bool stop, passive; /* passive: the thread leaves the packets to a program that polls */
 	uint64_t sleeps_until;
 	uint64_t polls; /* of programs */
-	uint64_t distrust_until;
+	uint64_t distrust_until, distrust;
+	uint64_t held_until; /* what is due waits for the program */
 };
 
 pthread_mutex_t sd_lock = PTHREAD_MUTEX_INITIALIZER;
@@ -43,14 +47,28 @@ static struct engine *engine_of(struct sd_dev *dev)
 	return (struct engine *)((char *)dev - offsetof(struct engine, dev));
 }
 
-/* progress receives, sends and runs timers in the calling thread, with the lock. */
-static void progress(struct sd_dev *dev)
+/* holds reports whether packets that have become due wait for the next call of the program: it is about to receive a completion, or has polled a short time ago. The
+ * thread sends them if no call follows. */
+static bool holds(struct engine *e, const struct sd_cq *cq, bool polled, bool received)
+{
+	uint64_t now = e->dev.now;
+	bool hold = cq ? cq->count > 0 && e->sleeps_until <= now + SLEEP_POLLED : polled && received;
+	if (hold)
+		e->held_until = now + HOLD;
+	return hold;
+}
+
+/* progress receives, sends and runs timers in the calling thread, with the lock: for a program that polls a completion queue, or for the engine's thread. */
+static void progress(struct sd_dev *dev, const struct sd_cq *cq, bool polled)
 {
 	struct engine *e = engine_of(dev);
 	dev->now = dev->link->now(dev->link);
+	bool due = dev->dirty; /* no packet waits twice */
 	sd_slots_follow(dev);
 	for (int i = 0; i < 8; i++) {
 		int received = sd_port_receive(e->port, dev);
+		if (due ? !cq && dev->now < e->held_until : holds(e, cq, polled, received))
+			return;
 		bool more = sd_run(dev);
 		if (!received && !more)
 			break;
@@ -87,12 +105,13 @@ static void *run_engine(void *argument)
 	while (!e->stop) {
 		uint64_t now = e->dev.link->now(e->dev.link);
 		uint64_t sleep = e->dev.next_timer == UINT64_MAX ? SLEEP_IDLE : SLEEP_BUSY;
-		e->passive = e->polls != polls && e->dev.armed == 0 && now >= e->distrust_until;
+		bool polled = e->polls != polls;
+		e->passive = polled && e->dev.armed == 0 && now >= e->distrust_until;
 		polls = e->polls;
-		if (e->passive)
+		if (e->dev.dirty && !e->passive)
+			sleep = e->held_until > now ? e->held_until - now : 0;
+		else if (polled)
 			sleep = SLEEP_POLLED;
-		else if (e->dev.dirty)
-			sleep = 0;
 		e->sleeps_until = now + sleep;
 		bool packets = !e->passive;
 		int stale = sd_slots_stale(&e->dev);
@@ -105,9 +124,12 @@ static void *run_engine(void *argument)
 		uint64_t last = e->dev.now, received = e->dev.counters.received;
 		if (e->passive && e->polls != polls && e->dev.armed == 0 && e->dev.link->now(e->dev.link) - last < POLL_GAP)
 			continue;
-		progress(&e->dev);
-		if (e->passive && e->dev.counters.received != received)
-			e->distrust_until = e->dev.now + DISTRUST;
+		progress(&e->dev, NULL, e->polls != polls || polled);
+		if (e->passive && e->dev.counters.received != received) {
+			bool again = e->dev.now - e->distrust_until < DISTRUST_MAX;
+			e->distrust = !again ? DISTRUST_MIN : e->distrust < DISTRUST_MAX / 2 ? 2 * e->distrust : DISTRUST_MAX;
+			e->distrust_until = e->dev.now + e->distrust;
+		}
 	}
 	guard_unlock(&sd_lock);
 	return NULL;
@@ -268,7 +290,7 @@ int sd_poll_cq(struct ibv_cq *base, int n, struct ibv_wc *wc)
 	guard_lock(&sd_lock);
 	e->polls++;
 	if (cq->count < (uint32_t)n)
-		progress(cq->dev);
+		progress(cq->dev, cq, true);
 	int taken = sd_cq_take(cq, n, wc);
 	guard_unlock(&sd_lock);
 	return taken;
