@@ -1,5 +1,6 @@
-// Package client follows the weights of a running fared over gRPC, and resumes after failures of the connection and restarts of the daemon. Programs that
-// own queue pairs and need no explanation of weights read the slot table instead: package client/slots.
+// Package client follows the weights of a running fared over gRPC, and resumes after failures of the connection and
+// restarts of the daemon. Programs that own queue pairs and need no explanation of weights read the slot table instead:
+// package client/slots.
 package client
 
 import (
@@ -25,8 +26,9 @@ const DefaultSocket = "/run/fared/fared-ro.sock"
 // retryDelay is the delay between two attempts to connect or to watch.
 const retryDelay = 100 * time.Millisecond
 
-// Dial returns a connection to the unix socket of a daemon; "" means DefaultSocket. It does not wait: calls with grpc.WaitForReady, and Watch, wait for a daemon that
-// is not running. The connection notices a daemon that hangs after 20 s.
+// Dial returns a connection to the unix socket of a daemon; "" means DefaultSocket. It does not wait: calls with
+// grpc.WaitForReady, and Watch, wait for a daemon that is not running. The connection notices a daemon that hangs after
+// 20 s.
 func Dial(socket string, options ...grpc.DialOption) (*grpc.ClientConn, error) {
 	if socket == "" {
 		socket = DefaultSocket
@@ -54,10 +56,12 @@ func KeyOf(row *farev1.DestinationWeights) Key {
 
 // Update is the change to one revision, in whole.
 type Update struct {
-	// Instance names the run of the daemon, and Revision is its revision. Revisions of different instances are not comparable.
+	// Instance names the run of the daemon, and Revision is its revision. Revisions of different instances are not
+	// comparable.
 	Instance string
 	Revision uint64
-	// Set has the added and changed rows, Removed the removed ones. Rows that differ only in their revision are omitted.
+	// Set has the added and changed rows, Removed the removed ones. Rows that differ only in their revision are
+	// omitted.
 	Set     []*farev1.DestinationWeights
 	Removed []Key
 }
@@ -65,15 +69,18 @@ type Update struct {
 // Options are the options of Watch. The zero value watches everything.
 type Options struct {
 	Filter *farev1.WeightFilter
-	// Services are the destinations of the program's flows: PairSlots.services of each row has the source ports for them. See farev1.WatchWeightsRequest.
+	// Services are the destinations of the program's flows: PairSlots.services of each row has the source ports for
+	// them. See farev1.WatchWeightsRequest.
 	Services []*farev1.Service
 	// Interrupted, if not nil, is called when a stream has failed, before the next attempt.
 	Interrupted func(err error)
 }
 
-// Watch calls apply for the first complete state and for every change, one revision or several merged ones at a time, until ctx ends, apply returns an error, or
-// the daemon refuses the watch. It opens a stream again whenever one fails, and resumes after the last complete revision. A daemon that was restarted sends its
-// whole state once its start is complete; Watch compares it with the known rows, so that apply receives changes alone. The error is nil when ctx has ended.
+// Watch calls apply for the first complete state and for every change, one revision or several merged ones at a time,
+// until ctx ends, apply returns an error, or the daemon refuses the watch. It opens a stream again whenever one fails,
+// and resumes after the last complete revision. A daemon that was restarted sends its whole state once its start is
+// complete; Watch compares it with the known rows, so that apply receives changes alone. The error is nil when ctx has
+// ended.
 func Watch(ctx context.Context, conn grpc.ClientConnInterface, o Options, apply func(*Update) error) error {
 	w := watch{client: farev1.NewWeightServiceClient(conn), known: map[Key]*farev1.DestinationWeights{}, apply: apply}
 	w.request.Filter, w.request.Services = o.Filter, o.Services

@@ -63,8 +63,9 @@ func matrix(groups []*topo.Group, weights func(src, dst int) []uint32) string {
 	return b.String()
 }
 
-// TestAllAgree applies the same failures of the same fabric to the simulation, to the lab in one process and to the lab on network namespaces.
-// After each failure every server's weights are equal in all of them. TestScenarios does so with containers.
+// TestAllAgree applies the same failures of the same fabric to the simulation, to the lab in one process and to the lab
+// on network namespaces. After each failure every server's weights are equal in all of them. TestScenarios does so with
+// containers.
 func TestAllAgree(t *testing.T) {
 	gate.Slow(t, gate.Labs, "three sequences of failures, on two kinds of fabric")
 	netnstest.Require(t, "tc", "go")

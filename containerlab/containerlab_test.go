@@ -31,8 +31,9 @@ func TestMain(m *testing.M) {
 	goleak.VerifyTestMain(m, goleak.IgnoreAnyFunction("github.com/osrg/gobgp/v3/pkg/server.(*BgpServer).Serve"))
 }
 
-// fabrics are the folders with a topology file each, and the scenarios to play there; nil means all. The others are played with that software, or in that
-// kind of fabric, in namespaces (lab.TestNetnsScenarios), or by the sequence of failures of agree_test.go.
+// fabrics are the folders with a topology file each, and the scenarios to play there; nil means all. The others are
+// played with that software, or in that kind of fabric, in namespaces (lab.TestNetnsScenarios), or by the sequence of
+// failures of agree_test.go.
 var fabrics = map[string][]string{
 	"frr":       nil,
 	"fared":     {"sub-cable", "leaf", "drain", "frozen", "port", "recovery", "flap", "blackhole"},
@@ -74,7 +75,8 @@ func options(t *testing.T, folder string) lab.Options {
 			}
 		}
 	})
-	// Half of the default rate: each step still sends as many packets after its change, in twice the time, and fewer while it waits.
+	// Half of the default rate: each step still sends as many packets after its change, in twice the time, and fewer
+	// while it waits.
 	clab := &backend.Containerlab{Rate: 1000, File: filepath.Join(folder, spec.Name+".clab.yml"), Binary: path, Progress: func(text string) { t.Log(text) }}
 	if err := clab.Matches(spec); err != nil {
 		t.Fatal(err)
@@ -111,7 +113,8 @@ func start(t *testing.T, o lab.Options) *lab.Fabric {
 	return f
 }
 
-// buckets lists the kernel's nexthop groups of all servers, each as runs of consecutive buckets: device of the nexthop, id, number.
+// buckets lists the kernel's nexthop groups of all servers, each as runs of consecutive buckets: device of the nexthop,
+// id, number.
 func buckets(t *testing.T, f *lab.Fabric, fabric string) string {
 	t.Helper()
 	var all strings.Builder
@@ -254,10 +257,11 @@ func leftovers(t *testing.T, name string) (left []string) {
 	return left
 }
 
-// TestScenarios checks, after each step of each fabric's scenarios, in the gate of one scenario of one fabric, that the daemons and the kernels of the servers' containers have the model's
-// weights, and that packets took the planes in that ratio, without loss once the state was stable. After each event of the fabric's sequence the
-// weights equal the simulation's. Both ends of a cable have the same interface index, and the second failed cable of a port is noticed before the
-// kernel announces it. The fabric leaves no leftovers.
+// TestScenarios checks, after each step of each fabric's scenarios, in the gate of one scenario of one fabric, that the
+// daemons and the kernels of the servers' containers have the model's weights, and that packets took the planes in that
+// ratio, without loss once the state was stable. After each event of the fabric's sequence the weights equal the
+// simulation's. Both ends of a cable have the same interface index, and the second failed cable of a port is noticed
+// before the kernel announces it. The fabric leaves no leftovers.
 func TestScenarios(t *testing.T) {
 	gate.Needed(t, "the images, the containers' network and containerlab's files make a fabric")
 	for folder, names := range fabrics {
@@ -310,10 +314,10 @@ func TestScenarios(t *testing.T) {
 	}
 }
 
-// TestTransfer carries verified WRITEs by queue pairs of RoCEv2 between the servers' containers while leaves and halves of Y-cables
-// fail and return; cmd/fared-lab's TestLabTransfer does so while ports fail. Every byte arrives once and unchanged, no queue pair
-// has an error, and each plane carries its share by weight. Cables are
-// not shaped here, so the processor limits goodput. The fabric leaves no leftovers. FARED_TRANSFER is the number of bytes, 2 GB by default.
+// TestTransfer carries verified WRITEs by queue pairs of RoCEv2 between the servers' containers while leaves and halves
+// of Y-cables fail and return; cmd/fared-lab's TestLabTransfer does so while ports fail. Every byte arrives once and
+// unchanged, no queue pair has an error, and each plane carries its share by weight. Cables are not shaped here, so the
+// processor limits goodput. The fabric leaves no leftovers. FARED_TRANSFER is the number of bytes, 2 GB by default.
 func TestTransfer(t *testing.T) {
 	gate.Slow(t, gate.Containers, "2 GB between containers")
 	bytes := uint64(2e9)
@@ -388,8 +392,8 @@ step it returns
 	}
 }
 
-// TestFailureLeavesTheFacts checks that a scenario with an unmet expectation leaves logs, configurations and captures, and no other leftovers, also when a
-// leaf is frozen and a cable is a black hole at its end.
+// TestFailureLeavesTheFacts checks that a scenario with an unmet expectation leaves logs, configurations and captures,
+// and no other leftovers, also when a leaf is frozen and a cable is a black hole at its end.
 func TestFailureLeavesTheFacts(t *testing.T) {
 	gate.Slow(t, gate.Containers, "an expectation that is not met until its limit")
 	o := options(t, "frr")
@@ -427,8 +431,8 @@ step a wrong expectation
 	}
 }
 
-// TestDeploysAgain checks that a failed deployment is reported, removed and repeated once; and that the end of a container ends the lab with its name, and
-// that the others are destroyed.
+// TestDeploysAgain checks that a failed deployment is reported, removed and repeated once; and that the end of a
+// container ends the lab with its name, and that the others are destroyed.
 func TestDeploysAgain(t *testing.T) {
 	gate.Slow(t, gate.Containers, "two deployments")
 	o := options(t, "own-ports")
@@ -465,8 +469,8 @@ func TestDeploysAgain(t *testing.T) {
 	}
 }
 
-// TestRunningFabricGoesOn checks that a running fabric is used, and restored after any scenario. Its leaves are not FRR, which at times loses a route
-// after it was frozen (docs/operations/leaves.md).
+// TestRunningFabricGoesOn checks that a running fabric is used, and restored after any scenario. Its leaves are not
+// FRR, which at times loses a route after it was frozen (docs/operations/leaves.md).
 func TestRunningFabricGoesOn(t *testing.T) {
 	gate.Slow(t, gate.Containers, "three starts over one deployment")
 	o := options(t, "fared")

@@ -6,9 +6,9 @@ import (
 	"github.com/fared/fared/daemon/internal/speaker"
 )
 
-// promptRoutes is the number of prompt routes and withdrawals of a session, in a burst and in each second. Further changes of the session are
-// bulk, which the data plane receives in turn with the prompt changes of all sessions: a leaf that changes thousands of routes delays only its
-// own changes.
+// promptRoutes is the number of prompt routes and withdrawals of a session, in a burst and in each second. Further
+// changes of the session are bulk, which the data plane receives in turn with the prompt changes of all sessions: a
+// leaf that changes thousands of routes delays only its own changes.
 const promptRoutes = 256
 
 // allowance is the unused part of a session's promptRoutes. The zero value is a full one.
@@ -27,8 +27,8 @@ func (a *allowance) spend(now time.Time, n int) int {
 	return n
 }
 
-// divide splits an event into a prompt and a bulk part; one of them may be nil. Changed routes within the session's allowance are prompt, and so
-// is any other event that no bulk event of its session precedes in this step.
+// divide splits an event into a prompt and a bulk part; one of them may be nil. Changed routes within the session's
+// allowance are prompt, and so is any other event that no bulk event of its session precedes in this step.
 func (l *loop) divide(ev speaker.Event) (prompt, bulk speaker.Event) {
 	a := &l.allowances[sessionOf(ev)]
 	if a.late.Equal(l.wokenAt) {

@@ -10,8 +10,8 @@ import (
 	"github.com/fared/fared/fare"
 )
 
-// TestAllowance checks that 256 routes of a session are prompt in a burst and 256 in each second, and that unused ones do not accumulate beyond
-// a burst.
+// TestAllowance checks that 256 routes of a session are prompt in a burst and 256 in each second, and that unused ones
+// do not accumulate beyond a burst.
 func TestAllowance(t *testing.T) {
 	var a allowance
 	now := time.Unix(1000, 0)
@@ -30,8 +30,9 @@ func TestAllowance(t *testing.T) {
 	}
 }
 
-// TestBulkKeepsOrder checks that after a bulk route each later event of the same session in this step is bulk too, that a batch of routes is
-// divided where the allowance ends, and that events of other sessions and of the next step are prompt.
+// TestBulkKeepsOrder checks that after a bulk route each later event of the same session in this step is bulk too, that
+// a batch of routes is divided where the allowance ends, and that events of other sessions and of the next step are
+// prompt.
 func TestBulkKeepsOrder(t *testing.T) {
 	l := idle(t, shape{Planes: 2, SubPorts: 1}.Text())
 	sizes := func(ev speaker.Event) (routes, others int) {
@@ -85,7 +86,8 @@ func TestBulkKeepsOrder(t *testing.T) {
 	check("a route in the next step", routes(1), 0, 1)
 }
 
-// TestBulkEventsAreTakenOnce checks that the events beyond the allowances are applied at the end of the step, and that none of them is kept.
+// TestBulkEventsAreTakenOnce checks that the events beyond the allowances are applied at the end of the step, and that
+// none of them is kept.
 func TestBulkEventsAreTakenOnce(t *testing.T) {
 	s := shape{Planes: 2, SubPorts: 1}
 	l := forwarding(t, s, 1)
@@ -99,8 +101,8 @@ func TestBulkEventsAreTakenOnce(t *testing.T) {
 	}
 }
 
-// TestBurstIsOneTransaction checks that the data plane gets one operation for the routes of a burst beyond the allowance, also if another session has
-// changed something in the same step: never one for each of 2,001 destinations.
+// TestBurstIsOneTransaction checks that the data plane gets one operation for the routes of a burst beyond the
+// allowance, also if another session has changed something in the same step: never one for each of 2,001 destinations.
 func TestBurstIsOneTransaction(t *testing.T) {
 	const n = 2000
 	r := newRig(t, shape{Planes: 2, SubPorts: 1}, rigOptions{leaves: announceAll(400e9, n+1)})

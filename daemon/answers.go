@@ -98,7 +98,8 @@ func (l *loop) acknowledged(ev *dpclient.Event, state effectState, reason string
 	l.markObject(ev.Object)
 }
 
-// integrity records the damage of the layer below the data plane, "" if it is intact. While there is damage, nothing is shown as in effect.
+// integrity records the damage of the layer below the data plane, "" if it is intact. While there is damage, nothing is
+// shown as in effect.
 func (l *loop) integrity(damage string) {
 	if l.damage == damage {
 		return
@@ -127,8 +128,8 @@ func (l *loop) replan(before core.FlowHash, first bool) {
 	l.report(level, status.EventDataplane, l.dpConnected.Name, detail)
 }
 
-// warnUnplaced reports the steered services for which the slot table has no source ports: a data plane that places flows by a hash of their ports has separate
-// ones for each service. Flow pins hold for all.
+// warnUnplaced reports the steered services for which the slot table has no source ports: a data plane that places
+// flows by a hash of their ports has separate ones for each service. Flow pins hold for all.
 func (l *loop) warnUnplaced() {
 	d := &l.core.Config().Dataplane
 	if l.core.FlowHash() == (core.FlowHash{}) || l.dpConnected.Capabilities.GetFlowPins() {

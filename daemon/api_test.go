@@ -38,7 +38,8 @@ func dial(t *testing.T, socket string) *grpc.ClientConn {
 	return testbed.Dial(t, socket, grpc.WithDefaultCallOptions(grpc.WaitForReady(true)))
 }
 
-// TestWatchFollowsAFailure checks that a watch over the unix socket shows the weights before, during and after a failure.
+// TestWatchFollowsAFailure checks that a watch over the unix socket shows the weights before, during and after a
+// failure.
 func TestWatchFollowsAFailure(t *testing.T) {
 	r, socket := standalone(t, "")
 	watch, err := farev1.NewWeightServiceClient(dial(t, socket)).WatchWeights(t.Context(), &farev1.WatchWeightsRequest{})
@@ -130,8 +131,8 @@ func second(t *testing.T, s shape) error {
 	return err
 }
 
-// TestSecondInstance checks that a daemon whose socket is served by another daemon ends with an error that reports this, and that the first
-// daemon's socket still answers.
+// TestSecondInstance checks that a daemon whose socket is served by another daemon ends with an error that reports
+// this, and that the first daemon's socket still answers.
 func TestSecondInstance(t *testing.T) {
 	r, socket := standalone(t, "")
 	err := second(t, r.s)
@@ -144,7 +145,8 @@ func TestSecondInstance(t *testing.T) {
 	}
 }
 
-// TestMetricsAddressInUse checks that the error contains the address, and that the socket that was opened before is removed.
+// TestMetricsAddressInUse checks that the error contains the address, and that the socket that was opened before is
+// removed.
 func TestMetricsAddressInUse(t *testing.T) {
 	checkLeaks(t)
 	l, err := net.Listen("tcp", "127.0.0.1:0")

@@ -168,8 +168,8 @@ func report(b *testing.B, name string, took []time.Duration) {
 	b.ReportMetric(0, "ns/op") // the time between the measurements is meaningless
 }
 
-// BenchmarkUpdateToInEffect measures the time from a leaf's write of an UPDATE with another bandwidth to its TCP socket until the data plane's
-// acknowledgement that the new weights are in effect arrives. Aim: 200 µs at the median.
+// BenchmarkUpdateToInEffect measures the time from a leaf's write of an UPDATE with another bandwidth to its TCP socket
+// until the data plane's acknowledgement that the new weights are in effect arrives. Aim: 200 µs at the median.
 func BenchmarkUpdateToInEffect(b *testing.B) {
 	for _, x := range []struct {
 		n     int
@@ -196,7 +196,8 @@ func BenchmarkUpdateToInEffect(b *testing.B) {
 					b.Fatalf("acknowledged, but forwarded by %s, want %s", got, want[v])
 				}
 			}
-			// A single destination has its own group, whose vector changes in place; one of many destinations moves to another group.
+			// A single destination has its own group, whose vector changes in place; one of many destinations moves to
+			// another group.
 			last := "group"
 			if n > 1 {
 				last = "destination"
@@ -214,7 +215,8 @@ func BenchmarkUpdateToInEffect(b *testing.B) {
 	}
 }
 
-// twin runs another daemon in this process until the returned function is called. One of its leaves changes the bandwidth of its only destination every 5 ms.
+// twin runs another daemon in this process until the returned function is called. One of its leaves changes the
+// bandwidth of its only destination every 5 ms.
 func twin(b *testing.B) (stop func()) {
 	r, _ := measured(b, shape{Planes: 4, SubPorts: 2}, rigOptions{leaves: announceAll(800e9, 1)})
 	r.settled(1)
@@ -235,9 +237,9 @@ func twin(b *testing.B) (stop func()) {
 	return func() { close(end); <-ended }
 }
 
-// BenchmarkLossToInEffect measures the time from the failure of a leaf's TCP connection, or of a link, until the sub-port's state, and then the
-// new weights, are acknowledged as in effect. The part that grows with the number of destinations is not work of the loop or the data plane, but
-// GoBGP's concurrent removal of the session's routes.
+// BenchmarkLossToInEffect measures the time from the failure of a leaf's TCP connection, or of a link, until the
+// sub-port's state, and then the new weights, are acknowledged as in effect. The part that grows with the number of
+// destinations is not work of the loop or the data plane, but GoBGP's concurrent removal of the session's routes.
 func BenchmarkLossToInEffect(b *testing.B) {
 	for _, loss := range []struct {
 		name string
@@ -274,8 +276,8 @@ func BenchmarkLossToInEffect(b *testing.B) {
 	}
 }
 
-// BenchmarkPlaneLost measures the failure of a whole plane of 16,384 destinations. The number of operations does not depend on the number of
-// destinations.
+// BenchmarkPlaneLost measures the failure of a whole plane of 16,384 destinations. The number of operations does not
+// depend on the number of destinations.
 func BenchmarkPlaneLost(b *testing.B) {
 	const n = 16384
 	r, a := measured(b, shape{Planes: 4, SubPorts: 1}, rigOptions{leaves: announceAll(400e9, n)})
@@ -326,9 +328,10 @@ func burst(r *rig, b fare.Bandwidth, destinations []netip.Prefix) speaker.Event 
 	return ev
 }
 
-// BenchmarkDegraded measures a change of one plane's bandwidth toward each of 10,000 destinations, until the new weights are in effect: "update"
-// from a leaf's UPDATEs, "loop" from the routes at the loop, without BGP. Processor time is that of the process, which contains the leaves and
-// the data plane. A burst that arrives in parts takes more operations.
+// BenchmarkDegraded measures a change of one plane's bandwidth toward each of 10,000 destinations, until the new
+// weights are in effect: "update" from a leaf's UPDATEs, "loop" from the routes at the loop, without BGP. Processor
+// time is that of the process, which contains the leaves and the data plane. A burst that arrives in parts takes more
+// operations.
 func BenchmarkDegraded(b *testing.B) {
 	const n = 10000
 	for _, from := range []string{"update", "loop"} {
@@ -380,11 +383,12 @@ func BenchmarkDegraded(b *testing.B) {
 	}
 }
 
-// memoryChild is the environment variable with the configuration file of a child process and the expected number of destinations.
+// memoryChild is the environment variable with the configuration file of a child process and the expected number of
+// destinations.
 const memoryChild = "FARED_TEST_MEMORY_CHILD"
 
-// BenchmarkMemory measures the resident memory of a daemon in a separate process, with all changes in effect and garbage collected. Aims: 256
-// MiB for 64 sessions x 1,024 prefixes, 96 MiB for 4 x 10,000.
+// BenchmarkMemory measures the resident memory of a daemon in a separate process, with all changes in effect and
+// garbage collected. Aims: 256 MiB for 64 sessions x 1,024 prefixes, 96 MiB for 4 x 10,000.
 func BenchmarkMemory(b *testing.B) {
 	for _, c := range []struct{ planes, subPorts, prefixes int }{{8, 8, 1024}, {4, 1, 10000}, {8, 2, 131072}} {
 		b.Run(fmt.Sprintf("sessions=%d/prefixes=%d", c.planes*c.subPorts, c.prefixes), func(b *testing.B) {

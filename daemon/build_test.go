@@ -90,8 +90,8 @@ planes:
 	}
 }
 
-// TestCheckKernelNamesTheSession checks that the error for a key that the kernel does not support contains its place; there is no error if the
-// kernel supports it.
+// TestCheckKernelNamesTheSession checks that the error for a key that the kernel does not support contains its place;
+// there is no error if the kernel supports it.
 func TestCheckKernelNamesTheSession(t *testing.T) {
 	cfg := coretest.Parse(t, shape{Planes: 2, SubPorts: 1}.Text())
 	if err := CheckKernel(cfg); err != nil {
@@ -104,8 +104,8 @@ func TestCheckKernelNamesTheSession(t *testing.T) {
 	}
 }
 
-// TestUnnumberedNeighbor checks that a session whose neighbor is found by router advertisements shows no address before that, and that its
-// resolver ends with the daemon.
+// TestUnnumberedNeighbor checks that a session whose neighbor is found by router advertisements shows no address before
+// that, and that its resolver ends with the daemon.
 func TestUnnumberedNeighbor(t *testing.T) {
 	checkLeaks(t)
 	l := idle(t, `
@@ -132,7 +132,8 @@ planes:
 	}
 }
 
-// TestSessionsBeforeTheyAreEstablished checks that a session is shown from the start with its configured values, and its fault.
+// TestSessionsBeforeTheyAreEstablished checks that a session is shown from the start with its configured values, and
+// its fault.
 func TestSessionsBeforeTheyAreEstablished(t *testing.T) {
 	s := shape{Planes: 2, SubPorts: 1}
 	l := idle(t, s.Text())
@@ -148,7 +149,8 @@ func TestSessionsBeforeTheyAreEstablished(t *testing.T) {
 	}
 }
 
-// TestDropsAreShown checks that the guard's drops are shown by reason, outbound ones with the prefix out_; its other counters are not drops.
+// TestDropsAreShown checks that the guard's drops are shown by reason, outbound ones with the prefix out_; its other
+// counters are not drops.
 func TestDropsAreShown(t *testing.T) {
 	got := drops([]speaker.Counter{
 		{Name: "in_messages_received", Value: 9}, {Name: "in_dropped_route_multicast", Value: 2}, {Name: "out_messages_passed", Value: 5},
@@ -163,8 +165,8 @@ func TestDropsAreShown(t *testing.T) {
 	}
 }
 
-// TestProcessIsShown checks that the status identifies the daemon, counts the inputs ignored by its tables and its returned loopbacks, and shows
-// drains and the data plane.
+// TestProcessIsShown checks that the status identifies the daemon, counts the inputs ignored by its tables and its
+// returned loopbacks, and shows drains and the data plane.
 func TestProcessIsShown(t *testing.T) {
 	s := shape{Planes: 2, SubPorts: 1, Extra: "dataplane: {address: \"unix:/run/somewhere.sock\"}\n"}
 	l := forwarding(t, s, 1)
@@ -229,7 +231,8 @@ func TestDataplaneConnectionEnds(t *testing.T) {
 	}
 }
 
-// TestForwardingMode checks that a server that steers per packet configures its data plane accordingly, and that a leaf never does.
+// TestForwardingMode checks that a server that steers per packet configures its data plane accordingly, and that a leaf
+// never does.
 func TestForwardingMode(t *testing.T) {
 	const perPacket = "weights: {mode: per-packet}\n"
 	for _, c := range []struct {
@@ -245,8 +248,8 @@ func TestForwardingMode(t *testing.T) {
 	}
 }
 
-// TestDrainDelayStartsOver checks that each stage of a drain that waits for the drain delay waits for all of it, even after a reversal during
-// the wait; a restarted drain waits for the data plane, not for an earlier delay.
+// TestDrainDelayStartsOver checks that each stage of a drain that waits for the drain delay waits for all of it, even
+// after a reversal during the wait; a restarted drain waits for the data plane, not for an earlier delay.
 func TestDrainDelayStartsOver(t *testing.T) {
 	l := idle(t, shape{Planes: 2, SubPorts: 1, Extra: "drain_delay: 1h\n"}.Text())
 	began, target := l.wokenAt, core.DrainTarget{Plane: "p1"}
@@ -318,7 +321,8 @@ func TestDrainDelayStartsOver(t *testing.T) {
 	at(9*time.Hour, "with the withdrawals carried", "drained")
 }
 
-// TestFaultsAreSorted checks that faults of ignored bandwidth are listed by session, then by reason, with plane, routes and remedy.
+// TestFaultsAreSorted checks that faults of ignored bandwidth are listed by session, then by reason, with plane, routes
+// and remedy.
 func TestFaultsAreSorted(t *testing.T) {
 	s := shape{Planes: 8, SubPorts: 1, Extra: bounds}
 	l := idle(t, s.Text())

@@ -11,8 +11,9 @@ import (
 	"github.com/fared/fared/daemon/internal/status"
 )
 
-// confirmDrains advances drains in their first stage once the data plane sends nothing over the drained target. It does not wait for other
-// changes that the data plane has not acknowledged or has refused. A leaf without a data plane has nothing to wait for.
+// confirmDrains advances drains in their first stage once the data plane sends nothing over the drained target. It does
+// not wait for other changes that the data plane has not acknowledged or has refused. A leaf without a data plane has
+// nothing to wait for.
 func (l *loop) confirmDrains() {
 	var confirmed []core.DrainTarget
 	waiting := map[core.DrainTarget]*dpclient.Evacuation{}
@@ -99,7 +100,8 @@ func (l *loop) drains() []status.Drain {
 	return out
 }
 
-// unwritten describes the sessions of a drain's target that have not carried the routes of its stage yet, and why, if that is known.
+// unwritten describes the sessions of a drain's target that have not carried the routes of its stage yet, and why, if
+// that is known.
 func (l *loop) unwritten(t core.DrainTarget, routes string) []string {
 	var out []string
 	sessions := l.core.Unsettled(t)

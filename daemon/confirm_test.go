@@ -24,8 +24,8 @@ func (r *rig) drainStatus() *farev1.DrainStatus {
 	return resp.Drains[0]
 }
 
-// TestDrainPassesRefusalsAndChurn checks that neither an object that the data plane refused and that does not lead to the drained plane, nor
-// endless changes of another destination, delay a drain.
+// TestDrainPassesRefusalsAndChurn checks that neither an object that the data plane refused and that does not lead to
+// the drained plane, nor endless changes of another destination, delay a drain.
 func TestDrainPassesRefusalsAndChurn(t *testing.T) {
 	r := newRig(t, shape{Planes: 3, SubPorts: 1, Extra: "drain_delay: 0s\n"}, rigOptions{leaves: func(l *rawLeaf) {
 		if l.name != "p2.0" { // p2 carries only the last destination
@@ -61,8 +61,8 @@ func TestDrainPassesRefusalsAndChurn(t *testing.T) {
 	}
 }
 
-// TestDrainShowsWhatItWaitsFor checks that a refused group that still leads to the drained plane keeps the drain in its first stage; the status
-// shows the destination and the data plane's reason. An accepted change ends the wait.
+// TestDrainShowsWhatItWaitsFor checks that a refused group that still leads to the drained plane keeps the drain in its
+// first stage; the status shows the destination and the data plane's reason. An accepted change ends the wait.
 func TestDrainShowsWhatItWaitsFor(t *testing.T) {
 	r := newRig(t, shape{Planes: 2, SubPorts: 1, Extra: "drain_delay: 0s\n"}, rigOptions{leaves: announceAll(400e9, 1)})
 	r.settled(1) // no other operation is refused

@@ -17,7 +17,8 @@ import (
 	"github.com/fared/fared/internal/grpcserve"
 )
 
-// by returns the caller of an RPC for the detail of an event, or "" for a call inside the process, such as the reload on SIGHUP.
+// by returns the caller of an RPC for the detail of an event, or "" for a call inside the process, such as the reload
+// on SIGHUP.
 func by(ctx context.Context) string {
 	caller := grpcserve.CallerOf(ctx).String()
 	if caller == "" {
@@ -81,8 +82,8 @@ func (d *Daemon) clearSession(ctx context.Context, name string) error {
 	return err
 }
 
-// Reload reads the configuration file again and applies the difference, or rejects it as a whole. It returns a line for every change; with
-// dryRun nothing is applied.
+// Reload reads the configuration file again and applies the difference, or rejects it as a whole. It returns a line for
+// every change; with dryRun nothing is applied.
 func (d *Daemon) Reload(ctx context.Context, dryRun bool) ([]string, error) {
 	if !dryRun {
 		// systemd expects READY=1 after RELOADING=1 even if the reload is rejected.

@@ -45,8 +45,8 @@ func answering(t *testing.T, l *loop) {
 	t.Cleanup(func() { close(end); <-ended })
 }
 
-// TestClearSession clears a session of a running daemon: it comes back in the next generation, and the event of its end has the caller. Unknown names are
-// refused with the sessions, a session that is not established with its state.
+// TestClearSession clears a session of a running daemon: it comes back in the next generation, and the event of its end
+// has the caller. Unknown names are refused with the sessions, a session that is not established with its state.
 func TestClearSession(t *testing.T) {
 	r := newRig(t, shape{Planes: 2, SubPorts: 1}, rigOptions{leaves: announceAll(400e9, 1)})
 	r.wait(destination(0), "1:1")
@@ -77,7 +77,8 @@ func TestClearSession(t *testing.T) {
 	}
 }
 
-// TestCallersAreNamed checks that events of drain, undrain and reload contain the caller of the RPC; a call inside the process has none.
+// TestCallersAreNamed checks that events of drain, undrain and reload contain the caller of the RPC; a call inside the
+// process has none.
 func TestCallersAreNamed(t *testing.T) {
 	s := shape{Planes: 2, SubPorts: 1}
 	l := idle(t, s.Text())
@@ -155,7 +156,8 @@ func TestCallersAreNamed(t *testing.T) {
 	}
 }
 
-// TestCallsEndWithTheDaemon checks that a call after the end of the loop, or whose caller gives up, ends with that reason.
+// TestCallsEndWithTheDaemon checks that a call after the end of the loop, or whose caller gives up, ends with that
+// reason.
 func TestCallsEndWithTheDaemon(t *testing.T) {
 	l := idle(t, shape{Planes: 2, SubPorts: 1}.Text())
 	gone := errors.New("the caller is gone")
@@ -174,8 +176,8 @@ func TestCallsEndWithTheDaemon(t *testing.T) {
 	}
 }
 
-// TestExplanation checks that an explanation has every route with its communities, every plane with its nodes, and the rules, also for two
-// origins and without any plane.
+// TestExplanation checks that an explanation has every route with its communities, every plane with its nodes, and the
+// rules, also for two origins and without any plane.
 func TestExplanation(t *testing.T) {
 	s := shape{Planes: 2, SubPorts: 1}
 	l := idle(t, s.Text())
@@ -224,7 +226,8 @@ func TestExplanation(t *testing.T) {
 	}
 }
 
-// TestRemediesOfIgnoredBandwidth checks that an invalid value, one that is out of bounds and a missing one have different remedies.
+// TestRemediesOfIgnoredBandwidth checks that an invalid value, one that is out of bounds and a missing one have
+// different remedies.
 func TestRemediesOfIgnoredBandwidth(t *testing.T) {
 	for reason, part := range map[fare.Reason]string{
 		fare.ReasonMissingBandwidth: "send extended communities", fare.ReasonBelowMinimum: "path_bandwidth.minimum", fare.ReasonAboveMaximum: "path_bandwidth.minimum",
@@ -236,7 +239,8 @@ func TestRemediesOfIgnoredBandwidth(t *testing.T) {
 	}
 }
 
-// TestIgnoredBandwidthNamesFourSessions checks that the text about ignored bandwidth names four sessions and counts the others.
+// TestIgnoredBandwidthNamesFourSessions checks that the text about ignored bandwidth names four sessions and counts the
+// others.
 func TestIgnoredBandwidthNamesFourSessions(t *testing.T) {
 	s := shape{Planes: 6, SubPorts: 1}
 	l := idle(t, s.Text())
@@ -253,7 +257,8 @@ func TestIgnoredBandwidthNamesFourSessions(t *testing.T) {
 	}
 }
 
-// TestDecidingCommunity checks that, of a route with too many communities, the guard keeps the one whose bandwidth counts.
+// TestDecidingCommunity checks that, of a route with too many communities, the guard keeps the one whose bandwidth
+// counts.
 func TestDecidingCommunity(t *testing.T) {
 	target := [8]byte{0, 2, 0xfd, 0xe8, 0, 0, 0, 1} // a route target
 	value := [8]byte(fare.Codec{}.Encode(400e9, netip.Addr{}))

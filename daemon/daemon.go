@@ -34,12 +34,13 @@ import (
 	"github.com/fared/fared/internal/version"
 )
 
-// Deps are the dependencies of a daemon. The zero value is that of a real server: netlink, the configured data plane, the configured sockets.
+// Deps are the dependencies of a daemon. The zero value is that of a real server: netlink, the configured data plane,
+// the configured sockets.
 type Deps struct {
 	// Logger receives the log; nil discards it.
 	Logger *slog.Logger
-	// LogDropped returns the number of lines that the log has left out; nil means none. FlushLog is called before the process ends because of a broken
-	// library, and must not wait for long; nil does nothing.
+	// LogDropped returns the number of lines that the log has left out; nil means none. FlushLog is called before the
+	// process ends because of a broken library, and must not wait for long; nil does nothing.
 	LogDropped func() uint64
 	FlushLog   func()
 	// LogLevel, if not nil, follows log.level across reloads.
@@ -50,15 +51,15 @@ type Deps struct {
 	Links LinkSource
 	// Dataplane is a connection to the data plane; nil dials the configured address.
 	Dataplane grpc.ClientConnInterface
-	// Alive, if not nil, reports whether the data plane inside this process works. While it does not, systemd's watchdog is not notified. It must not
-	// block.
+	// Alive, if not nil, reports whether the data plane inside this process works. While it does not, systemd's
+	// watchdog is not notified. It must not block.
 	Alive func() bool
 	// Memory connects to a new data plane inside this process, for the address "memory:"; nil rejects that address.
 	Memory func() (Conn, error)
 	// Instance names this run; empty means the start time.
 	Instance string
-	// ConfigPath is the file that a reload reads; empty rejects reloads. Override, if not nil, applies the command line's changes to the
-	// configuration each time it is read.
+	// ConfigPath is the file that a reload reads; empty rejects reloads. Override, if not nil, applies the command
+	// line's changes to the configuration each time it is read.
 	ConfigPath string
 	Override   func(*config.Config)
 	// Embedded daemons open no sockets for the API and metrics, and send no notifications to systemd.
@@ -90,7 +91,8 @@ type Daemon struct {
 	ran      bool
 }
 
-// New builds a daemon and starts its BGP servers; no session connects before Run. One process may contain several daemons.
+// New builds a daemon and starts its BGP servers; no session connects before Run. One process may contain several
+// daemons.
 func New(cfg *config.Config, deps Deps) (*Daemon, error) {
 	d := &Daemon{cfg: cfg, deps: deps, log: deps.Logger, registry: deps.Registry}
 	if d.log == nil {
@@ -176,7 +178,8 @@ func speakerConfig(cfg *config.Config, l *core.Layout) speaker.Config {
 // exit is os.Exit; tests replace it.
 var exit = os.Exit
 
-// fatal ends the process: GoBGP has found its own state broken, so its reports can no longer be trusted. The data plane keeps forwarding.
+// fatal ends the process: GoBGP has found its own state broken, so its reports can no longer be trusted. The data plane
+// keeps forwarding.
 func (d *Daemon) fatal(err error) {
 	d.log.Error("the BGP library cannot continue; ending the process", "error", err)
 	if d.deps.FlushLog != nil {
@@ -226,8 +229,8 @@ func bfdAuth(auth *config.BFDAuth) bfd.Auth {
 	return out
 }
 
-// CheckKernel returns an error with a remedy for the first TCP-AO key of a configuration that this machine's kernel does not support, or nil if
-// it supports all of them. New rejects these configurations.
+// CheckKernel returns an error with a remedy for the first TCP-AO key of a configuration that this machine's kernel
+// does not support, or nil if it supports all of them. New rejects these configurations.
 func CheckKernel(cfg *config.Config) error {
 	for i, p := range cfg.Planes {
 		for j, sp := range p.SubPorts {
@@ -262,8 +265,8 @@ func (d *Daemon) buildDataplane() error {
 	return err
 }
 
-// dialDataplane connects to the configured data plane. "memory:" is a data plane inside this process, which forwards nothing and serves for
-// experiments.
+// dialDataplane connects to the configured data plane. "memory:" is a data plane inside this process, which forwards
+// nothing and serves for experiments.
 func (d *Daemon) dialDataplane() (grpc.ClientConnInterface, error) {
 	address := d.cfg.Dataplane.Address
 	if address == config.InsideDataplane {
@@ -315,12 +318,12 @@ func (d *Daemon) WeightService() farev1.WeightServiceServer { return d.service.W
 // FabricService returns the daemon's implementation of fare.v1.FabricService, for use inside the process.
 func (d *Daemon) FabricService() farev1.FabricServiceServer { return d.service.Fabric() }
 
-// SlotsMoved returns the number of queue pair slots that have left their plane or sub-port since the start, summed over all destinations. A
-// parked slot has not moved.
+// SlotsMoved returns the number of queue pair slots that have left their plane or sub-port since the start, summed over
+// all destinations. A parked slot has not moved.
 func (d *Daemon) SlotsMoved() uint64 { return d.moved.Load() }
 
-// Run runs the daemon until ctx ends or an indispensable part fails. It returns after every goroutine has ended. The data plane keeps
-// forwarding.
+// Run runs the daemon until ctx ends or an indispensable part fails. It returns after every goroutine has ended. The
+// data plane keeps forwarding.
 func (d *Daemon) Run(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -371,7 +374,8 @@ func (d *Daemon) Run(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// servers opens the API's socket and the metrics listener, so that an occupied address is an error before any task starts.
+// servers opens the API's socket and the metrics listener, so that an occupied address is an error before any task
+// starts.
 func (d *Daemon) servers() ([]func(context.Context) error, error) {
 	api := d.cfg.API
 	server := status.ServerConfig{Socket: api.Socket, SocketMode: api.SocketMode, ReadOnlyMode: api.ReadOnlySocketMode, Listen: api.Listen}

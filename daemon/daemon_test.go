@@ -21,7 +21,8 @@ import (
 
 var own = netip.MustParsePrefix("10.255.0.1/32")
 
-// TestWeightsFollowTheLeaves follows an UPDATE, a withdrawal, a session and a link from the leaf's octets to the data plane's members.
+// TestWeightsFollowTheLeaves follows an UPDATE, a withdrawal, a session and a link from the leaf's octets to the data
+// plane's members.
 func TestWeightsFollowTheLeaves(t *testing.T) {
 	r := newRig(t, shape{Planes: 2, SubPorts: 1}, rigOptions{leaves: announceAll(400e9, 2)})
 	d := destination(0)
@@ -59,14 +60,15 @@ func TestFlapInOneEvent(t *testing.T) {
 	}
 }
 
-// TestIncreaseIsHeldUp checks that a decrease counts immediately and an increase after increase_hold_up, also after a flap. The hold-up is longer than the
-// test, which ends it.
+// TestIncreaseIsHeldUp checks that a decrease counts immediately and an increase after increase_hold_up, also after a
+// flap. The hold-up is longer than the test, which ends it.
 func TestIncreaseIsHeldUp(t *testing.T) {
 	const hold = time.Hour
 	r := newRig(t, shape{Planes: 2, SubPorts: 1, NoSpeed: true, Extra: "path_bandwidth: {increase_hold_up: 1h}\n"}, rigOptions{leaves: announceAll(400e9, 1)})
 	d := destination(0)
 	r.wait(d, "1:1") // the first state is not an increase
-	// rises requires that an increase since began is held up, with the weights before, and counts at the end of the hold-up.
+	// rises requires that an increase since began is held up, with the weights before, and counts at the end of the
+	// hold-up.
 	rises := func(what string, began time.Time, before, after string) {
 		t.Helper()
 		held := func() (held bool) {
@@ -169,8 +171,8 @@ func (l runLinks) Run(ctx context.Context) error {
 	return l.testLinks.Run(ctx)
 }
 
-// TestStopTakesNothingAway checks that a stopping daemon closes its sessions without any effect on its data plane, however busy it was: the sources of
-// events run until the loop has ended.
+// TestStopTakesNothingAway checks that a stopping daemon closes its sessions without any effect on its data plane,
+// however busy it was: the sources of events run until the loop has ended.
 func TestStopTakesNothingAway(t *testing.T) {
 	feeding := make(chan context.Context, 1)
 	r := newRig(t, shape{Planes: 2, SubPorts: 2}, rigOptions{leaves: announceAll(800e9, 4), deps: func(d *Deps) { d.Links = runLinks{d.Links.(*testLinks), feeding} }})
@@ -193,7 +195,8 @@ func TestStopTakesNothingAway(t *testing.T) {
 	}
 }
 
-// TestSecuredSessions runs TCP MD5 and GTSM between a server and a leaf, both fared; a wrong password keeps the session down.
+// TestSecuredSessions runs TCP MD5 and GTSM between a server and a leaf, both fared; a wrong password keeps the session
+// down.
 func TestSecuredSessions(t *testing.T) {
 	dir := t.TempDir()
 	password := func(name, text string) string {
@@ -251,8 +254,8 @@ func TestSecuredSessions(t *testing.T) {
 	}
 }
 
-// TestDeclaredFast checks the fast path: one failed sub-port causes one operation for it and one for each vector, for any number of
-// destinations.
+// TestDeclaredFast checks the fast path: one failed sub-port causes one operation for it and one for each vector, for
+// any number of destinations.
 func TestDeclaredFast(t *testing.T) {
 	const n = 1000
 	r := newRig(t, shape{Planes: 2, SubPorts: 2}, rigOptions{leaves: announceAll(800e9, n)})
@@ -274,8 +277,8 @@ func TestDeclaredFast(t *testing.T) {
 	}
 }
 
-// TestRefusalsAreShown checks that weights that the data plane refused, and those of a plane with a sub-port whose state it refused, are shown
-// with the data plane's reason.
+// TestRefusalsAreShown checks that weights that the data plane refused, and those of a plane with a sub-port whose
+// state it refused, are shown with the data plane's reason.
 func TestRefusalsAreShown(t *testing.T) {
 	r := newRig(t, shape{Planes: 2, SubPorts: 2}, rigOptions{leaves: announceAll(800e9, 1)})
 	d := destination(0)

@@ -8,8 +8,9 @@ import (
 	"github.com/fared/fared/daemon/internal/status"
 )
 
-// damping counts the failures in a row of a sub-port's link, and holds the rises of a link with many of them. Its decisions reach the core as the
-// recorded link state: a fall at once, a rise after its hold. The zero value has no failures.
+// damping counts the failures in a row of a sub-port's link, and holds the rises of a link with many of them. Its
+// decisions reach the core as the recorded link state: a fall at once, a rise after its hold. The zero value has no
+// failures.
 type damping struct {
 	failures int       // in a row: each less than quiet after the one before
 	last     time.Time // of the last failure
@@ -28,7 +29,8 @@ func (d *damping) fail(c *config.Damping, n int, now time.Time) {
 	d.failures, d.last = d.failures+n, now
 }
 
-// hold returns the time for which a link that rises now must stay up without interruption before it counts; 0 means that it counts at once.
+// hold returns the time for which a link that rises now must stay up without interruption before it counts; 0 means
+// that it counts at once.
 func (d *damping) hold(c *config.Damping, now time.Time) time.Duration {
 	if c.Failures == 0 || d.failures < c.Failures || now.Sub(d.last) >= c.Quiet {
 		return 0
@@ -53,8 +55,8 @@ func failures(before, after *LinkEvent) int {
 	return n
 }
 
-// holdRise holds a rise for a time, and shows why the link does not count meanwhile. damped reports that damping is the reason. A link that flaps
-// is reported once, with its first held rise.
+// holdRise holds a rise for a time, and shows why the link does not count meanwhile. damped reports that damping is the
+// reason. A link that flaps is reported once, with its first held rise.
 func (l *loop) holdRise(ev *LinkEvent, hold time.Duration, damped bool) {
 	cur := &l.links[ev.SubPort]
 	cur.held, cur.damped, cur.holdUntil, cur.rising = true, damped, l.wokenAt.Add(hold), *ev

@@ -13,7 +13,8 @@ import (
 	"github.com/fared/fared/internal/testkit/gate"
 )
 
-// carriers is the reference model of damping: the whole history of a link's carrier, evaluated from its begin for every question.
+// carriers is the reference model of damping: the whole history of a link's carrier, evaluated from its begin for every
+// question.
 type carriers struct {
 	up    bool
 	at    []time.Time // of the changes
@@ -30,7 +31,8 @@ func (c *carriers) set(up bool, now time.Time) {
 	}
 }
 
-// counts reports whether the link counts at a time: it is up, and has been up for the hold that the failures before its last rise require.
+// counts reports whether the link counts at a time: it is up, and has been up for the hold that the failures before its
+// last rise require.
 func (c *carriers) counts(d *config.Damping, now time.Time) bool {
 	if !c.up {
 		return false
@@ -51,8 +53,9 @@ func (c *carriers) counts(d *config.Damping, now time.Time) bool {
 	return !now.Before(rise.Add(hold))
 }
 
-// TestDampingEqualsItsModel checks in virtual time that random flaps of two links, some of them folded into one event, count exactly when the
-// model allows it, that no fall waits, and that a replay of the recorded events ends in the same state.
+// TestDampingEqualsItsModel checks in virtual time that random flaps of two links, some of them folded into one event,
+// count exactly when the model allows it, that no fall waits, and that a replay of the recorded events ends in the same
+// state.
 func TestDampingEqualsItsModel(t *testing.T) {
 	gate.WithoutRaceDetector(t, "has one goroutine, and a tenth of the cases with it")
 	held := uint64(0)
@@ -110,8 +113,8 @@ func TestDampingEqualsItsModel(t *testing.T) {
 	}
 }
 
-// TestDampingIsShown checks that a link that flaps shows until when it is damped, is counted for each held rise, and is reported once until it
-// counts.
+// TestDampingIsShown checks that a link that flaps shows until when it is damped, is counted for each held rise, and is
+// reported once until it counts.
 func TestDampingIsShown(t *testing.T) {
 	l := idle(t, shape{Planes: 1, SubPorts: 1}.Text())
 	n := uint64(0)

@@ -12,8 +12,8 @@ import (
 	"github.com/fared/fared/fare"
 )
 
-// TestWeightsOfAReplay checks that fared replay lists every destination's weights once for each source group, sorted by address, across any
-// number of pages. Without a data plane nothing is in effect.
+// TestWeightsOfAReplay checks that fared replay lists every destination's weights once for each source group, sorted by
+// address, across any number of pages. Without a data plane nothing is in effect.
 func TestWeightsOfAReplay(t *testing.T) {
 	s := coretest.OwnPorts(2, 2)
 	c := coreOf(t, s.Text())

@@ -16,8 +16,8 @@ import (
 	"github.com/fared/fared/internal/testkit/testbed"
 )
 
-// TestDrainOfTheLastPlaneIsRefused checks that a drain that would leave a destination without any plane is refused with the destination, the
-// planes and the remedy, unless it is forced; existing drains and failed links count.
+// TestDrainOfTheLastPlaneIsRefused checks that a drain that would leave a destination without any plane is refused with
+// the destination, the planes and the remedy, unless it is forced; existing drains and failed links count.
 func TestDrainOfTheLastPlaneIsRefused(t *testing.T) {
 	r := newRig(t, shape{Planes: 3, SubPorts: 1, Extra: "drain_delay: 0s\n"}, rigOptions{leaves: announceAll(400e9, 2)})
 	r.wait(destination(0), "1:1:1")
@@ -60,8 +60,8 @@ func TestDrainOfTheLastPlaneIsRefused(t *testing.T) {
 	r.wait(destination(0), "unreachable")
 }
 
-// TestTwoDrainsOfOnePair checks the drains of two operators: while the other end withdraws one plane, which it advertises with zero bandwidth, the plane
-// that is left may not be drained here.
+// TestTwoDrainsOfOnePair checks the drains of two operators: while the other end withdraws one plane, which it
+// advertises with zero bandwidth, the plane that is left may not be drained here.
 func TestTwoDrainsOfOnePair(t *testing.T) {
 	r := newRig(t, shape{Planes: 2, SubPorts: 1}, rigOptions{leaves: announceAll(400e9, 2)})
 	r.wait(destination(0), "1:1")
@@ -82,8 +82,9 @@ func TestTwoDrainsOfOnePair(t *testing.T) {
 	}
 }
 
-// TestTwoDrainsAtOnce checks the drains of two operators that both ends have accepted, because the zero bandwidth of each was still on its way: once it
-// arrives, the drain is given up, traffic returns at once, and the status has the reason until the next request. A forced drain goes on.
+// TestTwoDrainsAtOnce checks the drains of two operators that both ends have accepted, because the zero bandwidth of
+// each was still on its way: once it arrives, the drain is given up, traffic returns at once, and the status has the
+// reason until the next request. A forced drain goes on.
 func TestTwoDrainsAtOnce(t *testing.T) {
 	dir := testbed.ShortDir(t)
 	file := filepath.Join(dir, "drains")
@@ -130,7 +131,8 @@ func TestTwoDrainsAtOnce(t *testing.T) {
 	}
 }
 
-// TestRestoredDrainsAreNotGivenUp checks that a drain of an earlier process stays in force where the other end drains the remaining plane.
+// TestRestoredDrainsAreNotGivenUp checks that a drain of an earlier process stays in force where the other end drains
+// the remaining plane.
 func TestRestoredDrainsAreNotGivenUp(t *testing.T) {
 	s := shape{Planes: 2, SubPorts: 1}
 	l := forwarding(t, s, 1)

@@ -12,8 +12,8 @@ import (
 	"github.com/fared/fared/dataplane/memory"
 )
 
-// TestDrainInOrder checks the order of a drain: acknowledged shares, then zero bandwidth, then no route; and of an undrain: the route, then the
-// shares.
+// TestDrainInOrder checks the order of a drain: acknowledged shares, then zero bandwidth, then no route; and of an
+// undrain: the route, then the shares.
 func TestDrainInOrder(t *testing.T) {
 	r := newRig(t, shape{Planes: 2, SubPorts: 1, Extra: "drain_delay: 100ms\n"}, rigOptions{leaves: announceAll(400e9, 1)})
 	d, target := destination(0), core.DrainTarget{Plane: "p1"}
@@ -51,8 +51,8 @@ func TestDrainInOrder(t *testing.T) {
 	}
 }
 
-// TestDrainWaitsForTheDataPlane checks that a data plane that does not acknowledge, or refuses, keeps the drain in its first stage, however long
-// the drain delay has passed.
+// TestDrainWaitsForTheDataPlane checks that a data plane that does not acknowledge, or refuses, keeps the drain in its
+// first stage, however long the drain delay has passed.
 func TestDrainWaitsForTheDataPlane(t *testing.T) {
 	for name, spoil := range map[string]func(*memory.Dataplane){
 		"silent":  func(dp *memory.Dataplane) { dp.DelayAcks(time.Hour) },

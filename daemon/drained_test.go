@@ -14,7 +14,8 @@ import (
 	"github.com/fared/fared/daemon/internal/core"
 )
 
-// shown returns plane p1, its sub-port and its session in the status: "drained", "draining" or "in service", and the session's state.
+// shown returns plane p1, its sub-port and its session in the status: "drained", "draining" or "in service", and the
+// session's state.
 func (r *rig) shown() string {
 	r.t.Helper()
 	word := func(drained, draining bool) string {
@@ -40,9 +41,10 @@ func (r *rig) shown() string {
 	return strings.Join([]string{word(p.Drained, p.Draining), word(p.SubPorts[0].Drained, p.SubPorts[0].Draining), sessions.Sessions[1].State}, ", ")
 }
 
-// windowClosed reports whether the kernel has octets for a leaf whose window is closed (proc_net_tcp.rst of the kernel's documentation): the connection's
-// timer, the number before the colon, is that of zero window probes, 4; or that of retransmissions, 1, if the window closed while octets were in flight.
-// Linux does not count the latter as retransmissions, but it doubles the timeout, in 10 ms: from 200 ms on loopback to more than 1 s.
+// windowClosed reports whether the kernel has octets for a leaf whose window is closed (proc_net_tcp.rst of the
+// kernel's documentation): the connection's timer, the number before the colon, is that of zero window probes, 4; or
+// that of retransmissions, 1, if the window closed while octets were in flight. Linux does not count the latter as
+// retransmissions, but it doubles the timeout, in 10 ms: from 200 ms on loopback to more than 1 s.
 func (r *rig) windowClosed(leaf int) bool {
 	r.t.Helper()
 	table, err := os.ReadFile("/proc/thread-self/net/tcp")
@@ -70,8 +72,8 @@ func (r *rig) windowClosed(leaf int) bool {
 	return false
 }
 
-// TestDrainedIsTrue checks that, while the leaf reads nothing and its window is full, a drain is shown as being under way, with the session; it
-// completes once the leaf reads.
+// TestDrainedIsTrue checks that, while the leaf reads nothing and its window is full, a drain is shown as being under
+// way, with the session; it completes once the leaf reads.
 func TestDrainedIsTrue(t *testing.T) {
 	var stalled *rawLeaf
 	r := newRig(t, shape{Planes: 2, SubPorts: 1, Extra: "drain_delay: 0s\n"}, rigOptions{leaves: func(l *rawLeaf) {
@@ -131,8 +133,8 @@ func TestDrainedIsTrue(t *testing.T) {
 	}
 }
 
-// TestDrainedSurvivesTheSession checks that a session that comes up during a drain announces nothing, and that the drain stays complete; also
-// for a leaf, whose routes depend on the neighbor.
+// TestDrainedSurvivesTheSession checks that a session that comes up during a drain announces nothing, and that the
+// drain stays complete; also for a leaf, whose routes depend on the neighbor.
 func TestDrainedSurvivesTheSession(t *testing.T) {
 	for name, s := range map[string]shape{
 		"server": {Planes: 2, SubPorts: 1, Extra: "drain_delay: 0s\n"},
@@ -182,7 +184,8 @@ func TestDrainedSurvivesTheSession(t *testing.T) {
 	}
 }
 
-// TestDrainedLeafThatFails checks that the sub-port of a drained leaf counts as drained while the leaf's session is down, as during its maintenance.
+// TestDrainedLeafThatFails checks that the sub-port of a drained leaf counts as drained while the leaf's session is
+// down, as during its maintenance.
 func TestDrainedLeafThatFails(t *testing.T) {
 	r := newRig(t, shape{Planes: 2, SubPorts: 1, Extra: "drain_delay: 0s\n"}, rigOptions{leaves: announceAll(400e9, 1)})
 	r.wait(destination(0), "1:1")

@@ -80,7 +80,8 @@ func (l *loop) dormant() []drainfile.Record {
 	return out
 }
 
-// restoreDrains puts the drains of an earlier process in force. It is called before the first turn, so that no session advertises anything before.
+// restoreDrains puts the drains of an earlier process in force. It is called before the first turn, so that no session
+// advertises anything before.
 func (l *loop) restoreDrains(records []drainfile.Record) {
 	for _, r := range records {
 		l.drained.all[r.DrainTarget] = r
@@ -135,7 +136,8 @@ func (d *Daemon) openDrains() *drainSaver {
 	return s
 }
 
-// save writes records, unless newer ones are written already. It returns once they are on the disk, or the attempt has failed; run repeats it.
+// save writes records, unless newer ones are written already. It returns once they are on the disk, or the attempt has
+// failed; run repeats it.
 func (s *drainSaver) save(version uint64, records []drainfile.Record) error {
 	s.later(version, records)
 	s.mu.Lock()
@@ -224,9 +226,9 @@ func (d *Daemon) drain(ctx context.Context, req status.DrainRequest) (status.Dra
 	return req.Target, sessions, err
 }
 
-// giveUpDrains ends each drain that is not forced, and whose routes are not withdrawn yet, if the other end of a destination takes the planes out of
-// service that it left: two operators have drained within the time that zero bandwidth needs to reach the other end. The shares return at once, because
-// the leaves still have the routes.
+// giveUpDrains ends each drain that is not forced, and whose routes are not withdrawn yet, if the other end of a
+// destination takes the planes out of service that it left: two operators have drained within the time that zero
+// bandwidth needs to reach the other end. The shares return at once, because the leaves still have the routes.
 func (l *loop) giveUpDrains() {
 	var up []core.DrainTarget
 	l.core.Drains(func(t core.DrainTarget, s core.DrainStage) {

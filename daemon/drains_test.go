@@ -65,8 +65,8 @@ func (r *rig) overview() *farev1.GetStatusResponse {
 	return st
 }
 
-// TestDrainsSurvive checks that a daemon that starts after a drain advertises nothing over its target and sends nothing there, shows since when, by whom and
-// why, and does so until an undrain, for each kind of target.
+// TestDrainsSurvive checks that a daemon that starts after a drain advertises nothing over its target and sends nothing
+// there, shows since when, by whom and why, and does so until an undrain, for each kind of target.
 func TestDrainsSurvive(t *testing.T) {
 	for name, target := range map[string]*farev1.DrainTarget{
 		"plane":    {Target: &farev1.DrainTarget_Plane{Plane: "p1"}},
@@ -148,7 +148,8 @@ func TestRepeatedDrain(t *testing.T) {
 	}
 }
 
-// TestDrainsOfUnknownTargets checks that a drain whose target the configuration lacks has no effect, is shown and kept, and ends with an undrain.
+// TestDrainsOfUnknownTargets checks that a drain whose target the configuration lacks has no effect, is shown and kept,
+// and ends with an undrain.
 func TestDrainsOfUnknownTargets(t *testing.T) {
 	dir := testbed.ShortDir(t)
 	file := filepath.Join(dir, "drains")
@@ -193,7 +194,8 @@ func TestDrainsOfUnknownTargets(t *testing.T) {
 	}
 }
 
-// TestDrainsCannotBeKept checks that a failed write does not fail the drain, is shown, and is repeated until it succeeds.
+// TestDrainsCannotBeKept checks that a failed write does not fail the drain, is shown, and is repeated until it
+// succeeds.
 func TestDrainsCannotBeKept(t *testing.T) {
 	dir := testbed.ShortDir(t)
 	inTheWay := filepath.Join(dir, "state")

@@ -13,11 +13,12 @@ import (
 	"github.com/fared/fared/fare"
 )
 
-// settleTime is the time after which the dropped routes of a session are judged although the peer has not sent End-of-RIB. Before, the routes that
-// would show them to be harmless may be under way.
+// settleTime is the time after which the dropped routes of a session are judged although the peer has not sent
+// End-of-RIB. Before, the routes that would show them to be harmless may be under way.
 const settleTime = 5 * time.Second
 
-// intake is the state of a session's peer, except the accepted routes. The zero value is that of a session that is not established.
+// intake is the state of a session's peer, except the accepted routes. The zero value is that of a session that is not
+// established.
 type intake struct {
 	up       bool
 	since    time.Time         // begin of the generation
@@ -25,7 +26,8 @@ type intake struct {
 	refused  []guard.Refused
 }
 
-// dropReasons are the reasons of dropped routes that are faults, with their remedies. Other drops are routine, such as those of default routes.
+// dropReasons are the reasons of dropped routes that are faults, with their remedies. Other drops are routine, such as
+// those of default routes.
 var dropReasons = map[guard.Reason]string{
 	guard.RouteNextHop:    "another machine of the subnet is the next hop: make the leaf send itself (FRR: neighbor ADDRESS next-hop-self; BIRD: next hop self), or set subnet_next_hops: true on the session",
 	guard.RouteLoop:       "the other servers have this server's AS: set as-override for it at the leaf, or bgp.allow_own_as: 1 here, or give each server a separate AS",
@@ -99,8 +101,9 @@ func (l *loop) droppedFaults(out []sessionFault) []sessionFault {
 	return out
 }
 
-// uncarried returns the loopbacks of a family that this server cannot advertise over a session's sub-port, because none of the sub-port's peers has agreed
-// to the family. The session should carry the family, by its configuration, or because no session of any sub-port does.
+// uncarried returns the loopbacks of a family that this server cannot advertise over a session's sub-port, because none
+// of the sub-port's peers has agreed to the family. The session should carry the family, by its configuration, or
+// because no session of any sub-port does.
 func (l *loop) uncarried(session, index int, family speaker.Family) (own []netip.Prefix) {
 	layout := l.core.Layout()
 	s := &layout.Sessions[session]

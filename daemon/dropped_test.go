@@ -37,8 +37,9 @@ func (l *rawLeaf) send(messages ...[]byte) {
 	}
 }
 
-// TestDroppedRoutesAreFaults checks that routes that a leaf sends and the guard drops are a fault with a remedy in status, log and metrics, one line for each
-// change, until the routes are accepted or withdrawn; and that the usual other routes of a leaf are none.
+// TestDroppedRoutesAreFaults checks that routes that a leaf sends and the guard drops are a fault with a remedy in
+// status, log and metrics, one line for each change, until the routes are accepted or withdrawn; and that the usual
+// other routes of a leaf are none.
 func TestDroppedRoutesAreFaults(t *testing.T) {
 	log := &lines{}
 	s := shape{Planes: 2, SubPorts: 1}.Defaults()
@@ -92,8 +93,8 @@ func TestDroppedRoutesAreFaults(t *testing.T) {
 	}
 }
 
-// TestDroppedRoutesAreJudgedLate checks that the dropped routes of a session are judged at its End-of-RIB, or after settleTime, for which the loop
-// wakes.
+// TestDroppedRoutesAreJudgedLate checks that the dropped routes of a session are judged at its End-of-RIB, or after
+// settleTime, for which the loop wakes.
 func TestDroppedRoutesAreJudgedLate(t *testing.T) {
 	s := shape{Planes: 2, SubPorts: 1}
 	l := idle(t, s.Text())
@@ -143,8 +144,8 @@ func TestLoopsOfALeafAreRoutine(t *testing.T) {
 	}
 }
 
-// TestMissingFamilyIsAFault checks that a family to which a leaf has not agreed is a fault if a loopback needs it and no other session of the
-// sub-port carries it.
+// TestMissingFamilyIsAFault checks that a family to which a leaf has not agreed is a fault if a loopback needs it and
+// no other session of the sub-port carries it.
 func TestMissingFamilyIsAFault(t *testing.T) {
 	const text = `
 as: 65001

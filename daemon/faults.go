@@ -13,8 +13,8 @@ import (
 	"github.com/fared/fared/internal/hostcheck"
 )
 
-// Bounds of the log lines about faults of sessions. One leaf may corrupt the bandwidth of every route at once, and return to valid values just as
-// quickly.
+// Bounds of the log lines about faults of sessions. One leaf may corrupt the bandwidth of every route at once, and
+// return to valid values just as quickly.
 const (
 	faultsEvery = time.Second
 	faultLines  = 8 // lines per faultsEvery; further lines follow later
@@ -36,7 +36,8 @@ func (l *loop) faultOf(session int, f status.Fault) sessionFault {
 // sessionFaults returns every current fault of the sessions: ignored bandwidth, then dropped routes.
 func (l *loop) sessionFaults() []sessionFault { return l.droppedFaults(l.ignoredFaults(nil)) }
 
-// limited notes the limitations of the data plane's host, and reports those that begin or end. Without BFD its packets do not matter.
+// limited notes the limitations of the data plane's host, and reports those that begin or end. Without BFD its packets
+// do not matter.
 func (l *loop) limited(all []*farev1.Limitation) {
 	now := slices.DeleteFunc(slices.Clone(all), func(x *farev1.Limitation) bool {
 		return x.Reason == hostcheck.ReasonFirewallBFD && l.core.Config().BFD.Interval == 0
@@ -65,8 +66,8 @@ type faultKey struct {
 	reason  string
 }
 
-// faultTexts are the log lines about the faults of a kind, and the message of these lines. The begin has the number of routes, the reason, an example and the remedy,
-// the end has the reason.
+// faultTexts are the log lines about the faults of a kind, and the message of these lines. The begin has the number of
+// routes, the reason, an example and the remedy, the end has the reason.
 var faultTexts = map[string]struct{ message, begin, end string }{
 	status.FaultBandwidthIgnored: {"path bandwidth", "bandwidth of %d routes ignored, %s, such as %s: %s", "the bandwidth of no usable route is ignored now, %s"},
 	status.FaultRoutesDropped:    {"routes dropped", "%d routes dropped, %s, such as %s: %s", "no route is dropped now, %s"},
@@ -79,8 +80,9 @@ type faultReport struct {
 	last     time.Time // of the last report
 }
 
-// reportFaults reports the begin and the end of each fault once: immediately if the last report is at least faultsEvery ago, else together
-// with the faults that follow until then. A fault that ends before its report is due is not reported.
+// reportFaults reports the begin and the end of each fault once: immediately if the last report is at least faultsEvery
+// ago, else together with the faults that follow until then. A fault that ends before its report is due is not
+// reported.
 func (l *loop) reportFaults() {
 	r := &l.faultReport
 	now := time.Now()

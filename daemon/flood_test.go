@@ -14,8 +14,9 @@ import (
 	"github.com/fared/fared/internal/testkit/testbed"
 )
 
-// flooded is a rig with three leaves. The first repeatedly advertises a distinct bandwidth for each of many destinations; the second changes its
-// bandwidth toward one destination that the first does not announce. The data plane takes cost for each group.
+// flooded is a rig with three leaves. The first repeatedly advertises a distinct bandwidth for each of many
+// destinations; the second changes its bandwidth toward one destination that the first does not announce. The data
+// plane takes cost for each group.
 type flooded struct {
 	*rig
 	n       int
@@ -96,7 +97,8 @@ func (f *flooded) change(t testing.TB, b fare.Bandwidth) time.Duration {
 	}
 }
 
-// BenchmarkOthersUnderFlood measures how long other sessions' changes take while one leaf floods, and how long the loop is unresponsive.
+// BenchmarkOthersUnderFlood measures how long other sessions' changes take while one leaf floods, and how long the loop
+// is unresponsive.
 func BenchmarkOthersUnderFlood(b *testing.B) {
 	for _, c := range []struct {
 		n    int
@@ -127,9 +129,9 @@ func BenchmarkOthersUnderFlood(b *testing.B) {
 	}
 }
 
-// TestFloodDelaysNoOthers checks that, while the data plane applies one leaf's flood of distinct bandwidths, changes of another session are
-// applied among the flood's first groups, not behind them. The data plane is slow except from the declaration of a change until it is applied, so that
-// the result does not depend on the speed of the machine.
+// TestFloodDelaysNoOthers checks that, while the data plane applies one leaf's flood of distinct bandwidths, changes of
+// another session are applied among the flood's first groups, not behind them. The data plane is slow except from the
+// declaration of a change until it is applied, so that the result does not depend on the speed of the machine.
 func TestFloodDelaysNoOthers(t *testing.T) {
 	const n = 4096
 	slow := int64(20 * time.Millisecond)

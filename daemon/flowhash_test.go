@@ -126,7 +126,8 @@ func (r *rig) pairs(d netip.Prefix) []*farev1.PairSlots {
 
 func (r *rig) placement(d netip.Prefix) string { return r.pairs(d)[0].PortPlacement }
 
-// checkLanding verifies every source port of a destination against the definition of fare.v1.FlowHash, for flows to a port.
+// checkLanding verifies every source port of a destination against the definition of fare.v1.FlowHash, for flows to a
+// port.
 func (r *rig) checkLanding(d netip.Prefix, hash *farev1.FlowHash, protocol uint8, dport uint16) {
 	r.t.Helper()
 	n := r.s.Planes * r.s.SubPorts
@@ -148,8 +149,9 @@ func (r *rig) checkLanding(d netip.Prefix, hash *farev1.FlowHash, protocol uint8
 	}
 }
 
-// TestForwardingOrderIsTheEngines checks that sub-ports have the same order everywhere. The data plane assigns buckets in the order of
-// Forwarding, the planner counts places in that of the engine's configuration, and answers to Landing list devices in that of the layout.
+// TestForwardingOrderIsTheEngines checks that sub-ports have the same order everywhere. The data plane assigns buckets
+// in the order of Forwarding, the planner counts places in that of the engine's configuration, and answers to Landing
+// list devices in that of the layout.
 func TestForwardingOrderIsTheEngines(t *testing.T) {
 	r := rand.New(rand.NewPCG(4, 7))
 	for range 50 {
@@ -188,9 +190,9 @@ func TestForwardingOrderIsTheEngines(t *testing.T) {
 	}
 }
 
-// TestPortsLandByTheDataPlanesHash checks that ports land where the data plane keeps their flows, toward the first UDP port or, without one, the
-// first TCP port, also during a failure. Ports are uniform for a data plane that does not describe its hash, and for one whose description is
-// wrong, which is reported.
+// TestPortsLandByTheDataPlanesHash checks that ports land where the data plane keeps their flows, toward the first UDP
+// port or, without one, the first TCP port, also during a failure. Ports are uniform for a data plane that does not
+// describe its hash, and for one whose description is wrong, which is reported.
 func TestPortsLandByTheDataPlanesHash(t *testing.T) {
 	for _, tc := range []struct {
 		name     string
@@ -257,8 +259,8 @@ func (s *safeBuffer) String() string {
 	return s.b.String()
 }
 
-// TestFlowHashChanges checks that a data plane that reconnects with another hash changes the published ports, also in a watch, and that
-// operators are informed; the recording replays.
+// TestFlowHashChanges checks that a data plane that reconnects with another hash changes the published ports, also in a
+// watch, and that operators are informed; the recording replays.
 func TestFlowHashChanges(t *testing.T) {
 	dir := testbed.ShortDir(t)
 	path, socket := filepath.Join(dir, "recording"), filepath.Join(dir, "s")
@@ -338,8 +340,8 @@ func TestFlowHashChanges(t *testing.T) {
 	t.Error("the replay has not the destination")
 }
 
-// TestFlowPins checks that pinned ports are uniform, and so an arithmetic progression, unless the data plane also describes its hash; then they
-// equal the published ones, even if the hash arrives after the first ports were computed.
+// TestFlowPins checks that pinned ports are uniform, and so an arithmetic progression, unless the data plane also
+// describes its hash; then they equal the published ones, even if the hash arrives after the first ports were computed.
 func TestFlowPins(t *testing.T) {
 	for _, hash := range []*farev1.FlowHash{nil, lasting, {Algorithm: "ask"}} {
 		dp := newHashPlane(hash, true)
@@ -373,7 +375,8 @@ func TestFlowPins(t *testing.T) {
 	}
 }
 
-// TestPortsWithoutSlotsAreReported checks the warning about steered ports for which a data plane's hash gives slots no source ports.
+// TestPortsWithoutSlotsAreReported checks the warning about steered ports for which a data plane's hash gives slots no
+// source ports.
 func TestPortsWithoutSlotsAreReported(t *testing.T) {
 	for name, test := range map[string]struct {
 		hash  *farev1.FlowHash
@@ -403,7 +406,8 @@ func TestPortsWithoutSlotsAreReported(t *testing.T) {
 	}
 }
 
-// TestAskedPortsOfTCP checks that without UDP ports the data plane is queried for the landing of TCP flows, and configured to steer them.
+// TestAskedPortsOfTCP checks that without UDP ports the data plane is queried for the landing of TCP flows, and
+// configured to steer them.
 func TestAskedPortsOfTCP(t *testing.T) {
 	dp := newHashPlane(&farev1.FlowHash{Algorithm: "ask"}, false)
 	dp.lands = wecmp.LinuxL4{Seed: lasting.Seed, Buckets: int(lasting.Buckets), Lasting: int(lasting.LastingBuckets)}
@@ -422,8 +426,8 @@ func TestAskedPortsOfTCP(t *testing.T) {
 	})
 }
 
-// TestAskedPorts checks that a hash that cannot be computed is queried, once per pair; while the data plane computes the answer, nothing else
-// waits, and ports are uniform and reported as such.
+// TestAskedPorts checks that a hash that cannot be computed is queried, once per pair; while the data plane computes
+// the answer, nothing else waits, and ports are uniform and reported as such.
 func TestAskedPorts(t *testing.T) {
 	dp := newHashPlane(&farev1.FlowHash{Algorithm: "ask"}, false)
 	dp.lands = wecmp.LinuxL4{Seed: lasting.Seed, Buckets: int(lasting.Buckets), Lasting: int(lasting.LastingBuckets)}
@@ -523,8 +527,8 @@ func TestAskedPorts(t *testing.T) {
 	}
 }
 
-// TestReplayHasAnswersAndNextHops checks that a recording contains the data plane's answers and the learned next hops: a replay shows the ports
-// that the daemon showed, and has its next hops.
+// TestReplayHasAnswersAndNextHops checks that a recording contains the data plane's answers and the learned next hops:
+// a replay shows the ports that the daemon showed, and has its next hops.
 func TestReplayHasAnswersAndNextHops(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "recording")
 	dp := newHashPlane(&farev1.FlowHash{Algorithm: "ask"}, false)

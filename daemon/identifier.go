@@ -7,8 +7,9 @@ import (
 	"github.com/fared/fared/daemon/internal/status"
 )
 
-// checkIdentifier warns about a second leaf in a plane with the same BGP identifier. RFC 6286 allows equal identifiers in different AS numbers,
-// and fared distinguishes the two leaves, but switches and operators' tools often rely on the identifier alone.
+// checkIdentifier warns about a second leaf in a plane with the same BGP identifier. RFC 6286 allows equal identifiers
+// in different AS numbers, and fared distinguishes the two leaves, but switches and operators' tools often rely on the
+// identifier alone.
 func (l *loop) checkIdentifier(ev speaker.SessionUp) {
 	plane := l.core.Layout().Sessions[ev.Session].Plane
 	for i := range l.core.Layout().Sessions {

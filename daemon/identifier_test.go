@@ -7,8 +7,8 @@ import (
 	"github.com/fared/fared/daemon/internal/speaker"
 )
 
-// TestOneIdentifierTwoLeaves checks the warning about two leaves of a plane with one BGP identifier and different AS numbers; both halves of a
-// Y-cable, and leaves of other planes, cause none.
+// TestOneIdentifierTwoLeaves checks the warning about two leaves of a plane with one BGP identifier and different AS
+// numbers; both halves of a Y-cable, and leaves of other planes, cause none.
 func TestOneIdentifierTwoLeaves(t *testing.T) {
 	r := newRig(t, shape{Planes: 2, SubPorts: 2}, rigOptions{leaves: announceAll(800e9, 1)})
 	r.settled(1)

@@ -99,8 +99,9 @@ func (r *rig) metric(name, reason string) (sum float64) {
 	return sum
 }
 
-// TestIgnoredBandwidthIsAFault checks that a leaf whose values are out of bounds, or missing where other leaves have one, is shown in status,
-// weights and events, from begin to end; one event for each session and reason. A fabric without any bandwidth is not a fault.
+// TestIgnoredBandwidthIsAFault checks that a leaf whose values are out of bounds, or missing where other leaves have
+// one, is shown in status, weights and events, from begin to end; one event for each session and reason. A fabric
+// without any bandwidth is not a fault.
 func TestIgnoredBandwidthIsAFault(t *testing.T) {
 	log := &lines{}
 	r := newRig(t, shape{Planes: 2, SubPorts: 1, Extra: bounds}, rigOptions{leaves: announceAll(400e9, 2), deps: func(d *Deps) {
@@ -152,8 +153,8 @@ func TestIgnoredBandwidthIsAFault(t *testing.T) {
 	eventually(t, "the fault is gone with its session", func() bool { return r.faultsShown() == "" && r.ignoredOf(1) == "" })
 }
 
-// TestIgnoredBandwidthIsReportedAtABoundedRate checks that, of many simultaneous faults, faultLines are reported per faultsEvery, and the
-// others after that, each once.
+// TestIgnoredBandwidthIsReportedAtABoundedRate checks that, of many simultaneous faults, faultLines are reported per
+// faultsEvery, and the others after that, each once.
 func TestIgnoredBandwidthIsReportedAtABoundedRate(t *testing.T) {
 	s := shape{Planes: 5, SubPorts: 4, Extra: bounds}
 	l := idle(t, s.Text())

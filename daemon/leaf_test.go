@@ -45,7 +45,8 @@ func (j *journal) index(n int, prefix string) int {
 	return n + i
 }
 
-// rawLeaf is a leaf that writes raw octets at the other end of one session: it announces the configured routes and records the received ones.
+// rawLeaf is a leaf that writes raw octets at the other end of one session: it announces the configured routes and
+// records the received ones.
 type rawLeaf struct {
 	name    string
 	as      uint16

@@ -32,10 +32,11 @@ type LinkEvent struct {
 	Transitions uint64
 }
 
-// LinkSource reports the state of the sub-ports' devices. Take returns the last state of each device that has changed since the last call,
-// appended to buf[:0]; Ready returns a channel that has a value when Take has something to return. Poll makes the source read the devices now,
-// because a failure was detected whose link event may be late. It does not wait for the result. Cover passes the data plane's carriers_announced
-// (fare.v1.Capabilities): where its devices are, their events are prompt. "" means that no data plane is connected, or that it announces nothing.
+// LinkSource reports the state of the sub-ports' devices. Take returns the last state of each device that has changed
+// since the last call, appended to buf[:0]; Ready returns a channel that has a value when Take has something to return.
+// Poll makes the source read the devices now, because a failure was detected whose link event may be late. It does not
+// wait for the result. Cover passes the data plane's carriers_announced (fare.v1.Capabilities): where its devices are,
+// their events are prompt. "" means that no data plane is connected, or that it announces nothing.
 type LinkSource interface {
 	Run(ctx context.Context) error
 	Ready() <-chan struct{}
@@ -58,8 +59,8 @@ type linkWatcher interface {
 	Take(buf []link.Event) []link.Event
 }
 
-// netlinkLinks is the LinkSource of a real machine: netlink for the devices of this kernel, and the configuration for other devices (link_state:
-// assume-up).
+// netlinkLinks is the LinkSource of a real machine: netlink for the devices of this kernel, and the configuration for
+// other devices (link_state: assume-up).
 type netlinkLinks struct {
 	watcher linkWatcher // nil if all links are assumed
 	indexes []int       // sub-port of each watched device
@@ -142,8 +143,8 @@ func (n *netlinkLinks) Take(buf []LinkEvent) []LinkEvent {
 	return buf
 }
 
-// linkState is the loop's state of a sub-port's device in addition to the core's: the state for display, and an increase that has not lasted long
-// enough yet.
+// linkState is the loop's state of a sub-port's device in addition to the core's: the state for display, and an
+// increase that has not lasted long enough yet.
 type linkState struct {
 	LinkEvent
 	seen bool
@@ -151,7 +152,8 @@ type linkState struct {
 	received LinkEvent
 	// known is the last known speed of the device, 0 if it never had one.
 	known fare.Bandwidth
-	// held reports that rising, an increase, waits until holdUntil: for damping if damped, otherwise for path_bandwidth.increase_hold_up.
+	// held reports that rising, an increase, waits until holdUntil: for damping if damped, otherwise for
+	// path_bandwidth.increase_hold_up.
 	held      bool
 	damped    bool
 	rising    LinkEvent
@@ -164,8 +166,8 @@ func rises(a, b *LinkEvent) bool {
 	return b.Up && (!a.Up || b.Speed > a.Speed)
 }
 
-// link handles a device's state. A decrease counts immediately; an increase waits for the hold-up time, if one is configured, and the rise of a
-// link that flaps for its damping.
+// link handles a device's state. A decrease counts immediately; an increase waits for the hold-up time, if one is
+// configured, and the rise of a link that flaps for its damping.
 func (l *loop) link(ev *LinkEvent) {
 	damping := &l.core.Config().Links.Damping
 	l.links[ev.SubPort].damping.fail(damping, failures(&l.links[ev.SubPort].received, ev), l.wokenAt)
@@ -196,7 +198,8 @@ func (l *loop) link(ev *LinkEvent) {
 	}
 }
 
-// holdOf returns the time for which an increase that begins now is held, 0 if it is not, and whether damping is the reason.
+// holdOf returns the time for which an increase that begins now is held, 0 if it is not, and whether damping is the
+// reason.
 func (l *loop) holdOf(subPort int) (hold time.Duration, damped bool) {
 	cur, c := &l.links[subPort], l.core.Config()
 	hold = c.PathBandwidth.IncreaseHoldUp

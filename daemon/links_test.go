@@ -19,8 +19,8 @@ import (
 	"github.com/fared/fared/internal/testkit/netnstest"
 )
 
-// TestAssumedLinks checks that a sub-port with link_state: assume-up is up from the start and stays up; the kernel is queried only for the other
-// sub-ports. The loopback device is up wherever tests run.
+// TestAssumedLinks checks that a sub-port with link_state: assume-up is up from the start and stays up; the kernel is
+// queried only for the other sub-ports. The loopback device is up wherever tests run.
 func TestAssumedLinks(t *testing.T) {
 	s := shape{Planes: 3, SubPorts: 1}
 	assumed := func(devices ...string) string {
@@ -109,7 +109,8 @@ func (l failingLinks) Run(ctx context.Context) error {
 	}
 }
 
-// TestRunEndsWithWhatFails checks that a failing part ends the daemon, and that Run returns only its error; a requested stop is not an error.
+// TestRunEndsWithWhatFails checks that a failing part ends the daemon, and that Run returns only its error; a requested
+// stop is not an error.
 func TestRunEndsWithWhatFails(t *testing.T) {
 	for _, want := range []error{nil, errors.New("netlink is gone")} {
 		checkLeaks(t)
@@ -183,8 +184,8 @@ func TestFlapWhileHeldUp(t *testing.T) {
 	}
 }
 
-// TestLostSessionPollsLinks checks that a closed session triggers a reading of the sub-ports: BFD and TCP may detect a failed cable before the
-// kernel reports it.
+// TestLostSessionPollsLinks checks that a closed session triggers a reading of the sub-ports: BFD and TCP may detect a
+// failed cable before the kernel reports it.
 func TestLostSessionPollsLinks(t *testing.T) {
 	r := newRig(t, shape{Planes: 2, SubPorts: 2}, rigOptions{leaves: announceAll(800e9, 4)})
 	r.settled(4)
@@ -209,7 +210,8 @@ func (c *countingWatcher) Cover(netns string) { c.covered = netns }
 
 func (c *countingWatcher) Poll() { c.polls++ }
 
-// TestPollReachesTheWatcher checks that a poll has the watcher read the devices, and that assumed links need no watcher.
+// TestPollReachesTheWatcher checks that a poll has the watcher read the devices, and that assumed links need no
+// watcher.
 func TestPollReachesTheWatcher(t *testing.T) {
 	watcher := &countingWatcher{}
 	(&netlinkLinks{watcher: watcher}).Poll()
@@ -219,7 +221,8 @@ func TestPollReachesTheWatcher(t *testing.T) {
 	(&netlinkLinks{}).Poll()
 }
 
-// TestCoverReachesTheWatcher checks that the watcher is notified of covered carriers, and that assumed links need no watcher.
+// TestCoverReachesTheWatcher checks that the watcher is notified of covered carriers, and that assumed links need no
+// watcher.
 func TestCoverReachesTheWatcher(t *testing.T) {
 	watcher := &countingWatcher{}
 	(&netlinkLinks{watcher: watcher}).Cover("a/1")
@@ -238,8 +241,9 @@ func TestReasonReachesTheLoop(t *testing.T) {
 	}
 }
 
-// TestPersistentReasons compares which reasons are shown as persistent with what ends them: one that is not ends with the leaf's side of the cable, one that
-// is outlasts that, and ends with an action on the server. The kernel's devices are real.
+// TestPersistentReasons compares which reasons are shown as persistent with what ends them: one that is not ends with
+// the leaf's side of the cable, one that is outlasts that, and ends with an action on the server. The kernel's devices
+// are real.
 func TestPersistentReasons(t *testing.T) {
 	netnstest.Require(t, "tc")
 	server, away, leaf := netnstest.New(t), netnstest.New(t), netnstest.New(t)
@@ -266,7 +270,8 @@ func TestPersistentReasons(t *testing.T) {
 	for i := range s.Planes {
 		l.bgp(speaker.SessionUp{Session: i, Generation: 1, Node: leafNode(i), PeerAS: s.PeerAS(i), Families: speaker.FamilySet(speaker.IPv4)})
 	}
-	// shown waits until the sub-ports have reasons that begin so, "!" before one that is persistent, and "" for those that count.
+	// shown waits until the sub-ports have reasons that begin so, "!" before one that is persistent, and "" for those
+	// that count.
 	shown := func(what string, want ...string) {
 		t.Helper()
 		var have []string

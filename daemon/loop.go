@@ -73,8 +73,8 @@ type loop struct {
 	intakes       []intake  // by session
 	settleAt      time.Time // when settleTime of some established session ends; zero if it has ended for all
 
-	// placesMu guards the fields that the data-plane client's goroutine reads: the places of each vector's slots, and the loopbacks of each
-	// source group by name.
+	// placesMu guards the fields that the data-plane client's goroutine reads: the places of each vector's slots, and
+	// the loopbacks of each source group by name.
 	placesMu  sync.Mutex
 	places    map[uint32][]wecmp.Place
 	loopbacks map[netip.Prefix][]netip.Prefix
@@ -165,7 +165,8 @@ func (l *loop) run(ctx context.Context) error {
 	}
 }
 
-// turn drains all inputs, decides, and applies the results: links first, because their failures are certain, then BGP, then acknowledgements.
+// turn drains all inputs, decides, and applies the results: links first, because their failures are certain, then BGP,
+// then acknowledgements.
 func (l *loop) turn() {
 	l.linkEvents = l.d.links.Take(l.linkEvents[:0])
 	for i := range l.linkEvents {
@@ -200,8 +201,9 @@ func (l *loop) turn() {
 	l.metrics.ObserveStep(time.Since(l.wokenAt))
 }
 
-// sessions handles the events of sessions and the due timers: prompt ones first, then bulk ones. The prompt changes are declared separately only
-// if a timer, or another session than those with bulk events, has caused some. So the data plane gets a session's burst as one transaction.
+// sessions handles the events of sessions and the due timers: prompt ones first, then bulk ones. The prompt changes are
+// declared separately only if a timer, or another session than those with bulk events, has caused some. So the data
+// plane gets a session's burst as one transaction.
 func (l *loop) sessions(events []speaker.Event) {
 	for _, ev := range events {
 		prompt, bulk := l.divide(ev)
@@ -230,7 +232,8 @@ func (l *loop) step(ev core.Event) {
 	}
 }
 
-// deliver applies the results of the steps so far: sub-ports first, then vectors and destinations in the engine's order, then advertisements.
+// deliver applies the results of the steps so far: sub-ports first, then vectors and destinations in the engine's
+// order, then advertisements.
 func (l *loop) deliver() {
 	if l.d.client != nil {
 		l.d.client.Transaction(l.declare)
@@ -275,8 +278,8 @@ func (l *loop) admitSubPort(subPort int) {
 	}
 }
 
-// admit lets a session connect when its link is up. With graceful restart it also waits for the data plane: leaves keep our routes until our
-// End-of-RIB, which without a data plane would announce that there are none.
+// admit lets a session connect when its link is up. With graceful restart it also waits for the data plane: leaves keep
+// our routes until our End-of-RIB, which without a data plane would announce that there are none.
 func (l *loop) admit(session int) {
 	cur := &l.links[l.core.Layout().Sessions[session].SubPort]
 	if !l.dpReady && l.core.Config().BGP.RestartTime > 0 {
@@ -381,8 +384,8 @@ func (l *loop) timers() (due bool) {
 	return due
 }
 
-// armDrains starts a timer for every drain whose stage waits for one. In stage DrainRoutes the delay begins when the sessions' connections have
-// carried the zero bandwidth; a session that comes up later does not restart it.
+// armDrains starts a timer for every drain whose stage waits for one. In stage DrainRoutes the delay begins when the
+// sessions' connections have carried the zero bandwidth; a session that comes up later does not restart it.
 func (l *loop) armDrains() {
 	l.core.Drains(func(t core.DrainTarget, s core.DrainStage) {
 		i := slices.IndexFunc(l.drainTimers, func(d drainTimer) bool { return d.target == t })

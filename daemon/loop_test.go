@@ -84,9 +84,9 @@ func forwarding(t *testing.T, s shape, n int) *loop {
 	return l
 }
 
-// TestWeightsAreNotInEffectBeforeTheirAcknowledgement checks that weights that the same destinations get after a failure, and all those of a
-// plane whose sub-port's state is not acknowledged, are shown immediately, and as not in effect until the data plane has acknowledged all of
-// them.
+// TestWeightsAreNotInEffectBeforeTheirAcknowledgement checks that weights that the same destinations get after a
+// failure, and all those of a plane whose sub-port's state is not acknowledged, are shown immediately, and as not in
+// effect until the data plane has acknowledged all of them.
 func TestWeightsAreNotInEffectBeforeTheirAcknowledgement(t *testing.T) {
 	s := shape{Planes: 2, SubPorts: 2}
 	l := forwarding(t, s, 1)
@@ -130,8 +130,8 @@ func TestWeightsAreNotInEffectBeforeTheirAcknowledgement(t *testing.T) {
 	}
 }
 
-// TestRecordingIsWrittenWhenIdle checks that recorded events are in the file as soon as the daemon is idle, not only when a buffer is full:
-// after a crash the events before it are the relevant ones.
+// TestRecordingIsWrittenWhenIdle checks that recorded events are in the file as soon as the daemon is idle, not only
+// when a buffer is full: after a crash the events before it are the relevant ones.
 func TestRecordingIsWrittenWhenIdle(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "recording")
 	r := newRig(t, shape{Planes: 2, SubPorts: 1, Extra: "record: {file: " + path + "}\n"}, rigOptions{leaves: announceAll(400e9, 1)})
@@ -150,8 +150,8 @@ func TestRecordingIsWrittenWhenIdle(t *testing.T) {
 	eventually(t, "the drain is recorded", recorded(`{"type":"drain",`))
 }
 
-// TestTheLoopWakesForWhatIsDue checks that the loop wakes for the earliest pending action, whatever else it waits for; without pending actions
-// it sleeps.
+// TestTheLoopWakesForWhatIsDue checks that the loop wakes for the earliest pending action, whatever else it waits for;
+// without pending actions it sleeps.
 func TestTheLoopWakesForWhatIsDue(t *testing.T) {
 	now := time.Now()
 	never, past, later := time.Time{}, now.Add(-time.Minute), now.Add(time.Hour)
@@ -222,7 +222,8 @@ func TestTheLoopWakesForWhatIsDue(t *testing.T) {
 	}
 }
 
-// TestSessionEvents checks that events of a session contain its name, and that its state shows a fault until it is established again.
+// TestSessionEvents checks that events of a session contain its name, and that its state shows a fault until it is
+// established again.
 func TestSessionEvents(t *testing.T) {
 	s := shape{Planes: 2, SubPorts: 1}
 	l := idle(t, s.Text())
@@ -255,7 +256,8 @@ func TestSessionEvents(t *testing.T) {
 	}
 }
 
-// TestRefusedEventsAreFaults checks that an event that the core rejects, and a decision that it cannot carry out, is an event with its reason.
+// TestRefusedEventsAreFaults checks that an event that the core rejects, and a decision that it cannot carry out, is an
+// event with its reason.
 func TestRefusedEventsAreFaults(t *testing.T) {
 	l := idle(t, shape{Planes: 2, SubPorts: 1}.Text())
 	if got := during(l, func() { l.step(core.DrainRequest{Target: core.DrainTarget{Plane: "p7"}, On: true}) }); got != `ERROR fault, loop: core.DrainRequest was refused: no plane "p7": the planes are p0, p1` {
@@ -266,7 +268,8 @@ func TestRefusedEventsAreFaults(t *testing.T) {
 	}
 }
 
-// TestSlotsMovedAreCounted checks that SlotsMoved is the number of queue pair slots, over all destinations, that have moved to another sub-port.
+// TestSlotsMovedAreCounted checks that SlotsMoved is the number of queue pair slots, over all destinations, that have
+// moved to another sub-port.
 func TestSlotsMovedAreCounted(t *testing.T) {
 	s := shape{Planes: 2, SubPorts: 2, Extra: "weights: {policy: remap}\n"}
 	l := forwarding(t, s, 3)
@@ -319,7 +322,8 @@ func TestSlotsMovedAreCounted(t *testing.T) {
 	}
 }
 
-// TestVectorsThatAreGoneAreNotCounted checks that the status counts the current destinations and distinct weight vectors.
+// TestVectorsThatAreGoneAreNotCounted checks that the status counts the current destinations and distinct weight
+// vectors.
 func TestVectorsThatAreGoneAreNotCounted(t *testing.T) {
 	s := shape{Planes: 2, SubPorts: 1}
 	l := forwarding(t, s, 2)
@@ -348,8 +352,8 @@ func TestVectorsThatAreGoneAreNotCounted(t *testing.T) {
 	}
 }
 
-// TestReloadShowsLoopbacks checks that after a reload with another loopback each destination's weights are shown for it too, with its queue
-// pairs.
+// TestReloadShowsLoopbacks checks that after a reload with another loopback each destination's weights are shown for it
+// too, with its queue pairs.
 func TestReloadShowsLoopbacks(t *testing.T) {
 	s := shape{Planes: 2, SubPorts: 1}
 	l := forwarding(t, s, 1)
@@ -379,8 +383,8 @@ func TestReloadShowsLoopbacks(t *testing.T) {
 	}
 }
 
-// TestStepsAreTimed checks that fared_loop_step_seconds has one observation for each step of the loop, of the time since its inputs were
-// drained.
+// TestStepsAreTimed checks that fared_loop_step_seconds has one observation for each step of the loop, of the time
+// since its inputs were drained.
 func TestStepsAreTimed(t *testing.T) {
 	l := idle(t, shape{Planes: 1, SubPorts: 1}.Text())
 	answering(t, l)

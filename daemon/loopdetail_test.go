@@ -46,8 +46,8 @@ func remembered(t *testing.T, l *loop) []string {
 	return r.lines
 }
 
-// TestEventsAreRemembered checks that link events, changes of weights and ignored bandwidth are events of WatchEvents, not only lines of the
-// log.
+// TestEventsAreRemembered checks that link events, changes of weights and ignored bandwidth are events of WatchEvents,
+// not only lines of the log.
 func TestEventsAreRemembered(t *testing.T) {
 	s := shape{Planes: 2, SubPorts: 1, Extra: bounds}
 	l := forwarding(t, s, 3)
@@ -68,8 +68,8 @@ func TestEventsAreRemembered(t *testing.T) {
 	}
 }
 
-// TestOrderOfAStep checks that a step applies the loss of a failed link before the due timers, and these before the events beyond the
-// allowances: each is a separate change of the weights.
+// TestOrderOfAStep checks that a step applies the loss of a failed link before the due timers, and these before the
+// events beyond the allowances: each is a separate change of the weights.
 func TestOrderOfAStep(t *testing.T) {
 	s := shape{Planes: 3, SubPorts: 1, Extra: "drain_delay: 1h\n"}
 	l := forwarding(t, s, 1)
@@ -98,7 +98,8 @@ func TestOrderOfAStep(t *testing.T) {
 	}
 }
 
-// TestLostSessionIsDeclaredAtOnce checks that a closed session's sub-port is declared down before later events are processed.
+// TestLostSessionIsDeclaredAtOnce checks that a closed session's sub-port is declared down before later events are
+// processed.
 func TestLostSessionIsDeclaredAtOnce(t *testing.T) {
 	l := forwarding(t, shape{Planes: 2, SubPorts: 1}, 1)
 	object := dpclient.Object{Kind: dpclient.KindSubPort, SubPort: "p1.0"}
@@ -111,7 +112,8 @@ func TestLostSessionIsDeclaredAtOnce(t *testing.T) {
 	}
 }
 
-// TestCarriersAreCoveredByTheDataPlane checks that the source of links is notified where a data plane announces carriers, as long as it is connected.
+// TestCarriersAreCoveredByTheDataPlane checks that the source of links is notified where a data plane announces
+// carriers, as long as it is connected.
 func TestCarriersAreCoveredByTheDataPlane(t *testing.T) {
 	l := idle(t, shape{Planes: 2, SubPorts: 1}.Text())
 	links := l.d.links.(*testLinks)
@@ -130,7 +132,8 @@ func TestCarriersAreCoveredByTheDataPlane(t *testing.T) {
 	}
 }
 
-// TestFirstConnectionHandsOut checks that the sessions get their routes before those that wait for the data plane may connect.
+// TestFirstConnectionHandsOut checks that the sessions get their routes before those that wait for the data plane may
+// connect.
 func TestFirstConnectionHandsOut(t *testing.T) {
 	l := idle(t, shape{Planes: 2, SubPorts: 1}.Text())
 	due := func() { l.step(core.Reload{Config: l.core.Config().Text()}) }
@@ -169,8 +172,8 @@ func TestStartEndsAtItsDeadline(t *testing.T) {
 	}
 }
 
-// TestSecondLeafIsNoticedAtItsSession checks that a session that comes up with the identifier of another leaf of its plane has a fault that
-// names it.
+// TestSecondLeafIsNoticedAtItsSession checks that a session that comes up with the identifier of another leaf of its
+// plane has a fault that names it.
 func TestSecondLeafIsNoticedAtItsSession(t *testing.T) {
 	s := shape{Planes: 2, SubPorts: 2}
 	l := idle(t, s.Text())
@@ -187,8 +190,8 @@ func TestSecondLeafIsNoticedAtItsSession(t *testing.T) {
 	}
 }
 
-// TestFlowHashIsAnEvent checks that the first flow hash of a data plane is an event, and that the event of another hash names the previous one
-// and the remedy.
+// TestFlowHashIsAnEvent checks that the first flow hash of a data plane is an event, and that the event of another hash
+// names the previous one and the remedy.
 func TestFlowHashIsAnEvent(t *testing.T) {
 	l := idle(t, shape{Planes: 2, SubPorts: 1}.Text())
 	connect := func(seed uint32) string {
@@ -257,8 +260,8 @@ func TestRevisions(t *testing.T) {
 	}
 }
 
-// TestDrainsOfALeafAreConfirmed checks that without a data plane a drain passes its first stage at once, which changes the status and starts
-// the drain delay, and that later stages need no confirmation.
+// TestDrainsOfALeafAreConfirmed checks that without a data plane a drain passes its first stage at once, which changes
+// the status and starts the drain delay, and that later stages need no confirmation.
 func TestDrainsOfALeafAreConfirmed(t *testing.T) {
 	l := idle(t, shape{Planes: 2, SubPorts: 1, Leaf: true, Extra: "drain_delay: 1h\n"}.Text())
 	l.recorder = &recorder{f: &fullDisk{room: 1 << 20}, keep: 1 << 20, left: 1 << 40}
@@ -301,7 +304,8 @@ planes:
 	}
 }
 
-// TestDrainNamesThreeSessions checks that the status of a drain names three of the sessions that it waits for and counts the others.
+// TestDrainNamesThreeSessions checks that the status of a drain names three of the sessions that it waits for and
+// counts the others.
 func TestDrainNamesThreeSessions(t *testing.T) {
 	s := shape{Planes: 1, SubPorts: 5}
 	l := idle(t, s.Text())
@@ -354,8 +358,8 @@ func TestEqualLinkIsNotHeldUp(t *testing.T) {
 	}
 }
 
-// TestReloadWhileHeldUp checks that a held-up link counts afterwards with the speed of the new configuration, or with that of the device if
-// none is configured.
+// TestReloadWhileHeldUp checks that a held-up link counts afterwards with the speed of the new configuration, or with
+// that of the device if none is configured.
 func TestReloadWhileHeldUp(t *testing.T) {
 	s := shape{Planes: 1, SubPorts: 1, NoSpeed: true, Extra: "path_bandwidth: {increase_hold_up: 1h}\n"}
 	device := s.Text()
@@ -399,8 +403,8 @@ func TestReloadForgetsLandings(t *testing.T) {
 	}
 }
 
-// TestReasonsOfPlanes checks that a plane without weight has a reason and one with weight has none, that an unreachable destination has a
-// reason, and that a session counts its unused routes by reason.
+// TestReasonsOfPlanes checks that a plane without weight has a reason and one with weight has none, that an unreachable
+// destination has a reason, and that a session counts its unused routes by reason.
 func TestReasonsOfPlanes(t *testing.T) {
 	l := forwarding(t, shape{Planes: 2, SubPorts: 1}, 1)
 	id := l.shown.destination(l.key(0, destination(0))).vector
@@ -424,8 +428,8 @@ func TestReasonsOfPlanes(t *testing.T) {
 	}
 }
 
-// TestNextHopsAreLearnedFromSessions checks that the next hop of a session is its neighbor's address, and that the loop keeps no event of an
-// earlier step.
+// TestNextHopsAreLearnedFromSessions checks that the next hop of a session is its neighbor's address, and that the loop
+// keeps no event of an earlier step.
 func TestNextHopsAreLearnedFromSessions(t *testing.T) {
 	r := newRig(t, shape{Planes: 2, SubPorts: 1}, rigOptions{leaves: announceAll(400e9, 1)})
 	r.settled(1)
@@ -453,7 +457,8 @@ func TestNextHopsAreLearnedFromSessions(t *testing.T) {
 	})
 }
 
-// TestWatchesBeginAtALeaf checks that a watch of weights begins at once at a leaf without a data plane, which has no start to wait for.
+// TestWatchesBeginAtALeaf checks that a watch of weights begins at once at a leaf without a data plane, which has no
+// start to wait for.
 func TestWatchesBeginAtALeaf(t *testing.T) {
 	socket := filepath.Join(testbed.ShortDir(t), "s")
 	newRig(t, shape{Planes: 1, SubPorts: 2, Leaf: true, Extra: "api: {socket: " + socket + "}\n"}, rigOptions{deps: func(d *Deps) { d.Embedded = false }})

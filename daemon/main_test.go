@@ -24,8 +24,9 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m, gobgpServe) }
 // leakChecked holds the tests for which checkLeaks has registered its check.
 var leakChecked sync.Map
 
-// checkLeaks fails the test if it leaves a goroutine behind. Call it before any call that registers a cleanup. Only the first call of a test
-// counts: GoBGP's goroutines of an earlier daemon of the test may begin after a later call, and end after its check.
+// checkLeaks fails the test if it leaves a goroutine behind. Call it before any call that registers a cleanup. Only the
+// first call of a test counts: GoBGP's goroutines of an earlier daemon of the test may begin after a later call, and
+// end after its check.
 func checkLeaks(t testing.TB) {
 	t.Helper()
 	if _, again := leakChecked.LoadOrStore(t, true); again {
@@ -82,7 +83,8 @@ func up(i int, speed fare.Bandwidth) core.Event {
 	return core.Fabric{Event: fare.LinkState{SubPort: i, Up: true, Speed: speed}}
 }
 
-// bring brings up every link and session of a server, with one leaf per plane, and announces n destinations on all of them.
+// bring brings up every link and session of a server, with one leaf per plane, and announces n destinations on all of
+// them.
 func bring(t testing.TB, s shape, c *core.Core, n int, value func(destination, subPort int) fare.Bandwidth) {
 	t.Helper()
 	for i := range s.Planes * s.SubPorts {

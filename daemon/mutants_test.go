@@ -24,7 +24,8 @@ import (
 	"github.com/fared/fared/fare"
 )
 
-// TestOldAnswersDecideNothing checks that an acknowledgement or refusal of an earlier change leaves an object's newer change pending.
+// TestOldAnswersDecideNothing checks that an acknowledgement or refusal of an earlier change leaves an object's newer
+// change pending.
 func TestOldAnswersDecideNothing(t *testing.T) {
 	e, o, now := newShown(time.Unix(0, 0)), dpclient.Object{Kind: dpclient.KindVector, Vector: 1}, time.Unix(1, 0)
 	is := func(what string, want effectState, reason string) {
@@ -69,7 +70,8 @@ func TestOldAnswersDecideNothing(t *testing.T) {
 	is("forgotten", effectStates, "")
 }
 
-// TestFlapIsHeldUp checks that after a flap a link counts once it has lasted increase_hold_up; another flap in between restarts the time.
+// TestFlapIsHeldUp checks that after a flap a link counts once it has lasted increase_hold_up; another flap in between
+// restarts the time.
 func TestFlapIsHeldUp(t *testing.T) {
 	s := shape{Planes: 1, SubPorts: 1, NoSpeed: true, Extra: "path_bandwidth: {increase_hold_up: 1h}\n"}
 	l := idle(t, s.Text())
@@ -109,7 +111,8 @@ func TestPinsOfOneFamily(t *testing.T) {
 	}
 }
 
-// TestDrainBeforeMoveIsProgrammed checks that slots that lose addresses, and no others, are marked toward the data plane.
+// TestDrainBeforeMoveIsProgrammed checks that slots that lose addresses, and no others, are marked toward the data
+// plane.
 func TestDrainBeforeMoveIsProgrammed(t *testing.T) {
 	s := shape{Planes: 2, SubPorts: 1, Extra: "weights: {ordering: ORDERING}\n"}
 	marked, unmarked := 0, 0
@@ -155,7 +158,8 @@ func (s *helloSpy) Invoke(ctx context.Context, method string, args, reply any, o
 	return s.ClientConnInterface.Invoke(ctx, method, args, reply, opts...)
 }
 
-// TestLearnedNextHops checks that a neighbor's address that was not configured reaches the data plane, and that a reload keeps it.
+// TestLearnedNextHops checks that a neighbor's address that was not configured reaches the data plane, and that a
+// reload keeps it.
 func TestLearnedNextHops(t *testing.T) {
 	dp := memory.New(memory.Config{})
 	conn, err := memory.Dial(dp)
@@ -196,8 +200,8 @@ func TestLearnedNextHops(t *testing.T) {
 	eventually(t, "the data plane has the new loopback", func() bool { return slices.Contains(spy.last.Load().GetLoopbacks(), "10.255.0.9/32") })
 }
 
-// TestLinkEvents checks that a link's first state, its failure and its return are events, that another speed is an event of that kind, and that
-// an unchanged state is none.
+// TestLinkEvents checks that a link's first state, its failure and its return are events, that another speed is an
+// event of that kind, and that an unchanged state is none.
 func TestLinkEvents(t *testing.T) {
 	l := idle(t, shape{Planes: 1, SubPorts: 1, NoSpeed: true}.Text())
 	var log strings.Builder

@@ -13,7 +13,8 @@ import (
 	"github.com/fared/fared/internal/testkit/netnstest"
 )
 
-// TestNewNamesWhatFails checks that, whichever part of a daemon cannot be created, New returns that part's error, and leaves nothing behind.
+// TestNewNamesWhatFails checks that, whichever part of a daemon cannot be created, New returns that part's error, and
+// leaves nothing behind.
 func TestNewNamesWhatFails(t *testing.T) {
 	missing := filepath.Join(t.TempDir(), "missing", "file")
 	taken := prometheus.NewRegistry()

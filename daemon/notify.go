@@ -10,8 +10,8 @@ import (
 	"github.com/fared/fared/internal/sdnotify"
 )
 
-// notifier informs systemd that the loop is ready and running. The loop itself sends the notifications, so that systemd restarts a hung loop
-// while the data plane keeps forwarding.
+// notifier informs systemd that the loop is ready and running. The loop itself sends the notifications, so that systemd
+// restarts a hung loop while the data plane keeps forwarding.
 type notifier struct {
 	*sdnotify.Notifier
 	works func() bool // reports whether the data plane inside this process works; nil if there is none

@@ -35,8 +35,8 @@ func paged(t testing.TB, r *rig) string {
 	return r.d.cfg.UI.Listen
 }
 
-// TestPageOfADaemon checks in Chromium that the page shows a daemon's sessions and weights, a failed link with the weights that follow, and the daemon's
-// explanation of them.
+// TestPageOfADaemon checks in Chromium that the page shows a daemon's sessions and weights, a failed link with the
+// weights that follow, and the daemon's explanation of them.
 func TestPageOfADaemon(t *testing.T) {
 	gate.Slow(t, gate.Prometheus, "a browser")
 	checkLeaks(t)
@@ -65,8 +65,8 @@ func TestPageOfADaemon(t *testing.T) {
 	p.Wait("String(document.querySelectorAll('#why-text tbody')[1]?.children.length)", "4")
 }
 
-// TestPageOfALeaf checks in Chromium that the page of a leaf shows its sessions and sub-ports, also one that fails, and no weights: a leaf without a data plane
-// has none.
+// TestPageOfALeaf checks in Chromium that the page of a leaf shows its sessions and sub-ports, also one that fails, and
+// no weights: a leaf without a data plane has none.
 func TestPageOfALeaf(t *testing.T) {
 	gate.Slow(t, gate.Prometheus, "a browser")
 	checkLeaks(t)
@@ -82,8 +82,9 @@ func TestPageOfALeaf(t *testing.T) {
 	p.Wait("[...document.querySelectorAll('#timeline > .worse > strong')].some(e => e.textContent.startsWith('link down')) + ''", "true")
 }
 
-// BenchmarkPageIdle measures the processor time of a process while ten pages of 2,048 destinations are open and nothing changes, in per cent of a core. The
-// process contains the daemon, its leaves, its data plane and the readers of the pages. "none" is the same process without pages.
+// BenchmarkPageIdle measures the processor time of a process while ten pages of 2,048 destinations are open and nothing
+// changes, in per cent of a core. The process contains the daemon, its leaves, its data plane and the readers of the
+// pages. "none" is the same process without pages.
 func BenchmarkPageIdle(b *testing.B) {
 	for name, pages := range map[string]int{"none": 0, "ten": 10} {
 		b.Run(name, func(b *testing.B) {

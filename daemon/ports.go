@@ -21,8 +21,8 @@ import (
 )
 
 const (
-	// maxLandings bounds the number of pairs whose landing is kept, 16 KiB each, and separately that of landings for other services, which
-	// readers ask for. None is evicted for another pair, because its ports would change.
+	// maxLandings bounds the number of pairs whose landing is kept, 16 KiB each, and separately that of landings for
+	// other services, which readers ask for. None is evicted for another pair, because its ports would change.
 	maxLandings = 4096
 	// landingTimeout limits the data plane's answer for one pair; some tens of milliseconds are usual.
 	landingTimeout = 5 * time.Second
@@ -30,8 +30,9 @@ const (
 	landingRetry = time.Second
 )
 
-// sourcePorts chooses source ports, on any goroutine. If the data plane must be queried for its flow hash, a separate goroutine (run) sends the
-// queries: until an answer has arrived, a pair's ports are uniform, and their placement reports that.
+// sourcePorts chooses source ports, on any goroutine. If the data plane must be queried for its flow hash, a separate
+// goroutine (run) sends the queries: until an answer has arrived, a pair's ports are uniform, and their placement
+// reports that.
 type sourcePorts struct {
 	log     *slog.Logger
 	client  landingClient // nil if no data plane is configured
@@ -71,7 +72,8 @@ type landingClient interface {
 	Landing(ctx context.Context, in *farev1.LandingRequest, opts ...grpc.CallOption) (*farev1.LandingResponse, error)
 }
 
-// pair is a pair of addresses, and the service of its flows. The zero service means that of the configuration (sourcePorts.first).
+// pair is a pair of addresses, and the service of its flows. The zero service means that of the configuration
+// (sourcePorts.first).
 type pair struct {
 	src, dst netip.Addr
 	to       wecmp.Service
@@ -107,7 +109,8 @@ func ring(bell chan struct{}) {
 	}
 }
 
-// choose calls Ports of the current planner of src's source group, for the flows to a service; the zero service is that of the configuration.
+// choose calls Ports of the current planner of src's source group, for the flows to a service; the zero service is that
+// of the configuration.
 func (p *sourcePorts) choose(to wecmp.Service, src, dst netip.Addr, places []wecmp.Place, buf []uint16) ([]uint16, wecmp.Placement) {
 	p.mu.Lock()
 	source := p.sources[src] // a view may still show a removed loopback; its ports may come from any planner
@@ -131,7 +134,8 @@ func (p *sourcePorts) choose(to wecmp.Service, src, dst netip.Addr, places []wec
 	return ports, placement
 }
 
-// pair returns a pair for the flows to a service. The service is omitted if the ports are those of the configured one. The caller holds mu.
+// pair returns a pair for the flows to a service. The service is omitted if the ports are those of the configured one.
+// The caller holds mu.
 func (p *sourcePorts) pair(to wecmp.Service, src, dst netip.Addr) pair {
 	if p.pins || to == p.first {
 		to = wecmp.Service{}
@@ -139,7 +143,8 @@ func (p *sourcePorts) pair(to wecmp.Service, src, dst netip.Addr) pair {
 	return pair{src, dst, to}
 }
 
-// track records that a pair with another service may be in pairs or missed, and returns false if there are too many. The caller holds mu.
+// track records that a pair with another service may be in pairs or missed, and returns false if there are too many.
+// The caller holds mu.
 func (p *sourcePorts) track(key pair) bool {
 	base := pair{src: key.src, dst: key.dst}
 	switch {
@@ -174,8 +179,8 @@ func (p *sourcePorts) use(planners []*wecmp.Planner) {
 	clear(p.missed)
 }
 
-// connected records that a data plane has connected, and whether it must be queried for its hash. Answers of the previous connection remain
-// valid until the current one has answered.
+// connected records that a data plane has connected, and whether it must be queried for its hash. Answers of the
+// previous connection remain valid until the current one has answered.
 func (p *sourcePorts) connected(asking bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -288,8 +293,8 @@ func (p *sourcePorts) lands(key pair) []byte {
 	return nil
 }
 
-// want returns a pair's landing and queues a query if it is missing or old. It returns nil if the landing will not be known. The caller holds
-// mu.
+// want returns a pair's landing and queues a query if it is missing or old. It returns nil if the landing will not be
+// known. The caller holds mu.
 func (p *sourcePorts) want(key pair) *landing {
 	if !p.asking {
 		return nil

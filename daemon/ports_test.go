@@ -17,7 +17,8 @@ import (
 	"github.com/fared/fared/wecmp"
 )
 
-// askingPorts returns the source ports of a server with two loopbacks, whose data plane must be queried for landings; no query is sent.
+// askingPorts returns the source ports of a server with two loopbacks, whose data plane must be queried for landings;
+// no query is sent.
 func askingPorts(t *testing.T) (*sourcePorts, *core.Core) {
 	t.Helper()
 	c := coreOf(t, shape{Planes: 2, SubPorts: 1, Loopbacks: []string{"10.255.0.1/32", "10.255.0.2/32"}}.Text())
@@ -28,8 +29,8 @@ func askingPorts(t *testing.T) (*sourcePorts, *core.Core) {
 	return p, c
 }
 
-// TestLandingsEndWithTheQuestion checks that a caller that waits for a landing continues when the next data plane needs no queries, and that
-// nothing of the landing is kept.
+// TestLandingsEndWithTheQuestion checks that a caller that waits for a landing continues when the next data plane needs
+// no queries, and that nothing of the landing is kept.
 func TestLandingsEndWithTheQuestion(t *testing.T) {
 	p, c := askingPorts(t)
 	src, dst := c.Config().Loopbacks[0].Addr(), destination(0).Addr()
@@ -62,8 +63,9 @@ func TestForgottenPairsAreNotAsked(t *testing.T) {
 	}
 }
 
-// TestFailedLandingsAreAskedAgain checks that a pair whose query failed is queried again, and that the answer counts; but not a pair that was
-// removed in between, nor one whose destination is not programmed, which is queried once it is in effect.
+// TestFailedLandingsAreAskedAgain checks that a pair whose query failed is queried again, and that the answer counts;
+// but not a pair that was removed in between, nor one whose destination is not programmed, which is queried once it is
+// in effect.
 func TestFailedLandingsAreAskedAgain(t *testing.T) {
 	p, c := askingPorts(t)
 	src := c.Config().Loopbacks[0].Addr()
@@ -105,8 +107,8 @@ func TestFailedLandingsAreAskedAgain(t *testing.T) {
 	}
 }
 
-// TestOldLandingsAreAskedAgain checks that an answer of the data plane before a reconnect counts until the data plane has answered after it, and
-// that the query is sent immediately.
+// TestOldLandingsAreAskedAgain checks that an answer of the data plane before a reconnect counts until the data plane
+// has answered after it, and that the query is sent immediately.
 func TestOldLandingsAreAskedAgain(t *testing.T) {
 	p, c := askingPorts(t)
 	src, dst := c.Config().Loopbacks[0].Addr(), destination(0).Addr()
@@ -136,7 +138,8 @@ func TestOldLandingsAreAskedAgain(t *testing.T) {
 	}
 }
 
-// TestFailedLandingsOfOthersAreNotAskedAgain checks that a failed query is not retried for a loopback that a reload has removed.
+// TestFailedLandingsOfOthersAreNotAskedAgain checks that a failed query is not retried for a loopback that a reload has
+// removed.
 func TestFailedLandingsOfOthersAreNotAskedAgain(t *testing.T) {
 	p, c := askingPorts(t)
 	for _, lo := range c.Config().Loopbacks {
@@ -155,7 +158,8 @@ func TestFailedLandingsOfOthersAreNotAskedAgain(t *testing.T) {
 	}
 }
 
-// TestPairsThatReturnAreAskedOnce checks that a destination that is removed and returns while its query is queued is queried once.
+// TestPairsThatReturnAreAskedOnce checks that a destination that is removed and returns while its query is queued is
+// queried once.
 func TestPairsThatReturnAreAskedOnce(t *testing.T) {
 	p, c := askingPorts(t)
 	src, dst := c.Config().Loopbacks[0].Addr(), destination(0).Addr()
@@ -169,7 +173,8 @@ func TestPairsThatReturnAreAskedOnce(t *testing.T) {
 	}
 }
 
-// TestPortsOfAFormerPlanner checks that ports of a planner that was replaced meanwhile do not count as slots without a landing port.
+// TestPortsOfAFormerPlanner checks that ports of a planner that was replaced meanwhile do not count as slots without a
+// landing port.
 func TestPortsOfAFormerPlanner(t *testing.T) {
 	p, c := askingPorts(t)
 	engine := c.Layout().Sources[0].EngineConfig(c.Config())
@@ -219,7 +224,8 @@ func (s *slowLanding) Landing(_ context.Context, in *farev1.LandingRequest, _ ..
 	return &farev1.LandingResponse{Devices: []string{"p0.0", "p1.0"}, SubPortOfPort: make([]byte, wecmp.MaxPort-wecmp.MinPort+1)}, nil
 }
 
-// TestQuestionsAreRepeatedEverySecond checks that a failed query is retried after landingRetry, whether or not other queries are queued.
+// TestQuestionsAreRepeatedEverySecond checks that a failed query is retried after landingRetry, whether or not other
+// queries are queued.
 func TestQuestionsAreRepeatedEverySecond(t *testing.T) {
 	for _, busy := range []bool{false, true} {
 		synctest.Test(t, func(t *testing.T) {
@@ -265,8 +271,8 @@ func TestQuestionsEndWithTheDaemon(t *testing.T) {
 	})
 }
 
-// TestSlotsWithoutALandingPortOfPairsThatAreGone checks that the count follows the last ports of each pair, and that a loopback that a reload
-// removes takes its part along.
+// TestSlotsWithoutALandingPortOfPairsThatAreGone checks that the count follows the last ports of each pair, and that a
+// loopback that a reload removes takes its part along.
 func TestSlotsWithoutALandingPortOfPairsThatAreGone(t *testing.T) {
 	p, c := askingPorts(t)
 	p.connected(false)
@@ -289,7 +295,8 @@ func TestSlotsWithoutALandingPortOfPairsThatAreGone(t *testing.T) {
 	}
 }
 
-// TestNextHopsByFamily checks that for each family the data plane gets the first known next hop of a sub-port, without a zone.
+// TestNextHopsByFamily checks that for each family the data plane gets the first known next hop of a sub-port, without
+// a zone.
 func TestNextHopsByFamily(t *testing.T) {
 	c := coreOf(t, `
 as: 4200001000

@@ -67,8 +67,8 @@ func words(prefixes []netip.Prefix) []string {
 	return out
 }
 
-// forwardingSubPort returns a sub-port with its next hops: the peers of its sessions. A link-local or unnumbered peer serves both families (RFC
-// 8950).
+// forwardingSubPort returns a sub-port with its next hops: the peers of its sessions. A link-local or unnumbered peer
+// serves both families (RFC 8950).
 func forwardingSubPort(c *core.Core, i int) *farev1.ForwardingSubPort {
 	l := c.Layout()
 	out := &farev1.ForwardingSubPort{Device: l.SubPorts[i].Device, Netns: l.SubPorts[i].Netns}
@@ -126,8 +126,8 @@ func (l *loop) forgetPlaces(id uint32) {
 	l.placesMu.Unlock()
 }
 
-// pairPorts computes a destination's source ports for a data plane with flow pins. It runs on the client's goroutine and reads a copy of the
-// vector's places that the loop maintains for it.
+// pairPorts computes a destination's source ports for a data plane with flow pins. It runs on the client's goroutine
+// and reads a copy of the vector's places that the loop maintains for it.
 func (l *loop) pairPorts(destination dpclient.Destination, group uint32) []*farev1.PairPorts {
 	l.placesMu.Lock()
 	places, loopbacks := l.places[group], l.loopbacks[destination.Source]
@@ -148,8 +148,9 @@ func (l *loop) pairPorts(destination dpclient.Destination, group uint32) []*fare
 	return out
 }
 
-// heldBy converts the state of a data plane: the sub-ports that are down there, and the vectors with their destinations, in the order of their numbers.
-// Parts that the configuration does not name are omitted. nil is an empty state.
+// heldBy converts the state of a data plane: the sub-ports that are down there, and the vectors with their
+// destinations, in the order of their numbers. Parts that the configuration does not name are omitted. nil is an empty
+// state.
 func heldBy(l *core.Layout, state *dpclient.State) (down []int, held []core.Held) {
 	if state == nil {
 		return nil, nil

@@ -17,8 +17,8 @@ import (
 // digestEvery is the number of events between two digests: a digest walks the whole state.
 const digestEvery = 4096
 
-// recorder writes a recording. Only the loop uses it. It keeps and retries lines that cannot be written (on a full file system, for instance);
-// it counts the events beyond its limit, and a line in the recording represents them.
+// recorder writes a recording. Only the loop uses it. It keeps and retries lines that cannot be written (on a full file
+// system, for instance); it counts the events beyond its limit, and a line in the recording represents them.
 type recorder struct {
 	files  *recordFiles // nil writes to f alone
 	f      io.WriteCloser
@@ -62,8 +62,8 @@ func (r *recorder) header() {
 	r.append(core.RecordLine{Fared: r.files.version, Config: r.files.core.Config().Text(), Continues: r.events})
 }
 
-// line writes a line, in another file if the current one has no room for it. Lines that wait for room on the file system belong to the full
-// file; the recorder leaves that file when they are written.
+// line writes a line, in another file if the current one has no room for it. Lines that wait for room on the file
+// system belong to the full file; the recorder leaves that file when they are written.
 func (r *recorder) line(l core.RecordLine) error {
 	before := len(r.buf)
 	r.append(l)
@@ -124,7 +124,8 @@ func (r *recorder) event(now time.Time, ev core.Event, c *core.Core) error {
 	return nil
 }
 
-// effect records the data plane's progress, unless lines wait for room: false then, and a later report replaces this one. An error ends the recording.
+// effect records the data plane's progress, unless lines wait for room: false then, and a later report replaces this
+// one. An error ends the recording.
 func (r *recorder) effect(now time.Time, x core.Effect) (bool, error) {
 	if r.failure != nil {
 		return false, nil
@@ -145,8 +146,8 @@ func (r *recorder) closeGap() error {
 	return r.line(core.RecordLine{Missing: missing})
 }
 
-// flush writes the pending lines, unless a write failed less than recordRetry ago; the loop calls it when it is idle. A partial write is
-// continued at the next call.
+// flush writes the pending lines, unless a write failed less than recordRetry ago; the loop calls it when it is idle. A
+// partial write is continued at the next call.
 func (r *recorder) flush(now time.Time) {
 	if len(r.buf) == 0 || r.failure != nil && now.Before(r.retry) {
 		return
@@ -200,15 +201,16 @@ func (l *loop) unrecorded(err error) {
 	l.event(status.EventFault, "recording", err.Error())
 }
 
-// recordedEffect is the last recorded progress of the data plane. Pending counts only as none or some, and events only while nothing is pending. It depends
-// on events, not on changes: a replay decides after each event, and the daemon after several, which may leave nothing to change.
+// recordedEffect is the last recorded progress of the data plane. Pending counts only as none or some, and events only
+// while nothing is pending. It depends on events, not on changes: a replay decides after each event, and the daemon
+// after several, which may leave nothing to change.
 type recordedEffect struct {
 	core.Effect
 	events uint64 // recorded and missing ones
 }
 
-// recordEffect records the data plane's progress when all changes so far have been answered, or no longer are. At the end of the recording it records
-// the number of pending objects too.
+// recordEffect records the data plane's progress when all changes so far have been answered, or no longer are. At the
+// end of the recording it records the number of pending objects too.
 func (l *loop) recordEffect(end bool) {
 	if l.recorder == nil || l.d.client == nil {
 		return
@@ -238,7 +240,8 @@ func (l *loop) flushRecorder() {
 	}
 }
 
-// recorded reports when writing the recording begins to fail or succeeds again; before is the failure before the last attempt.
+// recorded reports when writing the recording begins to fail or succeeds again; before is the failure before the last
+// attempt.
 func (l *loop) recorded(before error) {
 	switch now := l.recorder.failure; {
 	case before == nil && now != nil:

@@ -18,8 +18,9 @@ import (
 	"github.com/fared/fared/fare"
 )
 
-// TestRecordingFaultsAreEvents checks that a recording that cannot be written causes one event at the begin and one at the end, regardless of
-// the number of attempts; one that ends permanently causes another, and the daemon continues without it.
+// TestRecordingFaultsAreEvents checks that a recording that cannot be written causes one event at the begin and one at
+// the end, regardless of the number of attempts; one that ends permanently causes another, and the daemon continues
+// without it.
 func TestRecordingFaultsAreEvents(t *testing.T) {
 	l := idle(t, shape{Planes: 2, SubPorts: 1}.Text())
 	disk := &fullDisk{}
@@ -72,7 +73,8 @@ func TestRecordingFaultsAreEvents(t *testing.T) {
 	}
 }
 
-// TestRecordingRotatesOnAFullDisk checks that a file that reaches its limit while the file system is full loses no event.
+// TestRecordingRotatesOnAFullDisk checks that a file that reaches its limit while the file system is full loses no
+// event.
 func TestRecordingRotatesOnAFullDisk(t *testing.T) {
 	s := shape{Planes: 2, SubPorts: 1, NoSpeed: true}
 	path := filepath.Join(t.TempDir(), "recording")
@@ -110,8 +112,8 @@ func TestRecordingRotatesOnAFullDisk(t *testing.T) {
 	}
 }
 
-// TestRecorderReleasesItsLock checks that a recording whose files cannot be created does not stay locked: the next start succeeds once the cause
-// is removed.
+// TestRecorderReleasesItsLock checks that a recording whose files cannot be created does not stay locked: the next
+// start succeeds once the cause is removed.
 func TestRecorderReleasesItsLock(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "recording")
 	c := coreOf(t, shape{Planes: 1, SubPorts: 1}.Text())
@@ -138,8 +140,8 @@ func TestRecorderReleasesItsLock(t *testing.T) {
 	}
 }
 
-// TestOpenRecording checks that a recording is read from its first file, and from no file of another recording; a name that ends in a number is
-// tried as a literal name first.
+// TestOpenRecording checks that a recording is read from its first file, and from no file of another recording; a name
+// that ends in a number is tried as a literal name first.
 func TestOpenRecording(t *testing.T) {
 	dir := t.TempDir()
 	text := coretest.Quoted(shape{Planes: 2, SubPorts: 1}.Text())
@@ -223,8 +225,8 @@ func openBelow(t *testing.T, dir string) (n int) {
 	return n
 }
 
-// TestRecordingsLeaveNoFilesOpen checks that neither a recorder that finds its file locked nor a reader that reaches another recording leaves a
-// file open, and that Close closes all of them.
+// TestRecordingsLeaveNoFilesOpen checks that neither a recorder that finds its file locked nor a reader that reaches
+// another recording leaves a file open, and that Close closes all of them.
 func TestRecordingsLeaveNoFilesOpen(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "recording")
@@ -278,8 +280,8 @@ func TestRecordingsLeaveNoFilesOpen(t *testing.T) {
 	}
 }
 
-// TestOpenRecordingReadsWhatItNeeds checks that no file older than the beginning of a recording is read, and that a leading dot is part of a
-// name.
+// TestOpenRecordingReadsWhatItNeeds checks that no file older than the beginning of a recording is read, and that a
+// leading dot is part of a name.
 func TestOpenRecordingReadsWhatItNeeds(t *testing.T) {
 	t.Chdir(t.TempDir())
 	text := coretest.Quoted(shape{Planes: 2, SubPorts: 1}.Text())
@@ -313,8 +315,8 @@ func TestOpenRecordingReadsWhatItNeeds(t *testing.T) {
 	}
 }
 
-// TestRecordingFillsItsFiles checks that a file takes as many lines as fit into record.max_bytes, apart from its header, up to the limit
-// exactly, and that the next file begins with the first line that does not fit.
+// TestRecordingFillsItsFiles checks that a file takes as many lines as fit into record.max_bytes, apart from its
+// header, up to the limit exactly, and that the next file begins with the first line that does not fit.
 func TestRecordingFillsItsFiles(t *testing.T) {
 	dir := t.TempDir()
 	c := coreOf(t, shape{Planes: 2, SubPorts: 1}.Text())
@@ -355,8 +357,8 @@ func TestRecordingFillsItsFiles(t *testing.T) {
 	}
 }
 
-// TestRecorderWritesAndKeepsSoMuch checks that 64 KiB of lines are written with the next event, not before, and that lines that cannot be
-// written are kept up to the limit.
+// TestRecorderWritesAndKeepsSoMuch checks that 64 KiB of lines are written with the next event, not before, and that
+// lines that cannot be written are kept up to the limit.
 func TestRecorderWritesAndKeepsSoMuch(t *testing.T) {
 	c := coreOf(t, shape{Planes: 1, SubPorts: 1}.Text())
 	for _, waiting := range []int{recordFlush - 1, recordFlush} {
@@ -380,7 +382,8 @@ func TestRecorderWritesAndKeepsSoMuch(t *testing.T) {
 	}
 }
 
-// TestEndOfARecordingIsWritten checks that the end of a recording retries a failed write, regardless of the time since the last attempt.
+// TestEndOfARecordingIsWritten checks that the end of a recording retries a failed write, regardless of the time since
+// the last attempt.
 func TestEndOfARecordingIsWritten(t *testing.T) {
 	c, disk := coreOf(t, shape{Planes: 1, SubPorts: 1}.Text()), &fullDisk{}
 	r := &recorder{f: disk, keep: 1 << 20, left: 1 << 40}
@@ -396,7 +399,8 @@ func TestEndOfARecordingIsWritten(t *testing.T) {
 	}
 }
 
-// TestEffectFollowsAGap checks that progress is not recorded while lines wait for room, and behind the line about missing events afterwards.
+// TestEffectFollowsAGap checks that progress is not recorded while lines wait for room, and behind the line about
+// missing events afterwards.
 func TestEffectFollowsAGap(t *testing.T) {
 	disk := &fullDisk{}
 	r := &recorder{f: disk, keep: 1 << 20, left: 1 << 40, gap: 3, failure: errors.New("full")}
@@ -412,8 +416,9 @@ func TestEffectFollowsAGap(t *testing.T) {
 	}
 }
 
-// TestEffectFollowsEachBurst checks that events that leave nothing to change for the data plane, such as a route that goes and returns within one turn of the
-// loop, are followed by a report: a replay, which decides after each event, has changes of weights there.
+// TestEffectFollowsEachBurst checks that events that leave nothing to change for the data plane, such as a route that
+// goes and returns within one turn of the loop, are followed by a report: a replay, which decides after each event, has
+// changes of weights there.
 func TestEffectFollowsEachBurst(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "record")
 	r := newRig(t, shape{Planes: 2, SubPorts: 1, Extra: "record: {file: " + path + "}\n"}, rigOptions{leaves: announceAll(400e9, 1)})
@@ -509,7 +514,8 @@ func record(t testing.TB, path string, s shape, n int) *core.Core {
 	return c
 }
 
-// TestRecorderWritesDigests checks that a recording has a digest every digestEvery events and one at its end, with which it replays.
+// TestRecorderWritesDigests checks that a recording has a digest every digestEvery events and one at its end, with
+// which it replays.
 func TestRecorderWritesDigests(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "recording")
 	c := record(t, path, shape{Planes: 2, SubPorts: 2, NoSpeed: true}, digestEvery+500)

@@ -19,8 +19,8 @@ import (
 	"github.com/fared/fared/internal/plainfile"
 )
 
-// recordFiles are the files of a recording: record.file, and older files with the suffixes .1, .2, ... A lock on FILE.lock excludes other
-// processes from all of them.
+// recordFiles are the files of a recording: record.file, and older files with the suffixes .1, .2, ... A lock on
+// FILE.lock excludes other processes from all of them.
 type recordFiles struct {
 	cfg     config.Record
 	version string
@@ -68,8 +68,8 @@ func recordName(file string, n int) string {
 	return file + "." + strconv.Itoa(n)
 }
 
-// OpenRecording opens a recording for Replay, from its first file to the named one, FILE or FILE.n. If the first files were removed, it begins
-// with the oldest existing one.
+// OpenRecording opens a recording for Replay, from its first file to the named one, FILE or FILE.n. If the first files
+// were removed, it begins with the oldest existing one.
 func OpenRecording(name string) (io.ReadCloser, error) {
 	base, n := name, 0
 	if i := strings.LastIndexByte(name, '.'); i > 0 {

@@ -46,8 +46,8 @@ func (l *loop) setBFDKeys() {
 	}
 }
 
-// rediscoverSpeeds shows the configured speeds of sub-ports, and restores the device's speed, if known, on sub-ports whose speed is no longer
-// configured. The hold-up time does not apply to a reload.
+// rediscoverSpeeds shows the configured speeds of sub-ports, and restores the device's speed, if known, on sub-ports
+// whose speed is no longer configured. The hold-up time does not apply to a reload.
 func (l *loop) rediscoverSpeeds() {
 	for i := range l.links {
 		link, speed := &l.links[i], l.core.Layout().SubPorts[i].Speed

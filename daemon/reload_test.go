@@ -66,8 +66,8 @@ func reloadable(of reflect.Type, path string) (out []string) {
 	return out
 }
 
-// anyConfig returns a random configuration of one shape, which varies the keys that a reload may change. Owned sub-ports serve one of two
-// loopbacks; changing these needs a restart.
+// anyConfig returns a random configuration of one shape, which varies the keys that a reload may change. Owned
+// sub-ports serve one of two loopbacks; changing these needs a restart.
 func anyConfig(r *rand.Rand, s shape, owned bool) string {
 	pick := func(words ...string) string { return words[r.IntN(len(words))] }
 	s.NoSpeed = true
@@ -166,8 +166,9 @@ func made(l *loop) string {
 	return b.String()
 }
 
-// TestReloadEqualsAFreshStart checks that a daemon that was reloaded to a configuration, at any moment and from any other configuration that
-// differs only in reloadable keys, equals a daemon that started with it and had the same inputs.
+// TestReloadEqualsAFreshStart checks that a daemon that was reloaded to a configuration, at any moment and from any
+// other configuration that differs only in reloadable keys, equals a daemon that started with it and had the same
+// inputs.
 func TestReloadEqualsAFreshStart(t *testing.T) {
 	gate.WithoutRaceDetector(t, "has one goroutine, and a tenth of the cases with it")
 	seen := map[string]bool{}
@@ -323,8 +324,8 @@ func TestReload(t *testing.T) {
 	}
 }
 
-// TestReloadSeesContents checks that a reload notices a changed content of a file that the configuration names, also after another reload, and that its
-// answer does not show the content.
+// TestReloadSeesContents checks that a reload notices a changed content of a file that the configuration names, also
+// after another reload, and that its answer does not show the content.
 func TestReloadSeesContents(t *testing.T) {
 	r, write := reloadRig(t)
 	key := filepath.Join(t.TempDir(), "bfd.key")

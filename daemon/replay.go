@@ -16,11 +16,12 @@ type Replayed = core.Replayed
 // Effect is the data plane's progress with the weights of a recording.
 type Effect = core.Effect
 
-// Replay runs a recording through a fresh core and calls each, if not nil, after every event, for every report of the data plane's progress and for every gap. It returns the final state.
+// Replay runs a recording through a fresh core and calls each, if not nil, after every event, for every report of the
+// data plane's progress and for every gap. It returns the final state.
 func Replay(in io.Reader, each func(Replayed)) (*core.Core, error) { return core.Replay(in, each) }
 
-// Weights returns the weights that a replay ends with, sorted by address, in the form of WeightService. No weight is shown as in effect, because
-// a replay has no data plane; the last Replayed.Effect is that of the recording daemon's.
+// Weights returns the weights that a replay ends with, sorted by address, in the form of WeightService. No weight is
+// shown as in effect, because a replay has no data plane; the last Replayed.Effect is that of the recording daemon's.
 func Weights(c *core.Core) ([]*farev1.DestinationWeights, error) {
 	l := newLoop(&Daemon{}, c)
 	if l.ports != nil {

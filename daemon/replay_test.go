@@ -16,8 +16,9 @@ import (
 	"github.com/fared/fared/internal/testkit/gate"
 )
 
-// TestRecordingRotates checks that the size limits each file, that a start and a full file preserve the earlier files, and that a recording
-// replays from its first file to its final state; without that file, from the oldest one, with a gap.
+// TestRecordingRotates checks that the size limits each file, that a start and a full file preserve the earlier files,
+// and that a recording replays from its first file to its final state; without that file, from the oldest one, with a
+// gap.
 func TestRecordingRotates(t *testing.T) {
 	s := shape{Planes: 2, SubPorts: 1, NoSpeed: true}
 	path := filepath.Join(t.TempDir(), "recording")
@@ -118,8 +119,8 @@ func fill(t *testing.T, r *recorder, p *feed, c *core.Core, now time.Time, n int
 	}
 }
 
-// TestRecordingSurvivesAFullDisk checks that a failed write, even in the middle of a line, loses nothing as long as the pending lines can be
-// kept; that attempts are made once a second; and that the recording replays to the final state.
+// TestRecordingSurvivesAFullDisk checks that a failed write, even in the middle of a line, loses nothing as long as the
+// pending lines can be kept; that attempts are made once a second; and that the recording replays to the final state.
 func TestRecordingSurvivesAFullDisk(t *testing.T) {
 	gate.WithoutRaceDetector(t, "has one goroutine")
 	s := shape{Planes: 2, SubPorts: 2, NoSpeed: true}
@@ -166,8 +167,8 @@ func TestRecordingSurvivesAFullDisk(t *testing.T) {
 	}
 }
 
-// TestRecordingNamesItsGap checks that events beyond the limit are counted, that the recording continues when there is room, and that a replay
-// continues after the gap without verifying digests.
+// TestRecordingNamesItsGap checks that events beyond the limit are counted, that the recording continues when there is
+// room, and that a replay continues after the gap without verifying digests.
 func TestRecordingNamesItsGap(t *testing.T) {
 	s := shape{Planes: 2, SubPorts: 2, NoSpeed: true}
 	c, disk := coreOf(t, s.Text()), &fullDisk{room: 5000}

@@ -14,19 +14,22 @@ import (
 )
 
 const (
-	// reweighedFor is the length of a burst of changed weights, from its first change: a flood is one event, and does not displace others from the journal.
+	// reweighedFor is the length of a burst of changed weights, from its first change: a flood is one event, and does
+	// not displace others from the journal.
 	reweighedFor = time.Second
 	// reweighedKinds limits the distinct changes that an event names.
 	reweighedKinds = 8
 )
 
-// reweighed is the burst of changed weights that no event has reported yet. A vector and its weights are of the planes of its source group.
+// reweighed is the burst of changed weights that no event has reported yet. A vector and its weights are of the planes
+// of its source group.
 type reweighed struct {
 	since time.Time // of the first change, zero if there is none
 	// effect is the time at which all changes so far were in effect, zero while some are not.
 	effect time.Time
 	now    map[uint32][]uint32 // plane weights of each declared vector
-	// before has the weights at since of the vectors that were set or deleted since then, nil for those that did not exist.
+	// before has the weights at since of the vectors that were set or deleted since then, nil for those that did not
+	// exist.
 	before map[uint32][]uint32
 	moved  map[dpclient.Destination][2]uint32 // the vector at since, and the present one, of destinations for which they differ; 0 for none
 }
@@ -78,8 +81,8 @@ func (r *reweighed) begin(at time.Time) {
 	}
 }
 
-// end ends the burst and describes it: how many destinations went from which weights to which, the most frequent change first. users is the number of destinations of
-// each vector. It returns "" if no weights differ.
+// end ends the burst and describes it: how many destinations went from which weights to which, the most frequent change
+// first. users is the number of destinations of each vector. It returns "" if no weights differ.
 func (r *reweighed) end(users map[uint32]int) string {
 	old := func(vector uint32) []uint32 {
 		if weights, changed := r.before[vector]; changed {
@@ -134,7 +137,8 @@ func ratioOf(weights []uint32) string {
 	return strings.Trim(strings.ReplaceAll(fmt.Sprint(weights), " ", ":"), "[]")
 }
 
-// reportWeights reports a burst of changed weights when it is reweighedFor old. The time of the event is that at which the weights were in effect.
+// reportWeights reports a burst of changed weights when it is reweighedFor old. The time of the event is that at which
+// the weights were in effect.
 func (l *loop) reportWeights() {
 	r := &l.reweighed
 	now := time.Now()

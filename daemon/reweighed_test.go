@@ -40,7 +40,8 @@ func TestOperationsAreCountedByClass(t *testing.T) {
 	}
 }
 
-// TestBurstsAreDescribed checks the description of a burst: each distinct change with the weights before and after it, and the number of its destinations.
+// TestBurstsAreDescribed checks the description of a burst: each distinct change with the weights before and after it,
+// and the number of its destinations.
 func TestBurstsAreDescribed(t *testing.T) {
 	now := time.Now()
 	r := reweighed{}
@@ -109,7 +110,8 @@ func TestBurstsAreDescribed(t *testing.T) {
 	}
 }
 
-// TestABurstIsOneLine checks that the changes of a second are one event and one line of the log, a second after the first, and that further ones are others.
+// TestABurstIsOneLine checks that the changes of a second are one event and one line of the log, a second after the
+// first, and that further ones are others.
 func TestABurstIsOneLine(t *testing.T) {
 	s := shape{Planes: 2, SubPorts: 1}
 	l := forwarding(t, s, 3)
@@ -144,7 +146,8 @@ func TestABurstIsOneLine(t *testing.T) {
 	}
 }
 
-// TestABurstHasTheTimeOfItsEffect checks that the event of a burst has the time at which its weights were in effect, not that of the line.
+// TestABurstHasTheTimeOfItsEffect checks that the event of a burst has the time at which its weights were in effect,
+// not that of the line.
 func TestABurstHasTheTimeOfItsEffect(t *testing.T) {
 	r := newRig(t, shape{Planes: 2, SubPorts: 1}, rigOptions{leaves: announceAll(400e9, 1)})
 	r.settled(1)

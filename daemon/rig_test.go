@@ -180,8 +180,8 @@ func (r *rig) wait(d netip.Prefix, want string) {
 	eventually(r.t, fmt.Sprintf("weights %s of %s (are %s)", want, d, r.weights(d)), func() bool { return r.weights(d) == want })
 }
 
-// settled waits until every session is up and has sent End-of-RIB, n destinations are known, and no operation is pending, also none that removes
-// objects of the way here.
+// settled waits until every session is up and has sent End-of-RIB, n destinations are known, and no operation is
+// pending, also none that removes objects of the way here.
 func (r *rig) settled(n int) {
 	r.t.Helper()
 	eventually(r.t, fmt.Sprintf("%d destinations in effect, nothing pending", n), func() bool {

@@ -54,7 +54,8 @@ func serving(t *testing.T, l *loop) int {
 	return len(tasks)
 }
 
-// TestSocketsOfADaemon checks that a daemon opens the configured sockets and no others, and serves no metrics without an address.
+// TestSocketsOfADaemon checks that a daemon opens the configured sockets and no others, and serves no metrics without
+// an address.
 func TestSocketsOfADaemon(t *testing.T) {
 	for what, c := range map[string]struct {
 		readOnly, metrics, slots string

@@ -46,8 +46,9 @@ func (r *rig) astray(d netip.Prefix, p *farev1.PairSlots, ports []uint32, hash *
 	return count
 }
 
-// TestPortsOfEachServiceLand checks for random hashes that the ports of each requested service land on the slots' sub-ports by the description of the
-// hash, also during a failure, in which none changes; that the ports of one service are wrong for another; and that rows without services are as before.
+// TestPortsOfEachServiceLand checks for random hashes that the ports of each requested service land on the slots'
+// sub-ports by the description of the hash, also during a failure, in which none changes; that the ports of one service
+// are wrong for another; and that rows without services are as before.
 func TestPortsOfEachServiceLand(t *testing.T) {
 	random := rand.New(rand.NewPCG(19, 4793))
 	for range 4 {
@@ -92,7 +93,8 @@ func TestPortsOfEachServiceLand(t *testing.T) {
 	}
 }
 
-// TestPinnedPortsServeAllServices checks that a data plane with flow pins gives all services the pinned ports, even if it describes a hash.
+// TestPinnedPortsServeAllServices checks that a data plane with flow pins gives all services the pinned ports, even if
+// it describes a hash.
 func TestPinnedPortsServeAllServices(t *testing.T) {
 	for _, hash := range []*farev1.FlowHash{nil, lasting} {
 		r := hashRig(t, shape{Planes: 2, SubPorts: 2, Extra: "weights: {slots: 12}\n"}, newHashPlane(hash, true), nil)
@@ -108,8 +110,8 @@ func TestPinnedPortsServeAllServices(t *testing.T) {
 	}
 }
 
-// TestAskedPortsOfServices checks that a data plane whose hash is queried is queried for each requested service once, and that the answers of services go
-// with their pairs.
+// TestAskedPortsOfServices checks that a data plane whose hash is queried is queried for each requested service once,
+// and that the answers of services go with their pairs.
 func TestAskedPortsOfServices(t *testing.T) {
 	dp := newHashPlane(&farev1.FlowHash{Algorithm: "ask"}, false)
 	dp.lands = wecmp.LinuxL4{Seed: lasting.Seed, Buckets: int(lasting.Buckets), Lasting: int(lasting.LastingBuckets)}
@@ -143,7 +145,8 @@ func TestAskedPortsOfServices(t *testing.T) {
 	})
 }
 
-// TestServicesThatAreNotSteeredAreRefused checks that a service which the configuration does not steer is refused with what it steers.
+// TestServicesThatAreNotSteeredAreRefused checks that a service which the configuration does not steer is refused with
+// what it steers.
 func TestServicesThatAreNotSteeredAreRefused(t *testing.T) {
 	r := hashRig(t, shape{Planes: 2, SubPorts: 2, Extra: "dataplane: {address: \"memory:\", udp_ports: [4791], tcp_ports: [], tcp_port_range: 4800-4802}\n"}, newHashPlane(lasting, false), nil)
 	r.settled(4)

@@ -10,13 +10,14 @@ import (
 	"github.com/fared/fared/wecmp"
 )
 
-// shown holds the published state: for every declared object, whether the last event of the data plane's client reports it as in effect. It
-// changes only in the loop's turns, keeps its state while the data plane is disconnected, and drops an object with its declaration. The state of
-// the data plane itself, which changes with every acknowledgement and has removed objects until their removal is confirmed, is the client's
-// (dpclient.Client); no operation depends on shown.
+// shown holds the published state: for every declared object, whether the last event of the data plane's client reports
+// it as in effect. It changes only in the loop's turns, keeps its state while the data plane is disconnected, and drops
+// an object with its declaration. The state of the data plane itself, which changes with every acknowledgement and has
+// removed objects until their removal is confirmed, is the client's (dpclient.Client); no operation depends on shown.
 type shown struct {
 	start time.Time // of effect.since
-	// objects holds sub-ports and vectors; destinations holds destinations by source and prefix, with the engine's last decision.
+	// objects holds sub-ports and vectors; destinations holds destinations by source and prefix, with the engine's last
+	// decision.
 	objects      map[dpclient.Object]*effect
 	destinations prefixmap.Map[netip.Prefix, shownDestination]
 	// counts holds the number of objects by the state of their last change; users counts destinations by vector.
@@ -33,8 +34,8 @@ type effect struct {
 	state  effectState
 }
 
-// shownDestination is a destination's state and the engine's decision: its vector, the number of slots that moved when it was assigned, and the
-// slots that must be drained because of it.
+// shownDestination is a destination's state and the engine's decision: its vector, the number of slots that moved when
+// it was assigned, and the slots that must be drained because of it.
 type shownDestination struct {
 	effect
 	vector, moved uint32
@@ -96,7 +97,8 @@ func (e *shown) vector(key dpclient.Destination) uint32 {
 	return 0
 }
 
-// want records a declared change of a sub-port or vector. The client gives an equal declaration the number of the earlier one.
+// want records a declared change of a sub-port or vector. The client gives an equal declaration the number of the
+// earlier one.
 func (e *shown) want(o dpclient.Object, change uint64, now time.Time) {
 	x := e.objects[o]
 	if x == nil {
@@ -115,8 +117,8 @@ func (e *shown) declare(x *effect, change uint64, now time.Time) {
 	}
 }
 
-// answered records the data plane's answer to an object's changes up to a number. It returns the previous record, and false if the answer
-// concerns an earlier change than the last one.
+// answered records the data plane's answer to an object's changes up to a number. It returns the previous record, and
+// false if the answer concerns an earlier change than the last one.
 func (e *shown) answered(o dpclient.Object, change uint64, state effectState, reason string) (before effect, ok bool) {
 	x := e.of(o)
 	if x == nil || change < x.change {
@@ -155,8 +157,8 @@ func (e *shown) inEffect(o dpclient.Object) bool {
 	return x != nil && x.state == effectDone
 }
 
-// reason returns why the data plane's answer does not put an object's last change into effect exactly: "approximate: ..." or "refused: ...". It
-// is empty when the change is in effect, or not answered yet.
+// reason returns why the data plane's answer does not put an object's last change into effect exactly: "approximate:
+// ..." or "refused: ...". It is empty when the change is in effect, or not answered yet.
 func (e *shown) reason(o dpclient.Object) string {
 	if x := e.of(o); x != nil {
 		return x.reason

@@ -33,8 +33,8 @@ func kept(l *loop) string {
 		dp.Pending, dp.Approximate, dp.Refused)
 }
 
-// TestNothingStaysOfADestination checks that, whatever the data plane has answered, a withdrawn destination leaves nothing behind: no state for
-// itself or its vector, no landing, and nothing that the status counts.
+// TestNothingStaysOfADestination checks that, whatever the data plane has answered, a withdrawn destination leaves
+// nothing behind: no state for itself or its vector, no landing, and nothing that the status counts.
 func TestNothingStaysOfADestination(t *testing.T) {
 	s := shape{Planes: 2, SubPorts: 1}
 	l := idle(t, s.Text())
@@ -112,8 +112,9 @@ func gathered(t *testing.T, r *prometheus.Registry, name string) uint64 {
 	return 0
 }
 
-// TestAcknowledgementsAreTimed checks that fared_update_acknowledged_seconds has one observation for each change that the data plane accepts,
-// exactly or not, and none for an answer to an earlier change or for a second one. A share that becomes approximate is one event.
+// TestAcknowledgementsAreTimed checks that fared_update_acknowledged_seconds has one observation for each change that
+// the data plane accepts, exactly or not, and none for an answer to an earlier change or for a second one. A share that
+// becomes approximate is one event.
 func TestAcknowledgementsAreTimed(t *testing.T) {
 	r := newRig(t, shape{Planes: 2, SubPorts: 1}, rigOptions{leaves: announceAll(400e9, 1)})
 	r.settled(1)
@@ -155,8 +156,8 @@ func TestAcknowledgementsAreTimed(t *testing.T) {
 	}
 }
 
-// TestDamageIsReported checks that damage, other damage and the repair are one event each, and a repeated report none; during damage no vector
-// is shown as in effect.
+// TestDamageIsReported checks that damage, other damage and the repair are one event each, and a repeated report none;
+// during damage no vector is shown as in effect.
 func TestDamageIsReported(t *testing.T) {
 	r := newRig(t, shape{Planes: 2, SubPorts: 1}, rigOptions{leaves: announceAll(400e9, 1)})
 	r.settled(1)
@@ -201,8 +202,9 @@ func TestDamageIsReported(t *testing.T) {
 	}
 }
 
-// TestLimitationsAreReported checks that a limitation of the data plane's host is one event and one line of the log, a warning, at its begin and one at its end,
-// and shown meanwhile, until the connection ends; that of BFD only where BFD is configured.
+// TestLimitationsAreReported checks that a limitation of the data plane's host is one event and one line of the log, a
+// warning, at its begin and one at its end, and shown meanwhile, until the connection ends; that of BFD only where BFD
+// is configured.
 func TestLimitationsAreReported(t *testing.T) {
 	strict := &farev1.Limitation{Reason: "rp-filter", Text: "strict on a", Remedy: "set it to 2"}
 	bfd := &farev1.Limitation{Reason: "firewall-bfd", Text: "drops BFD", Remedy: "accept it"}
@@ -244,7 +246,8 @@ func TestLimitationsAreReported(t *testing.T) {
 	}
 }
 
-// eventLog keeps the lines that a daemon logs, of an event as "kind, subject: detail", with a level that its kind does not have by itself.
+// eventLog keeps the lines that a daemon logs, of an event as "kind, subject: detail", with a level that its kind does
+// not have by itself.
 type eventLog struct{ lines []string }
 
 func (e *eventLog) Enabled(context.Context, slog.Level) bool { return true }
@@ -281,7 +284,8 @@ func during(l *loop, f func()) string {
 	return strings.Join(e.lines, "; ")
 }
 
-// TestDataplaneRestarts checks that after a broken stream, with and without a loss of the data plane's memory, everything is in effect again.
+// TestDataplaneRestarts checks that after a broken stream, with and without a loss of the data plane's memory,
+// everything is in effect again.
 func TestDataplaneRestarts(t *testing.T) {
 	r := newRig(t, shape{Planes: 2, SubPorts: 2}, rigOptions{leaves: announceAll(800e9, 50)})
 	r.settled(50)
@@ -308,7 +312,8 @@ func TestDataplaneRestarts(t *testing.T) {
 	}
 }
 
-// TestRefusalIsShown checks that a refused change is not in effect, and that the status shows the object and the reason.
+// TestRefusalIsShown checks that a refused change is not in effect, and that the status shows the object and the
+// reason.
 func TestRefusalIsShown(t *testing.T) {
 	r := newRig(t, shape{Planes: 2, SubPorts: 1}, rigOptions{leaves: announceAll(400e9, 1)})
 	r.settled(1) // no other operation is refused
@@ -331,8 +336,8 @@ func TestRefusalIsShown(t *testing.T) {
 	r.wait(destination(0), "4:1")
 }
 
-// TestRefusalEnds checks that a change which the data plane refuses for a while is in effect once the data plane accepts it, without another
-// change and over the same stream, and that the status no longer shows the refusal then.
+// TestRefusalEnds checks that a change which the data plane refuses for a while is in effect once the data plane
+// accepts it, without another change and over the same stream, and that the status no longer shows the refusal then.
 func TestRefusalEnds(t *testing.T) {
 	r := newRig(t, shape{Planes: 2, SubPorts: 1}, rigOptions{leaves: announceAll(400e9, 1)})
 	r.settled(1) // no other operation is refused
@@ -359,8 +364,8 @@ func TestRefusalEnds(t *testing.T) {
 	}
 }
 
-// TestApproximateIsNotInEffect checks that weights that the data plane cannot hold exactly, or while the layer below it is damaged, are not
-// shown as in effect; they count as settled, so that a drain continues.
+// TestApproximateIsNotInEffect checks that weights that the data plane cannot hold exactly, or while the layer below it
+// is damaged, are not shown as in effect; they count as settled, so that a drain continues.
 func TestApproximateIsNotInEffect(t *testing.T) {
 	var off atomic.Bool
 	dp := memory.New(memory.Config{Approximate: func(uint32) string {

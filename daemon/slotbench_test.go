@@ -27,8 +27,9 @@ func monotonic() int64 {
 	return ts.Nano()
 }
 
-// BenchmarkSlotVisible measures the time from the arrival of the data plane's acknowledgement until another process reads the new shares as in effect from
-// the slot table. That process waits for changes, or reads the pair all the time. Aim: 50 µs at the median.
+// BenchmarkSlotVisible measures the time from the arrival of the data plane's acknowledgement until another process
+// reads the new shares as in effect from the slot table. That process waits for changes, or reads the pair all the
+// time. Aim: 50 µs at the median.
 func BenchmarkSlotVisible(b *testing.B) {
 	for _, n := range []int{1, 1024} {
 		for _, mode := range []string{"wait", "spin"} {

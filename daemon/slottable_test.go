@@ -50,7 +50,8 @@ func publishing(t testing.TB, r *rig) *slots.Table {
 	return table
 }
 
-// tableText describes every pair of a slot table, sorted. A pair whose writer is interrupted in the middle of a change makes it return the error's text.
+// tableText describes every pair of a slot table, sorted. A pair whose writer is interrupted in the middle of a change
+// makes it return the error's text.
 func tableText(t testing.TB, table *slots.Table) string {
 	t.Helper()
 	subPorts, err := table.SubPorts()
@@ -90,7 +91,8 @@ func tablesAgree(t testing.TB, r *rig, table *slots.Table) bool {
 	return tableText(t, table) == serviceText(t, r) && tableText(t, second) == serviceText(t, r, &farev1.Service{Protocol: uint32(secondService.Protocol), Port: uint32(secondService.Port)})
 }
 
-// serviceText describes every pair of the gRPC service in the same way, with the source ports for a service if one is given.
+// serviceText describes every pair of the gRPC service in the same way, with the source ports for a service if one is
+// given.
 func serviceText(t testing.TB, r *rig, services ...*farev1.Service) string {
 	t.Helper()
 	list, err := r.d.WeightService().ListWeights(context.Background(), &farev1.ListWeightsRequest{Services: services})
@@ -126,7 +128,8 @@ func serviceText(t testing.TB, r *rig, services ...*farev1.Service) string {
 	return strings.Join(lines, "\n")
 }
 
-// TestSlotTableIsTheService compares the slot table with fare.v1.WeightService in every mode, while cables, leaves, routes and loopbacks change.
+// TestSlotTableIsTheService compares the slot table with fare.v1.WeightService in every mode, while cables, leaves,
+// routes and loopbacks change.
 func TestSlotTableIsTheService(t *testing.T) {
 	hash := &farev1.Capabilities{FlowHash: &farev1.FlowHash{Algorithm: "linux-l4", Seed: 7, Buckets: 16384, LastingBuckets: 64}}
 	for name, c := range map[string]struct {
@@ -242,8 +245,9 @@ func TestSlotTableOfADaemon(t *testing.T) {
 	}
 }
 
-// TestSlotTableOfPins opens the slot table for every service that a data plane with flow pins steers: the table names only the first, whose source ports hold for all. A service
-// that it does not steer is an error. After the data plane has come back without flow pins, the others are, too.
+// TestSlotTableOfPins opens the slot table for every service that a data plane with flow pins steers: the table names
+// only the first, whose source ports hold for all. A service that it does not steer is an error. After the data plane
+// has come back without flow pins, the others are, too.
 func TestSlotTableOfPins(t *testing.T) {
 	for _, hash := range []*farev1.FlowHash{nil, lasting} {
 		dp := newHashPlane(hash, true)

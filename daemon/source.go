@@ -111,7 +111,8 @@ func (l *loop) subPortsInEffect(source, plane int) bool {
 	return true
 }
 
-// subPortRefusal returns the first sub-port of a source group whose state the data plane refused, with the reason, or "" if there is none.
+// subPortRefusal returns the first sub-port of a source group whose state the data plane refused, with the reason, or
+// "" if there is none.
 func (l *loop) subPortRefusal(source int) string {
 	for _, sp := range l.core.Layout().Sources[source].SubPorts {
 		if reason := l.shown.reason(dpclient.Object{Kind: dpclient.KindSubPort, SubPort: sp.Device}); reason != "" {
@@ -121,7 +122,8 @@ func (l *loop) subPortRefusal(source int) string {
 	return ""
 }
 
-// subPortReason returns why a sub-port does not count, or "" if it does, and whether the reason lasts until an operator acts.
+// subPortReason returns why a sub-port does not count, or "" if it does, and whether the reason lasts until an operator
+// acts.
 func (l *loop) subPortReason(i int, view fare.SubPortView) (reason string, persistent bool) {
 	switch {
 	case view.Reason == fare.ReasonUsed:
@@ -219,8 +221,8 @@ func (s source) Sessions() []status.Session {
 	return out
 }
 
-// drops returns the drop counters of a session by reason; those of the outbound direction begin with "out_", those of BFD
-// with "bfd_".
+// drops returns the drop counters of a session by reason; those of the outbound direction begin with "out_", those of
+// BFD with "bfd_".
 func drops(counters []speaker.Counter) []status.Count {
 	var out []status.Count
 	for _, c := range counters {

@@ -83,8 +83,8 @@ func TestOwnPortsEndToEnd(t *testing.T) {
 	eventually(t, "nothing is programmed", func() bool { return len(r.dp.State().Destinations) == 0 && strings.Contains(rows(), "no route") })
 }
 
-// TestPortsOfSources checks that a source port lands in the home of its slot's sub-port, and that homes are counted over the sub-ports of the
-// source group: the first GPU has 4 of 6, the second 2.
+// TestPortsOfSources checks that a source port lands in the home of its slot's sub-port, and that homes are counted
+// over the sub-ports of the source group: the first GPU has 4 of 6, the second 2.
 func TestPortsOfSources(t *testing.T) {
 	s := shape{Planes: 2, SubPorts: 3, Loopbacks: []string{coretest.GPU(0).String(), coretest.GPU(1).String()}}
 	s.Serves = func(i int) string { return coretest.GPU(i % 3 / 2).String() }

@@ -18,7 +18,8 @@ import (
 	"github.com/fared/fared/internal/testkit/testbed"
 )
 
-// TestStartTakesNothingAway checks that destinations of an earlier run stay until every leaf has sent End-of-RIB, on the planes whose leaf has not.
+// TestStartTakesNothingAway checks that destinations of an earlier run stay until every leaf has sent End-of-RIB, on
+// the planes whose leaf has not.
 func TestStartTakesNothingAway(t *testing.T) {
 	for name, end := range map[string]struct {
 		deadline string
@@ -71,9 +72,9 @@ func TestStartTakesNothingAway(t *testing.T) {
 	}
 }
 
-// TestStartWithADeadLeaf checks the start of a server while a leaf is dead whose cable has a carrier: a withdrawal by another leaf is in effect at once. If the
-// leaf was dead before, the data plane sends nothing there, and the start is over without it. If it has died since, its plane keeps its third of the
-// traffic, and p0 takes the rest.
+// TestStartWithADeadLeaf checks the start of a server while a leaf is dead whose cable has a carrier: a withdrawal by
+// another leaf is in effect at once. If the leaf was dead before, the data plane sends nothing there, and the start is
+// over without it. If it has died since, its plane keeps its third of the traffic, and p0 takes the rest.
 func TestStartWithADeadLeaf(t *testing.T) {
 	for name, tc := range map[string]struct {
 		before    bool
@@ -125,8 +126,8 @@ func TestStartWithADeadLeaf(t *testing.T) {
 	}
 }
 
-// TestLoopbacksWaitForTheDataPlane checks that no loopback is announced before a data plane forwards; over the real socket, with the data plane
-// started last.
+// TestLoopbacksWaitForTheDataPlane checks that no loopback is announced before a data plane forwards; over the real
+// socket, with the data plane started last.
 func TestLoopbacksWaitForTheDataPlane(t *testing.T) {
 	socket := filepath.Join(t.TempDir(), "dp.sock")
 	conn, err := dpclient.Open("unix:"+socket, nil)
@@ -156,8 +157,8 @@ func TestLoopbacksWaitForTheDataPlane(t *testing.T) {
 	}
 }
 
-// TestLeafForwards checks that a leaf with a data plane forwards by bandwidth, passes routes on like any leaf, and announces nothing before the
-// data plane is connected.
+// TestLeafForwards checks that a leaf with a data plane forwards by bandwidth, passes routes on like any leaf, and
+// announces nothing before the data plane is connected.
 func TestLeafForwards(t *testing.T) {
 	dp := memory.New(memory.Config{})
 	socket := filepath.Join(t.TempDir(), "dp.sock")
@@ -203,9 +204,9 @@ func TestLeafForwards(t *testing.T) {
 	eventually(t, "the data plane leaves p0.0", func() bool { return r.forwards(d) == "p1.0=1" })
 }
 
-// TestRestartSaysEverythingBeforeItsEnd checks graceful restart: a leaf that keeps the routes of a restarting server drops those that have not
-// arrived by End-of-RIB (RFC 4724, Section 4.2). So a session with graceful restart waits for the data plane, and the loopbacks are announced
-// before End-of-RIB; also by a session that fails and returns.
+// TestRestartSaysEverythingBeforeItsEnd checks graceful restart: a leaf that keeps the routes of a restarting server
+// drops those that have not arrived by End-of-RIB (RFC 4724, Section 4.2). So a session with graceful restart waits for
+// the data plane, and the loopbacks are announced before End-of-RIB; also by a session that fails and returns.
 func TestRestartSaysEverythingBeforeItsEnd(t *testing.T) {
 	checkLeaks(t)
 	dp := memory.New(memory.Config{})

@@ -21,8 +21,8 @@ func establish(l *loop, s shape, i int) {
 	l.bgp(speaker.SessionUp{Session: i, Generation: 1, Node: leafNode(i / s.SubPorts), PeerAS: s.PeerAS(i), Families: speaker.FamilySet(speaker.IPv4)})
 }
 
-// TestPlanesAreShown checks that every plane and sub-port is listed once, in the order of the configuration, with its state, its sessions and
-// the reason if it does not count.
+// TestPlanesAreShown checks that every plane and sub-port is listed once, in the order of the configuration, with its
+// state, its sessions and the reason if it does not count.
 func TestPlanesAreShown(t *testing.T) {
 	s := shape{Planes: 4, SubPorts: 2, NoSpeed: true}
 	l := idle(t, s.Text())

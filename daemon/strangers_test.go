@@ -25,8 +25,9 @@ func descriptors(t *testing.T) int {
 	return len(fds)
 }
 
-// TestIdleConnectionsOnEveryListener opens a thousand connections on each listener, in the state that each server keeps longest: the daemon accepts no
-// more than its limits, a scrape is answered, and a BGP session that ends comes up again.
+// TestIdleConnectionsOnEveryListener opens a thousand connections on each listener, in the state that each server keeps
+// longest: the daemon accepts no more than its limits, a scrape is answered, and a BGP session that ends comes up
+// again.
 func TestIdleConnectionsOnEveryListener(t *testing.T) {
 	const n = 1000
 	dir := testbed.ShortDir(t)

@@ -11,8 +11,8 @@ import (
 	"github.com/fared/fared/internal/testkit/testbed"
 )
 
-// TestRunReportsToSystemd checks that a running daemon reports that it is ready, then that it is running as often as the watchdog requires, and
-// that it stops.
+// TestRunReportsToSystemd checks that a running daemon reports that it is ready, then that it is running as often as
+// the watchdog requires, and that it stops.
 func TestRunReportsToSystemd(t *testing.T) {
 	path := filepath.Join(testbed.ShortDir(t), "notify")
 	conn, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Name: path, Net: "unixgram"})

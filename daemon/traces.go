@@ -32,8 +32,9 @@ const (
 	traceEvents, traceTurns = 128, 32
 )
 
-// tracer makes a trace of each incident that changes weights: what happened, each turn of the loop that decided, and the time until the data plane has acknowledged all
-// of it. Changes that come before that acknowledgement belong to the same trace. Only the loop's goroutine uses it, except run and dropped.
+// tracer makes a trace of each incident that changes weights: what happened, each turn of the loop that decided, and
+// the time until the data plane has acknowledged all of it. Changes that come before that acknowledgement belong to the
+// same trace. Only the loop's goroutine uses it, except run and dropped.
 type tracer struct {
 	endpoint string
 	resource *resourcepb.Resource
@@ -198,7 +199,8 @@ func (t *tracer) count() uint64 {
 	return t.dropped.Load()
 }
 
-// run sends the traces to the collector until ctx ends (OTLP/HTTP with binary protobuf). A trace that it does not take is dropped and counted.
+// run sends the traces to the collector until ctx ends (OTLP/HTTP with binary protobuf). A trace that it does not take
+// is dropped and counted.
 func (t *tracer) run(ctx context.Context) error {
 	for {
 		select {

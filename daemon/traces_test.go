@@ -106,8 +106,9 @@ func checkTrace(t *testing.T, spans []*tracepb.Span) {
 	}
 }
 
-// TestTraces checks that a failed link is one trace: the events, the turns with the number of weights that they changed, and the time until the data plane's
-// acknowledgement, which the test delays; that a data plane without an answer makes it a failure; and that traces which the collector refuses are counted.
+// TestTraces checks that a failed link is one trace: the events, the turns with the number of weights that they
+// changed, and the time until the data plane's acknowledgement, which the test delays; that a data plane without an
+// answer makes it a failure; and that traces which the collector refuses are counted.
 func TestTraces(t *testing.T) {
 	checkLeaks(t)
 	c := newCollector(t)
@@ -176,7 +177,8 @@ func TestTraces(t *testing.T) {
 	c.until(t, "link-down p1.0")
 }
 
-// TestTraceOfNoAnswer checks that a trace ends as a failure if the data plane does not answer, and that turns without changed weights make none.
+// TestTraceOfNoAnswer checks that a trace ends as a failure if the data plane does not answer, and that turns without
+// changed weights make none.
 func TestTraceOfNoAnswer(t *testing.T) {
 	tr := newTracer("http://192.0.2.1/", "i", destination(0).Addr(), nil)
 	began := time.Unix(1e9, 0)

@@ -51,7 +51,8 @@ func (c *Community) UnmarshalText(text []byte) error {
 	return nil
 }
 
-// IPv6Community is one IPv6 Address Specific BGP Extended Community in wire format (RFC 5701): type, sub-type and 18 bytes of value. The zero value is none.
+// IPv6Community is one IPv6 Address Specific BGP Extended Community in wire format (RFC 5701): type, sub-type and 18
+// bytes of value. The zero value is none.
 type IPv6Community [20]byte
 
 const (
@@ -60,8 +61,8 @@ const (
 	subTypeExtendedLinkBandwidth = 0x06
 )
 
-// IsExtendedLinkBandwidth reports whether c is an extended Link Bandwidth, as FRR has sent it since release 10.1 (draft-li-idr-link-bandwidth-ext): after two zero
-// bytes a 64-bit integer in bytes/s, and the AS number.
+// IsExtendedLinkBandwidth reports whether c is an extended Link Bandwidth, as FRR has sent it since release 10.1
+// (draft-li-idr-link-bandwidth-ext): after two zero bytes a 64-bit integer in bytes/s, and the AS number.
 func (c IPv6Community) IsExtendedLinkBandwidth() bool {
 	return c[0] == typeFourOctetAS && c[1] == subTypeExtendedLinkBandwidth || c[0] == typeFourOctetASNonTransitive && c[1] == subTypeExtendedLinkBandwidth
 }
@@ -96,9 +97,9 @@ type Codec struct {
 	FAREType, FARESubType byte
 
 	Format Format // number format of Link Bandwidth, encoded and decoded
-	// Scale divides the values of Link Bandwidth, and multiplies them again when they are decoded: 0 and 1 encode the bandwidth itself, 1000
-	// thousandths of it. It keeps sums below the 2^32 bytes a second that some leaves compute with (see [ReasonWrapped]). All nodes of a fabric have the
-	// same. Min and Max are bounds of decoded values.
+	// Scale divides the values of Link Bandwidth, and multiplies them again when they are decoded: 0 and 1 encode the
+	// bandwidth itself, 1000 thousandths of it. It keeps sums below the 2^32 bytes a second that some leaves compute
+	// with (see [ReasonWrapped]). All nodes of a fabric have the same. Min and Max are bounds of decoded values.
 	Scale uint32
 	AS    uint32 // own AS number, encoded as AS_TRANS if it needs four bytes
 	// NonTransitive encodes Link Bandwidth as type 0x40, for a neighbor that decodes no
@@ -135,9 +136,9 @@ var kindNames = []string{"other", "link-bandwidth", "link-bandwidth-non-transiti
 // String returns the word used in status output.
 func (k Kind) String() string { return enumName(kindNames, k) }
 
-// Verdict is the result of decoding one community of a route. Bandwidth is meaningful only
-// if Reason is [ReasonUsed] or one of the reasons that compare values
-// ([ReasonBelowMinimum], [ReasonAboveMaximum], [ReasonWrapped], [ReasonOtherScale], [ReasonNotLowest], [ReasonOverridden]).
+// Verdict is the result of decoding one community of a route. Bandwidth is meaningful only if Reason is [ReasonUsed] or
+// one of the reasons that compare values ([ReasonBelowMinimum], [ReasonAboveMaximum], [ReasonWrapped],
+// [ReasonOtherScale], [ReasonNotLowest], [ReasonOverridden]).
 type Verdict struct {
 	Kind      Kind
 	Bandwidth Bandwidth
@@ -197,8 +198,8 @@ func (c Codec) Encode(b Bandwidth, node netip.Addr) Community {
 
 func (c Codec) scale() Bandwidth { return Bandwidth(max(c.Scale, 1)) }
 
-// scaled returns b as Link Bandwidth encodes it as a number: in bytes/s, divided by the scale. It rounds once, to nearest, because b <= 2^53 is exact
-// as float64, and so is a divisor.
+// scaled returns b as Link Bandwidth encodes it as a number: in bytes/s, divided by the scale. It rounds once, to
+// nearest, because b <= 2^53 is exact as float64, and so is a divisor.
 func (c Codec) scaled(b Bandwidth) float32 { return float32(float64(b) / float64(8*c.scale())) }
 
 // rounded returns b in units of unit, rounded to nearest, at least 1 unless b is 0, at most
@@ -249,8 +250,9 @@ func (c Codec) Judge(communities []Community, buf []Verdict) (Advertised, []Verd
 	return Advertised{}, out
 }
 
-// JudgeRoute is [Codec.Judge] with the extended Link Bandwidth of a route, whose verdict is the last one. It overrides Link Bandwidth, because FRR adds it to the
-// sum of several routes, in place of their Link Bandwidth, and leaves that of one route as it was.
+// JudgeRoute is [Codec.Judge] with the extended Link Bandwidth of a route, whose verdict is the last one. It overrides
+// Link Bandwidth, because FRR adds it to the sum of several routes, in place of their Link Bandwidth, and leaves that
+// of one route as it was.
 func (c Codec) JudgeRoute(a *Attributes, buf []Verdict) (Advertised, []Verdict) {
 	advertised, out := c.Judge(a.Communities, buf)
 	if a.Extended == (IPv6Community{}) {
@@ -310,8 +312,8 @@ func counting(verdicts []Verdict) Kind {
 	return KindOther
 }
 
-// invalid returns the reason of the first invalid bandwidth community, or [ReasonUsed] if all are valid. Communities that would not count if they were
-// valid are not examined.
+// invalid returns the reason of the first invalid bandwidth community, or [ReasonUsed] if all are valid. Communities
+// that would not count if they were valid are not examined.
 func invalid(verdicts []Verdict) Reason {
 	least := counting(verdicts).precedence()
 	for i := range verdicts {

@@ -196,7 +196,8 @@ func TestCodecValidate(t *testing.T) {
 	}
 }
 
-// TestCommunityText verifies that communities are read from their own text, and from nothing shorter, longer or that is not hexadecimal.
+// TestCommunityText verifies that communities are read from their own text, and from nothing shorter, longer or that is
+// not hexadecimal.
 func TestCommunityText(t *testing.T) {
 	short, long := Community{0, 4, 0xfd, 0xe9, 0x51, 0x3a, 0x43, 0xb7}, IPv6Community{2, 6, 19: 7}
 	text, _ := short.MarshalText()

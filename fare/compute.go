@@ -13,8 +13,8 @@ type computation struct {
 	links   []nodeLink // by plane and sub-port
 	of      []int32    // link of each entry, or one of the negative constants below
 	origins int        // number of different origins
-	// avoided is the set of signals of which a route is not used; waived reports that such routes exist; lastResort that they are used because no
-	// others can be.
+	// avoided is the set of signals of which a route is not used; waived reports that such routes exist; lastResort
+	// that they are used because no others can be.
 	avoided    Signals
 	waived     bool
 	lastResort bool

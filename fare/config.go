@@ -24,7 +24,8 @@ type Config struct {
 	AllMissing AllMissingPolicy
 	AllZero    ZeroPolicy
 	Conflict   ConflictPolicy
-	// LeastPreferred are the signals that have an effect. SignalPrepended has none at a leaf, which compares the lengths of paths.
+	// LeastPreferred are the signals that have an effect. SignalPrepended has none at a leaf, which compares the
+	// lengths of paths.
 	LeastPreferred Signals
 	Role           Role
 }

@@ -7,8 +7,8 @@ import (
 	"github.com/fared/fared/fare"
 )
 
-// A server has one 800G sub-port in each of two planes. The leaf of plane p1 advertises half as much bandwidth toward a GPU, for example
-// because half a Y-cable is down there.
+// A server has one 800G sub-port in each of two planes. The leaf of plane p1 advertises half as much bandwidth toward a
+// GPU, for example because half a Y-cable is down there.
 func ExampleTable() {
 	table, err := fare.NewTable(fare.Config{
 		Planes:   []string{"p0", "p1"},

@@ -16,8 +16,8 @@ func extendedOf(octets uint64) IPv6Community {
 	return c
 }
 
-// TestExtendedLinkBandwidth has routes that FRR 10.3 sent with extended-link-bandwidth: the sum of two links in the extended form, next to the Link Bandwidth of
-// one of them.
+// TestExtendedLinkBandwidth has routes that FRR 10.3 sent with extended-link-bandwidth: the sum of two links in the
+// extended form, next to the Link Bandwidth of one of them.
 func TestExtendedLinkBandwidth(t *testing.T) {
 	one := linkBandwidth(0, 65101, 0x4e6e6b28) // 8 Gbit/s
 	for _, x := range []struct {

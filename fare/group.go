@@ -64,11 +64,11 @@ type GroupView struct {
 	Ignored []IgnoredBandwidth
 }
 
-// IgnoredBandwidth is a usable route whose bandwidth does not count. Reason is the reason of the
-// invalid community ([ReasonNotANumber], [ReasonNegative], [ReasonInfinite], [ReasonBelowMinimum],
-// [ReasonAboveMaximum], [ReasonWrapped], [ReasonOtherScale]), or [ReasonMissingBandwidth] for a route without a bandwidth if another
-// usable route to the destination carries one. An invalid Link Bandwidth next to a valid FARE
-// community is not listed, because it would not count if it were valid.
+// IgnoredBandwidth is a usable route whose bandwidth does not count. Reason is the reason of the invalid community
+// ([ReasonNotANumber], [ReasonNegative], [ReasonInfinite], [ReasonBelowMinimum], [ReasonAboveMaximum], [ReasonWrapped],
+// [ReasonOtherScale]), or [ReasonMissingBandwidth] for a route without a bandwidth if another usable route to the
+// destination carries one. An invalid Link Bandwidth next to a valid FARE community is not listed, because it would not
+// count if it were valid.
 type IgnoredBandwidth struct {
 	Session int
 	Reason  Reason
@@ -107,7 +107,8 @@ type entry struct {
 	signals    Signals
 }
 
-// hashOf returns a hash of entries under a seed, which is secret so that a neighbor that chooses values cannot make chains long.
+// hashOf returns a hash of entries under a seed, which is secret so that a neighbor that chooses values cannot make
+// chains long.
 func hashOf(seed maphash.Seed, es []entry) uint64 {
 	var h maphash.Hash
 	h.SetSeed(seed)
@@ -135,7 +136,8 @@ type group struct {
 
 func (g *group) chain() *link[group] { return &g.link }
 
-// find returns the index of a session's rank among entries, which are sorted by it, and true, or its insertion index and false.
+// find returns the index of a session's rank among entries, which are sorted by it, and true, or its insertion index
+// and false.
 func find(es []entry, rank uint16) (int, bool) {
 	lo, hi := 0, len(es)
 	for lo < hi {

@@ -79,8 +79,8 @@ type attributePool struct {
 	free []*attributeSet
 }
 
-// intern returns the set equal to attrs with one more reference. The seed is secret, so that a neighbor that chooses attributes cannot make chains long. No
-// order visible outside the package depends on hashes.
+// intern returns the set equal to attrs with one more reference. The seed is secret, so that a neighbor that chooses
+// attributes cannot make chains long. No order visible outside the package depends on hashes.
 func (p *attributePool) intern(seed maphash.Seed, attrs *Attributes) *attributeSet {
 	var h maphash.Hash
 	h.SetSeed(seed)
@@ -119,8 +119,8 @@ func (p *attributePool) release(a *attributeSet) {
 	}
 }
 
-// recycled is the greatest number of unused records of a kind that are kept for new ones. Most of those of a burst, for example of groups that exist
-// only while a fabric loads, are left to the garbage collector.
+// recycled is the greatest number of unused records of a kind that are kept for new ones. Most of those of a burst, for
+// example of groups that exist only while a fabric loads, are left to the garbage collector.
 const recycled = 1 << 10
 
 func recycle[T any](free []*T, x *T) []*T {

@@ -133,7 +133,8 @@ func TestSimplify(t *testing.T) {
 	}
 }
 
-// TestSplitWithoutPart checks that a link without a part of its node, or of a node without a share, has no weight, in the exact and in the approximate division.
+// TestSplitWithoutPart checks that a link without a part of its node, or of a node without a share, has no weight, in
+// the exact and in the approximate division.
 func TestSplitWithoutPart(t *testing.T) {
 	for _, x := range []struct {
 		share, amount uint64

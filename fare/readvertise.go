@@ -40,8 +40,8 @@ func (t *Table) ReadvertisedCommunities(prefix netip.Prefix) ([]Community, IPv6C
 	return nil, IPv6Community{}
 }
 
-// ReadvertisedSignals returns the signals of the route whose AS path [Table.Readvertise] returns. A leaf uses such a route where no other is left, and
-// its neighbors may have another.
+// ReadvertisedSignals returns the signals of the route whose AS path [Table.Readvertise] returns. A leaf uses such a
+// route where no other is left, and its neighbors may have another.
 func (t *Table) ReadvertisedSignals(prefix netip.Prefix) Signals {
 	if d := t.byPrefix[prefix]; d != nil {
 		return d.readvertised.signals

@@ -6,8 +6,8 @@ import (
 	"strings"
 )
 
-// Signals is a set of signs by which a neighbor's operator takes traffic off a route before the route ends: the route counts only for a destination that
-// no other route reaches. Zero is the empty set.
+// Signals is a set of signs by which a neighbor's operator takes traffic off a route before the route ends: the route
+// counts only for a destination that no other route reaches. Zero is the empty set.
 type Signals uint8
 
 // The signals. The first two are communities (RFC 1997), the last one is read from the AS path by the table.
@@ -93,9 +93,10 @@ func (s Signals) reason() Reason {
 	return ReasonUsed
 }
 
-// prepended reports whether an AS path was lengthened on purpose (RFC 4271, Section 9.1.2.2 a, makes it less preferred): the neighbor's AS stands at its
-// start more than once, or another AS three times in a row. Two equal numbers elsewhere may be the work of as-override, and so may any number of the
-// neighbor's AS if the path has no other.
+// prepended reports whether an AS path was lengthened on purpose (RFC 4271, Section 9.1.2.2 a, makes it less
+// preferred): the neighbor's AS stands at its start more than once, or another AS three times in a row. Two equal
+// numbers elsewhere may be the work of as-override, and so may any number of the neighbor's AS if the path has no
+// other.
 func prepended(path []uint32, peerAS uint32) bool {
 	if !slices.ContainsFunc(path, func(as uint32) bool { return as != peerAS }) {
 		return false

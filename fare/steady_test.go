@@ -95,7 +95,8 @@ func TestLeftoversAreBounded(t *testing.T) {
 	}
 }
 
-// TestBurstIsNotKept verifies that the records of a burst of destinations, each with its own group and attributes, are kept for new ones up to a bound.
+// TestBurstIsNotKept verifies that the records of a burst of destinations, each with its own group and attributes, are
+// kept for new ones up to a bound.
 func TestBurstIsNotKept(t *testing.T) {
 	table, prefixes := bigTable(t, 1, 1, 2*recycled)
 	for i, p := range prefixes {

@@ -3,8 +3,9 @@ package fare
 import "slices"
 
 // Strands returns the groups that are reachable and would become unreachable if the drain e were switched on, in order
-// of their numbers. A path of zero bandwidth is in maintenance (RFC 10005, Section 3.1) and about to disappear, as is one with a signal
-// of [Config.LeastPreferred]; a group that has other paths must keep one of them. Strands changes nothing. An invalid event strands no group.
+// of their numbers. A path of zero bandwidth is in maintenance (RFC 10005, Section 3.1) and about to disappear, as is
+// one with a signal of [Config.LeastPreferred]; a group that has other paths must keep one of them. Strands changes
+// nothing. An invalid event strands no group.
 func (t *Table) Strands(e Drain) []GroupID {
 	if !e.On {
 		return nil
@@ -14,9 +15,9 @@ func (t *Table) Strands(e Drain) []GroupID {
 	})
 }
 
-// Frees returns the groups whose usable paths all have zero bandwidth and that would have another path if the drain e, whose On is
-// false, were undone, in order of their numbers: the other end of each is taking the rest of its planes out of service. Frees
-// changes nothing. An invalid event frees no group.
+// Frees returns the groups whose usable paths all have zero bandwidth and that would have another path if the drain e,
+// whose On is false, were undone, in order of their numbers: the other end of each is taking the rest of its planes out
+// of service. Frees changes nothing. An invalid event frees no group.
 func (t *Table) Frees(e Drain) []GroupID {
 	if e.On {
 		return nil

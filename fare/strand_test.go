@@ -8,8 +8,9 @@ import (
 	"testing"
 )
 
-// TestDrainsAgainstTwin checks in random sequences of events, most of whose routes have zero bandwidth, which groups a drain would strand and the end of a
-// drain would free, by a twin that carries them out; and that the questions change nothing.
+// TestDrainsAgainstTwin checks in random sequences of events, most of whose routes have zero bandwidth, which groups a
+// drain would strand and the end of a drain would free, by a twin that carries them out; and that the questions change
+// nothing.
 func TestDrainsAgainstTwin(t *testing.T) {
 	stranded, freed := 0, 0
 	for seed := range uint64(50) {
@@ -91,8 +92,8 @@ func (w *twin) ends() (out []Drain) {
 	return out
 }
 
-// suppose returns the table's groups whose destinations lose their last path, or their last path with bandwidth and without signals, by a drain, or whose
-// destinations with zero bandwidth alone get one by its end.
+// suppose returns the table's groups whose destinations lose their last path, or their last path with bandwidth and
+// without signals, by a drain, or whose destinations with zero bandwidth alone get one by its end.
 func (w *twin) suppose(table *Table, drain Drain) []GroupID {
 	found := map[GroupID]bool{}
 	planes, subPorts, nodes := maps.Clone(w.drainedP), maps.Clone(w.drainedS), maps.Clone(w.drainedN)

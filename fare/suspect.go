@@ -22,8 +22,9 @@ func (t *Table) noteSpeeds(p int) {
 	t.planes[p].speeds = speeds
 }
 
-// suspect returns [ReasonWrapped] or [ReasonOtherScale] for a Link Bandwidth, extended or not, that the neighbor passes on and that, compared with the speeds of the
-// plane's sub-ports, is no bandwidth, otherwise [ReasonUsed]. Sums of links of different speeds are not recognized.
+// suspect returns [ReasonWrapped] or [ReasonOtherScale] for a Link Bandwidth, extended or not, that the neighbor passes
+// on and that, compared with the speeds of the plane's sub-ports, is no bandwidth, otherwise [ReasonUsed]. Sums of
+// links of different speeds are not recognized.
 func (t *Table) suspect(e *entry) Reason {
 	if !e.known || e.kind == KindFARE || e.originated || e.value == 0 {
 		return ReasonUsed
@@ -40,9 +41,10 @@ func (t *Table) suspect(e *entry) Reason {
 	return ReasonUsed
 }
 
-// wraps reports whether value is the sum of 2 to [MaxSubPorts] links of that speed, encoded, modulo 2^32 bytes a second. FRR through 10.7.0 keeps a sum
-// so: it sends two links of 400 Gbit/s as 9.726 Gbit/s. The result says nothing about the path: a plane of which one link is left, whose value needs no
-// sum, would get more than a whole plane. The links and the sum are, or are not, rounded to float32. In its extended form FRR sends a sum of 64 bits, of links that
+// wraps reports whether value is the sum of 2 to [MaxSubPorts] links of that speed, encoded, modulo 2^32 bytes a
+// second. FRR through 10.7.0 keeps a sum so: it sends two links of 400 Gbit/s as 9.726 Gbit/s. The result says nothing
+// about the path: a plane of which one link is left, whose value needs no sum, would get more than a whole plane. The
+// links and the sum are, or are not, rounded to float32. In its extended form FRR sends a sum of 64 bits, of links that
 // have lost their upper bits.
 func (c Codec) wraps(value, speed Bandwidth, kind Kind) bool {
 	wide := kind == KindExtendedLinkBandwidth
@@ -64,8 +66,8 @@ func (c Codec) wraps(value, speed Bandwidth, kind Kind) bool {
 	return false
 }
 
-// otherScale reports whether value is that of 1 to 8 links of that speed, but a thousand or a million times as high or as low. More links in
-// thousandths would be as fast as a slow link.
+// otherScale reports whether value is that of 1 to 8 links of that speed, but a thousand or a million times as high or
+// as low. More links in thousandths would be as fast as a slow link.
 func otherScale(value, speed Bandwidth) bool {
 	for _, factor := range [...]float64{1e-6, 1e-3, 1e3, 1e6} {
 		links := float64(value) / float64(speed) * factor

@@ -8,8 +8,8 @@ import (
 	"testing"
 )
 
-// TestSuspectBandwidth announces values to a server with sub-ports of 400G. The wrapped ones are those that FRR 8.4.4 sends for 2, 3 and 4 such sessions of a
-// server.
+// TestSuspectBandwidth announces values to a server with sub-ports of 400G. The wrapped ones are those that FRR 8.4.4
+// sends for 2, 3 and 4 such sessions of a server.
 func TestSuspectBandwidth(t *testing.T) {
 	for _, x := range []struct {
 		name   string
@@ -63,8 +63,8 @@ func TestSuspectBandwidth(t *testing.T) {
 	}
 }
 
-// TestRealSpeedsAreNotSuspect tries the sums and shares of the links that exist against sub-ports of each speed: of those between an 80th
-// of the sub-port and 80 times it, none is taken for a wrapped sum or for that of another scale.
+// TestRealSpeedsAreNotSuspect tries the sums and shares of the links that exist against sub-ports of each speed: of
+// those between an 80th of the sub-port and 80 times it, none is taken for a wrapped sum or for that of another scale.
 func TestRealSpeedsAreNotSuspect(t *testing.T) {
 	speeds := []float64{1, 2.5, 5, 10, 20, 25, 40, 50, 56, 100, 112, 200, 224, 400, 448, 800, 1600, 3200}
 	tried := 0
@@ -87,7 +87,8 @@ func TestRealSpeedsAreNotSuspect(t *testing.T) {
 	t.Logf("%d values", tried)
 }
 
-// TestSuspectExtended has the extended form of sums of links of 400G: that of FRR 10.3, which has read the links' Link Bandwidth modulo 2^32, and right ones.
+// TestSuspectExtended has the extended form of sums of links of 400G: that of FRR 10.3, which has read the links' Link
+// Bandwidth modulo 2^32, and right ones.
 func TestSuspectExtended(t *testing.T) {
 	for octets, want := range map[uint64]bool{2755358720: true, 5510717440: true, 50e9: false, 100e9: false, 50e6: false} {
 		if got := (Codec{}).wraps(Bandwidth(octets*8), 400e9, KindExtendedLinkBandwidth); got != want {

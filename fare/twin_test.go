@@ -232,9 +232,9 @@ func (w *twin) bandwidth(c Codec, p *twinPath) (*big.Rat, string) {
 	return nil, ""
 }
 
-// suspect returns "wrapped" if the Link Bandwidth that counts is a sum of 2 to 64 links as fast as one of the plane, in octets a second modulo 2^32,
-// and "other-scale" if it is that of 1 to 8 links in another unit. The first link decides. An extended value is wrapped if it is the sum of 1 to 64 links that have
-// lost their upper bits.
+// suspect returns "wrapped" if the Link Bandwidth that counts is a sum of 2 to 64 links as fast as one of the plane, in
+// octets a second modulo 2^32, and "other-scale" if it is that of 1 to 8 links in another unit. The first link decides.
+// An extended value is wrapped if it is the sum of 1 to 64 links that have lost their upper bits.
 func (w *twin) suspect(plane int, value *big.Rat, kind string) string {
 	if kind != "link" && kind != "wide" {
 		return ""
@@ -280,7 +280,8 @@ func (w *twin) signaled(p twinPath) bool {
 	return effective&SignalGracefulShutdown&p.signals != 0 || effective&SignalStale&p.signals != 0 || effective&SignalPrepended != 0 && long
 }
 
-// view is the result without the routes that have a signal or, if nothing is reachable then, or only by zero bandwidth, with them.
+// view is the result without the routes that have a signal or, if nothing is reachable then, or only by zero bandwidth,
+// with them.
 func (w *twin) view(prefix netip.Prefix) twinView {
 	if v, some := w.viewOf(prefix, true); !some || v.reachable && v.rule != RuleAllZeroEqual {
 		v.lasting = slices.ContainsFunc(v.bandwidth, func(b *big.Rat) bool { return b.Sign() > 0 })

@@ -142,7 +142,8 @@ func TestWhySubPortsDoNotCount(t *testing.T) {
 	}
 }
 
-// TestBoundsOfAConfiguration verifies the greatest numbers of planes, sub-ports and sessions, and the indexes between them.
+// TestBoundsOfAConfiguration verifies the greatest numbers of planes, sub-ports and sessions, and the indexes between
+// them.
 func TestBoundsOfAConfiguration(t *testing.T) {
 	config := func(planes, subPorts, sessions int) (c Config) {
 		for i := range planes {
@@ -197,7 +198,8 @@ func TestBoundsOfAConfiguration(t *testing.T) {
 	}
 }
 
-// TestWeightsThatNeed128Bits verifies the weights of a node with two sub-ports whose parts and share exceed 64 bits together.
+// TestWeightsThatNeed128Bits verifies the weights of a node with two sub-ports whose parts and share exceed 64 bits
+// together.
 func TestWeightsThatNeed128Bits(t *testing.T) {
 	c := Config{Planes: []string{"p"}, SubPorts: []SubPort{{Speed: 1<<51 - 1}, {Speed: 1<<51 - 3}, {Speed: 1<<51 - 5}}, Sessions: []Session{{Name: "a"}, {Name: "b", SubPort: 1}, {Name: "c", SubPort: 2}}}
 	table, err := NewTable(c)

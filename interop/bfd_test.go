@@ -201,8 +201,8 @@ func (f *fabric) back() {
 	}
 }
 
-// aged waits until every session is older than a second: FRR 10.3 takes BFD that goes down in the second in which the session came up for the consequence
-// of that (bfd_session_status_update).
+// aged waits until every session is older than a second: FRR 10.3 takes BFD that goes down in the second in which the
+// session came up for the consequence of that (bfd_session_status_update).
 func (f *fabric) aged() {
 	f.t.Helper()
 	netnstest.Eventually(f.t, within, func() error {
@@ -263,13 +263,14 @@ func silences(t *testing.T, f *fabric) {
 
 func TestBFDWithFRR(t *testing.T) {
 	gate.Needed(t, "BFD finds cables that swallow and a frozen leaf")
-	// Not fast: after a silence of a busy machine FRR 8.4.4 has kept a session, without a line, whose BFD went down again 3 s after it was established.
+	// Not fast: after a silence of a busy machine FRR 8.4.4 has kept a session, without a line, whose BFD went down
+	// again 3 s after it was established.
 	f := newFabric(t, options{daemons: both(frr{}), bfd: slow, each: func(l *leaf) { l.cumulative = true }})
 	silences(t, f)
 }
 
-// TestBFDWithFRR10 verifies that sessions come up with FRR 10.3, which closes every connection until BFD is up, that BFD protects them, and that they
-// return after a failure.
+// TestBFDWithFRR10 verifies that sessions come up with FRR 10.3, which closes every connection until BFD is up, that
+// BFD protects them, and that they return after a failure.
 func TestBFDWithFRR10(t *testing.T) {
 	gate.Slow(t, gate.Interop, "a leaf that waits for BFD, of another suite of Debian")
 	for what, unnumbered := range map[string]bool{"numbered": false, "unnumbered": true} {
@@ -422,7 +423,8 @@ func (s *authState) dropped(reason string) uint64 {
 	return 0
 }
 
-// kept returns an error if a session is not established, or not the one of the first call: a router that starts may close its first connection.
+// kept returns an error if a session is not established, or not the one of the first call: a router that starts may
+// close its first connection.
 func (s *server) kept(name, state string, generation int) error {
 	if s.generations == nil {
 		s.generations = map[string]int{}
@@ -468,7 +470,8 @@ func (f *fabric) capture(plane, server, packets int) string {
 	return string(out)
 }
 
-// TestBFDAuthWithBIRD verifies all types, one in each plane: BFD comes up, every packet on the wire has the type, and a silent direction is detected.
+// TestBFDAuthWithBIRD verifies all types, one in each plane: BFD comes up, every packet on the wire has the type, and a
+// silent direction is detected.
 func TestBFDAuthWithBIRD(t *testing.T) {
 	gate.Slow(t, gate.Interop, "BFD with authentication")
 	netnstest.Require(t, "tcpdump")
@@ -499,8 +502,9 @@ func TestBFDAuthWithBIRD(t *testing.T) {
 	}
 }
 
-// TestBFDAuthWrongKey verifies that BFD stays down between ends with different keys, that both ends report it, that sessions without BFD go on, and that a
-// reload with the right key repairs it. Then the keys are replaced without an interruption.
+// TestBFDAuthWrongKey verifies that BFD stays down between ends with different keys, that both ends report it, that
+// sessions without BFD go on, and that a reload with the right key repairs it. Then the keys are replaced without an
+// interruption.
 func TestBFDAuthWrongKey(t *testing.T) {
 	gate.Slow(t, gate.Interop, "BFD with a wrong key until its time limit")
 	right, next := bfdKey{1, "correct horse"}, bfdKey{2, "battery staple"}
@@ -567,8 +571,8 @@ func TestBFDAuthWrongKey(t *testing.T) {
 	}
 }
 
-// TestBFDAuthWithFRR verifies that FRR, which has no authentication, has ordinary sessions: BFD stays down and shows why, and comes up where a session has
-// none.
+// TestBFDAuthWithFRR verifies that FRR, which has no authentication, has ordinary sessions: BFD stays down and shows
+// why, and comes up where a session has none.
 func TestBFDAuthWithFRR(t *testing.T) {
 	gate.Slow(t, gate.Interop, "BFD with authentication")
 	for _, none := range []bool{false, true} {

@@ -21,8 +21,9 @@
 // faredleaf_test.go has the same fabric with fared leaves, which forward by
 // `fared dataplane`: packets cross them.
 //
-// packets_test.go has servers with `fared dataplane` behind unnumbered sessions to FRR: packets of slots from server 0 to
-// server 1 are counted at the far end of every cable, and their distribution must follow from the cables that are up.
+// packets_test.go has servers with `fared dataplane` behind unnumbered sessions to FRR: packets of slots from server 0
+// to server 1 are counted at the far end of every cable, and their distribution must follow from the cables that are
+// up.
 //
 // The tests need root and the packages frr, bird2 and gobgpd; without them they are
 // skipped, or fail if FARED_REQUIRE_ALL=1.

@@ -31,7 +31,8 @@ func (d *fared) dropped() (out []string, err error) {
 	return slices.Compact(out), err
 }
 
-// dropsAll waits until a server shows dropped routes for a reason on each plane, and judges that it is unhealthy with this remedy.
+// dropsAll waits until a server shows dropped routes for a reason on each plane, and judges that it is unhealthy with
+// this remedy.
 func (d *fared) dropsAll(t *testing.T, reason, remedy string) {
 	t.Helper()
 	netnstest.Eventually(t, within, func() error {
@@ -47,7 +48,8 @@ func (d *fared) dropsAll(t *testing.T, reason, remedy string) {
 	})
 }
 
-// TestServersOfOneAS has servers of one AS behind leaves that keep their AS in the paths: no route is accepted, which is a fault with a remedy.
+// TestServersOfOneAS has servers of one AS behind leaves that keep their AS in the paths: no route is accepted, which
+// is a fault with a remedy.
 func TestServersOfOneAS(t *testing.T) {
 	for name, d := range map[string]daemon{"FRR": frr{}, "BIRD": bird{}} {
 		t.Run(name, func(t *testing.T) {
@@ -60,8 +62,9 @@ func TestServersOfOneAS(t *testing.T) {
 	}
 }
 
-// TestServersInOneSubnet has servers in one subnet of each leaf, which sends third-party next hops: routes are dropped, which is a fault, and with subnet_next_hops
-// accepted. Then packets reach the other server, and the leaf has forwarded them.
+// TestServersInOneSubnet has servers in one subnet of each leaf, which sends third-party next hops: routes are dropped,
+// which is a fault, and with subnet_next_hops accepted. Then packets reach the other server, and the leaf has forwarded
+// them.
 func TestServersInOneSubnet(t *testing.T) {
 	for name, d := range map[string]daemon{"FRR": frr{}, "BIRD": bird{}} {
 		t.Run(name, func(t *testing.T) {
@@ -94,7 +97,8 @@ func TestServersInOneSubnet(t *testing.T) {
 	}
 }
 
-// subnetFabric starts two leaves, each with a bridge and one subnet for both servers, and servers with data planes of driver linux.
+// subnetFabric starts two leaves, each with a bridge and one subnet for both servers, and servers with data planes of
+// driver linux.
 func subnetFabric(t *testing.T, d daemon) *fabric {
 	t.Helper()
 	netnstest.Require(t, append([]string{"ping", "go"}, d.tools()...)...)

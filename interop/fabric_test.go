@@ -104,7 +104,8 @@ type leaf struct {
 	shutdown bool
 	// keeps, for FRR, sets graceful-restart and preserve-fw-state: the leaf forwards while its bgpd restarts.
 	keeps bool
-	// replaces, for FRR, starts zebra with --v6-rr-semantics: it replaces an IPv6 route in one step, and not by its removal and addition.
+	// replaces, for FRR, starts zebra with --v6-rr-semantics: it replaces an IPv6 route in one step, and not by its
+	// removal and addition.
 	replaces bool
 	// policy holds, for FRR, words after "neighbor X" toward servers, such as as-override; for fared only as-override.
 	policy string

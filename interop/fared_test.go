@@ -211,7 +211,8 @@ func (d *fared) ask(into any, args ...string) error {
 	return nil
 }
 
-// call is ask over the API. Checks that wait for a state use it: a process of the command line takes a hundred times as long as the call.
+// call is ask over the API. Checks that wait for a state use it: a process of the command line takes a hundred times as
+// long as the call.
 func (d *fared) call(into any, method func(context.Context, *grpc.ClientConn) (proto.Message, error)) error {
 	if err := d.Running(); err != nil {
 		return err

@@ -229,7 +229,8 @@ func TestFaredLeaf(t *testing.T) {
 	f.crosses(1)
 }
 
-// TestFaredLeafUnnumbered verifies that servers and leaves of fared find each other over link-local addresses, with configurations that have no other keys.
+// TestFaredLeafUnnumbered verifies that servers and leaves of fared find each other over link-local addresses, with
+// configurations that have no other keys.
 func TestFaredLeafUnnumbered(t *testing.T) {
 	f := newFabric(t, options{daemons: both(faredLeaf{}), bfd: fast, unnumbered: true, each: idle(t)})
 	f.back()

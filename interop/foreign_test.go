@@ -12,9 +12,10 @@ import (
 	"github.com/fared/fared/internal/testkit/testbed"
 )
 
-// TestForeignRoutes verifies the migration from another routing daemon, whose routes are there when fared starts: they are refused, and when they are
-// removed, fared's weights take effect without a restart. Then it adds routes with a better metric: health is unhealthy and names them, no weights are
-// in effect, and all is well when they are gone. Packets judge each end, over both families.
+// TestForeignRoutes verifies the migration from another routing daemon, whose routes are there when fared starts: they
+// are refused, and when they are removed, fared's weights take effect without a restart. Then it adds routes with a
+// better metric: health is unhealthy and names them, no weights are in effect, and all is well when they are gone.
+// Packets judge each end, over both families.
 func TestForeignRoutes(t *testing.T) {
 	gate.Slow(t, gate.Interop, "a fabric of FRR with both drivers")
 	for _, driver := range []string{"linux", "bpf"} {

@@ -6,8 +6,9 @@ import (
 	"github.com/fared/fared/internal/testkit/gate"
 )
 
-// TestFRR10Communities verifies the communities that FRR 10.3 treats otherwise than FRR 8.4.4: odd types of extended communities end at it, so the default type
-// of the FARE community is even; and extended-link-bandwidth puts a sum into another attribute and leaves Link Bandwidth at the value of one cable.
+// TestFRR10Communities verifies the communities that FRR 10.3 treats otherwise than FRR 8.4.4: odd types of extended
+// communities end at it, so the default type of the FARE community is even; and extended-link-bandwidth puts a sum into
+// another attribute and leaves Link Bandwidth at the value of one cable.
 func TestFRR10Communities(t *testing.T) {
 	gate.Slow(t, gate.Interop, "FRR of another Debian release")
 	t.Run("FARE community", func(t *testing.T) {

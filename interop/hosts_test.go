@@ -20,7 +20,8 @@ import (
 
 var updateHosts = flag.Bool("update-hosts", false, "rewrite the table of docs/operations/host.md")
 
-// hostState is a state of server 0 that other programs make, with its effect without fared's check and the reason by which fared names it.
+// hostState is a state of server 0 that other programs make, with its effect without fared's check and the reason by
+// which fared names it.
 type hostState struct {
 	what, effect, reason, remedy string
 	driver                       string // empty: both
@@ -86,8 +87,9 @@ func (d *fared) limitations() (map[string]*farev1.Limitation, error) {
 	return out, nil
 }
 
-// TestHosts puts server 0 into states that other programs make, with both drivers: packets show the effect, `fared status` and `fared health` name the state until it ends, and
-// packets flow again. -update-hosts writes the table of docs/operations/host.md from the run.
+// TestHosts puts server 0 into states that other programs make, with both drivers: packets show the effect, `fared
+// status` and `fared health` name the state until it ends, and packets flow again. -update-hosts writes the table of
+// docs/operations/host.md from the run.
 func TestHosts(t *testing.T) {
 	gate.Slow(t, gate.Interop, "a dozen states of a host with packets")
 	netnstest.Require(t, "nft")

@@ -52,9 +52,10 @@ func (d *fared) faults() (out []string, err error) {
 	return slices.Compact(out), err
 }
 
-// TestFRRAtRealSpeeds uses FRR where it has to sum more than 32 bits of bytes a second hold. Without a scale its sums have lost their upper bits: they do
-// not count, the weights are those of local speeds, and status, its table, the metric, the weights and health all show the fault. With half a cable cut
-// a single path remains, whose value FRR passes on unchanged: that plane's fault ends, the other's remains. With thousandths all weights are right.
+// TestFRRAtRealSpeeds uses FRR where it has to sum more than 32 bits of bytes a second hold. Without a scale its sums
+// have lost their upper bits: they do not count, the weights are those of local speeds, and status, its table, the
+// metric, the weights and health all show the fault. With half a cable cut a single path remains, whose value FRR
+// passes on unchanged: that plane's fault ends, the other's remains. With thousandths all weights are right.
 func TestFRRAtRealSpeeds(t *testing.T) {
 	gate.Needed(t, "weights are right behind FRR at 400G")
 	cumulative := func(l *leaf) { l.cumulative = true }

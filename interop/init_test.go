@@ -14,8 +14,9 @@ import (
 	"github.com/fared/fared/internal/testkit/testbed"
 )
 
-// TestInit lets fared init find two FRR leaves, one with addresses and one by its router advertisements, and runs the daemon with the file: all
-// sessions are established without a changed value, and each leaf has the server's loopback on all of its sub-ports.
+// TestInit lets fared init find two FRR leaves, one with addresses and one by its router advertisements, and runs the
+// daemon with the file: all sessions are established without a changed value, and each leaf has the server's loopback
+// on all of its sub-ports.
 func TestInit(t *testing.T) {
 	gate.Needed(t, "fared init finds planes and leaves")
 	netnstest.Require(t, append(frr{}.tools(), "go")...)

@@ -16,9 +16,9 @@ import (
 
 func both(d daemon) [planes]daemon { return [planes]daemon{d, d} }
 
-// checkAdvertised verifies the servers' advertisements to the leaves: each loopback on each session with the sub-port's speed, or
-// with advertise: node that of all sub-ports, transitive if the daemon shows it, and with AS_TRANS in place of a
-// four-byte AS number (RFC 6793, Section 9).
+// checkAdvertised verifies the servers' advertisements to the leaves: each loopback on each session with the sub-port's
+// speed, or with advertise: node that of all sub-ports, transitive if the daemon shows it, and with AS_TRANS in place
+// of a four-byte AS number (RFC 6793, Section 9).
 func (f *fabric) checkAdvertised() {
 	f.t.Helper()
 	for p := range planes {
@@ -401,8 +401,8 @@ func TestGoBGPNode(t *testing.T) {
 	f.figures("2:1")
 }
 
-// TestOpenBGPD verifies that OpenBGPD announces its best path with the community unchanged, and its limits: Debian's 7.7 has no routes in the kernel, and 8.8 has
-// one next hop for each destination.
+// TestOpenBGPD verifies that OpenBGPD announces its best path with the community unchanged, and its limits: Debian's
+// 7.7 has no routes in the kernel, and 8.8 has one next hop for each destination.
 func TestOpenBGPD(t *testing.T) {
 	gate.Slow(t, gate.Interop, "OpenBGPD of two Debian releases")
 	for _, suite := range []string{"bookworm", "trixie"} {
@@ -479,8 +479,8 @@ func TestDrainThroughFRR(t *testing.T) {
 	f.weigh("sub-port back", "1:1")
 }
 
-// TestDrainThroughKill verifies that a drain outlasts a killed daemon: from the answer on, no start of it gives FRR a route over the drained target, nor the other
-// server a weight there, until an undrain.
+// TestDrainThroughKill verifies that a drain outlasts a killed daemon: from the answer on, no start of it gives FRR a
+// route over the drained target, nor the other server a weight there, until an undrain.
 func TestDrainThroughKill(t *testing.T) {
 	gate.Needed(t, "a drain outlasts a killed daemon")
 	d := frr{}

@@ -25,8 +25,9 @@ func (d frr) configure(t *testing.T, l *leaf, lines ...string) {
 	}
 }
 
-// TestLeafMaintenance takes traffic off a plane by the commands of the leaf's operator, then ends the leaf: while it has the signal the plane carries nothing, the
-// other keeps everything, and no packet is lost. With both leaves under maintenance traffic continues on both.
+// TestLeafMaintenance takes traffic off a plane by the commands of the leaf's operator, then ends the leaf: while it
+// has the signal the plane carries nothing, the other keeps everything, and no packet is lost. With both leaves under
+// maintenance traffic continues on both.
 func TestLeafMaintenance(t *testing.T) {
 	gate.Slow(t, gate.Interop, "maintenance of a leaf, by packets; fare's and guard's tests judge the rules")
 	shutdown := func(t *testing.T, l *leaf, on bool) {

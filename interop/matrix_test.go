@@ -18,7 +18,8 @@ import (
 
 var update = flag.Bool("update", false, "rewrite docs/measurements/leaves.csv and its table in docs/operations/leaves.md")
 
-// patience is the time after which a result is wrong: more than the hold time, and than the cycles of the leaves that poll.
+// patience is the time after which a result is wrong: more than the hold time, and than the cycles of the leaves that
+// poll.
 const patience = 20 * time.Second
 
 // leafKind is a daemon of leaves, with what its servers need.
@@ -46,8 +47,9 @@ func leafKinds() []leafKind {
 	}
 }
 
-// TestLeafMatrix plays the draft's failures at 400G behind each kind of leaf, with one and two cables a plane, IPv4 and IPv6, numbered and unnumbered, and compares each
-// result with docs/measurements/leaves.csv: right weights at both servers in both families, or the fault that `fared status` shows, or the wrong weights.
+// TestLeafMatrix plays the draft's failures at 400G behind each kind of leaf, with one and two cables a plane, IPv4 and
+// IPv6, numbered and unnumbered, and compares each result with docs/measurements/leaves.csv: right weights at both
+// servers in both families, or the fault that `fared status` shows, or the wrong weights.
 func TestLeafMatrix(t *testing.T) {
 	gate.Slow(t, gate.Interop, "nine versions of five leaves, two numbers of cables")
 	file := filepath.Join("..", "docs", "measurements", "leaves.csv")
@@ -174,8 +176,8 @@ func writeMatrix(t *testing.T, file string, rows [][]string) {
 	testbed.Table(t, filepath.Join("..", "docs", "operations", "leaves.md"), "TestLeafMatrix", matrixTable(rows[1:]))
 }
 
-// matrixTable has a line for each leaf and kind of session: right, if all scenarios with that number of cables are, or what is not; and the longest time after
-// a cable's failure at the receiver and after the leaf's.
+// matrixTable has a line for each leaf and kind of session: right, if all scenarios with that number of cables are, or
+// what is not; and the longest time after a cable's failure at the receiver and after the leaf's.
 func matrixTable(rows [][]string) string {
 	type line struct {
 		results       [2][]string

@@ -14,7 +14,8 @@ import (
 	"github.com/fared/fared/internal/testkit/testbed"
 )
 
-// openbgpd runs bgpd of OpenBGPD, which passes on extended communities that it does not know. root is the folder of testbed.Unpacked.
+// openbgpd runs bgpd of OpenBGPD, which passes on extended communities that it does not know. root is the folder of
+// testbed.Unpacked.
 type openbgpd struct{ root string }
 
 func (d openbgpd) tools() []string {
@@ -26,7 +27,8 @@ func (openbgpd) socket(l *leaf) string { return filepath.Join(l.dir, "bgpd.sock"
 func (d openbgpd) start(t *testing.T, l *leaf) {
 	t.Helper()
 	config := writeFile(t, l.dir, "bgpd.conf", d.config(l))
-	// bgpd executes itself, by argv[0], for each of its other two processes. A script of that name runs the suite's loader in all three.
+	// bgpd executes itself, by argv[0], for each of its other two processes. A script of that name runs the suite's
+	// loader in all three.
 	words := testbed.Program(d.root, "/usr/sbin/bgpd")
 	script := writeFile(t, l.dir, "bgpd", fmt.Sprintf("#!/bin/sh\nexec %s --argv0 \"$0\" %s \"$@\"\n", words[0], strings.Join(words[1:], " ")))
 	// bgpd requires its user, whose home directory it makes its root, and refuses a configuration that others can read.

@@ -350,8 +350,8 @@ func TestFRRUnnumberedPackets(t *testing.T) {
 	}
 }
 
-// TestInsideKilled verifies that a server whose agent is in the daemon's process forwards by the weights, continues while the process is killed and
-// restarted, without a packet lost or astray, and recovers its state from the journal.
+// TestInsideKilled verifies that a server whose agent is in the daemon's process forwards by the weights, continues
+// while the process is killed and restarted, without a packet lost or astray, and recovers its state from the journal.
 func TestInsideKilled(t *testing.T) {
 	gate.Slow(t, gate.Interop, "an agent in the daemon, with both drivers")
 	for _, driver := range []string{"linux", "bpf"} {

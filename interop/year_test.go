@@ -87,7 +87,8 @@ func (s *stream) left() (n int64) {
 	return n - s.first
 }
 
-// stray is the number of packets that a step without exposed packets may lose. FRR lost a single one, in about one of 200 such steps.
+// stray is the number of packets that a step without exposed packets may lose. FRR lost a single one, in about one of
+// 200 such steps.
 const stray = 2
 
 // step plays an event and judges the packets since the last one: at most those may be lost that the event exposed.
@@ -111,7 +112,8 @@ func (s *stream) step(what string, plane int, event func() (exposed uint64)) {
 	s.c.t.Logf("plane %d, %s: %d packets, %d lost, %d of them at server 0, of %d exposed", plane, what, sent-before, lost, out, most)
 }
 
-// exposed counts the packets that slots of a plane send during an event that no signal precedes, until the weights that follow from it are in effect.
+// exposed counts the packets that slots of a plane send during an event that no signal precedes, until the weights that
+// follow from it are in effect.
 func (s *stream) exposed(plane int, want string, event func()) uint64 {
 	s.c.t.Helper()
 	_, before := s.sent(plane)
@@ -154,7 +156,8 @@ func (s *server) setPeerAS(t *testing.T, old, as uint32) {
 	}
 }
 
-// installed waits until the kernel of a leaf has the routes to all loopbacks over all cables that are up. FRR advertises a route before.
+// installed waits until the kernel of a leaf has the routes to all loopbacks over all cables that are up. FRR
+// advertises a route before.
 func (c *counted) installed(plane int) {
 	c.t.Helper()
 	l := c.leaves[plane][0]
@@ -172,9 +175,10 @@ func (c *counted) installed(plane int) {
 	})
 }
 
-// TestLeafYear plays a year of maintenance on a leaf of FRR 8.4.4 and on one of FRR 10.3, at 400G, below packets that never stop. None but a stray one is lost
-// where the leaf's operator gives the signal first and removes it once the leaf's kernel has the routes, and none where a port returns. Elsewhere at most the packets
-// are lost that slots of the plane sent until the new weights were in effect.
+// TestLeafYear plays a year of maintenance on a leaf of FRR 8.4.4 and on one of FRR 10.3, at 400G, below packets that
+// never stop. None but a stray one is lost where the leaf's operator gives the signal first and removes it once the
+// leaf's kernel has the routes, and none where a port returns. Elsewhere at most the packets are lost that slots of the
+// plane sent until the new weights were in effect.
 func TestLeafYear(t *testing.T) {
 	gate.Slow(t, gate.Interop, "leaves upgraded, replaced and repaired, by packets")
 	versions := [planes]frr{{}, frr10}

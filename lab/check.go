@@ -184,8 +184,9 @@ func (f *Fabric) checkServer(ctx context.Context, src int) string {
 	return ""
 }
 
-// checkForwarding compares a data plane's state toward a destination with the model and with the daemon's weights for it
-// (nil if it has none), and the weights that the server's subscriber has received, because packets are judged by them.
+// checkForwarding compares a data plane's state toward a destination with the model and with the daemon's weights for
+// it (nil if it has none), and the weights that the server's subscriber has received, because packets are judged by
+// them.
 func (f *Fabric) checkForwarding(state backend.Forwarding, server int, to judge.Destination, want judge.Vector, said *judge.Row) string {
 	if f.hosts == nil {
 		r := state.Toward(f.Address(to.Source), to.Destination)

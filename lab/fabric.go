@@ -140,7 +140,8 @@ func newPlan(o Options) (*backend.Plan, Options, error) {
 }
 
 // freePort returns a TCP port on which no process listens at any IPv4 address; the leaves' addresses all use it. The
-// leaves of another fabric listen at the same addresses of 127.0.0.0/8, so a port that is free at 127.0.0.1 is not enough.
+// leaves of another fabric listen at the same addresses of 127.0.0.0/8, so a port that is free at 127.0.0.1 is not
+// enough.
 func freePort() (int, error) {
 	l, err := net.Listen("tcp4", ":0")
 	if err != nil {

@@ -36,13 +36,16 @@ type Transfer struct {
 
 // PlaneBytes counts the bytes of one plane in a transfer.
 type PlaneBytes struct {
-	// Sent counts payload bytes that slots of the plane sent for the first time, Due those that are due by the shares of the weights.
+	// Sent counts payload bytes that slots of the plane sent for the first time, Due those that are due by the shares
+	// of the weights.
 	Sent uint64 `json:"sent_bytes"`
 	Due  uint64 `json:"due_bytes"`
-	// Wire counts all bytes that the servers' sub-ports in the plane have sent, by the kernel's counters, whatever slot they belong to. 0
-	// means that they are not counted: in a plane of memory, or in mode per-packet, whose slots have no sub-port.
+	// Wire counts all bytes that the servers' sub-ports in the plane have sent, by the kernel's counters, whatever slot
+	// they belong to. 0 means that they are not counted: in a plane of memory, or in mode per-packet, whose slots have
+	// no sub-port.
 	Wire uint64 `json:"wire_bytes"`
-	// Fell reports that a part of the plane has failed: what its slots sent before they followed may have left by other planes.
+	// Fell reports that a part of the plane has failed: what its slots sent before they followed may have left by other
+	// planes.
 	Fell bool `json:"fell"`
 }
 
@@ -91,8 +94,9 @@ func (f *flight) report(start time.Time, allowed uint64) *Transfer {
 	return r
 }
 
-// offWeights returns a fault for each plane whose part on the wire differs from that of the weights by more than planeTolerance and the
-// part of the retransmissions, which may take any plane, and by what failed planes' slots sent before they followed. Planes that are not counted are compared with nothing.
+// offWeights returns a fault for each plane whose part on the wire differs from that of the weights by more than
+// planeTolerance and the part of the retransmissions, which may take any plane, and by what failed planes' slots sent
+// before they followed. Planes that are not counted are compared with nothing.
 func (r *Transfer) offWeights() (wrong []string) {
 	var sent, due, wire float64
 	for _, p := range r.Planes {

@@ -20,7 +20,8 @@ func TestMain(m *testing.M) {
 	goleak.VerifyTestMain(m,
 		// The one goroutine that GoBGP never ends (daemon/internal/speaker, doc.go).
 		goleak.IgnoreAnyFunction("github.com/osrg/gobgp/v3/pkg/server.(*BgpServer).Serve"),
-		// One that it leaves where a message arrives while it gives up a connection that is not established: its queue is closed, and never emptied.
+		// One that it leaves where a message arrives while it gives up a connection that is not established: its queue
+		// is closed, and never emptied.
 		goleak.IgnoreAnyFunction("github.com/eapache/channels.(*InfiniteChannel).infiniteBuffer"))
 }
 
@@ -61,8 +62,8 @@ func play(t *testing.T, f *Fabric, s *Scenario) (results []Result, ok bool) {
 	return results, ok
 }
 
-// TestBuiltInScenarios plays every scenario in each mode and size, the gate in the default ones: after each step every pair has the model's
-// weights, in effect, and under reweight no slot has moved.
+// TestBuiltInScenarios plays every scenario in each mode and size, the gate in the default ones: after each step every
+// pair has the model's weights, in effect, and under reweight no slot has moved.
 func TestBuiltInScenarios(t *testing.T) {
 	gate.Needed(t, "the scenarios of fared lab on real sessions")
 	cases := map[string]Options{

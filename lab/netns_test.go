@@ -121,10 +121,10 @@ func leftovers(t testing.TB) []string {
 	return all
 }
 
-// TestNetnsScenarios plays scenarios on small fabrics, with each leaf software and either driver, in one tier or two; the gate plays one fabric.
-// After each step the weights are the model's, in the daemons and in the kernels' buckets, and packets use the planes
-// by them, without a loss once the changes are complete. (containerlab.TestScenarios plays all scenarios in
-// containers.)
+// TestNetnsScenarios plays scenarios on small fabrics, with each leaf software and either driver, in one tier or two;
+// the gate plays one fabric. After each step the weights are the model's, in the daemons and in the kernels' buckets,
+// and packets use the planes by them, without a loss once the changes are complete. (containerlab.TestScenarios plays
+// all scenarios in containers.)
 func TestNetnsScenarios(t *testing.T) {
 	gate.WithoutRaceDetector(t, "drives other processes")
 	gate.Needed(t, "processes, kernels and packets agree with the model")
@@ -198,9 +198,9 @@ func TestNetnsScenarios(t *testing.T) {
 	}
 }
 
-// TestNetnsDefaults verifies that with fared's defaults, a restart time behind leaves that keep routes, and without the settings that labs shorten, leaves of every
-// kind end their initial updates with End-of-RIB, so that servers converge without waiting for start.deadline, and that
-// failures take effect.
+// TestNetnsDefaults verifies that with fared's defaults, a restart time behind leaves that keep routes, and without the
+// settings that labs shorten, leaves of every kind end their initial updates with End-of-RIB, so that servers converge
+// without waiting for start.deadline, and that failures take effect.
 func TestNetnsDefaults(t *testing.T) {
 	gate.WithoutRaceDetector(t, "drives other processes")
 	for _, leaf := range []string{topo.Fared, topo.FRR, topo.BIRD} {
@@ -238,8 +238,9 @@ func TestNetnsDefaults(t *testing.T) {
 	}
 }
 
-// TestNetnsRestartWithADeadLeaf verifies the start of a server's control plane while a leaf is dead whose cables have a carrier, and a cable fails in
-// another plane. If the leaf was dead before, the start ends without it. If it dies meanwhile, the failure is in effect long before the deadline.
+// TestNetnsRestartWithADeadLeaf verifies the start of a server's control plane while a leaf is dead whose cables have a
+// carrier, and a cable fails in another plane. If the leaf was dead before, the start ends without it. If it dies
+// meanwhile, the failure is in effect long before the deadline.
 func TestNetnsRestartWithADeadLeaf(t *testing.T) {
 	gate.WithoutRaceDetector(t, "drives other processes")
 	gate.Slow(t, gate.Labs, "waits for a hold time and for start.deadline; daemon.TestStartWithADeadLeaf is in the gate")

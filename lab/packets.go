@@ -44,8 +44,8 @@ type Traffic struct {
 	outage probe.Outage
 }
 
-// A step's steady time is that in which each pair sends steadyPackets, within bounds. On a machine that has no time for the senders it goes on until
-// they have sent half of what was due, for steadyPatience at most.
+// A step's steady time is that in which each pair sends steadyPackets, within bounds. On a machine that has no time for
+// the senders it goes on until they have sent half of what was due, for steadyPatience at most.
 const (
 	steadyPackets  = 150
 	steadyAtLeast  = 200 * time.Millisecond
@@ -124,9 +124,9 @@ func awaitSteady(ctx context.Context, t *probe.Traffic) bool {
 	return ctx.Err() == nil
 }
 
-// portsPlaced waits until the senders have source ports that land on the slots' places. Weights may be in effect before a
-// daemon that must ask its data plane for them has the answers. If ports are still missing after the limit, the check of
-// packets reports it.
+// portsPlaced waits until the senders have source ports that land on the slots' places. Weights may be in effect before
+// a daemon that must ask its data plane for them has the answers. If ports are still missing after the limit, the check
+// of packets reports it.
 func portsPlaced(ctx context.Context, t *probe.Traffic) {
 	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
 	defer cancel()

@@ -30,7 +30,8 @@ type PlanePicture struct {
 	Rate, Share float64
 }
 
-// PlanePictures returns the state of the planes for display, without shares, and whether packets flow. It is safe to call while Run runs and does not affect it.
+// PlanePictures returns the state of the planes for display, without shares, and whether packets flow. It is safe to
+// call while Run runs and does not affect it.
 func (f *Fabric) PlanePictures() (planes []PlanePicture, packets bool) {
 	for plane := range f.Planes {
 		planes = append(planes, f.planePicture(plane))
@@ -60,11 +61,12 @@ func (f *Fabric) planePicture(plane int) PlanePicture {
 // Daemon returns the API of a node's daemon, or nil if the node's software has none.
 func (f *Fabric) Daemon(n *topo.Node) backend.API { return f.backend.API(n) }
 
-// pictureTimeout bounds the query for a picture's weights, so that a display does not block while a daemon does not answer.
+// pictureTimeout bounds the query for a picture's weights, so that a display does not block while a daemon does not
+// answer.
 const pictureTimeout = time.Second
 
-// Picture returns the present state of the fabric for a step's pair, without weights if the daemon of the source's server does not answer. It is safe to call while Run runs and does not
-// affect it.
+// Picture returns the present state of the fabric for a step's pair, without weights if the daemon of the source's
+// server does not answer. It is safe to call while Run runs and does not affect it.
 func (f *Fabric) Picture(step *Step) Picture {
 	src, dst := 0, f.GroupsEach()
 	if s, err := f.GroupsNamed(f.subst(step.Source)); err == nil {

@@ -9,8 +9,8 @@ import (
 	"github.com/fared/fared/internal/testkit/netnstest"
 )
 
-// TestFreePortIsFreeEverywhere checks that a port that another fabric's leaf uses at its address is not chosen. In the namespace the kernel has two
-// ports to choose from, and prefers the odd one.
+// TestFreePortIsFreeEverywhere checks that a port that another fabric's leaf uses at its address is not chosen. In the
+// namespace the kernel has two ports to choose from, and prefers the odd one.
 func TestFreePortIsFreeEverywhere(t *testing.T) {
 	netnstest.Require(t)
 	if err := netnstest.New(t).Do(func() error {

@@ -23,8 +23,8 @@ type perftest struct {
 	done chan error
 }
 
-// startPerftest starts ib_write_bw on a server, as the client of an address unless that is "". Its requests in flight fit the queue of a cable, so that they take
-// no packet of the lab.
+// startPerftest starts ib_write_bw on a server, as the client of an address unless that is "". Its requests in flight
+// fit the queue of a cable, so that they take no packet of the lab.
 func startPerftest(t *testing.T, f *Fabric, library, server, port, address string) *perftest {
 	t.Helper()
 	words := []string{"netns", "exec", string(f.plan.Namespace(server)), "env", "LD_PRELOAD=" + library, "FARED_SLOTS=" + filepath.Join(f.plan.Dir, server, "slots"),
@@ -63,8 +63,8 @@ func delivered(t *testing.T, f *Fabric, server int) (n float64) {
 	return n
 }
 
-// TestNetnsSoftDevice runs perftest over the software verbs device between two servers, two processes at each address, while a cable fails and returns. The lab judges its own
-// packets at the same addresses and port meanwhile.
+// TestNetnsSoftDevice runs perftest over the software verbs device between two servers, two processes at each address,
+// while a cable fails and returns. The lab judges its own packets at the same addresses and port meanwhile.
 func TestNetnsSoftDevice(t *testing.T) {
 	gate.WithoutRaceDetector(t, "drives other processes")
 	gate.Needed(t, "RDMA programs in a lab")
@@ -98,7 +98,8 @@ func TestNetnsSoftDevice(t *testing.T) {
 			select {
 			case err := <-p.done:
 				running--
-				// perftest measures the processor's clock for its report, after the transfer; next to other processes that may fail.
+				// perftest measures the processor's clock for its report, after the transfer; next to other processes
+				// that may fail.
 				if text := p.out.String(); err != nil && !strings.Contains(text, "Can't produce a report") {
 					t.Errorf("%v: %v\n%s", p.Args, err, text)
 				}

@@ -24,8 +24,8 @@ import (
 // Transports lists the valid values of Options.Transport.
 var Transports = []string{"none", "roce", "superp", "tcp"}
 
-// steeredPorts holds the destination ports that servers steer for each transport. Source ports are chosen for the first steered port, so
-// it must be the transport's.
+// steeredPorts holds the destination ports that servers steer for each transport. Source ports are chosen for the first
+// steered port, so it must be the transport's.
 var steeredPorts = map[string]struct{ udp, tcp []uint16 }{
 	"roce":   {[]uint16{roce.DefaultPort}, nil},
 	"superp": {[]uint16{superp.DefaultPort}, nil},
@@ -76,7 +76,8 @@ type transfer struct {
 	allowed uint64
 }
 
-// startTransfer starts every server's traffic node and waits until it responds. The transfer is valid with an error, too.
+// startTransfer starts every server's traffic node and waits until it responds. The transfer is valid with an error,
+// too.
 func startTransfer(ctx context.Context, f *topo.Fabric, h backend.Hosts) (*transfer, error) {
 	t := &transfer{Fabric: f}
 	for _, n := range f.Server {

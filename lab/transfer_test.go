@@ -57,7 +57,8 @@ func TestTransfer(t *testing.T) {
 	}
 }
 
-// TestMisplaced verifies TestTransfer's judge of planes: repetitions on one plane do not count against it, and bytes on another plane than their slot's do.
+// TestMisplaced verifies TestTransfer's judge of planes: repetitions on one plane do not count against it, and bytes on
+// another plane than their slot's do.
 func TestMisplaced(t *testing.T) {
 	planes := func(wires ...uint64) (out []*farev1.TrafficPlaneReport) {
 		var all uint64
@@ -90,8 +91,8 @@ func TestMisplaced(t *testing.T) {
 	}
 }
 
-// TestTransferWithoutSteering verifies that a transfer fails whose flows the kernels of the servers place by their addresses alone: by the slots every plane
-// carries its part, by the wire it does not.
+// TestTransferWithoutSteering verifies that a transfer fails whose flows the kernels of the servers place by their
+// addresses alone: by the slots every plane carries its part, by the wire it does not.
 func TestTransferWithoutSteering(t *testing.T) {
 	gate.Slow(t, gate.Labs, "a transfer that has to fail")
 	o := startOutages(t, "superp", "linux")
@@ -172,7 +173,8 @@ type outages struct {
 	err   error
 	whole span // a time in which all planes were up
 	dark  []dark
-	// follows has the times that weights took to follow the beginning of an outage. Meanwhile the kernel sends what is due on the plane by others.
+	// follows has the times that weights took to follow the beginning of an outage. Meanwhile the kernel sends what is
+	// due on the plane by others.
 	follows []span
 }
 
@@ -332,7 +334,8 @@ func (o *outages) outage(compare bool) {
 	o.settled()
 }
 
-// queryTime is the part of the measured time until weights follow that queries of all nodes take beside a transfer that uses all processors.
+// queryTime is the part of the measured time until weights follow that queries of all nodes take beside a transfer that
+// uses all processors.
 const queryTime = time.Second
 
 // leastOutages is the number of leaf outages that a median needs.
@@ -357,7 +360,8 @@ func (o *outages) judge() {
 	for _, s := range o.follows {
 		until += max(0, s.within(o.run.began, elapsed)-queryTime)
 	}
-	// A plane may differ from its part by 1 % of all bytes, a node's by 2 %; where weights follow seconds late, as on a busy machine, by the plane's part of that time.
+	// A plane may differ from its part by 1 % of all bytes, a node's by 2 %; where weights follow seconds late, as on a
+	// busy machine, by the plane's part of that time.
 	late := int64(1e9 * float64(until) / float64(max(elapsed, 1)) / float64(o.Planes-1))
 	ofAll, ofNode := max(1e7, late), max(2e7, 2*late)
 	if !r.GetOk() || total.GetLost()+total.GetDuplicated()+total.GetWrongBytes()+total.GetErrors() > 0 {
@@ -392,8 +396,9 @@ func transmitted(planes []*farev1.TrafficPlaneReport) (again, sent uint64) {
 	return again, sent
 }
 
-// misplaced describes the planes whose part on the wire is off by more than ppb. Weights determine where bytes are sent for the first time, and a lost packet is
-// sent again by its plane, so where a busy machine drops packets a plane carries its part and what it sends again.
+// misplaced describes the planes whose part on the wire is off by more than ppb. Weights determine where bytes are sent
+// for the first time, and a lost packet is sent again by its plane, so where a busy machine drops packets a plane
+// carries its part and what it sends again.
 func misplaced(planes []*farev1.TrafficPlaneReport, ppb int64) (out []string) {
 	again, sent := transmitted(planes)
 	for _, p := range planes {

@@ -16,8 +16,9 @@ import (
 	"github.com/fared/fared/internal/testkit/netnstest"
 )
 
-// TestFork forks a process whose threads read a table: parent and children go on with their tables while the writer changes and replaces the file, under the sanitizers
-// of memory and of threads, and under valgrind, which finds no leak in any of them.
+// TestFork forks a process whose threads read a table: parent and children go on with their tables while the writer
+// changes and replaces the file, under the sanitizers of memory and of threads, and under valgrind, which finds no leak
+// in any of them.
 func TestFork(t *testing.T) {
 	gate.Slow(t, gate.C, "forks under sanitizers")
 	netnstest.Tools(t, "valgrind")

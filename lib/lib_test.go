@@ -1,4 +1,5 @@
-// Package lib tests libfared: its programs in lib/tests are compiled with sanitizers, and read tables that the Go writer makes.
+// Package lib tests libfared: its programs in lib/tests are compiled with sanitizers, and read tables that the Go
+// writer makes.
 package lib
 
 import (
@@ -90,7 +91,8 @@ func compareGolden(t *testing.T, file, text string) {
 	}
 }
 
-// TestUnit runs the tests of the library in C, under the address sanitizer and that of undefined behavior, and under valgrind.
+// TestUnit runs the tests of the library in C, under the address sanitizer and that of undefined behavior, and under
+// valgrind.
 func TestUnit(t *testing.T) {
 	gate.Needed(t, "the unit tests of libfared under the sanitizers")
 	t.Log(run(t, compile(t, "unit", memory), goldenTable, goldenKeys, fmt.Sprint(gate.Count(t, gate.C, 4000, 20_000))))
@@ -155,7 +157,8 @@ func TestKeys(t *testing.T) {
 	compareGolden(t, goldenKeys, b.String())
 }
 
-// TestABI compares symbols, sizes, offsets and constants with the golden file: a change of a line that exists breaks programs.
+// TestABI compares symbols, sizes, offsets and constants with the golden file: a change of a line that exists breaks
+// programs.
 func TestABI(t *testing.T) {
 	out := cbuild.Make(t, ".")
 	text := run(t, compile(t, "abi", plain))
@@ -313,7 +316,8 @@ func (p *published) set(t testing.TB, src, dst netip.Addr, shares []uint32) {
 	})
 }
 
-// random replaces the whole table by a random one of n pairs. With uniform, the shares of a vector are equal and the ports of a pair consecutive.
+// random replaces the whole table by a random one of n pairs. With uniform, the shares of a vector are equal and the
+// ports of a pair consecutive.
 func (p *published) random(t testing.TB, r *rand.Rand, n int, uniform bool) {
 	t.Helper()
 	const vectors = 9
@@ -462,7 +466,8 @@ func TestReadersAgree(t *testing.T) {
 	for _, service := range []slots.Service{{}, {Protocol: 17, Port: 4444}} { // a table that names no service is used as it is
 		check(unnamedTable, content(t, unnamedText), service)
 	}
-	// Of a data plane that steers by source port: services that the table does not name have the ports of the first one if they are steered.
+	// Of a data plane that steers by source port: services that the table does not name have the ports of the first one
+	// if they are steered.
 	for _, service := range []slots.Service{{}, {Protocol: 17, Port: 4791}, {Protocol: 6, Port: 4800}, {Protocol: 6, Port: 5055}} {
 		check(steeredTable, content(t, steeredText), service)
 	}
@@ -509,8 +514,9 @@ while time.monotonic() < end:
 print(readings, "readings,", busy, "busy")
 `
 
-// TestReadersUnderChange lets readers of all kinds read while the writer changes the table and replaces its file: none sees a mixture, and attaching 10,000
-// times and killing 1,000 readers, in the gate a tenth of each, at random moments harms nothing.
+// TestReadersUnderChange lets readers of all kinds read while the writer changes the table and replaces its file: none
+// sees a mixture, and attaching 10,000 times and killing 1,000 readers, in the gate a tenth of each, at random moments
+// harms nothing.
 func TestReadersUnderChange(t *testing.T) {
 	gate.Slow(t, gate.C, "readers under a sanitizer while the table changes")
 	program, module := compile(t, "reader", memory), python(t, "-c", underChange)

@@ -184,8 +184,8 @@ func (p *published) begins(t *testing.T, share uint32) {
 	p.set(t, near, far, []uint32{share, 1e9 - share})
 }
 
-// TestMounts follows the table by bind mounts, as in containers: through restarts of fared that keep the directory, through a time without fared, and up to the end of the directory,
-// after which no table can appear.
+// TestMounts follows the table by bind mounts, as in containers: through restarts of fared that keep the directory,
+// through a time without fared, and up to the end of the directory, after which no table can appear.
 func TestMounts(t *testing.T) {
 	gate.Needed(t, "readers in containers follow the table")
 	netnstest.Require(t, "unshare", "nsenter", "mount")

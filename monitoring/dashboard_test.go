@@ -42,7 +42,8 @@ func readBoard(t *testing.T) (out board) {
 // units are those of Grafana's units that the dashboard uses, from its list of identifiers.
 var units = []string{"short", "percentunit", "bps", "pps", "ops", "cps", "s", "bytes"}
 
-// TestDashboardGrid checks that panels have separate places within 24 columns, separate numbers, a unit, and queries with separate names.
+// TestDashboardGrid checks that panels have separate places within 24 columns, separate numbers, a unit, and queries
+// with separate names.
 func TestDashboardGrid(t *testing.T) {
 	taken, ids := map[[2]int]string{}, map[int]bool{}
 	for _, p := range readBoard(t).Panels {
@@ -80,7 +81,8 @@ func TestDashboardGrid(t *testing.T) {
 
 var label = regexp.MustCompile(`\{\{(\w+)\}\}`)
 
-// TestDashboardQueries checks that promtool parses every query, that its metrics are exported, and that it selects by the variable instance.
+// TestDashboardQueries checks that promtool parses every query, that its metrics are exported, and that it selects by
+// the variable instance.
 func TestDashboardQueries(t *testing.T) {
 	exported := series()
 	var recorded []map[string]string

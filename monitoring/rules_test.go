@@ -102,7 +102,8 @@ func TestRules(t *testing.T) {
 	promtool(t, "check", "rules", rulesFile)
 }
 
-// TestRunbooks checks that each alert has a section of its name, to which its annotation leads, and each section an alert.
+// TestRunbooks checks that each alert has a section of its name, to which its annotation leads, and each section an
+// alert.
 func TestRunbooks(t *testing.T) {
 	b, err := os.ReadFile(runbooks)
 	if err != nil {
@@ -132,8 +133,8 @@ func TestRunbooks(t *testing.T) {
 	}
 }
 
-// example is a course of metrics: lines of a series and its values each minute, in the notation of promtool. In the series, @ stands for the labels
-// of the instance, and values stay at the last one until the end.
+// example is a course of metrics: lines of a series and its values each minute, in the notation of promtool. In the
+// series, @ stands for the labels of the instance, and values stay at the last one until the end.
 type example []string
 
 // examples has for each alert a course that makes it fire, and it alone, and a similar course that makes no alert fire.
@@ -142,7 +143,8 @@ var examples = map[string]struct{ fires, silent example }{
 	"FaredLoopStuck":    {example{`fared_loop_responding{@} 1 0`}, example{`fared_loop_responding{@} 1 0 1`}},
 	"FaredNotConverged": {example{`fared_converged{@} 0`}, example{`fared_converged{@} 0 0 1`}},
 	"FaredPlaneDown": {
-		// One sub-port of the plane is drained; the other has failed. The alerts of its session and sub-port are silent.
+		// One sub-port of the plane is drained; the other has failed. The alerts of its session and sub-port are
+		// silent.
 		example{`fared_plane_up{plane="p0",@} 1 0`, `fared_sub_port_up{plane="p0",device="a",@} 1 0`, `fared_sub_port_up{plane="p0",device="b",@} 0`,
 			`fared_sub_port_drained{plane="p0",device="a",@} 0`, `fared_sub_port_drained{plane="p0",device="b",@} 1`, `fared_session_up{plane="p0",device="a",session="s",@} 1 0`},
 		example{`fared_plane_up{plane="p0",@} 1 0`, `fared_sub_port_up{plane="p0",device="a",@} 1 0`, `fared_sub_port_up{plane="p0",device="b",@} 1 0`,
@@ -168,7 +170,8 @@ var examples = map[string]struct{ fires, silent example }{
 		example{`fared_session_up{session="s",@} 1`, `fared_session_bfd_up{session="s",@} 0`}, // the leaf has no BFD
 	},
 	"FaredDestinationsUnreachable": {
-		// A server whose leaves withdraw all routes, or send other ones. TestPrometheusFaults has destinations that are known.
+		// A server whose leaves withdraw all routes, or send other ones. TestPrometheusFaults has destinations that are
+		// known.
 		example{`fared_destinations{@} 4 0`, `fared_destinations_reachable{@} 4 0`, `fared_converged{@} 1`, `fared_session_up{plane="p0",device="a",session="s",@} 1`, `fared_dataplane_connected{@} 1`},
 		// A leaf before its servers.
 		example{`fared_destinations{@} 4 3 0`, `fared_destinations_reachable{@} 4 3 0`, `fared_converged{@} 1`, `fared_session_up{plane="p0",device="a",session="s",@} 1`},
@@ -208,7 +211,8 @@ var examples = map[string]struct{ fires, silent example }{
 // minutes is the length of an example.
 const minutes = 30
 
-// group returns an example as a group of unit tests for promtool: alerts that fire at the end, and the minutes from the begin without any.
+// group returns an example as a group of unit tests for promtool: alerts that fire at the end, and the minutes from the
+// begin without any.
 func (e example) group(name string, quietUntil int, want ...rule) map[string]any {
 	var input []map[string]string
 	for _, line := range e {
@@ -239,7 +243,8 @@ func (e example) group(name string, quietUntil int, want ...rule) map[string]any
 	return map[string]any{"name": name, "interval": "1m", "input_series": input, "promql_expr_test": tests}
 }
 
-// TestExamples checks by promtool that each alert fires in its example, after its time, alone and with its severity, and that no alert ever fires in the other example.
+// TestExamples checks by promtool that each alert fires in its example, after its time, alone and with its severity,
+// and that no alert ever fires in the other example.
 func TestExamples(t *testing.T) {
 	gate.Needed(t, "promtool plays every alert")
 	here, err := filepath.Abs(rulesFile)

@@ -10,8 +10,9 @@ import (
 	"github.com/fared/fared/internal/testkit/netnstest"
 )
 
-// TestNetworkd installs the package where systemd-networkd manages links. A link that networkd configures, and a restart of networkd, remove none of the agent's rules and routes; the
-// agent's device stays unmanaged. With the package's drop-in masked they remove rules.
+// TestNetworkd installs the package where systemd-networkd manages links. A link that networkd configures, and a
+// restart of networkd, remove none of the agent's rules and routes; the agent's device stays unmanaged. With the
+// package's drop-in masked they remove rules.
 func TestNetworkd(t *testing.T) {
 	gate.Slow(t, gate.Systemd, "a machine of its own, with a package and leaves")
 	netnstest.Require(t, "docker", "go", "dpkg-deb")
@@ -39,7 +40,8 @@ func TestNetworkd(t *testing.T) {
 		return fmt.Sprintf("grep -x ADMIN_STATE=%s /run/systemd/netif/links/$(cat /sys/class/net/%s/ifindex)", is, link)
 	}
 	links := 0
-	// removed returns the messages of the kernel about removed objects of the agent while networkd configures a link, restarts, and configures another link.
+	// removed returns the messages of the kernel about removed objects of the agent while networkd configures a link,
+	// restarts, and configures another link.
 	removed := func() []string {
 		t.Helper()
 		m.run("systemd-run --quiet --unit changes --collect sh -c 'exec ip monitor rule route nexthop >/run/changes'")

@@ -20,7 +20,8 @@ import (
 // older is a version before every release.
 const older = "0.0.1"
 
-// packages builds the packages of a version, "" for that of the file VERSION, for this machine's architecture, and returns their files by name. The environment may choose some of them.
+// packages builds the packages of a version, "" for that of the file VERSION, for this machine's architecture, and
+// returns their files by name. The environment may choose some of them.
 func packages(t *testing.T, version string, environment ...string) map[string]string {
 	t.Helper()
 	dir := t.TempDir()
@@ -87,7 +88,8 @@ func (m *machine) install(version string) {
 	m.run("dpkg --install --force-downgrade /tmp/" + deb(version))
 }
 
-// begin installs a version in a machine that has never had fared, behind four FRR leaves, checks the installation, and starts the units.
+// begin installs a version in a machine that has never had fared, behind four FRR leaves, checks the installation, and
+// starts the units.
 func (m *machine) begin(t *testing.T, version string) {
 	t.Helper()
 	m.install(version)
@@ -108,8 +110,8 @@ func (m *machine) begin(t *testing.T, version string) {
 	m.forwards("start", patience(lossLimit*4), every...)
 }
 
-// TestPackage installs the deb in a machine that has never had fared, behind four FRR leaves, starts its units, and purges it: the kernel forwards over every port, and
-// the purge leaves no file, user, group or kernel object.
+// TestPackage installs the deb in a machine that has never had fared, behind four FRR leaves, starts its units, and
+// purges it: the kernel forwards over every port, and the purge leaves no file, user, group or kernel object.
 func TestPackage(t *testing.T) {
 	gate.Needed(t, "the package and its units work under systemd, and leave nothing")
 	netnstest.Require(t, "docker", "go", "dpkg-deb")
@@ -153,8 +155,8 @@ func TestRelease(t *testing.T) {
 	}
 }
 
-// TestUpgrade upgrades the package of a server that forwards, and goes back to the previous version: every packet sent meanwhile arrives at a leaf, and the kernel forwards
-// over every port. A drain lasts over both.
+// TestUpgrade upgrades the package of a server that forwards, and goes back to the previous version: every packet sent
+// meanwhile arrives at a leaf, and the kernel forwards over every port. A drain lasts over both.
 func TestUpgrade(t *testing.T) {
 	gate.Slow(t, gate.Systemd, "two packages, three upgrades and a drain over kills")
 	netnstest.Require(t, "docker", "go", "dpkg-deb")
@@ -176,7 +178,8 @@ func TestUpgrade(t *testing.T) {
 		})
 	}
 
-	// A drain lasts until its undrain: over an upgrade, killed processes, and a start of the daemon before or after its agent.
+	// A drain lasts until its undrain: over an upgrade, killed processes, and a start of the daemon before or after its
+	// agent.
 	open := []int{0, 1, 4, 5, 6, 7}
 	stays := func(what string) {
 		t.Helper()
@@ -295,7 +298,8 @@ func contents(t *testing.T, version string, files map[string]string) {
 		t.Errorf("OpenVEX document: %v, %d statements, want more than 8 about %s", err, len(vex.Statements), gobgp)
 	}
 
-	// Docker loads an archive in OCI layout only with its containerd store, so the test reads the layout as any tool would: by digests from the index on.
+	// Docker loads an archive in OCI layout only with its containerd store, so the test reads the layout as any tool
+	// would: by digests from the index on.
 	dir := t.TempDir()
 	output(t, "tar", "-x", "-f", files["fared-"+version+"-oci.tar"], "-C", dir)
 	var manifest struct {

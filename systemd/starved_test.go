@@ -8,8 +8,9 @@ import (
 	"github.com/fared/fared/internal/testkit/gate"
 )
 
-// TestStarved takes the processors away, for longer than the units' watchdog: 16 slices a processor, of equal weight, run two busy processes each. The daemon
-// answers, no unit restarts, and all is right afterwards; BFD of the leaves, which starve too, fails meanwhile.
+// TestStarved takes the processors away, for longer than the units' watchdog: 16 slices a processor, of equal weight,
+// run two busy processes each. The daemon answers, no unit restarts, and all is right afterwards; BFD of the leaves,
+// which starve too, fails meanwhile.
 func TestStarved(t *testing.T) {
 	gate.Slow(t, gate.Systemd, "a minute without processors")
 	m := boot(t)

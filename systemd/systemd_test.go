@@ -1,5 +1,6 @@
-// Package systemd tests the units under systemd itself, 252 of Debian 12: in a container on the kernel of this machine, and in a virtual machine on a
-// kernel of Debian (vm_test.go). make systemd SUITE=trixie runs the tests in a container with systemd 257 of Debian 13.
+// Package systemd tests the units under systemd itself, 252 of Debian 12: in a container on the kernel of this machine,
+// and in a virtual machine on a kernel of Debian (vm_test.go). make systemd SUITE=trixie runs the tests in a container
+// with systemd 257 of Debian 13.
 package systemd
 
 import (
@@ -116,9 +117,10 @@ func requireImage(t testing.TB) {
 // startContainer starts a container whose process 1 is systemd; it is removed when the test ends.
 func (m *machine) startContainer() {
 	m.t.Helper()
-	// systemd's mounts, which fit the host's version of control groups, replace Docker's. Mounts have to propagate between mount
-	// namespaces, as they do on a host: systemd 252 mounts a unit's credentials in another namespace, and they would never reach the unit otherwise. In a
-	// container systemd does not change propagation, and Docker's is private. Nor does it mount the BPF file system there.
+	// systemd's mounts, which fit the host's version of control groups, replace Docker's. Mounts have to propagate
+	// between mount namespaces, as they do on a host: systemd 252 mounts a unit's credentials in another namespace, and
+	// they would never reach the unit otherwise. In a container systemd does not change propagation, and Docker's is
+	// private. Nor does it mount the BPF file system there.
 	const start = "mount -t bpf bpf /sys/fs/bpf; umount /sys/fs/cgroup/* 2>/dev/null; mount -o remount,rw /sys/fs/cgroup; mount -o remount,rw /proc/sys; mount --make-rshared /; exec /lib/systemd/systemd --show-status=0 --log-target=console"
 	run := []string{"--tmpfs", "/run"}
 	if m.shared != "" {
@@ -231,8 +233,9 @@ func (m *machine) show(unit, property string) string {
 	return m.run("systemctl show --value --property " + property + " " + unit)
 }
 
-// TestUnits checks that systemd 252 accepts every setting of the units, that both services come up, that a reload returns the daemon's answer, that
-// restarts have no limit, and that a broken configuration stops the unit until the file is repaired.
+// TestUnits checks that systemd 252 accepts every setting of the units, that both services come up, that a reload
+// returns the daemon's answer, that restarts have no limit, and that a broken configuration stops the unit until the
+// file is repaired.
 func TestUnits(t *testing.T) {
 	gate.Slow(t, gate.Systemd, "restarts of the units after each kind of end")
 	m := boot(t)
@@ -263,7 +266,8 @@ func TestUnits(t *testing.T) {
 	m.write("/etc/fared/fared.yaml", config)
 	m.run("systemctl reload fared")
 
-	// Each kind of death leads to a restart. SIGABRT is the watchdog's; a Go program exits on it, as on a panic, with status 2.
+	// Each kind of death leads to a restart. SIGABRT is the watchdog's; a Go program exits on it, as on a panic, with
+	// status 2.
 	for _, unit := range []string{"fared", "fared-dataplane"} {
 		for i := range 7 {
 			signal := []string{"KILL", "ABRT"}[i%2]
@@ -288,8 +292,8 @@ func TestUnits(t *testing.T) {
 	m.run("systemctl start fared")
 }
 
-// TestJournal checks the priorities of the log in the journal: a clean start, watched calls and an orderly stop of both units log no warning, and the lines have no second time stamp.
-// The reasons of a failed start are errors.
+// TestJournal checks the priorities of the log in the journal: a clean start, watched calls and an orderly stop of both
+// units log no warning, and the lines have no second time stamp. The reasons of a failed start are errors.
 func TestJournal(t *testing.T) {
 	gate.Slow(t, gate.Systemd, "a machine of its own")
 	m := boot(t)
@@ -320,8 +324,8 @@ func TestJournal(t *testing.T) {
 	}
 }
 
-// TestCredentials checks that the unit reads a secret that only root may read, by a drop-in with LoadCredential=. Without the drop-in, and for a file of
-// root, it fails and names the remedy.
+// TestCredentials checks that the unit reads a secret that only root may read, by a drop-in with LoadCredential=.
+// Without the drop-in, and for a file of root, it fails and names the remedy.
 func TestCredentials(t *testing.T) {
 	gate.Slow(t, gate.Systemd, "a machine of its own")
 	m := boot(t)
@@ -368,7 +372,8 @@ func TestCredentials(t *testing.T) {
 	m.run("systemctl daemon-reload && systemctl start fared")
 }
 
-// TestAccess checks that a local user can read but not operate, that a member of the group fared can do both, and that the log and the event name the caller.
+// TestAccess checks that a local user can read but not operate, that a member of the group fared can do both, and that
+// the log and the event name the caller.
 func TestAccess(t *testing.T) {
 	gate.Slow(t, gate.Systemd, "a machine of its own")
 	m := boot(t)
@@ -399,8 +404,9 @@ func TestAccess(t *testing.T) {
 	m.run(as("drainer", "fared undrain plane p0"))
 }
 
-// TestInside checks the drop-in for an agent in the daemon's process: systemd accepts it, one process with the agent's capabilities serves both sockets and
-// programs the kernel's objects, operators keep their access, and a killed process reads its journal when systemd restarts it.
+// TestInside checks the drop-in for an agent in the daemon's process: systemd accepts it, one process with the agent's
+// capabilities serves both sockets and programs the kernel's objects, operators keep their access, and a killed process
+// reads its journal when systemd restarts it.
 func TestInside(t *testing.T) {
 	gate.Slow(t, gate.Systemd, "a machine of its own")
 	m := boot(t)

@@ -75,8 +75,8 @@ func TestVM(t *testing.T) {
 	}
 }
 
-// runInVM runs the tests that a pattern selects in a virtual machine with the file system of the containers' image, whose process 1 is systemd, and
-// returns their output.
+// runInVM runs the tests that a pattern selects in a virtual machine with the file system of the containers' image,
+// whose process 1 is systemd, and returns their output.
 func runInVM(kernel, pattern string) ([]byte, error) {
 	root, err := os.MkdirTemp("", "fared-vm-")
 	if err != nil {

@@ -9,7 +9,8 @@ import (
 
 // cablingColumns returns the columns of the cabling table. From is a cable's lower end. Half is the half of a Y-cable,
 // a or b; "" if the server's port of the plane is not a Y-cable. An address is of IPv4, or of IPv6 if there is no IPv4;
-// without addresses of cables there are no columns for them, and with both families there are separate columns for IPv6.
+// without addresses of cables there are no columns for them, and with both families there are separate columns for
+// IPv6.
 func (f *Fabric) cablingColumns() []string {
 	if f.unnumbered() {
 		return []string{"plane", "from", "from_device", "from_as", "to", "to_device", "to_as", "speed", "half"}

@@ -29,8 +29,8 @@ func (f *Fabric) role(n *Node) role {
 	case FRR:
 		r := role{
 			image: "${FRR_IMAGE:=fared-frr:local}",
-			// The daemons that FRR's init script starts, but a daemon that has died is restarted after a second, and one that takes more than 20 s to
-			// start, on a busy machine, is not killed for that.
+			// The daemons that FRR's init script starts, but a daemon that has died is restarted after a second, and
+			// one that takes more than 20 s to start, on a busy machine, is not killed for that.
 			cmd: "/usr/lib/frr/watchfrr --interval 1 --min-restart-interval 1 --max-restart-interval 1 --restart-timeout 600 zebra bgpd staticd",
 		}
 		if f.BFD > 0 {

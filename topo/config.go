@@ -14,10 +14,11 @@ type Site struct {
 	Port int
 	// Lab shortens links.damping to a tenth, as AssumeUp does.
 	Lab bool
-	// RateScale is the factor by which a lab shapes cables to less than their speed, which fared and its peers advertise nevertheless. 0: not shaped.
+	// RateScale is the factor by which a lab shapes cables to less than their speed, which fared and its peers
+	// advertise nevertheless. 0: not shaped.
 	RateScale uint64
-	// AssumeUp is for simulated cables without a kernel device (link_state: assume-up), between daemons of one process: none falls silent alone, so
-	// bgp.hold_time is long enough for a starved machine.
+	// AssumeUp is for simulated cables without a kernel device (link_state: assume-up), between daemons of one process:
+	// none falls silent alone, so bgp.hold_time is long enough for a starved machine.
 	AssumeUp bool
 	// Socket returns the path of the API socket of a node's fared. If it is nil or returns "", api.socket has its
 	// default.

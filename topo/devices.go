@@ -31,8 +31,9 @@ var literalDevice = regexp.MustCompile(`^[A-Za-z][A-Za-z0-9._-]*$`)
 // /proc/sys/net.
 var takenDevices = []string{"lo", "all", "default"}
 
-// subPortDevice returns the device name of a server's sub-port: Spec.Devices with its placeholders replaced. owner is the GPU that owns the
-// sub-port, 0 where GPUs share ports; n counts the server's sub-ports from 0, by plane, GPU and sub-port.
+// subPortDevice returns the device name of a server's sub-port: Spec.Devices with its placeholders replaced. owner is
+// the GPU that owns the sub-port, 0 where GPUs share ports; n counts the server's sub-ports from 0, by plane, GPU and
+// sub-port.
 func (s *Spec) subPortDevice(plane, owner, sub, n int) string {
 	return strings.NewReplacer("{p}", strconv.Itoa(plane), "{plane}", planeName(plane), "{sub}", strconv.Itoa(sub),
 		"{gpu}", strconv.Itoa(owner), "{n}", strconv.Itoa(n)).Replace(s.Devices)

@@ -6,7 +6,8 @@ import (
 	"github.com/fared/fared/topo"
 )
 
-// A description of three keys becomes a fabric with configurations and cables; a simulation gives every server's weights after failures.
+// A description of three keys becomes a fabric with configurations and cables; a simulation gives every server's
+// weights after failures.
 func ExampleSimulate() {
 	spec, err := topo.Parse("fabric.yaml", []byte("planes: 4\nservers: 8\nspeed: 400G\n"))
 	if err != nil {

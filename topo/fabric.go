@@ -42,7 +42,8 @@ type End struct {
 	Addr, Addr6 netip.Addr
 }
 
-// Cable is a cable between a server and a leaf, or between a leaf and a spine. It carries one BGP session for each address family.
+// Cable is a cable between a server and a leaf, or between a leaf and a spine. It carries one BGP session for each
+// address family.
 type Cable struct {
 	// Index is the index in Fabric.Cables.
 	Index int

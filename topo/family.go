@@ -48,7 +48,8 @@ func (s *Spec) has(version int) bool {
 // sessionsEach returns the number of BGP sessions of a cable.
 func (s *Spec) sessionsEach() int { return len(s.sessions()) }
 
-// sessions returns the sessions of a cable, each with the families that it carries: one for each family or, without addresses, one for all.
+// sessions returns the sessions of a cable, each with the families that it carries: one for each family or, without
+// addresses, one for all.
 func (s *Spec) sessions() (all [][]family) {
 	families := s.families4and6()
 	if s.unnumbered() {

@@ -78,8 +78,8 @@ func TestGenerateGolden(t *testing.T) {
 	}
 }
 
-// TestUnnumberedGolden compares the files of fabrics without addresses of cables: those of the first server for each program, and those of a leaf and a
-// spine, with all software.
+// TestUnnumberedGolden compares the files of fabrics without addresses of cables: those of the first server for each
+// program, and those of a leaf and a spine, with all software.
 func TestUnnumberedGolden(t *testing.T) {
 	var all strings.Builder
 	for _, s := range []Spec{

@@ -74,8 +74,8 @@ type Spec struct {
 	// 50ms to 2s; default: no BFD, and a silent neighbor is detected after the hold time.
 	BFD time.Duration
 	// RestartTime is the time for which leaves may keep the routes of a server whose control plane restarts
-	// (bgp.restart_time; RFC 4724, Section 3), 1s to 4095s in whole seconds. Default: 1m behind FRR and BIRD, which keep
-	// routes; none behind fared, which does not.
+	// (bgp.restart_time; RFC 4724, Section 3), 1s to 4095s in whole seconds. Default: 1m behind FRR and BIRD, which
+	// keep routes; none behind fared, which does not.
 	RestartTime time.Duration
 	// Mode, Policy and Ordering are the values of the servers' weights section; default: its defaults.
 	Mode, Policy, Ordering string
@@ -88,8 +88,9 @@ type Spec struct {
 	// Addresses selects the address families of cables and GPUs: "ipv4" (default), "ipv6" or "dual". A cable carries a
 	// BGP session for each.
 	Addresses string
-	// Cables is "numbered" (default: each cable has a network) or "unnumbered": cables have IPv6 link-local addresses alone, and one BGP session, whose
-	// lower end finds the upper one by router advertisements (RFC 4861, Section 4.2), for the families of Addresses.
+	// Cables is "numbered" (default: each cable has a network) or "unnumbered": cables have IPv6 link-local addresses
+	// alone, and one BGP session, whose lower end finds the upper one by router advertisements (RFC 4861, Section 4.2),
+	// for the families of Addresses.
 	Cables string
 	// Underlay and Loopbacks are IPv4 networks; default 10.0.0.0/9 and 10.255.0.0/16. Servers have their BGP
 	// identifiers in Loopbacks, also with IPv6 alone.

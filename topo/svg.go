@@ -48,8 +48,9 @@ type svg struct {
 // which a line for each sub-port goes to a leaf: two lines are a Y-cable.
 func (f *Fabric) SVG() string { return f.svg(false) }
 
-// ControlSVG returns the drawing for a page with a script: lines do not share their ends, and each line for cables has the class "cable", the role of a button, a name, and the attribute data-cables
-// with their numbers in Cables, separated by spaces.
+// ControlSVG returns the drawing for a page with a script: lines do not share their ends, and each line for cables has
+// the class "cable", the role of a button, a name, and the attribute data-cables with their numbers in Cables,
+// separated by spaces.
 func (f *Fabric) ControlSVG() string { return f.svg(true) }
 
 func (f *Fabric) svg(controls bool) string {

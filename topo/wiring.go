@@ -100,8 +100,8 @@ var sysctls6 = []Sysctl{
 const HashSeed = "net.ipv4.fib_multipath_hash_seed"
 
 // hashSeed gives each node a distinct hash seed (Linux 6.11). By default all kernels of one machine use the same one.
-// Then all flows that a leaf sends to one spine select the same member at the next leaf too, which sends them all to one
-// sub-port. A server's data plane sets the seed if it is zero.
+// Then all flows that a leaf sends to one spine select the same member at the next leaf too, which sends them all to
+// one sub-port. A server's data plane sets the seed if it is zero.
 func hashSeed(n *Node) Sysctl {
 	return Sysctl{HashSeed, fmt.Sprint(binary.BigEndian.Uint32(n.ID.AsSlice()))}
 }

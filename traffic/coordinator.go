@@ -165,7 +165,8 @@ func (c *coordinator) describe(ctx context.Context) error {
 	return nil
 }
 
-// rank numbers the loopbacks of all servers: the first of each server, then the second of each, so that neighbors are of different servers.
+// rank numbers the loopbacks of all servers: the first of each server, then the second of each, so that neighbors are
+// of different servers.
 func (c *coordinator) rank(loopbacks [][]string) {
 	for k, left := 0, true; left; k++ {
 		left = false
@@ -177,8 +178,8 @@ func (c *coordinator) rank(loopbacks [][]string) {
 	}
 }
 
-// plan makes the pattern's pairs between servers. Loopbacks of one server have no slots between them, so their pairs are left out; a ring with
-// such a pair is an error, because each rank of a ring waits for the one before.
+// plan makes the pattern's pairs between servers. Loopbacks of one server have no slots between them, so their pairs
+// are left out; a ring with such a pair is an error, because each rank of a ring waits for the one before.
 func (c *coordinator) plan(messages uint64) ([]*farev1.TrafficPair, error) {
 	all, err := c.cfg.Pattern.Pairs(len(c.ranks))
 	if err != nil {
@@ -312,7 +313,8 @@ func (c *coordinator) await(ctx context.Context, phase string, patience time.Dur
 	return nil
 }
 
-// InsideError means that all pairs of a pattern are inside one server, where there are no slots. It needs a second server or another pattern.
+// InsideError means that all pairs of a pattern are inside one server, where there are no slots. It needs a second
+// server or another pattern.
 type InsideError struct{ Pairs int }
 
 func (e *InsideError) Error() string {

@@ -20,8 +20,8 @@
 //
 // # Planes
 //
-// The slots' counters show the planes by which packets should have left. The kernel's counters of the sub-ports' devices
-// show the planes by which they left (wire.go), and a run in which the two differ fails.
+// The slots' counters show the planes by which packets should have left. The kernel's counters of the sub-ports'
+// devices show the planes by which they left (wire.go), and a run in which the two differ fails.
 //
 // # Flow control
 //

@@ -281,7 +281,8 @@ func TestNodeDeath(t *testing.T) {
 	}
 }
 
-// idle waits until nodes are ready for another run. A busy machine may need longer to end one than a node lets the next coordinator wait.
+// idle waits until nodes are ready for another run. A busy machine may need longer to end one than a node lets the next
+// coordinator wait.
 func idle(nodes []*localNode) {
 	for _, n := range nodes {
 		n.busy <- struct{}{}

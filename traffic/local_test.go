@@ -18,7 +18,8 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// TestLocal plays runs in which every two of transport, operation, ordering and pattern meet: each message must arrive once, and complete.
+// TestLocal plays runs in which every two of transport, operation, ordering and pattern meet: each message must arrive
+// once, and complete.
 func TestLocal(t *testing.T) {
 	playLocal(t, pairwise.Rows(len(Transports()), len(Ops()), len(orderings), len(Patterns())))
 }
@@ -39,8 +40,8 @@ func TestLocalProduct(t *testing.T) {
 	playLocal(t, rows)
 }
 
-// playLocal plays one run per row of indexes of transport, operation, ordering and pattern. The nodes of a transport play all its runs, one after
-// the other.
+// playLocal plays one run per row of indexes of transport, operation, ordering and pattern. The nodes of a transport
+// play all its runs, one after the other.
 func playLocal(t *testing.T, rows [][]int) {
 	const messages = 30
 	for i, transport := range Transports() {

@@ -7,9 +7,9 @@ import (
 	"github.com/fared/fared/transport/rdma"
 )
 
-// noteSize is the size of a note in bytes. A note is a SEND in addition to the messages: two counts, u64 each, in network
-// byte order. Sinks return buffers by notes (total number of messages processed, 0), sources of WRITEs announce completed
-// messages (the first message, their number), sources of READs grant reads (total number, 0).
+// noteSize is the size of a note in bytes. A note is a SEND in addition to the messages: two counts, u64 each, in
+// network byte order. Sinks return buffers by notes (total number of messages processed, 0), sources of WRITEs announce
+// completed messages (the first message, their number), sources of READs grant reads (total number, 0).
 const noteSize = 16
 
 // noteDepth is the number of notes in transit in one direction. Later events are merged into the next note.

@@ -84,8 +84,8 @@ type schedule struct {
 	step        uint64
 }
 
-// granted returns the number of messages that may be sent, given the number that have arrived over the previous pair: all
-// of step k once step k-1 is complete.
+// granted returns the number of messages that may be sent, given the number that have arrived over the previous pair:
+// all of step k once step k-1 is complete.
 func (s schedule) granted(arrived uint64) uint64 {
 	if s.step == 0 {
 		return ^uint64(0)

@@ -27,8 +27,8 @@ type TransportOptions struct {
 	NupaChannels int
 	// SUNH makes superp use SUNH in place of UDP/IP, if it has a subnet.
 	SUNH superp.SUNHConfig
-	// NupaShared declares that endpoints on several kernels map the memory behind NupaFile, as they do that of a device.
-	// NupaDeadAfter is the time without a heartbeat after which such an endpoint is dead; 0 means 2 s.
+	// NupaShared declares that endpoints on several kernels map the memory behind NupaFile, as they do that of a
+	// device. NupaDeadAfter is the time without a heartbeat after which such an endpoint is dead; 0 means 2 s.
 	NupaShared    bool
 	NupaDeadAfter time.Duration
 	// Option makes TCP segments carry the message framing option.

@@ -14,8 +14,8 @@ import (
 	farev1 "github.com/fared/fared/api/fare/v1"
 )
 
-// wire reads how many bytes each network device has sent. The kernel counts them, whatever source port or slot they had, so that packets on
-// the wrong plane show.
+// wire reads how many bytes each network device has sent. The kernel counts them, whatever source port or slot they
+// had, so that packets on the wrong plane show.
 type wire struct{ file *os.File }
 
 // openWire opens the counters of the network namespace of the calling thread.
@@ -80,10 +80,11 @@ func (r *run) wireBytes() (out []*farev1.TrafficWire) {
 const (
 	// judgedBytes is the minimum number of payload bytes of a node whose planes are judged by the wire.
 	judgedBytes = 8 << 20
-	// judgedTraffic is the maximum ratio of bytes on the wire to payload bytes for that: more are short messages, acknowledgements or
-	// other programs' traffic.
+	// judgedTraffic is the maximum ratio of bytes on the wire to payload bytes for that: more are short messages,
+	// acknowledgements or other programs' traffic.
 	judgedTraffic = 2
-	// wrongPlane is the maximum difference, in parts per billion of a node's bytes, between the wire and the slots of a plane.
+	// wrongPlane is the maximum difference, in parts per billion of a node's bytes, between the wire and the slots of a
+	// plane.
 	wrongPlane = 30_000_000
 )
 

@@ -118,8 +118,8 @@ func newLayout(cfg *Config) (l layout) {
 	return l
 }
 
-// recycled is the number of unused groups and vectors whose memory is kept for new ones. That of a burst, for example of groups that exist only while
-// a fabric loads, is left to the garbage collector. The lowest numbers are used first.
+// recycled is the number of unused groups and vectors whose memory is kept for new ones. That of a burst, for example
+// of groups that exist only while a fabric loads, is left to the garbage collector. The lowest numbers are used first.
 const recycled = 1 << 10
 
 // group returns a known group, or nil.

@@ -7,7 +7,8 @@ import (
 	"github.com/fared/fared/wecmp"
 )
 
-// Two planes have 800G toward a destination and one has 400G. The engine computes weights, and the shares of the queue pair slots.
+// Two planes have 800G toward a destination and one has 400G. The engine computes weights, and the shares of the queue
+// pair slots.
 func ExampleEngine() {
 	engine, err := wecmp.NewEngine(wecmp.Config{Planes: []wecmp.Plane{
 		{Name: "p0", SubPorts: []wecmp.SubPort{{Name: "eth0"}}},

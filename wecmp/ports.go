@@ -101,8 +101,8 @@ func NewPlanner(cfg Config) (*Planner, error) {
 	return p, nil
 }
 
-// Toward returns the planner of the same configuration for flows to another service. The tables of Asked hold for one service: asked replaces such a
-// hash (nil makes ports uniform), and is unused with all other hashes.
+// Toward returns the planner of the same configuration for flows to another service. The tables of Asked hold for one
+// service: asked replaces such a hash (nil makes ports uniform), and is unused with all other hashes.
 func (p *Planner) Toward(to Service, asked Asked) *Planner {
 	other := *p
 	other.to, other.cfg.Protocol, other.cfg.Port = to, to.Protocol, to.Port

@@ -369,8 +369,8 @@ func TestPortsAreTowardTheService(t *testing.T) {
 	}
 }
 
-// TestTowardAnotherService checks that a planner toward a service is that of a configuration with the service, that the other planner is unchanged, and that
-// the tables of another service are never used.
+// TestTowardAnotherService checks that a planner toward a service is that of a configuration with the service, that the
+// other planner is unchanged, and that the tables of another service are never used.
 func TestTowardAnotherService(t *testing.T) {
 	src, dst := netip.MustParseAddr("fd00::1"), netip.MustParseAddr("fd00::2")
 	tcp := Service{ProtocolTCP, 4793}

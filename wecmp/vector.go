@@ -18,7 +18,8 @@ type vector struct {
 
 	dirty    bool
 	reported bool // reported to the caller; the fields below hold the last report
-	// These are stored only if needed: reportedSlots under Remap or an ordering, reportedRate and reportedLive under an ordering.
+	// These are stored only if needed: reportedSlots under Remap or an ordering, reportedRate and reportedLive under an
+	// ordering.
 	reportedSlots []Slot
 	reportedRate  []uint64
 	reportedLive  []uint16

@@ -143,8 +143,8 @@ func claim(change func(*farev1.Capabilities)) func(*broken) {
 	}
 }
 
-// batch is the size of the large batch here: a fault at its 499th operation and two orders of its destinations show as in the default one, which is
-// 33 times as large and runs on the memory data plane in its own package.
+// batch is the size of the large batch here: a fault at its 499th operation and two orders of its destinations show as
+// in the default one, which is 33 times as large and runs on the memory data plane in its own package.
 const batch = 500
 
 func TestSuiteCatches(t *testing.T) {

@@ -138,7 +138,8 @@ func helloNoPerPacket(d *Driver) error {
 	return d.helloEnds(codes.Unimplemented, "mode per-packet", func(f *farev1.Forwarding) { f.Mode = farev1.Mode_MODE_PER_PACKET })
 }
 
-// acknowledgements sends valid and refused operations, mixed and without waiting; the stream checks the acknowledgements.
+// acknowledgements sends valid and refused operations, mixed and without waiting; the stream checks the
+// acknowledgements.
 func acknowledgements(d *Driver) error {
 	var ops []*farev1.Operation
 	for n := range 64 {
@@ -190,7 +191,8 @@ func idsMaySkip(d *Driver) error {
 	return nil
 }
 
-// operationsInOneRequest checks that operations of one request are judged one by one, in order, operation before operations.
+// operationsInOneRequest checks that operations of one request are judged one by one, in order, operation before
+// operations.
 func operationsInOneRequest(d *Driver) error {
 	number := func(ops ...*farev1.Operation) []*farev1.Operation {
 		for _, op := range ops {

@@ -12,8 +12,8 @@ import (
 	farev1 "github.com/fared/fared/api/fare/v1"
 )
 
-// landing verifies Landing on data planes whose flow_hash is "ask", for UDP and, on request, TCP. It tolerates UNAVAILABLE, because
-// the test host may lack the loopback as an address, or a carrier.
+// landing verifies Landing on data planes whose flow_hash is "ask", for UDP and, on request, TCP. It tolerates
+// UNAVAILABLE, because the test host may lack the loopback as an address, or a carrier.
 func landing(d *Driver) error {
 	var loopback netip.Prefix
 	for _, text := range d.options.Forwarding.Loopbacks {

@@ -9,8 +9,8 @@ import (
 	farev1 "github.com/fared/fared/api/fare/v1"
 )
 
-// sourceLoopbacks are the loopbacks of the two source groups of the cases: the first loopback uses the first sub-port of
-// each plane, the two others use all except the first sub-port.
+// sourceLoopbacks are the loopbacks of the two source groups of the cases: the first loopback uses the first sub-port
+// of each plane, the two others use all except the first sub-port.
 var sourceLoopbacks = []string{"10.255.0.1/32", "10.255.0.101/32", "10.255.0.102/32"}
 
 func firstSource() string  { return sourceLoopbacks[0] }
@@ -148,8 +148,8 @@ func sourceGroupsRefuse(d *Driver) error {
 	return d.refused(codes.NotFound, from(firstSource(), setDestination(target(1), 1, pair)))
 }
 
-// sourceGroupsMayGo checks a Hello that removes source groups: their entries stay, can only be deleted, and are unchanged when another
-// Hello restores the source groups.
+// sourceGroupsMayGo checks a Hello that removes source groups: their entries stay, can only be deleted, and are
+// unchanged when another Hello restores the source groups.
 func sourceGroupsMayGo(d *Driver) error {
 	if err := d.sourceState(); err != nil {
 		return err

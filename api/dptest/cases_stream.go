@@ -68,8 +68,8 @@ type step struct {
 	vector uint32 // 0 deletes the destination
 }
 
-// anyOrderEndsEqual programs random states one after the other, each by operations in random order, and checks that each state is reached
-// from the previous one.
+// anyOrderEndsEqual programs random states one after the other, each by operations in random order, and checks that
+// each state is reached from the previous one.
 func anyOrderEndsEqual(d *Driver) error {
 	const rounds, destinations, vectors = 12, 24, 6
 	weights := func(id uint32, round int) *farev1.Vector {

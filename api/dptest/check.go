@@ -104,7 +104,8 @@ type Options struct {
 	Seed uint64
 	// Batch is the number of destinations in the large case; 0 means 16,384, or max_destinations if that is lower.
 	Batch int
-	// Timeout limits each answer of the data plane; 0 means 10 s, and 2 min for Run, because tests run on busy machines.
+	// Timeout limits each answer of the data plane; 0 means 10 s, and 2 min for Run, because tests run on busy
+	// machines.
 	Timeout time.Duration
 	// Only, if not empty, names the cases to run; other cases are not reported.
 	Only []string

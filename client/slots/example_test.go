@@ -7,7 +7,8 @@ import (
 	"github.com/fared/fared/client/slots"
 )
 
-// A sender distributes ten messages over the slots of a pair by their shares. The file is a table of a server with two planes of two sub-ports.
+// A sender distributes ten messages over the slots of a pair by their shares. The file is a table of a server with two
+// planes of two sub-ports.
 func ExampleTable_Lookup() {
 	table, err := slots.Open("../../internal/slotfile/testdata/v2.slots") // "" is the table of this machine
 	if err != nil {

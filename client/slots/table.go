@@ -30,14 +30,17 @@ var (
 	ErrNoTable = errors.New("no slot table")
 	// ErrNotFound means that the table does not have the pair.
 	ErrNotFound = errors.New("the slot table has no such pair")
-	// ErrBusy means that the record changed during every attempt to read it, or that its writer stopped in the middle of a change. Retry later, and use the
-	// last result meanwhile.
+	// ErrBusy means that the record changed during every attempt to read it, or that its writer stopped in the middle
+	// of a change. Retry later, and use the last result meanwhile.
 	ErrBusy = errors.New("the slot table's record is being changed")
-	// ErrService means that the table has no source ports for the service of OpenFor: it is neither among Table.Services nor in a range of Table.Steered.
+	// ErrService means that the table has no source ports for the service of OpenFor: it is neither among
+	// Table.Services nor in a range of Table.Steered.
 	ErrService = errors.New("the slot table has no source ports for the service")
-	// ErrStale means that nothing has updated the table for a minute: fared does not run, or cannot publish, or its start takes longer.
+	// ErrStale means that nothing has updated the table for a minute: fared does not run, or cannot publish, or its
+	// start takes longer.
 	ErrStale = errors.New("nothing has updated the slot table for a minute: see 'fared health' on the host")
-	// ErrDeleted means that the file or its directory was deleted while it is mounted here, as in a container: no later table appears at the path.
+	// ErrDeleted means that the file or its directory was deleted while it is mounted here, as in a container: no later
+	// table appears at the path.
 	ErrDeleted = errors.New("the directory of the slot table was deleted after it was mounted here, so that no later table appears: restart the container, with the directory mounted and not the file")
 	// ErrFormat means that the file is not a slot table.
 	ErrFormat = slotlayout.ErrFormat
@@ -102,8 +105,8 @@ type Slot struct {
 	SourcePort uint16
 	// Parked slots send nothing; their share is 0.
 	Parked bool
-	// Drain means that the slot has lost addresses to other slots. Transactions of these addresses may start there only when every transaction outstanding on
-	// this slot is complete (draft-xu-rtgwg-fare-in-sun-02, Section 4).
+	// Drain means that the slot has lost addresses to other slots. Transactions of these addresses may start there only
+	// when every transaction outstanding on this slot is complete (draft-xu-rtgwg-fare-in-sun-02, Section 4).
 	Drain bool
 	// InEffect means that the data plane forwards by the weight of the slot's plane.
 	InEffect bool
@@ -120,7 +123,8 @@ type Pair struct {
 	Reachable bool
 	// InEffect means that the data plane forwards by the weights of every plane.
 	InEffect bool
-	// Owned means that a process maintained the table at its last heartbeat or change of state. Table.Status also judges the age of the heartbeat.
+	// Owned means that a process maintained the table at its last heartbeat or change of state. Table.Status also
+	// judges the age of the heartbeat.
 	Owned     bool
 	Placement Placement
 	Slots     []Slot
@@ -147,10 +151,12 @@ type Status struct {
 	Instance string
 	// Run is the number of the file: it increases when another file replaces it.
 	Run uint64
-	// Revision counts publications. StatusRevision is the revision of fare.v1.WeightService up to which the table is current.
+	// Revision counts publications. StatusRevision is the revision of fare.v1.WeightService up to which the table is
+	// current.
 	Revision, StatusRevision uint64
 	State                    State
-	// HeartbeatAge is the time since the owner's last heartbeat. It is negative for a table of an earlier boot of the machine.
+	// HeartbeatAge is the time since the owner's last heartbeat. It is negative for a table of an earlier boot of the
+	// machine.
 	HeartbeatAge time.Duration
 	// Live means that fared maintains the table: its state is live and its heartbeat is at most five seconds old.
 	Live bool
@@ -158,7 +164,8 @@ type Status struct {
 	Pairs int
 }
 
-// Service is a destination of flows: the number of an IP protocol, 17 (UDP) or 6 (TCP), and a port. The zero value stands for the first service of a table.
+// Service is a destination of flows: the number of an IP protocol, 17 (UDP) or 6 (TCP), and a port. The zero value
+// stands for the first service of a table.
 type Service struct {
 	Protocol uint8
 	Port     uint16
@@ -234,12 +241,15 @@ func (m *mapping) listed() string {
 	return strings.Join(names, ", ")
 }
 
-// Open opens the table at a path; "" means the environment variable FARED_SLOTS, or else DefaultPath. Source ports are those for the table's first service.
+// Open opens the table at a path; "" means the environment variable FARED_SLOTS, or else DefaultPath. Source ports are
+// those for the table's first service.
 func Open(path string) (*Table, error) { return OpenFor(path, Service{}) }
 
-// OpenFor is Open with the source ports for a service: where the data plane places flows by a hash, those of another service lead to other sub-ports. The error is ErrService
-// if the table has none for it: slots.services of the configuration lists those that have separate ports. Where the data plane steers by source port, whatever the service, every
-// service that it steers has the same ports, and only another one is an error. A table of a fared that does not name services is used as it is.
+// OpenFor is Open with the source ports for a service: where the data plane places flows by a hash, those of another
+// service lead to other sub-ports. The error is ErrService if the table has none for it: slots.services of the
+// configuration lists those that have separate ports. Where the data plane steers by source port, whatever the service,
+// every service that it steers has the same ports, and only another one is an error. A table of a fared that does not
+// name services is used as it is.
 func OpenFor(path string, service Service) (*Table, error) {
 	if path == "" {
 		path = os.Getenv("FARED_SLOTS")
@@ -358,7 +368,8 @@ func (t *Table) Sources() []netip.Addr {
 	return nil
 }
 
-// Services returns the services for which the table has source ports, the first one being that of Open; none for a table that does not name them. Do not modify the result.
+// Services returns the services for which the table has source ports, the first one being that of Open; none for a
+// table that does not name them. Do not modify the result.
 func (t *Table) Services() []Service {
 	if m := t.mem.Load(); m != nil {
 		return m.services
@@ -366,8 +377,8 @@ func (t *Table) Services() []Service {
 	return nil
 }
 
-// Steered returns the services that have the source ports of the first one of Services, because the data plane steers by them, whatever the service; none where each service
-// has separate ports. Do not modify the result.
+// Steered returns the services that have the source ports of the first one of Services, because the data plane steers
+// by them, whatever the service; none where each service has separate ports. Do not modify the result.
 func (t *Table) Steered() []ServiceRange {
 	if m := t.mem.Load(); m != nil {
 		return m.steered
@@ -375,7 +386,8 @@ func (t *Table) Steered() []ServiceRange {
 	return nil
 }
 
-// attempts bounds the readings of a record that changes meanwhile. A change takes less than a microsecond unless its writer is interrupted.
+// attempts bounds the readings of a record that changes meanwhile. A change takes less than a microsecond unless its
+// writer is interrupted.
 const attempts = 2000
 
 // Offsets.
@@ -405,8 +417,8 @@ const (
 	pairPlacements  = uint64(unsafe.Offsetof(slotlayout.Pair{}.Placements))
 )
 
-// current returns the mapping to read. If another file has replaced it, current continues with that file: one of the few cases in which a look-up makes
-// system calls.
+// current returns the mapping to read. If another file has replaced it, current continues with that file: one of the
+// few cases in which a look-up makes system calls.
 func (t *Table) current() *mapping {
 	m := t.mem.Load()
 	if m != nil && m.mem.Load32(headerState) == slotlayout.StateReplaced {
@@ -448,7 +460,8 @@ func (t *Table) Lookup(src, dst netip.Addr, buf []Slot) (Pair, error) {
 	return Pair{}, ErrNotFound
 }
 
-// read reads the record of a pair. It returns ErrNotFound if the record is not that of src and dst, where these are not nil, or is not in use.
+// read reads the record of a pair. It returns ErrNotFound if the record is not that of src and dst, where these are not
+// nil, or is not in use.
 func (m *mapping) read(record uint32, src, dst *[16]byte, buf []Slot) (Pair, error) {
 	at := m.h.PairsAt + uint64(record)*uint64(m.h.PairSize)
 	for range attempts {
@@ -480,7 +493,8 @@ func (m *mapping) read(record uint32, src, dst *[16]byte, buf []Slot) (Pair, err
 	return Pair{}, ErrBusy
 }
 
-// readVector reads the vector of a pair, with the pair's ports and drains. It returns false if the record changes meanwhile.
+// readVector reads the vector of a pair, with the pair's ports and drains. It returns false if the record changes
+// meanwhile.
 func (m *mapping) readVector(p *Pair, pair uint64, inEffect bool) (bool, error) {
 	n := m.mem.Load32(pair + pairVector)
 	if n == 0 {
@@ -555,8 +569,8 @@ func (t *Table) Current(p *Pair) bool {
 	return p.Owned == (m.mem.Load32(headerState) == slotlayout.StateLive)
 }
 
-// Pairs yields every pair, in no order. A pair that changes meanwhile is yielded in one of its states; a pair that is added or removed meanwhile may be
-// missing. The error is ErrBusy or ErrFormat, for one pair.
+// Pairs yields every pair, in no order. A pair that changes meanwhile is yielded in one of its states; a pair that is
+// added or removed meanwhile may be missing. The error is ErrBusy or ErrFormat, for one pair.
 func (t *Table) Pairs() iter.Seq2[Pair, error] {
 	return func(yield func(Pair, error) bool) {
 		m := t.current()
@@ -634,8 +648,9 @@ func (t *Table) Status() Status {
 	}
 }
 
-// Check returns nil while a process maintains the table, and in the first minute without one; afterwards the error is ErrStale, or ErrDeleted where no other table can appear
-// at the path. Programs log a change of the result: the last weights stay in use, however old they are. Check makes system calls only after that minute, and to continue with a
+// Check returns nil while a process maintains the table, and in the first minute without one; afterwards the error is
+// ErrStale, or ErrDeleted where no other table can appear at the path. Programs log a change of the result: the last
+// weights stay in use, however old they are. Check makes system calls only after that minute, and to continue with a
 // file that has replaced the table, as Lookup does.
 func (t *Table) Check() error {
 	m := t.current()
@@ -664,8 +679,9 @@ func monotonic() uint64 {
 	return uint64(ts.Nano())
 }
 
-// Refresh continues with the file that is now at the path, and reports whether it is another one. Without a usable file the table keeps the last one, and
-// returns the error of Open. If the file was truncated, look-ups fail with ErrTruncated until there is another one. Wait calls Refresh.
+// Refresh continues with the file that is now at the path, and reports whether it is another one. Without a usable file
+// the table keeps the last one, and returns the error of Open. If the file was truncated, look-ups fail with
+// ErrTruncated until there is another one. Wait calls Refresh.
 func (t *Table) Refresh() (replaced bool, err error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()

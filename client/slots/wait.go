@@ -28,11 +28,12 @@ func (t *Table) Mark() Mark {
 	return Mark{m, m.mem.Load32(headerWake)}
 }
 
-// recheck is the greatest time for which Wait does not notice that another file has appeared at the path without a mark in the previous one.
+// recheck is the greatest time for which Wait does not notice that another file has appeared at the path without a mark
+// in the previous one.
 const recheck = time.Second
 
-// Wait waits until the table has changed since a mark, or ctx ends, and returns the mark of that moment. It blocks a thread. A missing or unusable file is
-// not an error: Wait waits for another one. The error is that of ctx.
+// Wait waits until the table has changed since a mark, or ctx ends, and returns the mark of that moment. It blocks a
+// thread. A missing or unusable file is not an error: Wait waits for another one. The error is that of ctx.
 func (t *Table) Wait(ctx context.Context, since Mark) (Mark, error) {
 	stop := context.AfterFunc(ctx, func() { wakeAll(since.from) })
 	defer stop()
@@ -55,7 +56,8 @@ func (t *Table) Wait(ctx context.Context, since Mark) (Mark, error) {
 		if deadline, ok := ctx.Deadline(); ok {
 			slice = min(slice, max(time.Until(deadline), 0))
 		}
-		// No process wakes the readers of a truncated file: its size is checked before an access, unless the writer has just changed it.
+		// No process wakes the readers of a truncated file: its size is checked before an access, unless the writer has
+		// just changed it.
 		if timedOut := futexWait(since.from, since.wake, slice); timedOut {
 			t.Refresh() // a failure leaves the table unchanged
 		}
@@ -70,7 +72,8 @@ func wakeAll(m *mapping) {
 	}
 }
 
-// futexWait waits until the word differs from value, a wake, or the end of the timeout, which it reports. Spurious returns are possible.
+// futexWait waits until the word differs from value, a wake, or the end of the timeout, which it reports. Spurious
+// returns are possible.
 func futexWait(m *mapping, value uint32, timeout time.Duration) (timedOut bool) {
 	const wait = 0
 	ts := unix.NsecToTimespec(int64(timeout))

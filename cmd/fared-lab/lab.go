@@ -160,8 +160,8 @@ func (a *labOptions) run(e *cli.Env, c *cobra.Command, args []string) error {
 	return playLab(ctx, e, a.Options, scenarios, a.play, show, log)
 }
 
-// resolve completes the lab's options by the flags, and rejects flags that contradict each other or that the kind of lab
-// does not support.
+// resolve completes the lab's options by the flags, and rejects flags that contradict each other or that the kind of
+// lab does not support.
 func (a *labOptions) resolve(e *cli.Env, c *cobra.Command, args []string) error {
 	if err := a.play.validate(); err != nil {
 		return err
@@ -444,8 +444,8 @@ func labError(ctx context.Context, o lab.Options, err error) error {
 	return cli.Failed(err, remedy)
 }
 
-// onlyFared replaces the software that a description names for leaves and spines by fared, the only choice in one process. Software that a
-// flag names stays, and is refused.
+// onlyFared replaces the software that a description names for leaves and spines by fared, the only choice in one
+// process. Software that a flag names stays, and is refused.
 func onlyFared(e *cli.Env, c *cobra.Command, spec *topo.Spec) {
 	for _, software := range []struct {
 		flag, nodes string

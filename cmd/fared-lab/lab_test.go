@@ -91,7 +91,8 @@ func TestLabWrong(t *testing.T) {
 	}
 }
 
-// TestLabWidth checks that plain lines of the default size fit 120 columns and are aligned: those of every step of every scenario, as it would be reported.
+// TestLabWidth checks that plain lines of the default size fit 120 columns and are aligned: those of every step of
+// every scenario, as it would be reported.
 func TestLabWidth(t *testing.T) {
 	var lines bytes.Buffer
 	o := lab.Options{Spec: topo.Spec{Planes: 4, Servers: 8, GPUs: 1, SubPorts: 2, Speed: 400e9}}
@@ -215,8 +216,8 @@ func openTerminal(t *testing.T, columns, rows uint16) (tty *os.File, screen func
 
 var colors = regexp.MustCompile("\x1b\\[[0-9]*m")
 
-// TestLabLive checks that in a terminal the picture of the fabric follows the steps and fits the terminal's size; at the
-// end the terminal is restored and has every step.
+// TestLabLive checks that in a terminal the picture of the fabric follows the steps and fits the terminal's size; at
+// the end the terminal is restored and has every step.
 func TestLabLive(t *testing.T) {
 	for _, test := range []struct {
 		name          string
@@ -271,7 +272,8 @@ func TestLabLive(t *testing.T) {
 	}
 }
 
-// TestLabLiveInterrupted checks that Ctrl-C restores the terminal, and that there is no live table where the terminal cannot show it.
+// TestLabLiveInterrupted checks that Ctrl-C restores the terminal, and that there is no live table where the terminal
+// cannot show it.
 func TestLabLiveInterrupted(t *testing.T) {
 	t.Setenv("TERM", "xterm")
 	tty, screen := openTerminal(t, 80, 24)

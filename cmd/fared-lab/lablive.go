@@ -15,9 +15,9 @@ import (
 	"github.com/fared/fared/lab/judge"
 )
 
-// labLive is the live table of a lab in a terminal: a picture of the fabric above the finished steps. It draws on
-// the terminal's alternate screen, ten times a second and after every step. At the end it leaves the last picture and all steps
-// on the main screen, where they can be scrolled.
+// labLive is the live table of a lab in a terminal: a picture of the fabric above the finished steps. It draws on the
+// terminal's alternate screen, ten times a second and after every step. At the end it leaves the last picture and all
+// steps on the main screen, where they can be scrolled.
 type labLive struct {
 	e     *cli.Env
 	o     lab.Options
@@ -40,8 +40,8 @@ type labLive struct {
 	once sync.Once
 }
 
-// Control sequences of the terminal: alternate screen without a cursor, and back; cursor to the top left; clear to the end of the line or of the
-// screen.
+// Control sequences of the terminal: alternate screen without a cursor, and back; cursor to the top left; clear to the
+// end of the line or of the screen.
 const (
 	otherScreen = "\x1b[?1049h\x1b[?25l"
 	firstScreen = "\x1b[?1049l\x1b[?25h"
@@ -175,8 +175,8 @@ func (s *labLive) draw() {
 	fmt.Fprint(s.e.Out, b.String())
 }
 
-// frame returns the lines of a screen of columns by rows, with the last row free: the picture, and the last of the finished steps
-// under a line that counts the hidden ones. before is the number of earlier steps that are not in done.
+// frame returns the lines of a screen of columns by rows, with the last row free: the picture, and the last of the
+// finished steps under a line that counts the hidden ones. before is the number of earlier steps that are not in done.
 func frame(picture, done []string, before, columns, rows int) []string {
 	if room := max(0, rows-1-len(picture)); before+len(done) > room {
 		last := min(len(done), max(room-1, min(room, 1)))
@@ -197,7 +197,8 @@ func frame(picture, done []string, before, columns, rows int) []string {
 // barSize returns the length of the bars, at most most, that fits next to the longest line in columns.
 func barSize(most, longest, columns int) int { return max(0, min(most, columns-longest)) }
 
-// picture draws the fabric: at most planes planes, bars that fit into columns, the weights of the pair that the step watches, and the step.
+// picture draws the fabric: at most planes planes, bars that fit into columns, the weights of the pair that the step
+// watches, and the step.
 func (s *labLive) picture(planes, columns int) []string {
 	lines := []string{s.e.Paint(cli.Bold, "fared lab") + "  " + size(s.o)}
 	if s.fabric == nil {

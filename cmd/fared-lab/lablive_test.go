@@ -7,7 +7,8 @@ import (
 	"unicode/utf8"
 )
 
-// TestFrameFitsTheTerminal checks that no line and no frame exceeds the terminal's size, that the last steps are visible, and that the hidden steps are counted.
+// TestFrameFitsTheTerminal checks that no line and no frame exceeds the terminal's size, that the last steps are
+// visible, and that the hidden steps are counted.
 func TestFrameFitsTheTerminal(t *testing.T) {
 	for _, size := range [][2]int{{80, 24}, {40, 10}, {20, 5}, {1, 1}, {200, 60}} {
 		for _, steps := range []int{0, 1, 13, 14, 15, 500} {

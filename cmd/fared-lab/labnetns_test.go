@@ -50,7 +50,8 @@ func nodesOf(t *testing.T, pid int) []string {
 	return found
 }
 
-// TestLabUnnumbered plays the failure of a leaf on fabrics whose cables have link-local addresses alone, with each software of leaves and spines.
+// TestLabUnnumbered plays the failure of a leaf on fabrics whose cables have link-local addresses alone, with each
+// software of leaves and spines.
 func TestLabUnnumbered(t *testing.T) {
 	gate.Slow(t, gate.Labs, "four fabrics of namespaces; topo compares their files in the gate")
 	for name, args := range map[string][]string{
@@ -68,7 +69,8 @@ func TestLabUnnumbered(t *testing.T) {
 	}
 }
 
-// TestLabNetnsFlags checks that options of a fabric of namespaces are refused without it, and that options it lacks are refused with it.
+// TestLabNetnsFlags checks that options of a fabric of namespaces are refused without it, and that options it lacks are
+// refused with it.
 func TestLabNetnsFlags(t *testing.T) {
 	for want, args := range map[string][]string{
 		"--leaf frr: a fabric in one process runs only fared":            {"--leaf", "frr"},
@@ -94,7 +96,8 @@ func TestLabNetnsFlags(t *testing.T) {
 	}
 }
 
-// TestLabTransfer checks that every step reports its transfer, for people and in JSON, and that the end reports the sum.
+// TestLabTransfer checks that every step reports its transfer, for people and in JSON, and that the end reports the
+// sum.
 func TestLabTransfer(t *testing.T) {
 	gate.Slow(t, gate.Labs, "a transfer in two fabrics of namespaces")
 	out := must(t, namespaces(t, "--transport", "roce", "--scenario", "port", "-o", "json")...)

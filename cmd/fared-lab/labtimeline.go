@@ -18,8 +18,8 @@ var phases = map[string]string{
 	lab.EventLeft:     "last packets from abandoned slots",
 }
 
-// timeline draws a step's timeline in aligned lines, in order: one for each action, and one for each kind of event at the servers, from the first to
-// the last server.
+// timeline draws a step's timeline in aligned lines, in order: one for each action, and one for each kind of event at
+// the servers, from the first to the last server.
 func timeline(o lab.Options, r lab.Result) []string {
 	type phase struct {
 		event       string

@@ -14,7 +14,8 @@ import (
 	"github.com/fared/fared/topo"
 )
 
-// TestTimelineLines checks that each action has a line, and each kind of event at all servers one, from the first to the last.
+// TestTimelineLines checks that each action has a line, and each kind of event at all servers one, from the first to
+// the last.
 func TestTimelineLines(t *testing.T) {
 	o := lab.Options{Spec: topo.Spec{Planes: 3}}
 	r := lab.Result{Timeline: []lab.Event{

@@ -27,8 +27,8 @@ func transferred(t *lab.Transfer) string {
 	return text
 }
 
-// transferLines describe the sum of all transfers, and the planes' bytes, by slots and on the wire, next to their shares by weight; none
-// without transfers.
+// transferLines describe the sum of all transfers, and the planes' bytes, by slots and on the wire, next to their
+// shares by weight; none without transfers.
 func transferLines(t *lab.TransferSummary) []string {
 	if t == nil {
 		return nil

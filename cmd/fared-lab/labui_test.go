@@ -9,7 +9,8 @@ import (
 	"github.com/fared/fared/cmd/internal/cli"
 )
 
-// TestLabUI checks that the lab's page is served at the address that the command prints, that a request for a cable has its effect, and the end of the command.
+// TestLabUI checks that the lab's page is served at the address that the command prints, that a request for a cable has
+// its effect, and the end of the command.
 func TestLabUI(t *testing.T) {
 	b := inBackground(t, "lab", "--ui", "127.0.0.1:0", "--planes", "2", "--servers", "2", "--quick")
 	line := b.Until(t, "the page is http://127.0.0.1:")

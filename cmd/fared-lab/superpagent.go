@@ -17,7 +17,8 @@ import (
 	"github.com/fared/fared/transport/superp/endpoint"
 )
 
-// defaultSuperp is the address of a SUPERp agent: the port that the description of SUPERp gives to connection management.
+// defaultSuperp is the address of a SUPERp agent: the port that the description of SUPERp gives to connection
+// management.
 const defaultSuperp = "127.0.0.1:7778"
 
 func superpAgentCommand(e *cli.Env) *cobra.Command {

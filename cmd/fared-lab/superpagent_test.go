@@ -67,8 +67,8 @@ func (v *superpMesh) end(t *testing.T, node string, ordered bool) superpConnecti
 	panic("unreachable")
 }
 
-// TestSuperpAgents connects two agents, each a process, by the commands of a connection manager, and exchanges data and messages of both kinds of
-// connections between them.
+// TestSuperpAgents connects two agents, each a process, by the commands of a connection manager, and exchanges data and
+// messages of both kinds of connections between them.
 func TestSuperpAgents(t *testing.T) {
 	a, agent := startSuperpAgent(t, "127.86.1.1", "--slot", "p0=50001", "--slot", "p1=50002*3")
 	b, _ := startSuperpAgent(t, "127.86.1.2", "--slot", "p0=50001", "--slot", "p1=50002*3")
@@ -120,7 +120,8 @@ func TestSuperpAgents(t *testing.T) {
 		t.Errorf("show as JSON: %+v", st)
 	}
 	for _, c := range st.Connections {
-		// How they divide the bytes is judged in transport/superp, in virtual time: on a busy machine a path may look congested.
+		// How they divide the bytes is judged in transport/superp, in virtual time: on a busy machine a path may look
+		// congested.
 		if n := len(c.Paths); n == 2 && (c.Paths[0].SentBytes == 0 || c.Paths[1].SentBytes == 0) || n != 2 && n != 1 {
 			t.Errorf("two paths that carry, or a single one: %+v", c.Paths)
 		}
@@ -139,8 +140,9 @@ func TestSuperpAgents(t *testing.T) {
 	refused(t, cli.ExitUnreachable, "superp-agent", "show", "--agent", a)
 }
 
-// TestSuperpAgentWithStranger connects an agent in a process with another implementation in this one, which gets its end from 'connect': cids, keys and the
-// address of memory. Each reads and writes the other's memory and sends messages.
+// TestSuperpAgentWithStranger connects an agent in a process with another implementation in this one, which gets its
+// end from 'connect': cids, keys and the address of memory. Each reads and writes the other's memory and sends
+// messages.
 func TestSuperpAgentWithStranger(t *testing.T) {
 	own, other := netip.MustParseAddrPort("127.86.2.2:24449"), netip.MustParseAddrPort("127.86.2.1:24449")
 	a, _ := startSuperpAgent(t, other.Addr().String(), "--slot", "p0=50001", "--slot", "p1=50002", "--parameter", "pdl_window_size=32", "--parameter", "pdl_receive_win=32",
@@ -240,8 +242,8 @@ func TestSuperpAgentWithStranger(t *testing.T) {
 	}
 }
 
-// TestSuperpSupervise breaks the connection between two agents by stopping one of them, with 'connect --supervise' as their connection manager: it restarts the
-// connection, which has the same cids, and nothing is written twice.
+// TestSuperpSupervise breaks the connection between two agents by stopping one of them, with 'connect --supervise' as
+// their connection manager: it restarts the connection, which has the same cids, and nothing is written twice.
 func TestSuperpSupervise(t *testing.T) {
 	a, _ := startSuperpAgent(t, "127.86.3.1", "--slot", "p0=50001", "--parameter", "pdl_max_rtx=3")
 	b, agent := startSuperpAgent(t, "127.86.3.2", "--slot", "p0=50001", "--parameter", "pdl_max_rtx=3")
@@ -302,7 +304,8 @@ func TestSuperpSupervise(t *testing.T) {
 	command(t, "x", "superp-agent", "write", cid, memory, "--agent", a)
 }
 
-// TestSuperpLite connects two agents over a cable between two namespaces by SUPERp-lite, in a traffic class. Nothing shorter than its blocks is accepted.
+// TestSuperpLite connects two agents over a cable between two namespaces by SUPERp-lite, in a traffic class. Nothing
+// shorter than its blocks is accepted.
 func TestSuperpLite(t *testing.T) {
 	netnstest.Require(t)
 	const device = "lite0"

@@ -41,8 +41,8 @@ func TestSuperviseUsage(t *testing.T) {
 	}
 }
 
-// TestSupervise runs a data plane and a program side by side. The data plane is killed and restarted, SIGHUP does not affect it, and
-// SIGTERM ends all processes.
+// TestSupervise runs a data plane and a program side by side. The data plane is killed and restarted, SIGHUP does not
+// affect it, and SIGTERM ends all processes.
 func TestSupervise(t *testing.T) {
 	withFared(t)
 	dir := testbed.ShortDir(t)

@@ -39,9 +39,10 @@ type place struct{ plane, subPort int }
 
 const leavesOfLab, subPortsOfLab = 4, 2
 
-// TestTransportsTogether runs three transports at once between two servers of a lab, with both drivers. At the leaves every packet arrives by the sub-port of the slot whose source
-// port it has for its service. With driver linux the source ports for one service would lead packets of the others elsewhere. FARED_TOGETHER_SIZE is the
-// size of the data that each server sends with each transport, 16M by default.
+// TestTransportsTogether runs three transports at once between two servers of a lab, with both drivers. At the leaves
+// every packet arrives by the sub-port of the slot whose source port it has for its service. With driver linux the
+// source ports for one service would lead packets of the others elsewhere. FARED_TOGETHER_SIZE is the size of the data
+// that each server sends with each transport, 16M by default.
 func TestTransportsTogether(t *testing.T) {
 	gate.Slow(t, gate.Labs, "three transports, with both drivers")
 	for _, driver := range []string{"linux", "bpf"} {

@@ -174,7 +174,8 @@ func TestTopoGenerate(t *testing.T) {
 	if text, err := os.ReadFile(spec); err != nil || !strings.Contains(string(text), "name: fabric\n") {
 		t.Errorf("%q, %v", text, err)
 	}
-	// A note appears for leaves that cannot share over several spines, and for names of devices that ifupdown takes for VLANs.
+	// A note appears for leaves that cannot share over several spines, and for names of devices that ifupdown takes for
+	// VLANs.
 	for _, c := range []struct {
 		note string
 		args []string
@@ -197,7 +198,8 @@ func TestTopoGenerate(t *testing.T) {
 	}
 }
 
-// TestTopoDrawEnding checks that the extension of --out chooses the format, and that an unsupported one is refused and leaves no file.
+// TestTopoDrawEnding checks that the extension of --out chooses the format, and that an unsupported one is refused and
+// leaves no file.
 func TestTopoDrawEnding(t *testing.T) {
 	dir := t.TempDir()
 	draw := []string{"topo", "draw", "--example", "two-tier", "--out"}

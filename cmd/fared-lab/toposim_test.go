@@ -8,7 +8,8 @@ import (
 	"github.com/fared/fared/cmd/internal/cli"
 )
 
-// TestSimulateBroken checks that a broken rule of conservation ends with exit code 1, and that the result is still printed.
+// TestSimulateBroken checks that a broken rule of conservation ends with exit code 1, and that the result is still
+// printed.
 func TestSimulateBroken(t *testing.T) {
 	args := []string{"topo", "simulate", "--example", "two-tier", "--leaf", "frr", "--fail", "server2/p1.0"}
 	o := fared(t, args...)

@@ -25,7 +25,8 @@ import (
 // quick has the flags of a very short run.
 var quick = []string{"--size", "20K", "--message", "1K", "--interval", "5ms"}
 
-// TestTrafficLocal checks that all transports work without root and daemon, and that the report states the verification of every byte.
+// TestTrafficLocal checks that all transports work without root and daemon, and that the report states the verification
+// of every byte.
 func TestTrafficLocal(t *testing.T) {
 	for _, transport := range traffic.Transports() {
 		out := must(t, append([]string{"traffic", "local", "--nodes", "2", "--transport", transport}, quick...)...)
@@ -37,8 +38,8 @@ func TestTrafficLocal(t *testing.T) {
 	}
 }
 
-// TestTrafficJSON checks that the report as JSON has every field of its message, in their order, and that the time-independent values are equal
-// in every run.
+// TestTrafficJSON checks that the report as JSON has every field of its message, in their order, and that the
+// time-independent values are equal in every run.
 func TestTrafficJSON(t *testing.T) {
 	report := func() *farev1.TrafficReport {
 		out := must(t, append([]string{"traffic", "local", "--nodes", "3", "--pattern", "ring", "--op", "write", "--ordering", "partial", "--seed", "9", "-o", "json"}, quick...)...)
@@ -194,7 +195,8 @@ func TestTrafficPicture(t *testing.T) {
 	}
 }
 
-// TestTrafficFitsTheTerminal checks that no line and no frame exceeds the terminal's size, and that hidden planes and intervals are counted.
+// TestTrafficFitsTheTerminal checks that no line and no frame exceeds the terminal's size, and that hidden planes and
+// intervals are counted.
 func TestTrafficFitsTheTerminal(t *testing.T) {
 	t.Setenv("NO_COLOR", "1")
 	for _, size := range [][2]int{{80, 24}, {40, 10}, {200, 60}} {

@@ -49,8 +49,8 @@ func (s *trafficLines) interval(i *farev1.TrafficInterval) {
 }
 func (*trafficLines) close() {}
 
-// intervalLine returns an interval as a line: its end, and the goodput of all pairs and of each plane. It counts the planes that do not fit into
-// columns.
+// intervalLine returns an interval as a line: its end, and the goodput of all pairs and of each plane. It counts the
+// planes that do not fit into columns.
 func intervalLine(i *farev1.TrafficInterval, columns int) string {
 	line := fmt.Sprintf("%9s  %10s", time.Duration(i.GetToNs()).Round(time.Millisecond), bitsPerSecond(i.GetGoodputBps()))
 	short := line // the longest beginning that leaves room for the count of the remaining planes
@@ -78,7 +78,8 @@ func bitsPerSecond(bps uint64) string {
 	return cli.Bandwidth(uint64(fare.Bandwidth((bps + unit/2) / unit * unit)))
 }
 
-// trafficLive is a table in a terminal: planes above, the last intervals below. It draws on the terminal's alternate screen.
+// trafficLive is a table in a terminal: planes above, the last intervals below. It draws on the terminal's alternate
+// screen.
 type trafficLive struct {
 	e         *cli.Env
 	cfg       traffic.Config

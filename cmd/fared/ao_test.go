@@ -11,7 +11,8 @@ import (
 	"github.com/fared/fared/internal/testkit/netnstest"
 )
 
-// TestAOWithoutKernel checks that, on a kernel without TCP-AO, check warns and run refuses, with the remedy. A program in C detects the kernel's support.
+// TestAOWithoutKernel checks that, on a kernel without TCP-AO, check warns and run refuses, with the remedy. A program
+// in C detects the kernel's support.
 func TestAOWithoutKernel(t *testing.T) {
 	netnstest.Tools(t, "gcc")
 	dir := t.TempDir()

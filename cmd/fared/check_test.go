@@ -14,7 +14,8 @@ import (
 	"github.com/fared/fared/cmd/internal/clitest"
 )
 
-// TestCheckPrintsLinesForPrograms checks that each error, including the first, is a line in the format of docs/configuration.md, and that no line begins with "fared: ".
+// TestCheckPrintsLinesForPrograms checks that each error, including the first, is a line in the format of
+// docs/configuration.md, and that no line begins with "fared: ".
 func TestCheckPrintsLinesForPrograms(t *testing.T) {
 	form := regexp.MustCompile(`^(.+):(\d+):(\d+): \S+: .+, .+$`)
 	good, err := os.ReadFile("../../examples/server-8gpu.yaml")
@@ -44,7 +45,8 @@ func TestCheckPrintsLinesForPrograms(t *testing.T) {
 	}
 }
 
-// TestCheckReadsTheStandardInput checks that "-" is the standard input, with its name in messages, and that a file may be named without a flag.
+// TestCheckReadsTheStandardInput checks that "-" is the standard input, with its name in messages, and that a file may
+// be named without a flag.
 func TestCheckReadsTheStandardInput(t *testing.T) {
 	const file = "testdata/server.yaml"
 	text, err := os.ReadFile(file)
@@ -70,7 +72,8 @@ func TestCheckReadsTheStandardInput(t *testing.T) {
 	refused(t, cli.ExitUsage, "check", file, "--config", file)
 }
 
-// TestCheckForPrograms checks that the JSON of a broken file has the errors that the standard error has as lines, and that of a valid one its parts.
+// TestCheckForPrograms checks that the JSON of a broken file has the errors that the standard error has as lines, and
+// that of a valid one its parts.
 func TestCheckForPrograms(t *testing.T) {
 	read := func(o clitest.Outcome) (r checked) {
 		t.Helper()
@@ -103,7 +106,8 @@ func TestCheckForPrograms(t *testing.T) {
 	}
 }
 
-// TestCheckHostReadsAsCheck checks that check --host reads the standard input, and answers mistakes of the file and of an inside data plane's flags as check does.
+// TestCheckHostReadsAsCheck checks that check --host reads the standard input, and answers mistakes of the file and of
+// an inside data plane's flags as check does.
 func TestCheckHostReadsAsCheck(t *testing.T) {
 	text, err := os.ReadFile("testdata/server.yaml")
 	if err != nil {

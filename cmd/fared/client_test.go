@@ -144,7 +144,8 @@ func TestTLS(t *testing.T) {
 	}
 }
 
-// TestSocketOfTheEnvironment checks that FARED_SOCKET is the default of --socket for commands that ask the daemon, and not for the agent's socket.
+// TestSocketOfTheEnvironment checks that FARED_SOCKET is the default of --socket for commands that ask the daemon, and
+// not for the agent's socket.
 func TestSocketOfTheEnvironment(t *testing.T) {
 	t.Setenv("FARED_SOCKET", "/none/of-the-environment")
 	if got := refused(t, cli.ExitUnreachable, "status"); !strings.Contains(got, "/none/of-the-environment") {
@@ -158,7 +159,8 @@ func TestSocketOfTheEnvironment(t *testing.T) {
 	}
 }
 
-// TestUnitIsInstalled checks that the remedy of a daemon that does not answer names systemctl only where systemd runs and has the unit.
+// TestUnitIsInstalled checks that the remedy of a daemon that does not answer names systemctl only where systemd runs
+// and has the unit.
 func TestUnitIsInstalled(t *testing.T) {
 	root := t.TempDir()
 	make := func(name string) {

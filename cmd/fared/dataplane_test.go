@@ -171,7 +171,8 @@ func TestDataplaneUsage(t *testing.T) {
 	}
 }
 
-// TestDataplaneFlags checks that each field of an agent.FieldError is translated into an existing flag, and that other errors stay.
+// TestDataplaneFlags checks that each field of an agent.FieldError is translated into an existing flag, and that other
+// errors stay.
 func TestDataplaneFlags(t *testing.T) {
 	flags := dataplaneCommand(&cli.Env{})
 	for field, text := range dataplaneFlags {
@@ -191,7 +192,8 @@ func TestDataplaneFlags(t *testing.T) {
 	}
 }
 
-// TestDataplaneKilled checks that an agent that is killed and started again keeps its promised state, and that an orderly end removes the socket.
+// TestDataplaneKilled checks that an agent that is killed and started again keeps its promised state, and that an
+// orderly end removes the socket.
 func TestDataplaneKilled(t *testing.T) {
 	dir := testbed.ShortDir(t)
 	a := startAgent(t, dir)

@@ -171,8 +171,8 @@ func drivers(t *testing.T, test func(t *testing.T, driver string)) {
 	}
 }
 
-// TestDataplaneKernelRestart checks that a killed agent returns with its programmed state, and that the kernel is unchanged
-// meanwhile and afterwards; a flush leaves no object.
+// TestDataplaneKernelRestart checks that a killed agent returns with its programmed state, and that the kernel is
+// unchanged meanwhile and afterwards; a flush leaves no object.
 func TestDataplaneKernelRestart(t *testing.T) {
 	gate.Needed(t, "an agent that is killed returns with its state, and a flush leaves no object")
 	drivers(t, func(t *testing.T, driver string) {
@@ -232,7 +232,8 @@ func TestDataplaneKernelRestart(t *testing.T) {
 	})
 }
 
-// TestDataplaneKernelFlushElsewhere: a flush that does not find the journal reports that an agent would restore from it.
+// TestDataplaneKernelFlushElsewhere: a flush that does not find the journal reports that an agent would restore from
+// it.
 func TestDataplaneKernelFlushElsewhere(t *testing.T) {
 	b := newKernelBed(t, "linux")
 	p, a, _ := b.start()
@@ -246,7 +247,8 @@ func TestDataplaneKernelFlushElsewhere(t *testing.T) {
 	}
 }
 
-// TestDataplaneKernelSquatter checks that an unprivileged process that holds the agents' name prevents no agent from starting, and that a flush names the process.
+// TestDataplaneKernelSquatter checks that an unprivileged process that holds the agents' name prevents no agent from
+// starting, and that a flush names the process.
 func TestDataplaneKernelSquatter(t *testing.T) {
 	b := newKernelBed(t, "linux")
 	var squatter net.Listener
@@ -330,7 +332,8 @@ func TestDataplaneKernelChangesDriver(t *testing.T) {
 	}
 }
 
-// TestDataplaneKernelAuto checks that the default driver is bpf where possible, else linux, and that the log and the control plane get the reason.
+// TestDataplaneKernelAuto checks that the default driver is bpf where possible, else linux, and that the log and the
+// control plane get the reason.
 func TestDataplaneKernelAuto(t *testing.T) {
 	netnstest.Require(t, "setpriv", "unshare", "mount")
 	for want, prefix := range map[string][]string{"bpf": nil, "linux": confined(t, []string{"CAP_NET_ADMIN"})} {
@@ -397,8 +400,8 @@ func confined(t *testing.T, capabilities []string) []string {
 	return []string{"unshare", "--mount", "sh", "-c", script.String(), "sh"}
 }
 
-// TestDataplaneKernelPrivileges checks that the privileges of systemd/fared-dataplane.service suffice to program both drivers, and
-// that each of its capabilities is necessary.
+// TestDataplaneKernelPrivileges checks that the privileges of systemd/fared-dataplane.service suffice to program both
+// drivers, and that each of its capabilities is necessary.
 func TestDataplaneKernelPrivileges(t *testing.T) {
 	gate.Slow(t, gate.Kernel, "an agent for each capability of each driver")
 	netnstest.Require(t, "setpriv", "unshare", "mount")

@@ -124,8 +124,8 @@ func (x *examination) daemon(ctx context.Context, e *cli.Env) {
 	}
 }
 
-// useOf returns what a configuration expects of this network namespace, with the devices that matches select under their present names; and the matches
-// that select one, and those that do not.
+// useOf returns what a configuration expects of this network namespace, with the devices that matches select under
+// their present names; and the matches that select one, and those that do not.
 func useOf(cfg *config.Config) (u *hostcheck.Use, matched []string, unmatched []hostcheck.Finding, err error) {
 	u = &hostcheck.Use{SteeringAlias: bpf.AnchorAlias, Local: map[string][]netip.Addr{}, Addresses: cfg.Loopbacks}
 	devices, err := hardware()

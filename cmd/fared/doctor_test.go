@@ -15,8 +15,9 @@ import (
 	"github.com/fared/fared/internal/testkit/netnstest"
 )
 
-// TestCheckHost puts a machine with two sub-ports into states, and checks that `fared check --host` names each with its remedy and exit code 1, and nothing
-// before and after; that `fared doctor` adds the daemon, and names a configuration that is missing.
+// TestCheckHost puts a machine with two sub-ports into states, and checks that `fared check --host` names each with its
+// remedy and exit code 1, and nothing before and after; that `fared doctor` adds the daemon, and names a configuration
+// that is missing.
 func TestCheckHost(t *testing.T) {
 	netnstest.Require(t, "nft")
 	ns, leaf := netnstest.New(t), netnstest.New(t)

@@ -14,8 +14,9 @@ import (
 	"github.com/fared/fared/internal/testkit/binary"
 )
 
-// TestNamedDocumentsExist checks that every document that a message, a unit, an alert or a manual page names is in the packages: docs/ is installed as
-// /usr/share/doc/fared, and the manual pages are those of the commands and of packaging/.
+// TestNamedDocumentsExist checks that every document that a message, a unit, an alert or a manual page names is in the
+// packages: docs/ is installed as /usr/share/doc/fared, and the manual pages are those of the commands and of
+// packaging/.
 func TestNamedDocumentsExist(t *testing.T) {
 	var files []string
 	for _, pattern := range []string{"*.go", "../fared-lab/*.go", "../internal/cli/*.go", "../../systemd/*.service", "../../packaging/fared.[57]", "../../monitoring/*.yml", "../../systemd/*.default"} {
@@ -63,7 +64,8 @@ func TestNamedDocumentsExist(t *testing.T) {
 	}
 }
 
-// TestMessagesNameInstalledDocuments checks that no string of a program names a document by its place in the sources, where a server has none.
+// TestMessagesNameInstalledDocuments checks that no string of a program names a document by its place in the sources,
+// where a server has none.
 func TestMessagesNameInstalledDocuments(t *testing.T) {
 	source := regexp.MustCompile(`(^|[^/\w])docs/[\w/-]+\.md`)
 	literals := 0

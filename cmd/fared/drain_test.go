@@ -5,7 +5,8 @@ import (
 	"testing"
 )
 
-// TestDrainTimeout checks that a drain that exceeds its timeout ends with exit code 1 and its pending conditions, and that a drain in time ends with 0.
+// TestDrainTimeout checks that a drain that exceeds its timeout ends with exit code 1 and its pending conditions, and
+// that a drain in time ends with 0.
 func TestDrainTimeout(t *testing.T) {
 	socket, f := startFake(t)
 	f.hangs = true
@@ -18,7 +19,8 @@ func TestDrainTimeout(t *testing.T) {
 	}
 }
 
-// TestDrainNotKept checks that a drain that is not on the disk ends with exit code 1 and the reason, with and without --wait, although it is in force.
+// TestDrainNotKept checks that a drain that is not on the disk ends with exit code 1 and the reason, with and without
+// --wait, although it is in force.
 func TestDrainNotKept(t *testing.T) {
 	socket, _ := startFake(t)
 	for _, args := range [][]string{{"drain", "plane", "p0"}, {"drain", "plane", "p0", "--wait"}, {"undrain", "leaf", "10.1.0.1", "--wait"}} {

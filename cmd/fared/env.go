@@ -146,8 +146,8 @@ func (l *layout) print(e *cli.Env, o *envOptions, program string, setup rdmaenv.
 	return (&envView{program, setup.Devices, result, ports}).print(e, o.format)
 }
 
-// devicesOf returns the devices of the first n rows of a report by rail, then by plane, and the reasons why others are left out. A zero source selects the
-// first loopback of each sub-port.
+// devicesOf returns the devices of the first n rows of a report by rail, then by plane, and the reasons why others are
+// left out. A zero source selects the first loopback of each sub-port.
 func devicesOf(report *rdmadev.Report, n int, source netip.Addr) (devices []rdmaenv.Device, omitted []string) {
 	var planes []string
 	rails := map[string]int{}
@@ -282,7 +282,8 @@ func (v *envView) print(e *cli.Env, format string) error {
 	return err
 }
 
-// shellQuote quotes a word for a shell if it needs quotes, for zsh also a word that begins with = (the path of a program).
+// shellQuote quotes a word for a shell if it needs quotes, for zsh also a word that begins with = (the path of a
+// program).
 func shellQuote(s string) string {
 	if strings.Trim(s, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-+:,./@") == "" {
 		return s

@@ -41,7 +41,8 @@ func TestEnvInAShell(t *testing.T) {
 	}
 }
 
-// TestEnvWithoutDevices checks the environment of the net plugin of NCCL on a server without RDMA devices, by a configuration and by a slot table.
+// TestEnvWithoutDevices checks the environment of the net plugin of NCCL on a server without RDMA devices, by a
+// configuration and by a slot table.
 func TestEnvWithoutDevices(t *testing.T) {
 	text, err := os.ReadFile("testdata/four.yaml")
 	if err != nil {
@@ -61,7 +62,8 @@ func TestEnvWithoutDevices(t *testing.T) {
 	}
 }
 
-// TestEnvOfATable checks that the table's path and the ports toward a destination are in the output, without parked slots.
+// TestEnvOfATable checks that the table's path and the ports toward a destination are in the output, without parked
+// slots.
 func TestEnvOfATable(t *testing.T) {
 	w := newSlotWriter(t)
 	w.set(map[string]uint32{"10.255.0.2": 5e8})

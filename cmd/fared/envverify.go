@@ -12,8 +12,8 @@ import (
 	"github.com/fared/fared/internal/rdmaenv"
 )
 
-// verify runs a command in the environment of a program, and reports the RoCE packets that left by the planes meanwhile. It returns the exit code of the command, or
-// cli.ExitFailed if there were none.
+// verify runs a command in the environment of a program, and reports the RoCE packets that left by the planes
+// meanwhile. It returns the exit code of the command, or cli.ExitFailed if there were none.
 func (l *layout) verify(e *cli.Env, o *envOptions, program string, setup rdmaenv.Setup, report *rdmadev.Report, command []string) error {
 	result, err := l.environment(program, setup)
 	if err != nil {

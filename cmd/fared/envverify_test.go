@@ -12,7 +12,8 @@ import (
 	"github.com/fared/fared/internal/rdmadev/rdmadevtest"
 )
 
-// TestEnvVerify runs commands that move the counters of ports, or none, with each result: the packets by plane, and the exit code.
+// TestEnvVerify runs commands that move the counters of ports, or none, with each result: the packets by plane, and the
+// exit code.
 func TestEnvVerify(t *testing.T) {
 	root := rdmadevtest.Tree(t, "../../internal/rdmadev/testdata/four.txt")
 	counter := func(port int) string {

@@ -135,7 +135,8 @@ func runExec(ctx context.Context, e *cli.Env, o *execOptions) (err error) {
 	return err
 }
 
-// steersTCP returns an error if connections would not take the planes of their slots. Tables that name no services do not show it.
+// steersTCP returns an error if connections would not take the planes of their slots. Tables that name no services do
+// not show it.
 func steersTCP(table *slots.Table) error {
 	if len(table.Services()) == 0 || slices.ContainsFunc(table.Steered(), func(r slots.ServiceRange) bool { return r.Protocol == unix.IPPROTO_TCP }) {
 		return nil
@@ -220,7 +221,8 @@ func explainAttach(err error) error {
 	return cli.Exit(exitExec, err, "it needs Linux 6.6 or later with CONFIG_CGROUP_BPF, and a slot table ('fared slots')")
 }
 
-// forwarded are the signals that `fared exec` passes on. Their default is to end the process, or in SIGQUIT's case to dump it.
+// forwarded are the signals that `fared exec` passes on. Their default is to end the process, or in SIGQUIT's case to
+// dump it.
 var forwarded = []os.Signal{unix.SIGHUP, unix.SIGINT, unix.SIGQUIT, unix.SIGTERM, unix.SIGUSR1, unix.SIGUSR2}
 
 // runProgram runs a program in a cgroup, and returns its exit code as cli.ProgramExit.
@@ -236,7 +238,8 @@ func runProgram(cgroup, path string, command []string) error {
 	}, "the cgroup "+cgroup+" must accept processes")
 }
 
-// runForeground runs a program with the standard files of fared, passes signals on, and returns its exit code as cli.ProgramExit. remedy is for a program that does not start.
+// runForeground runs a program with the standard files of fared, passes signals on, and returns its exit code as
+// cli.ProgramExit. remedy is for a program that does not start.
 func runForeground(cmd *exec.Cmd, remedy string) error {
 	signals := make(chan os.Signal, 16)
 	for _, s := range forwarded {
@@ -286,7 +289,8 @@ func exitOf(cmd *exec.Cmd, err error) error {
 	return nil
 }
 
-// fromTerminal reports whether the program, which is in the same process group, has received a signal from the terminal already.
+// fromTerminal reports whether the program, which is in the same process group, has received a signal from the terminal
+// already.
 func fromTerminal(s unix.Signal) bool {
 	if s != unix.SIGINT && s != unix.SIGQUIT {
 		return false

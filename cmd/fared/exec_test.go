@@ -102,7 +102,8 @@ func TestExecRefuses(t *testing.T) {
 	}
 }
 
-// TestExecPrivileges runs it as another user: without any right, and with a part of the capabilities. With both capabilities it needs no root.
+// TestExecPrivileges runs it as another user: without any right, and with a part of the capabilities. With both
+// capabilities it needs no root.
 func TestExecPrivileges(t *testing.T) {
 	needsCgroup(t)
 	netnstest.Tools(t, "setpriv")
@@ -177,7 +178,8 @@ func TestExecPrivileges(t *testing.T) {
 	}
 }
 
-// TestExecPasses checks that exit codes, signals and standard streams are those of the program, and that its cgroup is removed.
+// TestExecPasses checks that exit codes, signals and standard streams are those of the program, and that its cgroup is
+// removed.
 func TestExecPasses(t *testing.T) {
 	needsCgroup(t)
 	pid := 0
@@ -213,7 +215,8 @@ func TestExecPasses(t *testing.T) {
 			t.Errorf("%s: %v exists after the end", test.script, left)
 		}
 	}
-	// A test in the background may ignore SIGHUP, which fared would inherit; a signal with a handler it gets with its default.
+	// A test in the background may ignore SIGHUP, which fared would inherit; a signal with a handler it gets with its
+	// default.
 	handled := make(chan os.Signal, 1)
 	signal.Notify(handled, syscall.SIGHUP)
 	defer signal.Stop(handled)

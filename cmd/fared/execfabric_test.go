@@ -17,8 +17,8 @@ import (
 	"github.com/fared/fared/internal/testkit/testbed"
 )
 
-// execFabric is a running fabric of four planes with a leaf each and four servers, each with eight sub-ports in each plane, steered by BPF: 32 slots for each pair of
-// servers, eight in each plane.
+// execFabric is a running fabric of four planes with a leaf each and four servers, each with eight sub-ports in each
+// plane, steered by BPF: 32 slots for each pair of servers, eight in each plane.
 type execFabric struct{ *testbed.Lab }
 
 const execPlanes = 4
@@ -90,7 +90,8 @@ func (s *shell) end() (sent, received float64) {
 	return result.End.Sent.Bytes, result.End.Received.Bytes
 }
 
-// differs compares the bytes of planes with what they shall carry, in percent. The control connection and answers carry less than 2 % of the bytes.
+// differs compares the bytes of planes with what they shall carry, in percent. The control connection and answers carry
+// less than 2 % of the bytes.
 func differs(before, after, carries []float64) error {
 	total := 0.0
 	for p := range after {
@@ -104,9 +105,9 @@ func differs(before, after, carries []float64) error {
 	return nil
 }
 
-// TestExecFabric runs iperf3 with parallel streams over real sessions, weights and steering, judged by the bytes at the leaves. All planes carry equal parts; while
-// a leaf is dead its plane carries nothing, and open connections go on; new connections avoid it. Without fared exec the kernel's random source
-// ports fail the same check.
+// TestExecFabric runs iperf3 with parallel streams over real sessions, weights and steering, judged by the bytes at the
+// leaves. All planes carry equal parts; while a leaf is dead its plane carries nothing, and open connections go on; new
+// connections avoid it. Without fared exec the kernel's random source ports fail the same check.
 func TestExecFabric(t *testing.T) {
 	gate.Slow(t, gate.Labs, "iperf3 while a leaf is down")
 	netnstest.Require(t, "iperf3")

@@ -43,8 +43,8 @@ func statusCommand(e *cli.Env) *cobra.Command {
 	return c
 }
 
-// expectedCounters count routes to this server's loopbacks that leaves send back. Where they are a fault (servers that share an AS, a loopback that another AS
-// announces), the faults and conflicts have it.
+// expectedCounters count routes to this server's loopbacks that leaves send back. Where they are a fault (servers that
+// share an AS, a loopback that another AS announces), the faults and conflicts have it.
 var expectedCounters = []string{`guard_dropped{reason="route_as_loop"}`, `inputs_ignored{reason="own-loopback"}`}
 
 // statusTable draws the status; all includes the expected counters.
@@ -339,8 +339,8 @@ func drainLike(e *cli.Env, verb, short string, on bool) *cobra.Command {
 // drainPoll is the pause between two queries of a drain.
 const drainPoll = 200 * time.Millisecond
 
-// followDrain prints the progress of a drain or of its reversal, and its pending conditions: once, or with wait on each change until its end. A change
-// that is not on the disk is an error then.
+// followDrain prints the progress of a drain or of its reversal, and its pending conditions: once, or with wait on each
+// change until its end. A change that is not on the disk is an error then.
 func followDrain(ctx context.Context, e *cli.Env, client farev1.FabricServiceClient, target *farev1.DrainTarget, on, wait bool, timeout time.Duration) error {
 	late := func(state string) error {
 		return cli.Failed(fmt.Errorf("not done after %s: %s", timeout, cmp.Or(strings.Join(strings.Fields(state), " "), "its state is unknown")), "the daemon continues; 'fared status' shows drains")

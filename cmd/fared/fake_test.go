@@ -162,8 +162,8 @@ func (f *fake) ListWeights(_ context.Context, r *farev1.ListWeightsRequest) (*fa
 	return page, nil
 }
 
-// WatchWeights breaks the first stream in the middle of a revision. The second stream must resume after the last complete revision of the first,
-// and meets another run of the daemon; the third is refused.
+// WatchWeights breaks the first stream in the middle of a revision. The second stream must resume after the last
+// complete revision of the first, and meets another run of the daemon; the third is refused.
 func (f *fake) WatchWeights(r *farev1.WatchWeightsRequest, s farev1.WeightService_WatchWeightsServer) error {
 	f.mu.Lock()
 	f.watches++

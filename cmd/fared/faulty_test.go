@@ -19,8 +19,8 @@ import (
 	"github.com/fared/fared/internal/testkit/netnstest"
 )
 
-// asFaulty makes the test binary act as 'fared run' with faults that no input causes: its value is a folder with a configuration, faulty.yaml. A fault lasts while
-// the folder has a file of its name.
+// asFaulty makes the test binary act as 'fared run' with faults that no input causes: its value is a folder with a
+// configuration, faulty.yaml. A fault lasts while the folder has a file of its name.
 const asFaulty = "FARED_TEST_AS_FAULTY"
 
 // Faults of a daemon.
@@ -106,8 +106,8 @@ func beFaulty(dir string) error {
 	})
 }
 
-// TestPrometheusFaultyDaemon runs Prometheus with fared's rules next to a daemon whose loop is slow or stuck, or whose calls panic: each fires its alert, which
-// ends with it.
+// TestPrometheusFaultyDaemon runs Prometheus with fared's rules next to a daemon whose loop is slow or stuck, or whose
+// calls panic: each fires its alert, which ends with it.
 func TestPrometheusFaultyDaemon(t *testing.T) {
 	gate.Slow(t, gate.Prometheus, "a daemon whose metrics are wrong")
 	b := newPrometheusBed(t, "")

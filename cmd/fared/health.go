@@ -223,12 +223,13 @@ func firstReason(subPorts []*farev1.SubPort) string {
 	return ""
 }
 
-// bfdPatience is the time for which BFD of an established session may be down: leaves begin it up to 2 s after BGP, and restart it within 6 s
-// (docs/operations/bfd.md).
+// bfdPatience is the time for which BFD of an established session may be down: leaves begin it up to 2 s after BGP, and
+// restart it within 6 s (docs/operations/bfd.md).
 const bfdPatience = 10 * time.Second
 
-// judgeBFD adds a finding for each plane whose established sessions have BFD, and none of them BFD that is up. If BFD is up on no session of the server, and
-// none has discarded a packet of BFD, its leaves have none, which is a choice: a note. Sockets that could not be opened are a fault of this server in any case.
+// judgeBFD adds a finding for each plane whose established sessions have BFD, and none of them BFD that is up. If BFD
+// is up on no session of the server, and none has discarded a packet of BFD, its leaves have none, which is a choice: a
+// note. Sockets that could not be opened are a fault of this server in any case.
 func (r *healthReport) judgeBFD(sessions []*farev1.Session) {
 	var planes []string
 	down := map[string][]*farev1.Session{} // by plane: established sessions, if BFD protects none
@@ -322,7 +323,8 @@ func (r *healthReport) judgeSubPorts(planes []*farev1.Plane) {
 	}
 }
 
-// judgeFaults adds a finding for each kind of fault, with one of its faults: a wrong sum or scale first, because it changes weights.
+// judgeFaults adds a finding for each kind of fault, with one of its faults: a wrong sum or scale first, because it
+// changes weights.
 func (r *healthReport) judgeFaults(faults []*farev1.Fault) {
 	var kinds []string
 	of := map[string][]*farev1.Fault{}
@@ -344,7 +346,8 @@ func (r *healthReport) judgeFaults(faults []*farev1.Fault) {
 	}
 }
 
-// judgeTally adds a finding if objects of a kind are not in the state that counts. None at all, and less than expected, is unhealthy.
+// judgeTally adds a finding if objects of a kind are not in the state that counts. None at all, and less than expected,
+// is unhealthy.
 func (r *healthReport) judgeTally(kind, state string, have tally, missing []string, expectations []expectation, remedy string) {
 	level, text := levelDegraded, fmt.Sprintf("%s %s: %s", kind, state, have)
 	least := 0

@@ -12,7 +12,8 @@ import (
 	"github.com/fared/fared/cmd/internal/cli"
 )
 
-// TestJudgeHealthOfBFD judges BFD by plane: RFC 5882 leaves a session without BFD as it is, so health reports the missing protection.
+// TestJudgeHealthOfBFD judges BFD by plane: RFC 5882 leaves a session without BFD as it is, so health reports the
+// missing protection.
 func TestJudgeHealthOfBFD(t *testing.T) {
 	for name, test := range map[string]struct {
 		bfd, state string
@@ -68,7 +69,8 @@ func TestJudgeHealthOfBFD(t *testing.T) {
 	}
 }
 
-// TestJudgeHealthOfSubPorts judges the reasons of sub-ports in the words of daemon/internal/link and of daemon. Only persistent ones are findings.
+// TestJudgeHealthOfSubPorts judges the reasons of sub-ports in the words of daemon/internal/link and of daemon. Only
+// persistent ones are findings.
 func TestJudgeHealthOfSubPorts(t *testing.T) {
 	for reason, remedy := range map[string]string{
 		"":             "",

@@ -107,7 +107,8 @@ var leaves = []string{discover.LeafFRR, discover.LeafBIRD, discover.LeafFared}
 // matches are the values of --match.
 var matches = []string{discover.MatchName, discover.MatchPCI, discover.MatchMAC}
 
-// parse checks the flags that have a range, and reads the loopbacks, addresses with or without the length of a host prefix.
+// parse checks the flags that have a range, and reads the loopbacks, addresses with or without the length of a host
+// prefix.
 func (o *initOptions) parse() error {
 	if o.Planes < 0 || o.Planes > config.MaxPlanes {
 		return cli.Usage(fmt.Errorf("--planes %d is not between 1 and %d", o.Planes, config.MaxPlanes), "omit the flag to derive the planes")

@@ -22,7 +22,8 @@ func initBed(t *testing.T) *netnstest.Namespace {
 	return server
 }
 
-// inNamespace runs fared as a process in a namespace and returns its standard output, and the error with standard error.
+// inNamespace runs fared as a process in a namespace and returns its standard output, and the error with standard
+// error.
 func inNamespace(t *testing.T, n *netnstest.Namespace, args ...string) (string, error) {
 	t.Helper()
 	self := executable(t)
@@ -72,7 +73,8 @@ func TestInitKeepsFiles(t *testing.T) {
 	}
 }
 
-// TestInitNamesUncarriedLoopbacks checks that init names a loopback whose family no session carries, which check names too.
+// TestInitNamesUncarriedLoopbacks checks that init names a loopback whose family no session carries, which check names
+// too.
 func TestInitNamesUncarriedLoopbacks(t *testing.T) {
 	n := initBed(t)
 	file := filepath.Join(t.TempDir(), "fared.yaml")
@@ -94,7 +96,8 @@ func read(t *testing.T, file string) string {
 	return string(text)
 }
 
-// allOutput runs `fared init --output -` with more arguments in a namespace and returns standard output and standard error together.
+// allOutput runs `fared init --output -` with more arguments in a namespace and returns standard output and standard
+// error together.
 func allOutput(t *testing.T, n *netnstest.Namespace, args ...string) (string, error) {
 	t.Helper()
 	self := executable(t)
@@ -102,8 +105,8 @@ func allOutput(t *testing.T, n *netnstest.Namespace, args ...string) (string, er
 	return string(out), err
 }
 
-// TestInitNexthopDefault checks that a device whose default route is a nexthop id is no sub-port, in the mode of the kernel that the agent sets, in
-// which routes are reported without devices.
+// TestInitNexthopDefault checks that a device whose default route is a nexthop id is no sub-port, in the mode of the
+// kernel that the agent sets, in which routes are reported without devices.
 func TestInitNexthopDefault(t *testing.T) {
 	n := initBed(t)
 	n.Addr("lo", "10.255.0.1/32")
@@ -126,7 +129,8 @@ func TestInitAlternativeName(t *testing.T) {
 	}
 }
 
-// TestInitWhileDevicesCome runs init while devices are made and deleted, as containers do, which interrupts the kernel's lists.
+// TestInitWhileDevicesCome runs init while devices are made and deleted, as containers do, which interrupts the
+// kernel's lists.
 func TestInitWhileDevicesCome(t *testing.T) {
 	n := initBed(t)
 	n.Addr("lo", "10.255.0.1/32")
@@ -142,8 +146,9 @@ func TestInitWhileDevicesCome(t *testing.T) {
 	}
 }
 
-// TestInitVirtualAddresses checks that addresses on lo with the marks of virtual ones are not taken for those of GPUs, that an address of another
-// range is a guess, and that --loopback chooses any of them. kube-vip sets host scope and a preferred lifetime of 0.
+// TestInitVirtualAddresses checks that addresses on lo with the marks of virtual ones are not taken for those of GPUs,
+// that an address of another range is a guess, and that --loopback chooses any of them. kube-vip sets host scope and a
+// preferred lifetime of 0.
 func TestInitVirtualAddresses(t *testing.T) {
 	n := initBed(t)
 	for _, address := range []string{
@@ -171,7 +176,8 @@ func TestInitVirtualAddresses(t *testing.T) {
 	}
 }
 
-// TestInitSubnets checks which leaf is found in subnets of many hosts: that of --peer, the gateway of a route, a resolved neighbor.
+// TestInitSubnets checks which leaf is found in subnets of many hosts: that of --peer, the gateway of a route, a
+// resolved neighbor.
 func TestInitSubnets(t *testing.T) {
 	netnstest.Require(t)
 	t.Setenv(clitest.AsFared, "1")

@@ -14,8 +14,8 @@ import (
 	"github.com/fared/fared/dataplane/agent"
 )
 
-// insideSilence is the duration of a hang of the driver after which systemd's watchdog is no longer notified. Together with the watchdog of
-// fared.service it equals that of fared-dataplane.service.
+// insideSilence is the duration of a hang of the driver after which systemd's watchdog is no longer notified. Together
+// with the watchdog of fared.service it equals that of fared-dataplane.service.
 const insideSilence = 5 * time.Second
 
 const insideRemedy = "correct dataplane.flags; 'fared dataplane --help' describes every flag, and /usr/share/doc/fared/operations/agent.md the privileges of an agent in the daemon's process"

@@ -30,8 +30,8 @@ func insideFile(t *testing.T, dir, flags string) string {
 	return file
 }
 
-// TestInsideFlags checks that wrong flags of an agent in the daemon's process are found by `fared check` (status 2), and end `fared run` with the
-// status of an invalid configuration.
+// TestInsideFlags checks that wrong flags of an agent in the daemon's process are found by `fared check` (status 2),
+// and end `fared run` with the status of an invalid configuration.
 func TestInsideFlags(t *testing.T) {
 	for flags, want := range map[string]string{
 		"--driver=windows":               `--driver "windows" is not known`,
@@ -62,8 +62,8 @@ func TestInsideFlags(t *testing.T) {
 	}
 }
 
-// TestInside checks `fared run` with an agent in its process: status shows it, its socket answers `fared dataplane show`, and both sockets are
-// removed at the end.
+// TestInside checks `fared run` with an agent in its process: status shows it, its socket answers `fared dataplane
+// show`, and both sockets are removed at the end.
 func TestInside(t *testing.T) {
 	dir := testbed.ShortDir(t)
 	socket, dataplane := filepath.Join(dir, "fared.sock"), filepath.Join(dir, "dataplane.sock")

@@ -19,8 +19,9 @@ type renamed struct {
 	Carrier                bool
 }
 
-// TestMatchSurvivesRenaming runs two servers and a leaf. The file of the first server is that of `fared init --match mac`. Its devices swap their names
-// while fared runs, which changes neither sessions nor weights nor the kernel's routes; a device that is made again under another name returns.
+// TestMatchSurvivesRenaming runs two servers and a leaf. The file of the first server is that of `fared init --match
+// mac`. Its devices swap their names while fared runs, which changes neither sessions nor weights nor the kernel's
+// routes; a device that is made again under another name returns.
 func TestMatchSurvivesRenaming(t *testing.T) {
 	netnstest.Require(t)
 	t.Setenv(clitest.AsFared, "1")

@@ -57,7 +57,8 @@ func scrape(t *testing.T, address, format string, dial func() (net.Conn, error))
 	return string(b)
 }
 
-// conform checks the metrics of a running process: promtool accepts their names, each is declared with its type, and OpenMetrics has the same.
+// conform checks the metrics of a running process: promtool accepts their names, each is declared with its type, and
+// OpenMetrics has the same.
 func conform(t *testing.T, text, open string, declared []*metric.Metric) {
 	t.Helper()
 	check := exec.Command("promtool", "check", "metrics")

@@ -47,8 +47,8 @@ func TestPrometheusQuiet(t *testing.T) {
 	}
 }
 
-// TestPrometheus runs Prometheus with fared's rules next to real daemons, over failures and maintenance: each failure fires its alert alone, which
-// ends with it; nothing fires otherwise; and each query of the dashboard returns data.
+// TestPrometheus runs Prometheus with fared's rules next to real daemons, over failures and maintenance: each failure
+// fires its alert alone, which ends with it; nothing fires otherwise; and each query of the dashboard returns data.
 func TestPrometheus(t *testing.T) {
 	gate.Slow(t, gate.Prometheus, "alerts of failures, after their waiting times")
 	b := newPrometheusBed(t, "")
@@ -118,7 +118,8 @@ func TestPrometheus(t *testing.T) {
 	b.start("server0")
 	b.firing()
 
-	// Over the whole test no other alert has fired. Between the starts of a leaf's sessions more than 4 s may pass on a busy machine.
+	// Over the whole test no other alert has fired. Between the starts of a leaf's sessions more than 4 s may pass on a
+	// busy machine.
 	ever := b.fired()
 	delete(ever, "FaredSessionDown p1 p1a p1/p1a")
 	delete(ever, "FaredLoopSlow")
@@ -128,8 +129,8 @@ func TestPrometheus(t *testing.T) {
 	}
 }
 
-// TestPrometheusFaults runs Prometheus with fared's rules next to real daemons with faults that leave every link and session up: each fires its alert, which
-// ends with it.
+// TestPrometheusFaults runs Prometheus with fared's rules next to real daemons with faults that leave every link and
+// session up: each fires its alert, which ends with it.
 func TestPrometheusFaults(t *testing.T) {
 	gate.Slow(t, gate.Prometheus, "each fault and its alert")
 	b := newPrometheusBed(t, "")
@@ -207,7 +208,8 @@ func TestPrometheusFaults(t *testing.T) {
 	b.firing()
 }
 
-// dashboard checks that each query of the dashboard returns data, and that the counters of the sub-ports are those of the packets sent.
+// dashboard checks that each query of the dashboard returns data, and that the counters of the sub-ports are those of
+// the packets sent.
 func (b *prometheusBed) dashboard(t *testing.T) {
 	var board struct {
 		Panels []struct {
@@ -269,8 +271,8 @@ func (b *prometheusBed) dashboard(t *testing.T) {
 	})
 }
 
-// TestPrometheusFlaps runs Prometheus with fared's rules next to real daemons with a flapping link, a false origin and an incomplete start: each fires its alert,
-// which ends with it.
+// TestPrometheusFlaps runs Prometheus with fared's rules next to real daemons with a flapping link, a false origin and
+// an incomplete start: each fires its alert, which ends with it.
 func TestPrometheusFlaps(t *testing.T) {
 	gate.Slow(t, gate.Prometheus, "alerts of flaps")
 	b := newPrometheusBed(t, "")
@@ -351,8 +353,8 @@ func smallDisk(t *testing.T, path string, bytes int) (_ string, fill func() (fre
 	}
 }
 
-// TestPrometheusAgent runs Prometheus with fared's rules next to real daemons with an agent that refuses, hangs, cannot write, is interfered with, or drops packets: each fires
-// its alert, which ends with it.
+// TestPrometheusAgent runs Prometheus with fared's rules next to real daemons with an agent that refuses, hangs, cannot
+// write, is interfered with, or drops packets: each fires its alert, which ends with it.
 func TestPrometheusAgent(t *testing.T) {
 	gate.Slow(t, gate.Prometheus, "alerts of the agent")
 	b := newPrometheusBed(t, "")

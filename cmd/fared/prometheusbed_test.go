@@ -26,26 +26,30 @@ import (
 
 const prometheusAt = "127.0.0.1:9090"
 
-// slowTimers are of the bed's configurations: the defaults of BFD, 0.9 s, and of BGP expire between processes of a busy machine.
+// slowTimers are of the bed's configurations: the defaults of BFD, 0.9 s, and of BGP expire between processes of a busy
+// machine.
 const slowTimers = "bfd: {interval: 1s, multiplier: 60}\nbgp: {hold_time: 90s}\n"
 
-// scenarioLimit is the longest that the bed waits for a state. It is far above what each takes, because tests share a busy machine.
+// scenarioLimit is the longest that the bed waits for a state. It is far above what each takes, because tests share a
+// busy machine.
 const scenarioLimit = 90 * time.Second
 
-// durations are the `for` of alerts, and their values in the bed. The shortest is above three intervals of scrapes, so that one failed scrape does not count.
+// durations are the `for` of alerts, and their values in the bed. The shortest is above three intervals of scrapes, so
+// that one failed scrape does not count.
 var durations = map[string]string{"1m": "2s", "2m": "4s", "5m": "2s", "10m": "3s"}
 
 // windows are the ranges of rates and increases of alerts, and their values in the bed. A day stays a day.
 var windows = map[string]string{"5m": "15s", "15m": "15s", "30m": "30s", "1h": "15s", "1d": "1d"}
 
-// prometheusBed is a server with the agent of driver bpf, two leaves and a second server, each in a network namespace, and a Prometheus with
-// fared's rules that scrapes both daemons of the server, and other targets of a test.
+// prometheusBed is a server with the agent of driver bpf, two leaves and a second server, each in a network namespace,
+// and a Prometheus with fared's rules that scrapes both daemons of the server, and other targets of a test.
 type prometheusBed struct {
 	t     *testing.T
 	dir   string
 	nodes map[string]*netnstest.Namespace
 	runs  map[string]*netnstest.Process
-	// agentFlags are further flags of the agent. targets are further targets of job fared. interval is the interval of scrapes.
+	// agentFlags are further flags of the agent. targets are further targets of job fared. interval is the interval of
+	// scrapes.
 	agentFlags, targets []string
 	interval            string
 }
@@ -144,8 +148,8 @@ func (b *prometheusBed) start(name string) {
 	b.runs[name] = b.nodes[name].Start(b.t, "env", b.command(verb, "--config", filepath.Join(b.dir, name+".yaml"), "--socket", filepath.Join(b.dir, name))...)
 }
 
-// prometheus starts Prometheus with the configuration of docs/operations/metrics.md and the rules. Its addresses are this bed's, and durations and
-// intervals of scrapes are shorter. It waits until all targets answer.
+// prometheus starts Prometheus with the configuration of docs/operations/metrics.md and the rules. Its addresses are
+// this bed's, and durations and intervals of scrapes are shorter. It waits until all targets answer.
 func (b *prometheusBed) prometheus() {
 	b.t.Helper()
 	rules, err := os.ReadFile("../../monitoring/fared.rules.yml")
@@ -268,8 +272,8 @@ func subject(labels map[string]string) string {
 	return strings.Join(words, " ")
 }
 
-// firing waits until exactly these alerts of the server fire, and checks their annotations. FaredLoopSlow counts only if it is wanted: a busy machine
-// fires it.
+// firing waits until exactly these alerts of the server fire, and checks their annotations. FaredLoopSlow counts only
+// if it is wanted: a busy machine fires it.
 func (b *prometheusBed) firing(want ...string) {
 	b.t.Helper()
 	slices.Sort(want)
@@ -339,7 +343,8 @@ func (b *prometheusBed) evaluated(n float64) {
 	})
 }
 
-// send sends packets to the second server from the source port of each slot, and returns the number of packets by the slots' planes.
+// send sends packets to the second server from the source port of each slot, and returns the number of packets by the
+// slots' planes.
 func (b *prometheusBed) send(packets int) map[string]float64 {
 	b.t.Helper()
 	sent := map[string]float64{}
@@ -385,7 +390,8 @@ func (b *prometheusBed) fared(args ...string) string {
 	return must(b.t, append([]string{"--socket", filepath.Join(b.dir, "server0")}, args...)...)
 }
 
-// ready starts Prometheus, and waits until all sessions and their BFD are up and no alert has fired for the longest of durations.
+// ready starts Prometheus, and waits until all sessions and their BFD are up and no alert has fired for the longest of
+// durations.
 func (b *prometheusBed) ready() {
 	b.t.Helper()
 	b.weights("1:1")

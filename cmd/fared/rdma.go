@@ -64,7 +64,8 @@ type layout struct {
 	tcpPorts string // dataplane.tcp_port_range; empty without a configuration
 }
 
-// readLayout reads planes and loopbacks from a configuration file, or else from the slot table. Without a table, and without a name for one, it is empty.
+// readLayout reads planes and loopbacks from a configuration file, or else from the slot table. Without a table, and
+// without a name for one, it is empty.
 func readLayout(file, configFile string) (*layout, error) {
 	if configFile != "" {
 		c, err := config.Load(configFile)
@@ -99,7 +100,8 @@ func configuredSubPorts(c *config.Config) (out []rdmadev.SubPort) {
 	return out
 }
 
-// tableSubPorts returns the sub-ports of the slot table, each with the loopbacks of which a slot leads there. A loopback without pairs belongs to all.
+// tableSubPorts returns the sub-ports of the slot table, each with the loopbacks of which a slot leads there. A
+// loopback without pairs belongs to all.
 func tableSubPorts(table *slots.Table) ([]rdmadev.SubPort, error) {
 	list, err := table.SubPorts()
 	if err != nil {

@@ -13,7 +13,8 @@ import (
 	"github.com/fared/fared/internal/rdmadev/rdmadevtest"
 )
 
-// TestRDMATraffic compares traffic with a slot table whose pairs ask for 60 % and 80 % on p0, and with one whose pairs all ask for a seventh.
+// TestRDMATraffic compares traffic with a slot table whose pairs ask for 60 % and 80 % on p0, and with one whose pairs
+// all ask for a seventh.
 func TestRDMATraffic(t *testing.T) {
 	w := newSlotWriter(t)
 	w.set(map[string]uint32{"10.255.0.2": 6e8, "10.255.0.3": 8e8})

@@ -16,8 +16,9 @@ import (
 // leastRepeat is the least interval of --every: each repetition is a call of the daemon.
 const leastRepeat = 100 * time.Millisecond
 
-// repeatable adds --watch to a command that prints the present state. In a terminal each state replaces the previous one, elsewhere an empty line
-// separates them. An error, such as a daemon that restarts, is shown in place of the state.
+// repeatable adds --watch to a command that prints the present state. In a terminal each state replaces the previous
+// one, elsewhere an empty line separates them. An error, such as a daemon that restarts, is shown in place of the
+// state.
 func repeatable(e *cli.Env, c *cobra.Command) *cobra.Command {
 	var watch bool
 	var every time.Duration
@@ -58,8 +59,8 @@ func repeatable(e *cli.Env, c *cobra.Command) *cobra.Command {
 	return c
 }
 
-// frameOf returns what shows a state in place of the previous one. In a terminal it is cut to the terminal's present size, because a line that wraps, or one
-// too many, would scroll the head away.
+// frameOf returns what shows a state in place of the previous one. In a terminal it is cut to the terminal's present
+// size, because a line that wraps, or one too many, would scroll the head away.
 func frameOf(e *cli.Env, text string, first bool) string {
 	switch {
 	case e.Terminal == nil && first:

@@ -12,8 +12,8 @@ import (
 	"github.com/fared/fared/cmd/internal/cli"
 )
 
-// TestRepeat checks that --watch shows the state again and again, without a daemon the error, and ends with exit code 0; that a wrong use ends at once; and that a
-// terminal receives each state in place of the previous one.
+// TestRepeat checks that --watch shows the state again and again, without a daemon the error, and ends with exit code
+// 0; that a wrong use ends at once; and that a terminal receives each state in place of the previous one.
 func TestRepeat(t *testing.T) {
 	socket, _ := startFake(t)
 	b := inBackground(t, "--socket", socket, "status", "--watch", "--every", "100ms")
@@ -69,8 +69,8 @@ func pseudoTerminal(t *testing.T, columns, rows uint16) *os.File {
 	return f
 }
 
-// TestRepeatFitsTheTerminal draws states of any size in pseudo terminals: no line is longer than a row, the lines and the cursor fit below each other, so that the
-// head stays, and the hidden lines are counted.
+// TestRepeatFitsTheTerminal draws states of any size in pseudo terminals: no line is longer than a row, the lines and
+// the cursor fit below each other, so that the head stays, and the hidden lines are counted.
 func TestRepeatFitsTheTerminal(t *testing.T) {
 	for _, size := range [][2]uint16{{80, 24}, {40, 10}, {80, 2}, {200, 60}} {
 		columns, rows := int(size[0]), int(size[1])

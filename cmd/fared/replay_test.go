@@ -99,7 +99,8 @@ func testReplay(t *testing.T, file, before string) {
 	}
 }
 
-// TestReplayEndsWithEffect checks that a replay ends with whether the last weights were in effect, by the answers of the data plane in the recording.
+// TestReplayEndsWithEffect checks that a replay ends with whether the last weights were in effect, by the answers of
+// the data plane in the recording.
 func TestReplayEndsWithEffect(t *testing.T) {
 	recording, err := os.ReadFile("../../daemon/internal/core/testdata/recording-66b364c.jsonl")
 	if err != nil {

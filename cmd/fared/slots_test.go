@@ -21,7 +21,8 @@ import (
 	"github.com/fared/fared/internal/slotlayout"
 )
 
-// endedTable returns a copy of the golden slot table with the state of a table whose daemon has ended, and a copy with an unknown layout.
+// endedTable returns a copy of the golden slot table with the state of a table whose daemon has ended, and a copy with
+// an unknown layout.
 func endedTable(t *testing.T) (ended, layout string) {
 	t.Helper()
 	golden, err := os.ReadFile("../../internal/slotfile/testdata/v2.slots")
@@ -68,7 +69,8 @@ func newSlotWriter(t *testing.T) *slotWriter {
 	return &slotWriter{Writer: w, t: t, path: path}
 }
 
-// set publishes the shares of plane p0, parts per billion, toward destinations, each with a separate vector; remove lists removed destinations.
+// set publishes the shares of plane p0, parts per billion, toward destinations, each with a separate vector; remove
+// lists removed destinations.
 func (w *slotWriter) set(share map[string]uint32, remove ...string) {
 	w.t.Helper()
 	w.revision++
@@ -150,7 +152,8 @@ func TestSlotsWatch(t *testing.T) {
 	}
 }
 
-// TestSlotsOfAKilledDaemon checks that a table whose heartbeat has stopped is shown with its state, also to a watch, and is an error with --require-running.
+// TestSlotsOfAKilledDaemon checks that a table whose heartbeat has stopped is shown with its state, also to a watch,
+// and is an error with --require-running.
 func TestSlotsOfAKilledDaemon(t *testing.T) {
 	w := newSlotWriter(t)
 	w.set(map[string]uint32{"10.255.0.2": 5e8})

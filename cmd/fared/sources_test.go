@@ -18,8 +18,8 @@ func sourced(destination string, planes []string, weights []uint32, sources ...s
 	return d
 }
 
-// TestRowsOfSources checks that rows name their sources only if there are several source groups, and that cells of planes without the source group are
-// empty.
+// TestRowsOfSources checks that rows name their sources only if there are several source groups, and that cells of
+// planes without the source group are empty.
 func TestRowsOfSources(t *testing.T) {
 	one := []*farev1.DestinationWeights{sourced("10.255.1.1/32", []string{"p0", "p2"}, []uint32{1, 1}, "10.255.0.1/32", "fd00::1/128")}
 	two := append(one, sourced("10.255.1.1/32", []string{"p0", "p1", "p2"}, []uint32{1, 2, 0}, "10.255.0.2/32"))
@@ -51,7 +51,8 @@ func TestRowsOfSources(t *testing.T) {
 	}
 }
 
-// TestWatchOfSources checks that a removed row names its sources, and that the other source group's row of the destination stays.
+// TestWatchOfSources checks that a removed row names its sources, and that the other source group's row of the
+// destination stays.
 func TestWatchOfSources(t *testing.T) {
 	var out bytes.Buffer
 	w := &weightWatch{e: &cli.Env{Out: &out, Output: "table"}, known: map[rowKey]bool{}}

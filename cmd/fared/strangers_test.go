@@ -27,21 +27,22 @@ import (
 // asStranger makes the test binary open connections as a user without privileges: a door in JSON.
 const asStranger = "FARED_TEST_AS_STRANGER"
 
-// door is a listener, what a stranger writes to it, which is the beginning that its server waits for longest, and the number of connections of each stranger.
+// door is a listener, what a stranger writes to it, which is the beginning that its server waits for longest, and the
+// number of connections of each stranger.
 type door struct {
 	Network, Address, Beginning string
 	Connections                 int
 }
 
-// Each door has connections from strangers processes, because a process may not open more files everywhere. The kernel completes few of the connections: those that
-// the daemon accepts, and those in its queue.
+// Each door has connections from strangers processes, because a process may not open more files everywhere. The kernel
+// completes few of the connections: those that the daemon accepts, and those in its queue.
 const strangers = 2
 
 // nobody is the user and group of strangers.
 const nobody = 65534
 
-// beStranger becomes a user without privileges, opens the connections, prints how many connect() refuses for lack of permission, and holds the others
-// until standard input ends.
+// beStranger becomes a user without privileges, opens the connections, prints how many connect() refuses for lack of
+// permission, and holds the others until standard input ends.
 func beStranger(text string) error {
 	var d door
 	if err := json.Unmarshal([]byte(text), &d); err != nil {
@@ -113,8 +114,9 @@ func openFiles(t *testing.T, pid int) int {
 	return len(entries)
 }
 
-// TestConnectionFlood has a user without privileges open 20,000 connections, in the gate 2,000, to each listener of a running daemon and its agent, and hold them: BGP sessions stay, a failed
-// one comes up again, weights reach the data plane, operators are served, and memory and open files stay within the documented bounds.
+// TestConnectionFlood has a user without privileges open 20,000 connections, in the gate 2,000, to each listener of a
+// running daemon and its agent, and hold them: BGP sessions stay, a failed one comes up again, weights reach the data
+// plane, operators are served, and memory and open files stay within the documented bounds.
 func TestConnectionFlood(t *testing.T) {
 	gate.Needed(t, "connections of strangers cost neither sessions nor memory")
 	if os.Getuid() != 0 {

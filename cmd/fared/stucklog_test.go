@@ -43,8 +43,8 @@ func fullPipe(t *testing.T) *os.File {
 	return w
 }
 
-// TestLogWithoutReader starts the processes of a fabric with a standard error that takes nothing: sessions come up, weights follow a failed leaf, status
-// answers and counts the lines that were left out, and SIGTERM ends the processes.
+// TestLogWithoutReader starts the processes of a fabric with a standard error that takes nothing: sessions come up,
+// weights follow a failed leaf, status answers and counts the lines that were left out, and SIGTERM ends the processes.
 func TestLogWithoutReader(t *testing.T) {
 	f := startProcesses(t)
 	stuck := fullPipe(t)
@@ -94,7 +94,8 @@ func TestLogWithoutReader(t *testing.T) {
 	}
 }
 
-// TestLibrariesLog checks that messages of gRPC and net/http are records of the process's log, in its format, and that none goes past it.
+// TestLibrariesLog checks that messages of gRPC and net/http are records of the process's log, in its format, and that
+// none goes past it.
 func TestLibrariesLog(t *testing.T) {
 	self := executable(t)
 	dir, port := t.TempDir(), freePort(t)

@@ -27,7 +27,8 @@ const (
 	supportPatience = 15 * time.Second
 	// supportRest ends a command that follows the daemon, once it has written nothing for this time.
 	supportRest = time.Second
-	// supportSize limits the output of one command or file, bytes. Of a longer file the end is kept, of a longer output the beginning.
+	// supportSize limits the output of one command or file, bytes. Of a longer file the end is kept, of a longer output
+	// the beginning.
 	supportSize = 16 << 20
 )
 
@@ -36,12 +37,13 @@ type supportItem struct {
 	name    string
 	command []string
 	file    string
-	// follows marks a command that never ends by itself. It ends supportRest after its last output, so that a slow start loses nothing.
+	// follows marks a command that never ends by itself. It ends supportRest after its last output, so that a slow
+	// start loses nothing.
 	follows bool
 }
 
-// supportItems returns the content of a bundle. No item has secrets: passwords and keys are in files that the configuration names, and ss shows
-// the keys of TCP MD5 only with --info.
+// supportItems returns the content of a bundle. No item has secrets: passwords and keys are in files that the
+// configuration names, and ss shows the keys of TCP MD5 only with --info.
 func supportItems(self, socket, dataplane, file string, cfg *config.Config) []supportItem {
 	daemon := func(args ...string) []string { return append([]string{self, "--socket", socket}, args...) }
 	items := []supportItem{

@@ -49,7 +49,8 @@ func unpack(t *testing.T, file string) map[string][]byte {
 	}
 }
 
-// TestSupport checks the bundle of a running daemon: every answer of it is there and readable, with its log's events and its recording, and no password.
+// TestSupport checks the bundle of a running daemon: every answer of it is there and readable, with its log's events
+// and its recording, and no password.
 func TestSupport(t *testing.T) {
 	gate.Slow(t, gate.Labs, "starts a fabric of processes")
 	f := startProcesses(t)

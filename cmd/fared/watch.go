@@ -89,8 +89,8 @@ type weightWatch struct {
 	e      *cli.Env
 	client farev1.WeightServiceClient
 	req    farev1.WatchWeightsRequest
-	// known has the printed rows for the table, because a snapshot does not list removed rows. stale has the rows from before a
-	// snapshot that is incomplete.
+	// known has the printed rows for the table, because a snapshot does not list removed rows. stale has the rows from
+	// before a snapshot that is incomplete.
 	known, stale map[rowKey]bool
 	// sources are the first row's; several is set once the sources of another row differ. Rows then name their sources.
 	sources string

@@ -145,7 +145,8 @@ func printWeights(e *cli.Env, l *weightList, all bool) error {
 	return w.Flush()
 }
 
-// sumWeights prints a row for each group of destinations with the same sources, weights and state, the largest group first.
+// sumWeights prints a row for each group of destinations with the same sources, weights and state, the largest group
+// first.
 func sumWeights(e *cli.Env, l *weightList) error {
 	planes, several := planesOf(l.destinations), severalSources(l.destinations)
 	type group struct {

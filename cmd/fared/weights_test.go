@@ -11,8 +11,8 @@ import (
 	"github.com/fared/fared/cmd/internal/cli"
 )
 
-// TestWeightsOfManyDestinations prints 100 and 400 destinations: a terminal shows more than 100 as one row for each distinct vector and state, the most frequent
-// first; with --all, in a pipe and in JSON each destination has its row.
+// TestWeightsOfManyDestinations prints 100 and 400 destinations: a terminal shows more than 100 as one row for each
+// distinct vector and state, the most frequent first; with --all, in a pipe and in JSON each destination has its row.
 func TestWeightsOfManyDestinations(t *testing.T) {
 	list := func(n int) *weightList {
 		l := &weightList{}

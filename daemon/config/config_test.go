@@ -83,7 +83,8 @@ func inside(t *testing.T, data []byte, errs Errors) {
 	}
 }
 
-// TestGood compares every good file, including the examples, with its resolved value, and with itself after writing and reading it.
+// TestGood compares every good file, including the examples, with its resolved value, and with itself after writing and
+// reading it.
 func TestGood(t *testing.T) {
 	for _, name := range append(files(t, "testdata/good/*.yaml"), files(t, "../../examples/*.yaml")...) {
 		base := filepath.Base(name)
@@ -118,8 +119,8 @@ func again(t testing.TB, c *Config) {
 	}
 }
 
-// TestUnnumberedPassive checks which end of an unnumbered cable listens: a leaf toward servers and a spine toward leaves, unless the key is set
-// or a listener could not have the session's key.
+// TestUnnumberedPassive checks which end of an unnumbered cable listens: a leaf toward servers and a spine toward
+// leaves, unless the key is set or a listener could not have the session's key.
 func TestUnnumberedPassive(t *testing.T) {
 	for _, c := range []struct {
 		role, subPort, session string

@@ -10,8 +10,8 @@ import (
 	"github.com/fared/fared/daemon/config/internal/model"
 )
 
-// decoder fills the Go types from YAML nodes, records the position of every value, and reports mismatches. It does not recurse into unknown
-// keys, so its depth is that of the types.
+// decoder fills the Go types from YAML nodes, records the position of every value, and reports mismatches. It does not
+// recurse into unknown keys, so its depth is that of the types.
 type decoder struct{ *problems }
 
 func at(n *yaml.Node) position { return position{n.Line, n.Column} }

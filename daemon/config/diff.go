@@ -24,7 +24,8 @@ const (
 	ChangeBFDKeys       ChangeKind = "bfd-keys"
 )
 
-// Change is one value that differs between two configurations. Old and New are in the syntax of the file, "none" when absent.
+// Change is one value that differs between two configurations. Old and New are in the syntax of the file, "none" when
+// absent.
 type Change struct {
 	Kind     ChangeKind
 	Path     string
@@ -51,8 +52,8 @@ func (c Changes) String() string {
 	return strings.Join(lines, "\n")
 }
 
-// RestartError reports that two configurations differ in keys that cannot change while fared runs. No change may be applied then, not even the
-// permitted ones.
+// RestartError reports that two configurations differ in keys that cannot change while fared runs. No change may be
+// applied then, not even the permitted ones.
 type RestartError struct {
 	Changes Changes // the changes that need a restart, sorted by path; Kind is ""
 }
@@ -66,8 +67,8 @@ func (e *RestartError) Error() string {
 	return "nothing was changed: these keys need a restart of fared:" + strings.Join(lines, "")
 }
 
-// Diff returns the changes that a reload makes. Equal configurations give no changes. The error is a *RestartError that lists every value that
-// would need a restart; the changes are nil then.
+// Diff returns the changes that a reload makes. Equal configurations give no changes. The error is a *RestartError that
+// lists every value that would need a restart; the changes are nil then.
 func Diff(old, new *Config) (Changes, error) {
 	var d differ
 	d.structure(reflect.ValueOf(old).Elem(), reflect.ValueOf(new).Elem(), "")
@@ -83,8 +84,8 @@ func Diff(old, new *Config) (Changes, error) {
 
 type differ struct{ live, restart Changes }
 
-// sources moves a change of the loopbacks to the changes that need a restart if it changes the source groups: tables, weights and the data
-// plane's objects exist per source group.
+// sources moves a change of the loopbacks to the changes that need a restart if it changes the source groups: tables,
+// weights and the data plane's objects exist per source group.
 func (d *differ) sources(old, new *Config) {
 	at := slices.IndexFunc(d.live, func(c Change) bool { return c.Kind == ChangeLoopbacks })
 	if at < 0 || sameSources(old, new) {

@@ -164,8 +164,8 @@ func TestDiffPasswords(t *testing.T) {
 	}
 }
 
-// TestDiffBFDKeys checks that a reload replaces the keys of BFD, also if only the content of a file has changed, and never shows a key; the type, and
-// authentication as a whole, need a restart.
+// TestDiffBFDKeys checks that a reload replaces the keys of BFD, also if only the content of a file has changed, and
+// never shows a key; the type, and authentication as a whole, need a restart.
 func TestDiffBFDKeys(t *testing.T) {
 	with := func(auth *BFDAuth) *Config {
 		c := parsed(t, before)

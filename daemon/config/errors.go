@@ -68,8 +68,8 @@ func (p *problems) at(pos position, path, wrong, right string) {
 	p.errs = append(p.errs, Error{File: p.file, Line: pos.line, Column: pos.column, Path: path, Wrong: wrong, Right: right})
 }
 
-// add reports an error at the value of a path or, if the file does not contain it, at the innermost enclosing value. It ignores a value that
-// already has an error, or is inside such a value.
+// add reports an error at the value of a path or, if the file does not contain it, at the innermost enclosing value. It
+// ignores a value that already has an error, or is inside such a value.
 func (p *problems) add(path, wrong, right string) {
 	for q := path; ; q = parent(q) {
 		if p.broken[q] {
@@ -100,7 +100,8 @@ func (p *problems) written(path string) bool {
 	return ok && !p.broken[path]
 }
 
-// partial reports whether the value of a path, or a part of it, has an error, so that a conclusion from a missing part would mislead.
+// partial reports whether the value of a path, or a part of it, has an error, so that a conclusion from a missing part
+// would mislead.
 func (p *problems) partial(path string) bool {
 	for at := range p.broken {
 		if rest, ok := strings.CutPrefix(at, path); ok && (rest == "" || rest[0] == '.' || rest[0] == '[') {

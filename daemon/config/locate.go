@@ -13,10 +13,11 @@ var (
 	keyValue = regexp.MustCompile(`^[^\s:{\["'][^\s:]*:(\s+(.*))?$`)
 )
 
-// locate returns the line of the first mistake in text that the YAML parser rejects, or 0 if it finds none. The parser itself reports the place
-// where it detected the mistake, or the begin of the surrounding block. Configuration files have no block scalars and no flow collections over
-// several lines unless the parser accepts them, so locate examines each line separately: for unclosed quotes and brackets, a value without a
-// key, an indentation that fits no line above.
+// locate returns the line of the first mistake in text that the YAML parser rejects, or 0 if it finds none. The parser
+// itself reports the place where it detected the mistake, or the begin of the surrounding block. Configuration files
+// have no block scalars and no flow collections over several lines unless the parser accepts them, so locate examines
+// each line separately: for unclosed quotes and brackets, a value without a key, an indentation that fits no line
+// above.
 func locate(data []byte) (line int, wrong string) {
 	line, wrong = firstMistake(data)
 	if strings.Contains(wrong, "indent") {
@@ -27,8 +28,8 @@ func locate(data []byte) (line int, wrong string) {
 	return line, wrong
 }
 
-// oddIndentation returns the only line with content that is indented by an odd number of spaces, or 0 if there is none or several. A line that
-// was shifted by one space sometimes causes an error only further down.
+// oddIndentation returns the only line with content that is indented by an odd number of spaces, or 0 if there is none
+// or several. A line that was shifted by one space sometimes causes an error only further down.
 func oddIndentation(data []byte) (odd int) {
 	line := 0
 	for raw := range bytes.Lines(data) {

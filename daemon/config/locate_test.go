@@ -23,8 +23,8 @@ var mutations = map[string]func(indent, body string) string{
 	"a wrong unit":       func(indent, body string) string { return indent + strings.Replace(body, "9s", "9parsecs", 1) },
 }
 
-// TestMistakesAreFoundOnTheirLine checks that, for mistakes on any line of the examples that make a file invalid, the first error names the line
-// of the mistake.
+// TestMistakesAreFoundOnTheirLine checks that, for mistakes on any line of the examples that make a file invalid, the
+// first error names the line of the mistake.
 func TestMistakesAreFoundOnTheirLine(t *testing.T) {
 	tried := 0
 	for _, name := range []string{"server-8gpu", "leaf"} {

@@ -10,8 +10,8 @@ import (
 	"github.com/fared/fared/daemon/config/internal/model"
 )
 
-// Text returns a resolved configuration as a file that Parse reads back to an equal one, except for passwords and keys. It omits keys that have
-// their default. Equal configurations give equal bytes.
+// Text returns a resolved configuration as a file that Parse reads back to an equal one, except for passwords and keys.
+// It omits keys that have their default. Equal configurations give equal bytes.
 func (c *Config) Text() string {
 	bare := clone(c) // has the derived values that absent keys would get
 	strip(reflect.ValueOf(bare).Elem())

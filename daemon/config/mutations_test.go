@@ -30,8 +30,8 @@ var (
 	address  = regexp.MustCompile(`^"?[0-9a-f]*[.:][0-9a-f:.]*"?$`)
 )
 
-// faults makes mistakes of type, unit, address, repetition, spelling and tabs on every line of a valid file. It uses only the text, no knowledge
-// of YAML or the keys of a configuration.
+// faults makes mistakes of type, unit, address, repetition, spelling and tabs on every line of a valid file. It uses
+// only the text, no knowledge of YAML or the keys of a configuration.
 func faults(text string) []fault {
 	lines := strings.Split(text, "\n")
 	var out []fault
@@ -168,8 +168,8 @@ func misspelled(key string) map[string]string {
 	return out
 }
 
-// TestEveryErrorIsOnTheLineOfTheMistake checks that, for one mistake on one line, every error names that line (and column, where the mistake has
-// one), has the documented form, and names the intended key.
+// TestEveryErrorIsOnTheLineOfTheMistake checks that, for one mistake on one line, every error names that line (and
+// column, where the mistake has one), has the documented form, and names the intended key.
 func TestEveryErrorIsOnTheLineOfTheMistake(t *testing.T) {
 	form := regexp.MustCompile(`^[^:]+:\d+:\d+: [^\s:]+: \S.*, \S.*$`)
 	tried := map[string]int{}

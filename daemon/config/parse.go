@@ -14,20 +14,21 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// Load reads a configuration file and the password and key files that it names. The error is Errors if the content is invalid, and wraps the system's
-// error if a file cannot be read.
+// Load reads a configuration file and the password and key files that it names. The error is Errors if the content is
+// invalid, and wraps the system's error if a file cannot be read.
 func Load(path string) (*Config, error) {
 	return load(path, nil)
 }
 
-// Inspect is Load for a process other than the daemon: it does not read credentials of a systemd unit to which the process does not belong, and
-// returns their names.
+// Inspect is Load for a process other than the daemon: it does not read credentials of a systemd unit to which the
+// process does not belong, and returns their names.
 func Inspect(path string) (c *Config, unread []string, err error) {
 	c, err = load(path, &unread)
 	return c, unread, err
 }
 
-// InspectFrom is Inspect of a file that is read from f; name represents it in errors, and its folder is that of relative names in it.
+// InspectFrom is Inspect of a file that is read from f; name represents it in errors, and its folder is that of
+// relative names in it.
 func InspectFrom(name string, f io.Reader) (c *Config, unread []string, err error) {
 	c, err = loadFrom(name, f, &unread)
 	return c, unread, err
@@ -57,8 +58,8 @@ func loadFrom(path string, f io.Reader, unread *[]string) (*Config, error) {
 	return c, nil
 }
 
-// Parse reads a configuration from memory; name represents the file in errors. It accesses no file: passwords stay empty, and TLS files are not
-// checked. The error is Errors.
+// Parse reads a configuration from memory; name represents the file in errors. It accesses no file: passwords stay
+// empty, and TLS files are not checked. The error is Errors.
 func Parse(name string, data []byte) (*Config, error) {
 	c, p := parse(name, data)
 	if err := p.result(); err != nil {
@@ -144,7 +145,8 @@ func checkText(p *problems, data []byte) bool {
 
 var yamlLine = regexp.MustCompile(`^yaml: (?:unmarshal errors:\s*)?line (\d+): `)
 
-// syntaxError reports an error of the YAML parser, at the line of the mistake if locate finds one, else at the parser's position.
+// syntaxError reports an error of the YAML parser, at the line of the mistake if locate finds one, else at the parser's
+// position.
 func syntaxError(p *problems, data []byte, err error) {
 	text, line := err.Error(), 1
 	if m := yamlLine.FindStringSubmatch(text); m != nil {

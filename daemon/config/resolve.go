@@ -10,8 +10,8 @@ import (
 	"github.com/fared/fared/fare"
 )
 
-// resolve sets every value that the file does not contain to its default. No other function does this. It keeps values that are not zero: the
-// decoder leaves absent or undecodable values at zero.
+// resolve sets every value that the file does not contain to its default. No other function does this. It keeps values
+// that are not zero: the decoder leaves absent or undecodable values at zero.
 func resolve(c *Config, written func(path string) bool) {
 	defaults(reflect.ValueOf(c).Elem(), "", written)
 	derive(c, written)

@@ -33,13 +33,14 @@ type secretFiles struct {
 	dir string
 	// credentials is the directory of the unit's credentials, "" outside of a systemd unit.
 	credentials string
-	// unread lists the credentials that were skipped because credentials is "", sorted by position; nil makes them errors.
+	// unread lists the credentials that were skipped because credentials is "", sorted by position; nil makes them
+	// errors.
 	unread *[]string
 }
 
-// readSecrets reads the password, TCP-AO and BFD key files and checks the TLS files and the recording that a valid configuration names. file is the
-// configuration file; relative names become relative to its directory, names of credentials become paths. Outside of a systemd unit, credentials
-// are appended to unread, or are errors if it is nil.
+// readSecrets reads the password, TCP-AO and BFD key files and checks the TLS files and the recording that a valid
+// configuration names. file is the configuration file; relative names become relative to its directory, names of
+// credentials become paths. Outside of a systemd unit, credentials are appended to unread, or are errors if it is nil.
 func readSecrets(c *Config, p *problems, file string, unread *[]string) {
 	names := &secretFiles{p: p, dir: filepath.Dir(file), unread: unread}
 	if dir := os.Getenv(credentialsVariable); filepath.IsAbs(dir) {
@@ -104,7 +105,8 @@ func readSecrets(c *Config, p *problems, file string, unread *[]string) {
 	}
 }
 
-// checkWritable reports an error if a file cannot be written, or cannot be created and renamed in its directory. It changes nothing.
+// checkWritable reports an error if a file cannot be written, or cannot be created and renamed in its directory. It
+// changes nothing.
 func checkWritable(p *problems, path, name string) {
 	dir := filepath.Dir(name)
 	if info, err := os.Stat(dir); err != nil {
@@ -137,8 +139,8 @@ func cause(err error) error {
 	return err
 }
 
-// resolve makes the name of a file absolute, in place: relative to the configuration file, or the path of a credential. It reports whether the
-// file is to be read.
+// resolve makes the name of a file absolute, in place: relative to the configuration file, or the path of a credential.
+// It reports whether the file is to be read.
 func (f *secretFiles) resolve(path string, name *string) bool {
 	credential, is := strings.CutPrefix(*name, credentialPrefix)
 	switch {
@@ -162,14 +164,15 @@ func (f *secretFiles) resolve(path string, name *string) bool {
 	return true
 }
 
-// isCredential reports whether a file is a credential of the unit. systemd grants access to a credential either by its owner, mode 0400, or, if
-// the file system has ACLs, by an ACL that adds the unit's user to a file of root: the group bits of the mode then show the ACL's mask, 0440
-// (acl(5)).
+// isCredential reports whether a file is a credential of the unit. systemd grants access to a credential either by its
+// owner, mode 0400, or, if the file system has ACLs, by an ACL that adds the unit's user to a file of root: the group
+// bits of the mode then show the ACL's mask, 0440 (acl(5)).
 func (f *secretFiles) isCredential(name string) bool {
 	return f.credentials != "" && filepath.Dir(name) == f.credentials
 }
 
-// open opens a regular file; a secret file must be readable only by fared's user. On an error it reports it and returns nil.
+// open opens a regular file; a secret file must be readable only by fared's user. On an error it reports it and returns
+// nil.
 func (f *secretFiles) open(path, name string, secret bool) *os.File {
 	info, err := os.Stat(name) // before opening, because opening a FIFO blocks
 	if err == nil && !info.Mode().IsRegular() {
@@ -229,7 +232,8 @@ func (f *secretFiles) readBFDKeys(a *BFDAuth, path string) {
 	}
 }
 
-// readSecret reads the password or key (noun) of a method that signs segments or packets: one line of at most longest bytes.
+// readSecret reads the password or key (noun) of a method that signs segments or packets: one line of at most longest
+// bytes.
 func (f *secretFiles) readSecret(path, name, noun, method string, longest int) string {
 	file, p := f.open(path, name, true), f.p
 	if file == nil {

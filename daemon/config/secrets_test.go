@@ -56,8 +56,8 @@ func TestLoadAOKey(t *testing.T) {
 	}
 }
 
-// TestLoadBFDKeys checks that the files of BFD keys follow the rules of password files, with the longest key of the type as the limit, and that no text
-// of the configuration shows a key.
+// TestLoadBFDKeys checks that the files of BFD keys follow the rules of password files, with the longest key of the
+// type as the limit, and that no text of the configuration shows a key.
 func TestLoadBFDKeys(t *testing.T) {
 	const text = "as: 4200000001\nloopbacks: [10.255.0.1/32]\naccept: [10.255.0.0/16]\nbfd: {auth: {type: %s, keys: [{id: 7, key_file: key}]}}\nplanes:\n  - name: p0\n    sub_ports:\n" +
 		"      - {device: eth0, sessions: [{peer: 10.0.0.0, bfd_auth: {type: %[1]s, keys: [{id: 8, key_file: key}]}}, {peer: 10.0.0.2}, {peer: 10.0.0.4, bfd_auth: {type: none}}]}\n"
@@ -110,8 +110,8 @@ func TestLoadBFDKeys(t *testing.T) {
 	}
 }
 
-// TestLoadCredentials checks that a credential of the systemd unit can be read in both forms in which systemd provides it, by its name or its
-// path, and that nothing in its directory may be accessible to more users than systemd permits.
+// TestLoadCredentials checks that a credential of the systemd unit can be read in both forms in which systemd provides
+// it, by its name or its path, and that nothing in its directory may be accessible to more users than systemd permits.
 func TestLoadCredentials(t *testing.T) {
 	const text = "as: 4200000001\nloopbacks: [10.255.0.1/32]\naccept: [10.255.0.0/16]\nplanes:\n  - name: p0\n    sub_ports:\n" +
 		"      - {device: eth0, sessions: [{peer: 10.0.0.0, password_file: %q}]}\n"
@@ -174,8 +174,8 @@ func TestLoadCredentials(t *testing.T) {
 	}
 }
 
-// TestLoadSecretOfAnotherUser checks that a file that this process may not read gives the same error and remedy as one that other users may
-// read.
+// TestLoadSecretOfAnotherUser checks that a file that this process may not read gives the same error and remedy as one
+// that other users may read.
 func TestLoadSecretOfAnotherUser(t *testing.T) {
 	if os.Getenv("FARED_SECRET_OF_ROOT") == "" {
 		if os.Getuid() != 0 {
@@ -338,7 +338,8 @@ func selfSigned(t *testing.T) (cert, key string) {
 	return string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})), string(pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: text}))
 }
 
-// TestLoadChecksTheRecording checks that a recording that fared run could not write is an error, and that the check creates and changes nothing.
+// TestLoadChecksTheRecording checks that a recording that fared run could not write is an error, and that the check
+// creates and changes nothing.
 func TestLoadChecksTheRecording(t *testing.T) {
 	dir := t.TempDir()
 	there := filepath.Join(dir, "there")

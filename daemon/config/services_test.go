@@ -8,7 +8,8 @@ import (
 	"github.com/fared/fared/wecmp"
 )
 
-// TestTableServices checks the default of slots.services: the first steered service, and RoCEv2's, for which libfared-verbs reads the table.
+// TestTableServices checks the default of slots.services: the first steered service, and RoCEv2's, for which
+// libfared-verbs reads the table.
 func TestTableServices(t *testing.T) {
 	for _, test := range []struct {
 		udp, tcp []uint16

@@ -8,8 +8,8 @@ import (
 	"github.com/fared/fared/fare"
 )
 
-// SourceGroup is a maximal set of local loopbacks that exactly the same sub-ports serve. These loopbacks share weights; other source groups have
-// separate weights.
+// SourceGroup is a maximal set of local loopbacks that exactly the same sub-ports serve. These loopbacks share weights;
+// other source groups have separate weights.
 type SourceGroup struct {
 	// Loopbacks are in the order of Config.Loopbacks; a leaf has none.
 	Loopbacks []netip.Prefix
@@ -17,8 +17,9 @@ type SourceGroup struct {
 	SubPorts []int
 }
 
-// SourceGroups returns the source groups in the order of their first loopbacks. A leaf, and a server without sub-port loopbacks, has one group
-// with all sub-ports. The configuration must be valid; loopbacks without a sub-port are omitted.
+// SourceGroups returns the source groups in the order of their first loopbacks. A leaf, and a server without sub-port
+// loopbacks, has one group with all sub-ports. The configuration must be valid; loopbacks without a sub-port are
+// omitted.
 func (c *Config) SourceGroups() []SourceGroup {
 	var subPorts []*SubPort
 	for i := range c.Planes {
@@ -57,8 +58,9 @@ func (sp *SubPort) Serves(loopback netip.Prefix) bool {
 	return len(sp.Loopbacks) == 0 || slices.Contains(sp.Loopbacks, loopback)
 }
 
-// sameSources reports whether a running daemon can change from one configuration to the other without changing its source groups: each keeps its
-// sub-ports and, if there are several, its first loopback, which identifies it to the data plane.
+// sameSources reports whether a running daemon can change from one configuration to the other without changing its
+// source groups: each keeps its sub-ports and, if there are several, its first loopback, which identifies it to the
+// data plane.
 func sameSources(old, new *Config) bool {
 	a, b := old.SourceGroups(), new.SourceGroups()
 	if len(a) == 1 && len(b) == 1 {
@@ -126,8 +128,8 @@ func (p *problems) groups(c *Config) {
 	}
 }
 
-// uncarried returns a warning for each loopback whose family no session of its sub-ports carries. Such a configuration is valid: a loopback may be in
-// it before the fabric has its family.
+// uncarried returns a warning for each loopback whose family no session of its sub-ports carries. Such a configuration
+// is valid: a loopback may be in it before the fabric has its family.
 func (c *Config) uncarried() (out []string) {
 	for i, lo := range c.Loopbacks {
 		family := IPv6

@@ -9,7 +9,8 @@ import (
 	"testing"
 )
 
-// ownPorts returns a server whose GPUs own a sub-port for each plane and half, with separate sessions for IPv4 and IPv6.
+// ownPorts returns a server whose GPUs own a sub-port for each plane and half, with separate sessions for IPv4 and
+// IPv6.
 func ownPorts(gpus, planes, halves int) string {
 	var b strings.Builder
 	b.WriteString("as: 65001\naccept: [10.255.0.0/16, \"fd00:ff::/64\"]\nloopbacks: [")
@@ -122,7 +123,8 @@ func TestSourceGroups(t *testing.T) {
 	}
 }
 
-// TestDiffSources checks that loopbacks may be added and removed while fared runs unless that changes the source groups.
+// TestDiffSources checks that loopbacks may be added and removed while fared runs unless that changes the source
+// groups.
 func TestDiffSources(t *testing.T) {
 	const form = "as: 65001\nrouter_id: 10.0.0.1\naccept: [10.255.0.0/16]\nloopbacks: [%s]\nplanes:\n" +
 		"  - {name: p0, sub_ports: [{device: e0, sessions: [{peer: 10.0.0.0}]}]}\n" +

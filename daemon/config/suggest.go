@@ -10,8 +10,8 @@ import (
 	"github.com/fared/fared/internal/spelling"
 )
 
-// suggest returns the remedy for an unknown key and, if a key of the same object resembles it, that key. Otherwise the remedy lists the objects
-// that have the key, or all keys of this object.
+// suggest returns the remedy for an unknown key and, if a key of the same object resembles it, that key. Otherwise the
+// remedy lists the objects that have the key, or all keys of this object.
 func suggest(fields []model.Field, key string) (remedy, meant string) {
 	plain := strings.ReplaceAll(strings.ToLower(key), "-", "_")
 	least := 2 + len(key)/4

@@ -89,8 +89,8 @@ type BGP struct {
 	HoldTime time.Duration `yaml:"hold_time" default:"9s" min:"3s" max:"65535s"`
 	// Whole seconds, at most a third of hold_time. RFC 4271, Section 4.4.
 	KeepaliveInterval time.Duration `yaml:"keepalive_interval" derived:"a third of hold_time" min:"1s" max:"21845s"`
-	// Longest time before the next attempt to connect; the first follow after 0, 1, 2, 4 ms and so on. RFC 4271, Section
-	// 8.
+	// Longest time before the next attempt to connect; the first follow after 0, 1, 2, 4 ms and so on. RFC 4271,
+	// Section 8.
 	ConnectRetry time.Duration `yaml:"connect_retry" default:"1s" min:"100ms" max:"1h"`
 	// Time for which a leaf may keep our routes after fared has ended; whole seconds. 0s: none, so other servers cannot
 	// send to this one during an upgrade; fared init writes 60s. Otherwise sessions wait for the data plane. RFC 4724,
@@ -364,7 +364,8 @@ const (
 	BandwidthRemove     = "remove"
 )
 
-// ShareGroup returns the name of the group of sub-ports that divide a leaf's advertised bandwidth with this one; "" means none.
+// ShareGroup returns the name of the group of sub-ports that divide a leaf's advertised bandwidth with this one; ""
+// means none.
 func (sp *SubPort) ShareGroup() string {
 	if sp.Uplink {
 		return "uplink"
@@ -399,8 +400,8 @@ type Weights struct {
 	// Slots per source loopback and destination. 0: one per sub-port in mode per-flow, per plane in per-packet;
 	// otherwise at least that many.
 	Slots int `yaml:"slots" default:"0" min:"0" max:"128" unit:"slots"`
-	// weak: any slot, weighted. partial: equal hash keys keep order. strong: an address stays on its slot. draft-xu-rtgwg-fare-in-sun, Section
-	// 4.
+	// weak: any slot, weighted. partial: equal hash keys keep order. strong: an address stays on its slot.
+	// draft-xu-rtgwg-fare-in-sun, Section 4.
 	Ordering wecmp.Ordering `yaml:"ordering" default:"weak"`
 	// Mapping of flows to sub-ports, by which the slots' source ports are chosen.
 	Hash Hash `yaml:"hash"`
@@ -474,8 +475,8 @@ func (d *Dataplane) TCPRange() (first, last uint16, err error) {
 	return uint16(a), uint16(b), nil
 }
 
-// Flows returns the IP protocol number (17: UDP, 6: TCP) and the destination port of the flows for which source ports are chosen. Both are 0
-// when no port is steered, which is valid only at a leaf.
+// Flows returns the IP protocol number (17: UDP, 6: TCP) and the destination port of the flows for which source ports
+// are chosen. Both are 0 when no port is steered, which is valid only at a leaf.
 func (d *Dataplane) Flows() (protocol uint8, port uint16) {
 	switch {
 	case len(d.UDPPorts) > 0:
@@ -506,8 +507,8 @@ type API struct {
 // NoSocket is the value of API.ReadOnlySocket that disables the socket.
 const NoSocket = "none"
 
-// ReadOnlySocketOf returns the default path of the read-only socket of a socket: "-ro" is inserted before ".sock", or appended to a name with
-// another ending.
+// ReadOnlySocketOf returns the default path of the read-only socket of a socket: "-ro" is inserted before ".sock", or
+// appended to a name with another ending.
 func ReadOnlySocketOf(socket string) string {
 	name, sock := strings.CutSuffix(socket, ".sock")
 	if sock {
@@ -570,14 +571,16 @@ func (d *Dataplane) steers(s wecmp.Service) bool {
 // NoSlotTable is the value of SlotTable.File that disables the slot table.
 const NoSlotTable = "none"
 
-// The default path of the slot table, in a directory that has nothing else, for the mounts of containers; and the one of earlier versions, which is a link to it.
+// The default path of the slot table, in a directory that has nothing else, for the mounts of containers; and the one
+// of earlier versions, which is a link to it.
 const (
 	DefaultSlotTable = "/run/fared/table/slots"
 	FormerSlotTable  = "/run/fared/slots"
 )
 
-// SlotTableOf returns the default path of the slot table of a daemon with a socket: DefaultSlotTable for the default socket, otherwise slots in the directory of the
-// socket. If the socket is not named fared.sock, ".sock" of its name becomes ".slots", so that daemons that share a directory have separate tables.
+// SlotTableOf returns the default path of the slot table of a daemon with a socket: DefaultSlotTable for the default
+// socket, otherwise slots in the directory of the socket. If the socket is not named fared.sock, ".sock" of its name
+// becomes ".slots", so that daemons that share a directory have separate tables.
 func SlotTableOf(socket string) string {
 	if socket == defaultSocket {
 		return DefaultSlotTable
@@ -597,8 +600,9 @@ type Drains struct {
 // NoDrains is the value of Drains.File with which drains end with the daemon.
 const NoDrains = "none"
 
-// DrainsOf returns the default path of the drains of a daemon with a socket: /var/lib/fared/drains for the default socket, which is on a tmpfs; otherwise the file
-// drains in the directory of the socket. If the socket is not named fared.sock, ".sock" of its name becomes ".drains".
+// DrainsOf returns the default path of the drains of a daemon with a socket: /var/lib/fared/drains for the default
+// socket, which is on a tmpfs; otherwise the file drains in the directory of the socket. If the socket is not named
+// fared.sock, ".sock" of its name becomes ".drains".
 func DrainsOf(socket string) string {
 	if socket == defaultSocket {
 		return "/var/lib/fared/drains"

@@ -19,8 +19,8 @@ const (
 	InsideDataplane = "inside:" // an agent
 )
 
-// Forwards reports whether fared drives a data plane: always at a server, and at a leaf that configures one. Without one a leaf only passes
-// routes on, and its operator makes the kernel forward.
+// Forwards reports whether fared drives a data plane: always at a server, and at a leaf that configures one. Without
+// one a leaf only passes routes on, and its operator makes the kernel forward.
 func (c *Config) Forwards() bool {
 	return c.Role == fare.RoleServer || c.Dataplane.Address != MemoryDataplane
 }
@@ -127,8 +127,8 @@ func (p *problems) autonomousSystem(path string, as uint32) {
 	}
 }
 
-// unfit returns why an address cannot be that of a loopback or peer, or "" if it can. Addresses in 127.0.0.0/8 and ::1 are permitted: labs use
-// them.
+// unfit returns why an address cannot be that of a loopback or peer, or "" if it can. Addresses in 127.0.0.0/8 and ::1
+// are permitted: labs use them.
 func unfit(a netip.Addr) string {
 	switch {
 	case a.Is4In6():

@@ -150,7 +150,8 @@ func (p *problems) match(c *Config, s *survey, sp *SubPort, path string) {
 	}
 }
 
-// Selects returns the parsed match; without one it is zero. The error is that of devmatch.Parse, which a valid configuration does not have.
+// Selects returns the parsed match; without one it is zero. The error is that of devmatch.Parse, which a valid
+// configuration does not have.
 func (sp *SubPort) Selects() (devmatch.Match, error) {
 	if sp.Match == "" {
 		return devmatch.Match{}, nil

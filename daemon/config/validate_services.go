@@ -203,7 +203,8 @@ func (p *problems) endpoint(path, text, right string) (host string, ok bool) {
 	return host, true
 }
 
-// loopbackHost reports whether a host can only be this machine. A name can refer to any machine, except for localhost (RFC 6761, Section 6.3).
+// loopbackHost reports whether a host can only be this machine. A name can refer to any machine, except for localhost
+// (RFC 6761, Section 6.3).
 func loopbackHost(host string) bool {
 	a, err := netip.ParseAddr(host)
 	return err == nil && a.Unmap().IsLoopback() || host == "localhost"

@@ -2,7 +2,8 @@ package config
 
 import "github.com/fared/fared/fare"
 
-// Warnings returns a sentence for each valid setting that fails behind some leaves, and for each loopback that no session advertises, with its remedy.
+// Warnings returns a sentence for each valid setting that fails behind some leaves, and for each loopback that no
+// session advertises, with its remedy.
 func (c *Config) Warnings() (out []string) {
 	b := &c.PathBandwidth
 	switch {

@@ -21,7 +21,8 @@ type scenario struct {
 	Options Options `yaml:"options"`
 }
 
-// TestGolden compares the configurations of the machines in testdata/*.yaml with *.txt, and requires that the parser accepts each of them.
+// TestGolden compares the configurations of the machines in testdata/*.yaml with *.txt, and requires that the parser
+// accepts each of them.
 func TestGolden(t *testing.T) {
 	files, err := filepath.Glob("testdata/*.yaml")
 	if err != nil || len(files) < 5 {

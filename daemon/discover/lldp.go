@@ -10,7 +10,8 @@ import (
 // lldpPatience is the time for an answer of lldpd.
 const lldpPatience = 3 * time.Second
 
-// lldpNeighbors returns the neighbors by device, as lldpd reports them. Without lldpd, or without the right to query it, there are none.
+// lldpNeighbors returns the neighbors by device, as lldpd reports them. Without lldpd, or without the right to query
+// it, there are none.
 func lldpNeighbors(ctx context.Context) map[string]Neighbor {
 	ctx, cancel := context.WithTimeout(ctx, lldpPatience)
 	defer cancel()
@@ -33,8 +34,8 @@ func (v lldpValue) first() string {
 	return v[0].Value
 }
 
-// parseLLDP reads the output of `lldpctl -f json0`. A device with several neighbors, or with none that has a name, is omitted: its cable does not
-// lead to one leaf. Malformed output has no neighbors.
+// parseLLDP reads the output of `lldpctl -f json0`. A device with several neighbors, or with none that has a name, is
+// omitted: its cable does not lead to one leaf. Malformed output has no neighbors.
 func parseLLDP(out []byte) map[string]Neighbor {
 	var all struct {
 		LLDP []struct {

@@ -11,7 +11,8 @@ import (
 type Machine struct {
 	// Host is the host name, for the header of the file.
 	Host string `yaml:"host"`
-	// Loopbacks are the host addresses on lo outside 127.0.0.0/8 and ::1, in the kernel's order, except those of Virtual.
+	// Loopbacks are the host addresses on lo outside 127.0.0.0/8 and ::1, in the kernel's order, except those of
+	// Virtual.
 	Loopbacks []netip.Prefix `yaml:"loopbacks"`
 	// Virtual are the host addresses on lo that bear the marks of a virtual IP address.
 	Virtual []Virtual `yaml:"virtual"`
@@ -21,8 +22,8 @@ type Machine struct {
 	Unheard string `yaml:"unheard"`
 }
 
-// Virtual is an address on lo that a program has probably added to serve a virtual IP address, such as kube-vip, which sets host scope and a preferred
-// lifetime of 0.
+// Virtual is an address on lo that a program has probably added to serve a virtual IP address, such as kube-vip, which
+// sets host scope and a preferred lifetime of 0.
 type Virtual struct {
 	Prefix netip.Prefix `yaml:"prefix"`
 	// Mark is the difference from an address that an administrator adds, such as "its scope is host".
@@ -55,7 +56,8 @@ type Netdev struct {
 	Addresses []Address `yaml:"addresses"`
 	// Gateways are the gateways of routes over the device, in any order.
 	Gateways []netip.Addr `yaml:"gateways"`
-	// Neighbors are the hosts on the device whose link-layer addresses the kernel knows; of IPv6 hosts the routers alone (RFC 4861, Section 4.4).
+	// Neighbors are the hosts on the device whose link-layer addresses the kernel knows; of IPv6 hosts the routers
+	// alone (RFC 4861, Section 4.4).
 	Neighbors []netip.Addr `yaml:"neighbors"`
 	// Router is true if a router advertises itself on the device (RFC 4861, Section 4.2).
 	Router bool `yaml:"router"`
@@ -68,7 +70,8 @@ type Netdev struct {
 // Address is an address of a device.
 type Address struct {
 	Prefix netip.Prefix `yaml:"prefix"`
-	// Peer is the far end of a point-to-point address, as in `ip address add LOCAL peer PEER`; the zero value means none.
+	// Peer is the far end of a point-to-point address, as in `ip address add LOCAL peer PEER`; the zero value means
+	// none.
 	Peer netip.Addr `yaml:"peer"`
 }
 
@@ -78,8 +81,9 @@ type Neighbor struct {
 	Port   string `yaml:"port"`
 }
 
-// peer returns the only other host on the subnet of the address: the other address of a /31 (RFC 3021) or /127 (RFC 6164), or the other host of
-// a /30 or /126. It returns the zero Addr if the subnet has more hosts, or if the address is not one of its hosts.
+// peer returns the only other host on the subnet of the address: the other address of a /31 (RFC 3021) or /127 (RFC
+// 6164), or the other host of a /30 or /126. It returns the zero Addr if the subnet has more hosts, or if the address
+// is not one of its hosts.
 func (a Address) peer() netip.Addr {
 	if a.Peer.IsValid() {
 		return a.Peer
@@ -106,8 +110,9 @@ type ends struct {
 	guess       string // the origin of peer if it is a guess, after "the leaf is"
 }
 
-// links returns the addresses of the device with their leaf: at most one pair of each family, IPv4 first. The leaf is that of the operator, else the
-// only other host of a subnet. Without such a leaf in either family it is the only gateway in a larger subnet, else the only neighbor there.
+// links returns the addresses of the device with their leaf: at most one pair of each family, IPv4 first. The leaf is
+// that of the operator, else the only other host of a subnet. Without such a leaf in either family it is the only
+// gateway in a larger subnet, else the only neighbor there.
 func (d *Netdev) links(o *Options) []ends {
 	known := d.find(
 		func(a Address) ends { return d.only(a, o.peers(d.Name), "") },
@@ -122,7 +127,8 @@ func (d *Netdev) links(o *Options) []ends {
 		})
 }
 
-// find returns for each family, IPv4 first, the result of the first function that has a peer for an address of the device.
+// find returns for each family, IPv4 first, the result of the first function that has a peer for an address of the
+// device.
 func (d *Netdev) find(leaves ...func(Address) ends) (out []ends) {
 	for _, v4 := range []bool{true, false} {
 		for _, leaf := range leaves {
@@ -156,8 +162,8 @@ func (d *Netdev) only(a Address, hosts []netip.Addr, guess string) (found ends) 
 	return found
 }
 
-// unfit returns why the device cannot be a sub-port, or "". Quiet is true for devices that never are sub-ports, such as bridges. A device that
-// the operator names is judged by its addresses alone.
+// unfit returns why the device cannot be a sub-port, or "". Quiet is true for devices that never are sub-ports, such as
+// bridges. A device that the operator names is judged by its addresses alone.
 func (d *Netdev) unfit(o *Options) (why string, quiet bool) {
 	named := len(o.Devices) > 0 || len(o.peers(d.Name)) > 0
 	switch {
@@ -185,7 +191,8 @@ func (d *Netdev) unfit(o *Options) (why string, quiet bool) {
 	return "", false
 }
 
-// Silent returns the devices whose leaf can be found only by its router advertisements: possible sub-ports without the address of a peer.
+// Silent returns the devices whose leaf can be found only by its router advertisements: possible sub-ports without the
+// address of a peer.
 func (m *Machine) Silent(o *Options) (names []string) {
 	for i := range m.Netdevs {
 		d := &m.Netdevs[i]

@@ -17,7 +17,8 @@ type Options struct {
 	AS uint32
 	// Loopbacks replace those of the machine; empty means those.
 	Loopbacks []netip.Prefix
-	// Planes is the number of planes, which divides the number of sub-ports; 0 derives the planes from LLDP, addresses or names.
+	// Planes is the number of planes, which divides the number of sub-ports; 0 derives the planes from LLDP, addresses
+	// or names.
 	Planes int
 	// Leaf is the software of the leaves: LeafFRR, LeafBIRD or LeafFared; empty guesses FRR.
 	Leaf string
@@ -64,7 +65,8 @@ const (
 	MatchMAC  = "mac"  // by their permanent MAC addresses
 )
 
-// selects returns the match of a device in the file, empty if its name stands for it, and whether the device has the hardware for it.
+// selects returns the match of a device in the file, empty if its name stands for it, and whether the device has the
+// hardware for it.
 func (o *Options) selects(d *Netdev) (match string, ok bool) {
 	switch o.Match {
 	case MatchPCI:
@@ -118,7 +120,8 @@ type subPort struct {
 	speed    fare.Bandwidth // guessed, because the device reports none; 0: it reports one
 }
 
-// New chooses the sub-ports and planes, and writes the configuration. Equal arguments give equal plans. Errors: *UnusableError, *OptionError.
+// New chooses the sub-ports and planes, and writes the configuration. Equal arguments give equal plans. Errors:
+// *UnusableError, *OptionError.
 func New(m *Machine, o Options) (*Plan, error) {
 	p := &Plan{}
 	loopbacks, err := p.loopbacks(m, o)

@@ -14,8 +14,8 @@ type planes struct {
 	guess   string // the criterion of a guess, after "by"; empty: the planes are certain
 }
 
-// group divides sub-ports into n planes; 0 derives the planes from the first of these that distinguishes them: the leaves' names of LLDP, the
-// subnets, the names.
+// group divides sub-ports into n planes; 0 derives the planes from the first of these that distinguishes them: the
+// leaves' names of LLDP, the subnets, the names.
 func group(ports []*subPort, n int) (planes, error) {
 	if n > 0 {
 		if len(ports)%n != 0 {
@@ -37,7 +37,8 @@ func group(ports []*subPort, n int) (planes, error) {
 	return byName(ports), nil
 }
 
-// name sets the devices of the file: their names or, with a match, p0s0 and so on, which stay when the devices are renamed.
+// name sets the devices of the file: their names or, with a match, p0s0 and so on, which stay when the devices are
+// renamed.
 func (p *planes) name(m *Machine, o *Options) error {
 	taken := func(pattern string) bool {
 		return slices.ContainsFunc(m.Netdevs, func(d Netdev) bool {
@@ -106,12 +107,12 @@ func even(groups [][]*subPort) bool {
 	return len(groups) > 1
 }
 
-// leastRange is the number of prefix lengths that must give the same groups before subnets count as a plan of addresses: numbers that merely
-// follow one another give other groups at every length.
+// leastRange is the number of prefix lengths that must give the same groups before subnets count as a plan of
+// addresses: numbers that merely follow one another give other groups at every length.
 const leastRange = 4
 
-// bySubnet groups sub-ports whose peers share a prefix. Of all prefix lengths it uses those that give the same number of groups over the widest
-// range. It returns nil if no such range is wide, or if the groups differ in size.
+// bySubnet groups sub-ports whose peers share a prefix. Of all prefix lengths it uses those that give the same number
+// of groups over the widest range. It returns nil if no such range is wide, or if the groups differ in size.
 func bySubnet(ports []*subPort) (best [][]*subPort) {
 	bits := 0
 	for _, s := range ports {
@@ -140,8 +141,8 @@ var (
 	twoNumbers = regexp.MustCompile(`^(.*\d.*\D)\d+$`)
 )
 
-// byName groups names with two numbers by everything before the last one, such as p0s0 and p0s1. Others are pairs of consecutive devices, the
-// two sub-ports of a Y-cable, or planes of one sub-port if there are less than two pairs.
+// byName groups names with two numbers by everything before the last one, such as p0s0 and p0s1. Others are pairs of
+// consecutive devices, the two sub-ports of a Y-cable, or planes of one sub-port if there are less than two pairs.
 func byName(ports []*subPort) planes {
 	groups := partition(ports, func(i int) string {
 		name := portSuffix.ReplaceAllString(ports[i].Name, "")

@@ -21,9 +21,9 @@ import (
 	"github.com/fared/fared/internal/rtnl"
 )
 
-// Read returns the state of this machine, in the network namespace of the process. On devices whose leaf has no other address it advertises this
-// host and listens for routers, for at most patience; without CAP_NET_RAW it does not, and Machine.Unheard gives the reason. Errors are the
-// kernel's.
+// Read returns the state of this machine, in the network namespace of the process. On devices whose leaf has no other
+// address it advertises this host and listens for routers, for at most patience; without CAP_NET_RAW it does not, and
+// Machine.Unheard gives the reason. Errors are the kernel's.
 func Read(ctx context.Context, o Options, patience time.Duration) (*Machine, error) {
 	m := &Machine{}
 	m.Host, _ = os.Hostname() // empty in the header of the file if the kernel has none
@@ -70,8 +70,8 @@ func Read(ctx context.Context, o Options, patience time.Duration) (*Machine, err
 // dumpTries is the number of attempts for a dump that is interrupted.
 const dumpTries = 64
 
-// repeat dumps until no change of the machine interrupts the dump, as the start of a container does: the kernel's list then lacks objects or has some
-// twice. After dumpTries attempts it returns netlink.ErrDumpInterrupted.
+// repeat dumps until no change of the machine interrupts the dump, as the start of a container does: the kernel's list
+// then lacks objects or has some twice. After dumpTries attempts it returns netlink.ErrDumpInterrupted.
 func repeat[T any](dump func() ([]T, error)) (all []T, err error) {
 	for range dumpTries {
 		if all, err = dump(); !errors.Is(err, netlink.ErrDumpInterrupted) {
@@ -113,7 +113,8 @@ func (m *Machine) readAddresses(byIndex map[int]*Netdev) error {
 	return nil
 }
 
-// virtual returns the mark of a virtual IP address, or "". An administrator, systemd-networkd and FRR add permanent addresses of global scope.
+// virtual returns the mark of a virtual IP address, or "". An administrator, systemd-networkd and FRR add permanent
+// addresses of global scope.
 func virtual(a *netlink.Addr) string {
 	switch {
 	case a.Scope == unix.RT_SCOPE_HOST:
@@ -132,8 +133,8 @@ func prefixOf(n *net.IPNet) netip.Prefix {
 	return netip.PrefixFrom(addr.Unmap(), bits)
 }
 
-// readRoutes reads the gateways of devices, and marks those of default routes. Default routes of router advertisements do not count: a leaf that finds
-// its neighbors by them also advertises itself as a router.
+// readRoutes reads the gateways of devices, and marks those of default routes. Default routes of router advertisements
+// do not count: a leaf that finds its neighbors by them also advertises itself as a router.
 func readRoutes(byIndex map[int]*Netdev) error {
 	conn, err := rtnl.Dial()
 	if err != nil {

@@ -8,7 +8,8 @@ import (
 	"github.com/vishvananda/netlink"
 )
 
-// TestDumpsAreRepeated checks that a list which changes meanwhile is read again, at most dumpTries times, and that other errors end at once.
+// TestDumpsAreRepeated checks that a list which changes meanwhile is read again, at most dumpTries times, and that
+// other errors end at once.
 func TestDumpsAreRepeated(t *testing.T) {
 	broken := errors.New("broken")
 	for _, c := range []struct {

@@ -56,7 +56,8 @@ func (p *Plan) write(m *Machine, o Options, loopbacks []netip.Prefix, planes pla
 	p.Text = f.Bytes()
 }
 
-// identity writes the BGP identifier and the AS number. Both derive from the first loopback of the preferred family, IPv4.
+// identity writes the BGP identifier and the AS number. Both derive from the first loopback of the preferred family,
+// IPv4.
 func (f *file) identity(o Options, loopbacks []netip.Prefix) {
 	first := loopbacks[0].Addr()
 	if i := slices.IndexFunc(loopbacks, func(l netip.Prefix) bool { return l.Addr().Is4() }); i >= 0 {
@@ -128,8 +129,8 @@ func usualRange(all []netip.Prefix) (usual netip.Prefix, members int) {
 	return usual, members
 }
 
-// usualFirst returns the loopbacks with those of the usual ranges first: BGP identifier and AS number come from the first one, and other addresses may
-// be on several servers.
+// usualFirst returns the loopbacks with those of the usual ranges first: BGP identifier and AS number come from the
+// first one, and other addresses may be on several servers.
 func usualFirst(all []netip.Prefix) []netip.Prefix {
 	var v4, v6 []netip.Prefix
 	for _, l := range all {

@@ -52,7 +52,8 @@ type explainedSlot struct {
 // maxSlots bounds the shown slots: 8 sources with 128 slots each would be a long list.
 const maxSlots = 256
 
-// explain answers with the inputs and rules behind the weights of a destination, for the source group of the given source.
+// explain answers with the inputs and rules behind the weights of a destination, for the source group of the given
+// source.
 func (s *Server) explain(w http.ResponseWriter, r *http.Request) {
 	n, q := s.node(r), r.URL.Query()
 	if n == nil {

@@ -30,7 +30,8 @@ func newRow(key string, v any) Row {
 // Table is a list of rows in the order of display. Keys are unique.
 type Table []Row
 
-// selection is the part of the destinations that a browser shows. The zero value of Text and Ratio selects all destinations.
+// selection is the part of the destinations that a browser shows. The zero value of Text and Ratio selects all
+// destinations.
 type selection struct {
 	Text   string // part of a destination or of its sources
 	Ratio  string // weights of all planes, such as 2:2:1:2
@@ -38,7 +39,8 @@ type selection struct {
 	Limit  int
 }
 
-// model is the state that pages show of a node. Methods other than tables are called with answers and messages of the API and the time of their receipt.
+// model is the state that pages show of a node. Methods other than tables are called with answers and messages of the
+// API and the time of their receipt.
 type model struct {
 	head               json.RawMessage
 	planes, sessions   Table

@@ -14,7 +14,8 @@ type Source interface {
 	GetStatus(context.Context, *farev1.GetStatusRequest) (*farev1.GetStatusResponse, error)
 	ListPlanes(context.Context, *farev1.ListPlanesRequest) (*farev1.ListPlanesResponse, error)
 	ListSessions(context.Context, *farev1.ListSessionsRequest) (*farev1.ListSessionsResponse, error)
-	// Follow calls take with every message of WatchWeights, FollowEvents with every message of WatchEvents, until ctx or the daemon ends.
+	// Follow calls take with every message of WatchWeights, FollowEvents with every message of WatchEvents, until ctx
+	// or the daemon ends.
 	Follow(ctx context.Context, r *farev1.WatchWeightsRequest, take func(*farev1.WatchWeightsResponse) error) error
 	FollowEvents(ctx context.Context, r *farev1.WatchEventsRequest, take func(*farev1.FabricEvent) error) error
 }
@@ -62,8 +63,8 @@ func (w *wake) all() {
 	}
 }
 
-// linger is the time for which a node follows its source after the last viewer has left: a page that shows another section connects again, and the
-// timeline goes on.
+// linger is the time for which a node follows its source after the last viewer has left: a page that shows another
+// section connects again, and the timeline goes on.
 const linger = 10 * time.Second
 
 // enter adds a viewer and starts the goroutines if none run. leave must be called once.
@@ -101,7 +102,8 @@ func (n *node) end() {
 	stop()
 }
 
-// start starts the goroutines of one period with viewers. Each period has a separate model, so goroutines of an earlier one change nothing.
+// start starts the goroutines of one period with viewers. Each period has a separate model, so goroutines of an earlier
+// one change nothing.
 func (n *node) start() {
 	ctx, cancel := context.WithCancel(context.Background())
 	m := newModel()
@@ -149,7 +151,8 @@ func (n *node) start() {
 	}
 }
 
-// poll queries the source every pollEvery, and within pace after a change that the watches report: a burst of changes costs the daemon one query in pace.
+// poll queries the source every pollEvery, and within pace after a change that the watches report: a burst of changes
+// costs the daemon one query in pace.
 func (n *node) poll(ctx context.Context, again <-chan struct{}, m *model, apply func(func(time.Time))) {
 	tick := time.NewTicker(pollEvery)
 	defer tick.Stop()

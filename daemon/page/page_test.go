@@ -169,8 +169,8 @@ func serve(t testing.TB, source Source) string {
 
 const count = "String(document.querySelectorAll('%s > *').length)"
 
-// TestPageInABrowser checks the page of 64 sessions and 2,048 destinations in Chromium: what is shown at first, after a failure, and by keyboard.
-// FARED_SCREENSHOTS names a folder for screenshots.
+// TestPageInABrowser checks the page of 64 sessions and 2,048 destinations in Chromium: what is shown at first, after a
+// failure, and by keyboard. FARED_SCREENSHOTS names a folder for screenshots.
 func TestPageInABrowser(t *testing.T) {
 	gate.Slow(t, gate.Prometheus, "a browser")
 	f := newFake(2048)
@@ -218,8 +218,9 @@ func TestPageInABrowser(t *testing.T) {
 	p.Wait("getComputedStyle(document.body).backgroundColor", "rgb(20, 23, 26)")
 }
 
-// TestSlotsInABrowser checks in Chromium that many slots of an explained destination stay within the window, that each can be reached, and that the button that
-// closes the dialog stays visible. FARED_SCREENSHOTS names a folder for screenshots.
+// TestSlotsInABrowser checks in Chromium that many slots of an explained destination stay within the window, that each
+// can be reached, and that the button that closes the dialog stays visible. FARED_SCREENSHOTS names a folder for
+// screenshots.
 func TestSlotsInABrowser(t *testing.T) {
 	gate.Slow(t, gate.Prometheus, "a browser")
 	f := newFake(8)
@@ -318,7 +319,8 @@ func TestListenIsLocal(t *testing.T) {
 	}
 }
 
-// TestReasonOfASession checks that the page shows why a session is not established, and of an established one its fault, not the reason of an earlier end.
+// TestReasonOfASession checks that the page shows why a session is not established, and of an established one its
+// fault, not the reason of an earlier end.
 func TestReasonOfASession(t *testing.T) {
 	for _, c := range []struct{ state, want string }{
 		{"idle", "hold timer expired"}, {"held", "hold timer expired"}, {"established", "a fault"}, {"draining", "a fault"}, {"drained", "a fault"},

@@ -18,7 +18,8 @@ import (
 )
 
 const (
-	// maxConnections bounds the open connections; further ones wait in the kernel's queue. maxStreams bounds the open pages.
+	// maxConnections bounds the open connections; further ones wait in the kernel's queue. maxStreams bounds the open
+	// pages.
 	maxConnections = 96
 	maxStreams     = 64
 	// maxHeaderBytes bounds a request, which has no body.
@@ -34,8 +35,8 @@ type Config struct {
 	Title string
 	// Nodes are the nodes to choose from, at least one; the first is shown at first.
 	Nodes []Node
-	// Section is HTML that comes before the sections of a node; Scripts and Styles are the names of further files for it, which the caller's handler
-	// serves. All are the program's own text.
+	// Section is HTML that comes before the sections of a node; Scripts and Styles are the names of further files for
+	// it, which the caller's handler serves. All are the program's own text.
 	Section         string
 	Scripts, Styles []string
 }
@@ -104,8 +105,8 @@ func (s *Server) Handler() http.Handler {
 const policy = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; base-uri 'none'; form-action 'none'; " +
 	"frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types 'none'"
 
-// Guard sets the headers that keep other pages out, and rejects requests to other names than this machine's: the browser of a victim sends the name under
-// which a foreign page was loaded.
+// Guard sets the headers that keep other pages out, and rejects requests to other names than this machine's: the
+// browser of a victim sends the name under which a foreign page was loaded.
 func Guard(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		h := w.Header()
@@ -145,8 +146,8 @@ func Listen(address string) (net.Listener, error) {
 	return netutil.LimitListener(l, maxConnections), nil
 }
 
-// Serve answers requests on l by handler, behind Guard, until ctx ends, which is not an error. It returns after every request and every goroutine of the
-// page has ended. It may be called once.
+// Serve answers requests on l by handler, behind Guard, until ctx ends, which is not an error. It returns after every
+// request and every goroutine of the page has ended. It may be called once.
 func (s *Server) Serve(ctx context.Context, l net.Listener, handler http.Handler) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()

@@ -12,18 +12,21 @@ import (
 )
 
 const (
-	// pace is the least time between two messages to a browser: a burst of changes becomes a few messages, each with the latest state.
+	// pace is the least time between two messages to a browser: a burst of changes becomes a few messages, each with
+	// the latest state.
 	pace = 40 * time.Millisecond
 	// heartbeat is the interval of messages without a change, by which a vanished browser is noticed.
 	heartbeat = 15 * time.Second
 	// writeTimeout bounds the time for which a browser may leave a message unread.
 	writeTimeout = 10 * time.Second
-	// maxSection is the largest number of destinations that a browser shows at a time; maxText bounds the text of a selection, in bytes.
+	// maxSection is the largest number of destinations that a browser shows at a time; maxText bounds the text of a
+	// selection, in bytes.
 	maxSection = 200
 	maxText    = 200
 )
 
-// delta is the change of a table: the order of the keys, if it has changed, and the new values. Rows that the order lacks are gone.
+// delta is the change of a table: the order of the keys, if it has changed, and the new values. Rows that the order
+// lacks are gone.
 type delta struct {
 	Order *[]string                  `json:"order,omitempty"`
 	Rows  map[string]json.RawMessage `json:"rows,omitempty"`

@@ -11,7 +11,8 @@ import (
 )
 
 const (
-	// incidentGap is the silence after which the next event begins another incident; incidentSpan limits an incident that goes on.
+	// incidentGap is the silence after which the next event begins another incident; incidentSpan limits an incident
+	// that goes on.
 	incidentGap  = time.Second
 	incidentSpan = 15 * time.Second
 	// maxIncidents and maxLines bound the timeline.
@@ -19,12 +20,13 @@ const (
 	maxLines     = 24
 )
 
-// timeline groups events by incidents: a failure, and everything that follows within a second of the previous event. Times are those of the daemon's
-// clock for its events, and of the receipt for weights.
+// timeline groups events by incidents: a failure, and everything that follows within a second of the previous event.
+// Times are those of the daemon's clock for its events, and of the receipt for weights.
 type timeline struct {
 	incidents []*incident // the oldest first
 	numbered  int
-	// watching is the time of the first complete weights: the daemon's events of changed weights count until then, the changes themselves after it.
+	// watching is the time of the first complete weights: the daemon's events of changed weights count until then, the
+	// changes themselves after it.
 	watching time.Time
 	last     uint64 // sequence of the last event of the daemon
 }
@@ -123,7 +125,8 @@ func (t *timeline) event(e *farev1.FabricEvent) {
 	x.lines = append(x.lines, line{at, text, bad})
 }
 
-// changed applies a changed row: its shapes before and after, nil without one, and the number of slots that moved in the change.
+// changed applies a changed row: its shapes before and after, nil without one, and the number of slots that moved in
+// the change.
 func (t *timeline) changed(before, after *shape, moved uint32, at time.Time) {
 	var from, to string
 	if before != nil {

@@ -57,7 +57,8 @@ weights|+0.0 ms weights
 	}
 }
 
-// TestUpdatesHaveChangesAlone checks that a message has the changed rows and the new order alone, and that there is none without a change.
+// TestUpdatesHaveChangesAlone checks that a message has the changed rows and the new order alone, and that there is
+// none without a change.
 func TestUpdatesHaveChangesAlone(t *testing.T) {
 	s := sent{}
 	for i, test := range []struct {

@@ -92,8 +92,8 @@ func matrixClients(t *testing.T, c Config) (*Agent, []matrixClient) {
 	}
 }
 
-// TestMatrixOfRoles calls every method of every service as every kind of client: Hello and Program are refused to clients that may only read, with the
-// remedy; no other call is refused.
+// TestMatrixOfRoles calls every method of every service as every kind of client: Hello and Program are refused to
+// clients that may only read, with the remedy; no other call is refused.
 func TestMatrixOfRoles(t *testing.T) {
 	a, clients := matrixClients(t, Config{})
 	programming := map[string]bool{"/fare.v1.DataplaneService/Hello": true, "/fare.v1.DataplaneService/Program": true}
@@ -134,8 +134,8 @@ func TestMatrixOfRoles(t *testing.T) {
 	}
 }
 
-// TestCallsAreLogged checks that each Hello and each Program is one line of the log over every transport, with the caller and the result, whether it is allowed
-// or not; and that calls that only read are none.
+// TestCallsAreLogged checks that each Hello and each Program is one line of the log over every transport, with the
+// caller and the result, whether it is allowed or not; and that calls that only read are none.
 func TestCallsAreLogged(t *testing.T) {
 	var log logged
 	_, clients := matrixClients(t, Config{Log: slog.New(slog.NewTextHandler(&log, nil))})

@@ -32,8 +32,8 @@ import (
 const DescriptionHeader = "fared-description-bin"
 
 const (
-	// maxRequestBytes fits a request with the largest number of operations that the contract allows, each with 8 sources of
-	// 128 slots.
+	// maxRequestBytes fits a request with the largest number of operations that the contract allows, each with 8
+	// sources of 128 slots.
 	maxRequestBytes = 16 << 20
 	// pulse is the interval of health checks and of retries of the journal.
 	pulse = 500 * time.Millisecond
@@ -299,8 +299,8 @@ func (a *Agent) Addr() net.Addr {
 }
 
 // Run serves calls until ctx ends. Calls may then finish until StopTimeout, the journal is completed and the socket is
-// removed. The forwarding state of the kernel stays. Run returns nil then, or the error that stopped it. It may be called
-// once.
+// removed. The forwarding state of the kernel stays. Run returns nil then, or the error that stopped it. It may be
+// called once.
 func (a *Agent) Run(ctx context.Context) error {
 	results := make(chan error, len(a.endpoints)+1)
 	for _, e := range a.endpoints {
@@ -397,7 +397,8 @@ func (a *Agent) look(notify *notifier) {
 	notify.status(text)
 }
 
-// limit logs the limitations of the host that begin and end, and reports those that concern packets to the control plane. One whose text changes ends and begins.
+// limit logs the limitations of the host that begin and end, and reports those that concern packets to the control
+// plane. One whose text changes ends and begins.
 func (a *Agent) limit(now []hostcheck.Finding) {
 	before := a.limitations
 	if slices.Equal(now, before) {
@@ -437,7 +438,8 @@ func (a *Agent) live(context.Context) error {
 	return nil
 }
 
-// ready is the probe grpcserve.Readiness: it fails while the driver hangs, is broken, or the kernel lacks part of the acknowledged state.
+// ready is the probe grpcserve.Readiness: it fails while the driver hangs, is broken, or the kernel lacks part of the
+// acknowledged state.
 func (a *Agent) ready(ctx context.Context) error {
 	if !a.healthy() {
 		return errors.New("the driver is broken; see the log")

@@ -170,8 +170,8 @@ func (c withoutProgram) NewStream(ctx context.Context, desc *grpc.StreamDesc, me
 	return c.ClientConnInterface.NewStream(ctx, desc, method, opts...)
 }
 
-// TestDirectStream checks that a control plane whose Program is direct is logged with its user, is replaced by one over gRPC
-// and replaces it, and gets the reason of an orderly stop.
+// TestDirectStream checks that a control plane whose Program is direct is logged with its user, is replaced by one over
+// gRPC and replaces it, and gets the reason of an orderly stop.
 func TestDirectStream(t *testing.T) {
 	socket := filepath.Join(t.TempDir(), "s")
 	var log bytes.Buffer
@@ -397,8 +397,8 @@ func TestHealth(t *testing.T) {
 	}
 }
 
-// TestLimitations changes the limitations of the host, and checks the reports that a control plane receives, the log with one begin and one end of each, and the
-// lines of /healthz. The limitation that drops no packet is not reported.
+// TestLimitations changes the limitations of the host, and checks the reports that a control plane receives, the log
+// with one begin and one end of each, and the lines of /healthz. The limitation that drops no packet is not reported.
 func TestLimitations(t *testing.T) {
 	socket, log := filepath.Join(t.TempDir(), "s"), &logged{}
 	r := &recorder{}
@@ -694,8 +694,8 @@ func TestRefusesToStart(t *testing.T) {
 	}
 }
 
-// TestInProcess checks an agent in the process of its control plane, without a socket: it passes the conformance suite, a later agent restores its journal,
-// and the end of the agent ends calls with UNAVAILABLE.
+// TestInProcess checks an agent in the process of its control plane, without a socket: it passes the conformance suite,
+// a later agent restores its journal, and the end of the agent ends calls with UNAVAILABLE.
 func TestInProcess(t *testing.T) {
 	c := Config{Driver: Memory, InProcess: true, Journal: filepath.Join(t.TempDir(), "journal")}
 	a, stop := run(t, c, &recorder{})

@@ -11,9 +11,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// claimName is the abstract unix address that an agent with a kernel driver binds. Abstract addresses belong to the network
-// namespace, like routes and nexthops, so there is one claim per namespace, independent of socket and journal. The kernel
-// releases it when the process ends.
+// claimName is the abstract unix address that an agent with a kernel driver binds. Abstract addresses belong to the
+// network namespace, like routes and nexthops, so there is one claim per namespace, independent of socket and journal.
+// The kernel releases it when the process ends.
 const claimName = "@fared-dataplane"
 
 // ClaimedError reports that another process holds the claim on the network namespace.
@@ -35,8 +35,8 @@ func (e *ClaimedError) Error() string {
 	return text + " has this network namespace: stop that process first (systemctl stop fared-dataplane)"
 }
 
-// trusted reports whether the holder may be an agent: it runs as root or as the caller's user. Any local user can bind an
-// abstract address.
+// trusted reports whether the holder may be an agent: it runs as root or as the caller's user. Any local user can bind
+// an abstract address.
 func (e *ClaimedError) trusted() bool { return e.UID == 0 || e.UID == uint32(os.Geteuid()) }
 
 // claim is a claim on a network namespace.
@@ -119,8 +119,8 @@ func (c *claim) release() error {
 }
 
 // claimNamespace claims the network namespace for a kernel driver before anything is changed. A process of another,
-// unprivileged user that holds the name must not prevent the agent from starting: it is logged, and the claim is retried
-// later.
+// unprivileged user that holds the name must not prevent the agent from starting: it is logged, and the claim is
+// retried later.
 func (a *Agent) claimNamespace() error {
 	if a.c.Driver == Memory || a.claim != nil {
 		return nil

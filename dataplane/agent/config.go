@@ -36,20 +36,20 @@ type Config struct {
 	// Driver is one of the constants; "" selects Auto.
 	Driver string
 
-	// Socket is the path of a unix socket; "" disables it. SocketMode 0 selects 0660. SocketOwner is "user", "user:group" or
-	// ":group"; "" selects the owner of the process.
+	// Socket is the path of a unix socket; "" disables it. SocketMode 0 selects 0660. SocketOwner is "user",
+	// "user:group" or ":group"; "" selects the owner of the process.
 	Socket      string
 	SocketMode  os.FileMode
 	SocketOwner string
-	// Listen is a TCP address, host:port; "" disables it. Without TLS, only a loopback address is accepted, and clients may only
-	// read. TLS must require and verify client certificates; those with one of the names of TLSClients may program, the others
-	// read. A name is as in tlsfiles.CheckName: "node7.example", "*.example" or "*".
+	// Listen is a TCP address, host:port; "" disables it. Without TLS, only a loopback address is accepted, and clients
+	// may only read. TLS must require and verify client certificates; those with one of the names of TLSClients may
+	// program, the others read. A name is as in tlsfiles.CheckName: "node7.example", "*.example" or "*".
 	Listen     string
 	TLS        *tls.Config
 	TLSClients []string
-	// AllowPrefixes are the prefixes in which destinations may be programmed, AllowDevices the devices that may be sub-ports: patterns of path.Match, such as
-	// "eth*". Empty lists permit all but the addresses, gateways and other networks of this machine, which only an allowed prefix of the same length or a
-	// longer one permits.
+	// AllowPrefixes are the prefixes in which destinations may be programmed, AllowDevices the devices that may be
+	// sub-ports: patterns of path.Match, such as "eth*". Empty lists permit all but the addresses, gateways and other
+	// networks of this machine, which only an allowed prefix of the same length or a longer one permits.
 	AllowPrefixes []netip.Prefix
 	AllowDevices  []string
 	// InProcess serves Agent.Conn, for a control plane in this process.
@@ -57,8 +57,8 @@ type Config struct {
 	// MetricsListen is the address of /metrics and /healthz, host:port; "" disables them.
 	MetricsListen string
 
-	// Linux and BPF configure the drivers. Their loggers default to Log. BPF.PinDir defaults to bpf.DefaultPinDir, with a
-	// number appended in a network namespace other than the host's.
+	// Linux and BPF configure the drivers. Their loggers default to Log. BPF.PinDir defaults to bpf.DefaultPinDir, with
+	// a number appended in a network namespace other than the host's.
 	Linux linux.Config
 	BPF   bpf.Config
 

@@ -24,13 +24,14 @@ func InUse(err error) bool {
 // Flushed is the result of Flush.
 type Flushed struct {
 	Removed []string // a description of each removed kind of object
-	// NoJournal means that objects were removed and Config.Journal did not exist: an agent with another journal would restore them at
-	// its next start.
+	// NoJournal means that objects were removed and Config.Journal did not exist: an agent with another journal would
+	// restore them at its next start.
 	NoJournal bool
 }
 
-// Flush removes the kernel objects of any agent with these names and marks, and the journal. It fails while an agent holds the
-// network namespace, the socket or the journal, because that agent would restore everything. A journal at another path survives.
+// Flush removes the kernel objects of any agent with these names and marks, and the journal. It fails while an agent
+// holds the network namespace, the socket or the journal, because that agent would restore everything. A journal at
+// another path survives.
 func Flush(c Config) (f Flushed, err error) {
 	if err := c.complete(); err != nil {
 		return f, err

@@ -11,8 +11,8 @@ import (
 // hostCookie is the cookie of the initial network namespace: the kernel numbers namespaces and never reuses a number.
 const hostCookie = 1
 
-// defaultPins returns the directory for pins of the calling thread's network namespace: bpf.DefaultPinDir for the host's,
-// and a numbered sibling for any other one, because all of them may share one BPF file system.
+// defaultPins returns the directory for pins of the calling thread's network namespace: bpf.DefaultPinDir for the
+// host's, and a numbered sibling for any other one, because all of them may share one BPF file system.
 func defaultPins() (string, error) {
 	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {

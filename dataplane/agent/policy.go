@@ -20,14 +20,15 @@ import (
 	"github.com/fared/fared/internal/rtnl"
 )
 
-// policyInterval is the time after which the policy reads the machine's addresses and routes again: that takes 0.1 s next to 131,072 routes of the agent, too
-// long for a Hello, before which operations wait.
+// policyInterval is the time after which the policy reads the machine's addresses and routes again: that takes 0.1 s
+// next to 131,072 routes of the agent, too long for a Hello, before which operations wait.
 const policyInterval = 30 * time.Second
 
 // policy implements contract.Policy: the destinations and devices that a control plane may program.
 //
-// Some addresses are never permitted: a route to them would take effect for this machine's programs and not for GPUs. The machine's addresses, gateways, and
-// the networks of devices that are no sub-ports are refused, unless an allowed prefix is as long as the refused one.
+// Some addresses are never permitted: a route to them would take effect for this machine's programs and not for GPUs.
+// The machine's addresses, gateways, and the networks of devices that are no sub-ports are refused, unless an allowed
+// prefix is as long as the refused one.
 type policy struct {
 	prefixes []netip.Prefix // empty permits all
 	devices  []string       // patterns of path.Match; empty permits all
@@ -58,7 +59,8 @@ type hops struct {
 	nextHops map[netip.Addr]bool
 }
 
-// newPolicy opens a socket to the kernel in the network namespace of the calling thread, unless the driver forwards nothing.
+// newPolicy opens a socket to the kernel in the network namespace of the calling thread, unless the driver forwards
+// nothing.
 func newPolicy(c *Config) (*policy, error) {
 	p := &policy{prefixes: c.AllowPrefixes, devices: c.AllowDevices}
 	p.machine.Store(&machine{})
@@ -103,8 +105,8 @@ func (p *policy) refresh(age time.Duration) error {
 	return nil
 }
 
-// programs are the protocols of routes that are read: those of the kernel, administrators, address configuration and routing daemons. The kernel filters by
-// them, so that the agent's routes, of which there may be 131,072, are not read.
+// programs are the protocols of routes that are read: those of the kernel, administrators, address configuration and
+// routing daemons. The kernel filters by them, so that the agent's routes, of which there may be 131,072, are not read.
 var programs = []uint8{unix.RTPROT_KERNEL, unix.RTPROT_BOOT, unix.RTPROT_STATIC, unix.RTPROT_RA, unix.RTPROT_DHCP, unix.RTPROT_ZEBRA, unix.RTPROT_BIRD, unix.RTPROT_BGP, unix.RTPROT_OSPF}
 
 func readMachine(conn *rtnl.Conn) (*machine, error) {
@@ -169,8 +171,8 @@ func (p *policy) Forwarding(forwarding *farev1.Forwarding) error {
 	return nil
 }
 
-// device returns an error unless a device may be a sub-port: where match selects it, that is compared in place of the name, which the agent gives to
-// whichever device fits.
+// device returns an error unless a device may be a sub-port: where match selects it, that is compared in place of the
+// name, which the agent gives to whichever device fits.
 func (p *policy) device(name, match string) error {
 	if name == "lo" {
 		return errors.New("device lo is the loopback device, which is no sub-port: correct the control plane's sub-ports")
@@ -184,7 +186,8 @@ func (p *policy) device(name, match string) error {
 	return nil
 }
 
-// never are the networks to which no destination may belong, with their reason. The contract itself refuses multicast addresses.
+// never are the networks to which no destination may belong, with their reason. The contract itself refuses multicast
+// addresses.
 var never = []struct {
 	prefix netip.Prefix
 	why    string
@@ -223,7 +226,8 @@ func (p *policy) Destination(prefix netip.Prefix) error {
 	return nil
 }
 
-// hides returns what a route to an address would hide, as the longest prefix, which is invalid if it would hide nothing.
+// hides returns what a route to an address would hide, as the longest prefix, which is invalid if it would hide
+// nothing.
 func (p *policy) hides(addr netip.Addr) (why string, of netip.Prefix) {
 	m, h := p.machine.Load(), p.hops.Load()
 	host := netip.PrefixFrom(addr, addr.BitLen())

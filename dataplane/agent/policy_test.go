@@ -29,8 +29,8 @@ func hostOf(text string) netip.Prefix {
 	return netip.PrefixFrom(a, a.BitLen())
 }
 
-// TestPolicyOfDestinations checks which destinations are permitted: without allowed prefixes all but those that hide part of the machine; with them only those
-// inside; and a part of the machine only by a prefix as long as itself.
+// TestPolicyOfDestinations checks which destinations are permitted: without allowed prefixes all but those that hide
+// part of the machine; with them only those inside; and a part of the machine only by a prefix as long as itself.
 func TestPolicyOfDestinations(t *testing.T) {
 	m := &machine{
 		addresses: map[netip.Addr]bool{netip.MustParseAddr("192.168.1.10"): true, netip.MustParseAddr("10.255.0.1"): true, netip.MustParseAddr("fd00::1"): true},
@@ -85,7 +85,8 @@ func TestPolicyOfDestinations(t *testing.T) {
 	}
 }
 
-// TestPolicyOfMatches checks that a match is compared in place of the name, and that a pattern covers the port of a function.
+// TestPolicyOfMatches checks that a match is compared in place of the name, and that a pattern covers the port of a
+// function.
 func TestPolicyOfMatches(t *testing.T) {
 	for _, c := range []struct {
 		allow, name, match string
@@ -107,8 +108,9 @@ func TestPolicyOfMatches(t *testing.T) {
 	}
 }
 
-// TestPolicyOverTheWire checks that operations and Hellos beyond the policy are refused with PERMISSION_DENIED and the remedy, that all others are carried out, and that a
-// journal that an agent with another policy wrote is restored only within the present one.
+// TestPolicyOverTheWire checks that operations and Hellos beyond the policy are refused with PERMISSION_DENIED and the
+// remedy, that all others are carried out, and that a journal that an agent with another policy wrote is restored only
+// within the present one.
 func TestPolicyOverTheWire(t *testing.T) {
 	dir := t.TempDir()
 	c := Config{Socket: filepath.Join(dir, "s"), Journal: filepath.Join(dir, "journal")}
@@ -147,8 +149,9 @@ func TestPolicyOverTheWire(t *testing.T) {
 	}
 }
 
-// TestPolicyOfTheKernel reads a real machine: a management network with a default gateway, routes of other programs over several and over IPv6 gateways, and sub-ports,
-// in a network namespace whose thread is not that of the later readings.
+// TestPolicyOfTheKernel reads a real machine: a management network with a default gateway, routes of other programs
+// over several and over IPv6 gateways, and sub-ports, in a network namespace whose thread is not that of the later
+// readings.
 func TestPolicyOfTheKernel(t *testing.T) {
 	netnstest.Require(t)
 	ns, peer := netnstest.New(t), netnstest.New(t)
@@ -201,7 +204,8 @@ func TestPolicyOfTheKernel(t *testing.T) {
 		"192.168.1.77": "in 192.168.1.0/24, the network of device mgmt", "203.0.113.1": "in 203.0.113.1/32, the network of device mgmt",
 		"fd01::77": "in fd01::/64, the network of device mgmt",
 	})
-	// A later change of the machine counts from the next reading on; the device that is no sub-port any more is protected at once.
+	// A later change of the machine counts from the next reading on; the device that is no sub-port any more is
+	// protected at once.
 	ns.Addr("mgmt", "172.16.0.1/16")
 	if err := p.refresh(0); err != nil {
 		t.Fatal(err)

@@ -24,8 +24,8 @@ type layer interface {
 	Close() error
 }
 
-// stack forwards with two layers: above steers the pinned flows, below forwards all other flows, and the pinned ones too if
-// above is missing. Either both layers apply a batch or none.
+// stack forwards with two layers: above steers the pinned flows, below forwards all other flows, and the pinned ones
+// too if above is missing. Either both layers apply a batch or none.
 type stack struct {
 	below, above layer
 	log          *slog.Logger
@@ -99,7 +99,8 @@ func (s *stack) SetForwarding(forwarding *farev1.Forwarding) error {
 	return nil
 }
 
-// perFlow returns a forwarding for the layer below, which never sprays: packets that above does not steer stay in order.
+// perFlow returns a forwarding for the layer below, which never sprays: packets that above does not steer stay in
+// order.
 func perFlow(forwarding *farev1.Forwarding) *farev1.Forwarding {
 	if forwarding.Mode == farev1.Mode_MODE_PER_FLOW {
 		return forwarding
@@ -109,8 +110,8 @@ func perFlow(forwarding *farev1.Forwarding) *farev1.Forwarding {
 	return forwarding
 }
 
-// Commit implements contract.Forwarder. Above is first: its flows are those whose weights matter, and a change of its maps
-// takes microseconds, while below waits for the kernel to release replaced groups.
+// Commit implements contract.Forwarder. Above is first: its flows are those whose weights matter, and a change of its
+// maps takes microseconds, while below waits for the kernel to release replaced groups.
 func (s *stack) Commit(changes []contract.Change) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()

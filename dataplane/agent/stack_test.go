@@ -57,8 +57,8 @@ func (l *table) Commit(changes []contract.Change) error {
 	return nil
 }
 
-// TestStackIsAllOrNothing checks that, whatever fails, both layers have the acknowledged state; and that nothing is changed
-// and health reports an error while they differ.
+// TestStackIsAllOrNothing checks that, whatever fails, both layers have the acknowledged state; and that nothing is
+// changed and health reports an error while they differ.
 func TestStackIsAllOrNothing(t *testing.T) {
 	random := rand.New(rand.NewPCG(1, 1))
 	flaky := func() error {
@@ -108,8 +108,8 @@ func TestStackIsAllOrNothing(t *testing.T) {
 	}
 }
 
-// TestStackSteersFirst checks that a change reaches the steered flows before the slower layer below works on it, and that a refusal by above reaches
-// nothing else.
+// TestStackSteersFirst checks that a change reaches the steered flows before the slower layer below works on it, and
+// that a refusal by above reaches nothing else.
 func TestStackSteersFirst(t *testing.T) {
 	below, above := newTable(nil, nil), newTable(nil, nil)
 	below.has["a"], above.has["a"] = "true", "true"
@@ -153,7 +153,8 @@ type follower struct {
 
 func (f *follower) CoverCarriers(on bool) { f.covered = on }
 
-// TestStackCoversCarriers checks that the layer below leaves requests of carriers to the layer above if that announces them.
+// TestStackCoversCarriers checks that the layer below leaves requests of carriers to the layer above if that announces
+// them.
 func TestStackCoversCarriers(t *testing.T) {
 	for id, want := range map[string]bool{"a/1": true, "": false} {
 		below := &follower{table: newTable(&farev1.Capabilities{CarriersAnnounced: "a/1"}, nil)}
@@ -190,8 +191,8 @@ func (c *careful) Guard(report func(*farev1.Integrity)) { c.report = report }
 func (c *careful) Approximate(uint32) string            { return c.deviation }
 func (c *careful) Recover() *farev1.SnapshotResponse    { return c.found }
 
-// TestStackReports checks that the stack is intact if both layers are, adds up their repairs, names the deviations of both,
-// and recovers from above, or from below if above finds nothing.
+// TestStackReports checks that the stack is intact if both layers are, adds up their repairs, names the deviations of
+// both, and recovers from above, or from below if above finds nothing.
 func TestStackReports(t *testing.T) {
 	below, above := &careful{table: newTable(nil, nil)}, &careful{table: newTable(nil, nil)}
 	s := &stack{below: below, above: above, log: slog.New(slog.DiscardHandler)}

@@ -133,8 +133,8 @@ func (b *bed) commit(changes ...contract.Change) {
 	}
 }
 
-// testGroup returns a group with n slots, assigned to the sub-ports in turn, or to planes in per-packet mode; weights are
-// by plane.
+// testGroup returns a group with n slots, assigned to the sub-ports in turn, or to planes in per-packet mode; weights
+// are by plane.
 func testGroup(id uint32, n int, perPacket bool, weights ...uint32) *farev1.Vector {
 	g := &farev1.Vector{Id: id}
 	for p, w := range weights {

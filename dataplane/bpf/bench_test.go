@@ -91,8 +91,8 @@ func BenchmarkPlaneLoss(b *testing.B) {
 	quantiles(b, took)
 }
 
-// BenchmarkCarrierLoss measures the time from the start of `ip link set down` at the leaf to the update of the mask; the
-// command is part of it.
+// BenchmarkCarrierLoss measures the time from the start of `ip link set down` at the leaf to the update of the mask;
+// the command is part of it.
 func BenchmarkCarrierLoss(b *testing.B) {
 	bed := newBed(b, families[0])
 	bed.open()

@@ -29,9 +29,10 @@ func TestSecondCableIsNotLate(t *testing.T) {
 	})
 }
 
-// TestCarrierChangesAreReported checks that the kernel's programs report each change of a sub-port's carrier to the agent, also to one that adopts
-// the maps of another, and the change of a device that appears later. The kernel's own events would be as early here, because the devices are not
-// numbered like physical ones. Where the kernel refuses the programs there are no reports (FARED_CARRIERS=1 makes that a failure, make vm).
+// TestCarrierChangesAreReported checks that the kernel's programs report each change of a sub-port's carrier to the
+// agent, also to one that adopts the maps of another, and the change of a device that appears later. The kernel's own
+// events would be as early here, because the devices are not numbered like physical ones. Where the kernel refuses the
+// programs there are no reports (FARED_CARRIERS=1 makes that a failure, make vm).
 func TestCarrierChangesAreReported(t *testing.T) {
 	b := newBed(t, families[0])
 	b.open()
@@ -87,8 +88,8 @@ func TestCarrierChangesAreReported(t *testing.T) {
 	flap()
 }
 
-// TestRiseReadsCarriers checks that a sub-port that the control plane sets up is live before the change is committed, although the goroutine that handles events
-// has not run since the carrier returned.
+// TestRiseReadsCarriers checks that a sub-port that the control plane sets up is live before the change is committed,
+// although the goroutine that handles events has not run since the carrier returned.
 func TestRiseReadsCarriers(t *testing.T) {
 	b := newBed(t, families[0])
 	b.open()

@@ -28,8 +28,8 @@ const (
 type Config struct {
 	// Device is the name of the anchor. Empty selects DefaultDevice.
 	Device string
-	// PinDir is a directory in a BPF file system, a separate one for each network namespace. Empty selects DefaultPinDir. If
-	// it is below /sys/fs/bpf and no BPF file system is mounted there, Open mounts one.
+	// PinDir is a directory in a BPF file system, a separate one for each network namespace. Empty selects
+	// DefaultPinDir. If it is below /sys/fs/bpf and no BPF file system is mounted there, Open mounts one.
 	PinDir string
 	// Protocol marks routes and rules. 0 selects DefaultProtocol.
 	Protocol uint8
@@ -39,20 +39,21 @@ type Config struct {
 	Priority uint32
 	// PreferSource makes unbound sockets send from the first loopback of the family that is an address of this host.
 	PreferSource bool
-	// SUNH is the SUPERp subnet, a prefix of at most 16 (IPv4) or 112 bits (IPv6), whose last 16 bits are the host part. If
-	// it is not valid, SUNH frames are not steered.
+	// SUNH is the SUPERp subnet, a prefix of at most 16 (IPv4) or 112 bits (IPv6), whose last 16 bits are the host
+	// part. If it is not valid, SUNH frames are not steered.
 	SUNH netip.Prefix
 	// SUNHType is the EtherType of SUNH. 0 selects DefaultSUNHType.
 	SUNHType uint16
-	// MaxGroups, MaxDestinations and MaxPairs limit the map sizes; entries use memory when they are created. 0 selects the
-	// defaults.
+	// MaxGroups, MaxDestinations and MaxPairs limit the map sizes; entries use memory when they are created. 0 selects
+	// the defaults.
 	MaxGroups, MaxDestinations, MaxPairs int
-	// MaxSlotCounters is the maximum number of counted slots of pairs; each counter takes 32 bytes from the start. Slots of
-	// further pairs are not counted; Stats.Uncounted is the number of these pairs. 0 selects DefaultMaxSlotCounters.
+	// MaxSlotCounters is the maximum number of counted slots of pairs; each counter takes 32 bytes from the start.
+	// Slots of further pairs are not counted; Stats.Uncounted is the number of these pairs. 0 selects
+	// DefaultMaxSlotCounters.
 	MaxSlotCounters int
 	// AuditInterval is the interval of comparisons of all maps, rules and routes with the kernel. Most differences are
-	// detected earlier: those of rules and routes immediately, those of the program and of the words that all packets depend
-	// on within half a second. 0 selects DefaultAuditInterval.
+	// detected earlier: those of rules and routes immediately, those of the program and of the words that all packets
+	// depend on within half a second. 0 selects DefaultAuditInterval.
 	AuditInterval time.Duration
 	// Log receives errors that no call returns. nil selects slog.Default.
 	Log *slog.Logger

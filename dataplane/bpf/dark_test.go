@@ -12,9 +12,10 @@ import (
 	"github.com/fared/fared/internal/testkit/netnstest"
 )
 
-// TestCarrierWithoutAgent lets a sub-port fail and return while no agent runs. Where the kernel runs programs at carriers, the packets of its slot
-// take other sub-ports from the first one after the failure, and return with the carrier; without these programs they are lost. A kernel in
-// lockdown refuses them, and Open returns the reason; FARED_CARRIERS=1 makes that a failure (make vm).
+// TestCarrierWithoutAgent lets a sub-port fail and return while no agent runs. Where the kernel runs programs at
+// carriers, the packets of its slot take other sub-ports from the first one after the failure, and return with the
+// carrier; without these programs they are lost. A kernel in lockdown refuses them, and Open returns the reason;
+// FARED_CARRIERS=1 makes that a failure (make vm).
 func TestCarrierWithoutAgent(t *testing.T) {
 	gate.WithoutRaceDetector(t, "drives the kernel in one goroutine")
 	for _, hooked := range []bool{true, false} {
@@ -91,8 +92,8 @@ func TestCarrierWithoutAgent(t *testing.T) {
 	}
 }
 
-// TestDarkMarkIsRemoved checks that a place whose device has a carrier does not stay dark, and that a device with a new index has the place of
-// the deleted one.
+// TestDarkMarkIsRemoved checks that a place whose device has a carrier does not stay dark, and that a device with a new
+// index has the place of the deleted one.
 func TestDarkMarkIsRemoved(t *testing.T) {
 	gate.WithoutRaceDetector(t, "drives the kernel in one goroutine")
 	b := startBed(t, families[0], farev1.Mode_MODE_PER_FLOW)

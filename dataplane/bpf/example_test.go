@@ -6,8 +6,8 @@ import (
 	"github.com/fared/fared/dataplane/bpf"
 )
 
-// Example adopts the steering of an earlier process, counts its packets and leaves it in place: packets are steered while no
-// process runs. It needs CAP_BPF and CAP_NET_ADMIN.
+// Example adopts the steering of an earlier process, counts its packets and leaves it in place: packets are steered
+// while no process runs. It needs CAP_BPF and CAP_NET_ADMIN.
 func Example() {
 	if err := bpf.Supported(); err != nil {
 		log.Fatal(err)

@@ -139,9 +139,9 @@ func (l *source) byPlane(v *steerGroup, members []member, s *segments) {
 	}
 }
 
-// homes lays the members out so that few flows move when weights change: every sub-port of the source group has an equal
-// home. A member with less keeps the end of its home; a member with more keeps all of it and receives released flows, in
-// order.
+// homes lays the members out so that few flows move when weights change: every sub-port of the source group has an
+// equal home. A member with less keeps the end of its home; a member with more keeps all of it and receives released
+// flows, in order.
 func homes(members []member, s *segments) {
 	taker, taken := 0, uint64(0) // the member that receives next, and how much it has received
 	for _, m := range members {

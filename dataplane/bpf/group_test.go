@@ -120,8 +120,8 @@ func TestWeights(t *testing.T) {
 	}
 }
 
-// TestWeightsMoveLittle checks that in per-flow mode a sub-port that loses its weight moves no other flows than its own,
-// and that its return restores the previous placement.
+// TestWeightsMoveLittle checks that in per-flow mode a sub-port that loses its weight moves no other flows than its
+// own, and that its return restores the previous placement.
 func TestWeightsMoveLittle(t *testing.T) {
 	for n := 2; n <= 16; n++ {
 		l := testLayout(n, false)

@@ -180,8 +180,8 @@ func TestOthersChange(t *testing.T) {
 	}
 }
 
-// TestOccupiedRoute checks that a destination whose route another program has in the table is refused, and that a retry is suggested when the route is
-// removed, and with an audit, each time once.
+// TestOccupiedRoute checks that a destination whose route another program has in the table is refused, and that a retry
+// is suggested when the route is removed, and with an audit, each time once.
 func TestOccupiedRoute(t *testing.T) {
 	b := newBed(t, families[0])
 	b.cfg.AuditInterval = time.Hour
@@ -213,8 +213,8 @@ func TestOccupiedRoute(t *testing.T) {
 	b.commit(set...)
 }
 
-// TestAnchorTaken has another program put a device of its own in the anchor's place: the agent reports that continuously, leaves the device alone, and repairs all once the
-// name is free.
+// TestAnchorTaken has another program put a device of its own in the anchor's place: the agent reports that
+// continuously, leaves the device alone, and repairs all once the name is free.
 func TestAnchorTaken(t *testing.T) {
 	b := newBed(t, families[0])
 	b.cfg.AuditInterval = 100 * time.Millisecond

@@ -130,9 +130,10 @@ func (l *logged) count(text string) int {
 	return strings.Count(l.text.String(), text)
 }
 
-// TestProgramInFront checks that the steering returns to the head of the chain when another program is attached in front of it, without a second instance
-// that stays, that its state is adopted by the next agent, and that the report names the other program. The kernel runs programs until one ends the chain,
-// so no packet of a slot leaves behind the other program.
+// TestProgramInFront checks that the steering returns to the head of the chain when another program is attached in
+// front of it, without a second instance that stays, that its state is adopted by the next agent, and that the report
+// names the other program. The kernel runs programs until one ends the chain, so no packet of a slot leaves behind the
+// other program.
 func TestProgramInFront(t *testing.T) {
 	b, r, ports, _ := newFrontBed(t)
 	b.slotsLeave(ports)
@@ -164,8 +165,8 @@ func TestProgramInFront(t *testing.T) {
 	b.slotsLeave(ports)
 }
 
-// TestProgramKeepsFront checks that the agent gives up when another program is attached in front again and again, names it until it is gone, and repairs
-// other objects meanwhile, and logs these repairs.
+// TestProgramKeepsFront checks that the agent gives up when another program is attached in front again and again, names
+// it until it is gone, and repairs other objects meanwhile, and logs these repairs.
 func TestProgramKeepsFront(t *testing.T) {
 	b, r, ports, log := newFrontBed(t)
 	var all []observer
@@ -215,8 +216,8 @@ func TestProgramKeepsFront(t *testing.T) {
 	b.slotsLeave(ports)
 }
 
-// TestEndWhileReturning checks that packets follow the slots, and the next agent adopts all state, when the agent has ended between two steps of the return to
-// the head: with the second instance attached, and the pins of either.
+// TestEndWhileReturning checks that packets follow the slots, and the next agent adopts all state, when the agent has
+// ended between two steps of the return to the head: with the second instance attached, and the pins of either.
 func TestEndWhileReturning(t *testing.T) {
 	for _, renamed := range []bool{false, true} {
 		t.Run(fmt.Sprintf("renamed=%v", renamed), func(t *testing.T) {
@@ -276,7 +277,8 @@ func (b *bed) pinnedID(path string) ebpf.ProgramID {
 	return id
 }
 
-// unrename gives the link at path the name of a second instance, and attaches the program behind all others with a link in its place.
+// unrename gives the link at path the name of a second instance, and attaches the program behind all others with a link
+// in its place.
 func (b *bed) unrename(path string, program *ebpf.Program) {
 	b.Helper()
 	if err := os.Rename(path, path+nextPin); err != nil {

@@ -18,15 +18,16 @@ import (
 // jumbo is the number of payload bytes of a UDP datagram that fills 9,000 bytes.
 const jumbo = 9000 - 20 - 8
 
-// sends reports whether a datagram that must not be fragmented can be sent from a port, by path MTU discovery (IP_PMTUDISC_DO).
+// sends reports whether a datagram that must not be fragmented can be sent from a port, by path MTU discovery
+// (IP_PMTUDISC_DO).
 func (b *bed) sends(port uint32, bytes int) error {
 	b.Helper()
 	return b.Server.SendWhole(netip.AddrPortFrom(b.family.source.Addr(), uint16(port)), netip.AddrPortFrom(b.family.destination.Addr(), roce), bytes)
 }
 
-// TestUnequalMTU checks by packets of 9,000 bytes that only sub-ports which carry packets bound the size: not one that is down, that was set down, or that
-// has neither weight nor slot. A sub-port with a smaller MTU that carries packets does, so that none is lost at it, also if the configuration has an alternative
-// name of its device.
+// TestUnequalMTU checks by packets of 9,000 bytes that only sub-ports which carry packets bound the size: not one that
+// is down, that was set down, or that has neither weight nor slot. A sub-port with a smaller MTU that carries packets
+// does, so that none is lost at it, also if the configuration has an alternative name of its device.
 func TestUnequalMTU(t *testing.T) {
 	for _, name := range []string{"p3.0", "fabric3"} {
 		t.Run(name, func(t *testing.T) { unequalMTU(t, name) })

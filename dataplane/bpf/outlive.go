@@ -11,9 +11,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// outlives returns "" if pins below dir outlive the process, and otherwise the reason. A BPF file system that was mounted
-// in a private mount namespace (unshare -m, ip netns exec, a container) ends with the last process in it, and with it the
-// program and all its maps.
+// outlives returns "" if pins below dir outlive the process, and otherwise the reason. A BPF file system that was
+// mounted in a private mount namespace (unshare -m, ip netns exec, a container) ends with the last process in it, and
+// with it the program and all its maps.
 func outlives(dir string) string {
 	for _, pid := range []int{1, os.Getppid()} {
 		if pid == os.Getpid() || pid == 0 {

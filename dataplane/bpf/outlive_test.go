@@ -27,8 +27,8 @@ func TestPropagates(t *testing.T) {
 	}
 }
 
-// TestOutlives checks that an agent whose BPF file system was mounted in its own mount namespace reports that its pins end
-// with it, and that one with an outside BPF file system does not.
+// TestOutlives checks that an agent whose BPF file system was mounted in its own mount namespace reports that its pins
+// end with it, and that one with an outside BPF file system does not.
 func TestOutlives(t *testing.T) {
 	gate.WithoutRaceDetector(t, "drives the kernel in one goroutine")
 	netnstest.Require(t, "unshare", "mount")

@@ -24,9 +24,9 @@ import (
 	"github.com/fared/fared/internal/testkit/testbed"
 )
 
-// TestSUNH checks that SUNH frames that are sent on the anchor leave over the sub-port of their slot, which the flow label
-// selects, with the addresses of the next hop and the sub-port and otherwise unchanged. Before the next hop is resolved
-// they are dropped and counted.
+// TestSUNH checks that SUNH frames that are sent on the anchor leave over the sub-port of their slot, which the flow
+// label selects, with the addresses of the next hop and the sub-port and otherwise unchanged. Before the next hop is
+// resolved they are dropped and counted.
 func TestSUNH(t *testing.T) {
 	gate.WithoutRaceDetector(t, "drives the kernel in one goroutine")
 	for _, f := range families {
@@ -115,8 +115,8 @@ func (b *bed) mac(n *netnstest.Namespace, device string) net.HardwareAddr {
 	return n.Device(device).HardwareAddr
 }
 
-// TestFragmentsAndSegments checks that all fragments of a datagram arrive, the first one at its slot's sub-port, and that a
-// datagram for later segmentation (UDP_SEGMENT) is steered whole and counted as its segments.
+// TestFragmentsAndSegments checks that all fragments of a datagram arrive, the first one at its slot's sub-port, and
+// that a datagram for later segmentation (UDP_SEGMENT) is steered whole and counted as its segments.
 func TestFragmentsAndSegments(t *testing.T) {
 	gate.WithoutRaceDetector(t, "drives the kernel in one goroutine")
 	for _, f := range families {
@@ -208,8 +208,8 @@ func TestOptions(t *testing.T) {
 			t.Errorf("port %s is not steered: %s %v", port, out, err)
 		}
 	}
-	// Another port list removes the rule, and the program drops packets that are sent on the anchor nevertheless. It also
-	// drops all other unknown packets.
+	// Another port list removes the rule, and the program drops packets that are sent on the anchor nevertheless. It
+	// also drops all other unknown packets.
 	f := b.forwarding(farev1.Mode_MODE_PER_FLOW)
 	f.UdpPorts = []uint32{4444}
 	if err := b.s.SetForwarding(f); err != nil {

@@ -31,10 +31,10 @@ const (
 	nextPin = "-next"
 )
 
-// pinned is the state that outlives the process, below Config.PinDir: the link, and a directory maps-<layout>-<number> with
-// the program that the link runs and a file for each of its maps. Each process creates its own directory, complete before
-// the link is switched to its program, and removes the others afterwards: the directory of the running program is always
-// complete.
+// pinned is the state that outlives the process, below Config.PinDir: the link, and a directory maps-<layout>-<number>
+// with the program that the link runs and a file for each of its maps. Each process creates its own directory, complete
+// before the link is switched to its program, and removes the others afterwards: the directory of the running program
+// is always complete.
 type pinned struct {
 	dir     string // of this process, below Config.PinDir
 	objects objects
@@ -42,8 +42,8 @@ type pinned struct {
 	link    link.Link
 	// adopted is true if the maps are those of the program that was attached.
 	adopted bool
-	// switched is true if the attached program uses the maps in dir. After an agent of another layout it becomes true in
-	// Settle.
+	// switched is true if the attached program uses the maps in dir. After an agent of another layout it becomes true
+	// in Settle.
 	switched bool
 	hooks    map[string]link.Link // by the name of the pin in dir; nil without programs at carriers
 	unhooked string               // why
@@ -58,8 +58,8 @@ type objects struct {
 	steerMaps
 }
 
-// openPinned loads the program for the anchor with the given interface index, and adopts existing state. An error leaves it
-// unchanged.
+// openPinned loads the program for the anchor with the given interface index, and adopts existing state. An error
+// leaves it unchanged.
 func openPinned(cfg Config, anchor int) (_ *pinned, err error) {
 	if err := mountPins(cfg.PinDir); err != nil {
 		return nil, err
@@ -130,8 +130,8 @@ func steeringSpec(cfg Config) (*ebpf.CollectionSpec, error) {
 	return spec, nil
 }
 
-// pin creates the directory with the program and maps of this process. BPF file systems cannot rename directories, so an
-// incomplete directory is visible under its final name; it is ignored, because its program is not the attached one.
+// pin creates the directory with the program and maps of this process. BPF file systems cannot rename directories, so
+// an incomplete directory is visible under its final name; it is ignored, because its program is not the attached one.
 func (p *pinned) pin(dir, layout string) (err error) {
 	if p.dir, err = os.MkdirTemp(dir, mapsPrefix+layout+"-"); err != nil {
 		return fmt.Errorf("bpf: %w", err)
@@ -225,8 +225,8 @@ func mountPins(dir string) error {
 	return nil
 }
 
-// oldLink opens the pinned link if it is attached to the anchor, or returns nil. It removes a link of another or deleted
-// device.
+// oldLink opens the pinned link if it is attached to the anchor, or returns nil. It removes a link of another or
+// deleted device.
 func oldLink(dir string, anchor int) (link.Link, error) {
 	path := filepath.Join(dir, linkPin)
 	if err := os.Rename(path+nextPin, path); err != nil && !errors.Is(err, fs.ErrNotExist) { // the previous process ended in lead
@@ -246,8 +246,8 @@ func oldLink(dir string, anchor int) (link.Link, error) {
 	return nil, errors.Join(l.Unpin(), l.Close())
 }
 
-// find opens the maps of the attached program, or returns nil if they have another layout or the directory is missing. Any
-// other failure to open a pin is an error, because the attached program is then unknown.
+// find opens the maps of the attached program, or returns nil if they have another layout or the directory is missing.
+// Any other failure to open a pin is an error, because the attached program is then unknown.
 func (p *pinned) find(dir string, spec *ebpf.CollectionSpec) (map[string]*ebpf.Map, error) {
 	info, err := p.link.Info()
 	if err != nil {
@@ -445,8 +445,9 @@ func unpin(dir string) error {
 	return nil
 }
 
-// SweepPins removes the directories DIR-NUMBER, which agents of other network namespaces have by default, whose namespace or anchor is gone: no agent can adopt
-// their pins, which hold the memory of all maps. It returns the removed directories. A directory without a link may belong to an agent that is starting, and stays.
+// SweepPins removes the directories DIR-NUMBER, which agents of other network namespaces have by default, whose
+// namespace or anchor is gone: no agent can adopt their pins, which hold the memory of all maps. It returns the removed
+// directories. A directory without a link may belong to an agent that is starting, and stays.
 func SweepPins(dir string) (removed []string, err error) {
 	found, _ := filepath.Glob(dir + "-*") // the pattern is valid
 	for _, path := range found {

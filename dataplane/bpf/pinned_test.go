@@ -41,8 +41,8 @@ func descriptors(t *testing.T, n int, f func()) {
 	f()
 }
 
-// TestFailedStart checks that a start that runs out of descriptors at any point returns that error, forwarding continues,
-// and the next start adopts all state.
+// TestFailedStart checks that a start that runs out of descriptors at any point returns that error, forwarding
+// continues, and the next start adopts all state.
 func TestFailedStart(t *testing.T) {
 	b := startBed(t, families[0], farev1.Mode_MODE_PER_FLOW)
 	ports := sequence(8, 5, 10127)
@@ -174,8 +174,8 @@ func TestLossBeforeHello(t *testing.T) {
 	}
 }
 
-// TestSweepPins checks that pins are removed once the anchor is gone, as with its network namespace, and not before, and that directories of other names and
-// those without a link stay.
+// TestSweepPins checks that pins are removed once the anchor is gone, as with its network namespace, and not before,
+// and that directories of other names and those without a link stay.
 func TestSweepPins(t *testing.T) {
 	b := newBed(t, families[0])
 	base := b.cfg.PinDir

@@ -14,8 +14,9 @@ const (
 	notCounted   = 0xffffffff // NOT_COUNTED
 )
 
-// progression recognizes ports of the form dynamicPorts + (first + slot * stride) mod portCount with an odd stride, so that
-// they are distinct, also modulo labelCount, and the slot can be computed from the port. At least one port must be given.
+// progression recognizes ports of the form dynamicPorts + (first + slot * stride) mod portCount with an odd stride, so
+// that they are distinct, also modulo labelCount, and the slot can be computed from the port. At least one port must be
+// given.
 func progression(ports []uint32) (first, inverse uint16, ok bool) {
 	for _, p := range ports {
 		if p < dynamicPorts || p > 65535 {
@@ -48,8 +49,8 @@ func reciprocal(odd uint32) uint32 {
 	return x % portCount
 }
 
-// pinsOf returns the entry of a pair for its ports, and a table if they are not a progression. If several slots have the
-// same port, the first slot gets it.
+// pinsOf returns the entry of a pair for its ports, and a table if they are not a progression. If several slots have
+// the same port, the first slot gets it.
 func pinsOf(ports []uint32) (steerPins, *steerTable) {
 	pins := steerPins{Counters: notCounted}
 	if len(ports) == 0 {
@@ -89,8 +90,8 @@ func progressionPorts(pins steerPins) (ports []uint32) {
 	return ports
 }
 
-// tablePorts returns the ports of a pair with a table. A slot that shares its port with a lower slot gets the port of slot
-// 0: the difference does not affect packets.
+// tablePorts returns the ports of a pair with a table. A slot that shares its port with a lower slot gets the port of
+// slot 0: the difference does not affect packets.
 func tablePorts(pins steerPins, t *steerTable) []uint32 {
 	n := uint32(0)
 	if pins.Counters != notCounted {

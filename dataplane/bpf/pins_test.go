@@ -69,8 +69,8 @@ func checkPins(t testing.TB, ports []uint32) {
 	}
 }
 
-// checkRecovered fails unless the recovered ports equal the written ones, except for slots that share a port with a lower
-// slot: those have any port of a lower slot.
+// checkRecovered fails unless the recovered ports equal the written ones, except for slots that share a port with a
+// lower slot: those have any port of a lower slot.
 func checkRecovered(t testing.TB, ports []uint32, pins steerPins, table *steerTable) {
 	t.Helper()
 	pins.Slots, pins.Counters = uint32(len(ports)), 0

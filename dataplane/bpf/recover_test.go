@@ -53,8 +53,8 @@ func wholeState(b *bed, mode farev1.Mode, gpus []gpu) *farev1.SnapshotResponse {
 	return all
 }
 
-// TestRecover checks that an agent without a journal recovers the programmed state from the maps, and that no packet leaves
-// its slot at any moment.
+// TestRecover checks that an agent without a journal recovers the programmed state from the maps, and that no packet
+// leaves its slot at any moment.
 func TestRecover(t *testing.T) {
 	gate.Needed(t, "an agent without a journal recovers from its maps, under traffic")
 	for _, mode := range []farev1.Mode{farev1.Mode_MODE_PER_FLOW, farev1.Mode_MODE_PER_PACKET} {

@@ -8,8 +8,8 @@ import (
 	"github.com/fared/fared/internal/testkit/gate"
 )
 
-// TestFlowsOfALostSubPortMoveOnce checks that the flows of a sub-port without a carrier go at once where the control plane's
-// vector without that sub-port sends them, that no other flow moves, and that all return with the carrier.
+// TestFlowsOfALostSubPortMoveOnce checks that the flows of a sub-port without a carrier go at once where the control
+// plane's vector without that sub-port sends them, that no other flow moves, and that all return with the carrier.
 func TestFlowsOfALostSubPortMoveOnce(t *testing.T) {
 	gate.WithoutRaceDetector(t, "drives the kernel in one goroutine")
 	b := startBed(t, families[0], farev1.Mode_MODE_PER_FLOW)

@@ -108,8 +108,8 @@ func (m *manyPorts) sent() (counts []uint64) {
 	return counts
 }
 
-// TestShares checks, by packets that the kernel counts, random weights of 4 to 64 sub-ports: sprayed packets within 1 % of
-// each share, flows without a slot within the deviation of a random hash.
+// TestShares checks, by packets that the kernel counts, random weights of 4 to 64 sub-ports: sprayed packets within 1 %
+// of each share, flows without a slot within the deviation of a random hash.
 func TestShares(t *testing.T) {
 	gate.WithoutRaceDetector(t, "drives the kernel in one goroutine")
 	random := rand.New(rand.NewPCG(7, 8))
@@ -129,7 +129,8 @@ func TestShares(t *testing.T) {
 				b := &bed{TB: t, Planes: &testbed.Planes{Server: m.server}, family: families[0]}
 				return b.flowTo(to.Addr(), uint32(port))
 			}
-			// judge fails unless the packets sent since before follow the weights, to within slack packets of each share.
+			// judge fails unless the packets sent since before follow the weights, to within slack packets of each
+			// share.
 			judge := func(what string, before []uint64, all int, slack func(share float64) float64) {
 				t.Helper()
 				total := uint64(0)

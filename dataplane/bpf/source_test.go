@@ -170,7 +170,8 @@ func (b *bed) strays(first, n int) map[string]int {
 }
 
 // TestSourceGroups checks that packets to one destination from two GPUs leave on the sub-ports of their own GPU, by its
-// vectors, pinned or not, also after a sub-port of one GPU fails, after a restart, and after changes of the source groups.
+// vectors, pinned or not, also after a sub-port of one GPU fails, after a restart, and after changes of the source
+// groups.
 func TestSourceGroups(t *testing.T) {
 	gate.WithoutRaceDetector(t, "drives the kernel in one goroutine")
 	for _, f := range families {
@@ -193,7 +194,8 @@ func TestSourceGroups(t *testing.T) {
 			state := []contract.Change{gpus[0].set(1), gpus[1].set(2), gpus[0].to(f.destination, 1), gpus[1].to(f.destination, 2)}
 			b.commit(state...)
 			b.leave(gpus[:]...)
-			// A sub-port of the second GPU fails: its other sub-ports carry the slots, and the first GPU is not affected.
+			// A sub-port of the second GPU fails: its other sub-ports carry the slots, and the first GPU is not
+			// affected.
 			b.commit(contract.Change{Kind: contract.SubPortChange, Device: "p0.1"})
 			for slot, port := range gpus[1].ports {
 				for dev := range b.sentFrom(gpus[1], port, 2) {
@@ -217,11 +219,13 @@ func TestSourceGroups(t *testing.T) {
 				t.Fatal(err)
 			}
 			b.leave(gpus[:]...)
-			// The same source groups in the other order and with other members: the programmed state is matched by name.
+			// The same source groups in the other order and with other members: the programmed state is matched by
+			// name.
 			swapped := b.forwardingOf(farev1.Mode_MODE_PER_FLOW, gpus[1], gpus[0])
 			set(swapped)
 			b.leave(gpus[:]...)
-			// The second GPU's source group is removed. Its entries carry nothing, and its packets use those of the first one.
+			// The second GPU's source group is removed. Its entries carry nothing, and its packets use those of the
+			// first one.
 			none := proto.CloneOf(forwarding)
 			none.SourceGroups = nil
 			set(none)

@@ -1,14 +1,14 @@
 //go:build ignore
 
-// The steering program: it sits on the way out of the anchor device, to which rules and routes bring the flows to steer,
-// and sends each packet on over the sub-port of its queue pair slot.
+// The steering program: it sits on the way out of the anchor device, to which rules and routes bring the flows to
+// steer, and sends each packet on over the sub-port of its queue pair slot.
 //
-// Two more programs run where the kernel sets and clears a device's carrier, and keep its places out of the steering without
-// waiting for the agent, also while no agent runs.
+// Two more programs run where the kernel sets and clears a device's carrier, and keep its places out of the steering
+// without waiting for the agent, also while no agent runs.
 //
-// source -> source group; source group, destination -> group; (source, destination) + source port -> slot; group + slot -> place;
-// place -> device, next hop. A place is a sub-port's number within its source group, 0 to 63, so that "which are usable" is one word,
-// and losing any set of them one write for each source group that they serve.
+// source -> source group; source group, destination -> group; (source, destination) + source port -> slot; group + slot
+// -> place; place -> device, next hop. A place is a sub-port's number within its source group, 0 to 63, so that "which
+// are usable" is one word, and losing any set of them one write for each source group that they serve.
 
 #include <linux/bpf.h>
 #include <linux/if_ether.h>
@@ -144,7 +144,8 @@ struct group {
 	// The members again, by their width: what is picked from when places are down.
 	__u32 width[PLACES];
 	__u8 member[PLACES];
-	// The rest is for whoever adopts the map: weights of the members, and of slots the share and whether to drain before a move.
+	// The rest is for whoever adopts the map: weights of the members, and of slots the share and whether to drain
+	// before a move.
 	__u32 weight[PLACES];
 	__u32 share[SLOTS];
 	__u64 drain[SLOTS / 64];
@@ -167,7 +168,8 @@ struct pair {
 #define PINS_TABLE 0xffff
 #define NOT_COUNTED 0xffffffff
 
-// The source ports of a pair, UDP's and TCP's: 49152 + (first + slot * stride) mod 16384 for slot < count, or a table of their own.
+// The source ports of a pair, UDP's and TCP's: 49152 + (first + slot * stride) mod 16384 for slot < count, or a table
+// of their own.
 struct pins {
 	__u16 first;
 	__u16 inverse; // of the stride, modulo 16384
@@ -206,15 +208,16 @@ struct counter {
 		__type(value, VALUE);               \
 	} NAME SEC(".maps")
 
-// The sizes of those that grow are settings; here they are the least. clang-format would format the products as pointers.
-// clang-format off
+// The sizes of those that grow are settings; here they are the least. clang-format would format the products as
+// pointers. clang-format off
 MAP(fared_settings, ARRAY, __u32, struct settings, 1, 0);
 MAP(fared_ports, ARRAY, __u32, __u64, 2 * PORT_WORDS, 0); // a bit for each UDP destination port, then for each TCP one
 MAP(fared_names, ARRAY, __u32, struct source, SOURCES, 0);
 MAP(fared_sources, HASH, struct address, __u32, 1024, BPF_F_NO_PREALLOC); // loopbacks
 MAP(fared_live, ARRAY, __u32, struct live, SOURCES, 0);
 MAP(fared_dark, ARRAY, __u32, __u64, SOURCES, 0); // places without a carrier, as the kernel knows at this moment
-// Interface indexes of sub-ports whose carrier has changed, for the agent that has loaded the programs. It is neither pinned nor adopted.
+// Interface indexes of sub-ports whose carrier has changed, for the agent that has loaded the programs. It is neither
+// pinned nor adopted.
 struct {
 	__uint(type, BPF_MAP_TYPE_RINGBUF);
 	__uint(max_entries, 4096); // or a page
@@ -297,8 +300,8 @@ static __always_inline bool steered(bool tcp, __u16 port)
 	return bits && *bits >> (port & 63) & 1;
 }
 
-// transport reads the ports, which UDP and TCP have at the same place. A negative return is no error: what is neither, a
-// fragment or an extension header, has none to read.
+// transport reads the ports, which UDP and TCP have at the same place. A negative return is no error: what is neither,
+// a fragment or an extension header, has none to read.
 static __always_inline int transport(struct __sk_buff *skb, struct packet *p, __u8 protocol, __u32 at)
 {
 	__be16 both[2];
@@ -414,8 +417,8 @@ static __noinline __u32 weigh(const struct group *g, __u32 number, __u64 usable)
 	return g->member[passed & (PLACES - 1)] & (PLACES - 1);
 }
 
-// pick is the usable place of a number. A number whose place is down gets others in turn, so that flows which were moved
-// stay where they are when still another place fails; who finds none that way is dealt over those that are left.
+// pick is the usable place of a number. A number whose place is down gets others in turn, so that flows which were
+// moved stay where they are when still another place fails; who finds none that way is dealt over those that are left.
 static __always_inline __u32 pick(const struct group *g, __u32 number, __u64 usable)
 {
 #pragma unroll
@@ -456,7 +459,8 @@ static __always_inline __u32 choose_among(const struct packet *p, const struct g
 		*diverted = true;
 	}
 	__u32 number = hash(p);
-	// TCP takes reordering for loss (RFC 5681, Section 3.2), so a flow of it is not sprayed: its hash chooses for all of it.
+	// TCP takes reordering for loss (RFC 5681, Section 3.2), so a flow of it is not sprayed: its hash chooses for all
+	// of it.
 	if (set->per_packet && !p->tcp)
 		number = turn(number);
 	if (own != SLOT_NONE && own & SLOT_PLANE) {
@@ -576,8 +580,8 @@ int fared_steer(struct __sk_buff *skb)
 	return send(skb, &p, place);
 }
 
-// carrier marks the places of a device as dark, or removes the mark, and wakes the agent. It runs after the kernel's change, which the agent would
-// otherwise not see. A full ring has a record that wakes the agent.
+// carrier marks the places of a device as dark, or removes the mark, and wakes the agent. It runs after the kernel's
+// change, which the agent would otherwise not see. A full ring has a record that wakes the agent.
 static __always_inline int carrier(const struct net_device *dev, bool on)
 {
 	struct device key = {.netns = dev->nd_net.net->net_cookie, .ifindex = dev->ifindex};

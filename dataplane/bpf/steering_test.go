@@ -24,8 +24,8 @@ import (
 	"github.com/fared/fared/internal/testkit/testbed"
 )
 
-// TestPins checks that all packets of a slot leave over its sub-port, and that those without a slot are distributed over
-// all sub-ports.
+// TestPins checks that all packets of a slot leave over its sub-port, and that those without a slot are distributed
+// over all sub-ports.
 func TestPins(t *testing.T) {
 	gate.WithoutRaceDetector(t, "drives the kernel in one goroutine")
 	for _, f := range families {
@@ -107,8 +107,8 @@ func TestSpray(t *testing.T) {
 			if got := b.at("p0.0", ports[4]) + b.at("p0.1", ports[4]); got != all/2 {
 				t.Errorf("%d of %d packets in plane 0", got, all/2)
 			}
-			// After one of its plane's two sub-ports fails, the other carries all packets; after both, the rest of the group
-			// does.
+			// After one of its plane's two sub-ports fails, the other carries all packets; after both, the rest of the
+			// group does.
 			b.commit(contract.Change{Kind: contract.SubPortChange, Device: "p0.0"})
 			before, had := b.total(), b.at("p0.1", ports[4])
 			if err := slot.send(1000); err != nil {
@@ -150,9 +150,10 @@ func (b *bed) slot(n uint32) *farev1.SlotCounters {
 	return found
 }
 
-// TestFailover checks that a sub-port that the control plane sets down, that loses its carrier or that is deleted carries
-// nothing from then on. The flows of its slots use the others, each one of them, by weight, and are counted; the other
-// slots do not move. When it returns, its flows return. Without any sub-port, packets are dropped and counted.
+// TestFailover checks that a sub-port that the control plane sets down, that loses its carrier or that is deleted
+// carries nothing from then on. The flows of its slots use the others, each one of them, by weight, and are counted;
+// the other slots do not move. When it returns, its flows return. Without any sub-port, packets are dropped and
+// counted.
 func TestFailover(t *testing.T) {
 	ways := []struct {
 		name     string
@@ -272,8 +273,8 @@ func TestFailover(t *testing.T) {
 	})
 }
 
-// TestRestart checks that closing and reopening an agent object under traffic, with adoption, the same commits and Settle,
-// disturbs no packet, and that state that was not committed again is removed.
+// TestRestart checks that closing and reopening an agent object under traffic, with adoption, the same commits and
+// Settle, disturbs no packet, and that state that was not committed again is removed.
 func TestRestart(t *testing.T) {
 	gate.WithoutRaceDetector(t, "drives the kernel in one goroutine")
 	gate.Needed(t, "an agent that restarts adopts its maps, or makes others, and no packet strays")

@@ -30,8 +30,8 @@ func (b *bed) wholly(what string, port uint32, dev string) carried {
 	return all[dev]
 }
 
-// TestTCP checks that connections from the slots' ports carry megabytes, each over its slot's sub-port from SYN to FIN or
-// RST, in frames that are segmented only at the egress, and are counted as the resulting packets.
+// TestTCP checks that connections from the slots' ports carry megabytes, each over its slot's sub-port from SYN to FIN
+// or RST, in frames that are segmented only at the egress, and are counted as the resulting packets.
 func TestTCP(t *testing.T) {
 	gate.WithoutRaceDetector(t, "drives the kernel in one goroutine")
 	const size = 1 << 20
@@ -184,8 +184,8 @@ func TestTCPGoesOn(t *testing.T) {
 					return nil
 				})
 			}
-			// goOn makes every connection carry some data: first the data in flight, which the taps ignore, then data that
-			// they count.
+			// goOn makes every connection carry some data: first the data in flight, which the taps ignore, then data
+			// that they count.
 			goOn := func(what string) {
 				t.Helper()
 				more(what, 256<<10)
@@ -279,9 +279,9 @@ func (b *bed) usable(want bool, devices ...string) error {
 	return nil
 }
 
-// TestTCPIsNotSprayed checks that in mode per-packet UDP uses all sub-ports of its slot's plane, and a TCP connection one
-// of them; one without a slot uses one of all sub-ports. Connections of 64 ports use all of them; by chance they miss one
-// in one of 8,192 runs (16 connections in a plane of two sub-ports).
+// TestTCPIsNotSprayed checks that in mode per-packet UDP uses all sub-ports of its slot's plane, and a TCP connection
+// one of them; one without a slot uses one of all sub-ports. Connections of 64 ports use all of them; by chance they
+// miss one in one of 8,192 runs (16 connections in a plane of two sub-ports).
 func TestTCPIsNotSprayed(t *testing.T) {
 	gate.WithoutRaceDetector(t, "drives the kernel in one goroutine")
 	b, _ := newTCPBed(t, families[0])

@@ -265,8 +265,8 @@ func TestForeignIsLeftAlone(t *testing.T) {
 	}
 }
 
-// TestAnyOrderEndsEqual programs one state in random orders, through other random states, and compares the resulting kernel
-// state.
+// TestAnyOrderEndsEqual programs one state in random orders, through other random states, and compares the resulting
+// kernel state.
 func TestAnyOrderEndsEqual(t *testing.T) {
 	gate.WithoutRaceDetector(t, "drives the kernel in one goroutine")
 	seed := uint64(time.Now().UnixNano())
@@ -332,8 +332,8 @@ func TestAnyOrderEndsEqual(t *testing.T) {
 	t.Logf("%+v", d.Stats())
 }
 
-// TestNoWayOut checks that a programmed destination never falls through to the default route, not even at the moment when
-// the last carrier is lost.
+// TestNoWayOut checks that a programmed destination never falls through to the default route, not even at the moment
+// when the last carrier is lost.
 func TestNoWayOut(t *testing.T) {
 	h := newHost(t, 3)
 	h.config.witnessTime = time.Hour

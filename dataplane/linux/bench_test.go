@@ -93,7 +93,8 @@ func (n *bench) removeGroups() (changes []contract.Change) {
 	return changes
 }
 
-// report adds percentiles of the durations, the changes sent to the kernel per Commit, and the number of kernel objects.
+// report adds percentiles of the durations, the changes sent to the kernel per Commit, and the number of kernel
+// objects.
 func (n *bench) report(before, after Stats, times int) {
 	slices.Sort(n.took)
 	n.b.ReportMetric(float64(n.took[len(n.took)/2].Microseconds()), "commit-p50-us")
@@ -131,8 +132,8 @@ func BenchmarkProgram(b *testing.B) {
 	}
 }
 
-// BenchmarkPlaneLost removes a sub-port from 16,384 destinations: SubPortState, then the new weights of every group. "down"
-// is the duration of SubPortState alone, the total includes the new weights.
+// BenchmarkPlaneLost removes a sub-port from 16,384 destinations: SubPortState, then the new weights of every group.
+// "down" is the duration of SubPortState alone, the total includes the new weights.
 func BenchmarkPlaneLost(b *testing.B) {
 	for _, vectors := range []int{1, 4, 16, 256} {
 		b.Run(fmt.Sprintf("vectors=%d", vectors), func(b *testing.B) {

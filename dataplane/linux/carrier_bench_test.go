@@ -57,8 +57,8 @@ func (o *observer) await(b *testing.B, kind uint16, match func(body []byte) bool
 	}
 }
 
-// BenchmarkCarrierLost measures the time from the kernel's event of a lost carrier until the kernel has the corrected buckets of
-// the group, as announced by the kernel, and the time from the request to cut the cable until then.
+// BenchmarkCarrierLost measures the time from the kernel's event of a lost carrier until the kernel has the corrected
+// buckets of the group, as announced by the kernel, and the time from the request to cut the cable until then.
 func BenchmarkCarrierLost(b *testing.B) {
 	for _, destinations := range []int{1, 10000} {
 		b.Run(fmt.Sprintf("destinations=%d", destinations), func(b *testing.B) {

@@ -45,8 +45,9 @@ func (d *Driver) Commit(changes []contract.Change) error {
 	return err
 }
 
-// beforeRise reads the carriers before a sub-port is set up: the control plane has seen its carrier, whose event may still wait for this process. Without
-// that the weights would be acknowledged while packets still avoid the sub-port. The caller holds mu.
+// beforeRise reads the carriers before a sub-port is set up: the control plane has seen its carrier, whose event may
+// still wait for this process. Without that the weights would be acknowledged while packets still avoid the sub-port.
+// The caller holds mu.
 func (d *Driver) beforeRise(changes []contract.Change) {
 	if slices.ContainsFunc(changes, contract.Change.Raises) {
 		d.links.watch.Start()

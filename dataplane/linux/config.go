@@ -24,8 +24,8 @@ const (
 
 	// MaxBuckets is the largest value of Config.Buckets, a limit of the kernel.
 	MaxBuckets = 65535
-	// DefaultBuckets is the number of buckets per sub-port while MaxBuckets allows it: a share of a tenth of the average is
-	// then accurate to 1 %. The time that the kernel takes to change a group grows with its buckets.
+	// DefaultBuckets is the number of buckets per sub-port while MaxBuckets allows it: a share of a tenth of the
+	// average is then accurate to 1 %. The time that the kernel takes to change a group grows with its buckets.
 	DefaultBuckets = 512
 	// DefaultMemory bounds the kernel memory of all groups, in bytes.
 	DefaultMemory = 1 << 30
@@ -41,34 +41,36 @@ const (
 
 // Config holds the parameters of a Driver. The zero value selects all defaults.
 type Config struct {
-	// Protocol marks all objects of the Driver (rtm_protocol, nh_protocol, FRA_PROTOCOL). The Driver treats objects with this
-	// mark in the network namespace as its own and never changes objects without it. Range 5 to 255; 0 selects
-	// DefaultProtocol.
+	// Protocol marks all objects of the Driver (rtm_protocol, nh_protocol, FRA_PROTOCOL). The Driver treats objects
+	// with this mark in the network namespace as its own and never changes objects without it. Range 5 to 255; 0
+	// selects DefaultProtocol.
 	Protocol uint8
 	// Table holds the routes; 0 selects main. For any other table, one marked rule per family leads to it.
 	Table uint32
 	// RulePriority is the priority of those rules, 3 or more, because the two lower numbers are used too. 0 selects
 	// DefaultRulePriority.
 	RulePriority uint32
-	// SourceTable is the first table of the source groups. With several source groups, each one has its own table, and a
-	// marked rule from each of its loopbacks leads to it, just before RulePriority. 0 selects DefaultSourceTable.
+	// SourceTable is the first table of the source groups. With several source groups, each one has its own table, and
+	// a marked rule from each of its loopbacks leads to it, just before RulePriority. 0 selects DefaultSourceTable.
 	SourceTable uint32
 	// Metric of the routes; 0 selects DefaultMetric.
 	Metric uint32
-	// Buckets is the number of buckets of each group, 1 to MaxBuckets. 0 selects DefaultBuckets for each sub-port of the
-	// largest source group. It limits the number of sub-ports and the smallest possible share.
+	// Buckets is the number of buckets of each group, 1 to MaxBuckets. 0 selects DefaultBuckets for each sub-port of
+	// the largest source group. It limits the number of sub-ports and the smallest possible share.
 	Buckets uint16
-	// Memory bounds the kernel memory for the buckets of all groups, in bytes; Capabilities.max_vectors follows from it. 0
-	// selects DefaultMemory.
+	// Memory bounds the kernel memory for the buckets of all groups, in bytes; Capabilities.max_vectors follows from
+	// it. 0 selects DefaultMemory.
 	Memory uint64
-	// Seed is written to net.ipv4.fib_multipath_hash_seed if no seed is set; an existing seed stays. 0 selects DefaultSeed.
+	// Seed is written to net.ipv4.fib_multipath_hash_seed if no seed is set; an existing seed stays. 0 selects
+	// DefaultSeed.
 	Seed uint32
 	// FirstID is the first id of nexthop objects; ids in use by other programs are skipped. 0 selects DefaultFirstID.
 	FirstID uint32
-	// ProbeTable and ProbeMark are used for milliseconds while the Driver queries the flow hash of the kernel: a rule for
-	// packets with the mark leads to the table. 0 selects DefaultProbeTable and DefaultProbeMark.
+	// ProbeTable and ProbeMark are used for milliseconds while the Driver queries the flow hash of the kernel: a rule
+	// for packets with the mark leads to the table. 0 selects DefaultProbeTable and DefaultProbeMark.
 	ProbeTable, ProbeMark uint32
-	// AuditInterval is the interval of complete comparisons with the kernel, with repair. 0 selects DefaultAuditInterval.
+	// AuditInterval is the interval of complete comparisons with the kernel, with repair. 0 selects
+	// DefaultAuditInterval.
 	AuditInterval time.Duration
 	// Logger receives log messages; nil selects slog.Default().
 	Logger *slog.Logger

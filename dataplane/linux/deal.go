@@ -13,16 +13,16 @@ type segment struct {
 }
 
 // scaling converts numbers of buckets into member weights for which the kernel deals exactly those numbers, while up to
-// spare members of weight 1 get no bucket. Each bucket counts as weight scale, so scale/2 members of weight 1 keep the sum
-// of all rounding errors below half a bucket.
+// spare members of weight 1 get no bucket. Each bucket counts as weight scale, so scale/2 members of weight 1 keep the
+// sum of all rounding errors below half a bucket.
 type scaling struct {
 	scale   int // 2 or more
 	longest int // largest number of buckets of one member
 	spare   int // members of weight 1 in addition to the loopback member
 }
 
-// newScaling returns the scaling for groups of the given size if the largest allowed weight is maxWeight. In groups with
-// many buckets long runs are split into several members, which costs members and leaves room for the spare ones.
+// newScaling returns the scaling for groups of the given size if the largest allowed weight is maxWeight. In groups
+// with many buckets long runs are split into several members, which costs members and leaves room for the spare ones.
 func newScaling(buckets, maxWeight int) scaling {
 	scale := max(2, maxWeight/min(buckets, mostScale))
 	return scaling{scale, maxWeight / scale, scale/2 - 1}
@@ -48,19 +48,19 @@ type dealt struct {
 	moved     int       // number of buckets that change their nexthop
 }
 
-// deal plans the replacement of a group whose buckets are divided as in current so that they are divided as in target. It
-// relies on how the kernel replaces a group: a remaining member keeps as many buckets as its weight calls for, the last
-// ones. The buckets of removed members and the first buckets of members with a reduced weight go, in bucket order, to the
-// new members, starting with the last new member in the list.
+// deal plans the replacement of a group whose buckets are divided as in current so that they are divided as in target.
+// It relies on how the kernel replaces a group: a remaining member keeps as many buckets as its weight calls for, the
+// last ones. The buckets of removed members and the first buckets of members with a reduced weight go, in bucket order,
+// to the new members, starting with the last new member in the list.
 //
-// This is correct only while current is still the division in the kernel. If a device has lost its carrier and the event
-// has not arrived, the kernel has removed the device's nexthops and given their buckets away, and must refuse the message.
-// It does so if the message names one of those nexthops. The message therefore names one nexthop of every device that has
-// buckets in current: a remaining member or else a witness.
+// This is correct only while current is still the division in the kernel. If a device has lost its carrier and the
+// event has not arrived, the kernel has removed the device's nexthops and given their buckets away, and must refuse the
+// message. It does so if the message names one of those nexthops. The message therefore names one nexthop of every
+// device that has buckets in current: a remaining member or else a witness.
 //
-// owner returns the sub-port of a nexthop, or -1 if it has none. device returns the interface index of a nexthop, or 0 if
-// it is unknown. fresh returns a nexthop of a sub-port that is not in the group, neither in current nor from an earlier
-// call. An empty current redistributes all buckets, which is correct for any state of the kernel.
+// owner returns the sub-port of a nexthop, or -1 if it has none. device returns the interface index of a nexthop, or 0
+// if it is unknown. fresh returns a nexthop of a sub-port that is not in the group, neither in current nor from an
+// earlier call. An empty current redistributes all buckets, which is correct for any state of the kernel.
 func (s scaling) deal(current []segment, target []run, owner, device func(id uint32) int, fresh func(subPort int) uint32) dealt {
 	if len(current) == 0 || slices.ContainsFunc(current, func(c segment) bool { return device(c.id) == 0 }) {
 		return s.dealAll(target, fresh)

@@ -7,8 +7,8 @@ import (
 	"github.com/fared/fared/internal/rtnl"
 )
 
-// TestSpareMembers: by the model of the kernel (TestTwinIsTheKernel), the spare members and the one that drops get no bucket, and one more
-// member of weight 1 gets one.
+// TestSpareMembers: by the model of the kernel (TestTwinIsTheKernel), the spare members and the one that drops get no
+// bucket, and one more member of weight 1 gets one.
 func TestSpareMembers(t *testing.T) {
 	for _, c := range []struct{ buckets, maxWeight int }{{1024, 65535}, {8192, 65535}, {65535, 65535}} {
 		s := newScaling(c.buckets, c.maxWeight)
@@ -44,7 +44,8 @@ func TestSpareMembers(t *testing.T) {
 	}
 }
 
-// TestWitnessesHaveRoom: all buckets of a group move when more sub-ports leave it than there are spare members, and not otherwise.
+// TestWitnessesHaveRoom: all buckets of a group move when more sub-ports leave it than there are spare members, and not
+// otherwise.
 func TestWitnessesHaveRoom(t *testing.T) {
 	const n = 64
 	l, s := layout{65535, n}, newScaling(65535, 65535)
@@ -68,7 +69,8 @@ func TestWitnessesHaveRoom(t *testing.T) {
 	}
 }
 
-// TestPiecesAsLongAsWeightsAllow: buckets that pass from two nexthops to a sub-port share a new one as long as its weight fits.
+// TestPiecesAsLongAsWeightsAllow: buckets that pass from two nexthops to a sub-port share a new one as long as its
+// weight fits.
 func TestPiecesAsLongAsWeightsAllow(t *testing.T) {
 	s := newScaling(65535, 65535)
 	for second, pieces := range map[int]int{s.longest - 500: 1, s.longest - 499: 2} {

@@ -93,8 +93,9 @@ func (w *desired) claimant(at routeKey) (name netip.Prefix, wanted uint32, ok bo
 }
 
 // closedAt reports whether a route has to drop packets: its table is a source group's own, and only other source groups
-// have the destination. Without such a route, those packets would continue to Config.Table and leave through the sub-ports
-// of the first source group, or by a default route. Packets from other addresses or to other destinations never match it.
+// have the destination. Without such a route, those packets would continue to Config.Table and leave through the
+// sub-ports of the first source group, or by a default route. Packets from other addresses or to other destinations
+// never match it.
 func (w *desired) closedAt(at routeKey) bool {
 	s := w.tables[at.table]
 	if s == nil || w.named.Get(struct{}{}, at.prefix) == nil {
@@ -146,7 +147,8 @@ func (w *desired) preferred(at routeKey, have *mirror) netip.Addr {
 	return address
 }
 
-// loopbackFor returns the preferred address and the first candidate loopback, whether the kernel accepts that one or not.
+// loopbackFor returns the preferred address and the first candidate loopback, whether the kernel accepts that one or
+// not.
 func (w *desired) loopbackFor(at routeKey, have *mirror) (address, first netip.Addr) {
 	name, _, ok := w.claimant(at)
 	if !ok {

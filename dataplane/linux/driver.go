@@ -91,12 +91,14 @@ type Stats struct {
 	Retries uint64
 	// MovedByKernel counts groups that lost members with a carrier.
 	MovedByKernel uint64
-	// Audits counts periodic comparisons with the kernel, Disturbances comparisons, of any cause, that cover changes of objects
-	// by another program, and Differences the deviations that either found and repaired.
+	// Audits counts periodic comparisons with the kernel, Disturbances comparisons, of any cause, that cover changes of
+	// objects by another program, and Differences the deviations that either found and repaired.
 	Audits, Disturbances, Differences uint64
-	// Overruns counts losses of link notifications; each one caused a complete read-back. Resyncs counts all read-backs.
+	// Overruns counts losses of link notifications; each one caused a complete read-back. Resyncs counts all
+	// read-backs.
 	Overruns, Resyncs uint64
-	// HashMismatches counts source ports that the kernel placed differently from the computed hash, in the checks at Hello.
+	// HashMismatches counts source ports that the kernel placed differently from the computed hash, in the checks at
+	// Hello.
 	HashMismatches uint64
 
 	// NexthopObjects, GroupObjects, RouteObjects count the Driver's objects in the kernel.
@@ -111,8 +113,9 @@ type Stats struct {
 // other programs make to its objects. It changes none of the objects that it found until Settle.
 //
 // A Forwarding without loopbacks belongs to a node that only forwards packets of other nodes, such as a leaf. Then
-// net.ipv4.ip_forward and, if a next hop is IPv6, net.ipv6.conf.all.forwarding are set to 1. The seed is left unchanged, so
-// that the hash of the node does not correlate with the same hash on the senders, and so is a policy of 3 with the fields 0x37.
+// net.ipv4.ip_forward and, if a next hop is IPv6, net.ipv6.conf.all.forwarding are set to 1. The seed is left
+// unchanged, so that the hash of the node does not correlate with the same hash on the senders, and so is a policy of 3
+// with the fields 0x37.
 func Open(config Config) (*Driver, error) {
 	config, err := config.withDefaults()
 	if err != nil {
@@ -187,7 +190,8 @@ func (d *Driver) open() (err error) {
 	return d.rules.setUp()
 }
 
-// release closes the resources that open acquired before it failed. Errors of closing do not matter: Open returns that of open.
+// release closes the resources that open acquired before it failed. Errors of closing do not matter: Open returns that
+// of open.
 func (d *Driver) release() {
 	if d.links.watch != nil {
 		_, _ = d.links.watch.Close(), d.links.watch.Release()
@@ -204,8 +208,8 @@ func (d *Driver) release() {
 	d.space.Close()
 }
 
-// Close stops the goroutines and releases all resources. The kernel continues to forward; Open finds the objects again, and
-// Flush removes them.
+// Close stops the goroutines and releases all resources. The kernel continues to forward; Open finds the objects again,
+// and Flush removes them.
 func (d *Driver) Close() error {
 	d.once.Do(func() {
 		close(d.stop)
@@ -227,8 +231,8 @@ func (d *Driver) Capabilities() *farev1.Capabilities {
 	return c
 }
 
-// CoverCarriers sets whether another driver in this process announces the carriers of the same sub-ports (Capabilities.CarriersAnnounced), so that
-// the Driver requests them rarely.
+// CoverCarriers sets whether another driver in this process announces the carriers of the same sub-ports
+// (Capabilities.CarriersAnnounced), so that the Driver requests them rarely.
 func (d *Driver) CoverCarriers(on bool) { d.links.watch.Cover(on) }
 
 // WithoutIPv6 implements contract.Explainer.

@@ -22,7 +22,8 @@ func Example() {
 	server := grpc.NewServer()
 	farev1.RegisterDataplaneServiceServer(server, contract.New(contract.Config{
 		Name: "linux", Forwarder: driver,
-		// The control plane repeats the forwarding of an earlier run in its first Hello; the rest of that run is removed then.
+		// The control plane repeats the forwarding of an earlier run in its first Hello; the rest of that run is
+		// removed then.
 		Recovered: func(*farev1.SnapshotResponse, []error) {
 			if err := driver.Settle(); err != nil {
 				log.Print(err)

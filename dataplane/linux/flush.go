@@ -24,8 +24,8 @@ func Flush(config Config) (removed Removed, err error) {
 		return removed, fmt.Errorf("flush the linux data plane: %w", err)
 	}
 	defer func() { err = errors.Join(err, conn.Close()) }()
-	// The kinds are processed in sequence, each read just before its removal: removing a nexthop removes the routes that use
-	// it.
+	// The kinds are processed in sequence, each read just before its removal: removing a nexthop removes the routes
+	// that use it.
 	for _, kind := range []func(*rtnl.Conn, uint8, *rtnl.Batch) (*int, error){removed.rules, removed.routes, removed.groups, removed.nexthops} {
 		b := conn.Begin()
 		count, err := kind(conn, config.Protocol, b)

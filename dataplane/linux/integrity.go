@@ -15,8 +15,8 @@ type integrity struct {
 	unread bool                    // the kernel could not be read back
 }
 
-// Guard implements contract.Guardian. report is called when acknowledged state is found missing or changed in the kernel,
-// and when it is restored. Guard must be called before all other methods.
+// Guard implements contract.Guardian. report is called when acknowledged state is found missing or changed in the
+// kernel, and when it is restored. Guard must be called before all other methods.
 func (d *Driver) Guard(report func(*farev1.Integrity)) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -58,7 +58,8 @@ func (in *integrity) mended(failures []failure) {
 	in.torn = ""
 }
 
-// shadowed reports the other program's route that packets follow in place of the Driver's, or, with "", that there is none any more.
+// shadowed reports the other program's route that packets follow in place of the Driver's, or, with "", that there is
+// none any more.
 func (in *integrity) shadowed(what string) {
 	before := in.shadow
 	if what == before {

@@ -23,11 +23,13 @@ func newKernel(st *state) *kernel {
 	return k
 }
 
-// execute sends a plan and records the acknowledged ops. again is true if the plan was made from state that was read back.
+// execute sends a plan and records the acknowledged ops. again is true if the plan was made from state that was read
+// back.
 func (k *kernel) execute(pl *plan, again bool) (failures []failure) {
 	failures = k.send(slices.Concat(pl.nexthopOps, pl.groupOps, pl.closeOps, pl.routeOps), again)
 	last := slices.Concat(pl.lastOps, pl.openOps)
-	// A route that the kernel refuses to move still uses its previous group. To delete that group would delete the route.
+	// A route that the kernel refuses to move still uses its previous group. To delete that group would delete the
+	// route.
 	for _, f := range failures {
 		if f.op.kind != setRoute {
 			continue
@@ -107,8 +109,8 @@ func (st *state) route(at routeKey, id uint32) rtnl.Route {
 	return rtnl.Route{Prefix: at.prefix, Table: at.table, Protocol: st.config.Protocol, Metric: st.config.Metric, Nexthop: id}
 }
 
-// remove deletes nexthop objects, as the kernel does when it handles the event of a lost carrier, which may take a second.
-// The other members then receive their buckets immediately.
+// remove deletes nexthop objects, as the kernel does when it handles the event of a lost carrier, which may take a
+// second. The other members then receive their buckets immediately.
 func (k *kernel) remove(nexthops map[uint32]*pool) {
 	b := k.conn.Begin()
 	for id := range nexthops {

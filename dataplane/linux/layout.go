@@ -5,15 +5,15 @@ import (
 	"slices"
 )
 
-// lastingPart is the divisor of a home that gives its lasting buckets: 1/8. Enough source ports fall there for the slots of
-// every sub-port, and a sub-port with an eighth of the weight of the others still has all its lasting buckets.
+// lastingPart is the divisor of a home that gives its lasting buckets: 1/8. Enough source ports fall there for the
+// slots of every sub-port, and a sub-port with an eighth of the weight of the others still has all its lasting buckets.
 const lastingPart = 8
 
 // tolerance is the largest relative deviation of a share that counts as accurate.
 const tolerance = 0.01
 
-// layout assigns the buckets of a group to sub-ports. It is a pure function of the weights, so that any two groups agree on
-// as many buckets as their weights allow.
+// layout assigns the buckets of a group to sub-ports. It is a pure function of the weights, so that any two groups
+// agree on as many buckets as their weights allow.
 //
 // Each sub-port has an equal run of buckets as its home. A sub-port whose quota is smaller than its home keeps the last
 // buckets of the home, because the kernel, when it removes buckets on its own, removes the first ones. A sub-port whose
@@ -40,16 +40,16 @@ func (l layout) size(i int) int {
 	return to - from
 }
 
-// lasting returns the number of last buckets of its home that a sub-port has in every group in which its quota is at least
-// that large.
+// lasting returns the number of last buckets of its home that a sub-port has in every group in which its quota is at
+// least that large.
 func (l layout) lasting() int {
 	return max(1, l.buckets/(lastingPart*l.subPorts))
 }
 
 // quotas divides the buckets by weights; if all weights are 0, all quotas are 0. Every weight above 0 gets the nearest
-// whole number to its share, but at least one bucket. If the sum differs from the number of buckets, the sub-ports change
-// for which one bucket is the smallest part of their share; among equals a sub-port with a larger home gets more, then the
-// first. Equal weights therefore give every sub-port exactly its home.
+// whole number to its share, but at least one bucket. If the sum differs from the number of buckets, the sub-ports
+// change for which one bucket is the smallest part of their share; among equals a sub-port with a larger home gets
+// more, then the first. Equal weights therefore give every sub-port exactly its home.
 func (l layout) quotas(weights []uint32) []int {
 	quotas, shares := make([]int, len(weights)), l.shares(weights)
 	left := l.buckets
@@ -85,7 +85,8 @@ func (l layout) quotas(weights []uint32) []int {
 }
 
 // shares returns the exact shares of the buckets, all 0 if all weights are 0. Weights in the same ratio give identical
-// results: products and sums are integers below 2^53, so each share is the correctly rounded value of the same fraction.
+// results: products and sums are integers below 2^53, so each share is the correctly rounded value of the same
+// fraction.
 func (l layout) shares(weights []uint32) []float64 {
 	shares, sum := make([]float64, len(weights)), 0.0
 	for _, w := range weights {
@@ -151,10 +152,10 @@ func (l layout) runs(weights []uint32) []run {
 	return runs
 }
 
-// firm reports whether the lasting buckets of every sub-port are far enough from the start of the segment of one nexthop.
-// When a group loses members, the kernel may take the first buckets of each remaining member, once per removed member; the
-// lasting buckets are out of reach behind an equal number of other buckets. In a shorter run, a segment that starts with
-// the run is sufficient.
+// firm reports whether the lasting buckets of every sub-port are far enough from the start of the segment of one
+// nexthop. When a group loses members, the kernel may take the first buckets of each remaining member, once per removed
+// member; the lasting buckets are out of reach behind an equal number of other buckets. In a shorter run, a segment
+// that starts with the run is sufficient.
 func (l layout) firm(segments []segment, target []run) bool {
 	deep := 2 * l.lasting()
 	at, i := 0, 0

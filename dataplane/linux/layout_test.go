@@ -134,8 +134,8 @@ func TestLayoutKeepsItsPromises(t *testing.T) {
 }
 
 // TestSharesAreHeld checks that, with the default number of buckets, weights whose smallest share is a fortieth of the
-// average are accurate to 1 % with up to 32 sub-ports, and a twentieth with 64; and that exactly the inaccurate ones are
-// reported. The oracle counts the buckets of the runs and compares integers.
+// average are accurate to 1 % with up to 32 sub-ports, and a twentieth with 64; and that exactly the inaccurate ones
+// are reported. The oracle counts the buckets of the runs and compares integers.
 func TestSharesAreHeld(t *testing.T) {
 	seed := uint64(time.Now().UnixNano())
 	t.Logf("seed %d", seed)
@@ -203,7 +203,8 @@ func TestLayoutByHand(t *testing.T) {
 	}
 }
 
-// TestDealMovesWhatMust checks that a change moves only the buckets whose owner changes and those of pieces that are cut.
+// TestDealMovesWhatMust checks that a change moves only the buckets whose owner changes and those of pieces that are
+// cut.
 func TestDealMovesWhatMust(t *testing.T) {
 	l, s := layout{1024, 4}, newScaling(1024, 65535)
 	next, owner := uint32(0), map[uint32]int{}
@@ -255,7 +256,8 @@ func TestQuotasByHand(t *testing.T) {
 	}
 }
 
-// TestFirmByHand: with homes of 8 buckets and one that lasts, the last two of a home are one nexthop's, where the sub-port has so many.
+// TestFirmByHand: with homes of 8 buckets and one that lasts, the last two of a home are one nexthop's, where the
+// sub-port has so many.
 func TestFirmByHand(t *testing.T) {
 	l := layout{16, 2}
 	for _, c := range []struct {

@@ -9,7 +9,8 @@ import (
 	"github.com/fared/fared/internal/hostcheck"
 )
 
-// query returns the use that a Forwarding, nil before the first one, makes of this network namespace. The caller holds mu.
+// query returns the use that a Forwarding, nil before the first one, makes of this network namespace. The caller holds
+// mu.
 func (d *Driver) query(forwarding *farev1.Forwarding) *hostcheck.Query {
 	q := &hostcheck.Query{SubPorts: d.state.have.devices(forwarding), Steering: hostcheck.Link{Name: d.steering, Index: d.state.have.names[d.steering]}}
 	for _, plane := range forwarding.GetPlanes() {
@@ -30,8 +31,8 @@ func (d *Driver) query(forwarding *farev1.Forwarding) *hostcheck.Query {
 	return q
 }
 
-// limits appends the properties of links and addresses with which packets are dropped, and which the Driver does not change, to those found by inspect. The
-// caller holds mu.
+// limits appends the properties of links and addresses with which packets are dropped, and which the Driver does not
+// change, to those found by inspect. The caller holds mu.
 func (d *Driver) limits(forwarding *farev1.Forwarding, found []hostcheck.Finding) []hostcheck.Finding {
 	absent := d.state.absentLoopbacks(forwarding)
 	if absent != nil && !slices.ContainsFunc(d.limitations, func(f hostcheck.Finding) bool { return f.Reason == hostcheck.ReasonLoopback }) && d.reader.rereadAddresses() == nil {
@@ -40,8 +41,8 @@ func (d *Driver) limits(forwarding *farev1.Forwarding, found []hostcheck.Finding
 	return slices.Concat(found, hostcheck.JudgeLinks(d.state.have.devices(forwarding)), hostcheck.JudgeLoopbacks(absent))
 }
 
-// devices returns the devices of sub-ports that exist, also those that carry no packets now, in the order of Forwarding. A sub-port may name its device by
-// an alternative name.
+// devices returns the devices of sub-ports that exist, also those that carry no packets now, in the order of
+// Forwarding. A sub-port may name its device by an alternative name.
 func (m *mirror) devices(forwarding *farev1.Forwarding) (all []hostcheck.Link) {
 	for _, plane := range forwarding.GetPlanes() {
 		for _, sp := range plane.SubPorts {

@@ -76,8 +76,8 @@ func TestLinksComeAndGo(t *testing.T) {
 	})
 }
 
-// TestAlternativeName checks that a sub-port whose device is an alternative name carries its share, also after the device was renamed, until the name is
-// removed, and again once it returns.
+// TestAlternativeName checks that a sub-port whose device is an alternative name carries its share, also after the
+// device was renamed, until the name is removed, and again once it returns.
 func TestAlternativeName(t *testing.T) {
 	h := newHost(t, 4)
 	h.IP("link", "set", "p3", "name", "port3")
@@ -98,8 +98,8 @@ func TestAlternativeName(t *testing.T) {
 	wants(equal("p0", "p1", "p2", "other"))
 }
 
-// TestLostCarrierIsRedistributedAtOnce checks that a lost carrier costs one message for each group, without the control plane, and
-// that the control plane's answer costs one more only if its weights differ from the remaining ones.
+// TestLostCarrierIsRedistributedAtOnce checks that a lost carrier costs one message for each group, without the control
+// plane, and that the control plane's answer costs one more only if its weights differ from the remaining ones.
 func TestLostCarrierIsRedistributedAtOnce(t *testing.T) {
 	h := newHost(t, 4)
 	d, c := h.start()
@@ -274,7 +274,8 @@ func TestHelloAgain(t *testing.T) {
 		t.Errorf("another next hop: %d changes of nexthop objects %v", n, h.pool(t, "p1"))
 	}
 	h.counted(d)
-	// A starting control plane does not know the next hop of an unnumbered session yet, so the sub-port keeps its present one.
+	// A starting control plane does not know the next hop of an unnumbered session yet, so the sub-port keeps its
+	// present one.
 	again.Planes[2].SubPorts[0].NextHopV4, again.Planes[2].SubPorts[0].NextHopV6 = "", ""
 	c.hello(proto.CloneOf(again))
 	if n := sent(d.Stats()) - sent(second); n != 0 {

@@ -179,8 +179,8 @@ func TestLoseByHand(t *testing.T) {
 // of6 returns the first member of a group.
 func of6(g *group) uint32 { return g.members[0].ID }
 
-// TestRiseReadsCarriers checks that a sub-port that the control plane sets up has its carrier before the change is committed, although the goroutine that handles
-// events has not run since the carrier returned.
+// TestRiseReadsCarriers checks that a sub-port that the control plane sets up has its carrier before the change is
+// committed, although the goroutine that handles events has not run since the carrier returned.
 func TestRiseReadsCarriers(t *testing.T) {
 	h := newHost(t, 2)
 	d, _ := h.start()

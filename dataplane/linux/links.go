@@ -91,8 +91,8 @@ func (l *links) takeLinks(events []rtnl.LinkEvent) {
 	}
 }
 
-// abandon drops the packets that are queued for next hops on devices without a carrier, once no group sends packets there:
-// an IPv6 socket keeps using such a device until its group is replaced. The caller holds mu.
+// abandon drops the packets that are queued for next hops on devices without a carrier, once no group sends packets
+// there: an IPv6 socket keeps using such a device until its group is replaced. The caller holds mu.
 func (l *links) abandon() {
 	if len(l.dark) == 0 {
 		return

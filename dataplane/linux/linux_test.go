@@ -41,7 +41,8 @@ func TestMain(m *testing.M) {
 // testBuckets is the default group size in tests, chosen for figures that are easy to check by hand.
 const testBuckets = 1024
 
-// strict fails the test if a Driver logs a failure that the test does not cause: tests that cause one set their own Logger.
+// strict fails the test if a Driver logs a failure that the test does not cause: tests that cause one set their own
+// Logger.
 type strict struct {
 	slog.Handler
 	t testing.TB
@@ -297,8 +298,8 @@ func subPortOp(device string, up bool) *farev1.Operation {
 func target4(i int) string { return fmt.Sprintf("10.255.%d.%d/32", 1+i/250, 1+i%250) }
 func target6(i int) string { return fmt.Sprintf("fd00:255::%x/128", 0x100+i) }
 
-// state describes the forwarding of each destination without any ids, from the output of `ip` and the buckets: the owner of
-// each run of buckets.
+// state describes the forwarding of each destination without any ids, from the output of `ip` and the buckets: the
+// owner of each run of buckets.
 func (h *host) state() map[string]string {
 	h.t.Helper()
 	type nexthop struct {

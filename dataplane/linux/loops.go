@@ -33,7 +33,8 @@ func (d *Driver) follow() {
 	}
 }
 
-// settingsInterval is the pause between two looks at the sysctls that forwarding depends on: the kernel does not notify of their changes.
+// settingsInterval is the pause between two looks at the sysctls that forwarding depends on: the kernel does not notify
+// of their changes.
 const settingsInterval = time.Second
 
 // keep repairs and audits until Close.
@@ -69,8 +70,8 @@ func (d *Driver) keep() {
 	}
 }
 
-// attend repairs changes that other programs make to the Driver's objects, until Close. After each repair it pauses for as
-// long as the repair took, so that a program that keeps removing objects costs at most half a processor.
+// attend repairs changes that other programs make to the Driver's objects, until Close. After each repair it pauses for
+// as long as the repair took, so that a program that keeps removing objects costs at most half a processor.
 func (d *Driver) attend() {
 	for d.others.news.Wait() == nil {
 		began := time.Now()
@@ -126,8 +127,8 @@ func (d *Driver) report(failures []failure) {
 	}
 }
 
-// restore sets the sysctls that forwarding depends on again, if another program has changed them, for example sysctl --system. Until then packets did not
-// follow the weights.
+// restore sets the sysctls that forwarding depends on again, if another program has changed them, for example sysctl
+// --system. Until then packets did not follow the weights.
 func (d *Driver) restore() {
 	d.inspecting.Lock() // until the result is published, so that no earlier one replaces it
 	defer d.inspecting.Unlock()
@@ -162,7 +163,8 @@ func (d *Driver) restore() {
 	}
 }
 
-// inspect returns the settings and rules of this host with which packets are dropped. The Driver does not change them. The caller holds inspecting.
+// inspect returns the settings and rules of this host with which packets are dropped. The Driver does not change them.
+// The caller holds inspecting.
 func (d *Driver) inspect(q *hostcheck.Query) (found []hostcheck.Finding) {
 	err := d.space.Do(func() error {
 		found = d.inspector.Inspect(q)
@@ -259,10 +261,11 @@ func (d *Driver) mendAfter(disturbed bool) {
 	}
 }
 
-// readBack reads back the kernel state, except for buckets, and restores rules. It returns false if that failed; a retry is
-// then scheduled. disturbed is true if events that the caller drained are the reason.
+// readBack reads back the kernel state, except for buckets, and restores rules. It returns false if that failed; a
+// retry is then scheduled. disturbed is true if events that the caller drained are the reason.
 func (d *Driver) readBack(disturbed bool) bool {
-	// Pending events are covered by this read-back; if they stayed, attend would repair a state that is already correct.
+	// Pending events are covered by this read-back; if they stayed, attend would repair a state that is already
+	// correct.
 	concerned, leads := d.others.disturbed()
 	if leads {
 		d.lookSoon()

@@ -10,8 +10,9 @@ import (
 	"github.com/fared/fared/dataplane/internal/contract"
 )
 
-// BenchmarkLosses sends from three sockets to one destination without a pause, while its weights change: by new weights of its vector, which its group takes in place,
-// and by another vector, to whose group its route moves. It reports the sends that the kernel refuses in a million changes.
+// BenchmarkLosses sends from three sockets to one destination without a pause, while its weights change: by new weights
+// of its vector, which its group takes in place, and by another vector, to whose group its route moves. It reports the
+// sends that the kernel refuses in a million changes.
 func BenchmarkLosses(b *testing.B) {
 	for _, c := range []struct{ name, target string }{{"IPv4", target4(0)}, {"IPv6", target6(0)}} {
 		prefix := netip.MustParsePrefix(c.target)

@@ -57,8 +57,8 @@ type group struct {
 	source netip.Prefix
 	id     uint32
 	exists bool
-	// members is the last member list sent to the kernel, segments the resulting bucket layout, or nil if it is unknown or
-	// no member carries packets.
+	// members is the last member list sent to the kernel, segments the resulting bucket layout, or nil if it is unknown
+	// or no member carries packets.
 	members  []rtnl.Member
 	segments []segment
 	// weights and generation are the inputs that the members were computed from; nil weights are unknown.
@@ -69,12 +69,12 @@ type group struct {
 	dealtAt   time.Time
 	// dropping is true if the only member is a blackhole.
 	dropping bool
-	// moved is true if the kernel has removed members and given their buckets to other members, or if another program has
-	// changed the group.
+	// moved is true if the kernel has removed members and given their buckets to other members, or if another program
+	// has changed the group.
 	moved bool
-	// rejecting is true if routes of the group may reject packets: an IPv6 route that was set while the first member was on
-	// the loopback device rejects packets permanently, whatever the group becomes (fib6_is_reject). Such routes are set
-	// again when the group carries packets.
+	// rejecting is true if routes of the group may reject packets: an IPv6 route that was set while the first member
+	// was on the loopback device rejects packets permanently, whatever the group becomes (fib6_is_reject). Such routes
+	// are set again when the group carries packets.
 	rejecting bool
 }
 

@@ -11,8 +11,9 @@ import (
 	"github.com/fared/fared/internal/testkit/netnstest"
 )
 
-// TestJumboPastASmallSubPort checks that datagrams of 9,000 bytes that must not be fragmented leave whole while a sub-port with an MTU of 1500 is down, and while it
-// has no weight, so that only sub-ports that carry packets bound their size.
+// TestJumboPastASmallSubPort checks that datagrams of 9,000 bytes that must not be fragmented leave whole while a
+// sub-port with an MTU of 1500 is down, and while it has no weight, so that only sub-ports that carry packets bound
+// their size.
 func TestJumboPastASmallSubPort(t *testing.T) {
 	const size = 9000 - 20 - 8
 	h := newHost(t, 2)

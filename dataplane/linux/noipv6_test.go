@@ -15,8 +15,8 @@ import (
 	"github.com/fared/fared/wecmp"
 )
 
-// TestIPv6Disabled checks that without IPv6 IPv4 is forwarded with a computed hash, IPv6 destinations are refused with the
-// name of the setting, and one log line reports it.
+// TestIPv6Disabled checks that without IPv6 IPv4 is forwarded with a computed hash, IPv6 destinations are refused with
+// the name of the setting, and one log line reports it.
 func TestIPv6Disabled(t *testing.T) {
 	for _, where := range []string{
 		"net.ipv6.conf.all.disable_ipv6", // before the start

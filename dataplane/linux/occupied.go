@@ -9,9 +9,9 @@ import (
 	"github.com/fared/fared/dataplane/internal/contract"
 )
 
-// occupied knows the places of destinations' routes that routes of other programs have. The kernel refuses a route there until the
-// other route is gone, so Commit refuses the destination without a message: the control plane repeats all refused operations
-// whenever one place is free.
+// occupied knows the places of destinations' routes that routes of other programs have. The kernel refuses a route
+// there until the other route is gone, so Commit refuses the destination without a message: the control plane repeats
+// all refused operations whenever one place is free.
 type occupied struct {
 	places map[routeKey]bool
 	again  func() // reports that a refused change may succeed; nil disables reports
@@ -27,8 +27,8 @@ func (d *Driver) Retry(again func()) {
 // occupies reports whether the kernel refused a new route because another program's route has its place.
 func (f failure) occupies() bool { return f.op.kind == setRoute && errors.Is(f.err, unix.EEXIST) }
 
-// refusalOf returns the refusal of a destination with an occupied place. Its text is the same from the kernel and from memory, so that a
-// repeated operation is not refused for another reason.
+// refusalOf returns the refusal of a destination with an occupied place. Its text is the same from the kernel and from
+// memory, so that a repeated operation is not refused for another reason.
 func refusalOf(at routeKey) error {
 	return kernelStatus(fmt.Errorf("%w; another program's route to %v exists, and is kept: remove it, or set another metric", unix.EEXIST, at.prefix))
 }
@@ -49,8 +49,8 @@ func (o *occupied) refuse(st *state, changes []contract.Change) error {
 	return nil
 }
 
-// note records the occupied places among the failures of a commit that was undone. The Driver itself retries routes that are still
-// wanted.
+// note records the occupied places among the failures of a commit that was undone. The Driver itself retries routes
+// that are still wanted.
 func (o *occupied) note(st *state, failures []failure) {
 	for _, f := range failures {
 		if _, wanted := st.want.wantedAt(f.op.at); f.occupies() && !wanted {

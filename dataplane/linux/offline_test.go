@@ -21,8 +21,8 @@ const (
 	loIndex      = 1
 )
 
-// offline returns a Driver without a kernel: sub-ports p0, p1, ... on the devices 10, 11, ..., each with a next hop of both families.
-// The test calls done for the ops of its plans.
+// offline returns a Driver without a kernel: sub-ports p0, p1, ... on the devices 10, 11, ..., each with a next hop of
+// both families. The test calls done for the ops of its plans.
 func offline(t *testing.T, subPorts int) *Driver {
 	t.Helper()
 	config, err := Config{Buckets: 64, Logger: slog.New(slog.DiscardHandler), witnessTime: time.Hour}.withDefaults()

@@ -17,8 +17,8 @@ import (
 	"github.com/fared/fared/internal/testkit/netnstest"
 )
 
-// TestOpenFails: an Open that fails returns the cause and leaves no descriptor open, whichever step fails. Close leaves none open either, and
-// returns the same error each time.
+// TestOpenFails: an Open that fails returns the cause and leaves no descriptor open, whichever step fails. Close leaves
+// none open either, and returns the same error each time.
 func TestOpenFails(t *testing.T) {
 	h := newHost(t, 1)
 	defer debug.SetGCPercent(debug.SetGCPercent(-1)) // the garbage collector would close files
@@ -136,7 +136,8 @@ func settings(t *testing.T, files map[string]string, f func()) (after map[string
 	return after
 }
 
-// TestSettingsOfOtherKernels checks the settings made on kernels without IPv6, without a seed, and with hash fields of the administrator.
+// TestSettingsOfOtherKernels checks the settings made on kernels without IPv6, without a seed, and with hash fields of
+// the administrator.
 func TestSettingsOfOtherKernels(t *testing.T) {
 	const fieldsV4, fieldsV6 = "net/ipv4/fib_multipath_hash_fields", "net/ipv6/fib_multipath_hash_fields"
 	type files = map[string]string

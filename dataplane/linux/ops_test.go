@@ -110,7 +110,8 @@ func TestWhenAgain(t *testing.T) {
 	}
 }
 
-// TestWhatConcernsAnOperation: an operation is refused if an op on its groups and routes is, or if the kernel has no room for a nexthop.
+// TestWhatConcernsAnOperation: an operation is refused if an op on its groups and routes is, or if the kernel has no
+// room for a nexthop.
 func TestWhatConcernsAnOperation(t *testing.T) {
 	d := offline(t, 2)
 	g, other := &group{key: groupKey{1, v4}}, &group{key: groupKey{2, v4}}

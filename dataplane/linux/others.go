@@ -6,7 +6,8 @@ import (
 	"github.com/fared/fared/internal/rtnl"
 )
 
-// others watches the changes that other programs make to the objects of the Driver, and to those that packets may follow instead.
+// others watches the changes that other programs make to the objects of the Driver, and to those that packets may
+// follow instead.
 type others struct {
 	state     *state
 	integrity *integrity
@@ -15,8 +16,8 @@ type others struct {
 	news      *rtnl.ObjectWatch
 }
 
-// disturbed drains the pending object events. It reports whether any of them concerns objects of the Driver, and whether any
-// may change which routes packets follow. The caller holds mu.
+// disturbed drains the pending object events. It reports whether any of them concerns objects of the Driver, and
+// whether any may change which routes packets follow. The caller holds mu.
 func (o *others) disturbed() (concerned, leads bool) {
 	events, err := o.news.Poll()
 	if errors.Is(err, rtnl.ErrOverrun) {
@@ -48,8 +49,8 @@ func (o *others) concerns(e rtnl.ObjectEvent) bool {
 	}
 }
 
-// touchedNexthop reports whether a nexthop object that another program changed is the Driver's. If it is a group, the owners
-// of its buckets are unknown afterwards: the kernel deals them again even for equal members.
+// touchedNexthop reports whether a nexthop object that another program changed is the Driver's. If it is a group, the
+// owners of its buckets are unknown afterwards: the kernel deals them again even for equal members.
 func (o *others) touchedNexthop(n rtnl.Nexthop) bool {
 	ours := n.Protocol == o.state.config.Protocol || o.state.have.owners[n.ID] != nil
 	for key, g := range o.state.have.groups {

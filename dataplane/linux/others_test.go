@@ -183,8 +183,8 @@ func TestOthersAreUndone(t *testing.T) {
 	t.Logf("%+v", d.Stats())
 }
 
-// TestDisturbancesAreCounted checks that a change by another program is counted once, also where a look for other programs' routes, which is due after
-// every change of rules, finds it before attend reads its event.
+// TestDisturbancesAreCounted checks that a change by another program is counted once, also where a look for other
+// programs' routes, which is due after every change of rules, finds it before attend reads its event.
 func TestDisturbancesAreCounted(t *testing.T) {
 	h := newHost(t, 2)
 	h.config.AuditInterval = time.Hour
@@ -213,8 +213,8 @@ func TestDisturbancesAreCounted(t *testing.T) {
 	}
 }
 
-// TestOthersInTheWay checks that a foreign route in the place of a route of the Driver is left unchanged, and reported until
-// it is removed.
+// TestOthersInTheWay checks that a foreign route in the place of a route of the Driver is left unchanged, and reported
+// until it is removed.
 func TestOthersInTheWay(t *testing.T) {
 	h := newHost(t, 2)
 	h.config.AuditInterval = time.Hour

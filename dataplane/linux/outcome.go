@@ -22,8 +22,8 @@ func (st *state) scope() scope {
 	return scope{groups: st.staleGroups, routes: st.staleRoutes, now: time.Now(), witnessTime: st.config.witnessTime}
 }
 
-// await marks as stale the groups and routes of refused ops, in addition to groups that have to change later, and clears all other
-// marks. It returns when the next sync is due, or the zero time if nothing is stale.
+// await marks as stale the groups and routes of refused ops, in addition to groups that have to change later, and
+// clears all other marks. It returns when the next sync is due, or the zero time if nothing is stale.
 func (st *state) await(failures []failure) (due time.Time) {
 	clear(st.staleRoutes)
 	for key := range st.staleGroups {
@@ -133,8 +133,9 @@ func (st *state) undone(o *op, err error, again bool) {
 	st.stale(q.subPort)
 }
 
-// lose applies the effect in the kernel of a device that is set down, loses its carrier or disappears: its nexthop objects
-// are deleted and removed from their groups, and the other members have their buckets. It returns these objects.
+// lose applies the effect in the kernel of a device that is set down, loses its carrier or disappears: its nexthop
+// objects are deleted and removed from their groups, and the other members have their buckets. It returns these
+// objects.
 func (st *state) lose(device int) map[uint32]*pool {
 	lost := map[uint32]*pool{}
 	for _, q := range st.pools() {

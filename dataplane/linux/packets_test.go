@@ -11,7 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ends counts packets of a host at the far ends of its sub-ports: UDP datagrams that carry the current mark, by sub-port.
+// ends counts packets of a host at the far ends of its sub-ports: UDP datagrams that carry the current mark, by
+// sub-port.
 type ends struct {
 	t       testing.TB
 	h       *host
@@ -79,8 +80,8 @@ func (e *ends) sender(source string, i int) *net.UDPConn {
 	return e.senders[key]
 }
 
-// send sends one datagram for each of n flows from a source address to a destination, and returns the number of datagrams
-// received at the far end of each sub-port. Refusals by the kernel count as "refused".
+// send sends one datagram for each of n flows from a source address to a destination, and returns the number of
+// datagrams received at the far end of each sub-port. Refusals by the kernel count as "refused".
 func (e *ends) send(source, destination string, flows int) map[string]int {
 	e.t.Helper()
 	const ports, burst = 4096, 512
@@ -106,7 +107,8 @@ func (e *ends) send(source, destination string, flows int) map[string]int {
 	return counts
 }
 
-// receive counts datagrams with a payload until n have arrived or no more arrive. It returns the number of those that have not.
+// receive counts datagrams with a payload until n have arrived or no more arrive. It returns the number of those that
+// have not.
 func (e *ends) receive(payload []byte, n int, counts map[string]int) int {
 	e.t.Helper()
 	buffer := make([]byte, 2048)

@@ -41,8 +41,8 @@ type op struct {
 // plan holds the ops that turn the mirror into the desired state, in order.
 type plan struct {
 	nexthopOps, groupOps, routeOps, lastOps []op
-	// closeOps set routes that drop packets of other source groups; they run before the ops for routes that these packets
-	// would take. openOps remove such routes, after those ops.
+	// closeOps set routes that drop packets of other source groups; they run before the ops for routes that these
+	// packets would take. openOps remove such routes, after those ops.
 	closeOps, openOps []op
 	// groups holds the groups that change without a message: they claim an id, or are already as desired. unused holds
 	// those that have no destinations and do not exist in the kernel.
@@ -123,7 +123,8 @@ func newPlan(want *desired, have *mirror, s scope) *plan {
 	return &pl.plan
 }
 
-// group returns a group as it is after the part of the plan that needs no message, or nil. The caller must not change it.
+// group returns a group as it is after the part of the plan that needs no message, or nil. The caller must not change
+// it.
 func (pl *planner) group(key groupKey) *group {
 	if g := pl.groups[key]; g != nil {
 		return g
@@ -307,8 +308,8 @@ func (pl *planner) confirm(g *group, weights []uint32) {
 	e.weights, e.generation = weights, pl.want.generation
 }
 
-// dismiss plans the removal of witnesses from a group that has not changed for witnessTime. If all other sub-ports failed,
-// witnesses would receive their packets.
+// dismiss plans the removal of witnesses from a group that has not changed for witnessTime. If all other sub-ports
+// failed, witnesses would receive their packets.
 func (pl *planner) dismiss(g *group) {
 	if len(g.witnesses) == 0 || pl.scope.now.Sub(g.dealtAt) < pl.scope.witnessTime {
 		return
@@ -319,7 +320,8 @@ func (pl *planner) dismiss(g *group) {
 	})
 }
 
-// unreject notes that routes of a group have to be set again if they may reject packets although the group carries packets.
+// unreject notes that routes of a group have to be set again if they may reject packets although the group carries
+// packets.
 func (pl *planner) unreject(g *group, live bool) {
 	if !g.rejecting || !live {
 		return

@@ -16,8 +16,8 @@ import (
 	"github.com/fared/fared/internal/testkit/gate"
 )
 
-// toyKernel executes ops on maps, by the rules of the kernel. Groups are the model that TestTwinIsTheKernel compares with
-// the kernel.
+// toyKernel executes ops on maps, by the rules of the kernel. Groups are the model that TestTwinIsTheKernel compares
+// with the kernel.
 type toyKernel struct {
 	d        *Driver
 	nexthops map[uint32]rtnl.Nexthop
@@ -443,8 +443,9 @@ func (p *planTest) restart() {
 	p.judge()
 }
 
-// TestPlansReachTheDesiredState applies plans to a toy kernel: from any state, with carriers lost unnoticed and ops refused,
-// the kernel reaches the desired state, the mirror stays equal to the kernel, and planning changes none of its inputs.
+// TestPlansReachTheDesiredState applies plans to a toy kernel: from any state, with carriers lost unnoticed and ops
+// refused, the kernel reaches the desired state, the mirror stays equal to the kernel, and planning changes none of its
+// inputs.
 func TestPlansReachTheDesiredState(t *testing.T) {
 	gate.WithoutRaceDetector(t, "has one goroutine, and a tenth of the cases with it")
 	seed := uint64(time.Now().UnixNano())

@@ -195,8 +195,8 @@ func TestPlansByHand(t *testing.T) {
 	}
 }
 
-// TestPiecesStayFew: a group has few members after hundreds of changes, and a change of a group with few members moves only the buckets that
-// change their owner.
+// TestPiecesStayFew: a group has few members after hundreds of changes, and a change of a group with few members moves
+// only the buckets that change their owner.
 func TestPiecesStayFew(t *testing.T) {
 	d := offline(t, 8)
 	d.state.resize(1024, 8)
@@ -344,8 +344,8 @@ func TestClaim(t *testing.T) {
 	}
 }
 
-// TestNewPlan checks the ops of single plans, from a driver at rest with four sub-ports, vector 1 and a destination of each
-// family, and that planning changes none of its inputs.
+// TestNewPlan checks the ops of single plans, from a driver at rest with four sub-ports, vector 1 and a destination of
+// each family, and that planning changes none of its inputs.
 func TestNewPlan(t *testing.T) {
 	type kinds struct{ makeNexthop, changeNexthop, setGroup, setRoute, deleteRoute, deleteGroup, deleteNexthop int }
 	lose := func(d *Driver) {

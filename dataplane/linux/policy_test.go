@@ -14,8 +14,9 @@ import (
 	"github.com/fared/fared/wecmp"
 )
 
-// TestPolicyOfFields checks by packets that source ports take the sub-ports that Landing returns, on a host whose configuration has chosen
-// fib_multipath_hash_policy 3 with the fields of policy 1: before the agent starts, and while it runs.
+// TestPolicyOfFields checks by packets that source ports take the sub-ports that Landing returns, on a host whose
+// configuration has chosen fib_multipath_hash_policy 3 with the fields of policy 1: before the agent starts, and while
+// it runs.
 func TestPolicyOfFields(t *testing.T) {
 	h := newHost(t, 4)
 	choose := func() {

@@ -17,8 +17,8 @@ type subPort struct {
 	pools  [2]*pool      // by family of the next hop; nil without such a next hop
 }
 
-// pool holds the nexthop objects of one next hop. A group change assigns buckets to objects that are not in the group, so a
-// next hop needs several equivalent objects.
+// pool holds the nexthop objects of one next hop. A group change assigns buckets to objects that are not in the group,
+// so a next hop needs several equivalent objects.
 type pool struct {
 	subPort   *subPort
 	family    family // of the next hop
@@ -56,8 +56,8 @@ func (q *pool) is(st *state, n rtnl.Nexthop) bool {
 		(n.Device == want.Device || n.Blackhole) && n.OnLink == want.OnLink && len(n.Members) == 0 && !n.Foreign
 }
 
-// pool returns the next hop for traffic of a family on a sub-port, or nil. IPv4 uses the IPv6 next hop if there is no IPv4
-// one (RFC 8950).
+// pool returns the next hop for traffic of a family on a sub-port, or nil. IPv4 uses the IPv6 next hop if there is no
+// IPv4 one (RFC 8950).
 func (sp *subPort) pool(f family) *pool {
 	if f == v4 && sp.pools[v4] != nil {
 		return sp.pools[v4]

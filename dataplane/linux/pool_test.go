@@ -162,7 +162,8 @@ func TestIDs(t *testing.T) {
 	}
 }
 
-// TestWeightsThatLive: a sub-port has its weight only with a carrier, a next hop that the kernel takes, and a place in the source group.
+// TestWeightsThatLive: a sub-port has its weight only with a carrier, a next hop that the kernel takes, and a place in
+// the source group.
 func TestWeightsThatLive(t *testing.T) {
 	for _, c := range []struct {
 		what   string
@@ -189,7 +190,8 @@ func TestWeightsThatLive(t *testing.T) {
 	}
 }
 
-// TestSizes checks the number of buckets, the limit of groups by memory, and what another number of buckets does to a group.
+// TestSizes checks the number of buckets, the limit of groups by memory, and what another number of buckets does to a
+// group.
 func TestSizes(t *testing.T) {
 	for _, c := range []struct {
 		configured   uint16

@@ -24,8 +24,8 @@ import (
 	"github.com/fared/fared/wecmp"
 )
 
-// lastingPorts returns, for each of n sub-ports, the source ports whose flows fall into its lasting buckets, as the control
-// plane computes them from FlowHash.
+// lastingPorts returns, for each of n sub-ports, the source ports whose flows fall into its lasting buckets, as the
+// control plane computes them from FlowHash.
 func lastingPorts(f *farev1.FlowHash, n int, protocol uint8, source, destination netip.Addr) [][]uint16 {
 	ports := make([][]uint16, n)
 	hash := wecmp.LinuxL4{Seed: f.Seed}
@@ -145,8 +145,8 @@ func lastingPortsStay(t *testing.T, n, changes int) {
 			return err
 		}
 		for i, path := range paths {
-			// A replaced group releases the cached routes of all its members (nh_rt_cache_flush, fib6_nh_release_dsts): an
-			// IPv6 lookup at that instant may find no device. It never finds another sub-port.
+			// A replaced group releases the cached routes of all its members (nh_rt_cache_flush, fib6_nh_release_dsts):
+			// an IPv6 lookup at that instant may find no device. It never finds another sub-port.
 			if path.Device == 0 && questions[from+i].Destination.Is6() {
 				again, err := conn.Paths(queries[from+i : from+i+1])
 				if err != nil {
@@ -316,7 +316,8 @@ func TestKernelThatDisagrees(t *testing.T) {
 	if f := d.Capabilities().FlowHash; f.GetAlgorithm() != asked || f.Seed != 0 || f.LastingBuckets != 32 {
 		t.Errorf("%v", f)
 	}
-	// Each attempt asks for flows of both families, from no address and from the loopback, and all of them leave elsewhere.
+	// Each attempt asks for flows of both families, from no address and from the loopback, and all of them leave
+	// elsewhere.
 	if got := d.Stats().HashMismatches; got != hashAttempts*2*2*checkPorts {
 		t.Errorf("%d flows left elsewhere", got)
 	}
@@ -328,8 +329,8 @@ func TestKernelThatDisagrees(t *testing.T) {
 	}
 }
 
-// TestSeedIsOfTheComputedHash checks that the audit restores the hash seed while ports are computed with it, and leaves it alone while the kernel is
-// queried: in a container it may be unable to set it.
+// TestSeedIsOfTheComputedHash checks that the audit restores the hash seed while ports are computed with it, and leaves
+// it alone while the kernel is queried: in a container it may be unable to set it.
 func TestSeedIsOfTheComputedHash(t *testing.T) {
 	h := newHost(t, 4)
 	const name = "net.ipv4.fib_multipath_hash_seed"

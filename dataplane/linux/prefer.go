@@ -7,8 +7,8 @@ import (
 	"github.com/fared/fared/internal/rtnl"
 )
 
-// routeOf returns the route that a setRoute op sets. If it has no source address because a loopback is not an address of the
-// host, routeOf logs a warning, once for each loopback.
+// routeOf returns the route that a setRoute op sets. If it has no source address because a loopback is not an address
+// of the host, routeOf logs a warning, once for each loopback.
 func (st *state) routeOf(o *op) rtnl.Route {
 	r := st.route(o.at, o.id)
 	if r.Source = o.source; r.Source.IsValid() {

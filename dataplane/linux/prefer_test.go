@@ -202,8 +202,8 @@ func TestLoopbackMissing(t *testing.T) {
 	quiet(t, d)
 }
 
-// TestUnboundSocketsOfSourceGroups checks that routes of the main table name the first source group's loopback, and those
-// of the other tables the loopback of their source group.
+// TestUnboundSocketsOfSourceGroups checks that routes of the main table name the first source group's loopback, and
+// those of the other tables the loopback of their source group.
 func TestUnboundSocketsOfSourceGroups(t *testing.T) {
 	h := gpus(t)
 	d, c := h.start()

@@ -68,15 +68,16 @@ func (p *prober) findMaxWeight() error {
 
 func isMain(table uint32) bool { return table == unix.RT_TABLE_MAIN || table == unix.RT_TABLE_LOCAL }
 
-// hashAttempts is the number of attempts of findHash after errors that may be transient, hashPause the pause after a failed attempt.
+// hashAttempts is the number of attempts of findHash after errors that may be transient, hashPause the pause after a
+// failed attempt.
 const (
 	hashAttempts = 3
 	hashPause    = 10 * time.Millisecond
 )
 
-// findHash determines how the kernel places the flows of this node; nil for a node without flows. A transient error keeps the
-// previous hash and returns UNAVAILABLE, so that the control plane repeats Hello: a different hash would
-// move every source port.
+// findHash determines how the kernel places the flows of this node; nil for a node without flows. A transient error
+// keeps the previous hash and returns UNAVAILABLE, so that the control plane repeats Hello: a different hash would move
+// every source port.
 func (p *prober) findHash(forwarding *farev1.Forwarding) (*farev1.FlowHash, error) {
 	if p.loopbacks = forwarding.GetLoopbacks(); transit(forwarding) {
 		return nil, nil
@@ -105,8 +106,8 @@ func (p *prober) findHash(forwarding *farev1.Forwarding) (*farev1.FlowHash, erro
 	return hash, nil
 }
 
-// tryHash returns the hash seed if the hash computed here matches the placement of the kernel. It returns false without an
-// error if this kernel uses another hash.
+// tryHash returns the hash seed if the hash computed here matches the placement of the kernel. It returns false without
+// an error if this kernel uses another hash.
 func (p *prober) tryHash() (seed uint32, ok bool, err error) {
 	var seeded bool
 	err = p.space.Do(func() (err error) {
@@ -132,7 +133,8 @@ func (p *prober) tryHash() (seed uint32, ok bool, err error) {
 // errLinkLost is the error of a check whose device failed meanwhile: its result says nothing about the hash.
 var errLinkLost = errors.New("the link of the check has failed")
 
-// transient reports whether an error indicates a temporary shortage of resources, or a change of links during the check.
+// transient reports whether an error indicates a temporary shortage of resources, or a change of links during the
+// check.
 func transient(err error) bool {
 	if errors.Is(err, errLinkLost) {
 		return true
@@ -145,8 +147,8 @@ func transient(err error) bool {
 	return false
 }
 
-// checkPorts is the number of source ports per check. Half of them are below the destination port, because the hash orders
-// the ports.
+// checkPorts is the number of source ports per check. Half of them are below the destination port, because the hash
+// orders the ports.
 const checkPorts = 512
 
 // checkHash queries the egress of flows of both families and returns the number of flows whose egress differs from the
@@ -186,8 +188,8 @@ func (p *prober) checkHash() (wrong int, err error) {
 	return wrong, nil
 }
 
-// lost reports whether packets can no longer leave by a device that was usable when the check began: it is down, or it was
-// deleted, as when a container's cables are connected.
+// lost reports whether packets can no longer leave by a device that was usable when the check began: it is down, or it
+// was deleted, as when a container's cables are connected.
 func (p *prober) lost(device int) bool {
 	if !p.state.have.links[device].Usable() {
 		return false
@@ -202,8 +204,8 @@ func disabled(err error) bool {
 	return errors.Is(err, unix.EACCES) || errors.Is(err, unix.EAFNOSUPPORT) || errors.Is(err, unix.EOPNOTSUPP)
 }
 
-// compare queries the flows of a check, half of them UDP and half TCP, without a source address and from a loopback, if the
-// loopback is an address of the host.
+// compare queries the flows of a check, half of them UDP and half TCP, without a source address and from a loopback, if
+// the loopback is an address of the host.
 func (p *prober) compare(f family, destination netip.Addr, target []run) (wrong int, err error) {
 	sources := []netip.Addr{netip.IPv4Unspecified()}
 	if f == v6 {
@@ -287,8 +289,8 @@ func (p *prober) probeDevice(f family) int {
 	return p.state.have.loopback()
 }
 
-// probeGateway returns the address that identifies owner i of a probe's buckets. It is from the benchmarking network (RFC
-// 2544) or link-local.
+// probeGateway returns the address that identifies owner i of a probe's buckets. It is from the benchmarking network
+// (RFC 2544) or link-local.
 func probeGateway(f family, i int) netip.Addr {
 	if f == v4 {
 		return netip.AddrFrom4([4]byte{198, 18, byte(i >> 8), byte(i)})
@@ -304,8 +306,8 @@ func probeOwner(gateway netip.Addr) int {
 	return int(b[len(b)-2])<<8 | int(b[len(b)-1])
 }
 
-// probe creates a group whose buckets are divided as in target, and a route to it, in the main table or, if marked, in the
-// probe table. undo removes all of it.
+// probe creates a group whose buckets are divided as in target, and a route to it, in the main table or, if marked, in
+// the probe table. undo removes all of it.
 func (p *prober) probe(f family, device int, target []run, route rtnl.Route, marked bool) (undo func() error, err error) {
 	rule := rtnl.Rule{
 		Family: families(true)[f], Priority: p.state.config.RulePriority - 2, Table: p.state.config.ProbeTable, Protocol: p.state.config.Protocol,
@@ -378,8 +380,8 @@ func (p *prober) unprobe(rule rtnl.Rule, route rtnl.Route, marked bool) error {
 	return errors.Join(errs...)
 }
 
-// Landing implements contract.Lander. It queries the kernel for the path of every source port, through a route that matches
-// only these queries, to a group that distinguishes lasting buckets from all others.
+// Landing implements contract.Lander. It queries the kernel for the path of every source port, through a route that
+// matches only these queries, to a group that distinguishes lasting buckets from all others.
 func (d *Driver) Landing(request *farev1.LandingRequest) (*farev1.LandingResponse, error) {
 	source, sourceErr := netip.ParseAddr(request.GetSource())
 	destination, err := netip.ParseAddr(request.GetDestination())

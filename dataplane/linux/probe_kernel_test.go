@@ -60,7 +60,8 @@ func TestHashAttempts(t *testing.T) {
 	}
 }
 
-// TestHashWhileLinksChange: a check whose device fails or vanishes says nothing about the hash. Hello is retried, and finds another device.
+// TestHashWhileLinksChange: a check whose device fails or vanishes says nothing about the hash. Hello is retried, and
+// finds another device.
 func TestHashWhileLinksChange(t *testing.T) {
 	for _, change := range [][]string{{"ip", "link", "set", "p0", "down"}, {"ip", "link", "del", "p0"}} {
 		for _, at := range []string{"add nexthop", "add route"} {
@@ -134,8 +135,8 @@ func TestLargestWeight(t *testing.T) {
 	}
 }
 
-// TestAskedWithoutCarriers: without a carrier, IPv4 probes use the loopback, and IPv6 cannot be probed. A programmed route to the destination of
-// the hash check stays.
+// TestAskedWithoutCarriers: without a carrier, IPv4 probes use the loopback, and IPv6 cannot be probed. A programmed
+// route to the destination of the hash check stays.
 func TestAskedWithoutCarriers(t *testing.T) {
 	h := newHost(t, 2)
 	h.captured()

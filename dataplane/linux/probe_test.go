@@ -55,7 +55,8 @@ func TestLandingJudged(t *testing.T) {
 	}
 }
 
-// TestCheckQueries: a check asks for flows of both protocols with source ports below and above the destination's, each once.
+// TestCheckQueries: a check asks for flows of both protocols with source ports below and above the destination's, each
+// once.
 func TestCheckQueries(t *testing.T) {
 	source, destination := netip.MustParseAddr("10.255.0.1"), netip.MustParseAddr("192.0.0.8")
 	kinds, ports := map[string]int{}, map[uint16]bool{}

@@ -28,8 +28,8 @@ func (h *host) marked() (groups, buckets int) {
 	return groups, buckets
 }
 
-// refuse makes the kernel refuse messages of the Driver whose description has one of the prefixes, up to a number of times.
-// refused returns the number of refusals so far.
+// refuse makes the kernel refuse messages of the Driver whose description has one of the prefixes, up to a number of
+// times. refused returns the number of refusals so far.
 func refuse(d *Driver, times int, begins ...string) (refused func() int) {
 	n := 0
 	d.mu.Lock()
@@ -74,9 +74,9 @@ func TestUnusedGroupsGo(t *testing.T) {
 	}
 }
 
-// TestNothingRejectsForEver checks that an IPv6 route that was set while its group had no way out carries packets as soon
-// as the group has one, whether the group was created so, emptied, lost its links, was restored after a restart or changed
-// by another program.
+// TestNothingRejectsForEver checks that an IPv6 route that was set while its group had no way out carries packets as
+// soon as the group has one, whether the group was created so, emptied, lost its links, was restored after a restart or
+// changed by another program.
 func TestNothingRejectsForEver(t *testing.T) {
 	h := newHost(t, 2)
 	h.config.AuditInterval = time.Hour
@@ -248,8 +248,8 @@ func TestNexthopsInUseStay(t *testing.T) {
 	})
 }
 
-// TestRefusedOnce checks that a message refused once is retried immediately, and that background refusals are retried soon
-// and reported.
+// TestRefusedOnce checks that a message refused once is retried immediately, and that background refusals are retried
+// soon and reported.
 func TestRefusedOnce(t *testing.T) {
 	h := newHost(t, 4)
 	h.config.Logger = slog.New(slog.DiscardHandler)
@@ -302,9 +302,9 @@ func TestRefusedOnce(t *testing.T) {
 	h.wants(target4(0), map[string]int{"p0": 128, "p2": 384, "p3": 512})
 }
 
-// TestRoutesAreSetAgain covers kernels that classify an IPv6 route by the first member of its group at that moment: a route
-// set while that was the loopback rejects packets permanently. Every such route must be set again once its group has a way
-// out, which the test observes with its own netlink listener.
+// TestRoutesAreSetAgain covers kernels that classify an IPv6 route by the first member of its group at that moment: a
+// route set while that was the loopback rejects packets permanently. Every such route must be set again once its group
+// has a way out, which the test observes with its own netlink listener.
 func TestRoutesAreSetAgain(t *testing.T) {
 	h := newHost(t, 2)
 	h.config.AuditInterval = time.Hour
@@ -387,8 +387,8 @@ func TestRoutesAreSetAgain(t *testing.T) {
 	}
 }
 
-// TestAuditFindsMovedBuckets checks that the audit finds buckets that moved in the kernel with equal members and without an
-// event.
+// TestAuditFindsMovedBuckets checks that the audit finds buckets that moved in the kernel with equal members and
+// without an event.
 func TestAuditFindsMovedBuckets(t *testing.T) {
 	h := newHost(t, 4)
 	h.config.AuditInterval = time.Hour

@@ -16,8 +16,8 @@ import (
 	"github.com/fared/fared/internal/testkit/netnstest"
 )
 
-// table is a reference model of a resilient kernel group without an idle timer (net/ipv4/nexthop.c: nh_res_group_rebalance,
-// nh_res_table_upkeep, remove_nh_grp_entry).
+// table is a reference model of a resilient kernel group without an idle timer (net/ipv4/nexthop.c:
+// nh_res_group_rebalance, nh_res_table_upkeep, remove_nh_grp_entry).
 type table struct {
 	members []rtnl.Member
 	buckets []uint32 // 0 without an owner
@@ -73,8 +73,8 @@ func (t *table) remove(ids []uint32) {
 	}
 }
 
-// racer is a group whose sub-ports lose and regain carriers without the knowledge of the dealing side, in the kernel or in
-// the model.
+// racer is a group whose sub-ports lose and regain carriers without the knowledge of the dealing side, in the kernel or
+// in the model.
 type racer struct {
 	t       testing.TB
 	l       layout
@@ -109,9 +109,9 @@ func newRacer(t testing.TB, random *rand.Rand, l layout, kernel racing) *racer {
 	return r
 }
 
-// deal sends the message that brings the group from its known state to weights. lost sub-ports lose their carrier before
-// the message; flapped ones have also regained it by then, and neither event has arrived. It reports whether the message
-// was executed.
+// deal sends the message that brings the group from its known state to weights. lost sub-ports lose their carrier
+// before the message; flapped ones have also regained it by then, and neither event has arrived. It reports whether the
+// message was executed.
 func (r *racer) deal(weights []uint32, lost, flapped []int) bool {
 	r.t.Helper()
 	taken := map[uint32]bool{}
@@ -195,8 +195,8 @@ func (r *racer) lasting(hold func(subPort int) bool, dealt bool, weights ...[]ui
 	}
 }
 
-// run executes random changes of weights, with carriers lost and flapping between the decision and the message, and after
-// it.
+// run executes random changes of weights, with carriers lost and flapping between the decision and the message, and
+// after it.
 func (r *racer) run(rounds int) (refused int) {
 	pick := func(odds int) (subPorts []int) {
 		for i, up := range r.up {
@@ -238,8 +238,8 @@ func (r *racer) run(rounds int) (refused int) {
 		if known || carried {
 			r.lasting(holds, carried, weights, before)
 		}
-		// The events arrive now, and the group is redistributed. Pools of flapped sub-ports are empty, but the sub-ports are
-		// up.
+		// The events arrive now, and the group is redistributed. Pools of flapped sub-ports are empty, but the
+		// sub-ports are up.
 		r.hear(append(slices.Clone(lost), flapped...)...)
 		for _, i := range flapped {
 			r.up[i] = true

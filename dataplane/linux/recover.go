@@ -8,10 +8,10 @@ import (
 	farev1 "github.com/fared/fared/api/fare/v1"
 )
 
-// Recover implements contract.Recoverer. It reconstructs the forwarding of an earlier run from the marked objects in the
-// kernel. Weights are numbers of buckets in lowest terms, which yield the same division as the weights that were set.
-// Slots, and sub-ports that an operation had set down, are not recovered. Programming the result changes nothing in the
-// kernel.
+// Recover implements contract.Recoverer. It reconstructs the forwarding of an earlier run from the marked objects in
+// the kernel. Weights are numbers of buckets in lowest terms, which yield the same division as the weights that were
+// set. Slots, and sub-ports that an operation had set down, are not recovered. Programming the result changes nothing
+// in the kernel.
 func (d *Driver) Recover() *farev1.SnapshotResponse {
 	d.mu.Lock()
 	defer d.mu.Unlock()

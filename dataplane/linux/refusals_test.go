@@ -148,8 +148,8 @@ func (g *group) idOf() uint32 {
 	return g.id
 }
 
-// TestAttempts: a refused message is sent tries times, each time after the kernel was read back. A refused removal of an object that is gone
-// is not a failure.
+// TestAttempts: a refused message is sent tries times, each time after the kernel was read back. A refused removal of
+// an object that is gone is not a failure.
 func TestAttempts(t *testing.T) {
 	h := newHost(t, 2)
 	h.captured()
@@ -197,7 +197,8 @@ func TestAttempts(t *testing.T) {
 	})
 }
 
-// TestNoWayBack: a change that is refused in the middle and cannot be undone at once is reported, and undone once the kernel allows it.
+// TestNoWayBack: a change that is refused in the middle and cannot be undone at once is reported, and undone once the
+// kernel allows it.
 func TestNoWayBack(t *testing.T) {
 	h := newHost(t, 2)
 	log := h.captured()
@@ -252,8 +253,8 @@ func TestNoWayBack(t *testing.T) {
 	}
 }
 
-// TestRefusedMoveKeepsTheRoute checks that a group stays while the kernel refuses to move the last route away from it: the kernel deletes a group's
-// routes with the group.
+// TestRefusedMoveKeepsTheRoute checks that a group stays while the kernel refuses to move the last route away from it:
+// the kernel deletes a group's routes with the group.
 func TestRefusedMoveKeepsTheRoute(t *testing.T) {
 	h := newHost(t, 2)
 	h.captured()
@@ -390,7 +391,8 @@ func TestDroppingRouteRefused(t *testing.T) {
 	h.counted(d)
 }
 
-// TestNexthopsThatCannotGo: a refused removal of nexthops on a device without a carrier is logged, unless the kernel has removed them.
+// TestNexthopsThatCannotGo: a refused removal of nexthops on a device without a carrier is logged, unless the kernel
+// has removed them.
 func TestNexthopsThatCannotGo(t *testing.T) {
 	h := newHost(t, 2)
 	log := h.captured()

@@ -15,8 +15,8 @@ import (
 	"github.com/fared/fared/internal/testkit/netnstest"
 )
 
-// TestRefusedInTheMiddle makes the kernel refuse the k-th message of each operation, once or for the rest of the operation.
-// For every k, acknowledged operations are done, and refused ones leave the previous state.
+// TestRefusedInTheMiddle makes the kernel refuse the k-th message of each operation, once or for the rest of the
+// operation. For every k, acknowledged operations are done, and refused ones leave the previous state.
 func TestRefusedInTheMiddle(t *testing.T) {
 	gate.WithoutRaceDetector(t, "drives the kernel in one goroutine")
 	gate.Needed(t, "a kernel that refuses a part of a batch ends with the same state as one that does not")

@@ -133,8 +133,8 @@ func (rd *reader) readRoutes() (routes *routeStates, strange []rtnl.Route, err e
 	return routes, strange, nil
 }
 
-// byNexthop clears the type of a route that uses a nexthop id. The kernel reports the type of the nexthop, and would not
-// find the route to delete by that type.
+// byNexthop clears the type of a route that uses a nexthop id. The kernel reports the type of the nexthop, and would
+// not find the route to delete by that type.
 func byNexthop(r rtnl.Route) rtnl.Route {
 	if r.Nexthop != 0 {
 		r.Type = 0
@@ -284,9 +284,9 @@ func (rd *reader) rereadRoutes(routes *routeStates, strange []rtnl.Route) {
 
 // Settle removes the leftovers of an earlier run that no desired state has claimed: marked routes, groups and nexthop
 // objects in the tables of this Driver. Call it once, when the whole desired state has been programmed: after
-// contract.Server.Restore or, without a journal, after the first Hello, for which Recover has restored the forwarding that
-// was found. Until then the leftovers keep forwarding. Afterwards, any other object that appears with the mark is removed
-// as soon as it is noticed.
+// contract.Server.Restore or, without a journal, after the first Hello, for which Recover has restored the forwarding
+// that was found. Until then the leftovers keep forwarding. Afterwards, any other object that appears with the mark is
+// removed as soon as it is noticed.
 func (d *Driver) Settle() error {
 	d.mu.Lock()
 	defer d.mu.Unlock()

@@ -17,7 +17,8 @@ import (
 	"github.com/fared/fared/internal/testkit/netnstest"
 )
 
-// TestUnreadIsReadAgain: whichever dump fails, the failure is reported, the kernel is read again, and the repair is reported.
+// TestUnreadIsReadAgain: whichever dump fails, the failure is reported, the kernel is read again, and the repair is
+// reported.
 func TestUnreadIsReadAgain(t *testing.T) {
 	h := newHost(t, 2)
 	log := h.captured()

@@ -79,8 +79,8 @@ func TestSettings(t *testing.T) {
 	}
 }
 
-// TestSettingsAreRestored checks that a hash policy that another program sets, so that all flows of a pair take one path, is restored without an audit, and
-// that the report of it names the setting.
+// TestSettingsAreRestored checks that a hash policy that another program sets, so that all flows of a pair take one
+// path, is restored without an audit, and that the report of it names the setting.
 func TestSettingsAreRestored(t *testing.T) {
 	h := newHost(t, 2)
 	h.config.AuditInterval = time.Hour
@@ -112,8 +112,8 @@ func limited(d *Driver) (text string) {
 	return text
 }
 
-// TestStrictFilters checks that a strict reverse path filter of sub-ports, one of which has an alternative name in the configuration, is named while it lasts,
-// and only where it is in force.
+// TestStrictFilters checks that a strict reverse path filter of sub-ports, one of which has an alternative name in the
+// configuration, is named while it lasts, and only where it is in force.
 func TestStrictFilters(t *testing.T) {
 	h := newHost(t, 2)
 	h.config.AuditInterval = time.Hour
@@ -138,8 +138,8 @@ func TestStrictFilters(t *testing.T) {
 	}
 }
 
-// TestFirewallIsNamed checks that rules of the firewall that drop BFD and data at sub-ports are named with the chain and the ports while they last, and that the
-// device above the driver is the one that output rules are judged by.
+// TestFirewallIsNamed checks that rules of the firewall that drop BFD and data at sub-ports are named with the chain
+// and the ports while they last, and that the device above the driver is the one that output rules are judged by.
 func TestFirewallIsNamed(t *testing.T) {
 	netnstest.Require(t, "nft")
 	h := newHost(t, 2)
@@ -186,7 +186,8 @@ func TestFirewallIsNamed(t *testing.T) {
 	reasons("")
 }
 
-// TestLimits checks that differing MTUs, sub-ports of a bridge (to which the kernel refers as to a VRF, by IFLA_MASTER), and absent loopbacks are named while they last.
+// TestLimits checks that differing MTUs, sub-ports of a bridge (to which the kernel refers as to a VRF, by
+// IFLA_MASTER), and absent loopbacks are named while they last.
 func TestLimits(t *testing.T) {
 	h := newHost(t, 3)
 	h.config.AuditInterval = time.Hour
@@ -220,8 +221,8 @@ func TestLimits(t *testing.T) {
 	}
 }
 
-// TestHashSurvivesATransientError checks that a Hello without a free file descriptor is refused as UNAVAILABLE and keeps
-// the hash, and that the next Hello succeeds without writing the seed.
+// TestHashSurvivesATransientError checks that a Hello without a free file descriptor is refused as UNAVAILABLE and
+// keeps the hash, and that the next Hello succeeds without writing the seed.
 func TestHashSurvivesATransientError(t *testing.T) {
 	h := newHost(t, 2)
 	h.Sysctl("net.ipv4.fib_multipath_hash_seed=42")
@@ -333,8 +334,9 @@ func TestTransitSettings(t *testing.T) {
 	}
 }
 
-// TestNeighborSettings checks that the kernel repeats requests for next hops soon, and gives up as late as by default, on the devices of sub-ports alone, also of one with an alternative name and after
-// another program has changed that, and that a name which is not a device's changes no file.
+// TestNeighborSettings checks that the kernel repeats requests for next hops soon, and gives up as late as by default,
+// on the devices of sub-ports alone, also of one with an alternative name and after another program has changed that,
+// and that a name which is not a device's changes no file.
 func TestNeighborSettings(t *testing.T) {
 	h := newHost(t, 2)
 	var names []string

@@ -13,8 +13,9 @@ import (
 	"github.com/fared/fared/internal/rtnl"
 )
 
-// shadows finds routes of other programs that packets follow in place of the Driver's: with a better metric, or in another table
-// to which a rule leads. It does not judge routes and rules itself: it queries the kernel for the route of each destination.
+// shadows finds routes of other programs that packets follow in place of the Driver's: with a better metric, or in
+// another table to which a rule leads. It does not judge routes and rules itself: it queries the kernel for the route
+// of each destination.
 type shadows struct {
 	state  *state
 	kernel *kernel
@@ -47,8 +48,8 @@ func (sh *shadows) concerns(e rtnl.ObjectEvent) bool {
 type views struct {
 	bySource bool
 	services []service
-	// unreachable is true if rules can make IPv6 destinations unreachable. Otherwise no other program is the cause of that answer:
-	// the kernel gives it for a cached route that it has released (inet6_rtm_getroute, net/ipv6/route.c).
+	// unreachable is true if rules can make IPv6 destinations unreachable. Otherwise no other program is the cause of
+	// that answer: the kernel gives it for a cached route that it has released (inet6_rtm_getroute, net/ipv6/route.c).
 	unreachable bool
 }
 
@@ -136,7 +137,8 @@ type shadow struct {
 	match rtnl.Match
 }
 
-// ask returns the first flow, in the order of destinations, that does not match a route of the agent, and the number of such flows.
+// ask returns the first flow, in the order of destinations, that does not match a route of the agent, and the number of
+// such flows.
 func (sh *shadows) ask(flows []flow, v views) (first *shadow, n int, err error) {
 	queries := make([]rtnl.Query, len(flows))
 	for i := range flows {
@@ -198,7 +200,8 @@ func (d *Driver) lookSoon() {
 	}
 }
 
-// look compares the routes that packets to all destinations follow with the Driver's, and reports a difference. Only keep calls it.
+// look compares the routes that packets to all destinations follow with the Driver's, and reports a difference. Only
+// keep calls it.
 func (d *Driver) look() {
 	began := time.Now()
 	d.mu.Lock()

@@ -26,9 +26,9 @@ func (s *stream) suggested() {
 	s.Retry = false
 }
 
-// TestOccupiedPlace checks that a destination whose place a foreign route has is refused, without work in the kernel when it is repeated, and that
-// a retry is suggested when the route may be gone: by the kernel's notification, by that of a link (the kernel then removes IPv4 routes without
-// a notification), and by the audit.
+// TestOccupiedPlace checks that a destination whose place a foreign route has is refused, without work in the kernel
+// when it is repeated, and that a retry is suggested when the route may be gone: by the kernel's notification, by that
+// of a link (the kernel then removes IPv4 routes without a notification), and by the audit.
 func TestOccupiedPlace(t *testing.T) {
 	h := newHost(t, 3)
 	h.forwarding.Planes = h.forwarding.Planes[:2] // p2 is no sub-port
@@ -127,8 +127,9 @@ func looked(t *testing.T, d *Driver) {
 	}
 }
 
-// TestShadowedRoutes checks that routes and rules of other programs which lead packets elsewhere are reported with their text as long as they
-// exist, whatever makes the kernel prefer them, and that those which do not are not reported. The next audit is an hour away.
+// TestShadowedRoutes checks that routes and rules of other programs which lead packets elsewhere are reported with
+// their text as long as they exist, whatever makes the kernel prefer them, and that those which do not are not
+// reported. The next audit is an hour away.
 func TestShadowedRoutes(t *testing.T) {
 	h := newHost(t, 2)
 	h.captured()
@@ -222,7 +223,8 @@ func TestShadowedRoutes(t *testing.T) {
 	})
 }
 
-// TestShadowIsFound checks that a route that has precedence is found without a notification: when the destination comes after it, and by the audit.
+// TestShadowIsFound checks that a route that has precedence is found without a notification: when the destination comes
+// after it, and by the audit.
 func TestShadowIsFound(t *testing.T) {
 	h := newHost(t, 2)
 	log := h.captured()

@@ -13,9 +13,9 @@ import (
 	"github.com/fared/fared/internal/testkit/gate"
 )
 
-// TestPacketsFollowWeights sends packets of many flows by random weights over 4 to 64 sub-ports and counts them at the far
-// ends. The oracle uses the weights and the binomial distribution: shares reported in effect are within 1 % and five
-// standard deviations.
+// TestPacketsFollowWeights sends packets of many flows by random weights over 4 to 64 sub-ports and counts them at the
+// far ends. The oracle uses the weights and the binomial distribution: shares reported in effect are within 1 % and
+// five standard deviations.
 func TestPacketsFollowWeights(t *testing.T) {
 	gate.WithoutRaceDetector(t, "drives the kernel in one goroutine")
 	gate.Needed(t, "packets of flows without a slot go by weight")

@@ -22,9 +22,9 @@ func (k routeKey) compare(other routeKey) int {
 	return cmp.Or(cmp.Compare(k.table, other.table), k.prefix.Compare(other.prefix))
 }
 
-// source is a source group. Its packets use separate routes over its own sub-ports only, selected by a rule from each of
-// its loopbacks. The routes of the first source group are in Config.Table, so that packets from other addresses use them
-// too.
+// source is a source group. Its packets use separate routes over its own sub-ports only, selected by a rule from each
+// of its loopbacks. The routes of the first source group are in Config.Table, so that packets from other addresses use
+// them too.
 type source struct {
 	name      netip.Prefix // not valid if Forwarding lists no source groups
 	loopbacks []netip.Prefix
@@ -32,8 +32,9 @@ type source struct {
 	at        map[*subPort]int
 	layout    layout
 	table     uint32 // table of its routes
-	// own is the table that the rules from its loopbacks select. It equals table except for the first source group, whose
-	// own table only makes destinations of other source groups unreachable (closedAt). 0 if there is only one source group.
+	// own is the table that the rules from its loopbacks select. It equals table except for the first source group,
+	// whose own table only makes destinations of other source groups unreachable (closedAt). 0 if there is only one
+	// source group.
 	own uint32
 	// gone is true if Forwarding no longer contains it. Its programmed state keeps forwarding until it is replaced.
 	gone bool
@@ -62,8 +63,9 @@ func (s *source) text() string {
 	return s.name.String()
 }
 
-// setSources applies the source groups of a Forwarding, whose sub-ports are already in byDevice, and reports whether they
-// differ from the previous ones. A source group that is no longer in the Forwarding stays while destinations refer to it.
+// setSources applies the source groups of a Forwarding, whose sub-ports are already in byDevice, and reports whether
+// they differ from the previous ones. A source group that is no longer in the Forwarding stays while destinations refer
+// to it.
 func (st *state) setSources(forwarding *farev1.Forwarding) (other bool) {
 	before := st.want.sources
 	for _, at := range st.want.closedRoutes() { // they may not exist in the new state
@@ -107,9 +109,9 @@ func (st *state) setSources(forwarding *farev1.Forwarding) (other bool) {
 	return false
 }
 
-// setTables assigns an own table to each source group if there are several: the previous table, which after a restart is
-// known from the rules, or a free one. The routes of the first source group are in Config.Table, those of the others in
-// their own tables.
+// setTables assigns an own table to each source group if there are several: the previous table, which after a restart
+// is known from the rules, or a free one. The routes of the first source group are in Config.Table, those of the others
+// in their own tables.
 func (st *state) setTables(before map[netip.Prefix]*source) {
 	clear(st.want.tables)
 	taken := map[uint32]bool{}

@@ -107,8 +107,8 @@ func (e *ends) sourcesSplit(a, b, c map[string]float64) error {
 	return nil
 }
 
-// TestNumberOfAnotherSource checks that a group number that moves to another source group within a batch, before the kernel
-// group of the first one is removed, carries packets of the new source group only.
+// TestNumberOfAnotherSource checks that a group number that moves to another source group within a batch, before the
+// kernel group of the first one is removed, carries packets of the new source group only.
 func TestNumberOfAnotherSource(t *testing.T) {
 	h := gpus(t)
 	d, c := h.start()
@@ -128,8 +128,8 @@ func TestNumberOfAnotherSource(t *testing.T) {
 	}
 }
 
-// TestSourceGroups checks that packets of each source group leave through its sub-ports in the ratio of its groups, through
-// link failures, changed weights, rules removed by other programs, restarts and new source groups.
+// TestSourceGroups checks that packets of each source group leave through its sub-ports in the ratio of its groups,
+// through link failures, changed weights, rules removed by other programs, restarts and new source groups.
 func TestSourceGroups(t *testing.T) {
 	gate.WithoutRaceDetector(t, "drives the kernel in one goroutine")
 	gate.Needed(t, "packets of source groups go by the weights of each")
@@ -251,8 +251,8 @@ func otherSources(t *testing.T, h *host, d *Driver, c *client, e *ends) {
 	}
 }
 
-// TestSourceGroupsOutsideMain checks that the rules of source groups precede the rule that leads to a separate data plane
-// table.
+// TestSourceGroupsOutsideMain checks that the rules of source groups precede the rule that leads to a separate data
+// plane table.
 func TestSourceGroupsOutsideMain(t *testing.T) {
 	h := gpus(t)
 	h.config.Table = 7000

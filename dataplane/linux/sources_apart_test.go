@@ -11,8 +11,8 @@ import (
 	"github.com/fared/fared/internal/testkit/netnstest"
 )
 
-// apart checks packets to one destination of both families by their source: 0 is no address, 1 to 3 are the loopbacks of
-// the source groups of gpus, 9 is the address of the management port p6.
+// apart checks packets to one destination of both families by their source: 0 is no address, 1 to 3 are the loopbacks
+// of the source groups of gpus, 9 is the address of the management port p6.
 func (e *ends) apart(target int, want map[int]map[string]float64) error {
 	e.t.Helper()
 	for _, to := range []string{target4(target), target6(target)} {

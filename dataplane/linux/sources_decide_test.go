@@ -137,8 +137,8 @@ func TestOrderOfSubPorts(t *testing.T) {
 	}
 }
 
-// TestRoutesOfSources compares the routes of all tables of three source groups with the rule of doc.go: a source group's own table drops the
-// destinations that only other source groups have.
+// TestRoutesOfSources compares the routes of all tables of three source groups with the rule of doc.go: a source
+// group's own table drops the destinations that only other source groups have.
 func TestRoutesOfSources(t *testing.T) {
 	d := offline(t, 4)
 	d.state.setSources(partition(d, "ABC"))
@@ -234,7 +234,8 @@ func TestRoutesOfSources(t *testing.T) {
 	}
 }
 
-// TestOrderOfAPlan: routes that drop packets are set before, and removed after, the routes that these packets would take.
+// TestOrderOfAPlan: routes that drop packets are set before, and removed after, the routes that these packets would
+// take.
 func TestOrderOfAPlan(t *testing.T) {
 	d := offline(t, 4)
 	d.state.setSources(partition(d, "AB"))
@@ -273,7 +274,8 @@ func TestOrderOfAPlan(t *testing.T) {
 	}
 }
 
-// TestRulesOfSources: a rule for each loopback of each source group that has a table, before the one for a table outside main.
+// TestRulesOfSources: a rule for each loopback of each source group that has a table, before the one for a table
+// outside main.
 func TestRulesOfSources(t *testing.T) {
 	d := offline(t, 4)
 	if got := d.rules.wanted(); len(got) != 0 {

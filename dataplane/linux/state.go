@@ -10,8 +10,8 @@ import (
 	"github.com/fared/fared/internal/rtnl"
 )
 
-// state is the desired forwarding, the kernel as it is known, and the marks of the parts in which the two may differ. Its
-// methods change memory alone: kernel, links, reader and others bring the changes of the kernel.
+// state is the desired forwarding, the kernel as it is known, and the marks of the parts in which the two may differ.
+// Its methods change memory alone: kernel, links, reader and others bring the changes of the kernel.
 type state struct {
 	config    Config
 	log       *slog.Logger
@@ -129,8 +129,8 @@ func (st *state) maxVectors() uint32 {
 	return uint32(min(st.config.Memory/uint64(bucketSize*st.want.size*len(families(st.ipv6))), math.MaxUint32))
 }
 
-// setSubPorts applies the sub-ports of a valid Forwarding, and reports whether a next hop was added, removed or moved to another
-// device.
+// setSubPorts applies the sub-ports of a valid Forwarding, and reports whether a next hop was added, removed or moved
+// to another device.
 func (st *state) setSubPorts(forwarding *farev1.Forwarding) (structure bool) {
 	byDevice := map[string]*subPort{}
 	var subPorts []*subPort
@@ -206,8 +206,8 @@ func (st *state) relink(sp *subPort) {
 	st.stale(sp)
 }
 
-// resize sets the number of buckets, for source groups of up to subPorts. The kernel cannot change the number of buckets of
-// a group: existing groups are replaced by new ones, to which their routes are moved one by one.
+// resize sets the number of buckets, for source groups of up to subPorts. The kernel cannot change the number of
+// buckets of a group: existing groups are replaced by new ones, to which their routes are moved one by one.
 func (st *state) resize(buckets, subPorts int) {
 	other := st.want.size != buckets
 	st.want.size, st.want.lasting, st.want.scaling = buckets, layout{buckets, subPorts}.lasting(), newScaling(buckets, st.maxWeight)
@@ -270,8 +270,8 @@ func (st *state) adopt(q *pool) {
 	}
 }
 
-// count adds by (1 or -1) to the number of source groups that have a destination, and marks the routes in the tables where
-// the destination may have become reachable or unreachable.
+// count adds by (1 or -1) to the number of source groups that have a destination, and marks the routes in the tables
+// where the destination may have become reachable or unreachable.
 func (st *state) count(key contract.DestinationKey, by int) {
 	named, _ := st.want.named.Add(struct{}{}, key.Prefix)
 	before := *named

@@ -17,8 +17,8 @@ const passes = 16
 // retryDelay is the pause before the next sync after the last refused attempt.
 const retryDelay = time.Second
 
-// sync brings the kernel in line with the desired state, wherever the two may differ, and returns the ops that the kernel
-// refused in the last round. The caller holds mu.
+// sync brings the kernel in line with the desired state, wherever the two may differ, and returns the ops that the
+// kernel refused in the last round. The caller holds mu.
 func (d *Driver) sync() []failure {
 	var failures []failure
 	news := false // links have changed since the plan was made

@@ -22,11 +22,12 @@ const (
 	forwardV6    = "net/ipv6/conf/all/forwarding"
 )
 
-// Values of hashPolicyV4 and hashPolicyV6 that hash the addresses, protocol and ports of a flow (Documentation/networking/
-// ip-sysctl.rst). hashFlow uses the hash that the sender's socket stored in the packet, if there is one; veth pairs keep
-// it, so a Linux leaf would hash by a different value. hashFields never does that: it hashes the fields selected by the
-// bits of flowFields. Both place the flows of this node equally, but with hashFields the answer to RTM_GETROUTE has the place of
-// a forwarded IPv4 packet (fib_multipath_custom_hash_skb, net/ipv4/route.c), so that source ports cannot be queried.
+// Values of hashPolicyV4 and hashPolicyV6 that hash the addresses, protocol and ports of a flow
+// (Documentation/networking/ ip-sysctl.rst). hashFlow uses the hash that the sender's socket stored in the packet, if
+// there is one; veth pairs keep it, so a Linux leaf would hash by a different value. hashFields never does that: it
+// hashes the fields selected by the bits of flowFields. Both place the flows of this node equally, but with hashFields
+// the answer to RTM_GETROUTE has the place of a forwarded IPv4 packet (fib_multipath_custom_hash_skb,
+// net/ipv4/route.c), so that source ports cannot be queried.
 const (
 	hashFlow   = 1
 	hashFields = 3
@@ -74,8 +75,8 @@ func lacksIPv6() string {
 	return ""
 }
 
-// setUp sets the sysctls that forwarding depends on and returns the changes. fields lets a hash policy of 3 with the fields 0x37 stay, as a leaf
-// needs it. The caller runs inside the namespace.
+// setUp sets the sysctls that forwarding depends on and returns the changes. fields lets a hash policy of 3 with the
+// fields 0x37 stay, as a leaf needs it. The caller runs inside the namespace.
 func setUp(fields bool) (changed []string, err error) {
 	if changed, err = setSysctl(changed, compatMode, 0); err != nil {
 		return changed, err
@@ -95,8 +96,8 @@ func setUp(fields bool) (changed []string, err error) {
 	return changed, nil
 }
 
-// setUpTransit enables forwarding of transit packets for IPv4 and, if ipv6 is set, for IPv6. It returns the changes. The caller runs inside the
-// namespace.
+// setUpTransit enables forwarding of transit packets for IPv4 and, if ipv6 is set, for IPv6. It returns the changes.
+// The caller runs inside the namespace.
 func setUpTransit(ipv6 bool) (changed []string, err error) {
 	for _, name := range []string{forwardV4, forwardV6} {
 		if name == forwardV6 && !ipv6 {
@@ -109,16 +110,17 @@ func setUpTransit(ipv6 bool) (changed []string, err error) {
 	return changed, nil
 }
 
-// The kernel repeats a request for the address of a next hop every resolveEvery ms, resolveTimes times, in place of 3 times a second apart: it gives up
-// as late, and finds a neighbor sooner. The first request after a link came up is often too early for the far end, which drops its answer until its
-// queues are active. The kernel rounds resolveEvery up to its tick, and allows no less than 10 ms.
+// The kernel repeats a request for the address of a next hop every resolveEvery ms, resolveTimes times, in place of 3
+// times a second apart: it gives up as late, and finds a neighbor sooner. The first request after a link came up is
+// often too early for the far end, which drops its answer until its queues are active. The kernel rounds resolveEvery
+// up to its tick, and allows no less than 10 ms.
 const (
 	resolveEvery = 10
 	resolveTimes = 300
 )
 
-// setUpNeighbors sets resolveEvery and resolveTimes on the devices of sub-ports, and keeps values that make the kernel faster or more patient. It
-// returns the changes. The caller runs inside the namespace.
+// setUpNeighbors sets resolveEvery and resolveTimes on the devices of sub-ports, and keeps values that make the kernel
+// faster or more patient. It returns the changes. The caller runs inside the namespace.
 func setUpNeighbors(devices []hostcheck.Link) (changed []string, err error) {
 	set := func(name string, value uint64, keep func(at uint64) bool) {
 		at, unreadable := readSysctl(name)
@@ -150,8 +152,8 @@ func hashesFields(policy string) bool {
 	return err == nil && fields == flowFields
 }
 
-// setUpSeed returns the hash seed, and sets it to wish if none is set. ok is false if the kernel has no seed. The caller
-// runs inside the namespace.
+// setUpSeed returns the hash seed, and sets it to wish if none is set. ok is false if the kernel has no seed. The
+// caller runs inside the namespace.
 func setUpSeed(wish uint32) (seed uint32, ok bool, err error) {
 	at, err := readSysctl(hashSeed)
 	if errors.Is(err, fs.ErrNotExist) {

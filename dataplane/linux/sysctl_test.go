@@ -12,7 +12,8 @@ import (
 	"github.com/fared/fared/internal/testkit/netnstest"
 )
 
-// readOnly makes everything below /proc/sys read-only for the calling thread, as in containers. The thread ends with its goroutine.
+// readOnly makes everything below /proc/sys read-only for the calling thread, as in containers. The thread ends with
+// its goroutine.
 func readOnly() error {
 	runtime.LockOSThread()
 	if err := unix.Unshare(unix.CLONE_NEWNS); err != nil {
@@ -33,8 +34,8 @@ func readOnly() error {
 	return nil
 }
 
-// TestSettingsThatCannotBeMade checks that an unwritable wrong setting is an error that names it, and that a right one is
-// not written.
+// TestSettingsThatCannotBeMade checks that an unwritable wrong setting is an error that names it, and that a right one
+// is not written.
 func TestSettingsThatCannotBeMade(t *testing.T) {
 	all := func() (int, error) {
 		changed, err := setUp(true)

@@ -22,8 +22,8 @@ import (
 // tcpPort is the destination port of the transfers, and of lastingPorts.
 const tcpPort = wecmp.PortRoCE
 
-// transfer is a connection that carries data, until it is stopped, to a destination address of the leaf's namespace. The
-// answers of the leaf use a separate path.
+// transfer is a connection that carries data, until it is stopped, to a destination address of the leaf's namespace.
+// The answers of the leaf use a separate path.
 type transfer struct {
 	t       testing.TB
 	conn    *net.TCPConn
@@ -153,9 +153,10 @@ func (h *host) received() (bytes []int) {
 	return bytes
 }
 
-// TestTCPGoesOn takes the weight or the carrier away from the plane of a connection that carries data, alone or with all
-// other planes, with and without new weights from the control plane. The connection must continue on a remaining plane
-// immediately, without a reset, and return to its own plane. The route that its socket has cached must not delay it.
+// TestTCPGoesOn takes the weight or the carrier away from the plane of a connection that carries data, alone or with
+// all other planes, with and without new weights from the control plane. The connection must continue on a remaining
+// plane immediately, without a reset, and return to its own plane. The route that its socket has cached must not delay
+// it.
 func TestTCPGoesOn(t *testing.T) {
 	gate.Slow(t, gate.Kernel, "TCP connections through failures; driver bpf has the test in the gate")
 	gate.WithoutRaceDetector(t, "drives the kernel in one goroutine")

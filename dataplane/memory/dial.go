@@ -13,8 +13,8 @@ import (
 	farev1 "github.com/fared/fared/api/fare/v1"
 )
 
-// pipeBytes is the buffer size of the in-process connection per direction: large enough for a window of operations, small
-// enough for thousands of data planes in one process.
+// pipeBytes is the buffer size of the in-process connection per direction: large enough for a window of operations,
+// small enough for thousands of data planes in one process.
 const pipeBytes = 16 << 10
 
 // Conn is an in-process connection to a data plane.

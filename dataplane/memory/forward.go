@@ -39,8 +39,8 @@ func (d *Dataplane) Weights(dst netip.Addr) ([]Member, error) {
 	return d.WeightsFrom(netip.Addr{}, dst)
 }
 
-// WeightsFrom returns the members that are up in the group for packets from src to dst, in the order of Forwarding. If it
-// is empty, packets are dropped.
+// WeightsFrom returns the members that are up in the group for packets from src to dst, in the order of Forwarding. If
+// it is empty, packets are dropped.
 func (d *Dataplane) WeightsFrom(src, dst netip.Addr) (live []Member, err error) {
 	d.View(func(s *contract.State) {
 		var t target
@@ -56,9 +56,9 @@ func (d *Dataplane) WeightsFrom(src, dst netip.Addr) (live []Member, err error) 
 	return live, err
 }
 
-// Forward returns the egress of a packet. flow is the hash of the packet: of any w consecutive flows, where w is the sum of
-// the live weights, each sub-port gets exactly as many as its weight. On a data plane with flow pins, a flow that equals
-// one of the pair's source ports, of UDP or TCP, follows its slot.
+// Forward returns the egress of a packet. flow is the hash of the packet: of any w consecutive flows, where w is the
+// sum of the live weights, each sub-port gets exactly as many as its weight. On a data plane with flow pins, a flow
+// that equals one of the pair's source ports, of UDP or TCP, follows its slot.
 func (d *Dataplane) Forward(src, dst netip.Addr, flow uint32) (path Path, err error) {
 	d.View(func(s *contract.State) {
 		var t target
@@ -79,8 +79,8 @@ func (d *Dataplane) SlotPath(dst netip.Addr, slot int) (Path, error) {
 	return d.SlotPathFrom(netip.Addr{}, dst, slot)
 }
 
-// SlotPathFrom returns the egress of a packet of a slot from src: the slot's sub-port if it is up and a member, otherwise
-// the other sub-ports by weight, like a group that fails over without the control plane.
+// SlotPathFrom returns the egress of a packet of a slot from src: the slot's sub-port if it is up and a member,
+// otherwise the other sub-ports by weight, like a group that fails over without the control plane.
 func (d *Dataplane) SlotPathFrom(src, dst netip.Addr, slot int) (path Path, err error) {
 	d.View(func(s *contract.State) {
 		var t target

@@ -24,8 +24,8 @@ type Config struct {
 	Approximate func(group uint32) string
 }
 
-// DefaultCapabilities returns capabilities without limits and with every feature except flow pins, which cost memory per
-// pair.
+// DefaultCapabilities returns capabilities without limits and with every feature except flow pins, which cost memory
+// per pair.
 func DefaultCapabilities() *farev1.Capabilities {
 	return &farev1.Capabilities{PerPacket: true, Ipv6: true, ConfirmsInEffect: true}
 }

@@ -276,8 +276,8 @@ func TestInjectedFaults(t *testing.T) {
 	}
 }
 
-// TestCloseSendFlushes checks that a client that has closed its side still receives delayed acknowledgements, and then an
-// orderly end.
+// TestCloseSendFlushes checks that a client that has closed its side still receives delayed acknowledgements, and then
+// an orderly end.
 func TestCloseSendFlushes(t *testing.T) {
 	d := memory.New(memory.Config{})
 	s := open(t, dial(t, d))

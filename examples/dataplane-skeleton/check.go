@@ -78,8 +78,8 @@ func checkForwarding(f *farev1.Forwarding) (*topology, error) {
 	return t, t.partition(f, devices)
 }
 
-// partition checks that the source groups are at least two, divide the loopbacks, and keep the order of Forwarding: of groups by their first
-// loopbacks, of loopbacks, and of devices.
+// partition checks that the source groups are at least two, divide the loopbacks, and keep the order of Forwarding: of
+// groups by their first loopbacks, of loopbacks, and of devices.
 func (t *topology) partition(f *farev1.Forwarding, devices []string) error {
 	var divided, first []string
 	for i, group := range f.SourceGroups {
@@ -158,7 +158,8 @@ func (t *topology) find(name netip.Prefix) (*source, error) {
 	return nil, status.Errorf(codes.NotFound, "source %q is not the first loopback of a source group of Forwarding", nameText(name))
 }
 
-// sort puts members in the order of Forwarding, those that are not part of it last, and slots in the order of their numbers.
+// sort puts members in the order of Forwarding, those that are not part of it last, and slots in the order of their
+// numbers.
 func (t *topology) sort(g *farev1.Vector) {
 	index := func(m *farev1.VectorMember) int {
 		if at, ok := t.devices[m.Device]; ok {
@@ -170,7 +171,8 @@ func (t *topology) sort(g *farev1.Vector) {
 	slices.SortFunc(g.Slots, func(a, b *farev1.VectorSlot) int { return cmp.Compare(a.Slot, b.Slot) })
 }
 
-// checkPlace checks that a source group has a plane, and that a device, unless it is empty, is one of the group's sub-ports there.
+// checkPlace checks that a source group has a plane, and that a device, unless it is empty, is one of the group's
+// sub-ports there.
 func (t *topology) checkPlace(s *source, plane, device string) error {
 	if device == "" && s.planes[plane] || device != "" && s.devices[device] && t.devices[device].plane == plane {
 		return nil

@@ -1,5 +1,5 @@
-// Command dataplane-skeleton is the smallest server of fare.v1.DataplaneService that passes the conformance suite (api/dptest). It is the start of
-// a data plane for other hardware: it imports nothing of fared but the public API.
+// Command dataplane-skeleton is the smallest server of fare.v1.DataplaneService that passes the conformance suite
+// (api/dptest). It is the start of a data plane for other hardware: it imports nothing of fared but the public API.
 //
 //	dataplane-skeleton -socket /tmp/skeleton.sock
 //	fared run --config fared.yaml --dataplane unix:/tmp/skeleton.sock
@@ -56,7 +56,8 @@ func serve(ctx context.Context, socket string, t *table) error {
 }
 
 // layer is the forwarding layer below the table. Its methods are called one at a time. They return nil once packets
-// follow, and otherwise an error that leaves the forwarding unchanged; a gRPC status of UNAVAILABLE or INTERNAL names the remedy.
+// follow, and otherwise an error that leaves the forwarding unchanged; a gRPC status of UNAVAILABLE or INTERNAL names
+// the remedy.
 type layer interface {
 	// setForwarding replaces the sub-ports. Existing groups and destinations stay.
 	setForwarding(f *farev1.Forwarding) error

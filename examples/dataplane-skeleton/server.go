@@ -70,7 +70,8 @@ func (t *table) Program(stream grpc.BidiStreamingServer[farev1.ProgramRequest, f
 	if err := stream.SendHeader(metadata.MD{}); err != nil {
 		return err
 	}
-	// Recv runs in a separate goroutine, so that a newer stream can end this one. When Program returns, gRPC cancels the stream and with it Recv.
+	// Recv runs in a separate goroutine, so that a newer stream can end this one. When Program returns, gRPC cancels
+	// the stream and with it Recv.
 	operations, ended := make(chan *farev1.Operation), make(chan error, 1)
 	go func() {
 		for {
@@ -126,7 +127,8 @@ func (t *table) takeOver() (chan struct{}, error) {
 	return t.current, nil
 }
 
-// commit carries out an operation and returns its acknowledgement, or nil if a newer stream has replaced the operation's stream.
+// commit carries out an operation and returns its acknowledgement, or nil if a newer stream has replaced the
+// operation's stream.
 func (t *table) commit(replaced chan struct{}, op *farev1.Operation) *farev1.Ack {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -144,7 +146,8 @@ func (t *table) commit(replaced chan struct{}, op *farev1.Operation) *farev1.Ack
 	return &farev1.Ack{Id: op.Id, Level: farev1.AckLevel_ACK_LEVEL_REFUSED, Code: uint32(code), Message: status.Convert(err).Message()}
 }
 
-// change validates an operation, has the layer apply it, and then stores it; on an error nothing changes. The caller holds mu.
+// change validates an operation, has the layer apply it, and then stores it; on an error nothing changes. The caller
+// holds mu.
 func (t *table) change(op *farev1.Operation) error {
 	switch o := op.GetOp().(type) {
 	case *farev1.Operation_SubPort:

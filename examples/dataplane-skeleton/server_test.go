@@ -107,7 +107,8 @@ func TestLayerRefuses(t *testing.T) {
 	}
 }
 
-// TestReplacedStreamIsOver checks that an operation of a replaced stream, received but not yet carried out, has no effect.
+// TestReplacedStreamIsOver checks that an operation of a replaced stream, received but not yet carried out, has no
+// effect.
 func TestReplacedStreamIsOver(t *testing.T) {
 	tbl := newTable(nothing{})
 	if _, err := tbl.Hello(t.Context(), &farev1.HelloRequest{Forwarding: dptest.DefaultForwarding()}); err != nil {

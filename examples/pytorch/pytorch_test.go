@@ -17,9 +17,10 @@ import (
 	"github.com/fared/fared/internal/testkit/netnstest"
 )
 
-// TestPyTorch trains a model of a million parameters with four ranks on four servers, without and with failures of leaves. run.sh compares the final weights
-// and the gradients of all steps and ranks bit by bit, and awaits steps while a leaf is down. FARED_PYTORCH_STEPS is the number of steps of a longer training, in which leaves fail
-// every few seconds; it writes out/pytorch.svg.
+// TestPyTorch trains a model of a million parameters with four ranks on four servers, without and with failures of
+// leaves. run.sh compares the final weights and the gradients of all steps and ranks bit by bit, and awaits steps while
+// a leaf is down. FARED_PYTORCH_STEPS is the number of steps of a longer training, in which leaves fail every few
+// seconds; it writes out/pytorch.svg.
 func TestPyTorch(t *testing.T) {
 	gate.Slow(t, gate.C, "two trainings of four ranks")
 	netnstest.Require(t, "tc", "bash", "nsenter", "/usr/lib/python3/dist-packages/torch")

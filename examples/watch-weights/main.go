@@ -1,5 +1,5 @@
-// Command watch-weights follows the weights of a GPU server's fared and prints one line for each change. It is an example of a client of
-// fare.v1.WeightService, by package client, such as the owner of an RDMA NIC's queue pairs.
+// Command watch-weights follows the weights of a GPU server's fared and prints one line for each change. It is an
+// example of a client of fare.v1.WeightService, by package client, such as the owner of an RDMA NIC's queue pairs.
 //
 //	watch-weights -socket /run/fared/fared-ro.sock
 //
@@ -8,8 +8,9 @@
 //	12 10.255.0.2/32 from 10.255.0.1/32 p0=2 p1=2 p2=1 p3=2 in effect
 //	13 10.255.0.3/32 from 10.255.0.1/32 removed
 //
-// The program waits for a daemon that is not running, and resumes after the last complete revision when a connection fails. A daemon that was
-// restarted sends a snapshot; its rows are compared with the printed ones, so that each line is a change.
+// The program waits for a daemon that is not running, and resumes after the last complete revision when a connection
+// fails. A daemon that was restarted sends a snapshot; its rows are compared with the printed ones, so that each line
+// is a change.
 package main
 
 import (

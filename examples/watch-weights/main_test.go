@@ -131,8 +131,8 @@ func socketDir(t *testing.T) string {
 	return dir
 }
 
-// TestDaemons watches a server of a fabric of daemons in separate processes, while a leaf fails and returns, and while the server itself is
-// killed and starts again without one of the destinations.
+// TestDaemons watches a server of a fabric of daemons in separate processes, while a leaf fails and returns, and while
+// the server itself is killed and starts again without one of the destinations.
 func TestDaemons(t *testing.T) {
 	dir := socketDir(t)
 	files, err := lab.Configs(lab.Options{Spec: topo.Spec{Planes: 2, Servers: 3}})
@@ -195,7 +195,8 @@ func TestDaemons(t *testing.T) {
 	out.until(t, from, third+"removed") // by the comparison with the snapshot of the new run
 }
 
-// freePort returns a port that no process uses at any IPv4 address, because leaves of other tests have the same addresses.
+// freePort returns a port that no process uses at any IPv4 address, because leaves of other tests have the same
+// addresses.
 func freePort(t *testing.T) int {
 	t.Helper()
 	l, err := net.Listen("tcp4", ":0")

@@ -1,4 +1,5 @@
-// Package asynclog writes log lines without ever making their source wait: a reader of standard error that stops reading must not stop a daemon.
+// Package asynclog writes log lines without ever making their source wait: a reader of standard error that stops
+// reading must not stop a daemon.
 package asynclog
 
 import (
@@ -12,8 +13,8 @@ import (
 // Size bounds the queued lines, in bytes.
 const Size = 1 << 20
 
-// Log is an io.Writer that queues lines for another writer, and leaves out lines while the queue is full. Once there is room, a line reports their
-// number, at their place.
+// Log is an io.Writer that queues lines for another writer, and leaves out lines while the queue is full. Once there is
+// room, a line reports their number, at their place.
 type Log struct {
 	out     io.Writer
 	own     *slog.Logger // formats reports into report
@@ -29,8 +30,8 @@ type Log struct {
 	closing bool
 }
 
-// New returns a Log that writes to out from a separate goroutine until Close, and a handler that logs to it. format returns a handler that makes one
-// Write for each record.
+// New returns a Log that writes to out from a separate goroutine until Close, and a handler that logs to it. format
+// returns a handler that makes one Write for each record.
 func New(out io.Writer, format func(io.Writer) slog.Handler) (*Log, slog.Handler) {
 	l := &Log{out: out, done: make(chan struct{})}
 	l.ready.L = &l.mu

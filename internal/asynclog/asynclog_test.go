@@ -56,8 +56,8 @@ func TestOrder(t *testing.T) {
 	}
 }
 
-// TestStuckReader logs many times the size of the queue to a writer that does not return: no call waits, the memory is bounded, and once the writer
-// continues, the lines that were left out are counted at their place.
+// TestStuckReader logs many times the size of the queue to a writer that does not return: no call waits, the memory is
+// bounded, and once the writer continues, the lines that were left out are counted at their place.
 func TestStuckReader(t *testing.T) {
 	g := newGate()
 	l, handler := New(g, text)

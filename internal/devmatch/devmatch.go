@@ -1,12 +1,12 @@
-// Package devmatch finds the network device that a sub-port's match selects: by its PCI address or by its MAC address, which stay when the device is
-// renamed or created again. A Match has one of the forms
+// Package devmatch finds the network device that a sub-port's match selects: by its PCI address or by its MAC address,
+// which stay when the device is renamed or created again. A Match has one of the forms
 //
 //	pci:0000:3b:00.0      the device below this PCI function, as in lspci -D
 //	pci:0000:3b:00.0/p1   the port of this name, of a function that has several (phys_port_name in sysfs)
 //	mac:02:00:00:00:00:01 the device with this permanent MAC address; without one, with this present MAC address
 //
-// Representors of virtual functions and sub-functions (ports such as pf0vf1) are selected by their port alone. A device on virtio has the PCI address of
-// the function below.
+// Representors of virtual functions and sub-functions (ports such as pf0vf1) are selected by their port alone. A device
+// on virtio has the PCI address of the function below.
 package devmatch
 
 import (
@@ -34,7 +34,8 @@ func (e *FormatError) Error() string { return e.Reason }
 var (
 	function = regexp.MustCompile(`^[0-9a-f]{4,8}:[0-9a-f]{2}:[0-1][0-9a-f]\.[0-7]$`)
 	local    = regexp.MustCompile(`^[0-9a-f]{2}:[0-1][0-9a-f]\.[0-7]$`) // without its domain
-	// representor is the port of a virtual function or a sub-function in the switch of its NIC (devlink_port.c in Linux).
+	// representor is the port of a virtual function or a sub-function in the switch of its NIC (devlink_port.c in
+	// Linux).
 	representor = regexp.MustCompile(`^(c\d+)?pf\d+`)
 	portName    = regexp.MustCompile(`^[^/\s]{1,15}$`)
 )
@@ -83,8 +84,8 @@ func (m Match) String() string {
 	return ""
 }
 
-// ByPCI and ByMAC return the match of a device, and the zero Match if the device has no such address. ByPCI names the port if the device has one and
-// shares its function with one of the others.
+// ByPCI and ByMAC return the match of a device, and the zero Match if the device has no such address. ByPCI names the
+// port if the device has one and shares its function with one of the others.
 func ByPCI(sysfs string, h *rtnl.Hardware, others []rtnl.Hardware) Match {
 	m := Match{pci: PCI(sysfs, h.Bus, h.Parent)}
 	if m.pci == "" {
@@ -139,8 +140,8 @@ type NotOneError struct{ Reason, Remedy string }
 
 func (e *NotOneError) Error() string { return e.Reason }
 
-// Find returns the index of the device in all that the match selects. The error is a *NotOneError. Of several devices that fit, one whose permanent
-// address is that of the match precedes those that have only adopted it, such as bridges.
+// Find returns the index of the device in all that the match selects. The error is a *NotOneError. Of several devices
+// that fit, one whose permanent address is that of the match precedes those that have only adopted it, such as bridges.
 func (m Match) Find(sysfs string, all []rtnl.Hardware) (int, error) {
 	var fit []int
 	for i := range all {
@@ -176,8 +177,9 @@ func (m Match) Find(sysfs string, all []rtnl.Hardware) (int, error) {
 	return -1, &NotOneError{fmt.Sprintf("%s fits several devices: %s", m, strings.Join(names, ", ")), remedy}
 }
 
-// For returns the index of the device in all that a sub-port's name stands for, and that of the device that has the name now, -1 if none has. A device that
-// has the name and fits stays the sub-port's, whichever devices fit since. The error is a *NotOneError: that of Find, or the name is another device's own.
+// For returns the index of the device in all that a sub-port's name stands for, and that of the device that has the
+// name now, -1 if none has. A device that has the name and fits stays the sub-port's, whichever devices fit since. The
+// error is a *NotOneError: that of Find, or the name is another device's own.
 func (m Match) For(sysfs, name string, all []rtnl.Hardware) (at, holder int, err error) {
 	holder = slices.IndexFunc(all, func(h rtnl.Hardware) bool { return slices.Contains(h.Names(), name) })
 	if holder >= 0 && m.Fits(sysfs, &all[holder]) {

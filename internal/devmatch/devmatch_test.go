@@ -47,8 +47,8 @@ func TestParse(t *testing.T) {
 	}
 }
 
-// machine has a NIC with one function per port, a NIC with two ports at one function, a NIC whose switch has representors, a virtio device, a bridge
-// and VLANs with adopted addresses, and a veth.
+// machine has a NIC with one function per port, a NIC with two ports at one function, a NIC whose switch has
+// representors, a virtio device, a bridge and VLANs with adopted addresses, and a veth.
 var machine = []rtnl.Hardware{
 	{Index: 1, Name: "lo", Address: "00:00:00:00:00:00"},
 	{Index: 2, Name: "enp59s0f0np0", AltNames: "fabric0", Bus: "pci", Parent: "0000:3b:00.0", Port: "p0", Address: "02:00:00:00:00:02", Permanent: "02:00:00:00:00:02"},

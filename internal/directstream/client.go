@@ -26,8 +26,8 @@ type Conn struct {
 	Limit int
 }
 
-// NewStream implements grpc.ClientConnInterface. It returns when the server has sent its header or the end. If the server
-// does not know the protocol or cannot be reached, the stream is one of gRPC.
+// NewStream implements grpc.ClientConnInterface. It returns when the server has sent its header or the end. If the
+// server does not know the protocol or cannot be reached, the stream is one of gRPC.
 func (c *Conn) NewStream(ctx context.Context, desc *grpc.StreamDesc, method string, opts ...grpc.CallOption) (grpc.ClientStream, error) {
 	if method != c.Method {
 		return c.ClientConnInterface.NewStream(ctx, desc, method, opts...)

@@ -30,8 +30,8 @@ const (
 	limit  = 1 << 20
 )
 
-// service is a Program handler for tests. It answers each request with the ids of its operations, and obeys an operation
-// with one of the special ids.
+// service is a Program handler for tests. It answers each request with the ids of its operations, and obeys an
+// operation with one of the special ids.
 type service struct {
 	farev1.UnimplementedDataplaneServiceServer
 	ended chan string // the caller, and why the requests ended

@@ -1,5 +1,5 @@
-// Package directstream carries a gRPC stream over a unix connection of its own, without HTTP/2. A message then costs one
-// system call and one wake-up at each end; through gRPC's transport it passes two more goroutines at each end.
+// Package directstream carries a gRPC stream over a unix connection of its own, without HTTP/2. A message then costs
+// one system call and one wake-up at each end; through gRPC's transport it passes two more goroutines at each end.
 //
 // # On the wire
 //

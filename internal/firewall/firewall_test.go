@@ -77,7 +77,8 @@ func newBench(t *testing.T) *bench {
 				unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &unix.Timeval{Sec: 60}))
 		})
 	}
-	// Neighbor entries, so that rules about other protocols than UDP delay nothing, and both ends know that the cable works.
+	// Neighbor entries, so that rules about other protocols than UDP delay nothing, and both ends know that the cable
+	// works.
 	for _, address := range []string{neighborAddress, neighborV6} {
 		b.host.IP("neigh", "replace", address, "lladdr", b.neighbor.Device("far0").HardwareAddr.String(), "dev", "eth0", "nud", "permanent")
 	}
@@ -101,8 +102,8 @@ func (b *bench) load(rules string) error {
 	})
 }
 
-// arrives sends a first packet of a new flow, into the host or out of it, and reports whether it arrived. A mark that follows it by the same cable, and
-// that no rule concerns, shows that it would have arrived.
+// arrives sends a first packet of a new flow, into the host or out of it, and reports whether it arrived. A mark that
+// follows it by the same cable, and that no rule concerns, shows that it would have arrived.
 func (b *bench) arrives(inward, v6 bool, port int) bool {
 	b.t.Helper()
 	b.source++
@@ -265,8 +266,8 @@ table inet b { chain input { type filter hook input priority 10; udp dport 3784 
 	"another packet type": {rules: `table inet f { chain pre { type filter hook prerouting priority mangle; meta pkttype set broadcast; } chain input { type filter hook input priority 0; meta pkttype host drop; } }`},
 }
 
-// TestWrittenRules checks rules as programs and guides write them: for IPv4 and IPv6, both directions and two ports, Judge names exactly the packets that
-// their author means to drop, and the kernel drops those and no others.
+// TestWrittenRules checks rules as programs and guides write them: for IPv4 and IPv6, both directions and two ports,
+// Judge names exactly the packets that their author means to drop, and the kernel drops those and no others.
 func TestWrittenRules(t *testing.T) {
 	b := newBench(t)
 	for name, c := range written {
@@ -326,8 +327,8 @@ func TestIptables(t *testing.T) {
 	})
 }
 
-// TestRandomRules compares Judge with the kernel for random rules: no packet that it calls dropped arrives, and without conditions on unknown properties
-// every packet that it does not call dropped does.
+// TestRandomRules compares Judge with the kernel for random rules: no packet that it calls dropped arrives, and without
+// conditions on unknown properties every packet that it does not call dropped does.
 func TestRandomRules(t *testing.T) {
 	b := newBench(t)
 	dropped, total := 0, 0

@@ -30,7 +30,8 @@ const (
 // conntrackPriority is NF_IP_PRI_CONNTRACK: chains up to it are called before conntrack knows the packet.
 const conntrackPriority = -200
 
-// statusDone are the bits of "ct status" by which the kernel notes that it has looked for a translation: IPS_SRC_NAT_DONE, IPS_DST_NAT_DONE.
+// statusDone are the bits of "ct status" by which the kernel notes that it has looked for a translation:
+// IPS_SRC_NAT_DONE, IPS_DST_NAT_DONE.
 const statusDone = 1<<7 | 1<<8
 
 // maxDepth bounds jumps: NFT_JUMP_STACK_SIZE of the kernel, which refuses more.
@@ -41,7 +42,8 @@ type Ruleset struct {
 	base   []*chain
 	chains map[chainName]*chain
 	sets   map[chainName]*set
-	// translates: a rule translates addresses, so that a first packet may have that status. untracks: a rule exempts packets from conntrack.
+	// translates: a rule translates addresses, so that a first packet may have that status. untracks: a rule exempts
+	// packets from conntrack.
 	translates, untracks bool
 }
 
@@ -87,7 +89,8 @@ type element struct {
 
 // Packet is the first packet of a flow, with the properties that rules may examine. Other properties are unknown.
 type Packet struct {
-	// In is the device by which the packet arrived, Out that by which it leaves; exactly one is set. Each has its index.
+	// In is the device by which the packet arrived, Out that by which it leaves; exactly one is set. Each has its
+	// index.
 	In, Out  string
 	Index    int
 	IPv6     bool
@@ -368,7 +371,8 @@ func (w *walk) lookup(r *registers, x *expression, c *chain, of *rule, depth int
 	return found, 0
 }
 
-// contains reports whether a set contains the bytes of a register, the verdict of that element, and whether several elements may be meant.
+// contains reports whether a set contains the bytes of a register, the verdict of that element, and whether several
+// elements may be meant.
 func (s *set) contains(r *registers, from uint32) (found truth, verdict []byte, several bool) {
 	if s.flags&setInterval != 0 {
 		return s.containsInterval(r, from)
@@ -464,7 +468,8 @@ func (w *walk) meta(r *registers, d attributes) {
 	}
 }
 
-// conntrack loads a property of the packet's connection, and reports whether the rule goes on: it ends if there is no connection.
+// conntrack loads a property of the packet's connection, and reports whether the rule goes on: it ends if there is no
+// connection.
 func (w *walk) conntrack(r *registers, d attributes) truth {
 	to, exists := d.number(unix.NFTA_CT_DREG), yes
 	if w.rules.untracks || !w.tracked {
@@ -541,7 +546,8 @@ const registerBytes = 64
 // registerByte is a byte of which the bits in known are known; the others of value are 0.
 type registerByte struct{ known, value byte }
 
-// registers are the four registers of 16 bytes, or the same as sixteen of 4 bytes. Bits that were not loaded are unknown.
+// registers are the four registers of 16 bytes, or the same as sixteen of 4 bytes. Bits that were not loaded are
+// unknown.
 type registers [registerBytes]registerByte
 
 // at returns the first byte of a register.

@@ -9,8 +9,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// conditions are conditions and statements of rules, with their truth for the first packet of a data flow, as nft(8) defines them: v4 and v6 for packets that
-// arrive, out for those of IPv4 that leave.
+// conditions are conditions and statements of rules, with their truth for the first packet of a data flow, as nft(8)
+// defines them: v4 and v6 for packets that arrive, out for those of IPv4 that leave.
 var conditions = []struct {
 	text        string
 	v4, v6, out truth
@@ -79,8 +79,9 @@ map later { type inet_service : verdict; flags timeout
 }
 `
 
-// TestConditions checks the truth of each condition by the results of Judge: in front of a drop and of an accept, with the opposite policy. One that holds
-// makes the first certain, one that does not the second, and one that may hold none; the place is that of the rule or the policy.
+// TestConditions checks the truth of each condition by the results of Judge: in front of a drop and of an accept, with
+// the opposite policy. One that holds makes the first certain, one that does not the second, and one that may hold
+// none; the place is that of the rule or the policy.
 func TestConditions(t *testing.T) {
 	b := newBench(t)
 	var text strings.Builder
@@ -139,7 +140,8 @@ func TestConditions(t *testing.T) {
 	}
 }
 
-// TestVerdicts checks the certain result of rules that end in several verdicts, for a data packet that arrives: the rule that drops it, the policy, or none.
+// TestVerdicts checks the certain result of rules that end in several verdicts, for a data packet that arrives: the
+// rule that drops it, the policy, or none.
 func TestVerdicts(t *testing.T) {
 	b := newBench(t)
 	const chains = `chain drops { drop
@@ -223,8 +225,9 @@ func conntrackMatch(what, states uint16, invert bool) expression {
 	return expression{kind: "match", data: attributes{unix.NFTA_MATCH_NAME: []byte("conntrack\x00"), unix.NFTA_MATCH_INFO: info}}
 }
 
-// TestUnknownIsNotCertain checks rules that nft or this kernel does not write: those of iptables, of unknown expressions and of objects. Behind each is an accept
-// with policy drop, and a drop with policy accept; only what the kernel is certain to do is certain.
+// TestUnknownIsNotCertain checks rules that nft or this kernel does not write: those of iptables, of unknown
+// expressions and of objects. Behind each is an accept with policy drop, and a drop with policy accept; only what the
+// kernel is certain to do is certain.
 func TestUnknownIsNotCertain(t *testing.T) {
 	const newBit, established, untracked = 8, 2, 64
 	type result struct{ drop, accept bool } // in front of a drop, of an accept
@@ -275,7 +278,8 @@ func TestUnknownIsNotCertain(t *testing.T) {
 	}
 }
 
-// TestRewrittenIsNotCertain checks that a drop behind a rule that may change the packet is not certain, in the same chain and in a later one, and one before it is.
+// TestRewrittenIsNotCertain checks that a drop behind a rule that may change the packet is not certain, in the same
+// chain and in a later one, and one before it is.
 func TestRewrittenIsNotCertain(t *testing.T) {
 	nat := func(kind uint32) expression {
 		return expression{kind: "nat", data: attributes{unix.NFTA_NAT_TYPE: number(kind), unix.NFTA_NAT_FAMILY: number(unix.NFPROTO_IPV4)}}
@@ -327,7 +331,8 @@ func TestOrderOfPartlyKnownBytes(t *testing.T) {
 	}
 }
 
-// TestDepth checks that a chain of as many jumps as the kernel accepts is evaluated, and that a loop, which it refuses, is not certain.
+// TestDepth checks that a chain of as many jumps as the kernel accepts is evaluated, and that a loop, which it refuses,
+// is not certain.
 func TestDepth(t *testing.T) {
 	for jumps, want := range map[int]bool{16: true, 17: false} {
 		rs := &Ruleset{chains: map[chainName]*chain{}}
@@ -349,7 +354,8 @@ func TestDepth(t *testing.T) {
 	}
 }
 
-// TestRegisters checks the bounds of registers: bytes behind the last one are unknown, a forgotten register leaves its neighbors, and an unknown comparison may hold.
+// TestRegisters checks the bounds of registers: bytes behind the last one are unknown, a forgotten register leaves its
+// neighbors, and an unknown comparison may hold.
 func TestRegisters(t *testing.T) {
 	var r registers
 	four := []byte{1, 2, 3, 4}

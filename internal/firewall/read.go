@@ -21,7 +21,8 @@ const (
 	setEval     = 0x20
 )
 
-// attributes are the attributes of one level by type, without the flags of nesting and byte order. The last one of a type wins.
+// attributes are the attributes of one level by type, without the flags of nesting and byte order. The last one of a
+// type wins.
 type attributes map[uint16][]byte
 
 // list calls f with each attribute of one level, in order.
@@ -56,7 +57,8 @@ func (a attributes) number(kind uint16) uint32 {
 // value returns the bytes of a nested NFTA_DATA_VALUE.
 func (a attributes) value(kind uint16) []byte { return parse(a[kind])[unix.NFTA_DATA_VALUE] }
 
-// query sends a request of nftables about a family, AF_UNSPEC for all, and calls f with the family and the attributes of each answer.
+// query sends a request of nftables about a family, AF_UNSPEC for all, and calls f with the family and the attributes
+// of each answer.
 func query(kind uint16, flags int, answer uint16, family uint8, body []byte, f func(family uint8, a attributes)) error {
 	r := nl.NewNetlinkRequest(unix.NFNL_SUBSYS_NFTABLES<<8|int(kind), flags)
 	r.AddRawData(append([]byte{family, unix.NFNETLINK_V0, 0, 0}, body...))
@@ -68,8 +70,9 @@ func query(kind uint16, flags int, answer uint16, family uint8, body []byte, f f
 	})
 }
 
-// Generation returns the number of the present rules, which changes with each change of them. The error wraps errors.ErrUnsupported if the kernel has no
-// nftables. The caller runs inside the network namespace, with CAP_NET_ADMIN.
+// Generation returns the number of the present rules, which changes with each change of them. The error wraps
+// errors.ErrUnsupported if the kernel has no nftables. The caller runs inside the network namespace, with
+// CAP_NET_ADMIN.
 func Generation() (n uint32, err error) {
 	err = query(unix.NFT_MSG_GETGEN, 0, unix.NFT_MSG_NEWGEN, unix.AF_UNSPEC, nil, func(_ uint8, a attributes) { n = a.number(unix.NFTA_GEN_ID) })
 	if errors.Is(err, unix.EINVAL) || errors.Is(err, unix.EPROTONOSUPPORT) || errors.Is(err, unix.EOPNOTSUPP) {

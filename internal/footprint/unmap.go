@@ -15,7 +15,8 @@ type mapping struct {
 	resident   uint64 // KiB
 }
 
-// unmap removes the pages of the process's binary from the resident set. They stay in the page cache, so the next access costs a minor fault.
+// unmap removes the pages of the process's binary from the resident set. They stay in the page cache, so the next
+// access costs a minor fault.
 func unmap() error {
 	found, err := binary()
 	if err != nil {
@@ -29,8 +30,8 @@ func unmap() error {
 	return nil
 }
 
-// binary returns the mappings of the process's binary that hold pages of the file alone: those that cannot be written, and of which no page was
-// written before that (relocations, breakpoints).
+// binary returns the mappings of the process's binary that hold pages of the file alone: those that cannot be written,
+// and of which no page was written before that (relocations, breakpoints).
 func binary() (found []mapping, err error) {
 	name, err := os.Readlink("/proc/self/exe")
 	if err != nil {

@@ -16,7 +16,8 @@ import (
 	"github.com/fared/fared/internal/tlsfiles"
 )
 
-// Caller is the client of a call, as the kernel or its certificate identifies it. The zero value is a caller inside the process.
+// Caller is the client of a call, as the kernel or its certificate identifies it. The zero value is a caller inside the
+// process.
 type Caller struct {
 	// Names are the names of the certificate (tlsfiles.Names), nil without a certificate.
 	Names []string
@@ -52,8 +53,8 @@ func hostOf(a net.Addr) string {
 	return "address " + host
 }
 
-// String describes the caller for logs and events: "uid 1000 (alice) pid 4242" on a unix socket, the certificate's first name and the address over TLS, the
-// address over TCP, "" inside the process.
+// String describes the caller for logs and events: "uid 1000 (alice) pid 4242" on a unix socket, the certificate's
+// first name and the address over TLS, the address over TCP, "" inside the process.
 func (c Caller) String() string {
 	if c.who == nil {
 		return ""
@@ -61,7 +62,8 @@ func (c Caller) String() string {
 	return c.who.String()
 }
 
-// Client identifies the client behind all connections of a user ("uid 1000"), a certificate or an address; "" inside the process.
+// Client identifies the client behind all connections of a user ("uid 1000"), a certificate or an address; "" inside
+// the process.
 func (c Caller) Client() string { return c.client }
 
 // certified describes a client with a certificate.
@@ -94,12 +96,14 @@ func (i processInfo) String() string {
 	return s
 }
 
-// peerCredentials implements transport credentials for a server on a unix socket: no bytes are exchanged, and the kernel identifies the client.
+// peerCredentials implements transport credentials for a server on a unix socket: no bytes are exchanged, and the
+// kernel identifies the client.
 type peerCredentials struct {
 	credentials.TransportCredentials
 }
 
-// PeerCredentials returns transport credentials for a server on a unix socket, with which CallerOf knows the client's process.
+// PeerCredentials returns transport credentials for a server on a unix socket, with which CallerOf knows the client's
+// process.
 func PeerCredentials() credentials.TransportCredentials {
 	return peerCredentials{insecure.NewCredentials()}
 }

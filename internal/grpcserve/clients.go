@@ -12,8 +12,8 @@ import (
 	"google.golang.org/grpc/tap"
 )
 
-// Limits of one client: half of what all share. A client is a user on a unix socket; over TCP it is an address for connections, and for calls the name of a
-// certificate or, without one, an address (Caller.Client).
+// Limits of one client: half of what all share. A client is a user on a unix socket; over TCP it is an address for
+// connections, and for calls the name of a certificate or, without one, an address (Caller.Client).
 const (
 	MaxClientConnections = MaxConnections / 2
 	maxClientCalls       = maxCalls / 2

@@ -1,5 +1,5 @@
-// Package grpcserve has the common part of the gRPC servers of the daemon and of the data-plane agent: the rule that other hosts need a
-// certificate, limits, the detection of vanished clients, and the end.
+// Package grpcserve has the common part of the gRPC servers of the daemon and of the data-plane agent: the rule that
+// other hosts need a certificate, limits, the detection of vanished clients, and the end.
 package grpcserve
 
 import (
@@ -19,7 +19,8 @@ import (
 const (
 	// maxResponseBytes is the default limit of gRPC clients.
 	maxResponseBytes = 4 << 20
-	// maxCalls limits the concurrent calls of a server, on one connection or on several. A call may hold a request of the largest size.
+	// maxCalls limits the concurrent calls of a server, on one connection or on several. A call may hold a request of
+	// the largest size.
 	maxCalls = 128
 	// MaxConnections limits the open connections of a listener. Further ones wait in the kernel's queue.
 	MaxConnections = 128
@@ -27,8 +28,9 @@ const (
 	maxIdle = time.Minute
 	// maxHeaderBytes limits the header of a call; gRPC's default is 16 MiB.
 	maxHeaderBytes = 32 << 10
-	// Window is the size in bytes of the flow-control windows of a connection and of its streams: more than the operations that a control plane has
-	// in flight. gRPC sends a PING for nearly every message of a connection whose windows may grow, and each PING wakes both processes.
+	// Window is the size in bytes of the flow-control windows of a connection and of its streams: more than the
+	// operations that a control plane has in flight. gRPC sends a PING for nearly every message of a connection whose
+	// windows may grow, and each PING wakes both processes.
 	Window = 4 << 20
 )
 
@@ -43,8 +45,9 @@ func CheckTLS(c *tls.Config) error {
 	return nil
 }
 
-// Listen binds a TCP address, host:port, with MaxConnections, and returns the options of its server. A nil secure disables TLS; the bound address must be a
-// loopback address then, else the error is ErrReachable. Otherwise secure must pass CheckTLS.
+// Listen binds a TCP address, host:port, with MaxConnections, and returns the options of its server. A nil secure
+// disables TLS; the bound address must be a loopback address then, else the error is ErrReachable. Otherwise secure
+// must pass CheckTLS.
 func Listen(address string, secure *tls.Config) (net.Listener, []grpc.ServerOption, error) {
 	var options []grpc.ServerOption
 	if secure != nil {
@@ -68,8 +71,9 @@ func loopback(a net.Addr) bool {
 	return err == nil && ap.Addr().Unmap().IsLoopback()
 }
 
-// New returns a server with the limits, health checks and reflection. maxRequestBytes limits the size of a request. window is the flow-control window in
-// bytes: it bounds what a client can make the server hold for a call that does not read.
+// New returns a server with the limits, health checks and reflection. maxRequestBytes limits the size of a request.
+// window is the flow-control window in bytes: it bounds what a client can make the server hold for a call that does not
+// read.
 func New(maxRequestBytes int, window int32, checks healthpb.HealthServer, options ...grpc.ServerOption) *grpc.Server {
 	s := grpc.NewServer(append(options,
 		grpc.MaxRecvMsgSize(maxRequestBytes), grpc.MaxSendMsgSize(maxResponseBytes),
@@ -85,7 +89,8 @@ func New(maxRequestBytes int, window int32, checks healthpb.HealthServer, option
 	return s
 }
 
-// Stop waits until the calls of all servers have ended, or cancels them after the timeout. It reports whether all ended by themselves.
+// Stop waits until the calls of all servers have ended, or cancels them after the timeout. It reports whether all ended
+// by themselves.
 func Stop(timeout time.Duration, servers ...*grpc.Server) (graceful bool) {
 	done := make(chan struct{})
 	go func() {

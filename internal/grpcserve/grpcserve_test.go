@@ -14,8 +14,8 @@ import (
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 )
 
-// TestListenNeedsCertificates checks that an address that other hosts reach is refused without TLS, and that TLS is refused unless every client
-// needs a certificate.
+// TestListenNeedsCertificates checks that an address that other hosts reach is refused without TLS, and that TLS is
+// refused unless every client needs a certificate.
 func TestListenNeedsCertificates(t *testing.T) {
 	for _, address := range []string{"0.0.0.0:0", "[::]:0", ":0"} {
 		if l, _, err := Listen(address, nil); !errors.Is(err, ErrReachable) || l != nil {

@@ -6,8 +6,9 @@ import (
 	"syscall"
 )
 
-// Limit returns l with at most MaxConnections open connections, MaxClientConnections of each client. Further ones wait in the kernel's queue, and use no
-// descriptor; those of a client that has its share are closed, so that they do not wait before others.
+// Limit returns l with at most MaxConnections open connections, MaxClientConnections of each client. Further ones wait
+// in the kernel's queue, and use no descriptor; those of a client that has its share are closed, so that they do not
+// wait before others.
 func Limit(l net.Listener) net.Listener {
 	return &limitedListener{Listener: l, free: make(chan struct{}, MaxConnections), closed: make(chan struct{})}
 }

@@ -18,8 +18,8 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// TestCallsAreBounded checks that calls beyond maxCalls fail, over all connections, that their reason is RESOURCE_EXHAUSTED, and that the end of a call
-// makes room for another.
+// TestCallsAreBounded checks that calls beyond maxCalls fail, over all connections, that their reason is
+// RESOURCE_EXHAUSTED, and that the end of a call makes room for another.
 func TestCallsAreBounded(t *testing.T) {
 	dial := serveLocal(t)
 	var ends []context.CancelFunc
@@ -96,8 +96,8 @@ func watch(t *testing.T, c healthpb.HealthClient) (end context.CancelFunc, err e
 	return cancel, err
 }
 
-// TestOneClientLeavesCallsToOthers checks that a client with its share of the calls, over two connections, gets no further one, with the reason, while another
-// client does.
+// TestOneClientLeavesCallsToOthers checks that a client with its share of the calls, over two connections, gets no
+// further one, with the reason, while another client does.
 func TestOneClientLeavesCallsToOthers(t *testing.T) {
 	dial := serveLocal(t)
 	first, second := dial(2), dial(2)
@@ -126,8 +126,9 @@ func TestOneClientLeavesCallsToOthers(t *testing.T) {
 	}
 }
 
-// TestOneClientLeavesConnectionsToOthers checks that connections of a client beyond its share are closed, so that those of another client are accepted, and that
-// the end of a connection makes room for another. Clients are addresses over TCP, users on a unix socket.
+// TestOneClientLeavesConnectionsToOthers checks that connections of a client beyond its share are closed, so that those
+// of another client are accepted, and that the end of a connection makes room for another. Clients are addresses over
+// TCP, users on a unix socket.
 func TestOneClientLeavesConnectionsToOthers(t *testing.T) {
 	inner, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {

@@ -34,7 +34,8 @@ type Health struct {
 	end    context.CancelFunc
 }
 
-// NewHealth returns a server for the probes, by the name of the service. A probe returns nil for SERVING, and must end with its context.
+// NewHealth returns a server for the probes, by the name of the service. A probe returns nil for SERVING, and must end
+// with its context.
 func NewHealth(probes map[string]func(context.Context) error) *Health {
 	h := &Health{Server: health.NewServer(), probes: probes}
 	h.ended, h.end = context.WithCancel(context.Background())

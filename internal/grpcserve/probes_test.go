@@ -17,7 +17,8 @@ import (
 	"github.com/fared/fared/internal/testkit/gate"
 )
 
-// TestProbes checks Check, List and Watch of a probe whose result changes, of a probe that hangs, and of an ordinary service, until Shutdown.
+// TestProbes checks Check, List and Watch of a probe whose result changes, of a probe that hangs, and of an ordinary
+// service, until Shutdown.
 func TestProbes(t *testing.T) {
 	gate.Slow(t, gate.Labs, "waits for probes")
 	const (

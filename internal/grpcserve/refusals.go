@@ -6,14 +6,16 @@ import (
 )
 
 const (
-	// refusalBurst is the number of refused calls of a client that are recorded at once; after that one is recorded in each refusalInterval.
+	// refusalBurst is the number of refused calls of a client that are recorded at once; after that one is recorded in
+	// each refusalInterval.
 	refusalBurst    = 10
 	refusalInterval = 6 * time.Second
 	// maxRefused bounds the clients with separate budgets; further ones share one.
 	maxRefused = 1024
 )
 
-// Refusals limits the records of refused calls, so that a client without rights can fill neither the log nor the events. The zero value is ready to use.
+// Refusals limits the records of refused calls, so that a client without rights can fill neither the log nor the
+// events. The zero value is ready to use.
 type Refusals struct {
 	mu      sync.Mutex
 	clients map[string]*refused // by Caller.Client
@@ -24,7 +26,8 @@ type refused struct {
 	missed uint64
 }
 
-// Record reports whether a refused call of a client at a time is to be recorded, and the number of calls of the client that were not since the last one.
+// Record reports whether a refused call of a client at a time is to be recorded, and the number of calls of the client
+// that were not since the last one.
 func (r *Refusals) Record(client string, now time.Time) (missed uint64, ok bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

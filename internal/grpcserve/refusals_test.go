@@ -6,7 +6,8 @@ import (
 	"time"
 )
 
-// TestRefusals checks the budget of a client: a burst, then one record per interval, with the number of calls in between; other clients are not concerned.
+// TestRefusals checks the budget of a client: a burst, then one record per interval, with the number of calls in
+// between; other clients are not concerned.
 func TestRefusals(t *testing.T) {
 	var r Refusals
 	now := time.Unix(1000, 0)

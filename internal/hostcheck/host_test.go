@@ -8,8 +8,8 @@ import (
 	"github.com/fared/fared/internal/testkit/netnstest"
 )
 
-// TestMachine checks a machine with two sub-ports, one of them configured by an alternative name, and a steering device of another name than the default: each
-// state has a finding with the kernel's names, which rules and sysctls need.
+// TestMachine checks a machine with two sub-ports, one of them configured by an alternative name, and a steering device
+// of another name than the default: each state has a finding with the kernel's names, which rules and sysctls need.
 func TestMachine(t *testing.T) {
 	netnstest.Require(t, "nft")
 	ns, leaf := netnstest.New(t), netnstest.New(t)

@@ -1,8 +1,10 @@
-// Package hostcheck finds states of a host with which packets of fared are dropped although routes, weights and sessions are right. It changes nothing.
+// Package hostcheck finds states of a host with which packets of fared are dropped although routes, weights and
+// sessions are right. It changes nothing.
 //
-// [Inspector] examines the kernel's settings and rules: reverse path filters and firewalls. [JudgeLinks] and [JudgeLoopbacks] judge devices and addresses that
-// the caller knows. [Machine] does all of that for a configuration, and adds the devices, addresses and network managers that it depends on; [Notes] adds states
-// that drop no packet. docs/operations/host.md lists the reasons.
+// [Inspector] examines the kernel's settings and rules: reverse path filters and firewalls. [JudgeLinks] and
+// [JudgeLoopbacks] judge devices and addresses that the caller knows. [Machine] does all of that for a configuration,
+// and adds the devices, addresses and network managers that it depends on; [Notes] adds states that drop no packet.
+// docs/operations/host.md lists the reasons.
 package hostcheck
 
 import (
@@ -42,7 +44,8 @@ const (
 	ReasonDriver         = "driver"
 )
 
-// Finding is a setting, rule or part of the host with which packets are dropped or take other ways, with its effect and remedy.
+// Finding is a setting, rule or part of the host with which packets are dropped or take other ways, with its effect and
+// remedy.
 type Finding struct{ Reason, Text, Remedy string }
 
 // String returns the text and the remedy.
@@ -52,7 +55,8 @@ func (f Finding) String() string { return f.Text + "; " + f.Remedy }
 type Query struct {
 	// SubPorts are the devices of the sub-ports that exist in the network namespace.
 	SubPorts []Link
-	// Steering is the device by which flows leave in netfilter's eyes; without a name they leave by the sub-ports themselves.
+	// Steering is the device by which flows leave in netfilter's eyes; without a name they leave by the sub-ports
+	// themselves.
 	Steering Link
 	// NextHops and Loopbacks tell whether next hops, and local loopbacks, of IPv4 and IPv6 exist.
 	NextHops, Loopbacks [2]bool
@@ -70,8 +74,8 @@ type Inspector struct {
 	query  *Query
 }
 
-// Inspect returns the findings for a use, in a fixed order. The caller runs inside the network namespace; without CAP_NET_ADMIN the firewall is not
-// examined, and Err has the reason.
+// Inspect returns the findings for a use, in a fixed order. The caller runs inside the network namespace; without
+// CAP_NET_ADMIN the firewall is not examined, and Err has the reason.
 func (in *Inspector) Inspect(q *Query) []Finding {
 	out := strictFilters(q)
 	before := in.generation
@@ -85,7 +89,8 @@ func (in *Inspector) Inspect(q *Query) []Finding {
 	return append(out, in.judged...)
 }
 
-// Err returns the reason why the last Inspect did not examine the firewall, nil if it did. A kernel without nftables has none to examine.
+// Err returns the reason why the last Inspect did not examine the firewall, nil if it did. A kernel without nftables
+// has none to examine.
 func (in *Inspector) Err() error { return in.err }
 
 // look reads the rules again if they have changed.
@@ -157,8 +162,8 @@ type dropped struct {
 	place    string // of the first
 }
 
-// judge returns the devices at which the packets of all services are dropped, inward or outward, in one of the families that are used. A host may use one
-// of the services alone, so one that passes is enough.
+// judge returns the devices at which the packets of all services are dropped, inward or outward, in one of the families
+// that are used. A host may use one of the services alone, so one that passes is enough.
 func (in *Inspector) judge(devices []Link, inward bool, families [2]bool, services ...service) *dropped {
 	d := &dropped{services: services}
 	for _, device := range devices {
@@ -174,7 +179,8 @@ func (in *Inspector) judge(devices []Link, inward bool, families [2]bool, servic
 	return d
 }
 
-// dropsAll reports whether the packets of all services are dropped at a device, with the place for the first service. It is false without services.
+// dropsAll reports whether the packets of all services are dropped at a device, with the place for the first service.
+// It is false without services.
 func (in *Inspector) dropsAll(device Link, inward, v6 bool, services []service) (first string, all bool) {
 	for _, s := range services {
 		p := firewall.Packet{Index: device.Index, IPv6: v6, Protocol: s.protocol, Port: s.port}
@@ -207,8 +213,8 @@ func (d *dropped) finding(out []Finding, reason, what, move, effect, key string)
 		"accept them before: " + strings.Join(rules, "; ") + " (/usr/share/doc/fared/operations/host.md has rules for nft and firewalld)"})
 }
 
-// offloaded reports whether a device has an RDMA device, whose data packets do not pass the kernel, or whether that is unknown because sysfs does not show
-// the device.
+// offloaded reports whether a device has an RDMA device, whose data packets do not pass the kernel, or whether that is
+// unknown because sysfs does not show the device.
 func offloaded(device string) bool {
 	if link, err := netlink.LinkByName(device); err == nil && slices.Contains([]string{"veth", "dummy", "tuntap", "macvlan", "ipvlan"}, link.Type()) {
 		return false
@@ -221,9 +227,8 @@ func offloaded(device string) bool {
 	return err == nil
 }
 
-// strictFilters names the sub-ports with a strict reverse path filter (RFC 3704, Section 2.2). The kernel uses the higher of a device's value and that of
-// all.
-// Only packets of IPv4 pass that filter.
+// strictFilters names the sub-ports with a strict reverse path filter (RFC 3704, Section 2.2). The kernel uses the
+// higher of a device's value and that of all. Only packets of IPv4 pass that filter.
 func strictFilters(q *Query) []Finding {
 	if !q.NextHops[0] && !q.Loopbacks[0] {
 		return nil

@@ -7,8 +7,8 @@ import (
 	"strings"
 )
 
-// Link is a device of the network namespace by the kernel's name, which rules and sysctls have, and its index, 0 if there is no such device. Master is the
-// name of the VRF, bridge or bond that it belongs to, "" without one.
+// Link is a device of the network namespace by the kernel's name, which rules and sysctls have, and its index, 0 if
+// there is no such device. Master is the name of the VRF, bridge or bond that it belongs to, "" without one.
 type Link struct {
 	Name   string
 	Index  int
@@ -16,7 +16,8 @@ type Link struct {
 	Master string
 }
 
-// JudgeLinks returns the findings about the devices of all sub-ports: different MTUs, and devices that belong to others.
+// JudgeLinks returns the findings about the devices of all sub-ports: different MTUs, and devices that belong to
+// others.
 func JudgeLinks(links []Link) (out []Finding) {
 	by := map[uint32][]string{}
 	var masters, enslaved []string

@@ -28,8 +28,9 @@ type Use struct {
 	Addresses []netip.Prefix
 }
 
-// Machine examines this machine before or while fared runs: all of [Inspector.Inspect], the devices and addresses that a configuration names, and network
-// managers that would remove the agent's objects. It returns the findings, and the reason why a part could not be examined.
+// Machine examines this machine before or while fared runs: all of [Inspector.Inspect], the devices and addresses that
+// a configuration names, and network managers that would remove the agent's objects. It returns the findings, and the
+// reason why a part could not be examined.
 func Machine(u *Use) (out []Finding, err error) {
 	links, addresses, err := read()
 	if err != nil {
@@ -107,7 +108,8 @@ func Notes() (out []Finding) {
 	return out
 }
 
-// networkd returns a finding if systemd-networkd runs in this network namespace and its configuration does not keep foreign rules.
+// networkd returns a finding if systemd-networkd runs in this network namespace and its configuration does not keep
+// foreign rules.
 func networkd(root string) []Finding {
 	processes, _ := filepath.Glob(filepath.Join(root, "proc/[0-9]*/comm")) // the pattern is valid
 	if !slices.ContainsFunc(processes, func(comm string) bool {
@@ -128,8 +130,9 @@ func networkd(root string) []Finding {
 		"install the drop-in of the package, /usr/lib/systemd/networkd.conf.d (/usr/share/doc/fared/operations/install.md), and restart systemd-networkd"}}
 }
 
-// keepsRules reports whether the configuration of networkd has ManageForeignRoutingPolicyRules=no. The last value counts, of the main file and then of the
-// drop-ins in the order of their names; a file in an earlier folder replaces those of the same name in later ones (networkd.conf(5), systemd.syntax(7)).
+// keepsRules reports whether the configuration of networkd has ManageForeignRoutingPolicyRules=no. The last value
+// counts, of the main file and then of the drop-ins in the order of their names; a file in an earlier folder replaces
+// those of the same name in later ones (networkd.conf(5), systemd.syntax(7)).
 func keepsRules(root string) bool {
 	folders := []string{"etc/systemd", "run/systemd", "usr/local/lib/systemd", "usr/lib/systemd", "lib/systemd"}
 	var main string

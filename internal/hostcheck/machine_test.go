@@ -8,7 +8,8 @@ import (
 	"testing"
 )
 
-// TestNetworkd checks that a machine with systemd-networkd has a finding unless one of its files keeps foreign rules, as networkd.conf(5) writes it.
+// TestNetworkd checks that a machine with systemd-networkd has a finding unless one of its files keeps foreign rules,
+// as networkd.conf(5) writes it.
 func TestNetworkd(t *testing.T) {
 	root := t.TempDir()
 	write := func(name, text string) {
@@ -47,8 +48,8 @@ func TestNetworkd(t *testing.T) {
 	expect("the drop-in", 0)
 }
 
-// TestNetworkdPrecedence checks the order of networkd's files by `systemd-analyze cat-config`, which prints those that count in their order, and the syntax by
-// systemd.syntax(7).
+// TestNetworkdPrecedence checks the order of networkd's files by `systemd-analyze cat-config`, which prints those that
+// count in their order, and the syntax by systemd.syntax(7).
 func TestNetworkdPrecedence(t *testing.T) {
 	const no, yes = "[Network]\nManageForeignRoutingPolicyRules=no\n", "[Network]\nManageForeignRoutingPolicyRules=yes\n"
 	type files map[string]string

@@ -1,5 +1,5 @@
-// Package httpserve has the HTTP servers of metrics, whose listeners any host or user may reach: every wait of a connection has a limit, and so has the number
-// of connections.
+// Package httpserve has the HTTP servers of metrics, whose listeners any host or user may reach: every wait of a
+// connection has a limit, and so has the number of connections.
 package httpserve
 
 import (
@@ -11,8 +11,9 @@ import (
 	"time"
 )
 
-// MaxConnections bounds the open connections of a server. A further one replaces the connection that has waited longest outside of a handler, so that
-// idle connections shut out no client. If a handler runs for every connection, the new one is closed.
+// MaxConnections bounds the open connections of a server. A further one replaces the connection that has waited longest
+// outside of a handler, so that idle connections shut out no client. If a handler runs for every connection, the new
+// one is closed.
 const MaxConnections = 64
 
 // maxHeaderBytes bounds the header of a request, as far as net/http does: it reads some 4 KiB more.

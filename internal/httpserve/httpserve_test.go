@@ -78,8 +78,8 @@ func open(t *testing.T, conns []net.Conn) (n int) {
 	return n
 }
 
-// TestIdleConnectionsGiveWay opens several thousand connections, some silent, some after a request: the newest client is served at once, and no more than
-// MaxConnections stay open. A connection whose handler runs is not replaced.
+// TestIdleConnectionsGiveWay opens several thousand connections, some silent, some after a request: the newest client
+// is served at once, and no more than MaxConnections stay open. A connection whose handler runs is not replaced.
 func TestIdleConnectionsGiveWay(t *testing.T) {
 	started, release := make(chan struct{}), make(chan struct{})
 	address := serve(t, func(w http.ResponseWriter, r *http.Request) {
@@ -118,7 +118,8 @@ func TestIdleConnectionsGiveWay(t *testing.T) {
 	}
 }
 
-// TestHandlersAreBounded checks that a connection is closed while handlers run for all others, and that the next one is served after their end.
+// TestHandlersAreBounded checks that a connection is closed while handlers run for all others, and that the next one is
+// served after their end.
 func TestHandlersAreBounded(t *testing.T) {
 	started, release := make(chan struct{}), make(chan struct{})
 	address := serve(t, func(w http.ResponseWriter, r *http.Request) {

@@ -1,11 +1,12 @@
-// Package inprocess calls gRPC services of the same process, without sockets, encoding and flow-control windows. Handlers and clients are those
-// generated for gRPC. They see the same statuses, headers, deadlines and order of messages as over a connection. Messages are copied, so that
-// each side owns the messages that it has.
+// Package inprocess calls gRPC services of the same process, without sockets, encoding and flow-control windows.
+// Handlers and clients are those generated for gRPC. They see the same statuses, headers, deadlines and order of
+// messages as over a connection. Messages are copied, so that each side owns the messages that it has.
 //
-// Each handler runs in a separate goroutine. A handler of a stream that calls Push receives messages in the goroutine of the client: SendMsg
-// returns after the handler has processed the message, and no goroutine has to be woken.
+// Each handler runs in a separate goroutine. A handler of a stream that calls Push receives messages in the goroutine
+// of the client: SendMsg returns after the handler has processed the message, and no goroutine has to be woken.
 //
-// Call options other than grpc.Header and grpc.Trailer have no effect. There are no interceptors, credentials and peer addresses.
+// Call options other than grpc.Header and grpc.Trailer have no effect. There are no interceptors, credentials and peer
+// addresses.
 package inprocess
 
 import (
@@ -82,8 +83,8 @@ func (c *Conn) Close() error {
 	return nil
 }
 
-// begin returns the context of a new handler. It has the deadline and the outgoing metadata of the client's context, but not its values. It ends
-// with the client's context, by Close, and by end, which must follow.
+// begin returns the context of a new handler. It has the deadline and the outgoing metadata of the client's context,
+// but not its values. It ends with the client's context, by Close, and by end, which must follow.
 func (c *Conn) begin(client context.Context, method string) (ctx context.Context, h *headers, end func(), err error) {
 	if err := client.Err(); err != nil {
 		return nil, nil, nil, status.FromContextError(err).Err()

@@ -408,7 +408,8 @@ func testClose(t *testing.T) {
 	}
 }
 
-// TestBackPressure checks that a sender whose messages are not received is blocked after depth messages, and continues when they are, in order.
+// TestBackPressure checks that a sender whose messages are not received is blocked after depth messages, and continues
+// when they are, in order.
 func TestBackPressure(t *testing.T) { synctest.Test(t, testBackPressure) }
 
 func testBackPressure(t *testing.T) {
@@ -462,8 +463,9 @@ func testBackPressure(t *testing.T) {
 	}
 }
 
-// TestPush checks that a handler that calls Push receives all messages in order, those sent before the call included; that Send returns after the
-// handler has processed its message; that the end of the client's side is reported once; and that the handler owns the messages.
+// TestPush checks that a handler that calls Push receives all messages in order, those sent before the call included;
+// that Send returns after the handler has processed its message; that the end of the client's side is reported once;
+// and that the handler owns the messages.
 func TestPush(t *testing.T) {
 	for _, early := range []int{0, 1, 100} {
 		ready, pushed, closed := make(chan struct{}), make(chan struct{}), make(chan struct{})

@@ -182,10 +182,11 @@ func (s *serverStream) RecvMsg(m any) error {
 	}
 }
 
-// Push makes receive process all further requests of a stream in place of Recv, and returns true. receive runs in the goroutine in which the
-// client sends, one request after another, and owns the request; the client's Send returns after it. Requests that have arrived before are
-// processed before Push returns. closed is called once after the last request, if the client closes its side of the stream. Push returns false
-// if the stream is not one of this package; the handler calls Recv then.
+// Push makes receive process all further requests of a stream in place of Recv, and returns true. receive runs in the
+// goroutine in which the client sends, one request after another, and owns the request; the client's Send returns after
+// it. Requests that have arrived before are processed before Push returns. closed is called once after the last
+// request, if the client closes its side of the stream. Push returns false if the stream is not one of this package;
+// the handler calls Recv then.
 func Push[Request, Response any](stream grpc.BidiStreamingServer[Request, Response], receive func(*Request), closed func()) bool {
 	generic, ok := stream.(*grpc.GenericServerStream[Request, Response])
 	if !ok {

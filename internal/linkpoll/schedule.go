@@ -1,36 +1,42 @@
-// Package linkpoll decides when to ask the kernel for the carriers of network devices instead of waiting for its events.
+// Package linkpoll decides when to ask the kernel for the carriers of network devices instead of waiting for its
+// events.
 //
-// Linux announces a lost carrier late: net/core/link_watch.c handles the events of all devices of the machine at most once a second,
-// except urgent ones. The loss of carrier of a device whose ifindex equals its iflink, as in every physical NIC, is not urgent. So
-// when two cables of a port are cut together, the kernel announces the first at once and the second up to a second later.
-// RTM_GETLINK reports IFF_LOWER_UP (netif_carrier_ok) without that delay. Since Linux 6.8 it also handles the device's pending event
-// (linkwatch_sync_dev), so that the kernel itself and every other listener act on it. Before Linux 6.8 only the answer is prompt.
+// Linux announces a lost carrier late: net/core/link_watch.c handles the events of all devices of the machine at most
+// once a second, except urgent ones. The loss of carrier of a device whose ifindex equals its iflink, as in every
+// physical NIC, is not urgent. So when two cables of a port are cut together, the kernel announces the first at once
+// and the second up to a second later. RTM_GETLINK reports IFF_LOWER_UP (netif_carrier_ok) without that delay. Since
+// Linux 6.8 it also handles the device's pending event (linkwatch_sync_dev), so that the kernel itself and every other
+// listener act on it. Before Linux 6.8 only the answer is prompt.
 package linkpoll
 
 import "time"
 
 const (
-	// Window is the time for which a Schedule polls quickly after its last Start: the second by which the kernel may delay an event (HZ in
-	// linkwatch_schedule_work), and a tenth for timer ticks.
+	// Window is the time for which a Schedule polls quickly after its last Start: the second by which the kernel may
+	// delay an event (HZ in linkwatch_schedule_work), and a tenth for timer ticks.
 	Window = 1100 * time.Millisecond
 	// Period is the shortest interval of polls within Window.
 	Period = 5 * time.Millisecond
-	// Idle is the shortest interval at other times. Idle polls are necessary because the event that delays all others may belong to another device
-	// in another network namespace, so that this process is not notified, unless it receives those events too (Listen).
+	// Idle is the shortest interval at other times. Idle polls are necessary because the event that delays all others
+	// may belong to another device in another network namespace, so that this process is not notified, unless it
+	// receives those events too (Listen).
 	Idle = 20 * time.Millisecond
-	// A poll begins this many times the previous one's duration after its end, if that is longer: polls take at most a fifth of one
-	// processor within Window, and at most a hundredth at other times.
+	// A poll begins this many times the previous one's duration after its end, if that is longer: polls take at most a
+	// fifth of one processor within Window, and at most a hundredth at other times.
 	share, shareIdle = 4, 99
-	// MostPeriod bounds that within Window: on a busy machine a poll takes long because it waits, not because it uses the processor.
+	// MostPeriod bounds that within Window: on a busy machine a poll takes long because it waits, not because it uses
+	// the processor.
 	MostPeriod = 20 * time.Millisecond
 	// MostIdle bounds that at other times.
 	MostIdle = 60 * time.Millisecond
-	// Covered is the interval of polls while another mechanism reports carriers (Cover), and outside Window while no event is missed (Listen). It
-	// bounds the delay should the mechanism fail without notice, or an event be missed; the kernel's own bound is a second.
+	// Covered is the interval of polls while another mechanism reports carriers (Cover), and outside Window while no
+	// event is missed (Listen). It bounds the delay should the mechanism fail without notice, or an event be missed;
+	// the kernel's own bound is a second.
 	Covered = 250 * time.Millisecond
 
-	// Links that fail again and again start one window after another. So quick polls last at most for burst, and for one part in refill of the
-	// time since: each costs 100 us of a processor, most of it outside the poll (timers, wake-ups).
+	// Links that fail again and again start one window after another. So quick polls last at most for burst, and for
+	// one part in refill of the time since: each costs 100 us of a processor, most of it outside the poll (timers,
+	// wake-ups).
 	burst, refill = 2 * Window, 16
 )
 
@@ -45,13 +51,14 @@ type Schedule struct {
 	listens bool
 }
 
-// Listen makes polls rare at other times than the Window after each Start: the caller calls Event for the link events of all network namespaces, so
-// that the kernel delays no event at other times.
+// Listen makes polls rare at other times than the Window after each Start: the caller calls Event for the link events
+// of all network namespaces, so that the kernel delays no event at other times.
 func (s *Schedule) Listen() { s.listens = true }
 
-// Cover sets whether another mechanism reports each change of a carrier without the kernel's delay: a program in the kernel, or the polls of
-// another program, which since Linux 6.8 make the kernel announce what they find to every listener. Polls are then rare. Changes before Cover are
-// not covered, so each switch makes a poll due now. It reports whether there was one.
+// Cover sets whether another mechanism reports each change of a carrier without the kernel's delay: a program in the
+// kernel, or the polls of another program, which since Linux 6.8 make the kernel announce what they find to every
+// listener. Polls are then rare. Changes before Cover are not covered, so each switch makes a poll due now. It reports
+// whether there was one.
 func (s *Schedule) Cover(on bool, now time.Time) (switched bool) {
 	if s.covered == on {
 		return false
@@ -61,8 +68,8 @@ func (s *Schedule) Cover(on bool, now time.Time) (switched bool) {
 	return true
 }
 
-// Event is Start after a link event of any device, which the kernel may delay the events of others for. It does nothing while the carriers are
-// covered. It reports whether a poll is due.
+// Event is Start after a link event of any device, which the kernel may delay the events of others for. It does nothing
+// while the carriers are covered. It reports whether a poll is due.
 func (s *Schedule) Event(now time.Time) (due bool) {
 	if !s.covered {
 		s.Start(now)
@@ -70,9 +77,9 @@ func (s *Schedule) Event(now time.Time) (due bool) {
 	return s.Due(now)
 }
 
-// Start makes a poll due now, further polls every Period until Window has passed, then every Idle, or every Covered after Listen. While the carriers are covered, further polls
-// are due every Covered. Call it when a carrier may have changed: after a closed BGP session, a failed BFD session, or a report by the mechanism of
-// Cover.
+// Start makes a poll due now, further polls every Period until Window has passed, then every Idle, or every Covered
+// after Listen. While the carriers are covered, further polls are due every Covered. Call it when a carrier may have
+// changed: after a closed BGP session, a failed BFD session, or a report by the mechanism of Cover.
 func (s *Schedule) Start(now time.Time) { s.StartLater(now, 0) }
 
 // StartLater is Start with the first poll due after a delay, unless one is due sooner.

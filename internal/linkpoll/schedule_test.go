@@ -66,8 +66,8 @@ func TestStartLater(t *testing.T) {
 	}
 }
 
-// TestFlapping checks that links which fail again and again have no quick polls all the time, that each failure is polled at once, and that single
-// failures far apart have their whole window.
+// TestFlapping checks that links which fail again and again have no quick polls all the time, that each failure is
+// polled at once, and that single failures far apart have their whole window.
 func TestFlapping(t *testing.T) {
 	run := func(every, length time.Duration) (quick time.Duration) {
 		var s Schedule
@@ -105,8 +105,8 @@ func TestFlapping(t *testing.T) {
 	near("one failure in 20 s, ten times", 10, run(20*time.Second, 200*time.Second), 10*Window)
 }
 
-// TestCover checks that polls are rare while carriers are covered, that link events start none then, that a report does, and that a switch in either
-// direction makes a poll due at once.
+// TestCover checks that polls are rare while carriers are covered, that link events start none then, that a report
+// does, and that a switch in either direction makes a poll due at once.
 func TestCover(t *testing.T) {
 	var s Schedule
 	now := time.Unix(1000, 0)
@@ -146,8 +146,9 @@ func TestCover(t *testing.T) {
 	}
 }
 
-// TestListen checks that polls are rare outside the window of an event if the events of all namespaces are received, and that links which fail so often
-// that quick polls end are still polled every Idle within the window: the kernel may delay an event then.
+// TestListen checks that polls are rare outside the window of an event if the events of all namespaces are received,
+// and that links which fail so often that quick polls end are still polled every Idle within the window: the kernel may
+// delay an event then.
 func TestListen(t *testing.T) {
 	var s Schedule
 	s.Listen()

@@ -1,4 +1,5 @@
-// Package metric describes metrics once: for Prometheus, for docs/operations/metrics.md, and for tests of rules and dashboards.
+// Package metric describes metrics once: for Prometheus, for docs/operations/metrics.md, and for tests of rules and
+// dashboards.
 package metric
 
 import (

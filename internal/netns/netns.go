@@ -1,4 +1,5 @@
-// Package netns runs functions in network namespaces: in the namespace of a name, or in the one in which an endpoint was opened.
+// Package netns runs functions in network namespaces: in the namespace of a name, or in the one in which an endpoint
+// was opened.
 package netns
 
 import (
@@ -38,7 +39,8 @@ func open(path string) (Namespace, error) {
 	return Namespace{fd: fd, dev: s.Dev, ino: s.Ino}, nil
 }
 
-// Cookie returns the number that the kernel gives the calling thread's namespace, unique until the kernel restarts (Linux 5.14).
+// Cookie returns the number that the kernel gives the calling thread's namespace, unique until the kernel restarts
+// (Linux 5.14).
 func Cookie() (uint64, error) {
 	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
@@ -85,8 +87,9 @@ func Path(name string) string {
 	return filepath.Join(Dir, name)
 }
 
-// In calls f on a thread in the namespace of a name or path, as in Path: sockets that f opens belong to it wherever they are used later. With
-// an empty name it just calls f. Otherwise f must not start goroutines that depend on the namespace.
+// In calls f on a thread in the namespace of a name or path, as in Path: sockets that f opens belong to it wherever
+// they are used later. With an empty name it just calls f. Otherwise f must not start goroutines that depend on the
+// namespace.
 func In(name string, f func() error) error {
 	if name == "" {
 		return f()
@@ -155,8 +158,8 @@ func (n Namespace) Do(f func() error) error {
 	return onThread(n.enter, f)
 }
 
-// onThread calls enter, which changes the namespace of its thread, and then f, on a separate goroutine that is locked to its thread. A thread
-// that cannot return to its namespace ends with the goroutine.
+// onThread calls enter, which changes the namespace of its thread, and then f, on a separate goroutine that is locked
+// to its thread. A thread that cannot return to its namespace ends with the goroutine.
 func onThread(enter, f func() error) error {
 	done := make(chan error, 1)
 	go func() {

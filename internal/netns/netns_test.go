@@ -29,7 +29,8 @@ func current(t *testing.T) (dev, ino uint64) {
 	return n.dev, n.ino
 }
 
-// TestDo checks that a function runs in the namespace, and the caller outside it, and that an error and the end of the goroutine are returned.
+// TestDo checks that a function runs in the namespace, and the caller outside it, and that an error and the end of the
+// goroutine are returned.
 func TestDo(t *testing.T) {
 	needRoot(t)
 	runtime.LockOSThread()

@@ -1,5 +1,6 @@
-// Package plainfile opens a process's own files, such as locks and journals, in directories that other users may change: a symbolic link, a hard link or a
-// special file at the name would make a privileged process write to, truncate or wait for a file that the other user chose.
+// Package plainfile opens a process's own files, such as locks and journals, in directories that other users may
+// change: a symbolic link, a hard link or a special file at the name would make a privileged process write to, truncate
+// or wait for a file that the other user chose.
 package plainfile
 
 import (
@@ -14,8 +15,9 @@ import (
 // ErrNotPlain reports that the file at a name is not a regular file with this name alone.
 var ErrNotPlain = errors.New("is a symbolic link, a hard link or no regular file: move it away")
 
-// Open is os.OpenFile for a regular file with one name; any other file at the name is an error that wraps ErrNotPlain. Links among the directories of the
-// name are followed. The file is truncated, if flag requests it, only after it was found to be plain.
+// Open is os.OpenFile for a regular file with one name; any other file at the name is an error that wraps ErrNotPlain.
+// Links among the directories of the name are followed. The file is truncated, if flag requests it, only after it was
+// found to be plain.
 func Open(name string, flag int, mode fs.FileMode) (*os.File, error) {
 	// O_NONBLOCK: a FIFO without a peer must not block. It has no effect on regular files.
 	file, err := os.OpenFile(name, flag&^os.O_TRUNC|unix.O_NOFOLLOW|unix.O_NONBLOCK, mode)

@@ -11,7 +11,8 @@ import (
 )
 
 // Append writes a message as JSON with the field names of the .proto files, in their order, every scalar, list and map
-// present, and 64-bit integers as numbers. Keys of maps are strings, and sorted. protojson would write 64-bit integers as strings, which scripts do not expect.
+// present, and 64-bit integers as numbers. Keys of maps are strings, and sorted. protojson would write 64-bit integers
+// as strings, which scripts do not expect.
 func Append(b []byte, m protoreflect.Message) []byte {
 	b = append(b, '{')
 	fields := m.Descriptor().Fields()

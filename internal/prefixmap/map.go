@@ -1,5 +1,6 @@
-// Package prefixmap maps destinations to small records in few bytes. A map of Go with a key of two netip.Prefix takes 100 to 150 bytes an entry for
-// the keys alone. Here an IPv4 entry takes a key of 8 bytes and an index of 4 in a map, and its record in a slice: 16 to 32 bytes and the record.
+// Package prefixmap maps destinations to small records in few bytes. A map of Go with a key of two netip.Prefix takes
+// 100 to 150 bytes an entry for the keys alone. Here an IPv4 entry takes a key of 8 bytes and an index of 4 in a map,
+// and its record in a slice: 16 to 32 bytes and the record.
 package prefixmap
 
 import (
@@ -11,13 +12,14 @@ import (
 // chunk is the number of records that are allocated together.
 const chunk = 128
 
-// Map holds a record V for each pair of a group and a prefix. A group is, for example, the name of a source group: there are few, and they are
-// never removed. The zero value is empty and ready for use. Not safe for concurrent use.
+// Map holds a record V for each pair of a group and a prefix. A group is, for example, the name of a source group:
+// there are few, and they are never removed. The zero value is empty and ready for use. Not safe for concurrent use.
 type Map[G comparable, V any] struct {
 	groups []G
 	v4     map[uint64]uint32
 	v6     map[key6]uint32
-	// chunks hold the records. They never move, so that pointers stay valid; memory of deleted records is used for new ones.
+	// chunks hold the records. They never move, so that pointers stay valid; memory of deleted records is used for new
+	// ones.
 	chunks []*[chunk]V
 	free   []uint32
 	next   uint32 // first index that was never used
@@ -89,8 +91,8 @@ func (m *Map[G, V]) at(i uint32) *V { return &m.chunks[i/chunk][i%chunk] }
 // Len returns the number of entries.
 func (m *Map[G, V]) Len() int { return len(m.v4) + len(m.v6) }
 
-// Get returns the record of an entry, which may be modified until the entry is deleted; nil if there is no entry. All prefixes that are not
-// valid are the same.
+// Get returns the record of an entry, which may be modified until the entry is deleted; nil if there is no entry. All
+// prefixes that are not valid are the same.
 func (m *Map[G, V]) Get(g G, p netip.Prefix) *V {
 	i, ok := m.find(g, p)
 	if !ok {
@@ -99,7 +101,8 @@ func (m *Map[G, V]) Get(g G, p netip.Prefix) *V {
 	return m.at(i)
 }
 
-// Add returns the record of an entry, and creates the entry with a zero record if it does not exist; added reports that.
+// Add returns the record of an entry, and creates the entry with a zero record if it does not exist; added reports
+// that.
 func (m *Map[G, V]) Add(g G, p netip.Prefix) (v *V, added bool) {
 	if i, ok := m.find(g, p); ok {
 		return m.at(i), false

@@ -21,7 +21,8 @@ type dcbMessage struct{ command uint8 }
 func (m dcbMessage) Len() int          { return 4 }
 func (m dcbMessage) Serialize() []byte { return []byte{unix.AF_UNSPEC, m.command, 0, 0} }
 
-// PFC returns whether a netdev pauses single priorities (IEEE 802.1Qbb), by DCB netlink. Unknown means that its driver, or the kernel, has no DCB.
+// PFC returns whether a netdev pauses single priorities (IEEE 802.1Qbb), by DCB netlink. Unknown means that its driver,
+// or the kernel, has no DCB.
 func PFC(netdev string) Setting {
 	req := nl.NewNetlinkRequest(unix.RTM_GETDCB, 0)
 	req.AddData(dcbMessage{dcbIEEEGet})

@@ -41,7 +41,8 @@ type Report struct {
 	Findings []Finding
 }
 
-// Inspect reads the RDMA ports of a machine below a root of sysfs and judges them for the sub-ports. pfc returns the setting of a netdev, as PFC does.
+// Inspect reads the RDMA ports of a machine below a root of sysfs and judges them for the sub-ports. pfc returns the
+// setting of a netdev, as PFC does.
 func Inspect(root string, subPorts []SubPort, pfc func(netdev string) Setting) (*Report, error) {
 	ports, err := Scan(root)
 	if err != nil {
@@ -202,8 +203,9 @@ func (r *Report) judgeShared(rows []Row) {
 	}
 }
 
-// judgeBound notes loopbacks that several netdevs with RDMA have: the kernel finds a single one by an address. rdma_translate_ip
-// takes the IPv4 address that was added last, whatever the state of its netdev (__ip_dev_find of net/ipv4/devinet.c).
+// judgeBound notes loopbacks that several netdevs with RDMA have: the kernel finds a single one by an address.
+// rdma_translate_ip takes the IPv4 address that was added last, whatever the state of its netdev (__ip_dev_find of
+// net/ipv4/devinet.c).
 func (r *Report) judgeBound(rows []Row) {
 	var order []netip.Addr
 	devices := map[netip.Addr][]string{}

@@ -1,4 +1,5 @@
-// Package rdmadev reads the RDMA devices of this machine, their ports and GIDs from sysfs, and finds the port of a netdev.
+// Package rdmadev reads the RDMA devices of this machine, their ports and GIDs from sysfs, and finds the port of a
+// netdev.
 package rdmadev
 
 import (
@@ -39,7 +40,8 @@ type GID struct {
 type Port struct {
 	Device string
 	Port   int // from 1
-	// Netdevs are the devices that the port serves: those of its GIDs, then its parent or that of the same function, without repetition.
+	// Netdevs are the devices that the port serves: those of its GIDs, then its parent or that of the same function,
+	// without repetition.
 	Netdevs []string
 	GIDs    []GID // by index, without empty entries
 }
@@ -57,7 +59,8 @@ func (p *Port) GIDOf(a netip.Addr, netdev string) (int, bool) {
 	return 0, false
 }
 
-// Scan reads all ports below a root of sysfs, sorted by device and port. A machine without RDMA has none. Entries that disappear meanwhile are omitted.
+// Scan reads all ports below a root of sysfs, sorted by device and port. A machine without RDMA has none. Entries that
+// disappear meanwhile are omitted.
 func Scan(root string) ([]Port, error) {
 	base := filepath.Join(root, "class/infiniband")
 	devices, err := os.ReadDir(base)
@@ -143,7 +146,8 @@ func (p *Port) serve(netdev string) {
 	}
 }
 
-// read returns the first line of a file, or "" if it cannot be read: sysfs returns EINVAL for empty entries of a GID table.
+// read returns the first line of a file, or "" if it cannot be read: sysfs returns EINVAL for empty entries of a GID
+// table.
 func read(path ...string) string {
 	b, err := os.ReadFile(filepath.Join(path...))
 	if err != nil {
@@ -153,7 +157,8 @@ func read(path ...string) string {
 	return line
 }
 
-// PortOf returns the port that carries a netdev's packets, or nil: one with a GID of the netdev before others, then the first.
+// PortOf returns the port that carries a netdev's packets, or nil: one with a GID of the netdev before others, then the
+// first.
 func PortOf(ports []Port, netdev string) *Port {
 	var found *Port
 	for i := range ports {

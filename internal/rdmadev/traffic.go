@@ -52,7 +52,8 @@ type PlanePackets struct {
 	Packets uint64
 }
 
-// SentPackets returns the packets of all ports with sub-ports, in the order of their first ones. It fails if such a port does not count packets.
+// SentPackets returns the packets of all ports with sub-ports, in the order of their first ones. It fails if such a
+// port does not count packets.
 func (r *Report) SentPackets(root string) (sent []PlanePackets, err error) {
 	planes := map[*Port][]string{}
 	var ports []*Port

@@ -1,5 +1,5 @@
-// Package rdmaenv returns the environment variables by which programs use the planes of a server: its RDMA devices and GIDs, or TCP connections where it has
-// none. Each variable is documented at the cited source.
+// Package rdmaenv returns the environment variables by which programs use the planes of a server: its RDMA devices and
+// GIDs, or TCP connections where it has none. Each variable is documented at the cited source.
 package rdmaenv
 
 import (
@@ -81,8 +81,9 @@ func Of(program string, s Setup) (e Environment, ok bool) {
 	return e, ok
 }
 
-// nccl: docs/userguide/source/env.rst of NCCL at 0186f08 (2.31): NCCL_IB_HCA, NCCL_IB_GID_INDEX, NCCL_IB_ADDR_FAMILY, NCCL_IB_ADDR_RANGE and
-// NCCL_IB_ROCE_VERSION_NUM (since 2.21). NCCL_IBVERBS_LIB: since 2.30, also in RCCL (api-reference/env-variables).
+// nccl: docs/userguide/source/env.rst of NCCL at 0186f08 (2.31): NCCL_IB_HCA, NCCL_IB_GID_INDEX, NCCL_IB_ADDR_FAMILY,
+// NCCL_IB_ADDR_RANGE and NCCL_IB_ROCE_VERSION_NUM (since 2.21). NCCL_IBVERBS_LIB: since 2.30, also in RCCL
+// (api-reference/env-variables).
 func nccl(s *Setup, e *Environment) {
 	e.set("NCCL_IB_HCA", "="+s.list(func(d Device) string {
 		switch {
@@ -103,7 +104,8 @@ func nccl(s *Setup, e *Environment) {
 	e.note("after the failure of a device's last plane, NCCL's port recovery decides, not fared: a queue pair does not change its NIC")
 }
 
-// ncclNet: NCCL_NET_PLUGIN of docs/userguide/source/env.rst of NCCL, and the variables of libnccl-net-fared.so (lib/nccl/libnccl-net-fared.7).
+// ncclNet: NCCL_NET_PLUGIN of docs/userguide/source/env.rst of NCCL, and the variables of libnccl-net-fared.so
+// (lib/nccl/libnccl-net-fared.7).
 func ncclNet(s *Setup, e *Environment) {
 	e.set("NCCL_NET_PLUGIN", "fared")
 	switch s.TCPPorts {
@@ -118,7 +120,8 @@ func ncclNet(s *Setup, e *Environment) {
 	e.note("NCCL_DEBUG=INFO shows whether NCCL uses it: NET/fared")
 }
 
-// ucx: ucx_info -cf of UCX 1.13.1 (Debian 12). OMPI_MCA_pml: /etc/openmpi/openmpi-mca-params.conf of Open MPI 4.1.4 and 5.0.7 (Debian 12 and 13).
+// ucx: ucx_info -cf of UCX 1.13.1 (Debian 12). OMPI_MCA_pml: /etc/openmpi/openmpi-mca-params.conf of Open MPI 4.1.4 and
+// 5.0.7 (Debian 12 and 13).
 func ucx(s *Setup, e *Environment) {
 	e.set("UCX_NET_DEVICES", s.list(Device.port))
 	e.set("OMPI_MCA_pml", "ucx")
@@ -135,15 +138,16 @@ func ucx(s *Setup, e *Environment) {
 	}
 	s.interpose(e, "LD_PRELOAD")
 	if slices.ContainsFunc(s.Devices, func(d Device) bool { return d.Driver == "rdma_rxe" && d.Source.Is4() }) {
-		// uct_ud_iface_check_grh takes the IP version from the service level of the completion, until pull request 10209 of openucx/ucx (October 2024).
+		// uct_ud_iface_check_grh takes the IP version from the service level of the completion, until pull request
+		// 10209 of openucx/ucx (October 2024).
 		e.set("UCX_UD_ETH_DGID_CHECK", "n")
 		e.note("UCX 1.13 expects the IP version of a datagram in its completion, where rdma_rxe has 0, and drops all datagrams over IPv4 unless it does not check their destinations")
 	}
 	e.note("UCX ends the endpoint of a failed device with an error: it does not move to another device")
 }
 
-// nvshmem: NVSHMEMI_ENV_DEF of HCA_LIST, ENABLE_NIC_PE_MAPPING, IB_GID_INDEX, IB_ADDR_FAMILY, IB_ADDR_RANGE and IB_ROCE_VERSION_NUM in the sources of
-// NVSHMEM 3; versions without the last three have the index 0 by default.
+// nvshmem: NVSHMEMI_ENV_DEF of HCA_LIST, ENABLE_NIC_PE_MAPPING, IB_GID_INDEX, IB_ADDR_FAMILY, IB_ADDR_RANGE and
+// IB_ROCE_VERSION_NUM in the sources of NVSHMEM 3; versions without the last three have the index 0 by default.
 func nvshmem(s *Setup, e *Environment) {
 	e.set("NVSHMEM_ENABLE_NIC_PE_MAPPING", "1")
 	e.set("NVSHMEM_HCA_LIST", s.list(Device.port))
@@ -152,7 +156,8 @@ func nvshmem(s *Setup, e *Environment) {
 	e.note("processing elements get the devices in turns: with more devices than GPUs, the order of the list decides")
 }
 
-// deepep: DeepEP sends between servers by NVSHMEM with IBGDA (README of DeepEP 1), so its variables are those of NVSHMEM.
+// deepep: DeepEP sends between servers by NVSHMEM with IBGDA (README of DeepEP 1), so its variables are those of
+// NVSHMEM.
 func deepep(s *Setup, e *Environment) {
 	nvshmem(s, e)
 	e.note("DeepEP 2 sends by NCCL instead: use the environment of nccl")

@@ -28,7 +28,8 @@ func text(e Environment) string {
 	return strings.Join(lines, "\n")
 }
 
-// TestPrograms checks the variables of each program against values written by hand from the documentation of the program.
+// TestPrograms checks the variables of each program against values written by hand from the documentation of the
+// program.
 func TestPrograms(t *testing.T) {
 	for program, want := range map[string]string{
 		"nccl":     "NCCL_IB_HCA==mlx5_0:1:0:0,mlx5_1:1:0:1,mlx5_2:1:1:0,mlx5_10:1:1:1\nNCCL_IB_GID_INDEX=3\nNCCL_IBVERBS_LIB=/lib/libfared-verbs.so",
@@ -56,7 +57,8 @@ func TestPrograms(t *testing.T) {
 	}
 }
 
-// TestPluginOfNCCL checks that the plugin's ports are those that are steered, and that a configuration without such ports is named.
+// TestPluginOfNCCL checks that the plugin's ports are those that are steered, and that a configuration without such
+// ports is named.
 func TestPluginOfNCCL(t *testing.T) {
 	for ports, want := range map[string]struct{ variables, note string }{
 		"":          {"NCCL_NET_PLUGIN=fared", "must be dataplane.tcp_port_range"},
@@ -77,7 +79,8 @@ func hasNote(e Environment, part string) bool {
 	return slices.ContainsFunc(e.Notes, func(n string) bool { return strings.Contains(n, part) })
 }
 
-// TestDifferentGIDs checks that a program with ranges of addresses selects GIDs by address where indexes differ, and that others get no index.
+// TestDifferentGIDs checks that a program with ranges of addresses selects GIDs by address where indexes differ, and
+// that others get no index.
 func TestDifferentGIDs(t *testing.T) {
 	e, _ := Of("nccl", setup(3, 3, 5, 3))
 	want := "NCCL_IB_ADDR_FAMILY=AF_INET\nNCCL_IB_ADDR_RANGE=10.255.0.0/30\nNCCL_IB_ROCE_VERSION_NUM=2"
@@ -110,7 +113,8 @@ func TestDifferentGIDs(t *testing.T) {
 	}
 }
 
-// TestVariants checks a server without the interposer, older versions of NCCL, ports with several planes, and devices with different ports.
+// TestVariants checks a server without the interposer, older versions of NCCL, ports with several planes, and devices
+// with different ports.
 func TestVariants(t *testing.T) {
 	s := setup(3, 3)
 	s.Interposer, s.Rails = "", false

@@ -16,8 +16,9 @@ type Address struct {
 	Bits int
 	// Device is the index of the device.
 	Device int
-	// Usable is false while duplicate address detection of an IPv6 address runs or when it has failed: the kernel refuses such
-	// an address as the source of a route (RFC 4862, Section 5.4). An optimistic address (RFC 4429) is usable.
+	// Usable is false while duplicate address detection of an IPv6 address runs or when it has failed: the kernel
+	// refuses such an address as the source of a route (RFC 4862, Section 5.4). An optimistic address (RFC 4429) is
+	// usable.
 	Usable bool
 }
 
@@ -49,8 +50,8 @@ func ParseAddress(b []byte) (a Address, ok bool) {
 	return a, a.Prefix().IsValid() && a.Device > 0
 }
 
-// Addresses returns the addresses of a family (AF_INET, AF_INET6) on all devices of the network namespace. An address on several devices
-// is returned several times.
+// Addresses returns the addresses of a family (AF_INET, AF_INET6) on all devices of the network namespace. An address
+// on several devices is returned several times.
 func (c *Conn) Addresses(family uint8) ([]Address, error) {
 	var w writer
 	w.end(w.begin(unix.RTM_GETADDR, unix.NLM_F_DUMP, family, addressHeader))

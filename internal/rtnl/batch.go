@@ -9,8 +9,8 @@ import (
 
 // Flags of SetNexthop and SetRoute.
 const (
-	// Create creates the object. It is an error (EEXIST) if a nexthop with this id, or a route with this prefix, table and
-	// metric, exists.
+	// Create creates the object. It is an error (EEXIST) if a nexthop with this id, or a route with this prefix, table
+	// and metric, exists.
 	Create = unix.NLM_F_CREATE | unix.NLM_F_EXCL
 	// Replace changes the object in place, or creates it.
 	Replace = unix.NLM_F_CREATE | unix.NLM_F_REPLACE
@@ -18,8 +18,8 @@ const (
 	Change = unix.NLM_F_REPLACE
 )
 
-// Batch collects messages that the kernel executes in order. A failed message does not stop the execution of the following
-// ones.
+// Batch collects messages that the kernel executes in order. A failed message does not stop the execution of the
+// following ones.
 type Batch struct {
 	writer
 	starts []int // of the messages in buf
@@ -37,8 +37,8 @@ func (b *Batch) Len() int { return len(b.starts) }
 
 func (b *Batch) start() { b.starts = append(b.starts, len(b.buf)) }
 
-// SetNexthop sets a nexthop object or group; flags are Create, Replace or Change. If a group is replaced, its buckets are
-// redistributed among the new members immediately.
+// SetNexthop sets a nexthop object or group; flags are Create, Replace or Change. If a group is replaced, its buckets
+// are redistributed among the new members immediately.
 func (b *Batch) SetNexthop(n Nexthop, flags uint16) {
 	b.start()
 	b.setNexthop(n, flags)
@@ -56,8 +56,8 @@ func (b *Batch) SetRoute(r Route, flags uint16) {
 	b.route(unix.RTM_NEWROUTE, flags, r)
 }
 
-// DelRoute deletes the route to a prefix in a table whose metric, protocol, nexthop and type equal those fields of r that
-// are not 0.
+// DelRoute deletes the route to a prefix in a table whose metric, protocol, nexthop and type equal those fields of r
+// that are not 0.
 func (b *Batch) DelRoute(r Route) {
 	b.start()
 	b.route(unix.RTM_DELROUTE, 0, r)
@@ -105,8 +105,9 @@ func (b *Batch) describe(i int) string {
 	}
 }
 
-// Do executes a batch and returns one result per message: nil means that the kernel has executed it. If the socket fails,
-// or answers were lost (ErrOverrun), all messages with an unknown result get that error. The batch is empty afterwards.
+// Do executes a batch and returns one result per message: nil means that the kernel has executed it. If the socket
+// fails, or answers were lost (ErrOverrun), all messages with an unknown result get that error. The batch is empty
+// afterwards.
 func (c *Conn) Do(b *Batch) []error {
 	results := make([]error, b.Len())
 	if c.refuse != nil {

@@ -13,7 +13,8 @@ import (
 	"github.com/fared/fared/internal/testkit/netnstest"
 )
 
-// groupBench holds eight sub-ports with two nexthop objects each, a nexthop on the loopback device, and a connection to the kernel.
+// groupBench holds eight sub-ports with two nexthop objects each, a nexthop on the loopback device, and a connection to
+// the kernel.
 type groupBench struct {
 	*testing.B
 	c *rtnl.Conn
@@ -37,8 +38,8 @@ func (g *groupBench) do(f func(*rtnl.Batch)) time.Duration {
 	return time.Since(begin)
 }
 
-// members returns the members of a group with equal shares or, if half is set, with half a share of sub-port 2, whose other
-// buckets go to second objects of the other sub-ports.
+// members returns the members of a group with equal shares or, if half is set, with half a share of sub-port 2, whose
+// other buckets go to second objects of the other sub-ports.
 func members(buckets int, half bool) (all []rtnl.Member) {
 	home := buckets / benchSubPorts
 	scale := max(2, 1<<16/max(home, 1024)-1)
@@ -58,8 +59,9 @@ func members(buckets int, half bool) (all []rtnl.Member) {
 	return append(all, rtnl.Member{ID: 999, Weight: 1})
 }
 
-// BenchmarkGroup measures a change of a resilient group, by its number of buckets: its replacement in place, its replacement
-// with the number of buckets repeated in the message, the replacement of all owners, and a new group with one route to it.
+// BenchmarkGroup measures a change of a resilient group, by its number of buckets: its replacement in place, its
+// replacement with the number of buckets repeated in the message, the replacement of all owners, and a new group with
+// one route to it.
 func BenchmarkGroup(b *testing.B) {
 	netnstest.Require(b)
 	n := netnstest.New(b)

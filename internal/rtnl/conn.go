@@ -13,8 +13,8 @@ const (
 	bufferSize = 8 << 20
 	// pieceSize is the maximum of one sendmsg, in bytes.
 	pieceSize = 256 << 10
-	// answerSize is the maximum receive buffer space for the answer to one message, in bytes: the kernel charges a page for
-	// the answer to a path query.
+	// answerSize is the maximum receive buffer space for the answer to one message, in bytes: the kernel charges a page
+	// for the answer to a path query.
 	answerSize = 8 << 10
 	// datagramSize exceeds the largest datagram of a dump (32 KiB).
 	datagramSize = 64 << 10
@@ -41,9 +41,9 @@ type Conn struct {
 	unread   func(what string) unix.Errno
 }
 
-// Refuse simulates refusals by the kernel, for tests. f is called for every message of every later batch, in order, with
-// the text of Error.What, e.g. "set nexthop 7: group [...]". If it returns an error code, the message has no effect and the
-// code is its result. nil removes f.
+// Refuse simulates refusals by the kernel, for tests. f is called for every message of every later batch, in order,
+// with the text of Error.What, e.g. "set nexthop 7: group [...]". If it returns an error code, the message has no
+// effect and the code is its result. nil removes f.
 func (c *Conn) Refuse(f func(what string) unix.Errno) { c.refuse = f }
 
 // RefuseDumps simulates refusals of dumps by the kernel, for tests. f is called for every later dump with the text of

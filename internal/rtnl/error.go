@@ -31,8 +31,8 @@ func (e *Error) Error() string {
 // Unwrap returns the error code.
 func (e *Error) Unwrap() error { return e.Errno }
 
-// parseError parses the body of an NLMSG_ERROR; errno 0 is an acknowledgement. With NETLINK_CAP_ACK only the header of the
-// failed message follows, then the attributes.
+// parseError parses the body of an NLMSG_ERROR; errno 0 is an acknowledgement. With NETLINK_CAP_ACK only the header of
+// the failed message follows, then the attributes.
 func parseError(m Message) (errno unix.Errno, text string) {
 	if len(m.Body) < 4 {
 		return unix.EBADMSG, "an answer is too short"

@@ -14,7 +14,8 @@ const (
 	iflaParentDevBusName = 57 // IFLA_PARENT_DEV_BUS_NAME
 )
 
-// Hardware is the part of a network device that stays when the device is renamed. Texts are empty where the kernel reports none.
+// Hardware is the part of a network device that stays when the device is renamed. Texts are empty where the kernel
+// reports none.
 type Hardware struct {
 	Index int
 	// Name is the present name, and AltNames are the alternative names, separated by spaces.
@@ -68,7 +69,8 @@ func ParseHardware(b []byte) (h Hardware, ok bool) {
 // Names returns the name and the alternative names.
 func (h *Hardware) Names() []string { return append([]string{h.Name}, strings.Fields(h.AltNames)...) }
 
-// AddAltName gives a device an alternative name. It is an error (EEXIST) if a device of the network namespace has the name.
+// AddAltName gives a device an alternative name. It is an error (EEXIST) if a device of the network namespace has the
+// name.
 func (b *Batch) AddAltName(device int, name string) { b.altName(unix.RTM_NEWLINKPROP, device, name) }
 
 // DelAltName removes an alternative name from a device.

@@ -8,8 +8,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// TestHops compares the next hops of routes with devices, several gateways, gateways of the other family, nexthop ids and groups with the commands that
-// made them, in both modes of the kernel's reports.
+// TestHops compares the next hops of routes with devices, several gateways, gateways of the other family, nexthop ids
+// and groups with the commands that made them, in both modes of the kernel's reports.
 func TestHops(t *testing.T) {
 	s := newSpace(t)
 	for _, command := range [][]string{

@@ -92,8 +92,8 @@ func (c *Conn) Links() ([]Link, error) {
 }
 
 // LinksByIndex returns the current state of the devices with these indexes; devices that do not exist are omitted.
-// Link.Carrier is current even while the kernel delays its event. Since Linux 6.8 the kernel processes a delayed event of a
-// device before it answers (linkwatch_sync_dev), which it does not do for Links.
+// Link.Carrier is current even while the kernel delays its event. Since Linux 6.8 the kernel processes a delayed event
+// of a device before it answers (linkwatch_sync_dev), which it does not do for Links.
 func (c *Conn) LinksByIndex(indexes []int) ([]Link, error) {
 	all := make([]Link, 0, len(indexes))
 	for chunk := range slices.Chunk(indexes, c.window) {

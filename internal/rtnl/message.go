@@ -41,7 +41,8 @@ func AppendMessage(b []byte, kind, flags uint16, sequence uint32, body []byte) [
 	return append(b, body...)
 }
 
-// Attributes yields the type, without the flags of nesting and byte order, and the value of each attribute, and stops at the first one whose length does not fit.
+// Attributes yields the type, without the flags of nesting and byte order, and the value of each attribute, and stops
+// at the first one whose length does not fit.
 func Attributes(b []byte) iter.Seq2[uint16, []byte] {
 	return func(yield func(uint16, []byte) bool) {
 		for len(b) >= attrSize {

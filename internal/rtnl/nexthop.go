@@ -31,8 +31,8 @@ type Nexthop struct {
 	ID uint32
 	// Protocol marks the program that created the object (rtm_protocol); 0 if unspecified.
 	Protocol uint8
-	// Family is AF_INET or AF_INET6, or AF_UNSPEC for groups. 0 selects the family of a valid Gateway; for a blackhole or
-	// device nexthop Family is required.
+	// Family is AF_INET or AF_INET6, or AF_UNSPEC for groups. 0 selects the family of a valid Gateway; for a blackhole
+	// or device nexthop Family is required.
 	Family uint8
 	// Gateway is not valid for a device without a gateway. An IPv6 gateway may carry IPv4 routes (RFC 8950).
 	Gateway netip.Addr
@@ -45,8 +45,8 @@ type Nexthop struct {
 	Members []Member
 	// Resilient groups keep the placement of flows: a hash selects a bucket, and buckets move only if necessary.
 	Resilient bool
-	// Buckets is the number of buckets of a resilient group, 1 to 65535; it cannot be changed later. 0 selects the kernel's
-	// default or, if the group is replaced, its current number.
+	// Buckets is the number of buckets of a resilient group, 1 to 65535; it cannot be changed later. 0 selects the
+	// kernel's default or, if the group is replaced, its current number.
 	Buckets uint16
 	// IdleTimer is the time without packets after which a bucket is idle, in hundredths of a second; an idle bucket may
 	// move. fared uses
@@ -114,8 +114,8 @@ func (w *writer) setNexthop(n Nexthop, flags uint16) {
 	w.end(at)
 }
 
-// members writes NHA_GROUP. A list that is too long for an attribute is truncated, and the kernel refuses the group because
-// of the missing members; callers stay far below this limit.
+// members writes NHA_GROUP. A list that is too long for an attribute is truncated, and the kernel refuses the group
+// because of the missing members; callers stay far below this limit.
 func (w *writer) members(members []Member) {
 	members = members[:min(len(members), maxMembers)]
 	at := len(w.buf)

@@ -6,8 +6,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// These system calls never block, so they need not be known to the runtime. If they were, each wait that ends by its deadline would wake the runtime's
-// monitor thread, which sleeps while no goroutine runs: that took as much processor time as the rest of the wait.
+// These system calls never block, so they need not be known to the runtime. If they were, each wait that ends by its
+// deadline would wake the runtime's monitor thread, which sleeps while no goroutine runs: that took as much processor
+// time as the rest of the wait.
 
 // epollReady reports whether a descriptor of an epoll is ready.
 func epollReady(epoll int) (ready bool, err error) {
@@ -24,8 +25,8 @@ func epollReady(epoll int) (ready bool, err error) {
 	}
 }
 
-// receiveNow receives a datagram from a netlink socket, if there is one; EAGAIN means that there is none. Without an error, size is that of the datagram, which may exceed the
-// buffer's, port that of its sender, 0 for the kernel.
+// receiveNow receives a datagram from a netlink socket, if there is one; EAGAIN means that there is none. Without an
+// error, size is that of the datagram, which may exceed the buffer's, port that of its sender, 0 for the kernel.
 func receiveNow(socket int, buf []byte) (size int, port uint32, errno unix.Errno) {
 	var from unix.RawSockaddrNetlink
 	length := uint32(unix.SizeofSockaddrNetlink)

@@ -21,8 +21,8 @@ type Route struct {
 	Prefix netip.Prefix
 	// Table is the routing table; 0 selects main (254).
 	Table uint32
-	// Protocol marks the program that created the route (rtm_protocol). DelRoute only deletes routes with this mark, unless
-	// it is 0.
+	// Protocol marks the program that created the route (rtm_protocol). DelRoute only deletes routes with this mark,
+	// unless it is 0.
 	Protocol uint8
 	// Metric ranks routes to the same prefix in a table; the lowest wins. For IPv6 the kernel replaces 0 by 1024.
 	Metric uint32
@@ -220,8 +220,8 @@ func parsePath(b []byte) (p Path, ok bool) {
 func (c *Conn) Paths(queries []Query) ([]Path, error) {
 	paths, err := c.paths(queries)
 	for i := range paths {
-		// While routes change, an answer for IPv6 may come from a cached route that was released before the kernel read its
-		// device (rt6_get_pcpu_route).
+		// While routes change, an answer for IPv6 may come from a cached route that was released before the kernel read
+		// its device (rt6_get_pcpu_route).
 		for try := 0; err == nil && paths[i].Device == 0 && paths[i].Errno == 0; try++ {
 			var again []Path
 			if again, err = c.paths(queries[i : i+1]); err == nil {
@@ -257,7 +257,8 @@ type Match struct {
 	Errno unix.Errno
 }
 
-// Matches queries the kernel for the routes that it selects for flows, by rules, tables, prefixes and metrics, as it would send the flows now.
+// Matches queries the kernel for the routes that it selects for flows, by rules, tables, prefixes and metrics, as it
+// would send the flows now.
 func (c *Conn) Matches(queries []Query) ([]Match, error) {
 	matches := make([]Match, len(queries))
 	return matches, c.ask(queries, true, func(i int, m Message) {
@@ -331,8 +332,9 @@ type Hop struct {
 	nexthop uint32 // the id of an object whose next hops replace this one
 }
 
-// Hops returns the next hops of the routes of a family (AF_INET, AF_INET6) and a protocol in all tables; protocol 0 selects all. Nexthop ids are
-// resolved: with net.ipv4.nexthop_compat_mode 0 the kernel reports them without devices and gateways.
+// Hops returns the next hops of the routes of a family (AF_INET, AF_INET6) and a protocol in all tables; protocol 0
+// selects all. Nexthop ids are resolved: with net.ipv4.nexthop_compat_mode 0 the kernel reports them without devices
+// and gateways.
 func (c *Conn) Hops(family, protocol uint8) ([]Hop, error) {
 	var w writer
 	at := w.begin(unix.RTM_GETROUTE, unix.NLM_F_DUMP, family, routeHeader)
@@ -395,7 +397,8 @@ func appendHops(all []Hop, h Hop, attrs []byte) []Hop {
 	return append(all, h)
 }
 
-// resolve replaces the hops with a nexthop id by those of the object, or of the members of a group. An object that is gone has none.
+// resolve replaces the hops with a nexthop id by those of the object, or of the members of a group. An object that is
+// gone has none.
 func resolve(all []Hop, objects []Nexthop) (out []Hop) {
 	byID := make(map[uint32]*Nexthop, len(objects))
 	for i := range objects {

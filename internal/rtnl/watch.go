@@ -88,8 +88,8 @@ func (l *listener) poll(f func(Message)) (err error) {
 // Close ends Wait and closes the socket.
 func (l *listener) Close() error { return l.file.Close() }
 
-// Watch receives link events. The deadline of Wait is a timer of the kernel, because a timer of the runtime also wakes the runtime's monitor thread each
-// time, as would its system calls (raw.go).
+// Watch receives link events. The deadline of Wait is a timer of the kernel, because a timer of the runtime also wakes
+// the runtime's monitor thread each time, as would its system calls (raw.go).
 type Watch struct {
 	*listener
 	signs   *listener // receives the link events of all namespaces; nil if that is not permitted
@@ -100,9 +100,9 @@ type Watch struct {
 	timer int        // timerfd; -1 after Close
 }
 
-// WatchLinks opens a socket in the network namespace of the calling thread that receives an event for every later change of
-// a link. buffer is its receive buffer size in bytes; 0 selects 8 MiB. If it overflows, events are lost and Next and Poll
-// return ErrOverrun.
+// WatchLinks opens a socket in the network namespace of the calling thread that receives an event for every later
+// change of a link. buffer is its receive buffer size in bytes; 0 selects 8 MiB. If it overflows, events are lost and
+// Next and Poll return ErrOverrun.
 func WatchLinks(buffer int) (*Watch, error) {
 	l, err := listen(false, buffer, unix.RTNLGRP_LINK)
 	if err != nil {
@@ -115,8 +115,9 @@ func WatchLinks(buffer int) (*Watch, error) {
 	return w, nil
 }
 
-// listenEverywhere opens a socket that receives the link events of all network namespaces that have an id in this one, as those at the other end of a
-// veth pair have. It returns nil if the kernel refuses that, for example without CAP_NET_BROADCAST.
+// listenEverywhere opens a socket that receives the link events of all network namespaces that have an id in this one,
+// as those at the other end of a veth pair have. It returns nil if the kernel refuses that, for example without
+// CAP_NET_BROADCAST.
 func listenEverywhere() *listener {
 	const buffer = 64 << 10 // an overrun is a sign too
 	l, err := listen(false, buffer, unix.RTNLGRP_LINK)
@@ -137,8 +138,8 @@ func listenEverywhere() *listener {
 // Everywhere reports whether Wait also returns after link events of other network namespaces, for Signs.
 func (w *Watch) Everywhere() bool { return w.signs != nil }
 
-// Signs discards the pending link events of all namespaces, and reports whether there were any. It must be called by one goroutine at a time, after
-// each Wait if Everywhere is true.
+// Signs discards the pending link events of all namespaces, and reports whether there were any. It must be called by
+// one goroutine at a time, after each Wait if Everywhere is true.
 func (w *Watch) Signs() (any bool) {
 	if w.signs == nil {
 		return false
@@ -188,8 +189,8 @@ func (w *Watch) Wait() error {
 	return nil
 }
 
-// SetDeadline sets the latest time at which Wait returns, also for a Wait in progress; the zero time means no deadline. It returns os.ErrClosed after
-// Close.
+// SetDeadline sets the latest time at which Wait returns, also for a Wait in progress; the zero time means no deadline.
+// It returns os.ErrClosed after Close.
 func (w *Watch) SetDeadline(t time.Time) error {
 	var spec unix.ItimerSpec // stops the timer
 	if !t.IsZero() {
@@ -238,8 +239,8 @@ func (w *Watch) Next() ([]LinkEvent, error) {
 // again; the pending events are discarded, so that later events are newer than such a read. It must be called by one
 // goroutine at a time.
 //
-// The kernel sends a link event before it executes the next request of any socket: Poll after Conn.Do returns all events
-// from before the execution of the last message of the batch.
+// The kernel sends a link event before it executes the next request of any socket: Poll after Conn.Do returns all
+// events from before the execution of the last message of the batch.
 func (w *Watch) Poll() (events []LinkEvent, err error) {
 	err = w.poll(func(m Message) {
 		if e, ok := parseLinkEvent(m); ok {
@@ -252,11 +253,11 @@ func (w *Watch) Poll() (events []LinkEvent, err error) {
 	return events, nil
 }
 
-// ObjectEvent is an event for a nexthop object, a route, a rule or an address that a socket other than the watcher's own
-// ones set or removed. Exactly one of Nexthop, Route, Rule and Address is not nil.
+// ObjectEvent is an event for a nexthop object, a route, a rule or an address that a socket other than the watcher's
+// own ones set or removed. Exactly one of Nexthop, Route, Rule and Address is not nil.
 type ObjectEvent struct {
-	// Gone is true if the object was removed. Implicit removals have no event: the routes of a removed nexthop object or
-	// group, and the nexthop objects of a device without a carrier.
+	// Gone is true if the object was removed. Implicit removals have no event: the routes of a removed nexthop object
+	// or group, and the nexthop objects of a device without a carrier.
 	Gone    bool
 	Nexthop *Nexthop
 	Route   *Route
@@ -268,10 +269,10 @@ type ObjectEvent struct {
 type ObjectWatch struct{ *listener }
 
 // WatchObjects opens a socket in the network namespace of the calling thread that receives an event for every nexthop
-// object, rule and address that is set or removed from now on, for routes of all tables but main, and for routes of main with
-// the given protocol or to a single address (a /32 of IPv4, a /32 or /128 of IPv6). Changes by the sockets with the port ids
-// own (Conn.Port) are excluded: the kernel does not even queue them. All events are therefore changes by other programs, after
-// which the owner of mirrored objects compares them with the kernel:
+// object, rule and address that is set or removed from now on, for routes of all tables but main, and for routes of
+// main with the given protocol or to a single address (a /32 of IPv4, a /32 or /128 of IPv6). Changes by the sockets
+// with the port ids own (Conn.Port) are excluded: the kernel does not even queue them. All events are therefore changes
+// by other programs, after which the owner of mirrored objects compares them with the kernel:
 //
 //	for watch.Wait() == nil {
 //		events, err := watch.Poll()
@@ -299,8 +300,8 @@ func WatchObjects(buffer int, protocol uint8, own ...uint32) (*ObjectWatch, erro
 	return &ObjectWatch{l}, nil
 }
 
-// objectFilter returns the classic BPF program of WatchObjects. BPF loads use network byte order, netlink headers host byte
-// order.
+// objectFilter returns the classic BPF program of WatchObjects. BPF loads use network byte order, netlink headers host
+// byte order.
 func objectFilter(protocol uint8, own []uint32) (program []unix.SockFilter) {
 	const (
 		load32, load16, load8         = unix.BPF_LD | unix.BPF_W | unix.BPF_ABS, unix.BPF_LD | unix.BPF_H | unix.BPF_ABS, unix.BPF_LD | unix.BPF_B | unix.BPF_ABS
@@ -338,8 +339,8 @@ func objectFilter(protocol uint8, own []uint32) (program []unix.SockFilter) {
 	return program
 }
 
-// Poll returns the pending events, without waiting. ErrOverrun means that events were lost; the pending ones are discarded.
-// It must be called by one goroutine at a time.
+// Poll returns the pending events, without waiting. ErrOverrun means that events were lost; the pending ones are
+// discarded. It must be called by one goroutine at a time.
 func (w *ObjectWatch) Poll() (events []ObjectEvent, err error) {
 	err = w.poll(func(m Message) {
 		if e, ok := parseObjectEvent(m); ok {

@@ -30,9 +30,9 @@ func name(e rtnl.ObjectEvent) string {
 	}
 }
 
-// TestWatchObjectsHearsOthers checks that changes by other programs to nexthops, rules, addresses, marked routes, routes to an
-// address and routes of other tables than main are reported in order, but neither changes by the own socket nor unmarked routes of
-// main to networks.
+// TestWatchObjectsHearsOthers checks that changes by other programs to nexthops, rules, addresses, marked routes,
+// routes to an address and routes of other tables than main are reported in order, but neither changes by the own
+// socket nor unmarked routes of main to networks.
 func TestWatchObjectsHearsOthers(t *testing.T) {
 	s := newSpace(t)
 	// Without compatibility mode the kernel announces no routes whose nexthop changed.
@@ -100,8 +100,8 @@ func TestWatchObjectsHearsOthers(t *testing.T) {
 	}
 }
 
-// TestWatchDeadline checks that Wait returns at its deadline, that a deadline ends a Wait in progress, that an event ends a Wait without deadline also
-// after an earlier one has passed, and that Close ends a Wait.
+// TestWatchDeadline checks that Wait returns at its deadline, that a deadline ends a Wait in progress, that an event
+// ends a Wait without deadline also after an earlier one has passed, and that Close ends a Wait.
 func TestWatchDeadline(t *testing.T) {
 	netnstest.Require(t)
 	space := netnstest.New(t) // without devices that have late events

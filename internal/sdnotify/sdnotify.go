@@ -44,7 +44,8 @@ func New(on bool, log *slog.Logger) *Notifier {
 // On reports whether the notifier sends.
 func (n *Notifier) On() bool { return n.on }
 
-// Watchdog returns a channel that ticks when Alive is due, three times in the watchdog's interval; nil without a watchdog.
+// Watchdog returns a channel that ticks when Alive is due, three times in the watchdog's interval; nil without a
+// watchdog.
 func (n *Notifier) Watchdog() <-chan time.Time {
 	if n.ticker == nil {
 		return nil
@@ -55,8 +56,8 @@ func (n *Notifier) Watchdog() <-chan time.Time {
 // patience limits the wait for room in systemd's queue with a state that is sent once.
 const patience = time.Second
 
-// Send sends a state. While systemd reads nothing, Alive is left out, so that a hanging systemd holds no failover; other states wait for at most a
-// second.
+// Send sends a state. While systemd reads nothing, Alive is left out, so that a hanging systemd holds no failover;
+// other states wait for at most a second.
 func (n *Notifier) Send(state string) {
 	if !n.on {
 		return

@@ -11,8 +11,8 @@ import (
 	"time"
 )
 
-// TestWatchdogInterval checks that the watchdog is notified three times in its interval, or never without one, and that an invalid interval and
-// a missing socket are logged.
+// TestWatchdogInterval checks that the watchdog is notified three times in its interval, or never without one, and that
+// an invalid interval and a missing socket are logged.
 func TestWatchdogInterval(t *testing.T) {
 	t.Setenv("NOTIFY_SOCKET", filepath.Join(t.TempDir(), "missing"))
 	t.Setenv("WATCHDOG_PID", "")
@@ -46,8 +46,8 @@ func TestWatchdogInterval(t *testing.T) {
 	}
 }
 
-// TestUnreadSocket checks that a systemd that reads nothing holds no caller: the watchdog's messages are left out, and other states arrive once there is
-// room, or are given up.
+// TestUnreadSocket checks that a systemd that reads nothing holds no caller: the watchdog's messages are left out, and
+// other states arrive once there is room, or are given up.
 func TestUnreadSocket(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "notify")
 	conn, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Name: path, Net: "unixgram"})

@@ -65,7 +65,8 @@ func BenchmarkLookup(b *testing.B) {
 	}
 }
 
-// BenchmarkChange measures one publication: a vector that 16,384 pairs share changes its shares, or one pair changes its vector.
+// BenchmarkChange measures one publication: a vector that 16,384 pairs share changes its shares, or one pair changes
+// its vector.
 func BenchmarkChange(b *testing.B) {
 	w, m, _ := benchTable(b, 16384, 16)
 	key := pairOf(0)

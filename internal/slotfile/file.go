@@ -56,8 +56,8 @@ func (l *freeList) take(limit uint32) (uint32, error) {
 // full reports whether no record below limit is free.
 func (l *freeList) full(limit uint32) bool { return len(l.released) == 0 && l.next == limit }
 
-// create makes a file at a path that does not exist, from a header with the numbers of records. All bytes are allocated, because an access to a page
-// that the file system has no room for ends the process.
+// create makes a file at a path that does not exist, from a header with the numbers of records. All bytes are
+// allocated, because an access to a page that the file system has no room for ends the process.
 func create(path string, mode os.FileMode, h slotlayout.Header) (f *file, err error) {
 	h.Place()
 	fd, err := unix.Open(path, unix.O_RDWR|unix.O_CREAT|unix.O_EXCL|unix.O_CLOEXEC, 0o600)
@@ -135,7 +135,8 @@ const (
 	pairPlacements  = uint64(unsafe.Offsetof(slotlayout.Pair{}.Placements))
 )
 
-// change runs fn while the record's sequence is odd: readers that overlap with it retry. The sequence is the first field of each record that changes.
+// change runs fn while the record's sequence is odd: readers that overlap with it retry. The sequence is the first
+// field of each record that changes.
 func (f *file) change(record uint64, fn func()) {
 	seq := f.mem.Load32(record)
 	f.mem.Store32(record, seq|1)
@@ -149,7 +150,8 @@ type Vector struct {
 	Slots []slotlayout.Slot
 }
 
-// samePlaces reports whether the slots have equal planes and sub-ports, so that source ports for one are right for the other.
+// samePlaces reports whether the slots have equal planes and sub-ports, so that source ports for one are right for the
+// other.
 func samePlaces(a, b []slotlayout.Slot) bool {
 	return slices.EqualFunc(a, b, func(a, b slotlayout.Slot) bool { return a.Plane == b.Plane && a.SubPort == b.SubPort })
 }
@@ -393,14 +395,16 @@ func (f *file) copyFrom(old *file) error {
 	return nil
 }
 
-// randomSeed returns the seed of an index. Destinations are announced by leaves, which must not be able to choose colliding ones.
+// randomSeed returns the seed of an index. Destinations are announced by leaves, which must not be able to choose
+// colliding ones.
 func randomSeed() uint64 {
 	var b [8]byte
 	rand.Read(b[:]) // documented never to fail
 	return binary.NativeEndian.Uint64(b[:])
 }
 
-// wake changes the futex word and wakes the processes that wait for it. The word is in shared memory, so FUTEX_PRIVATE_FLAG is not set.
+// wake changes the futex word and wakes the processes that wait for it. The word is in shared memory, so
+// FUTEX_PRIVATE_FLAG is not set.
 func (f *file) wake() {
 	f.mem.Store32(headerWake, f.mem.Load32(headerWake)+1)
 	const futexWake, all = 1, 1<<31 - 1

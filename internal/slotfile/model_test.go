@@ -291,7 +291,8 @@ func step(t testing.TB, w *Writer, from, to *model, revision uint64) {
 	}
 }
 
-// TestRandomChanges compares a reader with a model after each of many changes, through growths and restarts of the writer.
+// TestRandomChanges compares a reader with a model after each of many changes, through growths and restarts of the
+// writer.
 func TestRandomChanges(t *testing.T) {
 	gate.Needed(t, "readers see each of random changes, and no other state")
 	for seed := range uint64(7) {

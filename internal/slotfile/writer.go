@@ -79,9 +79,11 @@ type Shape struct {
 	Planes   []string // each at most 63 bytes
 	SubPorts []SubPort
 	Sources  []Source
-	// Services have source ports in each pair; at most slotlayout.MaxServices. None means one service, which the table does not name.
+	// Services have source ports in each pair; at most slotlayout.MaxServices. None means one service, which the table
+	// does not name.
 	Services []Service
-	// Steered are ranges of services that have the source ports of the first service; at most slotlayout.MaxSteered. None means that only Services have source ports.
+	// Steered are ranges of services that have the source ports of the first service; at most slotlayout.MaxSteered.
+	// None means that only Services have source ports.
 	Steered []Range
 	// MaxSlots is the greatest number of slots of a pair.
 	MaxSlots int
@@ -94,7 +96,8 @@ type Writer struct {
 	path string
 	mode os.FileMode
 	lock *os.File
-	// shown is the file at the path, next the one that Publish will put there; both are nil before the first, and equal between growths.
+	// shown is the file at the path, next the one that Publish will put there; both are nil before the first, and equal
+	// between growths.
 	shown, next *file
 	// previous is the file of the process before, until the first Publish replaces it; nil without one.
 	previous *file
@@ -109,8 +112,9 @@ type Writer struct {
 	clock         func() uint64 // CLOCK_MONOTONIC, ns
 }
 
-// Open takes possession of a path. A table that a previous process has left there stays readable until the first Publish, and is marked as one without
-// an owner. The directory is made (0755) if it is missing. A mode of 0 means DefaultMode.
+// Open takes possession of a path. A table that a previous process has left there stays readable until the first
+// Publish, and is marked as one without an owner. The directory is made (0755) if it is missing. A mode of 0 means
+// DefaultMode.
 func Open(path string, mode os.FileMode) (*Writer, error) {
 	if mode == 0 {
 		mode = DefaultMode
@@ -150,8 +154,8 @@ func (w *Writer) inherit() error {
 	return nil
 }
 
-// mapped maps the table at a path; nil means that there is none, or one that is truncated or of another version. A file that is not a table of this layout is an error otherwise: the
-// path may be misspelled.
+// mapped maps the table at a path; nil means that there is none, or one that is truncated or of another version. A file
+// that is not a table of this layout is an error otherwise: the path may be misspelled.
 func mapped(path string) (*file, error) {
 	fd, err := plainfile.Open(path, os.O_RDWR, 0)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -187,8 +191,9 @@ func mapped(path string) (*file, error) {
 	return old, nil
 }
 
-// Supersede calls replace, which puts something else than a table of an ended process at a path, and marks the table that is there as replaced: its readers continue with the other
-// one, those too that only look up. Whatever else is at the path has no readers to tell.
+// Supersede calls replace, which puts something else than a table of an ended process at a path, and marks the table
+// that is there as replaced: its readers continue with the other one, those too that only look up. Whatever else is at
+// the path has no readers to tell.
 func Supersede(path string, replace func() error) error {
 	var old *file
 	Guard(func() (err error) { old, err = mapped(path); return err })
@@ -308,14 +313,16 @@ type Change struct {
 	Revision uint64
 	// Remove lists pairs to remove.
 	Remove []PairKey
-	// Vectors yields vectors to set; nil removes one, to which no pair points after the change. A vector that no pair of the table uses is ignored.
+	// Vectors yields vectors to set; nil removes one, to which no pair points after the change. A vector that no pair
+	// of the table uses is ignored.
 	Vectors iter.Seq2[uint32, *Vector]
-	// Pairs yields pairs to set; it is called twice. A pair whose ports change is among them, so those of a vector whose places change.
+	// Pairs yields pairs to set; it is called twice. A pair whose ports change is among them, so those of a vector
+	// whose places change.
 	Pairs iter.Seq[*Pair]
 	// Vector returns the state of the vector of one of Pairs, whose Vector is not 0.
 	Vector func(p *Pair) *Vector
-	// Ports returns the source ports of the slots of one of Pairs, whose Vector is not 0, for a service, an index of Shape.Services, appended to buf; and their
-	// placement: an index of slotlayout.Placements.
+	// Ports returns the source ports of the slots of one of Pairs, whose Vector is not 0, for a service, an index of
+	// Shape.Services, appended to buf; and their placement: an index of slotlayout.Placements.
 	Ports func(p *Pair, service int, buf []uint16) ([]uint16, uint32)
 }
 
@@ -325,8 +332,8 @@ func (w *Writer) keepsPlaces(n uint32, v *Vector) bool {
 	return samePlaces(old.Slots, v.Slots)
 }
 
-// Apply changes the table. Readers see changes of a published file at once, and are notified by Publish. After an error the table is incomplete: call
-// Abandon, or Begin.
+// Apply changes the table. Readers see changes of a published file at once, and are notified by Publish. After an error
+// the table is incomplete: call Abandon, or Begin.
 func (w *Writer) Apply(c Change) error {
 	for _, key := range c.Remove {
 		if n, entry, ok := w.next.find(key); ok {
@@ -334,7 +341,8 @@ func (w *Writer) Apply(c Change) error {
 			w.next.remove(n, entry, c.Revision)
 		}
 	}
-	// A record of a vector changes in place only if none of its pairs changes too: a reader would see the one without the other.
+	// A record of a vector changes in place only if none of its pairs changes too: a reader would see the one without
+	// the other.
 	touched := map[uint32]uint32{} // number of changed pairs by their present vector's record
 	for p := range c.Pairs {
 		if n, _, ok := w.next.find(p.PairKey); ok {
@@ -500,7 +508,8 @@ func (w *Writer) Pairs() iter.Seq[PairKey] {
 	}
 }
 
-// grow copies the file to one with twice the records of the sections that are full. If only removed pairs fill the index, the sizes stay.
+// grow copies the file to one with twice the records of the sections that are full. If only removed pairs fill the
+// index, the sizes stay.
 func (w *Writer) grow() error {
 	h := w.next.h
 	if w.next.vectors.full(h.Vectors) {
@@ -557,7 +566,8 @@ func (w *Writer) SetRDMA(subPort int, r RDMA) bool {
 	return true
 }
 
-// Publish makes the changes known: it renames a file that is not at the path yet, counts a revision, and wakes the processes that wait.
+// Publish makes the changes known: it renames a file that is not at the path yet, counts a revision, and wakes the
+// processes that wait.
 func (w *Writer) Publish() error {
 	f := w.next
 	w.revision++
@@ -587,7 +597,8 @@ func retire(f *file, state uint32) (err error) {
 	return nil
 }
 
-// Beat advances the heartbeat of the published file. It returns ErrGone if the file is no longer at the path, or was truncated.
+// Beat advances the heartbeat of the published file. It returns ErrGone if the file is no longer at the path, or was
+// truncated.
 func (w *Writer) Beat() error {
 	if w.shown == nil {
 		return nil

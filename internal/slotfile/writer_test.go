@@ -79,8 +79,8 @@ func dump(t testing.TB, r *slots.Table) string {
 	return text
 }
 
-// TestGolden compares the writer with the committed files, byte by byte, and the reader's view of these with the committed texts. Readers in other
-// languages read the same files.
+// TestGolden compares the writer with the committed files, byte by byte, and the reader's view of these with the
+// committed texts. Readers in other languages read the same files.
 func TestGolden(t *testing.T) {
 	s := shape(4)
 	compareGolden(t, s, "testdata/v2.slots", "testdata/v2.txt")
@@ -122,7 +122,8 @@ func compareGolden(t *testing.T, s Shape, file, text string) {
 	}
 }
 
-// TestNoMix changes vectors and pairs as fast as possible while readers look pairs up: each result is a state that the pair had, in order of time.
+// TestNoMix changes vectors and pairs as fast as possible while readers look pairs up: each result is a state that the
+// pair had, in order of time.
 func TestNoMix(t *testing.T) {
 	const pairs, ids = 24, 6
 	w, path := open(t)
@@ -220,7 +221,8 @@ func TestNoMix(t *testing.T) {
 	}
 }
 
-// TestKilledWriter leaves records in the middle of a change: readings end with ErrBusy, and the next writer repairs the table.
+// TestKilledWriter leaves records in the middle of a change: readings end with ErrBusy, and the next writer repairs the
+// table.
 func TestKilledWriter(t *testing.T) {
 	w, path := open(t)
 	writeGolden(t, w)
@@ -286,7 +288,8 @@ func TestMode(t *testing.T) {
 	}
 }
 
-// TestForeignFiles checks that a writer does not replace a file that is no slot table, and replaces tables of other layouts and truncated ones.
+// TestForeignFiles checks that a writer does not replace a file that is no slot table, and replaces tables of other
+// layouts and truncated ones.
 func TestForeignFiles(t *testing.T) {
 	w, path := open(t)
 	writeGolden(t, w)
@@ -376,7 +379,8 @@ func TestTruncated(t *testing.T) {
 	}
 }
 
-// TestTruncatedReader truncates a file without an owner: readers that refresh or wait do not touch it, and continue with the next file.
+// TestTruncatedReader truncates a file without an owner: readers that refresh or wait do not touch it, and continue
+// with the next file.
 func TestTruncatedReader(t *testing.T) {
 	w, path := open(t)
 	writeGolden(t, w)
@@ -430,7 +434,8 @@ func TestNoRoom(t *testing.T) {
 	golden().check(t, reader(t, path))
 }
 
-// TestWait checks that a wait ends with its context, with a closed table, and soon after a file has appeared without a mark in the previous one.
+// TestWait checks that a wait ends with its context, with a closed table, and soon after a file has appeared without a
+// mark in the previous one.
 func TestWait(t *testing.T) {
 	w, path := open(t)
 	writeGolden(t, w)
@@ -470,8 +475,8 @@ func TestWait(t *testing.T) {
 	}
 }
 
-// TestStale checks the reports of a table without an owner: from a minute on, or with a heartbeat of an earlier boot in the future, and the reason where the directory was deleted,
-// to which a descriptor leads as a mount does.
+// TestStale checks the reports of a table without an owner: from a minute on, or with a heartbeat of an earlier boot in
+// the future, and the reason where the directory was deleted, to which a descriptor leads as a mount does.
 func TestStale(t *testing.T) {
 	w, path := open(t)
 	writeGolden(t, w)
@@ -496,7 +501,8 @@ func TestStale(t *testing.T) {
 	check("alive", 0, nil, nil)
 	check("a minute without an owner", time.Minute, slots.ErrStale, slots.ErrStale)
 	check("alive again", 0, nil, nil)
-	// The next process publishes. Neither reader has looked up since, so both have the file that stays without a heartbeat.
+	// The next process publishes. Neither reader has looked up since, so both have the file that stays without a
+	// heartbeat.
 	check("before the end", time.Minute, slots.ErrStale, slots.ErrStale)
 	if err := w.Close(); err != nil {
 		t.Fatal(err)
@@ -521,7 +527,8 @@ func TestStale(t *testing.T) {
 	}
 }
 
-// TestNextRun looks up a pair after another process has published: without a wait or a refresh the reader continues with its file.
+// TestNextRun looks up a pair after another process has published: without a wait or a refresh the reader continues
+// with its file.
 func TestNextRun(t *testing.T) {
 	w, path := open(t)
 	writeGolden(t, w)
@@ -542,7 +549,8 @@ func TestNextRun(t *testing.T) {
 	}
 }
 
-// TestChurn removes and adds many different pairs: the size of the file follows the number of pairs at once, not their number over time.
+// TestChurn removes and adds many different pairs: the size of the file follows the number of pairs at once, not their
+// number over time.
 func TestChurn(t *testing.T) {
 	w, path := open(t)
 	s := shape(4)
@@ -609,8 +617,9 @@ func TestServices(t *testing.T) {
 	}
 }
 
-// TestSteered opens a table of a data plane that steers by source port for services that it does not name: each one within the ranges has the ports of the first service, also
-// after the table has grown. Any other is an error, and every service is once the data plane no longer steers by source port.
+// TestSteered opens a table of a data plane that steers by source port for services that it does not name: each one
+// within the ranges has the ports of the first service, also after the table has grown. Any other is an error, and
+// every service is once the data plane no longer steers by source port.
 func TestSteered(t *testing.T) {
 	w, path := open(t)
 	s := shape(4)

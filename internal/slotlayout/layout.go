@@ -1,8 +1,8 @@
 // Package slotlayout is the layout of the slot table, a file of shared memory: the records as Go types, from which the
 // offsets of the C library and those of the Python module are generated.
 //
-// All numbers are in the byte order of the machine, at offsets that are multiples of their size. A field that changes after the file is published is read
-// and written by one atomic access of the field's size.
+// All numbers are in the byte order of the machine, at offsets that are multiples of their size. A field that changes
+// after the file is published is read and written by one atomic access of the field's size.
 package slotlayout
 
 //go:generate go run ./gen -root ../..
@@ -19,8 +19,8 @@ const (
 	Magic = "FAREDSLT"
 	// Order is the value of Header.Order in the byte order of the machine.
 	Order = 0x01020304
-	// Version is the value of Header.Layout. A reader of another version rejects the file. Fields that are added to the end of a record keep the
-	// version, because readers take the size of every record from the header.
+	// Version is the value of Header.Layout. A reader of another version rejects the file. Fields that are added to the
+	// end of a record keep the version, because readers take the size of every record from the header.
 	Version = 2
 )
 
@@ -147,8 +147,8 @@ type Slot struct {
 	Flags   uint8  `doc:"SLOT flags"`
 }
 
-// Pair is a pair of addresses, followed by a bitmap of the slots that drain for this pair alone (64 slots a word, MaxSlots bits) and, for each service, MaxSlots
-// source ports of two bytes, rounded up to 8 bytes.
+// Pair is a pair of addresses, followed by a bitmap of the slots that drain for this pair alone (64 slots a word,
+// MaxSlots bits) and, for each service, MaxSlots source ports of two bytes, rounded up to 8 bytes.
 type Pair struct {
 	Sequence    uint32   `doc:"odd while the record changes"`
 	Vector      uint32   `doc:"record number of the vector plus 1; 0: no vector"`
@@ -189,7 +189,8 @@ const (
 	NoSubPort = 0xffff
 	// NoGID is the GID index of a source whose address the RDMA device does not have.
 	NoGID = -1
-	// IndexDeleted is an index entry whose pair was removed, and no entry of a pair. Probing continues after it, and ends at 0.
+	// IndexDeleted is an index entry whose pair was removed, and no entry of a pair. Probing continues after it, and
+	// ends at 0.
 	IndexDeleted = 0xffff_ffff
 	// MaxServices is the greatest Header.Services.
 	MaxServices = 8
@@ -241,7 +242,8 @@ func SubPortBytes(sources uint32) uint64 { return round(SubPortSize+4*uint64(sou
 
 func round(n, to uint64) uint64 { return (n + to - 1) / to * to }
 
-// Place lays out the sections of a file from the numbers of records, which are set in h: it sets sizes and offsets. Sections begin at multiples of 64.
+// Place lays out the sections of a file from the numbers of records, which are set in h: it sets sizes and offsets.
+// Sections begin at multiples of 64.
 func (h *Header) Place() {
 	copy(h.Magic[:], Magic)
 	h.Order, h.Layout, h.HeaderSize = Order, Version, uint32(HeaderSize)
@@ -288,8 +290,8 @@ func (e *VersionError) Error() string {
 	return fmt.Sprintf("the slot table has layout %d, and this program reads layout %d: use programs of the version of fared that runs", e.Have, Version)
 }
 
-// Check returns an error if a reader cannot use a file of the given size with this header. A reader that accesses only records whose numbers are below
-// those of the header stays inside the file.
+// Check returns an error if a reader cannot use a file of the given size with this header. A reader that accesses only
+// records whose numbers are below those of the header stays inside the file.
 func (h *Header) Check(size uint64) error {
 	if string(h.Magic[:]) != Magic {
 		return ErrFormat
@@ -345,8 +347,8 @@ func Hash(seed uint64, src, dst *[16]byte) uint64 {
 	return h
 }
 
-// Entry returns the index entry of a record of a pair: the record number plus 1 in the bits below IndexEntries, and a tag in the others. The tag is that of
-// the pair's hash, so that readers rarely read the record of another pair.
+// Entry returns the index entry of a record of a pair: the record number plus 1 in the bits below IndexEntries, and a
+// tag in the others. The tag is that of the pair's hash, so that readers rarely read the record of another pair.
 func (h *Header) Entry(hash uint64, record uint32) uint32 { return h.tag(hash) | (record + 1) }
 
 // Record returns the record plus 1 of an index entry, or 0 if the entry is not that of a pair with the hash.

@@ -26,7 +26,8 @@ func (m Memory) Store64(at, v uint64) { atomic.StoreUint64((*uint64)(unsafe.Poin
 // Word returns a pointer to four bytes, for futex(2).
 func (m Memory) Word(at uint64) unsafe.Pointer { return unsafe.Pointer(&m[at]) }
 
-// Header returns a copy of the header. The copy is consistent only in its constant fields. len(m) is at least HeaderSize.
+// Header returns a copy of the header. The copy is consistent only in its constant fields. len(m) is at least
+// HeaderSize.
 func (m Memory) Header() (h Header) {
 	copy(unsafe.Slice((*byte)(unsafe.Pointer(&h)), HeaderSize), m)
 	return h

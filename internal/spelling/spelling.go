@@ -3,8 +3,8 @@ package spelling
 
 import "slices"
 
-// Distance returns the optimal string alignment distance of a and b in bytes (insertions, deletions, substitutions, and swaps of neighboring bytes), or limit
-// if the distance is limit or more.
+// Distance returns the optimal string alignment distance of a and b in bytes (insertions, deletions, substitutions, and
+// swaps of neighboring bytes), or limit if the distance is limit or more.
 func Distance(a, b string, limit int) int {
 	if len(a)-len(b) >= limit || len(b)-len(a) >= limit {
 		return limit

@@ -2,8 +2,8 @@ package supervise
 
 import "time"
 
-// The pauses before a command is started again: none at first, then from firstPause, doubling, to lastPause, while each run
-// is shorter than healthy.
+// The pauses before a command is started again: none at first, then from firstPause, doubling, to lastPause, while each
+// run is shorter than healthy.
 const (
 	firstPause = 100 * time.Millisecond
 	lastPause  = 5 * time.Second

@@ -24,7 +24,8 @@ type output struct {
 
 func newOutput(to io.Writer) *output { return &output{to: to, readers: map[*os.File]bool{}} }
 
-// pipe returns the file for a command's output. Its lines are prefixed with the name. The pipe lasts until all its holders have closed it.
+// pipe returns the file for a command's output. Its lines are prefixed with the name. The pipe lasts until all its
+// holders have closed it.
 func (o *output) pipe(name string) (*os.File, error) {
 	r, w, err := os.Pipe()
 	if err != nil {

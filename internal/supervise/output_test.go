@@ -64,7 +64,8 @@ func TestOutputIsWholeLines(t *testing.T) {
 	}
 }
 
-// TestOutputEnds checks that an unfinished last line is completed, and that a line longer than the buffer comes in parts.
+// TestOutputEnds checks that an unfinished last line is completed, and that a line longer than the buffer comes in
+// parts.
 func TestOutputEnds(t *testing.T) {
 	var to safe
 	o := newOutput(&to)

@@ -57,9 +57,10 @@ type supervisor struct {
 	ending   bool // start no further process
 }
 
-// Run starts the commands, and restarts commands that end, until ctx is done. The first restart is immediate; pauses then grow while a command
-// keeps ending early. When ctx is done every command gets SIGTERM, and Run returns when all have ended. SIGHUP is passed on. Commands run
-// in separate process groups, so that a terminal's Ctrl-C reaches them once: from this process.
+// Run starts the commands, and restarts commands that end, until ctx is done. The first restart is immediate; pauses
+// then grow while a command keeps ending early. When ctx is done every command gets SIGTERM, and Run returns when all
+// have ended. SIGHUP is passed on. Commands run in separate process groups, so that a terminal's Ctrl-C reaches them
+// once: from this process.
 func Run(ctx context.Context, config Config) error {
 	if config.Grace == 0 {
 		config.Grace = DefaultGrace
@@ -148,7 +149,8 @@ func (s *supervisor) spawn(c *child) error {
 	return err
 }
 
-// reap waits for all ended processes. The goroutine that starts processes calls it, so a process that ends at once is already known.
+// reap waits for all ended processes. The goroutine that starts processes calls it, so a process that ends at once is
+// already known.
 func (s *supervisor) reap() {
 	for {
 		var status unix.WaitStatus

@@ -20,8 +20,8 @@ import (
 	"github.com/fared/fared/internal/testkit/netnstest"
 )
 
-// asSupervisor makes the test binary a supervisor of the shell commands in its arguments. A supervisor reaps every child, so it needs a
-// separate process.
+// asSupervisor makes the test binary a supervisor of the shell commands in its arguments. A supervisor reaps every
+// child, so it needs a separate process.
 const asSupervisor = "FARED_TEST_SUPERVISE"
 
 func TestMain(m *testing.M) {
@@ -95,7 +95,8 @@ func startAs(t *testing.T, attr *unix.SysProcAttr, scripts ...string) *run {
 	return r
 }
 
-// until returns the text after the given text in the first line that has it and was not returned before, because commands write concurrently.
+// until returns the text after the given text in the first line that has it and was not returned before, because
+// commands write concurrently.
 func (r *run) until(text string) string {
 	r.t.Helper()
 	deadline := time.After(limit)
@@ -177,7 +178,8 @@ func gone(t *testing.T, pid int) {
 // forever prints its process ID, and runs until SIGTERM.
 const forever = "trap 'exit 0' TERM; echo pid $$; while :; do sleep 0.01; done"
 
-// TestKilledStartsAgain checks that a killed command runs again as another process, and that the others are not restarted.
+// TestKilledStartsAgain checks that a killed command runs again as another process, and that the others are not
+// restarted.
 func TestKilledStartsAgain(t *testing.T) {
 	r := start(t, forever, "echo once; exec sleep 1000")
 	first := r.pid("c0: pid ")
@@ -199,7 +201,8 @@ func TestKilledStartsAgain(t *testing.T) {
 	}
 }
 
-// TestFrozenSupervisor checks that a process that dies while the supervisor is stopped is restarted as soon as the supervisor continues. A lab crashes a node in this way.
+// TestFrozenSupervisor checks that a process that dies while the supervisor is stopped is restarted as soon as the
+// supervisor continues. A lab crashes a node in this way.
 func TestFrozenSupervisor(t *testing.T) {
 	r := start(t, forever, forever)
 	a, b := r.pid("c0: pid "), r.pid("c1: pid ")
@@ -247,7 +250,8 @@ func TestOrphansAreReaped(t *testing.T) {
 	r.end()
 }
 
-// TestEndsInOrder checks that SIGTERM lets a command finish, that a command that ignores it is killed, and that none is restarted.
+// TestEndsInOrder checks that SIGTERM lets a command finish, that a command that ignores it is killed, and that none is
+// restarted.
 func TestEndsInOrder(t *testing.T) {
 	r := start(t, "trap 'echo done; exit 3' TERM; echo ready; while :; do sleep 0.01; done", "trap '' TERM; echo pid $$; while :; do sleep 0.01; done")
 	r.until("c0: ready")
@@ -276,7 +280,8 @@ func TestHangupIsPassedOn(t *testing.T) {
 	}
 }
 
-// TestEndWhileWaiting checks that a command that keeps ending does not prevent the supervisor's end, whatever the pause.
+// TestEndWhileWaiting checks that a command that keeps ending does not prevent the supervisor's end, whatever the
+// pause.
 func TestEndWhileWaiting(t *testing.T) {
 	r := start(t, "echo up; exit 7")
 	for range 4 {
@@ -315,7 +320,8 @@ func TestCannotStart(t *testing.T) {
 	}
 }
 
-// TestAsPID1 runs the supervisor in a separate PID namespace, where signals without a handler have no effect and all processes end with PID 1.
+// TestAsPID1 runs the supervisor in a separate PID namespace, where signals without a handler have no effect and all
+// processes end with PID 1.
 func TestAsPID1(t *testing.T) {
 	if os.Geteuid() != 0 {
 		netnstest.Lacks(t, "a PID namespace needs root")

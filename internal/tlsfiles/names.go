@@ -6,8 +6,8 @@ import (
 	"strings"
 )
 
-// CheckName returns an error unless pattern is valid for Permits: "node7.example", "*.example" for all names below example, or "*" for
-// every certificate of the authorities. The error has the remedy.
+// CheckName returns an error unless pattern is valid for Permits: "node7.example", "*.example" for all names below
+// example, or "*" for every certificate of the authorities. The error has the remedy.
 func CheckName(pattern string) error {
 	name := strings.TrimPrefix(pattern, "*.")
 	if pattern == "*" {
@@ -19,7 +19,8 @@ func CheckName(pattern string) error {
 	return nil
 }
 
-// Names returns the names of a certificate: its DNS names or, without any, its common name (RFC 6125, Section 6.4.4), which may be "". There is at least one.
+// Names returns the names of a certificate: its DNS names or, without any, its common name (RFC 6125, Section 6.4.4),
+// which may be "". There is at least one.
 func Names(c *x509.Certificate) []string {
 	if len(c.DNSNames) > 0 {
 		return c.DNSNames
@@ -27,8 +28,8 @@ func Names(c *x509.Certificate) []string {
 	return []string{c.Subject.CommonName}
 }
 
-// Permits reports whether one of the names of a certificate matches one of the patterns of CheckName. Case does not count (RFC 6125, Section 6.4.1). Without
-// names it returns false.
+// Permits reports whether one of the names of a certificate matches one of the patterns of CheckName. Case does not
+// count (RFC 6125, Section 6.4.1). Without names it returns false.
 func Permits(patterns, names []string) bool {
 	for _, pattern := range patterns {
 		for _, name := range names {

@@ -7,7 +7,8 @@ import (
 	"testing"
 )
 
-// TestPermits checks which certificates match which patterns: DNS names before the common name, without case, and a suffix only at a label.
+// TestPermits checks which certificates match which patterns: DNS names before the common name, without case, and a
+// suffix only at a label.
 func TestPermits(t *testing.T) {
 	for _, c := range []struct {
 		pattern string

@@ -13,8 +13,9 @@ import (
 	"google.golang.org/grpc/credentials"
 )
 
-// rotating are files of mutual TLS that may be replaced at any time, in any order. Each handshake uses the files of that moment; while they cannot be
-// loaded, for example because the key does not belong to the certificate yet, it uses the last ones that could.
+// rotating are files of mutual TLS that may be replaced at any time, in any order. Each handshake uses the files of
+// that moment; while they cannot be loaded, for example because the key does not belong to the certificate yet, it uses
+// the last ones that could.
 type rotating struct {
 	certFile, keyFile, caFile string
 	log                       *slog.Logger
@@ -26,7 +27,8 @@ type rotating struct {
 	complaint string
 }
 
-// stamp identifies the content of a file. A symbolic link counts as the file that it leads to, as in Kubernetes' secrets.
+// stamp identifies the content of a file. A symbolic link counts as the file that it leads to, as in Kubernetes'
+// secrets.
 type stamp struct {
 	info os.FileInfo
 	size int64
@@ -81,8 +83,8 @@ func (r *rotating) current() loaded {
 	return next
 }
 
-// Server returns a configuration that demands a client certificate signed by an authority in caFile. Replaced files count from the next connection on; the
-// log, which may be nil, reports them.
+// Server returns a configuration that demands a client certificate signed by an authority in caFile. Replaced files
+// count from the next connection on; the log, which may be nil, reports them.
 func Server(certFile, keyFile, caFile string, log *slog.Logger) (*tls.Config, error) {
 	r, err := rotate(certFile, keyFile, caFile, log)
 	if err != nil {
@@ -97,8 +99,8 @@ func Server(certFile, keyFile, caFile string, log *slog.Logger) (*tls.Config, er
 	return out, nil
 }
 
-// Credentials returns a gRPC client's credentials that present the certificate and trust only the authorities in caFile. Replaced files count from the
-// next connection on; the log, which may be nil, reports them.
+// Credentials returns a gRPC client's credentials that present the certificate and trust only the authorities in
+// caFile. Replaced files count from the next connection on; the log, which may be nil, reports them.
 func Credentials(certFile, keyFile, caFile string, log *slog.Logger) (credentials.TransportCredentials, error) {
 	r, err := rotate(certFile, keyFile, caFile, log)
 	if err != nil {

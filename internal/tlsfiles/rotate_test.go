@@ -17,8 +17,8 @@ import (
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 )
 
-// TestRotation checks over gRPC that both ends use replaced files from the next connection on, that they use the old ones while the new ones do not fit
-// together, and report that once, and that connections outlast a replacement.
+// TestRotation checks over gRPC that both ends use replaced files from the next connection on, that they use the old
+// ones while the new ones do not fit together, and report that once, and that connections outlast a replacement.
 func TestRotation(t *testing.T) {
 	made := t.TempDir() // certificates of two authorities, old and new
 	for _, age := range []string{"old", "new"} {

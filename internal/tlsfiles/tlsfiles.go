@@ -8,7 +8,8 @@ import (
 	"os"
 )
 
-// Client returns a configuration for one connection that presents the certificate and trusts only the authorities in caFile.
+// Client returns a configuration for one connection that presents the certificate and trusts only the authorities in
+// caFile.
 func Client(certFile, keyFile, caFile string) (*tls.Config, error) {
 	files, err := load(certFile, keyFile, caFile)
 	if err != nil {

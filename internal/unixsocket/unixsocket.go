@@ -1,5 +1,5 @@
-// Package unixsocket makes listening unix sockets that have the right mode and owner at any time, replace only unserved sockets,
-// and are removed only by the process that made them.
+// Package unixsocket makes listening unix sockets that have the right mode and owner at any time, replace only unserved
+// sockets, and are removed only by the process that made them.
 package unixsocket
 
 import (
@@ -50,9 +50,9 @@ type Listener struct {
 	lock *os.File
 }
 
-// Listen makes the socket, and its directory (0755) if it is missing. A lock file next to it (PATH.lock, which is never removed) decides between processes that start at once;
-// the kernel releases the lock with its process. Listen replaces a socket file only if no process answers there; otherwise the error is an
-// *InUseError.
+// Listen makes the socket, and its directory (0755) if it is missing. A lock file next to it (PATH.lock, which is never
+// removed) decides between processes that start at once; the kernel releases the lock with its process. Listen replaces
+// a socket file only if no process answers there; otherwise the error is an *InUseError.
 //
 // The socket is made in a private directory and renamed, so that it never has another mode or owner at its path.
 func Listen(c Config, log *slog.Logger) (_ *Listener, err error) {

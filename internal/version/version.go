@@ -7,20 +7,21 @@ import (
 	"strings"
 )
 
-// number is the version of the sources, "0.1.0" and a line feed. The file VERSION of the root folder is a link to it, because go:embed reads
-// only files below the folder of the package.
+// number is the version of the sources, "0.1.0" and a line feed. The file VERSION of the root folder is a link to it,
+// because go:embed reads only files below the folder of the package.
 //
 //go:embed VERSION
 var number string
 
-// version is set by the linker (-X): make build adds the commit to the file's, packages may have another one. Empty means number.
+// version is set by the linker (-X): make build adds the commit to the file's, packages may have another one. Empty
+// means number.
 var version string
 
 // digits is the length of a commit in String.
 const digits = 12
 
-// String returns the version: "0.1.0" in packages, "0.1.0+c111131a2b3c" in a build of a commit, with "-dirty" for changed sources. Without
-// a version of the linker the commit is the one that the Go toolchain recorded, if it did.
+// String returns the version: "0.1.0" in packages, "0.1.0+c111131a2b3c" in a build of a commit, with "-dirty" for
+// changed sources. Without a version of the linker the commit is the one that the Go toolchain recorded, if it did.
 func String() string {
 	if version != "" {
 		return version

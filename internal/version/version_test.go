@@ -41,7 +41,8 @@ func TestString(t *testing.T) {
 	}
 }
 
-// TestOneVersion checks that the file VERSION of the root folder and the header of libfared have the version of the programs.
+// TestOneVersion checks that the file VERSION of the root folder and the header of libfared have the version of the
+// programs.
 func TestOneVersion(t *testing.T) {
 	want := strings.TrimSpace(number)
 	if !regexp.MustCompile(`^\d+\.\d+\.\d+$`).MatchString(want) || number != want+"\n" {
@@ -71,8 +72,8 @@ func section(changelog, title string) (lines []string, ok bool) {
 	return lines, ok
 }
 
-// faults returns the violations of the rules of CHANGELOG.md: a section for the version, of at most 40 lines in 0.1.0, and Unreleased with
-// entries of one line of at most 200 characters.
+// faults returns the violations of the rules of CHANGELOG.md: a section for the version, of at most 40 lines in 0.1.0,
+// and Unreleased with entries of one line of at most 200 characters.
 func faults(changelog, version string) (out []string) {
 	if _, ok := section(changelog, version); !ok {
 		out = append(out, fmt.Sprintf("no section %q for the file VERSION", "## "+version))
@@ -114,8 +115,8 @@ func TestChangelog(t *testing.T) {
 	}
 }
 
-// TestReleaseScript checks that scripts/release.sh refuses a tag that differs from VERSION, and a changelog without a section or with lines that
-// belong to no version.
+// TestReleaseScript checks that scripts/release.sh refuses a tag that differs from VERSION, and a changelog without a
+// section or with lines that belong to no version.
 func TestReleaseScript(t *testing.T) {
 	git, err := exec.LookPath("git")
 	if err != nil {

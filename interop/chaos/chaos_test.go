@@ -191,8 +191,8 @@ func (c *chaos) read() (all rows, problem string) {
 	return all, strings.Join(problems, "\n")
 }
 
-// words compares what `fared health` says of each server with the server's cables and leaves, the only things that this run leaves broken: it is healthy if all
-// of them work, and not otherwise.
+// words compares what `fared health` says of each server with the server's cables and leaves, the only things that this
+// run leaves broken: it is healthy if all of them work, and not otherwise.
 func (c *chaos) words() (problem string) {
 	var problems []string
 	whole := allUp(c.f.d)
@@ -272,7 +272,8 @@ func (c *chaos) offset() int {
 	return int(c.firsts*2654435761>>16) % (65536 - firstPort - mostFlows)
 }
 
-// checkStable records a fault if a row was shown as in effect before and after a burst, but the packets did not obey it.
+// checkStable records a fault if a row was shown as in effect before and after a burst, but the packets did not obey
+// it.
 func (c *chaos) checkStable(b *burst, src, dst int, before, after *farev1.DestinationWeights) {
 	if before == nil || after == nil || !proto.Equal(before, after) {
 		return

@@ -309,8 +309,9 @@ func (c *counter) send(shows *rows, firstPort int) *burst {
 	return b
 }
 
-// emitSlots sends packets of slots with a share and a port that lands: by the hash, or because the driver pins slots. Driver linux promises slots of a
-// sub-port their ports down to an eighth of the average weight (docs/dataplane.md); ports of smaller ones are not judged.
+// emitSlots sends packets of slots with a share and a port that lands: by the hash, or because the driver pins slots.
+// Driver linux promises slots of a sub-port their ports down to an eighth of the average weight (docs/dataplane.md);
+// ports of smaller ones are not judged.
 func (c *counter) emitSlots(b *burst, row *farev1.DestinationWeights, p probe) {
 	if row == nil {
 		return

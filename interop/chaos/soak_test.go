@@ -32,8 +32,9 @@ const (
 const perSample = 5
 
 // shortRun is the number of changes below which a run allows memory to grow by shortGrowth more, KiB. Go returns freed
-// memory to the kernel in its own time: on a busy machine the resident memory of one agent went from 34 to 52 MiB within
-// 15 changes and stayed near 34 MiB in eight other runs. A leak of that size in thousands of changes is still found.
+// memory to the kernel in its own time: on a busy machine the resident memory of one agent went from 34 to 52 MiB
+// within 15 changes and stayed near 34 MiB in eight other runs. A leak of that size in thousands of changes is still
+// found.
 const (
 	shortRun    = 500
 	shortGrowth = 32 << 10
@@ -42,7 +43,8 @@ const (
 // quantity is a resource of a process that must not grow.
 type quantity struct {
 	name string
-	// allowed returns the permitted growth from the first judged change to the last, for a mean and the number of changes.
+	// allowed returns the permitted growth from the first judged change to the last, for a mean and the number of
+	// changes.
 	allowed func(mean float64, changes int) float64
 }
 

@@ -13,7 +13,8 @@ import (
 	"github.com/fared/fared/internal/testkit/netnstest"
 )
 
-// attacker is the hostile leaf. It has the cables of two planes: in one the server connects to it, in the other it connects to the server.
+// attacker is the hostile leaf. It has the cables of two planes: in one the server connects to it, in the other it
+// connects to the server.
 type attacker struct {
 	ctx         context.Context
 	ns          *netnstest.Namespace
@@ -107,7 +108,8 @@ func (a *attacker) pause(d time.Duration) {
 	}
 }
 
-// each runs a script on one connection after another, in both planes, until the attack ends. i counts the connections of a plane.
+// each runs a script on one connection after another, in both planes, until the attack ends. i counts the connections
+// of a plane.
 func (a *attacker) each(script func(w *wire, i int)) {
 	for _, next := range []func() *wire{a.accept, a.dial} {
 		a.wg.Go(func() {

@@ -16,7 +16,8 @@ type attack struct {
 	destinations int
 	// held is the number of routes that the hostile leaf may hold in a session.
 	held int
-	// longer multiplies the duration of an attack with one message for each connection; 0 counts as 1. On a quiet machine all messages are sent.
+	// longer multiplies the duration of an attack with one message for each connection; 0 counts as 1. On a quiet
+	// machine all messages are sent.
 	longer int
 	run    func(*attacker)
 }
@@ -120,8 +121,9 @@ func headers(int) (all [][]byte) {
 	return all
 }
 
-// malformed returns messages with one fault each, which speakers of BGP refuse by an error or ignore. None of them ends other software: what is known to do
-// so does not belong here. Random faults are those of mutants, which only the binary under test receives.
+// malformed returns messages with one fault each, which speakers of BGP refuse by an error or ignore. None of them ends
+// other software: what is known to do so does not belong here. Random faults are those of mutants, which only the
+// binary under test receives.
 func malformed(p int) [][]byte {
 	hop := nextHop(leafAddress(p).As4())
 	good := well(p, full)
@@ -184,7 +186,8 @@ func opens(p int) (all [][]byte) {
 	return append(all, slices.Concat(open(p), endOfRIB), slices.Concat(open(p), refresh), slices.Concat(open(p), message(kindNotification, 2, 7)))
 }
 
-// notifications ends connections by NOTIFICATIONs: before the OPEN, between OPEN and KEEPALIVE, and many at once in a session.
+// notifications ends connections by NOTIFICATIONs: before the OPEN, between OPEN and KEEPALIVE, and many at once in a
+// session.
 func notifications(a *attacker) {
 	a.each(func(w *wire, i int) {
 		text := append([]byte{6, byte(2 + i%9), 255}, slices.Repeat([]byte("\x1b[2J\n"), 60)...)
@@ -247,8 +250,8 @@ func trim(b []byte) []byte {
 	return b
 }
 
-// largeBombs sends routes with 20 KiB of attributes: with the extended messages of RFC 8654, which the leaf claims, and cut into UPDATEs that are as long as
-// messages may be.
+// largeBombs sends routes with 20 KiB of attributes: with the extended messages of RFC 8654, which the leaf claims, and
+// cut into UPDATEs that are as long as messages may be.
 func largeBombs(a *attacker) {
 	a.each(func(w *wire, i int) {
 		as := leafAS(w.plane)
@@ -269,7 +272,8 @@ func largeBombs(a *attacker) {
 	})
 }
 
-// mutants sends UPDATEs with random faults to the binary under test, and to no other program. Half of them keep the session up, and many of these routes count.
+// mutants sends UPDATEs with random faults to the binary under test, and to no other program. Half of them keep the
+// session up, and many of these routes count.
 func mutants(a *attacker) {
 	a.established(func(w *wire, i int) {
 		r := rand.New(rand.NewPCG(uint64(w.plane), uint64(i)))

@@ -52,8 +52,8 @@ type bed struct {
 	sessions  map[string]uint64 // generations of the honest leaves' sessions
 }
 
-// connectRetry is bgp.connect_retry, the first pause after a breach of the protocol: short, so that a leaf can break it often, and the default for the limits of
-// a quiet machine.
+// connectRetry is bgp.connect_retry, the first pause after a breach of the protocol: short, so that a leaf can break it
+// often, and the default for the limits of a quiet machine.
 func connectRetry() time.Duration {
 	if tight() {
 		return time.Second
@@ -78,8 +78,8 @@ func configuration(dir string) string {
 // startLimit is the time limit for the start of a server, on a busy machine.
 const startLimit = time.Minute
 
-// newBed starts a server, honest leaves that announce destinations, and a data plane, and waits until every weight is in effect. The
-// honest leaves announce the victim in addition.
+// newBed starts a server, honest leaves that announce destinations, and a data plane, and waits until every weight is
+// in effect. The honest leaves announce the victim in addition.
 func newBed(t testing.TB, n *network, destinations int) *bed {
 	t.Helper()
 	dir, err := os.MkdirTemp(n.dir, "")
@@ -142,7 +142,8 @@ func (b *bed) list(ctx context.Context) ([]*farev1.Session, error) {
 	return answer.GetSessions(), err
 }
 
-// judgeSessions returns an error unless the honest leaves' sessions are those of the start, over gRPC and at the leaves.
+// judgeSessions returns an error unless the honest leaves' sessions are those of the start, over gRPC and at the
+// leaves.
 func (b *bed) judgeSessions(ctx context.Context) error {
 	list, err := b.list(ctx)
 	if err != nil {

@@ -13,8 +13,8 @@ type reading struct {
 	ran, waited time.Duration
 }
 
-// read returns the current reading of processes: the sum over all of their threads (Documentation/scheduler/sched-stats.rst). Threads that have ended do not
-// count; those of Go do not end.
+// read returns the current reading of processes: the sum over all of their threads
+// (Documentation/scheduler/sched-stats.rst). Threads that have ended do not count; those of Go do not end.
 func read(pids ...int) reading {
 	r := reading{at: time.Now()}
 	for _, pid := range pids {
@@ -36,8 +36,8 @@ func read(pids ...int) reading {
 // span is a measured time.
 type span struct {
 	wall time.Duration
-	// own is wall without the time that the processes' threads have waited for a processor, which other processes of a busy machine caused. A process that
-	// is blocked or sleeps does not wait for a processor.
+	// own is wall without the time that the processes' threads have waited for a processor, which other processes of a
+	// busy machine caused. A process that is blocked or sleeps does not wait for a processor.
 	own time.Duration
 	// ran is the processor time of all threads meanwhile. It does not depend on other processes.
 	ran time.Duration

@@ -36,7 +36,8 @@ func (x attack) strike(t testing.TB, b *bed, usual time.Duration) (*verdict, err
 	return v, err
 }
 
-// TestHostileLeaf runs every attack against the binary, and judges the process, the other leaves' sessions, their changes, the heartbeat and the memory.
+// TestHostileLeaf runs every attack against the binary, and judges the process, the other leaves' sessions, their
+// changes, the heartbeat and the memory.
 func TestHostileLeaf(t *testing.T) {
 	gate.Needed(t, "every attack of a hostile leaf against the binary")
 	usual := time.Duration(gate.Count(t, gate.Chaos, 300, 1200)) * time.Millisecond
@@ -55,8 +56,8 @@ func TestHostileLeaf(t *testing.T) {
 	}
 }
 
-// TestJudgeNotices checks that the judge notices a process that ends, and an honest leaf's session that ends. Each fault happens once the second change of
-// the honest leaf is in effect, without an attack.
+// TestJudgeNotices checks that the judge notices a process that ends, and an honest leaf's session that ends. Each
+// fault happens once the second change of the honest leaf is in effect, without an attack.
 func TestJudgeNotices(t *testing.T) {
 	netnstest.Require(t)
 	n := newNetwork(t)

@@ -17,8 +17,9 @@ const (
 	tightKey   = "FARED_HOSTILE_TIGHT"   // 1 asserts the limits of a quiet machine
 )
 
-// Limits. A process of a busy machine waits for a processor for seconds. So timeLimit, which is only far below a hang, is one of own time (span), and
-// the limits of a quiet machine with two processors, which are those of users, hold on request.
+// Limits. A process of a busy machine waits for a processor for seconds. So timeLimit, which is only far below a hang,
+// is one of own time (span), and the limits of a quiet machine with two processors, which are those of users, hold on
+// request.
 const (
 	timeLimit   = 10 * time.Second
 	hangLimit   = time.Minute            // of elapsed time
@@ -42,8 +43,8 @@ func attackTime(t testing.TB, usual time.Duration) time.Duration {
 	return time.Duration(seconds * float64(time.Second))
 }
 
-// memoryBound is the permitted growth of the resident set while the hostile leaf's two sessions hold routes: 8 MiB + 4 KiB x routes a session
-// (docs/operations/leaves.md), doubled because of garbage.
+// memoryBound is the permitted growth of the resident set while the hostile leaf's two sessions hold routes: 8 MiB + 4
+// KiB x routes a session (docs/operations/leaves.md), doubled because of garbage.
 func memoryBound(routes int) int64 { return 2 * (2*8<<20 + int64(routes)*4<<10) }
 
 // pace is the time between two changes of the honest leaf.

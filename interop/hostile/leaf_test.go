@@ -14,7 +14,8 @@ import (
 	"github.com/fared/fared/internal/testkit/netnstest"
 )
 
-// Numbers of the bed. The hostile leaf has two sessions: in plane dialed the server connects to it, in plane passive it connects to the server.
+// Numbers of the bed. The hostile leaf has two sessions: in plane dialed the server connects to it, in plane passive it
+// connects to the server.
 const (
 	planes           = 4
 	dialed           = 0

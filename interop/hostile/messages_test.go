@@ -32,8 +32,8 @@ var (
 	refresh   = message(kindRefresh, 0, 1, 0, 1)
 )
 
-// open returns an OPEN with the leaf's AS and identifier. Without parameters it has the usual capabilities: IPv4 unicast, route refresh, AS numbers of
-// four octets.
+// open returns an OPEN with the leaf's AS and identifier. Without parameters it has the usual capabilities: IPv4
+// unicast, route refresh, AS numbers of four octets.
 func open(plane int, parameters ...byte) []byte {
 	as := leafAS(plane)
 	if parameters == nil {

@@ -8,8 +8,8 @@ import (
 	"github.com/fared/fared/internal/testkit/gate"
 )
 
-// TestTwoMachinesDAX boots two virtual machines with one NVDIMM, as machines have pooled memory of CXL: a DAX device on each. What cannot be shared is refused
-// before it is changed.
+// TestTwoMachinesDAX boots two virtual machines with one NVDIMM, as machines have pooled memory of CXL: a DAX device on
+// each. What cannot be shared is refused before it is changed.
 func TestTwoMachinesDAX(t *testing.T) {
 	gate.Slow(t, gate.VM, "boots two virtual machines")
 	b := newBed(t)
@@ -37,7 +37,8 @@ func TestTwoMachinesDAX(t *testing.T) {
 		t.Error("a refused node has changed the memory")
 	}
 
-	// Map mem: the structures of the kernel for the pages are not in the memory, where those of the other machine would be, too.
+	// Map mem: the structures of the kernel for the pages are not in the memory, where those of the other machine would
+	// be, too.
 	first.do("ndctl create-namespace --force --reconfig=namespace0.0 --mode=devdax --map=mem && dax")
 	device, err := strconv.ParseInt(strings.TrimSpace(first.do("cat /sys/bus/dax/devices/dax0.0/size")), 10, 64)
 	if err != nil {

@@ -25,13 +25,15 @@ import (
 const (
 	// kernelKey is the environment variable with the release of Debian's kernel that the machines run, 6.12 by default.
 	kernelKey = "FARED_VM_KERNEL"
-	// bytesKey and killsKey are the environment variables with the bytes of the last transfer in each direction, and the number of killed processes.
+	// bytesKey and killsKey are the environment variables with the bytes of the last transfer in each direction, and
+	// the number of killed processes.
 	bytesKey = "FARED_NUPA_BYTES"
 	killsKey = "FARED_NUPA_KILLS"
 )
 
-// machineScript runs the scripts that appear as $OUT/order.1 and so on. ivshmem and dax find the memory; start runs a traffic node over it, and network a nupanet cable
-// through it, with the second end of a stream on the second machine; all does both. With the flag --non-coherent the node is one of RoCEv2 over the cable.
+// machineScript runs the scripts that appear as $OUT/order.1 and so on. ivshmem and dax find the memory; start runs a
+// traffic node over it, and network a nupanet cable through it, with the second end of a stream on the second machine;
+// all does both. With the flag --non-coherent the node is one of RoCEv2 over the cable.
 const machineScript = `
 number=$1 fared=$2 tests=$3 flag=$4
 /run/kernel-vm/bin/busybox ip addr add 192.0.2.$number/24 dev eth0
@@ -310,7 +312,8 @@ func (b *bed) awaitTraffic() {
 	}
 }
 
-// ringsInUse returns the number of rings with a traffic node as the sender, by the offsets in the description of the layout (transport/nupa/layout.go).
+// ringsInUse returns the number of rings with a traffic node as the sender, by the offsets in the description of the
+// layout (transport/nupa/layout.go).
 func (b *bed) ringsInUse() (n int) {
 	for i := range int64(b.word(32, 4)) {
 		if sender := b.word(4096+64*320+4096*64+i*295040, 4); sender != 0 && !ofCable(b.addressAt(int64(sender)-1)) {
@@ -363,9 +366,10 @@ func TestTwoMachines(t *testing.T) {
 // ready is the script that makes a machine ready.
 func (b *bed) ready() string { return b.kind + " && all && kill -0 $node $net" }
 
-// exchange makes two machines ready, and lets them exchange verified traffic; one loses its power in the middle of more, and boots once more; then processes on it are killed. After
-// each of these failures all bytes of new traffic are right. All the time a TCP connection over a nupanet cable through the same memory carries chunks both ways, whose second end
-// is killed each time, too: the first end connects again, and no chunk is wrong or missing.
+// exchange makes two machines ready, and lets them exchange verified traffic; one loses its power in the middle of
+// more, and boots once more; then processes on it are killed. After each of these failures all bytes of new traffic are
+// right. All the time a TCP connection over a nupanet cable through the same memory carries chunks both ways, whose
+// second end is killed each time, too: the first end connects again, and no chunk is wrong or missing.
 func (b *bed) exchange(first, second *machine) {
 	t := b.t
 	both := func(script string) {

@@ -14,9 +14,11 @@ import (
 	"github.com/fared/fared/internal/testkit/netnstest"
 )
 
-// TestMixedPlanes has a fabric of two servers and two planes: leaf "memory" joins the servers by nupanet cables of 200 Gbit/s, leaf "ethernet" by veth pairs of 100 Gbit/s. UDP packets with
-// many ports go from one server to the other by the weights that fared has given the kernel: two thirds through memory. When the memory cable behind the leaf is lost, all go by
-// Ethernet; when it returns, two thirds again. The kernel counts the packets at the far server's devices.
+// TestMixedPlanes has a fabric of two servers and two planes: leaf "memory" joins the servers by nupanet cables of 200
+// Gbit/s, leaf "ethernet" by veth pairs of 100 Gbit/s. UDP packets with many ports go from one server to the other by
+// the weights that fared has given the kernel: two thirds through memory. When the memory cable behind the leaf is
+// lost, all go by Ethernet; when it returns, two thirds again. The kernel counts the packets at the far server's
+// devices.
 func TestMixedPlanes(t *testing.T) {
 	gate.Slow(t, gate.Labs, "a fabric with a plane of memory")
 	netnstest.Require(t, "sysctl")

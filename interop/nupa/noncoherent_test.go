@@ -12,8 +12,9 @@ import (
 	"github.com/fared/fared/internal/testkit/netnstest"
 )
 
-// TestNonCoherentProcesses joins two namespaces by two processes of fared nupanet --non-coherent. A TCP connection carries numbered chunks both ways while each process is killed
-// at a random point and returns; then RoCEv2, SUPERp and TCP queue pairs send verified messages through the cable.
+// TestNonCoherentProcesses joins two namespaces by two processes of fared nupanet --non-coherent. A TCP connection
+// carries numbered chunks both ways while each process is killed at a random point and returns; then RoCEv2, SUPERp and
+// TCP queue pairs send verified messages through the cable.
 func TestNonCoherentProcesses(t *testing.T) {
 	gate.Slow(t, gate.Labs, "killed ends of a cable without coherence")
 	netnstest.Require(t)
@@ -92,8 +93,9 @@ func TestNonCoherentProcesses(t *testing.T) {
 	}
 }
 
-// TestTwoMachinesNonCoherent boots two virtual machines with a cable through an ivshmem device that flushes their caches. RoCEv2 queue pairs exchange verified traffic over the cable, and a TCP
-// connection carries chunks both ways all the time: the second machine loses its power and boots once more, then its processes are killed.
+// TestTwoMachinesNonCoherent boots two virtual machines with a cable through an ivshmem device that flushes their
+// caches. RoCEv2 queue pairs exchange verified traffic over the cable, and a TCP connection carries chunks both ways
+// all the time: the second machine loses its power and boots once more, then its processes are killed.
 func TestTwoMachinesNonCoherent(t *testing.T) {
 	gate.Slow(t, gate.VM, "boots two virtual machines")
 	b := newBed(t)

@@ -11,7 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// partKey is set in the processes of the test's binary that run in the machines: serve is the end of a TCP transfer at the second machine, fetch at the first one, and both count.
+// partKey is set in the processes of the test's binary that run in the machines: serve is the end of a TCP transfer at
+// the second machine, fetch at the first one, and both count.
 const partKey = "FARED_NUPA_PART"
 
 // run runs such a process: an end of a transfer until it is killed.

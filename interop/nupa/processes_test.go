@@ -15,9 +15,9 @@ import (
 	"github.com/fared/fared/internal/testkit/netnstest"
 )
 
-// TestTwoProcesses runs traffic nodes that share an ordinary file as if they were on two machines: each has the boot id of another kernel, so
-// that its file locks do not meet those of its peer. One is killed at random points of traffic and returns, by the same or another boot; all
-// bytes of new traffic are right.
+// TestTwoProcesses runs traffic nodes that share an ordinary file as if they were on two machines: each has the boot id
+// of another kernel, so that its file locks do not meet those of its peer. One is killed at random points of traffic
+// and returns, by the same or another boot; all bytes of new traffic are right.
 func TestTwoProcesses(t *testing.T) {
 	gate.Slow(t, gate.Labs, "traffic over killed processes")
 	if os.Getuid() != 0 {

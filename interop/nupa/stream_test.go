@@ -22,11 +22,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A stream is an endless transfer of numbered chunks in each direction of a TCP connection. The first end connects and resumes both directions behind the last
-// chunk that has been verified, whatever happens to the other end.
+// A stream is an endless transfer of numbered chunks in each direction of a TCP connection. The first end connects and
+// resumes both directions behind the last chunk that has been verified, whatever happens to the other end.
 const (
 	chunkSize = 64 << 10
-	// chunkPause is the time between two chunks of a direction, so that the stream leaves processor time for the other traffic.
+	// chunkPause is the time between two chunks of a direction, so that the stream leaves processor time for the other
+	// traffic.
 	chunkPause = 20 * time.Millisecond
 	// chunksAhead is the greatest number of chunks that the first end sends before they are acknowledged.
 	chunksAhead = 8
@@ -70,7 +71,8 @@ func writeChunk(w io.Writer, kind byte, number uint64) error {
 	return err
 }
 
-// readChunk reads a chunk, whose number must be the given one, and reports whether it is right: the bytes have the sum that came with them, and are those of the number.
+// readChunk reads a chunk, whose number must be the given one, and reports whether it is right: the bytes have the sum
+// that came with them, and are those of the number.
 func readChunk(r io.Reader, kind byte, number uint64) (right bool, err error) {
 	b := make([]byte, 8+chunkSize+sha256.Size)
 	if _, err := io.ReadFull(r, b); err != nil {

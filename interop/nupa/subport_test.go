@@ -15,8 +15,9 @@ import (
 	"github.com/fared/fared/internal/testkit/netnstest"
 )
 
-// TestSubPort makes a plane whose sub-port is a nupanet device: a server and its leaf, in two namespaces, have a BGP session through shared
-// memory. When the leaf's end is killed the server's sub-port loses its carrier, and with it the session; both return.
+// TestSubPort makes a plane whose sub-port is a nupanet device: a server and its leaf, in two namespaces, have a BGP
+// session through shared memory. When the leaf's end is killed the server's sub-port loses its carrier, and with it the
+// session; both return.
 func TestSubPort(t *testing.T) {
 	gate.Needed(t, "a BGP session over shared memory ends and returns with its carrier")
 	for _, flag := range []string{"--nupa-shared", "--non-coherent"} {

@@ -12,9 +12,9 @@ import (
 	"github.com/fared/fared/wecmp"
 )
 
-// BenchmarkPacket compares the sender's cost of a packet toward a steered destination with its cost over a plain route, in
-// one run: trials of both alternate, and the ratio is that of each pair. The sockets are not connected, so every packet
-// needs a route lookup; the payload is 1 KiB.
+// BenchmarkPacket compares the sender's cost of a packet toward a steered destination with its cost over a plain route,
+// in one run: trials of both alternate, and the ratio is that of each pair. The sockets are not connected, so every
+// packet needs a route lookup; the payload is 1 KiB.
 func BenchmarkPacket(b *testing.B) {
 	for _, driver := range drivers {
 		for _, f := range families[:2] {

@@ -13,9 +13,9 @@ import (
 	"github.com/fared/fared/wecmp"
 )
 
-// TestForeignObjectsStay checks that routes, rules, nexthops, groups, queueing disciplines and filters of other programs
-// stay unchanged: while the agent runs, after it is killed, and after its objects are removed. Finally none of its objects
-// may be left.
+// TestForeignObjectsStay checks that routes, rules, nexthops, groups, queueing disciplines and filters of other
+// programs stay unchanged: while the agent runs, after it is killed, and after its objects are removed. Finally none of
+// its objects may be left.
 func TestForeignObjectsStay(t *testing.T) {
 	gate.Slow(t, gate.Packets, "for each driver and family; dataplane/linux.TestForeignIsLeftAlone judges one")
 	each(t, func(t *testing.T, driver string, f family) {

@@ -94,10 +94,11 @@ func (b *bed) settled(before arrivals, sent uint64) arrivals {
 	return b.settledAfter(before, sent, 0)
 }
 
-// settledAfter is settled after a number of weight changes during the traffic. With IPv6 routes to nexthop groups, when the
-// kernel replaces a group, it discards packets whose routing is in progress: it releases the routes that its CPUs have
-// cached for all members of the old group (net/ipv4/nexthop.c, nh_rt_cache_flush). That affects at most one packet per CPU
-// and change. A busy machine discards packets before they reach a leaf, and counts them (backlogDrops). No other loss is accepted.
+// settledAfter is settled after a number of weight changes during the traffic. With IPv6 routes to nexthop groups, when
+// the kernel replaces a group, it discards packets whose routing is in progress: it releases the routes that its CPUs
+// have cached for all members of the old group (net/ipv4/nexthop.c, nh_rt_cache_flush). That affects at most one packet
+// per CPU and change. A busy machine discards packets before they reach a leaf, and counts them (backlogDrops). No
+// other loss is accepted.
 func (b *bed) settledAfter(before arrivals, sent uint64, changes int) arrivals {
 	b.t.Helper()
 	slack := backlogDrops(b.t) - b.drops
@@ -126,8 +127,9 @@ func (b *bed) settledAfter(before arrivals, sent uint64, changes int) arrivals {
 	return a
 }
 
-// backlogDrops returns the number of packets that the kernel has dropped on the way from one device to the next, because the processor's queue was full
-// (net.core.netdev_max_backlog). It is that of the whole machine: the second column of /proc/net/softnet_stat.
+// backlogDrops returns the number of packets that the kernel has dropped on the way from one device to the next,
+// because the processor's queue was full (net.core.netdev_max_backlog). It is that of the whole machine: the second
+// column of /proc/net/softnet_stat.
 func backlogDrops(t testing.TB) (n uint64) {
 	t.Helper()
 	text, err := os.ReadFile("/proc/net/softnet_stat")
@@ -162,12 +164,14 @@ func strays(a arrivals, ports []uint16, places []wecmp.Place, only func(slot int
 
 func all(int) bool { return true }
 
-// draftWeights lists the draft's weights in order: healthy, half a Y-cable failed at the receiver, a plane failed, and back.
+// draftWeights lists the draft's weights in order: healthy, half a Y-cable failed at the receiver, a plane failed, and
+// back.
 var draftWeights = [][]uint64{{2, 2, 2, 2}, {2, 2, 1, 2}, {1, 1, 0, 1}, {2, 2, 2, 2}}
 
-// TestSlotsLand stripes a million packets (over IPv6, and in the gate, a tenth) over 64 slots by share and checks that each leaf port
-// receives exactly the packets sent for its slots, and no other packet arrives anywhere. While the weights change, the
-// slots of planes that keep their weight continue to send, and none of their packets moves either (F4).
+// TestSlotsLand stripes a million packets (over IPv6, and in the gate, a tenth) over 64 slots by share and checks that
+// each leaf port receives exactly the packets sent for its slots, and no other packet arrives anywhere. While the
+// weights change, the slots of planes that keep their weight continue to send, and none of their packets moves either
+// (F4).
 func TestSlotsLand(t *testing.T) {
 	gate.Needed(t, "each packet of a slot arrives at its sub-port, over changes of weights, through the agent")
 	each(t, func(t *testing.T, driver string, f family) {
@@ -233,8 +237,8 @@ func TestSlotsLand(t *testing.T) {
 }
 
 // TestStorm changes weights as fast as they can be programmed, hundreds of times, and sets sub-ports down and up in
-// between. The slots of the planes whose weight only shrinks and grows send all the time: none of their packets may be lost
-// or arrive elsewhere.
+// between. The slots of the planes whose weight only shrinks and grows send all the time: none of their packets may be
+// lost or arrive elsewhere.
 func TestStorm(t *testing.T) {
 	gate.Slow(t, gate.Packets, "300 changes of weights under traffic, for each driver and family")
 	each(t, func(t *testing.T, driver string, f family) {
@@ -325,8 +329,8 @@ func TestCableCut(t *testing.T) {
 		if n, where := strays(got, ports, places, all); n > 0 {
 			t.Errorf("%d strays of %d packets, the last: %s", n, sentBy(others), where)
 		}
-		// Everything is as at the start, also for the failed plane. The kernel needs a moment after the carrier returns;
-		// packets are counted only after that.
+		// Everything is as at the start, also for the failed plane. The kernel needs a moment after the carrier
+		// returns; packets are counted only after that.
 		b.Resolve()
 		netnstest.Eventually(t, time.Minute, func() error {
 			before := b.arrivals()
@@ -345,8 +349,8 @@ func TestCableCut(t *testing.T) {
 	})
 }
 
-// TestSubPortDown lets the control plane set down a sub-port that has a carrier (a failed session, a drain). Once that is
-// in effect, no packet leaves through it, and the packets of other sub-ports do not move.
+// TestSubPortDown lets the control plane set down a sub-port that has a carrier (a failed session, a drain). Once that
+// is in effect, no packet leaves through it, and the packets of other sub-ports do not move.
 func TestSubPortDown(t *testing.T) {
 	gate.Slow(t, gate.Packets, "a sub-port that is set down under traffic, for each driver and family")
 	each(t, func(t *testing.T, driver string, f family) {

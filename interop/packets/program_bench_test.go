@@ -10,8 +10,8 @@ import (
 	"github.com/fared/fared/wecmp"
 )
 
-// BenchmarkProgram programs destinations from an empty state through the agent's socket, from the first operation until all
-// are in effect. Operations are combined into requests like in the control plane's client.
+// BenchmarkProgram programs destinations from an empty state through the agent's socket, from the first operation until
+// all are in effect. Operations are combined into requests like in the control plane's client.
 func BenchmarkProgram(b *testing.B) {
 	const gather = 64
 	for _, driver := range drivers {

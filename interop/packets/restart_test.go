@@ -14,8 +14,8 @@ import (
 	"github.com/fared/fared/wecmp"
 )
 
-// TestAgentKilled repeatedly kills the agent under full traffic and restarts it. The control plane's stream breaks with it
-// and reconnects, or breaks alone. Every packet must arrive at its slot's sub-port, and the agent must know its
+// TestAgentKilled repeatedly kills the agent under full traffic and restarts it. The control plane's stream breaks with
+// it and reconnects, or breaks alone. Every packet must arrive at its slot's sub-port, and the agent must know its
 // acknowledged state.
 func TestAgentKilled(t *testing.T) {
 	gate.Slow(t, gate.Packets, "four kills under traffic, for each driver and family")
@@ -55,8 +55,9 @@ func TestAgentKilled(t *testing.T) {
 	})
 }
 
-// TestJournalLost kills the agent and removes or corrupts its journal before the restart. With bpf it must recover from its
-// maps: it has its acknowledged state after the control plane's Hello, and every packet arrives at its slot's sub-port.
+// TestJournalLost kills the agent and removes or corrupts its journal before the restart. With bpf it must recover from
+// its maps: it has its acknowledged state after the control plane's Hello, and every packet arrives at its slot's
+// sub-port.
 func TestJournalLost(t *testing.T) {
 	gate.Slow(t, gate.Packets, "two lost journals under traffic, for each family")
 	for _, f := range families {

@@ -16,9 +16,9 @@ import (
 // superp is the UDP destination port of the second service.
 const superp = 4444
 
-// TestTwoServicesLand sends packets of two services, RoCEv2's and SUPERp's UDP ports, over the same slots at once, each from its source ports. Every packet of both
-// arrives at its slot's sub-port, before and after a change of weights. With driver linux the second service then uses the first one's ports, and its packets arrive
-// elsewhere.
+// TestTwoServicesLand sends packets of two services, RoCEv2's and SUPERp's UDP ports, over the same slots at once, each
+// from its source ports. Every packet of both arrives at its slot's sub-port, before and after a change of weights.
+// With driver linux the second service then uses the first one's ports, and its packets arrive elsewhere.
 func TestTwoServicesLand(t *testing.T) {
 	gate.Slow(t, gate.Packets, "packets of two services, with each driver")
 	for _, driver := range drivers {
@@ -48,7 +48,8 @@ func TestTwoServicesLand(t *testing.T) {
 			if placement.Missed != 0 {
 				t.Fatalf("%d slots have no source port that lands", placement.Missed)
 			}
-			// exchange sends n packets a slot of both services, and returns those that arrived elsewhere than at their slots' sub-ports.
+			// exchange sends n packets a slot of both services, and returns those that arrived elsewhere than at their
+			// slots' sub-ports.
 			exchange := func(ports2 []uint16, n int) (strays1, strays2 uint64) {
 				first, beforeSecond := b.arrivals(), second()
 				flows, flows2 := b.flows(t, dst, ports), b.flowsToward(t, dst, superp, ports2)

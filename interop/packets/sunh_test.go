@@ -22,8 +22,9 @@ import (
 	"github.com/fared/fared/wecmp"
 )
 
-// TestSUNHTransportIsSteered sends by the SUPERp transport in SUNH frames over the agent's device. Driver bpf steers each frame by its flow label to the
-// sub-port of its slot: the bytes that the kernel counts at the far ends are in proportion to the weights. The far end answers by the devices of its slots.
+// TestSUNHTransportIsSteered sends by the SUPERp transport in SUNH frames over the agent's device. Driver bpf steers
+// each frame by its flow label to the sub-port of its slot: the bytes that the kernel counts at the far ends are in
+// proportion to the weights. The far end answers by the devices of its slots.
 func TestSUNHTransportIsSteered(t *testing.T) {
 	gate.Slow(t, gate.Packets, "verified data of a transport over eight cables")
 	b := newServer(t, "bpf", families[0])
@@ -102,8 +103,9 @@ func TestSUNHTransportIsSteered(t *testing.T) {
 	t.Logf("%d bytes of payload in %.0f bytes of frames", len(local), total)
 }
 
-// TestTrafficOverSUNH runs traffic nodes with SUNH in two namespaces with two cables: every byte is verified, and at the far end the kernel counts the planes' bytes in
-// proportion to the slots. The next hops are the peers themselves over IPv4, and the link-local addresses of their ports over IPv6.
+// TestTrafficOverSUNH runs traffic nodes with SUNH in two namespaces with two cables: every byte is verified, and at
+// the far end the kernel counts the planes' bytes in proportion to the slots. The next hops are the peers themselves
+// over IPv4, and the link-local addresses of their ports over IPv6.
 func TestTrafficOverSUNH(t *testing.T) {
 	gate.Slow(t, gate.Packets, "verified data of two nodes, over each family")
 	netnstest.Require(t)

@@ -29,7 +29,8 @@ const (
 	bfdFinal = 0x10
 )
 
-// bfdSession is the leaf's end of a BFD session. It never finds the server dead: only the server's detection is measured.
+// bfdSession is the leaf's end of a BFD session. It never finds the server dead: only the server's detection is
+// measured.
 type bfdSession struct {
 	leaf     *leaf
 	conn     *net.UDPConn
@@ -127,7 +128,8 @@ func (s *bfdSession) run(send *net.UDPConn) {
 	}
 }
 
-// bfdUp waits until BFD is up with all leaves. The server may have ended a session without a word, and begin another one.
+// bfdUp waits until BFD is up with all leaves. The server may have ended a session without a word, and begin another
+// one.
 func (b *bed) bfdUp() error {
 	for deadline := now() + moment(time.Minute); ; time.Sleep(10 * time.Millisecond) {
 		up := 0

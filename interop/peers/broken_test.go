@@ -61,8 +61,8 @@ func (b *bed) repair(t *testing.T) {
 	b.state = [2]weights{even, even}
 }
 
-// TestJudgesNoticeAStoppedContestant measures every row of a contestant whose processes are stopped. Only rows in which the kernel does all the work may have a
-// figure.
+// TestJudgesNoticeAStoppedContestant measures every row of a contestant whose processes are stopped. Only rows in which
+// the kernel does all the work may have a figure.
 func TestJudgesNoticeAStoppedContestant(t *testing.T) {
 	gate.Slow(t, gate.Chaos, "events of which none is measured, until their limits")
 	t.Parallel()

@@ -20,8 +20,8 @@ type contestant interface {
 	inKernel() bool
 }
 
-// contestants take part unless others are chosen. GoBGP does not: gobgpd writes no routes itself, its client of zebra (gobgpd 3.10) does not
-// work with FRR 8.4, and newer versions give zebra no weights (pkg/server/zclient.go).
+// contestants take part unless others are chosen. GoBGP does not: gobgpd writes no routes itself, its client of zebra
+// (gobgpd 3.10) does not work with FRR 8.4, and newer versions give zebra no weights (pkg/server/zclient.go).
 var contestants = []contestant{frr{}, bird{}, fared{driver: "linux"}, fared{driver: "bpf"}, fared{driver: "linux", inside: true}}
 
 // output returns the first line that a program prints.
@@ -34,7 +34,8 @@ func output(name string, args ...string) string {
 	return strings.TrimSpace(line)
 }
 
-// bird is BIRD 2: its filter gives a route the weight of its community, and the kernel protocol merges the routes of the planes.
+// bird is BIRD 2: its filter gives a route the weight of its community, and the kernel protocol merges the routes of
+// the planes.
 type bird struct{}
 
 func (bird) name() string    { return "bird" }

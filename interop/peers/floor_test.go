@@ -10,7 +10,8 @@ import (
 	"github.com/fared/fared/internal/testkit/gate"
 )
 
-// floor is testdata/floor, the least that a router in Go can do for one destination, with a kind of kernel object: "route" or "group".
+// floor is testdata/floor, the least that a router in Go can do for one destination, with a kind of kernel object:
+// "route" or "group".
 type floor struct{ object string }
 
 func (f floor) name() string  { return "floor-" + f.object }

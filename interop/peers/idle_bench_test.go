@@ -8,10 +8,11 @@ import (
 	"time"
 )
 
-// BenchmarkIdleToInEffect measures the time from a leaf's write of an UPDATE until the kernel's notification of the new weights of the only
-// destination, and until packets follow them; of BIRD, of the least that a program in Go can do with a route and with a group, and of fared with both
-// drivers in two processes and in one, in turn. All processes are idle for 300 ms before an event, so their code and data have left the caches. Aim:
-// 200 µs at the median; docs/benchmarks.md has the figures.
+// BenchmarkIdleToInEffect measures the time from a leaf's write of an UPDATE until the kernel's notification of the new
+// weights of the only destination, and until packets follow them; of BIRD, of the least that a program in Go can do
+// with a route and with a group, and of fared with both drivers in two processes and in one, in turn. All processes are
+// idle for 300 ms before an event, so their code and data have left the caches. Aim: 200 µs at the median;
+// docs/benchmarks.md has the figures.
 func BenchmarkIdleToInEffect(b *testing.B) {
 	kinds := []contestant{bird{}, floor{"route"}, floor{"group"},
 		fared{driver: "linux"}, fared{driver: "linux", inside: true}, fared{driver: "bpf"}, fared{driver: "bpf", inside: true}}

@@ -11,7 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// weights are the weights of the planes toward a destination, in any unit: ratios count. Those of places behind the last plane have no meaning. Zeros mean that the destination has no route, or drops.
+// weights are the weights of the planes toward a destination, in any unit: ratios count. Those of places behind the
+// last plane have no meaning. Zeros mean that the destination has no route, or drops.
 type weights [mostPlanes]uint32
 
 // tolerance is the accepted difference of a plane's share: FRR rounds to per cent, the linux driver to buckets.
@@ -254,7 +255,8 @@ func (j *judge) drain() error {
 	}
 }
 
-// await waits until all destinations have had the wanted weights for quiet, and returns the time at which they got them.
+// await waits until all destinations have had the wanted weights for quiet, and returns the time at which they got
+// them.
 func (j *judge) await(limit, quiet time.Duration) (moment, error) {
 	deadline := now() + moment(limit)
 	for {
@@ -272,7 +274,8 @@ func (j *judge) await(limit, quiet time.Duration) (moment, error) {
 	}
 }
 
-// readInterval is the interval at which the judge reads. The kernel stamps notifications, so that it does not affect a figure.
+// readInterval is the interval at which the judge reads. The kernel stamps notifications, so that it does not affect a
+// figure.
 const readInterval = 2 * time.Millisecond
 
 // state describes the difference between the wanted and the actual weights.

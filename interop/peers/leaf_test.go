@@ -25,11 +25,12 @@ const (
 	bgpPort       = 179
 )
 
-// planes is the number of planes, each with one leaf and one session: 3 to mostPlanes. Only TestMain changes it, by FARED_PEERS_PLANES.
+// planes is the number of planes, each with one leaf and one session: 3 to mostPlanes. Only TestMain changes it, by
+// FARED_PEERS_PLANES.
 var planes = 4
 
-// Speeds that leaves advertise, in Gbit/s. FRR 8.4 computes with 32 bits of octets a second, so that a community of 34.4 Gbit/s or more has a wrong
-// weight there.
+// Speeds that leaves advertise, in Gbit/s. FRR 8.4 computes with 32 bits of octets a second, so that a community of
+// 34.4 Gbit/s or more has a wrong weight there.
 const (
 	full = 32
 	half = 16
@@ -77,7 +78,8 @@ var (
 // routesPerUpdate fits the largest message of 4,096 octets.
 const routesPerUpdate = 800
 
-// leaf is a scripted BGP speaker at the far end of a plane. It announces every destination with a speed, and ignores what the server announces.
+// leaf is a scripted BGP speaker at the far end of a plane. It announces every destination with a speed, and ignores
+// what the server announces.
 type leaf struct {
 	plane int
 	ns    *netnstest.Namespace
@@ -93,7 +95,8 @@ type leaf struct {
 	bfd    *bfdSession // nil without BFD
 }
 
-// barrier holds back the OPEN of all leaves of a bed until each one has a connection, so that a load begins at one moment.
+// barrier holds back the OPEN of all leaves of a bed until each one has a connection, so that a load begins at one
+// moment.
 type barrier struct {
 	mu      sync.Mutex
 	armed   bool
@@ -185,7 +188,8 @@ func (l *leaf) start() error {
 	return nil
 }
 
-// kill closes the session as the kernel does for a process that ends, with a FIN, and refuses connections until start. It returns the time before the FIN.
+// kill closes the session as the kernel does for a process that ends, with a FIN, and refuses connections until start.
+// It returns the time before the FIN.
 func (l *leaf) kill() moment {
 	l.mu.Lock()
 	defer l.mu.Unlock()

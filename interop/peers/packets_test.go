@@ -31,8 +31,8 @@ func (b *bed) sample(destinations []int) []flow {
 	return some
 }
 
-// awaitPackets waits until flows follow weights, and have kept their places for some time. Few flows do not tell similar weights apart: not are places that
-// the change leaves; nil if there is no change.
+// awaitPackets waits until flows follow weights, and have kept their places for some time. Few flows do not tell
+// similar weights apart: not are places that the change leaves; nil if there is no change.
 func (b *bed) awaitPackets(destinations []int, want weights, not []int8, limit time.Duration) error {
 	const still = 200 * time.Millisecond
 	flows := b.sample(destinations)
@@ -59,8 +59,8 @@ func (b *bed) awaitPackets(destinations []int, want weights, not []int8, limit t
 	}
 }
 
-// paceOf returns how packets are sent to a number of destinations. One flow is sent in an interval, so that the interval is the resolution of a
-// figure; packets to all of many destinations take turns.
+// paceOf returns how packets are sent to a number of destinations. One flow is sent in an interval, so that the
+// interval is the resolution of a figure; packets to all of many destinations take turns.
 func paceOf(destinations int) pace {
 	if destinations == 1 {
 		return pace{1, 50 * time.Microsecond}
@@ -68,8 +68,8 @@ func paceOf(destinations int) pace {
 	return pace{25, 500 * time.Microsecond}
 }
 
-// packetEvent makes a change of the weights of destinations, and returns the milliseconds until every flow had its new place. The first event of a key
-// returns errLearned. before are the weights before the change.
+// packetEvent makes a change of the weights of destinations, and returns the milliseconds until every flow had its new
+// place. The first event of a key returns errLearned. before are the weights before the change.
 func packetEvent(b *bed, key string, destinations []int, before, want weights, change func() (moment, error)) (float64, error) {
 	x := b.traffic
 	w, known := b.watched[key]

@@ -156,7 +156,8 @@ func (r *report) file(busy bool) string {
 	return filepath.Join(r.settings.out, name)
 }
 
-// table writes the figures in Markdown. Next to those of a busy machine are those of the idle one, if there is a report of it.
+// table writes the figures in Markdown. Next to those of a busy machine are those of the idle one, if there is a report
+// of it.
 func (r *report) table() string {
 	idle := map[string]result{}
 	if r.Busy > 0 {

@@ -113,7 +113,8 @@ func (x *traffic) close() {
 	}
 }
 
-// send sends one packet of each flow, in batches of equal source ports. Packets that the kernel refuses, for the lack of a route, are lost.
+// send sends one packet of each flow, in batches of equal source ports. Packets that the kernel refuses, for the lack
+// of a route, are lost.
 func (x *traffic) send(flows []flow) {
 	for len(flows) > 0 {
 		n := 0
@@ -228,8 +229,8 @@ func (x *traffic) settled(places []int8, while time.Duration) bool {
 	return seen >= len(x.flows)
 }
 
-// settledAt returns the time from which all packets arrived at their flows' places: that of the first such packet, so that it is late by at most the
-// interval between packets.
+// settledAt returns the time from which all packets arrived at their flows' places: that of the first such packet, so
+// that it is late by at most the interval between packets.
 func (x *traffic) settledAt(sent []packet, began moment, places []int8) moment {
 	right := now()
 	for i := len(sent) - 1; i >= 0 && sent[i].at >= began && x.place(x.from+uint32(i), sent[i].at) == int(places[sent[i].flow]); i-- {
@@ -238,7 +239,8 @@ func (x *traffic) settledAt(sent []packet, began moment, places []int8) moment {
 	return right
 }
 
-// shares checks that the places of flows follow weights, as far as their number tells, and that no packet is lost, or with weights of zero every one.
+// shares checks that the places of flows follow weights, as far as their number tells, and that no packet is lost, or
+// with weights of zero every one.
 func shares(places []int8, want weights) error {
 	var count [mostPlanes]float64
 	arrived := 0
@@ -282,7 +284,8 @@ func (x *traffic) every(destinations []int) []flow {
 	return all
 }
 
-// moving returns flows whose places differ: all of one destination, or one of each destination, in a random order that is always the same.
+// moving returns flows whose places differ: all of one destination, or one of each destination, in a random order that
+// is always the same.
 func moving(flows []flow, before, after []int8) (all []flow, places []int8) {
 	destinations := map[int32]bool{}
 	for _, f := range flows {

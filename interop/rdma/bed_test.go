@@ -29,7 +29,8 @@ const (
 	roce       = 4791
 )
 
-// server is a host whose RDMA device, rdma_rxe in the initial namespace (Linux 6.12 has sockets for it only there), is below the namespace that steers.
+// server is a host whose RDMA device, rdma_rxe in the initial namespace (Linux 6.12 has sockets for it only there), is
+// below the namespace that steers.
 type server struct {
 	n        int // 1 or 2
 	loopback netip.Addr
@@ -97,7 +98,8 @@ func newBed(t testing.TB) *bed {
 	return b
 }
 
-// attach connects the RDMA device's netdev in the initial namespace with the server's namespace, which forwards its packets.
+// attach connects the RDMA device's netdev in the initial namespace with the server's namespace, which forwards its
+// packets.
 func (s *server) attach(t testing.TB) {
 	t.Helper()
 	const gateway = "169.254.1.1"
@@ -274,7 +276,8 @@ func (s *server) environment(with bool) []string {
 	return env
 }
 
-// pair runs a program on both servers, the second one first, and returns the output of the first one. Their results must be 0.
+// pair runs a program on both servers, the second one first, and returns the output of the first one. Their results
+// must be 0.
 func (b *bed) pair(with bool, during func(), second, first []string) string {
 	b.t.Helper()
 	var output [2]strings.Builder

@@ -15,7 +15,8 @@ import (
 	"github.com/fared/fared/internal/testkit/netnstest"
 )
 
-// twoPaths are two ends of rdma_rxe and two of fared_soft0, behind the same two namespaces, which forward the packets of both.
+// twoPaths are two ends of rdma_rxe and two of fared_soft0, behind the same two namespaces, which forward the packets
+// of both.
 type twoPaths struct {
 	soft [2]*netnstest.Namespace // of the ends of fared_soft0
 }
@@ -131,7 +132,8 @@ func result(t testing.TB, out string) (columns []float64) {
 	return columns
 }
 
-// BenchmarkAgainstRxe compares fared_soft0 with rdma_rxe by Debian's perftest over the same path, in turns: goodput of WRITEs of 64 KiB and latency of WRITEs of 8 bytes.
+// BenchmarkAgainstRxe compares fared_soft0 with rdma_rxe by Debian's perftest over the same path, in turns: goodput of
+// WRITEs of 64 KiB and latency of WRITEs of 8 bytes.
 func BenchmarkAgainstRxe(b *testing.B) {
 	p := newTwoPaths(b)
 	var goodput, latency [2][]float64 // of rdma_rxe and fared_soft0

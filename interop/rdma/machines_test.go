@@ -22,8 +22,9 @@ import (
 // machineKey is set in each of the two virtual machines of TestMachines, to the number of its server.
 const machineKey = "FARED_RDMA_MACHINE"
 
-// datagrams selects packets of the transport service UD, by the first three bits of the opcode in the BTH (InfiniBand specification 1.4, 9.2.1): those of rdma_cm, and those by which UCX connects its queue
-// pairs. rdma_rxe derives their source port from the number of the queue pair, whatever the flow label.
+// datagrams selects packets of the transport service UD, by the first three bits of the opcode in the BTH (InfiniBand
+// specification 1.4, 9.2.1): those of rdma_cm, and those by which UCX connects its queue pairs. rdma_rxe derives their
+// source port from the number of the queue pair, whatever the flow label.
 var datagrams = packettap.Filter{Mask: 0xe0, Value: 0x60}
 
 // leaving selects the packets of the transport service RC that leave by a plane.
@@ -32,8 +33,8 @@ var leaving = packettap.Filter{Mask: 0xe0, Value: 0, Leaving: true}
 // membarrierGlobal is MEMBARRIER_CMD_GLOBAL of linux/membarrier.h.
 const membarrierGlobal = 1
 
-// machine is a server that has its virtual machine to itself, so that rdma_cm and UCX take the other one for another host. Device eth<i> is at the other machine's eth<i>:
-// one for each plane, and one for the words of the two tests.
+// machine is a server that has its virtual machine to itself, so that rdma_cm and UCX take the other one for another
+// host. Device eth<i> is at the other machine's eth<i>: one for each plane, and one for the words of the two tests.
 type machine struct {
 	*server
 	datagrams [planes]*packettap.Tap
@@ -120,7 +121,8 @@ func (m *machine) meet(t testing.TB, place string) {
 	}
 }
 
-// arrived returns the packets of connected queue pairs that have arrived so far. All taps count the datagrams, too, which are read first, so that they are never more.
+// arrived returns the packets of connected queue pairs that have arrived so far. All taps count the datagrams, too,
+// which are read first, so that they are never more.
 func (m *machine) arrived(t testing.TB) counts {
 	t.Helper()
 	unconnected := read(t, m.datagrams)
@@ -180,7 +182,8 @@ func (x *execution) wait(t testing.TB) {
 	x.meet(t, "end of the program")
 }
 
-// play runs a program and returns the packets that have arrived here meanwhile: those of connected queue pairs, and datagrams.
+// play runs a program and returns the packets that have arrived here meanwhile: those of connected queue pairs, and
+// datagrams.
 func (m *machine) play(t testing.TB, interposed bool, words string) (connected, unconnected counts) {
 	t.Helper()
 	x := m.run(t, interposed, words)
@@ -188,15 +191,17 @@ func (m *machine) play(t testing.TB, interposed bool, words string) (connected, 
 	return m.arrived(t).since(x.arrivedBefore), read(t, m.datagrams).since(x.datagramsBefore)
 }
 
-// outage is a plane that is taken out while a program runs, and the packets that had left and arrived when its weight was 0 on both machines.
+// outage is a plane that is taken out while a program runs, and the packets that had left and arrived when its weight
+// was 0 on both machines.
 type outage struct {
 	plane         int
 	queuePairs    int // of this machine, on the plane
 	left, arrived counts
 }
 
-// takeOut takes out the plane by which most packets arrive at machine 2. With cut, machine 2's end of its cable goes down first: to the other machine nothing has happened, and
-// its packets vanish until the weights change. takeOut returns when packets have left since.
+// takeOut takes out the plane by which most packets arrive at machine 2. With cut, machine 2's end of its cable goes
+// down first: to the other machine nothing has happened, and its packets vanish until the weights change. takeOut
+// returns when packets have left since.
 func (x *execution) takeOut(t testing.TB, cut bool) *outage {
 	t.Helper()
 	const enough = 100 // packets
@@ -241,7 +246,8 @@ func (x *execution) takeOut(t testing.TB, cut bool) *outage {
 	if err := x.weigh(loopback(3-x.n), weights); err != nil {
 		t.Fatal(err)
 	}
-	// A processor may still be sending a packet by the previous weights: wait for the end of such sections of the kernel (RCU).
+	// A processor may still be sending a packet by the previous weights: wait for the end of such sections of the
+	// kernel (RCU).
 	if _, _, errno := unix.Syscall(unix.SYS_MEMBARRIER, membarrierGlobal, 0, 0); errno != 0 {
 		t.Fatalf("membarrier: %v", errno)
 	}
@@ -279,7 +285,8 @@ func (m *machine) diverted(o *outage, server int, c counts) map[int]uint64 {
 	return out
 }
 
-// strays returns the packets of a server that are not on the plane of their slot, those of the plane's slots not being on any other one.
+// strays returns the packets of a server that are not on the plane of their slot, those of the plane's slots not being
+// on any other one.
 func (m *machine) strays(o *outage, server int, c counts) (n uint64) {
 	for p, byPort := range c {
 		for port, k := range byPort {
@@ -291,7 +298,8 @@ func (m *machine) strays(o *outage, server int, c counts) (n uint64) {
 	return n
 }
 
-// judge compares the packets since an outage with the slots at that time, and the reports of the library with the queue pairs that were on the plane.
+// judge compares the packets since an outage with the slots at that time, and the reports of the library with the queue
+// pairs that were on the plane.
 func (x *execution) judge(t testing.TB, o *outage) {
 	t.Helper()
 	left, arrived := read(t, x.leaving).since(o.left), x.arrived(t).since(o.arrived)
@@ -337,9 +345,11 @@ func (m *machine) restore(t testing.TB, o *outage) {
 	}
 }
 
-// TestMachines runs UCX's benchmark and libfabric's, which need the other server to be another host, and requires that every packet of their queue pairs arrives by the
-// plane of its slot, at both servers. Without the interposer the same check must find others. Then a plane is taken out while they run: they go on to their end, no packet leaves by the
-// plane from the moment on at which the new weights are in effect, and the queue pairs that rdma_rxe does not move are reported.
+// TestMachines runs UCX's benchmark and libfabric's, which need the other server to be another host, and requires that
+// every packet of their queue pairs arrives by the plane of its slot, at both servers. Without the interposer the same
+// check must find others. Then a plane is taken out while they run: they go on to their end, no packet leaves by the
+// plane from the moment on at which the new weights are in effect, and the queue pairs that rdma_rxe does not move are
+// reported.
 func TestMachines(t *testing.T) {
 	gate.Slow(t, gate.VM, "needs rdma_rxe, in a virtual machine")
 	n := map[string]int{"1": 1, "2": 2}[os.Getenv(machineKey)]

@@ -12,8 +12,8 @@ import (
 	"github.com/fared/fared/internal/testkit/gate"
 )
 
-// strays compares the counted packets with the slots: each source port is that of a slot, and only on the slot's plane. It returns the number of source ports
-// on each plane.
+// strays compares the counted packets with the slots: each source port is that of a slot, and only on the slot's plane.
+// It returns the number of source ports on each plane.
 func (b *bed) strays(before [2]counts) (ports [2][planes]int) {
 	b.t.Helper()
 	for i, c := range b.read() {
@@ -42,7 +42,8 @@ func sum(numbers [planes]int) (n int) {
 	return n
 }
 
-// TestPrograms requires that every packet of every queue pair of Debian's programs arrives by the plane of its slot, from both servers.
+// TestPrograms requires that every packet of every queue pair of Debian's programs arrives by the plane of its slot,
+// from both servers.
 func TestPrograms(t *testing.T) {
 	gate.Slow(t, gate.VM, "needs rdma_rxe, in a virtual machine")
 	b := newBed(t)
@@ -176,7 +177,8 @@ func TestPrograms(t *testing.T) {
 	})
 }
 
-// collective returns the commands of an all-reduce by NCCL's plugin over verbs, which notices a stall after a time in milliseconds, and the folder by which its ranks find each other.
+// collective returns the commands of an all-reduce by NCCL's plugin over verbs, which notices a stall after a time in
+// milliseconds, and the folder by which its ranks find each other.
 func (b *bed) collective(t *testing.T, stall string, args ...string) (first, second []string, rendezvous string) {
 	rendezvous = t.TempDir()
 	command := func(i int) []string {
@@ -188,7 +190,8 @@ func (b *bed) collective(t *testing.T, stall string, args ...string) (first, sec
 	return command(0), command(1), rendezvous
 }
 
-// poll calls check until it returns nil, for three minutes, and reports its last error. The programs then still run to their end.
+// poll calls check until it returns nil, for three minutes, and reports its last error. The programs then still run to
+// their end.
 func (b *bed) poll(check func() error) {
 	b.t.Helper()
 	err := check()
@@ -200,7 +203,8 @@ func (b *bed) poll(check func() error) {
 	}
 }
 
-// fail takes a plane out while queue pairs send, and requires that the packets of its slots then arrive on other planes, and all others as before.
+// fail takes a plane out while queue pairs send, and requires that the packets of its slots then arrive on other
+// planes, and all others as before.
 func (b *bed) fail(start [2]counts, failed int) {
 	b.t.Helper()
 	b.poll(func() error {
@@ -241,7 +245,8 @@ func (b *bed) fail(start [2]counts, failed int) {
 	})
 }
 
-// followed reports whether statistics of the library have n queue pairs that moved, or that rdma_rxe did not move, and no other failure.
+// followed reports whether statistics of the library have n queue pairs that moved, or that rdma_rxe did not move, and
+// no other failure.
 func followed(stats string, n int) bool {
 	var moved, unsupported int
 	_, rest, _ := strings.Cut(stats, "\nmoved ")

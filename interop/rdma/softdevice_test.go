@@ -64,8 +64,9 @@ func (b *pairBed) command(soft, six bool, words string) []string {
 	if strings.HasPrefix(words, "ucx_") {
 		environment = append(environment, "UCX_TLS=rc_v,ud_v", "UCX_NET_DEVICES="+device+":1", "UCX_IB_GID_INDEX="+gid)
 		if !soft && !six {
-			// UCX 1.13 reads the IP version of a datagram from the service level of its completion, as mlx5's driver reports it. rdma_rxe has 0 there, and UCX drops the
-			// datagram because it looks for an IPv6 destination in the IPv4 header.
+			// UCX 1.13 reads the IP version of a datagram from the service level of its completion, as mlx5's driver
+			// reports it. rdma_rxe has 0 there, and UCX drops the datagram because it looks for an IPv6 destination in
+			// the IPv4 header.
 			environment = append(environment, "UCX_UD_ETH_DGID_CHECK=n")
 		}
 	}
@@ -133,7 +134,8 @@ func (b *pairBed) play(t testing.TB, softListens, six bool, server, client strin
 	return fmt.Errorf("%s: %w\n%s: %w\n%s", server, errs[0], client, errs[1], all)
 }
 
-// TestSoftDevice runs Debian's programs between fared_soft0 and rdma_rxe, with each of them as the server, and checks every packet of both against the specification.
+// TestSoftDevice runs Debian's programs between fared_soft0 and rdma_rxe, with each of them as the server, and checks
+// every packet of both against the specification.
 func TestSoftDevice(t *testing.T) {
 	gate.Slow(t, gate.VM, "needs rdma_rxe, in a virtual machine")
 	b := newPairBed(t)
@@ -177,7 +179,8 @@ func TestSoftDevice(t *testing.T) {
 	}
 }
 
-// TestSoftDeviceConnectionManager connects by rdma_cm from an address of fared_soft0 where the kernel has a device with another one: the kernel refuses it.
+// TestSoftDeviceConnectionManager connects by rdma_cm from an address of fared_soft0 where the kernel has a device with
+// another one: the kernel refuses it.
 func TestSoftDeviceConnectionManager(t *testing.T) {
 	gate.Slow(t, gate.VM, "needs rdma_rxe, in a virtual machine")
 	b := newPairBed(t)

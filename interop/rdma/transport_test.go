@@ -18,8 +18,9 @@ import (
 	rocev2 "github.com/fared/fared/transport/roce"
 )
 
-// TestReadsFromRxe reads from rdma_rxe by transport/roce over a cable that drops packets in both directions, and changes a word by atomics in between. The window shrinks, so that
-// READs are requested in parts: the data is right, each atomic is executed once, and rdma_rxe finds nothing to refuse, with any limit of outstanding requests.
+// TestReadsFromRxe reads from rdma_rxe by transport/roce over a cable that drops packets in both directions, and
+// changes a word by atomics in between. The window shrinks, so that READs are requested in parts: the data is right,
+// each atomic is executed once, and rdma_rxe finds nothing to refuse, with any limit of outstanding requests.
 func TestReadsFromRxe(t *testing.T) {
 	gate.Slow(t, gate.VM, "needs rdma_rxe, in a virtual machine")
 	netnstest.Require(t, "tc")

@@ -38,7 +38,8 @@ const (
 	incastAhead   = 64 // messages that a sender has posted
 )
 
-// fan is namespaces of senders and one of a receiver, with a bridge between them. The link to the receiver is shaped, and its queue is finite.
+// fan is namespaces of senders and one of a receiver, with a bridge between them. The link to the receiver is shaped,
+// and its queue is finite.
 type fan struct {
 	hub, receiver *netnstest.Namespace
 	senders       []*netnstest.Namespace
@@ -47,8 +48,8 @@ type fan struct {
 
 func fanAddress(i int) netip.Addr { return netip.AddrFrom4([4]byte{10, 2, 0, byte(1 + i)}) }
 
-// newFan makes a fan. Packets are those of the link's MTU, not longer ones that a device would cut, so that the kernel counts packets. If mark
-// is set, packets that find more than incastMark bytes in the queue are marked.
+// newFan makes a fan. Packets are those of the link's MTU, not longer ones that a device would cut, so that the kernel
+// counts packets. If mark is set, packets that find more than incastMark bytes in the queue are marked.
 func newFan(t testing.TB, mark bool) *fan {
 	t.Helper()
 	f := &fan{hub: netnstest.New(t), receiver: netnstest.New(t)}
@@ -82,8 +83,8 @@ func newFan(t testing.TB, mark bool) *fan {
 	return f
 }
 
-// mark attaches a program to the shaped device that marks packets as a queue of the same rate would. A kernel of a small machine has no queue
-// that marks.
+// mark attaches a program to the shaped device that marks packets as a queue of the same rate would. A kernel of a
+// small machine has no queue that marks.
 func (f *fan) mark(t testing.TB) {
 	t.Helper()
 	const (
@@ -162,8 +163,9 @@ func (o outcome) String() string {
 	return fmt.Sprintf("%.1f Mbit/s, %.2f %% dropped, %.2f %% marked", o.goodput, o.dropped, o.marked)
 }
 
-// measure returns the outcome of senders that count the bytes that have arrived. Packets count from the beginning, in which all start at once; bytes count after
-// a while, because those of incomplete messages are not known to have arrived.
+// measure returns the outcome of senders that count the bytes that have arrived. Packets count from the beginning, in
+// which all start at once; bytes count after a while, because those of incomplete messages are not known to have
+// arrived.
 func (f *fan) measure(t testing.TB, length time.Duration, arrived *atomic.Int64) outcome {
 	before := f.passed(t)
 	time.Sleep(length / 4)
@@ -297,8 +299,9 @@ func incastTransports() map[string]func() rdma.Transport {
 	}
 }
 
-// BenchmarkIncast measures eight senders to one receiver behind a link of 200 Mbit/s with a queue of 128 KiB: one that drops, and one that also marks above
-// a half. The kernel's TCP runs in turn with the transports, and the kernel counts dropped packets. Use -benchtime 5x.
+// BenchmarkIncast measures eight senders to one receiver behind a link of 200 Mbit/s with a queue of 128 KiB: one that
+// drops, and one that also marks above a half. The kernel's TCP runs in turn with the transports, and the kernel counts
+// dropped packets. Use -benchtime 5x.
 func BenchmarkIncast(b *testing.B) { benchmarkIncast(b, rdma.Write) }
 
 // BenchmarkReadIncast is BenchmarkIncast with a receiver that reads from the eight others.
@@ -343,8 +346,9 @@ func benchmarkIncast(b *testing.B, opcode rdma.Opcode) {
 	}
 }
 
-// TestIncast checks on the kernel's counters that senders that together overload a link do not have it drop many packets, whether they write to the receiver or the receiver
-// reads from them. The bound is loose, for busy machines: without congestion control a third and more are dropped.
+// TestIncast checks on the kernel's counters that senders that together overload a link do not have it drop many
+// packets, whether they write to the receiver or the receiver reads from them. The bound is loose, for busy machines:
+// without congestion control a third and more are dropped.
 func TestIncast(t *testing.T) {
 	gate.Slow(t, gate.Models, "sends for a second with each transport")
 	netnstest.Require(t, "tc", "sysctl")

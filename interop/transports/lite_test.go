@@ -17,8 +17,9 @@ import (
 	"github.com/fared/fared/transport/superp/endpoint"
 )
 
-// TestLiteEndpoints connects two endpoints with agents by SUPERp-lite over a cable, twice. Each has 128 operations of 60 KB at any time, WRITEs and READs, twice what a socket holds: the
-// window lets as many out as the sockets hold, and nothing is lost. Then the cable fails: the timer of the transactions ends the connection, which is reported.
+// TestLiteEndpoints connects two endpoints with agents by SUPERp-lite over a cable, twice. Each has 128 operations of
+// 60 KB at any time, WRITEs and READs, twice what a socket holds: the window lets as many out as the sockets hold, and
+// nothing is lost. Then the cable fails: the timer of the transactions ends the connection, which is reported.
 func TestLiteEndpoints(t *testing.T) {
 	gate.Slow(t, gate.Models, "waits for the time limit of a transaction")
 	netnstest.Require(t)

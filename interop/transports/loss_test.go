@@ -18,8 +18,8 @@ import (
 	"github.com/fared/fared/transport/tcpqp"
 )
 
-// TestTCPUnderLoss checks that the kernel's TCP recovers from the faults of a bad cable, in both directions, while channels move between
-// ports: every operation is executed once, and memory equals the model's.
+// TestTCPUnderLoss checks that the kernel's TCP recovers from the faults of a bad cable, in both directions, while
+// channels move between ports: every operation is executed once, and memory equals the model's.
 func TestTCPUnderLoss(t *testing.T) {
 	gate.WithoutRaceDetector(t, "has millions of packets")
 	netnstest.Require(t, "tc", "nstat")
@@ -64,7 +64,8 @@ func TestTCPUnderLoss(t *testing.T) {
 	}
 }
 
-// bad is the faults of a cable, as probabilities per packet: late packets make a detour through a queue, and later ones overtake them.
+// bad is the faults of a cable, as probabilities per packet: late packets make a detour through a queue, and later ones
+// overtake them.
 type bad struct{ loss, duplicate, late float64 }
 
 // newBadCable returns a cable with such faults in both directions. Kernels of small machines lack netem, but have TCX.

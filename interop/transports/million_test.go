@@ -14,8 +14,8 @@ import (
 	"github.com/fared/fared/transport/tcpqp"
 )
 
-// TestMillion compares the transports without datagrams with the model, in real time, while slots are parked, lent and returned
-// (rdmatest.Sets does so in virtual time for RoCEv2 and SUPERp).
+// TestMillion compares the transports without datagrams with the model, in real time, while slots are parked, lent and
+// returned (rdmatest.Sets does so in virtual time for RoCEv2 and SUPERp).
 func TestMillion(t *testing.T) {
 	gate.WithoutRaceDetector(t, "has millions of packets")
 	for name, construct := range map[string]func(file string) rdma.Transport{

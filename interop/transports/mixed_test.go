@@ -17,9 +17,9 @@ import (
 	"github.com/fared/fared/wecmp"
 )
 
-// TestMixedFabric runs a set over two Ethernet planes and one of shared memory through the loss of every Ethernet plane, then of the shared
-// memory, and their return, under load: each addition is executed once, and no error occurs. Datagrams are tunneled meanwhile; outstanding
-// operations of TCP wait for a cable.
+// TestMixedFabric runs a set over two Ethernet planes and one of shared memory through the loss of every Ethernet
+// plane, then of the shared memory, and their return, under load: each addition is executed once, and no error occurs.
+// Datagrams are tunneled meanwhile; outstanding operations of TCP wait for a cable.
 func TestMixedFabric(t *testing.T) {
 	gate.Slow(t, gate.Models, "three transports and two orderings")
 	netnstest.Require(t)

@@ -16,9 +16,10 @@ import (
 	"github.com/fared/fared/internal/testkit/netnstest"
 )
 
-// BenchmarkNodes runs `fared traffic node` with its defaults in two processes over a cable, every byte verified, and iperf3 with equal blocks in the same round, over an MTU of
-// 1500 and of 9000. It reports medians of b.N rounds: Gbit/s, the ratio to iperf3's TCP, and the latency of WRITEs of 8 bytes one after the other, from before PostSend to the receiver's
-// announcement. Use -benchtime 5x.
+// BenchmarkNodes runs `fared traffic node` with its defaults in two processes over a cable, every byte verified, and
+// iperf3 with equal blocks in the same round, over an MTU of 1500 and of 9000. It reports medians of b.N rounds:
+// Gbit/s, the ratio to iperf3's TCP, and the latency of WRITEs of 8 bytes one after the other, from before PostSend to
+// the receiver's announcement. Use -benchtime 5x.
 func BenchmarkNodes(b *testing.B) {
 	netnstest.Require(b, "iperf3", "ss")
 	fared := binary.Lab(b)

@@ -23,8 +23,8 @@ import (
 	"github.com/fared/fared/wecmp"
 )
 
-// optionPair returns two connected sets with one slot, whose TCP segments have the framing option, and a capture from before their
-// connection.
+// optionPair returns two connected sets with one slot, whose TCP segments have the framing option, and a capture from
+// before their connection.
 func optionPair(t *testing.T, c cable, kernelTimestamps string) (*pair, *segmentCapture) {
 	t.Helper()
 	for _, n := range []*netnstest.Namespace{c.a, c.b} {
@@ -57,9 +57,9 @@ func completed(t *testing.T, cq *rdma.CQ) rdma.Completion {
 	return c[0]
 }
 
-// TestOptionByAnotherDecoder checks the framing option of all segments between two sets with a decoder that shares no code with
-// transport/tcpqp: version, opcodes, message numbers, offsets, immediate data, the agreement by rtr and rtr_ack, and the ICRC of every
-// segment. Both ends send requests, of every kind and of one to many segments.
+// TestOptionByAnotherDecoder checks the framing option of all segments between two sets with a decoder that shares no
+// code with transport/tcpqp: version, opcodes, message numbers, offsets, immediate data, the agreement by rtr and
+// rtr_ack, and the ICRC of every segment. Both ends send requests, of every kind and of one to many segments.
 func TestOptionByAnotherDecoder(t *testing.T) {
 	netnstest.Require(t)
 	for _, test := range []struct{ kernel, family string }{{"0", "IPv4"}, {"1", "IPv4"}, {"0", "IPv6"}, {"1", "IPv6"}} {
@@ -185,8 +185,8 @@ func TestOptionByAnotherDecoder(t *testing.T) {
 	}
 }
 
-// TestReadyFlagsSurviveLoss loses segments that carry rtr and rtr_ack, in both directions. The flags repeat until they are acknowledged, no
-// message with data has the option before the peer's rtr, and both flags end.
+// TestReadyFlagsSurviveLoss loses segments that carry rtr and rtr_ack, in both directions. The flags repeat until they
+// are acknowledged, no message with data has the option before the peer's rtr, and both flags end.
 func TestReadyFlagsSurviveLoss(t *testing.T) {
 	netnstest.Require(t)
 	for family, ends := range families {
@@ -195,8 +195,8 @@ func TestReadyFlagsSurviveLoss(t *testing.T) {
 }
 
 func readyFlagsSurviveLoss(t *testing.T, c cable) {
-	// Bit n: lose the n-th segment with the option. The first of b is its ACCEPT with rtr; the third is an answer with rtr_ack. The first two
-	// of a are the first request and its retransmission.
+	// Bit n: lose the n-th segment with the option. The first of b is its ACCEPT with rtr; the third is an answer with
+	// rtr_ack. The first two of a are the first request and its retransmission.
 	losses := [2]*loss{c.loseOptions(t, c.a, 0, numbered(0b11)), c.loseOptions(t, c.b, 0, numbered(0b101))}
 	p, capture := optionPair(t, c, "0")
 	for i := range 10 {
@@ -235,9 +235,9 @@ func readyFlagsSurviveLoss(t *testing.T, c cable) {
 	}
 }
 
-// TestOptionNextToSACK checks that the option has room next to SACK blocks, as far as documented: next to one with the kernel's timestamps, and
-// next to two without them, where it has timestamps next to one alone. While segments of a WRITE are missing, its target answers a READ, so
-// that its data has one block for each part of the WRITE behind a gap.
+// TestOptionNextToSACK checks that the option has room next to SACK blocks, as far as documented: next to one with the
+// kernel's timestamps, and next to two without them, where it has timestamps next to one alone. While segments of a
+// WRITE are missing, its target answers a READ, so that its data has one block for each part of the WRITE behind a gap.
 func TestOptionNextToSACK(t *testing.T) {
 	netnstest.Require(t, "tc")
 	for _, test := range []struct {
@@ -263,7 +263,8 @@ func TestOptionNextToSACK(t *testing.T) {
 				}
 			}
 			received := func() uint64 { return p.devices[0].Counters()["tcp"]["options_received"] }
-			// On a busy machine the answer may be complete before the WRITE begins, or the WRITE may be acknowledged between its segments.
+			// On a busy machine the answer may be complete before the WRITE begins, or the WRITE may be acknowledged
+			// between its segments.
 			for limit := time.Now().Add(time.Minute); capture.next(c.ends[1], test.blocks) < 50; {
 				if time.Now().After(limit) {
 					t.Fatalf("data is not next to %d SACK blocks", test.blocks)
@@ -271,7 +272,8 @@ func TestOptionNextToSACK(t *testing.T) {
 				l.set(t, 1)
 				before := received()
 				post(rdma.Read, 1<<20)
-				// The answer fills the queue, so the acknowledgements of the WRITE are late, and TCP sends its first ten segments at once.
+				// The answer fills the queue, so the acknowledgements of the WRITE are late, and TCP sends its first
+				// ten segments at once.
 				for received() < before+200 && time.Now().Before(limit) {
 					time.Sleep(time.Millisecond)
 				}
@@ -305,8 +307,8 @@ func TestOptionNextToSACK(t *testing.T) {
 	}
 }
 
-// TestOptionUnderLoss checks that every option on a cable that loses segments in both directions is right, also of retransmitted segments,
-// and that segments lack it only for the room that SACK blocks take.
+// TestOptionUnderLoss checks that every option on a cable that loses segments in both directions is right, also of
+// retransmitted segments, and that segments lack it only for the room that SACK blocks take.
 func TestOptionUnderLoss(t *testing.T) {
 	netnstest.Require(t)
 	for family, ends := range families {
@@ -435,8 +437,8 @@ func (l *loss) set(t *testing.T, on uint64) {
 	}
 }
 
-// rule is the part of the program that decides about a segment: it jumps to "lose" or to "next". R6 has the packet, R7 the number of the
-// segment, R8 whether middles is on. position is that of the option in the packet.
+// rule is the part of the program that decides about a segment: it jumps to "lose" or to "next". R6 has the packet, R7
+// the number of the segment, R8 whether middles is on. position is that of the option in the packet.
 type rule func(position int32) asm.Instructions
 
 // numbered loses segment n if bit n of mask is set.
@@ -449,7 +451,8 @@ func numbered(mask int32) rule {
 	}
 }
 
-// middles loses segments of WRITEs other than the first and the last whose number in the message has its bit set in mask.
+// middles loses segments of WRITEs other than the first and the last whose number in the message has its bit set in
+// mask.
 func middles(mask int32) rule {
 	const opcode, number = 5, 11 // in the option
 	return func(position int32) asm.Instructions {
@@ -471,8 +474,9 @@ func randomly(p float64) rule {
 	}
 }
 
-// loseOptions loses outgoing TCP segments of an end's device that have the framing option at a position among their options, by a rule. Lost
-// segments go to a device with another address, which drops them: TCP would notice a drop here, and not count the segment as sent.
+// loseOptions loses outgoing TCP segments of an end's device that have the framing option at a position among their
+// options, by a rule. Lost segments go to a device with another address, which drops them: TCP would notice a drop
+// here, and not count the segment as sent.
 func (c cable) loseOptions(t *testing.T, n *netnstest.Namespace, position int, decide rule) *loss {
 	t.Helper()
 	protocol, options := int32(14+9), int32(14+20+20) // in an Ethernet frame with IPv4 and TCP

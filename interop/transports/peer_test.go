@@ -270,7 +270,8 @@ func TestForeignPeerIsInitiator(t *testing.T) {
 	}
 }
 
-// TestForeignPeerRefuses checks the completions of operations that the foreign peer refuses, each of which ends the set.
+// TestForeignPeerRefuses checks the completions of operations that the foreign peer refuses, each of which ends the
+// set.
 func TestForeignPeerRefuses(t *testing.T) {
 	for name, test := range map[string]struct {
 		wr   rdma.SendWR
@@ -369,8 +370,9 @@ func TestForeignPeerGaps(t *testing.T) {
 	}
 }
 
-// TestForeignPeerReadsInParts reads with dropped requests and responses, which shrink the window: each READ is requested in parts, and each repeated request has to be a
-// subset of one that the peer has executed, which the peer checks.
+// TestForeignPeerReadsInParts reads with dropped requests and responses, which shrink the window: each READ is
+// requested in parts, and each repeated request has to be a subset of one that the peer has executed, which the peer
+// checks.
 func TestForeignPeerReadsInParts(t *testing.T) {
 	f := newForeign(t, rdma.Timing{})
 	const n = 100_000
@@ -400,7 +402,8 @@ func TestForeignPeerReadsInParts(t *testing.T) {
 	}
 }
 
-// TestForeignPeerNotReady checks "receiver not ready" in both directions, for each kind of message that consumes a receive.
+// TestForeignPeerNotReady checks "receiver not ready" in both directions, for each kind of message that consumes a
+// receive.
 func TestForeignPeerNotReady(t *testing.T) {
 	f := newForeign(t, rdma.Timing{})
 	imm := uint32(1)
@@ -447,7 +450,8 @@ func TestForeignPeerNotReady(t *testing.T) {
 	}
 }
 
-// TestForeignPeerEnds checks both directions of an end: a closed set refuses requests, and a vanished peer fails the set.
+// TestForeignPeerEnds checks both directions of an end: a closed set refuses requests, and a vanished peer fails the
+// set.
 func TestForeignPeerEnds(t *testing.T) {
 	f := newForeign(t, rdma.Timing{})
 	if err := f.peer.Write(pattern(10, 1), f.mr.Address(), f.mr.Key(), nil); err != nil {
@@ -467,8 +471,8 @@ func TestForeignPeerEnds(t *testing.T) {
 	<-f.set.Done()
 }
 
-// TestForeignPeerCongestion checks ECN in both directions: packets are ECN-capable, marked ones cause CNPs, and the peer's CNPs reduce the
-// window and break nothing.
+// TestForeignPeerCongestion checks ECN in both directions: packets are ECN-capable, marked ones cause CNPs, and the
+// peer's CNPs reduce the window and break nothing.
 func TestForeignPeerCongestion(t *testing.T) {
 	f := newForeign(t, rdma.Timing{})
 	f.peer.Mark(true)

@@ -29,8 +29,8 @@ import (
 	"github.com/fared/fared/transport/tcpqp"
 )
 
-// victim is the environment variable that makes this program another process. It contains a transport, the shared plane's file and the
-// address to connect to.
+// victim is the environment variable that makes this program another process. It contains a transport, the shared
+// plane's file and the address to connect to.
 const victim = "FARED_TEST_VICTIM"
 
 // ours and theirs are the addresses of the two ends of a test with another process.
@@ -100,8 +100,9 @@ type receiver struct {
 	stdout *bufio.Reader
 }
 
-// receive starts another process, which connects to a device with memory for its WRITEs, and waits until the process has sent a message.
-// There are two receives, one more than the process uses. With goOn, the process gets the address of the memory.
+// receive starts another process, which connects to a device with memory for its WRITEs, and waits until the process
+// has sent a message. There are two receives, one more than the process uses. With goOn, the process gets the address
+// of the memory.
 func receive(t *testing.T, name string, giveUp time.Duration, goOn bool) *receiver {
 	weights, server, err := serve(ours, func(s *grpc.Server) { farev1.RegisterWeightServiceServer(s, fixed{}) })
 	if err != nil {
@@ -168,8 +169,8 @@ func receive(t *testing.T, name string, giveUp time.Duration, goOn bool) *receiv
 	return r
 }
 
-// TestKilledPeer checks that an end that only receives from a killed process detects this, although it has no outstanding operations and
-// receives no goodbye.
+// TestKilledPeer checks that an end that only receives from a killed process detects this, although it has no
+// outstanding operations and receives no goodbye.
 func TestKilledPeer(t *testing.T) {
 	for _, name := range []string{"roce", "superp", "tcp", "nupa"} {
 		t.Run(name, func(t *testing.T) {
@@ -199,8 +200,9 @@ func TestKilledPeer(t *testing.T) {
 	}
 }
 
-// TestStoppedProcess checks that a process that was stopped for longer than GiveUp, with operations outstanding, continues when it runs
-// again, since the stopped time does not count. (Its peer has a longer GiveUp: it saw the process as gone.)
+// TestStoppedProcess checks that a process that was stopped for longer than GiveUp, with operations outstanding,
+// continues when it runs again, since the stopped time does not count. (Its peer has a longer GiveUp: it saw the
+// process as gone.)
 func TestStoppedProcess(t *testing.T) {
 	gate.Slow(t, gate.Models, "stops processes of four transports for seconds")
 	for _, name := range []string{"roce", "superp", "tcp", "nupa"} {
@@ -234,8 +236,8 @@ func TestStoppedProcess(t *testing.T) {
 // written is the number of bytes of each WRITE of a process that continues.
 const written = 16 << 10
 
-// otherProcess connects, sends one message and reports this. If it gets an address of memory, it writes there until its input ends, and
-// reports the number of WRITEs. Otherwise it waits to be killed.
+// otherProcess connects, sends one message and reports this. If it gets an address of memory, it writes there until its
+// input ends, and reports the number of WRITEs. Otherwise it waits to be killed.
 func otherProcess(name, file, address string) error {
 	weights, _, err := serve(theirs, func(s *grpc.Server) { farev1.RegisterWeightServiceServer(s, fixed{}) })
 	if err != nil {

@@ -43,7 +43,8 @@ func fourSlots() (given []rdma.Slot) {
 	return given
 }
 
-// transfer posts WRITEs or READs of n bytes, at most ahead at once, until enough returns true. It returns their number and their durations.
+// transfer posts WRITEs or READs of n bytes, at most ahead at once, until enough returns true. It returns their number
+// and their durations.
 func (p *pair) transfer(b *testing.B, opcode rdma.Opcode, n, ahead int, enough func(done int) bool) (done int, took []time.Duration) {
 	b.Helper()
 	var posted []time.Time
@@ -82,7 +83,8 @@ func (p *pair) transfer(b *testing.B, opcode rdma.Opcode, n, ahead int, enough f
 	return done, took
 }
 
-// iperf3 returns the goodput of iperf3 over the cable within a second, in Gbit/s. A run that fails for unrelated reasons is repeated.
+// iperf3 returns the goodput of iperf3 over the cable within a second, in Gbit/s. A run that fails for unrelated
+// reasons is repeated.
 func (c cable) iperf3(b *testing.B, args ...string) float64 {
 	b.Helper()
 	var client []byte
@@ -138,8 +140,9 @@ func median(v []float64) float64 {
 	return v[len(v)/2]
 }
 
-// BenchmarkGoodput runs every transport and iperf3 over the same cable, one after the other, for a second each, b.N times, in blocks of two
-// sizes (128 KiB is iperf3's default), and reports medians: Gbit/s, and the ratio to the better iperf3. Use -benchtime 5x.
+// BenchmarkGoodput runs every transport and iperf3 over the same cable, one after the other, for a second each, b.N
+// times, in blocks of two sizes (128 KiB is iperf3's default), and reports medians: Gbit/s, and the ratio to the better
+// iperf3. Use -benchtime 5x.
 func BenchmarkGoodput(b *testing.B) {
 	netnstest.Require(b, "iperf3", "ss")
 	for _, n := range []int{128 << 10, segment} {
@@ -175,8 +178,8 @@ func goodput(b *testing.B, n int) {
 	b.ReportMetric(0, "ns/op")
 }
 
-// BenchmarkLatency measures the time of a WRITE of 8 bytes from PostSend to its completion without other traffic: median and 99th
-// percentile of b.N rounds of 2,000 each, the transports in turn. Use -benchtime 5x.
+// BenchmarkLatency measures the time of a WRITE of 8 bytes from PostSend to its completion without other traffic:
+// median and 99th percentile of b.N rounds of 2,000 each, the transports in turn. Use -benchtime 5x.
 func BenchmarkLatency(b *testing.B) {
 	netnstest.Require(b, "iperf3", "ss")
 	c := newCable(b)
@@ -206,8 +209,8 @@ func BenchmarkLatency(b *testing.B) {
 	b.ReportMetric(0, "ns/op")
 }
 
-// BenchmarkReads measures READs on an idle cable: the goodput of READs of 128 KiB within a second, and the duration of a READ of 8 bytes, as medians of b.N rounds of each,
-// the transports in turn. Use -benchtime 5x.
+// BenchmarkReads measures READs on an idle cable: the goodput of READs of 128 KiB within a second, and the duration of
+// a READ of 8 bytes, as medians of b.N rounds of each, the transports in turn. Use -benchtime 5x.
 func BenchmarkReads(b *testing.B) {
 	netnstest.Require(b)
 	c := newCable(b)

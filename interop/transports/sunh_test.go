@@ -22,8 +22,8 @@ import (
 	"github.com/fared/fared/wecmp"
 )
 
-// wires are cables between two namespaces, one for each plane. Their devices have no addresses: each namespace has its loopback, and routes to the other's over
-// every cable.
+// wires are cables between two namespaces, one for each plane. Their devices have no addresses: each namespace has its
+// loopback, and routes to the other's over every cable.
 type wires struct {
 	t       testing.TB
 	space   [2]*netnstest.Namespace
@@ -145,10 +145,11 @@ func (p *sunhPair) do(t *testing.T, wr rdma.SendWR) {
 	}
 }
 
-// TestSUNHPlanes sends by SUNH over three planes with the shares 1, 2 and 1, and counts the frames on the wire by a program that shares no code with the
-// transport. Every frame leaves by its slot's device with the flow label of the slot, and none has IP. Reads and writes of each short length, whose frames Ethernet
-// pads, change and return the right bytes alone. Then a cable is cut, and the other planes carry the rest: in weak order because the transport notices it, in strong
-// order because the slot has lost its share.
+// TestSUNHPlanes sends by SUNH over three planes with the shares 1, 2 and 1, and counts the frames on the wire by a
+// program that shares no code with the transport. Every frame leaves by its slot's device with the flow label of the
+// slot, and none has IP. Reads and writes of each short length, whose frames Ethernet pads, change and return the right
+// bytes alone. Then a cable is cut, and the other planes carry the rest: in weak order because the transport notices
+// it, in strong order because the slot has lost its share.
 func TestSUNHPlanes(t *testing.T) {
 	netnstest.Require(t, "python3")
 	const planes = 3
@@ -180,7 +181,8 @@ func TestSUNHPlanes(t *testing.T) {
 				total += c.Bytes
 			}
 			sender := p.devices[0].Counters()["superp"]
-			// A packet that a busy receiver acknowledges late is sent again. With 0.07 equal shares would still be wrong.
+			// A packet that a busy receiver acknowledges late is sent again. With 0.07 equal shares would still be
+			// wrong.
 			slack := 0.02 + min(0.05, float64(sender["retransmitted"])/float64(sender["packets_sent"]))
 			for i := range planes {
 				c, label := seen[slots[i].Device], fmt.Sprintf("%#x", slots[i].Port&0xfff)

@@ -198,8 +198,9 @@ func (s *stranger) head(n, id int) []byte {
 	return b
 }
 
-// TestStrangerOfSUPERp checks reads, writes, messages, No-ops, refusals and the orderly shutdown between transport/superp and an
-// implementation that shares no code with it, in both roles, with and without loss and reordering. The peer records each violation.
+// TestStrangerOfSUPERp checks reads, writes, messages, No-ops, refusals and the orderly shutdown between
+// transport/superp and an implementation that shares no code with it, in both roles, with and without loss and
+// reordering. The peer records each violation.
 func TestStrangerOfSUPERp(t *testing.T) {
 	strangers(t, overUDP, 35, []faults{{0.1, 0.1}, {0, 0}, {0, 0.2}}[:gate.Count(t, gate.Models, 1, 3)]...)
 }
@@ -216,8 +217,9 @@ func overLite(t *testing.T) medium {
 	return m
 }
 
-// TestStrangerOverSUNH checks the same over SUNH, between two network namespaces. The peer builds its frames itself, and fills short ones with noise. It
-// checks the Ethernet and SUNH headers of every frame, including the flow label and the minimum length.
+// TestStrangerOverSUNH checks the same over SUNH, between two network namespaces. The peer builds its frames itself,
+// and fills short ones with noise. It checks the Ethernet and SUNH headers of every frame, including the flow label and
+// the minimum length.
 func TestStrangerOverSUNH(t *testing.T) {
 	gate.Slow(t, gate.Models, "a second encapsulation")
 	strangers(t, overSUNH, 37, faults{0, 0}, faults{0.1, 0.1}) // two WRITEs of a byte or two are in their packets twice

@@ -14,7 +14,8 @@ import (
 	"github.com/fared/fared/topo"
 )
 
-// A fabric of real BGP sessions runs in this process. Half a Y-cable of server2 is cut, and server1's daemon halves the plane's weight.
+// A fabric of real BGP sessions runs in this process. Half a Y-cable of server2 is cut, and server1's daemon halves the
+// plane's weight.
 func ExampleNewInProcess() {
 	if err := cutInProcess(); err != nil {
 		fmt.Println(err)

@@ -11,7 +11,8 @@ import (
 	"github.com/fared/fared/internal/testkit/netnstest"
 )
 
-// TestKernelIsRead verifies that lines of ip become routes with the buckets of each device, by the rules for the source.
+// TestKernelIsRead verifies that lines of ip become routes with the buckets of each device, by the rules for the
+// source.
 func TestKernelIsRead(t *testing.T) {
 	nexthops := []kernelNexthop{{ID: 1, Dev: "p0.0"}, {ID: 2, Dev: "p0.0"}, {ID: 3, Dev: "p1.0"}, {ID: 9, Blackhole: &struct{}{}}}
 	routes := []kernelRoute{{Dst: "10.255.0.2", NHID: 10}, {Dst: "10.255.0.3", Type: "blackhole"}, {Dst: "10.255.0.4", NHID: 9}, {Dst: "10.255.0.5", NHID: 1}}

@@ -11,7 +11,8 @@ import (
 	"github.com/fared/fared/internal/testkit/netnstest"
 )
 
-// TestUnexpectedEnd checks that a process killed by another program is reported, even if it is asked to end before that is noticed, and that no other is.
+// TestUnexpectedEnd checks that a process killed by another program is reported, even if it is asked to end before that
+// is noticed, and that no other is.
 func TestUnexpectedEnd(t *testing.T) {
 	netnstest.Require(t)
 	space := Namespace(netnstest.New(t).Name)

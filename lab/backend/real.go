@@ -37,8 +37,8 @@ func newReal(p *Plan, log *slog.Logger) *real {
 	return &real{Plan: p, log: log, clients: map[*topo.Node]*client{}}
 }
 
-// Impatient returns gRPC connection parameters with short delays between attempts, for a server on this machine that is about to
-// listen.
+// Impatient returns gRPC connection parameters with short delays between attempts, for a server on this machine that is
+// about to listen.
 func Impatient() grpc.ConnectParams {
 	retry := backoff.DefaultConfig
 	retry.BaseDelay, retry.MaxDelay = 20*time.Millisecond, 100*time.Millisecond
@@ -203,7 +203,8 @@ type client struct {
 // ErrDead is the error of calls to a daemon that has crashed.
 var ErrDead = errors.New("fared has crashed here: revive it first")
 
-// callTimeout bounds a call to a daemon. Calls wait until the daemon listens, so one that ended without a crash of the scenario would never return.
+// callTimeout bounds a call to a daemon. Calls wait until the daemon listens, so one that ended without a crash of the
+// scenario would never return.
 const callTimeout = time.Minute
 
 // ask calls a daemon, or returns errDead.

@@ -51,7 +51,8 @@ func (p Parts) String() string {
 func (m *Model) Absent(server int) bool { return m.Dead[server].Fared || m.waiting[server] }
 
 // keepsRoutes reports whether a leaf keeps the routes of a server whose control plane has crashed (RFC 4724, Section
-// 4.2). FRR and BIRD do so by default if the server requests it, as servers behind them do by default; fared leaf never does.
+// 4.2). FRR and BIRD do so by default if the server requests it, as servers behind them do by default; fared leaf never
+// does.
 func (m *Model) keepsRoutes(leaf *topo.Node) bool {
 	return m.Software(leaf) != topo.Fared && m.RestartTime > 0
 }

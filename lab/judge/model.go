@@ -30,8 +30,8 @@ type Model struct {
 	// silent is true for a cable whose leaf has removed the server's routes and cannot learn them again while a process
 	// of the server is dead.
 	silent []bool
-	// lastAdvertised is the bandwidth, in bit/s, that a crashed control plane last advertised over a cable for its own server. A
-	// leaf that does not sum passes it on as long as it keeps the route.
+	// lastAdvertised is the bandwidth, in bit/s, that a crashed control plane last advertised over a cable for its own
+	// server. A leaf that does not sum passes it on as long as it keeps the route.
 	lastAdvertised []uint64
 }
 
@@ -244,8 +244,8 @@ func (m *Model) LeafNamed(name string) (*topo.Node, error) {
 	return nil, fmt.Errorf("%s", text)
 }
 
-// CablesNamed returns a node's cables by name: "p2" (all cables of a server in the plane), "g1" or "g1p2" (those of a GPU
-// that owns its ports), or a device such as "p2.0".
+// CablesNamed returns a node's cables by name: "p2" (all cables of a server in the plane), "g1" or "g1p2" (those of a
+// GPU that owns its ports), or a device such as "p2.0".
 func (m *Model) CablesNamed(node, name string) ([]*topo.Cable, error) {
 	n := m.Node(node)
 	if n == nil {

@@ -49,8 +49,8 @@ type counterSocket struct {
 	cables map[int]*topo.Cable // by index of the leaf's device
 }
 
-// newCounterSocket opens a packet socket on a leaf that reads the first bytes, from the IPv4 header on, of every packet of
-// this traffic that arrives at one of some devices.
+// newCounterSocket opens a packet socket on a leaf that reads the first bytes, from the IPv4 header on, of every packet
+// of this traffic that arrives at one of some devices.
 func newCounterSocket(ns backend.Namespace, cables map[string]*topo.Cable) (*counterSocket, error) {
 	w := &counterSocket{cables: map[int]*topo.Cable{}}
 	filter := append(ofTraffic(), bpf.LoadExtension{Num: bpf.ExtInterfaceIndex})
@@ -87,8 +87,8 @@ func newCounterSocket(ns backend.Namespace, cables map[string]*topo.Cable) (*cou
 	return w, nil
 }
 
-// newReceiver opens a raw socket that reads the first bytes, from the IPv4 header on, of every packet of this traffic to an
-// address. It gets copies, so that a program of the namespace may have the UDP port.
+// newReceiver opens a raw socket that reads the first bytes, from the IPv4 header on, of every packet of this traffic
+// to an address. It gets copies, so that a program of the namespace may have the UDP port.
 func newReceiver(ns backend.Namespace, at netip.Addr) (*os.File, error) {
 	fd := -1
 	err := ns.Do(func() (err error) {
@@ -109,8 +109,8 @@ func newReceiver(ns backend.Namespace, at netip.Addr) (*os.File, error) {
 	return os.NewFile(uintptr(fd), "receiver of "+string(ns)), nil
 }
 
-// ofTraffic returns the begin of a filter that drops all packets, from their IPv4 header on, but those of this traffic: a
-// program that sends to the same port must not fill the sockets.
+// ofTraffic returns the begin of a filter that drops all packets, from their IPv4 header on, but those of this traffic:
+// a program that sends to the same port must not fill the sockets.
 func ofTraffic() []bpf.Instruction {
 	drop := bpf.RetConstant{Val: 0}
 	return []bpf.Instruction{

@@ -24,8 +24,8 @@ func (t *Traffic) Followers() (all []*Follower) {
 // Time returns the moment of a packet's sending from its time since the start of the traffic, nanoseconds.
 func (t *Traffic) Time(sent int64) time.Time { return t.epoch.Add(time.Duration(sent)) }
 
-// Left returns the time and plane of a server's last packet toward a source group from a slot that it no longer uses, or
-// false if there was none.
+// Left returns the time and plane of a server's last packet toward a source group from a slot that it no longer uses,
+// or false if there was none.
 func (t *Traffic) Left(server, dst int) (at time.Time, plane int, found bool) {
 	last, in := t.senders[server].left(dst)
 	return t.Time(last), in.Plane, last >= 0
@@ -59,7 +59,8 @@ func (t *Traffic) Gap() time.Duration {
 	return time.Duration(float64((t.Servers-1)*t.GPUs*t.GPUs) / float64(t.rate) * float64(time.Second))
 }
 
-// Covered reports whether each server has sent n packets or more to each of its reachable destinations since the last Roll. A muted server counts as done.
+// Covered reports whether each server has sent n packets or more to each of its reachable destinations since the last
+// Roll. A muted server counts as done.
 func (t *Traffic) Covered(n uint64) bool {
 	t.mu.RLock()
 	now := t.now
@@ -87,8 +88,8 @@ func (t *Traffic) PairsOf(src, dst int) (all []int) {
 	return all
 }
 
-// PortsPending reports whether some sending slots have source ports that were chosen to land on the slots' places, and others do not have them yet. Where the
-// data plane steers by slots' ports, whatever they are, none is pending.
+// PortsPending reports whether some sending slots have source ports that were chosen to land on the slots' places, and
+// others do not have them yet. Where the data plane steers by slots' ports, whatever they are, none is pending.
 func (t *Traffic) PortsPending() bool {
 	var placed, unplaced bool
 	for _, o := range t.senders {
@@ -144,8 +145,8 @@ func (t *Traffic) Counts(n *Tally, src, dst int) []uint64 {
 	return counts
 }
 
-// Slack returns the number of packets by which the counts of a source group may differ from the shares of its slots, for a
-// plane and for a sub-port: see sender.slack.
+// Slack returns the number of packets by which the counts of a source group may differ from the shares of its slots,
+// for a plane and for a sub-port: see sender.slack.
 func (t *Traffic) Slack(src int) (inPlane, inLane float64) {
 	g := t.Groups()[src]
 	return t.senders[g.Server.Index].slack(g)

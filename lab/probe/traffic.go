@@ -34,8 +34,8 @@ const (
 
 // Traffic is the packet traffic of a fabric. Each server sends UDP from each of its loopbacks to every other server's
 // loopbacks, from every slot's source port in proportion to the slot's share, like its queue pairs would. Receivers
-// count the packets that arrive. A packet socket on each leaf counts the packets from servers by cable, so that each packet's
-// sub-port is known.
+// count the packets that arrive. A packet socket on each leaf counts the packets from servers by cable, so that each
+// packet's sub-port is known.
 type Traffic struct {
 	*topo.Fabric
 	loopbacks int // number of loopbacks in the fabric
@@ -106,8 +106,8 @@ func (t *Traffic) Roll() *Tally {
 // a packet for 50 ms at most.
 const quiet = 150 * time.Millisecond
 
-// backlog is the value of Traffic.backlog: the time without an arrival after which they are lost even if sockets have unread packets: those of later tallies, on a machine that is never done
-// with them. A full socket is read in less.
+// backlog is the value of Traffic.backlog: the time without an arrival after which they are lost even if sockets have
+// unread packets: those of later tallies, on a machine that is never done with them. A full socket is read in less.
 const backlog = 20 * time.Second
 
 // Gather waits until every packet of a tally has arrived or is lost, and settles them.
@@ -268,8 +268,8 @@ func (t *Traffic) Close() {
 // socketBytes is the size of socket buffers, which hold packets while this process is not scheduled.
 const socketBytes = 8 << 20
 
-// newSource opens a UDP socket that sends from an address and port of a namespace. It shares the port with programs that
-// send from it, too.
+// newSource opens a UDP socket that sends from an address and port of a namespace. It shares the port with programs
+// that send from it, too.
 func newSource(ns backend.Namespace, from netip.AddrPort) (conn *net.UDPConn, err error) {
 	share := net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) error {
 		var inner error

@@ -43,7 +43,8 @@ func TestUnread(t *testing.T) {
 	}
 }
 
-// TestGatherEnds verifies that Gather does not wait for a lost packet as long as a socket has unread ones: they may be those of later tallies.
+// TestGatherEnds verifies that Gather does not wait for a lost packet as long as a socket has unread ones: they may be
+// those of later tallies.
 func TestGatherEnds(t *testing.T) {
 	to, err := net.ListenUDP("udp4", &net.UDPAddr{IP: net.IPv4(127, 0, 0, 1)})
 	if err != nil {
@@ -66,7 +67,8 @@ func TestGatherEnds(t *testing.T) {
 	}
 }
 
-// TestPortsPending verifies that source ports are pending while only some are chosen: where none is, the data plane needs no choice.
+// TestPortsPending verifies that source ports are pending while only some are chosen: where none is, the data plane
+// needs no choice.
 func TestPortsPending(t *testing.T) {
 	for _, test := range []struct {
 		placed [][]bool // by sender and outlet
@@ -89,7 +91,8 @@ func TestPortsPending(t *testing.T) {
 	}
 }
 
-// TestCovered checks that a sender that has not sent to one of its destinations holds the others up, unless it is muted.
+// TestCovered checks that a sender that has not sent to one of its destinations holds the others up, unless it is
+// muted.
 func TestCovered(t *testing.T) {
 	tr := &Traffic{loopbacks: 2, lanes: 1}
 	tr.now = tr.newTally(1)

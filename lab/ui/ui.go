@@ -1,5 +1,5 @@
-// Package ui serves the live page of a lab: the fabric as a drawing whose cables a click cuts and mends, the packets of each plane, and below it the page of
-// every server (daemon/page).
+// Package ui serves the live page of a lab: the fabric as a drawing whose cables a click cuts and mends, the packets of
+// each plane, and below it the page of every server (daemon/page).
 package ui
 
 import (
@@ -93,7 +93,8 @@ type UI struct {
 	changed chan struct{} // closed by the next change
 }
 
-// New returns the page of a lab. Between its creation and the end of Serve nothing else may run scenarios on the fabric.
+// New returns the page of a lab. Between its creation and the end of Serve nothing else may run scenarios on the
+// fabric.
 func New(f *lab.Fabric) (*UI, error) {
 	u := &UI{fabric: f, requests: make(chan request, maxWaiting), cables: map[int]string{}, changed: make(chan struct{})}
 	c := page.Config{Title: "fared lab", Section: fmt.Sprintf(section, f.ControlSVG()), Scripts: []string{"lab.js"}, Styles: []string{"lab.css"}}
@@ -118,7 +119,8 @@ func (u *UI) Serve(ctx context.Context, l net.Listener) error {
 	return err
 }
 
-// handler answers the page's requests and those of the lab. Only the page itself may change the fabric: other sites' requests are refused.
+// handler answers the page's requests and those of the lab. Only the page itself may change the fabric: other sites'
+// requests are refused.
 func (u *UI) handler() http.Handler {
 	mux := http.NewServeMux()
 	mux.Handle("/", u.server.Handler())

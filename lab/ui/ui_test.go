@@ -17,7 +17,8 @@ import (
 	"github.com/fared/fared/topo"
 )
 
-// serve runs a lab of two servers and two planes in this process, with its page, until the test ends. It returns the page's address.
+// serve runs a lab of two servers and two planes in this process, with its page, until the test ends. It returns the
+// page's address.
 func serve(t *testing.T) string {
 	t.Helper()
 	f, err := lab.Start(t.Context(), lab.Options{Spec: topo.Spec{Servers: 2, Planes: 2}, Quick: true}, slog.New(slog.DiscardHandler))
@@ -49,8 +50,9 @@ func serve(t *testing.T) string {
 	return "http://" + l.Addr().String()
 }
 
-// TestLabPageInABrowser cuts and mends a cable in Chromium, by a click and by keyboard: the drawing, the table of planes, the list of steps, and the weights and sessions of
-// the server follow. The log has the times from the click until the page has shown its effects. FARED_SCREENSHOTS names a folder for a screenshot.
+// TestLabPageInABrowser cuts and mends a cable in Chromium, by a click and by keyboard: the drawing, the table of
+// planes, the list of steps, and the weights and sessions of the server follow. The log has the times from the click
+// until the page has shown its effects. FARED_SCREENSHOTS names a folder for a screenshot.
 func TestLabPageInABrowser(t *testing.T) {
 	gate.Slow(t, gate.Prometheus, "a browser")
 	tab := chromium.Start(t)

@@ -1,7 +1,8 @@
-/* Sends datagrams to a destination from the source ports of its slots, in proportion to their shares: stripe SOURCE DESTINATION PORT COUNT. Both addresses
- * are IPv4. It opens a socket for each slot, and follows changes of the shares without reopening any.
+/* Sends datagrams to a destination from the source ports of its slots, in proportion to their shares: stripe SOURCE
+ * DESTINATION PORT COUNT. Both addresses are IPv4. It opens a socket for each slot, and follows changes of the shares
+ * without reopening any.
  *
- *	cc -o stripe stripe.c $(pkg-config --cflags --libs libfared)
+ * cc -o stripe stripe.c $(pkg-config --cflags --libs libfared)
  */
 #include <fared.h>
 

@@ -1,10 +1,13 @@
-/* libfared reads the slot table of a running fared: the queue pair slots of every pair of a local and a remote loopback, in shared memory.
+/* libfared reads the slot table of a running fared: the queue pair slots of every pair of a local and a remote
+ * loopback, in shared memory.
  *
- * A look-up makes no system call, takes no lock and allocates nothing. libfared has no global state, starts no thread, installs no signal handler
- * and writes nothing that another process reads. The table stays readable while fared restarts.
+ * A look-up makes no system call, takes no lock and allocates nothing. libfared has no global state, starts no thread,
+ * installs no signal handler and writes nothing that another process reads. The table stays readable while fared
+ * restarts.
  *
- * Threads: functions whose table is const may be called by several threads at once. fared_refresh, fared_wait and fared_close need the table for
- * themselves; a thread that waits has a separate table. After fork, parent and child may go on with their tables independently.
+ * Threads: functions whose table is const may be called by several threads at once. fared_refresh, fared_wait and
+ * fared_close need the table for themselves; a thread that waits has a separate table. After fork, parent and child may
+ * go on with their tables independently.
  *
  * Functions that return int return 0 or a count, or one of the negative errors below.
  */
@@ -132,38 +135,44 @@ const char *fared_version(void);
 /* Returns a sentence for an error, and for any other number "unknown error". */
 const char *fared_error_text(int error);
 
-/* Opens the table at a path; NULL means the environment variable FARED_SLOTS, or else FARED_DEFAULT_PATH. The caller closes it. */
+/* Opens the table at a path; NULL means the environment variable FARED_SLOTS, or else FARED_DEFAULT_PATH. The caller
+ * closes it. */
 int fared_open(struct fared_table **table, const char *path);
-/* Does the same for a service: source ports and placements are those for flows to it. Where the data plane places flows by a hash, those for another service lead to other
- * sub-ports. fared_open has those for the table's first service. Where the data plane steers by source port, whatever the service, every service that it steers has these, and
- * only another one is an error. A table that names no service, of an older fared, is used as it is. Since 1.1. */
+/* Does the same for a service: source ports and placements are those for flows to it. Where the data plane places flows
+ * by a hash, those for another service lead to other sub-ports. fared_open has those for the table's first service.
+ * Where the data plane steers by source port, whatever the service, every service that it steers has these, and only
+ * another one is an error. A table that names no service, of an older fared, is used as it is. Since 1.1. */
 int fared_open_service(struct fared_table **table, const char *path, const struct fared_service *service);
 /* Closes a table. NULL has no effect. */
 void fared_close(struct fared_table *table);
 
-/* Continues with the file that is now at the path. Returns 1 if it is another one, 0 if it is the same. After an error the table keeps the last file,
- * unless that was truncated: then look-ups fail with FARED_E_TRUNCATED until fared_refresh returns 1. A file without the table's service is an error. Indexes of planes and sub-ports, and names, are those
- * of the file. */
+/* Continues with the file that is now at the path. Returns 1 if it is another one, 0 if it is the same. After an error
+ * the table keeps the last file, unless that was truncated: then look-ups fail with FARED_E_TRUNCATED until
+ * fared_refresh returns 1. A file without the table's service is an error. Indexes of planes and sub-ports, and names,
+ * are those of the file. */
 int fared_refresh(struct fared_table *table);
-/* Waits until the table has changed since the last fared_wait, fared_refresh or fared_open, or timeout_ms have passed; -1 means no limit. Returns 1 after a
- * change of any pair, or 0: time over, or a signal. It continues with another file at the path like fared_refresh. A missing file is not an error. */
+/* Waits until the table has changed since the last fared_wait, fared_refresh or fared_open, or timeout_ms have passed;
+ * -1 means no limit. Returns 1 after a change of any pair, or 0: time over, or a signal. It continues with another file
+ * at the path like fared_refresh. A missing file is not an error. */
 int fared_wait(struct fared_table *table, int timeout_ms);
 
 int fared_get_status(const struct fared_table *table, struct fared_status *status);
-/* Returns 0 while a process maintains the table, and in the first minute without one; afterwards FARED_E_STALE, or FARED_E_DELETED where no other table can appear at the path.
- * Programs log a change of the result: the last weights stay in use, however old they are. It makes system calls only after that minute. Since 1.2. */
+/* Returns 0 while a process maintains the table, and in the first minute without one; afterwards FARED_E_STALE, or
+ * FARED_E_DELETED where no other table can appear at the path. Programs log a change of the result: the last weights
+ * stay in use, however old they are. It makes system calls only after that minute. Since 1.2. */
 int fared_check(const struct fared_table *table);
 
 /* Reads a pair and up to room of its slots; slots may be NULL if room is 0. pair->slots is the number of all slots. */
 int fared_lookup(const struct fared_table *table, const struct fared_address *source, const struct fared_address *destination, struct fared_pair *pair,
 	struct fared_slot *slots, uint32_t room);
-/* Does the same for a pair that the caller has read before, or whose fared_pair is zero: it begins with the records of that reading and not with the index, which saves
- * a cache line. The result is that of fared_lookup in any case. */
+/* Does the same for a pair that the caller has read before, or whose fared_pair is zero: it begins with the records of
+ * that reading and not with the index, which saves a cache line. The result is that of fared_lookup in any case. */
 int fared_lookup_again(const struct fared_table *table, const struct fared_address *source, const struct fared_address *destination, struct fared_pair *pair,
 	struct fared_slot *slots, uint32_t room);
 /* Returns 1 if a pair that fared_lookup or fared_next_pair has read is still the state of the table, else 0. */
 int fared_is_current(const struct fared_table *table, const struct fared_pair *pair);
-/* Reads the next pair, in no order. *cursor begins at 0. FARED_E_NOT_FOUND ends the list. A pair that is added or removed meanwhile may be missing. */
+/* Reads the next pair, in no order. *cursor begins at 0. FARED_E_NOT_FOUND ends the list. A pair that is added or
+ * removed meanwhile may be missing. */
 int fared_next_pair(const struct fared_table *table, uint32_t *cursor, struct fared_address *source, struct fared_address *destination, struct fared_pair *pair,
 	struct fared_slot *slots, uint32_t room);
 
@@ -174,17 +183,20 @@ int fared_get_sub_port(const struct fared_table *table, uint32_t sub_port, struc
 int fared_get_source(const struct fared_table *table, uint32_t n, struct fared_address *out);
 /* Reads the n-th service of the table, from 0. Since 1.1. */
 int fared_get_service(const struct fared_table *table, uint32_t n, struct fared_service *out);
-/* Reads the n-th range, from 0, of services that have the source ports of the first service, because the data plane steers by them, whatever the service. None where each service
- * has separate ports. Since 1.1. */
+/* Reads the n-th range, from 0, of services that have the source ports of the first service, because the data plane
+ * steers by them, whatever the service. None where each service has separate ports. Since 1.1. */
 int fared_get_steered(const struct fared_table *table, uint32_t n, struct fared_service_range *out);
-/* Returns the index of a local loopback's RoCEv2 GID in the GID table of a sub-port's RDMA port, or FARED_E_NOT_FOUND. */
+/* Returns the index of a local loopback's RoCEv2 GID in the GID table of a sub-port's RDMA port, or
+ * FARED_E_NOT_FOUND. */
 int fared_gid_index(const struct fared_table *table, uint32_t sub_port, const struct fared_address *source);
 
-/* Returns the index of the next slot by share, or FARED_E_NOT_FOUND if every share is 0. credit has n elements, zero at first, and belongs to one sender:
- * while the shares stay, each slot's number of choices differs from its share of all choices by less than n, and is exact after every period. */
+/* Returns the index of the next slot by share, or FARED_E_NOT_FOUND if every share is 0. credit has n elements, zero at
+ * first, and belongs to one sender: while the shares stay, each slot's number of choices differs from its share of all
+ * choices by less than n, and is exact after every period. */
 int fared_choose(const struct fared_slot *slots, uint32_t n, int64_t *credit);
-/* Returns the index of the slot for a memory address or a hash key, or FARED_E_NOT_FOUND if every share is 0. Equal keys have equal slots while the shares stay;
- * a changed share moves only the keys that must move. It is a weighted rendezvous, the same as that of fared's package wecmp. */
+/* Returns the index of the slot for a memory address or a hash key, or FARED_E_NOT_FOUND if every share is 0. Equal
+ * keys have equal slots while the shares stay; a changed share moves only the keys that must move. It is a weighted
+ * rendezvous, the same as that of fared's package wecmp. */
 int fared_choose_key(const struct fared_slot *slots, uint32_t n, uint64_t key);
 
 /* Parses "10.255.0.1" or "2001:db8::1". */

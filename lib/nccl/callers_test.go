@@ -12,8 +12,8 @@ import (
 	"github.com/fared/fared/internal/testkit/gate"
 )
 
-// race has threads of a process exchange messages of 1 B to 600 KB at the same time, each by separate communicators. words
-// come before the program.
+// race has threads of a process exchange messages of 1 B to 600 KB at the same time, each by separate communicators.
+// words come before the program.
 func race(t *testing.T, words []string, program string, b built, environment ...string) {
 	t.Helper()
 	x := slotfiletest.New(t, loopback(0), loopback(0))

@@ -25,7 +25,8 @@ func (l lab) awaitWeights(weights string) {
 	}
 }
 
-// run starts a rank on each server. The fabric steers TCP port 4793 alone, which suffices for one receiving communicator of each server.
+// run starts a rank on each server. The fabric steers TCP port 4793 alone, which suffices for one receiving
+// communicator of each server.
 func (l lab) run(t testing.TB, b built, args ...string) []*rank {
 	t.Helper()
 	return start(t, servers, func(i int) ([]string, []string) {
@@ -35,8 +36,9 @@ func (l lab) run(t testing.TB, b built, args ...string) []*rank {
 	}, args...)
 }
 
-// TestFabric runs ring all-reduces over real sessions, weights and BPF steering, judged at the leaves: all planes carry the same, none of it takes the plane of
-// a dead leaf, and all planes carry the same again once the leaf is back. The leaf dies and returns while a job runs, all of whose elements must be right.
+// TestFabric runs ring all-reduces over real sessions, weights and BPF steering, judged at the leaves: all planes carry
+// the same, none of it takes the plane of a dead leaf, and all planes carry the same again once the leaf is back. The
+// leaf dies and returns while a job runs, all of whose elements must be right.
 func TestFabric(t *testing.T) {
 	gate.Slow(t, gate.C, "jobs over a fabric with a leaf that fails")
 	b := release(t)

@@ -47,7 +47,8 @@ func (f *fabric) delay(t testing.TB, server, plane int) *late {
 	device := fmt.Sprintf("s%dp%d", server, plane)
 	f.core.Must(func() (err error) { l.socket, err = listen(device); return err })
 	t.Cleanup(func() { unix.Close(l.socket) })
-	// Packets between these calls are delivered at once, and a second time later. The kernel shows dropped packets to packet sockets.
+	// Packets between these calls are delivered at once, and a second time later. The kernel shows dropped packets to
+	// packet sockets.
 	l.tap = packettap.New(t, f.core, device, roce, packettap.End)
 	l.writes(t, 0)
 	l.delivered = len(l.packets)
@@ -215,8 +216,9 @@ func (f *fabric) awaitRest(t testing.TB, server int) {
 	})
 }
 
-// writeLate has WRITEs of rank 0 arrive at rank 1 after their plane has been given up, and after the buffers have been received and filled again: rank 1 has its part
-// of rank 0 in an all-to-all, and waits for that of the last rank, which is stopped. It returns the number of late packets, 0 if a rank has ended.
+// writeLate has WRITEs of rank 0 arrive at rank 1 after their plane has been given up, and after the buffers have been
+// received and filled again: rank 1 has its part of rank 0 in an all-to-all, and waits for that of the last rank, which
+// is stopped. It returns the number of late packets, 0 if a rank has ended.
 func (f *fabric) writeLate(t testing.TB, ranks []*rank, plane int) int {
 	t.Helper()
 	over := func() bool { return wrong(ranks) != "" || ended(ranks) }
@@ -294,9 +296,9 @@ func unfenced(t testing.TB) built {
 
 var unknownText = regexp.MustCompile(`fared_soft0: .* unknown_qp ([0-9]+) `)
 
-// TestVerbsLateWrites has WRITEs of a queue pair that has been given up arrive in the middle of a later iteration, when their buffers hold other messages: every
-// element is right, because the receiver has ended the queue pair, and its device drops them. The same with a receiver that answers without ending its queue pair
-// has wrong elements.
+// TestVerbsLateWrites has WRITEs of a queue pair that has been given up arrive in the middle of a later iteration, when
+// their buffers hold other messages: every element is right, because the receiver has ended the queue pair, and its
+// device drops them. The same with a receiver that answers without ending its queue pair has wrong elements.
 func TestVerbsLateWrites(t *testing.T) {
 	gate.Slow(t, gate.C, "WRITEs that arrive late, in four jobs")
 	b := release(t)

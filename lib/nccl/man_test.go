@@ -8,7 +8,8 @@ import (
 	"testing"
 )
 
-// TestManPages checks that the pages name every environment variable of the plugin and every option of nccl-net-check, and no others.
+// TestManPages checks that the pages name every environment variable of the plugin and every option of nccl-net-check,
+// and no others.
 func TestManPages(t *testing.T) {
 	text := func(pattern string) string {
 		files, err := filepath.Glob(pattern)

@@ -1,4 +1,5 @@
-// Package nccl tests the net plugin of NCCL: nccl-net-check loads it as NCCL does, and runs collectives whose every element is checked.
+// Package nccl tests the net plugin of NCCL: nccl-net-check loads it as NCCL does, and runs collectives whose every
+// element is checked.
 package nccl
 
 import (
@@ -81,7 +82,8 @@ type rank struct {
 	folder string // the rendezvous
 }
 
-// start starts the ranks of a job; command returns the words before nccl-net-check's arguments, and the environment, of a rank.
+// start starts the ranks of a job; command returns the words before nccl-net-check's arguments, and the environment, of
+// a rank.
 func start(t testing.TB, ranks int, command func(rank int) (words, environment []string), args ...string) []*rank {
 	t.Helper()
 	folder := t.TempDir()
@@ -118,8 +120,8 @@ func until(t testing.TB, args ...string) (stop func(), _ []string) {
 	}, append(args, "--until", file, "--timeout", "120")
 }
 
-// awaitIteration waits until a job that goes on until it is stopped begins its iteration n. An iteration under the sanitizer of threads can take more
-// than a minute on a busy machine; a job that hangs ends by its own timeout of two.
+// awaitIteration waits until a job that goes on until it is stopped begins its iteration n. An iteration under the
+// sanitizer of threads can take more than a minute on a busy machine; a job that hangs ends by its own timeout of two.
 func awaitIteration(t testing.TB, ranks []*rank, n int) {
 	t.Helper()
 	netnstest.Eventually(t, 5*time.Minute, func() error {
@@ -184,8 +186,9 @@ func local(t testing.TB, b built, ranks int, environment []string, args ...strin
 	}, args...)
 }
 
-// TestNames checks that a host finds the installed plugin by the names that NCCL and RCCL make of NCCL_NET_PLUGIN=fared, and that the plugin has
-// no version before 8: a host that knows none of its versions refuses it.
+// TestNames checks that a host finds the installed plugin by the names that NCCL and RCCL make of
+// NCCL_NET_PLUGIN=fared, and that the plugin has no version before 8: a host that knows none of its versions refuses
+// it.
 func TestNames(t *testing.T) {
 	b, root := release(t), t.TempDir()
 	if out, err := exec.Command("make", "OUT="+b.folder, "DESTDIR="+root, "LIBDIR=/lib", "install").CombinedOutput(); err != nil {
@@ -256,7 +259,8 @@ func TestSanitizers(t *testing.T) {
 	gate.Slow(t, gate.C, "jobs under two sanitizers")
 	for _, flags := range []string{"-fsanitize=address,undefined -fno-sanitize-recover=all", "-fsanitize=thread"} {
 		b := compile(t, t.TempDir(), "-O1 -g "+flags, "callers")
-		// GCC 12's LeakSanitizer faults in the thread-local variables of a library that the program has opened. The plugin's have no pointers.
+		// GCC 12's LeakSanitizer faults in the thread-local variables of a library that the program has opened. The
+		// plugin's have no pointers.
 		for _, op := range []string{"allreduce", "alltoall", "grouped"} {
 			var tables []*slotfiletest.Table
 			for i := range 4 {
@@ -275,8 +279,9 @@ func TestSanitizers(t *testing.T) {
 		race(t, []string{"setarch", "-R"}, filepath.Join(b.folder, "callers"), b, "ASAN_OPTIONS=detect_leaks=1", "LSAN_OPTIONS=use_tls=0")
 		h := newHost(t, 4)
 		stop, args := until(t, "--op", "alltoall", "--bytes", "2000000", "--verbose")
-		// fared_soft0 stands for hardware and is compiled without sanitizers. A peer's WRITE into a buffer comes after the process has named the buffer to the
-		// peer, in an order that leads through the peer's process, where the sanitizer of threads does not see it: that is its report without the option.
+		// fared_soft0 stands for hardware and is compiled without sanitizers. A peer's WRITE into a buffer comes after
+		// the process has named the buffer to the peer, in an order that leads through the peer's process, where the
+		// sanitizer of threads does not see it: that is its report without the option.
 		ranks := h.run(t, b, 4, append(overVerbs(t), "ASAN_OPTIONS=detect_leaks=1:verify_asan_link_order=0", "LSAN_OPTIONS=use_tls=0", "TSAN_OPTIONS=ignore_noninstrumented_modules=1"), args...)
 		changeWeights(t, ranks, h.tables)
 		stop()
@@ -332,7 +337,8 @@ func killOne(t testing.TB, ranks []*rank) {
 	}
 }
 
-// TestStale lets the table of a job go without an owner: its ranks report that once, with the reason, and the end, and go on.
+// TestStale lets the table of a job go without an owner: its ranks report that once, with the reason, and the end, and
+// go on.
 func TestStale(t *testing.T) {
 	b := release(t)
 	x := slotfiletest.New(t, loopback(0), loopback(0))
@@ -361,8 +367,9 @@ func TestStale(t *testing.T) {
 	finish(t, ranks)
 }
 
-// TestEnds closes one end of a communicator in every state of the other: after accept and before connect returns, before accept, with messages in flight, and when the lanes of the close
-// were lost; and has it stop answering. No call of the other end stays pending.
+// TestEnds closes one end of a communicator in every state of the other: after accept and before connect returns,
+// before accept, with messages in flight, and when the lanes of the close were lost; and has it stop answering. No call
+// of the other end stays pending.
 func TestEnds(t *testing.T) {
 	gate.Needed(t, "no call of NCCL stays pending")
 	endsOf(t, nil)
@@ -453,7 +460,8 @@ func TestIdle(t *testing.T) {
 
 const servers = 4
 
-// fabric is servers in namespaces, connected by a bridge for each plane. Rules lead the packets of each slot's source port to its plane.
+// fabric is servers in namespaces, connected by a bridge for each plane. Rules lead the packets of each slot's source
+// port to its plane.
 type fabric struct {
 	core   *netnstest.Namespace
 	nodes  [servers]*netnstest.Namespace
@@ -511,7 +519,8 @@ func newFabric(t testing.TB, rates ...int) *fabric {
 	return f
 }
 
-// route sets the routes of a server by the planes that are up: each slot's plane, or if that is down another one, and for answers all of them.
+// route sets the routes of a server by the planes that are up: each slot's plane, or if that is down another one, and
+// for answers all of them.
 func (f *fabric) route(i int) {
 	var up []int
 	for p := range planes {
@@ -548,8 +557,8 @@ func (f *fabric) setWeights(t testing.TB, weights ...int) {
 	}
 }
 
-// setDown takes planes out or brings them back: first the wire, and once each plane that is out has swallowed a packet the routes and weights, as a control plane
-// would.
+// setDown takes planes out or brings them back: first the wire, and once each plane that is out has swallowed a packet
+// the routes and weights, as a control plane would.
 func (f *fabric) setDown(t testing.TB, ranks []*rank, weights []int, down ...int) {
 	t.Helper()
 	now := [planes]bool{}
@@ -614,8 +623,8 @@ func (f *fabric) run(t testing.TB, b built, environment []string, args ...string
 	}, args...)
 }
 
-// sent returns the bytes that the servers have sent over each plane, by the counters of the far ends. It starts no process: that takes tens of milliseconds on a
-// busy machine.
+// sent returns the bytes that the servers have sent over each plane, by the counters of the far ends. It starts no
+// process: that takes tens of milliseconds on a busy machine.
 func (f *fabric) sent(t testing.TB) (sums [planes]float64, total float64) {
 	t.Helper()
 	var text []byte
@@ -673,8 +682,8 @@ func (f *fabric) judge(t testing.TB, job func(environment ...string) []*rank) {
 	}
 }
 
-// TestPlanesFail takes two of four planes out and brings them back, again and again: no error, and every element is right. FARED_NCCL_FLAPS is the number of
-// failures of a plane.
+// TestPlanesFail takes two of four planes out and brings them back, again and again: no error, and every element is
+// right. FARED_NCCL_FLAPS is the number of failures of a plane.
 func TestPlanesFail(t *testing.T) {
 	gate.Needed(t, "a job goes on when a plane fails, and every element is right")
 	b := release(t)
@@ -716,7 +725,8 @@ func (f *fabric) flap(t testing.TB, ranks []*rank, flaps int, stop func()) {
 
 var repeatedText = regexp.MustCompile(`repeated ([0-9]+)`)
 
-// repeated returns the bytes that each sending communicator has sent a second time, by the messages of ranks that have ended.
+// repeated returns the bytes that each sending communicator has sent a second time, by the messages of ranks that have
+// ended.
 func repeated(ranks []*rank) (bytes []int) {
 	for _, r := range ranks {
 		for _, m := range repeatedText.FindAllStringSubmatch(r.out.String(), -1) {
@@ -744,8 +754,8 @@ func TestSmallPlanesFail(t *testing.T) {
 	}
 }
 
-// TestAllPlanesFail checks that ranks fail after FARED_NCCL_TIMEOUT when nothing arrives any more, though no connection has ended, also if they only wait for the
-// receiver's buffers: then the receiver's end does not arrive.
+// TestAllPlanesFail checks that ranks fail after FARED_NCCL_TIMEOUT when nothing arrives any more, though no connection
+// has ended, also if they only wait for the receiver's buffers: then the receiver's end does not arrive.
 func TestAllPlanesFail(t *testing.T) {
 	gate.Slow(t, gate.C, "waits for a time limit")
 	b := release(t)
@@ -762,7 +772,8 @@ func (f *fabric) cutAll(t testing.TB, ranks []*rank) {
 	for p := range planes {
 		f.core.IP("link", "set", fmt.Sprint("br", p), "down")
 	}
-	// A rank whose neighbor on the same server fails first reports that. One that has finished the iteration waits for rank 0 to begin the next one.
+	// A rank whose neighbor on the same server fails first reports that. One that has finished the iteration waits for
+	// rank 0 to begin the next one.
 	reason := regexp.MustCompile(`NET/fared: .*(does not answer on any plane|process has ended|has closed the communicator)|/more-[0-9]+: no such file after`)
 	silent := 0
 	for i, r := range ranks {
@@ -792,7 +803,8 @@ func ended(ranks []*rank) bool {
 	return false
 }
 
-// BenchmarkStriping compares shares with equal stripes over planes of 200, 200, 100 and 200 Mbit/s: ring all-reduce of 8 ranks on 4 servers.
+// BenchmarkStriping compares shares with equal stripes over planes of 200, 200, 100 and 200 Mbit/s: ring all-reduce of
+// 8 ranks on 4 servers.
 func BenchmarkStriping(b *testing.B) {
 	built := release(b)
 	f := newFabric(b, 200, 200, 100, 200)

@@ -8,9 +8,9 @@ import (
 	"time"
 )
 
-// BenchmarkTwoPlanesFail takes two of four planes of 200 Mbit/s out, and returns them: the rate at the far ends while two planes carry, as a part of what two
-// planes can carry, and two times from the published weights: until the rate is back above nine tenths of that before, and until the returned planes carry nine tenths
-// of what the others do.
+// BenchmarkTwoPlanesFail takes two of four planes of 200 Mbit/s out, and returns them: the rate at the far ends while
+// two planes carry, as a part of what two planes can carry, and two times from the published weights: until the rate is
+// back above nine tenths of that before, and until the returned planes carry nine tenths of what the others do.
 func BenchmarkTwoPlanesFail(b *testing.B) {
 	built := release(b)
 	f := newFabric(b, 200, 200, 200, 200)
@@ -28,7 +28,8 @@ func BenchmarkTwoPlanesFail(b *testing.B) {
 		seconds := time.Since(begin).Seconds()
 		return (after[0] + after[3] - before[0] - before[3]) / seconds, (after[1] + after[2] - before[1] - before[2]) / seconds
 	}
-	// await returns the milliseconds since a time until the rate is above nine tenths of all, and until planes 1 and 2 carry nine tenths of the others.
+	// await returns the milliseconds since a time until the rate is above nine tenths of all, and until planes 1 and 2
+	// carry nine tenths of the others.
 	await := func(begin time.Time, all float64) (whole, shared float64) {
 		for whole == 0 || shared == 0 {
 			others, returned := rates(10 * time.Millisecond)

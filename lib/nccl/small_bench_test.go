@@ -17,11 +17,11 @@ import (
 	"github.com/fared/fared/internal/testkit/netnstest"
 )
 
-// BenchmarkSmallMessages measures round trips of 8 B to 64 KiB in interleaved blocks, between two processes on a processor
-// each, and on one: a plain blocking TCP socket, a plugin of plain sockets that test polls, the plugin over TCP, and over
-// verbs by fared_soft0. ib_send_lat, which polls a queue pair of the same device, runs next to them. FARED_NCCL_BEFORE is
-// the file of another build of the plugin, which takes part as before-tcp and before-verbs. FARED_NCCL_ROUNDS is the
-// number of blocks of 100 round trips an iteration (20).
+// BenchmarkSmallMessages measures round trips of 8 B to 64 KiB in interleaved blocks, between two processes on a
+// processor each, and on one: a plain blocking TCP socket, a plugin of plain sockets that test polls, the plugin over
+// TCP, and over verbs by fared_soft0. ib_send_lat, which polls a queue pair of the same device, runs next to them.
+// FARED_NCCL_BEFORE is the file of another build of the plugin, which takes part as before-tcp and before-verbs.
+// FARED_NCCL_ROUNDS is the number of blocks of 100 round trips an iteration (20).
 func BenchmarkSmallMessages(b *testing.B) {
 	for _, placement := range []string{"apart", "together"} {
 		b.Run(placement, func(b *testing.B) { smallMessages(b, placement) })
@@ -50,7 +50,8 @@ func smallMessages(b *testing.B, placement string) {
 			contestants = append(contestants, "before-"+transport+"="+transport+":"+before)
 		}
 	}
-	// A row has the figures of a contestant and a size: of each iteration the median, the 99th percentile, and the ratio to the plain socket.
+	// A row has the figures of a contestant and a size: of each iteration the median, the 99th percentile, and the
+	// ratio to the plain socket.
 	type row struct {
 		n                int
 		p50, p99, ratios []float64

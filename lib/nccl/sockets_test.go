@@ -32,8 +32,8 @@ func TestOtherPlugin(t *testing.T) {
 	}
 }
 
-// BenchmarkProcessorTime compares the processor time of a ring all-reduce of 1 GB, with its filling and checking of elements, between the plugin with four lanes and
-// one plain socket for each communicator.
+// BenchmarkProcessorTime compares the processor time of a ring all-reduce of 1 GB, with its filling and checking of
+// elements, between the plugin with four lanes and one plain socket for each communicator.
 func BenchmarkProcessorTime(b *testing.B) {
 	built, plugin := release(b), sockets(b)
 	used := map[string][]float64{}

@@ -97,7 +97,8 @@ func (f *fabric) verbs(t testing.TB, b built, environment []string, args ...stri
 	}, args...)
 }
 
-// TestVerbsPlanes checks by the far ends' counters that stripes of queue pairs follow the weights, and that with equal stripes they do not.
+// TestVerbsPlanes checks by the far ends' counters that stripes of queue pairs follow the weights, and that with equal
+// stripes they do not.
 func TestVerbsPlanes(t *testing.T) {
 	gate.Slow(t, gate.C, "over verbs what the gate does over TCP")
 	b := release(t)
@@ -105,8 +106,8 @@ func TestVerbsPlanes(t *testing.T) {
 	f.judge(t, func(environment ...string) []*rank { return f.verbs(t, b, environment, "--bytes", "24000000") })
 }
 
-// TestVerbsPlanesFail takes two of four planes out and brings them back, again and again: no error, and every element is right. FARED_NCCL_FLAPS is the number of
-// failures of a plane.
+// TestVerbsPlanesFail takes two of four planes out and brings them back, again and again: no error, and every element
+// is right. FARED_NCCL_FLAPS is the number of failures of a plane.
 func TestVerbsPlanesFail(t *testing.T) {
 	gate.Slow(t, gate.C, "over verbs what the gate does over TCP")
 	b := release(t)
@@ -143,8 +144,8 @@ func TestVerbsEnds(t *testing.T) {
 	endsOf(t, []string{"ip", "netns", "exec", newHost(t, 1).ns.Name}, append(overVerbs(t), "FARED_SOFT_ADDRESS="+loopback(0).String())...)
 }
 
-// TestTransport checks the choice of the transport: verbs only where a device is, TCP by default where there is none but fared_soft0, and a refusal of a peer with
-// another transport.
+// TestTransport checks the choice of the transport: verbs only where a device is, TCP by default where there is none
+// but fared_soft0, and a refusal of a peer with another transport.
 func TestTransport(t *testing.T) {
 	gate.Slow(t, gate.C, "starts ranks six times")
 	b, h := release(t), newHost(t, 2)

@@ -27,7 +27,8 @@ const (
 
 const serverLoopback, clientLoopback = "10.255.0.1", "10.255.0.2"
 
-// fabric is two namespaces whose loopbacks are connected by planes: rules lead the packets of each slot's source port to its plane.
+// fabric is two namespaces whose loopbacks are connected by planes: rules lead the packets of each slot's source port
+// to its plane.
 type fabric struct {
 	*ends
 	tables [2]*slotfiletest.Table
@@ -151,7 +152,8 @@ func TestPlanes(t *testing.T) {
 	}
 }
 
-// TestUCXPlanes checks that the queue pairs of UCX, which gives every one the flow label 0xffffffff, take the slots' planes.
+// TestUCXPlanes checks that the queue pairs of UCX, which gives every one the flow label 0xffffffff, take the slots'
+// planes.
 func TestUCXPlanes(t *testing.T) {
 	gate.Slow(t, gate.C, "UCX over one plane of four")
 	f := newFabric(t)
@@ -177,7 +179,8 @@ func TestUCXPlanes(t *testing.T) {
 	}
 }
 
-// TestPlanesFail takes planes out while messages are in flight: queue pairs move when the table parks their slots. Every message arrives once and is right.
+// TestPlanesFail takes planes out while messages are in flight: queue pairs move when the table parks their slots.
+// Every message arrives once and is right.
 func TestPlanesFail(t *testing.T) {
 	gate.Needed(t, "queue pairs move when a plane fails, and every message is right")
 	f := newFabric(t)
@@ -221,7 +224,8 @@ func TestStale(t *testing.T) {
 	}
 }
 
-// TestStaleWithFullStandardError does so while standard error takes nothing: the transfer goes on, and the report comes once there is room.
+// TestStaleWithFullStandardError does so while standard error takes nothing: the transfer goes on, and the report comes
+// once there is room.
 func TestStaleWithFullStandardError(t *testing.T) {
 	gate.Needed(t, "a report must not stop the transfers of a process")
 	f := newFabric(t)

@@ -43,7 +43,8 @@ func number(t testing.TB) string {
 	return strings.TrimSpace(string(b))
 }
 
-// TestChangingMemory reads and writes memory that changes at each of the device's system calls. Every packet has the right ICRC, so none is dropped and sent again.
+// TestChangingMemory reads and writes memory that changes at each of the device's system calls. Every packet has the
+// right ICRC, so none is dropped and sent again.
 func TestChangingMemory(t *testing.T) {
 	e := alone(t)
 	log := e.program(t, compile(t, "program", "plain"), "changing", "200")
@@ -69,8 +70,9 @@ func TestSurroundings(t *testing.T) {
 	})
 }
 
-// TestSurroundingsSanitizers runs the same under the sanitizers, with the device inside of the program. That of addresses takes the end of a canceled thread for a
-// fault of the stack, and that of threads has a thread that blocks every signal.
+// TestSurroundingsSanitizers runs the same under the sanitizers, with the device inside of the program. That of
+// addresses takes the end of a canceled thread for a fault of the stack, and that of threads has a thread that blocks
+// every signal.
 func TestSurroundingsSanitizers(t *testing.T) {
 	gate.Slow(t, gate.C, "sanitizers")
 	e := alone(t)
@@ -88,7 +90,8 @@ func TestSurroundingsSanitizers(t *testing.T) {
 	}
 }
 
-// TestPaths compares the functions with paths that the library replaces with those of libc, for paths that no program should use, too.
+// TestPaths compares the functions with paths that the library replaces with those of libc, for paths that no program
+// should use, too.
 func TestPaths(t *testing.T) {
 	needs(t)
 	path := library(t)
@@ -107,7 +110,8 @@ func TestPaths(t *testing.T) {
 	}
 }
 
-// TestConnectionManagerIsRefused runs unmodified programs that connect by rdma_cm. They end at once with an error, and one line names the ways out.
+// TestConnectionManagerIsRefused runs unmodified programs that connect by rdma_cm. They end at once with an error, and
+// one line names the ways out.
 func TestConnectionManagerIsRefused(t *testing.T) {
 	needs(t, "rping", "rdma_server", "ib_write_bw")
 	if devices, _ := filepath.Glob("/sys/class/infiniband/*"); len(devices) > 0 {
@@ -136,7 +140,8 @@ func TestReceiverNotReady(t *testing.T) {
 	run(t, compile(t, "rnr", "memory"))
 }
 
-// TestTimeouts counts the retransmissions to a peer that is late, and repairs losses of all packets in flight and of the reports about them.
+// TestTimeouts counts the retransmissions to a peer that is late, and repairs losses of all packets in flight and of
+// the reports about them.
 func TestTimeouts(t *testing.T) {
 	run(t, compile(t, "timeout", "memory"))
 }

@@ -13,7 +13,8 @@ import (
 	"github.com/fared/fared/internal/testkit/netnstest"
 )
 
-// pair starts a transfer of messages between a process at each end, over a TCP port; both use the addresses of all other pairs.
+// pair starts a transfer of messages between a process at each end, over a TCP port; both use the addresses of all
+// other pairs.
 func (e *ends) pair(t testing.TB, program string, port, messages int) [2]*netnstest.Process {
 	t.Helper()
 	words := []string{program, "fared_soft0", fmt.Sprint(port)}
@@ -45,8 +46,8 @@ func (e *ends) awaitPackets(t testing.TB, n int) {
 	})
 }
 
-// TestProcessesShareAnAddress runs transfers of several processes between the same two addresses. Each one receives its own packets alone, also after the process that opened the
-// port was killed, and one that begins then takes its place.
+// TestProcessesShareAnAddress runs transfers of several processes between the same two addresses. Each one receives its
+// own packets alone, also after the process that opened the port was killed, and one that begins then takes its place.
 func TestProcessesShareAnAddress(t *testing.T) {
 	gate.Needed(t, "programs with several processes")
 	e := newEnds(t)
@@ -78,8 +79,8 @@ func TestProcessesShareAnAddress(t *testing.T) {
 	}
 }
 
-// TestPortTaken runs a program while a socket has the port at every address, as the kernel module rdma_rxe has it: one line names that and the way out. In another namespace
-// the program runs meanwhile.
+// TestPortTaken runs a program while a socket has the port at every address, as the kernel module rdma_rxe has it: one
+// line names that and the way out. In another namespace the program runs meanwhile.
 func TestPortTaken(t *testing.T) {
 	e := alone(t)
 	other := alone(t)
@@ -101,7 +102,8 @@ func TestPortTaken(t *testing.T) {
 	other.program(t, program, "fork", "1")
 }
 
-// TestHolderIsStopped runs a program at an address whose only other process is stopped: one line names that, in place of another reason.
+// TestHolderIsStopped runs a program at an address whose only other process is stopped: one line names that, in place
+// of another reason.
 func TestHolderIsStopped(t *testing.T) {
 	gate.Slow(t, gate.C, "the program waits ten seconds for the other one")
 	e := newEnds(t)

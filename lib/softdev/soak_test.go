@@ -16,8 +16,8 @@ import (
 	"github.com/fared/fared/internal/testkit/netnstest"
 )
 
-// judge counts, at one end of the planes, the bytes that each of them delivers, and the packets of RoCEv2 that arrive by another device than that of their source port:
-// by sockets that receive these alone.
+// judge counts, at one end of the planes, the bytes that each of them delivers, and the packets of RoCEv2 that arrive
+// by another device than that of their source port: by sockets that receive these alone.
 type judge struct {
 	t       testing.TB
 	ns      *netnstest.Namespace
@@ -139,9 +139,10 @@ func (x *phase) end(weights []int) {
 	}
 }
 
-// TestLeavesDie sends messages by planes of which one fails each second, as when its leaf dies, and returns once the others have delivered some more. No request ends in error, every byte is
-// right, and at both ends every packet arrives by the plane of its source port, and each plane delivers its share within 1 %, in the time in which its weight is its state.
-// FARED_SOFTDEV_BYTES is the size of the transfer.
+// TestLeavesDie sends messages by planes of which one fails each second, as when its leaf dies, and returns once the
+// others have delivered some more. No request ends in error, every byte is right, and at both ends every packet arrives
+// by the plane of its source port, and each plane delivers its share within 1 %, in the time in which its weight is its
+// state. FARED_SOFTDEV_BYTES is the size of the transfer.
 func TestLeavesDie(t *testing.T) {
 	gate.Slow(t, gate.C, "400 MB while leaves fail each second")
 	const qps, size = 48, 16384 // queue pairs for equal numbers on three planes and on four

@@ -1,4 +1,5 @@
-// Package softdev tests fared_soft0, the software verbs device: its parts alone, unmodified programs over it, and its packets.
+// Package softdev tests fared_soft0, the software verbs device: its parts alone, unmodified programs over it, and its
+// packets.
 package softdev
 
 import (
@@ -46,7 +47,8 @@ func compile(t testing.TB, program, pass string) string {
 	return filepath.Join(cbuild.Make(t, "softdev", path), path)
 }
 
-// TestWire compares the CRC with its definition bit by bit, and checks that the ICRC's check finds any IPv4 identification.
+// TestWire compares the CRC with its definition bit by bit, and checks that the ICRC's check finds any IPv4
+// identification.
 func TestWire(t *testing.T) {
 	run(t, compile(t, "wire_unit", "memory"))
 }
@@ -56,7 +58,8 @@ func TestSlots(t *testing.T) {
 	run(t, compile(t, "slots", "memory"), "../../internal/slotfile/testdata/v2.slots")
 }
 
-// TestEngine compares random operations with a model while the wire loses, duplicates, delays and reorders packets, in virtual time.
+// TestEngine compares random operations with a model while the wire loses, duplicates, delays and reorders packets, in
+// virtual time.
 func TestEngine(t *testing.T) {
 	gate.Needed(t, "the engine on a simulated wire that loses packets")
 	program := compile(t, "engine", "memory")
@@ -97,8 +100,8 @@ func (e *ends) play(t testing.TB, port string, command ...string) string {
 	server.AwaitSocket(t, e.server, "-tlnH", ":"+port+" ")
 	c := e.environment(clientAddress, append(command, serverAddress)...)
 	out, err := e.client.Output(c[0], c[1:]...)
-	// perftest measures the processor's clock for its report, after the transfer. Where other processes disturb that it ends with an error, and no test
-	// judges speed.
+	// perftest measures the processor's clock for its report, after the transfer. Where other processes disturb that it
+	// ends with an error, and no test judges speed.
 	text := fmt.Sprint(string(out), err) // the error has the standard error
 	unmeasured := strings.Contains(text, "Correlation coefficient r^2") && strings.Contains(text, "Can't produce a report")
 	if err != nil && !unmeasured {
@@ -116,7 +119,8 @@ func (e *ends) play(t testing.TB, port string, command ...string) string {
 // port returns a port for a program that listens in a namespace of the test.
 func port() string { return fmt.Sprint(20000 + rand.IntN(10000)) }
 
-// TestUCX runs unmodified ucx_perftest over reliable connections, with the datagrams that set them up, and over datagrams alone.
+// TestUCX runs unmodified ucx_perftest over reliable connections, with the datagrams that set them up, and over
+// datagrams alone.
 func TestUCX(t *testing.T) {
 	e := newEnds(t, "ucx_perftest", "ucx_info")
 	info := e.server.Run("env", "LD_PRELOAD="+e.library, "FARED_SOFT_ADDRESS="+serverAddress, "UCX_TLS=rc_v", "UCX_NET_DEVICES=fared_soft0:1", "ucx_info", "-d")
@@ -165,7 +169,8 @@ func TestPrograms(t *testing.T) {
 	}
 }
 
-// TestSanitizers transfers messages between programs that contain the device, under the sanitizers of threads, addresses and undefined behavior, and valgrind.
+// TestSanitizers transfers messages between programs that contain the device, under the sanitizers of threads,
+// addresses and undefined behavior, and valgrind.
 func TestSanitizers(t *testing.T) {
 	gate.Slow(t, gate.C, "real traffic under three sanitizers")
 	e := newEnds(t, "valgrind")
@@ -192,7 +197,8 @@ func TestSanitizers(t *testing.T) {
 	}
 }
 
-// TestWithInterposer preloads libfared-verbs.so, too, in both orders: it leaves fared_soft0's queue pairs to the device, which move when a plane is parked.
+// TestWithInterposer preloads libfared-verbs.so, too, in both orders: it leaves fared_soft0's queue pairs to the
+// device, which move when a plane is parked.
 func TestWithInterposer(t *testing.T) {
 	needs(t)
 	program, verbs := compile(t, "traffic", "plain"), filepath.Join(cbuild.Make(t, ".", "libfared-verbs.so"), "libfared-verbs.so")

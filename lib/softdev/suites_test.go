@@ -40,7 +40,8 @@ var refusals = []struct{ said, lacks string }{
 	{"failed to create address handle", "queue pairs without a GID, as any RoCE device"},
 }
 
-// add judges a case by what the program has said and how it has ended. A signal, a timeout or an unknown reason fails the test.
+// add judges a case by what the program has said and how it has ended. A signal, a timeout or an unknown reason fails
+// the test.
 func (r *results) add(t *testing.T, command, said string, err error) {
 	t.Helper()
 	if err == nil {
@@ -86,7 +87,8 @@ func (r *results) pair(t *testing.T, e *ends, environment []string, command stri
 	r.add(t, command, said+server.Log(), err)
 }
 
-// TestSuites runs suites of others over fared_soft0, and writes what passes and what is refused into the page. Nothing hangs, crashes or fails in another way.
+// TestSuites runs suites of others over fared_soft0, and writes what passes and what is refused into the page. Nothing
+// hangs, crashes or fails in another way.
 func TestSuites(t *testing.T) {
 	gate.Slow(t, gate.C, "some hundred programs")
 	e := newEnds(t, "ibv_rc_pingpong", "rping", "ib_write_bw", "ucx_perftest", "mpicc.openmpi", "mpirun.openmpi", "mpicc.mpich", "mpirun.mpich", "fio", "qperf",
@@ -119,7 +121,8 @@ func version(t *testing.T, pkg string) string {
 	return upstream
 }
 
-// notOfTheDevice are the reasons of rdma-core's tests for leaving themselves out that speak of another device, or of the machine.
+// notOfTheDevice are the reasons of rdma-core's tests for leaving themselves out that speak of another device, or of
+// the machine.
 var notOfTheDevice = regexp.MustCompile(`(?i)mlx5|efa device|cuda|dmabuf|dri/render|huge pages|pci device|net interface|all gid indices`)
 
 // pyverbs runs rdma-core's tests in Python.
@@ -161,7 +164,8 @@ func examples(t *testing.T, e *ends) results {
 	return r
 }
 
-// perftest runs each of its programs with what it can vary. Completions stand for 16 operations or a divisor, so that perftest, which counts whole ones, ends.
+// perftest runs each of its programs with what it can vary. Completions stand for 16 operations or a divisor, so that
+// perftest, which counts whole ones, ends.
 func perftest(t *testing.T, e *ends) results {
 	r := results{name: "perftest " + version(t, "perftest")}
 	for _, verb := range []string{"write", "read", "send", "atomic"} {

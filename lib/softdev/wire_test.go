@@ -13,8 +13,8 @@ import (
 	"github.com/fared/fared/internal/testkit/netnstest"
 )
 
-// TestPacketsAgreeWithTheSpecification captures the packets of programs and checks each by a separate implementation of the specification. The kernel of the
-// sender cuts batches, so the capture has the identifications that receivers see.
+// TestPacketsAgreeWithTheSpecification captures the packets of programs and checks each by a separate implementation of
+// the specification. The kernel of the sender cuts batches, so the capture has the identifications that receivers see.
 func TestPacketsAgreeWithTheSpecification(t *testing.T) {
 	gate.Slow(t, gate.C, "captures of every operation")
 	e := newEnds(t, "tcpdump", "ethtool", "python3", "ib_write_bw")
@@ -62,8 +62,9 @@ func TestPacketsAgreeWithTheSpecification(t *testing.T) {
 	}
 }
 
-// TestZeroChecksum has a peer that is no fared_soft0 send a datagram over IPv6 to an unmodified program, with a UDP checksum, and with 0 in its place: rdma_rxe
-// leaves the checksum out, and Linux drops such packets unless the socket accepts it (RFC 6935).
+// TestZeroChecksum has a peer that is no fared_soft0 send a datagram over IPv6 to an unmodified program, with a UDP
+// checksum, and with 0 in its place: rdma_rxe leaves the checksum out, and Linux drops such packets unless the socket
+// accepts it (RFC 6935).
 func TestZeroChecksum(t *testing.T) {
 	e := newEnds(t, "ibv_ud_pingpong", "python3", "ss")
 	const server, client = "2001:db8::1", "2001:db8::2"

@@ -68,7 +68,8 @@ static void sum(struct planes *p, struct deal *d)
 	}
 }
 
-/* The entries with the least and the greatest excess, and these: count minus share of all queue pairs, times the share of all. -1: no entry. */
+/* The entries with the least and the greatest excess, and these: count minus share of all queue pairs, times the share
+ * of all. -1: no entry. */
 struct extremes {
 	int least, greatest;
 	int64_t low, high;
@@ -100,7 +101,8 @@ static struct extremes of_planes(const struct planes *p)
 	return e;
 }
 
-/* The extremes of a plane's slots. The entry behind them has the queue pairs of the plane that are on none, or below 0, those that have to leave it. */
+/* The extremes of a plane's slots. The entry behind them has the queue pairs of the plane that are on none, or below 0,
+ * those that have to leave it. */
 static struct extremes of_slots(const struct planes *p, const struct deal *d, int plane)
 {
 	struct extremes e = {.least = -1, .greatest = -1};
@@ -129,7 +131,8 @@ int deal_next(struct deal *d, int first)
 	return of_slots(&p, d, plane).least;
 }
 
-/* Returns whether the move of one queue pair from the greatest to the least reduces the sum of the squared differences. */
+/* Returns whether the move of one queue pair from the greatest to the least reduces the sum of the squared
+ * differences. */
 static bool improves(struct extremes e, struct part all)
 {
 	return e.least >= 0 && e.greatest >= 0 && e.least != e.greatest && e.high - e.low > all.share + TOLERANCE * all.count;

@@ -30,13 +30,16 @@
 _Static_assert(sizeof(_Atomic uint64_t) == 8 && ATOMIC_LLONG_LOCK_FREE == 2, "64-bit loads are atomic");
 _Static_assert(sizeof(struct fared_slot) == 16, "size of a slot");
 
-/* Readings of a record that changes meanwhile. A change takes less than a microsecond unless its writer is interrupted. */
+/* Readings of a record that changes meanwhile. A change takes less than a microsecond unless its writer is
+ * interrupted. */
 #define ATTEMPTS 2000
 
-/* The greatest time for which fared_wait does not notice that another file has appeared at the path without a mark in the previous one. */
+/* The greatest time for which fared_wait does not notice that another file has appeared at the path without a mark in
+ * the previous one. */
 #define RECHECK_MS 1000
 
-/* The sections of the file, from the header when it was mapped; a reader that keeps to the counts stays inside the file. */
+/* The sections of the file, from the header when it was mapped; a reader that keeps to the counts stays inside the
+ * file. */
 struct section {
 	uint64_t at;
 	uint32_t count, size;
@@ -66,7 +69,8 @@ struct fared_table {
 	char path[];
 };
 
-/* All reads of fields that change are atomic and have acquire order, so that the second read of a sequence number comes after the fields. */
+/* All reads of fields that change are atomic and have acquire order, so that the second read of a sequence number comes
+ * after the fields. */
 static inline uint32_t load32(const unsigned char *p)
 {
 	return atomic_load_explicit((const _Atomic uint32_t *)p, memory_order_acquire);
@@ -346,7 +350,8 @@ static int deleted_inode(const char *path)
 	return !stat(path, &st) && !st.st_nlink;
 }
 
-/* Returns whether the file at a path or its directory has been deleted: only a mount still leads there. errno keeps its value. */
+/* Returns whether the file at a path or its directory has been deleted: only a mount still leads there. errno keeps its
+ * value. */
 static int deleted(const char *path)
 {
 	int reason = errno, found = deleted_inode(path);
@@ -489,7 +494,8 @@ EXPORT int fared_wait(struct fared_table *table, int timeout_ms)
 		return FARED_E_INVALID;
 	uint64_t start = now_ns(CLOCK_MONOTONIC);
 	for (int woken = 0;;) {
-		/* No process wakes the readers of a truncated file: its size is checked before an access, unless the writer has just changed it. */
+		/* No process wakes the readers of a truncated file: its size is checked before an access, unless the writer has
+		 * just changed it. */
 		if (!woken && fared_refresh(table) == 1)
 			return 1;
 		if (table->mem) {
@@ -550,7 +556,8 @@ EXPORT int fared_get_status(const struct fared_table *table, struct fared_status
 	return 0;
 }
 
-/* Returns whether another file at the path has replaced the mapped one, whose heartbeat then stands still. errno keeps its value. */
+/* Returns whether another file at the path has replaced the mapped one, whose heartbeat then stands still. errno keeps
+ * its value. */
 static int replaced(const struct fared_table *table)
 {
 	struct stat st;
@@ -625,7 +632,8 @@ static inline int read_slot(const struct bounds *b, const unsigned char *from, u
 	return s.plane < b->planes && (s.sub_port < b->sub_ports || s.sub_port == L_NO_SUB_PORT);
 }
 
-/* Reads the vector of a pair, with the ports and drains of the pair. Returns 1, or 0 if it changes meanwhile, or an error. */
+/* Reads the vector of a pair, with the ports and drains of the pair. Returns 1, or 0 if it changes meanwhile, or an
+ * error. */
 static inline int read_vector(
 	const struct fared_table *t, const unsigned char *p, uint32_t pair_flags, struct fared_pair *pair, struct fared_slot *slots, uint32_t room)
 {
@@ -841,7 +849,8 @@ EXPORT int fared_get_steered(const struct fared_table *table, uint32_t n, struct
 	return 0;
 }
 
-/* Reads the RDMA device of a sub-port, and the GID index of a source unless gid is NULL or the table has no such source. */
+/* Reads the RDMA device of a sub-port, and the GID index of a source unless gid is NULL or the table has no such
+ * source. */
 static int read_sub_port(const struct fared_table *t, uint32_t n, struct fared_sub_port *out, uint32_t source, int32_t *gid)
 {
 	const unsigned char *p = record(t, &t->sub_ports, n);

@@ -55,7 +55,8 @@ static void in_parent(void)
 	own.forking = false;
 }
 
-/* in_child makes the locks anew: their owners are threads of the parent. It reads no memory that a program may withhold from children (MADV_DONTFORK). */
+/* in_child makes the locks anew: their owners are threads of the parent. It reads no memory that a program may withhold
+ * from children (MADV_DONTFORK). */
 static void in_child(void)
 {
 	for (unsigned i = 0; i < forks.n; i++) {

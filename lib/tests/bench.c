@@ -1,6 +1,6 @@
-/* Measures libfared on a table: bench PATH. Prints ns per call: each call is timed by the processor's counter. The median
- * cost of the timer is subtracted. The counter may have steps of 10 ns: a row of calls, each of which needs the result of
- * the previous one, is finer. */
+/* Measures libfared on a table: bench PATH. Prints ns per call: each call is timed by the processor's counter. The
+ * median cost of the timer is subtracted. The counter may have steps of 10 ns: a row of calls, each of which needs the
+ * result of the previous one, is finer. */
 #include <fared.h>
 
 #include <fcntl.h>
@@ -69,8 +69,8 @@ static double file_size(const char *path)
 	return (double)st.st_size;
 }
 
-/* Measures the machine: one and two dependent loads of random cache lines of the file, mapped as libfared maps it. A look-up of a random pair has at least
- * two, that of the index and that of the pair. */
+/* Measures the machine: one and two dependent loads of random cache lines of the file, mapped as libfared maps it. A
+ * look-up of a random pair has at least two, that of the index and that of the pair. */
 static void measure_memory(const char *path)
 {
 	struct stat st;

@@ -1,4 +1,5 @@
-/* Opens the library by name, reads a table, and closes both, 200 times: close LIBRARY PATH. Nothing of them is mapped at the end. */
+/* Opens the library by name, reads a table, and closes both, 200 times: close LIBRARY PATH. Nothing of them is mapped
+ * at the end. */
 #include <fared.h>
 
 #include <dlfcn.h>

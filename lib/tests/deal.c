@@ -14,7 +14,8 @@ static struct fared_slot slots[SLOTS];
 static struct deal_count counts[SLOTS];
 static struct deal d = {.n = SLOTS, .slots = slots, .counts = counts};
 
-/* A distribution of queue pairs: its differences from the shares, which are squared, and the queue pairs that come to a slot. */
+/* A distribution of queue pairs: its differences from the shares, which are squared, and the queue pairs that come to a
+ * slot. */
 struct result {
 	int64_t on_plane[SLOTS], planes, slots[SLOTS], moves;
 };
@@ -43,8 +44,9 @@ static struct result judge(const uint32_t *count)
 	return r;
 }
 
-/* Requires that no other distribution is closer to the shares of planes; or closer to those of a plane's slots, or as close with fewer moves, with as many
- * queue pairs on each plane. With one slot a plane, the last holds for any other. */
+/* Requires that no other distribution is closer to the shares of planes; or closer to those of a plane's slots, or as
+ * close with fewer moves, with as many queue pairs on each plane. With one slot a plane, the last holds for any
+ * other. */
 static void compare(const struct result *got, const struct result *other, bool single)
 {
 	CHECK(other->planes >= got->planes);
@@ -121,7 +123,8 @@ static void targets(size_t layout)
 		}
 }
 
-/* Deals queue pairs by any shares: they are exact for planes after every period, and none is on a slot without share. */
+/* Deals queue pairs by any shares: they are exact for planes after every period, and none is on a slot without
+ * share. */
 static void next(size_t layout)
 {
 	d.unplaced = 0;

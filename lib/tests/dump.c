@@ -1,4 +1,5 @@
-/* Prints a whole table in the form of client/slots/slotstest, with the source ports for the service PROTOCOL/PORT if one is given. With "status", prints whether the table is live. */
+/* Prints a whole table in the form of client/slots/slotstest, with the source ports for the service PROTOCOL/PORT if
+ * one is given. With "status", prints whether the table is live. */
 #include <fared.h>
 
 #include <stdio.h>

@@ -1,5 +1,6 @@
-/* Follows a table as a long job does, until standard input ends: follow SOURCE DESTINATION. Each change of the state is a line: CLOCK_MONOTONIC in ns, the number of the file, the
- * share of the pair's first slot, and the sentence of fared_check. */
+/* Follows a table as a long job does, until standard input ends: follow SOURCE DESTINATION. Each change of the state is
+ * a line: CLOCK_MONOTONIC in ns, the number of the file, the share of the pair's first slot, and the sentence of
+ * fared_check. */
 #include <fared.h>
 
 #include <poll.h>

@@ -1,5 +1,6 @@
-/* Reads a table in parent and children of fork: fork PATH CHILDREN. Two threads read a table while the parent forks. Then every process waits for changes, by itself, with
- * the table that it has inherited, until the shares of the pair are 777. In the tables of these tests, the shares of a pair are equal, and the ports consecutive. */
+/* Reads a table in parent and children of fork: fork PATH CHILDREN. Two threads read a table while the parent forks.
+ * Then every process waits for changes, by itself, with the table that it has inherited, until the shares of the pair
+ * are 777. In the tables of these tests, the shares of a pair are equal, and the ports consecutive. */
 #include <fared.h>
 
 #include <dirent.h>

@@ -1,5 +1,6 @@
-/* Readers and a writer in one process, for the thread sanitizer: race FILE SECONDS. FILE is a copy of internal/slotfile/testdata/v2.slots. The writer
- * changes the first pair and its vector; every reading must be of one version of each. */
+/* Readers and a writer in one process, for the thread sanitizer: race FILE SECONDS. FILE is a copy of
+ * internal/slotfile/testdata/v2.slots. The writer changes the first pair and its vector; every reading must be of one
+ * version of each. */
 #include <fared.h>
 
 #include <fcntl.h>

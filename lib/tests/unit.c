@@ -1,4 +1,5 @@
-/* Tests of libfared in one process: unit GOLDEN KEYS. GOLDEN is internal/slotfile/testdata/v2.slots, KEYS is testdata/keys.txt. */
+/* Tests of libfared in one process: unit GOLDEN KEYS. GOLDEN is internal/slotfile/testdata/v2.slots, KEYS is
+ * testdata/keys.txt. */
 #include <fared.h>
 
 #include <arpa/inet.h>
@@ -347,7 +348,8 @@ static void test_refresh_and_wait(void)
 	fared_close(t);
 }
 
-/* A table without an owner is reported from a minute on, and where its directory was deleted that is the reason: a descriptor leads to it as a mount does. */
+/* A table without an owner is reported from a minute on, and where its directory was deleted that is the reason: a
+ * descriptor leads to it as a mount does. */
 static void test_stale(void)
 {
 	write_file(golden, golden_size);

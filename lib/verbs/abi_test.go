@@ -56,8 +56,8 @@ const (
 		ibv_destroy_cq ibv_reg_mr ibv_dereg_mr ibv_query_gid ibv_modify_qp ibv_destroy_qp ibv_query_port ibv_reg_dmabuf_mr ibv_wc_status_str`
 )
 
-// TestLoaders opens the library by name, a thousand times, and looks up every symbol of NCCL and MSCCL++ with its version behind Debian's libibverbs: the exported
-// ones are the interposer's, all others those of libibverbs.
+// TestLoaders opens the library by name, a thousand times, and looks up every symbol of NCCL and MSCCL++ with its
+// version behind Debian's libibverbs: the exported ones are the interposer's, all others those of libibverbs.
 func TestLoaders(t *testing.T) {
 	p := compile(t, "plain")
 	library := built(t)

@@ -15,8 +15,9 @@ import (
 // ways are the ways to execute a program, as tests/forks.c numbers them.
 var ways = []string{"fork", "vfork", "posix_spawn", "system"}
 
-// TestExecute executes programs by every way while queue pairs have slots. With LD_PRELOAD in the environment the program's queue pair has a slot, and without it none;
-// it inherits neither threads, files nor blocked signals; and the parent's queue pairs go on to move.
+// TestExecute executes programs by every way while queue pairs have slots. With LD_PRELOAD in the environment the
+// program's queue pair has a slot, and without it none; it inherits neither threads, files nor blocked signals; and the
+// parent's queue pairs go on to move.
 func TestExecute(t *testing.T) {
 	tb, c := connected(t)
 	files := c.ask("files")
@@ -37,7 +38,8 @@ func TestExecute(t *testing.T) {
 	}
 }
 
-// TestForkWhileMoving forks while the thread moves queue pairs, so that it holds the lock most of the time: every child goes on, with slots for its queue pairs.
+// TestForkWhileMoving forks while the thread moves queue pairs, so that it holds the lock most of the time: every child
+// goes on, with slots for its queue pairs.
 func TestForkWhileMoving(t *testing.T) {
 	tb, c := connected(t)
 	c.connect(numbers(0, 16)...)
@@ -76,7 +78,8 @@ func TestForkOfThreads(t *testing.T) {
 	c.end()
 }
 
-// TestForkInHandler forks in a handler of a signal that arrives in the driver's function, when this thread holds the lock, as handlers that start a debugger do.
+// TestForkInHandler forks in a handler of a signal that arrives in the driver's function, when this thread holds the
+// lock, as handlers that start a debugger do.
 func TestForkInHandler(t *testing.T) {
 	moveInDriver(t, "handler")
 }
@@ -86,7 +89,8 @@ func TestCancel(t *testing.T) {
 	moveInDriver(t, "cancel")
 }
 
-// moveInDriver moves queue pair 0 by a command of the client, which disturbs the driver's function, and connects another one.
+// moveInDriver moves queue pair 0 by a command of the client, which disturbs the driver's function, and connects
+// another one.
 func moveInDriver(t *testing.T, command string) {
 	p := compile(t, "plain")
 	tb := publish(t, 16)
@@ -103,8 +107,8 @@ func moveInDriver(t *testing.T, command string) {
 	c.end()
 }
 
-// TestForkWithoutHeap forks when the program withholds the pages of its heap from children, as ibv_fork_init does with those that have registered memory: a child
-// that calls exec does so.
+// TestForkWithoutHeap forks when the program withholds the pages of its heap from children, as ibv_fork_init does with
+// those that have registered memory: a child that calls exec does so.
 func TestForkWithoutHeap(t *testing.T) {
 	_, c := connected(t)
 	c.connect(numbers(0, 16)...)
@@ -139,8 +143,9 @@ func TestForkStatistics(t *testing.T) {
 	}
 }
 
-// TestForkSanitizers forks while queue pairs move, under the sanitizers of memory and under valgrind, which follow the children: no wrong access, and no leak in parent
-// or child. Valgrind alone looks for leaks, because the sanitizer looks for the parent's threads in the child; that of threads ends children that start threads.
+// TestForkSanitizers forks while queue pairs move, under the sanitizers of memory and under valgrind, which follow the
+// children: no wrong access, and no leak in parent or child. Valgrind alone looks for leaks, because the sanitizer
+// looks for the parent's threads in the child; that of threads ends children that start threads.
 func TestForkSanitizers(t *testing.T) {
 	for name, pass := range map[string]string{"memory": "memory", "valgrind": "plain"} {
 		t.Run(name, func(t *testing.T) {
@@ -168,7 +173,8 @@ func TestForkSanitizers(t *testing.T) {
 	}
 }
 
-// TestClose closes the handles of the interposer and of the driver while a queue pair has a slot, and ends a child: the queue pair goes on to move.
+// TestClose closes the handles of the interposer and of the driver while a queue pair has a slot, and ends a child: the
+// queue pair goes on to move.
 func TestClose(t *testing.T) {
 	p, tb := fourPlanes(t)
 	for _, environment := range [][]string{nil, {"LD_PRELOAD=" + p.path("libfared-verbs.so")}} {

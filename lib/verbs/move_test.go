@@ -70,7 +70,8 @@ func TestMoves(t *testing.T) {
 	}
 }
 
-// TestPorts requires that queue pairs follow the ports of their slots: when the table has other ports, and when fared restarts with another file.
+// TestPorts requires that queue pairs follow the ports of their slots: when the table has other ports, and when fared
+// restarts with another file.
 func TestPorts(t *testing.T) {
 	tb, c := connected(t)
 	ports := c.connect(numbers(0, 16)...)
@@ -119,7 +120,8 @@ func TestStates(t *testing.T) {
 	}
 }
 
-// TestUnsupported requires one attempt and one message for a device that cannot change ports, and that other errors are retried with the next change.
+// TestUnsupported requires one attempt and one message for a device that cannot change ports, and that other errors are
+// retried with the next change.
 func TestUnsupported(t *testing.T) {
 	p, tb := fourPlanes(t)
 	c := preloaded(t, p, tb, "FARED_VERBS_LOG=1")
@@ -148,8 +150,9 @@ func TestUnsupported(t *testing.T) {
 	}
 }
 
-// TestVector requires that queue pairs of other drivers than mlx5 change ports by the address vector of the program with another label; that other errors than a refusal are
-// retried with the next change, and a refusal holds for the device.
+// TestVector requires that queue pairs of other drivers than mlx5 change ports by the address vector of the program
+// with another label; that other errors than a refusal are retried with the next change, and a refusal holds for the
+// device.
 func TestVector(t *testing.T) {
 	p, tb := fourPlanes(t)
 	c := preloaded(t, p, tb, "FARED_VERBS_LOG=1")
@@ -202,7 +205,8 @@ func TestNoDriver(t *testing.T) {
 	c.end()
 }
 
-// TestThread requires a thread while queue pairs have slots, which ends after the last one, and starts with the next one.
+// TestThread requires a thread while queue pairs have slots, which ends after the last one, and starts with the next
+// one.
 func TestThread(t *testing.T) {
 	_, c := connected(t)
 	for range 2 {
@@ -215,7 +219,8 @@ func TestThread(t *testing.T) {
 	}
 }
 
-// TestFork requires that a child has neither the thread nor the parent's queue pairs, gets slots for its own, and that the parent goes on; and that exec works.
+// TestFork requires that a child has neither the thread nor the parent's queue pairs, gets slots for its own, and that
+// the parent goes on; and that exec works.
 func TestFork(t *testing.T) {
 	tb, c := connected(t)
 	ports := c.connect(numbers(0, 16)...)
@@ -230,7 +235,8 @@ func TestFork(t *testing.T) {
 	c.want("executed", "exec")
 }
 
-// TestSanitizers runs queue pairs that come and go, a thousand times, while weights change, under the sanitizers of memory, of threads, and under valgrind.
+// TestSanitizers runs queue pairs that come and go, a thousand times, while weights change, under the sanitizers of
+// memory, of threads, and under valgrind.
 func TestSanitizers(t *testing.T) {
 	for name, pass := range map[string]string{"memory": "memory", "threads": "thread", "valgrind": "plain"} {
 		t.Run(name, func(t *testing.T) {
@@ -323,8 +329,9 @@ func (w *waiter) wake(b *testing.B) int64 {
 	return atomic.LoadInt64((*int64)(unsafe.Pointer(&w.mem[8]))) - start
 }
 
-// BenchmarkMoves measures the time from the publication of a failed plane to the calls that change the ports of its 64 queue pairs, of 256: the first and the last
-// one's, and the time between them. In turn with it, "wake" is the time from the wake-up of a process that only waits until it runs, which is the machine's part.
+// BenchmarkMoves measures the time from the publication of a failed plane to the calls that change the ports of its 64
+// queue pairs, of 256: the first and the last one's, and the time between them. In turn with it, "wake" is the time
+// from the wake-up of a process that only waits until it runs, which is the machine's part.
 func BenchmarkMoves(b *testing.B) {
 	p := compile(b, "plain")
 	tb := publish(b, 128)

@@ -13,7 +13,8 @@ import (
 	"github.com/fared/fared/internal/slotfile/slotfiletest"
 )
 
-// TestLabels requires that RC and UC queue pairs have labels whose ports are slots, by weight, and that every other call passes unchanged.
+// TestLabels requires that RC and UC queue pairs have labels whose ports are slots, by weight, and that every other
+// call passes unchanged.
 func TestLabels(t *testing.T) {
 	p := compile(t, "plain")
 	tb := publish(t, 16)
@@ -68,7 +69,8 @@ func TestLabels(t *testing.T) {
 	}
 }
 
-// TestFirstPort requires a label that means the port 49152, though label 0 means none, and leaves queue pairs alone if no label means the ports.
+// TestFirstPort requires a label that means the port 49152, though label 0 means none, and leaves queue pairs alone if
+// no label means the ports.
 func TestFirstPort(t *testing.T) {
 	p := compile(t, "plain")
 	tb := publish(t, 16)
@@ -89,7 +91,8 @@ func TestFirstPort(t *testing.T) {
 	}
 }
 
-// TestErrors requires that errors and errno of libibverbs reach the program, and that a queue pair that did not reach RTR has no slot.
+// TestErrors requires that errors and errno of libibverbs reach the program, and that a queue pair that did not reach
+// RTR has no slot.
 func TestErrors(t *testing.T) {
 	p, tb := fourPlanes(t)
 	stats := filepath.Join(t.TempDir(), "stats")
@@ -163,7 +166,8 @@ func TestInvisible(t *testing.T) {
 	}
 }
 
-// TestDevices requires that a queue pair has only slots of planes that its device and port reach, and all slots if no sub-port names the device.
+// TestDevices requires that a queue pair has only slots of planes that its device and port reach, and all slots if no
+// sub-port names the device.
 func TestDevices(t *testing.T) {
 	p, tb := fourPlanes(t)
 	for _, sp := range []struct {

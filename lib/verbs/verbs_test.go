@@ -1,4 +1,5 @@
-// Package verbs tests libfared-verbs: C programs in tests call it, with libraries that stand in for libibverbs and libmlx5.
+// Package verbs tests libfared-verbs: C programs in tests call it, with libraries that stand in for libibverbs and
+// libmlx5.
 package verbs
 
 import (
@@ -258,7 +259,8 @@ func (c *client) connect(ids ...int) map[int]int {
 	return ports
 }
 
-// rtr sends a command that must succeed and leave errno and the attributes as they are. It returns the label that libibverbs received.
+// rtr sends a command that must succeed and leave errno and the attributes as they are. It returns the label that
+// libibverbs received.
 func (c *client) rtr(format string, args ...any) int {
 	c.t.Helper()
 	f := strings.Fields(c.ask(format, args...))

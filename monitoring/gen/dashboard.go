@@ -22,7 +22,8 @@ type row struct {
 	panels []panel
 }
 
-// The label instance must be the same for a server's daemon and its agent (docs/operations/metrics.md has the configuration).
+// The label instance must be the same for a server's daemon and its agent (docs/operations/metrics.md has the
+// configuration).
 const (
 	bytesByPlane = `sum by (instance, plane) (rate(fared_agent_steering_sent_bytes_total{instance=~"$instance"}[$__rate_interval]))`
 	bytesOfAll   = `sum by (instance) (rate(fared_agent_steering_sent_bytes_total{instance=~"$instance"}[$__rate_interval]))`

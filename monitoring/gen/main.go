@@ -1,4 +1,5 @@
-// Command gen writes the tables of docs/operations/metrics.md from the metrics that daemon and agent declare, and the dashboard of Grafana.
+// Command gen writes the tables of docs/operations/metrics.md from the metrics that daemon and agent declare, and the
+// dashboard of Grafana.
 package main
 
 import (

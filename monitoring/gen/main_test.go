@@ -30,7 +30,8 @@ func TestFresh(t *testing.T) {
 	}
 }
 
-// TestNamesHaveTheirType checks that the end of each name determines the type of the metric, as docs/operations/metrics.md states.
+// TestNamesHaveTheirType checks that the end of each name determines the type of the metric, as
+// docs/operations/metrics.md states.
 func TestNamesHaveTheirType(t *testing.T) {
 	for _, m := range slices.Concat(daemon.Metrics(), agent.Metrics()) {
 		want := metric.Gauge

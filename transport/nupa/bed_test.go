@@ -15,8 +15,8 @@ import (
 	"github.com/fared/fared/transport/rdma"
 )
 
-// bed has endpoints on one area of ordinary memory. It has no goroutine and no clock: only calls of the test have effects. It replaces the
-// kernel's knowledge about processes.
+// bed has endpoints on one area of ordinary memory. It has no goroutine and no clock: only calls of the test have
+// effects. It replaces the kernel's knowledge about processes.
 type bed struct {
 	t      testing.TB
 	area   *area

@@ -112,7 +112,8 @@ func (c *channel) Connect(remote []byte, paths []rdma.Path) error {
 	return nil
 }
 
-// usePaths selects the first path with a share that is not lent. A lent path belongs to another slot, which memory cannot use.
+// usePaths selects the first path with a share that is not lent. A lent path belongs to another slot, which memory
+// cannot use.
 func (c *channel) usePaths(paths []rdma.Path) {
 	c.path = nil
 	for i := range paths {
@@ -123,8 +124,8 @@ func (c *channel) usePaths(paths []rdma.Path) {
 	}
 }
 
-// SetPaths parks the channel if no path has a share or all are lent: it revokes the operations that the peer has not taken, and returns
-// them.
+// SetPaths parks the channel if no path has a share or all are lent: it revokes the operations that the peer has not
+// taken, and returns them.
 func (c *channel) SetPaths(paths []rdma.Path) {
 	c.usePaths(paths)
 	switch {
@@ -137,8 +138,8 @@ func (c *channel) SetPaths(paths []rdma.Path) {
 	c.t.drain()
 }
 
-// park returns the operations that the peer has not taken. Those that it has taken complete, or are put back if the peer is not ready; the
-// peer then notifies this end, and park is called once more.
+// park returns the operations that the peer has not taken. Those that it has taken complete, or are put back if the
+// peer is not ready; the peer then notifies this end, and park is called once more.
 func (c *channel) park() {
 	for seq := c.out.revoke(); seq < c.out.next; seq++ {
 		if e := c.out.entry(seq); e.op != nil {
@@ -188,9 +189,10 @@ func (c *channel) Post(op *rdma.Op) bool {
 	return true
 }
 
-// direct executes a WRITE or READ on the peer's shared memory. It preserves the order only if all earlier operations have been executed.
-// Operations that are not allowed go to the peer, which refuses them. So do WRITEs to a peer on another kernel: if this machine is paused in
-// the middle of a copy, its peers take it for dead and use the region for other things when it goes on.
+// direct executes a WRITE or READ on the peer's shared memory. It preserves the order only if all earlier operations
+// have been executed. Operations that are not allowed go to the peer, which refuses them. So do WRITEs to a peer on
+// another kernel: if this machine is paused in the middle of a copy, its peers take it for dead and use the region for
+// other things when it goes on.
 func (c *channel) direct(op *rdma.Op) bool {
 	need := rdma.RemoteWrite
 	switch {

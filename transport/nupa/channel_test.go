@@ -22,8 +22,8 @@ func pattern(n int, seed byte) []byte {
 	return b
 }
 
-// TestOperations runs every kind of operation, with target and data of the initiator in the file and outside, and with lengths around each
-// limit.
+// TestOperations runs every kind of operation, with target and data of the initiator in the file and outside, and with
+// lengths around each limit.
 func TestOperations(t *testing.T) {
 	for _, target := range []string{"shared", "private"} {
 		for _, local := range []string{"shared", "private"} {
@@ -95,8 +95,8 @@ func TestAtomics(t *testing.T) {
 	}
 }
 
-// TestRefusals checks that a refused operation completes with its error, that later operations are not executed, and that both ends are
-// notified.
+// TestRefusals checks that a refused operation completes with its error, that later operations are not executed, and
+// that both ends are notified.
 func TestRefusals(t *testing.T) {
 	for _, tc := range []struct {
 		name string
@@ -247,7 +247,8 @@ func TestParkingGivesBackWhatIsNotTaken(t *testing.T) {
 	}
 }
 
-// TestParkingTakesBackWhatIsHeld parks the channel while the peer is not ready: the peer has taken the message, and puts it back.
+// TestParkingTakesBackWhatIsHeld parks the channel while the peer is not ready: the peer has taken the message, and
+// puts it back.
 func TestParkingTakesBackWhatIsHeld(t *testing.T) {
 	bed := newBed(t, 2, 8)
 	a, b := bed.join(addressA), bed.join(addressB)
@@ -346,7 +347,8 @@ func TestPeerIsGone(t *testing.T) {
 	}
 }
 
-// TestTakeover checks that an endpoint that joins after a crash finds all rings, regions and pages of the dead endpoint free.
+// TestTakeover checks that an endpoint that joins after a crash finds all rings, regions and pages of the dead endpoint
+// free.
 func TestTakeover(t *testing.T) {
 	bed := newBed(t, 2, 8)
 	a, b := bed.join(addressA), bed.join(addressB)
@@ -380,8 +382,8 @@ func TestTakeover(t *testing.T) {
 	a.wants(send, nil)
 }
 
-// TestDeregisteredWaits checks that Deregistered waits for a peer that copies, and that the pages are lost rather than reused if the wait
-// fails.
+// TestDeregisteredWaits checks that Deregistered waits for a peer that copies, and that the pages are lost rather than
+// reused if the wait fails.
 func TestDeregisteredWaits(t *testing.T) {
 	bed := newBed(t, 2, 8)
 	a, b := bed.join(addressA), bed.join(addressB)

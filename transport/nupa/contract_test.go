@@ -14,7 +14,8 @@ import (
 	"github.com/fared/fared/transport/rdma/rdmatest"
 )
 
-// TestContract runs the common model: operations of all kinds in both directions, planes that are parked and return, receivers not ready.
+// TestContract runs the common model: operations of all kinds in both directions, planes that are parked and return,
+// receivers not ready.
 func TestContract(t *testing.T) {
 	defer goleak.VerifyNone(t)
 	for _, tc := range []struct {

@@ -8,31 +8,35 @@ import (
 	"time"
 )
 
-// machine is the interface of the shared file to the system: file.go implements it for one kernel, shared.go for several.
+// machine is the interface of the shared file to the system: file.go implements it for one kernel, shared.go for
+// several.
 type machine interface {
-	// lock excludes changes of the tables by other endpoints on this kernel until unlock. The lock ends with the process.
+	// lock excludes changes of the tables by other endpoints on this kernel until unlock. The lock ends with the
+	// process.
 	lock() (unlock func(), err error)
 	// decide prepares to join as a loopback: it waits until alive and ended are known of entries of that loopback.
 	decide(loopback [16]byte)
-	// claim claims an entry in the table of endpoints for the lifetime of the process; it returns false if another process on this kernel
-	// holds it.
+	// claim claims an entry in the table of endpoints for the lifetime of the process; it returns false if another
+	// process on this kernel holds it.
 	claim(endpoint int) (bool, error)
 	release(endpoint int)
 	// identity returns the bytes that identify the kernel in a claimed entry.
 	identity() [identitySize]byte
 	// alive reports whether the owner of a claimed entry runs.
 	alive(endpoint int) bool
-	// ended reports whether the owner of a claimed entry cannot write to the file any longer. An endpoint that is not alive may not have
-	// ended.
+	// ended reports whether the owner of a claimed entry cannot write to the file any longer. An endpoint that is not
+	// alive may not have ended.
 	ended(endpoint int) bool
 	// start makes the endpoint alive for others, and stop ends that.
 	start(endpoint int)
 	stop()
-	// sleep sleeps until a wake-up, at most for the given duration; it returns at once if the word does not have the value.
+	// sleep sleeps until a wake-up, at most for the given duration; it returns at once if the word does not have the
+	// value.
 	sleep(word *atomic.Uint32, value uint32, most time.Duration)
 	// wake wakes up the process that sleeps on a word, after a change of the word.
 	wake(word *atomic.Uint32)
-	// pause yields the processor for a moment; n counts the calls, from 0. It returns false once the maximum wait is over.
+	// pause yields the processor for a moment; n counts the calls, from 0. It returns false once the maximum wait is
+	// over.
 	pause(n int) bool
 	// close unmaps the file.
 	close()
@@ -69,8 +73,9 @@ func (e endpoint) pending(word int) *atomic.Uint64 { return e.u64(e.at + 192 + 8
 
 func (e endpoint) claimed() bool { return e.generation().Load()&1 == 1 }
 
-// notify notifies the endpoint of work in a ring, and wakes it up if it sleeps. The caller that sets the bit is responsible for waking. No
-// wake-up is lost, since the endpoint first sets asleep, then checks the bits once more, and sleeps only if none is set.
+// notify notifies the endpoint of work in a ring, and wakes it up if it sleeps. The caller that sets the bit is
+// responsible for waking. No wake-up is lost, since the endpoint first sets asleep, then checks the bits once more, and
+// sleeps only if none is set.
 func (e endpoint) notify(ring int, m machine) (woken bool) {
 	bit := uint64(1) << (ring % 64)
 	if e.pending(ring/64).Or(bit)&bit != 0 || e.asleep().Load() == 0 {
@@ -91,7 +96,8 @@ func (e endpoint) quiet() bool {
 	return true
 }
 
-// join claims an entry for a loopback. It first cleans up after ended endpoints, including a previous one of this loopback.
+// join claims an entry for a loopback. It first cleans up after ended endpoints, including a previous one of this
+// loopback.
 func (a *area) join(m machine, loopback netip.Addr, process int) (endpoint, error) {
 	want := loopback.As16()
 	m.decide(want)
@@ -142,9 +148,9 @@ func (a *area) join(m machine, loopback netip.Addr, process int) (endpoint, erro
 	return endpoint{}, fmt.Errorf("%w: all %d endpoints are claimed", ErrFile, endpointCount)
 }
 
-// clear ends an endpoint that has ended, or the local one: peers of its channels see another generation, and its regions, rings and pages
-// become free. Memory that a peer still accesses stays taken, and the next endpoint that needs it tries again. The caller holds the file's
-// lock.
+// clear ends an endpoint that has ended, or the local one: peers of its channels see another generation, and its
+// regions, rings and pages become free. Memory that a peer still accesses stays taken, and the next endpoint that needs
+// it tries again. The caller holds the file's lock.
 func (a *area) clear(m machine, i int) bool {
 	e := a.endpoint(i)
 	for r := range regionCount {
@@ -213,7 +219,8 @@ func (a *area) publish(owner int, key uint32, address uint64, at, n int, access 
 	return 0, false
 }
 
-// end withdraws a region and frees its entry. If a peer may still write to the region, its pages are lost and end returns false.
+// end withdraws a region and frees its entry. If a peer may still write to the region, its pages are lost and end
+// returns false.
 func (r region) end(m machine, me int) bool {
 	unused := r.withdraw(m, me)
 	if !unused {
@@ -223,10 +230,10 @@ func (r region) end(m machine, me int) bool {
 	return unused
 }
 
-// withdraw ends a region, and waits until no peer copies from it or to it: an endpoint first stores the region in touching and then checks
-// that the region is valid, and withdraw does both in the opposite order. Ended endpoints do not count. It returns false if a peer copies
-// for longer than the maximum wait. It does not wait for endpoints on other kernels, which may be paused for any time: they only read, and
-// check the region once more afterwards.
+// withdraw ends a region, and waits until no peer copies from it or to it: an endpoint first stores the region in
+// touching and then checks that the region is valid, and withdraw does both in the opposite order. Ended endpoints do
+// not count. It returns false if a peer copies for longer than the maximum wait. It does not wait for endpoints on
+// other kernels, which may be paused for any time: they only read, and check the region once more afterwards.
 func (r region) withdraw(m machine, me int) bool {
 	if w := r.word(); w.Load()&1 == 1 {
 		w.Add(1)

@@ -134,8 +134,8 @@ func (c *channel) execute() bool {
 	if err != nil {
 		c.t.count.refused++
 		in.end(statusOf(err), 0)
-		// Like a RoCE queue pair after a remote error (InfiniBand Architecture, Volume 1, Section 9.9.3): later operations must not be
-		// executed, since they were posted in the expectation that this one is.
+		// Like a RoCE queue pair after a remote error (InfiniBand Architecture, Volume 1, Section 9.9.3): later
+		// operations must not be executed, since they were posted in the expectation that this one is.
 		c.fail(rdma.ErrFlushed, err)
 		return false
 	}
@@ -214,7 +214,8 @@ func (c *channel) succeed(e *sentOp, was uint64) {
 	c.t.push(event{kind: complete, ch: c, op: e.op})
 }
 
-// fail fails the channel: operations that have not been executed complete with err, and the host receives why. Close releases the ring.
+// fail fails the channel: operations that have not been executed complete with err, and the host receives why. Close
+// releases the ring.
 func (c *channel) fail(err, why error) {
 	if c.broken {
 		return
@@ -259,8 +260,8 @@ func (c *channel) end(err error) {
 	c.scheduleNotify()
 }
 
-// check fails the channel if its peer is gone, or has executed nothing for too long. A peer that is not ready proves with its beat that it
-// is alive.
+// check fails the channel if its peer is gone, or has executed nothing for too long. A peer that is not ready proves
+// with its beat that it is alive.
 func (c *channel) check(now time.Duration) {
 	switch {
 	case c.broken:

@@ -18,9 +18,9 @@ import (
 
 // file is the machine for endpoints on one kernel: a file that all of them map.
 //
-// Its locks are open file description locks (fcntl(2), F_OFD_SETLK) on single bytes: byte 0 for the tables, byte 1+i for the claim of
-// endpoint i. The kernel releases them when the process ends in any way. Unlike process ids they cannot be reused, and they work across
-// containers.
+// Its locks are open file description locks (fcntl(2), F_OFD_SETLK) on single bytes: byte 0 for the tables, byte 1+i
+// for the claim of endpoint i. The kernel releases them when the process ends in any way. Unlike process ids they
+// cannot be reused, and they work across containers.
 type file struct {
 	fd       int
 	mem      []byte
@@ -96,7 +96,8 @@ func (f *file) mapLocal(cfg Config) (*area, error) {
 	return a, nil
 }
 
-// allocate allocates the memory of a fresh file now: if a tmpfs is full later, access to a missing page kills the process (SIGBUS).
+// allocate allocates the memory of a fresh file now: if a tmpfs is full later, access to a missing page kills the
+// process (SIGBUS).
 func (f *file) allocate(fresh bool, size int64, rings int) error {
 	if !fresh {
 		return nil

@@ -49,7 +49,8 @@ func TestMapFileRefuses(t *testing.T) {
 	}
 }
 
-// TestIdentityNamesTheInode has two files in one file system: locks of one do not meet those of the other, as with two nodes of one device.
+// TestIdentityNamesTheInode has two files in one file system: locks of one do not meet those of the other, as with two
+// nodes of one device.
 func TestIdentityNamesTheInode(t *testing.T) {
 	dir := t.TempDir()
 	one, two := mapKernel(t, filepath.Join(dir, "one"), 1), mapKernel(t, filepath.Join(dir, "two"), 1)

@@ -8,8 +8,8 @@ import (
 	"github.com/fared/fared/transport/rdma"
 )
 
-// FuzzFile checks arbitrary contents of the shared file while two endpoints work. No access panics or leaves the file, every operation ends
-// once, and read-only regions in private memory stay unchanged.
+// FuzzFile checks arbitrary contents of the shared file while two endpoints work. No access panics or leaves the file,
+// every operation ends once, and read-only regions in private memory stay unchanged.
 func FuzzFile(f *testing.F) {
 	add := func(n int, seed uint64) {
 		rng := rand.New(rand.NewPCG(seed, 5))

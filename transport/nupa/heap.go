@@ -5,9 +5,9 @@ import (
 	"sync/atomic"
 )
 
-// The heap has one word per page, which contains the owner, and no other state. An owner that dies while it allocates or frees therefore
-// leaves nothing to repair: its pages are those with its number. An owner takes a free page by compare-and-swap. Searches are linear, since
-// the registration of memory is not performance-critical.
+// The heap has one word per page, which contains the owner, and no other state. An owner that dies while it allocates
+// or frees therefore leaves nothing to repair: its pages are those with its number. An owner takes a free page by
+// compare-and-swap. Searches are linear, since the registration of memory is not performance-critical.
 const (
 	ownerMask = 0xffff
 	pageLost  = 0xffff // memory to which a stuck peer may still write; never reused

@@ -10,8 +10,8 @@ import (
 	"github.com/fared/fared/transport/internal/memfile"
 )
 
-// The shared file, version 2. All numbers are little endian; words that several endpoints change are aligned to their size and changed
-// atomically. Offsets in bytes.
+// The shared file, version 2. All numbers are little endian; words that several endpoints change are aligned to their
+// size and changed atomically. Offsets in bytes.
 //
 //	header    4096                          the fields below; constant once the file is made
 //	endpoints 64 entries of 320             processes that map the file
@@ -68,8 +68,8 @@ var ErrFile = memfile.Err
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
-// area is the mapped file and its geometry. The geometry is read from the header once, when the file is opened, so that offsets stay in
-// bounds whatever peers write.
+// area is the mapped file and its geometry. The geometry is read from the header once, when the file is opened, so that
+// offsets stay in bounds whatever peers write.
 type area struct {
 	mem     []byte
 	shared  bool   // between kernels; see shared.go
@@ -171,8 +171,9 @@ func open(mem []byte, shared bool) (*area, error) {
 	return a, nil
 }
 
-// u64 and u32 return words in the file. sync/atomic orders copies before a store before reads after the load that observes it (the Go
-// memory model's synchronized-before relation); between processes the processor guarantees this, by the same instructions.
+// u64 and u32 return words in the file. sync/atomic orders copies before a store before reads after the load that
+// observes it (the Go memory model's synchronized-before relation); between processes the processor guarantees this, by
+// the same instructions.
 func (a *area) u64(at int) *atomic.Uint64 {
 	return (*atomic.Uint64)(unsafe.Pointer(&a.mem[at : at+8][0]))
 }

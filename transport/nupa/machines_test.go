@@ -23,7 +23,8 @@ import (
 // peerBoot is the environment variable with the number of the boot of the other process's simulated machine.
 const peerBoot = "FARED_NUPA_BOOT"
 
-// storm is an endpoint on a simulated machine that sends operations of random kinds and sizes, and checks all bytes that arrive.
+// storm is an endpoint on a simulated machine that sends operations of random kinds and sizes, and checks all bytes
+// that arrive.
 type storm struct {
 	*host
 	ch       rdma.Channel
@@ -242,9 +243,9 @@ func (s *storm) connect(o *other) {
 	}
 }
 
-// TestMachinesFail runs two simulated machines, processes that share memory and nothing of the kernel. At random points of their traffic, one
-// is killed and starts again, by the same or another boot, or is paused for so long that it is dead, and goes on while its successor runs. All
-// bytes are as sent, and in the end nothing in the file is taken.
+// TestMachinesFail runs two simulated machines, processes that share memory and nothing of the kernel. At random points
+// of their traffic, one is killed and starts again, by the same or another boot, or is paused for so long that it is
+// dead, and goes on while its successor runs. All bytes are as sent, and in the end nothing in the file is taken.
 func TestMachinesFail(t *testing.T) {
 	defer goleak.VerifyNone(t)
 	rounds := 3

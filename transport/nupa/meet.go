@@ -6,9 +6,10 @@ import (
 	"github.com/fared/fared/transport/rdma"
 )
 
-// Meet offers a channel to its peer in this endpoint's entry of the file, and returns what the peer has offered to this endpoint, for
-// Channel.Connect; nil before it has, and if another endpoint has taken this one's place, which fails the channel. The memory thus connects endpoints without another network. An endpoint has one offer: the last one.
-// The caller holds the device's lock.
+// Meet offers a channel to its peer in this endpoint's entry of the file, and returns what the peer has offered to this
+// endpoint, for Channel.Connect; nil before it has, and if another endpoint has taken this one's place, which fails the
+// channel. The memory thus connects endpoints without another network. An endpoint has one offer: the last one. The
+// caller holds the device's lock.
 func Meet(ch rdma.Channel) (remote []byte) {
 	c := ch.(*channel)
 	a, self := c.t.area, c.t.self

@@ -9,7 +9,8 @@ import (
 	"github.com/fared/fared/transport/rdma"
 )
 
-// TestModel compares random operations in order with memory that is an array: overlapping, sometimes parked, with receivers not ready.
+// TestModel compares random operations in order with memory that is an array: overlapping, sometimes parked, with
+// receivers not ready.
 func TestModel(t *testing.T) {
 	var direct, revoked, notReady uint64
 	for seed := range uint64(10) {

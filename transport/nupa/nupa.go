@@ -10,24 +10,28 @@ import (
 	"github.com/fared/fared/transport/rdma"
 )
 
-// Config is the configuration of an endpoint. Size and Channels apply to the file if the endpoint makes it; an existing file keeps its
-// values.
+// Config is the configuration of an endpoint. Size and Channels apply to the file if the endpoint makes it; an existing
+// file keeps its values.
 type Config struct {
-	// File is the path of the file that all endpoints of the plane map. It is on tmpfs (/dev/shm), hugetlbfs, or a DAX device's file
-	// system; "/proc/self/fd/N" opens a memfd. Start makes it, accessible to its user only, if it does not exist. It may also be the memory of
-	// a device: the resource file of a PCI device in sysfs, such as ivshmem's resource2, or a DAX device, /dev/daxX.Y. Files are not made in /dev.
+	// File is the path of the file that all endpoints of the plane map. It is on tmpfs (/dev/shm), hugetlbfs, or a DAX
+	// device's file system; "/proc/self/fd/N" opens a memfd. Start makes it, accessible to its user only, if it does
+	// not exist. It may also be the memory of a device: the resource file of a PCI device in sysfs, such as ivshmem's
+	// resource2, or a DAX device, /dev/daxX.Y. Files are not made in /dev.
 	File string
-	// Shared declares that endpoints on several kernels map the memory behind File, which must be coherent between their processors. The
-	// memory of a device is always shared.
+	// Shared declares that endpoints on several kernels map the memory behind File, which must be coherent between
+	// their processors. The memory of a device is always shared.
 	Shared bool
-	// DeadAfter is the time for which the heartbeat of an endpoint in shared memory stands still before its peers take it for dead: 2 s by
-	// default.
+	// DeadAfter is the time for which the heartbeat of an endpoint in shared memory stands still before its peers take
+	// it for dead: 2 s by default.
 	DeadAfter time.Duration
-	// Size is the size of a new file, in bytes: 256 MiB by default, at most 1 TiB. It is allocated completely. The memory of a device has its size.
+	// Size is the size of a new file, in bytes: 256 MiB by default, at most 1 TiB. It is allocated completely. The
+	// memory of a device has its size.
 	Size int64
-	// Channels is the maximum number of concurrent channel ends of all endpoints: 64 by default, at most 1024. Each takes 288 KiB of Size.
+	// Channels is the maximum number of concurrent channel ends of all endpoints: 64 by default, at most 1024. Each
+	// takes 288 KiB of Size.
 	Channels int
-	// Spin is the maximum time that the endpoint polls for work before it sleeps: 20 µs by default; below 0 it sleeps at once.
+	// Spin is the maximum time that the endpoint polls for work before it sleeps: 20 µs by default; below 0 it sleeps
+	// at once.
 	Spin time.Duration
 	// Timing: only GiveUp applies. The end of a peer's process is detected earlier.
 	Timing rdma.Timing
@@ -106,7 +110,8 @@ func (t *transport) Name() string { return "nupa" }
 // Limits returns MaxOp, and Ordered, since a ring keeps the order.
 func (t *transport) Limits() rdma.Limits { return rdma.Limits{MaxOp: MaxOp, Ordered: true} }
 
-// Start maps the file and claims an entry for the host's address. If the file is the cause, the error wraps ErrFile and suggests a remedy.
+// Start maps the file and claims an entry for the host's address. If the file is the cause, the error wraps ErrFile and
+// suggests a remedy.
 func (t *transport) Start(host rdma.Host) error {
 	m, a, err := mapFile(t.cfg)
 	if err != nil {
@@ -134,11 +139,12 @@ func (t *transport) attach(host rdma.Host, m machine, a *area) (err error) {
 	return nil
 }
 
-// member reports whether the entry still belongs to this endpoint. It does not if a peer has taken the endpoint for ended.
+// member reports whether the entry still belongs to this endpoint. It does not if a peer has taken the endpoint for
+// ended.
 func (t *transport) member() bool { return t.self.generation().Load() == t.was }
 
-// Stop detaches from the file. Unfreed memory from Alloc stays mapped, and its pages stay allocated until the process ends, since the
-// application may still use it.
+// Stop detaches from the file. Unfreed memory from Alloc stays mapped, and its pages stay allocated until the process
+// ends, since the application may still use it.
 func (t *transport) Stop() {
 	t.stopping.Store(true)
 	t.self.doorbell().Add(1)
@@ -214,8 +220,8 @@ func (t *transport) Free(b []byte) {
 	}
 }
 
-// Registered publishes a region of shared memory. If the region is elsewhere, or the table of regions is full, peers access it through this
-// endpoint.
+// Registered publishes a region of shared memory. If the region is elsewhere, or the table of regions is full, peers
+// access it through this endpoint.
 func (t *transport) Registered(key uint32, address uint64, b []byte, access rdma.Access) {
 	if t.area == nil || access&(rdma.RemoteWrite|rdma.RemoteRead) == 0 || !t.member() {
 		return
@@ -237,8 +243,8 @@ func (t *transport) Registered(key uint32, address uint64, b []byte, access rdma
 	}
 }
 
-// Deregistered waits until no peer copies from the region or to it. If a peer does so for longer than Timing.GiveUp, the region's pages are
-// never reused.
+// Deregistered waits until no peer copies from the region or to it. If a peer does so for longer than Timing.GiveUp,
+// the region's pages are never reused.
 func (t *transport) Deregistered(key uint32) {
 	index, ok := t.published[key]
 	if !ok {
@@ -257,9 +263,9 @@ func (t *transport) unpublish() {
 	}
 }
 
-// Counters returns these counters by name: operations posted, executed directly by this endpoint, and revoked; peers' operations executed,
-// refused (remote errors), and not ready; damaged: invalid data from peers; lost peers; regions published, private (accessed through the
-// endpoint) and lost; wake-ups of other endpoints, local sleeps and wake-ups.
+// Counters returns these counters by name: operations posted, executed directly by this endpoint, and revoked; peers'
+// operations executed, refused (remote errors), and not ready; damaged: invalid data from peers; lost peers; regions
+// published, private (accessed through the endpoint) and lost; wake-ups of other endpoints, local sleeps and wake-ups.
 func (t *transport) Counters() map[string]uint64 {
 	c := &t.count
 	return map[string]uint64{

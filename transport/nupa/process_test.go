@@ -213,8 +213,8 @@ func (h *host) eventually(what string, f func() bool) {
 	}
 }
 
-// TestRevokeAcrossProcesses runs operations between two processes while the plane is parked and returns at random. Returned operations were
-// not delivered, completed ones were, once and in order.
+// TestRevokeAcrossProcesses runs operations between two processes while the plane is parked and returns at random.
+// Returned operations were not delivered, completed ones were, once and in order.
 func TestRevokeAcrossProcesses(t *testing.T) {
 	defer goleak.VerifyNone(t)
 	path := filepath.Join(t.TempDir(), "plane")
@@ -264,8 +264,8 @@ func TestRevokeAcrossProcesses(t *testing.T) {
 	h.tr.Stop()
 }
 
-// TestPeerIsKilled kills a process inside an operation: its peer's operations end with ErrRetryExceeded, and the next process with the same
-// address recovers all resources.
+// TestPeerIsKilled kills a process inside an operation: its peer's operations end with ErrRetryExceeded, and the next
+// process with the same address recovers all resources.
 func TestPeerIsKilled(t *testing.T) {
 	defer goleak.VerifyNone(t)
 	path := filepath.Join(t.TempDir(), "plane")

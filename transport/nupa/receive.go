@@ -98,7 +98,8 @@ func (r *receiver) head() []byte { return r.d.head[:r.d.headLength] }
 // putBack postpones the taken operation. It returns false if the operation was canceled.
 func (r *receiver) putBack() bool { return r.change(r.next, taken, posted) }
 
-// commit announces the delivery of the taken operation. It returns false if the operation was canceled, and must not be delivered.
+// commit announces the delivery of the taken operation. It returns false if the operation was canceled, and must not be
+// delivered.
 func (r *receiver) commit() bool { return r.change(r.next, taken, committed) }
 
 // end ends the taken operation.
@@ -112,7 +113,8 @@ func (r *receiver) end(s status, was uint64) {
 	r.next++
 }
 
-// leave notifies the sender that the receiver has left. Sequence numbers of a ring only grow, so the word of a later use stays.
+// leave notifies the sender that the receiver has left. Sequence numbers of a ring only grow, so the word of a later
+// use stays.
 func (r *receiver) leave() {
 	for {
 		was := r.left().Load()

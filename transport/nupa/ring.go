@@ -7,9 +7,9 @@ import (
 	"github.com/fared/fared/transport/rdma"
 )
 
-// A ring carries the operations of one channel in one direction, in order. It has no shared indexes: the word of each slot contains the
-// sequence number and the state of its operation. Each side therefore counts separately, and a peer cannot falsify the number of
-// operations. The permitted changes of a slot's state:
+// A ring carries the operations of one channel in one direction, in order. It has no shared indexes: the word of each
+// slot contains the sequence number and the state of its operation. Each side therefore counts separately, and a peer
+// cannot falsify the number of operations. The permitted changes of a slot's state:
 //
 //	             sender               receiver
 //	done      -> posted
@@ -19,9 +19,10 @@ import (
 //	canceled                         done
 //	revoked                           passed
 //
-// Every change is a compare-and-swap. The sequence numbers of a ring are never reused, not even by its next channel: a late receiver cannot
-// mistake another channel's operation for one of its channel, and the changes of a late end fail. Only the receiver of a taken, committed or
-// canceled operation writes more than words to the ring of its peer, and such a ring is not reused (release).
+// Every change is a compare-and-swap. The sequence numbers of a ring are never reused, not even by its next channel: a
+// late receiver cannot mistake another channel's operation for one of its channel, and the changes of a late end fail.
+// Only the receiver of a taken, committed or canceled operation writes more than words to the ring of its peer, and
+// such a ring is not reused (release).
 const (
 	done = iota
 	posted
@@ -135,11 +136,12 @@ func (a *area) acquire(owner endpoint) (sender, bool) {
 	return sender{}, false
 }
 
-// release frees a ring for its sender. It returns false while the receiver works on an operation and has not ended, since it may write to
-// the staging. Until release succeeds the ring is closed, but not free.
+// release frees a ring for its sender. It returns false while the receiver works on an operation and has not ended,
+// since it may write to the staging. Until release succeeds the ring is closed, but not free.
 func (r ring) release(m machine) bool {
 	r.first().Store(0)
-	// A dead sender has revoked nothing, and the receiver may have checked first before and be about to take the next operation.
+	// A dead sender has revoked nothing, and the receiver may have checked first before and be about to take the next
+	// operation.
 	for s := range uint64(slotCount) {
 		if w := r.state(s).Load(); w&(1<<stateBits-1) == posted {
 			r.state(s).CompareAndSwap(w, w-posted+revoked)
@@ -201,8 +203,8 @@ func (s *sender) reserve(n int) (at int, ok bool) {
 	return s.staging() + int(from%stagingSize), true
 }
 
-// post puts an operation into the ring. It returns false if no slot or not enough staging is free. sent counts its bytes once it is
-// executed.
+// post puts an operation into the ring. It returns false if no slot or not enough staging is free. sent counts its
+// bytes once it is executed.
 func (s *sender) post(op *rdma.Op, sent *atomic.Uint64) bool {
 	if s.next-s.oldest >= slotCount {
 		return false
@@ -248,8 +250,9 @@ func (s *sender) post(op *rdma.Op, sent *atomic.Uint64) bool {
 // idle reports whether all posted operations have been executed and reaped.
 func (s *sender) idle() bool { return s.oldest == s.next }
 
-// revoke revokes the operations that the receiver has not taken. It starts with the newest and ends at the receiver's position, so the
-// receiver executes only operations before the revoked ones. It returns the first revoked sequence number.
+// revoke revokes the operations that the receiver has not taken. It starts with the newest and ends at the receiver's
+// position, so the receiver executes only operations before the revoked ones. It returns the first revoked sequence
+// number.
 func (s *sender) revoke() (first uint64) {
 	first = s.next
 	for first > s.oldest && (s.state(first-1).Load() == word(first-1, revoked) || s.change(first-1, posted, revoked)) {
@@ -258,7 +261,8 @@ func (s *sender) revoke() (first uint64) {
 	return first
 }
 
-// cancel ends all operations: those that are not taken are revoked, and those that are taken will not be delivered unless committed.
+// cancel ends all operations: those that are not taken are revoked, and those that are taken will not be delivered
+// unless committed.
 func (s *sender) cancel() {
 	s.over = true
 	s.revoke()
@@ -269,7 +273,8 @@ func (s *sender) cancel() {
 	}
 }
 
-// reap returns the oldest operation if it has ended. ok is false if there is none; damaged is true if the contents of the slot are invalid.
+// reap returns the oldest operation if it has ended. ok is false if there is none; damaged is true if the contents of
+// the slot are invalid.
 func (s *sender) reap() (e sentOp, d status, was uint64, ok, damaged bool) {
 	if s.damaged || s.idle() {
 		return sentOp{}, 0, 0, false, s.damaged

@@ -114,8 +114,8 @@ func TestRingIsAQueue(t *testing.T) {
 	}
 }
 
-// TestRevokeRacesWithTake runs sender and receiver concurrently: every operation is executed once or returned once, never both, and the
-// executed ones are a prefix of those posted between two revocations.
+// TestRevokeRacesWithTake runs sender and receiver concurrently: every operation is executed once or returned once,
+// never both, and the executed ones are a prefix of those posted between two revocations.
 func TestRevokeRacesWithTake(t *testing.T) {
 	out, in := ends(t, newBed(t, 1, 4).area)
 	const rounds = 2000
@@ -222,7 +222,8 @@ func reapAll(t *testing.T, out *sender, into []uint64) []uint64 {
 	}
 }
 
-// TestRingIsNotTakenForItsLastUse checks that a late receiver finds no operation in a ring that now belongs to another channel.
+// TestRingIsNotTakenForItsLastUse checks that a late receiver finds no operation in a ring that now belongs to another
+// channel.
 func TestRingIsNotTakenForItsLastUse(t *testing.T) {
 	var sent atomic.Uint64
 	bed := newBed(t, 1, 4)
@@ -251,8 +252,8 @@ func TestRingIsNotTakenForItsLastUse(t *testing.T) {
 	}
 }
 
-// TestCancelInTheMiddle cancels a message during its reception: it is not delivered, and the ring is not reused before the receiver is
-// done.
+// TestCancelInTheMiddle cancels a message during its reception: it is not delivered, and the ring is not reused before
+// the receiver is done.
 func TestCancelInTheMiddle(t *testing.T) {
 	var sent atomic.Uint64
 	bed := newBed(t, 1, 4)
@@ -274,8 +275,8 @@ func TestCancelInTheMiddle(t *testing.T) {
 	}
 }
 
-// TestDeadSendersRingIsTakenOnceOrNotAtAll checks a sender that dies with a posted operation, after its receiver has seen that the ring is
-// open: either the receiver cannot take the operation any longer, or the ring is not reused.
+// TestDeadSendersRingIsTakenOnceOrNotAtAll checks a sender that dies with a posted operation, after its receiver has
+// seen that the ring is open: either the receiver cannot take the operation any longer, or the ring is not reused.
 func TestDeadSendersRingIsTakenOnceOrNotAtAll(t *testing.T) {
 	for _, late := range []bool{false, true} {
 		var sent atomic.Uint64

@@ -18,7 +18,8 @@ const (
 	failed
 )
 
-// event is a deferred call to the host. Calls wait until the rings have been checked, since the host may change all state.
+// event is a deferred call to the host. Calls wait until the rings have been checked, since the host may change all
+// state.
 type event struct {
 	kind eventKind
 	ch   *channel
@@ -98,7 +99,8 @@ func (t *transport) run() {
 	}
 }
 
-// spin polls for work. It lets other goroutines run in between, since there may be fewer processors than busy endpoints.
+// spin polls for work. It lets other goroutines run in between, since there may be fewer processors than busy
+// endpoints.
 func (t *transport) spin(window time.Duration) bool {
 	if window <= 0 {
 		return false
@@ -144,7 +146,8 @@ func (t *transport) serve() {
 	t.drain()
 }
 
-// check runs periodically: it checks that peers are alive and make progress, and that this endpoint's place is still its place.
+// check runs periodically: it checks that peers are alive and make progress, and that this endpoint's place is still
+// its place.
 func (t *transport) check() {
 	if t.member() {
 		t.self.beat().Add(1)

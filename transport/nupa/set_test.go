@@ -15,8 +15,9 @@ import (
 	"github.com/fared/fared/wecmp"
 )
 
-// TestSets connects two devices whose only plane is memory, and runs every kind of work request on two slots, one of which is parked at
-// times. The test waits only for completions, so a missing notification of the transport would stop it.
+// TestSets connects two devices whose only plane is memory, and runs every kind of work request on two slots, one of
+// which is parked at times. The test waits only for completions, so a missing notification of the transport would stop
+// it.
 func TestSets(t *testing.T) {
 	for _, ordering := range []wecmp.Ordering{wecmp.Weak, wecmp.Partial, wecmp.Strong} {
 		t.Run(ordering.String(), func(t *testing.T) { testSets(t, ordering) })

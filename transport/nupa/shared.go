@@ -13,14 +13,17 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// shared is the machine for endpoints on several kernels that map the same memory: no lock and no futex of one kernel reaches the others.
+// shared is the machine for endpoints on several kernels that map the same memory: no lock and no futex of one kernel
+// reaches the others.
 //
-// An endpoint increments its heartbeat; a peer whose heartbeat stands still is dead. A dead endpoint may run again, since its machine may only
-// have been paused. Therefore death fails channels, but frees nothing that the dead endpoint may still write to. That needs the end of the
-// endpoint, which is known in three cases: it has left; it ran on this kernel, and the lock of its process is gone; or it has the loopback of
-// this endpoint and another boot id, which means that this machine has restarted since.
+// An endpoint increments its heartbeat; a peer whose heartbeat stands still is dead. A dead endpoint may run again,
+// since its machine may only have been paused. Therefore death fails channels, but frees nothing that the dead endpoint
+// may still write to. That needs the end of the endpoint, which is known in three cases: it has left; it ran on this
+// kernel, and the lock of its process is gone; or it has the loopback of this endpoint and another boot id, which means
+// that this machine has restarted since.
 //
-// The bytes of the locks depend on the boot id, so that the locks of several kernels never meet, whatever the file system does with them.
+// The bytes of the locks depend on the boot id, so that the locks of several kernels never meet, whatever the file
+// system does with them.
 type shared struct {
 	*file
 	area     *area
@@ -29,7 +32,8 @@ type shared struct {
 	loopback [16]byte
 	period   time.Duration // of heartbeats
 
-	// Of each entry: its incarnation when it was observed, the heartbeat then, and the number of observations since that heartbeat.
+	// Of each entry: its incarnation when it was observed, the heartbeat then, and the number of observations since
+	// that heartbeat.
 	seen  [endpointCount]atomic.Uint64
 	heart [endpointCount]uint64
 	stood [endpointCount]atomic.Uint32
@@ -38,8 +42,8 @@ type shared struct {
 }
 
 const (
-	// heartbeats is the number of heartbeats in Config.DeadAfter. Counting the local heartbeats instead of time keeps peers alive for an
-	// observer that was paused itself.
+	// heartbeats is the number of heartbeats in Config.DeadAfter. Counting the local heartbeats instead of time keeps
+	// peers alive for an observer that was paused itself.
 	heartbeats = 10
 
 	// The sleep between two looks at the doorbell grows from the first to the last value.
@@ -98,12 +102,12 @@ func bootID() (id [16]byte, err error) {
 	return id, nil
 }
 
-// making is the low half of the magic while an endpoint makes the layout; the high half is a counter, which shows that the maker is alive and
-// tells it that another endpoint has taken over.
+// making is the low half of the magic while an endpoint makes the layout; the high half is a counter, which shows that
+// the maker is alive and tells it that another endpoint has taken over.
 const making = uint32('m') | 'a'<<8 | 'k'<<16 | 'e'<<24
 
-// establish opens the layout, or makes it if the first word is zero. The first endpoint to change that word is the maker; if it dies, a waiting
-// endpoint takes over.
+// establish opens the layout, or makes it if the first word is zero. The first endpoint to change that word is the
+// maker; if it dies, a waiting endpoint takes over.
 func (s *shared) establish(rings int) (*area, error) {
 	magicWord := binary.LittleEndian.Uint64([]byte(magic))
 	w := (&area{mem: s.mem}).u64(0)
@@ -141,8 +145,9 @@ func (s *shared) establish(rings int) (*area, error) {
 	}
 }
 
-// makeLayout makes the layout of a geometry, while the first word has the value of the claim. It returns false if another endpoint has taken over. A
-// maker that was paused and has lost its claim changes nothing: every change is a compare-and-swap from what was there before.
+// makeLayout makes the layout of a geometry, while the first word has the value of the claim. It returns false if
+// another endpoint has taken over. A maker that was paused and has lost its claim changes nothing: every change is a
+// compare-and-swap from what was there before.
 func (s *shared) makeLayout(w *atomic.Uint64, claim uint64, a *area) bool {
 	a.mem, a.shared = s.mem, true
 	zero := func(from, to int) bool { // in steps that take much less than a heartbeat
@@ -259,8 +264,8 @@ func (s *shared) start(endpoint int) {
 	}()
 }
 
-// live increments the heartbeat of this endpoint, and observes those of its peers. Another endpoint may have taken the place: its heart must stand still
-// when it is dead.
+// live increments the heartbeat of this endpoint, and observes those of its peers. Another endpoint may have taken the
+// place: its heart must stand still when it is dead.
 func (s *shared) live(endpoint int, generation uint64) {
 	if e := s.area.endpoint(endpoint); e.generation().Load() == generation {
 		e.heart().Add(1)

@@ -18,8 +18,8 @@ import (
 	"github.com/fared/fared/transport/rdma"
 )
 
-// kernel returns the configuration of an endpoint in shared memory on a simulated machine: the locks of different boot ids do not meet, and
-// nothing else of the kernel is used.
+// kernel returns the configuration of an endpoint in shared memory on a simulated machine: the locks of different boot
+// ids do not meet, and nothing else of the kernel is used.
 func kernel(path string, boot byte) Config {
 	return Config{File: path, Size: planeSize, Channels: 8, Shared: true, DeadAfter: 400 * time.Millisecond, boot: [16]byte{boot},
 		Timing: rdma.Timing{}.WithDefaults()}
@@ -35,8 +35,8 @@ func mapKernel(t testing.TB, path string, boot byte) *shared {
 	return m.(*shared)
 }
 
-// TestLayoutIsMadeOnce starts many endpoints at once in memory that is not empty except for its first word, one of which was the maker until
-// its machine stopped. Each gets a place.
+// TestLayoutIsMadeOnce starts many endpoints at once in memory that is not empty except for its first word, one of
+// which was the maker until its machine stopped. Each gets a place.
 func TestLayoutIsMadeOnce(t *testing.T) {
 	for _, first := range []uint64{0, uint64(making) | 7<<32} {
 		path := filepath.Join(t.TempDir(), "plane")
@@ -158,7 +158,8 @@ func TestSharedRefuses(t *testing.T) {
 	}
 }
 
-// TestPlaces claims places of the file from several simulated machines: who is alive, who has ended, and who gets which place.
+// TestPlaces claims places of the file from several simulated machines: who is alive, who has ended, and who gets which
+// place.
 func TestPlaces(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "plane")
 	join := func(s *shared, address string) (endpoint, error) {
@@ -251,8 +252,8 @@ func TestClaimsMeet(t *testing.T) {
 	}
 }
 
-// TestFencing lets an endpoint go on whose place another one has taken, because it was taken for ended: it cannot change the rings of its
-// successors, and fails.
+// TestFencing lets an endpoint go on whose place another one has taken, because it was taken for ended: it cannot
+// change the rings of its successors, and fails.
 func TestFencing(t *testing.T) {
 	bed := newBed(t, 4, 8)
 	a, b := bed.join(addressA), bed.join(addressB)
@@ -307,8 +308,8 @@ func TestFencing(t *testing.T) {
 	}
 }
 
-// TestReplacedLeavesThePlaceAlone lets endpoints go on whose place another one has taken: none of the words there changes, on which the other one's liveness, its
-// notifications and its meetings depend.
+// TestReplacedLeavesThePlaceAlone lets endpoints go on whose place another one has taken: none of the words there
+// changes, on which the other one's liveness, its notifications and its meetings depend.
 func TestReplacedLeavesThePlaceAlone(t *testing.T) {
 	bed := newBed(t, 4, 8)
 	a, b := bed.join(addressA), bed.join(addressB)
@@ -370,7 +371,8 @@ func (c *clocked) Now() time.Duration {
 	return c.host.Now()
 }
 
-// TestReplacedRuns takes the place of an endpoint whose goroutines run, and notifies the new one of work: the first endpoint fails its channel and goes on with nothing of the place.
+// TestReplacedRuns takes the place of an endpoint whose goroutines run, and notifies the new one of work: the first
+// endpoint fails its channel and goes on with nothing of the place.
 func TestReplacedRuns(t *testing.T) {
 	defer goleak.VerifyNone(t)
 	path := filepath.Join(t.TempDir(), "plane")
@@ -412,8 +414,8 @@ func TestReplacedRuns(t *testing.T) {
 	}
 }
 
-// TestLateReceiver lets receivers go on that were dead, after the ring's sender has closed it, and checks that the ring's next use is not
-// affected.
+// TestLateReceiver lets receivers go on that were dead, after the ring's sender has closed it, and checks that the
+// ring's next use is not affected.
 func TestLateReceiver(t *testing.T) {
 	for _, state := range []string{"taken", "revoked"} {
 		var sent atomic.Uint64
@@ -465,8 +467,8 @@ func TestLateReceiver(t *testing.T) {
 	}
 }
 
-// TestReadsOfWithdrawnRegions reads a region while its owner withdraws it, uses the memory for other things and publishes it once more: no READ
-// mixes the contents.
+// TestReadsOfWithdrawnRegions reads a region while its owner withdraws it, uses the memory for other things and
+// publishes it once more: no READ mixes the contents.
 func TestReadsOfWithdrawnRegions(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "plane")
 	begin := func(address string, boot byte) *host {

@@ -14,7 +14,8 @@ import (
 const (
 	defaultDead = 2 * time.Second
 
-	// An end looks for packets without a break for spinFor after the last one in either direction, then at intervals from firstSleep to lastSleep, which double.
+	// An end looks for packets without a break for spinFor after the last one in either direction, then at intervals
+	// from firstSleep to lastSleep, which double.
 	spinFor    = 20 * time.Microsecond
 	firstSleep = 50 * time.Microsecond
 	lastSleep  = 5 * time.Millisecond
@@ -139,7 +140,8 @@ func (b *box) deliver(packet []byte) {
 	}
 }
 
-// read sends the device's packets until it is closed. While the peer has no session, packets are dropped, as by any network.
+// read sends the device's packets until it is closed. While the peer has no session, packets are dropped, as by any
+// network.
 func (b *box) read(ctx context.Context) error {
 	packet := make([]byte, headerSize+maxPacket)
 	for {

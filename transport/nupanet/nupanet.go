@@ -1,5 +1,7 @@
-// Package nupanet is a cable of shared memory: a TUN device at each end, whose packets go to the other end through a channel of transport/nupa, or, if the memory is not coherent between
-// the machines, through a mailbox (transport/internal/mailbox). The ends find each other in the memory. The device has carrier while they are connected.
+// Package nupanet is a cable of shared memory: a TUN device at each end, whose packets go to the other end through a
+// channel of transport/nupa, or, if the memory is not coherent between the machines, through a mailbox
+// (transport/internal/mailbox). The ends find each other in the memory. The device has carrier while they are
+// connected.
 package nupanet
 
 import (
@@ -21,10 +23,12 @@ import (
 type Config struct {
 	// Memory is the file that both ends map.
 	Memory nupa.Config
-	// NonCoherent declares that the memory is not coherent between the processors of the two machines. Both ends must agree. Of Memory, only File and DeadAfter apply; a new file has 2 MiB, and
-	// no endpoint of transport/nupa can use it at the same time.
+	// NonCoherent declares that the memory is not coherent between the processors of the two machines. Both ends must
+	// agree. Of Memory, only File and DeadAfter apply; a new file has 2 MiB, and no endpoint of transport/nupa can use
+	// it at the same time.
 	NonCoherent bool
-	// Local and Peer are the names of the ends, addresses that no other endpoint in the file has. The device does not get them. If NonCoherent is set, only their order counts.
+	// Local and Peer are the names of the ends, addresses that no other endpoint in the file has. The device does not
+	// get them. If NonCoherent is set, only their order counts.
 	Local, Peer netip.Addr
 	// Device is the name of the device, and MTU its MTU in bytes.
 	Device string

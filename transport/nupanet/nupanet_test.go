@@ -184,8 +184,8 @@ func TestCable(t *testing.T) {
 	}
 }
 
-// TestReplaced takes the place in the memory of an end that has a peer, and of one that has none, as another machine with its name does. The end ends with the reason: its service
-// starts it once more, or shows the mistake.
+// TestReplaced takes the place in the memory of an end that has a peer, and of one that has none, as another machine
+// with its name does. The end ends with the reason: its service starts it once more, or shows the mistake.
 func TestReplaced(t *testing.T) {
 	for _, peer := range []bool{false, true} {
 		t.Run(fmt.Sprintf("peer %v", peer), func(t *testing.T) {
@@ -197,7 +197,8 @@ func TestReplaced(t *testing.T) {
 				c.carrier(0, true)
 				defer c.stop(1)
 			}
-			// The generation, address and heartbeat of a place, by the description of the layout (transport/nupa/layout.go).
+			// The generation, address and heartbeat of a place, by the description of the layout
+			// (transport/nupa/layout.go).
 			name := netip.MustParseAddr("192.0.2.1").As16()
 			netnstest.Eventually(t, time.Minute, func() error {
 				memory, err := os.OpenFile(c.cfg.Memory.File, os.O_RDWR, 0)

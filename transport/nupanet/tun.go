@@ -9,7 +9,8 @@ import (
 	"github.com/fared/fared/transport/nupa"
 )
 
-// tun is a TUN device whose packets have a virtio_net_hdr in front, so that the kernel need not segment or checksum them.
+// tun is a TUN device whose packets have a virtio_net_hdr in front, so that the kernel need not segment or checksum
+// them.
 type tun struct {
 	*os.File // reads
 	fd       int

@@ -19,8 +19,8 @@ import (
 // ConnectPort is the default TCP port of fare.v1.ConnectionService at endpoints.
 const ConnectPort = 4794
 
-// Connect makes a set with a peer's loopback; the peer's Listener, reached through conn, answers. private goes to the peer's application,
-// reply comes from it. With Config.Weights, Connect waits until fared provides live slots.
+// Connect makes a set with a peer's loopback; the peer's Listener, reached through conn, answers. private goes to the
+// peer's application, reply comes from it. With Config.Weights, Connect waits until fared provides live slots.
 func (d *Device) Connect(ctx context.Context, conn grpc.ClientConnInterface, remote netip.Addr, cfg SetConfig, private []byte) (_ *Set, reply []byte, err error) {
 	if d.weights != nil {
 		if err := d.weights.await(ctx, remote); err != nil {
@@ -75,11 +75,13 @@ func (d *Device) Connect(ctx context.Context, conn grpc.ClientConnInterface, rem
 	return s, first.GetAnswer().GetPrivateData(), nil
 }
 
-// awaitGoodbye ends a set when the peer says goodbye, and says goodbye when the set ends. It returns once the set has ended.
+// awaitGoodbye ends a set when the peer says goodbye, and says goodbye when the set ends. It returns once the set has
+// ended.
 //
-// A broken stream alone does not end the set, since its channels may still work. If no channel has received anything from the peer within
-// Patience, the set ends: the peer gave up before it received the answer or while handling it. Any other set checks once per Patience that
-// its peer is alive, so that a set that only receives does not outlast a killed peer.
+// A broken stream alone does not end the set, since its channels may still work. If no channel has received anything
+// from the peer within Patience, the set ends: the peer gave up before it received the answer or while handling it. Any
+// other set checks once per Patience that its peer is alive, so that a set that only receives does not outlast a killed
+// peer.
 func awaitGoodbye(s *Set, recv func() (*farev1.Goodbye, error), send func(*farev1.Goodbye) error) {
 	received := make(chan struct{})
 	go func() {
@@ -130,14 +132,14 @@ type Request struct {
 	Private  []byte
 }
 
-// Listener answers Connect requests of peers for any number of devices. It implements fare.v1.ConnectionService: register it with a gRPC
-// server that listens at ConnectPort on an address that peers reach.
+// Listener answers Connect requests of peers for any number of devices. It implements fare.v1.ConnectionService:
+// register it with a gRPC server that listens at ConnectPort on an address that peers reach.
 type Listener struct {
 	farev1.UnimplementedConnectionServiceServer
 	// Devices are the devices that accept connections; the peer's request names one by its loopback.
 	Devices []*Device
-	// Accept returns the configuration of the new set and private data for the peer's application; an error refuses the request. The peer's
-	// request determines SetConfig.Ordering.
+	// Accept returns the configuration of the new set and private data for the peer's application; an error refuses the
+	// request. The peer's request determines SetConfig.Ordering.
 	Accept func(*Device, Request) (SetConfig, []byte, error)
 	// Accepted receives the set before the peer can use it, so that the application can post receives.
 	Accepted func(*Set, Request)

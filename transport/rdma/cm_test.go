@@ -110,8 +110,8 @@ func sharesOf(s *Set) (out [4]uint32) {
 	return out
 }
 
-// TestConnectAndFollow connects two devices over gRPC with slots from WatchWeights. They follow changes, keep their slots while fared is
-// away, and say goodbye.
+// TestConnectAndFollow connects two devices over gRPC with slots from WatchWeights. They follow changes, keep their
+// slots while fared is away, and say goodbye.
 func TestConnectAndFollow(t *testing.T) {
 	defer eventually(t, "every goroutine has ended", func() bool { return goleak.Find() == nil })
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)

@@ -39,8 +39,8 @@ type Completion struct {
 	Set    *Set
 	ID     uint64 // of the work request
 	Opcode Opcode
-	// Err is nil, or an error of this package, possibly wrapped. The first error of a set ends the set: all later work requests complete
-	// with ErrFlushed.
+	// Err is nil, or an error of this package, possibly wrapped. The first error of a set ends the set: all later work
+	// requests complete with ErrFlushed.
 	Err error
 	// Bytes is the number of bytes received (receives, READs and atomics) or sent.
 	Bytes int
@@ -49,8 +49,8 @@ type Completion struct {
 	HasImmediate bool
 }
 
-// CQ is a completion queue. It cannot overflow: a work request counts as outstanding until the application has polled its completion, and a
-// set limits the number of outstanding work requests.
+// CQ is a completion queue. It cannot overflow: a work request counts as outstanding until the application has polled
+// its completion, and a set limits the number of outstanding work requests.
 type CQ struct {
 	mu     sync.Mutex
 	queue  []queued
@@ -87,8 +87,8 @@ func (c *CQ) Poll(out []Completion) int {
 	return n
 }
 
-// Wait polls, and if the queue is empty waits for a completion or for ctx, whose error it returns. Only one goroutine may wait (see
-// Notify).
+// Wait polls, and if the queue is empty waits for a completion or for ctx, whose error it returns. Only one goroutine
+// may wait (see Notify).
 func (c *CQ) Wait(ctx context.Context, out []Completion) (int, error) {
 	for {
 		if n := c.Poll(out); n > 0 || len(out) == 0 {
@@ -102,8 +102,8 @@ func (c *CQ) Wait(ctx context.Context, out []Completion) (int, error) {
 	}
 }
 
-// Notify returns a channel that becomes readable when completions arrive. The channel has room for one notification, so it serves one
-// receiver.
+// Notify returns a channel that becomes readable when completions arrive. The channel has room for one notification, so
+// it serves one receiver.
 func (c *CQ) Notify() <-chan struct{} { return c.notify }
 
 func (c *CQ) push(q queued) {

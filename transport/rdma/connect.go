@@ -11,11 +11,11 @@ import (
 	"github.com/fared/fared/wecmp"
 )
 
-// A connection consists of an offer, an answer and Finish. Connect and Listener exchange them over gRPC. Applications with their own
-// exchange (MPI, a key-value store) can use it instead.
+// A connection consists of an offer, an answer and Finish. Connect and Listener exchange them over gRPC. Applications
+// with their own exchange (MPI, a key-value store) can use it instead.
 
-// Offer makes a set toward a peer's loopback and returns it with the offer for the peer's Answer. slots may be nil if the device has
-// Config.Weights.
+// Offer makes a set toward a peer's loopback and returns it with the offer for the peer's Answer. slots may be nil if
+// the device has Config.Weights.
 func (d *Device) Offer(remote netip.Addr, cfg SetConfig, slots []Slot) (*Set, *farev1.ConnectOffer, error) {
 	s, err := d.newSet(remote, cfg, slots)
 	if err != nil {
@@ -26,7 +26,8 @@ func (d *Device) Offer(remote netip.Addr, cfg SetConfig, slots []Slot) (*Set, *f
 		Ordering: farev1.MemoryOrdering(cfg.Ordering) + farev1.MemoryOrdering_MEMORY_ORDERING_WEAK, Channels: s.lanes.ends()}, nil
 }
 
-// Answer makes the set that an offer requests and connects it. It returns the set with the answer for the peer's Finish.
+// Answer makes the set that an offer requests and connects it. It returns the set with the answer for the peer's
+// Finish.
 func (d *Device) Answer(offer *farev1.ConnectOffer, cfg SetConfig, slots []Slot) (*Set, *farev1.ConnectAnswer, error) {
 	remote, err := netip.ParseAddr(offer.GetSource())
 	if err != nil {
@@ -98,7 +99,8 @@ func makeSet(d *Device, cfg SetConfig, remote netip.Addr) *Set {
 	return s
 }
 
-// open makes the channels of the slots. A single one needs no header that puts messages together, and is plain where the transport can.
+// open makes the channels of the slots. A single one needs no header that puts messages together, and is plain where
+// the transport can.
 func (ls *lanes) open() error {
 	layout := layout(ls.slots, ls.keyed)
 	for _, slots := range layout {

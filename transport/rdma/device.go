@@ -18,12 +18,14 @@ import (
 type Config struct {
 	// Address is the loopback: the GPU's own address.
 	Address netip.Addr
-	// Transports are the device's transports, at least one; the first carries every plane that Planes does not name. The device starts and
-	// stops them.
+	// Transports are the device's transports, at least one; the first carries every plane that Planes does not name.
+	// The device starts and stops them.
 	Transports []Transport
-	// Planes maps planes that the first transport does not carry to the name of their transport, such as "nupa" for a shared-memory plane.
+	// Planes maps planes that the first transport does not carry to the name of their transport, such as "nupa" for a
+	// shared-memory plane.
 	Planes map[string]string
-	// Weights is the fared that provides slots. With nil, the application provides them to Offer, Answer and Set.SetSlots.
+	// Weights is the fared that provides slots. With nil, the application provides them to Offer, Answer and
+	// Set.SetSlots.
 	Weights farev1.WeightServiceClient
 	// Clock returns the time since a fixed moment; nil means the system's clock.
 	Clock func() time.Duration

@@ -1,6 +1,7 @@
-// Package rdma is a verbs-like API for transports whose queue pairs take their slots from fared. It has protection domains, memory regions
-// with keys and bounds, completion queues, and queue pair sets. A set connects two loopbacks: it has one queue pair in each slot that fared
-// assigns to the pair of loopbacks, and the application uses all of them as one queue pair.
+// Package rdma is a verbs-like API for transports whose queue pairs take their slots from fared. It has protection
+// domains, memory regions with keys and bounds, completion queues, and queue pair sets. A set connects two loopbacks:
+// it has one queue pair in each slot that fared assigns to the pair of loopbacks, and the application uses all of them
+// as one queue pair.
 //
 //	device, _ := rdma.Open(rdma.Config{Address: gpu0, Transports: ..., Weights: client})
 //	pd := device.AllocPD()
@@ -19,14 +20,16 @@
 //	                 flow, a ring in shared memory): roce, superp, tcpqp, nupa
 //	follower         follows fare.v1.WeightService.WatchWeights and gives every set its slots
 //
-// A channel belongs to one slot (or to many, if the transport spreads packets itself). When fared parks the slot, the channel accepts no
-// new operations and finishes those in flight on the path of a live slot. The sequence numbers stay the same, so the receiver executes each
-// operation once. No operation waits for a new connection, and no message is segmented a second time. If no slot of the channel's transport
-// is live, its datagrams go through a tunnel (tunnel.go), and operations in shared memory come back to the set (Host.Return).
+// A channel belongs to one slot (or to many, if the transport spreads packets itself). When fared parks the slot, the
+// channel accepts no new operations and finishes those in flight on the path of a live slot. The sequence numbers stay
+// the same, so the receiver executes each operation once. No operation waits for a new connection, and no message is
+// segmented a second time. If no slot of the channel's transport is live, its datagrams go through a tunnel
+// (tunnel.go), and operations in shared memory come back to the set (Host.Return).
 //
-// A set of one channel uses a plain one, if the transport can: with the protocol's messages alone, and its answer to a missing receive. In
-// any other set a message that consumes a receive waits for credit: the peer announces the number of receives that it has posted
-// (receive.go). A channel therefore never holds a message without a receive, which would block the operations behind it.
+// A set of one channel uses a plain one, if the transport can: with the protocol's messages alone, and its answer to a
+// missing receive. In any other set a message that consumes a receive waits for credit: the peer announces the number
+// of receives that it has posted (receive.go). A channel therefore never holds a message without a receive, which would
+// block the operations behind it.
 //
 // # Files
 //
@@ -50,7 +53,7 @@
 //
 // # Locking
 //
-// A Device has one lock. The device calls every method of Transport and Channel with the lock held, and transports hold it (Host.Do) when
-// they call Host. The cores of the transports therefore need no locks, and no clock either: they call Host.Now. This is how tests run a
-// million operations under loss in virtual time.
+// A Device has one lock. The device calls every method of Transport and Channel with the lock held, and transports hold
+// it (Host.Do) when they call Host. The cores of the transports therefore need no locks, and no clock either: they call
+// Host.Now. This is how tests run a million operations under loss in virtual time.
 package rdma

@@ -10,8 +10,8 @@ import (
 	"github.com/fared/fared/transport/tcpqp"
 )
 
-// Two devices connect a queue pair set with a slot in each of two planes, and one writes to the memory of the other. With Config.Weights the
-// slots would come from fared.
+// Two devices connect a queue pair set with a slot in each of two planes, and one writes to the memory of the other.
+// With Config.Weights the slots would come from fared.
 func Example() {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()

@@ -8,7 +8,8 @@ import (
 // HeadSize is the length of the header of every OpSend of a set, in bytes.
 const HeadSize = 20
 
-// header is the header of an OpSend: it gives the place of the payload in its message. Integers are in network byte order.
+// header is the header of an OpSend: it gives the place of the payload in its message. Integers are in network byte
+// order.
 //
 //	0  kind u8 · length u24: of this piece
 //	4  message u32: number of the message that consumes a receive, per direction, from 0, modulo 2^32
@@ -16,9 +17,10 @@ const HeadSize = 20
 //	12 offset u32: of this piece in the message
 //	16 total u32: length of the message; kindWrite: number of bytes written
 //
-// The payload follows the header. A piece of kindWrite has no payload: it announces that a WRITE with immediate is in place. A piece of
-// kindTunnel is a datagram of another channel: message holds that channel's number (8 bits) and a counter (24 bits), immediate its source
-// port. A piece of kindCredit announces posted receives for all messages of the other direction before message.
+// The payload follows the header. A piece of kindWrite has no payload: it announces that a WRITE with immediate is in
+// place. A piece of kindTunnel is a datagram of another channel: message holds that channel's number (8 bits) and a
+// counter (24 bits), immediate its source port. A piece of kindCredit announces posted receives for all messages of the
+// other direction before message.
 type header struct {
 	kind      uint8
 	length    uint32

@@ -10,8 +10,8 @@ import (
 	"time"
 )
 
-// loops is virtual time for devices with loop transports. The peer executes posted operations after a delay, in the order of posting, while
-// a plane on which the channel may send is up.
+// loops is virtual time for devices with loop transports. The peer executes posted operations after a delay, in the
+// order of posting, while a plane on which the channel may send is up.
 type loops struct {
 	t      *testing.T
 	r      *rand.Rand

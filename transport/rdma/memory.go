@@ -25,22 +25,24 @@ type MR struct {
 
 const (
 	maxRegions = 1 << 20
-	// firstAddress and pageSize: addresses belong to the device and are not virtual addresses of the process. At least one page separates
-	// two regions, so no byte beyond the end of a region belongs to another. No address is used twice.
+	// firstAddress and pageSize: addresses belong to the device and are not virtual addresses of the process. At least
+	// one page separates two regions, so no byte beyond the end of a region belongs to another. No address is used
+	// twice.
 	firstAddress = 1 << 40
 	pageSize     = 4096
 )
 
-// regions are a device's memory regions, by key and by flat address. Keys are 32 bits from crypto/rand, not 0: a peer that knows one key
-// learns nothing about the others.
+// regions are a device's memory regions, by key and by flat address. Keys are 32 bits from crypto/rand, not 0: a peer
+// that knows one key learns nothing about the others.
 type regions struct {
 	byKey map[uint32]*MR
 	flat  map[uint32][]*MR // by bits 32 to 63 of the flat addresses of their bytes
 	next  uint64           // first unassigned address
 }
 
-// FlatAddress returns the address of memory for protocols whose requests carry an address without a key: the key is added to its upper 32
-// bits, so that a peer must know it. With key 0 it is the address itself, as for the memory of other implementations.
+// FlatAddress returns the address of memory for protocols whose requests carry an address without a key: the key is
+// added to its upper 32 bits, so that a peer must know it. With key 0 it is the address itself, as for the memory of
+// other implementations.
 func FlatAddress(key uint32, address uint64) uint64 { return address + uint64(key)<<32 }
 
 // AllocPD makes a protection domain.
@@ -49,7 +51,8 @@ func (d *Device) AllocPD() *PD { return &PD{d} }
 // Register makes b a memory region until Deregister. b may be empty.
 func (p *PD) Register(b []byte, access Access) (*MR, error) { return p.register(b, access, nil) }
 
-// Alloc makes a memory region of n bytes in memory that suits the device's transports: shared memory if a transport is an Allocator.
+// Alloc makes a memory region of n bytes in memory that suits the device's transports: shared memory if a transport is
+// an Allocator.
 func (p *PD) Alloc(n int, access Access) (*MR, error) {
 	if n < 0 {
 		return nil, fmt.Errorf("a memory region of %d bytes: use 0 or more", n)
@@ -84,7 +87,8 @@ func (p *PD) register(b []byte, access Access, owner Allocator) (m *MR, err erro
 			err = fmt.Errorf("%d memory regions are registered, which is the limit: deregister some", maxRegions)
 			return
 		}
-		// A region starts at the same offset into a page as its bytes, so that alignment is the same in both address spaces.
+		// A region starts at the same offset into a page as its bytes, so that alignment is the same in both address
+		// spaces.
 		inside := uint64(uintptr(unsafe.Pointer(unsafe.SliceData(b))) % pageSize)
 		m = &MR{pd: p, b: b, address: r.next + inside, access: access, owner: owner}
 		r.next = (m.address+uint64(len(b))+pageSize-1)&^(pageSize-1) + pageSize
@@ -100,7 +104,8 @@ func (p *PD) register(b []byte, access Access, owner Allocator) (m *MR, err erro
 	return m, err
 }
 
-// Deregister ends the region: its key is refused from now on. Work requests that use it must have completed. A second call does nothing.
+// Deregister ends the region: its key is refused from now on. Work requests that use it must have completed. A second
+// call does nothing.
 func (m *MR) Deregister() {
 	d := m.pd.device
 	d.Do(func() {
@@ -119,8 +124,8 @@ func (m *MR) Deregister() {
 	})
 }
 
-// Bytes returns the region's memory. Reading bytes that a peer may be writing is a data race, as on any RDMA device: wait for a completion
-// first.
+// Bytes returns the region's memory. Reading bytes that a peer may be writing is a data race, as on any RDMA device:
+// wait for a completion first.
 func (m *MR) Bytes() []byte { return m.b }
 
 // Address returns the start address of the region, which peers use.
@@ -129,7 +134,8 @@ func (m *MR) Address() uint64 { return m.address }
 // Key returns the region's R_Key, by which peers name it.
 func (m *MR) Key() uint32 { return m.key }
 
-// FlatAddress returns the start address of the region for protocols whose requests carry no key. The peer needs no other name of it.
+// FlatAddress returns the start address of the region for protocols whose requests carry no key. The peer needs no
+// other name of it.
 func (m *MR) FlatAddress() uint64 { return FlatAddress(m.key, m.address) }
 
 func randomKey() uint32 {
@@ -143,8 +149,8 @@ func (m *MR) blocks() (first, last uint32) {
 	return uint32(m.FlatAddress() >> 32), uint32((m.FlatAddress() + uint64(len(m.b))) >> 32)
 }
 
-// add adds a region. It returns false if the region needs another key: the key is 0 or in use, or its flat addresses wrap around or overlap
-// those of another region.
+// add adds a region. It returns false if the region needs another key: the key is 0 or in use, or its flat addresses
+// wrap around or overlap those of another region.
 func (r *regions) add(m *MR) bool {
 	first, last := m.blocks()
 	start := m.FlatAddress()
@@ -218,8 +224,8 @@ func (m *MR) bytes(offset uint64, n int) ([]byte, bool) {
 	return m.b[offset : offset+uint64(n) : offset+uint64(n)], true
 }
 
-// atomically executes an atomic operation. The device's lock serializes all atomics of a device; sync/atomic makes them atomic for readers
-// in the application and in processes that share the memory.
+// atomically executes an atomic operation. The device's lock serializes all atomics of a device; sync/atomic makes them
+// atomic for readers in the application and in processes that share the memory.
 func (r *regions) atomically(pd *PD, kind OpKind, key uint32, address, compare, swap uint64) (uint64, error) {
 	b, err := r.find(pd, key, address, 8, RemoteAtomic)
 	if err != nil {

@@ -30,8 +30,8 @@ type receive struct {
 	complete bool
 }
 
-// grant sends a credit, which announces the posted receives to the peer. It does so when the peer has used up half of its credit, and once
-// at the beginning, which informs the peer that this end is connected.
+// grant sends a credit, which announces the posted receives to the peer. It does so when the peer has used up half of
+// its credit, and once at the beginning, which informs the peer that this end is connected.
 func (rcv *receiver) grant() {
 	posted := rcv.first + uint32(len(rcv.queue))
 	left, all := rcv.lastSent-rcv.first, uint32(len(rcv.queue))
@@ -50,7 +50,8 @@ func (rcv *receiver) grant() {
 		op.Kind, op.Head = OpSend, op.head[:]
 	}
 	rcv.credit, rcv.lastSent, rcv.sentAny = op, posted, true
-	// At the head of the backlog: operations that wait there may depend on the peer, which may be waiting for this credit.
+	// At the head of the backlog: operations that wait there may depend on the peer, which may be waiting for this
+	// credit.
 	l := rcv.lanes.all[lane]
 	l.backlog = slices.Insert(l.backlog, 0, op)
 }

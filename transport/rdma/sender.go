@@ -9,8 +9,9 @@ import (
 	"github.com/fared/fared/wecmp"
 )
 
-// Limits on operations that are cut before a channel accepts them. Without order the limit is low, so that every channel's turn comes
-// according to its share. With order the key chooses the channel, and operations of other keys must be able to pass a full channel.
+// Limits on operations that are cut before a channel accepts them. Without order the limit is low, so that every
+// channel's turn comes according to its share. With order the key chooses the channel, and operations of other keys
+// must be able to pass a full channel.
 const (
 	backlogWeak  = 1
 	backlogKeyed = 64
@@ -30,9 +31,10 @@ type sender struct {
 	number  uint64 // of the next operation
 	message uint32 // of the next message that consumes a receive at the peer
 	streams map[uint64]*stream
-	// credit is the first message for which no operation may be issued yet; allowed is the latest credit from the peer. No piece of message
-	// credit or of a later one goes to a channel, so no channel ever waits for a receive and blocks the operations behind it. Without
-	// order, such pieces wait in gated; with order, in their stream. uncredited lists the waiting streams.
+	// credit is the first message for which no operation may be issued yet; allowed is the latest credit from the peer.
+	// No piece of message credit or of a later one goes to a channel, so no channel ever waits for a receive and blocks
+	// the operations behind it. Without order, such pieces wait in gated; with order, in their stream. uncredited lists
+	// the waiting streams.
 	credit, allowed uint32
 	gated           map[uint32][]*Op
 	uncredited      []uint64
@@ -105,7 +107,8 @@ func (snd *sender) newWork() *work {
 	return new(work)
 }
 
-// resume places the operations that waited for credit, for the end of their WRITE, or for an earlier operation of their stream.
+// resume places the operations that waited for credit, for the end of their WRITE, or for an earlier operation of their
+// stream.
 func (snd *sender) resume() {
 	snd.useCredit()
 	for len(snd.notifying) > 0 {
@@ -141,7 +144,8 @@ func (snd *sender) cut() {
 	}
 }
 
-// cutOne cuts the next operation off a work request and places it. It returns false if there is no room for the operation.
+// cutOne cuts the next operation off a work request and places it. It returns false if there is no room for the
+// operation.
 func (snd *sender) cutOne(w *work) bool {
 	if snd.made-snd.held >= maxMade {
 		return false
@@ -207,15 +211,16 @@ func (snd *sender) cutOne(w *work) bool {
 	w.cursor += n
 	w.cut = w.cursor == len(w.local)
 	snd.place(op)
-	// With w.out == 1 the outstanding operation may be an earlier piece: the last piece may have completed and op may have been reused.
+	// With w.out == 1 the outstanding operation may be an earlier piece: the last piece may have completed and op may
+	// have been reused.
 	if w.announce && w.cut && w.out == 1 && op.work == w {
 		snd.announceAtOnce(w, op)
 	}
 	return true
 }
 
-// announceAtOnce posts the announcement of a WRITE with immediate directly behind its only piece, if the channel keeps their order and has
-// both posted. Otherwise the announcement waits until the WRITE is complete.
+// announceAtOnce posts the announcement of a WRITE with immediate directly behind its only piece, if the channel keeps
+// their order and has both posted. Otherwise the announcement waits until the WRITE is complete.
 func (snd *sender) announceAtOnce(w *work, op *Op) {
 	if op.lane < 0 {
 		return
@@ -256,7 +261,8 @@ func (snd *sender) announcement(w *work) *Op {
 	h := header{kind: kindWrite, message: w.message, immediate: w.Immediate, total: uint32(len(w.local))}
 	h.marshal(&op.head)
 	op.Kind, op.Head, op.HasImmediate, op.Immediate = OpSend, op.head[:], true, w.Immediate
-	// Its place in a stream is directly behind the WRITE, before all later operations: those may wait for credit that this one triggers.
+	// Its place in a stream is directly behind the WRITE, before all later operations: those may wait for credit that
+	// this one triggers.
 	op.number = last
 	return op
 }
@@ -307,8 +313,8 @@ func (snd *sender) place(op *Op) {
 	snd.lanes.enqueue(lane, op)
 }
 
-// let assigns waiting operations of a stream to a lane, in order, while credit lasts, and only once everything on the stream's previous
-// lane has completed.
+// let assigns waiting operations of a stream to a lane, in order, while credit lasts, and only once everything on the
+// stream's previous lane has completed.
 func (snd *sender) let(key uint64, st *stream) {
 	if snd.lanes.displaced {
 		return // replace follows
@@ -337,8 +343,9 @@ func (snd *sender) let(key uint64, st *stream) {
 	}
 }
 
-// hold counts the operations of a stream that wait for others on a lane without a share, stalled or parked. maxMade does not include them:
-// otherwise the operations for the keys of one dead slot would use up the limit and stop all other keys.
+// hold counts the operations of a stream that wait for others on a lane without a share, stalled or parked. maxMade
+// does not include them: otherwise the operations for the keys of one dead slot would use up the limit and stop all
+// other keys.
 func (snd *sender) hold(st *stream) {
 	n := 0
 	if st.out > 0 && snd.lanes.all[st.lane].share == 0 {
@@ -358,8 +365,8 @@ func (snd *sender) waitForLife(op *Op) {
 	st.waiting = append(st.waiting, op)
 }
 
-// replace reassigns all operations that no channel has accepted yet, after a change of the slots. It does so in the order of segmentation,
-// which preserves the order of each stream.
+// replace reassigns all operations that no channel has accepted yet, after a change of the slots. It does so in the
+// order of segmentation, which preserves the order of each stream.
 func (snd *sender) replace() {
 	var all []*Op
 	for message, ops := range snd.gated {
@@ -397,7 +404,8 @@ func (snd *sender) replace() {
 func (snd *sender) returned(op *Op) {
 	l := snd.lanes.all[op.lane]
 	if snd.keyed {
-		// The lane also returns, or still has waiting, all later operations of the stream: op is the first of its stream.
+		// The lane also returns, or still has waiting, all later operations of the stream: op is the first of its
+		// stream.
 		st := snd.streams[op.key]
 		st.out--
 		st.waiting = append(st.waiting, op)
@@ -525,8 +533,8 @@ func (snd *sender) useCredit() {
 	}
 }
 
-// credited reports whether the credit allows posting an operation on a channel. A plain channel has no credit: the peer answers "receiver
-// not ready".
+// credited reports whether the credit allows posting an operation on a channel. A plain channel has no credit: the peer
+// answers "receiver not ready".
 func (snd *sender) credited(op *Op) bool {
 	return snd.plain || op.Kind != OpSend || int32(op.work.message-snd.credit) < 0
 }

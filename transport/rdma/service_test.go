@@ -32,8 +32,8 @@ func (refusing) WatchWeights(*farev1.WatchWeightsRequest, grpc.ServerStreamingSe
 	return status.Error(codes.InvalidArgument, "services[0]: TCP 4793 is not steered")
 }
 
-// TestSlotsHaveThePortsOfTheirTransport checks that a device asks for the services of its transports, each once, and that a slot gets the source port for the
-// service of its plane's transport, or the slot's where there is none.
+// TestSlotsHaveThePortsOfTheirTransport checks that a device asks for the services of its transports, each once, and
+// that a slot gets the source port for the service of its plane's transport, or the slot's where there is none.
 func TestSlotsHaveThePortsOfTheirTransport(t *testing.T) {
 	udp, tcp := Service{Protocol: ProtocolUDP, Port: 4791}, Service{Protocol: ProtocolTCP, Port: 4793}
 	w := &weights{arrived: make(chan struct{}, 8)}
@@ -90,7 +90,8 @@ func TestSlotsHaveThePortsOfTheirTransport(t *testing.T) {
 	})
 }
 
-// TestARefusedServiceEndsWaiting checks that a device whose service fared refuses does not wait for slots, and that the error has the reason.
+// TestARefusedServiceEndsWaiting checks that a device whose service fared refuses does not wait for slots, and that the
+// error has the reason.
 func TestARefusedServiceEndsWaiting(t *testing.T) {
 	conn := serve(t, func(s *grpc.Server) { farev1.RegisterWeightServiceServer(s, refusing{}) })
 	l := newLoops(t, 1)

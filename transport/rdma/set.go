@@ -10,22 +10,25 @@ import (
 	"github.com/fared/fared/wecmp"
 )
 
-// SetConfig is the configuration of a queue pair set. A zero field means its default; PD, SendCQ and RecvCQ are required.
+// SetConfig is the configuration of a queue pair set. A zero field means its default; PD, SendCQ and RecvCQ are
+// required.
 type SetConfig struct {
-	// PD is the domain of the regions that the peer may access. SendCQ and RecvCQ get the completions; they may be the same queue.
+	// PD is the domain of the regions that the peer may access. SendCQ and RecvCQ get the completions; they may be the
+	// same queue.
 	PD             *PD
 	SendCQ, RecvCQ *CQ
 	// Ordering is the memory ordering of draft-xu-rtgwg-fare-in-sun-02, Section 4; both ends must agree. Zero: Weak.
 	Ordering wecmp.Ordering
-	// SegmentSize is the maximum length of a segment, in bytes: 64 KiB by default, at least 1 KiB. The set cuts longer messages into
-	// segments to spread them; it does not cut shorter ones.
+	// SegmentSize is the maximum length of a segment, in bytes: 64 KiB by default, at least 1 KiB. The set cuts longer
+	// messages into segments to spread them; it does not cut shorter ones.
 	SegmentSize int
-	// Granule is the size of an address range that uses one slot under Strong, in bytes: a power of two, 4 KiB by default.
+	// Granule is the size of an address range that uses one slot under Strong, in bytes: a power of two, 4 KiB by
+	// default.
 	Granule int
 	// SendDepth and RecvDepth limit the outstanding work requests: 1,024 each by default, at most 65,536.
 	SendDepth, RecvDepth int
-	// Patience is how long a set waits for the first message of its peer after the stream that connected it has broken. Afterwards it is
-	// the interval of liveness checks on the peer. 30 s by default.
+	// Patience is how long a set waits for the first message of its peer after the stream that connected it has broken.
+	// Afterwards it is the interval of liveness checks on the peer. 30 s by default.
 	Patience time.Duration
 }
 
@@ -72,8 +75,8 @@ type SendWR struct {
 	// ID is copied to the completion.
 	ID     uint64
 	Opcode Opcode
-	// Local is the data to send, or the destination of a READ or of an atomic (8 bytes). Inline, if not nil, is sent instead of Local:
-	// PostSend copies it, and it needs no memory region.
+	// Local is the data to send, or the destination of a READ or of an atomic (8 bytes). Inline, if not nil, is sent
+	// instead of Local: PostSend copies it, and it needs no memory region.
 	Local  SGE
 	Inline []byte
 	// RemoteAddress and RemoteKey name the peer's memory; sends ignore them.
@@ -94,17 +97,20 @@ type SendWR struct {
 // RecvWR is a work request for PostRecv.
 type RecvWR struct {
 	ID uint64
-	// Local is the destination of the message. It may be empty for messages without bytes and for WRITEs with immediate.
+	// Local is the destination of the message. It may be empty for messages without bytes and for WRITEs with
+	// immediate.
 	Local SGE
 }
 
-// ErrQueueFull reports that the outstanding work requests have reached the set's limit. Work requests with unpolled completions count.
+// ErrQueueFull reports that the outstanding work requests have reached the set's limit. Work requests with unpolled
+// completions count.
 var ErrQueueFull = errors.New("queue full: poll completions first")
 
-// Set connects two loopbacks: it has queue pairs in all slots of the pair and uses them as one. Its methods may be called from any
-// goroutine.
+// Set connects two loopbacks: it has queue pairs in all slots of the pair and uses them as one. Its methods may be
+// called from any goroutine.
 //
-// Its parts are the lanes with their slots, the sender of the local work requests, the receiver of the peer's messages, and the tunnels.
+// Its parts are the lanes with their slots, the sender of the local work requests, the receiver of the peer's messages,
+// and the tunnels.
 type Set struct {
 	common
 	done chan struct{}
@@ -120,8 +126,8 @@ type Set struct {
 	tunnels   tunnels
 }
 
-// common is the state that the parts of a set share. The device's lock guards state and err; the other fields do not change after the
-// connection.
+// common is the state that the parts of a set share. The device's lock guards state and err; the other fields do not
+// change after the connection.
 type common struct {
 	set    *Set // for completions, and for calls of the device
 	device *Device
@@ -153,7 +159,8 @@ type work struct {
 	cut    bool   // all bytes have been cut
 	out    int    // operations that have not completed
 	last   uint64 // number of the latest operation cut from it
-	// message is its message number if it consumes a receive; announce: the announcement of a WRITE with immediate is still to be sent.
+	// message is its message number if it consumes a receive; announce: the announcement of a WRITE with immediate is
+	// still to be sent.
 	message  uint32
 	announce bool
 	complete bool
@@ -176,8 +183,8 @@ func (s *Set) Err() (err error) {
 	return err
 }
 
-// PostSend posts work requests and returns the number of accepted ones; the error is about the next one. ErrQueueFull and invalid requests
-// leave the set unchanged.
+// PostSend posts work requests and returns the number of accepted ones; the error is about the next one. ErrQueueFull
+// and invalid requests leave the set unchanged.
 func (s *Set) PostSend(wrs ...SendWR) (posted int, err error) {
 	s.device.Do(func() {
 		for i := range wrs {
@@ -209,9 +216,10 @@ func (s *Set) PostRecv(wrs ...RecvWR) (posted int, err error) {
 	return posted, err
 }
 
-// SetSlots replaces the slots of the set. Their number must stay the same; planes, ports and shares may differ. A slot that moves to a
-// plane of another transport is parked until it returns, since its channel cannot follow; the other slots carry its traffic by their
-// shares. A set of a device with Config.Weights gets its slots from fared automatically.
+// SetSlots replaces the slots of the set. Their number must stay the same; planes, ports and shares may differ. A slot
+// that moves to a plane of another transport is parked until it returns, since its channel cannot follow; the other
+// slots carry its traffic by their shares. A set of a device with Config.Weights gets its slots from fared
+// automatically.
 func (s *Set) SetSlots(slots []Slot) (err error) {
 	s.device.Do(func() { err = s.setSlots(slots) })
 	return err
@@ -231,8 +239,8 @@ func (s *Set) Slots() (out []SlotStatus) {
 	return out
 }
 
-// SlotFor returns the slot of operations on an address (Strong) or with an OrderKey (Partial). It returns -1 if no slot is live or the set
-// keeps no order.
+// SlotFor returns the slot of operations on an address (Strong) or with an OrderKey (Partial). It returns -1 if no slot
+// is live or the set keeps no order.
 func (s *Set) SlotFor(key uint64) (slot int) {
 	slot = -1
 	s.device.Do(func() {
@@ -243,8 +251,8 @@ func (s *Set) SlotFor(key uint64) (slot int) {
 	return slot
 }
 
-// Close ends the set: outstanding work requests complete with ErrFlushed, at the peer too. It returns after the local ones have completed.
-// A second call does nothing.
+// Close ends the set: outstanding work requests complete with ErrFlushed, at the peer too. It returns after the local
+// ones have completed. A second call does nothing.
 func (s *Set) Close() {
 	s.device.Do(func() { s.fail(fmt.Errorf("%w: the set was closed", ErrFlushed)) })
 	<-s.done
@@ -259,7 +267,8 @@ func (s *Set) fail(err error) {
 	s.stir()
 }
 
-// settle makes all progress that has become possible. The device calls it after every event that may have changed the set.
+// settle makes all progress that has become possible. The device calls it after every event that may have changed the
+// set.
 func (s *Set) settle() {
 	switch s.state {
 	case connected:
@@ -370,8 +379,8 @@ func (s *Set) returned(op *Op) {
 	s.stir()
 }
 
-// spent handles an internal operation that will not be executed. A datagram of a tunnel is dropped, as on a network; a credit is sent
-// again.
+// spent handles an internal operation that will not be executed. A datagram of a tunnel is dropped, as on a network; a
+// credit is sent again.
 func (s *Set) spent(op *Op) {
 	s.receiver.creditLost(op)
 	s.tunnels.spare(op)

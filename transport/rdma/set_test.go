@@ -189,7 +189,8 @@ func TestSharesAreExact(t *testing.T) {
 	}
 }
 
-// TestFell checks which slots are reported as those of a failed plane: not the others, neither when their shares rise nor when they return to what they were.
+// TestFell checks which slots are reported as those of a failed plane: not the others, neither when their shares rise
+// nor when they return to what they were.
 func TestFell(t *testing.T) {
 	p := connectPair(t, 2, SetConfig{SegmentSize: 1024, SendDepth: 64}, fourPlanes(), ordered)
 	third := uint32(wecmp.Parts / 3)
@@ -240,7 +241,8 @@ func TestFellWithGreatShares(t *testing.T) {
 	}
 }
 
-// TestPlaneDies checks that operations in flight on a failed plane continue on live slots, and later return to the plane.
+// TestPlaneDies checks that operations in flight on a failed plane continue on live slots, and later return to the
+// plane.
 func TestPlaneDies(t *testing.T) {
 	p := connectPair(t, 3, SetConfig{SegmentSize: 1024}, fourPlanes(), ordered)
 	at, key := p.remote(0, 0)
@@ -292,8 +294,8 @@ func TestNothingLives(t *testing.T) {
 	}
 }
 
-// TestSlotMovesToAnotherTransport checks that a moved slot is parked, that the other slots carry all traffic by their shares, and that the
-// slot resumes after its return.
+// TestSlotMovesToAnotherTransport checks that a moved slot is parked, that the other slots carry all traffic by their
+// shares, and that the slot resumes after its return.
 func TestSlotMovesToAnotherTransport(t *testing.T) {
 	other := func(l *loops) Transport { return &loop{net: l, name: "other", limits: ordered} }
 	slots := fourPlanes()
@@ -339,7 +341,8 @@ func TestSlotMovesToAnotherTransport(t *testing.T) {
 	}
 }
 
-// TestReturnedOperations checks that operations that a shared-memory channel returns go over Ethernet planes, once and in order.
+// TestReturnedOperations checks that operations that a shared-memory channel returns go over Ethernet planes, once and
+// in order.
 func TestReturnedOperations(t *testing.T) {
 	for _, ordering := range []wecmp.Ordering{wecmp.Weak, wecmp.Strong} {
 		other := func(l *loops) Transport { return &loop{net: l, name: "other", limits: ordered, returns: true} }
@@ -399,8 +402,8 @@ func TestCompletesInsidePost(t *testing.T) {
 	}
 }
 
-// TestImmediateWaitsForEveryPiece checks that a WRITE with immediate is announced only when all of it is in place, even if its last piece
-// completes inside Post while an earlier one is in flight.
+// TestImmediateWaitsForEveryPiece checks that a WRITE with immediate is announced only when all of it is in place, even
+// if its last piece completes inside Post while an earlier one is in flight.
 func TestImmediateWaitsForEveryPiece(t *testing.T) {
 	other := func(l *loops) Transport { return &loop{net: l, name: "other", limits: ordered, atOnce: true} }
 	for _, ordering := range []wecmp.Ordering{wecmp.Weak, wecmp.Strong} {
@@ -439,8 +442,8 @@ func TestImmediateWaitsForEveryPiece(t *testing.T) {
 	}
 }
 
-// TestReturnedImmediates checks a WRITE with immediate that a channel returns together with its announcement: the announcement arrives once
-// the WRITE is in place, on whatever planes the two travel.
+// TestReturnedImmediates checks a WRITE with immediate that a channel returns together with its announcement: the
+// announcement arrives once the WRITE is in place, on whatever planes the two travel.
 func TestReturnedImmediates(t *testing.T) {
 	other := func(l *loops) Transport { return &loop{net: l, name: "other", limits: ordered, returns: true} }
 	for _, ordering := range []wecmp.Ordering{wecmp.Weak, wecmp.Partial, wecmp.Strong} {
@@ -477,8 +480,8 @@ func TestReturnedImmediates(t *testing.T) {
 	}
 }
 
-// TestStrongOrder checks through 1,000 changes of weights that transactions on one address are executed in the order of posting, and that
-// only addresses that must move do so.
+// TestStrongOrder checks through 1,000 changes of weights that transactions on one address are executed in the order of
+// posting, and that only addresses that must move do so.
 func TestStrongOrder(t *testing.T) {
 	const addresses, granule = 200, 64
 	p := connectPair(t, 7, SetConfig{SegmentSize: 1024, Granule: granule, Ordering: wecmp.Strong, SendDepth: 4096}, fourPlanes(), ordered)
@@ -537,7 +540,8 @@ func TestStrongOrder(t *testing.T) {
 	t.Logf("%d transactions, %d moves of addresses", posted, moved)
 }
 
-// TestPartialOrderAndFences checks that equal keys keep their order and that a fence waits for all earlier work requests.
+// TestPartialOrderAndFences checks that equal keys keep their order and that a fence waits for all earlier work
+// requests.
 func TestPartialOrderAndFences(t *testing.T) {
 	p := connectPair(t, 8, SetConfig{SegmentSize: 1024, Ordering: wecmp.Partial, SendDepth: 4096}, fourPlanes(), ordered)
 	base, key := p.remote(0, 4096)
@@ -575,7 +579,8 @@ func TestPartialOrderAndFences(t *testing.T) {
 	}
 }
 
-// TestErrorsEndTheSet checks that the failed work request reports its error, and that later ones and all receives are flushed.
+// TestErrorsEndTheSet checks that the failed work request reports its error, and that later ones and all receives are
+// flushed.
 func TestErrorsEndTheSet(t *testing.T) {
 	p := connectPair(t, 9, SetConfig{}, fourPlanes(), ordered)
 	at, key := p.remote(0, 0)

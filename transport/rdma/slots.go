@@ -22,15 +22,16 @@ type SlotStatus struct {
 	Slot
 	// Sent counts payload bytes of first transmissions, Again those of retransmissions.
 	Sent, Again uint64
-	// Due is the slot's part, by the shares in force at each time, of the payload bytes posted on channels. While a slot is stalled, the
-	// other slots get its share.
+	// Due is the slot's part, by the shares in force at each time, of the payload bytes posted on channels. While a
+	// slot is stalled, the other slots get its share.
 	Due uint64
-	// Stalls counts the slot's stalls: intervals of Timing.Stall in which the peer acknowledged none of the data in flight. Stalled reports
-	// a stall in progress.
+	// Stalls counts the slot's stalls: intervals of Timing.Stall in which the peer acknowledged none of the data in
+	// flight. Stalled reports a stall in progress.
 	Stalls  uint64
 	Stalled bool
-	// Fell reports that the share has fallen by more than 1 %, relative to the largest share of the set, or to 0 because the plane's transport has changed: the
-	// slot's sub-port or plane has failed. Packets sent before that may have left by another one.
+	// Fell reports that the share has fallen by more than 1 %, relative to the largest share of the set, or to 0
+	// because the plane's transport has changed: the slot's sub-port or plane has failed. Packets sent before that may
+	// have left by another one.
 	Fell bool
 }
 
@@ -54,7 +55,8 @@ type lanes struct {
 	all     []*lane
 	slots   []*slot
 	stripe  stripe
-	// keyShares are the lanes' shares in the form that wecmp.Rendezvous takes. displaced: queued operations need a new lane.
+	// keyShares are the lanes' shares in the form that wecmp.Rendezvous takes. displaced: queued operations need a new
+	// lane.
 	keyShares []uint32
 	displaced bool
 	stalls    bool // a slot has stalled or has recovered: share must run
@@ -113,8 +115,8 @@ func (ls *lanes) setSlots(slots []Slot) error {
 	return nil
 }
 
-// stalled handles a report that a channel's path has stalled or has recovered. It ignores reports on a lent path: the slot belongs to
-// another channel, and only that channel can detect when the path works again.
+// stalled handles a report that a channel's path has stalled or has recovered. It ignores reports on a lent path: the
+// slot belongs to another channel, and only that channel can detect when the path works again.
 func (ls *lanes) stalled(ch Channel, slot int, stalled bool) {
 	own := slices.ContainsFunc(ls.all, func(l *lane) bool { return l.Channel == ch && slices.Contains(l.slots, slot) })
 	if !own || ls.slots[slot].stalled == stalled {
@@ -129,8 +131,8 @@ func (ls *lanes) stalled(ch Channel, slot int, stalled bool) {
 	ls.stir()
 }
 
-// share applies the slots to the lanes. The other slots share the traffic of a stalled slot in proportion to their shares. If all slots
-// have stalled, the weights hold unchanged, since the peer or this host is the likelier cause.
+// share applies the slots to the lanes. The other slots share the traffic of a stalled slot in proportion to their
+// shares. If all slots have stalled, the weights hold unchanged, since the peer or this host is the likelier cause.
 func (ls *lanes) share() {
 	shares := make([]int64, len(ls.all))
 	ls.keyShares = ls.keyShares[:0]
@@ -171,8 +173,8 @@ func (ls *lanes) parked(l *lane) bool {
 	return !slices.ContainsFunc(l.slots, func(at int) bool { return ls.slots[at].Share > 0 })
 }
 
-// pathsOf returns the paths a lane may send on. A lane whose slots are all parked borrows a live slot (a different one per lane, as far as
-// possible) to finish its outstanding operations.
+// pathsOf returns the paths a lane may send on. A lane whose slots are all parked borrows a live slot (a different one
+// per lane, as far as possible) to finish its outstanding operations.
 func (ls *lanes) pathsOf(number int, l *lane) []Path {
 	paths := make([]Path, 0, len(l.slots))
 	for _, at := range l.slots {
@@ -278,8 +280,8 @@ func (ls *lanes) close() {
 	}
 }
 
-// layout assigns slots to lanes: one lane per slot, but without order a single lane for all slots of a transport that spreads packets
-// itself.
+// layout assigns slots to lanes: one lane per slot, but without order a single lane for all slots of a transport that
+// spreads packets itself.
 func layout(slots []*slot, keyed bool) (out [][]int) {
 	spread := map[Transport]int{}
 	for i, o := range slots {

@@ -16,8 +16,8 @@ func sentSince(s *Set, before []SlotStatus) (sent []uint64) {
 	return sent
 }
 
-// TestStalledSlotLeavesTheStripe checks that the other slots take over a stalled slot's share in proportion to theirs, that the slot gets
-// no extra traffic afterwards, and that stalls are counted.
+// TestStalledSlotLeavesTheStripe checks that the other slots take over a stalled slot's share in proportion to theirs,
+// that the slot gets no extra traffic afterwards, and that stalls are counted.
 func TestStalledSlotLeavesTheStripe(t *testing.T) {
 	p := connectPair(t, 31, SetConfig{SegmentSize: 1024, SendDepth: 4096}, fourPlanes(4e8, 2e8, 2e8, 2e8), ordered)
 	p.stalls = true
@@ -105,8 +105,8 @@ func keyOn(s *Set, slot int, from uint64) uint64 {
 	return from
 }
 
-// TestHeldKeysLeaveRoom checks that other keys make progress, and that the order of the key stays, while more operations than a set cuts
-// ahead wait for a key on a stalled slot.
+// TestHeldKeysLeaveRoom checks that other keys make progress, and that the order of the key stays, while more
+// operations than a set cuts ahead wait for a key on a stalled slot.
 func TestHeldKeysLeaveRoom(t *testing.T) {
 	const pieces = 1024
 	p := connectPair(t, 33, SetConfig{SegmentSize: 1024, SendDepth: 4096, Ordering: wecmp.Partial}, fourPlanes(), ordered)
@@ -144,7 +144,8 @@ func TestHeldKeysLeaveRoom(t *testing.T) {
 	})
 }
 
-// TestCreditGoesAround checks that a receiver whose credit is stuck on a stalled slot sends it on another, so that messages continue.
+// TestCreditGoesAround checks that a receiver whose credit is stuck on a stalled slot sends it on another, so that
+// messages continue.
 func TestCreditGoesAround(t *testing.T) {
 	p := connectPair(t, 34, SetConfig{SegmentSize: 1024}, fourPlanes(), ordered)
 	p.stalls = true

@@ -1,15 +1,17 @@
 package rdma
 
-// stripe spreads bytes over channels in proportion to their shares, exactly over time: after any number of pieces no channel is ahead of or
-// behind its share by more than the largest piece (and the remainder that cannot be split evenly). It is a smooth weighted round robin:
-// every piece credits all channels by share and debits the channel that carries it.
+// stripe spreads bytes over channels in proportion to their shares, exactly over time: after any number of pieces no
+// channel is ahead of or behind its share by more than the largest piece (and the remainder that cannot be split
+// evenly). It is a smooth weighted round robin: every piece credits all channels by share and debits the channel that
+// carries it.
 type stripe struct {
 	shares []int64
 	sum    int64
 	credit []int64 // in bytes * share
 }
 
-// set replaces the shares and clears the credit, so a plane that comes back gets no extra traffic for the time of its failure.
+// set replaces the shares and clears the credit, so a plane that comes back gets no extra traffic for the time of its
+// failure.
 func (s *stripe) set(shares []int64) {
 	s.shares, s.sum = append(s.shares[:0], shares...), 0
 	s.credit = append(s.credit[:0], shares...)

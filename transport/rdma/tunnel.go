@@ -5,9 +5,10 @@ import (
 	"sync/atomic"
 )
 
-// A set may mix transports. If all slots of one transport are parked while slots of another are live, the channels of the first finish
-// their outstanding operations through a tunnel, which carries their datagrams as messages of the second. Sequence numbers stay the same,
-// so the peer executes every operation once, and when a slot of their transport is live, the channels use that slot.
+// A set may mix transports. If all slots of one transport are parked while slots of another are live, the channels of
+// the first finish their outstanding operations through a tunnel, which carries their datagrams as messages of the
+// second. Sequence numbers stay the same, so the peer executes every operation once, and when a slot of their transport
+// is live, the channels use that slot.
 
 const (
 	// maxTunneled limits the datagrams that wait for the carrying lane; further ones are dropped, as on a network.
@@ -40,8 +41,8 @@ type tunnel struct {
 	lane, carrier int
 }
 
-// pathsFor returns the paths of a lane without a live slot of its transport: a tunnel, if the transport is Tunneled and a lane of another
-// transport is live; otherwise the lane's own paths, on which its operations wait.
+// pathsFor returns the paths of a lane without a live slot of its transport: a tunnel, if the transport is Tunneled and
+// a lane of another transport is live; otherwise the lane's own paths, on which its operations wait.
 func (t *tunnels) pathsFor(number int, l *lane, own []Path) []Path {
 	if _, ok := l.transport.(Tunneled); !ok || number >= 256 {
 		return own

@@ -178,8 +178,8 @@ func TestMemoryRegions(t *testing.T) {
 	}
 }
 
-// TestFlatAddressesAreApart checks that a key is refused with which flat addresses of two regions would overlap or wrap around, and that a
-// region of more than 4 GiB is found at each of its flat addresses.
+// TestFlatAddressesAreApart checks that a key is refused with which flat addresses of two regions would overlap or wrap
+// around, and that a region of more than 4 GiB is found at each of its flat addresses.
 func TestFlatAddressesAreApart(t *testing.T) {
 	const size = 5 << 30
 	b, err := syscall.Mmap(-1, 0, size, syscall.PROT_NONE, syscall.MAP_ANON|syscall.MAP_PRIVATE|syscall.MAP_NORESERVE)

@@ -15,8 +15,8 @@ import (
 	farev1 "github.com/fared/fared/api/fare/v1"
 )
 
-// follower follows the weights of a fared for a device, and gives the device's sets their slots. While fared is unreachable the last slots
-// hold, as they do in the data plane.
+// follower follows the weights of a fared for a device, and gives the device's sets their slots. While fared is
+// unreachable the last slots hold, as they do in the data plane.
 type follower struct {
 	d        *Device
 	client   farev1.WeightServiceClient
@@ -170,7 +170,8 @@ func (f *follower) portsOf(pair *farev1.PairSlots) []uint16 {
 	return out
 }
 
-// take sets the slots of a destination from an update. It returns the destination and whether the destination has slots.
+// take sets the slots of a destination from an update. It returns the destination and whether the destination has
+// slots.
 func (f *follower) take(w *farev1.DestinationWeights) (netip.Addr, bool) {
 	p, err := netip.ParsePrefix(w.GetDestination())
 	if err != nil {
@@ -194,7 +195,8 @@ func (f *follower) take(w *farev1.DestinationWeights) (netip.Addr, bool) {
 	return dst, len(f.slots[dst]) > 0
 }
 
-// gone parks every slot of an unreachable destination: outstanding operations wait for its return, at most for Timing.GiveUp.
+// gone parks every slot of an unreachable destination: outstanding operations wait for its return, at most for
+// Timing.GiveUp.
 func (f *follower) gone(dst netip.Addr) {
 	parked := append([]Slot(nil), f.slots[dst]...)
 	if len(parked) == 0 {

@@ -10,7 +10,8 @@ import (
 	"github.com/fared/fared/transport/rdma"
 )
 
-// end is one of two cores connected by a lossless wire, with its host. The host does minimal work, so that the benchmark measures the core.
+// end is one of two cores connected by a lossless wire, with its host. The host does minimal work, so that the
+// benchmark measures the core.
 type end struct {
 	*Core
 	address netip.Addr

@@ -30,9 +30,9 @@ func (req *requester) response(h *header, payload []byte) {
 	req.room()
 }
 
-// reach acknowledges the PSNs before s: a response implies that all of them were executed (Section 9.7.6). It returns false in two cases,
-// in which the response has no further effect. Either a READ or atomic before s lacks its response, which was lost and is requested again
-// (an implied NAK), or a callback has ended the queue pair.
+// reach acknowledges the PSNs before s: a response implies that all of them were executed (Section 9.7.6). It returns
+// false in two cases, in which the response has no further effect. Either a READ or atomic before s lacks its response,
+// which was lost and is requested again (an implied NAK), or a callback has ended the queue pair.
 func (req *requester) reach(s seq) bool {
 	for req.una < s {
 		r := req.at(req.head)
@@ -156,7 +156,8 @@ func (req *requester) answer(h *header, payload []byte) {
 	case h.opcode.isRead() && r.op.Kind == rdma.OpRead:
 		i := int(req.una - r.first)
 		from, to := i*req.mtu, min((i+1)*req.mtu, r.bytes)
-		// Which response is the first depends on the start of the request that it answers; which is the last does not: all requests for a part end with it.
+		// Which response is the first depends on the start of the request that it answers; which is the last does not:
+		// all requests for a part end with it.
 		if last := req.una+1 == req.parts[0]; last != (traits[h.opcode]&isLast != 0) || len(payload) != to-from {
 			break
 		}

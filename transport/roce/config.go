@@ -11,38 +11,39 @@ import (
 // DefaultPort is RoCEv2's UDP destination port (IANA).
 const DefaultPort = 4791
 
-// maxRead is the longest READ that a responder executes, and so the longest operation, in bytes. It limits the data sent in answer to a
-// single request packet.
+// maxRead is the longest READ that a responder executes, and so the longest operation, in bytes. It limits the data
+// sent in answer to a single request packet.
 const maxRead = 1 << 20
 
 // Config is the configuration of a transport. A zero field means its default.
 type Config struct {
 	// Port is the UDP destination port at both ends: 4791 by default.
 	Port uint16
-	// MTU limits the path MTU, the maximum payload of a packet in bytes: 256, 512, 1024, 2048 or 4096; 0 means 4096. A queue pair uses the
-	// highest of these values that the route to its peer carries, and at most the peer's. Where the carrier of datagrams does not report its
-	// routes, 0 means 1024. IP packets are up to 84 bytes longer, with IPv6.
+	// MTU limits the path MTU, the maximum payload of a packet in bytes: 256, 512, 1024, 2048 or 4096; 0 means 4096. A
+	// queue pair uses the highest of these values that the route to its peer carries, and at most the peer's. Where the
+	// carrier of datagrams does not report its routes, 0 means 1024. IP packets are up to 84 bytes longer, with IPv6.
 	MTU int
 	// MaxOp is rdma.Limits.MaxOp in bytes: 64 KiB by default, at most 1 MiB.
 	MaxOp int
-	// Window limits the total bytes of a queue pair's operations between Post and completion, including those of READs: 512 KiB by default,
-	// at least MaxOp. A queue pair without outstanding operations accepts any operation.
+	// Window limits the total bytes of a queue pair's operations between Post and completion, including those of READs:
+	// 512 KiB by default, at least MaxOp. A queue pair without outstanding operations accepts any operation.
 	Window int
 	// Depth limits the number of these operations: 256 by default, at most 65,536; rounded up to a power of two.
 	Depth int
-	// MaxReadAtomic limits the outstanding READ requests and atomics of a queue pair, and the results of atomics that it keeps for repeated
-	// requests of its peer: 16 by default, at most 128. A queue pair uses the lower value of both ends.
+	// MaxReadAtomic limits the outstanding READ requests and atomics of a queue pair, and the results of atomics that
+	// it keeps for repeated requests of its peer: 16 by default, at most 128. A queue pair uses the lower value of both
+	// ends.
 	MaxReadAtomic int
-	// HeadSize is the length of rdma.Op.Head of every SEND, except on plain channels: rdma.HeadSize bytes by default, at most rdma.MaxHead.
-	// Both ends must agree, since packets do not contain it.
+	// HeadSize is the length of rdma.Op.Head of every SEND, except on plain channels: rdma.HeadSize bytes by default,
+	// at most rdma.MaxHead. Both ends must agree, since packets do not contain it.
 	HeadSize int
 	Timing   rdma.Timing
 	// Random returns 32 random bits, for queue pair numbers and first PSNs; nil means math/rand/v2's Uint32.
 	Random func() uint32
 }
 
-// withDefaults returns c with defaults in place of zero fields. It panics on values out of range: they come from the program, not from a
-// user.
+// withDefaults returns c with defaults in place of zero fields. It panics on values out of range: they come from the
+// program, not from a user.
 func (c Config) withDefaults() Config {
 	set := func(v *int, to int) {
 		if *v == 0 {

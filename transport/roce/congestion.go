@@ -6,7 +6,8 @@ import (
 	"time"
 )
 
-// congestionNotification is the opcode of a CNP (annex A17.9): a BTH with BECN, 16 reserved bytes and the ICRC. It is not an opcode of RC.
+// congestionNotification is the opcode of a CNP (annex A17.9): a BTH with BECN, 16 reserved bytes and the ICRC. It is
+// not an opcode of RC.
 const congestionNotification opcode = 0x81
 
 const (
@@ -51,8 +52,8 @@ func isNotification(p []byte) bool {
 		binary.BigEndian.Uint16(p[2:])|0x8000 == defaultPKey
 }
 
-// congested handles a CNP, which does not name the marked packet: an average round trip ago it was sent. It also handles a marked response of a READ, which was
-// requested that long ago.
+// congested handles a CNP, which does not name the marked packet: an average round trip ago it was sent. It also
+// handles a marked response of a READ, which was requested that long ago.
 func (req *requester) congested() {
 	now := req.core.host.Now()
 	req.flight.Marked(now-req.trip.Smooth(), now)

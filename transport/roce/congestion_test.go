@@ -8,7 +8,8 @@ import (
 	"time"
 )
 
-// TestMarkedPacketsAreReported checks the CNPs for marked packets, byte by byte, and that they are at least 50 µs apart.
+// TestMarkedPacketsAreReported checks the CNPs for marked packets, byte by byte, and that they are at least 50 µs
+// apart.
 func TestMarkedPacketsAreReported(t *testing.T) {
 	h := newHand(t, Config{})
 	var cnps [][]byte
@@ -66,8 +67,8 @@ func (c cnpTap) Send(to netip.AddrPort, port uint16, head, payload, tail []byte)
 	*c.cnps = append(*c.cnps, p[:len(p)-icrcSize])
 }
 
-// TestNotificationsShrinkTheWindow checks the window after CNPs: the first one reduces it by a fifth, further ones for the same flight change
-// nothing.
+// TestNotificationsShrinkTheWindow checks the window after CNPs: the first one reduces it by a fifth, further ones for
+// the same flight change nothing.
 func TestNotificationsShrinkTheWindow(t *testing.T) {
 	h := newHand(t, Config{})
 	cnp := func() []byte {

@@ -12,8 +12,9 @@ import (
 	"github.com/fared/fared/transport/rdma"
 )
 
-// Core is a transport without sockets and clock: it is an rdma.Transport and a wire.Core. It passes requests and ACKs to wire.Out in Flush,
-// and calls WakeAt there. Its owner calls the flush of wire.Out right after Flush, so the bytes of operations cannot change in between.
+// Core is a transport without sockets and clock: it is an rdma.Transport and a wire.Core. It passes requests and ACKs
+// to wire.Out in Flush, and calls WakeAt there. Its owner calls the flush of wire.Out right after Flush, so the bytes
+// of operations cannot change in between.
 type Core struct {
 	cfg     Config
 	host    rdma.Host
@@ -24,8 +25,8 @@ type Core struct {
 	pairs  map[uint32]*queuePair // by local number
 	peers  congestion.Peers
 	graves graveyard
-	// active are the queue pairs with data to send at the next Flush. timers are those with a pending timer, ordered by queuePair.wake,
-	// which is not later than queuePair.due.
+	// active are the queue pairs with data to send at the next Flush. timers are those with a pending timer, ordered by
+	// queuePair.wake, which is not later than queuePair.due.
 	active []*queuePair
 	timers timers
 	wakeAt time.Duration // latest argument of WakeAt
@@ -94,7 +95,8 @@ func (c *Core) activate(q *queuePair) {
 	}
 }
 
-// watch ensures that Tick runs no later than q.due. If due has moved to a later time, the timer stays and Tick rearms it.
+// watch ensures that Tick runs no later than q.due. If due has moved to a later time, the timer stays and Tick rearms
+// it.
 func (c *Core) watch(q *queuePair) {
 	due := q.due()
 	switch {
@@ -173,7 +175,8 @@ func (c *Core) send(l *link, h *header, head, payload []byte) {
 	c.finish(l, h, n, payload)
 }
 
-// sendCopy is like send for a payload that may change before the flush: it copies the payload, so that the ICRC matches the bytes sent.
+// sendCopy is like send for a payload that may change before the flush: it copies the payload, so that the ICRC matches
+// the bytes sent.
 func (c *Core) sendCopy(l *link, h *header, payload []byte) {
 	n := c.prepare(l, h, len(payload))
 	n += copy(c.scratch[n:], payload)

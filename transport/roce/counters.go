@@ -1,6 +1,7 @@
 package roce
 
-// counters count from the start of the core. A received packet that is not the expected one also increments one of the lower counters.
+// counters count from the start of the core. A received packet that is not the expected one also increments one of the
+// lower counters.
 type counters struct {
 	packetsSent     uint64
 	packetsReceived uint64

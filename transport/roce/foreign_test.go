@@ -13,8 +13,8 @@ import (
 	"github.com/fared/fared/transport/rdma/rdmatest"
 )
 
-// TestIdentifications checks that packets of a peer that is not a socket are accepted with any IPv4 identification, and those of a socket
-// with the identifications of batches alone. The ICRCs are calculated bit by bit.
+// TestIdentifications checks that packets of a peer that is not a socket are accepted with any IPv4 identification, and
+// those of a socket with the identifications of batches alone. The ICRCs are calculated bit by bit.
 func TestIdentifications(t *testing.T) {
 	for _, test := range []struct {
 		name  string
@@ -55,7 +55,8 @@ func TestIdentifications(t *testing.T) {
 	}
 }
 
-// TestEmptyOperationsNeedNoKey checks that WRITEs and READs of no bytes are executed with a key that no region has (C9-88).
+// TestEmptyOperationsNeedNoKey checks that WRITEs and READs of no bytes are executed with a key that no region has
+// (C9-88).
 func TestEmptyOperationsNeedNoKey(t *testing.T) {
 	h := newHand(t, Config{})
 	w := with(writeOnly, 0)
@@ -70,7 +71,8 @@ func TestEmptyOperationsNeedNoKey(t *testing.T) {
 	}
 }
 
-// TestTimeoutFollowsRoundTrips checks that the first timeout is Timing.Retransmit, and that measured round trips determine later ones.
+// TestTimeoutFollowsRoundTrips checks that the first timeout is Timing.Retransmit, and that measured round trips
+// determine later ones.
 func TestTimeoutFollowsRoundTrips(t *testing.T) {
 	h := newHand(t, Config{})
 	timeout := func(n int) time.Duration {

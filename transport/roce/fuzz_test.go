@@ -10,8 +10,8 @@ import (
 	"github.com/fared/fared/transport/rdma/rdmatest"
 )
 
-// FuzzQP runs the model with a network, a configuration and operations chosen by the input: memory must equal the model's, every operation
-// is executed once, and none completes early.
+// FuzzQP runs the model with a network, a configuration and operations chosen by the input: memory must equal the
+// model's, every operation is executed once, and none completes early.
 func FuzzQP(f *testing.F) {
 	f.Add(uint64(1), []byte{10, 10, 10, 10, 40, 20, 3, 2, 1, 16})
 	f.Add(uint64(2), []byte{60, 0, 0, 0, 0, 0, 0, 0, 0, 0})
@@ -39,8 +39,8 @@ func FuzzQP(f *testing.F) {
 	})
 }
 
-// FuzzRequests delivers packets with correct ICRCs to a queue pair with outstanding operations. No packet breaks the contract, and the core
-// still serves another queue pair afterwards.
+// FuzzRequests delivers packets with correct ICRCs to a queue pair with outstanding operations. No packet breaks the
+// contract, and the core still serves another queue pair afterwards.
 func FuzzRequests(f *testing.F) {
 	f.Add([]byte{byte(sendOnly), 0, 0, 40, byte(acknowledge), 0, 0x1f, 0})
 	f.Add([]byte{byte(writeFirst), 0, 0, 255, byte(writeLast), 1, 0, 7, byte(readRequest), 2, 4, 0, byte(fetchAdd), 3, 0, 0, byte(fetchAdd), 3, 0, 0})

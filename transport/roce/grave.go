@@ -5,8 +5,8 @@ import "net/netip"
 // maxGraves is the number of ended queue pairs that the core remembers. It does not reuse their numbers meanwhile.
 const maxGraves = 1024
 
-// grave is the record of a closed or broken queue pair. It suffices to inform the peer which requests were executed and that no others will
-// be.
+// grave is the record of a closed or broken queue pair. It suffices to inform the peer which requests were executed and
+// that no others will be.
 type grave struct {
 	link
 	qpn      uint32

@@ -15,7 +15,8 @@ import (
 	"github.com/fared/fared/transport/rdma/rdmatest"
 )
 
-// hand is a core with one connected queue pair, whose peer is the test, packet by packet. It checks and records the packets of the core.
+// hand is a core with one connected queue pair, whose peer is the test, packet by packet. It checks and records the
+// packets of the core.
 type hand struct {
 	t    *testing.T
 	core *Core

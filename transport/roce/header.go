@@ -20,8 +20,8 @@ const (
 // defaultPKey is the partition key of RoCE: full member of the default partition (annex A16).
 const defaultPKey = 0xffff
 
-// header is a BTH with the extended headers of its opcode (Sections 9.2 and 9.3). The fields of other headers are zero after unmarshal, and
-// ignored by marshal.
+// header is a BTH with the extended headers of its opcode (Sections 9.2 and 9.3). The fields of other headers are zero
+// after unmarshal, and ignored by marshal.
 type header struct {
 	opcode    opcode
 	solicited bool // SE

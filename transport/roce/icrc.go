@@ -6,9 +6,9 @@ import (
 	"net/netip"
 )
 
-// The ICRC (annex A17) is a CRC-32 over eight bytes of ones, the IP and UDP headers, and the packet from the BTH on. Fields that change in
-// transit are replaced by ones: IPv4 ToS, TTL and header checksum; IPv6 traffic class, flow label and hop limit; UDP checksum; the byte of
-// the BTH with FECN and BECN. It is stored in little endian.
+// The ICRC (annex A17) is a CRC-32 over eight bytes of ones, the IP and UDP headers, and the packet from the BTH on.
+// Fields that change in transit are replaced by ones: IPv4 ToS, TTL and header checksum; IPv6 traffic class, flow label
+// and hop limit; UDP checksum; the byte of the BTH with FECN and BECN. It is stored in little endian.
 
 // pseudoSize is the maximum number of bytes before the BTH: ones, an IPv6 header, a UDP header.
 const pseudoSize = 8 + 40 + 8
@@ -19,8 +19,8 @@ type endpoints struct {
 	sourcePort, destinationPort uint16
 }
 
-// pseudo writes the bytes before the BTH to b and returns their number. n is the length of the UDP payload; the IPv4 identification is 0.
-// Packets have DF set and no options, like those of sockets and NICs.
+// pseudo writes the bytes before the BTH to b and returns their number. n is the length of the UDP payload; the IPv4
+// identification is 0. Packets have DF set and no options, like those of sockets and NICs.
 func (e *endpoints) pseudo(b *[pseudoSize]byte, n int) int {
 	for i := range b {
 		b[i] = 0xff
@@ -50,8 +50,8 @@ func (e *endpoints) pseudo(b *[pseudoSize]byte, n int) int {
 
 const protocolUDP = 17
 
-// behind returns, for each value of a byte that is followed by n bytes, its contribution to the CRC. Contributions combine by exclusive or,
-// since a CRC is linear.
+// behind returns, for each value of a byte that is followed by n bytes, its contribution to the CRC. Contributions
+// combine by exclusive or, since a CRC is linear.
 func behind(n int) (adds [256]uint32) {
 	b := make([]byte, 1+n)
 	zero := crc32.ChecksumIEEE(b)
@@ -74,14 +74,16 @@ var (
 	}()
 )
 
-// seed caches the CRC of the latest pseudo header: consecutive packets of one flow and length differ only in their identifications.
+// seed caches the CRC of the latest pseudo header: consecutive packets of one flow and length differ only in their
+// identifications.
 type seed struct {
 	port  uint16
 	n     int    // 0: empty
 	state uint32 // for identification 0
 }
 
-// checker calculates ICRCs. It owns the buffers for this, since slices passed to crc32 would otherwise be heap-allocated.
+// checker calculates ICRCs. It owns the buffers for this, since slices passed to crc32 would otherwise be
+// heap-allocated.
 type checker struct {
 	pseudo  [pseudoSize]byte
 	solvers solvers
@@ -108,10 +110,10 @@ func (c *checker) cover(crc uint32, headers []byte) uint32 {
 	return crc32.Update(crc, crc32.IEEETable, headers[bthSize:])
 }
 
-// check reports whether the ICRC at the end of p is correct, and for which IPv4 identification. p has at least a BTH and an ICRC, and a
-// length divisible by 4 of at most maxDatagram. A receiving socket does not report the identification: if the ICRC does not match
-// identification 0, check solves for it, up to most. Of 2^32 corrupted packets, most+1 pass: 1 in 2^16 if most is anyID, 1 in 2^25 if it is
-// maxBatch-1.
+// check reports whether the ICRC at the end of p is correct, and for which IPv4 identification. p has at least a BTH
+// and an ICRC, and a length divisible by 4 of at most maxDatagram. A receiving socket does not report the
+// identification: if the ICRC does not match identification 0, check solves for it, up to most. Of 2^32 corrupted
+// packets, most+1 pass: 1 in 2^16 if most is anyID, 1 in 2^25 if it is maxBatch-1.
 func (c *checker) check(s *seed, e *endpoints, p []byte, most uint16) (id uint16, ok bool) {
 	n := len(p)
 	crc := c.cover(c.begin(s, e, n, 0), p[:n-icrcSize])

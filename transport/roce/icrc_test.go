@@ -26,8 +26,8 @@ func bitwise(b []byte) uint32 {
 	return ^crc
 }
 
-// dumbICRC returns the ICRC of an IP packet with UDP (without its ICRC at the end), following the text of annex A17: it masks the fields
-// that change in transit and prepends eight bytes to the packet.
+// dumbICRC returns the ICRC of an IP packet with UDP (without its ICRC at the end), following the text of annex A17: it
+// masks the fields that change in transit and prepends eight bytes to the packet.
 func dumbICRC(packet []byte) [4]byte {
 	p := slices.Clone(packet)
 	bth := 48

@@ -8,10 +8,12 @@ import (
 	"github.com/fared/fared/transport/internal/wire"
 )
 
-// defaultMTU is the path MTU in bytes where the routes are not known: the highest that an Ethernet of 1,500 bytes carries.
+// defaultMTU is the path MTU in bytes where the routes are not known: the highest that an Ethernet of 1,500 bytes
+// carries.
 const defaultMTU = 1024
 
-// overhead returns the bytes that a packet with the longest headers adds to its payload: IP, UDP, BTH, RETH, ImmDt and ICRC.
+// overhead returns the bytes that a packet with the longest headers adds to its payload: IP, UDP, BTH, RETH, ImmDt and
+// ICRC.
 func overhead(a netip.Addr) int {
 	ip := 20
 	if a.Is6() {

@@ -5,14 +5,16 @@ import (
 	"fmt"
 )
 
-// Parameters are the parameters of a queue pair that its peer needs. Applications that connect a queue pair with one of another
-// implementation exchange QPN and PSN by their own means, as ibv_modify_qp takes them; Bytes is the form of farev1.ChannelEnd.Parameters.
-// Such a queue pair is the only one of its set, and both ends then exchange nothing but the packets of the InfiniBand specification.
+// Parameters are the parameters of a queue pair that its peer needs. Applications that connect a queue pair with one of
+// another implementation exchange QPN and PSN by their own means, as ibv_modify_qp takes them; Bytes is the form of
+// farev1.ChannelEnd.Parameters. Such a queue pair is the only one of its set, and both ends then exchange nothing but
+// the packets of the InfiniBand specification.
 type Parameters struct {
 	QPN uint32 // number of the queue pair: 2 to 2^24-1
 	PSN uint32 // sequence number of the first request that it sends: 24 bits
 	MTU int    // path MTU: 256, 512, 1024, 2048 or 4096 bytes; a queue pair uses the lower value of both ends
-	// ReadAtomic is the number of outstanding READs and atomics that it executes for its peer, at least 1 (max_dest_rd_atomic).
+	// ReadAtomic is the number of outstanding READs and atomics that it executes for its peer, at least 1
+	// (max_dest_rd_atomic).
 	ReadAtomic int
 
 	head   uint8 // length of rdma.Op.Head; 0 for other implementations

@@ -32,7 +32,8 @@ func (h *hand) readLetters(packets int) {
 	h.complete(nil)
 }
 
-// answers returns the responses of a READ request for the packets from one sequence number to another, all of them full, with a letter for each packet.
+// answers returns the responses of a READ request for the packets from one sequence number to another, all of them
+// full, with a letter for each packet.
 func (h *hand) answers(from, to int) (d [][]byte) {
 	for i := from; i < to; i++ {
 		p := ack(i, 0x1f)
@@ -51,7 +52,8 @@ func (h *hand) answers(from, to int) (d [][]byte) {
 	return d
 }
 
-// TestReadsAreRequestedInParts checks that requests do not ask for more packets than the window has room for, and that a READ completes once, with the last part.
+// TestReadsAreRequestedInParts checks that requests do not ask for more packets than the window has room for, and that
+// a READ completes once, with the last part.
 func TestReadsAreRequestedInParts(t *testing.T) {
 	h := newHand(t, Config{})
 	h.smallWindow()
@@ -70,7 +72,8 @@ func TestReadsAreRequestedInParts(t *testing.T) {
 	h.host.Do(func() { h.host.Close(h.q) })
 }
 
-// TestPartsCountAsReads checks that all outstanding requests count against the peer's limit, also those of one READ, and atomics.
+// TestPartsCountAsReads checks that all outstanding requests count against the peer's limit, also those of one READ,
+// and atomics.
 func TestPartsCountAsReads(t *testing.T) {
 	h := newHand(t, Config{MaxReadAtomic: 2})
 	h.smallWindow()
@@ -89,7 +92,8 @@ func TestPartsCountAsReads(t *testing.T) {
 	h.host.Do(func() { h.host.Close(h.q) })
 }
 
-// partlyRead returns a hand whose READ of 14 packets has three parts: 4 packets are answered, and requests for 2 and for 6 packets are outstanding.
+// partlyRead returns a hand whose READ of 14 packets has three parts: 4 packets are answered, and requests for 2 and
+// for 6 packets are outstanding.
 func partlyRead(t *testing.T) *hand {
 	h := newHand(t, Config{})
 	h.smallWindow()
@@ -100,7 +104,8 @@ func partlyRead(t *testing.T) *hand {
 	return h
 }
 
-// TestRepeatedPartsEndWhereTheyDid checks retransmissions: no request covers packets of two requests that the peer may have executed, and the end of each stays.
+// TestRepeatedPartsEndWhereTheyDid checks retransmissions: no request covers packets of two requests that the peer may
+// have executed, and the end of each stays.
 func TestRepeatedPartsEndWhereTheyDid(t *testing.T) {
 	h := partlyRead(t)
 	// The responses of the second request are lost: its packets alone are requested at first.
@@ -113,7 +118,8 @@ func TestRepeatedPartsEndWhereTheyDid(t *testing.T) {
 	// The timer expires, and the response that is missing alone is requested.
 	h.want(h.sleep(), "read 5 at 0x2500+256")
 	h.want(h.give(second[1]), "read 6 at 0x2600+1536") // of the first transmission, by which it is the last of two
-	// The peer has not received the third request. It begins where its responses have ended, and the window has no room for others.
+	// The peer has not received the third request. It begins where its responses have ended, and the window has no room
+	// for others.
 	h.want(h.packet(ack(6, nakSequence), ""), "read 6 at 0x2600+1536")
 	h.want(h.give(third...), "read 12 at 0x2c00+512")
 	h.want(h.give(h.answers(12, 14)...))
@@ -171,7 +177,8 @@ func TestPartsAreNotTiny(t *testing.T) {
 	h.host.Do(func() { h.host.Close(h.q) })
 }
 
-// TestMarkedAnswersShrinkTheWindow checks that the requester reduces its window for marked responses of READs, and reports them to the peer by CNPs, which a NIC obeys.
+// TestMarkedAnswersShrinkTheWindow checks that the requester reduces its window for marked responses of READs, and
+// reports them to the peer by CNPs, which a NIC obeys.
 func TestMarkedAnswersShrinkTheWindow(t *testing.T) {
 	h := newHand(t, Config{})
 	var cnps [][]byte
@@ -200,7 +207,8 @@ func TestMarkedAnswersShrinkTheWindow(t *testing.T) {
 	h.count("packets_marked", 3)
 }
 
-// TestPartsUnderFaults runs the model with many READs and small windows: data and completions must be right under loss, duplication and reordering.
+// TestPartsUnderFaults runs the model with many READs and small windows: data and completions must be right under loss,
+// duplication and reordering.
 func TestPartsUnderFaults(t *testing.T) {
 	for _, x := range []struct {
 		name                     string

@@ -8,8 +8,8 @@ type seq int64
 
 func (s seq) psn() uint32 { return uint32(s) & mask24 }
 
-// near returns the sequence number for a PSN that is nearest to s: between s-2^23 and s+2^23-1 (Section 9.7.1: half of the numbers are
-// valid, the other half are duplicates).
+// near returns the sequence number for a PSN that is nearest to s: between s-2^23 and s+2^23-1 (Section 9.7.1: half of
+// the numbers are valid, the other half are duplicates).
 func (s seq) near(psn uint32) seq {
 	return s + seq(int32((psn-uint32(s))<<8)>>8)
 }

@@ -118,8 +118,8 @@ func (q *queuePair) Connect(remote []byte, paths []rdma.Path) error {
 	return nil
 }
 
-// SetPaths implements rdma.Channel. The queue pair uses the port and tunnel of the first path, whatever its share: without a live path, it
-// retransmits on that one until the plane is up.
+// SetPaths implements rdma.Channel. The queue pair uses the port and tunnel of the first path, whatever its share:
+// without a live path, it retransmits on that one until the plane is up.
 func (q *queuePair) SetPaths(paths []rdma.Path) {
 	if q.state == ready && (q.link.port != paths[0].Port || q.link.tunnel != paths[0].Tunnel) {
 		q.requester.answers() // restarts the stall timer for the new path
@@ -130,8 +130,8 @@ func (q *queuePair) SetPaths(paths []rdma.Path) {
 	}
 	q.link.port, q.link.tunnel = q.path.Port, q.path.Tunnel
 	q.requester.rewind()
-	// Responses were on the old path too. An ACK reports the executed requests, and makes the peer request READs again whose responses it
-	// lacks.
+	// Responses were on the old path too. An ACK reports the executed requests, and makes the peer request READs again
+	// whose responses it lacks.
 	if q.responder.answered {
 		q.responder.ackNow = true
 	}
@@ -141,7 +141,8 @@ func (q *queuePair) SetPaths(paths []rdma.Path) {
 // Post implements rdma.Channel.
 func (q *queuePair) Post(op *rdma.Op) bool { return q.requester.post(op) }
 
-// Ready implements rdma.Channel. It does nothing, since the responder keeps no messages: the requester retransmits after the RNR timer.
+// Ready implements rdma.Channel. It does nothing, since the responder keeps no messages: the requester retransmits
+// after the RNR timer.
 func (q *queuePair) Ready() {}
 
 // Close implements rdma.Channel.
@@ -156,8 +157,8 @@ func (q *queuePair) Close() {
 	q.requester.flushOps(nil, 0)
 }
 
-// fail moves the queue pair to the error state. The operation with the PSN at completes with err, all others with ErrFlushed; further
-// requests of the peer are answered with syndrome.
+// fail moves the queue pair to the error state. The operation with the PSN at completes with err, all others with
+// ErrFlushed; further requests of the peer are answered with syndrome.
 func (q *queuePair) fail(cause, err error, at seq, syndrome uint8) {
 	q.leave(broken, syndrome)
 	q.requester.flushOps(err, at)

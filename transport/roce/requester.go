@@ -10,23 +10,25 @@ import (
 )
 
 const (
-	// ackEvery is the interval of acknowledgement requests in a long message, in packets, or a quarter of the window if that is less. The last
-	// packet of a message, and the last for which the window has room, always request one.
+	// ackEvery is the interval of acknowledgement requests in a long message, in packets, or a quarter of the window if
+	// that is less. The last packet of a message, and the last for which the window has room, always request one.
 	ackEvery = 32
 	// maxTimeout is the maximum retransmission timeout after doubling (rdma.Timing.Retransmit).
 	maxTimeout = time.Second
-	// minTimeout is the minimum of the retransmission timeout above the average round trip, longer than a busy host delays a process that is ready
-	// to run.
+	// minTimeout is the minimum of the retransmission timeout above the average round trip, longer than a busy host
+	// delays a process that is ready to run.
 	minTimeout = 5 * time.Millisecond
-	// partsInFlight is the number of parts of READs that fill a queue pair's share of the window: a request for fewer packets, unless they are the rest of a READ,
-	// waits for more room. Otherwise each response would cause a request for a single packet, and the limit of outstanding requests would be reached.
+	// partsInFlight is the number of parts of READs that fill a queue pair's share of the window: a request for fewer
+	// packets, unless they are the rest of a READ, waits for more room. Otherwise each response would cause a request
+	// for a single packet, and the limit of outstanding requests would be reached.
 	partsInFlight = 4
 )
 
 // none is an invalid sequence number, lower than all valid ones.
 const none seq = -1 << 62
 
-// request is an operation with its sequence numbers: first to end-1, one per packet, or for a READ one per response (Section 9.7.3).
+// request is an operation with its sequence numbers: first to end-1, one per packet, or for a READ one per response
+// (Section 9.7.3).
 type request struct {
 	op         *rdma.Op
 	first, end seq
@@ -35,8 +37,8 @@ type request struct {
 
 // requester sends operations.
 //
-// Invariants: una <= next <= high <= posted; head <= cursor <= tail; una is in ring[head] unless the ring is empty; next is in
-// ring[cursor], or equals posted if cursor equals tail. parts[:asked] are the ends of parts in (una, next].
+// Invariants: una <= next <= high <= posted; head <= cursor <= tail; una is in ring[head] unless the ring is empty;
+// next is in ring[cursor], or equals posted if cursor equals tail. parts[:asked] are the ends of parts in (una, next].
 type requester struct {
 	*common
 	ring               []request // its length is a power of two
@@ -51,16 +53,17 @@ type requester struct {
 	refused int // size of the operation that Post refused, plus 1; 0: none since the latest call of Room
 
 	limit int // limit of outstanding READ requests and atomics
-	// parts are the ends of the READ requests and atomics in (una, high], in ascending order. A READ is requested in parts of the size for which the
-	// window has room. A retransmitted request ends where the original did, because the responder may know the original (Section 9.4.4).
+	// parts are the ends of the READ requests and atomics in (una, high], in ascending order. A READ is requested in
+	// parts of the size for which the window has room. A retransmitted request ends where the original did, because the
+	// responder may know the original (Section 9.4.4).
 	parts []seq
 	asked int // the number of parts that are sent, but not answered
 	reads int // the number of READs in [head, cursor)
 
 	flight *congestion.Flight
 	back   seq // una at the latest goBack on a NAK; no further goBack until una advances
-	// probing: after a loss the path gets the oldest packet alone until it is acknowledged. The later packets of the flight, which the peer
-	// drops, may still be in queues, and another flight would meet them there.
+	// probing: after a loss the path gets the oldest packet alone until it is acknowledged. The later packets of the
+	// flight, which the peer drops, may still be in queues, and another flight would meet them there.
 	probing bool
 	// suspect is the time at which the timer was started whose expiry has reported a loss that is not proven; 0: none.
 	suspect time.Duration
@@ -83,7 +86,8 @@ func newRequester(c *common, first seq) requester {
 		back: none, timed: none, flight: c.core.peers.Join(c.remote), timeout: cfg.Timing.Retransmit}
 }
 
-// firstTimeout returns the retransmission timeout before it doubles: from the measured round trips (RFC 6298), else Timing.Retransmit.
+// firstTimeout returns the retransmission timeout before it doubles: from the measured round trips (RFC 6298), else
+// Timing.Retransmit.
 func (req *requester) firstTimeout() time.Duration {
 	timing := &req.core.cfg.Timing
 	if !req.trip.Known() {
@@ -92,8 +96,9 @@ func (req *requester) firstTimeout() time.Duration {
 	return min(max(req.trip.Late(timing.AckDelay), req.trip.Smooth()+minTimeout), maxTimeout)
 }
 
-// measure begins to measure the round trip of a packet that requests an answer, unless another measurement is in progress. Packets that
-// were transmitted before are not measured, since an answer does not name the transmission (Karn's algorithm).
+// measure begins to measure the round trip of a packet that requests an answer, unless another measurement is in
+// progress. Packets that were transmitted before are not measured, since an answer does not name the transmission
+// (Karn's algorithm).
 func (req *requester) measure(h *header) {
 	if req.timed == none && req.next >= req.high && (h.ackReq || traits[h.opcode]&hasPayload == 0) {
 		req.timed, req.sent = req.next, req.core.host.Now()
@@ -164,8 +169,9 @@ func (req *requester) room() {
 // inFlight returns the number of packets that wait for an acknowledgement.
 func (req *requester) inFlight() int { return int(req.next - req.una) }
 
-// countFlight sets the number of packets in flight. Those on a path that may deliver nothing take no room from other queue pairs; those of a
-// flight with a proven loss do until the oldest is acknowledged, since they are still in queues.
+// countFlight sets the number of packets in flight. Those on a path that may deliver nothing take no room from other
+// queue pairs; those of a flight with a proven loss do until the oldest is acknowledged, since they are still in
+// queues.
 func (req *requester) countFlight() {
 	switch {
 	case req.suspect != 0:
@@ -227,7 +233,8 @@ func (req *requester) fill(window int) {
 	}
 }
 
-// requestAnswers sends the requests of an atomic or of the rest of a READ. It returns false if some of them have to wait for room in the window or for answers.
+// requestAnswers sends the requests of an atomic or of the rest of a READ. It returns false if some of them have to
+// wait for room in the window or for answers.
 func (req *requester) requestAnswers(r *request, window int) bool {
 	for req.next < r.end {
 		end := req.nextPart(r, window-req.inFlight())
@@ -248,8 +255,9 @@ func (req *requester) requestAnswers(r *request, window int) bool {
 	return true
 }
 
-// nextPart returns the end of the next READ request or atomic, or none if it has to wait. room is the number of packets for which the window has room.
-// As long as nothing is in flight one request is sent, whatever its answer's length if it is a retransmission.
+// nextPart returns the end of the next READ request or atomic, or none if it has to wait. room is the number of packets
+// for which the window has room. As long as nothing is in flight one request is sent, whatever its answer's length if
+// it is a retransmission.
 func (req *requester) nextPart(r *request, room int) seq {
 	idle := req.inFlight() == 0
 	switch {
@@ -271,7 +279,8 @@ func (req *requester) nextPart(r *request, room int) seq {
 	return none
 }
 
-// sendPacket sends the packet of a SEND or WRITE with sequence number next. It requests an acknowledgement if ask is set, and every so many packets of a message.
+// sendPacket sends the packet of a SEND or WRITE with sequence number next. It requests an acknowledgement if ask is
+// set, and every so many packets of a message.
 func (req *requester) sendPacket(r *request, ask bool, every int) {
 	i := int(req.next - r.first)
 	from, to := i*req.mtu, min((i+1)*req.mtu, r.bytes)
@@ -373,8 +382,9 @@ func (req *requester) dropped(sent, now time.Duration) {
 	}
 }
 
-// verify decides about a suspected loss when packets before to are acknowledged. The suspicion was wrong if they include more than the
-// retransmitted one, or if the acknowledgement came too early for it (as in RFC 5682 and RFC 3522).
+// verify decides about a suspected loss when packets before to are acknowledged. The suspicion was wrong if they
+// include more than the retransmitted one, or if the acknowledgement came too early for it (as in RFC 5682 and RFC
+// 3522).
 func (req *requester) verify(to seq, now time.Duration) {
 	req.probing = false
 	if req.suspect == 0 {
@@ -420,7 +430,8 @@ func (req *requester) silent(now time.Duration) {
 // timedOut retransmits the oldest packet, or gives up.
 func (req *requester) timedOut(now time.Duration) {
 	timing := &req.core.cfg.Timing
-	// For the time by which the timer is late, the process did not run: responses that arrived meanwhile are still unread.
+	// For the time by which the timer is late, the process did not run: responses that arrived meanwhile are still
+	// unread.
 	req.lastProgress += now - (req.since + req.timeout)
 	if silent := now - req.lastProgress; silent >= timing.GiveUp {
 		req.pair.fail(fmt.Errorf("%w: no acknowledgement in %v%s", rdma.ErrRetryExceeded, silent, req.pair.shrunk()), rdma.ErrRetryExceeded, req.una, nakOperational)

@@ -122,8 +122,8 @@ func TestWindowBoundsPackets(t *testing.T) {
 	}
 }
 
-// TestTimeoutIsVerified checks that a timeout reduces the window only once the peer's answer shows that packets were dropped. Until then the
-// path gets one packet.
+// TestTimeoutIsVerified checks that a timeout reduces the window only once the peer's answer shows that packets were
+// dropped. Until then the path gets one packet.
 func TestTimeoutIsVerified(t *testing.T) {
 	for _, x := range []struct {
 		name  string
@@ -266,7 +266,8 @@ func TestGivesUp(t *testing.T) {
 	})
 }
 
-// TestStalledPath checks the reports of a path without responses for Timing.Stall, with a response again, or with another port.
+// TestStalledPath checks the reports of a path without responses for Timing.Stall, with a response again, or with
+// another port.
 func TestStalledPath(t *testing.T) {
 	h := newHand(t, Config{Timing: rdma.Timing{Stall: 20 * time.Millisecond}})
 	want := func(stalls ...bool) {
@@ -304,7 +305,8 @@ func TestStalledPath(t *testing.T) {
 	h.count("stalls", 2)
 }
 
-// TestTimeOfAStoppedProcess checks that such time does not count: the response may wait in the socket while the timer fires.
+// TestTimeOfAStoppedProcess checks that such time does not count: the response may wait in the socket while the timer
+// fires.
 func TestTimeOfAStoppedProcess(t *testing.T) {
 	h := newHand(t, Config{})
 	h.post(writeOp(4), writeOp(4))

@@ -29,8 +29,8 @@ type responder struct {
 	expected seq    // the next to be executed
 	msn      uint32 // number of executed messages, modulo 2^24
 	answered bool   // at least one request was executed, so that an ACK is meaningful
-	// nakSent: a NAK has reported expected as missing; no further NAK is sent until it arrives (Section 9.7.5). Meanwhile later requests are
-	// dropped.
+	// nakSent: a NAK has reported expected as missing; no further NAK is sent until it arrives (Section 9.7.5).
+	// Meanwhile later requests are dropped.
 	nakSent bool
 
 	ackNow bool          // acknowledge at the next flush
@@ -185,7 +185,8 @@ func (rsp *responder) executeSend(h *header, t has, payload []byte) {
 	}
 }
 
-// memory returns n bytes of local memory. Operations of no bytes access none, so that their R_Key is not checked (C9-88).
+// memory returns n bytes of local memory. Operations of no bytes access none, so that their R_Key is not checked
+// (C9-88).
 func (rsp *responder) memory(key uint32, address uint64, n int, need rdma.Access) ([]byte, error) {
 	if n == 0 {
 		return nil, nil
@@ -252,8 +253,8 @@ func (rsp *responder) executeRead(h *header) {
 	rsp.respond(s, b, false)
 }
 
-// respond sends a READ's responses, which also acknowledge all earlier requests. They contain a copy of the memory, which the application
-// may change before the flush, so that the ICRC is correct.
+// respond sends a READ's responses, which also acknowledge all earlier requests. They contain a copy of the memory,
+// which the application may change before the flush, so that the ICRC is correct.
 func (rsp *responder) respond(s seq, b []byte, again bool) {
 	if !again {
 		rsp.ackNow, rsp.ackAt = false, 0
@@ -322,7 +323,8 @@ func (rsp *responder) repeat(s seq, h *header) {
 		}
 		b, err := rsp.memory(h.key, h.address, int(h.length), rdma.RemoteRead)
 		if err != nil {
-			// A late duplicate of an old request must not break the connection; the requester ignores the NAK of an old PSN.
+			// A late duplicate of an old request must not break the connection; the requester ignores the NAK of an old
+			// PSN.
 			rsp.nak(nakAccess, s)
 			return
 		}

@@ -136,8 +136,8 @@ func TestReadIsAnswered(t *testing.T) {
 	h.want(h.packet(r, ""), "read-only 3 1f msn=2")
 }
 
-// TestAnswerToDuplicateKeepsAck checks that responses to a duplicate READ acknowledge the requests before it, not those between it and its
-// duplicate.
+// TestAnswerToDuplicateKeepsAck checks that responses to a duplicate READ acknowledge the requests before it, not those
+// between it and its duplicate.
 func TestAnswerToDuplicateKeepsAck(t *testing.T) {
 	h := newHand(t, Config{})
 	r := with(readRequest, 0)

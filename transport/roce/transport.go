@@ -18,7 +18,8 @@ var _ rdma.Steered = (*Transport)(nil)
 // New makes a transport. Start opens its sockets, in the network namespace of the calling thread.
 func New(cfg Config) *Transport { return &Transport{Core: NewCore(cfg, nil)} }
 
-// Start implements rdma.Transport. It fails if the UDP port is taken at the host's address, or if the host lacks the address.
+// Start implements rdma.Transport. It fails if the UDP port is taken at the host's address, or if the host lacks the
+// address.
 func (t *Transport) Start(h rdma.Host) error {
 	if err := t.Core.Start(h); err != nil {
 		return err

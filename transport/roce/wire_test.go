@@ -69,7 +69,8 @@ func TestOnTheWire(t *testing.T) {
 					t.Errorf("packets are wrong: %v", c)
 				}
 			}
-			// The packets that arrived where tcpdump listens, and those sent from there: the kernel may drop the others on their way.
+			// The packets that arrived where tcpdump listens, and those sent from there: the kernel may drop the others
+			// on their way.
 			passed := r.Counters[1]["packets_received"] + r.Counters[1]["sent"]
 			netnstest.Eventually(t, time.Minute, func() error {
 				p, err := readCapture(file)
@@ -137,7 +138,8 @@ func checkICRCs(t *testing.T, p []captured) {
 	t.Logf("%d ICRCs are right; %d packets have an IPv4 identification", len(p), identified)
 }
 
-// dissect checks with tshark that it recognizes every packet as RoCEv2, that all opcodes occur, and that no packet is malformed.
+// dissect checks with tshark that it recognizes every packet as RoCEv2, that all opcodes occur, and that no packet is
+// malformed.
 func dissect(t *testing.T, file string, n int) {
 	t.Helper()
 	space := netnstest.New(t)

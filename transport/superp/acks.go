@@ -38,7 +38,8 @@ func (a *acks) schedule(at time.Duration) {
 // due reports whether to acknowledge.
 func (a *acks) due(now time.Duration) bool { return a.now || a.at != 0 && now >= a.at }
 
-// patient reports whether an acknowledgement that is due may wait for an XID, and keeps it due: it waits for limit at most, since the peer may be waiting, too.
+// patient reports whether an acknowledgement that is due may wait for an XID, and keeps it due: it waits for limit at
+// most, since the peer may be waiting, too.
 func (a *acks) patient(now, limit time.Duration) bool {
 	if a.until == 0 {
 		a.until = now + limit
@@ -50,8 +51,8 @@ func (a *acks) patient(now, limit time.Duration) bool {
 	return true
 }
 
-// carried records that a packet is sent that acknowledges all, where xid is target.due. lastXID is that of new packets only: if the first transmission has arrived, the
-// loss of a retransmission goes unnoticed.
+// carried records that a packet is sent that acknowledges all, where xid is target.due. lastXID is that of new packets
+// only: if the first transmission has arrived, the loss of a retransmission goes unnoticed.
 func (a *acks) carried(xid uint16) {
 	if !a.isNew(xid) {
 		a.at, a.now, a.until = 0, false, 0

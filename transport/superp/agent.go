@@ -25,18 +25,19 @@ type AgentConfig struct {
 	Host rdma.Host
 	// Core is the started core of the transport.
 	Core *Core
-	// Paths returns the paths of a new connection; later the process calls Connection.SetPaths. nil means one path per connection, with
-	// SourcePort.
+	// Paths returns the paths of a new connection; later the process calls Connection.SetPaths. nil means one path per
+	// connection, with SourcePort.
 	Paths func(remote netip.Addr, cid uint16, ordered bool) []rdma.Path
 	// Memory is the memory that peers may read and write, for the status.
 	Memory []*farev1.SuperpMemory
-	// Violated is called for each protocol error, and Replaced when a connection has been restarted, both with the device's lock held. nil means no call.
+	// Violated is called for each protocol error, and Replaced when a connection has been restarted, both with the
+	// device's lock held. nil means no call.
 	Violated func(ProtocolError)
 	Replaced func(old, restarted *Connection)
 }
 
-// Agent is a node's SUPERp agent: it makes connections on request of a connection manager, for use by its process (Connection). It
-// implements fare.v1.SuperpService. The device's lock (Host.Do) guards all its state.
+// Agent is a node's SUPERp agent: it makes connections on request of a connection manager, for use by its process
+// (Connection). It implements fare.v1.SuperpService. The device's lock (Host.Do) guards all its state.
 type Agent struct {
 	farev1.UnimplementedSuperpServiceServer
 	cfg     AgentConfig

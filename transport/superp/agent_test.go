@@ -87,7 +87,8 @@ func newManager(t *testing.T, mesh superp.Mesh) *superp.Manager {
 	return m
 }
 
-// first is the generation of a test's first mesh. The source ports that follow from its cids are above Linux's ephemeral ports.
+// first is the generation of a test's first mesh. The source ports that follow from its cids are above Linux's
+// ephemeral ports.
 const first = 12000
 
 func mesh(generation uint64, members []*member, ordered ...bool) superp.Mesh {
@@ -108,8 +109,8 @@ func (m *member) status(t *testing.T) *farev1.SuperpStatus {
 	return s.Status
 }
 
-// TestMesh lets a manager set up a full mesh of three nodes over gRPC, twice. Every connection carries a write over real sockets; both
-// kinds of shutdown follow.
+// TestMesh lets a manager set up a full mesh of three nodes over gRPC, twice. Every connection carries a write over
+// real sockets; both kinds of shutdown follow.
 func TestMesh(t *testing.T) {
 	members := newMembers(t, 1, 3)
 	for generation := range uint64(2) {
@@ -168,8 +169,8 @@ func TestMesh(t *testing.T) {
 	}
 }
 
-// TestHeldUntilStart checks that configured connections accept no operation before Start.
-// TestOrderByAgent checks the order of both directions of configured connections, as the connection's data announces it.
+// TestHeldUntilStart checks that configured connections accept no operation before Start. TestOrderByAgent checks the
+// order of both directions of configured connections, as the connection's data announces it.
 func TestOrderByAgent(t *testing.T) {
 	m := newMembers(t, 4, 1)[0]
 	own, peer := m.node.Address.String(), "127.88.4.9"
@@ -307,7 +308,8 @@ func TestConfigureRefuses(t *testing.T) {
 	}
 }
 
-// TestConfigureUndoes checks that if a connection cannot be made, the earlier ones end at once and may be configured again.
+// TestConfigureUndoes checks that if a connection cannot be made, the earlier ones end at once and may be configured
+// again.
 func TestConfigureUndoes(t *testing.T) {
 	transport := superp.New(superp.Config{})
 	own := netip.MustParseAddr("127.88.6.1")
@@ -395,8 +397,8 @@ func TestWatchStatus(t *testing.T) {
 	until("ended", func(s *farev1.SuperpStatus) bool { return s.Generation == 0 })
 }
 
-// TestPlan checks that the two ends of a pair name each other, that the cids of a node are distinct, and that consecutive generations share
-// none.
+// TestPlan checks that the two ends of a pair name each other, that the cids of a node are distinct, and that
+// consecutive generations share none.
 func TestPlan(t *testing.T) {
 	var nodes []superp.Node
 	for i := range 20 {

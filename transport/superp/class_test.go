@@ -6,7 +6,8 @@ import (
 	"testing"
 )
 
-// TestPools compares the pools with counts of each class: every class that has connections has an equal part, whatever others keep.
+// TestPools compares the pools with counts of each class: every class that has connections has an equal part, whatever
+// others keep.
 func TestPools(t *testing.T) {
 	const all = 1000
 	rng := rand.New(rand.NewPCG(1, 1))
@@ -36,7 +37,8 @@ func TestPools(t *testing.T) {
 	}
 }
 
-// TestWindowsOfClasses checks that connections of one class to a peer share a congestion window, and that those of another class and to another peer do not.
+// TestWindowsOfClasses checks that connections of one class to a peer share a congestion window, and that those of
+// another class and to another peer do not.
 func TestWindowsOfClasses(t *testing.T) {
 	c := NewCore(Config{}, nil)
 	peer, other := netip.MustParseAddr("10.0.0.1"), netip.MustParseAddr("10.0.0.2")

@@ -16,40 +16,46 @@ const DefaultPort = 4444
 type Config struct {
 	// Port is the UDP destination port of both ends: DefaultPort by default.
 	Port uint16
-	// Payload is the maximum number of message bytes in a packet: 64 to 32768, 1024 by default. A datagram is up to 56 bytes longer.
+	// Payload is the maximum number of message bytes in a packet: 64 to 32768, 1024 by default. A datagram is up to 56
+	// bytes longer.
 	Payload int
-	// HeadSize is the length of every rdma.Op.Head: 20 bytes by default, at most rdma.MaxHead; a negative value means no head. A message
-	// starts with its head, and both ends must use the same length.
+	// HeadSize is the length of every rdma.Op.Head: 20 bytes by default, at most rdma.MaxHead; a negative value means
+	// no head. A message starts with its head, and both ends must use the same length.
 	HeadSize int
-	// TrafficClass is the ToS or traffic class of the packets of connections that Core.ConnectionOfClass has not given another one: a multiple of 4, since its lower
-	// bits are for ECN.
+	// TrafficClass is the ToS or traffic class of the packets of connections that Core.ConnectionOfClass has not given
+	// another one: a multiple of 4, since its lower bits are for ECN.
 	TrafficClass uint8
 	Parameters   Parameters
 	Timing       rdma.Timing
 	// SUNH replaces UDP/IP if it has a subnet. Port then has no effect.
 	SUNH SUNHConfig
-	// FirstCID is the connection identifier of the first channel; further ones count up and wrap after 65535. It is for tests. 0 means that
-	// every identifier is random, from crypto/rand, and differs from the latest 4096 that were closed, so that packets of an old connection do
-	// not reach a new one.
+	// FirstCID is the connection identifier of the first channel; further ones count up and wrap after 65535. It is for
+	// tests. 0 means that every identifier is random, from crypto/rand, and differs from the latest 4096 that were
+	// closed, so that packets of an old connection do not reach a new one.
 	FirstCID uint16
-	// FirstPSN is the first psn of both directions, equal at all ends. It is for tests of the end of psns: the description has 0.
+	// FirstPSN is the first psn of both directions, equal at all ends. It is for tests of the end of psns: the
+	// description has 0.
 	FirstPSN uint32
 }
 
 // SUNHConfig configures the encapsulation in SUNH. All nodes of a SUPERp subnet need the same Subnet and EtherType.
 type SUNHConfig struct {
-	// Subnet is the SUPERp subnet, with a host part of 8 to 16 bits (nh_num_caddr_bits), which contains the loopbacks of all nodes. The zero value means UDP/IP.
+	// Subnet is the SUPERp subnet, with a host part of 8 to 16 bits (nh_num_caddr_bits), which contains the loopbacks
+	// of all nodes. The zero value means UDP/IP.
 	Subnet netip.Prefix
 	// EtherType is SUNHEtherType by default; the description has the experimental 0x88b5 and 0x88b6.
 	EtherType uint16
 	// HopLimit is that of sent frames (nh_hop_limit): 1 to 15, 15 by default.
 	HopLimit uint8
-	// Device sends all frames, such as that of fared's driver bpf (fared0), which steers them by their flow label to the slot's sub-port; the host part then has
-	// 16 bits. By default each frame leaves by the device of its slot, to the next hop of the kernel's route through it.
+	// Device sends all frames, such as that of fared's driver bpf (fared0), which steers them by their flow label to
+	// the slot's sub-port; the host part then has 16 bits. By default each frame leaves by the device of its slot, to
+	// the next hop of the kernel's route through it.
 	Device string
-	// Lite sends SUPERp-lite, equal at all nodes: packets without the packet delivery layer, for networks that lose nothing. There is one connection to each
-	// peer, on one path. Nothing is retransmitted: Parameters.TransactionTimeout, by default Timing.GiveUp, ends a connection that has lost a packet.
-	// Parameters.Window limits the packets of incomplete transactions, requests and replies together, so that the sockets of the peer hold them.
+	// Lite sends SUPERp-lite, equal at all nodes: packets without the packet delivery layer, for networks that lose
+	// nothing. There is one connection to each peer, on one path. Nothing is retransmitted:
+	// Parameters.TransactionTimeout, by default Timing.GiveUp, ends a connection that has lost a packet.
+	// Parameters.Window limits the packets of incomplete transactions, requests and replies together, so that the
+	// sockets of the peer hold them.
 	Lite bool
 }
 
@@ -58,8 +64,8 @@ func (s *SUNHConfig) enabled() bool { return s.Subnet.IsValid() }
 // minBlock is the minimum length of an operation's data in SUPERp-lite.
 const minBlock = 16
 
-// least returns the minimum number of data bytes in a packet with one operation, by the length of its header: Ethernet pads shorter frames, which have no
-// length field, and the padding would be data.
+// least returns the minimum number of data bytes in a packet with one operation, by the length of its header: Ethernet
+// pads shorter frames, which have no length field, and the padding would be data.
 func (s *SUNHConfig) least(header int) int {
 	switch {
 	case !s.enabled():
@@ -81,38 +87,44 @@ func (s *SUNHConfig) MinWrite() int {
 	return 0
 }
 
-// Parameters are SUPERp's parameters (with their SUPERp names in parentheses). A zero field means its default. The description's timers are
-// for hardware, in nanoseconds; this package uses rdma.Timing.
+// Parameters are SUPERp's parameters (with their SUPERp names in parentheses). A zero field means its default. The
+// description's timers are for hardware, in nanoseconds; this package uses rdma.Timing.
 type Parameters struct {
-	// Window is the maximum number of unacknowledged packets (pdl_window_size): 16 to 1024, 256 by default. The description's 32 would
-	// limit the data in flight to 32 KiB.
+	// Window is the maximum number of unacknowledged packets (pdl_window_size): 16 to 1024, 256 by default. The
+	// description's 32 would limit the data in flight to 32 KiB.
 	Window int
-	// ReceiveWindow is the maximum window offered to the peer, in packets (pdl_receive_win): 1 to 1024, 1024 by default.
+	// ReceiveWindow is the maximum window offered to the peer, in packets (pdl_receive_win): 1 to 1024, 1024 by
+	// default.
 	ReceiveWindow int
-	// Buffers is the number of received packets that all connections of an endpoint together may keep for later, in front of a missing packet
-	// or a receive: 64 to 1048576, 16384 by default. Each traffic class with connections has an equal part. The windows offered to peers shrink by the packets that a
-	// connection keeps, and toward one packet as the part of its class is reached.
+	// Buffers is the number of received packets that all connections of an endpoint together may keep for later, in
+	// front of a missing packet or a receive: 64 to 1048576, 16384 by default. Each traffic class with connections has
+	// an equal part. The windows offered to peers shrink by the packets that a connection keeps, and toward one packet
+	// as the part of its class is reached.
 	Buffers int
-	// Proactive is the number of packets that a timeout retransmits in addition to the oldest: at most 64; 0 means 8, a negative value
-	// means none.
+	// Proactive is the number of packets that a timeout retransmits in addition to the oldest: at most 64; 0 means 8, a
+	// negative value means none.
 	Proactive int
-	// MaxRetransmits is the number of retransmissions of one packet after which the connection fails (pdl_max_rtx). 0 means no limit, so
-	// that rdma.Timing.GiveUp alone decides: the 4 of hardware would be reached before BGP detects a dead leaf.
+	// MaxRetransmits is the number of retransmissions of one packet after which the connection fails (pdl_max_rtx). 0
+	// means no limit, so that rdma.Timing.GiveUp alone decides: the 4 of hardware would be reached before BGP detects a
+	// dead leaf.
 	MaxRetransmits int
 	// Stretch is the number of received packets after which an acknowledgement is sent at once: 32 by default.
 	Stretch int
-	// Reorder is the number of acknowledged packets, sent later on the same path, after which a missing packet counts as lost: 3 by
-	// default. A path mostly keeps order; if the latest packet of the path is acknowledged, that alone suffices.
+	// Reorder is the number of acknowledged packets, sent later on the same path, after which a missing packet counts
+	// as lost: 3 by default. A path mostly keeps order; if the latest packet of the path is acknowledged, that alone
+	// suffices.
 	Reorder int
-	// Transactions is the maximum number of incomplete transactions per direction (tal_trans_window): 1 to 1024, 128 by default.
+	// Transactions is the maximum number of incomplete transactions per direction (tal_trans_window): 1 to 1024, 128 by
+	// default.
 	Transactions int
-	// PacketsPerTransaction is the maximum number of packets: 1 to 4096, 65 by default, which is 64 KiB and a head in packets of 1 KiB.
+	// PacketsPerTransaction is the maximum number of packets: 1 to 4096, 65 by default, which is 64 KiB and a head in
+	// packets of 1 KiB.
 	PacketsPerTransaction int
 	// OpsPerPacket is the maximum number of small operations in one packet: 1 to 15, 8 by default.
 	OpsPerPacket int
-	// TransactionTimeout is the time in which a transaction must be complete (tal_transaction_timeout): acknowledged by ack_xid and, for reads and
-	// atomics, answered. A transaction that takes longer ends the connection. 0 means no limit. A message that waits for a receive is an incomplete
-	// transaction, too.
+	// TransactionTimeout is the time in which a transaction must be complete (tal_transaction_timeout): acknowledged by
+	// ack_xid and, for reads and atomics, answered. A transaction that takes longer ends the connection. 0 means no
+	// limit. A message that waits for a receive is an incomplete transaction, too.
 	TransactionTimeout time.Duration
 }
 
@@ -196,8 +208,8 @@ func (c Config) Resolve() (Config, error) {
 	return c, errors.Join(errs...)
 }
 
-// maxOp returns the maximum length of rdma.Op.Local: the capacity of a transaction's packets minus the head, rounded down to a multiple of
-// Payload if it is larger than one.
+// maxOp returns the maximum length of rdma.Op.Local: the capacity of a transaction's packets minus the head, rounded
+// down to a multiple of Payload if it is larger than one.
 func (c *Config) maxOp() int {
 	n := c.Parameters.PacketsPerTransaction*c.Payload - c.HeadSize
 	if n > c.Payload {

@@ -10,8 +10,8 @@ import (
 	"github.com/fared/fared/transport/superp"
 )
 
-// TestEcho checks that an end reports marked packets by the reserved bits of the TAL header if both ends agree on it, and otherwise sends these
-// bits as 0.
+// TestEcho checks that an end reports marked packets by the reserved bits of the TAL header if both ends agree on it,
+// and otherwise sends these bits as 0.
 func TestEcho(t *testing.T) {
 	b := newBench(t, superp.Config{}, []rdmatest.Plane{{Delay: 10 * time.Microsecond, Inbound: rdmatest.Link{Rate: 100e6, Mark: 1}}}, false)
 	for _, agreed := range []bool{true, false} {
@@ -55,8 +55,8 @@ func TestEcho(t *testing.T) {
 	}
 }
 
-// TestDeadPathIsNoCongestion checks that the packets lost on a plane that fails do not reduce the window, and that those lost on a plane that
-// delivers others do.
+// TestDeadPathIsNoCongestion checks that the packets lost on a plane that fails do not reduce the window, and that
+// those lost on a plane that delivers others do.
 func TestDeadPathIsNoCongestion(t *testing.T) {
 	plane := rdmatest.Plane{Delay: 10 * time.Microsecond, Rate: 20e6} // slow: acknowledgements show that packets are missing before the path is stalled
 	b := newBench(t, superp.Config{Timing: rdma.Timing{Stall: 20 * time.Millisecond}}, []rdmatest.Plane{plane, plane}, false)

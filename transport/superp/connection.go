@@ -10,11 +10,12 @@ import (
 	"github.com/fared/fared/transport/rdma"
 )
 
-// Connection is a SUPERp connection, an rdma.Channel. It is identified by local address, remote address, local cid and remote cid. The
-// caller holds the device's lock in all methods.
+// Connection is a SUPERp connection, an rdma.Channel. It is identified by local address, remote address, local cid and
+// remote cid. The caller holds the device's lock in all methods.
 //
-// Its parts are the two halves of the packet delivery layer (sender and receiver), the two roles of the transaction layer (initiator and
-// target), the paths, the schedule of acknowledgements and the state of a shutdown. The connection builds and sends packets for them.
+// Its parts are the two halves of the packet delivery layer (sender and receiver), the two roles of the transaction
+// layer (initiator and target), the paths, the schedule of acknowledgements and the state of a shutdown. The connection
+// builds and sends packets for them.
 type Connection struct {
 	common
 	connected bool
@@ -34,7 +35,8 @@ type Connection struct {
 	full bool // Post has returned false: a call of Room is due
 	turn int  // consecutive packets of replies, then of requests
 
-	// A transaction may wait at the peer although every packet is acknowledged: a probe then checks that the peer is alive.
+	// A transaction may wait at the peer although every packet is acknowledged: a probe then checks that the peer is
+	// alive.
 	lastActivity time.Duration // time of the latest received packet or sent probe
 	probe        bool
 
@@ -64,7 +66,8 @@ type common struct {
 	kept               int   // received packets, or pieces of them, that wait in buffers
 	violations         uint64
 
-	// tail is the minimum of data bytes in the last one of a transaction's packets. Ethernet pads shorter ones in SUNH frames, and the padding would be data.
+	// tail is the minimum of data bytes in the last one of a transaction's packets. Ethernet pads shorter ones in SUNH
+	// frames, and the padding would be data.
 	tail int
 	lite bool // SUPERp-lite: packets without PDL
 
@@ -87,8 +90,9 @@ func (c *common) free(b []byte) {
 	c.core.release(b)
 }
 
-// receiveWindow returns the window to offer to the peer: Parameters.ReceiveWindow less the packets that wait, since they occupy buffers, and
-// at most the buffers that the connections of its class together have left; but at least one packet.
+// receiveWindow returns the window to offer to the peer: Parameters.ReceiveWindow less the packets that wait, since
+// they occupy buffers, and at most the buffers that the connections of its class together have left; but at least one
+// packet.
 func (c *common) receiveWindow() int {
 	p := &c.cfg.Parameters
 	return max(1, min(p.ReceiveWindow-c.kept, c.core.pools.left(c.class, p.Buffers)))
@@ -106,7 +110,8 @@ func (c *common) cut(size, seqno int) (from, to int) {
 	return begin(seqno), begin(seqno + 1)
 }
 
-// maxReplies is the maximum number of reply packets of a transaction for which memory is reserved: with default parameters, it suffices for all.
+// maxReplies is the maximum number of reply packets of a transaction for which memory is reserved: with default
+// parameters, it suffices for all.
 const maxReplies = 1024
 
 func newConnection(core *Core, remote netip.Addr, cid uint16, class uint8, out, in bool) *Connection {
@@ -135,8 +140,9 @@ func newConnection(core *Core, remote netip.Addr, cid uint16, class uint8, out, 
 	return c
 }
 
-// Local is encoded as version, flags (bit 0: ordered, bit 1: orderedIn, bit 2: echoes congestion marks), cid u16, head size u8, operations per packet u8, payload u16, tal_trans_window u16,
-// packets per transaction u16, pdl_receive_win u16, key of Sends to this end u32, little endian. SUPERp does not define connection management, so this encoding is
+// Local is encoded as version, flags (bit 0: ordered, bit 1: orderedIn, bit 2: echoes congestion marks), cid u16, head
+// size u8, operations per packet u8, payload u16, tal_trans_window u16, packets per transaction u16, pdl_receive_win
+// u16, key of Sends to this end u32, little endian. SUPERp does not define connection management, so this encoding is
 // private; an Agent assumes that the peer has its own parameters.
 const (
 	localLen     = 18
@@ -309,7 +315,8 @@ func (c *Connection) receive(p *Packet, raw []byte, now time.Duration) {
 		c.core.count.echoes++
 		c.tx.flight.Marked(now-c.tx.rtt.Smooth(), now)
 	}
-	// A No-op is acknowledged if its ack_xid is new, or if it acknowledges nothing new although nothing is outstanding: then it is a probe.
+	// A No-op is acknowledged if its ack_xid is new, or if it acknowledges nothing new although nothing is outstanding:
+	// then it is a probe.
 	news := c.initiator.acknowledged(p) || !c.tx.news && c.tx.una == c.tx.nxt
 	c.noticeLast()
 	switch c.rx.judge(p.PDL.PSN) {
@@ -335,8 +342,8 @@ func (c *Connection) receive(p *Packet, raw []byte, now time.Duration) {
 	case !c.orderedIn:
 		c.packet(p, raw)
 	case !inOrder && (o.reply() || o == OpcodeNoOp):
-		// A No-op has no effect on order, and a reply must not wait: its psn is acknowledged at once, so any later packet may carry an
-		// ack_xid that depends on it.
+		// A No-op has no effect on order, and a reply must not wait: its psn is acknowledged at once, so any later
+		// packet may carry an ack_xid that depends on it.
 		c.packet(p, raw)
 	case !inOrder:
 		c.early[p.PDL.PSN&uint32(len(c.early)-1)] = c.keep(raw)
@@ -356,8 +363,8 @@ func (c *Connection) receive(p *Packet, raw []byte, now time.Duration) {
 	}
 }
 
-// receiveLite handles a packet of SUPERp-lite. A No-op that acknowledges no operation may be one whose sender waits, so it is acknowledged at once; but not more than
-// maxAnswers in a row, since the peer might do the same.
+// receiveLite handles a packet of SUPERp-lite. A No-op that acknowledges no operation may be one whose sender waits, so
+// it is acknowledged at once; but not more than maxAnswers in a row, since the peer might do the same.
 func (c *Connection) receiveLite(p *Packet, raw []byte) {
 	news := c.initiator.acknowledged(p)
 	c.noticeLast()
@@ -379,8 +386,8 @@ func (c *Connection) noticeLast() {
 	}
 }
 
-// packet handles a packet from the packet delivery layer, which delivers each packet once, and on an ordered connection in the order of
-// psns.
+// packet handles a packet from the packet delivery layer, which delivers each packet once, and on an ordered connection
+// in the order of psns.
 func (c *Connection) packet(p *Packet, raw []byte) {
 	switch {
 	case p.TAL.Opcode == OpcodeNoOp:

@@ -159,8 +159,8 @@ func (b *bench) check(completed, failed [2][]error) {
 
 var onePlane = []rdmatest.Plane{{Delay: 10 * time.Microsecond}}
 
-// TestErrors checks that a refused operation completes with its error, and the others of its packet with nil, and that the connection
-// continues.
+// TestErrors checks that a refused operation completes with its error, and the others of its packet with nil, and that
+// the connection continues.
 func TestErrors(t *testing.T) {
 	for _, ordered := range []bool{false, true} {
 		b := newBench(t, superp.Config{}, onePlane, ordered)
@@ -223,8 +223,9 @@ func TestErrors(t *testing.T) {
 	}
 }
 
-// TestSendToQueuePair checks messages that fit into a packet, which go to the connection's queue pair. A target handles the messages of a
-// packet separately: it refuses one for another queue pair, and if one waits for its receive, those behind it wait too.
+// TestSendToQueuePair checks messages that fit into a packet, which go to the connection's queue pair. A target handles
+// the messages of a packet separately: it refuses one for another queue pair, and if one waits for its receive, those
+// behind it wait too.
 func TestSendToQueuePair(t *testing.T) {
 	b := newBench(t, superp.Config{}, onePlane, false)
 	b.send(0, "short")
@@ -296,7 +297,8 @@ func packetOf(h superp.PDL, tal superp.TAL, qps []uint32) []byte {
 	return b
 }
 
-// TestMessageOfAnotherLength checks that such a message ends the connection at the receiver: its receive cannot complete.
+// TestMessageOfAnotherLength checks that such a message ends the connection at the receiver: its receive cannot
+// complete.
 func TestMessageOfAnotherLength(t *testing.T) {
 	b := newBench(t, superp.Config{}, onePlane, false)
 	head := make([]byte, 20)
@@ -307,8 +309,8 @@ func TestMessageOfAnotherLength(t *testing.T) {
 	b.check([2][]error{{rdma.ErrRetryExceeded}}, [2][]error{{rdma.ErrRetryExceeded}, {rdma.ErrRemoteInvalid}})
 }
 
-// TestReadyIsBackpressure checks that messages without a receive fill tal_trans_window, so that the peer stops sending, and that none is
-// lost or duplicated.
+// TestReadyIsBackpressure checks that messages without a receive fill tal_trans_window, so that the peer stops sending,
+// and that none is lost or duplicated.
 func TestReadyIsBackpressure(t *testing.T) {
 	b := newBench(t, superp.Config{Parameters: superp.Parameters{Transactions: 4}}, onePlane, true)
 	b.verdict[1] = rdma.NotReady
@@ -334,8 +336,8 @@ func TestReadyIsBackpressure(t *testing.T) {
 	}
 }
 
-// TestReceiveWindowFollowsBuffers checks that the offered window shrinks by the packets that wait behind a message without a receive, to one
-// packet, that the sender respects it, and that it grows again when they have been executed.
+// TestReceiveWindowFollowsBuffers checks that the offered window shrinks by the packets that wait behind a message
+// without a receive, to one packet, that the sender respects it, and that it grows again when they have been executed.
 func TestReceiveWindowFollowsBuffers(t *testing.T) {
 	for name, p := range map[string]superp.Parameters{"connection": {ReceiveWindow: 64, Window: 64}, "endpoint": {ReceiveWindow: 256, Buffers: 64}} {
 		b := newBench(t, superp.Config{Parameters: p}, onePlane, true)
@@ -387,7 +389,8 @@ func TestPeerDies(t *testing.T) {
 	b.check([2][]error{{rdma.ErrRetryExceeded}}, [2][]error{{rdma.ErrRetryExceeded}})
 }
 
-// TestTimeOfAStoppedProcess checks that such time does not count: the acknowledgement may wait in the socket while the timer fires.
+// TestTimeOfAStoppedProcess checks that such time does not count: the acknowledgement may wait in the socket while the
+// timer fires.
 func TestTimeOfAStoppedProcess(t *testing.T) {
 	b := newBench(t, superp.Config{}, []rdmatest.Plane{{Delay: 2 * time.Second}}, false) // no answer before the timer
 	b.send(0, "slow")
@@ -399,15 +402,16 @@ func TestTimeOfAStoppedProcess(t *testing.T) {
 	b.check([2][]error{{nil}}, [2][]error{})
 }
 
-// duplicate delivers a duplicate packet to host i, which answers each with an acknowledgement that the peer does not acknowledge.
+// duplicate delivers a duplicate packet to host i, which answers each with an acknowledgement that the peer does not
+// acknowledge.
 func (b *bench) duplicate(i int) {
 	packet := packetOf(superp.PDL{DCID: b.chans[i].CID(), RWin: 1023, PSN: ^uint32(0), AckPSN: ^uint32(0)}, superp.TAL{AckXID: 0xffff}, nil)
 	b.net.Inject(netip.AddrPortFrom(addresses[1-i], 50000), netip.AddrPortFrom(addresses[i], superp.DefaultPort), 0, packet)
 	b.quiet(time.Millisecond)
 }
 
-// TestWindowOfAcknowledgements checks a window full of acknowledgements, which the peer has no reason to acknowledge: waiting packets are
-// still sent, and a dead peer is detected.
+// TestWindowOfAcknowledgements checks a window full of acknowledgements, which the peer has no reason to acknowledge:
+// waiting packets are still sent, and a dead peer is detected.
 func TestWindowOfAcknowledgements(t *testing.T) {
 	for _, window := range []int{1, 2, 3, 4, 16} {
 		for _, ordered := range []bool{false, true} {
@@ -456,7 +460,8 @@ func TestMaxRetransmits(t *testing.T) {
 	b.check([2][]error{{rdma.ErrRetryExceeded}}, [2][]error{{rdma.ErrRetryExceeded}})
 }
 
-// TestPathDies checks that packets in flight on a removed path are retransmitted at once on other paths, without a timeout.
+// TestPathDies checks that packets in flight on a removed path are retransmitted at once on other paths, without a
+// timeout.
 func TestPathDies(t *testing.T) {
 	planes := []rdmatest.Plane{{Delay: 10 * time.Microsecond}, {Delay: 10 * time.Microsecond}}
 	b := newBench(t, superp.Config{}, planes, false)
@@ -574,7 +579,8 @@ func TestCIDs(t *testing.T) {
 	}
 }
 
-// TestSendKey checks that Sends carry the key of the peer's connection data, and that a message under another key is refused.
+// TestSendKey checks that Sends carry the key of the peer's connection data, and that a message under another key is
+// refused.
 func TestSendKey(t *testing.T) {
 	for _, wrong := range []bool{false, true} {
 		b := newBench(t, superp.Config{}, onePlane, false)

@@ -14,8 +14,8 @@ import (
 	"github.com/fared/fared/transport/rdma"
 )
 
-// Core is SUPERp without sockets. The transport of New runs it over package udp, tests run it over a simulated network. It is a wire.Core
-// and, except for sockets, an rdma.Transport. The caller holds the device's lock in all methods.
+// Core is SUPERp without sockets. The transport of New runs it over package udp, tests run it over a simulated network.
+// It is a wire.Core and, except for sockets, an rdma.Transport. The caller holds the device's lock in all methods.
 type Core struct {
 	cfg     Config
 	out     carrier
@@ -43,7 +43,8 @@ var _ wire.Marked = (*Core)(nil)
 
 // carrier sends a core's packets. Its methods are called with the device's lock held.
 type carrier interface {
-	// send sends a packet of a traffic class on a path: head, which is copied, and payload, which may be read until the next flush.
+	// send sends a packet of a traffic class on a path: head, which is copied, and payload, which may be read until the
+	// next flush.
 	send(p *rdma.Path, to netip.Addr, class uint8, head, payload []byte)
 	// WakeAt requests a call of Core.Tick, as in wire.Out.
 	WakeAt(time.Duration)
@@ -160,15 +161,15 @@ func (c *Core) isRetired(cid uint16) bool {
 	return false
 }
 
-// Connection makes an unconnected connection with a cid chosen by the caller, such as a connection manager. out is whether this end's
-// transactions are executed in order, in whether the peer's are; the peer's end has them the other way round. The connection has
-// Config.TrafficClass.
+// Connection makes an unconnected connection with a cid chosen by the caller, such as a connection manager. out is
+// whether this end's transactions are executed in order, in whether the peer's are; the peer's end has them the other
+// way round. The connection has Config.TrafficClass.
 func (c *Core) Connection(cid uint16, remote netip.Addr, out, in bool) (*Connection, error) {
 	return c.ConnectionOfClass(cid, remote, c.cfg.TrafficClass, out, in)
 }
 
-// ConnectionOfClass is Connection with a traffic class: a multiple of 4, since its lower bits are for ECN. Connections of a class share a pool of buffers and
-// the congestion windows to their peers.
+// ConnectionOfClass is Connection with a traffic class: a multiple of 4, since its lower bits are for ECN. Connections
+// of a class share a pool of buffers and the congestion windows to their peers.
 func (c *Core) ConnectionOfClass(cid uint16, remote netip.Addr, class uint8, out, in bool) (*Connection, error) {
 	switch {
 	case c.conns[cid] != nil:
@@ -219,8 +220,8 @@ func (c *Core) remove(x *Connection) {
 	}
 }
 
-// Receive handles a datagram. It counts and drops datagrams that are not SUPERp, that are for an unknown connection, or that do not come
-// from the peer's address.
+// Receive handles a datagram. It counts and drops datagrams that are not SUPERp, that are for an unknown connection, or
+// that do not come from the peer's address.
 func (c *Core) Receive(from netip.AddrPort, p []byte) { c.receive(from, p, false) }
 
 // receive is Receive; padded is whether p may end with the padding of an Ethernet frame.

@@ -167,8 +167,8 @@ func TestSteadyStateAllocatesNothing(t *testing.T) {
 	}
 }
 
-// BenchmarkCore measures the cost of both cores together, including the copies of the payload (one into the datagram, one to its
-// destination).
+// BenchmarkCore measures the cost of both cores together, including the copies of the payload (one into the datagram,
+// one to its destination).
 func BenchmarkCore(b *testing.B) {
 	for _, x := range costs {
 		for _, ordered := range []bool{false, true} {

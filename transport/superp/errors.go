@@ -18,8 +18,8 @@ const (
 // ErrShutdown is the error of a connection that the peer or the local Shutdown has ended in an orderly way.
 var ErrShutdown = errors.New("connection is shut down")
 
-// ErrTransactionTimeout is the error of a connection with a transaction that was not complete within Parameters.TransactionTimeout, and of its incomplete
-// operations.
+// ErrTransactionTimeout is the error of a connection with a transaction that was not complete within
+// Parameters.TransactionTimeout, and of its incomplete operations.
 var ErrTransactionTimeout = fmt.Errorf("%w: transaction timeout", rdma.ErrRetryExceeded)
 
 // ErrShort is the error of a WRITE that SUPERp-lite cannot carry: blocks of data have 16 bytes or more.

@@ -13,8 +13,8 @@ const (
 	sunhLen = 8
 )
 
-// echo is the bit in TAL.Reserved by which an end reports that a packet has arrived with "congestion experienced" since its previous packet.
-// The description has no field for it. Ends send it if the connection data of both says so.
+// echo is the bit in TAL.Reserved by which an end reports that a packet has arrived with "congestion experienced" since
+// its previous packet. The description has no field for it. Ends send it if the connection data of both says so.
 const echo = 1
 
 // MaxOps is the maximum number of operations in a packet: num_ops has 4 bits.
@@ -32,7 +32,8 @@ type PDL struct {
 	SACK   uint32 // bit i: next expected psn (NACK: AckPSN) plus i was received; bit 0: NACK
 }
 
-// NACK reports whether the header is a NACK: all psns between the previous cumulative acknowledgement and AckPSN are missing.
+// NACK reports whether the header is a NACK: all psns between the previous cumulative acknowledgement and AckPSN are
+// missing.
 func (h *PDL) NACK() bool { return h.SACK&1 != 0 }
 
 func (h *PDL) append(b []byte) []byte {
@@ -78,7 +79,8 @@ func decodeTAL(b []byte) TAL {
 		Seqno: le.Uint16(b[2:]), XID: le.Uint16(b[4:]), AckXID: le.Uint16(b[6:])}
 }
 
-// Packet is a decoded packet: its headers, and views of its operations and data. The views are valid as long as the decoded buffer.
+// Packet is a decoded packet: its headers, and views of its operations and data. The views are valid as long as the
+// decoded buffer.
 type Packet struct {
 	PDL  PDL
 	TAL  TAL
@@ -88,7 +90,8 @@ type Packet struct {
 	padded bool
 }
 
-// Decode decodes a UDP payload. Packets of unknown opcodes decode without error (Opcode.Known), since only the connection can answer them.
+// Decode decodes a UDP payload. Packets of unknown opcodes decode without error (Opcode.Known), since only the
+// connection can answer them.
 func Decode(b []byte) (Packet, error) { return decode(b, false) }
 
 // decode is Decode. Packets of SUPERp-lite have no PDL.

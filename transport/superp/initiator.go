@@ -118,9 +118,11 @@ func (ini *initiator) nextRequest(now time.Duration) (content, bool) {
 	return content{kind: request, tx: t, seqno: n}, true
 }
 
-// begin starts the next transaction from queued operations. It returns nil if the queue is empty or tal_trans_window is full.
+// begin starts the next transaction from queued operations. It returns nil if the queue is empty or tal_trans_window is
+// full.
 func (ini *initiator) begin(now time.Duration) *transaction {
-	// The last eighth of the window is reserved for No-ops, so that acknowledgements need no XID that has been used already.
+	// The last eighth of the window is reserved for No-ops, so that acknowledgements need no XID that has been used
+	// already.
 	if ini.queue.n == 0 || int(ini.outNext-ini.outUna) >= ini.transactions-ini.transactions/8 {
 		return nil
 	}
@@ -160,8 +162,8 @@ func (ini *initiator) begin(now time.Duration) *transaction {
 // cost returns the number of packets that an operation alone needs in both directions.
 func (ini *initiator) cost(op *rdma.Op) int { return 2 + (len(op.Head)+len(op.Local))/ini.payload }
 
-// nextNull assigns the XID of a No-op or Last NULL: a transaction without operations, which the peer acknowledges by ack_xid like every
-// other. If tal_trans_window is full, it returns false and the latest acknowledged XID.
+// nextNull assigns the XID of a No-op or Last NULL: a transaction without operations, which the peer acknowledges by
+// ack_xid like every other. If tal_trans_window is full, it returns false and the latest acknowledged XID.
 func (ini *initiator) nextNull(o Opcode) (xid uint16, ok bool) {
 	if !ini.mayNull() {
 		return ini.outUna - 1, false
@@ -180,8 +182,8 @@ func (ini *initiator) mayNull() bool {
 	return !ini.out[int(ini.outNext)&(len(ini.out)-1)].active && int(ini.outNext-ini.outUna) < ini.transactions
 }
 
-// gather adds queued operations to a transaction's packet. They must be next in the queue, have the same opcode, and WRITEs the same size,
-// since the blocks of a packet have equal lengths.
+// gather adds queued operations to a transaction's packet. They must be next in the queue, have the same opcode, and
+// WRITEs the same size, since the blocks of a packet have equal lengths.
 func (ini *initiator) gather(t *transaction, block int) {
 	form, _ := t.opcode.form()
 	for ini.queue.n > 0 && t.n < ini.opsPerPacket && (t.n+1)*(block+form.header) <= ini.payload {
@@ -259,8 +261,8 @@ func (ini *initiator) dataBytes(t *transaction, seqno int) int {
 	return to - from
 }
 
-// numOps returns the number of operations in a transaction's packets. Ethernet would pad a WRITE of a few bytes in a SUNH frame, and the peer would write the
-// padding, too; so its packet contains the WRITE twice.
+// numOps returns the number of operations in a transaction's packets. Ethernet would pad a WRITE of a few bytes in a
+// SUNH frame, and the peer would write the padding, too; so its packet contains the WRITE twice.
 func (ini *initiator) numOps(t *transaction) int {
 	if t.opcode == OpcodeWrite && t.n == 1 && t.packets == 1 && len(t.ops[0].op.Local) < ini.tail {
 		return 2
@@ -268,7 +270,8 @@ func (ini *initiator) numOps(t *transaction) int {
 	return t.n
 }
 
-// acknowledged handles the ack_xid of a packet. It reports whether the ack_xid newly covers a transaction other than a No-op.
+// acknowledged handles the ack_xid of a packet. It reports whether the ack_xid newly covers a transaction other than a
+// No-op.
 func (ini *initiator) acknowledged(p *Packet) (news bool) {
 	xid := p.TAL.AckXID
 	n := xid + 1 - ini.outUna
@@ -299,8 +302,8 @@ func (ini *initiator) acknowledged(p *Packet) (news bool) {
 	return news
 }
 
-// finish completes a local operation, once. On an ordered connection operations are reported in the order of posting, since an ack_xid may
-// overtake the reply to an earlier read.
+// finish completes a local operation, once. On an ordered connection operations are reported in the order of posting,
+// since an ack_xid may overtake the reply to an earlier read.
 func (ini *initiator) finish(t *transaction, i int, err error) {
 	x := &t.ops[i]
 	if x.op == nil || x.finished {
@@ -341,8 +344,8 @@ func (ini *initiator) report(t *transaction, i int) {
 	ini.complete(x.op, x.err)
 }
 
-// landed marks all packets of a transaction as received by the target, so that they are not retransmitted. The packet delivery layer may
-// not know this yet (its bitmap has 32 bits).
+// landed marks all packets of a transaction as received by the target, so that they are not retransmitted. The packet
+// delivery layer may not know this yet (its bitmap has 32 bits).
 func (ini *initiator) landed(t *transaction) {
 	for psn := ini.tx.una; t.flying > 0 && psn != ini.tx.nxt; psn++ {
 		if r := ini.tx.at(psn); !r.acked && r.content.tx == t {
@@ -388,7 +391,8 @@ func (ini *initiator) reply(p *Packet) {
 	}
 }
 
-// spoil makes the operations of a transaction fail if ack_xid completes them: a dropped reply may have had their errors.
+// spoil makes the operations of a transaction fail if ack_xid completes them: a dropped reply may have had their
+// errors.
 func (ini *initiator) spoil(t *transaction) {
 	for i := range t.n {
 		if x := &t.ops[i]; t.active && x.err == nil && !x.finished {
@@ -537,7 +541,8 @@ func (ini *initiator) abandon(err error) {
 		ini.complete(ini.queue.pop(), rdma.ErrFlushed)
 	}
 	ini.outUna, ini.head, ini.oldest = ini.outNext, ini.outNext, ini.outNext
-	// Packets in flight must not be rebuilt from memory that has been returned to its owners: No-ops take their psns and xids.
+	// Packets in flight must not be rebuilt from memory that has been returned to its owners: No-ops take their psns
+	// and xids.
 	for psn := ini.tx.una; psn != ini.tx.nxt; psn++ {
 		if x := &ini.tx.at(psn).content; x.tx != nil {
 			*x = content{kind: noOp, xid: x.tx.xid, seqno: x.seqno, partial: x.seqno != x.tx.packets-1, carried: x.carried}

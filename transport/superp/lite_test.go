@@ -15,7 +15,8 @@ import (
 	"github.com/fared/fared/transport/superp"
 )
 
-// newLite is a bench of SUPERp-lite. It checks all packets: they begin with the transaction header, no block has less than 16 bytes, and no No-op repeats an XID.
+// newLite is a bench of SUPERp-lite. It checks all packets: they begin with the transaction header, no block has less
+// than 16 bytes, and no No-op repeats an XID.
 func newLite(t *testing.T, ordered bool) *bench {
 	return newLiteOver(t, onePlane, 0, ordered)
 }
@@ -133,8 +134,9 @@ func TestLite(t *testing.T) {
 	}
 }
 
-// TestLiteWaitsForXIDs fills the windows of transactions with acknowledgements of single WRITEs, in both directions over a slow plane: an acknowledgement without a free XID
-// waits, since a target takes one from before its window for an error.
+// TestLiteWaitsForXIDs fills the windows of transactions with acknowledgements of single WRITEs, in both directions
+// over a slow plane: an acknowledgement without a free XID waits, since a target takes one from before its window for
+// an error.
 func TestLiteWaitsForXIDs(t *testing.T) {
 	const writes = 500
 	b := newLiteOver(t, []rdmatest.Plane{{Delay: time.Millisecond}}, 16, false)
@@ -155,8 +157,8 @@ func TestLiteWaitsForXIDs(t *testing.T) {
 	}
 }
 
-// TestLiteLosses drops each packet of an exchange once, of requests and of replies: no operation completes without having been executed, and if one does not complete,
-// its initiator's timer ends the connection, with a report.
+// TestLiteLosses drops each packet of an exchange once, of requests and of replies: no operation completes without
+// having been executed, and if one does not complete, its initiator's timer ends the connection, with a report.
 func TestLiteLosses(t *testing.T) {
 	for _, kind := range []rdma.OpKind{rdma.OpWrite, rdma.OpRead, rdma.OpSend} {
 		lost, timeouts := true, 0
@@ -202,7 +204,8 @@ func TestLiteLosses(t *testing.T) {
 	}
 }
 
-// TestLiteShortBlock checks that a packet with blocks of less than 16 bytes is answered with a Transaction error and reported.
+// TestLiteShortBlock checks that a packet with blocks of less than 16 bytes is answered with a Transaction error and
+// reported.
 func TestLiteShortBlock(t *testing.T) {
 	b := newLite(t, false)
 	var got []superp.ProtocolError

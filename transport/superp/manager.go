@@ -16,20 +16,21 @@ import (
 type Node struct {
 	Name    string
 	Address netip.Addr
-	// Agent is the client of the agent; nil means that NewManager makes one for Target. A node without both is configured by other means, to its part of
-	// Manager.Plan.
+	// Agent is the client of the agent; nil means that NewManager makes one for Target. A node without both is
+	// configured by other means, to its part of Manager.Plan.
 	Agent  farev1.SuperpServiceClient
 	Target string // for grpc.NewClient
 }
 
 // Mesh is the full mesh that a connection manager sets up.
 type Mesh struct {
-	// Generation is the number of the mesh, not 0. Consecutive meshes need consecutive numbers: their cids then differ, so that packets of
-	// one mesh do not reach connections of the other.
+	// Generation is the number of the mesh, not 0. Consecutive meshes need consecutive numbers: their cids then differ,
+	// so that packets of one mesh do not reach connections of the other.
 	Generation uint64
 	Parameters *farev1.SuperpParameters // nil: those of the agents
 	Nodes      []Node
-	// Ordered has one element per connection of a pair of nodes: whether the connection is ordered. Empty means one unordered connection.
+	// Ordered has one element per connection of a pair of nodes: whether the connection is ordered. Empty means one
+	// unordered connection.
 	Ordered []bool
 	// Classes has the traffic class of each of these connections. Empty means those of the agents, and so does 0.
 	Classes []uint8
@@ -37,7 +38,8 @@ type Mesh struct {
 	Key func() uint32
 }
 
-// Plan returns the configuration of each node's agent, in the order of Nodes. It is deterministic, except for the keys. The cids of a node are distinct.
+// Plan returns the configuration of each node's agent, in the order of Nodes. It is deterministic, except for the keys.
+// The cids of a node are distinct.
 func (m *Mesh) Plan() ([]*farev1.ConfigureSuperpRequest, error) {
 	kinds := m.Ordered
 	if len(kinds) == 0 {
@@ -137,8 +139,9 @@ func NewManager(m Mesh, options ...grpc.DialOption) (*Manager, error) {
 // Plan returns the configuration of each node, in the order of Mesh.Nodes.
 func (m *Manager) Plan() []*farev1.ConfigureSuperpRequest { return m.plan }
 
-// Up configures every agent, then starts every agent. If one refuses, Up ends the generation, hard, at the agents that have accepted its configuration and
-// that it can reach before ctx ends. An agent that refuses may have a configuration of the same number from another manager, which stays.
+// Up configures every agent, then starts every agent. If one refuses, Up ends the generation, hard, at the agents that
+// have accepted its configuration and that it can reach before ctx ends. An agent that refuses may have a configuration
+// of the same number from another manager, which stays.
 func (m *Manager) Up(ctx context.Context) error {
 	accepted := make([]bool, len(m.agents))
 	err := m.all(func(i int) error {

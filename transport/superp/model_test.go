@@ -20,12 +20,13 @@ func with(cfg superp.Config) rdmatest.Constructor {
 	}
 }
 
-// TestModel runs operations of every kind over networks that lose, duplicate and reorder packets, and over planes that go down and up. Each
-// operation completes once, none early, and memory ends up equal to the model's.
+// TestModel runs operations of every kind over networks that lose, duplicate and reorder packets, and over planes that
+// go down and up. Each operation completes once, none early, and memory ends up equal to the model's.
 func TestModel(t *testing.T) {
 	small := superp.Config{Payload: 256, Parameters: superp.Parameters{Window: 16, ReceiveWindow: 16, Transactions: 4, PacketsPerTransaction: 300}}
 	narrow := superp.Config{Parameters: superp.Parameters{Window: 1024, ReceiveWindow: 1, Transactions: 1}}
-	// With SUNH the last packet of a transaction and short WRITEs are cut differently; the simulated network carries them as datagrams.
+	// With SUNH the last packet of a transaction and short WRITEs are cut differently; the simulated network carries
+	// them as datagrams.
 	short := superp.Config{Payload: 64, SUNH: superp.SUNHConfig{Subnet: netip.MustParsePrefix("10.255.0.0/16"), Device: "any"}}
 	for _, x := range []struct {
 		name string

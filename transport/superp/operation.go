@@ -20,8 +20,9 @@ const (
 	OpcodeSendQP       Opcode = 12 // a whole message for a queue pair
 )
 
-// The private opcodes: SUPERp has no atomics. The description numbers opcodes from 0 upwards and has reached 12, so bit 6 marks the private
-// ones. Two ends that use no atomics speak plain SUPERp. A peer that does not know them answers with a transaction error.
+// The private opcodes: SUPERp has no atomics. The description numbers opcodes from 0 upwards and has reached 12, so bit
+// 6 marks the private ones. Two ends that use no atomics speak plain SUPERp. A peer that does not know them answers
+// with a transaction error.
 //
 //	compare-swap     address u64, key u32, reserved u32, compare u64, swap u64; answered by an atomic response
 //	fetch-add        address u64, key u32, reserved u32, addend u64; answered by an atomic response
@@ -103,19 +104,21 @@ type ReadOp struct {
 // WriteOp is the header of an RMA write. Address is an rdma.FlatAddress.
 type WriteOp struct{ Address uint64 }
 
-// ReadResponseOp is the header of a Read response: the block belongs at Offset of the bytes read by operation xid:Seqno:Op.
+// ReadResponseOp is the header of a Read response: the block belongs at Offset of the bytes read by operation
+// xid:Seqno:Op.
 type ReadResponseOp struct {
 	Seqno        uint16
 	Op, Reserved uint8
 	Offset       uint32
 }
 
-// SendOp is the header of a Send: the block belongs at Offset of the transaction's message. Key is the target's receiving context. A
-// connection has one, its receives, under the random key of its connection data (0 if an agent has made the connection).
+// SendOp is the header of a Send: the block belongs at Offset of the transaction's message. Key is the target's
+// receiving context. A connection has one, its receives, under the random key of its connection data (0 if an agent has
+// made the connection).
 type SendOp struct{ Key, Offset uint32 }
 
-// SendQPOp is the header of a Send to queue pair: the block is a message. A connection has one queue pair, whose number is the cid that the
-// target has assigned to the connection.
+// SendQPOp is the header of a Send to queue pair: the block is a message. A connection has one queue pair, whose number
+// is the cid that the target has assigned to the connection.
 type SendQPOp struct {
 	QP       uint32 // 24 bits
 	Reserved uint8
@@ -135,7 +138,8 @@ type AtomicResponseOp struct {
 	Was          uint64
 }
 
-// Error returns operation i of a packet of OpcodeError. This method and the following ones require a packet of their opcode.
+// Error returns operation i of a packet of OpcodeError. This method and the following ones require a packet of their
+// opcode.
 func (p *Packet) Error(i int) ErrorOp {
 	b, le := p.header(i), binary.LittleEndian
 	return ErrorOp{Seqno: le.Uint16(b), Op: b[2], Reserved: b[3], Major: le.Uint16(b[4:]), Minor: le.Uint16(b[6:])}

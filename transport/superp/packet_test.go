@@ -198,7 +198,8 @@ func TestSUNH(t *testing.T) {
 	}
 }
 
-// TestPaddedFrames checks that the padding of a minimum-size frame is ignored behind a packet whose operations have no data, and only there.
+// TestPaddedFrames checks that the padding of a minimum-size frame is ignored behind a packet whose operations have no
+// data, and only there.
 func TestPaddedFrames(t *testing.T) {
 	header := SUNH{NextHeader: NextHeader, HopLimit: 15, Source: 1, Destination: 2}
 	for _, o := range []Opcode{OpcodeNoOp, OpcodeLast} {

@@ -51,8 +51,8 @@ type paths struct {
 	changed []*path
 }
 
-// set replaces the paths. It reports whether a path that has carried packets is no longer live. A path keeps its state as long as slot,
-// port and tunnel stay the same.
+// set replaces the paths. It reports whether a path that has carried packets is no longer live. A path keeps its state
+// as long as slot, port and tunnel stay the same.
 func (s *paths) set(to []rdma.Path) (died bool) {
 	var total uint64
 	for i := range to {
@@ -121,7 +121,8 @@ func (s *paths) settle() {
 	s.turn, s.bytes, s.left = nil, 0, 0
 }
 
-// stall excludes a path until it works again; the other paths take over its share. The caller retransmits the path's packets in flight.
+// stall excludes a path until it works again; the other paths take over its share. The caller retransmits the path's
+// packets in flight.
 func (s *paths) stall(p *path, now time.Duration, t *rdma.Timing) {
 	s.settle()
 	p.stalled, p.wait = true, t.Retransmit
@@ -130,9 +131,9 @@ func (s *paths) stall(p *path, now time.Duration, t *rdma.Timing) {
 	s.changed = append(s.changed, p)
 }
 
-// stallAt returns the time at which a path counts as stalled if none of its packets is acknowledged until then; 0 means never. It considers
-// only paths that have lost packets or carry the oldest unacknowledged one, since sack_bitmap does not show packets far behind the oldest
-// one.
+// stallAt returns the time at which a path counts as stalled if none of its packets is acknowledged until then; 0 means
+// never. It considers only paths that have lost packets or carry the oldest unacknowledged one, since sack_bitmap does
+// not show packets far behind the oldest one.
 func (s *paths) stallAt(p *path, tx *sender, t *rdma.Timing) time.Duration {
 	if p.stalled || !p.living() || p.ackRequested <= p.acked {
 		return 0
@@ -147,7 +148,8 @@ func (s *paths) stallAt(p *path, tx *sender, t *rdma.Timing) time.Duration {
 	return from + t.Stall
 }
 
-// probeLostAt returns the time at which the probe packet of a stalled path counts as lost, if the window waits for it; 0 means never.
+// probeLostAt returns the time at which the probe packet of a stalled path counts as lost, if the window waits for it;
+// 0 means never.
 func (s *paths) probeLostAt(tx *sender, t *rdma.Timing) time.Duration {
 	r := tx.oldest()
 	if r == nil || r.lost || s.usable(r.path) {
@@ -156,7 +158,8 @@ func (s *paths) probeLostAt(tx *sender, t *rdma.Timing) time.Duration {
 	return r.at + late(&tx.rtt, t.AckDelay)
 }
 
-// detectStalls detects stalled paths and returns their number. Their packets in flight move to other paths, if any works.
+// detectStalls detects stalled paths and returns their number. Their packets in flight move to other paths, if any
+// works.
 func (s *paths) detectStalls(tx *sender, timing *rdma.Timing, now time.Duration) (n uint64) {
 	if t := s.probeLostAt(tx, timing); t != 0 && now >= t {
 		r := tx.oldest()
@@ -207,7 +210,8 @@ func (s *paths) share() {
 // usable reports whether packets may be assigned to a path.
 func (s *paths) usable(p *path) bool { return p.living() && !(p.stalled && s.around) }
 
-// next returns the path of a packet with n bytes of payload. It returns avoid only if there is no other path; nil allows all paths.
+// next returns the path of a packet with n bytes of payload. It returns avoid only if there is no other path; nil
+// allows all paths.
 func (s *paths) next(n int, avoid *path, now time.Duration) *path {
 	for _, p := range s.all {
 		if p.stalled && s.around && p.living() && now >= p.probe && p != avoid {
@@ -246,8 +250,8 @@ func (s *paths) single() *path {
 	return s.all[0]
 }
 
-// rotate returns the path of a packet without payload. Acknowledgements use all paths in turn, so that a dead one does not delay them for
-// long.
+// rotate returns the path of a packet without payload. Acknowledgements use all paths in turn, so that a dead one does
+// not delay them for long.
 func (s *paths) rotate() *path {
 	for range s.all {
 		s.acks = (s.acks + 1) % len(s.all)

@@ -11,7 +11,8 @@ const (
 	outside           // above the window: a protocol error of the peer
 )
 
-// receiver is the receiving half of the packet delivery layer: it records the received psns. The zero value of next is the first psn.
+// receiver is the receiving half of the packet delivery layer: it records the received psns. The zero value of next is
+// the first psn.
 type receiver struct {
 	window  uint32 // in packets, from next on. Packets are accepted in all of it, whatever was offered
 	offered int    // window in the latest packet to the peer (Connection.receiveWindow)
@@ -19,7 +20,8 @@ type receiver struct {
 	high    uint32 // psn after the highest received
 	seen    []uint64
 	mask    uint32
-	// pending counts the packets that request an acknowledgement since the latest one was sent; moved: any packet has arrived since.
+	// pending counts the packets that request an acknowledgement since the latest one was sent; moved: any packet has
+	// arrived since.
 	pending int
 	moved   bool
 	plain   bool // the next acknowledgement must not be a NACK
@@ -63,12 +65,13 @@ func (r *receiver) take(psn uint32) (inOrder bool) {
 // holes reports whether packets are missing before the highest received one.
 func (r *receiver) holes() bool { return r.next != r.high }
 
-// acks returns the acknowledgement fields of the next packet. They usually contain the cumulative acknowledgement and a bitmap of the 32
-// psns from the next expected one on. If the first packet received out of order is beyond the bitmap, they form a NACK, which states that
-// all psns between the cumulative acknowledgement and AckPSN are missing.
+// acks returns the acknowledgement fields of the next packet. They usually contain the cumulative acknowledgement and a
+// bitmap of the 32 psns from the next expected one on. If the first packet received out of order is beyond the bitmap,
+// they form a NACK, which states that all psns between the cumulative acknowledgement and AckPSN are missing.
 //
-// A NACK does not contain the start of that range. A peer that missed the previous acknowledgements would keep retransmitting packets that
-// have arrived, so every other packet, and the one after a duplicate, carries the cumulative acknowledgement instead.
+// A NACK does not contain the start of that range. A peer that missed the previous acknowledgements would keep
+// retransmitting packets that have arrived, so every other packet, and the one after a duplicate, carries the
+// cumulative acknowledgement instead.
 func (r *receiver) acks() (ackPSN, sack uint32) {
 	plain := r.plain
 	r.plain = !plain

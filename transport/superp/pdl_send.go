@@ -8,8 +8,8 @@ import (
 	"github.com/fared/fared/transport/rdma"
 )
 
-// reordering is the time for which a path may deliver packets in another order: a host whose threads change processors does so, and a retransmission then
-// would be needless, and no sign of congestion (as in RACK, RFC 8985, Section 6.2).
+// reordering is the time for which a path may deliver packets in another order: a host whose threads change processors
+// does so, and a retransmission then would be needless, and no sign of congestion (as in RACK, RFC 8985, Section 6.2).
 const reordering = 300 * time.Microsecond
 
 // sent is a packet of the send window: its content, from which it can be rebuilt, and its state.
@@ -33,11 +33,12 @@ type acker interface {
 	works(*path)
 }
 
-// sender is the sending half of the packet delivery layer: psns, the window, acknowledgements and losses. It neither sends packets nor
-// reads a clock: its caller requests packets and reports the times of their transmission.
+// sender is the sending half of the packet delivery layer: psns, the window, acknowledgements and losses. It neither
+// sends packets nor reads a clock: its caller requests packets and reports the times of their transmission.
 //
-// A window may be longer than the 32 psns of sack_bitmap. A packet that arrived beyond the bitmap is acknowledged late, after the hole
-// before it is filled. Until then only a timeout marks it lost; the receiver drops the resulting duplicate.
+// A window may be longer than the 32 psns of sack_bitmap. A packet that arrived beyond the bitmap is acknowledged late,
+// after the hole before it is filled. Until then only a timeout marks it lost; the receiver drops the resulting
+// duplicate.
 type sender struct {
 	window   uint32 // the local limit, in packets
 	offered  uint32 // the peer's latest rwin + 1; before its first packet, the value from Connect
@@ -89,8 +90,8 @@ func (s *sender) oldest() *sent {
 // limit returns the send window: min(pdl_window_size, rwin + 1).
 func (s *sender) limit() uint32 { return max(1, min(s.window, s.offered)) }
 
-// room reports whether a new packet may be sent. The last place of the window is reserved for a packet with a new acknowledgement:
-// otherwise two ends with full windows could not open each other's window.
+// room reports whether a new packet may be sent. The last place of the window is reserved for a packet with a new
+// acknowledgement: otherwise two ends with full windows could not open each other's window.
 func (s *sender) room(newAck bool) bool {
 	used, limit := s.nxt-s.una, s.limit()
 	return used+1 < limit || used < limit && (newAck || limit == 1)
@@ -115,16 +116,16 @@ func (s *sender) push(c content, asks bool, now time.Duration) (uint32, *sent) {
 	return psn, r
 }
 
-// waiting reports whether a requested acknowledgement is missing. A full window counts as such, whatever its packets are, since no new
-// packet could request one. (Not with limits below 4, where a single acknowledgement fills the window and two ends would acknowledge each
-// other forever.)
+// waiting reports whether a requested acknowledgement is missing. A full window counts as such, whatever its packets
+// are, since no new packet could request one. (Not with limits below 4, where a single acknowledgement fills the window
+// and two ends would acknowledge each other forever.)
 func (s *sender) waiting() bool {
 	return int32(s.until-s.una) > 0 || s.limit() >= 4 && s.nxt-s.una >= s.limit()
 }
 
-// ask requests acknowledgements for pure-ACK packets while a sender waits for room. Such packets normally request none, so a window filled
-// with them, except for the reserved place, might never advance. It reports whether the request is new; the caller then retransmits the
-// oldest packet, because the peer answers a duplicate at once.
+// ask requests acknowledgements for pure-ACK packets while a sender waits for room. Such packets normally request none,
+// so a window filled with them, except for the reserved place, might never advance. It reports whether the request is
+// new; the caller then retransmits the oldest packet, because the peer answers a duplicate at once.
 func (s *sender) ask(now time.Duration) bool {
 	if s.waiting() || s.una == s.nxt {
 		return false
@@ -153,7 +154,8 @@ func (s *sender) went(r *sent, p *path, now time.Duration) {
 	r.times++
 }
 
-// ack handles the acknowledgements of a header from the peer. It returns false if they cover a packet that was never sent.
+// ack handles the acknowledgements of a header from the peer. It returns false if they cover a packet that was never
+// sent.
 func (s *sender) ack(h *PDL, now time.Duration, to acker) bool {
 	before, known := s.una, s.high
 	s.news = true
@@ -217,8 +219,8 @@ func (s *sender) mark(psn uint32, now time.Duration, to acker) bool {
 	}
 	s.arrived(r, to)
 	if r.path != nil && (r.times == 1 || now-r.at >= s.rtt.Least()) {
-		// The acknowledgement of a packet with several transmissions may be for the first (Karn's algorithm). It counts for the latest only
-		// if at least the minimum round trip time has passed since.
+		// The acknowledgement of a packet with several transmissions may be for the first (Karn's algorithm). It counts
+		// for the latest only if at least the minimum round trip time has passed since.
 		r.path.acked = max(r.path.acked, r.number)
 		s.verify(r.path, now)
 		to.works(r.path)
@@ -233,7 +235,8 @@ func (s *sender) mark(psn uint32, now time.Duration, to acker) bool {
 	return true
 }
 
-// arrived marks a packet as received by the peer. The transaction layer may know this before the packet delivery layer does.
+// arrived marks a packet as received by the peer. The transaction layer may know this before the packet delivery layer
+// does.
 func (s *sender) arrived(r *sent, to acker) {
 	if r.acked {
 		return
@@ -251,9 +254,9 @@ func (s *sender) arrived(r *sent, to acker) {
 	r.content = content{}
 }
 
-// detect marks holes that are losses. With several paths a hole alone is no proof, but each path keeps order: a packet is lost if packets
-// sent later on the same path have arrived, and it has not within the time of reordering. On any path, a packet is lost if an acknowledgement
-// shows it missing for longer than acknowledgements take.
+// detect marks holes that are losses. With several paths a hole alone is no proof, but each path keeps order: a packet
+// is lost if packets sent later on the same path have arrived, and it has not within the time of reordering. On any
+// path, a packet is lost if an acknowledgement shows it missing for longer than acknowledgements take.
 func (s *sender) detect(shown uint32, now time.Duration) {
 	wait := late(&s.rtt, time.Millisecond)
 	s.detectAt = 0
@@ -286,7 +289,8 @@ func (s *sender) suspect(r *sent) {
 	}
 }
 
-// verify reduces the congestion window for a suspected packet of a path if the path has delivered a later one and was not stalled meanwhile.
+// verify reduces the congestion window for a suspected packet of a path if the path has delivered a later one and was
+// not stalled meanwhile.
 func (s *sender) verify(p *path, now time.Duration) {
 	if p.suspect == 0 || p.acked <= p.suspect {
 		return

@@ -24,8 +24,8 @@ func (d *dumb) take(psn uint32) {
 	}
 }
 
-// acks returns the expected fields: normal if any of the 31 psns after the next expected one has arrived, or none at all, or if plain;
-// otherwise a NACK with the first psn that has arrived.
+// acks returns the expected fields: normal if any of the 31 psns after the next expected one has arrived, or none at
+// all, or if plain; otherwise a NACK with the first psn that has arrived.
 func (d *dumb) acks(window uint32, plain bool) (ack, sack uint32) {
 	bitmap := func(first uint32) (b uint32) {
 		for i := range uint32(32) {
@@ -276,8 +276,8 @@ func (l *line) script(b []byte) {
 	l.finish()
 }
 
-// FuzzPDL fuzzes the channel between a sender and a receiver: the sender never considers a missing packet as arrived, no packet is
-// delivered twice, windows hold, and in the end all packets are acknowledged.
+// FuzzPDL fuzzes the channel between a sender and a receiver: the sender never considers a missing packet as arrived,
+// no packet is delivered twice, windows hold, and in the end all packets are acknowledged.
 func FuzzPDL(f *testing.F) {
 	f.Add([]byte{0, 15, 2, 15, 6, 15}, uint16(32), uint16(32), uint32(0))
 	f.Add([]byte{0, 15, 4, 0, 2, 15, 6, 15, 7, 0, 3, 200, 5, 1}, uint16(256), uint16(1024), uint32(0xfffffff0))
@@ -297,8 +297,8 @@ func FuzzPDL(f *testing.F) {
 	})
 }
 
-// TestSenderKeepsThePathsOrder checks that packets sent before others that have arrived on the same path are lost unless they arrive within the time of reordering, and
-// that packets on another path are not.
+// TestSenderKeepsThePathsOrder checks that packets sent before others that have arrived on the same path are lost
+// unless they arrive within the time of reordering, and that packets on another path are not.
 func TestSenderKeepsThePathsOrder(t *testing.T) {
 	l := newLine(t, 64, 64, 0)
 	// await lets the time of reordering pass.
@@ -336,7 +336,8 @@ func TestSenderKeepsThePathsOrder(t *testing.T) {
 	l.finish()
 }
 
-// TestSenderForgivesReordering delivers a packet late, but within the time of reordering: it is not retransmitted, and the congestion window stays.
+// TestSenderForgivesReordering delivers a packet late, but within the time of reordering: it is not retransmitted, and
+// the congestion window stays.
 func TestSenderForgivesReordering(t *testing.T) {
 	l := newLine(t, 64, 64, 0)
 	for range 5 {
@@ -377,7 +378,8 @@ func TestSenderRefusesLies(t *testing.T) {
 	l.finish()
 }
 
-// TestWindows checks that the last place is reserved for a new acknowledgement, and that the peer's window applies if it is smaller.
+// TestWindows checks that the last place is reserved for a new acknowledgement, and that the peer's window applies if
+// it is smaller.
 func TestWindows(t *testing.T) {
 	l := newLine(t, 16, 16, 0)
 	for range 40 {
@@ -405,8 +407,8 @@ func TestWindows(t *testing.T) {
 	}
 }
 
-// TestPeerShrinksItsWindow checks that packets without a request for acknowledgement start no timer, until they fill a smaller window of
-// the peer. Time counts only from then on.
+// TestPeerShrinksItsWindow checks that packets without a request for acknowledgement start no timer, until they fill a
+// smaller window of the peer. Time counts only from then on.
 func TestPeerShrinksItsWindow(t *testing.T) {
 	l := newLine(t, 64, 64, 0)
 	for range 4 {
@@ -489,8 +491,9 @@ func TestPathsSet(t *testing.T) {
 	}
 }
 
-// TestSuspectedLoss checks that a packet that acknowledgements show missing, on a path that has delivered nothing since, reduces the
-// congestion window only once the path delivers a later packet, and not if the path was stalled meanwhile.
+// TestSuspectedLoss checks that a packet that acknowledgements show missing, on a path that has delivered nothing
+// since, reduces the congestion window only once the path delivers a later packet, and not if the path was stalled
+// meanwhile.
 func TestSuspectedLoss(t *testing.T) {
 	for _, stalled := range []bool{false, true} {
 		l := newLine(t, 64, 64, 0)

@@ -126,8 +126,8 @@ func (tgt *target) nextAnswer() *answer {
 	return a
 }
 
-// sending marks the last reply to a transaction, and ends the transaction if no other work is left: the reply then carries the ack_xid that
-// covers it.
+// sending marks the last reply to a transaction, and ends the transaction if no other work is left: the reply then
+// carries the ack_xid that covers it.
 func (tgt *target) sending(a *answer) {
 	s := a.slot
 	a.eom = s.total > 0 && s.got == s.total && s.jobs == 0 && s.unsent == 0
@@ -148,8 +148,8 @@ func (tgt *target) releaseAnswer(a *answer) {
 	tgt.core.answers = append(tgt.core.answers, a)
 }
 
-// buildAnswer appends a reply's TAL header and operations to b. It returns the data that follows them, and the number of data bytes. A read
-// whose memory is no longer accessible becomes a Transaction error.
+// buildAnswer appends a reply's TAL header and operations to b. It returns the data that follows them, and the number
+// of data bytes. A read whose memory is no longer accessible becomes a Transaction error.
 func (tgt *target) buildAnswer(b []byte, t TAL, a *answer) (head, payload []byte, data int) {
 	t.Opcode, t.XID, t.Seqno, t.NumOps, t.EOM = a.opcode, a.xid, a.seqno, uint8(a.n), a.eom
 	start := len(b)

@@ -3,16 +3,18 @@ package superp
 import "time"
 
 const (
-	// reusePause is the time for which a psn must not be assigned again after its latest transmission (two maximum segment lifetimes).
+	// reusePause is the time for which a psn must not be assigned again after its latest transmission (two maximum
+	// segment lifetimes).
 	reusePause = 2 * time.Second
-	// reuseShift divides the psns into blocks of 2^27. At the description's highest rate, 1.9 billion packets per second, all other blocks
-	// take 2.19 s.
+	// reuseShift divides the psns into blocks of 2^27. At the description's highest rate, 1.9 billion packets per
+	// second, all other blocks take 2.19 s.
 	reuseShift  = 27
 	reuseBlocks = 1 << (32 - reuseShift)
 )
 
-// reuse is the protection against psns that wrap around. A time for each of the 2^32 psns would take 32 GB, so it has the latest
-// transmission of any psn of a block, which delays the block's first psn at most until all of them may be used.
+// reuse is the protection against psns that wrap around. A time for each of the 2^32 psns would take 32 GB, so it has
+// the latest transmission of any psn of a block, which delays the block's first psn at most until all of them may be
+// used.
 type reuse struct {
 	shift    uint8                      // a test has fewer psns
 	latest   [reuseBlocks]time.Duration // 0: none since the block was entered
@@ -25,7 +27,8 @@ func (u *reuse) block(psn uint32) *time.Duration { return &u.latest[psn>>u.shift
 // sent records a transmission of a psn.
 func (u *reuse) sent(psn uint32, now time.Duration) { *u.block(psn) = max(now, 1) }
 
-// assigned records that a psn was assigned. If the next one begins a block, that must wait for the end of the block's pause.
+// assigned records that a psn was assigned. If the next one begins a block, that must wait for the end of the block's
+// pause.
 func (u *reuse) assigned(psn uint32) {
 	if next := psn + 1; next&(1<<u.shift-1) == 0 {
 		b := u.block(next)

@@ -6,8 +6,9 @@ import (
 	"time"
 )
 
-// TestReuse compares the protection against wrapped psns with the time of the latest transmission of each psn, over many rounds of a space of 512 psns: no psn is
-// assigned within two seconds of its latest transmission, and a pause has a psn of the next block as its reason.
+// TestReuse compares the protection against wrapped psns with the time of the latest transmission of each psn, over
+// many rounds of a space of 512 psns: no psn is assigned within two seconds of its latest transmission, and a pause has
+// a psn of the next block as its reason.
 func TestReuse(t *testing.T) {
 	const shift, space = 4, reuseBlocks << 4
 	for _, every := range []time.Duration{time.Millisecond, 3900 * time.Microsecond, 3910 * time.Microsecond, 4100 * time.Microsecond, 5 * time.Millisecond} {

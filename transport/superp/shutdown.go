@@ -30,9 +30,10 @@ func (s *shutdown) takeReason() error {
 	return why
 }
 
-// Shutdown ends the connection from this side. A soft shutdown accepts no new operations, lets outstanding operations of both directions
-// finish and exchanges Last NULLs; then it calls Host.Failed with ErrShutdown. A hard shutdown completes all pending operations with
-// rdma.ErrFlushed at once and calls Host.Failed. It does not notify the peer, which has its own agent for that.
+// Shutdown ends the connection from this side. A soft shutdown accepts no new operations, lets outstanding operations
+// of both directions finish and exchanges Last NULLs; then it calls Host.Failed with ErrShutdown. A hard shutdown
+// completes all pending operations with rdma.ErrFlushed at once and calls Host.Failed. It does not notify the peer,
+// which has its own agent for that.
 func (c *Connection) Shutdown(soft bool) {
 	if soft {
 		c.shut(ErrShutdown)
@@ -51,9 +52,9 @@ func (c *Connection) shut(why error) {
 	}
 }
 
-// Close completes all incomplete operations with rdma.ErrFlushed, and sends Last NULL to the peer. From then on it answers the peer's
-// outstanding operations with Transaction errors (MajorShutdown). The connection stays, without its host, until the peer has sent Last NULL
-// too, or for rdma.Timing.GiveUp.
+// Close completes all incomplete operations with rdma.ErrFlushed, and sends Last NULL to the peer. From then on it
+// answers the peer's outstanding operations with Transaction errors (MajorShutdown). The connection stays, without its
+// host, until the peer has sent Last NULL too, or for rdma.Timing.GiveUp.
 func (c *Connection) Close() {
 	if c.closed {
 		return
@@ -177,8 +178,8 @@ func (c *Connection) deadline() time.Duration {
 	return d
 }
 
-// probeAt returns the time at which to probe a silent peer. The peer holds local operations or owes its Last NULL, but has no packet to
-// acknowledge. 0 means never.
+// probeAt returns the time at which to probe a silent peer. The peer holds local operations or owes its Last NULL, but
+// has no packet to acknowledge. 0 means never.
 func (c *Connection) probeAt() time.Duration {
 	owed := c.initiator.outstanding > 0 || c.shutdown.lastSent && !c.shutdown.exchanged() && !c.closed
 	if !owed || c.lite || c.tx.waiting() || !c.connected || c.removed {
@@ -214,7 +215,8 @@ func (c *Connection) tick(now time.Duration) {
 	}
 	c.core.count.stalls += c.paths.detectStalls(&c.tx, &c.cfg.Timing, now)
 	if t := c.tx.deadline(&c.cfg.Timing); t != 0 && now >= min(t, c.tx.progress+c.cfg.Timing.GiveUp) {
-		// For the time by which the timer is late, the process did not run: acknowledgements that arrived meanwhile are still unread.
+		// For the time by which the timer is late, the process did not run: acknowledgements that arrived meanwhile are
+		// still unread.
 		c.tx.progress += now - min(t, c.tx.progress+c.cfg.Timing.GiveUp)
 		if now >= c.tx.progress+c.cfg.Timing.GiveUp {
 			c.end(rdma.ErrRetryExceeded, rdma.ErrRetryExceeded)

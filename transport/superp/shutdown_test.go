@@ -10,7 +10,8 @@ import (
 	"github.com/fared/fared/transport/superp"
 )
 
-// TestSoftShutdown checks that outstanding operations of both directions finish first, and that both hosts are then notified.
+// TestSoftShutdown checks that outstanding operations of both directions finish first, and that both hosts are then
+// notified.
 func TestSoftShutdown(t *testing.T) {
 	for _, loss := range []float64{0, 0.2} {
 		b := newBench(t, superp.Config{}, []rdmatest.Plane{{Delay: 10 * time.Microsecond, Loss: loss}}, false)
@@ -50,8 +51,8 @@ func TestPeerDiesInShutdown(t *testing.T) {
 	b.check([2][]error{nil, {rdma.ErrRetryExceeded}}, [2][]error{{rdma.ErrRetryExceeded}, {rdma.ErrRetryExceeded}})
 }
 
-// TestLastIsAcknowledgedAtOnce checks that an end that is stopped right after Close, for longer than it lingers, has sent all that the peer
-// needs.
+// TestLastIsAcknowledgedAtOnce checks that an end that is stopped right after Close, for longer than it lingers, has
+// sent all that the peer needs.
 func TestLastIsAcknowledgedAtOnce(t *testing.T) {
 	for _, ordered := range []bool{false, true} {
 		p := newPair(t, ordered, rdma.Op{}, 0)
@@ -96,7 +97,8 @@ func TestHardShutdown(t *testing.T) {
 	b.check([2][]error{{f, f, f}}, [2][]error{{superp.ErrShutdown}, {rdma.ErrRetryExceeded}})
 }
 
-// TestFailedOnce checks that Host.Failed is not called a second time if the connection is then ended hard, or the peer stops answering.
+// TestFailedOnce checks that Host.Failed is not called a second time if the connection is then ended hard, or the peer
+// stops answering.
 func TestFailedOnce(t *testing.T) {
 	b := newBench(t, superp.Config{}, onePlane, false)
 	b.hosts[0].Do(func() { b.chans[0].Shutdown(true) })
@@ -122,8 +124,8 @@ func TestReadyAfterTheEnd(t *testing.T) {
 	}
 }
 
-// TestClose checks that operations have completed when Close returns, that the peer's fail without a timeout, and that the closed end no
-// longer calls its host or accesses memory of its caller.
+// TestClose checks that operations have completed when Close returns, that the peer's fail without a timeout, and that
+// the closed end no longer calls its host or accesses memory of its caller.
 func TestClose(t *testing.T) {
 	for _, ordered := range []bool{false, true} {
 		b := newBench(t, superp.Config{}, onePlane, ordered)

@@ -11,8 +11,8 @@ import (
 	"github.com/fared/fared/transport/superp"
 )
 
-// overSockets returns two hosts with SUPERp on loopback sockets. Planes do not fail there: the test covers the code between core and
-// sockets.
+// overSockets returns two hosts with SUPERp on loopback sockets. Planes do not fail there: the test covers the code
+// between core and sockets.
 func overSockets(net3 byte, cfg superp.Config) rdmatest.Bed {
 	c := rdmatest.RealConfig{Planes: 4}
 	for i := range c.Addresses {
@@ -31,7 +31,8 @@ func TestModelOverSockets(t *testing.T) {
 	}
 }
 
-// BenchmarkSockets measures goodput between two endpoints of one process over the loopback device: writes of 64 KiB, 16 at a time.
+// BenchmarkSockets measures goodput between two endpoints of one process over the loopback device: writes of 64 KiB, 16
+// at a time.
 func BenchmarkSockets(b *testing.B) {
 	for _, payload := range []int{1024, 4096} {
 		for _, ordered := range []bool{false, true} {

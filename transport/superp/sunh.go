@@ -6,14 +6,15 @@ import (
 	"net/netip"
 )
 
-// NextHeader is SUPERp's number in SUNH's next header field; SUNHEtherType is the EtherType under which XDP2 sends SUNH.
+// NextHeader is SUPERp's number in SUNH's next header field; SUNHEtherType is the EtherType under which XDP2 sends
+// SUNH.
 const (
 	NextHeader    = 253
 	SUNHEtherType = 0x885b
 )
 
-// SUNH is the Scale Up Network Header, 8 bytes, big endian. It replaces UDP/IP inside one SUPERp subnet (Config.SUNH). Expand and Compress convert it to UDP/IP
-// and back, at the boundary of the subnet.
+// SUNH is the Scale Up Network Header, 8 bytes, big endian. It replaces UDP/IP inside one SUPERp subnet (Config.SUNH).
+// Expand and Compress convert it to UDP/IP and back, at the boundary of the subnet.
 type SUNH struct {
 	TrafficClass uint8
 	NextHeader   uint8
@@ -45,7 +46,8 @@ func (h SUNH) Append(b []byte) []byte {
 // minFrame is the minimum payload of an Ethernet frame, in bytes; shorter ones are padded.
 const minFrame = 46
 
-// DecodeFrame decodes a frame's payload: SUNH with a packet. It ignores the padding behind a packet whose operations have no data.
+// DecodeFrame decodes a frame's payload: SUNH with a packet. It ignores the padding behind a packet whose operations
+// have no data.
 func DecodeFrame(b []byte) (SUNH, Packet, error) {
 	h, rest, err := unframe(b, false)
 	if err != nil {
@@ -55,7 +57,8 @@ func DecodeFrame(b []byte) (SUNH, Packet, error) {
 	return h, p, err
 }
 
-// unframe returns the header and the packet of a frame's payload. The length of a packet without data is that of its headers; what follows is padding.
+// unframe returns the header and the packet of a frame's payload. The length of a packet without data is that of its
+// headers; what follows is padding.
 func unframe(b []byte, lite bool) (SUNH, []byte, error) {
 	h, rest, err := DecodeSUNH(b)
 	if err != nil {
@@ -76,8 +79,8 @@ func unframe(b []byte, lite bool) (SUNH, []byte, error) {
 	return h, rest, nil
 }
 
-// AppendFrame appends a frame's payload: the header and the packet, with the padding of a packet whose operations have no data. The length of other packets is
-// the length of their data, so it refuses those that Ethernet would pad.
+// AppendFrame appends a frame's payload: the header and the packet, with the padding of a packet whose operations have
+// no data. The length of other packets is the length of their data, so it refuses those that Ethernet would pad.
 func (h SUNH) AppendFrame(b []byte, p *Packet) ([]byte, error) {
 	start := len(b)
 	b = p.Append(h.Append(b))
@@ -101,8 +104,9 @@ type Expanded struct {
 	HopLimit            uint8
 }
 
-// Expand converts the header to UDP/IP in a SUPERp subnet. SUNH addresses are the host part of the addresses in subnet, or its last 16 bits if it has more; port is
-// the UDP destination port. The flow label becomes the UDP source port, from 49152 upwards, and IPv6's flow label.
+// Expand converts the header to UDP/IP in a SUPERp subnet. SUNH addresses are the host part of the addresses in subnet,
+// or its last 16 bits if it has more; port is the UDP destination port. The flow label becomes the UDP source port,
+// from 49152 upwards, and IPv6's flow label.
 func (h SUNH) Expand(subnet netip.Prefix, port uint16) (Expanded, error) {
 	if h.NextHeader != NextHeader {
 		return Expanded{}, fmt.Errorf("%w: SUNH with next header %d", ErrMalformed, h.NextHeader)
@@ -124,8 +128,8 @@ func (h SUNH) Expand(subnet netip.Prefix, port uint16) (Expanded, error) {
 	return e, nil
 }
 
-// Compress is the inverse of Expand. Both addresses must be in the subnet and differ from its prefix in the last 16 bits only, the source
-// port must be in the range of Expand, and the hop limit must have 4 bits.
+// Compress is the inverse of Expand. Both addresses must be in the subnet and differ from its prefix in the last 16
+// bits only, the source port must be in the range of Expand, and the hop limit must have 4 bits.
 func Compress(e Expanded, subnet netip.Prefix) (SUNH, error) {
 	label := e.Source.Port() - firstPort
 	if e.Source.Port() < firstPort || label > 0xfff {

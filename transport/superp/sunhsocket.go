@@ -98,7 +98,8 @@ func (s *sunhSocket) WakeAt(at time.Duration) { s.alarm.WakeAt(at) }
 // Flush does nothing: frames are sent at once.
 func (s *sunhSocket) Flush() {}
 
-// Counters returns the counters of the frames, with ticks, and received_strange: received frames with an impossible header.
+// Counters returns the counters of the frames, with ticks, and received_strange: received frames with an impossible
+// header.
 func (s *sunhSocket) Counters() map[string]uint64 {
 	m := s.frames.Counters()
 	m["ticks"], m["received_strange"] = s.ticks, s.strange

@@ -13,7 +13,8 @@ import (
 	farev1 "github.com/fared/fared/api/fare/v1"
 )
 
-// ErrSystem is the error of Supervise if an agent is lost: a system error, after which all that use the mesh have to be restarted.
+// ErrSystem is the error of Supervise if an agent is lost: a system error, after which all that use the mesh have to be
+// restarted.
 var ErrSystem = errors.New("an agent is lost, so the mesh has ended")
 
 // ErrEnded is the error of Supervise if the mesh has ended at an agent by another hand.
@@ -23,7 +24,8 @@ var ErrEnded = errors.New("the mesh has ended")
 type Supervision struct {
 	// Lost is the time after which an agent that does not answer is a system error; 0 means 30 s.
 	Lost time.Duration
-	// ProtocolError is called for each protocol error that a node's agent reports. missed is the number of errors before it that were not reported.
+	// ProtocolError is called for each protocol error that a node's agent reports. missed is the number of errors
+	// before it that were not reported.
 	ProtocolError func(node string, e *farev1.SuperpProtocolError, missed uint64)
 	// Failed is called when a connection has failed. A connection to a node without an agent is not restarted.
 	Failed func(node string, c *farev1.SuperpConnectionStatus)
@@ -44,7 +46,8 @@ type link struct {
 	restarts [2]uint32
 }
 
-// Restarts of a connection wait from the second attempt on, and twice as long each time. A connection that has worked for calm begins anew.
+// Restarts of a connection wait from the second attempt on, and twice as long each time. A connection that has worked
+// for calm begins anew.
 const (
 	firstWait = time.Second
 	maxWait   = time.Minute
@@ -102,9 +105,10 @@ type restarted struct {
 	err  error
 }
 
-// Supervise follows the agents of a mesh after Up, until ctx ends. It reports their protocol errors. When a connection fails, it ends the connection at the other
-// end, too (hard), and restarts it at both ends; its pending operations have failed and are not repeated. When an agent does not answer for o.Lost, it
-// ends the mesh (hard) at all others and returns ErrSystem. Connections that were shut down in order stay so.
+// Supervise follows the agents of a mesh after Up, until ctx ends. It reports their protocol errors. When a connection
+// fails, it ends the connection at the other end, too (hard), and restarts it at both ends; its pending operations have
+// failed and are not repeated. When an agent does not answer for o.Lost, it ends the mesh (hard) at all others and
+// returns ErrSystem. Connections that were shut down in order stay so.
 func (m *Manager) Supervise(ctx context.Context, o Supervision) error {
 	if o.Lost == 0 {
 		o.Lost = 30 * time.Second

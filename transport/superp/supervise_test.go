@@ -34,8 +34,9 @@ func (m *member) write(t *testing.T, cid uint32, at uint64, value byte) error {
 	}
 }
 
-// TestSupervise fails one of two connections at one end. The manager ends it at the other end, where a pending operation fails and is not repeated, and restarts it with
-// the same cids and new psns, not before two seconds. The other connection goes on. Then an agent disappears, and the mesh ends.
+// TestSupervise fails one of two connections at one end. The manager ends it at the other end, where a pending
+// operation fails and is not repeated, and restarts it with the same cids and new psns, not before two seconds. The
+// other connection goes on. Then an agent disappears, and the mesh ends.
 func TestSupervise(t *testing.T) {
 	members := newMembers(t, 7, 2)
 	manager := newManager(t, mesh(first, members, false, true))

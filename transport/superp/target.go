@@ -86,8 +86,8 @@ type read struct {
 // ackXID returns the local ack_xid.
 func (tgt *target) ackXID() uint16 { return tgt.inNext - 1 }
 
-// null handles a No-op or Last NULL: a transaction without operations, which is complete when it arrives. The XID of a No-op may be
-// one from before the window, if the peer has no other (see send). It reports whether the packet is one.
+// null handles a No-op or Last NULL: a transaction without operations, which is complete when it arrives. The XID of a
+// No-op may be one from before the window, if the peer has no other (see send). It reports whether the packet is one.
 func (tgt *target) null(p *Packet) (accepted bool) {
 	s := &tgt.in[int(p.TAL.XID)&(len(tgt.in)-1)]
 	switch {
@@ -117,8 +117,8 @@ func (tgt *target) begin(s *incoming, p *Packet) {
 	tgt.open++
 }
 
-// receive handles a packet of a transaction of the peer. On an ordered connection packets arrive here in the order of psns, and those that
-// may not be executed yet are kept.
+// receive handles a packet of a transaction of the peer. On an ordered connection packets arrive here in the order of
+// psns, and those that may not be executed yet are kept.
 func (tgt *target) receive(p *Packet, raw []byte) {
 	if tgt.orderedIn && (tgt.blocked.n > 0 || tgt.mustWait(p)) {
 		tgt.block(p, raw)
@@ -310,7 +310,8 @@ func (tgt *target) piece(s *incoming, offset int, data []byte, last bool) {
 	}
 }
 
-// wrongKey refuses a message of which a Send has another key than the connection's. It is one message: no part of it is delivered.
+// wrongKey refuses a message of which a Send has another key than the connection's. It is one message: no part of it is
+// delivered.
 func (tgt *target) wrongKey(s *incoming) {
 	switch m := &s.msg; {
 	case m.refused:
@@ -373,7 +374,8 @@ func (tgt *target) place(s *incoming, offset int, data []byte) {
 	m.have += len(data)
 }
 
-// malformed ends the connection: a message that the host has admitted cannot be delivered, and its receive stays occupied.
+// malformed ends the connection: a message that the host has admitted cannot be delivered, and its receive stays
+// occupied.
 func (tgt *target) malformed(s *incoming) {
 	tgt.refuse(s, s.msg.seqno, s.msg.op, rdma.ErrRemoteInvalid)
 	tgt.queueReplies(s) // the next flush ends the connection, after the first reply
@@ -461,8 +463,8 @@ func (tgt *target) retry() {
 	}
 }
 
-// mustWait reports whether an ordered connection may not execute a request yet: an earlier message waits for the host; or the response to
-// an earlier read is unacknowledged, and the request might change the bytes to be read.
+// mustWait reports whether an ordered connection may not execute a request yet: an earlier message waits for the host;
+// or the response to an earlier read is unacknowledged, and the request might change the bytes to be read.
 func (tgt *target) mustWait(p *Packet) bool {
 	if o := p.TAL.Opcode; tgt.reading > 0 && o != OpcodeRead {
 		return true
@@ -470,8 +472,8 @@ func (tgt *target) mustWait(p *Packet) bool {
 	return tgt.waiters > 0 && tgt.waiter != p.TAL.XID
 }
 
-// block keeps a packet of an ordered connection until it may be executed. The peer's tal_trans_window limits the number of such packets:
-// those of transactions outside the window are dropped.
+// block keeps a packet of an ordered connection until it may be executed. The peer's tal_trans_window limits the number
+// of such packets: those of transactions outside the window are dropped.
 func (tgt *target) block(p *Packet, raw []byte) {
 	par := &tgt.cfg.Parameters
 	switch {

@@ -63,7 +63,8 @@ func (c *Connection) reportStalls() {
 // newAck reports whether the next packet would carry a new acknowledgement.
 func (c *Connection) newAck() bool { return c.rx.moved || c.acks.isNew(c.target.due) }
 
-// transmitNew sends new packets as the windows allow. Replies and requests alternate by run, so that neither direction starves the other.
+// transmitNew sends new packets as the windows allow. Replies and requests alternate by run, so that neither direction
+// starves the other.
 func (c *Connection) transmitNew(now time.Duration) {
 	for c.tx.room(c.newAck()) && c.tx.flight.Room() > 0 && c.waits() && c.mayAssign(now) {
 		replies := c.target.replies()
@@ -119,9 +120,9 @@ func (c *Connection) repeat(now time.Duration) {
 	c.transmit(c.tx.una, c.tx.at(c.tx.una), true, now)
 }
 
-// send sends a new packet. A No-op is a transaction and needs an XID. Without a free XID it repeats the
-// latest one that the peer has acknowledged: the peer's packet delivery layer processes the packet, its transaction layer drops it, and no
-// other transaction loses its XID.
+// send sends a new packet. A No-op is a transaction and needs an XID. Without a free XID it repeats the latest one that
+// the peer has acknowledged: the peer's packet delivery layer processes the packet, its transaction layer drops it, and
+// no other transaction loses its XID.
 func (c *Connection) send(x content, now time.Duration) {
 	if x.kind == noOp {
 		x.xid, _ = c.initiator.nextNull(OpcodeNoOp)
@@ -136,8 +137,8 @@ func (c *Connection) send(x content, now time.Duration) {
 	}
 }
 
-// again retransmits lost packets, oldest first, as the congestion window allows. The oldest of all does not wait for it, because those behind
-// it may have been dropped unnoticed.
+// again retransmits lost packets, oldest first, as the congestion window allows. The oldest of all does not wait for
+// it, because those behind it may have been dropped unnoticed.
 func (c *Connection) again(now time.Duration) {
 	for psn := c.tx.una; c.tx.lost > 0 && psn != c.tx.nxt; psn++ {
 		r := c.tx.at(psn)
@@ -213,9 +214,10 @@ func (c *Connection) transmit(psn uint32, r *sent, again bool, now time.Duration
 	c.core.scratch = b[:0]
 }
 
-// acknowledge sends a No-op if an acknowledgement is due that no other packet has carried. The No-op consumes a psn like every packet, but
-// requests an acknowledgement only if its ack_xid is new; otherwise the two ends would acknowledge each other forever. If the window is
-// full, a retransmission of the oldest packet carries the acknowledgement.
+// acknowledge sends a No-op if an acknowledgement is due that no other packet has carried. The No-op consumes a psn
+// like every packet, but requests an acknowledgement only if its ack_xid is new; otherwise the two ends would
+// acknowledge each other forever. If the window is full, a retransmission of the oldest packet carries the
+// acknowledgement.
 func (c *Connection) acknowledge(now time.Duration) {
 	if c.acks.isNew(c.target.due) && !c.acks.now {
 		// Transactions are complete: acknowledge at once if no other is open, else after AckDelay.

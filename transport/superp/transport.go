@@ -23,12 +23,12 @@ type socket interface {
 
 var _ rdma.Steered = (*Transport)(nil)
 
-// New makes a transport. It panics if Config.Resolve rejects the configuration. Start opens the sockets, in the network namespace of the
-// calling thread.
+// New makes a transport. It panics if Config.Resolve rejects the configuration. Start opens the sockets, in the network
+// namespace of the calling thread.
 func New(cfg Config) *Transport { return &Transport{Core: NewCore(cfg, nil)} }
 
-// Start opens the sockets. It fails if the UDP port is taken at the host's address, or if the host lacks the address; with SUNH if the process lacks
-// CAP_NET_RAW, or if the address is not in the SUPERp subnet.
+// Start opens the sockets. It fails if the UDP port is taken at the host's address, or if the host lacks the address;
+// with SUNH if the process lacks CAP_NET_RAW, or if the address is not in the SUPERp subnet.
 func (t *Transport) Start(h rdma.Host) error {
 	if err := t.Core.Start(h); err != nil {
 		return err

@@ -6,7 +6,8 @@ import (
 	"time"
 )
 
-// Violation is a kind of protocol error, as the description names them: the packet is dropped, and the connection manager is notified.
+// Violation is a kind of protocol error, as the description names them: the packet is dropped, and the connection
+// manager is notified.
 type Violation uint8
 
 // The kinds of protocol errors. The comments have the sections of the description.

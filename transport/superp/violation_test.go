@@ -33,8 +33,8 @@ func (b *bench) forge(i int, h superp.PDL, tal superp.TAL, body ...byte) {
 	b.quiet(time.Millisecond)
 }
 
-// TestViolations forges each protocol error of the description, one by one: each is reported once with the fields of its packet, nothing else is, and the packet has no
-// effect. Packets without an error between them are executed.
+// TestViolations forges each protocol error of the description, one by one: each is reported once with the fields of
+// its packet, nothing else is, and the packet has no effect. Packets without an error between them are executed.
 func TestViolations(t *testing.T) {
 	b := newBench(t, superp.Config{}, onePlane, false)
 	b.net.SetSender(addresses[1], 0, false) // the peer is forged
@@ -140,8 +140,8 @@ func TestViolations(t *testing.T) {
 	}
 }
 
-// TestEarlyReply checks that a reply to a request that was not completely sent is dropped and reported, and that the request does not complete without an error: the
-// dropped reply may have had it.
+// TestEarlyReply checks that a reply to a request that was not completely sent is dropped and reported, and that the
+// request does not complete without an error: the dropped reply may have had it.
 func TestEarlyReply(t *testing.T) {
 	b := newBench(t, superp.Config{}, []rdmatest.Plane{{Delay: 5 * time.Millisecond}}, false)
 	var got []superp.Violation
@@ -158,8 +158,8 @@ func TestEarlyReply(t *testing.T) {
 	}
 }
 
-// TestPSNReuse checks that a connection waits before it uses a psn within two seconds of its latest transmission, and reports that, once, and that it does neither
-// without such a transmission.
+// TestPSNReuse checks that a connection waits before it uses a psn within two seconds of its latest transmission, and
+// reports that, once, and that it does neither without such a transmission.
 func TestPSNReuse(t *testing.T) {
 	for _, recent := range []bool{false, true} {
 		b := newBench(t, superp.Config{FirstPSN: superp.PSNsOfBlock - 5}, onePlane, false)
@@ -195,7 +195,8 @@ func TestPSNReuse(t *testing.T) {
 	}
 }
 
-// TestTransactionTimeout checks that a transaction that is not complete in time ends the connection, with a report, and that the time in which the process did not run does not count.
+// TestTransactionTimeout checks that a transaction that is not complete in time ends the connection, with a report, and
+// that the time in which the process did not run does not count.
 func TestTransactionTimeout(t *testing.T) {
 	const limit = 3 * time.Second
 	b := newBench(t, superp.Config{Parameters: superp.Parameters{TransactionTimeout: limit}}, onePlane, false)

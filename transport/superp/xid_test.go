@@ -12,8 +12,8 @@ import (
 	"github.com/fared/fared/transport/superp"
 )
 
-// counting checks the XIDs of both ends' packets as a peer does that counts them: each transaction has the next XID, one opcode and each
-// seqno once, and a No-op has either its own XID or one that the peer has acknowledged.
+// counting checks the XIDs of both ends' packets as a peer does that counts them: each transaction has the next XID,
+// one opcode and each seqno once, and a No-op has either its own XID or one that the peer has acknowledged.
 type counting struct {
 	next   [2]uint16
 	kinds  [2]map[uint16]superp.Opcode
@@ -78,8 +78,8 @@ func (b *bench) count() *counting {
 	return c
 }
 
-// TestXIDs checks that every No-op and Last NULL is a transaction with an XID of its own, which the peer acknowledges, and that a No-op
-// repeats an acknowledged XID only if tal_trans_window is full.
+// TestXIDs checks that every No-op and Last NULL is a transaction with an XID of its own, which the peer acknowledges,
+// and that a No-op repeats an acknowledged XID only if tal_trans_window is full.
 func TestXIDs(t *testing.T) {
 	for _, loss := range []float64{0, 0.1} {
 		for _, ordered := range []bool{false, true} {
@@ -110,8 +110,8 @@ func TestXIDs(t *testing.T) {
 	}
 }
 
-// TestXIDsOfAFullWindow checks that acknowledgements flow while messages that wait for receives occupy the whole tal_trans_window of their
-// sender, which then has no XID for a No-op.
+// TestXIDsOfAFullWindow checks that acknowledgements flow while messages that wait for receives occupy the whole
+// tal_trans_window of their sender, which then has no XID for a No-op.
 func TestXIDsOfAFullWindow(t *testing.T) {
 	b := newBench(t, superp.Config{Parameters: superp.Parameters{Transactions: 8}}, onePlane, false)
 	c := b.count()

@@ -9,7 +9,8 @@ import (
 	"github.com/fared/fared/transport/rdma"
 )
 
-// parameters are the contents of Local: version (1), 0, port (2), id (4), nonce (16). The version is that of frames and option, too.
+// parameters are the contents of Local: version (1), 0, port (2), id (4), nonce (16). The version is that of frames and
+// option, too.
 type parameters struct {
 	port  uint16 // listening port of the endpoint
 	id    uint32 // of the channel, unique in its endpoint
@@ -107,8 +108,8 @@ func choose(paths []rdma.Path) rdma.Path {
 	return best
 }
 
-// SetPaths moves the channel to another flow if its port changes. A channel with a lent path and no outstanding operations stays; its next
-// request uses the latest path.
+// SetPaths moves the channel to another flow if its port changes. A channel with a lent path and no outstanding
+// operations stays; its next request uses the latest path.
 func (c *channel) SetPaths(paths []rdma.Path) {
 	if !c.connected || c.ended {
 		return

@@ -11,8 +11,8 @@ const (
 	maxFrames = 64        // limit of cut, unsent frames per connection
 	maxBatch  = 512 << 10 // limit of bytes per system call
 	maxPieces = 512       // limit of pieces per system call; the kernel's limit is 1,024 (UIO_MAXIOV)
-	// maxRefusals is the maximum number of queued refusals. A connection that exceeds it fails: a dropped refusal would leave a channel of
-	// the peer waiting.
+	// maxRefusals is the maximum number of queued refusals. A connection that exceeds it fails: a dropped refusal would
+	// leave a channel of the peer waiting.
 	maxRefusals = 4096
 )
 
@@ -131,8 +131,8 @@ func (k *conn) ready(s *source) {
 // settle waits until the edge accesses no memory of channels' operations.
 func (k *conn) settle() { k.edge.settle() }
 
-// detach removes a half. If frames of the half have been cut but not completely sent, the connection fails: their data may be gone, and the
-// peer must not receive other bytes in its place.
+// detach removes a half. If frames of the half have been cut but not completely sent, the connection fails: their data
+// may be gone, and the peer must not receive other bytes in its place.
 func (k *conn) detach(s *source) {
 	if s.queued {
 		s.queued = false

@@ -79,7 +79,8 @@ func (e *endpoint) forget(c *channel) {
 	e.list = slices.DeleteFunc(e.list, func(x *channel) bool { return x == c })
 }
 
-// accept handles a connection that a peer has dialed. It returns nil if there are too many strangers; the caller then closes x.
+// accept handles a connection that a peer has dialed. It returns nil if there are too many strangers; the caller then
+// closes x.
 func (e *endpoint) accept(x edge) *conn {
 	strangers := 0
 	for _, k := range e.conns {

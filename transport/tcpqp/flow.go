@@ -35,8 +35,8 @@ func (f *flow) dial() {
 	f.e.net.dial(f)
 }
 
-// dialed handles the end of dialing: x carries the connection, or is nil after a failure. It returns the connection, or nil if no channel
-// needs it any longer; the caller then closes x.
+// dialed handles the end of dialing: x carries the connection, or is nil after a failure. It returns the connection, or
+// nil if no channel needs it any longer; the caller then closes x.
 func (f *flow) dialed(x edge) *conn {
 	f.dialing = false
 	switch {

@@ -8,8 +8,8 @@ import (
 	"github.com/fared/fared/transport/rdma"
 )
 
-// opcode is the kind of a frame. RDMA operations have InfiniBand's opcodes for reliable connections (IBTA 1.4, Table 38), in the ONLY
-// variant, since a frame is a whole message; other frames have opcodes from the vendor range.
+// opcode is the kind of a frame. RDMA operations have InfiniBand's opcodes for reliable connections (IBTA 1.4, Table
+// 38), in the ONLY variant, since a frame is a whole message; other frames have opcodes from the vendor range.
 type opcode uint8
 
 const (
@@ -30,8 +30,8 @@ const (
 	opResume        opcode = 0xc5 // continue from msn
 )
 
-// headerSize is the length of the fixed part of all headers: opcode, status, length of the head, 0, channel (4), msn (4), done (4), length
-// (4).
+// headerSize is the length of the fixed part of all headers: opcode, status, length of the head, 0, channel (4), msn
+// (4), done (4), length (4).
 const headerSize = 20
 
 // Sizes of the variable part, by opcode.
@@ -174,8 +174,8 @@ func (h *header) put(p []byte) int {
 	return n + copy(p[n:], h.head[:h.headN])
 }
 
-// parse parses a header and returns its length, or 0 if it is incomplete. An error is permanent: the position of the next frame is unknown
-// then.
+// parse parses a header and returns its length, or 0 if it is incomplete. An error is permanent: the position of the
+// next frame is unknown then.
 func (h *header) parse(p []byte) (int, error) {
 	if len(p) < headerSize {
 		return 0, nil

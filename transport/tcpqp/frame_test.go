@@ -194,7 +194,8 @@ func TestOptions(t *testing.T) {
 	}
 }
 
-// TestVariants checks that each opcode has the four variants of InfiniBand's table, and that the last and only ones have the immediate data.
+// TestVariants checks that each opcode has the four variants of InfiniBand's table, and that the last and only ones
+// have the immediate data.
 func TestVariants(t *testing.T) {
 	for op, want := range map[opcode]string{
 		opSend: "00010204", opSendImmediate: "00010305", opWrite: "0607080a", opReadAnswer: "0d0e0f10", opRead: "0c0c0c0c", opOpen: "c0c0c0c0",
@@ -225,7 +226,8 @@ func FuzzOption(f *testing.F) {
 	})
 }
 
-// findOption searches the options of a TCP header, which start at its byte 20 (RFC 9293, Section 3.1), for the framing option.
+// findOption searches the options of a TCP header, which start at its byte 20 (RFC 9293, Section 3.1), for the framing
+// option.
 func findOption(options []byte) (Option, bool) {
 	for len(options) > 0 {
 		switch options[0] {

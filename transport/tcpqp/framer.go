@@ -50,7 +50,8 @@ type framer struct {
 	readers sync.WaitGroup
 }
 
-// newFramer loads the program for a device's sockets and attaches it. The error states the missing requirement and a remedy.
+// newFramer loads the program for a device's sockets and attaches it. The error states the missing requirement and a
+// remedy.
 func newFramer(c Config, local netip.Addr) (*framer, error) {
 	spec, err := loadFraming()
 	if err != nil {
@@ -125,7 +126,8 @@ func (f *framer) attach(c Config) (err error) {
 	return nil
 }
 
-// cgroup returns the cgroup2 directory to attach to. If none is mounted, as under `ip netns exec`, it mounts one until done is called.
+// cgroup returns the cgroup2 directory to attach to. If none is mounted, as under `ip netns exec`, it mounts one until
+// done is called.
 func cgroup(path string) (_ string, done func(), err error) {
 	if path != "" {
 		return path, func() {}, nil

@@ -13,7 +13,8 @@ import (
 	"github.com/fared/fared/internal/testkit/bpftest"
 )
 
-// TestObjectsAreFresh checks that the committed objects are those that clang-14 makes from the source, in any directory.
+// TestObjectsAreFresh checks that the committed objects are those that clang-14 makes from the source, in any
+// directory.
 func TestObjectsAreFresh(t *testing.T) { bpftest.Fresh(t, "framing") }
 
 // TestLayouts checks that types and constants match the program.
@@ -47,8 +48,8 @@ func TestVerifierHasRoom(t *testing.T) {
 	bpftest.VerifierHasRoom(t, c.Programs[framingProgFaredFraming], 100_000)
 }
 
-// TestFallback checks that if the program cannot be attached, messages are framed in the stream only, and one message states the reason.
-// The other end, which could attach it, does without it too.
+// TestFallback checks that if the program cannot be attached, messages are framed in the stream only, and one message
+// states the reason. The other end, which could attach it, does without it too.
 func TestFallback(t *testing.T) {
 	var log bytes.Buffer
 	p := newPair(t, localhost(), [2]Config{{Option: true, Cgroup: t.TempDir(), Log: slog.New(slog.NewTextHandler(&log, nil))}, {Option: true}})

@@ -1,10 +1,11 @@
 //go:build ignore
 
-// The framing program writes into each data segment of a flow its place in its message, and reports the options of received segments to
-// user space (option.go draws the option).
+// The framing program writes into each data segment of a flow its place in its message, and reports the options of
+// received segments to user space (option.go draws the option).
 //
-// User space frames its stream in pieces that fit into a segment: before it writes a piece, it marks the piece's sequence numbers, place
-// and CRC. A segment is looked up by its sequence number, so the option of a retransmitted segment is correct too.
+// User space frames its stream in pieces that fit into a segment: before it writes a piece, it marks the piece's
+// sequence numbers, place and CRC. A segment is looked up by its sequence number, so the option of a retransmitted
+// segment is correct too.
 
 #include <linux/bpf.h>
 #include <linux/tcp.h>
@@ -34,7 +35,8 @@
 #define STAMPED_IMMEDIATE 28
 #define OPTIONS 40 // space for all options of a segment
 
-// InfiniBand's opcodes of messages with data: SEND and WRITE to LAST_DATA, READ responses from FIRST_ANSWER to LAST_ANSWER.
+// InfiniBand's opcodes of messages with data: SEND and WRITE to LAST_DATA, READ responses from FIRST_ANSWER to
+// LAST_ANSWER.
 #define LAST_DATA 0x0b
 #define FIRST_ANSWER 0x0d
 #define LAST_ANSWER 0x10
@@ -156,7 +158,8 @@ static __always_inline void add(__u32 i)
 		(*n)++;
 }
 
-// The verifier takes no pointer into the context that has been computed, as by a choice of which field to read. So each is read.
+// The verifier takes no pointer into the context that has been computed, as by a choice of which field to read. So each
+// is read.
 #define READ(v, field)      \
 	__u32 v = s->field; \
 	asm volatile("" : "+r"(v))
@@ -198,8 +201,9 @@ static __always_inline struct flow *flow_of(struct bpf_sock_ops *s)
 	return bpf_sk_storage_get(&flows, sk, 0, 0);
 }
 
-// reserve takes the room of the longest option that fits: SACK blocks come first. The sequence number, and so the need for immediate data, is
-// not known yet. Segments without data have no option, but the room counts when TCP asks for the size of its options.
+// reserve takes the room of the longest option that fits: SACK blocks come first. The sequence number, and so the need
+// for immediate data, is not known yet. Segments without data have no option, but the room counts when TCP asks for the
+// size of its options.
 static __always_inline void reserve(struct bpf_sock_ops *s)
 {
 	if (!s->skb_len && s->args[0] != BPF_WRITE_HDR_TCP_CURRENT_MSS)

@@ -23,8 +23,8 @@ func FuzzModel(f *testing.F) {
 	})
 }
 
-// FuzzStream checks that a peer that sends arbitrary bytes, on a connection in either direction, cannot make the endpoint panic, write
-// outside the region, or complete operations without an answer.
+// FuzzStream checks that a peer that sends arbitrary bytes, on a connection in either direction, cannot make the
+// endpoint panic, write outside the region, or complete operations without an answer.
 func FuzzStream(f *testing.F) {
 	put := func(nonce bool, hs ...header) (b []byte) {
 		for _, h := range hs {

@@ -1,4 +1,5 @@
 package tcpqp
 
-// The objects and their Go code are committed for hosts without clang; TestObjectsAreFresh compares them with the source.
+// The objects and their Go code are committed for hosts without clang; TestObjectsAreFresh compares them with the
+// source.
 //go:generate go tool bpf2go -cc clang-14 -strip llvm-strip-14 -target bpfel -type mark -type stream -type flow -type segment framing framing.bpf.c -- -O2 -g -Wall -Werror -mcpu=v3 -idirafter /usr/include/x86_64-linux-gnu -idirafter /usr/include/aarch64-linux-gnu

@@ -9,9 +9,11 @@ import (
 )
 
 const (
-	// window is the maximum number of unanswered requests of a channel, and the number of answers that the responder keeps.
+	// window is the maximum number of unanswered requests of a channel, and the number of answers that the responder
+	// keeps.
 	window = 256
-	// maxReads is the maximum number of unanswered READs and atomics among them, and so of READs that the responder may have to copy.
+	// maxReads is the maximum number of unanswered READs and atomics among them, and so of READs that the responder may
+	// have to copy.
 	maxReads = 16
 	maxOp    = 1 << 20
 )
@@ -24,7 +26,8 @@ var (
 // initiator is the half of a channel that sends requests.
 type initiator struct {
 	c *channel
-	// Requests una to nxt-1 are unanswered; those from cur on have not been given to the connection; high is the first that was never sent.
+	// Requests una to nxt-1 are unanswered; those from cur on have not been given to the connection; high is the first
+	// that was never sent.
 	una, nxt, cur, high uint32
 	ops                 [window]*rdma.Op
 	reads               int // READs and atomics among una to cur-1
@@ -38,7 +41,8 @@ type initiator struct {
 	epoch    uint32
 	progress time.Duration // time of the latest answer, or of the post of the first unanswered request; shifted by the delay of late checks
 	looked   time.Duration // time of the latest check whether to give up
-	// quiet is the time of the latest transfer on the connection, of the latest answer, or of the post of the first unanswered request.
+	// quiet is the time of the latest transfer on the connection, of the latest answer, or of the post of the first
+	// unanswered request.
 	quiet   time.Duration
 	stalled bool // value in the latest call of Host.Stalled
 	slot    int  // slot of that call
@@ -317,8 +321,8 @@ func (i *initiator) setStalled(stalled bool) {
 	}
 }
 
-// stallAt returns the time at which the path counts as stalled if its connection transfers no bytes until then; 0 means never. TCP accepts
-// bytes as the peer acknowledges earlier ones, so a slow path still transfers some.
+// stallAt returns the time at which the path counts as stalled if its connection transfers no bytes until then; 0 means
+// never. TCP accepts bytes as the peer acknowledges earlier ones, so a slow path still transfers some.
 func (i *initiator) stallAt() time.Duration {
 	if i.stalled || i.una == i.nxt || i.opened && i.held {
 		return 0
@@ -342,8 +346,8 @@ func (i *initiator) silent(now time.Duration) {
 	}
 }
 
-// look returns the time of the next check whether to give up: 0 if no request is unanswered, or if the peer has sent HOLD. It is earlier
-// than the end of GiveUp, so that a single late check cannot end the channel.
+// look returns the time of the next check whether to give up: 0 if no request is unanswered, or if the peer has sent
+// HOLD. It is earlier than the end of GiveUp, so that a single late check cannot end the channel.
 func (i *initiator) look() time.Duration {
 	if i.una == i.nxt || i.opened && i.held {
 		return 0
@@ -352,8 +356,8 @@ func (i *initiator) look() time.Duration {
 	return min(i.progress+giveUp, max(i.progress, i.looked)+giveUp/4)
 }
 
-// tooLong reports whether to give up. For the time by which a check is late, the process did not run: answers that arrived meanwhile are
-// still unread.
+// tooLong reports whether to give up. For the time by which a check is late, the process did not run: answers that
+// arrived meanwhile are still unread.
 func (i *initiator) tooLong(now time.Duration) bool {
 	due := i.look()
 	if due == 0 || now < due {

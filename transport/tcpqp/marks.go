@@ -12,18 +12,19 @@ const (
 	maxPiece  = 1<<16 - 1
 	// measureEvery is the number of pieces after which the segment size is read again.
 	measureEvery = 256
-	// leastSegment is a lower bound of the memory that Linux accounts for a segment in the send buffer: struct sk_buff, the shared info, and
-	// the headers.
+	// leastSegment is a lower bound of the memory that Linux accounts for a segment in the send buffer: struct sk_buff,
+	// the shared info, and the headers.
 	leastSegment = 768
-	// sendBuffer bounds the unacknowledged segments: the marks of all of them, and of the staged pieces of one system call, exist. The kernel
-	// doubles the value of SO_SNDBUF.
+	// sendBuffer bounds the unacknowledged segments: the marks of all of them, and of the staged pieces of one system
+	// call, exist. The kernel doubles the value of SO_SNDBUF.
 	sendBuffer = (markCount - maxPieces - 1) * leastSegment / 2
 )
 
-// marks gives the pieces of a stream to TCP, and records their positions and CRCs in memory that the framing program reads.
+// marks gives the pieces of a stream to TCP, and records their positions and CRCs in memory that the framing program
+// reads.
 //
-// A piece is copied before its CRC is computed, and TCP gets the copy: the application or another channel may change the source of a READ
-// answer at any time. The copy stays until TCP has accepted it, so a retry sends the same bytes.
+// A piece is copied before its CRC is computed, and TCP gets the copy: the application or another channel may change
+// the source of a READ answer at any time. The copy stays until TCP has accepted it, so a retry sends the same bytes.
 type marks struct {
 	stream  *framingStream
 	origin  uint32     // sequence number of the stream's first byte
@@ -40,8 +41,8 @@ type marks struct {
 // piece implements marker: the payload that fits into a segment, however many SACK blocks the segment has.
 func (m *marks) piece() int { return int(m.size.Load()) }
 
-// stage replaces the bufs of the batch's pieces by copies, one for each piece. It drops earlier copies that TCP has accepted: those before
-// the batch. The caller holds the device's lock; copies are valid until the next call.
+// stage replaces the bufs of the batch's pieces by copies, one for each piece. It drops earlier copies that TCP has
+// accepted: those before the batch. The caller holds the device's lock; copies are valid until the next call.
 func (m *marks) stage(b *batch) {
 	start := b.pieces[0].start
 	if start < m.base+uint64(len(m.copied)) {

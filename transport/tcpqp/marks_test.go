@@ -19,8 +19,8 @@ func (m *marks) staged(f *frame, data []byte, sent int) (all []byte) {
 	return all
 }
 
-// TestStaged checks that each piece is marked once, with its place and the CRC of the bytes that TCP gets, although TCP accepts any number
-// of bytes at a time and the data changes meanwhile, as that of a READ answer may.
+// TestStaged checks that each piece is marked once, with its place and the CRC of the bytes that TCP gets, although TCP
+// accepts any number of bytes at a time and the data changes meanwhile, as that of a READ answer may.
 func TestStaged(t *testing.T) {
 	m := &marks{stream: &framingStream{}, origin: 0xfffffff0, segment: func() int { return 1040 }, room: optionSpace}
 	m.measure()
@@ -75,7 +75,8 @@ func TestMarkedImmediate(t *testing.T) {
 	}
 }
 
-// TestUnmarked checks that a frame that was cut before the ends agreed on the option has no mark, and the frame after it one.
+// TestUnmarked checks that a frame that was cut before the ends agreed on the option has no mark, and the frame after
+// it one.
 func TestUnmarked(t *testing.T) {
 	m := &marks{stream: &framingStream{}, segment: func() int { return 1040 }, room: optionSpace}
 	m.measure()

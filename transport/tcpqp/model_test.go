@@ -9,8 +9,8 @@ import (
 	"github.com/fared/fared/transport/rdma/rdmatest"
 )
 
-// TestModelOnStreams checks that on streams that may fail at any byte every operation is executed once, completes afterwards, and leaves
-// memory equal to the model's.
+// TestModelOnStreams checks that on streams that may fail at any byte every operation is executed once, completes
+// afterwards, and leaves memory equal to the model's.
 func TestModelOnStreams(t *testing.T) {
 	gate.WithoutRaceDetector(t, "has one goroutine, and a tenth of the cases with it")
 	deaths, copied, moved := 0, uint64(0), uint64(0)

@@ -16,9 +16,10 @@ import (
 //	timestamp | timestamp_echo                  only with timestamp_present
 //	imm_data                                    only with an opcode with immediate data
 //
-// It is the proposal's tcp_bth. TCP has 40 bytes for options. Without the kernel's timestamps the option has at most 28 and carries the
-// timestamps itself; with them, which take 12 bytes, it has at most 20. Either leaves room for a SACK block in a segment without immediate
-// data. With two blocks and without the kernel's timestamps, the option omits its timestamps.
+// It is the proposal's tcp_bth. TCP has 40 bytes for options. Without the kernel's timestamps the option has at most 28
+// and carries the timestamps itself; with them, which take 12 bytes, it has at most 20. Either leaves room for a SACK
+// block in a segment without immediate data. With two blocks and without the kernel's timestamps, the option omits its
+// timestamps.
 const (
 	optionKind    = 253
 	optionExID    = 0xfb54
@@ -33,30 +34,32 @@ const (
 	flagRTRAck    = 0x04
 )
 
-// Option gives the place of a segment's data in its message. A segment carries it only if it has a whole piece of one message, so that
-// the CRC is always present.
+// Option gives the place of a segment's data in its message. A segment carries it only if it has a whole piece of one
+// message, so that the CRC is always present.
 type Option struct {
-	// Opcode is InfiniBand's opcode for reliable connections (IBTA 1.4, Table 38), with its FIRST, MIDDLE, LAST and ONLY variants; messages
-	// specific to this package (OPEN and so on) have one opcode each, from 0xc0.
+	// Opcode is InfiniBand's opcode for reliable connections (IBTA 1.4, Table 38), with its FIRST, MIDDLE, LAST and
+	// ONLY variants; messages specific to this package (OPEN and so on) have one opcode each, from 0xc0.
 	Opcode uint8
-	// MSN is the number of the message in the stream of its direction, from 0, modulo 2^16: the first OPEN of a connection has number 0.
+	// MSN is the number of the message in the stream of its direction, from 0, modulo 2^16: the first OPEN of a
+	// connection has number 0.
 	MSN uint16
-	// Offset is the position of the segment's first byte in the message, in bytes. A message starts with its frame's header: the first
-	// WriteHeader bytes of a WRITE are not data.
+	// Offset is the position of the segment's first byte in the message, in bytes. A message starts with its frame's
+	// header: the first WriteHeader bytes of a WRITE are not data.
 	Offset uint32
 	// Segment is the number of the segment in the message, modulo 256.
 	Segment uint8
 	// More is true except in the message's last segment.
 	More bool
-	// RTR (ready to receive) reports that the sender can place segments by the option, until an option with RTRAck has arrived. RTRAck
-	// answers it, as long as the peer repeats it.
+	// RTR (ready to receive) reports that the sender can place segments by the option, until an option with RTRAck has
+	// arrived. RTRAck answers it, as long as the peer repeats it.
 	RTR, RTRAck bool
 	// ICRC is the CRC-32 (as in Ethernet and RoCE) of the segment's data.
 	ICRC uint32
 	// Timestamped: Timestamp and Echo are present, with the meaning of RFC 7323; milliseconds.
 	Timestamped     bool
 	Timestamp, Echo uint32
-	// Immediate is the immediate data of the message, in its last segment: present exactly with an opcode with immediate data.
+	// Immediate is the immediate data of the message, in its last segment: present exactly with an opcode with
+	// immediate data.
 	Immediate uint32
 }
 
@@ -162,7 +165,8 @@ type Segment struct {
 	// Remote and Port identify the flow: the peer's address and port, and the local port.
 	Remote netip.AddrPort
 	Port   uint16
-	// Offset is the position of its first byte in the stream, modulo 2^32; Length is its number of bytes. A segment may arrive repeatedly.
+	// Offset is the position of its first byte in the stream, modulo 2^32; Length is its number of bytes. A segment may
+	// arrive repeatedly.
 	Offset uint32
 	Length int
 	Option Option

@@ -190,7 +190,8 @@ func TestErrorsArePerOperation(t *testing.T) {
 	}
 }
 
-// TestMove checks that outstanding operations continue on another port, and on the first port again although its connection has just ended.
+// TestMove checks that outstanding operations continue on another port, and on the first port again although its
+// connection has just ended.
 func TestMove(t *testing.T) {
 	p := newPair(t, localhost(), [2]Config{})
 	var ops []*rdma.Op
@@ -215,7 +216,8 @@ func TestMove(t *testing.T) {
 	}
 }
 
-// TestKilledConnection checks that connections that are shut down under the transport during transfers are dialed again.
+// TestKilledConnection checks that connections that are shut down under the transport during transfers are dialed
+// again.
 func TestKilledConnection(t *testing.T) {
 	p := newPair(t, localhost(), [2]Config{})
 	// Dialing takes time: without this, all operations may be posted before there is a connection to kill.
@@ -247,7 +249,8 @@ func TestKilledConnection(t *testing.T) {
 	}
 }
 
-// TestClosedPeer checks that the peer's channel learns at once that the other end is gone, and that its outstanding operations are flushed.
+// TestClosedPeer checks that the peer's channel learns at once that the other end is gone, and that its outstanding
+// operations are flushed.
 func TestClosedPeer(t *testing.T) {
 	p := newPair(t, localhost(), [2]Config{})
 	if err := p.wait(p.post(0, write(0, []byte{1}))); err != nil {
@@ -268,8 +271,8 @@ func TestClosedPeer(t *testing.T) {
 	}
 }
 
-// TestGiveUp checks that an absent peer is given up, and that a peer without a receive is not. GiveUp is short only where it must end, or
-// must not matter: elsewhere a delayed peer would be given up too.
+// TestGiveUp checks that an absent peer is given up, and that a peer without a receive is not. GiveUp is short only
+// where it must end, or must not matter: elsewhere a delayed peer would be given up too.
 func TestGiveUp(t *testing.T) {
 	p := newPair(t, localhost(), [2]Config{})
 	patience := func(d time.Duration) { p.transports[0].e.timing.GiveUp = d }
@@ -304,7 +307,8 @@ func TestGiveUp(t *testing.T) {
 	}
 }
 
-// TestDeregisterWhileWritten checks that nothing writes to the region after Deregistered has returned, and that the peer gets an error.
+// TestDeregisterWhileWritten checks that nothing writes to the region after Deregistered has returned, and that the
+// peer gets an error.
 func TestDeregisterWhileWritten(t *testing.T) {
 	p := newPair(t, localhost(), [2]Config{})
 	b := make([]byte, maxOp)
@@ -340,8 +344,9 @@ func (f flushed) Flush() {
 	f.after()
 }
 
-// TestSettleInTheSameTurn checks that after a flush a device may look at its sets again because of another transport, and close or move
-// channels. This happens in the turn of the goroutine that has just chosen its memory, so settle must not wait for it.
+// TestSettleInTheSameTurn checks that after a flush a device may look at its sets again because of another transport,
+// and close or move channels. This happens in the turn of the goroutine that has just chosen its memory, so settle must
+// not wait for it.
 func TestSettleInTheSameTurn(t *testing.T) {
 	turns := 0
 	p := newPair(t, localhost(), [2]Config{}, func(x *Transport) rdma.Transport {
@@ -380,7 +385,8 @@ func (s *started) Flush() {
 	}
 }
 
-// TestDialedWhileStarting checks that a peer's flow that is dialed before the device flushes the transport is answered afterwards.
+// TestDialedWhileStarting checks that a peer's flow that is dialed before the device flushes the transport is answered
+// afterwards.
 func TestDialedWhileStarting(t *testing.T) {
 	address := localhost()[0]
 	var mu sync.Mutex
@@ -400,7 +406,8 @@ func TestDialedWhileStarting(t *testing.T) {
 		defer mu.Unlock()
 		return x.turns
 	}
-	// The transport asks in turns whether it has been flushed. One that accepts the connection before that has a turn of each of three goroutines.
+	// The transport asks in turns whether it has been flushed. One that accepts the connection before that has a turn
+	// of each of three goroutines.
 	for limit, begin := time.Now().Add(time.Minute), turns(); turns() < begin+3; time.Sleep(50 * time.Microsecond) {
 		if time.Now().After(limit) {
 			t.Fatal("the transport has no turns")

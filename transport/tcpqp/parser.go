@@ -17,7 +17,8 @@ type sink interface {
 	end() error
 }
 
-// parser cuts a stream into frames. If much of a frame's data is missing, it reads the data directly to its destination.
+// parser cuts a stream into frames. If much of a frame's data is missing, it reads the data directly to its
+// destination.
 type parser struct {
 	buf    []byte // has bufferSize bytes
 	r, w   int    // buf[r:w] has been read and not parsed

@@ -96,7 +96,8 @@ func opcodes(hs []header) (ops []opcode) {
 	return ops
 }
 
-// TestEveryChannelIsRefused checks that all channels of a peer that open nonexistent ones are refused, however many do so at once.
+// TestEveryChannelIsRefused checks that all channels of a peer that open nonexistent ones are refused, however many do
+// so at once.
 func TestEveryChannelIsRefused(t *testing.T) {
 	l := newLone(t, rdmatest.Hooks{})
 	k := l.accept()
@@ -111,8 +112,8 @@ func TestEveryChannelIsRefused(t *testing.T) {
 	}
 }
 
-// TestReadyBeforeAccept checks that ACCEPT suffices if the receive is posted before it; a RESUME after it would make the peer repeat
-// requests.
+// TestReadyBeforeAccept checks that ACCEPT suffices if the receive is posted before it; a RESUME after it would make
+// the peer repeat requests.
 func TestReadyBeforeAccept(t *testing.T) {
 	ready := false
 	l := newLone(t, rdmatest.Hooks{Admit: func(_ rdma.Channel, _ []byte, n int) ([]byte, rdma.Verdict) {
@@ -144,7 +145,8 @@ func TestReadyBeforeAccept(t *testing.T) {
 	l.host.Do(func() { l.host.Close(l.ch) })
 }
 
-// TestOvertakenBeforeConnect checks that of two OPENs before Connect the later one is answered, in either order of arrival.
+// TestOvertakenBeforeConnect checks that of two OPENs before Connect the later one is answered, in either order of
+// arrival.
 func TestOvertakenBeforeConnect(t *testing.T) {
 	for _, order := range [][2]uint32{{1, 2}, {2, 1}} {
 		l := newLone(t, rdmatest.Hooks{})
@@ -202,8 +204,8 @@ func (s *sim) kill() {
 	}
 }
 
-// TestPatienceSurvivesTheConnection checks that an initiator that HOLD has kept waiting for longer than GiveUp, and whose connection fails
-// then, has time for another connection.
+// TestPatienceSurvivesTheConnection checks that an initiator that HOLD has kept waiting for longer than GiveUp, and
+// whose connection fails then, has time for another connection.
 func TestPatienceSurvivesTheConnection(t *testing.T) {
 	ready := false
 	s, hosts, channels, done := joined(t, 1<<16, &ready)
@@ -228,8 +230,8 @@ func TestPatienceSurvivesTheConnection(t *testing.T) {
 	}
 }
 
-// TestAcceptIsNoProgress checks that a channel gives up if its connections are accepted but fail before any answer, as on a path that
-// passes only short packets.
+// TestAcceptIsNoProgress checks that a channel gives up if its connections are accepted but fail before any answer, as
+// on a path that passes only short packets.
 func TestAcceptIsNoProgress(t *testing.T) {
 	ready := true
 	s, hosts, channels, done := joined(t, 1<<10, &ready)
@@ -249,8 +251,8 @@ func TestAcceptIsNoProgress(t *testing.T) {
 	}
 }
 
-// TestTimeOfAStoppedProcess checks that such time does not count, since the answer may wait in the socket, and that time without answers
-// does.
+// TestTimeOfAStoppedProcess checks that such time does not count, since the answer may wait in the socket, and that
+// time without answers does.
 func TestTimeOfAStoppedProcess(t *testing.T) {
 	ready := true
 	s, hosts, channels, done := joined(t, 1<<16, &ready)

@@ -10,7 +10,8 @@ import (
 	"github.com/fared/fared/internal/testkit/netnstest"
 )
 
-// Bits of flow.ready, as framing.bpf.c has them, and opcodes without and with data of a message: of a READ request, and of a WRITE.
+// Bits of flow.ready, as framing.bpf.c has them, and opcodes without and with data of a message: of a READ request, and
+// of a WRITE.
 const (
 	heard, owed, acked = 1, 2, 4
 	withoutData        = 0x0c
@@ -96,11 +97,13 @@ func TestReadyTable(t *testing.T) {
 	}
 }
 
-// TestReadyAgrees walks every state that two ends can reach, if each segment is lost, late or repeated: an end gets an acknowledgement of its rtr only after the other one has
-// received it, and wherever the two are, three exchanges complete the agreement, and end both flags.
+// TestReadyAgrees walks every state that two ends can reach, if each segment is lost, late or repeated: an end gets an
+// acknowledgement of its rtr only after the other one has received it, and wherever the two are, three exchanges
+// complete the agreement, and end both flags.
 func TestReadyAgrees(t *testing.T) {
 	a := newAgreement(t)
-	// state is flow.ready of both ends, and the set of the flags of all segments that each has sent, any of which may arrive now.
+	// state is flow.ready of both ends, and the set of the flags of all segments that each has sent, any of which may
+	// arrive now.
 	type state struct {
 		ready [2]int
 		sent  [2]uint16

@@ -184,7 +184,8 @@ func (r *responder) resume() {
 	}
 }
 
-// place returns the destination of the last left bytes of request h's data. It checks the region each time, since it may be deregistered.
+// place returns the destination of the last left bytes of request h's data. It checks the region each time, since it
+// may be deregistered.
 func (r *responder) place(h *header, left int) []byte {
 	switch {
 	case r.ignore || r.failed != statusNone:

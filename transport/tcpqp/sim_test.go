@@ -10,9 +10,10 @@ import (
 	"github.com/fared/fared/transport/rdma/rdmatest"
 )
 
-// sim is two endpoints and streams between them in virtual time, like sockets on a network of planes. Streams accept and deliver any number
-// of bytes, stop while their plane is down, and fail. An edge chooses the memory to read or write in one turn and accesses it in a later
-// one, unless settle comes first: this is the worst case of a socket's goroutines.
+// sim is two endpoints and streams between them in virtual time, like sockets on a network of planes. Streams accept
+// and deliver any number of bytes, stop while their plane is down, and fail. An edge chooses the memory to read or
+// write in one turn and accesses it in a later one, unless settle comes first: this is the worst case of a socket's
+// goroutines.
 type sim struct {
 	*rdmatest.Net
 	rng   *rand.Rand

@@ -16,10 +16,11 @@ import (
 
 var errStopped = errors.New("tcpqp: the transport has been stopped")
 
-// socket is a connection's edge, with a goroutine that reads and one that writes. Under the device's lock each chooses the memory to read
-// to or write from; it then uses the memory without that lock. During that one non-blocking system call it holds reads or writes, so
-// waiting for these locks never waits for the peer. settle also revokes a choice whose system call has not started. It may be called in the
-// same turn, since the device looks at its sets again after it has flushed other transports.
+// socket is a connection's edge, with a goroutine that reads and one that writes. Under the device's lock each chooses
+// the memory to read to or write from; it then uses the memory without that lock. During that one non-blocking system
+// call it holds reads or writes, so waiting for these locks never waits for the peer. settle also revokes a choice
+// whose system call has not started. It may be called in the same turn, since the device looks at its sets again after
+// it has flushed other transports.
 type socket struct {
 	t   *Transport
 	c   *net.TCPConn
@@ -60,7 +61,8 @@ type mmsghdr struct {
 func newSocket(t *Transport, c *net.TCPConn) *socket {
 	s := &socket{t: t, c: c, kicks: make(chan struct{}, 1), done: make(chan struct{})}
 	s.raw, _ = c.SyscallConn() // never fails for an open connection
-	// A connection that is given up ends with a reset: the port is free for the same peer at once, and buffered data is not delivered.
+	// A connection that is given up ends with a reset: the port is free for the same peer at once, and buffered data is
+	// not delivered.
 	c.SetLinger(0)
 	c.SetNoDelay(true)
 	c.SetKeepAlivePeriod(max(time.Second, t.config.Timing.GiveUp/4))
@@ -201,7 +203,8 @@ func (s *socket) readv(fd uintptr) bool {
 	}
 }
 
-// polled reports whether a descriptor is ready. Unlike a read that fails with EAGAIN, it needs no memory of the application.
+// polled reports whether a descriptor is ready. Unlike a read that fails with EAGAIN, it needs no memory of the
+// application.
 func polled(fd uintptr, events int16) bool {
 	p := [1]unix.PollFd{{Fd: int32(fd), Events: events}}
 	n, err := unix.Poll(p[:], 0)

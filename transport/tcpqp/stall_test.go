@@ -12,8 +12,8 @@ import (
 	"github.com/fared/fared/wecmp"
 )
 
-// TestStalledStream checks that while the streams of one plane of four stop and no weight changes, messages continue on the other planes,
-// and that once they transfer again all operations complete and each slot has its share.
+// TestStalledStream checks that while the streams of one plane of four stop and no weight changes, messages continue on
+// the other planes, and that once they transfer again all operations complete and each slot has its share.
 func TestStalledStream(t *testing.T) {
 	gate.WithoutRaceDetector(t, "has one goroutine")
 	for _, ordering := range []wecmp.Ordering{wecmp.Weak, wecmp.Partial} {

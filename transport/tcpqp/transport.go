@@ -23,24 +23,27 @@ const Port = 4793
 
 // Config is the configuration of a transport. The zero value is valid.
 type Config struct {
-	// Port is the TCP listening port at the device's loopback; 0 means 4793. Peers learn it from the channel's Local. If it differs from that of a peer, and the data
-	// plane places flows by a hash, packets may leave by other sub-ports than their slots'.
+	// Port is the TCP listening port at the device's loopback; 0 means 4793. Peers learn it from the channel's Local.
+	// If it differs from that of a peer, and the data plane places flows by a hash, packets may leave by other
+	// sub-ports than their slots'.
 	Port uint16
-	// Timing: only GiveUp and Stall apply. TCP does the rest, and acknowledgements are sent at once, with the next frames.
+	// Timing: only GiveUp and Stall apply. TCP does the rest, and acknowledgements are sent at once, with the next
+	// frames.
 	Timing rdma.Timing
-	// Option makes segments carry the message framing option if the peer requests it too. It needs CAP_BPF, CAP_NET_ADMIN and cgroup v2,
-	// and forgoes segmentation offload: it is for hardware that uses it to place data.
+	// Option makes segments carry the message framing option if the peer requests it too. It needs CAP_BPF,
+	// CAP_NET_ADMIN and cgroup v2, and forgoes segmentation offload: it is for hardware that uses it to place data.
 	Option bool
-	// Cgroup is the cgroup2 directory to which the option's program is attached; the process must belong to it. "" means the cgroup of the
-	// process.
+	// Cgroup is the cgroup2 directory to which the option's program is attached; the process must belong to it. ""
+	// means the cgroup of the process.
 	Cgroup string
-	// Segments, if not nil, receives every segment with the option, in the order of arrival, in one goroutine. Some may be lost; Counters
-	// has their number.
+	// Segments, if not nil, receives every segment with the option, in the order of arrival, in one goroutine. Some may
+	// be lost; Counters has their number.
 	Segments func(Segment)
 	// Log receives one message if segments cannot carry the option. nil means slog.Default.
 	Log *slog.Logger
 
-	// inside runs a function that makes sockets in a network namespace. nil means the namespace of the thread that calls Start.
+	// inside runs a function that makes sockets in a network namespace. nil means the namespace of the thread that
+	// calls Start.
 	inside func(func() error) error
 }
 
@@ -129,8 +132,9 @@ func (t *Transport) Channel(c rdma.ChannelConfig) (rdma.Channel, error) {
 	return t.e.channel(c), nil
 }
 
-// Flush implements rdma.Transport. It ends every turn of Host.Do, so sockets choose the memory of their next system call here, where few
-// later actions can free it. If another transport's flush makes sets look again, they settle first.
+// Flush implements rdma.Transport. It ends every turn of Host.Do, so sockets choose the memory of their next system
+// call here, where few later actions can free it. If another transport's flush makes sets look again, they settle
+// first.
 func (t *Transport) Flush() {
 	t.flushed = true
 	for n := 0; n < len(t.asking); n++ {
@@ -153,14 +157,16 @@ func (t *Transport) Counters() map[string]uint64 {
 // Registered implements rdma.Registrar.
 func (t *Transport) Registered(uint32, uint64, []byte, rdma.Access) {}
 
-// Deregistered implements rdma.Registrar: it waits for system calls in progress. Later ones check the region with the host.
+// Deregistered implements rdma.Registrar: it waits for system calls in progress. Later ones check the region with the
+// host.
 func (t *Transport) Deregistered(uint32) {
 	for _, k := range t.e.conns {
 		k.settle()
 	}
 }
 
-// Stop implements rdma.Transport. It first sends the pending notifications of closed channels, if the peers accept them in time.
+// Stop implements rdma.Transport. It first sends the pending notifications of closed channels, if the peers accept them
+// in time.
 func (t *Transport) Stop() {
 	t.listen.Close()
 	close(t.quit)
@@ -196,8 +202,8 @@ func (t *Transport) ticks() {
 
 func (t *Transport) wakeAt(at time.Duration) { t.timer.Reset(max(0, at-t.host.Now())) }
 
-// accept accepts connections once the device flushes the transport: it does not flush a transport that is still starting, and the
-// goroutines of sockets depend on flushes. A known peer may dial that early.
+// accept accepts connections once the device flushes the transport: it does not flush a transport that is still
+// starting, and the goroutines of sockets depend on flushes. A known peer may dial that early.
 func (t *Transport) accept() {
 	defer t.wg.Done()
 	for ready := false; !ready; {

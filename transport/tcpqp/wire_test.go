@@ -72,8 +72,9 @@ func segmentOf(p []byte) (s captured, ok bool) {
 	}, true
 }
 
-// TestPlacedByOption checks that segments from the wire, placed in any order by their options and the frame header in the first segment of
-// their message, result in the memory that the transport has written. Each segment has the CRC of its data.
+// TestPlacedByOption checks that segments from the wire, placed in any order by their options and the frame header in
+// the first segment of their message, result in the memory that the transport has written. Each segment has the CRC of
+// its data.
 func TestPlacedByOption(t *testing.T) {
 	needsOption(t)
 	for _, kernel := range []string{"1", "0"} {
@@ -83,8 +84,8 @@ func TestPlacedByOption(t *testing.T) {
 			spaces, addresses := veths(t)
 			var configs [2]Config
 			for i, n := range spaces {
-				// Without SACK: an end that is delayed acknowledges data that TCP then sends twice with blocks (RFC 2883), of which several take
-				// the option's room.
+				// Without SACK: an end that is delayed acknowledges data that TCP then sends twice with blocks (RFC
+				// 2883), of which several take the option's room.
 				n.Sysctl("net.ipv4.tcp_timestamps="+kernel, "net.ipv4.tcp_sack=0")
 				configs[i].inside, configs[i].Option = n.Do, true
 			}
@@ -213,8 +214,9 @@ func TestPlacedByOption(t *testing.T) {
 	}
 }
 
-// TestBatchesGoWithoutOption checks that batches have no option, nor have parts of a piece that TCP cuts. TCP copies the header of a batch into
-// every segment that it is cut into, below the program, so the option could be correct only for the first segment; the CRC of a part is not known.
+// TestBatchesGoWithoutOption checks that batches have no option, nor have parts of a piece that TCP cuts. TCP copies
+// the header of a batch into every segment that it is cut into, below the program, so the option could be correct only
+// for the first segment; the CRC of a part is not known.
 func TestBatchesGoWithoutOption(t *testing.T) {
 	needsOption(t)
 	for counter, gso := range map[string]string{"options_batched": "100", "options_cut": "1"} {
@@ -255,8 +257,8 @@ func TestBatchesGoWithoutOption(t *testing.T) {
 	}
 }
 
-// TestMarksOutlastTheQueue checks that the send buffer takes no more segments than there are marks: after an outage, during which TCP has filled
-// it, each segment still has the option.
+// TestMarksOutlastTheQueue checks that the send buffer takes no more segments than there are marks: after an outage,
+// during which TCP has filled it, each segment still has the option.
 func TestMarksOutlastTheQueue(t *testing.T) {
 	needsOption(t)
 	p, spaces := onVeths(t, func(c *Config) { c.Option = true })
@@ -289,8 +291,8 @@ func TestMarksOutlastTheQueue(t *testing.T) {
 	}
 }
 
-// TestForeignVersion changes the version of the options on the cable in one direction. The receiver interprets none of them, and does not
-// take the flag rtr from them; messages arrive by their frames.
+// TestForeignVersion changes the version of the options on the cable in one direction. The receiver interprets none of
+// them, and does not take the flag rtr from them; messages arrive by their frames.
 func TestForeignVersion(t *testing.T) {
 	needsOption(t)
 	spaces, addresses := veths(t)
@@ -320,7 +322,8 @@ func TestForeignVersion(t *testing.T) {
 	}
 }
 
-// TestTcpdumpShowsTheOption checks that tcpdump shows the option in the format of RFC 6994, on data segments in both directions.
+// TestTcpdumpShowsTheOption checks that tcpdump shows the option in the format of RFC 6994, on data segments in both
+// directions.
 func TestTcpdumpShowsTheOption(t *testing.T) {
 	needsOption(t)
 	netnstest.Require(t, "tcpdump")

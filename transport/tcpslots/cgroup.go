@@ -15,7 +15,8 @@ import (
 // ErrNoCgroup means that no usable cgroup file system of version 2 is mounted.
 var ErrNoCgroup = errors.New("no cgroup file system of version 2 is mounted")
 
-// OwnCgroup returns the directory of the process's cgroup of version 2. The error is ErrNoCgroup or that of reading /proc.
+// OwnCgroup returns the directory of the process's cgroup of version 2. The error is ErrNoCgroup or that of reading
+// /proc.
 func OwnCgroup() (string, error) {
 	mounts, err := os.Open("/proc/self/mountinfo")
 	if err != nil {

@@ -1,8 +1,9 @@
 //go:build ignore
 
-// The programs that give TCP connections the source ports of slots. They run in connect() of the processes of a cgroup, before the kernel
-// chooses a source port: (source, destination) -> ports of the slots and vector; vector -> the bin, which is a sub-port or a sprayed plane, of
-// each connection in turn; bin -> its slots, of which the first one with a free port is used.
+// The programs that give TCP connections the source ports of slots. They run in connect() of the processes of a cgroup,
+// before the kernel chooses a source port: (source, destination) -> ports of the slots and vector; vector -> the bin,
+// which is a sub-port or a sprayed plane, of each connection in turn; bin -> its slots, of which the first one with a
+// free port is used.
 
 #include <linux/bpf.h>
 #include <linux/in.h>
@@ -25,7 +26,8 @@
 #define PLANES 64
 #define TURNS 1024
 
-// The greatest time in ns between the choice of a port and the kernel's entry of the connection: both happen in one system call.
+// The greatest time in ns between the choice of a port and the kernel's entry of the connection: both happen in one
+// system call.
 #define CLAIM_TIME 1000000000
 
 // The counters: connections placed on each plane, then those left unchanged, by reason.
@@ -116,8 +118,8 @@ static __always_inline bool is_v4(const struct address *a)
 	return !a->word[0] && !a->word[1] && a->word[2] == bpf_htonl(0xffff);
 }
 
-// turn_of returns the turn of a connection. A pair begins where the pair before it began, plus one: the first connections to many destinations
-// are dealt like many connections to one.
+// turn_of returns the turn of a connection. A pair begins where the pair before it began, plus one: the first
+// connections to many destinations are dealt like many connections to one.
 static __always_inline __u32 turn_of(const struct pair *pair)
 {
 	__u32 zero = 0, *n = bpf_map_lookup_elem(&fared_turns, pair);
@@ -134,8 +136,9 @@ static __always_inline __u32 turn_of(const struct pair *pair)
 	return __sync_fetch_and_add(n, 1);
 }
 
-// claims reports whether the caller alone may use a connection's addresses and ports. Several sockets may be bound to one port while their
-// destinations differ, so the kernel notices equal connections only when it enters them, and connect() would fail.
+// claims reports whether the caller alone may use a connection's addresses and ports. Several sockets may be bound to
+// one port while their destinations differ, so the kernel notices equal connections only when it enters them, and
+// connect() would fail.
 static __always_inline bool claims(const struct claim *c)
 {
 	__u64 now = bpf_ktime_get_ns();
@@ -148,7 +151,8 @@ static __always_inline bool claims(const struct claim *c)
 	return now - since > CLAIM_TIME && __sync_val_compare_and_swap(held, since, now) == since;
 }
 
-// in_use reports whether the kernel has the connection, in any state. An answer to it would have the opposite addresses and ports.
+// in_use reports whether the kernel has the connection, in any state. An answer to it would have the opposite addresses
+// and ports.
 static __always_inline bool in_use(struct bpf_sock_addr *ctx, const struct claim *c)
 {
 	struct bpf_sock_tuple tuple = {};
@@ -215,8 +219,8 @@ static long try(__u64 i, struct search *s)
 	return 1;
 }
 
-// place binds the socket to the first free port of a bin's slots, or else of its plane's, beginning with a random one. It returns the counter of
-// the result.
+// place binds the socket to the first free port of a bin's slots, or else of its plane's, beginning with a random one.
+// It returns the counter of the result.
 static __always_inline __u32 place(struct search *s)
 {
 	__u32 turn = turn_of(&s->claim.pair) % s->deal->turns;

@@ -38,8 +38,9 @@ func binsOf(list []slots.Slot) (bins []bin) {
 	return bins
 }
 
-// dealOf returns the order in which connections are dealt to the slots of a vector. There are at most maxSlots slots, on planes below maxPlanes. A
-// turn chooses the plane first, and then the sub-port among those of the plane: both are spread evenly.
+// dealOf returns the order in which connections are dealt to the slots of a vector. There are at most maxSlots slots,
+// on planes below maxPlanes. A turn chooses the plane first, and then the sub-port among those of the plane: both are
+// spread evenly.
 func dealOf(list []slots.Slot) *connectDeal {
 	bins, d := binsOf(list), &connectDeal{}
 	if len(bins) == 0 {
@@ -81,9 +82,9 @@ func dealOf(list []slots.Slot) *connectDeal {
 	return d
 }
 
-// turnsOf returns the number of turns of each bin in a period, as the shares of slots. Shares of n slots that come from small integers are rounded by less than n parts
-// per billion in a bin: the shortest period that agrees with them is the sum of these integers. Other shares have a period of maxTurns, divided by
-// largest remainder.
+// turnsOf returns the number of turns of each bin in a period, as the shares of slots. Shares of n slots that come from
+// small integers are rounded by less than n parts per billion in a bin: the shortest period that agrees with them is
+// the sum of these integers. Other shares have a period of maxTurns, divided by largest remainder.
 func turnsOf(bins []bin, n uint64) []slots.Slot {
 	var sum uint64
 	for _, b := range bins {

@@ -7,7 +7,8 @@ import (
 	"github.com/fared/fared/client/slots"
 )
 
-// shares divides 10^9 parts among n slots of each of some sub-ports by weight, rounded down, the rest to the first slots: a plane has perPlane sub-ports.
+// shares divides 10^9 parts among n slots of each of some sub-ports by weight, rounded down, the rest to the first
+// slots: a plane has perPlane sub-ports.
 func shares(weights []int, perPlane, n int) (list []slots.Slot) {
 	sum := 0
 	for _, w := range weights {
@@ -30,8 +31,9 @@ func shares(weights []int, perPlane, n int) (list []slots.Slot) {
 	return list
 }
 
-// TestPeriodIsExact checks for random weights of sub-ports that a period has exactly as many turns of each sub-port as its weight, or where that needs more than
-// 1,024 turns the nearest number, that every prefix is within one turn of the weight of each plane, and that the slots of a bin are those of its sub-port.
+// TestPeriodIsExact checks for random weights of sub-ports that a period has exactly as many turns of each sub-port as
+// its weight, or where that needs more than 1,024 turns the nearest number, that every prefix is within one turn of the
+// weight of each plane, and that the slots of a bin are those of its sub-port.
 func TestPeriodIsExact(t *testing.T) {
 	r := rand.New(rand.NewPCG(1, 2))
 	for range 2000 {

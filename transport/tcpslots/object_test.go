@@ -12,7 +12,8 @@ import (
 // TestObjectsAreFresh checks that the committed objects equal the output of clang-14 for the source, in any directory.
 func TestObjectsAreFresh(t *testing.T) { bpftest.Fresh(t, "connect") }
 
-// TestLayouts checks that each type that Go writes has the size and offsets of the program's type and no padding, and that both have equal bounds.
+// TestLayouts checks that each type that Go writes has the size and offsets of the program's type and no padding, and
+// that both have equal bounds.
 func TestLayouts(t *testing.T) {
 	spec, err := loadConnect()
 	if err != nil {

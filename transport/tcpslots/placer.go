@@ -42,8 +42,9 @@ type Placer struct {
 
 type key struct{ source, destination netip.Addr }
 
-// Attach attaches the programs to a cgroup of version 2, filled from the table. They stay attached until Close or the end of the process. Programs
-// of other owners stay attached, too. The error is ErrPrivileges, ErrKernel or another one.
+// Attach attaches the programs to a cgroup of version 2, filled from the table. They stay attached until Close or the
+// end of the process. Programs of other owners stay attached, too. The error is ErrPrivileges, ErrKernel or another
+// one.
 func Attach(cgroup string, table *slots.Table) (_ *Placer, err error) {
 	spec, err := loadConnect()
 	if err != nil {
@@ -99,7 +100,8 @@ func (p *Placer) Close() error {
 	return errors.Join(append(errs, p.objects.Close())...)
 }
 
-// Sync writes the differences between the slot table and the maps. A pair that is being changed keeps its previous state, and the error is slots.ErrBusy.
+// Sync writes the differences between the slot table and the maps. A pair that is being changed keeps its previous
+// state, and the error is slots.ErrBusy.
 func (p *Placer) Sync() error {
 	p.mark = p.table.Mark()
 	if err := p.syncFirst(); err != nil {
@@ -236,8 +238,9 @@ const retry = 100 * time.Millisecond
 // checkPeriod is the period in which Follow looks whether the table is stale.
 const checkPeriod = time.Second
 
-// Follow keeps the maps current until ctx ends. report receives the errors of Sync, after which some pairs keep their previous state until the next change
-// of the table; those of Table.Check, once; and nil when the table is maintained again.
+// Follow keeps the maps current until ctx ends. report receives the errors of Sync, after which some pairs keep their
+// previous state until the next change of the table; those of Table.Check, once; and nil when the table is maintained
+// again.
 func (p *Placer) Follow(ctx context.Context, report func(error)) {
 	var last, stale error
 	for {
@@ -268,9 +271,9 @@ func (p *Placer) Follow(ctx context.Context, report func(error)) {
 type Counts struct {
 	// Planes has the placed connections, by the plane's index in Table.Planes.
 	Planes [maxPlanes]uint64
-	// Bound counts sockets whose source port or device the program had chosen, Unknown those whose destination has no slots with a share, Taken
-	// those for which no port was free, Address those whose loopback is not an address of the network namespace, Refused those that the kernel
-	// refused to bind for another reason.
+	// Bound counts sockets whose source port or device the program had chosen, Unknown those whose destination has no
+	// slots with a share, Taken those for which no port was free, Address those whose loopback is not an address of the
+	// network namespace, Refused those that the kernel refused to bind for another reason.
 	Bound, Unknown, Taken, Address, Refused uint64
 }
 

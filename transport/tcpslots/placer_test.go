@@ -27,7 +27,8 @@ import (
 	"github.com/fared/fared/internal/testkit/netnstest"
 )
 
-// bed is a namespace whose loopback device has the addresses of a server and of its peers, a slot table, and a placer on a new cgroup.
+// bed is a namespace whose loopback device has the addresses of a server and of its peers, a slot table, and a placer
+// on a new cgroup.
 type bed struct {
 	ns     *netnstest.Namespace
 	source netip.Addr
@@ -149,7 +150,8 @@ func (b *bed) connect(t *testing.T, args ...string) *connections {
 	return c
 }
 
-// placed checks that every connection has the source and a slot's port, and returns the number of connections of each plane.
+// placed checks that every connection has the source and a slot's port, and returns the number of connections of each
+// plane.
 func (b *bed) placed(t *testing.T, local []string) (n [slotfiletest.Planes]int) {
 	t.Helper()
 	for _, text := range local {
@@ -200,7 +202,8 @@ func families(t *testing.T, test func(t *testing.T, source string, options ...st
 	t.Run("mapped", func(t *testing.T) { test(t, "10.255.0.1", "--six") })
 }
 
-// TestDealtByWeight opens ten periods of connections to a peer: the far end sees exactly the weights, and after a change exactly the new ones, without the parked plane.
+// TestDealtByWeight opens ten periods of connections to a peer: the far end sees exactly the weights, and after a
+// change exactly the new ones, without the parked plane.
 func TestDealtByWeight(t *testing.T) {
 	gate.WithoutRaceDetector(t, "TestAllAtOnce and TestFollow have the same goroutines")
 	families(t, func(t *testing.T, source string, options ...string) {
@@ -260,7 +263,8 @@ func TestFirstConnections(t *testing.T) {
 	}
 }
 
-// TestPortsOfAPlane opens more connections to a port than there are slots: each slot carries one, and the others connect from other ports.
+// TestPortsOfAPlane opens more connections to a port than there are slots: each slot carries one, and the others
+// connect from other ports.
 func TestPortsOfAPlane(t *testing.T) {
 	gate.WithoutRaceDetector(t, "TestAllAtOnce and TestFollow have the same goroutines")
 	families(t, func(t *testing.T, source string, options ...string) {
@@ -294,7 +298,8 @@ func TestPortsOfAPlane(t *testing.T) {
 	})
 }
 
-// TestAllAtOnce connects 64 threads at the same moment, to 8 ports with 8 slots each, again and again: none fails, and all of them have slots.
+// TestAllAtOnce connects 64 threads at the same moment, to 8 ports with 8 slots each, again and again: none fails, and
+// all of them have slots.
 func TestAllAtOnce(t *testing.T) {
 	b := newBed(t, "10.255.0.1", 1)
 	rounds := gate.Count(t, gate.Models, 3, 8)
@@ -319,8 +324,8 @@ func TestAllAtOnce(t *testing.T) {
 	}
 }
 
-// TestClaims checks that no connection takes the port of one that another processor is about to open, that claims expire, and that a port in use is
-// skipped after its claim has expired.
+// TestClaims checks that no connection takes the port of one that another processor is about to open, that claims
+// expire, and that a port in use is skipped after its claim has expired.
 func TestClaims(t *testing.T) {
 	b := newBed(t, "10.255.0.1", 1)
 	l := b.listen(t, b.far[0])
@@ -432,7 +437,8 @@ func TestSockets(t *testing.T) {
 	}
 }
 
-// TestFollow checks that a running Follow applies changes of the table, also those of another file in its place, and removes pairs that are gone.
+// TestFollow checks that a running Follow applies changes of the table, also those of another file in its place, and
+// removes pairs that are gone.
 func TestFollow(t *testing.T) {
 	b := newBed(t, "10.255.0.1", 2)
 	ctx, cancel := context.WithCancel(t.Context())

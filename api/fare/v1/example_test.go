@@ -8,7 +8,8 @@ import (
 	"github.com/fared/fared/dataplane/memory"
 )
 
-// A control plane greets a data plane, programs a weight vector and a destination that uses it, and reads both acknowledgements.
+// A control plane greets a data plane, programs a weight vector and a destination that uses it, and reads both
+// acknowledgements.
 func ExampleDataplaneServiceClient() {
 	conn, err := memory.Dial(memory.New(memory.Config{})) // or grpc.NewClient("unix:/run/fared-dataplane/dataplane.sock", ...)
 	if err != nil {

@@ -1,4 +1,5 @@
-// Package slotstest describes slot tables as text, in the same way as the programs in lib/tests and python do, so that tests compare readers.
+// Package slotstest describes slot tables as text, in the same way as the programs in lib/tests and python do, so that
+// tests compare readers.
 package slotstest
 
 import (

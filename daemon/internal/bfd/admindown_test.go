@@ -7,8 +7,9 @@ import (
 	"time"
 )
 
-// TestAdminDownIsRepeated counts the packets of a closed session on the wire: AdminDown with its discriminator until a detection time has
-// passed, although the first ones are dropped; and no other packets. Time is virtual, and stands still while the test reads from a socket.
+// TestAdminDownIsRepeated counts the packets of a closed session on the wire: AdminDown with its discriminator until a
+// detection time has passed, although the first ones are dropped; and no other packets. Time is virtual, and stands
+// still while the test reads from a socket.
 func TestAdminDownIsRepeated(t *testing.T) {
 	here, there := host(), host()
 	in := listenRaw(t, there)

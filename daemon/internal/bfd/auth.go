@@ -22,7 +22,8 @@ const (
 	MeticulousSHA1 AuthType = 5
 )
 
-// digestLen returns the length of the type's digest, which is also the length of its longest key, or 0 for an unsupported type.
+// digestLen returns the length of the type's digest, which is also the length of its longest key, or 0 for an
+// unsupported type.
 func (t AuthType) digestLen() int {
 	switch t {
 	case KeyedMD5, MeticulousMD5:
@@ -87,14 +88,16 @@ func (a Auth) find(id uint8) (secret string, found bool) {
 	return "", false
 }
 
-// minSectionLen is the length of the two octets that every section has, sectionHeaderLen that of a supported section without its digest.
+// minSectionLen is the length of the two octets that every section has, sectionHeaderLen that of a supported section
+// without its digest.
 const (
 	minSectionLen    = 2
 	sectionHeaderLen = 8
 )
 
-// Section is the authentication section of a packet (RFC 5880, Sections 4.3 and 4.4). The zero value means that the packet has none. A section
-// of an unsupported type, or with another length than that of its type, has only Type and Length.
+// Section is the authentication section of a packet (RFC 5880, Sections 4.3 and 4.4). The zero value means that the
+// packet has none. A section of an unsupported type, or with another length than that of its type, has only Type and
+// Length.
 type Section struct {
 	Type     AuthType
 	Length   uint8 // of the section; at least 2
@@ -129,8 +132,8 @@ func (s *Section) appendTo(b []byte) []byte {
 	return append(b, s.Digest[:s.Type.digestLen()]...)
 }
 
-// digest returns the digest of a packet with a section that fits: the hash of the packet with the secret, padded with zeros, in place of the
-// digest (RFC 5880, Sections 6.7.3 and 6.7.4).
+// digest returns the digest of a packet with a section that fits: the hash of the packet with the secret, padded with
+// zeros, in place of the digest (RFC 5880, Sections 6.7.3 and 6.7.4).
 func (p Packet) digest(secret string) (sum [sha1.Size]byte) {
 	p.Auth.Digest = [sha1.Size]byte{}
 	copy(p.Auth.Digest[:], secret)
@@ -159,8 +162,8 @@ type authenticator struct {
 	until    time.Time // received counts before this time only (bfd.AuthSeqKnown); zero if no sequence number is known
 }
 
-// sign adds the section to a packet that is sent at a time. The sequence number of a type that is not meticulous is incremented when the contents
-// change, and once per sequencePace.
+// sign adds the section to a packet that is sent at a time. The sequence number of a type that is not meticulous is
+// incremented when the contents change, and once per sequencePace.
 func (a *authenticator) sign(p Packet, now time.Time) Packet {
 	if a.conf.Type == NoAuth {
 		return p
@@ -178,8 +181,9 @@ func (a *authenticator) sign(p Packet, now time.Time) Packet {
 	return p
 }
 
-// check returns Accepted, or why a packet that arrived at a time must be discarded (RFC 5880, Sections 6.8.6, 6.7.3 and 6.7.4). It changes
-// nothing: the sequence number of a packet counts only after the digest was verified, so that a forged packet does not set it.
+// check returns Accepted, or why a packet that arrived at a time must be discarded (RFC 5880, Sections 6.8.6, 6.7.3 and
+// 6.7.4). It changes nothing: the sequence number of a packet counts only after the digest was verified, so that a
+// forged packet does not set it.
 func (a *authenticator) check(p Packet, now time.Time) Drop {
 	switch {
 	case a.conf.Type == NoAuth && !p.Auth.present():
@@ -214,7 +218,8 @@ func (a *authenticator) check(p Packet, now time.Time) Drop {
 	return Accepted
 }
 
-// accept notes the sequence number of an accepted packet. It counts for twice the detection time (RFC 5880, Section 6.8.1).
+// accept notes the sequence number of an accepted packet. It counts for twice the detection time (RFC 5880, Section
+// 6.8.1).
 func (a *authenticator) accept(p Packet, now time.Time, detection time.Duration) {
 	if a.conf.Type != NoAuth {
 		a.received, a.until = p.Auth.Sequence, now.Add(2*detection)

@@ -31,8 +31,9 @@ func from(kind AuthType, k Key, sequence uint32, p Packet) Packet {
 
 var down = Packet{State: Down, Multiplier: 3, MyDiscr: 2, DesiredMinTx: time.Second, RequiredMinRx: time.Second}
 
-// rfcDigest is the digest of a packet by the text of RFC 5880, Sections 4.3, 4.4, 6.7.3 and 6.7.4: "the shared key is stored in this field, padded
-// with trailing zero bytes if needed", and the digest is calculated "over the entire BFD Control packet".
+// rfcDigest is the digest of a packet by the text of RFC 5880, Sections 4.3, 4.4, 6.7.3 and 6.7.4: "the shared key is
+// stored in this field, padded with trailing zero bytes if needed", and the digest is calculated "over the entire BFD
+// Control packet".
 func rfcDigest(wire []byte, secret string) []byte {
 	var packet []byte
 	packet = append(packet, wire[:32]...)
@@ -50,8 +51,8 @@ func rfcDigest(wire []byte, secret string) []byte {
 	return h.Sum(nil)
 }
 
-// rfcReceiver is the twin of the reception rules, written from the text of RFC 5880, Section 6.7.3 and 6.7.4, over octets and without arithmetic
-// modulo 2^32: it steps through the window one by one.
+// rfcReceiver is the twin of the reception rules, written from the text of RFC 5880, Section 6.7.3 and 6.7.4, over
+// octets and without arithmetic modulo 2^32: it steps through the window one by one.
 type rfcReceiver struct {
 	authType     byte
 	keys         map[byte]string
@@ -101,7 +102,8 @@ func (r *rfcReceiver) accepts(b []byte, now time.Time) bool {
 	return true
 }
 
-// TestAuthAgainstTwin compares the verdicts over packets of a neighbor, their repetitions, and their mutations, with those of the rules of the RFC.
+// TestAuthAgainstTwin compares the verdicts over packets of a neighbor, their repetitions, and their mutations, with
+// those of the rules of the RFC.
 func TestAuthAgainstTwin(t *testing.T) {
 	for round := range 400 {
 		seed := rand.Uint64()
@@ -184,7 +186,8 @@ func TestAuthAgainstTwin(t *testing.T) {
 	}
 }
 
-// TestAuthReasons checks the reason of each discarded packet, and that a discarded packet changes nothing, not even the known sequence number.
+// TestAuthReasons checks the reason of each discarded packet, and that a discarded packet changes nothing, not even the
+// known sequence number.
 func TestAuthReasons(t *testing.T) {
 	key, other := Key{7, "secret"}, Key{7, "secreT"}
 	for _, kind := range kinds {
@@ -273,8 +276,9 @@ func TestAuthWindow(t *testing.T) {
 	}
 }
 
-// TestAuthSeqKnown checks that the last sequence number counts for twice the detection time after the last accepted packet, discarded ones not
-// counting: so a neighbor that has restarted is accepted then, and an attacker who repeats its old packets cannot shut it out.
+// TestAuthSeqKnown checks that the last sequence number counts for twice the detection time after the last accepted
+// packet, discarded ones not counting: so a neighbor that has restarted is accepted then, and an attacker who repeats
+// its old packets cannot shut it out.
 func TestAuthSeqKnown(t *testing.T) {
 	key := Key{1, "k"}
 	for _, kind := range kinds {
@@ -333,8 +337,8 @@ func couple(kind AuthType, a, b []Key) [2]*Machine {
 	return ends
 }
 
-// TestReplay checks that recorded packets of the neighbor are discarded: meticulous all of them, otherwise all but those with the last number, and
-// that they neither keep a session up nor change it.
+// TestReplay checks that recorded packets of the neighbor are discarded: meticulous all of them, otherwise all but
+// those with the last number, and that they neither keep a session up nor change it.
 func TestReplay(t *testing.T) {
 	keys := []Key{{1, "k"}}
 	for _, kind := range kinds {
@@ -363,7 +367,8 @@ func TestReplay(t *testing.T) {
 		if repeated > 14 { // a second, at 75 ms
 			t.Errorf("type %d: %d packets have the last number", kind, repeated)
 		}
-		// The neighbor is silent. Whatever an attacker repeats, the session goes down, meticulous within the detection time.
+		// The neighbor is silent. Whatever an attacker repeats, the session goes down, meticulous within the detection
+		// time.
 		if kind.meticulous() {
 			end := m.lastReceived.Add(m.DetectionTime())
 			for at := now; at.Before(end); at = at.Add(10 * time.Millisecond) {
@@ -398,8 +403,8 @@ func TestWrongKey(t *testing.T) {
 	}
 }
 
-// TestSequenceSent checks the transmitted sequence numbers: random at first; meticulous each one higher, also from 2^32-1 to 0; otherwise higher
-// when the contents change, and at least once per second.
+// TestSequenceSent checks the transmitted sequence numbers: random at first; meticulous each one higher, also from
+// 2^32-1 to 0; otherwise higher when the contents change, and at least once per second.
 func TestSequenceSent(t *testing.T) {
 	for _, kind := range kinds {
 		m := NewMachine(MachineConfig{Discriminator: 1, Interval: 100 * time.Millisecond, Multiplier: 3,
@@ -485,8 +490,8 @@ func TestAuthPackets(t *testing.T) {
 	}
 }
 
-// TestKeyRotation checks that keys change without an interruption in the documented order: the new key is added at both ends, then signs, and then
-// the old one is removed. Without that order, the session goes down.
+// TestKeyRotation checks that keys change without an interruption in the documented order: the new key is added at both
+// ends, then signs, and then the old one is removed. Without that order, the session goes down.
 func TestKeyRotation(t *testing.T) {
 	before, after := Key{1, "before"}, Key{2, "after"}
 	for _, kind := range kinds {
@@ -512,8 +517,8 @@ func TestKeyRotation(t *testing.T) {
 	}
 }
 
-// TestAuthSessions checks sessions with sockets: equal keys come up, a wrong key stays down with the reason in the counters of both ends, and
-// SetKeys repairs it.
+// TestAuthSessions checks sessions with sockets: equal keys come up, a wrong key stays down with the reason in the
+// counters of both ends, and SetKeys repairs it.
 func TestAuthSessions(t *testing.T) {
 	for _, kind := range kinds {
 		here, there := host(), host()

@@ -41,9 +41,9 @@ func Drops() []Drop {
 	return all
 }
 
-// Counters counts the discarded packets of a neighbor, over successive sessions. A packet belongs to the session of its source address. One from
-// an address without a session belongs to the session of its discriminator, or else counts for every session of the local address. The zero value
-// is ready for use; any goroutine may read it.
+// Counters counts the discarded packets of a neighbor, over successive sessions. A packet belongs to the session of its
+// source address. One from an address without a session belongs to the session of its discriminator, or else counts for
+// every session of the local address. The zero value is ready for use; any goroutine may read it.
 type Counters struct{ dropped [numDrops]atomic.Uint64 }
 
 // Dropped returns the number of packets that were discarded because of d.

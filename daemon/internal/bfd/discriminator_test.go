@@ -6,7 +6,8 @@ import (
 	"time"
 )
 
-// TestDiscriminators checks that discriminators are unique although the generator repeats itself, never 0, and free again after the end.
+// TestDiscriminators checks that discriminators are unique although the generator repeats itself, never 0, and free
+// again after the end.
 func TestDiscriminators(t *testing.T) {
 	r, here := NewResponder(nil), host()
 	next := uint32(0)
@@ -25,8 +26,9 @@ func TestDiscriminators(t *testing.T) {
 	}
 }
 
-// TestDiscriminatorSelects checks that Your Discriminator alone selects the session, whatever the packet's source address; with 0 the address
-// selects it (RFC 5880, Section 6.8.6). A session of another place does not receive the packet.
+// TestDiscriminatorSelects checks that Your Discriminator alone selects the session, whatever the packet's source
+// address; with 0 the address selects it (RFC 5880, Section 6.8.6). A session of another place does not receive the
+// packet.
 func TestDiscriminatorSelects(t *testing.T) {
 	r, here, elsewhere, one, two := NewResponder(nil), host(), host(), host(), host()
 	a, _ := start(t, r, patient.between(here, one))

@@ -12,9 +12,11 @@ const slow = time.Second
 type MachineConfig struct {
 	// Discriminator is our discriminator of the session, not 0, and unique among our sessions.
 	Discriminator uint32
-	// Interval is our DesiredMinTxInterval and RequiredMinRxInterval while the session is up; whole microseconds, more than 0.
+	// Interval is our DesiredMinTxInterval and RequiredMinRxInterval while the session is up; whole microseconds, more
+	// than 0.
 	Interval time.Duration
-	// Multiplier is the number of our packets that may be missing before the other end declares the session down; not 0.
+	// Multiplier is the number of our packets that may be missing before the other end declares the session down; not
+	// 0.
 	Multiplier uint8
 	// Auth is valid; a Machine does not change it.
 	Auth Auth
@@ -22,8 +24,9 @@ type MachineConfig struct {
 	Random func(n int64) int64
 }
 
-// Machine is one end of a session (RFC 5880, Section 6.8). It has no clock, socket or goroutine. Its owner calls Advance and then Output at the
-// time that Next returns, and after every Receive. It begins in the state Down, in the active role.
+// Machine is one end of a session (RFC 5880, Section 6.8). It has no clock, socket or goroutine. Its owner calls
+// Advance and then Output at the time that Next returns, and after every Receive. It begins in the state Down, in the
+// active role.
 type Machine struct {
 	c     MachineConfig
 	state State
@@ -63,23 +66,25 @@ func NewMachine(c MachineConfig) *Machine {
 	return m
 }
 
-// forget resets the variables of the other end to their initial values (RFC 5880, Section 6.8.1): after the silence of a detection time, later
-// packets may come from another session of the neighbor.
+// forget resets the variables of the other end to their initial values (RFC 5880, Section 6.8.1): after the silence of
+// a detection time, later packets may come from another session of the neighbor.
 func (m *Machine) forget() {
 	m.lastReceived, m.remoteState, m.remoteDiscr, m.remoteMinRx, m.remoteDemand = time.Time{}, Down, 0, time.Microsecond, false
 }
 
-// SetKeys replaces the keys of the authentication, whose type remains; the new ones are valid for it. Sequence numbers continue.
+// SetKeys replaces the keys of the authentication, whose type remains; the new ones are valid for it. Sequence numbers
+// continue.
 func (m *Machine) SetKeys(keys []Key) { m.auth.conf.Keys = keys }
 
-// Receive processes a packet that arrived from an address and port at a time, and returns Accepted, or the reason why the packet was discarded
-// (RFC 5880, Section 6.8.6).
+// Receive processes a packet that arrived from an address and port at a time, and returns Accepted, or the reason why
+// the packet was discarded (RFC 5880, Section 6.8.6).
 //
-// A session comes up by a packet with our discriminator, which a sender that does not receive our packets has to guess. While the session is up,
-// packets count only if they have the address, the source port and the discriminator of that packet: the neighbor's port and discriminator do not
-// change during a session (RFC 5881, Section 4; RFC 5880, Section 6.8.1), and other users of its host cannot bind the port. So they cannot end the
-// session with a packet in state Down, which is valid without our discriminator. A neighbor that has restarted is accepted after the detection time,
-// with authentication after twice that time.
+// A session comes up by a packet with our discriminator, which a sender that does not receive our packets has to guess.
+// While the session is up, packets count only if they have the address, the source port and the discriminator of that
+// packet: the neighbor's port and discriminator do not change during a session (RFC 5881, Section 4; RFC 5880, Section
+// 6.8.1), and other users of its host cannot bind the port. So they cannot end the session with a packet in state Down,
+// which is valid without our discriminator. A neighbor that has restarted is accepted after the detection time, with
+// authentication after twice that time.
 func (m *Machine) Receive(p Packet, from netip.AddrPort, now time.Time) Drop {
 	switch {
 	case m.state == AdminDown:
@@ -97,8 +102,9 @@ func (m *Machine) Receive(p Packet, from netip.AddrPort, now time.Time) Drop {
 	if drop := m.auth.check(p, now); drop != Accepted {
 		return drop
 	}
-	// In Init a second sender with the neighbor's address may have replaced the neighbor's discriminator. The next packet then goes out at once, so
-	// that the neighbor gets its own discriminator back before another packet replaces it (RFC 5880, Section 6.8.7: changed contents).
+	// In Init a second sender with the neighbor's address may have replaced the neighbor's discriminator. The next
+	// packet then goes out at once, so that the neighbor gets its own discriminator back before another packet replaces
+	// it (RFC 5880, Section 6.8.7: changed contents).
 	m.changed = m.changed || m.state == Init && p.MyDiscr != m.remoteDiscr
 	m.lastReceived = now
 	m.remoteState, m.remoteDiag, m.remoteDiscr = p.State, p.Diagnostic, p.MyDiscr
@@ -120,8 +126,8 @@ func (m *Machine) Receive(p Packet, from netip.AddrPort, now time.Time) Drop {
 	return Accepted
 }
 
-// enter changes the state, and with it the transmission interval. The diagnostic stays when a session comes up: it explains why the session was
-// last down (RFC 5880, Section 6.8.1).
+// enter changes the state, and with it the transmission interval. The diagnostic stays when a session comes up: it
+// explains why the session was last down (RFC 5880, Section 6.8.1).
 func (m *Machine) enter(s State, d Diagnostic) {
 	m.state, m.diag, m.changed = s, d, true
 	interval := max(m.c.Interval, slow)
@@ -133,15 +139,16 @@ func (m *Machine) enter(s State, d Diagnostic) {
 	}
 }
 
-// Disable takes the session down permanently at a time. Output returns packets that signal this until a detection time of the other end has
-// passed, so that one of them arrives (RFC 5880, Section 6.8.16); received packets are discarded.
+// Disable takes the session down permanently at a time. Output returns packets that signal this until a detection time
+// of the other end has passed, so that one of them arrives (RFC 5880, Section 6.8.16); received packets are discarded.
 func (m *Machine) Disable(now time.Time) {
 	m.enter(AdminDown, AdministrativelyDown)
 	m.polling, m.answer = false, false
 	m.until = now.Add(time.Duration(m.c.Multiplier) * max(m.desiredMinTx, m.remoteMinRx))
 }
 
-// DetectionTime returns the permitted duration of the other end's silence, or 0 while no packets arrive (RFC 5880, Section 6.8.4).
+// DetectionTime returns the permitted duration of the other end's silence, or 0 while no packets arrive (RFC 5880,
+// Section 6.8.4).
 func (m *Machine) DetectionTime() time.Duration {
 	if m.lastReceived.IsZero() {
 		return 0

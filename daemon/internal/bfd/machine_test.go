@@ -81,9 +81,9 @@ func TestOtherSessionsPacket(t *testing.T) {
 	}
 }
 
-// TestPinned checks, while a session is up, that packets in every state count only from the address, the port and the discriminator with which it
-// came up (RFC 5881, Section 4), whether or not they have our discriminator; and that a neighbor that has restarted is accepted after the detection
-// time.
+// TestPinned checks, while a session is up, that packets in every state count only from the address, the port and the
+// discriminator with which it came up (RFC 5881, Section 4), whether or not they have our discriminator; and that a
+// neighbor that has restarted is accepted after the detection time.
 func TestPinned(t *testing.T) {
 	for _, s := range []State{AdminDown, Down, Init, Up} {
 		for _, yours := range []uint32{0, 1} {
@@ -116,8 +116,8 @@ func TestPinned(t *testing.T) {
 	}
 }
 
-// TestOtherSenderInInit checks that a sender that replaces the neighbor's discriminator before the session is up does not keep it down: the packet
-// after each of the neighbor's has the neighbor's discriminator.
+// TestOtherSenderInInit checks that a sender that replaces the neighbor's discriminator before the session is up does
+// not keep it down: the packet after each of the neighbor's has the neighbor's discriminator.
 func TestOtherSenderInInit(t *testing.T) {
 	m := brought(t, Init, epoch)
 	for i := range 3 {
@@ -134,8 +134,8 @@ func TestOtherSenderInInit(t *testing.T) {
 	}
 }
 
-// TestDetection checks that the detection time is the other end's multiplier times the slower of its transmission and our reception interval
-// (Section 6.8.4).
+// TestDetection checks that the detection time is the other end's multiplier times the slower of its transmission and
+// our reception interval (Section 6.8.4).
 func TestDetection(t *testing.T) {
 	for _, c := range []struct {
 		minTx      time.Duration
@@ -168,8 +168,8 @@ func TestDetection(t *testing.T) {
 	}
 }
 
-// TestIntervals checks that transmission is slow until the session is up, and then uses the slower of our transmission and the other end's
-// reception interval; polls announce the change.
+// TestIntervals checks that transmission is slow until the session is up, and then uses the slower of our transmission
+// and the other end's reception interval; polls announce the change.
 func TestIntervals(t *testing.T) {
 	m := testMachine(1, 100*time.Millisecond, 3)
 	now := epoch
@@ -235,8 +235,8 @@ func TestIntervals(t *testing.T) {
 	}
 }
 
-// TestDueAtOnce checks that a poll is answered, and a change of state announced, without waiting for the interval (RFC 5880, Sections 6.8.7 and
-// 6.5).
+// TestDueAtOnce checks that a poll is answered, and a change of state announced, without waiting for the interval (RFC
+// 5880, Sections 6.8.7 and 6.5).
 func TestDueAtOnce(t *testing.T) {
 	now := epoch.Add(time.Millisecond)
 	for name, received := range map[string]Packet{
@@ -283,7 +283,8 @@ func TestJitter(t *testing.T) {
 	}
 }
 
-// wire is two machines over a link that drops, delays and repeats packets, but preserves the order, like a cable; with a virtual clock.
+// wire is two machines over a link that drops, delays and repeats packets, but preserves the order, like a cable; with
+// a virtual clock.
 type wire struct {
 	t      *testing.T
 	random *rand.Rand
@@ -389,8 +390,8 @@ func (w *wire) settled() bool {
 	return w.up() && !w.ends[0].polling && !w.ends[1].polling && w.ends[0].remoteMinTx == w.ends[1].desiredMinTx && w.ends[1].remoteMinTx == w.ends[0].desiredMinTx
 }
 
-// TestTwoEnds checks that over any wire two ends come up, detect silence within the detection time and not before, notify each other, and
-// recover.
+// TestTwoEnds checks that over any wire two ends come up, detect silence within the detection time and not before,
+// notify each other, and recover.
 func TestTwoEnds(t *testing.T) {
 	for round := range 300 {
 		seed := rand.Uint64()

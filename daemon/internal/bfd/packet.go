@@ -55,7 +55,8 @@ func (d Diagnostic) String() string {
 	return fmt.Sprintf("diagnostic %d", uint8(d))
 }
 
-// The length of a control packet without authentication, and of the longest control packet that this package sends, in octets.
+// The length of a control packet without authentication, and of the longest control packet that this package sends, in
+// octets.
 const (
 	PacketLen    = 24
 	MaxPacketLen = PacketLen + sectionHeaderLen + sha1.Size
@@ -83,8 +84,8 @@ type Packet struct {
 	Auth Section
 }
 
-// ParsePacket parses the payload of a UDP datagram and makes the checks of RFC 5880, Section 6.8.6, that need no session. An error means that
-// the packet must be discarded. Octets after the packet's own length are ignored.
+// ParsePacket parses the payload of a UDP datagram and makes the checks of RFC 5880, Section 6.8.6, that need no
+// session. An error means that the packet must be discarded. Octets after the packet's own length are ignored.
 func ParsePacket(b []byte) (Packet, error) {
 	if len(b) < PacketLen {
 		return Packet{}, fmt.Errorf("bfd: %d octets are too few for a control packet, which has %d", len(b), PacketLen)

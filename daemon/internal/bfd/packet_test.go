@@ -89,8 +89,8 @@ func TestPacketRefused(t *testing.T) {
 	}
 }
 
-// TestPacketOtherSection checks that a section of an unsupported type, or with another length than that of its type, is parsed as far as its two
-// octets, and never sent.
+// TestPacketOtherSection checks that a section of an unsupported type, or with another length than that of its type, is
+// parsed as far as its two octets, and never sent.
 func TestPacketOtherSection(t *testing.T) {
 	const mandatory = "20 44 03 %s 0000000a 00000000 000f4240 000186a0 00000000 %s"
 	for _, c := range []struct {

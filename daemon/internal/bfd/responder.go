@@ -37,8 +37,8 @@ type place struct {
 	device, netns string
 }
 
-// NewResponder returns a Responder without sessions. enter runs f inside a network namespace, by name or path, which is not empty, and returns
-// f's error.
+// NewResponder returns a Responder without sessions. enter runs f inside a network namespace, by name or path, which is
+// not empty, and returns f's error.
 func NewResponder(enter func(netns string, f func() error) error) *Responder {
 	return &Responder{enter: enter, random: rand.Uint32, receivers: make(map[place]*receiver),
 		discriminators: make(map[uint32]bool), parting: make(map[pair]*Session)}
@@ -56,7 +56,8 @@ func (r *Responder) Close() {
 	}
 }
 
-// discriminatorLocked returns a number that no other session uses and that is hard to guess (RFC 5880, Section 6.8.1). The caller holds mu.
+// discriminatorLocked returns a number that no other session uses and that is hard to guess (RFC 5880, Section 6.8.1).
+// The caller holds mu.
 func (r *Responder) discriminatorLocked() uint32 {
 	for {
 		if d := r.random(); d != 0 && !r.discriminators[d] {
@@ -165,8 +166,9 @@ func (r *receiver) read(fd int) {
 	}
 }
 
-// take passes a received packet to its session, and counts it if it is discarded. Our discriminator alone selects the session, or the source address
-// if the neighbor does not know the discriminator yet (RFC 5880, Section 6.8.6; RFC 5881, Section 3).
+// take passes a received packet to its session, and counts it if it is discarded. Our discriminator alone selects the
+// session, or the source address if the neighbor does not know the discriminator yet (RFC 5880, Section 6.8.6; RFC
+// 5881, Section 3).
 func (r *receiver) take(b []byte, hopLimit int, from netip.AddrPort) {
 	s := r.sessions[from.Addr()]
 	drop := Accepted

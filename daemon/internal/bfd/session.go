@@ -10,15 +10,15 @@ import (
 
 // Config configures a session. The neighbor is the only one at its address (RFC 5881, Section 3).
 type Config struct {
-	// Interval is both DesiredMinTxInterval and RequiredMinRxInterval while the session is up: whole microseconds, more than 0. A session that
-	// is not up sends one packet per second.
+	// Interval is both DesiredMinTxInterval and RequiredMinRxInterval while the session is up: whole microseconds, more
+	// than 0. A session that is not up sends one packet per second.
 	Interval time.Duration
 	// Multiplier is the number of consecutive packets that may be missing, 1 to 255.
 	Multiplier int
 	// Local and Remote are the two ends of the link, of one family. Zones are ignored.
 	Local, Remote netip.Addr
-	// Device is the netdev that packets use in both directions. It must exist if the addresses are IPv6 link-local. Otherwise a device that this
-	// kernel does not have is ignored, and packets follow the routes.
+	// Device is the netdev that packets use in both directions. It must exist if the addresses are IPv6 link-local.
+	// Otherwise a device that this kernel does not have is ignored, and packets follow the routes.
 	Device string
 	// Netns is the name or path of the network namespace; empty means the current one.
 	Netns string
@@ -26,7 +26,8 @@ type Config struct {
 	Auth Auth
 	// Counters counts discarded packets; successive sessions may share it. nil disables counting.
 	Counters *Counters
-	// Changed is called, from one goroutine, with every change of state. It must not call the session. nil disables notification.
+	// Changed is called, from one goroutine, with every change of state. It must not call the session. nil disables
+	// notification.
 	Changed func(Change)
 }
 
@@ -40,8 +41,8 @@ type Change struct {
 	UpSince time.Time
 }
 
-// Failed reports whether the path to the neighbor has failed: the session was up and is not, or the neighbor fell silent while the session was coming
-// up, and neither end's operator disabled it (RFC 5882, Section 3.2).
+// Failed reports whether the path to the neighbor has failed: the session was up and is not, or the neighbor fell
+// silent while the session was coming up, and neither end's operator disabled it (RFC 5882, Section 3.2).
 func (c Change) Failed() bool {
 	ended := c.Before == Up || c.Before == Init && c.Silence > 0
 	return ended && c.State != Up && c.State != AdminDown && c.RemoteState != AdminDown
@@ -84,8 +85,8 @@ func (s *Session) Status() Status {
 	return s.machine.Status()
 }
 
-// SetKeys replaces the keys of the authentication; the session goes on. The error is that of Responder.Start for such keys, and nothing is changed
-// then.
+// SetKeys replaces the keys of the authentication; the session goes on. The error is that of Responder.Start for such
+// keys, and nothing is changed then.
 func (s *Session) SetKeys(keys []Key) error {
 	auth := Auth{Type: s.c.Auth.Type, Keys: keys}
 	if err := auth.Validate(); err != nil {
@@ -97,9 +98,9 @@ func (s *Session) SetKeys(keys []Key) error {
 	return nil
 }
 
-// Close ends the session: no packet is received and no change reported after it. A neighbor that receives our packets receives AdminDown,
-// immediately and until a detection time has passed, a session between the same two ends is started, or the Responder is closed; for the
-// neighbor the subsequent silence is not a failure.
+// Close ends the session: no packet is received and no change reported after it. A neighbor that receives our packets
+// receives AdminDown, immediately and until a detection time has passed, a session between the same two ends is
+// started, or the Responder is closed; for the neighbor the subsequent silence is not a failure.
 func (s *Session) Close() {
 	s.once.Do(func() { close(s.stop) })
 	<-s.done
@@ -122,8 +123,8 @@ func (s *Session) run() {
 	}
 }
 
-// turn performs the due work and returns when the next turn is due. There always is one: a machine that is not disabled sends, or waits for the
-// detection time to expire.
+// turn performs the due work and returns when the next turn is due. There always is one: a machine that is not disabled
+// sends, or waits for the detection time to expire.
 func (s *Session) turn() time.Time {
 	now := time.Now()
 	s.mu.Lock()
@@ -160,8 +161,8 @@ func (s *Session) changedLocked(before State, silence time.Duration) {
 	}
 }
 
-// sendLocked sends the due packets. It ignores errors, as if the link had dropped the packet: the other end detects the loss. The caller holds
-// mu.
+// sendLocked sends the due packets. It ignores errors, as if the link had dropped the packet: the other end detects the
+// loss. The caller holds mu.
 func (s *Session) sendLocked(now time.Time) {
 	var b [MaxPacketLen]byte
 	for p, ok := s.machine.Output(now); ok; p, ok = s.machine.Output(now) {
@@ -169,7 +170,8 @@ func (s *Session) sendLocked(now time.Time) {
 	}
 }
 
-// receive processes a packet for the session, and returns why it was discarded, or Accepted. The receiver calls it, under its lock.
+// receive processes a packet for the session, and returns why it was discarded, or Accepted. The receiver calls it,
+// under its lock.
 func (s *Session) receive(p Packet, from netip.AddrPort, now time.Time) Drop {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -95,7 +95,8 @@ func (c Config) between(local, remote netip.Addr) Config {
 	return c
 }
 
-// TestUpAndClosed checks that both ends come up and agree on the detection time, and that the end that closes signals it: no failure.
+// TestUpAndClosed checks that both ends come up and agree on the detection time, and that the end that closes signals
+// it: no failure.
 func TestUpAndClosed(t *testing.T) {
 	r, here, there := NewResponder(nil), host(), host()
 	a, fromA := start(t, r, patient.between(here, there))
@@ -153,8 +154,8 @@ func TestSilence(t *testing.T) {
 	until(t, b, Up)
 }
 
-// TestLateTimer checks that a process that did not read does not mistake that for silence, however late it is: the packets that arrived in the
-// meantime count.
+// TestLateTimer checks that a process that did not read does not mistake that for silence, however late it is: the
+// packets that arrived in the meantime count.
 func TestLateTimer(t *testing.T) {
 	r, here, there := NewResponder(nil), host(), host()
 	a, fromA := start(t, r, patient.between(here, there))
@@ -276,8 +277,8 @@ func TestStrangers(t *testing.T) {
 	}
 }
 
-// TestOtherUserOfNeighbor checks that packets from the neighbor's address and from another port, as any user of its host can send them, leave both
-// ends of a session up, count by reason, and do not prevent that both ends come up.
+// TestOtherUserOfNeighbor checks that packets from the neighbor's address and from another port, as any user of its
+// host can send them, leave both ends of a session up, count by reason, and do not prevent that both ends come up.
 func TestOtherUserOfNeighbor(t *testing.T) {
 	here, there := host(), host()
 	counters := new(Counters)
@@ -431,8 +432,8 @@ func sockets(t *testing.T) (n int) {
 	return n
 }
 
-// TestBounds checks that the shortest interval, and the least and greatest multiplier that its octet holds (RFC 5880, Section 4.1), are sent
-// unchanged.
+// TestBounds checks that the shortest interval, and the least and greatest multiplier that its octet holds (RFC 5880,
+// Section 4.1), are sent unchanged.
 func TestBounds(t *testing.T) {
 	for _, c := range []Config{{Interval: time.Microsecond, Multiplier: 1}, {Interval: time.Microsecond, Multiplier: 255}} {
 		here, there := host(), host()
@@ -453,7 +454,8 @@ func TestBounds(t *testing.T) {
 	}
 }
 
-// TestHopLimit checks that, of the kernel's control messages, the TTL of IPv4 and the hop limit of IPv6 count, and no message of another kind.
+// TestHopLimit checks that, of the kernel's control messages, the TTL of IPv4 and the hop limit of IPv6 count, and no
+// message of another kind.
 func TestHopLimit(t *testing.T) {
 	message := func(level, kind int, data ...byte) []byte {
 		b := make([]byte, unix.CmsgSpace(len(data)))
@@ -503,8 +505,8 @@ func TestSourcePorts(t *testing.T) {
 	}
 }
 
-// TestCloseGivesBack checks that a closed session has no socket and no discriminator, whether or not the neighbor sent packets; and that its
-// first signal has been sent when Close returns.
+// TestCloseGivesBack checks that a closed session has no socket and no discriminator, whether or not the neighbor sent
+// packets; and that its first signal has been sent when Close returns.
 func TestCloseGivesBack(t *testing.T) {
 	for range 5 {
 		for _, lastReceived := range []bool{false, true} {
@@ -559,7 +561,8 @@ func TestCloseGivesBack(t *testing.T) {
 	}
 }
 
-// TestCable covers both families, including link-local addresses, over a cable that drops packets silently while the carrier stays on.
+// TestCable covers both families, including link-local addresses, over a cable that drops packets silently while the
+// carrier stays on.
 func TestCable(t *testing.T) {
 	netnstest.Require(t, "tc")
 	a, b := netnstest.Pair(t, "eth0", "192.0.2.0/31 2001:db8::/127 fe80::a/64", "192.0.2.1/31 2001:db8::1/127 fe80::b/64")

@@ -50,8 +50,8 @@ func listen(at place) (*receiver, error) {
 	return &receiver{place: at, conn: conn, raw: raw, done: make(chan struct{}), sessions: make(map[netip.Addr]*Session), numbered: make(map[uint32]*Session)}, nil
 }
 
-// open opens a UDP socket at a local address, for packets that have crossed no router. Since Linux 5.7 it needs no privilege to bind a socket to
-// its first device. Bound sockets need no zone for link-local addresses.
+// open opens a UDP socket at a local address, for packets that have crossed no router. Since Linux 5.7 it needs no
+// privilege to bind a socket to its first device. Bound sockets need no zone for link-local addresses.
 func open(at netip.AddrPort, device string) (*net.UDPConn, error) {
 	network, level, ttl, tos, recvTTL := "udp4", unix.IPPROTO_IP, unix.IP_TTL, unix.IP_TOS, unix.IP_RECVTTL
 	if at.Addr().Is6() {

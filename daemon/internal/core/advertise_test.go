@@ -16,8 +16,8 @@ import (
 	"github.com/fared/fared/wecmp"
 )
 
-// TestAdvertiseNode checks that with path_bandwidth.advertise: node every session to a leaf advertises the bandwidth of all sub-ports to that
-// leaf, and that a change is advertised after the very event that caused it.
+// TestAdvertiseNode checks that with path_bandwidth.advertise: node every session to a leaf advertises the bandwidth of
+// all sub-ports to that leaf, and that a change is advertised after the very event that caused it.
 func TestAdvertiseNode(t *testing.T) {
 	s := shape{Planes: 2, SubPorts: 3, NoSpeed: true, Loopbacks: []string{"10.255.0.1/32", "10.255.0.2/32"}, Extra: "path_bandwidth: {advertise: node}\n"}
 	c := coreOf(t, s.Text())
@@ -89,8 +89,8 @@ func TestAdvertiseNode(t *testing.T) {
 	}
 }
 
-// TestUplinks checks that a leaf advertises all its bandwidth to a server, and to each spine of a plane a speed-proportional share, regardless
-// of failed spines.
+// TestUplinks checks that a leaf advertises all its bandwidth to a server, and to each spine of a plane a
+// speed-proportional share, regardless of failed spines.
 func TestUplinks(t *testing.T) {
 	const text = `
 role: leaf
@@ -231,7 +231,8 @@ planes:
 	}
 }
 
-// TestLargestLeafForwards has 512 servers with two sub-ports each in one plane, and a data plane with just enough room for them.
+// TestLargestLeafForwards has 512 servers with two sub-ports each in one plane, and a data plane with just enough room
+// for them.
 func TestLargestLeafForwards(t *testing.T) {
 	var b strings.Builder
 	b.WriteString("role: leaf\nas: 65000\nrouter_id: 10.9.0.1\naccept: [10.255.0.0/16]\n" + coretest.LeafDataplane + "planes:\n- name: p0\n  sub_ports:\n")
@@ -279,8 +280,8 @@ func TestLargestLeafForwards(t *testing.T) {
 	}
 }
 
-// TestASOverride checks that a leaf with as_override replaces every occurrence of the peer's AS by its own; a peer without it receives no path
-// with its own AS; the other peers receive the path unchanged.
+// TestASOverride checks that a leaf with as_override replaces every occurrence of the peer's AS by its own; a peer
+// without it receives no path with its own AS; the other peers receive the path unchanged.
 func TestASOverride(t *testing.T) {
 	c := coreOf(t, `
 role: leaf

@@ -111,8 +111,8 @@ func ConflictText(d fare.Description) string {
 	return fmt.Sprintf("%d origins announce it, %s; path_bandwidth.conflict: %s", d.Origins, strings.Join(origins, ", "), d.Conflict)
 }
 
-// noteOwn updates the claims to loopbacks of this server after a change of the routes to them. A leaf may send our own routes back; another AS
-// at the end of the path is another origin, by mistake or hijack.
+// noteOwn updates the claims to loopbacks of this server after a change of the routes to them. A leaf may send our own
+// routes back; another AS at the end of the path is another origin, by mistake or hijack.
 func (c *Core) noteOwn(prefixes ...netip.Prefix) {
 	k := &c.claims
 	for _, prefix := range prefixes {

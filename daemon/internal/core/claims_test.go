@@ -36,8 +36,8 @@ func claimCore(t *testing.T, extra string) (*shape, *Core) {
 	return s, c
 }
 
-// TestTwoOrigins checks that a destination that two ASes announce is reported at its begin and its end, counted in between, explained, and
-// weighed according to the policy.
+// TestTwoOrigins checks that a destination that two ASes announce is reported at its begin and its end, counted in
+// between, explained, and weighed according to the policy.
 func TestTwoOrigins(t *testing.T) {
 	for policy, want := range map[string]string{"weigh": "[1 1 1]", "prefer-first": "[1 1 0]", "drop": "[0 0 0]"} {
 		s, c := claimCore(t, "path_bandwidth: {conflict: "+policy+"}\n")
@@ -74,7 +74,8 @@ func TestTwoOrigins(t *testing.T) {
 	}
 }
 
-// TestManyConflictsAreBounded checks that one leaf that announces all destinations causes few reports but is fully counted.
+// TestManyConflictsAreBounded checks that one leaf that announces all destinations causes few reports but is fully
+// counted.
 func TestManyConflictsAreBounded(t *testing.T) {
 	const many = 200
 	s, c := claimCore(t, "")
@@ -108,8 +109,8 @@ func TestManyConflictsAreBounded(t *testing.T) {
 	}
 }
 
-// TestConflictTextNamesWhoAnnounces checks that the text of a conflict names each origin that announces the destination now, and neither
-// unknown origins nor those of closed sessions.
+// TestConflictTextNamesWhoAnnounces checks that the text of a conflict names each origin that announces the destination
+// now, and neither unknown origins nor those of closed sessions.
 func TestConflictTextNamesWhoAnnounces(t *testing.T) {
 	got := ConflictText(fare.Description{Origins: 2, Routes: []fare.RouteDescription{
 		{Name: "a", Origin: 64001}, {Name: "b"}, {Name: "c", Origin: 64003, Reason: fare.ReasonSessionDown}, {Name: "d", Reason: fare.ReasonSessionDown},
@@ -120,8 +121,9 @@ func TestConflictTextNamesWhoAnnounces(t *testing.T) {
 	}
 }
 
-// TestClaimsOfAReload checks that a loopback that a reload adds and that two other AS announce is one claim, by the first session, and that its
-// removal ends the claim, as does the removal of a loopback from the start. A route of an earlier incarnation of a session is not a claim.
+// TestClaimsOfAReload checks that a loopback that a reload adds and that two other AS announce is one claim, by the
+// first session, and that its removal ends the claim, as does the removal of a loopback from the start. A route of an
+// earlier incarnation of a session is not a claim.
 func TestClaimsOfAReload(t *testing.T) {
 	s, c := claimCore(t, "")
 	mine, added := c.cfg.Loopbacks[0], netip.MustParsePrefix("10.255.0.9/32")
@@ -152,7 +154,8 @@ func TestClaimsOfAReload(t *testing.T) {
 	}
 }
 
-// TestConflictsReturn checks that the destinations of a group whose second origin fails and returns conflict again each time.
+// TestConflictsReturn checks that the destinations of a group whose second origin fails and returns conflict again each
+// time.
 func TestConflictsReturn(t *testing.T) {
 	for many := 1; many <= 2; many++ { // a group of one destination may change in place
 		s, c := claimCore(t, "")
@@ -175,8 +178,8 @@ func TestConflictsReturn(t *testing.T) {
 	}
 }
 
-// TestOurLoopbackClaimed checks that a route to a loopback of ours is never used. A route that ends with another AS is a claim; a route with our
-// AS, or only the leaf's (as-override), may be our own route sent back.
+// TestOurLoopbackClaimed checks that a route to a loopback of ours is never used. A route that ends with another AS is
+// a claim; a route with our AS, or only the leaf's (as-override), may be our own route sent back.
 func TestOurLoopbackClaimed(t *testing.T) {
 	s, c := claimCore(t, "")
 	own := c.cfg.Loopbacks[0]
@@ -201,8 +204,9 @@ func TestOurLoopbackClaimed(t *testing.T) {
 	}
 }
 
-// TestClaimsAreCountedOnce checks that a destination that several origins announce is one conflict, reported once, however its routes, its
-// bandwidth and its sessions change, until one origin is left; each source group's destinations count.
+// TestClaimsAreCountedOnce checks that a destination that several origins announce is one conflict, reported once,
+// however its routes, its bandwidth and its sessions change, until one origin is left; each source group's destinations
+// count.
 func TestClaimsAreCountedOnce(t *testing.T) {
 	s, c := claimCore(t, "")
 	dst := destination(0)
@@ -235,8 +239,8 @@ func TestClaimsAreCountedOnce(t *testing.T) {
 	}
 }
 
-// TestAClaimEndsWithItsRoutes checks that a claim to a loopback of ours ends when its session ends or restarts without it, and when a reload
-// gives the loopback to another server.
+// TestAClaimEndsWithItsRoutes checks that a claim to a loopback of ours ends when its session ends or restarts without
+// it, and when a reload gives the loopback to another server.
 func TestAClaimEndsWithItsRoutes(t *testing.T) {
 	for what, end := range map[string]func(*shape, *Core) Event{
 		"the session ends": func(*shape, *Core) Event { return Fabric{fare.SessionDown{Session: 1, Generation: 1}} },

@@ -52,7 +52,8 @@ type Core struct {
 	faults    []Fault
 	// ownLoopbacks counts received routes to our own loopbacks, which are rejected.
 	ownLoopbacks uint64
-	// own contains the currently announced routes to our own loopbacks: a reload may give such a loopback to another server.
+	// own contains the currently announced routes to our own loopbacks: a reload may give such a loopback to another
+	// server.
 	own    map[ownRoute]fare.RouteUpdate
 	claims claims
 	// unbelieved records the path bandwidth that weights ignore.
@@ -96,7 +97,8 @@ type session struct {
 	written    uint64 // the last mark up to which this generation's connection has carried the routes
 }
 
-// settled reports whether the session's connection has carried the routes of its stage. It is true without a connection and in advertNormal.
+// settled reports whether the session's connection has carried the routes of its stage. It is true without a connection
+// and in advertNormal.
 func (s *session) settled() bool { return !s.up || s.mark == 0 || s.written == s.mark }
 
 // eorDone reports whether End-of-RIB has arrived for every family that the session carries.
@@ -124,13 +126,13 @@ type drain struct {
 // DrainStage is the progress of a drain or its reversal.
 type DrainStage uint8
 
-// The stages in order. A drain first sets the shares to zero, then withdraws the routes; an undrain first advertises the routes, then restores
-// the shares.
+// The stages in order. A drain first sets the shares to zero, then withdraws the routes; an undrain first advertises
+// the routes, then restores the shares.
 const (
 	// DrainShares: weights are zero; the data plane has not confirmed them yet.
 	DrainShares DrainStage = iota
-	// DrainRoutes: routes are advertised with zero bandwidth, so that peers shift traffic before the routes are withdrawn. The drain delay
-	// begins when the connections have carried the zero bandwidth.
+	// DrainRoutes: routes are advertised with zero bandwidth, so that peers shift traffic before the routes are
+	// withdrawn. The drain delay begins when the connections have carried the zero bandwidth.
 	DrainRoutes
 	// DrainWithdrawing: routes are withdrawn, but the connection of some session has not carried the withdrawals yet.
 	DrainWithdrawing
@@ -166,7 +168,8 @@ func New(cfg *config.Config) (*Core, error) {
 	return c, nil
 }
 
-// fault records an operation that the engine rejected, for Faults: the state stays as it was, and operators must be informed.
+// fault records an operation that the engine rejected, for Faults: the state stays as it was, and operators must be
+// informed.
 func (c *Core) fault(subject string, err error) {
 	if err != nil {
 		c.faults = append(c.faults, Fault{subject, err})
@@ -273,7 +276,8 @@ func (c *Core) fabric(ev fare.Event) {
 			c.release(ev.Session)
 		}
 	case fare.RouteUpdate:
-		// Only this server can host its own GPUs: such a route would send a server's traffic to itself through the fabric.
+		// Only this server can host its own GPUs: such a route would send a server's traffic to itself through the
+		// fabric.
 		if slices.Contains(c.cfg.Loopbacks, ev.Prefix) {
 			c.ownLoopbacks++
 			c.keepOwn(ev)
@@ -306,8 +310,8 @@ func (c *Core) fabric(ev fare.Event) {
 	c.checkConverged()
 }
 
-// usableChanged records that the usability of a sub-port may have changed. With path_bandwidth.advertise: node the routes of other sessions
-// depend on it.
+// usableChanged records that the usability of a sub-port may have changed. With path_bandwidth.advertise: node the
+// routes of other sessions depend on it.
 func (c *Core) usableChanged() {
 	c.advertDirty = c.advertDirty || c.cfg.PathBandwidth.Advertise == config.AdvertiseNode
 }
@@ -344,9 +348,9 @@ func (c *Core) apply(source int, changes []fare.Change) {
 	}
 }
 
-// SubPortOps returns the sub-ports whose verdict toward the data plane has changed since the last call. A sub-port is up when its link is up and
-// a session over it is established. Before convergence, a sub-port that has not been up since the start is not declared down, so that nothing in
-// effect is removed.
+// SubPortOps returns the sub-ports whose verdict toward the data plane has changed since the last call. A sub-port is
+// up when its link is up and a session over it is established. Before convergence, a sub-port that has not been up
+// since the start is not declared down, so that nothing in effect is removed.
 func (c *Core) SubPortOps(buf []SubPortOp) []SubPortOp {
 	buf = buf[:0]
 	for i := range c.subPorts {
@@ -375,8 +379,8 @@ type Update struct {
 // burst is the number of updates from which on their memory is not kept for the next step.
 const burst = 1 << 12
 
-// Updates returns the engines' decisions since the last call: vectors and destinations, for each source group in the order of programming. The
-// slice is valid until the next Step.
+// Updates returns the engines' decisions since the last call: vectors and destinations, for each source group in the
+// order of programming. The slice is valid until the next Step.
 func (c *Core) Updates() []Update {
 	if c.updates = c.updates[:0]; cap(c.updates) > burst {
 		c.updates = nil
@@ -393,9 +397,10 @@ func (c *Core) Updates() []Update {
 	return c.updates
 }
 
-// Advertise calls set for every session whose wanted routes may have changed since the last call. A server's set is applied before the session
-// is established, so that it precedes End-of-RIB. A leaf omits the routes that the neighbor would drop, so it must know the neighbor first; the
-// set of a drained session of a leaf is empty until the session is up, so that no route remains from before the drain.
+// Advertise calls set for every session whose wanted routes may have changed since the last call. A server's set is
+// applied before the session is established, so that it precedes End-of-RIB. A leaf omits the routes that the neighbor
+// would drop, so it must know the neighbor first; the set of a drained session of a leaf is empty until the session is
+// up, so that no route remains from before the drain.
 func (c *Core) Advertise(set func(session int, routes []Route)) {
 	for i := range c.sessions {
 		s := &c.sessions[i]
@@ -414,8 +419,8 @@ func (c *Core) Advertise(set func(session int, routes []Route)) {
 	c.advertDirty = false
 }
 
-// Mark returns the mark of the routes that a drain wants a session to advertise; RoutesWritten reports it back. It is 0 for routes that no drain
-// waits for.
+// Mark returns the mark of the routes that a drain wants a session to advertise; RoutesWritten reports it back. It is 0
+// for routes that no drain waits for.
 func (c *Core) Mark(session int) uint64 { return c.sessions[session].mark }
 
 // wanted returns the complete set of routes for a session. Without routes it is empty, not nil.
@@ -481,9 +486,10 @@ func overrideAS(path []uint32, as, by uint32) []uint32 {
 	return path
 }
 
-// part returns the fraction of a destination's bandwidth that a leaf advertises on a session: all of it to servers, a speed-proportional share
-// on each uplink of a plane, because the far leaves sum the values that they receive from all spines. Shares are computed over all configured
-// uplinks, including failed ones, so that the loss of an uplink lowers the sum at the far end. An unknown speed counts as the fastest known one.
+// part returns the fraction of a destination's bandwidth that a leaf advertises on a session: all of it to servers, a
+// speed-proportional share on each uplink of a plane, because the far leaves sum the values that they receive from all
+// spines. Shares are computed over all configured uplinks, including failed ones, so that the loss of an uplink lowers
+// the sum at the far end. An unknown speed counts as the fastest known one.
 func (c *Core) part(session int) (part, whole fare.Bandwidth) {
 	at, plane := c.sessions[session].subPort, c.layout.Sessions[session].Plane
 	group := c.layout.SubPorts[at].ShareGroup()
@@ -506,10 +512,11 @@ func (c *Core) part(session int) (part, whole fare.Bandwidth) {
 	return part, whole.Add(unknown * fastest) // at most 2^10 of 2^53
 }
 
-// ownBandwidth returns the bandwidth that a server advertises for its loopback on a session that carries it, or false if a sub-port's speed is
-// unknown. With path_bandwidth.advertise: sub-port it is the speed of the session's own sub-port. With node it adds every other sub-port that
-// serves the loopback and has an established session to the same node that carries it. Before a session is established its node is unknown, so
-// only its own sub-port counts, which is never too much. Drained sub-ports add nothing.
+// ownBandwidth returns the bandwidth that a server advertises for its loopback on a session that carries it, or false
+// if a sub-port's speed is unknown. With path_bandwidth.advertise: sub-port it is the speed of the session's own
+// sub-port. With node it adds every other sub-port that serves the loopback and has an established session to the same
+// node that carries it. Before a session is established its node is unknown, so only its own sub-port counts, which is
+// never too much. Drained sub-ports add nothing.
 func (c *Core) ownBandwidth(session int, loopback netip.Prefix) (sum fare.Bandwidth, known bool) {
 	s, plane := &c.sessions[session], c.layout.Sessions[session].Plane
 	node := s.up && c.cfg.PathBandwidth.Advertise == config.AdvertiseNode
@@ -537,9 +544,10 @@ func (c *Core) ownBandwidth(session int, loopback netip.Prefix) (sum fare.Bandwi
 // Converged reports whether every session that can come up has sent End-of-RIB, or the deadline has passed.
 func (c *Core) Converged() bool { return c.converged }
 
-// checkConverged ends the start when every session that can come up has sent End-of-RIB. A session whose link is known to be down cannot come
-// up; if that applies to all sessions, the deadline decides. A session that is down over a sub-port that is down in the data plane is not waited for,
-// because nothing is forwarded there that its routes could take away.
+// checkConverged ends the start when every session that can come up has sent End-of-RIB. A session whose link is known
+// to be down cannot come up; if that applies to all sessions, the deadline decides. A session that is down over a
+// sub-port that is down in the data plane is not waited for, because nothing is forwarded there that its routes could
+// take away.
 func (c *Core) checkConverged() {
 	if c.converged {
 		return

@@ -23,8 +23,8 @@ func weightsOf(c *Core, d netip.Prefix) []uint32 {
 	return nil
 }
 
-// TestFiguresOfTheDraft checks the table of draft-xu-rtgwg-fare-in-sun-02, Section 1, at the core: UPDATEs and links are the input, weights the
-// output.
+// TestFiguresOfTheDraft checks the table of draft-xu-rtgwg-fare-in-sun-02, Section 1, at the core: UPDATEs and links
+// are the input, weights the output.
 func TestFiguresOfTheDraft(t *testing.T) {
 	s := shape{Planes: 4, SubPorts: 2}
 	full := func(int, int) fare.Bandwidth { return 800e9 }
@@ -81,7 +81,8 @@ func TestFiguresOfTheDraft(t *testing.T) {
 	}
 }
 
-// TestLostSubPortCostsOneOperation checks that the cost of a failed sub-port depends on the number of distinct vectors, not of destinations.
+// TestLostSubPortCostsOneOperation checks that the cost of a failed sub-port depends on the number of distinct vectors,
+// not of destinations.
 func TestLostSubPortCostsOneOperation(t *testing.T) {
 	s := shape{Planes: 4, SubPorts: 2}
 	values := []fare.Bandwidth{800e9, 400e9, 200e9}
@@ -130,7 +131,8 @@ func TestLostSubPortCostsOneOperation(t *testing.T) {
 	}
 }
 
-// TestSubPortOpsBeforeConvergence checks that a sub-port that has not been up is not declared down until the start is complete.
+// TestSubPortOpsBeforeConvergence checks that a sub-port that has not been up is not declared down until the start is
+// complete.
 func TestSubPortOpsBeforeConvergence(t *testing.T) {
 	s := shape{Planes: 1, SubPorts: 3}
 	c := coreOf(t, s.Text())
@@ -148,7 +150,8 @@ func TestSubPortOpsBeforeConvergence(t *testing.T) {
 	}
 }
 
-// TestConvergence checks that the start ends with the last End-of-RIB of the sessions that can come up, one for each family.
+// TestConvergence checks that the start ends with the last End-of-RIB of the sessions that can come up, one for each
+// family.
 func TestConvergence(t *testing.T) {
 	for _, families := range [][]bool{{false}, {true}, {false, true}, {true, false}} { // IPv6, in the order in which End-of-RIB arrives
 		names := make([]string, len(families))
@@ -467,7 +470,8 @@ func outcome(c *Core) string {
 	}
 	c.advertDirty = true
 	c.Advertise(func(session int, routes []Route) {
-		// The leaf of a session that is not established, and so whether a drain covers the session, follows from history only.
+		// The leaf of a session that is not established, and so whether a drain covers the session, follows from
+		// history only.
 		if c.sessions[session].up {
 			fmt.Fprintf(&b, "session %d %v\n", session, routes)
 		}
@@ -475,9 +479,10 @@ func outcome(c *Core) string {
 	return b.String()
 }
 
-// TestRandomEventsAgainstFacts checks that, wherever a random sequence of events ends, a fresh core that receives only the final facts is in the
-// same state, and that the last applied outputs equal the wanted ones. On the way, a server never advertises anything except its own loopbacks
-// (F2), and a leaf never passes a route to an AS that is in its path.
+// TestRandomEventsAgainstFacts checks that, wherever a random sequence of events ends, a fresh core that receives only
+// the final facts is in the same state, and that the last applied outputs equal the wanted ones. On the way, a server
+// never advertises anything except its own loopbacks (F2), and a leaf never passes a route to an AS that is in its
+// path.
 func TestRandomEventsAgainstFacts(t *testing.T) {
 	shapes := []shape{
 		{Planes: 2, SubPorts: 2, NoSpeed: true},
@@ -550,8 +555,8 @@ func TestSameEventsSameBytes(t *testing.T) {
 	}
 }
 
-// TestDrainStagesAtTheCore checks the effect of each stage on shares and routes, in order. Only the established connection completes a drain,
-// and only by carrying the routes of the last stage.
+// TestDrainStagesAtTheCore checks the effect of each stage on shares and routes, in order. Only the established
+// connection completes a drain, and only by carrying the routes of the last stage.
 func TestDrainStagesAtTheCore(t *testing.T) {
 	s := shape{Planes: 2, SubPorts: 1}
 	target := DrainTarget{Plane: "p1"}

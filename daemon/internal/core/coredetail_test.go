@@ -19,8 +19,8 @@ func handedOut(c *Core) map[int]int {
 	return out
 }
 
-// TestRoutesAreHandedOutOnce checks that routes are applied when they may have changed, and for a session in each of its generations, but not
-// again.
+// TestRoutesAreHandedOutOnce checks that routes are applied when they may have changed, and for a session in each of
+// its generations, but not again.
 func TestRoutesAreHandedOutOnce(t *testing.T) {
 	s := shape{Planes: 3, SubPorts: 1}
 	c := coreOf(t, s.Text())
@@ -87,7 +87,8 @@ func TestUnknownSpeed(t *testing.T) {
 	}
 }
 
-// TestFaultsAreReportedOnce checks that an unknown flow hash is one fault, not one for each connection of the data plane.
+// TestFaultsAreReportedOnce checks that an unknown flow hash is one fault, not one for each connection of the data
+// plane.
 func TestFaultsAreReportedOnce(t *testing.T) {
 	c := coreOf(t, shape{Planes: 2, SubPorts: 1}.Text())
 	unknown := DataplaneReady{FlowHash: FlowHash{Algorithm: "crc"}}
@@ -103,8 +104,8 @@ func TestFaultsAreReportedOnce(t *testing.T) {
 	}
 }
 
-// TestFlowHashBounds checks that a hash with too few buckets, and an answer that cannot name every sub-port, are rejected with the reason, so
-// that ports are uniform.
+// TestFlowHashBounds checks that a hash with too few buckets, and an answer that cannot name every sub-port, are
+// rejected with the reason, so that ports are uniform.
 func TestFlowHashBounds(t *testing.T) {
 	asked := wecmp.Asked(func(netip.Addr, netip.Addr) []byte { return nil })
 	for _, c := range []struct {
@@ -139,7 +140,8 @@ func TestFlowHashBounds(t *testing.T) {
 	}
 }
 
-// TestDrainOfKeptBandwidth checks that a session whose routes keep their received community advertises zero while it is drained.
+// TestDrainOfKeptBandwidth checks that a session whose routes keep their received community advertises zero while it is
+// drained.
 func TestDrainOfKeptBandwidth(t *testing.T) {
 	c := coreOf(t, `
 role: leaf
@@ -170,8 +172,8 @@ planes:
 	}
 }
 
-// TestStrandedAreNamed checks that the error about a drain that strands destinations names three of them with their source and their planes,
-// and counts the others.
+// TestStrandedAreNamed checks that the error about a drain that strands destinations names three of them with their
+// source and their planes, and counts the others.
 func TestStrandedAreNamed(t *testing.T) {
 	for n, want := range map[int]string{
 		1: "it would leave 1 destinations without any plane: 10.255.1.0/32 (by p1 now; p0: no-route)",
@@ -212,7 +214,8 @@ func TestStrandedAreNamed(t *testing.T) {
 	}
 }
 
-// TestLeavesAreListedOnce checks that the error about an unknown leaf lists each known leaf once, in the order of the sessions.
+// TestLeavesAreListedOnce checks that the error about an unknown leaf lists each known leaf once, in the order of the
+// sessions.
 func TestLeavesAreListedOnce(t *testing.T) {
 	s := shape{Planes: 3, SubPorts: 2}
 	c := coreOf(t, s.Text())
@@ -224,8 +227,8 @@ func TestLeavesAreListedOnce(t *testing.T) {
 	}
 }
 
-// TestOutOfService checks that a sub-port is out of service if each covered session has carried the withdrawals or is closed, and no drain is
-// in progress or being reversed.
+// TestOutOfService checks that a sub-port is out of service if each covered session has carried the withdrawals or is
+// closed, and no drain is in progress or being reversed.
 func TestOutOfService(t *testing.T) {
 	s := shape{Planes: 2, SubPorts: 2}
 	target, other := DrainTarget{Plane: "p1"}, DrainTarget{Plane: "p0"}
@@ -256,8 +259,8 @@ func TestOutOfService(t *testing.T) {
 	}
 }
 
-// TestLeafDrained checks that a sub-port is drained by its leaf if drains of leaves cover all its sessions with the leaves that they had last, and
-// that the drain of a plane is none of a leaf.
+// TestLeafDrained checks that a sub-port is drained by its leaf if drains of leaves cover all its sessions with the
+// leaves that they had last, and that the drain of a plane is none of a leaf.
 func TestLeafDrained(t *testing.T) {
 	s := shape{Planes: 2, SubPorts: 2}
 	session := func(i int, node byte) Event {
@@ -303,8 +306,8 @@ func TestLayoutLists(t *testing.T) {
 	}
 }
 
-// TestSessionDrain checks that a session is draining from the first stage of a drain on, drained when it has carried the withdrawals, and in
-// service with the reversal.
+// TestSessionDrain checks that a session is draining from the first stage of a drain on, drained when it has carried
+// the withdrawals, and in service with the reversal.
 func TestSessionDrain(t *testing.T) {
 	s := shape{Planes: 2, SubPorts: 1}
 	c := coreOf(t, s.Text())
@@ -328,8 +331,8 @@ func TestSessionDrain(t *testing.T) {
 	}
 }
 
-// TestIgnoredBandwidthIsForgotten checks that the records of ignored bandwidth end with the routes, and that a change that neither begins nor
-// ends any is not reported.
+// TestIgnoredBandwidthIsForgotten checks that the records of ignored bandwidth end with the routes, and that a change
+// that neither begins nor ends any is not reported.
 func TestIgnoredBandwidthIsForgotten(t *testing.T) {
 	s := shape{Planes: 2, SubPorts: 1, Extra: bounds}
 	c := coreOf(t, s.Text())
@@ -361,8 +364,8 @@ func TestIgnoredBandwidthIsForgotten(t *testing.T) {
 	}
 }
 
-// TestOneSourceGroupHasNoName checks that loopbacks that all sub-ports serve are one source group without a name, and that GPUs with ports of
-// their own have one source group each.
+// TestOneSourceGroupHasNoName checks that loopbacks that all sub-ports serve are one source group without a name, and
+// that GPUs with ports of their own have one source group each.
 func TestOneSourceGroupHasNoName(t *testing.T) {
 	for _, c := range []struct {
 		s    shape
@@ -412,8 +415,8 @@ func TestPoliciesReachEverySourceGroup(t *testing.T) {
 	}
 }
 
-// TestVectorsHaveOneNumber checks that the vectors of all source groups have different numbers, from which the source group and its own number
-// follow, and that 0, no vector, stays 0.
+// TestVectorsHaveOneNumber checks that the vectors of all source groups have different numbers, from which the source
+// group and its own number follow, and that 0, no vector, stays 0.
 func TestVectorsHaveOneNumber(t *testing.T) {
 	for n := range 4 {
 		c := &Core{sources: make([]sourceGroup, n+1)}
@@ -436,7 +439,8 @@ func TestVectorsHaveOneNumber(t *testing.T) {
 	}
 }
 
-// TestTheTighterLimitHolds checks that the lower of the configuration's limit and the data plane's applies, and that 0 is no limit.
+// TestTheTighterLimitHolds checks that the lower of the configuration's limit and the data plane's applies, and that 0
+// is no limit.
 func TestTheTighterLimitHolds(t *testing.T) {
 	for _, c := range []struct {
 		config string
@@ -454,8 +458,8 @@ func TestTheTighterLimitHolds(t *testing.T) {
 	}
 }
 
-// TestEndOfRIBOfBothFamilies checks that the routes of an earlier incarnation of a session are kept until End-of-RIB has arrived for each of the
-// session's families, in the current incarnation.
+// TestEndOfRIBOfBothFamilies checks that the routes of an earlier incarnation of a session are kept until End-of-RIB
+// has arrived for each of the session's families, in the current incarnation.
 func TestEndOfRIBOfBothFamilies(t *testing.T) {
 	prefixes := []netip.Prefix{destination(0), netip.MustParsePrefix("fd00::9/128")}
 	for _, c := range []struct {

@@ -142,7 +142,8 @@ func (l *Layout) describe(ev Event) string {
 	return ev.event()
 }
 
-// destination names a destination of a source group: "10.255.1.0/32 from 10.255.0.1/32", or the prefix alone if there is one source group.
+// destination names a destination of a source group: "10.255.1.0/32 from 10.255.0.1/32", or the prefix alone if there
+// is one source group.
 func (l *Layout) destination(source int, prefix netip.Prefix) string {
 	if name := l.Sources[source].Name; name.IsValid() {
 		return prefix.String() + " from " + name.String()

@@ -10,8 +10,8 @@ import (
 	"github.com/fared/fared/fare"
 )
 
-// TestReplayNamesEvents checks that a replay describes every event with the names of the configuration, and an index outside the configuration
-// by its number.
+// TestReplayNamesEvents checks that a replay describes every event with the names of the configuration, and an index
+// outside the configuration by its number.
 func TestReplayNamesEvents(t *testing.T) {
 	c := coreOf(t, shape{Planes: 2, SubPorts: 1}.Text())
 	const prefix = "10.255.1.0/32"
@@ -47,7 +47,8 @@ func TestReplayNamesEvents(t *testing.T) {
 	}
 }
 
-// TestReplayShowsChanges checks that each event of a replay contains the weights, destinations and slots that it changed.
+// TestReplayShowsChanges checks that each event of a replay contains the weights, destinations and slots that it
+// changed.
 func TestReplayShowsChanges(t *testing.T) {
 	s := shape{Planes: 2, SubPorts: 1}
 	c := coreOf(t, s.Text())
@@ -74,8 +75,8 @@ func TestReplayShowsChanges(t *testing.T) {
 	}
 }
 
-// TestDigestTellsStatesApart checks that any change of a fact of the state, decided or received, changes the digest; otherwise a replay could
-// differ from the recorded daemon unnoticed.
+// TestDigestTellsStatesApart checks that any change of a fact of the state, decided or received, changes the digest;
+// otherwise a replay could differ from the recorded daemon unnoticed.
 func TestDigestTellsStatesApart(t *testing.T) {
 	s := shape{Planes: 2, SubPorts: 2}
 	hash := FlowHash{Algorithm: FlowHashLinux, Seed: 7, Buckets: 1024, Lasting: 16}

@@ -48,8 +48,8 @@ func (c *Core) drainRestored(ev DrainRestored) error {
 	return nil
 }
 
-// CheckRestored returns an error for the target of a restored drain that the configuration does not contain. Any leaf is accepted, because leaves
-// identify themselves later.
+// CheckRestored returns an error for the target of a restored drain that the configuration does not contain. Any leaf
+// is accepted, because leaves identify themselves later.
 func (c *Core) CheckRestored(t DrainTarget) error {
 	if t.Plane == "" && t.Leaf.IsValid() {
 		return nil
@@ -80,8 +80,9 @@ func (c *Core) drainStep(ev DrainStep) {
 // strandedNamed is the greatest number of stranded destinations that an error names.
 const strandedNamed = 3
 
-// CheckStranded returns an error for a drain that would leave a currently reachable destination of some source group without a plane. It takes
-// all current drains, failures and missing routes into account; a drain that is being reversed still counts.
+// CheckStranded returns an error for a drain that would leave a currently reachable destination of some source group
+// without a plane. It takes all current drains, failures and missing routes into account; a drain that is being
+// reversed still counts.
 func (c *Core) CheckStranded(t DrainTarget) error {
 	named, stranded := c.affected(t, true, (*fare.Table).Strands)
 	if stranded == 0 {
@@ -90,8 +91,8 @@ func (c *Core) CheckStranded(t DrainTarget) error {
 	return fmt.Errorf("it would leave %d destinations without any plane: %s", stranded, named)
 }
 
-// CheckOtherEnd returns an error for a drain, whose routes have not been withdrawn yet, if the other end of some destination takes the planes out of
-// service that the drain has left to it.
+// CheckOtherEnd returns an error for a drain, whose routes have not been withdrawn yet, if the other end of some
+// destination takes the planes out of service that the drain has left to it.
 func (c *Core) CheckOtherEnd(t DrainTarget) error {
 	named, stranded := c.affected(t, false, (*fare.Table).Frees)
 	if stranded == 0 {
@@ -100,7 +101,8 @@ func (c *Core) CheckOtherEnd(t DrainTarget) error {
 	return fmt.Errorf("the other end takes the remaining planes of %d destinations out of service at the same time: %s", stranded, named)
 }
 
-// affected returns the number of destinations in the groups that find returns for a drain of t or its end, and some of them with their planes.
+// affected returns the number of destinations in the groups that find returns for a drain of t or its end, and some of
+// them with their planes.
 func (c *Core) affected(t DrainTarget, on bool, find func(*fare.Table, fare.Drain) []fare.GroupID) (text string, count int) {
 	var named []string
 	for i := range c.sources {
@@ -169,7 +171,8 @@ func (c *Core) tableDrain(t DrainTarget, on bool) fare.Drain {
 	return ev
 }
 
-// restage derives every session's advertisement stage from the drains: the most severe stage of the drains that cover it.
+// restage derives every session's advertisement stage from the drains: the most severe stage of the drains that cover
+// it.
 func (c *Core) restage() {
 	for i := range c.sessions {
 		stage := advertNormal
@@ -196,8 +199,8 @@ func (c *Core) restage() {
 	c.settleDrains()
 }
 
-// settleDrains moves drains between their last two stages: a target is drained once every established session of it has carried the withdrawals.
-// A session that comes up with another leaf than before may have routes to withdraw.
+// settleDrains moves drains between their last two stages: a target is drained once every established session of it has
+// carried the withdrawals. A session that comes up with another leaf than before may have routes to withdraw.
 func (c *Core) settleDrains() {
 	for i := range c.drains {
 		d := &c.drains[i]
@@ -220,8 +223,8 @@ func (c *Core) Unsettled(t DrainTarget) (sessions []int) {
 	return sessions
 }
 
-// SessionDrain returns the progress of the drains that cover a session: draining if a drain is under way, drained if the session has carried the
-// withdrawals. A drain that is being reversed does not count.
+// SessionDrain returns the progress of the drains that cover a session: draining if a drain is under way, drained if
+// the session has carried the withdrawals. A drain that is being reversed does not count.
 func (c *Core) SessionDrain(session int) (draining, drained bool) {
 	s := &c.sessions[session]
 	if s.advert == advertNone && s.settled() {
@@ -230,8 +233,8 @@ func (c *Core) SessionDrain(session int) (draining, drained bool) {
 	return slices.ContainsFunc(c.drains, func(d drain) bool { return d.stage != Undraining && c.Covers(d.target, session) }), false
 }
 
-// OutOfService reports whether a sub-port that the tables treat as drained is fully drained: no established session over it has a route of ours, and no
-// drain or undrain of it is under way.
+// OutOfService reports whether a sub-port that the tables treat as drained is fully drained: no established session
+// over it has a route of ours, and no drain or undrain of it is under way.
 func (c *Core) OutOfService(subPort int) bool {
 	for i := range c.sessions {
 		if c.sessions[i].subPort != subPort {
@@ -247,8 +250,8 @@ func (c *Core) OutOfService(subPort int) bool {
 	return true
 }
 
-// LeafDrained reports whether drains of leaves, an undrain under way included, cover every session over a sub-port, with the leaves that the sessions
-// had last: also while they are down, as during the maintenance of a leaf.
+// LeafDrained reports whether drains of leaves, an undrain under way included, cover every session over a sub-port,
+// with the leaves that the sessions had last: also while they are down, as during the maintenance of a leaf.
 func (c *Core) LeafDrained(subPort int) bool {
 	covered := false
 	for i := range c.sessions {
@@ -262,7 +265,8 @@ func (c *Core) LeafDrained(subPort int) bool {
 	return covered
 }
 
-// applyLeafDrains applies the drains of a session's leaf once the session has identified it, and stops those of its previous leaf.
+// applyLeafDrains applies the drains of a session's leaf once the session has identified it, and stops those of its
+// previous leaf.
 func (c *Core) applyLeafDrains() {
 	if slices.ContainsFunc(c.drains, func(d drain) bool { return d.target.Leaf.IsValid() }) {
 		c.restage()
@@ -293,8 +297,8 @@ func (c *Core) findDrain(t DrainTarget) (int, bool) {
 	return slices.BinarySearchFunc(c.drains, t, func(d drain, t DrainTarget) int { return cmp.Compare(d.target.String(), t.String()) })
 }
 
-// CheckTarget returns an error for a target that does not exist, with the existing ones. A drained target can be undrained even when its
-// sessions have since found another leaf.
+// CheckTarget returns an error for a target that does not exist, with the existing ones. A drained target can be
+// undrained even when its sessions have since found another leaf.
 func (c *Core) CheckTarget(t DrainTarget) error {
 	if _, found := c.findDrain(t); found {
 		return nil

@@ -9,7 +9,8 @@ import (
 	"github.com/fared/fared/fare"
 )
 
-// drainWorld is the test's own view of a server: three planes with two sub-ports each to one leaf a plane, and three destinations.
+// drainWorld is the test's own view of a server: three planes with two sub-ports each to one leaf a plane, and three
+// destinations.
 type drainWorld struct {
 	s       shape
 	c       *Core
@@ -66,8 +67,8 @@ func (w *drainWorld) target(random *rand.Rand) DrainTarget {
 	return []DrainTarget{{Plane: fmt.Sprint("p", random.IntN(3))}, {SubPort: w.s.Device(random.IntN(6))}, {Leaf: leafNode(random.IntN(3))}}[random.IntN(3)]
 }
 
-// bandwidth returns the greatest of the leaves' bandwidths of a destination for a source group, and whether there is a usable route; with signals, routes
-// that carry them count too.
+// bandwidth returns the greatest of the leaves' bandwidths of a destination for a source group, and whether there is a
+// usable route; with signals, routes that carry them count too.
 func (w *drainWorld) bandwidth(source, d int, signals bool) (most fare.Bandwidth, usable bool) {
 	for leaf := range 3 {
 		least, found := fare.Bandwidth(0), false
@@ -86,8 +87,8 @@ func (w *drainWorld) bandwidth(source, d int, signals bool) (most fare.Bandwidth
 	return most, usable
 }
 
-// state is "lasting" if a leaf without signals has bandwidth, "zero" if all leaves have zero bandwidth, "marked" if only leaves with signals have
-// bandwidth, and otherwise empty.
+// state is "lasting" if a leaf without signals has bandwidth, "zero" if all leaves have zero bandwidth, "marked" if
+// only leaves with signals have bandwidth, and otherwise empty.
 func (w *drainWorld) state(source, d int) string {
 	if most, _ := w.bandwidth(source, d, false); most > 0 {
 		return "lasting"
@@ -123,9 +124,10 @@ func (w *drainWorld) reachable() map[string]bool {
 	return out
 }
 
-// TestStrandedIsWhatADrainDoes checks, for random routes, signals, failures and drains of a server with own ports, that a drain is refused exactly when it
-// makes a reachable destination of some source group unreachable, or leaves one that has bandwidth only paths of zero bandwidth or with signals; and that
-// the other end is named exactly where a destination's paths all have zero bandwidth, and the end of the drain would return one that has bandwidth.
+// TestStrandedIsWhatADrainDoes checks, for random routes, signals, failures and drains of a server with own ports, that
+// a drain is refused exactly when it makes a reachable destination of some source group unreachable, or leaves one that
+// has bandwidth only paths of zero bandwidth or with signals; and that the other end is named exactly where a
+// destination's paths all have zero bandwidth, and the end of the drain would return one that has bandwidth.
 func TestStrandedIsWhatADrainDoes(t *testing.T) {
 	refused, freed := 0, 0
 	for seed := range uint64(400) {

@@ -9,8 +9,8 @@ import (
 	"github.com/fared/fared/fare"
 )
 
-// Event is an input of the Core. The type is sealed and covers all its inputs, so a list of events is a complete account of a run, and replaying
-// it gives the same state.
+// Event is an input of the Core. The type is sealed and covers all its inputs, so a list of events is a complete
+// account of a run, and replaying it gives the same state.
 type Event interface{ event() string }
 
 // Fabric is an input of the path-bandwidth table: a route, a session or a link.
@@ -31,8 +31,8 @@ type DataplaneReady struct {
 	MaxWeight    uint32   `json:"max_weight,omitempty"`
 	MaxWeightSum uint32   `json:"max_weight_sum,omitempty"`
 	FlowHash     FlowHash `json:"flow_hash,omitzero"`
-	// Down and Held are what the data plane forwards since before this process: the sub-ports that are down there, by index, and its vectors. Only
-	// those of the first connection count.
+	// Down and Held are what the data plane forwards since before this process: the sub-ports that are down there, by
+	// index, and its vectors. Only those of the first connection count.
 	Down []int  `json:"down,omitempty"`
 	Held []Held `json:"held,omitempty"`
 }
@@ -43,21 +43,21 @@ type DrainRequest struct {
 	On     bool        `json:"on"`
 }
 
-// DrainRestored puts a target out of service again that an earlier process has drained. It comes before any session, so that no routes are advertised
-// over the target.
+// DrainRestored puts a target out of service again that an earlier process has drained. It comes before any session, so
+// that no routes are advertised over the target.
 type DrainRestored struct {
 	Target DrainTarget `json:"target"`
 }
 
-// DrainStep advances a waiting drain: with Confirmed because the data plane has put the zero shares in effect, otherwise because the drain delay
-// has passed.
+// DrainStep advances a waiting drain: with Confirmed because the data plane has put the zero shares in effect,
+// otherwise because the drain delay has passed.
 type DrainStep struct {
 	Target    DrainTarget `json:"target"`
 	Confirmed bool        `json:"confirmed,omitempty"`
 }
 
-// RoutesWritten reports that a session's connection to the leaf has carried the routes to which the core assigned this mark (Core.Mark), and
-// everything before them.
+// RoutesWritten reports that a session's connection to the leaf has carried the routes to which the core assigned this
+// mark (Core.Mark), and everything before them.
 type RoutesWritten struct {
 	Session    int    `json:"session"`
 	Generation uint64 `json:"generation"`

@@ -21,8 +21,8 @@ const (
 	FlowHashAsk   = "ask"
 )
 
-// FlowHash is a data plane's description of the hash by which it places flows (fare.v1.FlowHash). The zero value means that the data plane has
-// not described it.
+// FlowHash is a data plane's description of the hash by which it places flows (fare.v1.FlowHash). The zero value means
+// that the data plane has not described it.
 type FlowHash struct {
 	Algorithm string `json:"algorithm,omitempty"`
 	Seed      uint32 `json:"seed,omitempty"`
@@ -41,8 +41,8 @@ func (h FlowHash) String() string {
 	return h.Algorithm
 }
 
-// hasher returns the hasher over n sub-ports, or nil if ports are to be uniform; the error explains why ports are uniform despite the data
-// plane's description.
+// hasher returns the hasher over n sub-ports, or nil if ports are to be uniform; the error explains why ports are
+// uniform despite the data plane's description.
 func (h FlowHash) hasher(n int, asked wecmp.Asked) (wecmp.Hasher, error) {
 	const uniform = "source ports are spread evenly; "
 	switch h.Algorithm {
@@ -82,8 +82,8 @@ func (c *Core) setFlowHash(h FlowHash) {
 	}
 }
 
-// Planners returns the source groups' planners, which choose source ports; they are safe for any goroutine. asked resolves flow placement if the
-// data plane must be queried; nil makes such ports uniform.
+// Planners returns the source groups' planners, which choose source ports; they are safe for any goroutine. asked
+// resolves flow placement if the data plane must be queried; nil makes such ports uniform.
 func (c *Core) Planners(asked wecmp.Asked) []*wecmp.Planner {
 	var out []*wecmp.Planner
 	for i := range c.sources {
@@ -126,7 +126,8 @@ func (c *Core) land(ev Landing) {
 	c.landings[key] = placement{ev.Table, [8]byte(sum[:])}
 }
 
-// Landing returns the data plane's last answer for a pair of addresses, or nil; it is a wecmp.Asked for the core's goroutine.
+// Landing returns the data plane's last answer for a pair of addresses, or nil; it is a wecmp.Asked for the core's
+// goroutine.
 func (c *Core) Landing(src, dst netip.Addr) []byte { return c.landings[flow{src, dst}].table }
 
 // LandingTable is the content of a Landing. Its text is Huffman-coded, because few values of a byte occur.
@@ -153,7 +154,8 @@ func (t LandingTable) MarshalText() ([]byte, error) {
 	return base64.StdEncoding.AppendEncode(nil, b.Bytes()), nil
 }
 
-// UnmarshalText implements encoding.TextUnmarshaler. It refuses a table of another length than one byte for each source port.
+// UnmarshalText implements encoding.TextUnmarshaler. It refuses a table of another length than one byte for each source
+// port.
 func (t *LandingTable) UnmarshalText(text []byte) error {
 	const ports = wecmp.MaxPort - wecmp.MinPort + 1
 	packed, err := base64.StdEncoding.AppendDecode(nil, text)

@@ -50,8 +50,8 @@ func (c *Core) noteIgnored(source int, ch fare.Change) {
 	}
 }
 
-// IgnoredRoutes counts routes with ignored bandwidth by session and reason, sorted. A session that serves several source groups has its routes
-// in each; its count is the largest of these.
+// IgnoredRoutes counts routes with ignored bandwidth by session and reason, sorted. A session that serves several
+// source groups has its routes in each; its count is the largest of these.
 func (c *Core) IgnoredRoutes() []fare.IgnoredRoutes {
 	all := map[ignoredKey]fare.IgnoredRoutes{}
 	for i := range c.sources {
@@ -68,8 +68,8 @@ func (c *Core) IgnoredRoutes() []fare.IgnoredRoutes {
 	})
 }
 
-// TakeIgnored calls destination for the destinations of each group whose ignored bandwidth has changed since the last call. It reports whether that of any
-// group has changed, removed groups included.
+// TakeIgnored calls destination for the destinations of each group whose ignored bandwidth has changed since the last
+// call. It reports whether that of any group has changed, removed groups included.
 func (c *Core) TakeIgnored(destination func(source int, prefix netip.Prefix)) bool {
 	g := &c.unbelieved
 	for _, key := range g.changed {

@@ -8,7 +8,8 @@ import (
 	"github.com/fared/fared/wecmp"
 )
 
-// Layout numbers the configuration's planes, sub-ports and sessions; all other parts refer to these by index. The order is the configuration's.
+// Layout numbers the configuration's planes, sub-ports and sessions; all other parts refer to these by index. The order
+// is the configuration's.
 type Layout struct {
 	Planes   []string
 	OfPlane  [][]int // by plane: indexes of its sub-ports
@@ -104,7 +105,8 @@ func (l *Layout) EngineConfig(cfg *config.Config) wecmp.Config {
 	}
 	out.Protocol, out.Port = cfg.Dataplane.Flows()
 	if cfg.Role == fare.RoleLeaf {
-		// No queue pair begins at a leaf. Per-packet mode has the fewest possible slots, one per plane, and they are not published.
+		// No queue pair begins at a leaf. Per-packet mode has the fewest possible slots, one per plane, and they are
+		// not published.
 		out = wecmp.Config{Mode: wecmp.PerPacket, MaxWeight: w.MaxWeight, MaxWeightSum: w.MaxWeightSum}
 	}
 	for p, name := range l.Planes {

@@ -23,7 +23,8 @@ func advertisedBy(c *Core, prefix netip.Prefix) map[int]string {
 	return advertised
 }
 
-// TestLinkBandwidthBySession checks that a leaf removes, keeps or regenerates the value on each session, as RFC 10005 permits.
+// TestLinkBandwidthBySession checks that a leaf removes, keeps or regenerates the value on each session, as RFC 10005
+// permits.
 func TestLinkBandwidthBySession(t *testing.T) {
 	c := coreOf(t, `
 role: leaf
@@ -95,7 +96,8 @@ planes:
 	}
 }
 
-// switches are cores of leaves, spines and super-spines, connected in pure code: the advertisements of one are the input of the next.
+// switches are cores of leaves, spines and super-spines, connected in pure code: the advertisements of one are the
+// input of the next.
 type switches struct {
 	t     *testing.T
 	cores []*Core
@@ -109,8 +111,8 @@ type switches struct {
 
 type wire struct{ to, session int }
 
-// newSwitches builds switches from the named cables, 400G each. A word after a name is its key for the sub-port, such as "spine1 leaf1": "",
-// "uplink: true".
+// newSwitches builds switches from the named cables, 400G each. A word after a name is its key for the sub-port, such
+// as "spine1 leaf1": "", "uplink: true".
 func newSwitches(t *testing.T, cables [][4]string, hosts map[string]int) *switches {
 	f := &switches{t: t, sent: map[[2]int]map[netip.Prefix]string{}}
 	ports := map[string][]string{}
@@ -244,9 +246,10 @@ func (f *switches) at(name string, prefix netip.Prefix) string {
 	return fare.Bandwidth(uint64(b+5e5) / 1e6 * 1e6).String()
 }
 
-// TestThreeTiers has pods of two spines and two leaves, joined by two super-spines. A super-spine's sub-ports to the spines of one pod share its
-// advertised bandwidth, because the pod's leaves sum it again: a leaf of the other pod receives the server's bandwidth, reduced in proportion to
-// failed switches. The expected values are calculated by hand: one of two equal paths is half.
+// TestThreeTiers has pods of two spines and two leaves, joined by two super-spines. A super-spine's sub-ports to the
+// spines of one pod share its advertised bandwidth, because the pod's leaves sum it again: a leaf of the other pod
+// receives the server's bandwidth, reduced in proportion to failed switches. The expected values are calculated by
+// hand: one of two equal paths is half.
 func TestThreeTiers(t *testing.T) {
 	var cables [][4]string
 	for pod := 1; pod <= 2; pod++ {

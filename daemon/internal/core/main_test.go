@@ -32,7 +32,8 @@ func up(i int, speed fare.Bandwidth) Event {
 }
 func down(i int) Event { return Fabric{fare.LinkState{SubPort: i}} }
 
-// bring brings up every link and session of a server, with one leaf per plane, and announces n destinations on all of them.
+// bring brings up every link and session of a server, with one leaf per plane, and announces n destinations on all of
+// them.
 func bring(t testing.TB, s shape, c *Core, n int, value func(destination, subPort int) fare.Bandwidth) {
 	t.Helper()
 	for i := range s.Planes * s.SubPorts {

@@ -16,9 +16,10 @@ import (
 	"github.com/fared/fared/internal/testkit/gate"
 )
 
-// model is a server as the specifications describe it, without any of the daemon's parts: facts in maps, and every output computed from all of
-// them each time (specification of path bandwidth, RFC 10005, Section 2, RFC 4724, Section 2). Every sub-port has two sessions to the single
-// leaf of its plane: session 2i carries IPv4, session 2i+1 both families.
+// model is a server as the specifications describe it, without any of the daemon's parts: facts in maps, and every
+// output computed from all of them each time (specification of path bandwidth, RFC 10005, Section 2, RFC 4724, Section
+// 2). Every sub-port has two sessions to the single leaf of its plane: session 2i carries IPv4, session 2i+1 both
+// families.
 type model struct {
 	subPorts  int // per plane
 	node      bool
@@ -41,8 +42,8 @@ type model struct {
 	ever      []bool // the sub-port has been usable
 	verdict   map[int]bool
 
-	// What the data plane has when it connects: sub-ports that are down, and weights by sub-port, by source group and destination. keeps has the
-	// sessions and families whose planes keep their share until the routes are known.
+	// What the data plane has when it connects: sub-ports that are down, and weights by sub-port, by source group and
+	// destination. keeps has the sessions and families whose planes keep their share until the routes are known.
 	ready bool
 	idle  []bool
 	held  []map[netip.Prefix][]uint64
@@ -193,9 +194,9 @@ func (m *model) source(lo netip.Prefix) int {
 	return 0
 }
 
-// weights returns the weight of each plane that has sub-ports for a loopback, in lowest terms, or nil if there is no path. zero reports that
-// every path has zero bandwidth. Before the end of the start, a plane with a session that has not sent all its routes keeps its share of the traffic
-// in the data plane, and the others divide the rest.
+// weights returns the weight of each plane that has sub-ports for a loopback, in lowest terms, or nil if there is no
+// path. zero reports that every path has zero bandwidth. Before the end of the start, a plane with a session that has
+// not sent all its routes keeps its share of the traffic in the data plane, and the others divide the rest.
 func (m *model) weights(lo, dst netip.Prefix) (out []uint64, zero bool) {
 	any := false
 	var had []uint64 // the data plane's weight of each plane
@@ -559,8 +560,9 @@ func (m *model) compare(t *testing.T, c *Core, advertised map[int][]string) {
 	}
 }
 
-// TestCoreAgainstAModel checks that after every event of random sequences the core's sub-port operations, advertisements, weights, drains and
-// the end of its start equal those of a model that shares nothing with it; with one source group and with two.
+// TestCoreAgainstAModel checks that after every event of random sequences the core's sub-port operations,
+// advertisements, weights, drains and the end of its start equal those of a model that shares nothing with it; with one
+// source group and with two.
 func TestCoreAgainstAModel(t *testing.T) {
 	converged, drained, kept, sequences := 0, 0, 0, gate.Count(t, gate.Models, 240, 1000)
 	for seed := range uint64(sequences) {

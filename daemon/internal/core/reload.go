@@ -14,8 +14,8 @@ type ownRoute struct {
 	prefix  netip.Prefix
 }
 
-// keepOwn stores a route to one of this node's loopbacks, which the tables reject: the speaker reports a route once, and a reload may give the
-// loopback to another server.
+// keepOwn stores a route to one of this node's loopbacks, which the tables reject: the speaker reports a route once,
+// and a reload may give the loopback to another server.
 func (c *Core) keepOwn(ev fare.RouteUpdate) {
 	if s := &c.sessions[ev.Session]; s.up && s.generation == ev.Generation {
 		if c.own == nil {
@@ -34,8 +34,8 @@ func (c *Core) forgetOwn(session int) {
 	}
 }
 
-// reload applies a configuration that differs only in keys that may change while running (verified by config.Diff). Afterwards the core equals a
-// core that started with the new configuration and received the same events.
+// reload applies a configuration that differs only in keys that may change while running (verified by config.Diff).
+// Afterwards the core equals a core that started with the new configuration and received the same events.
 func (c *Core) reload(ev Reload) error {
 	next, err := config.Parse("reload", []byte(ev.Config))
 	if err != nil {
@@ -83,7 +83,8 @@ func (c *Core) takeOver(lo netip.Prefix) {
 	}
 }
 
-// route returns the attributes of a session's route, nil if it has none. Every source group that the session serves has the same route.
+// route returns the attributes of a session's route, nil if it has none. Every source group that the session serves has
+// the same route.
 func (c *Core) route(session int, prefix netip.Prefix) *fare.Attributes {
 	for i := range c.sources {
 		if at := c.layout.Sources[i].at.sessions[session]; at >= 0 {

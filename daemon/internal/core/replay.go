@@ -15,9 +15,9 @@ import (
 	"github.com/fared/fared/fare"
 )
 
-// RecordLine is a line of a recording. A recording consists of JSON lines: a header with the configuration, then every event in the order in
-// which the loop processed it, and occasionally a digest of the state, which a replay must reproduce. When a file is full, the recording
-// continues in the next file, with its own header.
+// RecordLine is a line of a recording. A recording consists of JSON lines: a header with the configuration, then every
+// event in the order in which the loop processed it, and occasionally a digest of the state, which a replay must
+// reproduce. When a file is full, the recording continues in the next file, with its own header.
 type RecordLine struct {
 	// Header, the first line of each file.
 	Fared  string `json:"fared,omitempty"` // version of the recording daemon
@@ -31,18 +31,19 @@ type RecordLine struct {
 	Digest string `json:"digest,omitempty"`
 	// Effect, with TimeNS, is the data plane's progress with the decisions so far.
 	Effect *Effect `json:"effect,omitempty"`
-	// Missing is the number of events that could not be written at this place. The state after them differs from the daemon's, and no digest is
-	// verified.
+	// Missing is the number of events that could not be written at this place. The state after them differs from the
+	// daemon's, and no digest is verified.
 	Missing uint64 `json:"missing,omitempty"`
 }
 
-// Effect is the data plane's progress with the core's decisions: the numbers of sub-ports, vectors and destinations whose last change is not answered, in effect
-// approximately, or refused. No decision depends on it, so it is no event.
+// Effect is the data plane's progress with the core's decisions: the numbers of sub-ports, vectors and destinations
+// whose last change is not answered, in effect approximately, or refused. No decision depends on it, so it is no event.
 type Effect struct {
 	Pending     int `json:"pending,omitempty"`
 	Approximate int `json:"approximate,omitempty"`
 	Refused     int `json:"refused,omitempty"`
-	// Problem is the reason of a refusal, of a lost connection, or the damage of the layer below; while there is damage, nothing is in effect.
+	// Problem is the reason of a refusal, of a lost connection, or the damage of the layer below; while there is
+	// damage, nothing is in effect.
 	Problem string `json:"problem,omitempty"`
 	Damaged bool   `json:"damaged,omitempty"`
 }
@@ -83,7 +84,8 @@ func (c *Core) Digest() string {
 
 // Replayed is one event of a recording with its results, or a report of the data plane's progress.
 type Replayed struct {
-	// Line is the event's line in the recording, from 1; TimeNS is the time at which the recording daemon processed it, Unix nanoseconds.
+	// Line is the event's line in the recording, from 1; TimeNS is the time at which the recording daemon processed it,
+	// Unix nanoseconds.
 	Line   int
 	TimeNS int64
 	Event  Event
@@ -92,13 +94,15 @@ type Replayed struct {
 	Changed []string
 	// Effect, if not nil, is a report: there is no Event.
 	Effect *Effect
-	// Missing, if not 0, is the number of events that could not be recorded at this place; of the other fields only Line and Text are set.
+	// Missing, if not 0, is the number of events that could not be recorded at this place; of the other fields only
+	// Line and Text are set.
 	Missing uint64
 }
 
-// Replay runs a recording through a fresh core and calls each, if not nil, after every event, for every report and for every gap. It verifies every digest before
-// the first gap. The files of one recording must follow each other, the oldest first; without the first file the replay begins with a gap. A
-// recording that ends in the middle of a line (because the process was killed) is replayed up to that line.
+// Replay runs a recording through a fresh core and calls each, if not nil, after every event, for every report and for
+// every gap. It verifies every digest before the first gap. The files of one recording must follow each other, the
+// oldest first; without the first file the replay begins with a gap. A recording that ends in the middle of a line
+// (because the process was killed) is replayed up to that line.
 func Replay(in io.Reader, each func(Replayed)) (*Core, error) {
 	r := bufio.NewReaderSize(in, 64<<10)
 	var core *Core
@@ -191,7 +195,8 @@ func (c *Core) settle() []string {
 	return changed
 }
 
-// check returns an error for an event that refers to an index outside the configuration: recordings are untrusted input.
+// check returns an error for an event that refers to an index outside the configuration: recordings are untrusted
+// input.
 func (c *Core) check(ev Event) error {
 	session := func(i int) error {
 		if i < 0 || i >= len(c.sessions) {

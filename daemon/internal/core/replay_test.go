@@ -51,7 +51,8 @@ func everyEvent() []Event {
 	}
 }
 
-// TestEveryEventIsRecorded checks that each event survives encoding to JSON unchanged, and that everyEvent omits no type.
+// TestEveryEventIsRecorded checks that each event survives encoding to JSON unchanged, and that everyEvent omits no
+// type.
 func TestEveryEventIsRecorded(t *testing.T) {
 	covered := map[string]bool{}
 	for _, ev := range everyEvent() {
@@ -120,7 +121,8 @@ func receivers(t *testing.T, dir, method string) []string {
 	return out
 }
 
-// written returns the recording of events with a digest in the middle and one at the end, and the core that they lead to.
+// written returns the recording of events with a digest in the middle and one at the end, and the core that they lead
+// to.
 func written(t testing.TB, s shape, events []Event) (text []byte, c *Core) {
 	t.Helper()
 	c = coreOf(t, s.Text())
@@ -197,7 +199,8 @@ func shortRecording(t testing.TB) [][]byte {
 	return bytes.SplitAfter(bytes.TrimSuffix(text, []byte("\n")), []byte("\n"))
 }
 
-// TestReplayContinues checks that the next file of a recording is accepted if it continues after as many events as come before it.
+// TestReplayContinues checks that the next file of a recording is accepted if it continues after as many events as come
+// before it.
 func TestReplayContinues(t *testing.T) {
 	lines := shortRecording(t)
 	events := uint64(0)
@@ -276,8 +279,8 @@ func TestReplayOfDamagedRecordings(t *testing.T) {
 	}
 }
 
-// TestReplayRefusesWhatIsNotThere checks that an event of a session or sub-port beyond the configuration's is rejected by its number, and that
-// an event of the last one is accepted.
+// TestReplayRefusesWhatIsNotThere checks that an event of a session or sub-port beyond the configuration's is rejected
+// by its number, and that an event of the last one is accepted.
 func TestReplayRefusesWhatIsNotThere(t *testing.T) {
 	c := coreOf(t, shape{Planes: 2, SubPorts: 2}.Text()) // four of each
 	for name, event := range map[string]func(int) Event{
@@ -309,8 +312,9 @@ func TestReplayRefusesWhatIsNotThere(t *testing.T) {
 	}
 }
 
-// TestOldRecordings checks recordings of earlier commits, which their file names contain. Two replay with all of their digests. The digest of
-// the third, 120 commits older than this test, covers less: the replay makes all of its decisions, and refuses the digest with that version.
+// TestOldRecordings checks recordings of earlier commits, which their file names contain. Two replay with all of their
+// digests. The digest of the third, 120 commits older than this test, covers less: the replay makes all of its
+// decisions, and refuses the digest with that version.
 func TestOldRecordings(t *testing.T) {
 	for _, test := range []struct {
 		commit, algorithm string

@@ -9,8 +9,9 @@ import (
 	"github.com/fared/fared/fare"
 )
 
-// TestRestoredDrainAdvertisesNothing checks that no session over a restored drain's target ever has a route, for each kind of target and both roles, and that
-// an undrain returns the target to service. With a drained leaf no session has a route before its leaf is known.
+// TestRestoredDrainAdvertisesNothing checks that no session over a restored drain's target ever has a route, for each
+// kind of target and both roles, and that an undrain returns the target to service. With a drained leaf no session has
+// a route before its leaf is known.
 func TestRestoredDrainAdvertisesNothing(t *testing.T) {
 	for _, leaf := range []bool{false, true} {
 		for _, target := range []DrainTarget{{Plane: "p1"}, {SubPort: "p1.0"}, {Leaf: leafNode(1)}} {
@@ -77,8 +78,8 @@ func TestRestoredDrainAdvertisesNothing(t *testing.T) {
 	}
 }
 
-// TestRestoredDrainOfNothing checks that the restored drain of a target that the configuration lacks is refused and changes nothing, and that one of an unknown
-// leaf is accepted.
+// TestRestoredDrainOfNothing checks that the restored drain of a target that the configuration lacks is refused and
+// changes nothing, and that one of an unknown leaf is accepted.
 func TestRestoredDrainOfNothing(t *testing.T) {
 	c := coreOf(t, shape{Planes: 2, SubPorts: 1}.Text())
 	before := c.Digest()

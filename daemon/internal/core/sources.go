@@ -8,13 +8,16 @@ import (
 	"github.com/fared/fared/wecmp"
 )
 
-// SourceLayout is the part of a layout that serves a source group, with its own indexes. It omits planes without a sub-port of the source group.
+// SourceLayout is the part of a layout that serves a source group, with its own indexes. It omits planes without a
+// sub-port of the source group.
 type SourceLayout struct {
 	Layout
 	Loopbacks []netip.Prefix
-	// Name identifies the source group toward the data plane: its first loopback, or the zero value if there is only one source group.
+	// Name identifies the source group toward the data plane: its first loopback, or the zero value if there is only
+	// one source group.
 	Name netip.Prefix
-	// at maps indexes of planes, sub-ports and sessions of the whole layout to those of the source group; -1 means absent.
+	// at maps indexes of planes, sub-ports and sessions of the whole layout to those of the source group; -1 means
+	// absent.
 	at struct{ planes, subPorts, sessions []int }
 }
 
@@ -53,7 +56,8 @@ func absent(n int) []int {
 	return out
 }
 
-// localize translates an event of the whole server into one of the source group, or returns nil if it does not concern the source group.
+// localize translates an event of the whole server into one of the source group, or returns nil if it does not concern
+// the source group.
 func (s *SourceLayout) localize(ev fare.Event) fare.Event {
 	if !s.Name.IsValid() {
 		return ev // the only source group has the same indexes
@@ -167,7 +171,8 @@ func (s *sourceGroup) setGroup(l *SourceLayout, id fare.GroupID) error {
 	return s.engine.SetGroup(tableGroup(id), s.planes)
 }
 
-// capacities translates a group's path bandwidths into the engine's unit-free capacities, in s.planes. Group 0 has none.
+// capacities translates a group's path bandwidths into the engine's unit-free capacities, in s.planes. Group 0 has
+// none.
 func (s *sourceGroup) capacities(l *SourceLayout, id fare.GroupID) {
 	view := s.table.Group(id)
 	for p := range s.planes {
@@ -184,8 +189,8 @@ func (s *sourceGroup) capacities(l *SourceLayout, id fare.GroupID) {
 	}
 }
 
-// vectorID returns a number for an engine's vector that is unique over all source groups; 0 stays 0. With one source group it equals the
-// engine's number.
+// vectorID returns a number for an engine's vector that is unique over all source groups; 0 stays 0. With one source
+// group it equals the engine's number.
 func (c *Core) vectorID(source int, vector uint32) uint32 {
 	if vector == 0 {
 		return 0

@@ -20,8 +20,8 @@ func weightsFrom(c *Core, source int, d netip.Prefix) []uint32 {
 	return nil
 }
 
-// TestOwnPorts checks that on a server with 8 GPUs the failure of one GPU's port shifts only that GPU's traffic, costs the others nothing, and
-// on the remote side concerns only the destination.
+// TestOwnPorts checks that on a server with 8 GPUs the failure of one GPU's port shifts only that GPU's traffic, costs
+// the others nothing, and on the remote side concerns only the destination.
 func TestOwnPorts(t *testing.T) {
 	s := coretest.OwnPorts(4, 8)
 	c := coreOf(t, s.Text())
@@ -72,7 +72,8 @@ func TestOwnPorts(t *testing.T) {
 	})
 }
 
-// TestOwnPortsAreAdvertised checks that a session carries the loopbacks that its sub-port serves, with the bandwidth of only these sub-ports.
+// TestOwnPortsAreAdvertised checks that a session carries the loopbacks that its sub-port serves, with the bandwidth of
+// only these sub-ports.
 func TestOwnPortsAreAdvertised(t *testing.T) {
 	for _, mode := range []string{"sub-port", "node"} {
 		// Each GPU has half a Y-cable to itself, and they share a third cable: 400G alone, 400G shared.
@@ -100,7 +101,8 @@ func TestOwnPortsAreAdvertised(t *testing.T) {
 	}
 }
 
-// cableModel models a server as cables and numbers. It is the oracle of TestSourcesAgainstCables and uses no part of the core.
+// cableModel models a server as cables and numbers. It is the oracle of TestSourcesAgainstCables and uses no part of
+// the core.
 type cableModel struct {
 	cables  []cable
 	values  map[[3]int]uint64 // plane, leaf and destination: the leaf's advertisement, 100G; absent means no route
@@ -115,9 +117,10 @@ type cable struct {
 	up, session bool
 }
 
-// bandwidths returns each cable's bandwidth from a GPU toward a destination as a fraction of the plane's B. The plane's B is the sum over its
-// leaves of the lower of the sum of its cables of this GPU and its advertisement (specification, Section "Computing it"); a leaf's B is split by
-// the cables' speeds. All numbers are multiplied by 27720, so that divisions are exact.
+// bandwidths returns each cable's bandwidth from a GPU toward a destination as a fraction of the plane's B. The plane's
+// B is the sum over its leaves of the lower of the sum of its cables of this GPU and its advertisement (specification,
+// Section "Computing it"); a leaf's B is split by the cables' speeds. All numbers are multiplied by 27720, so that
+// divisions are exact.
 func (m *cableModel) bandwidths(gpu, dst int) []uint64 {
 	out := make([]uint64, len(m.cables))
 	counts := func(i int) bool {
@@ -253,8 +256,8 @@ func (m *cableModel) change(t *testing.T, random *rand.Rand, c *Core, destinatio
 	}
 }
 
-// TestSourcesAgainstCables checks on random servers, with GPUs that share ports, own them or have other planes than others, that every pair's
-// traffic follows the arithmetic over cables after each change.
+// TestSourcesAgainstCables checks on random servers, with GPUs that share ports, own them or have other planes than
+// others, that every pair's traffic follows the arithmetic over cables after each change.
 func TestSourcesAgainstCables(t *testing.T) {
 	const destinations = 3
 	checked, several, gone := 0, 0, 0
@@ -326,8 +329,8 @@ func (m *cableModel) compare(c *Core, gpuIndex, dst int, want []uint64) string {
 	return ""
 }
 
-// TestReloadOfSources checks that a loopback that joins a source group at run time is advertised over the source group's sub-ports, and that the
-// core's decisions equal those of a fresh start with the new configuration.
+// TestReloadOfSources checks that a loopback that joins a source group at run time is advertised over the source
+// group's sub-ports, and that the core's decisions equal those of a fresh start with the new configuration.
 func TestReloadOfSources(t *testing.T) {
 	form := shape{Planes: 2, SubPorts: 1, Serves: func(i int) string {
 		return []string{coretest.GPU(0).String() + "," + coretest.GPU(1).String(), coretest.GPU(0).String()}[i]

@@ -11,10 +11,11 @@ import (
 	"github.com/fared/fared/wecmp"
 )
 
-// The start of a process whose data plane forwards already is that of a restarting speaker (RFC 4724, Section 4.1). A plane with a session that has
-// not sent all its routes is kept: of each destination that the data plane already has, the plane keeps the share of the traffic that it has there.
-// The other planes divide the rest by their path bandwidth. So a withdrawal counts at once, no traffic moves to a plane whose state is unknown, and
-// without a change of the fabric nothing changes.
+// The start of a process whose data plane forwards already is that of a restarting speaker (RFC 4724, Section 4.1). A
+// plane with a session that has not sent all its routes is kept: of each destination that the data plane already has,
+// the plane keeps the share of the traffic that it has there. The other planes divide the rest by their path bandwidth.
+// So a withdrawal counts at once, no traffic moves to a plane whose state is unknown, and without a change of the
+// fabric nothing changes.
 
 // Held is a vector that the data plane has when it connects for the first time, with its destinations.
 type Held struct {
@@ -34,14 +35,15 @@ type start struct {
 	vectors [][][]uint64 // of the data plane: weights by plane and sub-port
 	of      map[netip.Prefix]int
 	kept    [2][]bool // by family and plane: a session has not sent all its routes
-	// classes are the pairs of path bandwidth and vector that destinations have had, by group; byNumber has the same ones.
+	// classes are the pairs of path bandwidth and vector that destinations have had, by group; byNumber has the same
+	// ones.
 	classes  map[fare.GroupID][]uint32
 	numbers  map[heldClass]uint32
 	byNumber []heldClass
 }
 
-// heldClass is the input of weights during the start: a group of the table (0 if no session has a route), a vector of the data plane (-1 for a
-// destination that it does not have), and the family, whose sessions count.
+// heldClass is the input of weights during the start: a group of the table (0 if no session has a route), a vector of
+// the data plane (-1 for a destination that it does not have), and the family, whose sessions count.
 type heldClass struct {
 	group  fare.GroupID
 	vector int
@@ -152,7 +154,8 @@ func (c *Core) keptPlanes(source int) (ended bool) {
 	return ended
 }
 
-// release ends the keeping of the data plane's state for a session: in the families of which it has sent all routes, or in both.
+// release ends the keeping of the data plane's state for a session: in the families of which it has sent all routes, or
+// in both.
 func (c *Core) release(session int, families ...int) {
 	s, released := &c.sessions[session], false
 	if len(families) == 0 {
@@ -248,8 +251,9 @@ func (s *sourceGroup) heldWeight(l *SourceLayout, held [][]uint64, p, k int) uin
 	return held[p][k]
 }
 
-// keep replaces the capacities of kept planes in s.planes by those that leave them their share of a held vector. With h(p) the weight of plane p in the
-// vector, H the sum of all, K the sum of the kept ones, and b(p) the path bandwidth, B the sum over the planes that are not kept:
+// keep replaces the capacities of kept planes in s.planes by those that leave them their share of a held vector. With
+// h(p) the weight of plane p in the vector, H the sum of all, K the sum of the kept ones, and b(p) the path bandwidth,
+// B the sum over the planes that are not kept:
 //
 //	capacity(p) = h(p) * B for a kept plane, b(p) * (H - K) for another
 //

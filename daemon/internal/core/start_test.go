@@ -10,7 +10,8 @@ import (
 	"github.com/fared/fared/fare"
 )
 
-// startOf returns a core of four planes whose data plane has destinations with these weights, by plane, and the sub-ports of idle planes down.
+// startOf returns a core of four planes whose data plane has destinations with these weights, by plane, and the
+// sub-ports of idle planes down.
 func startOf(t *testing.T, held map[string][]netip.Prefix, idle ...int) (*Core, shape) {
 	t.Helper()
 	s := shape{Planes: 4, SubPorts: 1}
@@ -32,8 +33,9 @@ func startOf(t *testing.T, held map[string][]netip.Prefix, idle ...int) (*Core, 
 	return c, s
 }
 
-// TestStartOfEachPlane checks the start of a server whose data plane forwards already, plane by plane: routes of a plane whose sessions have sent
-// End-of-RIB count at once, and a plane without keeps its share of the traffic. The shares are computed by hand.
+// TestStartOfEachPlane checks the start of a server whose data plane forwards already, plane by plane: routes of a
+// plane whose sessions have sent End-of-RIB count at once, and a plane without keeps its share of the traffic. The
+// shares are computed by hand.
 func TestStartOfEachPlane(t *testing.T) {
 	d := destination(0)
 	all := func(weights string) map[string][]netip.Prefix { return map[string][]netip.Prefix{weights: {d}} }
@@ -145,8 +147,8 @@ func TestStartOfEachFamily(t *testing.T) {
 	}
 }
 
-// TestStartLeavesNothing checks that after the start the core equals a core that never knew the state of a data plane, and that its engine has no
-// group of the start.
+// TestStartLeavesNothing checks that after the start the core equals a core that never knew the state of a data plane,
+// and that its engine has no group of the start.
 func TestStartLeavesNothing(t *testing.T) {
 	held := map[string][]netip.Prefix{"1:1:1:1": {destination(0), destination(1)}, "2:1:2:2": {destination(2)}, "1:0:0:1": {destination(3)}}
 	full := func(d, sub int) fare.Bandwidth { return []fare.Bandwidth{400e9, 200e9}[(d+sub)%2] }
@@ -167,7 +169,8 @@ func TestStartLeavesNothing(t *testing.T) {
 	})
 }
 
-// TestStartWithGreatNumbers checks shares whose products exceed 64 bits: p2 keeps the third that it has, and the others divide the rest 1 : 3.
+// TestStartWithGreatNumbers checks shares whose products exceed 64 bits: p2 keeps the third that it has, and the others
+// divide the rest 1 : 3.
 func TestStartWithGreatNumbers(t *testing.T) {
 	s := shape{Planes: 3, SubPorts: 1, Extra: "weights: {max_weight: 1000000}\n"}
 	c := coreOf(t, strings.ReplaceAll(s.Text(), "speed: 400G", "speed: 8000T"))
@@ -189,7 +192,8 @@ func TestStartWithGreatNumbers(t *testing.T) {
 	}
 }
 
-// TestStartOfARecording checks that a recording with the state of a data plane replays, and that one with impossible indexes is refused.
+// TestStartOfARecording checks that a recording with the state of a data plane replays, and that one with impossible
+// indexes is refused.
 func TestStartOfARecording(t *testing.T) {
 	c := coreOf(t, shape{Planes: 2, SubPorts: 1}.Text())
 	d := destination(0)
@@ -213,7 +217,8 @@ func TestStartOfARecording(t *testing.T) {
 	}
 }
 
-// TestStartWithANewLoopback checks that a destination of the data plane that a reload makes a loopback of this node is dropped, with a route and without.
+// TestStartWithANewLoopback checks that a destination of the data plane that a reload makes a loopback of this node is
+// dropped, with a route and without.
 func TestStartWithANewLoopback(t *testing.T) {
 	for _, routed := range []bool{true, false} {
 		moved := destination(0)

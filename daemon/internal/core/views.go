@@ -72,8 +72,8 @@ func (c *Core) SessionState(i int) SessionState {
 	return SessionState{Up: s.up, Node: s.node, PeerAS: s.peerAS, NextHop: s.nextHop, EndOfRIB: s.eorDone(&c.layout.Sessions[i])}
 }
 
-// Group returns the view of a source group's group of destinations, by the number of the engine's group (wecmp.VectorView.Group). A plane that keeps the
-// data plane's share during the start has no reason not to count.
+// Group returns the view of a source group's group of destinations, by the number of the engine's group
+// (wecmp.VectorView.Group). A plane that keeps the data plane's share during the start has no reason not to count.
 func (c *Core) Group(source int, group uint32) fare.GroupView {
 	s := &c.sources[source]
 	if group%2 == 0 {

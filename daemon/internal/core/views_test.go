@@ -13,15 +13,16 @@ import (
 	"github.com/fared/fared/wecmp"
 )
 
-// twoGPUs is a server with three planes of two sub-ports: the first GPU has sub-port 0 alone and shares sub-port 2, and the second GPU has the others.
+// twoGPUs is a server with three planes of two sub-ports: the first GPU has sub-port 0 alone and shares sub-port 2, and
+// the second GPU has the others.
 func twoGPUs() shape {
 	first, second := coretest.GPU(0).String(), coretest.GPU(1).String()
 	return shape{Planes: 3, SubPorts: 2, Extra: "path_bandwidth: {minimum: 100G, maximum: 1.6T, conflict: prefer-first}\n", Loopbacks: []string{first, second},
 		Serves: func(i int) string { return []string{first, second, first + ", " + second, second, second, second}[i] }}
 }
 
-// TestViewsOfASharedPlane checks that a plane is up if it is up for some GPU, and drained for all; and that a sub-port's view is its own, although
-// source groups number their sub-ports differently.
+// TestViewsOfASharedPlane checks that a plane is up if it is up for some GPU, and drained for all; and that a
+// sub-port's view is its own, although source groups number their sub-ports differently.
 func TestViewsOfASharedPlane(t *testing.T) {
 	s := twoGPUs()
 	c := coreOf(t, s.Text())
@@ -64,8 +65,8 @@ func TestViewsOfASharedPlane(t *testing.T) {
 	}
 }
 
-// TestViewsOfASharedSession checks that the routes of a session that serves two source groups are judged by the first, and that an unusable event counts
-// once for each of them.
+// TestViewsOfASharedSession checks that the routes of a session that serves two source groups are judged by the first,
+// and that an unusable event counts once for each of them.
 func TestViewsOfASharedSession(t *testing.T) {
 	s := twoGPUs()
 	c := coreOf(t, s.Text())
@@ -127,8 +128,9 @@ func TestGroupsOfNoRoute(t *testing.T) {
 	}
 }
 
-// TestIgnoredRoutesAreCountedOnce checks that the routes of a session with ignored bandwidth count once, although two source groups have them: of
-// both, the one that uses more of them. Changes of groups name their destinations with the source group; destinations that join an equal group are no change.
+// TestIgnoredRoutesAreCountedOnce checks that the routes of a session with ignored bandwidth count once, although two
+// source groups have them: of both, the one that uses more of them. Changes of groups name their destinations with the
+// source group; destinations that join an equal group are no change.
 func TestIgnoredRoutesAreCountedOnce(t *testing.T) {
 	s := twoGPUs()
 	c := coreOf(t, s.Text())
@@ -146,7 +148,8 @@ func TestIgnoredRoutesAreCountedOnce(t *testing.T) {
 	if got := take(); got != "false " {
 		t.Errorf("at first: %s", got)
 	}
-	// The first GPU prefers another origin of destination 0, which its own sub-port has, and the second one of destination 1.
+	// The first GPU prefers another origin of destination 0, which its own sub-port has, and the second one of
+	// destination 1.
 	do(t, c, route(0, 0, 400e9, 65001), route(2, 0, 1e9, 65002))
 	if got := take(); got != "true 1 10.255.1.0" {
 		t.Errorf("one GPU's destination: %s", got)
@@ -164,7 +167,8 @@ func TestIgnoredRoutesAreCountedOnce(t *testing.T) {
 	}
 }
 
-// TestEngineOfALeaf checks that the engine of a leaf has no slots but the limits of the configuration, and that of a server has both.
+// TestEngineOfALeaf checks that the engine of a leaf has no slots but the limits of the configuration, and that of a
+// server has both.
 func TestEngineOfALeaf(t *testing.T) {
 	const extra = "weights: {max_weight: 5, max_weight_sum: 50}\n"
 	for _, leaf := range []bool{false, true} {
@@ -181,7 +185,8 @@ func TestEngineOfALeaf(t *testing.T) {
 	}
 }
 
-// TestReplayOfReports checks that a replay passes on the data plane's progress and gaps, and verifies no digest behind a gap.
+// TestReplayOfReports checks that a replay passes on the data plane's progress and gaps, and verifies no digest behind
+// a gap.
 func TestReplayOfReports(t *testing.T) {
 	s := shape{Planes: 2, SubPorts: 1}
 	header := func(continues uint64) string {

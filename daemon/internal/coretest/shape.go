@@ -1,6 +1,8 @@
-// Package coretest has what the tests of the core and those of the daemon share: configurations by their size, addresses and attributes.
+// Package coretest has what the tests of the core and those of the daemon share: configurations by their size,
+// addresses and attributes.
 //
-// It does not import the core, because the core's own tests import this package. Functions for a core take it as an interface.
+// It does not import the core, because the core's own tests import this package. Functions for a core take it as an
+// interface.
 package coretest
 
 import (

@@ -19,8 +19,9 @@ func lastOf(events []Event, o Object) (last Event) {
 	return last
 }
 
-// TestApproximate checks that a vector that the data plane holds approximately is settled and reported as approximate, with the data plane's
-// message; also by a client that finds it there, and by one whose data plane changes its answer after a broken stream.
+// TestApproximate checks that a vector that the data plane holds approximately is settled and reported as approximate,
+// with the data plane's message; also by a client that finds it there, and by one whose data plane changes its answer
+// after a broken stream.
 func TestApproximate(t *testing.T) {
 	var mu sync.Mutex
 	off := "p0s0 has 3 % more than its share"
@@ -84,8 +85,8 @@ func TestApproximateIsForVectors(t *testing.T) {
 	}
 }
 
-// TestIntegrity checks that damage below the data plane and its repair are reported, in the status too; another stream begins intact, or with
-// the data plane's report on it.
+// TestIntegrity checks that damage below the data plane and its repair are reported, in the status too; another stream
+// begins intact, or with the data plane's report on it.
 func TestIntegrity(t *testing.T) {
 	r := newRig(t, nil)
 	r.quiet()

@@ -76,7 +76,8 @@ func wait(b *testing.B, client *Client, change uint64, buf []Event) []Event {
 	}
 }
 
-// BenchmarkProgramToInEffect measures the time from a declared change to the owner's event that it is in effect, over a unix socket.
+// BenchmarkProgramToInEffect measures the time from a declared change to the owner's event that it is in effect, over a
+// unix socket.
 func BenchmarkProgramToInEffect(b *testing.B) {
 	client, _ := startOverSocket(b, 0)
 	buf := wait(b, client, client.SetVector(vector(1, 1, 1, 1, 1)), nil)
@@ -92,8 +93,8 @@ func BenchmarkProgramToInEffect(b *testing.B) {
 	b.ReportMetric(float64(times[len(times)*99/100].Nanoseconds()), "p99-ns")
 }
 
-// BenchmarkProgramFromScratch programs a whole fabric over a unix socket, from an empty client and data plane; for comparison also with one
-// operation per message.
+// BenchmarkProgramFromScratch programs a whole fabric over a unix socket, from an empty client and data plane; for
+// comparison also with one operation per message.
 func BenchmarkProgramFromScratch(b *testing.B) {
 	for _, c := range []struct{ size, gather int }{{1024, 0}, {10000, 0}, {10000, 1}, {16384, 0}} {
 		size, name := c.size, fmt.Sprint(c.size)

@@ -10,8 +10,8 @@ import (
 	farev1 "github.com/fared/fared/api/fare/v1"
 )
 
-// TestReusedNumbersUnderSlowAcknowledgements runs random declarations, which reuse few vector numbers and few contents, against a data plane that
-// answers late. The final wanted state must be in effect.
+// TestReusedNumbersUnderSlowAcknowledgements runs random declarations, which reuse few vector numbers and few contents,
+// against a data plane that answers late. The final wanted state must be in effect.
 func TestReusedNumbersUnderSlowAcknowledgements(t *testing.T) {
 	const seeds, steps = 1000, 300
 	for seed := range uint64(seeds) {
@@ -91,8 +91,8 @@ func TestReusedNumbersUnderSlowAcknowledgements(t *testing.T) {
 	}
 }
 
-// TestSuccessorOfADroppedVector covers the only sequence in which a vector's number is declared again while an operation of its dropped
-// predecessor is still unanswered.
+// TestSuccessorOfADroppedVector covers the only sequence in which a vector's number is declared again while an
+// operation of its dropped predecessor is still unanswered.
 func TestSuccessorOfADroppedVector(t *testing.T) {
 	b := newBook(order{"a": 0}, 8)
 	b.resync(State{})
@@ -158,8 +158,8 @@ func stateOf(o *object) string {
 	return fmt.Sprintf("wanted %v of vector %d, sent %+v, in effect %+v, refusal %+v", o.wanted, o.wantTo, o.sent, o.effect, o.refusal)
 }
 
-// TestDrainGoesWithTheChange checks that slots to drain are sent with the operation that makes them lose addresses, merged over unsent changes,
-// and with no other operation.
+// TestDrainGoesWithTheChange checks that slots to drain are sent with the operation that makes them lose addresses,
+// merged over unsent changes, and with no other operation.
 func TestDrainGoesWithTheChange(t *testing.T) {
 	b := newBook(order{"a": 0}, 8)
 	b.resync(State{})

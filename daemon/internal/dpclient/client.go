@@ -31,23 +31,25 @@ var ErrStalled = errors.New("the data plane does not answer; reconnecting and re
 
 // Config configures a Client. Conn and Forwarding are required.
 type Config struct {
-	// Conn is the connection to the data plane; the caller closes it after Run. See Open. A stats handler on it must not keep messages: they are
-	// reused.
+	// Conn is the connection to the data plane; the caller closes it after Run. See Open. A stats handler on it must
+	// not keep messages: they are reused.
 	Conn grpc.ClientConnInterface
 	// Version and Instance are sent to the data plane.
 	Version, Instance string
 	// Forwarding is sent to the data plane. It is copied.
 	Forwarding *farev1.Forwarding
-	// Ports, if not nil, computes a destination's UDP source ports, one entry per source loopback, for data planes with flow pins only. It is
-	// called from Run's goroutine without a lock held, when the operation is sent; the result must not change afterwards. vector is the owner's
-	// number. It must be safe for use concurrently with the owner's goroutine.
+	// Ports, if not nil, computes a destination's UDP source ports, one entry per source loopback, for data planes with
+	// flow pins only. It is called from Run's goroutine without a lock held, when the operation is sent; the result
+	// must not change afterwards. vector is the owner's number. It must be safe for use concurrently with the owner's
+	// goroutine.
 	Ports func(destination Destination, vector uint32) []*farev1.PairPorts
 	// AckTimeout limits the data plane's silence while operations wait; 0 means DefaultAckTimeout.
 	AckTimeout time.Duration
-	// Window is the number of operations that may wait for acknowledgements; 0 means DefaultWindow. Sub-port states do not count.
+	// Window is the number of operations that may wait for acknowledgements; 0 means DefaultWindow. Sub-port states do
+	// not count.
 	Window int
-	// Gather is the greatest number of operations on destinations in one message, to a data plane that supports it; 0 means DefaultGather, 1
-	// disables gathering.
+	// Gather is the greatest number of operations on destinations in one message, to a data plane that supports it; 0
+	// means DefaultGather, 1 disables gathering.
 	Gather int
 	// MinBackoff and MaxBackoff bound the pause before another attempt, which doubles; 0 means the defaults.
 	MinBackoff, MaxBackoff time.Duration
@@ -55,7 +57,8 @@ type Config struct {
 	Logger *slog.Logger
 }
 
-// Client keeps a data plane in the declared state. Its methods may be called from any goroutine, and never block on the data plane.
+// Client keeps a data plane in the declared state. Its methods may be called from any goroutine, and never block on the
+// data plane.
 type Client struct {
 	config Config
 	ready  chan struct{} // one slot: Take has something to return
@@ -77,7 +80,8 @@ type Status struct {
 	Since         time.Time
 	Name, Version string
 	Capabilities  *farev1.Capabilities // nil before the first connect; not to be modified
-	// Damage describes the damage of the layer below the data plane, "" if it is intact; Repairs counts the data plane's repairs of it.
+	// Damage describes the damage of the layer below the data plane, "" if it is intact; Repairs counts the data
+	// plane's repairs of it.
 	Damage  string
 	Repairs uint64
 	// LastError is why the last stream ended, or the last attempt failed.
@@ -134,8 +138,8 @@ func ring(bell chan struct{}) {
 // Transaction is a set of changes of the wanted state. Its methods are those of Client.
 type Transaction struct{ book *book }
 
-// Transaction applies all changes that declare makes as one: no operation is sent before the last, so the data plane receives the difference
-// alone. declare must not call methods of the client, nor wait for the data plane.
+// Transaction applies all changes that declare makes as one: no operation is sent before the last, so the data plane
+// receives the difference alone. declare must not call methods of the client, nor wait for the data plane.
 func (c *Client) Transaction(declare func(*Transaction)) {
 	c.mu.Lock()
 	declare(&Transaction{c.book})
@@ -176,33 +180,35 @@ func (t *Transaction) DeleteDestination(destination Destination) uint64 {
 	return t.book.deleteDestination(destination)
 }
 
-// ReleaseChanges lets declared vectors and destinations change state that was read back, while removals are held. The caller declares the whole state
-// that it wants in place of the state that it knows from Event.State, in the same transaction.
+// ReleaseChanges lets declared vectors and destinations change state that was read back, while removals are held. The
+// caller declares the whole state that it wants in place of the state that it knows from Event.State, in the same
+// transaction.
 func (t *Transaction) ReleaseChanges() { t.book.adopt() }
 
 // ReleaseRemovals is Client.ReleaseRemovals.
 func (t *Transaction) ReleaseRemovals(release bool) { t.book.release(release) }
 
-// SetSubPort declares a sub-port up or down. It overtakes all queued operations. It returns the number of the change, or that of the last one if
-// nothing changes.
+// SetSubPort declares a sub-port up or down. It overtakes all queued operations. It returns the number of the change,
+// or that of the last one if nothing changes.
 func (c *Client) SetSubPort(device string, up bool) uint64 {
 	return c.declare(func(t *Transaction) uint64 { return t.SetSubPort(device, up) })
 }
 
-// SetVector declares a vector, by its number (1 or higher). The vector is copied. It returns the change number, like SetSubPort.
+// SetVector declares a vector, by its number (1 or higher). The vector is copied. It returns the change number, like
+// SetSubPort.
 func (c *Client) SetVector(vector *farev1.Vector) uint64 {
 	return c.declare(func(t *Transaction) uint64 { return t.SetVector(vector) })
 }
 
-// DeleteVector withdraws a vector. The vector is deleted once no destination uses it. It returns the change number, like SetSubPort, or 0 if the
-// vector was never declared.
+// DeleteVector withdraws a vector. The vector is deleted once no destination uses it. It returns the change number,
+// like SetSubPort, or 0 if the vector was never declared.
 func (c *Client) DeleteVector(id uint32) uint64 {
 	return c.declare(func(t *Transaction) uint64 { return t.DeleteVector(id) })
 }
 
-// SetDestination declares the vector of a destination, a vector of the same source, and the slots that must be drained because of the change
-// (copied). Vector 0 deletes the destination. With flow pins, declaring the same vector again recomputes the source ports. It returns the change
-// number, like SetSubPort.
+// SetDestination declares the vector of a destination, a vector of the same source, and the slots that must be drained
+// because of the change (copied). Vector 0 deletes the destination. With flow pins, declaring the same vector again
+// recomputes the source ports. It returns the change number, like SetSubPort.
 func (c *Client) SetDestination(destination Destination, vector uint32, drain ...uint16) uint64 {
 	return c.declare(func(t *Transaction) uint64 { return t.SetDestination(destination, vector, drain...) })
 }
@@ -217,16 +223,17 @@ func (c *Client) ReleaseRemovals(release bool) {
 	c.Transaction(func(t *Transaction) { t.ReleaseRemovals(release) })
 }
 
-// Bulk declares whether subsequent changes are bulk: they are sent in turn with the others, however many wait. The owner marks the changes of a
-// source beyond its allowance as bulk, so that they do not delay the changes of other sources.
+// Bulk declares whether subsequent changes are bulk: they are sent in turn with the others, however many wait. The
+// owner marks the changes of a source beyond its allowance as bulk, so that they do not delay the changes of other
+// sources.
 func (c *Client) Bulk(on bool) {
 	c.mu.Lock()
 	c.book.queues.bulk = on
 	c.mu.Unlock()
 }
 
-// SetForwarding replaces the content of Hello, for instance when a next hop was learned. It is sent before any later change. Equal input does
-// nothing.
+// SetForwarding replaces the content of Hello, for instance when a next hop was learned. It is sent before any later
+// change. Equal input does nothing.
 func (c *Client) SetForwarding(forwarding *farev1.Forwarding) {
 	c.mu.Lock()
 	if !proto.Equal(c.forwarding, forwarding) {
@@ -257,8 +264,8 @@ func (c *Client) Status() Status {
 	return s
 }
 
-// Run connects to the data plane and sends operations until ctx ends, and returns ctx's cause. It reconnects, with a growing pause, whenever the
-// stream fails. Call it once.
+// Run connects to the data plane and sends operations until ctx ends, and returns ctx's cause. It reconnects, with a
+// growing pause, whenever the stream fails. Call it once.
 func (c *Client) Run(ctx context.Context) error {
 	pause := c.config.MinBackoff
 	var expected time.Time // until then failed attempts are no surprise

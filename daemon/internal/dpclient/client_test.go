@@ -71,7 +71,8 @@ func TestEqualInputDoesNothing(t *testing.T) {
 	}
 }
 
-// TestFastPathOvertakes checks that the state of a sub-port is the next message on the wire after those already sent, however many are queued.
+// TestFastPathOvertakes checks that the state of a sub-port is the next message on the wire after those already sent,
+// however many are queued.
 func TestFastPathOvertakes(t *testing.T) {
 	const backlog, window = 16384, 128
 	r := newRig(t, func(c *Config) { c.Window = window })
@@ -194,7 +195,8 @@ func TestDataplaneRestart(t *testing.T) {
 	}
 }
 
-// TestLostEffectIsReported checks that state that the data plane disconnected is no longer in effect, until it is acknowledged again.
+// TestLostEffectIsReported checks that state that the data plane disconnected is no longer in effect, until it is
+// acknowledged again.
 func TestLostEffectIsReported(t *testing.T) {
 	r := newRig(t, nil)
 	change := r.client.SetVector(vector(1, 1, 1))
@@ -211,7 +213,8 @@ func TestLostEffectIsReported(t *testing.T) {
 	}
 }
 
-// TestVectorInUseStays checks that a vector that the owner deletes too early stays until its last destination is removed.
+// TestVectorInUseStays checks that a vector that the owner deletes too early stays until its last destination is
+// removed.
 func TestVectorInUseStays(t *testing.T) {
 	r := newRig(t, nil)
 	r.client.ReleaseRemovals(true)
@@ -233,8 +236,8 @@ func TestVectorInUseStays(t *testing.T) {
 	}
 }
 
-// TestRestartKeepsTraffic checks that after a restart of the control plane, which renumbers vectors, only necessary changes are made to the state
-// in effect, and none at all before removals are released.
+// TestRestartKeepsTraffic checks that after a restart of the control plane, which renumbers vectors, only necessary
+// changes are made to the state in effect, and none at all before removals are released.
 func TestRestartKeepsTraffic(t *testing.T) {
 	r := newRig(t, nil)
 	r.client.ReleaseRemovals(true)
@@ -261,7 +264,8 @@ func TestRestartKeepsTraffic(t *testing.T) {
 	if r.has(InEffect, partial)() {
 		t.Error("a destination that was held was reported in effect")
 	}
-	// Vector 1 changes while removals are held: it gets another place on the wire, so that destination 8 keeps its state.
+	// Vector 1 changes while removals are held: it gets another place on the wire, so that destination 8 keeps its
+	// state.
 	r.client.SetVector(vector(1, 1, 1))
 	r.until("moved", func() bool { return r.vectors() == 3 })
 	r.quiet()
@@ -285,8 +289,8 @@ func TestRestartKeepsTraffic(t *testing.T) {
 	}
 }
 
-// TestReusedNumber checks that a number that the owner immediately reuses for another vector does not move the destinations of the old vector,
-// however late the operations are sent.
+// TestReusedNumber checks that a number that the owner immediately reuses for another vector does not move the
+// destinations of the old vector, however late the operations are sent.
 func TestReusedNumber(t *testing.T) {
 	r := newRig(t, nil)
 	r.client.ReleaseRemovals(true)
@@ -491,8 +495,8 @@ func (s *gatheringStream) Recv() (*farev1.ProgramRequest, error) {
 	return request, err
 }
 
-// TestOperationsAreGathered checks that many destinations are sent in few messages to a data plane that supports it, and one by one to any
-// other; a sub-port state and a vector are never behind others in a message of several.
+// TestOperationsAreGathered checks that many destinations are sent in few messages to a data plane that supports it,
+// and one by one to any other; a sub-port state and a vector are never behind others in a message of several.
 func TestOperationsAreGathered(t *testing.T) {
 	for _, tc := range []struct {
 		limit  uint32
@@ -544,8 +548,8 @@ func TestOperationsAreGathered(t *testing.T) {
 	}
 }
 
-// TestChangedCapabilitiesAreReadAgain checks that a Hello during a session with other capabilities starts another session, so that the owner is
-// notified of them.
+// TestChangedCapabilitiesAreReadAgain checks that a Hello during a session with other capabilities starts another
+// session, so that the owner is notified of them.
 func TestChangedCapabilitiesAreReadAgain(t *testing.T) {
 	g := &gathering{Dataplane: memory.New(memory.Config{}), flowHash: &farev1.FlowHash{Algorithm: "ask"}}
 	conn, err := memory.Dial(g)
@@ -592,8 +596,8 @@ func (s *moreStream) SendMsg(m any) error {
 	return s.ClientStream.SendMsg(m)
 }
 
-// TestMoreIsAnnounced checks that each request of a burst, except the last one, announces that another request follows; and that a request which
-// fills the window, or is alone, does not.
+// TestMoreIsAnnounced checks that each request of a burst, except the last one, announces that another request follows;
+// and that a request which fills the window, or is alone, does not.
 func TestMoreIsAnnounced(t *testing.T) {
 	var conn *moreConn
 	const window = 4
@@ -648,8 +652,9 @@ func TestMoreIsAnnounced(t *testing.T) {
 	}
 }
 
-// TestChangesBeforeRemovals checks the start of an owner that knows the state that was read back: once changes are released, a vector that it declared
-// changes, also in place, but never under a destination that it has not declared, and nothing is removed.
+// TestChangesBeforeRemovals checks the start of an owner that knows the state that was read back: once changes are
+// released, a vector that it declared changes, also in place, but never under a destination that it has not declared,
+// and nothing is removed.
 func TestChangesBeforeRemovals(t *testing.T) {
 	for name, others := range map[string]bool{"all declared": false, "one not declared": true} {
 		t.Run(name, func(t *testing.T) {
@@ -719,7 +724,8 @@ func TestChangesBeforeRemovals(t *testing.T) {
 	}
 }
 
-// TestChangesInPlace checks that a vector that was read back and is declared changes by one operation, unless a destination that is not declared uses it.
+// TestChangesInPlace checks that a vector that was read back and is declared changes by one operation, unless a
+// destination that is not declared uses it.
 func TestChangesInPlace(t *testing.T) {
 	for name, tc := range map[string]struct {
 		declared, operations int

@@ -36,8 +36,8 @@ type Step struct {
 	Destination Destination
 }
 
-// Diff returns the fewest operations that turn have into want, in an order in which no destination is ever without its vector: sub-port states,
-// vector sets, destination sets, destination deletes, vector deletes; sorted within each.
+// Diff returns the fewest operations that turn have into want, in an order in which no destination is ever without its
+// vector: sub-port states, vector sets, destination sets, destination deletes, vector deletes; sorted within each.
 func Diff(have, want State) []Step {
 	var steps []Step
 	for _, device := range slices.Sorted(maps.Keys(want.SubPorts)) {

@@ -7,8 +7,9 @@ import (
 	farev1 "github.com/fared/fared/api/fare/v1"
 )
 
-// Evacuation waits until the data plane sends nothing over some devices, except traffic that the owner wants there. It does not wait for any
-// other change: objects that the data plane refuses, or that change continuously, matter only while they lead to the devices.
+// Evacuation waits until the data plane sends nothing over some devices, except traffic that the owner wants there. It
+// does not wait for any other change: objects that the data plane refuses, or that change continuously, matter only
+// while they lead to the devices.
 type Evacuation struct {
 	client  *Client
 	devices map[string]bool
@@ -24,16 +25,16 @@ func (c *Client) Evacuate(devices []string) *Evacuation {
 	return e
 }
 
-// Done reports whether every destination is clear of the devices, according to the acknowledgements of the current stream. While the destination
-// found by the last call is not clear, it examines no others.
+// Done reports whether every destination is clear of the devices, according to the acknowledgements of the current
+// stream. While the destination found by the last call is not clear, it examines no others.
 func (e *Evacuation) Done() bool {
 	e.client.mu.Lock()
 	defer e.client.mu.Unlock()
 	return e.done(e.client.book)
 }
 
-// Waiting returns the number of destinations whose traffic may still leave over the devices, and the reasons of the first limit of them, as
-// text. Without a connection the number is unknown and 0.
+// Waiting returns the number of destinations whose traffic may still leave over the devices, and the reasons of the
+// first limit of them, as text. Without a connection the number is unknown and 0.
 func (e *Evacuation) Waiting(limit int) (int, []string) {
 	e.client.mu.Lock()
 	defer e.client.mu.Unlock()
@@ -92,8 +93,8 @@ func reason(b *book, o *object) string {
 	return "not acknowledged yet"
 }
 
-// leads returns a function that reports whether a destination may leave over the devices in a way that is not wanted: by acknowledged state, or
-// by operations that were sent and not acknowledged.
+// leads returns a function that reports whether a destination may leave over the devices in a way that is not wanted:
+// by acknowledged state, or by operations that were sent and not acknowledged.
 func (e *Evacuation) leads(b *book) func(*object) bool {
 	sent := map[*wire][]*farev1.Vector{} // contents in flight
 	moves := map[*object][]uint32{}      // places on the wire to which destinations are moving

@@ -64,8 +64,8 @@ func (p *peerPlane) answer(t *testing.T, b *book, refuse bool) {
 	}
 }
 
-// over lists the destinations that leave over a device now, or may because of operations in flight: each operation may be applied or refused, so
-// it tries all combinations.
+// over lists the destinations that leave over a device now, or may because of operations in flight: each operation may
+// be applied or refused, so it tries all combinations.
 func (p *peerPlane) over(device string) (out []string) {
 	found := map[string]bool{}
 	for carried := range uint(1) << len(p.waiting) {
@@ -96,8 +96,9 @@ func (p *peerPlane) over(device string) (out []string) {
 	return slices.Sorted(maps.Keys(found))
 }
 
-// TestEvacuationAgainstThePackets checks that under random changes, refusals and late answers an evacuation is done exactly when no destination
-// leaves over the device, now or because of operations in flight, whatever other objects are refused or change.
+// TestEvacuationAgainstThePackets checks that under random changes, refusals and late answers an evacuation is done
+// exactly when no destination leaves over the device, now or because of operations in flight, whatever other objects
+// are refused or change.
 func TestEvacuationAgainstThePackets(t *testing.T) {
 	gate.WithoutRaceDetector(t, "has one goroutine, and a tenth of the cases with it")
 	ended, waited := 0, 0
@@ -168,7 +169,8 @@ func TestEvacuationAgainstThePackets(t *testing.T) {
 	}
 }
 
-// TestEvacuationOfASharedDevice checks that a device that keeps a smaller share is clear once the data plane has that share.
+// TestEvacuationOfASharedDevice checks that a device that keeps a smaller share is clear once the data plane has that
+// share.
 func TestEvacuationOfASharedDevice(t *testing.T) {
 	b := connectedBook()
 	b.setVector(vector(1, 2, 1))
@@ -185,8 +187,8 @@ func TestEvacuationOfASharedDevice(t *testing.T) {
 	}
 }
 
-// TestEvacuationSaysWhy checks that there is a reason for every destination that the evacuation waits for, and after a reconnect for the state
-// read back.
+// TestEvacuationSaysWhy checks that there is a reason for every destination that the evacuation waits for, and after a
+// reconnect for the state read back.
 func TestEvacuationSaysWhy(t *testing.T) {
 	b := connectedBook()
 	for id := range uint32(3) {

@@ -28,8 +28,8 @@ type Object struct {
 	Destination Destination
 }
 
-// Destination identifies a destination of a source group. Source is the first loopback of the source group, a host prefix, or the zero value if
-// the loopbacks share all sub-ports.
+// Destination identifies a destination of a source group. Source is the first loopback of the source group, a host
+// prefix, or the zero value if the loopbacks share all sub-ports.
 type Destination struct{ Prefix, Source netip.Prefix }
 
 // Compare orders destinations by prefix, then by source.
@@ -72,23 +72,29 @@ func (o Object) String() string {
 type EventKind uint8
 
 const (
-	// Connected means that the data plane was read back, and the difference is being sent. Name, Version and Capabilities are set.
+	// Connected means that the data plane was read back, and the difference is being sent. Name, Version and
+	// Capabilities are set.
 	Connected EventKind = iota + 1
 	// Disconnected means that the stream ended; Err is the reason. The data plane keeps forwarding unchanged.
 	Disconnected
 	// InEffect means that every change of Object up to Change is in effect.
 	InEffect
-	// Refused means that the data plane refused Change of Object, or it cannot be sent; Code and Message give the reason. It is retried when the object
-	// changes, when the missing vector arrives, and after a reconnect; UNAVAILABLE, INTERNAL and RESOURCE_EXHAUSTED also when the data plane reports
-	// that a retry may succeed, and after 1 s to 30 s. A retry that is refused for the same reason has no event.
+	// Refused means that the data plane refused Change of Object, or it cannot be sent; Code and Message give the
+	// reason. It is retried when the object changes, when the missing vector arrives, and after a reconnect;
+	// UNAVAILABLE, INTERNAL and RESOURCE_EXHAUSTED also when the data plane reports that a retry may succeed, and after
+	// 1 s to 30 s. A retry that is refused for the same reason has no event.
 	Refused
-	// Pending means that a change of Object that was in effect no longer is (the data plane disconnected it); it is being sent again.
+	// Pending means that a change of Object that was in effect no longer is (the data plane disconnected it); it is
+	// being sent again.
 	Pending
-	// Approximate is InEffect for a vector with a member whose share deviates by more than 1 % of itself. Message names the member.
+	// Approximate is InEffect for a vector with a member whose share deviates by more than 1 % of itself. Message names
+	// the member.
 	Approximate
-	// Damaged means that the layer below lacks acknowledged state; nothing is in effect until Intact. Message describes it.
+	// Damaged means that the layer below lacks acknowledged state; nothing is in effect until Intact. Message describes
+	// it.
 	Damaged
-	// Intact means that the damage is repaired. A stream begins intact, without limitations. It also reports a change of the limitations.
+	// Intact means that the damage is repaired. A stream begins intact, without limitations. It also reports a change
+	// of the limitations.
 	Intact
 )
 

@@ -12,8 +12,8 @@ import (
 	farev1 "github.com/fared/fared/api/fare/v1"
 )
 
-// expander is a data plane that applies operations in the order sent, and expands every one to the weights of each destination. It judges each
-// change of a destination's weights by the owner's declarations alone.
+// expander is a data plane that applies operations in the order sent, and expands every one to the weights of each
+// destination. It judges each change of a destination's weights by the owner's declarations alone.
 type expander struct {
 	t       *testing.T
 	seed    uint64
@@ -26,8 +26,8 @@ type expander struct {
 	vectors      map[uint32]*farev1.Vector
 	destinations map[Destination]uint32
 
-	// The data plane's state once all operations sent are applied, and the owner's vectors (bits) that each destination wanted while it had
-	// their weights there: these may change in place.
+	// The data plane's state once all operations sent are applied, and the owner's vectors (bits) that each destination
+	// wanted while it had their weights there: these may change in place.
 	sentVectors      map[uint32]*farev1.Vector
 	sentDestinations map[Destination]uint32
 	has              map[Destination]uint64
@@ -120,8 +120,8 @@ func (e *expander) weights() map[Destination]string {
 	return out
 }
 
-// answer applies or refuses the oldest operation. It fails the test if a destination gets weights that it has not wanted since the operation was
-// sent, unless its vector changed in place.
+// answer applies or refuses the oldest operation. It fails the test if a destination gets weights that it has not
+// wanted since the operation was sent, unless its vector changed in place.
 func (e *expander) answer(refuse bool) {
 	e.t.Helper()
 	op := e.waiting[0]
@@ -253,8 +253,8 @@ func (e *expander) finish() {
 	}
 }
 
-// declare makes one random transaction: single destinations, or most of those of a vector, change to another vector; vectors change; vectors
-// without a destination are deleted.
+// declare makes one random transaction: single destinations, or most of those of a vector, change to another vector;
+// vectors change; vectors without a destination are deleted.
 func (e *expander) declare(random *rand.Rand, sources []string) {
 	source := func(id uint32) string { return sources[int(id)%len(sources)] }
 	set := func(id uint32) {

@@ -12,8 +12,8 @@ import (
 	farev1 "github.com/fared/fared/api/fare/v1"
 )
 
-// flood declares size vectors with one destination each and applies them: the result of one leaf that advertises a distinct bandwidth with every
-// route.
+// flood declares size vectors with one destination each and applies them: the result of one leaf that advertises a
+// distinct bandwidth with every route.
 func flood(tb testing.TB, b *book, size int) {
 	tb.Helper()
 	for n := range size {
@@ -51,8 +51,8 @@ func cpuTime() time.Duration {
 	return time.Duration(usage.Utime.Nano() + usage.Stime.Nano())
 }
 
-// floods are the changes that a leaf can cause with size distinct bandwidths, and that a restart of the data plane causes afterwards. Each
-// returns the processor time of the measured part; the caller is locked to its thread.
+// floods are the changes that a leaf can cause with size distinct bandwidths, and that a restart of the data plane
+// causes afterwards. Each returns the processor time of the measured part; the caller is locked to its thread.
 var floods = []struct {
 	name string
 	run  func(tb testing.TB, size int) time.Duration

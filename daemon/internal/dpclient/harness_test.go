@@ -120,8 +120,8 @@ func newRig(t *testing.T, change func(*Config)) *rig {
 	return r
 }
 
-// restart ends the client, if any, and starts another one, like a restarted control plane. Its data plane may be silent for an hour unless change sets
-// another limit: tests delay acknowledgements, and a busy machine delays them too.
+// restart ends the client, if any, and starts another one, like a restarted control plane. Its data plane may be silent
+// for an hour unless change sets another limit: tests delay acknowledgements, and a busy machine delays them too.
 func (r *rig) restart(change func(*Config)) {
 	r.t.Helper()
 	if r.stop != nil {

@@ -14,7 +14,8 @@ import (
 	"github.com/fared/fared/internal/directstream"
 )
 
-// window is the size in bytes of the flow-control windows: several chunks of a Snapshot, whose destinations have up to 2 KiB of source ports.
+// window is the size in bytes of the flow-control windows: several chunks of a Snapshot, whose destinations have up to
+// 2 KiB of source ports.
 const window = 4 << 20
 
 // maxResponseBytes is gRPC's default limit of a response.
@@ -30,8 +31,8 @@ type Conn struct {
 func (c *Conn) Close() error { return c.grpc.Close() }
 
 // Open returns a connection to the data plane at address: "unix:/path" or "host:port", the latter with the transport's
-// credentials; nil means none. Over a unix socket Program uses directstream where the data plane knows it. Open does not
-// wait for the data plane. The caller closes the connection after Run.
+// credentials; nil means none. Over a unix socket Program uses directstream where the data plane knows it. Open does
+// not wait for the data plane. The caller closes the connection after Run.
 func Open(address string, transport credentials.TransportCredentials) (*Conn, error) {
 	if transport == nil {
 		transport = insecure.NewCredentials()
@@ -40,8 +41,9 @@ func Open(address string, transport credentials.TransportCredentials) (*Conn, er
 		grpc.WithTransportCredentials(transport),
 		// As the agent's server (internal/grpcserve.Window): no PINGs that look for larger windows.
 		grpc.WithStaticStreamWindowSize(window), grpc.WithStaticConnWindowSize(window),
-		// Run decides when to retry. The connection state at that time must not be older than Run's shortest pause. (gRPC's ResetConnectBackoff
-		// is intended for this, but it reads a map without a lock that the balancer may be writing, as of v1.85.)
+		// Run decides when to retry. The connection state at that time must not be older than Run's shortest pause.
+		// (gRPC's ResetConnectBackoff is intended for this, but it reads a map without a lock that the balancer may be
+		// writing, as of v1.85.)
 		grpc.WithConnectParams(grpc.ConnectParams{
 			Backoff:           backoff.Config{BaseDelay: DefaultMinBackoff, Multiplier: 1, MaxDelay: DefaultMinBackoff},
 			MinConnectTimeout: time.Second,

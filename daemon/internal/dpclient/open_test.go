@@ -17,8 +17,8 @@ import (
 	"github.com/fared/fared/internal/grpcserve"
 )
 
-// pingCounter is a server's listener that counts the PINGs of its connections, and their messages, in both directions. Answers to PINGs do not
-// count.
+// pingCounter is a server's listener that counts the PINGs of its connections, and their messages, in both directions.
+// Answers to PINGs do not count.
 type pingCounter struct {
 	net.Listener
 	pings, messages atomic.Int64

@@ -8,7 +8,8 @@ import (
 	"github.com/fared/fared/internal/testkit/gate"
 )
 
-// serial is a data plane in virtual time that applies operations one after another, each vector in cost, all others in no time.
+// serial is a data plane in virtual time that applies operations one after another, each vector in cost, all others in
+// no time.
 type serial struct {
 	b       *book
 	now     time.Time
@@ -55,8 +56,8 @@ func (s *serial) step(t *testing.T) (operation, bool) {
 	return f.op, true
 }
 
-// TestPromptDelayIsBounded checks that, however many bulk vectors wait, a prompt vector is in effect within twice (sets and deletions) bulkDelay,
-// or the time of bulkLeast operations if that is longer, plus its own time.
+// TestPromptDelayIsBounded checks that, however many bulk vectors wait, a prompt vector is in effect within twice (sets
+// and deletions) bulkDelay, or the time of bulkLeast operations if that is longer, plus its own time.
 func TestPromptDelayIsBounded(t *testing.T) {
 	gate.WithoutRaceDetector(t, "has one goroutine, and a tenth of the cases with it")
 	for _, cost := range []time.Duration{10 * time.Microsecond, 100 * time.Microsecond, 300 * time.Microsecond, 2 * time.Millisecond} {
@@ -114,7 +115,8 @@ func TestPromptDelayIsBounded(t *testing.T) {
 	}
 }
 
-// TestPaceKeepsThroughput checks that a data plane that answers within bulkDelay gets the whole window, even if every answer takes a while.
+// TestPaceKeepsThroughput checks that a data plane that answers within bulkDelay gets the whole window, even if every
+// answer takes a while.
 func TestPaceKeepsThroughput(t *testing.T) {
 	const latency = 5 * time.Millisecond
 	p, now := pace{}, time.Unix(1, 0)

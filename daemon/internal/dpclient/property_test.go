@@ -85,7 +85,8 @@ func (w *twin) step(random *rand.Rand, client *Client) {
 	}
 }
 
-// contents returns the state that determines forwarding: sub-ports, each destination's weights, and the number of vectors.
+// contents returns the state that determines forwarding: sub-ports, each destination's weights, and the number of
+// vectors.
 func contents(state *farev1.SnapshotResponse) (down []string, weights map[string]string, vectors []string) {
 	text := map[uint32]string{}
 	for _, g := range state.Vectors {
@@ -279,8 +280,8 @@ func reach(t *testing.T, seed, sources uint64, breaks, delays, refusals bool) {
 	}
 }
 
-// TestDiff checks for random pairs of states that the steps turn one into the other, that no step leaves a destination without its vector, and
-// that there are no more steps than differences.
+// TestDiff checks for random pairs of states that the steps turn one into the other, that no step leaves a destination
+// without its vector, and that there are no more steps than differences.
 func TestDiff(t *testing.T) {
 	for seed := range uint64(200) {
 		random := rand.New(rand.NewPCG(seed, 2))

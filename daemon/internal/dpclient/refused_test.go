@@ -8,8 +8,8 @@ import (
 	farev1 "github.com/fared/fared/api/fare/v1"
 )
 
-// TestRefusalsOfAChangeAndItsReturn lets a wanted state change and change back while the first operation is in flight, and refuses both
-// operations: the wanted state is the one in effect, so the last event says so.
+// TestRefusalsOfAChangeAndItsReturn lets a wanted state change and change back while the first operation is in flight,
+// and refuses both operations: the wanted state is the one in effect, so the last event says so.
 func TestRefusalsOfAChangeAndItsReturn(t *testing.T) {
 	for _, x := range []struct {
 		object   Object
@@ -70,7 +70,8 @@ func TestRefusalsOfAChangeAndItsReturn(t *testing.T) {
 	}
 }
 
-// TestRefusedSourcePorts checks that a destination whose new source ports are refused is reported as refused, and as in effect once they are.
+// TestRefusedSourcePorts checks that a destination whose new source ports are refused is reported as refused, and as in
+// effect once they are.
 func TestRefusedSourcePorts(t *testing.T) {
 	b := connectedBook()
 	b.pinning = true

@@ -15,8 +15,9 @@ import (
 	"github.com/fared/fared/dataplane/memory"
 )
 
-// TestRefusalsPass refuses every operation on an object for a while. The operation is repeated after 1, 2, 4, ... 30, 30 s until it is accepted, the
-// owner receives the refusal once, and what was not wanted in the meantime is not repeated.
+// TestRefusalsPass refuses every operation on an object for a while. The operation is repeated after 1, 2, 4, ... 30,
+// 30 s until it is accepted, the owner receives the refusal once, and what was not wanted in the meantime is not
+// repeated.
 func TestRefusalsPass(t *testing.T) {
 	destination := Object{Kind: KindDestination, Destination: dst(1)}
 	group := Object{Kind: KindVector, Vector: 1}
@@ -117,8 +118,8 @@ func TestRefusalsPass(t *testing.T) {
 	}
 }
 
-// TestRetriedDestinationsOfAVector checks that the destinations of a refused vector follow it when it is accepted, and that a change of the wanted
-// state ends the retries of the previous one.
+// TestRetriedDestinationsOfAVector checks that the destinations of a refused vector follow it when it is accepted, and
+// that a change of the wanted state ends the retries of the previous one.
 func TestRetriedDestinationsOfAVector(t *testing.T) {
 	b := connectedBook()
 	b.now = time.Unix(1e9, 0)
@@ -203,8 +204,8 @@ func (s *lockedStream) Send(response *farev1.ProgramResponse) error {
 	return s.BidiStreamingServer.Send(response)
 }
 
-// TestRetryOverAStream checks both reasons of a retry over a stream, in virtual time: the data plane's suggestion is followed at once, and without one
-// the client waits for a second. No new stream is needed.
+// TestRetryOverAStream checks both reasons of a retry over a stream, in virtual time: the data plane's suggestion is
+// followed at once, and without one the client waits for a second. No new stream is needed.
 func TestRetryOverAStream(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		dp := &hinting{memory.New(memory.Config{}), make(chan struct{})}

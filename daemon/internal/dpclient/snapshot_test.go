@@ -24,8 +24,8 @@ func (e *endless) Recv() (*farev1.SnapshotResponse, error) {
 	return e.chunk(e.n), nil
 }
 
-// TestEndlessSnapshot checks that each part of a Snapshot is bounded, also if it names one object again and again. The long text of a part is shared, so
-// that the test itself needs little memory.
+// TestEndlessSnapshot checks that each part of a Snapshot is bounded, also if it names one object again and again. The
+// long text of a part is shared, so that the test itself needs little memory.
 func TestEndlessSnapshot(t *testing.T) {
 	text := strings.Repeat("x", 1<<20)
 	for name, chunk := range map[string]func(n uint32) *farev1.SnapshotResponse{

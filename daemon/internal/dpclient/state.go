@@ -31,8 +31,8 @@ type State struct {
 }
 
 const (
-	// maxState bounds the memory of a Snapshot in bytes, as counted by readBack: room for 262,144 destinations and 65,536 vectors of 8 members and 16
-	// slots.
+	// maxState bounds the memory of a Snapshot in bytes, as counted by readBack: room for 262,144 destinations and
+	// 65,536 vectors of 8 members and 16 slots.
 	maxState = 320 << 20
 	// objectSize is the approximate memory of an object, a member or a slot, without strings.
 	objectSize = 128
@@ -126,7 +126,8 @@ func newOrder(forwarding *farev1.Forwarding) order {
 	return o
 }
 
-// sort sorts a vector into the order of Snapshot, so that equal vectors compare equal. Devices missing in Forwarding come last, by name.
+// sort sorts a vector into the order of Snapshot, so that equal vectors compare equal. Devices missing in Forwarding
+// come last, by name.
 func (o order) sort(vector *farev1.Vector) {
 	place := func(device string) int {
 		if at, ok := o[device]; ok {
@@ -140,7 +141,8 @@ func (o order) sort(vector *farev1.Vector) {
 	slices.SortFunc(vector.Slots, func(a, b *farev1.VectorSlot) int { return cmp.Compare(a.Slot, b.Slot) })
 }
 
-// sameVector compares two vectors without their numbers. nil equals only nil: a vector without members differs from no vector.
+// sameVector compares two vectors without their numbers. nil equals only nil: a vector without members differs from no
+// vector.
 func sameVector(a, b *farev1.Vector) bool {
 	if a == b {
 		return true
@@ -161,7 +163,8 @@ func samePlace(x, y *farev1.VectorSlot) bool {
 	return x.Slot == y.Slot && x.Plane == y.Plane && x.Device == y.Device
 }
 
-// samePlaces reports whether the slots of two vectors are on the same sub-ports, so that the source ports are the same too.
+// samePlaces reports whether the slots of two vectors are on the same sub-ports, so that the source ports are the same
+// too.
 func samePlaces(a, b *farev1.Vector) bool {
 	return slices.EqualFunc(a.GetSlots(), b.GetSlots(), samePlace)
 }
@@ -176,7 +179,8 @@ func contentKey(vector *farev1.Vector) string {
 	return string(key)
 }
 
-// fingerprint represents the source ports of a destination: 64 bits instead of kilobytes each. It returns 0 without pairs.
+// fingerprint represents the source ports of a destination: 64 bits instead of kilobytes each. It returns 0 without
+// pairs.
 func fingerprint(pairs []*farev1.PairPorts) uint64 {
 	if len(pairs) == 0 {
 		return 0

@@ -46,8 +46,8 @@ func (l *lockedText) String() string {
 	return l.text.String()
 }
 
-// TestOrderlyStop checks in virtual time that failed attempts are warnings at once after a broken stream, and ten seconds after a data plane has
-// stopped in order.
+// TestOrderlyStop checks in virtual time that failed attempts are warnings at once after a broken stream, and ten
+// seconds after a data plane has stopped in order.
 func TestOrderlyStop(t *testing.T) {
 	for _, orderly := range []bool{true, false} {
 		synctest.Test(t, func(t *testing.T) {

@@ -16,8 +16,8 @@ import (
 
 type programStream = grpc.BidiStreamingClient[farev1.ProgramRequest, farev1.ProgramResponse]
 
-// talk runs one session: Hello, stream, read-back, difference, changes. talked reports that the read-back succeeded. talk returns after every
-// goroutine that it started has ended.
+// talk runs one session: Hello, stream, read-back, difference, changes. talked reports that the read-back succeeded.
+// talk returns after every goroutine that it started has ended.
 func (c *Client) talk(ctx context.Context) (talked bool, err error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	var helpers sync.WaitGroup
@@ -36,7 +36,8 @@ func (c *Client) talk(ctx context.Context) (talked bool, err error) {
 	if err != nil {
 		return false, cause(ctx, fmt.Errorf("program: %w", err))
 	}
-	// The headers confirm that no other client programs any longer, so the state read back now cannot be changed by another client.
+	// The headers confirm that no other client programs any longer, so the state read back now cannot be changed by
+	// another client.
 	header, err := stream.Header()
 	if err == nil && header == nil {
 		_, err = stream.Recv() // the stream ended instead; this returns the reason
@@ -87,8 +88,8 @@ func (c *Client) hello(ctx context.Context, client farev1.DataplaneServiceClient
 	return response, nil
 }
 
-// sameCapabilities returns an error if a Hello during a session changes the capabilities on which the session is based: the next session begins
-// with the changed ones.
+// sameCapabilities returns an error if a Hello during a session changes the capabilities on which the session is based:
+// the next session begins with the changed ones.
 func (c *Client) sameCapabilities(hello *farev1.HelloResponse) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -140,9 +141,9 @@ func (c *Client) send(ctx context.Context, client farev1.DataplaneServiceClient,
 	}
 }
 
-// compose fills message with the next operations, and returns nil if there are none, with the time of the next retry, zero without one. It
-// gathers only operations on destinations, which are many and small. A sub-port state that is declared in the meantime is added next and ends the
-// message.
+// compose fills message with the next operations, and returns nil if there are none, with the time of the next retry,
+// zero without one. It gathers only operations on destinations, which are many and small. A sub-port state that is
+// declared in the meantime is added next and ends the message.
 func (c *Client) compose(message *message) (request *farev1.ProgramRequest, retryAt time.Time) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -171,8 +172,8 @@ func (c *Client) compose(message *message) (request *farev1.ProgramRequest, retr
 	return request, c.book.retries.at
 }
 
-// next returns the next operation with its source ports and their fingerprint, or false if there is none now. The caller holds mu; next releases
-// it while it computes ports.
+// next returns the next operation with its source ports and their fingerprint, or false if there is none now. The
+// caller holds mu; next releases it while it computes ports.
 func (c *Client) next() (op operation, pairs []*farev1.PairPorts, pins uint64, ok bool) {
 	for {
 		op, ok = c.book.pop()
@@ -325,8 +326,8 @@ func (c *Client) integrity(report *farev1.Integrity) {
 	}
 }
 
-// watch ends a session in which the data plane owes an acknowledgement for too long. The sender cannot do this, because it may itself wait for a
-// data plane that does not read.
+// watch ends a session in which the data plane owes an acknowledgement for too long. The sender cannot do this, because
+// it may itself wait for a data plane that does not read.
 func (c *Client) watch(ctx context.Context, cancel context.CancelCauseFunc) {
 	timer := time.NewTimer(c.config.AckTimeout)
 	defer timer.Stop()

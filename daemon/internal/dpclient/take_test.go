@@ -13,8 +13,9 @@ import (
 	"github.com/fared/fared/internal/testkit/gate"
 )
 
-// TestNoDestinationGetsForeignWeights runs random transactions against a data plane that answers late, refuses, and disconnects: no operation may
-// give a destination weights that it does not want, and in the end every one has what it wants.
+// TestNoDestinationGetsForeignWeights runs random transactions against a data plane that answers late, refuses, and
+// disconnects: no operation may give a destination weights that it does not want, and in the end every one has what it
+// wants.
 func TestNoDestinationGetsForeignWeights(t *testing.T) {
 	gate.WithoutRaceDetector(t, "has one goroutine")
 	seeds := uint64(gate.Count(t, gate.Models, 200, 1000))
@@ -98,8 +99,8 @@ func TestNoDestinationGetsForeignWeights(t *testing.T) {
 	}
 }
 
-// TestOneDestinationStays checks the other ways in which a destination keeps a place from another vector: the refusal of two moves in a row, and slots that it has to
-// drain.
+// TestOneDestinationStays checks the other ways in which a destination keeps a place from another vector: the refusal
+// of two moves in a row, and slots that it has to drain.
 func TestOneDestinationStays(t *testing.T) {
 	const size = 20
 	begin := func() *book {
@@ -209,7 +210,8 @@ type bulkCase struct {
 	most      int // operations of the change
 }
 
-// TestBulkChangeIsOneOperation checks the number of operations with which all destinations of a vector, or nearly all, change to another one.
+// TestBulkChangeIsOneOperation checks the number of operations with which all destinations of a vector, or nearly all,
+// change to another one.
 func TestBulkChangeIsOneOperation(t *testing.T) {
 	gate.WithoutRaceDetector(t, "has one goroutine, and a tenth of the cases with it")
 	for _, c := range []bulkCase{
@@ -269,8 +271,8 @@ func TestBulkChangeIsOneOperation(t *testing.T) {
 	}
 }
 
-// TestPlaceTakenBeforeItsContentIsInEffect checks that a vector is reported in effect if it takes a place whose content, equal to its own, another
-// vector has sent and the data plane has not acknowledged.
+// TestPlaceTakenBeforeItsContentIsInEffect checks that a vector is reported in effect if it takes a place whose
+// content, equal to its own, another vector has sent and the data plane has not acknowledged.
 func TestPlaceTakenBeforeItsContentIsInEffect(t *testing.T) {
 	e := newExpander(t, 0)
 	e.b.resync(State{})
@@ -304,7 +306,8 @@ func TestPlaceTakenBeforeItsContentIsInEffect(t *testing.T) {
 	}
 }
 
-// TestSupersededChangesCostNothing checks that the changes that a slow data plane has not been sent yet are replaced by the last one.
+// TestSupersededChangesCostNothing checks that the changes that a slow data plane has not been sent yet are replaced by
+// the last one.
 func TestSupersededChangesCostNothing(t *testing.T) {
 	const size, changes = 1000, 50
 	e := newExpander(t, 0)
@@ -339,7 +342,8 @@ func TestSupersededChangesCostNothing(t *testing.T) {
 	}
 }
 
-// TestFlowPinsAfterATakenPlace checks that source ports are recomputed if the slots' places changed, and not sent if they are equal.
+// TestFlowPinsAfterATakenPlace checks that source ports are recomputed if the slots' places changed, and not sent if
+// they are equal.
 func TestFlowPinsAfterATakenPlace(t *testing.T) {
 	slots := func(g *farev1.Vector, device int, share uint32) *farev1.Vector {
 		g.Slots = []*farev1.VectorSlot{{Slot: 0, Plane: planes[0], Device: fmt.Sprintf("p0s%d", device), SharePpb: share}}

@@ -1,7 +1,8 @@
 // Package drainfile keeps the drains of a daemon in a file, so that they survive its end, an upgrade and a reboot.
 //
-// The first line of the file is "fared drains", the version of the format and the SHA-256 of the rest, which is a JSON array of records. A file is
-// replaced as a whole: a process that is killed at any point leaves the old one or the new one.
+// The first line of the file is "fared drains", the version of the format and the SHA-256 of the rest, which is a JSON
+// array of records. A file is replaced as a whole: a process that is killed at any point leaves the old one or the new
+// one.
 package drainfile
 
 import (
@@ -31,7 +32,8 @@ type Record struct {
 	core.DrainTarget
 	// Since is the time of the request that drained the target.
 	Since time.Time `json:"since"`
-	// By is the caller of the last request that named a reason, or else of the first one; "" for one inside the process.
+	// By is the caller of the last request that named a reason, or else of the first one; "" for one inside the
+	// process.
 	By string `json:"by,omitempty"`
 	// Reason is the caller's, "" without one.
 	Reason string `json:"reason,omitempty"`
@@ -87,8 +89,8 @@ func decode(content []byte) ([]Record, error) {
 
 var errDamaged = errors.New("the file is damaged")
 
-// Load reads a file. Without a file there are no records. A file that cannot be read is moved to PATH.damaged-TIME (Unix seconds), so that nothing overwrites it,
-// and the error names that file.
+// Load reads a file. Without a file there are no records. A file that cannot be read is moved to PATH.damaged-TIME
+// (Unix seconds), so that nothing overwrites it, and the error names that file.
 func Load(path string) ([]Record, error) {
 	records, err := load(path)
 	if err == nil || errors.Is(err, fs.ErrNotExist) {

@@ -27,7 +27,8 @@ func signed(body string) []byte {
 	return fmt.Appendf(nil, "fared drains 1 %x\n%s", sha256.Sum256([]byte(body)), body)
 }
 
-// TestSaveLoad checks that records survive a file unchanged, that the last file counts, and that its owner alone may read it.
+// TestSaveLoad checks that records survive a file unchanged, that the last file counts, and that its owner alone may
+// read it.
 func TestSaveLoad(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "made", "drains")
 	if got, err := Load(path); got != nil || err != nil {
@@ -50,8 +51,8 @@ func TestSaveLoad(t *testing.T) {
 	}
 }
 
-// TestLoadDamaged checks that a file with any changed, missing or additional byte, of another version, or of another kind, is refused with the reason, and is
-// kept under another name.
+// TestLoadDamaged checks that a file with any changed, missing or additional byte, of another version, or of another
+// kind, is refused with the reason, and is kept under another name.
 func TestLoadDamaged(t *testing.T) {
 	good, err := encode(some)
 	if err != nil {

@@ -6,7 +6,8 @@ import (
 	"github.com/osrg/gobgp/v3/pkg/packet/bgp"
 )
 
-// TestCarrierCrossesSpeaker checks that all communities that Wrap accepts pass through the speaker's own library and can be unwrapped.
+// TestCarrierCrossesSpeaker checks that all communities that Wrap accepts pass through the speaker's own library and
+// can be unwrapped.
 func TestCarrierCrossesSpeaker(t *testing.T) {
 	c := Carrier{FARE: CodePoint{0x80, 0x0f}}
 	for _, in := range [][8]byte{

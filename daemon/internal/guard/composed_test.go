@@ -11,8 +11,9 @@ import (
 	"github.com/fared/fared/internal/testkit/gate"
 )
 
-// TestOnlyComposedMessagesReachTheSpeaker sends mutated messages in every state. The speaker receives no UPDATE, one OPEN that has no other
-// capabilities than those in use, each with its length, and each ROUTE-REFRESH of a family in use. A second OPEN ends the session (RFC 4271, Section 6.6).
+// TestOnlyComposedMessagesReachTheSpeaker sends mutated messages in every state. The speaker receives no UPDATE, one
+// OPEN that has no other capabilities than those in use, each with its length, and each ROUTE-REFRESH of a family in
+// use. A second OPEN ends the session (RFC 4271, Section 6.6).
 func TestOnlyComposedMessagesReachTheSpeaker(t *testing.T) {
 	makers := variants(new(Counters))
 	m := &mutator{Rand: rand.New(rand.NewPCG(15, 16)), seeds: seeds()}

@@ -60,8 +60,8 @@ func TestFramerRefuses(t *testing.T) {
 	}
 }
 
-// TestFramerTypes sends random types, of which 1 to 5 exist (RFC 4271, Section 4.1; RFC 2918), in headers of any permitted length. The others are
-// refused, with the type as data (RFC 4271, Section 6.1).
+// TestFramerTypes sends random types, of which 1 to 5 exist (RFC 4271, Section 4.1; RFC 2918), in headers of any
+// permitted length. The others are refused, with the type as data (RFC 4271, Section 6.1).
 func TestFramerTypes(t *testing.T) {
 	r := rand.New(rand.NewPCG(11, 12))
 	seen := map[byte]bool{}

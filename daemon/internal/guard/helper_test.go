@@ -123,8 +123,8 @@ func frames(stream []byte) ([][]byte, error) {
 
 var bothFamilies = map[bgp.RouteFamily]bgp.BGPAddPathMode{bgp.RF_IPv4_UC: 0, bgp.RF_IPv6_UC: 0}
 
-// parsed parses the guard's output like the embedded speaker: every message must be parsable and every UPDATE valid without a remark. Octets of a
-// peer are no input for it.
+// parsed parses the guard's output like the embedded speaker: every message must be parsable and every UPDATE valid
+// without a remark. Octets of a peer are no input for it.
 func parsed(stream []byte) (messages []*bgp.BGPMessage, err error) {
 	all, err := frames(stream)
 	if err != nil {

@@ -5,8 +5,8 @@ import (
 	"testing"
 )
 
-// TestUnusedKinds covers kinds of attributes, families and communities that the allow-list does not have, before and after the OPEN. No part of
-// them reaches the speaker.
+// TestUnusedKinds covers kinds of attributes, families and communities that the allow-list does not have, before and
+// after the OPEN. No part of them reaches the speaker.
 func TestUnusedKinds(t *testing.T) {
 	tests := []struct {
 		name string

@@ -8,9 +8,10 @@ import (
 // MaxMark is the largest number of a mark: the host bits of 0.0.0.0/8.
 const MaxMark = 1<<24 - 1
 
-// Mark returns the host route that represents mark n, from 1 to MaxMark, in a family that the session carries. The speaker announces it, then
-// withdraws it: FromSpeaker passes neither, and Guard.Marked returns n once FromSpeaker has processed the withdrawal. The routes are in ranges
-// in which no route may be: 0.0.0.0/8 (RFC 6890, Section 2.2.2: "this network") and 100::/64 (RFC 6666: discard-only).
+// Mark returns the host route that represents mark n, from 1 to MaxMark, in a family that the session carries. The
+// speaker announces it, then withdraws it: FromSpeaker passes neither, and Guard.Marked returns n once FromSpeaker has
+// processed the withdrawal. The routes are in ranges in which no route may be: 0.0.0.0/8 (RFC 6890, Section 2.2.2:
+// "this network") and 100::/64 (RFC 6666: discard-only).
 func Mark(family Family, n uint32) netip.Prefix {
 	if family == IPv4Unicast {
 		var a [4]byte
@@ -33,6 +34,7 @@ func markOf(prefix []byte, family Family) uint32 {
 	return 0
 }
 
-// Marked returns the number of the mark whose withdrawal FromSpeaker processed last, or 0. The octets that FromSpeaker has appended so far
-// contain all routes and withdrawals that the speaker sent before the mark. It is for the goroutine that calls FromSpeaker.
+// Marked returns the number of the mark whose withdrawal FromSpeaker processed last, or 0. The octets that FromSpeaker
+// has appended so far contain all routes and withdrawals that the speaker sent before the mark. It is for the goroutine
+// that calls FromSpeaker.
 func (g *Guard) Marked() uint32 { return g.out.marked }

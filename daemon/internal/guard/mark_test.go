@@ -25,8 +25,8 @@ func TestMarkPrefixes(t *testing.T) {
 	}
 }
 
-// TestMarksStayInside checks that FromSpeaker passes no mark, alone or among routes, counts none as a message, and returns the number after the
-// withdrawal, not before.
+// TestMarksStayInside checks that FromSpeaker passes no mark, alone or among routes, counts none as a message, and
+// returns the number after the withdrawal, not before.
 func TestMarksStayInside(t *testing.T) {
 	c := testConfig()
 	c.Counters = new(Counters)

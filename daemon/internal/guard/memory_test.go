@@ -112,8 +112,8 @@ func TestPassThroughAllocatesNothing(t *testing.T) {
 	}
 }
 
-// TestChangesAllocateOnce checks that an UPDATE with other attributes takes one allocation, whatever the number of its prefixes, and that routes
-// share the attributes.
+// TestChangesAllocateOnce checks that an UPDATE with other attributes takes one allocation, whatever the number of its
+// prefixes, and that routes share the attributes.
 func TestChangesAllocateOnce(t *testing.T) {
 	for _, n := range []int{1, 200} {
 		g, _ := session(t, nil, newLeaf)

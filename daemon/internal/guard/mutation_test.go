@@ -37,7 +37,8 @@ func seeds() [][]byte {
 	}
 }
 
-// mutator creates messages for the guard alone; the same seed creates the same ones. No other software may receive them: they are arbitrary.
+// mutator creates messages for the guard alone; the same seed creates the same ones. No other software may receive
+// them: they are arbitrary.
 type mutator struct {
 	*rand.Rand
 	seeds [][]byte
@@ -256,8 +257,8 @@ func TestMutationsFromPeer(t *testing.T) {
 	t.Logf("%d messages: %d ends of a session, %d changes of routes", total, resets, changed)
 }
 
-// judgeReset checks the data of a NOTIFICATION for a message: the attribute for 3/2 and 3/9 (RFC 4271, Section 6.3), which is optional unless it is
-// unknown, and the type for a message in the wrong state (RFC 6608, Section 4).
+// judgeReset checks the data of a NOTIFICATION for a message: the attribute for 3/2 and 3/9 (RFC 4271, Section 6.3),
+// which is optional unless it is unknown, and the type for a message in the wrong state (RFC 6608, Section 4).
 func judgeReset(n *Notification, msg []byte) error {
 	switch {
 	case n.Code == CodeUpdateMessageError && (n.Subcode == 2 || n.Subcode == 9):

@@ -73,8 +73,9 @@ func TestOpenRefused(t *testing.T) {
 	}
 }
 
-// TestCapabilityLengths sends OPENs with one capability of a random length. The guard refuses a length that the capability does not have: RFC 4760,
-// Section 8; RFC 2918, Section 2; RFC 8950, Section 4; RFC 4724, Section 3; RFC 6793, Section 3.
+// TestCapabilityLengths sends OPENs with one capability of a random length. The guard refuses a length that the
+// capability does not have: RFC 4760, Section 8; RFC 2918, Section 2; RFC 8950, Section 4; RFC 4724, Section 3; RFC
+// 6793, Section 3.
 func TestCapabilityLengths(t *testing.T) {
 	r := rand.New(rand.NewPCG(13, 14))
 	fits := map[byte]func(n int) bool{

@@ -43,7 +43,8 @@ func (out *outbound) init(g *Guard) {
 		} else if _, known := carrier.Wrap(c); !known {
 			return c, CommunityUnlisted
 		}
-		// The non-transitive form is not sent to another AS (RFC 4360, Section 6) unless configured (RFC 10005, Section 3.1).
+		// The non-transitive form is not sent to another AS (RFC 4360, Section 6) unless configured (RFC 10005, Section
+		// 3.1).
 		if c[0] == lbNonTransitive && c[1] == lbSubType && !nonTransitive {
 			return c, CommunityNonTransitive
 		}
@@ -51,8 +52,8 @@ func (out *outbound) init(g *Guard) {
 	}
 }
 
-// FromSpeaker processes octets of the speaker, cut anywhere, and appends the messages for the peer to b, without marks (see Mark). The error is
-// a *SpeakerFault and final: write the appended octets, then send the peer a Cease and close.
+// FromSpeaker processes octets of the speaker, cut anywhere, and appends the messages for the peer to b, without marks
+// (see Mark). The error is a *SpeakerFault and final: write the appended octets, then send the peer a Cease and close.
 func (g *Guard) FromSpeaker(chunk, b []byte) ([]byte, error) {
 	out := &g.out
 	if out.err != nil {

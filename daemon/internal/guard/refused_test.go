@@ -17,8 +17,8 @@ func refusedText(list []Refused) string {
 	return strings.Join(all, ", ")
 }
 
-// TestRefusedRoutes checks which dropped routes are remembered, step by step on one session: those that hide servers, until they are accepted or
-// withdrawn, and not the routine ones.
+// TestRefusedRoutes checks which dropped routes are remembered, step by step on one session: those that hide servers,
+// until they are accepted or withdrawn, and not the routine ones.
 func TestRefusedRoutes(t *testing.T) {
 	const (
 		pathLoop    = "40 02 0a 02 02 0000fde9 0000fe4c " // the leaf and our AS
@@ -90,7 +90,8 @@ func TestRefusedRoutes(t *testing.T) {
 	checkSums(t, c.Counters)
 }
 
-// TestSubnetsAreRoutine checks that in a wide accepted range the subnets of links and our own subnet are no aggregates, and others are.
+// TestSubnetsAreRoutine checks that in a wide accepted range the subnets of links and our own subnet are no aggregates,
+// and others are.
 func TestSubnetsAreRoutine(t *testing.T) {
 	c := testConfig()
 	c.Accept = []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8"), netip.MustParsePrefix("2001:db8::/32")}
@@ -106,8 +107,8 @@ func TestSubnetsAreRoutine(t *testing.T) {
 	}
 }
 
-// TestRefusedRoutesAreBounded checks that the memory for refused routes and the scans for aggregates are bounded, whatever the peer sends, and that a
-// route beyond the bounds is dropped as before.
+// TestRefusedRoutesAreBounded checks that the memory for refused routes and the scans for aggregates are bounded,
+// whatever the peer sends, and that a route beyond the bounds is dropped as before.
 func TestRefusedRoutesAreBounded(t *testing.T) {
 	c := testConfig()
 	g := establish(t, c, leafOpen(capsBoth, capAS4))

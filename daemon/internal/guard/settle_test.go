@@ -11,7 +11,8 @@ import (
 	"github.com/osrg/gobgp/v3/pkg/packet/bgp"
 )
 
-// TestOpenCapabilities covers capabilities whose bits and repetitions matter: the speaker's copy of them, and the counters.
+// TestOpenCapabilities covers capabilities whose bits and repetitions matter: the speaker's copy of them, and the
+// counters.
 func TestOpenCapabilities(t *testing.T) {
 	const both = "01 04 0001 00 01  01 04 0002 00 01  "
 	tests := []struct {
@@ -61,7 +62,8 @@ func TestOpenCapabilities(t *testing.T) {
 	}
 }
 
-// TestExtendedNextHopTakesBoth checks that an extended next hop is in use only if both ends announce it (RFC 8950, Section 4).
+// TestExtendedNextHopTakesBoth checks that an extended next hop is in use only if both ends announce it (RFC 8950,
+// Section 4).
 func TestExtendedNextHopTakesBoth(t *testing.T) {
 	for _, ours := range []bool{false, true} {
 		for _, theirs := range []string{"", "05 06 0001 0001 0002"} {
@@ -74,7 +76,8 @@ func TestExtendedNextHopTakesBoth(t *testing.T) {
 	}
 }
 
-// TestHoldTime checks that the hold time is the smaller one of both ends; 0 is smaller than all (RFC 4271, Section 4.2). The speaker's is 9 s.
+// TestHoldTime checks that the hold time is the smaller one of both ends; 0 is smaller than all (RFC 4271, Section
+// 4.2). The speaker's is 9 s.
 func TestHoldTime(t *testing.T) {
 	for peer, want := range map[uint16]time.Duration{0: 0, 3: 3 * time.Second, 9: 9 * time.Second, 65535: 9 * time.Second} {
 		g := New(testConfig())
@@ -95,7 +98,8 @@ func TestHoldTime(t *testing.T) {
 	}
 }
 
-// TestOpenFixedAS checks that the fixed field of an OPEN contains 65535; from 65536 on it is AS_TRANS (RFC 6793, Section 9).
+// TestOpenFixedAS checks that the fixed field of an OPEN contains 65535; from 65536 on it is AS_TRANS (RFC 6793,
+// Section 9).
 func TestOpenFixedAS(t *testing.T) {
 	for as, want := range map[uint32]uint16{65535: 65535, 65536: 23456} {
 		c := testConfig()
@@ -110,8 +114,8 @@ func TestOpenFixedAS(t *testing.T) {
 	}
 }
 
-// TestWithdrawalOfAnotherLength checks that a withdrawal of a shorter prefix, with as many octets as a host route, does not withdraw the host
-// route.
+// TestWithdrawalOfAnotherLength checks that a withdrawal of a shorter prefix, with as many octets as a host route, does
+// not withdraw the host route.
 func TestWithdrawalOfAnotherLength(t *testing.T) {
 	g, c := session(t, nil, newLeaf)
 	if _, err := g.FromPeer(updateOf(nil, octetsOf(good4, reach6), octetsOf(host4)), nil); err != nil {
@@ -134,8 +138,8 @@ func TestWithdrawalOfAnotherLength(t *testing.T) {
 	checkSums(t, c)
 }
 
-// TestMessagesAreFilled checks that announcements that become longer fill their messages to the last octet (RFC 4271, Section 4.1: 4096), and
-// lose nothing.
+// TestMessagesAreFilled checks that announcements that become longer fill their messages to the last octet (RFC 4271,
+// Section 4.1: 4096), and lose nothing.
 func TestMessagesAreFilled(t *testing.T) {
 	linkLocal := func(c *Config) { c.LocalLinkLocal = netip.MustParseAddr("fe80::2%eth0") }
 	var nlri4, nlri6 []byte
@@ -219,8 +223,8 @@ func TestLongestWithdrawals(t *testing.T) {
 	}
 }
 
-// TestCommunityLimit checks that MaxCommunities communities pass unchanged without a call of Deciding. With one more, the first ones pass unless
-// Deciding selects one.
+// TestCommunityLimit checks that MaxCommunities communities pass unchanged without a call of Deciding. With one more,
+// the first ones pass unless Deciding selects one.
 func TestCommunityLimit(t *testing.T) {
 	for _, tt := range []struct{ n, calls int }{{64, 0}, {65, 1}} {
 		calls := 0

@@ -7,8 +7,8 @@ import (
 	"github.com/osrg/gobgp/v3/pkg/packet/bgp"
 )
 
-// TestSignals checks that the communities of maintenance among others are noted on the way in, that one more or less is a change, and that they reach
-// the peer of a leaf that passes the route on.
+// TestSignals checks that the communities of maintenance among others are noted on the way in, that one more or less is
+// a change, and that they reach the peer of a leaf that passes the route on.
 func TestSignals(t *testing.T) {
 	g, _ := session(t, nil, newLeaf)
 	for _, step := range []struct {

@@ -17,8 +17,8 @@ import (
 	"github.com/fared/fared/internal/testkit/gate"
 )
 
-// twin is a second reading of the rules for UPDATEs: it favors brevity over speed, and shares no code with the guard. Its table maps each held
-// prefix to its AS path and communities, as show formats them.
+// twin is a second reading of the rules for UPDATEs: it favors brevity over speed, and shares no code with the guard.
+// Its table maps each held prefix to its AS path and communities, as show formats them.
 type twin struct {
 	Config
 	extended, as4 bool
@@ -313,7 +313,8 @@ func isUpdate(msg []byte) bool {
 		int(binary.BigEndian.Uint16(msg[16:])) == len(msg) && msg[18] == TypeUpdate
 }
 
-// TestUpdatesAgainstTwin checks that mutated UPDATEs leave the owner with the twin's table, or end the session when the twin does.
+// TestUpdatesAgainstTwin checks that mutated UPDATEs leave the owner with the twin's table, or end the session when the
+// twin does.
 func TestUpdatesAgainstTwin(t *testing.T) {
 	makers := variants(new(Counters))[:5]
 	type pair struct {
@@ -363,8 +364,8 @@ func TestUpdatesAgainstTwin(t *testing.T) {
 	t.Logf("%d UPDATEs, %d ends of a session, %d changes", updates, resets, routes)
 }
 
-// TestRoutesAreThoseSent encodes random tables by GoBGP's library and cuts the stream anywhere. After each piece the owner has the table that
-// the complete messages describe.
+// TestRoutesAreThoseSent encodes random tables by GoBGP's library and cuts the stream anywhere. After each piece the
+// owner has the table that the complete messages describe.
 func TestRoutesAreThoseSent(t *testing.T) {
 	for seed := range uint64(20) {
 		r := rand.New(rand.NewPCG(seed, 9))

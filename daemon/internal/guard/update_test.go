@@ -21,8 +21,8 @@ func session(t *testing.T, edit func(*Config), open []byte) (*Guard, *Counters) 
 
 var newLeaf = leafOpen(capsBoth, capAS4)
 
-// TestMulticast checks that no multicast address becomes a destination, whatever the accepted ranges, and no IPv4-mapped one; the adjacent
-// addresses do.
+// TestMulticast checks that no multicast address becomes a destination, whatever the accepted ranges, and no
+// IPv4-mapped one; the adjacent addresses do.
 func TestMulticast(t *testing.T) {
 	g, c := session(t, func(c *Config) {
 		c.Accept = []netip.Prefix{netip.MustParsePrefix("0.0.0.0/0"), netip.MustParsePrefix("::/0")}
@@ -268,7 +268,8 @@ func TestUpdateTreatedAsWithdraw(t *testing.T) {
 	}
 }
 
-// checkWithdrawn asserts that a reason counts three announced prefixes, and no other reason any. A malformed attribute counts once.
+// checkWithdrawn asserts that a reason counts three announced prefixes, and no other reason any. A malformed attribute
+// counts once.
 func checkWithdrawn(t *testing.T, c *Counters, name string, reason Reason) {
 	t.Helper()
 	want := map[Reason]uint64{reason: 3}
@@ -366,8 +367,8 @@ func TestWithdrawals(t *testing.T) {
 	checkSums(t, c)
 }
 
-// TestAnyPartPasses checks that an UPDATE passes if one of its lists of prefixes, or several, change the table, whether its announcements are usable or
-// treated as withdrawn.
+// TestAnyPartPasses checks that an UPDATE passes if one of its lists of prefixes, or several, change the table, whether
+// its announcements are usable or treated as withdrawn.
 func TestAnyPartPasses(t *testing.T) {
 	const other6 = "80 20010db8000a00000000000000000002 "
 	both6 := strings.Replace(reach6, "80 0e 26", "80 0e 37", 1) + other6
@@ -408,7 +409,8 @@ func TestMaxPrefixes(t *testing.T) {
 	checkSums(t, c)
 }
 
-// TestNextHopLength checks that NEXT_HOP has four octets if there are prefixes to which it belongs (RFC 7606, Section 7.3).
+// TestNextHopLength checks that NEXT_HOP has four octets if there are prefixes to which it belongs (RFC 7606, Section
+// 7.3).
 func TestNextHopLength(t *testing.T) {
 	for n := range 40 {
 		u := update{nlri: octetsOf(host4), hop: make([]byte, n)}

@@ -24,8 +24,8 @@ type ifreq struct {
 	_    [24 - unsafe.Sizeof(uintptr(0))]byte
 }
 
-// ethtoolSpeed queries the driver, by a socket of the device's namespace. It returns zero if the driver does not know the speed, and an error if
-// the driver does not support the query.
+// ethtoolSpeed queries the driver, by a socket of the device's namespace. It returns zero if the driver does not know
+// the speed, and an error if the driver does not support the query.
 func ethtoolSpeed(fd int, device string) (fare.Bandwidth, error) {
 	// <linux/ethtool.h>: the first call returns only the number of words in the
 	// masks, as a negative number; the second call returns the settings.

@@ -18,14 +18,16 @@ import (
 type SubPort struct {
 	// Device is the interface's name, or an alternative name of it, 1 to 15 bytes.
 	Device string
-	// Match, if not zero, selects the device. One that has the name and does not fit counts as absent, and Event.Reason explains which device is missing.
-	// The Watcher gives no names: the data plane does.
+	// Match, if not zero, selects the device. One that has the name and does not fit counts as absent, and Event.Reason
+	// explains which device is missing. The Watcher gives no names: the data plane does.
 	Match devmatch.Match
-	// Netns is the network namespace of the device: a name in `ip netns`, an absolute path of a namespace file, or empty for the process's own.
+	// Netns is the network namespace of the device: a name in `ip netns`, an absolute path of a namespace file, or
+	// empty for the process's own.
 	Netns string
 	// Speed, if not zero, takes precedence over the speed that the device reports.
 	Speed fare.Bandwidth
-	// Only, if not empty, is the only source to query: SourceTBF, SourceEthtool or SourcePCIe. Empty queries all, in the order of precedence.
+	// Only, if not empty, is the only source to query: SourceTBF, SourceEthtool or SourcePCIe. Empty queries all, in
+	// the order of precedence.
 	Only Source
 }
 
@@ -53,8 +55,8 @@ const (
 type Event struct {
 	// SubPort is the index in Config.SubPorts.
 	SubPort int
-	// Up reports whether packets can leave: the device exists, is administratively up, has its carrier, and its operational state (RFC 2863,
-	// Section 3.1.14) is up or unknown.
+	// Up reports whether packets can leave: the device exists, is administratively up, has its carrier, and its
+	// operational state (RFC 2863, Section 3.1.14) is up or unknown.
 	Up bool
 	// Speed is in bit/s; zero if unknown. While the device is down it is the last known one.
 	Speed fare.Bandwidth
@@ -67,10 +69,11 @@ type Event struct {
 	Reason string
 	// Persistent reports that Reason lasts until an operator acts: the device is absent or administratively down.
 	Persistent bool
-	// Addresses lists the usable addresses (IPv6 addresses appear once duplicate address detection has passed), including link-local ones,
-	// without zone, in ascending order.
+	// Addresses lists the usable addresses (IPv6 addresses appear once duplicate address detection has passed),
+	// including link-local ones, without zone, in ascending order.
 	Addresses []netip.Prefix
-	// Transitions counts the changes of Up since the start. If it has grown by two with Up unchanged, the reader has missed a flap.
+	// Transitions counts the changes of Up since the start. If it has grown by two with Up unchanged, the reader has
+	// missed a flap.
 	Transitions uint64
 }
 
@@ -149,8 +152,8 @@ func New(cfg Config) (*Watcher, error) {
 	return w, nil
 }
 
-// checkDevice rejects strings that can never be an interface's name, because a wrong name would otherwise look like a device that does not exist
-// yet.
+// checkDevice rejects strings that can never be an interface's name, because a wrong name would otherwise look like a
+// device that does not exist yet.
 func checkDevice(name string) error {
 	const most = 15 // IFNAMSIZ without the terminating zero
 	if name == "" || name == "." || name == ".." || len(name) > most {
@@ -164,8 +167,9 @@ func checkDevice(name string) error {
 	return nil
 }
 
-// Run watches until ctx ends and returns after every goroutine has ended. It reports every sub-port once at the start, including absent ones. A
-// failure (a namespace that is missing or may not be entered) becomes the Reason of its sub-ports and is retried. Run may be called once.
+// Run watches until ctx ends and returns after every goroutine has ended. It reports every sub-port once at the start,
+// including absent ones. A failure (a namespace that is missing or may not be entered) becomes the Reason of its
+// sub-ports and is retried. Run may be called once.
 func (w *Watcher) Run(ctx context.Context) {
 	var wg sync.WaitGroup
 	for _, n := range w.namespaces {
@@ -177,8 +181,8 @@ func (w *Watcher) Run(ctx context.Context) {
 // Ready returns a channel that contains one token if Take has something to return.
 func (w *Watcher) Ready() <-chan struct{} { return w.ready }
 
-// Take returns the state of each sub-port that has changed since the last Take, in order of their index, in buf's memory from its start (buf may
-// be nil).
+// Take returns the state of each sub-port that has changed since the last Take, in order of their index, in buf's
+// memory from its start (buf may be nil).
 func (w *Watcher) Take(buf []Event) []Event {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -192,16 +196,17 @@ func (w *Watcher) Take(buf []Event) []Event {
 	return buf
 }
 
-// Poll reads the carriers of all devices now and, where they are not covered, every few milliseconds for linkpoll.Window. The Watcher does the same
-// after each link event where they are not covered; call Poll when a failure was detected by other means, such as a closed BGP session.
+// Poll reads the carriers of all devices now and, where they are not covered, every few milliseconds for
+// linkpoll.Window. The Watcher does the same after each link event where they are not covered; call Poll when a failure
+// was detected by other means, such as a closed BGP session.
 func (w *Watcher) Poll() {
 	for _, n := range w.namespaces {
 		n.startPolling()
 	}
 }
 
-// Cover makes reads of carriers rare in the network namespace with this identity (netns.ID), and frequent in all others: another program makes the
-// kernel announce every change there without delay. "" identifies none.
+// Cover makes reads of carriers rare in the network namespace with this identity (netns.ID), and frequent in all
+// others: another program makes the kernel announce every change there without delay. "" identifies none.
 func (w *Watcher) Cover(id string) {
 	for _, n := range w.namespaces {
 		n.cover(id)

@@ -162,7 +162,8 @@ func TestDeviceComesAndGoes(t *testing.T) {
 	}
 }
 
-// TestAlternativeName follows a device by an alternative name that it receives later, through renames and until the name is removed.
+// TestAlternativeName follows a device by an alternative name that it receives later, through renames and until the
+// name is removed.
 func TestAlternativeName(t *testing.T) {
 	netnstest.Require(t)
 	server, leaf := netnstest.New(t), netnstest.New(t)
@@ -183,7 +184,8 @@ func TestAlternativeName(t *testing.T) {
 	w.untilDown(t, 0, "device fabric0 was renamed to spare0")
 }
 
-// TestMatch checks that a sub-port with a match counts only with the device of the hardware, under any name, and that the reason names what is missing.
+// TestMatch checks that a sub-port with a match counts only with the device of the hardware, under any name, and that
+// the reason names what is missing.
 func TestMatch(t *testing.T) {
 	netnstest.Require(t)
 	server, leaf := netnstest.New(t), netnstest.New(t)

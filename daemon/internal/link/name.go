@@ -7,8 +7,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Interface returns the device with a name or an alternative name, in the network namespace of the calling thread. net.InterfaceByName knows no alternative
-// names.
+// Interface returns the device with a name or an alternative name, in the network namespace of the calling thread.
+// net.InterfaceByName knows no alternative names.
 func Interface(name string) (*net.Interface, error) {
 	index, err := indexOf(name)
 	if err != nil {

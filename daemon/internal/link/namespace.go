@@ -164,9 +164,9 @@ func (n *namespace) unchanged() (bool, error) {
 	return id == n.s.id, nil
 }
 
-// resync reads the whole state. After an overrun the kernel drops messages without a second ENOBUFS until the queue has been emptied, so resync
-// empties it first, then dumps. Messages queued during the dump are applied after it and before the report, so that no older state is reported;
-// if some of those were dropped, resync starts over.
+// resync reads the whole state. After an overrun the kernel drops messages without a second ENOBUFS until the queue has
+// been emptied, so resync empties it first, then dumps. Messages queued during the dump are applied after it and before
+// the report, so that no older state is reported; if some of those were dropped, resync starts over.
 func (n *namespace) resync(buf []byte) error {
 	n.w.count(func(s *Stats) { s.Resyncs++ })
 	discard := func([]byte) {}
@@ -379,7 +379,8 @@ func (n *namespace) readPending() error {
 	return nil
 }
 
-// readSpeed determines the speed in the order of precedence. It skips sources that fail: most devices have only one of them.
+// readSpeed determines the speed in the order of precedence. It skips sources that fail: most devices have only one of
+// them.
 func (n *namespace) readSpeed(p *port) {
 	if p.configured != 0 {
 		p.speed, p.source = p.configured, SourceConfig

@@ -12,10 +12,11 @@ import (
 	"github.com/fared/fared/fare"
 )
 
-// ParsePCIe converts the content of sysfs's current_link_speed ("16.0 GT/s PCIe") and current_link_width ("16") to the bandwidth of one
-// direction of the link, after line coding (PCI Express Base Specification 6.0, Section 4.2): 8b/10b up to 5 GT/s, 128b/130b from 8 to 32 GT/s,
-// and at 64 GT/s flits of 256 bytes, of which 8 are CRC and 6 FEC. (The kernel does not subtract those.) Fractions of a bit are dropped. A link
-// that is down ("Unknown", width 0) is an error.
+// ParsePCIe converts the content of sysfs's current_link_speed ("16.0 GT/s PCIe") and current_link_width ("16") to the
+// bandwidth of one direction of the link, after line coding (PCI Express Base Specification 6.0, Section 4.2): 8b/10b
+// up to 5 GT/s, 128b/130b from 8 to 32 GT/s, and at 64 GT/s flits of 256 bytes, of which 8 are CRC and 6 FEC. (The
+// kernel does not subtract those.) Fractions of a bit are dropped. A link that is down ("Unknown", width 0) is an
+// error.
 func ParsePCIe(speed, width string) (fare.Bandwidth, error) {
 	text := strings.TrimSpace(speed)
 	number, unit, _ := strings.Cut(text, " ")
@@ -48,8 +49,9 @@ func ParsePCIe(speed, width string) (fare.Bandwidth, error) {
 	return fare.Bandwidth(perLane * lanes * num / den), nil
 }
 
-// parentDevice returns the sysfs directory of the device below a netdev, or "". It uses the bus in the kernel's message, because /sys/class/net
-// shows the devices of only one namespace; it uses /sys/class/net if the message contains no bus and the namespace is our own.
+// parentDevice returns the sysfs directory of the device below a netdev, or "". It uses the bus in the kernel's
+// message, because /sys/class/net shows the devices of only one namespace; it uses /sys/class/net if the message
+// contains no bus and the namespace is our own.
 func parentDevice(sysfs string, l *linkMessage, own bool) string {
 	switch {
 	case l.parentBus == "virtio":
@@ -62,9 +64,9 @@ func parentDevice(sysfs string, l *linkMessage, own bool) string {
 	return ""
 }
 
-// pcieSpeed reads the link of a device, which is a PCI function or is below one: a CXL memory device (bus/cxl/devices/mem0), a sub-function. A
-// function without a separate link, such as a virtual function (PCI Express Base Specification 6.0, Section 9.3.5), uses the link of the port
-// above it.
+// pcieSpeed reads the link of a device, which is a PCI function or is below one: a CXL memory device
+// (bus/cxl/devices/mem0), a sub-function. A function without a separate link, such as a virtual function (PCI Express
+// Base Specification 6.0, Section 9.3.5), uses the link of the port above it.
 func pcieSpeed(sysfs, device string) (fare.Bandwidth, error) {
 	dir, err := filepath.EvalSymlinks(device)
 	if err != nil {

@@ -49,7 +49,8 @@ func (n *namespace) applyCover() {
 	}
 }
 
-// setOpen lets startPolling wake the reader of s, or no reader if s is nil. The whole state was read just before s was set.
+// setOpen lets startPolling wake the reader of s, or no reader if s is nil. The whole state was read just before s was
+// set.
 func (n *namespace) setOpen(s *sockets) {
 	n.wakeMu.Lock()
 	defer n.wakeMu.Unlock()
@@ -57,7 +58,8 @@ func (n *namespace) setOpen(s *sockets) {
 	n.applyCover()
 }
 
-// setDeadline lets the next read of events wait until tick, or until a poll is due. A subsequent startPolling brings the deadline forward.
+// setDeadline lets the next read of events wait until tick, or until a poll is due. A subsequent startPolling brings
+// the deadline forward.
 func (n *namespace) setDeadline(tick time.Time) error {
 	n.wakeMu.Lock()
 	defer n.wakeMu.Unlock()
@@ -83,12 +85,13 @@ func (n *namespace) pollIfDue(buf []byte) error {
 	return err
 }
 
-// pollTries bounds how often a poll is repeated because events arrived in the meantime. The next poll comes in any case.
+// pollTries bounds how often a poll is repeated because events arrived in the meantime. The next poll comes in any
+// case.
 const pollTries = 3
 
-// readCarriers queries every present device by its index: since Linux 6.8 such a query, unlike a dump, makes the kernel process the device's
-// pending event. An answer is applied only if no event is queued behind it: each queued event may be older or newer than the answer, and is
-// applied instead.
+// readCarriers queries every present device by its index: since Linux 6.8 such a query, unlike a dump, makes the kernel
+// process the device's pending event. An answer is applied only if no event is queued behind it: each queued event may
+// be older or newer than the answer, and is applied instead.
 func (n *namespace) readCarriers(buf []byte) error {
 	n.w.count(func(s *Stats) { s.Polls++ })
 	for range pollTries {

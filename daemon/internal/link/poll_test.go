@@ -152,8 +152,8 @@ func linkwatchSyncs(t *testing.T) bool {
 	return major > 6 || major == 6 && minor >= 8
 }
 
-// BenchmarkSecondCable measures the time from setting the second of two cables down until Take returns the state, when the first has just been
-// announced: with polling, and by the kernel's events alone.
+// BenchmarkSecondCable measures the time from setting the second of two cables down until Take returns the state, when
+// the first has just been announced: with polling, and by the kernel's events alone.
 func BenchmarkSecondCable(b *testing.B) {
 	netnstest.Require(b)
 	for _, poll := range []bool{true, false} {

@@ -54,8 +54,8 @@ func TestParsePCIe(t *testing.T) {
 	}
 }
 
-// fakeSysfs returns a sysfs with a root port with an endpoint that has two functions and a CXL memory device below it, a virtual function, a
-// switch whose link is down, and devices that are not on PCIe.
+// fakeSysfs returns a sysfs with a root port with an endpoint that has two functions and a CXL memory device below it,
+// a virtual function, a switch whose link is down, and devices that are not on PCIe.
 func fakeSysfs(t *testing.T) string {
 	t.Helper()
 	sysfs := t.TempDir()
@@ -308,7 +308,8 @@ func TestNewChecksNames(t *testing.T) {
 	}
 }
 
-// hardwareMessage returns a datagram about a device, RTM_NEWLINK or RTM_DELLINK. Empty texts and addresses are left out.
+// hardwareMessage returns a datagram about a device, RTM_NEWLINK or RTM_DELLINK. Empty texts and addresses are left
+// out.
 func hardwareMessage(kind uint16, h *rtnl.Hardware, flags uint32) []byte {
 	body := join([]byte{unix.AF_UNSPEC, 0, 0, 0}, u32(uint32(h.Index)), u32(flags), u32(0), attr(unix.IFLA_IFNAME, append([]byte(h.Name), 0)...), attr(unix.IFLA_OPERSTATE, operUp))
 	var names []byte
@@ -326,7 +327,8 @@ func hardwareMessage(kind uint16, h *rtnl.Hardware, flags uint32) []byte {
 	return rtnl.AppendMessage(nil, kind, 0, 0, body)
 }
 
-// matching returns the namespace of a Watcher of sub-ports p0, p1 and so on, each with a match for a MAC address from 02:00:00:00:00:00 on, without devices.
+// matching returns the namespace of a Watcher of sub-ports p0, p1 and so on, each with a match for a MAC address from
+// 02:00:00:00:00:00 on, without devices.
 func matching(t testing.TB, ports int) *namespace {
 	t.Helper()
 	var cfg Config
@@ -346,8 +348,8 @@ func matching(t testing.TB, ports int) *namespace {
 	return n
 }
 
-// TestMissingDevice compares the reasons of absent devices, which are kept while no device changes, with those of the devices that exist, after random
-// changes of devices.
+// TestMissingDevice compares the reasons of absent devices, which are kept while no device changes, with those of the
+// devices that exist, after random changes of devices.
 func TestMissingDevice(t *testing.T) {
 	rng := rand.New(rand.NewPCG(3, 1))
 	n := matching(t, 3)
@@ -419,7 +421,8 @@ func TestMissingDevice(t *testing.T) {
 	}
 }
 
-// TestForeignMessage checks that messages about other state than that of the devices' hardware, and about carriers, make no port search all devices for its own.
+// TestForeignMessage checks that messages about other state than that of the devices' hardware, and about carriers,
+// make no port search all devices for its own.
 func TestForeignMessage(t *testing.T) {
 	n := matching(t, 1)
 	for index := 1; index <= 300; index++ {

@@ -79,8 +79,8 @@ func rate(options []byte, parms, rate64 uint16) fare.Bandwidth {
 	return fare.Bandwidth(lo)
 }
 
-// shaperRate returns the rate of the device's root qdisc: a tbf's own, or the sum over the root classes of an htb (a root class has no parent to
-// borrow from, so its rate limits it, not its ceil). It returns zero if there is neither.
+// shaperRate returns the rate of the device's root qdisc: a tbf's own, or the sum over the root classes of an htb (a
+// root class has no parent to borrow from, so its rate limits it, not its ceil). It returns zero if there is neither.
 func shaperRate(c *requests, index int) (fare.Bandwidth, error) {
 	var root trafficMessage
 	err := c.dump(unix.RTM_GETQDISC, tcmsg(index), func(m rtnl.Message) {

@@ -94,8 +94,9 @@ func (s *sockets) close() {
 // errOverrun reports that the kernel dropped messages because the queue was full; the whole state must be read.
 var errOverrun = errors.New("rtnetlink messages were dropped")
 
-// read fills buf with the next datagram. If wait is set it waits until the deadline of s.events and then returns os.ErrDeadlineExceeded;
-// otherwise it returns unix.EAGAIN if there is none. It returns errOverrun if messages were dropped.
+// read fills buf with the next datagram. If wait is set it waits until the deadline of s.events and then returns
+// os.ErrDeadlineExceeded; otherwise it returns unix.EAGAIN if there is none. It returns errOverrun if messages were
+// dropped.
 func (s *sockets) read(buf []byte, wait bool) ([]byte, error) {
 	var n, flags int
 	var from unix.Sockaddr
@@ -137,8 +138,8 @@ type requests struct {
 	buf []byte
 }
 
-// dump queries all objects of a kind and passes each answer to f. If the kernel's list changed during the dump, dump repeats it, so f must
-// tolerate repetition.
+// dump queries all objects of a kind and passes each answer to f. If the kernel's list changed during the dump, dump
+// repeats it, so f must tolerate repetition.
 func (r *requests) dump(kind uint16, header []byte, f func(rtnl.Message)) error {
 	for range 8 {
 		interrupted, err := r.dumpOnce(kind, header, f)
@@ -152,8 +153,8 @@ func (r *requests) dump(kind uint16, header []byte, f func(rtnl.Message)) error 
 	return fmt.Errorf("rtnetlink request %d: %w", kind, unix.EINTR)
 }
 
-// links queries each device with one of the indexes, without statistics, and passes each answer to f. A device that does not exist has no
-// answer.
+// links queries each device with one of the indexes, without statistics, and passes each answer to f. A device that
+// does not exist has no answer.
 func (r *requests) links(indexes []int, f func(rtnl.Message)) error {
 	const most = 16 // several times as many answers fit into the default receive buffer of a socket
 	for chunk := range slices.Chunk(indexes, most) {

@@ -204,8 +204,8 @@ func TestWhatTheLeafHears(t *testing.T) {
 			t.Errorf("advertised %+v", ra)
 		}
 	}
-	// Once we are known, the interval is an hour, but a session that is about to connect has us advertised again, though we do not
-	// speak.
+	// Once we are known, the interval is an hour, but a session that is about to connect has us advertised again,
+	// though we do not speak.
 	e.advertise()
 	peer(t, r, "eth0", server)
 	e.drain()

@@ -1,5 +1,5 @@
-// Package publish keeps the slot table up to date: it follows the views of the status, like a watcher, and writes their changes by internal/slotfile. The
-// daemon's loop does no work for it other than building views.
+// Package publish keeps the slot table up to date: it follows the views of the status, like a watcher, and writes their
+// changes by internal/slotfile. The daemon's loop does no work for it other than building views.
 package publish
 
 import (
@@ -37,7 +37,8 @@ type Config struct {
 	// Path is the path of the table, Mode its permission bits.
 	Path string
 	Mode os.FileMode
-	// Former is another path at which programs look for the table. It becomes a symbolic link to Path with the first publication; empty means none.
+	// Former is another path at which programs look for the table. It becomes a symbolic link to Path with the first
+	// publication; empty means none.
 	Former string
 	// Planes and SubPorts are those of the whole server, in the configured order.
 	Planes   []string
@@ -52,7 +53,8 @@ type Config struct {
 // SubPort is a sub-port of the server.
 type SubPort struct {
 	slotfile.SubPort
-	// Netns is the network namespace of the device; empty means that of this process. RDMA devices of other namespaces are not visible here.
+	// Netns is the network namespace of the device; empty means that of this process. RDMA devices of other namespaces
+	// are not visible here.
 	Netns string
 }
 
@@ -285,8 +287,9 @@ func (p *Publisher) show(view *status.View) error {
 	return nil
 }
 
-// linkFormer links the former path to the table, which exists now. The link is relative, so that it leads to the table in a container that has mounted the directory above
-// both. Without the link programs that know the new path have the table.
+// linkFormer links the former path to the table, which exists now. The link is relative, so that it leads to the table
+// in a container that has mounted the directory above both. Without the link programs that know the new path have the
+// table.
 func (p *Publisher) linkFormer() {
 	former := p.c.Former
 	if p.c.Former = ""; former == "" {
@@ -309,7 +312,8 @@ func (p *Publisher) linkFormer() {
 	}
 }
 
-// sameShape reports whether two layouts have the same source groups, and the same services without separate source ports. Planes and sub-ports never change.
+// sameShape reports whether two layouts have the same source groups, and the same services without separate source
+// ports. Planes and sub-ports never change.
 func sameShape(a, b *status.Layout) bool {
 	return a == b || slices.Equal(steered(a), steered(b)) &&
 		slices.EqualFunc(a.Groups, b.Groups, func(a, b status.LayoutGroup) bool { return slices.Equal(a.Sources, b.Sources) })

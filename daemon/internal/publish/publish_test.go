@@ -322,8 +322,8 @@ func until(t *testing.T, table *slots.Table, revision uint64) {
 	}
 }
 
-// TestFollows compares the table with the state of the loop after random changes, of which the publisher sees some merged. Meanwhile the file is
-// truncated, removed, and written by another run.
+// TestFollows compares the table with the state of the loop after random changes, of which the publisher sees some
+// merged. Meanwhile the file is truncated, removed, and written by another run.
 func TestFollows(t *testing.T) {
 	steps := gate.Count(t, gate.Models, 160, 1000)
 	for seed := range uint64(2) {
@@ -374,7 +374,8 @@ func TestFollows(t *testing.T) {
 	}
 }
 
-// TestStart checks that nothing is published before the start is complete, so that the table of an earlier run stays as it is.
+// TestStart checks that nothing is published before the start is complete, so that the table of an earlier run stays as
+// it is.
 func TestStart(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "slots")
 	l := newLoop(1)
@@ -454,7 +455,8 @@ func TestOccupied(t *testing.T) {
 	}
 }
 
-// TestRDMA checks the RDMA devices and GID indexes of the sub-ports: of a device with an address of a loopback, one without, and one of another namespace.
+// TestRDMA checks the RDMA devices and GID indexes of the sub-ports: of a device with an address of a loopback, one
+// without, and one of another namespace.
 func TestRDMA(t *testing.T) {
 	sysfs := t.TempDir()
 	for file, text := range map[string]string{
@@ -487,8 +489,8 @@ func TestRDMA(t *testing.T) {
 	}
 }
 
-// TestHealth checks that failed publications are counted, and the present failure is known, until the table is published again: the directory of the table
-// is away for some time.
+// TestHealth checks that failed publications are counted, and the present failure is known, until the table is
+// published again: the directory of the table is away for some time.
 func TestHealth(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "run")
 	path := filepath.Join(dir, "slots")
@@ -527,8 +529,8 @@ func TestHealth(t *testing.T) {
 	}
 }
 
-// TestFormer publishes where an earlier version has left its table at the former path: a reader of that table continues with the new one, after another start too, whether it waits or
-// only looks up.
+// TestFormer publishes where an earlier version has left its table at the former path: a reader of that table continues
+// with the new one, after another start too, whether it waits or only looks up.
 func TestFormer(t *testing.T) {
 	dir := t.TempDir()
 	former, path := filepath.Join(dir, "slots"), filepath.Join(dir, "table", "slots")

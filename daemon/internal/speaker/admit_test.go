@@ -38,8 +38,9 @@ func answers(conn *net.TCPConn) ([]byte, error) {
 	return b, err
 }
 
-// TestSecondConnections opens connections from the peer's address before and while a passive session is established: empty ones, incomplete ones, and a
-// complete OPEN, which RFC 4271, Section 6.8, lets the newly created connection answer for. The session comes up and stays up.
+// TestSecondConnections opens connections from the peer's address before and while a passive session is established:
+// empty ones, incomplete ones, and a complete OPEN, which RFC 4271, Section 6.8, lets the newly created connection
+// answer for. The session comes up and stays up.
 func TestSecondConnections(t *testing.T) {
 	server, leaf := pairConfig(t, 1)
 	b := start(t, create(t, leaf))
@@ -94,7 +95,8 @@ func TestSecondConnections(t *testing.T) {
 	}
 }
 
-// TestPeerWithoutMemory checks that a peer whose kernel has lost the connection, as after a crash, comes up again long before the hold time ends.
+// TestPeerWithoutMemory checks that a peer whose kernel has lost the connection, as after a crash, comes up again long
+// before the hold time ends.
 func TestPeerWithoutMemory(t *testing.T) {
 	server, leaf := pairConfig(t, 1)
 	server.HoldTime, leaf.HoldTime = time.Hour, time.Hour

@@ -85,7 +85,8 @@ func (w *wanted) silence() uint64 {
 	return w.silent
 }
 
-// wait returns when GoBGP has received the newest set, or ctx ends. silent is the mark of that set if GoBGP holds no route, else 0.
+// wait returns when GoBGP has received the newest set, or ctx ends. silent is the mark of that set if GoBGP holds no
+// route, else 0.
 func (w *wanted) wait(ctx context.Context) (silent uint64, err error) {
 	for {
 		w.mu.Lock()
@@ -206,9 +207,9 @@ func (o *originator) originate(ctx context.Context, routes []Advertisement, seri
 	return held, complete
 }
 
-// follow sends a mark behind the applied steps to the established incarnation, once for each of the owner's marks: GoBGP sends in order, so when
-// the mark reaches the guard, all earlier routes have. Without an established incarnation follow does nothing; the next one wakes advertise when
-// it is up.
+// follow sends a mark behind the applied steps to the established incarnation, once for each of the owner's marks:
+// GoBGP sends in order, so when the mark reaches the guard, all earlier routes have. Without an established incarnation
+// follow does nothing; the next one wakes advertise when it is up.
 func (o *originator) follow(mark uint64) {
 	gen, family := o.session.carrying()
 	if mark == 0 || gen == 0 || o.gen == gen && o.mark == mark {

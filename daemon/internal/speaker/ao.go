@@ -9,8 +9,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// AO is the master key tuple of a session (RFC 5925, Section 3.1). Both ends have the same Key and Algorithm; SendID at one end is ReceiveID at
-// the other. The zero value disables TCP-AO.
+// AO is the master key tuple of a session (RFC 5925, Section 3.1). Both ends have the same Key and Algorithm; SendID at
+// one end is ReceiveID at the other. The zero value disables TCP-AO.
 type AO struct {
 	Key               string // the master key, 1 to 80 octets; empty disables TCP-AO
 	SendID, ReceiveID uint8
@@ -26,8 +26,8 @@ const (
 	AES128CMAC                    // KDF_AES_128_CMAC and AES-128-CMAC-96
 )
 
-// kernel returns the algorithm's name in struct tcp_ao_add. cmac(aes128) derives a key of 16 octets from keys of other lengths (RFC 5926,
-// Section 3.1.1.2).
+// kernel returns the algorithm's name in struct tcp_ao_add. cmac(aes128) derives a key of 16 octets from keys of other
+// lengths (RFC 5926, Section 3.1.1.2).
 func (a AOAlgorithm) kernel() string {
 	if a == AES128CMAC {
 		return "cmac(aes128)"
@@ -78,8 +78,8 @@ type (
 	}
 )
 
-// newAOAdd returns the key of segments to and from one address, on a socket of a family. A listener has no current key: its accepted connections
-// use the peer's.
+// newAOAdd returns the key of segments to and from one address, on a socket of a family. A listener has no current key:
+// its accepted connections use the peer's.
 func newAOAdd(family int, peer netip.Addr, ao AO, current bool) tcpAOAdd {
 	add := tcpAOAdd{SendID: ao.SendID, ReceiveID: ao.ReceiveID, MACLen: aoMAC, KeyLen: uint8(len(ao.Key))}
 	add.Addr, add.Prefix = sockaddr(family, peer)
@@ -104,8 +104,8 @@ func addAO(fd int, peer netip.Addr, ao AO, current bool) error {
 	return nil
 }
 
-// requireAO makes a connection drop every segment without a valid signature. It returns an error for a connection that was established without
-// TCP-AO.
+// requireAO makes a connection drop every segment without a valid signature. It returns an error for a connection that
+// was established without TCP-AO.
 func requireAO(fd int) error {
 	if err := setStruct(fd, tcpAOInfo, &tcpAOInfoOpt{Flags: aoRequired}); err != nil {
 		return fmt.Errorf("TCP_AO_INFO: %w", err)

@@ -57,7 +57,8 @@ func newAOPeer(t *testing.T, program string, args ...string) *aoPeer {
 	return p
 }
 
-// kernelAO asks the kernel through the program. It returns the error of setting a key, or nil if the kernel supports TCP-AO.
+// kernelAO asks the kernel through the program. It returns the error of setting a key, or nil if the kernel supports
+// TCP-AO.
 func kernelAO(t *testing.T, program, algorithm string) error {
 	t.Helper()
 	at := hosts(1)[0].String()
@@ -127,8 +128,8 @@ func TestAOMissing(t *testing.T) {
 	}
 }
 
-// TestAO keeps sessions with TCP-AO, TCP MD5 and no signature on one listener; a wrong key, a wrong KeyID or no key establishes no session. On a
-// kernel without TCP-AO it tests the refusal.
+// TestAO keeps sessions with TCP-AO, TCP MD5 and no signature on one listener; a wrong key, a wrong KeyID or no key
+// establishes no session. On a kernel without TCP-AO it tests the refusal.
 func TestAO(t *testing.T) {
 	server, leaf := pairConfig(t, 7)
 	right := AO{Key: "right", SendID: 1, ReceiveID: 2}

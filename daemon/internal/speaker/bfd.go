@@ -14,15 +14,17 @@ import (
 	"github.com/fared/fared/internal/netns"
 )
 
-// A session's BFD begins as soon as the peer's address is known and the session may connect, before BGP. A peer may wait for it: FRR 10.3 closes
-// every connection while BFD is down (RFC 5882, Section 4.1, permits that between neighbors that both have BFD). We never wait: a peer without BFD
-// and a peer whose BFD begins with BGP look alike, and the section wants a session with the former. When BFD comes up, the session connects at once.
+// A session's BFD begins as soon as the peer's address is known and the session may connect, before BGP. A peer may
+// wait for it: FRR 10.3 closes every connection while BFD is down (RFC 5882, Section 4.1, permits that between
+// neighbors that both have BFD). We never wait: a peer without BFD and a peer whose BFD begins with BGP look alike, and
+// the section wants a session with the former. When BFD comes up, the session connects at once.
 //
-// BFD lasts over attempts that fail, and ends with the incarnation that it has protected, when the session is held, and when the peer's address
-// changes. So the state of a peer's previous BFD session, such as that of a process that was restarted, never ends a newer incarnation. BFD that
-// goes down after it was up ends the incarnation, and so does a peer that falls silent while BFD comes up: it has BFD, and its packets came until then.
-// An established TCP connection proves that packets pass in both directions, so a link that drops
-// one direction ends one incarnation and does not bring up another.
+// BFD lasts over attempts that fail, and ends with the incarnation that it has protected, when the session is held, and
+// when the peer's address changes. So the state of a peer's previous BFD session, such as that of a process that was
+// restarted, never ends a newer incarnation. BFD that goes down after it was up ends the incarnation, and so does a
+// peer that falls silent while BFD comes up: it has BFD, and its packets came until then. An established TCP connection
+// proves that packets pass in both directions, so a link that drops one direction ends one incarnation and does not
+// bring up another.
 
 // bfdError ends an incarnation whose path has failed.
 type bfdError struct{ change bfd.Change }
@@ -69,7 +71,8 @@ func (s *session) localTo(peer netip.Addr) (local netip.Addr, err error) {
 	return local, err
 }
 
-// protect makes BFD run between two addresses. If BFD cannot start, BGP continues with its hold time. Only one call runs at a time.
+// protect makes BFD run between two addresses. If BFD cannot start, BGP continues with its hold time. Only one call
+// runs at a time.
 func (s *session) protect(local, peer netip.Addr, established bool) {
 	c := &s.speaker.conf.BFD
 	if c.Interval == 0 {
@@ -101,7 +104,8 @@ func (s *session) protect(local, peer netip.Addr, established bool) {
 	}
 }
 
-// setBFDKeys replaces the keys of the authentication of BFD packets. A session that is up stays up, as long as the neighbor has them too.
+// setBFDKeys replaces the keys of the authentication of BFD packets. A session that is up stays up, as long as the
+// neighbor has them too.
 func (s *session) setBFDKeys(keys []bfd.Key) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -115,9 +119,10 @@ func (s *session) setBFDKeys(keys []bfd.Key) error {
 	return nil
 }
 
-// lag is the delay between the end of the connection and AdminDown when the peer is to keep our routes. FRR 8.4 takes AdminDown for a failure
-// and drops the routes if it receives AdminDown first; once it waits for our restart, it ignores BFD, as RFC 5882, Section 4.3, requires. To
-// send no AdminDown would be worse: the first packet of the next process, or its silence, would end the re-established session.
+// lag is the delay between the end of the connection and AdminDown when the peer is to keep our routes. FRR 8.4 takes
+// AdminDown for a failure and drops the routes if it receives AdminDown first; once it waits for our restart, it
+// ignores BFD, as RFC 5882, Section 4.3, requires. To send no AdminDown would be worse: the first packet of the next
+// process, or its silence, would end the re-established session.
 const lag = 200 * time.Millisecond
 
 // unprotect ends BFD. AdminDown informs the peer that the path has not failed.
@@ -134,14 +139,17 @@ func (s *session) unprotect(restarting bool) {
 	}
 }
 
-// hastenPause is the least time between two attempts that BFD has caused: a peer whose BFD flaps must not make the session connect all the time.
+// hastenPause is the least time between two attempts that BFD has caused: a peer whose BFD flaps must not make the
+// session connect all the time.
 const hastenPause = time.Second
 
-// takeover is the time after BGP's start in which the peer may signal that BFD is down, without a failure, if BFD came up before: FRR 10.3 begins BFD
-// again when BGP is established. Were it a failure, the peer would close the session itself.
+// takeover is the time after BGP's start in which the peer may signal that BFD is down, without a failure, if BFD came
+// up before: FRR 10.3 begins BFD again when BGP is established. Were it a failure, the peer would close the session
+// itself.
 const takeover = time.Second
 
-// bfdChanged is called by the session's BFD. It treats a failure like a link failure: it notifies the owner before the connections are closed.
+// bfdChanged is called by the session's BFD. It treats a failure like a link failure: it notifies the owner before the
+// connections are closed.
 func (s *session) bfdChanged(change bfd.Change) {
 	s.log.Info("BFD session changed", "session", s.conf.Name, "before", change.Before, "now", change.State,
 		"diagnostic", change.Diagnostic, "peer", change.RemoteState, "peer_diagnostic", change.RemoteDiagnostic, "detection_time", change.DetectionTime)

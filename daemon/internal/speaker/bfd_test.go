@@ -70,8 +70,8 @@ func TestBFDOnOneEnd(t *testing.T) {
 	}
 }
 
-// TestBFDKeys checks that BFD stays down with different keys, while the session is up; that replaced keys count at once and for the next incarnation; and
-// that invalid keys change nothing.
+// TestBFDKeys checks that BFD stays down with different keys, while the session is up; that replaced keys count at once
+// and for the next incarnation; and that invalid keys change nothing.
 func TestBFDKeys(t *testing.T) {
 	keys := func(secrets ...string) (out []bfd.Key) {
 		for i, s := range secrets {
@@ -199,8 +199,8 @@ func (p *bfdPeer) say(s bfd.State, d bfd.Diagnostic, minTx time.Duration) {
 	}
 }
 
-// TestBFDDown checks that BFD that goes down after it was up ends the session, however long the hold time is, with a reason for the leaf;
-// AdminDown does not.
+// TestBFDDown checks that BFD that goes down after it was up ends the session, however long the hold time is, with a
+// reason for the leaf; AdminDown does not.
 func TestBFDDown(t *testing.T) {
 	for name, c := range map[string]struct {
 		end   func(*bfdPeer)
@@ -252,7 +252,8 @@ func TestBFDDown(t *testing.T) {
 	}
 }
 
-// refusing returns a server with BFD whose leaf closes every connection until accept is set, as FRR 10.3 does until BFD is up, and the leaf's BFD.
+// refusing returns a server with BFD whose leaf closes every connection until accept is set, as FRR 10.3 does until BFD
+// is up, and the leaf's BFD.
 func refusing(t *testing.T, takeover time.Duration) (r *running, b *bfdPeer, accept *atomic.Bool) {
 	t.Helper()
 	accept = new(atomic.Bool)
@@ -269,7 +270,8 @@ func refusing(t *testing.T, takeover time.Duration) (r *running, b *bfdPeer, acc
 	return start(t, speaker), b, accept
 }
 
-// TestBFDBeforeBGP checks that BFD comes up with a leaf that refuses BGP until then, and that the session comes up then, and again.
+// TestBFDBeforeBGP checks that BFD comes up with a leaf that refuses BGP until then, and that the session comes up
+// then, and again.
 func TestBFDBeforeBGP(t *testing.T) {
 	r, b, accept := refusing(t, takeover)
 	const closed = "connection to the peer: closed by the other end before its OPEN"
@@ -297,7 +299,8 @@ func TestBFDBeforeBGP(t *testing.T) {
 	r.until("established again", func() bool { return r.state(0).ups == 2 })
 }
 
-// TestBFDHastens checks that a session connects at once when BFD comes up, but not again within a pause, and not when BFD goes down.
+// TestBFDHastens checks that a session connects at once when BFD comes up, but not again within a pause, and not when
+// BFD goes down.
 func TestBFDHastens(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := &session{conf: &Session{}, log: testDeps(t).Log, changed: make(chan struct{})}
@@ -323,8 +326,8 @@ func TestBFDHastens(t *testing.T) {
 	})
 }
 
-// TestBFDUpBeforeBGPGoesDown checks what BFD that came up before BGP does to it: silence ends the session. So does a leaf that signals that BFD is
-// down, except at first, when the leaf begins BFD again because BGP has come up.
+// TestBFDUpBeforeBGPGoesDown checks what BFD that came up before BGP does to it: silence ends the session. So does a
+// leaf that signals that BFD is down, except at first, when the leaf begins BFD again because BGP has come up.
 func TestBFDUpBeforeBGPGoesDown(t *testing.T) {
 	for name, c := range map[string]struct {
 		takeover time.Duration

@@ -130,8 +130,8 @@ func (in *incarnation) isUnread() bool {
 // isUntaken reports whether the peer has stopped reading, or does not acknowledge the octets before a mark.
 func (in *incarnation) isUntaken() bool { return in.isUnread() || lasts(in.unacked.Load()) }
 
-// lasts reports whether an operation that began at a time, Unix nanoseconds, has lasted longer than unread. 0 means that no operation is under
-// way.
+// lasts reports whether an operation that began at a time, Unix nanoseconds, has lasted longer than unread. 0 means
+// that no operation is under way.
 func lasts(began int64) bool { return began != 0 && time.Since(time.Unix(0, began)) > unread }
 
 // awaitReader returns when the session's peer reads again or its connection has
@@ -156,7 +156,8 @@ func offense(err error) bool {
 	return errors.As(err, &over) || errors.As(err, &n) && n.Code != 4 && !errors.As(err, &fault)
 }
 
-// punish returns the pause after an incarnation that was established for a time and ended with err. The caller holds mu.
+// punish returns the pause after an incarnation that was established for a time and ended with err. The caller holds
+// mu.
 func (s *session) punish(err error, lasted time.Duration) time.Duration {
 	unit := s.speaker.conf.ConnectRetry
 	if lasted > pauseLimit*unit {

@@ -61,8 +61,9 @@ type Config struct {
 	Sessions []Session
 }
 
-// BFD configures BFD (RFC 5880). Interval is both DesiredMinTxInterval and RequiredMinRxInterval, in whole microseconds; 0 disables BFD.
-// Multiplier, 1 to 255, is the number of consecutive missing packets that ends the session.
+// BFD configures BFD (RFC 5880). Interval is both DesiredMinTxInterval and RequiredMinRxInterval, in whole
+// microseconds; 0 disables BFD. Multiplier, 1 to 255, is the number of consecutive missing packets that ends the
+// session.
 type BFD struct {
 	Interval   time.Duration
 	Multiplier int

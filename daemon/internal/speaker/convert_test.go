@@ -10,8 +10,8 @@ import (
 	"github.com/fared/fared/fare"
 )
 
-// TestConverterWrites checks that a path of 256 numbers takes two segments (RFC 4271, Section 4.3), one of 255 takes one, and an empty one none;
-// a community of another kind is an error.
+// TestConverterWrites checks that a path of 256 numbers takes two segments (RFC 4271, Section 4.3), one of 255 takes
+// one, and an empty one none; a community of another kind is an error.
 func TestConverterWrites(t *testing.T) {
 	c := converter{carrier: guard.Carrier{}}
 	for n, want := range map[int][]int{0: nil, 255: {255}, 256: {255, 1}} {

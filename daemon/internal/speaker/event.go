@@ -167,11 +167,13 @@ type Status struct {
 	Counters []Counter
 }
 
-// BFDStatus is a snapshot of a session's BFD. State is "" without a BFD session (BFD is not configured, or the session is held or does not know its
-// peer's address), "failed" when its sockets could not be opened, and otherwise a state name of package bfd.
+// BFDStatus is a snapshot of a session's BFD. State is "" without a BFD session (BFD is not configured, or the session
+// is held or does not know its peer's address), "failed" when its sockets could not be opened, and otherwise a state
+// name of package bfd.
 type BFDStatus struct {
 	State string
-	// DetectionTime is the duration of silence after which the session fails; 0 while no packets of the neighbor arrive.
+	// DetectionTime is the duration of silence after which the session fails; 0 while no packets of the neighbor
+	// arrive.
 	DetectionTime time.Duration
 }
 

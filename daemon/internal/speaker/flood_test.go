@@ -47,7 +47,8 @@ func heapObjects() uint64 {
 	return s[0].Value.Uint64()
 }
 
-// bomb returns an UPDATE of one prefix with a message full of attributes: a path, extended communities, and large communities.
+// bomb returns an UPDATE of one prefix with a message full of attributes: a path, extended communities, and large
+// communities.
 func bomb(hop netip.Addr, n int) []byte {
 	path := []byte{2, guard.MaxASPath}
 	for i := range guard.MaxASPath {
@@ -102,8 +103,8 @@ func attacks() []attack {
 	}
 }
 
-// TestFloods checks that a leaf that sends without end costs the other sessions little: memory is bounded, few lines are logged, and another leaf's
-// changes arrive while the flood goes on.
+// TestFloods checks that a leaf that sends without end costs the other sessions little: memory is bounded, few lines
+// are logged, and another leaf's changes arrive while the flood goes on.
 func TestFloods(t *testing.T) {
 	for _, a := range attacks() {
 		t.Run(a.name, func(t *testing.T) { flood(t, a) })
@@ -189,8 +190,8 @@ func flood(t *testing.T, a attack) {
 	before, began := heapObjects(), time.Now()
 	r.SetAdminState(0, true, "")
 
-	// The good leaf changes a route again and again, each time once the previous change has been taken and further messages of the flood have been
-	// received.
+	// The good leaf changes a route again and again, each time once the previous change has been taken and further
+	// messages of the flood have been received.
 	var peak uint64
 	const changes = 20
 	for n := range changes {
@@ -239,7 +240,8 @@ func flood(t *testing.T, a attack) {
 	}
 }
 
-// TestFloodsEnd checks that the session of a leaf that floods ends with Cease, Out of Resources, each time, and that another session stays up.
+// TestFloodsEnd checks that the session of a leaf that floods ends with Cease, Out of Resources, each time, and that
+// another session stays up.
 func TestFloodsEnd(t *testing.T) {
 	all := attacks()
 	at := hosts(len(all) + 1)
@@ -297,8 +299,8 @@ func TestThrottled(t *testing.T) {
 	}
 }
 
-// TestUnreadPeer keeps a session with a leaf that does not read. Route changes wait for it, only the newest set; a second leaf that reads
-// receives all of them meanwhile.
+// TestUnreadPeer keeps a session with a leaf that does not read. Route changes wait for it, only the newest set; a
+// second leaf that reads receives all of them meanwhile.
 func TestUnreadPeer(t *testing.T) {
 	at := hosts(2)
 	reads := make(chan struct{})
@@ -390,8 +392,9 @@ func TestUnreadPeer(t *testing.T) {
 	}
 }
 
-// windowClosed reports whether the kernel has probed the closed window of a connection's peer since the window was last open. Where the window closed
-// while octets were in flight, Linux retransmits them without counting; it doubles the timeout, in µs: from 200 ms on loopback to more than 1 s.
+// windowClosed reports whether the kernel has probed the closed window of a connection's peer since the window was last
+// open. Where the window closed while octets were in flight, Linux retransmits them without counting; it doubles the
+// timeout, in µs: from 200 ms on loopback to more than 1 s.
 func windowClosed(t *testing.T, conn *net.TCPConn) bool {
 	t.Helper()
 	raw, err := conn.SyscallConn()

@@ -180,9 +180,10 @@ func freePort() (uint16, error) {
 // localPassword returns the random key of this process for the local hop, or the error of newLocalPassword.
 var localPassword = sync.OnceValues(newLocalPassword)
 
-// newLocalPassword returns a random key, or an error if a socket opened like GoBGP's listener does not support keys: Go makes listeners multipath TCP
-// by default (unless GODEBUG multipathtcp=0, as go.mod sets it), and these have no MD5 signatures. Without a key any local user could connect to GoBGP from
-// the peer's address, and end or displace the session.
+// newLocalPassword returns a random key, or an error if a socket opened like GoBGP's listener does not support keys: Go
+// makes listeners multipath TCP by default (unless GODEBUG multipathtcp=0, as go.mod sets it), and these have no MD5
+// signatures. Without a key any local user could connect to GoBGP from the peer's address, and end or displace the
+// session.
 func newLocalPassword() (string, error) {
 	l, err := new(net.ListenConfig).Listen(context.Background(), "tcp4", netip.AddrPortFrom(loopback, 0).String())
 	if err != nil {
@@ -199,8 +200,8 @@ func newLocalPassword() (string, error) {
 	return rand.Text(), nil
 }
 
-// localAddr returns a random address of 127.128.0.0/9 other than the previous one. GoBGP accepts unsigned connections from an address until it is its
-// neighbor's, so a process that could predict the address could connect first.
+// localAddr returns a random address of 127.128.0.0/9 other than the previous one. GoBGP accepts unsigned connections
+// from an address until it is its neighbor's, so a process that could predict the address could connect first.
 func localAddr(previous netip.Addr) netip.Addr {
 	for {
 		var b [3]byte

@@ -220,7 +220,8 @@ func TestConfigErrorsNameTheirPlace(t *testing.T) {
 	}
 }
 
-// TestConfigBounds checks that the least and greatest values are valid (RFC 4271, Section 4.2; RFC 4724, Section 3; RFC 5082).
+// TestConfigBounds checks that the least and greatest values are valid (RFC 4271, Section 4.2; RFC 4724, Section 3; RFC
+// 5082).
 func TestConfigBounds(t *testing.T) {
 	ll := netip.MustParseAddr("fe80::1")
 	for _, c := range []Config{
@@ -334,8 +335,8 @@ func (o *oscillating) has(c fare.Community) func() bool {
 	}
 }
 
-// TestRisesAreHeld checks that within an interval, which does not end in this test, the leaf receives the first increase, every decrease and other
-// routes, and no second increase before the route was withdrawn.
+// TestRisesAreHeld checks that within an interval, which does not end in this test, the leaf receives the first
+// increase, every decrease and other routes, and no second increase before the route was withdrawn.
 func TestRisesAreHeld(t *testing.T) {
 	o := newOscillating(t, time.Hour)
 	o.set(o.high)

@@ -228,8 +228,9 @@ func (in *incarnation) fromPeer(ctx, watching context.Context) error {
 			}
 			in.awaitOwner(ctx)
 			if n == len(chunk) {
-				// More octets are probably there already, so that the next read would not wait either. The runtime would interrupt this goroutine
-				// only after 10 ms, and the goroutines of other sessions, the owner and the data plane's client need the processor in turn.
+				// More octets are probably there already, so that the next read would not wait either. The runtime
+				// would interrupt this goroutine only after 10 ms, and the goroutines of other sessions, the owner and
+				// the data plane's client need the processor in turn.
 				runtime.Gosched()
 			}
 		}
@@ -273,7 +274,8 @@ func (in *incarnation) deliver(now time.Time) {
 	}
 }
 
-// ownerPatience is the longest wait of a reader for the owner between two reads. It is far below the hold time, which restarts with each read.
+// ownerPatience is the longest wait of a reader for the owner between two reads. It is far below the hold time, which
+// restarts with each read.
 const ownerPatience = 50 * time.Millisecond
 
 // awaitOwner waits while the owner has not taken many earlier changes of this session.
@@ -337,9 +339,10 @@ func (in *incarnation) confirm(ctx, watching context.Context, messages *[]byte) 
 	return nil
 }
 
-// reread requests the peer's routes a second time (RFC 2918), once, rereadAfter to twice as long after the session came up. FRR leaves out a route
-// on some sessions if many come up at once, as when a hung bgpd continues, and sends it with the next full table (docs/operations/leaves.md).
-// Routes that have not changed cost a comparison. The delay is random, so that the answers of many leaves do not coincide.
+// reread requests the peer's routes a second time (RFC 2918), once, rereadAfter to twice as long after the session came
+// up. FRR leaves out a route on some sessions if many come up at once, as when a hung bgpd continues, and sends it with
+// the next full table (docs/operations/leaves.md). Routes that have not changed cost a comparison. The delay is random,
+// so that the answers of many leaves do not coincide.
 func (in *incarnation) reread(ctx context.Context, families guard.FamilySet) {
 	timer := time.NewTimer(in.s.speaker.rereadAfter + rand.N(in.s.speaker.rereadAfter))
 	defer timer.Stop()
@@ -360,8 +363,8 @@ func (in *incarnation) serve(ctx, watching context.Context, info guard.Info, sil
 	if err := s.watch(watching, in.event); err != nil {
 		return fmt.Errorf("watch gobgp: %w", err)
 	}
-	// GoBGP sends End-of-RIB behind the routes that it holds when the neighbor is added: a leaf that kept our routes during a restart drops
-	// those that have not arrived by then (RFC 4724, Section 4.2).
+	// GoBGP sends End-of-RIB behind the routes that it holds when the neighbor is added: a leaf that kept our routes
+	// during a restart drops those that have not arrived by then (RFC 4724, Section 4.2).
 	mark, err := in.s.wanted.wait(ctx)
 	if err != nil {
 		return err
@@ -406,8 +409,8 @@ func (in *incarnation) serve(ctx, watching context.Context, info guard.Info, sil
 	return in.fromSpeaker(ctx)
 }
 
-// lateDial is the time that a connection to GoBGP has when the incarnation ends meanwhile. Without it a connection that is just being made would be given up
-// here, while GoBGP accepts it and starts goroutines, for which drain has to wait.
+// lateDial is the time that a connection to GoBGP has when the incarnation ends meanwhile. Without it a connection that
+// is just being made would be given up here, while GoBGP accepts it and starts goroutines, for which drain has to wait.
 const lateDial = time.Second
 
 func (in *incarnation) dialLocal(parent context.Context) (*net.TCPConn, error) {
@@ -511,9 +514,9 @@ func (in *incarnation) fromSpeaker(ctx context.Context) error {
 	}
 }
 
-// awaitTaken reports a mark once the peer's TCP has acknowledged the first sent octets: after a write has returned, the octets may still be in
-// this host's buffer. The kernel sends no notification of that, so awaitTaken polls, first after a millisecond, because a nearby leaf
-// acknowledges sooner.
+// awaitTaken reports a mark once the peer's TCP has acknowledged the first sent octets: after a write has returned, the
+// octets may still be in this host's buffer. The kernel sends no notification of that, so awaitTaken polls, first after
+// a millisecond, because a nearby leaf acknowledges sooner.
 func (in *incarnation) awaitTaken(ctx context.Context, sent int64, number uint32) {
 	in.unacked.CompareAndSwap(0, time.Now().UnixNano())
 	in.acking.Add(1)

@@ -26,8 +26,8 @@ func bare(t *testing.T) *incarnation {
 	return in
 }
 
-// TestForeignConnectionIsNotOurs lets another local process reach GoBGP's port first, from the neighbor's address. The session does not become
-// carry marks with it, and ends; with the own connection it carries them.
+// TestForeignConnectionIsNotOurs lets another local process reach GoBGP's port first, from the neighbor's address. The
+// session does not become carry marks with it, and ends; with the own connection it carries them.
 func TestForeignConnectionIsNotOurs(t *testing.T) {
 	ln, err := net.ListenTCP("tcp4", &net.TCPAddr{IP: loopback.AsSlice()})
 	if err != nil {
@@ -60,8 +60,9 @@ func TestForeignConnectionIsNotOurs(t *testing.T) {
 	}
 }
 
-// TestFirstTableWaitsForTheFullSet announces a set before the session exists and before GoBGP has received it. The leaf receives nothing, not
-// even End-of-RIB, until GoBGP holds the whole set; then all routes, followed by End-of-RIB. The session does not wait to be up.
+// TestFirstTableWaitsForTheFullSet announces a set before the session exists and before GoBGP has received it. The leaf
+// receives nothing, not even End-of-RIB, until GoBGP holds the whole set; then all routes, followed by End-of-RIB. The
+// session does not wait to be up.
 func TestFirstTableWaitsForTheFullSet(t *testing.T) {
 	at := hosts(2)
 	confirmed, updates := make(chan struct{}, 1), make(chan []byte, 64)

@@ -45,8 +45,8 @@ func TestFlapsLeaveNothing(t *testing.T) {
 	}
 	const n = 60
 	flap(n)
-	// A leak has at least one goroutine of each incarnation; sessions that are starting or ending have some. GoBGP takes seconds to end them on a busy
-	// machine.
+	// A leak has at least one goroutine of each incarnation; sessions that are starting or ending have some. GoBGP
+	// takes seconds to end them on a busy machine.
 	var g1 int
 	var h1 uint64
 	left := func() bool { g1, h1 = measure(); return g1 > g0+n/4 || h1 > h0+n*2048 }
@@ -61,8 +61,8 @@ func TestFlapsLeaveNothing(t *testing.T) {
 	}
 }
 
-// TestEndWhileConnecting ends speakers while a session's connection to GoBGP is being made, at different times after the session came up. GoBGP's goroutines
-// that would outlive its end race with it, which the race detector notices.
+// TestEndWhileConnecting ends speakers while a session's connection to GoBGP is being made, at different times after
+// the session came up. GoBGP's goroutines that would outlive its end race with it, which the race detector notices.
 func TestEndWhileConnecting(t *testing.T) {
 	for i := range 200 {
 		t.Run("", func(t *testing.T) {
@@ -78,7 +78,8 @@ func TestEndWhileConnecting(t *testing.T) {
 	}
 }
 
-// TestMessageAfterTheEnd lets the peer's message arrive when the incarnation has ended while its connection to GoBGP was being made: nothing forwards it.
+// TestMessageAfterTheEnd lets the peer's message arrive when the incarnation has ended while its connection to GoBGP
+// was being made: nothing forwards it.
 func TestMessageAfterTheEnd(t *testing.T) {
 	in := &incarnation{local: new(net.TCPConn), ended: true}
 	if err := in.forward(keepalive); err != nil {

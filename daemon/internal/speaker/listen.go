@@ -120,7 +120,8 @@ func (l *listener) prepare(ln *net.TCPListener) error {
 				}
 			}
 		}
-		// A peer that checks would drop our SYN-ACK otherwise (RFC 5082, Section 3). One of the two options does not apply to the socket's family.
+		// A peer that checks would drop our SYN-ACK otherwise (RFC 5082, Section 3). One of the two options does not
+		// apply to the socket's family.
 		e4 := unix.SetsockoptInt(fd, unix.IPPROTO_IP, unix.IP_TTL, 255)
 		e6 := unix.SetsockoptInt(fd, unix.IPPROTO_IPV6, unix.IPV6_UNICAST_HOPS, 255)
 		if e4 != nil && e6 != nil {

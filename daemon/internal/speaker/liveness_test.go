@@ -71,8 +71,8 @@ func counter(r *running, session int, name string) uint64 {
 	return 0
 }
 
-// TestNoDescriptorsLeft ends GoBGP's listener by one EMFILE. The established session continues; once it must be opened again, the reason names
-// this host and the remedy, and after descriptors are free it comes back with its routes.
+// TestNoDescriptorsLeft ends GoBGP's listener by one EMFILE. The established session continues; once it must be opened
+// again, the reason names this host and the remedy, and after descriptors are free it comes back with its routes.
 func TestNoDescriptorsLeft(t *testing.T) {
 	server, leaf := pairConfig(t, 2)
 	server.ConnectRetry = 50 * time.Millisecond
@@ -126,8 +126,8 @@ func TestNoDescriptorsLeft(t *testing.T) {
 	t.Error("no fault names the cause")
 }
 
-// TestServerGoroutineHangs blocks GoBGP's server goroutine forever. The call that an idle session makes does not return, and only that
-// session gets another GoBGP.
+// TestServerGoroutineHangs blocks GoBGP's server goroutine forever. The call that an idle session makes does not
+// return, and only that session gets another GoBGP.
 func TestServerGoroutineHangs(t *testing.T) {
 	tier.Slow(t, tier.Interop, "waits for the patience with a hung server")
 	server, leaf := pairConfig(t, 2)

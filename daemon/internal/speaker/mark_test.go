@@ -16,7 +16,8 @@ import (
 	"github.com/fared/fared/fare"
 )
 
-// wireTable is a peer's Adj-RIB-In of IPv4 host routes, decoded from the octets of a connection (RFC 4271, Section 4.3).
+// wireTable is a peer's Adj-RIB-In of IPv4 host routes, decoded from the octets of a connection (RFC 4271, Section
+// 4.3).
 type wireTable struct {
 	t       *testing.T
 	pending []byte
@@ -66,8 +67,9 @@ func (w *wireTable) prefixes(b []byte) (out []netip.Prefix) {
 	return out
 }
 
-// TestWrittenIsTrue checks, for random sets, some of which replace each other immediately, over several connections, that when a mark is
-// reported, the peer's kernel has received every route and withdrawal of the set and of earlier ones.
+// TestWrittenIsTrue checks, for random sets, some of which replace each other immediately, over several connections,
+// that when a mark is reported, the peer's kernel has received every route and withdrawal of the set and of earlier
+// ones.
 func TestWrittenIsTrue(t *testing.T) {
 	conns, over := make(chan *net.TCPConn), make(chan struct{})
 	p := newRawPeer(t, hosts(1)[0], func(_ int, conn *net.TCPConn) {

@@ -22,8 +22,9 @@ import (
 	"github.com/fared/fared/fare"
 )
 
-// rawPeer is a leaf that writes raw octets: it listens and runs a script on every connection on which the other end sends an OPEN. A session of a
-// busy machine may give up an attempt after the kernel has established the connection; such connections have no number.
+// rawPeer is a leaf that writes raw octets: it listens and runs a script on every connection on which the other end
+// sends an OPEN. A session of a busy machine may give up an attempt after the kernel has established the connection;
+// such connections have no number.
 type rawPeer struct {
 	ln *net.TCPListener
 	wg sync.WaitGroup
@@ -245,8 +246,8 @@ func TestFullSetThenEndOfRIB(t *testing.T) {
 	}
 }
 
-// TestRoutesAreReread withholds a route until the peer is asked for its routes a second time, as FRR does at times, and then has it in effect. A
-// peer without the capability is not asked.
+// TestRoutesAreReread withholds a route until the peer is asked for its routes a second time, as FRR does at times, and
+// then has it in effect. A peer without the capability is not asked.
 func TestRoutesAreReread(t *testing.T) {
 	refresh := message(5, 0, 1, 0, 1) // RFC 2918, Section 3
 	for _, able := range []bool{true, false} {
@@ -308,8 +309,9 @@ func withCapability(open []byte, code byte) []byte {
 	return open
 }
 
-// TestSilentPeer checks that the silence of a leaf ends the session after the hold time that the leaf has proposed, 3 s, not before, and not only
-// after ours, which is longer than this test waits. A slow machine only makes the session end later.
+// TestSilentPeer checks that the silence of a leaf ends the session after the hold time that the leaf has proposed, 3
+// s, not before, and not only after ours, which is longer than this test waits. A slow machine only makes the session
+// end later.
 func TestSilentPeer(t *testing.T) {
 	at := hosts(1)[0]
 	last := make(chan time.Time, 1) // before the last message of the first connection

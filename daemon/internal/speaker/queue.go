@@ -22,8 +22,9 @@ const (
 	distinct = 2048
 )
 
-// backlog is the cost of a session's pending changes from which on its reader waits for the owner: 128 routes that all differ, or 262,144 that change
-// alike. Reading faster than the owner decides only costs the processor time that other sessions need, because later states replace earlier ones.
+// backlog is the cost of a session's pending changes from which on its reader waits for the owner: 128 routes that all
+// differ, or 262,144 that change alike. Reading faster than the owner decides only costs the processor time that other
+// sessions need, because later states replace earlier ones.
 const backlog = 8 * quota
 
 // keptChanges is the number of changes up to which a session's memory for them
@@ -107,8 +108,8 @@ func replace[E Event](sq *sessionQueue, e E) bool {
 	return false
 }
 
-// sessionUp starts a generation. If silent is not 0, a Written with this mark follows immediately. It reports false for a generation that has
-// already ended.
+// sessionUp starts a generation. If silent is not 0, a Written with this mark follows immediately. It reports false for
+// a generation that has already ended.
 func (q *queue) sessionUp(e SessionUp, silent uint64) bool {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -125,7 +126,8 @@ func (q *queue) sessionUp(e SessionUp, silent uint64) bool {
 	return true
 }
 
-// sessionDown ends a generation, and drops its pending events. If the owner has not yet taken its SessionUp, the owner receives neither event.
+// sessionDown ends a generation, and drops its pending events. If the owner has not yet taken its SessionUp, the owner
+// receives neither event.
 func (q *queue) sessionDown(e SessionDown) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -157,8 +159,8 @@ func (q *queue) sessionDown(e SessionDown) {
 	}
 }
 
-// change records the changes of the peer's routes, and its End-of-RIBs, if the incarnation is the current one. It wakes the owner unless more
-// changes follow soon.
+// change records the changes of the peer's routes, and its End-of-RIBs, if the incarnation is the current one. It wakes
+// the owner unless more changes follow soon.
 func (q *queue) change(session int, gen uint64, changes []guard.Change, more bool) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -335,8 +337,9 @@ func (q *queue) fault(e Fault) {
 	q.wake()
 }
 
-// take appends the pending events to buf, of each session changed routes of a cost up to quota. The session that comes first changes from call
-// to call. If events remain, take refills the channel of Ready. The changes of the previous call become invalid.
+// take appends the pending events to buf, of each session changed routes of a cost up to quota. The session that comes
+// first changes from call to call. If events remain, take refills the channel of Ready. The changes of the previous
+// call become invalid.
 func (q *queue) take(buf []Event) []Event {
 	q.mu.Lock()
 	defer q.mu.Unlock()

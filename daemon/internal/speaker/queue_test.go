@@ -262,7 +262,8 @@ func TestQueueIsBounded(t *testing.T) {
 	}
 }
 
-// TestChangesDoNotAllocate checks that the way of changes through the queue allocates nothing for a route, and one event for a session.
+// TestChangesDoNotAllocate checks that the way of changes through the queue allocates nothing for a route, and one
+// event for a session.
 func TestChangesDoNotAllocate(t *testing.T) {
 	q := newQueue(1)
 	q.sessionUp(SessionUp{Generation: 1}, 0)
@@ -314,8 +315,8 @@ func TestTakenChangesStay(t *testing.T) {
 	}
 }
 
-// TestTakeIsFair checks that a session with thousands of changes leaves room for other sessions in every call, keeps its own order, and is fully
-// taken in the end.
+// TestTakeIsFair checks that a session with thousands of changes leaves room for other sessions in every call, keeps
+// its own order, and is fully taken in the end.
 func TestTakeIsFair(t *testing.T) {
 	const most = quota / distinct // distinct routes in a turn
 	const routes = 5*most + 7
@@ -372,8 +373,8 @@ func TestTakeIsFair(t *testing.T) {
 	}
 }
 
-// TestTakeIsGenerousToEqualRoutes checks that a table of equal bandwidths is taken in one call, whatever the paths, and so are withdrawals. The
-// same routes with bandwidths that alternate are not.
+// TestTakeIsGenerousToEqualRoutes checks that a table of equal bandwidths is taken in one call, whatever the paths, and
+// so are withdrawals. The same routes with bandwidths that alternate are not.
 func TestTakeIsGenerousToEqualRoutes(t *testing.T) {
 	const routes = 16384
 	equal, other := attrs(1), attrs(2)
@@ -452,8 +453,9 @@ func TestTakeBeginsElsewhere(t *testing.T) {
 	}
 }
 
-// TestReaderWaitsForOwner checks that a reader waits once pending changes that all differ have reached backlog, until the owner has taken some of
-// them; that changes that are alike do not make it wait; and that no wait is left over when nothing is pending.
+// TestReaderWaitsForOwner checks that a reader waits once pending changes that all differ have reached backlog, until
+// the owner has taken some of them; that changes that are alike do not make it wait; and that no wait is left over when
+// nothing is pending.
 func TestReaderWaitsForOwner(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFeed(2)

@@ -138,7 +138,8 @@ func (s *session) run(ctx context.Context) {
 	}
 }
 
-// try makes one attempt after consecutive failures: it repairs the GoBGP server if needed, connects, and runs the incarnation to its end.
+// try makes one attempt after consecutive failures: it repairs the GoBGP server if needed, connects, and runs the
+// incarnation to its end.
 func (s *session) try(ctx context.Context, failures int) (up bool, err error) {
 	if err := s.repair(); err != nil {
 		return false, err
@@ -342,7 +343,8 @@ func (s *session) expect(number uint32, mark uint64) {
 	s.expected, s.reports = number, mark
 }
 
-// written reports the owner's mark that a number represents: the connection of a generation has carried everything before it.
+// written reports the owner's mark that a number represents: the connection of a generation has carried everything
+// before it.
 func (s *session) written(gen uint64, number uint32) {
 	s.mu.Lock()
 	mark, current := s.reports, s.expected == number
@@ -375,7 +377,8 @@ func (s *session) connect(ctx context.Context, limit time.Duration) (*net.TCPCon
 	return conn, nil
 }
 
-// awaitPeer waits until the peer of a passive session has connected. Meanwhile it finds the peer and begins BFD, because the peer may wait for either.
+// awaitPeer waits until the peer of a passive session has connected. Meanwhile it finds the peer and begins BFD,
+// because the peer may wait for either.
 func (s *session) awaitPeer(ctx context.Context) (*net.TCPConn, error) {
 	meeting, stop := context.WithCancel(ctx)
 	var wg sync.WaitGroup
@@ -431,8 +434,8 @@ func (s *session) waits(err error) {
 	}
 }
 
-// refused replaces the end of a connection on which the peer has sent no OPEN by its likely cause: the peer listens, but closes our connections.
-// Whether that resets them is a matter of chance.
+// refused replaces the end of a connection on which the peer has sent no OPEN by its likely cause: the peer listens,
+// but closes our connections. Whether that resets them is a matter of chance.
 func (s *session) refused(err error) error {
 	if !errors.Is(err, errClosed) && !errors.Is(err, unix.ECONNRESET) && !errors.Is(err, unix.EPIPE) {
 		return err
@@ -450,8 +453,9 @@ func (s *session) refused(err error) error {
 	return fmt.Errorf("connection to the peer: %w before its OPEN%s", errClosed, hint)
 }
 
-// numbered returns the IPv4 address of an unnumbered session's device if it is one end of a cable, else an invalid one. FRR's peers-over-interface
-// prefers the IPv4 address at the other end of a /30 or /31 to link-local addresses, and closes connections from these.
+// numbered returns the IPv4 address of an unnumbered session's device if it is one end of a cable, else an invalid one.
+// FRR's peers-over-interface prefers the IPv4 address at the other end of a /30 or /31 to link-local addresses, and
+// closes connections from these.
 func (s *session) numbered() (cable netip.Prefix) {
 	if !s.conf.Unnumbered {
 		return cable

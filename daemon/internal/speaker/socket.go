@@ -50,7 +50,8 @@ func (s *session) dial(ctx context.Context, peer netip.Addr, limit time.Duration
 	return conn.(*net.TCPConn), nil
 }
 
-// absentLocal explains the error of a socket whose local address is on no device of the network namespace, or is not usable yet.
+// absentLocal explains the error of a socket whose local address is on no device of the network namespace, or is not
+// usable yet.
 func absentLocal(local netip.Addr, err error) error {
 	var call *os.SyscallError
 	if local.IsValid() && errors.As(err, &call) && call.Syscall == "bind" && errors.Is(call, unix.EADDRNOTAVAIL) {
@@ -133,7 +134,8 @@ func (s *session) setOptions(fd int, peer netip.Addr, dialing bool) error {
 	if dialing {
 		errs = append(errs, s.bind(fd, peer))
 	}
-	// RFC 5082, Section 3: send with 255, whether or not this end checks, because the peer may; accept packets that have crossed at most GTSMHops.
+	// RFC 5082, Section 3: send with 255, whether or not this end checks, because the peer may; accept packets that
+	// have crossed at most GTSMHops.
 	level, hops, least := unix.IPPROTO_IP, unix.IP_TTL, unix.IP_MINTTL
 	if v6 {
 		level, hops, least = unix.IPPROTO_IPV6, unix.IPV6_UNICAST_HOPS, unix.IPV6_MINHOPCOUNT
@@ -209,8 +211,9 @@ func setMD5(fd int, peer netip.Addr, key string) error {
 	return nil
 }
 
-// sockaddr returns a peer's address in the form that key options of a socket of a family require, and the length of its host prefix in bits. An
-// IPv6 socket represents an IPv4 address as a mapped one, whose prefix counts the bits of the IPv4 address.
+// sockaddr returns a peer's address in the form that key options of a socket of a family require, and the length of its
+// host prefix in bits. An IPv6 socket represents an IPv4 address as a mapped one, whose prefix counts the bits of the
+// IPv4 address.
 func sockaddr(family int, peer netip.Addr) (sa unix.SockaddrStorage, bits uint8) {
 	peer = peer.Unmap()
 	// Data is a sockaddr behind its family: IPv4 after the port, IPv6 after
@@ -242,7 +245,8 @@ func readable(conn *net.TCPConn, d time.Duration) bool {
 	return err == nil && n > 0
 }
 
-// sendQueue returns the number of octets written to a connection that its other end has not acknowledged (tcp(7), SIOCOUTQ).
+// sendQueue returns the number of octets written to a connection that its other end has not acknowledged (tcp(7),
+// SIOCOUTQ).
 func sendQueue(conn *net.TCPConn) (octets int, err error) {
 	raw, err := conn.SyscallConn()
 	if err != nil {

@@ -151,14 +151,15 @@ func (s *Speaker) SetAdminState(session int, up bool, reason string) {
 	s.sessions[session].setAdmin(up, reason)
 }
 
-// Clear closes an established session with Cease, Administrative Reset (RFC 4486); the session connects again at once. The cause, text for people, is the
-// reason of SessionDown. An error means that the session is not established, and has the state. It never blocks.
+// Clear closes an established session with Cease, Administrative Reset (RFC 4486); the session connects again at once.
+// The cause, text for people, is the reason of SessionDown. An error means that the session is not established, and has
+// the state. It never blocks.
 func (s *Speaker) Clear(session int, cause string) error {
 	return s.sessions[session].clear(cause)
 }
 
-// SetBFDKeys replaces the keys of a session's BFD authentication, whose type stays; the session goes on. An error means that a key is not valid for
-// the type, and that nothing was changed.
+// SetBFDKeys replaces the keys of a session's BFD authentication, whose type stays; the session goes on. An error means
+// that a key is not valid for the type, and that nothing was changed.
 func (s *Speaker) SetBFDKeys(session int, keys []bfd.Key) error {
 	return s.sessions[session].setBFDKeys(keys)
 }

@@ -175,8 +175,9 @@ func TestHeldSessionDoesNotConnect(t *testing.T) {
 	ra.until("up again", func() bool { return ra.state(0).up })
 }
 
-// TestClear clears one of two sessions: its peer receives Cease, Administrative Reset (RFC 4486: 6/4), the owner the cause, and it connects again without a
-// pause; the other session stays. A session that is not established is refused with its state.
+// TestClear clears one of two sessions: its peer receives Cease, Administrative Reset (RFC 4486: 6/4), the owner the
+// cause, and it connects again without a pause; the other session stays. A session that is not established is refused
+// with its state.
 func TestClear(t *testing.T) {
 	server, leaf := pairConfig(t, 2)
 	a, b := create(t, server), create(t, leaf)
@@ -233,7 +234,8 @@ func TestPasswords(t *testing.T) {
 	}
 }
 
-// TestLocalHopIsSigned lets another local process connect to GoBGP from the address of a session that is up, as any user can: GoBGP's end drops the unsigned SYN.
+// TestLocalHopIsSigned lets another local process connect to GoBGP from the address of a session that is up, as any
+// user can: GoBGP's end drops the unsigned SYN.
 func TestLocalHopIsSigned(t *testing.T) {
 	server, leaf := pairConfig(t, 1)
 	a, _ := startPair(t, server, leaf)
@@ -270,8 +272,8 @@ func TestLocalHopIsSigned(t *testing.T) {
 	}
 }
 
-// TestLocalAddressIsRandom checks that the next address of the local hop cannot be predicted: it is in 127.128.0.0/9, never the previous one, and among 1,000
-// of the 8,388,607 addresses at most a few are equal.
+// TestLocalAddressIsRandom checks that the next address of the local hop cannot be predicted: it is in 127.128.0.0/9,
+// never the previous one, and among 1,000 of the 8,388,607 addresses at most a few are equal.
 func TestLocalAddressIsRandom(t *testing.T) {
 	seen := map[netip.Addr]bool{}
 	var last netip.Addr
@@ -287,7 +289,8 @@ func TestLocalAddressIsRandom(t *testing.T) {
 	}
 }
 
-// TestLocalHopFailsClosed checks that no Speaker starts where the local hop could not be signed: GODEBUG makes Go's listeners multipath TCP.
+// TestLocalHopFailsClosed checks that no Speaker starts where the local hop could not be signed: GODEBUG makes Go's
+// listeners multipath TCP.
 func TestLocalHopFailsClosed(t *testing.T) {
 	t.Setenv("GODEBUG", "multipathtcp=1")
 	saved := localPassword
@@ -305,7 +308,8 @@ func TestLocalHopFailsClosed(t *testing.T) {
 	}
 }
 
-// TestPasswordOnEveryAddress listens without an address, on an IPv6 socket, which represents IPv4 peers by mapped addresses.
+// TestPasswordOnEveryAddress listens without an address, on an IPv6 socket, which represents IPv4 peers by mapped
+// addresses.
 func TestPasswordOnEveryAddress(t *testing.T) {
 	server, leaf := pairConfig(t, 1)
 	server.Sessions[0].Password, leaf.Sessions[0].Password = "right", "right"
@@ -320,7 +324,8 @@ func TestTTLSecurity(t *testing.T) {
 		server.Sessions[0].GTSMHops, leaf.Sessions[0].GTSMHops = checks.server, checks.leaf
 		a, _ := startPair(t, server, leaf)
 		a.until("up, whichever end checks", func() bool { return a.state(0).up })
-		// A stranger's packets have TTL 64, as if they had crossed routers. The leaf's end must drop them, or accept them at once.
+		// A stranger's packets have TTL 64, as if they had crossed routers. The leaf's end must drop them, or accept
+		// them at once.
 		limit := deadline
 		if checks.leaf > 0 {
 			limit = 200 * time.Millisecond

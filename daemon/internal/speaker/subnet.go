@@ -8,8 +8,9 @@ import (
 	"github.com/fared/fared/internal/netns"
 )
 
-// withSubnet returns a guard.Config.NextHop that accepts the other hosts of the subnets of the session's device in addition to the addresses that
-// peer accepts: third-party next hops (RFC 4271, Section 5.1.3). Only the acceptance of routes depends on it, since packets go to the peer.
+// withSubnet returns a guard.Config.NextHop that accepts the other hosts of the subnets of the session's device in
+// addition to the addresses that peer accepts: third-party next hops (RFC 4271, Section 5.1.3). Only the acceptance of
+// routes depends on it, since packets go to the peer.
 func (s *session) withSubnet(peer func(netip.Addr) bool) func(netip.Addr) bool {
 	var addrs []net.Addr
 	err := netns.In(s.conf.Netns, func() error {
@@ -33,8 +34,9 @@ func (s *session) withSubnet(peer func(netip.Addr) bool) func(netip.Addr) bool {
 	return func(a netip.Addr) bool { return peer(a) || isNeighbor(subnets, a) }
 }
 
-// isNeighbor reports whether an address, without zone, is another host of one of the subnets, which are given with our address in them: neither
-// ours, nor the address of the subnet itself (RFC 4291, Section 2.6.1), nor its broadcast address.
+// isNeighbor reports whether an address, without zone, is another host of one of the subnets, which are given with our
+// address in them: neither ours, nor the address of the subnet itself (RFC 4291, Section 2.6.1), nor its broadcast
+// address.
 func isNeighbor(subnets []netip.Prefix, a netip.Addr) bool {
 	found := false
 	for _, p := range subnets {

@@ -22,8 +22,8 @@ func TestIsNeighbor(t *testing.T) {
 	}
 }
 
-// TestSubnetNextHops checks that a route with the next hop of another host of the device's subnet is accepted only with SubnetNextHops, and that its refusal
-// is reported once, with its end.
+// TestSubnetNextHops checks that a route with the next hop of another host of the device's subnet is accepted only with
+// SubnetNextHops, and that its refusal is reported once, with its end.
 func TestSubnetNextHops(t *testing.T) {
 	remote := netip.MustParsePrefix("10.0.0.9/32")
 	for _, accepts := range []bool{true, false} {

@@ -111,7 +111,8 @@ func TestRestart(t *testing.T) {
 	}
 }
 
-// TestRestartBitSurvivesFailedConnections checks that R is set until the session is established, then clear (RFC 4724, Section 3).
+// TestRestartBitSurvivesFailedConnections checks that R is set until the session is established, then clear (RFC 4724,
+// Section 3).
 func TestRestartBitSurvivesFailedConnections(t *testing.T) {
 	at := hosts(1)[0]
 	opens := make(chan []byte, 64)
@@ -130,7 +131,8 @@ func TestRestartBitSurvivesFailedConnections(t *testing.T) {
 		if _, err := conn.Write(append(rawOpen(65100, 90, leafID), keepalive...)); err != nil {
 			return
 		}
-		// Closed only when both ends have confirmed and GoBGP has sent its first table; on a busy machine a connection may end before.
+		// Closed only when both ends have confirmed and GoBGP has sent its first table; on a busy machine a connection
+		// may end before.
 		for !lost.Load() {
 			msg, err := guard.ReadMessage(conn, &buf)
 			if err != nil {
@@ -216,8 +218,9 @@ func TestNetns(t *testing.T) {
 	}
 }
 
-// TestUnansweredSYN checks that an attempt whose SYN is dropped ends by its limit, not by its context, and that the limit, at first below the
-// second after which TCP repeats a SYN, grows with each failure, because a slow answer must arrive in the end.
+// TestUnansweredSYN checks that an attempt whose SYN is dropped ends by its limit, not by its context, and that the
+// limit, at first below the second after which TCP repeats a SYN, grows with each failure, because a slow answer must
+// arrive in the end.
 func TestUnansweredSYN(t *testing.T) {
 	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
@@ -250,7 +253,8 @@ func TestUnansweredSYN(t *testing.T) {
 	}
 }
 
-// TestAbsentLocal checks that a session whose local address is on no device, of either direction, says so with the remedy.
+// TestAbsentLocal checks that a session whose local address is on no device, of either direction, says so with the
+// remedy.
 func TestAbsentLocal(t *testing.T) {
 	for _, local := range []string{"192.0.2.77", "2001:db8::77"} {
 		at := netip.MustParseAddr(local)

@@ -24,8 +24,8 @@ func cable(t *testing.T) (server, leaf *netnstest.Namespace) {
 	return server, leaf
 }
 
-// TestUnnumberedPair checks that two ends that know nothing of each other find each other, the passive one included, next to a numbered session of the
-// same cable, and that BFD protects both sessions.
+// TestUnnumberedPair checks that two ends that know nothing of each other find each other, the passive one included,
+// next to a numbered session of the same cable, and that BFD protects both sessions.
 func TestUnnumberedPair(t *testing.T) {
 	a, b := cable(t)
 	numbers := []string{"10.0.0.0", "10.0.0.1"}
@@ -72,8 +72,8 @@ func (l lateResolver) Peer(ctx context.Context, _, _ string) (netip.Addr, error)
 	}
 }
 
-// TestUnnumberedWithoutRouter checks that the status of a session shows why it waits, in place of why it last ended, and that an established session no
-// longer shows it.
+// TestUnnumberedWithoutRouter checks that the status of a session shows why it waits, in place of why it last ended,
+// and that an established session no longer shows it.
 func TestUnnumberedWithoutRouter(t *testing.T) {
 	p := newRawPeer(t, hosts(1)[0], func(_ int, conn *net.TCPConn) {
 		if shake(conn, rawOpen(65100, 90, leafID)) == nil {
@@ -103,7 +103,8 @@ func TestUnnumberedWithoutRouter(t *testing.T) {
 	r.until("waiting again", waits)
 }
 
-// TestRefusedOnNumberedCable checks the reason for which FRR's peers-over-interface refuse a link-local session: the cable has a /31.
+// TestRefusedOnNumberedCable checks the reason for which FRR's peers-over-interface refuse a link-local session: the
+// cable has a /31.
 func TestRefusedOnNumberedCable(t *testing.T) {
 	a, b := cable(t)
 	var peer netip.Addr

@@ -33,8 +33,8 @@ func registered(s *Server) []string {
 	return all
 }
 
-// TestEveryMethodIsClassified checks that the table has exactly the served methods, and classifies only methods with the name of a read as
-// reads.
+// TestEveryMethodIsClassified checks that the table has exactly the served methods, and classifies only methods with
+// the name of a read as reads.
 func TestEveryMethodIsClassified(t *testing.T) {
 	l := newFake(1, 10)
 	l.start(t)
@@ -51,8 +51,8 @@ func TestEveryMethodIsClassified(t *testing.T) {
 	}
 }
 
-// TestReadOnlySocket checks that on a read-only socket a method that changes state is rejected before its handler runs, with the socket to use
-// instead.
+// TestReadOnlySocket checks that on a read-only socket a method that changes state is rejected before its handler runs,
+// with the socket to use instead.
 func TestReadOnlySocket(t *testing.T) {
 	l := newFake(1, 10)
 	l.start(t)
@@ -102,7 +102,8 @@ func TestReadOnlySocket(t *testing.T) {
 	}
 }
 
-// TestReadersLeaveWatchesToOperators checks that readers and operators have separate watches, of which a client may have half.
+// TestReadersLeaveWatchesToOperators checks that readers and operators have separate watches, of which a client may
+// have half.
 func TestReadersLeaveWatchesToOperators(t *testing.T) {
 	l := newFake(1, 10)
 	l.start(t)
@@ -176,7 +177,8 @@ func TestCaller(t *testing.T) {
 	}
 }
 
-// TestReadersAreBounded checks that one user's connections to the read-only socket beyond the user's share end, and that the end of one makes room.
+// TestReadersAreBounded checks that one user's connections to the read-only socket beyond the user's share end, and
+// that the end of one makes room.
 func TestReadersAreBounded(t *testing.T) {
 	l := newFake(1, 10)
 	l.start(t)
@@ -207,8 +209,8 @@ func TestReadersAreBounded(t *testing.T) {
 	eventually(t, "a connection after the end of another", func() bool { _, ok := served(); return ok })
 }
 
-// TestOneClientLeavesWatchesToOthers checks that a client with half of the watches gets no further one while another client does, and that all clients together
-// have MaxWatches.
+// TestOneClientLeavesWatchesToOthers checks that a client with half of the watches gets no further one while another
+// client does, and that all clients together have MaxWatches.
 func TestOneClientLeavesWatchesToOthers(t *testing.T) {
 	l := newFake(1, 10)
 	l.start(t)

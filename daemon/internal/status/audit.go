@@ -14,11 +14,12 @@ import (
 	"github.com/fared/fared/internal/grpcserve"
 )
 
-// maxAudited is the greatest length of a client's text in an event of a refused call, bytes. Requests are recorded before they are validated.
+// maxAudited is the greatest length of a client's text in an event of a refused call, bytes. Requests are recorded
+// before they are validated.
 const maxAudited = 256
 
-// audit records a call that needs the right to operate and failed: a log line and an event. The functions that carry out such a call record those that
-// succeed.
+// audit records a call that needs the right to operate and failed: a log line and an event. The functions that carry
+// out such a call record those that succeed.
 func (s *Service) audit(ctx context.Context, method string, req any, err error) {
 	if err == nil || methods[method] == accessRead {
 		return
@@ -68,7 +69,8 @@ func audited(req any) (subject, reason string) {
 	return printable(subject), reason
 }
 
-// printable returns at most maxAudited bytes of a client's text, with a replacement for runes that could change a terminal or forge a line.
+// printable returns at most maxAudited bytes of a client's text, with a replacement for runes that could change a
+// terminal or forge a line.
 func printable(text string) string {
 	if len(text) > maxAudited {
 		text = text[:maxAudited] + "..."

@@ -37,8 +37,9 @@ func (l *lines) take() []string {
 	return strings.FieldsFunc(l.b.String(), func(r rune) bool { return r == '\n' })
 }
 
-// TestRefusedCallsAreRecorded makes drain, undrain and reload fail over every transport, for lack of the right or for their target: each is exactly one event
-// and one line of the log, with who, what, why and the result. Calls that only read are not recorded, also when they fail.
+// TestRefusedCallsAreRecorded makes drain, undrain and reload fail over every transport, for lack of the right or for
+// their target: each is exactly one event and one line of the log, with who, what, why and the result. Calls that only
+// read are not recorded, also when they fail.
 func TestRefusedCallsAreRecorded(t *testing.T) {
 	var log lines
 	events := make(chan Event, 100)
@@ -118,7 +119,8 @@ func TestRefusedCallsAreRecorded(t *testing.T) {
 	}
 }
 
-// TestRefusedCallsAreBounded checks that a client without the right cannot fill the events: neither by their number nor by their size, nor forge lines.
+// TestRefusedCallsAreBounded checks that a client without the right cannot fill the events: neither by their number nor
+// by their size, nor forge lines.
 func TestRefusedCallsAreBounded(t *testing.T) {
 	events := make(chan Event, 1000)
 	_, clients := matrixClients(t, func(c *ServiceConfig) { c.Record = func(e Event) { events <- e } })

@@ -123,7 +123,8 @@ func (d *discard) Send(m *farev1.WatchWeightsResponse) error {
 	return nil
 }
 
-// BenchmarkWatchFanOut sends one change among 16,384 destinations to 64 watchers: a change of one destination, or of a vector that 512 share.
+// BenchmarkWatchFanOut sends one change among 16,384 destinations to 64 watchers: a change of one destination, or of a
+// vector that 512 share.
 func BenchmarkWatchFanOut(b *testing.B) {
 	const watchers = 64
 	for _, c := range []struct {

@@ -61,7 +61,8 @@ func NewBuilder(source Source, layout Layout, instance string) *Builder {
 	return b
 }
 
-// MarkDestination reports that a destination was added, changed or removed; the source distinguishes the cases when a view is built.
+// MarkDestination reports that a destination was added, changed or removed; the source distinguishes the cases when a
+// view is built.
 func (b *Builder) MarkDestination(key Key) {
 	if _, ok := b.destinations[key]; !ok {
 		b.marked = append(b.marked, key)
@@ -70,7 +71,8 @@ func (b *Builder) MarkDestination(key Key) {
 	b.changed, b.weights = true, true
 }
 
-// MarkVector reports that a vector was added, changed or removed, which also changes every destination that uses it. IDs are small.
+// MarkVector reports that a vector was added, changed or removed, which also changes every destination that uses it.
+// IDs are small.
 func (b *Builder) MarkVector(id uint32) {
 	if int(id) >= len(b.vectors) {
 		b.vectors = append(b.vectors, make([]vectorMark, int(id)+1-len(b.vectors))...)
@@ -84,11 +86,12 @@ func (b *Builder) MarkVector(id uint32) {
 	b.changed, b.weights = true, true
 }
 
-// MarkFabric reports that a plane, sub-port, session or the data plane has changed. Each request reads them from the source, so only the
-// revision needs a mark.
+// MarkFabric reports that a plane, sub-port, session or the data plane has changed. Each request reads them from the
+// source, so only the revision needs a mark.
 func (b *Builder) MarkFabric() { b.changed = true }
 
-// Started reports that the start is complete: the known state is complete, and watches of weights begin. Further calls do nothing.
+// Started reports that the start is complete: the known state is complete, and watches of weights begin. Further calls
+// do nothing.
 func (b *Builder) Started() {
 	select {
 	case <-b.started:
@@ -121,7 +124,8 @@ func (b *Builder) Event(e Event) {
 	b.changed = true
 }
 
-// Commit ends a step of the loop: if the step marked an object, the revision grows by one and watchers wake up. It returns the revision.
+// Commit ends a step of the loop: if the step marked an object, the revision grows by one and watchers wake up. It
+// returns the revision.
 func (b *Builder) Commit() uint64 {
 	if !b.changed {
 		return b.revision
@@ -209,7 +213,8 @@ func (b *Builder) buildDestinations(next *View) {
 	b.clearMarks()
 	next.pages, next.count = e.pages, e.count
 
-	// Marks are in order of their first revision, but a later step may have raised a mark's revision, so sort the new tombstones.
+	// Marks are in order of their first revision, but a later step may have raised a mark's revision, so sort the new
+	// tombstones.
 	slices.SortFunc(b.tombstones[gone:], func(a, c tombstone) int {
 		if a.revision != c.revision {
 			return cmp.Compare(a.revision, c.revision)

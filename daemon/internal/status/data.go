@@ -6,8 +6,8 @@ import (
 	"time"
 )
 
-// Source provides the loop's state as plain data. Its methods are called only on the loop's goroutine: by Builder.Commit, and by functions that
-// the Reader passes to Do. Slices in the results must not change afterwards.
+// Source provides the loop's state as plain data. Its methods are called only on the loop's goroutine: by
+// Builder.Commit, and by functions that the Reader passes to Do. Slices in the results must not change afterwards.
 type Source interface {
 	// Vector returns a weight vector, or false if there is none with that ID.
 	Vector(id uint32) (Vector, bool)
@@ -27,26 +27,28 @@ type Key struct {
 	Source int
 }
 
-// Layout is the part of the status that the configuration determines: the names behind indexes. A reload that changes it calls
-// Builder.SetLayout; the number of source groups does not change.
+// Layout is the part of the status that the configuration determines: the names behind indexes. A reload that changes
+// it calls Builder.SetLayout; the number of source groups does not change.
 type Layout struct {
 	// Groups are the source groups, at least one.
 	Groups []LayoutGroup
-	// Ports returns the source port of each slot of v between a local loopback and a destination, for the flows to one of Services, or to the configured one if to is
-	// zero, appended to buf; and how they were chosen:
-	// "hash", "asked", "uniform" or "none". It is called from any goroutine, at any time, also for views that are no longer the latest: it must
-	// not wait, and must not access the engine. When its result changes, destinations are marked. nil hides pairs.
+	// Ports returns the source port of each slot of v between a local loopback and a destination, for the flows to one
+	// of Services, or to the configured one if to is zero, appended to buf; and how they were chosen: "hash", "asked",
+	// "uniform" or "none". It is called from any goroutine, at any time, also for views that are no longer the latest:
+	// it must not wait, and must not access the engine. When its result changes, destinations are marked. nil hides
+	// pairs.
 	Ports func(to FlowService, src, dst netip.Addr, v *Vector, buf []uint16) ([]uint16, string)
 	// Await waits until the result of Ports for a pair is final; nil means that it always is.
 	Await func(ctx context.Context, to FlowService, src, dst netip.Addr)
 	// Services are those that the data plane steers, in the configured order; none at a leaf.
 	Services []ServiceRange
-	// SamePorts means that all Services have the source ports of the configured one: the data plane steers by these, whatever the service.
+	// SamePorts means that all Services have the source ports of the configured one: the data plane steers by these,
+	// whatever the service.
 	SamePorts bool
 }
 
-// LayoutGroup is a source group: the local loopbacks that the same sub-ports serve, and the planes of these sub-ports. Vectors have indexes of
-// planes and sub-ports within their source group.
+// LayoutGroup is a source group: the local loopbacks that the same sub-ports serve, and the planes of these sub-ports.
+// Vectors have indexes of planes and sub-ports within their source group.
 type LayoutGroup struct {
 	// Sources are loopbacks as host prefixes; empty for a leaf.
 	Sources []netip.Prefix
@@ -91,7 +93,8 @@ type Vector struct {
 	Slots []Slot
 	// BandwidthIgnored describes the usable routes whose bandwidth the weights ignore; empty if there are none.
 	BandwidthIgnored string
-	// NotInEffect is the data plane's reason for not forwarding exactly by the vector; empty if it does, or has not answered yet.
+	// NotInEffect is the data plane's reason for not forwarding exactly by the vector; empty if it does, or has not
+	// answered yet.
 	NotInEffect string
 }
 
@@ -109,12 +112,15 @@ type VectorPlane struct {
 	SubPorts []uint32
 }
 
-// Slot is a queue pair slot. Plane and SubPort are indexes into the layout; SubPort is -1 if packets are sprayed over the plane.
+// Slot is a queue pair slot. Plane and SubPort are indexes into the layout; SubPort is -1 if packets are sprayed over
+// the plane.
 type Slot struct {
 	Plane, SubPort int
-	// Share is in parts per billion; the shares of a reachable vector sum to exactly 1,000,000,000. A slot with share 0 is parked.
+	// Share is in parts per billion; the shares of a reachable vector sum to exactly 1,000,000,000. A slot with share 0
+	// is parked.
 	Share uint32
-	// Drain reports that the slot lost addresses, which start elsewhere only when it has nothing outstanding (draft Section 4).
+	// Drain reports that the slot lost addresses, which start elsewhere only when it has nothing outstanding (draft
+	// Section 4).
 	Drain bool
 }
 
@@ -126,7 +132,8 @@ type Destination struct {
 	InEffect bool
 	// NotInEffect is the data plane's reason why the assignment is not in effect; empty without one.
 	NotInEffect string
-	// Drain lists the slots that lost addresses when the destination was assigned its vector; like Slot.Drain, but for this destination alone.
+	// Drain lists the slots that lost addresses when the destination was assigned its vector; like Slot.Drain, but for
+	// this destination alone.
 	Drain []uint16
 	// SlotsMoved counts the slots that changed plane or sub-port in the last change.
 	SlotsMoved uint32
@@ -170,7 +177,8 @@ type SubPort struct {
 	Persistent bool
 	// Sessions are the names of the sessions over it.
 	Sessions []string
-	// DampedUntil is when a link that flaps counts again if it stays up; zero if it is not damped. HeldRises counts the rises that damping has held.
+	// DampedUntil is when a link that flaps counts again if it stays up; zero if it is not damped. HeldRises counts the
+	// rises that damping has held.
 	DampedUntil time.Time
 	HeldRises   uint64
 }
@@ -219,11 +227,11 @@ type Session struct {
 	// Dropped counts the messages and attributes that the guard has dropped since start, by reason.
 	Dropped  []Count
 	EndOfRIB bool
-	// Reason explains why the session is not established; it keeps the reason of the last failure. Fault is the last fault since the session came up,
-	// "" if it is not established; Reason has it too.
+	// Reason explains why the session is not established; it keeps the reason of the last failure. Fault is the last
+	// fault since the session came up, "" if it is not established; Reason has it too.
 	Reason, Fault string
-	// BFD is the state of the session's BFD, "" without BFD; BFDDetection is the duration of silence after which the session fails, 0 while no
-	// packets of the neighbor arrive.
+	// BFD is the state of the session's BFD, "" without BFD; BFDDetection is the duration of silence after which the
+	// session fails, 0 while no packets of the neighbor arrive.
 	BFD          string
 	BFDDetection time.Duration
 }
@@ -252,11 +260,11 @@ type Process struct {
 	// Unlogged counts the lines that the log has left out because its reader is too slow.
 	Unlogged  uint64
 	SlotTable SlotTable
-	// Conflicts is the number of destinations that several origins announce now; ClaimedLoopbacks is the number of our loopbacks that another AS
-	// announces now.
+	// Conflicts is the number of destinations that several origins announce now; ClaimedLoopbacks is the number of our
+	// loopbacks that another AS announces now.
 	Conflicts, ClaimedLoopbacks uint64
-	// Drains are the targets that are drained, or are being drained or undrained; sorted, dormant ones last. DrainsFailure is the reason why some may not survive a restart, or were
-	// lost by one.
+	// Drains are the targets that are drained, or are being drained or undrained; sorted, dormant ones last.
+	// DrainsFailure is the reason why some may not survive a restart, or were lost by one.
 	Drains        []Drain
 	DrainsFailure string
 	// WithdrawnByRestart: leaves withdraw the loopbacks while the daemon restarts.
@@ -270,7 +278,8 @@ type Process struct {
 // FaultBandwidthIgnored is the Fault.Kind of usable routes whose bandwidth the weights ignore.
 const FaultBandwidthIgnored = "bandwidth-ignored"
 
-// FaultRoutesDropped is the Fault.Kind of routes that the peer announces and the guard drops, and of own routes whose family the peer did not agree to.
+// FaultRoutesDropped is the Fault.Kind of routes that the peer announces and the guard drops, and of own routes whose
+// family the peer did not agree to.
 const FaultRoutesDropped = "routes-dropped"
 
 // Fault is a current fault of the fabric.
@@ -284,9 +293,11 @@ type Fault struct {
 	Remedy  string
 }
 
-// SlotTable is the result of the publications of the slot table; the zero value is that of a table without failures, or of a disabled one.
+// SlotTable is the result of the publications of the slot table; the zero value is that of a table without failures, or
+// of a disabled one.
 type SlotTable struct {
-	// Failures counts failed publications since start. Failure is the present failure, "" if the last publication succeeded.
+	// Failures counts failed publications since start. Failure is the present failure, "" if the last publication
+	// succeeded.
 	Failures uint64
 	Failure  string
 }
@@ -296,7 +307,8 @@ type Drain struct {
 	Target DrainTarget
 	// Stage is one of fare.v1.DrainStatus.stage.
 	Stage string
-	// Waiting is the number of destinations whose traffic may still leave over the target; WaitsFor lists some of them, each with the reason.
+	// Waiting is the number of destinations whose traffic may still leave over the target; WaitsFor lists some of them,
+	// each with the reason.
 	Waiting  int
 	WaitsFor []string
 	// Since is the time of the request, By its caller, Reason the caller's reason; zero during an undrain.
@@ -311,14 +323,15 @@ type Dataplane struct {
 	Name, Version, Address string
 	// Operations are counted by level: "sub-port", "group", "destination".
 	Operations []Operations
-	// Pending counts objects whose last change has not been answered yet, Approximate those in effect with deviating shares, Refused those whose
-	// last change was refused.
+	// Pending counts objects whose last change has not been answered yet, Approximate those in effect with deviating
+	// shares, Refused those whose last change was refused.
 	Pending, Approximate, Refused uint64
-	// Damage describes the damage of the layer below the data plane, "" if it is intact; nothing is in effect until its repair. Repairs is the
-	// data plane's own count of repairs.
+	// Damage describes the damage of the layer below the data plane, "" if it is intact; nothing is in effect until its
+	// repair. Repairs is the data plane's own count of repairs.
 	Damage  string
 	Repairs uint64
-	// LastError is why the data plane is not connected, or the last refusal while there are refused objects; "" otherwise.
+	// LastError is why the data plane is not connected, or the last refusal while there are refused objects; ""
+	// otherwise.
 	LastError string
 	// Limitations are settings and programs of the host with which packets are dropped or take other ways.
 	Limitations []Limitation
@@ -363,7 +376,8 @@ type ExplainedPlane struct {
 	Rule      string
 }
 
-// ExplainedNode is an advertising node's part: the lower of the local links' sum and its advertised bandwidth, in bit/s.
+// ExplainedNode is an advertising node's part: the lower of the local links' sum and its advertised bandwidth, in
+// bit/s.
 type ExplainedNode struct {
 	Node              string
 	Devices           []string

@@ -120,7 +120,8 @@ func (j *journal) byKind() [eventKinds]uint64 {
 	return j.counts
 }
 
-// broadcast wakes all waiting goroutines. It is level-triggered: take the channel first, then read the state, then wait.
+// broadcast wakes all waiting goroutines. It is level-triggered: take the channel first, then read the state, then
+// wait.
 type broadcast struct {
 	mu sync.Mutex
 	ch chan struct{} // guarded by mu; nil while no goroutine waits, so that all allocates nothing then

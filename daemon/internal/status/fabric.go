@@ -303,7 +303,8 @@ func (f *fabricService) Reload(ctx context.Context, req *farev1.ReloadRequest) (
 	return &farev1.ReloadResponse{Changes: changes}, nil
 }
 
-// controlError converts an error of Drain, ClearSession or Reload. An error that is neither a Problem nor the caller's context is a fault of the daemon.
+// controlError converts an error of Drain, ClearSession or Reload. An error that is neither a Problem nor the caller's
+// context is a fault of the daemon.
 func controlError(ctx context.Context, err error) error {
 	var p *Problem
 	if err != nil && ctx.Err() == nil && !errors.As(err, &p) {

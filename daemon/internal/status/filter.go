@@ -28,7 +28,8 @@ type filter struct {
 // maxServices is the greatest number of services in a request.
 const maxServices = 8
 
-// parseFilter checks a filter and the requested services. Its errors are fieldErrors; those of the filter have paths below the field.
+// parseFilter checks a filter and the requested services. Its errors are fieldErrors; those of the filter have paths
+// below the field.
 func parseFilter(field string, f *farev1.WeightFilter, services []*farev1.Service, layout *Layout) (*filter, error) {
 	out := &filter{omitPairs: f.GetOmitPairs()}
 	var errs fieldErrors
@@ -52,7 +53,8 @@ func parseFilter(field string, f *farev1.WeightFilter, services []*farev1.Servic
 	return out, nil
 }
 
-// parseServices checks services. One that the data plane does not steer is an error: no source port would determine the sub-port of its packets.
+// parseServices checks services. One that the data plane does not steer is an error: no source port would determine the
+// sub-port of its packets.
 func parseServices(services []*farev1.Service, layout *Layout) ([]FlowService, fieldErrors) {
 	if len(services) > maxServices {
 		return nil, fieldErrors{{"services", fmt.Sprintf("%d are too many: ask for at most %d, and split the request", len(services), maxServices)}}
@@ -115,7 +117,8 @@ func listServices(layout *Layout) string {
 	return strings.Join(names, ", ")
 }
 
-// parseSources checks source loopbacks. A loopback that is not local is an error, because the result would be empty for no visible reason.
+// parseSources checks source loopbacks. A loopback that is not local is an error, because the result would be empty for
+// no visible reason.
 func parseSources(field string, sources []string, layout *Layout) ([]netip.Addr, fieldErrors) {
 	var out []netip.Addr
 	var errs fieldErrors
@@ -221,8 +224,8 @@ func (f *filter) matches(key Key) bool {
 	return found || i > 0 && covers(f.destinations[i-1], p)
 }
 
-// selected yields the selected destinations, in address order, after the key (an invalid key means from the beginning), without pages that have
-// no revision after since.
+// selected yields the selected destinations, in address order, after the key (an invalid key means from the beginning),
+// without pages that have no revision after since.
 func (f *filter) selected(ps pages, after Key, since uint64) iter.Seq[*destination] {
 	return func(yield func(*destination) bool) {
 		ranges := f.destinations

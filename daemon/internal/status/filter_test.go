@@ -10,7 +10,8 @@ import (
 	farev1 "github.com/fared/fared/api/fare/v1"
 )
 
-// TestFilterLikeContains checks that a filter selects the destinations that any of its prefixes contains, in order, once, from any position on.
+// TestFilterLikeContains checks that a filter selects the destinations that any of its prefixes contains, in order,
+// once, from any position on.
 func TestFilterLikeContains(t *testing.T) {
 	for seed := range uint64(200) {
 		rng := rand.New(rand.NewPCG(seed, 3))

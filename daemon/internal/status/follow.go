@@ -5,14 +5,16 @@ import (
 	"net/netip"
 )
 
-// Started returns a channel that is closed when the daemon's start is complete: until then a view may lack destinations.
+// Started returns a channel that is closed when the daemon's start is complete: until then a view may lack
+// destinations.
 func (r *Reader) Started() <-chan struct{} { return r.b.started }
 
-// Changed returns a channel that is closed by the next change of weights. Call it before View, so that no change is missed.
+// Changed returns a channel that is closed by the next change of weights. Call it before View, so that no change is
+// missed.
 func (r *Reader) Changed() <-chan struct{} { return r.b.wake.wait() }
 
-// Next is Changed for the follower of all views: the loop builds the view of that change before it closes the channel, so that View needs no further
-// answer of the loop.
+// Next is Changed for the follower of all views: the loop builds the view of that change before it closes the channel,
+// so that View needs no further answer of the loop.
 func (r *Reader) Next() <-chan struct{} {
 	r.b.eager.Store(true)
 	return r.b.wake.wait()
@@ -32,8 +34,8 @@ func (v *View) Find(id uint32) *Vector {
 	return nil
 }
 
-// VectorsSince yields the vectors that differ from those of an earlier view, nil for a removed one; all vectors if prev is nil. It skips pages that the
-// views share, so its cost follows the number of changes.
+// VectorsSince yields the vectors that differ from those of an earlier view, nil for a removed one; all vectors if prev
+// is nil. It skips pages that the views share, so its cost follows the number of changes.
 func (v *View) VectorsSince(prev *View) iter.Seq2[uint32, *Vector] {
 	return func(yield func(uint32, *Vector) bool) {
 		for i, page := range v.vectors {
@@ -61,8 +63,9 @@ func (v *View) VectorsSince(prev *View) iter.Seq2[uint32, *Vector] {
 	}
 }
 
-// DestinationsSince yields, in address order, the destinations that have changed since an earlier view, apart from their vectors, and those whose vector
-// is among the given ones; all destinations if prev is nil. The results must not be modified.
+// DestinationsSince yields, in address order, the destinations that have changed since an earlier view, apart from
+// their vectors, and those whose vector is among the given ones; all destinations if prev is nil. The results must not
+// be modified.
 func (v *View) DestinationsSince(prev *View, vectors map[uint32]bool) iter.Seq2[Key, *Destination] {
 	var since, skip uint64
 	if prev != nil {

@@ -7,8 +7,8 @@ import (
 	"testing"
 )
 
-// TestNext checks that a change of weights after Next has its view before the channel is closed, so that View needs no answer of the loop, and that
-// later changes without a Next, and changes of other kinds, build none.
+// TestNext checks that a change of weights after Next has its view before the channel is closed, so that View needs no
+// answer of the loop, and that later changes without a Next, and changes of other kinds, build none.
 func TestNext(t *testing.T) {
 	l := newFake(1, 4)
 	key := Key{Prefix: netip.MustParsePrefix("10.9.9.9/32")}

@@ -13,8 +13,8 @@ import (
 	farev1 "github.com/fared/fared/api/fare/v1"
 )
 
-// TestListUnderChange checks that destinations that exist during the whole listing are listed exactly once, in order, however the others change
-// between pages.
+// TestListUnderChange checks that destinations that exist during the whole listing are listed exactly once, in order,
+// however the others change between pages.
 func TestListUnderChange(t *testing.T) {
 	for seed := range uint64(20) {
 		rng := rand.New(rand.NewPCG(seed, 11))

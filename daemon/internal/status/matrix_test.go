@@ -96,8 +96,8 @@ func matrixClients(t *testing.T, change func(*ServiceConfig)) (*served, []matrix
 	}
 }
 
-// TestMatrixOfRoles calls every method of every service as every kind of client: exactly those that change the daemon are refused, exactly to clients that
-// may only read, before their handler runs, and with the remedy.
+// TestMatrixOfRoles calls every method of every service as every kind of client: exactly those that change the daemon
+// are refused, exactly to clients that may only read, before their handler runs, and with the remedy.
 func TestMatrixOfRoles(t *testing.T) {
 	handled := make(chan string, 100) // the callers
 	srv, clients := matrixClients(t, func(c *ServiceConfig) {
@@ -142,7 +142,8 @@ func TestMatrixOfRoles(t *testing.T) {
 	if want := len(methods) * len(clients); tested != want {
 		t.Errorf("%d combinations, want %d", tested, want)
 	}
-	// The empty reload is valid and reached its handler, once for each operator; the empty drains and the session without a name are invalid.
+	// The empty reload is valid and reached its handler, once for each operator; the empty drains and the session
+	// without a name are invalid.
 	operators := 0
 	for _, c := range clients {
 		if c.operate {

@@ -25,8 +25,8 @@ type MetricsConfig struct {
 	Version string
 }
 
-// Metrics exports the daemon's state. Each scrape reads all values except durations from a Report, so that there is one source of truth and
-// series end with their session. A nil *Metrics observes nothing.
+// Metrics exports the daemon's state. Each scrape reads all values except durations from a Report, so that there is one
+// source of truth and series end with their session. A nil *Metrics observes nothing.
 type Metrics struct {
 	c                       MetricsConfig
 	several                 bool           // there are several source groups, which then are a label
@@ -242,8 +242,8 @@ func (s scrape) sessions(r *Report) {
 	}
 }
 
-// Handler serves GET /metrics in the Prometheus and OpenMetrics formats, and two probes that answer 200, or 503 with the reason: GET /healthz while the
-// daemon's loop answers, and GET /readyz as Reader.Ready.
+// Handler serves GET /metrics in the Prometheus and OpenMetrics formats, and two probes that answer 200, or 503 with
+// the reason: GET /healthz while the daemon's loop answers, and GET /readyz as Reader.Ready.
 func Handler(g prometheus.Gatherer, r *Reader) http.Handler {
 	mux := http.NewServeMux()
 	mux.Handle("GET /metrics", promhttp.HandlerFor(g, promhttp.HandlerOpts{

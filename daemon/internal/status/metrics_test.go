@@ -43,7 +43,8 @@ func gather(t *testing.T, g prometheus.Gatherer) map[string]*dto.MetricFamily {
 	return out
 }
 
-// TestMetricsAreDescribed checks that each metric of names.go is exported, with its type, meaning and labels, and no other.
+// TestMetricsAreDescribed checks that each metric of names.go is exported, with its type, meaning and labels, and no
+// other.
 func TestMetricsAreDescribed(t *testing.T) {
 	l := newFake(1, 10)
 	l.builder.Event(Event{Kind: EventReload})
@@ -288,7 +289,8 @@ func ExampleEventKind_String() {
 	// Output: session-up end-of-rib
 }
 
-// TestPlaneWeights checks the mean of shares: two destinations 3:1, a destination of each source group, one 1:1, two unreachable, one without a vector.
+// TestPlaneWeights checks the mean of shares: two destinations 3:1, a destination of each source group, one 1:1, two
+// unreachable, one without a vector.
 func TestPlaneWeights(t *testing.T) {
 	l := newFake(1, 10).two()
 	l.vectors[1] = Vector{Reachable: true, Planes: []VectorPlane{{Weight: 3}, {Weight: 1}}}

@@ -8,8 +8,8 @@ import (
 	"github.com/fared/fared/internal/prefixmap"
 )
 
-// pageMax is the greatest number of destinations in a page: a build copies at most this many pointers for one change, and a table of 16,384
-// destinations has some 200 pages.
+// pageMax is the greatest number of destinations in a page: a build copies at most this many pointers for one change,
+// and a table of 16,384 destinations has some 200 pages.
 const pageMax = 128
 
 // destination is a destination in a view. Immutable.

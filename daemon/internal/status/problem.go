@@ -26,7 +26,8 @@ const (
 	Unavailable             // retry later
 )
 
-// Problem is an error of the functions of ServiceConfig that contains a remedy for the caller. Other errors become INTERNAL.
+// Problem is an error of the functions of ServiceConfig that contains a remedy for the caller. Other errors become
+// INTERNAL.
 type Problem struct {
 	Kind Kind
 	// Subject is the object of the problem: a field of the request for Invalid, a name for NotFound, else a short name.

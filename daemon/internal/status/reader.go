@@ -7,8 +7,8 @@ import (
 	"net/netip"
 )
 
-// Do runs a function on the loop's goroutine, between two steps, and returns after it has run. If it returns an error (the context ended, the
-// loop has stopped) the function may run later or never.
+// Do runs a function on the loop's goroutine, between two steps, and returns after it has run. If it returns an error
+// (the context ended, the loop has stopped) the function may run later or never.
 type Do func(ctx context.Context, fn func()) error
 
 // Reader is the readers' side of the status. Its methods may be called from any goroutine except the loop's.
@@ -70,7 +70,8 @@ func (r *Reader) Ping(ctx context.Context) error {
 	return r.do(ctx, func() {})
 }
 
-// Ready returns nil once the daemon does its work: the start is over, and the data plane, if it needs one, is connected. Otherwise the error has the reason.
+// Ready returns nil once the daemon does its work: the start is over, and the data plane, if it needs one, is
+// connected. Otherwise the error has the reason.
 func (r *Reader) Ready(ctx context.Context) error {
 	p, err := ask(ctx, r.do, func() *Process { p := r.b.source.Process(); return &p })
 	switch {
@@ -102,7 +103,8 @@ func (r *Reader) explain(ctx context.Context, prefix netip.Prefix, fn func(Key) 
 	})
 }
 
-// ask runs fn on the loop and returns its result. The result passes through a channel because fn may still run after do has given up.
+// ask runs fn on the loop and returns its result. The result passes through a channel because fn may still run after do
+// has given up.
 func ask[T any](ctx context.Context, do Do, fn func() T) (T, error) {
 	out := make(chan T, 1)
 	if err := do(ctx, func() { out <- fn() }); err != nil {

@@ -13,10 +13,12 @@ import (
 // reasonNoVector is shown for a destination whose vector is unknown to the source.
 const reasonNoVector = "no weights computed yet"
 
-// awaitTimeout limits how long GetWeights waits for ports that depend on a query to the data plane; then it shows the ports known so far.
+// awaitTimeout limits how long GetWeights waits for ports that depend on a query to the data plane; then it shows the
+// ports known so far.
 const awaitTimeout = time.Second
 
-// render returns the message of a destination for a filter that selects it. Messages share plane lists, which must not be modified.
+// render returns the message of a destination for a filter that selects it. Messages share plane lists, which must not
+// be modified.
 func (v *View) render(d *destination, f *filter) *farev1.DestinationWeights {
 	group := &v.layout.Groups[d.key.Source]
 	out := &farev1.DestinationWeights{
@@ -67,8 +69,8 @@ func (g *LayoutGroup) unreachable(reason string) []*farev1.PlaneWeight {
 	return out
 }
 
-// planes returns the vector's plane weights for destinations that are, or are not, themselves in effect. A vector is part of views of only one
-// layout, and of one source group.
+// planes returns the vector's plane weights for destinations that are, or are not, themselves in effect. A vector is
+// part of views of only one layout, and of one source group.
 func (w *vector) planes(g *LayoutGroup, inEffect bool) []*farev1.PlaneWeight {
 	cache := &w.pictures[0]
 	if inEffect {

@@ -36,13 +36,16 @@ const (
 type ServerConfig struct {
 	// Socket is the path of a unix socket; empty disables it.
 	Socket string
-	// SocketMode is its mode; 0 means unixsocket.DefaultMode. SocketOwner is "user", "user:group" or ":group"; empty means the process's.
+	// SocketMode is its mode; 0 means unixsocket.DefaultMode. SocketOwner is "user", "user:group" or ":group"; empty
+	// means the process's.
 	SocketMode  os.FileMode
 	SocketOwner string
-	// ReadOnlySocket is the path of a unix socket for calls that only read; empty disables it. ReadOnlyMode is its mode; 0 means 0666.
+	// ReadOnlySocket is the path of a unix socket for calls that only read; empty disables it. ReadOnlyMode is its
+	// mode; 0 means 0666.
 	ReadOnlySocket string
 	ReadOnlyMode   os.FileMode
-	// Listen is a TCP address, host:port; empty disables it. Without TLS it must be a loopback address, and only read calls are accepted.
+	// Listen is a TCP address, host:port; empty disables it. Without TLS it must be a loopback address, and only read
+	// calls are accepted.
 	Listen string
 	// TLS must require and verify client certificates. Without Operators every certificate may only read.
 	TLS *tls.Config
@@ -67,15 +70,16 @@ type endpoint struct {
 	grpc *grpc.Server
 	// name is the address that clients use.
 	name string
-	// access is the right of every client here, but with tls certificates of operators may operate. operate is the remedy, in errors.
+	// access is the right of every client here, but with tls certificates of operators may operate. operate is the
+	// remedy, in errors.
 	access    access
 	tls       bool
 	operators []string
 	operate   string
 }
 
-// NewServer binds the addresses. The error is a *unixsocket.InUseError when another process serves the socket. The caller must call Serve or
-// Close.
+// NewServer binds the addresses. The error is a *unixsocket.InUseError when another process serves the socket. The
+// caller must call Serve or Close.
 func NewServer(c ServerConfig, service *Service, log *slog.Logger) (_ *Server, err error) {
 	if log == nil {
 		log = slog.New(slog.DiscardHandler)
@@ -150,8 +154,9 @@ func (s *Server) add(e *endpoint, options ...grpc.ServerOption) {
 	s.endpoints = append(s.endpoints, e)
 }
 
-// Serve answers calls until ctx ends. Then watches end with an error that asks clients to reconnect, other calls may finish until StopTimeout,
-// and the socket is removed. It returns nil then, or the error that stopped it. It may be called once.
+// Serve answers calls until ctx ends. Then watches end with an error that asks clients to reconnect, other calls may
+// finish until StopTimeout, and the socket is removed. It returns nil then, or the error that stopped it. It may be
+// called once.
 func (s *Server) Serve(ctx context.Context) error {
 	for _, name := range []string{"", farev1.WeightService_ServiceDesc.ServiceName, farev1.FabricService_ServiceDesc.ServiceName} {
 		s.health.SetServingStatus(name, healthpb.HealthCheckResponse_SERVING)

@@ -26,8 +26,8 @@ type DrainTarget struct {
 	SubPort string
 }
 
-// DrainRequest is a request to take a target out of service (On) or to return it to service. Force allows a drain that leaves a reachable destination without
-// any plane. Reason is the caller's, "" without one.
+// DrainRequest is a request to take a target out of service (On) or to return it to service. Force allows a drain that
+// leaves a reachable destination without any plane. Reason is the caller's, "" without one.
 type DrainRequest struct {
 	Target    DrainTarget
 	On, Force bool
@@ -42,17 +42,20 @@ type ServiceConfig struct {
 	Started time.Time
 	// Explain is called on the loop's goroutine. It returns false for an unknown destination.
 	Explain func(Key) (Explanation, bool)
-	// Drain drains or undrains a target, and records that it did. It returns the target in the form of Process.Drains and the sessions concerned. Draining a drained target is not an
-	// error. Errors are Problems.
+	// Drain drains or undrains a target, and records that it did. It returns the target in the form of Process.Drains
+	// and the sessions concerned. Draining a drained target is not an error. Errors are Problems.
 	Drain func(context.Context, DrainRequest) (DrainTarget, []string, error)
-	// ClearSession closes the established session of this name, which connects again, and records that it did. Errors are Problems.
+	// ClearSession closes the established session of this name, which connects again, and records that it did. Errors
+	// are Problems.
 	ClearSession func(ctx context.Context, session string) error
-	// Reload reads the configuration again, records that it did, and returns the changes made, or with dryRun the changes it would make. Errors are Problems.
+	// Reload reads the configuration again, records that it did, and returns the changes made, or with dryRun the
+	// changes it would make. Errors are Problems.
 	Reload func(ctx context.Context, dryRun bool) ([]string, error)
 	// Record appends an event, of a refused call; nil leaves such calls to the log, which has them too.
 	Record func(Event)
-	// MaxWatches bounds concurrent WatchWeights and WatchEvents calls: those of callers that may only read, and separately those of operators, so
-	// that readers cannot shut out operators. A client (grpcserve.Caller) may have half of them. 0 means DefaultMaxWatches.
+	// MaxWatches bounds concurrent WatchWeights and WatchEvents calls: those of callers that may only read, and
+	// separately those of operators, so that readers cannot shut out operators. A client (grpcserve.Caller) may have
+	// half of them. 0 means DefaultMaxWatches.
 	MaxWatches int
 	// Now is the clock; nil means time.Now.
 	Now func() time.Time
@@ -109,7 +112,8 @@ func (s *Service) stop() {
 	}
 }
 
-// startWatch counts a watch of the call that ctx belongs to, or returns an error if there are too many. The caller calls done at its end.
+// startWatch counts a watch of the call that ctx belongs to, or returns an error if there are too many. The caller
+// calls done at its end.
 func (s *Service) startWatch(ctx context.Context) (done func(), err error) {
 	client, right := grpcserve.CallerOf(ctx).Client(), streamAccess(ctx)
 	release, ok := s.watchers[right].Take(client, max(1, s.c.MaxWatches/2))

@@ -19,8 +19,8 @@ type vector struct {
 	Vector
 	id       uint32
 	revision uint64
-	// pictures caches fare.v1.PlaneWeight lists: [1] for destinations whose own change is in effect, [0] for others. Messages share them; they
-	// must not be modified.
+	// pictures caches fare.v1.PlaneWeight lists: [1] for destinations whose own change is in effect, [0] for others.
+	// Messages share them; they must not be modified.
 	pictures [2]atomic.Pointer[[]*farev1.PlaneWeight]
 }
 
@@ -55,7 +55,8 @@ func (v *View) Revision() uint64 { return v.revision }
 // Tally counts known destinations, and those with weights.
 type Tally struct{ Destinations, Reachable int }
 
-// Tally counts destinations by source group, and over all source groups, where each prefix counts once. It iterates over all destinations.
+// Tally counts destinations by source group, and over all source groups, where each prefix counts once. It iterates
+// over all destinations.
 func (v *View) Tally() (all Tally, groups []Tally) {
 	groups = make([]Tally, len(v.layout.Groups))
 	var last netip.Prefix
@@ -80,8 +81,8 @@ func (v *View) Tally() (all Tally, groups []Tally) {
 	return all, groups
 }
 
-// planeWeights returns the share of each plane in the weights, from 0 to 1, by the plane's name: the mean over all reachable destinations of all
-// source groups. It iterates over all destinations.
+// planeWeights returns the share of each plane in the weights, from 0 to 1, by the plane's name: the mean over all
+// reachable destinations of all source groups. It iterates over all destinations.
 func (v *View) planeWeights() map[string]float64 {
 	type use struct {
 		vector uint32
@@ -137,7 +138,8 @@ func (v *View) revisionOf(d *destination) uint64 {
 	return d.revision
 }
 
-// selected yields the destinations that the filter selects, in address order, after the given key; an invalid key means from the beginning.
+// selected yields the destinations that the filter selects, in address order, after the given key; an invalid key means
+// from the beginning.
 func (v *View) selected(f *filter, after Key) iter.Seq[*destination] {
 	return f.selected(v.pages, after, 0)
 }
@@ -157,7 +159,8 @@ func (v *View) changed(f *filter, since uint64) iter.Seq[*destination] {
 	}
 }
 
-// removed returns the selected destinations that were removed after the revision, in address order, or false if that information is incomplete.
+// removed returns the selected destinations that were removed after the revision, in address order, or false if that
+// information is incomplete.
 func (v *View) removed(f *filter, since uint64) ([]Key, bool) {
 	if since < v.forgotten {
 		return nil, false

@@ -24,8 +24,8 @@ func (w *weightService) WatchWeights(req *farev1.WatchWeightsRequest, stream far
 	}
 	defer done()
 	ctx, reader := stream.Context(), w.s.c.Reader
-	// A client that followed an earlier run treats destinations missing in a snapshot as removed, so no snapshot may be sent before the start is
-	// complete.
+	// A client that followed an earlier run treats destinations missing in a snapshot as removed, so no snapshot may be
+	// sent before the start is complete.
 	select {
 	case <-reader.b.started:
 	case <-ctx.Done():
@@ -45,7 +45,8 @@ func (w *weightService) WatchWeights(req *farev1.WatchWeightsRequest, stream far
 			return loopError(ctx, err)
 		}
 		if first {
-			// Sources are checked against the current loopbacks; a later reload may remove one, together with its pairs.
+			// Sources are checked against the current loopbacks; a later reload may remove one, together with its
+			// pairs.
 			if f, err = parseFilter("filter", req.GetFilter(), req.GetServices(), view.layout); err != nil {
 				return toRPC(err)
 			}
@@ -64,8 +65,9 @@ func (w *weightService) WatchWeights(req *farev1.WatchWeightsRequest, stream far
 	}
 }
 
-// sendChanges sends the selected destinations that changed after the revision since; without changes it sends nothing, unless always. It sends a
-// snapshot if since is 0, in the future, before a change of the loopbacks (which identify rows), or too old.
+// sendChanges sends the selected destinations that changed after the revision since; without changes it sends nothing,
+// unless always. It sends a snapshot if since is 0, in the future, before a change of the loopbacks (which identify
+// rows), or too old.
 func (v *View) sendChanges(to weightSender, instance string, f *filter, since uint64, always bool) error {
 	c := chunker{to: to, revision: v.revision, instance: instance, always: always}
 	removed, known := v.removed(f, since)

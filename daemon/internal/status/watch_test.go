@@ -93,7 +93,8 @@ func randomFilter(rng *rand.Rand, l *fakeLoop) *farev1.WeightFilter {
 	return f
 }
 
-// TestWatchReplay checks that deltas, applied by clients that read every revision, some, or hardly any, equal the whole list each time.
+// TestWatchReplay checks that deltas, applied by clients that read every revision, some, or hardly any, equal the whole
+// list each time.
 func TestWatchReplay(t *testing.T) {
 	seeds := uint64(gate.Count(t, gate.Models, 2, 10))
 	for seed := range seeds {
@@ -181,8 +182,8 @@ func TestViewsAreImmutable(t *testing.T) {
 	}
 }
 
-// TestWatchTombstonesOverflow makes more removals than tombstones: an earlier client receives a snapshot, a later one receives the remaining
-// removals individually.
+// TestWatchTombstonesOverflow makes more removals than tombstones: an earlier client receives a snapshot, a later one
+// receives the remaining removals individually.
 func TestWatchTombstonesOverflow(t *testing.T) {
 	l := newFake(1, 0)
 	const n = maxTombstones + 100
@@ -250,7 +251,8 @@ func (s *fakeStream) read(fn func(*replica)) {
 	fn(&s.got)
 }
 
-// TestWatchSlowIsMerged checks that a watcher that does not read misses no state and causes no queue: a thousand revisions become one message.
+// TestWatchSlowIsMerged checks that a watcher that does not read misses no state and causes no queue: a thousand
+// revisions become one message.
 func TestWatchSlowIsMerged(t *testing.T) {
 	l := newFake(3, 200)
 	l.start(t)
@@ -292,8 +294,8 @@ func TestWatchSlowIsMerged(t *testing.T) {
 	}
 }
 
-// TestWatchWaitsForTheStart checks that a watch waits for the end of the start: it begins with the state at that time, and ends during the wait
-// if its client does.
+// TestWatchWaitsForTheStart checks that a watch waits for the end of the start: it begins with the state at that time,
+// and ends during the wait if its client does.
 func TestWatchWaitsForTheStart(t *testing.T) {
 	l := newFake(3, 5)
 	l.builder.started = make(chan struct{})
@@ -341,7 +343,8 @@ func TestWatchWaitsForTheStart(t *testing.T) {
 	}
 }
 
-// TestWatchOverSocket covers, over a real socket, a snapshot in chunks, deltas, resuming after a gap, and a revision of another instance.
+// TestWatchOverSocket covers, over a real socket, a snapshot in chunks, deltas, resuming after a gap, and a revision of
+// another instance.
 func TestWatchOverSocket(t *testing.T) {
 	l := newFake(4, 0)
 	l.vectors[1] = l.randomVector()
@@ -423,8 +426,8 @@ func TestWatchOverSocket(t *testing.T) {
 	}
 }
 
-// TestReadersAtOnce runs watchers, listers and reports concurrently over a socket while the loop works; every watcher ends with the loop's
-// state.
+// TestReadersAtOnce runs watchers, listers and reports concurrently over a socket while the loop works; every watcher
+// ends with the loop's state.
 func TestReadersAtOnce(t *testing.T) {
 	l := newFake(9, 500)
 	l.start(t)
@@ -483,8 +486,8 @@ func TestReadersAtOnce(t *testing.T) {
 	}
 }
 
-// TestBuilderIsBounded checks that many removals and returns leave no marks, tombstones or pages behind beyond their limits, even without
-// readers.
+// TestBuilderIsBounded checks that many removals and returns leave no marks, tombstones or pages behind beyond their
+// limits, even without readers.
 func TestBuilderIsBounded(t *testing.T) {
 	gate.WithoutRaceDetector(t, "has one goroutine")
 	l := newFake(2, 0)

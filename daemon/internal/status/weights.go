@@ -17,8 +17,8 @@ import (
 const (
 	defaultPageSize = 1000
 	maxPageSize     = 10_000
-	// maxMessageBytes is the size at which a page or a watch's message ends early: a quarter of the default limit of gRPC clients, with room for
-	// one destination of the largest size (64 planes x 64 sub-ports, 128 slots per pair).
+	// maxMessageBytes is the size at which a page or a watch's message ends early: a quarter of the default limit of
+	// gRPC clients, with room for one destination of the largest size (64 planes x 64 sub-ports, 128 slots per pair).
 	maxMessageBytes = 1 << 20
 )
 
@@ -113,8 +113,9 @@ func (w *weightService) ListWeights(ctx context.Context, req *farev1.ListWeights
 	return out, nil
 }
 
-// tokenVersion is the first byte of a page token; the filter's hash (8 bytes), the source group (2 bytes) and the prefix of the last listed row
-// follow. A token contains a position in the address order, not a revision: it stays valid however the list changes.
+// tokenVersion is the first byte of a page token; the filter's hash (8 bytes), the source group (2 bytes) and the
+// prefix of the last listed row follow. A token contains a position in the address order, not a revision: it stays
+// valid however the list changes.
 const tokenVersion = 2
 
 func makeToken(last Key, f *filter) string {

@@ -12,8 +12,9 @@ import (
 	"github.com/fared/fared/internal/rtnl"
 )
 
-// counters reads how often the carriers of devices have changed (carrier_changes in sysfs). The kernel counts a change at once, and reads the count
-// without a lock; a request of a link takes the lock that serializes all changes of the network configuration.
+// counters reads how often the carriers of devices have changed (carrier_changes in sysfs). The kernel counts a change
+// at once, and reads the count without a lock; a request of a link takes the lock that serializes all changes of the
+// network configuration.
 type counters struct {
 	class string         // /sys/class/net
 	files map[int]*count // by the link's index
@@ -27,8 +28,8 @@ type count struct {
 
 func newCounters(class string) *counters { return &counters{class, map[int]*count{}} }
 
-// equal reports whether each link has changed its carrier as often as is known, and false if a count cannot be read: for example, where sysfs
-// shows another network namespace.
+// equal reports whether each link has changed its carrier as often as is known, and false if a count cannot be read:
+// for example, where sysfs shows another network namespace.
 func (c *counters) equal(links []rtnl.Link) bool {
 	if len(c.files) > len(links) {
 		c.close() // those of devices that are gone

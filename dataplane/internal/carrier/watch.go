@@ -1,6 +1,6 @@
-// Package carrier watches the links of a data plane's sub-ports. It uses the kernel's link events and, because the kernel
-// may delay events, also requests the carrier of every sub-port (internal/linkpoll): often after a link event of any
-// network namespace, rarely otherwise.
+// Package carrier watches the links of a data plane's sub-ports. It uses the kernel's link events and, because the
+// kernel may delay events, also requests the carrier of every sub-port (internal/linkpoll): often after a link event of
+// any network namespace, rarely otherwise.
 package carrier
 
 import (
@@ -46,8 +46,8 @@ func Open(buffer int) (*Watch, error) {
 	return w, nil
 }
 
-// Announced identifies the network namespace of the Watch (netns.ID) if Ask makes the kernel announce the changes that it finds to all programs
-// there. It is empty before Linux 6.8, where only the answer to a request is prompt.
+// Announced identifies the network namespace of the Watch (netns.ID) if Ask makes the kernel announce the changes that
+// it finds to all programs there. It is empty before Linux 6.8, where only the answer to a request is prompt.
 func (w *Watch) Announced() string { return w.announced }
 
 func announced() string {
@@ -62,8 +62,8 @@ func announced() string {
 	return id
 }
 
-// syncs reports whether a kernel of this release handles a device's pending event before it answers a request for the device (linkwatch_sync_dev
-// in rtnl_getlink).
+// syncs reports whether a kernel of this release handles a device's pending event before it answers a request for the
+// device (linkwatch_sync_dev in rtnl_getlink).
 func syncs(release string) bool {
 	var major, minor int
 	_, err := fmt.Sscanf(release, "%d.%d", &major, &minor)
@@ -79,8 +79,8 @@ func (w *Watch) Release() error {
 	return w.asks.Close()
 }
 
-// Start makes Ask due now, and frequently for linkpoll.Window unless the carriers are covered: a sub-port has failed, and other sub-ports may fail
-// with it.
+// Start makes Ask due now, and frequently for linkpoll.Window unless the carriers are covered: a sub-port has failed,
+// and other sub-ports may fail with it.
 func (w *Watch) Start() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -92,8 +92,8 @@ func (w *Watch) Start() {
 // courtesy is the delay of StartAfterChange: the next changes of the control plane arrive within it.
 const courtesy = time.Millisecond
 
-// StartAfterChange is Start after the control plane has set a sub-port down. Ask waits for a moment, because the weights that belong to the failure
-// follow, and would wait for the answers.
+// StartAfterChange is Start after the control plane has set a sub-port down. Ask waits for a moment, because the
+// weights that belong to the failure follow, and would wait for the answers.
 func (w *Watch) StartAfterChange() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -101,8 +101,9 @@ func (w *Watch) StartAfterChange() {
 	_ = w.events.SetDeadline(w.schedule.Next()) // fails after Close only
 }
 
-// Cover sets whether another mechanism reports carriers, so that Ask is rarely due (linkpoll.Schedule.Cover): the caller calls Start after each change
-// of a sub-port's carrier, or the kernel announces each without delay, because another Watch asks for it (Announced).
+// Cover sets whether another mechanism reports carriers, so that Ask is rarely due (linkpoll.Schedule.Cover): the
+// caller calls Start after each change of a sub-port's carrier, or the kernel announces each without delay, because
+// another Watch asks for it (Announced).
 func (w *Watch) Cover(on bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -119,7 +120,8 @@ func (w *Watch) Wait() error {
 	return w.events.Wait()
 }
 
-// Poll returns the pending events like rtnl.Watch.Poll. Each event, also in another network namespace, makes Ask due unless the carriers are covered.
+// Poll returns the pending events like rtnl.Watch.Poll. Each event, also in another network namespace, makes Ask due
+// unless the carriers are covered.
 func (w *Watch) Poll() ([]rtnl.LinkEvent, error) {
 	signs := w.events.Signs()
 	events, err := w.events.Poll()
@@ -136,14 +138,15 @@ func (w *Watch) Poll() ([]rtnl.LinkEvent, error) {
 // askTries limits the repetitions of requests in Ask when events arrive meanwhile; Ask is due again soon.
 const askTries = 3
 
-// trust is the time for which the kernel's counts alone show that nothing has changed. It bounds the delay should a count be that of a device
-// with the same name, index and count in another network namespace.
+// trust is the time for which the kernel's counts alone show that nothing has changed. It bounds the delay should a
+// count be that of a device with the same name, index and count in another network namespace.
 const trust = 250 * time.Millisecond
 
-// Ask checks the carriers of links, whose last known states are given, if that is due. Unless the kernel's counts show that none has changed, it requests the
-// links, and the kernel then announces their changes (Announced). It returns the events that arrived meanwhile and, once a
-// request completes without an event, the answers, because an event that arrives during a request may be older or newer
-// than the answer. Errors are those of rtnl.Watch.Poll and rtnl.Conn.LinksByIndex.
+// Ask checks the carriers of links, whose last known states are given, if that is due. Unless the kernel's counts show
+// that none has changed, it requests the links, and the kernel then announces their changes (Announced). It returns the
+// events that arrived meanwhile and, once a request completes without an event, the answers, because an event that
+// arrives during a request may be older or newer than the answer. Errors are those of rtnl.Watch.Poll and
+// rtnl.Conn.LinksByIndex.
 func (w *Watch) Ask(known []rtnl.Link) (events []rtnl.LinkEvent, err error) {
 	start := time.Now()
 	w.mu.Lock()

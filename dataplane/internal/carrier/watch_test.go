@@ -16,7 +16,8 @@ import (
 	"github.com/fared/fared/internal/testkit/netnstest"
 )
 
-// TestCovered checks that a link event makes Ask due, that it does not while the carriers are covered, and that Start does in either case.
+// TestCovered checks that a link event makes Ask due, that it does not while the carriers are covered, and that Start
+// does in either case.
 func TestCovered(t *testing.T) {
 	netnstest.Require(t)
 	space := netnstest.New(t)
@@ -76,8 +77,8 @@ func TestCovered(t *testing.T) {
 	}
 }
 
-// TestElsewhere checks that a link event in another network namespace, which may delay those of this one, makes Ask due, and that requests are rare
-// without events.
+// TestElsewhere checks that a link event in another network namespace, which may delay those of this one, makes Ask
+// due, and that requests are rare without events.
 func TestElsewhere(t *testing.T) {
 	netnstest.Require(t)
 	server, leaf, _ := cables(t, 1)
@@ -179,15 +180,17 @@ func sysfs(t testing.TB, w *Watch, space *netnstest.Namespace) {
 	w.counters.class = filepath.Join(dir, "class/net")
 }
 
-// TestUnchanged checks that counts which equal the known ones spare a request, and that other counts, missing ones, and the time since the last request do
-// not: a lost carrier is found although the kernel has yet to announce it.
+// TestUnchanged checks that counts which equal the known ones spare a request, and that other counts, missing ones, and
+// the time since the last request do not: a lost carrier is found although the kernel has yet to announce it.
 func TestUnchanged(t *testing.T) {
 	netnstest.Require(t)
 	server, leaf, known := cables(t, 2)
 	w := open(t, server)
-	// The time since the last request is below trust, however slow the machine is, if the last request is in the future.
+	// The time since the last request is below trust, however slow the machine is, if the last request is in the
+	// future.
 	const recent = -time.Hour
-	// ask returns the links that a request returns some time after the last one, and none if there is no request. Requests with events are repeated.
+	// ask returns the links that a request returns some time after the last one, and none if there is no request.
+	// Requests with events are repeated.
 	ask := func(known []rtnl.Link, after time.Duration) (answers []rtnl.Link) {
 		t.Helper()
 		for limit := time.Now().Add(time.Minute); time.Now().Before(limit); {
@@ -270,8 +273,8 @@ func TestParseCount(t *testing.T) {
 	}
 }
 
-// BenchmarkIdle measures polls of n links that do not change, by counts and by requests. An operation is one poll with the wait for it; the processor time
-// is that of the process, the runtime's threads included.
+// BenchmarkIdle measures polls of n links that do not change, by counts and by requests. An operation is one poll with
+// the wait for it; the processor time is that of the process, the runtime's threads included.
 func BenchmarkIdle(b *testing.B) {
 	netnstest.Require(b)
 	for _, n := range []int{2, 8, 64} {

@@ -13,9 +13,9 @@ type Forwarder interface {
 	// SetForwarding replaces the forwarding by the one of a Hello, which is already validated. An error, a gRPC status,
 	// refuses the Hello and leaves the previous state unchanged.
 	SetForwarding(forwarding *farev1.Forwarding) error
-	// Commit applies changes in order, and returns when packets follow all of them. On an error, a gRPC status, all changes
-	// count as not done: the Forwarder returns to the state before the first one, and the caller retries the changes one by
-	// one.
+	// Commit applies changes in order, and returns when packets follow all of them. On an error, a gRPC status, all
+	// changes count as not done: the Forwarder returns to the state before the first one, and the caller retries the
+	// changes one by one.
 	Commit(changes []Change) error
 }
 
@@ -27,32 +27,33 @@ type Recoverer interface {
 
 // Approximator is a Forwarder whose layer below cannot realize every weight.
 type Approximator interface {
-	// Approximate describes the member of a group whose share of the traffic deviates by more than 1 % of the share, with
-	// the deviation, as text for operators. It returns "" if there is no such member or no such group. The set_vector of the
-	// group is otherwise acknowledged APPROXIMATE instead of IN_EFFECT. It is called after a successful Commit, for each
-	// group that was set.
+	// Approximate describes the member of a group whose share of the traffic deviates by more than 1 % of the share,
+	// with the deviation, as text for operators. It returns "" if there is no such member or no such group. The
+	// set_vector of the group is otherwise acknowledged APPROXIMATE instead of IN_EFFECT. It is called after a
+	// successful Commit, for each group that was set.
 	Approximate(group uint32) string
 }
 
 // Explainer is a Forwarder that can explain a lack of IPv6.
 type Explainer interface {
-	// WithoutIPv6 returns the reason why Capabilities.ipv6 is false, with the remedy, for the refusal of IPv6 destinations;
-	// "" if it is unknown.
+	// WithoutIPv6 returns the reason why Capabilities.ipv6 is false, with the remedy, for the refusal of IPv6
+	// destinations; "" if it is unknown.
 	WithoutIPv6() string
 }
 
 // Guardian is a Forwarder that detects changes of its objects in the layer below by other programs.
 type Guardian interface {
 	// Guard is called once, before all other methods. The Forwarder calls report whenever a difference is detected (not
-	// intact) or repaired (intact), from any goroutine, also with its locks held: report never blocks and never calls the
-	// Forwarder.
+	// intact) or repaired (intact), from any goroutine, also with its locks held: report never blocks and never calls
+	// the Forwarder.
 	Guard(report func(*farev1.Integrity))
 }
 
 // Retrier is a Forwarder that detects when a change that it refused may succeed.
 type Retrier interface {
-	// Retry is called once, before all other methods. The Forwarder calls again, from any goroutine, also with its locks held,
-	// whenever a change that Commit has refused may succeed: again never blocks and never calls the Forwarder.
+	// Retry is called once, before all other methods. The Forwarder calls again, from any goroutine, also with its
+	// locks held, whenever a change that Commit has refused may succeed: again never blocks and never calls the
+	// Forwarder.
 	Retry(again func())
 }
 
@@ -61,25 +62,28 @@ type Lander interface {
 	Landing(request *farev1.LandingRequest) (*farev1.LandingResponse, error)
 }
 
-// Counter is a Forwarder that implements DataplaneService.Counters, in chunks well below 4 MiB; errors are gRPC statuses.
+// Counter is a Forwarder that implements DataplaneService.Counters, in chunks well below 4 MiB; errors are gRPC
+// statuses.
 type Counter interface {
 	Counters(request *farev1.CountersRequest, send func(*farev1.CountersResponse) error) error
 }
 
-// Policy decides what a control plane may program, in addition to the rules of the contract. Errors are gRPC statuses with code PERMISSION_DENIED.
+// Policy decides what a control plane may program, in addition to the rules of the contract. Errors are gRPC statuses
+// with code PERMISSION_DENIED.
 type Policy interface {
 	// Forwarding is called with each valid forwarding, that of a journal included, before the Forwarder receives it.
 	Forwarding(forwarding *farev1.Forwarding) error
-	// Destination is called with the host prefix of each destination that is set, those of a journal included. It must be fast.
+	// Destination is called with the host prefix of each destination that is set, those of a journal included. It must
+	// be fast.
 	Destination(prefix netip.Prefix) error
 }
 
-// Journal keeps the acknowledged state of a data plane beyond the end of the process. The journal itself counts and logs
-// its errors, because forwarding must continue without it.
+// Journal keeps the acknowledged state of a data plane beyond the end of the process. The journal itself counts and
+// logs its errors, because forwarding must continue without it.
 type Journal interface {
 	// Forwarding is called after a Hello has been accepted.
 	Forwarding(forwarding *farev1.Forwarding)
-	// Operations is called with committed operations before they are acknowledged, in the order of the commits. For refused
-	// operations it is called with operations that undo them, because those of Restore are in the journal.
+	// Operations is called with committed operations before they are acknowledged, in the order of the commits. For
+	// refused operations it is called with operations that undo them, because those of Restore are in the journal.
 	Operations(operations []*farev1.Operation)
 }

@@ -29,7 +29,8 @@ func (s *Server) ReportIntegrity(now *farev1.Integrity) {
 	b.publish(next)
 }
 
-// ReportLimitations publishes the limitations of the host as a part of the integrity. It is safe for concurrent use and never blocks.
+// ReportLimitations publishes the limitations of the host as a part of the integrity. It is safe for concurrent use and
+// never blocks.
 func (s *Server) ReportLimitations(now []*farev1.Limitation) {
 	b := &s.below
 	b.mu.Lock()
@@ -79,8 +80,8 @@ func (b *below) attach(ready chan struct{}) {
 	b.ready, b.retry = ready, false
 }
 
-// since returns the reports that the stream with a notification channel lacks: the last integrity report, nil if the stream has it, with its
-// version, and whether a retry was suggested.
+// since returns the reports that the stream with a notification channel lacks: the last integrity report, nil if the
+// stream has it, with its version, and whether a retry was suggested.
 func (b *below) since(version uint64, ready chan struct{}) (last *farev1.Integrity, now uint64, retry bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()

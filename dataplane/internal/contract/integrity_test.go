@@ -107,8 +107,8 @@ func TestSnapshotOfApproximateGroups(t *testing.T) {
 	}
 }
 
-// TestIntegrity checks that a report reaches the current stream, a repeated one does not, and a later stream starts with
-// the last report.
+// TestIntegrity checks that a report reaches the current stream, a repeated one does not, and a later stream starts
+// with the last report.
 func TestIntegrity(t *testing.T) {
 	g := &guarded{forwarder: forwarder{capabilities: &farev1.Capabilities{}}}
 	s := contract.New(contract.Config{Forwarder: g})
@@ -156,7 +156,8 @@ type retrier struct {
 
 func (r *retrier) Retry(again func()) { r.again = again }
 
-// TestSuggestedRetry checks that the suggestion of a retry reaches the current stream once, with or behind the refusals before it, and no later stream.
+// TestSuggestedRetry checks that the suggestion of a retry reaches the current stream once, with or behind the refusals
+// before it, and no later stream.
 func TestSuggestedRetry(t *testing.T) {
 	r := &retrier{forwarder: forwarder{capabilities: &farev1.Capabilities{}}}
 	r.commit = func([]contract.Change) error {

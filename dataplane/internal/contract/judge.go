@@ -38,8 +38,8 @@ func (s *Server) commit(operations []*farev1.Operation) []outcome {
 	}
 	results, err := s.attempt(try)
 	if err != nil {
-		// The failed operation is unknown. Each operation is validated again and committed alone, so that operations that
-		// depend on a failed one are refused because of it, and all others are committed.
+		// The failed operation is unknown. Each operation is validated again and committed alone, so that operations
+		// that depend on a failed one are refused because of it, and all others are committed.
 		if len(try) > 1 {
 			s.counters.Retried++
 		}
@@ -146,8 +146,8 @@ func (s *Server) count(operation *farev1.Operation, o outcome) {
 	}
 }
 
-// judge returns the change that an operation makes to the current state, and whether there is one. Its error is a status
-// with the code and remedy of the refusal.
+// judge returns the change that an operation makes to the current state, and whether there is one. Its error is a
+// status with the code and remedy of the refusal.
 func (s *Server) judge(operation *farev1.Operation) (Change, bool, error) {
 	switch op := operation.GetOp().(type) {
 	case *farev1.Operation_SubPort:
@@ -205,7 +205,8 @@ func (s *Server) setGroup(group *farev1.Vector) (Change, bool, error) {
 	return Change{Kind: GroupChange, Group: group.Id, Source: source, Before: before, After: group}, !exists || !proto.Equal(before, group), nil
 }
 
-// judgeGroup validates a group against Forwarding and the capabilities, and sets the canonical name of its source group.
+// judgeGroup validates a group against Forwarding and the capabilities, and sets the canonical name of its source
+// group.
 func (s *Server) judgeGroup(group *farev1.Vector) (netip.Prefix, error) {
 	if group.GetId() == 0 {
 		return netip.Prefix{}, invalid("group 0 is reserved; use 1 or higher")
@@ -277,8 +278,8 @@ func (s *Server) judgeSlots(group *farev1.Vector, source netip.Prefix) error {
 	return nil
 }
 
-// judgePlace checks that the source group has the plane, and that the device, unless empty, is one of its sub-ports in that
-// plane.
+// judgePlace checks that the source group has the plane, and that the device, unless empty, is one of its sub-ports in
+// that plane.
 func (s *Server) judgePlace(source netip.Prefix, plane, device string) error {
 	if s.restoring {
 		return nil // a Hello may have removed the sub-port, but its groups stay

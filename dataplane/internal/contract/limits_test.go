@@ -99,8 +99,8 @@ func TestProgramAfterHello(t *testing.T) {
 	}
 }
 
-// TestAsManyOperationsAsAnnounced checks that a request may contain as many operations as the capabilities announce, and
-// that the server, not the Forwarder, sets that number.
+// TestAsManyOperationsAsAnnounced checks that a request may contain as many operations as the capabilities announce,
+// and that the server, not the Forwarder, sets that number.
 func TestAsManyOperationsAsAnnounced(t *testing.T) {
 	client := dial(t, contract.New(contract.Config{Forwarder: &forwarder{capabilities: &farev1.Capabilities{}}}))
 	answer, err := client.Hello(t.Context(), &farev1.HelloRequest{Forwarding: dptest.DefaultForwarding()})

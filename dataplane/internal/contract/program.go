@@ -21,11 +21,11 @@ type programStream = grpc.BidiStreamingServer[farev1.ProgramRequest, farev1.Prog
 
 // session is one Program stream.
 //
-// Two goroutines serve it. The reader receives requests; for a client in this process it is the goroutine that sends them.
-// A request that is followed by no other one is committed and acknowledged by the reader itself, so that no goroutine has
-// to be woken before packets follow it. Requests of a burst are queued for the stream's handler, which commits all
-// operations that have arrived while the reader decodes the next request. The handler also sends integrity reports and
-// delayed acknowledgements.
+// Two goroutines serve it. The reader receives requests; for a client in this process it is the goroutine that sends
+// them. A request that is followed by no other one is committed and acknowledged by the reader itself, so that no
+// goroutine has to be woken before packets follow it. Requests of a burst are queued for the stream's handler, which
+// commits all operations that have arrived while the reader decodes the next request. The handler also sends integrity
+// reports and delayed acknowledgements.
 type session struct {
 	stream programStream
 	ended  chan struct{} // closed by end
@@ -184,7 +184,8 @@ func (se *session) number(request *farev1.ProgramRequest) ([]*farev1.Operation, 
 	return operations, nil
 }
 
-// handle commits the operations of bursts, and sends integrity reports and delayed acknowledgements, until the stream ends.
+// handle commits the operations of bursts, and sends integrity reports and delayed acknowledgements, until the stream
+// ends.
 func (s *Server) handle(se *session) error {
 	timer := time.NewTimer(0)
 	defer timer.Stop()
@@ -256,7 +257,8 @@ func (s *Server) take(se *session, batch []*farev1.Operation) ([]outcome, time.D
 	return s.commit(batch), s.delay
 }
 
-// batchLimit bounds one commit, and one response: far below gRPC's 4 MiB, even if every acknowledgement explains a refusal.
+// batchLimit bounds one commit, and one response: far below gRPC's 4 MiB, even if every acknowledgement explains a
+// refusal.
 const batchLimit = 1024
 
 // idle is how long a handler without a delayed acknowledgement sleeps.
@@ -299,8 +301,8 @@ func (se *session) put(id uint64, level farev1.AckLevel, code codes.Code, text s
 	se.response.Acks = se.acks[:n+1]
 }
 
-// flush sends due acknowledgements and integrity reports. It returns whether acknowledgements are still delayed, and the
-// time until the next one is due.
+// flush sends due acknowledgements and integrity reports. It returns whether acknowledgements are still delayed, and
+// the time until the next one is due.
 func (s *Server) flush(se *session) (wait time.Duration, later bool, err error) {
 	se.mu.Lock()
 	defer se.mu.Unlock()
@@ -322,11 +324,11 @@ func (s *Server) flush(se *session) (wait time.Duration, later bool, err error) 
 	}
 }
 
-// send sends the response if it contains an acknowledgement or an unsent report. It blocks while the client does not read,
-// and so delays the stream's next commit. The caller holds mu.
+// send sends the response if it contains an acknowledgement or an unsent report. It blocks while the client does not
+// read, and so delays the stream's next commit. The caller holds mu.
 func (se *session) send(below *below) error {
-	// Read after the commit: acknowledgements are valid to the extent of the report in the same message, and a suggested retry
-	// follows the refusals that it is for.
+	// Read after the commit: acknowledgements are valid to the extent of the report in the same message, and a
+	// suggested retry follows the refusals that it is for.
 	se.response.Integrity, se.version, se.response.Retry = below.since(se.version, se.ready)
 	if len(se.response.Acks) == 0 && se.response.Integrity == nil && !se.response.Retry {
 		return nil

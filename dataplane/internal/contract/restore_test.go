@@ -91,8 +91,8 @@ func TestRestoreTakesWhatWasAccepted(t *testing.T) {
 	}
 }
 
-// TestRestoreLeavesOutWhatFails checks that a refused object is left out together with the objects that depend on it, and
-// no others.
+// TestRestoreLeavesOutWhatFails checks that a refused object is left out together with the objects that depend on it,
+// and no others.
 func TestRestoreLeavesOutWhatFails(t *testing.T) {
 	f, book := newStrict(t), newNotebook()
 	f.fail = func(changes []Change) error {
@@ -242,8 +242,8 @@ func TestHelloRefuses(t *testing.T) {
 	}
 }
 
-// TestJournalFollowsTheCommit checks that the journal receives an operation after its commit, and has it when the commit's outcomes are known, from
-// which the acknowledgements are made. A refused operation leaves no trace.
+// TestJournalFollowsTheCommit checks that the journal receives an operation after its commit, and has it when the
+// commit's outcomes are known, from which the acknowledgements are made. A refused operation leaves no trace.
 func TestJournalFollowsTheCommit(t *testing.T) {
 	book, f := newNotebook(), newStrict(t)
 	s := New(Config{Forwarder: f, Journal: book})

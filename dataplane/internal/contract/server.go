@@ -29,8 +29,8 @@ type Config struct {
 	// Observe, if set, is called with every operation in the order of arrival, before validation. It must not keep the
 	// message.
 	Observe func(*farev1.Operation)
-	// Recovered, if set, is called with the state that a Recoverer found after the first Hello, and with the refusals of
-	// parts of it.
+	// Recovered, if set, is called with the state that a Recoverer found after the first Hello, and with the refusals
+	// of parts of it.
 	Recovered func(found *farev1.SnapshotResponse, refused []error)
 }
 
@@ -52,8 +52,8 @@ type Server struct {
 	changes      []Change // scratch for one batch
 }
 
-// Tally holds counters since New. Operations of all kinds + Malformed = Changed + Unchanged + Refused; operations refused
-// by RefuseNext are counted in Injected only.
+// Tally holds counters since New. Operations of all kinds + Malformed = Changed + Unchanged + Refused; operations
+// refused by RefuseNext are counted in Injected only.
 type Tally struct {
 	Hellos, Snapshots uint64
 	// Streams counts Program streams, StreamsReplaced those that a newer stream ended.
@@ -94,10 +94,10 @@ func New(config Config) *Server {
 	return s
 }
 
-// Restore restores the state of a journal: the forwarding and all objects. The state was accepted before, so members whose
-// sub-ports a later Hello removed are kept, and flow pins that the Forwarder does not support are left out. Objects that
-// the Forwarder now refuses are left out, with their errors in refused. err is an error of SetForwarding; nothing is
-// restored then. Restore must be called before serving.
+// Restore restores the state of a journal: the forwarding and all objects. The state was accepted before, so members
+// whose sub-ports a later Hello removed are kept, and flow pins that the Forwarder does not support are left out.
+// Objects that the Forwarder now refuses are left out, with their errors in refused. err is an error of SetForwarding;
+// nothing is restored then. Restore must be called before serving.
 func (s *Server) Restore(forwarding *farev1.Forwarding, all *farev1.SnapshotResponse) (refused []error, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -166,8 +166,8 @@ func (s *Server) setForwarding(forwarding *farev1.Forwarding) error {
 	return nil
 }
 
-// keepNextHops copies the current next hops to sub-ports without any next hop: a control plane that starts learns the next
-// hops of unnumbered sessions from router advertisements, and forwarding continues until then.
+// keepNextHops copies the current next hops to sub-ports without any next hop: a control plane that starts learns the
+// next hops of unnumbered sessions from router advertisements, and forwarding continues until then.
 func keepNextHops(forwarding, present *farev1.Forwarding) {
 	known := map[string]*farev1.ForwardingSubPort{}
 	for _, plane := range present.GetPlanes() {
@@ -364,8 +364,8 @@ func (s *Server) Tally() Tally {
 	return s.counters
 }
 
-// DelayAcks delays the IN_EFFECT of later operations by delay and sends ACCEPTED immediately. 0, the initial value, sends
-// only IN_EFFECT, immediately. For tests.
+// DelayAcks delays the IN_EFFECT of later operations by delay and sends ACCEPTED immediately. 0, the initial value,
+// sends only IN_EFFECT, immediately. For tests.
 func (s *Server) DelayAcks(delay time.Duration) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

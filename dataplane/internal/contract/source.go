@@ -10,8 +10,8 @@ import (
 	farev1 "github.com/fared/fared/api/fare/v1"
 )
 
-// SourceGroup is a set of local loopbacks served by the same sub-ports. A Forwarding without source groups has one, with
-// all its loopbacks and sub-ports.
+// SourceGroup is a set of local loopbacks served by the same sub-ports. A Forwarding without source groups has one,
+// with all its loopbacks and sub-ports.
 type SourceGroup struct {
 	// Name is the first loopback; the zero value names the only source group of a Forwarding that lists none.
 	Name netip.Prefix
@@ -71,8 +71,8 @@ func (s *State) SourceGroup(name netip.Prefix) *SourceGroup {
 	return nil
 }
 
-// SourceOf returns the name of the source group for packets from an address: the first source group, unless the address is
-// a loopback of another one.
+// SourceOf returns the name of the source group for packets from an address: the first source group, unless the address
+// is a loopback of another one.
 func (s *State) SourceOf(from netip.Addr) netip.Prefix {
 	for i := range s.Sources {
 		if slices.ContainsFunc(s.Sources[i].Loopbacks, func(p netip.Prefix) bool { return p.Addr() == from }) {

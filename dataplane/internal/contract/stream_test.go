@@ -175,8 +175,8 @@ func TestNewerStreamTakesOver(t *testing.T) {
 	}
 }
 
-// TestBackPressure checks that a client that reads no acknowledgements is blocked, with bounded memory; that all of them
-// arrive in order once it reads; and that no goroutine remains if the client ends instead (a bubble with a blocked
+// TestBackPressure checks that a client that reads no acknowledgements is blocked, with bounded memory; that all of
+// them arrive in order once it reads; and that no goroutine remains if the client ends instead (a bubble with a blocked
 // goroutine fails).
 func TestBackPressure(t *testing.T) {
 	gate.WithoutRaceDetector(t, "60,000 operations")
@@ -319,8 +319,8 @@ func TestLateAcknowledgements(t *testing.T) {
 	})
 }
 
-// TestBrokenStream checks that a stream ended by the data plane receives the reason, its operations stay, no further ones
-// are committed, and the next stream does not count as a replacement.
+// TestBrokenStream checks that a stream ended by the data plane receives the reason, its operations stay, no further
+// ones are committed, and the next stream does not count as a replacement.
 func TestBrokenStream(t *testing.T) {
 	s := contract.New(contract.Config{Forwarder: &forwarder{capabilities: &farev1.Capabilities{}}})
 	s.BreakStream("none is open") // without effect
@@ -349,8 +349,8 @@ func TestBrokenStream(t *testing.T) {
 	})
 }
 
-// TestBurst checks that operations that arrive during a commit are committed together if their requests announce more, and
-// that each request that announces nothing is committed separately; all acknowledgements come in order.
+// TestBurst checks that operations that arrive during a commit are committed together if their requests announce more,
+// and that each request that announces nothing is committed separately; all acknowledgements come in order.
 func TestBurst(t *testing.T) {
 	const n = 10
 	for _, more := range []bool{true, false} {

@@ -94,8 +94,8 @@ func TestRetried(t *testing.T) {
 	}
 }
 
-// TestSourceOf checks that an address belongs to the source group that lists it as a loopback, and every other address to
-// the first one.
+// TestSourceOf checks that an address belongs to the source group that lists it as a loopback, and every other address
+// to the first one.
 func TestSourceOf(t *testing.T) {
 	s := New(Config{Forwarder: newStrict(t)})
 	if name := s.state.SourceOf(netip.MustParseAddr("10.255.0.1")); name != (netip.Prefix{}) {
@@ -138,7 +138,8 @@ func (b *brokenStream) Recv() (*farev1.ProgramRequest, error) {
 	}
 }
 
-// TestSendFails checks that the error of sending an acknowledgement ends the stream, of a single request and of a burst.
+// TestSendFails checks that the error of sending an acknowledgement ends the stream, of a single request and of a
+// burst.
 func TestSendFails(t *testing.T) {
 	for _, more := range []bool{false, true} {
 		synctest.Test(t, func(t *testing.T) { // a bubble in which all goroutines wait fails

@@ -192,8 +192,8 @@ func gpus(devices ...string) *farev1.Forwarding {
 	return f
 }
 
-// forwardings returns the forwardings for successive Hellos: one without source groups, and several with separate sub-ports
-// per loopback.
+// forwardings returns the forwardings for successive Hellos: one without source groups, and several with separate
+// sub-ports per loopback.
 func forwardings() []*farev1.Forwarding {
 	return []*farev1.Forwarding{forwarding(), gpus("ac", "bd"), gpus("abcd", "d"), gpus("a", "b", "cd")}
 }
@@ -256,8 +256,8 @@ func poisoned(c Change) bool {
 	}
 }
 
-// againstTwin commits the same operations in batches, with a Forwarder that also fails at random, and one by one. State,
-// Forwarder, journal and every answer must agree.
+// againstTwin commits the same operations in batches, with a Forwarder that also fails at random, and one by one.
+// State, Forwarder, journal and every answer must agree.
 func againstTwin(t testing.TB, d dice, batches int) {
 	poison := status.Error(codes.Internal, "poisoned")
 	judge := func(changes []Change) error {

@@ -11,12 +11,12 @@ import (
 	"github.com/fared/fared/internal/prefixmap"
 )
 
-// image is the state that results from the records: the last operation for each object. Objects in their initial state are
-// not in it.
+// image is the state that results from the records: the last operation for each object. Objects in their initial state
+// are not in it.
 type image struct {
 	forwarding *farev1.Forwarding // nil if there is none
-	// objects holds all but destinations; destinations holds those by the text of the source group and prefix. Destinations whose operations have
-	// other fields are in objects.
+	// objects holds all but destinations; destinations holds those by the text of the source group and prefix.
+	// Destinations whose operations have other fields are in objects.
 	objects      map[key]object
 	destinations prefixmap.Map[string, target]
 	// Lengths of the records that are needed for this state.
@@ -43,14 +43,16 @@ type object struct {
 	bytes     int64
 }
 
-// target is a destination whose operation has only a prefix in canonical text, a source group, a vector and pairs, as those of this version have.
+// target is a destination whose operation has only a prefix in canonical text, a source group, a vector and pairs, as
+// those of this version have.
 type target struct {
 	vector uint32
 	bytes  uint32              // length of its record
 	pairs  []*farev1.PairPorts // replaced, never modified: they are the data plane's too
 }
 
-// targetOf returns the fields of an operation that sets such a destination, without the length of its record; otherwise false.
+// targetOf returns the fields of an operation that sets such a destination, without the length of its record; otherwise
+// false.
 func targetOf(operation *farev1.Operation) (source string, prefix netip.Prefix, set target, ok bool) {
 	op, ok := operation.GetOp().(*farev1.Operation_SetDestination)
 	if !ok {
@@ -79,8 +81,8 @@ func canonicalPrefix(text string) (netip.Prefix, bool) {
 
 func newImage() image { return image{objects: map[key]object{}} }
 
-// keyOf returns the key of the object of an operation, and reports whether the operation returns the object to its initial
-// state. Kind 0 marks an operation without an object.
+// keyOf returns the key of the object of an operation, and reports whether the operation returns the object to its
+// initial state. Kind 0 marks an operation without an object.
 func keyOf(operation *farev1.Operation) (k key, gone bool) {
 	switch op := operation.GetOp().(type) {
 	case *farev1.Operation_SubPort:

@@ -10,8 +10,8 @@ import (
 	farev1 "github.com/fared/fared/api/fare/v1"
 )
 
-// TestImage compares the image with the last operation of each object, over destinations with and without source ports, slots to drain, source
-// groups and unusual texts: the same operations, and the length of their records.
+// TestImage compares the image with the last operation of each object, over destinations with and without source ports,
+// slots to drain, source groups and unusual texts: the same operations, and the length of their records.
 func TestImage(t *testing.T) {
 	for seed := range uint64(300) {
 		rng := rand.New(rand.NewPCG(seed, 1))

@@ -246,8 +246,8 @@ func (j *Journal) CatchUp() {
 	j.catchUp()
 }
 
-// rewrite writes the image to a new file and renames it over the journal, in the background: writing a large state takes as
-// long as several failovers. The caller holds mu.
+// rewrite writes the image to a new file and renames it over the journal, in the background: writing a large state
+// takes as long as several failovers. The caller holds mu.
 func (j *Journal) rewrite() {
 	done := make(chan struct{})
 	j.rewriting, j.since = done, nil
@@ -331,7 +331,8 @@ func (j *Journal) Stats() Stats {
 	return stats
 }
 
-// Close writes missing records and closes the file. Later calls of other methods are ignored; a second Close returns nil.
+// Close writes missing records and closes the file. Later calls of other methods are ignored; a second Close returns
+// nil.
 func (j *Journal) Close() error {
 	j.mu.Lock()
 	for j.rewriting != nil {

@@ -167,8 +167,8 @@ func script(t testing.TB) (file []byte, ends []int, states []*farev1.SnapshotRes
 	return file, ends, states
 }
 
-// TestTornEnd truncates a file at every byte, and checks that the complete records are kept and the journal continues after
-// them.
+// TestTornEnd truncates a file at every byte, and checks that the complete records are kept and the journal continues
+// after them.
 func TestTornEnd(t *testing.T) {
 	file, ends, states := script(t)
 	path := filepath.Join(t.TempDir(), "journal")
@@ -270,8 +270,8 @@ func TestRewrite(t *testing.T) {
 	}
 }
 
-// TestCannotWrite checks that errors are counted and logged once, no caller waits, and the file is complete once writing is
-// possible.
+// TestCannotWrite checks that errors are counted and logged once, no caller waits, and the file is complete once
+// writing is possible.
 func TestCannotWrite(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "journal")
 	var log bytes.Buffer
@@ -405,7 +405,8 @@ func BenchmarkOperations(b *testing.B) {
 	}
 }
 
-// TestLinksAreNotFollowed checks that links in place of the journal, its lock or its next file lead to no change of another file.
+// TestLinksAreNotFollowed checks that links in place of the journal, its lock or its next file lead to no change of
+// another file.
 func TestLinksAreNotFollowed(t *testing.T) {
 	for _, suffix := range []string{"", ".lock", ".new"} {
 		dir := t.TempDir()

@@ -26,8 +26,8 @@ const version = "fared journal 1"
 // maxRecord bounds the length of a record: an operation arrives in a gRPC message of at most 4 MiB.
 const maxRecord = 16 << 20
 
-// headerBytes is the size of a header: length of content and kind, checksum of that length, checksum of content and kind.
-// The length has its own checksum, so that a damaged length is not mistaken for an incomplete record.
+// headerBytes is the size of a header: length of content and kind, checksum of that length, checksum of content and
+// kind. The length has its own checksum, so that a damaged length is not mistaken for an incomplete record.
 const headerBytes = 12
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
@@ -61,7 +61,8 @@ func appendRecord(b []byte, kind byte, message proto.Message) ([]byte, error) {
 	return b, nil
 }
 
-// readRecord reads the next record. It returns io.EOF at the end of the file and errTorn if the file ends within a record.
+// readRecord reads the next record. It returns io.EOF at the end of the file and errTorn if the file ends within a
+// record.
 func readRecord(r io.Reader) ([]byte, error) {
 	var header [headerBytes]byte
 	if _, err := io.ReadFull(r, header[:]); err != nil {

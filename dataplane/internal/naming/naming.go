@@ -1,5 +1,6 @@
-// Package naming gives devices the names of their sub-ports: a device that a sub-port's match selects receives the sub-port's name as an alternative name
-// (IFLA_ALT_IFNAME, Linux 5.5). Drivers, the control plane and the kernel then find it by this name, as if an administrator had added the name.
+// Package naming gives devices the names of their sub-ports: a device that a sub-port's match selects receives the
+// sub-port's name as an alternative name (IFLA_ALT_IFNAME, Linux 5.5). Drivers, the control plane and the kernel then
+// find it by this name, as if an administrator had added the name.
 package naming
 
 import (
@@ -60,8 +61,9 @@ func (n *Namer) Close() error {
 	return errors.Join(err, n.conn.Close())
 }
 
-// Set replaces the names by those of a Hello, and gives them to the devices that exist. A match that selects no device, or several, is a finding and no
-// error: the device may come later. Errors have a gRPC code: a match that cannot be read, or in another network namespace, and a kernel that does not answer.
+// Set replaces the names by those of a Hello, and gives them to the devices that exist. A match that selects no device,
+// or several, is a finding and no error: the device may come later. Errors have a gRPC code: a match that cannot be
+// read, or in another network namespace, and a kernel that does not answer.
 func (n *Namer) Set(forwarding *farev1.Forwarding) error {
 	var all []wanted
 	for i, plane := range forwarding.GetPlanes() {
@@ -116,8 +118,8 @@ func (n *Namer) concerns(e rtnl.LinkEvent) bool {
 	return n.failed || e.Gone && had || !e.Gone && last != identity{e.Name, e.AltNames, e.Address}
 }
 
-// identity is the part of a device that matches and names depend on, and that can change: names as in rtnl.Link, and the present address, by which
-// devices without a permanent one match.
+// identity is the part of a device that matches and names depend on, and that can change: names as in rtnl.Link, and
+// the present address, by which devices without a permanent one match.
 type identity struct{ name, altNames, address string }
 
 // apply gives the wanted names to the devices that the kernel has now. The caller holds mu.

@@ -121,8 +121,8 @@ func TestNamesFollowHardware(t *testing.T) {
 	until(t, ns, "p0s0", "new0")
 }
 
-// TestNamesAreUnambiguous checks that no device gets a name if several fit, or if the name is another device's own, and that a second device that
-// fits takes no name away.
+// TestNamesAreUnambiguous checks that no device gets a name if several fit, or if the name is another device's own, and
+// that a second device that fits takes no name away.
 func TestNamesAreUnambiguous(t *testing.T) {
 	netnstest.Require(t)
 	ns := netnstest.New(t)
@@ -157,7 +157,8 @@ func TestNamesAreUnambiguous(t *testing.T) {
 	settled(t, n, "p0s1 is the name of another device than mac:"+second+", which is eth2")
 }
 
-// TestCarriersReadNothing checks that events that change no name or address read no device again, also while a sub-port has no device.
+// TestCarriersReadNothing checks that events that change no name or address read no device again, also while a sub-port
+// has no device.
 func TestCarriersReadNothing(t *testing.T) {
 	netnstest.Require(t)
 	ns := netnstest.New(t)

@@ -10,10 +10,10 @@ import (
 )
 
 // Abandon makes the kernel stop address resolution on a device that has lost its carrier, and drop the packets that are
-// queued for an answer. The kernel itself sends three requests, a second apart (net/core/neighbor.c). During that time TCP
-// does not retransmit the data in the queued packets (skb_still_in_host_queue, net/ipv4/tcp_output.c), although its route
-// already uses another device: a connection whose plane failed would stall for three seconds. Call it when no more packets
-// are sent to that device.
+// queued for an answer. The kernel itself sends three requests, a second apart (net/core/neighbor.c). During that time
+// TCP does not retransmit the data in the queued packets (skb_still_in_host_queue, net/ipv4/tcp_output.c), although its
+// route already uses another device: a connection whose plane failed would stall for three seconds. Call it when no
+// more packets are sent to that device.
 //
 // Only entries in resolution (NUD_INCOMPLETE) are deleted; entries set by an administrator stay. A device that does not
 // exist has no entries.

@@ -9,8 +9,9 @@ import (
 	"testing"
 )
 
-// Tree makes a tree of sysfs from a file and returns its root. Each line has a path and its content, in which \n is the end of a line, or "!" for a file that
-// cannot be read, which is absent from the tree. A line of a GID table may name several entries with equal content as FIRST-LAST. A line with # is a comment.
+// Tree makes a tree of sysfs from a file and returns its root. Each line has a path and its content, in which \n is the
+// end of a line, or "!" for a file that cannot be read, which is absent from the tree. A line of a GID table may name
+// several entries with equal content as FIRST-LAST. A line with # is a comment.
 func Tree(t testing.TB, file string) string {
 	t.Helper()
 	text, err := os.ReadFile(file)

@@ -1,4 +1,5 @@
-// Package slotfiletest publishes slot tables for tests of programs that read them: one vector of weights for all pairs of a server.
+// Package slotfiletest publishes slot tables for tests of programs that read them: one vector of weights for all pairs
+// of a server.
 package slotfiletest
 
 import (
@@ -57,7 +58,8 @@ func New(t testing.TB, source netip.Addr, far ...netip.Addr) *Table {
 	return x
 }
 
-// Set publishes the weights of all planes, integers of 0 or more that are not all 0: shares are in their ratio. The slots of a plane with weight 0 are parked.
+// Set publishes the weights of all planes, integers of 0 or more that are not all 0: shares are in their ratio. The
+// slots of a plane with weight 0 are parked.
 func (x *Table) Set(t testing.TB, weights ...int) {
 	t.Helper()
 	sum := 0

@@ -1,4 +1,5 @@
-// Command gen writes lib/src/layout.h, which describes every field, from the types of internal/slotlayout, and lib/src/logtable.h.
+// Command gen writes lib/src/layout.h, which describes every field, from the types of internal/slotlayout, and
+// lib/src/logtable.h.
 package main
 
 import (
@@ -135,8 +136,8 @@ func header() []byte {
 	return []byte(b.String())
 }
 
-// logTable writes log2(1 + i/2^steps) with fraction bits after the point, digit by digit: squaring the mantissa doubles its logarithm. Package wecmp has
-// the same table; lib/testdata/keys.txt compares the results.
+// logTable writes log2(1 + i/2^steps) with fraction bits after the point, digit by digit: squaring the mantissa doubles
+// its logarithm. Package wecmp has the same table; lib/testdata/keys.txt compares the results.
 func logTable() []byte {
 	const steps, fraction = 10, 46
 	var b strings.Builder

@@ -1,5 +1,5 @@
-// Package bpftest checks committed BPF objects: they are generated from their source, their types have the layout of the Go
-// types, and the verifier accepts them with a wide margin.
+// Package bpftest checks committed BPF objects: they are generated from their source, their types have the layout of
+// the Go types, and the verifier accepts them with a wide margin.
 package bpftest
 
 import (
@@ -17,8 +17,8 @@ import (
 	"github.com/fared/fared/internal/testkit/netnstest"
 )
 
-// Fresh fails unless the committed files in the test's folder equal the output of clang-14 for NAME.bpf.c with the options
-// in gen.go, independent of the directory.
+// Fresh fails unless the committed files in the test's folder equal the output of clang-14 for NAME.bpf.c with the
+// options in gen.go, independent of the directory.
 func Fresh(t *testing.T, name string) {
 	t.Helper()
 	netnstest.Require(t, "clang-14", "llvm-strip-14")
@@ -68,8 +68,8 @@ func Fresh(t *testing.T, name string) {
 	}
 }
 
-// Layouts fails unless each Go type, keyed by its name in the program, has the size and offsets of the program's type and
-// no padding, so that its memory can be written unchanged.
+// Layouts fails unless each Go type, keyed by its name in the program, has the size and offsets of the program's type
+// and no padding, so that its memory can be written unchanged.
 func Layouts(t *testing.T, spec *ebpf.CollectionSpec, types map[string]any) {
 	t.Helper()
 	for name, v := range types {
@@ -104,8 +104,8 @@ func Layouts(t *testing.T, spec *ebpf.CollectionSpec, types map[string]any) {
 	}
 }
 
-// VerifierHasRoom fails if the verifier processes more than most instructions of a program. most is far below the limit of
-// one million, so that older kernels, which prune fewer paths, accept the program too.
+// VerifierHasRoom fails if the verifier processes more than most instructions of a program. most is far below the limit
+// of one million, so that older kernels, which prune fewer paths, accept the program too.
 func VerifierHasRoom(t *testing.T, p *ebpf.Program, most uint32) {
 	t.Helper()
 	info, err := p.Info()

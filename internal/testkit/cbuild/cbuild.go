@@ -1,4 +1,5 @@
-// Package cbuild gives tests the libraries and programs that the Makefiles below lib make. All tests and runs on the same sources share them.
+// Package cbuild gives tests the libraries and programs that the Makefiles below lib make. All tests and runs on the
+// same sources share them.
 package cbuild
 
 import (
@@ -19,8 +20,9 @@ import (
 	"github.com/fared/fared/internal/testkit/netnstest"
 )
 
-// Make makes targets of the Makefile in a folder below lib: ".", "softdev" or "nccl". It returns the value of OUT, to which the targets are relative;
-// without targets it makes what users install. A test must not change the files. It is skipped without gcc and make.
+// Make makes targets of the Makefile in a folder below lib: ".", "softdev" or "nccl". It returns the value of OUT, to
+// which the targets are relative; without targets it makes what users install. A test must not change the files. It is
+// skipped without gcc and make.
 func Make(t testing.TB, folder string, targets ...string) string {
 	t.Helper()
 	netnstest.Tools(t, "gcc", "make")
@@ -69,7 +71,8 @@ func moduleRoot() (string, error) {
 	}
 }
 
-// checksum covers the compiler's version and every file below lib but those of Go, so that what an older source made is never used.
+// checksum covers the compiler's version and every file below lib but those of Go, so that what an older source made is
+// never used.
 func checksum(lib string) (string, error) {
 	h := sha256.New()
 	version, err := exec.Command("gcc", "--version").Output()

@@ -26,7 +26,8 @@ func TestMake(t *testing.T) {
 	}
 }
 
-// TestChecksum checks that a changed source, another name and a new file have a folder of their own, and a Go file does not.
+// TestChecksum checks that a changed source, another name and a new file have a folder of their own, and a Go file does
+// not.
 func TestChecksum(t *testing.T) {
 	netnstest.Tools(t, "gcc")
 	lib := t.TempDir()

@@ -1,5 +1,5 @@
-// Package chromium drives a headless Chromium in tests, by the DevTools protocol over pipes (--remote-debugging-pipe): messages of JSON that end with a
-// zero byte.
+// Package chromium drives a headless Chromium in tests, by the DevTools protocol over pipes (--remote-debugging-pipe):
+// messages of JSON that end with a zero byte.
 package chromium
 
 import (
@@ -43,8 +43,8 @@ type answer struct {
 	} `json:"error"`
 }
 
-// Start starts a browser that ends with the test. Without Chromium the test is skipped, or fails if FARED_REQUIRE_ALL is set. A test of the gate fails:
-// scripts/deps.sh installs no browser for it.
+// Start starts a browser that ends with the test. Without Chromium the test is skipped, or fails if FARED_REQUIRE_ALL
+// is set. A test of the gate fails: scripts/deps.sh installs no browser for it.
 func Start(t testing.TB) *Browser {
 	t.Helper()
 	if !gate.Runs(gate.Prometheus) {

@@ -1,6 +1,7 @@
-// Package gate lets a test declare when it runs. `make test` is the gate: every test that takes at most five seconds, and the longer ones that
-// the gate needs. `make test-slow` runs the rest in parts. The declarations are calls in the test and one literal in the package, which
-// internal/testkit/runtests reads from the sources, so that no list of tests exists elsewhere.
+// Package gate lets a test declare when it runs. `make test` is the gate: every test that takes at most five seconds,
+// and the longer ones that the gate needs. `make test-slow` runs the rest in parts. The declarations are calls in the
+// test and one literal in the package, which internal/testkit/runtests reads from the sources, so that no list of tests
+// exists elsewhere.
 //
 //	func TestStorm(t *testing.T) {
 //		gate.Slow(t, gate.Packets, "240,000 packets for each driver")
@@ -41,17 +42,19 @@ func Parts() []Part {
 	return []Part{Containers, Labs, Interop, Packets, Kernel, Models, C, Prometheus, Systemd, Chaos, VM}
 }
 
-// Environment is the variable that names the parts whose slow tests run, separated by spaces, or "all". Empty means the gate: no slow test runs.
+// Environment is the variable that names the parts whose slow tests run, separated by spaces, or "all". Empty means the
+// gate: no slow test runs.
 const Environment = "FARED_PARTS"
 
-// How skips by a declaration start: they are not due to a missing tool or privilege, so FARED_REQUIRE_ALL=1 does not turn them into failures.
+// How skips by a declaration start: they are not due to a missing tool or privilege, so FARED_REQUIRE_ALL=1 does not
+// turn them into failures.
 const (
 	SkippedSlow = "slow, part "
 	SkippedRace = "not under the race detector: "
 )
 
-// Slow skips the test, or the subtest, unless its part runs: the test takes more than five seconds, and the gate has another one for the same
-// fault. why is the work that takes the time.
+// Slow skips the test, or the subtest, unless its part runs: the test takes more than five seconds, and the gate has
+// another one for the same fault. why is the work that takes the time.
 func Slow(t testing.TB, part Part, why string) {
 	t.Helper()
 	if !Runs(part) {
@@ -68,7 +71,8 @@ func Count(t testing.TB, part Part, quick, slow int) int {
 	return quick
 }
 
-// Needed declares that the gate runs the test although it takes more than five seconds. why names the promise that no shorter test judges.
+// Needed declares that the gate runs the test although it takes more than five seconds. why names the promise that no
+// shorter test judges.
 func Needed(t testing.TB, why string) {
 	t.Helper()
 	if why == "" {
@@ -76,8 +80,8 @@ func Needed(t testing.TB, why string) {
 	}
 }
 
-// WithoutRaceDetector skips the test if the race detector is enabled: the test runs without it, in the same tier. why is the reason: the
-// test has one goroutine, drives other processes, or would not be complete.
+// WithoutRaceDetector skips the test if the race detector is enabled: the test runs without it, in the same tier. why
+// is the reason: the test has one goroutine, drives other processes, or would not be complete.
 func WithoutRaceDetector(t testing.TB, why string) {
 	t.Helper()
 	if race.Enabled {
@@ -89,20 +93,21 @@ func WithoutRaceDetector(t testing.TB, why string) {
 //
 //	var _ = gate.Package{NoGoroutine: true}
 type Package struct {
-	// NoGoroutine is true if neither the package nor its tests start a goroutine: they run without the race detector, and while other packages
-	// wait for timers. runtests verifies it in the sources.
+	// NoGoroutine is true if neither the package nor its tests start a goroutine: they run without the race detector,
+	// and while other packages wait for timers. runtests verifies it in the sources.
 	NoGoroutine bool
 
-	// WithoutRaceDetector is the reason why all tests of the package run without the race detector, such as "drives other processes". Empty means
-	// with it.
+	// WithoutRaceDetector is the reason why all tests of the package run without the race detector, such as "drives
+	// other processes". Empty means with it.
 	WithoutRaceDetector string
 
-	// Computes is the reason why the tests of the package run at the same time as those that wait for timers, with a lower priority. Empty means
-	// that they wait for timers: three such packages run at a time.
+	// Computes is the reason why the tests of the package run at the same time as those that wait for timers, with a
+	// lower priority. Empty means that they wait for timers: three such packages run at a time.
 	Computes string
 
-	// HostNetwork is the reason why the tests of the package run in the network namespace of the caller, such as "containers of Docker". Empty
-	// means that root's tests run in one of their own, where no other program has a port or an address of 127.0.0.0/8.
+	// HostNetwork is the reason why the tests of the package run in the network namespace of the caller, such as
+	// "containers of Docker". Empty means that root's tests run in one of their own, where no other program has a port
+	// or an address of 127.0.0.0/8.
 	HostNetwork string
 }
 

@@ -8,7 +8,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// SendWhole sends an IPv4 UDP datagram of size payload bytes that must not be fragmented (IP_PMTUDISC_DO). It returns EMSGSIZE if the path's MTU is smaller.
+// SendWhole sends an IPv4 UDP datagram of size payload bytes that must not be fragmented (IP_PMTUDISC_DO). It returns
+// EMSGSIZE if the path's MTU is smaller.
 func (n *Namespace) SendWhole(from, to netip.AddrPort, size int) error {
 	return n.Do(func() error {
 		socket, err := net.DialUDP("udp4", net.UDPAddrFromAddrPort(from), net.UDPAddrFromAddrPort(to))

@@ -29,8 +29,8 @@ func Require(t testing.TB, tools ...string) {
 	}
 }
 
-// Folder gives the test a folder for temporary files (TMPDIR) that the test's end removes. Its name is short enough for the paths of sockets,
-// and daemons that run as other users, such as FRR's, can enter it.
+// Folder gives the test a folder for temporary files (TMPDIR) that the test's end removes. Its name is short enough for
+// the paths of sockets, and daemons that run as other users, such as FRR's, can enter it.
 func Folder(t testing.TB) string {
 	t.Helper()
 	dir, err := os.MkdirTemp("/tmp", "fared-")
@@ -49,7 +49,8 @@ func Folder(t testing.TB) string {
 	return dir
 }
 
-// Lock waits until no other test of this machine has what all tests share by its name, such as the names of containers, until the test's end.
+// Lock waits until no other test of this machine has what all tests share by its name, such as the names of containers,
+// until the test's end.
 func Lock(t testing.TB, name string) {
 	t.Helper()
 	lock, err := os.OpenFile("/tmp/fared-"+name+".lock", os.O_CREATE|os.O_RDWR, 0o666)
@@ -71,7 +72,8 @@ func Lacks(t testing.TB, why string) {
 	t.Skip(why)
 }
 
-// Tools skips the test unless every tool exists: a name to look up in PATH, or an absolute path. Unlike Require it needs no namespaces.
+// Tools skips the test unless every tool exists: a name to look up in PATH, or an absolute path. Unlike Require it
+// needs no namespaces.
 func Tools(t testing.TB, tools ...string) {
 	t.Helper()
 	for _, tool := range tools {
@@ -165,9 +167,10 @@ func (n *Namespace) Addr(device string, prefixes ...string) {
 }
 
 // SetApart moves the counter that validates the namespace's cached IPv6 routes (rt_genid_ipv6) far from the initial
-// namespace's. Every change of an address adds one. A cached route that a replaced nexthop group has released is on the blackhole
-// device, which belongs to the initial namespace, so the kernel compares the route with that namespace's counter (rt6_is_valid in
-// net/ipv6/route.c). If both counters are equal, the kernel keeps using the released route, and drops every packet on it.
+// namespace's. Every change of an address adds one. A cached route that a replaced nexthop group has released is on the
+// blackhole device, which belongs to the initial namespace, so the kernel compares the route with that namespace's
+// counter (rt6_is_valid in net/ipv6/route.c). If both counters are equal, the kernel keeps using the released route,
+// and drops every packet on it.
 func (n *Namespace) SetApart() {
 	n.t.Helper()
 	cmd := exec.Command("ip", "-n", n.Name, "-6", "-batch", "-")
@@ -177,8 +180,8 @@ func (n *Namespace) SetApart() {
 	}
 }
 
-// IP runs `ip` in the test's namespace. To list links, `ip` asks for the ids of all namespaces under /run/netns. The list
-// ends at a name that another process has created but not mounted yet; IP then repeats the command.
+// IP runs `ip` in the test's namespace. To list links, `ip` asks for the ids of all namespaces under /run/netns. The
+// list ends at a name that another process has created but not mounted yet; IP then repeats the command.
 func IP(t testing.TB, args ...string) string {
 	t.Helper()
 	out, err := exec.Command("ip", args...).CombinedOutput()
@@ -201,7 +204,8 @@ func Veth(t testing.TB, a *Namespace, deviceA string, b *Namespace, deviceB stri
 		"type", "veth", "peer", "name", deviceB, "index", index(), "netns", b.Name)
 }
 
-// Cable makes a pair of devices as Veth does, sets both up, and adds addresses, which are prefixes with blanks between them. "" adds none.
+// Cable makes a pair of devices as Veth does, sets both up, and adds addresses, which are prefixes with blanks between
+// them. "" adds none.
 func Cable(t testing.TB, a *Namespace, deviceA, addressesA string, b *Namespace, deviceB, addressesB string) {
 	t.Helper()
 	Veth(t, a, deviceA, b, deviceB)
@@ -245,7 +249,8 @@ func (n *Namespace) Device(name string) *net.Interface {
 	return In(n, func() (*net.Interface, error) { return net.InterfaceByName(name) })
 }
 
-// Sysctl sets variables of the namespace, as "net.ipv4.ip_forward=1", or with slashes in place of dots if the name of a device has a dot.
+// Sysctl sets variables of the namespace, as "net.ipv4.ip_forward=1", or with slashes in place of dots if the name of a
+// device has a dot.
 func (n *Namespace) Sysctl(settings ...string) {
 	n.t.Helper()
 	n.Must(func() error {
@@ -287,8 +292,8 @@ func (n *Namespace) Output(name string, args ...string) ([]byte, error) {
 	return stdout.Bytes(), nil
 }
 
-// Objects returns the nexthops, rules and routes of all tables as ip shows them, a line each, without the kernel's own objects. A
-// link-local address, for example, appears only after duplicate address detection (RFC 4862, Section 5.4).
+// Objects returns the nexthops, rules and routes of all tables as ip shows them, a line each, without the kernel's own
+// objects. A link-local address, for example, appears only after duplicate address detection (RFC 4862, Section 5.4).
 func (n *Namespace) Objects() string {
 	n.t.Helper()
 	var kept strings.Builder
@@ -321,8 +326,8 @@ func Eventually(t testing.TB, limit time.Duration, check func() error) time.Dura
 	}
 }
 
-// pause returns the pause after a check that took a time: 10 ms, or three times as long as the check if that is more, but at most half
-// a second. So a check that runs a program uses a quarter of a processor and not all of it.
+// pause returns the pause after a check that took a time: 10 ms, or three times as long as the check if that is more,
+// but at most half a second. So a check that runs a program uses a quarter of a processor and not all of it.
 func pause(took time.Duration) time.Duration {
 	return min(max(10*time.Millisecond, 3*took), 500*time.Millisecond)
 }

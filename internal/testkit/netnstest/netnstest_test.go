@@ -81,7 +81,8 @@ func TestProcessIsStoppedByPid(t *testing.T) {
 	}
 }
 
-// TestStartOnHost checks that a process sees its namespace's devices in /sys and what is mounted on /sys/fs/bpf, and that this process's mounts stay.
+// TestStartOnHost checks that a process sees its namespace's devices in /sys and what is mounted on /sys/fs/bpf, and
+// that this process's mounts stay.
 func TestStartOnHost(t *testing.T) {
 	Require(t, "stat")
 	space, other := New(t), New(t)

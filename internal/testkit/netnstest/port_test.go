@@ -6,7 +6,8 @@ import (
 	"testing"
 )
 
-// TestFreePortsDiffer checks that ports are not given twice, that one can listen at them, and that the kernel gives none of them to others meanwhile.
+// TestFreePortsDiffer checks that ports are not given twice, that one can listen at them, and that the kernel gives
+// none of them to others meanwhile.
 func TestFreePortsDiffer(t *testing.T) {
 	given := make(map[int]bool)
 	for range 500 {

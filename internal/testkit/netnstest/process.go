@@ -33,7 +33,8 @@ func (n *Namespace) Start(t testing.TB, name string, args ...string) *Process {
 	return n.start(t, func(run func() error) error { return run() }, name, args...)
 }
 
-// StartOnHost is Start with a /sys that shows the namespace's devices, as on a host; what is mounted on /sys/fs/bpf stays.
+// StartOnHost is Start with a /sys that shows the namespace's devices, as on a host; what is mounted on /sys/fs/bpf
+// stays.
 func (n *Namespace) StartOnHost(t testing.TB, name string, args ...string) *Process {
 	t.Helper()
 	return n.start(t, withSysfs, name, args...)

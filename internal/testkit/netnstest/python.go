@@ -7,7 +7,8 @@ import (
 	"testing"
 )
 
-// Python returns the path of the interpreter behind python3, and skips the test if there is none. A wrapper of pyenv takes ten times as long to start.
+// Python returns the path of the interpreter behind python3, and skips the test if there is none. A wrapper of pyenv
+// takes ten times as long to start.
 func Python(t testing.TB) string {
 	t.Helper()
 	Tools(t, "python3")

@@ -17,8 +17,9 @@ import (
 // frameBytes is larger than any frame, also one that the kernel has not yet divided into segments.
 const frameBytes = 1 << 17
 
-// Frames passes each frame that a device sends or receives to take, in their order, from its Ethernet header on. take is called by one goroutine at a time and must
-// not keep the frame. stop passes what is left in the socket and ends; no call of take follows it.
+// Frames passes each frame that a device sends or receives to take, in their order, from its Ethernet header on. take
+// is called by one goroutine at a time and must not keep the frame. stop passes what is left in the socket and ends; no
+// call of take follows it.
 func Frames(t testing.TB, n *netnstest.Namespace, device string, take func(frame []byte)) (stop func()) {
 	t.Helper()
 	var file *os.File

@@ -1,5 +1,5 @@
-// Package packettap counts packets of one UDP or TCP destination port at a device of a test's network namespace, by source port.
-// The kernel counts, so that no packet is missed at any rate.
+// Package packettap counts packets of one UDP or TCP destination port at a device of a test's network namespace, by
+// source port. The kernel counts, so that no packet is missed at any rate.
 package packettap
 
 import (
@@ -14,7 +14,8 @@ import (
 	"github.com/fared/fared/internal/testkit/netnstest"
 )
 
-// Tap counts every packet to one UDP or TCP port that arrives at a device or leaves by it, over IPv4 without options or IPv6. All other packets pass uncounted.
+// Tap counts every packet to one UDP or TCP port that arrives at a device or leaves by it, over IPv4 without options or
+// IPv6. All other packets pass uncounted.
 type Tap struct {
 	counts *ebpf.Map
 	link   link.Link
@@ -31,7 +32,8 @@ const (
 	End Verdict = 2
 )
 
-// Filter selects packets of a protocol, 0 meaning UDP, and of these by a byte of the UDP payload: payload[Offset] & Mask == Value. The zero Filter selects UDP.
+// Filter selects packets of a protocol, 0 meaning UDP, and of these by a byte of the UDP payload: payload[Offset] &
+// Mask == Value. The zero Filter selects UDP.
 type Filter struct {
 	Protocol    uint8
 	Offset      uint8
@@ -64,8 +66,8 @@ func NewFiltered(t testing.TB, n *netnstest.Namespace, device string, port uint1
 	return &Tap{counts, Attach(t, n, device, attach, "count", counting(counts, port, verdict, filter))}
 }
 
-// Attach runs a program for the packets of a device that arrive (ebpf.AttachTCXIngress) or leave (ebpf.AttachTCXEgress), until the end of the test
-// or of the returned link.
+// Attach runs a program for the packets of a device that arrive (ebpf.AttachTCXIngress) or leave
+// (ebpf.AttachTCXEgress), until the end of the test or of the returned link.
 func Attach(t testing.TB, n *netnstest.Namespace, device string, attach ebpf.AttachType, name string, instructions asm.Instructions) link.Link {
 	t.Helper()
 	program, err := ebpf.NewProgram(&ebpf.ProgramSpec{Name: name, Type: ebpf.SchedCLS, License: "GPL", Instructions: instructions})
@@ -87,7 +89,8 @@ func (x *Tap) Remove() { x.link.Close() }
 // mmapable allows one read of all counters.
 const mmapable = 1 << 10
 
-// counting is the tap's program: a packet to the port that the filter selects increments its source port's counter and gets the verdict.
+// counting is the tap's program: a packet to the port that the filter selects increments its source port's counter and
+// gets the verdict.
 func counting(counts *ebpf.Map, port uint16, verdict Verdict, filter Filter) asm.Instructions {
 	// load copies bytes of the packet to RFP-8. Their offset is in R2.
 	load := func(offset asm.Instruction, size int32) asm.Instructions {

@@ -10,15 +10,16 @@ import (
 	"github.com/fared/fared/internal/testkit/netnstest"
 )
 
-// Record notes when and where numbered packets arrive: UDP packets over IPv4 without options whose payload begins with a number of 32 bits in network byte
-// order. The kernel writes, into memory that Arrival reads without a system call.
+// Record notes when and where numbered packets arrive: UDP packets over IPv4 without options whose payload begins with
+// a number of 32 bits in network byte order. The kernel writes, into memory that Arrival reads without a system call.
 type Record struct {
 	arrivals *ebpf.Map
 	memory   *ebpf.Memory
 	mask     uint32
 }
 
-// NewRecord makes a record that ends with the test. capacity is a power of two; a number overwrites the arrival of the number that is capacity smaller.
+// NewRecord makes a record that ends with the test. capacity is a power of two; a number overwrites the arrival of the
+// number that is capacity smaller.
 func NewRecord(t testing.TB, capacity uint32) *Record {
 	t.Helper()
 	arrivals, err := ebpf.NewMap(&ebpf.MapSpec{Name: "record", Type: ebpf.Array, KeySize: 4, ValueSize: 8, MaxEntries: capacity, Flags: mmapable})
@@ -68,8 +69,8 @@ func (r *Record) noting(port uint16, place int) (code asm.Instructions) {
 		asm.Mov.Imm(asm.R0, int32(Pass)).WithSymbol("pass"), asm.Return())
 }
 
-// Arrival returns the time (CLOCK_MONOTONIC, in nanoseconds) and the place at which the latest packet of a number arrived; 0 and no place before the first one. A
-// caller that repeats numbers recognizes an earlier packet by its time.
+// Arrival returns the time (CLOCK_MONOTONIC, in nanoseconds) and the place at which the latest packet of a number
+// arrived; 0 and no place before the first one. A caller that repeats numbers recognizes an earlier packet by its time.
 func (r *Record) Arrival(number uint32) (at int64, place int) {
 	var raw [8]byte
 	if _, err := r.memory.ReadAt(raw[:], int64(number&r.mask)*8); err != nil {

@@ -1,10 +1,10 @@
-// Package pairwise chooses test cases from the combinations of several variants. Most faults need one value, or a pair of values of two variants;
-// a set of rows in which every pair occurs finds them with a fraction of the full product.
+// Package pairwise chooses test cases from the combinations of several variants. Most faults need one value, or a pair
+// of values of two variants; a set of rows in which every pair occurs finds them with a fraction of the full product.
 package pairwise
 
-// Rows returns rows with one value of each variant, 0 to sizes[i]-1 for variant i, so that every pair of values of two variants occurs in a row.
-// It is deterministic: each row is the first of those combinations, in order of their values, that have the most pairs without a row. There are
-// at least two sizes, all positive.
+// Rows returns rows with one value of each variant, 0 to sizes[i]-1 for variant i, so that every pair of values of two
+// variants occurs in a row. It is deterministic: each row is the first of those combinations, in order of their values,
+// that have the most pairs without a row. There are at least two sizes, all positive.
 func Rows(sizes ...int) [][]int {
 	type pair struct{ a, x, b, y int } // value x of variant a with value y of variant b, a < b
 	missing := make(map[pair]bool)

@@ -9,7 +9,8 @@ import (
 
 var _ = gate.Package{NoGoroutine: true}
 
-// TestRows looks for every pair of values in the rows, and compares their number with its lower bound, the product of the two greatest sizes.
+// TestRows looks for every pair of values in the rows, and compares their number with its lower bound, the product of
+// the two greatest sizes.
 func TestRows(t *testing.T) {
 	for _, sizes := range [][]int{{1, 1}, {2, 2}, {3, 2, 2}, {4, 4, 3, 4}, {2, 2, 2, 2, 2, 2}, {5, 1, 3}} {
 		rows := Rows(sizes...)

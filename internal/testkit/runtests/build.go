@@ -22,8 +22,8 @@ func (j job) log(folder string) string {
 	return filepath.Join(folder, "logs", j.mode(), j.pkg.path+".log")
 }
 
-// build builds the test binaries of all jobs below folder, so that no compiler competes with timers afterwards, and sets their paths. Those
-// of an earlier run stay, because go links again only what has changed.
+// build builds the test binaries of all jobs below folder, so that no compiler competes with timers afterwards, and
+// sets their paths. Those of an earlier run stay, because go links again only what has changed.
 func build(jobs []job, folder string) error {
 	if err := os.RemoveAll(filepath.Join(folder, "logs")); err != nil {
 		return err
@@ -38,7 +38,8 @@ func build(jobs []job, folder string) error {
 	return nil
 }
 
-// batches divides the jobs so that no two of a batch have a package of the same name, because go test names binaries after it.
+// batches divides the jobs so that no two of a batch have a package of the same name, because go test names binaries
+// after it.
 func batches(jobs []job, race bool) [][]*job {
 	var out [][]*job
 	seen := map[string]int{}

@@ -1,12 +1,13 @@
-// Command runtests builds all test binaries, then runs them: the gate, or the slow tests of parts. It reads from the sources which test belongs
-// where (internal/testkit/gate), so it names no test and no package.
+// Command runtests builds all test binaries, then runs them: the gate, or the slow tests of parts. It reads from the
+// sources which test belongs where (internal/testkit/gate), so it names no test and no package.
 //
 //	runtests [-parts "interop packets"] [-count N] [-tiers] [-list] [package...]
 //
-// No Go is compiled while tests run, and C once for all runs of the same sources (internal/testkit/cbuild). Packages whose tests wait for timers run
-// three at a time; packages that compute run at the same time with a lower priority. Root's tests run in a network namespace of their package. Binaries
-// stay in out/tests, their output in out/tests/logs. With FARED_REQUIRE_ALL=1 a test that lacks a tool or a privilege is a failure. The exit status is 1
-// if a test failed, 2 for a wrong argument or declaration.
+// No Go is compiled while tests run, and C once for all runs of the same sources (internal/testkit/cbuild). Packages
+// whose tests wait for timers run three at a time; packages that compute run at the same time with a lower priority.
+// Root's tests run in a network namespace of their package. Binaries stay in out/tests, their output in out/tests/logs.
+// With FARED_REQUIRE_ALL=1 a test that lacks a tool or a privilege is a failure. The exit status is 1 if a test failed,
+// 2 for a wrong argument or declaration.
 package main
 
 import (

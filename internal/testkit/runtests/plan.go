@@ -30,8 +30,8 @@ func (j job) name() string {
 	return j.pkg.path
 }
 
-// plan returns the jobs of a run: of the gate without parts, otherwise those with the slow tests of the parts. Without a race detector there
-// is one job for a package, with one up to two.
+// plan returns the jobs of a run: of the gate without parts, otherwise those with the slow tests of the parts. Without
+// a race detector there is one job for a package, with one up to two.
 func plan(pkgs []pkg, parts []gate.Part, detector bool) []job {
 	var jobs []job
 	for _, p := range pkgs {

@@ -31,8 +31,9 @@ type runner struct {
 	mu      sync.Mutex // protects out
 }
 
-// ownNetwork returns the command that runs another one in a network namespace with nothing but its loopback device, or nothing without the
-// privilege or the tools. Two runs on one machine then do not meet, although tests have fixed addresses and ports.
+// ownNetwork returns the command that runs another one in a network namespace with nothing but its loopback device, or
+// nothing without the privilege or the tools. Two runs on one machine then do not meet, although tests have fixed
+// addresses and ports.
 func ownNetwork() []string {
 	words := []string{"unshare", "--net", "sh", "-c", `ip link set lo up && exec "$@"`, "sh"}
 	if exec.Command(words[0], append(slices.Clone(words[1:]), "true")...).Run() != nil {
@@ -44,8 +45,8 @@ func ownNetwork() []string {
 // waiting is the number of jobs that wait for timers and run at a time. Each uses a third of a processor on average.
 const waiting = 3
 
-// runAll runs the jobs that wait for timers, and at the same time, with a lower priority, the others one at a time, or more once none waits.
-// Results are in the order of jobs.
+// runAll runs the jobs that wait for timers, and at the same time, with a lower priority, the others one at a time, or
+// more once none waits. Results are in the order of jobs.
 func (r *runner) runAll(ctx context.Context, jobs []job) ([]result, error) {
 	var queues [2]chan int // of jobs that wait and that compute
 	for i := range queues {

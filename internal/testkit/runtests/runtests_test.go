@@ -233,7 +233,8 @@ func TestParts(t *testing.T) {
 	}
 }
 
-// TestOwnNetwork verifies that a command in a network namespace of its own has the loopback device, up, and no other device that is up.
+// TestOwnNetwork verifies that a command in a network namespace of its own has the loopback device, up, and no other
+// device that is up.
 func TestOwnNetwork(t *testing.T) {
 	words := ownNetwork()
 	if words == nil {

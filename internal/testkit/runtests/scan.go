@@ -43,7 +43,8 @@ type listed struct {
 	GoFiles, TestGoFiles, XTestGoFiles []string
 }
 
-// scan returns the packages with tests that the patterns name, and their declarations. Every declaration without a meaning is an error.
+// scan returns the packages with tests that the patterns name, and their declarations. Every declaration without a
+// meaning is an error.
 func scan(patterns []string) ([]pkg, error) {
 	args := append([]string{"list", "-json=ImportPath,Dir,Module,GoFiles,TestGoFiles,XTestGoFiles"}, patterns...)
 	out, err := exec.Command("go", args...).Output()
@@ -100,8 +101,8 @@ func (l listed) scan() (pkg, error) {
 	return p, errors.Join(s.errs...)
 }
 
-// firstGoroutine returns the place of the first statement that starts a goroutine, or an invalid place. Methods named Go, such as those of
-// sync.WaitGroup and errgroup.Group, start one.
+// firstGoroutine returns the place of the first statement that starts a goroutine, or an invalid place. Methods named
+// Go, such as those of sync.WaitGroup and errgroup.Group, start one.
 func firstGoroutine(file *ast.File) token.Pos {
 	var first token.Pos
 	ast.Inspect(file, func(n ast.Node) bool {

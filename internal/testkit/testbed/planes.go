@@ -8,8 +8,8 @@ import (
 	"github.com/fared/fared/internal/testkit/netnstest"
 )
 
-// Planes is a server with sub-ports in planes p0, p1, ..., each of which ends at its plane's leaf. Addresses of cables are in
-// 172.16.0.0/16 and fd00:16::/32.
+// Planes is a server with sub-ports in planes p0, p1, ..., each of which ends at its plane's leaf. Addresses of cables
+// are in 172.16.0.0/16 and fd00:16::/32.
 type Planes struct {
 	Server *netnstest.Namespace
 	Leaves []*netnstest.Namespace // by plane, since Wire
@@ -78,7 +78,8 @@ func (x *Planes) Forwarding(mode farev1.Mode, loopback string, hop4, hop6 bool, 
 	return f
 }
 
-// Resolve makes the server learn every leaf's link-layer addresses, as BGP sessions do in production, so that no packet has to wait.
+// Resolve makes the server learn every leaf's link-layer addresses, as BGP sessions do in production, so that no packet
+// has to wait.
 func (x *Planes) Resolve() {
 	x.t.Helper()
 	for p := range x.planes {

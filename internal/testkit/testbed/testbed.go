@@ -1,6 +1,7 @@
-// Package testbed builds what tests in network namespaces share: a server with planes of leaves, labs that stay, daemons of FRR, agents whose pinned
-// objects the end of the test removes, and streams that program them. It starts programs and reports what they print and the kernel counts. It computes no expectation, so that the judge of each test
-// stays independent of what it judges.
+// Package testbed builds what tests in network namespaces share: a server with planes of leaves, labs that stay,
+// daemons of FRR, agents whose pinned objects the end of the test removes, and streams that program them. It starts
+// programs and reports what they print and the kernel counts. It computes no expectation, so that the judge of each
+// test stays independent of what it judges.
 package testbed
 
 import (
@@ -58,7 +59,8 @@ func Unpacked(suite, name string) string {
 	return filepath.Join("/usr/local/lib/fared-tests", suite, name)
 }
 
-// Program returns the words that run a program below the folder of Unpacked by the loader and libraries of its suite, or the path alone if root is empty.
+// Program returns the words that run a program below the folder of Unpacked by the loader and libraries of its suite,
+// or the path alone if root is empty.
 func Program(root, path string) []string {
 	if root == "" {
 		return []string{path}

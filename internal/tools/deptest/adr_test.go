@@ -10,8 +10,8 @@ import (
 
 var decisionHeadings = []string{"## Context", "## Decision", "## Measurements", "## Consequences"}
 
-// TestDecisionsAreComplete checks that every record in docs/adr has the four headings, is numbered without a gap, has a row in the index, and
-// names tests that exist.
+// TestDecisionsAreComplete checks that every record in docs/adr has the four headings, is numbered without a gap, has a
+// row in the index, and names tests that exist.
 func TestDecisionsAreComplete(t *testing.T) {
 	const root = "../../.."
 	index, err := os.ReadFile(filepath.Join(root, "docs/adr/README.md"))

@@ -11,7 +11,8 @@ import (
 
 var packageRow = regexp.MustCompile("(?m)^\\| `([a-z0-9/-]+)` \\| ")
 
-// TestArchitectureNamesEveryPackage checks that the table of docs/architecture.md has one row for each package, and none for others.
+// TestArchitectureNamesEveryPackage checks that the table of docs/architecture.md has one row for each package, and
+// none for others.
 func TestArchitectureNamesEveryPackage(t *testing.T) {
 	page, err := os.ReadFile(filepath.Join("../../..", "docs/architecture.md"))
 	if err != nil {

@@ -13,8 +13,8 @@ var (
 	namedFile = regexp.MustCompile("`([a-z0-9/]+\\.go)`")
 )
 
-// TestConformanceNamesWhatExists checks that every test and file that docs/conformance.md names is in the repository, and that every row of
-// its tables names a test.
+// TestConformanceNamesWhatExists checks that every test and file that docs/conformance.md names is in the repository,
+// and that every row of its tables names a test.
 func TestConformanceNamesWhatExists(t *testing.T) {
 	const root = "../../.."
 	page, err := os.ReadFile(filepath.Join(root, "docs/conformance.md"))

@@ -49,8 +49,8 @@ var rules = []struct{ From, To, Except, Why string }{
 	{"/lab/probe", module + "/lab/judge", "", "a probe reports numbers and knows no expectation"},
 }
 
-// limits allow packages whose path begins with From to import, outside the standard library, only packages whose path, without that of this module,
-// begins with one of Only, and of the standard library not the packages Not.
+// limits allow packages whose path begins with From to import, outside the standard library, only packages whose path,
+// without that of this module, begins with one of Only, and of the standard library not the packages Not.
 var limits = []struct{ From, Only, Not, Why string }{
 	{"/daemon/internal/core", "/fare /wecmp /daemon/config", "context log/slog net os syscall time", "the core decides: it has no goroutine, socket, file or clock"},
 	{"/daemon/internal/guard", "/fare", "context log/slog net os syscall", "the guard judges bytes: it has no socket, file or clock, and needs of the module the type of a route's attributes alone"},
@@ -58,11 +58,12 @@ var limits = []struct{ From, Only, Not, Why string }{
 	{"/lab/judge", "/topo /fare /wecmp /api", "", "the judge of a lab computes from cables alone: it runs and asks nothing"},
 }
 
-// order lists the top folders so that every import leads to an earlier one: no arrow runs up. internal/testkit/testbed is for tests alone, above all of them.
+// order lists the top folders so that every import leads to an earlier one: no arrow runs up. internal/testkit/testbed
+// is for tests alone, above all of them.
 var order = strings.Fields("internal fare wecmp api client lib transport dataplane daemon topo traffic lab examples containerlab interop systemd monitoring cmd")
 
-// goList returns the output of go list in the root folder. Patterns are folders, because for a pattern of import paths go also reads the
-// requirements of modules that nothing imports, which a test in a network namespace cannot fetch.
+// goList returns the output of go list in the root folder. Patterns are folders, because for a pattern of import paths
+// go also reads the requirements of modules that nothing imports, which a test in a network namespace cannot fetch.
 func goList(t *testing.T, args ...string) []byte {
 	t.Helper()
 	cmd := exec.Command("go", append([]string{"list"}, args...)...)
@@ -120,8 +121,8 @@ func TestImports(t *testing.T) {
 	}
 }
 
-// forbidden reports whether an import breaks a rule. An empty To forbids all imports outside the standard library, except
-// packages below From.
+// forbidden reports whether an import breaks a rule. An empty To forbids all imports outside the standard library,
+// except packages below From.
 func forbidden(imp, to, own, from string) bool {
 	if to != "" {
 		return imp == to || strings.HasPrefix(imp, to+"/") && !under(strings.TrimPrefix(imp, module), own)

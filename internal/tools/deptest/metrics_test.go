@@ -9,7 +9,8 @@ import (
 	"testing"
 )
 
-// TestDocumentedMetrics checks that the pages name only exported metrics and functions of libfared, and that docs/operations/metrics.md names every exported one.
+// TestDocumentedMetrics checks that the pages name only exported metrics and functions of libfared, and that
+// docs/operations/metrics.md names every exported one.
 func TestDocumentedMetrics(t *testing.T) {
 	const root = "../../.."
 	quoted, written := regexp.MustCompile(`"(fared_[a-z_]+)"`), regexp.MustCompile(`\bfared_[a-z_]*[a-z]\b`)

@@ -1,5 +1,5 @@
-// Mutate measures tests by faults. It makes small faults in a package, one at a time, runs the package's tests, then those of the packages of
-// -also, and reports the share of faults that they notice. See docs/testing.md.
+// Mutate measures tests by faults. It makes small faults in a package, one at a time, runs the package's tests, then
+// those of the packages of -also, and reports the share of faults that they notice. See docs/testing.md.
 package main
 
 import (
@@ -150,7 +150,8 @@ func (t *target) examine(o options, out io.Writer) (*result, error) {
 	return r, nil
 }
 
-// sample returns the mutants in the order in which the seed tries them: all of them, because mutants that do not compile are replaced by later ones.
+// sample returns the mutants in the order in which the seed tries them: all of them, because mutants that do not
+// compile are replaced by later ones.
 func sample(all []mutant, o options) (chosen []mutant) {
 	name, line, _ := strings.Cut(o.at, ":")
 	number, _ := strconv.Atoi(line)

@@ -16,11 +16,13 @@ type mutant struct {
 	With       string
 	Operator   string // the kind of fault, e.g. "boundary"
 	Line, Col  int    // of the mutated code
-	// atLine and atCol are the position for coverage: the expressions of a case belong to none of its blocks, and run with the switch.
+	// atLine and atCol are the position for coverage: the expressions of a case belong to none of its blocks, and run
+	// with the switch.
 	atLine, atCol int
 }
 
-// Operators of binary expressions and of assignments, each with its faults. Order comparisons have two: the boundary and the opposite.
+// Operators of binary expressions and of assignments, each with its faults. Order comparisons have two: the boundary
+// and the opposite.
 var (
 	boundaries = map[token.Token]token.Token{token.LSS: token.LEQ, token.LEQ: token.LSS, token.GTR: token.GEQ, token.GEQ: token.GTR}
 	opposites  = map[token.Token]token.Token{

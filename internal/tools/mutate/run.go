@@ -80,8 +80,8 @@ func command(dir, name string, args ...string) *exec.Cmd {
 // listed matches the names that -test.list prints and -test.run can run.
 var listed = regexp.MustCompile(`^(Test|Example|Fuzz)\w*$`)
 
-// measure runs every test of a suite alone, once, to record its coverage of the target and its duration. A test that fails without a fault
-// takes no part, because it would kill every mutant.
+// measure runs every test of a suite alone, once, to record its coverage of the target and its duration. A test that
+// fails without a fault takes no part, because it would kill every mutant.
 func (t *target) measure(s *suite, limit time.Duration, logf func(string, ...any)) error {
 	s.measured = true
 	binary := filepath.Join(t.temp, "covered.test")
@@ -121,7 +121,8 @@ func tail(out []byte) string {
 	return strings.Join(lines[max(0, len(lines)-8):], "\n")
 }
 
-// run runs a test binary in its package's folder and kills its whole process group after a limit, because a mutant may never end, or use all memory.
+// run runs a test binary in its package's folder and kills its whole process group after a limit, because a mutant may
+// never end, or use all memory.
 func (t *target) run(s *suite, binary string, limit time.Duration, args ...string) (out []byte, took time.Duration, err error) {
 	ctx, cancel := context.WithTimeout(context.Background(), limit)
 	defer cancel()
@@ -163,7 +164,8 @@ func (v verdict) String() string {
 	return [...]string{"killed", "killed (timeout)", "SURVIVED", "SURVIVED (no test runs this code)", "does not compile"}[v]
 }
 
-// try tries a mutant with the package's tests and, until one notices it, with those of the other packages, which are measured when first needed.
+// try tries a mutant with the package's tests and, until one notices it, with those of the other packages, which are
+// measured when first needed.
 func (t *target) try(m *mutant, slack time.Duration, logf func(string, ...any)) (verdict, error) {
 	result := unreached
 	for _, s := range append([]*suite{&t.suite}, t.also...) {
@@ -182,7 +184,8 @@ func (t *target) try(m *mutant, slack time.Duration, logf func(string, ...any)) 
 	return result, nil
 }
 
-// tryWith builds the tests of a suite with a mutant in place of its file and runs the tests that reach it, quick ones first.
+// tryWith builds the tests of a suite with a mutant in place of its file and runs the tests that reach it, quick ones
+// first.
 func (t *target) tryWith(s *suite, m *mutant, slack time.Duration) (verdict, error) {
 	tests := reaching(s.tests, m)
 	if len(tests) == 0 {
@@ -221,8 +224,9 @@ func (t *target) tryWith(s *suite, m *mutant, slack time.Duration) (verdict, err
 	return survived, nil
 }
 
-// batch returns the number of tests, quickest first, that run in the next process: those that take half a second together, then those that take
-// five, and so on, so that a mutant that a quick test kills does not wait for slow tests.
+// batch returns the number of tests, quickest first, that run in the next process: those that take half a second
+// together, then those that take five, and so on, so that a mutant that a quick test kills does not wait for slow
+// tests.
 func batch(tests []test) (n int) {
 	limit := 500 * time.Millisecond
 	for limit < tests[0].Took {

@@ -1,10 +1,13 @@
-// Command prose counts habits of language in comments and documents, and fails when one is more frequent than its limit.
+// Command prose counts habits of language in comments and documents, and fails when one is more frequent than its
+// limit.
 //
 //	go run ./internal/tools/prose [-list WORD] [PATH]...
 //
-// It reads the comments of Go, C and protobuf files, of shell scripts and of Python with its docstrings, and Markdown without code, of the files that
-// git knows under the paths. Generated files, test data and tests in Go are left out (default: the whole repository). Limits are occurrences per 1,000 words of the whole; with paths the table is shown without
-// judgment. -list prints each place of a habit. Lines of comments of more than 120 columns fail, too, those of tests in Go included.
+// It reads the comments of Go, C and protobuf files, of shell scripts and of Python with its docstrings, and Markdown
+// without code, of the files that git knows under the paths. Generated files, test data and tests in Go are left out
+// (default: the whole repository). Limits are occurrences per 1,000 words of the whole; with paths the table is shown
+// without judgment. -list prints each place of a habit. Lines of comments of more than 120 columns fail, too, those of
+// tests in Go included.
 package main
 
 import (

@@ -33,8 +33,8 @@ type habit struct {
 	limit   float64 // occurrences per 1,000 words
 }
 
-// habits have twice the frequency measured over 120,422 words of comments of corebgp, etcd raft, mdlayher ndp and netlink, gribigo, cilium/ebpf and
-// MetalLB as their limits.
+// habits have twice the frequency measured over 120,422 words of comments of corebgp, etcd raft, mdlayher ndp and
+// netlink, gribigo, cilium/ebpf and MetalLB as their limits.
 var habits = []habit{
 	{"what", words(`what`), 0.6},
 	{"say", words(`says?|said|saying`), 0.12},
@@ -110,7 +110,8 @@ func report(w io.Writer, texts []text, judge bool) bool {
 	return good
 }
 
-// extractorOf returns the function that finds the prose in a file, nil for files without prose of ours. The change log tells the past, as it was said.
+// extractorOf returns the function that finds the prose in a file, nil for files without prose of ours. The change log
+// tells the past, as it was said.
 func extractorOf(file string) func([]byte) ([]line, error) {
 	switch base := path.Base(file); {
 	case strings.Contains(file, "testdata/"), strings.HasSuffix(base, "_test.go"), base == "CHANGELOG.md":
@@ -188,7 +189,8 @@ func cComments(content []byte) ([]line, error) {
 	}), nil
 }
 
-// pythonToken matches comments and strings. A string of three quotes at the beginning of a line, with the end of the line before, is a docstring.
+// pythonToken matches comments and strings. A string of three quotes at the beginning of a line, with the end of the
+// line before, is a docstring.
 var pythonToken = regexp.MustCompile(`(?s)#[^\n]*|(?:\n[ \t]*)?(?:""".*?"""|'''.*?''')|"(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])*'`)
 
 // pythonComments returns the comments and docstrings of a Python file.
@@ -205,7 +207,8 @@ func pythonComments(content []byte) ([]line, error) {
 	return lines, nil
 }
 
-// shellToken matches comments, which a blank or the beginning of a line precedes, and text in quotes. Here-documents are read as if they were commands.
+// shellToken matches comments, which a blank or the beginning of a line precedes, and text in quotes. Here-documents
+// are read as if they were commands.
 var shellToken = regexp.MustCompile(`(?s)(?m:^|[ \t;])#[^\n]*|\\.|"(?:\\.|[^"\\])*"|'[^']*'`)
 
 // shellComments returns the comments of a shell script; of a directive of shellcheck, the reason.
@@ -222,7 +225,8 @@ func shellComments(content []byte) ([]line, error) {
 	}), nil
 }
 
-// matched returns the lines of the tokens of a file that are prose by a function, which returns "" for others, without the marks of comments.
+// matched returns the lines of the tokens of a file that are prose by a function, which returns "" for others, without
+// the marks of comments.
 func matched(content []byte, token *regexp.Regexp, prose func(string) string) []line {
 	var out []line
 	number, end := 1, 0

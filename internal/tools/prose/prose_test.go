@@ -49,7 +49,8 @@ func TestExtractors(t *testing.T) {
 	}
 }
 
-// TestReport: rates are per 1,000 words of all texts, whole words count in any case, and one habit above its limit fails.
+// TestReport: rates are per 1,000 words of all texts, whole words count in any case, and one habit above its limit
+// fails.
 func TestReport(t *testing.T) {
 	texts := []text{{"a.md", []line{{1, strings.Repeat("word ", 997) + "What whatever"}}}, {"b.md", []line{{7, " somewhat"}}}}
 	var out strings.Builder

@@ -1,8 +1,9 @@
-// Command vex writes which public advisories concern fared, as an OpenVEX document (OpenVEX specification 0.2.0) for scanners, or as the table of
-// docs/security.md.
+// Command vex writes which public advisories concern fared, as an OpenVEX document (OpenVEX specification 0.2.0) for
+// scanners, or as the table of docs/security.md.
 package main
 
-// advisory is a public advisory for a library that is linked into fared, which no version of the library's series repairs.
+// advisory is a public advisory for a library that is linked into fared, which no version of the library's series
+// repairs.
 type advisory struct {
 	id      string // of GitHub's advisory database
 	cve     string // empty: none is assigned

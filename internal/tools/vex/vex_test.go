@@ -84,7 +84,8 @@ func TestAdvisoriesAreShown(t *testing.T) {
 	}
 }
 
-// TestFeaturesAreNotUsed checks that no source file of fared enables BMP, MRT, RPKI or GoBGP's own API, or imports their packages.
+// TestFeaturesAreNotUsed checks that no source file of fared enables BMP, MRT, RPKI or GoBGP's own API, or imports
+// their packages.
 func TestFeaturesAreNotUsed(t *testing.T) {
 	calls := []string{"AddBmp", "EnableMrt", "AddRpki", "EnableRpki", "GrpcListenAddress", "GrpcOption"}
 	files, gobgp := 0, 0

@@ -128,7 +128,8 @@ func (p *Peer) Messages() []Message {
 	return append([]Message(nil), p.messages...)
 }
 
-// Counts returns the number of received packets by opcode, the number of those that are ECN-capable, and the number of RNR NAKs sent.
+// Counts returns the number of received packets by opcode, the number of those that are ECN-capable, and the number of
+// RNR NAKs sent.
 func (p *Peer) Counts() (byOpcode map[byte]int, capable, notReady int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -48,7 +48,8 @@ func (p *Peer) Write(data []byte, address uint64, key uint32, imm *uint32) error
 	return p.acknowledged(p.cut(data, imm, [6]byte{WriteFirst, WriteMiddle, WriteLast, WriteLastImm, WriteOnly, WriteOnlyImm}, address, key))
 }
 
-// cut returns the packets of a message, the opcodes in the order first, middle, last, last with immediate, only, only with immediate.
+// cut returns the packets of a message, the opcodes in the order first, middle, last, last with immediate, only, only
+// with immediate.
 func (p *Peer) cut(data []byte, imm *uint32, ops [6]byte, address uint64, key uint32) (packets []Packet) {
 	total := uint32(len(data))
 	for i := 0; i == 0 || len(data) > 0; i++ {

@@ -5,7 +5,8 @@ import (
 	"fmt"
 )
 
-// Syndromes of the AETH (table 45): an ACK without end-to-end credits, RNR NAK with timer code 1 (10 µs), and the NAK codes.
+// Syndromes of the AETH (table 45): an ACK without end-to-end credits, RNR NAK with timer code 1 (10 µs), and the NAK
+// codes.
 const (
 	syndromeACK = 0x1f
 	syndromeRNR = 0x21
@@ -186,7 +187,8 @@ func (p *Peer) original(psn uint32) *Packet {
 	return nil
 }
 
-// repeats checks a duplicate of a READ: it must be a subset of one READ, whose response packets would be those of that READ (Section 9.4.4).
+// repeats checks a duplicate of a READ: it must be a subset of one READ, whose response packets would be those of that
+// READ (Section 9.4.4).
 func (p *Peer) repeats(packet Packet) error {
 	r := p.original(packet.PSN)
 	if r == nil {

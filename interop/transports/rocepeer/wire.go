@@ -115,8 +115,8 @@ func (p *Packet) marshal(from, to netip.Addr) []byte {
 	return binary.LittleEndian.AppendUint32(packet, icrc(packet))
 }
 
-// icrc returns the invariant CRC of an IPv4 packet without its ICRC (A17.3.3): over eight bytes of ones and the packet, in which the fields
-// that routers change are ones.
+// icrc returns the invariant CRC of an IPv4 packet without its ICRC (A17.3.3): over eight bytes of ones and the packet,
+// in which the fields that routers change are ones.
 func icrc(packet []byte) uint32 {
 	b := append(bytes.Repeat([]byte{0xff}, 8), packet...)
 	ones := func(at ...int) {

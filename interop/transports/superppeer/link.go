@@ -157,14 +157,15 @@ func (c *Config) tal() int {
 
 func (c *Config) lite() bool { return c.SUNH != nil && c.SUNH.Lite }
 
-// leastData returns the number of bytes of data with which a packet with one operation, whose header has 8 bytes, is not padded.
+// leastData returns the number of bytes of data with which a packet with one operation, whose header has 8 bytes, is
+// not padded.
 func (p *Peer) leastData() int { return shortest - ethernet - sunhBytes - p.cfg.tal() - 8 - 8 }
 
 // leastBlock is the minimum length of a block of data in SUPERp-lite.
 const leastBlock = 16
 
-// pieces cuts n bytes for packets of at most the payload. A frame without IP has no length field, so Ethernet must not pad a packet with data: the last piece of
-// several has at least 6 bytes, 22 in SUPERp-lite.
+// pieces cuts n bytes for packets of at most the payload. A frame without IP has no length field, so Ethernet must not
+// pad a packet with data: the last piece of several has at least 6 bytes, 22 in SUPERp-lite.
 func (p *Peer) pieces(n int) (sizes []int) {
 	least := p.leastData()
 	for n > p.cfg.Payload {

@@ -8,8 +8,8 @@ import (
 // Misbehaviors are the protocol errors of Misbehave, by the name of what is wrong.
 var Misbehaviors = []string{"psn", "ack_psn", "ack_xid", "xid", "seqno", "eom", "opcode", "reply_xid"}
 
-// Misbehave sends packets of which one is a protocol error by the description, and completes the transaction that it uses. A WRITE has its bytes, 8 zeros, at address.
-// The packet in error would write ones.
+// Misbehave sends packets of which one is a protocol error by the description, and completes the transaction that it
+// uses. A WRITE has its bytes, 8 zeros, at address. The packet in error would write ones.
 func (p *Peer) Misbehave(kind string, address uint64) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -25,7 +25,8 @@ type Config struct {
 	TrafficClass byte
 	// FirstPSN is the first psn of both ends, for tests of the end of psns.
 	FirstPSN uint32
-	// Loss and Reorder are the probabilities with which a packet is dropped, or exchanged with the next one, in each direction.
+	// Loss and Reorder are the probabilities with which a packet is dropped, or exchanged with the next one, in each
+	// direction.
 	Loss, Reorder float64
 }
 

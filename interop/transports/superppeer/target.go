@@ -176,7 +176,8 @@ func (p *Peer) reply() bool {
 	s := p.target.state[r.xid]
 	s.pending--
 	r.packet.eom = s.pending == 0 && s.total > 0 && len(s.seqnos) == s.total
-	// A transaction with an error is retired when the error has arrived: an ack_xid that overtakes it would mean success.
+	// A transaction with an error is retired when the error has arrived: an ack_xid that overtakes it would mean
+	// success.
 	if r.packet.opcode == transError {
 		s.pending++
 		p.transmitNew(r.packet, func() {

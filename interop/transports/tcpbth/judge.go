@@ -56,8 +56,8 @@ type Message struct {
 // Direction is the judgment on one direction of a flow.
 type Direction struct {
 	From, To netip.AddrPort
-	// Segments is the number of segments with data; Optioned have the option, Again had been seen before, Before precede the first option, and
-	// Bare follow the first option without one.
+	// Segments is the number of segments with data; Optioned have the option, Again had been seen before, Before
+	// precede the first option, and Bare follow the first option without one.
 	Segments, Optioned, Again, Before, Bare int
 	Checked                                 int    // options whose ICRC equals the CRC of the captured data
 	Stamped                                 int    // options with timestamps
@@ -138,8 +138,8 @@ func Judge(segments []Segment) (directions []*Direction, violations []string) {
 	return directions, violations
 }
 
-// handshake checks rtr and rtr_ack. The order of capture is that of sending at one end; what the other end had received when it sent was
-// captured before, too.
+// handshake checks rtr and rtr_ack. The order of capture is that of sending at one end; what the other end had received
+// when it sent was captured before, too.
 func handshake(s Segment, b *BTH, op operation, d, back *Direction, blame func(Segment, string, ...any)) {
 	rtr, ack := back != nil && back.RTR > 0, back != nil && back.Ack > 0
 	if b.RTR {

@@ -153,7 +153,8 @@ func TestJudgeFinds(t *testing.T) {
 	}
 }
 
-// TestParse checks the decoder with the bytes of a segment that was put together by hand from RFC 791, RFC 8200, RFC 9293 and the proposal.
+// TestParse checks the decoder with the bytes of a segment that was put together by hand from RFC 791, RFC 8200, RFC
+// 9293 and the proposal.
 func TestParse(t *testing.T) {
 	tcp := "f03c 12b9 00000064 00000000 c018 ffff 0000 0000" +
 		"fd1c fb54 78 03 0102 030405 06 0708090a 0b0c0d0e 0f101112 13141516" + "aabb"

@@ -10,7 +10,8 @@ struct host {
 	void *context;
 };
 
-/* Loads a plugin and the newest version that it offers, from newest down to 8. Returns 0, or -1 after a message on the standard error. */
+/* Loads a plugin and the newest version that it offers, from newest down to 8. Returns 0, or -1 after a message on the
+ * standard error. */
 int host_load(struct host *h, const char *library, int newest);
 ncclResult_t host_init(struct host *h, ncclDebugLogger_t log);
 ncclResult_t host_devices(const struct host *h, int *n);

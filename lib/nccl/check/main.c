@@ -1,4 +1,5 @@
-/* nccl-net-check loads a net plugin as NCCL does and runs collectives of host memory with it, one process a rank; every element is checked. See usage. */
+/* nccl-net-check loads a net plugin as NCCL does and runs collectives of host memory with it, one process a rank; every
+ * element is checked. See usage. */
 #include <errno.h>
 #include <fcntl.h>
 #include <getopt.h>
@@ -49,7 +50,8 @@ static struct {
 	char *memory[2]; /* registered */
 	size_t room;     /* bytes of each */
 	uint64_t wrong;
-	/* calls of test: their durations in processor time of the thread. As many intervals without a call show what the kernel adds to them. */
+	/* calls of test: their durations in processor time of the thread. As many intervals without a call show what the
+	 * kernel adds to them. */
 	uint64_t tests, slow_tests, longest_test, slow_empty;
 } run = {.device = 0, .bytes = 1 << 20, .slice = 256 << 10, .timeout = 60};
 
@@ -171,7 +173,8 @@ static void handle_name(char *out, size_t size, int listener, int sender)
 	snprintf(out, size, "handle-%d-%d", listener, sender);
 }
 
-/* connect_all opens a communicator to each rank of one list, and accepts one from each rank of another. -1 ends a list. */
+/* connect_all opens a communicator to each rank of one list, and accepts one from each rank of another. -1 ends a
+ * list. */
 static void connect_all(const int *to, void **sends, const int *from, void **receives)
 {
 	static unsigned char handles[MAX_RANKS][NCCL_NET_HANDLE_MAXSIZE] __attribute__((aligned(8)));
@@ -288,7 +291,8 @@ static bool pipe_next(struct pipe *p, bool receive)
 	return true;
 }
 
-/* ring runs a ring all-reduce (sum) or all-gather in place. A segment is split into slices, and slice k of step s is sent once slice k of step s-1 has arrived. */
+/* ring runs a ring all-reduce (sum) or all-gather in place. A segment is split into slices, and slice k of step s is
+ * sent once slice k of step s-1 has arrived. */
 static void ring(struct pipe *out, struct pipe *in, uint32_t *data, uint32_t *landing, bool reduce)
 {
 	uint64_t elements = run.bytes / 4, segment = (elements + (uint64_t)run.ranks - 1) / (uint64_t)run.ranks, slice = run.slice / 4;
@@ -371,8 +375,9 @@ static void allgather(struct pipe *out, struct pipe *in, uint32_t *data, uint32_
 		check("allgather", i, data[i], value((int)(i / segment), i, iteration));
 }
 
-/* exchange sends a part to each peer and receives one from each: all-to-all, or with one peer send/recv. Parts are messages of the slice's size. With grouped, each
- * receive takes as many messages as the device permits, sent with their tags in the reverse order. */
+/* exchange sends a part to each peer and receives one from each: all-to-all, or with one peer send/recv. Parts are
+ * messages of the slice's size. With grouped, each receive takes as many messages as the device permits, sent with
+ * their tags in the reverse order. */
 static void exchange(const char *op, const int *peers, struct pipe *outs, struct pipe *ins, uint32_t *data, uint32_t *result, uint64_t iteration)
 {
 	int n = 0;

@@ -1,5 +1,6 @@
-/* The interface between NCCL and a net plugin, versions 8 to 12: names and layouts as a plugin's binary needs them. NCCL looks up the symbols ncclNetPlugin_v12
- * down to _v6 and uses the first that exists. RCCL has the same interface. Every layout is checked at the end of this file.
+/* The interface between NCCL and a net plugin, versions 8 to 12: names and layouts as a plugin's binary needs them.
+ * NCCL looks up the symbols ncclNetPlugin_v12 down to _v6 and uses the first that exists. RCCL has the same interface.
+ * Every layout is checked at the end of this file.
  */
 #ifndef FARED_NCCL_ABI_H
 #define FARED_NCCL_ABI_H
@@ -96,7 +97,8 @@ typedef struct {
 	int16_t planeId;
 } ncclNetProperties_v12_t;
 
-/* The members from accept on that all versions share. SIZE is the type of message sizes, PHANDLE is empty or the argument for a profiler's handle. */
+/* The members from accept on that all versions share. SIZE is the type of message sizes, PHANDLE is empty or the
+ * argument for a profiler's handle. */
 #define NCCL_NET_TRANSFERS(SIZE, PHANDLE, PHANDLES)                                                                                  \
 	ncclResult_t (*accept)(void *listenComm, void **recvComm, void **recvDevComm);                                               \
 	ncclResult_t (*regMr)(void *comm, void *data, size_t size, int type, void **mhandle);                                        \

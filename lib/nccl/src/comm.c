@@ -68,7 +68,8 @@ void comm_fail(struct comm *c, ncclResult_t error, const char *reason)
 	atomic_store(&c->error, error);
 }
 
-/* expects returns whether an answer of the peer is outstanding: a buffer or an acknowledgement for a sender, a message for a receiver. */
+/* expects returns whether an answer of the peer is outstanding: a buffer or an acknowledgement for a sender, a message
+ * for a receiver. */
 static bool expects(const struct comm *c)
 {
 	return c->sends ? c->sender.outstanding || c->sender.waiting : c->receiver.first_group != c->receiver.next_group;
@@ -208,8 +209,9 @@ static void watch_lane(struct comm *c, struct lane *l)
 	l->suspect = true;
 }
 
-/* watch_peer notes when the peer was last heard of, and asks a silent one for an answer: the end of a process does not arrive when no plane carries its packets. A peer of
- * which nothing is expected has only to keep a lane. It returns the number of lanes in use. */
+/* watch_peer notes when the peer was last heard of, and asks a silent one for an answer: the end of a process does not
+ * arrive when no plane carries its packets. A peer of which nothing is expected has only to keep a lane. It returns the
+ * number of lanes in use. */
 static int watch_peer(struct comm *c)
 {
 	int ready = 0;

@@ -1,5 +1,5 @@
-/* The state of the engine: communicators, their lanes and stripes. Only a thread that has engine.turn uses it, except where a
- * member states otherwise.
+/* The state of the engine: communicators, their lanes and stripes. Only a thread that has engine.turn uses it, except
+ * where a member states otherwise.
  *
  * A file calls only those before it in this order, and the later ones by struct lane_owner alone: list, lane, qpair,
  * memory, shares, sender and receiver, comm, frames, engine. */
@@ -261,7 +261,8 @@ bool qpair_up(const struct qpair *p);
 bool qpair_has_room(const struct lane *lane);
 /* Posts the stripes of the lane's queue for which there is room. */
 void qpair_write(struct lane *lane);
-/* Gives up the lane's queue pair: its stripes are assigned again once the receiver has reported which of them have arrived. */
+/* Gives up the lane's queue pair: its stripes are assigned again once the receiver has reported which of them have
+ * arrived. */
 void qpair_release(struct lane *lane);
 /* Connects lanes without a queue pair, and repeats requests; comm_run and comm_tick call it. */
 void qpair_follow(struct comm *c);

@@ -116,7 +116,8 @@ static uint64_t hash(const void *data, size_t size)
 	return h;
 }
 
-/* reaches_planes finds the RDMA ports with a GID of a device's source, and returns whether each plane has one; if not it writes the reason. */
+/* reaches_planes finds the RDMA ports with a GID of a device's source, and returns whether each plane has one; if not
+ * it writes the reason. */
 static bool reaches_planes(struct device *d, const struct fared_table *table, const struct fared_status *status, char *reason, size_t size)
 {
 	for (int i = 0; i < rdma_count; i++)
@@ -130,7 +131,8 @@ static bool reaches_planes(struct device *d, const struct fared_table *table, co
 	return true;
 }
 
-/* describe fills in a device. Its sub-ports are those whose RDMA port has a GID of the source, or all if the server has one source. */
+/* describe fills in a device. Its sub-ports are those whose RDMA port has a GID of the source, or all if the server has
+ * one source. */
 static void describe(struct device *d, const struct fared_table *table, const struct fared_status *status)
 {
 	char address[46] = "";
@@ -186,7 +188,8 @@ ncclResult_t devices_init(void)
 	struct fared_status status;
 	int error = fared_open(&table, NULL);
 	if (error) {
-		/* Without fared on the server another network is what is wanted; with a mount of a deleted directory it is not. */
+		/* Without fared on the server another network is what is wanted; with a mount of a deleted directory it is
+		 * not. */
 		log_line(error == FARED_E_DELETED ? NCCL_LOG_WARN : NCCL_LOG_INFO, NCCL_INIT | NCCL_NET, __FILE__, __LINE__,
 			"%s: %s; NCCL uses another network", slots_path(), fared_error_text(error));
 		return ncclSystemError;

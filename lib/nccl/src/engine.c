@@ -284,7 +284,8 @@ static bool calls_often(void)
 	return often;
 }
 
-/* rest waits until there is something to do, or while callers make progress for the next look. It returns whether there is. */
+/* rest waits until there is something to do, or while callers make progress for the next look. It returns whether there
+ * is. */
 static bool rest(bool polled, int timeout)
 {
 	struct pollfd wait[] = {{.fd = engine.wake, .events = POLLIN}, {.fd = engine.epoll, .events = POLLIN}};
@@ -362,7 +363,8 @@ static bool send_now(struct comm *c)
 	return lazy; /* or else the engine's thread does the rest */
 }
 
-/* progress does in a caller's thread what the engine's would do. What other callers have marked meanwhile is not left behind. */
+/* progress does in a caller's thread what the engine's would do. What other callers have marked meanwhile is not left
+ * behind. */
 static void progress(struct comm *c)
 {
 	do {
@@ -386,7 +388,8 @@ static void called(void)
 	atomic_store_explicit(&engine.calls, calls + 1, memory_order_relaxed);
 }
 
-/* watch wakes the engine after each change of the table, and reports when the table becomes stale, and the end of that. */
+/* watch wakes the engine after each change of the table, and reports when the table becomes stale, and the end of
+ * that. */
 static void *watch(void *unused)
 {
 	(void)unused;

@@ -141,7 +141,8 @@ static bool posted(struct lane *lane)
 	return true;
 }
 
-/* has_ended answers the lane of a communicator that this end has closed: the BYE to its earlier lanes may have been lost with them. */
+/* has_ended answers the lane of a communicator that this end has closed: the BYE to its earlier lanes may have been
+ * lost with them. */
 static bool has_ended(struct lane *lane, const struct hello *h)
 {
 	const struct listener *l = lane->listener;

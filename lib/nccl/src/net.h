@@ -1,10 +1,12 @@
-/* The plugin below NCCL's interface: communicators whose messages are striped over lanes. A lane is a TCP connection from the source port of a slot, and over
- * verbs also a queue pair from this port, so the packets of a lane take the slot's plane.
+/* The plugin below NCCL's interface: communicators whose messages are striped over lanes. A lane is a TCP connection
+ * from the source port of a slot, and over verbs also a queue pair from this port, so the packets of a lane take the
+ * slot's plane.
  *
- * All communicators and sockets belong to the thread that has engine.turn. To send, receive and test, the threads of NCCL pass requests
- * by a ring of each communicator and read their results from atomic words. They never wait for the turn, but take it if it is free: isend
- * writes, and test reads, so a small message does not wait for another thread. The engine's thread does what is left: it has large
- * messages and time limits, and everything while the threads of NCCL do not call often.
+ * All communicators and sockets belong to the thread that has engine.turn. To send, receive and test, the threads of
+ * NCCL pass requests by a ring of each communicator and read their results from atomic words. They never wait for the
+ * turn, but take it if it is free: isend writes, and test reads, so a small message does not wait for another thread.
+ * The engine's thread does what is left: it has large messages and time limits, and everything while the threads of
+ * NCCL do not call often.
  */
 #ifndef FARED_NCCL_NET_H
 #define FARED_NCCL_NET_H

@@ -1,20 +1,28 @@
-/* The queue pairs of lanes over verbs: RC, one at a time for each lane, from the UDP source port of the lane's slot. The lane's TCP connection exchanges their ends.
+/* The queue pairs of lanes over verbs: RC, one at a time for each lane, from the UDP source port of the lane's slot.
+ * The lane's TCP connection exchanges their ends.
  *
- * A stripe is a WRITE into the receiver's buffer and a SEND of the stripe's DATA frame behind it. Both are on one queue pair, so the whole stripe is in memory
- * when the SEND completes at the receiver. The sender counts a stripe as acknowledged when its SEND completes.
+ * A stripe is a WRITE into the receiver's buffer and a SEND of the stripe's DATA frame behind it. Both are on one queue
+ * pair, so the whole stripe is in memory when the SEND completes at the receiver. The sender counts a stripe as
+ * acknowledged when its SEND completes.
  *
- * A WRITE needs no consent of the receiver's processor, so nothing there can drop one that arrives twice or late: it would overwrite a buffer that NCCL uses
- * for something else by then. Therefore a stripe is on one queue pair at a time, and changes to another one only in this order:
- *  1. The sender stops the queue pair (state ERR) and asks the receiver by FENCE, on all connections, because that of the lane may be as dead as its plane.
- *  2. The receiver stops its end, waits until the device has returned every posted RECV, and destroys the queue pair. From then on the device executes
- *     none of its packets, neither those that are still under way nor repeated ones. The RECVs returned as complete before are those of stripes that have arrived.
- *  3. The receiver answers FENCED with the number of SENDs that have arrived on the queue pair. RC executes requests in their order, each of them once: the sender
- *     counts as many stripes as acknowledged, whether it has seen their completions or not, destroys the queue pair, and assigns the others again.
- * So each stripe arrives by one SEND in all, and when the last one of a receive is there, each queue pair that had a WRITE of this receive has either executed it, or
- * is destroyed: the receive completes without any further check. A FENCE that is lost with its connection is repeated. The receiver remembers the numbers of
- * queue pairs that have ended until the sender has no stripe left on them, so a repeated FENCE has the same answer.
+ * A WRITE needs no consent of the receiver's processor, so nothing there can drop one that arrives twice or late: it
+ * would overwrite a buffer that NCCL uses for something else by then. Therefore a stripe is on one queue pair at a
+ * time, and changes to another one only in this order:
+ *  1. The sender stops the queue pair (state ERR) and asks the receiver by FENCE, on all connections, because that of
+ *     the lane may be as dead as its plane.
+ *  2. The receiver stops its end, waits until the device has returned every posted RECV, and destroys the queue pair.
+ *     From then on the device executes none of its packets, neither those that are still under way nor repeated ones.
+ *     The RECVs returned as complete before are those of stripes that have arrived.
+ *  3. The receiver answers FENCED with the number of SENDs that have arrived on the queue pair. RC executes requests in
+ *     their order, each of them once: the sender counts as many stripes as acknowledged, whether it has seen their
+ *     completions or not, destroys the queue pair, and assigns the others again.
+ * So each stripe arrives by one SEND in all, and when the last one of a receive is there, each queue pair that had a
+ * WRITE of this receive has either executed it, or is destroyed: the receive completes without any further check. A
+ * FENCE that is lost with its connection is repeated. The receiver remembers the numbers of queue pairs that have ended
+ * until the sender has no stripe left on them, so a repeated FENCE has the same answer.
  *
- * An end that gives up the memory of messages, after an error or by a close, destroys its queue pairs before the call of NCCL returns.
+ * An end that gives up the memory of messages, after an error or by a close, destroys its queue pairs before the call
+ * of NCCL returns.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -383,7 +391,8 @@ bool qpair_connected(struct lane *lane, const struct endpoint *peer)
 		lane->connect_failures = 0;
 		return true;
 	}
-	/* The plane may still be dead. The first completion shows that it is not, and until then other lanes have the stripes. */
+	/* The plane may still be dead. The first completion shows that it is not, and until then other lanes have the
+	 * stripes. */
 	struct frame f = {.type = FRAME_PING};
 	if (!post(lane, &f, NULL))
 		broken(lane, "the device takes no request");
@@ -451,7 +460,8 @@ static bool post_receive(struct qpair *p, uint32_t i)
 	return true;
 }
 
-/* way returns the port and the flow label for acknowledgements, which take the sender's plane, too: they would be lost with another one. */
+/* way returns the port and the flow label for acknowledgements, which take the sender's plane, too: they would be lost
+ * with another one. */
 static int way(struct comm *c, const struct endpoint *peer, uint32_t *label)
 {
 	struct fared_status status;

@@ -1,4 +1,5 @@
-/* The receiver of a communicator: it posts the buffers of each receive to the sender, and completes receives in order. */
+/* The receiver of a communicator: it posts the buffers of each receive to the sender, and completes receives in
+ * order. */
 #include <string.h>
 
 #include "comm.h"
@@ -43,7 +44,8 @@ void receiver_confirmed(struct comm *c, uint64_t groups)
 	c->receiver.post_delay = 0;
 }
 
-/* control_lane returns the lane on which a frame arrived last, or with the number of a lane that is not to be used another one; -1 if there is none. */
+/* control_lane returns the lane on which a frame arrived last, or with the number of a lane that is not to be used
+ * another one; -1 if there is none. */
 static int control_lane(const struct comm *c, int avoid)
 {
 	int best = -1;

@@ -164,7 +164,8 @@ static bool match(struct comm *c, struct request *r)
 	return false;
 }
 
-/* assign deals stripes to lanes until the next one in turn is full: the shares are those of bytes, whatever the sizes of messages. */
+/* assign deals stripes to lanes until the next one in turn is full: the shares are those of bytes, whatever the sizes
+ * of messages. */
 static void assign(struct comm *c)
 {
 	for (;;) {

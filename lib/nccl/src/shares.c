@@ -56,7 +56,8 @@ static int lanes_of(const struct comm *c, uint16_t plane, uint16_t sub_port)
 	return n;
 }
 
-/* report_missing reports a sub-port without a lane, once: connections to the same port hold the source ports of all its slots. The other lanes carry its share. */
+/* report_missing reports a sub-port without a lane, once: connections to the same port hold the source ports of all its
+ * slots. The other lanes carry its share. */
 static void report_missing(struct comm *c)
 {
 	for (uint32_t i = 0; i < c->sender.deal.n && !c->sender.ports_taken && engine.now >= c->sender.open_again; i++) {
@@ -69,7 +70,8 @@ static void report_missing(struct comm *c)
 	}
 }
 
-/* open_missing opens the lanes that sub-ports lack, each from a separate slot. Communicators begin at different slots, so that their flows differ. */
+/* open_missing opens the lanes that sub-ports lack, each from a separate slot. Communicators begin at different slots,
+ * so that their flows differ. */
 static void open_missing(struct comm *c)
 {
 	if (c->closed_at || c->peer_closed || engine.now < c->sender.open_again)

@@ -18,7 +18,8 @@ struct verbs verbs;
 struct rdma rdmas[MAX_RDMA];
 int rdma_count;
 
-/* symbol returns the definition of a function that the program itself would call, such as that of a preloaded library, or else that of libibverbs. */
+/* symbol returns the definition of a function that the program itself would call, such as that of a preloaded library,
+ * or else that of libibverbs. */
 static void *symbol(void *library, const char *name, const char *version)
 {
 	void *f = dlvsym(RTLD_DEFAULT, name, version);

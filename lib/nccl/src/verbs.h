@@ -1,4 +1,5 @@
-/* libibverbs and the RDMA devices of the server. libibverbs is opened by name when it is needed, so the plugin loads on hosts without it. */
+/* libibverbs and the RDMA devices of the server. libibverbs is opened by name when it is needed, so the plugin loads on
+ * hosts without it. */
 #ifndef FARED_NCCL_VERBS_H
 #define FARED_NCCL_VERBS_H
 
@@ -10,7 +11,8 @@
 #undef ibv_query_port
 #undef ibv_reg_mr
 
-/* FUNCTIONS has a row for each function that the plugin calls: name and version of the symbol. Inline functions of the header call the device by its context. */
+/* FUNCTIONS has a row for each function that the plugin calls: name and version of the symbol. Inline functions of the
+ * header call the device by its context. */
 #define VERBS_FUNCTIONS(ROW)                         \
 	ROW(ibv_get_device_list, "IBVERBS_1.1")      \
 	ROW(ibv_free_device_list, "IBVERBS_1.1")     \
@@ -55,16 +57,17 @@ struct rdma {
 extern struct rdma rdmas[MAX_RDMA];
 extern int rdma_count;
 
-/* verbs_open opens libibverbs and the active RoCE ports of all devices, the software device fared_soft0 only on request. It returns whether there is a port, and else
- * writes the reason. */
+/* verbs_open opens libibverbs and the active RoCE ports of all devices, the software device fared_soft0 only on
+ * request. It returns whether there is a port, and else writes the reason. */
 bool verbs_open(bool software, char *reason, size_t size);
 void verbs_close(void);
 
 /* verbs_gid returns the index of an address in a port's table of GIDs for RoCEv2, or -1. */
 int verbs_gid(const struct rdma *r, const uint8_t address[16]);
 
-/* verbs_port_of returns the number of the port for a slot: that of the slot's sub-port. If the table names no port of this server, as where the kernel steers
- * packets below the device, the first port with the address serves all slots. It returns -1 if there is none. */
+/* verbs_port_of returns the number of the port for a slot: that of the slot's sub-port. If the table names no port of
+ * this server, as where the kernel steers packets below the device, the first port with the address serves all slots.
+ * It returns -1 if there is none. */
 int verbs_port_of(const struct fared_table *table, uint16_t plane, uint16_t sub_port, const struct fared_address *source);
 
 /* verbs_label returns the flow label for a UDP source port from 49152 on; 0 leaves the port to the driver. */

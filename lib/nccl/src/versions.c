@@ -1,4 +1,5 @@
-/* The tables that NCCL looks up. Each function of a version converts its arguments and calls the same function of net.h. */
+/* The tables that NCCL looks up. Each function of a version converts its arguments and calls the same function of
+ * net.h. */
 #include <string.h>
 
 #include "net.h"
@@ -175,7 +176,8 @@ static ncclResult_t send_v10(void *comm, void *data, size_t size, int tag, void 
 	return send_v9(comm, data, size, tag, memory, request);
 }
 
-/* OPTIONAL marks a request of a receive whose completion NCCL does not need: the lanes' receives are not optional, and the mark is not an address. */
+/* OPTIONAL marks a request of a receive whose completion NCCL does not need: the lanes' receives are not optional, and
+ * the mark is not an address. */
 #define OPTIONAL ((void *)1)
 
 static ncclResult_t receive_v9(void *comm, int n, void **data, size_t *sizes, int *tags, void **memory, void **request)

@@ -1,12 +1,15 @@
-/* The frames of a lane. Numbers are little-endian. The connecting end, which sends messages, begins with HELLO; the other end answers WELCOME.
+/* The frames of a lane. Numbers are little-endian. The connecting end, which sends messages, begins with HELLO; the
+ * other end answers WELCOME.
  *
- * The receiver announces the buffers of each irecv by POST, confirmed by POSTED, or by a stripe for this irecv or a later
- * one. The sender sends each message as stripes (DATA) on any lanes, in any order, and repeats a stripe on another lane when
- * its lane fails. The receiver acknowledges each stripe on the lane on which it arrived (ACK), repeated ones again.
- * An end that waits for the other one and has heard nothing for some time asks by PING on all lanes, answered by PONG.
+ * The receiver announces the buffers of each irecv by POST, confirmed by POSTED, or by a stripe for this irecv or a
+ * later one. The sender sends each message as stripes (DATA) on any lanes, in any order, and repeats a stripe on
+ * another lane when its lane fails. The receiver acknowledges each stripe on the lane on which it arrived (ACK),
+ * repeated ones again. An end that waits for the other one and has heard nothing for some time asks by PING on all
+ * lanes, answered by PONG.
  *
- * Over verbs a lane's connection carries all frames but DATA. The sender gives the lane a queue pair by CONNECT, answered by CONNECTED, and each stripe is a WRITE
- * into the announced buffer followed by a SEND of its DATA frame. There is no ACK; qpair.c has the way in which a queue pair ends (FENCE, FENCED).
+ * Over verbs a lane's connection carries all frames but DATA. The sender gives the lane a queue pair by CONNECT,
+ * answered by CONNECTED, and each stripe is a WRITE into the announced buffer followed by a SEND of its DATA frame.
+ * There is no ACK; qpair.c has the way in which a queue pair ends (FENCE, FENCED).
  */
 #ifndef FARED_NCCL_WIRE_H
 #define FARED_NCCL_WIRE_H

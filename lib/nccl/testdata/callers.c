@@ -1,7 +1,7 @@
-/* Callers of the plugin that make progress, and callers that do not. callers PLUGIN unattended TABLE TABLE: a process that
- * has called test all the time posts messages and never calls again, to another process with another slot table. callers
- * PLUGIN threads: threads exchange messages at the same time. A message that stays pending fails the program after a
- * minute. */
+/* Callers of the plugin that make progress, and callers that do not. callers PLUGIN unattended TABLE TABLE: a process
+ * that has called test all the time posts messages and never calls again, to another process with another slot table.
+ * callers PLUGIN threads: threads exchange messages at the same time. A message that stays pending fails the program
+ * after a minute. */
 #include <pthread.h>
 #include <sched.h>
 #include <signal.h>
@@ -135,8 +135,8 @@ static void exchange(struct link *l, size_t size, char content)
 	ends(out);
 }
 
-/* process has one end of a link between two processes. The first one calls test as long as anything is pending; the second
- * one posts a receive and a message, and pauses. */
+/* process has one end of a link between two processes. The first one calls test as long as anything is pending; the
+ * second one posts a receive and a message, and pauses. */
 static void process(struct link *l, int peer, int first, size_t size)
 {
 	unsigned char far[NCCL_NET_HANDLE_MAXSIZE];

@@ -1,5 +1,7 @@
-/* Ends one end of a communicator in every state of the other one: ends PLUGIN closing, where the end is closed; ends PLUGIN silent, where it stops answering, for which
- * FARED_NCCL_TIMEOUT should be short; or ends PLUGIN silent-receiver, where it does so after every lane was opened, for which FARED_NCCL_TIMEOUT should be long enough. A call that stays pending fails the program after a minute. */
+/* Ends one end of a communicator in every state of the other one: ends PLUGIN closing, where the end is closed; ends
+ * PLUGIN silent, where it stops answering, for which FARED_NCCL_TIMEOUT should be short; or ends PLUGIN
+ * silent-receiver, where it does so after every lane was opened, for which FARED_NCCL_TIMEOUT should be long enough. A
+ * call that stays pending fails the program after a minute. */
 #include <arpa/inet.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -224,7 +226,8 @@ static int type(int fd, const char *state)
 	return n == sizeof f ? f.type : 0;
 }
 
-/* A sender that has lost its lanes together with the BYE returns, before and after the receiver has forgotten its lanes, whose listener is still open: it gets another BYE. */
+/* A sender that has lost its lanes together with the BYE returns, before and after the receiver has forgotten its
+ * lanes, whose listener is still open: it gets another BYE. */
 static void sender_returns(void)
 {
 	const char *state = "sender returns to a closed receiver";

@@ -1,5 +1,6 @@
-/* A net plugin for comparison: one plain TCP connection for each communicator, progressed by test, as NCCL's own sockets are without helper threads. A message is its size
- * in eight bytes, and its data. SOCKETS_ADDRESS is the address of the listeners. */
+/* A net plugin for comparison: one plain TCP connection for each communicator, progressed by test, as NCCL's own
+ * sockets are without helper threads. A message is its size in eight bytes, and its data. SOCKETS_ADDRESS is the
+ * address of the listeners. */
 #include <errno.h>
 #include <netinet/in.h>
 #include <arpa/inet.h>

@@ -1,4 +1,5 @@
-/* Fails each call by which a plugin starts its threads, and looks for leftovers: starts PLUGIN. These functions stand before those of libc. */
+/* Fails each call by which a plugin starts its threads, and looks for leftovers: starts PLUGIN. These functions stand
+ * before those of libc. */
 #include <dirent.h>
 #include <dlfcn.h>
 #include <errno.h>

@@ -1,4 +1,5 @@
-/* What programs do around a device: program CASE [ARGUMENT]. Each case ends with 0 if it went as with any other device, and prints "ok". */
+/* What programs do around a device: program CASE [ARGUMENT]. Each case ends with 0 if it went as with any other device,
+ * and prints "ok". */
 #include "pair.h"
 
 #include <dirent.h>
@@ -105,7 +106,8 @@ static void signals(const char *unused)
 	struct ibv_context *c = open_fared_soft0();
 	char own[16];
 	int threads = 0;
-	/* Signals are 1 to 64; a bit is the number minus 1. KILL, STOP and those of libc cannot be blocked, and faults must not be. */
+	/* Signals are 1 to 64; a bit is the number minus 1. KILL, STOP and those of libc cannot be blocked, and faults must
+	 * not be. */
 	uint64_t wanted = ~0ull & ~(1ull << (SIGKILL - 1) | 1ull << (SIGSTOP - 1) | 1ull << 31 | 1ull << 32);
 	for (const int *fault = (const int[]){SIGBUS, SIGFPE, SIGILL, SIGSEGV, SIGSYS, SIGTRAP, 0}; *fault; fault++)
 		wanted &= ~(1ull << (*fault - 1));
@@ -325,7 +327,8 @@ static void threads(const char *n)
 
 /* ---- descriptors ---- */
 
-/* descriptors: the program closes every descriptor, as daemons do. Its requests fail, and its objects can be destroyed. */
+/* descriptors: the program closes every descriptor, as daemons do. Its requests fail, and its objects can be
+ * destroyed. */
 static void descriptors(const char *unused)
 {
 	(void)unused;
@@ -364,7 +367,8 @@ static void failed_open(const char *unused)
 
 /* ---- dlclose ---- */
 
-/* close_library closes the library while its device is open, a hundred times: the device stays, and its functions can be called. */
+/* close_library closes the library while its device is open, a hundred times: the device stays, and its functions can
+ * be called. */
 static void close_library(const char *library)
 {
 	for (int i = 0; i < 100; i++) {
@@ -391,7 +395,8 @@ static void print(const char *what, int result)
 	printf("%s: %d %d\n", what, result, result ? errno : 0);
 }
 
-/* paths prints the results of functions with paths, among them some that no program should use: with the library they are as without it. */
+/* paths prints the results of functions with paths, among them some that no program should use: with the library they
+ * are as without it. */
 static void paths(const char *unused)
 {
 	(void)unused;

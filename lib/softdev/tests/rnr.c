@@ -33,7 +33,8 @@ static void connect_end(struct end *e, const struct end *peer, int side, uint8_t
 	CHECK(!softdev_modify_qp(e->qp, &a, IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_SQ_PSN | IBV_QP_MAX_QP_RD_ATOMIC));
 }
 
-/* refused_sends sends without a receive, and returns the number of RNR NAKs until the completion, which has an error, or MANY. */
+/* refused_sends sends without a receive, and returns the number of RNR NAKs until the completion, which has an error,
+ * or MANY. */
 static uint64_t refused_sends(struct end ends[2], struct ibv_wc *wc)
 {
 	uint64_t before = sim.dev[0].counters.rnr_naks;

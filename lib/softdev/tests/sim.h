@@ -1,5 +1,5 @@
-/* Two software devices on a simulated wire in virtual time: it drops, duplicates, delays and reorders packets. This file
- * replaces device.c, gid.c and port.c of the device. */
+/* Two software devices on a simulated wire in virtual time: it drops, duplicates, delays and reorders packets. This
+ * file replaces device.c, gid.c and port.c of the device. */
 #ifndef SIM_H
 #define SIM_H
 

@@ -1,4 +1,5 @@
-/* Paths on the slots of a table that changes: slots TABLE, which is internal/slotfile/testdata/v2.slots. The pair's shares are 2:1:2:1 on the planes 0, 1, 0, 1. */
+/* Paths on the slots of a table that changes: slots TABLE, which is internal/slotfile/testdata/v2.slots. The pair's
+ * shares are 2:1:2:1 on the planes 0, 1, 0, 1. */
 #include "sim.h"
 
 #include "../../src/layout.h"
@@ -35,7 +36,8 @@ static void map(const char *table, const struct fared_address *source, const str
 	ports = (uint16_t *)(pair + L_PAIR_BYTES + (*(uint32_t *)(file + L_HEADER_MAX_SLOTS) + 63) / 64 * 8);
 }
 
-/* follow sets the shares of the slots, and returns the number of paths that have moved. before has their previous ports. */
+/* follow sets the shares of the slots, and returns the number of paths that have moved. before has their previous
+ * ports. */
 static int follow(uint32_t a, uint32_t b, uint32_t c, uint32_t d)
 {
 	int moved = 0;

@@ -1,4 +1,5 @@
-/* Timers of a requester without an acknowledgement, on a simulated wire: they cost a peer that is late a few duplicates, and repair what was lost. */
+/* Timers of a requester without an acknowledgement, on a simulated wire: they cost a peer that is late a few
+ * duplicates, and repair what was lost. */
 #include "sim.h"
 
 #include "../../tests/check.h"
@@ -38,7 +39,8 @@ static void connect_end(struct end *e, const struct end *peer, int side)
 	CHECK(!softdev_modify_qp(e->qp, &a, IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_SQ_PSN | IBV_QP_MAX_QP_RD_ATOMIC));
 }
 
-/* transfer executes an operation while the wire loses all packets until a number of timers have expired. Returns the retransmitted packets. */
+/* transfer executes an operation while the wire loses all packets until a number of timers have expired. Returns the
+ * retransmitted packets. */
 static uint64_t transfer(struct end *from, struct end *to, enum ibv_wr_opcode opcode, uint64_t timers)
 {
 	static uint8_t seed;

@@ -1,9 +1,10 @@
 /* Sends messages over many queue pairs and verifies every byte, by the functions of libibverbs alone:
  *   traffic DEVICE PORT                                      the receiver, which waits for one sender
  *   traffic DEVICE PORT ADDRESS QUEUE_PAIRS MESSAGES SIZE [AHEAD]    the sender
- * AHEAD is the number of messages by which a queue pair may be ahead of the slowest one, as in programs that divide each buffer among all.
- * Each message is a WRITE with immediate data into a slot of the receiver, which verifies it and sends its number back. The sender then reads every fourth one
- * back before it reuses the slot. Any wrong byte or failed request ends both with status 1. */
+ * AHEAD is the number of messages by which a queue pair may be ahead of the slowest one, as in programs that divide
+ * each buffer among all. Each message is a WRITE with immediate data into a slot of the receiver, which verifies it
+ * and sends its number back. The sender then reads every fourth one back before it reuses the slot. Any wrong byte
+ * or failed request ends both with status 1. */
 #include <arpa/inet.h>
 #include <infiniband/verbs.h>
 #include <netinet/tcp.h>
@@ -180,8 +181,8 @@ static void send_messages(uint32_t qp)
 	}
 }
 
-/* finish notes a message that has come back. finished is a number of messages, in whose order they finish but for those that are read back; a slot is free when its
- * message and all before have finished. */
+/* finish notes a message that has come back. finished is a number of messages, in whose order they finish but for those
+ * that are read back; a slot is free when its message and all before have finished. */
 static void finish(uint32_t qp, uint32_t message)
 {
 	static uint32_t done[MAX_QPS];

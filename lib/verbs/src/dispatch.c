@@ -1,5 +1,6 @@
-/* The functions that programs call in place of those of libibverbs, and the way to these. Every other symbol of libibverbs is found behind this library, which
- * needs it: in the global scope if it is preloaded, and among the dependencies of its handle if a program opens it by name. */
+/* The functions that programs call in place of those of libibverbs, and the way to these. Every other symbol of
+ * libibverbs is found behind this library, which needs it: in the global scope if it is preloaded, and among the
+ * dependencies of its handle if a program opens it by name. */
 #include "internal.h"
 
 #include <dlfcn.h>
@@ -37,7 +38,8 @@ static const struct {
 
 static _Atomic(void *) found[COUNT];
 
-/* Finds the functions early: a child of fork that looks them up waits forever if another thread of the parent was loading a library. */
+/* Finds the functions early: a child of fork that looks them up waits forever if another thread of the parent was
+ * loading a library. */
 __attribute__((constructor)) static void find(void)
 {
 	for (int f = 0; f < COUNT; f++)
@@ -65,7 +67,8 @@ FUNCTIONS(ROW)
 
 #define NEXT(name) ((type_##name)next(INDEX_##name))
 
-/* The attributes that this thread has last received from the kernel: librdmacm passes them on, and their flow label is the choice of the kernel. */
+/* The attributes that this thread has last received from the kernel: librdmacm passes them on, and their flow label is
+ * the choice of the kernel. */
 static _Thread_local struct {
 	const struct ibv_qp_attr *attr;
 	uint32_t label;
@@ -78,7 +81,8 @@ EXPORT void ibv_copy_qp_attr_from_kern(struct ibv_qp_attr *attr, struct ib_uverb
 	from_kernel.label = attr->ah_attr.grh.flow_label;
 }
 
-/* Returns whether the label is one that the program has chosen. A value above 20 bits is no label: UCX means by 0xffffffff that none is chosen. */
+/* Returns whether the label is one that the program has chosen. A value above 20 bits is no label: UCX means by
+ * 0xffffffff that none is chosen. */
 static bool own_label(const struct ibv_qp_attr *attr)
 {
 	uint32_t label = attr->ah_attr.grh.flow_label;

@@ -16,15 +16,18 @@ int next_modify_qp(struct ibv_qp *qp, struct ibv_qp_attr *attr, int mask);
 /* A queue pair that is known. */
 struct queue_pair;
 
-/* Chooses a slot for a queue pair whose address vector the program sets, and returns its flow label; 0: the queue pair has no slot. */
+/* Chooses a slot for a queue pair whose address vector the program sets, and returns its flow label; 0: the queue pair
+ * has no slot. */
 uint32_t slots_label(struct ibv_qp *qp, const struct ibv_qp_attr *attr);
 /* Notes that the program has set a flow label itself. */
 void slots_own_label(struct ibv_qp *qp);
 /* Notes that a queue pair has changed its state, or that a change with an address vector has failed. */
 void slots_changed(struct ibv_qp *qp, const struct ibv_qp_attr *attr, int mask, bool failed);
-/* Takes a queue pair out before its destruction, after which it does not change its port, and returns it; NULL: it has no slot. */
+/* Takes a queue pair out before its destruction, after which it does not change its port, and returns it; NULL: it has
+ * no slot. */
 struct queue_pair *slots_take(struct ibv_qp *qp);
-/* Ends the destruction of a queue pair that slots_take has returned. If it failed, the queue pair has its slot as before. */
+/* Ends the destruction of a queue pair that slots_take has returned. If it failed, the queue pair has its slot as
+ * before. */
 void slots_end(struct queue_pair *q, bool destroyed);
 /* Forgets the queue pairs of a device that is closed. */
 void slots_forget(struct ibv_context *context);
@@ -45,7 +48,8 @@ extern struct counters counters;
 
 /* Reads the environment, once. */
 void report_prepare(void);
-/* Writes a message to the standard error if the environment variable FARED_VERBS_LOG is at least level: 1 problems, 2 every slot. */
+/* Writes a message to the standard error if the environment variable FARED_VERBS_LOG is at least level: 1 problems, 2
+ * every slot. */
 void report(int level, const char *format, ...) __attribute__((format(printf, 2, 3)));
 /* Returns whether the environment variable FARED_VERBS_STATS names a file for statistics. */
 bool report_wanted(void);

@@ -1,5 +1,6 @@
-/* Changes of source ports of connected queue pairs: for mlx5 by a function of its library, which a program has loaded if it has opened such a device; for others by a
- * new address vector, which the specification does not permit in RTS, and a driver accepts (rdma_rxe of Linux 6.12) or refuses (rdma_rxe of 6.1). */
+/* Changes of source ports of connected queue pairs: for mlx5 by a function of its library, which a program has loaded
+ * if it has opened such a device; for others by a new address vector, which the specification does not permit in RTS,
+ * and a driver accepts (rdma_rxe of Linux 6.12) or refuses (rdma_rxe of 6.1). */
 #include "slots.h"
 
 #include <dlfcn.h>
@@ -27,7 +28,8 @@ void move_prepare(void)
 	}
 }
 
-/* Sets the address vector with another flow label. A driver that refuses that does so in any state: only the refusal for a queue pair in RTS is one for all. */
+/* Sets the address vector with another flow label. A driver that refuses that does so in any state: only the refusal
+ * for a queue pair in RTS is one for all. */
 static int change_vector(struct queue_pair *q, uint16_t port)
 {
 	struct ibv_qp_attr attr = {.ah_attr = q->vector}, now;

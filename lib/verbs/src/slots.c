@@ -1,4 +1,5 @@
-/* The slots of queue pairs: which queue pair sends from which source port. One lock guards everything; sets, devices and queue pairs are on the heap. */
+/* The slots of queue pairs: which queue pair sends from which source port. One lock guards everything; sets, devices
+ * and queue pairs are on the heap. */
 #include "slots.h"
 
 #include <errno.h>
@@ -221,13 +222,15 @@ static struct queue_pair *deal(struct set *s, struct ibv_qp *qp)
 	return q;
 }
 
-/* Returns the flow label by which the kernel's drivers choose a source port (rdma_flow_label_to_udp_sport). Label 0 means none, so the first port has another. */
+/* Returns the flow label by which the kernel's drivers choose a source port (rdma_flow_label_to_udp_sport). Label 0
+ * means none, so the first port has another. */
 uint32_t label_of(uint16_t port)
 {
 	return port == FIRST_PORT ? 1u << 14 | 1 : (uint32_t)port - FIRST_PORT;
 }
 
-/* Loads a set for a new queue pair, which would have no slot without it: a record that its writer was interrupted in changing is read again for 10 ms. */
+/* Loads a set for a new queue pair, which would have no slot without it: a record that its writer was interrupted in
+ * changing is read again for 10 ms. */
 static bool load_new(struct set *s)
 {
 	const struct timespec pause = {.tv_nsec = 1000000};

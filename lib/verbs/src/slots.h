@@ -65,7 +65,8 @@ extern struct state state;
 
 /* The caller of the following functions holds the lock. */
 
-/* Reads the slots of a set, and counts its queue pairs. Returns false, and leaves the last ones, if the table does not have the pair. */
+/* Reads the slots of a set, and counts its queue pairs. Returns false, and leaves the last ones, if the table does not
+ * have the pair. */
 bool slots_load(struct set *s);
 /* Does the same as slots_load, then changes the source ports of the queue pairs that must move. */
 bool move_set(struct set *s);
@@ -75,7 +76,8 @@ uint32_t label_of(uint16_t port);
 int open_table(struct fared_table **table, const char *path);
 /* Reports a change of the result of fared_check. */
 void report_stale(int now);
-/* Starts the thread that waits for changes of the table, unless it runs. It ends by itself when no queue pair has been there for a second. */
+/* Starts the thread that waits for changes of the table, unless it runs. It ends by itself when no queue pair has been
+ * there for a second. */
 void watch_start(void);
 
 /* Must run before the lock is taken for the first queue pair: reads the environment, finds the functions of mlx5. */

@@ -34,7 +34,8 @@ static void move_sets(void)
 	}
 }
 
-/* Moves queue pairs. After a change the writer has just been there, so the file is whole, and its pairs are read before the path is looked at. */
+/* Moves queue pairs. After a change the writer has just been there, so the file is whole, and its pairs are read before
+ * the path is looked at. */
 static void follow(bool changed)
 {
 	if (changed)
@@ -79,9 +80,10 @@ void watch_start(void)
 		report(1, "no thread that follows changes of weights: queue pairs keep their slots");
 }
 
-/* The state of the parent in a child of fork: the queue pairs are the parent's, and the child has neither the thread nor any reason to change their source ports. It
- * is neither read nor freed, because a program may withhold pages of its heap from children (MADV_DONTFORK, as ibv_fork_init does), and the child must live until it
- * calls exec. The copy lets leak checkers find the memory. */
+/* The state of the parent in a child of fork: the queue pairs are the parent's, and the child has neither the thread
+ * nor any reason to change their source ports. It is neither read nor freed, because a program may withhold pages of
+ * its heap from children (MADV_DONTFORK, as ibv_fork_init does), and the child must live until it calls exec. The copy
+ * lets leak checkers find the memory. */
 __attribute__((used)) static struct state inherited;
 
 static void in_child(void)
@@ -105,8 +107,8 @@ void watch_prepare(void)
 }
 
 /*
- * The last statistics of a program that ends before the thread's next look. The thread may hold the lock for a look; a thread that stands still with the
- * lock must not keep the program.
+ * The last statistics of a program that ends before the thread's next look. The thread may hold the lock for a look; a
+ * thread that stands still with the lock must not keep the program.
  */
 __attribute__((destructor)) static void at_exit(void)
 {

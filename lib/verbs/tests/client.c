@@ -1,5 +1,5 @@
-/* A program with queue pairs: obeys the commands on its standard input, one a line, and answers each with a line. The environment variable FAKE_MLX5 names the
- * library to load as that of mlx5 devices. */
+/* A program with queue pairs: obeys the commands on its standard input, one a line, and answers each with a line. The
+ * environment variable FAKE_MLX5 names the library to load as that of mlx5 devices. */
 #include <arpa/inet.h>
 #include <dirent.h>
 #include <dlfcn.h>
@@ -55,7 +55,8 @@ struct ibv_qp_attr attr_to(const char *destination, uint32_t label, int global, 
 	return attr;
 }
 
-/* Changes the state of a queue pair and prints the result: error, errno, label that the library has received, whether the attributes are as before. */
+/* Changes the state of a queue pair and prints the result: error, errno, label that the library has received, whether
+ * the attributes are as before. */
 static void change(struct ibv_qp *qp, struct ibv_qp_attr *attr, int mask)
 {
 	struct ibv_qp_attr before = *attr;
@@ -71,7 +72,8 @@ static void to_state(int id, enum ibv_qp_state state)
 	change(qps[id], &attr, IBV_QP_STATE);
 }
 
-/* Prints the recorded changes since the last time, when there are at least n, or 20 s have passed: those of mlx5 devices, or else of others. */
+/* Prints the recorded changes since the last time, when there are at least n, or 20 s have passed: those of mlx5
+ * devices, or else of others. */
 static void moves(int n)
 {
 	static int seen_of[2];
@@ -87,7 +89,8 @@ static void moves(int n)
 	printf("\n");
 }
 
-/* The child has no thread, and can have queue pairs with slots. A change of weights between its two answers does not move the parent's queue pairs here. */
+/* The child has no thread, and can have queue pairs with slots. A change of weights between its two answers does not
+ * move the parent's queue pairs here. */
 static void in_child(void)
 {
 	char line[8];

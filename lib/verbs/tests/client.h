@@ -20,7 +20,8 @@ struct ibv_qp_attr attr_to(const char *destination, uint32_t label, int global, 
 
 /* Obeys a command of forks.c; false: it is none. */
 bool forks(const char *command, int n);
-/* Is the program that the commands of forks.c execute: it prints what it has inherited, and what a queue pair of it receives. */
+/* Is the program that the commands of forks.c execute: it prints what it has inherited, and what a queue pair of it
+ * receives. */
 int executed(void);
 
 #endif

@@ -101,7 +101,8 @@ static void execute(int way)
 	CHECK(child > 0 && wait_for(child) == 0);
 }
 
-/* A child that goes on: it gives the parent's queue pairs back, and one that it makes receives a slot, unless label is one of the program. It ends as programs do. */
+/* A child that goes on: it gives the parent's queue pairs back, and one that it makes receives a slot, unless label is
+ * one of the program. It ends as programs do. */
 static void go_on(uint32_t label)
 {
 	struct ibv_qp *own = make(QPS - 1, IBV_QPT_RC, 0);
@@ -181,7 +182,8 @@ static void in_handler(void)
 	printf("%d\n", handled);
 }
 
-/* A thread that is to be canceled moves queue pair 0: the driver's wait is a place at which it could be, with the lock. */
+/* A thread that is to be canceled moves queue pair 0: the driver's wait is a place at which it could be, with the
+ * lock. */
 static void *move_canceled(void *moved)
 {
 	struct ibv_qp_attr attr = {.qp_state = IBV_QPS_RTS};

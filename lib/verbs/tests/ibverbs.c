@@ -21,7 +21,8 @@ int ibv_query_gid(struct ibv_context *context, uint8_t port, int index, union ib
 	return port && index >= 0 && index < 3 && inet_pton(AF_INET6, text[index], gid->raw) == 1 ? 0 : -1;
 }
 
-/* Records a change of the source port by the flow label (rdma_flow_label_to_udp_sport of Linux), as a driver that accepts one in RTS. */
+/* Records a change of the source port by the flow label (rdma_flow_label_to_udp_sport of Linux), as a driver that
+ * accepts one in RTS. */
 static int change_vector(struct ibv_qp *qp, const struct ibv_qp_attr *attr)
 {
 	static const uint8_t there[] = {10, 255, 0, 2};

@@ -1,6 +1,7 @@
-/* Opens a library by name like NCCL and MSCCL++, a thousand times, looks up symbols by dlvsym or dlsym, and prints the library of each: loader LIBRARY
- * [SYMBOL VERSION|-]... If the environment has LOADER_CALL, it calls ibv_destroy_qp through the handle. If it has FAKE_MLX5, it closes every library while a queue
- * pair has a slot, prints "closed", reads a line, and prints the queue pair's calls of the driver. */
+/* Opens a library by name like NCCL and MSCCL++, a thousand times, looks up symbols by dlvsym or dlsym, and prints the
+ * library of each: loader LIBRARY [SYMBOL VERSION|-]... If the environment has LOADER_CALL, it calls ibv_destroy_qp
+ * through the handle. If it has FAKE_MLX5, it closes every library while a queue pair has a slot, prints "closed",
+ * reads a line, and prints the queue pair's calls of the driver. */
 #include <arpa/inet.h>
 #include <dlfcn.h>
 #include <infiniband/verbs.h>

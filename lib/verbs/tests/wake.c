@@ -1,5 +1,5 @@
-/* Waits for the word at the start of a file, which another process changes, and writes the time at which it was awake, CLOCK_MONOTONIC in ns, behind it: wake FILE.
- * This is the least that any program has that waits for the slot table. */
+/* Waits for the word at the start of a file, which another process changes, and writes the time at which it was awake,
+ * CLOCK_MONOTONIC in ns, behind it: wake FILE. This is the least that any program has that waits for the slot table. */
 #include <fcntl.h>
 #include <linux/futex.h>
 #include <stdatomic.h>

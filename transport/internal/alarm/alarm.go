@@ -1,5 +1,6 @@
-// Package alarm calls protocol cores at the times that they request, by a timer of the kernel: a Go timer is up to a millisecond late in an idle process (its
-// poller waits in milliseconds), and acknowledgements are delayed by only 200 µs.
+// Package alarm calls protocol cores at the times that they request, by a timer of the kernel: a Go timer is up to a
+// millisecond late in an idle process (its poller waits in milliseconds), and acknowledgements are delayed by only 200
+// µs.
 package alarm
 
 import (
@@ -29,7 +30,8 @@ type Alarm struct {
 	closed bool
 }
 
-// Open makes an alarm. now returns the time since a fixed moment, do calls a function with the device's lock held, and tick is called with that lock.
+// Open makes an alarm. now returns the time since a fixed moment, do calls a function with the device's lock held, and
+// tick is called with that lock.
 func Open(now func() time.Duration, do func(func()), tick func()) (*Alarm, error) {
 	fd, err := unix.TimerfdCreate(unix.CLOCK_MONOTONIC, unix.TFD_NONBLOCK|unix.TFD_CLOEXEC)
 	if err != nil {
@@ -40,11 +42,12 @@ func Open(now func() time.Duration, do func(func()), tick func()) (*Alarm, error
 	return a, nil
 }
 
-// WakeAt requests a tick, and replaces any earlier request; 0 cancels it. A time in the past requests a tick immediately after the current call releases the
-// lock. The caller holds the device's lock.
+// WakeAt requests a tick, and replaces any earlier request; 0 cancels it. A time in the past requests a tick
+// immediately after the current call releases the lock. The caller holds the device's lock.
 func (a *Alarm) WakeAt(at time.Duration) {
 	a.wanted = at
-	// Most requests move to a later time, with every acknowledgement. The timer is not changed; run checks the time when it expires.
+	// Most requests move to a later time, with every acknowledgement. The timer is not changed; run checks the time
+	// when it expires.
 	if at != 0 && (a.set == 0 || at < a.set) {
 		a.arm()
 	}

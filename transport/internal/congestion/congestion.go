@@ -1,13 +1,14 @@
-// Package congestion limits the packets that a transport has in flight to a peer, so that many senders share a link without overflowing the
-// queue in front of it.
+// Package congestion limits the packets that a transport has in flight to a peer, so that many senders share a link
+// without overflowing the queue in front of it.
 //
-// All channels to one peer share a window, because the queue is in front of the peer's link: separate windows would each keep at least a packet
-// there. A window starts small and doubles with each flight until the first loss, mark or long round trip. A loss halves it, a mark (RFC 3168) reduces it to
-// four fifths (RFC 8511), at most once per flight. For some flights afterwards it grows only while round trips show that few of its packets are
-// queued (as in TCP Vegas), so that a queue without marks does not overflow again.
+// All channels to one peer share a window, because the queue is in front of the peer's link: separate windows would
+// each keep at least a packet there. A window starts small and doubles with each flight until the first loss, mark or
+// long round trip. A loss halves it, a mark (RFC 3168) reduces it to four fifths (RFC 8511), at most once per flight.
+// For some flights afterwards it grows only while round trips show that few of its packets are queued (as in TCP
+// Vegas), so that a queue without marks does not overflow again.
 //
-// A package that uses it reports only proven losses: a timeout that turns out to be spurious, and packets on a path that delivers nothing, are no
-// congestion.
+// A package that uses it reports only proven losses: a timeout that turns out to be spurious, and packets on a path
+// that delivers nothing, are no congestion.
 package congestion
 
 import (
@@ -20,7 +21,8 @@ const (
 	initial = 4
 	// cautious is the number of flights after a loss or mark in which delay limits the window.
 	cautious = 256
-	// fewest and most are the numbers of a window's packets in queues between which a cautious window neither grows nor shrinks.
+	// fewest and most are the numbers of a window's packets in queues between which a cautious window neither grows nor
+	// shrinks.
 	fewest, most = 4, 8
 	// jitter is the delay that processes add without any queue in the network.
 	jitter = 500 * time.Microsecond
@@ -79,7 +81,8 @@ func (f *Flight) Leave() {
 // Size returns the window's size in packets.
 func (f *Flight) Size() int { return f.size }
 
-// Set sets the number of packets in flight. Packets that count as dropped, and probes of a path that delivers nothing, are not in flight.
+// Set sets the number of packets in flight. Packets that count as dropped, and probes of a path that delivers nothing,
+// are not in flight.
 func (f *Flight) Set(n int) {
 	w := f.window
 	if f.peers == nil {
@@ -98,11 +101,12 @@ func (f *Flight) Set(n int) {
 // Add changes the number of packets in flight by n.
 func (f *Flight) Add(n int) { f.Set(f.n + n) }
 
-// Room returns the number of packets that may be sent; 0 or less means none. A channel may use the part of the window that other channels leave, and in any case its
-// share and one packet, so that no channel waits for another one.
+// Room returns the number of packets that may be sent; 0 or less means none. A channel may use the part of the window
+// that other channels leave, and in any case its share and one packet, so that no channel waits for another one.
 func (f *Flight) Room() int { return max(f.size-f.flying, f.Share()-f.n) }
 
-// Share returns the channel's share of the window in packets, at least 1: equal parts for all channels with packets in flight, and this one.
+// Share returns the channel's share of the window in packets, at least 1: equal parts for all channels with packets in
+// flight, and this one.
 func (f *Flight) Share() int {
 	others := f.busy
 	if f.n > 0 {
@@ -165,8 +169,8 @@ func (f *Flight) Sample(d time.Duration) {
 	}
 }
 
-// Lost halves the window for a packet that was sent at a time and dropped. It returns false if the window has been reduced since then, for
-// another packet of the same flight.
+// Lost halves the window for a packet that was sent at a time and dropped. It returns false if the window has been
+// reduced since then, for another packet of the same flight.
 func (f *Flight) Lost(sent, now time.Duration) bool { return f.cut(sent, now, f.size/2) }
 
 // Marked reduces the window for a packet that was sent at a time and arrived with "congestion experienced".

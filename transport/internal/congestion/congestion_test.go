@@ -6,8 +6,9 @@ import (
 	"time"
 )
 
-// bottleneck is a link with a queue, in virtual time, and senders that always have packets. Each packet is acknowledged when it has passed the link. A
-// sender notices a dropped packet by the acknowledgement of a later one, or after timeout, and sends it again.
+// bottleneck is a link with a queue, in virtual time, and senders that always have packets. Each packet is acknowledged
+// when it has passed the link. A sender notices a dropped packet by the acknowledgement of a later one, or after
+// timeout, and sends it again.
 type bottleneck struct {
 	queue, mark int // packets; mark 0: none is marked
 	// free is the time from which on the link is free.
@@ -112,8 +113,8 @@ func (b *bottleneck) run(senders, channels, fixed int) (utilization, dropped, ma
 	return float64(b.carried) * float64(packet) / float64(length), float64(b.dropped) / float64(b.sent), float64(b.marked) / float64(b.sent), least
 }
 
-// TestIncast lets eight senders share a link, by queues of several lengths. With fixed windows the same link drops most packets, so the
-// senders do fill it.
+// TestIncast lets eight senders share a link, by queues of several lengths. With fixed windows the same link drops most
+// packets, so the senders do fill it.
 func TestIncast(t *testing.T) {
 	for _, x := range []struct {
 		name                  string
@@ -195,7 +196,8 @@ func TestOneReductionAFlight(t *testing.T) {
 	}
 }
 
-// TestChannelsShareAWindow checks the room of channels to one peer: all together the window, and each at least its share and one packet.
+// TestChannelsShareAWindow checks the room of channels to one peer: all together the window, and each at least its
+// share and one packet.
 func TestChannelsShareAWindow(t *testing.T) {
 	peers := Peers{}
 	a, b, other := peers.Join(netip.MustParseAddr("192.0.2.1")), peers.Join(netip.MustParseAddr("192.0.2.1")), peers.Join(netip.MustParseAddr("192.0.2.2"))

@@ -1,5 +1,5 @@
-// Package frames carries the payloads of Ethernet frames of one EtherType over the devices of a host, for protocols without IP. The kernel's routes and neighbor
-// tables provide the Ethernet addresses of next hops.
+// Package frames carries the payloads of Ethernet frames of one EtherType over the devices of a host, for protocols
+// without IP. The kernel's routes and neighbor tables provide the Ethernet addresses of next hops.
 //
 //	frames.go     Endpoint: the packet socket
 //	neighbors.go  resolves next hops
@@ -100,8 +100,9 @@ func Open(config Config) (*Endpoint, error) {
 	return e, nil
 }
 
-// Send sends a frame through a device toward an address: head and payload, which may change after the call. Frames wait for the next hop's Ethernet address as they do in
-// the kernel. Those that cannot be sent are dropped and counted, as on any network.
+// Send sends a frame through a device toward an address: head and payload, which may change after the call. Frames wait
+// for the next hop's Ethernet address as they do in the kernel. Those that cannot be sent are dropped and counted, as
+// on any network.
 func (e *Endpoint) Send(device string, to netip.Addr, head, payload []byte) {
 	if device == "" {
 		e.count.noDevice++
@@ -210,8 +211,8 @@ func (e *Endpoint) Counters() map[string]uint64 {
 		"kernel_drops": c.kernelDrops}
 }
 
-// Close stops receiving, waits for calls of Receive to end, and closes the socket. It must be called without the device's lock. Frames sent afterwards are
-// dropped. A second call does nothing.
+// Close stops receiving, waits for calls of Receive to end, and closes the socket. It must be called without the
+// device's lock. Frames sent afterwards are dropped. A second call does nothing.
 func (e *Endpoint) Close() {
 	e.mu.Lock()
 	if !e.closed {

@@ -57,8 +57,8 @@ func (e *end) until(t *testing.T, name string, want uint64) {
 	})
 }
 
-// TestFrames sends frames before the next hop is known, and of each kind that cannot be sent: every frame arrives once, or is counted by its reason. A device that
-// another one with the same name replaces is used at once.
+// TestFrames sends frames before the next hop is known, and of each kind that cannot be sent: every frame arrives once,
+// or is counted by its reason. A device that another one with the same name replaces is used at once.
 func TestFrames(t *testing.T) {
 	netnstest.Require(t)
 	a, b := netnstest.New(t), netnstest.New(t)

@@ -11,11 +11,13 @@ import (
 )
 
 const (
-	// refresh is the interval at which the next hops in use are looked up again, so that they follow routes and devices and stay known to the kernel.
+	// refresh is the interval at which the next hops in use are looked up again, so that they follow routes and devices
+	// and stay known to the kernel.
 	refresh = 2 * time.Second
 	// unused is the time after which a next hop without frames is forgotten.
 	unused = time.Minute
-	// patience is the time within which the kernel resolves an address that answers: it asks three times, a second apart.
+	// patience is the time within which the kernel resolves an address that answers: it asks three times, a second
+	// apart.
 	patience = 3 * time.Second
 	// poll is the interval between two looks at the neighbor table while an address is being resolved.
 	poll = 2 * time.Millisecond
@@ -110,7 +112,8 @@ type question struct {
 	answer [6]byte
 }
 
-// run resolves next hops until close. The kernel does not wait for an answer, so neither does this: a next hop that is silent delays no other.
+// run resolves next hops until close. The kernel does not wait for an answer, so neither does this: a next hop that is
+// silent delays no other.
 func (n *neighbors) run() {
 	var open []*question
 	t := time.NewTicker(unused)

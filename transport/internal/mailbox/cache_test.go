@@ -5,8 +5,9 @@ import (
 	"math/rand/v2"
 )
 
-// common is memory that is not coherent between two machines. Each machine works on copies of lines in its cache. Besides the flushes that the machines ask for, the caches write dirty lines
-// back, drop clean ones and fetch others in any order at any time, or never.
+// common is memory that is not coherent between two machines. Each machine works on copies of lines in its cache.
+// Besides the flushes that the machines ask for, the caches write dirty lines back, drop clean ones and fetch others in
+// any order at any time, or never.
 type common struct {
 	rng      *rand.Rand
 	lines    uint64 // of a ring

@@ -9,7 +9,8 @@ import (
 const (
 	// MaxFrame is the greatest length of a frame in bytes.
 	MaxFrame = 64<<10 + lineSize
-	// Beats is the number of calls of Beat after which a peer whose heartbeat stands still is dead. Counting the local beats instead of time keeps peers alive for an end that was paused.
+	// Beats is the number of calls of Beat after which a peer whose heartbeat stands still is dead. Counting the local
+	// beats instead of time keeps peers alive for an end that was paused.
 	Beats = 10
 
 	halfSize  = 1 << 20
@@ -29,9 +30,11 @@ var (
 type memory interface {
 	store(at int, b []byte)
 	load(at int, b []byte)
-	// writeBack writes the n lines from at on back from the cache. They are in the common memory when it returns, before anything that this machine stores later.
+	// writeBack writes the n lines from at on back from the cache. They are in the common memory when it returns,
+	// before anything that this machine stores later.
 	writeBack(at, n int)
-	// invalidate drops n lines from the cache. Later loads have what is in the common memory when invalidate is called, or what is there later.
+	// invalidate drops n lines from the cache. Later loads have what is in the common memory when invalidate is called,
+	// or what is there later.
 	invalidate(at, n int)
 }
 
@@ -64,8 +67,8 @@ func newEnd(mem memory, number int, half int, lines uint64, newRun func() uint64
 	return &End{mem: mem, mine: number * half, peers: (1 - number) * half, lines: lines, newRun: newRun, run: newRun()}
 }
 
-// Send sends a frame. It reports whether the frame was sent, and whether a later attempt may succeed if it was not: false without a peer, or if b has not 1 to MaxFrame bytes; true if the
-// ring is full.
+// Send sends a frame. It reports whether the frame was sent, and whether a later attempt may succeed if it was not:
+// false without a peer, or if b has not 1 to MaxFrame bytes; true if the ring is full.
 func (e *End) Send(b []byte) (sent, up bool) {
 	n := linesOf(len(b))
 	e.mu.Lock()
@@ -123,7 +126,8 @@ func (e *End) advance(s state) {
 	}
 }
 
-// Receive calls deliver with the frames that have arrived, up to a quarter of the ring, and returns their number. They are valid until deliver returns.
+// Receive calls deliver with the frames that have arrived, up to a quarter of the ring, and returns their number. They
+// are valid until deliver returns.
 func (e *End) Receive(deliver func([]byte)) (n int) {
 	for end := e.read + e.lines/4; e.read <= end; n++ {
 		length := e.next()
@@ -156,12 +160,13 @@ func (e *End) next() int {
 	return len(b)
 }
 
-// Torn returns the number of times that a frame had a valid header and wrong data. It stays 0 unless flushes have no effect on the memory, a writer breaks the protocol, or this end was
-// paused in the middle of a frame for so long that its peer has begun another session.
+// Torn returns the number of times that a frame had a valid header and wrong data. It stays 0 unless flushes have no
+// effect on the memory, a writer breaks the protocol, or this end was paused in the middle of a frame for so long that
+// its peer has begun another session.
 func (e *End) Torn() uint64 { return e.torn }
 
-// Beat publishes a heartbeat, looks for the peer's, and begins a new session if one of the ends has restarted. It returns nil while the peer receives, or the reason for which it does not.
-// It must be called at equal intervals.
+// Beat publishes a heartbeat, looks for the peer's, and begins a new session if one of the ends has restarted. It
+// returns nil while the peer receives, or the reason for which it does not. It must be called at equal intervals.
 func (e *End) Beat() error {
 	conflict := e.beat > 0 && e.conflict()
 	s, ok := e.peerState()

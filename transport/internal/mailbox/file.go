@@ -25,7 +25,8 @@ type File struct {
 	mem []byte
 }
 
-// flusher flushes the lines of a machine's cache. Both functions take the address of the first line and the number of lines, as writeBack and invalidate of memory do.
+// flusher flushes the lines of a machine's cache. Both functions take the address of the first line and the number of
+// lines, as writeBack and invalidate of memory do.
 type flusher struct {
 	name                  string
 	writeBack, invalidate func(first unsafe.Pointer, lines int)
@@ -46,8 +47,10 @@ func (m mapped) invalidate(at, n int) {
 	m.flusher.invalidate(unsafe.Pointer(&m.b[at:][:n*lineSize][0]), n)
 }
 
-// Open opens end 0 or 1 of the mailbox at the beginning of a file: the memory of a device, such as ivshmem's resource2 or /dev/dax0.0, or an ordinary file, which Open makes if it is missing or
-// empty. A lock of the file keeps other processes of this machine from being the same end. Errors: the processor cannot flush its cache, the memory is too small, in use, or of transport/nupa.
+// Open opens end 0 or 1 of the mailbox at the beginning of a file: the memory of a device, such as ivshmem's resource2
+// or /dev/dax0.0, or an ordinary file, which Open makes if it is missing or empty. A lock of the file keeps other
+// processes of this machine from being the same end. Errors: the processor cannot flush its cache, the memory is too
+// small, in use, or of transport/nupa.
 func Open(path string, number int) (_ *File, err error) {
 	fl, err := newFlusher()
 	if err != nil {
@@ -69,7 +72,8 @@ func Open(path string, number int) (_ *File, err error) {
 		return nil, err
 	}
 	if size == 0 {
-		// Pages that are missing later, on a full tmpfs, would kill the process. If both ends do this at once, neither changes what the other one has written.
+		// Pages that are missing later, on a full tmpfs, would kill the process. If both ends do this at once, neither
+		// changes what the other one has written.
 		size = Size
 		if err := unix.Fallocate(fd, 0, 0, size); err != nil {
 			return nil, fmt.Errorf("%d bytes: %w", size, err)

@@ -66,7 +66,8 @@ func pair(t *testing.T, path string) (ends [2]*File) {
 	return ends
 }
 
-// TestFile carries frames of all lengths in both directions at once, with each set of instructions that the processor has.
+// TestFile carries frames of all lengths in both directions at once, with each set of instructions that the processor
+// has.
 func TestFile(t *testing.T) {
 	for _, fl := range flushers() {
 		t.Run(fl.name, func(t *testing.T) {
@@ -121,7 +122,8 @@ func TestFile(t *testing.T) {
 	}
 }
 
-// TestLeave has an end leave and return: the other one notices it at the next beat, and begins a session with the new end.
+// TestLeave has an end leave and return: the other one notices it at the next beat, and begins a session with the new
+// end.
 func TestLeave(t *testing.T) {
 	ends := pair(t, filepath.Join(t.TempDir(), "memory"))
 	ends[1].Leave()
@@ -143,7 +145,8 @@ func TestLeave(t *testing.T) {
 	}
 }
 
-// TestDeadPeer has a peer without a heartbeat, and one that reads nothing: each time the end begins another session after Beats beats, and not before. Counts of other sessions make no room.
+// TestDeadPeer has a peer without a heartbeat, and one that reads nothing: each time the end begins another session
+// after Beats beats, and not before. Counts of other sessions make no room.
 func TestDeadPeer(t *testing.T) {
 	ends := pair(t, filepath.Join(t.TempDir(), "memory"))
 	e, peer := ends[0], ends[1]

@@ -55,7 +55,8 @@ func (a *attacker) attack() {
 	}
 }
 
-// TestHostileLines has a peer that writes anything at any time. The end receives only frames whose CRC is right, and works with an honest peer afterwards.
+// TestHostileLines has a peer that writes anything at any time. The end receives only frames whose CRC is right, and
+// works with an honest peer afterwards.
 func TestHostileLines(t *testing.T) {
 	gate.WithoutRaceDetector(t, "has one goroutine, and a tenth of the cases with it")
 	arrived, sentFrames := 0, 0
@@ -125,7 +126,8 @@ func (p plain) load(at int, b []byte)  { copy(b, p[at:at+len(b)]) }
 func (plain) writeBack(int, int)       {}
 func (plain) invalidate(int, int)      {}
 
-// FuzzLines lets the peer write any lines: the state, which is the first 64 bytes, and the ring. Bits of seals give lines the right CRC-32C.
+// FuzzLines lets the peer write any lines: the state, which is the first 64 bytes, and the ring. Bits of seals give
+// lines the right CRC-32C.
 func FuzzLines(f *testing.F) {
 	const lines, half = 1100, ringAt + 1100*lineSize
 	good := state{2, 1, 1, 0}.line()

@@ -36,7 +36,8 @@ type sent struct {
 	run, peer uint64
 }
 
-// world runs two ends on two machines, one step of either at a time, and compares the frames that arrive with those that were sent.
+// world runs two ends on two machines, one step of either at a time, and compares the frames that arrive with those
+// that were sent.
 type world struct {
 	*common
 	actors   [2]actor
@@ -239,7 +240,8 @@ func (w *world) direct() {
 	}
 }
 
-// steady runs two ends that nobody kills: each frame arrives, none is torn, and the first session lasts. Then each call has its effect on the next call of the other end.
+// steady runs two ends that nobody kills: each frame arrives, none is torn, and the first session lasts. Then each call
+// has its effect on the next call of the other end.
 func steady(seed uint64, f fault) error {
 	w := newWorld(seed, 12+seed%30, f)
 	defer w.stop()
@@ -349,7 +351,8 @@ func TestFlushesAreNeeded(t *testing.T) {
 	}
 }
 
-// TestRestartsAndPauses kills processes and machines in the middle of anything, and pauses them. Frames in flight are lost, and no others; nothing arrives twice or wrong.
+// TestRestartsAndPauses kills processes and machines in the middle of anything, and pauses them. Frames in flight are
+// lost, and no others; nothing arrives twice or wrong.
 func TestRestartsAndPauses(t *testing.T) {
 	gate.WithoutRaceDetector(t, "has one goroutine, and a tenth of the cases with it")
 	total, arrived, kills := 0, 0, 0

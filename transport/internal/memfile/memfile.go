@@ -15,8 +15,9 @@ import (
 // Err is wrapped by errors of Kind if the file has no memory to share.
 var Err = errors.New("shared file")
 
-// Open opens a file for reading and writing, and makes it if it does not exist, but no file in the place of a device. It opens the file before it makes it: with O_CREAT
-// the kernel refuses a file of another user in /dev/shm, whatever its permissions (fs.protected_regular).
+// Open opens a file for reading and writing, and makes it if it does not exist, but no file in the place of a device.
+// It opens the file before it makes it: with O_CREAT the kernel refuses a file of another user in /dev/shm, whatever
+// its permissions (fs.protected_regular).
 func Open(path string) (fd int, err error) {
 	fd, err = unix.Open(path, unix.O_RDWR|unix.O_CLOEXEC, 0)
 	switch {
@@ -59,8 +60,8 @@ func Kind(fd int) (device bool, size int64, err error) {
 	return fs.Type == unix.SYSFS_MAGIC, st.Size, nil
 }
 
-// daxSize returns the size of the memory of a DAX device that can be mapped, in bytes, by the device's folder in sysfs. The device maps multiples of
-// its alignment, of 4 KiB to 1 GiB.
+// daxSize returns the size of the memory of a DAX device that can be mapped, in bytes, by the device's folder in sysfs.
+// The device maps multiples of its alignment, of 4 KiB to 1 GiB.
 func daxSize(dir string) (int64, error) {
 	subsystem, err := os.Readlink(filepath.Join(dir, "subsystem"))
 	if err != nil {

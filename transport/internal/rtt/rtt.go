@@ -28,8 +28,8 @@ func (e *Estimate) Least() time.Duration { return e.least }
 // Smooth returns the average, in which recent samples weigh more; 0 means no sample.
 func (e *Estimate) Smooth() time.Duration { return e.smooth }
 
-// Late returns the time within which an acknowledgement arrives that the peer delays by at most delay, unless a packet was dropped. It is
-// meaningful if the estimate is Known.
+// Late returns the time within which an acknowledgement arrives that the peer delays by at most delay, unless a packet
+// was dropped. It is meaningful if the estimate is Known.
 func (e *Estimate) Late(delay time.Duration) time.Duration {
 	return e.smooth + 4*e.variance + delay
 }

@@ -5,7 +5,8 @@ import (
 	"time"
 )
 
-// TestEstimate follows the recurrence of RFC 6298, Section 2, computed by hand: SRTT and RTTVAR after 100, 180 and 20 ms.
+// TestEstimate follows the recurrence of RFC 6298, Section 2, computed by hand: SRTT and RTTVAR after 100, 180 and 20
+// ms.
 func TestEstimate(t *testing.T) {
 	var e Estimate
 	if e.Known() {

@@ -108,8 +108,8 @@ var families = []struct {
 	{"IPv6", netip.MustParseAddr("::1"), netip.MustParseAddr("::1")},
 }
 
-// inFlight is the number of datagrams of 1000 bytes that fit into the receive buffer of a receiver that does not read, if
-// the buffer is limited to the default of net.core.rmem_max. Datagrams that the kernel drops are not retransmitted.
+// inFlight is the number of datagrams of 1000 bytes that fit into the receive buffer of a receiver that does not read,
+// if the buffer is limited to the default of net.core.rmem_max. Datagrams that the kernel drops are not retransmitted.
 const inFlight = 70
 
 func waitFor(d *device, n int) func() error {

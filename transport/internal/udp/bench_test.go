@@ -21,8 +21,8 @@ func jumbo(p *pair) *pair {
 	return p
 }
 
-// BenchmarkGoodput sends over a veth pair between two namespaces: operations of 32 datagrams from one source port after the
-// other, four per flush, at most 1 MiB ahead of the receiver, like a protocol with a window. ns/op is per received
+// BenchmarkGoodput sends over a veth pair between two namespaces: operations of 32 datagrams from one source port after
+// the other, four per flush, at most 1 MiB ahead of the receiver, like a protocol with a window. ns/op is per received
 // datagram, which has 16 bytes of head and 4 of tail. The size is the UDP payload.
 func BenchmarkGoodput(b *testing.B) {
 	for _, size := range []int{1024, 4096} {

@@ -7,7 +7,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// TestNoChecksum sends datagrams with the UDP checksum 0, and then one with a checksum: the first ones arrive over IPv6 only with Config.NoChecksum.
+// TestNoChecksum sends datagrams with the UDP checksum 0, and then one with a checksum: the first ones arrive over IPv6
+// only with Config.NoChecksum.
 func TestNoChecksum(t *testing.T) {
 	for _, f := range families {
 		for _, accept := range []bool{false, true} {

@@ -10,7 +10,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// TestClassAndLabel checks the traffic class of datagrams, that of the endpoint and others, also of batches, and that the IPv6 flow label is the source port.
+// TestClassAndLabel checks the traffic class of datagrams, that of the endpoint and others, also of batches, and that
+// the IPv6 flow label is the source port.
 func TestClassAndLabel(t *testing.T) {
 	const class, port = 0xb8, 61003
 	for _, f := range families {

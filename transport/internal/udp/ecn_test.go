@@ -22,7 +22,8 @@ var _ wire.Marked = (*markedCore)(nil)
 
 func (m *markedCore) ReceiveMarked(netip.AddrPort, []byte) { m.marked++ }
 
-// TestECN checks that datagrams of a Marked core are ECN-capable, and that those with "congestion experienced" reach ReceiveMarked.
+// TestECN checks that datagrams of a Marked core are ECN-capable, and that those with "congestion experienced" reach
+// ReceiveMarked.
 func TestECN(t *testing.T) {
 	for _, f := range families {
 		t.Run(f.name, func(t *testing.T) {

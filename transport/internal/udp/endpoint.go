@@ -15,8 +15,8 @@ import (
 
 // Config configures an endpoint. Address, Port, Core, Do and Now are required.
 type Config struct {
-	// Address is the local IPv4 or IPv6 address at which datagrams arrive and from which they are sent. It must be specified
-	// and have no zone.
+	// Address is the local IPv4 or IPv6 address at which datagrams arrive and from which they are sent. It must be
+	// specified and have no zone.
 	Address netip.Addr
 	// Port is the UDP port at which datagrams arrive; with 0 the kernel chooses one (see Endpoint.Port).
 	Port uint16
@@ -26,16 +26,18 @@ type Config struct {
 	Do func(func())
 	// Now returns the time since a fixed moment; it is monotonic. It is called with the device's lock held.
 	Now func() time.Duration
-	// ReceiveBuffer and SendBuffer are socket buffer sizes, in bytes as counted by the kernel (more than payload). 0 selects
-	// 8 MiB and 4 MiB. Without CAP_NET_ADMIN the kernel limits them to net.core.rmem_max and wmem_max.
+	// ReceiveBuffer and SendBuffer are socket buffer sizes, in bytes as counted by the kernel (more than payload). 0
+	// selects 8 MiB and 4 MiB. Without CAP_NET_ADMIN the kernel limits them to net.core.rmem_max and wmem_max.
 	ReceiveBuffer, SendBuffer int
-	// TrafficClass is the IPv4 ToS or IPv6 traffic class of all datagrams. Its two ECN bits are 0; a wire.Marked sets them.
+	// TrafficClass is the IPv4 ToS or IPv6 traffic class of all datagrams. Its two ECN bits are 0; a wire.Marked sets
+	// them.
 	TrafficClass uint8
-	// FlowLabels sets the IPv6 flow label of each datagram to its source port, so that switches that hash the label instead of the port
-	// choose by the same entropy. If the kernel refuses a label (another socket has an exclusive one), it chooses labels from then on.
+	// FlowLabels sets the IPv6 flow label of each datagram to its source port, so that switches that hash the label
+	// instead of the port choose by the same entropy. If the kernel refuses a label (another socket has an exclusive
+	// one), it chooses labels from then on.
 	FlowLabels bool
-	// NoChecksum also receives IPv6 datagrams with the UDP checksum 0, which the kernel drops otherwise (RFC 8200, Section 8.1), for cores that check
-	// datagrams themselves. Over IPv4 such datagrams arrive in any case.
+	// NoChecksum also receives IPv6 datagrams with the UDP checksum 0, which the kernel drops otherwise (RFC 8200,
+	// Section 8.1), for cores that check datagrams themselves. Over IPv4 such datagrams arrive in any case.
 	NoChecksum bool
 	// NoGSO sends and receives every datagram separately, for kernels and paths that require it, and for comparison.
 	NoGSO bool
@@ -52,7 +54,8 @@ type Endpoint struct {
 	sender sender // also needs mu
 	count  counters
 
-	// mu guards the sockets against Close, which does not hold the device's lock. mu is acquired inside the device's lock.
+	// mu guards the sockets against Close, which does not hold the device's lock. mu is acquired inside the device's
+	// lock.
 	mu     sync.Mutex
 	closed bool
 
@@ -125,8 +128,8 @@ func (e *Endpoint) tick() {
 // Port returns the UDP port at which datagrams arrive.
 func (e *Endpoint) Port() uint16 { return e.port }
 
-// Send implements wire.Out. Datagrams that cannot be sent are dropped and counted, as on any network. When 1024 datagrams,
-// or 1 MiB of heads and tails, are queued, all of them are sent immediately.
+// Send implements wire.Out. Datagrams that cannot be sent are dropped and counted, as on any network. When 1024
+// datagrams, or 1 MiB of heads and tails, are queued, all of them are sent immediately.
 func (e *Endpoint) Send(to netip.AddrPort, port uint16, head, payload, tail []byte) {
 	e.add(flow{to: to, port: port}, head, payload, tail)
 }
@@ -176,8 +179,8 @@ func (e *Endpoint) Flush() {
 	e.queue.reset()
 }
 
-// Close stops receiving and ticking, waits for calls of the core to end, and closes all sockets. It must be called without
-// the device's lock. Datagrams sent afterwards are dropped. A second call does nothing.
+// Close stops receiving and ticking, waits for calls of the core to end, and closes all sockets. It must be called
+// without the device's lock. Datagrams sent afterwards are dropped. A second call does nothing.
 func (e *Endpoint) Close() {
 	e.mu.Lock()
 	again := e.closed

@@ -64,8 +64,8 @@ func TestWhatCannotBeSentIsCounted(t *testing.T) {
 				{"one longer than the MTU", to, 61500, 1, 1500, "dropped_too_big"},
 				{"batches longer than the MTU", to, 61500, 100, 1500, "dropped_too_big"},
 				{"no route", netip.AddrPortFrom(far, 4791), 61500, 100, 1000, "dropped_unreachable"},
-				// Linux returns EINVAL, as without support for batches; the later batches show that the endpoint distinguishes
-				// the two.
+				// Linux returns EINVAL, as without support for batches; the later batches show that the endpoint
+				// distinguishes the two.
 				{"a route to nowhere", netip.AddrPortFrom(hole, 4791), 61500, 100, 1000, "dropped_failed"},
 			} {
 				t.Run(c.name, func(t *testing.T) {
@@ -108,8 +108,8 @@ func TestFullQueueDrops(t *testing.T) {
 }
 
 // TestWithoutKernelHelp checks a kernel that does not segment batches (here because the socket sends no checksums): the
-// first datagram of the first batch arrives, the others are dropped, and from then on Next returns 0 and each datagram is
-// sent separately.
+// first datagram of the first batch arrives, the others are dropped, and from then on Next returns 0 and each datagram
+// is sent separately.
 func TestWithoutKernelHelp(t *testing.T) {
 	var a, b device
 	ea := open(t, &a, Config{Address: families[0].a})

@@ -53,7 +53,8 @@ func (c *control) setClass(f family, k class) {
 // controls has space for the control messages of a sent message. Both have the size of a control.
 type controls [2]control
 
-// set fills in the control messages of a batch, in segments of the given length or, with 0, of one datagram. It returns their number.
+// set fills in the control messages of a batch, in segments of the given length or, with 0, of one datagram. It returns
+// their number.
 func (c *controls) set(f family, k class, segment int) (n int) {
 	if k != 0 {
 		c[n].setClass(f, k)
@@ -66,11 +67,12 @@ func (c *controls) set(f family, k class, segment int) (n int) {
 	return n
 }
 
-// received has space for the control messages of a received message: UDP_GRO, and IP_TOS or IPV6_TCLASS. All have the size of a control.
+// received has space for the control messages of a received message: UDP_GRO, and IP_TOS or IPV6_TCLASS. All have the
+// size of a control.
 type received [2]control
 
-// parse returns the length in bytes of the datagrams that the kernel has coalesced, 0 without coalescing, and whether they are marked with
-// "congestion experienced". size is the length of the received control data.
+// parse returns the length in bytes of the datagrams that the kernel has coalesced, 0 without coalescing, and whether
+// they are marked with "congestion experienced". size is the length of the received control data.
 func (r *received) parse(size int) (each int, marked bool) {
 	const congestionExperienced = 3
 	for i := range r {

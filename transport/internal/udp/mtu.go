@@ -11,7 +11,8 @@ import (
 
 var _ wire.Routes = (*Endpoint)(nil)
 
-// PathMTU implements wire.Routes: the MTU of the route that the kernel selects, or less where an ICMP message has reported less.
+// PathMTU implements wire.Routes: the MTU of the route that the kernel selects, or less where an ICMP message has
+// reported less.
 func (e *Endpoint) PathMTU(to netip.Addr) (mtu int, err error) {
 	err = e.sender.space.Do(func() error {
 		fd, err := e.family.socket(netip.AddrPortFrom(e.config.Address, 0))

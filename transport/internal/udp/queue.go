@@ -9,7 +9,8 @@ const (
 	maxPayload4 = 65507
 	// maxPayload6 also excludes the IPv6 header, so that a batch stays below a device's gso_max_size of 65,536 bytes.
 	maxPayload6 = 65535 - 40 - 8
-	// When maxQueued datagrams or maxArena bytes of heads and tails are queued, they are sent without waiting for Flush.
+	// When maxQueued datagrams or maxArena bytes of heads and tails are queued, they are sent without waiting for
+	// Flush.
 	maxQueued = 1024
 	maxArena  = 1 << 20
 )
@@ -21,7 +22,8 @@ type flow struct {
 	class class
 }
 
-// class is the traffic class of a flow's datagrams: classed plus the byte for their headers, or 0 for that of the sockets.
+// class is the traffic class of a flow's datagrams: classed plus the byte for their headers, or 0 for that of the
+// sockets.
 type class uint16
 
 const classed class = 0x100
@@ -52,8 +54,8 @@ type portQueue struct {
 
 const none = -1
 
-// queue holds the datagrams since the last flush, in batches, by source port. Interleaved flows each fill their own batch;
-// order is only kept within a flow.
+// queue holds the datagrams since the last flush, in batches, by source port. Interleaved flows each fill their own
+// batch; order is only kept within a flow.
 type queue struct {
 	whole     bool // no batches: every datagram is sent separately
 	max       int  // maximum bytes of a batch

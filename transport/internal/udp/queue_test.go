@@ -91,8 +91,8 @@ func gathered(t *testing.T, e *Endpoint) []message {
 	return all
 }
 
-// drive interprets script as datagrams for a queue and its reference, and compares every position before, and all messages
-// after.
+// drive interprets script as datagrams for a queue and its reference, and compares every position before, and all
+// messages after.
 func drive(t *testing.T, script []byte) {
 	e := &Endpoint{family: unix.AF_INET}
 	e.sender.init(e, netns.Namespace{}, -1)
@@ -176,7 +176,8 @@ func FuzzQueue(f *testing.F) {
 	f.Fuzz(drive)
 }
 
-// TestQueueMatchesTwin compares positions, order within flows and limits of batches with the reference, in random traffic.
+// TestQueueMatchesTwin compares positions, order within flows and limits of batches with the reference, in random
+// traffic.
 func TestQueueMatchesTwin(t *testing.T) {
 	seed := rand.Uint64()
 	r := rand.New(rand.NewPCG(seed, 1))

@@ -88,7 +88,8 @@ func (s *sender) send(q *queue) {
 	}
 }
 
-// gather creates messages from batches of a source port, starting at b, and returns the first batch that did not fit, or none.
+// gather creates messages from batches of a source port, starting at b, and returns the first batch that did not fit,
+// or none.
 func (s *sender) gather(q *queue, b int32, port uint16) int32 {
 	for ; b != none && len(s.batches) < writeMessages; b = q.batches[b].next {
 		batch := &q.batches[b]
@@ -144,8 +145,8 @@ func (s *sender) append(b []byte, first int) {
 	base := unsafe.SliceData(b)
 	if n := len(s.iovs); n > first {
 		v := &s.iovs[n-1]
-		// Compare numbers, not pointers: a pointer past the end of v may not refer to an allocation. The queue keeps both
-		// buffers alive.
+		// Compare numbers, not pointers: a pointer past the end of v may not refer to an allocation. The queue keeps
+		// both buffers alive.
 		if uintptr(unsafe.Pointer(v.Base))+uintptr(v.Len) == uintptr(unsafe.Pointer(base)) {
 			v.SetLen(int(v.Len) + len(b))
 			return
@@ -209,8 +210,8 @@ func (s *sender) failed(fd, i int, q *queue, errno unix.Errno) {
 	case unix.ENETUNREACH, unix.EHOSTUNREACH, unix.ENETDOWN, unix.EHOSTDOWN:
 		c.unreachable += n
 	case unix.EINVAL, unix.EIO:
-		// EIO: the path encrypts or cannot checksum. EINVAL: no UDP_SEGMENT before Linux 4.18, or longer than the MTU before
-		// 6.10; sending the first datagram distinguishes the two.
+		// EIO: the path encrypts or cannot checksum. EINVAL: no UDP_SEGMENT before Linux 4.18, or longer than the MTU
+		// before 6.10; sending the first datagram distinguishes the two.
 		if b.count > 1 {
 			s.first(fd, i, q)
 			return
@@ -221,8 +222,8 @@ func (s *sender) failed(fd, i int, q *queue, errno unix.Errno) {
 	}
 }
 
-// first sends the first datagram of message i separately. The others are dropped: their identifications would differ from
-// Next.
+// first sends the first datagram of message i separately. The others are dropped: their identifications would differ
+// from Next.
 func (s *sender) first(fd, i int, q *queue) {
 	b := &q.batches[s.batches[i]]
 	rest := *b

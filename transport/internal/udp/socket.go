@@ -161,8 +161,8 @@ func (f family) socket(at netip.AddrPort, options ...option) (int, error) {
 	return fd, nil
 }
 
-// setBuffer requests a socket buffer beyond the system limit or, without that privilege, as large as possible. The kernel
-// doubles the number for its own bookkeeping.
+// setBuffer requests a socket buffer beyond the system limit or, without that privilege, as large as possible. The
+// kernel doubles the number for its own bookkeeping.
 func setBuffer(fd, force, modest, bytes int) {
 	if unix.SetsockoptInt(fd, unix.SOL_SOCKET, force, bytes) != nil {
 		_ = unix.SetsockoptInt(fd, unix.SOL_SOCKET, modest, bytes) // cannot fail: excess is truncated
@@ -180,8 +180,8 @@ func boundPort(fd int) (uint16, error) {
 	return 0, errors.Join(errors.New("no port"), err)
 }
 
-// drops returns the number of datagrams that the kernel has dropped at a socket, modulo 2^32: the number that SO_RXQ_OVFL
-// would report with the next datagram, but without waiting for one.
+// drops returns the number of datagrams that the kernel has dropped at a socket, modulo 2^32: the number that
+// SO_RXQ_OVFL would report with the next datagram, but without waiting for one.
 func drops(fd int) uint32 {
 	var info [16]uint32 // SK_MEMINFO_VARS is 9
 	size := uint32(unsafe.Sizeof(info))

@@ -12,7 +12,8 @@ import (
 	"time"
 )
 
-// TestManySourcePorts checks that each port has a socket, at most 1024 are open, and those unused for a minute are closed.
+// TestManySourcePorts checks that each port has a socket, at most 1024 are open, and those unused for a minute are
+// closed.
 func TestManySourcePorts(t *testing.T) {
 	for _, f := range families {
 		t.Run(f.name, func(t *testing.T) {
@@ -61,8 +62,8 @@ func TestManySourcePorts(t *testing.T) {
 	}
 }
 
-// TestSourcePortIsShared checks that endpoints can send from the same port of the same address, and from their receiving
-// port; a foreign socket with exclusive use of the port prevents this until it is closed.
+// TestSourcePortIsShared checks that endpoints can send from the same port of the same address, and from their
+// receiving port; a foreign socket with exclusive use of the port prevents this until it is closed.
 func TestSourcePortIsShared(t *testing.T) {
 	var clock atomic.Int64
 	var a, a2, b device

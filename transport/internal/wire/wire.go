@@ -17,13 +17,14 @@ type Core interface {
 
 // Out is the sending side for a core. Its methods are called with the device's lock held.
 type Out interface {
-	// Send queues a datagram from a UDP source port: the concatenation of head, payload and tail. head and tail are copied
-	// before it returns; payload is read until the next flush and must not change before. Consecutive datagrams with the
-	// same destination, source port and total length are sent as one batch (UDP_SEGMENT); the last of them may be shorter.
+	// Send queues a datagram from a UDP source port: the concatenation of head, payload and tail. head and tail are
+	// copied before it returns; payload is read until the next flush and must not change before. Consecutive datagrams
+	// with the same destination, source port and total length are sent as one batch (UDP_SEGMENT); the last of them may
+	// be shorter.
 	Send(to netip.AddrPort, port uint16, head, payload, tail []byte)
-	// Next returns the IPv4 identification of a datagram with this destination, source port and total length if it is the
-	// next one sent: Linux uses 0 for packets of unconnected sockets and counts up when it segments a batch. The ICRC of
-	// RoCEv2 covers it.
+	// Next returns the IPv4 identification of a datagram with this destination, source port and total length if it is
+	// the next one sent: Linux uses 0 for packets of unconnected sockets and counts up when it segments a batch. The
+	// ICRC of RoCEv2 covers it.
 	Next(to netip.AddrPort, port uint16, length int) uint16
 	// WakeAt requests a call of Core.Tick at a time of Host.Now, and replaces any earlier request; 0 cancels it.
 	WakeAt(time.Duration)
@@ -31,8 +32,8 @@ type Out interface {
 
 // Classes is an Out that sends datagrams of several traffic classes.
 type Classes interface {
-	// SendClass is Out.Send with an IPv4 ToS or IPv6 traffic class, whose two ECN bits are 0 and which replaces that of the carrier's configuration. Datagrams of
-	// different classes do not share a batch.
+	// SendClass is Out.Send with an IPv4 ToS or IPv6 traffic class, whose two ECN bits are 0 and which replaces that of
+	// the carrier's configuration. Datagrams of different classes do not share a batch.
 	SendClass(class uint8, to netip.AddrPort, port uint16, head, payload, tail []byte)
 }
 
@@ -45,7 +46,7 @@ type Marked interface {
 
 // Routes is an Out that reports the routes of its destinations.
 type Routes interface {
-	// PathMTU returns the size in bytes of the largest IP packet that the route to an address carries. The error is the kernel's if there
-	// is no route.
+	// PathMTU returns the size in bytes of the largest IP packet that the route to an address carries. The error is the
+	// kernel's if there is no route.
 	PathMTU(to netip.Addr) (int, error)
 }

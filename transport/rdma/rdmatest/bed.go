@@ -18,9 +18,11 @@ type Bed interface {
 	After(d time.Duration, f func())
 	// Now returns the hosts' time.
 	Now() time.Duration
-	// Run lets time pass until done returns true, or for limit at most; then it returns false. It calls done with the lock held.
+	// Run lets time pass until done returns true, or for limit at most; then it returns false. It calls done with the
+	// lock held.
 	Run(done func() bool, limit time.Duration) bool
-	// Planes returns the number of planes; the plane of a source port is the port modulo that number. SetPlane takes a plane down or up.
+	// Planes returns the number of planes; the plane of a source port is the port modulo that number. SetPlane takes a
+	// plane down or up.
 	Planes() int
 	SetPlane(plane int, up bool)
 	// Err returns the first error of the network itself.
@@ -84,8 +86,8 @@ type realTime struct {
 type RealConfig struct {
 	Addresses  [2]netip.Addr
 	Transports [2]rdma.Transport
-	// Planes is the number of planes, at least 1. SetPlane takes a plane down or up; with nil, planes stay up, although flaps still change
-	// the channels' paths.
+	// Planes is the number of planes, at least 1. SetPlane takes a plane down or up; with nil, planes stay up, although
+	// flaps still change the channels' paths.
 	Planes   int
 	SetPlane func(plane int, up bool)
 }

@@ -41,8 +41,8 @@ func ChannelsOn(t testing.TB, bed Bed, o Options) Result {
 // RunChannels runs the model on a bed and closes the bed. It returns an error in these cases:
 //
 //   - an operation does not complete exactly once, or with an error, or nothing completes for Options.Idle
-//   - an operation completes early: the peer's memory does not hold the written bytes yet, the SEND was not delivered, or
-//     the bytes read were at no time in memory
+//   - an operation completes early: the peer's memory does not hold the written bytes yet, the SEND was not delivered,
+//     or the bytes read were at no time in memory
 //   - an operation is executed twice, or not in the order that an ordered channel promises, or memory differs from the
 //     model's in the end, byte for byte
 //   - the transport breaks the contract of rdma.Host (Host.Err)
@@ -153,8 +153,8 @@ func (m *model) describe() (s string) {
 	return s
 }
 
-// compareCounts compares Path.Sent with the payload of WRITEs and SENDs, counted once each. Transports may differ in whether they count
-// heads of SENDs and answers to READs and atomics.
+// compareCounts compares Path.Sent with the payload of WRITEs and SENDs, counted once each. Transports may differ in
+// whether they count heads of SENDs and answers to READs and atomics.
 func (m *model) compareCounts() error {
 	for side, ends := range m.ends {
 		for i, e := range ends {
@@ -185,8 +185,8 @@ func (m *model) result(begin time.Duration) Result {
 	return r
 }
 
-// closing closes channels with operations outstanding: these complete before Close returns, and the peer's end does not fail the process.
-// Then it closes the remaining channels.
+// closing closes channels with operations outstanding: these complete before Close returns, and the peer's end does not
+// fail the process. Then it closes the remaining channels.
 func (m *model) closing() error {
 	m.bed.Lock()
 	m.lenient = true // from now on operations are flushed

@@ -13,8 +13,9 @@ type Ends struct {
 	Memory [2]*rdma.MR
 }
 
-// Connect connects a set between two devices: each has a protection domain, a completion queue, and memory with the given length in bytes and
-// access, which the end of the test deregisters. config is the remaining configuration of both sets.
+// Connect connects a set between two devices: each has a protection domain, a completion queue, and memory with the
+// given length in bytes and access, which the end of the test deregisters. config is the remaining configuration of
+// both sets.
 func Connect(t testing.TB, devices [2]*rdma.Device, config rdma.SetConfig, access rdma.Access, lengths [2]int, slots [2][]rdma.Slot) (e Ends) {
 	t.Helper()
 	var configs [2]rdma.SetConfig

@@ -1,5 +1,5 @@
-// Package rdmatest is the test rig for transports of package rdma: a network in virtual time, and models that compare a transport with its
-// specification.
+// Package rdmatest is the test rig for transports of package rdma: a network in virtual time, and models that compare a
+// transport with its specification.
 //
 //	Net        planes that lose, delay, duplicate, reorder and corrupt datagrams, and go down; deterministic by seed
 //	Host       a rdma.Host for driving channels without sets; it checks the contract of channel.go
@@ -12,8 +12,8 @@
 //
 //	rdmatest.Channels(t, func(out wire.Out) rdmatest.Core { return roce.NewCore(roce.Config{}, out) }, rdmatest.Options{Loss: 0.1})
 //
-// A transport with its own sockets or memory runs on a bed in real time (Real, ChannelsOn). A failure prints its options: equal options
-// repeat a run in virtual time exactly, if the core is deterministic too.
+// A transport with its own sockets or memory runs on a bed in real time (Real, ChannelsOn). A failure prints its
+// options: equal options repeat a run in virtual time exactly, if the core is deterministic too.
 //
 // Tests of the rig run transports that each have one deliberate fault.
 package rdmatest

@@ -60,8 +60,8 @@ var (
 	_ wire.Classes = (*End)(nil)
 )
 
-// Transport puts a core on the network at an address and its UDP port; port 0 means every port that no other core on the address has. Start
-// of the returned End starts the core, and Stop takes it off the network.
+// Transport puts a core on the network at an address and its UDP port; port 0 means every port that no other core on
+// the address has. Start of the returned End starts the core, and Stop takes it off the network.
 func (n *Net) Transport(at netip.AddrPort, construct Constructor) *End {
 	if n.ends[at] != nil {
 		panic(fmt.Sprintf("rdmatest: %v is taken", at))
@@ -152,8 +152,8 @@ func (e *End) WakeAt(at time.Duration) {
 	}
 }
 
-// schedule ensures an event at or before wake. A time in the past becomes one slightly in the future, as with real timers: if a core keeps
-// requesting such times, virtual time still advances and time limits detect the loop.
+// schedule ensures an event at or before wake. A time in the past becomes one slightly in the future, as with real
+// timers: if a core keeps requesting such times, virtual time still advances and time limits detect the loop.
 func (e *End) schedule() {
 	at := max(e.wake, e.net.now+time.Microsecond)
 	if e.scheduled == 0 || at < e.scheduled {
@@ -200,14 +200,15 @@ func (e *End) serialize(d *datagram, p *planeState) (time.Duration, bool) {
 	return e.net.pass(d, &e.busy[d.plane], &Link{Rate: p.Rate, Queue: p.Queue})
 }
 
-// enqueue returns the time at which the datagram has reached the host by the inbound link, or false if the queue is full.
+// enqueue returns the time at which the datagram has reached the host by the inbound link, or false if the queue is
+// full.
 func (e *End) enqueue(d *datagram, l *Link) (time.Duration, bool) {
 	d.queued = true
 	return e.net.pass(d, &e.in[d.plane], l)
 }
 
-// pass returns the time at which a datagram has passed a link, or false if the queue in front of it is full. free is the time from which on the
-// link is free.
+// pass returns the time at which a datagram has passed a link, or false if the queue in front of it is full. free is
+// the time from which on the link is free.
 func (n *Net) pass(d *datagram, free *time.Duration, l *Link) (time.Duration, bool) {
 	begin := max(*free, n.now)
 	waiting := int64(begin-n.now) * l.Rate / int64(time.Second)

@@ -8,8 +8,8 @@ import (
 	"github.com/fared/fared/transport/roce"
 )
 
-// The model posts operations of every kind on RoCEv2 queue pairs, while a network in virtual time drops a tenth of the datagrams. An error
-// would be a deviation from the specification.
+// The model posts operations of every kind on RoCEv2 queue pairs, while a network in virtual time drops a tenth of the
+// datagrams. An error would be a deviation from the specification.
 func ExampleRunSets() {
 	transport := func(out wire.Out) rdmatest.Core { return roce.NewCore(roce.Config{}, out) }
 	options := rdmatest.SetOptions{Options: rdmatest.Options{Ops: 500, Loss: 0.1}}

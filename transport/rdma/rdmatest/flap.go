@@ -8,10 +8,12 @@ import (
 	"github.com/fared/fared/transport/rdma"
 )
 
-// firstPort is the first source port of slots. It lies above Linux's default ephemeral ports (32768-60999), which other programs may hold.
+// firstPort is the first source port of slots. It lies above Linux's default ephemeral ports (32768-60999), which other
+// programs may hold.
 const firstPort = 61440
 
-// port returns the source port of an end's slot on a plane. The plane of a port is the port modulo the number of planes (Bed.Planes).
+// port returns the source port of an end's slot on a plane. The plane of a port is the port modulo the number of planes
+// (Bed.Planes).
 func (e *end) port(plane int) uint16 {
 	planes := e.m.bed.Planes()
 	first := (firstPort + planes - 1) / planes * planes
@@ -21,8 +23,8 @@ func (e *end) port(plane int) uint16 {
 // home returns the plane of an end with a single slot.
 func (e *end) home() int { return e.index % e.m.bed.Planes() }
 
-// choose returns the paths of an end as a set would choose them from the beliefs of its host, and whether the end is parked: all its slots
-// are parked, and it may post no new operations. A parked end has a lent path if any plane is up.
+// choose returns the paths of an end as a set would choose them from the beliefs of its host, and whether the end is
+// parked: all its slots are parked, and it may post no new operations. A parked end has a lent path if any plane is up.
 func (e *end) choose() (paths []rdma.Path, parked bool) {
 	m := e.m
 	beliefs := m.beliefs[e.side]

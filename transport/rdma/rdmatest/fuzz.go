@@ -12,13 +12,15 @@ import (
 
 // FuzzOptions are the guarantees of the fuzzed transport.
 type FuzzOptions struct {
-	// Checksum: the protocol has its own checksum, so that bytes which the peer did not send change nothing, whatever their source address.
-	// Without it such bytes may break a channel; even then operations have to complete exactly once.
+	// Checksum: the protocol has its own checksum, so that bytes which the peer did not send change nothing, whatever
+	// their source address. Without it such bytes may break a channel; even then operations have to complete exactly
+	// once.
 	Checksum bool
 }
 
-// Fuzz lets a fuzzer drive the model on channels. The fuzzer chooses the operations, the fate of datagrams, the times of outages, and
-// forged datagrams. In the end the planes that are up deliver reliably for long enough that all operations complete.
+// Fuzz lets a fuzzer drive the model on channels. The fuzzer chooses the operations, the fate of datagrams, the times
+// of outages, and forged datagrams. In the end the planes that are up deliver reliably for long enough that all
+// operations complete.
 //
 // A script is a byte of settings followed by actions of two bytes each: the action and its parameter.
 func Fuzz(f *testing.F, construct Constructor, o FuzzOptions) {

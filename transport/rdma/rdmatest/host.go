@@ -11,8 +11,8 @@ import (
 	"github.com/fared/fared/transport/rdma"
 )
 
-// Hooks receive the calls of a transport to its host. They run with the lock held and must not call a channel, except through Host.Later.
-// All hooks but Admit are optional.
+// Hooks receive the calls of a transport to its host. They run with the lock held and must not call a channel, except
+// through Host.Later. All hooks but Admit are optional.
 type Hooks struct {
 	// Admit returns the destination of an incoming message.
 	Admit func(ch rdma.Channel, head []byte, n int) ([]byte, rdma.Verdict)
@@ -26,9 +26,9 @@ type Hooks struct {
 	Failed   func(ch rdma.Channel, err error)
 }
 
-// Host is an rdma.Host for one transport, for driving channels without sets: it has memory regions and the hooks, and it checks the
-// contract. Err returns the first breach by the transport. As in a device, calls from the transport do not call back into a channel before
-// the end of the turn.
+// Host is an rdma.Host for one transport, for driving channels without sets: it has memory regions and the hooks, and
+// it checks the contract. Err returns the first breach by the transport. As in a device, calls from the transport do
+// not call back into a channel before the end of the turn.
 type Host struct {
 	Hooks
 	address   netip.Addr
@@ -68,8 +68,8 @@ const maxVain = 10000
 
 var _ rdma.FlatHost = (*Host)(nil)
 
-// NewHost makes a host at an address and starts a transport on it. now is the clock of the transport; lock corresponds to the device's
-// lock, and nil is for virtual time, which has no concurrency.
+// NewHost makes a host at an address and starts a transport on it. now is the clock of the transport; lock corresponds
+// to the device's lock, and nil is for virtual time, which has no concurrency.
 func NewHost(address netip.Addr, transport rdma.Transport, now func() time.Duration, lock sync.Locker, hooks Hooks) (*Host, error) {
 	if lock == nil {
 		lock = noLock{}
@@ -104,7 +104,8 @@ func (h *Host) Alloc(n int) (b []byte, err error) {
 	return b, err
 }
 
-// Later schedules f for the end of the turn, before the flush, where calls to channels are allowed. The caller holds the lock.
+// Later schedules f for the end of the turn, before the flush, where calls to channels are allowed. The caller holds
+// the lock.
 func (h *Host) Later(f func()) { h.later = append(h.later, f) }
 
 // Err returns the first breach of the contract by the transport.

@@ -30,8 +30,8 @@ type incast struct {
 	marked  float64
 }
 
-// runIncast has senders write to one receiver for a second, whose link has a finite queue, or has the receiver read from all of them. The bytes on the link are those of
-// the network, and not those that a transport counts.
+// runIncast has senders write to one receiver for a second, whose link has a finite queue, or has the receiver read
+// from all of them. The bytes on the link are those of the network, and not those that a transport counts.
 func runIncast(t *testing.T, construct seeded, opcode rdma.Opcode, link rdmatest.Link) incast {
 	t.Helper()
 	at := func(i int) netip.Addr { return netip.AddrFrom4([4]byte{10, 255, 0, byte(1 + i)}) }
@@ -110,7 +110,8 @@ func runIncast(t *testing.T, construct seeded, opcode rdma.Opcode, link rdmatest
 	return r
 }
 
-// testIncast runs incasts of WRITEs and of the answers to READs, over a link whose queue drops, and over one whose queue marks.
+// testIncast runs incasts of WRITEs and of the answers to READs, over a link whose queue drops, and over one whose
+// queue marks.
 func testIncast(t *testing.T, construct seeded) {
 	for _, opcode := range []rdma.Opcode{rdma.Write, rdma.Read} {
 		for _, x := range []struct {
@@ -139,8 +140,8 @@ func TestSUPERpIncast(t *testing.T) {
 	testIncast(t, newSUPERp)
 }
 
-// TestRoCEReadsFillALink compares the goodput of READs with that of WRITEs on an otherwise idle link: requests in parts must not cost any, whatever the delay and the number of
-// outstanding requests.
+// TestRoCEReadsFillALink compares the goodput of READs with that of WRITEs on an otherwise idle link: requests in parts
+// must not cost any, whatever the delay and the number of outstanding requests.
 func TestRoCEReadsFillALink(t *testing.T) {
 	const rate, n = 200_000_000, 64 << 10 // bytes per second, and of an operation
 	run := func(opcode rdma.Opcode, delay time.Duration, limit int) float64 {

@@ -26,8 +26,8 @@ const (
 	junkByte = 0x5a
 )
 
-// model is two hosts with channels between them, and the expected contents of their memory. It posts operations, checks each completion and
-// delivery, and compares all memory in the end.
+// model is two hosts with channels between them, and the expected contents of their memory. It posts operations, checks
+// each completion and delivery, and compares all memory in the end.
 type model struct {
 	o            Options
 	bed          Bed
@@ -101,7 +101,8 @@ type task struct {
 	at   int    // offset in the area
 	cell int    // -1: none
 	part int
-	// For sets: the place of buf in the end's memory region, the posted work request, and the number of the message in its direction.
+	// For sets: the place of buf in the end's memory region, the posted work request, and the number of the message in
+	// its direction.
 	slot      int
 	opcode    rdma.Opcode
 	silent    bool

@@ -23,16 +23,16 @@ type Constructor func(out wire.Out) Core
 
 // Plane is the quality of one plane of a Net. The zero value carries all datagrams without delay, in order.
 type Plane struct {
-	// Delay is the minimum delay of a datagram; Jitter is the maximum of an additional random delay. Within a plane datagrams between two
-	// hosts still stay in order, except those that Reorder picks.
+	// Delay is the minimum delay of a datagram; Jitter is the maximum of an additional random delay. Within a plane
+	// datagrams between two hosts still stay in order, except those that Reorder picks.
 	Delay, Jitter time.Duration
-	// Reorder, Loss, Duplicate and Corrupt are independent probabilities for each datagram. A reordered datagram takes up to Late longer
-	// and may be overtaken; a corrupt one arrives with one to three flipped bits.
+	// Reorder, Loss, Duplicate and Corrupt are independent probabilities for each datagram. A reordered datagram takes
+	// up to Late longer and may be overtaken; a corrupt one arrives with one to three flipped bits.
 	Reorder, Loss, Duplicate, Corrupt float64
 	// Late is the maximum additional delay of a reordered or duplicated datagram; 0 means four times Delay plus Jitter.
 	Late time.Duration
-	// Rate is the bandwidth of each host on the plane, in bytes per second; 0 means no limit. Queue is the length of the queue in front of
-	// it, in bytes, beyond which datagrams are dropped; 0 means no limit.
+	// Rate is the bandwidth of each host on the plane, in bytes per second; 0 means no limit. Queue is the length of
+	// the queue in front of it, in bytes, beyond which datagrams are dropped; 0 means no limit.
 	Rate, Queue int64
 	// Inbound is the link from the plane to each host, which all senders share.
 	Inbound Link
@@ -57,7 +57,8 @@ type NetConfig struct {
 	MTU int
 	// IPv6 gives the hosts of Virtual IPv6 addresses.
 	IPv6 bool
-	// Fate, if not nil, decides about each datagram instead of random choices. Planes that are down lose datagrams regardless.
+	// Fate, if not nil, decides about each datagram instead of random choices. Planes that are down lose datagrams
+	// regardless.
 	Fate func(Datagram) Fate
 	// Trace, if not nil, receives each datagram as it is sent.
 	Trace func(Datagram)
@@ -80,19 +81,21 @@ type Fate struct {
 	Late time.Duration
 }
 
-// NetStats are a Net's counters. Sent + Duplicated + Injected = Delivered + Lost + Dropped + Unreachable + datagrams in flight.
+// NetStats are a Net's counters. Sent + Duplicated + Injected = Delivered + Lost + Dropped + Unreachable + datagrams in
+// flight.
 type NetStats struct {
 	Sent, Injected, Delivered, Duplicated, Corrupted, Reordered, Marked uint64
 	// Lost: by chance or on a plane that was down; Dropped: by a full queue; Unreachable: no host has the address.
 	Lost, Dropped, Unreachable uint64
-	// Changed counts payloads that differ between Send and flush. wire.Out forbids such changes, and an ICRC computed at Send would be
-	// wrong.
+	// Changed counts payloads that differ between Send and flush. wire.Out forbids such changes, and an ICRC computed
+	// at Send would be wrong.
 	Changed uint64
 	// Bytes counts bytes of UDP payload sent.
 	Bytes uint64
 }
 
-// Net is a network of planes in virtual time. It has no goroutine: Step executes the next event. Not safe for concurrent use.
+// Net is a network of planes in virtual time. It has no goroutine: Step executes the next event. Not safe for
+// concurrent use.
 type Net struct {
 	config NetConfig
 	now    time.Duration
@@ -153,7 +156,8 @@ func (n *Net) Stats() NetStats { return n.stats }
 // Err returns the first misuse of the network: a datagram that is too long or an unmapped source port.
 func (n *Net) Err() error { return n.fault }
 
-// SetPlane takes a plane down or up. A plane that goes down loses its datagrams in flight and all later ones; hosts are not notified.
+// SetPlane takes a plane down or up. A plane that goes down loses its datagrams in flight and all later ones; hosts are
+// not notified.
 func (n *Net) SetPlane(plane int, up bool) {
 	p := &n.planes[plane]
 	if !up && !p.down {
@@ -165,7 +169,8 @@ func (n *Net) SetPlane(plane int, up bool) {
 // Up reports whether a plane is up.
 func (n *Net) Up(plane int) bool { return !n.planes[plane].down }
 
-// SetSender starts (up false) or stops losing all datagrams that a host sends on a plane. The host still receives there.
+// SetSender starts (up false) or stops losing all datagrams that a host sends on a plane. The host still receives
+// there.
 func (n *Net) SetSender(from netip.Addr, plane int, up bool) { n.planes[plane].mute[from] = !up }
 
 // SetQuality replaces the quality of a plane for datagrams sent from now on.
@@ -188,8 +193,8 @@ func (n *Net) Inject(from, to netip.AddrPort, plane int, b []byte) {
 	n.deliverAt(n.now+n.planes[plane].Delay, d)
 }
 
-// Step advances to the next event and executes it; it returns false if there is none. Datagrams that reach a host at the same time form one
-// turn: the host receives them, then flushes.
+// Step advances to the next event and executes it; it returns false if there is none. Datagrams that reach a host at
+// the same time form one turn: the host receives them, then flushes.
 func (n *Net) Step() bool {
 	if n.events.len() == 0 {
 		return false
@@ -235,7 +240,8 @@ func (n *Net) Stall(d time.Duration) { n.now += d }
 // maxTurn is the maximum number of datagrams that a host receives in one turn, similar to recvmmsg.
 const maxTurn = 64
 
-// arrive puts a datagram into its host's inbox, after it has passed the queue of the inbound link. It returns the host, or nil if the datagram is queued or lost.
+// arrive puts a datagram into its host's inbox, after it has passed the queue of the inbound link. It returns the host,
+// or nil if the datagram is queued or lost.
 func (n *Net) arrive(d *datagram) *End {
 	end := n.find(d.to)
 	switch p := &n.planes[d.plane]; {
@@ -369,8 +375,8 @@ func (n *Net) copy(of *datagram) *datagram {
 	return d
 }
 
-// release puts a datagram on the free list. It overwrites the bytes at once, so that a core that keeps the slice passed to Receive reads
-// other contents.
+// release puts a datagram on the free list. It overwrites the bytes at once, so that a core that keeps the slice passed
+// to Receive reads other contents.
 func (n *Net) release(d *datagram) {
 	copy(d.bytes, poison)
 	d.payload = nil

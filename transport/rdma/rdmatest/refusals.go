@@ -11,8 +11,8 @@ import (
 	"github.com/fared/fared/transport/rdma"
 )
 
-// Refusals runs operations that a peer refuses: wrong key, bounds, rights or alignment, or an unwanted message. The operation completes
-// with the matching error, no part of it is executed, and all operations posted after it complete.
+// Refusals runs operations that a peer refuses: wrong key, bounds, rights or alignment, or an unwanted message. The
+// operation completes with the matching error, no part of it is executed, and all operations posted after it complete.
 func Refusals(t *testing.T, construct Constructor) {
 	for _, refusal := range refusals {
 		for _, loss := range []float64{0, 0.2} {

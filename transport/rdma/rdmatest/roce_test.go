@@ -34,7 +34,8 @@ func TestRoCESets(t *testing.T) {
 	sets(t, newRoCE, gate.Count(t, gate.Models, 25_000, 1_000_000))
 }
 
-// TestRoCEPlainSets posts on sets of one slot, whose only queue pair is plain: messages have no header, and wait for receives by RNR NAKs.
+// TestRoCEPlainSets posts on sets of one slot, whose only queue pair is plain: messages have no header, and wait for
+// receives by RNR NAKs.
 func TestRoCEPlainSets(t *testing.T) {
 	for _, ordering := range []wecmp.Ordering{wecmp.Weak, wecmp.Partial, wecmp.Strong} {
 		few := uint64(0) // RNR NAKs with few receives; a short run with many losses may have none

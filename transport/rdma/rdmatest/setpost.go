@@ -91,8 +91,8 @@ func (m *setModel) request(s *setSide, t *task) rdma.SendWR {
 	return wr
 }
 
-// reshare sets planes, ports and shares of a side's slots according to the host's beliefs. A slot whose plane is down is parked, or moves
-// to a plane that is up (reweight and remap in wecmp), and may return to its home plane.
+// reshare sets planes, ports and shares of a side's slots according to the host's beliefs. A slot whose plane is down
+// is parked, or moves to a plane that is up (reweight and remap in wecmp), and may return to its home plane.
 func (m *setModel) reshare(s *setSide) {
 	planes := m.bed.Planes()
 	beliefs := m.beliefs[s.side]

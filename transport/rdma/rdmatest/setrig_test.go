@@ -44,7 +44,8 @@ func TestSetsCatchFaults(t *testing.T) {
 	}
 }
 
-// TestSetsWithFewReceives checks that messages wait for receives, on channels that request retransmissions and on those that hold them.
+// TestSetsWithFewReceives checks that messages wait for receives, on channels that request retransmissions and on those
+// that hold them.
 func TestSetsWithFewReceives(t *testing.T) {
 	for name, construct := range map[string]Constructor{"sent again": newToy(sound), "held": newHoldingToy} {
 		t.Run(name, func(t *testing.T) {

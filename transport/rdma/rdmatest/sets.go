@@ -13,8 +13,8 @@ import (
 	"github.com/fared/fared/wecmp"
 )
 
-// SetOptions are the parameters of a run over sets. In the embedded Options, Ops counts work requests, Channels is unused, and Window is
-// the maximum number of outstanding work requests per side.
+// SetOptions are the parameters of a run over sets. In the embedded Options, Ops counts work requests, Channels is
+// unused, and Window is the maximum number of outstanding work requests per side.
 type SetOptions struct {
 	Options
 	// Ordering is the memory ordering of the sets.
@@ -23,8 +23,8 @@ type SetOptions struct {
 	Slots int
 	// SegmentSize is the segment size of the sets in bytes: 2 KiB by default, so that most long messages are cut.
 	SegmentSize int
-	// Receives is the number of posted receives: by default two for each work request of Window. With fewer than Window, messages wait for
-	// receives.
+	// Receives is the number of posted receives: by default two for each work request of Window. With fewer than
+	// Window, messages wait for receives.
 	Receives int
 }
 
@@ -38,8 +38,9 @@ func Sets(t testing.TB, construct Constructor, o SetOptions) Result {
 	return result
 }
 
-// setModel is the model on sets. Its ends have work requests instead of operations: a task's op describes its work request. Completions
-// arrive in the order of posting, whatever the order of execution, so the ends are those of an ordered channel.
+// setModel is the model on sets. Its ends have work requests instead of operations: a task's op describes its work
+// request. Completions arrive in the order of posting, whatever the order of execution, so the ends are those of an
+// ordered channel.
 type setModel struct {
 	*model
 	o       SetOptions
@@ -252,8 +253,9 @@ func (m *setModel) describeSets() (s string) {
 	return s
 }
 
-// compareSlots compares the bytes sent on the slots with the posted bytes. Heads of SENDs and answers to the peer may count. Under Weak, if
-// nothing was read and no shares have changed, each slot has sent its due bytes, within a few segments or batches of packets.
+// compareSlots compares the bytes sent on the slots with the posted bytes. Heads of SENDs and answers to the peer may
+// count. Under Weak, if nothing was read and no shares have changed, each slot has sent its due bytes, within a few
+// segments or batches of packets.
 func (m *setModel) compareSlots() error {
 	read := m.sides[0].read + m.sides[1].read
 	for i, s := range m.sides {
@@ -273,7 +275,8 @@ func (m *setModel) compareSlots() error {
 	return nil
 }
 
-// end closes one set with a work request outstanding, which completes at once, as flushed. Then it closes the other set.
+// end closes one set with a work request outstanding, which completes at once, as flushed. Then it closes the other
+// set.
 func (m *setModel) end() error {
 	a, b := m.sides[0], m.sides[1]
 	t := a.make(rdma.OpWrite, min(1000, m.o.MaxSize))
@@ -336,7 +339,8 @@ func (m *setModel) poll() {
 	}
 }
 
-// received checks the completion of a receive: messages arrive in the order of posting, whatever paths their pieces took.
+// received checks the completion of a receive: messages arrive in the order of posting, whatever paths their pieces
+// took.
 func (m *setModel) received(s *setSide, c *rdma.Completion) {
 	switch {
 	case c.Err != nil:

@@ -14,8 +14,8 @@ import (
 	"github.com/fared/fared/transport/superp"
 )
 
-// TestSockets runs the model in real time, over sockets on loopback addresses. Channels change their source ports, although no plane loses
-// datagrams.
+// TestSockets runs the model in real time, over sockets on loopback addresses. Channels change their source ports,
+// although no plane loses datagrams.
 func TestSockets(t *testing.T) {
 	for name, construct := range map[string]func() rdma.Transport{
 		"RoCE":   func() rdma.Transport { return roce.New(roce.Config{Port: 24791}) },

@@ -25,8 +25,9 @@ const (
 	stallLess    = 3 + effort/12         // 11 with the race detector
 )
 
-// stallBed is a pair of sets over eight planes of equal rate, one slot per plane. The first set writes messages to cells of the second's
-// memory, each message once to one cell. The content of a cell proves that its message has been executed.
+// stallBed is a pair of sets over eight planes of equal rate, one slot per plane. The first set writes messages to
+// cells of the second's memory, each message once to one cell. The content of a cell proves that its message has been
+// executed.
 type stallBed struct {
 	t       *testing.T
 	net     *rdmatest.Net
@@ -123,8 +124,8 @@ func (b *stallBed) finish() {
 	}
 }
 
-// testStall runs sets over a plane that loses everything for 300 ms, without a change of weights. Messages on other slots continue at the
-// rate of the remaining planes, and when the plane is back each slot has its share.
+// testStall runs sets over a plane that loses everything for 300 ms, without a change of weights. Messages on other
+// slots continue at the rate of the remaining planes, and when the plane is back each slot has its share.
 func testStall(t *testing.T, construct seeded) {
 	for _, ordering := range []wecmp.Ordering{wecmp.Weak, wecmp.Partial, wecmp.Strong} {
 		if ordering == wecmp.Strong && stallLess > 1 {
@@ -168,8 +169,8 @@ func testStall(t *testing.T, construct seeded) {
 	}
 }
 
-// testBlindSets runs sets over planes that go down and come back unannounced, under every ordering, with loss: each work request is
-// executed once, in the promised order.
+// testBlindSets runs sets over planes that go down and come back unannounced, under every ordering, with loss: each
+// work request is executed once, in the promised order.
 func testBlindSets(t *testing.T, construct seeded, seeds int) {
 	for _, ordering := range []wecmp.Ordering{wecmp.Weak, wecmp.Partial, wecmp.Strong} {
 		stalls := uint64(0)

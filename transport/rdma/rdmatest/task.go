@@ -96,7 +96,8 @@ func (e *end) place(t *task, n int) int {
 	return t.cell*e.cell + rng.IntN(e.cell-room+1)
 }
 
-// newTask reuses the oldest spare task, so that a transport that still reads a task after its completion reads unused memory.
+// newTask reuses the oldest spare task, so that a transport that still reads a task after its completion reads unused
+// memory.
 func (e *end) newTask() *task {
 	if len(e.spare) <= e.idle {
 		return &task{}
@@ -209,8 +210,9 @@ func (m *model) deliver(ch rdma.Channel, head, body []byte) {
 	}
 }
 
-// differs compares the area at an offset with the expected bytes. It returns the index of the first byte that is neither as expected nor
-// explained by an operation in maybe, which may have been executed already; -1 if there is none.
+// differs compares the area at an offset with the expected bytes. It returns the index of the first byte that is
+// neither as expected nor explained by an operation in maybe, which may have been executed already; -1 if there is
+// none.
 func (e *end) differs(at int, want []byte, maybe []*task) int {
 	got := e.peer()[at:][:len(want)]
 	if bytes.Equal(got, want) {

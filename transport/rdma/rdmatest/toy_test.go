@@ -12,8 +12,8 @@ import (
 	"github.com/fared/fared/transport/rdma"
 )
 
-// toy is a stop-and-wait transport, small enough to be obviously correct: one datagram per operation, one for its acknowledgement, one
-// operation of a channel in flight. Each of its faults is one error, which the rig has to detect.
+// toy is a stop-and-wait transport, small enough to be obviously correct: one datagram per operation, one for its
+// acknowledgement, one operation of a channel in flight. Each of its faults is one error, which the rig has to detect.
 type toy struct {
 	fault    toyFault
 	holds    bool // keeps a message that was not admitted until Ready, instead of requesting a retransmission
@@ -54,8 +54,8 @@ var toyFaultNames = [...]string{"sound", "loses", "executes twice", "completes e
 
 func (f toyFault) String() string { return toyFaultNames[f] }
 
-// A datagram: crc u32 · channel u16 · kind u8 · flags u8 · seq u64 · key u32 · remote u64 · compare u64 · swap u64 · length u32 ·
-// head 20 · payload. An acknowledgement has kind 0xff and, as payload, the answer.
+// A datagram: crc u32 · channel u16 · kind u8 · flags u8 · seq u64 · key u32 · remote u64 · compare u64 · swap u64 ·
+// length u32 · head 20 · payload. An acknowledgement has kind 0xff and, as payload, the answer.
 const (
 	toyHeader = 4 + 2 + 1 + 1 + 8 + 4 + 8 + 8 + 8 + 4 + 20
 	toyAck    = 0xff

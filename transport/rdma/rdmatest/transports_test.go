@@ -57,7 +57,8 @@ func channels(t *testing.T, construct seeded, conditions []condition, seeds int)
 	}
 }
 
-// sets posts a total number of work requests, divided by effort, under every ordering, with loss, duplicates, reordering, flaps and changes of weights.
+// sets posts a total number of work requests, divided by effort, under every ordering, with loss, duplicates,
+// reordering, flaps and changes of weights.
 func sets(t *testing.T, construct seeded, total int) {
 	total /= effort
 	var runs []rdmatest.SetOptions

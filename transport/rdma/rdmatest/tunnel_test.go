@@ -16,8 +16,8 @@ import (
 	"github.com/fared/fared/wecmp"
 )
 
-// TestTunnels checks that when every plane of one transport fails for good, the operations in flight on its channels are executed once,
-// over the other transport.
+// TestTunnels checks that when every plane of one transport fails for good, the operations in flight on its channels
+// are executed once, over the other transport.
 func TestTunnels(t *testing.T) {
 	for _, ordering := range []wecmp.Ordering{wecmp.Weak, wecmp.Partial, wecmp.Strong} {
 		for dying, name := range map[int]string{0: "RoCE by SUPERp", 2: "SUPERp by RoCE"} {
@@ -32,7 +32,8 @@ func TestTunnels(t *testing.T) {
 	}
 }
 
-// tunnels fails planes dying and dying+1, all planes of one transport, while work requests are in flight in both directions.
+// tunnels fails planes dying and dying+1, all planes of one transport, while work requests are in flight in both
+// directions.
 func tunnels(t *testing.T, seed uint64, ordering wecmp.Ordering, dying int, loss float64) {
 	t.Helper()
 	config := rdmatest.NetConfig{Seed: seed}

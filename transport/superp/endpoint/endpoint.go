@@ -31,8 +31,8 @@ type Config struct {
 	Superp superp.Config
 	// Memory is the number of bytes that peers may read and write.
 	Memory int
-	// Weights is a connection to the fared that provides slots; nil means that every destination has Slots. Without both, each connection has one path, whose
-	// source port follows from its cid.
+	// Weights is a connection to the fared that provides slots; nil means that every destination has Slots. Without
+	// both, each connection has one path, whose source port follows from its cid.
 	Weights grpc.ClientConnInterface
 	Slots   []rdma.Slot
 	// Log receives messages for operators; nil discards them.

@@ -107,7 +107,8 @@ func (n *node) send(ctx context.Context, cid uint32, message []byte) error {
 	return err
 }
 
-// TestMessagesWait sends more messages than an endpoint keeps. The further ones wait at the sender, and none is lost or mixed up, whatever their lengths.
+// TestMessagesWait sends more messages than an endpoint keeps. The further ones wait at the sender, and none is lost or
+// mixed up, whatever their lengths.
 func TestMessagesWait(t *testing.T) {
 	for _, ordered := range []bool{false, true} {
 		t.Run(fmt.Sprint("ordered=", ordered), func(t *testing.T) { messagesWait(t, ordered) })
@@ -253,8 +254,9 @@ func update(revision uint64, shares ...uint32) *farev1.WatchWeightsResponse {
 		Weights: []*farev1.DestinationWeights{{Destination: addresses[1].String() + "/32", Sources: []string{addresses[0].String() + "/32"}, Pairs: []*farev1.PairSlots{pair}, Revision: revision}}}
 }
 
-// TestPathsFollowWeights checks that connections use the slots of a fared, with the source ports of SUPERp's service, and follow their shares: unordered ones over
-// all slots, ordered ones over one with a share. Slots of a destination that is gone are parked.
+// TestPathsFollowWeights checks that connections use the slots of a fared, with the source ports of SUPERp's service,
+// and follow their shares: unordered ones over all slots, ordered ones over one with a share. Slots of a destination
+// that is gone are parked.
 func TestPathsFollowWeights(t *testing.T) {
 	fared := &weights{updates: make(chan *farev1.WatchWeightsResponse)}
 	nodes := [2]*node{open(t, 0, endpoint.Config{Weights: fared.serve(t)}), open(t, 1, endpoint.Config{Slots: []rdma.Slot{{Plane: "p0", Port: 50001, Share: 1}}})}

@@ -73,7 +73,8 @@ func (e *Endpoint) Atomic(ch rdma.Channel, kind rdma.OpKind, key uint32, address
 	return was, nil
 }
 
-// maxInbox is the number of messages that a connection keeps for ReceiveSuperp. Further ones wait at the peer, whose transaction window fills.
+// maxInbox is the number of messages that a connection keeps for ReceiveSuperp. Further ones wait at the peer, whose
+// transaction window fills.
 const maxInbox = 16
 
 // inbox has the messages of a connection.
@@ -157,7 +158,8 @@ func (e *Endpoint) violated(v superp.ProtocolError) {
 	e.logged, e.unlogged = v.At, 0
 }
 
-// replaced moves the messages of a connection to the one that has replaced it: their sender knows that they have arrived. An incomplete one is dropped.
+// replaced moves the messages of a connection to the one that has replaced it: their sender knows that they have
+// arrived. An incomplete one is dropped.
 func (e *Endpoint) replaced(old, restarted *superp.Connection) {
 	b := e.inbox[old]
 	if b == nil {

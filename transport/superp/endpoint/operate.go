@@ -149,7 +149,8 @@ func (e *Endpoint) ShutdownSuperp(ctx context.Context, r *farev1.ShutdownSuperpR
 	return answer, err
 }
 
-// forget drops the messages of connections that have ended with their configuration, and wakes the calls that wait for one.
+// forget drops the messages of connections that have ended with their configuration, and wakes the calls that wait for
+// one.
 func (e *Endpoint) forget() {
 	known := map[rdma.Channel]bool{}
 	for _, c := range e.Connections() {

@@ -32,8 +32,9 @@ func (s *slots) pathsTo(remote netip.Addr, cid uint16, ordered bool) []rdma.Path
 	return s.paths(remote, cid, ordered)
 }
 
-// paths returns a path for each slot to a destination. An ordered connection has that of one slot, chosen by its cid, so that planes do not reorder its packets.
-// A destination without slots has a path of no plane: fared may learn its route later.
+// paths returns a path for each slot to a destination. An ordered connection has that of one slot, chosen by its cid,
+// so that planes do not reorder its packets. A destination without slots has a path of no plane: fared may learn its
+// route later.
 func (s *slots) paths(remote netip.Addr, cid uint16, ordered bool) []rdma.Path {
 	from := s.fixed
 	if from == nil {
@@ -111,7 +112,8 @@ func (e *Endpoint) take(row *farev1.DestinationWeights) {
 	e.park(p.Addr().Unmap())
 }
 
-// park parks the slots of an unreachable destination: its connections wait for its return, at most for rdma.Timing.GiveUp.
+// park parks the slots of an unreachable destination: its connections wait for its return, at most for
+// rdma.Timing.GiveUp.
 func (e *Endpoint) park(remote netip.Addr) {
 	parked := append([]rdma.Slot(nil), e.slots.to[remote]...)
 	for i := range parked {

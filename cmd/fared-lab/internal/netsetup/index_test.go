@@ -24,9 +24,9 @@ func pair(t *testing.T, a *netnstest.Namespace, deviceA string, indexA int, b *n
 		"type", "veth", "peer", "name", deviceB, "index", fmt.Sprint(indexB), "netns", b.Name)
 }
 
-// TestMatchIndex verifies that chosen devices get the interface indexes of their far ends, even if two of them have each
-// other's, that they keep their other attributes and get their addresses, that other devices keep their indexes, and that
-// a second call changes nothing.
+// TestMatchIndex verifies that chosen devices get the interface indexes of their far ends, even if two of them have
+// each other's, that they keep their other attributes and get their addresses, that other devices keep their indexes,
+// and that a second call changes nothing.
 func TestMatchIndex(t *testing.T) {
 	netnstest.Require(t, "tc", "ping")
 	a, b := netnstest.New(t), netnstest.New(t)
@@ -75,8 +75,8 @@ func TestMatchIndex(t *testing.T) {
 	}
 }
 
-// TestMatchIndexTaken verifies that the error names the device that has the index already, and that the cable works with
-// another index.
+// TestMatchIndexTaken verifies that the error names the device that has the index already, and that the cable works
+// with another index.
 func TestMatchIndexTaken(t *testing.T) {
 	netnstest.Require(t, "ping")
 	a, b := netnstest.New(t), netnstest.New(t)
@@ -100,8 +100,8 @@ func TestMatchIndexTaken(t *testing.T) {
 	}
 }
 
-// TestMatchIndexRefuses verifies that the error names devices that are not veths and patterns without a device, and that
-// other devices get their indexes.
+// TestMatchIndexRefuses verifies that the error names devices that are not veths and patterns without a device, and
+// that other devices get their indexes.
 func TestMatchIndexRefuses(t *testing.T) {
 	netnstest.Require(t)
 	a, b := netnstest.New(t), netnstest.New(t)

@@ -1,4 +1,5 @@
-// Package netsetup sets the addresses of a configuration's devices in containers and labs, which have no other program for it.
+// Package netsetup sets the addresses of a configuration's devices in containers and labs, which have no other program
+// for it.
 package netsetup
 
 import (
@@ -20,14 +21,14 @@ type Options struct {
 	// Limit makes each sub-port with a configured speed send no faster than that, by a tbf qdisc.
 	Limit bool
 	// MatchIndex holds shell patterns (path.Match). Each device of a sub-port that matches one must be an end of a veth
-	// pair and gets the interface index of its far end. A device whose index changes loses its addresses first. It needs
-	// CAP_SYS_ADMIN.
+	// pair and gets the interface index of its far end. A device whose index changes loses its addresses first. It
+	// needs CAP_SYS_ADMIN.
 	MatchIndex []string
 }
 
-// Apply sets up the network namespace of the calling thread. It adds loopbacks to lo and the local address of its sessions to each
-// sub-port's device, point to point toward the peer, and sets all of them up. Existing settings stay. Apply continues after errors, and
-// returns all of them joined.
+// Apply sets up the network namespace of the calling thread. It adds loopbacks to lo and the local address of its
+// sessions to each sub-port's device, point to point toward the peer, and sets all of them up. Existing settings stay.
+// Apply continues after errors, and returns all of them joined.
 func Apply(c *config.Config, o Options) error {
 	var errs []error
 	note := func(path string, err error) {
@@ -90,12 +91,13 @@ func up(device string) (netlink.Link, error) {
 	return link, nil
 }
 
-// add adds an address to a device. An address with a peer has a host route to the peer (ip address add LOCAL peer PEER), whatever the prefix
-// at the other end.
+// add adds an address to a device. An address with a peer has a host route to the peer (ip address add LOCAL peer
+// PEER), whatever the prefix at the other end.
 func add(link netlink.Link, local netip.Prefix, peer netip.Addr) error {
 	a := &netlink.Addr{IPNet: ipNet(local)}
 	if local.Addr().Is6() {
-		// The fabric's plan gives each address once, so duplicate address detection (RFC 4862) and its delay of a second are unnecessary.
+		// The fabric's plan gives each address once, so duplicate address detection (RFC 4862) and its delay of a
+		// second are unnecessary.
 		a.Flags = unix.IFA_F_NODAD
 	}
 	if peer.IsValid() {
@@ -111,8 +113,8 @@ func ipNet(p netip.Prefix) *net.IPNet {
 	return &net.IPNet{IP: p.Addr().AsSlice(), Mask: net.CIDRMask(p.Bits(), p.Addr().BitLen())}
 }
 
-// A token bucket holds 10 ms of the rate, so that the kernel's timer tick does not slow the device down, and at least a large
-// packet; packets may wait for 50 ms.
+// A token bucket holds 10 ms of the rate, so that the kernel's timer tick does not slow the device down, and at least a
+// large packet; packets may wait for 50 ms.
 const (
 	leastBurst    = 64 << 10 // bytes
 	burstsASecond = 100

@@ -91,7 +91,8 @@ func TestApplyWithoutLimit(t *testing.T) {
 	}
 }
 
-// TestApplySaysAll checks that all errors are returned at once, each with its place, and that all valid parts are set up.
+// TestApplySaysAll checks that all errors are returned at once, each with its place, and that all valid parts are set
+// up.
 func TestApplySaysAll(t *testing.T) {
 	netnstest.Require(t)
 	a, b := netnstest.New(t), netnstest.New(t)

@@ -42,7 +42,8 @@ func TestFresh(t *testing.T) {
 	}
 }
 
-// TestManPageIsComplete checks that groff formats the manual page without a warning, and that the result has every key of the schema.
+// TestManPageIsComplete checks that groff formats the manual page without a warning, and that the result has every key
+// of the schema.
 func TestManPageIsComplete(t *testing.T) {
 	netnstest.Require(t, "groff")
 	cmd := exec.Command("groff", "-man", "-Tascii", "-ww", "-P-cbou", "-rLL=400n", filepath.Join(root, manFile))
@@ -135,7 +136,8 @@ func TestDecoderAgrees(t *testing.T) {
 	}
 }
 
-// known writes a file with one key and reports whether the decoder knows the key. path is like planes[].sub_ports[].device.
+// known writes a file with one key and reports whether the decoder knows the key. path is like
+// planes[].sub_ports[].device.
 func known(t *testing.T, path string) bool {
 	t.Helper()
 	text, end := "", ""

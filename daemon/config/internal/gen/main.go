@@ -1,4 +1,5 @@
-// Command gen writes the JSON schema of the configuration, docs/configuration.md and the manual page fared.yaml(5) from the Go types of daemon/config.
+// Command gen writes the JSON schema of the configuration, docs/configuration.md and the manual page fared.yaml(5) from
+// the Go types of daemon/config.
 package main
 
 import (

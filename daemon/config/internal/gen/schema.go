@@ -31,8 +31,8 @@ type schema struct {
 	Description          string             `json:"description,omitempty"`
 	Default              any                `json:"default,omitempty"`
 
-	// Keys in addition to those of JSON schema: the rule that gives an absent key its value, the range of a string, the kind of change that a
-	// reload may make, the scalar's name and its unit.
+	// Keys in addition to those of JSON schema: the rule that gives an absent key its value, the range of a string, the
+	// kind of change that a reload may make, the scalar's name and its unit.
 	DefaultRule string `json:"x-default-rule,omitempty"`
 	Most        string `json:"x-maximum,omitempty"`
 	Least       string `json:"x-minimum,omitempty"`

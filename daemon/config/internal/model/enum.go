@@ -10,8 +10,8 @@ import (
 	"github.com/fared/fared/wecmp"
 )
 
-// enumOf returns the words of an enumeration of fare, wecmp or slog, or nil for another type. The zero value comes first if it is the default of
-// its package.
+// enumOf returns the words of an enumeration of fare, wecmp or slog, or nil for another type. The zero value comes
+// first if it is the default of its package.
 func enumOf(t reflect.Type) *Scalar {
 	switch t {
 	case reflect.TypeFor[fare.Role]():

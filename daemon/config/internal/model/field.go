@@ -1,5 +1,5 @@
-// Package model describes the configuration's Go types to the decoder, the JSON schema and the documentation: the keys of an object (field.go)
-// and the syntax of a scalar type (scalar.go, enum.go).
+// Package model describes the configuration's Go types to the decoder, the JSON schema and the documentation: the keys
+// of an object (field.go) and the syntax of a scalar type (scalar.go, enum.go).
 package model
 
 import (
@@ -30,8 +30,8 @@ type Field struct {
 	Refused  string // a word that is not permitted, and the reason: "word: reason"; "" means none
 }
 
-// Fields returns the keys of a struct type in declaration order. It panics on an invalid tag: that is a mistake in the type, found by the first
-// test.
+// Fields returns the keys of a struct type in declaration order. It panics on an invalid tag: that is a mistake in the
+// type, found by the first test.
 func Fields(t reflect.Type) []Field {
 	var out []Field
 	for i := range t.NumField() {
@@ -74,8 +74,8 @@ func Fields(t reflect.Type) []Field {
 	return out
 }
 
-// Defaults returns the texts of a default: one for a scalar, one per element for a list in the form "[a, b]", which may be "[]"; nil if there is
-// none.
+// Defaults returns the texts of a default: one for a scalar, one per element for a list in the form "[a, b]", which may
+// be "[]"; nil if there is none.
 func (f *Field) Defaults() []string {
 	if f.Default == "" {
 		return nil

@@ -138,8 +138,8 @@ var byteScalar = &Scalar{
 	Compare: compareIntegers,
 }
 
-// parseInteger parses decimal integers without leading zeros, whose base differs between YAML versions, and hexadecimal ones with 0x if base is
-// 16.
+// parseInteger parses decimal integers without leading zeros, whose base differs between YAML versions, and hexadecimal
+// ones with 0x if base is 16.
 func parseInteger(base int) func(string, reflect.Value) *Problem {
 	return func(text string, v reflect.Value) *Problem {
 		digits, b := text, 10

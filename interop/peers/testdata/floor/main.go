@@ -1,6 +1,6 @@
-// Command floor is the least that a router in Go can do: it speaks BGP to four leaves, takes the speed of one destination out of each UPDATE, and writes
-// the weights to the kernel, with one goroutine for each session and nothing else. It shows how much of a contestant's time is the kernel's and the
-// language's.
+// Command floor is the least that a router in Go can do: it speaks BGP to four leaves, takes the speed of one
+// destination out of each UPDATE, and writes the weights to the kernel, with one goroutine for each session and nothing
+// else. It shows how much of a contestant's time is the kernel's and the language's.
 //
 //	floor route|group DESTINATION AS ROUTER-ID LOCAL,REMOTE,DEVICE...
 //

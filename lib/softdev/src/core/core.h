@@ -1,5 +1,6 @@
-/* The core of the software verbs device: its objects, and RoCEv2 between them. The core has no sockets, threads, locks or
- * clock; env.h has all that it calls, so tests run it on a simulated wire. Callers serialize all calls of a device. */
+/* The core of the software verbs device: its objects, and RoCEv2 between them. The core has no sockets, threads, locks
+ * or clock; env.h has all that it calls, so tests run it on a simulated wire. Callers serialize all calls of a
+ * device. */
 #ifndef SOFTDEV_CORE_H
 #define SOFTDEV_CORE_H
 
@@ -30,7 +31,8 @@ enum {
 struct sd_qp;
 struct sd_dev;
 
-/* A path of packets: addresses, ports, DSCP and ECN, and the link's private socket. A path that takes its port from the slot table is in a list of its pair. */
+/* A path of packets: addresses, ports, DSCP and ECN, and the link's private socket. A path that takes its port from the
+ * slot table is in a list of its pair. */
 struct sd_path {
 	struct sd_flow flow;
 	uint8_t tos;
@@ -54,7 +56,8 @@ struct sd_counters {
 	uint64_t bad_icrc, malformed, unknown_qp, wrong_source, congestion_marks, cnps_sent, cnps_received, moved;
 };
 
-/* An object's number: index in the table in some bits, generation in others, so that the number of a destroyed object is not reused at once. */
+/* An object's number: index in the table in some bits, generation in others, so that the number of a destroyed object
+ * is not reused at once. */
 struct sd_table {
 	void **objects;
 	uint32_t size, used, hint;
@@ -203,12 +206,13 @@ static inline void *sd_table_get(const struct sd_table *t, uint32_t index)
 {
 	return index < t->size ? t->objects[index] : NULL;
 }
-/* The number of a queue pair is that of its process in the upper 6 bits, a generation in 5, and index + 2 in the lower 13, since 0 and 1 are those of management; a memory
- * key has its index in the upper 24 bits. */
+/* The number of a queue pair is that of its process in the upper 6 bits, a generation in 5, and index + 2 in the lower
+ * 13, since 0 and 1 are those of management; a memory key has its index in the upper 24 bits. */
 struct sd_qp *sd_find_qp(const struct sd_dev *dev, uint32_t qpn);
 
 /* mr.c */
-/* Returns the local address of remote or local memory, or NULL if the key does not permit the access (IBV_ACCESS_... bits, all of which are required). */
+/* Returns the local address of remote or local memory, or NULL if the key does not permit the access (IBV_ACCESS_...
+ * bits, all of which are required). */
 uint8_t *sd_mr_check(const struct sd_dev *dev, const struct ibv_pd *pd, uint32_t key, uint64_t address, uint64_t length, unsigned access);
 /* Appends the pieces of a gather list from offset on to a packet. Returns 0, or -1 if a key does not permit it. */
 int sd_gather(const struct sd_qp *qp, const struct sd_send *s, uint64_t offset, uint32_t length, struct sd_packet *packet);

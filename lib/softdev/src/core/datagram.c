@@ -34,7 +34,8 @@ void sd_datagram_run(struct sd_qp *qp)
 	}
 }
 
-/* put_grh writes the 40 bytes before a datagram: a GRH over IPv6, and the IPv4 header in the latter half otherwise (annex A17). */
+/* put_grh writes the 40 bytes before a datagram: a GRH over IPv6, and the IPv4 header in the latter half otherwise
+ * (annex A17). */
 static void put_grh(uint8_t *b, const struct sd_flow *flow, uint8_t tos, uint32_t length)
 {
 	uint16_t udp = (uint16_t)(8 + length);
@@ -78,7 +79,8 @@ void sd_datagram_receive(struct sd_qp *qp, const struct sd_flow *flow, uint8_t t
 	struct ibv_wc wc = {
 		.wr_id = to->wr_id, .opcode = IBV_WC_RECV, .byte_len = length + SD_GRH_SIZE, .qp_num = qp->ex.qp_base.qp_num, .src_qp = h->source_qpn};
 	wc.wc_flags = IBV_WC_GRH;
-	/* The type of the network header, in the form of mlx5's driver; UCX reads it: 8 for UDP, and 1 for IPv6 or 2 for IPv4. */
+	/* The type of the network header, in the form of mlx5's driver; UCX reads it: 8 for UDP, and 1 for IPv6 or 2 for
+	 * IPv4. */
 	wc.sl = sd_is_ipv4(&flow->source) ? 8 | 2 : 8 | 1;
 	if (h->opcode == SD_UD_SEND_IMM) {
 		wc.wc_flags |= IBV_WC_WITH_IMM;

@@ -104,7 +104,8 @@ bool sd_run(struct sd_dev *dev)
 			sd_datagram_run(qp);
 			continue;
 		}
-		/* An acknowledgement is shorter than a request, and so joins the batch of a request before it, but not of one after it. */
+		/* An acknowledgement is shorter than a request, and so joins the batch of a request before it, but not of one
+		 * after it. */
 		bool single = qp->rq_out.end - qp->rq_out.next == 1;
 		if (single)
 			sd_requester_run(qp);

@@ -1,5 +1,5 @@
-/* The environment of the core: its users define these functions, the only ones that the core calls outside of its folder,
- * except those of the C library for memory. */
+/* The environment of the core: its users define these functions, the only ones that the core calls outside of its
+ * folder, except those of the C library for memory. */
 #ifndef SOFTDEV_ENV_H
 #define SOFTDEV_ENV_H
 

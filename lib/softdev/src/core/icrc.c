@@ -57,13 +57,15 @@ static uint32_t multiply(uint32_t a, uint32_t b)
 }
 
 #if defined(__x86_64__)
-/* fold multiplies the two halves of a by the constants of k and adds b: it moves a forward by the distance that k stands for. */
+/* fold multiplies the two halves of a by the constants of k and adds b: it moves a forward by the distance that k
+ * stands for. */
 __attribute__((target("pclmul,sse4.1"))) static inline __m128i fold(__m128i a, __m128i k, __m128i b)
 {
 	return _mm_xor_si128(_mm_xor_si128(_mm_clmulepi64_si128(a, k, 0x00), _mm_clmulepi64_si128(a, k, 0x11)), b);
 }
 
-/* power returns the register of x^n, shifted left by one as folding needs it: the reflected product of 64-bit operands is off by one bit. */
+/* power returns the register of x^n, shifted left by one as folding needs it: the reflected product of 64-bit operands
+ * is off by one bit. */
 static uint64_t power(unsigned n)
 {
 	uint32_t r = 1u << 31;
@@ -87,7 +89,8 @@ __attribute__((constructor)) static void make_powers(void)
 	make_power(by16, 16);
 }
 
-/* end_folds folds the rest of the data, less than 64 bytes, into a. The last 16 bytes go through the tables, which takes the place of a reduction. */
+/* end_folds folds the rest of the data, less than 64 bytes, into a. The last 16 bytes go through the tables, which
+ * takes the place of a reduction. */
 __attribute__((target("pclmul,sse4.1"))) static inline uint32_t end_folds(__m128i a, const uint8_t *p, size_t n)
 {
 	__m128i k = _mm_loadu_si128((const __m128i *)by16);
@@ -98,7 +101,8 @@ __attribute__((target("pclmul,sse4.1"))) static inline uint32_t end_folds(__m128
 	return crc_words(crc_words(0, last, 16), p, n);
 }
 
-/* crc_folded folds 64 bytes at a time by carry-less multiplication (Gopal et al., Fast CRC Computation Using PCLMULQDQ, 2009). n is at least 16. */
+/* crc_folded folds 64 bytes at a time by carry-less multiplication (Gopal et al., Fast CRC Computation Using PCLMULQDQ,
+ * 2009). n is at least 16. */
 __attribute__((target("pclmul,sse4.1"))) static uint32_t crc_folded(uint32_t state, const uint8_t *p, size_t n)
 {
 	const __m128i *q = (const __m128i *)p;
@@ -201,7 +205,8 @@ uint32_t sd_icrc_begin(const struct sd_flow *flow, size_t n, uint16_t id, const 
 	return sd_crc(~0u, b, size + header_size);
 }
 
-/* inverse_power returns the register of x^-bits, bits being a multiple of 8. The caller's cache holds the results for UDP payloads by their number of words. */
+/* inverse_power returns the register of x^-bits, bits being a multiple of 8. The caller's cache holds the results for
+ * UDP payloads by their number of words. */
 static uint32_t inverse_power(size_t bytes)
 {
 	uint32_t r = 1u << 31;
@@ -227,7 +232,8 @@ bool sd_icrc_check(const struct sd_flow *flow, const uint8_t *p, size_t n, uint1
 	uint32_t *inverse = &inverses[n / 4];
 	if (*inverse == 0)
 		*inverse = inverse_power(2 + AFTER_ID + covered);
-	/* The difference, moved back to before the identification, is that of the identification and the guess if it is no longer than 16 bits. */
+	/* The difference, moved back to before the identification, is that of the identification and the guess if it is no
+	 * longer than 16 bits. */
 	uint32_t at = multiply(difference, *inverse);
 	*id = (uint16_t)(((at & 0xff) << 8 | at >> 8) ^ guess);
 	return at >> 16 == 0;

@@ -313,7 +313,8 @@ static void advance(struct sd_qp *qp, uint64_t psn)
 		start_timer(qp);
 }
 
-/* advance_to advances up to psn, but not beyond a READ or an atomic, which only its response completes. Returns false if such a response is missing. */
+/* advance_to advances up to psn, but not beyond a READ or an atomic, which only its response completes. Returns false
+ * if such a response is missing. */
 static bool advance_to(struct sd_qp *qp, uint64_t psn)
 {
 	struct sd_requester *r = &qp->rq_out;
@@ -433,7 +434,8 @@ void sd_requester_receive(struct sd_qp *qp, const struct sd_header *h, const uin
 	sd_dirty(qp);
 }
 
-/* sd_requester_congested reduces the window as DCQCN reduces its rate: by alpha / 2, where alpha estimates the part of marked intervals. */
+/* sd_requester_congested reduces the window as DCQCN reduces its rate: by alpha / 2, where alpha estimates the part of
+ * marked intervals. */
 void sd_requester_congested(struct sd_qp *qp)
 {
 	struct sd_requester *r = &qp->rq_out;
@@ -463,8 +465,9 @@ static uint8_t request_opcode(const struct sd_send *s, bool first, bool last)
 	return opcodes[s->opcode][first + 2 * last];
 }
 
-/* emit_read sends a READ or atomic request for the packets from psn on, up to the end of a chunk, and returns the number after that. Chunks have fixed bounds in the
- * message, so that a retransmitted request asks for nothing beyond the original one. */
+/* emit_read sends a READ or atomic request for the packets from psn on, up to the end of a chunk, and returns the
+ * number after that. Chunks have fixed bounds in the message, so that a retransmitted request asks for nothing beyond
+ * the original one. */
 static uint64_t emit_read(struct sd_qp *qp, const struct sd_send *s, uint64_t psn)
 {
 	uint64_t index = psn - s->psn, offset = index * qp->mtu;
@@ -556,7 +559,8 @@ void sd_requester_run(struct sd_qp *qp)
 	}
 }
 
-/* probe sends one packet again, or the request of a chunk of a READ: the peer acknowledges what it has, or reports a gap before the packet. */
+/* probe sends one packet again, or the request of a chunk of a READ: the peer acknowledges what it has, or reports a
+ * gap before the packet. */
 static void probe(struct sd_qp *qp, uint64_t psn)
 {
 	struct sd_requester *r = &qp->rq_out;
@@ -600,8 +604,8 @@ void sd_requester_timer(struct sd_qp *qp)
 		fail(qp, IBV_WC_RETRY_EXC_ERR);
 		return;
 	}
-	/* The first two timers without progress are those of a peer that has not had a processor, more often than of a loss, which the peer reports by itself unless
-	 * the last packets or the report were lost. */
+	/* The first two timers without progress are those of a peer that has not had a processor, more often than of a
+	 * loss, which the peer reports by itself unless the last packets or the report were lost. */
 	if (r->expiries <= 2 && r->next > r->una) {
 		probe(qp, r->expiries == 1 ? r->next - 1 : r->una);
 	} else {

@@ -39,7 +39,8 @@ int sd_rq_post(struct sd_rq *rq, const struct ibv_recv_wr *wr)
 	return 0;
 }
 
-/* sd_rq_take copies the oldest receive of the queue pair, or of its shared queue, to out, whose sges have room for SD_MAX_SGE. */
+/* sd_rq_take copies the oldest receive of the queue pair, or of its shared queue, to out, whose sges have room for
+ * SD_MAX_SGE. */
 bool sd_rq_take(struct sd_qp *qp, struct sd_recv *out)
 {
 	struct sd_srq *srq = (struct sd_srq *)qp->ex.qp_base.srq;
@@ -262,7 +263,8 @@ static bool receive_atomic(struct sd_qp *qp, const struct sd_header *h)
 	return add_job(qp, &job);
 }
 
-/* duplicate answers a request that is already executed: SENDs and WRITEs by an acknowledgement, READs by reading again, atomics by their first result. */
+/* duplicate answers a request that is already executed: SENDs and WRITEs by an acknowledgement, READs by reading again,
+ * atomics by their first result. */
 static void duplicate(struct sd_qp *qp, const struct sd_header *h, uint64_t psn)
 {
 	struct sd_responder *r = &qp->rp;
@@ -334,7 +336,8 @@ void sd_responder_receive(struct sd_qp *qp, const struct sd_header *h, const uin
 		r->expected += packets;
 }
 
-/* send_response sends the next packet of a READ response, or the result of an atomic. Returns false if the memory is no longer readable. */
+/* send_response sends the next packet of a READ response, or the result of an atomic. Returns false if the memory is no
+ * longer readable. */
 static bool send_response(struct sd_qp *qp, struct sd_job *job)
 {
 	struct sd_packet packet = {.pieces = 0};
@@ -359,7 +362,8 @@ static bool send_response(struct sd_qp *qp, struct sd_job *job)
 	return true;
 }
 
-/* sd_responder_run sends responses in the order of the requests. An acknowledgement follows all queued responses, since it would otherwise report them lost. */
+/* sd_responder_run sends responses in the order of the requests. An acknowledgement follows all queued responses, since
+ * it would otherwise report them lost. */
 void sd_responder_run(struct sd_qp *qp)
 {
 	struct sd_responder *r = &qp->rp;

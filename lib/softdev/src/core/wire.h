@@ -1,4 +1,5 @@
-/* Packets of RoCEv2: BTH, extended headers and the invariant CRC (InfiniBand Architecture Specification, volume 1: chapter 9, annex A17). */
+/* Packets of RoCEv2: BTH, extended headers and the invariant CRC (InfiniBand Architecture Specification, volume 1:
+ * chapter 9, annex A17). */
 #ifndef SOFTDEV_WIRE_H
 #define SOFTDEV_WIRE_H
 
@@ -98,18 +99,20 @@ struct sd_flow {
 unsigned sd_opcode_flags(uint8_t opcode);
 /* Writes a header to SD_MAX_HEADER bytes, and returns its size. */
 size_t sd_encode(const struct sd_header *h, uint8_t *out);
-/* Reads the header of a UDP payload of n bytes with its ICRC. Returns the size of the header, or 0 if the packet is malformed. The payload, without padding,
- * has n - size - SD_ICRC_SIZE - pad bytes. */
+/* Reads the header of a UDP payload of n bytes with its ICRC. Returns the size of the header, or 0 if the packet is
+ * malformed. The payload, without padding, has n - size - SD_ICRC_SIZE - pad bytes. */
 size_t sd_decode(const uint8_t *p, size_t n, struct sd_header *h);
 
 /* Advances the register of a CRC-32 (0xffffffff at first, not inverted at the end) by n bytes. */
 uint32_t sd_crc(uint32_t state, const void *data, size_t n);
-/* Returns the register after the covered bytes before the payload: ones, IP and UDP header with their changing fields as ones, and the headers. n is the UDP
- * payload's length; id is the IPv4 identification, 0 for IPv6. DF is set and IPv4 options are absent, as in packets of UDP sockets and NICs. */
+/* Returns the register after the covered bytes before the payload: ones, IP and UDP header with their changing fields
+ * as ones, and the headers. n is the UDP payload's length; id is the IPv4 identification, 0 for IPv6. DF is set and
+ * IPv4 options are absent, as in packets of UDP sockets and NICs. */
 uint32_t sd_icrc_begin(const struct sd_flow *flow, size_t n, uint16_t id, const uint8_t *headers, size_t header_size);
-/* Reports whether the ICRC at the end of a UDP payload is right. Sockets do not report the IPv4 identification that the ICRC covers, so the check solves for it:
- * since a CRC is linear and detects each burst of 32 bits, at most one identification explains a difference. *id is a
- * guess, which saves that when it is right, and receives the identification. */
+/* Reports whether the ICRC at the end of a UDP payload is right. Sockets do not report the IPv4 identification that the
+ * ICRC covers, so the check solves for it: since a CRC is linear and detects each burst of 32 bits, at most one
+ * identification explains a difference. *id is a guess, which saves that when it is right, and receives the
+ * identification. */
 bool sd_icrc_check(const struct sd_flow *flow, const uint8_t *p, size_t n, uint16_t *id);
 
 static inline bool sd_is_ipv4(const struct in6_addr *a)

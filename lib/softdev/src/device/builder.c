@@ -2,7 +2,8 @@
 
 #include <string.h>
 
-/* Requests between ibv_wr_start and ibv_wr_complete are staged in the free entries of the send queue. The lock is held meanwhile. */
+/* Requests between ibv_wr_start and ibv_wr_complete are staged in the free entries of the send queue. The lock is held
+ * meanwhile. */
 
 static struct sd_requester *requester(struct ibv_qp_ex *ex)
 {

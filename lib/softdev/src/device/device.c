@@ -13,16 +13,18 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-/* The engine's thread sleeps at most this long, ns: without timers, with timers, and while a program polls and therefore does its work. */
+/* The engine's thread sleeps at most this long, ns: without timers, with timers, and while a program polls and
+ * therefore does its work. */
 #define SLEEP_IDLE 100000000ull
 #define SLEEP_BUSY 1000000ull
 #define SLEEP_POLLED 100000ull
-/* A program polls continuously if its calls are at most this far apart, ns. After packets have waited for one that does not, the thread receives them itself
- * for a while. */
+/* A program polls continuously if its calls are at most this far apart, ns. After packets have waited for one that does
+ * not, the thread receives them itself for a while. */
 #define POLL_GAP 50000ull
 #define DISTRUST_MIN 1000000ull
 #define DISTRUST_MAX 1000000000ull
-/* After a packet the device waits this long, ns, for the program's next call, whose packets go with the acknowledgement. */
+/* After a packet the device waits this long, ns, for the program's next call, whose packets go with the
+ * acknowledgement. */
 #define HOLD 20000ull
 
 /* The engine of a process. All contexts share it: a process has one socket for the packets to an address. */
@@ -47,8 +49,8 @@ static struct engine *engine_of(struct sd_dev *dev)
 	return (struct engine *)((char *)dev - offsetof(struct engine, dev));
 }
 
-/* holds reports whether packets that have become due wait for the next call of the program: it is about to receive a completion, or has polled a short time ago. The
- * thread sends them if no call follows. */
+/* holds reports whether packets that have become due wait for the next call of the program: it is about to receive a
+ * completion, or has polled a short time ago. The thread sends them if no call follows. */
 static bool holds(struct engine *e, const struct sd_cq *cq, bool polled, bool received)
 {
 	uint64_t now = e->dev.now;
@@ -58,7 +60,8 @@ static bool holds(struct engine *e, const struct sd_cq *cq, bool polled, bool re
 	return hold;
 }
 
-/* progress receives, sends and runs timers in the calling thread, with the lock: for a program that polls a completion queue, or for the engine's thread. */
+/* progress receives, sends and runs timers in the calling thread, with the lock: for a program that polls a completion
+ * queue, or for the engine's thread. */
 static void progress(struct sd_dev *dev, const struct sd_cq *cq, bool polled)
 {
 	struct engine *e = engine_of(dev);
@@ -79,7 +82,8 @@ static void progress(struct sd_dev *dev, const struct sd_cq *cq, bool polled)
 	}
 }
 
-/* prefer_wakeups asks the scheduler (from Linux 6.12) for the shortest time slices, so that the thread preempts programs that spin when packets arrive. */
+/* prefer_wakeups asks the scheduler (from Linux 6.12) for the shortest time slices, so that the thread preempts
+ * programs that spin when packets arrive. */
 static void prefer_wakeups(void)
 {
 	struct {

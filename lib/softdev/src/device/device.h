@@ -59,8 +59,8 @@ extern pthread_mutex_t sd_lock;
 struct sd_dev *sd_device_open(void);
 /* Ends the use by a context; that by the last one stops the engine. */
 void sd_device_close(struct sd_dev *dev);
-/* Take and release the lock; sd_enter updates the time, and sd_leave sends the packets that are due and wakes the engine's
- * thread if a timer is earlier than its sleep. */
+/* Take and release the lock; sd_enter updates the time, and sd_leave sends the packets that are due and wakes the
+ * engine's thread if a timer is earlier than its sleep. */
 void sd_enter(struct sd_dev *dev);
 void sd_leave(struct sd_dev *dev);
 /* Makes the engine's thread wait for packets: a program awaits an event. */

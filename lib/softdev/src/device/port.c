@@ -116,7 +116,8 @@ static void set(int fd, int level, int name, int value)
 	setsockopt(fd, level, name, &value, sizeof value);
 }
 
-/* The socket sets DF and ECT(0). It accepts the checksum 0, which RoCEv2 devices such as rdma_rxe send over IPv6 too: the ICRC protects their packets. */
+/* The socket sets DF and ECT(0). It accepts the checksum 0, which RoCEv2 devices such as rdma_rxe send over IPv6 too:
+ * the ICRC protects their packets. */
 int sd_port_socket(const struct in6_addr *a, uint16_t port, int reuse)
 {
 	struct sockaddr_in6 name;
@@ -148,8 +149,8 @@ int sd_port_socket(const struct in6_addr *a, uint16_t port, int reuse)
 	return fd;
 }
 
-/* open_path finds or opens the socket of a path's source port. It shares the port with sockets of other processes, and discards datagrams that arrive there:
- * peers answer to the port of RoCEv2. */
+/* open_path finds or opens the socket of a path's source port. It shares the port with sockets of other processes, and
+ * discards datagrams that arrive there: peers answer to the port of RoCEv2. */
 static int open_path(struct sd_link *link, struct sd_path *path)
 {
 	struct sd_port *p = (struct sd_port *)link;
@@ -219,8 +220,8 @@ static struct batch *batch_for(struct sd_port *p, const struct sd_path *path, ui
 	return b;
 }
 
-/* send_packet copies a packet, and then computes the ICRC: the program may change the payload at any time. The sockets set DF and are not connected: Linux gives the
- * identification 0, and counts up from 0 when it segments a batch. */
+/* send_packet copies a packet, and then computes the ICRC: the program may change the payload at any time. The sockets
+ * set DF and are not connected: Linux gives the identification 0, and counts up from 0 when it segments a batch. */
 static void send_packet(struct sd_link *link, const struct sd_path *path, const struct sd_packet *packet)
 {
 	struct sd_port *p = (struct sd_port *)link;
@@ -266,7 +267,8 @@ static void make_message(struct sd_port *p, unsigned i)
 		m->msg_controllen += put_control(p->out_control[i] + m->msg_controllen, SOL_UDP, UDP_SEGMENT, &size, sizeof size);
 }
 
-/* transmit sends the messages of n batches of one socket from i on. A message that the kernel refuses is dropped, as by a network. */
+/* transmit sends the messages of n batches of one socket from i on. A message that the kernel refuses is dropped, as by
+ * a network. */
 static void transmit(struct sd_port *p, unsigned i, unsigned n)
 {
 	int fd = p->queue[i].socket->fd;

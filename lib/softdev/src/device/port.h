@@ -1,4 +1,5 @@
-/* Sockets of the software verbs device: a link on UDP. Callers hold the device's lock, except for sd_port_wait, sd_port_wake and sd_port_mtu. */
+/* Sockets of the software verbs device: a link on UDP. Callers hold the device's lock, except for sd_port_wait,
+ * sd_port_wake and sd_port_mtu. */
 #ifndef SOFTDEV_PORT_H
 #define SOFTDEV_PORT_H
 
@@ -17,10 +18,11 @@ struct sd_port;
 int sd_port_open(struct sd_port **port);
 void sd_port_close(struct sd_port *port);
 struct sd_link *sd_port_link(struct sd_port *port);
-/* Receives packets to an address from now on, those to queue pairs of this process. Returns EADDRINUSE if a user of the port does not share it. An address of this port
- * has no effect. */
+/* Receives packets to an address from now on, those to queue pairs of this process. Returns EADDRINUSE if a user of the
+ * port does not share it. An address of this port has no effect. */
 int sd_port_listen(struct sd_port *port, const struct in6_addr *address);
-/* Delivers received packets to the device, at most a few hundred; returns the number of system calls that returned any. */
+/* Delivers received packets to the device, at most a few hundred; returns the number of system calls that returned
+ * any. */
 int sd_port_receive(struct sd_port *port, struct sd_dev *dev);
 /* Waits for packets or sd_port_wake, at most timeout_ns. With packets false it waits for sd_port_wake alone. */
 void sd_port_wait(struct sd_port *port, bool packets, uint64_t timeout_ns);

@@ -1,5 +1,5 @@
-/* libfared-softdev.so presents fared_soft0 to unmodified programs: it replaces the functions of libibverbs that are not inline. Objects of fared_soft0 go to the
- * device, all others to libibverbs. */
+/* libfared-softdev.so presents fared_soft0 to unmodified programs: it replaces the functions of libibverbs that are not
+ * inline. Objects of fared_soft0 go to the device, all others to libibverbs. */
 #include "softdev.h"
 
 #include <dlfcn.h>
@@ -20,8 +20,8 @@
 
 #define EXPORT __attribute__((visibility("default")))
 
-/* next returns a library's function of a name and version. It is found once, when the library is loaded, or else by a handle: the library may have been opened
- * by name, outside of the global scope. */
+/* next returns a library's function of a name and version. It is found once, when the library is loaded, or else by a
+ * handle: the library may have been opened by name, outside of the global scope. */
 static void *next(void **cache, const char *library, const char *name, const char *version)
 {
 	void *f = __atomic_load_n(cache, __ATOMIC_ACQUIRE);
@@ -36,7 +36,8 @@ static void *next(void **cache, const char *library, const char *name, const cha
 	return f;
 }
 
-/* FORWARD calls libibverbs' function with the caller's arguments, or gives a value and an errno if this version of libibverbs lacks it. */
+/* FORWARD calls libibverbs' function with the caller's arguments, or gives a value and an errno if this version of
+ * libibverbs lacks it. */
 #define FORWARD_TO(library, version, missing, name, ...)                                         \
 	({                                                                                       \
 		static void *cache;                                                              \
@@ -432,15 +433,17 @@ static bool alone(void)
 	return n == 0 && softdev_device();
 }
 
-/* of_ucx reports whether code is UCX's, which looks for rdma_cm at its start and works without it, so that its users need no line. */
+/* of_ucx reports whether code is UCX's, which looks for rdma_cm at its start and works without it, so that its users
+ * need no line. */
 static bool of_ucx(const void *code)
 {
 	Dl_info info;
 	return dladdr(code, &info) && info.dli_fname && strstr(info.dli_fname, "/libuct_");
 }
 
-/* rdma_cm has its ports and connections in the kernel, which does not know fared_soft0. Every use of librdmacm begins here, also that by identifiers without a
- * channel. With a device of the kernel, the kernel itself refuses fared_soft0's addresses (ENODEV); without one librdmacm would find no file, or listen in vain. */
+/* rdma_cm has its ports and connections in the kernel, which does not know fared_soft0. Every use of librdmacm begins
+ * here, also that by identifiers without a channel. With a device of the kernel, the kernel itself refuses
+ * fared_soft0's addresses (ENODEV); without one librdmacm would find no file, or listen in vain. */
 EXPORT struct rdma_event_channel *rdma_create_event_channel(void);
 EXPORT struct rdma_event_channel *rdma_create_event_channel(void)
 {
@@ -455,8 +458,8 @@ EXPORT struct rdma_event_channel *rdma_create_event_channel(void)
 	return NULL;
 }
 
-/* UCX uses a device only if the program may read and write its character device, which fared_soft0 does not have. No other path is changed. The kernel has looked for the
- * file first, so the path can be read. */
+/* UCX uses a device only if the program may read and write its character device, which fared_soft0 does not have. No
+ * other path is changed. The kernel has looked for the file first, so the path can be read. */
 static bool device_file(const char *path)
 {
 	return errno == ENOENT && strcmp(path, "/dev/infiniband/fared_soft0") == 0 && softdev_device();
@@ -468,7 +471,8 @@ EXPORT int stat(const char *restrict path, struct stat *restrict out)
 	return result != 0 && device_file(path) ? fstatat(AT_FDCWD, "/dev/null", out, 0) : result;
 }
 
-/* check_access is libc's access: its faccessat would call another function of the kernel, which filters of system calls may refuse. */
+/* check_access is libc's access: its faccessat would call another function of the kernel, which filters of system calls
+ * may refuse. */
 static int check_access(const char *path, int mode)
 {
 #ifdef SYS_access

@@ -118,7 +118,8 @@ static void reset(struct sd_qp *qp)
 	qp->attr = (struct ibv_qp_attr){.cap = qp->cap};
 }
 
-/* open_path applies the address vector: it opens the source port and checks that packets of the path MTU fit the route. */
+/* open_path applies the address vector: it opens the source port and checks that packets of the path MTU fit the
+ * route. */
 static int open_path(struct sd_qp *qp, const struct ibv_qp_attr *attr)
 {
 	struct sd_dev *dev = qp->dev;

@@ -22,7 +22,8 @@ enum {
 	STALE = 1 << 20, /* packets that a process may have left in its socket */
 };
 
-/* The sockets of an address, in the order of their numbers: in a message that waits in the queue of a socket, so that a process needs two descriptors for them. */
+/* The sockets of an address, in the order of their numbers: in a message that waits in the queue of a socket, so that a
+ * process needs two descriptors for them. */
 struct bank {
 	struct bank *next;
 	struct in6_addr address;
@@ -149,7 +150,8 @@ static int send_message(int to, const struct sockaddr_un *name, socklen_t size, 
 	return sendmsg(to, &header, MSG_DONTWAIT | MSG_NOSIGNAL) == (ssize_t)sizeof *m ? 0 : errno;
 }
 
-/* receive_message receives a message with its descriptors, at most SD_PROCESSES, and the user who sent it. Returns false if there is none. */
+/* receive_message receives a message with its descriptors, at most SD_PROCESSES, and the user who sent it. Returns
+ * false if there is none. */
 static bool receive_message(int from, int flags, struct message *m, int *fds, size_t *n, uid_t *uid)
 {
 	_Alignas(struct cmsghdr) uint8_t control[CMSG_SPACE(sizeof(int) * SD_PROCESSES) + CMSG_SPACE(sizeof(struct ucred))];
@@ -194,8 +196,8 @@ static struct bank *find(const struct sd_share *s, const struct in6_addr *addres
 	return b;
 }
 
-/* handle answers the next message if it is a question. An answer to this process's question, which may be NULL, becomes *answer, and has a descriptor or -1. Returns false
- * if there is no message. */
+/* handle answers the next message if it is a question. An answer to this process's question, which may be NULL, becomes
+ * *answer, and has a descriptor or -1. Returns false if there is no message. */
 static bool handle(struct sd_share *s, const struct message *question, struct message *answer, int *fd)
 {
 	struct message m;
@@ -242,8 +244,8 @@ static uint64_t now_ms(void)
 	return (uint64_t)t.tv_sec * 1000 + (uint64_t)t.tv_nsec / 1000000;
 }
 
-/* ask asks all processes for the sockets of an address, and answers their questions meanwhile. Returns the descriptor of a bank, NONE if no process has it, or SILENT if one
- * that may have it does not answer. */
+/* ask asks all processes for the sockets of an address, and answers their questions meanwhile. Returns the descriptor
+ * of a bank, NONE if no process has it, or SILENT if one that may have it does not answer. */
 static int ask(struct sd_share *s, const struct in6_addr *address)
 {
 	struct message question = {.number = s->number, .round = ++s->round, .question = true, .address = *address}, answer;
@@ -278,8 +280,8 @@ static int ask(struct sd_share *s, const struct in6_addr *address)
 	}
 }
 
-/* take_socket returns this process's socket of a bank, without what another process has left in it. If the bank is another process's, the kernel no longer coalesces
- * packets: those of one flow may have different numbers. */
+/* take_socket returns this process's socket of a bank, without what another process has left in it. If the bank is
+ * another process's, the kernel no longer coalesces packets: those of one flow may have different numbers. */
 static int take_socket(const struct sd_share *s, int bank, bool alone)
 {
 	struct message unused;

@@ -28,7 +28,8 @@ struct sd_slots {
 	uint64_t next_open;
 };
 
-/* follow_file opens the table for RoCEv2, or continues with the file at its path. That there is none is no fault, except where none can appear. */
+/* follow_file opens the table for RoCEv2, or continues with the file at its path. That there is none is no fault,
+ * except where none can appear. */
 static void follow_file(struct sd_slots *s)
 {
 	static const struct fared_service roce = {.protocol = IPPROTO_UDP, .port = SD_UDP_PORT};

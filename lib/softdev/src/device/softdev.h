@@ -1,10 +1,12 @@
-/* fared_soft0, a software verbs device in the process of the program: RoCEv2 over UDP sockets on all planes, without kernel modules and privileges.
+/* fared_soft0, a software verbs device in the process of the program: RoCEv2 over UDP sockets on all planes, without
+ * kernel modules and privileges.
  *
- * The functions are those of libibverbs, for objects of this device. A library that replaces libibverbs' symbols calls them if softdev_owns(context), and
- * libibverbs otherwise. Functions that libibverbs' header implements inline reach the device through its context.
+ * The functions are those of libibverbs, for objects of this device. A library that replaces libibverbs' symbols calls
+ * them if softdev_owns(context), and libibverbs otherwise. Functions that libibverbs' header implements inline reach
+ * the device through its context.
  *
- * FARED_SOFT_ADDRESS  addresses of the device, separated by commas; each is an entry of the GID table. Default: the sources of the slot table.
- * FARED_SLOTS     path of the slot table, as for libfared.
+ * FARED_SOFT_ADDRESS addresses of the device, separated by commas; each is an entry of the GID table. Default: the
+ * sources of the slot table. FARED_SLOTS path of the slot table, as for libfared.
  */
 #ifndef SOFTDEV_H
 #define SOFTDEV_H

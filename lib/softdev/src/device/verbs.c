@@ -50,8 +50,9 @@ static int check_access(unsigned access)
 	return (access & remote_writes) && !(access & IBV_ACCESS_LOCAL_WRITE) ? EINVAL : 0;
 }
 
-/* check_memory returns EFAULT for memory that the process cannot use, where a driver of the kernel would pin it: all of it must be mapped, and its first and last page
- * readable, or writable. The other pages stay as they are, so that large memory of a program without RDMA NICs costs nothing until its use. */
+/* check_memory returns EFAULT for memory that the process cannot use, where a driver of the kernel would pin it: all of
+ * it must be mapped, and its first and last page readable, or writable. The other pages stay as they are, so that large
+ * memory of a program without RDMA NICs costs nothing until its use. */
 static int check_memory(void *address, size_t length, bool write)
 {
 	uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE), from = (uintptr_t)address & -page, last = ((uintptr_t)address + length - 1) & -page;
@@ -270,7 +271,8 @@ int sd_req_notify_cq(struct ibv_cq *base, int solicited_only)
 	return 0;
 }
 
-/* The events of other threads: a program acknowledges each one that it has received, and a destroyed object waits for that. */
+/* The events of other threads: a program acknowledges each one that it has received, and a destroyed object waits for
+ * that. */
 static void count_async(struct ibv_async_event *event)
 {
 	switch (event->event_type) {
