@@ -20,6 +20,7 @@ import (
 	"github.com/fared/fared/dataplane/internal/contract"
 	"github.com/fared/fared/dataplane/internal/journal"
 	"github.com/fared/fared/dataplane/internal/naming"
+	"github.com/fared/fared/internal/beat"
 	"github.com/fared/fared/internal/directstream"
 	"github.com/fared/fared/internal/grpcserve"
 	"github.com/fared/fared/internal/hostcheck"
@@ -320,7 +321,7 @@ func (a *Agent) Run(ctx context.Context) error {
 	notify := &notifier{Notifier: sdnotify.New(a.c.Notify, a.log)}
 	a.look(notify)
 	notify.Send(sdnotify.Ready)
-	tick := time.NewTicker(pulse)
+	tick := time.NewTimer(beat.Until(time.Now(), pulse))
 	defer tick.Stop()
 	watchdog := notify.Watchdog()
 	var errs []error
@@ -334,6 +335,7 @@ func (a *Agent) Run(ctx context.Context) error {
 			running = false
 		case <-tick.C:
 			a.look(notify)
+			tick.Reset(beat.Until(time.Now(), pulse))
 		case <-watchdog:
 			a.server.Tally() // blocks while a commit hangs, so that systemd restarts the process
 			notify.Send(sdnotify.Alive)

@@ -10,6 +10,7 @@ import (
 
 	"google.golang.org/grpc/status"
 
+	"github.com/fared/fared/internal/beat"
 	"github.com/fared/fared/internal/hostcheck"
 	"github.com/fared/fared/internal/rtnl"
 )
@@ -41,7 +42,7 @@ const settingsInterval = time.Second
 func (d *Driver) keep() {
 	audit := time.NewTicker(d.state.config.AuditInterval)
 	defer audit.Stop()
-	settings := time.NewTicker(settingsInterval)
+	settings := time.NewTimer(beat.Until(time.Now(), settingsInterval))
 	defer settings.Stop()
 	defer d.repair.Stop()
 	defer d.search.Stop()
@@ -61,6 +62,7 @@ func (d *Driver) keep() {
 			d.look()
 		case <-settings.C:
 			d.restore()
+			settings.Reset(beat.Until(time.Now(), settingsInterval))
 		case <-d.links.fresh:
 			d.resolveSoon()
 		case <-audit.C:

@@ -41,7 +41,8 @@ func eventually(t *testing.T, what string, cond func() bool) {
 	}
 }
 
-// TestKeepReturnsGarbage requires that the garbage of a burst leaves the resident set, which the runtime alone would keep for minutes.
+// TestKeepReturnsGarbage requires that the garbage of a burst leaves the resident set, which the runtime alone would
+// keep for minutes.
 func TestKeepReturnsGarbage(t *testing.T) {
 	gate.WithoutRaceDetector(t, "judges the memory of processes, which the detector multiplies")
 	const mib = 64
@@ -148,34 +149,35 @@ func TestKeeper(t *testing.T) {
 	}
 }
 
-// TestPace requires rare readings after calm ones without anything to release, and frequent ones from the next burst, or the next garbage, on.
+// TestPace requires rare readings after calm ones without anything to release, and frequent ones from the next burst,
+// or the next garbage, on.
 func TestPace(t *testing.T) {
 	var k keeper
-	read := func(idle bool, want time.Duration, wantChange bool) {
+	read := func(idle bool, want time.Duration) {
 		t.Helper()
-		if next, changed := k.pace(idle); next != want || changed != wantChange {
-			t.Errorf("%v, changed %v; want %v, %v", next, changed, want, wantChange)
+		if next := k.pace(idle); next != want {
+			t.Errorf("%v, want %v", next, want)
 		}
 	}
 	for range 2 {
 		for range calm - 1 {
-			read(true, period, false)
+			read(true, period)
 		}
-		read(true, resting, true)
-		read(true, resting, false)
-		read(false, period, true)
-		read(false, period, false)
+		read(true, resting)
+		read(true, resting)
+		read(false, period)
+		read(false, period)
 	}
 	for range calm - 1 {
-		read(true, period, false)
+		read(true, period)
 	}
 	k.last = heap{free: 2 * least}
-	read(true, period, false)
+	read(true, period)
 	k.last = heap{}
 	for range calm - 1 {
-		read(true, period, false)
+		read(true, period)
 	}
-	read(true, resting, true)
+	read(true, resting)
 	// A release that must wait for the previous one's cost needs no frequent readings.
 	begin := time.Now()
 	k = keeper{startUp: true}
@@ -186,12 +188,12 @@ func TestPace(t *testing.T) {
 			t.Fatal("idle before the earliest next release")
 		}
 		if i < calm-1 {
-			read(false, period, false)
+			read(false, period)
 		}
 	}
-	read(false, resting, true)
+	read(false, resting)
 	if !k.idle(garbage, begin.Add(2*share*time.Hour)) {
 		t.Error("not idle at the time of the next release")
 	}
-	read(true, period, true)
+	read(true, period)
 }

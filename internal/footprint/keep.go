@@ -1,8 +1,9 @@
 // Package footprint keeps the resident memory of a daemon near the memory that it uses.
 //
-// Two parts of a resident set outlast their use. A burst, for example the first load of all destinations, leaves garbage and free heap: the runtime
-// collects garbage at the next doubling of the heap, and returns free pages at 1 % of a processor. Start-up and the first load execute and read nearly
-// the whole binary, and a fault maps 64 KiB around the touched page (fault_around_bytes), so that code and tables stay mapped that never run again.
+// Two parts of a resident set outlast their use. A burst, for example the first load of all destinations, leaves
+// garbage and free heap: the runtime collects garbage at the next doubling of the heap, and returns free pages at 1 %
+// of a processor. Start-up and the first load execute and read nearly the whole binary, and a fault maps 64 KiB around
+// the touched page (fault_around_bytes), so that code and tables stay mapped that never run again.
 package footprint
 
 import (
@@ -10,25 +11,31 @@ import (
 	"runtime/debug"
 	"runtime/metrics"
 	"time"
+
+	"github.com/fared/fared/internal/beat"
 )
 
 const (
 	// period is the interval between two readings of the runtime's metrics, which take microseconds.
 	period = 100 * time.Millisecond
-	// resting is the interval after calm readings without a release, or while the next one must wait, because each wakes threads of the process.
+	// resting is the interval after calm readings without a release, or while the next one must wait, because each
+	// wakes threads of the process.
 	resting, calm = time.Second, 10
-	// busy is the allocation in a period, in bytes, from which on the process is not idle. A collection would compete with the burst.
+	// busy is the allocation in a period, in bytes, from which on the process is not idle. A collection would compete
+	// with the burst.
 	busy = 1 << 20
 	// worth is the fraction of the heap in use, and least the number of bytes, that a release must promise to return.
 	worth, least = 8, 1 << 20
-	// share bounds releases to one part in share of the time: the next one begins this many durations of the previous one after its end.
+	// share bounds releases to one part in share of the time: the next one begins this many durations of the previous
+	// one after its end.
 	share = 100
 )
 
-// Keep returns unused memory to the operating system whenever the process is idle, until ctx ends. It also unmaps the pages of the binary, once after
-// start-up and once after the first burst, and no more, because faults delay what comes next. At most one call per process is useful.
+// Keep returns unused memory to the operating system whenever the process is idle, until ctx ends. It also unmaps the
+// pages of the binary, once after start-up and once after the first burst, and no more, because faults delay what comes
+// next. At most one call per process is useful.
 func Keep(ctx context.Context) {
-	tick := time.NewTicker(period)
+	tick, next := time.NewTimer(period), period
 	defer tick.Stop()
 	var k keeper
 	for {
@@ -37,11 +44,9 @@ func Keep(ctx context.Context) {
 			return
 		case now := <-tick.C:
 			idle := k.idle(read(), now)
-			if next, changed := k.pace(idle); changed {
-				tick.Reset(next)
-			}
+			next = k.pace(idle)
 			if !idle {
-				continue
+				break
 			}
 			if k.worthwhile() {
 				start := time.Now()
@@ -53,6 +58,7 @@ func Keep(ctx context.Context) {
 				_ = unmap()
 			}
 		}
+		tick.Reset(beat.Until(time.Now(), next))
 	}
 }
 
@@ -81,16 +87,15 @@ type keeper struct {
 	waits          bool // no burst, but the earliest next release is later
 }
 
-// pace returns the interval to the next reading, and whether it has changed.
-func (k *keeper) pace(idle bool) (next time.Duration, changed bool) {
-	before := k.quiet
+// pace returns the interval to the next reading.
+func (k *keeper) pace(idle bool) time.Duration {
 	if k.quiet++; !k.waits && (!idle || k.worthwhile()) {
 		k.quiet = 0
 	}
 	if k.quiet < calm {
-		return period, before >= calm
+		return period
 	}
-	return resting, before < calm
+	return resting
 }
 
 // idle records a reading, and reports whether the process was idle since the previous one.
@@ -115,8 +120,8 @@ func (k *keeper) unmaps() bool {
 	return false
 }
 
-// worthwhile reports whether a release promises enough memory. Objects allocated after the last collection count as garbage; if they are in use,
-// the collection of this release corrects that.
+// worthwhile reports whether a release promises enough memory. Objects allocated after the last collection count as
+// garbage; if they are in use, the collection of this release corrects that.
 func (k *keeper) worthwhile() bool {
 	garbage := uint64(0)
 	if k.last.objects > k.last.live {

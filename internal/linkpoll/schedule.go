@@ -9,7 +9,11 @@
 // listener act on it. Before Linux 6.8 only the answer is prompt.
 package linkpoll
 
-import "time"
+import (
+	"time"
+
+	"github.com/fared/fared/internal/beat"
+)
 
 const (
 	// Window is the time for which a Schedule polls quickly after its last Start: the second by which the kernel may
@@ -29,9 +33,9 @@ const (
 	MostPeriod = 20 * time.Millisecond
 	// MostIdle bounds that at other times.
 	MostIdle = 60 * time.Millisecond
-	// Covered is the interval of polls while another mechanism reports carriers (Cover), and outside Window while no
-	// event is missed (Listen). It bounds the delay should the mechanism fail without notice, or an event be missed;
-	// the kernel's own bound is a second.
+	// Covered is the interval of polls, at multiples of it (package beat), while another mechanism reports carriers
+	// (Cover), and outside Window while no event is missed (Listen). It bounds the delay should the mechanism fail
+	// without notice, or an event be missed; the kernel's own bound is a second.
 	Covered = 250 * time.Millisecond
 
 	// Links that fail again and again start one window after another. So quick polls last at most for burst, and for
@@ -115,7 +119,7 @@ func (s *Schedule) Due(now time.Time) bool { return !s.next.IsZero() && !now.Bef
 // Done schedules the next poll after one that lasted from start to now.
 func (s *Schedule) Done(start, now time.Time) {
 	if s.covered || s.listens && !now.Before(s.alert) {
-		s.next = now.Add(Covered)
+		s.next = now.Add(beat.Until(now, Covered))
 	} else if now.Before(s.until) {
 		s.next = now.Add(min(MostPeriod, max(Period, share*now.Sub(start))))
 	} else {

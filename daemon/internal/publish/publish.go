@@ -20,6 +20,7 @@ import (
 
 	"github.com/fared/fared/daemon/internal/link"
 	"github.com/fared/fared/daemon/internal/status"
+	"github.com/fared/fared/internal/beat"
 	"github.com/fared/fared/internal/rdmadev"
 	"github.com/fared/fared/internal/slotfile"
 	"github.com/fared/fared/internal/slotlayout"
@@ -126,8 +127,8 @@ func (p *Publisher) Run(ctx context.Context) error {
 	case <-ctx.Done():
 		return nil
 	}
-	beat := time.NewTicker(slotlayout.HeartbeatPeriod)
-	defer beat.Stop()
+	heartbeat := time.NewTimer(beat.Until(time.Now(), slotlayout.HeartbeatPeriod))
+	defer heartbeat.Stop()
 	// A scan reads thousands of files, so it has a separate goroutine.
 	scans := make(chan []rdmadev.Port)
 	ctx, cancel := context.WithCancel(ctx)
@@ -157,8 +158,9 @@ func (p *Publisher) Run(ctx context.Context) error {
 		case <-ctx.Done():
 			return nil
 		case <-changed:
-		case <-beat.C:
+		case <-heartbeat.C:
 			p.attempt(p.w.Beat)
+			heartbeat.Reset(beat.Until(time.Now(), slotlayout.HeartbeatPeriod))
 		case p.ports = <-scans:
 			p.attempt(p.refreshRDMA)
 		}
