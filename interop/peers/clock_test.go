@@ -35,14 +35,14 @@ func processorTime(pids []int) (total time.Duration) {
 	return total
 }
 
-// resident returns the sum of processes' resident sets, in MB (10^6 bytes).
-func resident(pids []int) (mb float64, err error) {
+// resident returns the sum of processes' resident sets, in MB (10^6 bytes): of all pages (VmRSS), or of a kind (RssAnon, RssFile).
+func resident(pids []int, kind string) (mb float64, err error) {
 	for _, pid := range pids {
 		status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
 		if err != nil {
 			return 0, err
 		}
-		_, rest, _ := strings.Cut(string(status), "VmRSS:")
+		_, rest, _ := strings.Cut(string(status), kind+":")
 		words := strings.Fields(rest)
 		if len(words) == 0 {
 			return 0, fmt.Errorf("process %d has no resident set", pid)

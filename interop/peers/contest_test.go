@@ -75,6 +75,7 @@ type settings struct {
 	repetitions int   // rounds of every row; 0 means the row's own number
 	idle        time.Duration
 	flap        time.Duration // duration of flaps
+	rest        time.Duration // before memory is read after changes
 	busy        int           // processes that use processor time all the time
 	out         string        // directory of the report
 }
@@ -86,7 +87,7 @@ func settingsOf(env func(string) string) (s settings, err error) {
 	}
 	s = settings{full: env("FARED_PEERS") != "", sizes: []int{1, 64}, repetitions: 1, flap: 500 * time.Millisecond, out: env("FARED_PEERS_OUT")}
 	if s.full {
-		s.sizes, s.repetitions, s.idle, s.flap = []int{1, 1024, 10000}, 0, 300*time.Millisecond, 10*time.Second
+		s.sizes, s.repetitions, s.idle, s.flap, s.rest = []int{1, 1024, 10000}, 0, 300*time.Millisecond, 10*time.Second, 10*time.Second
 	}
 	s.rows = list("ROWS")
 	s.contestants = contestants

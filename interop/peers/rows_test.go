@@ -74,9 +74,12 @@ func rowsAt(n int, s settings) (all []row) {
 		all = append(all, row{name: numbered("memory"), rounds: 1,
 			figures: []figure{{numbered("memory"), "resident memory of all processes, " + destinations, "MB", ""}},
 			measure: func(b *bed) (samples, error) {
-				mb, err := resident(b.pids())
+				mb, err := resident(b.pids(), "VmRSS")
 				return samples{numbered("memory"): {mb}}, err
 			}})
+	}
+	if !one {
+		all = append(all, memoryAfterCycles(s, numbered("cycles"), destinations))
 	}
 	updates, kills := 10, 8
 	if one {
@@ -139,25 +142,23 @@ func rowsAt(n int, s settings) (all []row) {
 				return nil
 			}})
 	}
-	if one {
-		all = append(all, row{name: "idle", rounds: 1,
-			figures: []figure{{"idle-cpu", fmt.Sprintf("%v without an event, processor time", s.flap/3), "ms", ""}},
-			measure: func(b *bed) (samples, error) {
-				before := processorTime(b.pids())
-				idle(s.flap / 3)
-				used := processorTime(b.pids()) - before
-				// An UPDATE tells idle processes from stopped ones.
-				_, err := event(b, degraded, even, func() (moment, error) { return b.leaves[0].announce(half, []int{0}) })
-				if err != nil && !errors.Is(err, errLearned) {
-					return nil, err
-				}
-				return samples{"idle-cpu": {milliseconds(used)}}, nil
-			},
-			mend: func(b *bed) error {
-				_, err := b.leaves[0].announce(full, []int{0})
-				return err
-			}})
-	}
+	all = append(all, row{name: numbered("idle"), rounds: 1,
+		figures: []figure{{numbered("idle"), fmt.Sprintf("%v without an event, processor time, %s", s.flap/3, destinations), "ms", ""}},
+		measure: func(b *bed) (samples, error) {
+			before := processorTime(b.pids())
+			idle(s.flap / 3)
+			used := processorTime(b.pids()) - before
+			// An UPDATE tells idle processes from stopped ones.
+			_, err := event(b, degraded, even, func() (moment, error) { return b.leaves[0].announce(half, []int{0}) })
+			if err != nil && !errors.Is(err, errLearned) {
+				return nil, err
+			}
+			return samples{numbered("idle"): {milliseconds(used)}}, nil
+		},
+		mend: func(b *bed) error {
+			_, err := b.leaves[0].announce(full, []int{0})
+			return err
+		}})
 	if last && !one {
 		all = append(all, row{name: "links", rounds: 6,
 			figures: []figure{
@@ -194,6 +195,54 @@ func rowsAt(n int, s settings) (all []row) {
 		all[i].size = n
 	}
 	return all
+}
+
+// memoryAfterCycles returns the row of the memory that remains after changes. Pages of files are shared, and the kernel
+// drops them when it needs memory; anonymous ones are the processes' own.
+func memoryAfterCycles(s settings, name, destinations string) row {
+	kinds := []string{"VmRSS", "RssAnon", "RssFile"}
+	key := func(kind string) string {
+		return name + map[string]string{"RssAnon": "-anon", "RssFile": "-file"}[kind]
+	}
+	figures := []figure{{key("VmRSS"), "resident memory after 6 degraded planes, 3 killed leaves and 3 lost carriers, " + destinations, "MB", ""},
+		{key("RssAnon"), "anonymous pages of it", "MB", ""}, {key("RssFile"), "pages of files of it", "MB", ""}}
+	return row{name: name, rounds: 1, figures: figures, measure: func(b *bed) (samples, error) {
+		change := func(times int, want weights, begin func() (moment, error), end func() error) error {
+			for range times {
+				if _, err := event(b, want, want, begin); err != nil && !errors.Is(err, errLearned) {
+					return err
+				}
+				if err := end(); err != nil {
+					return err
+				}
+				if err := b.settle(); err != nil {
+					return err
+				}
+			}
+			return nil
+		}
+		announce := func(gbps int) (moment, error) { return b.leaves[0].announce(gbps, b.every()) }
+		err := change(6, degraded, func() (moment, error) { return announce(half) }, func() error { _, err := announce(full); return err })
+		if err == nil {
+			err = change(3, without, func() (moment, error) { return b.leaves[0].kill(), nil }, b.leaves[0].start)
+		}
+		if err == nil {
+			err = change(3, without, func() (moment, error) { return b.link(false, false) }, func() error { _, err := b.link(false, true); return err })
+		}
+		if err != nil {
+			return nil, err
+		}
+		idle(s.rest)
+		got := samples{}
+		for _, kind := range kinds {
+			mb, err := resident(b.pids(), kind)
+			if err != nil {
+				return nil, err
+			}
+			got[key(kind)] = []float64{mb}
+		}
+		return got, nil
+	}}
 }
 
 // count writes a number of destinations.
