@@ -10,7 +10,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// moment is a time of CLOCK_MONOTONIC, in nanoseconds; the kernel's programs stamp with the same clock (bpf_ktime_get_ns).
+// moment is a time of CLOCK_MONOTONIC, in nanoseconds; the kernel's programs stamp with the same clock
+// (bpf_ktime_get_ns).
 type moment int64
 
 func now() moment { return moment(clock(unix.CLOCK_MONOTONIC)) }
@@ -26,7 +27,8 @@ func clock(id int32) int64 {
 	return ts.Nano()
 }
 
-// processorTime returns the processor time that processes have used in all their threads, with the resolution of the scheduler's clock.
+// processorTime returns the processor time that processes have used in all their threads, with the resolution of the
+// scheduler's clock.
 func processorTime(pids []int) (total time.Duration) {
 	for _, pid := range pids {
 		const perProcess = 2 // CPUCLOCK_SCHED, linux/posix-timers.h
@@ -35,7 +37,8 @@ func processorTime(pids []int) (total time.Duration) {
 	return total
 }
 
-// resident returns the sum of processes' resident sets, in MB (10^6 bytes): of all pages (VmRSS), or of a kind (RssAnon, RssFile).
+// resident returns the sum of processes' resident sets, in MB (10^6 bytes): of all pages (VmRSS), or of a kind
+// (RssAnon, RssFile).
 func resident(pids []int, kind string) (mb float64, err error) {
 	for _, pid := range pids {
 		status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))

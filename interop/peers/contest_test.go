@@ -80,7 +80,8 @@ type settings struct {
 	out         string        // directory of the report
 }
 
-// settingsOf reads the settings from the environment. Without FARED_PEERS the contest is a short one that shows only that each row works.
+// settingsOf reads the settings from the environment. Without FARED_PEERS the contest is a short one that shows only
+// that each row works.
 func settingsOf(env func(string) string) (s settings, err error) {
 	list := func(name string) []string {
 		return strings.FieldsFunc(env("FARED_PEERS_"+name), func(r rune) bool { return r == ',' || r == ' ' })

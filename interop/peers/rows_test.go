@@ -20,7 +20,8 @@ type figure struct {
 // variant is a setting of all contestants of a row.
 type variant struct {
 	bfd time.Duration // interval of BFD; 0 disables it
-	// damped leaves fared's damping of links at its default. Otherwise damping is disabled, because the rounds of a row fail the same link in a row.
+	// damped leaves fared's damping of links at its default. Otherwise damping is disabled, because the rounds of a row
+	// fail the same link in a row.
 	damped bool
 }
 
@@ -38,8 +39,8 @@ type row struct {
 	packets bool // all contestants are judged by packets, not only those without kernel routes
 	rounds  int  // by default
 	figures []figure
-	// measure makes one or more events at a contestant whose destinations all have even weights. mend starts the way back, in which all contestants
-	// take part at the same time; nil if measure ends with even weights.
+	// measure makes one or more events at a contestant whose destinations all have even weights. mend starts the way
+	// back, in which all contestants take part at the same time; nil if measure ends with even weights.
 	measure func(*bed) (samples, error)
 	mend    func(*bed) error
 }
@@ -64,7 +65,8 @@ func idle(d time.Duration) {
 	time.Sleep(d)
 }
 
-// rowsAt returns the rows that make sense for a number of destinations; last is true for the largest one of the contest.
+// rowsAt returns the rows that make sense for a number of destinations; last is true for the largest one of the
+// contest.
 func rowsAt(n int, s settings) (all []row) {
 	last, one := n == s.sizes[len(s.sizes)-1], n == 1
 	numbered := func(name string) string { return fmt.Sprintf("%s%d", name, n) }
@@ -259,7 +261,8 @@ func count(n int) string {
 
 func milliseconds(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }
 
-// event makes a change, and returns the milliseconds until all destinations have the weights: in the kernel, or by packets where the kernel does not show them.
+// event makes a change, and returns the milliseconds until all destinations have the weights: in the kernel, or by
+// packets where the kernel does not show them.
 func event(b *bed, first, rest weights, change func() (moment, error)) (took float64, err error) {
 	before := b.state
 	b.state = [2]weights{first, rest}
@@ -331,7 +334,8 @@ func links(s settings, name string, far bool) row {
 // period is the time between two changes of a flap.
 const period = 100 * time.Millisecond
 
-// flap changes the speed of all destinations at one leaf at 10 Hz, and that of one destination at another leaf every second.
+// flap changes the speed of all destinations at one leaf at 10 Hz, and that of one destination at another leaf every
+// second.
 func flap(b *bed, duration time.Duration) (samples, error) {
 	const key = "flap"
 	one := []int{b.destinations - 1}
