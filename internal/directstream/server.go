@@ -189,8 +189,7 @@ func (s *Server) divide(ctx context.Context, l *listener, conn net.Conn) {
 	first := make([]byte, len(Magic))
 	n, err := io.ReadFull(conn, first[:1])
 	if err == nil && first[0] == Magic[0] {
-		var more int
-		more, err = io.ReadFull(conn, first[1:])
+		more, _ := io.ReadFull(conn, first[1:]) // gRPC gets a part of it, and closes
 		n += more
 	}
 	if string(first[:n]) == Magic {
