@@ -209,7 +209,8 @@ struct counter {
 	} NAME SEC(".maps")
 
 // The sizes of those that grow are settings; here they are the least. clang-format would format the products as
-// pointers. clang-format off
+// pointers.
+// clang-format off
 MAP(fared_settings, ARRAY, __u32, struct settings, 1, 0);
 MAP(fared_ports, ARRAY, __u32, __u64, 2 * PORT_WORDS, 0); // a bit for each UDP destination port, then for each TCP one
 MAP(fared_names, ARRAY, __u32, struct source, SOURCES, 0);
