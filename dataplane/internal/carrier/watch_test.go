@@ -331,3 +331,76 @@ func TestSyncs(t *testing.T) {
 		}
 	}
 }
+
+// BenchmarkCableAfterEvent measures the time from setting a cable down until Ask or Poll returns the lost carrier, when
+// the kernel delays its event because of another one: of another cable of the port, of a device in a namespace with an
+// id in that of the Watch, or in one without.
+func BenchmarkCableAfterEvent(b *testing.B) {
+	netnstest.Require(b)
+	for _, where := range []string{"port", "namespace", "hidden"} {
+		b.Run(where, func(b *testing.B) {
+			server, leaf, known := cables(b, 2)
+			other := leaf
+			if where == "hidden" {
+				other = netnstest.New(b)
+			}
+			other.IP("link", "add", "one", "type", "veth", "peer", "name", "two")
+			other.IP("link", "set", "two", "up")
+			w := open(b, server)
+			sysfs(b, w, server)
+			step := func() {
+				err := w.Wait()
+				for _, f := range []func() ([]rtnl.LinkEvent, error){w.Poll, func() ([]rtnl.LinkEvent, error) { return w.Ask(known) }} {
+					var events []rtnl.LinkEvent
+					if err == nil {
+						events, err = f()
+					}
+					for _, e := range events {
+						for i := range known {
+							if known[i].Index == e.Index {
+								known[i] = e.Link
+							}
+						}
+					}
+				}
+				if err != nil {
+					b.Fatal(err)
+				}
+			}
+			until := func(i int, usable bool) {
+				for known[i].Usable() != usable {
+					step()
+				}
+			}
+			pass := func(d time.Duration) {
+				for end := time.Now().Add(d); time.Now().Before(end); {
+					step()
+				}
+			}
+			var took []time.Duration
+			for b.Loop() {
+				until(0, true)
+				until(1, true)
+				pass(2 * linkpoll.Window) // until the kernel announces events immediately
+				if where == "port" {
+					leaf.IP("link", "set", "p0", "down")
+					until(0, false)
+				} else {
+					other.IP("link", "set", "one", "up")
+					pass(50 * time.Millisecond)
+				}
+				start := time.Now()
+				leaf.IP("link", "set", "p1", "down")
+				until(1, false)
+				took = append(took, time.Since(start))
+				other.IP("link", "set", "one", "down")
+				leaf.IP("link", "set", "p0", "up")
+				leaf.IP("link", "set", "p1", "up")
+			}
+			slices.Sort(took)
+			b.ReportMetric(float64(took[len(took)/2].Microseconds()), "p50-µs")
+			b.ReportMetric(float64(took[len(took)-1].Microseconds()), "max-µs")
+			b.ReportMetric(0, "ns/op")
+		})
+	}
+}
