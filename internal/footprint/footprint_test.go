@@ -132,7 +132,7 @@ func TestKeeper(t *testing.T) {
 	if k.worthwhile() {
 		t.Error("a release of half a MiB is worthwhile")
 	}
-	k.released(heap{allocated: busy + 2}, 10*time.Millisecond, at(510))
+	k.released(heap{allocated: busy + 2}, at(500), at(510))
 	if k.idle(heap{allocated: busy + 3}, at(1500)) || !k.idle(heap{allocated: busy + 3}, at(1520)) {
 		t.Error("the next release does not wait for a hundred durations of the previous one")
 	}
@@ -181,7 +181,7 @@ func TestPace(t *testing.T) {
 	// A release that must wait for the previous one's cost needs no frequent readings.
 	begin := time.Now()
 	k = keeper{startUp: true}
-	k.released(heap{allocated: 1}, time.Hour, begin)
+	k.released(heap{allocated: 1}, begin.Add(-time.Hour), begin)
 	garbage := heap{allocated: 1, free: 2 * least}
 	for i := range calm {
 		if k.idle(garbage, begin) {

@@ -12,8 +12,6 @@ import (
 	"runtime/metrics"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/fared/fared/internal/beat"
 )
 
@@ -28,8 +26,8 @@ const (
 	busy = 1 << 20
 	// worth is the fraction of the heap in use, and least the number of bytes, that a release must promise to return.
 	worth, least = 8, 1 << 20
-	// share bounds releases to one part in share of a processor: the next one begins this many times the processor time
-	// of the previous one after its end. On a busy machine a release lasts long because it waits.
+	// share bounds releases to one part in share of the time: the next one begins this many durations of the previous
+	// one after its end.
 	share = 100
 )
 
@@ -51,9 +49,9 @@ func Keep(ctx context.Context) {
 				break
 			}
 			if k.worthwhile() {
-				before := processorTime()
+				start := time.Now()
 				debug.FreeOSMemory()
-				k.released(read(), processorTime()-before, time.Now())
+				k.released(read(), start, time.Now())
 			}
 			if k.unmaps() {
 				// An error leaves pages mapped, as without Keep.
@@ -132,16 +130,7 @@ func (k *keeper) worthwhile() bool {
 	return garbage+k.last.free > max(least, k.last.live/worth)
 }
 
-// released records the reading after a release, and the processor time that it took.
-func (k *keeper) released(h heap, took time.Duration, end time.Time) {
-	k.last, k.after = h, end.Add(share*took)
-}
-
-// processorTime returns the time that the process has used.
-func processorTime() time.Duration {
-	var u unix.Rusage
-	if err := unix.Getrusage(unix.RUSAGE_SELF, &u); err != nil {
-		return time.Duration(time.Now().UnixNano()) // the duration is above the processor time
-	}
-	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
+// released records the reading after a release.
+func (k *keeper) released(h heap, start, end time.Time) {
+	k.last, k.after = h, end.Add(share*end.Sub(start))
 }
