@@ -21,8 +21,7 @@
 /* A program polls continuously if its calls are at most this far apart, ns. After packets have waited for one that does
  * not, the thread receives them itself for a while. */
 #define POLL_GAP 50000ull
-#define DISTRUST_MIN 1000000ull
-#define DISTRUST_MAX 1000000000ull
+#define DISTRUST 1000000000ull
 /* After a packet the device waits this long, ns, for the program's next call, whose packets go with the
  * acknowledgement. */
 #define HOLD 20000ull
@@ -36,7 +35,7 @@ struct engine {
 	bool stop, passive; /* passive: the thread leaves the packets to a program that polls */
 	uint64_t sleeps_until;
 	uint64_t polls; /* of programs */
-	uint64_t distrust_until, distrust;
+	uint64_t distrust_until;
 	uint64_t held_until; /* what is due waits for the program */
 };
 
@@ -49,12 +48,24 @@ static struct engine *engine_of(struct sd_dev *dev)
 	return (struct engine *)((char *)dev - offsetof(struct engine, dev));
 }
 
-/* holds reports whether packets that have become due wait for the next call of the program: it is about to receive a
- * completion, or has polled a short time ago. The thread sends them if no call follows. */
+/* acknowledgements_alone reports whether all that is due are acknowledgements. */
+static bool acknowledgements_alone(const struct sd_dev *dev)
+{
+	bool some = false;
+	for (const struct sd_qp *qp = dev->dirty; qp; qp = qp->next_dirty) {
+		if (qp->rq_out.next != qp->rq_out.end || qp->rp.job_count > 0 || qp->rp.nak)
+			return false;
+		some |= qp->rp.ack;
+	}
+	return some;
+}
+
+/* holds reports whether acknowledgements that have become due wait for the next call of the program: it is about to
+ * receive a completion, or has polled a short time ago. The thread sends them if no call follows. */
 static bool holds(struct engine *e, const struct sd_cq *cq, bool polled, bool received)
 {
 	uint64_t now = e->dev.now;
-	bool hold = cq ? cq->count > 0 && e->sleeps_until <= now + SLEEP_POLLED : polled && received;
+	bool hold = (cq ? cq->count > 0 && e->sleeps_until <= now + SLEEP_POLLED : polled && received) && acknowledgements_alone(&e->dev);
 	if (hold)
 		e->held_until = now + HOLD;
 	return hold;
@@ -129,11 +140,8 @@ static void *run_engine(void *argument)
 		if (e->passive && e->polls != polls && e->dev.armed == 0 && e->dev.link->now(e->dev.link) - last < POLL_GAP)
 			continue;
 		progress(&e->dev, NULL, e->polls != polls || polled);
-		if (e->passive && e->dev.counters.received != received) {
-			bool again = e->dev.now - e->distrust_until < DISTRUST_MAX;
-			e->distrust = !again ? DISTRUST_MIN : e->distrust < DISTRUST_MAX / 2 ? 2 * e->distrust : DISTRUST_MAX;
-			e->distrust_until = e->dev.now + e->distrust;
-		}
+		if (e->passive && e->dev.counters.received != received)
+			e->distrust_until = e->dev.now + DISTRUST;
 	}
 	guard_unlock(&sd_lock);
 	return NULL;
