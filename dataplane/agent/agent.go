@@ -467,13 +467,13 @@ func (a *Agent) stop() {
 		_ = a.conn.Close() // always nil
 	}
 	servers := make([]*grpc.Server, len(a.endpoints))
-	graceful := true
+	graceful, deadline := true, time.Now().Add(a.c.StopTimeout)
 	for i, e := range a.endpoints {
 		if servers[i] = e.grpc; e.direct != nil {
 			graceful = e.direct.Stop(a.c.StopTimeout)
 		}
 	}
-	if !grpcserve.Stop(a.c.StopTimeout, servers...) || !graceful {
+	if !grpcserve.Stop(time.Until(deadline), servers...) || !graceful {
 		a.log.Warn("canceled calls that did not finish in time", "timeout", a.c.StopTimeout)
 	}
 	if a.metrics != nil {

@@ -15,12 +15,12 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// Conn makes the streams of one method over connections of their own, and all other calls over gRPC.
+// Conn makes the streams of one method over separate connections, and all other calls over gRPC.
 type Conn struct {
 	grpc.ClientConnInterface
 	// Socket is the path of the unix socket.
 	Socket string
-	// Method is the full name of the method, whose client and server both stream.
+	// Method is the full name of the method, whose client and server both stream: at most 255 bytes.
 	Method string
 	// Limit is the largest size of a received message in bytes.
 	Limit int

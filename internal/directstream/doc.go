@@ -1,4 +1,4 @@
-// Package directstream carries a gRPC stream over a unix connection of its own, without HTTP/2. A message then costs
+// Package directstream carries a gRPC stream over a separate unix connection, without HTTP/2. A message then costs
 // one system call and one wake-up at each end; through gRPC's transport it passes two more goroutines at each end.
 //
 // # On the wire
@@ -44,11 +44,11 @@ const (
 )
 
 const (
-	prefix     = 5 // bytes of a frame before its body
-	maxMethod  = 256
-	maxStatus  = 64 << 10
-	readBuffer = 32 << 10
-	// keptBuffer is the largest buffer that an end keeps between messages.
+	prefix     = 5        // bytes of a frame before its body
+	maxMethod  = 255      // bytes of open
+	maxStatus  = 64 << 10 // bytes of end
+	readBuffer = 32 << 10 // bytes
+	// keptBuffer is the size in bytes of the largest buffer that an end keeps between messages.
 	keptBuffer = 256 << 10
 )
 
@@ -123,7 +123,15 @@ func (w *wire) next() (kind, []byte, error) {
 		return 0, nil, err
 	}
 	size, k := binary.BigEndian.Uint32(head), kind(head[4])
-	most := map[kind]int{open: maxMethod, message: w.limit, end: maxStatus}[k]
+	most := 0
+	switch k {
+	case open:
+		most = maxMethod
+	case message:
+		most = w.limit
+	case end:
+		most = maxStatus
+	}
 	if k < open || k > end || uint64(size) > uint64(most) {
 		return 0, nil, fmt.Errorf("%w: kind %d with %d bytes, at most %d", errFrame, k, size, most)
 	}
