@@ -697,8 +697,7 @@ type Damping struct {
 
 // Start configures the behavior of fared until it knows the fabric.
 type Start struct {
-	// Longest wait for every session's End-of-RIB. Until then planes of sessions without it keep their share, no
-	// destination is removed, and watches of weights have not begun. Sub-ports that the previous process left down are
-	// not waited for. RFC 4724, Section 2.
+	// Longest wait for every session's End-of-RIB (RFC 4724, Section 2), after which destinations without a route are
+	// removed and watches of weights begin.
 	Deadline time.Duration `yaml:"deadline" default:"30s" min:"0s" max:"1h"`
 }
