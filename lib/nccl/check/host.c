@@ -21,12 +21,12 @@ int host_load(struct host *h, const char *library, int newest)
 	return -1;
 }
 
-/* CALL calls a member that all versions have with the same arguments. */
+/* Version 11 differs from version 12 by its properties alone, and versions 10 to 12 share the functions of transfers,
+ * all at the same places (abi.h). CALL calls a member that all versions have with the same arguments. */
 #define CALL(h, member, ...)                                                                            \
 	((h)->version == 8                   ? ((const ncclNet_v8_t *)(h)->table)->member(__VA_ARGS__)  \
 			: (h)->version == 9  ? ((const ncclNet_v9_t *)(h)->table)->member(__VA_ARGS__)  \
 			: (h)->version == 10 ? ((const ncclNet_v10_t *)(h)->table)->member(__VA_ARGS__) \
-			: (h)->version == 11 ? ((const ncclNet_v11_t *)(h)->table)->member(__VA_ARGS__) \
 					     : ((const ncclNet_v12_t *)(h)->table)->member(__VA_ARGS__))
 
 ncclResult_t host_init(struct host *h, ncclDebugLogger_t log)
@@ -38,8 +38,6 @@ ncclResult_t host_init(struct host *h, ncclDebugLogger_t log)
 		return ((const ncclNet_v9_t *)h->table)->init(log);
 	case 10:
 		return ((const ncclNet_v10_t *)h->table)->init(log, NULL);
-	case 11:
-		return ((const ncclNet_v11_t *)h->table)->init(&h->context, 1, NULL, log, NULL);
 	}
 	return ((const ncclNet_v12_t *)h->table)->init(&h->context, 1, NULL, log, NULL);
 }
@@ -94,8 +92,6 @@ ncclResult_t host_listen(const struct host *h, int dev, void *handle, void **com
 		return ((const ncclNet_v9_t *)h->table)->listen(dev, handle, comm);
 	case 10:
 		return ((const ncclNet_v10_t *)h->table)->listen(dev, handle, comm);
-	case 11:
-		return ((const ncclNet_v11_t *)h->table)->listen(h->context, dev, handle, comm);
 	}
 	return ((const ncclNet_v12_t *)h->table)->listen(h->context, dev, handle, comm);
 }
@@ -110,8 +106,6 @@ ncclResult_t host_connect(const struct host *h, int dev, void *handle, void **co
 		return ((const ncclNet_v9_t *)h->table)->connect(dev, handle, comm, &device);
 	case 10:
 		return ((const ncclNet_v10_t *)h->table)->connect(dev, NULL, handle, comm, &device);
-	case 11:
-		return ((const ncclNet_v11_t *)h->table)->connect(h->context, dev, handle, comm, &device);
 	}
 	return ((const ncclNet_v12_t *)h->table)->connect(h->context, dev, handle, comm, &device);
 }
@@ -139,10 +133,6 @@ ncclResult_t host_send(const struct host *h, void *comm, void *data, size_t size
 		return ((const ncclNet_v8_t *)h->table)->isend(comm, data, (int)size, tag, memory, request);
 	case 9:
 		return ((const ncclNet_v9_t *)h->table)->isend(comm, data, size, tag, memory, request);
-	case 10:
-		return ((const ncclNet_v10_t *)h->table)->isend(comm, data, size, tag, memory, NULL, request);
-	case 11:
-		return ((const ncclNet_v11_t *)h->table)->isend(comm, data, size, tag, memory, NULL, request);
 	}
 	return ((const ncclNet_v12_t *)h->table)->isend(comm, data, size, tag, memory, NULL, request);
 }
@@ -157,10 +147,6 @@ ncclResult_t host_receive(const struct host *h, void *comm, int n, void **data, 
 		return ((const ncclNet_v8_t *)h->table)->irecv(comm, n, data, narrow, tags, memory, request);
 	case 9:
 		return ((const ncclNet_v9_t *)h->table)->irecv(comm, n, data, sizes, tags, memory, request);
-	case 10:
-		return ((const ncclNet_v10_t *)h->table)->irecv(comm, n, data, sizes, tags, memory, NULL, request);
-	case 11:
-		return ((const ncclNet_v11_t *)h->table)->irecv(comm, n, data, sizes, tags, memory, NULL, request);
 	}
 	return ((const ncclNet_v12_t *)h->table)->irecv(comm, n, data, sizes, tags, memory, NULL, request);
 }
@@ -187,11 +173,5 @@ ncclResult_t host_close_listener(const struct host *h, void *comm)
 
 ncclResult_t host_finalize(const struct host *h)
 {
-	switch (h->version) {
-	case 11:
-		return ((const ncclNet_v11_t *)h->table)->finalize(h->context);
-	case 12:
-		return ((const ncclNet_v12_t *)h->table)->finalize(h->context);
-	}
-	return ncclSuccess;
+	return h->version < 11 ? ncclSuccess : ((const ncclNet_v12_t *)h->table)->finalize(h->context);
 }

@@ -253,6 +253,8 @@ void lane_write(struct lane *lane);
 void lane_control(struct lane *lane, const struct frame *f, const void *payload);
 /* Frees a lane that has neither stripes nor a queue pair. */
 void lane_close(struct lane *lane);
+/* Moves the first stripe of the queue to those that were sent, and fills in its frame but for the id. */
+struct stripe *lane_take(struct lane *lane, struct frame *f);
 /* Notes that an acknowledgement has arrived by a lane. */
 void lane_progress(struct lane *lane);
 

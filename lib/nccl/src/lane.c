@@ -282,8 +282,7 @@ void lane_read(struct lane *lane)
 	}
 }
 
-/* begin takes the next stripe of the queue. */
-static void begin(struct lane *lane)
+struct stripe *lane_take(struct lane *lane, struct frame *f)
 {
 	struct stripe *s = lane->queue.first;
 	const struct request *r = s->request;
@@ -291,7 +290,7 @@ static void begin(struct lane *lane)
 	if (!lane->sent.first)
 		lane->progress = engine.now;
 	list_add(&lane->sent, s);
-	lane->head = (struct frame){
+	*f = (struct frame){
 		.type = FRAME_DATA,
 		.version = WIRE_VERSION,
 		.index = (uint16_t)r->index,
@@ -299,15 +298,22 @@ static void begin(struct lane *lane)
 		.group = r->group,
 		.offset = s->offset,
 		.total = r->size,
-		.id = (uint64_t)s->generation << 32 | s->number,
 		.stripe = settings.stripe,
 	};
-	lane->stripe = s;
-	lane->payload = r->data + s->offset;
-	lane->head_at = lane->payload_at = 0;
-	lane->writing = true;
 	if (lane->plane < MAX_LANES)
 		lane->comm->sender.plane_bytes[lane->plane] += s->length;
+	return s;
+}
+
+/* begin takes the next stripe of the queue. */
+static void begin(struct lane *lane)
+{
+	struct stripe *s = lane_take(lane, &lane->head);
+	lane->head.id = (uint64_t)s->generation << 32 | s->number;
+	lane->stripe = s;
+	lane->payload = s->request->data + s->offset;
+	lane->head_at = lane->payload_at = 0;
+	lane->writing = true;
 }
 
 /* wrote accounts for sent bytes, in the order of lane_write. */

@@ -290,24 +290,9 @@ static void broken(struct lane *lane, const char *reason)
 void qpair_write(struct lane *lane)
 {
 	while (lane->queue.first && qpair_has_room(lane) && !lane->ended) {
-		struct stripe *s = lane->queue.first;
-		const struct request *r = s->request;
-		list_remove(s);
-		if (!lane->sent.first)
-			lane->progress = engine.now;
-		list_add(&lane->sent, s);
+		struct frame f;
+		struct stripe *s = lane_take(lane, &f);
 		s->sequence = lane->pair->posted + 1;
-		struct frame f = {
-			.type = FRAME_DATA,
-			.index = (uint16_t)r->index,
-			.length = s->length,
-			.group = r->group,
-			.offset = s->offset,
-			.total = r->size,
-			.stripe = settings.stripe,
-		};
-		if (lane->plane < MAX_LANES)
-			lane->comm->sender.plane_bytes[lane->plane] += s->length;
 		if (!post(lane, &f, s))
 			broken(lane, "the device takes no request");
 	}
