@@ -143,8 +143,12 @@ func BenchmarkLocalFailure(b *testing.B) {
 // BenchmarkPorts chooses the 32 ports of a pair.
 func BenchmarkPorts(b *testing.B) {
 	src, dst := netip.MustParseAddr("10.255.0.1"), netip.MustParseAddr("10.255.0.2")
-	for _, h := range []Hasher{Uniform{}, LinuxL4{Seed: 1}, CRC16{}, CRC32{}, XOR{}, Toeplitz{}} {
-		b.Run(h.String(), func(b *testing.B) {
+	for _, h := range []Hasher{nil, LinuxL4{Seed: 1}, CRC16{}, CRC32{}, XOR{}, Toeplitz{}} {
+		name := "uniform"
+		if h != nil {
+			name = h.String()
+		}
+		b.Run(name, func(b *testing.B) {
 			cfg := square(8, 4)
 			cfg.Hash = h
 			p := mustPlanner(b, cfg)
@@ -208,14 +212,12 @@ func BenchmarkHash(b *testing.B) {
 	}
 }
 
-// BenchmarkSlotFor finds the slot of an address among 32.
-func BenchmarkSlotFor(b *testing.B) {
-	cfg := square(8, 4)
-	e := mustEngine(b, cfg)
-	must(b, e.SetGroup(1, capacities(cfg, slices.Repeat([]uint64{1600e9}, 8)...)))
+// BenchmarkRendezvous finds the slot of an address among 32.
+func BenchmarkRendezvous(b *testing.B) {
+	shares := slices.Repeat([]uint32{Parts / 32}, 32)
 	address := uint64(0)
 	for b.Loop() {
-		e.SlotFor(1, address)
+		Rendezvous(shares, address)
 		address += 64
 	}
 }

@@ -43,8 +43,7 @@ type Engine struct {
 	updates []Update
 	drains  []uint16
 
-	planner    *Planner
-	portPlaces []Place
+	planner *Planner
 
 	// Scratch memory of one call.
 	subScratch, memberScratch, planeScratch, fitScratch []uint64

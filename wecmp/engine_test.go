@@ -120,7 +120,8 @@ func TestSameInputsSameBytes(t *testing.T) {
 					b.WriteString(u.String() + "\n")
 				}
 				vector, _ := e.Destination(dst)
-				ports, placement := e.Ports(netip.MustParseAddr("10.0.0.1"), dst.Addr(), vector, nil)
+				v, _ := e.Vector(vector)
+				ports, placement := e.Planner().Ports(netip.MustParseAddr("10.0.0.1"), dst.Addr(), v.Places(), nil)
 				for _, p := range ports {
 					b.WriteString(netip.AddrPortFrom(dst.Addr(), p).String() + " " + placement.String() + "\n")
 				}

@@ -24,7 +24,7 @@ func Fit(buf, weights []uint64, maxWeight, size uint64) []uint64 {
 	if maxWeight != 0 && most > maxWeight {
 		// The largest total for which the largest quota, most·total/sum, is still within maxWeight.
 		if q := mul64(maxWeight, sum); q.hi < most {
-			fitting, _ := q.div(u128{0, most})
+			fitting, _ := q.div(most)
 			total = min(total, fitting)
 		}
 	}
@@ -36,7 +36,7 @@ func Fit(buf, weights []uint64, maxWeight, size uint64) []uint64 {
 	var given uint64
 	for i, w := range weights {
 		if w != 0 {
-			q, _ := mul64(w, total).div(u128{0, sum})
+			q, _ := mul64(w, total).div(sum)
 			buf[i] = max(q, 1)
 			given += buf[i]
 		}

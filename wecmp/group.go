@@ -35,7 +35,7 @@ type group struct {
 	capacity  []uint64 // given, or 0 if no sub-port of the plane carries anything
 	shares    []uint32 // parts per plane
 	// placeShares holds the parts per place, which sum to shares in each plane. rate is proportional to the capacities
-	// of the places: SlotFor draws by these weights.
+	// of the places.
 	placeShares []uint32
 	rate        []uint64
 	weights     []uint32   // per plane, lowest terms
@@ -247,7 +247,7 @@ func (e *Engine) memberWeights(planes, sub []uint64) (exact bool) {
 	for i, w := range sub {
 		e.memberScratch[i] = 0
 		if p := e.ports[i].plane; w != 0 {
-			q, _ := mul64(planes[p]<<max(shift, 0), w).div(u128{0, e.sums[p]})
+			q, _ := mul64(planes[p]<<max(shift, 0), w).div(e.sums[p])
 			e.memberScratch[i] = max(q, 1)
 		}
 	}

@@ -26,18 +26,6 @@ type Hasher interface {
 	String() string
 }
 
-// Uniform represents an unknown hash; as Config.Hash it is equivalent to nil.
-type Uniform struct{}
-
-// Hash always returns false.
-func (Uniform) Hash(netip.Addr, netip.Addr, uint8, uint16, uint16) (uint32, bool) { return 0, false }
-
-// Member is never called.
-func (Uniform) Member(uint32, int) int { return 0 }
-
-// String returns "uniform".
-func (Uniform) String() string { return "uniform" }
-
 // Asked represents a hash that cannot be computed but queried. It returns the landing places of a pair's flows as a
 // byte for each source port from MinPort to MaxPort: the sub-port, numbered from 1 in the order of Config over all
 // planes, or 0 for no lasting place. It returns nil if the places are not, or not yet, known. It must not modify a

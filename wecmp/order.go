@@ -2,47 +2,15 @@ package wecmp
 
 import "math/bits"
 
-// SlotFor returns the slot for an address (or a hash key under Partial ordering, or a packet's number under Weak
-// ordering), or -1 if the vector is unreachable or does not exist. Equal addresses use equal slots as long as the
-// weights stay (draft-xu-rtgwg-fare-in-sun-02, Section 4, "all transactions targeting the same memory address are
-// hashed to the same QP").
+// Rendezvous returns the slot for an address, or for a hash key under Partial ordering, by the slots' shares, as in
+// fare.v1.Slot.share_ppb. It returns -1 if every share is 0. Equal addresses use equal slots as long as the shares stay
+// (draft-xu-rtgwg-fare-in-sun-02, Section 4, "all transactions targeting the same memory address are hashed to the same
+// QP").
 //
 // It is a weighted rendezvous: every live slot draws an exponentially distributed number from the address, at the rate
-// of the slot's weight, capacity(place)/live slots(place), where the place is the slot's sub-port, or its plane in
-// per-packet mode. The least draw wins. A slot's draw depends only on the address and the slot's weight, and
-// comparisons are exact. So if a plane's weight falls, only addresses of its slots move, and no more of them than the
-// lost share, up to the randomness of the draws; if it rises, addresses move to it from all other slots alike, and no
-// more than the gained share.
-func (e *Engine) SlotFor(vector uint32, address uint64) int {
-	v := e.vector(vector)
-	if v == nil {
-		return -1
-	}
-	g := e.groups[v.group]
-	if !g.reachable {
-		return -1
-	}
-	key := keyOf(address)
-	best := -1
-	var bestDraw, bestRate uint64
-	for s := range v.slots {
-		slot := &v.slots[s]
-		if slot.Parked {
-			continue
-		}
-		// draw / (rate/live), with the draw below 2^52 and live at most 2^12.
-		draw, rate := drawOf(key, s)*uint64(v.live[v.place[s]]), g.rate[v.place[s]]
-		if best < 0 || mul64(draw, bestRate).cmp(mul64(bestDraw, rate)) < 0 {
-			best, bestDraw, bestRate = s, draw, rate
-		}
-	}
-	return best
-}
-
-// Rendezvous is SlotFor for a caller that has only the slots' shares, as in fare.v1.Slot.share_ppb. It returns the slot
-// for an address or hash key, or -1 if every share is 0. Its result differs from SlotFor's only for addresses (about
-// one in 10^9) for which the rounding of shares decides. An address moves between two slots only if one of their shares
-// changes.
+// of its share, and the least draw wins. A slot's draw depends only on the address and the share, and comparisons are
+// exact. So an address moves between two slots only if one of their shares changes, and if a plane's share falls, no
+// more addresses move than the lost share, up to the randomness of the draws.
 func Rendezvous(shares []uint32, address uint64) int {
 	key := keyOf(address)
 	best := -1

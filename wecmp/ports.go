@@ -361,14 +361,3 @@ func pairBase(src, dst netip.Addr) uint64 {
 
 // Planner returns the planner of the engine's configuration. Any goroutine may use it.
 func (e *Engine) Planner() *Planner { return e.planner }
-
-// Ports is Planner.Ports for the slots of one of the engine's vectors; the result is empty if there is no such vector.
-func (e *Engine) Ports(src, dst netip.Addr, vector uint32, buf []uint16) ([]uint16, Placement) {
-	e.portPlaces = e.portPlaces[:0]
-	if v := e.vector(vector); v != nil {
-		for _, s := range v.slots {
-			e.portPlaces = append(e.portPlaces, Place{s.Plane, s.SubPort})
-		}
-	}
-	return e.planner.Ports(src, dst, e.portPlaces, buf)
-}

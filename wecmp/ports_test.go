@@ -310,22 +310,6 @@ func TestMissedPortsAddUp(t *testing.T) {
 	}
 }
 
-func TestEnginePorts(t *testing.T) {
-	cfg := square(4, 2)
-	cfg.Hash = LinuxL4{Seed: 1}
-	e, p := mustEngine(t, cfg), mustPlanner(t, cfg)
-	src, dst := netip.MustParseAddr("10.0.0.1"), netip.MustParseAddr("10.0.0.2")
-	if ports, _ := e.Ports(src, dst, 1, nil); len(ports) != 0 {
-		t.Fatalf("no vector has ports %v", ports)
-	}
-	must(t, e.SetGroup(1, capacities(cfg, 1, 1, 0, 1)))
-	v, _ := e.Vector(1)
-	got, _ := e.Ports(src, dst, 1, nil)
-	if want, _ := p.Ports(src, dst, v.Places(), nil); !slices.Equal(got, want) || len(got) != 8 {
-		t.Fatalf("engine %v, planner %v", got, want)
-	}
-}
-
 // queried records whether every query was for one protocol and port.
 type queried struct {
 	CRC32

@@ -152,7 +152,8 @@ func (s *scenario) command(t *testing.T, out *strings.Builder, f []string) {
 	case "ports":
 		dst := netip.MustParsePrefix(f[2])
 		id, _ := s.e.Destination(dst)
-		ports, how := s.e.Ports(netip.MustParseAddr(f[1]), dst.Addr(), id, nil)
+		v, _ := s.e.Vector(id)
+		ports, how := s.e.Planner().Ports(netip.MustParseAddr(f[1]), dst.Addr(), v.Places(), nil)
 		fmt.Fprintln(out, how, strings.Trim(fmt.Sprint(ports), "[]"))
 	default:
 		t.Fatalf("%q is no command", f[0])

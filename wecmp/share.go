@@ -17,35 +17,10 @@ func LowestTerms(weights []uint64) {
 	}
 }
 
-// Apportion appends to buf[:0] an integer for each weight so that the integers sum to exactly total, each its exact
-// quota weight·total/sum rounded down or up: the largest remainders are rounded up, and among equal ones those with the
-// lowest index (Hamilton's method). The arithmetic is exact for all inputs. If all weights are 0, so are all parts.
-func Apportion(buf, weights []uint64, total uint64) []uint64 {
-	buf = append(buf[:0], weights...)
-	var sum u128
-	for _, w := range weights {
-		sum = sum.add(u128{0, w})
-	}
-	if sum == (u128{}) {
-		return buf
-	}
-	left := total
-	rest, order := make([]u128, len(weights)), make([]int, len(weights))
-	for i, w := range weights {
-		buf[i], rest[i] = mul64(w, total).div(sum)
-		left -= buf[i]
-		order[i] = i
-	}
-	// The remainders sum to left·sum and each is below sum, so left is less than the number of nonzero remainders.
-	slices.SortStableFunc(order, func(i, j int) int { return rest[j].cmp(rest[i]) })
-	for _, i := range order[:left] {
-		buf[i]++
-	}
-	return buf
-}
-
-// divide is Apportion for the engine's sizes: weights whose sum fits 64 bits, into at most 2^32-1 parts. rest is
-// scratch memory of the length of weights.
+// divide sets parts to an integer for each weight so that the integers sum to exactly total, each its exact quota
+// weight·total/sum rounded down or up: the largest remainders are rounded up, and among equal ones those with the
+// lowest index (Hamilton's method). The sum of the weights must fit 64 bits. If all weights are 0, so are all parts.
+// rest is scratch memory of the length of weights.
 func divide(parts []uint32, weights []uint64, total uint32, rest []uint64) {
 	var sum uint64
 	for _, w := range weights {
@@ -57,8 +32,8 @@ func divide(parts []uint32, weights []uint64, total uint32, rest []uint64) {
 	}
 	left := uint64(total)
 	for i, w := range weights {
-		q, r := mul64(w, uint64(total)).div(u128{0, sum})
-		parts[i], rest[i] = uint32(q), r.lo
+		q, r := mul64(w, uint64(total)).div(sum)
+		parts[i], rest[i] = uint32(q), r
 		left -= q
 	}
 	// left is less than the number of nonzero remainders. There is one pass for each distinct remainder, so equal

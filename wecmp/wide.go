@@ -10,13 +10,6 @@ func mul64(a, b uint64) u128 {
 	return u128{hi, lo}
 }
 
-// add returns a+b, which must not overflow.
-func (a u128) add(b u128) u128 {
-	lo, carry := bits.Add64(a.lo, b.lo, 0)
-	hi, _ := bits.Add64(a.hi, b.hi, carry)
-	return u128{hi, lo}
-}
-
 // sub returns a-b, where a >= b.
 func (a u128) sub(b u128) u128 {
 	lo, borrow := bits.Sub64(a.lo, b.lo, 0)
@@ -35,27 +28,8 @@ func (a u128) cmp(b u128) int {
 	return 1
 }
 
-// div returns the quotient and remainder of a/b for b > 0; the quotient must fit 64 bits.
-func (a u128) div(b u128) (q uint64, r u128) {
-	if b.hi == 0 && a.hi < b.lo {
-		q, r.lo = bits.Div64(a.hi, a.lo, b.lo)
-		return q, r
-	}
-	// Long division, bit by bit, for sums above 2^64 only.
-	for i := range 128 {
-		over := r.hi >> 63
-		word := a.hi
-		if i >= 64 {
-			word = a.lo
-		}
-		r = u128{r.hi<<1 | r.lo>>63, r.lo<<1 | word>>(63-i%64)&1}
-		q <<= 1
-		if over != 0 || r.cmp(b) >= 0 {
-			r, q = r.sub(b), q|1
-		}
-	}
-	return q, r
-}
+// div returns the quotient and remainder of a/b; the quotient must fit 64 bits.
+func (a u128) div(b uint64) (q, r uint64) { return bits.Div64(a.hi, a.lo, b) }
 
 // product is a 256-bit integer, least significant word first.
 type product [4]uint64

@@ -211,11 +211,13 @@ func TestSlotsLand(t *testing.T) {
 			b.atRest()
 			b.settledAfter(start, sentBy(flows), 2*(step+1))
 
-			var shares []uint64
+			var parts []uint64
+			var upTo, given uint64 // sums of the shares and of the parts: each part is the share's, up to one packet
 			for _, s := range c.view().Slots {
-				shares = append(shares, uint64(s.SharePPB))
+				upTo += uint64(s.SharePPB)
+				parts = append(parts, upTo*(packets/uint64(len(draftWeights)))/wecmp.Parts-given)
+				given += parts[len(parts)-1]
 			}
-			parts := wecmp.Apportion(nil, shares, packets/uint64(len(draftWeights)))
 			before := b.arrivals()
 			stripe(t, flows, parts)
 			got := b.settled(before, packets/uint64(len(draftWeights)))
