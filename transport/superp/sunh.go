@@ -14,7 +14,6 @@ const (
 )
 
 // SUNH is the Scale Up Network Header, 8 bytes, big endian. It replaces UDP/IP inside one SUPERp subnet (Config.SUNH).
-// Expand and Compress convert it to UDP/IP and back, at the boundary of the subnet.
 type SUNH struct {
 	TrafficClass uint8
 	NextHeader   uint8
@@ -46,17 +45,6 @@ func (h SUNH) Append(b []byte) []byte {
 // minFrame is the minimum payload of an Ethernet frame, in bytes; shorter ones are padded.
 const minFrame = 46
 
-// DecodeFrame decodes a frame's payload: SUNH with a packet. It ignores the padding behind a packet whose operations
-// have no data.
-func DecodeFrame(b []byte) (SUNH, Packet, error) {
-	h, rest, err := unframe(b, false)
-	if err != nil {
-		return SUNH{}, Packet{}, err
-	}
-	p, err := Decode(rest)
-	return h, p, err
-}
-
 // unframe returns the header and the packet of a frame's payload. The length of a packet without data is that of its
 // headers; what follows is padding.
 func unframe(b []byte, lite bool) (SUNH, []byte, error) {
@@ -79,84 +67,8 @@ func unframe(b []byte, lite bool) (SUNH, []byte, error) {
 	return h, rest, nil
 }
 
-// AppendFrame appends a frame's payload: the header and the packet, with the padding of a packet whose operations have
-// no data. The length of other packets is the length of their data, so it refuses those that Ethernet would pad.
-func (h SUNH) AppendFrame(b []byte, p *Packet) ([]byte, error) {
-	start := len(b)
-	b = p.Append(h.Append(b))
-	if missing := minFrame - (len(b) - start); missing > 0 {
-		if form, known := p.TAL.Opcode.form(); !known || form.data {
-			return nil, fmt.Errorf("%v of %d bytes: a frame of less than %d would be padded, and the padding taken for data", p.TAL.Opcode, len(b)-start, minFrame)
-		}
-		b = append(b, make([]byte, missing)...)
-	}
-	return b, nil
-}
-
-// firstPort is the first UDP source port of the entropy range.
+// firstPort is the first UDP source port of the entropy range; a flow label is the distance to it.
 const firstPort = 0xC000
-
-// Expanded is a SUNH header in terms of UDP/IP.
-type Expanded struct {
-	Source, Destination netip.AddrPort
-	FlowLabel           uint32 // IPv6's, 20 bits; 0 for IPv4
-	TrafficClass        uint8
-	HopLimit            uint8
-}
-
-// Expand converts the header to UDP/IP in a SUPERp subnet. SUNH addresses are the host part of the addresses in subnet,
-// or its last 16 bits if it has more; port is the UDP destination port. The flow label becomes the UDP source port,
-// from 49152 upwards, and IPv6's flow label.
-func (h SUNH) Expand(subnet netip.Prefix, port uint16) (Expanded, error) {
-	if h.NextHeader != NextHeader {
-		return Expanded{}, fmt.Errorf("%w: SUNH with next header %d", ErrMalformed, h.NextHeader)
-	}
-	if !subnet.IsValid() {
-		return Expanded{}, fmt.Errorf("no SUPERp subnet")
-	}
-	for _, n := range []uint16{h.Source, h.Destination} {
-		if n&^hostMask(subnet) != 0 {
-			return Expanded{}, fmt.Errorf("%w: address %#x is not in subnet %v", ErrMalformed, n, subnet)
-		}
-	}
-	host := func(n uint16) netip.Addr { return hostAddress(subnet, n) }
-	e := Expanded{Source: netip.AddrPortFrom(host(h.Source), firstPort+h.FlowLabel&0xfff),
-		Destination: netip.AddrPortFrom(host(h.Destination), port), TrafficClass: h.TrafficClass, HopLimit: h.HopLimit}
-	if subnet.Addr().Is6() {
-		e.FlowLabel = uint32(h.FlowLabel & 0xfff)
-	}
-	return e, nil
-}
-
-// Compress is the inverse of Expand. Both addresses must be in the subnet and differ from its prefix in the last 16
-// bits only, the source port must be in the range of Expand, and the hop limit must have 4 bits.
-func Compress(e Expanded, subnet netip.Prefix) (SUNH, error) {
-	label := e.Source.Port() - firstPort
-	if e.Source.Port() < firstPort || label > 0xfff {
-		return SUNH{}, fmt.Errorf("source port %d is not a flow label", e.Source.Port())
-	}
-	if e.HopLimit > 0xf {
-		return SUNH{}, fmt.Errorf("hop limit %d: SUNH's has 4 bits", e.HopLimit)
-	}
-	h := SUNH{TrafficClass: e.TrafficClass, NextHeader: NextHeader, HopLimit: e.HopLimit, FlowLabel: label}
-	for _, x := range []struct {
-		to *uint16
-		a  netip.Addr
-	}{{&h.Source, e.Source.Addr()}, {&h.Destination, e.Destination.Addr()}} {
-		if !x.a.IsValid() {
-			return SUNH{}, fmt.Errorf("no address")
-		}
-		*x.to = hostPart(subnet, x.a)
-	}
-	back, err := h.Expand(subnet, e.Destination.Port())
-	if err != nil {
-		return SUNH{}, err
-	}
-	if back.Source != e.Source || back.Destination != e.Destination {
-		return SUNH{}, fmt.Errorf("%v or %v is not of subnet %v", e.Source.Addr(), e.Destination.Addr(), subnet)
-	}
-	return h, nil
-}
 
 // hostMask returns the bits of a SUNH address in a subnet.
 func hostMask(subnet netip.Prefix) uint16 {
