@@ -1,7 +1,6 @@
 package daemon
 
 import (
-	"bytes"
 	"cmp"
 	"context"
 	"fmt"
@@ -25,6 +24,7 @@ import (
 	"github.com/fared/fared/daemon/internal/coretest"
 	"github.com/fared/fared/dataplane/memory"
 	"github.com/fared/fared/internal/testkit/testbed"
+	"github.com/fared/fared/internal/testkit/testlog"
 	"github.com/fared/fared/wecmp"
 )
 
@@ -213,7 +213,7 @@ func TestPortsLandByTheDataPlanesHash(t *testing.T) {
 		{"too few buckets", "", &farev1.FlowHash{Algorithm: "linux-l4", Buckets: 3, LastingBuckets: 1}, "uniform", 0, 0},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			var log safeBuffer
+			var log testlog.Log
 			r := hashRig(t, shape{Planes: 2, SubPorts: 2, Extra: tc.extra, Loopbacks: []string{"10.255.0.1/32", "10.255.0.2/32"}}, newHashPlane(tc.hash, false),
 				func(d *Deps) { d.Logger = slog.New(slog.NewTextHandler(&log, nil)) })
 			r.settled(4)
@@ -242,29 +242,12 @@ func TestPortsLandByTheDataPlanesHash(t *testing.T) {
 	}
 }
 
-type safeBuffer struct {
-	mu sync.Mutex
-	b  bytes.Buffer
-}
-
-func (s *safeBuffer) Write(p []byte) (int, error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.b.Write(p)
-}
-
-func (s *safeBuffer) String() string {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.b.String()
-}
-
 // TestFlowHashChanges checks that a data plane that reconnects with another hash changes the published ports, also in a
 // watch, and that operators are informed; the recording replays.
 func TestFlowHashChanges(t *testing.T) {
 	dir := testbed.ShortDir(t)
 	path, socket := filepath.Join(dir, "recording"), filepath.Join(dir, "s")
-	var log safeBuffer
+	var log testlog.Log
 	dp := newHashPlane(nil, false)
 	r := hashRig(t, shape{Planes: 2, SubPorts: 2, Extra: "record: {file: " + path + "}\napi: {socket: " + socket + "}\n"}, dp, func(d *Deps) {
 		d.Logger, d.Embedded = slog.New(slog.NewTextHandler(&log, nil)), false
@@ -390,7 +373,7 @@ func TestPortsWithoutSlotsAreReported(t *testing.T) {
 		"all in the table":  {lasting, false, "slots: {file: none, services: [udp/4791, udp/4444, tcp/4793]}\n", false},
 		"one port, a hash":  {lasting, false, "dataplane: {address: \"memory:\", udp_ports: [4444], tcp_ports: []}\n", false},
 	} {
-		var log safeBuffer
+		var log testlog.Log
 		extra := fmt.Sprintf("api: {socket: %q}\n", filepath.Join(t.TempDir(), "api")) + test.extra
 		r := hashRig(t, shape{Planes: 2, SubPorts: 2, Extra: extra}, newHashPlane(test.hash, test.pins), func(d *Deps) {
 			d.Logger, d.Embedded = slog.New(slog.NewTextHandler(&log, nil)), false

@@ -6,11 +6,11 @@ import (
 	"log/slog"
 	"slices"
 	"strings"
-	"sync"
 	"testing"
 
 	farev1 "github.com/fared/fared/api/fare/v1"
 	"github.com/fared/fared/daemon/internal/speaker"
+	"github.com/fared/fared/internal/testkit/testlog"
 )
 
 // bounds are those of examples/server-8gpu.yaml.
@@ -35,22 +35,11 @@ func (r *rig) faultsShown() string {
 }
 
 // lines is a log that tests read.
-type lines struct {
-	mu   sync.Mutex
-	text strings.Builder
-}
-
-func (l *lines) Write(b []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.text.Write(b)
-}
+type lines struct{ testlog.Log }
 
 // count returns the number of lines that contain all words.
 func (l *lines) count(words ...string) (n int) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	for line := range strings.Lines(l.text.String()) {
+	for line := range strings.Lines(l.String()) {
 		has := true
 		for _, w := range words {
 			has = has && strings.Contains(line, w)
@@ -70,9 +59,7 @@ func logged(t *testing.T, log *lines, n int, words ...string) {
 
 // sessionsOf returns the sessions of the log lines that contain a word, in order.
 func sessionsOf(log *lines, word string) (out []string) {
-	log.mu.Lock()
-	defer log.mu.Unlock()
-	for line := range strings.Lines(log.text.String()) {
+	for line := range strings.Lines(log.String()) {
 		if _, after, ok := strings.Cut(line, "session="); ok && strings.Contains(line, word) {
 			out = append(out, strings.Fields(after)[0])
 		}

@@ -1,36 +1,19 @@
 package supervise
 
 import (
-	"bytes"
 	"errors"
 	"io"
 	"os"
 	"strings"
 	"sync"
 	"testing"
+
+	"github.com/fared/fared/internal/testkit/testlog"
 )
-
-// safe is a buffer that a test reads while it is written.
-type safe struct {
-	mu  sync.Mutex
-	buf bytes.Buffer
-}
-
-func (s *safe) Write(b []byte) (int, error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.buf.Write(b)
-}
-
-func (s *safe) String() string {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.buf.String()
-}
 
 // TestOutputIsWholeLines checks that concurrent writers, in parts of any size, do not split each other's lines.
 func TestOutputIsWholeLines(t *testing.T) {
-	var to safe
+	var to testlog.Log
 	o := newOutput(&to)
 	const lines = 500
 	var writing sync.WaitGroup
@@ -67,7 +50,7 @@ func TestOutputIsWholeLines(t *testing.T) {
 // TestOutputEnds checks that an unfinished last line is completed, and that a line longer than the buffer comes in
 // parts.
 func TestOutputEnds(t *testing.T) {
-	var to safe
+	var to testlog.Log
 	o := newOutput(&to)
 	w, err := o.pipe("c")
 	if err != nil {
@@ -107,7 +90,7 @@ func TestOutputFails(t *testing.T) {
 
 // TestOutputDoesNotWaitForStrangers checks that a pipe that another process still holds does not block close.
 func TestOutputDoesNotWaitForStrangers(t *testing.T) {
-	var to safe
+	var to testlog.Log
 	o := newOutput(&to)
 	w, err := o.pipe("c")
 	if err != nil {

@@ -18,6 +18,7 @@ import (
 	"github.com/fared/fared/internal/testkit/cbuild"
 	"github.com/fared/fared/internal/testkit/gate"
 	"github.com/fared/fared/internal/testkit/netnstest"
+	"github.com/fared/fared/internal/testkit/testlog"
 )
 
 // gpuCheck runs scripts/gpu-check, and returns its output and exit status.
@@ -138,7 +139,7 @@ func TestGPUCheck(t *testing.T) {
 func torchRanks(t *testing.T, scripts [2]string) [2]string {
 	t.Helper()
 	var ranks [2]*exec.Cmd
-	var outs [2]output
+	var outs [2]testlog.Log
 	folder := t.TempDir()
 	for r, script := range scripts {
 		ranks[r] = exec.Command("/usr/bin/python3", script, "--backend", "gloo", "--rank", fmt.Sprint(r), "--rendezvous", folder, "--op", "allreduce,allgather,sendrecv", "--bytes", "8:3,100000:2")

@@ -3,7 +3,6 @@
 package nccl
 
 import (
-	"bytes"
 	"fmt"
 	"math"
 	"net/netip"
@@ -14,7 +13,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -24,6 +22,7 @@ import (
 	"github.com/fared/fared/internal/testkit/cbuild"
 	"github.com/fared/fared/internal/testkit/gate"
 	"github.com/fared/fared/internal/testkit/netnstest"
+	"github.com/fared/fared/internal/testkit/testlog"
 )
 
 const (
@@ -57,28 +56,10 @@ func release(t testing.TB) built {
 	return built{cbuild.Make(t, "nccl")}
 }
 
-// output collects what a process writes, and may be read meanwhile.
-type output struct {
-	mu   sync.Mutex
-	text bytes.Buffer
-}
-
-func (o *output) Write(b []byte) (int, error) {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	return o.text.Write(b)
-}
-
-func (o *output) String() string {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	return o.text.String()
-}
-
 // rank is a process of nccl-net-check.
 type rank struct {
 	cmd    *exec.Cmd
-	out    output
+	out    testlog.Log
 	folder string // the rendezvous
 }
 

@@ -11,7 +11,6 @@ import (
 	"os/exec"
 	"regexp"
 	"strings"
-	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -21,6 +20,7 @@ import (
 
 	"github.com/fared/fared/cmd/internal/cli"
 	"github.com/fared/fared/internal/testkit/netnstest"
+	"github.com/fared/fared/internal/testkit/testlog"
 )
 
 // AsFared makes the test binary act as fared: tests that need separate processes start it with this variable set.
@@ -193,26 +193,8 @@ func Within(t *testing.T, limit time.Duration, check func() error) {
 // Process is a fared in a separate process.
 type Process struct {
 	Cmd  *exec.Cmd
-	Log  syncBuffer
+	Log  testlog.Log
 	Done chan struct{} // closed when the process has ended
-}
-
-// syncBuffer is a buffer that several goroutines may use.
-type syncBuffer struct {
-	mu sync.Mutex
-	b  bytes.Buffer
-}
-
-func (b *syncBuffer) Write(p []byte) (int, error) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.b.Write(p)
-}
-
-func (b *syncBuffer) String() string {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.b.String()
 }
 
 // Start starts fared in a separate process, which ends with the test.

@@ -1,7 +1,6 @@
 package netnstest
 
 import (
-	"bytes"
 	"fmt"
 	"os"
 	"os/exec"
@@ -13,6 +12,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/fared/fared/internal/testkit/testlog"
 )
 
 // Process is a program that runs in a namespace.
@@ -20,7 +21,7 @@ type Process struct {
 	// Name is the program's file name.
 	Name string
 	cmd  *exec.Cmd
-	log  log
+	log  testlog.Log
 	done chan struct{} // closed when the process has ended
 	err  error         // result of the process; read after done
 	stop sync.Once
@@ -80,7 +81,7 @@ func (n *Namespace) start(t testing.TB, with func(run func() error) error, name 
 	t.Cleanup(func() {
 		p.Stop()
 		if t.Failed() {
-			t.Logf("%s in %s wrote:\n%s", p.Name, n.Name, p.log.tail(8<<10))
+			t.Logf("%s in %s wrote:\n%s", p.Name, n.Name, p.tail(8<<10))
 		}
 	})
 	return p
@@ -90,13 +91,13 @@ func (n *Namespace) start(t testing.TB, with func(run func() error) error, name 
 func (p *Process) Pid() int { return p.cmd.Process.Pid }
 
 // Log returns the process's output so far.
-func (p *Process) Log() string { return p.log.tail(1 << 30) }
+func (p *Process) Log() string { return p.log.String() }
 
 // Running returns nil while the process runs, and then its result.
 func (p *Process) Running() error {
 	select {
 	case <-p.done:
-		return fmt.Errorf("%s ended: %v\n%s", p.Name, p.err, p.log.tail(4<<10))
+		return fmt.Errorf("%s ended: %v\n%s", p.Name, p.err, p.tail(4<<10))
 	default:
 		return nil
 	}
@@ -163,21 +164,8 @@ func (p *Process) Kill() {
 	})
 }
 
-// log keeps a process's output.
-type log struct {
-	mu  sync.Mutex // guards buf
-	buf bytes.Buffer
-}
-
-func (l *log) Write(b []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.buf.Write(b)
-}
-
-func (l *log) tail(most int) string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	b := l.buf.Bytes()
-	return string(b[max(0, len(b)-most):])
+// tail returns the end of the output, at most that many bytes.
+func (p *Process) tail(most int) string {
+	text := p.log.String()
+	return text[max(0, len(text)-most):]
 }
