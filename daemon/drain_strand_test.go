@@ -104,7 +104,7 @@ func TestTwoDrainsAtOnce(t *testing.T) {
 	r.wait(destination(0), "0:1")
 	r.wait(destination(1), "1:1")
 	r.waitAnnounced(1, own, "400G")
-	st := r.overview()
+	st := r.status()
 	if len(st.Drains) != 1 {
 		t.Fatalf("drains: %v", st.Drains)
 	}
@@ -123,7 +123,7 @@ func TestTwoDrainsAtOnce(t *testing.T) {
 	r.leaves[0].announce(0, destination(0))
 	r.leaves[0].withdraw(destination(1))
 	r.wait(destination(1), "unreachable") // so the zero bandwidth before it has arrived
-	if st := r.overview(); len(st.Drains) != 1 || st.Drains[0].Stage != "routes" {
+	if st := r.status(); len(st.Drains) != 1 || st.Drains[0].Stage != "routes" {
 		t.Errorf("forced: %v", st.Drains)
 	}
 	if _, err := r.d.FabricService().Undrain(t.Context(), &farev1.UndrainRequest{Target: target}); err != nil {

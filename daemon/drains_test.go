@@ -55,16 +55,6 @@ func (r *rig) request(on bool, target *farev1.DrainTarget, reason string) error 
 	return err
 }
 
-// overview returns the status.
-func (r *rig) overview() *farev1.GetStatusResponse {
-	r.t.Helper()
-	st, err := r.d.FabricService().GetStatus(r.t.Context(), &farev1.GetStatusRequest{})
-	if err != nil {
-		r.t.Fatal(err)
-	}
-	return st
-}
-
 // TestDrainsSurvive checks that a daemon that starts after a drain advertises nothing over its target and sends nothing
 // there, shows since when, by whom and why, and does so until an undrain, for each kind of target.
 func TestDrainsSurvive(t *testing.T) {
@@ -113,7 +103,7 @@ func TestDrainsSurvive(t *testing.T) {
 			r.stop()
 			r = keeping(t, dir, file, rigOptions{})
 			r.wait(destination(0), "1:1")
-			if st := r.overview(); len(st.Drains) != 0 || st.DrainsError != "" {
+			if st := r.status(); len(st.Drains) != 0 || st.DrainsError != "" {
 				t.Errorf("after an undrain: %v, %q", st.Drains, st.DrainsError)
 			}
 		})
@@ -163,13 +153,13 @@ func TestDrainsOfUnknownTargets(t *testing.T) {
 	r := keeping(t, dir, file, rigOptions{})
 	r.wait(destination(0), "1:0")
 	stages := func() (out []string) {
-		for _, d := range r.overview().Drains {
+		for _, d := range r.status().Drains {
 			out = append(out, d.Target.GetPlane()+d.Target.GetSubPort()+" "+d.Stage)
 		}
 		return out
 	}
 	eventually(t, "both are shown", func() bool { return slices.Equal(stages(), []string{"p1.0 drained", "p9 dormant"}) })
-	if d := r.overview().Drains[1]; d.By != "uid 7" || d.Reason != "old plan" || d.SinceNs != 1e18 {
+	if d := r.status().Drains[1]; d.By != "uid 7" || d.Reason != "old plan" || d.SinceNs != 1e18 {
 		t.Errorf("the dormant drain is shown as %v", d)
 	}
 	p9 := &farev1.DrainTarget{Target: &farev1.DrainTarget_Plane{Plane: "p9"}}
@@ -205,18 +195,18 @@ func TestDrainsCannotBeKept(t *testing.T) {
 	file := filepath.Join(inTheWay, "drains")
 	r := keeping(t, dir, file, rigOptions{})
 	r.wait(destination(0), "1:1")
-	if got := r.overview().DrainsError; !strings.Contains(got, "not a directory") {
+	if got := r.status().DrainsError; !strings.Contains(got, "not a directory") {
 		t.Errorf("at the start the status shows %q", got)
 	}
 	r.drain("p1", true)
 	r.wait(destination(0), "1:0")
-	if got := r.overview().DrainsError; !strings.Contains(got, "a restart would forget changes of drains") || !strings.Contains(got, "not a directory") {
+	if got := r.status().DrainsError; !strings.Contains(got, "a restart would forget changes of drains") || !strings.Contains(got, "not a directory") {
 		t.Errorf("the status shows %q", got)
 	}
 	if err := os.Remove(inTheWay); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "written", func() bool { return r.overview().DrainsError == "" })
+	eventually(t, "written", func() bool { return r.status().DrainsError == "" })
 	if records, err := drainfile.Load(file); err != nil || len(records) != 1 || records[0].Plane != "p1" {
 		t.Errorf("the file has %v, %v", records, err)
 	}
@@ -231,11 +221,11 @@ func TestDrainsDamaged(t *testing.T) {
 	}
 	r := keeping(t, dir, file, rigOptions{})
 	r.wait(destination(0), "1:1")
-	if got := r.overview().DrainsError; !strings.Contains(got, "drain again what must stay out of service") || !strings.Contains(got, file+".damaged-") {
+	if got := r.status().DrainsError; !strings.Contains(got, "drain again what must stay out of service") || !strings.Contains(got, file+".damaged-") {
 		t.Errorf("the status shows %q", got)
 	}
 	r.drain("p1", true)
-	if got := r.overview().DrainsError; got != "" {
+	if got := r.status().DrainsError; got != "" {
 		t.Errorf("after a drain the status shows %q", got)
 	}
 	if records, err := drainfile.Load(file); err != nil || len(records) != 1 {
@@ -266,7 +256,7 @@ func TestDrainDelayIsShown(t *testing.T) {
 		r.drain("p1", on)
 		want := map[bool]string{true: "routes: drain_delay, 1h0m0s: the leaves have zero bandwidth", false: "undraining: drain_delay, 1h0m0s: the routes are advertised again"}[on]
 		eventually(t, want, func() bool {
-			d := r.overview().Drains
+			d := r.status().Drains
 			return len(d) == 1 && strings.HasPrefix(d[0].Stage+": "+strings.Join(d[0].WaitsFor, "; "), want)
 		})
 	}

@@ -236,7 +236,7 @@ func TestLimitationsAreReported(t *testing.T) {
 				t.Errorf("BFD %s, %v: events %q, want %q", interval, step.event.Limitations, events, step.events)
 			}
 			got := ""
-			for _, x := range r.overview().Dataplane.Limitations {
+			for _, x := range r.status().Dataplane.Limitations {
 				got += x.Reason + " "
 			}
 			if got != step.shown {

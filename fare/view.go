@@ -201,15 +201,6 @@ func (t *Table) Plane(index int) PlaneView {
 	return v
 }
 
-// Node returns the BGP identifier of the session's current or last neighbor. The address is invalid if
-// the session was never up or does not exist.
-func (t *Table) Node(index int) netip.Addr {
-	if index < 0 || index >= len(t.sessions) {
-		return netip.Addr{}
-	}
-	return t.sessions[index].node
-}
-
 // Stats returns the table's current counters and sizes.
 func (t *Table) Stats() Stats {
 	s := Stats{Events: t.events, Destinations: len(t.byPrefix), Groups: t.groups.set.n, Routes: t.live, Leftovers: t.leftovers}

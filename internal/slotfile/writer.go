@@ -497,17 +497,6 @@ func (w *Writer) follow(moved map[uint32]uint32, revision uint64) {
 	}
 }
 
-// Pairs yields the pairs of the table. The table must not change meanwhile.
-func (w *Writer) Pairs() iter.Seq[PairKey] {
-	return func(yield func(PairKey) bool) {
-		for n := range w.next.pairs.next {
-			if w.next.used(n) && !yield(w.next.keyOf(n)) {
-				return
-			}
-		}
-	}
-}
-
 // grow copies the file to one with twice the records of the sections that are full. If only removed pairs fill the
 // index, the sizes stay.
 func (w *Writer) grow() error {

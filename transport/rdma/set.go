@@ -167,9 +167,6 @@ type work struct {
 	err      error
 }
 
-// Remote returns the peer's loopback.
-func (s *Set) Remote() netip.Addr { return s.remote }
-
 // Done returns a channel that is closed once the set has ended, by Close or by failure.
 func (s *Set) Done() <-chan struct{} { return s.done }
 

@@ -82,16 +82,6 @@ func (e *Event) equal(f *Event) bool {
 		e.Ifindex == f.Ifindex && e.Name == f.Name && e.Reason == f.Reason && e.Persistent == f.Persistent && slices.Equal(e.Addresses, f.Addresses)
 }
 
-// LinkLocal returns the first IPv6 link-local address, or the zero Addr.
-func (e *Event) LinkLocal() netip.Addr {
-	for _, p := range e.Addresses {
-		if p.Addr().Is6() && p.Addr().IsLinkLocalUnicast() {
-			return p.Addr()
-		}
-	}
-	return netip.Addr{}
-}
-
 // Stats counts the work of the namespace goroutines.
 type Stats struct {
 	Messages uint64 // rtnetlink messages read

@@ -299,26 +299,18 @@ func (sq *sessionQueue) compact() {
 	sq.spend(sq.cost - cost)
 }
 
-// written records that the connection has carried everything up to a mark. Only the latest pending Written is kept.
-func (q *queue) written(e Written) {
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	sq := &q.sessions[e.Session]
-	if !sq.up || sq.gen != e.Generation {
-		return
-	}
-	if !replace(sq, e) {
-		sq.push(e)
-	}
-	q.wake()
-}
+// written records that the connection has carried everything up to a mark.
+func (q *queue) written(e Written) { latest(q, e.Session, e.Generation, e) }
 
-// refused records the refused routes of a generation. Only the latest pending Refused is kept.
-func (q *queue) refused(e Refused) {
+// refused records the refused routes of a generation.
+func (q *queue) refused(e Refused) { latest(q, e.Session, e.Generation, e) }
+
+// latest records an event of a generation that is up. Only the latest pending event of its type is kept.
+func latest[E Event](q *queue, session int, generation uint64, e E) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	sq := &q.sessions[e.Session]
-	if !sq.up || sq.gen != e.Generation {
+	sq := &q.sessions[session]
+	if !sq.up || sq.gen != generation {
 		return
 	}
 	if !replace(sq, e) {
