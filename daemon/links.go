@@ -3,7 +3,6 @@ package daemon
 import (
 	"context"
 	"log/slog"
-	"net/netip"
 	"time"
 
 	"github.com/fared/fared/daemon/config"
@@ -26,8 +25,6 @@ type LinkEvent struct {
 	Persistent bool
 	// Netdev is the device's present name in the kernel; empty if the device is absent or not watched.
 	Netdev string
-	// Addresses lists the addresses of the device, including link-local ones.
-	Addresses []netip.Prefix
 	// Transitions counts the changes of Up since the start; a gap indicates a flap that was folded into one event.
 	Transitions uint64
 }
@@ -137,7 +134,7 @@ func (n *netlinkLinks) Take(buf []LinkEvent) []LinkEvent {
 	for _, e := range n.buf {
 		buf = append(buf, LinkEvent{
 			SubPort: n.indexes[e.SubPort], Up: e.Up, Speed: e.Speed, SpeedSource: string(e.SpeedSource), Reason: e.Reason, Persistent: e.Persistent, Netdev: e.Name,
-			Addresses: e.Addresses, Transitions: e.Transitions,
+			Transitions: e.Transitions,
 		})
 	}
 	return buf

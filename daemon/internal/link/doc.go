@@ -1,11 +1,10 @@
-// Package link watches the network devices of this node's sub-ports: whether a device exists and is up, its speed, and
-// its addresses.
+// Package link watches the network devices of this node's sub-ports: whether a device exists and is up, and its speed.
 //
 // # Structure
 //
 // A Watcher has one goroutine per network namespace. The goroutine owns one raw rtnetlink socket that is subscribed to
-// links, addresses and traffic control, and all state of that namespace. It converts a message to the state of the
-// sub-ports that the message concerns, and reports a changed sub-port through a channel with one slot:
+// links and traffic control, and all state of that namespace. It converts a message to the state of the sub-ports that
+// the message concerns, and reports a changed sub-port through a channel with one slot:
 //
 //	kernel -> namespace goroutine -> last state per sub-port -> Ready, Take
 //
@@ -14,8 +13,8 @@
 // folded into one event.
 //
 // The carrier is reported from the kernel's message itself, before any query: no timer and no query delays the report
-// of a pulled cable. State that needs a query (speed, the addresses of a device that has just appeared) is queried
-// afterwards and reported as a second event if it has changed.
+// of a pulled cable. The speed, which needs a query, is queried afterwards and reported as a second event if it has
+// changed.
 //
 // The kernel may delay the event of a lost carrier by a second, so the carriers are also read every 20 ms, and more
 // often after signs of a failure (package linkpoll). Where another program does so and the kernel announces what it

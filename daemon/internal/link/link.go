@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"net/netip"
 	"slices"
 	"sync"
 	"time"
@@ -69,17 +68,9 @@ type Event struct {
 	Reason string
 	// Persistent reports that Reason lasts until an operator acts: the device is absent or administratively down.
 	Persistent bool
-	// Addresses lists the usable addresses (IPv6 addresses appear once duplicate address detection has passed),
-	// including link-local ones, without zone, in ascending order.
-	Addresses []netip.Prefix
 	// Transitions counts the changes of Up since the start. If it has grown by two with Up unchanged, the reader has
 	// missed a flap.
 	Transitions uint64
-}
-
-func (e *Event) equal(f *Event) bool {
-	return e.SubPort == f.SubPort && e.Up == f.Up && e.Speed == f.Speed && e.SpeedSource == f.SpeedSource &&
-		e.Ifindex == f.Ifindex && e.Name == f.Name && e.Reason == f.Reason && e.Persistent == f.Persistent && slices.Equal(e.Addresses, f.Addresses)
 }
 
 // Stats counts the work of the namespace goroutines.
@@ -215,7 +206,7 @@ func (w *Watcher) report(e Event) {
 	w.mu.Lock()
 	last := &w.state[e.SubPort]
 	e.Transitions = last.Transitions
-	if w.known[e.SubPort] && e.equal(last) {
+	if w.known[e.SubPort] && e == *last {
 		w.mu.Unlock()
 		return
 	}

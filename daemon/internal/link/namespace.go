@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"net/netip"
 	"os"
 	"slices"
 	"sync"
@@ -18,7 +17,6 @@ import (
 	"github.com/fared/fared/fare"
 	"github.com/fared/fared/internal/devmatch"
 	"github.com/fared/fared/internal/linkpoll"
-	"github.com/fared/fared/internal/prefixmap"
 	"github.com/fared/fared/internal/rtnl"
 )
 
@@ -57,10 +55,9 @@ type port struct {
 	gone      string // why it is not present
 	missing   string // the result of unmatched for the present devices; empty if not yet determined
 	link      linkMessage
-	addresses []netip.Prefix // sorted; replaced, never modified
 	speed     fare.Bandwidth
 	source    Source
-	needsRead bool // addresses and speed must be queried
+	needsRead bool // the speed must be queried
 }
 
 // run watches until ctx ends; after a failure it reopens the namespace.
@@ -146,9 +143,7 @@ func (n *namespace) watch(ctx context.Context) error {
 			n.applyAll(datagram)
 			n.reportAll() // first the content of the message itself
 			if n.pending {
-				if err := n.readPending(); err != nil {
-					return err
-				}
+				n.readPending()
 				n.reportAll()
 			}
 		}
@@ -185,15 +180,11 @@ func (n *namespace) resync(buf []byte) error {
 		if err != nil {
 			return err
 		}
-		if err := n.readPending(); err != nil {
-			return err
-		}
+		n.readPending()
 		if again, err = n.drain(buf, n.applyAll); err != nil {
 			return err
 		}
-		if err := n.readPending(); err != nil {
-			return err
-		}
+		n.readPending()
 	}
 	n.reportAll()
 	return nil
@@ -247,14 +238,6 @@ func (n *namespace) apply(m rtnl.Message) {
 			}
 			for _, p := range n.ports {
 				n.applyLink(p, l, m.Kind == unix.RTM_DELLINK)
-			}
-		}
-	case unix.RTM_NEWADDR, unix.RTM_DELADDR:
-		if a, ok := rtnl.ParseAddress(m.Body); ok {
-			for _, p := range n.ports {
-				if p.present && p.link.index == a.Device {
-					p.setAddress(a.Prefix(), a.Usable && m.Kind == unix.RTM_NEWADDR)
-				}
 			}
 		}
 	case unix.RTM_NEWQDISC, unix.RTM_DELQDISC, unix.RTM_NEWTCLASS, unix.RTM_DELTCLASS:
@@ -333,50 +316,21 @@ func (n *namespace) unmatched(p *port) string {
 
 // leave marks the port as absent. It keeps the last known speed.
 func (p *port) leave(why string) {
-	p.present, p.gone, p.link, p.addresses = false, why, linkMessage{}, nil
+	p.present, p.gone, p.link = false, why, linkMessage{}
 }
 
-func (p *port) setAddress(a netip.Prefix, have bool) {
-	at, found := slices.BinarySearchFunc(p.addresses, a, prefixmap.Compare)
-	if found == have {
+// readPending queries the speed of the ports that need it.
+func (n *namespace) readPending() {
+	if !n.pending {
 		return
 	}
-	fresh := slices.Clone(p.addresses) // reported slices are shared with the reader
-	if have {
-		fresh = slices.Insert(fresh, at, a)
-	} else {
-		fresh = slices.Delete(fresh, at, at+1)
-	}
-	p.addresses = fresh
-}
-
-// readPending queries the addresses and the speed of the ports that need it.
-func (n *namespace) readPending() error {
-	if !n.pending {
-		return nil
-	}
 	n.pending = false
-	err := n.s.asks.dump(unix.RTM_GETADDR, make([]byte, unix.SizeofIfAddrmsg), func(m rtnl.Message) {
-		a, ok := rtnl.ParseAddress(m.Body)
-		if !ok {
-			return
-		}
-		for _, p := range n.ports {
-			if p.needsRead && p.present && p.link.index == a.Device {
-				p.setAddress(a.Prefix(), a.Usable)
-			}
-		}
-	})
-	if err != nil {
-		return err
-	}
 	for _, p := range n.ports {
 		if p.needsRead {
 			p.needsRead = false
 			n.readSpeed(p)
 		}
 	}
-	return nil
 }
 
 // readSpeed determines the speed in the order of precedence. It skips sources that fail: most devices have only one of
@@ -425,7 +379,7 @@ func (n *namespace) report(p *port) {
 		e.Speed, e.SpeedSource = p.configured, SourceConfig
 	}
 	if p.present {
-		e.Ifindex, e.Name, e.Reason, e.Addresses = p.link.index, p.link.name, p.link.reason(), p.addresses
+		e.Ifindex, e.Name, e.Reason = p.link.index, p.link.name, p.link.reason()
 		e.Up, e.Persistent = e.Reason == "", p.link.flags&unix.IFF_UP == 0
 	} else if !p.match.IsZero() && n.devices != nil {
 		if p.missing == "" {

@@ -129,9 +129,7 @@ func (n *namespace) readCarriers(buf []byte) error {
 		}
 		n.reportAll()
 		if n.pending {
-			if err := n.readPending(); err != nil {
-				return err
-			}
+			n.readPending()
 			n.reportAll()
 		}
 		if quiet {

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net"
-	"net/netip"
 	"os"
 	"path/filepath"
 	"slices"
@@ -214,38 +213,6 @@ func TestLinkMessage(t *testing.T) {
 	}
 }
 
-func TestAddressMessage(t *testing.T) {
-	header := func(family, bits, flags byte) []byte { return join([]byte{family, bits, flags, 0}, u32(7)) }
-	ll := netip.MustParseAddr("fe80::1").As16()
-	for _, tc := range []struct {
-		name   string
-		body   []byte
-		want   string
-		usable bool
-	}{
-		{"IPv4", join(header(unix.AF_INET, 31, 0), attr(unix.IFA_ADDRESS, 192, 0, 2, 0), attr(unix.IFA_LOCAL, 192, 0, 2, 0)), "192.0.2.0/31", true},
-		{"point to point", join(header(unix.AF_INET, 32, 0), attr(unix.IFA_ADDRESS, 192, 0, 2, 9), attr(unix.IFA_LOCAL, 192, 0, 2, 1)), "192.0.2.1/32", true},
-		{"link-local", join(header(unix.AF_INET6, 64, 0x80), attr(unix.IFA_ADDRESS, ll[:]...), attr(unix.IFA_FLAGS, u32(0x80)...)), "fe80::1/64", true},
-		{"tentative", join(header(unix.AF_INET6, 64, 0x40), attr(unix.IFA_ADDRESS, ll[:]...)), "fe80::1/64", false},
-		{"tentative in the long flags", join(header(unix.AF_INET6, 64, 0), attr(unix.IFA_ADDRESS, ll[:]...), attr(unix.IFA_FLAGS, u32(0xc0)...)), "fe80::1/64", false},
-		{"optimistic", join(header(unix.AF_INET6, 64, 0x44), attr(unix.IFA_ADDRESS, ll[:]...)), "fe80::1/64", true},
-		{"duplicate", join(header(unix.AF_INET6, 64, 0x08), attr(unix.IFA_ADDRESS, ll[:]...)), "fe80::1/64", false},
-	} {
-		t.Run(tc.name, func(t *testing.T) {
-			a, ok := rtnl.ParseAddress(tc.body)
-			if !ok || a.Device != 7 || a.Prefix().String() != tc.want || a.Usable != tc.usable {
-				t.Errorf("got %+v, %v", a, ok)
-			}
-		})
-	}
-	if a, ok := rtnl.ParseAddress(header(unix.AF_INET, 32, 0)); ok {
-		t.Errorf("no address, but got %+v", a)
-	}
-	if a, ok := rtnl.ParseAddress(join(header(unix.AF_INET, 33, 0), attr(unix.IFA_LOCAL, 192, 0, 2, 1))); ok {
-		t.Errorf("/33, but got %+v", a)
-	}
-}
-
 func TestTrafficMessage(t *testing.T) {
 	header := func(parent uint32) []byte { return join([]byte{0, 0, 0, 0}, u32(7), u32(0x10000), u32(parent), u32(1)) }
 	spec := func(rate uint32) []byte { return join(make([]byte, 8), u32(rate), make([]byte, 24)) }
@@ -288,7 +255,6 @@ func FuzzMessages(f *testing.F) {
 		for m := range rtnl.Messages(b) {
 			total += unix.SizeofNlMsghdr + len(m.Body)
 			parseLink(m.Body)
-			rtnl.ParseAddress(m.Body)
 			parseTraffic(m.Body, false)
 			parseTraffic(m.Body, true)
 		}
