@@ -29,7 +29,6 @@ type line struct {
 	down, up *box
 	plane    int
 	gpu      int // owner of a server's cable; 0 otherwise
-	sub      int // sub-port of a server's cable; 0 for uplinks
 	count    int
 	cables   []*Cable
 	speed    fare.Bandwidth
@@ -65,7 +64,7 @@ func (f *Fabric) picture() *picture {
 		}
 		l := known[at]
 		if l == nil {
-			l = &line{down: at.down, up: at.up, plane: c.Plane, gpu: at.gpu, sub: at.sub, speed: c.Speed}
+			l = &line{down: at.down, up: at.up, plane: c.Plane, gpu: at.gpu, speed: c.Speed}
 			known[at] = l
 			p.lines = append(p.lines, l)
 		}

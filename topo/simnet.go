@@ -24,9 +24,8 @@ type network struct {
 
 // class is a class of servers that are alike.
 type class struct {
-	size  int
-	first int   // first member
-	reps  []int // first destinations of the simulated members
+	size int
+	reps []int // first destinations of the simulated members
 }
 
 // dest is a simulated source group as a destination; one loopback represents all of its GPUs.
@@ -34,7 +33,6 @@ type dest struct {
 	node   *simNode
 	group  *Group
 	prefix netip.Prefix
-	class  int
 	// stands is the number of class members that its server represents: the first server itself alone, the second all
 	// others.
 	stands int
@@ -109,7 +107,7 @@ func newNetwork(f *Fabric, of []int, state []cableState) *network {
 	for i := range f.Server {
 		c := of[i]
 		if c == len(n.classes) {
-			n.classes = append(n.classes, class{first: i})
+			n.classes = append(n.classes, class{})
 		}
 		n.classes[c].size++
 		if len(n.classes[c].reps) == 2 {
@@ -117,7 +115,7 @@ func newNetwork(f *Fabric, of []int, state []cableState) *network {
 		}
 		n.classes[c].reps = append(n.classes[c].reps, len(n.dests))
 		for _, g := range f.groups[i*f.owners() : (i+1)*f.owners()] {
-			hosts[g] = n.addGroup(g, c)
+			hosts[g] = n.addGroup(g)
 		}
 	}
 	for _, c := range n.classes {
@@ -154,12 +152,12 @@ func newNetwork(f *Fabric, of []int, state []cableState) *network {
 	return n
 }
 
-// addGroup adds a source group of a server of a class.
-func (n *network) addGroup(g *Group, class int) *simNode {
+// addGroup adds a source group of a server.
+func (n *network) addGroup(g *Group) *simNode {
 	sn := &simNode{Node: g.Server, software: Fared, dest: len(n.dests), lanes: make([][]int, n.fabric.Planes)}
 	prefix := n.fabric.Loopback(g.Server.Index, g.GPU)
 	n.destOf[prefix] = sn.dest
-	n.dests = append(n.dests, dest{node: sn, group: g, prefix: prefix, class: class})
+	n.dests = append(n.dests, dest{node: sn, group: g, prefix: prefix})
 	n.nodes = append(n.nodes, sn)
 	return sn
 }

@@ -76,10 +76,8 @@ type shape struct {
 type destination struct {
 	key        string
 	prefix     netip.Prefix
-	sources    []string
 	value      json.RawMessage
 	shape      *shape
-	reachable  bool
 	generation int
 }
 
@@ -170,7 +168,7 @@ func (m *model) set(d *farev1.DestinationWeights, at time.Time) {
 	s.users++
 	if row == nil {
 		prefix, _ := netip.ParsePrefix(d.Destination) // an invalid prefix sorts first
-		row = &destination{key: key, prefix: prefix, sources: d.Sources}
+		row = &destination{key: key, prefix: prefix}
 		m.rows[key] = row
 		m.sorted = nil
 		if m.complete {
@@ -182,7 +180,7 @@ func (m *model) set(d *farev1.DestinationWeights, at time.Time) {
 		}
 		m.release(row.shape)
 	}
-	row.shape, row.reachable, row.generation = s, d.Reachable, m.generation
+	row.shape, row.generation = s, m.generation
 	row.value = newRow("", destinationRow{
 		Destination: d.Destination, Sources: d.Sources, Reachable: d.Reachable, Reason: d.Reason, Note: cmp.Or(d.NotInEffect, d.BandwidthIgnored),
 		Moved: d.SlotsMoved, InEffect: s.inEffect, Ratio: s.ratio, Planes: s.planes,

@@ -76,8 +76,7 @@ func labels(driver, node string) Setting {
 // Netdev is the state of a network device.
 type Netdev struct {
 	Exists bool
-	MTU    int // bytes; 0: unknown
-	Up     bool
+	MTU    int     // bytes; 0: unknown
 	Bond   string  // the bond that has the device as a member
 	ECN    Setting // congestion notification for RoCE, which only NVIDIA's driver shows in sysfs
 }
@@ -90,7 +89,6 @@ func ReadNetdev(root, name string) (n Netdev) {
 	}
 	n.Exists = true
 	n.MTU, _ = strconv.Atoi(read(dir, "mtu")) // 0 if unreadable
-	n.Up = read(dir, "carrier") == "1"        // unreadable while the device is down
 	for _, bond := range strings.Fields(read(root, "class/net/bonding_masters")) {
 		if slices.Contains(strings.Fields(read(root, "class/net", bond, "bonding/slaves")), name) {
 			n.Bond = bond

@@ -17,7 +17,6 @@ import (
 // Process is a program of a node.
 type Process struct {
 	program string        // its name at the node, such as "run"
-	log     string        // path of its log
 	cmd     *exec.Cmd     // the started command
 	done    chan struct{} // closed when it has ended
 	// stopping is true once its end is wanted, struck once kill or strike has killed it.
@@ -33,7 +32,7 @@ func StartProcess(ns Namespace, node, name, log string, fail func(error), progra
 		return nil, err
 	}
 	defer file.Close()
-	p := &Process{program: name, log: log, cmd: exec.Command(program, args...), done: make(chan struct{})}
+	p := &Process{program: name, cmd: exec.Command(program, args...), done: make(chan struct{})}
 	p.cmd.Stdout, p.cmd.Stderr, p.cmd.Dir = file, file, filepath.Dir(log)
 	p.cmd.SysProcAttr = &unix.SysProcAttr{Setpgid: true}
 	if err := ns.Do(p.cmd.Start); err != nil {

@@ -147,14 +147,12 @@ func (s State) String() string {
 
 // Status is a snapshot of one session.
 type Status struct {
-	Name       string
 	State      State
 	Since      time.Time // of State
 	Reason     string    // why the session is not established, or why it last went down; "" if neither
 	Generation uint64    // generation of the newest incarnation; 0 before the first
 	PeerID     netip.Addr
 	PeerAS     uint32
-	Local      netip.AddrPort
 	Remote     netip.AddrPort
 	Received   int  // routes held from the peer
 	Advertised int  // routes offered to the peer

@@ -54,7 +54,6 @@ type session struct {
 	ended      string // why the last established incarnation ended; "" if none did
 	gen        uint64
 	info       guard.Info
-	local      netip.AddrPort
 	remote     netip.AddrPort
 	flaps      uint64
 	everUp     bool // an incarnation of this process was established
@@ -215,7 +214,7 @@ func (s *session) leave(err error, wasUp bool, lasted time.Duration) (pause time
 	defer s.mu.Unlock()
 	s.cancel(nil)
 	s.cancel, s.current, s.carries = nil, nil, 0
-	s.info, s.local, s.remote = guard.Info{}, netip.AddrPort{}, netip.AddrPort{}
+	s.info, s.remote = guard.Info{}, netip.AddrPort{}
 	reason := "ended"
 	if err != nil {
 		reason = err.Error()
@@ -296,7 +295,7 @@ func (s *session) begin(in *incarnation) uint64 {
 	s.gen++
 	s.current = in
 	s.attempts++
-	s.local, s.remote = addrPort(in.conn.LocalAddr()), addrPort(in.conn.RemoteAddr())
+	s.remote = addrPort(in.conn.RemoteAddr())
 	s.set(Opening, s.reason)
 	return s.gen
 }

@@ -186,8 +186,8 @@ func (s *Speaker) Status(session int) Status {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	return Status{
-		Name: x.conf.Name, State: x.state, Since: x.since, Reason: x.reason, Generation: x.gen,
-		PeerID: x.info.RouterID, PeerAS: x.info.PeerAS, Local: x.local, Remote: x.remote,
+		State: x.state, Since: x.since, Reason: x.reason, Generation: x.gen,
+		PeerID: x.info.RouterID, PeerAS: x.info.PeerAS, Remote: x.remote,
 		Received: received, Advertised: x.advertised, Flaps: x.flaps, Attempts: x.attempts,
 		Untaken: x.current != nil && x.current.isUntaken(),
 		BFD:     x.bfdStatusLocked(), Counters: x.countersLocked(),

@@ -191,7 +191,7 @@ func (b *Builder) buildVectors(next, last *View) {
 		}
 		*slot = nil
 		if data, ok := b.source.Vector(id); ok {
-			*slot = &vector{Vector: data, id: id, revision: m.revision}
+			*slot = &vector{Vector: data, revision: m.revision}
 			next.vectorCount++
 		}
 		next.vectorRevision = max(next.vectorRevision, m.revision)

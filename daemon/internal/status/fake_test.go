@@ -230,7 +230,7 @@ func (l *fakeLoop) picture(f *filter) map[string]*farev1.DestinationWeights {
 		v := &View{layout: &l.layout}
 		if data, ok := l.vectors[d.Vector]; ok {
 			page := new(vectorPage)
-			page[d.Vector%vectorPageSize] = &vector{Vector: data, id: d.Vector}
+			page[d.Vector%vectorPageSize] = &vector{Vector: data}
 			v.vectors = make([]*vectorPage, d.Vector/vectorPageSize+1)
 			v.vectors[d.Vector/vectorPageSize] = page
 		}

@@ -17,7 +17,6 @@ const vectorPageSize = 64
 // vector is a weight vector in a view. Immutable, except for a cache of its protobuf messages.
 type vector struct {
 	Vector
-	id       uint32
 	revision uint64
 	// pictures caches fare.v1.PlaneWeight lists: [1] for destinations whose own change is in effect, [0] for others.
 	// Messages share them; they must not be modified.
