@@ -81,6 +81,8 @@ type Config struct {
 	maxWeight int
 	// witnessTime is how long a witness stays in a group that does not change; 0 selects defaultWitnessTime.
 	witnessTime time.Duration
+	// inPlace replaces every group in place, and keeps none ready, as with many destinations and with IPv6.
+	inPlace bool
 }
 
 // withDefaults checks a configuration and replaces zero values with defaults.

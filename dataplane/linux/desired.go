@@ -154,9 +154,20 @@ func (w *desired) loopbackFor(at routeKey, have *mirror) (address, first netip.A
 	if !ok {
 		return address, first
 	}
-	for _, l := range w.sourceOf(name).loopbacks {
+	return w.loopbacks(w.sourceOf(name), familyOf(at.prefix.Addr()), have)
+}
+
+// loopbackOf returns the source address of routes of a source group.
+func (w *desired) loopbackOf(s *source, f family, have *mirror) netip.Addr {
+	address, _ := w.loopbacks(s, f, have)
+	return address
+}
+
+// loopbacks returns the first loopback of a source group that the kernel accepts, and the first candidate.
+func (w *desired) loopbacks(s *source, f family, have *mirror) (address, first netip.Addr) {
+	for _, l := range s.loopbacks {
 		a := l.Addr()
-		if a.Is4() != at.prefix.Addr().Is4() {
+		if familyOf(a) != f {
 			continue
 		}
 		if !first.IsValid() {

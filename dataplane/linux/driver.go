@@ -243,8 +243,8 @@ func (d *Driver) Stats() Stats {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	s := d.state.stats
-	s.RouteObjects = d.state.have.routes.len()
-	s.GroupObjects = len(d.state.have.strays)
+	s.RouteObjects = d.state.have.routes.len() + len(d.state.have.anchors)
+	s.GroupObjects = len(d.state.have.strays) + len(d.state.have.ready)
 	for _, g := range d.state.have.groups {
 		if g.exists {
 			s.GroupObjects++

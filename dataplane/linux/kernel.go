@@ -26,7 +26,7 @@ func newKernel(st *state) *kernel {
 // execute sends a plan and records the acknowledged ops. again is true if the plan was made from state that was read
 // back.
 func (k *kernel) execute(pl *plan, again bool) (failures []failure) {
-	failures = k.send(slices.Concat(pl.nexthopOps, pl.groupOps, pl.closeOps, pl.routeOps), again)
+	failures = k.send(slices.Concat(pl.nexthopOps, pl.groupOps, pl.closeOps, pl.routeOps, pl.anchorOps), again)
 	last := slices.Concat(pl.lastOps, pl.openOps)
 	// A route that the kernel refuses to move still uses its previous group. To delete that group would delete the
 	// route.
@@ -36,6 +36,7 @@ func (k *kernel) execute(pl *plan, again bool) (failures []failure) {
 		}
 		standing, _ := k.state.have.routes.get(f.op.at)
 		if i := slices.IndexFunc(last, func(o op) bool { return o.kind == deleteGroup && o.id == standing.nexthop }); i >= 0 {
+			k.state.undone(&last[i], f.err, again)
 			failures = append(failures, failure{last[i], f.err})
 			last = slices.Delete(last, i, i+1)
 		}
@@ -52,6 +53,10 @@ func (k *kernel) send(ops []op, again bool) (failures []failure) {
 		o := &ops[i]
 		if err == nil || o.kind >= deleteRoute && (errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ESRCH)) {
 			k.state.done(o)
+			continue
+		}
+		if isAnchor(o.at) && o.kind != deleteGroup {
+			k.state.log.Debug("linux data plane: the kernel refused an anchor; the next change of its group is in place", "at", o.at.prefix, "error", err)
 			continue
 		}
 		k.state.stats.Errors++

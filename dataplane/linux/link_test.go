@@ -363,7 +363,7 @@ func (h *host) witnesses() (n int) {
 // TestDrainCostsOneMessageAGroup also checks that weights equivalent to the kernel's current division cost no message.
 func TestDrainCostsOneMessageAGroup(t *testing.T) {
 	h := newHost(t, 4)
-	h.config.witnessTime = time.Hour
+	h.config.witnessTime, h.config.inPlace = time.Hour, true
 	d, c := h.start()
 	s := program(t, c.server)
 	for g := range 5 {
@@ -422,6 +422,7 @@ func TestWitnessesLeave(t *testing.T) {
 // TestRestartWithWitnesses checks that a process recognizes the witnesses of a killed one.
 func TestRestartWithWitnesses(t *testing.T) {
 	h := newHost(t, 4)
+	h.config.inPlace = true
 	h.config.witnessTime = time.Hour
 	d, c := h.start()
 	s := program(t, c.server)

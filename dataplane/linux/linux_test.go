@@ -366,10 +366,25 @@ func (h *host) state() map[string]string {
 			}
 		}
 		for _, r := range routes {
+			if strings.HasPrefix(r.Dst, "0.") {
+				continue // an anchor
+			}
 			state[r.Dst] = fmt.Sprintf("%s table %v metric %d: %s", r.Type, r.Table, r.Metric, tables[r.Nhid])
 		}
 	}
 	return state
+}
+
+// unready removes the ready groups, which a later run does not need.
+func (h *host) unready(d *Driver) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for _, r := range d.state.have.ready {
+		r.moved = true
+	}
+	if failures := d.sync(); len(failures) > 0 || len(d.state.have.ready) > 0 {
+		h.t.Fatalf("%d ready groups are left: %v", len(d.state.have.ready), failures)
+	}
 }
 
 // diff describes the differences between two states; "" means that they are equal.

@@ -22,7 +22,11 @@ type mirror struct {
 	hole   [2]*pool                // drops packets of a group without usable members
 	ruled  map[netip.Prefix]uint32 // table per loopback, from the rules of an earlier run
 	groups map[groupKey]*group
+	ready  []*group // kernel groups without destinations, the oldest first
 	routes *routeStates
+	// anchors holds the anchors of groups, see anchorAt; trails the routes by the nexthop id to which they lead.
+	anchors map[routeKey]routeState
+	trails  map[uint32]*trail
 	// addresses holds the addresses of the host; the value is true if packets can be sent from the address. unfit holds
 	// those that the kernel refused as the source of a route.
 	addresses, unfit map[netip.Addr]bool
@@ -36,7 +40,8 @@ type mirror struct {
 func newMirror(firstID uint32) mirror {
 	m := mirror{
 		links: map[int]rtnl.Link{}, names: map[string]int{}, used: map[uint32]bool{}, first: firstID, next: firstID, owners: map[uint32]*pool{},
-		groups: map[groupKey]*group{}, routes: &routeStates{}, addresses: map[netip.Addr]bool{}, unfit: map[netip.Addr]bool{}, ruled: map[netip.Prefix]uint32{},
+		groups: map[groupKey]*group{}, routes: &routeStates{}, anchors: map[routeKey]routeState{}, trails: map[uint32]*trail{},
+		addresses: map[netip.Addr]bool{}, unfit: map[netip.Addr]bool{}, ruled: map[netip.Prefix]uint32{},
 		strays: map[uint32]stray{}, loose: map[uint32]rtnl.Nexthop{},
 	}
 	for f := range m.drop {
@@ -76,6 +81,8 @@ type group struct {
 	// was on the loopback device rejects packets permanently, whatever the group becomes (fib6_is_reject). Such routes
 	// are set again when the group carries packets.
 	rejecting bool
+	// unswapped is true after the kernel has refused a group in place of this one: the next change is in place.
+	unswapped bool
 }
 
 // routeState is the state of a route in the kernel: the id of its nexthop group and the source address of packets from

@@ -25,7 +25,7 @@ const (
 // both families. The test calls done for the ops of its plans.
 func offline(t *testing.T, subPorts int) *Driver {
 	t.Helper()
-	config, err := Config{Buckets: 64, Logger: slog.New(slog.DiscardHandler), witnessTime: time.Hour}.withDefaults()
+	config, err := Config{Buckets: 64, Logger: slog.New(slog.DiscardHandler), witnessTime: time.Hour, inPlace: true}.withDefaults()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -74,7 +74,7 @@ func (d *Driver) obey(t *testing.T) (all []op) {
 			d.state.await(nil)
 			return all
 		}
-		ops := slices.Concat(pl.nexthopOps, pl.groupOps, pl.closeOps, pl.routeOps, pl.lastOps, pl.openOps)
+		ops := slices.Concat(pl.nexthopOps, pl.groupOps, pl.closeOps, pl.routeOps, pl.anchorOps, pl.lastOps, pl.openOps)
 		for i := range ops {
 			d.state.done(&ops[i])
 		}

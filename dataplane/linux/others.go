@@ -61,6 +61,11 @@ func (o *others) touchedNexthop(n rtnl.Nexthop) bool {
 			o.state.staleGroups[key] = true
 		}
 	}
+	for _, r := range o.state.have.ready {
+		if r.id == n.ID {
+			ours, r.moved = true, true
+		}
+	}
 	return ours
 }
 

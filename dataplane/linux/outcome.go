@@ -19,7 +19,7 @@ func (st *state) plan() *plan {
 
 // scope returns the scope of a plan at this time.
 func (st *state) scope() scope {
-	return scope{groups: st.staleGroups, routes: st.staleRoutes, now: time.Now(), witnessTime: st.config.witnessTime}
+	return scope{groups: st.staleGroups, routes: st.staleRoutes, now: time.Now(), witnessTime: st.config.witnessTime, inPlace: st.config.inPlace}
 }
 
 // await marks as stale the groups and routes of refused ops, in addition to groups that have to change later, and
@@ -70,6 +70,13 @@ func (st *state) adoptPlan(pl *plan) {
 	for _, key := range pl.unused {
 		delete(st.have.groups, key)
 	}
+	st.have.ready = pl.ready
+	for _, r := range pl.ready {
+		st.have.used[r.id] = true
+	}
+	for _, o := range pl.routeOps {
+		st.staleRoutes[o.at] = true // until the kernel has acknowledged all
+	}
 	for key := range pl.incomplete {
 		st.staleGroups[key] = true
 	}
@@ -79,17 +86,20 @@ func (st *state) adoptPlan(pl *plan) {
 func (st *state) done(o *op) {
 	switch g := st.have.groups[o.key]; o.kind {
 	case setGroup:
-		g.exists, g.moved, g.dropping = true, false, o.segments == nil
+		g.exists, g.moved, g.dropping, g.unswapped = true, false, o.segments == nil, false
 		g.members, g.segments, g.weights, g.generation = o.members, o.segments, o.weights, st.want.generation
 		g.witnesses, g.dealtAt = o.witnesses, time.Now()
 		g.rejecting = g.rejecting || g.dropping && g.key.family == v6
 	case setRoute:
-		st.have.routes.set(o.at, routeState{o.id, o.source})
+		st.have.setRoute(o.at, routeState{o.id, o.source})
 	case deleteRoute:
-		st.have.routes.remove(o.at)
+		st.have.removeRoute(o.at)
 	case deleteGroup:
 		delete(st.have.strays, o.id)
-		delete(st.have.groups, o.key)
+		delete(st.have.anchors, o.at) // the kernel removes it with its group
+		if o.key.wanted != 0 {
+			delete(st.have.groups, o.key)
+		}
 	case deleteNexthop:
 		delete(st.have.loose, o.id)
 		st.have.retired = slices.DeleteFunc(st.have.retired, func(id uint32) bool { return id == o.id })
@@ -109,6 +119,14 @@ func (st *state) undone(o *op, err error, again bool) {
 			st.have.unfit[o.source] = true
 		}
 		g.rejecting = g.rejecting || o.flags == rtnl.Change && o.key.family == v6
+		return
+	case setGroup:
+		st.unswap(o)
+		return
+	case deleteGroup:
+		if _, stands := st.have.strays[o.id]; !stands && o.key.wanted == 0 {
+			st.have.strays[o.id] = stray{Nexthop: rtnl.Nexthop{ID: o.id, Members: o.members}} // it was ready
+		}
 		return
 	case makeNexthop, changeNexthop:
 	default:
@@ -161,6 +179,9 @@ func (st *state) lose(device int) map[uint32]*pool {
 			st.have.strays[id] = s
 		}
 	}
+	for _, r := range st.have.ready {
+		r.moved = r.moved || has(r.members)
+	}
 	for key, g := range st.have.groups {
 		if !g.exists || !has(g.members) {
 			continue
@@ -193,4 +214,17 @@ func (st *state) lose(device int) map[uint32]*pool {
 		st.staleGroups[key] = true
 	}
 	return lost
+}
+
+// unswap returns a group's previous kernel group, if the kernel has refused the one that was to replace it.
+func (st *state) unswap(o *op) {
+	g := st.have.groups[o.key]
+	i := slices.IndexFunc(st.have.ready, func(r *group) bool { return r.id == o.old })
+	if o.old == 0 || g == nil || i < 0 {
+		return
+	}
+	*g = *st.have.ready[i]
+	g.key, g.unswapped = o.key, true
+	st.have.ready = slices.Delete(st.have.ready, i, i+1)
+	delete(st.have.used, o.id)
 }

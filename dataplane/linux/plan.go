@@ -31,6 +31,7 @@ type op struct {
 	// source is the address in the message of setRoute.
 	source netip.Addr
 
+	old       uint32 // of setGroup: the group that the new one replaces, 0 if none
 	members   []rtnl.Member
 	witnesses []uint32
 	segments  []segment
@@ -40,7 +41,7 @@ type op struct {
 
 // plan holds the ops that turn the mirror into the desired state, in order.
 type plan struct {
-	nexthopOps, groupOps, routeOps, lastOps []op
+	nexthopOps, groupOps, routeOps, anchorOps, lastOps []op
 	// closeOps set routes that drop packets of other source groups; they run before the ops for routes that these
 	// packets would take. openOps remove such routes, after those ops.
 	closeOps, openOps []op
@@ -50,11 +51,12 @@ type plan struct {
 	unused []groupKey
 	// incomplete holds groups that do not exist in the kernel yet or have been claimed.
 	incomplete map[groupKey]bool
-	next       uint32 // id to try next
+	ready      []*group // all ready groups
+	next       uint32   // id to try next
 }
 
 func (pl *plan) empty() bool {
-	return len(pl.nexthopOps)+len(pl.groupOps)+len(pl.closeOps)+len(pl.routeOps)+len(pl.lastOps)+len(pl.openOps) == 0
+	return len(pl.nexthopOps)+len(pl.groupOps)+len(pl.closeOps)+len(pl.routeOps)+len(pl.anchorOps)+len(pl.lastOps)+len(pl.openOps) == 0
 }
 
 // scope limits planning to the groups and routes that may differ, and holds the time.
@@ -63,6 +65,7 @@ type scope struct {
 	routes      map[routeKey]bool
 	now         time.Time
 	witnessTime time.Duration
+	inPlace     bool // see Config.inPlace
 }
 
 // planner computes a plan. It changes neither its inputs nor anything that they refer to.
@@ -80,7 +83,7 @@ type planner struct {
 
 func newPlanner(want *desired, have *mirror, s scope) *planner {
 	return &planner{
-		plan: plan{groups: map[groupKey]*group{}, incomplete: map[groupKey]bool{}, next: have.next},
+		plan: plan{groups: map[groupKey]*group{}, incomplete: map[groupKey]bool{}, ready: slices.Clip(have.ready), next: have.next},
 		want: want, have: have, scope: s, made: map[*pool][]uint32{}, claimed: map[uint32]bool{}, unrejected: map[groupKey]bool{},
 	}
 }
@@ -97,16 +100,17 @@ func newPlan(want *desired, have *mirror, s scope) *plan {
 	for at := range s.routes {
 		pl.planRoute(at)
 	}
-	var unused []op
+	var unused []*group
 	planGroup := func(key groupKey) {
 		switch g := pl.group(key); {
 		case g == nil:
 		case want.users[key] == 0 && g.exists:
-			unused = append(unused, op{kind: deleteGroup, id: g.id, key: key})
+			unused = append(unused, g)
 		case want.users[key] == 0:
 			pl.unused = append(pl.unused, key)
 		default:
 			pl.planGroup(g)
+			pl.planAnchor(pl.group(key))
 		}
 	}
 	for key := range s.groups {
@@ -118,7 +122,16 @@ func newPlan(want *desired, have *mirror, s scope) *plan {
 		}
 	}
 	pl.planUnrejected()
-	pl.lastOps = append(pl.lastOps, unused...)
+	for _, g := range unused {
+		if pl.parks(g) {
+			parked := *g
+			pl.unused = append(pl.unused, g.key)
+			pl.park(&parked)
+		} else {
+			pl.planRemoval(g)
+		}
+	}
+	pl.planReady()
 	pl.planRetired()
 	return &pl.plan
 }
@@ -204,6 +217,9 @@ func (pl *planner) claim(key groupKey, at routeKey) *group {
 	g := pl.edit(key)
 	standing, _ := pl.have.routes.get(at)
 	s, ok := pl.have.strays[standing.nexthop]
+	if from := pl.want.sourceOf(g.source); !ok && pl.adoptReady(g, pl.want.live(from, pl.want.vectors[key.wanted], key.family, pl.have)) {
+		return g
+	}
 	if !ok || pl.claimed[s.ID] || int(s.Buckets) != pl.want.size || !s.Resilient || s.IdleTimer != 0 {
 		g.id = pl.newID()
 		return g
@@ -265,11 +281,15 @@ func (pl *planner) planGroup(g *group) {
 		pl.groupOps = append(pl.groupOps, next)
 		return
 	}
+	owner := func(id uint32) int { return pl.owner(s, g.key.family, id) }
+	if routes, ok := pl.swaps(g); ok && !pl.divided(g, target, owner) {
+		pl.swap(g, next, target, routes)
+		return
+	}
 	taken := map[uint32]bool{}
 	for _, m := range g.members {
 		taken[m.ID] = true
 	}
-	owner := func(id uint32) int { return pl.owner(s, g.key.family, id) }
 	device := func(id uint32) int {
 		if q := pl.have.owners[id]; q != nil && q.subPort != nil {
 			return q.device
@@ -353,6 +373,11 @@ func (pl *planner) planRetired() {
 	inUse := map[uint32]bool{}
 	for key := range pl.have.groups {
 		for _, m := range pl.group(key).members {
+			inUse[m.ID] = true
+		}
+	}
+	for _, r := range pl.ready {
+		for _, m := range r.members {
 			inUse[m.ID] = true
 		}
 	}

@@ -26,6 +26,7 @@ type toyKernel struct {
 	dark     map[int]bool // devices without a carrier
 	// refuse returns an error for an op that the kernel refuses for another reason; nil refuses none.
 	refuse func(o *op) error
+	naked  int // moved IPv4 routes that were the last ones with their group and source address
 }
 
 func (k *toyKernel) exchange(ops []op) (errs []error) {
@@ -82,6 +83,7 @@ func (k *toyKernel) do(o *op) error {
 		case !there && o.flags == rtnl.Change:
 			return unix.ENOENT
 		}
+		k.moves(o.at, routeState{o.id, o.source})
 		k.routes[o.at] = routeState{o.id, o.source}
 	case deleteRoute:
 		if _, ok := k.routes[o.at]; !ok {
@@ -100,6 +102,20 @@ func (k *toyKernel) do(o *op) error {
 		k.removeNexthop(o.id)
 	}
 	return nil
+}
+
+// moves counts a move of a route in which a sender that has just found the route fails (fib_dead).
+func (k *toyKernel) moves(at routeKey, to routeState) {
+	before, there := k.routes[at]
+	if !there || before == to || !at.prefix.Addr().Is4() || before.source != to.source || k.groups[before.nexthop] == nil || k.groups[to.nexthop] == nil {
+		return
+	}
+	for other, r := range k.routes {
+		if other != at && other.table == at.table && r == before {
+			return
+		}
+	}
+	k.naked++
 }
 
 // removeGroup removes a group with its routes.
@@ -143,6 +159,8 @@ type planTest struct {
 	programs map[contract.DestinationKey]uint32
 	without  bool             // the host lacks the IPv4 loopback of B
 	pending  []rtnl.LinkEvent // not received yet
+	inPlace  bool             // no group is swapped
+	refuses  bool             // the kernel refuses ops, or carriers are lost unnoticed
 	groups   int              // setGroup ops
 }
 
@@ -156,8 +174,8 @@ func vectorsOf(source int) []uint32 {
 // subPortsOf are the sub-ports of the source groups of partition.
 var subPortsOf = [][]int{{0, 1}, {1, 2, 3}, {3}}
 
-func newPlanTest(t *testing.T, random *rand.Rand) *planTest {
-	p := &planTest{t: t, random: random, weights: map[uint32][]uint32{}, down: map[int]bool{}, programs: map[contract.DestinationKey]uint32{}}
+func newPlanTest(t *testing.T, random *rand.Rand, inPlace, refuses bool) *planTest {
+	p := &planTest{t: t, random: random, inPlace: inPlace, refuses: refuses, weights: map[uint32][]uint32{}, down: map[int]bool{}, programs: map[contract.DestinationKey]uint32{}}
 	p.d = p.driver()
 	p.k = &toyKernel{d: p.d, nexthops: map[uint32]rtnl.Nexthop{}, groups: map[uint32]*table{}, routes: map[routeKey]routeState{}, dark: map[int]bool{}}
 	p.connect()
@@ -166,7 +184,7 @@ func newPlanTest(t *testing.T, random *rand.Rand) *planTest {
 
 func (p *planTest) driver() *Driver {
 	d := offline(p.t, planSubPorts)
-	d.state.config.witnessTime = 1
+	d.state.config.witnessTime, d.state.config.inPlace = 1, p.inPlace
 	d.state.setSources(partition(d, "ABC"))
 	for _, s := range d.state.want.order[:2] { // the host lacks the loopbacks of C
 		for _, l := range s.loopbacks {
@@ -213,7 +231,9 @@ func (p *planTest) change() {
 		}
 	case 6:
 		p.k.lose(10 + i)
-		p.pending = append(p.pending, rtnl.LinkEvent{Link: p.link(i, false)})
+		if p.pending = append(p.pending, rtnl.LinkEvent{Link: p.link(i, false)}); !p.refuses {
+			p.receive()
+		}
 	case 7:
 		p.receive()
 		p.k.dark[10+i] = false
@@ -278,6 +298,10 @@ func (p *planTest) sync(refusals int) {
 		p.d.state.adoptPlan(pl)
 		if pl.empty() && len(p.pending) == 0 {
 			p.d.state.await(nil)
+			if len(p.d.state.have.strays) > 0 { // a ready group whose removal was refused
+				p.k.refuse = nil
+				p.d.reader.removeStrays()
+			}
 			return
 		}
 		failures := p.d.kernel.execute(pl, false)
@@ -308,8 +332,14 @@ func (p *planTest) consistent() {
 			p.t.Fatalf("the route at %v is %v, the kernel has %v", at, r, p.k.routes[at])
 		}
 	}
+	for at, r := range h.anchors {
+		if p.k.routes[at] != r {
+			p.t.Fatalf("the anchor at %v is %v, the kernel has %v", at, r, p.k.routes[at])
+		}
+	}
 	for at := range p.k.routes {
-		if _, ok := h.routes.get(at); !ok {
+		_, anchor := h.anchors[at]
+		if _, ok := h.routes.get(at); !ok && !anchor {
 			p.t.Fatalf("the route at %v is not known", at)
 		}
 	}
@@ -327,11 +357,18 @@ func (p *planTest) consistent() {
 			p.t.Fatalf("group %v: %+v, the kernel has %v, %v", key, g, t.members, segmentsOf(t.buckets))
 		}
 	}
+	for _, r := range h.ready {
+		known[r.id] = true
+		t := p.k.groups[r.id]
+		if t == nil || !r.moved && !slices.Equal(r.segments, segmentsOf(t.buckets)) {
+			p.t.Fatalf("ready group %+v, the kernel has %+v", r, t)
+		}
+	}
 	for id := range h.strays {
 		known[id] = true
 	}
 	if len(known) != len(p.k.groups) {
-		p.t.Fatalf("groups %v, the kernel has %d", known, len(p.k.groups))
+		p.t.Fatalf("groups %v, the kernel has %v", slices.Sorted(maps.Keys(known)), slices.Sorted(maps.Keys(p.k.groups)))
 	}
 	for id := range p.k.nexthops {
 		if h.owners[id] == nil && !slices.Contains(h.retired, id) {
@@ -392,8 +429,18 @@ func (p *planTest) judge() {
 			p.t.Fatalf("%v leads to %+v, want a blackhole", at, n)
 		}
 	}
-	if len(p.k.routes) != routes || len(p.k.groups) != len(p.d.state.want.users) {
-		p.t.Fatalf("%d routes, want %d; %d groups, want %d", len(p.k.routes), routes, len(p.k.groups), len(p.d.state.want.users))
+	h := &p.d.state.have
+	if len(p.k.routes) != routes+len(h.anchors) || len(p.k.groups) != len(p.d.state.want.users)+len(h.ready) {
+		p.t.Fatalf("%d routes, want %d and %d anchors; %d groups, want %d and %d ready ones",
+			len(p.k.routes), routes, len(h.anchors), len(p.k.groups), len(p.d.state.want.users), len(h.ready))
+	}
+	if len(h.ready) > mostReady || len(h.ready) > 0 && (p.d.state.config.inPlace || len(p.programs) == 0) {
+		p.t.Fatalf("%d ready groups", len(h.ready))
+	}
+	for at := range h.anchors {
+		if !p.d.state.wantedAnchors()[at] && !p.refuses {
+			p.t.Fatalf("an anchor without a group at %v", at)
+		}
 	}
 }
 
@@ -413,7 +460,16 @@ func (p *planTest) restart() {
 	p.d.state.have.changed = nil
 	p.connect()
 	h := &p.d.state.have
-	h.routes, h.loose = statesOf(p.k.routes), maps.Clone(p.k.nexthops)
+	routes, anchors := map[routeKey]routeState{}, map[routeKey]routeState{}
+	for at, r := range p.k.routes {
+		if isAnchor(at) {
+			anchors[at] = r
+		} else {
+			routes[at] = r
+		}
+	}
+	h.replaceRoutes(statesOf(routes), anchors)
+	h.loose = maps.Clone(p.k.nexthops)
 	for id := range p.k.nexthops {
 		h.used[id] = true
 	}
@@ -451,16 +507,23 @@ func TestPlansReachTheDesiredState(t *testing.T) {
 	seed := uint64(time.Now().UnixNano())
 	t.Logf("seed %d", seed)
 	for round := range uint64(gate.Count(t, gate.Models, 15, 200)) {
-		p := newPlanTest(t, rand.New(rand.NewPCG(seed, round)))
+		p := newPlanTest(t, rand.New(rand.NewPCG(seed, round)), round%3 == 1, round%3 > 0)
 		for step := range 60 {
 			for range 1 + p.random.IntN(4) {
 				p.change()
 			}
-			p.sync(p.random.IntN(6))
+			refusals := 0
+			if p.refuses {
+				refusals = p.random.IntN(6)
+			}
+			p.sync(refusals)
 			p.judge()
 			if step%20 == 19 {
 				p.restart()
 			}
+		}
+		if !p.inPlace && !p.refuses && p.k.naked > 0 {
+			t.Fatalf("%d moved routes were the last ones of their groups", p.k.naked)
 		}
 	}
 }

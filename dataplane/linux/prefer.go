@@ -55,4 +55,5 @@ func (st *state) staleSources() {
 			st.staleRoutes[at] = true
 		}
 	}
+	st.staleAnchors()
 }

@@ -112,7 +112,7 @@ func TestUnboundSocketsSendFromLoopback(t *testing.T) {
 		t.Fatal(err)
 	}
 	d, c = h.start()
-	if got := d.Stats(); got.Routes != 0 || got.RouteObjects != 2 {
+	if got := d.Stats(); got.Routes != 0 || got.RouteObjects != 3 {
 		t.Errorf("routes were set again after a restart: %+v", got)
 	}
 	s = program(t, c.server)

@@ -54,6 +54,7 @@ func refuse(d *Driver, times int, begins ...string) (refused func() int) {
 // uses.
 func TestUnusedGroupsGo(t *testing.T) {
 	h := newHost(t, 3)
+	h.config.inPlace = true
 	d, c := h.start()
 	s := program(t, c.server)
 	s.do(h.group(1, 1, 1, 1), h.group(2, 1, 2, 3), h.group(3, 1))
@@ -221,6 +222,7 @@ func TestForeignIDsInTheWay(t *testing.T) {
 // replacement.
 func TestNexthopsInUseStay(t *testing.T) {
 	h := newHost(t, 4)
+	h.config.inPlace = true
 	h.config.Logger = slog.New(slog.DiscardHandler)
 	d, c := h.start()
 	s := program(t, c.server)

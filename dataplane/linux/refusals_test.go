@@ -89,7 +89,7 @@ func TestGoneAlready(t *testing.T) {
 func TestMessagesAreCounted(t *testing.T) {
 	h := newHost(t, 3)
 	h.captured()
-	h.config.witnessTime = time.Hour
+	h.config.witnessTime, h.config.inPlace = time.Hour, true
 	d, c := h.start()
 	s := program(t, c.server)
 	type counts struct{ nexthops, groups, routes uint64 }
@@ -201,6 +201,7 @@ func TestAttempts(t *testing.T) {
 // kernel allows it.
 func TestNoWayBack(t *testing.T) {
 	h := newHost(t, 2)
+	h.config.inPlace = true // else the routes need no change to be back
 	log := h.captured()
 	d := h.open()
 	var received reports

@@ -33,7 +33,7 @@ func (rd *reader) reread(buckets bool) error {
 	if err != nil {
 		return err
 	}
-	routes, strange, err := rd.readRoutes()
+	routes, anchors, strange, err := rd.readRoutes()
 	if err != nil {
 		return err
 	}
@@ -68,6 +68,7 @@ func (rd *reader) reread(buckets bool) error {
 		}
 		delete(ours, g.id)
 	}
+	rd.rereadReady(ours)
 	clear(rd.state.have.strays)
 	for id, n := range ours {
 		if len(n.Members) == 0 {
@@ -102,7 +103,7 @@ func (rd *reader) reread(buckets bool) error {
 	for _, q := range rd.state.pools() {
 		rd.state.adopt(q)
 	}
-	rd.rereadRoutes(routes, strange)
+	rd.rereadRoutes(routes, anchors, strange)
 	if rd.state.settled {
 		rd.removeStrays()
 	}
@@ -110,27 +111,32 @@ func (rd *reader) reread(buckets bool) error {
 	return nil
 }
 
-// readRoutes returns the marked routes of the Driver's tables: routes that a Driver can have set, and strange ones.
-func (rd *reader) readRoutes() (routes *routeStates, strange []rtnl.Route, err error) {
-	routes = &routeStates{}
+// readRoutes returns the marked routes of the Driver's tables: routes that a Driver can have set, anchors, and strange
+// ones.
+func (rd *reader) readRoutes() (routes *routeStates, anchors map[routeKey]routeState, strange []rtnl.Route, err error) {
+	routes, anchors = &routeStates{}, map[routeKey]routeState{}
 	for _, f := range families(rd.state.ipv6) {
 		found, err := rd.kernel.conn.RoutesBy(f, 0, rd.state.config.Protocol)
 		if err != nil {
-			return nil, nil, err
+			return nil, nil, nil, err
 		}
 		for _, r := range found {
 			if r.Table != rd.state.config.Table && !rd.state.config.ofSource(r.Table) {
 				continue // of another data plane with the same mark
 			}
 			r = byNexthop(r)
-			if r.Nexthop != 0 && r.Metric == rd.state.config.Metric && r.Prefix.IsSingleIP() {
-				routes.set(routeKey{r.Prefix, r.Table}, routeState{r.Nexthop, r.Source})
-			} else {
+			at, to := routeKey{r.Prefix, r.Table}, routeState{r.Nexthop, r.Source}
+			switch {
+			case r.Nexthop == 0 || r.Metric != rd.state.config.Metric || !r.Prefix.IsSingleIP():
 				strange = append(strange, r)
+			case isAnchor(at):
+				anchors[at] = to
+			default:
+				routes.set(at, to)
 			}
 		}
 	}
-	return routes, strange, nil
+	return routes, anchors, strange, nil
 }
 
 // byNexthop clears the type of a route that uses a nexthop id. The kernel reports the type of the nexthop, and would
@@ -172,6 +178,18 @@ func (rd *reader) rereadLinks(links []rtnl.Link) {
 		}
 	}
 	rd.links.takeLinks(events)
+}
+
+// rereadReady forgets the ready groups that the kernel does not have as they are recorded; they become strays.
+func (rd *reader) rereadReady(ours map[uint32]rtnl.Nexthop) {
+	rd.state.have.ready = slices.DeleteFunc(rd.state.have.ready, func(r *group) bool {
+		n, ok := ours[r.id]
+		return !ok || r.moved || !n.Resilient || int(n.Buckets) != rd.state.want.size || n.IdleTimer != 0 ||
+			!maps.Equal(weightsOf(n.Members), weightsOf(r.members)) || !rd.lead(r.members, ours)
+	})
+	for _, r := range rd.state.have.ready {
+		delete(ours, r.id)
+	}
 }
 
 // rereadGroup compares the recorded state of a group with the kernel.
@@ -240,10 +258,11 @@ func weightsOf(members []rtnl.Member) map[uint32]uint32 {
 	return weights
 }
 
-func (rd *reader) rereadRoutes(routes *routeStates, strange []rtnl.Route) {
+func (rd *reader) rereadRoutes(routes *routeStates, anchors map[routeKey]routeState, strange []rtnl.Route) {
 	rd.strange = strange
 	before := rd.state.have.routes
-	rd.state.have.routes = routes
+	rd.state.have.replaceRoutes(routes, anchors)
+	rd.state.staleAnchors()
 	for k := range rd.state.want.destinations.All() {
 		key := contract.DestinationKey{Source: k.Group, Prefix: k.Prefix}
 		at, ok := rd.state.want.place(key)
@@ -322,6 +341,12 @@ func (rd *reader) removeStrays() {
 	for _, r := range rd.state.have.routes.all() {
 		inUse[r.nexthop] = true
 	}
+	wanted := rd.state.wantedAnchors()
+	for at, r := range rd.state.have.anchors {
+		if !wanted[at] {
+			pl.lastOps = append(pl.lastOps, op{kind: deleteRoute, at: at, id: r.nexthop})
+		}
+	}
 	for id := range rd.state.have.strays {
 		if !inUse[id] {
 			pl.lastOps = append(pl.lastOps, op{kind: deleteGroup, id: id})
@@ -334,6 +359,6 @@ func (rd *reader) removeStrays() {
 		rd.state.log.Error("linux data plane: cannot remove the objects of an earlier run", "error", f.err)
 	}
 	for at, r := range regular { // which is still there
-		rd.state.have.routes.set(at, r)
+		rd.state.have.setRoute(at, r)
 	}
 }

@@ -176,6 +176,7 @@ func TestSourceGroups(t *testing.T) {
 	netnstest.Eventually(t, time.Minute, func() error { return e.sourcesSplit(splitA, splitB, splitC) })
 	rest(t, d)
 
+	h.unready(d)
 	before, rules, journal := h.Objects(), h.IP("rule")+h.IP("-6", "rule"), c.snapshot()
 	for _, all := range []*farev1.SnapshotResponse{journal, nil} { // without a journal the kernel state is used
 		crash(t, d)

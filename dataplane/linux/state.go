@@ -220,6 +220,9 @@ func (st *state) resize(buckets, subPorts int) {
 	for _, g := range st.have.groups {
 		st.renew(g, g.source)
 	}
+	for _, r := range st.have.ready {
+		r.moved = true
+	}
 	st.staleEverywhere()
 }
 

@@ -40,8 +40,8 @@ func TestStrangeRoutes(t *testing.T) {
 		})
 	}
 	d.audit()
-	if n := d.Stats().RouteObjects; n != 1 {
-		t.Errorf("%d routes are counted, want one", n)
+	if n := d.Stats().RouteObjects; n != 2 {
+		t.Errorf("%d routes are counted, want one and the anchor of its group", n)
 	}
 	if text := h.IP("route", "show", "table", "5555"); !strings.Contains(text, "10.9.0.1") {
 		t.Errorf("a route of another table was removed:\n%s", text)
