@@ -5,7 +5,7 @@
 #include "../../tests/check.h"
 
 enum { SIZE = 100000, NONE = 0, ALL = 10000 };
-#define LATE 12000000ull /* ns, more than the least timeout */
+#define LATE 20000000ull /* ns, twice the least timeout */
 
 struct end {
 	struct ibv_pd *pd;

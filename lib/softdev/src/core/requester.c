@@ -610,9 +610,9 @@ void sd_requester_timer(struct sd_qp *qp)
 		probe(qp, r->expiries == 1 ? r->next - 1 : r->una);
 	} else {
 		shrink(r, r->window / 2);
-		if (r->backoff < 8)
-			r->backoff++;
 		rewind_to(qp, r->una);
 	}
+	if (r->backoff < 8)
+		r->backoff++;
 	start_timer(qp);
 }
