@@ -133,25 +133,35 @@ func result(t testing.TB, out string) (columns []float64) {
 }
 
 // BenchmarkAgainstRxe compares fared_soft0 with rdma_rxe by Debian's perftest over the same path, in turns: goodput of
-// WRITEs of 64 KiB and latency of WRITEs of 8 bytes.
+// messages of 64 KiB and latency of WRITEs of 8 bytes.
 func BenchmarkAgainstRxe(b *testing.B) {
 	p := newTwoPaths(b)
-	var goodput, latency [2][]float64 // of rdma_rxe and fared_soft0
+	programs := []struct {
+		name, unit, messages, size string
+		column                     int
+	}{
+		{"ib_write_bw", "MB/s", "300", "65536", 3}, // the average
+		{"ib_read_bw", "MB/s", "300", "65536", 3},
+		{"ib_send_bw", "MB/s", "300", "65536", 3},
+		{"ib_write_lat", "us", "500", "8", 4}, // typical
+	}
+	results := make([][2][]float64, len(programs)) // of rdma_rxe and fared_soft0
 	for b.Loop() {
-		for i, soft := range []bool{false, true} {
-			goodput[i] = append(goodput[i], p.measure(b, soft, "ib_write_bw", "-n", "300", "-s", "65536")[3]) // MB/s, average
-			latency[i] = append(latency[i], p.measure(b, soft, "ib_write_lat", "-n", "500", "-s", "8")[4])    // typical, us
+		for i, x := range programs {
+			for device, soft := range []bool{false, true} {
+				results[i][device] = append(results[i][device], p.measure(b, soft, x.name, "-n", x.messages, "-s", x.size)[x.column])
+			}
 		}
 	}
 	median := func(x []float64) float64 {
 		slices.Sort(x)
 		return x[len(x)/2]
 	}
-	b.Logf("MB/s: rdma_rxe %.1f, fared_soft0 %.1f; us: rdma_rxe %.1f, fared_soft0 %.1f", goodput[0], goodput[1], latency[0], latency[1])
-	b.ReportMetric(median(goodput[0]), "rxe-MB/s")
-	b.ReportMetric(median(goodput[1]), "fared_soft0-MB/s")
-	b.ReportMetric(median(goodput[1])/median(goodput[0]), "goodput-ratio")
-	b.ReportMetric(median(latency[0]), "rxe-us")
-	b.ReportMetric(median(latency[1]), "fared_soft0-us")
-	b.ReportMetric(median(latency[1])/median(latency[0]), "latency-ratio")
+	for i, x := range programs {
+		b.Logf("%s, %s: rdma_rxe %.1f, fared_soft0 %.1f", x.name, x.unit, results[i][0], results[i][1])
+		rxe, soft := median(results[i][0]), median(results[i][1])
+		b.ReportMetric(rxe, x.name+"/rxe-"+x.unit)
+		b.ReportMetric(soft, x.name+"/fared_soft0-"+x.unit)
+		b.ReportMetric(soft/rxe, x.name+"/ratio")
+	}
 }
