@@ -54,6 +54,7 @@ var rules = []struct{ From, To, Except, Why string }{
 var limits = []struct{ From, Only, Not, Why string }{
 	{"/daemon/internal/core", "/fare /wecmp /daemon/config", "context log/slog net os syscall time", "the core decides: it has no goroutine, socket, file or clock"},
 	{"/daemon/internal/guard", "/fare", "context log/slog net os syscall", "the guard judges bytes: it has no socket, file or clock, and needs of the module the type of a route's attributes alone"},
+	{"/daemon/internal/proof", "", "context log/slog net os syscall", "proofs are judged in virtual time: no goroutine, socket, file or clock"},
 	{"/daemon/page", "/api golang.org/x/net/netutil", "", "the page shows what the API returns, and cannot reach the daemon's state"},
 	{"/lab/judge", "/topo /fare /wecmp /api", "", "the judge of a lab computes from cables alone: it runs and asks nothing"},
 }

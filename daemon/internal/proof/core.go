@@ -1,0 +1,667 @@
+package proof
+
+import (
+	"cmp"
+	"math/rand/v2"
+	"net/netip"
+	"slices"
+	"time"
+)
+
+const (
+	// quantum is the grid of regular probes: one wake-up serves all that are due.
+	quantum = 250 * time.Millisecond
+	// fastest is the least interval of the probes of a sub-port.
+	fastest = 500 * time.Millisecond
+	// Timeout is the time after which a probe without an answer begins a trial.
+	Timeout = 250 * time.Millisecond
+	// Late is the time for which an answer after the timeout still counts.
+	Late = 3 * time.Second
+	// tardy is the lateness of a wake-up from which on the process was starved: nothing has expired meanwhile.
+	tardy = 100 * time.Millisecond
+	// idle is the interval of probes to peers that do not answer, for all of them together.
+	idle = time.Second
+	// maxUrgent bounds the queue of slots that have changed.
+	maxUrgent = 64
+	// bigEvery is the share of regular probes with the MTU.
+	bigEvery = 4
+	// recent is the number of probes of a plane and peer after which earlier ones count half.
+	recent = 128
+	// loyalty is the time for which probes of a peer show that it runs.
+	loyalty = 3 * time.Second
+)
+
+// SubPort is a local sub-port.
+type SubPort struct {
+	Device string
+	Plane  int // index of Config.Planes
+}
+
+// Config configures a core.
+type Config struct {
+	Planes   []string
+	SubPorts []SubPort
+	// Rate is the number of probes a second.
+	Rate float64
+	// Random drives the order, Nonce makes nonces that no other host can guess.
+	Random *rand.Rand
+	Nonce  func() uint64
+}
+
+// ID names a peer as seen from a source group.
+type ID struct {
+	Group   int
+	Address netip.Addr
+}
+
+// Path is a slot that carries a share. SubPort is an index of Config.SubPorts, or -1 if packets are sprayed over the
+// plane.
+type Path struct{ Slot, Plane, SubPort int }
+
+// Peer is a destination. Peers may share Paths, which never changes.
+type Peer struct {
+	ID
+	Paths []Path
+}
+
+// Send is a probe to send.
+type Send struct {
+	Packet
+	ID
+	Source netip.Addr
+	Path   Path
+	// Big means that the probe has the MTU.
+	Big bool
+}
+
+// unit is what fails or not: a slot toward a peer, with small or with big packets. group and slot determine its path.
+type unit struct {
+	ID
+	source netip.Addr
+	slot   int
+	big    bool
+}
+
+// role is the purpose of a probe.
+type role uint8
+
+const (
+	regular role = iota
+	recheck      // of a failing unit
+	roleP        // of a trial, see doc.go
+	roleF
+	roleR
+	roleC
+	asked // for a person
+)
+
+// sent is a probe on its way.
+type sent struct {
+	unit
+	nonce         uint64
+	role          role
+	path          Path
+	back          int  // plane of the answer
+	counted       bool // the peer answered when it was sent
+	at            time.Time
+	deadline      time.Time
+	expired       bool
+	trial         *trial
+	round         int
+	ask           *Ask
+	left          string // device by which it left, "" if unknown
+	leftElsewhere bool
+}
+
+// planeState is what probes have shown of a plane toward a peer.
+type planeState struct {
+	proved         time.Time
+	lost, answered uint32 // of recent probes
+	rtt            time.Duration
+}
+
+// peer is a destination with what is known of it.
+type peer struct {
+	Peer
+	answering bool
+	since     time.Time // of the present value of answering
+	planes    []planeState
+	next      int // place of the rotation in Paths
+	// theirs is the time of the peer's last probe, heard that of the last probe of ours that it had received then.
+	theirs, heard time.Time
+	// unheard counts the probes that were sent without an answer since silentSince, receipts those of the peer's probes
+	// that came after enough of them.
+	silentSince, enough time.Time
+	unheard, receipts   int
+	urged               time.Time
+}
+
+// Core schedules probes and judges their answers.
+type Core struct {
+	c       Config
+	sources [][]netip.Addr // by source group
+	peers   map[ID]*peer
+	// order is the rotation: a random permutation of the peers, of which the first cursor have had their turn.
+	order  []*peer
+	cursor int
+	// answering lists the peers that answer; silent counts the others.
+	answering []*peer
+	due       []time.Time // of each sub-port
+	idleDue   time.Time
+	urgent    []unit
+	tokens    float64
+	refilled  time.Time
+	out       map[uint64]*sent
+	queue     []*sent // by time of sending
+	wake      time.Time
+	phase     time.Duration
+	trials    []*trial // the first one runs
+	failing   map[unit]*failure
+	recheckAt time.Time
+	asks      []*Ask
+	counters  []Counters
+	sends     []Send
+}
+
+// Counters count the probes of a plane since the start. Late answers are not lost.
+type Counters struct{ Sent, Answered, Lost uint64 }
+
+// New returns a core without peers.
+func New(c Config) *Core {
+	return &Core{
+		c: c, peers: map[ID]*peer{}, out: map[uint64]*sent{}, failing: map[unit]*failure{}, due: make([]time.Time, len(c.SubPorts)),
+		counters: make([]Counters, len(c.Planes)), phase: time.Duration(c.Random.Int64N(int64(quantum))), tokens: c.Rate,
+	}
+}
+
+// SetPeers replaces the peers, and the local loopbacks by source group. The slots that have changed are probed first.
+func (c *Core) SetPeers(now time.Time, sources [][]netip.Addr, peers []Peer) {
+	c.sources = sources
+	before := c.peers
+	c.peers, c.order, c.answering, c.cursor = make(map[ID]*peer, len(peers)), make([]*peer, 0, len(peers)), nil, 0
+	for _, n := range peers {
+		p := before[n.ID]
+		if p == nil {
+			p = &peer{Peer: n, since: now}
+		} else if !slices.Equal(p.Paths, n.Paths) {
+			old := p.Paths
+			p.Paths = n.Paths
+			c.changed(p, old)
+		}
+		c.peers[n.ID] = p
+		c.order = append(c.order, p)
+		if p.answering {
+			c.answering = append(c.answering, p)
+		}
+	}
+	c.shuffle()
+	for u, f := range c.failing {
+		if path, ok := c.pathOf(u); !ok || path != f.path {
+			delete(c.failing, u)
+		}
+	}
+	c.trials = slices.DeleteFunc(c.trials, func(t *trial) bool {
+		path, ok := c.pathOf(t.unit)
+		return !ok || path != t.path
+	})
+	c.wake = time.Time{}
+}
+
+// shuffle begins another rotation.
+func (c *Core) shuffle() {
+	c.cursor = 0
+	c.c.Random.Shuffle(len(c.order), func(i, j int) { c.order[i], c.order[j] = c.order[j], c.order[i] })
+}
+
+// changed queues the slots of a peer that have another place than before.
+func (c *Core) changed(p *peer, old []Path) {
+	if !p.answering {
+		return
+	}
+	for _, path := range p.Paths {
+		if !slices.Contains(old, path) {
+			c.urge(p, path)
+		}
+	}
+}
+
+func (c *Core) urge(p *peer, path Path) {
+	if source, ok := c.sourceOf(p); ok && len(c.urgent) < maxUrgent {
+		c.urgent = append(c.urgent, unit{ID: p.ID, source: source, slot: path.Slot})
+		c.wake = time.Time{}
+	}
+}
+
+// sourceOf returns a random loopback of the peer's family.
+func (c *Core) sourceOf(p *peer) (netip.Addr, bool) {
+	if p.Group >= len(c.sources) {
+		return netip.Addr{}, false
+	}
+	all := c.sources[p.Group]
+	for range 4 * len(all) {
+		if a := all[c.c.Random.IntN(len(all))]; a.Is4() == p.Address.Is4() {
+			return a, true
+		}
+	}
+	i := slices.IndexFunc(all, func(a netip.Addr) bool { return a.Is4() == p.Address.Is4() })
+	if i < 0 {
+		return netip.Addr{}, false
+	}
+	return all[i], true
+}
+
+// pathOf returns the present path of a unit.
+func (c *Core) pathOf(u unit) (Path, bool) {
+	p := c.peers[u.ID]
+	if p == nil || u.Group >= len(c.sources) || !slices.Contains(c.sources[u.Group], u.source) {
+		return Path{}, false
+	}
+	if u.slot == allSlots {
+		return everyPath, len(p.Paths) > 0
+	}
+	i := slices.IndexFunc(p.Paths, func(x Path) bool { return x.Slot == u.slot })
+	if i < 0 {
+		return Path{}, false
+	}
+	return p.Paths[i], true
+}
+
+// interval returns the interval of the probes of each sub-port: a part of the rate is left for the rotation.
+func (c *Core) interval() time.Duration {
+	return max(fastest, time.Duration(float64(len(c.c.SubPorts))/(0.8*c.c.Rate)*float64(time.Second)))
+}
+
+// Tick returns the probes that are due, and the time of the next call; zero means not before an event. Idle means that
+// the call may come at any time up to a second later. The result is valid until the next call.
+func (c *Core) Tick(now time.Time) (sends []Send, wake time.Time, idling bool) {
+	c.sends = c.sends[:0]
+	if late := now.Sub(c.wake); !c.wake.IsZero() && late > tardy && len(c.answering) > 0 {
+		for _, s := range c.queue { // this process was starved, and maybe has not read their answers yet
+			if !s.expired {
+				s.deadline = s.deadline.Add(late)
+			}
+		}
+	}
+	c.expire(now)
+	for u := range c.failing { // a peer that sends no more probes has stopped
+		if u.slot == allSlots && now.Sub(c.peers[u.ID].theirs) > loyalty {
+			delete(c.failing, u)
+		}
+	}
+	if !c.refilled.IsZero() {
+		c.tokens = min(c.c.Rate, c.tokens+c.c.Rate*now.Sub(c.refilled).Seconds())
+	}
+	c.refilled = now
+	c.runAsks(now)
+	c.runTrial(now)
+	c.recheck(now)
+	for len(c.urgent) > 0 && c.tokens >= 1 {
+		u := c.urgent[0]
+		c.urgent = c.urgent[1:]
+		if path, ok := c.pathOf(u); ok {
+			c.send(now, u, path, path.Plane, regular)
+		}
+	}
+	c.regular(now)
+	c.wake = c.nextWake(now)
+	return c.sends, c.wake, len(c.answering)+len(c.asks)+len(c.urgent)+len(c.failing) == 0
+}
+
+// regular sends the probes of sub-ports, of silent peers, and of the rotation.
+func (c *Core) regular(now time.Time) {
+	if len(c.peers) == 0 {
+		return
+	}
+	if !now.Before(c.idleDue) {
+		c.idleDue = now.Add(idle)
+		c.probeSilent(now)
+	}
+	if len(c.answering) == 0 {
+		return
+	}
+	ran := false
+	for i := range c.due {
+		if now.Before(c.due[i]) || c.tokens < 1 {
+			continue
+		}
+		ran = true
+		step := c.interval()
+		c.due[i] = c.grid(now.Add(step - time.Duration(c.c.Random.Int64N(int64(quantum)))))
+		c.probeSubPort(now, i)
+	}
+	if ran && c.tokens >= 2 { // the rotation has what is left
+		c.rotate(now)
+	}
+}
+
+// grid returns the next point of this server's grid.
+func (c *Core) grid(t time.Time) time.Time {
+	return t.Add(-c.phase).Truncate(quantum).Add(quantum + c.phase)
+}
+
+// probeSilent sends a probe to a random peer that does not answer.
+func (c *Core) probeSilent(now time.Time) {
+	if len(c.answering) == len(c.order) {
+		return
+	}
+	for range 32 {
+		p := c.order[c.c.Random.IntN(len(c.order))]
+		if !p.answering && len(p.Paths) > 0 {
+			c.probePeer(now, p)
+			return
+		}
+	}
+}
+
+// probePeer sends a probe by the next slot of a peer.
+func (c *Core) probePeer(now time.Time, p *peer) {
+	source, ok := c.sourceOf(p)
+	if !ok || len(p.Paths) == 0 {
+		return
+	}
+	path := p.Paths[p.next%len(p.Paths)]
+	p.next++
+	c.send(now, unit{ID: p.ID, source: source, slot: path.Slot}, path, path.Plane, regular)
+}
+
+// probeSubPort sends a probe by a sub-port to a random peer that answers and has a share there.
+func (c *Core) probeSubPort(now time.Time, subPort int) {
+	n := len(c.answering)
+	start := c.c.Random.IntN(n)
+	for i := range min(n, 64) {
+		p := c.answering[(start+i)%n]
+		count := 0
+		var chosen Path
+		for _, path := range p.Paths {
+			if path.SubPort == subPort || path.SubPort < 0 && path.Plane == c.c.SubPorts[subPort].Plane {
+				if count++; c.c.Random.IntN(count) == 0 {
+					chosen = path
+				}
+			}
+		}
+		if count == 0 {
+			continue
+		}
+		if source, ok := c.sourceOf(p); ok {
+			c.send(now, unit{ID: p.ID, source: source, slot: chosen.Slot, big: c.c.Random.IntN(bigEvery) == 0}, chosen, chosen.Plane, regular)
+			return
+		}
+	}
+}
+
+// rotate sends a probe to the next peer of the rotation that answers.
+func (c *Core) rotate(now time.Time) {
+	for range min(len(c.order), 64) {
+		if c.cursor == len(c.order) {
+			c.shuffle()
+		}
+		p := c.order[c.cursor]
+		c.cursor++
+		if p.answering {
+			c.probePeer(now, p)
+			return
+		}
+	}
+}
+
+// send sends a probe by a path, to be answered by plane back.
+func (c *Core) send(now time.Time, u unit, path Path, back int, r role) *sent {
+	p := c.peers[u.ID]
+	s := &sent{unit: u, nonce: c.c.Nonce(), role: r, path: path, back: back, at: now, deadline: now.Add(Timeout)}
+	c.tokens--
+	c.out[s.nonce] = s
+	c.queue = append(c.queue, s)
+	packet := Packet{
+		Kind: Probe, Nonce: s.nonce, Sent: now.UnixNano(), Heard: NeverHeard, Slot: uint16(u.slot),
+		Plane: NameOf(c.c.Planes[path.Plane]), Return: NameOf(c.c.Planes[back]),
+	}
+	if path.SubPort >= 0 {
+		packet.Device = NameOf(c.c.SubPorts[path.SubPort].Device)
+	}
+	if !p.theirs.IsZero() {
+		packet.Heard = uint32(min(now.Sub(p.theirs).Milliseconds(), NeverHeard-1))
+	}
+	c.sends = append(c.sends, Send{Packet: packet, ID: u.ID, Source: u.source, Path: path, Big: u.big})
+	if s.counted = p.answering; s.counted {
+		c.counters[path.Plane].Sent++
+	}
+	if !p.answering && !u.big {
+		if p.unheard == 0 {
+			p.silentSince = now
+		}
+		if p.unheard++; p.unheard == enoughProbes {
+			p.enough = now
+		}
+	}
+	return s
+}
+
+// expire handles the probes whose answers are late, and forgets those that are too late.
+func (c *Core) expire(now time.Time) {
+	for _, s := range c.queue {
+		if s.expired || now.Before(s.deadline) {
+			continue
+		}
+		s.expired = true
+		if c.out[s.nonce] == nil {
+			continue
+		}
+		if s.counted {
+			c.counters[s.path.Plane].Lost++
+			if p := c.peers[s.ID]; p != nil && p.planes != nil {
+				p.planes[s.path.Plane].lost++
+			}
+		}
+		switch s.role {
+		case regular:
+			c.suspect(s)
+		case recheck:
+			if f := c.failing[s.unit]; f != nil {
+				f.proofs = 0
+			}
+		case asked:
+			s.ask.lost(s)
+		}
+	}
+	kept := c.queue[:0]
+	for _, s := range c.queue {
+		if c.out[s.nonce] != nil && now.Sub(s.deadline) < Late {
+			kept = append(kept, s)
+			continue
+		}
+		delete(c.out, s.nonce)
+	}
+	clear(c.queue[len(kept):])
+	c.queue = kept
+}
+
+// nextWake returns the time of the next action.
+func (c *Core) nextWake(now time.Time) time.Time {
+	next := time.Time{}
+	earlier := func(t time.Time) {
+		if !t.IsZero() && (next.IsZero() || t.Before(next)) {
+			next = t
+		}
+	}
+	if len(c.peers) > 0 {
+		earlier(c.idleDue)
+	}
+	if len(c.answering) > 0 {
+		for _, t := range c.due {
+			earlier(t)
+		}
+		for _, s := range c.queue {
+			if !s.expired {
+				earlier(s.deadline)
+			}
+		}
+	}
+	if len(c.urgent) > 0 {
+		earlier(now.Add(time.Duration(float64(time.Second) / c.c.Rate)))
+	}
+	if len(c.trials) > 0 {
+		earlier(c.trials[0].next)
+	}
+	if len(c.failing) > 0 {
+		earlier(c.recheckAt)
+	}
+	for _, a := range c.asks {
+		earlier(a.next)
+	}
+	if !next.IsZero() && next.Before(now.Add(time.Millisecond)) {
+		next = now.Add(time.Millisecond)
+	}
+	return next
+}
+
+// Left reports the device by which a probe has left, "" if unknown, and by which sub-port that is, -1 if it is none. An
+// error means that it was not sent.
+func (c *Core) Left(now time.Time, nonce uint64, device string, subPort int, fault Fault, text string) {
+	s := c.out[nonce]
+	if s == nil {
+		return
+	}
+	if fault == Busy { // a program has the source port: nothing is proved, and nothing lost
+		delete(c.out, nonce)
+		if s.counted {
+			c.counters[s.path.Plane].Sent--
+		}
+		if s.role == asked {
+			s.ask.refused(s, text)
+		}
+		return
+	}
+	s.left = device
+	s.leftElsewhere = device != "" && (s.path.SubPort >= 0 && subPort != s.path.SubPort || s.path.SubPort < 0 && (subPort < 0 || c.c.SubPorts[subPort].Plane != s.path.Plane))
+	if fault == None && !s.leftElsewhere {
+		c.left(s)
+		return
+	}
+	if s.role == asked {
+		if fault != None {
+			delete(c.out, nonce)
+			s.ask.refused(s, text)
+		}
+		return
+	}
+	if fault != None {
+		delete(c.out, nonce)
+		if s.counted {
+			c.counters[s.path.Plane].Lost++
+		}
+	}
+	c.local(now, s, fault, text)
+}
+
+// Received handles a probe of a peer, which shows that the peer runs, and what it has heard.
+func (c *Core) Received(now time.Time, from ID, heard uint32) {
+	p := c.peers[from]
+	if p == nil {
+		return
+	}
+	if now.Sub(p.theirs) > loyalty { // it has come back: what was sent before does not count
+		p.unheard, p.receipts = 0, 0
+	}
+	p.theirs, p.heard = now, time.Time{}
+	if heard != NeverHeard {
+		p.heard = now.Add(-time.Duration(heard) * time.Millisecond)
+	}
+	if p.answering {
+		return
+	}
+	if len(p.Paths) > 0 && now.Sub(p.urged) >= quantum {
+		p.urged = now
+		c.urge(p, p.Paths[c.c.Random.IntN(len(p.Paths))])
+	}
+	c.judgeSilence(now, p)
+}
+
+// Answered handles an answer that arrived by a device, which is a sub-port unless subPort is -1.
+func (c *Core) Answered(now time.Time, from ID, a *Packet, device string, subPort int) {
+	s := c.out[a.Nonce]
+	if s == nil || s.ID != from {
+		return
+	}
+	delete(c.out, a.Nonce)
+	p := c.peers[from]
+	if p == nil {
+		return
+	}
+	switch {
+	case !s.counted:
+		c.counters[s.path.Plane].Sent++
+	case s.expired:
+		c.counters[s.path.Plane].Lost--
+	}
+	c.counters[s.path.Plane].Answered++
+	if !p.answering {
+		c.answers(now, p)
+	}
+	seen := c.compare(s, a, device, subPort)
+	rtt := max(0, now.Sub(s.at)-time.Duration(a.Answered-a.Received))
+	if p.planes == nil {
+		p.planes = make([]planeState, len(c.c.Planes))
+	}
+	state := &p.planes[s.path.Plane]
+	state.answered++
+	if s.counted && s.expired && state.lost > 0 {
+		state.lost--
+	}
+	if state.lost+state.answered > recent {
+		state.lost, state.answered = state.lost/2, state.answered/2
+	}
+	if state.rtt == 0 {
+		state.rtt = rtt
+	}
+	state.rtt += (rtt - state.rtt) / 8
+	if seen == nil && s.back == s.path.Plane {
+		state.proved = now
+	}
+	switch {
+	case s.role == asked:
+		s.ask.answered(c, s, a, rtt, device, seen)
+	case seen != nil:
+		c.wrong(now, s, seen)
+	default:
+		c.proved(now, s)
+	}
+	if s.trial != nil {
+		s.trial.answer(c, now, s, a)
+	}
+}
+
+// answers records that a peer answers.
+func (c *Core) answers(now time.Time, p *peer) {
+	p.answering, p.since, p.unheard, p.receipts = true, now, 0, 0
+	c.answering = append(c.answering, p)
+	for u := range c.failing { // findings of silence
+		if u.ID == p.ID && u.slot == allSlots {
+			delete(c.failing, u)
+		}
+	}
+	for _, path := range p.Paths { // each plane once, at once
+		if !slices.ContainsFunc(c.urgent, func(u unit) bool { return u.ID == p.ID && u.slot == path.Slot }) {
+			c.urge(p, path)
+		}
+	}
+}
+
+// silences records that a peer does not answer on any plane.
+func (c *Core) silences(now time.Time, p *peer) {
+	if !p.answering {
+		return
+	}
+	p.answering, p.since, p.unheard, p.receipts = false, now, 0, 0
+	c.answering = slices.DeleteFunc(c.answering, func(x *peer) bool { return x == p })
+	for u := range c.failing {
+		if u.ID == p.ID {
+			delete(c.failing, u)
+		}
+	}
+	c.trials = slices.DeleteFunc(c.trials, func(t *trial) bool { return t.ID == p.ID })
+}
+
+// compareIDs orders peers.
+func compareIDs(a, b ID) int {
+	return cmp.Or(cmp.Compare(a.Group, b.Group), a.Address.Compare(b.Address))
+}

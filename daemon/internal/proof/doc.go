@@ -1,0 +1,24 @@
+// Package proof decides which packets prove that slots forward, and what their answers prove. It is pure: it has no
+// goroutine, socket or clock, so that every judgment runs in virtual time.
+//
+// # Probes
+//
+// A probe is a UDP datagram to a peer's loopback at the port of proofs, from the source port that a slot has for that
+// service: it takes the way of the slot's queue pairs. The peer answers by one of its own slots on the plane that the
+// probe asks for, from the slot's source port to the same port, and reports by which device the probe arrived. Thus one
+// exchange proves rule, group or map, firewall, neighbor and leaf in both directions. Some probes have the MTU.
+//
+// # Schedule
+//
+// Every sub-port that carries shares sends a probe each half second to a random peer of those that answer; pairs and
+// their slots follow in a random rotation. Slots that have changed are first. Peers that do not answer share one probe a
+// second.
+//
+// # Judgment
+//
+// A probe without an answer begins a trial of its slot: rounds of four probes. P repeats the probe, F goes the same way
+// and is answered by another plane, R goes by another plane and is answered by this one, and C, sent settle after P, goes
+// and returns by another plane. Sockets are queues: the answer to C proves that both processes have read everything that
+// arrived before it, so a P without an answer is lost, however little processor time either process has. Without answers
+// to C nothing is judged: the peer restarts, is stopped, or has no proofs. F and R tell the direction.
+package proof
