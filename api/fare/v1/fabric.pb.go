@@ -96,8 +96,10 @@ type GetStatusResponse struct {
 	DrainsError string `protobuf:"bytes,21,opt,name=drains_error,json=drainsError,proto3" json:"drains_error,omitempty"`
 	// A server without bgp.restart_time: leaves withdraw its loopbacks while its daemon restarts, so nothing can be sent to it meanwhile.
 	WithdrawnByRestart bool `protobuf:"varint,22,opt,name=withdrawn_by_restart,json=withdrawnByRestart,proto3" json:"withdrawn_by_restart,omitempty"`
-	unknownFields      protoimpl.UnknownFields
-	sizeCache          protoimpl.SizeCache
+	// The proofs by packets; absent at a leaf.
+	Proof         *ProofStatus `protobuf:"bytes,23,opt,name=proof,proto3" json:"proof,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *GetStatusResponse) Reset() {
@@ -284,6 +286,652 @@ func (x *GetStatusResponse) GetWithdrawnByRestart() bool {
 	return false
 }
 
+func (x *GetStatusResponse) GetProof() *ProofStatus {
+	if x != nil {
+		return x.Proof
+	}
+	return nil
+}
+
+// ProofStatus is the results of probes of this server's planes: packets from the source ports of slots to the loopbacks of peers, and their answers.
+type ProofStatus struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Why nothing is proved; empty if probes are sent.
+	Inactive string `protobuf:"bytes,1,opt,name=inactive,proto3" json:"inactive,omitempty"`
+	// UDP port of probes and answers.
+	Port uint32 `protobuf:"varint,2,opt,name=port,proto3" json:"port,omitempty"`
+	// Destinations that answer probes, and those with shares that are in effect. The others run no proofs, or their port is closed.
+	Answering    uint32 `protobuf:"varint,3,opt,name=answering,proto3" json:"answering,omitempty"`
+	Destinations uint32 `protobuf:"varint,4,opt,name=destinations,proto3" json:"destinations,omitempty"`
+	// Every plane, in the configured order.
+	Planes []*ProofPlane `protobuf:"bytes,5,rep,name=planes,proto3" json:"planes,omitempty"`
+	// The present faults; each lasts until probes have shown that it has ended.
+	Findings []*ProofFinding `protobuf:"bytes,6,rep,name=findings,proto3" json:"findings,omitempty"`
+	// proof_dropped{reason="..."}: received packets that were not answered, since start.
+	Counters []*Counter `protobuf:"bytes,7,rep,name=counters,proto3" json:"counters,omitempty"`
+	// Why the port cannot be opened; inactive has it too.
+	Error         string `protobuf:"bytes,8,opt,name=error,proto3" json:"error,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ProofStatus) Reset() {
+	*x = ProofStatus{}
+	mi := &file_fare_v1_fabric_proto_msgTypes[2]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ProofStatus) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ProofStatus) ProtoMessage() {}
+
+func (x *ProofStatus) ProtoReflect() protoreflect.Message {
+	mi := &file_fare_v1_fabric_proto_msgTypes[2]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ProofStatus.ProtoReflect.Descriptor instead.
+func (*ProofStatus) Descriptor() ([]byte, []int) {
+	return file_fare_v1_fabric_proto_rawDescGZIP(), []int{2}
+}
+
+func (x *ProofStatus) GetInactive() string {
+	if x != nil {
+		return x.Inactive
+	}
+	return ""
+}
+
+func (x *ProofStatus) GetPort() uint32 {
+	if x != nil {
+		return x.Port
+	}
+	return 0
+}
+
+func (x *ProofStatus) GetAnswering() uint32 {
+	if x != nil {
+		return x.Answering
+	}
+	return 0
+}
+
+func (x *ProofStatus) GetDestinations() uint32 {
+	if x != nil {
+		return x.Destinations
+	}
+	return 0
+}
+
+func (x *ProofStatus) GetPlanes() []*ProofPlane {
+	if x != nil {
+		return x.Planes
+	}
+	return nil
+}
+
+func (x *ProofStatus) GetFindings() []*ProofFinding {
+	if x != nil {
+		return x.Findings
+	}
+	return nil
+}
+
+func (x *ProofStatus) GetCounters() []*Counter {
+	if x != nil {
+		return x.Counters
+	}
+	return nil
+}
+
+func (x *ProofStatus) GetError() string {
+	if x != nil {
+		return x.Error
+	}
+	return ""
+}
+
+type ProofPlane struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Plane string                 `protobuf:"bytes,1,opt,name=plane,proto3" json:"plane,omitempty"`
+	// Probes since start to destinations that answer; an answer that comes late is not lost.
+	Sent     uint64 `protobuf:"varint,2,opt,name=sent,proto3" json:"sent,omitempty"`
+	Answered uint64 `protobuf:"varint,3,opt,name=answered,proto3" json:"answered,omitempty"`
+	Lost     uint64 `protobuf:"varint,4,opt,name=lost,proto3" json:"lost,omitempty"`
+	// Mean over the destinations, without the peers' time, nanoseconds; 0 if unknown.
+	RoundTripNs uint64 `protobuf:"varint,5,opt,name=round_trip_ns,json=roundTripNs,proto3" json:"round_trip_ns,omitempty"`
+	// Time since the last proof, nanoseconds; 0 without one.
+	ProofAgeNs    uint64 `protobuf:"varint,6,opt,name=proof_age_ns,json=proofAgeNs,proto3" json:"proof_age_ns,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ProofPlane) Reset() {
+	*x = ProofPlane{}
+	mi := &file_fare_v1_fabric_proto_msgTypes[3]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ProofPlane) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ProofPlane) ProtoMessage() {}
+
+func (x *ProofPlane) ProtoReflect() protoreflect.Message {
+	mi := &file_fare_v1_fabric_proto_msgTypes[3]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ProofPlane.ProtoReflect.Descriptor instead.
+func (*ProofPlane) Descriptor() ([]byte, []int) {
+	return file_fare_v1_fabric_proto_rawDescGZIP(), []int{3}
+}
+
+func (x *ProofPlane) GetPlane() string {
+	if x != nil {
+		return x.Plane
+	}
+	return ""
+}
+
+func (x *ProofPlane) GetSent() uint64 {
+	if x != nil {
+		return x.Sent
+	}
+	return 0
+}
+
+func (x *ProofPlane) GetAnswered() uint64 {
+	if x != nil {
+		return x.Answered
+	}
+	return 0
+}
+
+func (x *ProofPlane) GetLost() uint64 {
+	if x != nil {
+		return x.Lost
+	}
+	return 0
+}
+
+func (x *ProofPlane) GetRoundTripNs() uint64 {
+	if x != nil {
+		return x.RoundTripNs
+	}
+	return 0
+}
+
+func (x *ProofPlane) GetProofAgeNs() uint64 {
+	if x != nil {
+		return x.ProofAgeNs
+	}
+	return 0
+}
+
+// ProofFinding is a sub-port or plane by which packets go wrong.
+type ProofFinding struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// "lost", "wrong-plane", "wrong-sub-port", "not-sent".
+	Problem string `protobuf:"bytes,1,opt,name=problem,proto3" json:"problem,omitempty"`
+	// "ours" (toward the destination), "theirs", "both", "unknown".
+	Direction string `protobuf:"bytes,2,opt,name=direction,proto3" json:"direction,omitempty"`
+	// Empty for all planes.
+	Plane string `protobuf:"bytes,3,opt,name=plane,proto3" json:"plane,omitempty"`
+	// Sub-port; empty if packets are sprayed.
+	Device string `protobuf:"bytes,4,opt,name=device,proto3" json:"device,omitempty"`
+	// True if only packets with the MTU are concerned.
+	Mtu bool `protobuf:"varint,5,opt,name=mtu,proto3" json:"mtu,omitempty"`
+	// The least number of destinations concerned; source, destination and slot are an example. Slot is -1 for all slots.
+	Destinations uint32 `protobuf:"varint,6,opt,name=destinations,proto3" json:"destinations,omitempty"`
+	Source       string `protobuf:"bytes,7,opt,name=source,proto3" json:"source,omitempty"`
+	Destination  string `protobuf:"bytes,8,opt,name=destination,proto3" json:"destination,omitempty"`
+	Slot         int32  `protobuf:"varint,9,opt,name=slot,proto3" json:"slot,omitempty"`
+	Expected     string `protobuf:"bytes,10,opt,name=expected,proto3" json:"expected,omitempty"`
+	Seen         string `protobuf:"bytes,11,opt,name=seen,proto3" json:"seen,omitempty"`
+	// The most likely cause that is visible on this host, for people; empty if none is.
+	Cause string `protobuf:"bytes,12,opt,name=cause,proto3" json:"cause,omitempty"`
+	// All of the above in a sentence, and the next step.
+	Text          string `protobuf:"bytes,13,opt,name=text,proto3" json:"text,omitempty"`
+	Remedy        string `protobuf:"bytes,14,opt,name=remedy,proto3" json:"remedy,omitempty"`
+	SinceNs       uint64 `protobuf:"varint,15,opt,name=since_ns,json=sinceNs,proto3" json:"since_ns,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ProofFinding) Reset() {
+	*x = ProofFinding{}
+	mi := &file_fare_v1_fabric_proto_msgTypes[4]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ProofFinding) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ProofFinding) ProtoMessage() {}
+
+func (x *ProofFinding) ProtoReflect() protoreflect.Message {
+	mi := &file_fare_v1_fabric_proto_msgTypes[4]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ProofFinding.ProtoReflect.Descriptor instead.
+func (*ProofFinding) Descriptor() ([]byte, []int) {
+	return file_fare_v1_fabric_proto_rawDescGZIP(), []int{4}
+}
+
+func (x *ProofFinding) GetProblem() string {
+	if x != nil {
+		return x.Problem
+	}
+	return ""
+}
+
+func (x *ProofFinding) GetDirection() string {
+	if x != nil {
+		return x.Direction
+	}
+	return ""
+}
+
+func (x *ProofFinding) GetPlane() string {
+	if x != nil {
+		return x.Plane
+	}
+	return ""
+}
+
+func (x *ProofFinding) GetDevice() string {
+	if x != nil {
+		return x.Device
+	}
+	return ""
+}
+
+func (x *ProofFinding) GetMtu() bool {
+	if x != nil {
+		return x.Mtu
+	}
+	return false
+}
+
+func (x *ProofFinding) GetDestinations() uint32 {
+	if x != nil {
+		return x.Destinations
+	}
+	return 0
+}
+
+func (x *ProofFinding) GetSource() string {
+	if x != nil {
+		return x.Source
+	}
+	return ""
+}
+
+func (x *ProofFinding) GetDestination() string {
+	if x != nil {
+		return x.Destination
+	}
+	return ""
+}
+
+func (x *ProofFinding) GetSlot() int32 {
+	if x != nil {
+		return x.Slot
+	}
+	return 0
+}
+
+func (x *ProofFinding) GetExpected() string {
+	if x != nil {
+		return x.Expected
+	}
+	return ""
+}
+
+func (x *ProofFinding) GetSeen() string {
+	if x != nil {
+		return x.Seen
+	}
+	return ""
+}
+
+func (x *ProofFinding) GetCause() string {
+	if x != nil {
+		return x.Cause
+	}
+	return ""
+}
+
+func (x *ProofFinding) GetText() string {
+	if x != nil {
+		return x.Text
+	}
+	return ""
+}
+
+func (x *ProofFinding) GetRemedy() string {
+	if x != nil {
+		return x.Remedy
+	}
+	return ""
+}
+
+func (x *ProofFinding) GetSinceNs() uint64 {
+	if x != nil {
+		return x.SinceNs
+	}
+	return 0
+}
+
+type PingRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// An address or a host prefix.
+	Destination string `protobuf:"bytes,1,opt,name=destination,proto3" json:"destination,omitempty"`
+	// Local loopback; empty means the first one with slots toward the destination.
+	Source string `protobuf:"bytes,2,opt,name=source,proto3" json:"source,omitempty"`
+	// Only slots of this plane; empty means all.
+	Plane string `protobuf:"bytes,3,opt,name=plane,proto3" json:"plane,omitempty"`
+	// Only this slot.
+	Slot *uint32 `protobuf:"varint,4,opt,name=slot,proto3,oneof" json:"slot,omitempty"`
+	// Bytes of an IP packet, 188 to 9,528; 0 means the least.
+	Size uint32 `protobuf:"varint,5,opt,name=size,proto3" json:"size,omitempty"`
+	// Probes by each slot, 1 to 100; 0 means 3.
+	Count         uint32 `protobuf:"varint,6,opt,name=count,proto3" json:"count,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PingRequest) Reset() {
+	*x = PingRequest{}
+	mi := &file_fare_v1_fabric_proto_msgTypes[5]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PingRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PingRequest) ProtoMessage() {}
+
+func (x *PingRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_fare_v1_fabric_proto_msgTypes[5]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PingRequest.ProtoReflect.Descriptor instead.
+func (*PingRequest) Descriptor() ([]byte, []int) {
+	return file_fare_v1_fabric_proto_rawDescGZIP(), []int{5}
+}
+
+func (x *PingRequest) GetDestination() string {
+	if x != nil {
+		return x.Destination
+	}
+	return ""
+}
+
+func (x *PingRequest) GetSource() string {
+	if x != nil {
+		return x.Source
+	}
+	return ""
+}
+
+func (x *PingRequest) GetPlane() string {
+	if x != nil {
+		return x.Plane
+	}
+	return ""
+}
+
+func (x *PingRequest) GetSlot() uint32 {
+	if x != nil && x.Slot != nil {
+		return *x.Slot
+	}
+	return 0
+}
+
+func (x *PingRequest) GetSize() uint32 {
+	if x != nil {
+		return x.Size
+	}
+	return 0
+}
+
+func (x *PingRequest) GetCount() uint32 {
+	if x != nil {
+		return x.Count
+	}
+	return 0
+}
+
+type PingResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Destination   string                 `protobuf:"bytes,1,opt,name=destination,proto3" json:"destination,omitempty"`
+	Source        string                 `protobuf:"bytes,2,opt,name=source,proto3" json:"source,omitempty"`
+	Replies       []*PingReply           `protobuf:"bytes,3,rep,name=replies,proto3" json:"replies,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PingResponse) Reset() {
+	*x = PingResponse{}
+	mi := &file_fare_v1_fabric_proto_msgTypes[6]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PingResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PingResponse) ProtoMessage() {}
+
+func (x *PingResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_fare_v1_fabric_proto_msgTypes[6]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PingResponse.ProtoReflect.Descriptor instead.
+func (*PingResponse) Descriptor() ([]byte, []int) {
+	return file_fare_v1_fabric_proto_rawDescGZIP(), []int{6}
+}
+
+func (x *PingResponse) GetDestination() string {
+	if x != nil {
+		return x.Destination
+	}
+	return ""
+}
+
+func (x *PingResponse) GetSource() string {
+	if x != nil {
+		return x.Source
+	}
+	return ""
+}
+
+func (x *PingResponse) GetReplies() []*PingReply {
+	if x != nil {
+		return x.Replies
+	}
+	return nil
+}
+
+type PingReply struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Slot  uint32                 `protobuf:"varint,1,opt,name=slot,proto3" json:"slot,omitempty"`
+	Plane string                 `protobuf:"bytes,2,opt,name=plane,proto3" json:"plane,omitempty"`
+	// The slot's sub-port; empty if packets are sprayed.
+	Device string `protobuf:"bytes,3,opt,name=device,proto3" json:"device,omitempty"`
+	// Without the peer's time, nanoseconds; 0 without an answer.
+	RoundTripNs uint64 `protobuf:"varint,4,opt,name=round_trip_ns,json=roundTripNs,proto3" json:"round_trip_ns,omitempty"`
+	// The device by which the probe left, empty if unknown; the peer's plane and device of its arrival, the peer's device of the answer, and the local
+	// device of the answer's arrival.
+	LeftBy       string `protobuf:"bytes,5,opt,name=left_by,json=leftBy,proto3" json:"left_by,omitempty"`
+	ArrivedPlane string `protobuf:"bytes,6,opt,name=arrived_plane,json=arrivedPlane,proto3" json:"arrived_plane,omitempty"`
+	ArrivedBy    string `protobuf:"bytes,7,opt,name=arrived_by,json=arrivedBy,proto3" json:"arrived_by,omitempty"`
+	ReturnedBy   string `protobuf:"bytes,8,opt,name=returned_by,json=returnedBy,proto3" json:"returned_by,omitempty"`
+	ReturnedTo   string `protobuf:"bytes,9,opt,name=returned_to,json=returnedTo,proto3" json:"returned_to,omitempty"`
+	// As ProofFinding.problem, empty if all is right; text explains it.
+	Problem       string `protobuf:"bytes,10,opt,name=problem,proto3" json:"problem,omitempty"`
+	Text          string `protobuf:"bytes,11,opt,name=text,proto3" json:"text,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PingReply) Reset() {
+	*x = PingReply{}
+	mi := &file_fare_v1_fabric_proto_msgTypes[7]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PingReply) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PingReply) ProtoMessage() {}
+
+func (x *PingReply) ProtoReflect() protoreflect.Message {
+	mi := &file_fare_v1_fabric_proto_msgTypes[7]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PingReply.ProtoReflect.Descriptor instead.
+func (*PingReply) Descriptor() ([]byte, []int) {
+	return file_fare_v1_fabric_proto_rawDescGZIP(), []int{7}
+}
+
+func (x *PingReply) GetSlot() uint32 {
+	if x != nil {
+		return x.Slot
+	}
+	return 0
+}
+
+func (x *PingReply) GetPlane() string {
+	if x != nil {
+		return x.Plane
+	}
+	return ""
+}
+
+func (x *PingReply) GetDevice() string {
+	if x != nil {
+		return x.Device
+	}
+	return ""
+}
+
+func (x *PingReply) GetRoundTripNs() uint64 {
+	if x != nil {
+		return x.RoundTripNs
+	}
+	return 0
+}
+
+func (x *PingReply) GetLeftBy() string {
+	if x != nil {
+		return x.LeftBy
+	}
+	return ""
+}
+
+func (x *PingReply) GetArrivedPlane() string {
+	if x != nil {
+		return x.ArrivedPlane
+	}
+	return ""
+}
+
+func (x *PingReply) GetArrivedBy() string {
+	if x != nil {
+		return x.ArrivedBy
+	}
+	return ""
+}
+
+func (x *PingReply) GetReturnedBy() string {
+	if x != nil {
+		return x.ReturnedBy
+	}
+	return ""
+}
+
+func (x *PingReply) GetReturnedTo() string {
+	if x != nil {
+		return x.ReturnedTo
+	}
+	return ""
+}
+
+func (x *PingReply) GetProblem() string {
+	if x != nil {
+		return x.Problem
+	}
+	return ""
+}
+
+func (x *PingReply) GetText() string {
+	if x != nil {
+		return x.Text
+	}
+	return ""
+}
+
 // Fault is a present fault of the fabric. FabricEvents of kind "fault" report its begin and its end.
 type Fault struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -309,7 +957,7 @@ type Fault struct {
 
 func (x *Fault) Reset() {
 	*x = Fault{}
-	mi := &file_fare_v1_fabric_proto_msgTypes[2]
+	mi := &file_fare_v1_fabric_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -321,7 +969,7 @@ func (x *Fault) String() string {
 func (*Fault) ProtoMessage() {}
 
 func (x *Fault) ProtoReflect() protoreflect.Message {
-	mi := &file_fare_v1_fabric_proto_msgTypes[2]
+	mi := &file_fare_v1_fabric_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -334,7 +982,7 @@ func (x *Fault) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Fault.ProtoReflect.Descriptor instead.
 func (*Fault) Descriptor() ([]byte, []int) {
-	return file_fare_v1_fabric_proto_rawDescGZIP(), []int{2}
+	return file_fare_v1_fabric_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *Fault) GetKind() string {
@@ -413,7 +1061,7 @@ type DrainStatus struct {
 
 func (x *DrainStatus) Reset() {
 	*x = DrainStatus{}
-	mi := &file_fare_v1_fabric_proto_msgTypes[3]
+	mi := &file_fare_v1_fabric_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -425,7 +1073,7 @@ func (x *DrainStatus) String() string {
 func (*DrainStatus) ProtoMessage() {}
 
 func (x *DrainStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_fare_v1_fabric_proto_msgTypes[3]
+	mi := &file_fare_v1_fabric_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -438,7 +1086,7 @@ func (x *DrainStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainStatus.ProtoReflect.Descriptor instead.
 func (*DrainStatus) Descriptor() ([]byte, []int) {
-	return file_fare_v1_fabric_proto_rawDescGZIP(), []int{3}
+	return file_fare_v1_fabric_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *DrainStatus) GetTarget() *DrainTarget {
@@ -500,7 +1148,7 @@ type Counter struct {
 
 func (x *Counter) Reset() {
 	*x = Counter{}
-	mi := &file_fare_v1_fabric_proto_msgTypes[4]
+	mi := &file_fare_v1_fabric_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -512,7 +1160,7 @@ func (x *Counter) String() string {
 func (*Counter) ProtoMessage() {}
 
 func (x *Counter) ProtoReflect() protoreflect.Message {
-	mi := &file_fare_v1_fabric_proto_msgTypes[4]
+	mi := &file_fare_v1_fabric_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -525,7 +1173,7 @@ func (x *Counter) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Counter.ProtoReflect.Descriptor instead.
 func (*Counter) Descriptor() ([]byte, []int) {
-	return file_fare_v1_fabric_proto_rawDescGZIP(), []int{4}
+	return file_fare_v1_fabric_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *Counter) GetName() string {
@@ -569,7 +1217,7 @@ type DataplaneStatus struct {
 
 func (x *DataplaneStatus) Reset() {
 	*x = DataplaneStatus{}
-	mi := &file_fare_v1_fabric_proto_msgTypes[5]
+	mi := &file_fare_v1_fabric_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -581,7 +1229,7 @@ func (x *DataplaneStatus) String() string {
 func (*DataplaneStatus) ProtoMessage() {}
 
 func (x *DataplaneStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_fare_v1_fabric_proto_msgTypes[5]
+	mi := &file_fare_v1_fabric_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -594,7 +1242,7 @@ func (x *DataplaneStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DataplaneStatus.ProtoReflect.Descriptor instead.
 func (*DataplaneStatus) Descriptor() ([]byte, []int) {
-	return file_fare_v1_fabric_proto_rawDescGZIP(), []int{5}
+	return file_fare_v1_fabric_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *DataplaneStatus) GetConnected() bool {
@@ -696,7 +1344,7 @@ type ListSessionsRequest struct {
 
 func (x *ListSessionsRequest) Reset() {
 	*x = ListSessionsRequest{}
-	mi := &file_fare_v1_fabric_proto_msgTypes[6]
+	mi := &file_fare_v1_fabric_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -708,7 +1356,7 @@ func (x *ListSessionsRequest) String() string {
 func (*ListSessionsRequest) ProtoMessage() {}
 
 func (x *ListSessionsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_fare_v1_fabric_proto_msgTypes[6]
+	mi := &file_fare_v1_fabric_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -721,7 +1369,7 @@ func (x *ListSessionsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSessionsRequest.ProtoReflect.Descriptor instead.
 func (*ListSessionsRequest) Descriptor() ([]byte, []int) {
-	return file_fare_v1_fabric_proto_rawDescGZIP(), []int{6}
+	return file_fare_v1_fabric_proto_rawDescGZIP(), []int{12}
 }
 
 type ListSessionsResponse struct {
@@ -734,7 +1382,7 @@ type ListSessionsResponse struct {
 
 func (x *ListSessionsResponse) Reset() {
 	*x = ListSessionsResponse{}
-	mi := &file_fare_v1_fabric_proto_msgTypes[7]
+	mi := &file_fare_v1_fabric_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -746,7 +1394,7 @@ func (x *ListSessionsResponse) String() string {
 func (*ListSessionsResponse) ProtoMessage() {}
 
 func (x *ListSessionsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_fare_v1_fabric_proto_msgTypes[7]
+	mi := &file_fare_v1_fabric_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -759,7 +1407,7 @@ func (x *ListSessionsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSessionsResponse.ProtoReflect.Descriptor instead.
 func (*ListSessionsResponse) Descriptor() ([]byte, []int) {
-	return file_fare_v1_fabric_proto_rawDescGZIP(), []int{7}
+	return file_fare_v1_fabric_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *ListSessionsResponse) GetRevision() uint64 {
@@ -814,7 +1462,7 @@ type Session struct {
 
 func (x *Session) Reset() {
 	*x = Session{}
-	mi := &file_fare_v1_fabric_proto_msgTypes[8]
+	mi := &file_fare_v1_fabric_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -826,7 +1474,7 @@ func (x *Session) String() string {
 func (*Session) ProtoMessage() {}
 
 func (x *Session) ProtoReflect() protoreflect.Message {
-	mi := &file_fare_v1_fabric_proto_msgTypes[8]
+	mi := &file_fare_v1_fabric_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -839,7 +1487,7 @@ func (x *Session) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Session.ProtoReflect.Descriptor instead.
 func (*Session) Descriptor() ([]byte, []int) {
-	return file_fare_v1_fabric_proto_rawDescGZIP(), []int{8}
+	return file_fare_v1_fabric_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *Session) GetName() string {
@@ -976,7 +1624,7 @@ type ListPlanesRequest struct {
 
 func (x *ListPlanesRequest) Reset() {
 	*x = ListPlanesRequest{}
-	mi := &file_fare_v1_fabric_proto_msgTypes[9]
+	mi := &file_fare_v1_fabric_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -988,7 +1636,7 @@ func (x *ListPlanesRequest) String() string {
 func (*ListPlanesRequest) ProtoMessage() {}
 
 func (x *ListPlanesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_fare_v1_fabric_proto_msgTypes[9]
+	mi := &file_fare_v1_fabric_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1001,7 +1649,7 @@ func (x *ListPlanesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPlanesRequest.ProtoReflect.Descriptor instead.
 func (*ListPlanesRequest) Descriptor() ([]byte, []int) {
-	return file_fare_v1_fabric_proto_rawDescGZIP(), []int{9}
+	return file_fare_v1_fabric_proto_rawDescGZIP(), []int{15}
 }
 
 type ListPlanesResponse struct {
@@ -1014,7 +1662,7 @@ type ListPlanesResponse struct {
 
 func (x *ListPlanesResponse) Reset() {
 	*x = ListPlanesResponse{}
-	mi := &file_fare_v1_fabric_proto_msgTypes[10]
+	mi := &file_fare_v1_fabric_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1026,7 +1674,7 @@ func (x *ListPlanesResponse) String() string {
 func (*ListPlanesResponse) ProtoMessage() {}
 
 func (x *ListPlanesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_fare_v1_fabric_proto_msgTypes[10]
+	mi := &file_fare_v1_fabric_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1039,7 +1687,7 @@ func (x *ListPlanesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPlanesResponse.ProtoReflect.Descriptor instead.
 func (*ListPlanesResponse) Descriptor() ([]byte, []int) {
-	return file_fare_v1_fabric_proto_rawDescGZIP(), []int{10}
+	return file_fare_v1_fabric_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *ListPlanesResponse) GetRevision() uint64 {
@@ -1073,7 +1721,7 @@ type Plane struct {
 
 func (x *Plane) Reset() {
 	*x = Plane{}
-	mi := &file_fare_v1_fabric_proto_msgTypes[11]
+	mi := &file_fare_v1_fabric_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1085,7 +1733,7 @@ func (x *Plane) String() string {
 func (*Plane) ProtoMessage() {}
 
 func (x *Plane) ProtoReflect() protoreflect.Message {
-	mi := &file_fare_v1_fabric_proto_msgTypes[11]
+	mi := &file_fare_v1_fabric_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1098,7 +1746,7 @@ func (x *Plane) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Plane.ProtoReflect.Descriptor instead.
 func (*Plane) Descriptor() ([]byte, []int) {
-	return file_fare_v1_fabric_proto_rawDescGZIP(), []int{11}
+	return file_fare_v1_fabric_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *Plane) GetPlane() string {
@@ -1170,7 +1818,7 @@ type SubPort struct {
 
 func (x *SubPort) Reset() {
 	*x = SubPort{}
-	mi := &file_fare_v1_fabric_proto_msgTypes[12]
+	mi := &file_fare_v1_fabric_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1182,7 +1830,7 @@ func (x *SubPort) String() string {
 func (*SubPort) ProtoMessage() {}
 
 func (x *SubPort) ProtoReflect() protoreflect.Message {
-	mi := &file_fare_v1_fabric_proto_msgTypes[12]
+	mi := &file_fare_v1_fabric_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1195,7 +1843,7 @@ func (x *SubPort) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SubPort.ProtoReflect.Descriptor instead.
 func (*SubPort) Descriptor() ([]byte, []int) {
-	return file_fare_v1_fabric_proto_rawDescGZIP(), []int{12}
+	return file_fare_v1_fabric_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *SubPort) GetDevice() string {
@@ -1285,7 +1933,7 @@ type WatchEventsRequest struct {
 
 func (x *WatchEventsRequest) Reset() {
 	*x = WatchEventsRequest{}
-	mi := &file_fare_v1_fabric_proto_msgTypes[13]
+	mi := &file_fare_v1_fabric_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1297,7 +1945,7 @@ func (x *WatchEventsRequest) String() string {
 func (*WatchEventsRequest) ProtoMessage() {}
 
 func (x *WatchEventsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_fare_v1_fabric_proto_msgTypes[13]
+	mi := &file_fare_v1_fabric_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1310,7 +1958,7 @@ func (x *WatchEventsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchEventsRequest.ProtoReflect.Descriptor instead.
 func (*WatchEventsRequest) Descriptor() ([]byte, []int) {
-	return file_fare_v1_fabric_proto_rawDescGZIP(), []int{13}
+	return file_fare_v1_fabric_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *WatchEventsRequest) GetRecent() uint32 {
@@ -1338,7 +1986,7 @@ type FabricEvent struct {
 
 func (x *FabricEvent) Reset() {
 	*x = FabricEvent{}
-	mi := &file_fare_v1_fabric_proto_msgTypes[14]
+	mi := &file_fare_v1_fabric_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1350,7 +1998,7 @@ func (x *FabricEvent) String() string {
 func (*FabricEvent) ProtoMessage() {}
 
 func (x *FabricEvent) ProtoReflect() protoreflect.Message {
-	mi := &file_fare_v1_fabric_proto_msgTypes[14]
+	mi := &file_fare_v1_fabric_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1363,7 +2011,7 @@ func (x *FabricEvent) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FabricEvent.ProtoReflect.Descriptor instead.
 func (*FabricEvent) Descriptor() ([]byte, []int) {
-	return file_fare_v1_fabric_proto_rawDescGZIP(), []int{14}
+	return file_fare_v1_fabric_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *FabricEvent) GetTimeNs() uint64 {
@@ -1421,7 +2069,7 @@ type DrainRequest struct {
 
 func (x *DrainRequest) Reset() {
 	*x = DrainRequest{}
-	mi := &file_fare_v1_fabric_proto_msgTypes[15]
+	mi := &file_fare_v1_fabric_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1433,7 +2081,7 @@ func (x *DrainRequest) String() string {
 func (*DrainRequest) ProtoMessage() {}
 
 func (x *DrainRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_fare_v1_fabric_proto_msgTypes[15]
+	mi := &file_fare_v1_fabric_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1446,7 +2094,7 @@ func (x *DrainRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainRequest.ProtoReflect.Descriptor instead.
 func (*DrainRequest) Descriptor() ([]byte, []int) {
-	return file_fare_v1_fabric_proto_rawDescGZIP(), []int{15}
+	return file_fare_v1_fabric_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *DrainRequest) GetTarget() *DrainTarget {
@@ -1484,7 +2132,7 @@ type DrainTarget struct {
 
 func (x *DrainTarget) Reset() {
 	*x = DrainTarget{}
-	mi := &file_fare_v1_fabric_proto_msgTypes[16]
+	mi := &file_fare_v1_fabric_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1496,7 +2144,7 @@ func (x *DrainTarget) String() string {
 func (*DrainTarget) ProtoMessage() {}
 
 func (x *DrainTarget) ProtoReflect() protoreflect.Message {
-	mi := &file_fare_v1_fabric_proto_msgTypes[16]
+	mi := &file_fare_v1_fabric_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1509,7 +2157,7 @@ func (x *DrainTarget) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainTarget.ProtoReflect.Descriptor instead.
 func (*DrainTarget) Descriptor() ([]byte, []int) {
-	return file_fare_v1_fabric_proto_rawDescGZIP(), []int{16}
+	return file_fare_v1_fabric_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *DrainTarget) GetTarget() isDrainTarget_Target {
@@ -1582,7 +2230,7 @@ type DrainResponse struct {
 
 func (x *DrainResponse) Reset() {
 	*x = DrainResponse{}
-	mi := &file_fare_v1_fabric_proto_msgTypes[17]
+	mi := &file_fare_v1_fabric_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1594,7 +2242,7 @@ func (x *DrainResponse) String() string {
 func (*DrainResponse) ProtoMessage() {}
 
 func (x *DrainResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_fare_v1_fabric_proto_msgTypes[17]
+	mi := &file_fare_v1_fabric_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1607,7 +2255,7 @@ func (x *DrainResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainResponse.ProtoReflect.Descriptor instead.
 func (*DrainResponse) Descriptor() ([]byte, []int) {
-	return file_fare_v1_fabric_proto_rawDescGZIP(), []int{17}
+	return file_fare_v1_fabric_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *DrainResponse) GetRevision() uint64 {
@@ -1640,7 +2288,7 @@ type UndrainRequest struct {
 
 func (x *UndrainRequest) Reset() {
 	*x = UndrainRequest{}
-	mi := &file_fare_v1_fabric_proto_msgTypes[18]
+	mi := &file_fare_v1_fabric_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1652,7 +2300,7 @@ func (x *UndrainRequest) String() string {
 func (*UndrainRequest) ProtoMessage() {}
 
 func (x *UndrainRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_fare_v1_fabric_proto_msgTypes[18]
+	mi := &file_fare_v1_fabric_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1665,7 +2313,7 @@ func (x *UndrainRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UndrainRequest.ProtoReflect.Descriptor instead.
 func (*UndrainRequest) Descriptor() ([]byte, []int) {
-	return file_fare_v1_fabric_proto_rawDescGZIP(), []int{18}
+	return file_fare_v1_fabric_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *UndrainRequest) GetTarget() *DrainTarget {
@@ -1687,7 +2335,7 @@ type UndrainResponse struct {
 
 func (x *UndrainResponse) Reset() {
 	*x = UndrainResponse{}
-	mi := &file_fare_v1_fabric_proto_msgTypes[19]
+	mi := &file_fare_v1_fabric_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1699,7 +2347,7 @@ func (x *UndrainResponse) String() string {
 func (*UndrainResponse) ProtoMessage() {}
 
 func (x *UndrainResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_fare_v1_fabric_proto_msgTypes[19]
+	mi := &file_fare_v1_fabric_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1712,7 +2360,7 @@ func (x *UndrainResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UndrainResponse.ProtoReflect.Descriptor instead.
 func (*UndrainResponse) Descriptor() ([]byte, []int) {
-	return file_fare_v1_fabric_proto_rawDescGZIP(), []int{19}
+	return file_fare_v1_fabric_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *UndrainResponse) GetRevision() uint64 {
@@ -1746,7 +2394,7 @@ type ClearSessionRequest struct {
 
 func (x *ClearSessionRequest) Reset() {
 	*x = ClearSessionRequest{}
-	mi := &file_fare_v1_fabric_proto_msgTypes[20]
+	mi := &file_fare_v1_fabric_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1758,7 +2406,7 @@ func (x *ClearSessionRequest) String() string {
 func (*ClearSessionRequest) ProtoMessage() {}
 
 func (x *ClearSessionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_fare_v1_fabric_proto_msgTypes[20]
+	mi := &file_fare_v1_fabric_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1771,7 +2419,7 @@ func (x *ClearSessionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClearSessionRequest.ProtoReflect.Descriptor instead.
 func (*ClearSessionRequest) Descriptor() ([]byte, []int) {
-	return file_fare_v1_fabric_proto_rawDescGZIP(), []int{20}
+	return file_fare_v1_fabric_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *ClearSessionRequest) GetSession() string {
@@ -1790,7 +2438,7 @@ type ClearSessionResponse struct {
 
 func (x *ClearSessionResponse) Reset() {
 	*x = ClearSessionResponse{}
-	mi := &file_fare_v1_fabric_proto_msgTypes[21]
+	mi := &file_fare_v1_fabric_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1802,7 +2450,7 @@ func (x *ClearSessionResponse) String() string {
 func (*ClearSessionResponse) ProtoMessage() {}
 
 func (x *ClearSessionResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_fare_v1_fabric_proto_msgTypes[21]
+	mi := &file_fare_v1_fabric_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1815,7 +2463,7 @@ func (x *ClearSessionResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClearSessionResponse.ProtoReflect.Descriptor instead.
 func (*ClearSessionResponse) Descriptor() ([]byte, []int) {
-	return file_fare_v1_fabric_proto_rawDescGZIP(), []int{21}
+	return file_fare_v1_fabric_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *ClearSessionResponse) GetRevision() uint64 {
@@ -1835,7 +2483,7 @@ type ReloadRequest struct {
 
 func (x *ReloadRequest) Reset() {
 	*x = ReloadRequest{}
-	mi := &file_fare_v1_fabric_proto_msgTypes[22]
+	mi := &file_fare_v1_fabric_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1847,7 +2495,7 @@ func (x *ReloadRequest) String() string {
 func (*ReloadRequest) ProtoMessage() {}
 
 func (x *ReloadRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_fare_v1_fabric_proto_msgTypes[22]
+	mi := &file_fare_v1_fabric_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1860,7 +2508,7 @@ func (x *ReloadRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReloadRequest.ProtoReflect.Descriptor instead.
 func (*ReloadRequest) Descriptor() ([]byte, []int) {
-	return file_fare_v1_fabric_proto_rawDescGZIP(), []int{22}
+	return file_fare_v1_fabric_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *ReloadRequest) GetDryRun() bool {
@@ -1880,7 +2528,7 @@ type ReloadResponse struct {
 
 func (x *ReloadResponse) Reset() {
 	*x = ReloadResponse{}
-	mi := &file_fare_v1_fabric_proto_msgTypes[23]
+	mi := &file_fare_v1_fabric_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1892,7 +2540,7 @@ func (x *ReloadResponse) String() string {
 func (*ReloadResponse) ProtoMessage() {}
 
 func (x *ReloadResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_fare_v1_fabric_proto_msgTypes[23]
+	mi := &file_fare_v1_fabric_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1905,7 +2553,7 @@ func (x *ReloadResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReloadResponse.ProtoReflect.Descriptor instead.
 func (*ReloadResponse) Descriptor() ([]byte, []int) {
-	return file_fare_v1_fabric_proto_rawDescGZIP(), []int{23}
+	return file_fare_v1_fabric_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *ReloadResponse) GetChanges() []string {
@@ -1920,7 +2568,7 @@ var File_fare_v1_fabric_proto protoreflect.FileDescriptor
 const file_fare_v1_fabric_proto_rawDesc = "" +
 	"\n" +
 	"\x14fare/v1/fabric.proto\x12\afare.v1\x1a\x17fare/v1/dataplane.proto\"\x12\n" +
-	"\x10GetStatusRequest\"\xd0\x06\n" +
+	"\x10GetStatusRequest\"\xfc\x06\n" +
 	"\x11GetStatusResponse\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\tR\aversion\x12\x1a\n" +
 	"\binstance\x18\x02 \x01(\tR\binstance\x12\x12\n" +
@@ -1944,7 +2592,71 @@ const file_fare_v1_fabric_proto_rawDesc = "" +
 	"\x13slot_table_failures\x18\x13 \x01(\x04R\x11slotTableFailures\x12(\n" +
 	"\x10slot_table_error\x18\x14 \x01(\tR\x0eslotTableError\x12!\n" +
 	"\fdrains_error\x18\x15 \x01(\tR\vdrainsError\x120\n" +
-	"\x14withdrawn_by_restart\x18\x16 \x01(\bR\x12withdrawnByRestart\"\xad\x01\n" +
+	"\x14withdrawn_by_restart\x18\x16 \x01(\bR\x12withdrawnByRestart\x12*\n" +
+	"\x05proof\x18\x17 \x01(\v2\x14.fare.v1.ProofStatusR\x05proof\"\xa3\x02\n" +
+	"\vProofStatus\x12\x1a\n" +
+	"\binactive\x18\x01 \x01(\tR\binactive\x12\x12\n" +
+	"\x04port\x18\x02 \x01(\rR\x04port\x12\x1c\n" +
+	"\tanswering\x18\x03 \x01(\rR\tanswering\x12\"\n" +
+	"\fdestinations\x18\x04 \x01(\rR\fdestinations\x12+\n" +
+	"\x06planes\x18\x05 \x03(\v2\x13.fare.v1.ProofPlaneR\x06planes\x121\n" +
+	"\bfindings\x18\x06 \x03(\v2\x15.fare.v1.ProofFindingR\bfindings\x12,\n" +
+	"\bcounters\x18\a \x03(\v2\x10.fare.v1.CounterR\bcounters\x12\x14\n" +
+	"\x05error\x18\b \x01(\tR\x05error\"\xac\x01\n" +
+	"\n" +
+	"ProofPlane\x12\x14\n" +
+	"\x05plane\x18\x01 \x01(\tR\x05plane\x12\x12\n" +
+	"\x04sent\x18\x02 \x01(\x04R\x04sent\x12\x1a\n" +
+	"\banswered\x18\x03 \x01(\x04R\banswered\x12\x12\n" +
+	"\x04lost\x18\x04 \x01(\x04R\x04lost\x12\"\n" +
+	"\rround_trip_ns\x18\x05 \x01(\x04R\vroundTripNs\x12 \n" +
+	"\fproof_age_ns\x18\x06 \x01(\x04R\n" +
+	"proofAgeNs\"\x85\x03\n" +
+	"\fProofFinding\x12\x18\n" +
+	"\aproblem\x18\x01 \x01(\tR\aproblem\x12\x1c\n" +
+	"\tdirection\x18\x02 \x01(\tR\tdirection\x12\x14\n" +
+	"\x05plane\x18\x03 \x01(\tR\x05plane\x12\x16\n" +
+	"\x06device\x18\x04 \x01(\tR\x06device\x12\x10\n" +
+	"\x03mtu\x18\x05 \x01(\bR\x03mtu\x12\"\n" +
+	"\fdestinations\x18\x06 \x01(\rR\fdestinations\x12\x16\n" +
+	"\x06source\x18\a \x01(\tR\x06source\x12 \n" +
+	"\vdestination\x18\b \x01(\tR\vdestination\x12\x12\n" +
+	"\x04slot\x18\t \x01(\x05R\x04slot\x12\x1a\n" +
+	"\bexpected\x18\n" +
+	" \x01(\tR\bexpected\x12\x12\n" +
+	"\x04seen\x18\v \x01(\tR\x04seen\x12\x14\n" +
+	"\x05cause\x18\f \x01(\tR\x05cause\x12\x12\n" +
+	"\x04text\x18\r \x01(\tR\x04text\x12\x16\n" +
+	"\x06remedy\x18\x0e \x01(\tR\x06remedy\x12\x19\n" +
+	"\bsince_ns\x18\x0f \x01(\x04R\asinceNs\"\xa9\x01\n" +
+	"\vPingRequest\x12 \n" +
+	"\vdestination\x18\x01 \x01(\tR\vdestination\x12\x16\n" +
+	"\x06source\x18\x02 \x01(\tR\x06source\x12\x14\n" +
+	"\x05plane\x18\x03 \x01(\tR\x05plane\x12\x17\n" +
+	"\x04slot\x18\x04 \x01(\rH\x00R\x04slot\x88\x01\x01\x12\x12\n" +
+	"\x04size\x18\x05 \x01(\rR\x04size\x12\x14\n" +
+	"\x05count\x18\x06 \x01(\rR\x05countB\a\n" +
+	"\x05_slot\"v\n" +
+	"\fPingResponse\x12 \n" +
+	"\vdestination\x18\x01 \x01(\tR\vdestination\x12\x16\n" +
+	"\x06source\x18\x02 \x01(\tR\x06source\x12,\n" +
+	"\areplies\x18\x03 \x03(\v2\x12.fare.v1.PingReplyR\areplies\"\xbe\x02\n" +
+	"\tPingReply\x12\x12\n" +
+	"\x04slot\x18\x01 \x01(\rR\x04slot\x12\x14\n" +
+	"\x05plane\x18\x02 \x01(\tR\x05plane\x12\x16\n" +
+	"\x06device\x18\x03 \x01(\tR\x06device\x12\"\n" +
+	"\rround_trip_ns\x18\x04 \x01(\x04R\vroundTripNs\x12\x17\n" +
+	"\aleft_by\x18\x05 \x01(\tR\x06leftBy\x12#\n" +
+	"\rarrived_plane\x18\x06 \x01(\tR\farrivedPlane\x12\x1d\n" +
+	"\n" +
+	"arrived_by\x18\a \x01(\tR\tarrivedBy\x12\x1f\n" +
+	"\vreturned_by\x18\b \x01(\tR\n" +
+	"returnedBy\x12\x1f\n" +
+	"\vreturned_to\x18\t \x01(\tR\n" +
+	"returnedTo\x12\x18\n" +
+	"\aproblem\x18\n" +
+	" \x01(\tR\aproblem\x12\x12\n" +
+	"\x04text\x18\v \x01(\tR\x04text\"\xad\x01\n" +
 	"\x05Fault\x12\x12\n" +
 	"\x04kind\x18\x01 \x01(\tR\x04kind\x12\x14\n" +
 	"\x05plane\x18\x02 \x01(\tR\x05plane\x12\x18\n" +
@@ -2070,7 +2782,7 @@ const file_fare_v1_fabric_proto_rawDesc = "" +
 	"\rReloadRequest\x12\x17\n" +
 	"\adry_run\x18\x01 \x01(\bR\x06dryRun\"*\n" +
 	"\x0eReloadResponse\x12\x18\n" +
-	"\achanges\x18\x01 \x03(\tR\achanges2\xa9\x04\n" +
+	"\achanges\x18\x01 \x03(\tR\achanges2\xde\x04\n" +
 	"\rFabricService\x12B\n" +
 	"\tGetStatus\x12\x19.fare.v1.GetStatusRequest\x1a\x1a.fare.v1.GetStatusResponse\x12K\n" +
 	"\fListSessions\x12\x1c.fare.v1.ListSessionsRequest\x1a\x1d.fare.v1.ListSessionsResponse\x12E\n" +
@@ -2080,7 +2792,8 @@ const file_fare_v1_fabric_proto_rawDesc = "" +
 	"\x05Drain\x12\x15.fare.v1.DrainRequest\x1a\x16.fare.v1.DrainResponse\x12<\n" +
 	"\aUndrain\x12\x17.fare.v1.UndrainRequest\x1a\x18.fare.v1.UndrainResponse\x12K\n" +
 	"\fClearSession\x12\x1c.fare.v1.ClearSessionRequest\x1a\x1d.fare.v1.ClearSessionResponse\x129\n" +
-	"\x06Reload\x12\x16.fare.v1.ReloadRequest\x1a\x17.fare.v1.ReloadResponseB+Z)github.com/fared/fared/api/fare/v1;farev1b\x06proto3"
+	"\x06Reload\x12\x16.fare.v1.ReloadRequest\x1a\x17.fare.v1.ReloadResponse\x123\n" +
+	"\x04Ping\x12\x14.fare.v1.PingRequest\x1a\x15.fare.v1.PingResponseB+Z)github.com/fared/fared/api/fare/v1;farev1b\x06proto3"
 
 var (
 	file_fare_v1_fabric_proto_rawDescOnce sync.Once
@@ -2094,70 +2807,83 @@ func file_fare_v1_fabric_proto_rawDescGZIP() []byte {
 	return file_fare_v1_fabric_proto_rawDescData
 }
 
-var file_fare_v1_fabric_proto_msgTypes = make([]protoimpl.MessageInfo, 24)
+var file_fare_v1_fabric_proto_msgTypes = make([]protoimpl.MessageInfo, 30)
 var file_fare_v1_fabric_proto_goTypes = []any{
 	(*GetStatusRequest)(nil),     // 0: fare.v1.GetStatusRequest
 	(*GetStatusResponse)(nil),    // 1: fare.v1.GetStatusResponse
-	(*Fault)(nil),                // 2: fare.v1.Fault
-	(*DrainStatus)(nil),          // 3: fare.v1.DrainStatus
-	(*Counter)(nil),              // 4: fare.v1.Counter
-	(*DataplaneStatus)(nil),      // 5: fare.v1.DataplaneStatus
-	(*ListSessionsRequest)(nil),  // 6: fare.v1.ListSessionsRequest
-	(*ListSessionsResponse)(nil), // 7: fare.v1.ListSessionsResponse
-	(*Session)(nil),              // 8: fare.v1.Session
-	(*ListPlanesRequest)(nil),    // 9: fare.v1.ListPlanesRequest
-	(*ListPlanesResponse)(nil),   // 10: fare.v1.ListPlanesResponse
-	(*Plane)(nil),                // 11: fare.v1.Plane
-	(*SubPort)(nil),              // 12: fare.v1.SubPort
-	(*WatchEventsRequest)(nil),   // 13: fare.v1.WatchEventsRequest
-	(*FabricEvent)(nil),          // 14: fare.v1.FabricEvent
-	(*DrainRequest)(nil),         // 15: fare.v1.DrainRequest
-	(*DrainTarget)(nil),          // 16: fare.v1.DrainTarget
-	(*DrainResponse)(nil),        // 17: fare.v1.DrainResponse
-	(*UndrainRequest)(nil),       // 18: fare.v1.UndrainRequest
-	(*UndrainResponse)(nil),      // 19: fare.v1.UndrainResponse
-	(*ClearSessionRequest)(nil),  // 20: fare.v1.ClearSessionRequest
-	(*ClearSessionResponse)(nil), // 21: fare.v1.ClearSessionResponse
-	(*ReloadRequest)(nil),        // 22: fare.v1.ReloadRequest
-	(*ReloadResponse)(nil),       // 23: fare.v1.ReloadResponse
-	(*Limitation)(nil),           // 24: fare.v1.Limitation
+	(*ProofStatus)(nil),          // 2: fare.v1.ProofStatus
+	(*ProofPlane)(nil),           // 3: fare.v1.ProofPlane
+	(*ProofFinding)(nil),         // 4: fare.v1.ProofFinding
+	(*PingRequest)(nil),          // 5: fare.v1.PingRequest
+	(*PingResponse)(nil),         // 6: fare.v1.PingResponse
+	(*PingReply)(nil),            // 7: fare.v1.PingReply
+	(*Fault)(nil),                // 8: fare.v1.Fault
+	(*DrainStatus)(nil),          // 9: fare.v1.DrainStatus
+	(*Counter)(nil),              // 10: fare.v1.Counter
+	(*DataplaneStatus)(nil),      // 11: fare.v1.DataplaneStatus
+	(*ListSessionsRequest)(nil),  // 12: fare.v1.ListSessionsRequest
+	(*ListSessionsResponse)(nil), // 13: fare.v1.ListSessionsResponse
+	(*Session)(nil),              // 14: fare.v1.Session
+	(*ListPlanesRequest)(nil),    // 15: fare.v1.ListPlanesRequest
+	(*ListPlanesResponse)(nil),   // 16: fare.v1.ListPlanesResponse
+	(*Plane)(nil),                // 17: fare.v1.Plane
+	(*SubPort)(nil),              // 18: fare.v1.SubPort
+	(*WatchEventsRequest)(nil),   // 19: fare.v1.WatchEventsRequest
+	(*FabricEvent)(nil),          // 20: fare.v1.FabricEvent
+	(*DrainRequest)(nil),         // 21: fare.v1.DrainRequest
+	(*DrainTarget)(nil),          // 22: fare.v1.DrainTarget
+	(*DrainResponse)(nil),        // 23: fare.v1.DrainResponse
+	(*UndrainRequest)(nil),       // 24: fare.v1.UndrainRequest
+	(*UndrainResponse)(nil),      // 25: fare.v1.UndrainResponse
+	(*ClearSessionRequest)(nil),  // 26: fare.v1.ClearSessionRequest
+	(*ClearSessionResponse)(nil), // 27: fare.v1.ClearSessionResponse
+	(*ReloadRequest)(nil),        // 28: fare.v1.ReloadRequest
+	(*ReloadResponse)(nil),       // 29: fare.v1.ReloadResponse
+	(*Limitation)(nil),           // 30: fare.v1.Limitation
 }
 var file_fare_v1_fabric_proto_depIdxs = []int32{
-	5,  // 0: fare.v1.GetStatusResponse.dataplane:type_name -> fare.v1.DataplaneStatus
-	4,  // 1: fare.v1.GetStatusResponse.counters:type_name -> fare.v1.Counter
-	3,  // 2: fare.v1.GetStatusResponse.drains:type_name -> fare.v1.DrainStatus
-	2,  // 3: fare.v1.GetStatusResponse.faults:type_name -> fare.v1.Fault
-	16, // 4: fare.v1.DrainStatus.target:type_name -> fare.v1.DrainTarget
-	24, // 5: fare.v1.DataplaneStatus.limitations:type_name -> fare.v1.Limitation
-	8,  // 6: fare.v1.ListSessionsResponse.sessions:type_name -> fare.v1.Session
-	4,  // 7: fare.v1.Session.counters:type_name -> fare.v1.Counter
-	11, // 8: fare.v1.ListPlanesResponse.planes:type_name -> fare.v1.Plane
-	12, // 9: fare.v1.Plane.sub_ports:type_name -> fare.v1.SubPort
-	16, // 10: fare.v1.DrainRequest.target:type_name -> fare.v1.DrainTarget
-	16, // 11: fare.v1.DrainResponse.target:type_name -> fare.v1.DrainTarget
-	16, // 12: fare.v1.UndrainRequest.target:type_name -> fare.v1.DrainTarget
-	16, // 13: fare.v1.UndrainResponse.target:type_name -> fare.v1.DrainTarget
-	0,  // 14: fare.v1.FabricService.GetStatus:input_type -> fare.v1.GetStatusRequest
-	6,  // 15: fare.v1.FabricService.ListSessions:input_type -> fare.v1.ListSessionsRequest
-	9,  // 16: fare.v1.FabricService.ListPlanes:input_type -> fare.v1.ListPlanesRequest
-	13, // 17: fare.v1.FabricService.WatchEvents:input_type -> fare.v1.WatchEventsRequest
-	15, // 18: fare.v1.FabricService.Drain:input_type -> fare.v1.DrainRequest
-	18, // 19: fare.v1.FabricService.Undrain:input_type -> fare.v1.UndrainRequest
-	20, // 20: fare.v1.FabricService.ClearSession:input_type -> fare.v1.ClearSessionRequest
-	22, // 21: fare.v1.FabricService.Reload:input_type -> fare.v1.ReloadRequest
-	1,  // 22: fare.v1.FabricService.GetStatus:output_type -> fare.v1.GetStatusResponse
-	7,  // 23: fare.v1.FabricService.ListSessions:output_type -> fare.v1.ListSessionsResponse
-	10, // 24: fare.v1.FabricService.ListPlanes:output_type -> fare.v1.ListPlanesResponse
-	14, // 25: fare.v1.FabricService.WatchEvents:output_type -> fare.v1.FabricEvent
-	17, // 26: fare.v1.FabricService.Drain:output_type -> fare.v1.DrainResponse
-	19, // 27: fare.v1.FabricService.Undrain:output_type -> fare.v1.UndrainResponse
-	21, // 28: fare.v1.FabricService.ClearSession:output_type -> fare.v1.ClearSessionResponse
-	23, // 29: fare.v1.FabricService.Reload:output_type -> fare.v1.ReloadResponse
-	22, // [22:30] is the sub-list for method output_type
-	14, // [14:22] is the sub-list for method input_type
-	14, // [14:14] is the sub-list for extension type_name
-	14, // [14:14] is the sub-list for extension extendee
-	0,  // [0:14] is the sub-list for field type_name
+	11, // 0: fare.v1.GetStatusResponse.dataplane:type_name -> fare.v1.DataplaneStatus
+	10, // 1: fare.v1.GetStatusResponse.counters:type_name -> fare.v1.Counter
+	9,  // 2: fare.v1.GetStatusResponse.drains:type_name -> fare.v1.DrainStatus
+	8,  // 3: fare.v1.GetStatusResponse.faults:type_name -> fare.v1.Fault
+	2,  // 4: fare.v1.GetStatusResponse.proof:type_name -> fare.v1.ProofStatus
+	3,  // 5: fare.v1.ProofStatus.planes:type_name -> fare.v1.ProofPlane
+	4,  // 6: fare.v1.ProofStatus.findings:type_name -> fare.v1.ProofFinding
+	10, // 7: fare.v1.ProofStatus.counters:type_name -> fare.v1.Counter
+	7,  // 8: fare.v1.PingResponse.replies:type_name -> fare.v1.PingReply
+	22, // 9: fare.v1.DrainStatus.target:type_name -> fare.v1.DrainTarget
+	30, // 10: fare.v1.DataplaneStatus.limitations:type_name -> fare.v1.Limitation
+	14, // 11: fare.v1.ListSessionsResponse.sessions:type_name -> fare.v1.Session
+	10, // 12: fare.v1.Session.counters:type_name -> fare.v1.Counter
+	17, // 13: fare.v1.ListPlanesResponse.planes:type_name -> fare.v1.Plane
+	18, // 14: fare.v1.Plane.sub_ports:type_name -> fare.v1.SubPort
+	22, // 15: fare.v1.DrainRequest.target:type_name -> fare.v1.DrainTarget
+	22, // 16: fare.v1.DrainResponse.target:type_name -> fare.v1.DrainTarget
+	22, // 17: fare.v1.UndrainRequest.target:type_name -> fare.v1.DrainTarget
+	22, // 18: fare.v1.UndrainResponse.target:type_name -> fare.v1.DrainTarget
+	0,  // 19: fare.v1.FabricService.GetStatus:input_type -> fare.v1.GetStatusRequest
+	12, // 20: fare.v1.FabricService.ListSessions:input_type -> fare.v1.ListSessionsRequest
+	15, // 21: fare.v1.FabricService.ListPlanes:input_type -> fare.v1.ListPlanesRequest
+	19, // 22: fare.v1.FabricService.WatchEvents:input_type -> fare.v1.WatchEventsRequest
+	21, // 23: fare.v1.FabricService.Drain:input_type -> fare.v1.DrainRequest
+	24, // 24: fare.v1.FabricService.Undrain:input_type -> fare.v1.UndrainRequest
+	26, // 25: fare.v1.FabricService.ClearSession:input_type -> fare.v1.ClearSessionRequest
+	28, // 26: fare.v1.FabricService.Reload:input_type -> fare.v1.ReloadRequest
+	5,  // 27: fare.v1.FabricService.Ping:input_type -> fare.v1.PingRequest
+	1,  // 28: fare.v1.FabricService.GetStatus:output_type -> fare.v1.GetStatusResponse
+	13, // 29: fare.v1.FabricService.ListSessions:output_type -> fare.v1.ListSessionsResponse
+	16, // 30: fare.v1.FabricService.ListPlanes:output_type -> fare.v1.ListPlanesResponse
+	20, // 31: fare.v1.FabricService.WatchEvents:output_type -> fare.v1.FabricEvent
+	23, // 32: fare.v1.FabricService.Drain:output_type -> fare.v1.DrainResponse
+	25, // 33: fare.v1.FabricService.Undrain:output_type -> fare.v1.UndrainResponse
+	27, // 34: fare.v1.FabricService.ClearSession:output_type -> fare.v1.ClearSessionResponse
+	29, // 35: fare.v1.FabricService.Reload:output_type -> fare.v1.ReloadResponse
+	6,  // 36: fare.v1.FabricService.Ping:output_type -> fare.v1.PingResponse
+	28, // [28:37] is the sub-list for method output_type
+	19, // [19:28] is the sub-list for method input_type
+	19, // [19:19] is the sub-list for extension type_name
+	19, // [19:19] is the sub-list for extension extendee
+	0,  // [0:19] is the sub-list for field type_name
 }
 
 func init() { file_fare_v1_fabric_proto_init() }
@@ -2166,7 +2892,8 @@ func file_fare_v1_fabric_proto_init() {
 		return
 	}
 	file_fare_v1_dataplane_proto_init()
-	file_fare_v1_fabric_proto_msgTypes[16].OneofWrappers = []any{
+	file_fare_v1_fabric_proto_msgTypes[5].OneofWrappers = []any{}
+	file_fare_v1_fabric_proto_msgTypes[22].OneofWrappers = []any{
 		(*DrainTarget_Plane)(nil),
 		(*DrainTarget_Leaf)(nil),
 		(*DrainTarget_SubPort)(nil),
@@ -2177,7 +2904,7 @@ func file_fare_v1_fabric_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_fare_v1_fabric_proto_rawDesc), len(file_fare_v1_fabric_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   24,
+			NumMessages:   30,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

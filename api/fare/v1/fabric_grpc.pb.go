@@ -29,6 +29,7 @@ const (
 	FabricService_Undrain_FullMethodName      = "/fare.v1.FabricService/Undrain"
 	FabricService_ClearSession_FullMethodName = "/fare.v1.FabricService/ClearSession"
 	FabricService_Reload_FullMethodName       = "/fare.v1.FabricService/Reload"
+	FabricService_Ping_FullMethodName         = "/fare.v1.FabricService/Ping"
 )
 
 // FabricServiceClient is the client API for FabricService service.
@@ -56,6 +57,9 @@ type FabricServiceClient interface {
 	ClearSession(ctx context.Context, in *ClearSessionRequest, opts ...grpc.CallOption) (*ClearSessionResponse, error)
 	// Reload reads the configuration file again, as SIGHUP does. The daemon applies the difference, or refuses the whole file.
 	Reload(ctx context.Context, in *ReloadRequest, opts ...grpc.CallOption) (*ReloadResponse, error)
+	// Ping sends probes to a destination, by slots or planes, and returns the fate of each. NOT_FOUND: no slot toward it carries a share that is in
+	// effect. FAILED_PRECONDITION: this daemon sends no probes, with the reason. RESOURCE_EXHAUSTED: too many Pings at once.
+	Ping(ctx context.Context, in *PingRequest, opts ...grpc.CallOption) (*PingResponse, error)
 }
 
 type fabricServiceClient struct {
@@ -155,6 +159,16 @@ func (c *fabricServiceClient) Reload(ctx context.Context, in *ReloadRequest, opt
 	return out, nil
 }
 
+func (c *fabricServiceClient) Ping(ctx context.Context, in *PingRequest, opts ...grpc.CallOption) (*PingResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(PingResponse)
+	err := c.cc.Invoke(ctx, FabricService_Ping_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // FabricServiceServer is the server API for FabricService service.
 // All implementations must embed UnimplementedFabricServiceServer
 // for forward compatibility.
@@ -180,6 +194,9 @@ type FabricServiceServer interface {
 	ClearSession(context.Context, *ClearSessionRequest) (*ClearSessionResponse, error)
 	// Reload reads the configuration file again, as SIGHUP does. The daemon applies the difference, or refuses the whole file.
 	Reload(context.Context, *ReloadRequest) (*ReloadResponse, error)
+	// Ping sends probes to a destination, by slots or planes, and returns the fate of each. NOT_FOUND: no slot toward it carries a share that is in
+	// effect. FAILED_PRECONDITION: this daemon sends no probes, with the reason. RESOURCE_EXHAUSTED: too many Pings at once.
+	Ping(context.Context, *PingRequest) (*PingResponse, error)
 	mustEmbedUnimplementedFabricServiceServer()
 }
 
@@ -213,6 +230,9 @@ func (UnimplementedFabricServiceServer) ClearSession(context.Context, *ClearSess
 }
 func (UnimplementedFabricServiceServer) Reload(context.Context, *ReloadRequest) (*ReloadResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method Reload not implemented")
+}
+func (UnimplementedFabricServiceServer) Ping(context.Context, *PingRequest) (*PingResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method Ping not implemented")
 }
 func (UnimplementedFabricServiceServer) mustEmbedUnimplementedFabricServiceServer() {}
 func (UnimplementedFabricServiceServer) testEmbeddedByValue()                       {}
@@ -372,6 +392,24 @@ func _FabricService_Reload_Handler(srv interface{}, ctx context.Context, dec fun
 	return interceptor(ctx, in, info, handler)
 }
 
+func _FabricService_Ping_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(PingRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(FabricServiceServer).Ping(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: FabricService_Ping_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(FabricServiceServer).Ping(ctx, req.(*PingRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // FabricService_ServiceDesc is the grpc.ServiceDesc for FabricService service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -406,6 +444,10 @@ var FabricService_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "Reload",
 			Handler:    _FabricService_Reload_Handler,
+		},
+		{
+			MethodName: "Ping",
+			Handler:    _FabricService_Ping_Handler,
 		},
 	},
 	Streams: []grpc.StreamDesc{

@@ -656,8 +656,10 @@ type DestinationWeights struct {
 	// p0/eth0, p0/eth1". Their planes count by path_bandwidth.missing and all_missing. Empty when the weights follow the advertised bandwidth,
 	// or when by design no route carries one.
 	BandwidthIgnored string `protobuf:"bytes,12,opt,name=bandwidth_ignored,json=bandwidthIgnored,proto3" json:"bandwidth_ignored,omitempty"`
-	unknownFields    protoimpl.UnknownFields
-	sizeCache        protoimpl.SizeCache
+	// The results of probes; in the answers of GetWeights and ListWeights alone, and absent where no probes are sent.
+	Proof         *DestinationProof `protobuf:"bytes,13,opt,name=proof,proto3" json:"proof,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *DestinationWeights) Reset() {
@@ -774,6 +776,103 @@ func (x *DestinationWeights) GetBandwidthIgnored() string {
 	return ""
 }
 
+func (x *DestinationWeights) GetProof() *DestinationProof {
+	if x != nil {
+		return x.Proof
+	}
+	return nil
+}
+
+// DestinationProof is the results of probes of a destination.
+type DestinationProof struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Planes that are proved and of which nothing is known to fail, of those with a share in effect.
+	PlanesProved uint32 `protobuf:"varint,1,opt,name=planes_proved,json=planesProved,proto3" json:"planes_proved,omitempty"`
+	Planes       uint32 `protobuf:"varint,2,opt,name=planes,proto3" json:"planes,omitempty"`
+	// Why no plane is proved; empty if one is.
+	Reason string `protobuf:"bytes,3,opt,name=reason,proto3" json:"reason,omitempty"`
+	// Time since the last proof of any plane, nanoseconds; 0 without one.
+	ProofAgeNs uint64 `protobuf:"varint,4,opt,name=proof_age_ns,json=proofAgeNs,proto3" json:"proof_age_ns,omitempty"`
+	// Part of the last hundred probes of each plane that were lost, parts per billion.
+	LossPpb uint32 `protobuf:"varint,5,opt,name=loss_ppb,json=lossPpb,proto3" json:"loss_ppb,omitempty"`
+	// Mean of the planes, nanoseconds.
+	RoundTripNs   uint64 `protobuf:"varint,6,opt,name=round_trip_ns,json=roundTripNs,proto3" json:"round_trip_ns,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DestinationProof) Reset() {
+	*x = DestinationProof{}
+	mi := &file_fare_v1_weight_proto_msgTypes[10]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DestinationProof) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DestinationProof) ProtoMessage() {}
+
+func (x *DestinationProof) ProtoReflect() protoreflect.Message {
+	mi := &file_fare_v1_weight_proto_msgTypes[10]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DestinationProof.ProtoReflect.Descriptor instead.
+func (*DestinationProof) Descriptor() ([]byte, []int) {
+	return file_fare_v1_weight_proto_rawDescGZIP(), []int{10}
+}
+
+func (x *DestinationProof) GetPlanesProved() uint32 {
+	if x != nil {
+		return x.PlanesProved
+	}
+	return 0
+}
+
+func (x *DestinationProof) GetPlanes() uint32 {
+	if x != nil {
+		return x.Planes
+	}
+	return 0
+}
+
+func (x *DestinationProof) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+func (x *DestinationProof) GetProofAgeNs() uint64 {
+	if x != nil {
+		return x.ProofAgeNs
+	}
+	return 0
+}
+
+func (x *DestinationProof) GetLossPpb() uint32 {
+	if x != nil {
+		return x.LossPpb
+	}
+	return 0
+}
+
+func (x *DestinationProof) GetRoundTripNs() uint64 {
+	if x != nil {
+		return x.RoundTripNs
+	}
+	return 0
+}
+
 // PlaneWeight is a plane's part of a destination's traffic.
 type PlaneWeight struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -793,7 +892,7 @@ type PlaneWeight struct {
 
 func (x *PlaneWeight) Reset() {
 	*x = PlaneWeight{}
-	mi := &file_fare_v1_weight_proto_msgTypes[10]
+	mi := &file_fare_v1_weight_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -805,7 +904,7 @@ func (x *PlaneWeight) String() string {
 func (*PlaneWeight) ProtoMessage() {}
 
 func (x *PlaneWeight) ProtoReflect() protoreflect.Message {
-	mi := &file_fare_v1_weight_proto_msgTypes[10]
+	mi := &file_fare_v1_weight_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -818,7 +917,7 @@ func (x *PlaneWeight) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PlaneWeight.ProtoReflect.Descriptor instead.
 func (*PlaneWeight) Descriptor() ([]byte, []int) {
-	return file_fare_v1_weight_proto_rawDescGZIP(), []int{10}
+	return file_fare_v1_weight_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *PlaneWeight) GetPlane() string {
@@ -874,7 +973,7 @@ type SubPortWeight struct {
 
 func (x *SubPortWeight) Reset() {
 	*x = SubPortWeight{}
-	mi := &file_fare_v1_weight_proto_msgTypes[11]
+	mi := &file_fare_v1_weight_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -886,7 +985,7 @@ func (x *SubPortWeight) String() string {
 func (*SubPortWeight) ProtoMessage() {}
 
 func (x *SubPortWeight) ProtoReflect() protoreflect.Message {
-	mi := &file_fare_v1_weight_proto_msgTypes[11]
+	mi := &file_fare_v1_weight_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -899,7 +998,7 @@ func (x *SubPortWeight) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SubPortWeight.ProtoReflect.Descriptor instead.
 func (*SubPortWeight) Descriptor() ([]byte, []int) {
-	return file_fare_v1_weight_proto_rawDescGZIP(), []int{11}
+	return file_fare_v1_weight_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *SubPortWeight) GetDevice() string {
@@ -934,7 +1033,7 @@ type PairSlots struct {
 
 func (x *PairSlots) Reset() {
 	*x = PairSlots{}
-	mi := &file_fare_v1_weight_proto_msgTypes[12]
+	mi := &file_fare_v1_weight_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -946,7 +1045,7 @@ func (x *PairSlots) String() string {
 func (*PairSlots) ProtoMessage() {}
 
 func (x *PairSlots) ProtoReflect() protoreflect.Message {
-	mi := &file_fare_v1_weight_proto_msgTypes[12]
+	mi := &file_fare_v1_weight_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -959,7 +1058,7 @@ func (x *PairSlots) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PairSlots.ProtoReflect.Descriptor instead.
 func (*PairSlots) Descriptor() ([]byte, []int) {
-	return file_fare_v1_weight_proto_rawDescGZIP(), []int{12}
+	return file_fare_v1_weight_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *PairSlots) GetSource() string {
@@ -1005,7 +1104,7 @@ type ServicePorts struct {
 
 func (x *ServicePorts) Reset() {
 	*x = ServicePorts{}
-	mi := &file_fare_v1_weight_proto_msgTypes[13]
+	mi := &file_fare_v1_weight_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1017,7 +1116,7 @@ func (x *ServicePorts) String() string {
 func (*ServicePorts) ProtoMessage() {}
 
 func (x *ServicePorts) ProtoReflect() protoreflect.Message {
-	mi := &file_fare_v1_weight_proto_msgTypes[13]
+	mi := &file_fare_v1_weight_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1030,7 +1129,7 @@ func (x *ServicePorts) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ServicePorts.ProtoReflect.Descriptor instead.
 func (*ServicePorts) Descriptor() ([]byte, []int) {
-	return file_fare_v1_weight_proto_rawDescGZIP(), []int{13}
+	return file_fare_v1_weight_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *ServicePorts) GetService() *Service {
@@ -1075,7 +1174,7 @@ type Slot struct {
 
 func (x *Slot) Reset() {
 	*x = Slot{}
-	mi := &file_fare_v1_weight_proto_msgTypes[14]
+	mi := &file_fare_v1_weight_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1087,7 +1186,7 @@ func (x *Slot) String() string {
 func (*Slot) ProtoMessage() {}
 
 func (x *Slot) ProtoReflect() protoreflect.Message {
-	mi := &file_fare_v1_weight_proto_msgTypes[14]
+	mi := &file_fare_v1_weight_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1100,7 +1199,7 @@ func (x *Slot) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Slot.ProtoReflect.Descriptor instead.
 func (*Slot) Descriptor() ([]byte, []int) {
-	return file_fare_v1_weight_proto_rawDescGZIP(), []int{14}
+	return file_fare_v1_weight_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *Slot) GetSlot() uint32 {
@@ -1158,7 +1257,7 @@ type Explanation struct {
 
 func (x *Explanation) Reset() {
 	*x = Explanation{}
-	mi := &file_fare_v1_weight_proto_msgTypes[15]
+	mi := &file_fare_v1_weight_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1170,7 +1269,7 @@ func (x *Explanation) String() string {
 func (*Explanation) ProtoMessage() {}
 
 func (x *Explanation) ProtoReflect() protoreflect.Message {
-	mi := &file_fare_v1_weight_proto_msgTypes[15]
+	mi := &file_fare_v1_weight_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1183,7 +1282,7 @@ func (x *Explanation) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Explanation.ProtoReflect.Descriptor instead.
 func (*Explanation) Descriptor() ([]byte, []int) {
-	return file_fare_v1_weight_proto_rawDescGZIP(), []int{15}
+	return file_fare_v1_weight_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *Explanation) GetRoutes() []*ExplainedRoute {
@@ -1228,7 +1327,7 @@ type ExplainedRoute struct {
 
 func (x *ExplainedRoute) Reset() {
 	*x = ExplainedRoute{}
-	mi := &file_fare_v1_weight_proto_msgTypes[16]
+	mi := &file_fare_v1_weight_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1240,7 +1339,7 @@ func (x *ExplainedRoute) String() string {
 func (*ExplainedRoute) ProtoMessage() {}
 
 func (x *ExplainedRoute) ProtoReflect() protoreflect.Message {
-	mi := &file_fare_v1_weight_proto_msgTypes[16]
+	mi := &file_fare_v1_weight_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1253,7 +1352,7 @@ func (x *ExplainedRoute) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainedRoute.ProtoReflect.Descriptor instead.
 func (*ExplainedRoute) Descriptor() ([]byte, []int) {
-	return file_fare_v1_weight_proto_rawDescGZIP(), []int{16}
+	return file_fare_v1_weight_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *ExplainedRoute) GetSession() string {
@@ -1331,7 +1430,7 @@ type ExplainedCommunity struct {
 
 func (x *ExplainedCommunity) Reset() {
 	*x = ExplainedCommunity{}
-	mi := &file_fare_v1_weight_proto_msgTypes[17]
+	mi := &file_fare_v1_weight_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1343,7 +1442,7 @@ func (x *ExplainedCommunity) String() string {
 func (*ExplainedCommunity) ProtoMessage() {}
 
 func (x *ExplainedCommunity) ProtoReflect() protoreflect.Message {
-	mi := &file_fare_v1_weight_proto_msgTypes[17]
+	mi := &file_fare_v1_weight_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1356,7 +1455,7 @@ func (x *ExplainedCommunity) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainedCommunity.ProtoReflect.Descriptor instead.
 func (*ExplainedCommunity) Descriptor() ([]byte, []int) {
-	return file_fare_v1_weight_proto_rawDescGZIP(), []int{17}
+	return file_fare_v1_weight_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *ExplainedCommunity) GetRaw() string {
@@ -1392,7 +1491,7 @@ type ExplainedPlane struct {
 
 func (x *ExplainedPlane) Reset() {
 	*x = ExplainedPlane{}
-	mi := &file_fare_v1_weight_proto_msgTypes[18]
+	mi := &file_fare_v1_weight_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1404,7 +1503,7 @@ func (x *ExplainedPlane) String() string {
 func (*ExplainedPlane) ProtoMessage() {}
 
 func (x *ExplainedPlane) ProtoReflect() protoreflect.Message {
-	mi := &file_fare_v1_weight_proto_msgTypes[18]
+	mi := &file_fare_v1_weight_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1417,7 +1516,7 @@ func (x *ExplainedPlane) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainedPlane.ProtoReflect.Descriptor instead.
 func (*ExplainedPlane) Descriptor() ([]byte, []int) {
-	return file_fare_v1_weight_proto_rawDescGZIP(), []int{18}
+	return file_fare_v1_weight_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *ExplainedPlane) GetPlane() string {
@@ -1463,7 +1562,7 @@ type ExplainedNode struct {
 
 func (x *ExplainedNode) Reset() {
 	*x = ExplainedNode{}
-	mi := &file_fare_v1_weight_proto_msgTypes[19]
+	mi := &file_fare_v1_weight_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1475,7 +1574,7 @@ func (x *ExplainedNode) String() string {
 func (*ExplainedNode) ProtoMessage() {}
 
 func (x *ExplainedNode) ProtoReflect() protoreflect.Message {
-	mi := &file_fare_v1_weight_proto_msgTypes[19]
+	mi := &file_fare_v1_weight_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1488,7 +1587,7 @@ func (x *ExplainedNode) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainedNode.ProtoReflect.Descriptor instead.
 func (*ExplainedNode) Descriptor() ([]byte, []int) {
-	return file_fare_v1_weight_proto_rawDescGZIP(), []int{19}
+	return file_fare_v1_weight_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *ExplainedNode) GetNode() string {
@@ -1578,7 +1677,7 @@ const file_fare_v1_weight_proto_rawDesc = "" +
 	"\aremoved\x18\a \x03(\v2\x12.fare.v1.WeightKeyR\aremovedJ\x04\b\x06\x10\a\"G\n" +
 	"\tWeightKey\x12 \n" +
 	"\vdestination\x18\x01 \x01(\tR\vdestination\x12\x18\n" +
-	"\asources\x18\x02 \x03(\tR\asources\"\xbc\x03\n" +
+	"\asources\x18\x02 \x03(\tR\asources\"\xed\x03\n" +
 	"\x12DestinationWeights\x12 \n" +
 	"\vdestination\x18\x01 \x01(\tR\vdestination\x12\x1c\n" +
 	"\treachable\x18\x02 \x01(\bR\treachable\x12,\n" +
@@ -1593,7 +1692,16 @@ const file_fare_v1_weight_proto_rawDesc = "" +
 	"\asources\x18\n" +
 	" \x03(\tR\asources\x12\"\n" +
 	"\rnot_in_effect\x18\v \x01(\tR\vnotInEffect\x12+\n" +
-	"\x11bandwidth_ignored\x18\f \x01(\tR\x10bandwidthIgnored\"\xca\x01\n" +
+	"\x11bandwidth_ignored\x18\f \x01(\tR\x10bandwidthIgnored\x12/\n" +
+	"\x05proof\x18\r \x01(\v2\x19.fare.v1.DestinationProofR\x05proof\"\xc8\x01\n" +
+	"\x10DestinationProof\x12#\n" +
+	"\rplanes_proved\x18\x01 \x01(\rR\fplanesProved\x12\x16\n" +
+	"\x06planes\x18\x02 \x01(\rR\x06planes\x12\x16\n" +
+	"\x06reason\x18\x03 \x01(\tR\x06reason\x12 \n" +
+	"\fproof_age_ns\x18\x04 \x01(\x04R\n" +
+	"proofAgeNs\x12\x19\n" +
+	"\bloss_ppb\x18\x05 \x01(\rR\alossPpb\x12\"\n" +
+	"\rround_trip_ns\x18\x06 \x01(\x04R\vroundTripNs\"\xca\x01\n" +
 	"\vPlaneWeight\x12\x14\n" +
 	"\x05plane\x18\x01 \x01(\tR\x05plane\x12\x16\n" +
 	"\x06weight\x18\x02 \x01(\rR\x06weight\x12#\n" +
@@ -1669,7 +1777,7 @@ func file_fare_v1_weight_proto_rawDescGZIP() []byte {
 	return file_fare_v1_weight_proto_rawDescData
 }
 
-var file_fare_v1_weight_proto_msgTypes = make([]protoimpl.MessageInfo, 20)
+var file_fare_v1_weight_proto_msgTypes = make([]protoimpl.MessageInfo, 21)
 var file_fare_v1_weight_proto_goTypes = []any{
 	(*WeightFilter)(nil),         // 0: fare.v1.WeightFilter
 	(*GetWeightsRequest)(nil),    // 1: fare.v1.GetWeightsRequest
@@ -1681,16 +1789,17 @@ var file_fare_v1_weight_proto_goTypes = []any{
 	(*WatchWeightsResponse)(nil), // 7: fare.v1.WatchWeightsResponse
 	(*WeightKey)(nil),            // 8: fare.v1.WeightKey
 	(*DestinationWeights)(nil),   // 9: fare.v1.DestinationWeights
-	(*PlaneWeight)(nil),          // 10: fare.v1.PlaneWeight
-	(*SubPortWeight)(nil),        // 11: fare.v1.SubPortWeight
-	(*PairSlots)(nil),            // 12: fare.v1.PairSlots
-	(*ServicePorts)(nil),         // 13: fare.v1.ServicePorts
-	(*Slot)(nil),                 // 14: fare.v1.Slot
-	(*Explanation)(nil),          // 15: fare.v1.Explanation
-	(*ExplainedRoute)(nil),       // 16: fare.v1.ExplainedRoute
-	(*ExplainedCommunity)(nil),   // 17: fare.v1.ExplainedCommunity
-	(*ExplainedPlane)(nil),       // 18: fare.v1.ExplainedPlane
-	(*ExplainedNode)(nil),        // 19: fare.v1.ExplainedNode
+	(*DestinationProof)(nil),     // 10: fare.v1.DestinationProof
+	(*PlaneWeight)(nil),          // 11: fare.v1.PlaneWeight
+	(*SubPortWeight)(nil),        // 12: fare.v1.SubPortWeight
+	(*PairSlots)(nil),            // 13: fare.v1.PairSlots
+	(*ServicePorts)(nil),         // 14: fare.v1.ServicePorts
+	(*Slot)(nil),                 // 15: fare.v1.Slot
+	(*Explanation)(nil),          // 16: fare.v1.Explanation
+	(*ExplainedRoute)(nil),       // 17: fare.v1.ExplainedRoute
+	(*ExplainedCommunity)(nil),   // 18: fare.v1.ExplainedCommunity
+	(*ExplainedPlane)(nil),       // 19: fare.v1.ExplainedPlane
+	(*ExplainedNode)(nil),        // 20: fare.v1.ExplainedNode
 }
 var file_fare_v1_weight_proto_depIdxs = []int32{
 	6,  // 0: fare.v1.GetWeightsRequest.services:type_name -> fare.v1.Service
@@ -1702,28 +1811,29 @@ var file_fare_v1_weight_proto_depIdxs = []int32{
 	6,  // 6: fare.v1.WatchWeightsRequest.services:type_name -> fare.v1.Service
 	9,  // 7: fare.v1.WatchWeightsResponse.weights:type_name -> fare.v1.DestinationWeights
 	8,  // 8: fare.v1.WatchWeightsResponse.removed:type_name -> fare.v1.WeightKey
-	10, // 9: fare.v1.DestinationWeights.planes:type_name -> fare.v1.PlaneWeight
-	12, // 10: fare.v1.DestinationWeights.pairs:type_name -> fare.v1.PairSlots
-	15, // 11: fare.v1.DestinationWeights.explanation:type_name -> fare.v1.Explanation
-	11, // 12: fare.v1.PlaneWeight.sub_ports:type_name -> fare.v1.SubPortWeight
-	14, // 13: fare.v1.PairSlots.slots:type_name -> fare.v1.Slot
-	13, // 14: fare.v1.PairSlots.services:type_name -> fare.v1.ServicePorts
-	6,  // 15: fare.v1.ServicePorts.service:type_name -> fare.v1.Service
-	16, // 16: fare.v1.Explanation.routes:type_name -> fare.v1.ExplainedRoute
-	18, // 17: fare.v1.Explanation.planes:type_name -> fare.v1.ExplainedPlane
-	17, // 18: fare.v1.ExplainedRoute.communities:type_name -> fare.v1.ExplainedCommunity
-	19, // 19: fare.v1.ExplainedPlane.nodes:type_name -> fare.v1.ExplainedNode
-	1,  // 20: fare.v1.WeightService.GetWeights:input_type -> fare.v1.GetWeightsRequest
-	3,  // 21: fare.v1.WeightService.ListWeights:input_type -> fare.v1.ListWeightsRequest
-	5,  // 22: fare.v1.WeightService.WatchWeights:input_type -> fare.v1.WatchWeightsRequest
-	2,  // 23: fare.v1.WeightService.GetWeights:output_type -> fare.v1.GetWeightsResponse
-	4,  // 24: fare.v1.WeightService.ListWeights:output_type -> fare.v1.ListWeightsResponse
-	7,  // 25: fare.v1.WeightService.WatchWeights:output_type -> fare.v1.WatchWeightsResponse
-	23, // [23:26] is the sub-list for method output_type
-	20, // [20:23] is the sub-list for method input_type
-	20, // [20:20] is the sub-list for extension type_name
-	20, // [20:20] is the sub-list for extension extendee
-	0,  // [0:20] is the sub-list for field type_name
+	11, // 9: fare.v1.DestinationWeights.planes:type_name -> fare.v1.PlaneWeight
+	13, // 10: fare.v1.DestinationWeights.pairs:type_name -> fare.v1.PairSlots
+	16, // 11: fare.v1.DestinationWeights.explanation:type_name -> fare.v1.Explanation
+	10, // 12: fare.v1.DestinationWeights.proof:type_name -> fare.v1.DestinationProof
+	12, // 13: fare.v1.PlaneWeight.sub_ports:type_name -> fare.v1.SubPortWeight
+	15, // 14: fare.v1.PairSlots.slots:type_name -> fare.v1.Slot
+	14, // 15: fare.v1.PairSlots.services:type_name -> fare.v1.ServicePorts
+	6,  // 16: fare.v1.ServicePorts.service:type_name -> fare.v1.Service
+	17, // 17: fare.v1.Explanation.routes:type_name -> fare.v1.ExplainedRoute
+	19, // 18: fare.v1.Explanation.planes:type_name -> fare.v1.ExplainedPlane
+	18, // 19: fare.v1.ExplainedRoute.communities:type_name -> fare.v1.ExplainedCommunity
+	20, // 20: fare.v1.ExplainedPlane.nodes:type_name -> fare.v1.ExplainedNode
+	1,  // 21: fare.v1.WeightService.GetWeights:input_type -> fare.v1.GetWeightsRequest
+	3,  // 22: fare.v1.WeightService.ListWeights:input_type -> fare.v1.ListWeightsRequest
+	5,  // 23: fare.v1.WeightService.WatchWeights:input_type -> fare.v1.WatchWeightsRequest
+	2,  // 24: fare.v1.WeightService.GetWeights:output_type -> fare.v1.GetWeightsResponse
+	4,  // 25: fare.v1.WeightService.ListWeights:output_type -> fare.v1.ListWeightsResponse
+	7,  // 26: fare.v1.WeightService.WatchWeights:output_type -> fare.v1.WatchWeightsResponse
+	24, // [24:27] is the sub-list for method output_type
+	21, // [21:24] is the sub-list for method input_type
+	21, // [21:21] is the sub-list for extension type_name
+	21, // [21:21] is the sub-list for extension extendee
+	0,  // [0:21] is the sub-list for field type_name
 }
 
 func init() { file_fare_v1_weight_proto_init() }
@@ -1737,7 +1847,7 @@ func file_fare_v1_weight_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_fare_v1_weight_proto_rawDesc), len(file_fare_v1_weight_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   20,
+			NumMessages:   21,
 			NumExtensions: 0,
 			NumServices:   1,
 		},
