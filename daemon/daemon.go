@@ -25,6 +25,7 @@ import (
 	"github.com/fared/fared/daemon/internal/dpclient"
 	"github.com/fared/fared/daemon/internal/guard"
 	"github.com/fared/fared/daemon/internal/ndisc"
+	"github.com/fared/fared/daemon/internal/prober"
 	"github.com/fared/fared/daemon/internal/publish"
 	"github.com/fared/fared/daemon/internal/speaker"
 	"github.com/fared/fared/daemon/internal/status"
@@ -86,9 +87,12 @@ type Daemon struct {
 	registry *prometheus.Registry
 	table    *publish.Publisher // nil if the slot table is disabled
 	drains   *drainSaver        // nil if drains end with the daemon
+	prober   *prober.Prober     // nil if no probes are configured
 	closers  []func() error
 	moved    atomic.Uint64
-	ran      bool
+	// proofKeys are the keys of probes.
+	proofKeys atomic.Pointer[[][]byte]
+	ran       bool
 }
 
 // New builds a daemon and starts its BGP servers; no session connects before Run. One process may contain several
@@ -301,10 +305,14 @@ func (d *Daemon) dialDataplane() (grpc.ClientConnInterface, error) {
 func (d *Daemon) buildStatus() error {
 	reader := d.loop.builder.Reader(d.loop.do)
 	var err error
-	d.service, err = status.NewService(status.ServiceConfig{
+	config := status.ServiceConfig{
 		Reader: reader, Version: version.String(), Started: d.loop.started, Explain: d.loop.explain,
 		Drain: d.drain, ClearSession: d.clearSession, Reload: d.Reload, Record: d.record, Log: d.log,
-	})
+	}
+	if d.prober = d.buildProber(); d.prober != nil {
+		config.Proofs = d.prober
+	}
+	d.service, err = status.NewService(config)
 	if err == nil {
 		d.metrics, err = status.NewMetrics(d.registry, status.MetricsConfig{Reader: reader, Service: d.service, Version: version.String()})
 	}
@@ -353,6 +361,9 @@ func (d *Daemon) Run(ctx context.Context) error {
 	}
 	for _, run := range adapters {
 		tasks = append(tasks, func(context.Context) error { return run(feeding) })
+	}
+	if d.prober != nil {
+		tasks = append(tasks, d.prober.Run)
 	}
 	if d.loop.tracer != nil {
 		tasks = append(tasks, d.loop.tracer.run)

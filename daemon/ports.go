@@ -134,6 +134,21 @@ func (p *sourcePorts) choose(to wecmp.Service, src, dst netip.Addr, places []wec
 	return ports, placement
 }
 
+// toward returns the source ports of a pair's slots for the flows to a service, or false if they are not known to land
+// on the places. It keeps nothing of the pair, unlike choose.
+func (p *sourcePorts) toward(to wecmp.Service, src, dst netip.Addr, places []wecmp.Place, buf []uint16) ([]uint16, bool) {
+	p.mu.Lock()
+	planner, pins := p.planners[p.sources[src]], p.pins
+	other := p.pair(to, src, dst).other()
+	p.mu.Unlock()
+	if other {
+		planner = planner.Toward(to, nil)
+	}
+	ports, placement := planner.Ports(src, dst, places, buf)
+	lands := placement.Method == wecmp.MethodHash || placement.Method == wecmp.MethodAsked
+	return ports, pins && placement.Method != wecmp.MethodNone || lands && placement.Missed == 0
+}
+
 // pair returns a pair for the flows to a service. The service is omitted if the ports are those of the configured one.
 // The caller holds mu.
 func (p *sourcePorts) pair(to wecmp.Service, src, dst netip.Addr) pair {

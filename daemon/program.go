@@ -31,6 +31,9 @@ func forwardingOf(c *core.Core) *farev1.Forwarding {
 		for _, port := range cfg.Dataplane.UDPPorts {
 			out.UdpPorts = append(out.UdpPorts, uint32(port))
 		}
+		if cfg.Proves() && !slices.Contains(cfg.Dataplane.UDPPorts, cfg.Proof.Port) {
+			out.UdpPorts = append(out.UdpPorts, uint32(cfg.Proof.Port))
+		}
 		for _, port := range cfg.Dataplane.TCPPorts {
 			out.TcpPorts = append(out.TcpPorts, uint32(port))
 		}

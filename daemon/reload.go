@@ -16,6 +16,7 @@ func (l *loop) reload(next *config.Config) {
 	l.rediscoverSpeeds()
 	l.shortenTimers()
 	l.setBFDKeys()
+	l.d.proofKeys.Store(keysOf(next))
 	if l.d.speaker != nil {
 		l.d.speaker.SetLoopbacks(next.Loopbacks)
 	}

@@ -81,6 +81,7 @@ func anyConfig(r *rand.Rand, s shape, owned bool) string {
 		return pick("[{id: 1, key_file: /a}]", "[{key_file: /b}]", "[{id: 1, key_file: /a}, {id: 2, key_file: /b}]", "[{id: 2, key_file: /b}, {id: 1, key_file: /a}]")
 	}
 	s.Extra += fmt.Sprintf("bfd: {interval: 0s, auth: {keys: %s}}\n", keys())
+	s.Extra += "proof: {keys: " + pick("[]", "[{key_file: /a}]", "[{key_file: /b}, {key_file: /a}]") + "}\n"
 	if owned {
 		s.Loopbacks = []string{"10.255.0.1/32, 10.255.0.2/32"}
 	}

@@ -94,6 +94,7 @@ func statusTable(w *tabwriter.Writer, st *farev1.GetStatusResponse, all bool) {
 		cli.Row(w, "drains", "NOT SAFE: "+st.DrainsError)
 	}
 	faultRows(w, st.Faults)
+	proofRows(w, st.Proof)
 	for _, d := range st.Drains {
 		cli.Row(w, "drain", drainState(d))
 		if d.SinceNs != 0 {
@@ -107,6 +108,26 @@ func statusTable(w *tabwriter.Writer, st *farev1.GetStatusResponse, all bool) {
 		if c.Value != 0 && (all || !slices.Contains(expectedCounters, c.Name)) {
 			cli.Row(w, c.Name, fmt.Sprint(c.Value))
 		}
+	}
+}
+
+// proofRows draws the results of probes.
+func proofRows(w *tabwriter.Writer, p *farev1.ProofStatus) {
+	if p == nil {
+		return
+	}
+	if p.Inactive != "" {
+		cli.Row(w, "proof", "none: "+p.Inactive)
+		return
+	}
+	cli.Row(w, "proof", fmt.Sprintf("%d of %s answer probes", p.Answering, cli.Several(int(p.Destinations), "destination")))
+	for _, f := range p.Findings {
+		text := f.Text
+		if f.Cause != "" {
+			text += "; " + f.Cause
+		}
+		cli.Row(w, "FAULT", text)
+		cli.Row(w, "", f.Remedy)
 	}
 }
 

@@ -87,12 +87,14 @@ and probes of Kubernetes (/usr/share/doc/fared/operations/health.md has their co
   degraded    exit 0: traffic goes on with less; a plane or a session is down, BFD is down on
               all established sessions of a plane, a sub-port is out for a reason that does not
               pass by itself, or a leaf advertises invalid bandwidths
-  unhealthy   exit 1: an expectation is not met; or the daemon still starts, no plane is up, no
+  unhealthy   exit 1: an expectation is not met; or packets go wrong on a plane (probes of slots are
+              lost, or leave or arrive by another), the daemon still starts, no plane is up, no
               session established, no destination known to a server or none reachable, the data
               plane is not connected, damaged or refuses objects, or the slot table is not
               published
 
-A note is no failure: it names what an upgrade will interrupt, and BFD that no leaf has.
+A note is no failure: it names what an upgrade will interrupt, BFD that no leaf has, and planes
+that no packet proves because no peer answers probes.
 
 --expect states what jobs need: planes=4, sessions=8, destinations=127, or all for every one that
 is configured or known. destinations=0 is for the only server of a fabric. Drained planes do not
@@ -194,6 +196,7 @@ func judgeHealth(st *farev1.GetStatusResponse, planes []*farev1.Plane, sessions 
 			"the faults here and 'fared sessions' have the reasons; a leaf of FRR sends and accepts nothing without a policy (no bgp ebgp-requires-policy); --expect destinations=0 for the only server of a fabric")
 	}
 	r.judgeFaults(st.Faults)
+	r.judgeProof(st.Proof)
 	if st.WithdrawnByRestart {
 		r.add(levelNote, "a restart of fared, as in an upgrade, makes leaves withdraw this server's loopbacks: nothing can be sent to it meanwhile",
 			"set bgp.restart_time: 60s where leaves keep routes, as FRR and BIRD do; its price is in /usr/share/doc/fared/operations/upgrade.md")
@@ -343,6 +346,27 @@ func (r *healthReport) judgeFaults(faults []*farev1.Fault) {
 			}
 		}
 		r.add(level, fmt.Sprintf("%s of leaves, such as %s of session %s: %s", cli.Several(len(of[kind]), "fault"), f.Kind, f.Session, f.Reason), f.Remedy)
+	}
+}
+
+// judgeProof adds a finding for each sub-port or plane by which packets go wrong.
+func (r *healthReport) judgeProof(p *farev1.ProofStatus) {
+	if p == nil {
+		return
+	}
+	for _, f := range p.Findings {
+		text := f.Text
+		if f.Cause != "" {
+			text += "; " + f.Cause
+		}
+		r.add(levelUnhealthy, text, f.Remedy)
+	}
+	switch {
+	case p.Error != "":
+		r.add(levelDegraded, "no packet proves the planes: "+p.Error, "end the other program, or choose another proof.port at all servers")
+	case p.Inactive == "" && p.Answering == 0 && p.Destinations > 0:
+		r.add(levelNote, fmt.Sprintf("no packet proves the planes: none of %s answers probes", cli.Several(int(p.Destinations), "destination")),
+			fmt.Sprintf("run fared with proof.enabled at the peers, and accept UDP port %d in firewalls", p.Port))
 	}
 }
 

@@ -138,9 +138,10 @@ func printWeights(e *cli.Env, l *weightList, all bool) error {
 	}
 	w := tabwriter.NewWriter(e.Out, 0, 0, 2, ' ', 0)
 	planes, several := planesOf(l.destinations), severalSources(l.destinations)
-	weightsHeader(w, planes, several)
+	proofs := slices.ContainsFunc(l.destinations, func(d *farev1.DestinationWeights) bool { return d.Proof != nil })
+	weightsHeader(w, planes, several, proofs)
 	for _, d := range l.destinations {
-		weightsRow(w, d, planes, several)
+		weightsRow(w, d, planes, several, proofs)
 	}
 	return w.Flush()
 }
@@ -217,7 +218,7 @@ func severalSources(list []*farev1.DestinationWeights) bool {
 	return slices.ContainsFunc(list, func(d *farev1.DestinationWeights) bool { return !slices.Equal(d.Sources, list[0].Sources) })
 }
 
-func weightsHeader(w io.Writer, planes []string, sources bool) {
+func weightsHeader(w io.Writer, planes []string, sources, proofs bool) {
 	cells := []string{"DESTINATION"}
 	if sources {
 		cells = append(cells, "SOURCE")
@@ -226,10 +227,13 @@ func weightsHeader(w io.Writer, planes []string, sources bool) {
 	for _, p := range planes {
 		cells = append(cells, strings.ToUpper(p))
 	}
+	if proofs {
+		cells = append(cells, "PROVED")
+	}
 	cli.Row(w, append(cells, "STATE")...)
 }
 
-func weightsRow(w io.Writer, d *farev1.DestinationWeights, planes []string, sources bool) {
+func weightsRow(w io.Writer, d *farev1.DestinationWeights, planes []string, sources, proofs bool) {
 	cells := []string{d.Destination}
 	if sources {
 		cells = append(cells, strings.Join(d.Sources, ","))
@@ -242,7 +246,25 @@ func weightsRow(w io.Writer, d *farev1.DestinationWeights, planes []string, sour
 		}
 		cells = append(cells, cell)
 	}
+	if proofs {
+		cells = append(cells, proved(d.Proof))
+	}
 	cli.Row(w, append(cells, effect(d))...)
+}
+
+// proved describes the results of probes of a destination: the planes that are proved, of those with a share.
+func proved(p *farev1.DestinationProof) string {
+	switch {
+	case p == nil:
+		return "-"
+	case p.Reason != "":
+		return fmt.Sprintf("%d/%d (%s)", p.PlanesProved, p.Planes, p.Reason)
+	}
+	text := fmt.Sprintf("%d/%d", p.PlanesProved, p.Planes)
+	if p.LossPpb > 0 {
+		text += fmt.Sprintf(", %.1f %% lost", float64(p.LossPpb)/1e7)
+	}
+	return text
 }
 
 // ratio writes the plane weights in the usual notation: 2:2:1:2.

@@ -22,6 +22,7 @@ const (
 	ChangeLinks         ChangeKind = "links"          // damping
 	ChangeLogLevel      ChangeKind = "log-level"
 	ChangeBFDKeys       ChangeKind = "bfd-keys"
+	ChangeProofKeys     ChangeKind = "proof-keys"
 )
 
 // Change is one value that differs between two configurations. Old and New are in the syntax of the file, "none" when
@@ -101,6 +102,8 @@ func (d *differ) structure(old, new reflect.Value, path string) {
 		switch {
 		case f.Reload == string(ChangeBFDKeys):
 			d.bfdKeys(ov.Interface().([]BFDKey), nv.Interface().([]BFDKey), where)
+		case f.Reload == string(ChangeProofKeys):
+			d.proofKeys(ov.Interface().([]ProofKey), nv.Interface().([]ProofKey), where)
 		case f.Object != nil && f.List:
 			d.list(ov, nv, where)
 		case f.Object != nil && f.Optional:
@@ -149,6 +152,26 @@ func (d *differ) bfdKeys(old, new []BFDKey, path string) {
 	c := Change{Kind: ChangeBFDKeys, Path: path, Old: show(old), New: show(new)}
 	if c.Old == c.New {
 		same := func(o, n BFDKey) bool { return o.Key == n.Key || o.Key == "" || n.Key == "" } // not loaded, as after Parse
+		if slices.EqualFunc(old, new, same) {
+			return
+		}
+		c.Old, c.New = "its keys", "other keys"
+	}
+	d.live = append(d.live, c)
+}
+
+// proofKeys compares the keys of proofs as a whole. The change shows names of files, and no key.
+func (d *differ) proofKeys(old, new []ProofKey, path string) {
+	show := func(keys []ProofKey) string {
+		words := make([]string, len(keys))
+		for i, k := range keys {
+			words[i] = k.KeyFile
+		}
+		return "[" + strings.Join(words, ", ") + "]"
+	}
+	c := Change{Kind: ChangeProofKeys, Path: path, Old: show(old), New: show(new)}
+	if c.Old == c.New {
+		same := func(o, n ProofKey) bool { return o.Key == n.Key || o.Key == "" || n.Key == "" } // not loaded, as after Parse
 		if slices.EqualFunc(old, new, same) {
 			return
 		}

@@ -19,6 +19,9 @@ import (
 // maxSecret is the kernel's TCP_MD5SIG_MAXKEYLEN and TCP_AO_MAXKEYLEN, in bytes.
 const maxSecret = 80
 
+// Length of a key of proofs, in bytes.
+const shortestProofKey, longestProofKey = 16, 64
+
 const (
 	// credentialPrefix begins a value that names a credential of the systemd unit (systemd.exec(5), LoadCredential=).
 	credentialPrefix = "credential:"
@@ -47,6 +50,14 @@ func readSecrets(c *Config, p *problems, file string, unread *[]string) {
 		names.credentials = filepath.Clean(dir)
 	}
 	names.readBFDKeys(c.BFD.Auth, "bfd.auth")
+	for i := range c.Proof.Keys {
+		k, at := &c.Proof.Keys[i], item("proof.keys", i)+".key_file"
+		if names.resolve(at, &k.KeyFile) {
+			if k.Key = names.readSecret(at, k.KeyFile, "key", "proof", longestProofKey); k.Key != "" && len(k.Key) < shortestProofKey {
+				p.add(at, fmt.Sprintf("%s holds less than %d bytes", k.KeyFile, shortestProofKey), "use a longer key, such as one of 'openssl rand -hex 16'")
+			}
+		}
+	}
 	for i := range c.Planes {
 		for j := range c.Planes[i].SubPorts {
 			sp := &c.Planes[i].SubPorts[j]

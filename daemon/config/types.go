@@ -68,6 +68,8 @@ type Config struct {
 	SlotTable SlotTable `yaml:"slots"`
 	// Drains (docs/operations/drain.md).
 	Drains Drains `yaml:"drains"`
+	// Proofs by packets (docs/operations/proof.md).
+	Proof Proof `yaml:"proof"`
 	// Prometheus metrics.
 	Metrics Metrics `yaml:"metrics"`
 	// Live page (docs/operations/page.md).
@@ -595,6 +597,33 @@ func SlotTableOf(socket string) string {
 type Drains struct {
 	// A file on a disk, in a directory where fared may write. none: drains end with fared.
 	File string `yaml:"file" derived:"/var/lib/fared/drains; if api.socket is set, drains next to it"`
+}
+
+// Proof configures probes: packets from the source ports of slots to the loopbacks of other servers, and their answers.
+type Proof struct {
+	// Send and answer probes. false: planes are shown as not proved, here and at the peers. A leaf sends none.
+	Enabled bool `yaml:"enabled" default:"true"`
+	// UDP port of probes and answers, at the loopbacks; the same at all servers. It is steered like
+	// dataplane.udp_ports, and has to be open in firewalls.
+	Port uint16 `yaml:"port" default:"4796" min:"1" max:"65535"`
+	// Probes a second; 0: 20, with more than 64 destinations 50.
+	Rate int `yaml:"rate" default:"0" min:"0" max:"1000" unit:"probes"`
+	// Authenticate probes and answers (HMAC-SHA256); the same at all servers. The first signs, all are accepted: keys
+	// can be replaced one by one. Without keys a host inside of accept can forge answers to probes that it sees.
+	Keys []ProofKey `yaml:"keys" items:"0..4" reload:"proof-keys"`
+}
+
+// ProofKey is a key of probes.
+type ProofKey struct {
+	// File of the key, 16 to 64 bytes.
+	KeyFile string `yaml:"key_file" required:"true"`
+	// The content of KeyFile without its final newline; Load fills it in.
+	Key string `yaml:"-"`
+}
+
+// Proves reports whether the configuration has probes.
+func (c *Config) Proves() bool {
+	return c.Role == fare.RoleServer && c.Proof.Enabled && c.Forwards() && c.Dataplane.Address != MemoryDataplane
 }
 
 // NoDrains is the value of Drains.File with which drains end with the daemon.

@@ -29,8 +29,8 @@ type Reply struct {
 	Path Path
 	// RoundTrip is without the peer's time; 0 without an answer.
 	RoundTrip time.Duration
-	// Left is the device by which the probe left, "" if unknown. The next are the peer's, and the device of the answer's
-	// arrival.
+	// Left is the device by which the probe left, "" if unknown. The next are the peer's, and the device of the
+	// answer's arrival.
 	Left                                      string
 	ArrivedPlane, ArrivedDevice, ReturnDevice string
 	Returned                                  string

@@ -74,7 +74,8 @@ type Send struct {
 	Big bool
 }
 
-// unit is what fails or not: a slot toward a peer, with small or with big packets. group and slot determine its path.
+// unit is the subject of a judgment: a slot toward a peer, with small or with big packets. group and slot determine its
+// path.
 type unit struct {
 	ID
 	source netip.Addr
@@ -101,9 +102,9 @@ type sent struct {
 	nonce         uint64
 	role          role
 	path          Path
-	back          int  // plane of the answer
-	counted       bool // the peer answered when it was sent
-	at            time.Time
+	back          int       // plane of the answer
+	counted       bool      // the peer answered when it was sent
+	at, departed  time.Time // departed is that of the kernel's timestamp
 	deadline      time.Time
 	expired       bool
 	trial         *trial
@@ -113,14 +114,14 @@ type sent struct {
 	leftElsewhere bool
 }
 
-// planeState is what probes have shown of a plane toward a peer.
+// planeState is the results of probes of a plane toward a peer.
 type planeState struct {
 	proved         time.Time
 	lost, answered uint32 // of recent probes
 	rtt            time.Duration
 }
 
-// peer is a destination with what is known of it.
+// peer is a destination with the knowledge about it.
 type peer struct {
 	Peer
 	answering bool
@@ -329,7 +330,7 @@ func (c *Core) regular(now time.Time) {
 		c.due[i] = c.grid(now.Add(step - time.Duration(c.c.Random.Int64N(int64(quantum)))))
 		c.probeSubPort(now, i)
 	}
-	if ran && c.tokens >= 2 { // the rotation has what is left
+	if ran && c.tokens >= 2 { // the rotation has the rest
 		c.rotate(now)
 	}
 }
@@ -407,7 +408,7 @@ func (c *Core) rotate(now time.Time) {
 // send sends a probe by a path, to be answered by plane back.
 func (c *Core) send(now time.Time, u unit, path Path, back int, r role) *sent {
 	p := c.peers[u.ID]
-	s := &sent{unit: u, nonce: c.c.Nonce(), role: r, path: path, back: back, at: now, deadline: now.Add(Timeout)}
+	s := &sent{unit: u, nonce: c.c.Nonce(), role: r, path: path, back: back, at: now, departed: now, deadline: now.Add(Timeout)}
 	c.tokens--
 	c.out[s.nonce] = s
 	c.queue = append(c.queue, s)
@@ -515,11 +516,14 @@ func (c *Core) nextWake(now time.Time) time.Time {
 }
 
 // Left reports the device by which a probe has left, "" if unknown, and by which sub-port that is, -1 if it is none. An
-// error means that it was not sent.
-func (c *Core) Left(now time.Time, nonce uint64, device string, subPort int, fault Fault, text string) {
+// error means that it was not sent. Departed is the time of the kernel, zero if unknown.
+func (c *Core) Left(now, departed time.Time, nonce uint64, device string, subPort int, fault Fault, text string) {
 	s := c.out[nonce]
 	if s == nil {
 		return
+	}
+	if !departed.IsZero() {
+		s.departed = departed
 	}
 	if fault == Busy { // a program has the source port: nothing is proved, and nothing lost
 		delete(c.out, nonce)
@@ -553,13 +557,13 @@ func (c *Core) Left(now time.Time, nonce uint64, device string, subPort int, fau
 	c.local(now, s, fault, text)
 }
 
-// Received handles a probe of a peer, which shows that the peer runs, and what it has heard.
+// Received handles a probe of a peer, which shows that the peer runs, and whether it hears.
 func (c *Core) Received(now time.Time, from ID, heard uint32) {
 	p := c.peers[from]
 	if p == nil {
 		return
 	}
-	if now.Sub(p.theirs) > loyalty { // it has come back: what was sent before does not count
+	if now.Sub(p.theirs) > loyalty { // it has come back: earlier probes do not count
 		p.unheard, p.receipts = 0, 0
 	}
 	p.theirs, p.heard = now, time.Time{}
@@ -576,8 +580,9 @@ func (c *Core) Received(now time.Time, from ID, heard uint32) {
 	c.judgeSilence(now, p)
 }
 
-// Answered handles an answer that arrived by a device, which is a sub-port unless subPort is -1.
-func (c *Core) Answered(now time.Time, from ID, a *Packet, device string, subPort int) {
+// Answered handles an answer that arrived, at a time of the kernel, by a device, which is a sub-port unless subPort is
+// -1.
+func (c *Core) Answered(now, arrived time.Time, from ID, a *Packet, device string, subPort int) {
 	s := c.out[a.Nonce]
 	if s == nil || s.ID != from {
 		return
@@ -598,7 +603,7 @@ func (c *Core) Answered(now time.Time, from ID, a *Packet, device string, subPor
 		c.answers(now, p)
 	}
 	seen := c.compare(s, a, device, subPort)
-	rtt := max(0, now.Sub(s.at)-time.Duration(a.Answered-a.Received))
+	rtt := max(0, arrived.Sub(s.departed)-time.Duration(a.Answered-a.Received))
 	if p.planes == nil {
 		p.planes = make([]planeState, len(c.c.Planes))
 	}

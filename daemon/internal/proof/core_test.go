@@ -296,8 +296,8 @@ func TestForgedAnswers(t *testing.T) {
 		for nonce, s := range c.out {
 			probes[nonce] = true
 			other := ID{0, address(3 - int(s.Address.As4()[3]))}
-			c.Answered(w.now, other, &Packet{Kind: Answer, Nonce: nonce, ArrivedPlane: NameOf("p0"), Return: NameOf("p0")}, "p0.0", 0)
-			c.Answered(w.now, s.ID, &Packet{Kind: Answer, Nonce: nonce + 1, ArrivedPlane: NameOf("p0"), Return: NameOf("p0")}, "p0.0", 0)
+			c.Answered(w.now, w.now, other, &Packet{Kind: Answer, Nonce: nonce, ArrivedPlane: NameOf("p0"), Return: NameOf("p0")}, "p0.0", 0)
+			c.Answered(w.now, w.now, s.ID, &Packet{Kind: Answer, Nonce: nonce + 1, ArrivedPlane: NameOf("p0"), Return: NameOf("p0")}, "p0.0", 0)
 		}
 	}
 	if answering, _, _ := c.Tally(); answering != 0 || len(probes) == 0 {

@@ -1,4 +1,4 @@
-// Package proof decides which packets prove that slots forward, and what their answers prove. It is pure: it has no
+// Package proof decides which packets prove that slots forward, and judges their answers. It is pure: it has no
 // goroutine, socket or clock, so that every judgment runs in virtual time.
 //
 // # Probes
@@ -11,14 +11,15 @@
 // # Schedule
 //
 // Every sub-port that carries shares sends a probe each half second to a random peer of those that answer; pairs and
-// their slots follow in a random rotation. Slots that have changed are first. Peers that do not answer share one probe a
-// second.
+// their slots follow in a random rotation. Slots that have changed are first. Peers that do not answer share one probe
+// a second.
 //
 // # Judgment
 //
 // A probe without an answer begins a trial of its slot: rounds of four probes. P repeats the probe, F goes the same way
-// and is answered by another plane, R goes by another plane and is answered by this one, and C, sent settle after P, goes
-// and returns by another plane. Sockets are queues: the answer to C proves that both processes have read everything that
-// arrived before it, so a P without an answer is lost, however little processor time either process has. Without answers
-// to C nothing is judged: the peer restarts, is stopped, or has no proofs. F and R tell the direction.
+// and is answered by another plane, R goes by another plane and is answered by this one, and C, sent settle after P,
+// goes and returns by another plane. Sockets are queues: the answer to C proves that both processes have read
+// everything that arrived before it, so a P without an answer is lost, however little processor time either process
+// has. Without answers to C nothing is judged: the peer restarts, is stopped, or has no proofs. F and R tell the
+// direction.
 package proof

@@ -70,7 +70,7 @@ const (
 	Unknown Direction = "unknown"
 )
 
-// verdict is what is wrong with a slot.
+// verdict is the fault of a slot.
 type verdict struct {
 	problem        Problem
 	direction      Direction
@@ -87,7 +87,7 @@ type failure struct {
 	decided       bool
 }
 
-// compare returns what is wrong with an answered probe, or nil.
+// compare returns the fault of an answered probe, or nil.
 func (c *Core) compare(s *sent, a *Packet, device string, subPort int) *verdict {
 	if s.leftElsewhere {
 		return nil // Left has judged it, and its plane is not the slot's
@@ -177,7 +177,7 @@ func (c *Core) proved(_ time.Time, s *sent) {
 	}
 }
 
-// left handles a probe that has left as it should: the cure of what is local.
+// left handles a probe that has left as it should: the cure of a local fault.
 func (c *Core) left(s *sent) {
 	f := c.failing[s.unit]
 	if f == nil || s.path != f.path || f.problem != NotSent && (f.problem != WrongSubPort || s.left == "") {
@@ -414,8 +414,8 @@ func (c *Core) judgeSilence(now time.Time, p *peer) {
 	}
 }
 
-// Finding is what goes wrong with the packets of a sub-port, or of a plane where Device is empty, or of all planes where
-// Plane is empty too.
+// Finding is the faults with the packets of a sub-port, or of a plane where Device is empty, or of all planes
+// where Plane is empty too.
 type Finding struct {
 	Problem        Problem
 	Direction      Direction
@@ -431,7 +431,7 @@ type Finding struct {
 	Since               time.Time
 }
 
-// Findings returns what goes wrong, by plane and sub-port.
+// Findings returns the faults, by plane and sub-port.
 func (c *Core) Findings() []Finding {
 	type key struct {
 		problem        Problem

@@ -5,7 +5,7 @@ import (
 	"time"
 )
 
-// Shown is what is known of a peer.
+// Shown is the knowledge about a peer.
 type Shown struct {
 	// Proved is the number of planes of Planes, those with a share, that are proved and of which nothing fails.
 	Proved, Planes int
@@ -18,7 +18,7 @@ type Shown struct {
 	RoundTrip time.Duration
 }
 
-// Show returns what is known of a peer.
+// Show returns the knowledge about a peer.
 func (c *Core) Show(id ID) (out Shown) {
 	p := c.peers[id]
 	if p == nil {
@@ -121,8 +121,8 @@ func (c *Core) PathsOf(id ID) ([]Path, []netip.Addr) {
 // Pending reports whether an event since the last Tick needs one at once.
 func (c *Core) Pending() bool { return c.wake.IsZero() }
 
-// Reflect returns the answer to a probe that arrived by a device, which is a sub-port unless subPort is -1, and the path
-// by which it leaves; false if there is none.
+// Reflect returns the answer to a probe that arrived by a device, which is a sub-port unless subPort is -1, and the
+// path by which it leaves; false if there is none.
 func (c *Core) Reflect(from ID, probe *Packet, device string, subPort int) (Packet, Path, bool) {
 	p := c.peers[from]
 	if p == nil || len(p.Paths) == 0 {
@@ -182,3 +182,9 @@ func pick(paths []Path, plane int, slot uint16) (Path, bool) {
 	}
 	return Path{}, false
 }
+
+// Knows reports whether a peer exists.
+func (c *Core) Knows(id ID) bool { return c.peers[id] != nil }
+
+// SetRate changes the number of probes a second.
+func (c *Core) SetRate(rate float64) { c.c.Rate = rate }

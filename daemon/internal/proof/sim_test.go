@@ -178,7 +178,7 @@ func (s *server) tick() {
 		if fault == None {
 			device = fmt.Sprintf("sub-port %d", left)
 		}
-		s.core.Left(s.w.now, x.Nonce, device, left, fault, "refused")
+		s.core.Left(s.w.now, time.Time{}, x.Nonce, device, left, fault, "refused")
 		if fault != None {
 			continue
 		}
@@ -222,7 +222,7 @@ func (s *server) read(h hop, p *Packet, subPort int) {
 	from := ID{0, address(h.from)}
 	device := fmt.Sprintf("p%d.%d", subPort/simSubPorts, subPort%simSubPorts)
 	if p.Kind == Answer {
-		s.core.Answered(s.w.now, from, p, device, subPort)
+		s.core.Answered(s.w.now, s.w.now, from, p, device, subPort)
 		s.kick()
 		return
 	}

@@ -38,6 +38,7 @@ var methods = map[string]access{
 	farev1.FabricService_Undrain_FullMethodName:      accessOperate,
 	farev1.FabricService_ClearSession_FullMethodName: accessOperate,
 	farev1.FabricService_Reload_FullMethodName:       accessOperate,
+	farev1.FabricService_Ping_FullMethodName:         accessOperate, // it sends packets
 
 	healthpb.Health_Check_FullMethodName: accessRead,
 	healthpb.Health_List_FullMethodName:  accessRead,

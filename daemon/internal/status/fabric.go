@@ -44,6 +44,9 @@ func (f *fabricService) GetStatus(ctx context.Context, _ *farev1.GetStatusReques
 	for _, p := range r.View.layout.sources() {
 		out.Loopbacks = append(out.Loopbacks, p.String())
 	}
+	if f.s.c.Proofs != nil {
+		out.Proof = f.s.c.Proofs.Status()
+	}
 	for _, x := range r.Process.Faults {
 		out.Faults = append(out.Faults, &farev1.Fault{
 			Kind: x.Kind, Plane: x.Plane, Session: x.Session, Reason: x.Reason, Routes: x.Routes, Example: x.Example.String(), Remedy: x.Remedy,

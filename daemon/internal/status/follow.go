@@ -85,3 +85,12 @@ func (v *View) DestinationsSince(prev *View, vectors map[uint32]bool) iter.Seq2[
 
 // RemovedSince returns the destinations that were removed since an earlier view, or false if that is no longer known.
 func (v *View) RemovedSince(prev *View) ([]Key, bool) { return v.removed(&filter{}, prev.revision) }
+
+// VectorOf returns the vector of a destination, or nil. It must not be modified.
+func (v *View) VectorOf(key Key) *Vector {
+	d := v.pages.get(key)
+	if d == nil {
+		return nil
+	}
+	return v.Find(d.Vector)
+}

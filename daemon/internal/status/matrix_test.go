@@ -113,10 +113,11 @@ func TestMatrixOfRoles(t *testing.T) {
 			handled <- grpcserve.CallerOf(ctx).String()
 			return nil, nil
 		}
+		c.Proofs = fakeProofs{}
 	})
 	operating := map[string]bool{
 		"/fare.v1.FabricService/Drain": true, "/fare.v1.FabricService/Undrain": true, "/fare.v1.FabricService/Reload": true,
-		"/fare.v1.FabricService/ClearSession": true,
+		"/fare.v1.FabricService/ClearSession": true, "/fare.v1.FabricService/Ping": true,
 	}
 	tested := 0
 	for name, service := range srv.server.endpoints[0].grpc.GetServiceInfo() {
@@ -143,7 +144,7 @@ func TestMatrixOfRoles(t *testing.T) {
 		t.Errorf("%d combinations, want %d", tested, want)
 	}
 	// The empty reload is valid and reached its handler, once for each operator; the empty drains and the session
-	// without a name are invalid.
+	// without a name are invalid, as is the ping without a destination.
 	operators := 0
 	for _, c := range clients {
 		if c.operate {

@@ -6,12 +6,14 @@ import (
 	"fmt"
 	"net/http"
 	"runtime"
+	"strings"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 	"google.golang.org/grpc/codes"
 
+	farev1 "github.com/fared/fared/api/fare/v1"
 	"github.com/fared/fared/internal/metric"
 )
 
@@ -90,6 +92,9 @@ func (m *Metrics) Collect(ch chan<- prometheus.Metric) {
 	s.flag(metricLoopResponding, err == nil)
 	if err == nil {
 		s.report(r)
+	}
+	if p := m.c.Service.c.Proofs; p != nil {
+		s.proof(p.Status())
 	}
 	s.put(metricBuildInfo, 1, m.c.Version, runtime.Version())
 	for kind, n := range m.c.Reader.b.journal.byKind() {
@@ -270,4 +275,30 @@ func Handler(g prometheus.Gatherer, r *Reader) http.Handler {
 	})
 	probe("/readyz", r.Ready)
 	return mux
+}
+
+// proof exports the results of probes.
+func (s scrape) proof(p *farev1.ProofStatus) {
+	s.flag(metricProofActive, p.Inactive == "")
+	s.put(metricProofDestinations, float64(p.Answering), "answering")
+	s.put(metricProofDestinations, float64(p.Destinations-p.Answering), "silent")
+	for _, x := range p.Planes {
+		s.put(metricProofProbes, float64(x.Answered), x.Plane, "answered")
+		s.put(metricProofProbes, float64(x.Lost), x.Plane, "lost")
+		if x.RoundTripNs > 0 {
+			s.put(metricProofRoundTrip, float64(x.RoundTripNs), x.Plane)
+		}
+	}
+	type series struct{ plane, device, problem, direction string }
+	findings := map[series]float64{}
+	for _, f := range p.Findings {
+		findings[series{f.Plane, f.Device, f.Problem, f.Direction}]++
+	}
+	for k, n := range findings {
+		s.put(metricProofFindings, n, k.plane, k.device, k.problem, k.direction)
+	}
+	for _, c := range p.Counters {
+		reason, _ := strings.CutPrefix(c.Name, `proof_dropped{reason="`)
+		s.put(metricProofDropped, float64(c.Value), strings.TrimSuffix(reason, `"}`))
+	}
 }

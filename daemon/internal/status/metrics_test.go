@@ -22,7 +22,7 @@ import (
 func newMetrics(t testing.TB, l *fakeLoop) (*prometheus.Registry, *Metrics, *Service) {
 	t.Helper()
 	reg := prometheus.NewPedanticRegistry()
-	s := l.service(t, nil)
+	s := l.service(t, func(c *ServiceConfig) { c.Proofs = fakeProofs{} })
 	m, err := NewMetrics(reg, MetricsConfig{Reader: s.c.Reader, Service: s, Version: "v1"})
 	if err != nil {
 		t.Fatal(err)

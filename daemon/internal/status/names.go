@@ -64,6 +64,13 @@ var (
 	metricDataplaneLimited     = exported.Gauge("fared_dataplane_limited", "1 for each setting or program of the host that drops or diverts packets.", "reason")
 	metricDataplaneIntact      = exported.Gauge("fared_dataplane_intact", "0 while the layer below the data plane lacks an acknowledged object.")
 
+	metricProofProbes       = exported.Counter("fared_proof_probes_total", "Probes to destinations that answer: answered, lost.", "plane", "result")
+	metricProofRoundTrip    = exported.Gauge("fared_proof_round_trip_ns", "Mean round trip of the plane's probes over all destinations, without the peers' time, nanoseconds.", "plane")
+	metricProofFindings     = exported.Gauge("fared_proof_findings", "Sub-ports and planes by which packets go wrong now; the plane is empty for all planes.", "plane", "device", "problem", "direction")
+	metricProofDestinations = exported.Gauge("fared_proof_destinations", "Destinations with shares in effect: answering or silent.", "state")
+	metricProofDropped      = exported.Counter("fared_proof_dropped_total", "Packets at the port of proofs that were not answered.", "reason")
+	metricProofActive       = exported.Gauge("fared_proof_active", "1 while probes are sent; 0 where they cannot be.")
+
 	metricWatches = exported.Gauge("fared_watches", "WatchWeights and WatchEvents calls now.")
 	metricCalls   = exported.Counter("fared_calls_total", "Finished gRPC calls by code.", "code")
 	metricPanics  = exported.Counter("fared_panics_total", "Handlers that panicked.")

@@ -53,6 +53,8 @@ type ServiceConfig struct {
 	Reload func(ctx context.Context, dryRun bool) ([]string, error)
 	// Record appends an event, of a refused call; nil leaves such calls to the log, which has them too.
 	Record func(Event)
+	// Proofs are the results of probes; nil means that none are sent.
+	Proofs Proofs
 	// MaxWatches bounds concurrent WatchWeights and WatchEvents calls: those of callers that may only read, and
 	// separately those of operators, so that readers cannot shut out operators. A client (grpcserve.Caller) may have
 	// half of them. 0 means DefaultMaxWatches.

@@ -69,6 +69,7 @@ func (w *weightService) GetWeights(ctx context.Context, req *farev1.GetWeightsRe
 	out := &farev1.GetWeightsResponse{Revision: got.view.revision}
 	for _, d := range rows {
 		row := got.view.render(d, f)
+		w.s.prove(row, d.key)
 		if e, ok := got.explanations[d.key.Source]; ok {
 			row.Explanation = e.render()
 		}
@@ -106,6 +107,7 @@ func (w *weightService) ListWeights(ctx context.Context, req *farev1.ListWeights
 			break
 		}
 		m := view.render(d, f)
+		w.s.prove(m, d.key)
 		out.Weights = append(out.Weights, m)
 		bytes += proto.Size(m)
 		after = d.key

@@ -1,0 +1,69 @@
+package prober
+
+import (
+	"net"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// devicesAge is the age from which indexes and MTUs of devices are read again.
+const devicesAge = time.Second
+
+// devices knows the sub-ports by the indexes of their devices. It reads them on use.
+type devices struct {
+	names   []string // of the sub-ports
+	read    time.Time
+	indexes map[int]int // sub-port by index
+	mtu     int         // the largest of the sub-ports
+	mtus    []int
+}
+
+// refresh reads the devices if the last reading is old.
+func (d *devices) refresh(now time.Time) {
+	if age := now.Sub(d.read); age >= 0 && age < devicesAge {
+		return
+	}
+	d.read, d.indexes, d.mtu, d.mtus = now, map[int]int{}, 0, make([]int, len(d.names))
+	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return
+	}
+	defer unix.Close(fd)
+	for i, name := range d.names {
+		request, err := unix.NewIfreq(name)
+		if err != nil || unix.IoctlIfreq(fd, unix.SIOCGIFINDEX, request) != nil {
+			continue
+		}
+		d.indexes[int(request.Uint32())] = i
+		if request, err = unix.NewIfreq(name); err == nil && unix.IoctlIfreq(fd, unix.SIOCGIFMTU, request) == nil {
+			d.mtus[i] = int(request.Uint32())
+			d.mtu = max(d.mtu, d.mtus[i])
+		}
+	}
+}
+
+// at returns the name of a device and its sub-port, -1 if it is none.
+func (d *devices) at(now time.Time, index int) (string, int) {
+	d.refresh(now)
+	if i, ok := d.indexes[index]; ok {
+		return d.names[i], i
+	}
+	if ifi, err := net.InterfaceByIndex(index); err == nil {
+		return ifi.Name, -1
+	}
+	return "", -1
+}
+
+// left returns the device by which a packet has left toward an expected sub-port: that one if it is among those that
+// have carried it, otherwise the last of them; "" if none is known.
+func (d *devices) left(now time.Time, indexes []int, expected int) (string, int) {
+	name, subPort := "", -1
+	for _, i := range indexes {
+		name, subPort = d.at(now, i)
+		if subPort >= 0 && subPort == expected {
+			break
+		}
+	}
+	return name, subPort
+}

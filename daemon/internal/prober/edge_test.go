@@ -1,0 +1,259 @@
+package prober
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/fared/fared/daemon/internal/proof"
+	"github.com/fared/fared/internal/testkit/netnstest"
+)
+
+// addresses of the tests' hosts, by family: the loopbacks, and the cables of two planes.
+var addresses = []struct {
+	name        string
+	near, far   string
+	cables, via [2]string
+	bits        string
+}{
+	{"v4", "10.255.0.1", "10.255.0.2", [2]string{"10.0.0.1/24", "10.0.1.1/24"}, [2]string{"10.0.0.2", "10.0.1.2"}, "/32"},
+	{"v6", "fd00:255::1", "fd00:255::2", [2]string{"fd00:0::1/64", "fd00:1::1/64"}, [2]string{"fd00:0::2", "fd00:1::2"}, "/128"},
+}
+
+// portOf is the source port of the packets of a plane.
+func portOf(plane int) int { return 50000 + plane }
+
+// hosts joins two namespaces by a cable of each plane: rules lead packets of portOf(p) to plane p.
+func hosts(t *testing.T, f int) (near, far *netnstest.Namespace) {
+	netnstest.Require(t, "nft")
+	x := addresses[f]
+	near, far = netnstest.New(t), netnstest.New(t)
+	ip := []string{"-4", "-6"}[f]
+	near.Addr("lo", x.near+x.bits)
+	far.Addr("lo", x.far+x.bits)
+	for p := range 2 {
+		name := fmt.Sprintf("plane%d", p)
+		_, bits, _ := strings.Cut(x.cables[p], "/")
+		netnstest.Cable(t, near, name, x.cables[p], far, name, x.via[p]+"/"+bits)
+		near.IP(ip, "route", "add", x.far+x.bits, "via", x.via[p], "table", fmt.Sprint(100+p))
+		near.IP(ip, "rule", "add", "priority", "50", "ipproto", "udp", "sport", fmt.Sprint(portOf(p)), "lookup", fmt.Sprint(100+p))
+		far.IP(ip, "route", "add", x.near+x.bits, "via", strings.TrimSuffix(x.cables[p], "/"+bits), "metric", fmt.Sprint(10+p))
+	}
+	for _, n := range []*netnstest.Namespace{near, far} {
+		n.Sysctl("net.ipv4.conf.all.rp_filter=0", "net.ipv4.conf.plane0.rp_filter=0", "net.ipv4.conf.plane1.rp_filter=0")
+	}
+	return near, far
+}
+
+// TestTransmit sends by each plane, and judges the kernel's report of the device against the receiver's.
+func TestTransmit(t *testing.T) {
+	for f, x := range addresses {
+		t.Run(x.name, func(t *testing.T) {
+			near, far := hosts(t, f)
+			at := netip.AddrPortFrom(netip.MustParseAddr(x.far), 4796)
+			conn := netnstest.In(far, func() (*net.UDPConn, error) { return listen(at) })
+			t.Cleanup(func() { conn.Close() })
+			fam, begin := familyOf(at.Addr()), time.Now().Add(-time.Second)
+			for p := range 2 {
+				from := netip.AddrPortFrom(netip.MustParseAddr(x.near), uint16(portOf(p)))
+				want := [2]int{near.Device(fmt.Sprintf("plane%d", p)).Index, far.Device(fmt.Sprintf("plane%d", p)).Index}
+				// The first packets may wait for the neighbor, or be lost while addresses are tentative.
+				netnstest.Eventually(t, time.Minute, func() error {
+					before := time.Now()
+					way := netnstest.In(near, func() (departure, error) { return transmit(from, at, make([]byte, 200)) })
+					if len(way.devices) == 0 {
+						return errors.New("no device is reported")
+					}
+					if last := way.devices[len(way.devices)-1]; last != want[0] || way.at.Before(before.Add(-time.Second)) {
+						t.Fatalf("plane %d: left by %v at %v, want %d", p, way.devices, way.at, want[0])
+					}
+					if err := conn.SetReadDeadline(time.Now().Add(time.Second)); err != nil {
+						t.Fatal(err)
+					}
+					buf, oob := make([]byte, 300), make([]byte, 128)
+					n, m, _, source, err := conn.ReadMsgUDPAddrPort(buf, oob)
+					for err == nil && source.Port() != from.Port() { // those of the other plane that have waited
+						n, m, _, source, err = conn.ReadMsgUDPAddrPort(buf, oob)
+					}
+					if err != nil {
+						return err
+					}
+					index, arrived := fam.read(oob[:m])
+					if n != 200 || source.Addr().Unmap() != from.Addr() || index != want[1] || arrived.Before(begin) {
+						t.Fatalf("plane %d: %d bytes from %v by device %d at %v, want %d", p, n, source, index, arrived, want[1])
+					}
+					return nil
+				})
+			}
+		})
+	}
+}
+
+// TestFaultOf provokes each error of the kernel.
+func TestFaultOf(t *testing.T) {
+	near, _ := hosts(t, 0)
+	from, to := netip.MustParseAddrPort("10.255.0.1:50000"), netip.MustParseAddrPort("10.255.0.2:4796")
+	try := func(from, to netip.AddrPort, size int) proof.Fault {
+		var fault proof.Fault
+		near.Must(func() error {
+			_, err := transmit(from, to, make([]byte, size))
+			fault = faultOf(err)
+			return nil
+		})
+		return fault
+	}
+	check := func(what string, got, want proof.Fault) {
+		t.Helper()
+		if got != want {
+			t.Errorf("%s: %d, want %d", what, got, want)
+		}
+	}
+	check("all is well", try(from, to, 200), proof.None)
+	check("too big", try(from, to, 2000), proof.TooBig)
+	check("without a route", try(netip.AddrPortFrom(from.Addr(), 40000), to, 200), proof.NoRoute)
+	check("without the address", try(netip.MustParseAddrPort("10.255.0.9:50000"), to, 200), proof.Failed)
+	other := netnstest.In(near, func() (*net.UDPConn, error) { return net.ListenUDP("udp4", net.UDPAddrFromAddrPort(from)) })
+	check("a source port in use", try(from, to, 200), proof.Busy)
+	other.Close()
+	near.Run("nft", "add table ip t; add chain ip t o { type filter hook output priority 0; }; add rule ip t o oifname plane0 drop")
+	check("a firewall", try(from, to, 200), proof.Refused)
+	check("a firewall at another sub-port", try(netip.AddrPortFrom(from.Addr(), 50001), to, 200), proof.None)
+}
+
+// TestListenBeforeTheAddress opens the socket of a loopback that is added later.
+func TestListenBeforeTheAddress(t *testing.T) {
+	n := netnstest.New(t)
+	conn := netnstest.In(n, func() (*net.UDPConn, error) { return listen(netip.MustParseAddrPort("10.255.0.1:4796")) })
+	defer conn.Close()
+	_ = n.Do(func() error {
+		if second, err := listen(netip.MustParseAddrPort("10.255.0.1:4796")); !errors.Is(err, unix.EADDRINUSE) {
+			second.Close()
+			t.Errorf("a second socket: %v", err)
+		}
+		return nil
+	})
+}
+
+func TestDevices(t *testing.T) {
+	near, _ := hosts(t, 0)
+	near.IP("link", "set", "plane1", "mtu", "1400")
+	d := devices{names: []string{"plane0", "plane1", "absent"}}
+	i0, i1, lo := near.Device("plane0").Index, near.Device("plane1").Index, near.Device("lo").Index
+	near.Must(func() error {
+		now := time.Now()
+		for _, c := range []struct {
+			indexes  []int
+			expected int
+			name     string
+			subPort  int
+		}{
+			{[]int{i0}, 0, "plane0", 0},
+			{[]int{lo, i1, i1}, 1, "plane1", 1}, // behind a redirection
+			{[]int{i1, i0}, 1, "plane1", 1},     // a device above another
+			{[]int{lo}, 0, "lo", -1},
+			{[]int{lo, i1}, 0, "plane1", 1},
+			{nil, 0, "", -1},
+		} {
+			if name, subPort := d.left(now, c.indexes, c.expected); name != c.name || subPort != c.subPort {
+				t.Errorf("%v, expected sub-port %d: %q %d, want %q %d", c.indexes, c.expected, name, subPort, c.name, c.subPort)
+			}
+		}
+		if d.mtu != 1500 || !slices.Equal(d.mtus, []int{1500, 1400, 0}) {
+			t.Errorf("MTUs %v, the largest %d", d.mtus, d.mtu)
+		}
+		return nil
+	})
+}
+
+// TestLimiter answers an honest peer next to one that sends too much, which is not answered at all.
+func TestLimiter(t *testing.T) {
+	var l limiter
+	now := time.Unix(1000, 0)
+	honest, flood := netip.MustParseAddr("10.255.0.1"), netip.MustParseAddr("10.255.0.2")
+	for second := range 10 {
+		answered := 0
+		for i := range 1000 {
+			at := now.Add(time.Duration(second)*time.Second + time.Duration(i)*time.Millisecond)
+			if i%20 == 0 && !l.allow(at, honest) {
+				t.Fatalf("%v: an honest peer is not answered", at)
+			}
+			if l.allow(at, flood) {
+				answered++
+			}
+		}
+		if second == 0 && answered != mostProbes || second > 0 && answered != 0 {
+			t.Errorf("second %d: %d answers", second, answered)
+		}
+	}
+	if later := now.Add(13 * time.Second); !l.allow(later, flood) || len(l.quiet) != 0 {
+		t.Error("a peer is not answered after its flood")
+	}
+}
+
+func TestCauses(t *testing.T) {
+	root := t.TempDir()
+	write := func(name, text string) {
+		t.Helper()
+		path := filepath.Join(root, name)
+		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write("sys/net/ipv4/fib_multipath_hash_policy", "1\n")
+	write("net/arp", "IP address HW type Flags HW address Mask Device\n10.0.0.2 0x1 0x2 02:00:00:00:00:01 * eth0\n10.0.1.2 0x1 0x0 00:00:00:00:00:00 * eth1\n")
+	at := func(problem proof.Problem, direction proof.Direction, device string) *proof.Finding {
+		return &proof.Finding{Problem: problem, Direction: direction, Plane: "p1", Device: device, Source: "10.255.0.1", Destination: "10.255.0.2"}
+	}
+	fault := at(proof.NotSent, proof.Ours, "eth0")
+	check := func(h host, f *proof.Finding, want string) {
+		t.Helper()
+		h.root = root
+		cause, remedy := h.cause(f, 4796)
+		if remedy == "" || !strings.Contains(cause+" | "+remedy, want) {
+			t.Errorf("%s %s: %q, %q, want %q", f.Problem, f.Direction, cause, remedy, want)
+		}
+	}
+	for f, want := range map[proof.Fault]string{
+		proof.Refused: "firewall", proof.TooBig: "mtu 9000", proof.NoRoute: "ip route get 10.255.0.2 from 10.255.0.1",
+	} {
+		fault.Fault = f
+		check(host{mtu: 1500, largest: 9000}, fault, want)
+	}
+	check(host{}, at(proof.WrongSubPort, proof.Ours, "eth0"), "bpftool")
+	check(host{}, at(proof.Lost, proof.Ours, "eth1"), "10.0.1.2 on eth1 does not answer")
+	check(host{}, at(proof.Lost, proof.Ours, "eth0"), "the leaf does not forward")
+	check(host{}, at(proof.Lost, proof.Both, "eth0"), "fared drain plane p1")
+	check(host{}, at(proof.WrongPlane, proof.Ours, "eth0"), "cables behind the leaf")
+	check(host{}, at(proof.WrongPlane, proof.Theirs, "eth0"), "at the peer")
+	big := at(proof.Lost, proof.Ours, "eth0")
+	big.Big = true
+	check(host{mtu: 1500, largest: 9000}, big, "MTU of eth0 is 1500, of others 9000")
+	check(host{mtu: 9000, largest: 9000}, big, "fared ping --size")
+	write("sys/net/ipv4/conf/eth0/rp_filter", "1\n")
+	check(host{}, at(proof.Lost, proof.Theirs, "eth0"), "rp_filter of eth0")
+	write("sys/net/ipv4/fib_multipath_hash_policy", "0\n")
+	check(host{}, at(proof.WrongSubPort, proof.Ours, "eth0"), "fib_multipath_hash_policy is 0")
+}
+
+func TestText(t *testing.T) {
+	f := proof.Finding{Problem: proof.Lost, Direction: proof.Theirs, Plane: "p2", Device: "eth4", Source: "10.255.0.1", Destination: "10.255.0.2", Slot: 5, Expected: "answers by plane p2", Seen: "none", Big: true}
+	if got, want := Text(&f), "p2/eth4: packets with the MTU from peers are lost, as from 10.255.0.1 to 10.255.0.2 (slot 5): expected answers by plane p2, seen none"; got != want {
+		t.Errorf("%s", got)
+	}
+	f = proof.Finding{Problem: proof.Lost, Direction: proof.Ours, Source: "10.255.0.1", Destination: "10.255.0.2", Slot: -1, Expected: "answers", Seen: "none"}
+	if got, want := Text(&f), "all planes: packets toward peers are lost, as from 10.255.0.1 to 10.255.0.2: expected answers, seen none"; got != want {
+		t.Errorf("%s", got)
+	}
+}

@@ -1,0 +1,504 @@
+package prober
+
+import (
+	"context"
+	crand "crypto/rand"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"net"
+	"net/netip"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/fared/fared/daemon/internal/proof"
+	"github.com/fared/fared/daemon/internal/status"
+	"github.com/fared/fared/internal/beat"
+)
+
+const (
+	// rate is the number of probes a second, rateOfMany that toward more than few destinations.
+	rate, rateOfMany, few = 20, 50, 64
+	// follow is the least interval at which views are read, followMany that with more than many destinations.
+	follow, followMany, many = 20 * time.Millisecond, time.Second, 1024
+	// maxPayload bounds probes with the MTU.
+	maxPayload = 9500
+	// answerPaths is the number of slots that are tried for an answer whose source port is in use.
+	answerPaths = 4
+)
+
+// SubPort is a sub-port of the server.
+type SubPort struct{ Device, Plane string }
+
+// Config configures a prober.
+type Config struct {
+	Reader *status.Reader
+	// Planes and SubPorts are those of the whole server, in the configured order.
+	Planes   []string
+	SubPorts []SubPort
+	Port     uint16
+	// Rate is the number of probes a second; 0 means the default, which follows the number of destinations.
+	Rate float64
+	// Ports returns the source ports of a pair's slots toward Port, or false if they are not known to land on the
+	// slots.
+	Ports func(src, dst netip.Addr, v *status.Vector, buf []uint16) ([]uint16, bool)
+	// Inactive returns why nothing can be proved, "" if there is no reason.
+	Inactive func() string
+	// Keys returns the keys: the first one is that of own probes. None disables authentication.
+	Keys func() [][]byte
+	// Event records the begin and the end of a finding.
+	Event func(Event)
+	Log   *slog.Logger
+}
+
+// Event is the begin or the end of a finding.
+type Event struct {
+	Subject, Detail string
+	End             bool
+}
+
+// Prober proves slots. Use New.
+type Prober struct {
+	c        Config
+	planes   map[string]int
+	subPorts map[string]int // by device
+	kick     chan struct{}  // one slot: the core needs a Tick
+
+	mu       sync.Mutex // guards everything below
+	core     *proof.Core
+	view     *status.View
+	devices  devices
+	limit    limiter
+	sockets  map[netip.Addr]*socket
+	inactive string
+	dropped  [reasons]uint64
+	reported map[proof.Finding]bool
+	events   []Event
+	pings    int
+
+	sending sync.Mutex // two packets of this process never need the same source port
+}
+
+// socket receives at a loopback.
+type socket struct {
+	conn *net.UDPConn
+	err  error
+	done chan struct{} // closed when its goroutine has ended
+}
+
+// reason is why a packet was dropped.
+type reason int
+
+const (
+	dropFormat reason = iota
+	dropKey
+	dropStranger
+	dropLimit
+	dropUnanswered // no slot leads back
+	reasons
+)
+
+var reasonNames = [reasons]string{"format", "key", "stranger", "limit", "no-slot"}
+
+// New returns a prober.
+func New(c Config) *Prober {
+	p := &Prober{c: c, planes: map[string]int{}, subPorts: map[string]int{}, kick: make(chan struct{}, 1), sockets: map[netip.Addr]*socket{}, reported: map[proof.Finding]bool{}}
+	for i, name := range c.Planes {
+		p.planes[name] = i
+	}
+	cfg := proof.Config{Planes: c.Planes, Rate: c.Rate, Random: rand.New(rand.NewPCG(nonce(), nonce())), Nonce: nonce}
+	if cfg.Rate == 0 {
+		cfg.Rate = rate
+	}
+	for i, sp := range c.SubPorts {
+		p.subPorts[sp.Device] = i
+		p.devices.names = append(p.devices.names, sp.Device)
+		cfg.SubPorts = append(cfg.SubPorts, proof.SubPort{Device: sp.Device, Plane: p.planes[sp.Plane]})
+	}
+	p.core = proof.New(cfg)
+	return p
+}
+
+// nonce returns 64 random bits that nobody can guess.
+func nonce() uint64 {
+	var b [8]byte
+	_, _ = crand.Read(b[:]) // never fails
+	return binary.NativeEndian.Uint64(b[:])
+}
+
+// Run proves slots until ctx ends.
+func (p *Prober) Run(ctx context.Context) error {
+	defer p.close()
+	select {
+	case <-p.c.Reader.Started():
+	case <-ctx.Done():
+		return nil
+	}
+	timer := time.NewTimer(0)
+	defer timer.Stop()
+	var changed <-chan struct{}
+	var next time.Time // of the next view
+	stale := true
+	for {
+		now := time.Now()
+		if stale && !now.Before(next) {
+			changed = p.c.Reader.Changed()
+			view, err := p.c.Reader.View(ctx)
+			if err != nil {
+				<-ctx.Done() // the loop has ended first
+				return nil
+			}
+			stale = false
+			next = now.Add(p.show(now, view))
+		}
+		wake, events := p.tick(time.Now())
+		for _, e := range events {
+			p.c.Event(e)
+		}
+		if stale && (wake.IsZero() || next.Before(wake)) {
+			wake = next
+		}
+		if wake.IsZero() {
+			timer.Stop()
+		} else {
+			timer.Reset(time.Until(wake))
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-changed:
+			stale, changed = true, nil
+		case <-p.kick:
+		case <-timer.C:
+		}
+	}
+}
+
+// show takes a view's peers, and returns the time until the next view may be taken.
+func (p *Prober) show(now time.Time, view *status.View) time.Duration {
+	why := p.c.Inactive()
+	var peers []proof.Peer
+	var sources [][]netip.Addr
+	if why == "" {
+		peers, sources = p.peers(view)
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.view, p.inactive = view, why
+	p.listen(sources)
+	if p.c.Rate == 0 {
+		if p.core.SetRate(rate); len(peers) > few {
+			p.core.SetRate(rateOfMany)
+		}
+	}
+	p.core.SetPeers(now, sources, peers)
+	if len(peers) > many {
+		return followMany
+	}
+	return follow
+}
+
+// peers returns the destinations of a view with the slots that carry shares in effect.
+func (p *Prober) peers(view *status.View) (peers []proof.Peer, sources [][]netip.Addr) {
+	layout := view.Layout()
+	type key struct {
+		vector uint32
+		group  int
+	}
+	paths := map[key][]proof.Path{}
+	for g := range layout.Groups {
+		var all []netip.Addr
+		for _, s := range layout.Groups[g].Sources {
+			all = append(all, s.Addr())
+		}
+		sources = append(sources, all)
+	}
+	for k, d := range view.DestinationsSince(nil, nil) {
+		v := view.Find(d.Vector)
+		if v == nil || !v.Reachable || !d.InEffect {
+			continue
+		}
+		at, ok := paths[key{d.Vector, k.Source}]
+		if !ok {
+			at = p.paths(&layout.Groups[k.Source], v)
+			paths[key{d.Vector, k.Source}] = at
+		}
+		if len(at) > 0 {
+			peers = append(peers, proof.Peer{ID: proof.ID{Group: k.Source, Address: k.Addr()}, Paths: at})
+		}
+	}
+	return peers, sources
+}
+
+// paths returns the slots of a vector that carry shares in effect.
+func (p *Prober) paths(g *status.LayoutGroup, v *status.Vector) (out []proof.Path) {
+	for i, s := range v.Slots {
+		if s.Share == 0 || !v.Planes[s.Plane].InEffect {
+			continue
+		}
+		path := proof.Path{Slot: i, Plane: p.planes[g.Planes[s.Plane].Name], SubPort: -1}
+		if s.SubPort >= 0 {
+			path.SubPort = p.subPorts[g.Planes[s.Plane].SubPorts[s.SubPort]]
+		}
+		out = append(out, path)
+	}
+	return out
+}
+
+// tick sends the due probes, and returns the time of the next call and the events to record.
+func (p *Prober) tick(now time.Time) (wake time.Time, events []Event) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	sends, wake, idle := p.core.Tick(now)
+	for i := range sends {
+		p.send(&sends[i])
+	}
+	p.report()
+	events, p.events = p.events, nil
+	switch {
+	case p.core.Pending() && len(sends) > 0:
+		wake = now
+	case idle && !wake.IsZero():
+		wake = now.Add(beat.Until(now, time.Second)) // with other periodic work
+	}
+	return wake, events
+}
+
+// source returns the source port of a slot. The caller holds mu.
+func (p *Prober) source(src, dst netip.Addr, group, slot int) (uint16, bool) {
+	if p.view == nil {
+		return 0, false
+	}
+	v := p.view.VectorOf(status.Key{Prefix: netip.PrefixFrom(dst, dst.BitLen()), Source: group})
+	if v == nil || slot >= len(v.Slots) {
+		return 0, false
+	}
+	var buf [128]uint16
+	ports, ok := p.c.Ports(src, dst, v, buf[:0])
+	if !ok || slot >= len(ports) {
+		return 0, false
+	}
+	return ports[slot], true
+}
+
+// send sends a probe. The caller holds mu.
+func (p *Prober) send(s *proof.Send) {
+	port, ok := p.source(s.Source, s.Address, s.ID.Group, s.Path.Slot)
+	if !ok {
+		p.core.Left(time.Now(), time.Time{}, s.Nonce, "", -1, proof.Busy, "the source port of slot "+fmt.Sprint(s.Path.Slot)+" is not known to lead to its sub-port")
+		return
+	}
+	if s.Size == 0 {
+		s.Size = proof.MinSize
+		p.devices.refresh(time.Now())
+		if s.Big {
+			s.Size = min(max(p.devices.mtu-familyOf(s.Address).header, proof.MinSize), maxPayload)
+		}
+	}
+	var key []byte
+	if keys := p.c.Keys(); len(keys) > 0 {
+		key = keys[0]
+	}
+	way, err := p.transmit(netip.AddrPortFrom(s.Source, port), s.Address, &s.Packet, key)
+	device, subPort := p.devices.left(time.Now(), way.devices, s.Path.SubPort)
+	text := ""
+	if err != nil {
+		text = p.errorText(err, s, port)
+	}
+	p.core.Left(time.Now(), way.at, s.Nonce, device, subPort, faultOf(err), text)
+}
+
+// errorText describes why a probe was not sent.
+func (p *Prober) errorText(err error, s *proof.Send, port uint16) string {
+	var cause error = err
+	for inner := errors.Unwrap(cause); inner != nil; inner = errors.Unwrap(cause) {
+		cause = inner
+	}
+	switch faultOf(err) {
+	case proof.Busy:
+		return fmt.Sprintf("source port %d of slot %d: %v", port, s.Path.Slot, cause)
+	case proof.TooBig:
+		if i := s.Path.SubPort; i >= 0 && i < len(p.devices.mtus) {
+			return fmt.Sprintf("MTU %d of %s, packets have %d", p.devices.mtus[i], p.c.SubPorts[i].Device, s.Size+familyOf(s.Address).header)
+		}
+	}
+	return cause.Error()
+}
+
+// transmit sends a packet to the port of proofs.
+func (p *Prober) transmit(from netip.AddrPort, to netip.Addr, packet *proof.Packet, key []byte) (departure, error) {
+	b := packet.Append(make([]byte, 0, packet.Size), key)
+	p.sending.Lock()
+	defer p.sending.Unlock()
+	return transmit(from, netip.AddrPortFrom(to, p.c.Port), b)
+}
+
+// listen opens and closes sockets until they are those of the loopbacks. The caller holds mu.
+func (p *Prober) listen(sources [][]netip.Addr) {
+	wanted := map[netip.Addr]bool{}
+	for _, a := range slices.Concat(sources...) {
+		wanted[a] = true
+	}
+	for a, s := range p.sockets {
+		if !wanted[a] || s.err != nil {
+			if s.conn != nil {
+				s.conn.Close()
+			}
+			delete(p.sockets, a)
+		}
+	}
+	for a := range wanted {
+		if p.sockets[a] != nil {
+			continue
+		}
+		s := &socket{done: make(chan struct{})}
+		p.sockets[a] = s
+		if s.conn, s.err = listen(netip.AddrPortFrom(a, p.c.Port)); s.err != nil {
+			s.err = fmt.Errorf("UDP port %d of %s: %w", p.c.Port, a, s.err)
+			close(s.done)
+			continue
+		}
+		go p.receive(a, s)
+	}
+}
+
+// receive reads the packets to a loopback.
+func (p *Prober) receive(local netip.Addr, s *socket) {
+	defer close(s.done)
+	f := familyOf(local)
+	buf, oob := make([]byte, maxPayload+1), make([]byte, 128)
+	for {
+		n, m, _, from, err := s.conn.ReadMsgUDPAddrPort(buf, oob)
+		if errors.Is(err, net.ErrClosed) {
+			return
+		}
+		if err != nil {
+			p.c.Log.Debug("a socket of proofs failed", "address", local, "error", err)
+			continue
+		}
+		index, at := f.read(oob[:m])
+		p.packet(local, from.Addr().Unmap(), index, at, buf[:n])
+	}
+}
+
+// packet handles a datagram that arrived at a time of the kernel.
+func (p *Prober) packet(local, from netip.Addr, index int, arrived time.Time, b []byte) {
+	now := time.Now()
+	if arrived.IsZero() {
+		arrived = now
+	}
+	packet, key, err := proof.Parse(b, p.c.Keys())
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	id, ok := p.peerOf(local, from)
+	switch {
+	case errors.Is(err, proof.ErrKey):
+		p.dropped[dropKey]++
+		return
+	case err != nil:
+		p.dropped[dropFormat]++
+		return
+	case !ok:
+		p.dropped[dropStranger]++
+		return
+	}
+	device, subPort := p.devices.at(now, index)
+	if packet.Kind == proof.Answer {
+		p.core.Answered(now, arrived, id, &packet, device, subPort)
+		p.wakeUp()
+		return
+	}
+	if !p.limit.allow(now, from) {
+		p.dropped[dropLimit]++
+		return
+	}
+	p.core.Received(now, id, packet.Heard)
+	p.answer(arrived, local, id, &packet, key, device, subPort)
+	p.wakeUp()
+}
+
+// wakeUp makes Run call Tick if the core needs it. The caller holds mu.
+func (p *Prober) wakeUp() {
+	if p.core.Pending() {
+		select {
+		case p.kick <- struct{}{}:
+		default:
+		}
+	}
+}
+
+// answer answers a probe. The caller holds mu.
+func (p *Prober) answer(arrived time.Time, local netip.Addr, id proof.ID, probe *proof.Packet, key []byte, device string, subPort int) {
+	for i := range answerPaths {
+		a, path, ok := p.core.Reflect(id, probe, device, subPort)
+		if !ok {
+			break
+		}
+		port, ok := p.source(local, id.Address, id.Group, path.Slot)
+		if !ok {
+			break
+		}
+		a.Received, a.Answered = arrived.UnixNano(), time.Now().UnixNano()
+		if _, err := p.transmit(netip.AddrPortFrom(local, port), id.Address, &a, key); faultOf(err) != proof.Busy {
+			return // own probes find the fault
+		}
+		probe.Slot += uint16(1 + i)
+	}
+	p.dropped[dropUnanswered]++
+}
+
+// peerOf returns the peer of a source group that a packet between two addresses belongs to. The caller holds mu.
+func (p *Prober) peerOf(local, remote netip.Addr) (proof.ID, bool) {
+	if p.view == nil {
+		return proof.ID{}, false
+	}
+	layout := p.view.Layout()
+	for g := range layout.Groups {
+		for _, s := range layout.Groups[g].Sources {
+			if id := (proof.ID{Group: g, Address: remote}); s.Addr() == local && p.core.Knows(id) {
+				return id, true
+			}
+		}
+	}
+	return proof.ID{}, false
+}
+
+// report records the findings that begin and end. The caller holds mu.
+func (p *Prober) report() {
+	now := p.core.Findings()
+	if len(now) == 0 && len(p.reported) == 0 {
+		return
+	}
+	current := map[proof.Finding]bool{}
+	for _, f := range now {
+		k := proof.Finding{Problem: f.Problem, Direction: f.Direction, Plane: f.Plane, Device: f.Device, Big: f.Big}
+		if current[k] = true; !p.reported[k] {
+			p.events = append(p.events, Event{Subject: place(&f), Detail: Text(&f)})
+		}
+	}
+	for k := range p.reported {
+		if !current[k] {
+			p.events = append(p.events, Event{place(&k), "ended: " + what(&k), true})
+		}
+	}
+	p.reported = current
+}
+
+// close closes the sockets and waits for their goroutines.
+func (p *Prober) close() {
+	p.mu.Lock()
+	var ended []chan struct{}
+	for _, s := range p.sockets {
+		if s.conn != nil {
+			s.conn.Close()
+		}
+		ended = append(ended, s.done)
+	}
+	p.mu.Unlock()
+	for _, done := range ended {
+		<-done
+	}
+}

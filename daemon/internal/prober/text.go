@@ -1,0 +1,50 @@
+package prober
+
+import (
+	"fmt"
+	"strings"
+
+	"github.com/fared/fared/daemon/internal/proof"
+)
+
+// place names the sub-port or plane of a finding.
+func place(f *proof.Finding) string {
+	switch {
+	case f.Device != "":
+		return f.Plane + "/" + f.Device
+	case f.Plane != "":
+		return f.Plane
+	}
+	return "all planes"
+}
+
+// what describes a finding without its example.
+func what(f *proof.Finding) string {
+	size := "packets"
+	if f.Big {
+		size = "packets with the MTU"
+	}
+	direction := map[proof.Direction]string{
+		proof.Ours: " toward peers", proof.Theirs: " from peers", proof.Both: " in both directions",
+	}[f.Direction]
+	switch f.Problem {
+	case proof.WrongPlane:
+		return size + direction + " arrive by another plane"
+	case proof.WrongSubPort:
+		return size + direction + " leave by another device"
+	case proof.NotSent:
+		return size + direction + " are not sent"
+	}
+	return size + direction + " are lost"
+}
+
+// Text describes a finding for people.
+func Text(f *proof.Finding) string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "%s: %s, as from %s to %s", place(f), what(f), f.Source, f.Destination)
+	if f.Slot >= 0 {
+		fmt.Fprintf(&b, " (slot %d)", f.Slot)
+	}
+	fmt.Fprintf(&b, ": expected %s, seen %s", f.Expected, f.Seen)
+	return b.String()
+}

@@ -1,0 +1,78 @@
+package daemon
+
+import (
+	"context"
+	"log/slog"
+	"net/netip"
+	"time"
+
+	"github.com/fared/fared/daemon/config"
+	"github.com/fared/fared/daemon/internal/prober"
+	"github.com/fared/fared/daemon/internal/status"
+	"github.com/fared/fared/wecmp"
+)
+
+// memoryDataplane is the name of the data plane that forwards nothing.
+const memoryDataplane = "memory"
+
+// keysOf returns the keys of probes.
+func keysOf(cfg *config.Config) *[][]byte {
+	var keys [][]byte
+	for _, k := range cfg.Proof.Keys {
+		keys = append(keys, []byte(k.Key))
+	}
+	return &keys
+}
+
+// buildProber returns the prober, or nil if no probes are configured.
+func (d *Daemon) buildProber() *prober.Prober {
+	if !d.cfg.Proves() || d.deps.Embedded || d.client == nil {
+		return nil
+	}
+	layout := d.loop.core.Layout()
+	service := wecmp.Service{Protocol: wecmp.ProtocolUDP, Port: d.cfg.Proof.Port}
+	d.proofKeys.Store(keysOf(d.cfg))
+	c := prober.Config{
+		Reader: d.loop.builder.Reader(d.loop.do), Planes: layout.Planes, Port: d.cfg.Proof.Port, Rate: float64(d.cfg.Proof.Rate), Log: d.log,
+		Keys: func() [][]byte { return *d.proofKeys.Load() },
+		Ports: func(src, dst netip.Addr, v *status.Vector, buf []uint16) ([]uint16, bool) {
+			var places [config.MaxSlots]wecmp.Place
+			for i, s := range v.Slots {
+				places[i] = wecmp.Place{Plane: s.Plane, SubPort: s.SubPort}
+			}
+			return d.loop.ports.toward(service, src, dst, places[:len(v.Slots)], buf)
+		},
+		Inactive: func() string {
+			switch st := d.client.Status(); {
+			case st.Name == memoryDataplane:
+				return "the data plane forwards nothing (memory)"
+			case !st.Connected && st.Name == "":
+				return "the data plane has not been connected yet"
+			}
+			return ""
+		},
+		Event: func(e prober.Event) {
+			level, kind := slog.LevelWarn, status.EventFault
+			if e.End {
+				level = slog.LevelInfo
+			}
+			d.log.Log(context.Background(), level, "proof", "subject", e.Subject, "detail", e.Detail)
+			d.record(status.Event{Time: time.Now(), Kind: kind, Subject: e.Subject, Detail: e.Detail})
+		},
+	}
+	elsewhere := ""
+	for i := range layout.SubPorts {
+		sp := &layout.SubPorts[i]
+		c.SubPorts = append(c.SubPorts, prober.SubPort{Device: sp.Device, Plane: layout.Planes[sp.Plane]})
+		switch {
+		case sp.Netns != "":
+			elsewhere = "sub-port " + sp.Device + " is in another network namespace"
+		case sp.LinkState == config.LinkAssumeUp:
+			elsewhere = "the kernel has no device of sub-port " + sp.Device + " (link_state)"
+		}
+	}
+	if elsewhere != "" {
+		c.Inactive = func() string { return elsewhere }
+	}
+	return prober.New(c)
+}
