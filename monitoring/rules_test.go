@@ -190,7 +190,7 @@ var examples = map[string]struct{ fires, silent example }{
 	},
 	"FaredDataplaneRefuses":      {example{`fared_dataplane_refused{@} 0 1`}, example{`fared_dataplane_refused{@} 0 1 0`}},
 	"FaredDataplaneDamaged":      {example{`fared_dataplane_intact{@} 1 0`}, example{`fared_dataplane_intact{@} 1 0 1`}},
-	"FaredPacketsWrong":          {example{`fared_proof_findings{plane="p1",device="eth1",problem="lost",direction="ours",@} 1`}, example{`fared_proof_destinations{state="silent",@} 5`}},
+	"FaredPacketsWrong":          {example{`fared_proof_findings{plane="p1",device="eth1",problem="lost",direction="ours",@} 1`}, example{`fared_proof_findings{plane="",device="",problem="lost",direction="ours",@} 1`}},
 	"FaredDataplaneLimited":      {example{`fared_dataplane_limited{reason="driver",@} 1`}, example{`fared_dataplane_limited{reason="mtu",@} 1 1 0`}},
 	"FaredSlotTableNotPublished": {example{`fared_slot_table_failing{@} 0 1`}, example{`fared_slot_table_failing{@} 0 1 0`}},
 	"FaredDrainsUnsaved":         {example{`fared_drains_unsaved{@} 0 1`}, example{`fared_drains_unsaved{@} 0 1 0`}},

@@ -349,7 +349,8 @@ func (r *healthReport) judgeFaults(faults []*farev1.Fault) {
 	}
 }
 
-// judgeProof adds a finding for each sub-port or plane by which packets go wrong.
+// judgeProof adds a finding for each sub-port or plane by which packets go wrong. Without a plane it may be the port of
+// proofs alone that a firewall of the peer drops.
 func (r *healthReport) judgeProof(p *farev1.ProofStatus) {
 	if p == nil {
 		return
@@ -359,7 +360,11 @@ func (r *healthReport) judgeProof(p *farev1.ProofStatus) {
 		if f.Cause != "" {
 			text += "; " + f.Cause
 		}
-		r.add(levelUnhealthy, text, f.Remedy)
+		level := levelUnhealthy
+		if f.Plane == "" {
+			level = levelDegraded
+		}
+		r.add(level, text, f.Remedy)
 	}
 	switch {
 	case p.Error != "":

@@ -143,6 +143,21 @@ func TestJudgeHealth(t *testing.T) {
 		"a destination is lost": {func(st *farev1.GetStatusResponse, _ []*farev1.Plane) { st.DestinationsReachable = 2 }, "", levelDegraded, "destinations reachable: 2 of 3"},
 		"all are lost":          {func(st *farev1.GetStatusResponse, _ []*farev1.Plane) { st.DestinationsReachable = 0 }, "", levelUnhealthy, "destinations reachable: 0 of 3"},
 		"no agent":              {func(st *farev1.GetStatusResponse, _ []*farev1.Plane) { st.Dataplane.Connected = false }, "", levelUnhealthy, "the data plane at unix:/a is not connected"},
+		"packets go wrong": {func(st *farev1.GetStatusResponse, _ []*farev1.Plane) {
+			st.Proof = &farev1.ProofStatus{Answering: 1, Destinations: 3, Findings: []*farev1.ProofFinding{{Plane: "p1", Text: "p1/eth3: packets are lost", Cause: "a rule drops them", Remedy: "accept them"}}}
+		}, "", levelUnhealthy, "p1/eth3: packets are lost; a rule drops them"},
+		"a peer hears nothing": {func(st *farev1.GetStatusResponse, _ []*farev1.Plane) {
+			st.Proof = &farev1.ProofStatus{Answering: 1, Destinations: 3, Findings: []*farev1.ProofFinding{{Text: "all planes: packets are lost", Remedy: "accept them"}}}
+		}, "", levelDegraded, "all planes: packets are lost"},
+		"the port of probes is in use": {func(st *farev1.GetStatusResponse, _ []*farev1.Plane) {
+			st.Proof = &farev1.ProofStatus{Inactive: "in use", Error: "in use"}
+		}, "", levelDegraded, "no packet proves the planes: in use"},
+		"peers without probes": {func(st *farev1.GetStatusResponse, _ []*farev1.Plane) {
+			st.Proof = &farev1.ProofStatus{Port: 4796, Destinations: 3}
+		}, "", levelHealthy, "none of 3 destinations answers probes"},
+		"some peers without probes": {func(st *farev1.GetStatusResponse, _ []*farev1.Plane) {
+			st.Proof = &farev1.ProofStatus{Port: 4796, Destinations: 3, Answering: 1}
+		}, "", levelHealthy, ""},
 		"limitation of the host": {func(st *farev1.GetStatusResponse, _ []*farev1.Plane) {
 			st.Dataplane.Limitations = []*farev1.Limitation{{Reason: "firewall-bfd", Text: "the firewall drops BFD", Remedy: "accept it"}}
 		}, "", levelDegraded, "the firewall drops BFD"},

@@ -82,6 +82,9 @@ func (h host) cause(f *proof.Finding, port uint16) (cause, remedy string) {
 	}
 	switch f.Direction {
 	case proof.Ours:
+		if f.Plane == "" {
+			return "", fmt.Sprintf("look at the peer: its firewall has to accept UDP port %d, then 'fared doctor' and 'fared health' there", port)
+		}
 		return "", "the leaf does not forward them, or the peer drops them: its firewall, rp_filter, 'fared doctor' there"
 	case proof.Theirs:
 		return "", "the peer's leaf does not forward them, or this host drops them: 'nft list ruleset', 'nstat -az | grep -i drop'"

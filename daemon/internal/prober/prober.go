@@ -23,7 +23,7 @@ const (
 	// rate is the number of probes a second, rateOfMany that toward more than few destinations.
 	rate, rateOfMany, few = 20, 50, 64
 	// follow is the least interval at which views are read, followMany that with more than many destinations.
-	follow, followMany, many = 20 * time.Millisecond, time.Second, 1024
+	follow, followMany, many = 50 * time.Millisecond, time.Second, 1024
 	// maxPayload bounds probes with the MTU.
 	maxPayload = 9500
 	// answerPaths is the number of slots that are tried for an answer whose source port is in use.

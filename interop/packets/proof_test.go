@@ -1,0 +1,234 @@
+package packets
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	farev1 "github.com/fared/fared/api/fare/v1"
+	"github.com/fared/fared/internal/testkit/gate"
+	"github.com/fared/fared/internal/testkit/netnstest"
+	"github.com/fared/fared/internal/testkit/testbed"
+)
+
+// proofLab is a fabric of three servers and two planes, whose server 1 is asked.
+type proofLab struct {
+	*testbed.Lab
+	t      *testing.T
+	fabric farev1.FabricServiceClient
+}
+
+// findings returns the findings of server 1: "PROBLEM PLANE/DEVICE DIRECTION", with " mtu" for packets with the MTU.
+func (l *proofLab) findings() (out []string) {
+	l.t.Helper()
+	ctx, cancel := context.WithTimeout(l.t.Context(), time.Minute)
+	defer cancel()
+	st, err := l.fabric.GetStatus(ctx, &farev1.GetStatusRequest{})
+	if err != nil {
+		l.t.Fatal(err)
+	}
+	for _, f := range st.GetProof().GetFindings() {
+		text := fmt.Sprintf("%s %s/%s %s", f.Problem, f.Plane, f.Device, f.Direction)
+		if f.Mtu {
+			text += " mtu"
+		}
+		if f.Text == "" || f.Remedy == "" {
+			l.t.Errorf("%s without a text or a remedy: %v", text, f)
+		}
+		out = append(out, text)
+	}
+	return out
+}
+
+// await waits until server 1 has a finding; "" waits until it has none.
+func (l *proofLab) await(want string) {
+	l.t.Helper()
+	took := netnstest.Eventually(l.t, 2*time.Minute, func() error {
+		have := l.findings()
+		if want == "" && len(have) == 0 || slices.Contains(have, want) {
+			return nil
+		}
+		return fmt.Errorf("findings %q, want %q", have, want)
+	})
+	l.t.Logf("%q after %v", want, took.Round(10*time.Millisecond))
+}
+
+// answering waits until a number of peers answer a server, which has no finding meanwhile.
+func (l *proofLab) answering(judge farev1.FabricServiceClient, n uint32) {
+	l.t.Helper()
+	netnstest.Eventually(l.t, 2*time.Minute, func() error {
+		st, err := judge.GetStatus(l.t.Context(), &farev1.GetStatusRequest{})
+		if err != nil {
+			return err
+		}
+		if found := st.GetProof().GetFindings(); len(found) > 0 {
+			l.t.Fatalf("a stopped process is a finding: %v", found)
+		}
+		if have := st.GetProof().GetAnswering(); have != n {
+			return fmt.Errorf("%d peers answer, want %d", have, n)
+		}
+		return nil
+	})
+}
+
+// nft adds a rule to a chain of a node, which the test's cure removes.
+func (l *proofLab) nft(node, hook, rule string) {
+	l.t.Helper()
+	l.Node(node).Run("nft", "add table ip proof; add chain ip proof c { type filter hook "+hook+" priority 0; }; add rule ip proof c "+rule)
+}
+
+func (l *proofLab) cure(node string) {
+	l.t.Helper()
+	l.Node(node).Run("nft", "delete table ip proof")
+	l.await("")
+}
+
+// process returns the process of a node whose command line contains a word.
+func (l *proofLab) process(node, word string) int {
+	l.t.Helper()
+	for pid := range strings.FieldsSeq(netnstest.IP(l.t, "netns", "pids", l.Prefix+node)) {
+		line, err := os.ReadFile("/proc/" + pid + "/cmdline")
+		if words := strings.Split(string(line), "\x00"); err == nil && slices.Contains(words, word) {
+			n, _ := strconv.Atoi(pid)
+			return n
+		}
+	}
+	l.t.Fatalf("%s has no process %s", node, word)
+	return 0
+}
+
+func (l *proofLab) signal(pid int, s unix.Signal) {
+	l.t.Helper()
+	if err := unix.Kill(pid, s); err != nil {
+		l.t.Fatal(err)
+	}
+}
+
+// TestProof breaks a running fabric in the ways that leave every weight in effect. Server 1 has to name each with its
+// plane and direction, and nothing after the cure; stopped processes are no finding.
+func TestProof(t *testing.T) {
+	gate.Slow(t, gate.Packets, "a fabric with both drivers; the gate has the judgments in virtual time and the sockets in namespaces")
+	for _, driver := range []string{"linux", "bpf"} {
+		t.Run(driver, func(t *testing.T) { testProof(t, driver) })
+	}
+}
+
+func testProof(t *testing.T, driver string) {
+	netnstest.Require(t, "nft")
+	l := &proofLab{Lab: testbed.NewLab(t, "--servers", "3", "--planes", "2", "--sub-ports", "2", "--driver", driver), t: t}
+	l.fabric = farev1.NewFabricServiceClient(testbed.Dial(t, l.Socket("server1")))
+	netnstest.Eventually(t, 2*time.Minute, func() error {
+		st, err := l.fabric.GetStatus(t.Context(), &farev1.GetStatusRequest{})
+		if err != nil {
+			return err
+		}
+		if p := st.GetProof(); p.GetAnswering() != 2 || slices.ContainsFunc(p.GetPlanes(), func(x *farev1.ProofPlane) bool { return x.ProofAgeNs == 0 }) {
+			return fmt.Errorf("not all is proved: %v", p)
+		}
+		return nil
+	})
+	l.await("")
+	planes, err := l.fabric.ListPlanes(t.Context(), &farev1.ListPlanesRequest{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	device := func(plane, subPort int) string { return planes.Planes[plane].SubPorts[subPort].Device }
+	at := func(plane, subPort int) string { return planes.Planes[plane].Plane + "/" + device(plane, subPort) }
+
+	ping, err := l.fabric.Ping(t.Context(), &farev1.PingRequest{Destination: "10.255.0.2", Count: 2})
+	if err != nil || len(ping.Replies) == 0 {
+		t.Fatalf("ping: %v, %v", ping, err)
+	}
+	for _, r := range ping.Replies {
+		if r.Problem != "" || r.LeftBy != r.Device || r.ArrivedPlane != r.Plane {
+			t.Errorf("ping: %v", r)
+		}
+	}
+
+	t.Log("a leaf that eats the packets of its plane")
+	l.nft("leaf1", "forward", "ip protocol udp drop")
+	l.await("lost " + at(1, 0) + " both")
+	l.await("lost " + at(1, 1) + " both")
+	l.cure("leaf1")
+
+	t.Log("a leaf that eats those of server 1")
+	l.nft("leaf0", "forward", "ip saddr 10.255.0.1 drop")
+	l.await("lost " + at(0, 0) + " ours")
+	l.cure("leaf0")
+
+	t.Log("a leaf that eats those to server 1")
+	l.nft("leaf0", "forward", "ip daddr 10.255.0.1 drop")
+	l.await("lost " + at(0, 1) + " theirs")
+	l.cure("leaf0")
+
+	t.Log("one sub-port")
+	l.nft("leaf1", "forward", "iifname s1.1 drop")
+	l.await("lost " + at(1, 1) + " ours")
+	l.cure("leaf1")
+
+	t.Log("a firewall of server 1")
+	if driver == "linux" {
+		l.nft("server1", "output", "oifname "+device(0, 1)+" udp dport 4796 drop")
+		l.await("not-sent " + at(0, 1) + " ours")
+	} else { // netfilter sees the packets of slots at fared0 alone
+		l.nft("server1", "output", "oifname fared0 udp dport 4796 drop")
+		l.await("not-sent " + at(0, 1) + " ours")
+	}
+	l.cure("server1")
+
+	t.Log("a smaller MTU of a port of the leaf")
+	l.Node("leaf1").IP("link", "set", "s1.0", "mtu", "1400")
+	netnstest.Eventually(t, 2*time.Minute, func() error {
+		have := l.findings()
+		if slices.ContainsFunc(have, func(s string) bool { return strings.Contains(s, " p1/") && strings.HasSuffix(s, " mtu") }) {
+			return nil
+		}
+		return fmt.Errorf("findings %q", have)
+	})
+	l.Node("leaf1").IP("link", "set", "s1.0", "mtu", "1500")
+	l.await("")
+
+	t.Log("stopped daemons")
+	other := farev1.NewFabricServiceClient(testbed.Dial(t, l.Socket("server2")))
+	for _, stopped := range []struct {
+		server string
+		judge  farev1.FabricServiceClient // of a server that runs
+	}{{"server2", l.fabric}, {"server1", other}} {
+		pid := l.process(stopped.server, "run")
+		l.signal(pid, unix.SIGSTOP)
+		l.answering(stopped.judge, 1)
+		l.signal(pid, unix.SIGCONT)
+		l.answering(l.fabric, 2)
+		l.answering(other, 2)
+	}
+
+	t.Log("rules and settings of another program, faster than the agent restores them")
+	pid := l.process("server1", "dataplane")
+	l.signal(pid, unix.SIGSTOP)
+	if driver == "linux" {
+		l.Node("server1").Sysctl("net.ipv4.fib_multipath_hash_policy=0")
+	} else {
+		for range strings.Count(l.Node("server1").IP("rule", "show", "table", "179"), "\n") {
+			rule := l.Node("server1").IP("rule", "show", "table", "179")
+			first, _, _ := strings.Cut(rule, "\n")
+			_, words, _ := strings.Cut(first, ":")
+			l.Node("server1").IP(append([]string{"rule", "delete"}, strings.Fields(words)...)...)
+		}
+	}
+	netnstest.Eventually(t, 2*time.Minute, func() error {
+		have := l.findings()
+		if slices.ContainsFunc(have, func(s string) bool { return strings.HasPrefix(s, "wrong-sub-port ") }) {
+			return nil
+		}
+		return fmt.Errorf("no wrong sub-port, findings %q", have)
+	})
+	l.signal(pid, unix.SIGCONT)
+	l.await("")
+}
