@@ -3,6 +3,7 @@ package naming
 import (
 	"fmt"
 	"log/slog"
+	"os"
 	"strings"
 	"testing"
 	"time"
@@ -198,4 +199,26 @@ func TestRefusedMatches(t *testing.T) {
 			t.Errorf("%v, want %s", err, want)
 		}
 	}
+}
+
+// TestEventsElsewhere checks that link events of a namespace at the other end of a cable are read: with one left in a
+// socket, the Namer would never wait again.
+func TestEventsElsewhere(t *testing.T) {
+	here, there := netnstest.Pair(t, "eth0", "10.0.0.1/24", "10.0.0.2/24")
+	if !open(t, here).watch.Everywhere() {
+		netnstest.Lacks(t, "this process may not receive the link events of other namespaces")
+	}
+	for range 3 {
+		there.IP("link", "set", "eth0", "mtu", "1400")
+		there.IP("link", "set", "eth0", "mtu", "1500")
+	}
+	netnstest.Eventually(t, within, func() error {
+		table := netnstest.In(here, func() ([]byte, error) { return os.ReadFile("/proc/thread-self/net/netlink") })
+		for line := range strings.Lines(string(table)) {
+			if w := strings.Fields(line); len(w) > 4 && w[0] != "sk" && w[4] != "0" {
+				return fmt.Errorf("%s bytes wait in a socket: %s", w[4], line)
+			}
+		}
+		return nil
+	})
 }
