@@ -15,6 +15,8 @@ const (
 	fastest = 500 * time.Millisecond
 	// Timeout is the time after which a probe without an answer begins a trial.
 	Timeout = 250 * time.Millisecond
+	// slack lets the regular wake-up at a point of the grid serve the probes of the point before it.
+	slack = 5 * time.Millisecond
 	// Late is the time for which an answer after the timeout still counts.
 	Late = 3 * time.Second
 	// tardy is the lateness of a wake-up from which on the process was starved: nothing has expired meanwhile.
@@ -440,7 +442,7 @@ func (c *Core) send(now time.Time, u unit, path Path, back int, r role) *sent {
 // expire handles the probes whose answers are late, and forgets those that are too late.
 func (c *Core) expire(now time.Time) {
 	for _, s := range c.queue {
-		if s.expired || now.Before(s.deadline) {
+		if s.expired || now.Before(s.deadline.Add(-slack)) {
 			continue
 		}
 		s.expired = true
@@ -492,7 +494,7 @@ func (c *Core) nextWake(now time.Time) time.Time {
 			earlier(t)
 		}
 		for _, s := range c.queue {
-			if !s.expired {
+			if !s.expired && c.out[s.nonce] == s {
 				earlier(s.deadline)
 			}
 		}
