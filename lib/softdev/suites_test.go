@@ -80,9 +80,6 @@ func (r *results) pair(t *testing.T, e *ends, environment []string, command stri
 	}
 	out, err := e.client.Output(c[0], c[1:]...)
 	said := fmt.Sprint(string(out), err)
-	if strings.Contains(said, "Correlation coefficient r^2") { // perftest could not measure the processor's clock
-		err = nil
-	}
 	server.AwaitEnd(t)
 	r.add(t, command, said+server.Log(), err)
 }
@@ -165,7 +162,7 @@ func examples(t *testing.T, e *ends) results {
 }
 
 // perftest runs each of its programs with what it can vary. Completions stand for 16 operations or a divisor, so that
-// perftest, which counts whole ones, ends.
+// perftest, which counts whole ones, ends. With -F it also ends where it cannot measure the clock of a busy processor.
 func perftest(t *testing.T, e *ends) results {
 	r := results{name: "perftest " + version(t, "perftest")}
 	for _, verb := range []string{"write", "read", "send", "atomic"} {
@@ -186,7 +183,7 @@ func perftest(t *testing.T, e *ends) results {
 				variants = append(variants, "-b", "-q 8", "-b -q 4 -t 16")
 			}
 			for _, v := range variants {
-				r.pair(t, e, nil, fmt.Sprintf("ib_%s_%s -n 64 %s", verb, kind, v), "-d", "fared_soft0")
+				r.pair(t, e, nil, fmt.Sprintf("ib_%s_%s -F -n 64 %s", verb, kind, v), "-d", "fared_soft0")
 			}
 		}
 	}

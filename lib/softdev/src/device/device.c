@@ -115,7 +115,7 @@ static void *run_engine(void *argument)
 	struct engine *e = argument;
 	uint64_t polls = 0;
 	prefer_wakeups();
-	prctl(PR_SET_TIMERSLACK, 1000); /* ns; the default would double the shortest sleep */
+	prctl(PR_SET_TIMERSLACK, 1000, 0, 0, 0); /* ns; the default would double the shortest sleep */
 	guard_lock(&sd_lock);
 	while (!e->stop) {
 		uint64_t now = e->dev.link->now(e->dev.link);
