@@ -199,8 +199,13 @@ var examples = map[string]struct{ fires, silent example }{
 		example{`fared_loop_step_seconds_bucket{le="0.001",@} 0+98x29`, `fared_loop_step_seconds_bucket{le="0.2",@} 0+100x29`, `fared_loop_step_seconds_bucket{le="+Inf",@} 0+100x29`},
 		example{`fared_loop_step_seconds_bucket{le="0.001",@} 0+100x29`, `fared_loop_step_seconds_bucket{le="0.2",@} 0+100x29`, `fared_loop_step_seconds_bucket{le="+Inf",@} 0+100x29`},
 	},
-	"FaredPanic":              {example{`fared_panics_total{@} 0 1`}, example{`fared_panics_total{@} 1`, `fared_agent_panics_total{@} 1`}},
-	"FaredAgentBroken":        {example{`fared_agent_serving{@} 1 0`}, example{`fared_agent_serving{@} 1 0 1`}},
+	"FaredPanic":       {example{`fared_panics_total{@} 0 1`}, example{`fared_panics_total{@} 1`, `fared_agent_panics_total{@} 1`}},
+	"FaredAgentBroken": {example{`fared_agent_serving{@} 1 0`}, example{`fared_agent_serving{@} 1 0 1`}},
+	"FaredKernelSlow": {
+		example{`fared_agent_kernel_seconds_bucket{le="0.001",@} 0+98x29`, `fared_agent_kernel_seconds_bucket{le="0.2",@} 0+100x29`, `fared_agent_kernel_seconds_bucket{le="+Inf",@} 0+100x29`},
+		// The load of many destinations is one slow batch.
+		example{`fared_agent_kernel_seconds_bucket{le="0.001",@} 0 0 0 4`, `fared_agent_kernel_seconds_bucket{le="0.2",@} 0 0 0 4`, `fared_agent_kernel_seconds_bucket{le="+Inf",@} 0 0 0 5`},
+	},
 	"FaredAgentJournalBehind": {example{`fared_agent_journal_behind{@} 0 1`}, example{`fared_agent_journal_behind{@} 0 1 0`}},
 	"FaredAgentRepairs":       {example{`fared_agent_repairs_total{@} 0+1x29`}, example{`fared_agent_repairs_total{@} 1`}},
 	"FaredSteeringDrops": {

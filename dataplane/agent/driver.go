@@ -27,7 +27,8 @@ type driver struct {
 	limitations func() []hostcheck.Finding
 	// healthy returns the current fault, or nil.
 	healthy func() error
-	collect func(sampler) // nil without metrics of the driver
+	kernel  prometheus.Histogram // of metricKernelSeconds; nil for drivers that do not change the kernel
+	collect func(sampler)        // nil without metrics of the driver
 	close   func() error
 }
 
@@ -55,10 +56,11 @@ type watched struct {
 }
 
 func newWatched(f contract.Forwarder, namer *naming.Namer, log *slog.Logger) *watched {
-	return &watched{Forwarder: f, namer: namer, log: log, seconds: metricCommitSeconds.New(
-		prometheus.ExponentialBuckets(10e-6, 2.5, 14)), // 10 µs to 1.5 s
-	}
+	return &watched{Forwarder: f, namer: namer, log: log, seconds: metricCommitSeconds.New(durations())}
 }
+
+// durations are the bounds of histograms in seconds, 10 µs to 1.5 s.
+func durations() []float64 { return prometheus.ExponentialBuckets(10e-6, 2.5, 14) }
 
 // caught converts a panic into an error.
 func (w *watched) caught(doing string, err *error) {

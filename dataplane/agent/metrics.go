@@ -84,6 +84,9 @@ func (a *Agent) Collect(ch chan<- prometheus.Metric) {
 		count(metricJournalRewrites, j.Rewrites)
 		count(metricJournalErrors, j.Errors)
 	}
+	if a.driver.kernel != nil {
+		a.driver.kernel.Collect(ch)
+	}
 	if a.driver.collect != nil {
 		a.driver.collect(sample)
 	}

@@ -37,6 +37,7 @@ var (
 	metricJournalRewrites   = exported.Counter("fared_agent_journal_rewrites_total", "Times the journal was compacted.")
 	metricJournalErrors     = exported.Counter("fared_agent_journal_errors_total", "Failed writes of the journal.")
 
+	metricKernelSeconds        = exported.Histogram("fared_agent_kernel_seconds", "Time that the kernel took for a batch of changes to nexthops, groups and routes.")
 	metricKernelOperations     = exported.Counter("fared_agent_kernel_operations_total", "Changes sent to the kernel.", "object")
 	metricKernelObjects        = exported.Gauge("fared_agent_kernel_objects", "The agent's objects in the kernel.", "object")
 	metricKernelErrors         = exported.Counter("fared_agent_kernel_errors_total", "Changes that the kernel refused.")

@@ -8,6 +8,7 @@ import (
 	"os"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/fared/fared/dataplane/bpf"
 	"github.com/fared/fared/dataplane/linux"
@@ -24,10 +25,21 @@ func openDriver(c *Config) (*driver, error) {
 	if c.Driver == Auto {
 		cannot = bpf.Supported()
 	}
-	below, err := linux.Open(c.Linux)
+	kernel, settings := metricKernelSeconds.New(durations()), c.Linux
+	settings.Took = func(d time.Duration) { kernel.Observe(d.Seconds()) }
+	below, err := linux.Open(settings)
 	if err != nil {
 		return nil, err
 	}
+	d, err := driverAbove(c, below, cannot)
+	if err == nil {
+		d.kernel = kernel
+	}
+	return d, err
+}
+
+// driverAbove returns the configured driver with below as its lower layer. cannot is why steering by BPF is impossible.
+func driverAbove(c *Config, below *linux.Driver, cannot error) (*driver, error) {
 	if c.Driver == Linux {
 		return linuxDriver(c, below), nil
 	}

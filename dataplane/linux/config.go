@@ -74,6 +74,9 @@ type Config struct {
 	AuditInterval time.Duration
 	// Logger receives log messages; nil selects slog.Default().
 	Logger *slog.Logger
+	// Took receives the time from the start of each batch of changes until the kernel has answered all of them. It must
+	// return quickly. nil disables it.
+	Took func(time.Duration)
 
 	// watchBuffer is the receive buffer size of the link socket in bytes; 0 selects the default of rtnl.
 	watchBuffer int

@@ -3,6 +3,7 @@ package linux
 import (
 	"errors"
 	"slices"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -72,7 +73,17 @@ func (k *kernel) exchangeNetlink(ops []op) []error {
 	for i := range ops {
 		k.put(b, &ops[i])
 	}
-	return k.conn.Do(b)
+	return k.do(b)
+}
+
+// do sends a batch of changes, and reports its time.
+func (k *kernel) do(b *rtnl.Batch) []error {
+	began := time.Now()
+	errs := k.conn.Do(b)
+	if took := k.state.config.Took; took != nil {
+		took(time.Since(began))
+	}
+	return errs
 }
 
 func (k *kernel) put(b *rtnl.Batch, o *op) {
@@ -121,7 +132,7 @@ func (k *kernel) remove(nexthops map[uint32]*pool) {
 	for id := range nexthops {
 		b.DelNexthop(id)
 	}
-	for _, err := range k.conn.Do(b) {
+	for _, err := range k.do(b) {
 		if err != nil && !errors.Is(err, unix.ENOENT) { // the kernel has already removed it
 			k.state.log.Warn("linux data plane: packets go to a device without a carrier until the kernel processes the lost carrier", "error", err)
 		}

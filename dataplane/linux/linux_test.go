@@ -13,6 +13,7 @@ import (
 	"os"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -516,3 +517,22 @@ func TestProgramming(t *testing.T) {
 }
 
 func mustPrefix(s string) netip.Prefix { return netip.MustParsePrefix(s) }
+
+// TestTook requires a time for each batch of changes, and none for an operation that changes nothing in the kernel.
+func TestTook(t *testing.T) {
+	h := newHost(t, 2)
+	var batches atomic.Int64
+	h.config.Took = func(d time.Duration) {
+		if batches.Add(1); d <= 0 || d > time.Minute {
+			t.Errorf("a batch of %v", d)
+		}
+	}
+	_, c := h.start()
+	s := program(t, c.server)
+	before := batches.Load()
+	s.do(h.group(1, 2, 1), destination(target4(0), 1))
+	after := batches.Load()
+	if s.do(h.group(1, 2, 1)); after == before || batches.Load() != after {
+		t.Errorf("%d batches for a group and a route, and %d for the same group", after-before, batches.Load()-after)
+	}
+}
