@@ -81,7 +81,7 @@ func TestJudgesNoticeAStoppedContestant(t *testing.T) {
 			}
 			b.limit = shown
 			for _, x := range rowsAt(n, s) {
-				kernelAlone := strings.HasPrefix(x.name, "memory") || x.name == "linkflap" || byPackets && slices.Contains([]string{"own", "far", "links"}, x.name)
+				kernelAlone := strings.HasPrefix(x.name, "memory") || x.name == "linkflap" || byPackets && slices.Contains([]string{"own", "far", "own-beside", "links"}, x.name)
 				if kernelAlone {
 					continue
 				}

@@ -76,7 +76,7 @@ type settings struct {
 	idle        time.Duration
 	flap        time.Duration // duration of flaps
 	rest        time.Duration // before memory is read after changes
-	busy        int           // processes that use processor time all the time
+	busy        int           // processes that use processor time all the time, next to which each row is measured once more; 0 means none
 	out         string        // directory of the report
 }
 
@@ -152,9 +152,7 @@ func TestContest(t *testing.T) {
 		defer debug.SetGCPercent(debug.SetGCPercent(-1))
 	}
 	r := newReport(s)
-	for range s.busy {
-		netnstest.New(t).Start(t, "sh", "-c", "while :; do :; done")
-	}
+	load := busyProcesses(t, s.busy)
 	for _, n := range s.sizes {
 		rows := slices.DeleteFunc(rowsAt(n, s), func(x row) bool { return !selected(x.name, s.rows) })
 		if len(rows) == 0 {
@@ -163,7 +161,7 @@ func TestContest(t *testing.T) {
 		for _, v := range variants {
 			some := slices.DeleteFunc(slices.Clone(rows), func(x row) bool { return x.bed != v })
 			if len(some) > 0 {
-				t.Run(fmt.Sprintf("%d/bfd=%v,damped=%v", n, v.bfd, v.damped), func(t *testing.T) { contest(t, s, r, some, n, v) })
+				t.Run(fmt.Sprintf("%d/bfd=%v,damped=%v", n, v.bfd, v.damped), func(t *testing.T) { contest(t, s, r, load, some, n, v) })
 			}
 		}
 	}
@@ -172,8 +170,38 @@ func TestContest(t *testing.T) {
 	}
 }
 
-// contest measures rows with one number of destinations.
-func contest(t *testing.T, s settings, r *report, rows []row, n int, v variant) {
+// busyProcesses starts processes that use processor time while they are not stopped, as they are at first. The function
+// continues or stops them; nil without processes.
+func busyProcesses(t *testing.T, n int) func(run bool) {
+	var all []*netnstest.Process
+	signal := func(s unix.Signal) {
+		for _, p := range all {
+			if err := p.Signal(s); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	for range n {
+		p := netnstest.New(t).Start(t, "sh", "-c", "while :; do :; done")
+		t.Cleanup(p.Kill) // a stopped process does not end by SIGTERM
+		all = append(all, p)
+	}
+	signal(unix.SIGSTOP)
+	if n == 0 {
+		return nil
+	}
+	return func(run bool) {
+		if run {
+			signal(unix.SIGCONT)
+		} else {
+			signal(unix.SIGSTOP)
+		}
+	}
+}
+
+// contest measures rows with one number of destinations: idle, and where there are busy processes, next to them too, in
+// turn.
+func contest(t *testing.T, s settings, r *report, load func(run bool), rows []row, n int, v variant) {
 	var beds []*bed
 	for _, c := range s.contestants {
 		b := newBed(t, c, n, v)
@@ -199,7 +227,11 @@ func contest(t *testing.T, s settings, r *report, rows []row, n int, v variant) 
 		takesPart := func(b *bed, round int) bool {
 			return b.out == nil && (round >= 0 || s.full || x.packets || !b.contestant.inKernel())
 		}
-		for round := -warm; round < rounds; round++ {
+		pass := func(round int, busy bool) {
+			if busy {
+				load(true)
+				defer load(false)
+			}
 			for i := range beds {
 				b := beds[(i+round+warm)%len(beds)]
 				if !takesPart(b, round) {
@@ -210,11 +242,11 @@ func contest(t *testing.T, s settings, r *report, rows []row, n int, v variant) 
 				if err != nil && !(round < 0 && errors.Is(err, errLearned)) {
 					r.fail(b, x.name, err)
 				} else if round >= 0 {
-					r.add(b.name, got)
+					r.add(b.name, got, busy)
 				}
 			}
 			if x.mend == nil {
-				continue
+				return
 			}
 			for _, b := range beds {
 				if takesPart(b, round) {
@@ -229,6 +261,12 @@ func contest(t *testing.T, s settings, r *report, rows []row, n int, v variant) 
 						r.fail(b, x.name+", way back", err)
 					}
 				}
+			}
+		}
+		for round := -warm; round < rounds; round++ {
+			pass(round, false)
+			if load != nil && round >= 0 {
+				pass(round, true)
 			}
 		}
 		r.end(x)

@@ -12,6 +12,7 @@ type watched struct {
 	flows  []flow
 	places []int8
 	spared float64 // per cent of the flows of planes that remain that move nevertheless
+	moved  float64 // per cent of all flows that move
 }
 
 // errLearned reports that an event was used to learn its flows.
@@ -68,9 +69,14 @@ func paceOf(destinations int) pace {
 	return pace{25, 500 * time.Microsecond}
 }
 
-// packetEvent makes a change of the weights of destinations, and returns the milliseconds until every flow had its new
-// place. The first event of a key returns errLearned. before are the weights before the change.
+// packetEvent is pacedEvent with packets as frequent as the number of destinations needs.
 func packetEvent(b *bed, key string, destinations []int, before, want weights, change func() (moment, error)) (float64, error) {
+	return pacedEvent(b, key, paceOf(len(destinations)), destinations, before, want, change)
+}
+
+// pacedEvent makes a change of the weights of destinations, and returns the milliseconds until every flow had its new
+// place. The first event of a key returns errLearned. before are the weights before the change.
+func pacedEvent(b *bed, key string, p pace, destinations []int, before, want weights, change func() (moment, error)) (float64, error) {
 	x := b.traffic
 	w, known := b.watched[key]
 	if !known {
@@ -94,8 +100,11 @@ func packetEvent(b *bed, key string, destinations []int, before, want weights, c
 		if len(w.flows) == 0 {
 			return 0, errors.New("no flow shows the change")
 		}
-		remain, moved := 0, 0
+		remain, moved, all := 0, 0, 0
 		for i := range flows {
+			if from[i] != to[i] {
+				all++
+			}
 			if from[i] != lost && want[from[i]] > 0 {
 				remain++
 				if from[i] != to[i] {
@@ -103,11 +112,11 @@ func packetEvent(b *bed, key string, destinations []int, before, want weights, c
 				}
 			}
 		}
-		w.spared = 100 * float64(moved) / float64(max(remain, 1))
+		w.spared, w.moved = 100*float64(moved)/float64(max(remain, 1)), 100*float64(all)/float64(len(flows))
 		b.watched[key] = w
 		return 0, errLearned
 	}
-	x.start(w.flows, paceOf(len(destinations)))
+	x.start(w.flows, p)
 	time.Sleep(20 * time.Millisecond)
 	began, err := change()
 	for err == nil && !x.settled(w.places, quiet) {

@@ -20,7 +20,7 @@ type report struct {
 	Time        time.Time         `json:"time"`
 	Seconds     float64           `json:"seconds"` // duration of the contest
 	Machine     machine           `json:"machine"`
-	Busy        int               `json:"busy"`        // processes that did nothing but use processor time
+	Busy        int               `json:"busy"`        // processes that did nothing but use processor time in the figures of busy
 	Contestants map[string]string `json:"contestants"` // version by name
 	Figures     []result          `json:"figures"`
 	Failures    []string          `json:"failures,omitempty"`
@@ -42,9 +42,10 @@ type result struct {
 	Title        string                  `json:"title"`
 	Unit         string                  `json:"unit"` // ms, MB (10^6 bytes), %, packets, changes
 	Destinations int                     `json:"destinations"`
-	By           map[string]distribution `json:"by"` // contestant
+	By           map[string]distribution `json:"by"`             // contestant, on an idle machine
+	Busy         map[string]distribution `json:"busy,omitempty"` // the same next to busy processes
 	label        string
-	values       map[string][]float64
+	values       [2]map[string][]float64 // idle, busy
 }
 
 // distribution summarizes the repetitions of a figure. Percentiles are values that were measured (nearest rank).
@@ -92,14 +93,37 @@ func (r *report) fail(b *bed, when string, err error) {
 func (r *report) begin(x row) {
 	r.rowBegan = time.Now()
 	for _, f := range x.figures {
-		r.Figures = append(r.Figures, result{Key: f.key, Title: f.title, Unit: f.unit, label: f.label, Destinations: x.size, By: map[string]distribution{}, values: map[string][]float64{}})
+		r.Figures = append(r.Figures, result{Key: f.key, Title: f.title, Unit: f.unit, label: f.label, Destinations: x.size, By: map[string]distribution{}, Busy: map[string]distribution{}, values: [2]map[string][]float64{{}, {}}})
 	}
 }
 
-func (r *report) add(contestant string, got samples) {
+func (r *report) add(contestant string, got samples, busy bool) {
 	for key, values := range got {
-		i := slices.IndexFunc(r.Figures, func(f result) bool { return f.Key == key })
-		r.Figures[i].values[contestant] = append(r.Figures[i].values[contestant], values...)
+		f := &r.Figures[slices.IndexFunc(r.Figures, func(f result) bool { return f.Key == key })]
+		by := f.values[0]
+		if busy {
+			by = f.values[1]
+		}
+		by[contestant] = append(by[contestant], values...)
+	}
+}
+
+// summarize writes the distributions of a figure's values.
+func summarize(all map[string][]float64, by map[string]distribution) {
+	best := math.Inf(1)
+	for name, values := range all {
+		slices.Sort(values)
+		rank := func(p float64) float64 { return values[max(0, int(math.Ceil(p*float64(len(values))))-1)] }
+		by[name] = distribution{P50: rank(0.5), P99: rank(0.99), Min: values[0], Max: values[len(values)-1], N: len(values)}
+		if name == "bird" || name == "frr" {
+			best = min(best, by[name].P50)
+		}
+	}
+	for name, d := range by {
+		if best > 0 && !math.IsInf(best, 1) {
+			d.Ratio = d.P50 / best
+			by[name] = d
+		}
 	}
 }
 
@@ -107,25 +131,15 @@ func (r *report) add(contestant string, got samples) {
 func (r *report) end(x row) {
 	for i := len(r.Figures) - len(x.figures); i < len(r.Figures); i++ {
 		f := &r.Figures[i]
-		best := math.Inf(1)
-		for name, values := range f.values {
-			slices.Sort(values)
-			rank := func(p float64) float64 { return values[max(0, int(math.Ceil(p*float64(len(values))))-1)] }
-			f.By[name] = distribution{P50: rank(0.5), P99: rank(0.99), Min: values[0], Max: values[len(values)-1], N: len(values)}
-			if name == "bird" || name == "frr" {
-				best = min(best, f.By[name].P50)
-			}
-		}
-		for name, d := range f.By {
-			if best > 0 && !math.IsInf(best, 1) {
-				d.Ratio = d.P50 / best
-				f.By[name] = d
-			}
-		}
+		summarize(f.values[0], f.By)
+		summarize(f.values[1], f.Busy)
 		fmt.Printf("%5.0fs  %-14s", time.Since(r.Time).Seconds(), f.Key)
 		for _, c := range r.settings.contestants {
 			if d, ok := f.By[c.name()]; ok {
 				fmt.Printf("  %s %s (%s)", c.name(), number(d.P50), number(d.P99))
+			}
+			if d, ok := f.Busy[c.name()]; ok {
+				fmt.Printf(" busy %s (%s)", number(d.P50), number(d.P99))
 			}
 		}
 		fmt.Println()
@@ -147,47 +161,37 @@ func number(v float64) string {
 	return fmt.Sprintf("%.0f", v)
 }
 
-// file is the name of a report without its ending; a busy machine's has another one.
-func (r *report) file(busy bool) string {
-	name := "bench-peers"
-	if busy {
-		name += "-busy"
-	}
-	return filepath.Join(r.settings.out, name)
-}
-
-// table writes the figures in Markdown. Next to those of a busy machine are those of the idle one, if there is a report
-// of it.
+// table writes the figures in Markdown, with a column for the idle machine and, where busy processes ran, another for
+// the busy one next to it.
 func (r *report) table() string {
-	idle := map[string]result{}
-	if r.Busy > 0 {
-		var other report
-		if text, err := os.ReadFile(r.file(false) + ".json"); err == nil && json.Unmarshal(text, &other) == nil {
-			for _, f := range other.Figures {
-				idle[f.Key] = f
-			}
-		}
-	}
 	var b strings.Builder
-	fmt.Fprintf(&b, "\n| p50 (p99) x ratio%s | unit | n |", map[bool]string{true: ", idle / busy machine"}[len(idle) > 0])
+	b.WriteString("\n| p50 (p99) x ratio | unit | n |")
+	columns := 0
 	for _, c := range r.settings.contestants {
 		fmt.Fprintf(&b, " %s |", c.name())
+		if columns++; r.Busy > 0 {
+			fmt.Fprintf(&b, " %s, busy |", c.name())
+			columns++
+		}
 	}
-	b.WriteString("\n|---|---|---|" + strings.Repeat("---|", len(r.settings.contestants)) + "\n")
+	b.WriteString("\n|---|---|---|" + strings.Repeat("---|", columns) + "\n")
 	for _, f := range r.Figures {
 		n := 0
 		for _, d := range f.By {
 			n = max(n, d.N)
 		}
 		fmt.Fprintf(&b, "| %s | %s | %d |", f.Title, f.Unit, n)
-		for _, c := range r.settings.contestants {
-			if d, ok := idle[f.Key].By[c.name()]; ok {
-				fmt.Fprintf(&b, " %s /", d)
-			}
-			if d, ok := f.By[c.name()]; ok {
+		cell := func(by map[string]distribution, name string) {
+			if d, ok := by[name]; ok {
 				fmt.Fprintf(&b, " %s |", d)
 			} else {
 				b.WriteString(" - |")
+			}
+		}
+		for _, c := range r.settings.contestants {
+			cell(f.By, c.name())
+			if r.Busy > 0 {
+				cell(f.Busy, c.name())
 			}
 		}
 		b.WriteString("\n")
@@ -223,10 +227,10 @@ func (r *report) finish() error {
 	}
 	text, err := json.MarshalIndent(r, "", "  ")
 	if err == nil {
-		err = os.WriteFile(r.file(r.Busy > 0)+".json", append(text, '\n'), 0o644)
+		err = os.WriteFile(filepath.Join(r.settings.out, "bench-peers.json"), append(text, '\n'), 0o644)
 	}
 	if err == nil {
-		err = os.WriteFile(r.file(r.Busy > 0)+".svg", []byte(r.drawing()), 0o644)
+		err = os.WriteFile(filepath.Join(r.settings.out, "bench-peers.svg"), []byte(r.drawing()), 0o644)
 	}
 	return err
 }

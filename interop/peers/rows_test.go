@@ -46,6 +46,8 @@ type row struct {
 }
 
 const (
+	single = 100 // samples of an event of one destination, so that a p99 is not the largest one of few
+
 	eventLimit  = 20 * time.Second       // of an event
 	settleLimit = time.Minute            // of the way back
 	quiet       = 100 * time.Millisecond // without a change, after which an event is over
@@ -85,7 +87,7 @@ func rowsAt(n int, s settings) (all []row) {
 	}
 	updates, kills := 10, 8
 	if one {
-		updates, kills = 15, 20
+		updates, kills = single/2, single
 	}
 	all = append(all, row{name: numbered("update"), rounds: updates,
 		figures: []figure{{numbered("update"), "UPDATE of one destination to kernel weights, " + destinations, "ms", "UPDATE, " + destinations}},
@@ -98,6 +100,9 @@ func rowsAt(n int, s settings) (all []row) {
 			up, err := event(b, even, even, func() (moment, error) { return b.leaves[0].announce(full, []int{0}) })
 			return samples{numbered("update"): {down, up}}, err
 		}})
+	if one {
+		all = append(all, updateByPackets(s))
+	}
 	if last {
 		all = append(all, row{name: "degrade", rounds: 15,
 			figures: []figure{
@@ -133,7 +138,8 @@ func rowsAt(n int, s settings) (all []row) {
 		},
 		mend: func(b *bed) error { return b.leaves[0].start() }})
 	if one {
-		all = append(all, links(s, "own", false), links(s, "far", true), linkFlap(s), row{name: "bfd", rounds: 12, bed: variant{bfd: bfdInterval}, packets: true,
+		beside := paceOf(n)
+		all = append(all, links(s, "own", "", false, beside), links(s, "far", "", true, beside), killBeside(), links(s, "own-beside", besides, false, slow), linkFlap(s), row{name: "bfd", rounds: single, bed: variant{bfd: bfdInterval}, packets: true,
 			figures: []figure{{"bfd", "leaf frozen, BFD 3 x 50 ms, by packets", "ms", "leaf frozen, BFD, by packets"}},
 			measure: func(b *bed) (samples, error) {
 				took, err := packetEvent(b, "bfd", b.every(), even, without, func() (moment, error) { return b.leaves[0].freeze(true), nil })
@@ -290,37 +296,106 @@ func event(b *bed, first, rest weights, change func() (moment, error)) (took flo
 	return at.since(began), nil
 }
 
-// links returns the row of a sub-port that loses its carrier, by its own end or by the leaf's, and gets it back.
-func links(s settings, name string, far bool) row {
-	end := map[bool]string{false: "own", true: "the leaf's"}[far]
+// updateByPackets returns the row of an UPDATE that ends with packets for all contestants: the kernel may report a
+// change later than packets follow.
+func updateByPackets(s settings) row {
+	const name = "update-packets"
+	n := float64(planes)
 	figures := []figure{
-		{name, "carrier lost at " + end + " end, to corrected weights, by packets", "ms", "carrier lost at " + end + " end, by packets"},
+		{name, "UPDATE of one destination, by packets", "ms", "UPDATE, 1 destination, by packets"},
+		{name + "-moved", fmt.Sprintf("flows moved when one of %d paths halves (%.1f must)", planes, 100*(1/n-1/(2*n-1))), "%", ""}}
+	return row{name: name, rounds: single / 2, packets: true, figures: figures, measure: func(b *bed) (samples, error) {
+		var took []float64
+		var err error
+		for _, x := range []struct {
+			key       string
+			gbps      int
+			from, end weights
+		}{{name, half, even, degraded}, {name + " back", full, degraded, even}} {
+			idle(s.idle)
+			var ms float64
+			if ms, err = packetEvent(b, x.key, b.every(), x.from, x.end, func() (moment, error) { return b.leaves[0].announce(x.gbps, []int{0}) }); err != nil && !errors.Is(err, errLearned) {
+				return nil, err
+			}
+			b.state = [2]weights{x.end, even}
+			took = append(took, ms)
+		}
+		return samples{name: took, name + "-moved": {b.watched[name].moved}}, err
+	}}
+}
+
+// besides ends the titles of events next to packets at slow.
+const besides = ", next to 8,000 packets/s"
+
+var slow = pace{1, time.Second / 8000}
+
+// withPackets makes a change that takes the first plane away, while packets arrive. It returns the milliseconds until
+// packets follow, and until the kernel has the weights, of contestants that it has weights of. The first event of a key
+// returns errLearned.
+func withPackets(b *bed, key string, p pace, change func() (moment, error)) (packets float64, kernel []float64, err error) {
+	if err := b.judge.want(without, without); err != nil {
+		return 0, nil, err
+	}
+	var began moment
+	packets, err = pacedEvent(b, key, p, b.every(), even, without, func() (at moment, err error) {
+		began, err = change()
+		return began, err
+	})
+	if err != nil && !errors.Is(err, errLearned) {
+		return 0, nil, err
+	}
+	if b.contestant.inKernel() {
+		at, err := b.judge.await(b.limit, quiet)
+		if err != nil {
+			return 0, nil, err
+		}
+		kernel = []float64{at.since(began)}
+	}
+	b.state = [2]weights{without, without}
+	return packets, kernel, err
+}
+
+// killBeside returns the row of a leaf killed while packets are sent.
+func killBeside() row {
+	const name = "kill-beside"
+	figures := []figure{
+		{name, "leaf killed (FIN) to kernel weights, 1 destination" + besides, "ms", ""},
+		{name + "-packets", "the same, by packets", "ms", ""}}
+	return row{name: name, rounds: single, packets: true, figures: figures, measure: func(b *bed) (samples, error) {
+		packets, kernel, err := withPackets(b, name, slow, func() (moment, error) { return b.leaves[0].kill(), nil })
+		got := samples{name + "-packets": {packets}}
+		if kernel != nil {
+			got[name] = kernel
+		}
+		return got, err
+	}, mend: func(b *bed) error { return b.leaves[0].start() }}
+}
+
+// links returns the row of a sub-port that loses its carrier, by its own end or by the leaf's, and gets it back.
+func links(s settings, name, besides string, far bool, p pace) row {
+	end := map[bool]string{false: "own", true: "the leaf's"}[far]
+	label := func(text string) string {
+		if besides != "" {
+			return ""
+		}
+		return text
+	}
+	figures := []figure{
+		{name, "carrier lost at " + end + " end, to corrected weights, by packets" + besides, "ms", label("carrier lost at " + end + " end, by packets")},
 		{name + "-moved1", "flows of the other planes moved by it", "%", ""},
 		{name + "-rewrite1", "the same to the kernel's routes rewritten", "ms", ""},
-		{name + "-back1", "carrier back at " + end + " end, to weights restored", "ms", "carrier back at " + end + " end"}}
-	return row{name: name, rounds: 12, packets: true, figures: figures, measure: func(b *bed) (samples, error) {
+		{name + "-back1", "carrier back at " + end + " end, to weights restored", "ms", label("carrier back at " + end + " end")}}
+	return row{name: name, rounds: single, packets: true, figures: figures, measure: func(b *bed) (samples, error) {
 		got := samples{}
-		if err := b.judge.want(without, without); err != nil {
-			return nil, err
-		}
-		var began moment
-		took, err := packetEvent(b, name, b.every(), even, without, func() (at moment, err error) {
-			began, err = b.link(far, false)
-			return began, err
-		})
+		took, kernel, err := withPackets(b, name, p, func() (moment, error) { return b.link(far, false) })
 		learned := errors.Is(err, errLearned)
 		if err != nil && !learned {
 			return nil, err
 		}
 		got[name], got[name+"-moved1"] = []float64{took}, []float64{b.watched[name].spared}
-		if b.contestant.inKernel() {
-			at, err := b.judge.await(b.limit, quiet)
-			if err != nil {
-				return nil, err
-			}
-			got[name+"-rewrite1"] = []float64{at.since(began)}
+		if kernel != nil {
+			got[name+"-rewrite1"] = kernel
 		}
-		b.state = [2]weights{without, without}
 		idle(s.idle)
 		up, err := event(b, even, even, func() (moment, error) { return b.link(far, true) })
 		if err != nil && !errors.Is(err, errLearned) {

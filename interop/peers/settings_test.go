@@ -18,10 +18,10 @@ func TestReport(t *testing.T) {
 	x := row{name: "x", size: 7, figures: []figure{{"x", "an event", "ms", "event"}, {"x-cpu", "processor time of it", "ms", ""}}}
 	r.begin(x)
 	for i := range 100 {
-		r.add("frr", samples{"x": {float64(100 - i)}})
+		r.add("frr", samples{"x": {float64(100 - i)}}, false)
 	}
-	r.add("bird", samples{"x": {4, 8, 6}, "x-cpu": {3}})
-	r.add("fared-linux", samples{"x": {3}})
+	r.add("bird", samples{"x": {4, 8, 6}, "x-cpu": {3}}, false)
+	r.add("fared-linux", samples{"x": {3}}, false)
 	r.end(x)
 	if err := r.finish(); err != nil {
 		t.Fatal(err)
@@ -66,13 +66,14 @@ func TestReport(t *testing.T) {
 	if dots != 3 { // the figure without a label is left out
 		t.Errorf("%d medians are drawn, want 3", dots)
 	}
-	// A busy machine's table has both values.
+	// With busy processes each contestant has two columns.
 	s.busy = 1
 	busy := newReport(s)
 	busy.begin(x)
-	busy.add("bird", samples{"x": {12}, "x-cpu": {3}})
+	busy.add("bird", samples{"x": {4, 8, 6}, "x-cpu": {3}}, false)
+	busy.add("bird", samples{"x": {12}}, true)
 	busy.end(x)
-	if table := busy.table(); !strings.Contains(table, "| 6.00 (8.00) / 12.0 |") {
+	if table := busy.table(); !strings.Contains(table, "| an event | ms | 3 | - | - | 6.00 (8.00) | 12.0 | - | - |") {
 		t.Errorf("no idle and busy value of BIRD:\n%s", table)
 	}
 }
