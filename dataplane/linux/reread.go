@@ -8,6 +8,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/fared/fared/dataplane/internal/contract"
+	"github.com/fared/fared/internal/hostcheck"
 	"github.com/fared/fared/internal/rtnl"
 )
 
@@ -157,7 +158,7 @@ func families(ipv6 bool) []uint8 {
 
 // hasIPv6 reports whether the kernel supports IPv6. The caller runs inside the namespace.
 func hasIPv6() bool {
-	_, err := readSysctl(hashPolicyV6)
+	_, err := hostcheck.ReadSysctl(hashPolicyV6)
 	return err == nil
 }
 

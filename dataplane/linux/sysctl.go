@@ -9,8 +9,6 @@ import (
 	"strconv"
 	"strings"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/fared/fared/internal/hostcheck"
 )
 
@@ -36,31 +34,9 @@ const (
 	flowFields = 0x37
 )
 
-// readSysctl reads a number. It is called every second for several sysctls, so it spares the six further system calls
-// of os.ReadFile.
-func readSysctl(name string) (uint64, error) {
-	path := filepath.Join("/proc/sys", name)
-	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_CLOEXEC, 0)
-	if err != nil {
-		return 0, &fs.PathError{Op: "open", Path: path, Err: err}
-	}
-	defer unix.Close(fd)
-	var buf [64]byte // longer than a number
-	n, err := unix.Read(fd, buf[:])
-	if err != nil {
-		return 0, &fs.PathError{Op: "read", Path: path, Err: err}
-	}
-	text := buf[:n]
-	value, err := strconv.ParseUint(strings.TrimSpace(string(text)), 10, 64)
-	if err != nil {
-		return 0, fmt.Errorf("/proc/sys/%s: %w", name, err)
-	}
-	return value, nil
-}
-
 // setSysctl writes a value if another value is set, and returns changed with a description of that change, if any.
 func setSysctl(changed []string, name string, value uint64) ([]string, error) {
-	at, err := readSysctl(name)
+	at, err := hostcheck.ReadSysctl(name)
 	if err != nil || at == value {
 		return changed, err // an unreadable sysctl may have the right value
 	}
@@ -81,7 +57,7 @@ func lacksIPv6() string {
 	if !hasIPv6() {
 		return "the kernel has no IPv6 (no net.ipv6.fib_multipath_hash_policy): boot it without ipv6.disable=1"
 	}
-	if off, err := readSysctl(loopbackOff); err == nil && off != 0 {
+	if off, err := hostcheck.ReadSysctl(loopbackOff); err == nil && off != 0 {
 		return "net.ipv6.conf.all.disable_ipv6 is 1 (net.ipv6.conf.lo.disable_ipv6): set both, and those of the sub-ports, to 0 and restart the agent"
 	}
 	return ""
@@ -135,7 +111,7 @@ const (
 // faster or more patient. It returns the changes. The caller runs inside the namespace.
 func setUpNeighbors(devices []hostcheck.Link) (changed []string, err error) {
 	set := func(name string, value uint64, keep func(at uint64) bool) {
-		at, unreadable := readSysctl(name)
+		at, unreadable := hostcheck.ReadSysctl(name)
 		if unreadable != nil || keep(at) { // an absent device has no values
 			return
 		}
@@ -156,18 +132,18 @@ func setUpNeighbors(devices []hostcheck.Link) (changed []string, err error) {
 
 // hashesFields reports whether a hash policy is 3 with the fields 0x37, the same fields as those of policy 1.
 func hashesFields(policy string) bool {
-	at, err := readSysctl(policy)
+	at, err := hostcheck.ReadSysctl(policy)
 	if err != nil || at != hashFields {
 		return false
 	}
-	fields, err := readSysctl(strings.Replace(policy, "_policy", "_fields", 1))
+	fields, err := hostcheck.ReadSysctl(strings.Replace(policy, "_policy", "_fields", 1))
 	return err == nil && fields == flowFields
 }
 
 // setUpSeed returns the hash seed, and sets it to wish if none is set. ok is false if the kernel has no seed. The
 // caller runs inside the namespace.
 func setUpSeed(wish uint32) (seed uint32, ok bool, err error) {
-	at, err := readSysctl(hashSeed)
+	at, err := hostcheck.ReadSysctl(hashSeed)
 	if errors.Is(err, fs.ErrNotExist) {
 		return 0, false, nil
 	}

@@ -75,7 +75,7 @@ type settings struct {
 	repetitions int   // rounds of every row; 0 means the row's own number
 	idle        time.Duration
 	flap        time.Duration // duration of flaps
-	rest        time.Duration // before memory is read after changes
+	rest        time.Duration // before memory is read, or idle processes are measured, after changes
 	busy        int           // processes that use processor time all the time, next to which each row is measured once more; 0 means none
 	out         string        // directory of the report
 }

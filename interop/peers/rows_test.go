@@ -153,6 +153,7 @@ func rowsAt(n int, s settings) (all []row) {
 	all = append(all, row{name: numbered("idle"), rounds: 1,
 		figures: []figure{{numbered("idle"), fmt.Sprintf("%v without an event, processor time, %s", s.flap/3, destinations), "ms", ""}},
 		measure: func(b *bed) (samples, error) {
+			idle(s.rest) // work after a start or a change has ended
 			before := processorTime(b.pids())
 			idle(s.flap / 3)
 			used := processorTime(b.pids()) - before

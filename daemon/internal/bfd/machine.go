@@ -22,6 +22,8 @@ type MachineConfig struct {
 	Auth Auth
 	// Random returns a number from 0 to n-1, for the jitter and the first sequence number; not nil.
 	Random func(n int64) int64
+	// Meeting has the slow periodic packets of several sessions sent together; nil sends those of this one alone.
+	Meeting *Meeting
 }
 
 // Machine is one end of a session (RFC 5880, Section 6.8). It has no clock, socket or goroutine. Its owner calls
@@ -47,7 +49,7 @@ type Machine struct {
 	lastReceived time.Time // when the last accepted packet arrived; zero if none arrived within a detection time
 	upSince      time.Time // when the session last came up; zero before the first time
 	sent         time.Time // when the last packet was sent that did not answer a poll; zero if there is none
-	shorten      int64     // reduction of the subsequent wait, in thousandths
+	shorten      int64     // reduction of the subsequent wait, in millionths
 	polling      bool      // our poll sequence is under way
 	answer       bool      // a poll of the other end must be answered
 	changed      bool      // the state has changed since the last packet
@@ -182,7 +184,7 @@ func (m *Machine) periodic() bool {
 // nextPeriodic returns when the next periodic packet is due.
 func (m *Machine) nextPeriodic() time.Time {
 	interval := max(m.desiredMinTx, m.remoteMinRx)
-	return m.sent.Add(interval - interval/1000*time.Duration(m.shorten))
+	return m.sent.Add(interval - part(interval, m.shorten))
 }
 
 // Output returns a packet to send at a time, or false if there is none. Call it until it returns false.
@@ -199,8 +201,13 @@ func (m *Machine) Output(now time.Time) (Packet, bool) {
 	case m.changed, m.periodic() && !now.Before(m.nextPeriodic()):
 		m.changed, m.sent, p.Poll = false, now, m.polling
 		// 75 to 100 % of the interval, at most 90 % if the multiplier is 1 (RFC 5880, Section 6.8.7).
-		if m.shorten = m.c.Random(251); m.c.Multiplier == 1 {
-			m.shorten = 100 + m.c.Random(151)
+		interval := max(m.desiredMinTx, m.remoteMinRx)
+		meets := m.c.Meeting != nil && interval >= slow
+		if m.shorten = 1000 * m.c.Random(251); m.c.Multiplier == 1 || meets {
+			m.shorten = leastShorter + 1000*m.c.Random(151)
+		}
+		if meets {
+			m.shorten = m.c.Meeting.join(now, interval, m.shorten)
 		}
 		return m.auth.sign(p, now), true
 	}

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net/netip"
+	"slices"
 	"testing"
 	"time"
 )
@@ -280,6 +281,43 @@ func TestJitter(t *testing.T) {
 		if least != 750*time.Millisecond || longest != most {
 			t.Errorf("seed %d: multiplier %d waits %v to %v, want 750ms to %v", seed, multiplier, least, longest, most)
 		}
+	}
+}
+
+// TestMeeting requires that sessions without a neighbor, which begin at different times, soon send at the same times,
+// and that each keeps to 75 to 90 % of its interval (Section 6.8.7).
+func TestMeeting(t *testing.T) {
+	seed := rand.Uint64()
+	random := rand.New(rand.NewPCG(seed, 0))
+	var meeting Meeting
+	var machines []*Machine
+	next := map[*Machine]time.Time{}
+	for i := range 8 {
+		m := NewMachine(MachineConfig{Discriminator: uint32(1 + i), Interval: 50 * time.Millisecond, Multiplier: uint8(1 + i%3), Random: random.Int64N, Meeting: &meeting})
+		machines, next[m] = append(machines, m), epoch.Add(time.Duration(random.Int64N(int64(time.Second))))
+	}
+	const settling, end = time.Minute, 2 * time.Minute
+	wakes, last := 0, epoch
+	for {
+		m := slices.MinFunc(machines, func(a, b *Machine) int { return next[a].Compare(next[b]) })
+		now := next[m]
+		if now.After(epoch.Add(end)) {
+			break
+		}
+		if _, ok := m.Output(now); !ok {
+			t.Fatalf("seed %d: nothing to send when it is due", seed)
+		}
+		const most = 900 * time.Millisecond
+		if next[m] = m.Next(); next[m].Sub(now) < 750*time.Millisecond || next[m].Sub(now) > most {
+			t.Errorf("seed %d: a wait of %v, want 750ms to %v", seed, next[m].Sub(now), most)
+		}
+		if now.After(epoch.Add(settling)) && now.Sub(last) > 100*time.Microsecond {
+			wakes++
+		}
+		last = now
+	}
+	if most := int((end-settling)/(750*time.Millisecond)) + 4; wakes > most {
+		t.Errorf("seed %d: %d wake-ups of 8 sessions in a minute, want at most %d", seed, wakes, most)
 	}
 }
 

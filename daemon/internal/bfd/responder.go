@@ -17,7 +17,8 @@ import (
 type Responder struct {
 	enter func(netns string, f func() error) error
 
-	random func() uint32
+	random  func() uint32
+	meeting Meeting // of all sessions
 
 	mu             sync.Mutex // guards the fields below; taken before any lock of a receiver or session
 	receivers      map[place]*receiver

@@ -73,7 +73,7 @@ func newSession(c Config, r *receiver, conn *net.UDPConn, discriminator uint32) 
 		c: c, receiver: r, conn: conn, to: netip.AddrPortFrom(c.Remote, port), wake: make(chan struct{}, 1), stop: make(chan struct{}), done: make(chan struct{}),
 		parted: make(chan struct{}), gone: make(chan struct{}),
 		machine: NewMachine(MachineConfig{
-			Discriminator: discriminator, Interval: c.Interval, Multiplier: uint8(c.Multiplier), Auth: c.Auth, Random: rand.Int64N,
+			Discriminator: discriminator, Interval: c.Interval, Multiplier: uint8(c.Multiplier), Auth: c.Auth, Random: rand.Int64N, Meeting: &r.responder.meeting,
 		}),
 	}
 }

@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/fared/fared/fare"
+	"github.com/fared/fared/internal/beat"
 	"github.com/fared/fared/internal/devmatch"
 	"github.com/fared/fared/internal/linkpoll"
 	"github.com/fared/fared/internal/rtnl"
@@ -103,7 +104,7 @@ func (n *namespace) watch(ctx context.Context) error {
 	if err := n.resync(buf); err != nil {
 		return err
 	}
-	next := time.Now().Add(n.tick)
+	next := n.nextTick()
 	n.setOpen(s)
 	defer n.setOpen(nil)
 	n.startPolling()
@@ -123,12 +124,13 @@ func (n *namespace) watch(ctx context.Context) error {
 			if time.Now().Before(next) {
 				continue // a poll was due
 			}
-			next = time.Now().Add(n.tick)
+			next = n.nextTick()
 			if same, err := n.unchanged(); err != nil || !same {
 				return err
 			}
+			shapers := n.newShapers()
 			for _, p := range n.ports {
-				n.readSpeed(p)
+				n.readSpeed(p, shapers)
 				n.report(p)
 			}
 		case errors.Is(err, errOverrun):
@@ -148,6 +150,12 @@ func (n *namespace) watch(ctx context.Context) error {
 			}
 		}
 	}
+}
+
+// nextTick returns the time of the next tick, which shares the wake-up of a poll.
+func (n *namespace) nextTick() time.Time {
+	now := time.Now()
+	return now.Add(beat.Until(now, n.tick))
 }
 
 // unchanged reports whether the namespace's name still refers to the open one.
@@ -325,17 +333,18 @@ func (n *namespace) readPending() {
 		return
 	}
 	n.pending = false
+	shapers := n.newShapers()
 	for _, p := range n.ports {
 		if p.needsRead {
 			p.needsRead = false
-			n.readSpeed(p)
+			n.readSpeed(p, shapers)
 		}
 	}
 }
 
 // readSpeed determines the speed in the order of precedence. It skips sources that fail: most devices have only one of
 // them.
-func (n *namespace) readSpeed(p *port) {
+func (n *namespace) readSpeed(p *port, shapers *shapers) {
 	if p.configured != 0 {
 		p.speed, p.source = p.configured, SourceConfig
 		return
@@ -345,7 +354,7 @@ func (n *namespace) readSpeed(p *port) {
 	}
 	ask := func(by Source) bool { return p.only == "" || p.only == by }
 	if ask(SourceTBF) {
-		if b, err := shaperRate(n.s.asks, p.link.index); err == nil && b != 0 {
+		if b, err := shapers.rate(p.link.index); err == nil && b != 0 {
 			p.speed, p.source = b, SourceTBF
 			return
 		}

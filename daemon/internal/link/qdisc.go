@@ -79,20 +79,34 @@ func rate(options []byte, parms, rate64 uint16) fare.Bandwidth {
 	return fare.Bandwidth(lo)
 }
 
-// shaperRate returns the rate of the device's root qdisc: a tbf's own, or the sum over the root classes of an htb (a
-// root class has no parent to borrow from, so its rate limits it, not its ceil). It returns zero if there is neither.
-func shaperRate(c *requests, index int) (fare.Bandwidth, error) {
-	var root trafficMessage
-	err := c.dump(unix.RTM_GETQDISC, tcmsg(index), func(m rtnl.Message) {
-		if t, ok := parseTraffic(m.Body, false); ok && t.root && t.index == index {
-			root = t
-		}
-	})
-	if err != nil || root.kind != "htb" {
-		return root.rate, err
+// shapers are the root qdiscs of all devices. The kernel answers each request with those of all devices, so they are
+// requested once for the ports that are read together.
+type shapers struct {
+	asks  *requests
+	read  bool
+	roots map[int]trafficMessage
+	err   error
+}
+
+func (n *namespace) newShapers() *shapers { return &shapers{asks: n.s.asks} }
+
+// rate returns the rate of the device's root qdisc: a tbf's own, or the sum over the root classes of an htb (a root
+// class has no parent to borrow from, so its rate limits it, not its ceil). It returns zero if there is neither.
+func (s *shapers) rate(index int) (fare.Bandwidth, error) {
+	if !s.read {
+		s.read, s.roots = true, map[int]trafficMessage{}
+		s.err = s.asks.dump(unix.RTM_GETQDISC, tcmsg(0), func(m rtnl.Message) {
+			if t, ok := parseTraffic(m.Body, false); ok && t.root {
+				s.roots[t.index] = t
+			}
+		})
+	}
+	root := s.roots[index]
+	if s.err != nil || root.kind != "htb" {
+		return root.rate, s.err
 	}
 	var sum fare.Bandwidth
-	err = c.dump(unix.RTM_GETTCLASS, tcmsg(index), func(m rtnl.Message) {
+	err := s.asks.dump(unix.RTM_GETTCLASS, tcmsg(index), func(m rtnl.Message) {
 		if t, ok := parseTraffic(m.Body, true); ok && t.root && t.index == index {
 			sum = sum.Add(t.rate)
 		}
