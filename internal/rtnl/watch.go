@@ -103,12 +103,21 @@ type Watch struct {
 // WatchLinks opens a socket in the network namespace of the calling thread that receives an event for every later
 // change of a link. buffer is its receive buffer size in bytes; 0 selects 8 MiB. If it overflows, events are lost and
 // Next and Poll return ErrOverrun.
-func WatchLinks(buffer int) (*Watch, error) {
-	l, err := listen(false, buffer, unix.RTNLGRP_LINK)
-	if err != nil {
+func WatchLinks(buffer int) (*Watch, error) { return watchLinks(buffer, nil) }
+
+// WatchLinksEverywhere is WatchLinks with signs of the link events of other network namespaces, where the kernel
+// permits that. Signs must follow each Wait, which does not wait while there are any.
+func WatchLinksEverywhere(buffer int) (*Watch, error) { return watchLinks(buffer, listenEverywhere()) }
+
+func watchLinks(buffer int, signs *listener) (*Watch, error) {
+	w := &Watch{timer: -1, signs: signs}
+	var err error
+	if w.listener, err = listen(false, buffer, unix.RTNLGRP_LINK); err != nil {
+		if signs != nil {
+			err = errors.Join(err, signs.Close())
+		}
 		return nil, err
 	}
-	w := &Watch{listener: l, timer: -1, signs: listenEverywhere()}
 	if err := w.open(); err != nil {
 		return nil, errors.Join(fmt.Errorf("netlink: watch: %w", err), w.Close())
 	}

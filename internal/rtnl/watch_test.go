@@ -155,3 +155,35 @@ func TestWatchDeadline(t *testing.T) {
 		t.Errorf("SetDeadline after Close: %v", err)
 	}
 }
+
+// TestWatchRests requires that Wait waits after Poll has returned the events: a Watch without Signs must not receive those
+// that only Signs discards.
+func TestWatchRests(t *testing.T) {
+	netnstest.Require(t)
+	space := netnstest.New(t)
+	var watch *rtnl.Watch
+	space.Must(func() (err error) { watch, err = rtnl.WatchLinks(0); return err })
+	defer watch.Close()
+	space.IP("link", "set", "lo", "mtu", "9000")
+	events, err := watch.Next()
+	if err != nil || len(events) == 0 {
+		t.Fatalf("%v, %v", events, err)
+	}
+	const rest = 50 * time.Millisecond
+	for range 20 { // further events of the device may follow
+		at := time.Now().Add(rest)
+		if err := watch.SetDeadline(at); err != nil {
+			t.Fatal(err)
+		}
+		if err := watch.Wait(); err != nil {
+			t.Fatal(err)
+		}
+		if !time.Now().Before(at) {
+			return
+		}
+		if _, err := watch.Poll(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	t.Error("Wait never waits until its deadline")
+}

@@ -30,7 +30,7 @@ type Watch struct {
 
 // Open opens a Watch in the network namespace of the calling thread. buffer is the one of rtnl.WatchLinks.
 func Open(buffer int) (*Watch, error) {
-	events, err := rtnl.WatchLinks(buffer)
+	events, err := rtnl.WatchLinksEverywhere(buffer)
 	if err != nil {
 		return nil, err
 	}
