@@ -14,6 +14,7 @@ import (
 	"github.com/fared/fared/daemon/internal/core"
 	"github.com/fared/fared/daemon/internal/drainfile"
 	"github.com/fared/fared/daemon/internal/status"
+	"github.com/fared/fared/internal/beat"
 	"github.com/fared/fared/internal/grpcserve"
 )
 
@@ -119,7 +120,7 @@ type drainSaver struct {
 	failure error  // of the last attempt to read or write
 }
 
-// drainRetry is the pause between attempts to write the drains.
+// drainRetry is the longest pause between attempts to write the drains.
 const drainRetry = time.Second
 
 // openDrains reads the drains of an earlier process. It returns nil without a file to keep.
@@ -182,7 +183,7 @@ func (s *drainSaver) problem() string {
 
 // run repeats failed writes until ctx ends.
 func (s *drainSaver) run(ctx context.Context) error {
-	tick := time.NewTicker(drainRetry)
+	tick := time.NewTimer(beat.Until(time.Now(), drainRetry))
 	defer tick.Stop()
 	for {
 		select {
@@ -192,6 +193,7 @@ func (s *drainSaver) run(ctx context.Context) error {
 			s.mu.Lock()
 			_ = s.write() // problem has the error
 			s.mu.Unlock()
+			tick.Reset(beat.Until(time.Now(), drainRetry))
 		}
 	}
 }

@@ -17,6 +17,7 @@ import (
 	farev1 "github.com/fared/fared/api/fare/v1"
 	"github.com/fared/fared/daemon/config"
 	"github.com/fared/fared/daemon/internal/core"
+	"github.com/fared/fared/internal/beat"
 	"github.com/fared/fared/wecmp"
 )
 
@@ -26,7 +27,7 @@ const (
 	maxLandings = 4096
 	// landingTimeout limits the data plane's answer for one pair; some tens of milliseconds are usual.
 	landingTimeout = 5 * time.Second
-	// landingRetry is the pause before failed queries are retried.
+	// landingRetry is the longest pause before failed queries are retried.
 	landingRetry = time.Second
 )
 
@@ -365,12 +366,16 @@ func (p *sourcePorts) take() []landed {
 
 // run sends queries until ctx ends, which is not an error.
 func (p *sourcePorts) run(ctx context.Context) error {
-	retry := time.NewTicker(landingRetry)
-	defer retry.Stop()
+	timer := time.NewTimer(beat.Until(time.Now(), landingRetry))
+	defer timer.Stop()
+	retry := func() {
+		p.retry()
+		timer.Reset(beat.Until(time.Now(), landingRetry))
+	}
 	for {
 		select {
-		case <-retry.C:
-			p.retry()
+		case <-timer.C:
+			retry()
 		default:
 		}
 		key, l, round := p.next()
@@ -379,8 +384,8 @@ func (p *sourcePorts) run(ctx context.Context) error {
 			case <-ctx.Done():
 				return nil
 			case <-p.work:
-			case <-retry.C:
-				p.retry()
+			case <-timer.C:
+				retry()
 			}
 			continue
 		}
