@@ -156,8 +156,8 @@ func TestWatchDeadline(t *testing.T) {
 	}
 }
 
-// TestWatchRests requires that Wait waits after Poll has returned the events: a Watch without Signs must not receive those
-// that only Signs discards.
+// TestWatchRests requires that Wait waits after Poll has returned the events: a Watch without Signs must not receive
+// those that only Signs discards.
 func TestWatchRests(t *testing.T) {
 	netnstest.Require(t)
 	space := netnstest.New(t)

@@ -5,8 +5,8 @@ import (
 	"time"
 )
 
-// leastShorter and mostShorter are the parts, in millionths, by which an interval is shortened (RFC 5880, Section 6.8.7).
-// Those of a session with a multiplier of 1 are allowed for all.
+// leastShorter and mostShorter are the parts, in millionths, by which an interval is shortened (RFC 5880, Section
+// 6.8.7). Those of a session with a multiplier of 1 are allowed for all.
 const leastShorter, mostShorter = 100_000, 250_000
 
 // part returns millionths of a duration.
@@ -23,8 +23,8 @@ type Meeting struct {
 }
 
 // join returns the part, in millionths, by which an interval that begins now is shortened: the one that ends at the
-// meeting, or mostShorter if the meeting is before all of them, to come closer to the next one. Without a meeting in the
-// interval, the end of the proposed part is the next meeting.
+// meeting, or mostShorter if the meeting is before all of them, to come closer to the next one. Without a meeting in
+// the interval, the end of the proposed part is the next meeting.
 func (m *Meeting) join(now time.Time, interval time.Duration, proposed int64) int64 {
 	m.mu.Lock()
 	defer m.mu.Unlock()
