@@ -101,7 +101,6 @@ func (n *Namer) Findings() []hostcheck.Finding {
 // follow gives the names again whenever a device appears, is renamed, loses a name, or gets another address.
 func (n *Namer) follow() {
 	for n.watch.Wait() == nil {
-		n.watch.Signs() // otherwise Wait returns at once after the first event of another namespace
 		events, err := n.watch.Poll()
 		n.mu.Lock()
 		if len(n.wanted) > 0 && (err != nil || slices.ContainsFunc(events, n.concerns)) {
