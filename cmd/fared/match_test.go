@@ -120,7 +120,11 @@ func TestMatchSurvivesRenaming(t *testing.T) {
 				routes += before + "\n"
 			}
 		}
-		return ports, fmt.Sprintf("%+v\n%s%s", sessions.Sessions, weights, routes), nil
+		table := "" // without PROVED: probes go on
+		for line := range strings.Lines(weights) {
+			table += fmt.Sprintf("%q in effect: %v\n", strings.Fields(line)[:3], strings.Contains(line, "in effect"))
+		}
+		return ports, fmt.Sprintf("%+v\n%s%s", sessions.Sessions, table, routes), nil
 	}
 	// until waits until the sub-ports have these devices, and both carry packets. It returns the rest of the state.
 	until := func(first, second string) (rest string) {
@@ -134,7 +138,8 @@ func TestMatchSurvivesRenaming(t *testing.T) {
 			if ports["p0s0"] != (renamed{"p0s0", first, "", true}) || ports["p0s1"] != (renamed{"p0s1", second, "", true}) {
 				return fmt.Errorf("%+v", ports)
 			}
-			if !strings.Contains(all, "in effect") || !strings.Contains(all, " 20G ") || !strings.Contains(all, " nhid ") {
+			// The three parts of the state are read one after another, so that all have to be complete.
+			if !strings.Contains(all, "in effect: true") || !strings.Contains(all, `"20G"`) || !strings.Contains(all, " nhid ") || strings.Count(all, "State:established") != 2 {
 				return fmt.Errorf("%s", all)
 			}
 			for _, device := range []string{first, second} {
