@@ -24,8 +24,7 @@ type file struct {
 	id  fileID
 	// deleted counts the index entries of removed pairs.
 	deleted uint32
-	// vectors and pairs are the free records.
-	vectors, pairs freeList
+	vectors freeList
 }
 
 // fileID identifies a file while it exists.
@@ -55,6 +54,18 @@ func (l *freeList) take(limit uint32) (uint32, error) {
 
 // full reports whether no record below limit is free.
 func (l *freeList) full(limit uint32) bool { return len(l.released) == 0 && l.next == limit }
+
+// place returns a free record for a pair: its home, or the next one, cyclically.
+func (f *file) place(key PairKey) (uint32, error) {
+	if f.h.UsedPairs == f.h.Pairs {
+		return 0, errFull
+	}
+	n := f.h.Home(f.hash(key))
+	for f.used(n) {
+		n = (n + 1) % f.h.Pairs
+	}
+	return n, nil
+}
 
 // create makes a file at a path that does not exist, from a header with the numbers of records. All bytes are
 // allocated, because an access to a page that the file system has no room for ends the process.
@@ -333,7 +344,7 @@ func (f *file) insert(key PairKey, entry uint64, s *pairState, revision uint64) 
 	if !reused && uint64(f.h.UsedPairs+f.deleted+1)*4 > uint64(f.h.IndexEntries)*3 {
 		return errFull
 	}
-	n, err := f.pairs.take(f.h.Pairs)
+	n, err := f.place(key)
 	if err != nil {
 		return err
 	}
@@ -362,7 +373,6 @@ func (f *file) remove(n uint32, entry uint64, revision uint64) {
 	}
 	empty := f.newState()
 	f.setState(n, PairKey{}, &empty, revision)
-	f.pairs.released = append(f.pairs.released, n)
 	f.count(headerUsedPairs, &f.h.UsedPairs, -1)
 }
 
@@ -375,22 +385,25 @@ func (f *file) copyFrom(old *file) error {
 	copy(f.mem[f.h.SteeredAt:][:uint64(f.h.Steered)*uint64(f.h.SteeredSize)], old.mem[old.h.SteeredAt:])
 	copy(f.mem[f.h.SubPortsAt:][:uint64(f.h.SubPorts)*uint64(f.h.SubPortSize)], old.mem[old.h.SubPortsAt:])
 	copy(f.mem[f.h.VectorsAt:], old.mem[old.h.VectorsAt:][:uint64(old.h.Vectors)*uint64(old.h.VectorSize)])
-	copy(f.mem[f.h.PairsAt:], old.mem[old.h.PairsAt:][:uint64(old.h.Pairs)*uint64(old.h.PairSize)])
-	f.vectors, f.pairs = old.vectors, old.pairs
-	f.h.UsedPairs, f.h.UsedVectors = old.h.UsedPairs, old.h.UsedVectors
-	f.mem.Store32(headerUsedPairs, f.h.UsedPairs)
+	f.vectors, f.h.UsedVectors = old.vectors, old.h.UsedVectors
 	f.mem.Store32(headerUsedVectors, f.h.UsedVectors)
 	f.mem.Store64(headerStatus, old.mem.Load64(headerStatus))
-	for n := range f.pairs.next {
-		if !f.used(n) {
+	for from := range old.h.Pairs {
+		if !old.used(from) {
 			continue
 		}
-		key := f.keyOf(n)
+		key := old.keyOf(from)
 		_, entry, found := f.find(key)
 		if found {
 			return fmt.Errorf("the slot table has a pair twice")
 		}
+		n, err := f.place(key)
+		if err != nil {
+			return err
+		}
+		copy(f.mem[f.pair(n):], old.mem[old.pair(from):][:old.h.PairSize])
 		f.setEntry(entry, key, n)
+		f.count(headerUsedPairs, &f.h.UsedPairs, 1)
 	}
 	return nil
 }

@@ -481,7 +481,7 @@ func (w *Writer) setPairs(c Change) error {
 // follow points the pairs of moved vectors to their records.
 func (w *Writer) follow(moved map[uint32]uint32, revision uint64) {
 	state := w.next.newState()
-	for n := range w.next.pairs.next {
+	for n := range w.next.h.Pairs {
 		if !w.next.used(n) {
 			continue
 		}
@@ -504,7 +504,7 @@ func (w *Writer) grow() error {
 	if w.next.vectors.full(h.Vectors) {
 		h.Vectors *= 2
 	}
-	if w.next.pairs.full(h.Pairs) {
+	if w.next.h.UsedPairs == h.Pairs {
 		h.Pairs *= 2
 	}
 	f, err := w.create(h)

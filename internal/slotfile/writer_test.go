@@ -674,3 +674,41 @@ func TestSteered(t *testing.T) {
 		t.Errorf("a pair of the last file: %v, owned: %t", err, p.Owned)
 	}
 }
+
+// TestHomes tests that pairs are in the records that readers load first, or behind others, also in a file that has
+// grown, and that all records are used.
+func TestHomes(t *testing.T) {
+	w, _ := open(t)
+	s := shape(2)
+	s.Pairs = 100
+	if err := w.Begin(s); err != nil {
+		t.Fatal(err)
+	}
+	before, m := w.next.h.Pairs, newModel()
+	set := func(from, to uint32) {
+		next := m.clone()
+		for n := range to - from {
+			key := pairOf(int(from + n))
+			next.pairs[key] = &Pair{PairKey: key}
+		}
+		step(t, w, m, next, uint64(to))
+		m = next
+	}
+	for _, used := range []uint32{before / 2, before, before * 3 / 2} {
+		set(uint32(len(m.pairs)), used)
+		f := w.next
+		for n := range f.h.Pairs {
+			if key := f.keyOf(n); f.used(n) {
+				for home := f.h.Home(f.hash(key)); home != n; home = (home + 1) % f.h.Pairs {
+					if !f.used(home) {
+						t.Fatalf("%d pairs: record %d, whose home is %d, is behind the free record %d", used, n, f.h.Home(f.hash(key)), home)
+					}
+				}
+			}
+		}
+	}
+	set(uint32(len(m.pairs)), 2*before)
+	if f := w.next; f.h.Pairs != 2*before || f.h.UsedPairs != f.h.Pairs {
+		t.Errorf("%d of %d records are used, want %d", f.h.UsedPairs, f.h.Pairs, 2*before)
+	}
+}

@@ -67,7 +67,7 @@ type Header struct {
 	Vectors      uint32 `doc:"number of records for vectors"`
 	VectorSize   uint32 `doc:"bytes of a vector"`
 	VectorsAt    uint64 `doc:"offset of the first vector"`
-	Pairs        uint32 `doc:"number of records for pairs"`
+	Pairs        uint32 `doc:"number of records for pairs; the writer prefers record (h >> 32) * Pairs >> 32 for a pair with hash h"`
 	PairSize     uint32 `doc:"bytes of a pair"`
 	PairsAt      uint64 `doc:"offset of the first pair"`
 	IndexEntries uint32 `doc:"number of entries of the index, a power of two, greater than the number of pairs"`
@@ -358,6 +358,9 @@ func (h *Header) Record(hash uint64, entry uint32) uint32 {
 	}
 	return entry & (h.IndexEntries - 1)
 }
+
+// Home returns the record that a writer prefers for a pair with a hash: a reader may load it together with the index.
+func (h *Header) Home(hash uint64) uint32 { return uint32(hash >> 32 * uint64(h.Pairs) >> 32) }
 
 // tag returns the bits of an entry that are not part of the record number.
 func (h *Header) tag(hash uint64) uint32 { return uint32(hash>>32) &^ (h.IndexEntries - 1) }

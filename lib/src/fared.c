@@ -746,6 +746,10 @@ EXPORT int fared_lookup(const struct fared_table *table, const struct fared_addr
 		return FARED_E_TRUNCATED;
 	struct key key = key_of(source, destination);
 	uint64_t hash = hash_of(table, &key);
+	/* The record that the writer prefers is loaded at the same time as the index. */
+	const unsigned char *home = record(table, &table->pairs, (uint32_t)((hash >> 32) * table->pairs.count >> 32));
+	__builtin_prefetch(home);
+	__builtin_prefetch(home + table->ports_at);
 	uint32_t mask = table->index.count - 1, at = (uint32_t)hash & mask, tag = (uint32_t)(hash >> 32) & ~mask;
 	for (uint32_t probes = 0; probes < table->index.count; probes++, at = (at + 1) & mask) {
 		uint32_t entry = load32(table->mem + table->index.at + 4 * (uint64_t)at), n = entry & mask;

@@ -30,7 +30,7 @@
 #define L_HEADER_VECTORS 96 /* 4 bytes: number of records for vectors */
 #define L_HEADER_VECTOR_SIZE 100 /* 4 bytes: bytes of a vector */
 #define L_HEADER_VECTORS_AT 104 /* 8 bytes: offset of the first vector */
-#define L_HEADER_PAIRS 112 /* 4 bytes: number of records for pairs */
+#define L_HEADER_PAIRS 112 /* 4 bytes: number of records for pairs; the writer prefers record (h >> 32) * Pairs >> 32 for a pair with hash h */
 #define L_HEADER_PAIR_SIZE 116 /* 4 bytes: bytes of a pair */
 #define L_HEADER_PAIRS_AT 120 /* 8 bytes: offset of the first pair */
 #define L_HEADER_INDEX_ENTRIES 128 /* 4 bytes: number of entries of the index, a power of two, greater than the number of pairs */
