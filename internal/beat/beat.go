@@ -4,10 +4,20 @@
 // has left the caches.
 package beat
 
-import "time"
+import (
+	"math/rand/v2"
+	"time"
+)
 
-// Until returns the time from now to the next multiple of period, counted from the zero time: above zero, and at most
-// period. Periods that divide each other coincide. A change of the wall clock moves the multiples.
+// phase keeps servers whose clocks agree from working in step.
+var phase = rand.N(time.Second)
+
+// Phase returns the offset of the multiples of all periods in this process, from 0 to a second. It is random.
+func Phase() time.Duration { return phase }
+
+// Until returns the time from now to the next multiple of period, counted from Phase: above zero, and at most period.
+// Periods that divide each other coincide. A change of the wall clock moves the multiples.
 func Until(now time.Time, period time.Duration) time.Duration {
-	return now.Truncate(period).Add(period).Sub(now.Round(0))
+	t := now.Round(0).Add(-phase)
+	return t.Truncate(period).Add(period).Sub(t)
 }

@@ -8,7 +8,7 @@ import (
 )
 
 func TestUntil(t *testing.T) {
-	second := time.Unix(1000, 0)
+	second := time.Unix(1000, 0).Add(Phase())
 	for _, c := range []struct{ after, period, want time.Duration }{
 		{0, time.Second, time.Second},
 		{1, time.Second, time.Second - 1},
@@ -24,6 +24,7 @@ func TestUntil(t *testing.T) {
 // TestWakeUps counts the times at which works of several periods, begun at different times, are done in ten seconds.
 func TestWakeUps(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
+		time.Sleep(Until(time.Now(), time.Second)) // the phase of the process is random
 		var mu sync.Mutex
 		wakes := map[time.Time]int{}
 		for i, period := range []time.Duration{250 * time.Millisecond, 500 * time.Millisecond, time.Second, time.Second} {

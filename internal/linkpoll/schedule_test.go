@@ -3,6 +3,8 @@ package linkpoll
 import (
 	"testing"
 	"time"
+
+	"github.com/fared/fared/internal/beat"
 )
 
 func TestSchedule(t *testing.T) {
@@ -109,7 +111,7 @@ func TestFlapping(t *testing.T) {
 // does, and that a switch in either direction makes a poll due at once.
 func TestCover(t *testing.T) {
 	var s Schedule
-	now := time.Unix(1000, 0)
+	now := time.Unix(1000, 0).Add(beat.Phase())
 	if s.Cover(false, now) || !s.Next().IsZero() {
 		t.Error("a switch to the same state polls")
 	}

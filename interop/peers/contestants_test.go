@@ -162,6 +162,9 @@ func (f fared) start(b *bed) {
 	if b.bfd > 0 {
 		line("bfd: {interval: %v, multiplier: 3}", b.bfd)
 	}
+	if b.silent {
+		line("proof: {enabled: false}")
+	}
 	if !b.damped {
 		line("links: {damping: {failures: 0}}")
 	}

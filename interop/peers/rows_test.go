@@ -23,6 +23,7 @@ type variant struct {
 	// damped leaves fared's damping of links at its default. Otherwise damping is disabled, because the rounds of a row
 	// fail the same link in a row.
 	damped bool
+	silent bool // fared sends and answers no probes
 }
 
 // variants lists the beds of a number of destinations.

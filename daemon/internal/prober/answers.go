@@ -40,7 +40,7 @@ func (p *Prober) Status() *farev1.ProofStatus {
 			out.Counters = append(out.Counters, &farev1.Counter{Name: fmt.Sprintf("proof_dropped{reason=%q}", reasonNames[i]), Value: n})
 		}
 	}
-	p.devices.refresh(now)
+	p.devices.refresh(now, strangeAge)
 	mtus := slices.Clone(p.devices.mtus)
 	p.mu.Unlock()
 	for i, t := range planes {

@@ -7,8 +7,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// devicesAge is the age from which indexes and MTUs of devices are read again.
-const devicesAge = time.Second
+// devicesAge is the age from which indexes and MTUs of devices are read again, strangeAge that for an index that belongs
+// to no sub-port.
+const devicesAge, strangeAge = 5 * time.Second, time.Second
 
 // devices knows the sub-ports by the indexes of their devices. It reads them on use.
 type devices struct {
@@ -19,9 +20,9 @@ type devices struct {
 	mtus    []int
 }
 
-// refresh reads the devices if the last reading is old.
-func (d *devices) refresh(now time.Time) {
-	if age := now.Sub(d.read); age >= 0 && age < devicesAge {
+// refresh reads the devices if the last reading has an age.
+func (d *devices) refresh(now time.Time, oldest time.Duration) {
+	if age := now.Sub(d.read); age >= 0 && age < oldest {
 		return
 	}
 	d.read, d.indexes, d.mtu, d.mtus = now, map[int]int{}, 0, make([]int, len(d.names))
@@ -45,9 +46,11 @@ func (d *devices) refresh(now time.Time) {
 
 // at returns the name of a device and its sub-port, -1 if it is none.
 func (d *devices) at(now time.Time, index int) (string, int) {
-	d.refresh(now)
-	if i, ok := d.indexes[index]; ok {
-		return d.names[i], i
+	for _, oldest := range []time.Duration{devicesAge, strangeAge} {
+		d.refresh(now, oldest)
+		if i, ok := d.indexes[index]; ok {
+			return d.names[i], i
+		}
 	}
 	if ifi, err := net.InterfaceByIndex(index); err == nil {
 		return ifi.Name, -1

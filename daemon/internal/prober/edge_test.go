@@ -3,6 +3,7 @@ package prober
 import (
 	"errors"
 	"fmt"
+	"log/slog"
 	"net"
 	"net/netip"
 	"os"
@@ -54,44 +55,72 @@ func hosts(t *testing.T, f int) (near, far *netnstest.Namespace) {
 	return near, far
 }
 
-// TestTransmit sends by each plane, and judges the kernel's report of the device against the receiver's.
+// opened opens the sockets of a loopback in a namespace. Packets that are handled at once come from the channel.
+func opened(t *testing.T, n *netnstest.Namespace, at netip.AddrPort) (*socket, chan message) {
+	var s *socket
+	n.Must(func() error { s = listen(at); return s.err })
+	atOnce := make(chan message, 64)
+	go s.serve(slog.Default(), func(m *message) {
+		m.data = slices.Clone(m.data)
+		atOnce <- *m
+	})
+	t.Cleanup(func() { s.close(); <-s.done })
+	return s, atOnce
+}
+
+// TestTransmit sends by each plane, and judges the kernel's report of the device against the receiver's: packets to be
+// handled at once, and those that wait until they are read.
 func TestTransmit(t *testing.T) {
 	for f, x := range addresses {
 		t.Run(x.name, func(t *testing.T) {
 			near, far := hosts(t, f)
 			at := netip.AddrPortFrom(netip.MustParseAddr(x.far), 4796)
-			conn := netnstest.In(far, func() (*net.UDPConn, error) { return listen(at) })
-			t.Cleanup(func() { conn.Close() })
-			fam, begin := familyOf(at.Addr()), time.Now().Add(-time.Second)
-			for p := range 2 {
+			s, atOnce := opened(t, far, at)
+			begin, b := time.Now().Add(-time.Second), inbox{}
+			receive := func(flags uint16) (message, bool) {
+				if flags == 0 {
+					return s.next(&b)
+				}
+				select {
+				case m := <-atOnce:
+					return m, true
+				default:
+					return message{}, false
+				}
+			}
+			for i := range 4 {
+				p, flags := i/2, uint16(i%2)*proof.FlagAtOnce
 				from := netip.AddrPortFrom(netip.MustParseAddr(x.near), uint16(portOf(p)))
 				want := [2]int{near.Device(fmt.Sprintf("plane%d", p)).Index, far.Device(fmt.Sprintf("plane%d", p)).Index}
+				sent := proof.Packet{Kind: proof.Probe, Flags: flags, Nonce: uint64(i + 1), Size: 200}
 				// The first packets may wait for the neighbor, or be lost while addresses are tentative.
 				netnstest.Eventually(t, time.Minute, func() error {
 					before := time.Now()
-					way := netnstest.In(near, func() (departure, error) { return transmit(from, at, make([]byte, 200)) })
+					way := netnstest.In(near, func() (departure, error) { return transmit(from, at, sent.Append(nil, nil), true) })
 					if len(way.devices) == 0 {
 						return errors.New("no device is reported")
 					}
 					if last := way.devices[len(way.devices)-1]; last != want[0] || way.at.Before(before.Add(-time.Second)) {
 						t.Fatalf("plane %d: left by %v at %v, want %d", p, way.devices, way.at, want[0])
 					}
-					if err := conn.SetReadDeadline(time.Now().Add(time.Second)); err != nil {
-						t.Fatal(err)
+					got := errors.New("nothing arrives")
+					for {
+						m, ok := receive(flags)
+						if !ok {
+							return got
+						}
+						packet, _, err := proof.Parse(m.data, nil)
+						if err != nil || packet.Flags != flags {
+							t.Fatalf("flags %d: %+v, %v", flags, packet, err)
+						}
+						if packet.Nonce != sent.Nonce {
+							continue // one of the other plane that has waited
+						}
+						if len(m.data) != 200 || m.from != from.Addr() || m.index != want[1] || m.arrived.Before(begin) {
+							t.Fatalf("plane %d: %d bytes from %v by device %d at %v, want %d", p, len(m.data), m.from, m.index, m.arrived, want[1])
+						}
+						got = nil
 					}
-					buf, oob := make([]byte, 300), make([]byte, 128)
-					n, m, _, source, err := conn.ReadMsgUDPAddrPort(buf, oob)
-					for err == nil && source.Port() != from.Port() { // those of the other plane that have waited
-						n, m, _, source, err = conn.ReadMsgUDPAddrPort(buf, oob)
-					}
-					if err != nil {
-						return err
-					}
-					index, arrived := fam.read(oob[:m])
-					if n != 200 || source.Addr().Unmap() != from.Addr() || index != want[1] || arrived.Before(begin) {
-						t.Fatalf("plane %d: %d bytes from %v by device %d at %v, want %d", p, n, source, index, arrived, want[1])
-					}
-					return nil
 				})
 			}
 		})
@@ -105,7 +134,7 @@ func TestFaultOf(t *testing.T) {
 	try := func(from, to netip.AddrPort, size int) proof.Fault {
 		var fault proof.Fault
 		near.Must(func() error {
-			_, err := transmit(from, to, make([]byte, size))
+			_, err := transmit(from, to, make([]byte, size), true)
 			fault = faultOf(err)
 			return nil
 		})
@@ -129,18 +158,26 @@ func TestFaultOf(t *testing.T) {
 	check("a firewall at another sub-port", try(netip.AddrPortFrom(from.Addr(), 50001), to, 200), proof.None)
 }
 
-// TestListenBeforeTheAddress opens the socket of a loopback that is added later.
-func TestListenBeforeTheAddress(t *testing.T) {
-	n := netnstest.New(t)
-	conn := netnstest.In(n, func() (*net.UDPConn, error) { return listen(netip.MustParseAddrPort("10.255.0.1:4796")) })
-	defer conn.Close()
-	_ = n.Do(func() error {
-		if second, err := listen(netip.MustParseAddrPort("10.255.0.1:4796")); !errors.Is(err, unix.EADDRINUSE) {
-			second.Close()
-			t.Errorf("a second socket: %v", err)
+// TestListen opens the sockets of a loopback that is added later. Other sockets at the port are errors, also in this
+// order: fared must not share it with another process of its user.
+func TestListen(t *testing.T) {
+	n, at := netnstest.New(t), netip.MustParseAddrPort("10.255.0.1:4796")
+	first, _ := opened(t, n, at)
+	n.Must(func() error {
+		if second := listen(at); !errors.Is(second.err, unix.EADDRINUSE) {
+			second.close()
+			t.Errorf("a second one: %v", second.err)
 		}
 		return nil
 	})
+	if first.close(); first.waiting != -1 {
+		t.Error("the first one is open")
+	}
+	<-first.done
+	third, _ := opened(t, n, at)
+	if _, ok := third.next(&inbox{}); ok {
+		t.Error("a packet of nobody")
+	}
 }
 
 func TestDevices(t *testing.T) {

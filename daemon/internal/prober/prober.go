@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"log/slog"
 	"math/rand/v2"
-	"net"
 	"net/netip"
 	"slices"
 	"sync"
@@ -28,6 +27,8 @@ const (
 	maxPayload = 9500
 	// answerPaths is the number of slots that are tried for an answer whose source port is in use.
 	answerPaths = 4
+	// mostWaiting is the number of packets to a loopback that are handled at once.
+	mostWaiting = 1024
 )
 
 // SubPort is a sub-port of the server.
@@ -78,15 +79,8 @@ type Prober struct {
 	reported map[proof.Finding]bool
 	events   []Event
 	pings    int
-
-	sending sync.Mutex // two packets of this process never need the same source port
-}
-
-// socket receives at a loopback.
-type socket struct {
-	conn *net.UDPConn
-	err  error
-	done chan struct{} // closed when its goroutine has ended
+	in       inbox
+	out      []byte // a packet to send
 }
 
 // reason is why a packet was dropped.
@@ -109,7 +103,7 @@ func New(c Config) *Prober {
 	for i, name := range c.Planes {
 		p.planes[name] = i
 	}
-	cfg := proof.Config{Planes: c.Planes, Rate: c.Rate, Random: rand.New(rand.NewPCG(nonce(), nonce())), Nonce: nonce}
+	cfg := proof.Config{Planes: c.Planes, Rate: c.Rate, Phase: beat.Phase(), Random: rand.New(rand.NewPCG(nonce(), nonce())), Nonce: nonce}
 	if cfg.Rate == 0 {
 		cfg.Rate = rate
 	}
@@ -154,7 +148,7 @@ func (p *Prober) Run(ctx context.Context) error {
 			stale = false
 			next = now.Add(p.show(now, view))
 		}
-		wake, events := p.tick(time.Now())
+		wake, events := p.tick()
 		for _, e := range events {
 			p.c.Event(e)
 		}
@@ -248,10 +242,19 @@ func (p *Prober) paths(g *status.LayoutGroup, v *status.Vector) (out []proof.Pat
 	return out
 }
 
-// tick sends the due probes, and returns the time of the next call and the events to record.
-func (p *Prober) tick(now time.Time) (wake time.Time, events []Event) {
+// tick reads the packets that wait, sends the due probes, and returns the time of the next call and the events to
+// record.
+func (p *Prober) tick() (wake time.Time, events []Event) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	for local, s := range p.sockets {
+		p.drain(local, s)
+	}
+	select {
+	case <-p.kick: // by what has just been read
+	default:
+	}
+	now := time.Now()
 	sends, wake, idle := p.core.Tick(now)
 	for i := range sends {
 		p.send(&sends[i])
@@ -293,8 +296,8 @@ func (p *Prober) send(s *proof.Send) {
 	}
 	if s.Size == 0 {
 		s.Size = proof.MinSize
-		p.devices.refresh(time.Now())
 		if s.Big {
+			p.devices.refresh(time.Now(), strangeAge)
 			s.Size = min(max(p.devices.mtu-familyOf(s.Address).header, proof.MinSize), maxPayload)
 		}
 	}
@@ -302,7 +305,7 @@ func (p *Prober) send(s *proof.Send) {
 	if keys := p.c.Keys(); len(keys) > 0 {
 		key = keys[0]
 	}
-	way, err := p.transmit(netip.AddrPortFrom(s.Source, port), s.Address, &s.Packet, key)
+	way, err := p.transmit(netip.AddrPortFrom(s.Source, port), s.Address, &s.Packet, key, true)
 	device, subPort := p.devices.left(time.Now(), way.devices, s.Path.SubPort)
 	text := ""
 	if err != nil {
@@ -328,12 +331,10 @@ func (p *Prober) errorText(err error, s *proof.Send, port uint16) string {
 	return cause.Error()
 }
 
-// transmit sends a packet to the port of proofs.
-func (p *Prober) transmit(from netip.AddrPort, to netip.Addr, packet *proof.Packet, key []byte) (departure, error) {
-	b := packet.Append(make([]byte, 0, packet.Size), key)
-	p.sending.Lock()
-	defer p.sending.Unlock()
-	return transmit(from, netip.AddrPortFrom(to, p.c.Port), b)
+// transmit sends a packet to the port of proofs. Stamped asks for its departure.
+func (p *Prober) transmit(from netip.AddrPort, to netip.Addr, packet *proof.Packet, key []byte, stamped bool) (departure, error) {
+	p.out = packet.Append(p.out[:0], key)
+	return transmit(from, netip.AddrPortFrom(to, p.c.Port), p.out, stamped)
 }
 
 // listen opens and closes sockets until they are those of the loopbacks. The caller holds mu.
@@ -344,9 +345,7 @@ func (p *Prober) listen(sources [][]netip.Addr) {
 	}
 	for a, s := range p.sockets {
 		if !wanted[a] || s.err != nil {
-			if s.conn != nil {
-				s.conn.Close()
-			}
+			s.close()
 			delete(p.sockets, a)
 		}
 	}
@@ -354,46 +353,39 @@ func (p *Prober) listen(sources [][]netip.Addr) {
 		if p.sockets[a] != nil {
 			continue
 		}
-		s := &socket{done: make(chan struct{})}
-		p.sockets[a] = s
-		if s.conn, s.err = listen(netip.AddrPortFrom(a, p.c.Port)); s.err != nil {
+		s := listen(netip.AddrPortFrom(a, p.c.Port))
+		if p.sockets[a] = s; s.err != nil {
 			s.err = fmt.Errorf("UDP port %d of %s: %w", p.c.Port, a, s.err)
-			close(s.done)
 			continue
 		}
-		go p.receive(a, s)
+		go s.serve(p.c.Log, func(m *message) {
+			p.mu.Lock()
+			defer p.mu.Unlock()
+			p.packet(a, m)
+			p.wakeUp()
+		})
 	}
 }
 
-// receive reads the packets to a loopback.
-func (p *Prober) receive(local netip.Addr, s *socket) {
-	defer close(s.done)
-	f := familyOf(local)
-	buf, oob := make([]byte, maxPayload+1), make([]byte, 128)
-	for {
-		n, m, _, from, err := s.conn.ReadMsgUDPAddrPort(buf, oob)
-		if errors.Is(err, net.ErrClosed) {
+// drain handles the packets to a loopback that wait. The caller holds mu.
+func (p *Prober) drain(local netip.Addr, s *socket) {
+	for range mostWaiting {
+		m, ok := s.next(&p.in)
+		if !ok {
 			return
 		}
-		if err != nil {
-			p.c.Log.Debug("a socket of proofs failed", "address", local, "error", err)
-			continue
-		}
-		index, at := f.read(oob[:m])
-		p.packet(local, from.Addr().Unmap(), index, at, buf[:n])
+		p.packet(local, &m)
 	}
 }
 
-// packet handles a datagram that arrived at a time of the kernel.
-func (p *Prober) packet(local, from netip.Addr, index int, arrived time.Time, b []byte) {
+// packet handles a datagram. The caller holds mu.
+func (p *Prober) packet(local netip.Addr, m *message) {
 	now := time.Now()
-	if arrived.IsZero() {
-		arrived = now
+	if m.arrived.IsZero() {
+		m.arrived = now
 	}
-	packet, key, err := proof.Parse(b, p.c.Keys())
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	id, ok := p.peerOf(local, from)
+	packet, key, err := proof.Parse(m.data, p.c.Keys())
+	id, ok := p.peerOf(local, m.from)
 	switch {
 	case errors.Is(err, proof.ErrKey):
 		p.dropped[dropKey]++
@@ -405,19 +397,17 @@ func (p *Prober) packet(local, from netip.Addr, index int, arrived time.Time, b 
 		p.dropped[dropStranger]++
 		return
 	}
-	device, subPort := p.devices.at(now, index)
+	device, subPort := p.devices.at(now, m.index)
 	if packet.Kind == proof.Answer {
-		p.core.Answered(now, arrived, id, &packet, device, subPort)
-		p.wakeUp()
+		p.core.Answered(now, m.arrived, id, &packet, device, subPort)
 		return
 	}
-	if !p.limit.allow(now, from) {
+	if !p.limit.allow(now, m.from) {
 		p.dropped[dropLimit]++
 		return
 	}
-	p.core.Received(now, id, packet.Heard)
-	p.answer(arrived, local, id, &packet, key, device, subPort)
-	p.wakeUp()
+	p.core.Received(now, m.arrived, id, &packet)
+	p.answer(m.arrived, local, id, &packet, key, device, subPort)
 }
 
 // wakeUp makes Run call Tick if the core needs it. The caller holds mu.
@@ -442,7 +432,7 @@ func (p *Prober) answer(arrived time.Time, local netip.Addr, id proof.ID, probe 
 			break
 		}
 		a.Received, a.Answered = arrived.UnixNano(), time.Now().UnixNano()
-		if _, err := p.transmit(netip.AddrPortFrom(local, port), id.Address, &a, key); faultOf(err) != proof.Busy {
+		if _, err := p.transmit(netip.AddrPortFrom(local, port), id.Address, &a, key, false); faultOf(err) != proof.Busy {
 			return // own probes find the fault
 		}
 		probe.Slot += uint16(1 + i)
@@ -492,9 +482,7 @@ func (p *Prober) close() {
 	p.mu.Lock()
 	var ended []chan struct{}
 	for _, s := range p.sockets {
-		if s.conn != nil {
-			s.conn.Close()
-		}
+		s.close()
 		ended = append(ended, s.done)
 	}
 	p.mu.Unlock()

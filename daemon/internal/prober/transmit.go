@@ -1,13 +1,10 @@
 package prober
 
 import (
-	"context"
 	"encoding/binary"
 	"errors"
-	"net"
 	"net/netip"
 	"os"
-	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -22,13 +19,14 @@ type family struct {
 	discover, probe         int
 	free                    int
 	header                  int // bytes of IP and UDP
+	smallest                int // payload that every link carries whole
 	network                 string
 	packetInfo, packetIndex int // length of the control message, and place of the index in it
 }
 
 var families = [2]family{
-	{unix.AF_INET, unix.IPPROTO_IP, unix.IP_PKTINFO, unix.IP_PKTINFO, unix.IP_MTU_DISCOVER, unix.IP_PMTUDISC_PROBE, unix.IP_FREEBIND, 28, "udp4", 12, 0},
-	{unix.AF_INET6, unix.IPPROTO_IPV6, unix.IPV6_PKTINFO, unix.IPV6_RECVPKTINFO, unix.IPV6_MTU_DISCOVER, unix.IPV6_PMTUDISC_PROBE, unix.IPV6_FREEBIND, 48, "udp6", 20, 16},
+	{unix.AF_INET, unix.IPPROTO_IP, unix.IP_PKTINFO, unix.IP_PKTINFO, unix.IP_MTU_DISCOVER, unix.IP_PMTUDISC_PROBE, unix.IP_FREEBIND, 28, 576 - 28, "udp4", 12, 0},
+	{unix.AF_INET6, unix.IPPROTO_IPV6, unix.IPV6_PKTINFO, unix.IPV6_RECVPKTINFO, unix.IPV6_MTU_DISCOVER, unix.IPV6_PMTUDISC_PROBE, unix.IPV6_FREEBIND, 48, 1280 - 48, "udp6", 20, 16},
 }
 
 func familyOf(a netip.Addr) *family {
@@ -48,18 +46,22 @@ type departure struct {
 	at      time.Time
 }
 
-// transmit sends a datagram, whole.
-func transmit(from, to netip.AddrPort, b []byte) (out departure, err error) {
+// transmit sends a datagram, whole. If it is to be stamped, its departure is returned.
+func transmit(from, to netip.AddrPort, b []byte, stamped bool) (out departure, err error) {
 	f := familyOf(from.Addr())
 	fd, err := unix.Socket(f.domain, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
 	if err != nil {
 		return out, os.NewSyscallError("socket", err)
 	}
 	defer unix.Close(fd)
-	err = errors.Join(
-		os.NewSyscallError("SO_TIMESTAMPING", unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_TIMESTAMPING, stamps)),
-		os.NewSyscallError("packet info", unix.SetsockoptInt(fd, f.level, f.infoOption, 1)),
-		os.NewSyscallError("path MTU", unix.SetsockoptInt(fd, f.level, f.discover, f.probe)))
+	if len(b) > f.smallest {
+		err = os.NewSyscallError("path MTU", unix.SetsockoptInt(fd, f.level, f.discover, f.probe))
+	}
+	if stamped && err == nil {
+		err = errors.Join(
+			os.NewSyscallError("SO_TIMESTAMPING", unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_TIMESTAMPING, stamps)),
+			os.NewSyscallError("packet info", unix.SetsockoptInt(fd, f.level, f.infoOption, 1)))
+	}
 	if err != nil {
 		return out, err
 	}
@@ -69,9 +71,13 @@ func transmit(from, to netip.AddrPort, b []byte) (out departure, err error) {
 	if err := unix.Sendto(fd, b, 0, sockaddr(to)); err != nil {
 		return out, os.NewSyscallError("send", err)
 	}
+	if !stamped {
+		return out, nil
+	}
 	var oob [256]byte
+	var none [1]byte // without it Recvmsg asks for the type of the socket
 	for range 8 {
-		_, n, _, _, err := unix.Recvmsg(fd, nil, oob[:], unix.MSG_ERRQUEUE|unix.MSG_DONTWAIT)
+		_, n, _, _, err := unix.Recvmsg(fd, none[:], oob[:], unix.MSG_ERRQUEUE|unix.MSG_DONTWAIT)
 		if err != nil {
 			break // no more of them
 		}
@@ -105,26 +111,6 @@ func sockaddr(a netip.AddrPort) unix.Sockaddr {
 		return &unix.SockaddrInet4{Port: int(a.Port()), Addr: a.Addr().As4()}
 	}
 	return &unix.SockaddrInet6{Port: int(a.Port()), Addr: a.Addr().As16()}
-}
-
-// listen opens the socket of a loopback, which may be added later.
-func listen(at netip.AddrPort) (*net.UDPConn, error) {
-	f := familyOf(at.Addr())
-	lc := net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) error {
-		var inner error
-		err := c.Control(func(fd uintptr) {
-			inner = errors.Join(
-				os.NewSyscallError("SO_TIMESTAMPNS", unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_TIMESTAMPNS, 1)),
-				os.NewSyscallError("free bind", unix.SetsockoptInt(int(fd), f.level, f.free, 1)),
-				os.NewSyscallError("packet info", unix.SetsockoptInt(int(fd), f.level, f.infoOption, 1)))
-		})
-		return errors.Join(err, inner)
-	}}
-	packets, err := lc.ListenPacket(context.Background(), f.network, at.String())
-	if err != nil {
-		return nil, err
-	}
-	return packets.(*net.UDPConn), nil
 }
 
 // faultOf returns the kind of an error of transmit.

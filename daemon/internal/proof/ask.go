@@ -60,7 +60,7 @@ func (c *Core) runAsks(now time.Time) {
 	c.asks = slices.DeleteFunc(c.asks, func(a *Ask) bool {
 		if a.begun < a.Count*len(a.Paths) && !now.Before(a.next) && c.peers[a.ID] != nil {
 			path := a.Paths[a.begun%len(a.Paths)]
-			s := c.send(now, unit{ID: a.ID, source: a.Source, slot: path.Slot}, path, path.Plane, asked)
+			s := c.sendAtOnce(now, unit{ID: a.ID, source: a.Source, slot: path.Slot}, path, path.Plane, asked)
 			s.ask, s.deadline = a, now.Add(4*Timeout)
 			c.sends[len(c.sends)-1].Size = a.Size
 			a.begun++

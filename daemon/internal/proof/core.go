@@ -9,11 +9,13 @@ import (
 )
 
 const (
-	// quantum is the grid of regular probes: one wake-up serves all that are due.
+	// quantum is the grid at which a process sends regular probes, reads those of others with their answers, and
+	// answers: one wake-up serves all.
 	quantum = 250 * time.Millisecond
 	// fastest is the least interval of the probes of a sub-port.
 	fastest = 500 * time.Millisecond
-	// Timeout is the time after which a probe without an answer begins a trial.
+	// Timeout is the time after which a probe without an answer that is handled at once is lost. A regular one is lost
+	// at the second point of the grid after it: up to one until the peer reads it, the other for its delay.
 	Timeout = 250 * time.Millisecond
 	// slack lets the regular wake-up at a point of the grid serve the probes of the point before it.
 	slack = 5 * time.Millisecond
@@ -45,6 +47,8 @@ type Config struct {
 	SubPorts []SubPort
 	// Rate is the number of probes a second.
 	Rate float64
+	// Phase is the offset of the grid at which Tick is called, which differs between servers.
+	Phase time.Duration
 	// Random drives the order, Nonce makes nonces that no other host can guess.
 	Random *rand.Rand
 	Nonce  func() uint64
@@ -136,6 +140,8 @@ type peer struct {
 	// that came after enough of them.
 	silentSince, enough time.Time
 	unheard, receipts   int
+	received            time.Time // of the last receipt
+	asked               bool      // since then
 	urged               time.Time
 }
 
@@ -157,8 +163,8 @@ type Core struct {
 	out       map[uint64]*sent
 	queue     []*sent // by time of sending
 	wake      time.Time
-	phase     time.Duration
-	trials    []*trial // the first one runs
+	heard     time.Time // of the last probe of any peer
+	trials    []*trial  // the first one runs
 	failing   map[unit]*failure
 	recheckAt time.Time
 	asks      []*Ask
@@ -173,7 +179,7 @@ type Counters struct{ Sent, Answered, Lost uint64 }
 func New(c Config) *Core {
 	return &Core{
 		c: c, peers: map[ID]*peer{}, out: map[uint64]*sent{}, failing: map[unit]*failure{}, due: make([]time.Time, len(c.SubPorts)),
-		counters: make([]Counters, len(c.Planes)), phase: time.Duration(c.Random.Int64N(int64(quantum))), tokens: c.Rate,
+		counters: make([]Counters, len(c.Planes)), tokens: c.Rate,
 	}
 }
 
@@ -302,12 +308,17 @@ func (c *Core) Tick(now time.Time) (sends []Send, wake time.Time, idling bool) {
 		u := c.urgent[0]
 		c.urgent = c.urgent[1:]
 		if path, ok := c.pathOf(u); ok {
-			c.send(now, u, path, path.Plane, regular)
+			c.sendAtOnce(now, u, path, path.Plane, regular)
 		}
 	}
 	c.regular(now)
 	c.wake = c.nextWake(now)
-	return c.sends, c.wake, len(c.answering)+len(c.asks)+len(c.urgent)+len(c.failing) == 0
+	return c.sends, c.wake, !c.busy(now)
+}
+
+// busy reports whether there is something to send or read at the next point of the grid.
+func (c *Core) busy(now time.Time) bool {
+	return len(c.answering)+len(c.asks)+len(c.urgent)+len(c.failing) > 0 || !c.heard.IsZero() && now.Sub(c.heard) < loyalty
 }
 
 // regular sends the probes of sub-ports, of silent peers, and of the rotation.
@@ -339,7 +350,7 @@ func (c *Core) regular(now time.Time) {
 
 // grid returns the next point of this server's grid.
 func (c *Core) grid(t time.Time) time.Time {
-	return t.Add(-c.phase).Truncate(quantum).Add(quantum + c.phase)
+	return t.Round(0).Add(-c.c.Phase).Truncate(quantum).Add(quantum + c.c.Phase)
 }
 
 // probeSilent sends a probe to a random peer that does not answer.
@@ -407,10 +418,18 @@ func (c *Core) rotate(now time.Time) {
 	}
 }
 
+// sendAtOnce sends a probe that is read and answered at once.
+func (c *Core) sendAtOnce(now time.Time, u unit, path Path, back int, r role) *sent {
+	s := c.send(now, u, path, back, r)
+	s.deadline = now.Add(Timeout)
+	c.sends[len(c.sends)-1].Flags = FlagAtOnce
+	return s
+}
+
 // send sends a probe by a path, to be answered by plane back.
 func (c *Core) send(now time.Time, u unit, path Path, back int, r role) *sent {
 	p := c.peers[u.ID]
-	s := &sent{unit: u, nonce: c.c.Nonce(), role: r, path: path, back: back, at: now, departed: now, deadline: now.Add(Timeout)}
+	s := &sent{unit: u, nonce: c.c.Nonce(), role: r, path: path, back: back, at: now, departed: now, deadline: c.grid(now).Add(quantum)}
 	c.tokens--
 	c.out[s.nonce] = s
 	c.queue = append(c.queue, s)
@@ -428,7 +447,7 @@ func (c *Core) send(now time.Time, u unit, path Path, back int, r role) *sent {
 	if s.counted = p.answering; s.counted {
 		c.counters[path.Plane].Sent++
 	}
-	if !p.answering && !u.big {
+	if p.asked = true; !p.answering && !u.big {
 		if p.unheard == 0 {
 			p.silentSince = now
 		}
@@ -489,10 +508,10 @@ func (c *Core) nextWake(now time.Time) time.Time {
 	if len(c.peers) > 0 {
 		earlier(c.idleDue)
 	}
+	if c.busy(now) {
+		earlier(c.grid(now))
+	}
 	if len(c.answering) > 0 {
-		for _, t := range c.due {
-			earlier(t)
-		}
 		for _, s := range c.queue {
 			if !s.expired && c.out[s.nonce] == s {
 				earlier(s.deadline)
@@ -559,8 +578,9 @@ func (c *Core) Left(now, departed time.Time, nonce uint64, device string, subPor
 	c.local(now, s, fault, text)
 }
 
-// Received handles a probe of a peer, which shows that the peer runs, and whether it hears.
-func (c *Core) Received(now time.Time, from ID, heard uint32) {
+// Received handles a probe of a peer, which shows that the peer runs, and whether it hears. Arrived is the time of the
+// kernel.
+func (c *Core) Received(now, arrived time.Time, from ID, probe *Packet) {
 	p := c.peers[from]
 	if p == nil {
 		return
@@ -568,9 +588,9 @@ func (c *Core) Received(now time.Time, from ID, heard uint32) {
 	if now.Sub(p.theirs) > loyalty { // it has come back: earlier probes do not count
 		p.unheard, p.receipts = 0, 0
 	}
-	p.theirs, p.heard = now, time.Time{}
-	if heard != NeverHeard {
-		p.heard = now.Add(-time.Duration(heard) * time.Millisecond)
+	p.theirs, p.heard, c.heard = arrived, time.Time{}, now
+	if probe.Heard != NeverHeard {
+		p.heard = arrived.Add(-time.Duration(probe.Heard) * time.Millisecond)
 	}
 	if p.answering {
 		return
@@ -579,7 +599,9 @@ func (c *Core) Received(now time.Time, from ID, heard uint32) {
 		p.urged = now
 		c.urge(p, p.Paths[c.c.Random.IntN(len(p.Paths))])
 	}
-	c.judgeSilence(now, p)
+	if probe.Flags&FlagAtOnce == 0 { // others may overtake answers
+		c.judgeSilence(now, p)
+	}
 }
 
 // Answered handles an answer that arrived, at a time of the kernel, by a device, which is a sub-port unless subPort is
@@ -646,8 +668,10 @@ func (c *Core) answers(now time.Time, p *peer) {
 			delete(c.failing, u)
 		}
 	}
+	planes := map[int]bool{}
 	for _, path := range p.Paths { // each plane once, at once
-		if !slices.ContainsFunc(c.urgent, func(u unit) bool { return u.ID == p.ID && u.slot == path.Slot }) {
+		if !planes[path.Plane] {
+			planes[path.Plane] = true
 			c.urge(p, path)
 		}
 	}

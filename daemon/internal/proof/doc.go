@@ -11,8 +11,10 @@
 // # Schedule
 //
 // Every sub-port that carries shares sends a probe each half second to a random peer of those that answer; pairs and
-// their slots follow in a random rotation. Slots that have changed are first. Peers that do not answer share one probe
-// a second.
+// their slots follow in a random rotation. Peers that do not answer share one probe a second. All that happens at the
+// points of a grid that differs between servers, where a process reads and answers, too: an answer takes up to two
+// points. Slots that have changed and trials do not wait for it: the flag AtOnce makes both ends handle a packet when
+// it arrives.
 //
 // # Judgment
 //

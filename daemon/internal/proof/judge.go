@@ -2,6 +2,7 @@ package proof
 
 import (
 	"cmp"
+	"maps"
 	"slices"
 	"time"
 )
@@ -196,7 +197,8 @@ func (c *Core) recheck(now time.Time) {
 	c.recheckAt = now.Add(recheckEvery)
 	var next *failure
 	var which unit
-	for u, f := range c.failing {
+	for _, u := range c.units() {
+		f := c.failing[u]
 		if !f.decided && c.known(f.path, u.big) >= enoughUnits {
 			delete(c.failing, u)
 			continue
@@ -214,7 +216,7 @@ func (c *Core) recheck(now time.Time) {
 		c.recheckAt = now.Add(settle)
 	}
 	next.last = now
-	c.send(now, which, next.path, next.path.Plane, recheck)
+	c.sendAtOnce(now, which, next.path, next.path.Plane, recheck)
 }
 
 // trial is the repeated attempt to prove a slot after a loss.
@@ -303,17 +305,17 @@ func (c *Core) runTrial(now time.Time) {
 		}
 		if !t.control {
 			t.asked[t.round] = now
-			t.track(c.send(now, t.unit, t.path, t.path.Plane, roleP))
+			t.track(c.sendAtOnce(now, t.unit, t.path, t.path.Plane, roleP))
 			if t.other != nil && t.other.Plane != t.path.Plane {
-				t.track(c.send(now, t.unit, t.path, t.other.Plane, roleF))
-				t.track(c.send(now, t.through(), *t.other, t.path.Plane, roleR))
+				t.track(c.sendAtOnce(now, t.unit, t.path, t.other.Plane, roleF))
+				t.track(c.sendAtOnce(now, t.through(), *t.other, t.path.Plane, roleR))
 				c.sends[len(c.sends)-1].Slot = uint16(t.slot)
 			}
 			t.control, t.next = true, now.Add(settle)
 			return
 		}
 		if t.other != nil {
-			t.track(c.send(now, t.through(), *t.other, t.other.Plane, roleC))
+			t.track(c.sendAtOnce(now, t.through(), *t.other, t.other.Plane, roleC))
 		}
 		t.control, t.next = false, now.Add(pace-settle)
 		if t.round++; t.round == rounds {
@@ -393,7 +395,11 @@ func (c *Core) judgeSilence(now time.Time, p *peer) {
 	if p.unheard < enoughProbes || now.Sub(p.enough) < settle || len(p.Paths) == 0 {
 		return
 	}
-	if p.receipts++; p.receipts < enoughProbes || now.Sub(p.enough) < Timeout {
+	if !p.asked || now.Sub(p.received) < quantum { // no probe since the last receipt, or it had no time yet
+		return
+	}
+	p.received, p.asked = now, false
+	if p.receipts++; p.receipts < enoughProbes || now.Sub(p.enough) < 3*quantum {
 		return
 	}
 	v := verdict{problem: Lost, direction: Ours, expected: "answers", seen: "none by any plane, although the peer sends probes"}
@@ -431,6 +437,22 @@ type Finding struct {
 	Since               time.Time
 }
 
+// units returns the failing units in a fixed order.
+func (c *Core) units() []unit {
+	all := slices.Collect(maps.Keys(c.failing))
+	slices.SortFunc(all, func(a, b unit) int {
+		return cmp.Or(compareIDs(a.ID, b.ID), cmp.Compare(a.slot, b.slot), a.source.Compare(b.source), cmp.Compare(btoi(a.big), btoi(b.big)))
+	})
+	return all
+}
+
+func btoi(b bool) int {
+	if b {
+		return 1
+	}
+	return 0
+}
+
 // Findings returns the faults, by plane and sub-port.
 func (c *Core) Findings() []Finding {
 	type key struct {
@@ -442,13 +464,7 @@ func (c *Core) Findings() []Finding {
 	}
 	all := map[key]*Finding{}
 	pairs := map[key]map[ID]bool{}
-	units := make([]unit, 0, len(c.failing))
-	for u := range c.failing {
-		units = append(units, u)
-	}
-	slices.SortFunc(units, func(a, b unit) int {
-		return cmp.Or(compareIDs(a.ID, b.ID), cmp.Compare(a.slot, b.slot), a.source.Compare(b.source))
-	})
+	units := c.units()
 	for _, u := range units {
 		f := c.failing[u]
 		if !f.decided {

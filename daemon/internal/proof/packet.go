@@ -15,6 +15,9 @@ const (
 	MaxSize = 65507
 )
 
+// FlagsAt is the place of the flags, two bytes in network order, in a packet.
+const FlagsAt = 6
+
 const (
 	version = 1
 	macAt   = 144
@@ -32,14 +35,17 @@ const (
 	Answer Kind = 2
 )
 
-// Flags of answers.
+// Flags of packets: the first two of answers.
 const (
 	// FlagOtherReturn: the answer leaves by another plane than the one asked for, on which the peer has no slot with a
 	// share.
 	FlagOtherReturn = 1 << iota
 	// FlagForeignPlane: the peer has no plane with the name of the probe's, so that names cannot be compared.
 	FlagForeignPlane
-	knownFlags = FlagOtherReturn | FlagForeignPlane
+	// FlagAtOnce: the receiver handles the packet at once, others together with its next regular work. The answer to
+	// such a probe has it too.
+	FlagAtOnce
+	knownFlags = FlagOtherReturn | FlagForeignPlane | FlagAtOnce
 )
 
 // NeverHeard is the value of Packet.Heard of a sender that has received no probe of the receiver.
@@ -134,7 +140,7 @@ func Parse(b []byte, keys [][]byte) (p Packet, key []byte, err error) {
 		return p, nil, ErrFormat
 	}
 	p = Packet{
-		Kind: Kind(b[5]), Flags: binary.BigEndian.Uint16(b[6:]), Nonce: binary.BigEndian.Uint64(b[8:]),
+		Kind: Kind(b[5]), Flags: binary.BigEndian.Uint16(b[FlagsAt:]), Nonce: binary.BigEndian.Uint64(b[8:]),
 		Sent: int64(binary.BigEndian.Uint64(b[16:])), Received: int64(binary.BigEndian.Uint64(b[24:])), Answered: int64(binary.BigEndian.Uint64(b[32:])),
 		Heard: binary.BigEndian.Uint32(b[40:]), Slot: binary.BigEndian.Uint16(b[44:]), Size: int(binary.BigEndian.Uint16(b[46:])),
 	}

@@ -129,7 +129,7 @@ func (c *Core) Reflect(from ID, probe *Packet, device string, subPort int) (Pack
 		return Packet{}, Path{}, false
 	}
 	a := *probe
-	a.Kind, a.Flags = Answer, 0
+	a.Kind, a.Flags = Answer, probe.Flags&FlagAtOnce
 	a.ArrivedDevice, a.ArrivedPlane = NameOf(device), Name{}
 	arrived := -1
 	if subPort >= 0 {

@@ -63,16 +63,18 @@ type world struct {
 	sent   int
 }
 
-// server is a core with its process: inbox is a socket, which is read in order while the process runs.
+// server is a core with its process: inbox is a socket, which is read in order while the process runs, and lazy one that
+// is read before a Tick.
 type server struct {
-	w       *world
-	i       int
-	core    *Core
-	deaf    bool // it has no proofs
-	stopped bool
-	inbox   []func()
-	late    bool // a Tick is due since the process was stopped
-	tickSeq int
+	w           *world
+	i           int
+	core        *Core
+	deaf        bool // it has no proofs
+	stopped     bool
+	inbox, lazy []func()
+	late        bool // a Tick is due since the process was stopped
+	ticking     bool
+	tickSeq     int
 }
 
 func address(i int) netip.Addr { return netip.AddrFrom4([4]byte{10, 255, byte(i >> 8), byte(i)}) }
@@ -91,7 +93,7 @@ func newWorld(t *testing.T, n int, seed uint64) *world {
 
 // start runs a new process.
 func (w *world) start(i int) *server {
-	c := Config{Rate: 20, Random: w.r, Nonce: w.r.Uint64}
+	c := Config{Rate: 20, Phase: time.Duration(w.r.Int64N(int64(time.Second))), Random: w.r, Nonce: w.r.Uint64}
 	for p := range simPlanes {
 		c.Planes = append(c.Planes, fmt.Sprintf("p%d", p))
 		for s := range simSubPorts {
@@ -149,7 +151,7 @@ func (w *world) run(d time.Duration) {
 }
 
 func (s *server) kick() {
-	if s.core.Pending() {
+	if s.core.Pending() && !s.ticking {
 		s.tick()
 	}
 }
@@ -159,8 +161,13 @@ func (s *server) tick() {
 		s.late = true
 		return
 	}
-	sends, wake, _ := s.core.Tick(s.w.now)
 	s.tickSeq++
+	s.ticking = true
+	for _, read := range s.lazy {
+		read()
+	}
+	s.lazy, s.ticking = nil, false
+	sends, wake, _ := s.core.Tick(s.w.now)
 	if !wake.IsZero() {
 		seq := s.tickSeq
 		s.w.at(wake, func() {
@@ -197,16 +204,20 @@ func (w *world) carry(h hop, p *Packet) {
 	subPort := plane*simSubPorts + w.r.IntN(simSubPorts)
 	w.at(w.now.Add(50*time.Microsecond+time.Duration(w.r.Int64N(int64(time.Millisecond)))), func() {
 		s := w.servers[h.to]
-		s.receive(func() { s.read(h, p, subPort) })
+		arrived := w.now
+		s.receive(p.Flags&FlagAtOnce != 0, func() { s.read(h, p, arrived, subPort) })
 	})
 }
 
-func (s *server) receive(read func()) {
-	if s.deaf {
-		return
+func (s *server) receive(atOnce bool, read func()) {
+	switch {
+	case s.deaf:
+	case !atOnce:
+		s.lazy = append(s.lazy, read)
+	default:
+		s.inbox = append(s.inbox, read)
+		s.drain()
 	}
-	s.inbox = append(s.inbox, read)
-	s.drain()
 }
 
 func (s *server) drain() {
@@ -218,17 +229,18 @@ func (s *server) drain() {
 }
 
 // read handles a packet.
-func (s *server) read(h hop, p *Packet, subPort int) {
+func (s *server) read(h hop, p *Packet, arrived time.Time, subPort int) {
 	from := ID{0, address(h.from)}
 	device := fmt.Sprintf("p%d.%d", subPort/simSubPorts, subPort%simSubPorts)
 	if p.Kind == Answer {
-		s.core.Answered(s.w.now, s.w.now, from, p, device, subPort)
+		s.core.Answered(s.w.now, arrived, from, p, device, subPort)
 		s.kick()
 		return
 	}
-	s.core.Received(s.w.now, from, p.Heard)
+	s.core.Received(s.w.now, arrived, from, p)
 	a, path, ok := s.core.Reflect(from, p, device, subPort)
 	if ok {
+		a.Received, a.Answered = arrived.UnixNano(), s.w.now.UnixNano()
 		s.w.carry(hop{s.i, h.from, path.Plane, path.SubPort, h.big, true}, &a)
 	}
 	s.kick()
