@@ -129,15 +129,8 @@ func (t *Table) Describe(prefix netip.Prefix) Description {
 // Route returns the attributes of a session's current route to a destination, or nil if the session has none. The
 // caller must not modify them.
 func (t *Table) Route(session int, prefix netip.Prefix) *Attributes {
-	s, d := &t.sessions[session], t.byPrefix[prefix]
-	if d == nil || d.group == nil || !s.up {
-		return nil
-	}
-	i, found := find(d.group.entries, s.rank)
-	if !found || d.group.entries[i].generation != s.generation {
-		return nil
-	}
-	return d.sets[i].attrs
+	attrs, _ := t.RouteOrigin(session, prefix)
+	return attrs
 }
 
 func (t *Table) describeNode(n int) NodeDescription {

@@ -25,22 +25,28 @@ func (t *Table) originOf(s *session, path []uint32) uint32 {
 // is not visible. So an origin keeps its position as long as it has a route
 // without a gap.
 func (t *Table) originOrder(d *destination, s *session, path []uint32) uint16 {
+	if d.group == nil {
+		return t.originAmong(nil, nil, s, path)
+	}
+	return t.originAmong(d.group.entries, d.sets, s, path)
+}
+
+// originAmong is originOrder among routes, which need not be live.
+func (t *Table) originAmong(entries []entry, sets []*attributeSet, s *session, path []uint32) uint16 {
 	own := t.originOf(s, path)
 	if own == 0 {
 		return 0
 	}
 	last := uint16(0)
-	if d.group != nil {
-		for i := range d.group.entries {
-			e := &d.group.entries[i]
-			if e.origin == 0 || !t.alive(e) {
-				continue
-			}
-			if own == t.originOf(&t.sessions[t.order[e.rank]], d.sets[i].attrs.ASPath) {
-				return e.origin
-			}
-			last = max(last, e.origin)
+	for i := range entries {
+		e := &entries[i]
+		if e.origin == 0 || !t.alive(e) {
+			continue
 		}
+		if own == t.originOf(&t.sessions[t.order[e.rank]], sets[i].attrs.ASPath) {
+			return e.origin
+		}
+		last = max(last, e.origin)
 	}
 	return last + 1
 }

@@ -340,12 +340,10 @@ func (t *Table) routeUpdate(e RouteUpdate) Reason {
 		t.withdraw(s, e.Prefix)
 		return ReasonNoAttributes
 	}
-	var advertised Advertised
-	advertised, t.verdicts = s.codec.JudgeRoute(e.Attrs, t.verdicts)
+	own, set := t.entryOf(s, e.Attrs)
 	for i := range t.verdicts {
 		s.communities.count(t.verdicts[i].Reason, 1)
 	}
-	set := t.pool.intern(t.seed, e.Attrs)
 
 	d := t.byPrefix[e.Prefix]
 	if d == nil {
@@ -365,20 +363,8 @@ func (t *Table) routeUpdate(e RouteUpdate) Reason {
 		s.routes++
 		t.live++
 	}
-	origin := t.originOrder(d, s, e.Attrs.ASPath)
+	own.origin = t.originOrder(d, s, e.Attrs.ASPath)
 	t.keepLive(d, s.rank)
-	own := entry{
-		origin:     origin,
-		generation: s.generation, value: advertised.Bandwidth, rank: s.rank, known: advertised.Known,
-		originated: t.originated(s, e.Attrs.ASPath), ignored: invalid(t.verdicts), kind: counting(t.verdicts),
-		signals: e.Attrs.Signals &^ SignalPrepended,
-	}
-	if t.config.Role == RoleServer && prepended(e.Attrs.ASPath, s.peerAS) {
-		own.signals |= SignalPrepended
-	}
-	if t.config.Role == RoleLeaf {
-		own.hops = uint16(min(len(e.Attrs.ASPath), math.MaxUint16))
-	}
 	at, _ := find(t.entries, s.rank)
 	t.entries = slices.Insert(t.entries, at, own)
 	t.sets = slices.Insert(t.sets, at, set)
@@ -387,6 +373,25 @@ func (t *Table) routeUpdate(e RouteUpdate) Reason {
 		t.sweep(t.everything())
 	}
 	return ReasonUsed
+}
+
+// entryOf returns the entry of a route, without the position of its origin, and its attributes. t.verdicts are those of
+// its communities.
+func (t *Table) entryOf(s *session, attrs *Attributes) (entry, *attributeSet) {
+	var advertised Advertised
+	advertised, t.verdicts = s.codec.JudgeRoute(attrs, t.verdicts)
+	e := entry{
+		generation: s.generation, value: advertised.Bandwidth, rank: s.rank, known: advertised.Known,
+		originated: t.originated(s, attrs.ASPath), ignored: invalid(t.verdicts), kind: counting(t.verdicts),
+		signals: attrs.Signals &^ SignalPrepended,
+	}
+	if t.config.Role == RoleServer && prepended(attrs.ASPath, s.peerAS) {
+		e.signals |= SignalPrepended
+	}
+	if t.config.Role == RoleLeaf {
+		e.hops = uint16(min(len(attrs.ASPath), math.MaxUint16))
+	}
+	return e, t.pool.intern(t.seed, attrs)
 }
 
 // leftoversAllowed is the number of leftovers allowed in addition to the number
