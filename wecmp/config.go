@@ -30,7 +30,9 @@ type Config struct {
 	// one per plane (per-packet). Fewer than that is an error: draft-xu-rtgwg-fare-in-sun-02, Section 3.1, "at least
 	// one Queue Pair (QP) per sub-port must be established". The maximum is MaxSlots, or one per sub-port if that is
 	// more.
-	Slots    int
+	Slots int
+	// Homes are the places of the slots in full health, one for each slot; nil means in turn. See Rehome.
+	Homes    []Place
 	Ordering Ordering // zero value: Weak
 	// Hash maps a flow to a sub-port; nil means that the hash is unknown, and ports are spread uniformly.
 	Hash Hasher
@@ -161,6 +163,17 @@ func (c *Config) subPorts() int {
 	return n
 }
 
+// slots returns the number of slots.
+func (c *Config) slots() int {
+	switch {
+	case c.Slots != 0:
+		return c.Slots
+	case c.Mode == PerPacket:
+		return len(c.Planes)
+	}
+	return c.subPorts()
+}
+
 // Validate returns all faults of the configuration, joined, or nil.
 func (c *Config) Validate() error {
 	var errs []error
@@ -207,6 +220,9 @@ func (c *Config) Validate() error {
 	if most := max(MaxSlots, least); c.Slots != 0 && (c.Slots < least || c.Slots > most) {
 		fault("slots: %d given: each %s needs at least one, and %d are possible: use %d to %d, or 0 for %d",
 			c.Slots, per, most, least, most, least)
+	}
+	if c.Homes != nil && errs == nil && len(newLayout(c).home) != c.slots() {
+		fault("homes: %v given: each of the %d slots needs a place, and each place a slot", c.Homes, c.slots())
 	}
 	switch c.Protocol {
 	case 0, ProtocolUDP:

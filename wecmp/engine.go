@@ -22,7 +22,7 @@ type Engine struct {
 	places     int
 	placePlane []uint8
 	placeSub   []int    // -1 in per-packet mode
-	order      []uint16 // places in the order of homes
+	order      []uint16 // places in the order in which they get slots
 	home       []uint16 // place per slot
 	homeCount  []uint16 // number of slots per place if every slot is at home
 
@@ -42,6 +42,8 @@ type Engine struct {
 
 	updates []Update
 	drains  []uint16
+	// inherited has the destinations with another vector than in the previous engine, until their first update.
+	inherited map[int32]legacy
 
 	planner *Planner
 
@@ -85,7 +87,7 @@ func NewEngine(cfg Config) (*Engine, error) {
 		}
 	}
 	e.places = len(e.placePlane)
-	e.order = e.home[:e.places] // the first round of homes
+	e.order = l.order
 	e.homeCount = make([]uint16, e.places)
 	for _, p := range e.home {
 		e.homeCount[p]++
@@ -102,7 +104,8 @@ func NewEngine(cfg Config) (*Engine, error) {
 type layout struct {
 	ports []port
 	start []int
-	home  []uint16
+	order []uint16 // places in the order in which they get slots
+	home  []uint16 // nil if Config.Homes is not valid
 }
 
 func newLayout(cfg *Config) (l layout) {
@@ -113,7 +116,8 @@ func newLayout(cfg *Config) (l layout) {
 		}
 	}
 	l.start = append(l.start, len(l.ports))
-	l.home = homes(cfg, l.start)
+	l.order = placesInTurn(cfg, l.start)
+	l.home = homes(cfg, l.start, l.order)
 	return l
 }
 

@@ -1,5 +1,7 @@
 package wecmp
 
+import "slices"
+
 // Slot is one queue pair of every (source, destination) pair that uses the vector.
 type Slot struct {
 	Plane    int    // index of Config.Planes
@@ -15,32 +17,100 @@ type Slot struct {
 // Place is the place of a slot: a sub-port (per-flow), or a plane with SubPort -1 (per-packet).
 type Place struct{ Plane, SubPort int }
 
-// homes assigns slots to places in turn: the first sub-port of every plane, then the second of every plane, and so on,
-// and then from the start, so that any number of slots is spread over planes as evenly as possible. In per-packet mode
-// the places are the planes themselves. The order depends on the configuration alone.
-func homes(cfg *Config, start []int) (home []uint16) {
-	var order []uint16
+// placesInTurn returns the places in the order in which they get slots: the first sub-port of every plane, then the
+// second of every plane, and so on. In per-packet mode the places are the planes themselves. The order depends on the
+// configuration alone.
+func placesInTurn(cfg *Config, start []int) (order []uint16) {
 	if cfg.Mode == PerPacket {
 		for p := range cfg.Planes {
 			order = append(order, uint16(p))
 		}
-	} else {
-		for s := range MaxSubPorts {
-			for p := range cfg.Planes {
-				if s < len(cfg.Planes[p].SubPorts) {
-					order = append(order, uint16(start[p]+s))
-				}
+		return order
+	}
+	for s := range MaxSubPorts {
+		for p := range cfg.Planes {
+			if s < len(cfg.Planes[p].SubPorts) {
+				order = append(order, uint16(start[p]+s))
 			}
 		}
 	}
-	slots := cfg.Slots
-	if slots == 0 {
-		slots = len(order)
+	return order
+}
+
+// homes assigns slots to places: those of Config.Homes, otherwise in turn, and then from the start, so that any number
+// of slots is spread over planes as evenly as possible. It returns nil if Config.Homes is not valid.
+func homes(cfg *Config, start []int, order []uint16) (home []uint16) {
+	if cfg.Homes == nil {
+		for i := range cfg.slots() {
+			home = append(home, order[i%len(order)])
+		}
+		return home
 	}
-	for i := range slots {
-		home = append(home, order[i%len(order)])
+	used := make([]bool, len(order))
+	for _, h := range cfg.Homes {
+		at := cfg.placeIndex(start, h)
+		if at < 0 {
+			return nil
+		}
+		used[at] = true
+		home = append(home, uint16(at))
+	}
+	if slices.Contains(used, false) {
+		return nil
 	}
 	return home
+}
+
+// placeIndex returns the index of a place, or -1 if the configuration does not have it.
+func (c *Config) placeIndex(start []int, p Place) int {
+	switch {
+	case p.Plane < 0 || p.Plane >= len(c.Planes):
+		return -1
+	case c.Mode == PerPacket && p.SubPort == -1:
+		return p.Plane
+	case c.Mode == PerPacket || p.SubPort < 0 || p.SubPort >= len(c.Planes[p.Plane].SubPorts):
+		return -1
+	}
+	return start[p.Plane] + p.SubPort
+}
+
+// Rehome returns the homes of the slots after a change of planes or sub-ports. was has the previous home of each slot by
+// its place in cfg; Plane is -1 if cfg does not have it. Every place gets as many slots as in turn, and a slot keeps its
+// home unless the home has become too small for all of its slots: then the slots with the highest numbers leave.
+func Rehome(cfg Config, was []Place) []Place {
+	cfg.Homes = nil
+	l := newLayout(&cfg)
+	room := make([]int, len(l.order))
+	for _, h := range l.home {
+		room[h]++
+	}
+	out := make([]Place, len(l.home))
+	for s := range out {
+		out[s].Plane = -1
+		if s < len(was) {
+			if at := cfg.placeIndex(l.start, was[s]); at >= 0 && room[at] > 0 {
+				room[at]--
+				out[s] = was[s]
+			}
+		}
+	}
+	for s := range out {
+		for i := 0; out[s].Plane < 0; i++ {
+			if at := l.order[i]; room[at] > 0 {
+				room[at]--
+				out[s] = l.place(&cfg, at)
+			}
+		}
+	}
+	return out
+}
+
+// place returns a place by its index.
+func (l *layout) place(cfg *Config, at uint16) Place {
+	if cfg.Mode == PerPacket {
+		return Place{int(at), -1}
+	}
+	return Place{int(l.ports[at].plane), int(l.ports[at].sub)}
 }
 
 // quotas sets the number of slots that each place holds under Remap: one for each live place, and the rest by Webster's
@@ -169,4 +239,14 @@ func (e *Engine) share(v *vector, g *group) {
 			rank[place]++
 		}
 	}
+}
+
+// HomePlaces returns the places of the slots in full health.
+func (c *Config) HomePlaces() []Place {
+	l := newLayout(c)
+	out := make([]Place, len(l.home))
+	for i, h := range l.home {
+		out[i] = l.place(c, h)
+	}
+	return out
 }

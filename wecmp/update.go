@@ -47,9 +47,11 @@ func (e *Engine) Updates() []Update {
 		u := Update{Kind: VectorSet, Vector: id}
 		if v.reported {
 			u.SlotsMoved, u.Drain = e.compare(v, v)
-			for _, s := range u.Drain {
-				v.slots[s].Drain = true
-			}
+		} else if v.legacy != nil {
+			u.SlotsMoved, u.Drain = v.legacy.moved, v.legacy.drain
+		}
+		for _, s := range u.Drain {
+			v.slots[s].Drain = true
 		}
 		e.updates = append(e.updates, u)
 	}
@@ -63,10 +65,13 @@ func (e *Engine) Updates() []Update {
 		u := Update{Kind: DestinationSet, Vector: d.vector, Destination: d.prefix}
 		if d.reported != 0 {
 			u.SlotsMoved, u.Drain = e.compare(e.vectors[d.reported], e.vectors[d.vector])
+		} else if l, ok := e.inherited[i]; ok {
+			u.SlotsMoved, u.Drain = l.moved, l.drain
 		}
 		e.updates = append(e.updates, u)
 		d.reported = d.vector
 	}
+	e.inherited = nil
 	for _, i := range e.dirtyDests {
 		d := &e.destinations[i]
 		d.dirty = false
@@ -108,7 +113,7 @@ func emptied[T any](list []T) []T {
 
 // remember stores the parts of a reported vector with which the next report is compared.
 func (e *Engine) remember(v *vector) {
-	v.reported = true
+	v.reported, v.legacy = true, nil
 	if e.cfg.Policy == Remap || e.cfg.Ordering != Weak {
 		copy(v.reportedSlots, v.slots)
 	}

@@ -16,6 +16,7 @@ type vector struct {
 	hash       uint64 // of (group, place): the key of the intern table
 	chain      uint32 // next in the intern table's bucket
 
+	legacy   *legacy // of the previous engine, until the first report; nil if it had no such vector
 	dirty    bool
 	reported bool // reported to the caller; the fields below hold the last report
 	// These are stored only if needed: reportedSlots under Remap or an ordering, reportedRate and reportedLive under an
@@ -100,7 +101,7 @@ func (e *Engine) newVector(group uint32, place []uint16) *vector {
 		e.vectors[id] = v
 	}
 	g := e.groups[group]
-	v.group, v.uses, v.reported = group, 0, false
+	v.group, v.uses, v.reported, v.legacy = group, 0, false, nil
 	copy(v.place, place)
 	v.prev, v.next = 0, g.first
 	if g.first != 0 {
