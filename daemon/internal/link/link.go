@@ -133,6 +133,26 @@ func New(cfg Config) (*Watcher, error) {
 	return w, nil
 }
 
+// Continue takes over the last states of another Watcher before Run: devices whose state has not changed are not reported
+// again, and Transitions go on. at has the index there of each sub-port here, or -1.
+func (w *Watcher) Continue(was *Watcher, at []int) {
+	was.mu.Lock()
+	defer was.mu.Unlock()
+	for i, from := range at {
+		if from < 0 {
+			continue
+		}
+		w.state[i], w.known[i], w.dirty[i] = was.state[from], was.known[from], was.dirty[from]
+		w.state[i].SubPort = i
+		if w.dirty[i] {
+			select {
+			case w.ready <- struct{}{}:
+			default:
+			}
+		}
+	}
+}
+
 // checkDevice rejects strings that can never be an interface's name, because a wrong name would otherwise look like a
 // device that does not exist yet.
 func checkDevice(name string) error {

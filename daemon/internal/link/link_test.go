@@ -147,6 +147,41 @@ func TestDeviceComesAndGoes(t *testing.T) {
 	}
 }
 
+// TestContinue lets a second watcher go on where the first has ended: it reports the new device alone, and goes on with
+// the count of transitions of the other one, under its new index.
+func TestContinue(t *testing.T) {
+	netnstest.Require(t)
+	server, leaf := netnstest.New(t), netnstest.New(t)
+	for i := range 3 {
+		netnstest.Cable(t, server, fmt.Sprint("e", i), "", leaf, fmt.Sprint("s", i), "")
+	}
+	port := func(device string) SubPort { return SubPort{Device: device, Netns: server.Name} }
+	first := watch(t, nil, port("e0"), port("e1"))
+	first.untilUp(t, 1)
+	server.IP("link", "set", "e1", "down")
+	first.until(t, 1, "down", func(e Event) bool { return !e.Up })
+	server.IP("link", "set", "e1", "up")
+	before := first.untilUp(t, 1).Transitions
+	second, err := New(Config{SubPorts: []SubPort{port("e2"), port("e1")}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	second.Continue(first.Watcher, []int{-1, 1})
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan struct{})
+	go func() { defer close(done); second.Run(ctx) }()
+	t.Cleanup(func() { cancel(); <-done })
+	w := &watched{Watcher: second, last: make([]Event, 2)}
+	w.untilUp(t, 0)
+	if w.last[1].Name != "" {
+		t.Errorf("the device that has not changed is reported: %+v", w.last[1])
+	}
+	server.IP("link", "set", "e1", "down")
+	if e := w.until(t, 1, "down", func(e Event) bool { return e.Name != "" && !e.Up }); e.Transitions != before+1 {
+		t.Errorf("%d transitions after %d", e.Transitions, before)
+	}
+}
+
 // TestAlternativeName follows a device by an alternative name that it receives later, through renames and until the
 // name is removed.
 func TestAlternativeName(t *testing.T) {
