@@ -190,7 +190,7 @@ func (o *originator) originate(ctx context.Context, routes []Advertisement, seri
 		}
 		s.awaitReader()
 		if err := carryOut(o.server, step, &o.conv); err != nil {
-			s.speaker.queue.fault(Fault{Session: s.index, Reason: err.Error()})
+			s.speaker.queue.fault(Fault{Session: s.id, Reason: err.Error()})
 			complete = false
 			continue
 		}
@@ -220,7 +220,7 @@ func (o *originator) follow(mark uint64) {
 	o.session.expect(o.marks, mark)
 	for _, s := range [...]step{{route: p}, {route: p, retract: true}} {
 		if err := carryOut(o.server, s, &o.conv); err != nil {
-			o.session.speaker.queue.fault(Fault{Session: o.session.index, Reason: err.Error()})
+			o.session.speaker.queue.fault(Fault{Session: o.session.id, Reason: err.Error()})
 			return
 		}
 	}

@@ -94,7 +94,7 @@ func (s *session) protect(local, peer netip.Addr, established bool) {
 	// Before BGP our address may not exist yet, which is no fault.
 	if err != nil && (established || errors.Is(err, unix.EADDRINUSE) && (before == nil || before.Error() != err.Error())) {
 		s.log.Warn("session without BFD", "session", s.conf.Name, "error", err)
-		s.speaker.queue.fault(Fault{Session: s.index, Reason: err.Error()})
+		s.speaker.queue.fault(Fault{Session: s.id, Reason: err.Error()})
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -166,7 +166,7 @@ func (s *session) bfdChanged(change bfd.Change) {
 	case change.Silence == 0 && change.UpSince.Before(s.since) && time.Since(s.since) < s.speaker.takeover:
 	default:
 		err := &bfdError{change}
-		s.speaker.queue.sessionDown(SessionDown{Session: s.index, Generation: s.gen, Reason: err.Error()})
+		s.speaker.queue.sessionDown(SessionDown{Session: s.id, Generation: s.gen, Reason: err.Error()})
 		s.current.stop(err)
 	}
 }

@@ -105,7 +105,7 @@ func (s *session) incarnate(parent context.Context, conn *net.TCPConn) (bool, er
 	s.draining, in.unwatch = in, unwatch
 	if in.peered {
 		if err := in.server.deletePeer(in.addr); err != nil {
-			s.speaker.queue.fault(Fault{Session: s.index, Reason: err.Error()})
+			s.speaker.queue.fault(Fault{Session: s.id, Reason: err.Error()})
 		}
 	}
 	return in.wasUp.Load(), context.Cause(ctx)
@@ -139,7 +139,7 @@ func (in *incarnation) fail(cause error) {
 	if in.over.Swap(true) {
 		return
 	}
-	in.s.speaker.queue.sessionDown(SessionDown{Session: in.s.index, Generation: in.gen, Reason: cause.Error()})
+	in.s.speaker.queue.sessionDown(SessionDown{Session: in.s.id, Generation: in.gen, Reason: cause.Error()})
 	runtime.Gosched() // the owner runs next on this thread: the weights before the teardown, which closes sockets for a tenth of a millisecond
 	in.stop(cause)
 	in.farewell(cause)
@@ -258,13 +258,13 @@ const (
 func (in *incarnation) deliver(now time.Time) {
 	changes := in.guard.TakeChanges()
 	if routes, changed := in.guard.TakeRefused(); changed { // before an End-of-RIB of the same read
-		in.s.speaker.queue.refused(Refused{Session: in.s.index, Generation: in.gen, Routes: routes})
+		in.s.speaker.queue.refused(Refused{Session: in.s.id, Generation: in.gen, Routes: routes})
 	}
 	if in.burst.IsZero() && len(changes) >= burstSize {
 		in.burst = now
 	}
 	if len(changes) > 0 {
-		in.s.speaker.queue.change(in.s.index, in.gen, changes, !in.burst.IsZero())
+		in.s.speaker.queue.change(in.s.id, in.gen, changes, !in.burst.IsZero())
 		if in.burst.IsZero() {
 			runtime.Gosched() // the owner runs next on this thread, before this reader tries to read more
 		}
@@ -280,9 +280,9 @@ const ownerPatience = 50 * time.Millisecond
 
 // awaitOwner waits while the owner has not taken many earlier changes of this session.
 func (in *incarnation) awaitOwner(ctx context.Context) {
-	if q := in.s.speaker.queue; q.full(in.s.index) {
+	if q := in.s.speaker.queue; q.full(in.s.id) {
 		in.release() // the owner takes what it knows of
-		q.await(ctx, in.s.index, ownerPatience)
+		q.await(ctx, in.s.id, ownerPatience)
 	}
 }
 
@@ -290,7 +290,7 @@ func (in *incarnation) awaitOwner(ctx context.Context) {
 func (in *incarnation) release() {
 	if !in.burst.IsZero() {
 		in.burst = time.Time{}
-		in.s.speaker.queue.change(in.s.index, in.gen, nil, false)
+		in.s.speaker.queue.change(in.s.id, in.gen, nil, false)
 	}
 }
 
@@ -329,7 +329,7 @@ func (in *incarnation) confirm(ctx, watching context.Context, messages *[]byte) 
 	in.s.established(in.gen)
 	silent := in.s.wanted.silence()
 	in.s.speaker.queue.sessionUp(SessionUp{
-		Session: in.s.index, Generation: in.gen, Node: info.RouterID, PeerAS: info.PeerAS, Families: info.Families,
+		Session: in.s.id, Generation: in.gen, Node: info.RouterID, PeerAS: info.PeerAS, Families: info.Families,
 	}, silent)
 	in.pumps.Go(func() { in.fail(in.serve(ctx, watching, info, silent)) })
 	if info.RouteRefresh {
@@ -370,7 +370,7 @@ func (in *incarnation) serve(ctx, watching context.Context, info guard.Info, sil
 		return err
 	}
 	if mark != 0 && mark != silent {
-		in.s.speaker.queue.written(Written{Session: in.s.index, Generation: in.gen, Mark: mark})
+		in.s.speaker.queue.written(Written{Session: in.s.id, Generation: in.gen, Mark: mark})
 	}
 	if err := s.addPeer(neighbor{
 		addr: in.addr, as: info.PeerAS, hold: in.s.speaker.conf.HoldTime,

@@ -36,6 +36,9 @@ type listener struct {
 	speaker  *Speaker
 	key      listenAddr
 	sessions []*session
+	before   *listener     // the listener on this address that has to end first; nil if there is none
+	end      func()        // ends run; nil before Run
+	done     chan struct{} // closed when run has ended; nil before Run
 }
 
 // run listens until ctx ends. It retries while the address does not exist yet.
@@ -46,7 +49,7 @@ func (l *listener) run(ctx context.Context) {
 			return
 		}
 		for _, s := range l.sessions {
-			l.speaker.queue.fault(Fault{Session: s.index, Reason: fmt.Sprintf("listen on %v: %v", l.key, err)})
+			l.speaker.queue.fault(Fault{Session: s.id, Reason: fmt.Sprintf("listen on %v: %v", l.key, err)})
 		}
 		timer := time.NewTimer(min(time.Second, l.speaker.conf.ConnectRetry))
 		select {

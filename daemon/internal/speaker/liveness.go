@@ -273,7 +273,7 @@ func (s *session) repair() error {
 	s.rebuilt++
 	s.mu.Unlock()
 	s.log.Warn("gobgp was replaced", "session", s.conf.Name, "reason", cause)
-	s.speaker.queue.fault(Fault{Session: s.index, Reason: cause.Error() + "; the session's speaker was replaced"})
+	s.speaker.queue.fault(Fault{Session: s.id, Reason: cause.Error() + "; the session's speaker was replaced"})
 	return nil
 }
 

@@ -42,9 +42,10 @@ const keptChanges = 256
 type queue struct {
 	ready chan struct{} // one slot
 
-	mu       sync.Mutex // guards the fields below
-	sessions []sessionQueue
-	first    int // the session with which take begins
+	mu       sync.Mutex      // guards the fields below
+	sessions []*sessionQueue // by id
+	owned    []int           // by id: the owner's index of the session; -1 if the owner has removed it
+	first    int             // the session with which take begins
 }
 
 // sessionQueue holds the pending events of one session.
@@ -77,11 +78,27 @@ type pending struct {
 }
 
 func newQueue(sessions int) *queue {
-	q := &queue{ready: make(chan struct{}, 1), sessions: make([]sessionQueue, sessions)}
-	for i := range q.sessions {
-		q.sessions[i].room = make(chan struct{}, 1)
+	q := &queue{ready: make(chan struct{}, 1)}
+	for i := range sessions {
+		q.own(q.add(), i)
 	}
 	return q
+}
+
+// add adds a session without an owner, and returns its id.
+func (q *queue) add() int {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	q.sessions = append(q.sessions, &sessionQueue{room: make(chan struct{}, 1)})
+	q.owned = append(q.owned, -1)
+	return len(q.sessions) - 1
+}
+
+// own changes the owner's index of a session. -1 drops its events, pending and future ones.
+func (q *queue) own(id, index int) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	q.owned[id] = index
 }
 
 // wake fills the channel of Ready unless it is full.
@@ -113,7 +130,7 @@ func replace[E Event](sq *sessionQueue, e E) bool {
 func (q *queue) sessionUp(e SessionUp, silent uint64) bool {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	sq := &q.sessions[e.Session]
+	sq := q.sessions[e.Session]
 	if e.Generation <= sq.closed || e.Generation <= sq.gen {
 		return false
 	}
@@ -131,7 +148,7 @@ func (q *queue) sessionUp(e SessionUp, silent uint64) bool {
 func (q *queue) sessionDown(e SessionDown) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	sq := &q.sessions[e.Session]
+	sq := q.sessions[e.Session]
 	sq.closed = max(sq.closed, e.Generation)
 	if !sq.up || sq.gen != e.Generation {
 		return
@@ -164,7 +181,7 @@ func (q *queue) sessionDown(e SessionDown) {
 func (q *queue) change(session int, gen uint64, changes []guard.Change, more bool) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	sq := &q.sessions[session]
+	sq := q.sessions[session]
 	if !sq.up || sq.gen != gen {
 		return
 	}
@@ -248,21 +265,28 @@ func (sq *sessionQueue) spend(cost int) {
 
 // full reports whether the pending changes of a session have reached backlog.
 func (q *queue) full(session int) bool {
+	full, _ := q.fullness(session)
+	return full
+}
+
+// fullness is full, with the channel that await uses.
+func (q *queue) fullness(session int) (full bool, room <-chan struct{}) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	return q.sessions[session].cost >= backlog
+	return q.sessions[session].cost >= backlog, q.sessions[session].room
 }
 
 // await waits while the pending changes of a session have reached backlog, at most for a time.
 func (q *queue) await(ctx context.Context, session int, limit time.Duration) {
-	if !q.full(session) {
+	full, room := q.fullness(session)
+	if !full {
 		return
 	}
 	timer := time.NewTimer(limit)
 	defer timer.Stop()
 	for q.full(session) {
 		select {
-		case <-q.sessions[session].room:
+		case <-room:
 		case <-timer.C:
 			return
 		case <-ctx.Done():
@@ -309,7 +333,7 @@ func (q *queue) refused(e Refused) { latest(q, e.Session, e.Generation, e) }
 func latest[E Event](q *queue, session int, generation uint64, e E) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	sq := &q.sessions[session]
+	sq := q.sessions[session]
 	if !sq.up || sq.gen != generation {
 		return
 	}
@@ -322,7 +346,7 @@ func latest[E Event](q *queue, session int, generation uint64, e E) {
 func (q *queue) fault(e Fault) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	sq := &q.sessions[e.Session]
+	sq := q.sessions[e.Session]
 	if !replace(sq, e) {
 		sq.push(e)
 	}
@@ -338,8 +362,13 @@ func (q *queue) take(buf []Event) []Event {
 	more := false
 	for i := range q.sessions {
 		at := (q.first + i) % len(q.sessions)
-		buf = q.sessions[at].take(buf, at)
-		more = more || len(q.sessions[at].events) > 0 || len(q.sessions[at].changes) > 0
+		sq, kept := q.sessions[at], len(buf)
+		buf = sq.take(buf, q.owned[at])
+		if q.owned[at] < 0 {
+			clear(buf[kept:])
+			buf = buf[:kept]
+		}
+		more = more || len(sq.events) > 0 || len(sq.changes) > 0
 	}
 	q.first = (q.first + 1) % len(q.sessions)
 	if more {
@@ -370,7 +399,7 @@ func (sq *sessionQueue) take(buf []Event, session int) []Event {
 	}
 	for ; events < len(sq.events) && sq.events[events].at-sq.base <= n; events++ {
 		emit(sq.events[events].at - sq.base)
-		buf = append(buf, sq.events[events].event)
+		buf = append(buf, ownedBy(sq.events[events].event, session))
 	}
 	emit(n)
 	sq.events = slices.Delete(sq.events, 0, events)
@@ -388,6 +417,31 @@ func (sq *sessionQueue) take(buf []Event, session int) []Event {
 	}
 	sq.taken, sq.changes, sq.base = nil, sq.changes[n:], sq.base+n
 	return buf
+}
+
+// ownedBy returns an event with the owner's index of its session.
+func ownedBy(e Event, index int) Event {
+	switch e := e.(type) {
+	case SessionUp:
+		e.Session = index
+		return e
+	case SessionDown:
+		e.Session = index
+		return e
+	case EndOfRIB:
+		e.Session = index
+		return e
+	case Refused:
+		e.Session = index
+		return e
+	case Written:
+		e.Session = index
+		return e
+	case Fault:
+		e.Session = index
+		return e
+	}
+	return e // routes are created with the index
 }
 
 // affordable returns the number of pending changes, from the first, whose cost is within quota, and this cost.

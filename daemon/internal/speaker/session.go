@@ -24,7 +24,7 @@ import (
 // run, owns the connections; other goroutines access the fields guarded by mu.
 type session struct {
 	speaker     *Speaker
-	index       int
+	id          int // of its queue; the owner's index may change
 	conf        *Session
 	log         *slog.Logger
 	server      atomic.Pointer[bgpServer] // replaced only by repair
@@ -33,6 +33,11 @@ type session struct {
 	accepted    chan *net.TCPConn // one slot: the newest connection of a passive session's peer
 	wanted      wanted
 	throttled   atomic.Uint64 // reads that waited for the budget
+	before      []*session    // sessions that have to end before this one begins
+	succeeds    *session      // the one of them whose generations this one continues; nil if there is none
+	removed     atomic.Bool   // by Reconfigure
+	end         func()        // ends run; nil before Run
+	done        chan struct{} // closed when run has ended; nil before Run
 	draining    *incarnation  // the previous incarnation, until drain; used only by run
 	localAddr   netip.Addr    // address of the last incarnation on the local hop; used only by run
 
@@ -263,7 +268,7 @@ func (s *session) setAdmin(up bool, reason string) {
 	s.held = &heldError{reason: reason}
 	if s.cancel != nil {
 		// Notify the owner before the connections are closed.
-		s.speaker.queue.sessionDown(SessionDown{Session: s.index, Generation: s.gen, Reason: s.held.Error()})
+		s.speaker.queue.sessionDown(SessionDown{Session: s.id, Generation: s.gen, Reason: s.held.Error()})
 		s.cancel(s.held)
 	}
 }
@@ -349,7 +354,7 @@ func (s *session) written(gen uint64, number uint32) {
 	mark, current := s.reports, s.expected == number
 	s.mu.Unlock()
 	if current {
-		s.speaker.queue.written(Written{Session: s.index, Generation: gen, Mark: mark})
+		s.speaker.queue.written(Written{Session: s.id, Generation: gen, Mark: mark})
 	}
 }
 

@@ -21,8 +21,14 @@ type Speaker struct {
 	conf      Config
 	deps      Deps
 	queue     *queue
-	sessions  []*session
+	sessions  []*session // by the owner's index
 	listeners []*listener
+	password  string // of the local hops
+
+	mu     sync.Mutex      // guards the fields below, and changes of sessions and listeners
+	ctx    context.Context // of Run; nil before it
+	over   bool            // Run waits for all goroutines
+	active sync.WaitGroup  // of sessions and listeners
 
 	loopbacks atomic.Pointer[[]netip.Prefix] // of this host; nil before SetLoopbacks
 
@@ -52,31 +58,15 @@ func New(conf Config, deps Deps) (*Speaker, error) {
 		return nil, err
 	}
 	s := &Speaker{conf: conf.withDefaults(), deps: deps, queue: newQueue(len(conf.Sessions)), openTimeout: openTimeout,
-		responder:      bfd.NewResponder(netns.In),
+		password: password, responder: bfd.NewResponder(netns.In),
 		patienceToFind: patienceToFind, takeover: takeover, budget: newBudget(conf.maxPrefixes()), rereadAfter: rereadAfter}
-	byAddr := make(map[listenAddr]*listener)
 	servers := make([]*bgpServer, 0, len(s.conf.Sessions))
 	for i := range s.conf.Sessions {
-		session := &session{
-			speaker: s, index: i, conf: &s.conf.Sessions[i], log: limited(deps.Log),
-			accepted: make(chan *net.TCPConn, 1), changed: make(chan struct{}), since: time.Now(),
-			wanted: wanted{ready: make(chan struct{}, 1)}, bfdKeys: s.conf.Sessions[i].BFDAuth.Keys,
-		}
-		server := newBGPServer(session.log, session.conf.Name, deps.Fatal, password)
-		session.server.Store(server)
-		servers = append(servers, server)
+		session := s.newSession(i, &s.conf.Sessions[i])
+		servers = append(servers, session.server.Load())
 		s.sessions = append(s.sessions, session)
-		if session.conf.Passive {
-			key := listenKey(session.conf)
-			l := byAddr[key]
-			if l == nil {
-				l = &listener{speaker: s, key: key}
-				byAddr[key] = l
-				s.listeners = append(s.listeners, l)
-			}
-			l.sessions = append(l.sessions, session)
-		}
 	}
+	s.listeners = s.listenersOf(s.sessions)
 	err = exclusively(servers, func() error {
 		for i, server := range servers {
 			if err := server.start(s.conf.AS, s.conf.RouterID); err != nil {
@@ -100,15 +90,20 @@ func New(conf Config, deps Deps) (*Speaker, error) {
 // With Config.RestartTime it closes the connections without NOTIFICATION, so
 // that the peers keep our routes; without it, the peers receive Cease.
 func (s *Speaker) Run(ctx context.Context) error {
-	var wg sync.WaitGroup
+	s.mu.Lock()
+	s.ctx = ctx
 	for _, l := range s.listeners {
-		wg.Go(func() { l.run(ctx) })
+		s.launchListener(l)
 	}
 	for _, session := range s.sessions {
-		wg.Go(func() { session.run(ctx) })
-		wg.Go(func() { session.advertise(ctx) })
+		s.launch(session)
 	}
-	wg.Wait()
+	s.mu.Unlock()
+	<-ctx.Done()
+	s.mu.Lock()
+	s.over = true
+	s.mu.Unlock()
+	s.active.Wait()
 	s.responder.Close()
 	var errs []error
 	for _, session := range s.sessions {
@@ -117,6 +112,36 @@ func (s *Speaker) Run(ctx context.Context) error {
 		}
 	}
 	return errors.Join(errs...)
+}
+
+// newSession returns a session with a server that is not started.
+func (s *Speaker) newSession(id int, conf *Session) *session {
+	x := &session{
+		speaker: s, id: id, conf: conf, log: limited(s.deps.Log),
+		accepted: make(chan *net.TCPConn, 1), changed: make(chan struct{}), since: time.Now(),
+		wanted: wanted{ready: make(chan struct{}, 1)}, bfdKeys: conf.BFDAuth.Keys,
+	}
+	x.server.Store(newBGPServer(x.log, conf.Name, s.deps.Fatal, s.password))
+	return x
+}
+
+// listenersOf returns the listeners of the passive sessions among all sessions.
+func (s *Speaker) listenersOf(sessions []*session) (out []*listener) {
+	byAddr := make(map[listenAddr]*listener)
+	for _, x := range sessions {
+		if !x.conf.Passive {
+			continue
+		}
+		key := listenKey(x.conf)
+		l := byAddr[key]
+		if l == nil {
+			l = &listener{speaker: s, key: key}
+			byAddr[key] = l
+			out = append(out, l)
+		}
+		l.sessions = append(l.sessions, x)
+	}
+	return out
 }
 
 // Ready returns a channel with one slot; a value in it means that Take will return events.
