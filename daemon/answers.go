@@ -185,7 +185,9 @@ func (l *loop) markObject(o dpclient.Object) {
 	case dpclient.KindVector:
 		l.builder.MarkVector(o.Vector)
 	case dpclient.KindDestination:
-		l.builder.MarkDestination(status.Key{Prefix: o.Destination.Prefix, Source: l.core.Layout().SourceNamed(o.Destination.Source)})
+		if i := l.core.Layout().SourceNamed(o.Destination.Source); l.core.Layout().Sources[i].Name == o.Destination.Source {
+			l.builder.MarkDestination(status.Key{Prefix: o.Destination.Prefix, Source: i})
+		}
 	case dpclient.KindSubPort:
 		// A vector's planes are in effect only when their sub-ports are, so all vectors may have changed.
 		for id := range l.shown.users {

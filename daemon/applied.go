@@ -35,12 +35,14 @@ func (l *loop) apply(t *dpclient.Transaction, u core.Update) {
 		t.DeleteVector(u.Vector)
 		l.forgetPlaces(u.Vector)
 	case wecmp.DestinationSet:
-		a.key = l.key(u.Source, u.Destination)
+		a.key = dpclient.Destination{Prefix: u.Destination, Source: u.Name}
 		a.change = t.SetDestination(a.key, u.Vector, u.Drain...)
 	case wecmp.DestinationDelete:
-		a.key = l.key(u.Source, u.Destination)
+		a.key = dpclient.Destination{Prefix: u.Destination, Source: u.Name}
 		t.DeleteDestination(a.key)
-		l.ports.forget(u.Destination.Addr(), l.core.Layout().Sources[u.Source].Loopbacks)
+		if u.Source >= 0 {
+			l.ports.forget(u.Destination.Addr(), l.core.Layout().Sources[u.Source].Loopbacks)
+		}
 	}
 	l.shown.apply(&a, l.wokenAt) // answers may come from now on
 	l.applied = append(l.applied, a)
@@ -57,6 +59,9 @@ func (l *loop) account() {
 		case wecmp.VectorSet, wecmp.VectorDelete:
 			l.builder.MarkVector(a.Vector)
 		case wecmp.DestinationSet, wecmp.DestinationDelete:
+			if a.Source < 0 {
+				break // the status has another structure since
+			}
 			l.builder.MarkDestination(status.Key{Prefix: a.Destination, Source: a.Source})
 		}
 		l.d.moved.Add(uint64(a.moved))

@@ -110,6 +110,10 @@ func (d *Daemon) Reload(ctx context.Context, dryRun bool) ([]string, error) {
 			rerr = &status.Problem{Kind: status.Refused, Subject: d.deps.ConfigPath, Remedy: "restart fared to apply the file", Err: err} // err has that nothing was changed
 			return
 		}
+		if err := d.loop.changeable(next); err != nil {
+			rerr = &status.Problem{Kind: status.Refused, Subject: d.deps.ConfigPath, Remedy: "nothing was changed", Err: err}
+			return
+		}
 		for _, c := range changes {
 			lines = append(lines, c.String())
 		}
@@ -135,6 +139,9 @@ func (d *Daemon) Reload(ctx context.Context, dryRun bool) ([]string, error) {
 
 // explain describes how a destination's weights were derived; it runs on the loop's goroutine.
 func (l *loop) explain(key status.Key) (status.Explanation, bool) {
+	if key.Source >= len(l.core.Layout().Sources) { // of a layout before a reload
+		return status.Explanation{}, false
+	}
 	desc := l.core.Explain(key.Source, key.Prefix)
 	if !desc.Known {
 		return status.Explanation{}, false

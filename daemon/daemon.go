@@ -8,7 +8,6 @@ import (
 	"net"
 	"net/http"
 	"os"
-	"slices"
 	"sync/atomic"
 	"time"
 
@@ -25,12 +24,10 @@ import (
 	"github.com/fared/fared/daemon/internal/dpclient"
 	"github.com/fared/fared/daemon/internal/guard"
 	"github.com/fared/fared/daemon/internal/ndisc"
-	"github.com/fared/fared/daemon/internal/prober"
 	"github.com/fared/fared/daemon/internal/publish"
 	"github.com/fared/fared/daemon/internal/speaker"
 	"github.com/fared/fared/daemon/internal/status"
 	"github.com/fared/fared/internal/httpserve"
-	"github.com/fared/fared/internal/slotfile"
 	"github.com/fared/fared/internal/tlsfiles"
 	"github.com/fared/fared/internal/version"
 )
@@ -87,7 +84,7 @@ type Daemon struct {
 	registry *prometheus.Registry
 	table    *publish.Publisher // nil if the slot table is disabled
 	drains   *drainSaver        // nil if drains end with the daemon
-	prober   *prober.Prober     // nil if no probes are configured
+	proofs   *proofs            // nil if no probes are configured
 	closers  []func() error
 	moved    atomic.Uint64
 	// proofKeys are the keys of probes.
@@ -195,11 +192,9 @@ func (d *Daemon) fatal(err error) {
 func (d *Daemon) buildSpeaker(l *core.Layout) error {
 	cfg := speakerConfig(d.cfg, l)
 	deps := speaker.Deps{Log: d.log, Fatal: d.fatal}
-	if slices.ContainsFunc(cfg.Sessions, func(s speaker.Session) bool { return s.Unnumbered }) {
-		resolver := ndisc.New(ndisc.Config{Logger: d.log})
-		d.closers = append(d.closers, func() error { resolver.Close(); return nil })
-		deps.Resolver = resolver
-	}
+	resolver := ndisc.New(ndisc.Config{Logger: d.log}) // a reload may add unnumbered sessions
+	d.closers = append(d.closers, func() error { resolver.Close(); return nil })
+	deps.Resolver = resolver
 	var err error
 	if d.speaker, err = speaker.New(cfg, deps); err == nil {
 		d.speaker.SetLoopbacks(d.cfg.Loopbacks)
@@ -309,8 +304,9 @@ func (d *Daemon) buildStatus() error {
 		Reader: reader, Version: version.String(), Started: d.loop.started, Explain: d.loop.explain,
 		Drain: d.drain, ClearSession: d.clearSession, Reload: d.Reload, Record: d.record, Log: d.log,
 	}
-	if d.prober = d.buildProber(); d.prober != nil {
-		config.Proofs = d.prober
+	if p := d.buildProber(); p != nil {
+		d.proofs = newProofs(p)
+		config.Proofs = d.proofs
 	}
 	d.service, err = status.NewService(config)
 	if err == nil {
@@ -362,8 +358,8 @@ func (d *Daemon) Run(ctx context.Context) error {
 	for _, run := range adapters {
 		tasks = append(tasks, func(context.Context) error { return run(feeding) })
 	}
-	if d.prober != nil {
-		tasks = append(tasks, d.prober.Run)
+	if d.proofs != nil {
+		tasks = append(tasks, d.proofs.run)
 	}
 	if d.loop.tracer != nil {
 		tasks = append(tasks, d.loop.tracer.run)
@@ -454,16 +450,11 @@ func (d *Daemon) slotTable() (*publish.Publisher, error) {
 	if d.cfg.SlotTable.File == config.NoSlotTable || d.cfg.SlotTable.File == "" {
 		return nil, nil
 	}
-	layout := d.loop.core.Layout()
 	c := publish.Config{
-		Reader: d.loop.builder.Reader(d.loop.do), Path: d.cfg.SlotTable.File, Mode: d.cfg.SlotTable.Mode, Planes: layout.Planes, Log: d.log,
+		Reader: d.loop.builder.Reader(d.loop.do), Path: d.cfg.SlotTable.File, Mode: d.cfg.SlotTable.Mode, Log: d.log,
 	}
 	if c.Path == config.DefaultSlotTable {
 		c.Former = config.FormerSlotTable
-	}
-	for i := range layout.SubPorts {
-		sp := &layout.SubPorts[i]
-		c.SubPorts = append(c.SubPorts, publish.SubPort{SubPort: slotfile.SubPort{Device: sp.Device, Plane: sp.Plane}, Netns: sp.Netns})
 	}
 	for _, service := range d.cfg.TableServices() {
 		c.Services = append(c.Services, status.FlowService(service))

@@ -3,6 +3,8 @@ package daemon
 import (
 	"context"
 	"log/slog"
+	"slices"
+	"sync"
 	"time"
 
 	"github.com/fared/fared/daemon/config"
@@ -42,6 +44,17 @@ type LinkSource interface {
 	Take(buf []LinkEvent) []LinkEvent
 }
 
+// ChangingLinks is a LinkSource whose sub-ports a reload may change. Without it, a reload that changes sub-ports is
+// refused.
+type ChangingLinks interface {
+	LinkSource
+	// Check returns an error if Reconfigure cannot apply a configuration.
+	Check(next *config.Config) error
+	// Reconfigure watches the sub-ports of another configuration. at has the former index of each sub-port, or -1.
+	// Transitions of sub-ports with a former index go on. Take may still return a state from before.
+	Reconfigure(next *config.Config, at []int)
+}
+
 // speedSources maps the configuration's speed_source to the source of a speed; auto tries all sources.
 var speedSources = map[string]link.Source{
 	config.SpeedAuto: "", config.SpeedTBF: link.SourceTBF, config.SpeedEthtool: link.SourceEthtool, config.SpeedPCIe: link.SourcePCIe,
@@ -57,47 +70,124 @@ type linkWatcher interface {
 }
 
 // netlinkLinks is the LinkSource of a real machine: netlink for the devices of this kernel, and the configuration for
-// other devices (link_state: assume-up).
+// other devices (link_state: assume-up). Only the loop's goroutine accesses the fields, except those that mu guards.
 type netlinkLinks struct {
 	watcher linkWatcher // nil if all links are assumed
-	indexes []int       // sub-port of each watched device
+	log     *slog.Logger
+	indexes []int // sub-port of each watched device
 	buf     []link.Event
 	assumed []LinkEvent // emitted once
 	ready   chan struct{}
+	covered string // argument of the last Cover
+
+	mu      sync.Mutex
+	ctx     context.Context    // of Run; nil before it
+	stop    context.CancelFunc // ends the watcher
+	watches sync.WaitGroup
 }
 
-func newNetlinkLinks(l *core.Layout, log *slog.Logger) (*netlinkLinks, error) {
-	n := &netlinkLinks{ready: make(chan struct{}, 1)}
-	cfg := link.Config{Logger: log}
+// watchedDevices returns the watcher's configuration for a layout, the sub-port of each watched device, and the assumed
+// states.
+func watchedDevices(l *core.Layout, log *slog.Logger) (cfg link.Config, indexes []int, assumed []LinkEvent, err error) {
+	cfg.Logger = log
 	for i, sp := range l.SubPorts {
 		if sp.LinkState == config.LinkAssumeUp {
-			n.assumed = append(n.assumed, LinkEvent{SubPort: i, Up: true})
+			assumed = append(assumed, LinkEvent{SubPort: i, Up: true})
 			continue
 		}
 		// The loop applies a configured speed, because a reload can change it.
 		match, err := sp.Selects()
 		if err != nil {
-			return nil, err
+			return cfg, nil, nil, err
 		}
 		cfg.SubPorts = append(cfg.SubPorts, link.SubPort{Device: sp.Device, Match: match, Netns: sp.Netns, Only: speedSources[sp.SpeedSource]})
-		n.indexes = append(n.indexes, i)
+		indexes = append(indexes, i)
 	}
+	return cfg, indexes, assumed, nil
+}
+
+func newNetlinkLinks(l *core.Layout, log *slog.Logger) (*netlinkLinks, error) {
+	n := &netlinkLinks{ready: make(chan struct{}, 1), log: log}
+	cfg, indexes, assumed, err := watchedDevices(l, log)
+	if err != nil {
+		return nil, err
+	}
+	n.indexes, n.assumed = indexes, assumed
 	n.ready <- struct{}{}
-	if len(n.indexes) == 0 {
-		return n, nil
+	if len(n.indexes) > 0 {
+		n.watcher, err = link.New(cfg)
 	}
-	var err error
-	n.watcher, err = link.New(cfg)
 	return n, err
+}
+
+// Check implements ChangingLinks.
+func (n *netlinkLinks) Check(next *config.Config) error {
+	l := core.NewLayout(next)
+	cfg, _, _, err := watchedDevices(&l, n.log)
+	if err == nil {
+		_, err = link.New(cfg)
+	}
+	return err
+}
+
+// Reconfigure implements ChangingLinks.
+func (n *netlinkLinks) Reconfigure(next *config.Config, at []int) {
+	l := core.NewLayout(next)
+	cfg, indexes, assumed, err := watchedDevices(&l, n.log)
+	var fresh *link.Watcher
+	if err == nil {
+		fresh, err = link.New(cfg)
+	}
+	if err != nil {
+		n.log.Error("links are watched as before", "error", err) // Check has found no error
+		return
+	}
+	if was, ok := n.watcher.(*link.Watcher); ok {
+		from := make([]int, len(indexes))
+		for k, i := range indexes {
+			from[k] = slices.Index(n.indexes, at[i])
+		}
+		fresh.Continue(was, from)
+	}
+	for _, e := range assumed {
+		if at[e.SubPort] < 0 || slices.ContainsFunc(n.assumed, func(o LinkEvent) bool { return o.SubPort == at[e.SubPort] }) {
+			n.assumed = append(n.assumed, e)
+		}
+	}
+	n.assumed = slices.DeleteFunc(n.assumed, func(o LinkEvent) bool { return !slices.Contains(assumed, o) })
+	fresh.Cover(n.covered)
+	n.indexes = indexes
+	ring(n.ready)
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.watcher = fresh
+	if n.stop != nil {
+		n.stop()
+		n.watch()
+	}
+}
+
+// watch starts the watcher. The caller holds mu.
+func (n *netlinkLinks) watch() {
+	ctx, stop := context.WithCancel(n.ctx)
+	n.stop = stop
+	if watcher := n.watcher; watcher != nil {
+		n.watches.Go(func() { watcher.Run(ctx) })
+	}
 }
 
 // Run implements LinkSource.
 func (n *netlinkLinks) Run(ctx context.Context) error {
-	if n.watcher == nil {
-		<-ctx.Done()
-		return nil
-	}
-	n.watcher.Run(ctx)
+	n.mu.Lock()
+	n.ctx = ctx
+	n.watch()
+	n.mu.Unlock()
+	<-ctx.Done()
+	n.mu.Lock()
+	n.stop()
+	n.stop = nil
+	n.mu.Unlock()
+	n.watches.Wait()
 	return nil
 }
 
@@ -118,6 +208,7 @@ func (n *netlinkLinks) Poll() {
 
 // Cover implements LinkSource.
 func (n *netlinkLinks) Cover(netns string) {
+	n.covered = netns
 	if n.watcher != nil {
 		n.watcher.Cover(netns)
 	}

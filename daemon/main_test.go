@@ -10,6 +10,7 @@ import (
 
 	"go.uber.org/goleak"
 
+	"github.com/fared/fared/daemon/config"
 	"github.com/fared/fared/daemon/internal/core"
 	"github.com/fared/fared/daemon/internal/coretest"
 	"github.com/fared/fared/daemon/internal/speaker"
@@ -133,6 +134,24 @@ func (l *testLinks) Run(ctx context.Context) error { <-ctx.Done(); return nil }
 func (l *testLinks) Ready() <-chan struct{}        { return l.ready }
 func (l *testLinks) Poll()                         { l.polls.Add(1) }
 func (l *testLinks) Cover(netns string)            { l.cover.Store(netns) }
+func (l *testLinks) Check(*config.Config) error    { return nil }
+
+// Reconfigure implements ChangingLinks. New sub-ports are up, with the speed of the first one.
+func (l *testLinks) Reconfigure(_ *config.Config, at []int) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	events, dirty := make([]LinkEvent, len(at)), make([]bool, len(at))
+	for i, from := range at {
+		events[i], dirty[i] = LinkEvent{Up: true, Speed: 400e9, SpeedSource: "ethtool", Transitions: 1}, true
+		if from >= 0 && from < len(l.events) {
+			events[i], dirty[i] = l.events[from], l.dirty[from]
+		}
+		events[i].SubPort = i
+	}
+	l.events, l.dirty = events, dirty
+	ring(l.ready)
+}
+
 func (l *testLinks) Take(buf []LinkEvent) []LinkEvent {
 	l.mu.Lock()
 	defer l.mu.Unlock()

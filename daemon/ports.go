@@ -277,6 +277,25 @@ func (p *sourcePorts) keep(l *core.Layout) {
 	}
 }
 
+// restructure replaces the planners by those of other planes, sub-ports or source groups. The landings, which refer to
+// sub-ports by index, are requested again.
+func (p *sourcePorts) restructure(l *core.Layout, planners []*wecmp.Planner) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.planners, p.misses = planners, 0
+	clear(p.missed)
+	p.sources, p.devices = l.SourceOfLoopback(), nil
+	for i := range l.Sources {
+		p.devices = append(p.devices, l.Sources[i].Devices())
+	}
+	for key, landing := range p.pairs {
+		p.drop(key, landing)
+	}
+	clear(p.failed)
+	clear(p.services)
+	p.others = 0
+}
+
 func (p *sourcePorts) drop(key pair, l *landing) {
 	delete(p.pairs, key)
 	if key.other() {

@@ -4,8 +4,10 @@ import (
 	"context"
 	"log/slog"
 	"net/netip"
+	"sync"
 	"time"
 
+	farev1 "github.com/fared/fared/api/fare/v1"
 	"github.com/fared/fared/daemon/config"
 	"github.com/fared/fared/daemon/internal/prober"
 	"github.com/fared/fared/daemon/internal/status"
@@ -22,6 +24,65 @@ func keysOf(cfg *config.Config) *[][]byte {
 		keys = append(keys, []byte(k.Key))
 	}
 	return &keys
+}
+
+// proofs are the results of a prober that a reload may replace. Its methods may be called on any goroutine.
+type proofs struct {
+	replaced chan struct{} // one slot
+
+	mu     sync.Mutex // guards prober
+	prober *prober.Prober
+}
+
+func newProofs(p *prober.Prober) *proofs { return &proofs{prober: p, replaced: make(chan struct{}, 1)} }
+
+func (p *proofs) now() *prober.Prober {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.prober
+}
+
+// Status implements status.Proofs.
+func (p *proofs) Status() *farev1.ProofStatus { return p.now().Status() }
+
+// Proof implements status.Proofs.
+func (p *proofs) Proof(key status.Key) *farev1.DestinationProof { return p.now().Proof(key) }
+
+// Ping implements status.Proofs.
+func (p *proofs) Ping(ctx context.Context, req *farev1.PingRequest) (*farev1.PingResponse, error) {
+	return p.now().Ping(ctx, req)
+}
+
+// restart replaces the prober by one for other planes or sub-ports, which has proved nothing yet.
+func (p *proofs) restart(build func() *prober.Prober) {
+	if p == nil {
+		return
+	}
+	next := build()
+	p.mu.Lock()
+	p.prober = next
+	p.mu.Unlock()
+	ring(p.replaced)
+}
+
+// run runs the present prober until ctx ends.
+func (p *proofs) run(ctx context.Context) error {
+	for ctx.Err() == nil {
+		running, stop := context.WithCancel(ctx)
+		ended := make(chan error, 1)
+		go func(current *prober.Prober) { ended <- current.Run(running) }(p.now())
+		select {
+		case <-p.replaced:
+			stop()
+			if err := <-ended; err != nil {
+				return err
+			}
+		case err := <-ended:
+			stop()
+			return err
+		}
+	}
+	return nil
 }
 
 // buildProber returns the prober, or nil if no probes are configured.

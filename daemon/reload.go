@@ -11,8 +11,15 @@ import (
 
 // reload applies a configuration that differs only in keys that may change while running.
 func (l *loop) reload(next *config.Config) {
+	was := *l.core.Layout()
 	l.step(core.Reload{Config: next.Text()})
 	l.config = next
+	layout := l.core.Layout()
+	m := core.Succeed(&was, layout)
+	structural := !m.Same(&was) || !was.SameSources(layout)
+	if structural {
+		l.restructure(&was, m)
+	}
 	l.rediscoverSpeeds()
 	l.shortenTimers()
 	l.setBFDKeys()
@@ -24,13 +31,21 @@ func (l *loop) reload(next *config.Config) {
 		l.d.deps.LogLevel.Set(next.Log.Level)
 	}
 	l.placesMu.Lock()
-	l.loopbacks = l.core.Layout().Loopbacks()
+	l.loopbacks = layout.Loopbacks()
 	l.placesMu.Unlock()
 	if l.d.client != nil {
-		l.ports.keep(l.core.Layout())
+		l.ports.keep(layout)
 		l.d.client.SetForwarding(forwardingOf(l.core))
 	}
-	l.builder.SetLayout(l.statusLayout())
+	if !structural {
+		l.builder.SetLayout(l.statusLayout())
+		return
+	}
+	l.showStructure()
+	l.deliver() // routes come before the sessions
+	for i := range layout.Sessions {
+		l.admit(i)
+	}
 }
 
 // setBFDKeys gives the speaker the keys of the configuration.

@@ -21,6 +21,11 @@ type source struct{ *loop }
 // statusLayout returns the part of the status that the configuration determines.
 func (l *loop) statusLayout() status.Layout {
 	var out status.Layout
+	out.Planes = slices.Clone(l.core.Layout().Planes)
+	for i := range l.core.Layout().SubPorts {
+		sp := &l.core.Layout().SubPorts[i]
+		out.SubPorts = append(out.SubPorts, status.LayoutSubPort{Device: sp.Device, Plane: sp.Plane, Netns: sp.Netns})
+	}
 	for i := range l.core.Layout().Sources {
 		s := &l.core.Layout().Sources[i]
 		group := status.LayoutGroup{Sources: slices.Clone(s.Loopbacks)}
@@ -138,6 +143,9 @@ func (l *loop) subPortReason(i int, view fare.SubPortView) (reason string, persi
 
 // Destination implements status.Source.
 func (s source) Destination(shown status.Key) (status.Destination, bool) {
+	if shown.Source >= len(s.core.Layout().Sources) { // of a layout before a reload
+		return status.Destination{}, false
+	}
 	a := s.shown.destination(s.key(shown.Source, shown.Prefix))
 	if a == nil {
 		return status.Destination{}, false

@@ -18,6 +18,7 @@ const (
 	ChangeLoopbacks     ChangeKind = "loopbacks"
 	ChangeDrainDelay    ChangeKind = "drain-delay"
 	ChangePathBandwidth ChangeKind = "path-bandwidth" // advertise, missing, all_missing, all_zero, conflict, least_preferred, increase_hold_up
+	ChangePlanes        ChangeKind = "planes"         // planes, sub-ports and sessions
 	ChangeSpeed         ChangeKind = "speed"          // of a sub-port
 	ChangeLinks         ChangeKind = "links"          // damping
 	ChangeLogLevel      ChangeKind = "log-level"
@@ -73,9 +74,8 @@ func (e *RestartError) Error() string {
 func Diff(old, new *Config) (Changes, error) {
 	var d differ
 	d.structure(reflect.ValueOf(old).Elem(), reflect.ValueOf(new).Elem(), "")
-	d.sources(old, new)
 	for _, list := range []Changes{d.live, d.restart} {
-		slices.SortFunc(list, func(a, b Change) int { return cmp.Compare(a.Path, b.Path) })
+		slices.SortStableFunc(list, func(a, b Change) int { return cmp.Compare(a.Path, b.Path) })
 	}
 	if len(d.restart) > 0 {
 		return nil, &RestartError{d.restart}
@@ -83,17 +83,22 @@ func Diff(old, new *Config) (Changes, error) {
 	return d.live, nil
 }
 
-type differ struct{ live, restart Changes }
+type differ struct {
+	live, restart Changes
+	// within means that the differences are inside planes, where all keys may change.
+	within bool
+}
 
-// sources moves a change of the loopbacks to the changes that need a restart if it changes the source groups: tables,
-// weights and the data plane's objects exist per source group.
-func (d *differ) sources(old, new *Config) {
-	at := slices.IndexFunc(d.live, func(c Change) bool { return c.Kind == ChangeLoopbacks })
-	if at < 0 || sameSources(old, new) {
-		return
+// add records the change of a key with a kind, "" for one that needs a restart.
+func (d *differ) add(c Change, kind string) {
+	if kind == "" && d.within {
+		kind = string(ChangePlanes)
 	}
-	d.restart = append(d.restart, Change{Path: d.live[at].Path, Old: d.live[at].Old, New: d.live[at].New})
-	d.live = slices.Delete(d.live, at, at+1)
+	if c.Kind = ChangeKind(kind); kind == "" {
+		d.restart = append(d.restart, c)
+	} else {
+		d.live = append(d.live, c)
+	}
 }
 
 func (d *differ) structure(old, new reflect.Value, path string) {
@@ -104,23 +109,22 @@ func (d *differ) structure(old, new reflect.Value, path string) {
 			d.bfdKeys(ov.Interface().([]BFDKey), nv.Interface().([]BFDKey), where)
 		case f.Reload == string(ChangeProofKeys):
 			d.proofKeys(ov.Interface().([]ProofKey), nv.Interface().([]ProofKey), where)
-		case f.Object != nil && f.List:
-			d.list(ov, nv, where)
+		case f.Object == reflect.TypeFor[Plane]():
+			d.within = true
+			d.named(ov, nv, where)
+			d.within = false
+		case f.Object != nil && f.List: // of sub-ports or sessions
+			d.named(ov, nv, where)
 		case f.Object != nil && f.Optional:
 			if ov.IsNil() != nv.IsNil() {
-				d.restart = append(d.restart, Change{Path: where, Old: presence(!ov.IsNil()), New: presence(!nv.IsNil())})
+				d.add(Change{Path: where, Old: presence(!ov.IsNil()), New: presence(!nv.IsNil())}, "")
 			} else if !ov.IsNil() {
 				d.structure(ov.Elem(), nv.Elem(), where)
 			}
 		case f.Object != nil:
 			d.structure(ov, nv, where)
 		case !equal(&f, ov, nv):
-			c := Change{Kind: ChangeKind(f.Reload), Path: where, Old: text(&f, ov), New: text(&f, nv)}
-			if f.Reload != "" {
-				d.live = append(d.live, c)
-			} else {
-				d.restart = append(d.restart, c)
-			}
+			d.add(Change{Path: where, Old: text(&f, ov), New: text(&f, nv)}, f.Reload)
 		}
 	}
 	switch o := old.Addr().Interface().(type) {
@@ -136,7 +140,7 @@ func (d *differ) structure(old, new reflect.Value, path string) {
 // secret compares the contents of two files with the same name. An empty secret was not loaded, as after Parse.
 func (d *differ) secret(same bool, old, new, path, noun string) {
 	if same && old != "" && new != "" && old != new {
-		d.restart = append(d.restart, Change{Path: path, Old: "its " + noun, New: "another " + noun})
+		d.add(Change{Path: path, Old: "its " + noun, New: "another " + noun}, "")
 	}
 }
 
@@ -180,18 +184,46 @@ func (d *differ) proofKeys(old, new []ProofKey, path string) {
 	d.live = append(d.live, c)
 }
 
-// list compares by index, because all other parts identify a plane, sub-port or session by its index.
-func (d *differ) list(old, new reflect.Value, path string) {
-	for i := range max(old.Len(), new.Len()) {
-		switch where := item(path, i); {
-		case i >= old.Len():
-			d.restart = append(d.restart, Change{Path: where, Old: presence(false), New: presence(true)})
-		case i >= new.Len():
-			d.restart = append(d.restart, Change{Path: where, Old: presence(true), New: presence(false)})
-		default:
-			d.structure(old.Index(i), new.Index(i), where)
+// named compares the planes, sub-ports or sessions with the same name; paths have their indexes after the change, those
+// of removed ones their indexes before.
+func (d *differ) named(old, new reflect.Value, path string) {
+	before, after := namesOf(old), namesOf(new)
+	var kept, ordered []string
+	for i, name := range before {
+		if slices.Contains(after, name) {
+			kept = append(kept, name)
+		} else {
+			d.add(Change{Path: item(path, i), Old: name, New: presence(false)}, "")
 		}
 	}
+	for i, name := range after {
+		at := slices.Index(before, name)
+		if at < 0 {
+			d.add(Change{Path: item(path, i), Old: presence(false), New: name}, "")
+			continue
+		}
+		ordered = append(ordered, name)
+		d.structure(old.Index(at), new.Index(i), item(path, i))
+	}
+	if !slices.Equal(kept, ordered) {
+		d.add(Change{Path: path, Old: "[" + strings.Join(kept, ", ") + "]", New: "[" + strings.Join(ordered, ", ") + "]"}, "")
+	}
+}
+
+// namesOf returns the names of planes and sessions, and the devices of sub-ports, which are unique in their list.
+func namesOf(list reflect.Value) []string {
+	out := make([]string, list.Len())
+	for i := range out {
+		switch o := list.Index(i).Interface().(type) {
+		case Plane:
+			out[i] = o.Name
+		case SubPort:
+			out[i] = o.Device
+		case Session:
+			out[i] = o.Name
+		}
+	}
+	return out
 }
 
 // equal compares two values and treats an empty and an absent list as equal.

@@ -65,9 +65,12 @@ router_id: 10.255.0.1 -> 10.255.0.9
 slots.file: /run/fared/table/slots -> /run/other.slots
 weights.mode: per-flow -> per-packet
 weights.slots: 0 -> 4`},
-		{name: "sub-port removed", old: "      - {device: eth1, sessions: [{peer: 10.0.0.2}]}\n", fixed: "planes[0].sub_ports[1]: present -> none"},
-		{name: "session added", old: "{peer: 10.0.0.2}", new: "{peer: 10.0.0.2}, {peer: 10.0.0.4}", fixed: "planes[0].sub_ports[1].sessions[1]: none -> present"},
-		{name: "session removed by its sub-port", old: "{peer: 10.0.0.2}", new: "{unnumbered: true}", fixed: `planes[0].sub_ports[1].sessions[0].extended_next_hop: false -> true
+		{name: "sub-port removed", old: "      - {device: eth1, sessions: [{peer: 10.0.0.2}]}\n", live: "planes[0].sub_ports[1]: eth1 -> none"},
+		{name: "session added", old: "{peer: 10.0.0.2}", new: "{peer: 10.0.0.2}, {peer: 10.0.0.4}", live: "planes[0].sub_ports[1].sessions[1]: none -> p0/eth1#2"},
+		{name: "sub-ports in another order", old: "device: eth0, speed: 400G, sessions: [{peer: 10.0.0.0}]}\n      - {device: eth1, sessions: [{peer: 10.0.0.2}]", new: "device: eth1, sessions: [{peer: 10.0.0.2}]}\n      - {device: eth0, speed: 400G, sessions: [{peer: 10.0.0.0}]",
+			live: "planes[0].sub_ports: [eth0, eth1] -> [eth1, eth0]"},
+		{name: "plane renamed", old: "name: p0", new: "name: q0", live: "planes[0]: p0 -> none\nplanes[0]: none -> q0"},
+		{name: "session removed by its sub-port", old: "{peer: 10.0.0.2}", new: "{unnumbered: true}", live: `planes[0].sub_ports[1].sessions[0].extended_next_hop: false -> true
 planes[0].sub_ports[1].sessions[0].families: [ipv4] -> [ipv4, ipv6]
 planes[0].sub_ports[1].sessions[0].peer: 10.0.0.2 -> none
 planes[0].sub_ports[1].sessions[0].unnumbered: false -> true`},
@@ -125,7 +128,7 @@ func TestDiffAO(t *testing.T) {
 		c.Planes[0].SubPorts[0].Sessions[0].TCPAO = ao
 		return c
 	}
-	const at = "nothing was changed: these keys need a restart of fared:\n  planes[0].sub_ports[0].sessions[0].tcp_ao"
+	const at = "planes[0].sub_ports[0].sessions[0].tcp_ao"
 	old := TCPAO{KeyFile: "/etc/fared/p0.key", Key: "old-secret", Algorithm: HMACSHA1}
 	for want, change := range map[string]func(ao *TCPAO) *TCPAO{
 		".key_file: its key -> another key":            func(ao *TCPAO) *TCPAO { ao.Key = "new-secret"; return ao },
@@ -134,8 +137,8 @@ func TestDiffAO(t *testing.T) {
 		": present -> none":                            func(*TCPAO) *TCPAO { return nil },
 	} {
 		other := old
-		if _, err := Diff(with(&old), with(change(&other))); err == nil || err.Error() != at+want {
-			t.Errorf("Diff = %v, want %s", err, at+want)
+		if changes, err := Diff(with(&old), with(change(&other))); err != nil || changes.String() != at+want {
+			t.Errorf("Diff = %v, %v, want %s", changes, err, at+want)
 		}
 	}
 	other := old
@@ -152,10 +155,10 @@ func TestDiffPasswords(t *testing.T) {
 		c.Planes[0].SubPorts[0].Sessions[0].Password = password
 		return c
 	}
-	_, err := Diff(with("old-secret"), with("new-secret"))
-	const want = "nothing was changed: these keys need a restart of fared:\n  planes[0].sub_ports[0].sessions[0].password_file: its password -> another password"
-	if err == nil || err.Error() != want {
-		t.Errorf("Diff = %v, want %s", err, want)
+	changes, err := Diff(with("old-secret"), with("new-secret"))
+	const want = "planes[0].sub_ports[0].sessions[0].password_file: its password -> another password"
+	if err != nil || changes.String() != want {
+		t.Errorf("Diff = %v, %v, want %s", changes, err, want)
 	}
 	for _, other := range []string{"old-secret", ""} { // Parse loads none, as in a recording
 		if changes, err := Diff(with("old-secret"), with(other)); err != nil || len(changes) > 0 {

@@ -58,19 +58,6 @@ func (sp *SubPort) Serves(loopback netip.Prefix) bool {
 	return len(sp.Loopbacks) == 0 || slices.Contains(sp.Loopbacks, loopback)
 }
 
-// sameSources reports whether a running daemon can change from one configuration to the other without changing its
-// source groups: each keeps its sub-ports and, if there are several, its first loopback, which identifies it to the
-// data plane.
-func sameSources(old, new *Config) bool {
-	a, b := old.SourceGroups(), new.SourceGroups()
-	if len(a) == 1 && len(b) == 1 {
-		return true
-	}
-	return slices.EqualFunc(a, b, func(x, y SourceGroup) bool {
-		return x.Loopbacks[0] == y.Loopbacks[0] && slices.Equal(x.SubPorts, y.SubPorts)
-	})
-}
-
 // subPortLoopbacks checks the loopbacks that a sub-port serves.
 func (p *problems) subPortLoopbacks(c *Config, sp *SubPort, path string) {
 	sessions := path + ".sessions"

@@ -122,35 +122,3 @@ func TestSourceGroups(t *testing.T) {
 		}
 	}
 }
-
-// TestDiffSources checks that loopbacks may be added and removed while fared runs unless that changes the source
-// groups.
-func TestDiffSources(t *testing.T) {
-	const form = "as: 65001\nrouter_id: 10.0.0.1\naccept: [10.255.0.0/16]\nloopbacks: [%s]\nplanes:\n" +
-		"  - {name: p0, sub_ports: [{device: e0, sessions: [{peer: 10.0.0.0}]}]}\n" +
-		"  - {name: p1, sub_ports: [{device: e1, loopbacks: [10.255.0.1/32], sessions: [{peer: 10.0.1.0}]}]}\n"
-	parse := func(loopbacks string) *Config {
-		t.Helper()
-		c, err := Parse("", fmt.Appendf(nil, form, loopbacks))
-		if err != nil {
-			t.Fatal(err)
-		}
-		return c
-	}
-	old := parse("10.255.0.1/32, 10.255.0.2/32")
-	for loopbacks, live := range map[string]bool{
-		"10.255.0.1/32, 10.255.0.2/32, 10.255.0.3/32": true, // joins the second group
-		"10.255.0.1/32":                false, // the second group is removed
-		"10.255.0.2/32, 10.255.0.1/32": false, // another order of groups
-		"10.255.0.1/32, 10.255.0.3/32": false, // the second group has another name
-	} {
-		changes, err := Diff(old, parse(loopbacks))
-		var restart *RestartError
-		switch {
-		case live && (err != nil || len(changes) != 1 || changes[0].Path != "loopbacks"):
-			t.Errorf("%s: %v, %v", loopbacks, changes, err)
-		case !live && (!errors.As(err, &restart) || len(restart.Changes) != 1 || restart.Changes[0].Path != "loopbacks"):
-			t.Errorf("%s needs a restart, but: %v, %v", loopbacks, changes, err)
-		}
-	}
-}

@@ -234,11 +234,11 @@ const (
 // Plane is one of the independent parallel networks.
 type Plane struct {
 	// Name in status, logs and metrics: letters and digits, with . _ - in between.
-	Name string `yaml:"name" required:"true"`
+	Name string `yaml:"name" required:"true" reload:"planes"`
 	// For this plane.
-	Minimum fare.Bandwidth `yaml:"minimum" derived:"path_bandwidth.minimum"`
+	Minimum fare.Bandwidth `yaml:"minimum" derived:"path_bandwidth.minimum" reload:"planes"`
 	// For this plane.
-	Maximum fare.Bandwidth `yaml:"maximum" derived:"path_bandwidth.maximum"`
+	Maximum fare.Bandwidth `yaml:"maximum" derived:"path_bandwidth.maximum" reload:"planes"`
 	// Netdevs of this plane; at most 64 at a server.
 	SubPorts []SubPort `yaml:"sub_ports" items:"1..1024" required:"true"`
 }
@@ -247,34 +247,34 @@ type Plane struct {
 type SubPort struct {
 	// The netdev's name, or an alternative one, which survives a rename (ip link property add dev DEVICE altname NAME);
 	// at most 15 bytes, unique in the file.
-	Device string `yaml:"device" required:"true"`
+	Device string `yaml:"device" required:"true" reload:"planes"`
 	// The device by hardware (docs/operations/configure.md): pci:0000:3b:00.0, pci:0000:3b:00.0/p1 for a port of it
 	// (phys_port_name), or mac:02:00:00:00:00:01. Absent: by name. The agent gives it the alternative name in device;
 	// choose one that no netdev has, such as p0s0.
-	Match string `yaml:"match"`
+	Match string `yaml:"match" reload:"planes"`
 	// Network namespace, by name (ip netns) or path; absent: fared's.
-	Netns string `yaml:"netns"`
+	Netns string `yaml:"netns" reload:"planes"`
 	// Overrides the device's speed.
 	Speed fare.Bandwidth `yaml:"speed" reload:"speed"`
 	// At a server: advertised in place of the speed, to attract less traffic. Its sent traffic does not change.
-	Advertise fare.Bandwidth `yaml:"advertise"`
+	Advertise fare.Bandwidth `yaml:"advertise" reload:"planes"`
 	// tbf: the device's tbf or htb root qdisc. pcie: the PCIe link. auto: tbf, then ethtool, then pcie. Not together
 	// with speed.
-	SpeedSource string `yaml:"speed_source" enum:"auto,tbf,ethtool,pcie" default:"auto"`
+	SpeedSource string `yaml:"speed_source" enum:"auto,tbf,ethtool,pcie" default:"auto" reload:"planes"`
 	// watch: the kernel's carrier. assume-up: for a device that this kernel does not manage; only its sessions detect a
 	// failure, and it needs a speed.
-	LinkState string `yaml:"link_state" enum:"watch,assume-up" default:"watch"`
+	LinkState string `yaml:"link_state" enum:"watch,assume-up" default:"watch" reload:"planes"`
 	// At a leaf: leads to a spine. Uplinks advertise only their share, by speed, of the plane's uplinks, failed ones
 	// included, because far leaves sum. Unknown speed: as the fastest other one. Bundle parallel cables to one spine
 	// (LAG).
-	Uplink bool `yaml:"uplink" default:"false"`
+	Uplink bool `yaml:"uplink" default:"false" reload:"planes"`
 	// GPUs that this sub-port serves, of the top level's; absent: all. A loopback is advertised, and its packets leave,
 	// only over its sub-ports; it needs one with a session of its family. Loopbacks with the same sub-ports share
 	// weights. draft-xu-rtgwg-fare-in-sun, Section 1.
-	Loopbacks []netip.Prefix `yaml:"loopbacks" items:"1..144"`
+	Loopbacks []netip.Prefix `yaml:"loopbacks" items:"1..144" reload:"planes"`
 	// At a leaf: sub-ports of a plane with the same word divide the bandwidth by speed, as uplinks do, because their
 	// nodes' advertisements are summed further on. A super-spine uses a word per pod.
-	Share string `yaml:"share"`
+	Share string `yaml:"share" reload:"planes"`
 	// BGP sessions; in total at most 512 at a server, 1024 at a leaf.
 	Sessions []Session `yaml:"sessions" items:"1..64" required:"true"`
 }
@@ -282,29 +282,29 @@ type SubPort struct {
 // Session is one BGP session over one sub-port.
 type Session struct {
 	// Name in status, logs and metrics.
-	Name string `yaml:"name" derived:"plane/device, then plane/device#2 and so on"`
+	Name string `yaml:"name" derived:"plane/device, then plane/device#2 and so on" reload:"planes"`
 	// The peer's address, of the sub-port's device if IPv6 link-local. Exactly one of peer and unnumbered is set.
-	Peer netip.Addr `yaml:"peer"`
+	Peer netip.Addr `yaml:"peer" reload:"planes"`
 	// TCP port: the peer's, or ours if passive.
-	Port uint16 `yaml:"port" default:"179" min:"1" max:"65535"`
+	Port uint16 `yaml:"port" default:"179" min:"1" max:"65535" reload:"planes"`
 	// Our address; absent: the kernel chooses.
-	Local netip.Addr `yaml:"local"`
+	Local netip.Addr `yaml:"local" reload:"planes"`
 	// The peer's AS, under the rules of as; absent: any but ours.
-	PeerAS uint32 `yaml:"peer_as" min:"1" max:"4294967294"`
+	PeerAS uint32 `yaml:"peer_as" min:"1" max:"4294967294" reload:"planes"`
 	// Ranges of accepted host routes, inside the top level's; others are dropped and counted (route_outside_accept).
 	// With its loopbacks alone, a leaf cannot attract traffic of others. Absent or empty: the top level's.
-	Accept []netip.Prefix `yaml:"accept" items:"0..64"`
+	Accept []netip.Prefix `yaml:"accept" items:"0..64" reload:"planes"`
 	// Accept next hops that are other hosts of the device's subnets, for leaves with several servers in one (RFC 4271,
 	// Section 5.1.3); packets still go to the peer. Otherwise such routes are dropped, and a fault (route_next_hop).
 	// Subnets are read when the session connects.
-	SubnetNextHops bool `yaml:"subnet_next_hops" default:"false"`
+	SubnetNextHops bool `yaml:"subnet_next_hops" default:"false" reload:"planes"`
 	// Find the peer by its IPv6 router advertisements (RFC 4861, Section 4.2) and use link-local addresses. On a cable
 	// with a /30 or /31 too, FRR's `neighbor X interface` needs v6only.
-	Unnumbered bool `yaml:"unnumbered" default:"false"`
+	Unnumbered bool `yaml:"unnumbered" default:"false" reload:"planes"`
 	// Wait for the peer to connect. Of two fareds, one has to be passive.
-	Passive bool `yaml:"passive" derived:"true for an unnumbered session of a leaf without a key, except over an uplink"`
+	Passive bool `yaml:"passive" derived:"true for an unnumbered session of a leaf without a key, except over an uplink" reload:"planes"`
 	// File of the TCP MD5 password (RFC 2385), at most 80 bytes.
-	PasswordFile string `yaml:"password_file"`
+	PasswordFile string `yaml:"password_file" reload:"planes"`
 	// The content of PasswordFile without its final newline; Load fills it in.
 	Password string `yaml:"-"`
 	// TCP-AO (RFC 5925) instead of password_file. Without Linux 6.7 and CONFIG_TCP_AO fared does not start, and fared
@@ -314,34 +314,34 @@ type Session struct {
 	BFDAuth *BFDAuth `yaml:"bfd_auth"`
 	// At a leaf: replace the peer's AS by ours in paths sent to it, for servers of one AS. Without it, routes with the
 	// peer's AS are not sent.
-	ASOverride bool `yaml:"as_override" default:"false"`
+	ASOverride bool `yaml:"as_override" default:"false" reload:"planes"`
 	// At a leaf: bandwidth of routes to this peer. regenerate: the leaf's sum toward the destination. keep: the best
 	// route's communities. remove: none. With keep and remove, weights do not follow failures beyond the leaf.
-	Bandwidth string `yaml:"bandwidth" enum:"regenerate,keep,remove" default:"regenerate"`
+	Bandwidth string `yaml:"bandwidth" enum:"regenerate,keep,remove" default:"regenerate" reload:"planes"`
 	// Drop packets that have crossed more hops (RFC 5082, Section 3; 1 = directly connected); 0: no check. The peer
 	// must send TTL 255 (ttl-security of FRR and BIRD), as fared does.
-	GTSMHops int `yaml:"gtsm_hops" default:"0" min:"0" max:"254" unit:"hops"`
+	GTSMHops int `yaml:"gtsm_hops" default:"0" min:"0" max:"254" unit:"hops" reload:"planes"`
 	// Address families of the routes. RFC 4760, Section 8.
-	Families []Family `yaml:"families" items:"1..2" enum:"ipv4,ipv6" derived:"the family of peer; both when link-local or unnumbered"`
+	Families []Family `yaml:"families" items:"1..2" enum:"ipv4,ipv6" derived:"the family of peer; both when link-local or unnumbered" reload:"planes"`
 	// IPv4 routes with IPv6 next hops. RFC 8950, Section 4.
-	ExtendedNextHop bool `yaml:"extended_next_hop" derived:"true when IPv4 is carried to an IPv6 peer"`
+	ExtendedNextHop bool `yaml:"extended_next_hop" derived:"true when IPv4 is carried to an IPv6 peer" reload:"planes"`
 	// Of Link Bandwidth: ieee754 (RFC 10005), or uint32 for FRR's disable-link-bw-encoding-ieee.
-	Format fare.Format `yaml:"format" default:"ieee754"`
+	Format fare.Format `yaml:"format" default:"ieee754" reload:"planes"`
 }
 
 // TCPAO is the key that signs the segments of a session with TCP-AO (RFC 5925, Section 3.1). Segments of the peer that
 // are not signed with it are dropped.
 type TCPAO struct {
 	// File of the master key, at most 80 bytes, the same at both ends.
-	KeyFile string `yaml:"key_file" required:"true"`
+	KeyFile string `yaml:"key_file" required:"true" reload:"planes"`
 	// The content of KeyFile without its final newline; Load fills it in.
 	Key string `yaml:"-"`
 	// KeyID of our segments: the peer's receive_id.
-	SendID int `yaml:"send_id" min:"0" max:"255" default:"0"`
+	SendID int `yaml:"send_id" min:"0" max:"255" default:"0" reload:"planes"`
 	// KeyID of the peer's segments: its send_id.
-	ReceiveID int `yaml:"receive_id" min:"0" max:"255" default:"0"`
+	ReceiveID int `yaml:"receive_id" min:"0" max:"255" default:"0" reload:"planes"`
 	// Derives keys and signs segments, the same at both ends. RFC 5926, Section 3.
-	Algorithm string `yaml:"algorithm" enum:"hmac-sha-1-96,aes-128-cmac-96" default:"hmac-sha-1-96"`
+	Algorithm string `yaml:"algorithm" enum:"hmac-sha-1-96,aes-128-cmac-96" default:"hmac-sha-1-96" reload:"planes"`
 }
 
 // The values of TCPAO.Algorithm.

@@ -15,6 +15,7 @@ type claims struct {
 	members   map[sourceKey[netip.Prefix]]bool // destinations, by source group
 	conflicts map[netip.Prefix]int             // destinations with the number of their source groups
 	own       map[netip.Prefix]bool            // our loopbacks that another AS announces
+	known     map[netip.Prefix]int             // conflicts before a reload, which are no news
 	news      []Fault
 	more      int // number of news beyond newsPerStep
 }
@@ -91,7 +92,7 @@ func (k *claims) destination(source int, prefix netip.Prefix, now bool, table *f
 		k.members, k.conflicts = map[sourceKey[netip.Prefix]]bool{}, map[netip.Prefix]int{}
 	}
 	k.members[member] = true
-	if k.conflicts[prefix]++; k.conflicts[prefix] == 1 {
+	if k.conflicts[prefix]++; k.conflicts[prefix] == 1 && k.known[prefix] == 0 {
 		if len(k.news) < newsPerStep {
 			k.report(prefix, "%s", ConflictText(table.Describe(prefix)))
 		} else {

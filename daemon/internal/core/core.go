@@ -40,6 +40,10 @@ type Core struct {
 	cfg      *config.Config
 	layout   Layout
 	sources  []sourceGroup      // in the order of layout.sources
+	stride   uint32             // see vectorID
+	gone     []Update           // removals of objects that a reload has left without an engine
+	limits   [2]uint32          // of the data plane: the greatest weight and sum of weights; 0 means none
+	held     DataplaneReady     // of the first data plane, until the end of the start
 	ready    bool               // a data plane has connected
 	flowHash FlowHash           // of the data plane, if source ports follow it
 	landings map[flow]placement // the data plane's answers
@@ -154,8 +158,10 @@ func New(cfg *config.Config) (*Core, error) {
 		if err != nil {
 			return nil, err
 		}
+		s.lane = uint32(i)
 		c.sources = append(c.sources, s)
 	}
+	c.stride = uint32(len(c.sources))
 	c.subPorts = make([]subPort, len(c.layout.SubPorts))
 	for i := range c.subPorts {
 		c.subPorts[i].speed = c.layout.SubPorts[i].Speed
@@ -206,12 +212,13 @@ func (c *Core) Step(ev Event) error {
 		c.endStart()
 	case DataplaneReady:
 		if c.cfg.Forwards() {
-			most, sum := tighter(c.cfg.Weights.MaxWeight, ev.MaxWeight), tighter(c.cfg.Weights.MaxWeightSum, ev.MaxWeightSum)
+			c.limits = [2]uint32{ev.MaxWeight, ev.MaxWeightSum}
 			for i := range c.sources {
-				c.fault("the data plane's limits", c.sources[i].engine.SetLimits(most, sum))
+				c.limit(&c.sources[i])
 			}
 			c.setFlowHash(ev.FlowHash)
 			if !c.ready && !c.converged {
+				c.held = ev
 				c.adopt(ev)
 			}
 		}
@@ -238,6 +245,12 @@ func (c *Core) Step(ev Event) error {
 		return fmt.Errorf("no rule for event %T", ev)
 	}
 	return nil
+}
+
+// limit passes the limits of weights to the engine of a source group.
+func (c *Core) limit(s *sourceGroup) {
+	most, sum := tighter(c.cfg.Weights.MaxWeight, c.limits[0]), tighter(c.cfg.Weights.MaxWeightSum, c.limits[1])
+	c.fault("the data plane's limits", s.engine.SetLimits(most, sum))
 }
 
 // tighter returns the smaller of two limits, where 0 means no limit.
@@ -372,7 +385,9 @@ func (c *Core) SubPortOps(buf []SubPortOp) []SubPortOp {
 
 // Update is a decision of a source group's engine. Its Vector is a number that is unique over all source groups.
 type Update struct {
-	Source int
+	Source int // -1 if a reload has removed the source group
+	// Name is that of the source group, as in SourceLayout.
+	Name netip.Prefix
 	wecmp.Update
 }
 
@@ -391,9 +406,11 @@ func (c *Core) Updates() []Update {
 		}
 		for _, u := range c.sources[i].engine.Updates() {
 			u.Vector = c.vectorID(i, u.Vector)
-			c.updates = append(c.updates, Update{i, u})
+			c.updates = append(c.updates, Update{i, c.layout.Sources[i].Name, u})
 		}
 	}
+	c.updates = append(c.updates, c.gone...)
+	c.gone = nil
 	return c.updates
 }
 

@@ -419,7 +419,10 @@ func TestPoliciesReachEverySourceGroup(t *testing.T) {
 // group and its own number follow, and that 0, no vector, stays 0.
 func TestVectorsHaveOneNumber(t *testing.T) {
 	for n := range 4 {
-		c := &Core{sources: make([]sourceGroup, n+1)}
+		c := &Core{sources: make([]sourceGroup, n+1), stride: uint32(n + 3)} // with lanes without a source group
+		for i := range c.sources {
+			c.sources[i].lane = uint32(n + 1 - i)
+		}
 		seen := map[uint32]bool{}
 		for source := range c.sources {
 			if id := c.vectorID(source, 0); id != 0 {

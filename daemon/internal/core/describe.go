@@ -142,13 +142,13 @@ func (l *Layout) describe(ev Event) string {
 	return ev.event()
 }
 
-// destination names a destination of a source group: "10.255.1.0/32 from 10.255.0.1/32", or the prefix alone if there
-// is one source group.
-func (l *Layout) destination(source int, prefix netip.Prefix) string {
-	if name := l.Sources[source].Name; name.IsValid() {
-		return prefix.String() + " from " + name.String()
+// destination names the destination of an update: "10.255.1.0/32 from 10.255.0.1/32", or the prefix alone if there is
+// one source group.
+func (u *Update) destination() string {
+	if u.Name.IsValid() {
+		return u.Destination.String() + " from " + u.Name.String()
 	}
-	return prefix.String()
+	return u.Destination.String()
 }
 
 // changedWeights returns the vectors and destinations that an event changed, for a replay's timeline.
@@ -161,9 +161,9 @@ func (c *Core) changedWeights(updates []Update) []string {
 				out = append(out, fmt.Sprintf("vector %d: weights %v, %d slots moved", u.Vector, v.Weights, u.SlotsMoved))
 			}
 		case wecmp.DestinationSet:
-			out = append(out, fmt.Sprintf("%s: vector %d", c.layout.destination(u.Source, u.Destination), u.Vector))
+			out = append(out, fmt.Sprintf("%s: vector %d", u.destination(), u.Vector))
 		case wecmp.DestinationDelete:
-			out = append(out, fmt.Sprintf("%s: gone", c.layout.destination(u.Source, u.Destination)))
+			out = append(out, fmt.Sprintf("%s: gone", u.destination()))
 		}
 	}
 	return slices.Clip(out)

@@ -16,6 +16,8 @@ type Layout struct {
 	SubPorts []LayoutSubPort
 	Sessions []LayoutSession
 	Sources  []SourceLayout // at least one; empty in the layout of a source group
+	// homes are the homes of the slots of a source group after reloads with other sub-ports; nil means in turn.
+	homes []wecmp.Place
 }
 
 // LayoutSubPort is a configured sub-port with its place.
@@ -104,6 +106,7 @@ func (l *Layout) EngineConfig(cfg *config.Config) wecmp.Config {
 		MaxWeight: w.MaxWeight, MaxWeightSum: w.MaxWeightSum,
 	}
 	out.Protocol, out.Port = cfg.Dataplane.Flows()
+	out.Homes = l.homes
 	if cfg.Role == fare.RoleLeaf {
 		// No queue pair begins at a leaf. Per-packet mode has the fewest possible slots, one per plane, and they are
 		// not published.

@@ -35,7 +35,8 @@ func (c *Core) forgetOwn(session int) {
 }
 
 // reload applies a configuration that differs only in keys that may change while running (verified by config.Diff).
-// Afterwards the core equals a core that started with the new configuration and received the same events.
+// Afterwards the core equals a core that started with the new configuration and received the same events, except that
+// slots keep their places.
 func (c *Core) reload(ev Reload) error {
 	next, err := config.Parse("reload", []byte(ev.Config))
 	if err != nil {
@@ -44,6 +45,10 @@ func (c *Core) reload(ev Reload) error {
 	if _, err := config.Diff(c.cfg, next); err != nil {
 		return err
 	}
+	layout := NewLayout(next)
+	if m := Succeed(&c.layout, &layout); !m.Same(&c.layout) || !c.layout.SameSources(&layout) {
+		return c.restructure(next, layout, m)
+	}
 	before := c.cfg.Loopbacks
 	c.cfg = next
 	for _, lo := range next.Loopbacks {
@@ -51,12 +56,14 @@ func (c *Core) reload(ev Reload) error {
 			c.takeOver(lo)
 		}
 	}
-	layout := NewLayout(next)
 	for i := range layout.SubPorts {
 		if is := layout.SubPorts[i].Speed; is != c.layout.SubPorts[i].Speed {
 			c.subPorts[i].speed = is
 			c.step(fare.LinkState{SubPort: i, Up: c.subPorts[i].link, Speed: is, Unknown: is == 0})
 		}
+	}
+	for i := range layout.Sources {
+		layout.Sources[i].homes = c.layout.Sources[i].homes
 	}
 	c.layout = layout
 	c.step(next.PathBandwidth.Policies())
@@ -68,6 +75,17 @@ func (c *Core) reload(ev Reload) error {
 	c.noteOwn(append(slices.Clone(before), next.Loopbacks...)...)
 	c.advertDirty = true
 	return nil
+}
+
+// SameSources reports whether a layout with the same sub-ports and sessions has the same source groups, and the same
+// uplinks.
+func (l *Layout) SameSources(o *Layout) bool {
+	for i := range l.SubPorts {
+		if a, b := &l.SubPorts[i], &o.SubPorts[i]; a.Uplink != b.Uplink || a.ShareGroup() != b.ShareGroup() {
+			return false
+		}
+	}
+	return slices.EqualFunc(l.Sources, o.Sources, func(a, b SourceLayout) bool { return a.Name == b.Name && slices.Equal(a.at.subPorts, b.at.subPorts) })
 }
 
 // takeOver removes the routes to a loopback that now belongs to this node from the tables.

@@ -2,6 +2,7 @@ package core
 
 import (
 	"net/netip"
+	"slices"
 
 	"github.com/fared/fared/daemon/config"
 	"github.com/fared/fared/fare"
@@ -149,6 +150,7 @@ type sourceGroup struct {
 	engine *wecmp.Engine    // nil for a leaf without a data plane
 	planes []wecmp.Capacity // scratch space of capacities
 	start  *start           // nil without a start of which the data plane has state
+	lane   uint32           // see vectorID
 }
 
 func newSourceGroup(cfg *config.Config, l *SourceLayout) (s sourceGroup, err error) {
@@ -189,26 +191,29 @@ func (s *sourceGroup) capacities(l *SourceLayout, id fare.GroupID) {
 	}
 }
 
-// vectorID returns a number for an engine's vector that is unique over all source groups; 0 stays 0. With one source
-// group it equals the engine's number.
+// vectorID returns a number for an engine's vector that is unique over all source groups; 0 stays 0: (vector-1) x stride
+// + lane + 1. A source group has its lane as long as it exists. With one source group the number equals the engine's.
 func (c *Core) vectorID(source int, vector uint32) uint32 {
 	if vector == 0 {
 		return 0
 	}
-	return (vector-1)*uint32(len(c.sources)) + uint32(source) + 1
+	return (vector-1)*c.stride + c.sources[source].lane + 1
 }
 
-// OwnerOf is the inverse of vectorID.
+// OwnerOf is the inverse of vectorID. The source is -1 for a number of a lane without a source group.
 func (c *Core) OwnerOf(id uint32) (source int, vector uint32) {
 	if id == 0 {
 		return 0, 0
 	}
-	n := uint32(len(c.sources))
-	return int((id - 1) % n), (id-1)/n + 1
+	lane := (id - 1) % c.stride
+	return slices.IndexFunc(c.sources, func(s sourceGroup) bool { return s.lane == lane }), (id-1)/c.stride + 1
 }
 
 // Vector returns a vector by its unique number.
 func (c *Core) Vector(id uint32) (wecmp.VectorView, bool) {
 	source, vector := c.OwnerOf(id)
+	if source < 0 {
+		return wecmp.VectorView{}, false
+	}
 	return c.sources[source].engine.Vector(vector)
 }

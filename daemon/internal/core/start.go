@@ -299,7 +299,7 @@ func (s *sourceGroup) keep(l *SourceLayout, held [][]uint64, kept []bool) {
 
 // endStart ends the keeping of the data plane's state: routes alone decide.
 func (c *Core) endStart() {
-	c.converged = true
+	c.converged, c.held = true, DataplaneReady{}
 	for i := range c.sessions {
 		c.sessions[i].keeps = [2]bool{}
 	}

@@ -58,6 +58,15 @@ func (b *book) setSubPort(device string, up bool) uint64 {
 	return change
 }
 
+// forgetSubPort drops a sub-port. An operation of it may still be answered.
+func (b *book) forgetSubPort(device string) {
+	if o := b.wanted.subPorts[device]; o != nil {
+		o.wanted = false
+		b.wanted.touch(o)
+		delete(b.wanted.subPorts, device)
+	}
+}
+
 func (b *book) setVector(vector *farev1.Vector) uint64 {
 	o := b.wanted.vector(vector.Id)
 	if o.wanted && sameVector(o.wantVector, vector) {

@@ -194,6 +194,11 @@ func (c *Client) SetSubPort(device string, up bool) uint64 {
 	return c.declare(func(t *Transaction) uint64 { return t.SetSubPort(device, up) })
 }
 
+// ForgetSubPort withdraws a sub-port that is not in the next forwarding, with which the data plane forgets it too.
+func (c *Client) ForgetSubPort(device string) {
+	c.Transaction(func(t *Transaction) { t.book.forgetSubPort(device) })
+}
+
 // SetVector declares a vector, by its number (1 or higher). The vector is copied. It returns the change number, like
 // SetSubPort.
 func (c *Client) SetVector(vector *farev1.Vector) uint64 {

@@ -41,9 +41,6 @@ type Config struct {
 	// Former is another path at which programs look for the table. It becomes a symbolic link to Path with the first
 	// publication; empty means none.
 	Former string
-	// Planes and SubPorts are those of the whole server, in the configured order.
-	Planes   []string
-	SubPorts []SubPort
 	// Services have source ports in the table, at least one; see slotfile.Shape.Services.
 	Services []status.FlowService
 	// Sysfs is the root of sysfs, from which the RDMA devices of sub-ports are read; empty means rdmadev.Sysfs.
@@ -51,19 +48,11 @@ type Config struct {
 	Log   *slog.Logger
 }
 
-// SubPort is a sub-port of the server.
-type SubPort struct {
-	slotfile.SubPort
-	// Netns is the network namespace of the device; empty means that of this process. RDMA devices of other namespaces
-	// are not visible here.
-	Netns string
-}
-
 // Publisher publishes the slots of all pairs. Use New.
 type Publisher struct {
 	c Config
 	w *slotfile.Writer
-	// planes and subPorts have the indexes of the names.
+	// planes and subPorts have the indexes of the names in the table.
 	planes, subPorts map[string]int
 
 	// ports are the RDMA ports of the last scan.
@@ -106,14 +95,7 @@ func New(c Config) (*Publisher, error) {
 	if err != nil {
 		return nil, fmt.Errorf("slots.file: %w; slots.file: none disables the slot table", err)
 	}
-	p := &Publisher{c: c, w: w, planes: map[string]int{}, subPorts: map[string]int{}}
-	for i, name := range c.Planes {
-		p.planes[name] = i
-	}
-	for i, sp := range c.SubPorts {
-		p.subPorts[sp.Device] = i
-	}
-	return p, nil
+	return &Publisher{c: c, w: w}, nil
 }
 
 // Close ends the publication without a Run.
@@ -204,7 +186,7 @@ func (p *Publisher) refreshRDMA() error {
 
 // setRDMA writes the RDMA device of every sub-port to the table, and reports whether one has changed.
 func (p *Publisher) setRDMA(layout *status.Layout) (changed bool) {
-	for i, sp := range p.c.SubPorts {
+	for i, sp := range layout.SubPorts {
 		var r slotfile.RDMA
 		device := sp.Device
 		port := rdmadev.PortOf(p.ports, device)
@@ -314,10 +296,10 @@ func (p *Publisher) linkFormer() {
 	}
 }
 
-// sameShape reports whether two layouts have the same source groups, and the same services without separate source
-// ports. Planes and sub-ports never change.
+// sameShape reports whether two layouts have the same planes, sub-ports and source groups, and the same services without
+// separate source ports.
 func sameShape(a, b *status.Layout) bool {
-	return a == b || slices.Equal(steered(a), steered(b)) &&
+	return a == b || slices.Equal(a.Planes, b.Planes) && slices.Equal(a.SubPorts, b.SubPorts) && slices.Equal(steered(a), steered(b)) &&
 		slices.EqualFunc(a.Groups, b.Groups, func(a, b status.LayoutGroup) bool { return slices.Equal(a.Sources, b.Sources) })
 }
 
@@ -346,10 +328,15 @@ func (p *Publisher) slots(view *status.View) int {
 func (p *Publisher) begin(view *status.View) error {
 	p.owners, p.groups, p.maxSlots = map[uint32]int{}, map[netip.Addr]int{}, max(p.slots(view), 1)
 	s := slotfile.Shape{
-		Instance: p.c.Reader.Instance(), Planes: p.c.Planes, MaxSlots: p.maxSlots, Vectors: view.Vectors(), Steered: steered(view.Layout()),
+		Instance: p.c.Reader.Instance(), Planes: view.Layout().Planes, MaxSlots: p.maxSlots, Vectors: view.Vectors(), Steered: steered(view.Layout()),
 	}
-	for _, sp := range p.c.SubPorts {
-		s.SubPorts = append(s.SubPorts, sp.SubPort)
+	p.planes, p.subPorts = map[string]int{}, map[string]int{}
+	for i, name := range view.Layout().Planes {
+		p.planes[name] = i
+	}
+	for i, sp := range view.Layout().SubPorts {
+		p.subPorts[sp.Device] = i
+		s.SubPorts = append(s.SubPorts, slotfile.SubPort{Device: sp.Device, Plane: sp.Plane})
 	}
 	for _, service := range p.c.Services {
 		s.Services = append(s.Services, slotfile.Service(service))

@@ -53,6 +53,11 @@ func newLoop(seed uint64) *loop {
 		{Sources: prefixes("10.255.0.1/32", "10.255.0.9/32", "fd00::1/128"), Planes: []status.LayoutPlane{{Name: "p0", SubPorts: []string{"a", "b"}}, {Name: "p1", SubPorts: []string{"c"}}}},
 		{Sources: prefixes("10.255.0.5/32"), Planes: []status.LayoutPlane{{Name: "p1", SubPorts: []string{"d"}}, {Name: "p2", SubPorts: []string{"e", "f"}}}},
 	}}
+	l.layout.Planes = []string{"p0", "p1", "p2"}
+	for i, device := range []string{"a", "b", "c", "d", "e", "f"} {
+		l.layout.SubPorts = append(l.layout.SubPorts, status.LayoutSubPort{Device: device, Plane: i / 2})
+	}
+	l.layout.SubPorts[5].Netns = "other"
 	l.layout.Services = []status.ServiceRange{{Protocol: 17, First: 4791, Last: 4791}, {Protocol: 6, First: 4800, Last: 5055}}
 	l.setPorts()
 	l.builder = status.NewBuilder(l, l.layout, "run 1")
@@ -267,11 +272,7 @@ func start(t *testing.T, l *loop, path string) (stop func()) {
 // startAt is start with a root of sysfs. It also returns the publisher.
 func startAt(t *testing.T, l *loop, path, sysfs string, change ...func(*Config)) (p *Publisher, stop func()) {
 	t.Helper()
-	c := Config{Reader: l.builder.Reader(l.do), Path: path, Planes: []string{"p0", "p1", "p2"}, Log: slog.New(slog.DiscardHandler), Sysfs: sysfs}
-	for i, device := range []string{"a", "b", "c", "d", "e", "f"} {
-		c.SubPorts = append(c.SubPorts, SubPort{SubPort: slotfile.SubPort{Device: device, Plane: i / 2}})
-	}
-	c.SubPorts[5].Netns = "other"
+	c := Config{Reader: l.builder.Reader(l.do), Path: path, Log: slog.New(slog.DiscardHandler), Sysfs: sysfs}
 	for _, change := range change {
 		change(&c)
 	}

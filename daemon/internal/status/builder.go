@@ -38,8 +38,10 @@ type Builder struct {
 	// tombstones is appended to and cut at its front: views keep slices of it, which are never overwritten.
 	tombstones []tombstone
 	forgotten  uint64
-	regrouped  uint64 // revision at which the source groups received their current loopbacks
-	builds     uint64
+	// restructured means that the last view has another structure than layout.
+	restructured bool
+	regrouped    uint64 // revision at which the source groups received their current loopbacks
+	builds       uint64
 
 	// Shared between readers and the loop.
 	view    atomic.Pointer[View]
@@ -118,6 +120,17 @@ func (b *Builder) SetLayout(layout Layout) {
 	b.changed, b.weights = true, true
 }
 
+// Restructure is SetLayout for other source groups, or other planes or sub-ports of them: keys of destinations and
+// indexes in vectors get another meaning. The caller then marks all destinations.
+func (b *Builder) Restructure(layout Layout) {
+	b.layout, b.regrouped, b.restructured = &layout, b.revision+1, true
+	b.marked, b.destinations = nil, make(map[Key]uint64)
+	for id := range b.vectors {
+		b.MarkVector(uint32(id))
+	}
+	b.changed, b.weights = true, true
+}
+
 // Event records an event for WatchEvents and the counters. Its revision is that of the next commit.
 func (b *Builder) Event(e Event) {
 	b.journal.add(e, b.revision+1)
@@ -157,6 +170,10 @@ func (b *Builder) build() *View {
 	b.builds++
 	next := *last
 	next.revision, next.layout, next.regrouped = b.revision, b.layout, b.regrouped
+	if b.restructured {
+		b.restructured = false
+		next.pages, next.count, b.tombstones, b.forgotten = nil, 0, nil, b.regrouped
+	}
 	b.buildVectors(&next, last)
 	b.buildDestinations(&next)
 	b.view.Store(&next)

@@ -30,6 +30,9 @@ type Key struct {
 // Layout is the part of the status that the configuration determines: the names behind indexes. A reload that changes
 // it calls Builder.SetLayout; the number of source groups does not change.
 type Layout struct {
+	// Planes are the names of all planes, and SubPorts all sub-ports, in the configured order.
+	Planes   []string
+	SubPorts []LayoutSubPort
 	// Groups are the source groups, at least one.
 	Groups []LayoutGroup
 	// Ports returns the source port of each slot of v between a local loopback and a destination, for the flows to one
@@ -45,6 +48,14 @@ type Layout struct {
 	// SamePorts means that all Services have the source ports of the configured one: the data plane steers by these,
 	// whatever the service.
 	SamePorts bool
+}
+
+// LayoutSubPort is a sub-port of the server.
+type LayoutSubPort struct {
+	Device string
+	Plane  int // index of Layout.Planes
+	// Netns is the network namespace of the device; empty means that of this process.
+	Netns string
 }
 
 // LayoutGroup is a source group: the local loopbacks that the same sub-ports serve, and the planes of these sub-ports.

@@ -18,7 +18,7 @@ type filter struct {
 	destinations []netip.Prefix
 	// sources are sorted; empty selects every local loopback.
 	sources []netip.Addr
-	// groups are the source groups with one of the sources; empty selects every source group.
+	// groups are the source groups with one of the sources.
 	groups    []int
 	omitPairs bool
 	// services are those of PairSlots.services, in the order of the request.
@@ -207,7 +207,7 @@ func (l *Layout) groupsOf(sources []netip.Addr) (out []int) {
 
 // from reports whether the filter selects the source group.
 func (f *filter) from(source int) bool {
-	return len(f.groups) == 0 || slices.Contains(f.groups, source)
+	return len(f.sources) == 0 || slices.Contains(f.groups, source)
 }
 
 // matches reports whether the filter selects the destination of a source group.

@@ -51,6 +51,7 @@ func (w *weightService) WatchWeights(req *farev1.WatchWeightsRequest, stream far
 				return toRPC(err)
 			}
 		}
+		f.groups = view.layout.groupsOf(f.sources) // a reload may have moved them
 		if err := view.sendChanges(stream, reader.Instance(), f, since, first); err != nil {
 			return err
 		}
