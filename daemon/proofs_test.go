@@ -9,23 +9,25 @@ import (
 	"github.com/fared/fared/wecmp"
 )
 
-// TestProofsAreSteered checks that the data plane steers the port of proofs, once, and only where there are probes.
+// TestProofsAreSteered checks that the data plane steers the port of proofs, once, and only where there are probes, and
+// that it knows the port unless programs use it too.
 func TestProofsAreSteered(t *testing.T) {
 	for _, c := range []struct {
 		extra string
 		want  []uint32
+		proof uint32
 	}{
-		{"dataplane: {address: 'unix:/a'}\n", []uint32{4791, 4444, 4796}},
-		{"dataplane: {address: 'unix:/a', udp_ports: [4796, 4791]}\n", []uint32{4796, 4791}},
-		{"dataplane: {address: 'unix:/a'}\nproof: {enabled: false}\n", []uint32{4791, 4444}},
-		{"dataplane: {address: 'unix:/a'}\nproof: {port: 5000}\n", []uint32{4791, 4444, 5000}},
-		{"dataplane: {address: 'memory:'}\n", []uint32{4791, 4444}},
+		{"dataplane: {address: 'unix:/a'}\n", []uint32{4791, 4444, 4796}, 4796},
+		{"dataplane: {address: 'unix:/a', udp_ports: [4796, 4791]}\n", []uint32{4796, 4791}, 0},
+		{"dataplane: {address: 'unix:/a'}\nproof: {enabled: false}\n", []uint32{4791, 4444}, 0},
+		{"dataplane: {address: 'unix:/a'}\nproof: {port: 5000}\n", []uint32{4791, 4444, 5000}, 5000},
+		{"dataplane: {address: 'memory:'}\n", []uint32{4791, 4444}, 0},
 	} {
 		s := shape{Planes: 2, SubPorts: 1}
 		s.Extra = c.extra
 		l := idle(t, s.Text())
-		if got := forwardingOf(l.core).UdpPorts; !slices.Equal(got, c.want) {
-			t.Errorf("%s: %v, want %v", c.extra, got, c.want)
+		if f := forwardingOf(l.core); !slices.Equal(f.UdpPorts, c.want) || f.ProofPort != c.proof {
+			t.Errorf("%s: %v with %d for proofs, want %v with %d", c.extra, f.UdpPorts, f.ProofPort, c.want, c.proof)
 		}
 		l.d.Close()
 	}

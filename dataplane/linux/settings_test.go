@@ -144,6 +144,7 @@ func TestFirewallIsNamed(t *testing.T) {
 	netnstest.Require(t, "nft")
 	h := newHost(t, 2)
 	h.config.AuditInterval = time.Hour
+	h.forwarding.UdpPorts, h.forwarding.ProofPort = []uint32{4791, 4796}, 4796
 	d, _ := h.start()
 	named := func() string {
 		d.restore() // as every second
@@ -182,6 +183,10 @@ func TestFirewallIsNamed(t *testing.T) {
 		}
 		return nil
 	})
+	nft("delete table inet f")
+	reasons("")
+	nft("add table inet f; add chain inet f in { type filter hook input priority 0; }; add rule inet f in udp dport 4791 drop")
+	reasons("firewall-input") // although the probes pass
 	nft("delete table inet f")
 	reasons("")
 }

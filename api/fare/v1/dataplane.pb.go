@@ -204,7 +204,9 @@ type Forwarding struct {
 	// TCP destination ports whose flows are steered, e.g. 4793. The packets of one such flow stay in order in every mode.
 	TcpPorts []uint32 `protobuf:"varint,5,rep,packed,name=tcp_ports,json=tcpPorts,proto3" json:"tcp_ports,omitempty"`
 	// A partition of loopbacks, in their order, of at least two source groups. Empty means that all loopbacks share all sub-ports.
-	SourceGroups  []*SourceGroup `protobuf:"bytes,6,rep,name=source_groups,json=sourceGroups,proto3" json:"source_groups,omitempty"`
+	SourceGroups []*SourceGroup `protobuf:"bytes,6,rep,name=source_groups,json=sourceGroups,proto3" json:"source_groups,omitempty"`
+	// The port of udp_ports with probes alone, no data of programs; 0 means none.
+	ProofPort     uint32 `protobuf:"varint,7,opt,name=proof_port,json=proofPort,proto3" json:"proof_port,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -279,6 +281,13 @@ func (x *Forwarding) GetSourceGroups() []*SourceGroup {
 		return x.SourceGroups
 	}
 	return nil
+}
+
+func (x *Forwarding) GetProofPort() uint32 {
+	if x != nil {
+		return x.ProofPort
+	}
+	return 0
 }
 
 // SourceGroup is a set of local loopbacks (GPUs) that the same sub-ports serve. Packets from these loopbacks leave over these
@@ -2196,7 +2205,7 @@ const file_fare_v1_dataplane_proto_rawDesc = "" +
 	"\binstance\x18\x02 \x01(\tR\binstance\x123\n" +
 	"\n" +
 	"forwarding\x18\x03 \x01(\v2\x13.fare.v1.ForwardingR\n" +
-	"forwarding\"\xf4\x01\n" +
+	"forwarding\"\x93\x02\n" +
 	"\n" +
 	"Forwarding\x120\n" +
 	"\x06planes\x18\x01 \x03(\v2\x18.fare.v1.ForwardingPlaneR\x06planes\x12\x1c\n" +
@@ -2204,7 +2213,9 @@ const file_fare_v1_dataplane_proto_rawDesc = "" +
 	"\x04mode\x18\x03 \x01(\x0e2\r.fare.v1.ModeR\x04mode\x12\x1b\n" +
 	"\tudp_ports\x18\x04 \x03(\rR\budpPorts\x12\x1b\n" +
 	"\ttcp_ports\x18\x05 \x03(\rR\btcpPorts\x129\n" +
-	"\rsource_groups\x18\x06 \x03(\v2\x14.fare.v1.SourceGroupR\fsourceGroups\"E\n" +
+	"\rsource_groups\x18\x06 \x03(\v2\x14.fare.v1.SourceGroupR\fsourceGroups\x12\x1d\n" +
+	"\n" +
+	"proof_port\x18\a \x01(\rR\tproofPort\"E\n" +
 	"\vSourceGroup\x12\x1c\n" +
 	"\tloopbacks\x18\x01 \x03(\tR\tloopbacks\x12\x18\n" +
 	"\adevices\x18\x02 \x03(\tR\adevices\"`\n" +
