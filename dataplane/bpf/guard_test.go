@@ -115,6 +115,14 @@ func TestOthersChange(t *testing.T) {
 		}, 1},
 		{"anchor down", func(b *bed) { b.ip("link set fared0 down") }, 1},
 		{"anchor gone", func(b *bed) { b.ip("link del fared0") }, 1},
+		{"anchor and pins gone", func(b *bed) {
+			b.s.whileOpen(func() { // at once
+				if err := os.RemoveAll(b.cfg.PinDir); err != nil {
+					b.Error(err)
+				}
+				b.ip("link del fared0")
+			})
+		}, 1},
 	}
 	b := newBed(t, families[0])
 	b.cfg.AuditInterval = time.Hour // only changes that are detected without an audit count

@@ -36,7 +36,8 @@ const (
 // before the link is switched to its program, and removes the others afterwards: the directory of the running program
 // is always complete.
 type pinned struct {
-	dir     string // of this process, below Config.PinDir
+	dir     string   // of this process, below Config.PinDir
+	lock    *os.File // of Config.PinDir, against SweepPins
 	objects objects
 	id      ebpf.ProgramID // of the program of this process
 	link    link.Link
@@ -78,6 +79,9 @@ func openPinned(cfg Config, anchor int) (_ *pinned, err error) {
 		}
 	}()
 	var replacements map[string]*ebpf.Map
+	if err := p.hold(cfg.PinDir); err != nil {
+		return nil, err
+	}
 	if p.link, err = oldLink(cfg.PinDir, anchor); err != nil {
 		return nil, err
 	}
@@ -166,7 +170,11 @@ func (p *pinned) repin(dir string) (n int, err error) {
 		if _, err := os.Stat(path); !errors.Is(err, fs.ErrNotExist) {
 			continue
 		}
-		n++
+		if n++; n == 1 {
+			if err := p.hold(dir); err != nil {
+				return n, err
+			}
+		}
 		if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
 			return n, fmt.Errorf("bpf: %w", err)
 		}
@@ -198,7 +206,46 @@ func fingerprint(spec *ebpf.CollectionSpec) string {
 	return fmt.Sprintf("%016x", h.Sum64())
 }
 
-// mountPins creates the directory for pins, in a BPF file system.
+// hold creates the directory for pins, and locks it until close: another agent that starts while the anchor is missing
+// must not remove the pins.
+func (p *pinned) hold(dir string) error {
+	for {
+		if p.lock != nil {
+			_ = p.lock.Close() // of a directory that another program removed
+		}
+		err := os.MkdirAll(dir, 0o700)
+		if err == nil {
+			p.lock, err = os.Open(dir)
+		}
+		if err == nil {
+			err = flock(p.lock, unix.LOCK_SH) // SweepPins keeps its lock for a moment
+		}
+		if err == nil && same(p.lock, dir) {
+			return nil
+		}
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return fmt.Errorf("bpf: %w", err)
+		}
+	}
+}
+
+// flock locks a directory (flock(2)).
+func flock(dir *os.File, how int) error {
+	for {
+		if err := unix.Flock(int(dir.Fd()), how); err != unix.EINTR {
+			return err
+		}
+	}
+}
+
+// same reports whether a path still leads to an open directory.
+func same(open *os.File, path string) bool {
+	here, err := open.Stat()
+	there, gone := os.Stat(path)
+	return err == nil && gone == nil && os.SameFile(here, there)
+}
+
+// mountPins ensures that the directory for pins will be in a BPF file system.
 func mountPins(dir string) error {
 	isBPF := func(dir string) bool {
 		var st unix.Statfs_t
@@ -218,9 +265,6 @@ func mountPins(dir string) error {
 		if err := unix.Mount("bpf", bpffs, "bpf", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, "mode=0700"); err != nil {
 			return fmt.Errorf("bpf: mount the BPF file system on %s: %w", bpffs, err)
 		}
-	}
-	if err := os.MkdirAll(dir, 0o700); err != nil {
-		return fmt.Errorf("bpf: %w", err)
 	}
 	return nil
 }
@@ -336,7 +380,7 @@ func (p *pinned) attach(dir string, anchor int) error {
 	if err != nil {
 		return fmt.Errorf("bpf: attach the steering program: %w", err)
 	}
-	if err := l.Pin(filepath.Join(dir, linkPin)); err != nil {
+	if err := errors.Join(p.hold(dir), l.Pin(filepath.Join(dir, linkPin))); err != nil {
 		return errors.Join(fmt.Errorf("bpf: pin the link: %w", err), l.Close())
 	}
 	p.link, p.switched = l, true
@@ -376,8 +420,11 @@ func (p *pinned) sweep(dir string) error {
 
 // close closes all descriptors; pinned state stays.
 func (p *pinned) close() (err error) {
+	if p.lock != nil {
+		err = p.lock.Close()
+	}
 	if p.link != nil {
-		err = p.link.Close()
+		err = errors.Join(err, p.link.Close())
 	}
 	for _, l := range p.hooks {
 		err = errors.Join(err, l.Close())
@@ -446,32 +493,44 @@ func unpin(dir string) error {
 }
 
 // SweepPins removes the directories DIR-NUMBER, which agents of other network namespaces have by default, whose
-// namespace or anchor is gone: no agent can adopt their pins, which hold the memory of all maps. It returns the removed
-// directories. A directory without a link may belong to an agent that is starting, and stays.
+// namespace or anchor is gone and which no agent uses: no agent can adopt their pins, which hold the memory of all maps.
+// It returns the removed directories. A directory without a link may belong to an agent that is starting, and stays.
 func SweepPins(dir string) (removed []string, err error) {
 	found, _ := filepath.Glob(dir + "-*") // the pattern is valid
 	for _, path := range found {
 		if _, failed := strconv.ParseUint(strings.TrimPrefix(path, dir+"-"), 10, 64); failed != nil {
 			continue
 		}
-		l, failed := link.LoadPinnedLink(filepath.Join(path, linkPin), nil)
-		if errors.Is(failed, fs.ErrNotExist) {
-			continue
+		gone, failed := sweepPins(path)
+		if err = errors.Join(err, failed); gone {
+			removed = append(removed, path)
 		}
-		if failed != nil {
-			err = errors.Join(err, fmt.Errorf("bpf: open the pinned link in %s: %w", path, failed))
-			continue
-		}
-		info, failed := l.Info()
-		err = errors.Join(err, l.Close())
-		if failed != nil || info.TCX() == nil || info.TCX().Ifindex != 0 { // the kernel clears the index with the device
-			continue
-		}
-		if failed := unpin(path); failed != nil {
-			err = errors.Join(err, failed)
-			continue
-		}
-		removed = append(removed, path)
 	}
 	return removed, err
+}
+
+// sweepPins removes the pins of a directory, unless it is used or may be.
+func sweepPins(dir string) (removed bool, err error) {
+	lock, err := os.Open(dir)
+	if err != nil {
+		return false, nil // another agent removed it
+	}
+	defer lock.Close()
+	if flock(lock, unix.LOCK_EX|unix.LOCK_NB) != nil {
+		return false, nil // an agent uses it
+	}
+	l, err := link.LoadPinnedLink(filepath.Join(dir, linkPin), nil)
+	if errors.Is(err, fs.ErrNotExist) {
+		return false, nil
+	}
+	if err != nil {
+		return false, fmt.Errorf("bpf: open the pinned link in %s: %w", dir, err)
+	}
+	info, failed := l.Info()
+	err = l.Close()
+	if failed != nil || info.TCX() == nil || info.TCX().Ifindex != 0 { // the kernel clears the index with the device
+		return false, err
+	}
+	failed = unpin(dir)
+	return failed == nil, errors.Join(err, failed)
 }

@@ -174,8 +174,8 @@ func TestLossBeforeHello(t *testing.T) {
 	}
 }
 
-// TestSweepPins checks that pins are removed once the anchor is gone, as with its network namespace, and not before,
-// and that directories of other names and those without a link stay.
+// TestSweepPins checks that pins are removed once the anchor is gone, as with its network namespace, and no agent uses
+// them, not before, and that directories of other names and those without a link stay.
 func TestSweepPins(t *testing.T) {
 	b := newBed(t, families[0])
 	base := b.cfg.PinDir
@@ -203,6 +203,14 @@ func TestSweepPins(t *testing.T) {
 	if stats, err := b.s.Stats(); err != nil || !stats.Adopted || stats.Groups != 1 {
 		t.Errorf("stats %+v, %v", stats, err)
 	}
+	b.s.whileOpen(func() { // before the agent repairs it
+		b.Server.IP("link", "del", DefaultDevice)
+		sweep()
+	})
+	netnstest.Eventually(t, patience, func() error {
+		_, err := b.Server.Output("ip", "link", "show", DefaultDevice)
+		return err
+	})
 	if err := b.s.Close(); err != nil {
 		t.Fatal(err)
 	}
