@@ -322,12 +322,28 @@ func (h *host) forward() {
 	}
 }
 
-// objects returns the rules, the routes and the groups in the kernel without the numbers of nexthops, which the agent
-// chooses from its pool.
+// objects returns the rules and the routes in the kernel, each with the nexthop group that it leads to, without the
+// numbers of nexthops, which the agent chooses from its pool. It leaves out groups that are ready for changes of
+// weights, and their anchors in 0.0.0.0/8: the agent keeps those of earlier changes.
 func (h *host) objects() string {
-	lines := strings.Split(regexp.MustCompile(`\b1717662\d{3}\b`).ReplaceAllString(h.Objects(), "N"), "\n")
-	slices.Sort(lines)
-	return strings.Join(slices.DeleteFunc(lines, func(line string) bool { return strings.HasPrefix(line, "id ") && !strings.Contains(line, " group ") }), "\n")
+	groups, all := map[string]string{}, strings.Split(h.Objects(), "\n")
+	for _, line := range all {
+		if words := strings.Fields(line); len(words) > 2 && words[0] == "id" && words[2] == "group" {
+			groups[words[1]] = strings.Join(words[2:], " ")
+		}
+	}
+	var out []string
+	for _, line := range all {
+		if strings.HasPrefix(line, "id ") || strings.HasPrefix(line, "0.") {
+			continue
+		}
+		if _, rest, leads := strings.Cut(line, " nhid "); leads {
+			line += ": " + groups[strings.Fields(rest)[0]]
+		}
+		out = append(out, regexp.MustCompile(`\b1717662\d{3}\b`).ReplaceAllString(line, "N"))
+	}
+	slices.Sort(out)
+	return strings.Join(out, "\n")
 }
 
 // keeps fails the test if the kernel removes an address, a link, or an object of the agent while fn runs.
