@@ -91,17 +91,16 @@ func (d *Daemon) buildProber() *prober.Prober {
 		return nil
 	}
 	layout := d.loop.core.Layout()
-	service := wecmp.Service{Protocol: wecmp.ProtocolUDP, Port: d.cfg.Proof.Port}
 	d.proofKeys.Store(keysOf(d.cfg))
 	c := prober.Config{
 		Reader: d.loop.builder.Reader(d.loop.do), Planes: layout.Planes, Port: d.cfg.Proof.Port, Rate: float64(d.cfg.Proof.Rate), Log: d.log,
 		Keys: func() [][]byte { return *d.proofKeys.Load() },
-		Ports: func(src, dst netip.Addr, v *status.Vector, buf []uint16) ([]uint16, bool) {
+		Ports: func(port uint16, src, dst netip.Addr, v *status.Vector, buf []uint16) ([]uint16, bool) {
 			var places [config.MaxSlots]wecmp.Place
 			for i, s := range v.Slots {
 				places[i] = wecmp.Place{Plane: s.Plane, SubPort: s.SubPort}
 			}
-			return d.loop.ports.toward(service, src, dst, places[:len(v.Slots)], buf)
+			return d.loop.ports.toward(wecmp.Service{Protocol: wecmp.ProtocolUDP, Port: port}, src, dst, places[:len(v.Slots)], buf)
 		},
 		Inactive: func() string {
 			switch st := d.client.Status(); {
@@ -120,6 +119,13 @@ func (d *Daemon) buildProber() *prober.Prober {
 			d.log.Log(context.Background(), level, "proof", "subject", e.Subject, "detail", e.Detail)
 			d.record(status.Event{Time: time.Now(), Kind: kind, Subject: e.Subject, Detail: e.Detail})
 		},
+	}
+	if d.cfg.Proof.Services {
+		for _, s := range d.cfg.TableServices() {
+			if s.Protocol == wecmp.ProtocolUDP && s.Port != d.cfg.Proof.Port {
+				c.Services = append(c.Services, s.Port)
+			}
+		}
 	}
 	elsewhere := ""
 	for i := range layout.SubPorts {

@@ -606,6 +606,9 @@ type Proof struct {
 	// UDP port of probes and answers, at the loopbacks; the same at all servers. It is steered like
 	// dataplane.udp_ports, and has to be open in firewalls.
 	Port uint16 `yaml:"port" default:"4796" min:"1" max:"65535"`
+	// Send packets with the ports of queue pairs, too (slot_table.services), to see by which device the kernel sends
+	// them: at most one a second by each sub-port. Their time to live is 1: leaves drop them, and count them as expired.
+	Services bool `yaml:"services" default:"true"`
 	// Probes a second; 0: 20, with more than 64 destinations 50.
 	Rate int `yaml:"rate" default:"0" min:"0" max:"1000" unit:"probes"`
 	// Authenticate probes and answers (HMAC-SHA256); the same at all servers. The first signs, all are accepted: keys

@@ -39,6 +39,9 @@ func (l *proofLab) findings() (out []string) {
 		if f.Mtu {
 			text += " mtu"
 		}
+		if f.Service > 0 {
+			text += fmt.Sprintf(" to %d", f.Service)
+		}
 		if f.Text == "" || f.Remedy == "" {
 			l.t.Errorf("%s without a text or a remedy: %v", text, f)
 		}
@@ -88,6 +91,30 @@ func (l *proofLab) cure(node string) {
 	l.t.Helper()
 	l.Node(node).Run("nft", "delete table ip proof")
 	l.await("")
+}
+
+// swap swaps the planes of the packets toward server 2, by a cable between the leaves, until undo is called.
+func (l *proofLab) swap() (undo func()) {
+	l.t.Helper()
+	leaves := []*netnstest.Namespace{l.Node("leaf0"), l.Node("leaf1")}
+	leaves[0].IP("link", "add", "cross0", "type", "veth", "peer", "name", "cross1", "netns", leaves[1].Name)
+	for i, leaf := range leaves {
+		cross := fmt.Sprintf("cross%d", i)
+		leaf.IP("link", "set", cross, "up")
+		leaf.IP("address", "add", fmt.Sprintf("192.0.2.%d/31", i), "dev", cross)
+		leaf.Sysctl("net.ipv4.conf.all.rp_filter=0", "net.ipv4.conf."+cross+".rp_filter=0")
+		words := strings.Fields(leaf.IP("route", "show", "10.255.0.2"))
+		leaf.IP("route", "add", "10.255.0.2", "table", "100", "nhid", words[slices.Index(words, "nhid")+1])
+		leaf.IP("rule", "add", "iif", cross, "lookup", "100", "priority", "100")
+		leaf.IP("route", "add", "10.255.0.2", "via", fmt.Sprintf("192.0.2.%d", 1-i), "metric", "1")
+	}
+	return func() {
+		for i, leaf := range leaves {
+			leaf.IP("route", "del", "10.255.0.2", "via", fmt.Sprintf("192.0.2.%d", 1-i), "metric", "1")
+			leaf.IP("rule", "del", "priority", "100")
+		}
+		leaves[0].IP("link", "del", "cross0")
+	}
 }
 
 // process returns the process of a node whose command line contains a word.
@@ -182,6 +209,22 @@ func testProof(t *testing.T, driver string) {
 		l.await("not-sent " + at(0, 1) + " ours")
 	}
 	l.cure("server1")
+
+	t.Log("a firewall of server 1 for queue pairs alone")
+	out := device(0, 1)
+	if driver == "bpf" {
+		out = "fared0"
+	}
+	l.nft("server1", "output", "oifname "+out+" udp dport 4791 drop")
+	l.await("not-sent " + at(0, 1) + " ours to 4791")
+	l.cure("server1")
+
+	t.Log("planes that are swapped behind the leaves")
+	undo := l.swap()
+	l.await("wrong-plane " + at(0, 0) + " ours")
+	l.await("wrong-plane " + at(1, 1) + " ours")
+	undo()
+	l.await("")
 
 	t.Log("a smaller MTU of a port of the leaf")
 	l.Node("leaf1").IP("link", "set", "s1.0", "mtu", "1400")

@@ -511,9 +511,11 @@ type ProofFinding struct {
 	// The most likely cause that is visible on this host, for people; empty if none is.
 	Cause string `protobuf:"bytes,12,opt,name=cause,proto3" json:"cause,omitempty"`
 	// All of the above in a sentence, and the next step.
-	Text          string `protobuf:"bytes,13,opt,name=text,proto3" json:"text,omitempty"`
-	Remedy        string `protobuf:"bytes,14,opt,name=remedy,proto3" json:"remedy,omitempty"`
-	SinceNs       uint64 `protobuf:"varint,15,opt,name=since_ns,json=sinceNs,proto3" json:"since_ns,omitempty"`
+	Text    string `protobuf:"bytes,13,opt,name=text,proto3" json:"text,omitempty"`
+	Remedy  string `protobuf:"bytes,14,opt,name=remedy,proto3" json:"remedy,omitempty"`
+	SinceNs uint64 `protobuf:"varint,15,opt,name=since_ns,json=sinceNs,proto3" json:"since_ns,omitempty"`
+	// UDP port if only packets to it are concerned, such as 4791; otherwise 0.
+	Service       uint32 `protobuf:"varint,16,opt,name=service,proto3" json:"service,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -649,6 +651,13 @@ func (x *ProofFinding) GetRemedy() string {
 func (x *ProofFinding) GetSinceNs() uint64 {
 	if x != nil {
 		return x.SinceNs
+	}
+	return 0
+}
+
+func (x *ProofFinding) GetService() uint32 {
+	if x != nil {
+		return x.Service
 	}
 	return 0
 }
@@ -2611,7 +2620,7 @@ const file_fare_v1_fabric_proto_rawDesc = "" +
 	"\x04lost\x18\x04 \x01(\x04R\x04lost\x12\"\n" +
 	"\rround_trip_ns\x18\x05 \x01(\x04R\vroundTripNs\x12 \n" +
 	"\fproof_age_ns\x18\x06 \x01(\x04R\n" +
-	"proofAgeNs\"\x85\x03\n" +
+	"proofAgeNs\"\x9f\x03\n" +
 	"\fProofFinding\x12\x18\n" +
 	"\aproblem\x18\x01 \x01(\tR\aproblem\x12\x1c\n" +
 	"\tdirection\x18\x02 \x01(\tR\tdirection\x12\x14\n" +
@@ -2628,7 +2637,8 @@ const file_fare_v1_fabric_proto_rawDesc = "" +
 	"\x05cause\x18\f \x01(\tR\x05cause\x12\x12\n" +
 	"\x04text\x18\r \x01(\tR\x04text\x12\x16\n" +
 	"\x06remedy\x18\x0e \x01(\tR\x06remedy\x12\x19\n" +
-	"\bsince_ns\x18\x0f \x01(\x04R\asinceNs\"\xa9\x01\n" +
+	"\bsince_ns\x18\x0f \x01(\x04R\asinceNs\x12\x18\n" +
+	"\aservice\x18\x10 \x01(\rR\aservice\"\xa9\x01\n" +
 	"\vPingRequest\x12 \n" +
 	"\vdestination\x18\x01 \x01(\tR\vdestination\x12\x16\n" +
 	"\x06source\x18\x02 \x01(\tR\x06source\x12\x14\n" +

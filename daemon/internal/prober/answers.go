@@ -53,13 +53,21 @@ func (p *Prober) Status() *farev1.ProofStatus {
 	for i := range findings {
 		f := &findings[i]
 		m := &farev1.ProofFinding{
-			Problem: string(f.Problem), Direction: string(f.Direction), Plane: f.Plane, Device: f.Device, Mtu: f.Big, Destinations: uint32(f.Pairs),
-			Source: f.Source, Destination: f.Destination, Slot: int32(f.Slot), Expected: f.Expected, Seen: f.Seen, Text: Text(f), SinceNs: uint64(f.Since.UnixNano()),
+			Problem: string(f.Problem), Direction: string(f.Direction), Plane: f.Plane, Device: f.Device, Mtu: f.Big, Service: p.service(f), Destinations: uint32(f.Pairs),
+			Source: f.Source, Destination: f.Destination, Slot: int32(f.Slot), Expected: f.Expected, Seen: f.Seen, Text: p.text(f), SinceNs: uint64(f.Since.UnixNano()),
 		}
 		m.Cause, m.Remedy = p.cause(f, mtus)
 		out.Findings = append(out.Findings, m)
 	}
 	return out
+}
+
+// service returns the UDP port of a finding about a service's packets alone, otherwise 0.
+func (p *Prober) service(f *proof.Finding) uint32 {
+	if f.Service == 0 {
+		return 0
+	}
+	return uint32(p.portOf(f.Service))
 }
 
 // Proof returns the results of probes of a destination. It may be called from any goroutine.

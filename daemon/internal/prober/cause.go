@@ -21,7 +21,7 @@ func (p *Prober) cause(f *proof.Finding, mtus []int) (cause, remedy string) {
 	if i, ok := p.subPorts[f.Device]; ok && i < len(mtus) {
 		h.mtu, h.largest = mtus[i], slices.Max(mtus)
 	}
-	return h.cause(f, p.c.Port)
+	return h.cause(f, p.portOf(f.Service))
 }
 
 // host has the facts of a machine that explain findings.

@@ -96,7 +96,7 @@ func TestTransmit(t *testing.T) {
 				// The first packets may wait for the neighbor, or be lost while addresses are tentative.
 				netnstest.Eventually(t, time.Minute, func() error {
 					before := time.Now()
-					way := netnstest.In(near, func() (departure, error) { return transmit(from, at, sent.Append(nil, nil), true) })
+					way := netnstest.In(near, func() (departure, error) { return transmit(from, at, sent.Append(nil, nil), stamped) })
 					if len(way.devices) == 0 {
 						return errors.New("no device is reported")
 					}
@@ -134,7 +134,7 @@ func TestFaultOf(t *testing.T) {
 	try := func(from, to netip.AddrPort, size int) proof.Fault {
 		var fault proof.Fault
 		near.Must(func() error {
-			_, err := transmit(from, to, make([]byte, size), true)
+			_, err := transmit(from, to, make([]byte, size), stamped)
 			fault = faultOf(err)
 			return nil
 		})
@@ -286,11 +286,15 @@ func TestCauses(t *testing.T) {
 
 func TestText(t *testing.T) {
 	f := proof.Finding{Problem: proof.Lost, Direction: proof.Theirs, Plane: "p2", Device: "eth4", Source: "10.255.0.1", Destination: "10.255.0.2", Slot: 5, Expected: "answers by plane p2", Seen: "none", Big: true}
-	if got, want := Text(&f), "p2/eth4: packets with the MTU from peers are lost, as from 10.255.0.1 to 10.255.0.2 (slot 5): expected answers by plane p2, seen none"; got != want {
+	if got, want := text(&f, 4796), "p2/eth4: packets with the MTU from peers are lost, as from 10.255.0.1 to 10.255.0.2 (slot 5): expected answers by plane p2, seen none"; got != want {
 		t.Errorf("%s", got)
 	}
 	f = proof.Finding{Problem: proof.Lost, Direction: proof.Ours, Source: "10.255.0.1", Destination: "10.255.0.2", Slot: -1, Expected: "answers", Seen: "none"}
-	if got, want := Text(&f), "all planes: packets toward peers are lost, as from 10.255.0.1 to 10.255.0.2: expected answers, seen none"; got != want {
+	if got, want := text(&f, 4796), "all planes: packets toward peers are lost, as from 10.255.0.1 to 10.255.0.2: expected answers, seen none"; got != want {
+		t.Errorf("%s", got)
+	}
+	f = proof.Finding{Problem: proof.NotSent, Direction: proof.Ours, Plane: "p0", Device: "eth0", Source: "10.255.0.1", Destination: "10.255.0.2", Slot: 3, Service: 1, Expected: "packets leave by eth0", Seen: "operation not permitted"}
+	if got, want := text(&f, 4791), "p0/eth0: packets to UDP port 4791 toward peers are not sent, as from 10.255.0.1 to 10.255.0.2 (slot 3): expected packets leave by eth0, seen operation not permitted"; got != want {
 		t.Errorf("%s", got)
 	}
 }

@@ -43,9 +43,11 @@ type Config struct {
 	Port     uint16
 	// Rate is the number of probes a second; 0 means the default, which follows the number of destinations.
 	Rate float64
-	// Ports returns the source ports of a pair's slots toward Port, or false if they are not known to land on the
+	// Services are the UDP ports to which packets of queue pairs go; none of them is checked if there is none.
+	Services []uint16
+	// Ports returns the source ports of a pair's slots toward a UDP port, or false if they are not known to land on the
 	// slots.
-	Ports func(src, dst netip.Addr, v *status.Vector, buf []uint16) ([]uint16, bool)
+	Ports func(port uint16, src, dst netip.Addr, v *status.Vector, buf []uint16) ([]uint16, bool)
 	// Inactive returns why nothing can be proved, "" if there is no reason.
 	Inactive func() string
 	// Keys returns the keys: the first one is that of own probes. None disables authentication.
@@ -103,7 +105,7 @@ func New(c Config) *Prober {
 	for i, name := range c.Planes {
 		p.planes[name] = i
 	}
-	cfg := proof.Config{Planes: c.Planes, Rate: c.Rate, Phase: beat.Phase(), Random: rand.New(rand.NewPCG(nonce(), nonce())), Nonce: nonce}
+	cfg := proof.Config{Planes: c.Planes, Rate: c.Rate, Services: len(c.Services), Phase: beat.Phase(), Random: rand.New(rand.NewPCG(nonce(), nonce())), Nonce: nonce}
 	if cfg.Rate == 0 {
 		cfg.Rate = rate
 	}
@@ -270,8 +272,8 @@ func (p *Prober) tick() (wake time.Time, events []Event) {
 	return wake, events
 }
 
-// source returns the source port of a slot. The caller holds mu.
-func (p *Prober) source(src, dst netip.Addr, group, slot int) (uint16, bool) {
+// source returns the source port of a slot toward a port. The caller holds mu.
+func (p *Prober) source(port uint16, src, dst netip.Addr, group, slot int) (uint16, bool) {
 	if p.view == nil {
 		return 0, false
 	}
@@ -280,32 +282,54 @@ func (p *Prober) source(src, dst netip.Addr, group, slot int) (uint16, bool) {
 		return 0, false
 	}
 	var buf [128]uint16
-	ports, ok := p.c.Ports(src, dst, v, buf[:0])
+	ports, ok := p.c.Ports(port, src, dst, v, buf[:0])
 	if !ok || slot >= len(ports) {
 		return 0, false
 	}
 	return ports[slot], true
 }
 
-// send sends a probe. The caller holds mu.
+// portOf returns the port to which a packet is sent.
+func (p *Prober) portOf(service int) uint16 {
+	if service == 0 {
+		return p.c.Port
+	}
+	return p.c.Services[service-1]
+}
+
+// foreign is the payload of packets to services. For RoCEv2 it is a base transport header of no standard transport,
+// without an ICRC: whoever receives it drops it (InfiniBand Architecture, volume 1, annex A17).
+var foreign = []byte{0xff, 0, 0xff, 0xff, 0, 0xff, 0xff, 0xff, 15: 0}
+
+// send sends a probe or a packet to a service. The caller holds mu.
 func (p *Prober) send(s *proof.Send) {
-	port, ok := p.source(s.Source, s.Address, s.ID.Group, s.Path.Slot)
+	port, ok := p.source(p.portOf(s.Service), s.Source, s.Address, s.ID.Group, s.Path.Slot)
 	if !ok {
 		p.core.Left(time.Now(), time.Time{}, s.Nonce, "", -1, proof.Busy, "the source port of slot "+fmt.Sprint(s.Path.Slot)+" is not known to lead to its sub-port")
 		return
 	}
-	if s.Size == 0 {
+	switch {
+	case s.Service > 0:
+		s.Size = len(foreign)
+	case s.Size == 0:
 		s.Size = proof.MinSize
 		if s.Big {
 			p.devices.refresh(time.Now(), strangeAge)
 			s.Size = min(max(p.devices.mtu-familyOf(s.Address).header, proof.MinSize), maxPayload)
 		}
 	}
-	var key []byte
-	if keys := p.c.Keys(); len(keys) > 0 {
-		key = keys[0]
+	from := netip.AddrPortFrom(s.Source, port)
+	var way departure
+	var err error
+	if s.Service > 0 {
+		way, err = transmit(from, netip.AddrPortFrom(s.Address, p.portOf(s.Service)), foreign, nearby)
+	} else {
+		var key []byte
+		if keys := p.c.Keys(); len(keys) > 0 {
+			key = keys[0]
+		}
+		way, err = p.transmit(from, s.Address, &s.Packet, key, stamped)
 	}
-	way, err := p.transmit(netip.AddrPortFrom(s.Source, port), s.Address, &s.Packet, key, true)
 	device, subPort := p.devices.left(time.Now(), way.devices, s.Path.SubPort)
 	text := ""
 	if err != nil {
@@ -331,10 +355,10 @@ func (p *Prober) errorText(err error, s *proof.Send, port uint16) string {
 	return cause.Error()
 }
 
-// transmit sends a packet to the port of proofs. Stamped asks for its departure.
-func (p *Prober) transmit(from netip.AddrPort, to netip.Addr, packet *proof.Packet, key []byte, stamped bool) (departure, error) {
+// transmit sends a packet to the port of proofs.
+func (p *Prober) transmit(from netip.AddrPort, to netip.Addr, packet *proof.Packet, key []byte, how manner) (departure, error) {
 	p.out = packet.Append(p.out[:0], key)
-	return transmit(from, netip.AddrPortFrom(to, p.c.Port), p.out, stamped)
+	return transmit(from, netip.AddrPortFrom(to, p.c.Port), p.out, how)
 }
 
 // listen opens and closes sockets until they are those of the loopbacks. The caller holds mu.
@@ -427,12 +451,12 @@ func (p *Prober) answer(arrived time.Time, local netip.Addr, id proof.ID, probe 
 		if !ok {
 			break
 		}
-		port, ok := p.source(local, id.Address, id.Group, path.Slot)
+		port, ok := p.source(p.c.Port, local, id.Address, id.Group, path.Slot)
 		if !ok {
 			break
 		}
 		a.Received, a.Answered = arrived.UnixNano(), time.Now().UnixNano()
-		if _, err := p.transmit(netip.AddrPortFrom(local, port), id.Address, &a, key, false); faultOf(err) != proof.Busy {
+		if _, err := p.transmit(netip.AddrPortFrom(local, port), id.Address, &a, key, plainly); faultOf(err) != proof.Busy {
 			return // own probes find the fault
 		}
 		probe.Slot += uint16(1 + i)
@@ -464,14 +488,14 @@ func (p *Prober) report() {
 	}
 	current := map[proof.Finding]bool{}
 	for _, f := range now {
-		k := proof.Finding{Problem: f.Problem, Direction: f.Direction, Plane: f.Plane, Device: f.Device, Big: f.Big}
+		k := proof.Finding{Problem: f.Problem, Direction: f.Direction, Plane: f.Plane, Device: f.Device, Big: f.Big, Service: f.Service}
 		if current[k] = true; !p.reported[k] {
-			p.events = append(p.events, Event{Subject: place(&f), Detail: Text(&f)})
+			p.events = append(p.events, Event{Subject: place(&f), Detail: p.text(&f)})
 		}
 	}
 	for k := range p.reported {
 		if !current[k] {
-			p.events = append(p.events, Event{place(&k), "ended: " + what(&k), true})
+			p.events = append(p.events, Event{place(&k), "ended: " + p.what(&k), true})
 		}
 	}
 	p.reported = current

@@ -18,11 +18,20 @@ func place(f *proof.Finding) string {
 	return "all planes"
 }
 
+// text describes a finding for people.
+func (p *Prober) text(f *proof.Finding) string { return text(f, p.portOf(f.Service)) }
+
 // what describes a finding without its example.
-func what(f *proof.Finding) string {
+func (p *Prober) what(f *proof.Finding) string { return what(f, p.portOf(f.Service)) }
+
+// what describes a finding with packets to a port without its example.
+func what(f *proof.Finding, port uint16) string {
 	size := "packets"
 	if f.Big {
 		size = "packets with the MTU"
+	}
+	if f.Service > 0 {
+		size += fmt.Sprintf(" to UDP port %d", port)
 	}
 	direction := map[proof.Direction]string{
 		proof.Ours: " toward peers", proof.Theirs: " from peers", proof.Both: " in both directions",
@@ -38,10 +47,9 @@ func what(f *proof.Finding) string {
 	return size + direction + " are lost"
 }
 
-// Text describes a finding for people.
-func Text(f *proof.Finding) string {
+func text(f *proof.Finding, port uint16) string {
 	var b strings.Builder
-	fmt.Fprintf(&b, "%s: %s, as from %s to %s", place(f), what(f), f.Source, f.Destination)
+	fmt.Fprintf(&b, "%s: %s, as from %s to %s", place(f), what(f, port), f.Source, f.Destination)
 	if f.Slot >= 0 {
 		fmt.Fprintf(&b, " (slot %d)", f.Slot)
 	}

@@ -16,7 +16,7 @@ import (
 type family struct {
 	domain, level           int
 	info, infoOption        int // the control message and its socket option
-	discover, probe         int
+	discover, probe, hops   int
 	free                    int
 	header                  int // bytes of IP and UDP
 	smallest                int // payload that every link carries whole
@@ -25,8 +25,8 @@ type family struct {
 }
 
 var families = [2]family{
-	{unix.AF_INET, unix.IPPROTO_IP, unix.IP_PKTINFO, unix.IP_PKTINFO, unix.IP_MTU_DISCOVER, unix.IP_PMTUDISC_PROBE, unix.IP_FREEBIND, 28, 576 - 28, "udp4", 12, 0},
-	{unix.AF_INET6, unix.IPPROTO_IPV6, unix.IPV6_PKTINFO, unix.IPV6_RECVPKTINFO, unix.IPV6_MTU_DISCOVER, unix.IPV6_PMTUDISC_PROBE, unix.IPV6_FREEBIND, 48, 1280 - 48, "udp6", 20, 16},
+	{unix.AF_INET, unix.IPPROTO_IP, unix.IP_PKTINFO, unix.IP_PKTINFO, unix.IP_MTU_DISCOVER, unix.IP_PMTUDISC_PROBE, unix.IP_TTL, unix.IP_FREEBIND, 28, 576 - 28, "udp4", 12, 0},
+	{unix.AF_INET6, unix.IPPROTO_IPV6, unix.IPV6_PKTINFO, unix.IPV6_RECVPKTINFO, unix.IPV6_MTU_DISCOVER, unix.IPV6_PMTUDISC_PROBE, unix.IPV6_UNICAST_HOPS, unix.IPV6_FREEBIND, 48, 1280 - 48, "udp6", 20, 16},
 }
 
 func familyOf(a netip.Addr) *family {
@@ -46,8 +46,17 @@ type departure struct {
 	at      time.Time
 }
 
-// transmit sends a datagram, whole. If it is to be stamped, its departure is returned.
-func transmit(from, to netip.AddrPort, b []byte, stamped bool) (out departure, err error) {
+// manner is how a datagram is sent.
+type manner uint8
+
+const (
+	plainly manner = iota
+	stamped        // its departure is reported
+	nearby         // stamped, too, and the first router drops it
+)
+
+// transmit sends a datagram, whole.
+func transmit(from, to netip.AddrPort, b []byte, how manner) (out departure, err error) {
 	f := familyOf(from.Addr())
 	fd, err := unix.Socket(f.domain, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
 	if err != nil {
@@ -57,7 +66,10 @@ func transmit(from, to netip.AddrPort, b []byte, stamped bool) (out departure, e
 	if len(b) > f.smallest {
 		err = os.NewSyscallError("path MTU", unix.SetsockoptInt(fd, f.level, f.discover, f.probe))
 	}
-	if stamped && err == nil {
+	if how == nearby && err == nil {
+		err = os.NewSyscallError("hop limit", unix.SetsockoptInt(fd, f.level, f.hops, 1))
+	}
+	if how != plainly && err == nil {
 		err = errors.Join(
 			os.NewSyscallError("SO_TIMESTAMPING", unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_TIMESTAMPING, stamps)),
 			os.NewSyscallError("packet info", unix.SetsockoptInt(fd, f.level, f.infoOption, 1)))
@@ -71,7 +83,7 @@ func transmit(from, to netip.AddrPort, b []byte, stamped bool) (out departure, e
 	if err := unix.Sendto(fd, b, 0, sockaddr(to)); err != nil {
 		return out, os.NewSyscallError("send", err)
 	}
-	if !stamped {
+	if how == plainly {
 		return out, nil
 	}
 	var oob [256]byte

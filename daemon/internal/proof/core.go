@@ -25,6 +25,8 @@ const (
 	tardy = 100 * time.Millisecond
 	// idle is the interval of probes to peers that do not answer, for all of them together.
 	idle = time.Second
+	// reserve is the part of a second's probes that is kept for slots that change.
+	reserve = 4
 	// maxUrgent bounds the queue of slots that have changed.
 	maxUrgent = 64
 	// bigEvery is the share of regular probes with the MTU.
@@ -47,6 +49,8 @@ type Config struct {
 	SubPorts []SubPort
 	// Rate is the number of probes a second.
 	Rate float64
+	// Services is the number of services whose packets are sent in the place of queue pairs.
+	Services int
 	// Phase is the offset of the grid at which Tick is called, which differs between servers.
 	Phase time.Duration
 	// Random drives the order, Nonce makes nonces that no other host can guess.
@@ -78,15 +82,18 @@ type Send struct {
 	Path   Path
 	// Big means that the probe has the MTU.
 	Big bool
+	// Service is not a probe, but a packet to a service, counted from 1, that ends at the first router.
+	Service int
 }
 
-// unit is the subject of a judgment: a slot toward a peer, with small or with big packets. group and slot determine its
-// path.
+// unit is the subject of a judgment: a slot toward a peer, with small or with big packets, or with those of a service,
+// counted from 1. group and slot determine its path.
 type unit struct {
 	ID
-	source netip.Addr
-	slot   int
-	big    bool
+	source  netip.Addr
+	slot    int
+	big     bool
+	service int
 }
 
 // role is the purpose of a probe.
@@ -100,6 +107,7 @@ const (
 	roleR
 	roleC
 	asked // for a person
+	local // a packet of a service
 )
 
 // sent is a probe on its way.
@@ -156,6 +164,7 @@ type Core struct {
 	// answering lists the peers that answer; silent counts the others.
 	answering []*peer
 	due       []time.Time // of each sub-port
+	turn      int         // sub-port of the next packet to a service
 	idleDue   time.Time
 	urgent    []unit
 	tokens    float64
@@ -275,9 +284,10 @@ func (c *Core) pathOf(u unit) (Path, bool) {
 	return p.Paths[i], true
 }
 
-// interval returns the interval of the probes of each sub-port: a part of the rate is left for the rotation.
+// interval returns the interval of the probes of each sub-port: a part of the rate is left for the rotation and for
+// services.
 func (c *Core) interval() time.Duration {
-	return max(fastest, time.Duration(float64(len(c.c.SubPorts))/(0.8*c.c.Rate)*float64(time.Second)))
+	return max(fastest, time.Duration(float64(len(c.c.SubPorts))/(0.6*c.c.Rate)*float64(time.Second)))
 }
 
 // Tick returns the probes that are due, and the time of the next call; zero means not before an event. Idle means that
@@ -304,7 +314,7 @@ func (c *Core) Tick(now time.Time) (sends []Send, wake time.Time, idling bool) {
 	c.runAsks(now)
 	c.runTrial(now)
 	c.recheck(now)
-	for len(c.urgent) > 0 && c.tokens >= 1 {
+	for len(c.urgent) > 0 && c.tokens > -c.c.Rate/reserve {
 		u := c.urgent[0]
 		c.urgent = c.urgent[1:]
 		if path, ok := c.pathOf(u); ok {
@@ -334,16 +344,21 @@ func (c *Core) regular(now time.Time) {
 		return
 	}
 	ran := false
-	for i := range c.due {
+	first := c.c.Random.IntN(len(c.due)) // none is always the last one
+	for k := range c.due {
+		i := (first + k) % len(c.due)
 		if now.Before(c.due[i]) || c.tokens < 1 {
 			continue
 		}
 		ran = true
 		step := c.interval()
 		c.due[i] = c.grid(now.Add(step - time.Duration(c.c.Random.Int64N(int64(quantum)))))
-		c.probeSubPort(now, i)
+		c.probeSubPort(now, i, 0)
 	}
-	if ran && c.tokens >= 2 { // the rotation has the rest
+	if ran && c.c.Services > 0 && c.tokens >= c.c.Rate/reserve {
+		c.probeServices(now)
+	}
+	if ran && c.tokens >= c.c.Rate/reserve { // the rotation has the rest
 		c.rotate(now)
 	}
 }
@@ -378,8 +393,18 @@ func (c *Core) probePeer(now time.Time, p *peer) {
 	c.send(now, unit{ID: p.ID, source: source, slot: path.Slot}, path, path.Plane, regular)
 }
 
-// probeSubPort sends a probe by a sub-port to a random peer that answers and has a share there.
-func (c *Core) probeSubPort(now time.Time, subPort int) {
+// probeServices sends a packet to a random service by the next sub-port; by more if there are more than six.
+func (c *Core) probeServices(now time.Time) {
+	n := len(c.c.SubPorts)
+	for range (n + 5) / 6 {
+		c.probeSubPort(now, c.turn%n, 1+c.c.Random.IntN(c.c.Services))
+		c.turn++
+	}
+}
+
+// probeSubPort sends a probe, or a packet to a service, by a sub-port to a random peer that answers and has a share
+// there.
+func (c *Core) probeSubPort(now time.Time, subPort, service int) {
 	n := len(c.answering)
 	start := c.c.Random.IntN(n)
 	for i := range min(n, 64) {
@@ -396,7 +421,13 @@ func (c *Core) probeSubPort(now time.Time, subPort int) {
 		if count == 0 {
 			continue
 		}
-		if source, ok := c.sourceOf(p); ok {
+		source, ok := c.sourceOf(p)
+		switch {
+		case !ok:
+		case service > 0:
+			c.toService(now, unit{ID: p.ID, source: source, slot: chosen.Slot, service: service}, chosen)
+			return
+		default:
 			c.send(now, unit{ID: p.ID, source: source, slot: chosen.Slot, big: c.c.Random.IntN(bigEvery) == 0}, chosen, chosen.Plane, regular)
 			return
 		}
@@ -424,6 +455,14 @@ func (c *Core) sendAtOnce(now time.Time, u unit, path Path, back int, r role) *s
 	s.deadline = now.Add(Timeout)
 	c.sends[len(c.sends)-1].Flags = FlagAtOnce
 	return s
+}
+
+// toService sends a packet to a service. Nobody answers it: Left ends it.
+func (c *Core) toService(now time.Time, u unit, path Path) {
+	s := &sent{unit: u, nonce: c.c.Nonce(), role: local, path: path, at: now, departed: now}
+	c.tokens--
+	c.out[s.nonce] = s
+	c.sends = append(c.sends, Send{Packet: Packet{Nonce: s.nonce}, ID: u.ID, Source: u.source, Path: path, Service: u.service})
 }
 
 // send sends a probe by a path, to be answered by plane back.
@@ -545,6 +584,9 @@ func (c *Core) Left(now, departed time.Time, nonce uint64, device string, subPor
 	}
 	if !departed.IsZero() {
 		s.departed = departed
+	}
+	if s.role == local {
+		delete(c.out, nonce)
 	}
 	if fault == Busy { // a program has the source port: nothing is proved, and nothing lost
 		delete(c.out, nonce)

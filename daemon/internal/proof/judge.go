@@ -121,7 +121,7 @@ func arrival(plane, device string) string {
 func (c *Core) record(now time.Time, u unit, path Path, v verdict) *failure {
 	f := c.failing[u]
 	if f == nil {
-		if len(c.failing) >= maxFailing || u.slot != allSlots && c.known(path, u.big) >= enoughUnits {
+		if len(c.failing) >= maxFailing || u.slot != allSlots && c.known(path, u) >= enoughUnits {
 			return nil
 		}
 		f = &failure{verdict: v, path: path, since: now}
@@ -199,7 +199,7 @@ func (c *Core) recheck(now time.Time) {
 	var which unit
 	for _, u := range c.units() {
 		f := c.failing[u]
-		if !f.decided && c.known(f.path, u.big) >= enoughUnits {
+		if !f.decided && c.known(f.path, u) >= enoughUnits {
 			delete(c.failing, u)
 			continue
 		}
@@ -215,7 +215,10 @@ func (c *Core) recheck(now time.Time) {
 	if !next.decided {
 		c.recheckAt = now.Add(settle)
 	}
-	next.last = now
+	if next.last = now; which.service > 0 {
+		c.toService(now, which, next.path)
+		return
+	}
 	c.sendAtOnce(now, which, next.path, next.path.Plane, recheck)
 }
 
@@ -246,7 +249,7 @@ func (c *Core) suspect(s *sent) {
 	same := func(t *trial) bool {
 		return t.path.Plane == path.Plane && t.path.SubPort == path.SubPort && t.big == s.big
 	}
-	if c.known(path, s.big) >= enoughUnits || slices.ContainsFunc(c.trials, same) {
+	if c.known(path, s.unit) >= enoughUnits || slices.ContainsFunc(c.trials, same) {
 		return
 	}
 	t := &trial{unit: s.unit, path: path, large: s.big}
@@ -272,10 +275,10 @@ func (t *trial) choose(c *Core, p *peer) {
 	choose(func(x Path) bool { return x.SubPort != t.path.SubPort })
 }
 
-// known returns the number of units of a sub-port that are findings.
-func (c *Core) known(path Path, big bool) (n int) {
+// known returns the number of units of a sub-port, with the packets of a unit, that are findings.
+func (c *Core) known(path Path, like unit) (n int) {
 	for u, f := range c.failing {
-		if f.decided && f.path.Plane == path.Plane && f.path.SubPort == path.SubPort && u.big == big {
+		if f.decided && f.path.Plane == path.Plane && f.path.SubPort == path.SubPort && u.big == like.big && u.service == like.service {
 			n++
 		}
 	}
@@ -285,7 +288,7 @@ func (c *Core) known(path Path, big bool) (n int) {
 // fails reports whether a slot of a peer's path is known to fail.
 func (c *Core) fails(id ID, path Path) bool {
 	for u, f := range c.failing {
-		if u.ID == id && f.decided && f.path.Plane == path.Plane && f.path.SubPort == path.SubPort {
+		if u.ID == id && f.decided && u.service == 0 && f.path.Plane == path.Plane && f.path.SubPort == path.SubPort {
 			return true
 		}
 	}
@@ -428,8 +431,9 @@ type Finding struct {
 	Fault          Fault
 	Plane, Device  string
 	Expected, Seen string
-	// Big means that only packets with the MTU are concerned.
-	Big bool
+	// Big means that only packets with the MTU are concerned, Service that only those to a service are, counted from 1.
+	Big     bool
+	Service int
 	// Pairs is the number of pairs that are known to fail; Source, Destination and Slot are of one. Slot is -1 for all.
 	Pairs               int
 	Source, Destination string
@@ -441,7 +445,7 @@ type Finding struct {
 func (c *Core) units() []unit {
 	all := slices.Collect(maps.Keys(c.failing))
 	slices.SortFunc(all, func(a, b unit) int {
-		return cmp.Or(compareIDs(a.ID, b.ID), cmp.Compare(a.slot, b.slot), a.source.Compare(b.source), cmp.Compare(btoi(a.big), btoi(b.big)))
+		return cmp.Or(compareIDs(a.ID, b.ID), cmp.Compare(a.slot, b.slot), a.source.Compare(b.source), cmp.Compare(btoi(a.big), btoi(b.big)), cmp.Compare(a.service, b.service))
 	})
 	return all
 }
@@ -461,6 +465,7 @@ func (c *Core) Findings() []Finding {
 		fault          Fault
 		plane, subPort int
 		big            bool
+		service        int
 	}
 	all := map[key]*Finding{}
 	pairs := map[key]map[ID]bool{}
@@ -470,11 +475,11 @@ func (c *Core) Findings() []Finding {
 		if !f.decided {
 			continue
 		}
-		k := key{f.problem, f.direction, f.fault, f.path.Plane, f.path.SubPort, u.big}
+		k := key{f.problem, f.direction, f.fault, f.path.Plane, f.path.SubPort, u.big, u.service}
 		x := all[k]
 		if x == nil {
 			x = &Finding{
-				Problem: f.problem, Direction: f.direction, Fault: f.fault, Expected: f.expected, Seen: f.seen, Big: u.big,
+				Problem: f.problem, Direction: f.direction, Fault: f.fault, Expected: f.expected, Seen: f.seen, Big: u.big, Service: u.service,
 				Source: u.source.String(), Destination: u.Address.String(), Slot: u.slot, Since: f.since,
 			}
 			if f.path.Plane >= 0 {
@@ -493,17 +498,18 @@ func (c *Core) Findings() []Finding {
 	}
 	out := make([]Finding, 0, len(all))
 	for _, x := range all {
-		// A slot with small packets that fails makes its big ones fail too.
-		if x.Big && slices.ContainsFunc(units, func(u unit) bool {
+		// A slot with small probes that fails makes big ones and those of services fail too.
+		if (x.Big || x.Service > 0) && slices.ContainsFunc(units, func(u unit) bool {
 			f := c.failing[u]
-			return !u.big && f.decided && f.path.Plane >= 0 && c.c.Planes[f.path.Plane] == x.Plane && (f.path.SubPort < 0 || c.c.SubPorts[f.path.SubPort].Device == x.Device)
+			return !u.big && u.service == 0 && f.decided && f.path.Plane >= 0 && c.c.Planes[f.path.Plane] == x.Plane && (f.path.SubPort < 0 || c.c.SubPorts[f.path.SubPort].Device == x.Device)
 		}) {
 			continue
 		}
 		out = append(out, *x)
 	}
 	slices.SortFunc(out, func(a, b Finding) int {
-		return cmp.Or(cmp.Compare(a.Plane, b.Plane), cmp.Compare(a.Device, b.Device), cmp.Compare(a.Problem, b.Problem), cmp.Compare(a.Direction, b.Direction), cmp.Compare(a.Fault, b.Fault))
+		return cmp.Or(cmp.Compare(a.Plane, b.Plane), cmp.Compare(a.Device, b.Device), cmp.Compare(a.Problem, b.Problem), cmp.Compare(a.Direction, b.Direction), cmp.Compare(a.Fault, b.Fault),
+			cmp.Compare(a.Service, b.Service))
 	})
 	return out
 }

@@ -45,6 +45,7 @@ type hop struct {
 	from, to       int
 	plane, subPort int
 	big, answer    bool
+	service        int
 }
 
 // world is the servers and their network.
@@ -93,7 +94,7 @@ func newWorld(t *testing.T, n int, seed uint64) *world {
 
 // start runs a new process.
 func (w *world) start(i int) *server {
-	c := Config{Rate: 20, Phase: time.Duration(w.r.Int64N(int64(time.Second))), Random: w.r, Nonce: w.r.Uint64}
+	c := Config{Rate: 20, Services: 1, Phase: time.Duration(w.r.Int64N(int64(time.Second))), Random: w.r, Nonce: w.r.Uint64}
 	for p := range simPlanes {
 		c.Planes = append(c.Planes, fmt.Sprintf("p%d", p))
 		for s := range simSubPorts {
@@ -178,7 +179,7 @@ func (s *server) tick() {
 	}
 	for _, x := range slices.Clone(sends) {
 		s.w.sent++
-		h := hop{s.i, int(x.Address.As4()[3]), x.Path.Plane, x.Path.SubPort, x.Big, false}
+		h := hop{s.i, int(x.Address.As4()[3]), x.Path.Plane, x.Path.SubPort, x.Big, false, x.Service}
 		left := s.w.leave(h)
 		fault := s.w.refuse(h)
 		device := ""
@@ -186,7 +187,7 @@ func (s *server) tick() {
 			device = fmt.Sprintf("sub-port %d", left)
 		}
 		s.core.Left(s.w.now, time.Time{}, x.Nonce, device, left, fault, "refused")
-		if fault != None {
+		if fault != None || x.Service > 0 {
 			continue
 		}
 		h.subPort, h.plane = left, left/simSubPorts
@@ -241,7 +242,7 @@ func (s *server) read(h hop, p *Packet, arrived time.Time, subPort int) {
 	a, path, ok := s.core.Reflect(from, p, device, subPort)
 	if ok {
 		a.Received, a.Answered = arrived.UnixNano(), s.w.now.UnixNano()
-		s.w.carry(hop{s.i, h.from, path.Plane, path.SubPort, h.big, true}, &a)
+		s.w.carry(hop{s.i, h.from, path.Plane, path.SubPort, h.big, true, 0}, &a)
 	}
 	s.kick()
 }
@@ -274,6 +275,9 @@ func (s *server) text() string {
 		}
 		if f.Big {
 			where += " big"
+		}
+		if f.Service > 0 {
+			where += fmt.Sprintf(" service %d", f.Service)
 		}
 		out = append(out, fmt.Sprintf("%s %s %s", f.Problem, where, f.Direction))
 	}
