@@ -33,10 +33,11 @@ const (
 	MostPeriod = 20 * time.Millisecond
 	// MostIdle bounds that at other times.
 	MostIdle = 60 * time.Millisecond
-	// Covered is the interval of polls, at multiples of it (package beat), while another mechanism reports carriers
-	// (Cover), and outside Window while no event is missed (Listen). It bounds the delay should the mechanism fail
-	// without notice, or an event be missed; the kernel's own bound is a second.
-	Covered = 250 * time.Millisecond
+	// Listening is the interval of polls, at multiples of it (package beat), outside Window while no event is missed
+	// (Listen). It bounds the delay should an event be missed; the kernel's own bound is a second.
+	Listening = 500 * time.Millisecond
+	// Covered is that while another mechanism reports carriers (Cover), should it fail without notice.
+	Covered = time.Second
 
 	// Links that fail again and again start one window after another. So quick polls last at most for burst, and for
 	// one part in refill of the time since: each costs 100 us of a processor, most of it outside the poll (timers,
@@ -81,7 +82,7 @@ func (s *Schedule) Event(now time.Time) (due bool) {
 	return s.Due(now)
 }
 
-// Start makes a poll due now, further polls every Period until Window has passed, then every Idle, or every Covered
+// Start makes a poll due now, further polls every Period until Window has passed, then every Idle, or every Listening
 // after Listen. While the carriers are covered, further polls are due every Covered. Call it when a carrier may have
 // changed: after a closed BGP session, a failed BFD session, or a report by the mechanism of Cover.
 func (s *Schedule) Start(now time.Time) { s.StartLater(now, 0) }
@@ -118,8 +119,10 @@ func (s *Schedule) Due(now time.Time) bool { return !s.next.IsZero() && !now.Bef
 
 // Done schedules the next poll after one that lasted from start to now.
 func (s *Schedule) Done(start, now time.Time) {
-	if s.covered || s.listens && !now.Before(s.alert) {
+	if s.covered {
 		s.next = now.Add(beat.Until(now, Covered))
+	} else if s.listens && !now.Before(s.alert) {
+		s.next = now.Add(beat.Until(now, Listening))
 	} else if now.Before(s.until) {
 		s.next = now.Add(min(MostPeriod, max(Period, share*now.Sub(start))))
 	} else {

@@ -169,12 +169,12 @@ func TestListen(t *testing.T) {
 	}
 	for i := range 5 {
 		s.Done(now, now)
-		if wait := s.Next().Sub(now); i > 0 && wait != Covered || wait > Covered {
-			t.Fatalf("%v to the next poll after the window, want %v", wait, Covered)
+		if wait := s.Next().Sub(now); i > 0 && wait != Listening || wait > Listening {
+			t.Fatalf("%v to the next poll after the window, want %v", wait, Listening)
 		}
 		now = s.Next()
 	}
-	if !s.Event(now.Add(-Covered / 2)) {
+	if !s.Event(now.Add(-Listening / 2)) {
 		t.Error("an event between rare polls is not polled at once")
 	}
 	slow := 0

@@ -140,7 +140,7 @@ const askTries = 3
 
 // trust is the time for which the kernel's counts alone show that nothing has changed. It bounds the delay should a
 // count be that of a device with the same name, index and count in another network namespace.
-const trust = 250 * time.Millisecond
+const trust = time.Second
 
 // Ask checks the carriers of links, whose last known states are given, if that is due. Unless the kernel's counts show
 // that none has changed, it requests the links, and the kernel then announces their changes (Announced). It returns the

@@ -106,7 +106,7 @@ func TestElsewhere(t *testing.T) {
 			s.Done(now, now)
 			at, wait = now, s.Next().Sub(now)
 		})
-		if want := beat.Until(at, linkpoll.Covered); wait != want {
+		if want := beat.Until(at, linkpoll.Listening); wait != want {
 			return fmt.Errorf("the next request is due after %v", wait)
 		}
 		return nil
