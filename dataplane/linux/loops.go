@@ -67,7 +67,7 @@ func (d *Driver) keep() {
 			d.resolveSoon()
 		case <-audit.C:
 			d.audit()
-			d.look()
+			d.lookInAudit()
 		}
 	}
 }

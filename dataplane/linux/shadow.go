@@ -29,6 +29,9 @@ const (
 	lookPause = 50 * time.Millisecond
 	// lookBatch is the number of destinations that are looked at while the Driver is locked, for about a millisecond.
 	lookBatch = 128
+	// An audit looks at one part in lookShare of the destinations, but at least at lookLeast: events start complete
+	// looks, and audits bound the delay should an event be missed.
+	lookShare, lookLeast = 16, 1024
 )
 
 // concerns reports whether an event may change which route packets to a destination follow.
@@ -203,12 +206,33 @@ func (d *Driver) lookSoon() {
 // look compares the routes that packets to all destinations follow with the Driver's, and reports a difference. Only
 // keep calls it.
 func (d *Driver) look() {
-	began := time.Now()
 	d.mu.Lock()
+	defer d.mu.Unlock()
 	d.shadows.due = false
+	d.lookAtSome(d.state.want.destinations.Len())
+}
+
+// lookInAudit is look for a part of the destinations, chosen at random. A difference leads to a complete look.
+func (d *Driver) lookInAudit() {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	n := d.state.want.destinations.Len()
+	if d.integrity.shadow == "" {
+		n = min(n, max(n/lookShare, lookLeast))
+	}
+	d.lookAtSome(n)
+}
+
+// lookAtSome is look for n destinations. The caller holds mu, which is released meanwhile.
+func (d *Driver) lookAtSome(n int) {
+	began := time.Now()
 	v, err := d.shadows.survey(d.forwarding.GetUdpPorts(), d.forwarding.GetTcpPorts())
-	keys := make([]contract.DestinationKey, 0, d.state.want.destinations.Len())
-	for k := range d.state.want.destinations.All() {
+	all := d.state.want.destinations.Len()
+	keys := make([]contract.DestinationKey, 0, n)
+	for k := range d.state.want.destinations.All() { // in random order
+		if len(keys) == n {
+			break
+		}
 		keys = append(keys, contract.DestinationKey{Source: k.Group, Prefix: k.Prefix})
 	}
 	d.mu.Unlock()
@@ -235,11 +259,15 @@ func (d *Driver) look() {
 		first, total = earlier(first, found), total+n
 	}
 	d.mu.Lock()
-	defer d.mu.Unlock()
-	d.shadows.took = time.Since(began)
+	if n == all {
+		d.shadows.took = time.Since(began)
+	}
 	switch {
 	case err != nil:
 		d.state.log.Warn("linux data plane: cannot find out which routes packets follow; the next audit tries", "error", err)
+	case n < all && first != nil:
+		d.lookSoon()
+	case n < all:
 	case first == nil:
 		d.integrity.shadowed("")
 	default:

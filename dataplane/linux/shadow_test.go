@@ -224,7 +224,7 @@ func TestShadowedRoutes(t *testing.T) {
 }
 
 // TestShadowIsFound checks that a route that has precedence is found without a notification: when the destination comes
-// after it, and by the audit.
+// after it, and by the audits, which look at a part of many destinations each.
 func TestShadowIsFound(t *testing.T) {
 	h := newHost(t, 2)
 	log := h.captured()
@@ -245,12 +245,17 @@ func TestShadowIsFound(t *testing.T) {
 	}
 	h.IP("route", "del", target4(0), "proto", "186")
 
-	h.config.AuditInterval = 20 * time.Millisecond
+	h.config.AuditInterval = 200 * time.Millisecond
 	d, c = h.start()
 	var again reports
 	d.Guard(again.report)
 	s = program(t, c.server)
-	s.do(h.group(1, 1, 1), destination(target4(0), 1))
+	operations := []*farev1.Operation{h.group(1, 1, 1)}
+	for i := range 2 * lookLeast {
+		operations = append(operations, destination(target4(i), 1))
+	}
+	s.do(operations...)
+	looked(t, d) // from now on only audits look
 	for _, step := range [][]string{{"route", "add", target4(0), "via", "10.1.1.2", "proto", "186"}, {"route", "del", target4(0), "proto", "186"}} {
 		d.mu.Lock()
 		h.IP(step...)
