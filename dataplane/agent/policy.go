@@ -22,7 +22,7 @@ import (
 
 // policyInterval is the time after which the policy reads the machine's addresses and routes again: that takes 0.1 s
 // next to 131,072 routes of the agent, too long for a Hello, before which operations wait.
-const policyInterval = 30 * time.Second
+const policyInterval = time.Minute
 
 // policy implements contract.Policy: the destinations and devices that a control plane may program.
 //
@@ -135,15 +135,8 @@ func readMachine(conn *rtnl.Conn) (*machine, error) {
 			for _, h := range hops {
 				if h.Gateway.IsValid() {
 					m.gateways[h.Gateway] = true
-				}
-			}
-			routes, err := conn.RoutesBy(family, unix.RT_TABLE_MAIN, protocol)
-			if err != nil {
-				return nil, err
-			}
-			for _, r := range routes {
-				if !r.Gateways && r.Device != 0 && r.Prefix.Bits() > 0 && r.Type == unix.RTN_UNICAST {
-					m.networks = append(m.networks, network{r.Prefix.Masked(), byIndex[r.Device]})
+				} else if h.Table == unix.RT_TABLE_MAIN && h.Device != 0 && h.Prefix.Bits() > 0 && h.Type == unix.RTN_UNICAST {
+					m.networks = append(m.networks, network{h.Prefix.Masked(), byIndex[h.Device]})
 				}
 			}
 		}

@@ -35,7 +35,7 @@ func TestHops(t *testing.T) {
 		"10.2.0.1/32 main static p0 10.1.0.2", "10.2.0.1/32 main static p1 10.1.1.2",
 		"10.2.0.2/32 main boot p0 10.1.0.2", "10.2.0.2/32 main boot p1 10.1.1.2",
 		"10.2.0.3/32 main boot p0 fd01::2", "10.2.0.4/32 100 boot p1 invalid IP",
-		"10.2.0.5/32 main boot p1 fd01:1::2", "10.2.0.6/32 main boot - invalid IP",
+		"10.2.0.5/32 main boot p1 fd01:1::2", "10.2.0.6/32 main boot - invalid IP blackhole",
 		"::/0 main boot p1 fd01:1::2",
 		"fd02::1/128 main boot p0 fd01::2", "fd02::1/128 main boot p1 fd01:1::2",
 	}
@@ -52,7 +52,7 @@ func TestHops(t *testing.T) {
 				table := map[uint32]string{unix.RT_TABLE_MAIN: "main", 100: "100"}[h.Table]
 				by := map[uint8]string{unix.RTPROT_BOOT: "boot", unix.RTPROT_STATIC: "static"}[h.Protocol]
 				if by != "" {
-					got = append(got, fmt.Sprint(h.Prefix, " ", table, " ", by, " ", names[h.Device], " ", h.Gateway))
+					got = append(got, fmt.Sprint(h.Prefix, " ", table, " ", by, " ", names[h.Device], " ", h.Gateway, map[bool]string{true: " blackhole"}[h.Type == unix.RTN_BLACKHOLE]))
 				}
 			}
 			some, err := s.conn.Hops(family, unix.RTPROT_STATIC)

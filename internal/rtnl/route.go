@@ -325,6 +325,7 @@ type Hop struct {
 	Prefix   netip.Prefix
 	Table    uint32
 	Protocol uint8
+	Type     uint8 // RTN_UNICAST etc.
 	// Device is an interface index, 0 if the route needs none, as a blackhole.
 	Device int
 	// Gateway is not valid if the destinations are on the link.
@@ -346,7 +347,7 @@ func (c *Conn) Hops(family, protocol uint8) ([]Hop, error) {
 		if !ok || m.Kind != unix.RTM_NEWROUTE || m.Body[0] != family || protocol != 0 && r.Protocol != protocol {
 			return
 		}
-		h := Hop{Prefix: r.Prefix, Table: r.Table, Protocol: r.Protocol, nexthop: r.Nexthop}
+		h := Hop{Prefix: r.Prefix, Table: r.Table, Protocol: r.Protocol, Type: r.Type, nexthop: r.Nexthop}
 		if r.Nexthop != 0 {
 			all = append(all, h)
 			return
@@ -416,7 +417,7 @@ func resolve(all []Hop, objects []Nexthop) (out []Hop) {
 			}
 			for _, m := range members {
 				if o := byID[m.ID]; o != nil {
-					out = append(out, Hop{h.Prefix, h.Table, h.Protocol, o.Device, o.Gateway, 0})
+					out = append(out, Hop{h.Prefix, h.Table, h.Protocol, h.Type, o.Device, o.Gateway, 0})
 				}
 			}
 		}
