@@ -8,6 +8,10 @@ import (
 // slow is the least transmission interval while a session is not up (RFC 5880, Section 6.8.3).
 const slow = time.Second
 
+// lonely is that interval after more than patience packets without one from the neighbor, which may not use BFD. A
+// neighbor that appears is answered immediately.
+const lonely, patience = 4 * time.Second, 5
+
 // MachineConfig configures a Machine.
 type MachineConfig struct {
 	// Discriminator is our discriminator of the session, not 0, and unique among our sessions.
@@ -33,8 +37,9 @@ type Machine struct {
 	c     MachineConfig
 	state State
 	diag  Diagnostic
-	// desiredMinTx is Interval while the session is up, otherwise at least slow.
+	// desiredMinTx is Interval while the session is up, otherwise at least slow, or lonely.
 	desiredMinTx time.Duration
+	unanswered   int // number of packets since the last one of the neighbor, up to patience
 
 	remoteState      State
 	remoteDiag       Diagnostic
@@ -108,7 +113,9 @@ func (m *Machine) Receive(p Packet, from netip.AddrPort, now time.Time) Drop {
 	// packet then goes out at once, so that the neighbor gets its own discriminator back before another packet replaces
 	// it (RFC 5880, Section 6.8.7: changed contents).
 	m.changed = m.changed || m.state == Init && p.MyDiscr != m.remoteDiscr
-	m.lastReceived = now
+	if m.lastReceived = now; m.unanswered > 0 {
+		m.unanswered, m.desiredMinTx = 0, max(m.c.Interval, slow)
+	}
 	m.remoteState, m.remoteDiag, m.remoteDiscr = p.State, p.Diagnostic, p.MyDiscr
 	m.remoteMinTx, m.remoteMinRx, m.remoteMultiplier, m.remoteDemand = p.DesiredMinTx, p.RequiredMinRx, p.Multiplier, p.Demand
 	m.auth.accept(p, now, m.DetectionTime())
@@ -200,6 +207,14 @@ func (m *Machine) Output(now time.Time) (Packet, bool) {
 		return m.auth.sign(p, now), true
 	case m.changed, m.periodic() && !now.Before(m.nextPeriodic()):
 		m.changed, m.sent, p.Poll = false, now, m.polling
+		if m.lastReceived.IsZero() && m.state == Down {
+			if m.unanswered < patience {
+				m.unanswered++
+			} else {
+				m.desiredMinTx = max(m.c.Interval, lonely)
+				p.DesiredMinTx = m.desiredMinTx
+			}
+		}
 		// 75 to 100 % of the interval, at most 90 % if the multiplier is 1 (RFC 5880, Section 6.8.7).
 		interval := max(m.desiredMinTx, m.remoteMinRx)
 		meets := m.c.Meeting != nil && interval >= slow

@@ -265,9 +265,9 @@ func TestDueAtOnce(t *testing.T) {
 
 // TestJitter checks for 75 to 100 % of the interval, at most 90 % if the multiplier is 1 (Section 6.8.7).
 func TestJitter(t *testing.T) {
-	for multiplier, most := range map[uint8]time.Duration{1: 900 * time.Millisecond, 3: time.Second} {
+	for multiplier, most := range map[uint8]time.Duration{1: lonely * 9 / 10, 3: lonely} {
 		seed := rand.Uint64()
-		m := NewMachine(MachineConfig{Discriminator: 1, Interval: time.Second, Multiplier: multiplier, Random: rand.New(rand.NewPCG(seed, 0)).Int64N})
+		m := NewMachine(MachineConfig{Discriminator: 1, Interval: lonely, Multiplier: multiplier, Random: rand.New(rand.NewPCG(seed, 0)).Int64N})
 		now, least, longest := epoch, time.Hour, time.Duration(0)
 		m.Output(now)
 		for range 20000 {
@@ -278,14 +278,39 @@ func TestJitter(t *testing.T) {
 				t.Fatal("nothing to send when it is due")
 			}
 		}
-		if least != 750*time.Millisecond || longest != most {
-			t.Errorf("seed %d: multiplier %d waits %v to %v, want 750ms to %v", seed, multiplier, least, longest, most)
+		if least != lonely*3/4 || longest != most {
+			t.Errorf("seed %d: multiplier %d waits %v to %v, want %v to %v", seed, multiplier, least, longest, lonely*3/4, most)
 		}
 	}
 }
 
+// TestLonely requires longer waits after unanswered packets, which announce them, and an immediate packet with the
+// shorter interval, without a poll, after the neighbor's first.
+func TestLonely(t *testing.T) {
+	m := NewMachine(MachineConfig{Discriminator: 1, Interval: 50 * time.Millisecond, Multiplier: 3, Random: func(int64) int64 { return 0 }})
+	now := epoch
+	for i := range 10 {
+		p, _ := m.Output(now)
+		want := slow
+		if i >= patience {
+			want = lonely
+		}
+		if wait := m.Next().Sub(now); wait != want || p.DesiredMinTx != want {
+			t.Fatalf("packet %d announces %v, the next one follows after %v, want %v", i, p.DesiredMinTx, wait, want)
+		}
+		now = m.Next()
+	}
+	m.Receive(Packet{State: Down, Multiplier: 3, MyDiscr: 2, DesiredMinTx: time.Second, RequiredMinRx: time.Second}, neighbor, now)
+	if p, ok := m.Output(now); !ok || p.State != Init || p.DesiredMinTx != slow || p.Poll {
+		t.Errorf("sent %v %+v, want Init without a poll, at %v", ok, p, slow)
+	}
+	if wait := m.Next().Sub(now); wait != slow {
+		t.Errorf("the next packet follows after %v", wait)
+	}
+}
+
 // TestMeeting requires that sessions without a neighbor, which begin at different times, soon send at the same times,
-// and that each keeps to 75 to 90 % of its interval (Section 6.8.7).
+// and that each keeps to 75 to 90 % of an interval (Section 6.8.7).
 func TestMeeting(t *testing.T) {
 	seed := rand.Uint64()
 	random := rand.New(rand.NewPCG(seed, 0))
@@ -296,7 +321,7 @@ func TestMeeting(t *testing.T) {
 		m := NewMachine(MachineConfig{Discriminator: uint32(1 + i), Interval: 50 * time.Millisecond, Multiplier: uint8(1 + i%3), Random: random.Int64N, Meeting: &meeting})
 		machines, next[m] = append(machines, m), epoch.Add(time.Duration(random.Int64N(int64(time.Second))))
 	}
-	const settling, end = time.Minute, 2 * time.Minute
+	const settling, end = 4 * time.Minute, 8 * time.Minute
 	wakes, last := 0, epoch
 	for {
 		m := slices.MinFunc(machines, func(a, b *Machine) int { return next[a].Compare(next[b]) })
@@ -307,17 +332,20 @@ func TestMeeting(t *testing.T) {
 		if _, ok := m.Output(now); !ok {
 			t.Fatalf("seed %d: nothing to send when it is due", seed)
 		}
-		const most = 900 * time.Millisecond
-		if next[m] = m.Next(); next[m].Sub(now) < 750*time.Millisecond || next[m].Sub(now) > most {
-			t.Errorf("seed %d: a wait of %v, want 750ms to %v", seed, next[m].Sub(now), most)
+		least, most := slow*3/4, lonely*9/10
+		if now.After(epoch.Add(settling)) {
+			least = lonely * 3 / 4
+		}
+		if next[m] = m.Next(); next[m].Sub(now) < least || next[m].Sub(now) > most {
+			t.Errorf("seed %d: a wait of %v, want %v to %v", seed, next[m].Sub(now), least, most)
 		}
 		if now.After(epoch.Add(settling)) && now.Sub(last) > 100*time.Microsecond {
 			wakes++
 		}
 		last = now
 	}
-	if most := int((end-settling)/(750*time.Millisecond)) + 4; wakes > most {
-		t.Errorf("seed %d: %d wake-ups of 8 sessions in a minute, want at most %d", seed, wakes, most)
+	if most := int((end-settling)/(lonely*3/4)) + 4; wakes > most {
+		t.Errorf("seed %d: %d wake-ups of 8 sessions in %v, want at most %d", seed, wakes, end-settling, most)
 	}
 }
 

@@ -11,7 +11,8 @@ import (
 // Config configures a session. The neighbor is the only one at its address (RFC 5881, Section 3).
 type Config struct {
 	// Interval is both DesiredMinTxInterval and RequiredMinRxInterval while the session is up: whole microseconds, more
-	// than 0. A session that is not up sends one packet per second.
+	// than 0. A session that is not up sends one packet per second, without a neighbor
+	// one in four seconds.
 	Interval time.Duration
 	// Multiplier is the number of consecutive packets that may be missing, 1 to 255.
 	Multiplier int
