@@ -13,10 +13,12 @@ type computation struct {
 	links   []nodeLink // by plane and sub-port
 	of      []int32    // link of each entry, or one of the negative constants below
 	origins int        // number of different origins
-	// avoided is the set of signals of which a route is not used; waived reports that such routes exist; lastResort
-	// that they are used because no others can be.
-	avoided    Signals
+	// unwanted is the set of signals of which a route is not used; waived reports that such routes exist; lastResort
+	// that they, or those of avoided planes, are used because no others can be.
+	unwanted   Signals
 	waived     bool
+	avoids     bool // avoided planes are not used
+	spared     bool // usable routes of avoided planes exist
 	lastResort bool
 	view       GroupView
 	weights    []SubPortWeight    // backs view.Planes[].SubPorts
@@ -31,6 +33,7 @@ const (
 	otherOrigin = -3 // usable, but another origin is preferred
 	conflicted  = -4 // usable, but origins conflict and the policy drops all routes
 	signaled    = -5 // usable, but it has a signal, and another route has none
+	avoided     = -6 // usable, but its plane is avoided toward the destination
 )
 
 // nodeSum is b(n), the bandwidth of one node on one plane.
@@ -68,12 +71,24 @@ func (c *computation) run(t *Table, g *group) bool {
 	return c.publish(g)
 }
 
-// settle decides which nodes are used: those of routes with signals only as the last resort.
+// settle decides which nodes are used: those of avoided planes only as the last resort. A route with signals still
+// carries packets, so it comes before them.
 func (c *computation) settle(t *Table, g *group) {
-	c.avoided, c.lastResort = t.config.LeastPreferred, false
+	c.avoids = t.config.Unproved == UnprovedAvoid
+	c.prefer(t, g)
+	if c.avoids && c.spared && !c.view.Reachable {
+		c.avoids = false
+		c.prefer(t, g)
+		c.lastResort = true
+	}
+}
+
+// prefer decides which nodes are used: those of routes with signals only as the last resort.
+func (c *computation) prefer(t *Table, g *group) {
+	c.unwanted, c.lastResort = t.config.LeastPreferred, false
 	c.choose(t, g)
 	if c.waived && (!c.view.Reachable || c.view.Rule == RuleAllZeroEqual) { // only routes with signals can carry packets
-		c.avoided, c.lastResort = 0, true
+		c.unwanted, c.lastResort = 0, true
 		c.choose(t, g)
 	}
 }
@@ -91,7 +106,7 @@ func (c *computation) gather(t *Table, g *group) {
 	plane, first := -1, 0 // first node of the plane
 	allowed := t.allowedOrigins(g)
 	c.origins = allowed.seen
-	c.waived = false
+	c.waived, c.spared = false, false
 	shortest := c.shortest(t, g, allowed)
 	for i := range g.entries {
 		e := &g.entries[i]
@@ -104,7 +119,11 @@ func (c *computation) gather(t *Table, g *group) {
 			c.of = append(c.of, refused)
 			continue
 		}
-		if e.signals&c.avoided != 0 {
+		if e.avoided && c.avoids {
+			c.of, c.spared = append(c.of, avoided), true
+			continue
+		}
+		if e.signals&c.unwanted != 0 {
 			c.of, c.waived = append(c.of, signaled), true
 			continue
 		}
@@ -160,7 +179,7 @@ func (c *computation) shortest(t *Table, g *group, allowed origins) uint16 {
 	}
 	least := uint16(math.MaxUint16)
 	for i := range g.entries {
-		if e := &g.entries[i]; t.sessions[t.order[e.rank]].usable(e) && allowed.refuses(e) == 0 && e.signals&c.avoided == 0 {
+		if e := &g.entries[i]; t.sessions[t.order[e.rank]].usable(e) && allowed.refuses(e) == 0 && e.signals&c.unwanted == 0 && !(e.avoided && c.avoids) {
 			least = min(least, e.hops)
 		}
 	}
@@ -276,7 +295,9 @@ func (c *computation) reasons(t *Table, g *group) {
 		case c.of[i] == tooLong:
 			reason = ReasonLongerPath
 		case c.of[i] == signaled:
-			reason = (g.entries[i].signals & c.avoided).reason()
+			reason = (g.entries[i].signals & c.unwanted).reason()
+		case c.of[i] == avoided:
+			reason = ReasonAvoided
 		case c.of[i] == otherOrigin:
 			reason = ReasonOtherOrigin
 		case c.of[i] == conflicted:

@@ -12,6 +12,8 @@ const (
 	MaxPlanes   = 64
 	MaxSubPorts = 64   // per plane of a server; at a leaf MaxSessions bounds the ports
 	MaxSessions = 4096 // in total
+	// MaxAvoided is the number of destinations toward which planes are avoided, as many as a server may have.
+	MaxAvoided = 1 << 17
 )
 
 // Config describes the planes, sub-ports and sessions of a [Table]. The zero
@@ -27,6 +29,7 @@ type Config struct {
 	// LeastPreferred are the signals that have an effect. SignalPrepended has none at a leaf, which compares the
 	// lengths of paths.
 	LeastPreferred Signals
+	Unproved       UnprovedPolicy
 	Role           Role
 }
 
@@ -112,6 +115,9 @@ func (c *Config) validate() error {
 	}
 	if c.LeastPreferred&^AllSignals != 0 {
 		wrong("least preferred: signals %#x", uint8(c.LeastPreferred))
+	}
+	if int(c.Unproved) >= len(unprovedNames) {
+		wrong("unproved policy: %s", c.Unproved)
 	}
 	if int(c.Role) >= len(roleNames) {
 		wrong("role: %s", c.Role)

@@ -39,6 +39,7 @@ type RouteDescription struct {
 	Origin      uint32 // AS that announces the destination; 0: the path does not show it
 	Originated  bool   // by the neighbor itself: the value describes the sub-port
 	Signals     Signals
+	Avoided     bool   // its plane is avoided toward the destination, unless no other is left
 	Reason      Reason // why the route does not count
 }
 
@@ -91,6 +92,7 @@ func (t *Table) Describe(prefix netip.Prefix) Description {
 			Session: index, Name: t.config.Sessions[index].Name, Plane: t.config.Planes[sp.Plane], Device: sp.Device,
 			Node: s.node, Advertised: Advertised{e.known && t.suspect(e) == ReasonUsed, e.value}, ASPath: slices.Clone(d.sets[i].attrs.ASPath),
 			Originated: e.originated, Signals: e.signals, Reason: g.reasons[i],
+			Avoided: e.avoided && t.config.Unproved == UnprovedAvoid,
 		}
 		if e.origin != 0 {
 			r.Origin = r.ASPath[len(r.ASPath)-1]
@@ -218,6 +220,9 @@ func (r RouteDescription) String() string {
 	if r.Signals != 0 {
 		text += ", " + r.Signals.String()
 	}
+	if r.Avoided && r.Reason == ReasonUsed {
+		text += ", probes by this plane are lost, but no other plane is left"
+	}
 	return text + because(r.Reason)
 }
 
@@ -242,6 +247,9 @@ func (a Advertised) String() string {
 func because(r Reason) string {
 	if r == ReasonUsed {
 		return ""
+	}
+	if r == ReasonAvoided {
+		return " (not used: avoided: probes by this plane are lost)"
 	}
 	return " (not used: " + r.String() + ")"
 }

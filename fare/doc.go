@@ -51,6 +51,13 @@
 // a plane whose leaf is about to end carries nothing while another plane is left, and the ratio of the
 // others is as if the plane had failed.
 //
+// # Avoidances
+//
+// A plane that loses packets toward one destination may be avoided there ([Avoid], [UnprovedPolicy]): it has no
+// bandwidth toward that destination while another plane has. A route with signals comes before an avoided plane, an
+// origin that [ConflictPolicy] refuses does not. Avoided planes are part of the entries, so such a destination has
+// another group, and no event of a table without avoidances has a cost.
+//
 // # Origins
 //
 // An origin is the last AS number of a path, where the path shows it

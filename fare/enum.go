@@ -139,6 +139,30 @@ func (p *ZeroPolicy) UnmarshalText(text []byte) error {
 	return enumParse("all zero policy", zeroNames, text, p)
 }
 
+// UnprovedPolicy decides about planes that are avoided toward a destination (see [Avoid]).
+type UnprovedPolicy uint8
+
+// The policies, in configuration "report" (default), "avoid".
+const (
+	UnprovedReport UnprovedPolicy = iota // avoidances have no effect
+	UnprovedAvoid                        // avoided planes are not used
+)
+
+var unprovedNames = []string{"report", "avoid"}
+
+// String returns the word used in configuration.
+func (p UnprovedPolicy) String() string { return enumName(unprovedNames, p) }
+
+// MarshalText returns [UnprovedPolicy.String], or an error for an undefined value.
+func (p UnprovedPolicy) MarshalText() ([]byte, error) {
+	return enumText("unproved policy", unprovedNames, p)
+}
+
+// UnmarshalText parses the word used in configuration.
+func (p *UnprovedPolicy) UnmarshalText(text []byte) error {
+	return enumParse("unproved policy", unprovedNames, text, p)
+}
+
 // Role is the role of the machine that the table computes for.
 type Role uint8
 

@@ -78,6 +78,16 @@ type Drain struct {
 	On    bool       `json:"on"`
 }
 
+// Avoid takes a plane out of use toward one destination or, with On false, puts it back into use. While
+// [Config.Unproved] is [UnprovedAvoid] its routes are not used, unless no other plane reaches the destination: then the
+// avoidance has no effect until another one does. It lasts until its end, with and without routes; a table has at most
+// [MaxAvoided] destinations with avoided planes.
+type Avoid struct {
+	Prefix netip.Prefix `json:"prefix"`
+	Plane  int          `json:"plane"` // index
+	On     bool         `json:"on"`
+}
+
 // PolicyChange replaces all policies.
 type PolicyChange struct {
 	Missing    MissingPolicy    `json:"missing"`
@@ -85,7 +95,8 @@ type PolicyChange struct {
 	AllZero    ZeroPolicy       `json:"all_zero"`
 	Conflict   ConflictPolicy   `json:"conflict,omitempty"`
 	// LeastPreferred are the signals that have an effect.
-	LeastPreferred Signals `json:"least_preferred,omitempty"`
+	LeastPreferred Signals        `json:"least_preferred,omitempty"`
+	Unproved       UnprovedPolicy `json:"unproved,omitempty"`
 }
 
 func (SessionUp) fareEvent()     {}
@@ -95,6 +106,7 @@ func (RouteUpdate) fareEvent()   {}
 func (RouteWithdraw) fareEvent() {}
 func (LinkState) fareEvent()     {}
 func (Drain) fareEvent()         {}
+func (Avoid) fareEvent()         {}
 func (PolicyChange) fareEvent()  {}
 
 // Attributes are the attributes of a route that the table reads. They are
@@ -162,6 +174,8 @@ func MarshalEvent(e Event) ([]byte, error) {
 		name = "link-state"
 	case Drain:
 		name = "drain"
+	case Avoid:
+		name = "avoid"
 	case PolicyChange:
 		name = "policy-change"
 	default:
@@ -193,6 +207,8 @@ func UnmarshalEvent(line []byte) (Event, error) {
 		return decodeEvent[LinkState](l)
 	case "drain":
 		return decodeEvent[Drain](l)
+	case "avoid":
+		return decodeEvent[Avoid](l)
 	case "policy-change":
 		return decodeEvent[PolicyChange](l)
 	}

@@ -18,6 +18,8 @@ var eventLines = []string{
 	`{"type":"link-state","event":{"sub_port":3,"up":false}}`,
 	`{"type":"drain","event":{"scope":"node","index":0,"node":"10.0.0.1","on":true}}`,
 	`{"type":"policy-change","event":{"missing":"skip","all_zero":"unreachable"}}`,
+	`{"type":"policy-change","event":{"missing":"local","all_zero":"equal","unproved":"avoid"}}`,
+	`{"type":"avoid","event":{"prefix":"10.255.0.1/32","plane":0,"on":true}}`,
 }
 
 func TestEventLines(t *testing.T) {
@@ -75,6 +77,7 @@ func TestImpossibleEvents(t *testing.T) {
 		{Drain{Scope: DrainPlane, Index: 1}, ReasonInvalidEvent}, {Drain{Scope: DrainSubPort, Index: -1}, ReasonInvalidEvent},
 		{Drain{Scope: DrainNode}, ReasonInvalidEvent}, {Drain{Scope: 9}, ReasonInvalidEvent},
 		{PolicyChange{Missing: 9}, ReasonInvalidEvent}, {PolicyChange{AllMissing: 9}, ReasonInvalidEvent}, {PolicyChange{AllZero: 9}, ReasonInvalidEvent}, {PolicyChange{Conflict: 9}, ReasonInvalidEvent},
+		{PolicyChange{Unproved: 2}, ReasonInvalidEvent}, {Avoid{prefix, -1, true}, ReasonInvalidEvent}, {Avoid{prefix, 1, true}, ReasonInvalidEvent}, {Avoid{netip.Prefix{}, 0, true}, ReasonInvalidEvent},
 	} {
 		before := table.Stats()
 		if changes := table.Step(tc.event); len(changes) != 0 {
@@ -92,13 +95,13 @@ func TestNewTableNamesEveryError(t *testing.T) {
 		Planes:   []string{"p", "p", ""},
 		SubPorts: []SubPort{{Device: "d", Plane: 5, Speed: 1}, {Device: "e", Speed: MaxBandwidth + 1}},
 		Sessions: []Session{{"s", 9, Codec{}}, {"s", 0, Codec{Min: 2, Max: 1}}, {"", 0, Codec{}}},
-		Missing:  9, AllMissing: 9, AllZero: 9, Conflict: 9, Role: 9,
+		Missing:  9, AllMissing: 9, AllZero: 9, Conflict: 9, Role: 9, Unproved: 9,
 	})
 	if !errors.Is(err, ErrConfig) {
 		t.Fatal(err)
 	}
 	for _, part := range []string{`planes[1]: "p"`, "planes[2]", "sub-ports[0]: plane 5", "sub-ports[1]: speed", "sessions[0]: sub-port 9",
-		`sessions[1]: "s"`, "sessions[1]: minimum 2", "sessions[2]", "missing bandwidth", "all missing", "conflict", "all zero", "role"} {
+		`sessions[1]: "s"`, "sessions[1]: minimum 2", "sessions[2]", "missing bandwidth", "all missing", "conflict", "all zero", "role", "unproved"} {
 		if !bytes.Contains([]byte(err.Error()), []byte(part)) {
 			t.Errorf("%q is not in: %v", part, err)
 		}
@@ -152,7 +155,7 @@ func TestUndefinedWords(t *testing.T) {
 	for _, word := range []interface {
 		String() string
 		MarshalText() ([]byte, error)
-	}{MissingPolicy(3), AllMissingPolicy(2), ConflictPolicy(3), ZeroPolicy(2), Role(2), Encoding(2), Format(2), DrainScope(3)} {
+	}{MissingPolicy(3), AllMissingPolicy(2), ConflictPolicy(3), ZeroPolicy(2), Role(2), Encoding(2), Format(2), DrainScope(3), UnprovedPolicy(2)} {
 		if _, err := word.MarshalText(); err == nil || !bytes.HasPrefix([]byte(word.String()), []byte("unknown(")) {
 			t.Errorf("%T: %s, %v", word, word, err)
 		}

@@ -31,7 +31,7 @@ func pick[T any](g *generator, from []T) T { return from[g.IntN(len(from))] }
 
 func newGenerator(seed uint64) *generator {
 	g := &generator{Rand: rand.New(rand.NewPCG(seed, 7)), current: map[int]uint64{}}
-	c := Config{Role: Role(g.IntN(2)), Missing: MissingPolicy(g.IntN(3)), AllMissing: AllMissingPolicy(g.IntN(2)), AllZero: ZeroPolicy(g.IntN(2)), Conflict: ConflictPolicy(g.IntN(3)), LeastPreferred: Signals(g.IntN(8))}
+	c := Config{Role: Role(g.IntN(2)), Missing: MissingPolicy(g.IntN(3)), AllMissing: AllMissingPolicy(g.IntN(2)), AllZero: ZeroPolicy(g.IntN(2)), Conflict: ConflictPolicy(g.IntN(3)), LeastPreferred: Signals(g.IntN(8)), Unproved: UnprovedPolicy(g.IntN(4)/3 ^ 1)}
 	for p := range 1 + g.IntN(3) {
 		c.Planes = append(c.Planes, fmt.Sprint("p", p))
 	}
@@ -93,6 +93,8 @@ func (g *generator) event() Event {
 			attrs = nil
 		}
 		return RouteUpdate{session, generation, pick(g, testPrefixes), attrs}
+	case n < 66:
+		return Avoid{pick(g, testPrefixes), g.IntN(len(g.config.Planes)), g.IntN(3) > 0}
 	case n < 72:
 		return RouteWithdraw{session, generation, pick(g, testPrefixes)}
 	case n < 80:
@@ -106,7 +108,7 @@ func (g *generator) event() Event {
 	case n < 99:
 		return g.drain()
 	}
-	return PolicyChange{MissingPolicy(g.IntN(3)), AllMissingPolicy(g.IntN(2)), ZeroPolicy(g.IntN(2)), ConflictPolicy(g.IntN(3)), Signals(g.IntN(8))}
+	return PolicyChange{MissingPolicy(g.IntN(3)), AllMissingPolicy(g.IntN(2)), ZeroPolicy(g.IntN(2)), ConflictPolicy(g.IntN(3)), Signals(g.IntN(8)), UnprovedPolicy(g.IntN(4)/3 ^ 1)}
 }
 
 func (g *generator) drain() Drain {

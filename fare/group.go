@@ -104,6 +104,7 @@ type entry struct {
 	known      bool   // the route carries a value
 	kind       Kind   // of the community that counts
 	originated bool   // by the neighbor itself
+	avoided    bool   // its plane is avoided toward the destination
 	signals    Signals
 }
 
@@ -128,7 +129,7 @@ type group struct {
 	members *destination
 	size    int
 	view    GroupView
-	// lastResort: only routes with signals of [Config.LeastPreferred] can carry packets.
+	// lastResort: only routes with signals of [Config.LeastPreferred], or of avoided planes, can carry packets.
 	lastResort bool
 	subPorts   []SubPortWeight    // backs view.Planes[].SubPorts
 	ignored    []IgnoredBandwidth // backs view.Ignored

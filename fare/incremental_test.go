@@ -141,6 +141,9 @@ func compare(t *testing.T, table *Table, f *follower, want twinView, prefix neti
 			(p.Capacity == 0) != (p.Reason != ReasonUsed) || len(p.SubPorts) != len(want.subPorts[i]) {
 			t.Fatalf("%s plane %d: %+v, want %v %v %v", prefix, i, p, want.bandwidth[i], want.capacity[i], want.subPorts[i])
 		}
+		if spared := p.Reason == ReasonAvoided; spared != want.spared[i] {
+			t.Fatalf("%s plane %d: %s, avoided: %v", prefix, i, p.Reason, want.spared[i])
+		}
 		var sum, common uint64
 		for k, w := range p.SubPorts {
 			sum += w.Weight
@@ -209,6 +212,17 @@ func checkTotals(t *testing.T, table *Table, dumb *twin, f *follower) {
 	}
 	if len(counted) > 0 {
 		t.Fatalf("ignored bandwidth that is not counted: %v", counted)
+	}
+	avoided := make([]int, len(table.planes))
+	for _, id := range f.destinations {
+		for p, plane := range f.groups[id].Planes {
+			if plane.Reason == ReasonAvoided {
+				avoided[p]++
+			}
+		}
+	}
+	if got := table.AvoidedBy(); !slices.Equal(got, avoided) {
+		t.Fatalf("planes are avoided toward %v destinations, want %v", got, avoided)
 	}
 	live := 0
 	for i, v := range table.Sessions(nil) {

@@ -42,7 +42,7 @@ func (t *Table) Inherit(prefix netip.Prefix, routes []InheritedRoute) []Change {
 	for i := range routes {
 		r := &routes[i]
 		s := &t.sessions[r.Session]
-		e, set := t.entryOf(s, r.Attrs)
+		e, set := t.entryOf(s, prefix, r.Attrs)
 		e.origin = t.originAmong(t.entries, t.sets, s, r.Attrs.ASPath)
 		s.routes++
 		t.live++

@@ -7,11 +7,13 @@ type Reason uint8
 
 // The reasons. A reason applies to events (Event), communities (Community), routes
 // and planes (Route) or whole destinations (Destination). If several apply to one
-// plane, the lowest is shown: the order starts with the operator's actions,
-// continues with local failures and ends with absent routes.
+// plane, the lowest is shown: the order starts with the reason of a usable route
+// and the operator's actions, continues with local failures and ends with absent
+// routes.
 const (
 	ReasonUsed Reason = iota // it counts
 
+	ReasonAvoided          // Route: probes by the plane toward the destination are lost, and another plane reaches it
 	ReasonDrained          // Route, Destination: an operator drained the plane, the node or the sub-port
 	ReasonLinkDown         // Route, Destination: the sub-port has no carrier
 	ReasonSpeedUnknown     // Route, Destination: the sub-port is up but no speed is known for it
@@ -40,12 +42,14 @@ const (
 	ReasonInvalidEvent  // Event: it names an impossible session, sub-port, plane or prefix
 	ReasonNoAttributes  // Event: the update has no attributes; it is treated as a withdrawal (RFC 7606)
 	ReasonUnknownRoute  // Event: it withdraws a route that the session does not have
+	ReasonFull          // Event: it would exceed [MaxAvoided]
 	reasonCount         = int(iota)
 )
 
 var reasonNames = [reasonCount]string{
 	ReasonUsed:             "used",
 	ReasonDrained:          "drained",
+	ReasonAvoided:          "avoided",
 	ReasonLinkDown:         "link-down",
 	ReasonSpeedUnknown:     "speed-unknown",
 	ReasonSessionDown:      "session-down",
@@ -72,6 +76,7 @@ var reasonNames = [reasonCount]string{
 	ReasonInvalidEvent:     "invalid-event",
 	ReasonNoAttributes:     "no-attributes",
 	ReasonUnknownRoute:     "unknown-route",
+	ReasonFull:             "full",
 }
 
 // String returns the text of the metric label, such as "link-down".

@@ -198,7 +198,7 @@ func (s *scenario) tableCommand(a args) string {
 	case "table": // table planes...
 		s.config = Config{Planes: a.words[1:], Role: enum[Role](t, a.named["role"]),
 			Missing: enum[MissingPolicy](t, a.named["missing"]), AllMissing: enum[AllMissingPolicy](t, a.named["all-missing"]), AllZero: enum[ZeroPolicy](t, a.named["zero"]),
-			Conflict: enum[ConflictPolicy](t, a.named["conflict"]), LeastPreferred: enum[Signals](t, a.named["least-preferred"])}
+			Conflict: enum[ConflictPolicy](t, a.named["conflict"]), LeastPreferred: enum[Signals](t, a.named["least-preferred"]), Unproved: enum[UnprovedPolicy](t, a.named["unproved"])}
 		s.table, s.ups = nil, map[int]uint64{}
 		return ""
 	case "sub-port": // sub-port DEVICE PLANE SPEED [uplink]
@@ -304,8 +304,10 @@ func (s *scenario) event(a args) Event {
 			e.Node = netip.MustParseAddr(a.word(2))
 		}
 		return e
+	case "avoid", "use": // avoid PREFIX PLANE
+		return Avoid{netip.MustParsePrefix(a.word(1)), s.planeIndex(a.word(2)), a.words[0] == "avoid"}
 	case "policy":
-		return PolicyChange{enum[MissingPolicy](t, a.named["missing"]), enum[AllMissingPolicy](t, a.named["all-missing"]), enum[ZeroPolicy](t, a.named["zero"]), enum[ConflictPolicy](t, a.named["conflict"]), enum[Signals](t, a.named["least-preferred"])}
+		return PolicyChange{enum[MissingPolicy](t, a.named["missing"]), enum[AllMissingPolicy](t, a.named["all-missing"]), enum[ZeroPolicy](t, a.named["zero"]), enum[ConflictPolicy](t, a.named["conflict"]), enum[Signals](t, a.named["least-preferred"]), enum[UnprovedPolicy](t, a.named["unproved"])}
 	}
 	t.Fatalf("unknown command %q", a.words[0])
 	return nil

@@ -113,6 +113,28 @@ func TestBurstIsNotKept(t *testing.T) {
 	}
 }
 
+// TestAvoidedAreBounded verifies the bound of destinations with avoided planes, and that an end makes room.
+func TestAvoidedAreBounded(t *testing.T) {
+	table, _ := bigTable(t, 2, 1, 1)
+	prefix := func(i int) netip.Prefix {
+		return netip.PrefixFrom(netip.AddrFrom4([4]byte{11, byte(i >> 16), byte(i >> 8), byte(i)}), 32)
+	}
+	for i := range MaxAvoided + 1 {
+		table.Step(Avoid{prefix(i), 0, true})
+	}
+	table.Step(Avoid{prefix(0), 1, true})
+	stats := table.Stats()
+	if got := stats.Events.Reason(ReasonFull); got != 1 || table.Avoided(prefix(MaxAvoided), 0) || !table.Avoided(prefix(0), 1) {
+		t.Errorf("%d events refused, the last destination avoided: %v, the first by two planes: %v", got, table.Avoided(prefix(MaxAvoided), 0), table.Avoided(prefix(0), 1))
+	}
+	for _, plane := range []int{0, 1} {
+		table.Step(Avoid{prefix(0), plane, false})
+	}
+	if table.Step(Avoid{prefix(MaxAvoided), 1, true}); !table.Avoided(prefix(MaxAvoided), 1) {
+		t.Error("an end made no room")
+	}
+}
+
 func TestSteadyStateAllocatesNothing(t *testing.T) {
 	table, prefixes := bigTable(t, 8, 4, 1024)
 	low, high := route(400e9), route(1600e9)
@@ -134,6 +156,10 @@ func TestSteadyStateAllocatesNothing(t *testing.T) {
 		"drain": func() {
 			flip++
 			table.Step(Drain{Scope: DrainPlane, Index: 2, On: flip%2 == 0})
+		},
+		"avoid": func() {
+			flip++
+			table.Step(Avoid{prefixes[5], 3, flip%2 == 0})
 		},
 		"withdraw and back": func() {
 			table.Step(RouteWithdraw{9, 1, prefixes[7]})

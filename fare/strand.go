@@ -4,8 +4,8 @@ import "slices"
 
 // Strands returns the groups that are reachable and would become unreachable if the drain e were switched on, in order
 // of their numbers. A path of zero bandwidth is in maintenance (RFC 10005, Section 3.1) and about to disappear, as is
-// one with a signal of [Config.LeastPreferred]; a group that has other paths must keep one of them. Strands changes
-// nothing. An invalid event strands no group.
+// one with a signal of [Config.LeastPreferred], and one by an avoided plane loses packets; a group that has other paths
+// must keep one of them. Strands changes nothing. An invalid event strands no group.
 func (t *Table) Strands(e Drain) []GroupID {
 	if !e.On {
 		return nil

@@ -27,6 +27,9 @@ func TestDrainsAgainstTwin(t *testing.T) {
 				u.Attrs.Communities, u.Attrs.Extended = []Community{Codec{}.Encode(0, netip.Addr{})}, IPv6Community{}
 			}
 			events = append(events, e)
+			if g.IntN(2) == 0 {
+				events = append(events, Avoid{pick(g, testPrefixes), g.IntN(len(g.config.Planes)), true})
+			}
 			if g.IntN(20) == 0 {
 				drain := g.drain()
 				drain.On = true
@@ -116,7 +119,7 @@ func (w *twin) suppose(table *Table, drain Drain) []GroupID {
 
 // stateOf returns everything about a table that a drain may change.
 func stateOf(table *Table) string {
-	out := fmt.Sprintln(table.Sessions(nil), table.Stats(), table.drained)
+	out := fmt.Sprintln(table.Sessions(nil), table.Stats(), table.drained, table.AvoidedBy())
 	for i := range table.subPorts {
 		out += fmt.Sprintln(table.SubPort(i))
 	}

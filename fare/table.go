@@ -41,7 +41,8 @@ type Table struct {
 	sessions  []session
 	subPorts  []subPort
 	planes    []plane
-	drained   []netip.Addr // nodes
+	drained   []netip.Addr            // nodes
+	avoided   map[netip.Prefix]uint64 // one bit per plane, at least one
 	seed      maphash.Seed
 	pool      attributePool
 	groups    groups
@@ -104,6 +105,7 @@ func NewTable(c Config) (*Table, error) {
 		planes:   make([]plane, len(c.Planes)),
 		seed:     maphash.MakeSeed(),
 		byPrefix: make(map[netip.Prefix]*destination),
+		avoided:  make(map[netip.Prefix]uint64),
 	}
 	for i, sp := range c.SubPorts {
 		t.subPorts[i] = subPort{plane: sp.Plane, speed: sp.Speed}
@@ -163,6 +165,8 @@ func (t *Table) step(e Event) Reason {
 		return t.linkState(e)
 	case Drain:
 		return t.drain(e)
+	case Avoid:
+		return t.avoid(e)
 	case PolicyChange:
 		return t.policy(e)
 	}
@@ -267,12 +271,13 @@ func (t *Table) markDrain(e Drain) (touched rankRange, ok bool) {
 
 func (t *Table) policy(e PolicyChange) Reason {
 	if int(e.Missing) >= len(missingNames) || int(e.AllMissing) >= len(allMissingNames) || int(e.AllZero) >= len(zeroNames) ||
-		int(e.Conflict) >= len(conflictNames) || e.LeastPreferred&^AllSignals != 0 {
+		int(e.Conflict) >= len(conflictNames) || e.LeastPreferred&^AllSignals != 0 || int(e.Unproved) >= len(unprovedNames) {
 		return ReasonInvalidEvent
 	}
 	c := &t.config
-	if c.Missing != e.Missing || c.AllMissing != e.AllMissing || c.AllZero != e.AllZero || c.Conflict != e.Conflict || c.LeastPreferred != e.LeastPreferred {
+	if c.Missing != e.Missing || c.AllMissing != e.AllMissing || c.AllZero != e.AllZero || c.Conflict != e.Conflict || c.LeastPreferred != e.LeastPreferred || c.Unproved != e.Unproved {
 		c.Missing, c.AllMissing, c.AllZero, c.Conflict, c.LeastPreferred = e.Missing, e.AllMissing, e.AllZero, e.Conflict, e.LeastPreferred
+		c.Unproved = e.Unproved
 		t.recompute(t.everything())
 	}
 	return ReasonUsed
@@ -340,7 +345,7 @@ func (t *Table) routeUpdate(e RouteUpdate) Reason {
 		t.withdraw(s, e.Prefix)
 		return ReasonNoAttributes
 	}
-	own, set := t.entryOf(s, e.Attrs)
+	own, set := t.entryOf(s, e.Prefix, e.Attrs)
 	for i := range t.verdicts {
 		s.communities.count(t.verdicts[i].Reason, 1)
 	}
@@ -377,13 +382,13 @@ func (t *Table) routeUpdate(e RouteUpdate) Reason {
 
 // entryOf returns the entry of a route, without the position of its origin, and its attributes. t.verdicts are those of
 // its communities.
-func (t *Table) entryOf(s *session, attrs *Attributes) (entry, *attributeSet) {
+func (t *Table) entryOf(s *session, prefix netip.Prefix, attrs *Attributes) (entry, *attributeSet) {
 	var advertised Advertised
 	advertised, t.verdicts = s.codec.JudgeRoute(attrs, t.verdicts)
 	e := entry{
 		generation: s.generation, value: advertised.Bandwidth, rank: s.rank, known: advertised.Known,
 		originated: t.originated(s, attrs.ASPath), ignored: invalid(t.verdicts), kind: counting(t.verdicts),
-		signals: attrs.Signals &^ SignalPrepended,
+		signals: attrs.Signals &^ SignalPrepended, avoided: t.Avoided(prefix, t.subPorts[s.subPort].plane),
 	}
 	if t.config.Role == RoleServer && prepended(attrs.ASPath, s.peerAS) {
 		e.signals |= SignalPrepended

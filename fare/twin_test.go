@@ -21,6 +21,7 @@ type twin struct {
 	drainedS map[int]bool
 	drainedN map[netip.Addr]bool
 	origins  map[netip.Prefix][]uint32 // origins of live routes, the oldest first
+	avoided  map[Avoid]bool
 }
 
 // origin returns the origin of a route, or 0 if the route does not show it.
@@ -52,7 +53,7 @@ func (w *twin) prune() {
 func newTwin(c Config) *twin {
 	w := &twin{config: c, up: map[int]SessionUp{}, last: map[int]uint64{}, routes: map[int]map[netip.Prefix]*Attributes{},
 		links: map[int]LinkState{}, drainedP: map[int]bool{}, drainedS: map[int]bool{}, drainedN: map[netip.Addr]bool{},
-		origins: map[netip.Prefix][]uint32{}}
+		origins: map[netip.Prefix][]uint32{}, avoided: map[Avoid]bool{}}
 	for i, sp := range c.SubPorts {
 		w.links[i] = LinkState{SubPort: i, Speed: sp.Speed}
 	}
@@ -105,9 +106,11 @@ func (w *twin) step(e Event) {
 		case DrainNode:
 			w.drainedN[e.Node] = e.On
 		}
+	case Avoid:
+		w.avoided[Avoid{e.Prefix, e.Plane, true}] = e.On
 	case PolicyChange:
 		w.config.Missing, w.config.AllMissing, w.config.AllZero = e.Missing, e.AllMissing, e.AllZero
-		w.config.Conflict, w.config.LeastPreferred = e.Conflict, e.LeastPreferred
+		w.config.Conflict, w.config.LeastPreferred, w.config.Unproved = e.Conflict, e.LeastPreferred, e.Unproved
 	}
 }
 
@@ -138,7 +141,8 @@ type twinView struct {
 	signals           Signals
 	wide              IPv6Community
 	origins           int
-	ignored           []string // "SESSION REASON", sorted
+	ignored           []string     // "SESSION REASON", sorted
+	spared            map[int]bool // planes with usable routes that are not used because they are avoided
 }
 
 // notBelieved is an independent decoder of communities, from their octets. It returns the reason of the first invalid
@@ -280,21 +284,31 @@ func (w *twin) signaled(p twinPath) bool {
 	return effective&SignalGracefulShutdown&p.signals != 0 || effective&SignalStale&p.signals != 0 || effective&SignalPrepended != 0 && long
 }
 
-// view is the result without the routes that have a signal or, if nothing is reachable then, or only by zero bandwidth,
-// with them.
+// view is the result without the avoided planes or, if nothing is reachable then, with them.
 func (w *twin) view(prefix netip.Prefix) twinView {
-	if v, some := w.viewOf(prefix, true); !some || v.reachable && v.rule != RuleAllZeroEqual {
+	v := w.viewBy(prefix, w.config.Unproved == UnprovedAvoid)
+	if !v.reachable && len(v.spared) > 0 {
+		v = w.viewBy(prefix, false)
+		v.lasting = false
+	}
+	return v
+}
+
+// viewBy is the result without the routes that have a signal or, if nothing is reachable then, or only by zero
+// bandwidth, with them; without the avoided planes if the policy spares them.
+func (w *twin) viewBy(prefix netip.Prefix, spare bool) twinView {
+	if v, some := w.viewOf(prefix, true, spare); !some || v.reachable && v.rule != RuleAllZeroEqual {
 		v.lasting = slices.ContainsFunc(v.bandwidth, func(b *big.Rat) bool { return b.Sign() > 0 })
 		return v
 	}
-	v, _ := w.viewOf(prefix, false)
+	v, _ := w.viewOf(prefix, false, spare)
 	return v
 }
 
 // viewOf also reports whether it left out usable routes.
-func (w *twin) viewOf(prefix netip.Prefix, without bool) (twinView, bool) {
+func (w *twin) viewOf(prefix netip.Prefix, without, spare bool) (twinView, bool) {
 	some := false
-	v := twinView{total: new(big.Rat)}
+	v := twinView{total: new(big.Rat), spared: map[int]bool{}}
 	for range w.config.Planes {
 		v.bandwidth, v.capacity = append(v.bandwidth, new(big.Rat)), append(v.capacity, new(big.Rat))
 		v.subPorts = append(v.subPorts, map[int]*big.Rat{})
@@ -340,6 +354,18 @@ func (w *twin) viewOf(prefix netip.Prefix, without bool) (twinView, bool) {
 		}
 		usable = slices.DeleteFunc(usable, func(p twinPath) bool {
 			return w.config.Conflict == ConflictDrop || p.origin >= 0 && p.origin != best
+		})
+		shortest = math.MaxInt
+		for _, p := range usable {
+			shortest = min(shortest, len(p.path))
+		}
+	}
+	if spare {
+		usable = slices.DeleteFunc(usable, func(p twinPath) bool {
+			if w.avoided[Avoid{prefix, p.plane, true}] {
+				v.spared[p.plane] = true
+			}
+			return v.spared[p.plane]
 		})
 		shortest = math.MaxInt
 		for _, p := range usable {
