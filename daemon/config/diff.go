@@ -23,6 +23,7 @@ const (
 	ChangeLinks         ChangeKind = "links"          // damping
 	ChangeLogLevel      ChangeKind = "log-level"
 	ChangeBFDKeys       ChangeKind = "bfd-keys"
+	ChangeProof         ChangeKind = "proof" // unproved, avoid_after
 	ChangeProofKeys     ChangeKind = "proof-keys"
 )
 

@@ -43,13 +43,16 @@ func TestDiff(t *testing.T) {
 		{name: "everything live", old: "speed: 400G", new: "speed: 200G", add: `drain_delay: 1s
 path_bandwidth: {missing: skip, all_missing: equal, all_zero: unreachable, increase_hold_up: 2s}
 log: {level: warn}
+proof: {unproved: avoid, avoid_after: 2s}
 `, live: `drain_delay: 5s -> 1s
 log.level: info -> warn
 path_bandwidth.all_missing: local -> equal
 path_bandwidth.all_zero: equal -> unreachable
 path_bandwidth.increase_hold_up: 0s -> 2s
 path_bandwidth.missing: local -> skip
-planes[0].sub_ports[0].speed: 400G -> 200G`},
+planes[0].sub_ports[0].speed: 400G -> 200G
+proof.avoid_after: 500ms -> 2s
+proof.unproved: report -> avoid`},
 		{name: "as", old: "4200000001", new: "4200000002", fixed: "as: 4200000001 -> 4200000002"},
 		{name: "all fixed ones are listed, and live ones are not", old: "router_id: 10.255.0.1", new: "router_id: 10.255.0.9", add: `log: {level: debug, format: json}
 weights: {mode: per-packet, slots: 4}

@@ -220,9 +220,12 @@ type PathBandwidth struct {
 }
 
 // Policies returns the keys that determine the decisions of the path-bandwidth table.
-func (b *PathBandwidth) Policies() fare.PolicyChange {
+func (c *Config) Policies() fare.PolicyChange {
+	b := &c.PathBandwidth
 	signals, _ := fare.ParseSignals(b.LeastPreferred) // a valid configuration has valid signals
-	return fare.PolicyChange{Missing: b.Missing, AllMissing: b.AllMissing, AllZero: b.AllZero, Conflict: b.Conflict, LeastPreferred: signals}
+	return fare.PolicyChange{
+		Missing: b.Missing, AllMissing: b.AllMissing, AllZero: b.AllZero, Conflict: b.Conflict, LeastPreferred: signals, Unproved: c.Proof.Unproved,
+	}
 }
 
 // The values of PathBandwidth.Advertise.
@@ -611,6 +614,12 @@ type Proof struct {
 	Services bool `yaml:"services" default:"true"`
 	// Probes a second; 0: 20, with more than 64 destinations 50.
 	Rate int `yaml:"rate" default:"0" min:"0" max:"1000" unit:"probes"`
+	// If all probes by a plane toward a destination are lost while another plane's are answered. report: a finding
+	// (docs/operations/proof.md). avoid: the plane also has weight 0 toward this destination until its probes are
+	// answered, unless no other plane is left.
+	Unproved fare.UnprovedPolicy `yaml:"unproved" default:"report" reload:"proof"`
+	// Time that the probes must be lost before the plane is avoided.
+	AvoidAfter time.Duration `yaml:"avoid_after" default:"500ms" min:"100ms" max:"60s" reload:"proof"`
 	// Authenticate probes and answers (HMAC-SHA256); the same at all servers. The first signs, all are accepted: keys
 	// can be replaced one by one. Without keys a host inside of accept can forge answers to probes that it sees.
 	Keys []ProofKey `yaml:"keys" items:"0..4" reload:"proof-keys"`

@@ -37,6 +37,9 @@ func (p *problems) services(c *Config) {
 	if len(d.Flags) > 0 && d.Address != InsideDataplane {
 		p.add("dataplane.flags", "is set, but dataplane.address is not inside:", "remove it, or write address: \"inside:\"")
 	}
+	if c.Proof.Unproved == fare.UnprovedAvoid && !c.Proof.Enabled {
+		p.add("proof.unproved", "is avoid, but no probes are sent", "write report, or proof.enabled: true")
+	}
 	for i, flag := range d.Flags {
 		if !strings.HasPrefix(flag, "--") || strings.ContainsAny(flag, " \t\n") {
 			p.add(item("dataplane.flags", i), fmt.Sprintf("%q is not a flag", flag), "write one such as --driver=linux")

@@ -239,6 +239,8 @@ func (c *Core) Step(ev Event) error {
 		c.sessions[ev.Session].nextHop = ev.Address
 	case Landing:
 		c.land(ev)
+	case Avoid:
+		c.avoid(ev)
 	case Reload:
 		return c.reload(ev)
 	default:

@@ -225,11 +225,12 @@ type player struct {
 	text     string
 	config   []fare.Bandwidth // speeds in the configuration
 	policy   string
+	avoided  map[Avoid]bool
 }
 
 func newPlayer(s shape, seed uint64) *player {
 	n := s.Planes * s.SubPorts
-	p := &player{s: s, r: rand.New(rand.NewPCG(seed, 1)), sessions: n, drains: map[DrainTarget]DrainStage{}}
+	p := &player{s: s, r: rand.New(rand.NewPCG(seed, 1)), sessions: n, drains: map[DrainTarget]DrainStage{}, avoided: map[Avoid]bool{}}
 	p.links, p.speeds, p.up, p.gen = make([]bool, n), make([]fare.Bandwidth, n), make([]fare.SessionUp, n), make([]uint64, n)
 	p.node, p.config = make([]netip.Addr, n), make([]fare.Bandwidth, n)
 	for range n {
@@ -261,8 +262,8 @@ func (p *player) reload() Event {
 	if speed := []fare.Bandwidth{100e9, 200e9, 400e9}[p.r.IntN(3)]; p.config[n] != speed {
 		p.config[n], p.speeds[n] = speed, speed
 	}
-	p.policy = fmt.Sprintf("path_bandwidth: {missing: %s, all_missing: %s, all_zero: %s, advertise: %s}\n",
-		[]string{"equal", "local", "skip"}[p.r.IntN(3)], []string{"local", "equal"}[p.r.IntN(2)], []string{"equal", "unreachable"}[p.r.IntN(2)], []string{"sub-port", "node"}[p.r.IntN(2)])
+	p.policy = fmt.Sprintf("path_bandwidth: {missing: %s, all_missing: %s, all_zero: %s, advertise: %s}\nproof: {unproved: %s}\n",
+		[]string{"equal", "local", "skip"}[p.r.IntN(3)], []string{"local", "equal"}[p.r.IntN(2)], []string{"equal", "unreachable"}[p.r.IntN(2)], []string{"sub-port", "node"}[p.r.IntN(2)], []string{"avoid", "report"}[p.r.IntN(3)/2])
 	p.text = p.yaml()
 	return Reload{Config: p.text}
 }
@@ -311,7 +312,7 @@ func (p *player) attrs(session int) *fare.Attributes {
 func (p *player) next() Event {
 	i := p.r.IntN(p.sessions)
 	session := p.up[i]
-	switch p.r.IntN(20) {
+	switch p.r.IntN(21) {
 	case 0, 1:
 		p.links[i] = !p.links[i]
 		speed := []fare.Bandwidth{0, 100e9, 200e9, 400e9}[p.r.IntN(4)]
@@ -347,6 +348,11 @@ func (p *player) next() Event {
 			return p.reload()
 		}
 		return EndOfRIB{Session: i, Generation: p.gen[i], IPv6: true}
+	case 20:
+		ev := Avoid{Destination: destination(p.r.IntN(4)), Plane: p.r.IntN(p.s.Planes), On: true}
+		p.avoided[ev] = p.r.IntN(3) > 0
+		ev.On = p.avoided[ev]
+		return ev
 	case 10, 11:
 		d := destination(p.r.IntN(4))
 		delete(p.routes[i], d)
@@ -419,6 +425,11 @@ func (p *player) facts() []Event {
 	}
 	for i := range p.sessions {
 		out = append(out, Fabric{fare.LinkState{SubPort: i, Up: p.links[i], Speed: p.speeds[i]}})
+	}
+	for ev, on := range p.avoided {
+		if on {
+			out = append(out, ev)
+		}
 	}
 	for i := range p.sessions {
 		if p.up[i].Generation == 0 {

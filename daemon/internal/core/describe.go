@@ -55,6 +55,9 @@ func (c *Core) Describe(w io.Writer) {
 }
 
 func (s *sourceGroup) describe(w io.Writer, role fare.Role) {
+	for prefix, plane := range s.table.Avoidances {
+		fmt.Fprintf(w, "avoided %s plane %d\n", prefix, plane)
+	}
 	for prefix := range s.table.Destinations {
 		fmt.Fprintf(w, "destination %s\n", prefix)
 		if role == fare.RoleLeaf {
@@ -129,6 +132,19 @@ func (l *Layout) describe(ev Event) string {
 			return fmt.Sprintf("landing of flows from %s to %s is no longer known", ev.Source, ev.Destination)
 		}
 		return fmt.Sprintf("landing of flows from %s to %s", ev.Source, ev.Destination)
+	case Avoid:
+		to := Update{Update: wecmp.Update{Destination: ev.Destination}}
+		if ev.Source >= 0 && ev.Source < len(l.Sources) {
+			to.Name = l.Sources[ev.Source].Name
+		}
+		plane := fmt.Sprint("plane ", ev.Plane)
+		if ev.Plane >= 0 && ev.Plane < len(l.Planes) {
+			plane = "plane " + l.Planes[ev.Plane]
+		}
+		if ev.On {
+			return fmt.Sprintf("probes by %s to %s are lost", plane, to.destination())
+		}
+		return fmt.Sprintf("probes by %s to %s are answered", plane, to.destination())
 	case DrainRequest:
 		if ev.On {
 			return fmt.Sprintf("drain of %s", ev.Target)

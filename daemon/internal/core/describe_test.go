@@ -39,6 +39,9 @@ func TestReplayNamesEvents(t *testing.T) {
 		"session p1/p1.0 has next hop 192.0.2.7":                            NextHop{Session: 1, Address: netip.MustParseAddr("192.0.2.7")},
 		"landing of flows from 10.255.0.1 to 10.255.1.0":                    Landing{Source: own.Addr(), Destination: destination(0).Addr(), Table: LandingTable{1}},
 		"landing of flows from 10.255.0.1 to 10.255.1.0 is no longer known": Landing{Source: own.Addr(), Destination: destination(0).Addr()},
+		"probes by plane p1 to 10.255.1.0/32 are lost":                      Avoid{Destination: destination(0), Plane: 1, On: true},
+		"probes by plane p0 to 10.255.1.0/32 are answered":                  Avoid{Destination: destination(0)},
+		"probes by plane 2 to 10.255.1.0/32 are lost":                       Avoid{Source: 1, Destination: destination(0), Plane: 2, On: true},
 		"fare.EndOfRIB":                                                     Fabric{fare.EndOfRIB{}}, // not an event of a recording
 	} {
 		if got := c.layout.describe(ev); got != want {
@@ -120,6 +123,9 @@ func TestDigestTellsStatesApart(t *testing.T) {
 		"landing":             {landing(0, 1)},
 		"another landing":     {landing(0, 2)},
 		"landing of another":  {landing(1, 1)},
+		"avoidance":           {Avoid{Destination: destination(0), Plane: 1, On: true}},
+		"of another":          {Avoid{Destination: destination(1), Plane: 1, On: true}},
+		"of another plane":    {Avoid{Destination: destination(0), On: true}},
 		"limit of weights":    {DataplaneReady{MaxWeight: 1}, Fabric{fare.RouteUpdate{Session: 3, Generation: 1, Prefix: destination(0), Attrs: attributes(100e9, s.PeerAS(3), 65001)}}},
 	}
 	seen := map[string]string{}

@@ -78,6 +78,15 @@ type Landing struct {
 	Table LandingTable `json:"table,omitempty"`
 }
 
+// Avoid reports that probes by a plane toward a destination are lost (On), or answered again. proof.unproved
+// decides about the effect.
+type Avoid struct {
+	Source      int          `json:"source,omitempty"` // index of the source group
+	Destination netip.Prefix `json:"destination"`
+	Plane       int          `json:"plane"` // index in the configuration
+	On          bool         `json:"on"`
+}
+
 // Reload replaces the configuration; the text is the whole file, already accepted by config.Diff.
 type Reload struct {
 	Config string `json:"config"`
@@ -93,6 +102,7 @@ func (DrainStep) event() string      { return "drain-step" }
 func (RoutesWritten) event() string  { return "routes-written" }
 func (NextHop) event() string        { return "next-hop" }
 func (Landing) event() string        { return "landing" }
+func (Avoid) event() string          { return "avoid" }
 func (Reload) event() string         { return "reload" }
 
 // DrainTarget names the target of a drain. Exactly one field is set.
@@ -179,6 +189,10 @@ func unmarshalEvent(b []byte) (Event, error) {
 		return ev, err
 	case "landing":
 		var ev Landing
+		err := decode(&ev)
+		return ev, err
+	case "avoid":
+		var ev Avoid
 		err := decode(&ev)
 		return ev, err
 	case "reload":

@@ -87,8 +87,8 @@ func (s *LayoutSession) carries(p netip.Prefix) bool {
 }
 
 func (l *Layout) fareConfig(cfg *config.Config) fare.Config {
-	policy := cfg.PathBandwidth.Policies()
-	out := fare.Config{Planes: l.Planes, Role: cfg.Role, Missing: policy.Missing, AllMissing: policy.AllMissing, AllZero: policy.AllZero, Conflict: policy.Conflict, LeastPreferred: policy.LeastPreferred}
+	policy := cfg.Policies()
+	out := fare.Config{Planes: l.Planes, Role: cfg.Role, Missing: policy.Missing, AllMissing: policy.AllMissing, AllZero: policy.AllZero, Conflict: policy.Conflict, LeastPreferred: policy.LeastPreferred, Unproved: policy.Unproved}
 	for _, sp := range l.SubPorts {
 		out.SubPorts = append(out.SubPorts, fare.SubPort{Device: sp.Device, Plane: sp.Plane, Speed: sp.Speed, Uplink: sp.ShareGroup() != ""})
 	}

@@ -66,7 +66,7 @@ func (c *Core) reload(ev Reload) error {
 		layout.Sources[i].homes = c.layout.Sources[i].homes
 	}
 	c.layout = layout
-	c.step(next.PathBandwidth.Policies())
+	c.step(next.Policies())
 	for _, lo := range before {
 		if !slices.Contains(next.Loopbacks, lo) {
 			c.handOver(lo)

@@ -213,6 +213,8 @@ func (c *Core) check(ev Event) error {
 		return c.checkHeld(ev)
 	case NextHop:
 		return session(ev.Session)
+	case Avoid:
+		return c.checkAvoid(ev)
 	case Fabric:
 		switch f := ev.Event.(type) {
 		case fare.SessionUp:
@@ -227,7 +229,7 @@ func (c *Core) check(ev Event) error {
 			if f.SubPort < 0 || f.SubPort >= len(c.subPorts) {
 				return fmt.Errorf("sub-port %d: the configuration has %d", f.SubPort, len(c.subPorts))
 			}
-		case fare.Drain, fare.PolicyChange:
+		case fare.Drain, fare.Avoid, fare.PolicyChange:
 			return fmt.Errorf("%T is an event of the core itself and cannot be in a recording", f)
 		}
 	}

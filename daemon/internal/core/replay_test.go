@@ -33,6 +33,7 @@ func everyEvent() []Event {
 		Fabric{fare.RouteWithdraw{Session: 1, Generation: 3, Prefix: destination(1)}},
 		Fabric{fare.LinkState{SubPort: 1, Up: true, Speed: 400e9}},
 		Fabric{fare.Drain{Scope: fare.DrainNode, Node: leafNode(1), On: true}},
+		Fabric{fare.Avoid{Prefix: destination(1), Plane: 1, On: true}},
 		Fabric{fare.PolicyChange{Missing: fare.MissingSkip, AllZero: fare.ZeroUnreachable}},
 		EndOfRIB{Session: 1, Generation: 3, IPv6: true},
 		StartDeadline{},
@@ -47,6 +48,8 @@ func everyEvent() []Event {
 		NextHop{Session: 1, Address: netip.MustParseAddr("fe80::7%p1.0")},
 		Landing{Source: own.Addr(), Destination: destination(1).Addr(), Table: slices.Repeat([]byte{0, 1, 2, 255}, (wecmp.MaxPort-wecmp.MinPort+1)/4)},
 		Landing{Source: own.Addr(), Destination: destination(1).Addr()},
+		Avoid{Destination: destination(1), Plane: 1, On: true},
+		Avoid{Source: 1, Destination: destination(1)},
 		Reload{Config: "a: 1\n"},
 	}
 }
@@ -263,6 +266,8 @@ func TestReplayOfDamagedRecordings(t *testing.T) {
 		"session negative":  {event(`{"type":"end-of-rib","event":{"session":-1,"generation":1}}`), "line 3: session -1"},
 		"sub-port":          {event(`{"type":"fabric","event":{"type":"link-state","event":{"sub_port":64,"up":true}}}`), "line 3: sub-port 64: the configuration has 2"},
 		"internal drain":    {event(`{"type":"fabric","event":{"type":"drain","event":{"scope":"plane","index":0,"node":"","on":true}}}`), "line 3: fare.Drain is an event of the core"},
+		"internal avoid":    {event(`{"type":"fabric","event":{"type":"avoid","event":{"prefix":"10.255.1.0/32","plane":0,"on":true}}}`), "line 3: fare.Avoid is an event of the core"},
+		"avoided source":    {event(`{"type":"avoid","event":{"source":1,"destination":"10.255.1.0/32","plane":0,"on":true}}`), "line 3: source group 1: the configuration has 1"},
 		"drain of nothing":  {event(`{"type":"drain","event":{"target":{},"on":true}}`), "line 3: the drain has no target"},
 		"drain elsewhere":   {event(`{"type":"drain","event":{"target":{"plane":"p7"},"on":true}}`), `line 3: no plane "p7"`},
 		"short landing":     {event(`{"type":"landing","event":{"source":"10.255.0.1","destination":"10.255.1.0","table":"AQAA//8="}}`), "line 3: landing table: it is not of 16384"},
@@ -282,7 +287,7 @@ func TestReplayOfDamagedRecordings(t *testing.T) {
 // TestReplayRefusesWhatIsNotThere checks that an event of a session or sub-port beyond the configuration's is rejected
 // by its number, and that an event of the last one is accepted.
 func TestReplayRefusesWhatIsNotThere(t *testing.T) {
-	c := coreOf(t, shape{Planes: 2, SubPorts: 2}.Text()) // four of each
+	c := coreOf(t, shape{Planes: 4, SubPorts: 1}.Text()) // four of each
 	for name, event := range map[string]func(int) Event{
 		"session-up":   func(i int) Event { return Fabric{fare.SessionUp{Session: i, Generation: 1}} },
 		"session-down": func(i int) Event { return Fabric{fare.SessionDown{Session: i, Generation: 1}} },
@@ -294,10 +299,14 @@ func TestReplayRefusesWhatIsNotThere(t *testing.T) {
 		"written":    func(i int) Event { return RoutesWritten{Session: i, Generation: 1} },
 		"next-hop":   func(i int) Event { return NextHop{Session: i} },
 		"link":       func(i int) Event { return Fabric{fare.LinkState{SubPort: i}} },
+		"avoided":    func(i int) Event { return Avoid{Plane: i, Destination: destination(0)} },
 	} {
 		kind := "session"
-		if name == "link" {
+		switch name {
+		case "link":
 			kind = "sub-port"
+		case "avoided":
+			kind = "plane"
 		}
 		for _, i := range []int{-1, 4} {
 			if err := c.check(event(i)); err == nil || err.Error() != fmt.Sprintf("%s %d: the configuration has 4", kind, i) {

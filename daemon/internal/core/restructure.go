@@ -15,6 +15,7 @@ import (
 // gives it the state of the parts that have remained. A source group whose part of the layout is the same keeps its
 // table and its engine; the vectors of the others keep their numbers, and slots their places (wecmp.Rehome).
 func (c *Core) restructure(next *config.Config, layout Layout, m Succession) error {
+	c.endAvoidances() // no packet has proved the other planes and sub-ports yet
 	n := &Core{
 		cfg: next, layout: layout, ready: c.ready, flowHash: c.flowHash, marks: c.marks, converged: c.converged, faults: c.faults,
 		ownLoopbacks: c.ownLoopbacks, limits: c.limits, held: c.held, gone: c.gone, advertDirty: true,

@@ -230,7 +230,7 @@ func (s *sourceGroup) setClass(l *SourceLayout, number uint32) error {
 	class := s.start.byNumber[number]
 	s.capacities(l, class.group)
 	if class.vector >= 0 {
-		s.keep(l, s.start.vectors[class.vector], s.start.keptBy(class))
+		s.keep(l, s.start.vectors[class.vector], s.start.keptBy(class), class.group)
 	}
 	return s.engine.SetGroup(classGroup(number), s.planes)
 }
@@ -243,9 +243,13 @@ func (st *start) keptBy(class heldClass) []bool {
 	return st.kept[0]
 }
 
-// heldWeight returns the weight of sub-port k of plane p in a vector of the data plane, 0 if it is drained.
-func (s *sourceGroup) heldWeight(l *SourceLayout, held [][]uint64, p, k int) uint64 {
+// heldWeight returns the weight of sub-port k of plane p in a vector of the data plane, 0 if it is drained, or if the
+// plane is avoided toward a group of the table, which takes a route by the plane and one by another.
+func (s *sourceGroup) heldWeight(l *SourceLayout, held [][]uint64, p, k int, group fare.GroupID) uint64 {
 	if s.table.SubPort(l.OfPlane[p][k]).Reason == fare.ReasonDrained {
+		return 0
+	}
+	if planes := s.table.Group(group).Planes; planes != nil && planes[p].Reason == fare.ReasonAvoided {
 		return 0
 	}
 	return held[p][k]
@@ -257,13 +261,13 @@ func (s *sourceGroup) heldWeight(l *SourceLayout, held [][]uint64, p, k int) uin
 //
 //	capacity(p) = h(p) * B for a kept plane, b(p) * (H - K) for another
 //
-// A drain counts at once, so drained sub-ports have weight 0. If B is 0, the kept planes carry everything.
-func (s *sourceGroup) keep(l *SourceLayout, held [][]uint64, kept []bool) {
+// A drain or avoidance counts at once, so their sub-ports have weight 0. If B is 0, the kept planes carry everything.
+func (s *sourceGroup) keep(l *SourceLayout, held [][]uint64, kept []bool, group fare.GroupID) {
 	weights, all, keeping, rest := make([]uint64, len(held)), uint64(0), uint64(0), uint64(0) // h, H, K, B
 	keeps := func(p int) bool { return kept[p] && weights[p] > 0 }
 	for p := range held {
 		for k := range held[p] {
-			weights[p] += s.heldWeight(l, held, p, k)
+			weights[p] += s.heldWeight(l, held, p, k, group)
 		}
 		all += weights[p]
 		if keeps(p) {
@@ -281,7 +285,7 @@ func (s *sourceGroup) keep(l *SourceLayout, held [][]uint64, kept []bool) {
 		if keeps(p) {
 			high[p], low[p] = bits.Mul64(weights[p], max(rest, 1))
 			for k := range held[p] {
-				s.planes[p].SubPorts[k] = s.heldWeight(l, held, p, k)
+				s.planes[p].SubPorts[k] = s.heldWeight(l, held, p, k, group)
 			}
 		} else {
 			high[p], low[p] = bits.Mul64(s.planes[p].Capacity, all-keeping)

@@ -94,7 +94,7 @@ func (c *Core) Group(source int, group uint32) fare.GroupView {
 		held := s.start.vectors[class.vector]
 		for p, kept := range s.start.keptBy(class) {
 			for k := range held[p] {
-				if kept && s.heldWeight(&c.layout.Sources[source], held, p, k) > 0 {
+				if kept && s.heldWeight(&c.layout.Sources[source], held, p, k, class.group) > 0 {
 					view.Planes[p].Reason = fare.ReasonUsed
 				}
 			}

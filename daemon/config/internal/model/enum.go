@@ -26,6 +26,8 @@ func enumOf(t reflect.Type) *Scalar {
 		return words(fare.AllMissingLocal, "local", fare.AllMissingEqual, "equal")
 	case reflect.TypeFor[fare.ConflictPolicy]():
 		return words(fare.ConflictWeigh, "weigh", fare.ConflictPreferFirst, "prefer-first", fare.ConflictDrop, "drop")
+	case reflect.TypeFor[fare.UnprovedPolicy]():
+		return words(fare.UnprovedReport, "report", fare.UnprovedAvoid, "avoid")
 	case reflect.TypeFor[fare.ZeroPolicy]():
 		return words(fare.ZeroEqual, "equal", fare.ZeroUnreachable, "unreachable")
 	case reflect.TypeFor[wecmp.Mode]():
