@@ -49,8 +49,8 @@ func (m *machine) carries(step string, fn func()) {
 	m.t.Logf("%s: %d packets sent, %d arrived", step, sent, arrived)
 }
 
-// arrived returns the number of UDP packets that have reached the leaves for ports without a listener: those of BFD have
-// one, and the leaves drop probes.
+// arrived returns the number of UDP packets that have reached the leaves for ports without a listener: those of BFD
+// have one, and the leaves drop probes.
 func (m *machine) arrived() (n int) {
 	m.t.Helper()
 	for plane := range 4 {

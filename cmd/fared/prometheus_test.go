@@ -206,8 +206,8 @@ func TestPrometheusFaults(t *testing.T) {
 	b.firing()
 }
 
-// TestPrometheusPackets runs Prometheus with fared's rules next to a daemon whose packets a leaf does not forward, while
-// every link and session is up.
+// TestPrometheusPackets runs Prometheus with fared's rules next to a daemon whose packets a leaf does not forward,
+// while every link and session is up.
 func TestPrometheusPackets(t *testing.T) {
 	gate.Slow(t, gate.Prometheus, "a second agent, whose probes pass the leaves")
 	b := newPrometheusBed(t, "")

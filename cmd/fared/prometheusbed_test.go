@@ -48,8 +48,8 @@ var durations = map[string]string{"10s": "2s", "1m": "2s", "2m": "4s", "5m": "2s
 var windows = map[string]string{"5m": "15s", "15m": "15s", "30m": "30s", "1h": "15s", "1d": "1d"}
 
 // prometheusBed is a server with the agent of driver bpf, two leaves and a second server, each in a network namespace,
-// and a Prometheus with fared's rules that scrapes both daemons of the server, and other targets of a test. Packets pass
-// the leaves after forward.
+// and a Prometheus with fared's rules that scrapes both daemons of the server, and other targets of a test. Packets
+// pass the leaves after forward.
 type prometheusBed struct {
 	t     *testing.T
 	dir   string
@@ -317,8 +317,8 @@ func subject(labels map[string]string) string {
 	return strings.Join(words, " ")
 }
 
-// firing waits until exactly these alerts of the server fire, and checks their annotations. Those of ofLoad count only if
-// they are wanted.
+// firing waits until exactly these alerts of the server fire, and checks their annotations. Those of ofLoad count only
+// if they are wanted.
 func (b *prometheusBed) firing(want ...string) {
 	b.t.Helper()
 	slices.Sort(want)

@@ -493,8 +493,9 @@ func unpin(dir string) error {
 }
 
 // SweepPins removes the directories DIR-NUMBER, which agents of other network namespaces have by default, whose
-// namespace or anchor is gone and which no agent uses: no agent can adopt their pins, which hold the memory of all maps.
-// It returns the removed directories. A directory without a link may belong to an agent that is starting, and stays.
+// namespace or anchor is gone and which no agent uses: no agent can adopt their pins, which hold the memory of all
+// maps. It returns the removed directories. A directory without a link may belong to an agent that is starting, and
+// stays.
 func SweepPins(dir string) (removed []string, err error) {
 	found, _ := filepath.Glob(dir + "-*") // the pattern is valid
 	for _, path := range found {
