@@ -1,6 +1,7 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -21,6 +22,25 @@ const (
 	uffdMessagePageFault = 0x12
 )
 
+// ioctl makes a request of a descriptor with a structure.
+func ioctl(fd int, request uintptr, argument unsafe.Pointer) error {
+	if _, _, no := unix.Syscall(unix.SYS_IOCTL, uintptr(fd), request, uintptr(argument)); no != 0 {
+		return no
+	}
+	return nil
+}
+
+// missing makes the page of memory missing until the returned descriptor is closed.
+func missing(page []byte) (fd int, err error) {
+	n, _, no := unix.Syscall(unix.SYS_USERFAULTFD, unix.O_CLOEXEC, 0, 0)
+	if no != 0 {
+		return 0, fmt.Errorf("userfaultfd: %w", no)
+	}
+	api := [3]uint64{uffdVersion}
+	register := [4]uint64{uint64(uintptr(unsafe.Pointer(unsafe.SliceData(page)))), uint64(len(page)), uffdRegisterMissing}
+	return int(n), errors.Join(ioctl(int(n), uffdRequestAPI, unsafe.Pointer(&api)), ioctl(int(n), uffdRequestRegister, unsafe.Pointer(&register)))
+}
+
 // holdRTNL holds the kernel's lock of network configuration, RTNL, until release. The kernel holds it while it lists
 // the interfaces with addresses, to memory whose page is missing until then.
 func (b *prometheusBed) holdRTNL() (release func()) {
@@ -29,24 +49,8 @@ func (b *prometheusBed) holdRTNL() (release func()) {
 	if err != nil {
 		b.t.Fatal(err)
 	}
-	fd, _, no := unix.Syscall(unix.SYS_USERFAULTFD, unix.O_CLOEXEC, 0, 0)
-	if no != 0 {
-		b.t.Fatalf("userfaultfd: %v", no)
-	}
-	pages := int(fd)
-	ioctl := func(fd int, request uintptr, argument unsafe.Pointer) error {
-		if _, _, no := unix.Syscall(unix.SYS_IOCTL, uintptr(fd), request, uintptr(argument)); no != 0 {
-			return no
-		}
-		return nil
-	}
-	start := unsafe.Pointer(unsafe.SliceData(page))
-	api := [3]uint64{uffdVersion}
-	register := [4]uint64{uint64(uintptr(start)), uint64(len(page)), uffdRegisterMissing}
-	if err := ioctl(pages, uffdRequestAPI, unsafe.Pointer(&api)); err != nil {
-		b.t.Fatal(err)
-	}
-	if err := ioctl(pages, uffdRequestRegister, unsafe.Pointer(&register)); err != nil {
+	fd, err := missing(page)
+	if err != nil {
 		b.t.Fatal(err)
 	}
 	listed := make(chan error, 1)
@@ -60,21 +64,18 @@ func (b *prometheusBed) holdRTNL() (release func()) {
 			interfaces := struct { // struct ifconf
 				length int32
 				buffer unsafe.Pointer
-			}{int32(len(page)), start}
+			}{int32(len(page)), unsafe.Pointer(unsafe.SliceData(page))}
 			return ioctl(socket, unix.SIOCGIFCONF, unsafe.Pointer(&interfaces))
 		})
 	}()
 	message := make([]byte, uffdMessage)
-	if n, err := unix.Read(pages, message); err != nil || n != len(message) || message[0] != uffdMessagePageFault {
+	if n, err := unix.Read(fd, message); err != nil || n != len(message) || message[0] != uffdMessagePageFault {
 		b.t.Fatalf("userfaultfd: %d bytes %x, %v", n, message, err)
 	}
 	return func() {
 		b.t.Helper()
-		_ = unix.Close(pages) // the kernel adds the page
-		if err := <-listed; err != nil {
-			b.t.Error(err)
-		}
-		if err := unix.Munmap(page); err != nil {
+		// Without the descriptor the kernel adds the page.
+		if err := errors.Join(unix.Close(fd), <-listed, unix.Munmap(page)); err != nil {
 			b.t.Error(err)
 		}
 	}
