@@ -42,7 +42,7 @@ func (m *machine) leaves() {
 		leaf := fmt.Sprintf("leaf%d", plane)
 		lines := []string{"ip netns add " + leaf, "ip -n " + leaf + " link set lo up", "ip -n " + leaf + " address add " + destination + "/32 dev lo",
 			// Probes find no server at the destination, and are not counted.
-			"ip -n " + leaf + " rule add pref 1 lookup local", "ip -n " + leaf + " rule delete pref 0", "ip -n " + leaf + " rule add pref 0 ipproto udp dport 4796 blackhole"}
+			"ip -n " + leaf + " rule add pref 1 lookup local", "ip -n " + leaf + " rule delete pref 0", "ip -n " + leaf + " rule add pref 0 ipproto 17 dport 4796 blackhole"}
 		var ports []string
 		for half := range 2 {
 			port, address := fmt.Sprintf("eth%d", 2*plane+half), fmt.Sprintf("10.%d.0.%d/31", plane, 2*half)
