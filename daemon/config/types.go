@@ -109,8 +109,8 @@ type BGP struct {
 // the established session is closed with Cease, BFD Down (RFC 9384), and its paths are removed at once. Without BFD at
 // the neighbor, or disabled there, a session stays up unprotected.
 type BFD struct {
-	// Least interval of packets, both ways, whole milliseconds; the slower end decides. 1 s until BFD is up, 4 s without a neighbor. 0s
-	// disables BFD. RFC 5880, Sections 6.8.2 and 6.8.3.
+	// Least interval of packets, both ways, whole milliseconds; the slower end decides. 1 s until BFD is up, 4 s without
+	// a neighbor. 0s disables BFD. RFC 5880, Sections 6.8.2 and 6.8.3.
 	Interval time.Duration `yaml:"interval" default:"300ms" min:"0s" max:"10s"`
 	// Missing packets in a row after which the neighbor declares the session down; it announces its own. interval x
 	// multiplier is less than bgp.hold_time. RFC 5880, Section 6.8.4.
