@@ -25,6 +25,8 @@ type LinkEvent struct {
 	// Reason explains why Up is false. Persistent reports that it lasts until an operator acts, as of an absent device.
 	Reason     string
 	Persistent bool
+	// Absent reports that the device does not exist now, which is no error: the sub-port waits for it.
+	Absent bool
 	// Netdev is the device's present name in the kernel; empty if the device is absent or not watched.
 	Netdev string
 	// Transitions counts the changes of Up since the start; a gap indicates a flap that was folded into one event.
@@ -224,7 +226,7 @@ func (n *netlinkLinks) Take(buf []LinkEvent) []LinkEvent {
 	n.buf = n.watcher.Take(n.buf)
 	for _, e := range n.buf {
 		buf = append(buf, LinkEvent{
-			SubPort: n.indexes[e.SubPort], Up: e.Up, Speed: e.Speed, SpeedSource: string(e.SpeedSource), Reason: e.Reason, Persistent: e.Persistent, Netdev: e.Name,
+			SubPort: n.indexes[e.SubPort], Up: e.Up, Speed: e.Speed, SpeedSource: string(e.SpeedSource), Reason: e.Reason, Persistent: e.Persistent, Absent: e.Absent, Netdev: e.Name,
 			Transitions: e.Transitions,
 		})
 	}

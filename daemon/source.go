@@ -217,6 +217,9 @@ func (s source) Sessions() []status.Session {
 				v.State = status.StateDraining
 			}
 		}
+		if link := &s.links[l.SubPort]; st.State == speaker.Held && link.Absent {
+			v.State, v.Reason = status.StateWaiting, link.Reason
+		}
 		// The fault of an established session is later than the end of the previous one: SessionUp clears faults.
 		if st.State == speaker.Established {
 			v.Fault = s.faults[i]

@@ -1443,7 +1443,7 @@ type Session struct {
 	PeerAs       uint32                 `protobuf:"varint,5,opt,name=peer_as,json=peerAs,proto3" json:"peer_as,omitempty"`
 	PeerRouterId string                 `protobuf:"bytes,6,opt,name=peer_router_id,json=peerRouterId,proto3" json:"peer_router_id,omitempty"`
 	// "idle", "connecting", "opening", "established", "draining" (established, with a drain in progress), "drained" (established, and
-	// the connection has carried the withdrawal of all routes), "held".
+	// the connection has carried the withdrawal of all routes), "held", "waiting" (the sub-port's device does not exist now).
 	State string `protobuf:"bytes,7,opt,name=state,proto3" json:"state,omitempty"`
 	// Time in this state, nanoseconds.
 	StateAgeNs uint64 `protobuf:"varint,8,opt,name=state_age_ns,json=stateAgeNs,proto3" json:"state_age_ns,omitempty"`

@@ -68,6 +68,8 @@ type Event struct {
 	Reason string
 	// Persistent reports that Reason lasts until an operator acts: the device is absent or administratively down.
 	Persistent bool
+	// Absent reports that there is no such device now.
+	Absent bool
 	// Transitions counts the changes of Up since the start. If it has grown by two with Up unchanged, the reader has
 	// missed a flap.
 	Transitions uint64
@@ -133,8 +135,8 @@ func New(cfg Config) (*Watcher, error) {
 	return w, nil
 }
 
-// Continue takes over the last states of another Watcher before Run: devices whose state has not changed are not reported
-// again, and Transitions go on. at has the index there of each sub-port here, or -1.
+// Continue takes over the last states of another Watcher before Run: devices whose state has not changed are not
+// reported again, and Transitions go on. at has the index there of each sub-port here, or -1.
 func (w *Watcher) Continue(was *Watcher, at []int) {
 	was.mu.Lock()
 	defer was.mu.Unlock()

@@ -383,7 +383,7 @@ func (n *namespace) reportAll() {
 }
 
 func (n *namespace) report(p *port) {
-	e := Event{SubPort: p.index, Speed: p.speed, SpeedSource: p.source, Reason: p.gone, Persistent: true}
+	e := Event{SubPort: p.index, Speed: p.speed, SpeedSource: p.source, Reason: p.gone, Persistent: true, Absent: !p.present}
 	if p.configured != 0 {
 		e.Speed, e.SpeedSource = p.configured, SourceConfig
 	}

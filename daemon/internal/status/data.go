@@ -212,6 +212,7 @@ const (
 	StateDraining    = "draining"
 	StateDrained     = "drained"
 	StateHeld        = "held"
+	StateWaiting     = "waiting"
 )
 
 // Session is the state of a BGP session at this node.

@@ -217,7 +217,7 @@ func (g *LayoutGroup) name() string {
 var metricOfFault = map[string]*metric.Metric{FaultBandwidthIgnored: metricBandwidthIgnored, FaultRoutesDropped: metricRoutesDropped}
 
 func (s scrape) sessions(r *Report) {
-	states := []Count{{StateIdle, 0}, {StateConnecting, 0}, {StateOpening, 0}, {StateEstablished, 0}, {StateDraining, 0}, {StateDrained, 0}, {StateHeld, 0}}
+	states := []Count{{StateIdle, 0}, {StateConnecting, 0}, {StateOpening, 0}, {StateEstablished, 0}, {StateDraining, 0}, {StateDrained, 0}, {StateHeld, 0}, {StateWaiting, 0}}
 	for i := range r.Sessions {
 		x := &r.Sessions[i]
 		states = merge(states, []Count{{x.State, 1}})
