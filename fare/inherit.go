@@ -14,8 +14,8 @@ type InheritedRoute struct {
 	Origin uint16
 }
 
-// RouteOrigin returns the attributes of a session's live route, nil if it has none, and the position of its origin among
-// the origins of the destination, in the order in which they began; 0 means not visible.
+// RouteOrigin returns the attributes of a session's live route, nil if it has none, and the position of its origin
+// among the origins of the destination, in the order in which they began; 0 means not visible.
 func (t *Table) RouteOrigin(session int, prefix netip.Prefix) (*Attributes, uint16) {
 	d := t.byPrefix[prefix]
 	if d == nil {

@@ -74,9 +74,9 @@ func (c *Config) placeIndex(start []int, p Place) int {
 	return start[p.Plane] + p.SubPort
 }
 
-// Rehome returns the homes of the slots after a change of planes or sub-ports. was has the previous home of each slot by
-// its place in cfg; Plane is -1 if cfg does not have it. Every place gets as many slots as in turn, and a slot keeps its
-// home unless the home has become too small for all of its slots: then the slots with the highest numbers leave.
+// Rehome returns the homes of the slots after a change of planes or sub-ports. was has the previous home of each slot
+// by its place in cfg; Plane is -1 if cfg does not have it. Every place gets as many slots as in turn, and a slot keeps
+// its home unless the home has become too small for all of its slots: then the slots with the highest numbers leave.
 func Rehome(cfg Config, was []Place) []Place {
 	cfg.Homes = nil
 	l := newLayout(&cfg)

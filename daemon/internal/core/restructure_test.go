@@ -476,8 +476,8 @@ func slotsByDestination(c *Core) map[string][]string {
 	return out
 }
 
-// TestReloadsProgramDifferences checks that the updates of random reloads lead a data plane to exactly the core's state,
-// and that a slot of a loopback whose place has remained, with at least as many slots, does not move.
+// TestReloadsProgramDifferences checks that the updates of random reloads lead a data plane to exactly the core's
+// state, and that a slot of a loopback whose place has remained, with at least as many slots, does not move.
 func TestReloadsProgramDifferences(t *testing.T) {
 	for seed := range uint64(gate.Count(t, gate.Models, 60, 3000)) {
 		extra := ""

@@ -191,8 +191,9 @@ func (s *sourceGroup) capacities(l *SourceLayout, id fare.GroupID) {
 	}
 }
 
-// vectorID returns a number for an engine's vector that is unique over all source groups; 0 stays 0: (vector-1) x stride
-// + lane + 1. A source group has its lane as long as it exists. With one source group the number equals the engine's.
+// vectorID returns a number for an engine's vector that is unique over all source groups; 0 stays 0: (vector-1) x
+// stride + lane + 1. A source group has its lane as long as it exists. With one source group the number equals the
+// engine's.
 func (c *Core) vectorID(source int, vector uint32) uint32 {
 	if vector == 0 {
 		return 0

@@ -7,9 +7,9 @@ import (
 	"github.com/fared/fared/daemon/config"
 )
 
-// Succession maps the planes, sub-ports and sessions of a layout to those of the layout before a reload: the index there
-// by the index here, -1 for a new one. Planes are the same if they have the same name, sub-ports if their device is
-// found and observed in the same way, sessions if no key has changed that the peer could notice.
+// Succession maps the planes, sub-ports and sessions of a layout to those of the layout before a reload: the index
+// there by the index here, -1 for a new one. Planes are the same if they have the same name, sub-ports if their device
+// is found and observed in the same way, sessions if no key has changed that the peer could notice.
 type Succession struct{ Planes, SubPorts, Sessions []int }
 
 // Succeed returns the succession of two layouts. It disregards the contents of the files that they name.

@@ -296,8 +296,8 @@ func (p *Publisher) linkFormer() {
 	}
 }
 
-// sameShape reports whether two layouts have the same planes, sub-ports and source groups, and the same services without
-// separate source ports.
+// sameShape reports whether two layouts have the same planes, sub-ports and source groups, and the same services
+// without separate source ports.
 func sameShape(a, b *status.Layout) bool {
 	return a == b || slices.Equal(a.Planes, b.Planes) && slices.Equal(a.SubPorts, b.SubPorts) && slices.Equal(steered(a), steered(b)) &&
 		slices.EqualFunc(a.Groups, b.Groups, func(a, b status.LayoutGroup) bool { return slices.Equal(a.Sources, b.Sources) })
