@@ -17,7 +17,7 @@ import (
 // forwardingOf returns the description of planes and loopbacks that a data plane needs before any operation.
 func forwardingOf(c *core.Core) *farev1.Forwarding {
 	cfg, l := c.Config(), c.Layout()
-	out := &farev1.Forwarding{Mode: farev1.Mode_MODE_PER_FLOW}
+	out := &farev1.Forwarding{Mode: farev1.Mode_MODE_PER_FLOW, RestoreAddresses: cfg.Dataplane.RestoreAddresses}
 	if cfg.Role == fare.RoleServer { // a leaf has no loopbacks, steers nothing and keeps flows in order
 		if cfg.Weights.Mode == wecmp.PerPacket {
 			out.Mode = farev1.Mode_MODE_PER_PACKET

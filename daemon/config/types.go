@@ -461,6 +461,9 @@ type Dataplane struct {
 	// More TCP destination ports to steer, FIRST-LAST, at most 16,384: 4800-5055 for NCCL's net plugin
 	// (FARED_NCCL_PORTS), or such as 32768-49151 for fared exec.
 	TCPPortRange string `yaml:"tcp_port_range" default:"none"`
+	// Give a sub-port's device that was away (in a container, or by a reload of its driver) the addresses back that the
+	// agent has seen on it. Without it they are a fault.
+	RestoreAddresses bool `yaml:"restore_addresses" default:"false"`
 }
 
 // maxPortRange is the greatest number of ports of dataplane.tcp_port_range.

@@ -20,6 +20,7 @@ import (
 	"github.com/fared/fared/dataplane/internal/contract"
 	"github.com/fared/fared/dataplane/internal/journal"
 	"github.com/fared/fared/dataplane/internal/naming"
+	"github.com/fared/fared/dataplane/internal/returning"
 	"github.com/fared/fared/internal/beat"
 	"github.com/fared/fared/internal/directstream"
 	"github.com/fared/fared/internal/grpcserve"
@@ -50,10 +51,11 @@ type Agent struct {
 	log       *slog.Logger
 	driver    *driver
 	watched   *watched
-	namer     *naming.Namer    // nil with the memory driver
-	claim     *claim           // nil with the memory driver, or if squatted
-	squatted  bool             // a process that is not an agent holds claimName
-	journal   *journal.Journal // nil without a journal
+	namer     *naming.Namer     // nil with the memory driver
+	keeper    *returning.Keeper // nil with the memory driver
+	claim     *claim            // nil with the memory driver, or if squatted
+	squatted  bool              // a process that is not an agent holds claimName
+	journal   *journal.Journal  // nil without a journal
 	server    *contract.Server
 	health    *grpcserve.Health
 	endpoints []*endpoint
@@ -131,8 +133,11 @@ func start(c Config, open func() (*driver, error)) (_ *Agent, err error) {
 		if a.namer, err = naming.Open(c.Log); err != nil {
 			return nil, err
 		}
+		if a.keeper, err = returning.Open(c.Log); err != nil {
+			return nil, err
+		}
 	}
-	a.watched = newWatched(a.driver.forwarder, a.namer, c.Log)
+	a.watched = newWatched(a.driver.forwarder, a.namer, a.keeper, c.Log)
 	config.Name, config.Forwarder = a.driver.name, a.watched
 	a.server = contract.New(config)
 	if forwarding != nil && a.restore(forwarding, state) {
@@ -369,7 +374,7 @@ func (a *Agent) look(notify *notifier) {
 	a.server.Tally() // blocks while a commit hangs
 	now := a.driver.limitations()
 	if a.namer != nil {
-		now = append(slices.Clone(now), a.namer.Findings()...)
+		now = append(append(slices.Clone(now), a.namer.Findings()...), a.keeper.Findings()...)
 	}
 	a.limit(now)
 	a.looked.Store(time.Now().UnixNano())
@@ -503,6 +508,10 @@ func (a *Agent) Close() error {
 	if a.namer != nil {
 		errs = append(errs, a.namer.Close())
 		a.namer = nil
+	}
+	if a.keeper != nil {
+		a.keeper.Close()
+		a.keeper = nil
 	}
 	if a.driver != nil {
 		errs = append(errs, a.driver.close())

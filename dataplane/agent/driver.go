@@ -13,6 +13,7 @@ import (
 	farev1 "github.com/fared/fared/api/fare/v1"
 	"github.com/fared/fared/dataplane/internal/contract"
 	"github.com/fared/fared/dataplane/internal/naming"
+	"github.com/fared/fared/dataplane/internal/returning"
 	"github.com/fared/fared/dataplane/memory"
 	"github.com/fared/fared/internal/hostcheck"
 )
@@ -48,15 +49,16 @@ func memoryDriver() *driver {
 // must not end the process each time the journal restores it.
 type watched struct {
 	contract.Forwarder
-	namer   *naming.Namer // nil gives no names
+	namer   *naming.Namer     // nil gives no names
+	keeper  *returning.Keeper // nil follows no addresses
 	log     *slog.Logger
 	seconds prometheus.Histogram
 	errors  atomic.Uint64
 	panics  atomic.Uint64
 }
 
-func newWatched(f contract.Forwarder, namer *naming.Namer, log *slog.Logger) *watched {
-	return &watched{Forwarder: f, namer: namer, log: log, seconds: metricCommitSeconds.New(durations())}
+func newWatched(f contract.Forwarder, namer *naming.Namer, keeper *returning.Keeper, log *slog.Logger) *watched {
+	return &watched{Forwarder: f, namer: namer, keeper: keeper, log: log, seconds: metricCommitSeconds.New(durations())}
 }
 
 // durations are the bounds of histograms in seconds, 10 µs to 1.5 s.
@@ -77,6 +79,9 @@ func (w *watched) SetForwarding(forwarding *farev1.Forwarding) (err error) {
 		if err := w.namer.Set(forwarding); err != nil {
 			return err
 		}
+	}
+	if w.keeper != nil {
+		w.keeper.Set(forwarding)
 	}
 	return w.Forwarder.SetForwarding(forwarding)
 }

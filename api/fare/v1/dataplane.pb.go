@@ -206,9 +206,11 @@ type Forwarding struct {
 	// A partition of loopbacks, in their order, of at least two source groups. Empty means that all loopbacks share all sub-ports.
 	SourceGroups []*SourceGroup `protobuf:"bytes,6,rep,name=source_groups,json=sourceGroups,proto3" json:"source_groups,omitempty"`
 	// The port of udp_ports with probes alone, no data of programs; 0 means none.
-	ProofPort     uint32 `protobuf:"varint,7,opt,name=proof_port,json=proofPort,proto3" json:"proof_port,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	ProofPort uint32 `protobuf:"varint,7,opt,name=proof_port,json=proofPort,proto3" json:"proof_port,omitempty"`
+	// A device that was away returns without its addresses: the data plane gives it those that it has seen on it.
+	RestoreAddresses bool `protobuf:"varint,8,opt,name=restore_addresses,json=restoreAddresses,proto3" json:"restore_addresses,omitempty"`
+	unknownFields    protoimpl.UnknownFields
+	sizeCache        protoimpl.SizeCache
 }
 
 func (x *Forwarding) Reset() {
@@ -288,6 +290,13 @@ func (x *Forwarding) GetProofPort() uint32 {
 		return x.ProofPort
 	}
 	return 0
+}
+
+func (x *Forwarding) GetRestoreAddresses() bool {
+	if x != nil {
+		return x.RestoreAddresses
+	}
+	return false
 }
 
 // SourceGroup is a set of local loopbacks (GPUs) that the same sub-ports serve. Packets from these loopbacks leave over these
@@ -2205,7 +2214,7 @@ const file_fare_v1_dataplane_proto_rawDesc = "" +
 	"\binstance\x18\x02 \x01(\tR\binstance\x123\n" +
 	"\n" +
 	"forwarding\x18\x03 \x01(\v2\x13.fare.v1.ForwardingR\n" +
-	"forwarding\"\x93\x02\n" +
+	"forwarding\"\xc0\x02\n" +
 	"\n" +
 	"Forwarding\x120\n" +
 	"\x06planes\x18\x01 \x03(\v2\x18.fare.v1.ForwardingPlaneR\x06planes\x12\x1c\n" +
@@ -2215,7 +2224,8 @@ const file_fare_v1_dataplane_proto_rawDesc = "" +
 	"\ttcp_ports\x18\x05 \x03(\rR\btcpPorts\x129\n" +
 	"\rsource_groups\x18\x06 \x03(\v2\x14.fare.v1.SourceGroupR\fsourceGroups\x12\x1d\n" +
 	"\n" +
-	"proof_port\x18\a \x01(\rR\tproofPort\"E\n" +
+	"proof_port\x18\a \x01(\rR\tproofPort\x12+\n" +
+	"\x11restore_addresses\x18\b \x01(\bR\x10restoreAddresses\"E\n" +
 	"\vSourceGroup\x12\x1c\n" +
 	"\tloopbacks\x18\x01 \x03(\tR\tloopbacks\x12\x18\n" +
 	"\adevices\x18\x02 \x03(\tR\adevices\"`\n" +

@@ -19,7 +19,7 @@ var rules = []struct{ From, To, Except, Why string }{
 	{"/fare", "", "", "the path-bandwidth core is pure: standard library only"},
 	{"/wecmp", "", "", "the weight engine is pure: standard library only, and knows no BGP"},
 	{"/", "github.com/osrg/gobgp", "/daemon/internal/speaker", "GoBGP is behind the speaker; what it can do to the process stays in one place"},
-	{"/", "github.com/vishvananda/netlink", "/daemon/internal/link /daemon/discover /dataplane/linux /dataplane/bpf /internal/rtnl /internal/rdmadev /internal/firewall /internal/hostcheck /dataplane/internal/neighbor /transport/internal/frames /internal/testkit/netnstest /cmd/fared-lab/internal/netsetup /lab", "the kernel is reached in few places"},
+	{"/", "github.com/vishvananda/netlink", "/daemon/internal/link /daemon/discover /dataplane/linux /dataplane/bpf /internal/rtnl /internal/rdmadev /internal/firewall /internal/hostcheck /dataplane/internal/neighbor /dataplane/internal/returning /transport/internal/frames /internal/testkit/netnstest /cmd/fared-lab/internal/netsetup /lab", "the kernel is reached in few places"},
 	{"/", "github.com/cilium/ebpf", "/dataplane/bpf /transport/tcpqp /transport/tcpslots /internal/testkit/bpftest /internal/testkit/packettap /interop/peers", "BPF is the steering's, that of options and source ports of TCP, and that of tests which count packets or stamp messages"},
 	{"/internal/rtnl", module, "", "messages do not depend on their senders"},
 	{"/daemon/internal/bfd", module, "", "BFD knows its neighbor, and no BGP"},
