@@ -119,7 +119,7 @@ static void sim_send(struct sd_link *link, const struct sd_path *path, const str
 			at += p->payload[i].iov_len;
 		}
 		/* The headers have at least 12 bytes; a sender's identification is any. */
-		uint32_t crc = ~sd_crc(sd_icrc_begin(&path->flow, n, (uint16_t)rnd(65536), b, 12), b + 12, n - 12 - SD_ICRC_SIZE);
+		uint32_t crc = sd_icrc(&path->flow, b, n, (uint16_t)rnd(65536));
 		memcpy(b + n - SD_ICRC_SIZE, &crc, SD_ICRC_SIZE);
 		struct flying f = {.at = sim.now + sim.delay + rnd((uint32_t)sim.jitter),
 			.to = to,

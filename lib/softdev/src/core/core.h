@@ -260,7 +260,7 @@ void sd_datagram_receive(struct sd_qp *qp, const struct sd_flow *flow, uint8_t t
 
 /* engine.c */
 /* Handles a received UDP payload. id is a guess of its IPv4 identification. */
-void sd_input(struct sd_dev *dev, const struct sd_flow *flow, uint8_t tos, uint16_t id, const uint8_t *p, size_t n);
+void sd_input(struct sd_dev *dev, const struct sd_flow *flow, uint8_t tos, uint16_t id, uint8_t *p, size_t n);
 /* Sends what is due, up to a budget; returns true if more remains. */
 bool sd_run(struct sd_dev *dev);
 /* Runs the timers that are due, and sets next_timer. */

@@ -45,7 +45,7 @@ static bool is_response(uint8_t opcode)
 	return opcode >= SD_READ_FIRST && opcode <= SD_ATOMIC_ACK;
 }
 
-void sd_input(struct sd_dev *dev, const struct sd_flow *flow, uint8_t tos, uint16_t id, const uint8_t *p, size_t n)
+void sd_input(struct sd_dev *dev, const struct sd_flow *flow, uint8_t tos, uint16_t id, uint8_t *p, size_t n)
 {
 	struct sd_header h;
 	dev->counters.received++;

@@ -234,8 +234,7 @@ static void send_packet(struct sd_link *link, const struct sd_path *path, const 
 	for (int i = 0; i < packet->pieces; at += packet->payload[i++].iov_len)
 		memcpy(at, packet->payload[i].iov_base, packet->payload[i].iov_len);
 	memset(at, 0, (size_t)(start + covered - at));
-	uint32_t crc = sd_icrc_begin(&b->flow, size, (uint16_t)b->packets, start, packet->header_size);
-	crc = ~sd_crc(crc, start + packet->header_size, covered - packet->header_size);
+	uint32_t crc = sd_icrc(&b->flow, start, size, (uint16_t)b->packets);
 	memcpy(start + covered, &crc, SD_ICRC_SIZE);
 	b->closed = size < b->size;
 	b->packets++;
@@ -393,7 +392,7 @@ int sd_port_listen(struct sd_port *p, const struct in6_addr *address)
 }
 
 /* deliver cuts a message that the kernel has coalesced into its datagrams. */
-static void deliver(struct sd_dev *dev, const struct in6_addr *address, struct msghdr *m, const uint8_t *data, size_t n)
+static void deliver(struct sd_dev *dev, const struct in6_addr *address, struct msghdr *m, uint8_t *data, size_t n)
 {
 	struct sd_flow flow = {.destination = *address, .destination_port = SD_UDP_PORT};
 	size_t size = n;
