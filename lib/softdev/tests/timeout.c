@@ -5,7 +5,8 @@
 #include "../../tests/check.h"
 
 enum { SIZE = 100000, NONE = 0, ALL = 10000 };
-#define LATE 20000000ull /* ns, twice the least timeout */
+#define LATE 20000000ull       /* ns, twice the least timeout */
+#define VERY_LATE 200000000ull /* after more than two timers */
 
 struct end {
 	struct ibv_pd *pd;
@@ -81,6 +82,10 @@ int main(void)
 		sim.delay = LATE;
 		uint64_t retransmitted = transfer(&ends[0], &ends[1], opcodes[i], 0);
 		CHECK(sim.dev[0].counters.timeouts > timeouts && retransmitted <= 2);
+		timeouts = sim.dev[0].counters.timeouts;
+		sim.delay = VERY_LATE;
+		retransmitted = transfer(&ends[0], &ends[1], opcodes[i], 0);
+		CHECK(sim.dev[0].counters.timeouts > timeouts + 3 && retransmitted <= SIZE / 256 / 4);
 		sim.delay = delay;
 		for (uint64_t timers = 1; timers <= 4; timers++) {
 			timeouts = sim.dev[0].counters.timeouts;

@@ -209,8 +209,6 @@ static void start_timer(struct sd_qp *qp)
 static void rewind_to(struct sd_qp *qp, uint64_t psn)
 {
 	struct sd_requester *r = &qp->rq_out;
-	if (r->next > psn)
-		qp->dev->counters.retransmitted += r->next - psn;
 	r->next = psn;
 	for (r->cursor = 0; r->cursor < r->count; r->cursor++) {
 		const struct sd_send *s = entry(r, r->cursor);
@@ -535,6 +533,7 @@ void sd_requester_run(struct sd_qp *qp)
 		const struct sd_send *s = entry(r, r->cursor);
 		if ((s->flags & IBV_SEND_FENCE) && r->next == s->psn && r->read_count > 0)
 			break;
+		uint64_t from = r->next;
 		if (r->una == r->next) /* idle until now */
 			r->progress = qp->dev->now;
 		if (!r->rtt_active && r->next >= r->highest) {
@@ -552,6 +551,8 @@ void sd_requester_run(struct sd_qp *qp)
 			fail(qp, IBV_WC_LOC_PROT_ERR);
 			return;
 		}
+		if (from < r->highest)
+			qp->dev->counters.retransmitted += (r->next < r->highest ? r->next : r->highest) - from;
 		if (r->highest < r->next)
 			r->highest = r->next;
 		if (!r->timer)
@@ -605,11 +606,14 @@ void sd_requester_timer(struct sd_qp *qp)
 		return;
 	}
 	/* The first two timers without progress are those of a peer that has not had a processor, more often than of a
-	 * loss, which the peer reports by itself unless the last packets or the report were lost. */
-	if (r->expiries <= 2 && r->next > r->una) {
-		probe(qp, r->expiries == 1 ? r->next - 1 : r->una);
+	 * loss, which the peer reports by itself unless the last packets or the report were lost. So may be the others: few
+	 * packets are sent again before the answer. That of a READ tells nothing about the next packets. */
+	if (r->next > r->una && (r->expiries <= 2 || is_read(entry(r, 0)))) {
+		probe(qp, r->expiries % 2 ? r->next - 1 : r->una);
 	} else {
 		shrink(r, r->window / 2);
+		if (r->window > WINDOW_START)
+			r->window = WINDOW_START;
 		rewind_to(qp, r->una);
 	}
 	if (r->backoff < 8)
