@@ -18,7 +18,7 @@ enum {
 	SD_MAX_WR = 32768,    /* work requests of a queue */
 	SD_MAX_READS = 128,   /* outstanding READs and atomics of a queue pair, in each direction */
 	SD_MAX_JOBS = 256,    /* queued responses of a queue pair */
-	SD_READ_CHUNK = 32,   /* packets of a READ that one request asks for */
+	SD_READ_CHUNK = 64,   /* packets of a READ that one request asks for */
 	SD_GRH_SIZE = 40,
 	SD_MANAGEMENT_QPN = 1,
 	SD_PROCESSES = 64,   /* that share the port of RoCEv2 */

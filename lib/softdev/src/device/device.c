@@ -6,6 +6,7 @@
 #include "slots.h"
 
 #include <arpa/inet.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -18,10 +19,18 @@
 #define SLEEP_IDLE 100000000ull
 #define SLEEP_BUSY 1000000ull
 #define SLEEP_POLLED 100000ull
-/* A program polls continuously if its calls are at most this far apart, ns. After packets have waited for one that does
- * not, the thread receives them itself for a while. */
+/* A program polls continuously if its calls are at most this far apart, ns, and a call that takes longer advances at least
+ * this often, unless the processor has been taken from it. */
 #define POLL_GAP 50000ull
-#define DISTRUST 1000000000ull
+#define CALL_GAP 1000000ull
+/* After packets have waited for a program that does not poll, the thread receives them itself for a while: longer after
+ * each mistake, and shorter again after each time of trust without one. */
+#define DISTRUST_MIN 1000000ull
+#define DISTRUST_MAX 512000000ull
+#define DISTRUST_FACTOR 8
+#define TRUST 100000000ull
+/* Sleeps after which the thread looks for other work, although a program polls. */
+enum { UNSEEN = 1000 };
 /* After a packet the device waits this long, ns, for the program's next call, whose packets go with the
  * acknowledgement. */
 #define HOLD 20000ull
@@ -34,8 +43,10 @@ struct engine {
 	unsigned contexts;
 	bool stop, passive; /* passive: the thread leaves the packets to a program that polls */
 	uint64_t sleeps_until;
-	uint64_t polls; /* of programs */
-	uint64_t distrust_until;
+	_Atomic uint64_t polls;    /* of programs */
+	_Atomic uint64_t advanced; /* time of the latest progress by a program's poll or post */
+	atomic_bool called;        /* the program is in such a call */
+	uint64_t distrust, distrust_until;
 	uint64_t held_until; /* what is due waits for the program */
 };
 
@@ -46,6 +57,32 @@ static struct engine *engine;
 static struct engine *engine_of(struct sd_dev *dev)
 {
 	return (struct engine *)((char *)dev - offsetof(struct engine, dev));
+}
+
+/* note records progress by the program. The thread reads this without the lock. */
+static void note(struct engine *e, uint64_t now, bool called)
+{
+	atomic_store_explicit(&e->advanced, now, memory_order_relaxed);
+	atomic_store_explicit(&e->called, called, memory_order_relaxed);
+}
+
+/* still_polls reports whether the program has polled since it had a number of polls, or is in a call, and continues. */
+static bool still_polls(struct engine *e, uint64_t polls)
+{
+	bool called = atomic_load_explicit(&e->called, memory_order_relaxed);
+	uint64_t advanced = atomic_load_explicit(&e->advanced, memory_order_relaxed);
+	return (called || atomic_load_explicit(&e->polls, memory_order_relaxed) != polls) &&
+		e->dev.link->now(e->dev.link) < advanced + (called ? CALL_GAP : POLL_GAP);
+}
+
+/* distrust has the thread receive packets by itself for a while. */
+static void distrust(struct engine *e)
+{
+	uint64_t trusted = e->dev.now - e->distrust_until;
+	for (; trusted > TRUST && e->distrust > DISTRUST_MIN; trusted -= TRUST)
+		e->distrust /= DISTRUST_FACTOR;
+	e->distrust_until = e->dev.now + e->distrust;
+	e->distrust = e->distrust * DISTRUST_FACTOR < DISTRUST_MAX ? e->distrust * DISTRUST_FACTOR : DISTRUST_MAX;
 }
 
 /* acknowledgements_alone reports whether all that is due are acknowledgements. */
@@ -77,10 +114,17 @@ static void progress(struct sd_dev *dev, const struct sd_cq *cq, bool polled)
 {
 	struct engine *e = engine_of(dev);
 	dev->now = dev->link->now(dev->link);
+	if (cq)
+		note(e, dev->now, true);
 	bool due = dev->dirty; /* no packet waits twice */
 	sd_slots_follow(dev);
 	for (int i = 0; i < 8; i++) {
 		int received = sd_port_receive(e->port, dev);
+		if (received) {
+			dev->now = dev->link->now(dev->link);
+			if (cq)
+				note(e, dev->now, true);
+		}
 		if (due ? !cq && dev->now < e->held_until : holds(e, cq, polled, received))
 			return;
 		bool more = sd_run(dev);
@@ -120,7 +164,7 @@ static void *run_engine(void *argument)
 	while (!e->stop) {
 		uint64_t now = e->dev.link->now(e->dev.link);
 		uint64_t sleep = e->dev.next_timer == UINT64_MAX ? SLEEP_IDLE : SLEEP_BUSY;
-		bool polled = e->polls != polls;
+		bool polled = atomic_load_explicit(&e->polls, memory_order_relaxed) != polls;
 		e->passive = polled && e->dev.armed == 0 && now >= e->distrust_until;
 		polls = e->polls;
 		if (e->dev.dirty && !e->passive)
@@ -132,16 +176,21 @@ static void *run_engine(void *argument)
 		int stale = sd_slots_stale(&e->dev);
 		guard_unlock(&sd_lock);
 		sd_slots_report(&e->dev, stale);
-		sd_port_wait(e->port, packets, sleep);
+		bool woken = sd_port_wait(e->port, packets, sleep);
+		for (int i = 0; !packets && !woken && i < UNSEEN && still_polls(e, polls); i++) {
+			polls = atomic_load_explicit(&e->polls, memory_order_relaxed);
+			woken = sd_port_wait(e->port, packets, sleep);
+		}
+		uint64_t before = e->dev.link->now(e->dev.link);
 		guard_lock(&sd_lock);
 		sd_port_serve(e->port);
 		e->sleeps_until = 0;
-		uint64_t last = e->dev.now, received = e->dev.counters.received;
-		if (e->passive && e->polls != polls && e->dev.armed == 0 && e->dev.link->now(e->dev.link) - last < POLL_GAP)
+		uint64_t received = e->dev.counters.received;
+		if (e->passive && e->dev.armed == 0 && still_polls(e, polls))
 			continue;
 		progress(&e->dev, NULL, e->polls != polls || polled);
-		if (e->passive && e->dev.counters.received != received)
-			e->distrust_until = e->dev.now + DISTRUST;
+		if (e->passive && (e->dev.counters.received != received || e->dev.now > before + CALL_GAP))
+			distrust(e);
 	}
 	guard_unlock(&sd_lock);
 	return NULL;
@@ -151,6 +200,7 @@ void sd_enter(struct sd_dev *dev)
 {
 	guard_lock(&sd_lock);
 	dev->now = dev->link->now(dev->link);
+	note(engine_of(dev), dev->now, true);
 }
 
 void sd_leave(struct sd_dev *dev)
@@ -160,6 +210,7 @@ void sd_leave(struct sd_dev *dev)
 	bool wake = e->sleeps_until > dev->now + SLEEP_BUSY && (more || dev->next_timer < e->sleeps_until);
 	if (wake)
 		e->sleeps_until = 0;
+	note(e, dev->link->now(dev->link), false);
 	guard_begin();
 	guard_unlock(&sd_lock);
 	if (wake)
@@ -191,6 +242,7 @@ static struct engine *start_engine(void)
 	if (!e)
 		return NULL;
 	e->dev.next_timer = UINT64_MAX;
+	e->distrust = DISTRUST_MIN;
 	int err = sd_port_open(&e->port);
 	if (!err) {
 		e->dev.link = sd_port_link(e->port);
@@ -300,10 +352,11 @@ int sd_poll_cq(struct ibv_cq *base, int n, struct ibv_wc *wc)
 	if (e != engine)
 		return -1; /* a child of fork */
 	guard_lock(&sd_lock);
-	e->polls++;
+	atomic_fetch_add_explicit(&e->polls, 1, memory_order_relaxed);
 	if (cq->count < (uint32_t)n)
 		progress(cq->dev, cq, true);
 	int taken = sd_cq_take(cq, n, wc);
+	note(e, cq->dev->link->now(cq->dev->link), false);
 	guard_unlock(&sd_lock);
 	return taken;
 }

@@ -440,18 +440,19 @@ int sd_port_receive(struct sd_port *p, struct sd_dev *dev)
 	return calls;
 }
 
-void sd_port_wait(struct sd_port *p, bool packets, uint64_t timeout_ns)
+bool sd_port_wait(struct sd_port *p, bool packets, uint64_t timeout_ns)
 {
 	struct timespec t = {(time_t)(timeout_ns / 1000000000), (long)(timeout_ns % 1000000000)};
 	struct pollfd fds[] = {{.fd = packets ? p->epoll : p->wake, .events = POLLIN}, {.fd = sd_share_requests(p->share), .events = POLLIN}};
 	uint64_t n;
 	if (ppoll(fds, 2, &t, NULL) <= 0)
-		return;
+		return false;
 	p->asked = fds[1].revents & ~POLLNVAL; /* an error, too, may be that of another descriptor: sd_share_serve looks */
 	if ((fds[0].revents | fds[1].revents) & POLLNVAL)
 		nanosleep(&t, NULL); /* the program has closed every descriptor */
 	else if (read(p->wake, &n, sizeof n) < 0)
-		return; /* packets alone */
+		return true; /* packets alone */
+	return true;
 }
 
 void sd_port_serve(struct sd_port *p)
