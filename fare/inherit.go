@@ -42,7 +42,7 @@ func (t *Table) Inherit(prefix netip.Prefix, routes []InheritedRoute) []Change {
 	for i := range routes {
 		r := &routes[i]
 		s := &t.sessions[r.Session]
-		e, set := t.entryOf(s, prefix, r.Attrs)
+		e, set := t.inheritedEntry(prefix, r)
 		e.origin = t.originAmong(t.entries, t.sets, s, r.Attrs.ASPath)
 		s.routes++
 		t.live++
@@ -51,6 +51,35 @@ func (t *Table) Inherit(prefix netip.Prefix, routes []InheritedRoute) []Change {
 	}
 	t.place(d)
 	return t.changes
+}
+
+// judgedRoute identifies the attributes of a session's routes, which many destinations share.
+type judgedRoute struct {
+	session int
+	attrs   *Attributes
+}
+
+// judgment is the result of entryOf.
+type judgment struct {
+	entry entry
+	set   *attributeSet
+}
+
+// inheritedEntry is entryOf for an inherited route: attributes that a route of the session has had already are not
+// judged again. A table that inherits avoids no plane, so the entry does not depend on the destination.
+func (t *Table) inheritedEntry(prefix netip.Prefix, r *InheritedRoute) (entry, *attributeSet) {
+	key := judgedRoute{r.Session, r.Attrs}
+	j, ok := t.judged[key]
+	if ok {
+		j.set.refs++
+		return j.entry, j.set
+	}
+	j.entry, j.set = t.entryOf(&t.sessions[r.Session], prefix, r.Attrs)
+	if t.judged == nil {
+		t.judged = map[judgedRoute]judgment{}
+	}
+	t.judged[key] = j
+	return j.entry, j.set
 }
 
 // Continue takes over the counters of another table. sessions has the index there of each session here, or -1.
