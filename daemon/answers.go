@@ -29,7 +29,13 @@ func (l *loop) plane(ev *dpclient.Event) {
 		if first && !l.core.Converged() {
 			ready.Down, ready.Held = heldBy(l.core.Layout(), ev.State)
 		}
+		if first {
+			ready.Slots = slotsBy(l.core.Layout(), ev.State)
+		}
 		l.step(ready)
+		if first {
+			l.ports.use(l.core.Planners(l.ports.asked)) // slots may have got other homes
+		}
 		detail := "connected"
 		if ev.State != nil {
 			detail += fmt.Sprintf(": version %s, with %d vectors and %d destinations", ev.Version, len(ev.State.Vectors), len(ev.State.Destinations))

@@ -190,6 +190,37 @@ func heldBy(l *core.Layout, state *dpclient.State) (down []int, held []core.Held
 	return down, held
 }
 
+// slotsBy returns the places of the slots in a data plane's state, as in core.DataplaneReady: by source group, those of
+// its vector with the lowest number.
+func slotsBy(l *core.Layout, state *dpclient.State) [][]int {
+	if state == nil {
+		return nil
+	}
+	out, any := make([][]int, len(l.Sources)), false
+	devices := l.Devices()
+	for _, id := range slices.Sorted(maps.Keys(state.Vectors)) {
+		v := state.Vectors[id]
+		source := slices.IndexFunc(l.Sources, func(s core.SourceLayout) bool {
+			return v.Source == "" && !s.Name.IsValid() || s.Name.String() == v.Source
+		})
+		if source < 0 || out[source] != nil || len(v.Slots) == 0 {
+			continue
+		}
+		any = true
+		for _, slot := range v.Slots {
+			at := slices.Index(l.Planes, slot.Plane)
+			if slot.Device != "" {
+				at = slices.Index(devices, slot.Device)
+			}
+			out[source] = append(out[source], at)
+		}
+	}
+	if !any {
+		return nil
+	}
+	return out
+}
+
 // flowHash converts the data plane's description of its hash.
 func flowHash(h *farev1.FlowHash) core.FlowHash {
 	return core.FlowHash{Algorithm: h.GetAlgorithm(), Seed: h.GetSeed(), Buckets: h.GetBuckets(), Lasting: h.GetLastingBuckets()}

@@ -292,8 +292,8 @@ func (b *returnBed) flood() *flood {
 	return f
 }
 
-// TestReloadsUnderTraffic removes and adds planes, a sub-port and a loopback by reloads while packets flow. No packet is
-// lost, the session that stays is the same one, and in the end the kernel has the objects of before.
+// TestReloadsUnderTraffic removes and adds planes, a sub-port and a loopback by reloads while packets flow. No packet
+// is lost, the session that stays is the same one, and in the end the kernel has the objects of before.
 func TestReloadsUnderTraffic(t *testing.T) {
 	gate.Needed(t, "no other test counts packets while a reload changes the sub-ports of an agent")
 	for _, driver := range []string{"linux", "bpf"} {

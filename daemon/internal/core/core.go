@@ -211,6 +211,11 @@ func (c *Core) Step(ev Event) error {
 	case StartDeadline:
 		c.endStart()
 	case DataplaneReady:
+		if !c.ready {
+			if err := c.continueSlots(ev.Slots); err != nil {
+				return err
+			}
+		}
 		if c.cfg.Forwards() {
 			c.limits = [2]uint32{ev.MaxWeight, ev.MaxWeightSum}
 			for i := range c.sources {

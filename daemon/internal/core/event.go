@@ -35,6 +35,9 @@ type DataplaneReady struct {
 	// index, and its vectors. Only those of the first connection count.
 	Down []int  `json:"down,omitempty"`
 	Held []Held `json:"held,omitempty"`
+	// Slots are, by source group, the sub-ports of the slots in its vectors, by index, or in mode per-packet the
+	// planes; -1 for one that the configuration does not have. Only those of the first connection count.
+	Slots [][]int `json:"slots,omitempty"`
 }
 
 // DrainRequest takes a target out of service (On) or returns it to service.

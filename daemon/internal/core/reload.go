@@ -47,7 +47,7 @@ func (c *Core) reload(ev Reload) error {
 	}
 	layout := NewLayout(next)
 	if m := Succeed(&c.layout, &layout); !m.Same(&c.layout) || !c.layout.SameSources(&layout) {
-		return c.restructure(next, layout, m)
+		return c.restructure(next, layout, m, nil)
 	}
 	before := c.cfg.Loopbacks
 	c.cfg = next

@@ -1,6 +1,7 @@
 package core
 
 import (
+	"fmt"
 	"maps"
 	"net/netip"
 	"reflect"
@@ -14,7 +15,7 @@ import (
 // restructure applies a configuration with other planes, sub-ports, sessions or source groups. It builds a new core and
 // gives it the state of the parts that have remained. A source group whose part of the layout is the same keeps its
 // table and its engine; the vectors of the others keep their numbers, and slots their places (wecmp.Rehome).
-func (c *Core) restructure(next *config.Config, layout Layout, m Succession) error {
+func (c *Core) restructure(next *config.Config, layout Layout, m Succession, homes [][]wecmp.Place) error {
 	c.endAvoidances() // no packet has proved the other planes and sub-ports yet
 	n := &Core{
 		cfg: next, layout: layout, ready: c.ready, flowHash: c.flowHash, marks: c.marks, converged: c.converged, faults: c.faults,
@@ -23,7 +24,7 @@ func (c *Core) restructure(next *config.Config, layout Layout, m Succession) err
 	n.inheritLanes(c)
 	n.inheritSessions(c, m)
 	n.inheritDrains(c)
-	h := heritage{was: c, n: n, m: m, starting: slices.ContainsFunc(c.sources, func(s sourceGroup) bool { return s.start != nil })}
+	h := heritage{was: c, n: n, m: m, homes: homes, starting: slices.ContainsFunc(c.sources, func(s sourceGroup) bool { return s.start != nil })}
 	h.own()
 	for i := range n.sources {
 		if err := h.source(i); err != nil {
@@ -131,6 +132,7 @@ func (c *Core) inheritDrains(was *Core) {
 type heritage struct {
 	was, n   *Core
 	m        Succession
+	homes    [][]wecmp.Place // by source group, if they are given
 	starting bool
 	rebuilt  []int          // source groups with a new table and engine
 	prefixes []netip.Prefix // of all routes, sorted; nil before the first use
@@ -163,13 +165,17 @@ func (h *heritage) source(i int) error {
 	lane := n.sources[i].lane
 	at, named := h.was.sourcesByName()[l.Name]
 	if named {
-		l.homes = h.was.layout.Sources[at].homes
+		if l.homes = h.was.layout.Sources[at].homes; h.homes != nil {
+			l.homes = h.homes[i]
+		}
 		if !h.starting && n.stride == h.was.stride && h.same(i, at) {
 			n.sources[i] = h.was.sources[at]
 			return nil
 		}
 	}
-	h.rehome(i)
+	if h.homes == nil {
+		h.rehome(i)
+	}
 	s, err := newSourceGroup(n.cfg, l)
 	if err != nil {
 		return err
@@ -255,15 +261,74 @@ func (h *heritage) rehome(i int) {
 	if at < 0 || h.was.sources[at].engine == nil {
 		return
 	}
-	cfg, was := l.EngineConfig(h.n.cfg), h.was.layout.Sources[at].EngineConfig(h.was.cfg)
-	inTurn, place := cfg.HomePlaces(), h.placeIn(i, at)
+	was, place := h.was.layout.Sources[at].EngineConfig(h.was.cfg), h.placeIn(i, at)
 	homes := was.HomePlaces()
 	for s := range homes {
 		homes[s] = place(homes[s])
 	}
-	if homes = wecmp.Rehome(cfg, homes); !slices.Equal(homes, inTurn) {
-		l.homes = homes
+	l.homes = l.homesFrom(h.n.cfg, homes)
+}
+
+// homesFrom returns the homes of the slots of a source group after those before, nil for homes in turn. Plane is -1 for
+// a place that the source group does not have.
+func (l *SourceLayout) homesFrom(cfg *config.Config, before []wecmp.Place) []wecmp.Place {
+	engine := l.EngineConfig(cfg)
+	engine.Homes = nil
+	homes := wecmp.Rehome(engine, before)
+	if slices.Equal(homes, engine.HomePlaces()) {
+		return nil
 	}
+	return homes
+}
+
+// continueSlots lets the slots keep the places that they have in the data plane, which an earlier process with other
+// reloads has programmed. Under the policy remap a place may be that of a failure, so slots begin in turn.
+func (c *Core) continueSlots(slots [][]int) error {
+	if len(slots) != len(c.sources) || c.cfg.Weights.Policy != wecmp.Reweight || !c.cfg.Forwards() {
+		return nil
+	}
+	homes, others := make([][]wecmp.Place, len(slots)), false
+	for i := range slots {
+		l := &c.layout.Sources[i]
+		if homes[i] = l.homes; len(slots[i]) == 0 {
+			continue
+		}
+		places := make([]wecmp.Place, len(slots[i]))
+		for s, at := range slots[i] {
+			places[s] = wecmp.Place{Plane: -1, SubPort: -1}
+			if c.cfg.Weights.Mode == wecmp.PerPacket {
+				if at >= 0 {
+					places[s].Plane = l.at.planes[at]
+				}
+			} else if at >= 0 && l.at.subPorts[at] >= 0 {
+				sp := &l.SubPorts[l.at.subPorts[at]]
+				places[s] = wecmp.Place{Plane: sp.Plane, SubPort: sp.inPlane}
+			}
+		}
+		homes[i] = l.homesFrom(c.cfg, places)
+		others = others || !slices.Equal(homes[i], l.homes)
+	}
+	if !others {
+		return nil
+	}
+	layout := NewLayout(c.cfg)
+	return c.restructure(c.cfg, layout, Succeed(&c.layout, &layout), homes)
+}
+
+// checkSlots returns an error for slots of a data plane that refer to an index outside the configuration.
+func (c *Core) checkSlots(slots [][]int) error {
+	most := len(c.subPorts)
+	if c.cfg.Weights.Mode == wecmp.PerPacket {
+		most = len(c.layout.Planes)
+	}
+	for _, list := range slots {
+		for _, at := range list {
+			if at < -1 || at >= most {
+				return fmt.Errorf("a slot at %d: the configuration has %d", at, most)
+			}
+		}
+	}
+	return nil
 }
 
 // state gives a new table the state of links, sessions and drains.

@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 
@@ -499,6 +500,36 @@ func TestReloadsProgramDifferences(t *testing.T) {
 			p.verify(t, h.reloaded)
 			noneMoved(t, seed, &was, h.reloaded, before)
 		}
+		restartKeepsSlots(t, seed, h)
+	}
+}
+
+// restartKeepsSlots checks that a core which starts with the last configuration, and finds the slots of the reloaded
+// one in the data plane, gives them the same places.
+func restartKeepsSlots(t *testing.T, seed uint64, h *history) {
+	t.Helper()
+	homes := func(c *Core, i int) (out []int) {
+		l := &c.layout.Sources[i]
+		engine := l.EngineConfig(c.cfg)
+		for _, p := range engine.HomePlaces() {
+			out = append(out, c.layout.subPortByDevice(l.Device(p.Plane, p.SubPort)))
+		}
+		return out
+	}
+	var slots [][]int
+	for i := range h.reloaded.sources {
+		slots = append(slots, homes(h.reloaded, i))
+	}
+	fresh := coreOf(t, h.texts[len(h.texts)-1])
+	ready := DataplaneReady{Slots: slots}
+	if err := fresh.check(ready); err != nil {
+		t.Fatal(err)
+	}
+	do(t, fresh, ready)
+	for i := range slots {
+		if got := homes(fresh, i); !slices.Equal(got, slots[i]) {
+			t.Fatalf("seed %d: slots at %v after a restart, before %v", seed, got, slots[i])
+		}
 	}
 }
 
@@ -570,4 +601,33 @@ func TestReloadsReplay(t *testing.T) {
 			t.Fatalf("seed %d: %v", seed, err)
 		}
 	}
+}
+
+// BenchmarkReload removes a sub-port of 8 planes of 2 sub-ports and adds it again, with 2,048 destinations.
+func BenchmarkReload(b *testing.B) {
+	s := shape{Planes: 8, SubPorts: 2}
+	c := coreOf(b, s.Text())
+	bring(b, s, c, 2048, func(d, i int) fare.Bandwidth { return fare.Bandwidth(100e9 * (1 + (d+i)%4)) })
+	c.Updates()
+	whole := s.Text()
+	at := strings.LastIndex(whole, "      - device:")
+	end := at + strings.Index(whole[at:]+"\n\n", "\n\n")
+	for k, line := range strings.SplitAfter(whole[at:], "\n") {
+		if k > 0 && line != "" && !strings.HasPrefix(line, "        ") {
+			break
+		}
+		end = at + len(strings.Join(strings.SplitAfter(whole[at:], "\n")[:k+1], ""))
+	}
+	without := whole[:at] + whole[end:]
+	took := make([]time.Duration, 0, b.N)
+	for b.Loop() {
+		for _, text := range []string{without, whole} {
+			began := time.Now()
+			do(b, c, Reload{Config: text})
+			c.Updates()
+			took = append(took, time.Since(began))
+		}
+	}
+	slices.Sort(took)
+	b.ReportMetric(float64(took[len(took)*99/100].Microseconds())/1000, "ms-p99")
 }

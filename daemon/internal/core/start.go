@@ -347,6 +347,9 @@ func (c *Core) disown(prefix netip.Prefix) {
 
 // checkHeld returns an error for the state of a data plane that refers to an index outside the configuration.
 func (c *Core) checkHeld(ev DataplaneReady) error {
+	if err := c.checkSlots(ev.Slots); err != nil {
+		return err
+	}
 	subPort := func(i int) error {
 		if i < 0 || i >= len(c.subPorts) {
 			return fmt.Errorf("sub-port %d: the configuration has %d", i, len(c.subPorts))

@@ -198,6 +198,7 @@ func TestStartOfARecording(t *testing.T) {
 	c := coreOf(t, shape{Planes: 2, SubPorts: 1}.Text())
 	d := destination(0)
 	for _, bad := range []DataplaneReady{
+		{Slots: [][]int{{2}}}, {Slots: [][]int{{0, -2}}},
 		{Down: []int{2}}, {Down: []int{-1}}, {Held: []Held{{Source: 1}}}, {Held: []Held{{Source: -1}}}, {Held: []Held{{Members: []HeldMember{{2, 1}}}}},
 	} {
 		if c.check(bad) == nil {
