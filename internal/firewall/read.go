@@ -74,7 +74,7 @@ func query(kind uint16, flags int, answer uint16, family uint8, body []byte, f f
 // errors.ErrUnsupported if the kernel has no nftables. The caller runs inside the network namespace, with
 // CAP_NET_ADMIN.
 func Generation() (n uint32, err error) {
-	err = query(unix.NFT_MSG_GETGEN, 0, unix.NFT_MSG_NEWGEN, unix.AF_UNSPEC, nil, func(_ uint8, a attributes) { n = a.number(unix.NFTA_GEN_ID) })
+	n, err = generation()
 	if errors.Is(err, unix.EINVAL) || errors.Is(err, unix.EPROTONOSUPPORT) || errors.Is(err, unix.EOPNOTSUPP) {
 		return 0, fmt.Errorf("nftables: %w: %w", errors.ErrUnsupported, err)
 	}
@@ -82,6 +82,33 @@ func Generation() (n uint32, err error) {
 		return 0, fmt.Errorf("nftables: read the generation of the rules: %w", err)
 	}
 	return n, nil
+}
+
+// generation is query for Generation, which an idle process calls each second: its socket is unknown to the runtime,
+// whose threads would wake for each change of the socket's state. The kernel answers before the request returns.
+func generation() (uint32, error) {
+	fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.NETLINK_NETFILTER)
+	if err != nil {
+		return 0, err
+	}
+	defer unix.Close(fd)
+	r := nl.NewNetlinkRequest(unix.NFNL_SUBSYS_NFTABLES<<8|unix.NFT_MSG_GETGEN, 0)
+	r.AddRawData([]byte{unix.AF_UNSPEC, unix.NFNETLINK_V0, 0, 0})
+	if err := unix.Sendto(fd, r.Serialize(), 0, &unix.SockaddrNetlink{Family: unix.AF_NETLINK}); err != nil {
+		return 0, err
+	}
+	var b [256]byte
+	n, _, err := unix.Recvfrom(fd, b[:], unix.MSG_DONTWAIT)
+	if err != nil {
+		return 0, err
+	}
+	switch body := b[min(n, unix.NLMSG_HDRLEN):n]; {
+	case len(body) >= 4 && binary.NativeEndian.Uint16(b[4:]) == unix.NLMSG_ERROR:
+		return 0, unix.Errno(-int32(binary.NativeEndian.Uint32(body)))
+	case len(body) >= generationHeader && binary.NativeEndian.Uint16(b[4:]) == unix.NFNL_SUBSYS_NFTABLES<<8|unix.NFT_MSG_NEWGEN:
+		return parse(body[generationHeader:]).number(unix.NFTA_GEN_ID), nil
+	}
+	return 0, errors.New("unexpected answer of the kernel")
 }
 
 // Read returns the rules of the network namespace that the calling thread is in. It needs CAP_NET_ADMIN.
