@@ -173,6 +173,7 @@ func (l *loop) explain(key status.Key) (status.Explanation, bool) {
 	if desc.Origins > 1 {
 		out.Rules = append(out.Rules, core.ConflictText(desc))
 	}
+	out.Rules = append(out.Rules, avoidedRules(&desc)...)
 	if !desc.Reachable {
 		out.Rules = append(out.Rules, "unreachable: "+desc.Reason.String())
 	}

@@ -46,8 +46,10 @@ type loop struct {
 
 	links  []linkState
 	faults []string // by session: a fault in addition to its state
-	shown  shown
-	ports  *sourcePorts
+	// probers counts the probers that have been built; the last one's avoidances count.
+	probers int
+	shown   shown
+	ports   *sourcePorts
 	// dpReady is set once a data plane has been ready, so that loopbacks may be advertised.
 	dpReady       bool
 	dpConnected   dpclient.Event

@@ -273,6 +273,11 @@ func (s source) Process() status.Process {
 		out.SlotTable = s.d.table.Health()
 	}
 	out.Conflicts, out.ClaimedLoopbacks = uint64(s.core.Conflicts()), uint64(s.core.ClaimedLoopbacks())
+	if s.core.Config().Proof.Unproved == fare.UnprovedAvoid {
+		for p, n := range s.core.AvoidedBy() {
+			out.Avoided = append(out.Avoided, status.Count{Name: s.core.Layout().Planes[p], Value: uint64(n)})
+		}
+	}
 	if n := s.core.OwnLoopbacks(); n > 0 {
 		out.Ignored = append(out.Ignored, status.Count{Name: "own-loopback", Value: n})
 	}

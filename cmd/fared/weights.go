@@ -13,6 +13,7 @@ import (
 
 	farev1 "github.com/fared/fared/api/fare/v1"
 	"github.com/fared/fared/cmd/internal/cli"
+	"github.com/fared/fared/fare"
 	"github.com/fared/fared/internal/plainjson"
 )
 
@@ -242,7 +243,9 @@ func weightsRow(w io.Writer, d *farev1.DestinationWeights, planes []string, sour
 	for _, name := range planes {
 		cell := "-"
 		if i := slices.IndexFunc(d.Planes, func(p *farev1.PlaneWeight) bool { return p.Plane == name }); i >= 0 {
-			cell = cli.Bandwidth(d.Planes[i].BandwidthBps)
+			if cell = cli.Bandwidth(d.Planes[i].BandwidthBps); d.Planes[i].Reason == fare.ReasonAvoided.String() {
+				cell = d.Planes[i].Reason
+			}
 		}
 		cells = append(cells, cell)
 	}

@@ -66,3 +66,20 @@ weights of each plane; --all shows each of the 400 rows with bandwidths
 		t.Errorf("two source groups:\n%s", got)
 	}
 }
+
+// TestAvoidedPlaneInTheTable shows an avoided plane by its reason in place of its bandwidth.
+func TestAvoidedPlaneInTheTable(t *testing.T) {
+	var b bytes.Buffer
+	list := &weightList{destinations: []*farev1.DestinationWeights{{Destination: "10.255.1.0/32", Reachable: true, Planes: []*farev1.PlaneWeight{
+		{Plane: "p0", Reason: "avoided", InEffect: true}, {Plane: "p1", Weight: 1, BandwidthBps: 400e9, InEffect: true}, {Plane: "p2", Reason: "link-down", InEffect: true},
+	}}}}
+	if err := printWeights(&cli.Env{Out: &b, Output: "table"}, list, false); err != nil {
+		t.Fatal(err)
+	}
+	const want = `DESTINATION    WEIGHTS  P0       P1    P2  STATE
+10.255.1.0/32  0:1:0    avoided  400G  0   in effect
+`
+	if b.String() != want {
+		t.Errorf("%s, want\n%s", b.String(), want)
+	}
+}

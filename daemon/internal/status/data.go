@@ -275,6 +275,9 @@ type Process struct {
 	// Conflicts is the number of destinations that several origins announce now; ClaimedLoopbacks is the number of our
 	// loopbacks that another AS announces now.
 	Conflicts, ClaimedLoopbacks uint64
+	// Avoided is by plane the number of destinations toward which it carries nothing because probes by it are lost; nil
+	// unless proof.unproved is avoid.
+	Avoided []Count
 	// Drains are the targets that are drained, or are being drained or undrained; sorted, dormant ones last.
 	// DrainsFailure is the reason why some may not survive a restart, or were lost by one.
 	Drains        []Drain

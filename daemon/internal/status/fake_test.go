@@ -82,7 +82,8 @@ func newFake(seed uint64, space int) *fakeLoop {
 		{Name: "p0/p0b", Plane: "p0", Device: "p0b", State: StateIdle, Reason: "no carrier", Dropped: []Count{{"bad-marker", 1}, {"too-long", 2}}},
 	}
 	l.process = Process{
-		Role: "server", RouterID: netip.MustParseAddr("10.255.0.1"), AS: 65100, Converged: true,
+		Avoided: []Count{{"p0", 2}, {"p1", 0}},
+		Role:    "server", RouterID: netip.MustParseAddr("10.255.0.1"), AS: 65100, Converged: true,
 		Dataplane: Dataplane{Connected: true, Name: "memory", Address: "memory:", Pending: 1, Approximate: 2, Refused: 3, Damage: "a route is gone", Repairs: 4, Limitations: []Limitation{{"rp-filter", "strict on eth0", "set it to 2"}}, Operations: []Operations{
 			{"sub-port", 1, 1, 0}, {"group", 5, 4, 1}, {"destination", 9, 8, 0},
 		}},

@@ -134,6 +134,9 @@ func (s scrape) report(r *Report) {
 	s.put(metricVectors, float64(r.View.Vectors()))
 	s.put(metricConflicts, float64(r.Process.Conflicts))
 	s.put(metricClaimed, float64(r.Process.ClaimedLoopbacks))
+	for _, c := range r.Process.Avoided {
+		s.put(metricProofAvoided, float64(c.Value), c.Name)
+	}
 	s.put(metricUnrecorded, float64(r.Process.Unrecorded))
 	s.put(metricUnlogged, float64(r.Process.Unlogged))
 	s.put(metricSlotTableFailures, float64(r.Process.SlotTable.Failures))

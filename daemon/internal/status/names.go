@@ -69,6 +69,7 @@ var (
 	metricProofFindings     = exported.Gauge("fared_proof_findings", "Sub-ports and planes by which packets go wrong now; the plane is empty for all planes.", "plane", "device", "problem", "direction")
 	metricProofDestinations = exported.Gauge("fared_proof_destinations", "Destinations with shares in effect: answering or silent.", "state")
 	metricProofDropped      = exported.Counter("fared_proof_dropped_total", "Packets at the port of proofs that were not answered.", "reason")
+	metricProofAvoided      = exported.Gauge("fared_proof_avoided", "With proof.unproved: avoid, destinations toward which the plane has weight 0 because probes by it are lost.", "plane")
 	metricProofActive       = exported.Gauge("fared_proof_active", "1 while probes are sent; 0 where they cannot be.")
 
 	metricWatches = exported.Gauge("fared_watches", "WatchWeights and WatchEvents calls now.")
