@@ -43,6 +43,7 @@ type device struct {
 	interval time.Duration
 	unheard  time.Duration // delay of the advertisement for a connecting session if the leaf sends nothing
 	log      *slog.Logger
+	cancel   context.CancelFunc // ends run
 
 	mu      sync.Mutex // guards the fields below
 	peer    netip.Addr // source of the last router advertisement, with the zone that Resolver.Peer documents

@@ -9,6 +9,7 @@ import (
 	"os/exec"
 	"strconv"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -314,6 +315,26 @@ func TestDeviceIsWaitedFor(t *testing.T) {
 		})
 		server.IP("link", "del", "eth0")
 	}
+}
+
+// TestKeep checks that a device which is not kept is not advertised on any more, and that a later call begins again.
+func TestKeep(t *testing.T) {
+	server, leaf := pair(t)
+	here, there := resolver(t), resolver(t)
+	var running sync.WaitGroup
+	both := func() {
+		running.Go(func() { peer(t, there, "swp0", leaf) })
+		peer(t, here, "eth0", server)
+		running.Wait()
+	}
+	both()
+	here.Keep([]Device{{server.Name, "eth0"}, {"", "other"}})
+	if len(here.devices) != 1 {
+		t.Errorf("devices %v", here.devices)
+	}
+	here.Keep(nil)
+	here.wg.Wait() // its goroutine has ended
+	both()
 }
 
 func TestClosedResolver(t *testing.T) {

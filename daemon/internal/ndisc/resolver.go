@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"net/netip"
 	"os"
+	"slices"
 	"sync"
 	"time"
 )
@@ -59,7 +60,7 @@ func New(cfg Config) *Resolver {
 var ErrClosed = errors.New("the resolver is closed")
 
 // Peer waits for the link-local address of the router on the device. The first call for
-// a device starts advertisements on it, which continue until Close so that the peer
+// a device starts advertisements on it, which continue until Keep or Close so that the peer
 // keeps this host as its neighbor. Peer also waits for a device that is missing or down.
 //
 // The caller is about to connect, perhaps after a link failure. The leaf has then dropped
@@ -120,9 +121,27 @@ func (r *Resolver) device(k key) (*device, error) {
 	if d == nil {
 		d = newDevice(k, r)
 		r.devices[k] = d
-		r.wg.Go(func() { d.run(r.ctx) })
+		ctx, cancel := context.WithCancel(r.ctx)
+		d.cancel = cancel
+		r.wg.Go(func() { d.run(ctx) })
 	}
 	return d, nil
+}
+
+// Device names a device; Netns is empty for the process's own network namespace.
+type Device struct{ Netns, Name string }
+
+// Keep stops the advertisements on all other devices, over which no session remains. A Peer call for one of them waits
+// for the end of its context.
+func (r *Resolver) Keep(devices []Device) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for k, d := range r.devices {
+		if !slices.Contains(devices, Device{k.netns, k.name}) {
+			d.cancel()
+			delete(r.devices, k)
+		}
+	}
 }
 
 // Close stops the advertisements and waits for every goroutine to exit.
