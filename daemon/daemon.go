@@ -85,6 +85,7 @@ type Daemon struct {
 	table    *publish.Publisher // nil if the slot table is disabled
 	drains   *drainSaver        // nil if drains end with the daemon
 	proofs   *proofs            // nil if no probes are configured
+	resolver *ndisc.Resolver    // of unnumbered sessions
 	closers  []func() error
 	moved    atomic.Uint64
 	// proofKeys are the keys of probes.
@@ -194,7 +195,7 @@ func (d *Daemon) buildSpeaker(l *core.Layout) error {
 	deps := speaker.Deps{Log: d.log, Fatal: d.fatal}
 	resolver := ndisc.New(ndisc.Config{Logger: d.log}) // a reload may add unnumbered sessions
 	d.closers = append(d.closers, func() error { resolver.Close(); return nil })
-	deps.Resolver = resolver
+	deps.Resolver, d.resolver = resolver, resolver
 	var err error
 	if d.speaker, err = speaker.New(cfg, deps); err == nil {
 		d.speaker.SetLoopbacks(d.cfg.Loopbacks)

@@ -22,6 +22,7 @@ import (
 	"github.com/fared/fared/daemon/config"
 	"github.com/fared/fared/daemon/internal/core"
 	"github.com/fared/fared/daemon/internal/speaker"
+	"github.com/fared/fared/daemon/internal/status"
 	"github.com/fared/fared/fare"
 	"github.com/fared/fared/internal/testkit/gate"
 	"github.com/fared/fared/wecmp"
@@ -459,5 +460,25 @@ func TestReloadOfPlanes(t *testing.T) {
 				t.Errorf("round %d: leaf %d has had %d sessions", round, i, n)
 			}
 		}
+	}
+}
+
+// TestReloadMovesFaults checks that the reported faults of sessions follow their sessions: the faults of removed ones are
+// forgotten, and the end of another one is reported with its name.
+func TestReloadMovesFaults(t *testing.T) {
+	s := shape{Planes: 3, SubPorts: 1}
+	l := idle(t, s.Text())
+	l.faultReport.reported = map[faultKey]bool{{status.FaultRoutesDropped, 0, "of p0"}: true, {status.FaultRoutesDropped, 2, "of p2"}: true}
+	next, err := config.Parse("next", []byte(without(s.Text(), 0)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	l.reload(next)
+	if want := map[faultKey]bool{{status.FaultRoutesDropped, 1, "of p2"}: true}; !reflect.DeepEqual(l.faultReport.reported, want) {
+		t.Errorf("reported %v, want %v", l.faultReport.reported, want)
+	}
+	l.reportFaults()
+	if len(l.faultReport.reported) > 0 {
+		t.Errorf("still reported: %v", l.faultReport.reported)
 	}
 }

@@ -8,6 +8,7 @@ import (
 	"github.com/fared/fared/daemon/config"
 	"github.com/fared/fared/daemon/internal/core"
 	"github.com/fared/fared/daemon/internal/dpclient"
+	"github.com/fared/fared/daemon/internal/ndisc"
 	"github.com/fared/fared/daemon/internal/status"
 )
 
@@ -47,6 +48,13 @@ func (l *loop) restructure(was *core.Layout, m core.Succession) {
 	}
 	secret := core.NewLayout(l.config) // with the contents of files, which the layout of the core does not have
 	l.d.speaker.Reconfigure(speakerConfig(l.config, &secret).Sessions, m.Sessions)
+	var unnumbered []ndisc.Device
+	for i := range layout.Sessions {
+		if sp := &layout.SubPorts[layout.Sessions[i].SubPort]; layout.Sessions[i].Unnumbered {
+			unnumbered = append(unnumbered, ndisc.Device{Netns: sp.Netns, Name: sp.Device})
+		}
+	}
+	l.d.resolver.Keep(unnumbered)
 	l.reviveDrains()
 	l.d.proofs.restart(l.d.buildProber)
 }
@@ -71,7 +79,13 @@ func (l *loop) moveState(layout *core.Layout, m core.Succession) {
 	l.links, l.faults, l.allowances, l.intakes = links, faults, allowances, intakes
 	l.drainTimers = slices.DeleteFunc(l.drainTimers, func(t drainTimer) bool { return l.core.CheckTarget(t.target) != nil })
 	l.evacuations = nil // of the devices before
-	l.faultReport.dirty = true
+	reported := map[faultKey]bool{}
+	for key := range l.faultReport.reported {
+		if key.session = slices.Index(m.Sessions, key.session); key.session >= 0 {
+			reported[key] = true
+		}
+	}
+	l.faultReport.reported, l.faultReport.dirty = reported, true
 }
 
 // reviveDrains puts the drains in force whose targets the configuration has again.
