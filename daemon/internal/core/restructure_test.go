@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"net/netip"
 	"reflect"
@@ -494,13 +495,67 @@ func TestReloadsProgramDifferences(t *testing.T) {
 				p.obey(t, h.reloaded)
 			}
 			p.verify(t, h.reloaded)
-			before, was := slotsByDestination(h.reloaded), *h.reloaded.Layout()
+			before, was, numbers := slotsByDestination(h.reloaded), *h.reloaded.Layout(), maps.Clone(p.destinations)
 			h.reload(anyFabric(h.r, extra))
 			p.obey(t, h.reloaded)
 			p.verify(t, h.reloaded)
 			noneMoved(t, seed, &was, h.reloaded, before)
+			numbersStay(t, seed, h.reloaded, numbers, p.destinations)
 		}
 		restartKeepsSlots(t, seed, h)
+	}
+}
+
+// numbersStay checks that the first destination that a source group had before keeps the number of its vector.
+func numbersStay(t *testing.T, seed uint64, c *Core, before, after map[string]uint32) {
+	t.Helper()
+	for i := range c.sources {
+		for prefix := range c.sources[i].engine.Destinations {
+			key := fmt.Sprint(c.layout.Sources[i].Name, " ", prefix)
+			if was, ok := before[key]; ok {
+				if after[key] != was {
+					t.Fatalf("seed %d: %s has vector %d, before %d", seed, key, after[key], was)
+				}
+				break
+			}
+		}
+	}
+}
+
+// TestUnaffectedSourceGroupStays removes a sub-port of one GPU, and checks that nothing is computed or programmed for the
+// other one, although its sub-ports and sessions get other indexes.
+func TestUnaffectedSourceGroupStays(t *testing.T) {
+	subPort := func(device string, gpu, peer int) string {
+		return fmt.Sprintf("      - {device: %s, speed: 400G, loopbacks: [10.255.0.%d/32], sessions: [{peer: 10.0.0.%d, peer_as: 65100}]}\n", device, gpu, peer)
+	}
+	gone := subPort("b0", 2, 3)
+	text := "as: 4200001000\nrouter_id: 10.255.0.1\nloopbacks: [10.255.0.1/32, 10.255.0.2/32]\naccept: [10.255.0.0/16]\nplanes:\n" +
+		"  - name: p0\n    sub_ports:\n" + gone + subPort("a0", 1, 5) + subPort("b2", 2, 7) +
+		"  - name: p1\n    sub_ports:\n" + subPort("b1", 2, 9) + subPort("a1", 1, 11)
+	c := coreOf(t, text)
+	do(t, c, DataplaneReady{})
+	for i := range 5 {
+		do(t, c, up(i, 400e9), Fabric{fare.SessionUp{Session: i, Generation: 1, Node: leafNode(i), PeerAS: 65100}},
+			Fabric{fare.RouteUpdate{Session: i, Generation: 1, Prefix: destination(0), Attrs: attributes(400e9, 65100, 65001)}})
+	}
+	c.Updates()
+	before := c.sources[0]
+	do(t, c, Reload{Config: strings.Replace(text, gone, "", 1)})
+	if c.sources[0].table != before.table || c.sources[0].engine != before.engine {
+		t.Error("the other GPU has another table or engine")
+	}
+	updates := 0
+	for _, u := range c.Updates() {
+		if updates++; u.Name != netip.MustParsePrefix("10.255.0.2/32") {
+			t.Errorf("programmed for %s: %v", u.Name, u)
+		}
+	}
+	if updates == 0 {
+		t.Error("nothing is programmed")
+	}
+	do(t, c, down(0)) // a0
+	if got := fmt.Sprint(weightsFrom(c, 0, destination(0)), weightsFrom(c, 1, destination(0))); got != "[0 1] [1 1]" {
+		t.Errorf("after the failure of a0: weights %s", got)
 	}
 }
 
