@@ -463,8 +463,8 @@ func TestReloadOfPlanes(t *testing.T) {
 	}
 }
 
-// TestReloadMovesFaults checks that the reported faults of sessions follow their sessions: the faults of removed ones are
-// forgotten, and the end of another one is reported with its name.
+// TestReloadMovesFaults checks that the reported faults of sessions follow their sessions: the faults of removed ones
+// are forgotten, and the end of another one is reported with its name.
 func TestReloadMovesFaults(t *testing.T) {
 	s := shape{Planes: 3, SubPorts: 1}
 	l := idle(t, s.Text())

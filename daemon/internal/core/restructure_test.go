@@ -524,8 +524,8 @@ func numbersStay(t *testing.T, seed uint64, c *Core, before, after map[string]ui
 	}
 }
 
-// TestUnaffectedSourceGroupStays removes a sub-port of one GPU, and checks that nothing is computed or programmed for the
-// other one, although its sub-ports and sessions get other indexes.
+// TestUnaffectedSourceGroupStays removes a sub-port of one GPU, and checks that nothing is computed or programmed for
+// the other one, although its sub-ports and sessions get other indexes.
 func TestUnaffectedSourceGroupStays(t *testing.T) {
 	subPort := func(device string, gpu, peer int) string {
 		return fmt.Sprintf("      - {device: %s, speed: 400G, loopbacks: [10.255.0.%d/32], sessions: [{peer: 10.0.0.%d, peer_as: 65100}]}\n", device, gpu, peer)
