@@ -70,7 +70,7 @@ func reloadable(of reflect.Type, path string) (out []string) {
 }
 
 // anyConfig returns a random configuration of one shape, which varies the keys that a reload may change. Owned
-// sub-ports serve one of two loopbacks; changing these needs a restart.
+// sub-ports serve one of two loopbacks, which stay.
 func anyConfig(r *rand.Rand, s shape, owned bool) string {
 	pick := func(words ...string) string { return words[r.IntN(len(words))] }
 	s.NoSpeed = true
