@@ -56,6 +56,13 @@ func (b *Batch) SetRoute(r Route, flags uint16) {
 	b.route(unix.RTM_NEWROUTE, flags, r)
 }
 
+// SetPaths sets a route with its own next hops, of which it writes gateways, devices and OnLink. An IPv4 route may have
+// IPv6 gateways (RFC 8950).
+func (b *Batch) SetPaths(r Route, through []Nexthop, flags uint16) {
+	b.start()
+	b.route(unix.RTM_NEWROUTE, flags, r, through...)
+}
+
 // DelRoute deletes the route to a prefix in a table whose metric, protocol, nexthop and type equal those fields of r
 // that are not 0.
 func (b *Batch) DelRoute(r Route) {

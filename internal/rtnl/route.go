@@ -52,7 +52,7 @@ func (r Route) table() uint32 {
 	return r.Table
 }
 
-func (w *writer) route(kind, flags uint16, r Route) {
+func (w *writer) route(kind, flags uint16, r Route, through ...Nexthop) {
 	family := familyOf(r.Prefix.Addr())
 	at := w.begin(kind, flags, family, routeHeader)
 	h := w.buf[at+headerSize:]
@@ -77,7 +77,31 @@ func (w *writer) route(kind, flags uint16, r Route) {
 		w.u32(unix.RTA_OIF, uint32(r.Device))
 	}
 	w.addr(unix.RTA_PREFSRC, r.Source)
+	w.paths(family, through)
 	w.end(at)
+}
+
+// paths writes next hops, each a struct rtnexthop with its gateway.
+func (w *writer) paths(family uint8, through []Nexthop) {
+	if len(through) == 0 {
+		return
+	}
+	all := w.nest(unix.RTA_MULTIPATH)
+	for _, n := range through {
+		at := len(w.buf)
+		w.buf = append(w.buf, 0, 0, 0, 0)
+		if n.OnLink {
+			w.buf[at+2] = unix.RTNH_F_ONLINK
+		}
+		w.buf = binary.NativeEndian.AppendUint32(w.buf, uint32(n.Device))
+		if of := familyOf(n.Gateway); of == family {
+			w.addr(unix.RTA_GATEWAY, n.Gateway)
+		} else {
+			w.attr(unix.RTA_VIA, append(binary.NativeEndian.AppendUint16(nil, uint16(of)), n.Gateway.AsSlice()...)...)
+		}
+		binary.NativeEndian.PutUint16(w.buf[at:], uint16(len(w.buf)-at))
+	}
+	w.endNest(all)
 }
 
 // parseRoute parses the body of RTM_NEWROUTE.
@@ -119,6 +143,16 @@ func (c *Conn) Routes(family uint8, table uint32) ([]Route, error) {
 
 // RoutesBy returns the routes of one protocol; the kernel filters the others.
 func (c *Conn) RoutesBy(family uint8, table uint32, protocol uint8) ([]Route, error) {
+	var all []Route
+	err := c.dumpRoutes(fmt.Sprintf("dump routes of table %d", table), family, table, protocol, func() { all = all[:0] }, func(r Route, _ Message) {
+		all = append(all, r)
+	})
+	return all, err
+}
+
+// dumpRoutes calls f for the routes of a family, a table and a protocol; 0 selects all of the latter two. It calls again
+// before each attempt.
+func (c *Conn) dumpRoutes(what string, family uint8, table uint32, protocol uint8, again func(), f func(Route, Message)) error {
 	var w writer
 	at := w.begin(unix.RTM_GETROUTE, unix.NLM_F_DUMP, family, routeHeader)
 	w.buf[at+headerSize+5] = protocol
@@ -126,18 +160,17 @@ func (c *Conn) RoutesBy(family uint8, table uint32, protocol uint8) ([]Route, er
 		w.u32(unix.RTA_TABLE, table)
 	}
 	w.end(at)
-	var all []Route
-	err := c.dump(fmt.Sprintf("dump routes of table %d", table), w.buf, func() { all = all[:0] }, func(m Message) {
+	err := c.dump(what, w.buf, again, func(m Message) {
 		r, ok := parseRoute(m.Body)
 		if ok && m.Kind == unix.RTM_NEWROUTE && m.Body[0] == family &&
 			(table == 0 || r.Table == table) && (protocol == 0 || r.Protocol == protocol) {
-			all = append(all, r)
+			f(r, m)
 		}
 	})
 	if errors.Is(err, unix.ENOENT) {
-		return nil, nil // the table was never used
+		return nil // the table was never used
 	}
-	return all, err
+	return err
 }
 
 // Query is a flow to look up.
@@ -330,24 +363,22 @@ type Hop struct {
 	Device int
 	// Gateway is not valid if the destinations are on the link.
 	Gateway netip.Addr
+	// Dead is set if the kernel does not use the next hop, because its device is down.
+	Dead    bool
 	nexthop uint32 // the id of an object whose next hops replace this one
 }
 
 // Hops returns the next hops of the routes of a family (AF_INET, AF_INET6) and a protocol in all tables; protocol 0
 // selects all. Nexthop ids are resolved: with net.ipv4.nexthop_compat_mode 0 the kernel reports them without devices
 // and gateways.
-func (c *Conn) Hops(family, protocol uint8) ([]Hop, error) {
-	var w writer
-	at := w.begin(unix.RTM_GETROUTE, unix.NLM_F_DUMP, family, routeHeader)
-	w.buf[at+headerSize+5] = protocol
-	w.end(at)
+func (c *Conn) Hops(family, protocol uint8) ([]Hop, error) { return c.HopsIn(family, 0, protocol) }
+
+// HopsIn is Hops for one table; table 0 selects all.
+func (c *Conn) HopsIn(family uint8, table uint32, protocol uint8) ([]Hop, error) {
 	var all []Hop
-	err := c.dump("dump next hops", w.buf, func() { all = all[:0] }, func(m Message) {
-		r, ok := parseRoute(m.Body)
-		if !ok || m.Kind != unix.RTM_NEWROUTE || m.Body[0] != family || protocol != 0 && r.Protocol != protocol {
-			return
-		}
+	err := c.dumpRoutes("dump next hops", family, table, protocol, func() { all = all[:0] }, func(r Route, m Message) {
 		h := Hop{Prefix: r.Prefix, Table: r.Table, Protocol: r.Protocol, Type: r.Type, nexthop: r.Nexthop}
+		h.Dead = binary.NativeEndian.Uint32(m.Body[8:])&unix.RTNH_F_DEAD != 0
 		if r.Nexthop != 0 {
 			all = append(all, h)
 			return
@@ -386,7 +417,7 @@ func appendHops(all []Hop, h Hop, attrs []byte) []Hop {
 					break
 				}
 				one := h
-				one.Device = int(readU32(v[4:]))
+				one.Device, one.Dead = int(readU32(v[4:])), v[2]&unix.RTNH_F_DEAD != 0
 				all = appendHops(all, one, v[header:size])
 				v = v[min(align(size), len(v)):]
 			}
@@ -417,7 +448,7 @@ func resolve(all []Hop, objects []Nexthop) (out []Hop) {
 			}
 			for _, m := range members {
 				if o := byID[m.ID]; o != nil {
-					out = append(out, Hop{h.Prefix, h.Table, h.Protocol, h.Type, o.Device, o.Gateway, 0})
+					out = append(out, Hop{h.Prefix, h.Table, h.Protocol, h.Type, o.Device, o.Gateway, o.Dead, 0})
 				}
 			}
 		}

@@ -282,6 +282,7 @@ func TestRulesAreWhatIPSays(t *testing.T) {
 	want := []rtnl.Rule{
 		{Family: unix.AF_INET, Priority: 100, Table: 70000, Protocol: protocol, IPProto: unix.IPPROTO_UDP, Dport: [2]uint16{4791, 4791}},
 		{Family: unix.AF_INET, Priority: 101, Table: 100, Protocol: protocol, Mark: 0x10, Mask: 0xf0, Iif: "lo"},
+		{Family: unix.AF_INET6, Priority: 103, Table: 100, Protocol: protocol, Oif: "p0"},
 		{Family: unix.AF_INET6, Priority: 102, Table: 100, Protocol: protocol, Source: prefix("fd00::/64"), Destination: prefix("fd00::1/128"), IPProto: 17, Sport: [2]uint16{1, 9}},
 	}
 	b := s.conn.Begin()
@@ -290,7 +291,7 @@ func TestRulesAreWhatIPSays(t *testing.T) {
 	}
 	b.SetRule(want[0])
 	errs := s.conn.Do(b)
-	if err := all(errs[:3]); err != nil || !errors.Is(errs[3], unix.EEXIST) {
+	if err := all(errs[:len(want)]); err != nil || !errors.Is(errs[len(want)], unix.EEXIST) {
 		t.Fatal(errs)
 	}
 	s.IP("rule", "add", "not", "from", "10.0.0.0/8", "priority", "200", "lookup", "100")

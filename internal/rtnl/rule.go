@@ -24,8 +24,9 @@ type Rule struct {
 	// Protocol marks the program that created the rule (FRA_PROTOCOL).
 	Protocol            uint8
 	Source, Destination netip.Prefix
-	// Iif is the name of the ingress device; "lo" matches packets of this host.
-	Iif          string
+	// Iif is the name of the ingress device; "lo" matches packets of this host. Oif is the name of the egress device that
+	// the socket has chosen.
+	Iif, Oif     string
 	Mark, Mask   uint32
 	IPProto      uint8
 	Sport, Dport [2]uint16 // first and last
@@ -60,6 +61,9 @@ func (w *writer) rule(kind, flags uint16, r Rule) {
 	}
 	if r.Iif != "" {
 		w.attr(unix.FRA_IIFNAME, append([]byte(r.Iif), 0)...)
+	}
+	if r.Oif != "" {
+		w.attr(unix.FRA_OIFNAME, append([]byte(r.Oif), 0)...)
 	}
 	if r.Mark != 0 {
 		w.u32(unix.FRA_FWMARK, r.Mark)
@@ -117,6 +121,8 @@ func parseRule(b []byte) (r Rule, ok bool) {
 			r.Protocol = readU8(v)
 		case unix.FRA_IIFNAME:
 			r.Iif = Text(v)
+		case unix.FRA_OIFNAME:
+			r.Oif = Text(v)
 		case unix.FRA_FWMARK:
 			r.Mark = readU32(v)
 		case unix.FRA_FWMASK:
@@ -129,7 +135,7 @@ func parseRule(b []byte) (r Rule, ok bool) {
 			r.Dport = readPorts(v)
 		case unix.FRA_SUPPRESS_PREFIXLEN, unix.FRA_SUPPRESS_IFGROUP:
 			r.Foreign = r.Foreign || readU32(v) != ^uint32(0)
-		case unix.FRA_OIFNAME, unix.FRA_GOTO, unix.FRA_L3MDEV, unix.FRA_TUN_ID, unix.FRA_UID_RANGE:
+		case unix.FRA_GOTO, unix.FRA_L3MDEV, unix.FRA_TUN_ID, unix.FRA_UID_RANGE:
 			r.Foreign = true
 		}
 	}
