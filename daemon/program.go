@@ -35,6 +35,9 @@ func forwardingOf(c *core.Core) *farev1.Forwarding {
 			out.ProofPort = uint32(cfg.Proof.Port)
 			out.UdpPorts = append(out.UdpPorts, out.ProofPort)
 		}
+		if cfg.Proves() {
+			out.ProbePort = uint32(cfg.Proof.Port)
+		}
 		for _, port := range cfg.Dataplane.TCPPorts {
 			out.TcpPorts = append(out.TcpPorts, uint32(port))
 		}

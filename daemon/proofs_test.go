@@ -16,18 +16,19 @@ func TestProofsAreSteered(t *testing.T) {
 		extra string
 		want  []uint32
 		proof uint32
+		probe uint32
 	}{
-		{"dataplane: {address: 'unix:/a'}\n", []uint32{4791, 4444, 4796}, 4796},
-		{"dataplane: {address: 'unix:/a', udp_ports: [4796, 4791]}\n", []uint32{4796, 4791}, 0},
-		{"dataplane: {address: 'unix:/a'}\nproof: {enabled: false}\n", []uint32{4791, 4444}, 0},
-		{"dataplane: {address: 'unix:/a'}\nproof: {port: 5000}\n", []uint32{4791, 4444, 5000}, 5000},
-		{"dataplane: {address: 'memory:'}\n", []uint32{4791, 4444}, 0},
+		{"dataplane: {address: 'unix:/a'}\n", []uint32{4791, 4444, 4796}, 4796, 4796},
+		{"dataplane: {address: 'unix:/a', udp_ports: [4796, 4791]}\n", []uint32{4796, 4791}, 0, 4796},
+		{"dataplane: {address: 'unix:/a'}\nproof: {enabled: false}\n", []uint32{4791, 4444}, 0, 0},
+		{"dataplane: {address: 'unix:/a'}\nproof: {port: 5000}\n", []uint32{4791, 4444, 5000}, 5000, 5000},
+		{"dataplane: {address: 'memory:'}\n", []uint32{4791, 4444}, 0, 0},
 	} {
 		s := shape{Planes: 2, SubPorts: 1}
 		s.Extra = c.extra
 		l := idle(t, s.Text())
-		if f := forwardingOf(l.core); !slices.Equal(f.UdpPorts, c.want) || f.ProofPort != c.proof {
-			t.Errorf("%s: %v with %d for proofs, want %v with %d", c.extra, f.UdpPorts, f.ProofPort, c.want, c.proof)
+		if f := forwardingOf(l.core); !slices.Equal(f.UdpPorts, c.want) || f.ProofPort != c.proof || f.ProbePort != c.probe {
+			t.Errorf("%s: %v with %d and %d for proofs, want %v with %d and %d", c.extra, f.UdpPorts, f.ProofPort, f.ProbePort, c.want, c.proof, c.probe)
 		}
 		l.d.Close()
 	}

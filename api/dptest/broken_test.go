@@ -461,6 +461,24 @@ func TestSuiteCatches(t *testing.T) {
 				return err
 			}
 		}, "hello-takes-any-ports"},
+		{"refuses a probe port", func(b *broken) {
+			b.onHello = func(request *farev1.HelloRequest, _ *farev1.HelloResponse, err error) error {
+				if request.Forwarding.ProbePort > 0 {
+					return status.Error(codes.Unimplemented, "no probes")
+				}
+				return err
+			}
+		}, "hello-takes-any-ports"},
+		{"takes probe port 65536", func(b *broken) {
+			claim(func(c *farev1.Capabilities) { c.ProbePort = true })(b)
+			hello := b.onHello
+			b.onHello = func(request *farev1.HelloRequest, response *farev1.HelloResponse, err error) error {
+				if err = hello(request, response, err); request.Forwarding.ProbePort > 65535 {
+					return nil
+				}
+				return err
+			}
+		}, "hello-refuses-nonsense"},
 		{"takes TCP port 0", func(b *broken) {
 			b.onHello = func(request *farev1.HelloRequest, _ *farev1.HelloResponse, err error) error {
 				if slices.Contains(request.Forwarding.TcpPorts, 0) {

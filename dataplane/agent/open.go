@@ -26,6 +26,7 @@ func openDriver(c *Config) (*driver, error) {
 		cannot = bpf.Supported()
 	}
 	kernel, settings := metricKernelSeconds.New(durations()), c.Linux
+	settings.ReachPriority = cmp.Or(settings.ReachPriority, max(1, min(linux.DefaultReachPriority, cmp.Or(c.BPF.Priority, bpf.DefaultPriority)-1, cmp.Or(c.Linux.RulePriority, linux.DefaultRulePriority)-3)))
 	settings.Took = func(d time.Duration) { kernel.Observe(d.Seconds()) }
 	below, err := linux.Open(settings)
 	if err != nil {

@@ -203,6 +203,8 @@ func (d *Driver) forward(forwarding *farev1.Forwarding) error {
 	if err := d.rules.setUp(); err != nil {
 		return kernelStatus(err)
 	}
+	d.reach.port = uint16(forwarding.ProbePort)
+	d.reach.sync()
 	d.lookSoon() // packets have other source addresses and ports
 	return nil
 }

@@ -20,6 +20,8 @@ const (
 	DefaultProbeTable    = 0x66617265
 	DefaultSourceTable   = 0x66617300 // first of a range of tables
 	DefaultProbeMark     = 0x66617265
+	DefaultReachTable    = 0x66616000 // first of a range of tables
+	DefaultReachPriority = 1780       // before that of steering by BPF
 	DefaultAuditInterval = time.Minute
 
 	// MaxBuckets is the largest value of Config.Buckets, a limit of the kernel.
@@ -69,6 +71,10 @@ type Config struct {
 	// ProbeTable and ProbeMark are used for milliseconds while the Driver queries the flow hash of the kernel: a rule
 	// for packets with the mark leads to the table. 0 selects DefaultProbeTable and DefaultProbeMark.
 	ProbeTable, ProbeMark uint32
+	// ReachTable is the first table of the next hops of probes (Forwarding.probe_port), and ReachPriority the priority of
+	// the rules that lead there: lower than those of all other rules for UDP. 0 selects DefaultReachTable and
+	// DefaultReachPriority.
+	ReachTable, ReachPriority uint32
 	// AuditInterval is the interval of complete comparisons with the kernel, with repair. 0 selects
 	// DefaultAuditInterval.
 	AuditInterval time.Duration
@@ -106,6 +112,8 @@ func (c Config) withDefaults() (Config, error) {
 	or(&c.ProbeTable, DefaultProbeTable)
 	or(&c.SourceTable, DefaultSourceTable)
 	or(&c.ProbeMark, DefaultProbeMark)
+	or(&c.ReachTable, DefaultReachTable)
+	or(&c.ReachPriority, DefaultReachPriority)
 	or(&c.witnessTime, defaultWitnessTime)
 	or(&c.AuditInterval, DefaultAuditInterval)
 	if c.Logger == nil {
@@ -116,6 +124,9 @@ func (c Config) withDefaults() (Config, error) {
 	}
 	if c.ofSource(c.Table) || c.ofSource(c.ProbeTable) || c.SourceTable > math.MaxUint32-maxSources {
 		return c, fmt.Errorf("tables %d to %d are for source groups, and %d or %d is among them; set other tables", c.SourceTable, c.SourceTable+maxSources-1, c.Table, c.ProbeTable)
+	}
+	if c.ofReach(c.Table) || c.ofReach(c.ProbeTable) || c.ReachTable > math.MaxUint32-maxReach || c.ReachTable < c.SourceTable+maxSources && c.SourceTable < c.ReachTable+maxReach {
+		return c, fmt.Errorf("tables %d to %d are for probes, and another table is among them; set other tables", c.ReachTable, c.ReachTable+maxReach-1)
 	}
 	if c.RulePriority < 3 {
 		return c, fmt.Errorf("rule priority %d; use 3 or more", c.RulePriority)
@@ -129,6 +140,11 @@ const maxSources = 256
 // ofSource reports whether a table is in the range for source groups.
 func (c Config) ofSource(table uint32) bool {
 	return table >= c.SourceTable && table-c.SourceTable < maxSources
+}
+
+// ofReach reports whether a table is in the range for probes.
+func (c Config) ofReach(table uint32) bool {
+	return table >= c.ReachTable && table-c.ReachTable < maxReach
 }
 
 func or[T comparable](value *T, otherwise T) {

@@ -25,14 +25,14 @@ func TestConfigJudged(t *testing.T) {
 	got.Logger = nil
 	want := Config{
 		Protocol: 179, Table: 254, RulePriority: 10000, SourceTable: 0x66617300, Metric: 20, Memory: 1 << 30, Seed: 0x66617265, FirstID: 0x66617265,
-		ProbeTable: 0x66617265, ProbeMark: 0x66617265, AuditInterval: time.Minute,
+		ProbeTable: 0x66617265, ProbeMark: 0x66617265, ReachTable: 0x66616000, ReachPriority: 1780, AuditInterval: time.Minute,
 		witnessTime: 50 * time.Millisecond,
 	}
 	if !reflect.DeepEqual(got, want) || logger == nil {
 		t.Errorf("%+v, want %+v", got, want)
 	}
 	set := Config{
-		Protocol: 5, Table: 7, RulePriority: 3, SourceTable: 1000, Metric: 1, Memory: 2, Seed: 3, FirstID: 4, ProbeTable: 8, ProbeMark: 9,
+		Protocol: 5, Table: 7, RulePriority: 3, SourceTable: 1000, Metric: 1, Memory: 2, Seed: 3, FirstID: 4, ProbeTable: 8, ProbeMark: 9, ReachTable: 5000, ReachPriority: 2,
 		AuditInterval: 1, witnessTime: 1, Buckets: 1, Logger: slog.New(slog.DiscardHandler),
 	}
 	if got, err := set.withDefaults(); err != nil || !reflect.DeepEqual(got, set) {
@@ -50,6 +50,8 @@ func TestConfigJudged(t *testing.T) {
 		{func(c *Config) { c.ProbeTable = 1000 }, "source groups"}, {func(c *Config) { c.ProbeTable = 1255 }, "source groups"},
 		{func(c *Config) { c.ProbeTable = 1256 }, ""},
 		{func(c *Config) { c.SourceTable = math.MaxUint32 - 255 }, "source groups"}, {func(c *Config) { c.SourceTable = math.MaxUint32 - 256 }, ""},
+		{func(c *Config) { c.Table = 5000 }, "for probes"}, {func(c *Config) { c.ProbeTable = 6023 }, "for probes"}, {func(c *Config) { c.Table = 6024 }, ""},
+		{func(c *Config) { c.ReachTable = 1255 }, "for probes"}, {func(c *Config) { c.ReachTable = 1256 }, ""}, {func(c *Config) { c.ReachTable = math.MaxUint32 - 1023 }, "for probes"},
 		{func(c *Config) { c.RulePriority = 2 }, "rule priority 2"}, {func(c *Config) { c.RulePriority = 3 }, ""},
 	} {
 		config := set

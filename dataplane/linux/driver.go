@@ -67,6 +67,7 @@ type Driver struct {
 	links     *links
 	reader    *reader
 	rules     *rules
+	reach     *reach
 	prober    *prober
 	others    *others
 	occupied  *occupied
@@ -137,14 +138,16 @@ func newDriver(config Config) *Driver {
 	st := newState(config)
 	in := &integrity{state: st}
 	k := newKernel(st)
-	l := &links{state: st, kernel: k, dark: map[int]bool{}, fresh: make(chan struct{}, 1)}
+	re := &reach{state: st, kernel: k, timer: time.NewTimer(time.Hour), made: map[rtnl.Rule]bool{}}
+	l := &links{state: st, kernel: k, reach: re, dark: map[int]bool{}, fresh: make(chan struct{}, 1)}
 	oc, sh := &occupied{places: map[routeKey]bool{}}, &shadows{state: st, kernel: k}
 	return &Driver{
 		stop: make(chan struct{}), repair: time.NewTimer(time.Hour), search: time.NewTimer(time.Hour), state: st, kernel: k, links: l, integrity: in,
 		reader:   &reader{state: st, kernel: k, links: l, integrity: in},
 		rules:    &rules{state: st, kernel: k, integrity: in, made: map[rtnl.Rule]bool{}},
+		reach:    re,
 		prober:   &prober{state: st, kernel: k},
-		occupied: oc, shadows: sh, others: &others{state: st, integrity: in, occupied: oc, shadows: sh},
+		occupied: oc, shadows: sh, others: &others{state: st, integrity: in, occupied: oc, shadows: sh, reach: re},
 	}
 }
 
@@ -178,7 +181,7 @@ func (d *Driver) open() (err error) {
 		return err
 	}
 	d.capabilities = &farev1.Capabilities{
-		Ipv6: d.state.ipv6, ConfirmsInEffect: true, CarriersAnnounced: d.links.watch.Announced(),
+		Ipv6: d.state.ipv6, ConfirmsInEffect: true, ProbePort: true, CarriersAnnounced: d.links.watch.Announced(),
 	}
 	if err := d.reader.reread(false); err != nil {
 		return err

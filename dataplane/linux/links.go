@@ -12,6 +12,7 @@ import (
 type links struct {
 	state   *state
 	kernel  *kernel
+	reach   *reach
 	watch   *carrier.Watch
 	handle  *netlink.Handle // for neighbors
 	changes uint64          // number of link changes that affect nexthops
@@ -83,6 +84,9 @@ func (l *links) takeLinks(events []rtnl.LinkEvent) {
 			continue // irrelevant to nexthops, e.g. the MTU
 		}
 		l.changes++
+		if !e.Gone { // with its device the kernel removes IPv6 routes, and may remove that of IPv4
+			l.reach.soon()
+		}
 		for _, sp := range l.state.want.subPorts {
 			if e.Has(sp.device) || had && old.Has(sp.device) {
 				l.state.relink(sp)

@@ -46,6 +46,7 @@ func (d *Driver) keep() {
 	defer settings.Stop()
 	defer d.repair.Stop()
 	defer d.search.Stop()
+	defer d.reach.timer.Stop()
 	for {
 		select {
 		case <-d.stop:
@@ -60,6 +61,10 @@ func (d *Driver) keep() {
 			d.mu.Unlock()
 		case <-d.search.C:
 			d.look()
+		case <-d.reach.timer.C:
+			d.mu.Lock()
+			d.reach.sync()
+			d.mu.Unlock()
 		case <-settings.C:
 			d.restore()
 			settings.Reset(beat.Until(time.Now(), settingsInterval))
@@ -250,6 +255,7 @@ func (d *Driver) audit() {
 		}
 	}
 	d.report(d.sync())
+	d.reach.sync()
 	d.occupied.freeAll()
 }
 

@@ -13,6 +13,7 @@ type others struct {
 	integrity *integrity
 	occupied  *occupied
 	shadows   *shadows
+	reach     *reach
 	news      *rtnl.ObjectWatch
 }
 
@@ -23,10 +24,14 @@ func (o *others) disturbed() (concerned, leads bool) {
 	if errors.Is(err, rtnl.ErrOverrun) {
 		o.state.stats.Overruns++
 		o.occupied.freeAll()
+		o.reach.soon()
 		return true, true
 	}
 	for _, e := range events {
 		concerned = o.concerns(e) || concerned
+		if o.reach.concerns(e) {
+			o.reach.soon()
+		}
 		leads = o.shadows.concerns(e) || leads
 	}
 	return concerned, leads

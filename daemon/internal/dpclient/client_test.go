@@ -464,7 +464,7 @@ func (g *gathering) Hello(ctx context.Context, request *farev1.HelloRequest) (*f
 	defer g.mu.Unlock()
 	response.Capabilities.MaxOperationsPerRequest = g.limit
 	if g.hellos++; g.hellos > 1 {
-		response.Capabilities.FlowHash = g.flowHash
+		response.Capabilities.FlowHash, response.Capabilities.ProbePort = g.flowHash, true
 	}
 	return response, nil
 }
@@ -561,12 +561,15 @@ func TestChangedCapabilitiesAreReadAgain(t *testing.T) {
 	r.restart(nil)
 	defer r.stop()
 	r.connected()
+	if r.client.Status().ProbePort {
+		t.Error("packets follow a probe port without the capability")
+	}
 	f := testForwarding()
 	f.Planes[0].SubPorts[0].NextHopV6 = "fe80::1"
 	r.client.SetForwarding(f)
 	r.until("the other capabilities", func() bool {
 		s := r.client.Status()
-		return s.Connected && s.Counters.Connects == 2 && s.Capabilities.GetFlowHash().GetAlgorithm() == "ask"
+		return s.Connected && s.ProbePort && s.Counters.Connects == 2 && s.Capabilities.GetFlowHash().GetAlgorithm() == "ask"
 	})
 }
 

@@ -221,6 +221,9 @@ func (s *Server) judgeForwarding(forwarding *farev1.Forwarding) (map[string]Posi
 			}
 		}
 	}
+	if forwarding.ProbePort > 65535 {
+		return nil, invalid("forwarding: probe_port: %d is not a port; use 0 to 65535", forwarding.ProbePort)
+	}
 	if err := judgeSourceGroups(forwarding, devices); err != nil {
 		return nil, err
 	}
