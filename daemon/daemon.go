@@ -72,25 +72,24 @@ type Conn interface {
 
 // Daemon is one fared: a server or a leaf.
 type Daemon struct {
-	cfg      *config.Config
-	deps     Deps
-	log      *slog.Logger
-	loop     *loop
-	speaker  *speaker.Speaker
-	links    LinkSource
-	client   *dpclient.Client // nil for a leaf without a data plane
-	service  *status.Service
-	metrics  *status.Metrics
-	registry *prometheus.Registry
-	table    *publish.Publisher // nil if the slot table is disabled
-	drains   *drainSaver        // nil if drains end with the daemon
-	proofs   *proofs            // nil if no probes are configured
-	resolver *ndisc.Resolver    // of unnumbered sessions
-	closers  []func() error
-	moved    atomic.Uint64
-	// proofKeys are the keys of probes.
-	proofKeys atomic.Pointer[[][]byte]
-	ran       bool
+	cfg           *config.Config
+	deps          Deps
+	log           *slog.Logger
+	loop          *loop
+	speaker       *speaker.Speaker
+	links         LinkSource
+	client        *dpclient.Client // nil for a leaf without a data plane
+	service       *status.Service
+	metrics       *status.Metrics
+	registry      *prometheus.Registry
+	table         *publish.Publisher // nil if the slot table is disabled
+	drains        *drainSaver        // nil if drains end with the daemon
+	proofs        *proofs            // nil if no probes are configured
+	resolver      *ndisc.Resolver    // of unnumbered sessions
+	closers       []func() error
+	moved         atomic.Uint64
+	proofSettings atomic.Pointer[proofSettings]
+	ran           bool
 }
 
 // New builds a daemon and starts its BGP servers; no session connects before Run. One process may contain several

@@ -9,21 +9,32 @@ import (
 
 	farev1 "github.com/fared/fared/api/fare/v1"
 	"github.com/fared/fared/daemon/config"
+	"github.com/fared/fared/daemon/internal/core"
 	"github.com/fared/fared/daemon/internal/prober"
+	"github.com/fared/fared/daemon/internal/proof"
 	"github.com/fared/fared/daemon/internal/status"
+	"github.com/fared/fared/fare"
 	"github.com/fared/fared/wecmp"
 )
 
 // memoryDataplane is the name of the data plane that forwards nothing.
 const memoryDataplane = "memory"
 
-// keysOf returns the keys of probes.
-func keysOf(cfg *config.Config) *[][]byte {
-	var keys [][]byte
+// proofSettings are those of a prober that a reload changes.
+type proofSettings struct {
+	keys       [][]byte
+	avoidAfter time.Duration // 0: never
+}
+
+func settingsOf(cfg *config.Config) *proofSettings {
+	s := &proofSettings{}
 	for _, k := range cfg.Proof.Keys {
-		keys = append(keys, []byte(k.Key))
+		s.keys = append(s.keys, []byte(k.Key))
 	}
-	return &keys
+	if cfg.Proof.Unproved == fare.UnprovedAvoid {
+		s.avoidAfter = cfg.Proof.AvoidAfter
+	}
+	return s
 }
 
 // proofs are the results of a prober that a reload may replace. Its methods may be called on any goroutine.
@@ -91,10 +102,11 @@ func (d *Daemon) buildProber() *prober.Prober {
 		return nil
 	}
 	layout := d.loop.core.Layout()
-	d.proofKeys.Store(keysOf(d.cfg))
+	d.proofSettings.Store(settingsOf(d.cfg))
+	avoid := d.loop.avoider()
 	c := prober.Config{
 		Reader: d.loop.builder.Reader(d.loop.do), Planes: layout.Planes, Port: d.cfg.Proof.Port, Rate: float64(d.cfg.Proof.Rate), Log: d.log,
-		Keys: func() [][]byte { return *d.proofKeys.Load() },
+		Keys: func() [][]byte { return d.proofSettings.Load().keys },
 		Ports: func(port uint16, src, dst netip.Addr, v *status.Vector, buf []uint16) ([]uint16, bool) {
 			var places [config.MaxSlots]wecmp.Place
 			for i, s := range v.Slots {
@@ -110,6 +122,20 @@ func (d *Daemon) buildProber() *prober.Prober {
 				return "the data plane has not been connected yet"
 			}
 			return ""
+		},
+		Direct:     func() bool { return d.client.Status().ProbePort },
+		AvoidAfter: func() time.Duration { return d.proofSettings.Load().avoidAfter },
+		Avoid: func(changes []proof.Avoidance) {
+			var out []core.Avoid
+			for _, a := range changes {
+				out = append(out, core.Avoid{Source: a.Group, Destination: netip.PrefixFrom(a.Address, a.Address.BitLen()), Plane: a.Plane, On: a.On})
+			}
+			avoid(out)
+		},
+		Wrong: func(devices []string) {
+			if d.table != nil {
+				d.table.SetWrong(devices)
+			}
 		},
 		Event: func(e prober.Event) {
 			level, kind := slog.LevelWarn, status.EventFault

@@ -23,7 +23,7 @@ func (l *loop) reload(next *config.Config) {
 	l.rediscoverSpeeds()
 	l.shortenTimers()
 	l.setBFDKeys()
-	l.d.proofKeys.Store(keysOf(next))
+	l.d.proofSettings.Store(settingsOf(next))
 	if l.d.speaker != nil {
 		l.d.speaker.SetLoopbacks(next.Loopbacks)
 	}

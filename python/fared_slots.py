@@ -112,7 +112,8 @@ def _reason(error, path):
 
 @dataclasses.dataclass(frozen=True)
 class Slot:
-    """A queue pair slot. sub_port is -1 if packets are sprayed over the plane; share is in parts per billion; parked slots send nothing."""
+    """A queue pair slot. sub_port is -1 if packets are sprayed over the plane; share is in parts per billion; parked slots send nothing; probes by the
+    sub-ports of wrong ones are lost or go another way."""
 
     plane: int
     sub_port: int
@@ -121,6 +122,7 @@ class Slot:
     parked: bool
     drain: bool
     in_effect: bool
+    wrong: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -312,7 +314,7 @@ class Table:
 
     def _pair(self, source, destination, read):
         slots = tuple(
-            Slot(plane, -1 if sub_port == 0xFFFF else sub_port, share, port, bool(flags & 1), bool(flags & 2), bool(flags & 4))
+            Slot(plane, -1 if sub_port == 0xFFFF else sub_port, share, port, bool(flags & 1), bool(flags & 2), bool(flags & 4), bool(flags & 8))
             for share, port, _, plane, sub_port, flags in _SLOT.iter_unpack(memoryview(self._slots)[: read.slots * _SLOT.size])
         )
         placement = _PLACEMENTS[read.placement & 3]
@@ -398,7 +400,7 @@ def dump(table):
     for p in sorted(table.pairs(), key=lambda p: (p.source.version, p.source, p.destination.version, p.destination)):
         text = f"pair {p.source} {p.destination} vector={p.vector} {p.placement}{' reachable' * p.reachable}{' in-effect' * p.in_effect}"
         for s in p.slots:
-            text += f"; {s.plane}.{s.sub_port} {s.share}:{s.source_port}{' parked' * s.parked}{' drain' * s.drain}{' in-effect' * s.in_effect}"
+            text += f"; {s.plane}.{s.sub_port} {s.share}:{s.source_port}{' parked' * s.parked}{' drain' * s.drain}{' in-effect' * s.in_effect}{' wrong' * s.wrong}"
         lines.append(text)
     return "".join(line + "\n" for line in lines)
 

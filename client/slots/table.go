@@ -110,6 +110,9 @@ type Slot struct {
 	Drain bool
 	// InEffect means that the data plane forwards by the weight of the slot's plane.
 	InEffect bool
+	// Wrong means that probes by the slot's sub-port toward some destination are lost or go another way: see 'fared
+	// health' on the host.
+	Wrong bool
 }
 
 // Pair is the state of a pair at one moment.
@@ -527,6 +530,7 @@ func (m *mapping) readVector(p *Pair, pair uint64, inEffect bool) (bool, error) 
 		out := Slot{
 			Plane: int(s.Plane), SubPort: int(s.SubPort), Share: s.Share, SourcePort: port(four, i%4),
 			Parked: s.Flags&slotlayout.SlotParked != 0, InEffect: inEffect && s.Flags&slotlayout.SlotInEffect != 0,
+			Wrong: s.Flags&slotlayout.SlotWrong != 0,
 			Drain: s.Flags&slotlayout.SlotDrain != 0 || drains>>(i%64)&1 != 0,
 		}
 		if s.SubPort == slotlayout.NoSubPort {

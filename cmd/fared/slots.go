@@ -288,6 +288,7 @@ type slotView struct {
 	Parked   bool   `json:"parked"`
 	Drain    bool   `json:"drain_before_move"`
 	InEffect bool   `json:"in_effect"`
+	Wrong    bool   `json:"wrong"`
 }
 
 // readSlots reads the table and the selected pairs, sorted by address.
@@ -358,7 +359,7 @@ func (v *slotsView) pair(p *slots.Pair) pairView {
 		Slots: []slotView{},
 	}
 	for i, s := range p.Slots {
-		slot := slotView{Slot: i, Plane: v.Planes[s.Plane], Port: s.SourcePort, Share: s.Share, Parked: s.Parked, Drain: s.Drain, InEffect: s.InEffect}
+		slot := slotView{Slot: i, Plane: v.Planes[s.Plane], Port: s.SourcePort, Share: s.Share, Parked: s.Parked, Drain: s.Drain, InEffect: s.InEffect, Wrong: s.Wrong}
 		if s.SubPort >= 0 {
 			slot.Device = v.SubPorts[s.SubPort].Device
 		}
@@ -530,6 +531,9 @@ func (s *slotView) state() string {
 	}
 	if s.Drain {
 		words = append(words, "drain before move")
+	}
+	if s.Wrong {
+		words = append(words, "packets go wrong")
 	}
 	return strings.Join(words, ", ")
 }

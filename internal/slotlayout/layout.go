@@ -167,6 +167,7 @@ const (
 	SlotParked   = 1 << 0 // send nothing; the share is 0
 	SlotDrain    = 1 << 1 // the slot has lost addresses: Slot.drain_before_move
 	SlotInEffect = 1 << 2 // the data plane forwards by the weight of the slot's plane
+	SlotWrong    = 1 << 3 // probes by the slot's sub-port toward some destination are lost or go another way
 
 	PairUsed     = 1 << 0 // the record is in use
 	PairInEffect = 1 << 1 // the data plane forwards the destination by its vector

@@ -2,8 +2,11 @@ package packets
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"maps"
 	"os"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -13,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	farev1 "github.com/fared/fared/api/fare/v1"
+	slottable "github.com/fared/fared/client/slots"
 	"github.com/fared/fared/internal/testkit/gate"
 	"github.com/fared/fared/internal/testkit/netnstest"
 	"github.com/fared/fared/internal/testkit/testbed"
@@ -41,6 +45,9 @@ func (l *proofLab) findings() (out []string) {
 		}
 		if f.Service > 0 {
 			text += fmt.Sprintf(" to %d", f.Service)
+		}
+		if f.Avoided {
+			text += " avoided"
 		}
 		if f.Text == "" || f.Remedy == "" {
 			l.t.Errorf("%s without a text or a remedy: %v", text, f)
@@ -91,6 +98,31 @@ func (l *proofLab) cure(node string) {
 	l.t.Helper()
 	l.Node(node).Run("nft", "delete table ip proof")
 	l.await("")
+}
+
+// awaitMarks waits until the slots of these sub-ports, and no others, are marked in the slot table of server 1.
+func (l *proofLab) awaitMarks(want ...string) {
+	l.t.Helper()
+	table, err := slottable.Open(filepath.Join(l.Folder, "server1", "slots"))
+	if err != nil {
+		l.t.Fatal(err)
+	}
+	defer table.Close()
+	netnstest.Eventually(l.t, time.Minute, func() error {
+		subPorts, err := table.SubPorts()
+		marks := map[string]bool{}
+		for pair := range table.Pairs() {
+			for _, s := range pair.Slots {
+				if s.Wrong {
+					marks[subPorts[s.SubPort].Device] = true
+				}
+			}
+		}
+		if have := slices.Sorted(maps.Keys(marks)); err != nil || !slices.Equal(have, want) {
+			return fmt.Errorf("slots of %v are marked, want %v, %v", have, want, err)
+		}
+		return nil
+	})
 }
 
 // swap swaps the planes of the packets toward server 2, by a cable between the leaves, until undo is called.
@@ -147,7 +179,8 @@ func TestProof(t *testing.T) {
 	}
 }
 
-func testProof(t *testing.T, driver string) {
+// newProofLab returns a lab in which all is proved.
+func newProofLab(t *testing.T, driver string) *proofLab {
 	netnstest.Require(t, "nft")
 	l := &proofLab{Lab: testbed.NewLab(t, "--servers", "3", "--planes", "2", "--sub-ports", "2", "--driver", driver), t: t}
 	l.fabric = farev1.NewFabricServiceClient(testbed.Dial(t, l.Socket("server1")))
@@ -162,6 +195,11 @@ func testProof(t *testing.T, driver string) {
 		return nil
 	})
 	l.await("")
+	return l
+}
+
+func testProof(t *testing.T, driver string) {
+	l := newProofLab(t, driver)
 	planes, err := l.fabric.ListPlanes(t.Context(), &farev1.ListPlanesRequest{})
 	if err != nil {
 		t.Fatal(err)
@@ -198,7 +236,9 @@ func testProof(t *testing.T, driver string) {
 	t.Log("one sub-port")
 	l.nft("leaf1", "forward", "iifname s1.1 drop")
 	l.await("lost " + at(1, 1) + " ours")
+	l.awaitMarks(device(1, 1))
 	l.cure("leaf1")
+	l.awaitMarks()
 
 	t.Log("a firewall of server 1")
 	if driver == "linux" {
@@ -274,4 +314,75 @@ func testProof(t *testing.T, driver string) {
 	})
 	l.signal(pid, unix.SIGCONT)
 	l.await("")
+}
+
+// TestAvoid loses one pair's packets at one plane, by the leaf: that pair alone leaves the plane, and returns after the
+// cure.
+func TestAvoid(t *testing.T) {
+	gate.Slow(t, gate.Packets, "a fabric with both drivers; the gate has the judgments in virtual time")
+	for _, driver := range []string{"linux", "bpf"} {
+		t.Run(driver, func(t *testing.T) { testAvoid(t, newProofLab(t, driver)) })
+	}
+}
+
+func testAvoid(t *testing.T, l *proofLab) {
+	for _, server := range []string{"server1", "server2", "server3"} {
+		l.configure(server, "proof: {unproved: avoid}\n")
+	}
+	l.nft("leaf1", "forward", "ip saddr { 10.255.0.1, 10.255.0.2 } ip daddr { 10.255.0.1, 10.255.0.2 } drop")
+	l.awaitWeights("server1", 1, 0, 1, 1)
+	l.awaitWeights("server2", 1, 0, 1, 1)
+	l.await("lost p1/ both avoided")
+	l.Node("leaf1").Run("nft", "delete table ip proof")
+	l.awaitWeights("server1", 1, 1, 1, 1)
+	l.await("")
+}
+
+// configure adds a text to the configuration of a server, and reloads it.
+func (l *proofLab) configure(server, text string) {
+	l.t.Helper()
+	line, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", l.process(server, "run")))
+	words := strings.Split(string(line), "\x00")
+	if err != nil || !slices.Contains(words, "--config") {
+		l.t.Fatalf("%q, %v", words, err)
+	}
+	path := words[slices.Index(words, "--config")+1]
+	f, err := os.OpenFile(path, os.O_APPEND|os.O_WRONLY, 0)
+	if err == nil {
+		_, err = f.WriteString(text)
+		err = errors.Join(err, f.Close())
+	}
+	if err == nil {
+		_, err = farev1.NewFabricServiceClient(testbed.Dial(l.t, l.Socket(server))).Reload(l.t.Context(), &farev1.ReloadRequest{})
+	}
+	if err != nil {
+		l.t.Fatal(err)
+	}
+}
+
+// awaitWeights waits until the planes have weights, in effect: two toward the first of the other two
+// servers, two toward the second.
+func (l *proofLab) awaitWeights(server string, want ...uint32) {
+	l.t.Helper()
+	client := farev1.NewWeightServiceClient(testbed.Dial(l.t, l.Socket(server)))
+	took := netnstest.Eventually(l.t, time.Minute, func() error {
+		r, err := client.ListWeights(l.t.Context(), &farev1.ListWeightsRequest{})
+		if err != nil {
+			return err
+		}
+		var have []uint32
+		for _, d := range r.Weights {
+			for _, p := range d.Planes {
+				have = append(have, p.Weight)
+				if !p.InEffect {
+					return fmt.Errorf("plane %s toward %s is not in effect", p.Plane, d.Destination)
+				}
+			}
+		}
+		if !slices.Equal(have, want) {
+			return fmt.Errorf("%s: weights %d, want %d", server, have, want)
+		}
+		return nil
+	})
+	l.t.Logf("%s has %d after %v", server, want, took.Round(10*time.Millisecond))
 }

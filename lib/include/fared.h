@@ -58,6 +58,7 @@ struct fared_address {
 	2u                      /* the slot has lost addresses to other slots: transactions of these addresses may start there only when every transaction
                                    outstanding on this slot is complete (draft-xu-rtgwg-fare-in-sun-02, Section 4) */
 #define FARED_SLOT_IN_EFFECT 4u /* the data plane forwards by the weight of the slot's plane */
+#define FARED_SLOT_WRONG 8u     /* probes by the slot's sub-port toward some destination are lost or go another way: see 'fared health' on the host */
 
 #define FARED_NO_SUB_PORT 0xffffu
 

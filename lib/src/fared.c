@@ -665,7 +665,7 @@ static inline int read_vector(
 	const struct bounds b = {
 		.planes = t->planes.count < 256 ? t->planes.count : 256,
 		.sub_ports = t->sub_ports.count < L_NO_SUB_PORT ? t->sub_ports.count : L_NO_SUB_PORT,
-		.keep = L_SLOT_PARKED | L_SLOT_DRAIN | (in_effect ? L_SLOT_IN_EFFECT : 0),
+		.keep = L_SLOT_PARKED | L_SLOT_DRAIN | L_SLOT_WRONG | (in_effect ? L_SLOT_IN_EFFECT : 0),
 	};
 	uint64_t drain = 0;
 	for (uint32_t i = 0; i < last; i += 4, drain >>= 4) {

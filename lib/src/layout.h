@@ -99,6 +99,7 @@
 #define L_SLOT_PARKED 1u /* slot: send nothing; the share is 0 */
 #define L_SLOT_DRAIN 2u /* slot: it has lost addresses, which may start elsewhere only when everything outstanding on it is complete */
 #define L_SLOT_IN_EFFECT 4u /* slot: the data plane forwards by the weight of the slot's plane */
+#define L_SLOT_WRONG 8u /* slot: probes by its sub-port toward some destination are lost or go another way */
 #define L_PAIR_USED 1u /* pair: the record is in use */
 #define L_PAIR_IN_EFFECT 2u /* pair: the data plane forwards the destination by its vector */
 #define L_PLACEMENT_SHIFT 8u /* pair: first bit of the placement of source ports */

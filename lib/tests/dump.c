@@ -122,8 +122,8 @@ int main(int argc, char **argv)
 				CHECK(slot->slot == j);
 				printf("; %u.%d %u:%u", slot->plane, slot->sub_port == FARED_NO_SUB_PORT ? -1 : slot->sub_port, slot->share_ppb,
 					slot->source_port);
-				printf("%s%s%s", slot->flags & FARED_SLOT_PARKED ? " parked" : "", slot->flags & FARED_SLOT_DRAIN ? " drain" : "",
-					slot->flags & FARED_SLOT_IN_EFFECT ? " in-effect" : "");
+				printf("%s%s%s%s", slot->flags & FARED_SLOT_PARKED ? " parked" : "", slot->flags & FARED_SLOT_DRAIN ? " drain" : "",
+					slot->flags & FARED_SLOT_IN_EFFECT ? " in-effect" : "", slot->flags & FARED_SLOT_WRONG ? " wrong" : "");
 			}
 			printf("\n");
 		}

@@ -515,7 +515,9 @@ type ProofFinding struct {
 	Remedy  string `protobuf:"bytes,14,opt,name=remedy,proto3" json:"remedy,omitempty"`
 	SinceNs uint64 `protobuf:"varint,15,opt,name=since_ns,json=sinceNs,proto3" json:"since_ns,omitempty"`
 	// UDP port if only packets to it are concerned, such as 4791; otherwise 0.
-	Service       uint32 `protobuf:"varint,16,opt,name=service,proto3" json:"service,omitempty"`
+	Service uint32 `protobuf:"varint,16,opt,name=service,proto3" json:"service,omitempty"`
+	// The plane has no weight toward the destinations until probes return by it (proof.unproved: avoid).
+	Avoided       bool `protobuf:"varint,17,opt,name=avoided,proto3" json:"avoided,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -660,6 +662,13 @@ func (x *ProofFinding) GetService() uint32 {
 		return x.Service
 	}
 	return 0
+}
+
+func (x *ProofFinding) GetAvoided() bool {
+	if x != nil {
+		return x.Avoided
+	}
+	return false
 }
 
 type PingRequest struct {
@@ -2620,7 +2629,7 @@ const file_fare_v1_fabric_proto_rawDesc = "" +
 	"\x04lost\x18\x04 \x01(\x04R\x04lost\x12\"\n" +
 	"\rround_trip_ns\x18\x05 \x01(\x04R\vroundTripNs\x12 \n" +
 	"\fproof_age_ns\x18\x06 \x01(\x04R\n" +
-	"proofAgeNs\"\x9f\x03\n" +
+	"proofAgeNs\"\xb9\x03\n" +
 	"\fProofFinding\x12\x18\n" +
 	"\aproblem\x18\x01 \x01(\tR\aproblem\x12\x1c\n" +
 	"\tdirection\x18\x02 \x01(\tR\tdirection\x12\x14\n" +
@@ -2638,7 +2647,8 @@ const file_fare_v1_fabric_proto_rawDesc = "" +
 	"\x04text\x18\r \x01(\tR\x04text\x12\x16\n" +
 	"\x06remedy\x18\x0e \x01(\tR\x06remedy\x12\x19\n" +
 	"\bsince_ns\x18\x0f \x01(\x04R\asinceNs\x12\x18\n" +
-	"\aservice\x18\x10 \x01(\rR\aservice\"\xa9\x01\n" +
+	"\aservice\x18\x10 \x01(\rR\aservice\x12\x18\n" +
+	"\aavoided\x18\x11 \x01(\bR\aavoided\"\xa9\x01\n" +
 	"\vPingRequest\x12 \n" +
 	"\vdestination\x18\x01 \x01(\tR\vdestination\x12\x16\n" +
 	"\x06source\x18\x02 \x01(\tR\x06source\x12\x14\n" +

@@ -26,7 +26,7 @@ func Describe(p *slots.Pair) string {
 		for _, f := range []struct {
 			on   bool
 			name string
-		}{{s.Parked, " parked"}, {s.Drain, " drain"}, {s.InEffect, " in-effect"}} {
+		}{{s.Parked, " parked"}, {s.Drain, " drain"}, {s.InEffect, " in-effect"}, {s.Wrong, " wrong"}} {
 			if f.on {
 				b.WriteString(f.name)
 			}

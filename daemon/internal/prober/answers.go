@@ -53,7 +53,7 @@ func (p *Prober) Status() *farev1.ProofStatus {
 	for i := range findings {
 		f := &findings[i]
 		m := &farev1.ProofFinding{
-			Problem: string(f.Problem), Direction: string(f.Direction), Plane: f.Plane, Device: f.Device, Mtu: f.Big, Service: p.service(f), Destinations: uint32(f.Pairs),
+			Problem: string(f.Problem), Direction: string(f.Direction), Plane: f.Plane, Device: f.Device, Mtu: f.Big, Service: p.service(f), Avoided: f.Avoided, Destinations: uint32(f.Pairs),
 			Source: f.Source, Destination: f.Destination, Slot: int32(f.Slot), Expected: f.Expected, Seen: f.Seen, Text: p.text(f), SinceNs: uint64(f.Since.UnixNano()),
 		}
 		m.Cause, m.Remedy = p.cause(f, mtus)

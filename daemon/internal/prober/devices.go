@@ -58,6 +58,16 @@ func (d *devices) at(now time.Time, index int) (string, int) {
 	return "", -1
 }
 
+// indexOf returns the index of a sub-port's device, 0 if there is none.
+func (d *devices) indexOf(subPort int) int {
+	for index, i := range d.indexes {
+		if i == subPort {
+			return index
+		}
+	}
+	return 0
+}
+
 // left returns the device by which a packet has left toward an expected sub-port: that one if it is among those that
 // have carried it, otherwise the last of them; "" if none is known.
 func (d *devices) left(now time.Time, indexes []int, expected int) (string, int) {

@@ -13,6 +13,8 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/fared/fared/daemon/internal/proof"
 	"github.com/fared/fared/daemon/internal/status"
 	"github.com/fared/fared/internal/beat"
@@ -50,10 +52,19 @@ type Config struct {
 	Ports func(port uint16, src, dst netip.Addr, v *status.Vector, buf []uint16) ([]uint16, bool)
 	// Inactive returns why nothing can be proved, "" if there is no reason.
 	Inactive func() string
+	// Direct reports whether packets from Port to Port that are sent out of a sub-port's device go to its next hop,
+	// whatever the weights (Forwarding.probe_port).
+	Direct func() bool
+	// AvoidAfter returns the time after which a plane that loses all probes toward a destination is avoided; 0: never.
+	AvoidAfter func() time.Duration
+	// Avoid begins and ends avoidances. They end with Run.
+	Avoid func([]proof.Avoidance)
 	// Keys returns the keys: the first one is that of own probes. None disables authentication.
 	Keys func() [][]byte
 	// Event records the begin and the end of a finding.
 	Event func(Event)
+	// Wrong receives the devices of the sub-ports with findings whenever they change.
+	Wrong func(devices []string)
 	Log   *slog.Logger
 }
 
@@ -79,6 +90,7 @@ type Prober struct {
 	inactive string
 	dropped  [reasons]uint64
 	reported map[proof.Finding]bool
+	wrong    []string // devices with findings
 	events   []Event
 	pings    int
 	in       inbox
@@ -150,9 +162,12 @@ func (p *Prober) Run(ctx context.Context) error {
 			stale = false
 			next = now.Add(p.show(now, view))
 		}
-		wake, events := p.tick()
+		wake, events, avoidances := p.tick()
 		for _, e := range events {
 			p.c.Event(e)
+		}
+		if len(avoidances) > 0 {
+			p.c.Avoid(avoidances)
 		}
 		if stale && (wake.IsZero() || next.Before(wake)) {
 			wake = next
@@ -197,7 +212,7 @@ func (p *Prober) show(now time.Time, view *status.View) time.Duration {
 	return follow
 }
 
-// peers returns the destinations of a view with the slots that carry shares in effect.
+// peers returns the reachable destinations of a view with the slots that carry shares in effect.
 func (p *Prober) peers(view *status.View) (peers []proof.Peer, sources [][]netip.Addr) {
 	layout := view.Layout()
 	type key struct {
@@ -214,7 +229,11 @@ func (p *Prober) peers(view *status.View) (peers []proof.Peer, sources [][]netip
 	}
 	for k, d := range view.DestinationsSince(nil, nil) {
 		v := view.Find(d.Vector)
-		if v == nil || !v.Reachable || !d.InEffect {
+		if v == nil || !v.Reachable {
+			continue
+		}
+		if !d.InEffect { // its slots change now
+			peers = append(peers, proof.Peer{ID: proof.ID{Group: k.Source, Address: k.Addr()}})
 			continue
 		}
 		at, ok := paths[key{d.Vector, k.Source}]
@@ -244,9 +263,9 @@ func (p *Prober) paths(g *status.LayoutGroup, v *status.Vector) (out []proof.Pat
 	return out
 }
 
-// tick reads the packets that wait, sends the due probes, and returns the time of the next call and the events to
-// record.
-func (p *Prober) tick() (wake time.Time, events []Event) {
+// tick reads the packets that wait, sends the due probes, and returns the time of the next call, the events to record,
+// and the avoidances that begin or end.
+func (p *Prober) tick() (wake time.Time, events []Event, avoidances []proof.Avoidance) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for local, s := range p.sockets {
@@ -257,6 +276,7 @@ func (p *Prober) tick() (wake time.Time, events []Event) {
 	default:
 	}
 	now := time.Now()
+	p.core.SetAvoid(now, p.c.Direct(), p.c.AvoidAfter())
 	sends, wake, idle := p.core.Tick(now)
 	for i := range sends {
 		p.send(&sends[i])
@@ -269,7 +289,7 @@ func (p *Prober) tick() (wake time.Time, events []Event) {
 	case idle && !wake.IsZero():
 		wake = now.Add(beat.Until(now, time.Second)) // with other periodic work
 	}
-	return wake, events
+	return wake, events, p.core.TakeAvoidances()
 }
 
 // source returns the source port of a slot toward a port. The caller holds mu.
@@ -303,6 +323,15 @@ var foreign = []byte{0xff, 0, 0xff, 0xff, 0, 0xff, 0xff, 0xff, 15: 0}
 
 // send sends a probe or a packet to a service. The caller holds mu.
 func (p *Prober) send(s *proof.Send) {
+	if s.Path.Direct() {
+		fault := proof.None
+		s.Size = proof.MinSize
+		if err := p.sendDirect(s.Source, s.Address, s.Path.SubPort, &s.Packet, p.key()); err != nil {
+			fault = faultOf(err)
+		}
+		p.core.Left(time.Now(), time.Time{}, s.Nonce, "", -1, fault, "")
+		return
+	}
 	port, ok := p.source(p.portOf(s.Service), s.Source, s.Address, s.ID.Group, s.Path.Slot)
 	if !ok {
 		p.core.Left(time.Now(), time.Time{}, s.Nonce, "", -1, proof.Busy, "the source port of slot "+fmt.Sprint(s.Path.Slot)+" is not known to lead to its sub-port")
@@ -324,11 +353,7 @@ func (p *Prober) send(s *proof.Send) {
 	if s.Service > 0 {
 		way, err = transmit(from, netip.AddrPortFrom(s.Address, p.portOf(s.Service)), foreign, nearby)
 	} else {
-		var key []byte
-		if keys := p.c.Keys(); len(keys) > 0 {
-			key = keys[0]
-		}
-		way, err = p.transmit(from, s.Address, &s.Packet, key, stamped)
+		way, err = p.transmit(from, s.Address, &s.Packet, p.key(), stamped)
 	}
 	device, subPort := p.devices.left(time.Now(), way.devices, s.Path.SubPort)
 	text := ""
@@ -353,6 +378,26 @@ func (p *Prober) errorText(err error, s *proof.Send, port uint16) string {
 		}
 	}
 	return cause.Error()
+}
+
+// key returns the key of own probes.
+func (p *Prober) key() []byte {
+	if keys := p.c.Keys(); len(keys) > 0 {
+		return keys[0]
+	}
+	return nil
+}
+
+// sendDirect sends a packet out of a sub-port's device, from the port of proofs to it, whatever the weights. The caller
+// holds mu.
+func (p *Prober) sendDirect(from, to netip.Addr, subPort int, packet *proof.Packet, key []byte) error {
+	p.devices.refresh(time.Now(), devicesAge)
+	index, s := p.devices.indexOf(subPort), p.sockets[from]
+	if index == 0 || s == nil || s.err != nil {
+		return unix.ENODEV
+	}
+	p.out = packet.Append(p.out[:0], key)
+	return s.sendBy(index, from, netip.AddrPortFrom(to, p.c.Port), p.out)
 }
 
 // transmit sends a packet to the port of proofs.
@@ -451,11 +496,17 @@ func (p *Prober) answer(arrived time.Time, local netip.Addr, id proof.ID, probe 
 		if !ok {
 			break
 		}
+		a.Received, a.Answered = arrived.UnixNano(), time.Now().UnixNano()
+		if path.Direct() {
+			if p.sendDirect(local, id.Address, path.SubPort, &a, key) == nil {
+				return
+			}
+			break
+		}
 		port, ok := p.source(p.c.Port, local, id.Address, id.Group, path.Slot)
 		if !ok {
 			break
 		}
-		a.Received, a.Answered = arrived.UnixNano(), time.Now().UnixNano()
 		if _, err := p.transmit(netip.AddrPortFrom(local, port), id.Address, &a, key, plainly); faultOf(err) != proof.Busy {
 			return // own probes find the fault
 		}
@@ -488,7 +539,7 @@ func (p *Prober) report() {
 	}
 	current := map[proof.Finding]bool{}
 	for _, f := range now {
-		k := proof.Finding{Problem: f.Problem, Direction: f.Direction, Plane: f.Plane, Device: f.Device, Big: f.Big, Service: f.Service}
+		k := proof.Finding{Problem: f.Problem, Direction: f.Direction, Plane: f.Plane, Device: f.Device, Big: f.Big, Service: f.Service, Avoided: f.Avoided}
 		if current[k] = true; !p.reported[k] {
 			p.events = append(p.events, Event{Subject: place(&f), Detail: p.text(&f)})
 		}
@@ -499,17 +550,40 @@ func (p *Prober) report() {
 		}
 	}
 	p.reported = current
+	p.mark(now)
+}
+
+// mark hands over the sub-ports with findings if they have changed. The caller holds mu.
+func (p *Prober) mark(findings []proof.Finding) {
+	wrong := []string{}
+	for _, sp := range p.c.SubPorts {
+		if slices.ContainsFunc(findings, func(f proof.Finding) bool {
+			return !f.Avoided && f.Plane == sp.Plane && (f.Device == "" || f.Device == sp.Device)
+		}) {
+			wrong = append(wrong, sp.Device)
+		}
+	}
+	if !slices.Equal(wrong, p.wrong) {
+		p.wrong = wrong
+		p.c.Wrong(wrong)
+	}
 }
 
 // close closes the sockets and waits for their goroutines.
 func (p *Prober) close() {
 	p.mu.Lock()
+	p.core.SetAvoid(time.Now(), false, 0)
+	avoidances := p.core.TakeAvoidances()
+	p.mark(nil)
 	var ended []chan struct{}
 	for _, s := range p.sockets {
 		s.close()
 		ended = append(ended, s.done)
 	}
 	p.mu.Unlock()
+	if len(avoidances) > 0 {
+		p.c.Avoid(avoidances)
+	}
 	for _, done := range ended {
 		<-done
 	}

@@ -135,6 +135,16 @@ func (s *socket) next(b *inbox) (message, bool) {
 	return out, true
 }
 
+// sendBy sends a datagram out of a device.
+func (s *socket) sendBy(index int, from netip.Addr, to netip.AddrPort, b []byte) error {
+	control := unix.PktInfo6(&unix.Inet6Pktinfo{Addr: from.As16(), Ifindex: uint32(index)})
+	if from.Is4() {
+		control = unix.PktInfo4(&unix.Inet4Pktinfo{Spec_dst: from.As4(), Ifindex: int32(index)})
+	}
+	_, err := unix.SendmsgN(s.waiting, b, control, sockaddr(to), unix.MSG_DONTWAIT)
+	return os.NewSyscallError("send", err)
+}
+
 // serve reads the packets that are to be handled at once until the socket is closed.
 func (s *socket) serve(log *slog.Logger, handle func(*message)) {
 	defer close(s.done)

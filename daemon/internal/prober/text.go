@@ -54,5 +54,8 @@ func text(f *proof.Finding, port uint16) string {
 		fmt.Fprintf(&b, " (slot %d)", f.Slot)
 	}
 	fmt.Fprintf(&b, ": expected %s, seen %s", f.Expected, f.Seen)
+	if f.Avoided {
+		fmt.Fprintf(&b, "; avoided toward %d of the destinations until probes return", f.Pairs)
+	}
 	return b.String()
 }

@@ -49,6 +49,10 @@ type Config struct {
 	SubPorts []SubPort
 	// Rate is the number of probes a second.
 	Rate float64
+	// Avoid is the time for which all probes of a plane toward a peer have to be lost until the plane is avoided; 0: never.
+	Avoid time.Duration
+	// Direct means that packets may leave by a sub-port without a slot.
+	Direct bool
 	// Services is the number of services whose packets are sent in the place of queue pairs.
 	Services int
 	// Phase is the offset of the grid at which Tick is called, which differs between servers.
@@ -68,7 +72,7 @@ type ID struct {
 // plane.
 type Path struct{ Slot, Plane, SubPort int }
 
-// Peer is a destination. Peers may share Paths, which never changes.
+// Peer is a destination. Peers may share Paths, which never changes. Without Paths no packet is sent.
 type Peer struct {
 	ID
 	Paths []Path
@@ -108,6 +112,8 @@ const (
 	roleC
 	asked // for a person
 	local // a packet of a service
+	roleQ // of a trial
+	cure  // by an avoided way
 )
 
 // sent is a probe on its way.
@@ -138,6 +144,7 @@ type planeState struct {
 // peer is a destination with the knowledge about it.
 type peer struct {
 	Peer
+	last      []Path // Paths, or the ones before if there are none now
 	answering bool
 	since     time.Time // of the present value of answering
 	planes    []planeState
@@ -177,8 +184,14 @@ type Core struct {
 	failing   map[unit]*failure
 	recheckAt time.Time
 	asks      []*Ask
-	counters  []Counters
-	sends     []Send
+	// losing are ways that are lost and not avoided yet, avoided those without weight, and past are former ones.
+	losing     map[way]losing
+	avoided    map[way]*avoidance
+	past       map[way]past
+	avoidances []Avoidance // since TakeAvoidances
+	proofs     []time.Time // of each plane, the last one toward any peer
+	counters   []Counters
+	sends      []Send
 }
 
 // Counters count the probes of a plane since the start. Late answers are not lost.
@@ -188,6 +201,7 @@ type Counters struct{ Sent, Answered, Lost uint64 }
 func New(c Config) *Core {
 	return &Core{
 		c: c, peers: map[ID]*peer{}, out: map[uint64]*sent{}, failing: map[unit]*failure{}, due: make([]time.Time, len(c.SubPorts)),
+		losing: map[way]losing{}, avoided: map[way]*avoidance{}, past: map[way]past{}, proofs: make([]time.Time, len(c.Planes)),
 		counters: make([]Counters, len(c.Planes)), tokens: c.Rate,
 	}
 }
@@ -202,9 +216,12 @@ func (c *Core) SetPeers(now time.Time, sources [][]netip.Addr, peers []Peer) {
 		if p == nil {
 			p = &peer{Peer: n, since: now}
 		} else if !slices.Equal(p.Paths, n.Paths) {
-			old := p.Paths
-			p.Paths = n.Paths
-			c.changed(p, old)
+			if p.Paths = n.Paths; len(n.Paths) > 0 {
+				c.changed(p, p.last)
+			}
+		}
+		if len(n.Paths) > 0 {
+			p.last = n.Paths
 		}
 		c.peers[n.ID] = p
 		c.order = append(c.order, p)
@@ -314,6 +331,7 @@ func (c *Core) Tick(now time.Time) (sends []Send, wake time.Time, idling bool) {
 	c.runAsks(now)
 	c.runTrial(now)
 	c.recheck(now)
+	c.avoid(now)
 	for len(c.urgent) > 0 && c.tokens > -c.c.Rate/reserve {
 		u := c.urgent[0]
 		c.urgent = c.urgent[1:]
@@ -328,7 +346,7 @@ func (c *Core) Tick(now time.Time) (sends []Send, wake time.Time, idling bool) {
 
 // busy reports whether there is something to send or read at the next point of the grid.
 func (c *Core) busy(now time.Time) bool {
-	return len(c.answering)+len(c.asks)+len(c.urgent)+len(c.failing) > 0 || !c.heard.IsZero() && now.Sub(c.heard) < loyalty
+	return len(c.answering)+len(c.asks)+len(c.urgent)+len(c.failing)+len(c.avoided) > 0 || !c.heard.IsZero() && now.Sub(c.heard) < loyalty
 }
 
 // regular sends the probes of sub-ports, of silent peers, and of the rotation.
@@ -473,7 +491,7 @@ func (c *Core) send(now time.Time, u unit, path Path, back int, r role) *sent {
 	c.out[s.nonce] = s
 	c.queue = append(c.queue, s)
 	packet := Packet{
-		Kind: Probe, Nonce: s.nonce, Sent: now.UnixNano(), Heard: NeverHeard, Slot: uint16(u.slot),
+		Kind: Probe, Nonce: s.nonce, Sent: now.UnixNano(), Heard: NeverHeard, Slot: uint16(max(0, u.slot)),
 		Plane: NameOf(c.c.Planes[path.Plane]), Return: NameOf(c.c.Planes[back]),
 	}
 	if path.SubPort >= 0 {
@@ -483,7 +501,7 @@ func (c *Core) send(now time.Time, u unit, path Path, back int, r role) *sent {
 		packet.Heard = uint32(min(now.Sub(p.theirs).Milliseconds(), NeverHeard-1))
 	}
 	c.sends = append(c.sends, Send{Packet: packet, ID: u.ID, Source: u.source, Path: path, Big: u.big})
-	if s.counted = p.answering; s.counted {
+	if s.counted = p.answering && r != cure && back == path.Plane; s.counted {
 		c.counters[path.Plane].Sent++
 	}
 	if p.asked = true; !p.answering && !u.big {
@@ -522,6 +540,8 @@ func (c *Core) expire(now time.Time) {
 			}
 		case asked:
 			s.ask.lost(s)
+		case cure:
+			c.cureLost(s)
 		}
 	}
 	kept := c.queue[:0]
@@ -587,6 +607,13 @@ func (c *Core) Left(now, departed time.Time, nonce uint64, device string, subPor
 	}
 	if s.role == local {
 		delete(c.out, nonce)
+	}
+	if s.path.Direct() {
+		if fault != None {
+			delete(c.out, nonce)
+			c.cureLost(s)
+		}
+		return
 	}
 	if fault == Busy { // a program has the source port: nothing is proved, and nothing lost
 		delete(c.out, nonce)
@@ -685,10 +712,16 @@ func (c *Core) Answered(now, arrived time.Time, from ID, a *Packet, device strin
 		state.rtt = rtt
 	}
 	state.rtt += (rtt - state.rtt) / 8
-	if seen == nil && s.back == s.path.Plane {
-		state.proved = now
+	if seen == nil && s.back == s.path.Plane && s.role != cure {
+		state.proved, c.proofs[s.path.Plane] = now, now
 	}
 	switch {
+	case s.role == cure:
+		if seen == nil {
+			c.cureAnswered(now, s, a)
+		} else {
+			c.cureLost(s)
+		}
 	case s.role == asked:
 		s.ask.answered(c, s, a, rtt, device, seen)
 	case seen != nil:

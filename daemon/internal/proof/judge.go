@@ -141,7 +141,7 @@ func (c *Core) record(now time.Time, u unit, path Path, v verdict) *failure {
 
 // wrong handles an answered probe that went wrong: it counts, and is repeated soon.
 func (c *Core) wrong(now time.Time, s *sent, v *verdict) {
-	if s.role == roleF || s.role == roleR || s.role == roleC {
+	if s.role == roleF || s.role == roleR || s.role == roleC || s.role == roleQ {
 		return // those have another way back
 	}
 	u := s.unit
@@ -235,6 +235,10 @@ type trial struct {
 	done           int
 	forward, back  bool // F or R was answered
 	anything, over bool
+	// others are slots of the plane's other sub-ports, if ways are avoided; partly means that one works.
+	others []Path
+	partly bool
+	since  time.Time // of the lost probe
 	// large means that a probe with the MTU was lost: if small ones are not, a trial of large ones follows.
 	large bool
 }
@@ -252,7 +256,7 @@ func (c *Core) suspect(s *sent) {
 	if c.known(path, s.unit) >= enoughUnits || slices.ContainsFunc(c.trials, same) {
 		return
 	}
-	t := &trial{unit: s.unit, path: path, large: s.big}
+	t := &trial{unit: s.unit, path: path, large: s.big, since: s.at}
 	t.big = false
 	t.choose(c, p)
 	c.trials = append(c.trials, t)
@@ -269,6 +273,14 @@ func (t *trial) choose(c *Core, p *peer) {
 		}
 		if t.other == nil && len(all) > 0 {
 			t.other = &all[c.c.Random.IntN(len(all))]
+		}
+	}
+	if c.c.Avoid > 0 && !t.big {
+		for _, x := range p.Paths {
+			same := func(y Path) bool { return x.SubPort == y.SubPort }
+			if x.Plane == t.path.Plane && !same(t.path) && !slices.ContainsFunc(t.others, same) {
+				t.others = append(t.others, x)
+			}
 		}
 	}
 	choose(func(x Path) bool { return x.Plane != t.path.Plane })
@@ -309,6 +321,11 @@ func (c *Core) runTrial(now time.Time) {
 		if !t.control {
 			t.asked[t.round] = now
 			t.track(c.sendAtOnce(now, t.unit, t.path, t.path.Plane, roleP))
+			for _, q := range t.others {
+				u := t.unit
+				u.slot = q.Slot
+				t.track(c.sendAtOnce(now, u, q, q.Plane, roleQ))
+			}
 			if t.other != nil && t.other.Plane != t.path.Plane {
 				t.track(c.sendAtOnce(now, t.unit, t.path, t.other.Plane, roleF))
 				t.track(c.sendAtOnce(now, t.through(), *t.other, t.path.Plane, roleR))
@@ -343,6 +360,8 @@ func (t *trial) answer(c *Core, now time.Time, s *sent, a *Packet) {
 	switch s.role {
 	case roleP:
 		t.over = true // the way works: the loss counts, and is no finding
+	case roleQ:
+		t.partly = true
 	case roleF:
 		t.forward = true
 	case roleR:
@@ -387,6 +406,9 @@ func (c *Core) end(now time.Time, t *trial) {
 		v := verdict{problem: Lost, direction: direction, expected: "answers by plane " + c.c.Planes[t.path.Plane], seen: "none"}
 		if f := c.record(now, t.unit, t.path, v); f != nil {
 			f.decided = true
+		}
+		if !t.big && !t.partly && t.other.Plane != t.path.Plane {
+			c.lose(way{t.ID, t.path.Plane}, v, t.since)
 		}
 	case !t.anything && !t.big:
 		c.silences(now, p)
@@ -439,6 +461,8 @@ type Finding struct {
 	Source, Destination string
 	Slot                int
 	Since               time.Time
+	// Avoided means that the plane has no weight toward the destinations until probes return by it.
+	Avoided bool
 }
 
 // units returns the failing units in a fixed order.
@@ -507,6 +531,7 @@ func (c *Core) Findings() []Finding {
 		}
 		out = append(out, *x)
 	}
+	out = append(out, c.avoidedFindings()...)
 	slices.SortFunc(out, func(a, b Finding) int {
 		return cmp.Or(cmp.Compare(a.Plane, b.Plane), cmp.Compare(a.Device, b.Device), cmp.Compare(a.Problem, b.Problem), cmp.Compare(a.Direction, b.Direction), cmp.Compare(a.Fault, b.Fault),
 			cmp.Compare(a.Service, b.Service))

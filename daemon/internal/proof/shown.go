@@ -125,9 +125,10 @@ func (c *Core) Pending() bool { return c.wake.IsZero() }
 // path by which it leaves; false if there is none.
 func (c *Core) Reflect(from ID, probe *Packet, device string, subPort int) (Packet, Path, bool) {
 	p := c.peers[from]
-	if p == nil || len(p.Paths) == 0 {
+	if p == nil || len(p.last) == 0 {
 		return Packet{}, Path{}, false
 	}
+	paths := p.last // while they change, most slots lead where they did
 	a := *probe
 	a.Kind, a.Flags = Answer, probe.Flags&FlagAtOnce
 	a.ArrivedDevice, a.ArrivedPlane = NameOf(device), Name{}
@@ -146,11 +147,14 @@ func (c *Core) Reflect(from ID, probe *Packet, device string, subPort int) (Pack
 	if !claimed {
 		a.Flags |= FlagForeignPlane
 	}
-	path, ok := pick(p.Paths, wanted, probe.Slot)
+	path, ok := pick(paths, wanted, probe.Slot)
+	if !ok && wanted >= 0 && wanted == arrived {
+		path, ok = Path{direct, arrived, subPort}, c.c.Direct
+	}
 	if !ok {
 		a.Flags |= FlagOtherReturn
-		if path, ok = pick(p.Paths, arrived, probe.Slot); !ok {
-			path = p.Paths[int(probe.Slot)%len(p.Paths)]
+		if path, ok = pick(paths, arrived, probe.Slot); !ok {
+			path = paths[int(probe.Slot)%len(paths)]
 		}
 	}
 	a.Return, a.ReturnDevice = NameOf(c.c.Planes[path.Plane]), Name{}

@@ -61,6 +61,7 @@ type world struct {
 	arrive func(hop) int
 	refuse func(hop) Fault
 	leave  func(hop) int // sub-port by which a packet leaves
+	avoid  time.Duration // Config.Avoid
 	sent   int
 }
 
@@ -75,6 +76,7 @@ type server struct {
 	inbox, lazy []func()
 	late        bool // a Tick is due since the process was stopped
 	ticking     bool
+	avoids      map[Avoidance]bool
 	tickSeq     int
 }
 
@@ -94,14 +96,14 @@ func newWorld(t *testing.T, n int, seed uint64) *world {
 
 // start runs a new process.
 func (w *world) start(i int) *server {
-	c := Config{Rate: 20, Services: 1, Phase: time.Duration(w.r.Int64N(int64(time.Second))), Random: w.r, Nonce: w.r.Uint64}
+	c := Config{Rate: 20, Services: 1, Direct: true, Avoid: w.avoid, Phase: time.Duration(w.r.Int64N(int64(time.Second))), Random: w.r, Nonce: w.r.Uint64}
 	for p := range simPlanes {
 		c.Planes = append(c.Planes, fmt.Sprintf("p%d", p))
 		for s := range simSubPorts {
 			c.SubPorts = append(c.SubPorts, SubPort{fmt.Sprintf("p%d.%d", p, s), p})
 		}
 	}
-	s := &server{w: w, i: i, core: New(c)}
+	s := &server{w: w, i: i, core: New(c), avoids: map[Avoidance]bool{}}
 	w.at(w.now, s.tick)
 	return s
 }
@@ -121,7 +123,9 @@ func (s *server) know(all []Path) {
 	var peers []Peer
 	for _, o := range s.w.servers {
 		if o.i != s.i {
-			peers = append(peers, Peer{ID{0, address(o.i)}, all})
+			id := ID{0, address(o.i)}
+			paths := slices.DeleteFunc(slices.Clone(all), func(p Path) bool { return s.avoids[Avoidance{id, p.Plane, true}] })
+			peers = append(peers, Peer{id, paths})
 		}
 	}
 	s.core.SetPeers(s.w.now, [][]netip.Addr{{address(s.i)}}, peers)
@@ -177,7 +181,19 @@ func (s *server) tick() {
 			}
 		})
 	}
-	for _, x := range slices.Clone(sends) {
+	sends = slices.Clone(sends)
+	if changes := s.core.TakeAvoidances(); len(changes) > 0 {
+		for _, a := range changes {
+			on := Avoidance{a.ID, a.Plane, true}
+			if s.avoids[on] == a.On {
+				s.w.t.Fatalf("server %d: %+v again", s.i, a)
+			}
+			s.avoids[on] = a.On
+		}
+		s.w.at(s.w.now.Add(time.Millisecond), func() { s.know(nil) }) // weights that are not in effect
+		s.w.at(s.w.now.Add(time.Duration(1+s.w.r.IntN(100))*time.Millisecond), func() { s.know(paths()) })
+	}
+	for _, x := range sends {
 		s.w.sent++
 		h := hop{s.i, int(x.Address.As4()[3]), x.Path.Plane, x.Path.SubPort, x.Big, false, x.Service}
 		left := s.w.leave(h)
@@ -275,6 +291,9 @@ func (s *server) text() string {
 		}
 		if f.Big {
 			where += " big"
+		}
+		if f.Avoided {
+			where += fmt.Sprintf(" avoided toward %d", f.Pairs)
 		}
 		if f.Service > 0 {
 			where += fmt.Sprintf(" service %d", f.Service)

@@ -65,9 +65,12 @@ type Publisher struct {
 	owners map[uint32]int
 	groups map[netip.Addr]int
 	next   time.Time // of the next attempt
+	wrong  []string  // devices of the slots that are marked
+	marked chan struct{}
 
-	mu     sync.Mutex // guards health
+	mu     sync.Mutex // guards everything below
 	health status.SlotTable
+	found  []string // devices of the slots to mark
 }
 
 // Health returns the counter of failed publications, and the present failure. It may be called from any goroutine.
@@ -95,7 +98,7 @@ func New(c Config) (*Publisher, error) {
 	if err != nil {
 		return nil, fmt.Errorf("slots.file: %w; slots.file: none disables the slot table", err)
 	}
-	return &Publisher{c: c, w: w}, nil
+	return &Publisher{c: c, w: w, marked: make(chan struct{}, 1)}, nil
 }
 
 // Close ends the publication without a Run.
@@ -145,6 +148,8 @@ func (p *Publisher) Run(ctx context.Context) error {
 			heartbeat.Reset(beat.Until(time.Now(), slotlayout.HeartbeatPeriod))
 		case p.ports = <-scans:
 			p.attempt(p.refreshRDMA)
+		case <-p.marked:
+			p.attempt(p.mark)
 		}
 	}
 }
@@ -378,23 +383,7 @@ func (p *Publisher) change(view *status.View, removed []status.Key) slotfile.Cha
 			}
 		}
 	}
-	c.Vectors = func(yield func(uint32, *slotfile.Vector) bool) {
-		for id, v := range view.VectorsSince(p.shown) {
-			owner, ok := p.owners[id]
-			if !ok {
-				continue
-			}
-			var out *slotfile.Vector
-			if v != nil {
-				out = p.vector(layout, owner, v)
-			} else {
-				delete(p.owners, id)
-			}
-			if !yield(id, out) {
-				return
-			}
-		}
-	}
+	c.Vectors = p.vectors(view, p.shown)
 	c.Pairs = p.pairs(view, moved)
 	c.Vector = func(pair *slotfile.Pair) *slotfile.Vector {
 		group := p.groups[slotlayout.Addr(pair.Source)]
@@ -414,6 +403,57 @@ func (p *Publisher) change(view *status.View, removed []status.Key) slotfile.Cha
 		return ports, uint32(max(slices.Index(slotlayout.Placements[:], placement), 0))
 	}
 	return c
+}
+
+// vectors yields the vectors that pairs use and that have changed since a view, all of them if it is nil.
+func (p *Publisher) vectors(view, since *status.View) iter.Seq2[uint32, *slotfile.Vector] {
+	return func(yield func(uint32, *slotfile.Vector) bool) {
+		for id, v := range view.VectorsSince(since) {
+			owner, ok := p.owners[id]
+			if !ok {
+				continue
+			}
+			var out *slotfile.Vector
+			if v != nil {
+				out = p.vector(view.Layout(), owner, v)
+			} else {
+				delete(p.owners, id)
+			}
+			if !yield(id, out) {
+				return
+			}
+		}
+	}
+}
+
+// SetWrong marks the slots of these sub-ports, by device: probes by them are lost or go another way. It may be called
+// from any goroutine.
+func (p *Publisher) SetWrong(devices []string) {
+	p.mu.Lock()
+	p.found = devices
+	p.mu.Unlock()
+	select {
+	case p.marked <- struct{}{}:
+	default:
+	}
+}
+
+// mark publishes the slots' marks.
+func (p *Publisher) mark() error {
+	p.mu.Lock()
+	found := p.found
+	p.mu.Unlock()
+	if slices.Equal(found, p.wrong) {
+		return nil
+	}
+	if p.wrong = found; p.shown == nil {
+		return nil
+	}
+	err := p.w.Apply(slotfile.Change{Revision: p.shown.Revision(), Vectors: p.vectors(p.shown, nil), Pairs: func(func(*slotfile.Pair) bool) {}})
+	if err != nil {
+		return err
+	}
+	return p.w.Publish()
 }
 
 // samePlaces reports whether the slots of two vectors have equal planes and sub-ports.
@@ -454,7 +494,11 @@ func (p *Publisher) vector(layout *status.Layout, group int, v *status.Vector) *
 		plane := &g.Planes[s.Plane]
 		slot := slotlayout.Slot{Share: s.Share, Plane: uint8(p.planes[plane.Name]), SubPort: slotlayout.NoSubPort}
 		if s.SubPort >= 0 {
-			slot.SubPort = uint16(p.subPorts[plane.SubPorts[s.SubPort]])
+			device := plane.SubPorts[s.SubPort]
+			slot.SubPort = uint16(p.subPorts[device])
+			if slices.Contains(p.wrong, device) {
+				slot.Flags |= slotlayout.SlotWrong
+			}
 		}
 		if s.Share == 0 {
 			slot.Flags |= slotlayout.SlotParked

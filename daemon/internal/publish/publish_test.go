@@ -490,6 +490,57 @@ func TestRDMA(t *testing.T) {
 	}
 }
 
+// TestWrong marks the slots of sub-ports by which packets go wrong, in a table that changes meanwhile.
+func TestWrong(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "slots")
+	l := newLoop(1)
+	l.builder.Started()
+	p, _ := startAt(t, l, path, t.TempDir())
+	table := opened(t, path)
+	// marks returns the devices of marked slots, and whether another slot of theirs is not marked.
+	marks := func() (marked map[string]bool, mixed bool) {
+		marked = map[string]bool{}
+		all, err := table.SubPorts()
+		if err != nil {
+			t.Fatal(err)
+		}
+		for round := range 2 {
+			for pair := range table.Pairs() {
+				for _, s := range pair.Slots {
+					switch {
+					case s.SubPort < 0:
+						mixed = mixed || s.Wrong
+					case s.Wrong && round == 0:
+						marked[all[s.SubPort].Device] = true
+					case round == 1 && marked[all[s.SubPort].Device] != s.Wrong:
+						mixed = true
+					}
+				}
+			}
+		}
+		return marked, mixed
+	}
+	for n, wrong := range [][]string{{"b"}, {"b", "d"}, {"d", "e"}, {}} {
+		p.SetWrong(wrong)
+		for range 20 {
+			l.change(40)
+		}
+		mark := table.Mark()
+		for {
+			got, mixed := marks()
+			if !mixed && slices.Equal(slices.Sorted(maps.Keys(got)), wrong) {
+				break
+			}
+			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+			var err error
+			if mark, err = table.Wait(ctx, mark); err != nil {
+				t.Fatalf("step %d: slots of %v are marked, mixed %t, want those of %v", n, got, mixed, wrong)
+			}
+			cancel()
+		}
+	}
+}
+
 // TestHealth checks that failed publications are counted, and the present failure is known, until the table is
 // published again: the directory of the table is away for some time.
 func TestHealth(t *testing.T) {

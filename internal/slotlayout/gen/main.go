@@ -78,6 +78,7 @@ var constants = []constant{
 	{"SLOT_PARKED", slotlayout.SlotParked, "slot: send nothing; the share is 0"},
 	{"SLOT_DRAIN", slotlayout.SlotDrain, "slot: it has lost addresses, which may start elsewhere only when everything outstanding on it is complete"},
 	{"SLOT_IN_EFFECT", slotlayout.SlotInEffect, "slot: the data plane forwards by the weight of the slot's plane"},
+	{"SLOT_WRONG", slotlayout.SlotWrong, "slot: probes by its sub-port toward some destination are lost or go another way"},
 	{"PAIR_USED", slotlayout.PairUsed, "pair: the record is in use"},
 	{"PAIR_IN_EFFECT", slotlayout.PairInEffect, "pair: the data plane forwards the destination by its vector"},
 	{"PLACEMENT_SHIFT", slotlayout.PlacementShift, "pair: first bit of the placement of source ports"},

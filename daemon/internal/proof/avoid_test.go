@@ -1,0 +1,164 @@
+package proof
+
+import (
+	"testing"
+	"time"
+)
+
+// between reports whether a packet is one between two servers.
+func between(h hop, a, b int) bool { return h.from == a && h.to == b || h.from == b && h.to == a }
+
+// avoided returns the number of avoidances of a server.
+func (s *server) avoided() (n int) {
+	for _, on := range s.avoids {
+		if on {
+			n++
+		}
+	}
+	return n
+}
+
+// avoidWorld is a fabric in which all works, and lost ways are avoided.
+func avoidWorld(t *testing.T, n int, seed uint64) *world {
+	w := newWorld(t, 0, seed)
+	w.avoid = 500 * time.Millisecond
+	for i := range n {
+		w.servers = append(w.servers, w.start(i))
+	}
+	w.know()
+	w.quiet(time.Duration(5+n) * time.Second) // all have been found to answer
+	return w
+}
+
+// until runs until a condition holds, and returns the time that it took.
+func (w *world) until(limit time.Duration, what string, holds func() bool) time.Duration {
+	w.t.Helper()
+	for start := w.now; w.now.Sub(start) < limit; {
+		if w.run(10 * time.Millisecond); holds() {
+			return w.now.Sub(start)
+		}
+	}
+	w.t.Fatalf("%s: not within %v", what, limit)
+	return 0
+}
+
+// TestAvoid loses one pair's packets at a plane: that pair alone leaves the plane, and returns after the cure.
+func TestAvoid(t *testing.T) {
+	seeds(t, 20, func(t *testing.T, seed uint64) {
+		w := avoidWorld(t, 4, seed)
+		w.drop = func(h hop) bool { return h.plane == 2 && between(h, 0, 1) }
+		both := func(n int) func() bool {
+			return func() bool { return w.servers[0].avoided() == n && w.servers[1].avoided() == n }
+		}
+		took := w.until(10*time.Second, "avoided", both(1))
+		if !w.servers[0].avoids[Avoidance{ID{0, address(1)}, 2, true}] || !w.servers[1].avoids[Avoidance{ID{0, address(0)}, 2, true}] {
+			t.Fatalf("another way is avoided: %v, %v", w.servers[0].avoids, w.servers[1].avoids)
+		}
+		for range 500 { // it stays a finding of both, and nobody else's
+			w.run(20 * time.Millisecond)
+			for i, want := range []string{"lost p2 avoided toward 1 both", "lost p2 avoided toward 1 both", "", ""} {
+				if got := w.servers[i].text(); w.now.Sub(begin) > 30*time.Second && got != want {
+					t.Fatalf("server %d has %q, want %q", i, got, want)
+				}
+			}
+		}
+		w.drop = func(hop) bool { return false }
+		back := w.until(5*time.Second, "the return", both(0))
+		w.quiet(5 * time.Second)
+		t.Logf("seed %d: avoided after %v, back after %v", seed, took, back)
+
+		// A relapse holds twice as long.
+		w.drop = func(h hop) bool { return h.plane == 2 && between(h, 0, 1) }
+		w.until(10*time.Second, "avoided again", both(1))
+		w.drop = func(hop) bool { return false }
+		if again := w.until(10*time.Second, "the second return", both(0)); again < 2*holdFirst {
+			t.Fatalf("seed %d: back after %v", seed, again)
+		}
+	})
+}
+
+// TestAvoidAll loses a plane: all leave it, and return together after the cure.
+func TestAvoidAll(t *testing.T) {
+	seeds(t, 5, func(t *testing.T, seed uint64) {
+		const n = 30
+		w := avoidWorld(t, n, seed)
+		w.drop = func(h hop) bool { return h.plane == 1 }
+		all := func(want int) func() bool {
+			return func() bool {
+				for _, s := range w.servers {
+					if s.avoided() != want {
+						return false
+					}
+				}
+				return true
+			}
+		}
+		took := w.until(10*time.Second, "avoided", all(n-1))
+		w.run(10 * time.Second)
+		for _, s := range w.servers {
+			for a := range s.avoids {
+				if a.Plane != 1 {
+					t.Fatalf("server %d avoids %+v", s.i, a)
+				}
+			}
+		}
+		w.drop = func(hop) bool { return false }
+		t.Logf("seed %d: avoided after %v, back after %v", seed, took, w.until(20*time.Second, "the return", all(0)))
+	})
+}
+
+// TestAvoidNever has faults for which no plane may be avoided, or no second one.
+func TestAvoidNever(t *testing.T) {
+	for _, c := range []struct {
+		name string
+		drop func(hop) bool
+		most int // avoidances of server 0
+	}{
+		{"one sub-port", func(h hop) bool { return h.subPort == 4 && !h.answer }, 0},
+		{"packets from the peer", func(h hop) bool { return h.plane == 2 && h.from == 1 && h.to == 0 }, 0},
+		{"two planes", func(h hop) bool { return h.plane < 2 && between(h, 0, 1) }, 1},
+		{"all planes", func(h hop) bool { return between(h, 0, 1) }, 0},
+		{"all planes but one", func(h hop) bool { return h.plane > 0 && between(h, 0, 1) }, 1},
+		{"big packets", func(h hop) bool { return h.plane == 2 && h.big }, 0},
+		{"a lost packet now and then", nil, 0},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			seeds(t, 10, func(t *testing.T, seed uint64) {
+				w := avoidWorld(t, 3, seed)
+				if w.drop = c.drop; c.drop == nil {
+					w.drop = func(hop) bool { return w.r.IntN(50) == 0 }
+				}
+				for range 1000 {
+					w.run(20 * time.Millisecond)
+					if n := w.servers[0].avoided(); n > c.most {
+						t.Fatalf("seed %d: %d ways are avoided after %v: %v", seed, n, w.now.Sub(begin), w.servers[0].avoids)
+					}
+				}
+				if c.most > 0 && w.servers[0].avoided() != c.most {
+					t.Fatalf("seed %d: %d ways are avoided", seed, w.servers[0].avoided())
+				}
+			})
+		})
+	}
+}
+
+// TestAvoidEnds ends avoidances by configuration, and those toward a peer that is gone.
+func TestAvoidEnds(t *testing.T) {
+	w := avoidWorld(t, 4, 1)
+	w.drop = func(h hop) bool { return h.plane == 2 && (between(h, 0, 1) || between(h, 0, 2)) }
+	s := w.servers[0]
+	w.until(10*time.Second, "avoided", func() bool { return s.avoided() == 2 })
+	if got := s.core.Avoided(); len(got) != 2 || got[0].Plane != 2 || !got[0].On {
+		t.Errorf("%+v", got)
+	}
+	s.core.SetPeers(w.now, s.core.sources, []Peer{{ID{0, address(2)}, paths(2)}})
+	s.kick()
+	if s.avoided() != 1 {
+		t.Errorf("%d ways are avoided without the peer", s.avoided())
+	}
+	s.core.SetAvoid(w.now, true, 0)
+	s.kick()
+	if s.avoided() != 0 {
+		t.Errorf("%d ways are avoided by the policy report", s.avoided())
+	}
+}
