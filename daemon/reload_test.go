@@ -84,7 +84,8 @@ func anyConfig(r *rand.Rand, s shape, owned bool) string {
 		return pick("[{id: 1, key_file: /a}]", "[{key_file: /b}]", "[{id: 1, key_file: /a}, {id: 2, key_file: /b}]", "[{id: 2, key_file: /b}, {id: 1, key_file: /a}]")
 	}
 	s.Extra += fmt.Sprintf("bfd: {interval: 0s, auth: {keys: %s}}\n", keys())
-	s.Extra += "proof: {keys: " + pick("[]", "[{key_file: /a}]", "[{key_file: /b}, {key_file: /a}]") + "}\n"
+	s.Extra += fmt.Sprintf("proof: {keys: %s, unproved: %s, avoid_after: %s}\n",
+		pick("[]", "[{key_file: /a}]", "[{key_file: /b}, {key_file: /a}]"), pick("report", "avoid"), pick("200ms", "1s"))
 	if owned {
 		s.Loopbacks = []string{"10.255.0.1/32, 10.255.0.2/32"}
 	}
@@ -103,7 +104,8 @@ func anyConfig(r *rand.Rand, s shape, owned bool) string {
 	return text
 }
 
-// anyInputs returns random inputs of a loop: links, sessions, routes (some to a possible own loopback), End-of-RIB.
+// anyInputs returns random inputs of a loop: links, sessions, routes (some to a possible own loopback), End-of-RIB,
+// avoidances.
 func anyInputs(r *rand.Rand, s shape, n int) (out []func(*loop)) {
 	count := s.Planes * s.SubPorts
 	generation, transitions := make([]uint64, count), make([]uint64, count)
@@ -111,7 +113,10 @@ func anyInputs(r *rand.Rand, s shape, n int) (out []func(*loop)) {
 	up := make([]bool, count)
 	for range n {
 		i := r.IntN(count)
-		switch r.IntN(8) {
+		switch r.IntN(9) {
+		case 8:
+			ev := core.Avoid{Destination: prefixes[r.IntN(3)], Plane: i / s.SubPorts, On: r.IntN(3) > 0}
+			out = append(out, func(l *loop) { l.avoid([]core.Avoid{ev}) })
 		case 0, 1:
 			ev := LinkEvent{SubPort: i, Up: r.IntN(4) > 0, Speed: []fare.Bandwidth{0, 100e9, 400e9}[r.IntN(3)]}
 			if ev.Up != up[i] {
