@@ -18,8 +18,9 @@ const (
 )
 
 // avoider returns the function by which a new prober reports that probes by planes toward destinations are lost, or
-// answered again. It must be called before the loop runs, or on its goroutine. The function may be called on every other
-// goroutine, and returns when the loop has all changes, or has ended. It has no effect once there is a later prober.
+// answered again. It must be called before the loop runs, or on its goroutine. The function may be called on every
+// other goroutine, and returns when the loop has all changes, or has ended. It has no effect once there is a later
+// prober.
 func (l *loop) avoider() func([]core.Avoid) {
 	l.probers++
 	prober := l.probers

@@ -109,8 +109,8 @@ type BGP struct {
 // the established session is closed with Cease, BFD Down (RFC 9384), and its paths are removed at once. Without BFD at
 // the neighbor, or disabled there, a session stays up unprotected.
 type BFD struct {
-	// Least interval of packets, both ways, whole milliseconds; the slower end decides. 1 s until BFD is up, 4 s without
-	// a neighbor. 0s disables BFD. RFC 5880, Sections 6.8.2 and 6.8.3.
+	// Least interval of packets, both ways, whole milliseconds; the slower end decides. 1 s until BFD is up, 4 s
+	// without a neighbor. 0s disables BFD. RFC 5880, Sections 6.8.2 and 6.8.3.
 	Interval time.Duration `yaml:"interval" default:"300ms" min:"0s" max:"10s"`
 	// Missing packets in a row after which the neighbor declares the session down; it announces its own. interval x
 	// multiplier is less than bgp.hold_time. RFC 5880, Section 6.8.4.
@@ -613,7 +613,8 @@ type Proof struct {
 	// dataplane.udp_ports, and has to be open in firewalls.
 	Port uint16 `yaml:"port" default:"4796" min:"1" max:"65535"`
 	// Send packets with the ports of queue pairs, too (slot_table.services), to see by which device the kernel sends
-	// them: at most one a second by each sub-port. Their time to live is 1: leaves drop them, and count them as expired.
+	// them: at most one a second by each sub-port. Their time to live is 1: leaves drop them, and count them as
+	// expired.
 	Services bool `yaml:"services" default:"true"`
 	// Probes a second; 0: 20, with more than 64 destinations 50.
 	Rate int `yaml:"rate" default:"0" min:"0" max:"1000" unit:"probes"`

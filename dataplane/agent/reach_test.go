@@ -146,7 +146,8 @@ func (b *reachBed) arrival(payload string, until time.Time) (plane int, err erro
 }
 
 // TestReach sends probes out of the devices of sub-ports without weight, with both drivers, and compares the leaves at
-// which they arrive: before and after a restart of the agent, after changes of devices, rules and routes, and after Flush.
+// which they arrive: before and after a restart of the agent, after changes of devices, rules and routes, and after
+// Flush.
 func TestReach(t *testing.T) {
 	gate.Needed(t, "probes leave by the sub-port without weight that they are to prove, with both drivers")
 	for _, driver := range []string{Linux, BPF} {

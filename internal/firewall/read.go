@@ -59,8 +59,8 @@ func (a attributes) value(kind uint16) []byte { return parse(a[kind])[unix.NFTA_
 
 // query sends a request of nftables about a family, AF_UNSPEC for all, and calls f with the family and the attributes
 // of each answer.
-func query(kind uint16, flags int, answer uint16, family uint8, body []byte, f func(family uint8, a attributes)) error {
-	r := nl.NewNetlinkRequest(unix.NFNL_SUBSYS_NFTABLES<<8|int(kind), flags)
+func query(kind, answer uint16, family uint8, body []byte, f func(family uint8, a attributes)) error {
+	r := nl.NewNetlinkRequest(unix.NFNL_SUBSYS_NFTABLES<<8|int(kind), unix.NLM_F_DUMP)
 	r.AddRawData(append([]byte{family, unix.NFNETLINK_V0, 0, 0}, body...))
 	return r.ExecuteIter(unix.NETLINK_NETFILTER, unix.NFNL_SUBSYS_NFTABLES<<8|answer, func(b []byte) bool {
 		if len(b) >= generationHeader {
@@ -130,7 +130,7 @@ func Read() (*Ruleset, error) {
 }
 
 func (rs *Ruleset) readChains() error {
-	return query(unix.NFT_MSG_GETCHAIN, unix.NLM_F_DUMP, unix.NFT_MSG_NEWCHAIN, unix.AF_UNSPEC, nil, func(family uint8, a attributes) {
+	return query(unix.NFT_MSG_GETCHAIN, unix.NFT_MSG_NEWCHAIN, unix.AF_UNSPEC, nil, func(family uint8, a attributes) {
 		name := chainName{family, a.text(unix.NFTA_CHAIN_TABLE), a.text(unix.NFTA_CHAIN_NAME)}
 		c := &chain{name: name, hook: noHook}
 		if hook, ok := a[unix.NFTA_CHAIN_HOOK]; ok {
@@ -145,7 +145,7 @@ func (rs *Ruleset) readChains() error {
 
 // readRules reads all rules; the kernel sends those of one chain in their order.
 func (rs *Ruleset) readRules() error {
-	return query(unix.NFT_MSG_GETRULE, unix.NLM_F_DUMP, unix.NFT_MSG_NEWRULE, unix.AF_UNSPEC, nil, func(family uint8, a attributes) {
+	return query(unix.NFT_MSG_GETRULE, unix.NFT_MSG_NEWRULE, unix.AF_UNSPEC, nil, func(family uint8, a attributes) {
 		c := rs.chains[chainName{family, a.text(unix.NFTA_RULE_TABLE), a.text(unix.NFTA_RULE_CHAIN)}]
 		if c == nil {
 			return // made since the chains were read; the generation has changed too
@@ -178,7 +178,7 @@ func (rs *Ruleset) readRules() error {
 
 // readSets reads the flags of the sets that rules name, then their elements.
 func (rs *Ruleset) readSets() error {
-	err := query(unix.NFT_MSG_GETSET, unix.NLM_F_DUMP, unix.NFT_MSG_NEWSET, unix.AF_UNSPEC, nil, func(family uint8, a attributes) {
+	err := query(unix.NFT_MSG_GETSET, unix.NFT_MSG_NEWSET, unix.AF_UNSPEC, nil, func(family uint8, a attributes) {
 		if s := rs.sets[chainName{family, a.text(unix.NFTA_SET_TABLE), a.text(unix.NFTA_SET_NAME)}]; s != nil {
 			s.found, s.flags = true, a.number(unix.NFTA_SET_FLAGS)
 		}
@@ -200,7 +200,7 @@ func (rs *Ruleset) readSets() error {
 // read reads the elements of a set.
 func (s *set) read(name chainName) error {
 	body := append(attribute(unix.NFTA_SET_ELEM_LIST_TABLE, name.table), attribute(unix.NFTA_SET_ELEM_LIST_SET, name.chain)...)
-	return query(unix.NFT_MSG_GETSETELEM, unix.NLM_F_DUMP, unix.NFT_MSG_NEWSETELEM, name.family, body, func(_ uint8, a attributes) {
+	return query(unix.NFT_MSG_GETSETELEM, unix.NFT_MSG_NEWSETELEM, name.family, body, func(_ uint8, a attributes) {
 		list(a[unix.NFTA_SET_ELEM_LIST_ELEMENTS], func(_ uint16, b []byte) {
 			a := parse(b)
 			e := element{key: a.value(unix.NFTA_SET_ELEM_KEY), end: a.value(setElementKeyEnd), flags: a.number(unix.NFTA_SET_ELEM_FLAGS)}

@@ -150,8 +150,8 @@ func (c *Conn) RoutesBy(family uint8, table uint32, protocol uint8) ([]Route, er
 	return all, err
 }
 
-// dumpRoutes calls f for the routes of a family, a table and a protocol; 0 selects all of the latter two. It calls again
-// before each attempt.
+// dumpRoutes calls f for the routes of a family, a table and a protocol; 0 selects all of the latter two. It calls
+// again before each attempt.
 func (c *Conn) dumpRoutes(what string, family uint8, table uint32, protocol uint8, again func(), f func(Route, Message)) error {
 	var w writer
 	at := w.begin(unix.RTM_GETROUTE, unix.NLM_F_DUMP, family, routeHeader)

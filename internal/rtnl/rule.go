@@ -24,8 +24,8 @@ type Rule struct {
 	// Protocol marks the program that created the rule (FRA_PROTOCOL).
 	Protocol            uint8
 	Source, Destination netip.Prefix
-	// Iif is the name of the ingress device; "lo" matches packets of this host. Oif is the name of the egress device that
-	// the socket has chosen.
+	// Iif is the name of the ingress device; "lo" matches packets of this host. Oif is the name of the egress device
+	// that the socket has chosen.
 	Iif, Oif     string
 	Mark, Mask   uint32
 	IPProto      uint8

@@ -6,9 +6,9 @@ import (
 	"github.com/fared/fared/fare"
 )
 
-// avoid passes an avoidance to the table of its source group. The table keeps it while proof.unproved is report, too, so
-// that a reload decides about the effect at once. A restart forgets it, and so does a reload with other planes, sub-ports,
-// sessions or source groups, because the probes begin again.
+// avoid passes an avoidance to the table of its source group. The table keeps it while proof.unproved is report, too,
+// so that a reload decides about the effect at once. A restart forgets it, and so does a reload with other planes,
+// sub-ports, sessions or source groups, because the probes begin again.
 func (c *Core) avoid(ev Avoid) {
 	s, plane := &c.sources[ev.Source], c.layout.Sources[ev.Source].at.planes[ev.Plane]
 	if plane < 0 || c.Avoided(ev) == ev.On {

@@ -55,8 +55,8 @@ func TestAvoidedPlane(t *testing.T) {
 	}
 }
 
-// TestAvoidancesEndWithTheStructure checks that a reload with another sub-port ends all avoidances, also of a source group
-// that the sub-port does not serve, because the daemon begins its probes again; and that one without does not.
+// TestAvoidancesEndWithTheStructure checks that a reload with another sub-port ends all avoidances, also of a source
+// group that the sub-port does not serve, because the daemon begins its probes again; and that one without does not.
 func TestAvoidancesEndWithTheStructure(t *testing.T) {
 	s := coretest.OwnPorts(2, 2)
 	s.Extra += "proof: {unproved: avoid}\n"

@@ -7,8 +7,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// devicesAge is the age from which indexes and MTUs of devices are read again, strangeAge that for an index that belongs
-// to no sub-port.
+// devicesAge is the age from which indexes and MTUs of devices are read again, strangeAge that for an index that
+// belongs to no sub-port.
 const devicesAge, strangeAge = 5 * time.Second, time.Second
 
 // devices knows the sub-ports by the indexes of their devices. It reads them on use.

@@ -49,7 +49,7 @@ type Config struct {
 	SubPorts []SubPort
 	// Rate is the number of probes a second.
 	Rate float64
-	// Avoid is the time for which all probes of a plane toward a peer have to be lost until the plane is avoided; 0: never.
+	// Avoid is the time for which all probes of a plane toward a peer are lost until the plane is avoided; 0: never.
 	Avoid time.Duration
 	// Direct means that packets may leave by a sub-port without a slot.
 	Direct bool

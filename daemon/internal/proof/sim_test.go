@@ -65,8 +65,8 @@ type world struct {
 	sent   int
 }
 
-// server is a core with its process: inbox is a socket, which is read in order while the process runs, and lazy one that
-// is read before a Tick.
+// server is a core with its process: inbox is a socket, which is read in order while the process runs, and lazy one
+// that is read before a Tick.
 type server struct {
 	w           *world
 	i           int

@@ -105,9 +105,9 @@ size_t sd_decode(const uint8_t *p, size_t n, struct sd_header *h);
 
 /* Advances the register of a CRC-32 (0xffffffff at first, not inverted at the end) by n bytes. */
 uint32_t sd_crc(uint32_t state, const void *data, size_t n);
-/* Returns the ICRC of a UDP payload of n bytes, of which the last four are the ICRC's. It covers ones, IP and UDP header
- * with their changing fields as ones, and the payload. id is the IPv4 identification, 0 for IPv6. DF is set and IPv4
- * options are absent, as in packets of UDP sockets and NICs. The payload is the same afterwards. */
+/* Returns the ICRC of a UDP payload of n bytes, of which the last four are the ICRC's. It covers ones, IP and UDP
+ * header with their changing fields as ones, and the payload. id is the IPv4 identification, 0 for IPv6. DF is set and
+ * IPv4 options are absent, as in packets of UDP sockets and NICs. The payload is the same afterwards. */
 uint32_t sd_icrc(const struct sd_flow *flow, uint8_t *p, size_t n, uint16_t id);
 /* Reports whether the ICRC at the end of a UDP payload is right. Sockets do not report the IPv4 identification that the
  * ICRC covers, so the check solves for it: since a CRC is linear and detects each burst of 32 bits, at most one

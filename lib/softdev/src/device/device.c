@@ -19,8 +19,8 @@
 #define SLEEP_IDLE 100000000ull
 #define SLEEP_BUSY 1000000ull
 #define SLEEP_POLLED 100000ull
-/* A program polls continuously if its calls are at most this far apart, ns, and a call that takes longer advances at least
- * this often, unless the processor has been taken from it. */
+/* A program polls continuously if its calls are at most this far apart, ns, and a call that takes longer advances at
+ * least this often, unless the processor has been taken from it. */
 #define POLL_GAP 50000ull
 #define CALL_GAP 1000000ull
 /* After packets have waited for a program that does not poll, the thread receives them itself for a while: longer after

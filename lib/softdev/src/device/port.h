@@ -24,8 +24,8 @@ int sd_port_listen(struct sd_port *port, const struct in6_addr *address);
 /* Delivers received packets to the device, at most a few hundred; returns the number of system calls that returned
  * any. */
 int sd_port_receive(struct sd_port *port, struct sd_dev *dev);
-/* Waits for packets or sd_port_wake, at most timeout_ns, and returns whether the time has not passed. With packets false
- * it waits for sd_port_wake alone. */
+/* Waits for packets or sd_port_wake, at most timeout_ns, and returns whether the time has not passed. With packets
+ * false it waits for sd_port_wake alone. */
 bool sd_port_wait(struct sd_port *port, bool packets, uint64_t timeout_ns);
 void sd_port_wake(struct sd_port *port);
 /* Answers other processes that share the port, if sd_port_wait has seen a question. */
