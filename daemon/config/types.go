@@ -94,9 +94,8 @@ type BGP struct {
 	// Longest time before the next attempt to connect; the first follow after 0, 1, 2, 4 ms and so on. RFC 4271,
 	// Section 8.
 	ConnectRetry time.Duration `yaml:"connect_retry" default:"1s" min:"100ms" max:"1h"`
-	// Time for which a leaf may keep our routes after fared has ended; whole seconds. 0s: none, so other servers cannot
-	// send to this one during an upgrade; fared init writes 60s. Otherwise sessions wait for the data plane. RFC 4724,
-	// Section 3.
+	// Time for which a leaf may keep our routes after fared has ended; whole seconds. 0s: none
+	// (docs/operations/upgrade.md); fared init writes 60s. RFC 4724, Section 3.
 	RestartTime time.Duration `yaml:"restart_time" default:"0s" min:"0s" max:"4095s"`
 	// Occurrences of our AS in an AS path above which a route is ignored (RFC 4271, Section 9.1.2). 1: for servers of
 	// one AS behind a leaf without as-override. 0 at a leaf.
@@ -179,9 +178,9 @@ type PathBandwidth struct {
 	// Global Administrator of sent Link Bandwidth; absent: our AS, or 23456 (AS_TRANS) if that needs four bytes.
 	// Receivers ignore it. RFC 10005, Section 2.
 	Administrator uint16 `yaml:"administrator" min:"1" max:"65535"`
-	// Divides sent and multiplies received Link Bandwidth: 1, 1000 or 1000000, the same at all nodes. FRR through
-	// 10.7.0 sums in 32 bits of bytes a second: wrong from 34.4 Gbit/s on, with 1000 from 34 Tbit/s on. A value that
-	// only another scale explains is a fault.
+	// Divides sent and multiplies received Link Bandwidth: 1, 1000 or 1000000, the same at all nodes. Sums of FRR
+	// through 10.7.0, of 32 bits, are wrong from 34.4 Gbit/s on, with 1000 from 34 Tbit/s on. A value that only another
+	// scale explains is a fault.
 	Scale uint32 `yaml:"scale" default:"1" min:"1" max:"1000000"`
 	// Type of the FARE community, bit 0x40 clear; the default is for experiments (RFC 9184, Section 2.1), none is
 	// assigned. FRR 10.3.0 and 10.3.1 drop odd types toward other AS.
@@ -202,7 +201,7 @@ type PathBandwidth struct {
 	AllZero fare.ZeroPolicy `yaml:"all_zero" default:"equal" reload:"path-bandwidth"`
 	// If AS paths show several origins of a destination (mistake, hijack, anycast); always a fault. weigh: every route
 	// counts. prefer-first: only those of the origin that has announced it longest without interruption, while one is
-	// usable. drop: unreachable. A leaf's AS at the end of a path hides the origin (docs/security.md).
+	// usable. drop: unreachable (docs/security.md).
 	Conflict fare.ConflictPolicy `yaml:"conflict" default:"weigh" reload:"path-bandwidth"`
 	// Signals with which a route counts only for destinations that no other route reaches: GRACEFUL_SHUTDOWN (65535:0,
 	// RFC 8326), LLGR_STALE (65535:6, RFC 9494), or, as prepended, the leaf's AS twice at the start of the path or an
@@ -248,12 +247,11 @@ type Plane struct {
 
 // SubPort is one physical lane of a plane: one netdev, half a Y-cable.
 type SubPort struct {
-	// The netdev's name, or an alternative one, which survives a rename (ip link property add dev DEVICE altname NAME);
-	// at most 15 bytes, unique in the file.
+	// The netdev's name, or an alternative one, which survives a rename; at most 15 bytes, unique in the
+	// file.
 	Device string `yaml:"device" required:"true" reload:"planes"`
-	// The device by hardware (docs/operations/configure.md): pci:0000:3b:00.0, pci:0000:3b:00.0/p1 for a port of it
-	// (phys_port_name), or mac:02:00:00:00:00:01. Absent: by name. The agent gives it the alternative name in device;
-	// choose one that no netdev has, such as p0s0.
+	// The device by hardware (docs/operations/configure.md): pci:0000:3b:00.0, pci:0000:3b:00.0/p1, or
+	// mac:02:00:00:00:00:01. Absent: by name. The agent gives it the alternative name in device.
 	Match string `yaml:"match" reload:"planes"`
 	// Network namespace, by name (ip netns) or path; absent: fared's.
 	Netns string `yaml:"netns" reload:"planes"`
@@ -267,16 +265,14 @@ type SubPort struct {
 	// watch: the kernel's carrier. assume-up: for a device that this kernel does not manage; only its sessions detect a
 	// failure, and it needs a speed.
 	LinkState string `yaml:"link_state" enum:"watch,assume-up" default:"watch" reload:"planes"`
-	// At a leaf: leads to a spine. Uplinks advertise only their share, by speed, of the plane's uplinks, failed ones
-	// included, because far leaves sum. Unknown speed: as the fastest other one. Bundle parallel cables to one spine
-	// (LAG).
+	// At a leaf: leads to a spine, and advertises only its share (docs/operations/leaves.md).
 	Uplink bool `yaml:"uplink" default:"false" reload:"planes"`
 	// GPUs that this sub-port serves, of the top level's; absent: all. A loopback is advertised, and its packets leave,
 	// only over its sub-ports; it needs one with a session of its family. Loopbacks with the same sub-ports share
 	// weights. draft-xu-rtgwg-fare-in-sun, Section 1.
 	Loopbacks []netip.Prefix `yaml:"loopbacks" items:"1..144" reload:"planes"`
 	// At a leaf: sub-ports of a plane with the same word divide the bandwidth by speed, as uplinks do, because their
-	// nodes' advertisements are summed further on. A super-spine uses a word per pod.
+	// nodes' advertisements are summed further on (docs/operations/leaves.md).
 	Share string `yaml:"share" reload:"planes"`
 	// BGP sessions; in total at most 512 at a server, 1024 at a leaf.
 	Sessions []Session `yaml:"sessions" items:"1..64" required:"true"`
@@ -298,11 +294,10 @@ type Session struct {
 	// With its loopbacks alone, a leaf cannot attract traffic of others. Absent or empty: the top level's.
 	Accept []netip.Prefix `yaml:"accept" items:"0..64" reload:"planes"`
 	// Accept next hops that are other hosts of the device's subnets, for leaves with several servers in one (RFC 4271,
-	// Section 5.1.3); packets still go to the peer. Otherwise such routes are dropped, and a fault (route_next_hop).
-	// Subnets are read when the session connects.
+	// Section 5.1.3); packets still go to the peer. Subnets are read when the session connects.
 	SubnetNextHops bool `yaml:"subnet_next_hops" default:"false" reload:"planes"`
-	// Find the peer by its IPv6 router advertisements (RFC 4861, Section 4.2) and use link-local addresses. On a cable
-	// with a /30 or /31 too, FRR's `neighbor X interface` needs v6only.
+	// Find the peer by its IPv6 router advertisements (RFC 4861, Section 4.2) and use link-local addresses
+	// (docs/operations/leaves.md).
 	Unnumbered bool `yaml:"unnumbered" default:"false" reload:"planes"`
 	// Wait for the peer to connect. Of two fareds, one has to be passive.
 	Passive bool `yaml:"passive" derived:"true for an unnumbered session of a leaf without a key, except over an uplink" reload:"planes"`
@@ -310,8 +305,7 @@ type Session struct {
 	PasswordFile string `yaml:"password_file" reload:"planes"`
 	// The content of PasswordFile without its final newline; Load fills it in.
 	Password string `yaml:"-"`
-	// TCP-AO (RFC 5925) instead of password_file. Without Linux 6.7 and CONFIG_TCP_AO fared does not start, and fared
-	// check warns.
+	// TCP-AO (RFC 5925) instead of password_file; needs Linux 6.7 with CONFIG_TCP_AO.
 	TCPAO *TCPAO `yaml:"tcp_ao"`
 	// In place of bfd.auth.
 	BFDAuth *BFDAuth `yaml:"bfd_auth"`
@@ -452,14 +446,12 @@ type Dataplane struct {
 	Flags []string `yaml:"flags" default:"[]" items:"0..64"`
 	// Mutual TLS; required for a host:port that is no loopback.
 	TLS *TLS `yaml:"tls"`
-	// UDP destination ports to steer: RoCEv2's 4791, SUPERp's 4444. Source ports hold for all with driver bpf; with
-	// driver linux for the first (or else of tcp_ports), and for services that programs ask for over gRPC or
-	// slots.services lists. A leaf steers nothing.
+	// UDP destination ports to steer: RoCEv2's 4791, SUPERp's 4444. Their source ports: docs/dataplane.md. A leaf
+	// steers nothing.
 	UDPPorts []uint16 `yaml:"udp_ports" default:"[4791, 4444]" items:"0..16" min:"1" max:"65535"`
 	// TCP destination ports to steer: those of queue pairs that are TCP connections.
 	TCPPorts []uint16 `yaml:"tcp_ports" default:"[4793]" items:"0..16" min:"1" max:"65535"`
-	// More TCP destination ports to steer, FIRST-LAST, at most 16,384: 4800-5055 for NCCL's net plugin
-	// (FARED_NCCL_PORTS), or such as 32768-49151 for fared exec.
+	// More TCP destination ports to steer, FIRST-LAST, at most 16,384 (docs/nccl.md, docs/tcp.md).
 	TCPPortRange string `yaml:"tcp_port_range" default:"none"`
 	// Give a sub-port's device that was away (in a container, or by a reload of its driver) the addresses back that the
 	// agent has seen on it. Without it they are a fault.
@@ -504,7 +496,7 @@ type API struct {
 	// Unix socket for read calls; none disables it. Commands without access to socket use it if it has the default
 	// name.
 	ReadOnlySocket string `yaml:"read_only_socket" derived:"socket with -ro before .sock"`
-	// Octal, quoted. The default lets every local user read.
+	// Octal, quoted.
 	ReadOnlySocketMode os.FileMode `yaml:"read_only_socket_mode" default:"0666" min:"0000" max:"0777"`
 	// An additional host:port. Without tls it answers only read calls, since every local user may connect.
 	Listen string `yaml:"listen"`
@@ -625,7 +617,7 @@ type Proof struct {
 	// Time that the probes must be lost before the plane is avoided.
 	AvoidAfter time.Duration `yaml:"avoid_after" default:"500ms" min:"100ms" max:"60s" reload:"proof"`
 	// Authenticate probes and answers (HMAC-SHA256); the same at all servers. The first signs, all are accepted: keys
-	// can be replaced one by one. Without keys a host inside of accept can forge answers to probes that it sees.
+	// can be replaced one by one.
 	Keys []ProofKey `yaml:"keys" items:"0..4" reload:"proof-keys"`
 }
 
@@ -681,8 +673,7 @@ type ServerTLS struct {
 	KeyFile string `yaml:"key_file" required:"true"`
 	// Authorities of the peer's certificate, PEM. Every certificate of theirs may read.
 	ClientCAFile string `yaml:"client_ca_file" required:"true"`
-	// Certificates that may also drain, undrain, clear and reload, by DNS name, else common name. *.example: all names
-	// below example, *: every certificate of client_ca_file.
+	// Certificates that may also drain, undrain, clear and reload, by name (docs/operations/install.md).
 	Operators []string `yaml:"operators" default:"[]" items:"0..64"`
 }
 
@@ -700,7 +691,7 @@ type Traces struct {
 
 // UI configures the address of the live page (docs/operations/page.md).
 type UI struct {
-	// host:port of a loopback, such as 127.0.0.1:9470. Every local user may read it; it changes nothing.
+	// host:port of a loopback, such as 127.0.0.1:9470.
 	Listen string `yaml:"listen"`
 }
 
