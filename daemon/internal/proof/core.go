@@ -173,7 +173,7 @@ type Core struct {
 	due       []time.Time // of each sub-port
 	turn      int         // sub-port of the next packet to a service
 	idleDue   time.Time
-	urgent    []unit
+	urgent    []urgent
 	tokens    float64
 	refilled  time.Time
 	out       map[uint64]*sent
@@ -255,15 +255,23 @@ func (c *Core) changed(p *peer, old []Path) {
 	}
 	for _, path := range p.Paths {
 		if !slices.Contains(old, path) {
-			c.urge(p, path)
+			c.urge(p, path, true)
 		}
 	}
 }
 
-func (c *Core) urge(p *peer, path Path) {
+// urgent is a unit that is probed first. atOnce means that the peer answers at once, too.
+type urgent struct {
+	unit
+	atOnce bool
+}
+
+func (c *Core) urge(p *peer, path Path, atOnce bool) {
 	if source, ok := c.sourceOf(p); ok && len(c.urgent) < maxUrgent {
-		c.urgent = append(c.urgent, unit{ID: p.ID, source: source, slot: path.Slot})
-		c.wake = time.Time{}
+		c.urgent = append(c.urgent, urgent{unit{ID: p.ID, source: source, slot: path.Slot}, atOnce})
+		if atOnce {
+			c.wake = time.Time{}
+		}
 	}
 }
 
@@ -335,8 +343,13 @@ func (c *Core) Tick(now time.Time) (sends []Send, wake time.Time, idling bool) {
 	for len(c.urgent) > 0 && c.tokens > -c.c.Rate/reserve {
 		u := c.urgent[0]
 		c.urgent = c.urgent[1:]
-		if path, ok := c.pathOf(u); ok {
-			c.sendAtOnce(now, u, path, path.Plane, regular)
+		path, ok := c.pathOf(u.unit)
+		switch {
+		case !ok:
+		case u.atOnce:
+			c.sendAtOnce(now, u.unit, path, path.Plane, regular)
+		default:
+			c.send(now, u.unit, path, path.Plane, regular)
 		}
 	}
 	c.regular(now)
@@ -577,7 +590,7 @@ func (c *Core) nextWake(now time.Time) time.Time {
 			}
 		}
 	}
-	if len(c.urgent) > 0 {
+	if slices.ContainsFunc(c.urgent, func(u urgent) bool { return u.atOnce }) {
 		earlier(now.Add(time.Duration(float64(time.Second) / c.c.Rate)))
 	}
 	if len(c.trials) > 0 {
@@ -666,7 +679,7 @@ func (c *Core) Received(now, arrived time.Time, from ID, probe *Packet) {
 	}
 	if len(p.Paths) > 0 && now.Sub(p.urged) >= quantum {
 		p.urged = now
-		c.urge(p, p.Paths[c.c.Random.IntN(len(p.Paths))])
+		c.urge(p, p.Paths[c.c.Random.IntN(len(p.Paths))], false)
 	}
 	if probe.Flags&FlagAtOnce == 0 { // others may overtake answers
 		c.judgeSilence(now, p)
@@ -744,10 +757,10 @@ func (c *Core) answers(now time.Time, p *peer) {
 		}
 	}
 	planes := map[int]bool{}
-	for _, path := range p.Paths { // each plane once, at once
+	for _, path := range p.Paths { // each plane once, soon
 		if !planes[path.Plane] {
 			planes[path.Plane] = true
-			c.urge(p, path)
+			c.urge(p, path, false)
 		}
 	}
 }
