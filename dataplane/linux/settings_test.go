@@ -230,6 +230,7 @@ func TestLimits(t *testing.T) {
 // keeps the hash, and that the next Hello succeeds without writing the seed.
 func TestHashSurvivesATransientError(t *testing.T) {
 	h := newHost(t, 2)
+	h.config.Logger = slog.New(slog.DiscardHandler) // periodic work may fail meanwhile, too
 	h.Sysctl("net.ipv4.fib_multipath_hash_seed=42")
 	d, _ := h.start()
 	before := d.Capabilities().FlowHash
