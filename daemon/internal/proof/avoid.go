@@ -88,14 +88,6 @@ func (c *Core) TakeAvoidances() []Avoidance {
 	return out
 }
 
-// Avoided returns the ways that are avoided.
-func (c *Core) Avoided() (out []Avoidance) {
-	for _, w := range c.waysAvoided() {
-		out = append(out, Avoidance{w.ID, w.plane, true})
-	}
-	return out
-}
-
 // waysAvoided returns the avoided ways in a fixed order.
 func (c *Core) waysAvoided() []way {
 	return slices.SortedFunc(maps.Keys(c.avoided), func(a, b way) int {
@@ -180,6 +172,7 @@ func (c *Core) avoidWide(now time.Time, plane int) {
 
 // unavoid ends an avoidance.
 func (c *Core) unavoid(now time.Time, w way) {
+	maps.DeleteFunc(c.past, func(_ way, p past) bool { return now.Sub(p.ended) >= relapse })
 	if len(c.past) < maxPast {
 		c.past[w] = past{now, c.avoided[w].hold}
 	}

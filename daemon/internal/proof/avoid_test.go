@@ -148,9 +148,6 @@ func TestAvoidEnds(t *testing.T) {
 	w.drop = func(h hop) bool { return h.plane == 2 && (between(h, 0, 1) || between(h, 0, 2)) }
 	s := w.servers[0]
 	w.until(10*time.Second, "avoided", func() bool { return s.avoided() == 2 })
-	if got := s.core.Avoided(); len(got) != 2 || got[0].Plane != 2 || !got[0].On {
-		t.Errorf("%+v", got)
-	}
 	s.core.SetPeers(w.now, s.core.sources, []Peer{{ID{0, address(2)}, paths(2)}})
 	s.kick()
 	if s.avoided() != 1 {
