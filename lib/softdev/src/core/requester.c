@@ -10,6 +10,8 @@
 enum { WINDOW_START = 32, WINDOW_MIN = 2, WINDOW_PACKETS = 1024, WINDOW_BYTES = 1 << 20 };
 /* An acknowledgement is requested at least every this part of a window. */
 enum { ASKS_PER_WINDOW = 4 };
+/* New READs are sent when this part of those that may be outstanding is complete. */
+enum { READ_GROUPS = 4 };
 /* Time between two reductions by CNPs, ns, and the full scale of sd_requester.alpha. */
 #define CUT_INTERVAL 50000
 enum { ALPHA_ONE = 1024 };
@@ -529,6 +531,8 @@ void sd_requester_run(struct sd_qp *qp)
 	struct sd_requester *r = &qp->rq_out;
 	if (qp->attr.qp_state != IBV_QPS_RTS || r->rnr_until)
 		return;
+	/* READs go in groups: the peer sends the answers of a group by fewer system calls and larger batches. */
+	bool refill = r->next - r->una <= r->window - r->window / READ_GROUPS && r->read_count <= r->max_reads - r->max_reads / READ_GROUPS;
 	while (r->cursor < r->count && r->next - r->una < r->window) {
 		const struct sd_send *s = entry(r, r->cursor);
 		if ((s->flags & IBV_SEND_FENCE) && r->next == s->psn && r->read_count > 0)
@@ -542,7 +546,7 @@ void sd_requester_run(struct sd_qp *qp)
 			r->rtt_start = qp->dev->now;
 		}
 		if (is_read(s)) {
-			if (r->read_count >= r->max_reads)
+			if (!refill || r->read_count >= r->max_reads)
 				break;
 			send_read(qp, s);
 		} else if (!send_data(qp, s)) {

@@ -3,8 +3,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Packets of READ responses that one run sends, so that other queue pairs have their turn. */
-enum { RUN_PACKETS = 64 };
+/* READ responses that one run sends, so that other queue pairs have their turn: what one flush of the port holds. */
+enum { RUN_BYTES = 240 << 10 };
 
 int sd_rq_init(struct sd_rq *rq, uint32_t wrs, uint32_t sges)
 {
@@ -369,7 +369,7 @@ void sd_responder_run(struct sd_qp *qp)
 	struct sd_responder *r = &qp->rp;
 	if (qp->attr.qp_state != IBV_QPS_RTR && qp->attr.qp_state != IBV_QPS_RTS)
 		return;
-	for (int budget = RUN_PACKETS; r->job_count > 0; budget--) {
+	for (uint32_t budget = RUN_BYTES / qp->mtu; r->job_count > 0; budget--) {
 		if (budget == 0) {
 			sd_dirty(qp);
 			return;

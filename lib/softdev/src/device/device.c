@@ -29,8 +29,20 @@
 #define DISTRUST_MAX 512000000ull
 #define DISTRUST_FACTOR 8
 #define TRUST 100000000ull
-/* Sleeps after which the thread looks for other work, although a program polls. */
-enum { UNSEEN = 1000 };
+/* During a bulk transfer by a program that has polled without a gap for a time, ns, the sleeps are longer: a wake-up
+ * takes the processor from the program or its peer. */
+#define SLEEP_BULK 1000000ull
+#define STEADY 100000000ull
+/* Time after which the thread looks for other work, although a program polls. */
+#define UNSEEN 100000000ull
+/* After this many packets at once the thread lets others gather for a while, ns, as interrupt moderation does: neither
+ * end pays for a wake-up for each message. */
+enum { BULK = 64 };
+#define GATHER 30000ull
+/* A thread that continues this much later than it asked for, ns, shares its processor: for a while it sleeps for packets
+ * alone, whose wake-ups the scheduler prefers. */
+#define GATHER_LATE 100000ull
+#define GATHER_PAUSE 100000000ull
 /* After a packet the device waits this long, ns, for the program's next call, whose packets go with the
  * acknowledgement. */
 #define HOLD 20000ull
@@ -43,8 +55,11 @@ struct engine {
 	unsigned contexts;
 	bool stop, passive; /* passive: the thread leaves the packets to a program that polls */
 	uint64_t sleeps_until;
+	uint64_t steady_since;     /* the program has polled */
+	uint64_t gathers_from;     /* packets do not gather before */
 	_Atomic uint64_t polls;    /* of programs */
 	_Atomic uint64_t advanced; /* time of the latest progress by a program's poll or post */
+	_Atomic uint64_t packets;  /* sent or received until then */
 	atomic_bool called;        /* the program is in such a call */
 	uint64_t distrust, distrust_until;
 	uint64_t held_until; /* what is due waits for the program */
@@ -63,6 +78,7 @@ static struct engine *engine_of(struct sd_dev *dev)
 static void note(struct engine *e, uint64_t now, bool called)
 {
 	atomic_store_explicit(&e->advanced, now, memory_order_relaxed);
+	atomic_store_explicit(&e->packets, e->dev.counters.sent + e->dev.counters.received, memory_order_relaxed);
 	atomic_store_explicit(&e->called, called, memory_order_relaxed);
 }
 
@@ -73,6 +89,22 @@ static bool still_polls(struct engine *e, uint64_t polls)
 	uint64_t advanced = atomic_load_explicit(&e->advanced, memory_order_relaxed);
 	return (called || atomic_load_explicit(&e->polls, memory_order_relaxed) != polls) &&
 		e->dev.link->now(e->dev.link) < advanced + (called ? CALL_GAP : POLL_GAP);
+}
+
+/* watch_program sleeps while the program does the work of the thread, and nobody asks for it. It keeps the number of
+ * polls that it has seen. */
+static void watch_program(struct engine *e, uint64_t *polls)
+{
+	uint64_t sleep = SLEEP_POLLED, now = e->dev.link->now(e->dev.link), until = now + UNSEEN;
+	uint64_t packets = atomic_load_explicit(&e->packets, memory_order_relaxed);
+	for (; still_polls(e, *polls) && now < until; now = e->dev.link->now(e->dev.link)) {
+		uint64_t before = packets;
+		*polls = atomic_load_explicit(&e->polls, memory_order_relaxed);
+		if (sd_port_wait(e->port, false, sleep))
+			return;
+		packets = atomic_load_explicit(&e->packets, memory_order_relaxed);
+		sleep = packets - before >= BULK && now > e->steady_since + STEADY ? SLEEP_BULK : SLEEP_POLLED;
+	}
 }
 
 /* distrust has the thread receive packets by itself for a while. */
@@ -158,9 +190,11 @@ static void *run_engine(void *argument)
 {
 	struct engine *e = argument;
 	uint64_t polls = 0;
+	bool gather = false;
 	prefer_wakeups();
 	prctl(PR_SET_TIMERSLACK, 1000, 0, 0, 0); /* ns; the default would double the shortest sleep */
 	guard_lock(&sd_lock);
+	e->steady_since = e->dev.now;
 	while (!e->stop) {
 		uint64_t now = e->dev.link->now(e->dev.link);
 		uint64_t sleep = e->dev.next_timer == UINT64_MAX ? SLEEP_IDLE : SLEEP_BUSY;
@@ -171,24 +205,29 @@ static void *run_engine(void *argument)
 			sleep = e->held_until > now ? e->held_until - now : 0;
 		else if (polled)
 			sleep = SLEEP_POLLED;
+		gather = gather && !e->passive && !e->dev.dirty && now >= e->gathers_from;
+		if (gather && sleep > GATHER)
+			sleep = GATHER;
 		e->sleeps_until = now + sleep;
-		bool packets = !e->passive;
+		bool packets = !e->passive && !gather;
 		int stale = sd_slots_stale(&e->dev);
 		guard_unlock(&sd_lock);
 		sd_slots_report(&e->dev, stale);
 		bool woken = sd_port_wait(e->port, packets, sleep);
-		for (int i = 0; !packets && !woken && i < UNSEEN && still_polls(e, polls); i++) {
-			polls = atomic_load_explicit(&e->polls, memory_order_relaxed);
-			woken = sd_port_wait(e->port, packets, sleep);
-		}
+		if (e->passive && !woken)
+			watch_program(e, &polls);
 		uint64_t before = e->dev.link->now(e->dev.link);
+		if (gather && before > now + sleep + GATHER_LATE)
+			e->gathers_from = before + GATHER_PAUSE;
 		guard_lock(&sd_lock);
 		sd_port_serve(e->port);
 		e->sleeps_until = 0;
 		uint64_t received = e->dev.counters.received;
 		if (e->passive && e->dev.armed == 0 && still_polls(e, polls))
 			continue;
+		e->steady_since = before;
 		progress(&e->dev, NULL, e->polls != polls || polled);
+		gather = e->dev.counters.received - received >= BULK;
 		if (e->passive && (e->dev.counters.received != received || e->dev.now > before + CALL_GAP))
 			distrust(e);
 	}
