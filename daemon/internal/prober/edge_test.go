@@ -149,13 +149,41 @@ func TestFaultOf(t *testing.T) {
 	check("all is well", try(from, to, 200), proof.None)
 	check("too big", try(from, to, 2000), proof.TooBig)
 	check("without a route", try(netip.AddrPortFrom(from.Addr(), 40000), to, 200), proof.NoRoute)
-	check("without the address", try(netip.MustParseAddrPort("10.255.0.9:50000"), to, 200), proof.Failed)
+	check("without the address", try(netip.MustParseAddrPort("10.255.0.9:50000"), to, 200), proof.NoRoute)
 	other := netnstest.In(near, func() (*net.UDPConn, error) { return net.ListenUDP("udp4", net.UDPAddrFromAddrPort(from)) })
-	check("a source port in use", try(from, to, 200), proof.Busy)
+	check("a program has the source port", try(from, to, 200), proof.None)
 	other.Close()
 	near.Run("nft", "add table ip t; add chain ip t o { type filter hook output priority 0; }; add rule ip t o oifname plane0 drop")
 	check("a firewall", try(from, to, 200), proof.Refused)
 	check("a firewall at another sub-port", try(netip.AddrPortFrom(from.Addr(), 50001), to, 200), proof.None)
+}
+
+// TestPortStaysFree binds sockets of programs, without options, to a loopback and a port from which a probe is sent,
+// also while the loopback device is down.
+func TestPortStaysFree(t *testing.T) {
+	for i, x := range addresses {
+		n, other := netnstest.New(t), netnstest.New(t)
+		netnstest.Veth(t, n, "plane0", other, "plane0")
+		n.Addr("plane0", x.near+x.bits)
+		for _, state := range []string{"up", "down"} {
+			n.IP("link", "set", "lo", state)
+			n.Must(func() error {
+				fd, err := unix.Socket(families[i].domain, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+				if err != nil {
+					return err
+				}
+				defer unix.Close(fd)
+				if err := families[i].takePort(fd, 50000); err != nil {
+					return err
+				}
+				c, err := net.ListenUDP(families[i].network, net.UDPAddrFromAddrPort(netip.AddrPortFrom(netip.MustParseAddr(x.near), 50000)))
+				if err == nil {
+					err = c.Close()
+				}
+				return err
+			})
+		}
+	}
 }
 
 // TestListen opens the sockets of a loopback that is added later. Other sockets at the port are errors, also in this

@@ -137,11 +137,7 @@ func (s *socket) next(b *inbox) (message, bool) {
 
 // sendBy sends a datagram out of a device.
 func (s *socket) sendBy(index int, from netip.Addr, to netip.AddrPort, b []byte) error {
-	control := unix.PktInfo6(&unix.Inet6Pktinfo{Addr: from.As16(), Ifindex: uint32(index)})
-	if from.Is4() {
-		control = unix.PktInfo4(&unix.Inet4Pktinfo{Spec_dst: from.As4(), Ifindex: int32(index)})
-	}
-	_, err := unix.SendmsgN(s.waiting, b, control, sockaddr(to), unix.MSG_DONTWAIT)
+	_, err := unix.SendmsgN(s.waiting, b, s.family.source(from, index), sockaddr(to), unix.MSG_DONTWAIT)
 	return os.NewSyscallError("send", err)
 }
 

@@ -22,11 +22,12 @@ type family struct {
 	smallest                int // payload that every link carries whole
 	network                 string
 	packetInfo, packetIndex int // length of the control message, and place of the index in it
+	shelter                 netip.Addr
 }
 
 var families = [2]family{
-	{unix.AF_INET, unix.IPPROTO_IP, unix.IP_PKTINFO, unix.IP_PKTINFO, unix.IP_MTU_DISCOVER, unix.IP_PMTUDISC_PROBE, unix.IP_TTL, unix.IP_FREEBIND, 28, 576 - 28, "udp4", 12, 0},
-	{unix.AF_INET6, unix.IPPROTO_IPV6, unix.IPV6_PKTINFO, unix.IPV6_RECVPKTINFO, unix.IPV6_MTU_DISCOVER, unix.IPV6_PMTUDISC_PROBE, unix.IPV6_UNICAST_HOPS, unix.IPV6_FREEBIND, 48, 1280 - 48, "udp6", 20, 16},
+	{unix.AF_INET, unix.IPPROTO_IP, unix.IP_PKTINFO, unix.IP_PKTINFO, unix.IP_MTU_DISCOVER, unix.IP_PMTUDISC_PROBE, unix.IP_TTL, unix.IP_FREEBIND, 28, 576 - 28, "udp4", 12, 0, netip.MustParseAddr("127.255.255.254")},
+	{unix.AF_INET6, unix.IPPROTO_IPV6, unix.IPV6_PKTINFO, unix.IPV6_RECVPKTINFO, unix.IPV6_MTU_DISCOVER, unix.IPV6_PMTUDISC_PROBE, unix.IPV6_UNICAST_HOPS, unix.IPV6_FREEBIND, 48, 1280 - 48, "udp6", 20, 16, netip.IPv6Loopback()},
 }
 
 func familyOf(a netip.Addr) *family {
@@ -77,10 +78,10 @@ func transmit(from, to netip.AddrPort, b []byte, how manner) (out departure, err
 	if err != nil {
 		return out, err
 	}
-	if err := unix.Bind(fd, sockaddr(from)); err != nil {
+	if err := f.takePort(fd, from.Port()); err != nil {
 		return out, os.NewSyscallError("bind", err)
 	}
-	if err := unix.Sendto(fd, b, 0, sockaddr(to)); err != nil {
+	if _, err := unix.SendmsgN(fd, b, f.source(from.Addr(), 0), sockaddr(to), 0); err != nil {
 		return out, os.NewSyscallError("send", err)
 	}
 	if how == plainly {
@@ -102,6 +103,27 @@ func transmit(from, to netip.AddrPort, b []byte, how manner) (out departure, err
 		}
 	}
 	return out, nil
+}
+
+// takePort gives a socket a source port. It binds to an address of the loopback device that nobody else uses: the port
+// stays free at the loopbacks, where programs bind to slots' ports.
+func (f *family) takePort(fd int, port uint16) error {
+	at := sockaddr(netip.AddrPortFrom(f.shelter, port))
+	err := unix.Bind(fd, at)
+	if errors.Is(err, unix.EADDRNOTAVAIL) { // the loopback device is down
+		if err = unix.SetsockoptInt(fd, f.level, f.free, 1); err == nil {
+			err = unix.Bind(fd, at)
+		}
+	}
+	return err
+}
+
+// source returns the control message for a packet from an address, out of a device unless index is 0.
+func (f *family) source(from netip.Addr, index int) []byte {
+	if f.domain == unix.AF_INET {
+		return unix.PktInfo4(&unix.Inet4Pktinfo{Spec_dst: from.As4(), Ifindex: int32(index)})
+	}
+	return unix.PktInfo6(&unix.Inet6Pktinfo{Addr: from.As16(), Ifindex: uint32(index)})
 }
 
 // read returns the device and the time of control messages, zero if there are none.
