@@ -39,8 +39,8 @@
  * end pays for a wake-up for each message. */
 enum { BULK = 64 };
 #define GATHER 30000ull
-/* A thread that continues this much later than it asked for, ns, shares its processor: for a while it sleeps for packets
- * alone, whose wake-ups the scheduler prefers. */
+/* A thread that continues this much later than it asked for, ns, shares its processor: packets alone wake it for a
+ * while, because the scheduler prefers their wake-ups. */
 #define GATHER_LATE 100000ull
 #define GATHER_PAUSE 100000000ull
 /* After a packet the device waits this long, ns, for the program's next call, whose packets go with the
