@@ -105,7 +105,7 @@ func transmit(from, to netip.AddrPort, b []byte, how manner) (out departure, err
 	return out, nil
 }
 
-// takePort gives a socket a source port. It binds to an address of the loopback device that nobody else uses: the port
+// takePort gives a socket a source port. It binds to an unusual address of the loopback device: the port
 // stays free at the loopbacks, where programs bind to slots' ports.
 func (f *family) takePort(fd int, port uint16) error {
 	at := sockaddr(netip.AddrPortFrom(f.shelter, port))

@@ -91,8 +91,8 @@ static bool still_polls(struct engine *e, uint64_t polls)
 		e->dev.link->now(e->dev.link) < advanced + (called ? CALL_GAP : POLL_GAP);
 }
 
-/* watch_program sleeps while the program does the work of the thread, and nobody asks for it. It keeps the number of
- * polls that it has seen. */
+/* watch_program sleeps while the program does the work of the thread, or until the thread is asked for something. It
+ * keeps the number of polls that it has seen. */
 static void watch_program(struct engine *e, uint64_t *polls)
 {
 	uint64_t sleep = SLEEP_POLLED, now = e->dev.link->now(e->dev.link), until = now + UNSEEN;
