@@ -51,7 +51,7 @@ path_bandwidth.all_zero: equal -> unreachable
 path_bandwidth.increase_hold_up: 0s -> 2s
 path_bandwidth.missing: local -> skip
 planes[0].sub_ports[0].speed: 400G -> 200G
-proof.avoid_after: 500ms -> 2s
+proof.avoid_after: 400ms -> 2s
 proof.unproved: report -> avoid`},
 		{name: "as", old: "4200000001", new: "4200000002", fixed: "as: 4200000001 -> 4200000002"},
 		{name: "all fixed ones are listed, and live ones are not", old: "router_id: 10.255.0.1", new: "router_id: 10.255.0.9", add: `log: {level: debug, format: json}

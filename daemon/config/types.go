@@ -615,7 +615,7 @@ type Proof struct {
 	// answered, unless no other plane is left.
 	Unproved fare.UnprovedPolicy `yaml:"unproved" default:"report" reload:"proof"`
 	// Time that the probes must be lost before the plane is avoided.
-	AvoidAfter time.Duration `yaml:"avoid_after" default:"500ms" min:"100ms" max:"60s" reload:"proof"`
+	AvoidAfter time.Duration `yaml:"avoid_after" default:"400ms" min:"100ms" max:"60s" reload:"proof"`
 	// Authenticate probes and answers (HMAC-SHA256); the same at all servers. The first signs, all are accepted: keys
 	// can be replaced one by one.
 	Keys []ProofKey `yaml:"keys" items:"0..4" reload:"proof-keys"`

@@ -25,7 +25,7 @@ import (
 // proofLab is a fabric of three servers and two planes, whose server 1 is asked.
 type proofLab struct {
 	*testbed.Lab
-	t      *testing.T
+	t      testing.TB
 	fabric farev1.FabricServiceClient
 }
 
@@ -180,7 +180,7 @@ func TestProof(t *testing.T) {
 }
 
 // newProofLab returns a lab in which all is proved.
-func newProofLab(t *testing.T, driver string) *proofLab {
+func newProofLab(t testing.TB, driver string) *proofLab {
 	netnstest.Require(t, "nft")
 	l := &proofLab{Lab: testbed.NewLab(t, "--servers", "3", "--planes", "2", "--sub-ports", "2", "--driver", driver), t: t}
 	l.fabric = farev1.NewFabricServiceClient(testbed.Dial(t, l.Socket("server1")))
@@ -362,7 +362,7 @@ func (l *proofLab) configure(server, text string) {
 
 // awaitWeights waits until the planes have weights, in effect: two toward the first of the other two
 // servers, two toward the second.
-func (l *proofLab) awaitWeights(server string, want ...uint32) {
+func (l *proofLab) awaitWeights(server string, want ...uint32) time.Duration {
 	l.t.Helper()
 	client := farev1.NewWeightServiceClient(testbed.Dial(l.t, l.Socket(server)))
 	took := netnstest.Eventually(l.t, time.Minute, func() error {
@@ -385,4 +385,5 @@ func (l *proofLab) awaitWeights(server string, want ...uint32) {
 		return nil
 	})
 	l.t.Logf("%s has %d after %v", server, want, took.Round(10*time.Millisecond))
+	return took
 }

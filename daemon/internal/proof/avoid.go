@@ -81,6 +81,9 @@ func (c *Core) SetAvoid(now time.Time, directly bool, after time.Duration) {
 	c.wake = time.Time{}
 }
 
+// avoids reports whether lost ways are avoided: losses are sought and judged faster then, at the expense of the rate.
+func (c *Core) avoids() bool { return c.c.Avoid > 0 && c.c.Direct }
+
 // TakeAvoidances returns the changes since the last call.
 func (c *Core) TakeAvoidances() []Avoidance {
 	out := c.avoidances
@@ -97,7 +100,7 @@ func (c *Core) waysAvoided() []way {
 
 // lose notes that a way is lost in our direction, on all its sub-ports.
 func (c *Core) lose(w way, v verdict, since time.Time) {
-	if c.c.Avoid > 0 && c.c.Direct && v.direction != Theirs && c.losing[w].since.IsZero() && c.avoided[w] == nil {
+	if c.avoids() && v.direction != Theirs && c.losing[w].since.IsZero() && c.avoided[w] == nil {
 		c.losing[w] = losing{v, since}
 	}
 }

@@ -20,11 +20,7 @@ func (s *server) avoided() (n int) {
 
 // avoidWorld is a fabric in which all works, and lost ways are avoided.
 func avoidWorld(t *testing.T, n int, seed uint64) *world {
-	w := newWorld(t, 0, seed)
-	w.avoid = 500 * time.Millisecond
-	for i := range n {
-		w.servers = append(w.servers, w.start(i))
-	}
+	w := newWorldOf(t, n, seed, 400*time.Millisecond)
 	w.know()
 	w.quiet(time.Duration(5+n) * time.Second) // all have been found to answer
 	return w
@@ -75,6 +71,49 @@ func TestAvoid(t *testing.T) {
 			t.Fatalf("seed %d: back after %v", seed, again)
 		}
 	})
+}
+
+// TestAvoidWithin bounds the time until both servers of a pair leave a plane: from the first lost probe, and from the
+// fault if the rate suffices for a probe of each plane and destination at each point of the grid.
+func TestAvoidWithin(t *testing.T) {
+	var worst, worstOfTwo time.Duration
+	seeds(t, 40, func(t *testing.T, seed uint64) {
+		for _, n := range []int{2, 4} {
+			w := avoidWorld(t, n, seed)
+			if n == 2 {
+				for _, s := range w.servers {
+					s.core.SetRate(50)
+				}
+			}
+			w.run(2*time.Second + time.Duration(w.r.Int64N(int64(time.Second))))
+			var lost [2]time.Time // the first lost probe of each
+			w.drop = func(h hop) bool {
+				if h.plane != 2 || !between(h, 0, 1) {
+					return false
+				}
+				if !h.answer && lost[h.from].IsZero() {
+					lost[h.from] = w.now
+				}
+				return true
+			}
+			start := w.now
+			for i := range lost {
+				w.until(2*time.Second, "avoided", func() bool { return w.servers[i].avoided() == 1 })
+			}
+			for i, s := range w.servers[:2] {
+				for _, a := range s.core.avoided {
+					worst = max(worst, a.since.Sub(lost[i]))
+					if n == 2 {
+						worstOfTwo = max(worstOfTwo, a.since.Sub(start))
+					}
+				}
+			}
+		}
+	})
+	t.Logf("worst of 40: %v after the first lost probe; %v after the fault, with two servers", worst, worstOfTwo)
+	if worst > 650*time.Millisecond || worstOfTwo > 900*time.Millisecond {
+		t.Error("that is too late")
+	}
 }
 
 // TestAvoidAll loses a plane: all leave it, and return together after the cure.

@@ -17,6 +17,9 @@ const (
 	// Timeout is the time after which a probe without an answer that is handled at once is lost. A regular one is lost
 	// at the second point of the grid after it: up to one until the peer reads it, the other for its delay.
 	Timeout = 250 * time.Millisecond
+	// grace is the time after which a regular probe is suspected if lost ways are avoided: a point of the grid, by
+	// which an answer has come from a process that has time, and a little more.
+	grace = quantum + 50*time.Millisecond
 	// slack lets the regular wake-up at a point of the grid serve the probes of the point before it.
 	slack = 5 * time.Millisecond
 	// Late is the time for which an answer after the timeout still counts.
@@ -31,6 +34,8 @@ const (
 	maxUrgent = 64
 	// bigEvery is the share of regular probes with the MTU.
 	bigEvery = 4
+	// sample bounds the peers among which the next one is sought.
+	sample = 64
 	// recent is the number of probes of a plane and peer after which earlier ones count half.
 	recent = 128
 	// loyalty is the time for which probes of a peer show that it runs.
@@ -136,7 +141,7 @@ type sent struct {
 
 // planeState is the results of probes of a plane toward a peer.
 type planeState struct {
-	proved         time.Time
+	proved, probed time.Time
 	lost, answered uint32 // of recent probes
 	rtt            time.Duration
 }
@@ -171,6 +176,7 @@ type Core struct {
 	// answering lists the peers that answer; silent counts the others.
 	answering []*peer
 	due       []time.Time // of each sub-port
+	turnDue   time.Time   // of the rotation, if lost ways are avoided
 	turn      int         // sub-port of the next packet to a service
 	idleDue   time.Time
 	urgent    []urgent
@@ -377,6 +383,12 @@ func (c *Core) toService(now time.Time, u unit, path Path) {
 func (c *Core) send(now time.Time, u unit, path Path, back int, r role) *sent {
 	p := c.peers[u.ID]
 	s := &sent{unit: u, nonce: c.c.Nonce(), role: r, path: path, back: back, at: now, departed: now, deadline: c.grid(now).Add(quantum)}
+	if c.avoids() {
+		s.deadline = now.Add(grace)
+		if p.planes != nil {
+			p.planes[path.Plane].probed = now
+		}
+	}
 	c.tokens--
 	c.out[s.nonce] = s
 	c.queue = append(c.queue, s)
@@ -472,6 +484,9 @@ func (c *Core) nextWake(now time.Time) time.Time {
 	}
 	if len(c.trials) > 0 {
 		earlier(c.trials[0].next)
+	}
+	for _, l := range c.losing {
+		earlier(l.since.Add(c.c.Avoid))
 	}
 	if len(c.failing) > 0 {
 		earlier(c.recheckAt)

@@ -17,6 +17,9 @@ func seeds(t *testing.T, n int, test func(t *testing.T, seed uint64)) {
 	}
 }
 
+// policy returns Config.Avoid, for every other seed above zero: losses are judged in less time then.
+func policy(seed uint64) time.Duration { return time.Duration(seed%2) * 400 * time.Millisecond }
+
 func TestAllIsProved(t *testing.T) {
 	w := newWorld(t, 4, 1)
 	w.know()
@@ -149,8 +152,8 @@ func TestFirstWord(t *testing.T) {
 // TestNoFalseWord stops, restarts and starves processes, and changes the fabric, without any packet that is lost for
 // another reason.
 func TestNoFalseWord(t *testing.T) {
-	seeds(t, 30, func(t *testing.T, seed uint64) {
-		w := newWorld(t, 4, seed)
+	seeds(t, 60, func(t *testing.T, seed uint64) {
+		w := newWorldOf(t, 4, seed, policy(seed))
 		w.know()
 		w.quiet(3 * time.Second)
 		for range 20 {
@@ -189,8 +192,8 @@ func TestNoFalseWord(t *testing.T) {
 
 // TestStarved delays the reading of each packet and each wake-up at random, by up to two seconds.
 func TestStarved(t *testing.T) {
-	seeds(t, 10, func(t *testing.T, seed uint64) {
-		w := newWorld(t, 3, seed)
+	seeds(t, 20, func(t *testing.T, seed uint64) {
+		w := newWorldOf(t, 3, seed, policy(seed))
 		w.know()
 		w.quiet(2 * time.Second)
 		for range 60 {

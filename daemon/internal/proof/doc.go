@@ -13,8 +13,9 @@
 // Every sub-port that carries shares sends a probe each half second to a random peer of those that answer; pairs and
 // their slots follow in a random rotation. Peers that do not answer share one probe a second. All that happens at the
 // points of a grid that differs between servers, where a process reads and answers, too: an answer takes up to two
-// points. Slots that have changed and trials do not wait for it: the flag AtOnce makes both ends handle a packet when
-// it arrives.
+// points. If lost ways are avoided, the rest of the rate goes to the planes and peers that have had no probe for the
+// longest time, and an answer that has not come at the next point begins a trial. Slots that have changed and trials do
+// not wait for it: the flag AtOnce makes both ends handle a packet when it arrives.
 //
 // # Judgment
 //
@@ -22,6 +23,6 @@
 // and is answered by another plane, R goes by another plane and is answered by this one, and C, sent settle after P,
 // goes and returns by another plane. Sockets are queues: the answer to C proves that both processes have read
 // everything that arrived before it, so a P without an answer is lost, however little processor time either process
-// has. Without answers to C nothing is judged: the peer restarts, is stopped, or has no proofs. F and R tell the
-// direction.
+// has. Answers to several C that arrive together, after a stop, count once. Without answers to C nothing is judged: the
+// peer restarts, is stopped, or has no proofs. F and R tell the direction.
 package proof

@@ -12,8 +12,11 @@ const (
 	rounds = 4
 	least  = 3
 	// pace is the time between rounds, settle that between P and C of a round.
-	pace   = 150 * time.Millisecond
-	settle = 60 * time.Millisecond
+	// If lost ways are avoided rounds have quickPace: a trial takes a third of a second, longer than a fabric needs to
+	// leave a failed plane.
+	pace      = 150 * time.Millisecond
+	quickPace = 90 * time.Millisecond
+	settle    = 60 * time.Millisecond
 	// repeats is the number of equal wrong results, one after the other, that are a finding.
 	repeats = 3
 	// cured is the number of proofs, one after the other, that end a finding.
@@ -230,15 +233,17 @@ type trial struct {
 	next    time.Time
 	round   int
 	control bool // C of the round is next
-	// asked are the times at which P was sent, by round; done are the rounds with an answer to C.
-	asked          [rounds]time.Time
+	// asked are the P that were sent, by round; done are the rounds with an answer to C, at different times: a process
+	// that was stopped answers many rounds at once, and the answers may overtake each other.
+	asked          [rounds]*sent
 	done           int
-	forward, back  bool // F or R was answered
+	answered       time.Time // of the last one of them
+	forward, back  bool      // F or R was answered
 	anything, over bool
 	// others are slots of the plane's other sub-ports, if ways are avoided; partly means that one works.
 	others []Path
 	partly bool
-	since  time.Time // of the lost probe
+	since  time.Time // when both processes should have handled the lost probe
 	// large means that a probe with the MTU was lost: if small ones are not, a trial of large ones follows.
 	large bool
 }
@@ -256,25 +261,14 @@ func (c *Core) suspect(s *sent) {
 	if c.known(path, s.unit) >= enoughUnits || slices.ContainsFunc(c.trials, same) {
 		return
 	}
-	t := &trial{unit: s.unit, path: path, large: s.big, since: s.at}
+	t := &trial{unit: s.unit, path: path, large: s.big, since: s.at.Add(quantum)}
 	t.big = false
 	t.choose(c, p)
 	c.trials = append(c.trials, t)
 }
 
-// choose chooses the other way of a trial.
+// choose chooses the other way of a trial: another plane, that with the last proof, or else another sub-port.
 func (t *trial) choose(c *Core, p *peer) {
-	choose := func(good func(Path) bool) {
-		var all []Path
-		for _, x := range p.Paths {
-			if good(x) && !c.fails(p.ID, x) {
-				all = append(all, x)
-			}
-		}
-		if t.other == nil && len(all) > 0 {
-			t.other = &all[c.c.Random.IntN(len(all))]
-		}
-	}
 	if c.c.Avoid > 0 && !t.big {
 		for _, x := range p.Paths {
 			same := func(y Path) bool { return x.SubPort == y.SubPort }
@@ -283,8 +277,27 @@ func (t *trial) choose(c *Core, p *peer) {
 			}
 		}
 	}
-	choose(func(x Path) bool { return x.Plane != t.path.Plane })
-	choose(func(x Path) bool { return x.SubPort != t.path.SubPort })
+	var planes, subPorts []Path
+	var last time.Time
+	for _, x := range p.Paths {
+		switch {
+		case c.fails(p.ID, x):
+		case x.Plane == t.path.Plane:
+			if x.SubPort != t.path.SubPort {
+				subPorts = append(subPorts, x)
+			}
+		case p.planes[x.Plane].proved.After(last):
+			last, planes = p.planes[x.Plane].proved, append(planes[:0], x)
+		case p.planes[x.Plane].proved.Equal(last):
+			planes = append(planes, x)
+		}
+	}
+	if planes == nil {
+		planes = subPorts
+	}
+	if len(planes) > 0 {
+		t.other = &planes[c.c.Random.IntN(len(planes))]
+	}
 }
 
 // known returns the number of units of a sub-port, with the packets of a unit, that are findings.
@@ -319,8 +332,8 @@ func (c *Core) runTrial(now time.Time) {
 			return
 		}
 		if !t.control {
-			t.asked[t.round] = now
-			t.track(c.sendAtOnce(now, t.unit, t.path, t.path.Plane, roleP))
+			t.asked[t.round] = c.sendAtOnce(now, t.unit, t.path, t.path.Plane, roleP)
+			t.track(t.asked[t.round])
 			for _, q := range t.others {
 				u := t.unit
 				u.slot = q.Slot
@@ -338,6 +351,9 @@ func (c *Core) runTrial(now time.Time) {
 			t.track(c.sendAtOnce(now, t.through(), *t.other, t.other.Plane, roleC))
 		}
 		t.control, t.next = false, now.Add(pace-settle)
+		if c.avoids() {
+			t.next = now.Add(quickPace - settle)
+		}
 		if t.round++; t.round == rounds {
 			t.next = now.Add(Timeout)
 		}
@@ -354,8 +370,9 @@ func (t *trial) through() unit {
 
 func (t *trial) track(s *sent) { s.trial, s.round = t, t.round }
 
-// answer counts an answer to a probe of the trial.
-func (t *trial) answer(c *Core, now time.Time, s *sent, a *Packet) {
+// answer counts an answer to a probe of the trial. Right means that both have gone their ways: the peer may be moving
+// its slots.
+func (t *trial) answer(c *Core, now time.Time, s *sent, a *Packet, right bool) {
 	t.anything = true
 	switch s.role {
 	case roleP:
@@ -363,12 +380,14 @@ func (t *trial) answer(c *Core, now time.Time, s *sent, a *Packet) {
 	case roleQ:
 		t.partly = true
 	case roleF:
-		t.forward = true
+		t.forward = t.forward || right
 	case roleR:
-		t.back = t.back || a.Flags&FlagOtherReturn == 0
+		t.back = t.back || right && a.Flags&FlagOtherReturn == 0
 	case roleC:
-		if s.at.Sub(t.asked[s.round]) >= settle {
+		// P must have been sent early enough, and an answer to it must still count.
+		if p := t.asked[s.round]; s.at.Sub(p.at) >= settle && c.out[p.nonce] == p && now.Sub(t.answered) >= settle {
 			t.done++
+			t.answered = now
 		}
 	}
 	if t.over || t.done == rounds {

@@ -140,7 +140,7 @@ func (c *Core) Answered(now, arrived time.Time, from ID, a *Packet, device strin
 		c.proved(now, s)
 	}
 	if s.trial != nil {
-		s.trial.answer(c, now, s, a)
+		s.trial.answer(c, now, s, a, seen == nil && !s.leftElsewhere)
 	}
 }
 

@@ -1,6 +1,7 @@
 package proof
 
 import (
+	"slices"
 	"time"
 )
 
@@ -36,8 +37,20 @@ func (c *Core) regular(now time.Time) {
 	if ran && c.c.Services > 0 && c.tokens >= c.c.Rate/reserve {
 		c.probeServices(now)
 	}
-	if ran && c.tokens >= c.c.Rate/reserve { // the rotation has the rest
-		c.rotate(now)
+	switch { // the rotation has the rest
+	case !c.avoids():
+		if ran && c.tokens >= c.c.Rate/reserve {
+			c.rotate(now)
+		}
+	case now.Before(c.turnDue):
+	case len(c.answering) <= sample:
+		c.turnDue = c.grid(now)
+		c.probeOldest(now)
+	default:
+		c.turnDue = c.grid(now)
+		for n := 0; n < sample && c.tokens >= c.c.Rate/reserve; n++ {
+			c.rotate(now)
+		}
 	}
 }
 
@@ -85,36 +98,55 @@ func (c *Core) probeServices(now time.Time) {
 func (c *Core) probeSubPort(now time.Time, subPort, service int) {
 	n := len(c.answering)
 	start := c.c.Random.IntN(n)
-	for i := range min(n, 64) {
+	var best *peer
+	for i := range min(n, sample) {
 		p := c.answering[(start+i)%n]
-		count := 0
-		var chosen Path
-		for _, path := range p.Paths {
-			if path.SubPort == subPort || path.SubPort < 0 && path.Plane == c.c.SubPorts[subPort].Plane {
-				if count++; c.c.Random.IntN(count) == 0 {
-					chosen = path
-				}
-			}
-		}
-		if count == 0 {
+		plane := c.c.SubPorts[subPort].Plane
+		if best != nil && !p.planes[plane].probed.Before(best.planes[plane].probed) || !slices.ContainsFunc(p.Paths, c.uses(subPort)) {
 			continue
 		}
-		source, ok := c.sourceOf(p)
-		switch {
-		case !ok:
-		case service > 0:
-			c.toService(now, unit{ID: p.ID, source: source, slot: chosen.Slot, service: service}, chosen)
-			return
-		default:
-			c.send(now, unit{ID: p.ID, source: source, slot: chosen.Slot, big: c.c.Random.IntN(bigEvery) == 0}, chosen, chosen.Plane, regular)
-			return
+		best = p
+		if service > 0 || !c.avoids() {
+			break
 		}
 	}
+	if best == nil {
+		return
+	}
+	chosen := c.random(best.Paths, c.uses(subPort))
+	source, ok := c.sourceOf(best)
+	switch {
+	case !ok:
+	case service > 0:
+		c.toService(now, unit{ID: best.ID, source: source, slot: chosen.Slot, service: service}, chosen)
+	default:
+		c.send(now, unit{ID: best.ID, source: source, slot: chosen.Slot, big: c.c.Random.IntN(bigEvery) == 0}, chosen, chosen.Plane, regular)
+	}
+}
+
+// uses returns whether packets of a path leave by a sub-port.
+func (c *Core) uses(subPort int) func(Path) bool {
+	return func(path Path) bool {
+		return path.SubPort == subPort || path.SubPort < 0 && path.Plane == c.c.SubPorts[subPort].Plane
+	}
+}
+
+// random returns a random one of the paths that are good; there must be one.
+func (c *Core) random(paths []Path, good func(Path) bool) (chosen Path) {
+	count := 0
+	for _, path := range paths {
+		if good(path) {
+			if count++; c.c.Random.IntN(count) == 0 {
+				chosen = path
+			}
+		}
+	}
+	return chosen
 }
 
 // rotate sends a probe to the next peer of the rotation that answers.
 func (c *Core) rotate(now time.Time) {
-	for range min(len(c.order), 64) {
+	for range min(len(c.order), sample) {
 		if c.cursor == len(c.order) {
 			c.shuffle()
 		}
@@ -124,5 +156,35 @@ func (c *Core) rotate(now time.Time) {
 			c.probePeer(now, p)
 			return
 		}
+	}
+}
+
+// probeOldest sends probes by the planes toward peers by which none has been sent for the longest time.
+func (c *Core) probeOldest(now time.Time) {
+	type way struct {
+		peer  *peer
+		plane int
+	}
+	var ways []way
+	start := c.c.Random.IntN(len(c.answering))
+	for i := range c.answering {
+		p := c.answering[(start+i)%len(c.answering)]
+		for plane := range c.c.Planes {
+			if now.Sub(p.planes[plane].probed) >= quantum-slack && slices.ContainsFunc(p.Paths, func(x Path) bool { return x.Plane == plane }) {
+				ways = append(ways, way{p, plane})
+			}
+		}
+	}
+	slices.SortStableFunc(ways, func(a, b way) int { return a.peer.planes[a.plane].probed.Compare(b.peer.planes[b.plane].probed) })
+	for _, w := range ways {
+		source, ok := c.sourceOf(w.peer)
+		if !ok {
+			continue
+		}
+		if c.tokens < c.c.Rate/reserve {
+			return
+		}
+		path := c.random(w.peer.Paths, func(x Path) bool { return x.Plane == w.plane })
+		c.send(now, unit{ID: w.peer.ID, source: source, slot: path.Slot}, path, w.plane, regular)
 	}
 }

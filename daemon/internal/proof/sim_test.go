@@ -82,8 +82,10 @@ type server struct {
 
 func address(i int) netip.Addr { return netip.AddrFrom4([4]byte{10, 255, byte(i >> 8), byte(i)}) }
 
-func newWorld(t *testing.T, n int, seed uint64) *world {
-	w := &world{t: t, now: begin, r: rand.New(rand.NewPCG(seed, 1))}
+func newWorld(t *testing.T, n int, seed uint64) *world { return newWorldOf(t, n, seed, 0) }
+
+func newWorldOf(t *testing.T, n int, seed uint64, avoid time.Duration) *world {
+	w := &world{t: t, now: begin, r: rand.New(rand.NewPCG(seed, 1)), avoid: avoid}
 	w.drop = func(hop) bool { return false }
 	w.arrive = func(h hop) int { return h.plane }
 	w.refuse = func(hop) Fault { return None }
