@@ -191,7 +191,7 @@ func (d *Daemon) fatal(err error) {
 
 func (d *Daemon) buildSpeaker(l *core.Layout) error {
 	cfg := speakerConfig(d.cfg, l)
-	deps := speaker.Deps{Log: d.log, Fatal: d.fatal}
+	deps := speaker.Deps{Log: d.log, Fatal: d.fatal, Attend: d.loop.attend}
 	resolver := ndisc.New(ndisc.Config{Logger: d.log}) // a reload may add unnumbered sessions
 	d.closers = append(d.closers, func() error { resolver.Close(); return nil })
 	deps.Resolver, d.resolver = resolver, resolver

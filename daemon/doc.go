@@ -3,8 +3,9 @@
 //
 // # Structure
 //
-// One goroutine, the loop, makes every decision, by daemon/internal/core. Every input reaches it as a core.Event; every
-// decision leaves it as a desired state that another component applies:
+// The loop makes every decision, one turn at a time, by daemon/internal/core. Every input reaches it as a core.Event;
+// every decision leaves it as a desired state that another component applies. While the loop waits, the goroutine of a
+// session that has received an UPDATE runs the turn itself, then sends the result:
 //
 //	leaf UPDATE -> guard -> speaker (GoBGP) --ready--+
 //	netlink -> link ------------------------ready----+--> loop: Core.Step(Event) --> data-plane client (operations)

@@ -24,11 +24,24 @@ import (
 // keptEvents is the number of events from which on their memory is not kept for the next turn.
 const keptEvents = 1 << 12
 
+// fewEvents is the largest number of events of sessions and changed routes that are decided in some hundred
+// microseconds.
+const fewEvents = 64
+
 // errStopped is returned to callers after the loop has ended.
 var errStopped = errors.New("the daemon is stopping")
 
-// loop makes all decisions. Only its goroutine accesses its fields, except the channels of do.
+// loop makes all decisions, one turn at a time. A turn is run by the goroutine of run, or, while that one waits, by the
+// goroutine that has brought the input, because waking another one costs tens of microseconds. Only the owner of mu
+// accesses the fields, except the channels of do.
 type loop struct {
+	mu      sync.Mutex
+	running bool // run may be in its select statement
+	timer   *time.Timer
+	// held means that the declarations of this turn are sent by the goroutine that runs it, once it has released mu;
+	// unsent that there are some.
+	held, unsent bool
+
 	d        *Daemon
 	core     *core.Core
 	config   *config.Config // the loaded one, with the contents of the files that it names; that of core has none after a reload
@@ -113,7 +126,7 @@ func newLoop(d *Daemon, c *core.Core) *loop {
 	return l
 }
 
-// do runs fn on the loop's goroutine between two steps. It implements status.Do.
+// do runs fn between two turns. It implements status.Do.
 func (l *loop) do(ctx context.Context, fn func()) error {
 	done := make(chan struct{})
 	select {
@@ -130,8 +143,10 @@ func (l *loop) do(ctx context.Context, fn func()) error {
 // run is the loop. Every input notifies it through a channel with one slot; no input waits for a timer.
 func (l *loop) run(ctx context.Context) error {
 	defer close(l.stopped)
-	timer := time.NewTimer(time.Hour)
-	defer timer.Stop()
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.timer = time.NewTimer(time.Hour)
+	defer l.timer.Stop()
 	if d := l.core.Config().Start.Deadline; l.core.Config().Forwards() {
 		l.deadline = l.started.Add(d)
 	} else {
@@ -145,37 +160,85 @@ func (l *loop) run(ctx context.Context) error {
 	}
 	l.restoreDrains(l.earlier)
 	l.earlier = nil
+	l.running = true
+	defer func() { l.running = false }()
 	for {
-		l.arm(timer)
-		l.recordEffect(false)
-		l.flushRecorder()
+		l.rest()
+		l.mu.Unlock()
+		call, over := func() {}, false
 		select {
 		case <-ctx.Done():
-			return nil
+			over = true
 		case <-l.d.links.Ready():
 		case <-l.d.speaker.Ready():
 		case <-planeReady:
 		case <-portsReady:
-		case <-timer.C:
+		case <-l.timer.C:
 		case <-l.notifier.tick():
-			l.notifier.alive()
-		case fn := <-l.calls:
-			fn()
+			call = l.notifier.alive
+		case call = <-l.calls:
 		}
+		l.mu.Lock()
+		if over {
+			return nil
+		}
+		call()
 		l.wokenAt = time.Now()
 		l.turn()
 	}
 }
 
-// turn drains all inputs, decides, and applies the results: links first, because their failures are certain, then BGP,
-// then acknowledgements.
+// attend runs a turn in the goroutine of a session, and returns true, if run waits for input. The declarations are sent
+// before the rest of the turn, without mu: a data plane in this process applies them in this goroutine, and meanwhile
+// the loop goes on with other input.
+func (l *loop) attend() bool {
+	if !l.mu.TryLock() {
+		return false
+	}
+	defer l.mu.Unlock()
+	if !l.running {
+		return false
+	}
+	woken := time.Now()
+	l.wokenAt, l.held, l.unsent = woken, l.d.client != nil, false
+	l.decide()
+	if l.held = false; l.unsent {
+		l.mu.Unlock()
+		l.d.client.Flush()
+		l.mu.Lock()
+		if !l.running {
+			return true
+		}
+	}
+	l.conclude(woken)
+	l.rest()
+	return true
+}
+
+// rest prepares the pause until the next input.
+func (l *loop) rest() {
+	l.arm(l.timer)
+	l.recordEffect(false)
+	l.flushRecorder()
+}
+
+// turn decides and concludes.
 func (l *loop) turn() {
+	l.decide()
+	l.conclude(l.wokenAt)
+}
+
+// decide drains all inputs, decides, and applies the results: links first, because their failures are certain, then
+// BGP, then acknowledgements.
+func (l *loop) decide() {
 	l.linkEvents = l.d.links.Take(l.linkEvents[:0])
 	for i := range l.linkEvents {
 		l.link(&l.linkEvents[i])
 	}
+	l.held = l.held && len(l.linkEvents) == 0
 	l.deliver() // the fast path does not wait for the other inputs
 	l.speakerEvents = l.d.speaker.Take(l.speakerEvents[:0])
+	l.held = l.held && few(l.speakerEvents)
 	l.sessions(l.speakerEvents)
 	clear(l.speakerEvents) // release the attributes
 	if l.d.client != nil {
@@ -191,6 +254,10 @@ func (l *loop) turn() {
 	l.giveUpDrains()
 	l.confirmDrains()
 	l.deliver()
+}
+
+// conclude reports the results of a turn that began at woken.
+func (l *loop) conclude(woken time.Time) {
 	l.reportWeights()
 	l.markIgnored()
 	l.reportFaults()
@@ -199,8 +266,20 @@ func (l *loop) turn() {
 		l.builder.Started()
 		l.builder.Commit()
 	}
-	l.tracer.turn(l.wokenAt, time.Now(), l.shown.counts[effectPending])
-	l.metrics.ObserveStep(time.Since(l.wokenAt))
+	l.tracer.turn(woken, time.Now(), l.shown.counts[effectPending])
+	l.metrics.ObserveStep(time.Since(woken))
+}
+
+// few reports whether events are so few that their results need not be sent before the last of them is handled.
+func few(events []speaker.Event) bool {
+	n := 0
+	for _, ev := range events {
+		n++
+		if routes, ok := ev.(speaker.Routes); ok {
+			n += len(routes.Changes)
+		}
+	}
+	return n <= fewEvents
 }
 
 // sessions handles the events of sessions and the due timers: prompt ones first, then bulk ones. The prompt changes are
@@ -238,7 +317,11 @@ func (l *loop) step(ev core.Event) {
 // order, then advertisements.
 func (l *loop) deliver() {
 	if l.d.client != nil {
-		l.d.client.Transaction(l.declare)
+		if l.held {
+			l.unsent = l.d.client.Hold(l.declare) || l.unsent
+		} else {
+			l.d.client.Transaction(l.declare)
+		}
 		l.account()
 	}
 	if l.dpReady {

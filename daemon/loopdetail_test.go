@@ -6,8 +6,10 @@ import (
 	"fmt"
 	"path/filepath"
 	"reflect"
+	"runtime"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -486,5 +488,76 @@ func TestASecondCloseDoesNothing(t *testing.T) {
 	}
 	if err := errors.Join(d.Close(), d.Close()); err != nil {
 		t.Error(err)
+	}
+}
+
+// TestAttend checks when a turn runs in the goroutine of a session: only while run waits for input.
+func TestAttend(t *testing.T) {
+	l := forwarding(t, shape{Planes: 2, SubPorts: 1}, 1)
+	answering(t, l)
+	l.timer = time.NewTimer(time.Hour)
+	const name = "fared_loop_step_seconds"
+	attend := func(what string, want bool) {
+		t.Helper()
+		before := gathered(t, l.d.registry, name)
+		if got := l.attend(); got != want {
+			t.Errorf("%s: attends %v, want %v", what, got, want)
+		}
+		steps := uint64(0)
+		if want {
+			steps = 1
+		}
+		if got := gathered(t, l.d.registry, name) - before; got != steps {
+			t.Errorf("%s: %v steps, want %v", what, got, steps)
+		}
+	}
+	attend("before run, or after it", false)
+	l.running = true
+	attend("while run waits", true)
+	l.mu.Lock()
+	attend("during another turn", false)
+	l.mu.Unlock()
+	attend("after it", true)
+}
+
+// TestAttendedTurnsEndWithTheLoop checks that no turn runs once run has returned, while sessions bring input.
+func TestAttendedTurnsEndWithTheLoop(t *testing.T) {
+	for range 20 {
+		l := forwarding(t, shape{Planes: 2, SubPorts: 1}, 1)
+		ctx, cancel := context.WithCancel(t.Context())
+		ended := make(chan error, 1)
+		go func() { ended <- l.run(ctx) }()
+		for !l.attend() {
+			runtime.Gosched()
+		}
+		var sessions sync.WaitGroup
+		for range 3 {
+			sessions.Go(func() {
+				for ctx.Err() == nil {
+					l.attend()
+				}
+			})
+		}
+		if err := l.do(ctx, func() {}); err != nil {
+			t.Error(err)
+		}
+		cancel()
+		if err := <-ended; err != nil || l.attend() {
+			t.Errorf("a turn runs after run has returned, %v", err)
+		}
+		sessions.Wait()
+	}
+}
+
+// TestFew checks which events are sent at once.
+func TestFew(t *testing.T) {
+	routes := func(n int) speaker.Event { return speaker.Routes{Changes: make([]speaker.Change, n)} }
+	for _, c := range []struct {
+		events []speaker.Event
+		want   bool
+	}{{nil, true}, {[]speaker.Event{speaker.SessionDown{}, routes(fewEvents - 2)}, true}, {[]speaker.Event{routes(fewEvents)}, false}} {
+		if got := few(c.events); got != c.want {
+			t.Errorf("few(%d events) = %v, want %v", len(c.events), got, c.want)
+		}
 	}
 }

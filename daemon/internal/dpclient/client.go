@@ -64,6 +64,10 @@ type Client struct {
 	ready  chan struct{} // one slot: Take has something to return
 	work   chan struct{} // one slot: there may be something to send
 
+	sending sync.Mutex    // the right to compose and send; guards the two fields below, and is locked before mu
+	stream  programStream // nil without one
+	message message
+
 	mu             sync.Mutex // guards all fields below
 	book           *book
 	forwarding     *farev1.Forwarding
@@ -143,6 +147,15 @@ type Transaction struct{ book *book }
 // Transaction applies all changes that declare makes as one: no operation is sent before the last, so the data plane
 // receives the difference alone. declare must not call methods of the client, nor wait for the data plane.
 func (c *Client) Transaction(declare func(*Transaction)) {
+	if c.Hold(declare) {
+		ring(c.work)
+		runtime.Gosched() // the sender runs next on this thread; another thread would wait for a timer before it takes the sender
+	}
+}
+
+// Hold is Transaction without sending. It reports whether there is something to send; Flush, or the next Transaction,
+// sends it.
+func (c *Client) Hold(declare func(*Transaction)) (work bool) {
 	c.mu.Lock()
 	declare(&Transaction{c.book})
 	c.book.commit()
@@ -151,9 +164,29 @@ func (c *Client) Transaction(declare func(*Transaction)) {
 	if news {
 		ring(c.ready)
 	}
-	if work {
+	return work
+}
+
+// Flush sends what is to be sent in the calling goroutine if nothing waits for an acknowledgement, so that the data
+// plane reads, and the sender is idle. Otherwise it notifies the sender. A data plane in this process applies the
+// changes before Flush returns.
+func (c *Client) Flush() {
+	if !c.sending.TryLock() {
 		ring(c.work)
-		runtime.Gosched() // the sender runs next on this thread; another thread would wait for a timer before it takes the sender
+		return
+	}
+	c.mu.Lock()
+	able := c.stream != nil && c.status.Connected && c.forwardingSent && c.book.flights.len() == 0
+	c.mu.Unlock()
+	var request *farev1.ProgramRequest
+	if able {
+		if request, _ = c.compose(); request != nil {
+			able = c.stream.Send(request) == nil && !request.More // the receiver gets the reason of an error
+		}
+	}
+	c.sending.Unlock()
+	if !able || request == nil {
+		ring(c.work)
 	}
 }
 

@@ -53,6 +53,6 @@
 // objects, places the vectors on the wire, queues the order of sending, flights the operations without an answer. book
 // coordinates them. It is the only basis of operations; the owner shows its readers the state that Take has reported.
 //
-// Client wraps book in a mutex and transfers messages. Run's goroutine sends, one receives, one watches for a stall;
-// Run returns after all have ended.
+// Client wraps book in a mutex and transfers messages. Run's goroutine sends, or with Flush the caller while nothing is
+// in flight, one receives, one watches for a stall; Run returns after all have ended.
 package dpclient

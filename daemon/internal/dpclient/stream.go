@@ -22,6 +22,7 @@ func (c *Client) talk(ctx context.Context) (talked bool, err error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	var helpers sync.WaitGroup
 	defer helpers.Wait()
+	defer c.attach(nil) // after cancel, with which a blocked Flush returns
 	defer func() { cancel(err) }()
 	client := farev1.NewDataplaneServiceClient(c.config.Conn)
 
@@ -59,6 +60,7 @@ func (c *Client) talk(ctx context.Context) (talked bool, err error) {
 	if !limit.Stop() {
 		return false, cause(ctx, ErrStalled)
 	}
+	c.attach(stream)
 	c.connected(hello, have)
 	helpers.Go(func() { cancel(c.receive(stream)) })
 	helpers.Go(func() { c.watch(ctx, cancel) })
@@ -101,32 +103,14 @@ func (c *Client) sameCapabilities(hello *farev1.HelloResponse) error {
 
 // send is the only sender of a stream: one hop from a declared change to the wire.
 func (c *Client) send(ctx context.Context, client farev1.DataplaneServiceClient, stream programStream) error {
-	message := &message{}
 	retry := time.NewTimer(time.Hour)
 	defer retry.Stop()
 	for {
-		c.mu.Lock()
-		forwardingSent := c.forwardingSent
-		c.mu.Unlock()
-		if !forwardingSent {
-			hurry, cancel := context.WithTimeoutCause(ctx, c.config.AckTimeout, stalled("hello", c.config.AckTimeout))
-			response, err := c.hello(hurry, client)
-			err = cause(hurry, err)
-			if err == nil {
-				err = c.sameCapabilities(response)
-			}
-			cancel()
-			if err != nil {
-				return err
-			}
+		more, retryAt, err := c.sendNext(ctx, client, stream)
+		if err != nil {
+			return err
 		}
-		request, retryAt := c.compose(message)
-		if request != nil {
-			if err := stream.Send(request); err != nil {
-				// Send only reports that the stream has ended; the receiver gets the reason, and cancels with it.
-				<-ctx.Done()
-				return err
-			}
+		if more {
 			continue
 		}
 		if retry.Stop(); !retryAt.IsZero() {
@@ -141,12 +125,53 @@ func (c *Client) send(ctx context.Context, client farev1.DataplaneServiceClient,
 	}
 }
 
-// compose fills message with the next operations, and returns nil if there are none, with the time of the next retry,
-// zero without one. It gathers only operations on destinations, which are many and small. A sub-port state that is
-// declared in the meantime is added next and ends the message.
-func (c *Client) compose(message *message) (request *farev1.ProgramRequest, retryAt time.Time) {
+// attach sets the stream on which Flush sends, nil for none, once nothing is being sent on the one before.
+func (c *Client) attach(stream programStream) {
+	c.sending.Lock()
+	c.stream = stream
+	c.sending.Unlock()
+}
+
+// sendNext sends the next message, after the forwarding if it has changed. more is false if there is none now; retryAt
+// is compose's.
+func (c *Client) sendNext(ctx context.Context, client farev1.DataplaneServiceClient, stream programStream) (more bool, retryAt time.Time, err error) {
+	c.sending.Lock()
+	defer c.sending.Unlock()
+	c.mu.Lock()
+	forwardingSent := c.forwardingSent
+	c.mu.Unlock()
+	if !forwardingSent {
+		hurry, cancel := context.WithTimeoutCause(ctx, c.config.AckTimeout, stalled("hello", c.config.AckTimeout))
+		response, err := c.hello(hurry, client)
+		err = cause(hurry, err)
+		if err == nil {
+			err = c.sameCapabilities(response)
+		}
+		cancel()
+		if err != nil {
+			return false, retryAt, err
+		}
+	}
+	request, retryAt := c.compose()
+	if request == nil {
+		return false, retryAt, nil
+	}
+	if err := stream.Send(request); err != nil {
+		// Send only reports that the stream has ended; the receiver gets the reason, and cancels with it.
+		<-ctx.Done()
+		return false, retryAt, err
+	}
+	return true, retryAt, nil
+}
+
+// compose composes a message of the next operations, and returns nil if there are none, with the time of the next
+// retry, zero without one. It gathers only operations on destinations, which are many and small. A sub-port state that
+// is declared in the meantime is added next and ends the message. The caller holds sending until it has sent the
+// message.
+func (c *Client) compose() (request *farev1.ProgramRequest, retryAt time.Time) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	message := &c.message
 	message.count, c.book.now = 0, time.Now()
 	c.book.retryDue()
 	for message.count < c.gather {
@@ -302,11 +327,14 @@ func (c *Client) receive(stream programStream) error {
 			c.book.retryAll()
 		}
 		news := len(c.book.events) > 0 || c.book.integrity != nil
+		work := c.book.queues.len() > 0 || !c.book.retries.at.IsZero()
 		c.mu.Unlock()
 		if news {
 			ring(c.ready)
 		}
-		ring(c.work)
+		if work {
+			ring(c.work)
+		}
 		if err != nil {
 			return err
 		}

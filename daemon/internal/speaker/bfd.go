@@ -166,7 +166,9 @@ func (s *session) bfdChanged(change bfd.Change) {
 	case change.Silence == 0 && change.UpSince.Before(s.since) && time.Since(s.since) < s.speaker.takeover:
 	default:
 		err := &bfdError{change}
-		s.speaker.queue.sessionDown(SessionDown{Session: s.id, Generation: s.gen, Reason: err.Error()})
+		if s.speaker.queue.sessionDown(SessionDown{Session: s.id, Generation: s.gen, Reason: err.Error()}) {
+			s.speaker.queue.wake()
+		}
 		s.current.stop(err)
 	}
 }

@@ -139,6 +139,9 @@ type Deps struct {
 	Fatal func(error)
 	// Resolver may be nil if no session is Unnumbered.
 	Resolver PeerResolver
+	// Attend takes and handles the pending events in the calling goroutine, and returns true, if the owner is idle: no
+	// other goroutine has to be woken for them. If Attend returns false or is nil, the owner is notified by Ready.
+	Attend func() bool
 }
 
 // withDefaults replaces zero values with their defaults.

@@ -139,8 +139,9 @@ func (in *incarnation) fail(cause error) {
 	if in.over.Swap(true) {
 		return
 	}
-	in.s.speaker.queue.sessionDown(SessionDown{Session: in.s.id, Generation: in.gen, Reason: cause.Error()})
-	runtime.Gosched() // the owner runs next on this thread: the weights before the teardown, which closes sockets for a tenth of a millisecond
+	if in.s.speaker.queue.sessionDown(SessionDown{Session: in.s.id, Generation: in.gen, Reason: cause.Error()}) {
+		in.s.speaker.notify() // the weights before the teardown, which closes sockets for a tenth of a millisecond
+	}
 	in.stop(cause)
 	in.farewell(cause)
 	in.conn.Close()
@@ -264,9 +265,8 @@ func (in *incarnation) deliver(now time.Time) {
 		in.burst = now
 	}
 	if len(changes) > 0 {
-		in.s.speaker.queue.change(in.s.id, in.gen, changes, !in.burst.IsZero())
-		if in.burst.IsZero() {
-			runtime.Gosched() // the owner runs next on this thread, before this reader tries to read more
+		if in.s.speaker.queue.change(in.s.id, in.gen, changes) && in.burst.IsZero() {
+			in.s.speaker.notify() // before this reader tries to read more
 		}
 	}
 	if !in.burst.IsZero() && (now.Sub(in.burst) >= burstLimit || !readable(in.conn, burstPause)) {
@@ -290,7 +290,9 @@ func (in *incarnation) awaitOwner(ctx context.Context) {
 func (in *incarnation) release() {
 	if !in.burst.IsZero() {
 		in.burst = time.Time{}
-		in.s.speaker.queue.change(in.s.id, in.gen, nil, false)
+		if in.s.speaker.queue.change(in.s.id, in.gen, nil) {
+			in.s.speaker.queue.wake()
+		}
 	}
 }
 

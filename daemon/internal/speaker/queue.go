@@ -144,14 +144,14 @@ func (q *queue) sessionUp(e SessionUp, silent uint64) bool {
 }
 
 // sessionDown ends a generation, and drops its pending events. If the owner has not yet taken its SessionUp, the owner
-// receives neither event.
-func (q *queue) sessionDown(e SessionDown) {
+// receives neither event. It reports whether the caller has to notify the owner.
+func (q *queue) sessionDown(e SessionDown) (news bool) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	sq := q.sessions[e.Session]
 	sq.closed = max(sq.closed, e.Generation)
 	if !sq.up || sq.gen != e.Generation {
-		return
+		return false
 	}
 	sq.up, sq.present = false, 0
 	sq.changes, sq.base, sq.pending, sq.dead = nil, 0, nil, 0
@@ -170,20 +170,21 @@ func (q *queue) sessionDown(e SessionDown) {
 	for i := range sq.events {
 		sq.events[i].at = 0
 	}
-	if !untaken {
-		sq.push(e)
-		q.wake()
+	if untaken {
+		return false
 	}
+	sq.push(e)
+	return true
 }
 
-// change records the changes of the peer's routes, and its End-of-RIBs, if the incarnation is the current one. It wakes
-// the owner unless more changes follow soon.
-func (q *queue) change(session int, gen uint64, changes []guard.Change, more bool) {
+// change records the changes of the peer's routes, and its End-of-RIBs, if the incarnation is the current one. It
+// reports whether the caller has to notify the owner, unless more changes follow soon.
+func (q *queue) change(session int, gen uint64, changes []guard.Change) (news bool) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	sq := q.sessions[session]
 	if !sq.up || sq.gen != gen {
-		return
+		return false
 	}
 	for i := range changes {
 		c := &changes[i]
@@ -196,9 +197,7 @@ func (q *queue) change(session int, gen uint64, changes []guard.Change, more boo
 			sq.withdraw(c.Prefix)
 		}
 	}
-	if !more && (len(sq.changes) > sq.dead || len(sq.events) > 0) {
-		q.wake()
-	}
+	return len(sq.changes) > sq.dead || len(sq.events) > 0
 }
 
 // announce records an announcement that changes the peer's table.

@@ -44,7 +44,7 @@ func (f *feed) table(session int, gen uint64) map[netip.Prefix]uint32 {
 func (f *feed) announce(session int, gen uint64, p netip.Prefix, as uint32) {
 	table := f.table(session, gen)
 	if before, ok := table[p]; !ok || before != as {
-		f.change(session, gen, []guard.Change{{Prefix: p, Attrs: attrs(as), New: !ok}}, false)
+		f.change(session, gen, []guard.Change{{Prefix: p, Attrs: attrs(as), New: !ok}})
 	}
 	table[p] = as
 }
@@ -52,13 +52,13 @@ func (f *feed) announce(session int, gen uint64, p netip.Prefix, as uint32) {
 func (f *feed) withdraw(session int, gen uint64, p netip.Prefix) {
 	table := f.table(session, gen)
 	if _, ok := table[p]; ok {
-		f.change(session, gen, []guard.Change{{Prefix: p}}, false)
+		f.change(session, gen, []guard.Change{{Prefix: p}})
 	}
 	delete(table, p)
 }
 
 func (f *feed) endOfRIB(session int, gen uint64, family Family) {
-	f.change(session, gen, []guard.Change{{Ended: family}}, false)
+	f.change(session, gen, []guard.Change{{Ended: family}})
 }
 
 // texts formats events, and each changed route.
@@ -277,7 +277,7 @@ func TestChangesDoNotAllocate(t *testing.T) {
 	events := make([]Event, 0, 4)
 	round, taken := 0, 0
 	allocs := testing.AllocsPerRun(100, func() {
-		q.change(0, 1, sets[round%2], false)
+		q.change(0, 1, sets[round%2])
 		round++
 		if events = q.take(events[:0]); len(events) > 0 {
 			taken += len(events[len(events)-1].(Routes).Changes)
@@ -401,7 +401,7 @@ func TestTakeIsGenerousToEqualRoutes(t *testing.T) {
 		for i := range routes {
 			changes = append(changes, guard.Change{Prefix: prefix(i), Attrs: c.attrs[i%2], New: true})
 		}
-		q.change(0, 1, changes, false)
+		q.change(0, 1, changes)
 		take("announced", c.most)
 		for len(q.sessions[0].changes) > 0 {
 			q.take(nil)
@@ -409,29 +409,34 @@ func TestTakeIsGenerousToEqualRoutes(t *testing.T) {
 		for i := range changes {
 			changes[i] = guard.Change{Prefix: changes[i].Prefix}
 		}
-		q.change(0, 1, changes, false)
+		q.change(0, 1, changes)
 		take("withdrawn", routes)
 	}
 }
 
-// TestBurstNotifiesOnce checks that changes to which more will follow do not notify the owner.
-func TestBurstNotifiesOnce(t *testing.T) {
+// TestNews checks which changes of the queue the owner has to be notified of.
+func TestNews(t *testing.T) {
 	q := newQueue(1)
 	q.sessionUp(SessionUp{Generation: 1}, 0)
 	q.take(nil)
-	for len(q.ready) > 0 {
-		<-q.ready
+	route := []guard.Change{{Prefix: prefix(0), Attrs: attrs(1), New: true}}
+	gone := []guard.Change{{Prefix: prefix(0)}}
+	expect := func(what string, got, want bool) {
+		t.Helper()
+		if got != want {
+			t.Errorf("%s: news %v, want %v", what, got, want)
+		}
 	}
-	for i := range 10 {
-		q.change(0, 1, []guard.Change{{Prefix: prefix(i), Attrs: attrs(1), New: true}}, true)
-	}
-	if len(q.ready) != 0 {
-		t.Error("the owner was notified during the burst")
-	}
-	q.change(0, 1, nil, false)
-	if len(q.ready) != 1 || len(q.take(nil)[0].(Routes).Changes) != 10 {
-		t.Error("the owner was not notified of all changes after the burst")
-	}
+	expect("no change", q.change(0, 1, nil), false)
+	expect("a route of an earlier generation", q.change(0, 0, route), false)
+	expect("a route", q.change(0, 1, route), true)
+	expect("the end of a burst with a route", q.change(0, 1, nil), true)
+	expect("its withdrawal before the owner has seen it", q.change(0, 1, gone), false)
+	expect("End-of-RIB", q.change(0, 1, []guard.Change{{Ended: IPv4}}), true)
+	expect("the end of the session", q.sessionDown(SessionDown{Generation: 1}), true)
+	expect("its end a second time", q.sessionDown(SessionDown{Generation: 1}), false)
+	q.sessionUp(SessionUp{Generation: 2}, 0)
+	expect("the end of a session that the owner has not seen", q.sessionDown(SessionDown{Generation: 2}), false)
 }
 
 // TestTakeBeginsElsewhere checks that no session always comes last.

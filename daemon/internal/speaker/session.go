@@ -268,7 +268,9 @@ func (s *session) setAdmin(up bool, reason string) {
 	s.held = &heldError{reason: reason}
 	if s.cancel != nil {
 		// Notify the owner before the connections are closed.
-		s.speaker.queue.sessionDown(SessionDown{Session: s.id, Generation: s.gen, Reason: s.held.Error()})
+		if s.speaker.queue.sessionDown(SessionDown{Session: s.id, Generation: s.gen, Reason: s.held.Error()}) {
+			s.speaker.queue.wake()
+		}
 		s.cancel(s.held)
 	}
 }

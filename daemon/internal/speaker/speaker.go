@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"runtime"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -142,6 +143,14 @@ func (s *Speaker) listenersOf(sessions []*session) (out []*listener) {
 		l.sessions = append(l.sessions, x)
 	}
 	return out
+}
+
+// notify has the owner take the pending events now: in this goroutine, or next on this thread. No lock is held.
+func (s *Speaker) notify() {
+	if s.deps.Attend == nil || !s.deps.Attend() {
+		s.queue.wake()
+		runtime.Gosched()
+	}
 }
 
 // Ready returns a channel with one slot; a value in it means that Take will return events.

@@ -415,3 +415,70 @@ func TestMaxPrefixes(t *testing.T) {
 		return false
 	})
 }
+
+// TestAttend checks that the routes and the end of a session are handled in the session's goroutine while the owner is
+// idle, without a notification, and that the owner is notified while it is not.
+func TestAttend(t *testing.T) {
+	server, leaf := pairConfig(t, 1)
+	var mu sync.Mutex // guards everything below
+	idle, attended := true, []Event(nil)
+	deps := testDeps(t)
+	var a *Speaker
+	deps.Attend = func() bool {
+		mu.Lock()
+		defer mu.Unlock()
+		if idle {
+			attended = a.Take(attended)
+		}
+		return idle
+	}
+	var err error
+	if a, err = New(server, deps); err != nil {
+		t.Fatal(err)
+	}
+	start(t, a)
+	b := start(t, create(t, leaf))
+	await := func(what string, ok func(Event) bool) {
+		t.Helper()
+		for end := time.Now().Add(deadline); ; time.Sleep(time.Millisecond) {
+			mu.Lock()
+			found := slices.ContainsFunc(attended, ok)
+			mu.Unlock()
+			if found {
+				return
+			}
+			if time.Now().After(end) {
+				t.Fatal(what)
+			}
+		}
+	}
+	announced := func(e Event) bool {
+		routes, ok := e.(Routes)
+		return ok && len(routes.Changes) > 0
+	}
+	route := func(n int) []Advertisement {
+		return []Advertisement{{Prefix: prefix(n), Communities: []fare.Community{bandwidth(t, "400G", leaf.AS)}}}
+	}
+	b.Advertise(0, route(1))
+	await("no session handles the route", announced)
+	for len(a.Ready()) > 0 { // of other events
+		<-a.Ready()
+	}
+	mu.Lock()
+	idle, attended = false, nil
+	mu.Unlock()
+	b.Advertise(0, route(2))
+	select {
+	case <-a.Ready():
+	case <-time.After(deadline):
+		t.Fatal("the owner is not notified")
+	}
+	mu.Lock()
+	if attended = a.Take(attended); len(attended) == 0 {
+		t.Error("the owner has nothing to take")
+	}
+	idle, attended = true, nil
+	mu.Unlock()
+	b.stop()
+	await("no session handles its end", func(e Event) bool { _, ok := e.(SessionDown); return ok })
+}
