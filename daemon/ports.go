@@ -60,7 +60,18 @@ type sourcePorts struct {
 	full     bool         // a pair was rejected because of maxLandings
 	missed   map[pair]int // number of slots without a landing port, for pairs that have any
 	misses   int          // their sum
+	probed   map[pair]probed
 }
+
+// probed are the ports of a pair's places, by the present planners.
+type probed struct {
+	places []wecmp.Place
+	ports  []uint16
+	ok     bool
+}
+
+// maxProbed bounds the pairs whose ports are kept. With more of them probes seldom come back to one.
+const maxProbed = 512
 
 // landed is a changed landing of a pair, for a source group. A nil table means that the landing was dropped.
 type landed struct {
@@ -136,18 +147,40 @@ func (p *sourcePorts) choose(to wecmp.Service, src, dst netip.Addr, places []wec
 }
 
 // toward returns the source ports of a pair's slots for the flows to a service, or false if they are not known to land
-// on the places. It keeps nothing of the pair, unlike choose.
+// on the places. Unlike choose it keeps nothing of the pair but the result, if that depends on the planner alone.
 func (p *sourcePorts) toward(to wecmp.Service, src, dst netip.Addr, places []wecmp.Place, buf []uint16) ([]uint16, bool) {
 	p.mu.Lock()
 	planner, pins := p.planners[p.sources[src]], p.pins
-	other := p.pair(to, src, dst).other()
+	key := p.pair(to, src, dst)
+	k, found := p.probed[pair{src, dst, to}]
 	p.mu.Unlock()
-	if other {
-		planner = planner.Toward(to, nil)
+	if found && slices.Equal(k.places, places) {
+		return append(buf, k.ports...), k.ok
 	}
-	ports, placement := planner.Ports(src, dst, places, buf)
+	toward := planner
+	if key.other() {
+		toward = planner.Toward(to, nil)
+	}
+	ports, placement := toward.Ports(src, dst, places, buf)
 	lands := placement.Method == wecmp.MethodHash || placement.Method == wecmp.MethodAsked
-	return ports, pins && placement.Method != wecmp.MethodNone || lands && placement.Missed == 0
+	ok := pins && placement.Method != wecmp.MethodNone || lands && placement.Missed == 0
+	if placement.Method != wecmp.MethodAsked {
+		p.record(pair{src, dst, to}, planner, pins, probed{slices.Clone(places), slices.Clone(ports), ok})
+	}
+	return ports, ok
+}
+
+// record keeps the ports of a pair if the planner is still in use.
+func (p *sourcePorts) record(key pair, planner *wecmp.Planner, pins bool, k probed) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.planners[p.sources[key.src]] != planner || p.pins != pins {
+		return
+	}
+	if p.probed == nil || len(p.probed) >= maxProbed {
+		p.probed = map[pair]probed{}
+	}
+	p.probed[key] = k
 }
 
 // pair returns a pair for the flows to a service. The service is omitted if the ports are those of the configured one.
@@ -191,7 +224,7 @@ func (p *sourcePorts) withoutLanding() int {
 func (p *sourcePorts) use(planners []*wecmp.Planner) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.planners, p.misses = planners, 0
+	p.planners, p.misses, p.probed = planners, 0, nil
 	clear(p.missed)
 }
 
@@ -223,7 +256,7 @@ func (p *sourcePorts) pinned(pins bool) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	changed := p.pins != pins
-	p.pins = pins
+	p.pins, p.probed = pins, nil
 	return changed
 }
 
@@ -254,7 +287,7 @@ func (p *sourcePorts) forgetPair(key pair) {
 func (p *sourcePorts) keep(l *core.Layout) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.sources = l.SourceOfLoopback()
+	p.sources, p.probed = l.SourceOfLoopback(), nil
 	gone := func(src netip.Addr) bool {
 		_, ours := p.sources[src]
 		return !ours
@@ -282,7 +315,7 @@ func (p *sourcePorts) keep(l *core.Layout) {
 func (p *sourcePorts) restructure(l *core.Layout, planners []*wecmp.Planner) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.planners, p.misses = planners, 0
+	p.planners, p.misses, p.probed = planners, 0, nil
 	clear(p.missed)
 	p.sources, p.devices = l.SourceOfLoopback(), nil
 	for i := range l.Sources {

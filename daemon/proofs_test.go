@@ -34,7 +34,7 @@ func TestProofsAreSteered(t *testing.T) {
 	}
 }
 
-// TestProofsPorts compares the source ports of probes with those of the planner, and keeps nothing of their pairs.
+// TestProofsPorts compares the source ports of probes with those of the planner, and keeps nothing else of their pairs.
 func TestProofsPorts(t *testing.T) {
 	l := idle(t, shape{Planes: 2, SubPorts: 2}.Text())
 	defer l.d.Close()
@@ -46,10 +46,23 @@ func TestProofsPorts(t *testing.T) {
 		t.Error("the ports count although no hash is known")
 	}
 	l.ports.pinned(true) // the data plane steers by source port
-	got, ok := l.ports.toward(to, src, dst, places, buf[:0])
-	want, _ := l.ports.choose(wecmp.Service{}, src, dst, places, nil)
-	if !ok || !slices.Equal(got, want) {
-		t.Errorf("pinned: %v, %v, want %v", got, ok, want)
+	for range 2 { // the second ones are those of the first
+		got, ok := l.ports.toward(to, src, dst, places, buf[:0])
+		want, _ := l.ports.choose(wecmp.Service{}, src, dst, places, nil)
+		if !ok || !slices.Equal(got, want) {
+			t.Errorf("pinned: %v, %v, want %v", got, ok, want)
+		}
+	}
+	slices.Reverse(places)
+	got, _ := l.ports.toward(to, src, dst, places, buf[:0])
+	if want, _ := l.ports.choose(wecmp.Service{}, src, dst, places, nil); !slices.Equal(got, want) {
+		t.Errorf("other places: %v, want %v", got, want)
+	}
+	if len(l.ports.probed) != 1 {
+		t.Errorf("the ports of %d pairs are kept", len(l.ports.probed))
+	}
+	if l.ports.pinned(false); l.ports.probed != nil {
+		t.Error("the ports remain while the data plane does not steer by source port")
 	}
 	if len(l.ports.services)+len(l.ports.missed) > 0 {
 		t.Errorf("%v, %v are kept", l.ports.services, l.ports.missed)

@@ -438,6 +438,7 @@ func (p *Prober) listen(sources [][]netip.Addr) {
 
 // drain handles the packets to a loopback that wait. The caller holds mu.
 func (p *Prober) drain(local netip.Addr, s *socket) {
+	p.in.next, p.in.count = 0, 0
 	for range mostWaiting {
 		m, ok := s.next(&p.in)
 		if !ok {

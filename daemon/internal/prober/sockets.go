@@ -24,14 +24,14 @@ type message struct {
 	arrived time.Time
 }
 
-// inbox has room for one datagram.
-type inbox struct{ data, control []byte }
-
-func (b *inbox) room() {
-	if b.data == nil {
-		b.data, b.control = make([]byte, maxPayload+1), make([]byte, 128)
-	}
+// inbox has the datagrams that have been received and not been handled. The zero value is empty.
+type inbox struct {
+	all         *datagrams
+	next, count int
 }
+
+// inboxSize is the number of datagrams that one system call receives.
+const inboxSize = 16
 
 // socket receives at a loopback: conn what is to be handled at once, which wakes a goroutine, and waiting all else,
 // which wakes nobody. The kernel chooses by the flag in the packet.
@@ -114,40 +114,42 @@ func choose(fd int) error {
 		unix.SetsockoptSockFprog(fd, unix.SOL_SOCKET, unix.SO_ATTACH_REUSEPORT_CBPF, &unix.SockFprog{Len: uint16(len(filter)), Filter: &filter[0]}))
 }
 
-// next returns the next packet that waits.
+// next returns the next packet that waits, by an inbox that is for this socket alone until there is none.
 func (s *socket) next(b *inbox) (message, bool) {
 	if s.err != nil {
 		return message{}, false
 	}
-	b.room()
-	n, m, _, from, err := unix.Recvmsg(s.waiting, b.data, b.control, unix.MSG_DONTWAIT)
-	if err != nil {
-		return message{}, false // none, or the kernel has no memory now
+	if b.all == nil {
+		b.all = newDatagrams(inboxSize, maxPayload+1)
 	}
-	out := message{data: b.data[:n]}
-	switch a := from.(type) {
-	case *unix.SockaddrInet4:
-		out.from = netip.AddrFrom4(a.Addr)
-	case *unix.SockaddrInet6:
-		out.from = netip.AddrFrom16(a.Addr)
+	if b.next == b.count {
+		last := b.count%inboxSize != 0 // those that came since then wait
+		b.next, b.count = 0, 0
+		if last {
+			return message{}, false
+		}
+		if b.count = b.all.receive(s.waiting, 0); b.count == 0 {
+			return message{}, false
+		}
 	}
-	out.index, out.arrived = s.family.read(b.control[:m])
+	i := b.next
+	b.next++
+	out := message{data: b.all.payload(i), from: b.all.from(i)}
+	out.index, out.arrived = s.family.read(b.all.control(i))
 	return out, true
 }
 
 // sendBy sends a datagram out of a device.
 func (s *socket) sendBy(index int, from netip.Addr, to netip.AddrPort, b []byte) error {
-	_, err := unix.SendmsgN(s.waiting, b, s.family.source(from, index), sockaddr(to), unix.MSG_DONTWAIT)
-	return os.NewSyscallError("send", err)
+	return send(s.waiting, b, s.family.source(from, index), to)
 }
 
 // serve reads the packets that are to be handled at once until the socket is closed.
 func (s *socket) serve(log *slog.Logger, handle func(*message)) {
 	defer close(s.done)
-	var b inbox
-	b.room()
+	data, control := make([]byte, maxPayload+1), make([]byte, maxControl)
 	for {
-		n, m, _, from, err := s.conn.ReadMsgUDPAddrPort(b.data, b.control)
+		n, m, _, from, err := s.conn.ReadMsgUDPAddrPort(data, control)
 		if errors.Is(err, net.ErrClosed) {
 			return
 		}
@@ -155,8 +157,8 @@ func (s *socket) serve(log *slog.Logger, handle func(*message)) {
 			log.Debug("a socket of proofs failed", "address", s.conn.LocalAddr(), "error", err)
 			continue
 		}
-		x := message{data: b.data[:n], from: from.Addr().Unmap()}
-		x.index, x.arrived = s.family.read(b.control[:m])
+		x := message{data: data[:n], from: from.Addr().Unmap()}
+		x.index, x.arrived = s.family.read(control[:m])
 		handle(&x)
 	}
 }

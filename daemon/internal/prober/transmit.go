@@ -4,7 +4,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"net/netip"
-	"os"
+	"sync"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -59,42 +59,33 @@ const (
 // transmit sends a datagram, whole.
 func transmit(from, to netip.AddrPort, b []byte, how manner) (out departure, err error) {
 	f := familyOf(from.Addr())
-	fd, err := unix.Socket(f.domain, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
-	if err != nil {
-		return out, os.NewSyscallError("socket", err)
-	}
-	defer unix.Close(fd)
-	if len(b) > f.smallest {
-		err = os.NewSyscallError("path MTU", unix.SetsockoptInt(fd, f.level, f.discover, f.probe))
-	}
-	if how == nearby && err == nil {
-		err = os.NewSyscallError("hop limit", unix.SetsockoptInt(fd, f.level, f.hops, 1))
-	}
-	if how != plainly && err == nil {
-		err = errors.Join(
-			os.NewSyscallError("SO_TIMESTAMPING", unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_TIMESTAMPING, stamps)),
-			os.NewSyscallError("packet info", unix.SetsockoptInt(fd, f.level, f.infoOption, 1)))
-	}
+	fd, err := datagramSocket(f.domain)
 	if err != nil {
 		return out, err
 	}
-	if err := f.takePort(fd, from.Port()); err != nil {
-		return out, os.NewSyscallError("bind", err)
+	defer closeSocket(fd)
+	if len(b) > f.smallest {
+		err = setOption(fd, f.level, f.discover, f.probe, "path MTU")
 	}
-	if _, err := unix.SendmsgN(fd, b, f.source(from.Addr(), 0), sockaddr(to), 0); err != nil {
-		return out, os.NewSyscallError("send", err)
+	if how == nearby && err == nil {
+		err = setOption(fd, f.level, f.hops, 1, "hop limit")
 	}
-	if how == plainly {
-		return out, nil
+	if how != plainly && err == nil {
+		err = errors.Join(setOption(fd, unix.SOL_SOCKET, unix.SO_TIMESTAMPING, stamps, "SO_TIMESTAMPING"), setOption(fd, f.level, f.infoOption, 1, "packet info"))
 	}
-	var oob [256]byte
-	var none [1]byte // without it Recvmsg asks for the type of the socket
-	for range 8 {
-		_, n, _, _, err := unix.Recvmsg(fd, none[:], oob[:], unix.MSG_ERRQUEUE|unix.MSG_DONTWAIT)
-		if err != nil {
-			break // no more of them
-		}
-		index, at := f.read(oob[:n])
+	if err == nil {
+		err = f.takePort(fd, from.Port())
+	}
+	if err == nil {
+		err = send(fd, b, f.source(from.Addr(), 0), to)
+	}
+	if err != nil || how == plainly {
+		return out, err
+	}
+	reports := departures.Get().(*datagrams)
+	defer departures.Put(reports)
+	for i := range reports.receive(fd, unix.MSG_ERRQUEUE) {
+		index, at := f.read(reports.control(i))
 		if index > 0 {
 			out.devices = append(out.devices, index)
 		}
@@ -105,14 +96,17 @@ func transmit(from, to netip.AddrPort, b []byte, how manner) (out departure, err
 	return out, nil
 }
 
+// departures are for the timestamps of a packet: two for each of at most four devices.
+var departures = sync.Pool{New: func() any { return newDatagrams(8, 1) }}
+
 // takePort gives a socket a source port. It binds to an unusual address of the loopback device: the port
 // stays free at the loopbacks, where programs bind to slots' ports.
 func (f *family) takePort(fd int, port uint16) error {
-	at := sockaddr(netip.AddrPortFrom(f.shelter, port))
-	err := unix.Bind(fd, at)
+	at := netip.AddrPortFrom(f.shelter, port)
+	err := bindTo(fd, at)
 	if errors.Is(err, unix.EADDRNOTAVAIL) { // the loopback device is down
-		if err = unix.SetsockoptInt(fd, f.level, f.free, 1); err == nil {
-			err = unix.Bind(fd, at)
+		if err = setOption(fd, f.level, f.free, 1, "free bind"); err == nil {
+			err = bindTo(fd, at)
 		}
 	}
 	return err
@@ -128,13 +122,17 @@ func (f *family) source(from netip.Addr, index int) []byte {
 
 // read returns the device and the time of control messages, zero if there are none.
 func (f *family) read(control []byte) (index int, at time.Time) {
-	messages, _ := unix.ParseSocketControlMessage(control) // ignore the error: there are no messages then
-	for _, m := range messages {
-		switch level, kind := int(m.Header.Level), int(m.Header.Type); {
-		case level == f.level && kind == f.info && len(m.Data) >= f.packetInfo:
-			index = int(binary.NativeEndian.Uint32(m.Data[f.packetIndex:]))
-		case level == unix.SOL_SOCKET && (kind == unix.SO_TIMESTAMPNS || kind == unix.SO_TIMESTAMPING) && len(m.Data) >= 16:
-			at = time.Unix(int64(binary.NativeEndian.Uint64(m.Data)), int64(binary.NativeEndian.Uint64(m.Data[8:])))
+	for len(control) >= unix.SizeofCmsghdr {
+		h, data, rest, err := unix.ParseOneSocketControlMessage(control)
+		if err != nil {
+			return index, at
+		}
+		control = rest
+		switch level, kind := int(h.Level), int(h.Type); {
+		case level == f.level && kind == f.info && len(data) >= f.packetInfo:
+			index = int(binary.NativeEndian.Uint32(data[f.packetIndex:]))
+		case level == unix.SOL_SOCKET && (kind == unix.SO_TIMESTAMPNS || kind == unix.SO_TIMESTAMPING) && len(data) >= 16:
+			at = time.Unix(int64(binary.NativeEndian.Uint64(data)), int64(binary.NativeEndian.Uint64(data[8:])))
 		}
 	}
 	return index, at
