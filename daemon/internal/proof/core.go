@@ -2,6 +2,7 @@ package proof
 
 import (
 	"cmp"
+	"math"
 	"math/rand/v2"
 	"net/netip"
 	"slices"
@@ -149,25 +150,45 @@ type planeState struct {
 // peer is a destination with the knowledge about it.
 type peer struct {
 	Peer
-	last      []Path // Paths, or the ones before if there are none now
-	answering bool
-	since     time.Time // of the present value of answering
-	planes    []planeState
-	next      int // place of the rotation in Paths
+	last   []Path // Paths, or the ones before if there are none now
+	planes []planeState
+	next   int // place of the rotation in Paths
 	// theirs is the time of the peer's last probe, heard that of the last probe of ours that it had received then.
-	theirs, heard time.Time
+	theirs, heard moment
 	// unheard counts the probes that were sent without an answer since silentSince, receipts those of the peer's probes
 	// that came after enough of them.
-	silentSince, enough time.Time
-	unheard, receipts   int
-	received            time.Time // of the last receipt
-	asked               bool      // since then
-	urged               time.Time
+	silentSince, enough moment
+	received            moment // of the last receipt
+	urged               moment
+	unheard, receipts   int32
+	asked               bool // since received
+	answering           bool
+}
+
+// moment is a time of a core, in nanoseconds; 0 is never. There may be 131,072 peers, and a moment has a third of the
+// size of a time.Time.
+type moment int64
+
+// moment returns the moment of a time.
+func (c *Core) moment(t time.Time) moment {
+	if c.began.IsZero() {
+		c.began = t.Add(-time.Hour) // so that no time that is noted is 0, not even an earlier one
+	}
+	return moment(t.Sub(c.began))
+}
+
+// since returns the time from a moment, which is very long from never.
+func (c *Core) since(now time.Time, m moment) time.Duration {
+	if m == 0 {
+		return math.MaxInt64
+	}
+	return time.Duration(c.moment(now) - m)
 }
 
 // Core schedules probes and judges their answers.
 type Core struct {
 	c       Config
+	began   time.Time      // of moments; zero before the first one
 	sources [][]netip.Addr // by source group
 	peers   map[ID]*peer
 	// order is the rotation: a random permutation of the peers, of which the first cursor have had their turn.
@@ -220,7 +241,7 @@ func (c *Core) SetPeers(now time.Time, sources [][]netip.Addr, peers []Peer) {
 	for _, n := range peers {
 		p := before[n.ID]
 		if p == nil {
-			p = &peer{Peer: n, since: now}
+			p = &peer{Peer: n}
 		} else if !slices.Equal(p.Paths, n.Paths) {
 			if p.Paths = n.Paths; len(n.Paths) > 0 {
 				c.changed(p, p.last)
@@ -334,7 +355,7 @@ func (c *Core) Tick(now time.Time) (sends []Send, wake time.Time, idling bool) {
 	}
 	c.expire(now)
 	for u := range c.failing { // a peer that sends no more probes has stopped
-		if u.slot == allSlots && now.Sub(c.peers[u.ID].theirs) > loyalty {
+		if u.slot == allSlots && c.since(now, c.peers[u.ID].theirs) > loyalty {
 			delete(c.failing, u)
 		}
 	}
@@ -399,8 +420,8 @@ func (c *Core) send(now time.Time, u unit, path Path, back int, r role) *sent {
 	if path.SubPort >= 0 {
 		packet.Device = NameOf(c.c.SubPorts[path.SubPort].Device)
 	}
-	if !p.theirs.IsZero() {
-		packet.Heard = uint32(min(now.Sub(p.theirs).Milliseconds(), NeverHeard-1))
+	if p.theirs != 0 {
+		packet.Heard = uint32(min(c.since(now, p.theirs).Milliseconds(), NeverHeard-1))
 	}
 	c.sends = append(c.sends, Send{Packet: packet, ID: u.ID, Source: u.source, Path: path, Big: u.big})
 	if s.counted = p.answering && r != cure && back == path.Plane; s.counted {
@@ -408,10 +429,10 @@ func (c *Core) send(now time.Time, u unit, path Path, back int, r role) *sent {
 	}
 	if p.asked = true; !p.answering && !u.big {
 		if p.unheard == 0 {
-			p.silentSince = now
+			p.silentSince = c.moment(now)
 		}
 		if p.unheard++; p.unheard == enoughProbes {
-			p.enough = now
+			p.enough = c.moment(now)
 		}
 	}
 	return s

@@ -6,6 +6,7 @@ import (
 	"strings"
 	"testing"
 	"time"
+	"unsafe"
 )
 
 // limit is the time within which a wrong plane is a finding.
@@ -356,5 +357,28 @@ func TestForeignPlanes(t *testing.T) {
 	}
 	if _, _, ok := c.Reflect(ID{0, address(9)}, &Packet{Kind: Probe}, "p0.0", 0); ok {
 		t.Error("a stranger is answered")
+	}
+}
+
+// TestSizeOfAPeer bounds the memory of a peer: there may be 131,072.
+func TestSizeOfAPeer(t *testing.T) {
+	if size := unsafe.Sizeof(peer{}); size > 176 {
+		t.Errorf("a peer has %d bytes, at most 176 fit the runtime's size class", size)
+	}
+}
+
+// TestMoments checks that a time before the first one is not never, and that the order of times is that of moments.
+func TestMoments(t *testing.T) {
+	c := New(Config{})
+	now := time.Now()
+	first := c.moment(now)
+	if first <= 0 || c.moment(now.Add(-time.Minute)) >= first || c.moment(now.Add(1)) != first+1 {
+		t.Errorf("the first moment is %d, one a minute before %d, one after it %d", first, c.moment(now.Add(-time.Minute)), c.moment(now.Add(1)))
+	}
+	if d := c.since(now.Add(time.Second), first); d != time.Second {
+		t.Errorf("%v since a moment, want 1s", d)
+	}
+	if d := c.since(now, 0); d < 100*365*24*time.Hour {
+		t.Errorf("%v since never", d)
 	}
 }

@@ -430,24 +430,24 @@ func (c *Core) end(now time.Time, t *trial) {
 			c.lose(way{t.ID, t.path.Plane}, v, t.since)
 		}
 	case !t.anything && !t.big:
-		c.silences(now, p)
+		c.silences(p)
 	}
 }
 
 // judgeSilence judges a peer that sends probes and answers none.
 func (c *Core) judgeSilence(now time.Time, p *peer) {
-	if p.unheard < enoughProbes || now.Sub(p.enough) < settle || len(p.Paths) == 0 {
+	if p.unheard < enoughProbes || c.since(now, p.enough) < settle || len(p.Paths) == 0 {
 		return
 	}
-	if !p.asked || now.Sub(p.received) < quantum { // no probe since the last receipt, or it had no time yet
+	if !p.asked || c.since(now, p.received) < quantum { // no probe since the last receipt, or it had no time yet
 		return
 	}
-	p.received, p.asked = now, false
-	if p.receipts++; p.receipts < enoughProbes || now.Sub(p.enough) < 3*quantum {
+	p.received, p.asked = c.moment(now), false
+	if p.receipts++; p.receipts < enoughProbes || c.since(now, p.enough) < 3*quantum {
 		return
 	}
 	v := verdict{problem: Lost, direction: Ours, expected: "answers", seen: "none by any plane, although the peer sends probes"}
-	if p.heard.After(p.silentSince) {
+	if p.heard > p.silentSince {
 		v.direction, v.seen = Theirs, "none by any plane, although the peer receives probes"
 	}
 	u := unit{ID: p.ID, slot: allSlots}

@@ -64,18 +64,19 @@ func (c *Core) Received(now, arrived time.Time, from ID, probe *Packet) {
 	if p == nil {
 		return
 	}
-	if now.Sub(p.theirs) > loyalty { // it has come back: earlier probes do not count
+	if c.since(now, p.theirs) > loyalty { // it has come back: earlier probes do not count
 		p.unheard, p.receipts = 0, 0
 	}
-	p.theirs, p.heard, c.heard = arrived, time.Time{}, now
+	// The kernel's time is of a clock that may be set.
+	p.theirs, p.heard, c.heard = c.moment(now)-moment(now.Sub(arrived)), 0, now
 	if probe.Heard != NeverHeard {
-		p.heard = arrived.Add(-time.Duration(probe.Heard) * time.Millisecond)
+		p.heard = p.theirs - moment(probe.Heard)*moment(time.Millisecond)
 	}
 	if p.answering {
 		return
 	}
-	if len(p.Paths) > 0 && now.Sub(p.urged) >= quantum {
-		p.urged = now
+	if len(p.Paths) > 0 && c.since(now, p.urged) >= quantum {
+		p.urged = c.moment(now)
 		c.urge(p, p.Paths[c.c.Random.IntN(len(p.Paths))], false)
 	}
 	if probe.Flags&FlagAtOnce == 0 { // others may overtake answers
@@ -103,7 +104,7 @@ func (c *Core) Answered(now, arrived time.Time, from ID, a *Packet, device strin
 	}
 	c.counters[s.path.Plane].Answered++
 	if !p.answering {
-		c.answers(now, p)
+		c.answers(p)
 	}
 	seen := c.compare(s, a, device, subPort)
 	rtt := max(0, arrived.Sub(s.departed)-time.Duration(a.Answered-a.Received))
@@ -145,8 +146,8 @@ func (c *Core) Answered(now, arrived time.Time, from ID, a *Packet, device strin
 }
 
 // answers records that a peer answers.
-func (c *Core) answers(now time.Time, p *peer) {
-	p.answering, p.since, p.unheard, p.receipts = true, now, 0, 0
+func (c *Core) answers(p *peer) {
+	p.answering, p.unheard, p.receipts = true, 0, 0
 	c.answering = append(c.answering, p)
 	for u := range c.failing { // findings of silence
 		if u.ID == p.ID && u.slot == allSlots {
@@ -163,11 +164,11 @@ func (c *Core) answers(now time.Time, p *peer) {
 }
 
 // silences records that a peer does not answer on any plane.
-func (c *Core) silences(now time.Time, p *peer) {
+func (c *Core) silences(p *peer) {
 	if !p.answering {
 		return
 	}
-	p.answering, p.since, p.unheard, p.receipts = false, now, 0, 0
+	p.answering, p.unheard, p.receipts = false, 0, 0
 	c.answering = slices.DeleteFunc(c.answering, func(x *peer) bool { return x == p })
 	for u := range c.failing {
 		if u.ID == p.ID {
