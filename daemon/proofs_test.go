@@ -46,7 +46,7 @@ func TestProofsPorts(t *testing.T) {
 		t.Error("the ports count although no hash is known")
 	}
 	l.ports.pinned(true) // the data plane steers by source port
-	for range 2 { // the second ones are those of the first
+	for range 2 {        // the second ones are those of the first
 		got, ok := l.ports.toward(to, src, dst, places, buf[:0])
 		want, _ := l.ports.choose(wecmp.Service{}, src, dst, places, nil)
 		if !ok || !slices.Equal(got, want) {
