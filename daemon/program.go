@@ -32,11 +32,11 @@ func forwardingOf(c *core.Core) *farev1.Forwarding {
 			out.UdpPorts = append(out.UdpPorts, uint32(port))
 		}
 		if cfg.Proves() && !slices.Contains(cfg.Dataplane.UDPPorts, cfg.Proof.Port) {
-			out.ProofPort = uint32(cfg.Proof.Port)
-			out.UdpPorts = append(out.UdpPorts, out.ProofPort)
+			out.SlotProbePort = uint32(cfg.Proof.Port)
+			out.UdpPorts = append(out.UdpPorts, out.SlotProbePort)
 		}
 		if cfg.Proves() {
-			out.ProbePort = uint32(cfg.Proof.Port)
+			out.DirectProbePort = uint32(cfg.Proof.Port)
 		}
 		for _, port := range cfg.Dataplane.TCPPorts {
 			out.TcpPorts = append(out.TcpPorts, uint32(port))

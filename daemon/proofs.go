@@ -123,7 +123,7 @@ func (d *Daemon) buildProber() *prober.Prober {
 			}
 			return ""
 		},
-		Direct:     func() bool { return d.client.Status().ProbePort },
+		Direct:     func() bool { return d.client.Status().DirectProbePort },
 		AvoidAfter: func() time.Duration { return d.proofSettings.Load().avoidAfter },
 		Avoid: func(changes []proof.Avoidance) {
 			var out []core.Avoid

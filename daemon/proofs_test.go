@@ -27,8 +27,8 @@ func TestProofsAreSteered(t *testing.T) {
 		s := shape{Planes: 2, SubPorts: 1}
 		s.Extra = c.extra
 		l := idle(t, s.Text())
-		if f := forwardingOf(l.core); !slices.Equal(f.UdpPorts, c.want) || f.ProofPort != c.proof || f.ProbePort != c.probe {
-			t.Errorf("%s: %v with %d and %d for proofs, want %v with %d and %d", c.extra, f.UdpPorts, f.ProofPort, f.ProbePort, c.want, c.proof, c.probe)
+		if f := forwardingOf(l.core); !slices.Equal(f.UdpPorts, c.want) || f.SlotProbePort != c.proof || f.DirectProbePort != c.probe {
+			t.Errorf("%s: %v with %d and %d for proofs, want %v with %d and %d", c.extra, f.UdpPorts, f.SlotProbePort, f.DirectProbePort, c.want, c.proof, c.probe)
 		}
 		l.d.Close()
 	}

@@ -463,17 +463,17 @@ func TestSuiteCatches(t *testing.T) {
 		}, "hello-takes-any-ports"},
 		{"refuses a probe port", func(b *broken) {
 			b.onHello = func(request *farev1.HelloRequest, _ *farev1.HelloResponse, err error) error {
-				if request.Forwarding.ProbePort > 0 {
+				if request.Forwarding.DirectProbePort > 0 {
 					return status.Error(codes.Unimplemented, "no probes")
 				}
 				return err
 			}
 		}, "hello-takes-any-ports"},
 		{"takes probe port 65536", func(b *broken) {
-			claim(func(c *farev1.Capabilities) { c.ProbePort = true })(b)
+			claim(func(c *farev1.Capabilities) { c.DirectProbePort = true })(b)
 			hello := b.onHello
 			b.onHello = func(request *farev1.HelloRequest, response *farev1.HelloResponse, err error) error {
-				if err = hello(request, response, err); request.Forwarding.ProbePort > 65535 {
+				if err = hello(request, response, err); request.Forwarding.DirectProbePort > 65535 {
 					return nil
 				}
 				return err

@@ -16,7 +16,7 @@ func Tests() []Test {
 	return []Test{
 		{"hello-is-idempotent", "DataplaneService.Hello", room, helloIsIdempotent},
 		{"hello-refuses-nonsense", "DataplaneService.Hello", nil, helloRefusesNonsense},
-		{"hello-takes-any-ports", "Forwarding.udp_ports, Forwarding.tcp_ports, Forwarding.probe_port", nil, helloTakesAnyPorts},
+		{"hello-takes-any-ports", "Forwarding.udp_ports, Forwarding.tcp_ports, Forwarding.direct_probe_port", nil, helloTakesAnyPorts},
 		{"hello-per-packet", "Mode, Capabilities.per_packet", []Capability{PerPacket}, helloPerPacket},
 		{"hello-no-per-packet", "Mode, Capabilities.per_packet", []Capability{NoPerPacket}, helloNoPerPacket},
 		{"acknowledgements", "DataplaneService.Program, Ack", room, acknowledgements},
@@ -111,10 +111,10 @@ func helloRefusesNonsense(d *Driver) error {
 			return err
 		}
 	}
-	if !d.capabilities.GetProbePort() {
+	if !d.capabilities.GetDirectProbePort() {
 		return nil
 	}
-	return d.helloEnds(codes.InvalidArgument, "probe port 65536", func(f *farev1.Forwarding) { f.ProbePort = 65536 })
+	return d.helloEnds(codes.InvalidArgument, "probe port 65536", func(f *farev1.Forwarding) { f.DirectProbePort = 65536 })
 }
 
 // helloTakesAnyPorts checks that Hello accepts UDP ports, TCP ports, both, the same of both, or none, and a probe port,
@@ -129,7 +129,7 @@ func helloTakesAnyPorts(d *Driver) error {
 		{"UDP ports alone", []uint32{4791, 1}, nil, 0}, {"no ports", nil, nil, 0},
 		{"a probe port", []uint32{4791, 4796}, nil, 4796}, {"a probe port alone", nil, nil, 65535},
 	} {
-		if err := d.helloEnds(codes.OK, c.why, func(f *farev1.Forwarding) { f.UdpPorts, f.TcpPorts, f.ProbePort = c.udp, c.tcp, c.probes }); err != nil {
+		if err := d.helloEnds(codes.OK, c.why, func(f *farev1.Forwarding) { f.UdpPorts, f.TcpPorts, f.DirectProbePort = c.udp, c.tcp, c.probes }); err != nil {
 			return err
 		}
 	}

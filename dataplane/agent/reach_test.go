@@ -50,7 +50,7 @@ func newReachBed(t *testing.T, driver, loopback string, hop4, hop6 bool) *reachB
 	b.config = Config{Driver: driver, InProcess: true, Journal: filepath.Join(t.TempDir(), "journal"), Log: slog.New(slog.NewTextHandler(t.Output(), nil))}
 	b.config.BPF.PinDir, b.config.Linux.AuditInterval = pins+"/fared", time.Hour
 	b.forwarding = b.Forwarding(farev1.Mode_MODE_PER_FLOW, loopback, hop4, hop6, 4791, probePort)
-	b.forwarding.ProbePort = probePort
+	b.forwarding.DirectProbePort = probePort
 	for _, leaf := range b.Leaves {
 		b.leaves = append(b.leaves, netnstest.In(leaf, func() (int, error) {
 			return unix.Socket(unix.AF_PACKET, unix.SOCK_DGRAM|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, unix.ETH_P_ALL<<8)
@@ -87,7 +87,7 @@ func (b *reachBed) start() *Agent {
 func (b *reachBed) hello(a *Agent) {
 	b.Helper()
 	r, err := farev1.NewDataplaneServiceClient(a.Conn()).Hello(b.Context(), &farev1.HelloRequest{Forwarding: b.forwarding})
-	if err != nil || !r.Capabilities.ProbePort {
+	if err != nil || !r.Capabilities.DirectProbePort {
 		b.Fatal(r, err)
 	}
 }
@@ -227,12 +227,12 @@ func (b *reachBed) reaches(from, known, unknown netip.Addr) {
 			return nil
 		})
 	}
-	b.forwarding.ProbePort = 0
+	b.forwarding.DirectProbePort = 0
 	b.hello(a)
 	if left := b.objects(); left != "" {
 		b.Errorf("without a probe port: %s", left)
 	}
-	b.forwarding.ProbePort = probePort
+	b.forwarding.DirectProbePort = probePort
 	b.hello(a)
 	must("with the probe port again")
 	b.stop()

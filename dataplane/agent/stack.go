@@ -57,7 +57,7 @@ func (s *stack) Capabilities() *farev1.Capabilities {
 		MaxVectors: lower(below.MaxVectors, above.MaxVectors), MaxDestinations: lower(below.MaxDestinations, above.MaxDestinations),
 		MaxWeight: lower(below.MaxWeight, above.MaxWeight), MaxWeightSum: lower(below.MaxWeightSum, above.MaxWeightSum),
 		PerPacket: above.PerPacket, Ipv6: below.Ipv6 && above.Ipv6, FlowPins: above.FlowPins,
-		ConfirmsInEffect: below.ConfirmsInEffect && above.ConfirmsInEffect, CarriersAnnounced: above.CarriersAnnounced, ProbePort: below.ProbePort,
+		ConfirmsInEffect: below.ConfirmsInEffect && above.ConfirmsInEffect, CarriersAnnounced: above.CarriersAnnounced, DirectProbePort: below.DirectProbePort,
 	}
 }
 

@@ -133,11 +133,11 @@ func TestStackSteersFirst(t *testing.T) {
 
 func TestStackCapabilities(t *testing.T) {
 	s := &stack{
-		below: newTable(&farev1.Capabilities{MaxWeightSum: 1024, MaxWeight: 65535, Ipv6: true, ConfirmsInEffect: true, FlowHash: &farev1.FlowHash{}, ProbePort: true}, nil),
+		below: newTable(&farev1.Capabilities{MaxWeightSum: 1024, MaxWeight: 65535, Ipv6: true, ConfirmsInEffect: true, FlowHash: &farev1.FlowHash{}, DirectProbePort: true}, nil),
 		above: newTable(&farev1.Capabilities{MaxWeightSum: 1 << 30, MaxVectors: 7, Ipv6: true, FlowPins: true, PerPacket: true, ConfirmsInEffect: true, CarriersAnnounced: "a/1"}, nil),
 	}
 	want := &farev1.Capabilities{
-		MaxWeightSum: 1024, MaxWeight: 65535, MaxVectors: 7, Ipv6: true, FlowPins: true, PerPacket: true, ConfirmsInEffect: true, CarriersAnnounced: "a/1", ProbePort: true,
+		MaxWeightSum: 1024, MaxWeight: 65535, MaxVectors: 7, Ipv6: true, FlowPins: true, PerPacket: true, ConfirmsInEffect: true, CarriersAnnounced: "a/1", DirectProbePort: true,
 	}
 	if got := s.Capabilities(); !proto.Equal(got, want) {
 		t.Errorf("%v, want %v", got, want)

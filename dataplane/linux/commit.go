@@ -203,7 +203,7 @@ func (d *Driver) forward(forwarding *farev1.Forwarding) error {
 	if err := d.rules.setUp(); err != nil {
 		return kernelStatus(err)
 	}
-	d.reach.port = uint16(forwarding.ProbePort)
+	d.reach.port = uint16(forwarding.DirectProbePort)
 	d.reach.sync()
 	d.lookSoon() // packets have other source addresses and ports
 	return nil

@@ -181,7 +181,7 @@ func (d *Driver) open() (err error) {
 		return err
 	}
 	d.capabilities = &farev1.Capabilities{
-		Ipv6: d.state.ipv6, ConfirmsInEffect: true, ProbePort: true, CarriersAnnounced: d.links.watch.Announced(),
+		Ipv6: d.state.ipv6, ConfirmsInEffect: true, DirectProbePort: true, CarriersAnnounced: d.links.watch.Announced(),
 	}
 	if err := d.reader.reread(false); err != nil {
 		return err

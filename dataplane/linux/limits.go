@@ -23,7 +23,7 @@ func (d *Driver) query(forwarding *farev1.Forwarding) *hostcheck.Query {
 		q.Loopbacks[0], q.Loopbacks[1] = q.Loopbacks[0] || !v6, q.Loopbacks[1] || v6
 	}
 	for _, port := range forwarding.GetUdpPorts() {
-		if port != forwarding.GetProofPort() { // probes find their loss themselves
+		if port != forwarding.GetSlotProbePort() { // probes find their loss themselves
 			q.UDPPorts = append(q.UDPPorts, uint16(port))
 		}
 	}

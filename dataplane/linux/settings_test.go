@@ -144,7 +144,7 @@ func TestFirewallIsNamed(t *testing.T) {
 	netnstest.Require(t, "nft")
 	h := newHost(t, 2)
 	h.config.AuditInterval = time.Hour
-	h.forwarding.UdpPorts, h.forwarding.ProofPort = []uint32{4791, 4796}, 4796
+	h.forwarding.UdpPorts, h.forwarding.SlotProbePort = []uint32{4791, 4796}, 4796
 	d, _ := h.start()
 	named := func() string {
 		d.restore() // as every second

@@ -205,16 +205,17 @@ type Forwarding struct {
 	TcpPorts []uint32 `protobuf:"varint,5,rep,packed,name=tcp_ports,json=tcpPorts,proto3" json:"tcp_ports,omitempty"`
 	// A partition of loopbacks, in their order, of at least two source groups. Empty means that all loopbacks share all sub-ports.
 	SourceGroups []*SourceGroup `protobuf:"bytes,6,rep,name=source_groups,json=sourceGroups,proto3" json:"source_groups,omitempty"`
-	// The port of udp_ports with probes alone, no data of programs; 0 means none.
-	ProofPort uint32 `protobuf:"varint,7,opt,name=proof_port,json=proofPort,proto3" json:"proof_port,omitempty"`
+	// The port of udp_ports with probes alone, which take the ways of slots: no data of programs is lost there; 0 means none.
+	SlotProbePort uint32 `protobuf:"varint,7,opt,name=slot_probe_port,json=slotProbePort,proto3" json:"slot_probe_port,omitempty"`
 	// A device that was away returns without its addresses: the data plane gives it those that it has seen on it.
 	RestoreAddresses bool `protobuf:"varint,8,opt,name=restore_addresses,json=restoreAddresses,proto3" json:"restore_addresses,omitempty"`
 	// UDP packets from this port to this port that a socket sends out of a sub-port's device (IP_PKTINFO, IPV6_PKTINFO or SO_BINDTODEVICE) go to
 	// the next hop of that sub-port, whatever the weights and whether the destination is programmed, while the device is up and the next hop
-	// known. Other packets are unaffected. 0: none. A data plane without Capabilities.probe_port ignores the field.
-	ProbePort     uint32 `protobuf:"varint,9,opt,name=probe_port,json=probePort,proto3" json:"probe_port,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	// known: probes of planes without weight. Other packets are unaffected. 0: none. A data plane without Capabilities.direct_probe_port ignores
+	// the field.
+	DirectProbePort uint32 `protobuf:"varint,9,opt,name=direct_probe_port,json=directProbePort,proto3" json:"direct_probe_port,omitempty"`
+	unknownFields   protoimpl.UnknownFields
+	sizeCache       protoimpl.SizeCache
 }
 
 func (x *Forwarding) Reset() {
@@ -289,9 +290,9 @@ func (x *Forwarding) GetSourceGroups() []*SourceGroup {
 	return nil
 }
 
-func (x *Forwarding) GetProofPort() uint32 {
+func (x *Forwarding) GetSlotProbePort() uint32 {
 	if x != nil {
-		return x.ProofPort
+		return x.SlotProbePort
 	}
 	return 0
 }
@@ -303,9 +304,9 @@ func (x *Forwarding) GetRestoreAddresses() bool {
 	return false
 }
 
-func (x *Forwarding) GetProbePort() uint32 {
+func (x *Forwarding) GetDirectProbePort() uint32 {
 	if x != nil {
-		return x.ProbePort
+		return x.DirectProbePort
 	}
 	return 0
 }
@@ -586,10 +587,10 @@ type Capabilities struct {
 	// some milliseconds (60 on a busy machine) where the kernel alone may take a second: /proc/sys/kernel/random/boot_id, a slash, and the number that
 	// SO_NETNS_COOKIE returns. fared then requests the carriers of devices there rarely. Empty if the data plane does not.
 	CarriersAnnounced string `protobuf:"bytes,11,opt,name=carriers_announced,json=carriersAnnounced,proto3" json:"carriers_announced,omitempty"`
-	// Packets follow Forwarding.probe_port.
-	ProbePort     bool `protobuf:"varint,12,opt,name=probe_port,json=probePort,proto3" json:"probe_port,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	// Packets follow Forwarding.direct_probe_port.
+	DirectProbePort bool `protobuf:"varint,12,opt,name=direct_probe_port,json=directProbePort,proto3" json:"direct_probe_port,omitempty"`
+	unknownFields   protoimpl.UnknownFields
+	sizeCache       protoimpl.SizeCache
 }
 
 func (x *Capabilities) Reset() {
@@ -699,9 +700,9 @@ func (x *Capabilities) GetCarriersAnnounced() string {
 	return ""
 }
 
-func (x *Capabilities) GetProbePort() bool {
+func (x *Capabilities) GetDirectProbePort() bool {
 	if x != nil {
-		return x.ProbePort
+		return x.DirectProbePort
 	}
 	return false
 }
@@ -2234,7 +2235,7 @@ const file_fare_v1_dataplane_proto_rawDesc = "" +
 	"\binstance\x18\x02 \x01(\tR\binstance\x123\n" +
 	"\n" +
 	"forwarding\x18\x03 \x01(\v2\x13.fare.v1.ForwardingR\n" +
-	"forwarding\"\xdf\x02\n" +
+	"forwarding\"\xf5\x02\n" +
 	"\n" +
 	"Forwarding\x120\n" +
 	"\x06planes\x18\x01 \x03(\v2\x18.fare.v1.ForwardingPlaneR\x06planes\x12\x1c\n" +
@@ -2242,12 +2243,10 @@ const file_fare_v1_dataplane_proto_rawDesc = "" +
 	"\x04mode\x18\x03 \x01(\x0e2\r.fare.v1.ModeR\x04mode\x12\x1b\n" +
 	"\tudp_ports\x18\x04 \x03(\rR\budpPorts\x12\x1b\n" +
 	"\ttcp_ports\x18\x05 \x03(\rR\btcpPorts\x129\n" +
-	"\rsource_groups\x18\x06 \x03(\v2\x14.fare.v1.SourceGroupR\fsourceGroups\x12\x1d\n" +
-	"\n" +
-	"proof_port\x18\a \x01(\rR\tproofPort\x12+\n" +
-	"\x11restore_addresses\x18\b \x01(\bR\x10restoreAddresses\x12\x1d\n" +
-	"\n" +
-	"probe_port\x18\t \x01(\rR\tprobePort\"E\n" +
+	"\rsource_groups\x18\x06 \x03(\v2\x14.fare.v1.SourceGroupR\fsourceGroups\x12&\n" +
+	"\x0fslot_probe_port\x18\a \x01(\rR\rslotProbePort\x12+\n" +
+	"\x11restore_addresses\x18\b \x01(\bR\x10restoreAddresses\x12*\n" +
+	"\x11direct_probe_port\x18\t \x01(\rR\x0fdirectProbePort\"E\n" +
 	"\vSourceGroup\x12\x1c\n" +
 	"\tloopbacks\x18\x01 \x03(\tR\tloopbacks\x12\x18\n" +
 	"\adevices\x18\x02 \x03(\tR\adevices\"`\n" +
@@ -2263,7 +2262,7 @@ const file_fare_v1_dataplane_proto_rawDesc = "" +
 	"\rHelloResponse\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x18\n" +
 	"\aversion\x18\x02 \x01(\tR\aversion\x129\n" +
-	"\fcapabilities\x18\x03 \x01(\v2\x15.fare.v1.CapabilitiesR\fcapabilities\"\xd8\x03\n" +
+	"\fcapabilities\x18\x03 \x01(\v2\x15.fare.v1.CapabilitiesR\fcapabilities\"\xe5\x03\n" +
 	"\fCapabilities\x12\x1f\n" +
 	"\vmax_vectors\x18\x01 \x01(\rR\n" +
 	"maxVectors\x12)\n" +
@@ -2279,9 +2278,8 @@ const file_fare_v1_dataplane_proto_rawDesc = "" +
 	"\tflow_hash\x18\t \x01(\v2\x11.fare.v1.FlowHashR\bflowHash\x12;\n" +
 	"\x1amax_operations_per_request\x18\n" +
 	" \x01(\rR\x17maxOperationsPerRequest\x12-\n" +
-	"\x12carriers_announced\x18\v \x01(\tR\x11carriersAnnounced\x12\x1d\n" +
-	"\n" +
-	"probe_port\x18\f \x01(\bR\tprobePort\"\x7f\n" +
+	"\x12carriers_announced\x18\v \x01(\tR\x11carriersAnnounced\x12*\n" +
+	"\x11direct_probe_port\x18\f \x01(\bR\x0fdirectProbePort\"\x7f\n" +
 	"\bFlowHash\x12\x1c\n" +
 	"\talgorithm\x18\x01 \x01(\tR\talgorithm\x12\x12\n" +
 	"\x04seed\x18\x02 \x01(\rR\x04seed\x12\x18\n" +

@@ -84,8 +84,8 @@ type Status struct {
 	Since         time.Time
 	Name, Version string
 	Capabilities  *farev1.Capabilities // nil before the first connect; not to be modified
-	// ProbePort reports that the connected data plane leads packets by Forwarding.probe_port.
-	ProbePort bool
+	// DirectProbePort reports that the connected data plane leads packets by Forwarding.direct_probe_port.
+	DirectProbePort bool
 	// Damage describes the damage of the layer below the data plane, "" if it is intact; Repairs counts the data
 	// plane's repairs of it.
 	Damage  string
@@ -299,7 +299,7 @@ func (c *Client) Status() Status {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	s := c.status
-	s.ProbePort = s.Connected && s.Capabilities.GetProbePort()
+	s.DirectProbePort = s.Connected && s.Capabilities.GetDirectProbePort()
 	s.Removals, s.Counters, s.InFlight = !c.book.places.held, c.book.counters, c.book.flights.len()
 	s.Queued = c.book.queues.len()
 	return s

@@ -464,7 +464,7 @@ func (g *gathering) Hello(ctx context.Context, request *farev1.HelloRequest) (*f
 	defer g.mu.Unlock()
 	response.Capabilities.MaxOperationsPerRequest = g.limit
 	if g.hellos++; g.hellos > 1 {
-		response.Capabilities.FlowHash, response.Capabilities.ProbePort = g.flowHash, true
+		response.Capabilities.FlowHash, response.Capabilities.DirectProbePort = g.flowHash, true
 	}
 	return response, nil
 }
@@ -561,7 +561,7 @@ func TestChangedCapabilitiesAreReadAgain(t *testing.T) {
 	r.restart(nil)
 	defer r.stop()
 	r.connected()
-	if r.client.Status().ProbePort {
+	if r.client.Status().DirectProbePort {
 		t.Error("packets follow a probe port without the capability")
 	}
 	f := testForwarding()
@@ -569,7 +569,7 @@ func TestChangedCapabilitiesAreReadAgain(t *testing.T) {
 	r.client.SetForwarding(f)
 	r.until("the other capabilities", func() bool {
 		s := r.client.Status()
-		return s.Connected && s.ProbePort && s.Counters.Connects == 2 && s.Capabilities.GetFlowHash().GetAlgorithm() == "ask"
+		return s.Connected && s.DirectProbePort && s.Counters.Connects == 2 && s.Capabilities.GetFlowHash().GetAlgorithm() == "ask"
 	})
 }
 

@@ -53,7 +53,7 @@ type Config struct {
 	// Inactive returns why nothing can be proved, "" if there is no reason.
 	Inactive func() string
 	// Direct reports whether packets from Port to Port that are sent out of a sub-port's device go to its next hop,
-	// whatever the weights (Forwarding.probe_port).
+	// whatever the weights (Forwarding.direct_probe_port).
 	Direct func() bool
 	// AvoidAfter returns the time after which a plane that loses all probes toward a destination is avoided; 0: never.
 	AvoidAfter func() time.Duration

@@ -220,7 +220,7 @@ func TestHelloRefuses(t *testing.T) {
 		"a next hop with a zone":     func(f *farev1.Forwarding) { f.Planes[0].SubPorts[0].NextHopV6 = "fe80::1%a" },
 		"a mapped address":           func(f *farev1.Forwarding) { f.Planes[0].SubPorts[0].NextHopV6 = "::ffff:192.0.2.1" },
 		"a port that is none":        func(f *farev1.Forwarding) { f.UdpPorts = []uint32{65536} },
-		"a probe port that is none":  func(f *farev1.Forwarding) { f.ProbePort = 65536 },
+		"a probe port that is none":  func(f *farev1.Forwarding) { f.DirectProbePort = 65536 },
 		"a TCP port that is none":    func(f *farev1.Forwarding) { f.TcpPorts = []uint32{65536} },
 		"a loopback with a network":  func(f *farev1.Forwarding) { f.Loopbacks = []string{"10.0.0.0/24"} },
 		"a device in two planes":     func(f *farev1.Forwarding) { f.Planes[1].SubPorts[0].Device = "a" },

@@ -221,8 +221,8 @@ func (s *Server) judgeForwarding(forwarding *farev1.Forwarding) (map[string]Posi
 			}
 		}
 	}
-	if forwarding.ProbePort > 65535 {
-		return nil, invalid("forwarding: probe_port: %d is not a port; use 0 to 65535", forwarding.ProbePort)
+	if forwarding.DirectProbePort > 65535 {
+		return nil, invalid("forwarding: direct_probe_port: %d is not a port; use 0 to 65535", forwarding.DirectProbePort)
 	}
 	if err := judgeSourceGroups(forwarding, devices); err != nil {
 		return nil, err
