@@ -71,9 +71,9 @@ type Config struct {
 	// ProbeTable and ProbeMark are used for milliseconds while the Driver queries the flow hash of the kernel: a rule
 	// for packets with the mark leads to the table. 0 selects DefaultProbeTable and DefaultProbeMark.
 	ProbeTable, ProbeMark uint32
-	// ReachTable is the first table of the next hops of probes (Forwarding.direct_probe_port), and ReachPriority the priority
-	// of the rules that lead there: lower than those of all other rules for UDP. 0 selects DefaultReachTable and
-	// DefaultReachPriority.
+	// ReachTable is the first table of the next hops of probes (Forwarding.direct_probe_port), and ReachPriority the
+	// priority of the rules that lead there: lower than those of all other rules for UDP. 0 selects DefaultReachTable
+	// and DefaultReachPriority.
 	ReachTable, ReachPriority uint32
 	// AuditInterval is the interval of complete comparisons with the kernel, with repair. 0 selects
 	// DefaultAuditInterval.

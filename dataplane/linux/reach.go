@@ -11,8 +11,8 @@ import (
 	"github.com/fared/fared/internal/rtnl"
 )
 
-// reach leads probes (Forwarding.direct_probe_port) to the next hop of the device out of which they are sent, whatever the
-// weights. For IPv4 a rule leads to one route with the next hops of all sub-ports: the kernel uses the one with the
+// reach leads probes (Forwarding.direct_probe_port) to the next hop of the device out of which they are sent, whatever
+// the weights. For IPv4 a rule leads to one route with the next hops of all sub-ports: the kernel uses the one with the
 // device (fib_lookup_good_nhc), and rp_filter accepts probes from all of them. With IPv6 a hash chooses the next hop
 // (fib6_select_path), and an unreachable neighbor another device (rt6_score_route), so every sub-port has a rule for
 // its device, and a table.
