@@ -25,6 +25,8 @@ const (
 	rate, rateOfMany, few = 20, 50, 64
 	// follow is the least interval at which views are read, followMany that with more than many destinations.
 	follow, followMany, many = 50 * time.Millisecond, time.Second, 1024
+	// behind is the pause before a change is read: the work for the change itself comes first.
+	behind = 10 * time.Millisecond
 	// maxPayload bounds probes with the MTU.
 	maxPayload = 9500
 	// answerPaths is the number of slots that are tried for an answer whose source port is in use.
@@ -177,13 +179,24 @@ func (p *Prober) Run(ctx context.Context) error {
 		} else {
 			timer.Reset(time.Until(wake))
 		}
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-changed:
-			stale, changed = true, nil
-		case <-p.kick:
-		case <-timer.C:
+		for waits := true; waits; {
+			select {
+			case <-ctx.Done():
+				return nil
+			case <-changed:
+				stale, changed = true, nil
+				if pause := time.Now().Add(behind); next.Before(pause) {
+					next = pause
+				}
+				if wake.IsZero() || next.Before(wake) {
+					wake = next
+					timer.Reset(time.Until(wake))
+				}
+			case <-p.kick:
+				waits = false
+			case <-timer.C:
+				waits = false
+			}
 		}
 	}
 }
