@@ -26,6 +26,20 @@ const threadNamespace = "/proc/thread-self/ns/net"
 // Current returns the namespace of the calling thread.
 func Current() (Namespace, error) { return open(threadNamespace) }
 
+// Open returns the namespace of a name or path, as in Path. The error of a path that leads to another file than a
+// network namespace, or of one that this process may not enter, has the remedy.
+func Open(name string) (Namespace, error) {
+	n, err := open(Path(name))
+	if err != nil {
+		return n, fmt.Errorf("network namespace %s: %w", name, err)
+	}
+	if err := onThread(func() error { return enterError(name, n.enter()) }, func() error { return nil }); err != nil {
+		n.Close()
+		return n, err
+	}
+	return n, nil
+}
+
 func open(path string) (Namespace, error) {
 	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_CLOEXEC, 0)
 	if err != nil {

@@ -26,6 +26,11 @@ type Hardware struct {
 	Port string
 	// Address is the present link-layer address, and Permanent that of the hardware (Linux 5.6), as 02:00:00:00:00:01.
 	Address, Permanent string
+	// Kind is the kind of a virtual device, such as macvlan.
+	Kind string
+	// Lower is the index of the device below a virtual device, or of a veth device's peer; 0 means none. Space is the
+	// number of that device's network namespace in this one, -1 for the same namespace; see Conn.SpaceID.
+	Lower, Space int
 }
 
 // Hardware returns all devices of the network namespace.
@@ -48,7 +53,7 @@ func ParseHardware(b []byte) (h Hardware, ok bool) {
 	if !ok {
 		return h, false
 	}
-	h = Hardware{Index: l.Index, Name: l.Name, AltNames: l.AltNames}
+	h = Hardware{Index: l.Index, Name: l.Name, AltNames: l.AltNames, Space: -1}
 	for kind, v := range Attributes(b[linkHeader:]) {
 		switch kind {
 		case unix.IFLA_ADDRESS:
@@ -57,6 +62,16 @@ func ParseHardware(b []byte) (h Hardware, ok bool) {
 			h.Permanent = net.HardwareAddr(v).String()
 		case unix.IFLA_PHYS_PORT_NAME:
 			h.Port = Text(v)
+		case unix.IFLA_LINK:
+			h.Lower = int(readU32(v))
+		case unix.IFLA_LINK_NETNSID:
+			h.Space = int(int32(readU32(v)))
+		case unix.IFLA_LINKINFO:
+			for kind, v := range Attributes(v) {
+				if kind == unix.IFLA_INFO_KIND {
+					h.Kind = Text(v)
+				}
+			}
 		case iflaParentDevName:
 			h.Parent = Text(v)
 		case iflaParentDevBusName:
@@ -64,6 +79,26 @@ func ParseHardware(b []byte) (h Hardware, ok bool) {
 		}
 	}
 	return h, true
+}
+
+// SpaceID returns the number that this network namespace gives to the namespace of a file descriptor, or -1 if it has
+// none: then no device here has its lower device there.
+func (c *Conn) SpaceID(fd int) (id int, err error) {
+	var w writer
+	at := w.begin(unix.RTM_GETNSID, unix.NLM_F_ACK, unix.AF_UNSPEC, 4)
+	w.u32(unix.NETNSA_FD, uint32(fd))
+	w.end(at)
+	err = c.dump("number of a network namespace", w.buf, func() { id = -1 }, func(m Message) {
+		if m.Kind != unix.RTM_NEWNSID || len(m.Body) < 4 {
+			return
+		}
+		for kind, v := range Attributes(m.Body[4:]) {
+			if kind == unix.NETNSA_NSID {
+				id = int(int32(readU32(v)))
+			}
+		}
+	})
+	return id, err
 }
 
 // Names returns the name and the alternative names.

@@ -16,7 +16,7 @@ import (
 // at once, and reads the count without a lock; a request of a link takes the lock that serializes all changes of the
 // network configuration.
 type counters struct {
-	class string         // /sys/class/net
+	class string         // /sys/class/net; "" reads nothing
 	files map[int]*count // by the link's index
 }
 
@@ -80,6 +80,9 @@ func parseCount(text []byte) (n uint32, ok bool) {
 
 // open returns -1 if there is no such file, or it is that of another device.
 func (c *counters) open(l rtnl.Link) int {
+	if c.class == "" {
+		return -1
+	}
 	dir := filepath.Join(c.class, l.Name)
 	index, err := os.ReadFile(filepath.Join(dir, "ifindex"))
 	if err != nil || string(index) != strconv.Itoa(l.Index)+"\n" {

@@ -28,6 +28,20 @@ type Watch struct {
 	schedule linkpoll.Schedule
 }
 
+// class returns the directory of sysfs with the devices of the calling thread's network namespace; "" if it has others,
+// among which a device may have the same name and index.
+func class() string {
+	own, err := netns.Current()
+	if err != nil {
+		return ""
+	}
+	defer own.Close()
+	if same, err := own.Is(""); err != nil || !same {
+		return ""
+	}
+	return "/sys/class/net"
+}
+
 // Open opens a Watch in the network namespace of the calling thread. buffer is the one of rtnl.WatchLinks.
 func Open(buffer int) (*Watch, error) {
 	events, err := rtnl.WatchLinksEverywhere(buffer)
@@ -38,7 +52,7 @@ func Open(buffer int) (*Watch, error) {
 	if err != nil {
 		return nil, errors.Join(err, events.Close())
 	}
-	w := &Watch{events: events, asks: asks, announced: announced(), counters: newCounters("/sys/class/net")}
+	w := &Watch{events: events, asks: asks, announced: announced(), counters: newCounters(class())}
 	if events.Everywhere() {
 		w.schedule.Listen()
 	}
