@@ -110,6 +110,7 @@ func (s *Server) attempt(operations []*farev1.Operation) ([]outcome, error) {
 	err := s.config.Forwarder.Commit(s.changes)
 	if err == nil {
 		s.journal(s.changes)
+		s.feed.note(s.changes)
 		return results, nil
 	}
 	slices.Reverse(s.changes)

@@ -50,6 +50,7 @@ type Server struct {
 	refuse       refusal
 	restoring    bool     // the operations being validated were accepted before
 	changes      []Change // scratch for one batch
+	feed         *Feed    // nil without a follower
 }
 
 // Tally holds counters since New. Operations of all kinds + Malformed = Changed + Unchanged + Refused; operations
@@ -158,6 +159,7 @@ func (s *Server) setForwarding(forwarding *farev1.Forwarding) error {
 	s.state.Forwarding, s.state.Devices = forwarding, devices
 	s.state.setSources(SourceGroups(forwarding))
 	s.state.arrange()
+	s.feed.noteForwarding()
 	for device := range s.state.down {
 		if _, ok := devices[device]; !ok {
 			delete(s.state.down, device)
