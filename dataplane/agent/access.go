@@ -23,6 +23,8 @@ var reads = map[string]bool{
 	farev1.DataplaneService_Landing_FullMethodName:  true,
 	farev1.DataplaneService_Counters_FullMethodName: true,
 
+	farev1.AttachService_ListAttachments_FullMethodName: true,
+
 	healthpb.Health_Check_FullMethodName: true,
 	healthpb.Health_List_FullMethodName:  true,
 	healthpb.Health_Watch_FullMethodName: true,

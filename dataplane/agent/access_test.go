@@ -92,12 +92,12 @@ func matrixClients(t *testing.T, c Config) (*Agent, []matrixClient) {
 	}
 }
 
-// TestMatrixOfRoles calls every method of every service as every kind of client: Hello and Program are refused to
-// clients that may only read, with the remedy; no other call is refused.
+// TestMatrixOfRoles calls every method of every service as every kind of client: Hello, Program, Attach and Detach are
+// refused to clients that may only read, with the remedy; no other call is refused.
 func TestMatrixOfRoles(t *testing.T) {
 	a, clients := matrixClients(t, Config{})
-	programming := map[string]bool{"/fare.v1.DataplaneService/Hello": true, "/fare.v1.DataplaneService/Program": true}
-	byName := regexp.MustCompile(`/(Snapshot|Landing|Counters|Check|List|Watch|ServerReflectionInfo)$`)
+	programming := map[string]bool{"/fare.v1.DataplaneService/Hello": true, "/fare.v1.DataplaneService/Program": true, "/fare.v1.AttachService/Attach": true, "/fare.v1.AttachService/Detach": true}
+	byName := regexp.MustCompile(`/(Snapshot|Landing|Counters|ListAttachments|Check|List|Watch|ServerReflectionInfo)$`)
 	methods := 0
 	for name, service := range a.endpoints[0].grpc.GetServiceInfo() {
 		for _, m := range service.Methods {

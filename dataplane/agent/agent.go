@@ -20,6 +20,7 @@ import (
 	"github.com/fared/fared/dataplane/internal/contract"
 	"github.com/fared/fared/dataplane/internal/journal"
 	"github.com/fared/fared/dataplane/internal/naming"
+	"github.com/fared/fared/dataplane/internal/pods"
 	"github.com/fared/fared/dataplane/internal/returning"
 	"github.com/fared/fared/internal/beat"
 	"github.com/fared/fared/internal/directstream"
@@ -57,6 +58,7 @@ type Agent struct {
 	squatted  bool              // a process that is not an agent holds claimName
 	journal   *journal.Journal  // nil without a journal
 	server    *contract.Server
+	pods      *pods.Manager
 	health    *grpcserve.Health
 	endpoints []*endpoint
 	conn      *inprocess.Conn // nil unless the agent serves its own process
@@ -68,8 +70,8 @@ type Agent struct {
 	limitations []hostcheck.Finding
 	looked      atomic.Int64 // time of the last health check, in nanoseconds of the Unix time
 
-	settled    bool  // leftovers of earlier runs are removed
-	unsettled  error // why settling failed
+	settled    atomic.Bool // leftovers of earlier runs are removed
+	unsettled  error       // why settling failed
 	operations uint64
 	silent     time.Time // time of the last change of the number of operations
 }
@@ -147,8 +149,12 @@ func start(c Config, open func() (*driver, error)) (_ *Agent, err error) {
 		a.conn = inprocess.New()
 		farev1.RegisterDataplaneServiceServer(a.conn, a.server)
 	}
+	if a.pods, err = a.openPods(); err != nil {
+		return nil, err
+	}
 	for i := range a.endpoints {
 		farev1.RegisterDataplaneServiceServer(a.endpoints[i].grpc, a.server)
+		farev1.RegisterAttachServiceServer(a.endpoints[i].grpc, a.pods)
 	}
 	a.looked.Store(time.Now().UnixNano())
 	if c.MetricsListen != "" {
@@ -178,13 +184,13 @@ func (a *Agent) settle() {
 	if a.unsettled = a.driver.settle(); a.unsettled != nil {
 		a.unsettled = fmt.Errorf("cannot remove the objects of an earlier run: %w", a.unsettled)
 	}
-	a.settled = a.unsettled == nil
+	a.settled.Store(a.unsettled == nil)
 }
 
 // maySettle settles if that was not possible at the start: again after an error or, without a usable journal, after the
 // control plane has resent its state, which is assumed when it sends no operations for a while.
 func (a *Agent) maySettle() {
-	if a.settled {
+	if a.settled.Load() {
 		return
 	}
 	if n := a.server.Tally().Operations(); n != a.operations || !a.greeted() {
@@ -504,6 +510,10 @@ func (a *Agent) Close() error {
 	if a.metrics != nil {
 		a.metrics.stop(0)
 		a.metrics = nil
+	}
+	if a.pods != nil {
+		errs = append(errs, a.pods.Close())
+		a.pods = nil
 	}
 	if a.namer != nil {
 		errs = append(errs, a.namer.Close())

@@ -37,7 +37,13 @@ import (
 	"github.com/fared/fared/internal/unixsocket"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) {
+	if text, ok := os.LookupEnv(podEnv); ok {
+		fmt.Fprintln(os.Stderr, runPodProcess(text))
+		os.Exit(1)
+	}
+	goleak.VerifyTestMain(m)
+}
 
 // logged is a log that a test can read.
 type logged struct {

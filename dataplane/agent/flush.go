@@ -2,11 +2,13 @@ package agent
 
 import (
 	"errors"
+	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
 
 	"github.com/fared/fared/dataplane/internal/journal"
+	"github.com/fared/fared/dataplane/internal/pods"
 	"github.com/fared/fared/internal/unixsocket"
 )
 
@@ -49,6 +51,15 @@ func Flush(c Config) (f Flushed, err error) {
 			return f, &FieldError{"Socket", err}
 		}
 		defer l.Close()
+	}
+	if c.Pods != "" && c.Driver != Memory {
+		n, err := pods.Flush(c.Pods, linuxSettings(&c), c.Log)
+		if n > 0 {
+			f.Removed = append(f.Removed, fmt.Sprintf("attachments: %d", n))
+		}
+		if err != nil {
+			return f, err
+		}
 	}
 	journaled := c.Journal == ""
 	if c.Journal != "" && isDirectory(filepath.Dir(c.Journal)) {

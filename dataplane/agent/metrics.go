@@ -75,6 +75,11 @@ func (a *Agent) Collect(ch chan<- prometheus.Metric) {
 		sample(metricDestinations, float64(s.Destinations.Len()))
 	})
 
+	attached := a.pods.Stats()
+	sample(metricAttachments, float64(attached.InEffect), "in_effect")
+	sample(metricAttachments, float64(attached.Attached-attached.InEffect), "waiting")
+	count(metricAttachmentErrors, attached.Failures)
+
 	if a.journal != nil {
 		j := a.journal.Stats()
 		sample(metricJournalBytes, float64(j.Bytes))

@@ -29,6 +29,8 @@ var (
 	metricSubPorts          = exported.Gauge("fared_agent_sub_ports", "Sub-ports by the state that the control plane set.", "state")
 	metricGroups            = exported.Gauge("fared_agent_groups", "Groups programmed.")
 	metricDestinations      = exported.Gauge("fared_agent_destinations", "Destinations programmed.")
+	metricAttachments       = exported.Gauge("fared_agent_attachments", "Attached namespaces, by whether they follow the weights.", "state")
+	metricAttachmentErrors  = exported.Counter("fared_agent_attachment_errors_total", "Failed attempts to program an attached namespace.")
 
 	metricJournalBytes      = exported.Gauge("fared_agent_journal_bytes", "Length of the journal.")
 	metricJournalStateBytes = exported.Gauge("fared_agent_journal_state_bytes", "Length that the journal would have with current state alone.")

@@ -25,8 +25,7 @@ func openDriver(c *Config) (*driver, error) {
 	if c.Driver == Auto {
 		cannot = bpf.Supported()
 	}
-	kernel, settings := metricKernelSeconds.New(durations()), c.Linux
-	settings.ReachPriority = cmp.Or(settings.ReachPriority, max(1, min(linux.DefaultReachPriority, cmp.Or(c.BPF.Priority, bpf.DefaultPriority)-1, cmp.Or(c.Linux.RulePriority, linux.DefaultRulePriority)-3)))
+	kernel, settings := metricKernelSeconds.New(durations()), linuxSettings(c)
 	settings.Took = func(d time.Duration) { kernel.Observe(d.Seconds()) }
 	below, err := linux.Open(settings)
 	if err != nil {
@@ -37,6 +36,13 @@ func openDriver(c *Config) (*driver, error) {
 		d.kernel = kernel
 	}
 	return d, err
+}
+
+// linuxSettings returns the configuration of driver linux.
+func linuxSettings(c *Config) linux.Config {
+	settings := c.Linux
+	settings.ReachPriority = cmp.Or(settings.ReachPriority, max(1, min(linux.DefaultReachPriority, cmp.Or(c.BPF.Priority, bpf.DefaultPriority)-1, cmp.Or(c.Linux.RulePriority, linux.DefaultRulePriority)-3)))
+	return settings
 }
 
 // driverAbove returns the configured driver with below as its lower layer. cannot is why steering by BPF is impossible.
