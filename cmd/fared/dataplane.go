@@ -68,7 +68,7 @@ recognizes by their marks.`,
   fared dataplane --flush`,
 		RunE: func(c *cobra.Command, _ []string) error { return runDataplane(e, c, o) },
 	}
-	c.PersistentFlags().StringVar(&o.config.Socket, "socket", defaultDataplane, "address of the agent: a unix socket's path; for show and counters also host:port")
+	c.PersistentFlags().StringVar(&o.config.Socket, "socket", defaultDataplane, "address of the agent: a unix socket's path; for show, counters and pods also host:port")
 	f := c.Flags()
 	f.StringVar(&o.config.Driver, "driver", agent.Auto, "auto, bpf, linux or memory")
 	f.StringVar(&o.socketMode, "socket-mode", fmt.Sprintf("%04o", unixsocket.DefaultMode), "mode of the socket, in octal digits as for chmod")
@@ -82,6 +82,7 @@ recognizes by their marks.`,
 	f.StringArrayVar(&o.config.AllowDevices, "allow-device", nil, "device that may be a sub-port, or a pattern such as 'eth*', for sub-ports with a match 'pci:*'; may be repeated (default all but lo)")
 	f.StringVar(&o.config.MetricsListen, "metrics-listen", "", "serve Prometheus at host:port/metrics, and /healthz")
 	f.StringVar(&o.journal, "journal", "", "file of the state that a restarted agent reads, on a file system that a reboot empties; 'none' disables it (default dataplane.journal in the socket's directory)")
+	f.StringVar(&o.config.Pods, "pods", "", "linux: directory of the slot tables of attached pods, on a file system that a reboot empties; 'none' refuses pods (default pods in the socket's directory)")
 	cli.LevelFlag(c, &o.logLevel, "info", "")
 	f.StringVar(&o.logStyle, "log-format", "text", "text or json")
 	f.BoolVar(&o.flush, "flush", false, "remove all of the agent's objects from the kernel, print them, and exit; no agent may be running")
@@ -105,7 +106,7 @@ recognizes by their marks.`,
 	for _, name := range []string{"tls-cert", "tls-key", "tls-client-ca"} {
 		_ = c.MarkFlagFilename(name, "pem", "crt", "key")
 	}
-	c.AddCommand(dataplaneShowCommand(e, o), dataplaneCountersCommand(e, o))
+	c.AddCommand(dataplaneShowCommand(e, o), dataplaneCountersCommand(e, o), dataplanePodsCommand(e, o))
 	return c
 }
 
@@ -227,6 +228,14 @@ func (o *dataplaneOptions) complete(newLog func(format string, level slog.Levele
 		}
 	default:
 		cfg.Journal = o.journal
+	}
+	switch cfg.Pods {
+	case "none":
+		cfg.Pods = ""
+	case "":
+		if cfg.Socket != "" {
+			cfg.Pods = filepath.Join(filepath.Dir(cfg.Socket), "pods")
+		}
 	}
 	cfg.Log = newLog(o.logStyle, level)
 	if o.tlsCert != "" || o.tlsKey != "" || o.tlsCA != "" {

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -133,6 +134,35 @@ func TestDataplaneCounters(t *testing.T) {
 	}
 	if text := refused(t, cli.ExitFailed, "dataplane", "show", "--socket", socket); !strings.Contains(text, "not implemented") {
 		t.Error(text)
+	}
+}
+
+// attached is an agent with attachments.
+type attached struct {
+	farev1.UnimplementedAttachServiceServer
+}
+
+func (attached) ListAttachments(context.Context, *farev1.ListAttachmentsRequest) (*farev1.ListAttachmentsResponse, error) {
+	return &farev1.ListAttachmentsResponse{Attachments: []*farev1.Attachment{
+		{Id: "a", NetnsPath: "/run/netns/a", InEffect: true, Destinations: 2, Addresses: []string{"10.255.7.1/32"}, Devices: []*farev1.AttachDevice{{Device: "net1", SubPort: "eth0"}, {Device: "net2", SubPort: "eth1"}}},
+		{Id: "b", NetnsPath: "/proc/7/ns/net"},
+		{Id: "c", NetnsPath: "/run/netns/c", Error: "no device of the namespace has a sub-port of the host: name the devices"},
+	}}, nil
+}
+
+func TestDataplanePods(t *testing.T) {
+	socket := filepath.Join(testbed.ShortDir(t), "s")
+	testbed.Serve(t, socket, func(s grpc.ServiceRegistrar) { farev1.RegisterAttachServiceServer(s, attached{}) })
+	want := "" +
+		"POD  NAMESPACE       DEVICES                     ADDRESSES      DESTINATIONS  STATE\n" +
+		"a    /run/netns/a    net1 as eth0, net2 as eth1  10.255.7.1/32  2             in effect\n" +
+		"b    /proc/7/ns/net  -                           -              0             waiting\n" +
+		"c    /run/netns/c    -                           -              0             no device of the namespace has a sub-port of the host: name the devices\n"
+	if got := must(t, "dataplane", "pods", "--socket", socket); got != want {
+		t.Errorf("prints\n%s, want\n%s", got, want)
+	}
+	if got := must(t, "dataplane", "pods", "--socket", socket, "-o", "json"); !strings.Contains(got, `"sub_port": "eth1"`) {
+		t.Errorf("prints %s", got)
 	}
 }
 
@@ -269,7 +299,7 @@ func TestDataplaneAlone(t *testing.T) {
 
 // TestDataplaneSocketFlag checks that the agent's default socket differs from the daemon's.
 func TestDataplaneSocketFlag(t *testing.T) {
-	for _, words := range []string{"dataplane", "dataplane show", "dataplane counters"} {
+	for _, words := range []string{"dataplane", "dataplane show", "dataplane counters", "dataplane pods"} {
 		help := must(t, append(strings.Fields(words), "--help")...)
 		if strings.Count(help, "--socket ") != 1 || !strings.Contains(help, defaultDataplane) {
 			t.Errorf("fared %s --help:\n%s", words, help)
