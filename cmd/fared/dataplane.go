@@ -24,10 +24,11 @@ import (
 	"github.com/fared/fared/internal/tlsfiles"
 	"github.com/fared/fared/internal/unixsocket"
 	"github.com/fared/fared/internal/version"
+	"github.com/fared/fared/pods"
 )
 
 // defaultDataplane is the agent's socket in systemd/fared-dataplane.service, and the default of dataplane.address.
-const defaultDataplane = "/run/fared-dataplane/dataplane.sock"
+const defaultDataplane = pods.DefaultSocket
 
 // dataplaneOptions are the flags of `fared dataplane`.
 type dataplaneOptions struct {
@@ -152,6 +153,11 @@ func runDataplane(e *cli.Env, c *cobra.Command, o *dataplaneOptions) error {
 		return dataplaneFailed(err, remedy)
 	}
 	go footprint.Keep(c.Context())
+	stop, err := resumePods(c.Context(), cfg.Socket, cfg.Log)
+	if err != nil {
+		return dataplaneFailed(errors.Join(err, a.Close()), remedy)
+	}
+	defer stop()
 	if err := a.Run(c.Context()); err != nil {
 		return dataplaneFailed(err, remedy)
 	}

@@ -9,8 +9,10 @@ import (
 )
 
 func main() {
-	if args := os.Args[1:]; forwards(args) {
+	args := implied(os.Args[1:], os.Getenv)
+	if forwards(args) {
 		_ = executeLab(args) // after an error the command has it too
 	}
+	os.Args = append(os.Args[:1], args...)
 	cli.Main(newRoot)
 }

@@ -30,6 +30,7 @@ func newRoot(e *cli.Env) *cobra.Command {
 		{ID: "inspect", Title: "Inspect a running daemon:", Commands: []*cobra.Command{statusCommand(e), healthCommand(e), doctorCommand(e), supportCommand(e), sessionsCommand(e), planesCommand(e), weightsCommand(e), slotsCommand(e), watchCommand(e), rdmaCommand(e), envCommand(e)}},
 		{ID: "programs", Title: "Run programs over the planes:", Commands: []*cobra.Command{execCommand(e)}},
 		{ID: "operate", Title: "Operate a running daemon:", Commands: []*cobra.Command{pingCommand(e), drainCommand(e), undrainCommand(e), clearCommand(e), reloadCommand(e)}},
+		{ID: "pods", Title: "Plugins of container runtimes:", Commands: []*cobra.Command{cniCommand(e), nriCommand(e)}},
 		{ID: "lab", Title: "Design, test and replay:", Commands: []*cobra.Command{replayCommand(e)}},
 		{ID: "other", Title: "Other commands:", Commands: []*cobra.Command{cli.VersionCommand(e)}},
 	}, cli.ManCommand(e, cli.LabPages()...))
