@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/backoff"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
@@ -24,7 +25,10 @@ type Agent struct {
 
 // Dial returns a client of the agent at a unix socket's path. The first call shows whether the agent answers.
 func Dial(socket string) (*Agent, error) {
-	conn, err := grpc.NewClient("unix:"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	retry := backoff.DefaultConfig
+	retry.BaseDelay, retry.MaxDelay = 50*time.Millisecond, time.Second
+	conn, err := grpc.NewClient("unix:"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithConnectParams(grpc.ConnectParams{Backoff: retry, MinConnectTimeout: Patience}))
 	if err != nil {
 		return nil, fmt.Errorf("the agent's socket %s: %w", socket, err)
 	}
