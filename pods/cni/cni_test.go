@@ -116,8 +116,8 @@ func TestRefusals(t *testing.T) {
 	})
 	good, bad := r.direct("good", pod, "net1", nil), r.direct("bad", pod, "net2", nil)
 	_, err := r.add(bad, r.pod("alone", pod, "net2"))
-	if text := ""; code(t, err) != types.ErrInternal || !strings.Contains(err.Error(), `network "bad": cannot attach net2: net2 has no sub-port: name one of eth0`) {
-		t.Errorf("error %v%s", err, text)
+	if code(t, err) != types.ErrInternal || !strings.Contains(err.Error(), `network "bad": cannot attach net2: net2 has no sub-port: name one of eth0`) {
+		t.Errorf("error %v", err)
 	}
 	r.mustAdd(good, r.pod("box", pod, "net1"))
 	if _, err := r.add(bad, r.pod("box", pod, "net2")); err == nil {
@@ -149,9 +149,12 @@ func TestWaits(t *testing.T) {
 	if text := r.warnings(); !strings.Contains(text, "no weights are in effect after 10ms") {
 		t.Errorf("warnings: %s", text)
 	}
+	agent.Calls()
 	go func() {
-		netnstest.Eventually(t, time.Minute, func() error { return agent.Has("box") })
-		release()
+		defer release()
+		for end := time.Now().Add(time.Minute); len(agent.Calls()) == 0 && time.Now().Before(end); {
+			time.Sleep(time.Millisecond)
+		}
 	}()
 	r.mustAdd(r.direct("long", pod, "net1", map[string]any{"wait": "30s"}), r.pod("other", pod, "net1"))
 	if text := r.warnings(); text != "" {
