@@ -64,6 +64,7 @@ func (c *pluginCount) connected() error {
 func newRuntime(t *testing.T, dir, plugins string, running ...*api.PodSandbox) *runtime {
 	t.Helper()
 	r := &runtime{t: t}
+	adaptation.SetPluginRequestTimeout(time.Minute) // however busy the machine is
 	var err error
 	r.Adaptation, err = adaptation.New("test", "2.0.0",
 		func(ctx context.Context, synchronize adaptation.SyncCB) error {
@@ -174,8 +175,6 @@ func (b *bed) await(t *testing.T, r *runtime) {
 	t.Helper()
 	netnstest.Eventually(t, time.Minute, r.plugins.connected)
 }
-
-const long = time.Second // less than the runtime's patience of two seconds
 
 // TestPod follows a pod from its start to its end: hooks return while the agent is at work, and containers are held
 // until weights are in effect.
@@ -321,7 +320,7 @@ func relay(t *testing.T, socket, to string) (end func()) {
 func TestRuntimeRestarts(t *testing.T) {
 	b := newBed(t)
 	b.agent.Start()
-	b.plug(t, long) // before the runtime
+	b.plug(t, time.Second) // before the runtime
 	annotated := func(name string) *api.PodSandbox {
 		return sandbox(name, "/run/netns/"+name, AttachAnnotation, "true")
 	}
