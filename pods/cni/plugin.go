@@ -181,8 +181,8 @@ func (c *call) remove(container string, gone func(pods.Interface) bool) {
 	}
 }
 
-// follow saves a record that has lost interfaces, and makes the agent follow it. A record without interfaces stays until
-// the agent has detached the pod.
+// follow saves a record that has lost interfaces, and makes the agent follow it. A record without interfaces stays
+// until the agent has detached the pod.
 func (c *call) follow(container string, e *pods.Entry) error {
 	if err := e.Save(); err != nil {
 		return err

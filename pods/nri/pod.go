@@ -17,7 +17,7 @@ const (
 	mostPause  = 5 * time.Second
 )
 
-// pod is a pod with a network namespace of its own. Its goroutine attaches it.
+// pod is a pod with a separate network namespace. Its goroutine attaches it.
 type pod struct {
 	sandbox *api.PodSandbox
 	log     *slog.Logger
