@@ -48,7 +48,7 @@ fared runs this command. Keys of the plugin in a network's "plugins", all option
 If the agent is down, the pod starts with a warning, and the agent attaches it when it starts.
 DEL never fails. STATUS fails with code 50 while the agent does not answer.
 /usr/share/doc/fared/kubernetes.md has complete configurations.`,
-		Example: "  ln -s /usr/bin/fared /opt/cni/bin/fared\n  CNI_COMMAND=VERSION fared",
+		Example: "  ln -s /usr/bin/fared /opt/cni/bin/fared\n  CNI_COMMAND=VERSION fared cni",
 		RunE: func(c *cobra.Command, _ []string) error {
 			about := "fared " + version.String() + " is a network plugin that a container runtime calls; see 'fared cni --help'"
 			failed := cni.Main(c.Context(), e.Err, about)
