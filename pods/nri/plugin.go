@@ -26,14 +26,14 @@ type plugin struct {
 	log    *slog.Logger
 	wait   time.Duration
 	choose chooser
-	// patience returns the time that the runtime waits for an answer.
-	patience func() time.Duration
 
 	ctx  context.Context // ends the goroutines of pods
 	work sync.WaitGroup
 
 	mu   sync.Mutex
 	pods map[string]*pod // by the ids of sandboxes
+	// patience returns the time that the runtime waits for an answer.
+	patience func() time.Duration
 }
 
 // Synchronize attaches the pods that started without the plugin, and forgets those that have ended.
@@ -117,7 +117,10 @@ func (p *plugin) StartContainer(ctx context.Context, sandbox *api.PodSandbox, _ 
 // hold waits for a gate until the pod's time is over. The runtime disconnects a plugin that needs longer than its
 // patience.
 func (p *plugin) hold(ctx context.Context, pod *pod, g *gate) {
-	end := time.NewTimer(min(time.Until(pod.until), p.patience()*3/4))
+	p.mu.Lock()
+	patience := p.patience
+	p.mu.Unlock()
+	end := time.NewTimer(min(time.Until(pod.until), patience()*3/4))
 	defer end.Stop()
 	select {
 	case <-g.open:

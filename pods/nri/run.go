@@ -9,7 +9,6 @@ import (
 	"time"
 
 	"github.com/containerd/nri/pkg/api"
-	nrilog "github.com/containerd/nri/pkg/log"
 	"github.com/containerd/nri/pkg/stub"
 
 	"github.com/fared/fared/pods"
@@ -38,23 +37,22 @@ func Run(ctx context.Context, c Config) error {
 		return err
 	}
 	defer agent.Close()
-	nrilog.Set(logger{c.Log})
 	ctx, cancel := context.WithCancel(ctx)
 	p := &plugin{agent: agent, log: c.Log, wait: c.Wait, choose: chooser{readHardware}, ctx: ctx, pods: map[string]*pod{}}
 	defer p.work.Wait()
 	defer cancel()
 	started := os.Getenv(api.PluginSocketEnvVar) != ""
-	for failed := false; ; {
+	for last := ""; ; {
 		err := p.serve(ctx, c, started)
 		switch {
 		case ctx.Err() != nil:
 			return nil
 		case started:
 			return fmt.Errorf("the runtime has ended the connection: %w", err)
-		case !failed:
+		case err.Error() != last:
+			last = err.Error()
 			c.Log.Warn("no connection to the container runtime; trying again", "socket", c.Runtime, "error", err)
 		}
-		failed = errors.Is(err, os.ErrNotExist) || failed && err != nil
 		if !sleep(ctx, pauseRuntime) {
 			return nil
 		}
@@ -71,7 +69,9 @@ func (p *plugin) serve(ctx context.Context, c Config, started bool) error {
 	if err != nil {
 		return err
 	}
+	p.mu.Lock()
 	p.patience = s.RequestTimeout
+	p.mu.Unlock()
 	if err := s.Run(ctx); err != nil {
 		return err
 	}
