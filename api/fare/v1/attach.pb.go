@@ -32,7 +32,7 @@ type AttachRequest struct {
 	//	*AttachRequest_NetnsPath
 	//	*AttachRequest_Pid
 	Namespace isAttachRequest_Namespace `protobuf_oneof:"namespace"`
-	// Empty: every device of the namespace that has a sub-port by the rules of AttachDevice.sub_port.
+	// Empty: every device whose parent is a sub-port's device, or that has the name of a sub-port without a device on the host.
 	Devices []*AttachDevice `protobuf:"bytes,4,rep,name=devices,proto3" json:"devices,omitempty"`
 	// The pod's source addresses: host prefixes or addresses. A packet to a destination has the first one of the destination's family unless its
 	// socket is bound. Empty: the addresses of the named devices decide.

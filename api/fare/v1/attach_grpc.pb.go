@@ -38,11 +38,12 @@ type AttachServiceClient interface {
 	// An attachment survives a restart of the agent.
 	// Attach is idempotent: with the id and namespace of an existing attachment, it replaces devices and addresses if they differ, and returns the
 	// attachment. Of two concurrent calls with one id the later one waits.
-	// INVALID_ARGUMENT: the request is inconsistent: the id, no namespace, a device twice, an address. NOT_FOUND: the
+	// INVALID_ARGUMENT: the request is inconsistent: the id, no namespace, a device or sub-port twice, an address. NOT_FOUND: the
 	// namespace, the process or a device in it does not exist. ALREADY_EXISTS: the id is attached to another namespace, or the namespace is
-	// attached under another id. PERMISSION_DENIED: a sub-port is not permitted by the agent's administrator. FAILED_PRECONDITION: the namespace
-	// is that of the host, or devices lack a sub-port although the host's data plane is programmed; nothing is attached. RESOURCE_EXHAUSTED: the
-	// limit of attachments is reached. UNIMPLEMENTED: the agent's driver does not serve namespaces.
+	// attached under another id. PERMISSION_DENIED: the client may not program. FAILED_PRECONDITION: the namespace is that of the host, the agent
+	// may not enter it, or the host's data plane is programmed and devices lack a sub-port, or the pod an address; nothing is attached.
+	// RESOURCE_EXHAUSTED: the limit of attachments is reached. UNAVAILABLE: the kernel or file system failed, retry. UNIMPLEMENTED: the agent's
+	// driver does not serve namespaces.
 	Attach(ctx context.Context, in *AttachRequest, opts ...grpc.CallOption) (*AttachResponse, error)
 	// Detach ends an attachment, and removes all that the agent has made for it from the namespace and the file system. It succeeds for an
 	// unknown id, and when the namespace is gone.
@@ -102,11 +103,12 @@ type AttachServiceServer interface {
 	// An attachment survives a restart of the agent.
 	// Attach is idempotent: with the id and namespace of an existing attachment, it replaces devices and addresses if they differ, and returns the
 	// attachment. Of two concurrent calls with one id the later one waits.
-	// INVALID_ARGUMENT: the request is inconsistent: the id, no namespace, a device twice, an address. NOT_FOUND: the
+	// INVALID_ARGUMENT: the request is inconsistent: the id, no namespace, a device or sub-port twice, an address. NOT_FOUND: the
 	// namespace, the process or a device in it does not exist. ALREADY_EXISTS: the id is attached to another namespace, or the namespace is
-	// attached under another id. PERMISSION_DENIED: a sub-port is not permitted by the agent's administrator. FAILED_PRECONDITION: the namespace
-	// is that of the host, or devices lack a sub-port although the host's data plane is programmed; nothing is attached. RESOURCE_EXHAUSTED: the
-	// limit of attachments is reached. UNIMPLEMENTED: the agent's driver does not serve namespaces.
+	// attached under another id. PERMISSION_DENIED: the client may not program. FAILED_PRECONDITION: the namespace is that of the host, the agent
+	// may not enter it, or the host's data plane is programmed and devices lack a sub-port, or the pod an address; nothing is attached.
+	// RESOURCE_EXHAUSTED: the limit of attachments is reached. UNAVAILABLE: the kernel or file system failed, retry. UNIMPLEMENTED: the agent's
+	// driver does not serve namespaces.
 	Attach(context.Context, *AttachRequest) (*AttachResponse, error)
 	// Detach ends an attachment, and removes all that the agent has made for it from the namespace and the file system. It succeeds for an
 	// unknown id, and when the namespace is gone.
