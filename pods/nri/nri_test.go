@@ -31,7 +31,7 @@ import (
 // runtime is the side of a container runtime.
 type runtime struct {
 	*adaptation.Adaptation
-	t       *testing.T
+	t       testing.TB
 	plugins pluginCount
 }
 
@@ -61,7 +61,7 @@ func (c *pluginCount) connected() error {
 }
 
 // newRuntime starts a runtime with running pods, and with the plugins in a directory.
-func newRuntime(t *testing.T, dir, plugins string, running ...*api.PodSandbox) *runtime {
+func newRuntime(t testing.TB, dir, plugins string, running ...*api.PodSandbox) *runtime {
 	t.Helper()
 	r := &runtime{t: t}
 	adaptation.SetPluginRequestTimeout(time.Minute) // however busy the machine is
@@ -149,13 +149,13 @@ type bed struct {
 	log   testlog.Log
 }
 
-func newBed(t *testing.T) *bed {
+func newBed(t testing.TB) *bed {
 	dir := testbed.ShortDir(t)
 	return &bed{dir: dir, agent: podstest.New(t, filepath.Join(dir, "agent.sock"))}
 }
 
 // plug runs the plugin until the end of the test.
-func (b *bed) plug(t *testing.T, wait time.Duration) {
+func (b *bed) plug(t testing.TB, wait time.Duration) {
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan error, 1)
 	c := Config{Socket: b.agent.Socket, Runtime: filepath.Join(b.dir, "nri.sock"), Index: "90", Wait: wait, Log: slog.New(slog.NewTextHandler(&b.log, nil))}
@@ -171,7 +171,7 @@ func (b *bed) plug(t *testing.T, wait time.Duration) {
 	})
 }
 
-func (b *bed) await(t *testing.T, r *runtime) {
+func (b *bed) await(t testing.TB, r *runtime) {
 	t.Helper()
 	netnstest.Eventually(t, time.Minute, r.plugins.connected)
 }
