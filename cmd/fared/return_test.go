@@ -248,15 +248,15 @@ func (b *returnBed) flood() *flood {
 		}))
 	}
 	quit := make(chan struct{})
-	var running sync.WaitGroup
-	running.Go(func() {
+	var sending, receiving sync.WaitGroup
+	receiving.Go(func() {
 		for buf := make([]byte, 64); ; f.received.Add(1) {
 			if _, err := sink.Read(buf); err != nil {
 				return
 			}
 		}
 	})
-	running.Go(func() {
+	sending.Go(func() {
 		tick := time.NewTicker(2 * time.Millisecond)
 		defer tick.Stop()
 		for {
@@ -276,6 +276,7 @@ func (b *returnBed) flood() *flood {
 	})
 	f.stop = sync.OnceFunc(func() {
 		close(quit)
+		sending.Wait()
 		netnstest.Eventually(b.t, 10*time.Second, func() error {
 			if sent, received := f.sent.Load(), f.received.Load(); sent != received {
 				return fmt.Errorf("%d of %d packets have arrived", received, sent)
@@ -286,7 +287,7 @@ func (b *returnBed) flood() *flood {
 		for _, s := range sources {
 			s.Close()
 		}
-		running.Wait()
+		receiving.Wait()
 	})
 	b.t.Cleanup(f.stop)
 	return f
