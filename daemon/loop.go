@@ -391,7 +391,7 @@ func (l *loop) bgp(ev speaker.Event) {
 		l.event(status.EventSessionUp, l.core.Layout().Sessions[ev.Session].Name, detail)
 	case speaker.SessionDown:
 		l.d.links.Poll() // BFD or TCP may detect a failure before the kernel reports the lost carrier
-		l.step(core.Fabric{Event: fare.SessionDown{Session: ev.Session, Generation: ev.Generation}})
+		l.step(core.Fabric{Event: fare.SessionDown{Session: ev.Session, Generation: ev.Generation, Closed: ev.Closed}})
 		l.noteIntake(ev.Session, intake{})
 		l.event(status.EventSessionDown, l.core.Layout().Sessions[ev.Session].Name, ev.Reason)
 		l.deliver() // one plane-level operation, before all other pending work

@@ -29,6 +29,9 @@ type SessionUp struct {
 type SessionDown struct {
 	Session    int    `json:"session"`
 	Generation uint64 `json:"generation"`
+	// Closed reports that the peer closed the connection without a NOTIFICATION: its host is alive, and may have another
+	// connection in mind.
+	Closed bool `json:"closed,omitempty"`
 }
 
 // EndOfRIB reports that the session's peer has sent its whole table, in every

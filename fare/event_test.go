@@ -65,7 +65,7 @@ func TestImpossibleEvents(t *testing.T) {
 		{nil, ReasonInvalidEvent},
 		{SessionUp{-1, 9, node, 1}, ReasonInvalidEvent}, {SessionUp{1, 9, node, 1}, ReasonInvalidEvent},
 		{SessionUp{0, 9, netip.Addr{}, 1}, ReasonInvalidEvent}, {SessionUp{0, 5, node, 1}, ReasonOldGeneration}, {SessionUp{0, 0, node, 1}, ReasonOldGeneration},
-		{SessionDown{1, 5}, ReasonInvalidEvent}, {SessionDown{0, 4}, ReasonOldGeneration}, {EndOfRIB{0, 6}, ReasonOldGeneration},
+		{SessionDown{Session: 1, Generation: 5}, ReasonInvalidEvent}, {SessionDown{Session: 0, Generation: 4}, ReasonOldGeneration}, {EndOfRIB{0, 6}, ReasonOldGeneration},
 		{RouteUpdate{0, 4, prefix, &Attributes{}}, ReasonOldGeneration}, {RouteUpdate{0, 5, netip.Prefix{}, &Attributes{}}, ReasonInvalidEvent},
 		{RouteUpdate{0, 5, netip.MustParsePrefix("10.0.0.1/24"), &Attributes{}}, ReasonInvalidEvent},
 		{RouteUpdate{0, 5, netip.MustParsePrefix("::ffff:10.0.0.1/128"), &Attributes{}}, ReasonInvalidEvent},

@@ -100,7 +100,7 @@ func (g *generator) event() Event {
 	case n < 80:
 		return LinkState{SubPort: g.IntN(len(g.config.SubPorts)), Up: g.IntN(3) > 0, Speed: pick(g, testSpeeds) * Bandwidth(g.IntN(2))}
 	case n < 85:
-		return SessionDown{session, generation}
+		return SessionDown{Session: session, Generation: generation}
 	case n < 90:
 		return g.up(session)
 	case n < 93:

@@ -263,7 +263,7 @@ func (s *scenario) event(a args) Event {
 		return SessionUp{i, s.gen, netip.MustParseAddr(a.named["node"]), uint32(a.number(t, "as", 0))}
 	case "session-down":
 		i := s.sessionIndex(a.word(1))
-		return SessionDown{i, s.ups[i]}
+		return SessionDown{Session: i, Generation: s.ups[i]}
 	case "end-of-rib":
 		i := s.sessionIndex(a.word(1))
 		return EndOfRIB{i, s.ups[i]}

@@ -55,7 +55,7 @@ func TestLocalFailureCostsGroups(t *testing.T) {
 	for _, e := range []Event{
 		LinkState{SubPort: 0}, LinkState{SubPort: 0, Up: true},
 		Drain{Scope: DrainPlane, Index: 1, On: true}, Drain{Scope: DrainPlane, Index: 1},
-		Drain{Scope: DrainNode, Node: table.sessions[7].node, On: true}, SessionDown{0, 1}, SessionDown{1, 1},
+		Drain{Scope: DrainNode, Node: table.sessions[7].node, On: true}, SessionDown{Session: 0, Generation: 1}, SessionDown{Session: 1, Generation: 1},
 	} {
 		changes := table.Step(e)
 		if len(changes) != values {

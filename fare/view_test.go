@@ -93,7 +93,7 @@ func TestRouteOfASession(t *testing.T) {
 	if table.Step(RouteWithdraw{1, 1, prefixes[0]}); table.Route(1, prefixes[0]) != nil || table.Route(0, prefixes[0]) != first {
 		t.Error("the withdrawn route is still there, or the other one is not")
 	}
-	if table.Step(SessionDown{0, 1}); table.Route(0, prefixes[0]) != nil {
+	if table.Step(SessionDown{Session: 0, Generation: 1}); table.Route(0, prefixes[0]) != nil {
 		t.Error("a closed session has a route")
 	}
 	if table.Step(SessionUp{0, 2, testNodes[0], 65000}); table.Route(0, prefixes[0]) != nil {

@@ -118,6 +118,7 @@ func faredConfig(f *fabric, s *server, dataplane, socket string) string {
 		line("metrics: {listen: 127.0.0.1:9469}")
 	}
 	line("weights: {slots: %d}", slots)
+	line("proof: {services: false}") // tests count each packet of a slot's port
 	line("dataplane: {%s}\napi: {socket: %q}\nstart: {deadline: %s}\ndrain_delay: 1s\nplanes:", dataplane, socket, f.opt.deadline)
 	for p := range planes {
 		l := f.leafOf(p, s.index)

@@ -95,6 +95,7 @@ type session struct {
 	node       netip.Addr
 	peerAS     uint32
 	eor        [2]bool // IPv4, IPv6
+	closed     bool    // the peer closed the last connection, see [fare.SessionDown]
 	keeps      [2]bool // IPv4, IPv6: during the start, the data plane's state counts in place of the session's routes
 	advert     advertStage
 	mark       uint64 // mark of the routes of stage advert; 0 in advertNormal
@@ -287,13 +288,15 @@ func (c *Core) fabric(ev fare.Event) {
 	case fare.SessionDown:
 		s := &c.sessions[ev.Session]
 		if s.up && s.generation == ev.Generation {
-			s.up = false
+			s.up, s.closed = false, ev.Closed
 			c.forgetOwn(ev.Session)
 			c.noteOwn(c.cfg.Loopbacks...)
 			c.subPorts[s.subPort].established--
 			c.usableChanged()
 			c.settleDrains()
-			c.release(ev.Session)
+			if !ev.Closed { // else the next connection is awaited
+				c.release(ev.Session)
+			}
 		}
 	case fare.RouteUpdate:
 		// Only this server can host its own GPUs: such a route would send a server's traffic to itself through the

@@ -48,6 +48,8 @@ type model struct {
 	idle  []bool
 	held  []map[netip.Prefix][]uint64
 	keeps [][2]bool
+	// closed has the sessions whose last connection the peer has closed: the next one is awaited.
+	closed []bool
 	// avoided has the avoidances of each source group; spared counts the compared vectors in which one has an effect.
 	avoided map[Avoid]bool
 	spared  int
@@ -61,7 +63,7 @@ func newModel(subPorts, planes int, node bool) *model {
 	m.known, m.link, m.ever, m.speed = make([]bool, n), make([]bool, n), make([]bool, n), slices.Repeat([]uint64{400e9}, n)
 	m.up, m.gen, m.eor = make([]bool, 2*n), make([]uint64, 2*n), make([][2]bool, 2*n)
 	m.asked, m.carried = make([]int, 2*n), make([]bool, 2*n)
-	m.idle, m.keeps = make([]bool, n), make([][2]bool, 2*n)
+	m.idle, m.keeps, m.closed = make([]bool, n), make([][2]bool, 2*n), make([]bool, 2*n)
 	for range 2 * n {
 		m.routes = append(m.routes, map[netip.Prefix]uint64{})
 	}
@@ -358,7 +360,7 @@ func (m *model) adopt(r *rand.Rand) []Event {
 	}
 	for s := range m.up {
 		i := s / 2
-		failed := m.known[i] && !m.link[i] || !m.up[s] && (m.idle[i] || m.gen[s] > 0)
+		failed := m.known[i] && !m.link[i] || !m.up[s] && (m.idle[i] || m.gen[s] > 0 && !m.closed[s])
 		for family := range 1 + s%2 {
 			m.keeps[s][family] = !failed && !m.eor[s][family]
 		}
@@ -419,15 +421,17 @@ func (m *model) event(r *rand.Rand) []Event {
 		clear(m.routes[s])
 		return []Event{Fabric{fare.SessionUp{Session: s, Generation: m.gen[s], Node: leafNode(i / m.subPorts), PeerAS: uint32(65100 + i/m.subPorts)}}}
 	case 3:
-		generation := m.gen[s] - uint64(r.IntN(2)*min(1, int(m.gen[s])))
+		generation, closed := m.gen[s]-uint64(r.IntN(2)*min(1, int(m.gen[s]))), r.IntN(2) == 0
 		if generation == m.gen[s] {
 			if m.up[s] {
-				m.end(s)
+				if m.closed[s] = closed; !closed {
+					m.end(s)
+				}
 			}
 			m.up[s] = false
 			clear(m.routes[s])
 		}
-		return []Event{Fabric{fare.SessionDown{Session: s, Generation: generation}}}
+		return []Event{Fabric{fare.SessionDown{Session: s, Generation: generation, Closed: closed}}}
 	case 4:
 		var out []Event // all established sessions, except for one family of one of them
 		for s := range m.up {

@@ -67,7 +67,7 @@ func (c *Core) adopt(ev DataplaneReady) {
 	}
 	for i := range c.sessions {
 		s, p := &c.sessions[i], &c.subPorts[c.sessions[i].subPort]
-		failed := p.known && !p.link || !s.up && (p.idle || s.generation > 0)
+		failed := p.known && !p.link || !s.up && (p.idle || s.generation > 0 && !s.closed)
 		for family := range s.keeps {
 			s.keeps[family] = !failed && c.layout.Sessions[i].FamilySet[family] && !s.eor[family]
 		}

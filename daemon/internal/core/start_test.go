@@ -88,7 +88,13 @@ func TestStartOfEachPlane(t *testing.T) {
 		}},
 		"a destination without routes at the deadline": {all("1:1:1:1"), nil, []step{{nil, "[1 1 1 1]"}, {[]Event{StartDeadline{}}, "[] over"}}},
 		"a session that fails during the start":        {all("1:1:1:1"), nil, []step{{append(complete(0, 1, 2), established(3), Fabric{fare.SessionDown{Session: 3, Generation: 1}}), "[1 1 1 0]"}}},
-		"a link that fails during the start":           {all("1:1:1:1"), nil, []step{{append(complete(0, 1), down(3)), "[3 3 2 0]"}, {complete(2), "[1 1 1 0] over"}}},
+		"a session that the peer closes before its routes": {all("1:1:1:1"), nil, []step{
+			{append(complete(0, 1, 2), established(3), Fabric{fare.SessionDown{Session: 3, Generation: 1, Closed: true}}), "[1 1 1 1]"},
+			{[]Event{Fabric{fare.SessionUp{Session: 3, Generation: 2, Node: leafNode(3), PeerAS: 65103}}}, "[1 1 1 1]"},
+			{[]Event{Fabric{fare.RouteUpdate{Session: 3, Generation: 2, Prefix: d, Attrs: attributes(200e9, 65103, 65001)}}}, "[1 1 1 1]"},
+			{[]Event{EndOfRIB{Session: 3, Generation: 2}}, "[2 2 2 1] over"},
+		}},
+		"a link that fails during the start": {all("1:1:1:1"), nil, []step{{append(complete(0, 1), down(3)), "[3 3 2 0]"}, {complete(2), "[1 1 1 0] over"}}},
 		"a missing leaf that is drained": {all("1:1:1:1"), nil, []step{
 			{append(complete(0, 1, 2), DrainRequest{Target: DrainTarget{Plane: "p3"}, On: true}), "[1 1 1 0]"},
 			{[]Event{DrainRequest{Target: DrainTarget{Plane: "p3"}}, DrainStep{Target: DrainTarget{Plane: "p3"}}}, "[1 1 1 1]"},

@@ -32,6 +32,7 @@ type SessionDown struct {
 	Session    int
 	Generation uint64
 	Reason     string
+	Closed     bool // the peer closed the connection, without a NOTIFICATION
 }
 
 // Routes reports changes of the peer's routes, with at most one change of a

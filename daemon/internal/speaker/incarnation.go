@@ -139,7 +139,8 @@ func (in *incarnation) fail(cause error) {
 	if in.over.Swap(true) {
 		return
 	}
-	if in.s.speaker.queue.sessionDown(SessionDown{Session: in.s.id, Generation: in.gen, Reason: cause.Error()}) {
+	closed := errors.Is(cause, errClosed) || errors.Is(cause, syscall.ECONNRESET) || errors.Is(cause, syscall.EPIPE)
+	if in.s.speaker.queue.sessionDown(SessionDown{Session: in.s.id, Generation: in.gen, Reason: cause.Error(), Closed: closed}) {
 		in.s.speaker.notify() // the weights before the teardown, which closes sockets for a tenth of a millisecond
 	}
 	in.stop(cause)

@@ -309,6 +309,31 @@ func withCapability(open []byte, code byte) []byte {
 	return open
 }
 
+// TestClosedByThePeer checks that a connection that the peer closes or resets once the session is up, without a
+// NOTIFICATION, is reported as closed, and the next one makes a session.
+func TestClosedByThePeer(t *testing.T) {
+	for _, linger := range []int{-1, 0} { // FIN, RST
+		seen := make(chan struct{})
+		p := newRawPeer(t, hosts(1)[0], func(n int, conn *net.TCPConn) {
+			if shake(conn, rawOpen(65100, 90, leafID)) != nil || n > 0 {
+				keep(conn)
+				return
+			}
+			<-seen
+			_ = conn.SetLinger(linger)
+		})
+		r := start(t, create(t, rawConfig(t, p)))
+		r.until("up", func() bool { return r.state(0).up })
+		close(seen)
+		r.until("up again", func() bool { return r.state(0).ups > 1 })
+		for _, e := range r.events {
+			if d, ok := e.(SessionDown); ok && !d.Closed {
+				t.Errorf("linger %d: %+v, want it closed", linger, d)
+			}
+		}
+	}
+}
+
 // TestSilentPeer checks that the silence of a leaf ends the session after the hold time that the leaf has proposed, 3
 // s, not before, and not only after ours, which is longer than this test waits. A slow machine only makes the session
 // end later.
@@ -340,8 +365,8 @@ func TestSilentPeer(t *testing.T) {
 			down = d
 		}
 	}
-	if want := "hold timer expired: the peer was silent"; down.Reason != want {
-		t.Errorf("reason %q, want %q", down.Reason, want)
+	if want := "hold timer expired: the peer was silent"; down.Reason != want || down.Closed {
+		t.Errorf("reason %q, closed %t, want %q", down.Reason, down.Closed, want)
 	}
 	r.until("up again", func() bool { return r.state(0).ups > 1 })
 }
