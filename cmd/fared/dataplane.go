@@ -83,7 +83,7 @@ recognizes by their marks.`,
 	f.StringArrayVar(&o.config.AllowDevices, "allow-device", nil, "device that may be a sub-port, or a pattern such as 'eth*', for sub-ports with a match 'pci:*'; may be repeated (default all but lo)")
 	f.StringVar(&o.config.MetricsListen, "metrics-listen", "", "serve Prometheus at host:port/metrics, and /healthz")
 	f.StringVar(&o.journal, "journal", "", "file of the state that a restarted agent reads, on a file system that a reboot empties; 'none' disables it (default dataplane.journal in the socket's directory)")
-	f.StringVar(&o.config.Pods, "pods", "", "linux: directory of the slot tables of attached pods, on a file system that a reboot empties; 'none' refuses pods (default pods in the socket's directory)")
+	f.StringVar(&o.config.Pods, "pods", "", "directory of the slot tables of attached pods, on a file system that a reboot empties; 'none' refuses pods (default pods in the socket's directory)")
 	cli.LevelFlag(c, &o.logLevel, "info", "")
 	f.StringVar(&o.logStyle, "log-format", "text", "text or json")
 	f.BoolVar(&o.flush, "flush", false, "remove all of the agent's objects from the kernel, print them, and exit; no agent may be running")

@@ -65,7 +65,7 @@ type Config struct {
 	// Journal is the path of the journal; "" disables it, so that a restart waits for the control plane.
 	Journal string
 
-	// Pods is the directory of attachments (fare.v1.AttachService); "" refuses them. Only Linux serves them.
+	// Pods is the directory of attachments (fare.v1.AttachService); "" refuses them, as Memory does.
 	Pods string
 
 	// Notify enables readiness and watchdog notifications for systemd (sd_notify).

@@ -17,8 +17,8 @@ func (a *Agent) openPods() (*pods.Manager, error) {
 		Enter: func(log *slog.Logger) (pods.Guest, error) { return newGuest(&a.c, log) },
 	}
 	switch {
-	case a.driver.name != Linux:
-		c.Refusal = status.Errorf(codes.Unimplemented, "driver %s does not serve the namespaces of pods: start the agent with --driver linux", a.driver.name)
+	case a.driver.name == Memory:
+		c.Refusal = status.Error(codes.Unimplemented, "driver memory forwards no packets: start the agent with --driver bpf or linux")
 	case a.c.Pods == "":
 		c.Refusal = status.Error(codes.Unimplemented, "the agent has no directory for attachments: start it with --pods")
 	}

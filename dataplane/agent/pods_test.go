@@ -34,11 +34,11 @@ import (
 const podEnv = "FARED_TEST_AGENT"
 
 // podProcess is the part of a configuration that the process receives.
-type podProcess struct{ Socket, Journal, Pods string }
+type podProcess struct{ Driver, Socket, Journal, Pods, Pins string }
 
 func (p podProcess) config(log io.Writer) Config {
-	c := Config{Driver: Linux, Socket: p.Socket, Journal: p.Journal, Pods: p.Pods, Log: slog.New(slog.NewTextHandler(log, nil))}
-	c.Linux.AuditInterval = time.Hour
+	c := Config{Driver: p.Driver, Socket: p.Socket, Journal: p.Journal, Pods: p.Pods, Log: slog.New(slog.NewTextHandler(log, nil))}
+	c.Linux.AuditInterval, c.BPF.AuditInterval, c.BPF.PinDir = time.Hour, time.Hour, p.Pins
 	return c
 }
 
@@ -75,12 +75,17 @@ type podBed struct {
 	sent    int
 }
 
-func newPodBed(t *testing.T) *podBed {
+func newPodBed(t *testing.T, driver string) *podBed {
 	b := &podBed{TB: t, Planes: testbed.NewPlanes(t, 2, 1)}
 	b.Wire(b.Cable)
 	b.Resolve()
 	dir := testbed.ShortDir(t)
-	b.process = podProcess{filepath.Join(dir, "s"), filepath.Join(dir, "j"), filepath.Join(dir, "pods")}
+	pins := t.TempDir()
+	if err := unix.Mount("bpf", pins, "bpf", 0, ""); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = unix.Unmount(pins, 0) })
+	b.process = podProcess{driver, filepath.Join(dir, "s"), filepath.Join(dir, "j"), filepath.Join(dir, "pods"), pins + "/fared"}
 	b.pod = b.newPod()
 	b.before = b.pod.Objects()
 	for _, leaf := range b.Leaves {
@@ -100,6 +105,13 @@ func newPodBed(t *testing.T) *podBed {
 	b.conn = testbed.Dial(t, b.process.Socket)
 	b.attach = farev1.NewAttachServiceClient(b.conn)
 	return b
+}
+
+// onDrivers runs a test with each driver of the host.
+func onDrivers(t *testing.T, test func(*testing.T, *podBed)) {
+	for _, driver := range []string{Linux, BPF} {
+		t.Run(driver, func(t *testing.T) { test(t, newPodBed(t, driver)) })
+	}
 }
 
 // newPod creates a namespace with the devices net1 and net2.
@@ -322,7 +334,10 @@ func (b *podBed) program() *testbed.Stream {
 // cut, without a sub-port, and without the destination.
 func TestPods(t *testing.T) {
 	gate.Needed(t, "packets of a pod follow each change of the host's weights")
-	b := newPodBed(t)
+	onDrivers(t, testPods)
+}
+
+func testPods(t *testing.T, b *podBed) {
 	b.start()
 	s := b.program()
 	a := b.follows()
@@ -361,7 +376,10 @@ func (b *podBed) unreachable() {
 // host's state changes meanwhile, or the namespace ends.
 func TestPodsKilled(t *testing.T) {
 	gate.Slow(t, gate.Kernel, "five agents in turn; TestPods has the same packets")
-	b := newPodBed(t)
+	onDrivers(t, testPodsKilled)
+}
+
+func testPodsKilled(t *testing.T, b *podBed) {
 	kill := b.start()
 	first := b.request()
 	first.WaitNs = 0
@@ -453,7 +471,10 @@ func (b *podBed) lands(a *farev1.Attachment) {
 
 // TestPodsRefused checks the errors of Attach, that it can be repeated, and 50 attachments in turn.
 func TestPodsRefused(t *testing.T) {
-	b := newPodBed(t)
+	onDrivers(t, testPodsRefused)
+}
+
+func testPodsRefused(t *testing.T, b *podBed) {
 	b.start()
 	b.program()
 	change := func(f func(*farev1.AttachRequest)) *farev1.AttachRequest {
@@ -519,7 +540,7 @@ func TestPodsRefused(t *testing.T) {
 	}
 }
 
-// TestPodsDriver checks that another driver than linux refuses, with the remedy.
+// TestPodsDriver checks that driver memory refuses, with the remedy.
 func TestPodsDriver(t *testing.T) {
 	dir := testbed.ShortDir(t)
 	a, err := New(Config{Driver: Memory, Socket: filepath.Join(dir, "s"), Pods: filepath.Join(dir, "pods")})
@@ -532,7 +553,7 @@ func TestPodsDriver(t *testing.T) {
 	_, err = farev1.NewAttachServiceClient(testbed.Dial(t, filepath.Join(dir, "s"))).Attach(t.Context(), &farev1.AttachRequest{
 		Id: "a", Namespace: &farev1.AttachRequest_Pid{Pid: int32(os.Getpid())},
 	}, grpc.WaitForReady(true))
-	if status.Code(err) != codes.Unimplemented || !strings.Contains(err.Error(), "--driver linux") {
+	if status.Code(err) != codes.Unimplemented || !strings.Contains(err.Error(), "--driver bpf or linux") {
 		t.Error(err)
 	}
 	cancel()
