@@ -51,7 +51,7 @@ func Inspect(root string, subPorts []SubPort, pfc func(netdev string) Setting) (
 	r := &Report{Ports: ports}
 	served := map[*Port]bool{}
 	for _, sp := range subPorts {
-		row := Row{SubPort: sp, Port: PortOf(ports, sp.Device), Netdev: ReadNetdev(root, sp.Device), PFC: pfc(sp.Device)}
+		row := Row{SubPort: sp, Port: PortOf(ports, sp.Device, sp.Loopbacks...), Netdev: ReadNetdev(root, sp.Device), PFC: pfc(sp.Device)}
 		if row.Port != nil {
 			row.Status = row.Port.Status(root)
 			served[row.Port] = true
@@ -76,7 +76,7 @@ func Inspect(root string, subPorts []SubPort, pfc func(netdev string) Setting) (
 func (r *Report) judge(n int) {
 	rows := r.Rows[:n]
 	if len(r.Ports) == 0 {
-		r.add(Finding{true, "", "there is no RDMA device", "load the driver of the NIC, such as mlx5_ib; for the software device: rdma link add rxe0 type rxe netdev DEVICE"})
+		r.add(Finding{true, "", "there is no RDMA device", "load the driver of the NIC, such as mlx5_ib; in a pod, with 'rdma system' exclusive: rdma dev set DEVICE netns NAME; for the software device: rdma link add rxe0 type rxe netdev DEVICE"})
 		return
 	}
 	for i := range rows {
@@ -105,7 +105,7 @@ func (r *Report) judgePort(row *Row) bool {
 			fmt.Sprintf("use %s as the sub-port, or remove the member: ip link set %s nomaster", row.Netdev.Bond, row.Device))
 		return false
 	case port == nil:
-		problem("no RDMA device serves the netdev", "load the RDMA driver of the NIC; for the software device: rdma link add rxe_"+row.Device+" type rxe netdev "+row.Device)
+		problem("no RDMA device serves the netdev", "load the RDMA driver of the NIC; in a pod, with 'rdma system' exclusive: rdma dev set DEVICE netns NAME; for the software device: rdma link add rxe_"+row.Device+" type rxe netdev "+row.Device)
 		return false
 	case s.LinkLayer != "" && s.LinkLayer != "Ethernet":
 		problem(fmt.Sprintf("the link layer of %s/%d is %s, and fared places RoCEv2", port.Device, port.Port, s.LinkLayer),

@@ -70,7 +70,7 @@ problem eth3: driver mlx4_core ignores the flow label, so queue pairs cannot use
 note eth3: PFC is off, and the kernel does not show ECN: congestion may drop packets | dcb pfc set dev eth3 prio-pfc 3:on, for priority 3; or enable ECN by the tool of the NIC's vendor
 note eth4: whether driver bnxt_en derives source ports from flow labels is unknown | count packets by source port at the far end: tcpdump 'udp dst port 4791'
 note eth4: PFC is off, and the kernel does not show ECN: congestion may drop packets | dcb pfc set dev eth4 prio-pfc 3:on, for priority 3; or enable ECN by the tool of the NIC's vendor
-problem eth5: no RDMA device serves the netdev | load the RDMA driver of the NIC; for the software device: rdma link add rxe_eth5 type rxe netdev eth5
+problem eth5: no RDMA device serves the netdev | load the RDMA driver of the NIC; in a pod, with 'rdma system' exclusive: rdma dev set DEVICE netns NAME; for the software device: rdma link add rxe_eth5 type rxe netdev eth5
 problem eth6: it is a member of bond0, whose RDMA device chooses the member of each queue pair | use bond0 as the sub-port, or remove the member: ip link set eth6 nomaster
 problem eth7: there is no such netdev in this network namespace | run this command in the namespace of the sub-port: ip netns exec NAME fared rdma
 problem eth9: driver (unknown) ignores the flow label, so queue pairs cannot use the source ports of slots | use a NIC whose driver derives the port from the label, such as mlx5

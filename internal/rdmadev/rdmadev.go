@@ -43,7 +43,8 @@ type Port struct {
 	// Netdevs are the devices that the port serves: those of its GIDs, then its parent or that of the same function,
 	// without repetition.
 	Netdevs []string
-	GIDs    []GID // by index, without empty entries
+	GIDs    []GID    // by index, without empty entries
+	own     []string // netdevs of the same function in the network namespace of sysfs
 }
 
 // Serves reports whether the port carries the packets of a netdev.
@@ -135,6 +136,7 @@ func (p *Port) read(root, dir string) {
 	for _, d := range netdevs {
 		// The port number of the netdevs, from 0, distinguishes the ports of one function.
 		if number, err := strconv.Atoi(read(root, "class/net", d.Name(), "dev_port")); err != nil || number == p.Port-1 || len(netdevs) == 1 {
+			p.own = append(p.own, d.Name())
 			p.serve(d.Name())
 		}
 	}
@@ -157,18 +159,35 @@ func read(path ...string) string {
 	return line
 }
 
-// PortOf returns the port that carries a netdev's packets, or nil: one with a GID of the netdev before others, then the
-// first.
-func PortOf(ports []Port, netdev string) *Port {
+// PortOf returns the port that carries a netdev's packets, or nil: one with a RoCEv2 GID of an address on the netdev
+// first, then one whose function has the netdev, then one with another GID of the netdev. Where network namespaces
+// share RDMA devices, GIDs also name netdevs of other namespaces, which may have the same name.
+func PortOf(ports []Port, netdev string, addresses ...netip.Addr) *Port {
 	var found *Port
+	best := 0
 	for i := range ports {
-		p := &ports[i]
-		if slices.ContainsFunc(p.GIDs, func(g GID) bool { return g.Netdev == netdev }) {
-			return p
-		}
-		if found == nil && p.Serves(netdev) {
-			found = p
+		if rank := ports[i].rank(netdev, addresses); rank > best {
+			found, best = &ports[i], rank
 		}
 	}
 	return found
+}
+
+// rank returns how certainly the port carries a netdev's packets; 0 means not at all.
+func (p *Port) rank(netdev string, addresses []netip.Addr) int {
+	named := slices.ContainsFunc(p.GIDs, func(g GID) bool { return g.Netdev == netdev })
+	own := slices.Contains(p.own, netdev)
+	switch {
+	case slices.ContainsFunc(addresses, func(a netip.Addr) bool { _, ok := p.GIDOf(a, netdev); return ok }):
+		return 5
+	case own && named:
+		return 4
+	case own:
+		return 3
+	case named:
+		return 2
+	case p.Serves(netdev):
+		return 1
+	}
+	return 0
 }

@@ -73,6 +73,30 @@ mlx5_0/1 serves p0,p1,p2,p3: 0=10.255.0.1,RoCE v2,p0 1=10.255.0.1,RoCE v2,p1 2=1
 	}
 }
 
+// TestPortOf finds ports where network namespaces share RDMA devices: GIDs of others name netdevs of equal names.
+func TestPortOf(t *testing.T) {
+	ports, err := Scan(rdmadevtest.Tree(t, "../../interop/pods/testdata/shared.txt"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct{ netdev, address, want string }{
+		{"net1", "10.255.7.1", "mlx5_3"},
+		{"net2", "10.255.7.2", "mlx5_4"}, // an address without a GID
+		{"net1", "10.255.7.9", "mlx5_1"}, // as for a macvlan, which no function has
+		{"eth0", "10.255.0.1", "mlx5_0"},
+		{"eth0", "10.255.7.1", "mlx5_0"},
+		{"eth1", "10.255.7.1", ""},
+	} {
+		got := ""
+		if p := PortOf(ports, c.netdev, netip.MustParseAddr("fd00::1"), netip.MustParseAddr(c.address)); p != nil {
+			got = p.Device
+		}
+		if got != c.want {
+			t.Errorf("%s with %s: %q, want %q", c.netdev, c.address, got, c.want)
+		}
+	}
+}
+
 // TestNoRDMA scans a machine without RDMA, and this machine.
 func TestNoRDMA(t *testing.T) {
 	if ports, err := Scan(t.TempDir()); ports != nil || err != nil {

@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/fared/fared/internal/plainfile"
+	"github.com/fared/fared/internal/rdmadev"
 	"github.com/fared/fared/internal/slotlayout"
 )
 
@@ -525,6 +526,24 @@ type RDMA struct {
 	Port   uint32
 	// GIDs has the GID index of each source, slotlayout.NoGID if there is none.
 	GIDs []int32
+}
+
+// RDMAOf returns the RDMA device of a sub-port whose netdev a port serves, with its GIDs of the sources; nil means
+// none.
+func RDMAOf(port *rdmadev.Port, netdev string, sources []netip.Addr) (r RDMA) {
+	if port != nil {
+		r.Device, r.Port = port.Device, uint32(port.Port)
+	}
+	for _, source := range sources {
+		gid := int32(slotlayout.NoGID)
+		if port != nil {
+			if n, ok := port.GIDOf(source, netdev); ok {
+				gid = int32(n)
+			}
+		}
+		r.GIDs = append(r.GIDs, gid)
+	}
+	return r
 }
 
 // SetRDMA sets the RDMA device of a sub-port, and reports whether it has changed.

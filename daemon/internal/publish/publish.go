@@ -191,31 +191,25 @@ func (p *Publisher) refreshRDMA() error {
 
 // setRDMA writes the RDMA device of every sub-port to the table, and reports whether one has changed.
 func (p *Publisher) setRDMA(layout *status.Layout) (changed bool) {
+	var sources []netip.Addr
+	for g := range layout.Groups {
+		for _, source := range layout.Groups[g].Sources {
+			sources = append(sources, source.Addr())
+		}
+	}
 	for i, sp := range layout.SubPorts {
-		var r slotfile.RDMA
 		device := sp.Device
-		port := rdmadev.PortOf(p.ports, device)
+		var port *rdmadev.Port
+		if sp.Netns == "" {
+			port = rdmadev.PortOf(p.ports, device, sources...)
+		}
 		if port == nil && len(p.ports) > 0 && sp.Netns == "" { // it may be an alternative name
 			if ifi, err := link.Interface(device); err == nil {
 				device = ifi.Name
-				port = rdmadev.PortOf(p.ports, device)
+				port = rdmadev.PortOf(p.ports, device, sources...)
 			}
 		}
-		if port != nil && sp.Netns == "" {
-			r.Device, r.Port = port.Device, uint32(port.Port)
-		}
-		for g := range layout.Groups {
-			for _, source := range layout.Groups[g].Sources {
-				gid := int32(slotlayout.NoGID)
-				if r.Device != "" {
-					if n, ok := port.GIDOf(source.Addr(), device); ok {
-						gid = int32(n)
-					}
-				}
-				r.GIDs = append(r.GIDs, gid)
-			}
-		}
-		changed = p.w.SetRDMA(i, r) || changed
+		changed = p.w.SetRDMA(i, slotfile.RDMAOf(port, device, sources)) || changed
 	}
 	return changed
 }
