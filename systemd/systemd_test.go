@@ -444,3 +444,31 @@ func TestInside(t *testing.T) {
 		t.Errorf("the journal was not read after the restart:\n%s", out)
 	}
 }
+
+// TestPods checks the drop-in for pods: systemd accepts it, and the agent attaches the namespace of fared cni, reads
+// its sysfs, and is not ended by the filter of system calls.
+func TestPods(t *testing.T) {
+	gate.Slow(t, gate.Systemd, "a machine of its own")
+	m := boot(t)
+	m.run("mkdir /etc/systemd/system/fared-dataplane.service.d")
+	m.copy("fared-dataplane-pods.conf", "/etc/systemd/system/fared-dataplane.service.d/pods.conf")
+	m.run("systemctl daemon-reload")
+	if out, err := m.try("systemd-analyze --man=no verify /etc/systemd/system/fared-dataplane.service"); err != nil || out != "" {
+		t.Errorf("systemd-analyze verify: %v\n%s", err, out)
+	}
+	m.run("systemctl start fared")
+	m.eventually("fared status >/tmp/status && ! grep 'NOT CONNECTED' /tmp/status")
+	pid := m.show("fared-dataplane", "MainPID")
+	m.run("ip netns add pod && ip link add link p0.0 name net1 type macvlan mode bridge && ip link set net1 netns pod && ip -n pod link set lo up && ip -n pod address add 172.16.0.9/24 dev net1 && ip -n pod link set net1 up")
+	m.write("/tmp/add.json", `{"cniVersion": "1.1.0", "name": "rail0", "type": "fared", "wait": "30s", "prevResult": {"cniVersion": "1.1.0",
+		"interfaces": [{"name": "net1", "sandbox": "/run/netns/pod"}], "ips": [{"address": "172.16.0.9/24", "interface": 0}]}}`)
+	m.run("CNI_COMMAND=ADD CNI_CONTAINERID=box CNI_NETNS=/run/netns/pod CNI_IFNAME=net1 CNI_PATH=/usr/bin fared cni </tmp/add.json")
+	m.eventually("fared dataplane pods | grep 'net1 as p0.0.*in effect'")
+	m.run(as("nobody", "fared slots --file /run/fared-dataplane/pods/box/run/table/slots") + " || ls -lR /run/fared-dataplane/pods")
+	if out := m.run("journalctl --no-pager --output cat --unit fared-dataplane"); strings.Contains(out, "names no RDMA devices") {
+		t.Errorf("the agent cannot read the sysfs of the pod:\n%s", out)
+	}
+	if now := m.show("fared-dataplane", "MainPID"); now != pid {
+		t.Errorf("process %s has replaced %s", now, pid)
+	}
+}

@@ -161,3 +161,31 @@ func TestID(t *testing.T) {
 		t.Errorf("%q is no boot id and cookie", id(here))
 	}
 }
+
+// TestSysfs checks that a mount shows the devices of its namespace alone.
+func TestSysfs(t *testing.T) {
+	needRoot(t)
+	n, err := New()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer n.Close()
+	s, err := n.Sysfs()
+	if err != nil {
+		t.Fatal(err)
+	}
+	entries, err := os.ReadDir(filepath.Join(s.Root(), "class/net"))
+	if err != nil || len(entries) != 1 || entries[0].Name() != "lo" {
+		t.Error(entries, err)
+	}
+	if mtu, err := os.ReadFile(filepath.Join(s.Root(), "class/net/lo/mtu")); err != nil || string(mtu) != "65536\n" {
+		t.Error(string(mtu), err)
+	}
+	root := s.Root()
+	if err := s.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := os.Stat(filepath.Join(root, "class")); err == nil {
+		t.Error("the mount outlives Close")
+	}
+}

@@ -57,6 +57,7 @@ type domain struct {
 	server      *contract.Server
 	restriction *restriction
 	table       *table
+	scanner     *scanner
 	settled     bool
 	approximate map[uint32]string // groups of the host with an approximate layout
 	refused     string            // of the last sync; "" if the namespace has all objects
@@ -236,6 +237,9 @@ func (d *domain) again(changed contract.Changed, all bool) {
 func (d *domain) sync() (err error) {
 	changed, all, r := d.take()
 	if !all && changed.Empty() && d.settled {
+		if d.scanner != nil && len(d.scanner.found) > 0 {
+			return d.show(noChange(), false)
+		}
 		return nil
 	}
 	defer func() {
@@ -312,6 +316,7 @@ func (d *domain) forward(r record) (changed bool, err error) {
 		return false, err
 	}
 	d.restriction = next
+	ring(d.scanner.again)
 	return true, nil
 }
 
@@ -341,6 +346,7 @@ func (d *domain) open() error {
 		return errors.Join(err, d.shut())
 	}
 	d.settled, d.approximate = false, map[uint32]string{}
+	d.scanner = newScanner(d.space, d.wake, d.log)
 	d.server = contract.New(contract.Config{Name: "linux", Version: d.m.c.Version, Forwarder: d.driver, Policy: d.guest})
 	return nil
 }
@@ -357,7 +363,10 @@ func (d *domain) shut() error {
 	if d.table != nil {
 		errs = append(errs, d.table.writer.Close())
 	}
-	d.driver, d.guest, d.server, d.table, d.restriction, d.synced, d.refused = nil, nil, nil, nil, nil, false, ""
+	if d.scanner != nil {
+		d.scanner.close()
+	}
+	d.driver, d.guest, d.server, d.table, d.scanner, d.restriction, d.synced, d.refused = nil, nil, nil, nil, nil, nil, false, ""
 	return errors.Join(errs...)
 }
 
@@ -523,6 +532,11 @@ func (d *domain) show(changed contract.Changed, whole bool) (err error) {
 			return err
 		}
 		d.table = &table{writer: w, instance: d.m.instance}
+	}
+	select {
+	case d.table.rdma = <-d.scanner.found:
+		d.table.scanned = true
+	default:
 	}
 	intact := d.synced && d.server.Integrity().Intact
 	hash := d.server.Describe().GetCapabilities().GetFlowHash()

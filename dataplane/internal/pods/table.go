@@ -7,6 +7,7 @@ import (
 
 	farev1 "github.com/fared/fared/api/fare/v1"
 	"github.com/fared/fared/dataplane/internal/contract"
+	"github.com/fared/fared/internal/rdmadev"
 	"github.com/fared/fared/internal/slotfile"
 	"github.com/fared/fared/internal/slotlayout"
 	"github.com/fared/fared/wecmp"
@@ -27,6 +28,8 @@ type table struct {
 	places           map[uint32][]int // of the slots of each vector
 	revision         uint64
 	intact           bool
+	rdma             []rdmadev.Port
+	scanned          bool // rdma has changed
 }
 
 // tableGroup is a source group.
@@ -122,13 +125,14 @@ func (t *table) pairSources(group netip.Prefix, to netip.Addr) (out []netip.Addr
 	return out
 }
 
-// show publishes changed objects of a state, all of them if whole is set. intact is whether packets follow the state.
+// show publishes changed objects of a state, all of them if whole is set, and changed RDMA devices. intact is whether
+// packets follow the state.
 func (t *table) show(s *contract.State, changed contract.Changed, whole, intact bool, hash *farev1.FlowHash) error {
 	whole = whole || !t.begun || intact != t.intact
 	for id := range changed.Groups {
 		whole = whole || len(s.Groups[id].GetSlots()) > t.maxSlots
 	}
-	if !whole && changed.Empty() {
+	if !whole && !t.scanned && changed.Empty() {
 		return nil
 	}
 	t.intact = intact
@@ -137,6 +141,10 @@ func (t *table) show(s *contract.State, changed contract.Changed, whole, intact 
 		if err := t.begin(s, hash); err != nil {
 			return err
 		}
+	}
+	if whole || t.scanned {
+		t.setRDMA()
+		t.scanned = false
 	}
 	t.revision++
 	if err := t.writer.Apply(t.change(s, changed, whole)); err != nil {
