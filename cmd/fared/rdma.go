@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"net/netip"
 	"slices"
 	"strings"
@@ -82,7 +83,7 @@ func readLayout(file, configFile string) (*layout, error) {
 		return nil, err
 	}
 	subPorts, err := tableSubPorts(table)
-	return &layout{from: "slot table " + table.Path(), table: table, subPorts: subPorts}, explainSlots(err)
+	return &layout{from: "slot table " + table.Path(), table: table, subPorts: withOwnNetworks(subPorts, networks)}, explainSlots(err)
 }
 
 func configuredSubPorts(c *config.Config) (out []rdmadev.SubPort) {
@@ -136,6 +137,40 @@ func tableSubPorts(table *slots.Table) ([]rdmadev.SubPort, error) {
 		out = append(out, next)
 	}
 	return out, nil
+}
+
+// networks returns the addresses of a device of this network namespace that have other hosts in their network.
+func networks(device string) (out []netip.Addr) {
+	ifi, err := net.InterfaceByName(device)
+	if err != nil {
+		return nil
+	}
+	addresses, err := ifi.Addrs()
+	if err != nil {
+		return nil
+	}
+	for _, a := range addresses {
+		if prefix, err := netip.ParsePrefix(a.String()); err == nil && !prefix.IsSingleIP() {
+			out = append(out, prefix.Addr().Unmap())
+		}
+	}
+	return out
+}
+
+// withOwnNetworks leaves out loopbacks that are in the network of another sub-port's device alone, as the addresses
+// of a pod often are: the kernel makes no GID of them here.
+func withOwnNetworks(subPorts []rdmadev.SubPort, networks func(device string) []netip.Addr) []rdmadev.SubPort {
+	owners := map[netip.Addr][]string{}
+	for _, sp := range subPorts {
+		for _, a := range networks(sp.Device) {
+			owners[a] = append(owners[a], sp.Device)
+		}
+	}
+	for i := range subPorts {
+		sp := &subPorts[i]
+		sp.Loopbacks = slices.DeleteFunc(sp.Loopbacks, func(a netip.Addr) bool { return owners[a] != nil && !slices.Contains(owners[a], sp.Device) })
+	}
+	return subPorts
 }
 
 func runRDMA(ctx context.Context, e *cli.Env, o *rdmaOptions) error {

@@ -3,6 +3,8 @@ package main
 import (
 	"bytes"
 	"encoding/json"
+	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 	"text/tabwriter"
@@ -90,5 +92,24 @@ func TestTableSubPorts(t *testing.T) {
 	w.set(map[string]uint32{"10.255.0.2": 25e7})
 	if l, err := readLayout(w.path, ""); err != nil || len(l.subPorts) != 2 || len(l.subPorts[1].Loopbacks) != 1 || l.subPorts[1].Plane != "p1" {
 		t.Errorf("%+v, %v", l, err)
+	}
+}
+
+// TestOwnNetworks checks that an address in the network of some sub-ports belongs to these alone.
+func TestOwnNetworks(t *testing.T) {
+	parse := func(text string) (out []netip.Addr) {
+		for _, f := range strings.Fields(text) {
+			out = append(out, netip.MustParseAddr(f))
+		}
+		return out
+	}
+	const all = "10.255.7.1 172.16.0.9 172.16.1.9 fd00:16::9"
+	in := map[string]string{"net1": "172.16.0.9 fd00:16::9", "net2": "172.16.1.9", "net3": "fd00:16::9"}
+	subPorts := []rdmadev.SubPort{{Device: "net1", Loopbacks: parse(all)}, {Device: "net2", Loopbacks: parse(all)}, {Device: "net3", Loopbacks: parse(all)}}
+	for i, sp := range withOwnNetworks(subPorts, func(device string) []netip.Addr { return parse(in[device]) }) {
+		want := []string{"10.255.7.1 172.16.0.9 fd00:16::9", "10.255.7.1 172.16.1.9", "10.255.7.1 fd00:16::9"}[i]
+		if !slices.Equal(sp.Loopbacks, parse(want)) {
+			t.Errorf("%s: %v, want %s", sp.Device, sp.Loopbacks, want)
+		}
 	}
 }
