@@ -39,12 +39,12 @@ type bed struct {
 	port   uint16 // last source port
 }
 
-func newBed(t *testing.T) *bed {
+func newBed(t *testing.T, verdict packettap.Verdict) *bed {
 	t.Helper()
 	b := &bed{Planes: testbed.NewPlanes(t, planes, 1), t: t, dir: testbed.ShortDir(t), port: 20000}
 	b.Wire(func(p, s int) {
 		b.Cable(p, s)
-		b.taps[p] = packettap.New(t, b.Leaves[p], testbed.LeafPort(s), roce, packettap.End)
+		b.taps[p] = packettap.New(t, b.Leaves[p], testbed.LeafPort(s), roce, verdict)
 		b.Server.IP("link", "add", "link", testbed.Device(p, s), "name", fmt.Sprint("v", p), "type", "macvlan", "mode", "bridge")
 	})
 	b.Resolve()
@@ -71,18 +71,38 @@ func (b *bed) start() {
 // program programs a destination that both planes lead to, with equal weights.
 func (b *bed) program() {
 	b.t.Helper()
+	b.weigh([planes]uint32{1, 1}, target)
+}
+
+// weigh programs destinations with weights of the planes.
+func (b *bed) weigh(weights [planes]uint32, targets ...string) {
+	b.t.Helper()
 	f := b.Forwarding(farev1.Mode_MODE_PER_FLOW, "10.255.0.1/32", true, false, roce)
 	if _, err := farev1.NewDataplaneServiceClient(b.conn).Hello(b.t.Context(), &farev1.HelloRequest{Forwarding: f}, grpc.WaitForReady(true)); err != nil {
 		b.t.Fatal(err)
 	}
 	v := &farev1.Vector{Id: 1}
-	for p := range planes {
+	var sum uint32
+	left := uint32(1e9)
+	for _, w := range weights {
+		sum += w
+	}
+	for p, w := range weights {
 		plane, device := fmt.Sprint("p", p), testbed.Device(p, 0)
-		v.Members = append(v.Members, &farev1.VectorMember{Plane: plane, Device: device, Weight: 1})
-		v.Slots = append(v.Slots, &farev1.VectorSlot{Slot: uint32(p), Plane: plane, Device: device, SharePpb: 1e9 / planes})
+		share := uint32(1e9 * uint64(w) / uint64(sum))
+		if p == planes-1 {
+			share = left
+		}
+		left -= share
+		v.Members = append(v.Members, &farev1.VectorMember{Plane: plane, Device: device, Weight: w})
+		v.Slots = append(v.Slots, &farev1.VectorSlot{Slot: uint32(p), Plane: plane, Device: device, SharePpb: share})
 	}
 	s := testbed.OpenStream(b.t, b.conn)
-	s.Do(&farev1.Operation{Op: &farev1.Operation_SetVector{SetVector: v}}, &farev1.Operation{Op: &farev1.Operation_SetDestination{SetDestination: &farev1.Destination{Prefix: target + "/32", Vector: 1}}})
+	operations := []*farev1.Operation{{Op: &farev1.Operation_SetVector{SetVector: v}}}
+	for _, to := range targets {
+		operations = append(operations, &farev1.Operation{Op: &farev1.Operation_SetDestination{SetDestination: &farev1.Destination{Prefix: to + "/32", Vector: 1}}})
+	}
+	s.Do(operations...)
 	s.Finish()
 }
 

@@ -19,6 +19,7 @@ import (
 
 	"github.com/fared/fared/internal/testkit/binary"
 	"github.com/fared/fared/internal/testkit/gate"
+	"github.com/fared/fared/internal/testkit/packettap"
 )
 
 // plugins builds host-device and static into a directory, and links fared.
@@ -108,7 +109,7 @@ func (r *runtime) check() {
 // The agent is killed between ADD and DEL, and before ADD; GC ends what DEL has not. After each round nothing is left.
 func TestCNI(t *testing.T) {
 	gate.Slow(t, gate.Kernel, "500 pods by 6,000 calls of plugins")
-	b := newBed(t)
+	b := newBed(t, packettap.End)
 	r := newRuntime(b)
 	b.start()
 	b.program()

@@ -15,6 +15,7 @@ import (
 	"github.com/containerd/nri/pkg/api"
 
 	"github.com/fared/fared/internal/testkit/netnstest"
+	"github.com/fared/fared/internal/testkit/packettap"
 	"github.com/fared/fared/internal/testkit/testlog"
 	"github.com/fared/fared/pods/nri"
 )
@@ -89,7 +90,7 @@ func (b *bed) move(into bool) {
 // TestNRI follows pods by NRI: the first packet of a container takes its planes, one that started without the agent is
 // attached when the agent runs, and nothing is left of a pod that has ended.
 func TestNRI(t *testing.T) {
-	b := newBed(t)
+	b := newBed(t, packettap.End)
 	b.start()
 	b.program()
 	r := newNRI(b)

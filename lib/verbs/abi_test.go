@@ -4,6 +4,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -44,6 +45,29 @@ func TestABI(t *testing.T) {
 	}
 	if want := []string{"libibverbs.so.1", "libc.so.6", "ld-linux-x86-64.so.2"}; !slices.Equal(needed, want) {
 		t.Errorf("needed libraries: %q, want %q", needed, want)
+	}
+}
+
+// TestGlibc checks that the libraries of the packages need no later glibc than packaging/libfared.yaml and
+// docs/kubernetes.md name: containers of other images load them.
+func TestGlibc(t *testing.T) {
+	const newest = 34 // of version 2
+	libraries := []string{built(t), filepath.Join(filepath.Dir(built(t)), "libfared.so")}
+	libraries = append(libraries, filepath.Join(cbuild.Make(t, "softdev"), "libfared-softdev.so"), filepath.Join(cbuild.Make(t, "nccl"), "libnccl-net-fared.so"))
+	for _, library := range libraries {
+		most := 0
+		for line := range strings.Lines(run(t, "readelf", "--wide", "--version-info", library)) {
+			if _, version, found := strings.Cut(line, "Name: GLIBC_2."); found {
+				minor, err := strconv.Atoi(strings.FieldsFunc(version, func(r rune) bool { return r < '0' || r > '9' })[0])
+				if err != nil {
+					t.Fatal(line, err)
+				}
+				most = max(most, minor)
+			}
+		}
+		if most == 0 || most > newest {
+			t.Errorf("%s needs glibc 2.%d, want at most 2.%d", library, most, newest)
+		}
 	}
 }
 
