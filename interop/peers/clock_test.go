@@ -38,14 +38,19 @@ func processorTime(pids []int) (total time.Duration) {
 }
 
 // resident returns the sum of processes' resident sets, in MB (10^6 bytes): of all pages (VmRSS), or of a kind
-// (RssAnon, RssFile).
+// (RssAnon, RssFile), or with each shared page divided by the number of processes that have it (Pss), those of other
+// contestants with the same program too.
 func resident(pids []int, kind string) (mb float64, err error) {
 	for _, pid := range pids {
-		status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
+		name := "status"
+		if kind == "Pss" {
+			name = "smaps_rollup"
+		}
+		status, err := os.ReadFile(fmt.Sprintf("/proc/%d/%s", pid, name))
 		if err != nil {
 			return 0, err
 		}
-		_, rest, _ := strings.Cut(string(status), kind+":")
+		_, rest, _ := strings.Cut(string(status), "\n"+kind+":")
 		words := strings.Fields(rest)
 		if len(words) == 0 {
 			return 0, fmt.Errorf("process %d has no resident set", pid)

@@ -77,10 +77,12 @@ func rowsAt(n int, s settings) (all []row) {
 
 	if !one {
 		all = append(all, row{name: numbered("memory"), rounds: 1,
-			figures: []figure{{numbered("memory"), "resident memory of all processes, " + destinations, "MB", ""}},
+			figures: []figure{{numbered("memory"), "resident memory of all processes, " + destinations, "MB", ""},
+				{numbered("memory") + "-pss", "shared pages of it once", "MB", ""}},
 			measure: func(b *bed) (samples, error) {
 				mb, err := resident(b.pids(), "VmRSS")
-				return samples{numbered("memory"): {mb}}, err
+				pss, err2 := resident(b.pids(), "Pss")
+				return samples{numbered("memory"): {mb}, numbered("memory") + "-pss": {pss}}, errors.Join(err, err2)
 			}})
 	}
 	if !one {
@@ -210,12 +212,13 @@ func rowsAt(n int, s settings) (all []row) {
 // memoryAfterCycles returns the row of the memory that remains after changes. Pages of files are shared, and the kernel
 // drops them when it needs memory; anonymous ones are the processes' own.
 func memoryAfterCycles(s settings, name, destinations string) row {
-	kinds := []string{"VmRSS", "RssAnon", "RssFile"}
+	kinds := []string{"VmRSS", "RssAnon", "RssFile", "Pss"}
 	key := func(kind string) string {
-		return name + map[string]string{"RssAnon": "-anon", "RssFile": "-file"}[kind]
+		return name + map[string]string{"RssAnon": "-anon", "RssFile": "-file", "Pss": "-pss"}[kind]
 	}
 	figures := []figure{{key("VmRSS"), "resident memory after 6 degraded planes, 3 killed leaves and 3 lost carriers, " + destinations, "MB", ""},
-		{key("RssAnon"), "anonymous pages of it", "MB", ""}, {key("RssFile"), "pages of files of it", "MB", ""}}
+		{key("RssAnon"), "anonymous pages of it", "MB", ""}, {key("RssFile"), "pages of files of it", "MB", ""},
+		{key("Pss"), "shared pages of it once", "MB", ""}}
 	return row{name: name, rounds: 1, figures: figures, measure: func(b *bed) (samples, error) {
 		change := func(times int, want weights, begin func() (moment, error), end func() error) error {
 			for range times {
