@@ -133,29 +133,32 @@ func useOf(cfg *config.Config) (u *hostcheck.Use, matched []string, unmatched []
 		return nil, nil, nil, err
 	}
 	u.UDPPorts, u.TCPPorts = cfg.Dataplane.UDPPorts, cfg.Dataplane.TCPPorts
+	var subPorts []config.SubPort
+	var selected []devmatch.SubPort
 	for _, p := range cfg.Planes {
 		for _, sp := range p.SubPorts {
-			if sp.Netns != "" {
-				continue
+			if m, err := sp.Selects(); err == nil && sp.Netns == "" {
+				subPorts, selected = append(subPorts, sp), append(selected, devmatch.SubPort{Name: sp.Device, Match: m})
 			}
-			device := sp.Device
-			if m, err := sp.Selects(); err == nil && !m.IsZero() {
-				at, _, err := m.For(devmatch.Sysfs, sp.Device, devices)
-				var not *devmatch.NotOneError
-				if errors.As(err, &not) { // as the agent reports it
-					unmatched = append(unmatched, hostcheck.Finding{Reason: hostcheck.ReasonDevice, Text: "sub-port " + sp.Device + ": " + not.Reason, Remedy: not.Remedy})
-					continue
-				}
-				device = devices[at].Name
-				matched = append(matched, fmt.Sprintf("sub-port %s: device %s (%s)", sp.Device, device, m))
-			}
-			u.Devices = append(u.Devices, device)
-			for _, s := range sp.Sessions {
-				v6 := s.Unnumbered || s.Peer.Is6()
-				u.NextHops[0], u.NextHops[1] = u.NextHops[0] || !v6, u.NextHops[1] || v6
-				if s.Local.IsValid() {
-					u.Local[device] = append(u.Local[device], s.Local)
-				}
+		}
+	}
+	for i, found := range devmatch.Assign(devmatch.Sysfs, selected, devices) {
+		device := selected[i].Name
+		var not *devmatch.NotOneError
+		if errors.As(found.Err, &not) { // as the agent reports it
+			unmatched = append(unmatched, hostcheck.Finding{Reason: hostcheck.ReasonDevice, Text: "sub-port " + device + ": " + not.Reason, Remedy: not.Remedy})
+			continue
+		}
+		if m := selected[i].Match; !m.IsZero() {
+			matched = append(matched, fmt.Sprintf("sub-port %s: device %s (%s)", device, devices[found.At].Name, m))
+			device = devices[found.At].Name
+		}
+		u.Devices = append(u.Devices, device)
+		for _, s := range subPorts[i].Sessions {
+			v6 := s.Unnumbered || s.Peer.Is6()
+			u.NextHops[0], u.NextHops[1] = u.NextHops[0] || !v6, u.NextHops[1] || v6
+			if s.Local.IsValid() {
+				u.Local[device] = append(u.Local[device], s.Local)
 			}
 		}
 	}

@@ -45,7 +45,7 @@ leaves' addresses, else the names of the devices: p0s0 and p0s1 are of one plane
 with one number such as eth0 and eth1 two in a row. Loopbacks are the host addresses on lo,
 except those with host scope or a limited lifetime, as virtual addresses have.
 
-With --match pci or mac the sub-ports are p0s0 and so on, and the agent gives these names, as
+With --match pci, mac or rdma the sub-ports are p0s0 and so on, and the agent gives these names, as
 alternative names, to the devices at these addresses. So a renamed device keeps its sessions.
 
 Values that the machine does not determine are marked "guessed" in the file and listed on standard
@@ -65,7 +65,7 @@ Exit code 1: no device leads to a leaf, there is no loopback, or the file exists
 	c.Flags().StringSliceVar(&o.Devices, "device", nil, "the sub-ports, of any kind, by a name or an alternative name (default: all devices that lead to a leaf)")
 	c.Flags().StringSliceVar(&o.peers, "peer", nil, "leaves' addresses as DEVICE=ADDRESS, for subnets larger than /30 (/126)")
 	c.Flags().StringVar(&o.Leaf, "leaf", "", "software of the leaves: frr (and SONiC), bird (and GoBGP) or fared (default: frr, as a guess)")
-	c.Flags().StringVar(&o.Match, "match", discover.MatchName, "how the file selects the sub-ports: name, or pci or mac, which hold when devices are renamed")
+	c.Flags().StringVar(&o.Match, "match", discover.MatchName, "how the file selects the sub-ports: name, or pci, mac or rdma, which hold when devices are renamed")
 	c.Flags().DurationVar(&o.wait, "wait", 5*time.Second, "longest time to wait for router advertisements")
 	_ = c.MarkFlagFilename("output", "yaml", "yml")
 	_ = c.RegisterFlagCompletionFunc("match", cobra.FixedCompletions(matches, cobra.ShellCompDirectiveNoFileComp))
@@ -105,7 +105,7 @@ func runInit(e *cli.Env, c *cobra.Command, o *initOptions) error {
 var leaves = []string{discover.LeafFRR, discover.LeafBIRD, discover.LeafFared}
 
 // matches are the values of --match.
-var matches = []string{discover.MatchName, discover.MatchPCI, discover.MatchMAC}
+var matches = []string{discover.MatchName, discover.MatchPCI, discover.MatchMAC, discover.MatchRDMA}
 
 // parse checks the flags that have a range, and reads the loopbacks, addresses with or without the length of a host
 // prefix.

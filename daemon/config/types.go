@@ -250,8 +250,9 @@ type SubPort struct {
 	// The netdev's name, or an alternative one, which survives a rename; at most 15 bytes, unique in the
 	// file.
 	Device string `yaml:"device" required:"true" reload:"planes"`
-	// The device by hardware (docs/operations/configure.md): pci:0000:3b:00.0, pci:0000:3b:00.0/p1, or
-	// mac:02:00:00:00:00:01. Absent: by name. The agent gives it the alternative name in device.
+	// The device by hardware or pattern (docs/operations/configure.md): pci:0000:3b:00.0, pci:0000:3b:00.0/p1,
+	// mac:02:00:00:00:00:01, rdma:mlx5_3, or name:enp*s0f0np0. Absent: by name. The agent gives it the alternative name
+	// in device.
 	Match string `yaml:"match" reload:"planes"`
 	// Network namespace, by name (ip netns) or path; absent: fared's.
 	Netns string `yaml:"netns" reload:"planes"`

@@ -36,9 +36,10 @@ type Netdev struct {
 	Name string `yaml:"name"`
 	// Kind is "device" for a physical device, else the kernel's name of the kind (IFLA_INFO_KIND).
 	Kind string `yaml:"kind"`
-	// PCI and MAC are the matches (devmatch) that select this device alone; empty where there is none.
-	PCI string `yaml:"pci"`
-	MAC string `yaml:"mac"`
+	// PCI, MAC and ByRDMA are the matches (devmatch) that select this device alone; empty where there is none.
+	PCI    string `yaml:"pci"`
+	MAC    string `yaml:"mac"`
+	ByRDMA string `yaml:"by_rdma"`
 	// Ethernet is false for other link layers, such as InfiniBand.
 	Ethernet bool `yaml:"ethernet"`
 	// Up reports whether the device is administratively up.

@@ -63,6 +63,7 @@ const (
 	MatchName = "name" // by their present names
 	MatchPCI  = "pci"  // by the addresses of their PCI functions
 	MatchMAC  = "mac"  // by their permanent MAC addresses
+	MatchRDMA = "rdma" // by their RDMA devices
 )
 
 // selects returns the match of a device in the file, empty if its name stands for it, and whether the device has the
@@ -73,6 +74,8 @@ func (o *Options) selects(d *Netdev) (match string, ok bool) {
 		return d.PCI, d.PCI != ""
 	case MatchMAC:
 		return d.MAC, d.MAC != ""
+	case MatchRDMA:
+		return d.ByRDMA, d.ByRDMA != ""
 	}
 	return "", true
 }

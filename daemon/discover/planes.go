@@ -65,8 +65,8 @@ func (p *planes) name(m *Machine, o *Options) error {
 		}
 	}
 	if len(without) > 0 {
-		return &OptionError{fmt.Sprintf("--match %s: no such address is that of one device alone, of %s", o.Match, strings.Join(without, ", ")),
-			"use another value: name, pci or mac"}
+		return &OptionError{fmt.Sprintf("--match %s: no such match selects one device alone, of %s", o.Match, strings.Join(without, ", ")),
+			"use another value: name, pci, mac or rdma"}
 	}
 	return nil
 }

@@ -173,6 +173,7 @@ func readHardware(byIndex map[int]*Netdev) error {
 	if err != nil {
 		return fmt.Errorf("list of devices: %w", err)
 	}
+	ports, _ := rdmadev.Scan(rdmadev.Sysfs) // an error means no such matches
 	for i := range all {
 		d := byIndex[all[i].Index]
 		if d == nil {
@@ -184,7 +185,7 @@ func readHardware(byIndex map[int]*Netdev) error {
 			}
 			return m.String()
 		}
-		d.PCI, d.MAC = alone(devmatch.ByPCI(devmatch.Sysfs, &all[i], all)), alone(devmatch.ByMAC(&all[i]))
+		d.PCI, d.MAC, d.ByRDMA = alone(devmatch.ByPCI(devmatch.Sysfs, &all[i], all)), alone(devmatch.ByMAC(&all[i])), alone(devmatch.ByRDMA(ports, &all[i]))
 	}
 	return nil
 }

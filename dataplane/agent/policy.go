@@ -165,14 +165,20 @@ func (p *policy) Forwarding(forwarding *farev1.Forwarding) error {
 }
 
 // device returns an error unless a device may be a sub-port: where match selects it, that is compared in place of the
-// name, which the agent gives to whichever device fits.
+// name, which the agent gives to whichever device fits. A match that is a pattern itself must be one of the permitted
+// texts, because a pattern that fits it, such as name:eth?, may permit fewer devices than it.
 func (p *policy) device(name, match string) error {
 	if name == "lo" {
 		return errors.New("device lo is the loopback device, which is no sub-port: correct the control plane's sub-ports")
 	}
 	name = cmp.Or(match, name)
 	flat := strings.NewReplacer("/", "|") // a * of path.Match ends at the slash between a function and its port
-	if len(p.devices) > 0 && !slices.ContainsFunc(p.devices, func(pattern string) bool { ok, _ := path.Match(flat.Replace(pattern), flat.Replace(name)); return ok }) {
+	wide := strings.HasPrefix(match, "name:") && strings.ContainsAny(match, `*?[\`)
+	permits := func(pattern string) bool {
+		ok, _ := path.Match(flat.Replace(pattern), flat.Replace(name))
+		return pattern == name || ok && (!wide || pattern == "*" || pattern == "name:*")
+	}
+	if len(p.devices) > 0 && !slices.ContainsFunc(p.devices, permits) {
 		return fmt.Errorf("device %q is none of the agent's --allow-device %s: add --allow-device %s to the agent, or correct the control plane's sub-ports",
 			name, strings.Join(p.devices, ", "), name)
 	}

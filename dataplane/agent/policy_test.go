@@ -101,6 +101,15 @@ func TestPolicyOfMatches(t *testing.T) {
 		{"mac:*", "p0s0", "pci:0000:3b:00.0", false},
 		{"p0s0", "p0s0", "pci:0000:3b:00.0", false},
 		{"*", "lo", "pci:0000:3b:00.0", false},
+		{"rdma:mlx5_*", "p0s0", "rdma:mlx4_0/2", false},
+		{"rdma:mlx*", "p0s0", "rdma:mlx4_0/2", true},
+		{"name:eth?", "p0s0", "name:eth7", true},
+		{"name:eth?", "p0s0", "name:eth*", false}, // selects eth10 too
+		{"name:eth?", "p0s0", "name:eth?", true},
+		{"name:eth[4-7]", "p0s0", "name:eth[4-7]", true},
+		{"name:*", "p0s0", "name:eth[4-7]", true},
+		{"*", "p0s0", "name:eth*", true},
+		{"eth*", "p0s0", "name:eth*", false},
 	} {
 		if err := (&policy{devices: []string{c.allow}}).device(c.name, c.match); (err == nil) != c.want {
 			t.Errorf("%s allows %s, match %q: %v, want %t", c.allow, c.name, c.match, err, c.want)

@@ -7,6 +7,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/fared/fared/internal/rdmadev"
+	"github.com/fared/fared/internal/rdmadev/rdmadevtest"
 	"github.com/fared/fared/internal/rtnl"
 )
 
@@ -18,15 +20,26 @@ func TestParse(t *testing.T) {
 		"pci:0000:3b:00.0/p1":   "pci:0000:3b:00.0/p1",
 		"mac:02:00:00:00:00:aF": "mac:02:00:00:00:00:af",
 		"mac:0200.0000.00af":    "mac:02:00:00:00:00:af",
+		"rdma:mlx5_3":           "rdma:mlx5_3",
+		"rdma:rocep59s0f0/2":    "rdma:rocep59s0f0/2",
+		"name:eth[4-7]":         "name:eth[4-7]",
 	} {
 		if m, err := Parse(text); err != nil || m.String() != want || m.IsZero() {
 			t.Errorf("%s: %v, %v", text, m, err)
 		}
 	}
 	for text, want := range map[string]string{
-		"":                            "neither a PCI nor a MAC address; write pci:0000:3b:00.0 or mac:",
-		"eth0":                        "neither a PCI nor a MAC address; write",
-		"3b:00.0":                     "neither a PCI nor a MAC address; write",
+		"":                            "no PCI address, MAC address, RDMA device or pattern; write pci:0000:3b:00.0, mac:",
+		"eth0":                        "no PCI address, MAC address, RDMA device or pattern; write",
+		"3b:00.0":                     "no PCI address, MAC address, RDMA device or pattern; write",
+		"rdma:":                       "no RDMA device; write",
+		"rdma:..":                     "no RDMA device; write",
+		"rdma:mlx5_3/":                "no RDMA device; write",
+		"rdma:mlx5_3/0":               "no RDMA device; write",
+		"rdma:mlx5_3/1/2":             "no RDMA device; write",
+		"name:":                       "no pattern of a name; write",
+		"name:eth[":                   "no pattern of a name; write",
+		"name:a/b":                    "no pattern of a name; write",
 		"pci:3b:00.0":                 "no PCI domain; write pci:0000:3b:00.0;",
 		"pci:3b:00.0/p1":              "no PCI domain; write pci:0000:3b:00.0/p1;",
 		"pci:0000:3b:00.8":            "no PCI address",
@@ -65,9 +78,28 @@ var machine = []rtnl.Hardware{
 	{Index: 13, Name: "sf0", Bus: "auxiliary", Parent: "mlx5_core.sf.2", Address: "02:00:00:00:00:0d"},
 }
 
-// sysfs is a root in which virtio0 is below 0000:00:03.0.
+// sysfs is a root in which virtio0 is below 0000:00:03.0, and RDMA devices are: one at the function of a port, one with
+// two ports, one whose function has representors, and one by software.
 func sysfs(t *testing.T) string {
 	root := t.TempDir()
+	for path, content := range map[string]string{
+		"class/infiniband/mlx5_0/ports/1/state":               "4: ACTIVE",
+		"class/infiniband/mlx5_0/device/net/enp59s0f0np0/mtu": "1500",
+		"class/infiniband/mlx4_0/ports/1/state":               "4: ACTIVE",
+		"class/infiniband/mlx4_0/ports/2/state":               "4: ACTIVE",
+		"class/infiniband/mlx4_0/device/net/two0/dev_port":    "0",
+		"class/infiniband/mlx4_0/device/net/two1/dev_port":    "1",
+		"class/net/two0/dev_port":                             "0",
+		"class/net/two1/dev_port":                             "1",
+		"class/infiniband/mlx5_2/ports/1/state":               "4: ACTIVE",
+		"class/infiniband/mlx5_2/device/net/up0/mtu":          "1500",
+		"class/infiniband/mlx5_2/device/net/rep0/mtu":         "1500",
+		"class/infiniband/rxe0/ports/1/state":                 "4: ACTIVE",
+		"class/infiniband/rxe0/parent":                        "veth0",
+		"class/infiniband/mlx5_9/ports/1/state":               "1: DOWN", // its netdev is elsewhere
+	} {
+		rdmadevtest.Write(t, root, path, content)
+	}
 	device := filepath.Join(root, "devices/pci0000:00/0000:00:03.0/virtio0")
 	bus := filepath.Join(root, "bus/virtio/devices")
 	if err := errors.Join(os.MkdirAll(device, 0o755), os.MkdirAll(bus, 0o755), os.Symlink(device, filepath.Join(bus, "virtio0"))); err != nil {
@@ -94,6 +126,16 @@ func TestFind(t *testing.T) {
 		"mac:02:00:00:00:00:0b":   "mac:02:00:00:00:00:0b fits several devices: veth0, veth0.7; use a match that only one device has",
 		"mac:52:54:00:00:00:01":   "virtio",
 		"mac:02:00:00:00:00:ff":   "no device has the address mac:02:00:00:00:00:ff",
+		"rdma:mlx5_0":             "enp59s0f0np0",
+		"rdma:mlx4_0":             "rdma:mlx4_0 fits several devices: two0 (port p0), two1 (port p1); add the number of the port: rdma:mlx4_0/1",
+		"rdma:mlx4_0/2":           "two1",
+		"rdma:mlx5_2":             "up0",
+		"rdma:rxe0":               "veth0",
+		"rdma:mlx5_9":             "no device is that of rdma:mlx5_9",
+		"rdma:mlx5_10":            "no device is that of rdma:mlx5_10",
+		"name:enp*np1":            "enp59s0f1np1",
+		"name:fabric*":            "no device has a name as name:fabric*",
+		"name:two[0-9]":           "name:two[0-9] fits several devices: two0 (port p0), two1 (port p1); use a narrower pattern, and a sub-port for each device",
 	} {
 		m, err := Parse(text)
 		if err != nil {
@@ -117,20 +159,25 @@ func TestFind(t *testing.T) {
 // TestOf checks the matches that are written for devices: each selects its device, or is none.
 func TestOf(t *testing.T) {
 	root := sysfs(t)
-	want := map[string][2]string{
-		"lo":           {"", ""},
-		"enp59s0f0np0": {"pci:0000:3b:00.0", "mac:02:00:00:00:00:02"},
-		"enp59s0f1np1": {"pci:0000:3b:00.1", "mac:02:00:00:00:00:03"},
-		"two0":         {"pci:0000:5e:00.0/p0", "mac:02:00:00:00:00:04"},
-		"two1":         {"pci:0000:5e:00.0/p1", "mac:02:00:00:00:00:05"},
-		"up0":          {"pci:0000:86:00.0", "mac:02:00:00:00:00:06"},
-		"virtio":       {"pci:0000:00:03.0", "mac:52:54:00:00:00:01"},
-		"sf0":          {"", "mac:02:00:00:00:00:0d"},
+	want := map[string][3]string{
+		"lo":           {"", "", ""},
+		"enp59s0f0np0": {"pci:0000:3b:00.0", "mac:02:00:00:00:00:02", "rdma:mlx5_0"},
+		"enp59s0f1np1": {"pci:0000:3b:00.1", "mac:02:00:00:00:00:03", ""},
+		"two0":         {"pci:0000:5e:00.0/p0", "mac:02:00:00:00:00:04", "rdma:mlx4_0/1"},
+		"two1":         {"pci:0000:5e:00.0/p1", "mac:02:00:00:00:00:05", "rdma:mlx4_0/2"},
+		"up0":          {"pci:0000:86:00.0", "mac:02:00:00:00:00:06", "rdma:mlx5_2"},
+		"virtio":       {"pci:0000:00:03.0", "mac:52:54:00:00:00:01", ""},
+		"veth0":        {"", "mac:02:00:00:00:00:0b", "rdma:rxe0"},
+		"sf0":          {"", "mac:02:00:00:00:00:0d", ""},
+	}
+	ports, err := rdmadev.Scan(root)
+	if err != nil {
+		t.Fatal(err)
 	}
 	for i := range machine {
 		h := &machine[i]
 		if w, ok := want[h.Name]; ok {
-			if got := [2]string{ByPCI(root, h, machine).String(), ByMAC(h).String()}; got != w {
+			if got := [3]string{ByPCI(root, h, machine).String(), ByMAC(h).String(), ByRDMA(ports, h).String()}; got != w {
 				t.Errorf("%s: %q, want %q", h.Name, got, w)
 			}
 		}
@@ -162,6 +209,39 @@ func TestFor(t *testing.T) {
 		}
 		if at != tc.at || holder != tc.holder || fault != tc.fault {
 			t.Errorf("%s for %s: %d, %d, %q, want %+v", tc.match, tc.name, at, holder, fault, tc)
+		}
+	}
+}
+
+// TestAssign checks that a device belongs to one sub-port.
+func TestAssign(t *testing.T) {
+	root := sysfs(t)
+	var subPorts []SubPort
+	want := []string{"enp59s0f0np0", "pci:0000:3b:00.0 selects enp59s0f0np0, which is the device of sub-port a too",
+		"mac:02:00:00:00:00:04 selects two0, which is the device of sub-port two0 too", "two0", "none", "no device is that of rdma:mlx5_9"}
+	for _, s := range [][2]string{{"a", "rdma:mlx5_0"}, {"fabric0", "pci:0000:3b:00.0"}, {"c", "mac:02:00:00:00:00:04"}, {"two0", ""}, {"absent", ""}, {"f", "rdma:mlx5_9"}} {
+		m := Match{}
+		if s[1] != "" {
+			var err error
+			if m, err = Parse(s[1]); err != nil {
+				t.Fatal(err)
+			}
+		}
+		subPorts = append(subPorts, SubPort{s[0], m})
+	}
+	for i, f := range Assign(root, subPorts, machine) {
+		got := "none"
+		switch {
+		case f.Err != nil:
+			got = f.Err.Error()
+		case f.At >= 0:
+			got = machine[f.At].Name
+		}
+		if got != want[i] || (f.Err != nil) && f.At != -1 {
+			t.Errorf("%s: %s at %d, want %s", subPorts[i].Name, got, f.At, want[i])
+		}
+		if i == 1 && f.Holder != 1 { // so that the name is taken from it
+			t.Errorf("the holder of fabric0 is %d", f.Holder)
 		}
 	}
 }

@@ -128,18 +128,37 @@ func (p *Port) read(root, dir string) {
 	for _, g := range p.GIDs {
 		p.serve(g.Netdev)
 	}
-	p.serve(read(dir, "parent")) // of software devices
+	p.serve(read(dir, "parent"))
+	p.own = function(root, dir, p.Port)
+	for _, netdev := range p.own {
+		p.serve(netdev)
+	}
+}
+
+// Netdevs returns the devices that a port of an RDMA device uses: its parent, or those of the same function. Port 0
+// means all ports. A device that does not exist has none.
+func Netdevs(root, device string, port int) []string {
+	dir := filepath.Join(root, "class/infiniband", device)
+	if parent := read(dir, "parent"); parent != "" { // of software devices
+		return []string{parent}
+	}
+	return function(root, dir, port)
+}
+
+// function returns the netdevs of the function of the RDMA device in dir that belong to a port, or to any with port 0.
+func function(root, dir string, port int) (out []string) {
 	netdevs, err := os.ReadDir(filepath.Join(dir, "device/net"))
 	if err != nil {
-		return
+		return nil
 	}
 	for _, d := range netdevs {
 		// The port number of the netdevs, from 0, distinguishes the ports of one function.
-		if number, err := strconv.Atoi(read(root, "class/net", d.Name(), "dev_port")); err != nil || number == p.Port-1 || len(netdevs) == 1 {
-			p.own = append(p.own, d.Name())
-			p.serve(d.Name())
+		number, err := strconv.Atoi(read(root, "class/net", d.Name(), "dev_port"))
+		if port == 0 || err != nil || number == port-1 || len(netdevs) == 1 {
+			out = append(out, d.Name())
 		}
 	}
+	return out
 }
 
 func (p *Port) serve(netdev string) {

@@ -121,7 +121,7 @@ func TestCNI(t *testing.T) {
 		}
 	}
 	slices.Sort(first)
-	t.Logf("%d rounds; first packet after ADD: p50 %v, most %v", rounds(), first[len(first)/2], first[len(first)-1])
+	t.Logf("%d rounds; first packet after ADD, n %d: p50 %v, p99 %v, most %v", rounds(), len(first), first[len(first)/2], first[len(first)*99/100], first[len(first)-1])
 }
 
 // rounds is FARED_POD_ROUNDS, or 500.
@@ -139,8 +139,12 @@ func (b *bed) round(r *runtime, round int, first *[]time.Duration) {
 		b.agent.Kill()
 	}
 	warnings := r.add()
-	if absent != strings.Contains(warnings, "warning") {
+	late := strings.Contains(warnings, "no weights are in effect after") // on a busy machine: reaches waits for them
+	if absent != (strings.Contains(warnings, "warning") && !late) {
 		b.t.Fatalf("round %d: warnings %q", round, warnings)
+	}
+	if late {
+		b.t.Logf("round %d: %s", round, warnings)
 	}
 	if absent {
 		b.start()

@@ -430,8 +430,8 @@ type ForwardingSubPort struct {
 	// the sub-port keeps the next hops of the previous Forwarding, if any.
 	NextHopV4 string `protobuf:"bytes,3,opt,name=next_hop_v4,json=nextHopV4,proto3" json:"next_hop_v4,omitempty"`
 	NextHopV6 string `protobuf:"bytes,4,opt,name=next_hop_v6,json=nextHopV6,proto3" json:"next_hop_v6,omitempty"`
-	// The hardware of the device, if the control plane knows it: pci:0000:3b:00.0, pci:0000:3b:00.0/p1 (a port), or mac:02:00:00:00:00:01. A data plane
-	// that finds devices by their names gives this device the name above, as an alternative name, and keeps it across renaming and re-creation of the device.
+	// The hardware of the device, if the control plane knows it: pci:0000:3b:00.0, pci:0000:3b:00.0/p1 (a port), mac:02:00:00:00:00:01, rdma:mlx5_3,
+	// rdma:mlx4_0/2 (a port), or a pattern of its present name: name:enp*s0f0np0. A data plane that finds devices by their names gives this device the name above, as an alternative name, and keeps it across renaming and re-creation of the device.
 	Match         string `protobuf:"bytes,5,opt,name=match,proto3" json:"match,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

@@ -314,12 +314,16 @@ func (n *namespace) fits(p *port, index int) bool {
 // unmatched returns why the port has no device of its match.
 func (n *namespace) unmatched(p *port) string {
 	all := slices.SortedFunc(maps.Values(n.devices), func(a, b rtnl.Hardware) int { return cmp.Compare(a.Index, b.Index) })
-	at, _, err := p.match.For(n.sysfs, p.device, all)
-	if err != nil {
-		return err.Error()
+	var subPorts []devmatch.SubPort
+	for _, o := range n.ports {
+		subPorts = append(subPorts, devmatch.SubPort{Name: o.device, Match: o.match})
+	}
+	found := devmatch.Assign(n.sysfs, subPorts, all)[slices.Index(n.ports, p)]
+	if found.Err != nil {
+		return found.Err.Error()
 	}
 	// Linux announces alternative names of devices that are up alone (netdev_state_change).
-	return fmt.Sprintf("%s (%s) is down, or does not have the name %s, which the data plane gives", all[at].Name, p.match, p.device)
+	return fmt.Sprintf("%s (%s) is down, or does not have the name %s, which the data plane gives", all[found.At].Name, p.match, p.device)
 }
 
 // leave marks the port as absent. It keeps the last known speed.

@@ -7,13 +7,16 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"reflect"
 	"slices"
 	"sync"
+	"time"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
 	farev1 "github.com/fared/fared/api/fare/v1"
+	"github.com/fared/fared/internal/beat"
 	"github.com/fared/fared/internal/devmatch"
 	"github.com/fared/fared/internal/hostcheck"
 	"github.com/fared/fared/internal/rtnl"
@@ -23,20 +26,17 @@ import (
 type Namer struct {
 	log   *slog.Logger
 	watch *rtnl.Watch
+	quit  chan struct{}
 	done  sync.WaitGroup
 
 	mu       sync.Mutex // guards the fields below
 	conn     *rtnl.Conn
-	wanted   []wanted
+	sysfs    string             // mount point of sysfs
+	wanted   []devmatch.SubPort // all sub-ports, if one has a match
 	findings []hostcheck.Finding
 	known    map[int]identity // of each device by index, when last read
+	carried  [][]string       // of each sub-port, the netdevs of its match's RDMA device, when last read
 	failed   bool             // the kernel did not answer, or refused a name: any event tries again
-}
-
-// wanted is a name with the device that shall have it.
-type wanted struct {
-	name  string
-	match devmatch.Match
 }
 
 // Open opens a Namer in the network namespace of the calling thread. It gives no name before Set.
@@ -49,13 +49,15 @@ func Open(log *slog.Logger) (*Namer, error) {
 	if err != nil {
 		return nil, errors.Join(err, watch.Close())
 	}
-	n := &Namer{log: log, watch: watch, conn: conn, known: map[int]identity{}}
+	n := &Namer{log: log, watch: watch, conn: conn, sysfs: devmatch.Sysfs, known: map[int]identity{}, quit: make(chan struct{})}
 	n.done.Go(n.follow)
+	n.done.Go(n.followRDMA)
 	return n, nil
 }
 
 // Close ends the Namer. Names stay.
 func (n *Namer) Close() error {
+	close(n.quit)
 	err := n.watch.Close()
 	n.done.Wait()
 	return errors.Join(err, n.conn.Close())
@@ -65,12 +67,17 @@ func (n *Namer) Close() error {
 // or several, is a finding and no error: the device may come later. Errors have a gRPC code: a match that cannot be
 // read, or in another network namespace, and a kernel that does not answer.
 func (n *Namer) Set(forwarding *farev1.Forwarding) error {
-	var all []wanted
+	var all []devmatch.SubPort
+	matches := false
 	for i, plane := range forwarding.GetPlanes() {
 		for j, subPort := range plane.GetSubPorts() {
 			if subPort.Match == "" {
+				if subPort.Netns == "" {
+					all = append(all, devmatch.SubPort{Name: subPort.Device})
+				}
 				continue
 			}
+			matches = true
 			at := fmt.Sprintf("forwarding: planes[%d].sub_ports[%d]", i, j)
 			match, err := devmatch.Parse(subPort.Match)
 			if err != nil {
@@ -79,8 +86,11 @@ func (n *Namer) Set(forwarding *farev1.Forwarding) error {
 			if subPort.Netns != "" {
 				return status.Errorf(codes.InvalidArgument, "%s: match: the device is in network namespace %s, where the agent gives no names: run the agent there, or remove match", at, subPort.Netns)
 			}
-			all = append(all, wanted{subPort.Device, match})
+			all = append(all, devmatch.SubPort{Name: subPort.Device, Match: match})
 		}
+	}
+	if !matches {
+		all = nil
 	}
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -104,11 +114,45 @@ func (n *Namer) follow() {
 		events, err := n.watch.Poll()
 		n.mu.Lock()
 		if len(n.wanted) > 0 && (err != nil || slices.ContainsFunc(events, n.concerns)) {
-			if err := n.apply(); err != nil {
-				n.log.Warn("cannot give the devices of sub-ports their names", "error", err)
-			}
+			n.applyOrWarn()
 		}
 		n.mu.Unlock()
+	}
+}
+
+// followRDMA gives the names again whenever an RDMA device has other devices, which the kernel does not announce.
+func (n *Namer) followRDMA() {
+	for {
+		select {
+		case <-n.quit:
+			return
+		case <-time.After(beat.Until(time.Now(), time.Second)):
+		}
+		n.mu.Lock()
+		if len(n.wanted) > 0 && !reflect.DeepEqual(n.carried, n.readRDMA()) {
+			n.applyOrWarn()
+		}
+		n.mu.Unlock()
+	}
+}
+
+// readRDMA returns what carried is now; nil if no match has an RDMA device. The caller holds mu.
+func (n *Namer) readRDMA() (all [][]string) {
+	for i, w := range n.wanted {
+		if carried := w.Match.RDMA(n.sysfs); carried != nil {
+			if all == nil {
+				all = make([][]string, len(n.wanted))
+			}
+			all[i] = carried
+		}
+	}
+	return all
+}
+
+// applyOrWarn is apply outside of a call. The caller holds mu.
+func (n *Namer) applyOrWarn() {
+	if err := n.apply(); err != nil {
+		n.log.Warn("cannot give the devices of sub-ports their names", "error", err)
 	}
 }
 
@@ -129,6 +173,7 @@ func (n *Namer) apply() error {
 		n.findings = nil
 		return nil
 	}
+	n.carried = n.readRDMA()
 	devices, err := n.conn.Hardware()
 	if err != nil {
 		n.failed = true // what was found holds until the next event
@@ -137,19 +182,22 @@ func (n *Namer) apply() error {
 	n.findings = nil
 	batch := n.conn.Begin()
 	var changes []change // by the message in batch
-	for _, w := range n.wanted {
-		at, holder, err := w.match.For(devmatch.Sysfs, w.name, devices)
+	for i, found := range devmatch.Assign(n.sysfs, n.wanted, devices) {
+		w := n.wanted[i]
+		if w.Match.IsZero() {
+			continue
+		}
 		var not *devmatch.NotOneError
-		if errors.As(err, &not) {
+		if errors.As(found.Err, &not) {
 			n.find(w, not.Reason, not.Remedy)
 		}
-		if holder >= 0 && holder != at && devices[holder].Name != w.name {
-			batch.DelAltName(devices[holder].Index, w.name)
+		if found.Holder >= 0 && found.Holder != found.At && devices[found.Holder].Name != w.Name {
+			batch.DelAltName(devices[found.Holder].Index, w.Name)
 			changes = append(changes, change{w, ""})
 		}
-		if err == nil && at != holder {
-			batch.AddAltName(devices[at].Index, w.name)
-			changes = append(changes, change{w, devices[at].Name})
+		if found.Err == nil && found.At != found.Holder {
+			batch.AddAltName(devices[found.At].Index, w.Name)
+			changes = append(changes, change{w, devices[found.At].Name})
 		}
 	}
 	clear(n.known)
@@ -160,9 +208,9 @@ func (n *Namer) apply() error {
 		switch c := changes[i]; {
 		case err != nil: // for example, the device is gone, whose event follows
 			n.failed = true
-			n.find(c.wanted, fmt.Sprintf("cannot change its device: %v", err), "the agent retries at the next event of a device; give the name by hand: ip link property add dev DEVICE altname "+c.name)
+			n.find(c.SubPort, fmt.Sprintf("cannot change its device: %v", err), "the agent retries at the next event of a device; give the name by hand: ip link property add dev DEVICE altname "+c.Name)
 		case c.device != "":
-			n.log.Info("a device has the name of its sub-port", "sub_port", c.name, "match", c.match.String(), "device", c.device)
+			n.log.Info("a device has the name of its sub-port", "sub_port", c.Name, "match", c.Match.String(), "device", c.device)
 		}
 	}
 	return nil
@@ -170,11 +218,11 @@ func (n *Namer) apply() error {
 
 // change is a message to the kernel: the device of a present name that receives the wanted one, or none for a removal.
 type change struct {
-	wanted
+	devmatch.SubPort
 	device string
 }
 
 // find records why no device has a name. The caller holds mu.
-func (n *Namer) find(w wanted, reason, remedy string) {
-	n.findings = append(n.findings, hostcheck.Finding{Reason: hostcheck.ReasonDevice, Text: "sub-port " + w.name + ": " + reason, Remedy: remedy})
+func (n *Namer) find(w devmatch.SubPort, reason, remedy string) {
+	n.findings = append(n.findings, hostcheck.Finding{Reason: hostcheck.ReasonDevice, Text: "sub-port " + w.Name + ": " + reason, Remedy: remedy})
 }

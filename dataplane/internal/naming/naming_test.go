@@ -12,6 +12,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	farev1 "github.com/fared/fared/api/fare/v1"
+	"github.com/fared/fared/internal/rdmadev/rdmadevtest"
 	"github.com/fared/fared/internal/rtnl"
 	"github.com/fared/fared/internal/testkit/netnstest"
 )
@@ -192,13 +193,55 @@ func TestRefusedMatches(t *testing.T) {
 	away := forwarding("p0s0", "mac:"+first)
 	away.Planes[0].SubPorts[0].Netns = "other"
 	for want, f := range map[string]*farev1.Forwarding{
-		`sub_ports[1]: match: "eth0" is neither`: forwarding("p0s0", "mac:"+first, "p0s1", "eth0"),
-		"network namespace other":                away,
+		`sub_ports[1]: match: "eth0" is no PCI address`: forwarding("p0s0", "mac:"+first, "p0s1", "eth0"),
+		"network namespace other":                       away,
 	} {
 		if err := n.Set(f); status.Code(err) != codes.InvalidArgument || !strings.Contains(err.Error(), want) {
 			t.Errorf("%v, want %s", err, want)
 		}
 	}
+}
+
+// TestNamesByRDMAAndPattern checks that a name follows its RDMA device, whose changes no event of a network device
+// announces, and a pattern; and that one device has the name of one sub-port.
+func TestNamesByRDMAAndPattern(t *testing.T) {
+	netnstest.Require(t)
+	ns := netnstest.New(t)
+	add(ns, "eth0", first)
+	add(ns, "eth1", second)
+	n := open(t, ns)
+	n.mu.Lock()
+	n.sysfs = t.TempDir()
+	n.mu.Unlock()
+	if err := n.Set(forwarding("p0s0", "rdma:rxe0", "p0s1", "name:eth[1-9]")); err != nil {
+		t.Fatal(err)
+	}
+	until(t, ns, "p0s1", "eth1")
+	settled(t, n, "sub-port p0s0: no device is that of rdma:rxe0")
+	rdmadevtest.Write(t, n.sysfs, "class/infiniband/rxe0/parent", "eth0")
+	until(t, ns, "p0s0", "eth0")
+	settled(t, n, "")
+	ns.IP("link", "set", "eth1", "name", "eth7")
+	until(t, ns, "p0s1", "eth7")
+	rdmadevtest.Write(t, n.sysfs, "class/infiniband/rxe0/parent", "eth7")
+	until(t, ns, "p0s0", "eth7")
+	settled(t, n, "sub-port p0s1: name:eth[1-9] selects eth7, which is the device of sub-port p0s0 too")
+	until(t, ns, "p0s1", "")
+	if err := n.Set(forwarding("p0s0", "rdma:rxe0", "p0s1", "name:eth[1-9]", "eth7", "")); err != nil {
+		t.Fatal(err)
+	}
+	until(t, ns, "p0s0", "")
+	if err := os.RemoveAll(n.sysfs + "/class"); err != nil {
+		t.Fatal(err)
+	}
+	if err := n.Set(forwarding("p0s0", "rdma:rxe0", "p0s1", "name:eth[1-9]")); err != nil {
+		t.Fatal(err)
+	}
+	until(t, ns, "p0s1", "eth7")
+	ns.IP("link", "set", "eth0", "name", "eth8")
+	until(t, ns, "p0s1", "eth7") // it has the name already, so that the second one changes nothing
+	ns.IP("link", "set", "eth7", "name", "other")
+	until(t, ns, "p0s1", "eth8")
 }
 
 // TestEventsElsewhere checks that no link event of a namespace at the other end of a cable stays in a socket: the Namer
