@@ -135,7 +135,7 @@ func start(c Config, open func() (*driver, error)) (_ *Agent, err error) {
 		if a.namer, err = naming.Open(c.Log); err != nil {
 			return nil, err
 		}
-		if a.keeper, err = returning.Open(c.Log); err != nil {
+		if a.keeper, err = returning.Open(c.addresses(), c.Log); err != nil {
 			return nil, err
 		}
 	}

@@ -62,7 +62,8 @@ type Config struct {
 	Linux linux.Config
 	BPF   bpf.Config
 
-	// Journal is the path of the journal; "" disables it, so that a restart waits for the control plane.
+	// Journal is the path of the journal; "" disables it, so that a restart waits for the control plane. The file of the
+	// addresses of sub-ports has this name with .addresses.
 	Journal string
 
 	// Pods is the directory of attachments (fare.v1.AttachService); "" refuses them, as Memory does.
@@ -88,6 +89,14 @@ type FieldError struct {
 func (e *FieldError) Error() string { return e.Field + ": " + e.Err.Error() }
 
 func (e *FieldError) Unwrap() error { return e.Err }
+
+// addresses returns the path of the file of addresses, "" without a journal.
+func (c *Config) addresses() string {
+	if c.Journal == "" {
+		return ""
+	}
+	return c.Journal + ".addresses"
+}
 
 func (c *Config) complete() error {
 	if c.Driver == "" {

@@ -67,6 +67,9 @@ func Flush(c Config) (f Flushed, err error) {
 		if err := journal.Remove(c.Journal); err != nil {
 			return f, err
 		}
+		if err := os.Remove(c.addresses()); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return f, err
+		}
 		if !errors.Is(statErr, fs.ErrNotExist) {
 			f.Removed, journaled = append(f.Removed, "journal "+c.Journal), true
 		}

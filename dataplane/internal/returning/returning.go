@@ -1,6 +1,7 @@
 // Package returning follows the addresses of the devices of sub-ports. A device that was away (in the network namespace
 // of a container, or because its driver was loaded again) returns without them, and no session over it can connect.
-// The addresses are given back if the control plane wants that; otherwise they are a finding.
+// The addresses are given back if the control plane wants that; otherwise they are a finding. They are in a file, too,
+// because the process may end while a device is away.
 package returning
 
 import (
@@ -31,6 +32,7 @@ const (
 // Keeper follows the devices of a network namespace. Close must follow Open.
 type Keeper struct {
 	log    *slog.Logger
+	path   string // of the file; "" keeps none
 	handle *netlink.Handle
 	events *nl.NetlinkSocket
 	wake   chan struct{} // one slot: an event concerns a sub-port
@@ -40,6 +42,7 @@ type Keeper struct {
 	mu       sync.Mutex // guards the fields below
 	restore  bool
 	subPorts map[string]*subPort // by name
+	saved    []byte              // content of the file
 }
 
 // subPort is a sub-port with the addresses that its device has had.
@@ -53,8 +56,9 @@ type subPort struct {
 	failure  error                // of the last attempt to give an address back
 }
 
-// Open opens a Keeper in the network namespace of the calling thread. It follows no device before Set.
-func Open(log *slog.Logger) (*Keeper, error) {
+// Open opens a Keeper in the network namespace of the calling thread. It follows no device before Set. The addresses
+// are in the file at path, "" for none, which a reboot has to remove. A file that cannot be read counts as none.
+func Open(path string, log *slog.Logger) (*Keeper, error) {
 	handle, err := netlink.NewHandle(unix.NETLINK_ROUTE)
 	if err != nil {
 		return nil, fmt.Errorf("netlink: %w", err)
@@ -64,7 +68,8 @@ func Open(log *slog.Logger) (*Keeper, error) {
 		handle.Close()
 		return nil, fmt.Errorf("netlink: %w", err)
 	}
-	k := &Keeper{log: log, handle: handle, events: events, wake: make(chan struct{}, 1), quit: make(chan struct{}), subPorts: map[string]*subPort{}}
+	k := &Keeper{log: log, path: path, handle: handle, events: events, wake: make(chan struct{}, 1), quit: make(chan struct{}), subPorts: map[string]*subPort{}}
+	k.load()
 	k.done.Go(k.receive)
 	k.done.Go(k.follow)
 	return k, nil
@@ -200,7 +205,7 @@ func (k *Keeper) follow() {
 	}
 }
 
-// lookAll reads the devices of all sub-ports, and returns the time until that is due again. The caller holds mu.
+// lookAll reads the devices of all sub-ports, writes the file, and returns the time until that is due again. The caller holds mu.
 func (k *Keeper) lookAll(now time.Time) (next time.Duration) {
 	next = time.Hour
 	for _, s := range k.subPorts {
@@ -214,6 +219,9 @@ func (k *Keeper) lookAll(now time.Time) (next time.Duration) {
 		case len(s.missing) > 0 && !s.returned:
 			next = min(next, grace)
 		}
+	}
+	if err := k.save(); err != nil {
+		k.log.Warn("addresses of sub-ports are lost with this process", "error", err)
 	}
 	return next
 }

@@ -4,6 +4,8 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -24,7 +26,12 @@ type bed struct {
 	t                 *testing.T
 	server, leaf, pod *netnstest.Namespace
 	keeper            *Keeper
+	path              string // of the keeper's file
 	cables            int
+}
+
+func (b *bed) open() {
+	b.server.Must(func() (err error) { b.keeper, err = Open(b.path, slog.New(slog.DiscardHandler)); return err })
 }
 
 func newBed(t *testing.T, restore bool) *bed {
@@ -36,8 +43,9 @@ func newBed(t *testing.T, restore bool) *bed {
 	for _, address := range []string{"10.0.0.1/31", "10.9.0.1/24", "fd00:1::1/64"} {
 		b.server.IP("address", "add", address, "dev", "eth0", "nodad")
 	}
-	b.server.Must(func() (err error) { b.keeper, err = Open(slog.New(slog.DiscardHandler)); return err })
-	t.Cleanup(b.keeper.Close)
+	b.path = filepath.Join(t.TempDir(), "addresses")
+	b.open()
+	t.Cleanup(func() { b.keeper.Close() })
 	b.set(restore)
 	return b
 }
@@ -171,5 +179,58 @@ func TestRemovedAddressesStayAway(t *testing.T) {
 		return nil
 	})
 	journeys["DRANET"](b)
+	b.until("10.0.0.1/31 fd00:1::1/64")
+}
+
+// TestAddressesOutliveTheProcess checks that a process which has ended while the device was away, or before it came back,
+// has a successor that gives the addresses back; and that the successor does not give back what an operator has removed
+// meanwhile.
+func TestAddressesOutliveTheProcess(t *testing.T) {
+	b := newBed(t, true)
+	leave := func() {
+		b.server.IP("link", "set", "eth0", "down")
+		b.server.IP("link", "set", "eth0", "netns", b.pod.Name, "name", "rail0")
+	}
+	arrive := func() {
+		b.pod.IP("link", "set", "rail0", "netns", b.server.Name, "name", "eth0")
+		b.server.IP("link", "set", "eth0", "up")
+	}
+	restart := func() {
+		b.keeper.Close()
+		b.open()
+		b.set(true)
+	}
+	for _, steps := range [][]func(){
+		{leave, restart, arrive},
+		{func() {
+			leave()
+			b.set(true)
+			b.keeper.Close()
+			arrive()
+			b.open()
+			b.set(true)
+		}}, // Set reads the devices
+		{func() { b.server.IP("link", "set", "eth0", "down") }, restart, func() { b.server.IP("link", "set", "eth0", "up") }},
+		{leave, restart, func() { b.pod.IP("link", "set", "rail0", "netns", b.server.Name, "name", "eth0") }, restart, func() { b.server.IP("link", "set", "eth0", "up") }},
+		{leave, func() { b.set(true) }, restart, restart, arrive, restart},
+	} {
+		for _, step := range steps {
+			step()
+		}
+		b.until(all)
+	}
+	b.keeper.Close()
+	b.server.IP("address", "delete", "10.9.0.1/24", "dev", "eth0")
+	b.open()
+	b.set(true)
+	b.until("10.0.0.1/31 fd00:1::1/64")
+	b.keeper.Close()
+	if err := os.WriteFile(b.path, []byte(`[{"device": "eth0", "ind`), 0o600); err != nil { // by a full disk
+		t.Fatal(err)
+	}
+	b.open()
+	b.set(true)
+	leave()
+	arrive()
 	b.until("10.0.0.1/31 fd00:1::1/64")
 }
