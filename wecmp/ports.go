@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"fmt"
 	"net/netip"
+	"slices"
 	"sync"
 )
 
@@ -121,7 +122,7 @@ func (p *Planner) Service() Service { return p.to }
 // are unique. Under port addressing they are unique in each plane; if the network's hash is known, src and dst are the
 // addresses of one plane's ports, and the result is valid for that plane's slots. Under sub-port addressing one port
 // serves all slots (draft-xu-rtgwg-fare-in-sun-02, Section 3.1). Both addresses must be of one family; the flows are
-// toward Service.
+// toward Service. Places that the configuration does not have, of slots from before a reload, get uniform ports.
 func (p *Planner) Ports(src, dst netip.Addr, places []Place, buf []uint16) ([]uint16, Placement) {
 	base := pairBase(src, dst)
 	buf = buf[:0]
@@ -135,7 +136,7 @@ func (p *Planner) Ports(src, dst netip.Addr, places []Place, buf []uint16) ([]ui
 	switch {
 	case p.cfg.Addressing == SubPortAddress:
 		return buf, Placement{Method: MethodNone}
-	case hash == nil, len(places) > len(p.layout.home),
+	case hash == nil, len(places) > len(p.layout.home), !p.has(places),
 		p.cfg.Addressing == PortAddress && p.cfg.Mode == PerPacket: // any port of the plane will do, because packets are sprayed over its sub-ports
 		return buf, Placement{Method: MethodUniform}
 	}
@@ -159,6 +160,11 @@ func (p *Planner) Ports(src, dst netip.Addr, places []Place, buf []uint16) ([]ui
 	}
 	placement.Missed = p.land(x, base, f, places, -1, buf)
 	return buf, placement
+}
+
+// has reports whether the configuration has all places.
+func (p *Planner) has(places []Place) bool {
+	return !slices.ContainsFunc(places, func(at Place) bool { return p.cfg.placeIndex(p.layout.start, at) < 0 })
 }
 
 // Service is the destination of flows.

@@ -406,3 +406,21 @@ func TestServicesHaveNames(t *testing.T) {
 		}
 	}
 }
+
+// TestPortsOfUnknownPlaces checks that slots of another configuration, which a view has that was made before a reload,
+// get ports that are spread evenly.
+func TestPortsOfUnknownPlaces(t *testing.T) {
+	src, dst := netip.MustParseAddr("10.255.0.1"), netip.MustParseAddr("10.255.0.2")
+	for _, mode := range []Mode{PerFlow, PerPacket} {
+		cfg := square(4, 2)
+		cfg.Mode = mode
+		cfg.Hash = LinuxL4{Seed: 7, Buckets: 1024, Lasting: 16}
+		p := mustPlanner(t, cfg)
+		last := len(cfg.Planes) - 1
+		for _, place := range []Place{{last + 1, 0}, {last, len(cfg.Planes[last].SubPorts)}, {-1, 0}, {last + 1, -1}} {
+			if ports, how := p.Ports(src, dst, []Place{place}, nil); len(ports) != 1 || how.Method != MethodUniform {
+				t.Errorf("%v, place %v: %v, %v", mode, place, ports, how)
+			}
+		}
+	}
+}
