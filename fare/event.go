@@ -29,8 +29,8 @@ type SessionUp struct {
 type SessionDown struct {
 	Session    int    `json:"session"`
 	Generation uint64 `json:"generation"`
-	// Closed reports that the peer closed the connection without a NOTIFICATION: its host is alive, and may have another
-	// connection in mind.
+	// Closed reports that the peer closed the connection without a NOTIFICATION: its host is alive, and may make
+	// another one.
 	Closed bool `json:"closed,omitempty"`
 }
 
