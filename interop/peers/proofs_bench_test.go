@@ -70,6 +70,7 @@ func benchmarkProofs(b *testing.B, driver string, n int) {
 // as many as they do: one server's share. Of the packets it knows what the constants below say.
 type reflector struct {
 	conn            *net.UDPConn
+	due             chan struct{}
 	probes, answers atomic.Uint64
 }
 
@@ -95,7 +96,7 @@ func (b *bed) reflect() *reflector {
 		index[p] = b.far.Device(device(p)).Index
 	}
 	b.far.IP(hops...)
-	r := &reflector{}
+	r := &reflector{due: make(chan struct{}, 64)}
 	b.far.Must(func() (err error) {
 		r.conn, err = net.ListenUDP("udp4", &net.UDPAddr{Port: proofPort})
 		return err
@@ -130,6 +131,10 @@ func (r *reflector) answer() {
 			continue
 		}
 		r.probes.Add(1)
+		select {
+		case r.due <- struct{}{}:
+		default:
+		}
 		buf[kindAt] = answerKind
 		copy(buf[returnDeviceAt:], buf[deviceAt:deviceAt+nameSize])
 		copy(buf[arrivedAt:], buf[deviceAt:deviceAt+2*nameSize])
@@ -138,18 +143,15 @@ func (r *reflector) answer() {
 	}
 }
 
-// probe sends probes by random planes, at random times.
+// probe sends a probe by a random plane for each one that has arrived, at random times: every server sends as many.
 func (r *reflector) probe(index map[int]int, destinations int, stop chan struct{}) {
-	rate := 20.
-	if destinations > 64 {
-		rate = 50
-	}
 	for {
 		select {
 		case <-stop:
 			return
-		case <-time.After(time.Duration(rand.ExpFloat64() / rate * float64(time.Second))):
+		case <-r.due:
 		}
+		time.Sleep(time.Duration(rand.ExpFloat64() * float64(20*time.Millisecond)))
 		p := rand.IntN(planes)
 		packet := make([]byte, proofSize)
 		copy(packet, "frdP\x01\x01")

@@ -127,6 +127,82 @@ func TestTransmit(t *testing.T) {
 	}
 }
 
+// TestOutbox sends datagrams by devices with one call; the kernel refuses the first one.
+func TestOutbox(t *testing.T) {
+	for f, x := range addresses {
+		t.Run(x.name, func(t *testing.T) {
+			near, far := hosts(t, f)
+			for p := range 2 {
+				near.IP([]string{"-4", "-6"}[f], "rule", "add", "priority", "60", "oif", fmt.Sprintf("plane%d", p), "lookup", fmt.Sprint(100+p))
+			}
+			own, to := netip.MustParseAddr(x.near), netip.AddrPortFrom(netip.MustParseAddr(x.far), 4796)
+			from, _ := opened(t, near, netip.AddrPortFrom(own, 4796))
+			at, _ := opened(t, far, to)
+			stranger := netip.AddrPortFrom([]netip.Addr{netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("2001:db8::1")}[f], 4796)
+			var o outbox
+			for range 2 { // the second time with what is left of the first
+				netnstest.Eventually(t, time.Minute, func() error { // the first packets may wait for the neighbor
+					o.reset()
+					for i, to := range []netip.AddrPort{stranger, to, to} {
+						packet := proof.Packet{Kind: proof.Probe, Nonce: uint64(i), Size: 160 + 400*i}
+						o.add(packet.Append(nil, nil), from.family.source(own, near.Device(fmt.Sprintf("plane%d", max(0, i-1))).Index), to)
+					}
+					o.send(from.waiting)
+					b := inbox{}
+					for want := 1; want < 3; {
+						m, ok := at.next(&b)
+						if !ok {
+							return fmt.Errorf("packet %d does not arrive", want)
+						}
+						packet, _, err := proof.Parse(m.data, nil)
+						if int(packet.Nonce) < want {
+							continue
+						}
+						if err != nil || int(packet.Nonce) != want || m.index != far.Device(fmt.Sprintf("plane%d", want-1)).Index {
+							return fmt.Errorf("packet %d by device %d, %v", packet.Nonce, m.index, err)
+						}
+						want++
+					}
+					return nil
+				})
+			}
+		})
+	}
+}
+
+// TestAlarm rings at the last time that was set, also without a descriptor for the kernel's timer.
+func TestAlarm(t *testing.T) {
+	for _, kernel := range []bool{true, false} {
+		var limit unix.Rlimit
+		if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
+			t.Fatal(err)
+		}
+		if !kernel {
+			if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: 3, Max: limit.Max}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		a := newAlarm()
+		if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
+			t.Fatal(err)
+		}
+		if kernel != (a.timer == nil) {
+			t.Fatalf("a timer of the kernel is %v", kernel)
+		}
+		for _, wait := range []time.Duration{-time.Second, 20 * time.Millisecond} {
+			at := time.Now().Add(wait)
+			a.set(time.Now().Add(time.Hour))
+			a.set(at)
+			if <-a.ready; time.Now().Before(at) {
+				t.Errorf("it rings before %v", wait)
+			}
+		}
+		a.set(time.Now().Add(time.Hour))
+		a.set(time.Time{})
+		a.stop()
+	}
+}
+
 // TestFaultOf provokes each error of the kernel.
 func TestFaultOf(t *testing.T) {
 	near, _ := hosts(t, 0)

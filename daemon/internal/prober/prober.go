@@ -96,7 +96,17 @@ type Prober struct {
 	events   []Event
 	pings    int
 	in       inbox
-	out      []byte // a packet to send
+	out      []byte  // a packet to send
+	answers  []reply // from the loopback whose packets are being read
+	post     outbox
+}
+
+// reply is an answer that leaves by a sub-port, whatever the weights, once the packets of its loopback have been read.
+type reply struct {
+	packet  proof.Packet
+	to      netip.Addr
+	subPort int
+	key     []byte
 }
 
 // reason is why a packet was dropped.
@@ -147,8 +157,8 @@ func (p *Prober) Run(ctx context.Context) error {
 	case <-ctx.Done():
 		return nil
 	}
-	timer := time.NewTimer(0)
-	defer timer.Stop()
+	alarm := newAlarm()
+	defer alarm.stop()
 	var changed <-chan struct{}
 	var next time.Time // of the next view
 	stale := true
@@ -174,11 +184,7 @@ func (p *Prober) Run(ctx context.Context) error {
 		if stale && (wake.IsZero() || next.Before(wake)) {
 			wake = next
 		}
-		if wake.IsZero() {
-			timer.Stop()
-		} else {
-			timer.Reset(time.Until(wake))
-		}
+		alarm.set(wake)
 		for waits := true; waits; {
 			select {
 			case <-ctx.Done():
@@ -190,11 +196,11 @@ func (p *Prober) Run(ctx context.Context) error {
 				}
 				if wake.IsZero() || next.Before(wake) {
 					wake = next
-					timer.Reset(time.Until(wake))
+					alarm.set(wake)
 				}
 			case <-p.kick:
 				waits = false
-			case <-timer.C:
+			case <-alarm.ready:
 				waits = false
 			}
 		}
@@ -444,21 +450,48 @@ func (p *Prober) listen(sources [][]netip.Addr) {
 			p.mu.Lock()
 			defer p.mu.Unlock()
 			p.packet(a, m)
+			p.reply(a, s)
 			p.wakeUp()
 		})
 	}
 }
 
-// drain handles the packets to a loopback that wait. The caller holds mu.
+// drain handles the packets to a loopback that wait, and answers them together. The caller holds mu.
 func (p *Prober) drain(local netip.Addr, s *socket) {
 	p.in.next, p.in.count = 0, 0
 	for range mostWaiting {
 		m, ok := s.next(&p.in)
 		if !ok {
-			return
+			break
 		}
 		p.packet(local, &m)
 	}
+	p.reply(local, s)
+}
+
+// reply sends the answers that wait. The caller holds mu.
+func (p *Prober) reply(local netip.Addr, s *socket) {
+	if len(p.answers) == 0 {
+		return
+	}
+	now := time.Now()
+	p.devices.refresh(now, devicesAge)
+	for some := range slices.Chunk(p.answers, inboxSize) {
+		p.post.reset()
+		for i := range some {
+			r := &some[i]
+			index := p.devices.indexOf(r.subPort)
+			if index == 0 {
+				p.dropped[dropUnanswered]++
+				continue
+			}
+			r.packet.Answered = now.UnixNano()
+			p.out = r.packet.Append(p.out[:0], r.key)
+			p.post.add(p.out, s.family.source(local, index), netip.AddrPortFrom(r.to, p.c.Port))
+		}
+		p.post.send(s.waiting)
+	}
+	p.answers = p.answers[:0]
 }
 
 // packet handles a datagram. The caller holds mu.
@@ -512,10 +545,8 @@ func (p *Prober) answer(arrived time.Time, local netip.Addr, id proof.ID, probe 
 		}
 		a.Received, a.Answered = arrived.UnixNano(), time.Now().UnixNano()
 		if path.Direct() {
-			if p.sendDirect(local, id.Address, path.SubPort, &a, key) == nil {
-				return
-			}
-			break
+			p.answers = append(p.answers, reply{a, id.Address, path.SubPort, key})
+			return
 		}
 		port, ok := p.source(p.c.Port, local, id.Address, id.Group, path.Slot)
 		if !ok {

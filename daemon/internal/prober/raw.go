@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"net/netip"
 	"os"
+	"slices"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -75,18 +76,25 @@ func (d *datagrams) from(i int) netip.Addr {
 	return netip.AddrFrom16([16]byte(d.names[i][8:]))
 }
 
-// set sets an address, and returns its size.
-func (a *rawAddress) set(to netip.AddrPort) uintptr {
+// set sets an address.
+func (a *rawAddress) set(to netip.AddrPort) {
 	binary.BigEndian.PutUint16(a[2:], to.Port())
 	if to.Addr().Is4() {
 		binary.NativeEndian.PutUint16(a[:], unix.AF_INET)
 		ip := to.Addr().As4()
 		copy(a[4:], ip[:])
-		return unix.SizeofSockaddrInet4
+		return
 	}
 	binary.NativeEndian.PutUint16(a[:], unix.AF_INET6)
 	ip := to.Addr().As16()
 	copy(a[8:], ip[:])
+}
+
+// size returns the size of an address.
+func (a *rawAddress) size() uint32 {
+	if binary.NativeEndian.Uint16(a[:]) == unix.AF_INET {
+		return unix.SizeofSockaddrInet4
+	}
 	return unix.SizeofSockaddrInet6
 }
 
@@ -106,15 +114,16 @@ func setOption(fd, level, option, value int, name string) error {
 
 func bindTo(fd int, from netip.AddrPort) error {
 	var a rawAddress
-	size := a.set(from)
-	_, _, errno := unix.RawSyscall(unix.SYS_BIND, uintptr(fd), uintptr(unsafe.Pointer(&a)), size)
+	a.set(from)
+	_, _, errno := unix.RawSyscall(unix.SYS_BIND, uintptr(fd), uintptr(unsafe.Pointer(&a)), uintptr(a.size()))
 	return named("bind", errno)
 }
 
 // send sends a datagram with control messages.
 func send(fd int, b, control []byte, to netip.AddrPort) error {
 	var a rawAddress
-	h := unix.Msghdr{Name: &a[0], Namelen: uint32(a.set(to)), Control: unsafe.SliceData(control)}
+	a.set(to)
+	h := unix.Msghdr{Name: &a[0], Namelen: a.size(), Control: unsafe.SliceData(control)}
 	v := unix.Iovec{Base: unsafe.SliceData(b)}
 	v.SetLen(len(b))
 	h.Iov = &v
@@ -122,6 +131,50 @@ func send(fd int, b, control []byte, to netip.AddrPort) error {
 	h.SetControllen(len(control))
 	_, _, errno := unix.RawSyscall(unix.SYS_SENDMSG, uintptr(fd), uintptr(unsafe.Pointer(&h)), unix.MSG_DONTWAIT)
 	return named("send", errno)
+}
+
+// outbox has datagrams that few system calls send. The zero value has none.
+type outbox struct {
+	data     []byte // of all
+	sizes    []int
+	names    []rawAddress
+	controls [][]byte
+	headers  []mmsghdr
+	vectors  []unix.Iovec
+}
+
+func (o *outbox) reset() {
+	o.data, o.sizes, o.names, o.controls = o.data[:0], o.sizes[:0], o.names[:0], o.controls[:0]
+}
+
+// add adds a datagram with control messages.
+func (o *outbox) add(b, control []byte, to netip.AddrPort) {
+	var a rawAddress
+	a.set(to)
+	o.data, o.sizes, o.names, o.controls = append(o.data, b...), append(o.sizes, len(b)), append(o.names, a), append(o.controls, control)
+}
+
+// send sends all datagrams, except those that the kernel refuses.
+func (o *outbox) send(fd int) {
+	n := len(o.sizes)
+	o.headers, o.vectors = slices.Grow(o.headers[:0], n)[:n], slices.Grow(o.vectors[:0], n)[:n]
+	rest := o.data
+	for i, size := range o.sizes {
+		o.vectors[i] = unix.Iovec{Base: &rest[0]}
+		o.vectors[i].SetLen(size)
+		rest = rest[size:]
+		h := unix.Msghdr{Name: &o.names[i][0], Namelen: o.names[i].size(), Control: unsafe.SliceData(o.controls[i]), Iov: &o.vectors[i]}
+		h.SetIovlen(1)
+		h.SetControllen(len(o.controls[i]))
+		o.headers[i] = mmsghdr{header: h}
+	}
+	for left := o.headers; len(left) > 0; {
+		n, _, errno := unix.RawSyscall6(unix.SYS_SENDMMSG, uintptr(fd), uintptr(unsafe.Pointer(unsafe.SliceData(left))), uintptr(len(left)), unix.MSG_DONTWAIT, 0, 0)
+		if errno != 0 {
+			n = 1 // the first one is refused
+		}
+		left = left[n:]
+	}
 }
 
 // named returns the error of a system call, nil for 0.

@@ -90,7 +90,8 @@ func (f *family) options(fd int) error {
 	return errors.Join(
 		os.NewSyscallError("SO_TIMESTAMPNS", unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_TIMESTAMPNS, 1)),
 		os.NewSyscallError("free bind", unix.SetsockoptInt(fd, f.level, f.free, 1)),
-		os.NewSyscallError("packet info", unix.SetsockoptInt(fd, f.level, f.infoOption, 1)))
+		os.NewSyscallError("packet info", unix.SetsockoptInt(fd, f.level, f.infoOption, 1)),
+		os.NewSyscallError("path MTU", unix.SetsockoptInt(fd, f.level, f.discover, f.probe))) // answers leave whole
 }
 
 // choose makes the kernel deliver packets that are to be handled at once to the second socket of a port, others to the

@@ -360,6 +360,24 @@ func TestForeignPlanes(t *testing.T) {
 	}
 }
 
+// TestDirectAnswers answers regular probes without a slot where packets may leave so, and others by slots.
+func TestDirectAnswers(t *testing.T) {
+	w := newWorld(t, 2, 1)
+	w.know()
+	c := w.servers[1].core
+	for _, able := range []bool{true, false} {
+		c.SetAvoid(w.now, able, 0)
+		for _, flags := range []uint16{0, FlagAtOnce} {
+			probe := Packet{Kind: Probe, Flags: flags, Plane: NameOf("p2"), Return: NameOf("p2"), Slot: 1}
+			a, path, ok := c.Reflect(ID{0, address(0)}, &probe, "p2.0", 2*simSubPorts)
+			want := c.c.SubPorts[path.SubPort]
+			if !ok || path.Direct() != (able && flags == 0) || path.Plane != 2 || want.Plane != 2 || a.ReturnDevice != NameOf(want.Device) || a.Return != NameOf("p2") {
+				t.Errorf("able %v, flags %d: %+v by %+v, %v", able, flags, a, path, ok)
+			}
+		}
+	}
+}
+
 // TestSizeOfAPeer bounds the memory of a peer: there may be 131,072.
 func TestSizeOfAPeer(t *testing.T) {
 	if size := unsafe.Sizeof(peer{}); size > 176 {

@@ -4,9 +4,10 @@
 // # Probes
 //
 // A probe is a UDP datagram to a peer's loopback at the port of proofs, from the source port that a slot has for that
-// service: it takes the way of the slot's queue pairs. The peer answers by one of its own slots on the plane that the
-// probe asks for, from the slot's source port to the same port, and reports by which device the probe arrived. Thus one
-// exchange proves rule, group or map, firewall, neighbor and leaf in both directions. Some probes have the MTU.
+// service: it takes the way of the slot's queue pairs. The peer answers by the sub-port of one of its own slots on the
+// plane that the probe asks for, and reports by which device the probe arrived. Thus one exchange proves rule, group or
+// map, firewall, neighbor and leaf, and the way back through neighbor and leaf; probes of the peer prove the peer's
+// slots. Answers of trials have source ports of slots, too. Some probes have the MTU.
 //
 // # Schedule
 //

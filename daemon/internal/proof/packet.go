@@ -98,6 +98,9 @@ type Packet struct {
 	ArrivedDevice, ArrivedPlane Name
 }
 
+// AtOnce reports whether the receiver handles the packet when it arrives.
+func (p *Packet) AtOnce() bool { return p.Flags&FlagAtOnce != 0 }
+
 // names lists the names in the order of the packet.
 func (p *Packet) names() [6]*Name {
 	return [6]*Name{&p.Device, &p.Plane, &p.Return, &p.ReturnDevice, &p.ArrivedDevice, &p.ArrivedPlane}

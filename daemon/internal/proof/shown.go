@@ -122,7 +122,8 @@ func (c *Core) PathsOf(id ID) ([]Path, []netip.Addr) {
 func (c *Core) Pending() bool { return c.wake.IsZero() }
 
 // Reflect returns the answer to a probe that arrived by a device, which is a sub-port unless subPort is -1, and the
-// path by which it leaves; false if there is none.
+// path by which it leaves; false if there is none. Where packets may leave without a slot, answers to regular probes
+// do, out of the sub-port of a slot: own probes prove the slots of this server, and one socket sends all answers.
 func (c *Core) Reflect(from ID, probe *Packet, device string, subPort int) (Packet, Path, bool) {
 	p := c.peers[from]
 	if p == nil || len(p.last) == 0 {
@@ -160,6 +161,9 @@ func (c *Core) Reflect(from ID, probe *Packet, device string, subPort int) (Pack
 	a.Return, a.ReturnDevice = NameOf(c.c.Planes[path.Plane]), Name{}
 	if path.SubPort >= 0 {
 		a.ReturnDevice = NameOf(c.c.SubPorts[path.SubPort].Device)
+		if c.c.Direct && !probe.AtOnce() {
+			path.Slot = direct
+		}
 	}
 	return a, path, true
 }
