@@ -238,8 +238,8 @@ func (s *structure) moved(before, after slotsOf) (n int, first string) {
 }
 
 // TestRandomReloads adds and removes sub-ports, sessions, GPUs, their ports and planes at random, at 2,048 destinations
-// and while packets flow. After each reload the weights are those of a model, and every 50th time those of a daemon that
-// starts; slots of sub-ports that stay do not move, and no packet is lost. FARED_RELOADS is the number of reloads.
+// and while packets flow. After each reload the weights are those of a model, and every 50th time those of a daemon
+// that starts; slots of sub-ports that stay do not move, and no packet is lost. FARED_RELOADS is the number of reloads.
 func TestRandomReloads(t *testing.T) {
 	gate.Slow(t, gate.Kernel, "100 reloads with 2,048 destinations")
 	n, seed := 100, uint64(1)

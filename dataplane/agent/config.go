@@ -62,8 +62,8 @@ type Config struct {
 	Linux linux.Config
 	BPF   bpf.Config
 
-	// Journal is the path of the journal; "" disables it, so that a restart waits for the control plane. The file of the
-	// addresses of sub-ports has this name with .addresses.
+	// Journal is the path of the journal; "" disables it, so that a restart waits for the control plane. The file of
+	// the addresses of sub-ports has this name with .addresses.
 	Journal string
 
 	// Pods is the directory of attachments (fare.v1.AttachService); "" refuses them, as Memory does.

@@ -128,8 +128,8 @@ func (p *Port) read(root, dir string) {
 	for _, g := range p.GIDs {
 		p.serve(g.Netdev)
 	}
-	p.serve(read(dir, "parent"))
-	p.own = function(root, dir, p.Port)
+	p.serve(read(dir, "parent")) // of software devices
+	p.own = ofFunction(root, dir, p.Port)
 	for _, netdev := range p.own {
 		p.serve(netdev)
 	}
@@ -139,14 +139,15 @@ func (p *Port) read(root, dir string) {
 // means all ports. A device that does not exist has none.
 func Netdevs(root, device string, port int) []string {
 	dir := filepath.Join(root, "class/infiniband", device)
-	if parent := read(dir, "parent"); parent != "" { // of software devices
-		return []string{parent}
+	out := ofFunction(root, dir, port)
+	if parent := read(dir, "parent"); parent != "" {
+		out = append(out, parent)
 	}
-	return function(root, dir, port)
+	return out
 }
 
-// function returns the netdevs of the function of the RDMA device in dir that belong to a port, or to any with port 0.
-func function(root, dir string, port int) (out []string) {
+// ofFunction returns the netdevs of the function of a port of the device in dir; port 0 means all ports.
+func ofFunction(root, dir string, port int) (out []string) {
 	netdevs, err := os.ReadDir(filepath.Join(dir, "device/net"))
 	if err != nil {
 		return nil

@@ -33,8 +33,7 @@ type address struct {
 	Flags     int          `json:"flags"`
 }
 
-// load reads the sub-ports of an earlier process. A device that has its index of then, and lacks an address, has lost it
-// by an administrator.
+// load reads the sub-ports of an earlier process.
 func (k *Keeper) load() {
 	if k.path == "" {
 		return
@@ -53,11 +52,10 @@ func (k *Keeper) load() {
 		return
 	}
 	for _, d := range all {
-		s := &subPort{name: d.Name, index: d.Index, missing: map[string]time.Time{}}
+		s := &subPort{name: d.Name, index: d.Index, up: d.Index != 0, loaded: true, missing: map[string]time.Time{}}
 		for _, a := range d.Addresses {
 			s.known = append(s.known, a.parsed())
 		}
-		s.up = d.Index != 0 // so that only another index is a return
 		k.subPorts[d.Name] = s
 	}
 }

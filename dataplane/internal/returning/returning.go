@@ -53,6 +53,7 @@ type subPort struct {
 	known    []netlink.Addr
 	missing  map[string]time.Time // by known address that the present device lacks: since when
 	returned bool                 // the device was away, or down, and lacks some of known
+	loaded   bool                 // known is from the file, and was not compared yet
 	failure  error                // of the last attempt to give an address back
 }
 
@@ -205,7 +206,8 @@ func (k *Keeper) follow() {
 	}
 }
 
-// lookAll reads the devices of all sub-ports, writes the file, and returns the time until that is due again. The caller holds mu.
+// lookAll reads the devices of all sub-ports, writes the file, and returns the time until that is due again. The caller
+// holds mu.
 func (k *Keeper) lookAll(now time.Time) (next time.Duration) {
 	next = time.Hour
 	for _, s := range k.subPorts {
@@ -244,9 +246,11 @@ func (k *Keeper) look(s *subPort, now time.Time) error {
 	present := slices.DeleteFunc(list, func(a netlink.Addr) bool { return !kept(&a) })
 	a := link.Attrs()
 	up := a.Flags&unix.IFF_UP != 0
-	if len(s.known) > 0 && (s.index != a.Index || up && !s.up) { // a device that goes down loses its IPv6 addresses
+	// A device that goes down loses its IPv6 addresses.
+	if len(s.known) > 0 && (s.index != a.Index || up && !s.up || s.loaded && s.lacksFamily(present)) {
 		s.returned = true
 	}
+	s.loaded = false
 	s.index, s.up, s.failure = a.Index, up, nil
 	s.compare(present, now)
 	if s.returned && k.restore {
@@ -256,6 +260,14 @@ func (k *Keeper) look(s *subPort, now time.Time) error {
 		s.returned = false
 	}
 	return nil
+}
+
+// lacksFamily reports whether the device has none of the known addresses of a family. A device that was away while no
+// process followed it lacks all, and most often has its index again.
+func (s *subPort) lacksFamily(present []netlink.Addr) bool {
+	return slices.ContainsFunc(s.known, func(known netlink.Addr) bool {
+		return !slices.ContainsFunc(present, func(a netlink.Addr) bool { return family(&a) == family(&known) })
+	})
 }
 
 // compare updates the known addresses by those of the present device.

@@ -182,9 +182,9 @@ func TestRemovedAddressesStayAway(t *testing.T) {
 	b.until("10.0.0.1/31 fd00:1::1/64")
 }
 
-// TestAddressesOutliveTheProcess checks that a process which has ended while the device was away, or before it came back,
-// has a successor that gives the addresses back; and that the successor does not give back what an operator has removed
-// meanwhile.
+// TestAddressesOutliveTheProcess checks that a process which has ended while the device was away, or before it came
+// back, has a successor that gives the addresses back; and that the successor does not give back one of several which
+// an operator has removed meanwhile.
 func TestAddressesOutliveTheProcess(t *testing.T) {
 	b := newBed(t, true)
 	leave := func() {
@@ -210,6 +210,7 @@ func TestAddressesOutliveTheProcess(t *testing.T) {
 			b.open()
 			b.set(true)
 		}}, // Set reads the devices
+		{func() { b.keeper.Close(); leave(); arrive(); b.open(); b.set(true) }}, // it has the same index
 		{func() { b.server.IP("link", "set", "eth0", "down") }, restart, func() { b.server.IP("link", "set", "eth0", "up") }},
 		{leave, restart, func() { b.pod.IP("link", "set", "rail0", "netns", b.server.Name, "name", "eth0") }, restart, func() { b.server.IP("link", "set", "eth0", "up") }},
 		{leave, func() { b.set(true) }, restart, restart, arrive, restart},
