@@ -4,11 +4,12 @@ import (
 	"errors"
 	"fmt"
 	"net"
-	"os"
 
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
+
+	"github.com/fared/fared/internal/hostcheck"
 )
 
 // AnchorAlias is the alias that marks a device as the agent's anchor.
@@ -67,9 +68,9 @@ func makeAnchor(h *netlink.Handle, name string) (netlink.Link, error) {
 
 // enableIPv6 undoes a default of the namespace that would prevent IPv6 routes through the anchor.
 func enableIPv6(device string) {
-	path := "/proc/sys/net/ipv6/conf/" + device + "/disable_ipv6"
-	if b, err := os.ReadFile(path); err == nil && len(b) > 0 && b[0] == '1' {
-		_ = os.WriteFile(path, []byte("0"), 0o644) // if it fails, setting routes returns an error
+	name := "net/ipv6/conf/" + device + "/disable_ipv6"
+	if off, err := hostcheck.ReadSysctl(name); err == nil && off == 1 {
+		_ = hostcheck.WriteSysctl(name, 0) // if it fails, setting routes returns an error
 	}
 }
 

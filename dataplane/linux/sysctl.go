@@ -4,9 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"os"
-	"path/filepath"
-	"strconv"
 	"strings"
 
 	"github.com/fared/fared/internal/hostcheck"
@@ -41,7 +38,7 @@ func setSysctl(changed []string, name string, value uint64) ([]string, error) {
 		return changed, err // an unreadable sysctl may have the right value
 	}
 	dotted := strings.ReplaceAll(name, "/", ".")
-	if err := os.WriteFile(filepath.Join("/proc/sys", name), strconv.AppendUint(nil, value, 10), 0); err != nil {
+	if err := hostcheck.WriteSysctl(name, value); err != nil {
 		return changed, fmt.Errorf("set %s to %d: %w; set it by sysctl before the start, or give the process the right to set it", dotted, value, err)
 	}
 	return append(changed, fmt.Sprintf("%s was %d, and is %d again", dotted, at, value)), nil

@@ -273,3 +273,27 @@ func ReadSysctl(name string) (uint64, error) {
 	}
 	return value, nil
 }
+
+// procSys are the folders with sysctls, in the order in which WriteSysctl tries them. Container runtimes mount
+// /proc/sys read-only and permit no mount below /proc, so a container without CAP_SYS_ADMIN gets the host's
+// /proc/sys/net at the second. Both have the sysctls of the calling thread's network namespace (net/sysctl_net.c).
+var procSys = []string{"/proc/sys", "/host/proc/sys"}
+
+// WriteSysctl writes the number of a sysctl, which is named by its path below /proc/sys. The error is that of the first
+// folder.
+func WriteSysctl(name string, value uint64) error {
+	var first error
+	for _, dir := range procSys {
+		err := os.WriteFile(filepath.Join(dir, name), strconv.AppendUint(nil, value, 10), 0)
+		if err == nil {
+			return nil
+		}
+		if first == nil {
+			first = err
+		}
+		if !errors.Is(err, unix.EROFS) && !errors.Is(err, unix.EACCES) {
+			break
+		}
+	}
+	return first
+}
