@@ -14,14 +14,14 @@ const about = `fared-lab has those commands of fared that servers do not need: l
 traffic over transports. fared executes it: 'fared lab' is 'fared-lab lab'. fared must be in the
 same folder or in PATH for labs with separate processes.
 
-Containers and generated labs also call 'fared supervise' and 'fared netsetup'; see their --help.`
+Containers and generated labs also call 'fared supervise', 'fared netsetup' and 'fared podsetup'; see their --help.`
 
 func newRoot(e *cli.Env) *cobra.Command {
 	root := cli.NewRoot(e, "Laboratories and traffic for multi-plane GPU scale-up networks", about, []cli.Group{
 		{ID: "daemon", Title: "Daemons:", Commands: []*cobra.Command{nupanetCommand(e)}},
 		{ID: "lab", Title: "Design and test:", Commands: []*cobra.Command{labCommand(e), topoCommand(e), trafficCommand(e), superpAgentCommand(e)}},
 		{ID: "other", Title: "Other commands:", Commands: []*cobra.Command{cli.VersionCommand(e)}},
-	}, superviseCommand(e), netsetupCommand(), cli.ManCommand(e, "fared", "fared-version"))
+	}, superviseCommand(e), netsetupCommand(), podsetupCommand(e), cli.ManCommand(e, "fared", "fared-version"))
 	root.SetHelpCommandGroupID("other")
 	root.CompletionOptions.DisableDefaultCmd = true // `fared completion` has the scripts
 	return root

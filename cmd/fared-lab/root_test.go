@@ -10,7 +10,7 @@ import (
 )
 
 func TestCommands(t *testing.T) {
-	clitest.Commands(t, clitest.Expected{Hidden: []string{"supervise", "netsetup", "man"}, NoPages: []string{"fared", "fared-version"}, Examples: 15})
+	clitest.Commands(t, clitest.Expected{Hidden: []string{"supervise", "netsetup", "podsetup", "man"}, NoPages: []string{"fared", "fared-version"}, Examples: 15})
 }
 
 // TestCommandsOfFared checks that fared lists and executes exactly the commands of this program, in the same groups and

@@ -18,7 +18,7 @@ programs them into the data plane (draft-xu-rtgwg-fare-in-sun).
   fared dataplane           the agent that programs the server's kernel
   fared weights             the current split of traffic to each GPU
 
-Containers and generated labs also call 'fared supervise' and 'fared netsetup'; see their --help.
+Containers and generated labs also call 'fared supervise', 'fared netsetup' and 'fared podsetup'; see their --help.
 
 Exit codes: 0 done; 1 the command failed (an expectation of lab, a rejected reload, ...);
 2 wrong usage or configuration; 3 the daemon does not answer; 4 no such object; 78 run or

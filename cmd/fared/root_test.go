@@ -8,5 +8,5 @@ import (
 )
 
 func TestCommands(t *testing.T) {
-	clitest.Commands(t, clitest.Expected{Hidden: []string{"supervise", "netsetup", "man"}, NoPages: cli.LabPages(), Examples: 20})
+	clitest.Commands(t, clitest.Expected{Hidden: []string{"supervise", "netsetup", "podsetup", "man"}, NoPages: cli.LabPages(), Examples: 20})
 }

@@ -21,6 +21,7 @@ var LabCommands = []LabCommand{
 	{"nupanet", "daemon", "Carry TCP/IP between two machines or namespaces through shared memory"},
 	{"supervise", "", "Keep commands running: PID 1 of a container"},
 	{"netsetup", "", "Give this machine's devices the addresses of a configuration (for containers and labs)"},
+	{"podsetup", "", "Prepare a node for fared's pod: configuration, directories, network plugin (charts/fared)"},
 }
 
 // LabCommand describes a command of the program of laboratories. A command without a group of the help is hidden.
