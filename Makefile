@@ -44,7 +44,7 @@ PEERS_FLAP ?=
 
 PARTS ?= all
 
-.PHONY: packages release build demo test test-slow test-all unit set-up mutate chaos soak vm bench bench-peers bench-peers-busy lib install-lib lint lint-go lint-foreign generate baseline check-generated fuzz deps images labs containerlab systemd clean
+.PHONY: kustomize packages release build demo test test-slow test-all unit set-up mutate chaos soak vm bench bench-peers bench-peers-busy lib install-lib lint lint-go lint-foreign generate baseline check-generated fuzz deps images labs containerlab systemd clean
 
 build:
 	$(GO) build -ldflags '$(LDFLAGS)' -o bin/ ./cmd/fared ./cmd/fared-lab
@@ -95,6 +95,10 @@ deps:
 # The images of the labs in containers, made here: no registry is needed.
 images: build
 	./scripts/images.sh
+
+# The kustomize base, from the chart.
+kustomize: build
+	FARED_BINARY=$(CURDIR)/bin/fared $(GO) test -C interop/kube -count=1 -run 'TestBase$$' . -update
 
 # What the tests of the labs in containers need, where Docker runs.
 labs:

@@ -41,8 +41,8 @@ func TestString(t *testing.T) {
 	}
 }
 
-// TestOneVersion checks that the file VERSION of the root folder and the header of libfared have the version of the
-// programs.
+// TestOneVersion checks that the file VERSION of the root folder, the header of libfared and the chart have the version
+// of the programs.
 func TestOneVersion(t *testing.T) {
 	want := strings.TrimSpace(number)
 	if !regexp.MustCompile(`^\d+\.\d+\.\d+$`).MatchString(want) || number != want+"\n" {
@@ -53,6 +53,11 @@ func TestOneVersion(t *testing.T) {
 	}
 	if define := fmt.Sprintf("\n#define FARED_VERSION %q\n", want); !strings.Contains(read(t, "lib/include/fared.h"), define) {
 		t.Errorf("lib/include/fared.h lacks %q", strings.TrimSpace(define))
+	}
+	for _, key := range []string{"version", "appVersion"} {
+		if line := fmt.Sprintf("\n%s: %s\n", key, want); !strings.Contains(read(t, "charts/fared/Chart.yaml"), line) {
+			t.Errorf("charts/fared/Chart.yaml lacks %q", strings.TrimSpace(line))
+		}
 	}
 }
 

@@ -1,11 +1,12 @@
-// Command gen writes the tables of docs/operations/metrics.md from the metrics that daemon and agent declare, and the
-// dashboard of Grafana.
+// Command gen writes the tables of docs/operations/metrics.md from the metrics that daemon and agent declare, the
+// dashboard of Grafana, and the chart's copies of dashboard and rules.
 package main
 
 import (
 	"flag"
 	"fmt"
 	"os"
+	"path"
 	"path/filepath"
 	"strings"
 
@@ -14,7 +15,13 @@ import (
 	"github.com/fared/fared/internal/metric"
 )
 
-const page = "docs/operations/metrics.md"
+const (
+	page      = "docs/operations/metrics.md"
+	rulesFile = "monitoring/fared.rules.yml"
+)
+
+// chartFile returns the name of the copy of a file in the chart, which reads files of its folder alone.
+func chartFile(name string) string { return path.Join("charts/fared/files", path.Base(name)) }
 
 func main() {
 	root := flag.String("root", ".", "root of the repository")
@@ -54,7 +61,11 @@ func generate(root string) (map[string]string, error) {
 		}
 	}
 	board, err := dashboardJSON()
-	return map[string]string{page: text, dashboardFile: board}, err
+	if err != nil {
+		return nil, err
+	}
+	rules, err := os.ReadFile(filepath.Join(root, rulesFile))
+	return map[string]string{page: text, dashboardFile: board, chartFile(dashboardFile): board, chartFile(rulesFile): string(rules)}, err
 }
 
 // replaceBlock replaces the text between the two lines that mark the generated table of a program.

@@ -35,11 +35,12 @@ const (
 	Systemd    Part = "systemd"    // packages and units under systemd
 	Chaos      Part = "chaos"      // random failures and restarts, the contest with FRR and BIRD
 	VM         Part = "vm"         // virtual machines with Debian's kernels
+	Kube       Part = "kube"       // the chart by Helm and the types of Kubernetes' API
 )
 
 // Parts returns all parts, in the order in which they run.
 func Parts() []Part {
-	return []Part{Containers, Labs, Interop, Packets, Kernel, Models, C, Prometheus, Systemd, Chaos, VM}
+	return []Part{Containers, Labs, Interop, Packets, Kernel, Models, C, Prometheus, Systemd, Chaos, VM, Kube}
 }
 
 // Environment is the variable that names the parts whose slow tests run, separated by spaces, or "all". Empty means the

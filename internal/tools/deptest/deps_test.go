@@ -61,7 +61,7 @@ var limits = []struct{ From, Only, Not, Why string }{
 
 // order lists the top folders so that every import leads to an earlier one: no arrow runs up. internal/testkit/testbed
 // is for tests alone, above all of them.
-var order = strings.Fields("internal fare wecmp api client lib transport dataplane daemon pods topo traffic lab examples containerlab interop systemd monitoring cmd")
+var order = strings.Fields("internal fare wecmp api client lib transport dataplane daemon pods topo traffic lab examples containerlab charts interop systemd monitoring cmd")
 
 // goList returns the output of go list in the root folder. Patterns are folders, because for a pattern of import paths
 // go also reads the requirements of modules that nothing imports, which a test in a network namespace cannot fetch.
