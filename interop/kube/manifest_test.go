@@ -101,7 +101,7 @@ func checkPrivileges(t *testing.T, set string, c corev1.Container) {
 	case "nodes":
 		agent = agent[:2] // driver linux
 	case "pods":
-		agent = append(agent, "SYS_ADMIN", "SYS_PTRACE")
+		agent = append(agent, "SYS_ADMIN")
 	}
 	want := map[string][]string{"setup": {"CHOWN", "DAC_OVERRIDE"}, "dataplane": agent, "run": nil, "nri": {"SYS_ADMIN"}}[c.Name]
 	root := c.Name != "run"
