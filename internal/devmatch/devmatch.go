@@ -130,8 +130,8 @@ func (m Match) RDMA(sysfs string) []string {
 	return rdmadev.Netdevs(sysfs, m.rdma, port)
 }
 
-// ByPCI, ByMAC and ByRDMA return the match of a device, and the zero Match if the device has no such address or RDMA
-// port. ByPCI names the port if the device has one and shares its function with one of the others.
+// ByPCI returns the match of a device's PCI address, and the zero Match if the device has none. It names the port if the
+// device has one and shares its function with one of the others.
 func ByPCI(sysfs string, h *rtnl.Hardware, others []rtnl.Hardware) Match {
 	m := Match{pci: PCI(sysfs, h.Bus, h.Parent)}
 	if m.pci == "" {
@@ -143,7 +143,7 @@ func ByPCI(sysfs string, h *rtnl.Hardware, others []rtnl.Hardware) Match {
 	return m
 }
 
-// ByMAC is described at ByPCI.
+// ByMAC returns the match of a device's MAC address, and the zero Match if the device has none.
 func ByMAC(h *rtnl.Hardware) Match {
 	for _, address := range []string{h.Permanent, h.Address} {
 		if m, err := Parse("mac:" + address); err == nil {
@@ -153,7 +153,8 @@ func ByMAC(h *rtnl.Hardware) Match {
 	return Match{}
 }
 
-// ByRDMA is described at ByPCI. It names the number of the port if the RDMA device has several of all ports.
+// ByRDMA returns the match of a device's RDMA port, and the zero Match if the device has none. It names the number of
+// the port if the RDMA device has several of all ports.
 func ByRDMA(ports []rdmadev.Port, h *rtnl.Hardware) Match {
 	p := rdmadev.PortOf(ports, h.Name)
 	if p == nil {
