@@ -269,6 +269,7 @@ func TestRandomReloads(t *testing.T) {
 					t.Errorf("seed %d, reload %d (%v): %d slots moved, as %s", seed, round, changes.Changes, moved, first)
 				}
 				if s, slots = next, now; round%50 == 49 {
+					t.Logf("%d reloads, the last one in %v", round+1, took[round])
 					b.daemon.Kill()
 					b.daemon = b.start(b.server, "run", "server")
 					b.conn.ResetConnectBackoff()

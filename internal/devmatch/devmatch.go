@@ -130,8 +130,8 @@ func (m Match) RDMA(sysfs string) []string {
 	return rdmadev.Netdevs(sysfs, m.rdma, port)
 }
 
-// ByPCI returns the match of a device's PCI address, and the zero Match if the device has none. It names the port if the
-// device has one and shares its function with one of the others.
+// ByPCI returns the match of a device's PCI address, and the zero Match if the device has none. It names the port if
+// the device has one and shares its function with one of the others.
 func ByPCI(sysfs string, h *rtnl.Hardware, others []rtnl.Hardware) Match {
 	m := Match{pci: PCI(sysfs, h.Bus, h.Parent)}
 	if m.pci == "" {

@@ -8,8 +8,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// alarm is a timer that ready reports. A timer of the runtime would wake its monitor thread, too, which then polls while
-// a goroutine runs: a quarter of the time of all proofs.
+// alarm is a timer that ready reports. A timer of the runtime would wake its monitor thread, too, which then polls
+// while a goroutine runs: a quarter of the time of all proofs.
 type alarm struct {
 	ready chan struct{} // one slot
 	file  *os.File      // of the kernel's timer fd
