@@ -338,16 +338,21 @@ func testAvoid(t *testing.T, l *proofLab) {
 	l.await("")
 }
 
-// configure adds a text to the configuration of a server, and reloads it.
-func (l *proofLab) configure(server, text string) {
+// configuration returns the file with the configuration of a server.
+func (l *proofLab) configuration(server string) string {
 	l.t.Helper()
 	line, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", l.process(server, "run")))
 	words := strings.Split(string(line), "\x00")
 	if err != nil || !slices.Contains(words, "--config") {
 		l.t.Fatalf("%q, %v", words, err)
 	}
-	path := words[slices.Index(words, "--config")+1]
-	f, err := os.OpenFile(path, os.O_APPEND|os.O_WRONLY, 0)
+	return words[slices.Index(words, "--config")+1]
+}
+
+// configure adds a text to the configuration of a server, and reloads it.
+func (l *proofLab) configure(server, text string) {
+	l.t.Helper()
+	f, err := os.OpenFile(l.configuration(server), os.O_APPEND|os.O_WRONLY, 0)
 	if err == nil {
 		_, err = f.WriteString(text)
 		err = errors.Join(err, f.Close())

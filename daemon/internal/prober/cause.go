@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"os"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/fared/fared/daemon/internal/proof"
@@ -69,39 +70,66 @@ func (h host) cause(f *proof.Finding, port uint16) (cause, remedy string) {
 		return "", "compare the MTUs of the leaf's ports, of other leaves and of the peer: 'fared ping --size' finds the largest packet"
 	}
 	if f.Device != "" && f.Direction != proof.Theirs {
-		if neighbor := h.failed(f.Device); neighbor != "" {
-			return "the neighbor " + neighbor + " on " + f.Device + " does not answer", "'ip neigh show dev " + f.Device + "': compare with the leaf's address"
+		if cause := h.neighbor(f.Device); cause != "" {
+			return cause, "'ip neigh show dev " + f.Device + "': compare with the leaf's address"
 		}
 	}
-	if f.Direction != proof.Ours && f.Device != "" {
-		for _, name := range []string{"all", f.Device} {
-			if h.setting("conf/"+name+"/rp_filter") == "1" {
-				return "rp_filter of " + name + " is strict (1)", "'sysctl -w net.ipv4.conf." + name + ".rp_filter=2'"
-			}
-		}
+	if f.Direction != proof.Ours && f.Device != "" && h.strict(f.Device) {
+		return fmt.Sprintf("rp_filter of %s is strict (1), and has dropped %s packets", f.Device, h.counter("IPReversePathFilter")), "'sysctl -w net.ipv4.conf.all.rp_filter=2'"
 	}
 	switch f.Direction {
 	case proof.Ours:
 		if f.Plane == "" {
 			return "", fmt.Sprintf("look at the peer: its firewall has to accept UDP port %d, then 'fared doctor' and 'fared health' there", port)
 		}
-		return "", "the leaf does not forward them, or the peer drops them: its firewall, rp_filter, 'fared doctor' there"
+		return "", "the leaf does not forward them, source NAT changes them here, or the peer drops them: its firewall, rp_filter, 'fared doctor' there"
 	case proof.Theirs:
 		return "", "the peer's leaf does not forward them, or this host drops them: 'nft list ruleset', 'nstat -az | grep -i drop'"
 	}
 	return "", "the leaf of the plane forwards nothing although its session is up: see its counters, or take it out by 'fared drain plane " + f.Plane + "'"
 }
 
-// failed returns a neighbor of a device that does not answer, "" if there is none.
-func (h host) failed(device string) string {
+// neighbor describes a neighbor of a device that does not answer, or else one that was set by hand; "" if there is none.
+func (h host) neighbor(device string) (cause string) {
+	const permanent = 4 // ATF_PERM of linux/if_arp.h
 	b, err := os.ReadFile(h.root + "/net/arp")
 	if err != nil {
 		return ""
 	}
 	for line := range strings.Lines(string(b)) {
-		if w := strings.Fields(line); len(w) == 6 && w[5] == device && w[2] == "0x0" {
-			return w[0]
+		w := strings.Fields(line)
+		if len(w) != 6 || w[5] != device {
+			continue
+		}
+		flags, err := strconv.ParseUint(w[2], 0, 16)
+		switch {
+		case err == nil && flags == 0:
+			return "the neighbor " + w[0] + " on " + device + " does not answer"
+		case flags&permanent != 0:
+			cause = "the neighbor " + w[0] + " on " + device + " was set by hand to " + w[3]
 		}
 	}
-	return ""
+	return cause
+}
+
+// strict reports whether the reverse path filter of a device is strict: the kernel uses the higher of its value and that
+// of all.
+func (h host) strict(device string) bool {
+	return max(h.setting("conf/all/rp_filter"), h.setting("conf/"+device+"/rp_filter")) == "1"
+}
+
+// counter returns a counter of TcpExt, "?" if it cannot be read.
+func (h host) counter(name string) string {
+	b, err := os.ReadFile(h.root + "/net/netstat")
+	var names []string
+	for line := range strings.Lines(string(b)) {
+		w := strings.Fields(line)
+		if i := slices.Index(names, name); i > 0 && i < len(w) {
+			return w[i]
+		}
+		if names = nil; err == nil && len(w) > 0 && w[0] == "TcpExt:" {
+			names = w
+		}
+	}
+	return "?"
 }

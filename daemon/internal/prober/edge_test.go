@@ -353,7 +353,9 @@ func TestCauses(t *testing.T) {
 		}
 	}
 	write("sys/net/ipv4/fib_multipath_hash_policy", "1\n")
-	write("net/arp", "IP address HW type Flags HW address Mask Device\n10.0.0.2 0x1 0x2 02:00:00:00:00:01 * eth0\n10.0.1.2 0x1 0x0 00:00:00:00:00:00 * eth1\n")
+	write("net/arp", "IP address HW type Flags HW address Mask Device\n10.0.0.2 0x1 0x2 02:00:00:00:00:01 * eth0\n10.0.1.2 0x1 0x0 00:00:00:00:00:00 * eth1\n"+
+		"10.0.2.2 0x1 0x6 02:00:00:00:00:02 * eth2\n")
+	write("net/netstat", "TcpExt: SyncookiesSent IPReversePathFilter TCPMinTTLDrop\nTcpExt: 1 23 4\nIpExt: InNoRoutes\nIpExt: 5\n")
 	at := func(problem proof.Problem, direction proof.Direction, device string) *proof.Finding {
 		return &proof.Finding{Problem: problem, Direction: direction, Plane: "p1", Device: device, Source: "10.255.0.1", Destination: "10.255.0.2"}
 	}
@@ -374,6 +376,7 @@ func TestCauses(t *testing.T) {
 	}
 	check(host{}, at(proof.WrongSubPort, proof.Ours, "eth0"), "bpftool")
 	check(host{}, at(proof.Lost, proof.Ours, "eth1"), "10.0.1.2 on eth1 does not answer")
+	check(host{}, at(proof.Lost, proof.Ours, "eth2"), "10.0.2.2 on eth2 was set by hand to 02:00:00:00:00:02")
 	check(host{}, at(proof.Lost, proof.Ours, "eth0"), "the leaf does not forward")
 	check(host{}, at(proof.Lost, proof.Both, "eth0"), "fared drain plane p1")
 	check(host{}, at(proof.WrongPlane, proof.Ours, "eth0"), "cables behind the leaf")
@@ -383,7 +386,9 @@ func TestCauses(t *testing.T) {
 	check(host{mtu: 1500, largest: 9000}, big, "MTU of eth0 is 1500, of others 9000")
 	check(host{mtu: 9000, largest: 9000}, big, "fared ping --size")
 	write("sys/net/ipv4/conf/eth0/rp_filter", "1\n")
-	check(host{}, at(proof.Lost, proof.Theirs, "eth0"), "rp_filter of eth0")
+	check(host{}, at(proof.Lost, proof.Theirs, "eth0"), "rp_filter of eth0 is strict (1), and has dropped 23 packets")
+	write("sys/net/ipv4/conf/all/rp_filter", "2\n")
+	check(host{}, at(proof.Lost, proof.Theirs, "eth0"), "nft list ruleset")
 	write("sys/net/ipv4/fib_multipath_hash_policy", "0\n")
 	check(host{}, at(proof.WrongSubPort, proof.Ours, "eth0"), "fib_multipath_hash_policy is 0")
 }

@@ -378,6 +378,22 @@ func TestDirectAnswers(t *testing.T) {
 	}
 }
 
+// TestOneWay loses what one server sends by a plane toward a server that has no slot there: the direction is ours.
+func TestOneWay(t *testing.T) {
+	for seed := range uint64(20) {
+		w := newWorld(t, 3, seed)
+		w.know()
+		w.quiet(3 * time.Second)
+		w.servers[1].know(paths(2))
+		w.quiet(2 * time.Second)
+		w.drop = func(h hop) bool { return h.plane == 2 && h.from == 0 && h.to == 1 }
+		w.run(5 * limit)
+		if got, want := w.servers[0].text(), "lost p2.0 ours; lost p2.1 ours"; got != want {
+			t.Errorf("seed %d: %q, want %q", seed, got, want)
+		}
+	}
+}
+
 // TestSizeOfAPeer bounds the memory of a peer: there may be 131,072.
 func TestSizeOfAPeer(t *testing.T) {
 	if size := unsafe.Sizeof(peer{}); size > 176 {

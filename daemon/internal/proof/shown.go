@@ -149,8 +149,12 @@ func (c *Core) Reflect(from ID, probe *Packet, device string, subPort int) (Pack
 		a.Flags |= FlagForeignPlane
 	}
 	path, ok := pick(paths, wanted, probe.Slot)
-	if !ok && wanted >= 0 && wanted == arrived {
-		path, ok = Path{direct, arrived, subPort}, c.c.Direct
+	switch {
+	case ok || wanted < 0 || !c.c.Direct:
+	case wanted == arrived:
+		path, ok = Path{direct, arrived, subPort}, true
+	case probe.Plane != probe.Return: // of a trial, which asks for the way back alone
+		path, ok = c.directPath(wanted, probe.Slot)
 	}
 	if !ok {
 		a.Flags |= FlagOtherReturn
@@ -166,6 +170,17 @@ func (c *Core) Reflect(from ID, probe *Packet, device string, subPort int) (Pack
 		}
 	}
 	return a, path, true
+}
+
+// directPath returns a way out of a sub-port of a plane.
+func (c *Core) directPath(plane int, number uint16) (Path, bool) {
+	var paths []Path
+	for i, s := range c.c.SubPorts {
+		if s.Plane == plane {
+			paths = append(paths, Path{direct, plane, i})
+		}
+	}
+	return pick(paths, plane, number)
 }
 
 // pick returns one of the paths of a plane.
