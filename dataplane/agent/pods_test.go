@@ -471,10 +471,11 @@ func (b *podBed) lands(a *farev1.Attachment) {
 
 // TestPodsRefused checks the errors of Attach, that it can be repeated, and 50 attachments in turn.
 func TestPodsRefused(t *testing.T) {
-	onDrivers(t, testPodsRefused)
+	rounds := gate.Count(t, gate.Kernel, 3, 50)
+	onDrivers(t, func(t *testing.T, b *podBed) { testPodsRefused(t, b, rounds) })
 }
 
-func testPodsRefused(t *testing.T, b *podBed) {
+func testPodsRefused(t *testing.T, b *podBed, rounds int) {
 	b.start()
 	b.program()
 	change := func(f func(*farev1.AttachRequest)) *farev1.AttachRequest {
@@ -532,7 +533,7 @@ func testPodsRefused(t *testing.T, b *podBed) {
 	if _, err := b.attach.Detach(t.Context(), &farev1.DetachRequest{Id: "unknown"}); err != nil {
 		t.Error(err)
 	}
-	for range gate.Count(t, gate.Kernel, 3, 50) {
+	for range rounds {
 		if a := b.follows(); a.Destinations != 2 {
 			t.Fatal(a)
 		}
