@@ -52,7 +52,7 @@ func (k *Keeper) load() {
 		return
 	}
 	for _, d := range all {
-		s := &subPort{name: d.Name, index: d.Index, up: d.Index != 0, loaded: true, missing: map[string]time.Time{}}
+		s := &subPort{name: d.Name, index: d.Index, up: d.Index != 0, unseen: true, missing: map[string]time.Time{}}
 		for _, a := range d.Addresses {
 			s.known = append(s.known, a.parsed())
 		}

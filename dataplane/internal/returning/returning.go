@@ -53,7 +53,7 @@ type subPort struct {
 	known    []netlink.Addr
 	missing  map[string]time.Time // by known address that the present device lacks: since when
 	returned bool                 // the device was away, or down, and lacks some of known
-	loaded   bool                 // known is from the file, and was not compared yet
+	unseen   bool                 // known is from the file, or events were dropped: the device may have been away since
 	failure  error                // of the last attempt to give an address back
 }
 
@@ -146,7 +146,10 @@ func (k *Keeper) receive() {
 		if errors.Is(err, unix.EBADF) {
 			return
 		}
-		concerns := err != nil // events were dropped
+		concerns := err != nil
+		if concerns {
+			k.missedEvents()
+		}
 		for i := range messages {
 			concerns = concerns || k.concerns(messages[i].Header.Type, messages[i].Data)
 		}
@@ -159,7 +162,17 @@ func (k *Keeper) receive() {
 	}
 }
 
-// concerns reports whether a message is about a device of a sub-port.
+// missedEvents notes that the kernel has dropped events, which may be those of a device that was away.
+func (k *Keeper) missedEvents() {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	for _, s := range k.subPorts {
+		s.unseen = true
+	}
+}
+
+// concerns reports whether a message is about a device of a sub-port. It notes that the device left or went down: it
+// may be back, with its index, before it is read.
 func (k *Keeper) concerns(kind uint16, body []byte) bool {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -181,7 +194,18 @@ func (k *Keeper) concerns(kind uint16, body []byte) bool {
 			return true
 		}
 		a := link.Attrs()
-		return has(a.Index) || k.subPorts[a.Name] != nil || slices.ContainsFunc(a.AltNames, func(name string) bool { return k.subPorts[name] != nil })
+		for _, s := range k.subPorts {
+			if s.index == 0 || s.index != a.Index || body[0] != unix.AF_UNSPEC { // a bridge sends messages about its ports
+				continue
+			}
+			if kind == unix.RTM_DELLINK {
+				s.index, s.up = 0, false
+			} else if a.Flags&unix.IFF_UP == 0 {
+				s.up = false
+			}
+			return true
+		}
+		return k.subPorts[a.Name] != nil || slices.ContainsFunc(a.AltNames, func(name string) bool { return k.subPorts[name] != nil })
 	case unix.RTM_NEWADDR, unix.RTM_DELADDR:
 		return len(body) >= unix.SizeofIfAddrmsg && has(int(nl.DeserializeIfAddrmsg(body).Index))
 	}
@@ -247,10 +271,10 @@ func (k *Keeper) look(s *subPort, now time.Time) error {
 	a := link.Attrs()
 	up := a.Flags&unix.IFF_UP != 0
 	// A device that goes down loses its IPv6 addresses.
-	if len(s.known) > 0 && (s.index != a.Index || up && !s.up || s.loaded && s.lacksFamily(present)) {
+	if len(s.known) > 0 && (s.index != a.Index || up && !s.up || s.unseen && s.lacksFamily(present)) {
 		s.returned = true
 	}
-	s.loaded = false
+	s.unseen = false
 	s.index, s.up, s.failure = a.Index, up, nil
 	s.compare(present, now)
 	if s.returned && k.restore {
@@ -262,8 +286,8 @@ func (k *Keeper) look(s *subPort, now time.Time) error {
 	return nil
 }
 
-// lacksFamily reports whether the device has none of the known addresses of a family. A device that was away while no
-// process followed it lacks all, and most often has its index again.
+// lacksFamily reports whether the device has no address of the family of a known one. A device that was away unseen
+// lacks all, and most often has its index again.
 func (s *subPort) lacksFamily(present []netlink.Addr) bool {
 	return slices.ContainsFunc(s.known, func(known netlink.Addr) bool {
 		return !slices.ContainsFunc(present, func(a netlink.Addr) bool { return family(&a) == family(&known) })

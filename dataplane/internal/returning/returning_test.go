@@ -141,6 +141,18 @@ func TestAddressesReturn(t *testing.T) {
 	}
 }
 
+// TestReturnBeforeItIsRead checks that a device has its addresses again if it leaves and returns, with its index, or
+// goes down and up, before the process reads it.
+func TestReturnBeforeItIsRead(t *testing.T) {
+	b := newBed(t, true)
+	for _, name := range []string{"DRANET", "host-device", "down and up"} {
+		b.keeper.mu.Lock()
+		journeys[name](b)
+		b.keeper.mu.Unlock()
+		b.until(all)
+	}
+}
+
 // TestReturnWithoutAddresses checks that they are a finding without the key, which ends when the device has others of
 // each family, or when the control plane wants them back.
 func TestReturnWithoutAddresses(t *testing.T) {
