@@ -89,7 +89,8 @@ func (h host) cause(f *proof.Finding, port uint16) (cause, remedy string) {
 	return "", "the leaf of the plane forwards nothing although its session is up: see its counters, or take it out by 'fared drain plane " + f.Plane + "'"
 }
 
-// neighbor describes a neighbor of a device that does not answer, or else one that was set by hand; "" if there is none.
+// neighbor describes a neighbor of a device that does not answer, or else one that was set by hand; "" if there is
+// none.
 func (h host) neighbor(device string) (cause string) {
 	const permanent = 4 // ATF_PERM of linux/if_arp.h
 	b, err := os.ReadFile(h.root + "/net/arp")
@@ -112,8 +113,8 @@ func (h host) neighbor(device string) (cause string) {
 	return cause
 }
 
-// strict reports whether the reverse path filter of a device is strict: the kernel uses the higher of its value and that
-// of all.
+// strict reports whether the reverse path filter of a device is strict: the kernel uses the higher of its value and
+// that of all.
 func (h host) strict(device string) bool {
 	return max(h.setting("conf/all/rp_filter"), h.setting("conf/"+device+"/rp_filter")) == "1"
 }
