@@ -250,7 +250,7 @@ func (b *returnBed) state() (weights string, sessions, reasons [2]string, err er
 	if err != nil {
 		return "", sessions, reasons, err
 	}
-	for k := range 2 {
+	for k := range min(2, len(all.Sessions), len(planes.Planes)) { // a plane may be removed
 		sessions[k], reasons[k] = all.Sessions[k].State, planes.Planes[k].SubPorts[0].Reason
 	}
 	for _, d := range list.Weights {
