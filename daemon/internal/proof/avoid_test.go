@@ -98,7 +98,7 @@ func TestAvoidWithin(t *testing.T) {
 			}
 			start := w.now
 			for i := range lost {
-				w.until(2*time.Second, "avoided", func() bool { return w.servers[i].avoided() == 1 })
+				w.until(3*time.Second, "avoided", func() bool { return w.servers[i].avoided() == 1 })
 			}
 			for i, s := range w.servers[:2] {
 				for _, a := range s.core.avoided {

@@ -33,8 +33,6 @@ const (
 	reserve = 4
 	// maxUrgent bounds the queue of slots that have changed.
 	maxUrgent = 64
-	// bigEvery is the share of regular probes with the MTU.
-	bigEvery = 4
 	// sample bounds the peers among which the next one is sought.
 	sample = 64
 	// recent is the number of probes of a plane and peer after which earlier ones count half.

@@ -102,14 +102,10 @@ func TestFaults(t *testing.T) {
 				w := newWorld(t, 3, seed)
 				w.know()
 				w.quiet(5 * time.Second)
-				within := limit
-				if c.want == "lost p0.0 big both; lost p0.1 big both" {
-					within = 20 * time.Second // every fourth probe is big
-				}
 				good := *w
 				c.begin(w)
 				start := w.now
-				for len(w.servers[0].core.Findings()) == 0 && w.now.Sub(start) < within {
+				for len(w.servers[0].core.Findings()) == 0 && w.now.Sub(start) < limit {
 					w.run(10 * time.Millisecond)
 				}
 				if first := strings.ReplaceAll(w.servers[0].text(), " service 1", ""); first == "" || !strings.Contains(strings.ReplaceAll(c.want, " service 1", ""), first) {
@@ -117,7 +113,7 @@ func TestFaults(t *testing.T) {
 				}
 				// Each fault alone is found in time; their sum may take longer, as trials have the rate of all.
 				t.Logf("seed %d: the first after %v", seed, w.now.Sub(start))
-				w.await(w.servers[0], 4*within, c.want)
+				w.await(w.servers[0], 4*limit, c.want)
 				w.drop, w.arrive, w.refuse, w.leave = good.drop, good.arrive, good.refuse, good.leave
 				for _, s := range w.servers {
 					w.await(s, 30*time.Second, "")
@@ -126,6 +122,23 @@ func TestFaults(t *testing.T) {
 			})
 		})
 	}
+}
+
+// TestSmallAfterLarge loses large packets, then all, then large ones again: the finding follows.
+func TestSmallAfterLarge(t *testing.T) {
+	seeds(t, 10, func(t *testing.T, seed uint64) {
+		w := newWorld(t, 3, seed)
+		w.know()
+		w.quiet(5 * time.Second)
+		s, all := w.servers[0], false
+		w.drop = func(h hop) bool { return h.plane == 1 && (h.big || all) }
+		const large = "lost p1.0 big both; lost p1.1 big both"
+		w.await(s, 4*limit, large)
+		all = true
+		w.await(s, 4*limit, "lost p1.0 both; lost p1.1 both")
+		all = false
+		w.await(s, 8*limit, large)
+	})
 }
 
 // TestFirstWord measures the time until the first finding, which names the plane.

@@ -7,7 +7,7 @@
 // service: it takes the way of the slot's queue pairs. The peer answers by the sub-port of one of its own slots on the
 // plane that the probe asks for, and reports by which device the probe arrived. Thus one exchange proves rule, group or
 // map, firewall, neighbor and leaf, and the way back through neighbor and leaf; probes of the peer prove the peer's
-// slots. Answers of trials have source ports of slots, too. Some probes have the MTU.
+// slots. Answers of trials have source ports of slots, too. Those of sub-ports have the MTU.
 //
 // # Schedule
 //

@@ -172,12 +172,16 @@ func (c *Core) deviceOf(p Path) string {
 
 // proved handles a probe that has gone its way.
 func (c *Core) proved(_ time.Time, s *sent) {
-	f := c.failing[s.unit]
-	if f == nil || s.back != s.path.Plane || s.leftElsewhere || s.path != f.path {
-		return
-	}
-	if f.proofs++; f.proofs >= cured || !f.decided {
-		delete(c.failing, s.unit)
+	small := s.unit
+	small.big = false
+	for _, u := range []unit{small, s.unit}[:1+btoi(s.big)] { // a large one proves small ones, too
+		f := c.failing[u]
+		if f == nil || s.back != s.path.Plane || s.leftElsewhere || s.path != f.path {
+			continue
+		}
+		if f.proofs++; f.proofs >= cured || !f.decided {
+			delete(c.failing, u)
+		}
 	}
 }
 
@@ -252,17 +256,21 @@ type trial struct {
 func (c *Core) suspect(s *sent) {
 	p := c.peers[s.ID]
 	path, ok := c.pathOf(s.unit)
-	if p == nil || !p.answering || !ok || path != s.path || len(c.trials) >= maxTrials || c.failing[s.unit] != nil {
+	small := s.unit
+	small.big = false
+	if p == nil || !p.answering || !ok || path != s.path || len(c.trials) >= maxTrials || c.failing[s.unit] != nil || c.failing[small] != nil {
 		return
 	}
-	same := func(t *trial) bool {
-		return t.path.Plane == path.Plane && t.path.SubPort == path.SubPort && t.big == s.big
-	}
-	if c.known(path, s.unit) >= enoughUnits || slices.ContainsFunc(c.trials, same) {
+	if c.known(path, s.unit) >= enoughUnits || c.known(path, small) >= enoughUnits {
 		return
 	}
-	t := &trial{unit: s.unit, path: path, large: s.big, since: s.at.Add(quantum)}
-	t.big = false
+	for _, t := range c.trials {
+		if t.path.Plane == path.Plane && t.path.SubPort == path.SubPort && (s.big || !t.big) {
+			t.large = t.large || s.big && !t.big
+			return
+		}
+	}
+	t := &trial{unit: small, path: path, large: s.big, since: s.at.Add(quantum)}
 	t.choose(c, p)
 	c.trials = append(c.trials, t)
 }

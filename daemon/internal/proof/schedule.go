@@ -120,7 +120,9 @@ func (c *Core) probeSubPort(now time.Time, subPort, service int) {
 	case service > 0:
 		c.toService(now, unit{ID: best.ID, source: source, slot: chosen.Slot, service: service}, chosen)
 	default:
-		c.send(now, unit{ID: best.ID, source: source, slot: chosen.Slot, big: c.c.Random.IntN(bigEvery) == 0}, chosen, chosen.Plane, regular)
+		u := unit{ID: best.ID, source: source, slot: chosen.Slot, big: true}
+		u.big = c.known(chosen, u) < enoughUnits // else large ones would hide that small ones are lost, too
+		c.send(now, u, chosen, chosen.Plane, regular)
 	}
 }
 
