@@ -127,7 +127,7 @@ func (s *Steering) Counters(request *farev1.CountersRequest, send func(*farev1.C
 		for _, pair := range s.want.dests.Get(to.Source, to.Prefix).Pairs {
 			key, ok := pairKey(pair.Source, to.Prefix)
 			pins, pinned := s.have.pins.have[key]
-			if owner, known := s.want.layout.owner(key.Source.prefix()); !ok || !pinned || pins.Counters == notCounted || !known || owner != to.Source {
+			if owner, known := s.want.owner(key.Source.prefix(), to.Prefix); !ok || !pinned || pins.Counters == notCounted || !known || owner != to.Source {
 				continue
 			}
 			for slot := range pins.Slots {

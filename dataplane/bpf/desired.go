@@ -24,6 +24,7 @@ type desired struct {
 	groups     map[uint32]*farev1.Vector
 	carrying   map[string]int                                    // number of weights and slots of groups, by device
 	dests      prefixmap.Map[netip.Prefix, contract.Destination] // by contract.DestinationKey
+	turned     bool                                              // former source groups have become over
 	prefer     [2]netip.Addr                                     // sources of IPv4 and IPv6; not valid without a preference
 	settled    bool                                              // all acknowledged state has been committed again
 }
@@ -42,6 +43,18 @@ func (w *desired) setForwarding(f *farev1.Forwarding, l layout) {
 			w.subPorts[sp.Device] = sp
 		}
 	}
+}
+
+// keepFormer adds the source groups that a layout lacks and that have destinations.
+func (w *desired) keepFormer(next *layout) {
+	if w.layout.lacksNone(next) {
+		return
+	}
+	destinations := map[netip.Prefix]int{}
+	for key := range w.dests.All() {
+		destinations[key.Group]++
+	}
+	next.keep(&w.layout, destinations)
 }
 
 // forgetSubPorts removes the states of sub-ports that the forwarding lacks.
@@ -85,13 +98,26 @@ func (w *desired) apply(c contract.Change, t *touched) {
 	case contract.DestinationChange:
 		w.touchDestination(c.Key(), c.From, t)
 		w.touchDestination(c.Key(), c.To, t)
+		had := w.dests.Len()
 		if c.To.Group == 0 {
 			w.dests.Delete(c.Source, c.Prefix)
 		} else {
 			d, _ := w.dests.Add(c.Source, c.Prefix)
 			*d = c.To
 		}
+		w.countFormer(c.Source, w.dests.Len()-had)
 	}
+}
+
+// countFormer adds n to the destinations of a former source group: the removal of the first one ends it.
+func (w *desired) countFormer(name netip.Prefix, n int) {
+	s := w.layout.source(name)
+	if s == nil || !s.former {
+		return
+	}
+	s.left += n
+	w.turned = w.turned || n < 0 && !s.over
+	s.over = s.over || n < 0
 }
 
 // countCarrying adds n to carrying for each weight and slot of a group, which may be nil.
@@ -156,10 +182,23 @@ func (w *desired) touchDestination(key contract.DestinationKey, d contract.Desti
 			continue
 		}
 		t.pair(k)
-		if owner, ok := w.layout.owner(k.Source.prefix()); ok && owner != key.Source {
-			t.dest(contract.DestinationKey{Source: owner, Prefix: key.Prefix})
+		for i := range w.layout.sources {
+			if s := &w.layout.sources[i]; s.name != key.Source && s.has(k.Source.prefix()) {
+				t.dest(contract.DestinationKey{Source: s.name, Prefix: key.Prefix})
+			}
 		}
 	}
+}
+
+// owner returns the name of the source group that holds the flow pins of a pair: the first one of its source address
+// that has the destination. It returns false if none has it.
+func (w *desired) owner(from, to netip.Prefix) (netip.Prefix, bool) {
+	for i := range w.layout.sources {
+		if s := &w.layout.sources[i]; s.has(from) && w.dests.Get(s.name, to) != nil {
+			return s.name, true
+		}
+	}
+	return netip.Prefix{}, false
 }
 
 // routed reports whether a source group of Forwarding has a destination.

@@ -19,7 +19,7 @@ const (
 
 // layout holds the numbers of source groups, and of their sub-ports and planes.
 type layout struct {
-	sources []source // in the order of Forwarding
+	sources []source // in the order of Forwarding, then former ones
 	planeOf map[string]string
 }
 
@@ -34,6 +34,16 @@ type source struct {
 	plane     map[string]int
 	planeOf   map[string]string // of all devices
 	perPacket bool
+	// former means that Forwarding lacks the source group, whose left destinations stay in use until others replace
+	// them. The control plane deletes them last: over means that it has begun.
+	former, over bool
+	left         int
+}
+
+// has reports whether packets from an address belong to the source group. If Forwarding lists no source groups, all do,
+// whatever its loopbacks.
+func (l *source) has(from netip.Prefix) bool {
+	return !l.name.IsValid() || slices.Contains(l.loopbacks, from)
 }
 
 // at returns the index of a place or plane over all source groups.
@@ -59,16 +69,46 @@ func (l *layout) numbered(number int) *source {
 	return nil
 }
 
-// owner returns the name of the source group whose destinations hold the flow pins of a source address. If Forwarding
-// lists no source groups, it is the only one, whatever its loopbacks. owner returns false if the address is not a
-// loopback.
-func (l *layout) owner(from netip.Prefix) (netip.Prefix, bool) {
+// owner returns the first source group to which packets from an address belong, or nil.
+func (l *layout) owner(from netip.Prefix) *source {
 	for i := range l.sources {
-		if s := &l.sources[i]; !s.name.IsValid() || slices.Contains(s.loopbacks, from) {
-			return s.name, true
+		if s := &l.sources[i]; s.has(from) {
+			return s
 		}
 	}
-	return netip.Prefix{}, false
+	return nil
+}
+
+// lacksNone reports whether another layout has all source groups.
+func (l *layout) lacksNone(other *layout) bool {
+	return !slices.ContainsFunc(l.sources, func(s source) bool { return other.source(s.name) == nil })
+}
+
+// keep adds the source groups of an earlier layout that have destinations, by their numbers, as former ones.
+func (l *layout) keep(earlier *layout, destinations map[netip.Prefix]int) {
+	for _, s := range earlier.sources {
+		stays := func(device string) bool { return l.planeOf[device] == s.planeOf[device] }
+		if l.source(s.name) != nil || destinations[s.name] == 0 || !slices.ContainsFunc(s.order, stays) {
+			continue
+		}
+		s.former, s.left = true, destinations[s.name]
+		places := s.place
+		s.order, s.place, s.planeOf = slices.DeleteFunc(slices.Clone(s.order), func(d string) bool { return !stays(d) }), map[string]int{}, l.planeOf
+		for _, device := range s.order {
+			s.place[device] = places[device]
+		}
+		l.sources = append(l.sources, s)
+	}
+}
+
+// abandoned returns the layout without the former source groups that have no destination left, or false if it has none
+// of them.
+func (l *layout) abandoned() (layout, bool) {
+	gone := func(s source) bool { return s.former && s.left == 0 }
+	if !slices.ContainsFunc(l.sources, gone) {
+		return *l, false
+	}
+	return layout{slices.DeleteFunc(slices.Clone(l.sources), gone), l.planeOf}, true
 }
 
 // sameSources reports whether two layouts have the same source groups, with the same loopbacks and numbers.

@@ -199,7 +199,7 @@ func (p *planner) wantPairs(to contract.DestinationKey, d contract.Destination, 
 		if !ok || len(pair.SourcePorts) == 0 {
 			continue
 		}
-		if owner, ok := p.want.layout.owner(key.Source.prefix()); !ok || owner != to.Source {
+		if owner, ok := p.want.owner(key.Source.prefix(), to.Prefix); !ok || owner != to.Source {
 			continue
 		}
 		entry, table := pinsOf(pair.SourcePorts)

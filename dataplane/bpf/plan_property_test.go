@@ -3,6 +3,7 @@ package bpf
 import (
 	"errors"
 	"fmt"
+	"log/slog"
 	"maps"
 	"math/rand/v2"
 	"net/netip"
@@ -62,7 +63,7 @@ type planTest struct {
 }
 
 func newPlanTest(t testing.TB, random *rand.Rand) *planTest {
-	p := &planTest{TB: t, Steering: &Steering{want: newDesired(Config{})}, random: random, fail: -1}
+	p := &planTest{TB: t, Steering: &Steering{cfg: Config{Log: slog.New(slog.DiscardHandler)}, want: newDesired(Config{})}, random: random, fail: -1}
 	p.have = mirror{
 		settings: toyArray[steerSettings](1), ports: toyArray[uint64](2 * portWords), names: toyArray[steerSource](maxSources),
 		live: toyArray[steerLive](maxSources), places: toyArray[steerPlace](maxSources * maxPlaces), planes: toyArray[steerPlane](maxSources * maxPlanes),
@@ -177,7 +178,7 @@ func (p *planTest) commit(changes ...contract.Change) {
 		p.Fatal("planning changes the mirror")
 	}
 	p.fail = p.random.IntN(20)
-	err := p.sync(&t)
+	err := p.carryOut(&t)
 	p.fail = -1
 	if err == nil {
 		return
@@ -185,7 +186,7 @@ func (p *planTest) commit(changes ...contract.Change) {
 	for _, c := range slices.Backward(changes) {
 		p.want.apply(c.Inverse(), &t)
 	}
-	if err := p.sync(&t); err != nil {
+	if err := p.carryOut(&t); err != nil {
 		p.Fatal(err)
 	}
 }
@@ -211,6 +212,7 @@ func (p *planTest) forward(planes int, two bool) {
 	}
 	l, err := newLayout(f, &p.have, true)
 	if err == nil {
+		p.want.keepFormer(&l)
 		err = p.adopt(f, l)
 	}
 	if err != nil {
@@ -296,7 +298,7 @@ func (p *planTest) judge() {
 			}
 		}
 	}
-	dests, pairs, routes := 0, 0, map[netip.Prefix]bool{}
+	dests, pairs, routes := 0, map[steerPair]bool{}, map[netip.Prefix]bool{}
 	for key, d := range p.want.dests.All() {
 		l := p.want.layout.source(key.Group)
 		if l == nil {
@@ -308,13 +310,21 @@ func (p *planTest) judge() {
 			p.Fatalf("%v leads to group %d, want %d", key, got.Group, d.Group)
 		}
 		for _, pair := range d.Pairs {
-			if len(pair.SourcePorts) > 0 {
-				pairs++
+			at, ok := pairKey(pair.Source, key.Prefix)
+			for i := range p.want.layout.sources { // a source group before this one has the pair
+				s := &p.want.layout.sources[i]
+				if s.name == key.Group {
+					break
+				}
+				ok = ok && (p.want.dests.Get(s.name, key.Prefix) == nil || !s.has(at.Source.prefix()))
+			}
+			if ok && len(pair.SourcePorts) > 0 {
+				pairs[at] = true
 			}
 		}
 	}
-	if len(p.have.dests.have) != dests || p.have.routes.have.Len() != len(routes) || len(p.have.pins.have) != pairs {
-		p.Fatalf("%d destinations, %d routes, %d pairs; want %d, %d, %d", len(p.have.dests.have), p.have.routes.have.Len(), len(p.have.pins.have), dests, len(routes), pairs)
+	if len(p.have.dests.have) != dests || p.have.routes.have.Len() != len(routes) || len(p.have.pins.have) != len(pairs) {
+		p.Fatalf("%d destinations, %d routes, %d pairs; want %d, %d, %d", len(p.have.dests.have), p.have.routes.have.Len(), len(p.have.pins.have), dests, len(routes), len(pairs))
 	}
 	if free := newSlotCounters(p.have.slots.kernel, false, p.have.usedCounters()).free; !slices.Equal(free, p.have.slots.free) {
 		p.Fatalf("free counters %v, want %v", p.have.slots.free, free)

@@ -16,7 +16,7 @@ const (
 	placeDown     = 8
 )
 
-// planForwarding plans everything that depends on the forwarding except entries, routes and rules, in one stage.
+// planForwarding plans everything that depends on the forwarding except entries, routes and rules.
 func planForwarding(want *desired, have *mirror) *plan {
 	p := newPlanner(want, have)
 	p.planNames()
@@ -32,6 +32,9 @@ func planForwarding(want *desired, have *mirror) *plan {
 	p.planLoopbacks()
 	settings := want.sunh
 	settings.FirstSource = uint32(want.layout.sources[0].number)
+	if s := want.layout.source(netip.Prefix{}); s != nil && !s.over { // a former one has all packets
+		settings.FirstSource = uint32(s.number)
+	}
 	if want.layout.sources[0].perPacket {
 		settings.PerPacket = 1
 	}
@@ -84,15 +87,18 @@ func planFreedNames(want *desired, have *mirror) *plan {
 	return p.end()
 }
 
-// planLoopbacks plans the source group of each loopback. If Forwarding lists no source groups, all sources belong to
-// the first one.
+// planLoopbacks plans the source group of each loopback: a former one that is not over, or else that of Forwarding. If
+// it lists no source groups, all sources belong to the first one.
 func (p *planner) planLoopbacks() {
 	want := map[steerAddress]uint32{}
+	former := func(s source) bool { return s.former && !s.over }
+	all := slices.ContainsFunc(p.want.layout.sources, func(s source) bool { return former(s) && !s.name.IsValid() })
 	for _, l := range p.want.layout.sources {
-		for _, loopback := range l.loopbacks {
-			if l.name.IsValid() {
-				want[addressOf(loopback.Addr())] = uint32(l.number)
-			}
+		if !l.name.IsValid() || l.former && l.over || !l.former && all {
+			continue
+		}
+		for _, loopback := range l.loopbacks { // former ones come last
+			want[addressOf(loopback.Addr())] = uint32(l.number)
 		}
 	}
 	planPut(p, &p.have.sources, want)
@@ -142,6 +148,9 @@ func (p *planner) planForgotten() {
 	}
 	for block, mask := range live {
 		p.live.set(p, block, mask)
+	}
+	if len(gone) > 0 {
+		p.endStage() // a place is cleared only once packets do not take it
 	}
 	for _, i := range gone {
 		p.places.set(p, i, steerPlace{})

@@ -99,8 +99,8 @@ func recoverPairs(want *desired, have *mirror) map[contract.DestinationKey][]*fa
 	all := map[contract.DestinationKey][]*farev1.PairPorts{}
 	for key, entry := range have.pins.have {
 		from := key.Source.prefix()
-		owner, ok := want.layout.owner(from)
-		if !ok {
+		owner := want.layout.owner(from)
+		if owner == nil {
 			continue
 		}
 		var ports []uint32
@@ -110,7 +110,7 @@ func recoverPairs(want *desired, have *mirror) map[contract.DestinationKey][]*fa
 			ports = tablePorts(entry, &t)
 		}
 		if len(ports) > 0 {
-			to := contract.DestinationKey{Source: owner, Prefix: key.Destination.prefix()}
+			to := contract.DestinationKey{Source: owner.name, Prefix: key.Destination.prefix()}
 			all[to] = append(all[to], &farev1.PairPorts{Source: from.String(), SourcePorts: ports})
 		}
 	}

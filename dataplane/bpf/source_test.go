@@ -224,17 +224,6 @@ func TestSourceGroups(t *testing.T) {
 			swapped := b.forwardingOf(farev1.Mode_MODE_PER_FLOW, gpus[1], gpus[0])
 			set(swapped)
 			b.leave(gpus[:]...)
-			// The second GPU's source group is removed. Its entries carry nothing, and its packets use those of the
-			// first one.
-			none := proto.CloneOf(forwarding)
-			none.SourceGroups = nil
-			set(none)
-			stats, err := b.s.Stats()
-			if err != nil || stats.Groups != 0 || stats.Destinations != 0 || stats.Pairs != 0 {
-				t.Errorf("without source groups their entries are still in the maps: %+v, %v", stats, err)
-			}
-			set(forwarding)
-			b.leave(gpus[:]...)
 			b.commit(contract.Change{Kind: contract.DestinationChange, Source: gpus[1].loopback, Prefix: f.destination, From: state[3].To})
 			b.leave(gpus[0])
 			lost := b.drops()[DropDestination]
@@ -247,6 +236,77 @@ func TestSourceGroups(t *testing.T) {
 				return nil
 			})
 		})
+	}
+}
+
+// TestReplacedSourceGroups replaces the source groups by a single one, and back: no packet is lost, and each pair takes
+// the new slots when its new destination is set. The earlier entries are removed with their destinations.
+func TestReplacedSourceGroups(t *testing.T) {
+	gate.WithoutRaceDetector(t, "drives the kernel in one goroutine")
+	f := families[0]
+	b := newBed(t, f)
+	gpus := newGPUs(b)
+	b.Resolve()
+	b.open()
+	forwarding := b.forwardingOf(farev1.Mode_MODE_PER_FLOW, gpus[:]...)
+	single := proto.CloneOf(forwarding)
+	single.SourceGroups = nil
+	set := func(f *farev1.Forwarding) {
+		t.Helper()
+		if err := b.s.SetForwarding(f); err != nil {
+			t.Fatal(err)
+		}
+	}
+	state := []contract.Change{gpus[0].set(1), gpus[1].set(2), gpus[0].to(f.destination, 1), gpus[1].to(f.destination, 2)}
+	gone := func(changes ...contract.Change) (all []contract.Change) {
+		for i := range changes {
+			all = append(all, changes[len(changes)-1-i].Inverse())
+		}
+		return all
+	}
+	holds := func(groups, destinations int) {
+		t.Helper()
+		stats, err := b.s.Stats()
+		if err != nil || stats.Groups != groups || stats.Destinations != destinations || stats.Pairs != 2 {
+			t.Errorf("%d groups, %d destinations, %d pairs (%v); want %d, %d, 2", stats.Groups, stats.Destinations, stats.Pairs, err, groups, destinations)
+		}
+	}
+	whole := testGroup(3, 8, false, 1, 1, 1, 1)
+	one := []contract.Change{setGroup(whole), setDestination(f.destination, 3, gpus[0].loopback, gpus[0].ports)}
+	one[1].To.Pairs = append(one[1].To.Pairs, gpus[1].to(f.destination, 2).To.Pairs...)
+	ofWhole := func() {
+		t.Helper()
+		for _, g := range gpus {
+			for slot, port := range g.ports {
+				if got := b.sentFrom(g, port, 3); got[whole.Slots[slot].Device] != 3 {
+					t.Errorf("%v, slot %d: 3 packets at %v, want %s", g.loopback, slot, got, whole.Slots[slot].Device)
+				}
+			}
+		}
+	}
+
+	set(forwarding)
+	b.commit(state...)
+	b.leave(gpus[:]...)
+	set(single)
+	b.leave(gpus[:]...)
+	b.commit(one...)
+	ofWhole()
+	holds(3, 3)
+	b.commit(gone(state...)...)
+	ofWhole()
+	holds(1, 1)
+
+	set(forwarding)
+	ofWhole()
+	b.commit(state...)
+	b.leaveBySlot(gpus[:]...)
+	holds(3, 3)
+	b.commit(gone(one...)...)
+	b.leave(gpus[:]...)
+	holds(2, 2)
+	if lost := b.drops(); len(lost) > 0 {
+		t.Errorf("dropped: %v", lost)
 	}
 }
 

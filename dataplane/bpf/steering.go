@@ -138,6 +138,7 @@ func (s *Steering) SetForwarding(forwarding *farev1.Forwarding) error {
 	if err != nil {
 		return err
 	}
+	s.want.keepFormer(&next)
 	oldForwarding, oldLayout := s.want.forwarding, s.want.layout
 	if err := s.adopt(forwarding, next); err != nil {
 		if oldForwarding != nil {
@@ -168,6 +169,29 @@ func (s *Steering) adopt(f *farev1.Forwarding, l layout) error {
 		s.want.prefer = s.have.routes.preferred(f.Loopbacks)
 	}
 	return errors.Join(err, s.kernel.execute(planPaths(&s.want, &s.have, s.want.prefer != before)))
+}
+
+// carryOut brings the kernel in line with changes of groups and destinations. Former source groups give up their
+// loopbacks before the first of their entries is removed.
+func (s *Steering) carryOut(t *touched) error {
+	if s.want.turned {
+		if err := s.kernel.execute(planForwarding(&s.want, &s.have)); err != nil {
+			return err
+		}
+		s.want.turned = false
+	}
+	if err := s.sync(t); err != nil {
+		return err
+	}
+	now := s.want.layout
+	next, any := now.abandoned()
+	if !any {
+		return nil
+	}
+	if err := s.adopt(s.want.forwarding, next); err != nil { // the next change repeats it
+		s.cfg.Log.Error("steering: cannot remove former source groups", "err", errors.Join(err, s.adopt(s.want.forwarding, now)))
+	}
+	return nil
 }
 
 // sync brings the kernel in line with the desired state of touched objects.
@@ -223,14 +247,14 @@ func (s *Steering) Commit(changes []contract.Change) error {
 	for _, c := range changes {
 		s.apply(c, &t)
 	}
-	err := s.sync(&t)
+	err := s.carryOut(&t)
 	if err == nil {
 		return nil
 	}
 	for i := len(changes) - 1; i >= 0; i-- {
 		s.apply(changes[i].Inverse(), &t)
 	}
-	if undone := s.sync(&t); undone != nil {
+	if undone := s.carryOut(&t); undone != nil {
 		s.cfg.Log.Error("steering: cannot undo a failed change", "err", undone)
 	}
 	s.guard.occupied = s.guard.occupied || errors.Is(err, unix.EEXIST)
