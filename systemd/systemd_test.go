@@ -446,7 +446,8 @@ func TestInside(t *testing.T) {
 }
 
 // TestPods checks the drop-in for pods: systemd accepts it, and the agent attaches the namespace of fared cni, reads
-// its sysfs, and is not ended by the filter of system calls.
+// its sysfs, and is not ended by the filter of system calls. A pod that has mounted its slot table follows it through
+// restarts.
 func TestPods(t *testing.T) {
 	gate.Slow(t, gate.Systemd, "a machine of its own")
 	m := boot(t)
@@ -471,4 +472,22 @@ func TestPods(t *testing.T) {
 	if now := m.show("fared-dataplane", "MainPID"); now != pid {
 		t.Errorf("process %s has replaced %s", now, pid)
 	}
+	// The pod's mount of its table outlives both programs.
+	const table = "/run/fared-dataplane/pods/box/run"
+	holder := m.run("mkdir /mnt/pod; setsid unshare --mount --propagation private sh -c 'mount --bind " + table + " /mnt/pod && mount -o remount,bind,ro /mnt/pod && exec sleep infinity' >/dev/null 2>&1 & echo $!")
+	inside := "nsenter --target " + strings.TrimSpace(holder) + " --mount fared slots --require-running --file /mnt/pod/table/slots -o json | grep '\"run\"'"
+	m.eventually(inside)
+	for _, unit := range []string{"fared-dataplane", "fared"} {
+		directory, run := m.run("stat --format %i "+table), m.run(inside)
+		m.run("systemctl restart " + unit)
+		m.eventually("fared dataplane pods | grep 'net1 as p0.0.*in effect'")
+		m.eventually(fmt.Sprintf(`now=$(%s) && test "$now" = "$(fared slots --file %s/table/slots -o json | grep '"run"')"`, inside, table))
+		if now := m.run(inside); unit == "fared-dataplane" && now == run {
+			t.Errorf("after a restart of %s the pod's table is still of %s", unit, run)
+		}
+		if now := m.run("stat --format %i " + table); now != directory {
+			t.Errorf("after a restart of %s the table's directory is inode %s, before %s", unit, now, directory)
+		}
+	}
+	m.run("kill " + strings.TrimSpace(holder))
 }
