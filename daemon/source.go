@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"github.com/fared/fared/daemon/config"
+	"github.com/fared/fared/daemon/internal/core"
 	"github.com/fared/fared/daemon/internal/dpclient"
 	"github.com/fared/fared/daemon/internal/speaker"
 	"github.com/fared/fared/daemon/internal/status"
@@ -174,6 +175,7 @@ func (s source) Planes() []status.Plane {
 			SpeedSource: s.links[i].SpeedSource, Netdev: s.links[i].Netdev, HeldRises: s.links[i].damping.held,
 		}
 		shown.Reason, shown.Persistent = s.subPortReason(i, view)
+		shown.Loopbacks = s.loopbacksOf(sp.Device)
 		if link := &s.links[i]; link.held && link.damped {
 			shown.DampedUntil = link.holdUntil
 		}
@@ -185,6 +187,20 @@ func (s source) Planes() []status.Plane {
 		out[sp.Plane].SubPorts = append(out[sp.Plane].SubPorts, shown)
 	}
 	return out
+}
+
+// loopbacksOf returns the loopbacks that a sub-port serves, nil if there is one source group.
+func (s source) loopbacksOf(device string) (all []netip.Prefix) {
+	groups := s.core.Layout().Sources
+	if len(groups) < 2 {
+		return nil
+	}
+	for i := range groups {
+		if slices.ContainsFunc(groups[i].SubPorts, func(sp core.LayoutSubPort) bool { return sp.Device == device }) {
+			all = append(all, groups[i].Loopbacks...)
+		}
+	}
+	return all
 }
 
 // Sessions implements status.Source.

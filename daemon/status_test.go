@@ -3,6 +3,7 @@ package daemon
 import (
 	"fmt"
 	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 
@@ -19,6 +20,24 @@ import (
 func establish(l *loop, s shape, i int) {
 	l.link(&LinkEvent{SubPort: i, Up: true, Speed: 400e9, SpeedSource: "ethtool", Transitions: 1})
 	l.bgp(speaker.SessionUp{Session: i, Generation: 1, Node: leafNode(i / s.SubPorts), PeerAS: s.PeerAS(i), Families: speaker.FamilySet(speaker.IPv4)})
+}
+
+// TestLoopbacksAreShown checks that sub-ports name the loopbacks that they serve, unless all serve all.
+func TestLoopbacksAreShown(t *testing.T) {
+	for _, ports := range []shape{{Planes: 2, SubPorts: 2}, coretest.OwnPorts(2, 2)} {
+		l := idle(t, ports.Text())
+		for p, plane := range (source{l}).Planes() {
+			for i, sp := range plane.SubPorts {
+				var want []netip.Prefix
+				if sources := l.core.Layout().Sources; len(sources) > 1 {
+					want = sources[i].Loopbacks
+				}
+				if !slices.Equal(sp.Loopbacks, want) {
+					t.Errorf("sub-port %d of plane %d serves %v, want %v", i, p, sp.Loopbacks, want)
+				}
+			}
+		}
+	}
 }
 
 // TestPlanesAreShown checks that every plane and sub-port is listed once, in the order of the configuration, with its

@@ -1829,7 +1829,9 @@ type SubPort struct {
 	// cable, or with the sub-port's sessions. False without a reason.
 	Persistent bool `protobuf:"varint,10,opt,name=persistent,proto3" json:"persistent,omitempty"`
 	// The device's present name in the kernel, which differs from device where that is an alternative name; empty while the device is absent or not watched.
-	Netdev        string `protobuf:"bytes,11,opt,name=netdev,proto3" json:"netdev,omitempty"`
+	Netdev string `protobuf:"bytes,11,opt,name=netdev,proto3" json:"netdev,omitempty"`
+	// The loopbacks that it serves, as host prefixes; empty if all sub-ports serve all loopbacks.
+	Loopbacks     []string `protobuf:"bytes,12,rep,name=loopbacks,proto3" json:"loopbacks,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1939,6 +1941,13 @@ func (x *SubPort) GetNetdev() string {
 		return x.Netdev
 	}
 	return ""
+}
+
+func (x *SubPort) GetLoopbacks() []string {
+	if x != nil {
+		return x.Loopbacks
+	}
+	return nil
 }
 
 type WatchEventsRequest struct {
@@ -2751,7 +2760,7 @@ const file_fare_v1_fabric_proto_rawDesc = "" +
 	"\adrained\x18\x03 \x01(\bR\adrained\x12#\n" +
 	"\rbandwidth_bps\x18\x04 \x01(\x04R\fbandwidthBps\x12-\n" +
 	"\tsub_ports\x18\x05 \x03(\v2\x10.fare.v1.SubPortR\bsubPorts\x12\x1a\n" +
-	"\bdraining\x18\x06 \x01(\bR\bdraining\"\xc5\x02\n" +
+	"\bdraining\x18\x06 \x01(\bR\bdraining\"\xe3\x02\n" +
 	"\aSubPort\x12\x16\n" +
 	"\x06device\x18\x01 \x01(\tR\x06device\x12\x18\n" +
 	"\acarrier\x18\x02 \x01(\bR\acarrier\x12\x18\n" +
@@ -2766,7 +2775,8 @@ const file_fare_v1_fabric_proto_rawDesc = "" +
 	"persistent\x18\n" +
 	" \x01(\bR\n" +
 	"persistent\x12\x16\n" +
-	"\x06netdev\x18\v \x01(\tR\x06netdev\",\n" +
+	"\x06netdev\x18\v \x01(\tR\x06netdev\x12\x1c\n" +
+	"\tloopbacks\x18\f \x03(\tR\tloopbacks\",\n" +
 	"\x12WatchEventsRequest\x12\x16\n" +
 	"\x06recent\x18\x01 \x01(\rR\x06recent\"\xa4\x01\n" +
 	"\vFabricEvent\x12\x17\n" +

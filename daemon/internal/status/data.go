@@ -188,6 +188,8 @@ type SubPort struct {
 	Persistent bool
 	// Sessions are the names of the sessions over it.
 	Sessions []string
+	// Loopbacks are those that it serves; nil if all sub-ports serve all.
+	Loopbacks []netip.Prefix
 	// DampedUntil is when a link that flaps counts again if it stays up; zero if it is not damped. HeldRises counts the
 	// rises that damping has held.
 	DampedUntil time.Time

@@ -199,6 +199,9 @@ func (f *fabricService) ListPlanes(ctx context.Context, _ *farev1.ListPlanesRequ
 				Device: s.Device, Carrier: s.Carrier, Drained: s.Drained, Draining: s.Draining, SpeedBps: s.Speed, SpeedSource: s.SpeedSource,
 				Reason: s.Reason, Persistent: s.Persistent, Sessions: s.Sessions, Netdev: s.Netdev,
 			}
+			for _, l := range s.Loopbacks {
+				sp.Loopbacks = append(sp.Loopbacks, l.String())
+			}
 			if !s.DampedUntil.IsZero() {
 				sp.DampedUntilNs = uint64(s.DampedUntil.UnixNano())
 			}
