@@ -47,7 +47,7 @@ PARTS ?= all
 .PHONY: kustomize packages release build demo test test-slow test-all unit set-up mutate chaos soak vm bench bench-peers bench-peers-busy lib install-lib lint lint-go lint-foreign generate baseline check-generated fuzz deps images labs containerlab systemd clean
 
 build:
-	$(GO) build -ldflags '$(LDFLAGS)' -o bin/ ./cmd/fared ./cmd/fared-lab
+	$(GO) build -ldflags '$(LDFLAGS)' -o bin/ ./cmd/fared ./cmd/fared-lab ./cmd/fared-kube
 
 # libfared, static and shared, in bin/lib; the C library that reads the slot table (docs/slots.md). libfared-verbs.so too, if libibverbs-dev is installed.
 lib:

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Builds what a release consists of: for each architecture deb and rpm of fared and fared-lab, the SBOMs of these static binaries, and for all one image in OCI layout and one OpenVEX document;
+# Builds what a release consists of: for each architecture deb and rpm of fared and fared-lab, the SBOMs of these static binaries and fared-kube, and for all one image in OCI layout and one OpenVEX document;
 # libfared's packages for the architecture of this machine; SHA256SUMS. Two runs on the same commit make equal bytes. No Docker, no root, no registry.
 #
 #   packages.sh [DIR]    DIR: out/packages by default
@@ -38,7 +38,7 @@ rm -rf "$out" && mkdir -p "$out"
 build() {
   mkdir -p "$2"
   CGO_ENABLED=0 GOARCH=$1 $go build -trimpath -buildvcs=false -tags grpcnotrace \
-    -ldflags "-s -w -buildid= -X github.com/fared/fared/internal/version.version=$VERSION" -o "$2/" ./cmd/fared ./cmd/fared-lab
+    -ldflags "-s -w -buildid= -X github.com/fared/fared/internal/version.version=$VERSION" -o "$2/" ./cmd/fared ./cmd/fared-lab ./cmd/fared-kube
 }
 
 # package CONFIG FORMAT...: packages of one configuration of nfpm.
@@ -66,8 +66,8 @@ for ARCH in "${archs[@]}"; do
   "$work/host/fared" completion bash >"$STAGE/fared.bash"
   "$work/host/fared" completion zsh >"$STAGE/_fared"
   "$work/host/fared" completion fish >"$STAGE/fared.fish"
-  for program in fared fared-lab; do
-    [[ $parts != *" $program "* ]] || package packaging/$program.yaml "${formats[@]}"
+  for program in fared fared-lab fared-kube; do # fared-kube is in the image alone
+    [[ $program = fared-kube || $parts != *" $program "* ]] || package packaging/$program.yaml "${formats[@]}"
     [[ $parts != *" sbom "* ]] || $go run "$sbom" bin -json -std -noserial -notimestamp -version "v$VERSION" -output "$out/$program-$VERSION-linux-$ARCH.cdx.json" "$STAGE/bin/$program" \
       2>"$work/sbom.log" || { cat "$work/sbom.log" >&2; exit 1; }
   done

@@ -264,7 +264,7 @@ func contents(t *testing.T, version string, files map[string]string) {
 		BOMFormat  string
 		Components []struct{ Name string }
 	}
-	for _, program := range []string{"fared", "fared-lab"} {
+	for _, program := range []string{"fared", "fared-lab", "fared-kube"} {
 		data, err := os.ReadFile(files[program+"-"+version+"-linux-"+runtime.GOARCH+".cdx.json"])
 		if err != nil {
 			t.Fatal(err)
@@ -316,7 +316,7 @@ func contents(t *testing.T, version string, files map[string]string) {
 	}
 	root := t.TempDir()
 	output(t, "tar", "-x", "-z", "-f", filepath.Join(dir, "blobs", strings.Replace(manifest.Layers[0].Digest, ":", "/", 1)), "-C", root)
-	for _, program := range []string{"fared", "fared-lab"} {
+	for _, program := range []string{"fared", "fared-lab", "fared-kube"} {
 		if out := output(t, filepath.Join(root, "usr/bin", program), "version"); !strings.Contains(out, "fared "+version+" ") {
 			t.Errorf("the image's program %s prints version %q", program, out)
 		}

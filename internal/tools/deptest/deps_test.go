@@ -38,6 +38,8 @@ var rules = []struct{ From, To, Except, Why string }{
 	{"/transport/internal/wire", module, "", "an interface has no dependency"},
 	{"/client", module + "/daemon", "", "a client needs a running fared, and none of its code"},
 	{"/client", module + "/dataplane", "", "a client needs a running fared, and none of its code"},
+	{"/kube", module + "/daemon", "", "what Kubernetes shows needs a running fared, and none of its code"},
+	{"/kube", module + "/dataplane", "", "what Kubernetes shows needs a running fared, and none of its code"},
 	{"/internal/slotlayout", module, "/internal/slotlayout/gen", "a layout has no dependency"},
 	{"/examples", module + "/daemon", "", "an example does what a program outside the repository can do, with the API alone"},
 	{"/examples", module + "/dataplane", "", "an example does what a program outside the repository can do, with the API alone"},
@@ -55,13 +57,15 @@ var limits = []struct{ From, Only, Not, Why string }{
 	{"/daemon/internal/core", "/fare /wecmp /daemon/config", "context log/slog net os syscall time", "the core decides: it has no goroutine, socket, file or clock"},
 	{"/daemon/internal/guard", "/fare", "context log/slog net os syscall", "the guard judges bytes: it has no socket, file or clock, and needs of the module the type of a route's attributes alone"},
 	{"/daemon/internal/proof", "", "context log/slog net os syscall", "proofs are judged in virtual time: no goroutine, socket, file or clock"},
+	{"/kube/nodestate", "/api", "context log/slog net os syscall time", "what Kubernetes shows is computed from answers alone"},
+	{"/kube/pacer", "", "context log/slog net os syscall", "writes are paced in virtual time: no goroutine, socket, file or clock"},
 	{"/daemon/page", "/api golang.org/x/net/netutil", "", "the page shows what the API returns, and cannot reach the daemon's state"},
 	{"/lab/judge", "/topo /fare /wecmp /api", "", "the judge of a lab computes from cables alone: it runs and asks nothing"},
 }
 
 // order lists the top folders so that every import leads to an earlier one: no arrow runs up. internal/testkit/testbed
 // is for tests alone, above all of them.
-var order = strings.Fields("internal fare wecmp api client lib transport dataplane daemon pods topo traffic lab examples containerlab charts interop systemd monitoring cmd")
+var order = strings.Fields("internal fare wecmp api client kube lib transport dataplane daemon pods topo traffic lab examples containerlab charts interop systemd monitoring cmd")
 
 // goList returns the output of go list in the root folder. Patterns are folders, because for a pattern of import paths
 // go also reads the requirements of modules that nothing imports, which a test in a network namespace cannot fetch.
@@ -175,8 +179,8 @@ func TestEveryPackageHasAComment(t *testing.T) {
 }
 
 // TestServerLinksNoLab checks that no package that fared links, directly or through others, is of a laboratory or a
-// transport, which fared-lab links. The exception is tcpslots, which places connections of any program, for
-// `fared exec`.
+// transport, which fared-lab links, or of fared-kube. The exception is tcpslots, which places connections of any
+// program, for `fared exec`.
 func TestServerLinksNoLab(t *testing.T) {
 	out := goList(t, "-deps", "./cmd/fared")
 	linked := strings.Fields(string(out))
@@ -185,7 +189,7 @@ func TestServerLinksNoLab(t *testing.T) {
 	}
 	for _, p := range linked {
 		inModule, ours := strings.CutPrefix(p, module)
-		if ours && exempt(inModule, "/lab /topo /traffic /transport /cmd/fared-lab") && inModule != "/transport/tcpslots" {
+		if ours && exempt(inModule, "/lab /topo /traffic /transport /kube /cmd/fared-lab") && inModule != "/transport/tcpslots" {
 			t.Errorf("fared links %s", p)
 		}
 	}

@@ -1,0 +1,152 @@
+// Package pacer decides when a changed object is written. Writes cost tokens, of which one arrives every ten seconds: a
+// change of planes is written at once while tokens last, and an object that flaps for hours costs a write every ten
+// seconds. It is pure: callers pass the time and report results.
+package pacer
+
+import (
+	"slices"
+	"strings"
+	"time"
+)
+
+// Limits of writes.
+const (
+	Interval = 10 * time.Second // in which one token arrives; least time between minor writes of an object
+	Burst    = 9                // greatest number of tokens: three objects of three changes of planes
+	reserve  = 6                // tokens that minor writes leave to urgent ones
+
+	retryFirst = time.Second // after the first failed attempt
+	RetryLast  = 5 * time.Second
+)
+
+// Object is a text to write. A change of Urgent is written at once, another change of Body when it is convenient.
+type Object struct{ Body, Urgent string }
+
+// entry is an object and its last write.
+type entry struct {
+	key             string
+	wanted, written Object
+	pending         bool      // differs from the last write
+	since           time.Time // since when
+	at              time.Time // of the last write; zero before the first
+	retry           time.Time // no attempt before
+	delay           time.Duration
+}
+
+// Pacer orders the writes of objects. At most one is under way.
+type Pacer struct {
+	entries []*entry      // by key
+	credit  time.Duration // a token is an Interval
+	counted time.Time     // when credit was last counted
+	flying  *entry
+	sent    Object
+}
+
+// New returns a pacer without objects, with all tokens.
+func New(now time.Time) *Pacer { return &Pacer{credit: Burst * Interval, counted: now} }
+
+// Want sets the object of a key.
+func (p *Pacer) Want(now time.Time, key string, o Object) {
+	i, ok := slices.BinarySearchFunc(p.entries, key, func(e *entry, key string) int { return strings.Compare(e.key, key) })
+	if !ok {
+		p.entries = slices.Insert(p.entries, i, &entry{key: key})
+	}
+	e := p.entries[i]
+	e.wanted = o
+	p.mark(now, e, ok && !e.at.IsZero() && o == e.written)
+}
+
+// mark records whether an object is written as wanted.
+func (p *Pacer) mark(now time.Time, e *entry, done bool) {
+	if !done && !e.pending {
+		e.since = now
+	}
+	e.pending = !done
+}
+
+// Refresh makes the objects of the keys, or all if there is none, pending, as minor changes: another program may have
+// changed or removed them.
+func (p *Pacer) Refresh(now time.Time, keys ...string) {
+	for _, e := range p.entries {
+		if len(keys) == 0 || slices.Contains(keys, e.key) {
+			p.mark(now, e, false)
+		}
+	}
+}
+
+// Next returns the key and object to write now; the caller reports the result by Done. Without one, ok is false, and
+// wake is when there will be, or zero if nothing is pending or a write is under way.
+func (p *Pacer) Next(now time.Time) (key string, o Object, wake time.Time, ok bool) {
+	if p.flying != nil {
+		return "", Object{}, time.Time{}, false
+	}
+	p.count(now)
+	var best *entry
+	for _, e := range p.entries {
+		if !e.pending {
+			continue
+		}
+		at := p.due(e)
+		if at.After(now) {
+			if wake.IsZero() || at.Before(wake) {
+				wake = at
+			}
+			continue
+		}
+		if best == nil || e.since.Before(best.since) {
+			best = e
+		}
+	}
+	if best == nil {
+		return "", Object{}, wake, false
+	}
+	p.credit -= Interval
+	p.flying, p.sent = best, best.wanted
+	return best.key, best.wanted, time.Time{}, true
+}
+
+// due returns when a pending object may be written.
+func (p *Pacer) due(e *entry) time.Time {
+	at := p.when(1)
+	if !e.at.IsZero() && e.wanted.Urgent == e.written.Urgent {
+		at = later(p.when(reserve+1), e.at.Add(Interval))
+	}
+	return later(at, e.retry)
+}
+
+func later(a, b time.Time) time.Time {
+	if a.After(b) {
+		return a
+	}
+	return b
+}
+
+// count adds the tokens that have arrived.
+func (p *Pacer) count(now time.Time) {
+	if now.After(p.counted) {
+		p.credit = min(Burst*Interval, p.credit+now.Sub(p.counted))
+		p.counted = now
+	}
+}
+
+// when returns the time from which on there are n tokens.
+func (p *Pacer) when(n time.Duration) time.Time { return p.counted.Add(max(0, n*Interval-p.credit)) }
+
+// Done reports the result of the write under way. A failed one costs no token, and is repeated after a delay that
+// doubles, or after wait if that is longer.
+func (p *Pacer) Done(now time.Time, failed bool, wait time.Duration) {
+	e := p.flying
+	p.flying = nil
+	p.count(now)
+	if failed {
+		p.credit = min(Burst*Interval, p.credit+Interval)
+		e.delay = min(max(2*e.delay, retryFirst), RetryLast)
+		e.retry = now.Add(max(e.delay, wait))
+		return
+	}
+	e.written, e.at, e.retry, e.delay = p.sent, now, time.Time{}, 0
+	p.mark(now, e, e.wanted == e.written)
+	if e.pending {
+		e.since = now
+	}
+}
