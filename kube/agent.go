@@ -14,6 +14,7 @@ import (
 
 	"google.golang.org/grpc"
 
+	farev1 "github.com/fared/fared/api/fare/v1"
 	"github.com/fared/fared/kube/apiserver"
 	"github.com/fared/fared/kube/nodestate"
 	"github.com/fared/fared/kube/pacer"
@@ -35,6 +36,8 @@ type Options struct {
 	// UnusableBelow is the share of planes, in percent, below which the node has the condition PlanesUnusable.
 	UnusableBelow int
 	Labels        bool
+	// Drains makes the drains of the node's annotations. Daemon needs the right to operate.
+	Drains bool
 	// Taints is the driver whose devices are tainted, TaintEffect the effect; an empty driver disables taints.
 	Taints, TaintEffect string
 	// Sentinel, if not nil, receives health events.
@@ -55,9 +58,13 @@ type Agent struct {
 	health *sink
 	sent   map[string]nodestate.Health // of the health sink's goroutine: the last events, by entity
 
-	observed chan nodestate.Observation
-	nodes    chan node
+	observed    chan nodestate.Observation
+	nodes       chan node
+	annotations chan map[string]string // to the drainer; the last ones
+	refusals    chan []nodestate.Drain
 	// Of the loop's goroutine.
+	last        *nodestate.Observation
+	refused     []nodestate.Drain
 	state       *nodestate.State
 	transitions map[string]condition
 	known       bool // the node
@@ -70,6 +77,7 @@ func New(o Options) *Agent {
 	}
 	a := &Agent{
 		Options: o, observed: make(chan nodestate.Observation), nodes: make(chan node),
+		annotations: make(chan map[string]string, 1), refusals: make(chan []nodestate.Drain),
 		transitions: map[string]condition{}, sent: map[string]nodestate.Health{},
 		taints: tainter{api: o.API, node: o.Node, driver: o.Taints, effect: o.TaintEffect, sys: o.Sys},
 	}
@@ -86,6 +94,10 @@ func (a *Agent) Run(ctx context.Context) {
 	running.Go(func() { a.health.run(ctx) })
 	running.Go(func() { followDaemon(ctx, a.Daemon, send(ctx, a.observed)) })
 	running.Go(func() { a.followNode(ctx, send(ctx, a.nodes)) })
+	if a.Drains {
+		d := drainer{client: farev1.NewFabricServiceClient(a.Daemon), named: map[string]string{}}
+		running.Go(func() { d.run(ctx, a.annotations, send(ctx, a.refusals)) })
+	}
 	a.loop(ctx)
 }
 
@@ -110,12 +122,14 @@ func (a *Agent) loop(ctx context.Context) {
 			return
 		case o := <-a.observed:
 			silent.Reset(silence)
-			a.state = nodestate.Of(o, nil, a.Version)
+			a.last = &o
+			a.publish()
+		case a.refused = <-a.refusals:
 			a.publish()
 		case n := <-a.nodes:
 			a.meet(n)
 		case <-silent.C:
-			a.state = nil
+			a.last, a.state = nil, nil
 			a.publishConditions()
 		case <-again.C:
 			a.api.refresh()
@@ -126,6 +140,7 @@ func (a *Agent) loop(ctx context.Context) {
 // meet takes note of the node: its first conditions keep their times, and changes by other programs are overwritten.
 func (a *Agent) meet(n node) {
 	a.uid.Store(&n.Metadata.UID)
+	a.wish(n.Metadata.Annotations)
 	if !a.known {
 		a.known = true
 		for _, c := range n.Status.Conditions {
@@ -149,11 +164,22 @@ func (a *Agent) meet(n node) {
 	}
 }
 
+// wish gives the annotations to the drainer, in place of earlier ones that it has not read.
+func (a *Agent) wish(annotations map[string]string) {
+	wanted := map[string]string{drainAnnotation: annotations[drainAnnotation], reasonAnnotation: annotations[reasonAnnotation]}
+	select {
+	case <-a.annotations:
+	default:
+	}
+	a.annotations <- wanted
+}
+
 // publish gives the state to the sinks.
 func (a *Agent) publish() {
-	if a.state == nil || !a.known {
+	if a.last == nil || !a.known {
 		return
 	}
+	a.state = nodestate.Of(*a.last, a.refused, a.Version)
 	var urgent strings.Builder
 	for _, p := range a.state.Planes {
 		fmt.Fprintln(&urgent, p.Name, p.State, p.BandwidthBps)

@@ -170,8 +170,7 @@ func (f *fakeAPI) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	defer f.mu.Unlock()
 	code, answer := f.answer(r.Method+" "+r.URL.Path, r.URL.Query().Get("fieldSelector"), body)
 	if r.Method != http.MethodGet && code < 300 {
-		close(f.changed)
-		f.changed = make(chan struct{})
+		f.touch()
 	}
 	w.WriteHeader(code)
 	_ = json.NewEncoder(w).Encode(answer)
@@ -259,6 +258,12 @@ func (f *fakeAPI) watch(w http.ResponseWriter, r *http.Request) {
 			return
 		}
 	}
+}
+
+// touch reports a change of the node to watches.
+func (f *fakeAPI) touch() {
+	close(f.changed)
+	f.changed = make(chan struct{})
 }
 
 // do changes or reads the server's state.

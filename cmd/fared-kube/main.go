@@ -38,7 +38,7 @@ func newRoot(e *cli.Env) *cobra.Command {
 type options struct {
 	node, sentinel, taints, effect string
 	unusable                       int
-	labels                         bool
+	labels, drains                 bool
 }
 
 func runCommand(e *cli.Env) *cobra.Command {
@@ -60,6 +60,7 @@ written at once, other changes at most every 10 s; 0.1 writes a second are never
 	f.StringVar(&o.node, "node", "", "name of this node")
 	f.IntVar(&o.unusable, "unusable-below", 50, "share of planes, in percent, below which the node has the condition PlanesUnusable")
 	f.BoolVar(&o.labels, "labels", false, "label the node with its planes and rails")
+	f.BoolVar(&o.drains, "drains", false, "drain the planes, leaves and sub-ports of the node's annotation fared.io/drain; needs the operators' --socket")
 	f.StringVar(&o.taints, "taints", "", "DRA driver whose devices are tainted while their rail has no plane")
 	f.StringVar(&o.effect, "taint-effect", "NoSchedule", "effect of taints: NoSchedule, NoExecute or None")
 	f.StringVar(&o.sentinel, "nvsentinel", "", "socket of NVSentinel's platform connector, which gets health events")
@@ -92,7 +93,7 @@ func (o *options) run(c *cobra.Command, e *cli.Env) error {
 		return cli.Usage(err, "--socket takes a unix socket's path")
 	}
 	defer conn.Close()
-	options := kube.Options{Node: o.node, Version: version.String(), Daemon: conn, API: api, UnusableBelow: o.unusable, Labels: o.labels,
+	options := kube.Options{Node: o.node, Version: version.String(), Daemon: conn, API: api, UnusableBelow: o.unusable, Labels: o.labels, Drains: o.drains,
 		Taints: o.taints, TaintEffect: o.effect, Log: cli.NewLogger(e.Err, slog.LevelInfo), Sys: "/sys"}
 	if o.sentinel != "" {
 		if options.Sentinel, err = sentinel.Dial(o.sentinel); err != nil {
