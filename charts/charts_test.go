@@ -4,6 +4,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"reflect"
 	"regexp"
 	"slices"
 	"strings"
@@ -13,6 +14,7 @@ import (
 
 	"github.com/fared/fared/internal/testkit/binary"
 	"github.com/fared/fared/internal/testkit/gate"
+	"github.com/fared/fared/kube/nodestate"
 )
 
 var _ = gate.Package{WithoutRaceDetector: "drives other processes", HostNetwork: "fetches modules from the module proxy"}
@@ -83,10 +85,60 @@ func TestSchemaHasAllKeys(t *testing.T) {
 	}
 }
 
+// TestStateHasSchema checks that the schema of FaredNodeState has the fields that fared-kube writes, and no others: the
+// API server drops unknown ones.
+func TestStateHasSchema(t *testing.T) {
+	var crd struct {
+		Versions []struct {
+			Schema struct {
+				Schema struct{ Properties struct{ Status *schema } } `yaml:"openAPIV3Schema"`
+			}
+		}
+	}
+	if err := yaml.Unmarshal([]byte(read(t, "fared/files/farednodestate.yaml")), &crd); err != nil {
+		t.Fatal(err)
+	}
+	want := append(fields(reflect.TypeFor[nodestate.State](), ""), "written")
+	got := crd.Versions[0].Schema.Schema.Properties.Status.all("")
+	slices.Sort(want)
+	if slices.Sort(got); !slices.Equal(got, want) {
+		t.Errorf("the schema has\n%v\nand the state\n%v", got, want)
+	}
+}
+
+// fields returns the paths of a type's JSON.
+func fields(of reflect.Type, path string) (all []string) {
+	if of.Kind() == reflect.Slice {
+		of = of.Elem()
+	}
+	if of.Kind() != reflect.Struct {
+		return nil
+	}
+	for i := range of.NumField() {
+		if f := of.Field(i); f.IsExported() {
+			name, _, _ := strings.Cut(f.Tag.Get("json"), ",")
+			all = append(append(all, path+name), fields(f.Type, path+name+".")...)
+		}
+	}
+	return all
+}
+
+// all returns the paths of all properties.
+func (s *schema) all(path string) (paths []string) {
+	for s.Items != nil {
+		s = s.Items
+	}
+	for name, child := range s.Properties {
+		paths = append(append(paths, path+name), child.all(path+name+".")...)
+	}
+	return paths
+}
+
 // schema is the part of a JSON schema that the test reads.
 type schema struct {
 	Properties  map[string]*schema
 	Definitions map[string]*schema
+	Items       *schema
 	Ref         string `yaml:"$ref"`
 	Open        any    `yaml:"additionalProperties"`
 }
