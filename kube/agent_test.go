@@ -68,20 +68,18 @@ func (f *fakeAPI) planes() string {
 		" ", f.labels["fared.io/planes-usable"], " ", f.labels["fared.io/rails-usable"], " ", tainted)
 }
 
-// TestCables checks that cut cables arrive everywhere: half a cable, a plane, a rail, all; and that nothing remains
-// after their return. NVSentinel receives what has changed alone.
-func TestCables(t *testing.T) {
-	api, client := serveAPI(t)
-	daemon := newFakeDaemon()
+// serveSentinel serves a platform connector, and returns a client of it and the texts of its calls.
+func serveSentinel(t *testing.T) (*sentinel.Client, <-chan string) {
+	t.Helper()
 	socket := filepath.Join(t.TempDir(), "sentinel")
-	calls := make(chan int, 100)
+	calls := make(chan string, 100)
 	testbed.Serve(t, socket, func(s grpc.ServiceRegistrar) {
 		s.RegisterService(&grpc.ServiceDesc{ServiceName: "datamodels.PlatformConnector", HandlerType: (*any)(nil), Methods: []grpc.MethodDesc{{
 			MethodName: "HealthEventOccurredV1",
 			Handler: func(_ any, _ context.Context, decode func(any) error, _ grpc.UnaryServerInterceptor) (any, error) {
 				m := new(emptypb.Empty)
 				err := decode(m)
-				calls <- strings.Count(string(m.ProtoReflect().GetUnknown()), "Network")
+				calls <- string(m.ProtoReflect().GetUnknown())
 				return m, err
 			},
 		}}}, nil)
@@ -90,7 +88,16 @@ func TestCables(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer events.Close()
+	t.Cleanup(func() { events.Close() })
+	return events, calls
+}
+
+// TestCables checks that cut cables arrive everywhere: half a cable, a plane, a rail, all; and that nothing remains
+// after their return. NVSentinel receives what has changed alone.
+func TestCables(t *testing.T) {
+	api, client := serveAPI(t)
+	daemon := newFakeDaemon()
+	events, calls := serveSentinel(t)
 	var c clock
 	a := start(t, Options{Daemon: daemon.serve(t), API: client, Labels: true, Taints: "dra.net", TaintEffect: "NoSchedule", Sentinel: events, Now: c.now})
 	for _, step := range []struct {
@@ -108,7 +115,7 @@ func TestCables(t *testing.T) {
 		c.nextHour(a)
 		daemon.set(step.down...)
 		api.shows(t, "the planes", step.want, api.planes)
-		if n := <-calls; n != step.events {
+		if n := strings.Count(<-calls, "Network"); n != step.events {
 			t.Errorf("%v: %d events, want %d", step.down, n, step.events)
 		}
 	}

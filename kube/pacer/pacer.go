@@ -1,6 +1,6 @@
-// Package pacer decides when a changed object is written. Writes cost tokens, of which one arrives every ten seconds: a
-// change of planes is written at once while tokens last, and an object that flaps for hours costs a write every ten
-// seconds. It is pure: callers pass the time and report results.
+// Package pacer decides when a changed object is written. Writes cost tokens, of which one arrives every twelve
+// seconds: a change of planes is written at once while tokens last, and an object that flaps for hours costs a write
+// every twelve seconds. It is pure: callers pass the time and report results.
 package pacer
 
 import (
@@ -11,9 +11,10 @@ import (
 
 // Limits of writes.
 const (
-	Interval = 10 * time.Second // in which one token arrives; least time between minor writes of an object
-	Burst    = 9                // greatest number of tokens: three objects of three changes of planes
-	reserve  = 6                // tokens that minor writes leave to urgent ones
+	Refill  = 12 * time.Second // in which one token arrives: 0.1 writes a second in 18 minutes, a burst included
+	Burst   = 18               // greatest number of tokens: three objects of six changes of planes
+	Gap     = 10 * time.Second // least time between minor writes of an object
+	reserve = 3                // tokens that minor writes leave to urgent ones: a change of planes
 
 	retryFirst = time.Second // after the first failed attempt
 	RetryLast  = 5 * time.Second
@@ -36,14 +37,14 @@ type entry struct {
 // Pacer orders the writes of objects. At most one is under way.
 type Pacer struct {
 	entries []*entry      // by key
-	credit  time.Duration // a token is an Interval
+	credit  time.Duration // a token is a Refill
 	counted time.Time     // when credit was last counted
 	flying  *entry
 	sent    Object
 }
 
 // New returns a pacer without objects, with all tokens.
-func New(now time.Time) *Pacer { return &Pacer{credit: Burst * Interval, counted: now} }
+func New(now time.Time) *Pacer { return &Pacer{credit: Burst * Refill, counted: now} }
 
 // Want sets the object of a key.
 func (p *Pacer) Want(now time.Time, key string, o Object) {
@@ -100,7 +101,7 @@ func (p *Pacer) Next(now time.Time) (key string, o Object, wake time.Time, ok bo
 	if best == nil {
 		return "", Object{}, wake, false
 	}
-	p.credit -= Interval
+	p.credit -= Refill
 	p.flying, p.sent = best, best.wanted
 	return best.key, best.wanted, time.Time{}, true
 }
@@ -109,7 +110,7 @@ func (p *Pacer) Next(now time.Time) (key string, o Object, wake time.Time, ok bo
 func (p *Pacer) due(e *entry) time.Time {
 	at := p.when(1)
 	if !e.at.IsZero() && e.wanted.Urgent == e.written.Urgent {
-		at = later(p.when(reserve+1), e.at.Add(Interval))
+		at = later(p.when(reserve+1), e.at.Add(Gap))
 	}
 	return later(at, e.retry)
 }
@@ -124,13 +125,13 @@ func later(a, b time.Time) time.Time {
 // count adds the tokens that have arrived.
 func (p *Pacer) count(now time.Time) {
 	if now.After(p.counted) {
-		p.credit = min(Burst*Interval, p.credit+now.Sub(p.counted))
+		p.credit = min(Burst*Refill, p.credit+now.Sub(p.counted))
 		p.counted = now
 	}
 }
 
 // when returns the time from which on there are n tokens.
-func (p *Pacer) when(n time.Duration) time.Time { return p.counted.Add(max(0, n*Interval-p.credit)) }
+func (p *Pacer) when(n time.Duration) time.Time { return p.counted.Add(max(0, n*Refill-p.credit)) }
 
 // Done reports the result of the write under way. A failed one costs no token, and is repeated after a delay that
 // doubles, or after wait if that is longer.
@@ -139,7 +140,7 @@ func (p *Pacer) Done(now time.Time, failed bool, wait time.Duration) {
 	p.flying = nil
 	p.count(now)
 	if failed {
-		p.credit = min(Burst*Interval, p.credit+Interval)
+		p.credit = min(Burst*Refill, p.credit+Refill)
 		e.delay = min(max(2*e.delay, retryFirst), RetryLast)
 		e.retry = now.Add(max(e.delay, wait))
 		return

@@ -52,20 +52,20 @@ func (s *server) run(d time.Duration) {
 	}
 }
 
-// check checks that no period has more writes than a burst and one every ten seconds.
+// check checks that no period has more writes than a burst and one every twelve seconds.
 func (s *server) check() {
 	s.t.Helper()
 	for i, from := range s.writes {
 		for j := i; j < len(s.writes); j++ {
-			if allowed := Burst + int(s.writes[j].Sub(from)/Interval); j-i+1 > allowed {
+			if allowed := Burst + int(s.writes[j].Sub(from)/Refill); j-i+1 > allowed {
 				s.t.Fatalf("%d writes in %v", j-i+1, s.writes[j].Sub(from))
 			}
 		}
 	}
 }
 
-// TestFlap checks that a leaf that flaps at 1 Hz for an hour costs at most a write every ten seconds after the burst,
-// over all objects, that no object starves, and that the last state is written.
+// TestFlap checks that a leaf that flaps at 1 Hz for an hour costs at most a write every twelve seconds after the
+// burst, over all objects, that no object starves, and that the last state is written.
 func TestFlap(t *testing.T) {
 	s := newServer(t)
 	keys := []string{"conditions", "labels", "state"}
@@ -85,10 +85,10 @@ func TestFlap(t *testing.T) {
 	for _, key := range keys {
 		s.p.Want(s.now, key, Object{"last", "last"})
 	}
-	if s.run(3 * Interval); s.objects["state"] != "last" || s.objects["labels"] != "last" || s.objects["conditions"] != "last" {
+	if s.run(3 * Refill); s.objects["state"] != "last" || s.objects["labels"] != "last" || s.objects["conditions"] != "last" {
 		t.Errorf("the last state is lost: %v", s.objects)
 	}
-	if n := len(s.writes); n > Burst+3630/10 || n < 100 {
+	if n := len(s.writes); n > 3630/10 || n < 100 {
 		t.Errorf("%d writes in an hour", n)
 	}
 }
@@ -125,11 +125,11 @@ func TestMinor(t *testing.T) {
 	}
 	s.run(0)
 	s.p.Want(s.now, "state", Object{"301", "up"})
-	if s.run(Interval); s.objects["state"] == "301" {
+	if s.run(Refill); s.objects["state"] == "301" {
 		t.Error("a minor change takes the token of an urgent one")
 	}
 	s.p.Want(s.now, "state", Object{"302", "down"})
-	if s.run(Interval); s.objects["state"] != "302" {
+	if s.run(Refill); s.objects["state"] != "302" {
 		t.Error("an urgent change waits")
 	}
 }
