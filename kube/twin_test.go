@@ -203,6 +203,15 @@ func (f *fakeAPI) answer(call, selector string, body any) (int, any) {
 			return http.StatusNotFound, nil
 		}
 		f.state["status"] = body.([]any)[0].(map[string]any)["value"]
+	default:
+		return f.answerResources(call, selector, part)
+	}
+	return http.StatusOK, object{}
+}
+
+// answerResources answers a call of the group resource.k8s.io.
+func (f *fakeAPI) answerResources(call, selector string, part func(...string) any) (int, any) {
+	switch call {
 	case "GET /apis/resource.k8s.io":
 		return http.StatusOK, object{"versions": []object{{"version": "v1"}}}
 	case "GET /apis/resource.k8s.io/v1":

@@ -27,7 +27,8 @@ type Object struct{ Body, Urgent string }
 type entry struct {
 	key             string
 	wanted, written Object
-	pending         bool      // differs from the last write
+	stale           bool      // written is unknown, or was changed by another program
+	pending         bool      // to be written
 	since           time.Time // since when
 	at              time.Time // of the last write; zero before the first
 	retry           time.Time // no attempt before
@@ -50,19 +51,19 @@ func New(now time.Time) *Pacer { return &Pacer{credit: Burst * Refill, counted: 
 func (p *Pacer) Want(now time.Time, key string, o Object) {
 	i, ok := slices.BinarySearchFunc(p.entries, key, func(e *entry, key string) int { return strings.Compare(e.key, key) })
 	if !ok {
-		p.entries = slices.Insert(p.entries, i, &entry{key: key})
+		p.entries = slices.Insert(p.entries, i, &entry{key: key, stale: true})
 	}
-	e := p.entries[i]
-	e.wanted = o
-	p.mark(now, e, ok && !e.at.IsZero() && o == e.written)
+	p.entries[i].wanted = o
+	p.entries[i].mark(now)
 }
 
-// mark records whether an object is written as wanted.
-func (p *Pacer) mark(now time.Time, e *entry, done bool) {
-	if !done && !e.pending {
+// mark records whether an object has to be written.
+func (e *entry) mark(now time.Time) {
+	pending := e.stale || e.wanted != e.written
+	if pending && !e.pending {
 		e.since = now
 	}
-	e.pending = !done
+	e.pending = pending
 }
 
 // Refresh makes the objects of the keys, or all if there is none, pending, as minor changes: another program may have
@@ -70,7 +71,8 @@ func (p *Pacer) mark(now time.Time, e *entry, done bool) {
 func (p *Pacer) Refresh(now time.Time, keys ...string) {
 	for _, e := range p.entries {
 		if len(keys) == 0 || slices.Contains(keys, e.key) {
-			p.mark(now, e, false)
+			e.stale = true
+			e.mark(now)
 		}
 	}
 }
@@ -102,7 +104,7 @@ func (p *Pacer) Next(now time.Time) (key string, o Object, wake time.Time, ok bo
 		return "", Object{}, wake, false
 	}
 	p.credit -= Refill
-	p.flying, p.sent = best, best.wanted
+	p.flying, p.sent, best.stale, best.pending = best, best.wanted, false, false
 	return best.key, best.wanted, time.Time{}, true
 }
 
@@ -143,11 +145,10 @@ func (p *Pacer) Done(now time.Time, failed bool, wait time.Duration) {
 		p.credit = min(Burst*Refill, p.credit+Refill)
 		e.delay = min(max(2*e.delay, retryFirst), RetryLast)
 		e.retry = now.Add(max(e.delay, wait))
-		return
+		e.stale = true // the server may have written it all the same
+	} else {
+		e.written, e.at, e.retry, e.delay = p.sent, now, time.Time{}, 0
 	}
-	e.written, e.at, e.retry, e.delay = p.sent, now, time.Time{}, 0
-	p.mark(now, e, e.wanted == e.written)
-	if e.pending {
-		e.since = now
-	}
+	e.pending = false // others have waited longer
+	e.mark(now)
 }

@@ -114,7 +114,8 @@ func TestMinor(t *testing.T) {
 	if s.run(time.Hour); len(s.writes) != before {
 		t.Error("an object that is as written was written")
 	}
-	s.p.Refresh(s.now)
+	s.p.Refresh(s.now, "state")
+	s.p.Want(s.now, "state", Object{"299", "up"}) // is no reason to forget that another program may have changed it
 	if s.run(0); len(s.writes) != before+1 {
 		t.Errorf("a refresh makes %d writes", len(s.writes)-before)
 	}
@@ -190,6 +191,27 @@ func TestOneAtATime(t *testing.T) {
 			t.Errorf("%s%s is written, want %s", key, o.Body, want)
 		}
 		p.Done(epoch.Add(time.Second), false, 0)
+	}
+}
+
+// TestFailure checks that an object is written after a failed attempt, which the server may have carried out, although
+// the wanted one is that of the last success.
+func TestFailure(t *testing.T) {
+	p := New(epoch)
+	now := epoch
+	for i, step := range []struct {
+		body   string
+		failed bool
+	}{{"1", false}, {"2", true}, {"1", false}} {
+		p.Want(now, "a", Object{step.body, step.body})
+		now = now.Add(time.Minute)
+		if _, o, _, ok := p.Next(now); !ok || o.Body != step.body {
+			t.Fatalf("step %d: %v, %+v", i, ok, o)
+		}
+		p.Done(now, step.failed, 0)
+	}
+	if _, _, wake, ok := p.Next(now); ok || !wake.IsZero() {
+		t.Error("an object is written twice")
 	}
 }
 

@@ -61,6 +61,15 @@ func healthEvents(t *testing.T) protoreflect.Message {
 	return dynamicpb.NewMessage(d.Messages().ByName("HealthEvents"))
 }
 
+// expected are the events of TestSend.
+const expected = `version: 1
+	events { version: 1 agent: "fared" componentClass: "Network" checkName: "FaredPlane" message: "3.5 of 4" entitiesImpacted { entityType: "PLANE" entityValue: "p2" }
+		generatedTimestamp { seconds: 9 nanos: 5 } nodeName: "n" }
+	events { version: 1 agent: "fared" componentClass: "Network" checkName: "FaredGPU" isFatal: true recommendedAction: CONTACT_SUPPORT
+		entitiesImpacted { entityType: "LOOPBACK" entityValue: "10.255.0.1/32" } generatedTimestamp { seconds: 9 nanos: 5 } nodeName: "n" }
+	events { version: 1 agent: "fared" componentClass: "Network" checkName: "FaredGPU" isHealthy: true
+		entitiesImpacted { entityType: "LOOPBACK" entityValue: "10.255.0.2/32" } generatedTimestamp { seconds: 9 nanos: 5 } nodeName: "n" }`
+
 // TestSend checks that a platform connector receives what the description means, and that its refusal is an error.
 func TestSend(t *testing.T) {
 	socket := filepath.Join(t.TempDir(), "s")
@@ -100,13 +109,7 @@ func TestSend(t *testing.T) {
 	if err := proto.Unmarshal(<-received, got); err != nil {
 		t.Fatal(err)
 	}
-	if err := prototext.Unmarshal([]byte(`version: 1
-		events { version: 1 agent: "fared" componentClass: "Network" checkName: "FaredPlane" message: "3.5 of 4" entitiesImpacted { entityType: "PLANE" entityValue: "p2" }
-			generatedTimestamp { seconds: 9 nanos: 5 } nodeName: "n" }
-		events { version: 1 agent: "fared" componentClass: "Network" checkName: "FaredGPU" isFatal: true recommendedAction: CONTACT_SUPPORT
-			entitiesImpacted { entityType: "LOOPBACK" entityValue: "10.255.0.1/32" } generatedTimestamp { seconds: 9 nanos: 5 } nodeName: "n" }
-		events { version: 1 agent: "fared" componentClass: "Network" checkName: "FaredGPU" isHealthy: true
-			entitiesImpacted { entityType: "LOOPBACK" entityValue: "10.255.0.2/32" } generatedTimestamp { seconds: 9 nanos: 5 } nodeName: "n" }`), want); err != nil {
+	if err := prototext.Unmarshal([]byte(expected), want); err != nil {
 		t.Fatal(err)
 	}
 	if !proto.Equal(got, want) {
