@@ -16,13 +16,13 @@ if [ "${1:-}" = --check ]; then
   mkdir -p "$out/api"
 fi
 PATH="$tools:$PATH" protoc -I api --go_out="$out/api" --go_opt=paths=source_relative \
-  --go-grpc_out="$out/api" --go-grpc_opt=paths=source_relative api/fare/v1/*.proto
+  --go-grpc_out="$out/api" --go-grpc_opt=paths=source_relative api/*/v1/*.proto
 if [ "$out" = . ]; then
   go generate ./...
   exit 0
 fi
 # A comment contains protoc's version; another protoc that generates the same code is fine.
-for f in api/fare/v1/*.pb.go; do
+for f in api/*/v1/*.pb.go; do
   if ! diff -q <(grep -v '^//.*protoc ' "$f") <(grep -v '^//.*protoc ' "$out/$f") >/dev/null; then
     echo "generate: $f is stale: run 'make generate' and commit" >&2
     exit 1

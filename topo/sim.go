@@ -161,6 +161,25 @@ func (s *Simulation) SubPortWeights(src, dst int) [][]uint32 {
 	return weights
 }
 
+// PathBandwidth returns, by plane, the bandwidth that a source group has learned toward another one, 0 without a route.
+// It is nil from a server to itself.
+func (s *Simulation) PathBandwidth(src, dst int) []fare.Bandwidth {
+	if each := s.fabric.owners(); src/each == dst/each {
+		return nil
+	}
+	from, to := s.net.rep(src, dst)
+	learned := make([]fare.Bandwidth, s.fabric.Planes)
+	if id, ok := from.node.table.Destination(to.prefix); ok {
+		view := from.node.table.Group(id)
+		for p, i := range from.node.index {
+			if i >= 0 {
+				learned[p] = view.Planes[i].Bandwidth
+			}
+		}
+	}
+	return learned
+}
+
 // PairWeights is a vector of weights over the planes, and the number of pairs of source groups that have it.
 type PairWeights struct {
 	Weights []uint32 `json:"weights"`

@@ -59,13 +59,14 @@ var limits = []struct{ From, Only, Not, Why string }{
 	{"/daemon/internal/proof", "", "context log/slog net os syscall", "proofs are judged in virtual time: no goroutine, socket, file or clock"},
 	{"/kube/nodestate", "/api", "context log/slog net os syscall time", "what Kubernetes shows is computed from answers alone"},
 	{"/kube/pacer", "", "context log/slog net os syscall", "writes are paced in virtual time: no goroutine, socket, file or clock"},
+	{"/topo/locate", "/topo /fare", "context log/slog net os syscall", "faults are located from views alone: no goroutine, socket, file or clock"},
 	{"/daemon/page", "/api golang.org/x/net/netutil", "", "the page shows what the API returns, and cannot reach the daemon's state"},
 	{"/lab/judge", "/topo /fare /wecmp /api", "", "the judge of a lab computes from cables alone: it runs and asks nothing"},
 }
 
 // order lists the top folders so that every import leads to an earlier one: no arrow runs up. internal/testkit/testbed
 // is for tests alone, above all of them.
-var order = strings.Fields("internal fare wecmp api client kube lib transport dataplane daemon pods topo traffic lab examples containerlab charts interop systemd monitoring cmd")
+var order = strings.Fields("internal fare wecmp api client kube lib transport dataplane daemon pods topo fleet traffic lab examples containerlab charts interop systemd monitoring cmd")
 
 // goList returns the output of go list in the root folder. Patterns are folders, because for a pattern of import paths
 // go also reads the requirements of modules that nothing imports, which a test in a network namespace cannot fetch.
@@ -172,7 +173,7 @@ func TestEveryPackageHasAComment(t *testing.T) {
 		t.Fatalf("only %d packages listed", len(lines))
 	}
 	for _, line := range lines {
-		if path, doc, _ := strings.Cut(line, "\t"); doc == "" && !strings.HasSuffix(path, "/api/fare/v1") {
+		if path, doc, _ := strings.Cut(line, "\t"); doc == "" && !strings.HasSuffix(path, "/v1") {
 			t.Errorf("%s has no package comment", path)
 		}
 	}
@@ -189,7 +190,7 @@ func TestServerLinksNoLab(t *testing.T) {
 	}
 	for _, p := range linked {
 		inModule, ours := strings.CutPrefix(p, module)
-		if ours && exempt(inModule, "/lab /topo /traffic /transport /kube /cmd/fared-lab") && inModule != "/transport/tcpslots" {
+		if ours && exempt(inModule, "/lab /topo /fleet/worker /traffic /transport /kube /cmd/fared-lab") && inModule != "/transport/tcpslots" {
 			t.Errorf("fared links %s", p)
 		}
 	}
