@@ -310,7 +310,9 @@ type ProofStatus struct {
 	// proof_dropped{reason="..."}: received packets that were not answered, since start.
 	Counters []*Counter `protobuf:"bytes,7,rep,name=counters,proto3" json:"counters,omitempty"`
 	// Why the port cannot be opened; inactive has it too.
-	Error         string `protobuf:"bytes,8,opt,name=error,proto3" json:"error,omitempty"`
+	Error string `protobuf:"bytes,8,opt,name=error,proto3" json:"error,omitempty"`
+	// Destinations with lost probes among the recent ones, those with most losses first, at most 256.
+	Losses        []*ProofLoss `protobuf:"bytes,9,rep,name=losses,proto3" json:"losses,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -401,6 +403,92 @@ func (x *ProofStatus) GetError() string {
 	return ""
 }
 
+func (x *ProofStatus) GetLosses() []*ProofLoss {
+	if x != nil {
+		return x.Losses
+	}
+	return nil
+}
+
+// ProofLoss is the lost probes of a plane toward a destination, there and back.
+type ProofLoss struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Plane string                 `protobuf:"bytes,1,opt,name=plane,proto3" json:"plane,omitempty"`
+	// The first loopback of the source group, and an address.
+	Source      string `protobuf:"bytes,2,opt,name=source,proto3" json:"source,omitempty"`
+	Destination string `protobuf:"bytes,3,opt,name=destination,proto3" json:"destination,omitempty"`
+	// Recent probes: earlier ones count half again and again.
+	Probes        uint64 `protobuf:"varint,4,opt,name=probes,proto3" json:"probes,omitempty"`
+	Lost          uint64 `protobuf:"varint,5,opt,name=lost,proto3" json:"lost,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ProofLoss) Reset() {
+	*x = ProofLoss{}
+	mi := &file_fare_v1_fabric_proto_msgTypes[3]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ProofLoss) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ProofLoss) ProtoMessage() {}
+
+func (x *ProofLoss) ProtoReflect() protoreflect.Message {
+	mi := &file_fare_v1_fabric_proto_msgTypes[3]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ProofLoss.ProtoReflect.Descriptor instead.
+func (*ProofLoss) Descriptor() ([]byte, []int) {
+	return file_fare_v1_fabric_proto_rawDescGZIP(), []int{3}
+}
+
+func (x *ProofLoss) GetPlane() string {
+	if x != nil {
+		return x.Plane
+	}
+	return ""
+}
+
+func (x *ProofLoss) GetSource() string {
+	if x != nil {
+		return x.Source
+	}
+	return ""
+}
+
+func (x *ProofLoss) GetDestination() string {
+	if x != nil {
+		return x.Destination
+	}
+	return ""
+}
+
+func (x *ProofLoss) GetProbes() uint64 {
+	if x != nil {
+		return x.Probes
+	}
+	return 0
+}
+
+func (x *ProofLoss) GetLost() uint64 {
+	if x != nil {
+		return x.Lost
+	}
+	return 0
+}
+
 type ProofPlane struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Plane string                 `protobuf:"bytes,1,opt,name=plane,proto3" json:"plane,omitempty"`
@@ -411,14 +499,16 @@ type ProofPlane struct {
 	// Mean over the destinations, without the peers' time, nanoseconds; 0 if unknown.
 	RoundTripNs uint64 `protobuf:"varint,5,opt,name=round_trip_ns,json=roundTripNs,proto3" json:"round_trip_ns,omitempty"`
 	// Time since the last proof, nanoseconds; 0 without one.
-	ProofAgeNs    uint64 `protobuf:"varint,6,opt,name=proof_age_ns,json=proofAgeNs,proto3" json:"proof_age_ns,omitempty"`
+	ProofAgeNs uint64 `protobuf:"varint,6,opt,name=proof_age_ns,json=proofAgeNs,proto3" json:"proof_age_ns,omitempty"`
+	// As ProofLoss.probes, of all destinations that answer.
+	Recent        uint64 `protobuf:"varint,7,opt,name=recent,proto3" json:"recent,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *ProofPlane) Reset() {
 	*x = ProofPlane{}
-	mi := &file_fare_v1_fabric_proto_msgTypes[3]
+	mi := &file_fare_v1_fabric_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -430,7 +520,7 @@ func (x *ProofPlane) String() string {
 func (*ProofPlane) ProtoMessage() {}
 
 func (x *ProofPlane) ProtoReflect() protoreflect.Message {
-	mi := &file_fare_v1_fabric_proto_msgTypes[3]
+	mi := &file_fare_v1_fabric_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -443,7 +533,7 @@ func (x *ProofPlane) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ProofPlane.ProtoReflect.Descriptor instead.
 func (*ProofPlane) Descriptor() ([]byte, []int) {
-	return file_fare_v1_fabric_proto_rawDescGZIP(), []int{3}
+	return file_fare_v1_fabric_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *ProofPlane) GetPlane() string {
@@ -488,6 +578,13 @@ func (x *ProofPlane) GetProofAgeNs() uint64 {
 	return 0
 }
 
+func (x *ProofPlane) GetRecent() uint64 {
+	if x != nil {
+		return x.Recent
+	}
+	return 0
+}
+
 // ProofFinding is a sub-port or plane by which packets go wrong.
 type ProofFinding struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -524,7 +621,7 @@ type ProofFinding struct {
 
 func (x *ProofFinding) Reset() {
 	*x = ProofFinding{}
-	mi := &file_fare_v1_fabric_proto_msgTypes[4]
+	mi := &file_fare_v1_fabric_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -536,7 +633,7 @@ func (x *ProofFinding) String() string {
 func (*ProofFinding) ProtoMessage() {}
 
 func (x *ProofFinding) ProtoReflect() protoreflect.Message {
-	mi := &file_fare_v1_fabric_proto_msgTypes[4]
+	mi := &file_fare_v1_fabric_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -549,7 +646,7 @@ func (x *ProofFinding) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ProofFinding.ProtoReflect.Descriptor instead.
 func (*ProofFinding) Descriptor() ([]byte, []int) {
-	return file_fare_v1_fabric_proto_rawDescGZIP(), []int{4}
+	return file_fare_v1_fabric_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *ProofFinding) GetProblem() string {
@@ -691,7 +788,7 @@ type PingRequest struct {
 
 func (x *PingRequest) Reset() {
 	*x = PingRequest{}
-	mi := &file_fare_v1_fabric_proto_msgTypes[5]
+	mi := &file_fare_v1_fabric_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -703,7 +800,7 @@ func (x *PingRequest) String() string {
 func (*PingRequest) ProtoMessage() {}
 
 func (x *PingRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_fare_v1_fabric_proto_msgTypes[5]
+	mi := &file_fare_v1_fabric_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -716,7 +813,7 @@ func (x *PingRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PingRequest.ProtoReflect.Descriptor instead.
 func (*PingRequest) Descriptor() ([]byte, []int) {
-	return file_fare_v1_fabric_proto_rawDescGZIP(), []int{5}
+	return file_fare_v1_fabric_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *PingRequest) GetDestination() string {
@@ -772,7 +869,7 @@ type PingResponse struct {
 
 func (x *PingResponse) Reset() {
 	*x = PingResponse{}
-	mi := &file_fare_v1_fabric_proto_msgTypes[6]
+	mi := &file_fare_v1_fabric_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -784,7 +881,7 @@ func (x *PingResponse) String() string {
 func (*PingResponse) ProtoMessage() {}
 
 func (x *PingResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_fare_v1_fabric_proto_msgTypes[6]
+	mi := &file_fare_v1_fabric_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -797,7 +894,7 @@ func (x *PingResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PingResponse.ProtoReflect.Descriptor instead.
 func (*PingResponse) Descriptor() ([]byte, []int) {
-	return file_fare_v1_fabric_proto_rawDescGZIP(), []int{6}
+	return file_fare_v1_fabric_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *PingResponse) GetDestination() string {
@@ -845,7 +942,7 @@ type PingReply struct {
 
 func (x *PingReply) Reset() {
 	*x = PingReply{}
-	mi := &file_fare_v1_fabric_proto_msgTypes[7]
+	mi := &file_fare_v1_fabric_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -857,7 +954,7 @@ func (x *PingReply) String() string {
 func (*PingReply) ProtoMessage() {}
 
 func (x *PingReply) ProtoReflect() protoreflect.Message {
-	mi := &file_fare_v1_fabric_proto_msgTypes[7]
+	mi := &file_fare_v1_fabric_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -870,7 +967,7 @@ func (x *PingReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PingReply.ProtoReflect.Descriptor instead.
 func (*PingReply) Descriptor() ([]byte, []int) {
-	return file_fare_v1_fabric_proto_rawDescGZIP(), []int{7}
+	return file_fare_v1_fabric_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *PingReply) GetSlot() uint32 {
@@ -975,7 +1072,7 @@ type Fault struct {
 
 func (x *Fault) Reset() {
 	*x = Fault{}
-	mi := &file_fare_v1_fabric_proto_msgTypes[8]
+	mi := &file_fare_v1_fabric_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -987,7 +1084,7 @@ func (x *Fault) String() string {
 func (*Fault) ProtoMessage() {}
 
 func (x *Fault) ProtoReflect() protoreflect.Message {
-	mi := &file_fare_v1_fabric_proto_msgTypes[8]
+	mi := &file_fare_v1_fabric_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1000,7 +1097,7 @@ func (x *Fault) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Fault.ProtoReflect.Descriptor instead.
 func (*Fault) Descriptor() ([]byte, []int) {
-	return file_fare_v1_fabric_proto_rawDescGZIP(), []int{8}
+	return file_fare_v1_fabric_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *Fault) GetKind() string {
@@ -1079,7 +1176,7 @@ type DrainStatus struct {
 
 func (x *DrainStatus) Reset() {
 	*x = DrainStatus{}
-	mi := &file_fare_v1_fabric_proto_msgTypes[9]
+	mi := &file_fare_v1_fabric_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1091,7 +1188,7 @@ func (x *DrainStatus) String() string {
 func (*DrainStatus) ProtoMessage() {}
 
 func (x *DrainStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_fare_v1_fabric_proto_msgTypes[9]
+	mi := &file_fare_v1_fabric_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1104,7 +1201,7 @@ func (x *DrainStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainStatus.ProtoReflect.Descriptor instead.
 func (*DrainStatus) Descriptor() ([]byte, []int) {
-	return file_fare_v1_fabric_proto_rawDescGZIP(), []int{9}
+	return file_fare_v1_fabric_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *DrainStatus) GetTarget() *DrainTarget {
@@ -1166,7 +1263,7 @@ type Counter struct {
 
 func (x *Counter) Reset() {
 	*x = Counter{}
-	mi := &file_fare_v1_fabric_proto_msgTypes[10]
+	mi := &file_fare_v1_fabric_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1178,7 +1275,7 @@ func (x *Counter) String() string {
 func (*Counter) ProtoMessage() {}
 
 func (x *Counter) ProtoReflect() protoreflect.Message {
-	mi := &file_fare_v1_fabric_proto_msgTypes[10]
+	mi := &file_fare_v1_fabric_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1191,7 +1288,7 @@ func (x *Counter) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Counter.ProtoReflect.Descriptor instead.
 func (*Counter) Descriptor() ([]byte, []int) {
-	return file_fare_v1_fabric_proto_rawDescGZIP(), []int{10}
+	return file_fare_v1_fabric_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *Counter) GetName() string {
@@ -1235,7 +1332,7 @@ type DataplaneStatus struct {
 
 func (x *DataplaneStatus) Reset() {
 	*x = DataplaneStatus{}
-	mi := &file_fare_v1_fabric_proto_msgTypes[11]
+	mi := &file_fare_v1_fabric_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1247,7 +1344,7 @@ func (x *DataplaneStatus) String() string {
 func (*DataplaneStatus) ProtoMessage() {}
 
 func (x *DataplaneStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_fare_v1_fabric_proto_msgTypes[11]
+	mi := &file_fare_v1_fabric_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1260,7 +1357,7 @@ func (x *DataplaneStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DataplaneStatus.ProtoReflect.Descriptor instead.
 func (*DataplaneStatus) Descriptor() ([]byte, []int) {
-	return file_fare_v1_fabric_proto_rawDescGZIP(), []int{11}
+	return file_fare_v1_fabric_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *DataplaneStatus) GetConnected() bool {
@@ -1362,7 +1459,7 @@ type ListSessionsRequest struct {
 
 func (x *ListSessionsRequest) Reset() {
 	*x = ListSessionsRequest{}
-	mi := &file_fare_v1_fabric_proto_msgTypes[12]
+	mi := &file_fare_v1_fabric_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1374,7 +1471,7 @@ func (x *ListSessionsRequest) String() string {
 func (*ListSessionsRequest) ProtoMessage() {}
 
 func (x *ListSessionsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_fare_v1_fabric_proto_msgTypes[12]
+	mi := &file_fare_v1_fabric_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1387,7 +1484,7 @@ func (x *ListSessionsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSessionsRequest.ProtoReflect.Descriptor instead.
 func (*ListSessionsRequest) Descriptor() ([]byte, []int) {
-	return file_fare_v1_fabric_proto_rawDescGZIP(), []int{12}
+	return file_fare_v1_fabric_proto_rawDescGZIP(), []int{13}
 }
 
 type ListSessionsResponse struct {
@@ -1400,7 +1497,7 @@ type ListSessionsResponse struct {
 
 func (x *ListSessionsResponse) Reset() {
 	*x = ListSessionsResponse{}
-	mi := &file_fare_v1_fabric_proto_msgTypes[13]
+	mi := &file_fare_v1_fabric_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1412,7 +1509,7 @@ func (x *ListSessionsResponse) String() string {
 func (*ListSessionsResponse) ProtoMessage() {}
 
 func (x *ListSessionsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_fare_v1_fabric_proto_msgTypes[13]
+	mi := &file_fare_v1_fabric_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1425,7 +1522,7 @@ func (x *ListSessionsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSessionsResponse.ProtoReflect.Descriptor instead.
 func (*ListSessionsResponse) Descriptor() ([]byte, []int) {
-	return file_fare_v1_fabric_proto_rawDescGZIP(), []int{13}
+	return file_fare_v1_fabric_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *ListSessionsResponse) GetRevision() uint64 {
@@ -1480,7 +1577,7 @@ type Session struct {
 
 func (x *Session) Reset() {
 	*x = Session{}
-	mi := &file_fare_v1_fabric_proto_msgTypes[14]
+	mi := &file_fare_v1_fabric_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1492,7 +1589,7 @@ func (x *Session) String() string {
 func (*Session) ProtoMessage() {}
 
 func (x *Session) ProtoReflect() protoreflect.Message {
-	mi := &file_fare_v1_fabric_proto_msgTypes[14]
+	mi := &file_fare_v1_fabric_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1505,7 +1602,7 @@ func (x *Session) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Session.ProtoReflect.Descriptor instead.
 func (*Session) Descriptor() ([]byte, []int) {
-	return file_fare_v1_fabric_proto_rawDescGZIP(), []int{14}
+	return file_fare_v1_fabric_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *Session) GetName() string {
@@ -1642,7 +1739,7 @@ type ListPlanesRequest struct {
 
 func (x *ListPlanesRequest) Reset() {
 	*x = ListPlanesRequest{}
-	mi := &file_fare_v1_fabric_proto_msgTypes[15]
+	mi := &file_fare_v1_fabric_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1654,7 +1751,7 @@ func (x *ListPlanesRequest) String() string {
 func (*ListPlanesRequest) ProtoMessage() {}
 
 func (x *ListPlanesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_fare_v1_fabric_proto_msgTypes[15]
+	mi := &file_fare_v1_fabric_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1667,7 +1764,7 @@ func (x *ListPlanesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPlanesRequest.ProtoReflect.Descriptor instead.
 func (*ListPlanesRequest) Descriptor() ([]byte, []int) {
-	return file_fare_v1_fabric_proto_rawDescGZIP(), []int{15}
+	return file_fare_v1_fabric_proto_rawDescGZIP(), []int{16}
 }
 
 type ListPlanesResponse struct {
@@ -1680,7 +1777,7 @@ type ListPlanesResponse struct {
 
 func (x *ListPlanesResponse) Reset() {
 	*x = ListPlanesResponse{}
-	mi := &file_fare_v1_fabric_proto_msgTypes[16]
+	mi := &file_fare_v1_fabric_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1692,7 +1789,7 @@ func (x *ListPlanesResponse) String() string {
 func (*ListPlanesResponse) ProtoMessage() {}
 
 func (x *ListPlanesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_fare_v1_fabric_proto_msgTypes[16]
+	mi := &file_fare_v1_fabric_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1705,7 +1802,7 @@ func (x *ListPlanesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPlanesResponse.ProtoReflect.Descriptor instead.
 func (*ListPlanesResponse) Descriptor() ([]byte, []int) {
-	return file_fare_v1_fabric_proto_rawDescGZIP(), []int{16}
+	return file_fare_v1_fabric_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *ListPlanesResponse) GetRevision() uint64 {
@@ -1739,7 +1836,7 @@ type Plane struct {
 
 func (x *Plane) Reset() {
 	*x = Plane{}
-	mi := &file_fare_v1_fabric_proto_msgTypes[17]
+	mi := &file_fare_v1_fabric_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1751,7 +1848,7 @@ func (x *Plane) String() string {
 func (*Plane) ProtoMessage() {}
 
 func (x *Plane) ProtoReflect() protoreflect.Message {
-	mi := &file_fare_v1_fabric_proto_msgTypes[17]
+	mi := &file_fare_v1_fabric_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1764,7 +1861,7 @@ func (x *Plane) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Plane.ProtoReflect.Descriptor instead.
 func (*Plane) Descriptor() ([]byte, []int) {
-	return file_fare_v1_fabric_proto_rawDescGZIP(), []int{17}
+	return file_fare_v1_fabric_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *Plane) GetPlane() string {
@@ -1838,7 +1935,7 @@ type SubPort struct {
 
 func (x *SubPort) Reset() {
 	*x = SubPort{}
-	mi := &file_fare_v1_fabric_proto_msgTypes[18]
+	mi := &file_fare_v1_fabric_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1850,7 +1947,7 @@ func (x *SubPort) String() string {
 func (*SubPort) ProtoMessage() {}
 
 func (x *SubPort) ProtoReflect() protoreflect.Message {
-	mi := &file_fare_v1_fabric_proto_msgTypes[18]
+	mi := &file_fare_v1_fabric_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1863,7 +1960,7 @@ func (x *SubPort) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SubPort.ProtoReflect.Descriptor instead.
 func (*SubPort) Descriptor() ([]byte, []int) {
-	return file_fare_v1_fabric_proto_rawDescGZIP(), []int{18}
+	return file_fare_v1_fabric_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *SubPort) GetDevice() string {
@@ -1960,7 +2057,7 @@ type WatchEventsRequest struct {
 
 func (x *WatchEventsRequest) Reset() {
 	*x = WatchEventsRequest{}
-	mi := &file_fare_v1_fabric_proto_msgTypes[19]
+	mi := &file_fare_v1_fabric_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1972,7 +2069,7 @@ func (x *WatchEventsRequest) String() string {
 func (*WatchEventsRequest) ProtoMessage() {}
 
 func (x *WatchEventsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_fare_v1_fabric_proto_msgTypes[19]
+	mi := &file_fare_v1_fabric_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1985,7 +2082,7 @@ func (x *WatchEventsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchEventsRequest.ProtoReflect.Descriptor instead.
 func (*WatchEventsRequest) Descriptor() ([]byte, []int) {
-	return file_fare_v1_fabric_proto_rawDescGZIP(), []int{19}
+	return file_fare_v1_fabric_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *WatchEventsRequest) GetRecent() uint32 {
@@ -2013,7 +2110,7 @@ type FabricEvent struct {
 
 func (x *FabricEvent) Reset() {
 	*x = FabricEvent{}
-	mi := &file_fare_v1_fabric_proto_msgTypes[20]
+	mi := &file_fare_v1_fabric_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2025,7 +2122,7 @@ func (x *FabricEvent) String() string {
 func (*FabricEvent) ProtoMessage() {}
 
 func (x *FabricEvent) ProtoReflect() protoreflect.Message {
-	mi := &file_fare_v1_fabric_proto_msgTypes[20]
+	mi := &file_fare_v1_fabric_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2038,7 +2135,7 @@ func (x *FabricEvent) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FabricEvent.ProtoReflect.Descriptor instead.
 func (*FabricEvent) Descriptor() ([]byte, []int) {
-	return file_fare_v1_fabric_proto_rawDescGZIP(), []int{20}
+	return file_fare_v1_fabric_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *FabricEvent) GetTimeNs() uint64 {
@@ -2096,7 +2193,7 @@ type DrainRequest struct {
 
 func (x *DrainRequest) Reset() {
 	*x = DrainRequest{}
-	mi := &file_fare_v1_fabric_proto_msgTypes[21]
+	mi := &file_fare_v1_fabric_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2108,7 +2205,7 @@ func (x *DrainRequest) String() string {
 func (*DrainRequest) ProtoMessage() {}
 
 func (x *DrainRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_fare_v1_fabric_proto_msgTypes[21]
+	mi := &file_fare_v1_fabric_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2121,7 +2218,7 @@ func (x *DrainRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainRequest.ProtoReflect.Descriptor instead.
 func (*DrainRequest) Descriptor() ([]byte, []int) {
-	return file_fare_v1_fabric_proto_rawDescGZIP(), []int{21}
+	return file_fare_v1_fabric_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *DrainRequest) GetTarget() *DrainTarget {
@@ -2159,7 +2256,7 @@ type DrainTarget struct {
 
 func (x *DrainTarget) Reset() {
 	*x = DrainTarget{}
-	mi := &file_fare_v1_fabric_proto_msgTypes[22]
+	mi := &file_fare_v1_fabric_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2171,7 +2268,7 @@ func (x *DrainTarget) String() string {
 func (*DrainTarget) ProtoMessage() {}
 
 func (x *DrainTarget) ProtoReflect() protoreflect.Message {
-	mi := &file_fare_v1_fabric_proto_msgTypes[22]
+	mi := &file_fare_v1_fabric_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2184,7 +2281,7 @@ func (x *DrainTarget) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainTarget.ProtoReflect.Descriptor instead.
 func (*DrainTarget) Descriptor() ([]byte, []int) {
-	return file_fare_v1_fabric_proto_rawDescGZIP(), []int{22}
+	return file_fare_v1_fabric_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *DrainTarget) GetTarget() isDrainTarget_Target {
@@ -2257,7 +2354,7 @@ type DrainResponse struct {
 
 func (x *DrainResponse) Reset() {
 	*x = DrainResponse{}
-	mi := &file_fare_v1_fabric_proto_msgTypes[23]
+	mi := &file_fare_v1_fabric_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2269,7 +2366,7 @@ func (x *DrainResponse) String() string {
 func (*DrainResponse) ProtoMessage() {}
 
 func (x *DrainResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_fare_v1_fabric_proto_msgTypes[23]
+	mi := &file_fare_v1_fabric_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2282,7 +2379,7 @@ func (x *DrainResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainResponse.ProtoReflect.Descriptor instead.
 func (*DrainResponse) Descriptor() ([]byte, []int) {
-	return file_fare_v1_fabric_proto_rawDescGZIP(), []int{23}
+	return file_fare_v1_fabric_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *DrainResponse) GetRevision() uint64 {
@@ -2315,7 +2412,7 @@ type UndrainRequest struct {
 
 func (x *UndrainRequest) Reset() {
 	*x = UndrainRequest{}
-	mi := &file_fare_v1_fabric_proto_msgTypes[24]
+	mi := &file_fare_v1_fabric_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2327,7 +2424,7 @@ func (x *UndrainRequest) String() string {
 func (*UndrainRequest) ProtoMessage() {}
 
 func (x *UndrainRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_fare_v1_fabric_proto_msgTypes[24]
+	mi := &file_fare_v1_fabric_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2340,7 +2437,7 @@ func (x *UndrainRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UndrainRequest.ProtoReflect.Descriptor instead.
 func (*UndrainRequest) Descriptor() ([]byte, []int) {
-	return file_fare_v1_fabric_proto_rawDescGZIP(), []int{24}
+	return file_fare_v1_fabric_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *UndrainRequest) GetTarget() *DrainTarget {
@@ -2362,7 +2459,7 @@ type UndrainResponse struct {
 
 func (x *UndrainResponse) Reset() {
 	*x = UndrainResponse{}
-	mi := &file_fare_v1_fabric_proto_msgTypes[25]
+	mi := &file_fare_v1_fabric_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2374,7 +2471,7 @@ func (x *UndrainResponse) String() string {
 func (*UndrainResponse) ProtoMessage() {}
 
 func (x *UndrainResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_fare_v1_fabric_proto_msgTypes[25]
+	mi := &file_fare_v1_fabric_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2387,7 +2484,7 @@ func (x *UndrainResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UndrainResponse.ProtoReflect.Descriptor instead.
 func (*UndrainResponse) Descriptor() ([]byte, []int) {
-	return file_fare_v1_fabric_proto_rawDescGZIP(), []int{25}
+	return file_fare_v1_fabric_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *UndrainResponse) GetRevision() uint64 {
@@ -2421,7 +2518,7 @@ type ClearSessionRequest struct {
 
 func (x *ClearSessionRequest) Reset() {
 	*x = ClearSessionRequest{}
-	mi := &file_fare_v1_fabric_proto_msgTypes[26]
+	mi := &file_fare_v1_fabric_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2433,7 +2530,7 @@ func (x *ClearSessionRequest) String() string {
 func (*ClearSessionRequest) ProtoMessage() {}
 
 func (x *ClearSessionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_fare_v1_fabric_proto_msgTypes[26]
+	mi := &file_fare_v1_fabric_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2446,7 +2543,7 @@ func (x *ClearSessionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClearSessionRequest.ProtoReflect.Descriptor instead.
 func (*ClearSessionRequest) Descriptor() ([]byte, []int) {
-	return file_fare_v1_fabric_proto_rawDescGZIP(), []int{26}
+	return file_fare_v1_fabric_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *ClearSessionRequest) GetSession() string {
@@ -2465,7 +2562,7 @@ type ClearSessionResponse struct {
 
 func (x *ClearSessionResponse) Reset() {
 	*x = ClearSessionResponse{}
-	mi := &file_fare_v1_fabric_proto_msgTypes[27]
+	mi := &file_fare_v1_fabric_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2477,7 +2574,7 @@ func (x *ClearSessionResponse) String() string {
 func (*ClearSessionResponse) ProtoMessage() {}
 
 func (x *ClearSessionResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_fare_v1_fabric_proto_msgTypes[27]
+	mi := &file_fare_v1_fabric_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2490,7 +2587,7 @@ func (x *ClearSessionResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClearSessionResponse.ProtoReflect.Descriptor instead.
 func (*ClearSessionResponse) Descriptor() ([]byte, []int) {
-	return file_fare_v1_fabric_proto_rawDescGZIP(), []int{27}
+	return file_fare_v1_fabric_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *ClearSessionResponse) GetRevision() uint64 {
@@ -2510,7 +2607,7 @@ type ReloadRequest struct {
 
 func (x *ReloadRequest) Reset() {
 	*x = ReloadRequest{}
-	mi := &file_fare_v1_fabric_proto_msgTypes[28]
+	mi := &file_fare_v1_fabric_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2522,7 +2619,7 @@ func (x *ReloadRequest) String() string {
 func (*ReloadRequest) ProtoMessage() {}
 
 func (x *ReloadRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_fare_v1_fabric_proto_msgTypes[28]
+	mi := &file_fare_v1_fabric_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2535,7 +2632,7 @@ func (x *ReloadRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReloadRequest.ProtoReflect.Descriptor instead.
 func (*ReloadRequest) Descriptor() ([]byte, []int) {
-	return file_fare_v1_fabric_proto_rawDescGZIP(), []int{28}
+	return file_fare_v1_fabric_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *ReloadRequest) GetDryRun() bool {
@@ -2555,7 +2652,7 @@ type ReloadResponse struct {
 
 func (x *ReloadResponse) Reset() {
 	*x = ReloadResponse{}
-	mi := &file_fare_v1_fabric_proto_msgTypes[29]
+	mi := &file_fare_v1_fabric_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2567,7 +2664,7 @@ func (x *ReloadResponse) String() string {
 func (*ReloadResponse) ProtoMessage() {}
 
 func (x *ReloadResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_fare_v1_fabric_proto_msgTypes[29]
+	mi := &file_fare_v1_fabric_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2580,7 +2677,7 @@ func (x *ReloadResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReloadResponse.ProtoReflect.Descriptor instead.
 func (*ReloadResponse) Descriptor() ([]byte, []int) {
-	return file_fare_v1_fabric_proto_rawDescGZIP(), []int{29}
+	return file_fare_v1_fabric_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *ReloadResponse) GetChanges() []string {
@@ -2620,7 +2717,7 @@ const file_fare_v1_fabric_proto_rawDesc = "" +
 	"\x10slot_table_error\x18\x14 \x01(\tR\x0eslotTableError\x12!\n" +
 	"\fdrains_error\x18\x15 \x01(\tR\vdrainsError\x120\n" +
 	"\x14withdrawn_by_restart\x18\x16 \x01(\bR\x12withdrawnByRestart\x12*\n" +
-	"\x05proof\x18\x17 \x01(\v2\x14.fare.v1.ProofStatusR\x05proof\"\xa3\x02\n" +
+	"\x05proof\x18\x17 \x01(\v2\x14.fare.v1.ProofStatusR\x05proof\"\xcf\x02\n" +
 	"\vProofStatus\x12\x1a\n" +
 	"\binactive\x18\x01 \x01(\tR\binactive\x12\x12\n" +
 	"\x04port\x18\x02 \x01(\rR\x04port\x12\x1c\n" +
@@ -2629,7 +2726,14 @@ const file_fare_v1_fabric_proto_rawDesc = "" +
 	"\x06planes\x18\x05 \x03(\v2\x13.fare.v1.ProofPlaneR\x06planes\x121\n" +
 	"\bfindings\x18\x06 \x03(\v2\x15.fare.v1.ProofFindingR\bfindings\x12,\n" +
 	"\bcounters\x18\a \x03(\v2\x10.fare.v1.CounterR\bcounters\x12\x14\n" +
-	"\x05error\x18\b \x01(\tR\x05error\"\xac\x01\n" +
+	"\x05error\x18\b \x01(\tR\x05error\x12*\n" +
+	"\x06losses\x18\t \x03(\v2\x12.fare.v1.ProofLossR\x06losses\"\x87\x01\n" +
+	"\tProofLoss\x12\x14\n" +
+	"\x05plane\x18\x01 \x01(\tR\x05plane\x12\x16\n" +
+	"\x06source\x18\x02 \x01(\tR\x06source\x12 \n" +
+	"\vdestination\x18\x03 \x01(\tR\vdestination\x12\x16\n" +
+	"\x06probes\x18\x04 \x01(\x04R\x06probes\x12\x12\n" +
+	"\x04lost\x18\x05 \x01(\x04R\x04lost\"\xc4\x01\n" +
 	"\n" +
 	"ProofPlane\x12\x14\n" +
 	"\x05plane\x18\x01 \x01(\tR\x05plane\x12\x12\n" +
@@ -2638,7 +2742,8 @@ const file_fare_v1_fabric_proto_rawDesc = "" +
 	"\x04lost\x18\x04 \x01(\x04R\x04lost\x12\"\n" +
 	"\rround_trip_ns\x18\x05 \x01(\x04R\vroundTripNs\x12 \n" +
 	"\fproof_age_ns\x18\x06 \x01(\x04R\n" +
-	"proofAgeNs\"\xb9\x03\n" +
+	"proofAgeNs\x12\x16\n" +
+	"\x06recent\x18\a \x01(\x04R\x06recent\"\xb9\x03\n" +
 	"\fProofFinding\x12\x18\n" +
 	"\aproblem\x18\x01 \x01(\tR\aproblem\x12\x1c\n" +
 	"\tdirection\x18\x02 \x01(\tR\tdirection\x12\x14\n" +
@@ -2837,83 +2942,85 @@ func file_fare_v1_fabric_proto_rawDescGZIP() []byte {
 	return file_fare_v1_fabric_proto_rawDescData
 }
 
-var file_fare_v1_fabric_proto_msgTypes = make([]protoimpl.MessageInfo, 30)
+var file_fare_v1_fabric_proto_msgTypes = make([]protoimpl.MessageInfo, 31)
 var file_fare_v1_fabric_proto_goTypes = []any{
 	(*GetStatusRequest)(nil),     // 0: fare.v1.GetStatusRequest
 	(*GetStatusResponse)(nil),    // 1: fare.v1.GetStatusResponse
 	(*ProofStatus)(nil),          // 2: fare.v1.ProofStatus
-	(*ProofPlane)(nil),           // 3: fare.v1.ProofPlane
-	(*ProofFinding)(nil),         // 4: fare.v1.ProofFinding
-	(*PingRequest)(nil),          // 5: fare.v1.PingRequest
-	(*PingResponse)(nil),         // 6: fare.v1.PingResponse
-	(*PingReply)(nil),            // 7: fare.v1.PingReply
-	(*Fault)(nil),                // 8: fare.v1.Fault
-	(*DrainStatus)(nil),          // 9: fare.v1.DrainStatus
-	(*Counter)(nil),              // 10: fare.v1.Counter
-	(*DataplaneStatus)(nil),      // 11: fare.v1.DataplaneStatus
-	(*ListSessionsRequest)(nil),  // 12: fare.v1.ListSessionsRequest
-	(*ListSessionsResponse)(nil), // 13: fare.v1.ListSessionsResponse
-	(*Session)(nil),              // 14: fare.v1.Session
-	(*ListPlanesRequest)(nil),    // 15: fare.v1.ListPlanesRequest
-	(*ListPlanesResponse)(nil),   // 16: fare.v1.ListPlanesResponse
-	(*Plane)(nil),                // 17: fare.v1.Plane
-	(*SubPort)(nil),              // 18: fare.v1.SubPort
-	(*WatchEventsRequest)(nil),   // 19: fare.v1.WatchEventsRequest
-	(*FabricEvent)(nil),          // 20: fare.v1.FabricEvent
-	(*DrainRequest)(nil),         // 21: fare.v1.DrainRequest
-	(*DrainTarget)(nil),          // 22: fare.v1.DrainTarget
-	(*DrainResponse)(nil),        // 23: fare.v1.DrainResponse
-	(*UndrainRequest)(nil),       // 24: fare.v1.UndrainRequest
-	(*UndrainResponse)(nil),      // 25: fare.v1.UndrainResponse
-	(*ClearSessionRequest)(nil),  // 26: fare.v1.ClearSessionRequest
-	(*ClearSessionResponse)(nil), // 27: fare.v1.ClearSessionResponse
-	(*ReloadRequest)(nil),        // 28: fare.v1.ReloadRequest
-	(*ReloadResponse)(nil),       // 29: fare.v1.ReloadResponse
-	(*Limitation)(nil),           // 30: fare.v1.Limitation
+	(*ProofLoss)(nil),            // 3: fare.v1.ProofLoss
+	(*ProofPlane)(nil),           // 4: fare.v1.ProofPlane
+	(*ProofFinding)(nil),         // 5: fare.v1.ProofFinding
+	(*PingRequest)(nil),          // 6: fare.v1.PingRequest
+	(*PingResponse)(nil),         // 7: fare.v1.PingResponse
+	(*PingReply)(nil),            // 8: fare.v1.PingReply
+	(*Fault)(nil),                // 9: fare.v1.Fault
+	(*DrainStatus)(nil),          // 10: fare.v1.DrainStatus
+	(*Counter)(nil),              // 11: fare.v1.Counter
+	(*DataplaneStatus)(nil),      // 12: fare.v1.DataplaneStatus
+	(*ListSessionsRequest)(nil),  // 13: fare.v1.ListSessionsRequest
+	(*ListSessionsResponse)(nil), // 14: fare.v1.ListSessionsResponse
+	(*Session)(nil),              // 15: fare.v1.Session
+	(*ListPlanesRequest)(nil),    // 16: fare.v1.ListPlanesRequest
+	(*ListPlanesResponse)(nil),   // 17: fare.v1.ListPlanesResponse
+	(*Plane)(nil),                // 18: fare.v1.Plane
+	(*SubPort)(nil),              // 19: fare.v1.SubPort
+	(*WatchEventsRequest)(nil),   // 20: fare.v1.WatchEventsRequest
+	(*FabricEvent)(nil),          // 21: fare.v1.FabricEvent
+	(*DrainRequest)(nil),         // 22: fare.v1.DrainRequest
+	(*DrainTarget)(nil),          // 23: fare.v1.DrainTarget
+	(*DrainResponse)(nil),        // 24: fare.v1.DrainResponse
+	(*UndrainRequest)(nil),       // 25: fare.v1.UndrainRequest
+	(*UndrainResponse)(nil),      // 26: fare.v1.UndrainResponse
+	(*ClearSessionRequest)(nil),  // 27: fare.v1.ClearSessionRequest
+	(*ClearSessionResponse)(nil), // 28: fare.v1.ClearSessionResponse
+	(*ReloadRequest)(nil),        // 29: fare.v1.ReloadRequest
+	(*ReloadResponse)(nil),       // 30: fare.v1.ReloadResponse
+	(*Limitation)(nil),           // 31: fare.v1.Limitation
 }
 var file_fare_v1_fabric_proto_depIdxs = []int32{
-	11, // 0: fare.v1.GetStatusResponse.dataplane:type_name -> fare.v1.DataplaneStatus
-	10, // 1: fare.v1.GetStatusResponse.counters:type_name -> fare.v1.Counter
-	9,  // 2: fare.v1.GetStatusResponse.drains:type_name -> fare.v1.DrainStatus
-	8,  // 3: fare.v1.GetStatusResponse.faults:type_name -> fare.v1.Fault
+	12, // 0: fare.v1.GetStatusResponse.dataplane:type_name -> fare.v1.DataplaneStatus
+	11, // 1: fare.v1.GetStatusResponse.counters:type_name -> fare.v1.Counter
+	10, // 2: fare.v1.GetStatusResponse.drains:type_name -> fare.v1.DrainStatus
+	9,  // 3: fare.v1.GetStatusResponse.faults:type_name -> fare.v1.Fault
 	2,  // 4: fare.v1.GetStatusResponse.proof:type_name -> fare.v1.ProofStatus
-	3,  // 5: fare.v1.ProofStatus.planes:type_name -> fare.v1.ProofPlane
-	4,  // 6: fare.v1.ProofStatus.findings:type_name -> fare.v1.ProofFinding
-	10, // 7: fare.v1.ProofStatus.counters:type_name -> fare.v1.Counter
-	7,  // 8: fare.v1.PingResponse.replies:type_name -> fare.v1.PingReply
-	22, // 9: fare.v1.DrainStatus.target:type_name -> fare.v1.DrainTarget
-	30, // 10: fare.v1.DataplaneStatus.limitations:type_name -> fare.v1.Limitation
-	14, // 11: fare.v1.ListSessionsResponse.sessions:type_name -> fare.v1.Session
-	10, // 12: fare.v1.Session.counters:type_name -> fare.v1.Counter
-	17, // 13: fare.v1.ListPlanesResponse.planes:type_name -> fare.v1.Plane
-	18, // 14: fare.v1.Plane.sub_ports:type_name -> fare.v1.SubPort
-	22, // 15: fare.v1.DrainRequest.target:type_name -> fare.v1.DrainTarget
-	22, // 16: fare.v1.DrainResponse.target:type_name -> fare.v1.DrainTarget
-	22, // 17: fare.v1.UndrainRequest.target:type_name -> fare.v1.DrainTarget
-	22, // 18: fare.v1.UndrainResponse.target:type_name -> fare.v1.DrainTarget
-	0,  // 19: fare.v1.FabricService.GetStatus:input_type -> fare.v1.GetStatusRequest
-	12, // 20: fare.v1.FabricService.ListSessions:input_type -> fare.v1.ListSessionsRequest
-	15, // 21: fare.v1.FabricService.ListPlanes:input_type -> fare.v1.ListPlanesRequest
-	19, // 22: fare.v1.FabricService.WatchEvents:input_type -> fare.v1.WatchEventsRequest
-	21, // 23: fare.v1.FabricService.Drain:input_type -> fare.v1.DrainRequest
-	24, // 24: fare.v1.FabricService.Undrain:input_type -> fare.v1.UndrainRequest
-	26, // 25: fare.v1.FabricService.ClearSession:input_type -> fare.v1.ClearSessionRequest
-	28, // 26: fare.v1.FabricService.Reload:input_type -> fare.v1.ReloadRequest
-	5,  // 27: fare.v1.FabricService.Ping:input_type -> fare.v1.PingRequest
-	1,  // 28: fare.v1.FabricService.GetStatus:output_type -> fare.v1.GetStatusResponse
-	13, // 29: fare.v1.FabricService.ListSessions:output_type -> fare.v1.ListSessionsResponse
-	16, // 30: fare.v1.FabricService.ListPlanes:output_type -> fare.v1.ListPlanesResponse
-	20, // 31: fare.v1.FabricService.WatchEvents:output_type -> fare.v1.FabricEvent
-	23, // 32: fare.v1.FabricService.Drain:output_type -> fare.v1.DrainResponse
-	25, // 33: fare.v1.FabricService.Undrain:output_type -> fare.v1.UndrainResponse
-	27, // 34: fare.v1.FabricService.ClearSession:output_type -> fare.v1.ClearSessionResponse
-	29, // 35: fare.v1.FabricService.Reload:output_type -> fare.v1.ReloadResponse
-	6,  // 36: fare.v1.FabricService.Ping:output_type -> fare.v1.PingResponse
-	28, // [28:37] is the sub-list for method output_type
-	19, // [19:28] is the sub-list for method input_type
-	19, // [19:19] is the sub-list for extension type_name
-	19, // [19:19] is the sub-list for extension extendee
-	0,  // [0:19] is the sub-list for field type_name
+	4,  // 5: fare.v1.ProofStatus.planes:type_name -> fare.v1.ProofPlane
+	5,  // 6: fare.v1.ProofStatus.findings:type_name -> fare.v1.ProofFinding
+	11, // 7: fare.v1.ProofStatus.counters:type_name -> fare.v1.Counter
+	3,  // 8: fare.v1.ProofStatus.losses:type_name -> fare.v1.ProofLoss
+	8,  // 9: fare.v1.PingResponse.replies:type_name -> fare.v1.PingReply
+	23, // 10: fare.v1.DrainStatus.target:type_name -> fare.v1.DrainTarget
+	31, // 11: fare.v1.DataplaneStatus.limitations:type_name -> fare.v1.Limitation
+	15, // 12: fare.v1.ListSessionsResponse.sessions:type_name -> fare.v1.Session
+	11, // 13: fare.v1.Session.counters:type_name -> fare.v1.Counter
+	18, // 14: fare.v1.ListPlanesResponse.planes:type_name -> fare.v1.Plane
+	19, // 15: fare.v1.Plane.sub_ports:type_name -> fare.v1.SubPort
+	23, // 16: fare.v1.DrainRequest.target:type_name -> fare.v1.DrainTarget
+	23, // 17: fare.v1.DrainResponse.target:type_name -> fare.v1.DrainTarget
+	23, // 18: fare.v1.UndrainRequest.target:type_name -> fare.v1.DrainTarget
+	23, // 19: fare.v1.UndrainResponse.target:type_name -> fare.v1.DrainTarget
+	0,  // 20: fare.v1.FabricService.GetStatus:input_type -> fare.v1.GetStatusRequest
+	13, // 21: fare.v1.FabricService.ListSessions:input_type -> fare.v1.ListSessionsRequest
+	16, // 22: fare.v1.FabricService.ListPlanes:input_type -> fare.v1.ListPlanesRequest
+	20, // 23: fare.v1.FabricService.WatchEvents:input_type -> fare.v1.WatchEventsRequest
+	22, // 24: fare.v1.FabricService.Drain:input_type -> fare.v1.DrainRequest
+	25, // 25: fare.v1.FabricService.Undrain:input_type -> fare.v1.UndrainRequest
+	27, // 26: fare.v1.FabricService.ClearSession:input_type -> fare.v1.ClearSessionRequest
+	29, // 27: fare.v1.FabricService.Reload:input_type -> fare.v1.ReloadRequest
+	6,  // 28: fare.v1.FabricService.Ping:input_type -> fare.v1.PingRequest
+	1,  // 29: fare.v1.FabricService.GetStatus:output_type -> fare.v1.GetStatusResponse
+	14, // 30: fare.v1.FabricService.ListSessions:output_type -> fare.v1.ListSessionsResponse
+	17, // 31: fare.v1.FabricService.ListPlanes:output_type -> fare.v1.ListPlanesResponse
+	21, // 32: fare.v1.FabricService.WatchEvents:output_type -> fare.v1.FabricEvent
+	24, // 33: fare.v1.FabricService.Drain:output_type -> fare.v1.DrainResponse
+	26, // 34: fare.v1.FabricService.Undrain:output_type -> fare.v1.UndrainResponse
+	28, // 35: fare.v1.FabricService.ClearSession:output_type -> fare.v1.ClearSessionResponse
+	30, // 36: fare.v1.FabricService.Reload:output_type -> fare.v1.ReloadResponse
+	7,  // 37: fare.v1.FabricService.Ping:output_type -> fare.v1.PingResponse
+	29, // [29:38] is the sub-list for method output_type
+	20, // [20:29] is the sub-list for method input_type
+	20, // [20:20] is the sub-list for extension type_name
+	20, // [20:20] is the sub-list for extension extendee
+	0,  // [0:20] is the sub-list for field type_name
 }
 
 func init() { file_fare_v1_fabric_proto_init() }
@@ -2922,8 +3029,8 @@ func file_fare_v1_fabric_proto_init() {
 		return
 	}
 	file_fare_v1_dataplane_proto_init()
-	file_fare_v1_fabric_proto_msgTypes[5].OneofWrappers = []any{}
-	file_fare_v1_fabric_proto_msgTypes[22].OneofWrappers = []any{
+	file_fare_v1_fabric_proto_msgTypes[6].OneofWrappers = []any{}
+	file_fare_v1_fabric_proto_msgTypes[23].OneofWrappers = []any{
 		(*DrainTarget_Plane)(nil),
 		(*DrainTarget_Leaf)(nil),
 		(*DrainTarget_SubPort)(nil),
@@ -2934,7 +3041,7 @@ func file_fare_v1_fabric_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_fare_v1_fabric_proto_rawDesc), len(file_fare_v1_fabric_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   30,
+			NumMessages:   31,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -17,6 +17,8 @@ import (
 const (
 	// maxPings is the number of Pings at once, maxCount the number of probes of a slot.
 	maxPings, maxCount, defaultCount = 4, 100, 3
+	// maxLosses bounds the destinations with lost probes in a status.
+	maxLosses = 256
 )
 
 // Status returns the results of probes. It may be called from any goroutine except the loop's.
@@ -25,7 +27,8 @@ func (p *Prober) Status() *farev1.ProofStatus {
 	p.mu.Lock()
 	answering, all, planes := p.core.Tally()
 	findings := p.core.Findings()
-	out := &farev1.ProofStatus{Inactive: p.inactive, Port: uint32(p.c.Port), Answering: uint32(answering), Destinations: uint32(all)}
+	losses := p.losses()
+	out := &farev1.ProofStatus{Inactive: p.inactive, Port: uint32(p.c.Port), Answering: uint32(answering), Destinations: uint32(all), Losses: losses}
 	if p.view == nil {
 		out.Inactive = "the daemon starts"
 	}
@@ -44,7 +47,7 @@ func (p *Prober) Status() *farev1.ProofStatus {
 	mtus := slices.Clone(p.devices.mtus)
 	p.mu.Unlock()
 	for i, t := range planes {
-		m := &farev1.ProofPlane{Plane: p.c.Planes[i], Sent: t.Sent, Answered: t.Answered, Lost: t.Lost, RoundTripNs: uint64(t.RoundTrip)}
+		m := &farev1.ProofPlane{Plane: p.c.Planes[i], Sent: t.Sent, Answered: t.Answered, Lost: t.Lost, RoundTripNs: uint64(t.RoundTrip), Recent: t.Recent}
 		if !t.Last.IsZero() {
 			m.ProofAgeNs = uint64(max(1, now.Sub(t.Last)))
 		}
@@ -60,6 +63,18 @@ func (p *Prober) Status() *farev1.ProofStatus {
 		out.Findings = append(out.Findings, m)
 	}
 	return out
+}
+
+// losses returns the destinations with lost probes. p.mu is held.
+func (p *Prober) losses() (all []*farev1.ProofLoss) {
+	for _, l := range p.core.Losses(maxLosses) {
+		m := &farev1.ProofLoss{Plane: p.c.Planes[l.Plane], Destination: l.Address.String(), Probes: uint64(l.Probes), Lost: uint64(l.Lost)}
+		if _, sources := p.core.PathsOf(l.ID); len(sources) > 0 {
+			m.Source = sources[0].String()
+		}
+		all = append(all, m)
+	}
+	return all
 }
 
 // service returns the UDP port of a finding about a service's packets alone, otherwise 0.

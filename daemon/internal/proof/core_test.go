@@ -429,3 +429,30 @@ func TestMoments(t *testing.T) {
 		t.Errorf("%v since never", d)
 	}
 }
+
+// TestLosses drops every twelfth packet of a plane to one peer: the recent losses are those of this plane and peer.
+func TestLosses(t *testing.T) {
+	w := newWorld(t, 3, 1)
+	w.know()
+	n := 0
+	w.drop = func(h hop) bool {
+		if h.plane != 2 || h.from != 0 || h.to != 1 {
+			return false
+		}
+		n++
+		return n%12 == 0
+	}
+	w.run(time.Minute)
+	core := w.servers[0].core
+	_, _, planes := core.Tally()
+	all := core.Losses(8)
+	if len(all) != 1 || all[0].ID != (ID{0, address(1)}) || all[0].Plane != 2 || all[0].Lost == 0 || all[0].Probes <= all[0].Lost {
+		t.Fatalf("losses %+v", all)
+	}
+	if sent := uint64(all[0].Probes); planes[2].Recent <= sent || planes[2].Recent > planes[2].Sent {
+		t.Errorf("%d recent probes of %d, %d to the peer", planes[2].Recent, planes[2].Sent, sent)
+	}
+	if got := core.Losses(0); len(got) != 0 {
+		t.Errorf("more losses than the limit: %v", got)
+	}
+}

@@ -1,7 +1,9 @@
 package proof
 
 import (
+	"cmp"
 	"net/netip"
+	"slices"
 	"time"
 )
 
@@ -80,6 +82,29 @@ type PlaneTally struct {
 	Counters
 	RoundTrip time.Duration // median of the peers', 0 if unknown
 	Last      time.Time
+	Recent    uint64 // recent probes to peers that answer
+}
+
+// PeerLoss is the recent losses of a plane toward a peer that answers.
+type PeerLoss struct {
+	ID
+	Plane        int
+	Probes, Lost uint32
+}
+
+// Losses returns the planes of peers with recent losses, those with most losses first, at most limit.
+func (c *Core) Losses(limit int) (all []PeerLoss) {
+	for _, p := range c.answering {
+		for i := range p.planes {
+			if s := &p.planes[i]; s.lost > 0 {
+				all = append(all, PeerLoss{p.ID, i, s.lost + s.answered, s.lost})
+			}
+		}
+	}
+	slices.SortFunc(all, func(a, b PeerLoss) int {
+		return cmp.Or(cmp.Compare(b.Lost, a.Lost), compareIDs(a.ID, b.ID), cmp.Compare(a.Plane, b.Plane))
+	})
+	return all[:min(limit, len(all))]
 }
 
 // Tally returns the number of peers that answer, of all, and the state of each plane.
@@ -94,6 +119,7 @@ func (c *Core) Tally() (answering, all int, planes []PlaneTally) {
 				continue
 			}
 			s := &p.planes[i]
+			planes[i].Recent += uint64(s.lost + s.answered)
 			if s.proved.After(planes[i].Last) {
 				planes[i].Last = s.proved
 			}
