@@ -45,10 +45,18 @@ func CheckTLS(c *tls.Config) error {
 	return nil
 }
 
-// Listen binds a TCP address, host:port, with MaxConnections, and returns the options of its server. A nil secure
-// disables TLS; the bound address must be a loopback address then, else the error is ErrReachable. Otherwise secure
-// must pass CheckTLS.
+// Listen is Open with MaxConnections.
 func Listen(address string, secure *tls.Config) (net.Listener, []grpc.ServerOption, error) {
+	l, options, err := Open(address, secure)
+	if err != nil {
+		return nil, nil, err
+	}
+	return Limit(l), options, nil
+}
+
+// Open binds a TCP address, host:port, and returns the options of its server. A nil secure disables TLS; the bound
+// address must be a loopback address then, else the error is ErrReachable. Otherwise secure must pass CheckTLS.
+func Open(address string, secure *tls.Config) (net.Listener, []grpc.ServerOption, error) {
 	var options []grpc.ServerOption
 	if secure != nil {
 		if err := CheckTLS(secure); err != nil {
@@ -63,7 +71,7 @@ func Listen(address string, secure *tls.Config) (net.Listener, []grpc.ServerOpti
 	if secure == nil && !loopback(l.Addr()) { // the bound address, so that host names count as their addresses
 		return nil, nil, errors.Join(ErrReachable, l.Close())
 	}
-	return Limit(l), options, nil
+	return l, options, nil
 }
 
 func loopback(a net.Addr) bool {

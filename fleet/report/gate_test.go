@@ -1,0 +1,5 @@
+package report
+
+import "github.com/fared/fared/internal/testkit/gate"
+
+var _ = gate.Package{NoGoroutine: true}

@@ -1,0 +1,267 @@
+package report
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"hash/fnv"
+	"log/slog"
+	"slices"
+	"sync"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/keepalive"
+	"google.golang.org/grpc/status"
+
+	farev1 "github.com/fared/fared/api/fare/v1"
+	fleetv1 "github.com/fared/fared/api/fleet/v1"
+	"github.com/fared/fared/client"
+)
+
+const (
+	// pace is the least time between two reads of the daemon, quiet the greatest one.
+	pace  = 100 * time.Millisecond
+	quiet = 5 * time.Second
+	// retry is the time between attempts to reach a worker, or the daemon.
+	retry = 500 * time.Millisecond
+	// home is the time after which a worker that is not the first is left.
+	home = time.Hour
+	// patience limits a read.
+	patience = 10 * time.Second
+)
+
+// Config is the configuration of Run.
+type Config struct {
+	// Daemon is a connection to the daemon's API.
+	Daemon grpc.ClientConnInterface
+	// Workers are the addresses of the workers, host:port.
+	Workers []string
+	// Credentials are those of the connections to workers.
+	Credentials credentials.TransportCredentials
+	Log         *slog.Logger
+}
+
+// reporter is the state of Run.
+type reporter struct {
+	Config
+	wake   chan struct{} // the daemon may have changed
+	change chan struct{} // the state has changed
+
+	mu     sync.Mutex // guards the fields below
+	node   *farev1.GetStatusResponse
+	now    sections
+	weight table
+}
+
+// Run reports until ctx ends. Failures of the daemon and of workers are repeated; an error is one that lasts, such as a
+// node that is not of the workers' fabric.
+func Run(ctx context.Context, c Config) error {
+	r := &reporter{Config: c, wake: make(chan struct{}, 1), change: make(chan struct{}, 1), weight: table{rows: map[client.Key]row{}}}
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	var done sync.WaitGroup
+	done.Go(func() { r.follow(ctx) })
+	done.Go(func() { r.weights(ctx) })
+	done.Go(func() { r.read(ctx) })
+	err := r.send(ctx)
+	cancel()
+	done.Wait()
+	return err
+}
+
+// ring wakes a receiver.
+func ring(c chan struct{}) {
+	select {
+	case c <- struct{}{}:
+	default:
+	}
+}
+
+// wait waits for a time; false if ctx has ended.
+func wait(ctx context.Context, d time.Duration) bool {
+	select {
+	case <-ctx.Done():
+		return false
+	case <-time.After(d):
+		return true
+	}
+}
+
+// follow wakes the reader after every event of the daemon.
+func (r *reporter) follow(ctx context.Context) {
+	for ctx.Err() == nil {
+		stream, err := farev1.NewFabricServiceClient(r.Daemon).WatchEvents(ctx, &farev1.WatchEventsRequest{}, grpc.WaitForReady(true))
+		for err == nil {
+			ring(r.wake)
+			_, err = stream.Recv()
+		}
+		wait(ctx, retry)
+	}
+}
+
+// weights follows the paths.
+func (r *reporter) weights(ctx context.Context) {
+	for ctx.Err() == nil {
+		err := client.Watch(ctx, r.Daemon, client.Options{Filter: &farev1.WeightFilter{OmitPairs: true}}, func(u *client.Update) error {
+			r.mu.Lock()
+			defer r.mu.Unlock()
+			r.weight.apply(u)
+			r.now.paths = r.weight.paths()
+			ring(r.change)
+			return nil
+		})
+		if err != nil {
+			r.Log.Warn("the daemon refuses to report weights", "error", err)
+		}
+		wait(ctx, quiet)
+	}
+}
+
+// read reads the daemon after events, and now and then.
+func (r *reporter) read(ctx context.Context) {
+	for ctx.Err() == nil {
+		if err := r.readOnce(ctx); err != nil && ctx.Err() == nil {
+			r.Log.Warn("the daemon does not answer", "error", err)
+			wait(ctx, retry)
+		}
+		wait(ctx, pace)
+		select {
+		case <-r.wake:
+		case <-ctx.Done():
+		case <-time.After(quiet):
+		}
+	}
+}
+
+func (r *reporter) readOnce(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	api := farev1.NewFabricServiceClient(r.Daemon)
+	state, err := api.GetStatus(ctx, &farev1.GetStatusRequest{})
+	if err != nil {
+		return err
+	}
+	sessions, err := api.ListSessions(ctx, &farev1.ListSessionsRequest{})
+	if err != nil {
+		return err
+	}
+	planes, err := api.ListPlanes(ctx, &farev1.ListPlanesRequest{})
+	if err != nil {
+		return err
+	}
+	s := seen{state, sessions.Sessions, planes.Planes}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.node, r.now.ports, r.now.proofs = state, s.ports(r.now.ports, time.Now()), s.proofs()
+	ring(r.change)
+	return nil
+}
+
+// state returns the present state, or nil before the first one.
+func (r *reporter) state() (*farev1.GetStatusResponse, sections) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.node, r.now
+}
+
+// send keeps a stream to a worker open.
+func (r *reporter) send(ctx context.Context) error {
+	for {
+		node, _ := r.state()
+		if node != nil {
+			break
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-r.change:
+		}
+	}
+	node, _ := r.state()
+	for {
+		for i, worker := range Order(r.Workers, node.RouterId) {
+			until := ctx
+			cancel := func() {}
+			if i > 0 {
+				until, cancel = context.WithTimeout(ctx, home)
+			}
+			err := r.stream(until, worker)
+			cancel()
+			switch code := status.Code(err); {
+			case ctx.Err() != nil:
+				return nil
+			case code == codes.InvalidArgument || code == codes.PermissionDenied || code == codes.Unimplemented:
+				return fmt.Errorf("worker %s: %s", worker, status.Convert(err).Message())
+			}
+			r.Log.Warn("no report reaches the worker", "worker", worker, "error", status.Convert(err).Message())
+			if errors.Is(until.Err(), context.DeadlineExceeded) {
+				break
+			}
+		}
+		if !wait(ctx, retry) {
+			return nil
+		}
+	}
+}
+
+// Order returns the workers in the order in which a node tries them (rendezvous hashing).
+func Order(workers []string, node string) []string {
+	rank := func(worker string) uint64 {
+		h := fnv.New64a()
+		h.Write([]byte(worker + "\x00" + node)) // a hash returns no error
+		x := h.Sum64()                          // the last byte of FNV hardly reaches the upper bits; mix them (MurmurHash3, fmix64)
+		x = (x ^ x>>33) * 0xff51afd7ed558ccd
+		x = (x ^ x>>33) * 0xc4ceb9fe1a85ec53
+		return x ^ x>>33
+	}
+	return slices.SortedFunc(slices.Values(workers), func(a, b string) int {
+		return cmp.Or(cmp.Compare(rank(b), rank(a)), cmp.Compare(a, b))
+	})
+}
+
+// stream sends the state to a worker until an error.
+func (r *reporter) stream(ctx context.Context, worker string) error {
+	conn, err := grpc.NewClient("passthrough:///"+worker, grpc.WithTransportCredentials(r.Credentials),
+		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: 10 * time.Second, Timeout: 3 * time.Second}))
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	stream, err := fleetv1.NewFleetServiceClient(conn).Report(ctx)
+	if err != nil {
+		return err
+	}
+	ended := make(chan error, 1)
+	go func() { // the answers are of no use yet, but the end is
+		for {
+			if _, err := stream.Recv(); err != nil {
+				ended <- err
+				return
+			}
+		}
+	}()
+	var sent sections
+	connection, revision := uint64(time.Now().UnixNano()), uint64(0)
+	for {
+		node, now := r.state()
+		if m, changed := now.since(sent); changed {
+			revision++
+			m.RouterId, m.ConnectionNs, m.Revision = node.RouterId, connection, revision
+			if stream.Send(m) != nil {
+				return <-ended
+			}
+			sent = now
+		}
+		select {
+		case err := <-ended:
+			return err
+		case <-r.change:
+		}
+	}
+}

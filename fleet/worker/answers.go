@@ -1,0 +1,180 @@
+package worker
+
+import (
+	"cmp"
+	"context"
+	"slices"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	fleetv1 "github.com/fared/fared/api/fleet/v1"
+	"github.com/fared/fared/fare"
+	"github.com/fared/fared/topo"
+	"github.com/fared/fared/topo/locate"
+)
+
+// maxUnheard bounds the names of servers without a report in an answer.
+const maxUnheard = 20
+
+// GetFleet implements fleetv1.FleetServiceServer.
+func (w *Worker) GetFleet(context.Context, *fleetv1.GetFleetRequest) (*fleetv1.GetFleetResponse, error) {
+	views, _ := w.views()
+	d := w.found.Load()
+	f := w.fabric
+	out := &fleetv1.GetFleetResponse{Fabric: f.Title(), Servers: uint32(f.Servers), Switches: uint32(len(f.Leaf) + len(f.Spine)), Faults: d.faults, Revision: d.revision}
+	for _, n := range f.Nodes() {
+		switch {
+		case views[n] != nil && n.Kind == topo.KindServer:
+			out.ServersReporting++
+		case views[n] != nil:
+			out.SwitchesReporting++
+		case n.Kind == topo.KindServer && len(out.Unheard) < maxUnheard:
+			out.Unheard = append(out.Unheard, n.Name)
+		}
+	}
+	_, out.Drained = w.present(views)
+	return out, nil
+}
+
+// present returns the cables that have failed, and those that are drained, as names of topo.
+func (w *Worker) present(views map[*topo.Node]*locate.View) (failed, drained []string) {
+	worst := make([]locate.State, len(w.fabric.Cables))
+	for n, v := range views {
+		for i, c := range w.fabric.At(n) {
+			if i < len(v.Ports) {
+				worst[c.Index] = max(worst[c.Index], v.Ports[i].State)
+			}
+		}
+	}
+	for i, c := range w.fabric.Cables {
+		switch name := c.Down.Node.Name + "/" + c.Down.Device; worst[i] {
+		case locate.Silent, locate.Dark:
+			failed = append(failed, name)
+		case locate.Drained:
+			if !c.Uplink() {
+				drained = append(drained, name)
+			}
+		}
+	}
+	return failed, drained
+}
+
+// WhatIf implements fleetv1.FleetServiceServer.
+func (w *Worker) WhatIf(ctx context.Context, req *fleetv1.WhatIfRequest) (*fleetv1.WhatIfResponse, error) {
+	views, _ := w.views()
+	failed, drained := w.present(views)
+	out := &fleetv1.WhatIfResponse{Present: failed}
+	for _, name := range drained {
+		out.Present = append(out.Present, "drain:"+name)
+	}
+	w.whatIf.Lock()
+	defer w.whatIf.Unlock()
+	if err := simulate(ctx, w.fabric, out, req.Fail, req.AllSingle); err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+// simulate adds the cases to an answer: the failures, or each single one in addition to them.
+func simulate(ctx context.Context, f *topo.Fabric, out *fleetv1.WhatIfResponse, fail []string, allSingle bool) error {
+	s := topo.Simulate(f)
+	if _, err := s.Fail(append(slices.Clone(out.Present), fail...)...); err != nil {
+		return status.Error(codes.InvalidArgument, err.Error())
+	}
+	if !allSingle {
+		out.Cases = append(out.Cases, judge(s, fail))
+		return nil
+	}
+	for _, name := range f.Single() {
+		if ctx.Err() != nil {
+			return status.FromContextError(ctx.Err()).Err()
+		}
+		if slices.Contains(out.Present, name) || slices.Contains(fail, name) {
+			continue
+		}
+		if _, err := s.Fail(name); err != nil {
+			return status.Error(codes.Internal, err.Error())
+		}
+		out.Cases = append(out.Cases, judge(s, append(slices.Clone(fail), name)))
+		if _, err := s.Heal(name); err != nil {
+			return status.Error(codes.Internal, err.Error())
+		}
+	}
+	return nil
+}
+
+// judge returns the state of a simulation.
+func judge(s *topo.Simulation, failed []string) *fleetv1.WhatIfCase {
+	c := &fleetv1.WhatIfCase{Failed: failed}
+	for _, p := range s.Summary() {
+		n := 0
+		for _, weight := range p.Weights {
+			if weight > 0 {
+				n++
+			}
+		}
+		for len(c.PairsByPlanes) <= len(p.Weights) {
+			c.PairsByPlanes = append(c.PairsByPlanes, 0)
+		}
+		c.PairsByPlanes[n] += uint64(p.Pairs)
+	}
+	if worst := s.Fairness().Worst; worst != nil {
+		c.Worst, c.WorstPpb = worst.Server, uint32(worst.Ratio*1e9)
+	}
+	for _, v := range s.Check() {
+		c.Violations = append(c.Violations, v.String())
+	}
+	return c
+}
+
+// Limits of ListPairs.
+const (
+	maxPairs     = 1000
+	defaultPairs = 20
+)
+
+// ListPairs implements fleetv1.FleetServiceServer.
+func (w *Worker) ListPairs(_ context.Context, req *fleetv1.ListPairsRequest) (*fleetv1.ListPairsResponse, error) {
+	count := int(req.Count)
+	if count == 0 {
+		count = defaultPairs
+	}
+	if count > maxPairs {
+		return nil, status.Errorf(codes.InvalidArgument, "%d pairs are more than %d", count, maxPairs)
+	}
+	views, _ := w.views()
+	out := &fleetv1.ListPairsResponse{PairsByPlanes: make([]uint64, w.fabric.Planes+1)}
+	type direction struct {
+		locate.Path
+		planes int
+		sum    fare.Bandwidth
+	}
+	var all []direction
+	for _, n := range w.fabric.Server {
+		v := views[n]
+		if v == nil {
+			continue
+		}
+		for _, p := range v.Paths {
+			d := direction{Path: p}
+			for _, b := range p.Bandwidth {
+				if d.sum = d.sum.Add(b); b > 0 {
+					d.planes++
+				}
+			}
+			all = append(all, d)
+			out.PairsByPlanes[d.planes] += uint64(p.Last - p.First + 1)
+		}
+	}
+	slices.SortFunc(all, func(a, b direction) int {
+		return cmp.Or(cmp.Compare(a.planes, b.planes), cmp.Compare(a.sum, b.sum), cmp.Compare(a.From, b.From), cmp.Compare(a.First, b.First))
+	})
+	groups := w.fabric.Groups()
+	for _, d := range all {
+		for to := d.First; to <= d.Last && len(out.Pairs) < count; to++ {
+			out.Pairs = append(out.Pairs, &fleetv1.Pair{Source: groups[d.From].Name, Destination: groups[to].Name, Planes: uint32(d.planes), BandwidthBps: uint64(d.sum)})
+		}
+	}
+	return out, nil
+}

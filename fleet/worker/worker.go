@@ -1,0 +1,257 @@
+package worker
+
+import (
+	"context"
+	"errors"
+	"io"
+	"log/slog"
+	"net"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/keepalive"
+	"google.golang.org/grpc/status"
+
+	fleetv1 "github.com/fared/fared/api/fleet/v1"
+	"github.com/fared/fared/topo"
+	"github.com/fared/fared/topo/locate"
+)
+
+const (
+	// settle is the time between a change and a decision: reports of one failure arrive together.
+	settle = 100 * time.Millisecond
+	// retry is the time between attempts to follow another worker.
+	retry = 500 * time.Millisecond
+	// maxRequest limits a report. 2,048 servers with one path each have 400 KiB.
+	maxRequest = 16 << 20
+	// buffer is the size of a connection's read and write buffers; gRPC's default is 32 KiB, for bulk data.
+	buffer = 4 << 10
+)
+
+// Config is the configuration of a worker.
+type Config struct {
+	Fabric *topo.Fabric
+	// Peers are the addresses of the other workers, and Credentials those of connections to them.
+	Peers       []string
+	Credentials credentials.TransportCredentials
+	Log         *slog.Logger
+}
+
+// Worker is one worker. Use New.
+type Worker struct {
+	fleetv1.UnimplementedFleetServiceServer
+	Config
+	*store
+	locator *locate.Locator
+	found   atomic.Pointer[decision]
+	known   map[locateKey]time.Time // since when a fault has been named, of those whose time no report has
+	whatIf  sync.Mutex              // one simulation at a time
+}
+
+// decision is the named faults of a revision.
+type decision struct {
+	revision uint64
+	faults   []*fleetv1.Fault
+}
+
+type locateKey struct{ part, fault string }
+
+// New returns a worker of a fabric.
+func New(c Config) *Worker {
+	w := &Worker{Config: c, store: newStore(c.Fabric), locator: locate.New(c.Fabric), known: map[locateKey]time.Time{}}
+	w.found.Store(&decision{})
+	return w
+}
+
+// Serve answers on a listener until ctx ends, and follows the other workers. options are those of
+// grpcserve.Open.
+func (w *Worker) Serve(ctx context.Context, l net.Listener, options ...grpc.ServerOption) error {
+	s := grpc.NewServer(append(options,
+		grpc.MaxRecvMsgSize(maxRequest), grpc.ReadBufferSize(buffer), grpc.WriteBufferSize(buffer), grpc.SharedWriteBuffer(true), grpc.ConnectionTimeout(10*time.Second),
+		// A vanished node is noticed after 13 s.
+		grpc.KeepaliveParams(keepalive.ServerParameters{Time: 10 * time.Second, Timeout: 3 * time.Second}),
+		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 5 * time.Second, PermitWithoutStream: true}),
+	)...)
+	fleetv1.RegisterFleetServiceServer(s, w)
+	ctx, cancel := context.WithCancel(ctx)
+	var done sync.WaitGroup
+	done.Go(func() { w.decide(ctx) })
+	for _, peer := range w.Peers {
+		done.Go(func() { w.followPeer(ctx, peer) })
+	}
+	stop := context.AfterFunc(ctx, s.Stop)
+	err := s.Serve(l)
+	if !stop() {
+		err = nil // asked for
+	}
+	cancel()
+	done.Wait()
+	return err
+}
+
+// decide names the parts at fault after changes.
+func (w *Worker) decide(ctx context.Context) {
+	expiry := time.NewTicker(time.Second)
+	defer expiry.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-expiry.C:
+			before := w.found.Load().revision
+			if w.expire(); before == w.now() {
+				continue
+			}
+		case <-w.changed:
+			if !wait(ctx, settle) {
+				return
+			}
+		}
+		begun := time.Now()
+		w.decideOnce(begun)
+		if !wait(ctx, time.Since(begun)) { // at most half of a processor
+			return
+		}
+	}
+}
+
+// now returns the revision of the view.
+func (s *store) now() uint64 {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.revision
+}
+
+func (w *Worker) decideOnce(now time.Time) {
+	views, revision := w.views()
+	d := &decision{revision: revision}
+	known := map[locateKey]time.Time{}
+	for _, g := range w.locator.Locate(views) {
+		if g.Since.IsZero() {
+			key := locateKey{g.Part, g.Fault}
+			if g.Since = w.known[key]; g.Since.IsZero() {
+				g.Since = now
+			}
+			known[key] = g.Since
+		}
+		d.faults = append(d.faults, &fleetv1.Fault{
+			Part: g.Part, Kind: g.Kind, Fault: g.Fault, Side: g.Side, Alternatives: g.Alternatives, Evidence: g.Evidence,
+			ConfidencePpb: uint32(g.Confidence * 1e9), SinceNs: uint64(g.Since.UnixNano()), LossPpb: uint32(g.Rate * 1e9),
+		})
+	}
+	for _, f := range d.faults {
+		if !slices.ContainsFunc(w.found.Load().faults, func(o *fleetv1.Fault) bool { return o.Part == f.Part && o.Fault == f.Fault }) {
+			w.Log.Warn("a part is at fault", "part", f.Part, "fault", f.Fault, "evidence", f.Evidence)
+		}
+	}
+	w.known = known
+	w.found.Store(d)
+}
+
+func wait(ctx context.Context, d time.Duration) bool {
+	select {
+	case <-ctx.Done():
+		return false
+	case <-time.After(d):
+		return true
+	}
+}
+
+// Report implements fleetv1.FleetServiceServer.
+func (w *Worker) Report(stream grpc.BidiStreamingServer[fleetv1.ReportRequest, fleetv1.ReportResponse]) error {
+	var n *topo.Node
+	var connection uint64
+	for {
+		m, err := stream.Recv()
+		if n != nil && err != nil {
+			w.end(n, connection, own)
+		}
+		if errors.Is(err, io.EOF) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		if n == nil {
+			if n, err = w.node(m.RouterId); err != nil {
+				return status.Error(codes.InvalidArgument, err.Error())
+			}
+			connection = m.ConnectionNs
+		}
+		if m.RouterId != n.ID.String() || m.ConnectionNs != connection {
+			w.end(n, connection, own)
+			return status.Errorf(codes.InvalidArgument, "a stream of %s has a message of another node or connection", n.Name)
+		}
+		if !w.set(n, m, own) {
+			return status.Errorf(codes.Aborted, "%s has connected again", n.Name)
+		}
+		if err := stream.Send(&fleetv1.ReportResponse{Revision: m.Revision}); err != nil {
+			w.end(n, connection, own)
+			return err
+		}
+	}
+}
+
+// Follow implements fleetv1.FleetServiceServer.
+func (w *Worker) Follow(_ *fleetv1.FollowRequest, stream grpc.ServerStreamingServer[fleetv1.FollowResponse]) error {
+	f := w.follow()
+	defer w.unfollow(f)
+	for {
+		for m := w.drain(f); m != nil; m = w.drain(f) {
+			if err := stream.Send(m); err != nil {
+				return err
+			}
+		}
+		select {
+		case <-stream.Context().Done():
+			return stream.Context().Err()
+		case <-f.wake:
+		}
+	}
+}
+
+// followPeer keeps a stream from another worker open.
+func (w *Worker) followPeer(ctx context.Context, peer string) {
+	for ctx.Err() == nil {
+		err := w.followOnce(ctx, peer)
+		w.endAll(peer)
+		if ctx.Err() == nil {
+			w.Log.Warn("another worker does not answer", "worker", peer, "error", status.Convert(err).Message())
+		}
+		wait(ctx, retry)
+	}
+}
+
+func (w *Worker) followOnce(ctx context.Context, peer string) error {
+	conn, err := grpc.NewClient("passthrough:///"+peer, grpc.WithTransportCredentials(w.Credentials), grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(chunk*maxRequest)),
+		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: 10 * time.Second, Timeout: 3 * time.Second}))
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	stream, err := fleetv1.NewFleetServiceClient(conn).Follow(ctx, &fleetv1.FollowRequest{})
+	if err != nil {
+		return err
+	}
+	for {
+		m, err := stream.Recv()
+		if err != nil {
+			return err
+		}
+		for _, x := range m.Nodes {
+			if n, err := w.node(x.RouterId); err == nil {
+				w.set(n, x, peer)
+			}
+		}
+		for _, id := range m.Gone {
+			if n, err := w.node(id); err == nil {
+				w.end(n, w.connection(n), peer)
+			}
+		}
+	}
+}

@@ -1,0 +1,407 @@
+package worker
+
+import (
+	"context"
+	"log/slog"
+	"net"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+
+	farev1 "github.com/fared/fared/api/fare/v1"
+	fleetv1 "github.com/fared/fared/api/fleet/v1"
+	"github.com/fared/fared/fleet/report"
+	"github.com/fared/fared/internal/inprocess"
+	"github.com/fared/fared/lab/backend"
+	"github.com/fared/fared/topo"
+)
+
+// patience is for machines under load.
+const patience = time.Minute
+
+func until(t testing.TB, what string, ok func() bool) {
+	t.Helper()
+	for deadline := time.Now().Add(patience); !ok(); time.Sleep(5 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("not within %s: %s", patience, what)
+		}
+	}
+}
+
+func number(t testing.TB, s topo.Spec) *topo.Fabric {
+	t.Helper()
+	f, err := topo.New(s)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return f
+}
+
+// listen returns a listener on a free port.
+func listen(t testing.TB) net.Listener {
+	t.Helper()
+	l, err := net.Listen("tcp4", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return l
+}
+
+// serve runs a worker until the returned function or the test's end.
+func serve(t testing.TB, f *topo.Fabric, l net.Listener, peers ...string) (w *Worker, stop func()) {
+	t.Helper()
+	w = New(Config{Fabric: f, Peers: peers, Credentials: insecure.NewCredentials(), Log: slog.New(slog.DiscardHandler)})
+	ctx, cancel := context.WithCancel(context.Background())
+	ended := make(chan error, 1)
+	go func() { ended <- w.Serve(ctx, l) }()
+	stopped := false
+	stop = func() {
+		if cancel(); !stopped {
+			stopped = true
+			if err := <-ended; err != nil {
+				t.Error(err)
+			}
+		}
+	}
+	t.Cleanup(stop)
+	return w, stop
+}
+
+func ask(t testing.TB, address string) fleetv1.FleetServiceClient {
+	t.Helper()
+	conn, err := grpc.NewClient("passthrough:///"+address, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { conn.Close() })
+	return fleetv1.NewFleetServiceClient(conn)
+}
+
+func faults(t testing.TB, c fleetv1.FleetServiceClient) (names []string) {
+	t.Helper()
+	m, err := c.GetFleet(t.Context(), &fleetv1.GetFleetRequest{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range m.Faults {
+		names = append(names, f.Part+" "+f.Fault)
+	}
+	return names
+}
+
+// daemons starts a fabric of real daemons in this process, and a reporter for each node.
+func daemons(t testing.TB, f *topo.Fabric, workers ...string) backend.Backend {
+	t.Helper()
+	free := listen(t)
+	port := free.Addr().(*net.TCPAddr).Port
+	free.Close()
+	b := backend.NewInProcess(&backend.Plan{Fabric: f, Site: topo.Site{AssumeUp: true, Port: port, Quick: true, Dataplane: func(node string) string {
+		return map[topo.Kind]string{topo.KindServer: "memory:"}[f.Node(node).Kind]
+	}}}, slog.New(slog.DiscardHandler))
+	t.Cleanup(func() { b.Close(false) })
+	ctx := t.Context()
+	if err := b.Build(ctx, func(err error) { t.Error(err) }); err != nil {
+		t.Fatal(err)
+	}
+	if err := b.Start(ctx); err != nil {
+		t.Fatal(err)
+	}
+	for _, n := range f.Nodes() {
+		conn := inprocess.New()
+		farev1.RegisterFabricServiceServer(conn, b.API(n).(farev1.FabricServiceServer))
+		farev1.RegisterWeightServiceServer(conn, b.API(n).(farev1.WeightServiceServer))
+		ctx, cancel := context.WithCancel(ctx)
+		done := make(chan error, 1)
+		go func() {
+			done <- report.Run(ctx, report.Config{Daemon: conn, Workers: workers, Credentials: insecure.NewCredentials(), Log: slog.New(slog.DiscardHandler)})
+		}()
+		t.Cleanup(func() {
+			cancel()
+			if err := <-done; err != nil {
+				t.Error(err)
+			}
+			conn.Close()
+		})
+	}
+	return b
+}
+
+// TestRealDaemons names the failures of a fabric of daemons, with sessions over the loopback interface: half a cable, a
+// leaf, a server; and nothing once they are over.
+func TestRealDaemons(t *testing.T) {
+	f := number(t, topo.Spec{Planes: 2, Servers: 3, Underlay: netip.MustParsePrefix("127.0.0.0/8")})
+	l := listen(t)
+	serve(t, f, l)
+	c := ask(t, l.Addr().String())
+	b := daemons(t, f, l.Addr().String())
+	until(t, "all nodes report, and all pairs have both planes", func() bool {
+		m, err := c.GetFleet(t.Context(), &fleetv1.GetFleetRequest{}, grpc.WaitForReady(true))
+		pairs, perr := c.ListPairs(t.Context(), &fleetv1.ListPairsRequest{})
+		return err == nil && perr == nil && m.ServersReporting == 3 && m.SwitchesReporting == 2 && len(m.Faults) == 0 && slices.Equal(pairs.PairsByPlanes, []uint64{0, 0, 6})
+	})
+	for name, want := range map[string]string{"server2/p1.0": "server2/p1.0 dark", "leaf0": "leaf0 dark", "server3": "server3 dark"} {
+		found, err := f.Find(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		set := func(connected bool) {
+			var all []backend.Cable
+			for _, cable := range found {
+				all = append(all, backend.Cable{Cable: cable, Connected: connected})
+			}
+			if err := b.SetCables(t.Context(), all); err != nil {
+				t.Fatal(err)
+			}
+		}
+		set(false)
+		until(t, want, func() bool { return slices.Equal(faults(t, c), []string{want}) })
+		if name == "leaf0" {
+			until(t, "pairs with one plane", func() bool {
+				pairs, err := c.ListPairs(t.Context(), &fleetv1.ListPairsRequest{Count: 1})
+				return err == nil && slices.Equal(pairs.PairsByPlanes, []uint64{0, 6, 0}) && pairs.Pairs[0].Planes == 1
+			})
+			what, err := c.WhatIf(t.Context(), &fleetv1.WhatIfRequest{Fail: []string{"server1/p1"}})
+			if err != nil || !slices.Equal(what.Cases[0].PairsByPlanes, []uint64{4, 2, 0}) {
+				t.Errorf("server1/p1 in addition to leaf0: %v %v", what, err)
+			}
+		}
+		set(true)
+		until(t, "nothing after the end of "+name, func() bool { return len(faults(t, c)) == 0 })
+	}
+}
+
+// message returns a whole state of a node.
+func message(f *topo.Fabric, n *topo.Node, connection, revision uint64) *fleetv1.ReportRequest {
+	m := &fleetv1.ReportRequest{RouterId: n.ID.String(), ConnectionNs: connection, Revision: revision, Ports: &fleetv1.Ports{}}
+	for _, c := range f.At(n) {
+		here, _ := c.At(n)
+		m.Ports.Ports = append(m.Ports.Ports, &fleetv1.Port{Device: here.Device, State: "up", SinceNs: 1})
+	}
+	if n.Kind != topo.KindServer {
+		return m
+	}
+	m.Paths = &fleetv1.Paths{}
+	for p := range f.Planes {
+		m.Paths.Planes = append(m.Paths.Planes, f.PlaneName(p))
+	}
+	learned := make([]uint64, f.Planes)
+	for p := range learned {
+		learned[p] = uint64(f.Speed) * uint64(f.SubPorts)
+	}
+	path := &fleetv1.Path{Source: f.LoopbacksAt(n.Index, 0)[0].Addr().String(), BandwidthBps: learned}
+	add := func(from, to int) {
+		if from < to {
+			path.Destinations = append(path.Destinations, &fleetv1.Range{First: f.LoopbacksAt(from, 0)[0].Addr().String(), Count: uint32((to - from) * f.GPUs)})
+		}
+	}
+	add(0, n.Index)
+	add(n.Index+1, f.Servers)
+	m.Paths.Paths = append(m.Paths.Paths, path)
+	return m
+}
+
+// simulated is a daemon that reports a fixed state, and connects again if its worker is lost.
+func simulated(ctx context.Context, f *topo.Fabric, n *topo.Node, workers []string, options ...grpc.DialOption) {
+	for ctx.Err() == nil {
+		for _, w := range report.Order(workers, n.ID.String()) {
+			conn, err := grpc.NewClient("passthrough:///"+w, append(options, grpc.WithTransportCredentials(insecure.NewCredentials()))...)
+			if err != nil {
+				continue
+			}
+			if stream, err := fleetv1.NewFleetServiceClient(conn).Report(ctx); err == nil {
+				for err = stream.Send(message(f, n, uint64(time.Now().UnixNano()), 1)); err == nil; {
+					_, err = stream.Recv()
+				}
+			}
+			conn.Close()
+		}
+		wait(ctx, 100*time.Millisecond)
+	}
+}
+
+// reports returns the states whose streams are open.
+func (s *store) reports() map[string]*fleetv1.ReportRequest {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	all := map[string]*fleetv1.ReportRequest{}
+	for n, now := range s.states {
+		if now.ended.IsZero() {
+			all[n.ID.String()] = now.report
+		}
+	}
+	return all
+}
+
+// TestWorkersAgree loses one of three workers: its nodes spread over the others, and every worker has the whole view.
+func TestWorkersAgree(t *testing.T) {
+	f := number(t, topo.Spec{Planes: 2, Servers: 24})
+	var listeners []net.Listener
+	var addresses []string
+	for range 3 {
+		l := listen(t)
+		listeners, addresses = append(listeners, l), append(addresses, l.Addr().String())
+	}
+	var workers []*Worker
+	var stops []func()
+	for i, l := range listeners {
+		w, stop := serve(t, f, l, slices.Delete(slices.Clone(addresses), i, i+1)...)
+		workers, stops = append(workers, w), append(stops, stop)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	for _, n := range f.Server {
+		go simulated(ctx, f, n, addresses)
+	}
+	whole := func(all []*Worker) func() bool {
+		return func() bool {
+			first := all[0].reports()
+			for _, w := range all {
+				got := w.reports()
+				if len(got) != f.Servers {
+					return false
+				}
+				for id, m := range got {
+					if !proto.Equal(m, first[id]) {
+						return false
+					}
+				}
+			}
+			return true
+		}
+	}
+	until(t, "three workers have the same view", whole(workers))
+	for _, w := range workers {
+		ours := 0
+		for _, n := range f.Server {
+			w.mu.Lock()
+			if w.states[n].origin == own {
+				ours++
+			}
+			w.mu.Unlock()
+		}
+		if ours == 0 || ours == f.Servers {
+			t.Errorf("%d of %d nodes report to one worker", ours, f.Servers)
+		}
+	}
+	stops[1]()
+	until(t, "two workers have the same view", whole([]*Worker{workers[0], workers[2]}))
+	l, err := net.Listen("tcp4", addresses[1])
+	if err != nil {
+		t.Fatal(err)
+	}
+	back, _ := serve(t, f, l, addresses[0], addresses[2])
+	until(t, "the restarted worker has the view", whole([]*Worker{workers[0], back, workers[2]}))
+}
+
+// TestStates merges messages of a node: sections replace sections, a later connection everything, and old messages
+// nothing.
+func TestStates(t *testing.T) {
+	f := number(t, topo.Spec{Planes: 2, Servers: 2})
+	s := newStore(f)
+	n := f.Server[0]
+	device := f.At(n)[0].Down.Device
+	ports := func(state string) *fleetv1.Ports {
+		return &fleetv1.Ports{Ports: []*fleetv1.Port{{Device: device, State: state}, {Device: "unknown0", State: "dark"}}}
+	}
+	first := message(f, n, 10, 1)
+	if !s.set(n, first, own) {
+		t.Fatal("the first message is old")
+	}
+	if !s.set(n, &fleetv1.ReportRequest{RouterId: n.ID.String(), ConnectionNs: 10, Revision: 2, Ports: ports("dark")}, own) {
+		t.Fatal("the second message is old")
+	}
+	now := s.states[n]
+	if now.report.Paths != first.Paths || now.report.Ports.Ports[0].State != "dark" || now.view.Ports[0].State.String() != "dark" || now.view.Ports[1].State.String() != "unknown" || len(now.view.Paths) != 1 {
+		t.Errorf("merged %+v", now)
+	}
+	s.set(n, &fleetv1.ReportRequest{RouterId: n.ID.String(), ConnectionNs: 10, Revision: 1, Ports: ports("up")}, own)
+	s.set(n, &fleetv1.ReportRequest{RouterId: n.ID.String(), ConnectionNs: 10, Revision: 9, Ports: ports("up")}, "peer")
+	if s.set(n, &fleetv1.ReportRequest{RouterId: n.ID.String(), ConnectionNs: 9, Revision: 9, Ports: ports("up")}, own) || s.states[n].report.Revision != 2 {
+		t.Errorf("an old message counts: %v", s.states[n].report)
+	}
+	s.set(n, &fleetv1.ReportRequest{RouterId: n.ID.String(), ConnectionNs: 11, Revision: 1, Ports: ports("up")}, "peer")
+	if now := s.states[n]; now.report.Paths != nil || now.view.Paths != nil || now.origin != "peer" {
+		t.Errorf("a later connection keeps %+v", now)
+	}
+	s.end(n, 10, own) // of the connection before
+	s.end(n, 11, own)
+	if !s.states[n].ended.IsZero() {
+		t.Error("the end of another stream counts")
+	}
+	s.endAll("peer")
+	if s.states[n].ended.IsZero() || !s.expire() {
+		t.Error("a state without a stream is gone at once, or never")
+	}
+	s.states[n].ended = time.Now().Add(-grace)
+	if s.expire() || len(s.states) != 0 {
+		t.Error("a state without a stream stays")
+	}
+}
+
+// TestStrangers refuses nodes of other fabrics, and pairs beyond the limit.
+func TestStrangers(t *testing.T) {
+	f := number(t, topo.Spec{Planes: 2, Servers: 2})
+	l := listen(t)
+	serve(t, f, l)
+	c := ask(t, l.Addr().String())
+	stream, err := c.Report(t.Context(), grpc.WaitForReady(true))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := stream.Send(&fleetv1.ReportRequest{RouterId: "10.9.9.9"}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := stream.Recv(); status.Code(err) != codes.InvalidArgument {
+		t.Errorf("a stranger reports: %v", err)
+	}
+	if _, err := c.ListPairs(t.Context(), &fleetv1.ListPairsRequest{Count: 5000}); status.Code(err) != codes.InvalidArgument {
+		t.Errorf("5,000 pairs: %v", err)
+	}
+	if _, err := c.WhatIf(t.Context(), &fleetv1.WhatIfRequest{Fail: []string{"leaf9"}}); status.Code(err) != codes.InvalidArgument {
+		t.Errorf("an unknown leaf: %v", err)
+	}
+	m, err := c.WhatIf(t.Context(), &fleetv1.WhatIfRequest{AllSingle: true})
+	if err != nil || len(m.Cases) != len(f.Single()) {
+		t.Errorf("all single failures: %d cases, %v", len(m.GetCases()), err)
+	}
+}
+
+// TestStrangeDaemon ends the reporter of a daemon that is not of the workers' fabric, with the remedy.
+func TestStrangeDaemon(t *testing.T) {
+	f := number(t, topo.Spec{Planes: 2, Servers: 2})
+	l := listen(t)
+	serve(t, f, l)
+	conn := inprocess.New()
+	defer conn.Close()
+	farev1.RegisterFabricServiceServer(conn, strange{})
+	farev1.RegisterWeightServiceServer(conn, farev1.UnimplementedWeightServiceServer{})
+	err := report.Run(t.Context(), report.Config{Daemon: conn, Workers: []string{l.Addr().String()}, Credentials: insecure.NewCredentials(), Log: slog.New(slog.DiscardHandler)})
+	if err == nil || !strings.Contains(err.Error(), "compare the worker's fabric file") {
+		t.Errorf("the error is %v", err)
+	}
+}
+
+// strange is a daemon with an unknown identifier.
+type strange struct {
+	farev1.UnimplementedFabricServiceServer
+}
+
+func (strange) GetStatus(context.Context, *farev1.GetStatusRequest) (*farev1.GetStatusResponse, error) {
+	return &farev1.GetStatusResponse{RouterId: "192.0.2.1"}, nil
+}
+
+func (strange) ListSessions(context.Context, *farev1.ListSessionsRequest) (*farev1.ListSessionsResponse, error) {
+	return &farev1.ListSessionsResponse{}, nil
+}
+
+func (strange) ListPlanes(context.Context, *farev1.ListPlanesRequest) (*farev1.ListPlanesResponse, error) {
+	return &farev1.ListPlanesResponse{}, nil
+}
