@@ -20,6 +20,7 @@ func newRoot(e *cli.Env) *cobra.Command {
 	root := cli.NewRoot(e, "Laboratories and traffic for multi-plane GPU scale-up networks", about, []cli.Group{
 		{ID: "daemon", Title: "Daemons:", Commands: []*cobra.Command{nupanetCommand(e)}},
 		{ID: "lab", Title: "Design and test:", Commands: []*cobra.Command{labCommand(e), topoCommand(e), trafficCommand(e), superpAgentCommand(e)}},
+		{ID: "fleet", Title: "See the whole fabric:", Commands: []*cobra.Command{fleetCommand(e)}},
 		{ID: "other", Title: "Other commands:", Commands: []*cobra.Command{cli.VersionCommand(e)}},
 	}, superviseCommand(e), netsetupCommand(), podsetupCommand(e), cli.ManCommand(e, "fared", "fared-version"))
 	root.SetHelpCommandGroupID("other")

@@ -27,6 +27,7 @@ leaf with an unusable configuration. Ctrl-C ends run, leaf and watch with 0.`
 func newRoot(e *cli.Env) *cobra.Command {
 	root := cli.NewRoot(e, "Control plane for multi-plane GPU scale-up networks", about, []cli.Group{
 		{ID: "daemon", Title: "Daemons:", Commands: []*cobra.Command{runCommand(e), leafCommand(e), dataplaneCommand(e), initCommand(e), checkCommand(e)}},
+		{ID: "fleet", Title: "See the whole fabric:", Commands: []*cobra.Command{reportCommand(e)}},
 		{ID: "inspect", Title: "Inspect a running daemon:", Commands: []*cobra.Command{statusCommand(e), healthCommand(e), doctorCommand(e), supportCommand(e), sessionsCommand(e), planesCommand(e), weightsCommand(e), slotsCommand(e), watchCommand(e), rdmaCommand(e), envCommand(e)}},
 		{ID: "programs", Title: "Run programs over the planes:", Commands: []*cobra.Command{execCommand(e)}},
 		{ID: "operate", Title: "Operate a running daemon:", Commands: []*cobra.Command{pingCommand(e), drainCommand(e), undrainCommand(e), clearCommand(e), reloadCommand(e)}},

@@ -18,6 +18,7 @@ var LabCommands = []LabCommand{
 	{"topo", "lab", "Describe a fabric in a few lines, and generate configurations and drawings from it"},
 	{"traffic", "lab", "Send verified traffic between loopbacks over the slots of fared"},
 	{"superp-agent", "lab", "Run a SUPERp endpoint with its agent, as a peer for other implementations"},
+	{"fleet", "fleet", "See a fabric as a whole: which part is at fault, and what if"},
 	{"nupanet", "daemon", "Carry TCP/IP between two machines or namespaces through shared memory"},
 	{"supervise", "", "Keep commands running: PID 1 of a container"},
 	{"netsetup", "", "Give this machine's devices the addresses of a configuration (for containers and labs)"},

@@ -1,0 +1,270 @@
+package main
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	"github.com/spf13/cobra"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/status"
+
+	fleetv1 "github.com/fared/fared/api/fleet/v1"
+	"github.com/fared/fared/cmd/internal/cli"
+	"github.com/fared/fared/fleet/worker"
+	"github.com/fared/fared/internal/grpcserve"
+	"github.com/fared/fared/internal/tlsfiles"
+)
+
+// defaultWorker is the address of a worker on this machine.
+const defaultWorker = "127.0.0.1:4798"
+
+func fleetCommand(e *cli.Env) *cobra.Command {
+	c := &cobra.Command{
+		Use: "fleet", Short: "See a fabric as a whole: which part is at fault, and what if",
+		Long: `Workers join the reports of all servers and leaves ('fared report'), and name the parts at fault:
+a cable or half of one, a server's ports, a leaf, an uplink, a spine, one direction of a cable that
+loses packets, a leaf with invalid communities. The other commands ask a worker; every worker has
+the whole view. /usr/share/doc/fared/fleet.md is the first five minutes.`,
+		Args: func(_ *cobra.Command, args []string) error {
+			if len(args) == 0 {
+				return nil
+			}
+			return cli.Usage(fmt.Errorf("unknown command %q", "fleet "+args[0]), "see fared fleet --help")
+		},
+		RunE: func(c *cobra.Command, _ []string) error { return c.Help() },
+	}
+	c.AddCommand(fleetWorkerCommand(e), fleetStatusCommand(e), fleetFaultsCommand(e), fleetTopCommand(e), fleetWhatIfCommand(e))
+	return c
+}
+
+func fleetWorkerCommand(e *cli.Env) *cobra.Command {
+	var listen, logLevel string
+	var peers []string
+	c := &cobra.Command{Use: "worker", Short: "Join the reports of a fabric's nodes, and name the parts at fault"}
+	a := addFabricArgs(c)
+	c.Long = `Receives the reports of the nodes of the fabric that FILE or flags describe. It stores nothing: nodes
+repeat their states when they connect. Of several workers each names the others by --peer, and each
+has the whole view.
+
+FARED_TLS_CERT, FARED_TLS_KEY and FARED_TLS_CA name the PEM files of this worker's certificate and
+key, and of the authority that signed those of nodes, workers and operators: whoever has one may
+report and ask. Without them --listen must be a loopback address. Ctrl-C ends the worker with exit
+code 0.`
+	c.Example = "  fared fleet worker fabric.yaml\n  fared fleet worker fabric.yaml --listen :4798 --peer fleet2.example:4798"
+	c.RunE = func(c *cobra.Command, args []string) error {
+		level, err := cli.ParseLevel(logLevel)
+		if err != nil {
+			return err
+		}
+		f, err := a.load(args)
+		if err != nil {
+			return err
+		}
+		cfg := worker.Config{Fabric: f, Peers: peers, Log: cli.NewLogger(e.Err, level)}
+		return runWorker(c.Context(), cfg, listen)
+	}
+	c.Flags().StringVar(&listen, "listen", defaultWorker, "host:port to listen at")
+	c.Flags().StringArrayVar(&peers, "peer", nil, "host:port of another worker; may be repeated")
+	cli.LevelFlag(c, &logLevel, "info", "")
+	return c
+}
+
+// runWorker runs a worker with the credentials of the environment.
+func runWorker(ctx context.Context, cfg worker.Config, listen string) (err error) {
+	const remedy = "FARED_TLS_CERT, FARED_TLS_KEY and FARED_TLS_CA name PEM files"
+	var secure *tls.Config
+	cfg.Credentials = insecure.NewCredentials()
+	if cert, key, ca := os.Getenv("FARED_TLS_CERT"), os.Getenv("FARED_TLS_KEY"), os.Getenv("FARED_TLS_CA"); cert != "" {
+		if secure, err = tlsfiles.Server(cert, key, ca, cfg.Log); err != nil {
+			return cli.Usage(err, remedy)
+		}
+		if cfg.Credentials, err = tlsfiles.Credentials(cert, key, ca, cfg.Log); err != nil {
+			return cli.Usage(err, remedy)
+		}
+	}
+	l, options, err := grpcserve.Open(listen, secure)
+	if errors.Is(err, grpcserve.ErrReachable) {
+		return cli.Usage(fmt.Errorf("--listen %s %w, and there is no TLS", listen, err), "set FARED_TLS_CERT, FARED_TLS_KEY and FARED_TLS_CA, or listen at 127.0.0.1")
+	}
+	if err != nil {
+		return cli.Failed(err, "choose another --listen")
+	}
+	cfg.Log.Info("the worker listens", "address", l.Addr().String(), "fabric", cfg.Fabric.Name)
+	return worker.New(cfg).Serve(ctx, l, options...)
+}
+
+// asking is a command that asks a worker.
+func asking(e *cli.Env, c *cobra.Command, run func(ctx context.Context, client fleetv1.FleetServiceClient, args []string) error) *cobra.Command {
+	address := os.Getenv("FARED_FLEET")
+	if address == "" {
+		address = defaultWorker
+	}
+	c.RunE = func(c *cobra.Command, args []string) error {
+		conn, err := e.DialAt(address)
+		if err != nil {
+			return err
+		}
+		defer conn.Close()
+		return explainWorker(run(c.Context(), fleetv1.NewFleetServiceClient(conn), args), address)
+	}
+	c.Flags().StringVar(&address, "worker", address, "host:port of a worker; FARED_FLEET is the default")
+	return cli.ReadFlags(e, c)
+}
+
+// explainWorker gives a worker's error an exit code and a remedy.
+func explainWorker(err error, address string) error {
+	st, is := status.FromError(err)
+	if err == nil || !is {
+		return err
+	}
+	switch st.Code() {
+	case codes.Unavailable:
+		return cli.Unreachable(fmt.Errorf("no worker answers at %s: %s", address, cli.Reason(st.Message())), "start one with 'fared fleet worker', or name it with --worker")
+	case codes.DeadlineExceeded:
+		return cli.Unreachable(fmt.Errorf("the worker at %s does not answer in time", address), "see the worker's log; a large fabric takes long to simulate")
+	case codes.InvalidArgument:
+		return cli.Usage(errors.New(st.Message()), "see fared fleet --help")
+	case codes.Canceled:
+		return cli.Interrupted()
+	}
+	return cli.Failed(fmt.Errorf("%s (%s)", st.Message(), st.Code()), "see the worker's log")
+}
+
+func fleetStatusCommand(e *cli.Env) *cobra.Command {
+	c := &cobra.Command{
+		Use: "status", Short: "Show how much of the fabric reports, and how many parts are at fault", Args: cli.NoArgs,
+		Long:    "Shows how many servers, leaves and spines report, and the parts at fault and in drains in numbers.",
+		Example: "  fared fleet status\n  fared fleet status --worker fleet1.example:4798 -o json",
+	}
+	return asking(e, c, func(ctx context.Context, client fleetv1.FleetServiceClient, _ []string) error {
+		m, err := client.GetFleet(ctx, &fleetv1.GetFleetRequest{})
+		if err != nil {
+			return err
+		}
+		return e.Print(m, func(w *tabwriter.Writer) {
+			fmt.Fprintf(w, "%s\n\n", m.Fabric)
+			cli.Row(w, "SERVERS", "REPORTING", "SWITCHES", "REPORTING", "FAULTS", "DRAINED", "REVISION")
+			cli.Row(w, fmt.Sprint(m.Servers), fmt.Sprint(m.ServersReporting), fmt.Sprint(m.Switches), fmt.Sprint(m.SwitchesReporting),
+				fmt.Sprint(len(m.Faults)), fmt.Sprint(len(m.Drained)), fmt.Sprint(m.Revision))
+			if len(m.Unheard) > 0 {
+				fmt.Fprintf(w, "\nWithout a report: %s\n", strings.Join(m.Unheard, " "))
+			}
+		})
+	})
+}
+
+func fleetFaultsCommand(e *cli.Env) *cobra.Command {
+	c := &cobra.Command{
+		Use: "faults", Short: "Name the parts at fault, with evidence, confidence and since when", Args: cli.NoArgs,
+		Long: `Names the fewest parts that explain what all nodes report. SURE is the probability among all
+explanations considered. Parts after "or" explain the reports equally well.`,
+		Example: "  fared fleet faults\n  fared fleet faults -o json",
+	}
+	return asking(e, c, func(ctx context.Context, client fleetv1.FleetServiceClient, _ []string) error {
+		m, err := client.GetFleet(ctx, &fleetv1.GetFleetRequest{})
+		if err != nil {
+			return err
+		}
+		return e.Print(m, func(w *tabwriter.Writer) {
+			if len(m.Faults) == 0 {
+				fmt.Fprintln(w, "No part is at fault.")
+				return
+			}
+			cli.Row(w, "PART", "KIND", "FAULT", "SURE", "AGE", "EVIDENCE")
+			for _, f := range m.Faults {
+				fault := f.Fault
+				if f.LossPpb > 0 {
+					fault = fmt.Sprintf("%s %.2g %%", fault, float64(f.LossPpb)/1e7)
+				}
+				if f.Side != "" {
+					fault += " " + f.Side
+				}
+				part := strings.Join(append([]string{f.Part}, f.Alternatives...), " or ")
+				cli.Row(w, part, f.Kind, fault, fmt.Sprintf("%d %%", f.ConfidencePpb/1e7), cli.Age(uint64(max(0, time.Now().UnixNano()-int64(f.SinceNs)))), strings.Join(f.Evidence, "; "))
+			}
+		})
+	})
+}
+
+func fleetTopCommand(e *cli.Env) *cobra.Command {
+	var count uint32
+	c := &cobra.Command{
+		Use: "top", Short: "List the pairs with the fewest planes", Args: cli.NoArgs,
+		Long:    "Counts pairs by their planes with bandwidth, and lists those with the fewest planes, of equally many those with the least bandwidth.",
+		Example: "  fared fleet top\n  fared fleet top --count 100 -o json",
+	}
+	c.Flags().Uint32Var(&count, "count", 20, "number of pairs, at most 1000")
+	return asking(e, c, func(ctx context.Context, client fleetv1.FleetServiceClient, _ []string) error {
+		m, err := client.ListPairs(ctx, &fleetv1.ListPairsRequest{Count: count})
+		if err != nil {
+			return err
+		}
+		return e.Print(m, func(w *tabwriter.Writer) {
+			cli.Row(w, "PLANES", "PAIRS")
+			for planes, n := range m.PairsByPlanes {
+				if n > 0 {
+					cli.Row(w, fmt.Sprint(planes), fmt.Sprint(n))
+				}
+			}
+			fmt.Fprintln(w)
+			cli.Row(w, "FROM", "TO", "PLANES", "BANDWIDTH")
+			for _, p := range m.Pairs {
+				cli.Row(w, p.Source, p.Destination, fmt.Sprint(p.Planes), cli.Bandwidth(p.BandwidthBps))
+			}
+		})
+	})
+}
+
+func fleetWhatIfCommand(e *cli.Env) *cobra.Command {
+	var allSingle bool
+	c := &cobra.Command{
+		Use: "whatif [PART...]", Short: "Simulate failures and drains in the present state",
+		Long: `Simulates failures in addition to those of now, by the code of 'fared topo simulate', and counts
+pairs by their planes with a weight. A part is named as in 'fared topo simulate --fail': leaf1,
+server2/p1.0, server17, leaf0-1/up0, p2; drain:leaf1 drains. --all-single simulates every single
+failure in addition, one after the other. WORST is the receiver that all-to-all traffic leaves
+farthest below its best possible rate.`,
+		Example: "  fared fleet whatif leaf1\n  fared fleet whatif drain:leaf0 server17/p1 -o json\n  fared fleet whatif --all-single",
+		Args: func(_ *cobra.Command, args []string) error {
+			if len(args) == 0 && !allSingle {
+				return cli.Usage(errors.New("no part is given"), "fared fleet whatif leaf1, or --all-single")
+			}
+			return nil
+		},
+	}
+	c.Flags().BoolVar(&allSingle, "all-single", false, "simulate every single failure in addition")
+	return asking(e, c, func(ctx context.Context, client fleetv1.FleetServiceClient, args []string) error {
+		e.Patience = 10 * time.Minute // a large fabric takes minutes
+		m, err := client.WhatIf(ctx, &fleetv1.WhatIfRequest{Fail: args, AllSingle: allSingle})
+		if err != nil {
+			return err
+		}
+		return e.Print(m, func(w *tabwriter.Writer) { whatIfTable(w, m) })
+	})
+}
+
+// whatIfTable draws a row for each case.
+func whatIfTable(w *tabwriter.Writer, m *fleetv1.WhatIfResponse) {
+	fmt.Fprintf(w, "Present failures and drains: %s\n\n", cli.Dash(strings.Join(m.Present, " ")))
+	cli.Row(w, "FAILED", "PAIRS BY PLANES", "WORST RECEIVER", "VIOLATIONS")
+	for _, c := range m.Cases {
+		var pairs []string
+		for planes, n := range c.PairsByPlanes {
+			if n > 0 {
+				pairs = append(pairs, fmt.Sprintf("%d: %d", planes, n))
+			}
+		}
+		worst := "-"
+		if c.Worst != "" {
+			worst = c.Worst + " " + percent(float64(c.WorstPpb)/1e9)
+		}
+		cli.Row(w, cli.Dash(strings.Join(c.Failed, " ")), strings.Join(pairs, ", "), worst, fmt.Sprint(len(c.Violations)))
+	}
+}

@@ -1,0 +1,95 @@
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+
+	fleetv1 "github.com/fared/fared/api/fleet/v1"
+	"github.com/fared/fared/cmd/internal/cli"
+	"github.com/fared/fared/topo"
+)
+
+// TestFleet runs a worker, reports half a cable of a server without a carrier, and asks with every command.
+func TestFleet(t *testing.T) {
+	free, err := net.Listen("tcp4", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	address := free.Addr().String()
+	free.Close()
+	t.Setenv("FARED_FLEET", address)
+	if text := refused(t, cli.ExitUnreachable, "fleet", "status"); !strings.Contains(text, "fared fleet worker") {
+		t.Errorf("without a worker: %s", text)
+	}
+	file := filepath.Join(t.TempDir(), "fabric.yaml")
+	if err := os.WriteFile(file, []byte("planes: 2\nservers: 3\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	start(t, "fleet", "worker", file, "--listen", address)
+	within(t, generous, func() error {
+		if o := fared(t, "fleet", "status"); o.Code != 0 {
+			return fmt.Errorf("exit %d: %s", o.Code, o.Err)
+		}
+		return nil
+	})
+	f, err := topo.New(topo.Spec{Planes: 2, Servers: 3})
+	if err != nil {
+		t.Fatal(err)
+	}
+	conn, err := grpc.NewClient("passthrough:///"+address, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	stream, err := fleetv1.NewFleetServiceClient(conn).Report(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	m := &fleetv1.ReportRequest{RouterId: f.Server[1].ID.String(), ConnectionNs: 1, Revision: 1, Ports: &fleetv1.Ports{}, Paths: &fleetv1.Paths{
+		Planes: []string{"p0", "p1"}, Paths: []*fleetv1.Path{{Source: "10.255.0.2", Destinations: []*fleetv1.Range{{First: "10.255.0.1", Count: 1}}, BandwidthBps: []uint64{8e11, 4e11}}},
+	}}
+	for i, c := range f.At(f.Server[1]) {
+		m.Ports.Ports = append(m.Ports.Ports, &fleetv1.Port{Device: c.Down.Device, State: []string{"up", "up", "up", "dark"}[i], SinceNs: 1e18})
+	}
+	if err := stream.Send(m); err != nil {
+		t.Fatal(err)
+	}
+	var fleet struct {
+		Faults []struct {
+			Part, Kind, Fault string
+		}
+	}
+	within(t, generous, func() error {
+		if err := json.Unmarshal([]byte(must(t, "fleet", "faults", "-o", "json")), &fleet); err != nil {
+			return err
+		}
+		if len(fleet.Faults) != 1 || fleet.Faults[0].Part != "server2/p1.1" || fleet.Faults[0].Kind != "half-cable" || fleet.Faults[0].Fault != "dark" {
+			return fmt.Errorf("faults %+v", fleet.Faults)
+		}
+		return nil
+	})
+	for command, want := range map[string]string{
+		"fleet faults":                "server2/p1.1  half-cable  dark   99 %",
+		"fleet status":                "Without a report: server1 server3",
+		"fleet top":                   "server2  server1  2       1.2T",
+		"fleet whatif leaf0":          "leaf0   1: 6",
+		"fleet whatif --all-single":   "server3/p1",
+		"fleet whatif drain:leaf0":    "Present failures and drains: server2/p1.1",
+		"fleet top --count 1 -o yaml": "bandwidth_bps",
+	} {
+		if out := must(t, strings.Fields(command)...); !strings.Contains(out, want) {
+			t.Errorf("fared %s prints no %q:\n%s", command, want, out)
+		}
+	}
+	for _, command := range []string{"fleet whatif leaf7", "fleet whatif", "fleet top --count 2000", "fleet fault", "fleet worker " + file + " --listen 0.0.0.0:0"} {
+		refused(t, cli.ExitUsage, strings.Fields(command)...)
+	}
+}
