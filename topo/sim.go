@@ -180,6 +180,10 @@ func (s *Simulation) PathBandwidth(src, dst int) []fare.Bandwidth {
 	return learned
 }
 
+// Kinds yields two source groups for each kind of pair of source groups of different servers that are alike now and
+// were alike before the last change, and the number of such pairs.
+func (s *Simulation) Kinds(yield func(src, dst, count int)) { s.net.pairs(yield) }
+
 // PairWeights is a vector of weights over the planes, and the number of pairs of source groups that have it.
 type PairWeights struct {
 	Weights []uint32 `json:"weights"`

@@ -1,0 +1,120 @@
+// Package drain decides which parts of a fabric may be drained at once, and keeps the granted drains in an engine.
+//
+// A drain is granted if no pair of source groups falls below the budget of planes and bandwidth, with all failures of
+// now, all drains of servers and all granted drains counted: by the code of topo's simulation. Pairs that it does not
+// make worse do not count, so that a dead server does not block all drains.
+//
+// All granted drains are one value of the engine, which a decision replaces only if it is the one that it has read. So
+// of two operators who ask at once for the last plane, the second one is judged with the first one's drain.
+package drain
+
+import (
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/fared/fared/fare"
+	"github.com/fared/fared/topo"
+)
+
+// Budget is what drains must leave to each pair of source groups.
+type Budget struct {
+	// Planes is the least number of planes, Share the least part of the bandwidth of the intact fabric, 0 to 1.
+	Planes int
+	Share  float64
+}
+
+// Drain is a granted drain.
+type Drain struct {
+	// Part is a name of topo.Fabric.Find.
+	Part   string `json:"part"`
+	By     string `json:"by"`
+	Reason string `json:"reason"`
+	// Granted is the time of the grant, Until the time at which the drain ends by itself; zero: never.
+	Granted time.Time `json:"granted"`
+	Until   time.Time `json:"until,omitzero"`
+}
+
+// over reports whether the drain has ended by itself.
+func (d *Drain) over(now time.Time) bool { return !d.Until.IsZero() && !now.Before(d.Until) }
+
+// Pair is a kind of pair that a drain would leave below the budget.
+type Pair struct {
+	From, To      string // one of them
+	Pairs         int
+	Before, After int // planes
+	// Share is the part of the intact fabric's bandwidth that would be left.
+	Share float64
+}
+
+// Refusal is the reason why a drain is not granted.
+type Refusal struct {
+	Budget Budget
+	Pairs  []Pair
+}
+
+// Error describes the refusal with an example.
+func (r *Refusal) Error() string {
+	n := 0
+	for _, p := range r.Pairs {
+		n += p.Pairs
+	}
+	p := r.Pairs[0]
+	return fmt.Sprintf("%d pairs would fall below %d planes or %.0f %% of the bandwidth: %s to %s from %d to %d planes, %.0f %%",
+		n, r.Budget.Planes, 100*r.Budget.Share, p.From, p.To, p.Before, p.After, 100*p.Share)
+}
+
+// Judge returns nil if a part may be drained in addition to the granted drains, a Refusal if not, or the error of an
+// unknown part. present are the failures and drains of now, as names of topo.Simulation.Fail.
+func Judge(f *topo.Fabric, b Budget, present []string, granted []Drain, part string) error {
+	before := slices.Clone(present)
+	for _, d := range granted {
+		before = append(before, "drain:"+d.Part)
+	}
+	intact, old, s := topo.Simulate(f), topo.Simulate(f), topo.Simulate(f)
+	for _, sim := range []*topo.Simulation{old, s} {
+		if _, err := sim.Fail(before...); err != nil {
+			return err
+		}
+	}
+	if _, err := s.Fail("drain:" + part); err != nil {
+		return err
+	}
+	r := &Refusal{Budget: b}
+	s.Kinds(func(src, dst, count int) {
+		p := Pair{Pairs: count, Before: planes(old, src, dst), After: planes(s, src, dst)}
+		was, is := share(intact, old, src, dst), share(intact, s, src, dst)
+		if p.Share = is; p.After < p.Before && p.After < b.Planes || is < was && is < b.Share {
+			p.From, p.To = f.Groups()[src].Name, f.Groups()[dst].Name
+			r.Pairs = append(r.Pairs, p)
+		}
+	})
+	if len(r.Pairs) > 0 {
+		return r
+	}
+	return nil
+}
+
+// planes returns the number of planes with a weight.
+func planes(s *topo.Simulation, src, dst int) (n int) {
+	for _, w := range s.Weights(src, dst) {
+		if w > 0 {
+			n++
+		}
+	}
+	return n
+}
+
+// share returns the part of the intact fabric's bandwidth between two source groups.
+func share(intact, now *topo.Simulation, src, dst int) float64 {
+	sum := func(s *topo.Simulation) (sum fare.Bandwidth) {
+		for _, b := range s.PathBandwidth(src, dst) {
+			sum = sum.Add(b)
+		}
+		return sum
+	}
+	if all := sum(intact); all > 0 {
+		return float64(sum(now)) / float64(all)
+	}
+	return 1
+}

@@ -1,0 +1,233 @@
+package drain
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/anishathalye/porcupine"
+
+	"github.com/fared/fared/internal/testkit/gate"
+	"github.com/fared/fared/topo"
+)
+
+func number(t testing.TB, s topo.Spec) *topo.Fabric {
+	t.Helper()
+	f, err := topo.New(s)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return f
+}
+
+// TestJudge grants what leaves the budget to every pair, and names the pairs that would suffer otherwise.
+func TestJudge(t *testing.T) {
+	f := number(t, topo.Spec{Planes: 4, Servers: 3})
+	for _, c := range []struct {
+		name     string
+		budget   Budget
+		present  []string
+		granted  []Drain
+		part     string
+		refusal  string // a part of it; empty: granted
+		pairs    int
+		mistaken bool
+	}{
+		{name: "the first leaf", budget: Budget{Planes: 3}, part: "leaf0"},
+		{name: "the second leaf", budget: Budget{Planes: 3}, granted: []Drain{{Part: "leaf0"}}, part: "leaf1", refusal: "from 3 to 2 planes", pairs: 6},
+		{name: "a drain of a server", budget: Budget{Planes: 3}, present: []string{"drain:server1/p1"}, part: "leaf0", refusal: "server1", pairs: 4},
+		{name: "next to a failure", budget: Budget{Planes: 3}, present: []string{"server2/p1"}, part: "leaf0", refusal: "server2", pairs: 4},
+		{name: "the failed part itself", budget: Budget{Planes: 4}, present: []string{"leaf1"}, part: "leaf1"},
+		{name: "next to a dead server", budget: Budget{Planes: 3}, present: []string{"server2"}, part: "leaf0"},
+		{name: "half of a port", budget: Budget{Share: 0.9}, part: "server3/p2.0", refusal: "88 %", pairs: 4},
+		{name: "half of a port, a smaller budget", budget: Budget{Share: 0.8}, part: "server3/p2.0"},
+		{name: "no such part", part: "leaf9", mistaken: true},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			err := Judge(f, c.budget, c.present, c.granted, c.part)
+			var r *Refusal
+			switch {
+			case c.mistaken:
+				if err == nil || errors.As(err, &r) {
+					t.Errorf("an unknown part: %v", err)
+				}
+			case c.refusal == "":
+				if err != nil {
+					t.Error(err)
+				}
+			case !errors.As(err, &r) || !strings.Contains(r.Error(), c.refusal):
+				t.Errorf("got %v, want a refusal with %q", err, c.refusal)
+			default:
+				n := 0
+				for _, p := range r.Pairs {
+					n += p.Pairs
+				}
+				if n != c.pairs {
+					t.Errorf("%d pairs of %d: %v", n, c.pairs, r)
+				}
+			}
+		})
+	}
+}
+
+// memory is an engine in this process.
+type memory struct {
+	mu       sync.Mutex
+	value    []byte
+	revision int64
+}
+
+func (m *memory) Load(context.Context) ([]byte, int64, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.value, m.revision, nil
+}
+
+func (m *memory) Store(_ context.Context, value []byte, revision int64) (bool, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.revision != revision {
+		return false, nil
+	}
+	m.value, m.revision = value, revision+1
+	return true, nil
+}
+
+// TestBook keeps drains, replaces their reason, and ends them: on request, and at their time.
+func TestBook(t *testing.T) {
+	now := time.Unix(1_800_000_000, 0)
+	b := &Book{Engine: &memory{}, Fabric: number(t, topo.Spec{Planes: 3, Servers: 2}), Budget: Budget{Planes: 2}, Present: func() []string { return nil }, Now: func() time.Time { return now }}
+	ctx := t.Context()
+	grant := func(d Drain) error { return b.Grant(ctx, d) }
+	if err := grant(Drain{Part: "leaf0", By: "alice", Until: now.Add(time.Hour)}); err != nil {
+		t.Fatal(err)
+	}
+	if err := grant(Drain{Part: "leaf0", By: "bob", Reason: "optics", Until: now.Add(time.Hour)}); err != nil {
+		t.Errorf("a repeated drain: %v", err)
+	}
+	var r *Refusal
+	if err := grant(Drain{Part: "leaf1"}); !errors.As(err, &r) {
+		t.Errorf("the second plane: %v", err)
+	}
+	if all, err := b.List(ctx); err != nil || len(all) != 1 || all[0].By != "bob" || all[0].Reason != "optics" || !all[0].Granted.Equal(now) {
+		t.Errorf("drains %+v, %v", all, err)
+	}
+	if err := b.Release(ctx, "leaf1"); !errors.Is(err, ErrUnknown) {
+		t.Errorf("the end of a drain that is none: %v", err)
+	}
+	now = now.Add(time.Hour)
+	if all, err := b.List(ctx); err != nil || len(all) != 0 {
+		t.Errorf("after its time %+v, %v", all, err)
+	}
+	if err := grant(Drain{Part: "leaf1"}); err != nil {
+		t.Errorf("after the first one's time: %v", err)
+	}
+	if err := b.Release(ctx, "leaf1"); err != nil {
+		t.Error(err)
+	}
+	b.Engine.(*memory).value = []byte("{")
+	if _, err := b.List(ctx); err == nil {
+		t.Error("a broken list is a list")
+	}
+}
+
+// request is an operation of a race: a drain of a leaf, or its end.
+type request struct {
+	leaf    int
+	release bool
+}
+
+// specification is the sequential meaning of requests: a drain is granted if planes remain.
+func specification(planes, budget int) porcupine.Model {
+	return porcupine.Model{
+		Init: func() any { return 0 },
+		Step: func(state, input, output any) (bool, any) {
+			drained, r, ok := state.(int), input.(request), output.(bool)
+			bit := 1 << r.leaf
+			count := 0
+			for i := range planes {
+				count += drained >> i & 1
+			}
+			may := drained&bit != 0 || planes-count-1 >= budget
+			if r.release {
+				may = drained&bit != 0
+			}
+			switch {
+			case ok != may:
+				return false, state
+			case !ok:
+				return true, state
+			case r.release:
+				return true, drained &^ bit
+			}
+			return true, drained | bit
+		},
+	}
+}
+
+// race lets operators, each with a separate book, drain and release leaves at once, and checks that their answers are
+// those of some order.
+func race(t *testing.T, f *topo.Fabric, engine Engine, random *rand.Rand) {
+	const operators, each = 3, 2
+	var mu sync.Mutex
+	var history []porcupine.Operation
+	var done sync.WaitGroup
+	begun := time.Now()
+	for i := range operators {
+		var plan []request
+		for range each {
+			plan = append(plan, request{random.IntN(f.Planes), random.IntN(3) == 0})
+		}
+		b := &Book{Engine: engine, Fabric: f, Budget: Budget{Planes: f.Planes - 1}, Present: func() []string { return nil }, Now: time.Now}
+		done.Go(func() {
+			for _, r := range plan {
+				called := time.Since(begun)
+				var err error
+				if r.release {
+					err = b.Release(t.Context(), fmt.Sprintf("leaf%d", r.leaf))
+				} else {
+					err = b.Grant(t.Context(), Drain{Part: fmt.Sprintf("leaf%d", r.leaf)})
+				}
+				var refusal *Refusal
+				if err != nil && !errors.Is(err, ErrUnknown) && !errors.As(err, &refusal) {
+					t.Error(err)
+				}
+				mu.Lock()
+				history = append(history, porcupine.Operation{ClientId: i, Input: r, Output: err == nil, Call: int64(called), Return: int64(time.Since(begun))})
+				mu.Unlock()
+			}
+		})
+	}
+	done.Wait()
+	if !porcupine.CheckOperations(specification(f.Planes, f.Planes-1), history) {
+		t.Errorf("no order explains the answers: %+v", history)
+	}
+}
+
+// TestRaces checks races of operators for linearizability: the last plane is never granted twice.
+func TestRaces(t *testing.T) {
+	f := number(t, topo.Spec{Planes: 3, Servers: 2, SubPorts: 1})
+	random := rand.New(rand.NewPCG(23, 0))
+	for range gate.Count(t, gate.Models, 60, 10_000) {
+		race(t, f, &memory{}, random)
+	}
+}
+
+// TestSpecification shows that the checker finds a plane that is granted twice.
+func TestSpecification(t *testing.T) {
+	op := func(client, leaf int, ok bool) porcupine.Operation {
+		return porcupine.Operation{ClientId: client, Input: request{leaf: leaf}, Output: ok, Call: 0, Return: 1}
+	}
+	m := specification(3, 2)
+	if !porcupine.CheckOperations(m, []porcupine.Operation{op(0, 0, true), op(1, 1, false)}) {
+		t.Error("one of two drains is granted: refused")
+	}
+	if porcupine.CheckOperations(m, []porcupine.Operation{op(0, 0, true), op(1, 1, true)}) {
+		t.Error("both drains are granted: accepted")
+	}
+}
