@@ -15,6 +15,7 @@ for part in "$@"; do
   case $part in
     c | all) needs+=([/usr/lib/python3/dist-packages/torch]=python3-torch [/usr/lib/python3/dist-packages/pyverbs]=python3-pyverbs [fio]=fio [qperf]=qperf
       [mpicc.openmpi]=libopenmpi-dev [mpirun.openmpi]=openmpi-bin [mpicc.mpich]=libmpich-dev [mpirun.mpich]=mpich) ;;&
+    models | all) needs+=([etcd]=etcd-server) ;;&
     prometheus | all) needs+=([chromium]=chromium) ;;&
     systemd | all) needs+=([rpm]=rpm) ;;&
     vm | all) needs+=([qemu-system-x86_64]=qemu-system-x86 [busybox]=busybox-static [cpio]=cpio [xz]=xz-utils [modprobe]=kmod [ndctl]=ndctl

@@ -60,6 +60,7 @@ var limits = []struct{ From, Only, Not, Why string }{
 	{"/kube/nodestate", "/api", "context log/slog net os syscall time", "what Kubernetes shows is computed from answers alone"},
 	{"/kube/pacer", "", "context log/slog net os syscall", "writes are paced in virtual time: no goroutine, socket, file or clock"},
 	{"/topo/locate", "/topo /fare", "context log/slog net os syscall", "faults are located from views alone: no goroutine, socket, file or clock"},
+	{"/fleet/etcd", "", "", "etcd is reached by its JSON API: no client library"},
 	{"/daemon/page", "/api golang.org/x/net/netutil", "", "the page shows what the API returns, and cannot reach the daemon's state"},
 	{"/lab/judge", "/topo /fare /wecmp /api", "", "the judge of a lab computes from cables alone: it runs and asks nothing"},
 }
@@ -190,7 +191,7 @@ func TestServerLinksNoLab(t *testing.T) {
 	}
 	for _, p := range linked {
 		inModule, ours := strings.CutPrefix(p, module)
-		if ours && exempt(inModule, "/lab /topo /fleet/worker /traffic /transport /kube /cmd/fared-lab") && inModule != "/transport/tcpslots" {
+		if ours && exempt(inModule, "/lab /topo /fleet/worker /traffic /transport /kube /cmd/fared-lab /fleet/drain /fleet/etcd") && inModule != "/transport/tcpslots" {
 			t.Errorf("fared links %s", p)
 		}
 	}
