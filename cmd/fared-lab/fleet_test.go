@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -14,6 +15,8 @@ import (
 
 	fleetv1 "github.com/fared/fared/api/fleet/v1"
 	"github.com/fared/fared/cmd/internal/cli"
+	"github.com/fared/fared/internal/testkit/gate"
+	"github.com/fared/fared/internal/testkit/netnstest"
 	"github.com/fared/fared/topo"
 )
 
@@ -89,7 +92,43 @@ func TestFleet(t *testing.T) {
 			t.Errorf("fared %s prints no %q:\n%s", command, want, out)
 		}
 	}
-	for _, command := range []string{"fleet whatif leaf7", "fleet whatif", "fleet top --count 2000", "fleet fault", "fleet worker " + file + " --listen 0.0.0.0:0"} {
+	for _, command := range []string{"fleet drain leaf0", "fleet undrain leaf0", "fleet drains"} {
+		if text := refused(t, cli.ExitFailed, strings.Fields(command)...); !strings.Contains(text, "--etcd") {
+			t.Errorf("fared %s without etcd: %s", command, text)
+		}
+	}
+	for _, command := range []string{"fleet drain", "fleet drain leaf0 --until yesterday", "fleet worker " + file + " --keep-planes 3", "fleet whatif leaf7", "fleet whatif", "fleet top --count 2000", "fleet fault", "fleet worker " + file + " --listen 0.0.0.0:0"} {
 		refused(t, cli.ExitUsage, strings.Fields(command)...)
 	}
+}
+
+// TestFleetDrains drains a leaf with the real etcd: a second leaf is refused, and the drain is listed until its end.
+func TestFleetDrains(t *testing.T) {
+	gate.Slow(t, gate.Models, "starts etcd")
+	netnstest.Require(t, "etcd")
+	folder := t.TempDir()
+	etcd := exec.CommandContext(t.Context(), "etcd", "--data-dir", folder, "--listen-client-urls", "http://127.0.0.1:2379", "--advertise-client-urls", "http://127.0.0.1:2379",
+		"--listen-peer-urls", "http://127.0.0.1:2380")
+	if err := etcd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer etcd.Wait()
+	defer etcd.Process.Kill()
+	start(t, "fleet", "worker", "--planes", "3", "--servers", "2", "--listen", "127.0.0.1:4798", "--etcd", "http://127.0.0.1:2379")
+	within(t, generous, func() error {
+		if o := fared(t, "fleet", "drains"); o.Code != 0 {
+			return fmt.Errorf("exit %d: %s", o.Code, o.Err)
+		}
+		return nil
+	})
+	must(t, "fleet", "drain", "leaf1", "--reason", "optics", "--until", "2h")
+	if text := refused(t, cli.ExitFailed, "fleet", "drain", "leaf2"); !strings.Contains(text, "2 pairs would fall below 2 planes") {
+		t.Errorf("the second leaf: %s", text)
+	}
+	if out := must(t, "fleet", "drains"); !strings.Contains(out, "leaf1  0 of 4") || !strings.Contains(out, "optics") {
+		t.Errorf("drains:\n%s", out)
+	}
+	must(t, "fleet", "undrain", "leaf1")
+	refused(t, cli.ExitNotFound, "fleet", "undrain", "leaf1")
+	must(t, "fleet", "drain", "leaf2")
 }

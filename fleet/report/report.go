@@ -55,6 +55,7 @@ type reporter struct {
 	node   *farev1.GetStatusResponse
 	now    sections
 	weight table
+	wanted *fleetv1.NodeDrains // of the fleet; nil: not known
 }
 
 // Run reports until ctx ends. Failures of the daemon and of workers are repeated; an error is one that lasts, such as a
@@ -153,6 +154,7 @@ func (r *reporter) readOnce(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	r.reconcile(ctx, api, state.Drains)
 	s := seen{state, sessions.Sessions, planes.Planes}
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -238,11 +240,18 @@ func (r *reporter) stream(ctx context.Context, worker string) error {
 		return err
 	}
 	ended := make(chan error, 1)
-	go func() { // the answers are of no use yet, but the end is
+	go func() {
 		for {
-			if _, err := stream.Recv(); err != nil {
+			m, err := stream.Recv()
+			if err != nil {
 				ended <- err
 				return
+			}
+			if m.Drains != nil {
+				r.mu.Lock()
+				r.wanted = m.Drains
+				r.mu.Unlock()
+				ring(r.wake)
 			}
 		}
 	}()

@@ -66,7 +66,7 @@ func (w *Worker) WhatIf(ctx context.Context, req *fleetv1.WhatIfRequest) (*fleet
 	failed, drained := w.present(views)
 	out := &fleetv1.WhatIfResponse{Present: failed}
 	for _, name := range drained {
-		out.Present = append(out.Present, "drain:"+name)
+		out.Present = append(out.Present, drainPrefix+name)
 	}
 	w.whatIf.Lock()
 	defer w.whatIf.Unlock()

@@ -38,6 +38,7 @@ type store struct {
 	mu        sync.Mutex // guards the fields below
 	states    map[*topo.Node]*state
 	followers map[*follower]bool
+	streams   map[*topo.Node]chan struct{} // wakes the sender of a node's last stream; one slot
 	revision  uint64
 }
 
@@ -49,7 +50,7 @@ type follower struct {
 
 func newStore(f *topo.Fabric) *store {
 	s := &store{fabric: f, byID: map[string]*topo.Node{}, devices: map[*topo.Node]map[string]int{}, loopback: map[netip.Addr]int{},
-		changed: make(chan struct{}, 1), states: map[*topo.Node]*state{}, followers: map[*follower]bool{}}
+		changed: make(chan struct{}, 1), states: map[*topo.Node]*state{}, followers: map[*follower]bool{}, streams: map[*topo.Node]chan struct{}{}}
 	for _, n := range f.Nodes() {
 		s.byID[n.ID.String()] = n
 		s.devices[n] = map[string]int{}
@@ -116,6 +117,9 @@ func (s *store) touch(n *topo.Node, ours bool) {
 	ring(s.changed)
 	if !ours {
 		return
+	}
+	if c := s.streams[n]; c != nil {
+		ring(c)
 	}
 	for f := range s.followers {
 		f.dirty[n] = true
@@ -227,6 +231,41 @@ func (s *store) drain(f *follower) *fleetv1.FollowResponse {
 		}
 	}
 	return m
+}
+
+// open returns the channel that wakes the sender of a node's stream.
+func (s *store) open(n *topo.Node) chan struct{} {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.streams[n] = make(chan struct{}, 1)
+	return s.streams[n]
+}
+
+func (s *store) close(n *topo.Node, wake chan struct{}) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.streams[n] == wake {
+		delete(s.streams, n)
+	}
+}
+
+// wakeAll wakes the senders of all streams.
+func (s *store) wakeAll() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, c := range s.streams {
+		ring(c)
+	}
+}
+
+// revisionOf returns the revision of a node's state.
+func (s *store) revisionOf(n *topo.Node) uint64 {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if now := s.states[n]; now != nil {
+		return now.report.Revision
+	}
+	return 0
 }
 
 // connection returns the connection of a node's state, 0 without one.

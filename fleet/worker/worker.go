@@ -16,8 +16,10 @@ import (
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/keepalive"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
 
 	fleetv1 "github.com/fared/fared/api/fleet/v1"
+	"github.com/fared/fared/fleet/drain"
 	"github.com/fared/fared/topo"
 	"github.com/fared/fared/topo/locate"
 )
@@ -39,7 +41,10 @@ type Config struct {
 	// Peers are the addresses of the other workers, and Credentials those of connections to them.
 	Peers       []string
 	Credentials credentials.TransportCredentials
-	Log         *slog.Logger
+	// Engine keeps the drains; nil refuses drains. Budget is what they must leave.
+	Engine drain.Engine
+	Budget drain.Budget
+	Log    *slog.Logger
 }
 
 // Worker is one worker. Use New.
@@ -51,6 +56,8 @@ type Worker struct {
 	found   atomic.Pointer[decision]
 	known   map[locateKey]time.Time // since when a fault has been named, of those whose time no report has
 	whatIf  sync.Mutex              // one simulation at a time
+	book    *drain.Book             // nil without an engine
+	granted atomic.Pointer[[]drain.Drain]
 }
 
 // decision is the named faults of a revision.
@@ -65,6 +72,16 @@ type locateKey struct{ part, fault string }
 func New(c Config) *Worker {
 	w := &Worker{Config: c, store: newStore(c.Fabric), locator: locate.New(c.Fabric), known: map[locateKey]time.Time{}}
 	w.found.Store(&decision{})
+	if c.Engine != nil {
+		w.book = &drain.Book{Engine: c.Engine, Fabric: c.Fabric, Budget: c.Budget, Now: time.Now, Present: func() []string {
+			views, _ := w.views()
+			failed, drained := w.present(views)
+			for _, name := range drained {
+				failed = append(failed, drainPrefix+name)
+			}
+			return failed
+		}}
+	}
 	return w
 }
 
@@ -72,7 +89,7 @@ func New(c Config) *Worker {
 // grpcserve.Open.
 func (w *Worker) Serve(ctx context.Context, l net.Listener, options ...grpc.ServerOption) error {
 	s := grpc.NewServer(append(options,
-		grpc.MaxRecvMsgSize(maxRequest), grpc.ReadBufferSize(buffer), grpc.WriteBufferSize(buffer), grpc.SharedWriteBuffer(true), grpc.ConnectionTimeout(10*time.Second),
+		grpc.MaxRecvMsgSize(maxRequest), grpc.ReadBufferSize(buffer), grpc.WriteBufferSize(buffer), grpc.ConnectionTimeout(10*time.Second),
 		// A vanished node is noticed after 13 s.
 		grpc.KeepaliveParams(keepalive.ServerParameters{Time: 10 * time.Second, Timeout: 3 * time.Second}),
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 5 * time.Second, PermitWithoutStream: true}),
@@ -81,6 +98,7 @@ func (w *Worker) Serve(ctx context.Context, l net.Listener, options ...grpc.Serv
 	ctx, cancel := context.WithCancel(ctx)
 	var done sync.WaitGroup
 	done.Go(func() { w.decide(ctx) })
+	done.Go(func() { w.followDrains(ctx) })
 	for _, peer := range w.Peers {
 		done.Go(func() { w.followPeer(ctx, peer) })
 	}
@@ -166,6 +184,10 @@ func wait(ctx context.Context, d time.Duration) bool {
 func (w *Worker) Report(stream grpc.BidiStreamingServer[fleetv1.ReportRequest, fleetv1.ReportResponse]) error {
 	var n *topo.Node
 	var connection uint64
+	var done sync.WaitGroup
+	defer done.Wait()
+	ctx, cancel := context.WithCancel(stream.Context())
+	defer cancel()
 	for {
 		m, err := stream.Recv()
 		if n != nil && err != nil {
@@ -182,6 +204,9 @@ func (w *Worker) Report(stream grpc.BidiStreamingServer[fleetv1.ReportRequest, f
 				return status.Error(codes.InvalidArgument, err.Error())
 			}
 			connection = m.ConnectionNs
+			wake := w.open(n)
+			defer w.close(n, wake)
+			done.Go(func() { w.answer(ctx, n, wake, stream) })
 		}
 		if m.RouterId != n.ID.String() || m.ConnectionNs != connection {
 			w.end(n, connection, own)
@@ -190,9 +215,22 @@ func (w *Worker) Report(stream grpc.BidiStreamingServer[fleetv1.ReportRequest, f
 		if !w.set(n, m, own) {
 			return status.Errorf(codes.Aborted, "%s has connected again", n.Name)
 		}
-		if err := stream.Send(&fleetv1.ReportResponse{Revision: m.Revision}); err != nil {
-			w.end(n, connection, own)
-			return err
+	}
+}
+
+// answer sends the node's revision and drains whenever they change, until ctx or the stream ends.
+func (w *Worker) answer(ctx context.Context, n *topo.Node, wake chan struct{}, stream grpc.BidiStreamingServer[fleetv1.ReportRequest, fleetv1.ReportResponse]) {
+	last := &fleetv1.ReportResponse{}
+	for {
+		m := &fleetv1.ReportResponse{Revision: w.revisionOf(n), Drains: w.drainsOf(n)}
+		if !proto.Equal(m, last) && stream.Send(m) != nil {
+			return // Recv returns the error
+		}
+		last = m
+		select {
+		case <-ctx.Done():
+			return
+		case <-wake:
 		}
 	}
 }

@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -18,6 +19,7 @@ import (
 
 	farev1 "github.com/fared/fared/api/fare/v1"
 	fleetv1 "github.com/fared/fared/api/fleet/v1"
+	"github.com/fared/fared/fleet/drain"
 	"github.com/fared/fared/fleet/report"
 	"github.com/fared/fared/internal/inprocess"
 	"github.com/fared/fared/lab/backend"
@@ -58,7 +60,13 @@ func listen(t testing.TB) net.Listener {
 // serve runs a worker until the returned function or the test's end.
 func serve(t testing.TB, f *topo.Fabric, l net.Listener, peers ...string) (w *Worker, stop func()) {
 	t.Helper()
-	w = New(Config{Fabric: f, Peers: peers, Credentials: insecure.NewCredentials(), Log: slog.New(slog.DiscardHandler)})
+	return serveConfig(t, l, Config{Fabric: f, Peers: peers})
+}
+
+func serveConfig(t testing.TB, l net.Listener, c Config) (w *Worker, stop func()) {
+	t.Helper()
+	c.Credentials, c.Log = insecure.NewCredentials(), slog.New(slog.DiscardHandler)
+	w = New(c)
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan error, 1)
 	go func() { ended <- w.Serve(ctx, l) }()
@@ -404,4 +412,105 @@ func (strange) ListSessions(context.Context, *farev1.ListSessionsRequest) (*fare
 
 func (strange) ListPlanes(context.Context, *farev1.ListPlanesRequest) (*farev1.ListPlanesResponse, error) {
 	return &farev1.ListPlanesResponse{}, nil
+}
+
+// engine keeps a value in this process.
+type engine struct {
+	mu       sync.Mutex
+	value    []byte
+	revision int64
+}
+
+func (e *engine) Load(context.Context) ([]byte, int64, error) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.value, e.revision, nil
+}
+
+func (e *engine) Store(_ context.Context, value []byte, revision int64) (bool, error) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.revision != revision {
+		return false, nil
+	}
+	e.value, e.revision = value, revision+1
+	return true, nil
+}
+
+// TestDrain drains a leaf at all daemons, refuses a second one, and ends the drain; a worker that was restarted
+// meanwhile knows it from the engine. A drain of an operator at a daemon counts.
+func TestDrain(t *testing.T) {
+	f := number(t, topo.Spec{Planes: 3, Servers: 2, SubPorts: 1, Underlay: netip.MustParsePrefix("127.0.0.0/8")})
+	l := listen(t)
+	address := l.Addr().String()
+	c := Config{Fabric: f, Engine: &engine{}, Budget: drain.Budget{Planes: 2}}
+	_, stop := serveConfig(t, l, c)
+	b := daemons(t, f, address)
+	client := ask(t, address)
+	drained := func(n int) func() bool {
+		return func() bool {
+			m, err := client.ListDrains(t.Context(), &fleetv1.ListDrainsRequest{})
+			return err == nil && len(m.Drains) == 1 && m.Drains[0].SubPorts == 2 && m.Drains[0].Drained == uint32(n)
+		}
+	}
+	until(t, "all pairs have all planes", func() bool {
+		pairs, err := client.ListPairs(t.Context(), &fleetv1.ListPairsRequest{}, grpc.WaitForReady(true))
+		return err == nil && slices.Equal(pairs.PairsByPlanes, []uint64{0, 0, 0, 2})
+	})
+	if _, err := client.Drain(t.Context(), &fleetv1.DrainRequest{Part: "leaf1", Reason: "optics"}); err != nil {
+		t.Fatal(err)
+	}
+	until(t, "both sub-ports are drained", drained(2))
+	if _, err := client.Drain(t.Context(), &fleetv1.DrainRequest{Part: "server2/p0"}); status.Code(err) != codes.FailedPrecondition {
+		t.Errorf("a second plane: %v", err)
+	}
+	if _, err := client.Drain(t.Context(), &fleetv1.DrainRequest{Part: "leaf7"}); status.Code(err) != codes.InvalidArgument {
+		t.Errorf("an unknown leaf: %v", err)
+	}
+	if names := faults(t, client); len(names) != 0 {
+		t.Errorf("a drained leaf is at fault: %v", names)
+	}
+	stop()
+	l, err := net.Listen("tcp4", address)
+	if err != nil {
+		t.Fatal(err)
+	}
+	serveConfig(t, l, c)
+	client = ask(t, address)
+	until(t, "the restarted worker knows the drain", drained(2))
+	if _, err := client.Undrain(t.Context(), &fleetv1.UndrainRequest{Part: "leaf1"}); err != nil {
+		t.Fatal(err)
+	}
+	until(t, "all planes are back", func() bool {
+		pairs, err := client.ListPairs(t.Context(), &fleetv1.ListPairsRequest{})
+		return err == nil && slices.Equal(pairs.PairsByPlanes, []uint64{0, 0, 0, 2})
+	})
+	if _, err := client.Undrain(t.Context(), &fleetv1.UndrainRequest{Part: "leaf1"}); status.Code(err) != codes.NotFound {
+		t.Errorf("the end of no drain: %v", err)
+	}
+	manual := &farev1.DrainTarget{Target: &farev1.DrainTarget_SubPort{SubPort: f.At(f.Server[0])[2].Down.Device}}
+	if _, err := b.API(f.Server[0]).Drain(t.Context(), &farev1.DrainRequest{Target: manual, Reason: "by hand"}); err != nil {
+		t.Fatal(err)
+	}
+	until(t, "the drain by hand reaches the worker", func() bool {
+		m, err := client.GetFleet(t.Context(), &fleetv1.GetFleetRequest{})
+		return err == nil && len(m.Drained) == 1
+	})
+	if _, err := client.Drain(t.Context(), &fleetv1.DrainRequest{Part: "leaf0"}); status.Code(err) != codes.FailedPrecondition {
+		t.Errorf("next to a drain by hand: %v", err)
+	}
+}
+
+// TestNoEngine refuses drains without an engine.
+func TestNoEngine(t *testing.T) {
+	w := New(Config{Fabric: number(t, topo.Spec{Planes: 2, Servers: 2})})
+	if _, err := w.Drain(t.Context(), &fleetv1.DrainRequest{Part: "leaf0"}); status.Code(err) != codes.FailedPrecondition {
+		t.Error(err)
+	}
+	if _, err := w.Undrain(t.Context(), &fleetv1.UndrainRequest{Part: "leaf0"}); status.Code(err) != codes.FailedPrecondition {
+		t.Error(err)
+	}
+	if _, err := w.ListDrains(t.Context(), &fleetv1.ListDrainsRequest{}); status.Code(err) != codes.FailedPrecondition {
+		t.Error(err)
+	}
 }

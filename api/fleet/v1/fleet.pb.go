@@ -116,7 +116,9 @@ func (x *ReportRequest) GetProofs() *Proofs {
 type ReportResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The last revision that the worker holds.
-	Revision      uint64 `protobuf:"varint,1,opt,name=revision,proto3" json:"revision,omitempty"`
+	Revision uint64 `protobuf:"varint,1,opt,name=revision,proto3" json:"revision,omitempty"`
+	// The sub-ports that the node has to drain for the fleet: all others of the fleet's drains end. Absent while the worker does not know them.
+	Drains        *NodeDrains `protobuf:"bytes,2,opt,name=drains,proto3" json:"drains,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -158,6 +160,109 @@ func (x *ReportResponse) GetRevision() uint64 {
 	return 0
 }
 
+func (x *ReportResponse) GetDrains() *NodeDrains {
+	if x != nil {
+		return x.Drains
+	}
+	return nil
+}
+
+type NodeDrains struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Drains        []*NodeDrain           `protobuf:"bytes,1,rep,name=drains,proto3" json:"drains,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *NodeDrains) Reset() {
+	*x = NodeDrains{}
+	mi := &file_fleet_v1_fleet_proto_msgTypes[2]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *NodeDrains) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*NodeDrains) ProtoMessage() {}
+
+func (x *NodeDrains) ProtoReflect() protoreflect.Message {
+	mi := &file_fleet_v1_fleet_proto_msgTypes[2]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use NodeDrains.ProtoReflect.Descriptor instead.
+func (*NodeDrains) Descriptor() ([]byte, []int) {
+	return file_fleet_v1_fleet_proto_rawDescGZIP(), []int{2}
+}
+
+func (x *NodeDrains) GetDrains() []*NodeDrain {
+	if x != nil {
+		return x.Drains
+	}
+	return nil
+}
+
+type NodeDrain struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Device        string                 `protobuf:"bytes,1,opt,name=device,proto3" json:"device,omitempty"`
+	Reason        string                 `protobuf:"bytes,2,opt,name=reason,proto3" json:"reason,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *NodeDrain) Reset() {
+	*x = NodeDrain{}
+	mi := &file_fleet_v1_fleet_proto_msgTypes[3]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *NodeDrain) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*NodeDrain) ProtoMessage() {}
+
+func (x *NodeDrain) ProtoReflect() protoreflect.Message {
+	mi := &file_fleet_v1_fleet_proto_msgTypes[3]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use NodeDrain.ProtoReflect.Descriptor instead.
+func (*NodeDrain) Descriptor() ([]byte, []int) {
+	return file_fleet_v1_fleet_proto_rawDescGZIP(), []int{3}
+}
+
+func (x *NodeDrain) GetDevice() string {
+	if x != nil {
+		return x.Device
+	}
+	return ""
+}
+
+func (x *NodeDrain) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
 type Ports struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Ports         []*Port                `protobuf:"bytes,1,rep,name=ports,proto3" json:"ports,omitempty"`
@@ -167,7 +272,7 @@ type Ports struct {
 
 func (x *Ports) Reset() {
 	*x = Ports{}
-	mi := &file_fleet_v1_fleet_proto_msgTypes[2]
+	mi := &file_fleet_v1_fleet_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -179,7 +284,7 @@ func (x *Ports) String() string {
 func (*Ports) ProtoMessage() {}
 
 func (x *Ports) ProtoReflect() protoreflect.Message {
-	mi := &file_fleet_v1_fleet_proto_msgTypes[2]
+	mi := &file_fleet_v1_fleet_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -192,7 +297,7 @@ func (x *Ports) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Ports.ProtoReflect.Descriptor instead.
 func (*Ports) Descriptor() ([]byte, []int) {
-	return file_fleet_v1_fleet_proto_rawDescGZIP(), []int{2}
+	return file_fleet_v1_fleet_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *Ports) GetPorts() []*Port {
@@ -221,7 +326,7 @@ type Port struct {
 
 func (x *Port) Reset() {
 	*x = Port{}
-	mi := &file_fleet_v1_fleet_proto_msgTypes[3]
+	mi := &file_fleet_v1_fleet_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -233,7 +338,7 @@ func (x *Port) String() string {
 func (*Port) ProtoMessage() {}
 
 func (x *Port) ProtoReflect() protoreflect.Message {
-	mi := &file_fleet_v1_fleet_proto_msgTypes[3]
+	mi := &file_fleet_v1_fleet_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -246,7 +351,7 @@ func (x *Port) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Port.ProtoReflect.Descriptor instead.
 func (*Port) Descriptor() ([]byte, []int) {
-	return file_fleet_v1_fleet_proto_rawDescGZIP(), []int{3}
+	return file_fleet_v1_fleet_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *Port) GetDevice() string {
@@ -303,7 +408,7 @@ type Paths struct {
 
 func (x *Paths) Reset() {
 	*x = Paths{}
-	mi := &file_fleet_v1_fleet_proto_msgTypes[4]
+	mi := &file_fleet_v1_fleet_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -315,7 +420,7 @@ func (x *Paths) String() string {
 func (*Paths) ProtoMessage() {}
 
 func (x *Paths) ProtoReflect() protoreflect.Message {
-	mi := &file_fleet_v1_fleet_proto_msgTypes[4]
+	mi := &file_fleet_v1_fleet_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -328,7 +433,7 @@ func (x *Paths) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Paths.ProtoReflect.Descriptor instead.
 func (*Paths) Descriptor() ([]byte, []int) {
-	return file_fleet_v1_fleet_proto_rawDescGZIP(), []int{4}
+	return file_fleet_v1_fleet_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *Paths) GetPlanes() []string {
@@ -359,7 +464,7 @@ type Path struct {
 
 func (x *Path) Reset() {
 	*x = Path{}
-	mi := &file_fleet_v1_fleet_proto_msgTypes[5]
+	mi := &file_fleet_v1_fleet_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -371,7 +476,7 @@ func (x *Path) String() string {
 func (*Path) ProtoMessage() {}
 
 func (x *Path) ProtoReflect() protoreflect.Message {
-	mi := &file_fleet_v1_fleet_proto_msgTypes[5]
+	mi := &file_fleet_v1_fleet_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -384,7 +489,7 @@ func (x *Path) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Path.ProtoReflect.Descriptor instead.
 func (*Path) Descriptor() ([]byte, []int) {
-	return file_fleet_v1_fleet_proto_rawDescGZIP(), []int{5}
+	return file_fleet_v1_fleet_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *Path) GetSource() string {
@@ -419,7 +524,7 @@ type Range struct {
 
 func (x *Range) Reset() {
 	*x = Range{}
-	mi := &file_fleet_v1_fleet_proto_msgTypes[6]
+	mi := &file_fleet_v1_fleet_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -431,7 +536,7 @@ func (x *Range) String() string {
 func (*Range) ProtoMessage() {}
 
 func (x *Range) ProtoReflect() protoreflect.Message {
-	mi := &file_fleet_v1_fleet_proto_msgTypes[6]
+	mi := &file_fleet_v1_fleet_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -444,7 +549,7 @@ func (x *Range) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Range.ProtoReflect.Descriptor instead.
 func (*Range) Descriptor() ([]byte, []int) {
-	return file_fleet_v1_fleet_proto_rawDescGZIP(), []int{6}
+	return file_fleet_v1_fleet_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *Range) GetFirst() string {
@@ -472,7 +577,7 @@ type Proofs struct {
 
 func (x *Proofs) Reset() {
 	*x = Proofs{}
-	mi := &file_fleet_v1_fleet_proto_msgTypes[7]
+	mi := &file_fleet_v1_fleet_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -484,7 +589,7 @@ func (x *Proofs) String() string {
 func (*Proofs) ProtoMessage() {}
 
 func (x *Proofs) ProtoReflect() protoreflect.Message {
-	mi := &file_fleet_v1_fleet_proto_msgTypes[7]
+	mi := &file_fleet_v1_fleet_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -497,7 +602,7 @@ func (x *Proofs) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Proofs.ProtoReflect.Descriptor instead.
 func (*Proofs) Descriptor() ([]byte, []int) {
-	return file_fleet_v1_fleet_proto_rawDescGZIP(), []int{7}
+	return file_fleet_v1_fleet_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *Proofs) GetPlanes() []*ProvedPlane {
@@ -525,7 +630,7 @@ type ProvedPlane struct {
 
 func (x *ProvedPlane) Reset() {
 	*x = ProvedPlane{}
-	mi := &file_fleet_v1_fleet_proto_msgTypes[8]
+	mi := &file_fleet_v1_fleet_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -537,7 +642,7 @@ func (x *ProvedPlane) String() string {
 func (*ProvedPlane) ProtoMessage() {}
 
 func (x *ProvedPlane) ProtoReflect() protoreflect.Message {
-	mi := &file_fleet_v1_fleet_proto_msgTypes[8]
+	mi := &file_fleet_v1_fleet_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -550,7 +655,7 @@ func (x *ProvedPlane) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ProvedPlane.ProtoReflect.Descriptor instead.
 func (*ProvedPlane) Descriptor() ([]byte, []int) {
-	return file_fleet_v1_fleet_proto_rawDescGZIP(), []int{8}
+	return file_fleet_v1_fleet_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *ProvedPlane) GetPlane() string {
@@ -588,7 +693,7 @@ type LossyPeer struct {
 
 func (x *LossyPeer) Reset() {
 	*x = LossyPeer{}
-	mi := &file_fleet_v1_fleet_proto_msgTypes[9]
+	mi := &file_fleet_v1_fleet_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -600,7 +705,7 @@ func (x *LossyPeer) String() string {
 func (*LossyPeer) ProtoMessage() {}
 
 func (x *LossyPeer) ProtoReflect() protoreflect.Message {
-	mi := &file_fleet_v1_fleet_proto_msgTypes[9]
+	mi := &file_fleet_v1_fleet_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -613,7 +718,7 @@ func (x *LossyPeer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LossyPeer.ProtoReflect.Descriptor instead.
 func (*LossyPeer) Descriptor() ([]byte, []int) {
-	return file_fleet_v1_fleet_proto_rawDescGZIP(), []int{9}
+	return file_fleet_v1_fleet_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *LossyPeer) GetPlane() string {
@@ -659,7 +764,7 @@ type FollowRequest struct {
 
 func (x *FollowRequest) Reset() {
 	*x = FollowRequest{}
-	mi := &file_fleet_v1_fleet_proto_msgTypes[10]
+	mi := &file_fleet_v1_fleet_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -671,7 +776,7 @@ func (x *FollowRequest) String() string {
 func (*FollowRequest) ProtoMessage() {}
 
 func (x *FollowRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_fleet_v1_fleet_proto_msgTypes[10]
+	mi := &file_fleet_v1_fleet_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -684,7 +789,7 @@ func (x *FollowRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FollowRequest.ProtoReflect.Descriptor instead.
 func (*FollowRequest) Descriptor() ([]byte, []int) {
-	return file_fleet_v1_fleet_proto_rawDescGZIP(), []int{10}
+	return file_fleet_v1_fleet_proto_rawDescGZIP(), []int{12}
 }
 
 type FollowResponse struct {
@@ -699,7 +804,7 @@ type FollowResponse struct {
 
 func (x *FollowResponse) Reset() {
 	*x = FollowResponse{}
-	mi := &file_fleet_v1_fleet_proto_msgTypes[11]
+	mi := &file_fleet_v1_fleet_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -711,7 +816,7 @@ func (x *FollowResponse) String() string {
 func (*FollowResponse) ProtoMessage() {}
 
 func (x *FollowResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_fleet_v1_fleet_proto_msgTypes[11]
+	mi := &file_fleet_v1_fleet_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -724,7 +829,7 @@ func (x *FollowResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FollowResponse.ProtoReflect.Descriptor instead.
 func (*FollowResponse) Descriptor() ([]byte, []int) {
-	return file_fleet_v1_fleet_proto_rawDescGZIP(), []int{11}
+	return file_fleet_v1_fleet_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *FollowResponse) GetNodes() []*ReportRequest {
@@ -749,7 +854,7 @@ type GetFleetRequest struct {
 
 func (x *GetFleetRequest) Reset() {
 	*x = GetFleetRequest{}
-	mi := &file_fleet_v1_fleet_proto_msgTypes[12]
+	mi := &file_fleet_v1_fleet_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -761,7 +866,7 @@ func (x *GetFleetRequest) String() string {
 func (*GetFleetRequest) ProtoMessage() {}
 
 func (x *GetFleetRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_fleet_v1_fleet_proto_msgTypes[12]
+	mi := &file_fleet_v1_fleet_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -774,7 +879,7 @@ func (x *GetFleetRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetFleetRequest.ProtoReflect.Descriptor instead.
 func (*GetFleetRequest) Descriptor() ([]byte, []int) {
-	return file_fleet_v1_fleet_proto_rawDescGZIP(), []int{12}
+	return file_fleet_v1_fleet_proto_rawDescGZIP(), []int{14}
 }
 
 type GetFleetResponse struct {
@@ -798,7 +903,7 @@ type GetFleetResponse struct {
 
 func (x *GetFleetResponse) Reset() {
 	*x = GetFleetResponse{}
-	mi := &file_fleet_v1_fleet_proto_msgTypes[13]
+	mi := &file_fleet_v1_fleet_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -810,7 +915,7 @@ func (x *GetFleetResponse) String() string {
 func (*GetFleetResponse) ProtoMessage() {}
 
 func (x *GetFleetResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_fleet_v1_fleet_proto_msgTypes[13]
+	mi := &file_fleet_v1_fleet_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -823,7 +928,7 @@ func (x *GetFleetResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetFleetResponse.ProtoReflect.Descriptor instead.
 func (*GetFleetResponse) Descriptor() ([]byte, []int) {
-	return file_fleet_v1_fleet_proto_rawDescGZIP(), []int{13}
+	return file_fleet_v1_fleet_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *GetFleetResponse) GetFabric() string {
@@ -913,7 +1018,7 @@ type Fault struct {
 
 func (x *Fault) Reset() {
 	*x = Fault{}
-	mi := &file_fleet_v1_fleet_proto_msgTypes[14]
+	mi := &file_fleet_v1_fleet_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -925,7 +1030,7 @@ func (x *Fault) String() string {
 func (*Fault) ProtoMessage() {}
 
 func (x *Fault) ProtoReflect() protoreflect.Message {
-	mi := &file_fleet_v1_fleet_proto_msgTypes[14]
+	mi := &file_fleet_v1_fleet_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -938,7 +1043,7 @@ func (x *Fault) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Fault.ProtoReflect.Descriptor instead.
 func (*Fault) Descriptor() ([]byte, []int) {
-	return file_fleet_v1_fleet_proto_rawDescGZIP(), []int{14}
+	return file_fleet_v1_fleet_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *Fault) GetPart() string {
@@ -1016,7 +1121,7 @@ type WhatIfRequest struct {
 
 func (x *WhatIfRequest) Reset() {
 	*x = WhatIfRequest{}
-	mi := &file_fleet_v1_fleet_proto_msgTypes[15]
+	mi := &file_fleet_v1_fleet_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1028,7 +1133,7 @@ func (x *WhatIfRequest) String() string {
 func (*WhatIfRequest) ProtoMessage() {}
 
 func (x *WhatIfRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_fleet_v1_fleet_proto_msgTypes[15]
+	mi := &file_fleet_v1_fleet_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1041,7 +1146,7 @@ func (x *WhatIfRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WhatIfRequest.ProtoReflect.Descriptor instead.
 func (*WhatIfRequest) Descriptor() ([]byte, []int) {
-	return file_fleet_v1_fleet_proto_rawDescGZIP(), []int{15}
+	return file_fleet_v1_fleet_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *WhatIfRequest) GetFail() []string {
@@ -1069,7 +1174,7 @@ type WhatIfResponse struct {
 
 func (x *WhatIfResponse) Reset() {
 	*x = WhatIfResponse{}
-	mi := &file_fleet_v1_fleet_proto_msgTypes[16]
+	mi := &file_fleet_v1_fleet_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1081,7 +1186,7 @@ func (x *WhatIfResponse) String() string {
 func (*WhatIfResponse) ProtoMessage() {}
 
 func (x *WhatIfResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_fleet_v1_fleet_proto_msgTypes[16]
+	mi := &file_fleet_v1_fleet_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1094,7 +1199,7 @@ func (x *WhatIfResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WhatIfResponse.ProtoReflect.Descriptor instead.
 func (*WhatIfResponse) Descriptor() ([]byte, []int) {
-	return file_fleet_v1_fleet_proto_rawDescGZIP(), []int{16}
+	return file_fleet_v1_fleet_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *WhatIfResponse) GetPresent() []string {
@@ -1127,7 +1232,7 @@ type WhatIfCase struct {
 
 func (x *WhatIfCase) Reset() {
 	*x = WhatIfCase{}
-	mi := &file_fleet_v1_fleet_proto_msgTypes[17]
+	mi := &file_fleet_v1_fleet_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1139,7 +1244,7 @@ func (x *WhatIfCase) String() string {
 func (*WhatIfCase) ProtoMessage() {}
 
 func (x *WhatIfCase) ProtoReflect() protoreflect.Message {
-	mi := &file_fleet_v1_fleet_proto_msgTypes[17]
+	mi := &file_fleet_v1_fleet_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1152,7 +1257,7 @@ func (x *WhatIfCase) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WhatIfCase.ProtoReflect.Descriptor instead.
 func (*WhatIfCase) Descriptor() ([]byte, []int) {
-	return file_fleet_v1_fleet_proto_rawDescGZIP(), []int{17}
+	return file_fleet_v1_fleet_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *WhatIfCase) GetFailed() []string {
@@ -1200,7 +1305,7 @@ type ListPairsRequest struct {
 
 func (x *ListPairsRequest) Reset() {
 	*x = ListPairsRequest{}
-	mi := &file_fleet_v1_fleet_proto_msgTypes[18]
+	mi := &file_fleet_v1_fleet_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1212,7 +1317,7 @@ func (x *ListPairsRequest) String() string {
 func (*ListPairsRequest) ProtoMessage() {}
 
 func (x *ListPairsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_fleet_v1_fleet_proto_msgTypes[18]
+	mi := &file_fleet_v1_fleet_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1225,7 +1330,7 @@ func (x *ListPairsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPairsRequest.ProtoReflect.Descriptor instead.
 func (*ListPairsRequest) Descriptor() ([]byte, []int) {
-	return file_fleet_v1_fleet_proto_rawDescGZIP(), []int{18}
+	return file_fleet_v1_fleet_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *ListPairsRequest) GetCount() uint32 {
@@ -1247,7 +1352,7 @@ type ListPairsResponse struct {
 
 func (x *ListPairsResponse) Reset() {
 	*x = ListPairsResponse{}
-	mi := &file_fleet_v1_fleet_proto_msgTypes[19]
+	mi := &file_fleet_v1_fleet_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1259,7 +1364,7 @@ func (x *ListPairsResponse) String() string {
 func (*ListPairsResponse) ProtoMessage() {}
 
 func (x *ListPairsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_fleet_v1_fleet_proto_msgTypes[19]
+	mi := &file_fleet_v1_fleet_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1272,7 +1377,7 @@ func (x *ListPairsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPairsResponse.ProtoReflect.Descriptor instead.
 func (*ListPairsResponse) Descriptor() ([]byte, []int) {
-	return file_fleet_v1_fleet_proto_rawDescGZIP(), []int{19}
+	return file_fleet_v1_fleet_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *ListPairsResponse) GetPairsByPlanes() []uint64 {
@@ -1301,7 +1406,7 @@ type Pair struct {
 
 func (x *Pair) Reset() {
 	*x = Pair{}
-	mi := &file_fleet_v1_fleet_proto_msgTypes[20]
+	mi := &file_fleet_v1_fleet_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1313,7 +1418,7 @@ func (x *Pair) String() string {
 func (*Pair) ProtoMessage() {}
 
 func (x *Pair) ProtoReflect() protoreflect.Message {
-	mi := &file_fleet_v1_fleet_proto_msgTypes[20]
+	mi := &file_fleet_v1_fleet_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1326,7 +1431,7 @@ func (x *Pair) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Pair.ProtoReflect.Descriptor instead.
 func (*Pair) Descriptor() ([]byte, []int) {
-	return file_fleet_v1_fleet_proto_rawDescGZIP(), []int{20}
+	return file_fleet_v1_fleet_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *Pair) GetSource() string {
@@ -1357,6 +1462,359 @@ func (x *Pair) GetBandwidthBps() uint64 {
 	return 0
 }
 
+type DrainRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// A name as in Fault.part.
+	Part   string `protobuf:"bytes,1,opt,name=part,proto3" json:"part,omitempty"`
+	Reason string `protobuf:"bytes,2,opt,name=reason,proto3" json:"reason,omitempty"`
+	// Unix time at which the drain ends by itself; 0: never.
+	UntilNs       uint64 `protobuf:"varint,3,opt,name=until_ns,json=untilNs,proto3" json:"until_ns,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DrainRequest) Reset() {
+	*x = DrainRequest{}
+	mi := &file_fleet_v1_fleet_proto_msgTypes[23]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DrainRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DrainRequest) ProtoMessage() {}
+
+func (x *DrainRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_fleet_v1_fleet_proto_msgTypes[23]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DrainRequest.ProtoReflect.Descriptor instead.
+func (*DrainRequest) Descriptor() ([]byte, []int) {
+	return file_fleet_v1_fleet_proto_rawDescGZIP(), []int{23}
+}
+
+func (x *DrainRequest) GetPart() string {
+	if x != nil {
+		return x.Part
+	}
+	return ""
+}
+
+func (x *DrainRequest) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+func (x *DrainRequest) GetUntilNs() uint64 {
+	if x != nil {
+		return x.UntilNs
+	}
+	return 0
+}
+
+type DrainResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DrainResponse) Reset() {
+	*x = DrainResponse{}
+	mi := &file_fleet_v1_fleet_proto_msgTypes[24]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DrainResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DrainResponse) ProtoMessage() {}
+
+func (x *DrainResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_fleet_v1_fleet_proto_msgTypes[24]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DrainResponse.ProtoReflect.Descriptor instead.
+func (*DrainResponse) Descriptor() ([]byte, []int) {
+	return file_fleet_v1_fleet_proto_rawDescGZIP(), []int{24}
+}
+
+type UndrainRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Part          string                 `protobuf:"bytes,1,opt,name=part,proto3" json:"part,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *UndrainRequest) Reset() {
+	*x = UndrainRequest{}
+	mi := &file_fleet_v1_fleet_proto_msgTypes[25]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *UndrainRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*UndrainRequest) ProtoMessage() {}
+
+func (x *UndrainRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_fleet_v1_fleet_proto_msgTypes[25]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use UndrainRequest.ProtoReflect.Descriptor instead.
+func (*UndrainRequest) Descriptor() ([]byte, []int) {
+	return file_fleet_v1_fleet_proto_rawDescGZIP(), []int{25}
+}
+
+func (x *UndrainRequest) GetPart() string {
+	if x != nil {
+		return x.Part
+	}
+	return ""
+}
+
+type UndrainResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *UndrainResponse) Reset() {
+	*x = UndrainResponse{}
+	mi := &file_fleet_v1_fleet_proto_msgTypes[26]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *UndrainResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*UndrainResponse) ProtoMessage() {}
+
+func (x *UndrainResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_fleet_v1_fleet_proto_msgTypes[26]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use UndrainResponse.ProtoReflect.Descriptor instead.
+func (*UndrainResponse) Descriptor() ([]byte, []int) {
+	return file_fleet_v1_fleet_proto_rawDescGZIP(), []int{26}
+}
+
+type ListDrainsRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListDrainsRequest) Reset() {
+	*x = ListDrainsRequest{}
+	mi := &file_fleet_v1_fleet_proto_msgTypes[27]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListDrainsRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListDrainsRequest) ProtoMessage() {}
+
+func (x *ListDrainsRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_fleet_v1_fleet_proto_msgTypes[27]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListDrainsRequest.ProtoReflect.Descriptor instead.
+func (*ListDrainsRequest) Descriptor() ([]byte, []int) {
+	return file_fleet_v1_fleet_proto_rawDescGZIP(), []int{27}
+}
+
+type ListDrainsResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Drains        []*GrantedDrain        `protobuf:"bytes,1,rep,name=drains,proto3" json:"drains,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListDrainsResponse) Reset() {
+	*x = ListDrainsResponse{}
+	mi := &file_fleet_v1_fleet_proto_msgTypes[28]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListDrainsResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListDrainsResponse) ProtoMessage() {}
+
+func (x *ListDrainsResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_fleet_v1_fleet_proto_msgTypes[28]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListDrainsResponse.ProtoReflect.Descriptor instead.
+func (*ListDrainsResponse) Descriptor() ([]byte, []int) {
+	return file_fleet_v1_fleet_proto_rawDescGZIP(), []int{28}
+}
+
+func (x *ListDrainsResponse) GetDrains() []*GrantedDrain {
+	if x != nil {
+		return x.Drains
+	}
+	return nil
+}
+
+// GrantedDrain is a drain of the fleet.
+type GrantedDrain struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Part  string                 `protobuf:"bytes,1,opt,name=part,proto3" json:"part,omitempty"`
+	// The caller that asked for it.
+	By        string `protobuf:"bytes,2,opt,name=by,proto3" json:"by,omitempty"`
+	Reason    string `protobuf:"bytes,3,opt,name=reason,proto3" json:"reason,omitempty"`
+	GrantedNs uint64 `protobuf:"varint,4,opt,name=granted_ns,json=grantedNs,proto3" json:"granted_ns,omitempty"`
+	UntilNs   uint64 `protobuf:"varint,5,opt,name=until_ns,json=untilNs,proto3" json:"until_ns,omitempty"`
+	// Sub-ports of servers, and how many of them are drained.
+	SubPorts      uint32 `protobuf:"varint,6,opt,name=sub_ports,json=subPorts,proto3" json:"sub_ports,omitempty"`
+	Drained       uint32 `protobuf:"varint,7,opt,name=drained,proto3" json:"drained,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GrantedDrain) Reset() {
+	*x = GrantedDrain{}
+	mi := &file_fleet_v1_fleet_proto_msgTypes[29]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GrantedDrain) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GrantedDrain) ProtoMessage() {}
+
+func (x *GrantedDrain) ProtoReflect() protoreflect.Message {
+	mi := &file_fleet_v1_fleet_proto_msgTypes[29]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GrantedDrain.ProtoReflect.Descriptor instead.
+func (*GrantedDrain) Descriptor() ([]byte, []int) {
+	return file_fleet_v1_fleet_proto_rawDescGZIP(), []int{29}
+}
+
+func (x *GrantedDrain) GetPart() string {
+	if x != nil {
+		return x.Part
+	}
+	return ""
+}
+
+func (x *GrantedDrain) GetBy() string {
+	if x != nil {
+		return x.By
+	}
+	return ""
+}
+
+func (x *GrantedDrain) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+func (x *GrantedDrain) GetGrantedNs() uint64 {
+	if x != nil {
+		return x.GrantedNs
+	}
+	return 0
+}
+
+func (x *GrantedDrain) GetUntilNs() uint64 {
+	if x != nil {
+		return x.UntilNs
+	}
+	return 0
+}
+
+func (x *GrantedDrain) GetSubPorts() uint32 {
+	if x != nil {
+		return x.SubPorts
+	}
+	return 0
+}
+
+func (x *GrantedDrain) GetDrained() uint32 {
+	if x != nil {
+		return x.Drained
+	}
+	return 0
+}
+
 var File_fleet_v1_fleet_proto protoreflect.FileDescriptor
 
 const file_fleet_v1_fleet_proto_rawDesc = "" +
@@ -1368,9 +1826,16 @@ const file_fleet_v1_fleet_proto_rawDesc = "" +
 	"\brevision\x18\x03 \x01(\x04R\brevision\x12%\n" +
 	"\x05ports\x18\x04 \x01(\v2\x0f.fleet.v1.PortsR\x05ports\x12%\n" +
 	"\x05paths\x18\x05 \x01(\v2\x0f.fleet.v1.PathsR\x05paths\x12(\n" +
-	"\x06proofs\x18\x06 \x01(\v2\x10.fleet.v1.ProofsR\x06proofs\",\n" +
+	"\x06proofs\x18\x06 \x01(\v2\x10.fleet.v1.ProofsR\x06proofs\"Z\n" +
 	"\x0eReportResponse\x12\x1a\n" +
-	"\brevision\x18\x01 \x01(\x04R\brevision\"-\n" +
+	"\brevision\x18\x01 \x01(\x04R\brevision\x12,\n" +
+	"\x06drains\x18\x02 \x01(\v2\x14.fleet.v1.NodeDrainsR\x06drains\"9\n" +
+	"\n" +
+	"NodeDrains\x12+\n" +
+	"\x06drains\x18\x01 \x03(\v2\x13.fleet.v1.NodeDrainR\x06drains\";\n" +
+	"\tNodeDrain\x12\x16\n" +
+	"\x06device\x18\x01 \x01(\tR\x06device\x12\x16\n" +
+	"\x06reason\x18\x02 \x01(\tR\x06reason\"-\n" +
 	"\x05Ports\x12$\n" +
 	"\x05ports\x18\x01 \x03(\v2\x0e.fleet.v1.PortR\x05ports\"\x9b\x01\n" +
 	"\x04Port\x12\x16\n" +
@@ -1453,12 +1918,36 @@ const file_fleet_v1_fleet_proto_rawDesc = "" +
 	"\x06source\x18\x01 \x01(\tR\x06source\x12 \n" +
 	"\vdestination\x18\x02 \x01(\tR\vdestination\x12\x16\n" +
 	"\x06planes\x18\x03 \x01(\rR\x06planes\x12#\n" +
-	"\rbandwidth_bps\x18\x04 \x01(\x04R\fbandwidthBps2\xd4\x02\n" +
+	"\rbandwidth_bps\x18\x04 \x01(\x04R\fbandwidthBps\"U\n" +
+	"\fDrainRequest\x12\x12\n" +
+	"\x04part\x18\x01 \x01(\tR\x04part\x12\x16\n" +
+	"\x06reason\x18\x02 \x01(\tR\x06reason\x12\x19\n" +
+	"\buntil_ns\x18\x03 \x01(\x04R\auntilNs\"\x0f\n" +
+	"\rDrainResponse\"$\n" +
+	"\x0eUndrainRequest\x12\x12\n" +
+	"\x04part\x18\x01 \x01(\tR\x04part\"\x11\n" +
+	"\x0fUndrainResponse\"\x13\n" +
+	"\x11ListDrainsRequest\"D\n" +
+	"\x12ListDrainsResponse\x12.\n" +
+	"\x06drains\x18\x01 \x03(\v2\x16.fleet.v1.GrantedDrainR\x06drains\"\xbb\x01\n" +
+	"\fGrantedDrain\x12\x12\n" +
+	"\x04part\x18\x01 \x01(\tR\x04part\x12\x0e\n" +
+	"\x02by\x18\x02 \x01(\tR\x02by\x12\x16\n" +
+	"\x06reason\x18\x03 \x01(\tR\x06reason\x12\x1d\n" +
+	"\n" +
+	"granted_ns\x18\x04 \x01(\x04R\tgrantedNs\x12\x19\n" +
+	"\buntil_ns\x18\x05 \x01(\x04R\auntilNs\x12\x1b\n" +
+	"\tsub_ports\x18\x06 \x01(\rR\bsubPorts\x12\x18\n" +
+	"\adrained\x18\a \x01(\rR\adrained2\x97\x04\n" +
 	"\fFleetService\x12?\n" +
 	"\x06Report\x12\x17.fleet.v1.ReportRequest\x1a\x18.fleet.v1.ReportResponse(\x010\x01\x12=\n" +
 	"\x06Follow\x12\x17.fleet.v1.FollowRequest\x1a\x18.fleet.v1.FollowResponse0\x01\x12A\n" +
 	"\bGetFleet\x12\x19.fleet.v1.GetFleetRequest\x1a\x1a.fleet.v1.GetFleetResponse\x12;\n" +
-	"\x06WhatIf\x12\x17.fleet.v1.WhatIfRequest\x1a\x18.fleet.v1.WhatIfResponse\x12D\n" +
+	"\x06WhatIf\x12\x17.fleet.v1.WhatIfRequest\x1a\x18.fleet.v1.WhatIfResponse\x128\n" +
+	"\x05Drain\x12\x16.fleet.v1.DrainRequest\x1a\x17.fleet.v1.DrainResponse\x12>\n" +
+	"\aUndrain\x12\x18.fleet.v1.UndrainRequest\x1a\x19.fleet.v1.UndrainResponse\x12G\n" +
+	"\n" +
+	"ListDrains\x12\x1b.fleet.v1.ListDrainsRequest\x1a\x1c.fleet.v1.ListDrainsResponse\x12D\n" +
 	"\tListPairs\x12\x1a.fleet.v1.ListPairsRequest\x1a\x1b.fleet.v1.ListPairsResponseB-Z+github.com/fared/fared/api/fleet/v1;fleetv1b\x06proto3"
 
 var (
@@ -1473,58 +1962,76 @@ func file_fleet_v1_fleet_proto_rawDescGZIP() []byte {
 	return file_fleet_v1_fleet_proto_rawDescData
 }
 
-var file_fleet_v1_fleet_proto_msgTypes = make([]protoimpl.MessageInfo, 21)
+var file_fleet_v1_fleet_proto_msgTypes = make([]protoimpl.MessageInfo, 30)
 var file_fleet_v1_fleet_proto_goTypes = []any{
-	(*ReportRequest)(nil),     // 0: fleet.v1.ReportRequest
-	(*ReportResponse)(nil),    // 1: fleet.v1.ReportResponse
-	(*Ports)(nil),             // 2: fleet.v1.Ports
-	(*Port)(nil),              // 3: fleet.v1.Port
-	(*Paths)(nil),             // 4: fleet.v1.Paths
-	(*Path)(nil),              // 5: fleet.v1.Path
-	(*Range)(nil),             // 6: fleet.v1.Range
-	(*Proofs)(nil),            // 7: fleet.v1.Proofs
-	(*ProvedPlane)(nil),       // 8: fleet.v1.ProvedPlane
-	(*LossyPeer)(nil),         // 9: fleet.v1.LossyPeer
-	(*FollowRequest)(nil),     // 10: fleet.v1.FollowRequest
-	(*FollowResponse)(nil),    // 11: fleet.v1.FollowResponse
-	(*GetFleetRequest)(nil),   // 12: fleet.v1.GetFleetRequest
-	(*GetFleetResponse)(nil),  // 13: fleet.v1.GetFleetResponse
-	(*Fault)(nil),             // 14: fleet.v1.Fault
-	(*WhatIfRequest)(nil),     // 15: fleet.v1.WhatIfRequest
-	(*WhatIfResponse)(nil),    // 16: fleet.v1.WhatIfResponse
-	(*WhatIfCase)(nil),        // 17: fleet.v1.WhatIfCase
-	(*ListPairsRequest)(nil),  // 18: fleet.v1.ListPairsRequest
-	(*ListPairsResponse)(nil), // 19: fleet.v1.ListPairsResponse
-	(*Pair)(nil),              // 20: fleet.v1.Pair
+	(*ReportRequest)(nil),      // 0: fleet.v1.ReportRequest
+	(*ReportResponse)(nil),     // 1: fleet.v1.ReportResponse
+	(*NodeDrains)(nil),         // 2: fleet.v1.NodeDrains
+	(*NodeDrain)(nil),          // 3: fleet.v1.NodeDrain
+	(*Ports)(nil),              // 4: fleet.v1.Ports
+	(*Port)(nil),               // 5: fleet.v1.Port
+	(*Paths)(nil),              // 6: fleet.v1.Paths
+	(*Path)(nil),               // 7: fleet.v1.Path
+	(*Range)(nil),              // 8: fleet.v1.Range
+	(*Proofs)(nil),             // 9: fleet.v1.Proofs
+	(*ProvedPlane)(nil),        // 10: fleet.v1.ProvedPlane
+	(*LossyPeer)(nil),          // 11: fleet.v1.LossyPeer
+	(*FollowRequest)(nil),      // 12: fleet.v1.FollowRequest
+	(*FollowResponse)(nil),     // 13: fleet.v1.FollowResponse
+	(*GetFleetRequest)(nil),    // 14: fleet.v1.GetFleetRequest
+	(*GetFleetResponse)(nil),   // 15: fleet.v1.GetFleetResponse
+	(*Fault)(nil),              // 16: fleet.v1.Fault
+	(*WhatIfRequest)(nil),      // 17: fleet.v1.WhatIfRequest
+	(*WhatIfResponse)(nil),     // 18: fleet.v1.WhatIfResponse
+	(*WhatIfCase)(nil),         // 19: fleet.v1.WhatIfCase
+	(*ListPairsRequest)(nil),   // 20: fleet.v1.ListPairsRequest
+	(*ListPairsResponse)(nil),  // 21: fleet.v1.ListPairsResponse
+	(*Pair)(nil),               // 22: fleet.v1.Pair
+	(*DrainRequest)(nil),       // 23: fleet.v1.DrainRequest
+	(*DrainResponse)(nil),      // 24: fleet.v1.DrainResponse
+	(*UndrainRequest)(nil),     // 25: fleet.v1.UndrainRequest
+	(*UndrainResponse)(nil),    // 26: fleet.v1.UndrainResponse
+	(*ListDrainsRequest)(nil),  // 27: fleet.v1.ListDrainsRequest
+	(*ListDrainsResponse)(nil), // 28: fleet.v1.ListDrainsResponse
+	(*GrantedDrain)(nil),       // 29: fleet.v1.GrantedDrain
 }
 var file_fleet_v1_fleet_proto_depIdxs = []int32{
-	2,  // 0: fleet.v1.ReportRequest.ports:type_name -> fleet.v1.Ports
-	4,  // 1: fleet.v1.ReportRequest.paths:type_name -> fleet.v1.Paths
-	7,  // 2: fleet.v1.ReportRequest.proofs:type_name -> fleet.v1.Proofs
-	3,  // 3: fleet.v1.Ports.ports:type_name -> fleet.v1.Port
-	5,  // 4: fleet.v1.Paths.paths:type_name -> fleet.v1.Path
-	6,  // 5: fleet.v1.Path.destinations:type_name -> fleet.v1.Range
-	8,  // 6: fleet.v1.Proofs.planes:type_name -> fleet.v1.ProvedPlane
-	9,  // 7: fleet.v1.Proofs.lossy:type_name -> fleet.v1.LossyPeer
-	0,  // 8: fleet.v1.FollowResponse.nodes:type_name -> fleet.v1.ReportRequest
-	14, // 9: fleet.v1.GetFleetResponse.faults:type_name -> fleet.v1.Fault
-	17, // 10: fleet.v1.WhatIfResponse.cases:type_name -> fleet.v1.WhatIfCase
-	20, // 11: fleet.v1.ListPairsResponse.pairs:type_name -> fleet.v1.Pair
-	0,  // 12: fleet.v1.FleetService.Report:input_type -> fleet.v1.ReportRequest
-	10, // 13: fleet.v1.FleetService.Follow:input_type -> fleet.v1.FollowRequest
-	12, // 14: fleet.v1.FleetService.GetFleet:input_type -> fleet.v1.GetFleetRequest
-	15, // 15: fleet.v1.FleetService.WhatIf:input_type -> fleet.v1.WhatIfRequest
-	18, // 16: fleet.v1.FleetService.ListPairs:input_type -> fleet.v1.ListPairsRequest
-	1,  // 17: fleet.v1.FleetService.Report:output_type -> fleet.v1.ReportResponse
-	11, // 18: fleet.v1.FleetService.Follow:output_type -> fleet.v1.FollowResponse
-	13, // 19: fleet.v1.FleetService.GetFleet:output_type -> fleet.v1.GetFleetResponse
-	16, // 20: fleet.v1.FleetService.WhatIf:output_type -> fleet.v1.WhatIfResponse
-	19, // 21: fleet.v1.FleetService.ListPairs:output_type -> fleet.v1.ListPairsResponse
-	17, // [17:22] is the sub-list for method output_type
-	12, // [12:17] is the sub-list for method input_type
-	12, // [12:12] is the sub-list for extension type_name
-	12, // [12:12] is the sub-list for extension extendee
-	0,  // [0:12] is the sub-list for field type_name
+	4,  // 0: fleet.v1.ReportRequest.ports:type_name -> fleet.v1.Ports
+	6,  // 1: fleet.v1.ReportRequest.paths:type_name -> fleet.v1.Paths
+	9,  // 2: fleet.v1.ReportRequest.proofs:type_name -> fleet.v1.Proofs
+	2,  // 3: fleet.v1.ReportResponse.drains:type_name -> fleet.v1.NodeDrains
+	3,  // 4: fleet.v1.NodeDrains.drains:type_name -> fleet.v1.NodeDrain
+	5,  // 5: fleet.v1.Ports.ports:type_name -> fleet.v1.Port
+	7,  // 6: fleet.v1.Paths.paths:type_name -> fleet.v1.Path
+	8,  // 7: fleet.v1.Path.destinations:type_name -> fleet.v1.Range
+	10, // 8: fleet.v1.Proofs.planes:type_name -> fleet.v1.ProvedPlane
+	11, // 9: fleet.v1.Proofs.lossy:type_name -> fleet.v1.LossyPeer
+	0,  // 10: fleet.v1.FollowResponse.nodes:type_name -> fleet.v1.ReportRequest
+	16, // 11: fleet.v1.GetFleetResponse.faults:type_name -> fleet.v1.Fault
+	19, // 12: fleet.v1.WhatIfResponse.cases:type_name -> fleet.v1.WhatIfCase
+	22, // 13: fleet.v1.ListPairsResponse.pairs:type_name -> fleet.v1.Pair
+	29, // 14: fleet.v1.ListDrainsResponse.drains:type_name -> fleet.v1.GrantedDrain
+	0,  // 15: fleet.v1.FleetService.Report:input_type -> fleet.v1.ReportRequest
+	12, // 16: fleet.v1.FleetService.Follow:input_type -> fleet.v1.FollowRequest
+	14, // 17: fleet.v1.FleetService.GetFleet:input_type -> fleet.v1.GetFleetRequest
+	17, // 18: fleet.v1.FleetService.WhatIf:input_type -> fleet.v1.WhatIfRequest
+	23, // 19: fleet.v1.FleetService.Drain:input_type -> fleet.v1.DrainRequest
+	25, // 20: fleet.v1.FleetService.Undrain:input_type -> fleet.v1.UndrainRequest
+	27, // 21: fleet.v1.FleetService.ListDrains:input_type -> fleet.v1.ListDrainsRequest
+	20, // 22: fleet.v1.FleetService.ListPairs:input_type -> fleet.v1.ListPairsRequest
+	1,  // 23: fleet.v1.FleetService.Report:output_type -> fleet.v1.ReportResponse
+	13, // 24: fleet.v1.FleetService.Follow:output_type -> fleet.v1.FollowResponse
+	15, // 25: fleet.v1.FleetService.GetFleet:output_type -> fleet.v1.GetFleetResponse
+	18, // 26: fleet.v1.FleetService.WhatIf:output_type -> fleet.v1.WhatIfResponse
+	24, // 27: fleet.v1.FleetService.Drain:output_type -> fleet.v1.DrainResponse
+	26, // 28: fleet.v1.FleetService.Undrain:output_type -> fleet.v1.UndrainResponse
+	28, // 29: fleet.v1.FleetService.ListDrains:output_type -> fleet.v1.ListDrainsResponse
+	21, // 30: fleet.v1.FleetService.ListPairs:output_type -> fleet.v1.ListPairsResponse
+	23, // [23:31] is the sub-list for method output_type
+	15, // [15:23] is the sub-list for method input_type
+	15, // [15:15] is the sub-list for extension type_name
+	15, // [15:15] is the sub-list for extension extendee
+	0,  // [0:15] is the sub-list for field type_name
 }
 
 func init() { file_fleet_v1_fleet_proto_init() }
@@ -1538,7 +2045,7 @@ func file_fleet_v1_fleet_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_fleet_v1_fleet_proto_rawDesc), len(file_fleet_v1_fleet_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   21,
+			NumMessages:   30,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -23,11 +23,14 @@ import (
 const _ = grpc.SupportPackageIsVersion9
 
 const (
-	FleetService_Report_FullMethodName    = "/fleet.v1.FleetService/Report"
-	FleetService_Follow_FullMethodName    = "/fleet.v1.FleetService/Follow"
-	FleetService_GetFleet_FullMethodName  = "/fleet.v1.FleetService/GetFleet"
-	FleetService_WhatIf_FullMethodName    = "/fleet.v1.FleetService/WhatIf"
-	FleetService_ListPairs_FullMethodName = "/fleet.v1.FleetService/ListPairs"
+	FleetService_Report_FullMethodName     = "/fleet.v1.FleetService/Report"
+	FleetService_Follow_FullMethodName     = "/fleet.v1.FleetService/Follow"
+	FleetService_GetFleet_FullMethodName   = "/fleet.v1.FleetService/GetFleet"
+	FleetService_WhatIf_FullMethodName     = "/fleet.v1.FleetService/WhatIf"
+	FleetService_Drain_FullMethodName      = "/fleet.v1.FleetService/Drain"
+	FleetService_Undrain_FullMethodName    = "/fleet.v1.FleetService/Undrain"
+	FleetService_ListDrains_FullMethodName = "/fleet.v1.FleetService/ListDrains"
+	FleetService_ListPairs_FullMethodName  = "/fleet.v1.FleetService/ListPairs"
 )
 
 // FleetServiceClient is the client API for FleetService service.
@@ -44,6 +47,12 @@ type FleetServiceClient interface {
 	GetFleet(ctx context.Context, in *GetFleetRequest, opts ...grpc.CallOption) (*GetFleetResponse, error)
 	// WhatIf simulates failures in the present state. INVALID_ARGUMENT names an unknown part.
 	WhatIf(ctx context.Context, in *WhatIfRequest, opts ...grpc.CallOption) (*WhatIfResponse, error)
+	// Drain grants a drain of a part, if every pair keeps the budget, and lets the servers' daemons drain their sub-ports. FAILED_PRECONDITION names pairs
+	// that would fall below the budget, or that there is no engine for drains. A repeated Drain replaces the reason and the end.
+	Drain(ctx context.Context, in *DrainRequest, opts ...grpc.CallOption) (*DrainResponse, error)
+	// Undrain ends a drain. NOT_FOUND: the part is not drained by the fleet.
+	Undrain(ctx context.Context, in *UndrainRequest, opts ...grpc.CallOption) (*UndrainResponse, error)
+	ListDrains(ctx context.Context, in *ListDrainsRequest, opts ...grpc.CallOption) (*ListDrainsResponse, error)
 	// ListPairs returns the servers with the worst paths.
 	ListPairs(ctx context.Context, in *ListPairsRequest, opts ...grpc.CallOption) (*ListPairsResponse, error)
 }
@@ -108,6 +117,36 @@ func (c *fleetServiceClient) WhatIf(ctx context.Context, in *WhatIfRequest, opts
 	return out, nil
 }
 
+func (c *fleetServiceClient) Drain(ctx context.Context, in *DrainRequest, opts ...grpc.CallOption) (*DrainResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(DrainResponse)
+	err := c.cc.Invoke(ctx, FleetService_Drain_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *fleetServiceClient) Undrain(ctx context.Context, in *UndrainRequest, opts ...grpc.CallOption) (*UndrainResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(UndrainResponse)
+	err := c.cc.Invoke(ctx, FleetService_Undrain_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *fleetServiceClient) ListDrains(ctx context.Context, in *ListDrainsRequest, opts ...grpc.CallOption) (*ListDrainsResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ListDrainsResponse)
+	err := c.cc.Invoke(ctx, FleetService_ListDrains_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 func (c *fleetServiceClient) ListPairs(ctx context.Context, in *ListPairsRequest, opts ...grpc.CallOption) (*ListPairsResponse, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(ListPairsResponse)
@@ -132,6 +171,12 @@ type FleetServiceServer interface {
 	GetFleet(context.Context, *GetFleetRequest) (*GetFleetResponse, error)
 	// WhatIf simulates failures in the present state. INVALID_ARGUMENT names an unknown part.
 	WhatIf(context.Context, *WhatIfRequest) (*WhatIfResponse, error)
+	// Drain grants a drain of a part, if every pair keeps the budget, and lets the servers' daemons drain their sub-ports. FAILED_PRECONDITION names pairs
+	// that would fall below the budget, or that there is no engine for drains. A repeated Drain replaces the reason and the end.
+	Drain(context.Context, *DrainRequest) (*DrainResponse, error)
+	// Undrain ends a drain. NOT_FOUND: the part is not drained by the fleet.
+	Undrain(context.Context, *UndrainRequest) (*UndrainResponse, error)
+	ListDrains(context.Context, *ListDrainsRequest) (*ListDrainsResponse, error)
 	// ListPairs returns the servers with the worst paths.
 	ListPairs(context.Context, *ListPairsRequest) (*ListPairsResponse, error)
 	mustEmbedUnimplementedFleetServiceServer()
@@ -155,6 +200,15 @@ func (UnimplementedFleetServiceServer) GetFleet(context.Context, *GetFleetReques
 }
 func (UnimplementedFleetServiceServer) WhatIf(context.Context, *WhatIfRequest) (*WhatIfResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method WhatIf not implemented")
+}
+func (UnimplementedFleetServiceServer) Drain(context.Context, *DrainRequest) (*DrainResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method Drain not implemented")
+}
+func (UnimplementedFleetServiceServer) Undrain(context.Context, *UndrainRequest) (*UndrainResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method Undrain not implemented")
+}
+func (UnimplementedFleetServiceServer) ListDrains(context.Context, *ListDrainsRequest) (*ListDrainsResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ListDrains not implemented")
 }
 func (UnimplementedFleetServiceServer) ListPairs(context.Context, *ListPairsRequest) (*ListPairsResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method ListPairs not implemented")
@@ -234,6 +288,60 @@ func _FleetService_WhatIf_Handler(srv interface{}, ctx context.Context, dec func
 	return interceptor(ctx, in, info, handler)
 }
 
+func _FleetService_Drain_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(DrainRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(FleetServiceServer).Drain(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: FleetService_Drain_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(FleetServiceServer).Drain(ctx, req.(*DrainRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _FleetService_Undrain_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(UndrainRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(FleetServiceServer).Undrain(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: FleetService_Undrain_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(FleetServiceServer).Undrain(ctx, req.(*UndrainRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _FleetService_ListDrains_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ListDrainsRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(FleetServiceServer).ListDrains(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: FleetService_ListDrains_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(FleetServiceServer).ListDrains(ctx, req.(*ListDrainsRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _FleetService_ListPairs_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(ListPairsRequest)
 	if err := dec(in); err != nil {
@@ -266,6 +374,18 @@ var FleetService_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "WhatIf",
 			Handler:    _FleetService_WhatIf_Handler,
+		},
+		{
+			MethodName: "Drain",
+			Handler:    _FleetService_Drain_Handler,
+		},
+		{
+			MethodName: "Undrain",
+			Handler:    _FleetService_Undrain_Handler,
+		},
+		{
+			MethodName: "ListDrains",
+			Handler:    _FleetService_ListDrains_Handler,
 		},
 		{
 			MethodName: "ListPairs",

@@ -1,0 +1,117 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"text/tabwriter"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	fleetv1 "github.com/fared/fared/api/fleet/v1"
+	"github.com/fared/fared/cmd/internal/cli"
+)
+
+// onePart accepts one part of a fabric.
+func onePart(c *cobra.Command, args []string) error {
+	if len(args) != 1 {
+		return cli.Usage(fmt.Errorf("%d parts, %s needs one", len(args), c.Name()), "for example "+c.CommandPath()+" leaf1")
+	}
+	return nil
+}
+
+func fleetDrainCommand(e *cli.Env) *cobra.Command {
+	var reason, until string
+	c := &cobra.Command{
+		Use: "drain PART", Short: "Take a leaf, a plane, a server's port or a sub-port out of service at all servers", Args: onePart,
+		Long: `Grants a drain of a part if every pair of servers keeps the planes and the bandwidth of the worker's
+--keep-planes and --keep-share, with all present failures and drains counted, and lets the servers'
+daemons drain their sub-ports there. 'fared fleet drains' shows the progress. Of two operators who
+ask at once for the last plane one is refused. A part is named as in 'fared fleet whatif'.
+
+Exit code 1: refused, with a pair that would suffer.`,
+		Example: "  fared fleet drain leaf1 --reason 'new optics' --until 2h\n  fared fleet drain server17/p2",
+	}
+	c.Flags().StringVar(&reason, "reason", "", "why, for people")
+	c.Flags().StringVar(&until, "until", "", "the drain ends by itself after this duration (2h) or at this time (2026-12-01T12:00:00Z)")
+	return asking(e, c, func(ctx context.Context, client fleetv1.FleetServiceClient, args []string) error {
+		req := &fleetv1.DrainRequest{Part: args[0], Reason: reason}
+		if until != "" {
+			end, err := endOf(until, time.Now())
+			if err != nil {
+				return err
+			}
+			req.UntilNs = uint64(end.UnixNano())
+		}
+		e.Patience = 10 * time.Minute // the simulation of a large fabric takes long
+		if _, err := client.Drain(ctx, req); err != nil {
+			return err
+		}
+		fmt.Fprintf(e.Out, "%s: granted; 'fared fleet drains' shows the progress\n", args[0])
+		return nil
+	})
+}
+
+// endOf parses --until.
+func endOf(text string, now time.Time) (time.Time, error) {
+	if d, err := time.ParseDuration(text); err == nil && d > 0 {
+		return now.Add(d), nil
+	}
+	if at, err := time.Parse(time.RFC3339, text); err == nil && at.After(now) {
+		return at, nil
+	}
+	return time.Time{}, cli.Usage(fmt.Errorf("--until %q is no duration and no time to come", text), "write 2h, or 2026-12-01T12:00:00Z")
+}
+
+func fleetUndrainCommand(e *cli.Env) *cobra.Command {
+	c := &cobra.Command{
+		Use: "undrain PART", Short: "End a drain of the fleet", Args: onePart,
+		Long:    "Ends a drain of 'fared fleet drain' at all servers. Drains of 'fared drain' at a server stay.",
+		Example: "  fared fleet undrain leaf1",
+	}
+	return asking(e, c, func(ctx context.Context, client fleetv1.FleetServiceClient, args []string) error {
+		if _, err := client.Undrain(ctx, &fleetv1.UndrainRequest{Part: args[0]}); err != nil {
+			return err
+		}
+		fmt.Fprintf(e.Out, "%s: the drain has ended\n", args[0])
+		return nil
+	})
+}
+
+func fleetDrainsCommand(e *cli.Env) *cobra.Command {
+	c := &cobra.Command{
+		Use: "drains", Short: "List the drains of the fleet, and how far the servers are", Args: cli.NoArgs,
+		Long:    "Lists the granted drains. DRAINED counts the servers' sub-ports that carry no traffic and advertise no routes any more.",
+		Example: "  fared fleet drains\n  fared fleet drains -o json",
+	}
+	return asking(e, c, func(ctx context.Context, client fleetv1.FleetServiceClient, _ []string) error {
+		m, err := client.ListDrains(ctx, &fleetv1.ListDrainsRequest{})
+		if err != nil {
+			return err
+		}
+		return e.Print(m, func(w *tabwriter.Writer) {
+			if len(m.Drains) == 0 {
+				fmt.Fprintln(w, "No part is drained by the fleet.")
+				return
+			}
+			cli.Row(w, "PART", "DRAINED", "BY", "REASON", "AGE", "UNTIL")
+			for _, d := range m.Drains {
+				end := "-"
+				if d.UntilNs > 0 {
+					end = time.Unix(0, int64(d.UntilNs)).UTC().Format(time.RFC3339)
+				}
+				cli.Row(w, d.Part, fmt.Sprintf("%d of %d", d.Drained, d.SubPorts), cli.Dash(d.By), cli.Dash(d.Reason),
+					cli.Age(uint64(max(0, time.Now().UnixNano()-int64(d.GrantedNs)))), end)
+			}
+		})
+	})
+}
+
+// budgetError returns an error of the budget of a worker.
+func budgetError(keep, planes int, share float64) error {
+	if keep < 0 || keep > planes || share < 0 || share > 1 {
+		return cli.Usage(errors.New("--keep-planes or --keep-share is out of range"), fmt.Sprintf("use 0 to %d planes, and a share from 0 to 1", planes))
+	}
+	return nil
+}

@@ -1,0 +1,154 @@
+package worker
+
+import (
+	"context"
+	"errors"
+	"reflect"
+	"slices"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	fleetv1 "github.com/fared/fared/api/fleet/v1"
+	"github.com/fared/fared/fleet/drain"
+	"github.com/fared/fared/internal/grpcserve"
+	"github.com/fared/fared/topo"
+	"github.com/fared/fared/topo/locate"
+)
+
+// drainPrefix before a name means a drain in a simulation.
+const drainPrefix = "drain:"
+
+// look is the interval at which a worker reads the drains, which other workers may have changed, or whose time may have
+// come.
+const look = time.Second
+
+// followDrains keeps the granted drains. While the engine does not answer the last ones are in force.
+func (w *Worker) followDrains(ctx context.Context) {
+	if w.book == nil {
+		return
+	}
+	failed := false
+	for ctx.Err() == nil {
+		err := w.readDrains(ctx)
+		if err != nil && !failed && ctx.Err() == nil {
+			w.Log.Warn("the engine of drains does not answer", "error", err)
+		}
+		failed = err != nil
+		wait(ctx, look)
+	}
+}
+
+// readDrains reads the drains, and wakes the senders if they have changed.
+func (w *Worker) readDrains(ctx context.Context) error {
+	all, err := w.book.List(ctx)
+	if err != nil {
+		return err
+	}
+	if old := w.granted.Swap(&all); old == nil || !reflect.DeepEqual(*old, all) {
+		w.wakeAll()
+	}
+	return nil
+}
+
+// cables returns the servers' cables of a drained part.
+func (w *Worker) cables(part string) []*topo.Cable {
+	found, _ := w.fabric.Find(part) // a part of another description has none
+	return slices.DeleteFunc(slices.Clone(found), (*topo.Cable).Uplink)
+}
+
+// drainsOf returns the sub-ports that a node has to drain, nil while they are not known.
+func (w *Worker) drainsOf(n *topo.Node) *fleetv1.NodeDrains {
+	granted := w.granted.Load()
+	if granted == nil || n.Kind != topo.KindServer {
+		return nil
+	}
+	out := &fleetv1.NodeDrains{}
+	seen := map[string]bool{}
+	for _, d := range *granted {
+		for _, c := range w.cables(d.Part) {
+			if device := c.Down.Device; c.Down.Node == n && !seen[device] {
+				seen[device] = true
+				out.Drains = append(out.Drains, &fleetv1.NodeDrain{Device: device, Reason: d.Part + ", " + d.By + ": " + d.Reason})
+			}
+		}
+	}
+	return out
+}
+
+var errNoEngine = status.Error(codes.FailedPrecondition, "this worker keeps no drains: start it with --etcd")
+
+// Drain implements fleetv1.FleetServiceServer.
+func (w *Worker) Drain(ctx context.Context, req *fleetv1.DrainRequest) (*fleetv1.DrainResponse, error) {
+	if w.book == nil {
+		return nil, errNoEngine
+	}
+	if _, err := w.fabric.Find(req.Part); err != nil {
+		return nil, status.Error(codes.InvalidArgument, err.Error())
+	}
+	if len(w.cables(req.Part)) == 0 {
+		return nil, status.Errorf(codes.InvalidArgument, "%q has no sub-port of a server, which alone are drained", req.Part)
+	}
+	d := drain.Drain{Part: req.Part, By: grpcserve.CallerOf(ctx).String(), Reason: req.Reason}
+	if req.UntilNs > 0 {
+		d.Until = time.Unix(0, int64(req.UntilNs)).UTC()
+	}
+	if err := w.book.Grant(ctx, d); err != nil {
+		return nil, refused(err)
+	}
+	return &fleetv1.DrainResponse{}, refused(w.readDrains(ctx))
+}
+
+// refused gives an error of the book its code.
+func refused(err error) error {
+	var r *drain.Refusal
+	switch {
+	case err == nil:
+		return nil
+	case errors.As(err, &r):
+		return status.Error(codes.FailedPrecondition, err.Error())
+	case errors.Is(err, drain.ErrUnknown):
+		return status.Error(codes.NotFound, err.Error())
+	}
+	return status.Error(codes.Internal, err.Error())
+}
+
+// Undrain implements fleetv1.FleetServiceServer.
+func (w *Worker) Undrain(ctx context.Context, req *fleetv1.UndrainRequest) (*fleetv1.UndrainResponse, error) {
+	if w.book == nil {
+		return nil, errNoEngine
+	}
+	if err := w.book.Release(ctx, req.Part); err != nil {
+		return nil, refused(err)
+	}
+	return &fleetv1.UndrainResponse{}, refused(w.readDrains(ctx))
+}
+
+// ListDrains implements fleetv1.FleetServiceServer.
+func (w *Worker) ListDrains(ctx context.Context, _ *fleetv1.ListDrainsRequest) (*fleetv1.ListDrainsResponse, error) {
+	if w.book == nil {
+		return nil, errNoEngine
+	}
+	all, err := w.book.List(ctx)
+	if err != nil {
+		return nil, refused(err)
+	}
+	views, _ := w.views()
+	out := &fleetv1.ListDrainsResponse{}
+	for _, d := range all {
+		m := &fleetv1.GrantedDrain{Part: d.Part, By: d.By, Reason: d.Reason, GrantedNs: uint64(d.Granted.UnixNano())}
+		if !d.Until.IsZero() {
+			m.UntilNs = uint64(d.Until.UnixNano())
+		}
+		for _, c := range w.cables(d.Part) {
+			m.SubPorts++
+			v, at := views[c.Down.Node], slices.Index(w.fabric.At(c.Down.Node), c)
+			if v != nil && at < len(v.Ports) && v.Ports[at].State == locate.Drained {
+				m.Drained++
+			}
+		}
+		out.Drains = append(out.Drains, m)
+	}
+	return out, nil
+}
