@@ -15,6 +15,7 @@ import (
 
 	fleetv1 "github.com/fared/fared/api/fleet/v1"
 	"github.com/fared/fared/cmd/internal/cli"
+	"github.com/fared/fared/cmd/internal/clitest"
 	"github.com/fared/fared/internal/testkit/gate"
 	"github.com/fared/fared/internal/testkit/netnstest"
 	"github.com/fared/fared/topo"
@@ -100,6 +101,33 @@ func TestFleet(t *testing.T) {
 	for _, command := range []string{"fleet drain", "fleet drain leaf0 --until yesterday", "fleet worker " + file + " --keep-planes 3", "fleet whatif leaf7", "fleet whatif", "fleet top --count 2000", "fleet fault", "fleet worker " + file + " --listen 0.0.0.0:0"} {
 		refused(t, cli.ExitUsage, strings.Fields(command)...)
 	}
+}
+
+// TestFleetTLS asks a worker with certificates: without one it does not answer.
+func TestFleetTLS(t *testing.T) {
+	cert, key := clitest.Certificate(t)
+	free, err := net.Listen("tcp4", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	address := free.Addr().String()
+	free.Close()
+	refused(t, cli.ExitUsage, "fleet", "worker", "--listen", "0.0.0.0:0")
+	secure := func(certificate string) {
+		t.Setenv("FARED_TLS_CERT", certificate)
+		t.Setenv("FARED_TLS_KEY", key)
+		t.Setenv("FARED_TLS_CA", cert)
+	}
+	secure(cert)
+	start(t, "fleet", "worker", "--planes", "2", "--servers", "2", "--listen", address)
+	within(t, generous, func() error {
+		if o := fared(t, "fleet", "status", "--worker", address); o.Code != 0 {
+			return fmt.Errorf("exit %d: %s", o.Code, o.Err)
+		}
+		return nil
+	})
+	secure("")
+	refused(t, cli.ExitUnreachable, "fleet", "status", "--worker", address)
 }
 
 // TestFleetDrains drains a leaf with the real etcd: a second leaf is refused, and the drain is listed until its end.

@@ -2,15 +2,9 @@ package main
 
 import (
 	"bytes"
-	"crypto/ecdsa"
-	"crypto/elliptic"
-	"crypto/rand"
 	"crypto/tls"
 	"crypto/x509"
-	"crypto/x509/pkix"
-	"encoding/pem"
 	"errors"
-	"math/big"
 	"net"
 	"os"
 	"path/filepath"
@@ -26,6 +20,7 @@ import (
 
 	farev1 "github.com/fared/fared/api/fare/v1"
 	"github.com/fared/fared/cmd/internal/cli"
+	"github.com/fared/fared/cmd/internal/clitest"
 )
 
 // TestHungDaemon checks that a daemon that accepts connections and never answers does not block a command forever.
@@ -84,42 +79,13 @@ func TestExplain(t *testing.T) {
 
 // TestTLS checks that over TCP the command line sends its certificate, and names an invalid file.
 func TestTLS(t *testing.T) {
-	dir := t.TempDir()
-	file := func(name, kind string, der []byte) string {
-		path := filepath.Join(dir, name)
-		if err := os.WriteFile(path, pem.EncodeToMemory(&pem.Block{Type: kind, Bytes: der}), 0o600); err != nil {
-			t.Fatal(err)
-		}
-		return path
-	}
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		t.Fatal(err)
-	}
-	template := &x509.Certificate{
-		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "fared"}, NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour),
-		IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)}, IsCA: true, BasicConstraintsValid: true,
-		KeyUsage: x509.KeyUsageDigitalSignature | x509.KeyUsageCertSign, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth},
-	}
-	der, err := x509.CreateCertificate(rand.Reader, template, template, &key.PublicKey, key)
-	if err != nil {
-		t.Fatal(err)
-	}
-	private, err := x509.MarshalPKCS8PrivateKey(key)
-	if err != nil {
-		t.Fatal(err)
-	}
-	cert, secret := file("cert.pem", "CERTIFICATE", der), file("key.pem", "PRIVATE KEY", private)
+	cert, secret := clitest.Certificate(t)
 	pair, err := tls.LoadX509KeyPair(cert, secret)
 	if err != nil {
 		t.Fatal(err)
 	}
 	pool := x509.NewCertPool()
-	parsed, err := x509.ParseCertificate(der)
-	if err != nil {
-		t.Fatal(err)
-	}
-	pool.AddCert(parsed)
+	pool.AddCert(pair.Leaf)
 	l, err := net.Listen("tcp4", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
@@ -138,7 +104,7 @@ func TestTLS(t *testing.T) {
 	if out := must(t, "--socket", address, "status"); !strings.Contains(out, "v1.0.0") {
 		t.Errorf("status over TLS:\n%s", out)
 	}
-	t.Setenv("FARED_TLS_KEY", filepath.Join(dir, "none.pem"))
+	t.Setenv("FARED_TLS_KEY", filepath.Join(t.TempDir(), "none.pem"))
 	if text := refused(t, cli.ExitUsage, "--socket", address, "status"); !strings.Contains(text, "none.pem") {
 		t.Errorf("the error does not name the file: %s", text)
 	}

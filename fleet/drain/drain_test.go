@@ -212,9 +212,14 @@ func race(t *testing.T, f *topo.Fabric, engine Engine, random *rand.Rand) {
 // TestRaces checks races of operators for linearizability: the last plane is never granted twice.
 func TestRaces(t *testing.T) {
 	f := number(t, topo.Spec{Planes: 3, Servers: 2, SubPorts: 1})
-	random := rand.New(rand.NewPCG(23, 0))
-	for range gate.Count(t, gate.Models, 60, 10_000) {
-		race(t, f, &memory{}, random)
+	races := gate.Count(t, gate.Models, 60, 1000)
+	for seed := range gate.Count(t, gate.Models, 1, 10) {
+		t.Run(fmt.Sprint(seed), func(t *testing.T) {
+			random := rand.New(rand.NewPCG(23, uint64(seed)))
+			for range races {
+				race(t, f, &memory{}, random)
+			}
+		})
 	}
 }
 

@@ -3,6 +3,7 @@ package worker
 import (
 	"context"
 	"net"
+	"net/netip"
 	"runtime"
 	"testing"
 	"time"
@@ -10,6 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc"
 
+	fleetv1 "github.com/fared/fared/api/fleet/v1"
+	"github.com/fared/fared/lab/backend"
 	"github.com/fared/fared/topo"
 )
 
@@ -59,5 +62,30 @@ func BenchmarkFleet(b *testing.B) {
 		b.ReportMetric(time.Since(begun).Seconds(), "s/reconnect")
 		cancel()
 		stop()
+	}
+}
+
+// BenchmarkNamed measures the time from a lost carrier at a real daemon until a worker names the cable.
+func BenchmarkNamed(b *testing.B) {
+	f := number(b, topo.Spec{Planes: 2, Servers: 3, Underlay: netip.MustParsePrefix("127.0.0.0/8")})
+	l := listen(b)
+	serve(b, f, l)
+	client := ask(b, l.Addr().String())
+	fabric := daemons(b, f, l.Addr().String())
+	until(b, "all nodes report", func() bool {
+		m, err := client.GetFleet(b.Context(), &fleetv1.GetFleetRequest{}, grpc.WaitForReady(true))
+		return err == nil && m.ServersReporting == 3 && m.SwitchesReporting == 2 && len(m.Faults) == 0
+	})
+	for b.Loop() {
+		for _, connected := range []bool{false, true} {
+			if connected {
+				b.StopTimer()
+			}
+			if err := fabric.SetCables(b.Context(), []backend.Cable{{Cable: f.Cables[0], Connected: connected}}); err != nil {
+				b.Fatal(err)
+			}
+			until(b, "the cable is named, or no longer", func() bool { return (len(faults(b, client)) == 0) == connected })
+		}
+		b.StartTimer()
 	}
 }

@@ -3,6 +3,7 @@ package worker
 import (
 	"context"
 	"log/slog"
+	"math/rand/v2"
 	"net"
 	"net/netip"
 	"slices"
@@ -22,6 +23,7 @@ import (
 	"github.com/fared/fared/fleet/drain"
 	"github.com/fared/fared/fleet/report"
 	"github.com/fared/fared/internal/inprocess"
+	"github.com/fared/fared/internal/testkit/gate"
 	"github.com/fared/fared/lab/backend"
 	"github.com/fared/fared/topo"
 )
@@ -248,6 +250,72 @@ func (s *store) reports() map[string]*fleetv1.ReportRequest {
 	return all
 }
 
+// whole reports whether all workers have the states of all servers.
+func whole(f *topo.Fabric, all []*Worker) func() bool {
+	return func() bool {
+		first := all[0].reports()
+		for _, w := range all {
+			got := w.reports()
+			if len(got) != f.Servers {
+				return false
+			}
+			for id, m := range got {
+				if !proto.Equal(m, first[id]) {
+					return false
+				}
+			}
+		}
+		return true
+	}
+}
+
+// TestWorkersChaos ends one or two of three workers at random and starts them again, and requires the whole view of all
+// after each time.
+func TestWorkersChaos(t *testing.T) {
+	gate.Slow(t, gate.Models, "a hundred ends of workers")
+	f := number(t, topo.Spec{Planes: 2, Servers: 64})
+	var addresses []string
+	var listeners []net.Listener
+	for range 3 {
+		l := listen(t)
+		listeners, addresses = append(listeners, l), append(addresses, l.Addr().String())
+	}
+	workers, stops := make([]*Worker, 3), make([]func(), 3)
+	begin := func(i int, l net.Listener) {
+		workers[i], stops[i] = serve(t, f, l, slices.Delete(slices.Clone(addresses), i, i+1)...)
+	}
+	for i, l := range listeners {
+		begin(i, l)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	var done sync.WaitGroup
+	defer done.Wait()
+	defer cancel()
+	for _, n := range f.Server {
+		done.Go(func() { simulated(ctx, f, n, addresses) })
+	}
+	random := rand.New(rand.NewPCG(29, 0))
+	var worst time.Duration
+	for range 100 {
+		ended := random.Perm(3)[:1+random.IntN(2)]
+		for _, i := range ended {
+			stops[i]()
+		}
+		time.Sleep(time.Duration(random.IntN(500)) * time.Millisecond) // any moment of the reconnections
+		for _, i := range ended {
+			l, err := net.Listen("tcp4", addresses[i])
+			if err != nil {
+				t.Fatal(err)
+			}
+			begin(i, l)
+		}
+		back := time.Now()
+		until(t, "all workers have the whole view", whole(f, workers))
+		worst = max(worst, time.Since(back))
+	}
+	t.Logf("the whole view at most %s after the return", worst)
+}
+
 // TestWorkersAgree loses one of three workers: its nodes spread over the others, and every worker has the whole view.
 func TestWorkersAgree(t *testing.T) {
 	f := number(t, topo.Spec{Planes: 2, Servers: 24})
@@ -264,28 +332,13 @@ func TestWorkersAgree(t *testing.T) {
 		workers, stops = append(workers, w), append(stops, stop)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
+	var done sync.WaitGroup
+	defer done.Wait()
 	defer cancel()
 	for _, n := range f.Server {
-		go simulated(ctx, f, n, addresses)
+		done.Go(func() { simulated(ctx, f, n, addresses) })
 	}
-	whole := func(all []*Worker) func() bool {
-		return func() bool {
-			first := all[0].reports()
-			for _, w := range all {
-				got := w.reports()
-				if len(got) != f.Servers {
-					return false
-				}
-				for id, m := range got {
-					if !proto.Equal(m, first[id]) {
-						return false
-					}
-				}
-			}
-			return true
-		}
-	}
-	until(t, "three workers have the same view", whole(workers))
+	until(t, "three workers have the same view", whole(f, workers))
 	for _, w := range workers {
 		ours := 0
 		for _, n := range f.Server {
@@ -300,13 +353,13 @@ func TestWorkersAgree(t *testing.T) {
 		}
 	}
 	stops[1]()
-	until(t, "two workers have the same view", whole([]*Worker{workers[0], workers[2]}))
+	until(t, "two workers have the same view", whole(f, []*Worker{workers[0], workers[2]}))
 	l, err := net.Listen("tcp4", addresses[1])
 	if err != nil {
 		t.Fatal(err)
 	}
 	back, _ := serve(t, f, l, addresses[0], addresses[2])
-	until(t, "the restarted worker has the view", whole([]*Worker{workers[0], back, workers[2]}))
+	until(t, "the restarted worker has the view", whole(f, []*Worker{workers[0], back, workers[2]}))
 }
 
 // TestStates merges messages of a node: sections replace sections, a later connection everything, and old messages
