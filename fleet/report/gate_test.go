@@ -2,4 +2,4 @@ package report
 
 import "github.com/fared/fared/internal/testkit/gate"
 
-var _ = gate.Package{NoGoroutine: true}
+var _ = gate.Package{}
