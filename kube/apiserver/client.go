@@ -115,7 +115,8 @@ func (c *Client) Watch(ctx context.Context, path string, each func(kind string, 
 		return err
 	}
 	defer answer.Close()
-	for in := json.NewDecoder(&limited{r: answer}); ; {
+	size := &limited{r: answer}
+	for in := json.NewDecoder(size); ; {
 		var event struct {
 			Type   string
 			Object json.RawMessage
@@ -125,7 +126,7 @@ func (c *Client) Watch(ctx context.Context, path string, each func(kind string, 
 		} else if err != nil {
 			return fmt.Errorf("watch %s: %w", path, err)
 		}
-		in = json.NewDecoder(io.MultiReader(in.Buffered(), &limited{r: answer}))
+		size.n = 0
 		if event.Type == "ERROR" {
 			return fmt.Errorf("watch %s: %s", path, event.Object)
 		}
@@ -135,7 +136,7 @@ func (c *Client) Watch(ctx context.Context, path string, each func(kind string, 
 	}
 }
 
-// limited fails once a reader has returned too much for an event.
+// limited fails once a reader has returned too much since n was 0.
 type limited struct {
 	r io.Reader
 	n int

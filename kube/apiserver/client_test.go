@@ -114,10 +114,18 @@ func TestHang(t *testing.T) {
 	}
 }
 
+// event returns an event with a text of some size.
+func event(size int) string {
+	return fmt.Sprintf(`{"type":"MODIFIED","object":{"n":%q}}`+"\n", strings.Repeat("n", size))
+}
+
 // TestWatch checks the events of a stream, and its ends: by the server, by an event of type ERROR, by the caller.
 func TestWatch(t *testing.T) {
 	c, _ := start(t, func(w http.ResponseWriter, r *http.Request) {
 		fmt.Fprint(w, `{"type":"ADDED","object":{"n":1}}`, "\n", `{"type":"MODIFIED","object":{"n":2}}`, "\n")
+		if r.URL.Path == "/large" { // many small ones behind a large one, and one above the limit
+			fmt.Fprint(w, event(100_000), strings.Repeat(event(100), 1000), event(3*maxAnswer))
+		}
 		if r.URL.Path == "/error" {
 			fmt.Fprint(w, `{"type":"ERROR","object":{"message":"too old"}}`)
 		}
@@ -132,6 +140,10 @@ func TestWatch(t *testing.T) {
 	}
 	if err := c.Watch(context.Background(), "/error", each); err == nil || !strings.Contains(err.Error(), "too old") {
 		t.Error(err)
+	}
+	got = nil
+	if err := c.Watch(context.Background(), "/large", each); err == nil || !strings.Contains(err.Error(), "an event is too large") || len(got) != 2+1+1000 {
+		t.Errorf("%v, %d events", err, len(got))
 	}
 	enough := errors.New("enough")
 	if err := c.Watch(context.Background(), "/watch", func(string, json.RawMessage) error { return enough }); !errors.Is(err, enough) {
