@@ -25,6 +25,8 @@ const (
 	chart     = "../../charts/fared"
 	release   = "fared"
 	namespace = "fared-system"
+	// kubernetes is the cluster's version, which the libraries take for that of their own build.
+	kubernetes = "v1.37.2"
 )
 
 // sets returns the sets of values of the chart, by name.
@@ -61,7 +63,9 @@ func render3(values map[string]any) (map[string]string, error) {
 	if err != nil {
 		return nil, err
 	}
-	v, err := helm3.ToRenderValues(c, values, helm3.ReleaseOptions{Name: release, Namespace: namespace, IsInstall: true, Revision: 1}, helm3.DefaultCapabilities)
+	capabilities := helm3.DefaultCapabilities.Copy()
+	capabilities.KubeVersion.Version = kubernetes
+	v, err := helm3.ToRenderValues(c, values, helm3.ReleaseOptions{Name: release, Namespace: namespace, IsInstall: true, Revision: 1}, capabilities)
 	if err != nil {
 		return nil, err
 	}
@@ -74,7 +78,9 @@ func render4(values map[string]any) (map[string]string, error) {
 	if err != nil {
 		return nil, err
 	}
-	v, err := helm4values.ToRenderValues(c, values, helm4.ReleaseOptions{Name: release, Namespace: namespace, IsInstall: true, Revision: 1}, helm4.DefaultCapabilities)
+	capabilities := helm4.DefaultCapabilities.Copy()
+	capabilities.KubeVersion.Version = kubernetes
+	v, err := helm4values.ToRenderValues(c, values, helm4.ReleaseOptions{Name: release, Namespace: namespace, IsInstall: true, Revision: 1}, capabilities)
 	if err != nil {
 		return nil, err
 	}

@@ -6,6 +6,7 @@ import (
 	"strings"
 	"testing"
 
+	admissionv1 "k8s.io/api/admissionregistration/v1"
 	appsv1 "k8s.io/api/apps/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
@@ -32,6 +33,9 @@ func nodeState(t *testing.T, options string) []string {
 		if c.Name == "kube" {
 			rights = append(rights, fmt.Sprintf("user %d", *c.SecurityContext.RunAsUser))
 		}
+	}
+	if find[*admissionv1.ValidatingAdmissionPolicy](all, "") == nil || find[*admissionv1.ValidatingAdmissionPolicyBinding](all, "") == nil {
+		t.Errorf("%s: no policy limits a pod to its node", options)
 	}
 	if crd := find[*apiextensionsv1.CustomResourceDefinition](all, "farednodestates.fared.io"); crd != nil {
 		rights = append(rights, "CRD")
