@@ -19,10 +19,10 @@ import (
 
 var _ = gate.Package{WithoutRaceDetector: "drives other processes", HostNetwork: "fetches modules from the module proxy"}
 
-// TestKube runs the tests of interop/kube, a separate module: Helm's libraries lint and render the chart, and the
-// API's types judge the manifests.
+// TestKube runs the tests of interop/kube, a separate module: Helm's libraries lint and render the chart, the API's
+// types judge the manifests, and fared-kube writes to a real API server.
 func TestKube(t *testing.T) {
-	gate.Slow(t, gate.Kube, "compiles Helm 3 and 4 and the types of Kubernetes")
+	gate.Slow(t, gate.Kube, "compiles Helm 3 and 4 and an API server of Kubernetes")
 	test := exec.Command("go", "test", "-C", "../interop/kube", "-count=1", "./...")
 	test.Env = append(os.Environ(), "CGO_ENABLED=0", "FARED_BINARY="+binary.Fared(t))
 	if out, err := test.CombinedOutput(); err != nil {

@@ -35,7 +35,7 @@ const (
 	Systemd    Part = "systemd"    // packages and units under systemd
 	Chaos      Part = "chaos"      // random failures and restarts, the contest with FRR and BIRD
 	VM         Part = "vm"         // virtual machines with Debian's kernels
-	Kube       Part = "kube"       // the chart by Helm and the types of Kubernetes' API
+	Kube       Part = "kube"       // the chart by Helm, and an API server of Kubernetes
 )
 
 // Parts returns all parts, in the order in which they run.
