@@ -80,16 +80,23 @@ func credentials(t *testing.T) string {
 	return dir
 }
 
-// start starts an API server until the test ends, and returns an administrator's client of it.
-func start(t *testing.T) (admin *apiserver.Client, base, dir string) {
+// freePort returns a port of 127.0.0.1 that no program has now.
+func freePort(t *testing.T) string {
 	t.Helper()
-	dir = credentials(t)
 	free, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
+	defer free.Close()
 	_, port, _ := net.SplitHostPort(free.Addr().String())
-	free.Close()
+	return port
+}
+
+// start starts an API server until the test ends, and returns an administrator's client of it.
+func start(t *testing.T) (admin *apiserver.Client, base, dir string) {
+	t.Helper()
+	dir = credentials(t)
+	port := freePort(t)
 	server := exec.Command(os.Args[0])
 	server.Env = append(os.Environ(), serverVariable+"="+dir, serverVariable+"_PORT="+port)
 	log, err := os.Create(filepath.Join(dir, "log"))

@@ -59,12 +59,9 @@ type cluster struct {
 	log     testlog.Log // of agents
 }
 
-// newCluster starts an API server, and applies the manifests of a set of values.
-func newCluster(t *testing.T) *cluster {
+// render returns the manifests of the set of values with all options of fared-kube, by file.
+func render(t *testing.T) map[string]string {
 	t.Helper()
-	c := &cluster{t: t, account: t.TempDir()}
-	c.admin, c.base, c.dir = start(t)
-	c.must(http.MethodPost, "/api/v1/namespaces", object{"metadata": object{"name": namespace}}, nil)
 	text, err := os.ReadFile("../../../charts/fared/ci/state.yaml")
 	if err != nil {
 		t.Fatal(err)
@@ -88,7 +85,16 @@ func newCluster(t *testing.T) *cluster {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for name, file := range files {
+	return files
+}
+
+// newCluster starts an API server, and applies the manifests of a set of values.
+func newCluster(t *testing.T) *cluster {
+	t.Helper()
+	c := &cluster{t: t, account: t.TempDir()}
+	c.admin, c.base, c.dir = start(t)
+	c.must(http.MethodPost, "/api/v1/namespaces", object{"metadata": object{"name": namespace}}, nil)
+	for name, file := range render(t) {
 		if strings.HasSuffix(name, ".yaml") {
 			for document := range strings.SplitSeq(file, "\n---") {
 				c.apply(document)
