@@ -20,6 +20,7 @@ import (
 	"github.com/fared/fared/internal/testkit/netnstest"
 	"github.com/fared/fared/internal/testkit/testbed"
 	"github.com/fared/fared/kube/nodestate"
+	"github.com/fared/fared/kube/pacer"
 	"github.com/fared/fared/kube/sentinel"
 )
 
@@ -220,7 +221,7 @@ func (s *sink) due(now time.Time) (keys []string) {
 			return keys
 		}
 		keys = append(keys, key)
-		s.pacer.Done(now, false, 0)
+		s.pacer.Done(now, pacer.Written, 0)
 	}
 }
 

@@ -6,6 +6,9 @@ import (
 	"sync"
 	"time"
 
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
 	"github.com/fared/fared/kube/apiserver"
 	"github.com/fared/fared/kube/pacer"
 )
@@ -65,9 +68,20 @@ func (s *sink) run(ctx context.Context) {
 		}
 		s.report(failed, key, err)
 		s.mu.Lock()
-		s.pacer.Done(s.now(), err != nil, apiserver.Wait(err, pacer.RetryLast))
+		s.pacer.Done(s.now(), result(err), apiserver.Wait(err, pacer.RetryLast))
 		s.mu.Unlock()
 	}
+}
+
+// result returns the result of a write.
+func result(err error) pacer.Result {
+	switch {
+	case err == nil:
+		return pacer.Written
+	case apiserver.Refused(err) || status.Code(err) == codes.Unavailable:
+		return pacer.Refused
+	}
+	return pacer.Failed
 }
 
 // report logs a failure that differs from the last one of the key, and the end of failures.

@@ -55,6 +55,13 @@ func Is(err error, code int) bool {
 	return errors.As(err, &e) && e.Code == code
 }
 
+// Refused reports whether a call certainly has had no effect: the API server has refused it, or was not reached.
+func Refused(err error) bool {
+	var e *Error
+	var dial *net.OpError
+	return errors.As(err, &e) && e.Code < 500 || errors.As(err, &dial) && dial.Op == "dial"
+}
+
 // Wait returns how long the API server asks to wait, at most limit.
 func Wait(err error, limit time.Duration) time.Duration {
 	var e *Error

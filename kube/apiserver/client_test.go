@@ -79,6 +79,9 @@ func TestFailures(t *testing.T) {
 		fail = test.fail
 		var out struct{ A int }
 		err := c.Do(context.Background(), http.MethodGet, "/x", "", nil, &out)
+		if Refused(err) != (name == "busy") {
+			t.Errorf("%s: refused: %v", name, Refused(err))
+		}
 		if err == nil || !strings.Contains(err.Error(), "GET /x: ") || !strings.Contains(err.Error(), test.want) || Wait(err, time.Minute) != test.wait || Wait(err, time.Second) > time.Second {
 			t.Errorf("%s: %v, wait %v", name, err, Wait(err, time.Minute))
 		}
@@ -86,6 +89,10 @@ func TestFailures(t *testing.T) {
 		if err := c.Do(context.Background(), http.MethodGet, "/x", "", nil, &out); err != nil || out.A != 3 {
 			t.Errorf("after %s: %v", name, err)
 		}
+	}
+	absent := New("http://127.0.0.1:1", dir)
+	if err := absent.Do(context.Background(), http.MethodGet, "/x", "", nil, nil); !Refused(err) {
+		t.Error(err)
 	}
 	write(t, dir, "ca.crt", "no certificate")
 	c = New(c.base, dir)

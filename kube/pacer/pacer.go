@@ -135,14 +135,26 @@ func (p *Pacer) count(now time.Time) {
 // when returns the time from which on there are n tokens.
 func (p *Pacer) when(n time.Duration) time.Time { return p.counted.Add(max(0, n*Refill-p.credit)) }
 
-// Done reports the result of the write under way. A failed one costs no token, and is repeated after a delay that
-// doubles, or after wait if that is longer.
-func (p *Pacer) Done(now time.Time, failed bool, wait time.Duration) {
+// Result is the end of a write.
+type Result int
+
+// The results. A refused write has had no effect, and costs no token; one that failed may have had its effect.
+const (
+	Written Result = iota
+	Refused
+	Failed
+)
+
+// Done reports the result of the write under way. One that is refused or failed is repeated after a delay that doubles,
+// or after wait if that is longer.
+func (p *Pacer) Done(now time.Time, r Result, wait time.Duration) {
 	e := p.flying
 	p.flying = nil
 	p.count(now)
-	if failed {
+	if r == Refused {
 		p.credit = min(Burst*Refill, p.credit+Refill)
+	}
+	if r != Written {
 		e.delay = min(max(2*e.delay, retryFirst), RetryLast)
 		e.retry = now.Add(max(e.delay, wait))
 		e.stale = true // the server may have written it all the same

@@ -18,7 +18,7 @@ type server struct {
 	t       *testing.T
 	p       *Pacer
 	now     time.Time
-	down    bool
+	result  Result // of all writes; a failed one has its effect half the time
 	objects map[string]string
 	writes  []time.Time
 	tries   int
@@ -36,11 +36,11 @@ func (s *server) run(d time.Duration) {
 		switch {
 		case ok:
 			s.tries++
-			if !s.down {
+			if s.result == Written || s.result == Failed && s.tries%2 == 0 {
 				s.objects[key] = o.Body
 				s.writes = append(s.writes, s.now)
 			}
-			s.p.Done(s.now, s.down, 0)
+			s.p.Done(s.now, s.result, 0)
 		case wake.IsZero() || wake.After(end):
 			s.now = end
 			return
@@ -145,7 +145,7 @@ func TestRandom(t *testing.T) {
 		for range 200 {
 			switch r.IntN(8) {
 			case 0:
-				s.down = !s.down
+				s.result = Result(r.IntN(3))
 			case 1:
 				s.p.Refresh(s.now)
 			case 2, 3:
@@ -156,12 +156,12 @@ func TestRandom(t *testing.T) {
 				s.p.Want(s.now, key, Object{want[key], want[key][:1]})
 			}
 		}
-		s.down = true
+		s.result = Refused
 		before := s.tries
 		if s.run(10 * time.Minute); s.tries-before > 4*(10*60/5+3) {
 			t.Fatalf("seed %d: %d attempts in ten minutes of an outage", seed, s.tries-before)
 		}
-		s.down = false
+		s.result = Written
 		s.run(10 * time.Second)
 		for key, body := range want {
 			if s.objects[key] != body {
@@ -184,13 +184,13 @@ func TestOneAtATime(t *testing.T) {
 	if _, _, wake, ok := p.Next(epoch); ok || !wake.IsZero() {
 		t.Error("a second write is under way")
 	}
-	p.Done(epoch.Add(time.Second), false, 0)
+	p.Done(epoch.Add(time.Second), Written, 0)
 	for _, want := range []string{"b1", "a2"} {
 		key, o, _, ok := p.Next(epoch.Add(time.Second))
 		if !ok || key+o.Body != want {
 			t.Errorf("%s%s is written, want %s", key, o.Body, want)
 		}
-		p.Done(epoch.Add(time.Second), false, 0)
+		p.Done(epoch.Add(time.Second), Written, 0)
 	}
 }
 
@@ -201,14 +201,14 @@ func TestFailure(t *testing.T) {
 	now := epoch
 	for i, step := range []struct {
 		body   string
-		failed bool
-	}{{"1", false}, {"2", true}, {"1", false}} {
+		result Result
+	}{{"1", Written}, {"2", Failed}, {"1", Written}} {
 		p.Want(now, "a", Object{step.body, step.body})
 		now = now.Add(time.Minute)
 		if _, o, _, ok := p.Next(now); !ok || o.Body != step.body {
 			t.Fatalf("step %d: %v, %+v", i, ok, o)
 		}
-		p.Done(now, step.failed, 0)
+		p.Done(now, step.result, 0)
 	}
 	if _, _, wake, ok := p.Next(now); ok || !wake.IsZero() {
 		t.Error("an object is written twice")
@@ -220,7 +220,7 @@ func TestWait(t *testing.T) {
 	p := New(epoch)
 	p.Want(epoch, "a", Object{"1", "1"})
 	p.Next(epoch)
-	p.Done(epoch, true, 7*time.Second)
+	p.Done(epoch, Refused, 7*time.Second)
 	if _, _, wake, ok := p.Next(epoch); ok || wake != epoch.Add(7*time.Second) {
 		t.Errorf("the next attempt is at %v", wake)
 	}
