@@ -25,7 +25,7 @@ import (
 const (
 	// pace is the least time between two reads of the daemon, quiet the greatest one.
 	pace  = 100 * time.Millisecond
-	quiet = 5 * time.Second
+	quiet = 2 * time.Second
 	// retry is the time between attempts to reach a worker, or the daemon.
 	retry = 500 * time.Millisecond
 	// home is the time after which a worker that is not the first is left.
