@@ -14,5 +14,5 @@ tools=$(mktemp -d)
 trap 'rm -rf "$tools"' EXIT
 GOBIN=$tools ${GO:-go} install "$1/protoc-gen-buf-lint@$2" "$1/protoc-gen-buf-breaking@$2"
 export PATH=$tools:$PATH
-protoc -I api --buf-lint_out="$tools" --buf-lint_opt='{"input_config":"api/buf.yaml","timeout":600000000000}' api/fare/v1/*.proto
-protoc -I api --buf-breaking_out="$tools" --buf-breaking_opt='{"against_input":"api/baseline.binpb.gz","input_config":"api/buf.yaml","timeout":600000000000}' api/fare/v1/*.proto
+protoc -I api --buf-lint_out="$tools" --buf-lint_opt='{"input_config":"api/buf.yaml","timeout":600000000000}' api/*/v1/*.proto
+protoc -I api --buf-breaking_out="$tools" --buf-breaking_opt='{"against_input":"api/baseline.binpb.gz","input_config":"api/buf.yaml","timeout":600000000000}' api/*/v1/*.proto
