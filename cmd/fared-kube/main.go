@@ -21,7 +21,7 @@ import (
 func main() { cli.Main(newRoot) }
 
 const about = `fared-kube shows the planes of a Kubernetes node: as a FaredNodeState, node conditions and
-labels, taints of devices, and events of NVSentinel. It is a container of the chart (docs/kubernetes.md).`
+labels, taints of devices, and events of NVSentinel. It is a container of fared's chart.`
 
 func newRoot(e *cli.Env) *cobra.Command {
 	root := cli.NewRoot(e, "Shows the planes of a node to Kubernetes", about, []cli.Group{

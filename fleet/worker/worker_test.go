@@ -541,13 +541,14 @@ func TestDrain(t *testing.T) {
 	if _, err := client.Undrain(t.Context(), &fleetv1.UndrainRequest{Part: "leaf1"}); status.Code(err) != codes.NotFound {
 		t.Errorf("the end of no drain: %v", err)
 	}
-	manual := &farev1.DrainTarget{Target: &farev1.DrainTarget_SubPort{SubPort: f.At(f.Server[0])[2].Down.Device}}
+	device := f.At(f.Server[0])[2].Down.Device
+	manual := &farev1.DrainTarget{Target: &farev1.DrainTarget_SubPort{SubPort: device}}
 	if _, err := b.API(f.Server[0]).Drain(t.Context(), &farev1.DrainRequest{Target: manual, Reason: "by hand"}); err != nil {
 		t.Fatal(err)
 	}
 	until(t, "the drain by hand reaches the worker", func() bool {
 		m, err := client.GetFleet(t.Context(), &fleetv1.GetFleetRequest{})
-		return err == nil && len(m.Drained) == 1
+		return err == nil && slices.Equal(m.Drained, []string{f.Server[0].Name + "/" + device}) // and no drain of before
 	})
 	if _, err := client.Drain(t.Context(), &fleetv1.DrainRequest{Part: "leaf0"}); status.Code(err) != codes.FailedPrecondition {
 		t.Errorf("next to a drain by hand: %v", err)
