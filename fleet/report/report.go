@@ -74,6 +74,20 @@ func Run(ctx context.Context, c Config) error {
 	return err
 }
 
+// complaint logs an error once, until another one follows or the work succeeds. Each goroutine has its own.
+type complaint string
+
+func (c *complaint) note(log *slog.Logger, text string, err error, args ...any) {
+	if err == nil {
+		*c = ""
+		return
+	}
+	if now := complaint(err.Error()); now != *c {
+		*c = now
+		log.Warn(text, append(args, "error", status.Convert(err).Message())...)
+	}
+}
+
 // ring wakes a receiver.
 func ring(c chan struct{}) {
 	select {
@@ -124,9 +138,13 @@ func (r *reporter) weights(ctx context.Context) {
 
 // read reads the daemon after events, and now and then.
 func (r *reporter) read(ctx context.Context) {
+	var silent complaint
 	for ctx.Err() == nil {
-		if err := r.readOnce(ctx); err != nil && ctx.Err() == nil {
-			r.Log.Warn("the daemon does not answer", "error", err)
+		err := r.readOnce(ctx)
+		if ctx.Err() != nil {
+			return
+		}
+		if silent.note(r.Log, "the daemon does not answer, and is asked again", err); err != nil {
 			wait(ctx, retry)
 		}
 		wait(ctx, pace)
@@ -184,6 +202,10 @@ func (r *reporter) send(ctx context.Context) error {
 		}
 	}
 	node, _ := r.state()
+	failed := map[string]*complaint{}
+	for _, worker := range r.Workers {
+		failed[worker] = new(complaint)
+	}
 	for {
 		for i, worker := range Order(r.Workers, node.RouterId) {
 			until := ctx
@@ -199,7 +221,7 @@ func (r *reporter) send(ctx context.Context) error {
 			case code == codes.InvalidArgument || code == codes.PermissionDenied || code == codes.Unimplemented:
 				return fmt.Errorf("worker %s: %s", worker, status.Convert(err).Message())
 			}
-			r.Log.Warn("no report reaches the worker", "worker", worker, "error", status.Convert(err).Message())
+			failed[worker].note(r.Log, "no report reaches the worker, and it is tried again", err, "worker", worker)
 			if errors.Is(until.Err(), context.DeadlineExceeded) {
 				break
 			}

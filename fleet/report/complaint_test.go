@@ -1,0 +1,26 @@
+package report
+
+import (
+	"bytes"
+	"errors"
+	"log/slog"
+	"strings"
+	"testing"
+)
+
+// TestComplaint checks that an error that lasts has one line, and one more after a success.
+func TestComplaint(t *testing.T) {
+	var out bytes.Buffer
+	log := slog.New(slog.NewTextHandler(&out, nil))
+	var c complaint
+	for _, err := range []error{errors.New("a"), errors.New("a"), errors.New("b"), errors.New("b"), nil, nil, errors.New("b")} {
+		c.note(log, "silent", err, "worker", "w")
+	}
+	var got []string
+	for line := range strings.Lines(out.String()) {
+		got = append(got, line[strings.Index(line, "worker="):])
+	}
+	if text := strings.Join(got, ""); text != "worker=w error=a\nworker=w error=b\nworker=w error=b\n" {
+		t.Errorf("logged\n%s", out.String())
+	}
+}
