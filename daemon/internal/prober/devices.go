@@ -1,7 +1,6 @@
 package prober
 
 import (
-	"net"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -52,10 +51,26 @@ func (d *devices) at(now time.Time, index int) (string, int) {
 			return d.names[i], i
 		}
 	}
-	if ifi, err := net.InterfaceByIndex(index); err == nil {
-		return ifi.Name, -1
+	return nameOf(index), -1
+}
+
+// nameOf returns the name of a device, "" if there is none. It asks for this device alone: net.InterfaceByIndex reads all
+// devices of the host with all of their attributes.
+func nameOf(index int) string {
+	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return ""
 	}
-	return "", -1
+	defer unix.Close(fd)
+	request, err := unix.NewIfreq("-") // the kernel writes the name
+	if err != nil {
+		return ""
+	}
+	request.SetUint32(uint32(index))
+	if unix.IoctlIfreq(fd, unix.SIOCGIFNAME, request) != nil {
+		return ""
+	}
+	return request.Name()
 }
 
 // indexOf returns the index of a sub-port's device, 0 if there is none.
@@ -71,12 +86,16 @@ func (d *devices) indexOf(subPort int) int {
 // left returns the device by which a packet has left toward an expected sub-port: that one if it is among those that
 // have carried it, otherwise the last of them; "" if none is known.
 func (d *devices) left(now time.Time, indexes []int, expected int) (string, int) {
-	name, subPort := "", -1
-	for _, i := range indexes {
-		name, subPort = d.at(now, i)
-		if subPort >= 0 && subPort == expected {
-			break
+	for _, oldest := range []time.Duration{devicesAge, strangeAge} {
+		d.refresh(now, oldest)
+		for _, index := range indexes {
+			if i, ok := d.indexes[index]; ok && i == expected {
+				return d.names[i], i
+			}
 		}
 	}
-	return name, subPort
+	if len(indexes) == 0 {
+		return "", -1
+	}
+	return d.at(now, indexes[len(indexes)-1])
 }
