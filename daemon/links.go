@@ -31,6 +31,8 @@ type LinkEvent struct {
 	Netdev string
 	// Transitions counts the changes of Up since the start; a gap indicates a flap that was folded into one event.
 	Transitions uint64
+	// Addresses counts the addresses that the device has received since the start.
+	Addresses uint64
 }
 
 // LinkSource reports the state of the sub-ports' devices. Take returns the last state of each device that has changed
@@ -227,7 +229,7 @@ func (n *netlinkLinks) Take(buf []LinkEvent) []LinkEvent {
 	for _, e := range n.buf {
 		buf = append(buf, LinkEvent{
 			SubPort: n.indexes[e.SubPort], Up: e.Up, Speed: e.Speed, SpeedSource: string(e.SpeedSource), Reason: e.Reason, Persistent: e.Persistent, Absent: e.Absent, Netdev: e.Name,
-			Transitions: e.Transitions,
+			Transitions: e.Transitions, Addresses: e.Addresses,
 		})
 	}
 	return buf
@@ -261,6 +263,9 @@ func rises(a, b *LinkEvent) bool {
 func (l *loop) link(ev *LinkEvent) {
 	damping := &l.core.Config().Links.Damping
 	l.links[ev.SubPort].damping.fail(damping, failures(&l.links[ev.SubPort].received, ev), l.wokenAt)
+	if ev.Addresses > l.links[ev.SubPort].received.Addresses {
+		defer l.retry(ev.SubPort)
+	}
 	l.links[ev.SubPort].received = *ev
 	if ev.Speed != 0 {
 		l.links[ev.SubPort].known = ev.Speed
@@ -285,6 +290,15 @@ func (l *loop) link(ev *LinkEvent) {
 	default:
 		l.applyLink(ev)
 		cur.held = false
+	}
+}
+
+// retry makes the sessions over a sub-port connect now: its device has a new address.
+func (l *loop) retry(subPort int) {
+	for i := range l.core.Layout().Sessions {
+		if l.core.Layout().Sessions[i].SubPort == subPort {
+			l.d.speaker.Retry(i)
+		}
 	}
 }
 

@@ -73,6 +73,9 @@ type Event struct {
 	// Transitions counts the changes of Up since the start. If it has grown by two with Up unchanged, the reader has
 	// missed a flap.
 	Transitions uint64
+	// Addresses counts the addresses that the device has received since the start: with a new one a connection may be
+	// possible that was not before.
+	Addresses uint64
 }
 
 // Stats counts the work of the namespace goroutines.
@@ -146,6 +149,7 @@ func (w *Watcher) Continue(was *Watcher, at []int) {
 		}
 		w.state[i], w.known[i], w.dirty[i] = was.state[from], was.known[from], was.dirty[from]
 		w.state[i].SubPort = i
+		w.port(i).addresses = was.state[from].Addresses
 		if w.dirty[i] {
 			select {
 			case w.ready <- struct{}{}:
@@ -153,6 +157,16 @@ func (w *Watcher) Continue(was *Watcher, at []int) {
 			}
 		}
 	}
+}
+
+// port returns the port of a sub-port.
+func (w *Watcher) port(subPort int) *port {
+	for _, n := range w.namespaces {
+		if i := slices.IndexFunc(n.ports, func(p *port) bool { return p.index == subPort }); i >= 0 {
+			return n.ports[i]
+		}
+	}
+	panic("New has made no such port")
 }
 
 // checkDevice rejects strings that can never be an interface's name, because a wrong name would otherwise look like a

@@ -182,6 +182,22 @@ func TestContinue(t *testing.T) {
 	}
 }
 
+// TestAddresses counts the addresses that a device receives.
+func TestAddresses(t *testing.T) {
+	netnstest.Require(t)
+	server, leaf := netnstest.New(t), netnstest.New(t)
+	server.Sysctl("net.ipv6.conf.default.disable_ipv6=1")
+	netnstest.Cable(t, server, "e0", "", leaf, "s0", "")
+	netnstest.Cable(t, server, "e1", "", leaf, "s1", "")
+	w := watch(t, nil, SubPort{Device: "e0", Netns: server.Name})
+	w.untilUp(t, 0)
+	for i, address := range []string{"192.0.2.0/31", "192.0.2.8/31"} {
+		server.Addr("e1", fmt.Sprintf("198.51.100.%d/31", 2*i))
+		server.Addr("e0", address)
+		w.until(t, 0, "a new address", func(e Event) bool { return e.Up && e.Addresses == uint64(i+1) })
+	}
+}
+
 // TestAlternativeName follows a device by an alternative name that it receives later, through renames and until the
 // name is removed.
 func TestAlternativeName(t *testing.T) {

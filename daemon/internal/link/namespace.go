@@ -59,6 +59,7 @@ type port struct {
 	speed     fare.Bandwidth
 	source    Source
 	needsRead bool // the speed must be queried
+	addresses uint64
 }
 
 // run watches until ctx ends; after a failure it reopens the namespace.
@@ -248,6 +249,16 @@ func (n *namespace) apply(m rtnl.Message) {
 				n.applyLink(p, l, m.Kind == unix.RTM_DELLINK)
 			}
 		}
+	case unix.RTM_NEWADDR:
+		if len(m.Body) < unix.SizeofIfAddrmsg {
+			return
+		}
+		index := int(int32(binary.NativeEndian.Uint32(m.Body[4:])))
+		for _, p := range n.ports {
+			if p.present && p.link.index == index {
+				p.addresses++
+			}
+		}
 	case unix.RTM_NEWQDISC, unix.RTM_DELQDISC, unix.RTM_NEWTCLASS, unix.RTM_DELTCLASS:
 		if len(m.Body) < sizeofTcmsg {
 			return
@@ -387,7 +398,7 @@ func (n *namespace) reportAll() {
 }
 
 func (n *namespace) report(p *port) {
-	e := Event{SubPort: p.index, Speed: p.speed, SpeedSource: p.source, Reason: p.gone, Persistent: true, Absent: !p.present}
+	e := Event{SubPort: p.index, Speed: p.speed, SpeedSource: p.source, Reason: p.gone, Persistent: true, Absent: !p.present, Addresses: p.addresses}
 	if p.configured != 0 {
 		e.Speed, e.SpeedSource = p.configured, SourceConfig
 	}

@@ -29,7 +29,7 @@ type sockets struct {
 const skipStatistics = 1 << 3
 
 // groups are the multicast groups to which a watch subscribes.
-const groups = unix.RTMGRP_LINK | unix.RTMGRP_TC
+const groups = unix.RTMGRP_LINK | unix.RTMGRP_TC | unix.RTMGRP_IPV4_IFADDR | unix.RTMGRP_IPV6_IFADDR
 
 // openSockets opens the sockets inside the namespace.
 func openSockets(name string, receiveBuffer int) (*sockets, error) {

@@ -326,6 +326,31 @@ func TestBFDHastens(t *testing.T) {
 	})
 }
 
+// TestRetry checks that a session connects at once when it is asked to, unless it is held or has a connection.
+func TestRetry(t *testing.T) {
+	for name, c := range map[string]struct {
+		session  *session
+		connects bool
+	}{
+		"waits": {&session{}, true}, "is held": {&session{held: &heldError{}}, false}, "has a connection": {&session{current: &incarnation{}}, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s, stopped := c.session, false
+			s.changed, s.stopDial = make(chan struct{}), func() { stopped = true }
+			changed := s.changed
+			s.retry()
+			select {
+			case <-changed:
+			default:
+				changed = nil
+			}
+			if stopped != c.connects || (changed != nil) != c.connects {
+				t.Errorf("dial stopped: %v, connects: %v, want %v", stopped, changed != nil, c.connects)
+			}
+		})
+	}
+}
+
 // TestBFDUpBeforeBGPGoesDown checks what BFD that came up before BGP does to it: silence ends the session. So does a
 // leaf that signals that BFD is down, except at first, when the leaf begins BFD again because BGP has come up.
 func TestBFDUpBeforeBGPGoesDown(t *testing.T) {

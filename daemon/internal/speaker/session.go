@@ -47,6 +47,7 @@ type session struct {
 	held       *heldError              // why the session must not run; nil permits it
 	changed    chan struct{}           // closed when the session should connect at once, or must not run any more
 	cancel     context.CancelCauseFunc // ends the current attempt or incarnation
+	stopDial   func()                  // ends the search for the peer and the dial; nil unless there is one
 	current    *incarnation            // nil between incarnations
 	bfd        *bfd.Session            // nil if there is none
 	bfdEnds    [2]netip.Addr           // our and the peer's address of bfd, without zones
@@ -275,6 +276,20 @@ func (s *session) setAdmin(up bool, reason string) {
 	}
 }
 
+// retry implements Retry.
+func (s *session) retry() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.held != nil || s.current != nil {
+		return
+	}
+	close(s.changed)
+	s.changed = make(chan struct{})
+	if s.stopDial != nil {
+		s.stopDial()
+	}
+}
+
 // clearedError ends an established session that its owner has cleared.
 type clearedError struct{ cause string }
 
@@ -365,12 +380,16 @@ func (s *session) connect(ctx context.Context, limit time.Duration) (*net.TCPCon
 	if s.conf.Passive {
 		return s.awaitPeer(ctx)
 	}
-	peer, err := s.neighbor(ctx)
+	dialing, stop := context.WithCancel(ctx)
+	defer stop()
+	s.setStopDial(stop)
+	defer s.setStopDial(nil)
+	peer, err := s.neighbor(dialing)
 	if err != nil {
 		return nil, err
 	}
 	s.meet(peer)
-	conn, err := s.dial(ctx, peer, limit)
+	conn, err := s.dial(dialing, peer, limit)
 	if ctx.Err() != nil {
 		if conn != nil {
 			conn.Close()
@@ -381,6 +400,12 @@ func (s *session) connect(ctx context.Context, limit time.Duration) (*net.TCPCon
 		return nil, fmt.Errorf("connect to %v: %w", netip.AddrPortFrom(peer, s.conf.Port), plain(err))
 	}
 	return conn, nil
+}
+
+func (s *session) setStopDial(stop func()) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.stopDial = stop
 }
 
 // awaitPeer waits until the peer of a passive session has connected. Meanwhile it finds the peer and begins BFD,

@@ -185,6 +185,10 @@ func (s *Speaker) SetAdminState(session int, up bool, reason string) {
 	s.sessions[session].setAdmin(up, reason)
 }
 
+// Retry makes a session that has no connection connect immediately, regardless of pending timers: what it failed for may
+// have changed. It never blocks.
+func (s *Speaker) Retry(session int) { s.sessions[session].retry() }
+
 // Clear closes an established session with Cease, Administrative Reset (RFC 4486); the session connects again at once.
 // The cause, text for people, is the reason of SessionDown. An error means that the session is not established, and has
 // the state. It never blocks.
