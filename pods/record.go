@@ -33,8 +33,7 @@ type Interface struct {
 	Network string `json:"network"`
 	IfName  string `json:"ifname"`
 	// Devices are the names in the namespace, with their sub-ports if the configuration names them.
-	Devices   []Device `json:"devices"`
-	Addresses []string `json:"addresses,omitempty"`
+	Devices []Device `json:"devices"`
 }
 
 // Device is a farev1.AttachDevice.
@@ -63,18 +62,13 @@ func (i Interface) sameKey(other Interface) bool {
 	return i.Network == other.Network && i.IfName == other.IfName
 }
 
-// Request returns the attachment of all interfaces, each device and address once.
+// Request returns the attachment of all interfaces, each device once. The agent reads the addresses of the devices.
 func (r *Record) Request() *farev1.AttachRequest {
 	req := &farev1.AttachRequest{Id: r.ID, Namespace: &farev1.AttachRequest_NetnsPath{NetnsPath: r.Netns}}
 	for _, i := range r.Interfaces {
 		for _, d := range i.Devices {
 			if !slices.ContainsFunc(req.Devices, func(a *farev1.AttachDevice) bool { return a.Device == d.Name }) {
 				req.Devices = append(req.Devices, &farev1.AttachDevice{Device: d.Name, SubPort: d.SubPort})
-			}
-		}
-		for _, a := range i.Addresses {
-			if !slices.Contains(req.Addresses, a) {
-				req.Addresses = append(req.Addresses, a)
 			}
 		}
 	}

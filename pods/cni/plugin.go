@@ -73,12 +73,12 @@ func (p *plugin) add(args *skel.CmdArgs) error {
 	if err != nil {
 		return err
 	}
-	devices, addresses := c.config.devices(result)
+	devices := c.config.devices(result)
 	if len(devices) == 0 {
 		p.warn("network %q: the plugins before fared have put no device into the pod, so nothing is attached", c.config.Name)
 		return types.PrintResult(c.config.PrevResult, c.config.CNIVersion)
 	}
-	if err := c.attach(pods.Interface{Network: c.config.Name, IfName: args.IfName, Devices: devices, Addresses: addresses}); err != nil {
+	if err := c.attach(pods.Interface{Network: c.config.Name, IfName: args.IfName, Devices: devices}); err != nil {
 		return err
 	}
 	return types.PrintResult(c.config.PrevResult, c.config.CNIVersion)

@@ -1,7 +1,6 @@
 package cni
 
 import (
-	"net/netip"
 	"slices"
 
 	current "github.com/containernetworking/cni/pkg/types/100"
@@ -25,21 +24,13 @@ func (c *config) previous() (*current.Result, error) {
 	return result, nil
 }
 
-// devices returns the devices of a result that are in the pod, and their addresses.
-func (c *config) devices(result *current.Result) (devices []pods.Device, addresses []string) {
+// devices returns the devices of a result that are in the pod.
+func (c *config) devices(result *current.Result) (devices []pods.Device) {
 	inside := func(i *current.Interface) bool { return i.Sandbox != "" && i.Name != "" && i.Name != "lo" }
 	for _, i := range result.Interfaces {
 		if inside(i) && !slices.ContainsFunc(devices, func(d pods.Device) bool { return d.Name == i.Name }) {
 			devices = append(devices, pods.Device{Name: i.Name, SubPort: c.SubPorts[i.Name]})
 		}
 	}
-	for _, ip := range result.IPs {
-		if at := ip.Interface; at != nil && (*at < 0 || *at >= len(result.Interfaces) || !inside(result.Interfaces[*at])) {
-			continue
-		}
-		if a, ok := netip.AddrFromSlice(ip.Address.IP); ok && !a.Unmap().IsLinkLocalUnicast() {
-			addresses = append(addresses, a.Unmap().String())
-		}
-	}
-	return devices, addresses
+	return devices
 }

@@ -25,7 +25,7 @@ func (p *plugin) check(args *skel.CmdArgs) error {
 	if err != nil {
 		return err
 	}
-	wanted, _ := c.config.devices(result)
+	wanted := c.config.devices(result)
 	if len(wanted) == 0 {
 		return nil
 	}

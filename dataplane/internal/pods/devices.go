@@ -161,8 +161,9 @@ func find(space, host netns.Namespace, forwarding *farev1.Forwarding, requested 
 	return devices, without, nil
 }
 
-// sources returns the global addresses of a namespace: those of the loopback device first, then those of the given
-// devices, in their order.
+// sources returns the global addresses of a namespace that all devices reach: those of the loopback device first, then
+// those that several of the given devices have. Of a family without such an address it returns those of the devices, in
+// their order. Packets to an address that one device alone has would all arrive by one plane.
 func sources(space netns.Namespace, devices []string) (out []netip.Prefix, err error) {
 	err = space.Do(func() error {
 		conn, err := rtnl.Dial()
@@ -197,15 +198,30 @@ func sources(space netns.Namespace, devices []string) (out []netip.Prefix, err e
 			return rank[a.Device] == 0 || a.Addr.IsLoopback() || a.Addr.IsLinkLocalUnicast()
 		})
 		slices.SortStableFunc(all, func(a, b rtnl.Address) int { return rank[a.Device] - rank[b.Device] })
-		for _, a := range all {
-			if prefix := netip.PrefixFrom(a.Addr, a.Addr.BitLen()); !slices.Contains(out, prefix) {
-				out = append(out, prefix)
-			}
-		}
+		out = common(all, func(a rtnl.Address) bool { return rank[a.Device] == 1 })
 		return nil
 	})
 	if err != nil {
 		return nil, fmt.Errorf("read the addresses of the namespace: %w", err)
 	}
 	return out, nil
+}
+
+// common returns the host prefixes of addresses, in their order, each once: of each family those that are on the
+// loopback device or on several devices, or all if none is.
+func common(all []rtnl.Address, loopback func(rtnl.Address) bool) (out []netip.Prefix) {
+	at := map[netip.Addr]int{}
+	for _, a := range all {
+		if at[a.Addr]++; loopback(a) {
+			at[a.Addr] = 2
+		}
+	}
+	for _, a := range all {
+		shared := slices.ContainsFunc(all, func(b rtnl.Address) bool { return b.Addr.Is4() == a.Addr.Is4() && at[b.Addr] > 1 })
+		prefix := netip.PrefixFrom(a.Addr, a.Addr.BitLen())
+		if (at[a.Addr] > 1 || !shared) && !slices.Contains(out, prefix) {
+			out = append(out, prefix)
+		}
+	}
+	return out
 }

@@ -1,10 +1,12 @@
 package pods
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"log/slog"
 	"maps"
+	"net"
 	"net/netip"
 	"path/filepath"
 	"runtime/debug"
@@ -205,7 +207,11 @@ func (d *domain) publish(err error) {
 	switch {
 	case next.Error != "" && next.Error != d.state.Error:
 		d.announced = false
-		d.log.Warn("a pod does not follow the weights", "error", next.Error)
+		level := slog.LevelWarn
+		if next.Error == errEnds.Error() {
+			level = slog.LevelInfo
+		}
+		d.log.Log(context.Background(), level, "a pod does not follow the weights", "error", next.Error)
 	case next.InEffect && !d.announced:
 		d.announced = true
 		d.log.Info("a pod follows the weights", "devices", len(next.Devices), "destinations", next.Destinations)
@@ -274,6 +280,9 @@ func (d *domain) sync() (err error) {
 	return nil
 }
 
+// errEnds is the state of a pod that ends: the runtime sets the loopback device down before plugins are called.
+var errEnds = errors.New("the loopback device of the namespace is down, without which the kernel forwards nothing: a runtime sets it up when a pod starts, and down when it ends")
+
 // forward applies the forwarding of the host, and reports whether the namespace's has changed. Without any sub-port it
 // removes all objects.
 func (d *domain) forward(r record) (changed bool, err error) {
@@ -281,13 +290,16 @@ func (d *domain) forward(r record) (changed bool, err error) {
 	if host == nil {
 		return false, nil
 	}
+	if err := d.space.Do(up); err != nil {
+		return false, err
+	}
 	devices, without, err := find(d.space, d.m.space, host, r.Devices)
 	if err != nil {
 		return false, err
 	}
 	addresses, err := hostPrefixes(r.Addresses)
 	if err == nil && len(addresses) == 0 {
-		addresses, err = sources(d.space, slices.Collect(maps.Values(devices)))
+		addresses, err = sources(d.space, slices.Sorted(maps.Values(devices)))
 	}
 	if err != nil {
 		return false, err
@@ -318,6 +330,15 @@ func (d *domain) forward(r record) (changed bool, err error) {
 	d.restriction = next
 	ring(d.scanner.again)
 	return true, nil
+}
+
+// up returns errEnds if the loopback device of the calling thread's namespace is down.
+func up() error {
+	lo, err := net.InterfaceByName("lo")
+	if err == nil && lo.Flags&net.FlagUp == 0 {
+		err = errEnds
+	}
+	return err
 }
 
 // lacking returns why an attachment has no sub-port.

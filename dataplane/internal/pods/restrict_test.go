@@ -172,6 +172,26 @@ func TestFinder(t *testing.T) {
 }
 
 // TestHostPrefixes checks accepted and refused addresses.
+func TestCommon(t *testing.T) {
+	address := func(device int, a string) rtnl.Address {
+		return rtnl.Address{Device: device, Addr: netip.MustParseAddr(a)}
+	}
+	for name, c := range map[string]struct {
+		all  []rtnl.Address
+		want string
+	}{
+		"one of each device":              {[]rtnl.Address{address(2, "172.16.0.9"), address(3, "172.16.1.9")}, "[172.16.0.9/32 172.16.1.9/32]"},
+		"one at all devices":              {[]rtnl.Address{address(2, "172.16.0.9"), address(2, "10.0.0.1"), address(3, "172.16.1.9"), address(3, "10.0.0.1")}, "[10.0.0.1/32]"},
+		"of the loopback device":          {[]rtnl.Address{address(1, "10.0.0.1"), address(2, "172.16.0.9")}, "[10.0.0.1/32]"},
+		"of IPv4 alone":                   {[]rtnl.Address{address(1, "10.0.0.1"), address(2, "172.16.0.9"), address(2, "fd00::9"), address(3, "fd01::9")}, "[10.0.0.1/32 fd00::9/128 fd01::9/128]"},
+		"the only one of the only device": {[]rtnl.Address{address(2, "10.0.0.1")}, "[10.0.0.1/32]"},
+	} {
+		if got := fmt.Sprint(common(c.all, func(a rtnl.Address) bool { return a.Device == 1 })); got != c.want {
+			t.Errorf("%s: %s, want %s", name, got, c.want)
+		}
+	}
+}
+
 func TestHostPrefixes(t *testing.T) {
 	got, err := hostPrefixes([]string{"10.0.0.1", "10.0.0.1/32", "::ffff:10.0.0.2", "fd00::1/128"})
 	if want := []netip.Prefix{netip.MustParsePrefix("10.0.0.1/32"), netip.MustParsePrefix("10.0.0.2/32"), netip.MustParsePrefix("fd00::1/128")}; err != nil || !slices.Equal(got, want) {
