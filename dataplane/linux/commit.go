@@ -67,16 +67,17 @@ func (d *Driver) apply(c contract.Change, groups map[groupKey]bool, routes map[r
 // relevant returns the first refusal that concerns the given groups or routes, or a shortage of room for nexthops, as a
 // status, or nil.
 func (d *Driver) relevant(failures []failure, groups map[groupKey]bool, routes map[routeKey]bool) error {
-	for _, f := range failures {
+	for i, f := range failures {
 		ours := f.op.key.wanted != 0 && groups[f.op.key]
 		if f.op.at.prefix.IsValid() { // one route of a group does not concern the group's others
 			ours = routes[f.op.at]
 		}
 		if ours || exhausted(f.err) && f.op.kind == makeNexthop {
+			d.complain(failures[:i])
 			return f.refusal()
 		}
-		d.state.log.Error("linux data plane: the kernel refused a change; retrying", "error", f.err)
 	}
+	d.complain(failures)
 	return nil
 }
 
@@ -191,12 +192,13 @@ func (d *Driver) forward(forwarding *farev1.Forwarding) error {
 		d.state.staleGroups[key] = true
 	}
 	// Refusals here concern groups that were set before; only a shortage of resources is caused by Hello.
-	for _, f := range d.sync() {
+	failures := d.sync()
+	for _, f := range failures {
 		if exhausted(f.err) {
 			return f.refusal()
 		}
-		d.state.log.Error("linux data plane: the kernel refused a change; retrying", "error", f.err)
 	}
+	d.complain(failures)
 	if d.state.settled {
 		d.reader.removeStrays()
 	}

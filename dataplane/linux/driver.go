@@ -81,6 +81,7 @@ type Driver struct {
 	steering     string              // the name of the device by which flows leave above this Driver; "" without
 	limitations  []hostcheck.Finding // of this host, at the last look
 	unsettled    string              // why settings of the kernel could not be restored; "" if they could
+	complaint    string              // the reason of the last logged refusal; "" after a sync without any
 }
 
 // Stats holds counters since Open; the *Objects fields and Broken are current values.

@@ -2,13 +2,16 @@ package linux
 
 import (
 	"fmt"
+	"log/slog"
 	"net/netip"
 	"slices"
+	"strings"
 	"testing"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/fared/fared/internal/rtnl"
+	"github.com/fared/fared/internal/testkit/testlog"
 )
 
 // TestEventsThatConcern checks which changes by other programs make the Driver read the kernel back.
@@ -114,4 +117,29 @@ func TestIntegrityReports(t *testing.T) {
 	want("refused", "false 3 the kernel refused: invalid argument")
 	d.report(nil)
 	want("not refused")
+}
+
+// TestComplaint logs refusals: one line for a sync, none while the reason stays, and one at a lower level for a device
+// that is down.
+func TestComplaint(t *testing.T) {
+	d := offline(t, 1)
+	var log testlog.Log
+	d.state.log = slog.New(slog.NewTextHandler(&log, nil))
+	refusal := func(err error) failure { return failure{op{kind: setGroup}, err} }
+	for i, c := range []struct {
+		failures []failure
+		line     string
+	}{
+		{nil, ""},
+		{[]failure{refusal(unix.EINVAL), refusal(unix.EPERM)}, `level=ERROR msg="linux data plane: the kernel refused a change; retrying" error="invalid argument" others=1`},
+		{[]failure{refusal(unix.EINVAL)}, ""},
+		{[]failure{refusal(unix.ENETDOWN)}, `level=INFO msg="linux data plane: the kernel refused a change; retrying" error="network is down" others=0`},
+	} {
+		before := len(log.String())
+		d.complain(c.failures)
+		_, line, _ := strings.Cut(strings.TrimSpace(log.String()[before:]), " ")
+		if line != c.line {
+			t.Errorf("step %d: %q, want %q", i, line, c.line)
+		}
+	}
 }

@@ -1,13 +1,16 @@
 package linux
 
 import (
+	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"maps"
 	"os"
 	"slices"
 	"time"
 
+	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/status"
 
 	"github.com/fared/fared/internal/beat"
@@ -125,10 +128,27 @@ func (d *Driver) handleLinks(events []rtnl.LinkEvent, err error) {
 	}
 }
 
-func (d *Driver) report(failures []failure) {
-	for _, f := range failures {
-		d.state.log.Error("linux data plane: the kernel refused a change; retrying", "error", f.err)
+// complain logs refusals that are tried again: one line for all of a sync, and none if the first one has the reason of
+// the line before, until a sync without any. A device that is down is no error: its event follows, or the namespace of a
+// pod ends, whose loopback device the runtime sets down first.
+func (d *Driver) complain(failures []failure) {
+	if len(failures) == 0 {
+		return
 	}
+	f, level := failures[0], slog.LevelError
+	if errors.Is(f.err, unix.ENETDOWN) {
+		level = slog.LevelInfo
+	}
+	var number unix.Errno
+	errors.As(f.err, &number)
+	if reason := fmt.Sprint(f.op.kind, number); reason != d.complaint {
+		d.complaint = reason
+		d.state.log.Log(context.Background(), level, "linux data plane: the kernel refused a change; retrying", "error", f.err, "others", len(failures)-1)
+	}
+}
+
+func (d *Driver) report(failures []failure) {
+	d.complain(failures)
 	if len(failures) > 0 {
 		d.integrity.tear(status.Convert(failures[0].refusal()).Message())
 	}

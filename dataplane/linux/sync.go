@@ -45,6 +45,9 @@ func (d *Driver) sync() []failure {
 			try++
 		}
 	}
+	if len(failures) == 0 {
+		d.complaint = ""
+	}
 	at := d.state.await(failures)
 	if !at.IsZero() {
 		d.repair.Reset(time.Until(at))
