@@ -50,6 +50,12 @@ case " $* " in *" interop "* | *" all "*)
   "$(dirname "$0")/unpack.sh" bookworm openbgpd
   ;;
 esac
+# A container runtime with NRI, and a root file system for containers.
+case " $* " in *" kernel "* | *" all "*)
+  "$(dirname "$0")/unpack.sh" trixie containerd
+  "$(dirname "$0")/unpack.sh" bookworm coreutils
+  ;;
+esac
 # Programs that set addresses, which would set this machine's if they were installed.
 case " $* " in *" systemd "* | *" all "*)
   "$(dirname "$0")/unpack.sh" bookworm netplan.io ifupdown ifupdown2

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Unpacks packages of a Debian suite, each with the libraries that it needs, into /usr/local/lib/fared-tests/SUITE/PACKAGE, where tests find other versions of
-# routers than the installed ones, and programs that set addresses (internal/testkit/testbed). Nothing is installed or configured. A package that is there is kept.
+# routers and containerd than the installed ones, and programs that set addresses (internal/testkit/testbed). Nothing is installed or configured. A package that is there is kept.
 #
 #   unpack.sh SUITE PACKAGE...
 set -euo pipefail

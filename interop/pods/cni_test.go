@@ -26,7 +26,7 @@ import (
 func plugins(t *testing.T) string {
 	t.Helper()
 	dir := t.TempDir()
-	build := exec.Command("go", "build", "-C", "testdata/plugins", "-o", dir+"/", "tool")
+	build := exec.Command("go", "build", "-C", "testdata/plugins", "-o", dir+"/", "tool", "./cri")
 	build.Env = append(os.Environ(), "CGO_ENABLED=0")
 	if out, err := build.CombinedOutput(); err != nil {
 		t.Fatalf("%v: %v\n%s", build, err, out)
