@@ -1,11 +1,15 @@
 package linux
 
 import (
+	"encoding/binary"
+	"errors"
 	"fmt"
 	"log/slog"
+	"net/netip"
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -16,6 +20,7 @@ import (
 
 	farev1 "github.com/fared/fared/api/fare/v1"
 	"github.com/fared/fared/internal/testkit/netnstest"
+	"github.com/fared/fared/internal/testkit/packettap"
 )
 
 func TestSettings(t *testing.T) {
@@ -340,6 +345,42 @@ func TestTransitSettings(t *testing.T) {
 	}
 }
 
+// TestResolvedMeanwhile sets up a device while the kernel resolves a next hop: its requests stay broadcasts. While
+// ucast_solicit was raised they went to the address 00:00:00:00:00:00 for seconds.
+func TestResolvedMeanwhile(t *testing.T) {
+	h := newHost(t, 1)
+	h.leaf.IP("address", "flush", "dev", "p0")
+	var requests, lost atomic.Int64
+	defer packettap.Frames(t, h.leaf, "p0", func(frame []byte) {
+		if binary.BigEndian.Uint16(frame[12:]) == unix.ETH_P_ARP {
+			if requests.Add(1); [6]byte(frame) == [6]byte{} {
+				lost.Add(1)
+			}
+		}
+	})()
+	d := h.open()
+	resolve := func(n int64) {
+		t.Helper()
+		last := requests.Load() + n
+		netnstest.Eventually(t, time.Minute, func() error {
+			if err := h.SendWhole(netip.MustParseAddrPort("10.1.0.1:9"), netip.MustParseAddrPort("10.1.0.2:9"), 64); err != nil && !errors.Is(err, unix.EHOSTUNREACH) {
+				return err
+			}
+			if at := requests.Load(); at < last {
+				return fmt.Errorf("%d requests, want %d", at, last)
+			}
+			return nil
+		})
+	}
+	resolve(1)
+	if err := d.SetForwarding(h.forwarding); err != nil {
+		t.Fatal(err)
+	}
+	if resolve(20); lost.Load() > 0 {
+		t.Errorf("%d of %d requests to the address 00:00:00:00:00:00", lost.Load(), requests.Load())
+	}
+}
+
 // TestNeighborSettings checks that the kernel repeats requests for next hops soon, and gives up as late as by default,
 // on the devices of sub-ports alone, also of one with an alternative name and after another program has changed that,
 // and that a name which is not a device's changes no file.
@@ -348,7 +389,7 @@ func TestNeighborSettings(t *testing.T) {
 	var names []string
 	for _, family := range []string{"ipv4", "ipv6"} {
 		for _, device := range []string{"p0", "p1", "lo"} {
-			for _, name := range []string{"retrans_time_ms", "mcast_solicit", "ucast_solicit"} {
+			for _, name := range []string{"retrans_time_ms", "mcast_solicit", "mcast_resolicit"} {
 				names = append(names, "net."+family+".neigh."+device+"."+name)
 			}
 		}
@@ -364,7 +405,7 @@ func TestNeighborSettings(t *testing.T) {
 		}
 		return strings.Join(words, " ")
 	}
-	const want = "soon 300 300 soon 300 300 1000 3 3 soon 300 300 soon 300 300 1000 3 3"
+	const want = "soon 300 300 soon 300 300 1000 3 0 soon 300 300 soon 300 300 1000 3 0"
 	h.config.AuditInterval = time.Hour
 	altname := func() { h.IP("link", "property", "add", "dev", "p1", "altname", "fabric1") }
 	altname()

@@ -99,6 +99,9 @@ func setUpTransit(ipv6 bool) (changed []string, err error) {
 // times a second apart: it gives up as late, and finds a neighbor sooner. The first request after a link came up is
 // often too early for the far end, which drops its answer until its queues are active. The kernel rounds resolveEvery
 // up to its tick, and allows no less than 10 ms.
+//
+// ucast_solicit stays: an entry that is being resolved while it is raised gets requests to the link-layer address
+// 00:00:00:00:00:00 until there have been as many (arp_solicit, ndisc_solicit): nobody answers for seconds.
 const (
 	resolveEvery = 10
 	resolveTimes = 300
@@ -120,7 +123,7 @@ func setUpNeighbors(devices []hostcheck.Link) (changed []string, err error) {
 		for _, family := range []string{"ipv4", "ipv6"} {
 			of := "net/" + family + "/neigh/" + device.Name
 			set(of+"/mcast_solicit", resolveTimes, func(at uint64) bool { return at >= resolveTimes })
-			set(of+"/ucast_solicit", resolveTimes, func(at uint64) bool { return at >= resolveTimes })
+			set(of+"/mcast_resolicit", resolveTimes, func(at uint64) bool { return at >= resolveTimes })
 			set(of+"/retrans_time_ms", resolveEvery, func(at uint64) bool { return at <= 2*resolveEvery })
 		}
 	}
