@@ -21,7 +21,7 @@ import (
 )
 
 const (
-	// containers are the readers of TestSlotTable in containers; reader 0 is on the host.
+	// containers are the readers in containers of TestSlotTable and TestSlotTablesOfPods.
 	containers = 20
 	// followLimit is the time within which every reader has the weights of the new instance, from their publication.
 	followLimit = time.Second
@@ -58,18 +58,20 @@ type sight struct {
 	reason string // of the reader's check of the table
 }
 
-// reader is a program that follows the slot table.
+// reader is a program that follows a slot table.
 type reader struct {
 	name, language string
+	table          string // directory on the host
+	run            uint64 // the last file that follows has seen
 	mu             sync.Mutex
 	sights         []sight
 	broken         string // a line that is no sight
 }
 
 // startReader starts a command of a reader, which ends with the test.
-func startReader(t *testing.T, name, language string, command ...string) *reader {
+func startReader(t *testing.T, name, language, table string, command ...string) *reader {
 	t.Helper()
-	r := &reader{name: name, language: language}
+	r := &reader{name: name, language: language, table: table}
 	cmd := exec.Command(command[0], command[1:]...)
 	out, err := cmd.StdoutPipe()
 	if err != nil {
@@ -107,17 +109,17 @@ func startReader(t *testing.T, name, language string, command ...string) *reader
 	return r
 }
 
-// since returns the moment from which on the reader has the weights of a file after the given one, without an error,
-// and the number of the file.
-func (r *reader) since(after uint64) (at time.Duration, run uint64, err error) {
+// since returns the moment from which on the reader has the weights of a file after the last one, without an error, and
+// the number of the file.
+func (r *reader) since() (at time.Duration, run uint64, err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.broken != "" || len(r.sights) == 0 {
 		return 0, 0, fmt.Errorf("%s: no table: %q", r.name, r.broken)
 	}
 	last := r.sights[len(r.sights)-1]
-	if last.run <= after || last.share == 0 || last.reason != "success" {
-		return 0, 0, fmt.Errorf("%s: %+v, want weights of a file after %d", r.name, last, after)
+	if last.run <= r.run || last.share == 0 || last.reason != "success" {
+		return 0, 0, fmt.Errorf("%s: %+v, want weights of a file after %d", r.name, last, r.run)
 	}
 	for _, s := range slices.Backward(r.sights) {
 		if s.run != last.run || s.share == 0 {
@@ -128,9 +130,12 @@ func (r *reader) since(after uint64) (at time.Duration, run uint64, err error) {
 	return at, last.run, nil
 }
 
-// startReaders starts the readers: one on the machine itself and 20 in containers of Docker, by the documented mount of
-// the table's directory, in C, Go and Python.
-func (m *machine) startReaders(t *testing.T) (all []*reader) {
+// mount is a slot table in a container: its directory on the host, the place of the documented mount, and the source of
+// the pair to follow.
+type mount struct{ table, at, source string }
+
+// startReaders starts readers in 20 containers of Docker, in C, Go and Python.
+func (m *machine) startReaders(t *testing.T, mounts func(i int) mount) (all []*reader) {
 	t.Helper()
 	work := t.TempDir()
 	run := func(name string, args ...string) {
@@ -145,7 +150,6 @@ func (m *machine) startReaders(t *testing.T) (all []*reader) {
 	run("go", "test", "-c", "-o", filepath.Join(work, "follow.test"), "../lib")
 	run("cp", "../python/fared_slots.py", "../lib/tests/follow.py", work)
 	m.copy(filepath.Join(work, "tests/plain/follow"), "/usr/bin/follow")
-	all = append(all, startReader(t, "the host's", "C", "docker", "exec", "--interactive", m.container, "follow", "10.255.0.1", "10.255.0.2"))
 	// The image has no Python: its containers have the host's, and the libraries that this needs.
 	prefix := output(t, netnstest.Python(t), "-c", "import sys; print(sys.base_prefix)")
 	python := []string{"--volume", cbuild.Make(t, ".") + ":/libfared:ro", "--env", "LD_LIBRARY_PATH=/libfared"}
@@ -161,52 +165,54 @@ func (m *machine) startReaders(t *testing.T) (all []*reader) {
 		{"Python", python, []string{filepath.Join(prefix, "bin/python3"), "-B", "/work/follow.py", "/work"}},
 	}
 	for i := range containers {
-		l := languages[i%len(languages)]
-		all = append(all, startReader(t, fmt.Sprintf("container %d's in %s", i+1, l.name), l.name, slices.Concat(
-			[]string{"docker", "run", "--rm", "--interactive", "--network", "none", "--volume", m.shared + strings.TrimPrefix(tableDir, "/run") + ":" + tableDir + ":ro", "--volume", work + ":/work:ro"},
-			l.options, []string{"--entrypoint", l.command[0], image()}, l.command[1:], []string{"10.255.0.1", "10.255.0.2"})...))
+		l, from := languages[i%len(languages)], mounts(i)
+		all = append(all, startReader(t, fmt.Sprintf("container %d's in %s", i+1, l.name), l.name, from.table, slices.Concat(
+			[]string{"docker", "run", "--rm", "--interactive", "--network", "none", "--volume", from.table + ":" + from.at + ":ro", "--volume", work + ":/work:ro"},
+			l.options, []string{"--entrypoint", l.command[0], image()}, l.command[1:], []string{from.source, "10.255.0.2"})...))
 	}
 	return all
 }
 
-// published returns the moment of CLOCK_REALTIME at which the table's file got its name. The kernel's clock of files
+// published returns the moment of CLOCK_REALTIME at which a table's file got its name. The kernel's clock of files
 // advances by ticks of up to 10 ms, so the moment is at most that much too early. Later changes are made in memory, and
 // are none of the file's inode.
-func (m *machine) published() time.Duration {
-	m.t.Helper()
+func published(table string) (time.Duration, error) {
 	var st unix.Stat_t
-	if err := unix.Stat(m.shared+strings.TrimPrefix(tableDir, "/run")+"/slots", &st); err != nil {
-		m.t.Fatal(err)
-	}
-	return time.Duration(st.Ctim.Nano())
+	err := unix.Stat(filepath.Join(table, "slots"), &st)
+	return time.Duration(st.Ctim.Nano()), err
 }
 
-// follows waits until every reader has the weights of the same file after the given one, and returns the number of the
-// file, and the times from its publication until the readers of each language had its weights, the last of them.
-func (m *machine) follows(all []*reader, what string, after uint64) (run uint64, took map[string]time.Duration) {
-	m.t.Helper()
-	netnstest.Eventually(m.t, patience(5*time.Minute), func() error {
-		begin := m.published()
-		run, took = 0, map[string]time.Duration{}
+// follows waits until every reader has the weights of a file after the last one, the same for all readers of a table,
+// and returns the times from its publication until the readers of each language had its weights, the last of them.
+func follows(t *testing.T, all []*reader, what string) (took map[string]time.Duration) {
+	t.Helper()
+	netnstest.Eventually(t, patience(5*time.Minute), func() error {
+		took = map[string]time.Duration{}
+		runs := map[string]uint64{}
 		for _, r := range all {
-			at, of, err := r.since(after)
+			begin, err := published(r.table)
+			if err != nil {
+				return err
+			}
+			at, of, err := r.since()
 			if err != nil {
 				return fmt.Errorf("%s: %w", what, err)
 			}
-			if run == 0 {
-				run = of
-			}
-			if of != run {
+			if run, ok := runs[r.table]; ok && of != run {
 				return fmt.Errorf("%s: %s has file %d, another reader %d", what, r.name, of, run)
 			}
-			took[r.language] = max(took[r.language], at+clock(m.t)-begin)
+			runs[r.table] = of
+			took[r.language] = max(took[r.language], at+clock(t)-begin)
+			if now, err := published(r.table); err != nil || now != begin {
+				return fmt.Errorf("%s: another file meanwhile, %w", what, err)
+			}
 		}
-		if begin != m.published() {
-			return fmt.Errorf("%s: another file meanwhile", what)
+		for _, r := range all {
+			r.run = runs[r.table]
 		}
 		return nil
 	})
-	return run, took
+	return took
 }
 
 // summary returns the median, p99 and maximum of times.
@@ -218,6 +224,55 @@ func summary(times []time.Duration) string {
 	return fmt.Sprintf("median %v, p99 %v, max %v, n %d", at(50), at(99), at(100), len(times))
 }
 
+// times are from the publications of a table to the last reader, by language and by what was done.
+type times map[string][]time.Duration
+
+func (x times) add(t *testing.T, what string, took map[string]time.Duration) {
+	t.Helper()
+	var last time.Duration
+	for language, d := range took {
+		last = max(last, d)
+		x[language] = append(x[language], d)
+	}
+	for _, name := range []string{"all", what} {
+		x[name] = append(x[name], last)
+	}
+	if last > followLimit {
+		t.Errorf("%s: the last readers had the weights %v after their publication, want at most %v", what, took, followLimit)
+	}
+}
+
+func (x times) log(t *testing.T) {
+	t.Helper()
+	for _, name := range slices.Sorted(maps.Keys(x)) {
+		t.Logf("from the publication to the last reader, %s: %s", name, summary(x[name]))
+	}
+}
+
+// memory returns a folder in memory, as /run is.
+func memory(t *testing.T) string {
+	t.Helper()
+	folder, err := os.MkdirTemp("/dev/shm", "fared-run-")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(folder) })
+	if err := os.Chmod(folder, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	return folder
+}
+
+// behindALeaf gives the machine a leaf, and fared its configuration.
+func (m *machine) behindALeaf() {
+	m.t.Helper()
+	m.run("systemctl stop frr bird; ip netns add leaf && ip link add p0.0 type veth peer leaf netns leaf && ip address add 192.0.2.0/31 dev p0.0 && ip link set p0.0 up && ip address add 10.255.0.1/32 dev lo && " +
+		"ip -n leaf address add 192.0.2.1/31 dev leaf && ip -n leaf link set leaf up && ip -n leaf link set lo up")
+	m.write("/etc/bird/leaf.conf", slotsLeaf)
+	m.run("ip netns exec leaf bird -c /etc/bird/leaf.conf -s /run/leaf.ctl -P /run/leaf.pid")
+	m.write("/etc/fared/fared.yaml", config)
+}
+
 // TestSlotTable restarts the daemon a hundred times in each way that a host knows, and replaces the package ten times:
 // readers in C, Go and Python in 20 containers of Docker that have mounted the table's directory have the weights of
 // every new instance within a second, and the directory stays the same until the purge. At first it replaces a unit
@@ -227,23 +282,11 @@ func TestSlotTable(t *testing.T) {
 	netnstest.Require(t, "docker", "go", "dpkg-deb", "make", "gcc", "python3")
 	version := current(t)
 	files, before := packages(t, "", "PACKAGES=fared", "FORMATS=deb"), packages(t, older, "PACKAGES=fared", "FORMATS=deb")
-	shared, err := os.MkdirTemp("/dev/shm", "fared-run-") // in memory, as /run is
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { os.RemoveAll(shared) })
-	if err := os.Chmod(shared, 0o755); err != nil {
-		t.Fatal(err)
-	}
-	m := bareAt(t, shared)
+	m := bareAt(t, memory(t))
 	m.copy(files[deb(version)], "/tmp/"+deb(version))
 	m.copy(before[deb(older)], "/tmp/"+deb(older))
 	m.install(version)
-	m.run("systemctl stop frr bird; ip netns add leaf && ip link add p0.0 type veth peer leaf netns leaf && ip address add 192.0.2.0/31 dev p0.0 && ip link set p0.0 up && ip address add 10.255.0.1/32 dev lo && " +
-		"ip -n leaf address add 192.0.2.1/31 dev leaf && ip -n leaf link set leaf up && ip -n leaf link set lo up")
-	m.write("/etc/bird/leaf.conf", slotsLeaf)
-	m.run("ip netns exec leaf bird -c /etc/bird/leaf.conf -s /run/leaf.ctl -P /run/leaf.pid")
-	m.write("/etc/fared/fared.yaml", config)
+	m.behindALeaf()
 	const unit = "/etc/systemd/system/fared.service"
 	m.run("sed -e 's/^User=.*/DynamicUser=yes\\nUser=fared-daemon/' -e '/^RuntimeDirectoryPreserve/d' -e 's/^RuntimeDirectory=.*/RuntimeDirectory=fared/' /usr/lib/systemd/system/fared.service >" + unit)
 	m.run("systemctl daemon-reload && systemctl start fared")
@@ -263,25 +306,15 @@ func TestSlotTable(t *testing.T) {
 	}
 	const directory = "stat --format '%i %d' " + tableDir
 	inode := m.run(directory)
-	readers := m.startReaders(t)
-	run, _ := m.follows(readers, "begin", 0)
-	times := map[string][]time.Duration{}
+	table := m.shared + strings.TrimPrefix(tableDir, "/run")
+	readers := m.startReaders(t, func(int) mount { return mount{table, tableDir, "10.255.0.1"} })
+	readers = append(readers, startReader(t, "the host's", "C", table, "docker", "exec", "--interactive", m.container, "follow", "10.255.0.1", "10.255.0.2"))
+	follows(t, readers, "begin")
+	times := times{}
 	change := func(what, line string) {
 		t.Helper()
 		m.run(line)
-		var took map[string]time.Duration
-		run, took = m.follows(readers, what, run)
-		var last time.Duration
-		for language, d := range took {
-			last = max(last, d)
-			times[language] = append(times[language], d)
-		}
-		for _, name := range []string{"all", what} {
-			times[name] = append(times[name], last)
-		}
-		if last > followLimit {
-			t.Errorf("%s: the last readers had the weights %v after their publication, want at most %v", what, took, followLimit)
-		}
+		times.add(t, what, follows(t, readers, what))
 		if got := m.run(directory); got != inode {
 			t.Fatalf("%s: the directory is inode and device %s, before %s", what, got, inode)
 		}
@@ -303,8 +336,43 @@ func TestSlotTable(t *testing.T) {
 		change("upgrade", "dpkg --install --force-downgrade /tmp/"+deb(to))
 		m.eventually(fmt.Sprintf(`fared status -o json | grep -F '"version": "%s"'`, to))
 	}
-	for _, name := range slices.Sorted(maps.Keys(times)) {
-		t.Logf("from the publication to the last of %d readers, %s: %s", containers+1, name, summary(times[name]))
-	}
+	times.log(t)
 	m.run("dpkg --purge fared && test ! -e /run/fared")
+}
+
+// TestSlotTablesOfPods restarts both programs under 20 pods, each of which has mounted its slot table: readers in C, Go
+// and Python have the weights of every new instance of the agent, which writes these tables, within a second.
+func TestSlotTablesOfPods(t *testing.T) {
+	gate.Slow(t, gate.Chaos, "forty restarts under 20 containers; part systemd has no room for them")
+	netnstest.Require(t, "docker", "go", "dpkg-deb", "make", "gcc", "python3")
+	version := current(t)
+	m := bareAt(t, memory(t))
+	m.copy(packages(t, "", "PACKAGES=fared", "FORMATS=deb")[deb(version)], "/tmp/"+deb(version))
+	m.install(version)
+	m.run("mkdir /etc/systemd/system/fared-dataplane.service.d")
+	m.copy("fared-dataplane-pods.conf", "/etc/systemd/system/fared-dataplane.service.d/pods.conf")
+	m.behindALeaf()
+	m.run("systemctl daemon-reload && systemctl start fared")
+	m.eventually("test -s " + tableDir + "/slots")
+	for i := range containers {
+		m.run(fmt.Sprintf("ip netns add pod%[1]d && ip link add link p0.0 name net1 type macvlan mode bridge && ip link set net1 netns pod%[1]d && ip -n pod%[1]d link set lo up && "+
+			"ip -n pod%[1]d address add 172.16.0.%[2]d/24 dev net1 && ip -n pod%[1]d link set net1 up", i, 10+i))
+		m.write("/tmp/add.json", fmt.Sprintf(`{"cniVersion": "1.1.0", "name": "rail0", "type": "fared", "wait": "30s", "prevResult": {"cniVersion": "1.1.0",
+			"interfaces": [{"name": "net1", "sandbox": "/run/netns/pod%d"}]}}`, i))
+		m.run(fmt.Sprintf("CNI_COMMAND=ADD CNI_CONTAINERID=box%[1]d CNI_NETNS=/run/netns/pod%[1]d CNI_IFNAME=net1 CNI_PATH=/usr/bin fared cni </tmp/add.json", i))
+	}
+	readers := m.startReaders(t, func(i int) mount {
+		return mount{fmt.Sprintf("%s/fared-dataplane/pods/box%d/run", m.shared, i), "/run/fared", fmt.Sprint("172.16.0.", 10+i)}
+	})
+	for _, r := range readers {
+		r.table += "/table"
+	}
+	follows(t, readers, "begin")
+	times := times{}
+	for i := range 40 {
+		what := []string{"restart of the agent", "kill of the agent", "restart of both", "kill of both"}[i%4]
+		m.run([]string{"systemctl restart fared-dataplane", "systemctl kill --signal=KILL fared-dataplane", "systemctl restart fared fared-dataplane", "systemctl kill --signal=KILL fared fared-dataplane"}[i%4])
+		times.add(t, what, follows(t, readers, what))
+	}
+	times.log(t)
 }

@@ -199,7 +199,9 @@ func (s *structure) agrees(b *returnBed) (slotsOf, error) {
 			if pair.Source == "10.255.0.1/32" {
 				slots[d.Destination] = map[uint32]string{}
 				for _, slot := range pair.Slots {
-					slots[d.Destination][slot.Slot] = slot.Device
+					if slots[d.Destination][slot.Slot] = slot.Device; !s.has(slot.Device) { // other ports may have had these weights before
+						return nil, fmt.Errorf("%s: slot %d is on %s, which the configuration lacks", d.Destination, slot.Slot, slot.Device)
+					}
 				}
 			}
 		}
@@ -208,6 +210,13 @@ func (s *structure) agrees(b *returnBed) (slotsOf, error) {
 		return nil, fmt.Errorf("%d destinations", len(slots))
 	}
 	return slots, nil
+}
+
+// has reports whether a device is a sub-port.
+func (s *structure) has(device string) bool {
+	var k int
+	_, err := fmt.Sscanf(device, "eth%d", &k)
+	return err == nil && s.ports[k]
 }
 
 // until waits for agrees.
@@ -224,8 +233,7 @@ func (s *structure) until(b *returnBed) (slots slotsOf) {
 func (s *structure) moved(before, after slotsOf) (n int, first string) {
 	for destination, slots := range before {
 		for slot, device := range slots {
-			var k int
-			if _, err := fmt.Sscanf(device, "eth%d", &k); err != nil || !s.ports[k] || s.owned == k && k > 0 {
+			if !s.has(device) || s.owned > 0 && device == fmt.Sprint("eth", s.owned) {
 				continue
 			}
 			if now, ok := after[destination][slot]; ok && now != device { // slots are numbered without gaps: fewer ports have fewer
