@@ -39,6 +39,7 @@ func TestMain(m *testing.M) {
 
 // follow does in Go what tests/follow.c does in C, and tests/follow.py in Python.
 func follow() {
+	source, destination := netip.MustParseAddr(os.Args[1]), netip.MustParseAddr(os.Args[2])
 	go func() {
 		os.Stdin.Read(make([]byte, 1)) // ends with the test
 		os.Exit(0)
@@ -51,7 +52,7 @@ func follow() {
 	last := ""
 	for mark := table.Mark(); ; {
 		share, reason := uint32(0), "success"
-		if p, err := table.Lookup(near, far, nil); err == nil && len(p.Slots) > 0 {
+		if p, err := table.Lookup(source, destination, nil); err == nil && len(p.Slots) > 0 {
 			share = p.Slots[0].Share
 		}
 		if err := table.Check(); err != nil {
@@ -91,7 +92,7 @@ func followers(t *testing.T) map[string][]string {
 		t.Fatal(err)
 	}
 	return map[string][]string{
-		"C": {compileStatic(t, "follow"), near.String(), far.String()}, "Go": {"env", follower + "=1", self}, "Python": python(t, script, module, near.String(), far.String()),
+		"C": {compileStatic(t, "follow"), near.String(), far.String()}, "Go": {"env", follower + "=1", self, near.String(), far.String()}, "Python": python(t, script, module, near.String(), far.String()),
 	}
 }
 
