@@ -14,6 +14,7 @@ import (
 
 	"github.com/fared/fared/daemon"
 	"github.com/fared/fared/dataplane/agent"
+	"github.com/fared/fared/fleet/worker"
 	"github.com/fared/fared/internal/metric"
 	"github.com/fared/fared/internal/testkit/gate"
 	"github.com/fared/fared/internal/testkit/netnstest"
@@ -56,7 +57,7 @@ func rules(t *testing.T) (out []rule) {
 // series returns the names of all exported time series.
 func series() map[string]bool {
 	out := map[string]bool{}
-	for _, m := range slices.Concat(daemon.Metrics(), agent.Metrics()) {
+	for _, m := range slices.Concat(daemon.Metrics(), agent.Metrics(), worker.Metrics()) {
 		if m.Type != metric.Histogram {
 			out[m.Name] = true
 			continue
@@ -212,6 +213,15 @@ var examples = map[string]struct{ fires, silent example }{
 		example{`fared_agent_steering_dropped_packets_total{reason="unreachable",@} 0+100x29`},
 		example{`fared_agent_steering_dropped_packets_total{reason="unreachable",@} 0+6x29`, `fared_agent_steering_dropped_packets_total{reason="protocol",@} 0+100x29`},
 	},
+	"FaredFleetDown":  {example{`up{job="fared-fleet",@} 1 0`}, example{`up{job="fared-fleet",@} 1 0 1`}},
+	"FaredFleetFault": {example{`fared_fleet_fault_sure_ratio{part="leaf1",kind="leaf",fault="dark",@} 0.99`}, example{`fared_fleet_fault_sure_ratio{part="leaf1",kind="leaf",fault="dark",@} 0.99 stale _x27`}},
+	"FaredFleetMissing": {
+		example{`fared_fleet_nodes{kind="server",state="missing",@} 0 1`},
+		// Leaves without fared do not report.
+		example{`fared_fleet_nodes{kind="server",state="missing",@} 1 1 0`, `fared_fleet_nodes{kind="switch",state="missing",@} 4`},
+	},
+	"FaredFleetEngineDown":   {example{`fared_fleet_engine_up{@} 1 0`}, example{`fared_fleet_engine_up{@} 1 0 1`}},
+	"FaredFleetDrainOverdue": {example{`fared_fleet_drain_sub_ports_left{part="leaf1",@} 3`}, example{`fared_fleet_drain_sub_ports_left{part="leaf1",@} 9 9 9 9 9 3 3 0`}},
 }
 
 // minutes is the length of an example.

@@ -2,10 +2,8 @@ package main
 
 import (
 	"context"
-	"crypto/tls"
 	"errors"
 	"fmt"
-	"net/http"
 	"os"
 	"strings"
 	"text/tabwriter"
@@ -13,16 +11,10 @@ import (
 
 	"github.com/spf13/cobra"
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
 
 	fleetv1 "github.com/fared/fared/api/fleet/v1"
 	"github.com/fared/fared/cmd/internal/cli"
-	"github.com/fared/fared/fleet/drain"
-	"github.com/fared/fared/fleet/etcd"
-	"github.com/fared/fared/fleet/worker"
-	"github.com/fared/fared/internal/grpcserve"
-	"github.com/fared/fared/internal/tlsfiles"
 )
 
 // defaultWorker is the address of a worker on this machine.
@@ -45,82 +37,6 @@ the whole view. /usr/share/doc/fared/fleet.md is the first five minutes.`,
 	}
 	c.AddCommand(fleetWorkerCommand(e), fleetStatusCommand(e), fleetFaultsCommand(e), fleetTopCommand(e), fleetWhatIfCommand(e), fleetDrainCommand(e), fleetUndrainCommand(e), fleetDrainsCommand(e))
 	return c
-}
-
-func fleetWorkerCommand(e *cli.Env) *cobra.Command {
-	var listen, logLevel string
-	var peers, members []string
-	keep, share := -1, 0.0
-	c := &cobra.Command{Use: "worker", Short: "Join the reports of a fabric's nodes, and name the parts at fault"}
-	a := addFabricArgs(c)
-	c.Long = `Receives the reports of the nodes of the fabric that FILE or flags describe. It stores nothing: nodes
-repeat their states when they connect. Of several workers each names the others by --peer, and each
-has the whole view.
-
-'fared fleet drain' needs etcd, for one worker a server with one member. --keep-planes and
---keep-share are what drains leave to every pair; all workers have the same.
-
-FARED_TLS_CERT, FARED_TLS_KEY and FARED_TLS_CA name the PEM files of this worker's certificate and
-key, and of the authority that signed those of nodes, workers and operators: whoever has one may
-report, ask and drain. Without them --listen must be a loopback address. Ctrl-C ends the worker with exit
-code 0.`
-	c.Example = "  fared fleet worker fabric.yaml\n  fared fleet worker fabric.yaml --listen :4798 --peer fleet2.example:4798"
-	c.RunE = func(c *cobra.Command, args []string) error {
-		level, err := cli.ParseLevel(logLevel)
-		if err != nil {
-			return err
-		}
-		f, err := a.load(args)
-		if err != nil {
-			return err
-		}
-		if keep < 0 {
-			keep = f.Planes - 1
-		}
-		if err := budgetError(keep, f.Planes, share); err != nil {
-			return err
-		}
-		cfg := worker.Config{Fabric: f, Peers: peers, Budget: drain.Budget{Planes: keep, Share: share}, Log: cli.NewLogger(e.Err, level)}
-		return runWorker(c.Context(), cfg, listen, members)
-	}
-	c.Flags().StringVar(&listen, "listen", defaultWorker, "host:port to listen at")
-	c.Flags().StringArrayVar(&peers, "peer", nil, "host:port of another worker; may be repeated")
-	c.Flags().StringArrayVar(&members, "etcd", nil, "URL of a member of etcd that keeps the drains, such as http://127.0.0.1:2379; may be repeated")
-	c.Flags().IntVar(&keep, "keep-planes", -1, "planes that drains leave to every pair (default all but one)")
-	c.Flags().Float64Var(&share, "keep-share", 0, "part of the intact bandwidth that drains leave to every pair, 0 to 1")
-	c.Flags().Lookup("keep-planes").DefValue = ""
-	cli.LevelFlag(c, &logLevel, "info", "")
-	return c
-}
-
-// runWorker runs a worker with the credentials of the environment.
-func runWorker(ctx context.Context, cfg worker.Config, listen string, members []string) (err error) {
-	const remedy = "FARED_TLS_CERT, FARED_TLS_KEY and FARED_TLS_CA name PEM files"
-	var secure, client *tls.Config
-	cfg.Credentials = insecure.NewCredentials()
-	if cert, key, ca := os.Getenv("FARED_TLS_CERT"), os.Getenv("FARED_TLS_KEY"), os.Getenv("FARED_TLS_CA"); cert != "" {
-		if secure, err = tlsfiles.Server(cert, key, ca, cfg.Log); err != nil {
-			return cli.Usage(err, remedy)
-		}
-		if cfg.Credentials, err = tlsfiles.Credentials(cert, key, ca, cfg.Log); err != nil {
-			return cli.Usage(err, remedy)
-		}
-		if client, err = tlsfiles.Client(cert, key, ca); err != nil {
-			return cli.Usage(err, remedy)
-		}
-	}
-	if len(members) > 0 {
-		cfg.Engine = &etcd.Key{Endpoints: members, Name: "/fared/" + cfg.Fabric.Name + "/drains", Client: &http.Client{Transport: &http.Transport{TLSClientConfig: client}}}
-	}
-	l, options, err := grpcserve.Open(listen, secure)
-	if errors.Is(err, grpcserve.ErrReachable) {
-		return cli.Usage(fmt.Errorf("--listen %s %w, and there is no TLS", listen, err), "set FARED_TLS_CERT, FARED_TLS_KEY and FARED_TLS_CA, or listen at 127.0.0.1")
-	}
-	if err != nil {
-		return cli.Failed(err, "choose another --listen")
-	}
-	cfg.Log.Info("the worker listens", "address", l.Addr().String(), "fabric", cfg.Fabric.Name)
-	return worker.New(cfg).Serve(ctx, l, options...)
 }
 
 // asking is a command that asks a worker.

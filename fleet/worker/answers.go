@@ -144,13 +144,31 @@ func (w *Worker) ListPairs(_ context.Context, req *fleetv1.ListPairsRequest) (*f
 		return nil, status.Errorf(codes.InvalidArgument, "%d pairs are more than %d", count, maxPairs)
 	}
 	views, _ := w.views()
-	out := &fleetv1.ListPairsResponse{PairsByPlanes: make([]uint64, w.fabric.Planes+1)}
-	type direction struct {
-		locate.Path
-		planes int
-		sum    fare.Bandwidth
-	}
+	out := &fleetv1.ListPairsResponse{}
 	var all []direction
+	all, out.PairsByPlanes = w.directions(views)
+	slices.SortFunc(all, func(a, b direction) int {
+		return cmp.Or(cmp.Compare(a.planes, b.planes), cmp.Compare(a.sum, b.sum), cmp.Compare(a.From, b.From), cmp.Compare(a.First, b.First))
+	})
+	groups := w.fabric.Groups()
+	for _, d := range all {
+		for to := d.First; to <= d.Last && len(out.Pairs) < count; to++ {
+			out.Pairs = append(out.Pairs, &fleetv1.Pair{Source: groups[d.From].Name, Destination: groups[to].Name, Planes: uint32(d.planes), BandwidthBps: uint64(d.sum)})
+		}
+	}
+	return out, nil
+}
+
+// direction is a learned bandwidth with its number of planes.
+type direction struct {
+	locate.Path
+	planes int
+	sum    fare.Bandwidth
+}
+
+// directions returns the bandwidths that servers have learned, and the numbers of pairs by their planes with bandwidth.
+func (w *Worker) directions(views map[*topo.Node]*locate.View) (all []direction, byPlanes []uint64) {
+	byPlanes = make([]uint64, w.fabric.Planes+1)
 	for _, n := range w.fabric.Server {
 		v := views[n]
 		if v == nil {
@@ -164,17 +182,8 @@ func (w *Worker) ListPairs(_ context.Context, req *fleetv1.ListPairsRequest) (*f
 				}
 			}
 			all = append(all, d)
-			out.PairsByPlanes[d.planes] += uint64(p.Last - p.First + 1)
+			byPlanes[d.planes] += uint64(p.Last - p.First + 1)
 		}
 	}
-	slices.SortFunc(all, func(a, b direction) int {
-		return cmp.Or(cmp.Compare(a.planes, b.planes), cmp.Compare(a.sum, b.sum), cmp.Compare(a.From, b.From), cmp.Compare(a.First, b.First))
-	})
-	groups := w.fabric.Groups()
-	for _, d := range all {
-		for to := d.First; to <= d.Last && len(out.Pairs) < count; to++ {
-			out.Pairs = append(out.Pairs, &fleetv1.Pair{Source: groups[d.From].Name, Destination: groups[to].Name, Planes: uint32(d.planes), BandwidthBps: uint64(d.sum)})
-		}
-	}
-	return out, nil
+	return all, byPlanes
 }

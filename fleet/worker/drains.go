@@ -32,6 +32,7 @@ func (w *Worker) followDrains(ctx context.Context) {
 	failed := false
 	for ctx.Err() == nil {
 		err := w.readDrains(ctx)
+		w.tally.engine.Store(err == nil)
 		if err != nil && !failed && ctx.Err() == nil {
 			w.Log.Warn("the engine of drains does not answer", "error", err)
 		}
@@ -56,6 +57,18 @@ func (w *Worker) readDrains(ctx context.Context) error {
 func (w *Worker) cables(part string) []*topo.Cable {
 	found, _ := w.fabric.Find(part) // a part of another description has none
 	return slices.DeleteFunc(slices.Clone(found), (*topo.Cable).Uplink)
+}
+
+// progress returns the number of servers' sub-ports of a part, and how many of them are drained.
+func (w *Worker) progress(part string, views map[*topo.Node]*locate.View) (all, drained int) {
+	for _, c := range w.cables(part) {
+		all++
+		v, at := views[c.Down.Node], slices.Index(w.fabric.At(c.Down.Node), c)
+		if v != nil && at < len(v.Ports) && v.Ports[at].State == locate.Drained {
+			drained++
+		}
+	}
+	return all, drained
 }
 
 // drainsOf returns the sub-ports that a node has to drain, nil while they are not known.
@@ -141,13 +154,8 @@ func (w *Worker) ListDrains(ctx context.Context, _ *fleetv1.ListDrainsRequest) (
 		if !d.Until.IsZero() {
 			m.UntilNs = uint64(d.Until.UnixNano())
 		}
-		for _, c := range w.cables(d.Part) {
-			m.SubPorts++
-			v, at := views[c.Down.Node], slices.Index(w.fabric.At(c.Down.Node), c)
-			if v != nil && at < len(v.Ports) && v.Ports[at].State == locate.Drained {
-				m.Drained++
-			}
-		}
+		all, drained := w.progress(d.Part, views)
+		m.SubPorts, m.Drained = uint32(all), uint32(drained)
 		out.Drains = append(out.Drains, m)
 	}
 	return out, nil

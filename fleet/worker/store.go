@@ -24,6 +24,7 @@ type state struct {
 	report *fleetv1.ReportRequest
 	view   *locate.View
 	origin string    // own, or the address of another worker
+	last   time.Time // time of the last message
 	ended  time.Time // end of the stream; the zero value while it is open
 }
 
@@ -91,7 +92,7 @@ func (s *store) set(n *topo.Node, m *fleetv1.ReportRequest, origin string) bool 
 	default:
 		now.report, now.origin, now.ended = merged(now.report, m), origin, time.Time{}
 	}
-	now.view = s.convert(n, m, now.view)
+	now.view, now.last = s.convert(n, m, now.view), time.Now()
 	s.touch(n, origin == own)
 	return true
 }
@@ -182,6 +183,16 @@ func (s *store) views() (map[*topo.Node]*locate.View, uint64) {
 		all[n] = now.view
 	}
 	return all, s.revision
+}
+
+// oldest returns the time since the oldest of the nodes' last messages.
+func (s *store) oldest(now time.Time) (age time.Duration) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, x := range s.states {
+		age = max(age, now.Sub(x.last))
+	}
+	return age
 }
 
 // follow adds a follower, to which all own nodes are new.

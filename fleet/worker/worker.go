@@ -58,6 +58,7 @@ type Worker struct {
 	whatIf  sync.Mutex              // one simulation at a time
 	book    *drain.Book             // nil without an engine
 	granted atomic.Pointer[[]drain.Drain]
+	tally   *tally
 }
 
 // decision is the named faults of a revision.
@@ -70,7 +71,7 @@ type locateKey struct{ part, fault string }
 
 // New returns a worker of a fabric.
 func New(c Config) *Worker {
-	w := &Worker{Config: c, store: newStore(c.Fabric), locator: locate.New(c.Fabric), known: map[locateKey]time.Time{}}
+	w := &Worker{Config: c, store: newStore(c.Fabric), locator: locate.New(c.Fabric), known: map[locateKey]time.Time{}, tally: newTally(c.Peers)}
 	w.found.Store(&decision{})
 	if c.Engine != nil {
 		w.book = &drain.Book{Engine: c.Engine, Fabric: c.Fabric, Budget: c.Budget, Now: time.Now, Present: func() []string {
@@ -132,6 +133,7 @@ func (w *Worker) decide(ctx context.Context) {
 		}
 		begun := time.Now()
 		w.decideOnce(begun)
+		w.tally.decision.Observe(time.Since(begun).Seconds())
 		if !wait(ctx, time.Since(begun)) { // at most half of a processor
 			return
 		}
@@ -201,6 +203,7 @@ func (w *Worker) Report(stream grpc.BidiStreamingServer[fleetv1.ReportRequest, f
 		}
 		if n == nil {
 			if n, err = w.node(m.RouterId); err != nil {
+				w.tally.refused.Add(1)
 				return status.Error(codes.InvalidArgument, err.Error())
 			}
 			connection = m.ConnectionNs
@@ -210,9 +213,12 @@ func (w *Worker) Report(stream grpc.BidiStreamingServer[fleetv1.ReportRequest, f
 		}
 		if m.RouterId != n.ID.String() || m.ConnectionNs != connection {
 			w.end(n, connection, own)
+			w.tally.refused.Add(1)
 			return status.Errorf(codes.InvalidArgument, "a stream of %s has a message of another node or connection", n.Name)
 		}
-		if !w.set(n, m, own) {
+		kept := w.set(n, m, own)
+		w.tally.count(kept)
+		if !kept {
 			return status.Errorf(codes.Aborted, "%s has connected again", n.Name)
 		}
 	}
@@ -239,6 +245,9 @@ func (w *Worker) answer(ctx context.Context, n *topo.Node, wake chan struct{}, s
 func (w *Worker) Follow(_ *fleetv1.FollowRequest, stream grpc.ServerStreamingServer[fleetv1.FollowResponse]) error {
 	f := w.follow()
 	defer w.unfollow(f)
+	if err := stream.SendHeader(nil); err != nil { // also without nodes
+		return err
+	}
 	for {
 		for m := w.drain(f); m != nil; m = w.drain(f) {
 			if err := stream.Send(m); err != nil {
@@ -257,6 +266,7 @@ func (w *Worker) Follow(_ *fleetv1.FollowRequest, stream grpc.ServerStreamingSer
 func (w *Worker) followPeer(ctx context.Context, peer string) {
 	for ctx.Err() == nil {
 		err := w.followOnce(ctx, peer)
+		w.tally.peers[peer].Store(false)
 		w.endAll(peer)
 		if ctx.Err() == nil {
 			w.Log.Warn("another worker does not answer", "worker", peer, "error", status.Convert(err).Message())
@@ -276,6 +286,9 @@ func (w *Worker) followOnce(ctx context.Context, peer string) error {
 	if err != nil {
 		return err
 	}
+	if _, err := stream.Header(); err == nil {
+		w.tally.peers[peer].Store(true)
+	}
 	for {
 		m, err := stream.Recv()
 		if err != nil {
@@ -283,7 +296,7 @@ func (w *Worker) followOnce(ctx context.Context, peer string) error {
 		}
 		for _, x := range m.Nodes {
 			if n, err := w.node(x.RouterId); err == nil {
-				w.set(n, x, peer)
+				w.tally.count(w.set(n, x, peer))
 			}
 		}
 		for _, id := range m.Gone {

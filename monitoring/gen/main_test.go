@@ -9,6 +9,7 @@ import (
 
 	"github.com/fared/fared/daemon"
 	"github.com/fared/fared/dataplane/agent"
+	"github.com/fared/fared/fleet/worker"
 	"github.com/fared/fared/internal/metric"
 )
 
@@ -33,7 +34,7 @@ func TestFresh(t *testing.T) {
 // TestNamesHaveTheirType checks that the end of each name determines the type of the metric, as
 // docs/operations/metrics.md states.
 func TestNamesHaveTheirType(t *testing.T) {
-	for _, m := range slices.Concat(daemon.Metrics(), agent.Metrics()) {
+	for _, m := range slices.Concat(daemon.Metrics(), agent.Metrics(), worker.Metrics()) {
 		want := metric.Gauge
 		switch {
 		case strings.HasSuffix(m.Name, "_total"):

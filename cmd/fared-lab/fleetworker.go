@@ -1,0 +1,141 @@
+package main
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"os"
+	"time"
+
+	"github.com/spf13/cobra"
+	"google.golang.org/grpc/credentials/insecure"
+
+	"github.com/fared/fared/cmd/internal/cli"
+	"github.com/fared/fared/fleet/drain"
+	"github.com/fared/fared/fleet/etcd"
+	"github.com/fared/fared/fleet/worker"
+	"github.com/fared/fared/internal/grpcserve"
+	"github.com/fared/fared/internal/httpserve"
+	"github.com/fared/fared/internal/tlsfiles"
+)
+
+// workerOptions are the flags of fared fleet worker.
+type workerOptions struct {
+	listen, metrics, logLevel string
+	peers, members            []string
+	keep                      int
+	share                     float64
+}
+
+func fleetWorkerCommand(e *cli.Env) *cobra.Command {
+	var o workerOptions
+	c := &cobra.Command{Use: "worker", Short: "Join the reports of a fabric's nodes, and name the parts at fault"}
+	a := addFabricArgs(c)
+	c.Long = `Receives the reports of the nodes of the fabric that FILE or flags describe. It stores nothing: nodes
+repeat their states when they connect. Of several workers each names the others by --peer, and each
+has the whole view.
+
+'fared fleet drain' needs etcd, for one worker a server with one member. --keep-planes and
+--keep-share are what drains leave to every pair; all workers have the same.
+
+FARED_TLS_CERT, FARED_TLS_KEY and FARED_TLS_CA name the PEM files of this worker's certificate and
+key, and of the authority that signed those of nodes, workers and operators: whoever has one may
+report, ask and drain. Without them --listen must be a loopback address. Ctrl-C ends the worker with exit
+code 0.`
+	c.Example = "  fared fleet worker fabric.yaml\n  fared fleet worker fabric.yaml --listen :4798 --peer fleet2.example:4798"
+	c.RunE = func(c *cobra.Command, args []string) error {
+		level, err := cli.ParseLevel(o.logLevel)
+		if err != nil {
+			return err
+		}
+		f, err := a.load(args)
+		if err != nil {
+			return err
+		}
+		if o.keep < 0 {
+			o.keep = f.Planes - 1
+		}
+		if err := budgetError(o.keep, f.Planes, o.share); err != nil {
+			return err
+		}
+		cfg := worker.Config{Fabric: f, Peers: o.peers, Budget: drain.Budget{Planes: o.keep, Share: o.share}, Log: cli.NewLogger(e.Err, level)}
+		return runWorker(c.Context(), cfg, &o)
+	}
+	c.Flags().StringVar(&o.listen, "listen", defaultWorker, "host:port to listen at")
+	c.Flags().StringVar(&o.metrics, "metrics-listen", "", "serve Prometheus at host:port/metrics, and /healthz")
+	c.Flags().StringArrayVar(&o.peers, "peer", nil, "host:port of another worker; may be repeated")
+	c.Flags().StringArrayVar(&o.members, "etcd", nil, "URL of a member of etcd that keeps the drains, such as http://127.0.0.1:2379; may be repeated")
+	c.Flags().IntVar(&o.keep, "keep-planes", -1, "planes that drains leave to every pair (default all but one)")
+	c.Flags().Float64Var(&o.share, "keep-share", 0, "part of the intact bandwidth that drains leave to every pair, 0 to 1")
+	c.Flags().Lookup("keep-planes").DefValue = ""
+	cli.LevelFlag(c, &o.logLevel, "info", "")
+	return c
+}
+
+// runWorker runs a worker with the credentials of the environment.
+func runWorker(ctx context.Context, cfg worker.Config, o *workerOptions) error {
+	secure, client, err := workerTLS(&cfg)
+	if err != nil {
+		return cli.Usage(err, "FARED_TLS_CERT, FARED_TLS_KEY and FARED_TLS_CA name PEM files")
+	}
+	if len(o.members) > 0 {
+		cfg.Engine = &etcd.Key{Endpoints: o.members, Name: "/fared/" + cfg.Fabric.Name + "/drains", Client: &http.Client{Transport: &http.Transport{TLSClientConfig: client}}}
+	}
+	l, options, err := grpcserve.Open(o.listen, secure)
+	if errors.Is(err, grpcserve.ErrReachable) {
+		return cli.Usage(fmt.Errorf("--listen %s %w, and there is no TLS", o.listen, err), "set FARED_TLS_CERT, FARED_TLS_KEY and FARED_TLS_CA, or listen at 127.0.0.1")
+	}
+	if err != nil {
+		return cli.Failed(err, "choose another --listen")
+	}
+	defer l.Close()
+	w := worker.New(cfg)
+	if o.metrics != "" {
+		m, err := net.Listen("tcp", o.metrics)
+		if err != nil {
+			return cli.Failed(fmt.Errorf("--metrics-listen: %w", err), "choose another address")
+		}
+		defer serveHTTP(m, w.MetricsHandler(), cfg.Log)()
+	}
+	cfg.Log.Info("the worker listens", "address", l.Addr().String(), "fabric", cfg.Fabric.Name)
+	return w.Serve(ctx, l, options...)
+}
+
+// workerTLS returns the TLS configurations of a worker as server and as client, nil without certificates, and sets the
+// credentials of its connections to others.
+func workerTLS(cfg *worker.Config) (server, client *tls.Config, err error) {
+	cfg.Credentials = insecure.NewCredentials()
+	cert, key, ca := os.Getenv("FARED_TLS_CERT"), os.Getenv("FARED_TLS_KEY"), os.Getenv("FARED_TLS_CA")
+	if cert == "" {
+		return nil, nil, nil
+	}
+	if server, err = tlsfiles.Server(cert, key, ca, cfg.Log); err != nil {
+		return nil, nil, err
+	}
+	if cfg.Credentials, err = tlsfiles.Credentials(cert, key, ca, cfg.Log); err != nil {
+		return nil, nil, err
+	}
+	client, err = tlsfiles.Client(cert, key, ca)
+	return server, client, err
+}
+
+// serveHTTP serves metrics until the returned function is called.
+func serveHTTP(l net.Listener, h http.Handler, log *slog.Logger) (stop func()) {
+	s := httpserve.New(h)
+	go func() {
+		if err := s.Serve(l); !errors.Is(err, http.ErrServerClosed) {
+			log.Error("metrics are no longer served", "error", err)
+		}
+	}()
+	return func() {
+		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+		defer cancel()
+		if s.Shutdown(ctx) != nil {
+			s.Close()
+		}
+	}
+}
