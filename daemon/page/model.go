@@ -18,8 +18,8 @@ type Row struct {
 	Value json.RawMessage
 }
 
-// newRow returns a row whose value is the JSON of v, which must have a JSON form.
-func newRow(key string, v any) Row {
+// NewRow returns a row whose value is the JSON of v, which must have a JSON form.
+func NewRow(key string, v any) Row {
 	text, err := json.Marshal(v)
 	if err != nil {
 		panic(err) // a type of this program without a JSON form
@@ -107,7 +107,7 @@ func (m *model) shapeOf(d *farev1.DestinationWeights) *shape {
 		weights[i], ratio[i] = p.Weight, strconv.FormatUint(uint64(p.Weight), 10)
 		effective = effective && p.InEffect
 	}
-	row := newRow("", list)
+	row := NewRow("", list)
 	if s := m.shapes[string(row.Value)]; s != nil && s.inEffect == effective {
 		return s
 	}
@@ -181,7 +181,7 @@ func (m *model) set(d *farev1.DestinationWeights, at time.Time) {
 		m.release(row.shape)
 	}
 	row.shape, row.generation = s, m.generation
-	row.value = newRow("", destinationRow{
+	row.value = NewRow("", destinationRow{
 		Destination: d.Destination, Sources: d.Sources, Reachable: d.Reachable, Reason: d.Reason, Note: cmp.Or(d.NotInEffect, d.BandwidthIgnored),
 		Moved: d.SlotsMoved, InEffect: s.inEffect, Ratio: s.ratio, Planes: s.planes,
 	}).Value
@@ -276,7 +276,7 @@ func (m *model) ratios() Table {
 	slices.SortFunc(list, func(a, b *ratioRow) int { return cmp.Or(b.Count-a.Count, strings.Compare(a.Ratio, b.Ratio)) })
 	var out Table
 	for _, r := range list[:min(maxRatios, len(list))] {
-		out = append(out, newRow(r.Ratio, r))
+		out = append(out, NewRow(r.Ratio, r))
 	}
 	return out
 }
@@ -293,7 +293,7 @@ func (m *model) tables(s selection) map[string]Table {
 	section, total := m.selected(s)
 	out := map[string]Table{
 		"planes": m.planes, "sessions": m.sessions, "ratios": m.ratios(), "destinations": section, "timeline": m.timeline.table(),
-		"selection": {newRow("selection", summary{total, s.Offset, s.Limit})}, "problem": {newRow("problem", m.problem)},
+		"selection": {NewRow("selection", summary{total, s.Offset, s.Limit})}, "problem": {NewRow("problem", m.problem)},
 	}
 	if m.head != nil {
 		out["head"] = Table{{"head", m.head}}

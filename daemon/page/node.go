@@ -43,20 +43,22 @@ type node struct {
 	model   *model
 	stop    func()      // ends the goroutines that follow the source, and waits for them; nil if none run
 	idle    *time.Timer // calls end; nil before the first viewer has left
-	wake    wake
+	wake    Wake
 }
 
-// wake wakes all waiting goroutines. Take the channel first, then read the state, then wait.
-type wake struct{ ch chan struct{} }
+// Wake wakes all waiting goroutines. Take the channel first, then read the state, then wait.
+type Wake struct{ ch chan struct{} }
 
-func (w *wake) wait() <-chan struct{} {
+// Wait returns a channel that the next All closes.
+func (w *Wake) Wait() <-chan struct{} {
 	if w.ch == nil {
 		w.ch = make(chan struct{})
 	}
 	return w.ch
 }
 
-func (w *wake) all() {
+// All closes the channel.
+func (w *Wake) All() {
 	if w.ch != nil {
 		close(w.ch)
 		w.ch = nil
@@ -113,7 +115,7 @@ func (n *node) start() {
 		n.mu.Lock()
 		defer n.mu.Unlock()
 		f(at)
-		n.wake.all()
+		n.wake.All()
 	}
 	poll := make(chan struct{}, 1)
 	again := func() {
@@ -209,6 +211,6 @@ func retry(ctx context.Context, follow func() error) {
 func (n *node) view(s selection) (map[string]Table, <-chan struct{}) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	changed := n.wake.wait()
+	changed := n.wake.Wait()
 	return n.model.tables(s), changed
 }

@@ -48,7 +48,7 @@ func (m *model) report(s *farev1.GetStatusResponse, planes *farev1.ListPlanesRes
 	if !d.GetConnected() {
 		head.Dataplane.Problem = d.GetLastError()
 	}
-	m.head = newRow("", head).Value
+	m.head = NewRow("", head).Value
 	m.planes, m.sessions = planeRows(planes), m.sessionRows(sessions, at)
 }
 
@@ -107,7 +107,7 @@ func planeRows(r *farev1.ListPlanesResponse) (out Table) {
 				Damped: int64(s.DampedUntilNs / 1e6),
 			})
 		}
-		out = append(out, newRow(p.Plane, row))
+		out = append(out, NewRow(p.Plane, row))
 	}
 	return out
 }
@@ -149,7 +149,7 @@ func (m *model) sessionRows(r *farev1.ListSessionsResponse, at time.Time) (out T
 			begun = sessionState{s.State, s.Generation, at.Add(-time.Duration(s.StateAgeNs))}
 			m.since[s.Name] = begun
 		}
-		out = append(out, newRow(s.Name, sessionRow{
+		out = append(out, NewRow(s.Name, sessionRow{
 			Name: s.Name, Plane: s.Plane, Device: s.Device, Peer: s.PeerAddress, AS: s.PeerAs, State: s.State, Since: begun.since.UnixMilli(),
 			Used: s.RoutesUsed, Received: s.RoutesReceived, Advertised: s.RoutesAdvertised, EndOfRIB: s.EndOfRib, Reason: s.PresentReason(),
 			BFD: s.BfdState, Detection: float64(s.BfdDetectionTimeNs) / 1e6,

@@ -43,9 +43,9 @@ type Config struct {
 
 // Server serves a page.
 type Server struct {
-	nodes   []*node
-	streams chan struct{} // contains an element for each open page
-	index   string
+	Streams
+	nodes []*node
+	index string
 }
 
 // New returns the server of a page.
@@ -53,7 +53,7 @@ func New(c Config) (*Server, error) {
 	if len(c.Nodes) == 0 {
 		return nil, errors.New("page: Nodes is empty")
 	}
-	s := &Server{streams: make(chan struct{}, maxStreams)}
+	s := &Server{}
 	var options strings.Builder
 	for _, n := range c.Nodes {
 		s.nodes = append(s.nodes, &node{Node: n})
@@ -92,14 +92,22 @@ func (s *Server) Handler() http.Handler {
 		w.Header().Set("Content-Type", "text/html; charset=utf-8")
 		_, _ = w.Write([]byte(s.index)) // a failed write ends the connection
 	})
-	files, _ := fs.Sub(assets, "assets") // a constant path
-	for _, name := range []string{"page.js", "page.css", "icon.svg"} {
-		mux.HandleFunc("GET /"+name, func(w http.ResponseWriter, r *http.Request) { http.ServeFileFS(w, r, files, name) })
-	}
+	Files(mux, assets, "core.js", "page.js", "page.css", "icon.svg")
 	mux.HandleFunc("GET /events", s.stream)
 	mux.HandleFunc("GET /explain", s.explain)
 	return mux
 }
+
+// Files serves files of the folder assets.
+func Files(mux *http.ServeMux, assets embed.FS, names ...string) {
+	files, _ := fs.Sub(assets, "assets") // a constant path
+	for _, name := range names {
+		mux.HandleFunc("GET /"+name, func(w http.ResponseWriter, r *http.Request) { http.ServeFileFS(w, r, files, name) })
+	}
+}
+
+// Common serves the files that all pages share: core.js, page.css and icon.svg.
+func Common(mux *http.ServeMux) { Files(mux, assets, "core.js", "page.css", "icon.svg") }
 
 // policy forbids every source but this server, and frames.
 const policy = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; base-uri 'none'; form-action 'none'; " +
@@ -146,9 +154,18 @@ func Listen(address string) (net.Listener, error) {
 	return netutil.LimitListener(l, maxConnections), nil
 }
 
+// Serve is the function Serve, and ends the nodes.
+func (s *Server) Serve(ctx context.Context, l net.Listener, handler http.Handler) error {
+	err := Serve(ctx, l, handler)
+	for _, n := range s.nodes {
+		n.end()
+	}
+	return err
+}
+
 // Serve answers requests on l by handler, behind Guard, until ctx ends, which is not an error. It returns after every
 // request and every goroutine of the page has ended. It may be called once.
-func (s *Server) Serve(ctx context.Context, l net.Listener, handler http.Handler) error {
+func Serve(ctx context.Context, l net.Listener, handler http.Handler) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	var running sync.WaitGroup
@@ -176,9 +193,6 @@ func (s *Server) Serve(ctx context.Context, l net.Listener, handler http.Handler
 	ended = true
 	mu.Unlock()
 	running.Wait()
-	for _, n := range s.nodes {
-		n.end()
-	}
 	if errors.Is(err, http.ErrServerClosed) {
 		return nil
 	}

@@ -7,6 +7,7 @@ import (
 	"net/http"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"time"
 	"unicode/utf8"
 )
@@ -106,6 +107,9 @@ func selectionOf(r *http.Request) (selection, error) {
 	return s, nil
 }
 
+// Streams are the open pages of a server. The zero value has none.
+type Streams struct{ open atomic.Int32 }
+
 // stream serves the changes of a node as server-sent events until the browser leaves.
 func (s *Server) stream(w http.ResponseWriter, r *http.Request) {
 	n := s.node(r)
@@ -118,16 +122,21 @@ func (s *Server) stream(w http.ResponseWriter, r *http.Request) {
 		http.Error(w, err.Error(), http.StatusBadRequest)
 		return
 	}
-	select {
-	case s.streams <- struct{}{}:
-		defer func() { <-s.streams }()
-	default:
+	leave := n.enter()
+	defer leave()
+	s.Send(w, r, func() (map[string]Table, <-chan struct{}) { return n.view(section) })
+}
+
+// Send sends the tables of view and then their changes as server-sent events, until the browser leaves. view also
+// returns a channel that is closed by the next change. No more than maxStreams browsers are served at once.
+func (s *Streams) Send(w http.ResponseWriter, r *http.Request, view func() (map[string]Table, <-chan struct{})) {
+	if s.open.Add(1) > maxStreams {
+		s.open.Add(-1)
 		w.Header().Set("Retry-After", "5")
 		http.Error(w, fmt.Sprintf("%d pages are open: close one", maxStreams), http.StatusServiceUnavailable)
 		return
 	}
-	leave := n.enter()
-	defer leave()
+	defer s.open.Add(-1)
 	w.Header().Set("Content-Type", "text/event-stream")
 	c := http.NewResponseController(w)
 	write := func(text string) error {
@@ -141,7 +150,7 @@ func (s *Server) stream(w http.ResponseWriter, r *http.Request) {
 	}
 	known := sent{}
 	for {
-		tables, changed := n.view(section)
+		tables, changed := view()
 		if d := known.update(tables); d != nil {
 			text, err := json.Marshal(d)
 			if err != nil || write("data: "+string(text)+"\n\n") != nil || !sleep(r.Context(), pace) {

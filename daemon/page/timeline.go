@@ -229,7 +229,7 @@ func after(d time.Duration) string {
 func (t *timeline) table() (out Table) {
 	for _, x := range slices.Backward(t.incidents) {
 		if x.row == nil {
-			row := newRow(strconv.Itoa(x.number), x.show())
+			row := NewRow(strconv.Itoa(x.number), x.show())
 			x.row = &row
 		}
 		out = append(out, *x.row)

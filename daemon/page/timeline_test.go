@@ -65,13 +65,13 @@ func TestUpdatesHaveChangesAlone(t *testing.T) {
 		rows Table
 		want string
 	}{
-		{Table{newRow("a", 1), newRow("b", 2)}, `{"t":{"order":["a","b"],"rows":{"a":1,"b":2}}}`},
-		{Table{newRow("a", 1), newRow("b", 2)}, `null`},
-		{Table{newRow("a", 1), newRow("b", 3)}, `{"t":{"rows":{"b":3}}}`},
-		{Table{newRow("b", 3), newRow("a", 1)}, `{"t":{"order":["b","a"]}}`},
-		{Table{newRow("a", 1)}, `{"t":{"order":["a"]}}`},
+		{Table{NewRow("a", 1), NewRow("b", 2)}, `{"t":{"order":["a","b"],"rows":{"a":1,"b":2}}}`},
+		{Table{NewRow("a", 1), NewRow("b", 2)}, `null`},
+		{Table{NewRow("a", 1), NewRow("b", 3)}, `{"t":{"rows":{"b":3}}}`},
+		{Table{NewRow("b", 3), NewRow("a", 1)}, `{"t":{"order":["b","a"]}}`},
+		{Table{NewRow("a", 1)}, `{"t":{"order":["a"]}}`},
 		{nil, `{"t":{"order":[]}}`},
-		{Table{newRow("b", 3)}, `{"t":{"order":["b"],"rows":{"b":3}}}`},
+		{Table{NewRow("b", 3)}, `{"t":{"order":["b"],"rows":{"b":3}}}`},
 	} {
 		got, err := json.Marshal(s.update(map[string]Table{"t": test.rows}))
 		if err != nil || string(got) != test.want {

@@ -8,7 +8,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io/fs"
 	"net"
 	"net/http"
 	"slices"
@@ -124,10 +123,7 @@ func (u *UI) Serve(ctx context.Context, l net.Listener) error {
 func (u *UI) handler() http.Handler {
 	mux := http.NewServeMux()
 	mux.Handle("/", u.server.Handler())
-	files, _ := fs.Sub(assets, "assets") // a constant path
-	for _, name := range []string{"lab.js", "lab.css"} {
-		mux.HandleFunc("GET /"+name, func(w http.ResponseWriter, r *http.Request) { http.ServeFileFS(w, r, files, name) })
-	}
+	page.Files(mux, assets, "lab.js", "lab.css")
 	mux.HandleFunc("GET /lab/events", u.stream)
 	mux.HandleFunc("POST /lab/cables", u.post)
 	return http.NewCrossOriginProtection().Handler(mux)
