@@ -15,6 +15,7 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 
 	"github.com/fared/fared/cmd/internal/cli"
+	"github.com/fared/fared/daemon/page"
 	"github.com/fared/fared/fleet/drain"
 	"github.com/fared/fared/fleet/etcd"
 	"github.com/fared/fared/fleet/worker"
@@ -25,10 +26,10 @@ import (
 
 // workerOptions are the flags of fared fleet worker.
 type workerOptions struct {
-	listen, metrics, logLevel string
-	peers, members            []string
-	keep                      int
-	share                     float64
+	listen, metrics, page, logLevel string
+	peers, members                  []string
+	keep                            int
+	share                           float64
 }
 
 func fleetWorkerCommand(e *cli.Env) *cobra.Command {
@@ -67,6 +68,7 @@ code 0.`
 	}
 	c.Flags().StringVar(&o.listen, "listen", defaultWorker, "host:port to listen at")
 	c.Flags().StringVar(&o.metrics, "metrics-listen", "", "serve Prometheus at host:port/metrics, and /healthz")
+	c.Flags().StringVar(&o.page, "page", "", "host:port of a loopback address to serve the live page at, such as 127.0.0.1:9472")
 	c.Flags().StringArrayVar(&o.peers, "peer", nil, "host:port of another worker; may be repeated")
 	c.Flags().StringArrayVar(&o.members, "etcd", nil, "URL of a member of etcd that keeps the drains, such as http://127.0.0.1:2379; may be repeated")
 	c.Flags().IntVar(&o.keep, "keep-planes", -1, "planes that drains leave to every pair (default all but one)")
@@ -100,6 +102,13 @@ func runWorker(ctx context.Context, cfg worker.Config, o *workerOptions) error {
 			return cli.Failed(fmt.Errorf("--metrics-listen: %w", err), "choose another address")
 		}
 		defer serveHTTP(m, w.MetricsHandler(), cfg.Log)()
+	}
+	if o.page != "" {
+		ended, err := servePage(ctx, w, o.page)
+		if err != nil {
+			return err
+		}
+		defer ended()
 	}
 	cfg.Log.Info("the worker listens", "address", l.Addr().String(), "fabric", cfg.Fabric.Name)
 	return w.Serve(ctx, l, options...)
@@ -138,4 +147,25 @@ func serveHTTP(l net.Listener, h http.Handler, log *slog.Logger) (stop func()) {
 			s.Close()
 		}
 	}
+}
+
+// servePage serves the page until ctx ends or the returned function is called.
+func servePage(ctx context.Context, w *worker.Worker, address string) (end func(), err error) {
+	h, err := w.PageHandler()
+	if err != nil {
+		return nil, cli.Failed(err, "")
+	}
+	l, err := page.Listen(address)
+	if err != nil {
+		return nil, cli.Usage(fmt.Errorf("--page: %w", err), "use a free port of a loopback address, such as 127.0.0.1:9472")
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		if err := page.Serve(ctx, l, h); err != nil {
+			w.Log.Error("the page is no longer served", "error", err)
+		}
+	}()
+	return func() { cancel(); <-done }, nil
 }

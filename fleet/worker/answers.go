@@ -39,14 +39,7 @@ func (w *Worker) GetFleet(context.Context, *fleetv1.GetFleetRequest) (*fleetv1.G
 
 // present returns the cables that have failed, and those that are drained, as names of topo.
 func (w *Worker) present(views map[*topo.Node]*locate.View) (failed, drained []string) {
-	worst := make([]locate.State, len(w.fabric.Cables))
-	for n, v := range views {
-		for i, c := range w.fabric.At(n) {
-			if i < len(v.Ports) {
-				worst[c.Index] = max(worst[c.Index], v.Ports[i].State)
-			}
-		}
-	}
+	worst := w.cableStates(views)
 	for i, c := range w.fabric.Cables {
 		switch name := c.Down.Node.Name + "/" + c.Down.Device; worst[i] {
 		case locate.Silent, locate.Dark:
@@ -58,6 +51,19 @@ func (w *Worker) present(views map[*topo.Node]*locate.View) (failed, drained []s
 		}
 	}
 	return failed, drained
+}
+
+// cableStates returns the worse state of both ends of each cable.
+func (w *Worker) cableStates(views map[*topo.Node]*locate.View) []locate.State {
+	worst := make([]locate.State, len(w.fabric.Cables))
+	for n, v := range views {
+		for i, c := range w.fabric.At(n) {
+			if i < len(v.Ports) {
+				worst[c.Index] = max(worst[c.Index], v.Ports[i].State)
+			}
+		}
+	}
+	return worst
 }
 
 // WhatIf implements fleetv1.FleetServiceServer.
@@ -147,9 +153,7 @@ func (w *Worker) ListPairs(_ context.Context, req *fleetv1.ListPairsRequest) (*f
 	out := &fleetv1.ListPairsResponse{}
 	var all []direction
 	all, out.PairsByPlanes = w.directions(views)
-	slices.SortFunc(all, func(a, b direction) int {
-		return cmp.Or(cmp.Compare(a.planes, b.planes), cmp.Compare(a.sum, b.sum), cmp.Compare(a.From, b.From), cmp.Compare(a.First, b.First))
-	})
+	worstFirst(all)
 	groups := w.fabric.Groups()
 	for _, d := range all {
 		for to := d.First; to <= d.Last && len(out.Pairs) < count; to++ {
@@ -164,6 +168,13 @@ type direction struct {
 	locate.Path
 	planes int
 	sum    fare.Bandwidth
+}
+
+// worstFirst sorts bandwidths by planes, then by their sums.
+func worstFirst(all []direction) {
+	slices.SortFunc(all, func(a, b direction) int {
+		return cmp.Or(cmp.Compare(a.planes, b.planes), cmp.Compare(a.sum, b.sum), cmp.Compare(a.From, b.From), cmp.Compare(a.First, b.First))
+	})
 }
 
 // directions returns the bandwidths that servers have learned, and the numbers of pairs by their planes with bandwidth.

@@ -49,6 +49,7 @@ func (w *Worker) readDrains(ctx context.Context) error {
 	}
 	if old := w.granted.Swap(&all); old == nil || !reflect.DeepEqual(*old, all) {
 		w.wakeAll()
+		w.pages.changed()
 	}
 	return nil
 }

@@ -59,6 +59,7 @@ type Worker struct {
 	book    *drain.Book             // nil without an engine
 	granted atomic.Pointer[[]drain.Drain]
 	tally   *tally
+	pages   pages
 }
 
 // decision is the named faults of a revision.
@@ -169,8 +170,10 @@ func (w *Worker) decideOnce(now time.Time) {
 			w.Log.Warn("a part is at fault", "part", f.Part, "fault", f.Fault, "evidence", f.Evidence)
 		}
 	}
+	w.pages.note(w.found.Load().faults, d.faults, now)
 	w.known = known
 	w.found.Store(d)
+	w.pages.changed()
 }
 
 func wait(ctx context.Context, d time.Duration) bool {
