@@ -98,7 +98,7 @@ func TestFleet(t *testing.T) {
 			t.Errorf("fared %s without etcd: %s", command, text)
 		}
 	}
-	for _, command := range []string{"fleet drain", "fleet drain leaf0 --until yesterday", "fleet worker " + file + " --keep-planes 3", "fleet whatif leaf7", "fleet whatif", "fleet top --count 2000", "fleet fault", "fleet worker " + file + " --listen 0.0.0.0:0"} {
+	for _, command := range []string{"fleet drain", "fleet drain leaf0 --until yesterday", "fleet worker " + file + " --keep-planes 3", "fleet whatif leaf7", "fleet whatif", "fleet top --count 2000", "fleet fault", "fleet worker " + file + " --listen 0.0.0.0:0", "fleet worker " + file + " --configmap drains", "fleet worker " + file + " --configmap fared/drains", "fleet worker " + file + " --page 0.0.0.0:0"} {
 		refused(t, cli.ExitUsage, strings.Fields(command)...)
 	}
 }

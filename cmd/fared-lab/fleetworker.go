@@ -9,6 +9,7 @@ import (
 	"net"
 	"net/http"
 	"os"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -16,20 +17,22 @@ import (
 
 	"github.com/fared/fared/cmd/internal/cli"
 	"github.com/fared/fared/daemon/page"
+	"github.com/fared/fared/fleet/configmap"
 	"github.com/fared/fared/fleet/drain"
 	"github.com/fared/fared/fleet/etcd"
 	"github.com/fared/fared/fleet/worker"
 	"github.com/fared/fared/internal/grpcserve"
 	"github.com/fared/fared/internal/httpserve"
 	"github.com/fared/fared/internal/tlsfiles"
+	"github.com/fared/fared/kube/apiserver"
 )
 
 // workerOptions are the flags of fared fleet worker.
 type workerOptions struct {
-	listen, metrics, page, logLevel string
-	peers, members                  []string
-	keep                            int
-	share                           float64
+	listen, metrics, page, configMap, logLevel string
+	peers, members                             []string
+	keep                                       int
+	share                                      float64
 }
 
 func fleetWorkerCommand(e *cli.Env) *cobra.Command {
@@ -40,8 +43,8 @@ func fleetWorkerCommand(e *cli.Env) *cobra.Command {
 repeat their states when they connect. Of several workers each names the others by --peer, and each
 has the whole view.
 
-'fared fleet drain' needs etcd, for one worker a server with one member. --keep-planes and
---keep-share are what drains leave to every pair; all workers have the same.
+'fared fleet drain' needs etcd, for one worker a server with one member, or in Kubernetes a ConfigMap.
+--keep-planes and --keep-share are the least that drains leave to every pair; all workers have the same.
 
 FARED_TLS_CERT, FARED_TLS_KEY and FARED_TLS_CA name the PEM files of this worker's certificate and
 key, and of the authority that signed those of nodes, workers and operators: whoever has one may
@@ -71,6 +74,7 @@ code 0.`
 	c.Flags().StringVar(&o.page, "page", "", "host:port of a loopback address to serve the live page at, such as 127.0.0.1:9472")
 	c.Flags().StringArrayVar(&o.peers, "peer", nil, "host:port of another worker; may be repeated")
 	c.Flags().StringArrayVar(&o.members, "etcd", nil, "URL of a member of etcd that keeps the drains, such as http://127.0.0.1:2379; may be repeated")
+	c.Flags().StringVar(&o.configMap, "configmap", "", "NAMESPACE/NAME of the ConfigMap that keeps the drains, in a pod whose service account may get, create and update it")
 	c.Flags().IntVar(&o.keep, "keep-planes", -1, "planes that drains leave to every pair (default all but one)")
 	c.Flags().Float64Var(&o.share, "keep-share", 0, "part of the intact bandwidth that drains leave to every pair, 0 to 1")
 	c.Flags().Lookup("keep-planes").DefValue = ""
@@ -84,8 +88,8 @@ func runWorker(ctx context.Context, cfg worker.Config, o *workerOptions) error {
 	if err != nil {
 		return cli.Usage(err, "FARED_TLS_CERT, FARED_TLS_KEY and FARED_TLS_CA name PEM files")
 	}
-	if len(o.members) > 0 {
-		cfg.Engine = &etcd.Key{Endpoints: o.members, Name: "/fared/" + cfg.Fabric.Name + "/drains", Client: &http.Client{Transport: &http.Transport{TLSClientConfig: client}}}
+	if cfg.Engine, err = engineOf(o, cfg.Fabric.Name, client); err != nil {
+		return err
 	}
 	l, options, err := grpcserve.Open(o.listen, secure)
 	if errors.Is(err, grpcserve.ErrReachable) {
@@ -112,6 +116,25 @@ func runWorker(ctx context.Context, cfg worker.Config, o *workerOptions) error {
 	}
 	cfg.Log.Info("the worker listens", "address", l.Addr().String(), "fabric", cfg.Fabric.Name)
 	return w.Serve(ctx, l, options...)
+}
+
+// engineOf returns the engine of drains that flags name, nil without one.
+func engineOf(o *workerOptions, fabric string, secure *tls.Config) (drain.Engine, error) {
+	if o.configMap == "" && len(o.members) == 0 {
+		return nil, nil
+	}
+	if o.configMap == "" {
+		return &etcd.Key{Endpoints: o.members, Name: "/fared/" + fabric + "/drains", Client: &http.Client{Transport: &http.Transport{TLSClientConfig: secure}}}, nil
+	}
+	namespace, object, ok := strings.Cut(o.configMap, "/")
+	if !ok || namespace == "" || object == "" || strings.Contains(object, "/") || len(o.members) > 0 {
+		return nil, cli.Usage(fmt.Errorf("--configmap %q is no NAMESPACE/NAME, or comes with --etcd", o.configMap), "write --configmap fared/drains alone")
+	}
+	api, err := apiserver.InCluster()
+	if err != nil {
+		return nil, cli.Usage(err, "--etcd keeps drains outside of Kubernetes")
+	}
+	return &configmap.Object{API: api, Namespace: namespace, Name: object}, nil
 }
 
 // workerTLS returns the TLS configurations of a worker as server and as client, nil without certificates, and sets the

@@ -11,12 +11,12 @@ import (
 	"github.com/fared/fared/topo"
 )
 
-// Engine keeps one value with its revision; both are zero at first.
+// Engine keeps one value with its revision; both are empty at first.
 type Engine interface {
-	Load(ctx context.Context) (value []byte, revision int64, err error)
+	Load(ctx context.Context) (value []byte, revision string, err error)
 	// Store replaces the value if its revision is still the given one, and reports whether it was. After an error the
 	// value may have been replaced.
-	Store(ctx context.Context, value []byte, revision int64) (stored bool, err error)
+	Store(ctx context.Context, value []byte, revision string) (stored bool, err error)
 }
 
 // Book grants and ends drains. Several books, in several processes, may share an engine.
@@ -34,14 +34,14 @@ type Book struct {
 var ErrUnknown = errors.New("is not drained by the fleet")
 
 // load returns the drains that are not over.
-func (b *Book) load(ctx context.Context) ([]Drain, int64, error) {
+func (b *Book) load(ctx context.Context) ([]Drain, string, error) {
 	value, revision, err := b.Engine.Load(ctx)
 	if err != nil || len(value) == 0 {
 		return nil, revision, err
 	}
 	var all []Drain
 	if err := json.Unmarshal(value, &all); err != nil {
-		return nil, 0, fmt.Errorf("the engine's list of drains: %w", err)
+		return nil, "", fmt.Errorf("the engine's list of drains: %w", err)
 	}
 	now := b.Now()
 	return slices.DeleteFunc(all, func(d Drain) bool { return d.over(now) }), revision, nil

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -79,22 +80,30 @@ func TestJudge(t *testing.T) {
 type memory struct {
 	mu       sync.Mutex
 	value    []byte
-	revision int64
+	revision int
 }
 
-func (m *memory) Load(context.Context) ([]byte, int64, error) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	return m.value, m.revision, nil
+// name returns the revision as text, empty at first.
+func (m *memory) name() string {
+	if m.revision == 0 {
+		return ""
+	}
+	return strconv.Itoa(m.revision)
 }
 
-func (m *memory) Store(_ context.Context, value []byte, revision int64) (bool, error) {
+func (m *memory) Load(context.Context) ([]byte, string, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if m.revision != revision {
+	return m.value, m.name(), nil
+}
+
+func (m *memory) Store(_ context.Context, value []byte, revision string) (bool, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.name() != revision {
 		return false, nil
 	}
-	m.value, m.revision = value, revision+1
+	m.value, m.revision = value, m.revision+1
 	return true, nil
 }
 

@@ -32,11 +32,11 @@ const (
 // kv is a key with its value. etcd writes 64-bit numbers as strings, and bytes in base64, as encoding/json does.
 type kv struct {
 	Value       []byte `json:"value"`
-	ModRevision int64  `json:"mod_revision,string"`
+	ModRevision string `json:"mod_revision"`
 }
 
 // Load implements drain.Engine. The read is linearizable, as by default.
-func (k *Key) Load(ctx context.Context) ([]byte, int64, error) {
+func (k *Key) Load(ctx context.Context) ([]byte, string, error) {
 	var out struct {
 		Kvs []kv `json:"kvs"`
 	}
@@ -47,16 +47,19 @@ func (k *Key) Load(ctx context.Context) ([]byte, int64, error) {
 		}
 	}
 	if err != nil || len(out.Kvs) == 0 {
-		return nil, 0, err
+		return nil, "", err
 	}
 	return out.Kvs[0].Value, out.Kvs[0].ModRevision, nil
 }
 
 // Store implements drain.Engine. The transaction goes to one member: a repetition after an error could find its own
 // result. So a Load comes first, which finds a member that answers.
-func (k *Key) Store(ctx context.Context, value []byte, revision int64) (bool, error) {
+func (k *Key) Store(ctx context.Context, value []byte, revision string) (bool, error) {
+	if revision == "" {
+		revision = "0" // etcd's comparison with an absent key
+	}
 	request := map[string]any{
-		"compare": []any{map[string]any{"key": []byte(k.Name), "target": "MOD", "result": "EQUAL", "mod_revision": fmt.Sprint(revision)}},
+		"compare": []any{map[string]any{"key": []byte(k.Name), "target": "MOD", "result": "EQUAL", "mod_revision": revision}},
 		"success": []any{map[string]any{"request_put": map[string]any{"key": []byte(k.Name), "value": value}}},
 	}
 	var alive struct{}

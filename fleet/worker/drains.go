@@ -91,7 +91,7 @@ func (w *Worker) drainsOf(n *topo.Node) *fleetv1.NodeDrains {
 	return out
 }
 
-var errNoEngine = status.Error(codes.FailedPrecondition, "this worker keeps no drains: start it with --etcd")
+var errNoEngine = status.Error(codes.FailedPrecondition, "this worker keeps no drains: start it with --etcd or --configmap")
 
 // Drain implements fleetv1.FleetServiceServer.
 func (w *Worker) Drain(ctx context.Context, req *fleetv1.DrainRequest) (*fleetv1.DrainResponse, error) {

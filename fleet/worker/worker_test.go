@@ -7,6 +7,7 @@ import (
 	"net"
 	"net/netip"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -471,22 +472,30 @@ func (strange) ListPlanes(context.Context, *farev1.ListPlanesRequest) (*farev1.L
 type engine struct {
 	mu       sync.Mutex
 	value    []byte
-	revision int64
+	revision int
 }
 
-func (e *engine) Load(context.Context) ([]byte, int64, error) {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	return e.value, e.revision, nil
+// name returns the revision as text, empty at first.
+func (e *engine) name() string {
+	if e.revision == 0 {
+		return ""
+	}
+	return strconv.Itoa(e.revision)
 }
 
-func (e *engine) Store(_ context.Context, value []byte, revision int64) (bool, error) {
+func (e *engine) Load(context.Context) ([]byte, string, error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	if e.revision != revision {
+	return e.value, e.name(), nil
+}
+
+func (e *engine) Store(_ context.Context, value []byte, revision string) (bool, error) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.name() != revision {
 		return false, nil
 	}
-	e.value, e.revision = value, revision+1
+	e.value, e.revision = value, e.revision+1
 	return true, nil
 }
 

@@ -61,6 +61,8 @@ var limits = []struct{ From, Only, Not, Why string }{
 	{"/kube/pacer", "", "context log/slog net os syscall", "writes are paced in virtual time: no goroutine, socket, file or clock"},
 	{"/topo/locate", "/topo /fare", "context log/slog net os syscall", "faults are located from views alone: no goroutine, socket, file or clock"},
 	{"/fleet/etcd", "", "", "etcd is reached by its JSON API: no client library"},
+	{"/fleet/configmap", "/kube/apiserver", "", "the API server is reached by plain REST: no client library"},
+	{"/fleet/drain", "/topo /fare", "log/slog net os syscall", "drains are judged and kept by an engine: no socket, no file"},
 	{"/daemon/page", "/api golang.org/x/net/netutil", "", "the page shows what the API returns, and cannot reach the daemon's state"},
 	{"/lab/judge", "/topo /fare /wecmp /api", "", "the judge of a lab computes from cables alone: it runs and asks nothing"},
 }
@@ -191,7 +193,7 @@ func TestServerLinksNoLab(t *testing.T) {
 	}
 	for _, p := range linked {
 		inModule, ours := strings.CutPrefix(p, module)
-		if ours && exempt(inModule, "/lab /topo /fleet/worker /traffic /transport /kube /cmd/fared-lab /fleet/drain /fleet/etcd") && inModule != "/transport/tcpslots" {
+		if ours && exempt(inModule, "/lab /topo /fleet/worker /traffic /transport /kube /cmd/fared-lab /fleet/drain /fleet/etcd /fleet/configmap") && inModule != "/transport/tcpslots" {
 			t.Errorf("fared links %s", p)
 		}
 	}

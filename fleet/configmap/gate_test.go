@@ -1,0 +1,5 @@
+package configmap
+
+import "github.com/fared/fared/internal/testkit/gate"
+
+var _ = gate.Package{}
