@@ -1,9 +1,9 @@
 #!/bin/sh
-# Before a removal, not before an upgrade: ends both daemons, and takes their nexthops, routes and programs out of the kernel, which no process maintains from then on.
+# Before a removal, not before an upgrade: ends the daemons, and takes their nexthops, routes and programs out of the kernel, which no process maintains from then on.
 set -e
 [ "$1" = remove ] || [ "$1" = 0 ] || exit 0
 if [ -d /run/systemd/system ]; then
-  systemctl disable --now fared.service fared-dataplane.service 2>/dev/null || true
+  systemctl disable --now fared-report.service fared.service fared-dataplane.service 2>/dev/null || true
 fi
 # Programs must not find a table that no process maintains. The directory stays for containers that have mounted it, until a purge.
 rm -f /run/fared/slots /run/fared/table/slots

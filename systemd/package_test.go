@@ -226,7 +226,7 @@ func contents(t *testing.T, version string, files map[string]string) {
 	inRPM := strings.Fields(output(t, "rpm", "--query", "--list", "--package", files["fared-"+version+"-1."+arch+".rpm"]))
 	inDeb := output(t, "dpkg-deb", "--contents", files["fared_"+version+"-1_"+runtime.GOARCH+".deb"])
 	for _, name := range []string{"/usr/bin/fared", "/usr/lib/systemd/system/fared.service", "/usr/lib/systemd/system/fared-dataplane.service", "/usr/lib/sysusers.d/fared.conf",
-		"/usr/lib/systemd/networkd.conf.d/10-fared.conf", "/usr/lib/systemd/network/10-fared.network", "/usr/lib/NetworkManager/conf.d/10-fared.conf", "/etc/default/fared", "/etc/default/fared-dataplane",
+		"/usr/lib/systemd/networkd.conf.d/10-fared.conf", "/usr/lib/systemd/network/10-fared.network", "/usr/lib/NetworkManager/conf.d/10-fared.conf", "/etc/default/fared", "/etc/default/fared-dataplane", "/usr/lib/systemd/system/fared-report.service", "/etc/default/fared-report",
 		"/usr/share/man/man1/fared-drain.1.gz", "/usr/share/bash-completion/completions/fared", "/usr/share/doc/fared/examples/server-8gpu.yaml", "/etc/fared",
 		"/usr/share/doc/fared/examples/fared.rules.yml", "/usr/share/doc/fared/examples/fared.dashboard.json", "/usr/share/doc/fared/operations/alerts.md", "/usr/share/doc/fared/configuration.md",
 		"/usr/share/man/man5/fared.yaml.5.gz", "/usr/share/man/man7/fared.7.gz"} {
@@ -240,7 +240,7 @@ func contents(t *testing.T, version string, files map[string]string) {
 	// The package of laboratories goes with the same version of fared, and has no file of the package fared.
 	labRPM, labDeb := files["fared-lab-"+version+"-1."+arch+".rpm"], files["fared-lab_"+version+"-1_"+runtime.GOARCH+".deb"]
 	inLab := strings.Fields(output(t, "rpm", "--query", "--list", "--package", labRPM))
-	for _, name := range []string{"/usr/bin/fared-lab", "/usr/share/man/man1/fared-lab.1.gz", "/usr/share/man/man1/fared-topo-generate.1.gz"} {
+	for _, name := range []string{"/usr/bin/fared-lab", "/usr/lib/systemd/system/fared-fleet.service", "/etc/default/fared-fleet", "/usr/share/man/man1/fared-lab.1.gz", "/usr/share/man/man1/fared-topo-generate.1.gz"} {
 		if !slices.Contains(inLab, name) || !strings.Contains(output(t, "dpkg-deb", "--contents", labDeb), " ."+name) {
 			t.Errorf("a package fared-lab lacks %s", name)
 		}

@@ -78,7 +78,7 @@ func boot(t *testing.T) *machine {
 		program = binary.Fared(t)
 	}
 	files, err := filepath.Glob("*.service")
-	if err != nil || len(files) != 2 {
+	if err != nil || len(files) != 4 {
 		t.Fatalf("units %v, %v", files, err)
 	}
 	for _, f := range files {
@@ -239,10 +239,16 @@ func (m *machine) show(unit, property string) string {
 func TestUnits(t *testing.T) {
 	gate.Slow(t, gate.Systemd, "restarts of the units after each kind of end")
 	m := boot(t)
+	m.copy(binary.Lab(t), "/usr/bin/fared-lab")
 	if out, err := m.try("systemd-analyze --man=no verify /etc/systemd/system/fared*.service"); err != nil || out != "" {
 		t.Errorf("systemd-analyze verify: %v\n%s", err, out)
 	}
 	m.run("systemctl start fared")
+	// The machine is server1 of a fleet.
+	m.write("/etc/fared/fabric.yaml", "planes: 2\nservers: 2\n")
+	m.write("/etc/default/fared-report", "FARED_REPORT_FLAGS=\"--worker 127.0.0.1:4798\"\n")
+	m.run("systemctl start fared-fleet fared-report")
+	m.eventually(`fared fleet status -o json | grep '"servers_reporting": *1'`)
 	for _, unit := range []string{"fared", "fared-dataplane"} {
 		if state := m.show(unit, "ActiveState"); state != "active" {
 			t.Fatalf("%s is %s", unit, state)

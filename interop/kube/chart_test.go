@@ -185,6 +185,8 @@ func TestRefused(t *testing.T) {
 		{"nodeState: {taints: {effect: NoRun}}", "'/nodeState/taints/effect'"},
 		{"nodeState: {drains: plane/p2}", "'/nodeState/drains'"},
 		{"nodeState: {nvsentinel: {directory: run}}", "'/nodeState/nvsentinel/directory'"},
+		{"fleet: {workers: 10}", "'/fleet/workers'"},
+		{"fleet: {report: {to: [fleet1]}}", "'/fleet/report/to/0'"},
 		{"maxUnavailable: 0", "'/maxUnavailable'"},
 		{"maxUnavailable: 100%", "'/maxUnavailable'"},
 		{"terminationGracePeriodSeconds: 1", "'/terminationGracePeriodSeconds'"},
@@ -193,6 +195,7 @@ func TestRefused(t *testing.T) {
 		// Templates refuse combinations.
 		{"fabric: {nodes: {a: server1}}", "fabric.nodes needs fabric.description"},
 		{"existingConfigMap: mine\nnodes: {a: {as: 7}}", "existingConfigMap excludes"},
+		{"nodes: {a: {as: 7}}\nfleet: {workers: 1}", "fleet.workers needs fleet.secret"},
 		{"nodes: {common: {as: 7}}", "a node cannot be named common"},
 		{"nodes: {a: {as: 7}}\nmetrics: {enabled: false}\npodMonitor: {enabled: true}", "podMonitor.enabled needs metrics.enabled"},
 	} {

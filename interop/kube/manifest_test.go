@@ -2,6 +2,7 @@ package kube
 
 import (
 	"encoding/json"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -13,7 +14,9 @@ import (
 	monitoringv1 "github.com/prometheus-operator/prometheus-operator/pkg/apis/monitoring/v1"
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
+	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/serializer"
 	"k8s.io/client-go/kubernetes/scheme"
@@ -105,7 +108,7 @@ func checkPrivileges(t *testing.T, set string, c corev1.Container) {
 		agent = append(agent, "SYS_ADMIN")
 	}
 	want := map[string][]string{"setup": {"CHOWN", "DAC_OVERRIDE"}, "dataplane": agent, "run": nil, "nri": {"SYS_ADMIN"}}[c.Name]
-	root := c.Name != "run" // with NVSentinel, whose socket is root's, kube is, too
+	root := c.Name != "run" && c.Name != "report" // with NVSentinel, whose socket is root's, kube is, too
 	if set == "unnumbered" && c.Name == "run" {
 		root, want = true, []string{"NET_RAW"}
 	}
@@ -137,8 +140,13 @@ func run(t *testing.T, name string, args ...string) string {
 // TestCommandLines checks that the programs know all commands and flags, probes included.
 func TestCommandLines(t *testing.T) {
 	for name, v := range sets(t) {
-		pod := find[*appsv1.DaemonSet](objects(t, render(t, v)), "fared").Spec.Template.Spec
-		for _, c := range slices.Concat(pod.InitContainers, pod.Containers) {
+		all := objects(t, render(t, v))
+		pod := find[*appsv1.DaemonSet](all, "fared").Spec.Template.Spec
+		containers := slices.Concat(pod.InitContainers, pod.Containers)
+		if workers := find[*appsv1.StatefulSet](all, "-fleet"); workers != nil {
+			containers = append(containers, workers.Spec.Template.Spec.Containers...)
+		}
+		for _, c := range containers {
 			lines := [][]string{slices.Concat(c.Command, c.Args)}
 			for _, p := range []*corev1.Probe{c.LivenessProbe, c.ReadinessProbe} {
 				if p != nil && p.Exec != nil {
@@ -153,7 +161,7 @@ func TestCommandLines(t *testing.T) {
 				if filepath.Base(line[0]) == "fared-kube" {
 					words[0] = "fared-kube"
 				}
-				if flags := slices.IndexFunc(words, func(w string) bool { return strings.HasPrefix(w, "-") }); flags >= 0 {
+				if flags := slices.IndexFunc(words, func(w string) bool { return strings.HasPrefix(w, "-") || strings.HasPrefix(w, "/") }); flags >= 0 {
 					words = words[:flags]
 				}
 				help := run(t, program(t, filepath.Base(line[0])), append(line[1:], "--help")...)
@@ -231,5 +239,41 @@ func TestMonitoring(t *testing.T) {
 		if len(c.Ports) != 1 || jobs[c.Ports[0].Name] != want {
 			t.Errorf("container %s has ports %v, jobs %v", c.Name, c.Ports, jobs)
 		}
+	}
+}
+
+// TestFleet checks that the workers' names are those of the Service's pods, that nodes report to all of them, that they
+// may change the ConfigMap of the drains alone, and that no worker is a pod of the DaemonSet.
+func TestFleet(t *testing.T) {
+	all := objects(t, render(t, sets(t)["fleet"]))
+	workers, service := find[*appsv1.StatefulSet](all, "-fleet"), find[*corev1.Service](all, "-fleet")
+	nodes := find[*appsv1.DaemonSet](all, "fared")
+	var names []string
+	for i := range *workers.Spec.Replicas {
+		names = append(names, fmt.Sprintf("%s-%d.%s.%s.svc:4798", workers.Name, i, service.Name, workers.Namespace))
+	}
+	values := func(c corev1.Container, flag string) (all []string) {
+		for _, a := range c.Args {
+			if value, ok := strings.CutPrefix(a, flag+"="); ok {
+				all = append(all, value)
+			}
+		}
+		return all
+	}
+	worker := workers.Spec.Template.Spec.Containers[0]
+	if got := values(worker, "--peer"); !slices.Equal(got, names) || workers.Spec.ServiceName != service.Name {
+		t.Errorf("workers name %q, want %q", got, names)
+	}
+	for _, c := range nodes.Spec.Template.Spec.Containers {
+		if c.Name == "report" && !slices.Equal(values(c, "--worker"), append(names, "fleet.example.com:4798")) {
+			t.Errorf("nodes report to %q", c.Args)
+		}
+	}
+	rules := find[*rbacv1.Role](all, "-fleet").Rules
+	if kept := values(worker, "--configmap"); len(kept) != 1 || kept[0] != workers.Namespace+"/"+rules[1].ResourceNames[0] {
+		t.Errorf("drains are kept in %q, rights are %+v", kept, rules)
+	}
+	if labels.SelectorFromSet(nodes.Spec.Selector.MatchLabels).Matches(labels.Set(workers.Spec.Template.Labels)) || !labels.SelectorFromSet(service.Spec.Selector).Matches(labels.Set(workers.Spec.Template.Labels)) {
+		t.Errorf("labels of workers: %v", workers.Spec.Template.Labels)
 	}
 }

@@ -13,6 +13,24 @@ app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- end }}
 
+{{- /* The workers of a fleet are other pods than those of the nodes. */ -}}
+{{- define "fared.fleetSelector" -}}
+app.kubernetes.io/name: fared-fleet
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end }}
+
+{{- define "fared.fleetLabels" -}}
+{{ include "fared.fleetSelector" . }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+{{- end }}
+
+{{- define "fared.fleetTLS" -}}
+- {name: FARED_TLS_CERT, value: /etc/fared-tls/tls.crt}
+- {name: FARED_TLS_KEY, value: /etc/fared-tls/tls.key}
+- {name: FARED_TLS_CA, value: /etc/fared-tls/ca.crt}
+{{- end }}
+
 {{- define "fared.image" -}}
 {{ .Values.image.repository }}:{{ .Values.image.tag | default .Chart.AppVersion }}
 {{- end }}
