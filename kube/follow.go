@@ -9,6 +9,7 @@ import (
 	"google.golang.org/grpc"
 
 	farev1 "github.com/fared/fared/api/fare/v1"
+	"github.com/fared/fared/internal/waits"
 	"github.com/fared/fared/kube/nodestate"
 )
 
@@ -23,16 +24,6 @@ const (
 	retryDelay = time.Second
 )
 
-// sleep waits for a time, or for the end of ctx, which it reports.
-func sleep(ctx context.Context, d time.Duration) bool {
-	select {
-	case <-ctx.Done():
-		return false
-	case <-time.After(d):
-		return true
-	}
-}
-
 // followDaemon calls each for the state of the daemon after events, at most twice a second, and every five seconds.
 // During the daemon's start, whose state is incomplete, and while it does not answer, there are no calls.
 func followDaemon(ctx context.Context, conn grpc.ClientConnInterface, each func(nodestate.Observation)) {
@@ -43,14 +34,14 @@ func followDaemon(ctx context.Context, conn grpc.ClientConnInterface, each func(
 		if o, err := observe(ctx, client); err == nil && o.Status.GetConverged() {
 			each(o)
 		}
-		if !sleep(ctx, readGap) {
+		if !waits.For(ctx, readGap) {
 			return
 		}
 		select {
 		case <-ctx.Done():
 			return
 		case <-events:
-			sleep(ctx, settle)
+			waits.For(ctx, settle)
 		case <-time.After(readPeriod):
 		}
 	}
@@ -67,7 +58,7 @@ func followEvents(ctx context.Context, client farev1.FabricServiceClient, arrive
 			}
 			_, err = stream.Recv()
 		}
-		if !sleep(ctx, retryDelay) {
+		if !waits.For(ctx, retryDelay) {
 			return
 		}
 	}
@@ -123,7 +114,7 @@ func (a *Agent) followNode(ctx context.Context, each func(node)) {
 			logged = err.Error()
 			a.Log.Warn("the node is not watched now", "error", err)
 		}
-		if !sleep(ctx, retryDelay) {
+		if !waits.For(ctx, retryDelay) {
 			return
 		}
 	}

@@ -9,6 +9,7 @@ import (
 	"github.com/containerd/nri/pkg/api"
 
 	farev1 "github.com/fared/fared/api/fare/v1"
+	"github.com/fared/fared/internal/waits"
 	"github.com/fared/fared/pods"
 )
 
@@ -92,7 +93,7 @@ func (p *pod) attach(ctx context.Context, agent *pods.Agent, choose func(*api.Po
 				p.report(a)
 				return
 			}
-			if wait > 0 && time.Since(begin) < wait && !sleep(ctx, pause) {
+			if wait > 0 && time.Since(begin) < wait && !waits.For(ctx, pause) {
 				return
 			}
 			wait = mostPause
@@ -108,7 +109,7 @@ func (p *pod) attach(ctx context.Context, agent *pods.Agent, choose func(*api.Po
 		}
 		p.answered.pass() // nothing is held while fared is down
 		p.effective.pass()
-		if !sleep(ctx, pause) {
+		if !waits.For(ctx, pause) {
 			return
 		}
 		pause = min(2*pause, mostPause)
@@ -137,18 +138,8 @@ func (p *pod) detach(ctx context.Context, agent *pods.Agent, id string) {
 	p.stop()
 	<-p.ended
 	for pause := firstPause; p.wasAsked(); pause = min(2*pause, mostPause) {
-		if err := agent.Detach(ctx, id); err == nil || !pods.Absent(err) || !sleep(ctx, pause) {
+		if err := agent.Detach(ctx, id); err == nil || !pods.Absent(err) || !waits.For(ctx, pause) {
 			return
 		}
-	}
-}
-
-// sleep waits, and reports whether ctx has not ended.
-func sleep(ctx context.Context, d time.Duration) bool {
-	select {
-	case <-ctx.Done():
-		return false
-	case <-time.After(d):
-		return true
 	}
 }

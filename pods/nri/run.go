@@ -11,6 +11,7 @@ import (
 	"github.com/containerd/nri/pkg/api"
 	"github.com/containerd/nri/pkg/stub"
 
+	"github.com/fared/fared/internal/waits"
 	"github.com/fared/fared/pods"
 )
 
@@ -53,7 +54,7 @@ func Run(ctx context.Context, c Config) error {
 			last = err.Error()
 			c.Log.Warn("no connection to the container runtime; trying again", "socket", c.Runtime, "error", err)
 		}
-		if !sleep(ctx, pauseRuntime) {
+		if !waits.For(ctx, pauseRuntime) {
 			return nil
 		}
 	}

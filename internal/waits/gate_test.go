@@ -1,0 +1,5 @@
+package waits
+
+import "github.com/fared/fared/internal/testkit/gate"
+
+var _ = gate.Package{}
