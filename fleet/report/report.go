@@ -20,12 +20,15 @@ import (
 	farev1 "github.com/fared/fared/api/fare/v1"
 	fleetv1 "github.com/fared/fared/api/fleet/v1"
 	"github.com/fared/fared/client"
+	"github.com/fared/fared/internal/waits"
 )
 
 const (
 	// pace is the least time between two reads of the daemon, quiet the greatest one.
 	pace  = 100 * time.Millisecond
 	quiet = 2 * time.Second
+	// glance is the time between reads of the probes alone: their losses are no events.
+	glance = 500 * time.Millisecond
 	// retry is the time between attempts to reach a worker, or the daemon.
 	retry = 500 * time.Millisecond
 	// home is the time after which a worker that is not the first is left.
@@ -88,33 +91,15 @@ func (c *complaint) note(log *slog.Logger, text string, err error, args ...any) 
 	}
 }
 
-// ring wakes a receiver.
-func ring(c chan struct{}) {
-	select {
-	case c <- struct{}{}:
-	default:
-	}
-}
-
-// wait waits for a time; false if ctx has ended.
-func wait(ctx context.Context, d time.Duration) bool {
-	select {
-	case <-ctx.Done():
-		return false
-	case <-time.After(d):
-		return true
-	}
-}
-
 // follow wakes the reader after every event of the daemon.
 func (r *reporter) follow(ctx context.Context) {
 	for ctx.Err() == nil {
 		stream, err := farev1.NewFabricServiceClient(r.Daemon).WatchEvents(ctx, &farev1.WatchEventsRequest{}, grpc.WaitForReady(true))
 		for err == nil {
-			ring(r.wake)
+			waits.Ring(r.wake)
 			_, err = stream.Recv()
 		}
-		wait(ctx, retry)
+		waits.For(ctx, retry)
 	}
 }
 
@@ -126,37 +111,47 @@ func (r *reporter) weights(ctx context.Context) {
 			defer r.mu.Unlock()
 			r.weight.apply(u)
 			r.now.paths = r.weight.paths()
-			ring(r.change)
+			waits.Ring(r.change)
 			return nil
 		})
 		if err != nil {
 			r.Log.Warn("the daemon refuses to report weights", "error", err)
 		}
-		wait(ctx, quiet)
+		waits.For(ctx, quiet)
 	}
 }
 
 // read reads the daemon after events, and now and then.
 func (r *reporter) read(ctx context.Context) {
 	var silent complaint
-	for ctx.Err() == nil {
-		err := r.readOnce(ctx)
+	var whole time.Time // of the last read of all
+	for all := true; ctx.Err() == nil; {
+		begun := time.Now()
+		err := r.readOnce(ctx, all)
 		if ctx.Err() != nil {
 			return
 		}
 		if silent.note(r.Log, "the daemon does not answer, and is asked again", err); err != nil {
-			wait(ctx, retry)
+			all = true
+			waits.For(ctx, retry)
+			continue
 		}
-		wait(ctx, pace)
+		if all {
+			whole = begun
+		}
+		waits.For(ctx, pace)
 		select {
 		case <-r.wake:
+			all = true
 		case <-ctx.Done():
-		case <-time.After(quiet):
+		case <-time.After(glance - pace):
+			all = time.Since(whole) >= quiet
 		}
 	}
 }
 
-func (r *reporter) readOnce(ctx context.Context) error {
+// readOnce reads the daemon: all, or its status alone.
+func (r *reporter) readOnce(ctx context.Context, all bool) error {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
 	api := farev1.NewFabricServiceClient(r.Daemon)
@@ -164,20 +159,26 @@ func (r *reporter) readOnce(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	sessions, err := api.ListSessions(ctx, &farev1.ListSessionsRequest{})
-	if err != nil {
-		return err
-	}
-	planes, err := api.ListPlanes(ctx, &farev1.ListPlanesRequest{})
-	if err != nil {
-		return err
+	s := seen{status: state}
+	if all {
+		sessions, err := api.ListSessions(ctx, &farev1.ListSessionsRequest{})
+		if err != nil {
+			return err
+		}
+		planes, err := api.ListPlanes(ctx, &farev1.ListPlanesRequest{})
+		if err != nil {
+			return err
+		}
+		s.sessions, s.planes = sessions.Sessions, planes.Planes
 	}
 	r.reconcile(ctx, api, state.Drains)
-	s := seen{state, sessions.Sessions, planes.Planes}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.node, r.now.ports, r.now.proofs = state, s.ports(r.now.ports, time.Now()), s.proofs()
-	ring(r.change)
+	r.node, r.now.proofs = state, s.proofs(r.now.proofs)
+	if all {
+		r.now.ports = s.ports(r.now.ports, time.Now())
+	}
+	waits.Ring(r.change)
 	return nil
 }
 
@@ -226,7 +227,7 @@ func (r *reporter) send(ctx context.Context) error {
 				break
 			}
 		}
-		if !wait(ctx, retry) {
+		if !waits.For(ctx, retry) {
 			return nil
 		}
 	}
@@ -273,7 +274,7 @@ func (r *reporter) stream(ctx context.Context, worker string) error {
 				r.mu.Lock()
 				r.wanted = m.Drains
 				r.mu.Unlock()
-				ring(r.wake)
+				waits.Ring(r.wake)
 			}
 		}
 	}()

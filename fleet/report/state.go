@@ -84,15 +84,24 @@ func (s *seen) state(p *farev1.SubPort, sessions []*farev1.Session) (string, tim
 	return state, age
 }
 
-// proofs returns the section of proofs; nil without probes.
-func (s *seen) proofs() *fleetv1.Proofs {
+// proofs returns the section of proofs; nil without probes. Numbers of probes that hardly differ from those of the last
+// section stay, so that nothing is sent while nothing is lost.
+func (s *seen) proofs(last *fleetv1.Proofs) *fleetv1.Proofs {
 	p := s.status.Proof
 	if p == nil || p.Inactive != "" {
 		return nil
 	}
+	before := map[string]uint64{}
+	for _, x := range last.GetPlanes() {
+		before[x.Plane] = x.Probes
+	}
 	out := &fleetv1.Proofs{}
 	for _, x := range p.Planes {
-		out.Planes = append(out.Planes, &fleetv1.ProvedPlane{Plane: x.Plane, Probes: x.Recent, Peers: p.Answering})
+		probes := x.Recent
+		if old := before[x.Plane]; max(old, probes)-min(old, probes) <= old/8 {
+			probes = old
+		}
+		out.Planes = append(out.Planes, &fleetv1.ProvedPlane{Plane: x.Plane, Probes: probes, Peers: p.Answering})
 	}
 	for _, x := range p.Losses {
 		out.Lossy = append(out.Lossy, &fleetv1.LossyPeer{Plane: x.Plane, Source: x.Source, Destination: x.Destination, Probes: x.Probes, Lost: x.Lost})

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"google.golang.org/protobuf/encoding/prototext"
+	"google.golang.org/protobuf/proto"
 
 	farev1 "github.com/fared/fared/api/fare/v1"
 	fleetv1 "github.com/fared/fared/api/fleet/v1"
@@ -113,17 +114,25 @@ func TestPaths(t *testing.T) {
 // TestProofs passes recent probes on, and nothing without probes.
 func TestProofs(t *testing.T) {
 	s := &seen{status: &farev1.GetStatusResponse{}}
-	if got := s.proofs(); got != nil {
+	if got := s.proofs(nil); got != nil {
 		t.Errorf("a leaf proves %v", got)
 	}
 	s.status.Proof = &farev1.ProofStatus{Answering: 7, Planes: []*farev1.ProofPlane{{Plane: "p0", Recent: 900}},
 		Losses: []*farev1.ProofLoss{{Plane: "p0", Source: "10.255.0.1", Destination: "10.255.0.9", Probes: 100, Lost: 2}}}
-	got := s.proofs()
+	got := s.proofs(nil)
 	if len(got.Planes) != 1 || got.Planes[0].Probes != 900 || got.Planes[0].Peers != 7 || len(got.Lossy) != 1 || got.Lossy[0].Lost != 2 {
 		t.Errorf("proofs %v", got)
 	}
+	s.status.Proof.Planes[0].Recent = 850
+	if again := s.proofs(got); !proto.Equal(again, got) {
+		t.Errorf("50 probes of 900 less: %v", again)
+	}
+	s.status.Proof.Planes[0].Recent = 700
+	if later := s.proofs(got); later.Planes[0].Probes != 700 {
+		t.Errorf("700 probes: %v", later)
+	}
 	s.status.Proof.Inactive = "the daemon starts"
-	if got := s.proofs(); got != nil {
+	if got := s.proofs(nil); got != nil {
 		t.Errorf("inactive probes prove %v", got)
 	}
 }
