@@ -166,26 +166,28 @@ func fleetTopCommand(e *cli.Env) *cobra.Command {
 }
 
 func fleetWhatIfCommand(e *cli.Env) *cobra.Command {
-	var allSingle bool
+	var allSingle, allDouble bool
 	c := &cobra.Command{
 		Use: "whatif [PART...]", Short: "Simulate failures and drains in the present state",
 		Long: `Simulates failures in addition to those of now, by the code of 'fared topo simulate', and counts
 pairs by their planes with a weight. A part is named as in 'fared topo simulate --fail': leaf1,
 server2/p1.0, server17, leaf0-1/up0, p2; drain:leaf1 drains. --all-single simulates every single
 failure in addition, one after the other. WORST is the receiver that all-to-all traffic leaves
-farthest below its best possible rate.`,
-		Example: "  fared fleet whatif leaf1\n  fared fleet whatif drain:leaf0 server17/p1 -o json\n  fared fleet whatif --all-single",
+farthest below its best possible rate. --all-double simulates every pair of failures, by all workers,
+and shows the 100 worst; ALIKE counts those that differ by servers alone.`,
+		Example: "  fared fleet whatif leaf1\n  fared fleet whatif drain:leaf0 server17/p1 -o json\n  fared fleet whatif --all-single\n  fared fleet whatif --all-double",
 		Args: func(_ *cobra.Command, args []string) error {
-			if len(args) == 0 && !allSingle {
-				return cli.Usage(errors.New("no part is given"), "fared fleet whatif leaf1, or --all-single")
+			if len(args) == 0 && !allSingle && !allDouble || allSingle && allDouble {
+				return cli.Usage(errors.New("no part is given, or both of --all-single and --all-double"), "fared fleet whatif leaf1, or --all-single")
 			}
 			return nil
 		},
 	}
 	c.Flags().BoolVar(&allSingle, "all-single", false, "simulate every single failure in addition")
+	c.Flags().BoolVar(&allDouble, "all-double", false, "simulate every pair of failures in addition")
 	return asking(e, c, func(ctx context.Context, client fleetv1.FleetServiceClient, args []string) error {
-		e.Patience = 10 * time.Minute // a large fabric takes minutes
-		m, err := client.WhatIf(ctx, &fleetv1.WhatIfRequest{Fail: args, AllSingle: allSingle})
+		e.Patience = time.Hour // a large fabric takes minutes
+		m, err := client.WhatIf(ctx, &fleetv1.WhatIfRequest{Fail: args, AllSingle: allSingle, AllDouble: allDouble})
 		if err != nil {
 			return err
 		}
@@ -196,7 +198,21 @@ farthest below its best possible rate.`,
 // whatIfTable draws a row for each case.
 func whatIfTable(w *tabwriter.Writer, m *fleetv1.WhatIfResponse) {
 	fmt.Fprintf(w, "Present failures and drains: %s\n\n", cli.Dash(strings.Join(m.Present, " ")))
-	cli.Row(w, "FAILED", "PAIRS BY PLANES", "WORST RECEIVER", "VIOLATIONS")
+	double := len(m.CasesByPlanes) > 0
+	if double {
+		cli.Row(w, "FEWEST PLANES", "DOUBLE FAILURES")
+		for planes, n := range m.CasesByPlanes {
+			if n > 0 {
+				cli.Row(w, fmt.Sprint(planes), fmt.Sprint(n))
+			}
+		}
+		fmt.Fprintln(w)
+	}
+	head := []string{"FAILED", "PAIRS BY PLANES", "WORST RECEIVER", "VIOLATIONS", "ALIKE"}
+	if !double {
+		head = head[:4]
+	}
+	cli.Row(w, head...)
 	for _, c := range m.Cases {
 		var pairs []string
 		for planes, n := range c.PairsByPlanes {
@@ -208,6 +224,7 @@ func whatIfTable(w *tabwriter.Writer, m *fleetv1.WhatIfResponse) {
 		if c.Worst != "" {
 			worst = c.Worst + " " + percent(float64(c.WorstPpb)/1e9)
 		}
-		cli.Row(w, cli.Dash(strings.Join(c.Failed, " ")), strings.Join(pairs, ", "), worst, fmt.Sprint(len(c.Violations)))
+		row := []string{cli.Dash(strings.Join(c.Failed, " ")), strings.Join(pairs, ", "), worst, fmt.Sprint(len(c.Violations)), fmt.Sprint(c.Alike)}
+		cli.Row(w, row[:len(head)]...)
 	}
 }

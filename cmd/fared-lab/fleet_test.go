@@ -86,6 +86,7 @@ func TestFleet(t *testing.T) {
 		"fleet top":                   "server2  server1  2       1.2T",
 		"fleet whatif leaf0":          "leaf0   1: 6",
 		"fleet whatif --all-single":   "server3/p1",
+		"fleet whatif --all-double":   "leaf0 leaf1",
 		"fleet whatif drain:leaf0":    "Present failures and drains: server2/p1.1",
 		"fleet top --count 1 -o yaml": "bandwidth_bps",
 	} {
@@ -156,7 +157,15 @@ func TestFleetDrains(t *testing.T) {
 	if out := must(t, "fleet", "drains"); !strings.Contains(out, "leaf1  0 of 4") || !strings.Contains(out, "optics") {
 		t.Errorf("drains:\n%s", out)
 	}
+	if out := must(t, "fleet", "drain", "leaf2", "--queue"); !strings.Contains(out, "leaf2: queued: 2 pairs") {
+		t.Errorf("the queued leaf: %s", out)
+	}
 	must(t, "fleet", "undrain", "leaf1")
 	refused(t, cli.ExitNotFound, "fleet", "undrain", "leaf1")
-	must(t, "fleet", "drain", "leaf2")
+	within(t, generous, func() error {
+		if out := must(t, "fleet", "drains"); !strings.Contains(out, "leaf2  0 of 4") {
+			return fmt.Errorf("drains:\n%s", out)
+		}
+		return nil
+	})
 }

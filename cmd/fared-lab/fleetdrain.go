@@ -23,20 +23,23 @@ func onePart(c *cobra.Command, args []string) error {
 
 func fleetDrainCommand(e *cli.Env) *cobra.Command {
 	var reason, until string
+	var queue bool
 	c := &cobra.Command{
 		Use: "drain PART", Short: "Take a leaf, a plane, a server's port or a sub-port out of service at all servers", Args: onePart,
 		Long: `Grants a drain of a part if every pair of servers keeps the planes and the bandwidth of the worker's
 --keep-planes and --keep-share, with all present failures and drains counted, and lets the servers'
 daemons drain their sub-ports there. 'fared fleet drains' shows the progress. Of two operators who
-ask at once for the last plane one is refused. A part is named as in 'fared fleet whatif'.
+ask at once for the last plane one is refused. With --queue a refused drain waits, and is granted
+once it fits, the oldest first. A part is named as in 'fared fleet whatif'.
 
-Exit code 1: refused, with a pair that would suffer.`,
-		Example: "  fared fleet drain leaf1 --reason 'new optics' --until 2h\n  fared fleet drain server17/p2",
+Exit code 1: refused, with the pairs that would suffer.`,
+		Example: "  fared fleet drain leaf1 --reason 'new optics' --until 2h\n  fared fleet drain server17/p2 --queue",
 	}
 	c.Flags().StringVar(&reason, "reason", "", "why, for people")
+	c.Flags().BoolVar(&queue, "queue", false, "wait for the budget where it refuses the drain")
 	c.Flags().StringVar(&until, "until", "", "the drain ends by itself after this duration (2h) or at this time (2026-12-01T12:00:00Z)")
 	return asking(e, c, func(ctx context.Context, client fleetv1.FleetServiceClient, args []string) error {
-		req := &fleetv1.DrainRequest{Part: args[0], Reason: reason}
+		req := &fleetv1.DrainRequest{Part: args[0], Reason: reason, Queue: queue}
 		if until != "" {
 			end, err := endOf(until, time.Now())
 			if err != nil {
@@ -45,8 +48,13 @@ Exit code 1: refused, with a pair that would suffer.`,
 			req.UntilNs = uint64(end.UnixNano())
 		}
 		e.Patience = 10 * time.Minute // the simulation of a large fabric takes long
-		if _, err := client.Drain(ctx, req); err != nil {
+		m, err := client.Drain(ctx, req)
+		if err != nil {
 			return err
+		}
+		if m.Queued {
+			fmt.Fprintf(e.Out, "%s: queued: %s\n", args[0], m.Reason)
+			return nil
 		}
 		fmt.Fprintf(e.Out, "%s: granted; 'fared fleet drains' shows the progress\n", args[0])
 		return nil
@@ -82,7 +90,7 @@ func fleetUndrainCommand(e *cli.Env) *cobra.Command {
 func fleetDrainsCommand(e *cli.Env) *cobra.Command {
 	c := &cobra.Command{
 		Use: "drains", Short: "List the drains of the fleet, and how far the servers are", Args: cli.NoArgs,
-		Long:    "Lists the granted drains. DRAINED counts the servers' sub-ports that carry no traffic and advertise no routes any more.",
+		Long:    "Lists the granted and queued drains. DRAINED counts the servers' sub-ports that carry no traffic and advertise no routes any more.",
 		Example: "  fared fleet drains\n  fared fleet drains -o json",
 	}
 	return asking(e, c, func(ctx context.Context, client fleetv1.FleetServiceClient, _ []string) error {
@@ -101,7 +109,11 @@ func fleetDrainsCommand(e *cli.Env) *cobra.Command {
 				if d.UntilNs > 0 {
 					end = time.Unix(0, int64(d.UntilNs)).UTC().Format(time.RFC3339)
 				}
-				cli.Row(w, d.Part, fmt.Sprintf("%d of %d", d.Drained, d.SubPorts), cli.Dash(d.By), cli.Dash(d.Reason),
+				progress := fmt.Sprintf("%d of %d", d.Drained, d.SubPorts)
+				if d.Queued {
+					progress = "queued"
+				}
+				cli.Row(w, d.Part, progress, cli.Dash(d.By), cli.Dash(d.Reason),
 					cli.Age(uint64(max(0, time.Now().UnixNano()-int64(d.GrantedNs)))), end)
 			}
 		})

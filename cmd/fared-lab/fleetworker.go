@@ -47,9 +47,9 @@ has the whole view.
 --keep-planes and --keep-share are the least that drains leave to every pair; all workers have the same.
 
 FARED_TLS_CERT, FARED_TLS_KEY and FARED_TLS_CA name the PEM files of this worker's certificate and
-key, and of the authority that signed those of nodes, workers and operators: whoever has one may
-report, ask and drain. Without them --listen must be a loopback address. Ctrl-C ends the worker with exit
-code 0.`
+key, and of the authority that signed those of nodes, workers and operators, each of which may ask
+and drain. A node's certificate has its name (server17, server17.DOMAIN), for which alone it reports.
+Without certificates --listen must be a loopback address. Ctrl-C ends the worker with exit code 0.`
 	c.Example = "  fared fleet worker fabric.yaml\n  fared fleet worker fabric.yaml --listen :4798 --peer fleet2.example:4798"
 	c.RunE = func(c *cobra.Command, args []string) error {
 		level, err := cli.ParseLevel(o.logLevel)

@@ -47,28 +47,67 @@ func (b *Book) load(ctx context.Context) ([]Drain, string, error) {
 	return slices.DeleteFunc(all, func(d Drain) bool { return d.over(now) }), revision, nil
 }
 
-// List returns the granted drains.
+// List returns the granted and the queued drains, the latter in the order of their requests.
 func (b *Book) List(ctx context.Context) ([]Drain, error) {
 	all, _, err := b.load(ctx)
 	return all, err
 }
 
 // Grant grants a drain. A part that is drained keeps its place, with the new owner, reason and end. The error is a
-// Refusal if the budget is too small.
+// Refusal if the budget is too small; with d.Queued the drain then waits for Promote.
 func (b *Book) Grant(ctx context.Context, d Drain) error {
 	d.Granted = b.Now()
-	return b.change(ctx, func(all []Drain) ([]Drain, error) {
-		others := slices.DeleteFunc(slices.Clone(all), func(o Drain) bool { return o.Part == d.Part })
-		if len(others) == len(all) {
-			if err := Judge(b.Fabric, b.Budget, b.Present(), all, d.Part); err != nil {
+	mayWait := d.Queued
+	var refusal *Refusal
+	err := b.change(ctx, func(all []Drain) ([]Drain, error) {
+		at := slices.IndexFunc(all, func(o Drain) bool { return o.Part == d.Part })
+		refusal, d.Queued = nil, false
+		if at < 0 || all[at].Queued {
+			if err := Judge(b.Fabric, b.Budget, b.Present(), all, d.Part); err != nil && (!errors.As(err, &refusal) || !mayWait) {
 				return nil, err
 			}
+			d.Queued = refusal != nil
 		}
-		return append(others, d), nil
+		if at < 0 {
+			return append(all, d), nil
+		}
+		all[at] = d
+		return all, nil
 	})
+	if err == nil && refusal != nil {
+		refusal.Queued = true
+		return refusal
+	}
+	return err
 }
 
-// Release ends a drain.
+// errUnchanged ends a change that is none.
+var errUnchanged = errors.New("no change")
+
+// Promote grants the queued drains that fit into the budget now, the oldest first: a later one may overtake one that
+// does not fit. It returns their parts.
+func (b *Book) Promote(ctx context.Context) (parts []string, err error) {
+	err = b.change(ctx, func(all []Drain) ([]Drain, error) {
+		parts = nil
+		for i, d := range all {
+			// A part of another description of the fabric waits as well.
+			if d.Queued && Judge(b.Fabric, b.Budget, b.Present(), all, d.Part) == nil {
+				all[i].Queued, all[i].Granted = false, b.Now()
+				parts = append(parts, d.Part)
+			}
+		}
+		if parts == nil {
+			return nil, errUnchanged
+		}
+		return all, nil
+	})
+	if errors.Is(err, errUnchanged) {
+		err = nil
+	}
+	return parts, err
+}
+
+// Release ends a drain, or its wait.
 func (b *Book) Release(ctx context.Context, part string) error {
 	return b.change(ctx, func(all []Drain) ([]Drain, error) {
 		others := slices.DeleteFunc(slices.Clone(all), func(o Drain) bool { return o.Part == part })

@@ -24,13 +24,16 @@ type Budget struct {
 	Share  float64
 }
 
-// Drain is a granted drain.
+// Drain is a drain that is granted, or waits for the budget.
 type Drain struct {
 	// Part is a name of topo.Fabric.Find.
 	Part   string `json:"part"`
 	By     string `json:"by"`
 	Reason string `json:"reason"`
-	// Granted is the time of the grant, Until the time at which the drain ends by itself; zero: never.
+	// Queued means that the drain waits; as an argument of Grant, that it may.
+	Queued bool `json:"queued,omitempty"`
+	// Granted is the time of the grant, or of the request of a queued drain; Until is the time at which the drain ends by
+	// itself, zero for never.
 	Granted time.Time `json:"granted"`
 	Until   time.Time `json:"until,omitzero"`
 }
@@ -51,17 +54,26 @@ type Pair struct {
 type Refusal struct {
 	Budget Budget
 	Pairs  []Pair
+	Queued bool // the drain waits
 }
 
-// Error describes the refusal with an example.
+// maxExamples is the number of pairs in the text of a refusal.
+const maxExamples = 4
+
+// Error describes the refusal with pairs of the first kinds.
 func (r *Refusal) Error() string {
 	n := 0
 	for _, p := range r.Pairs {
 		n += p.Pairs
 	}
-	p := r.Pairs[0]
-	return fmt.Sprintf("%d pairs would fall below %d planes or %.0f %% of the bandwidth: %s to %s from %d to %d planes, %.0f %%",
-		n, r.Budget.Planes, 100*r.Budget.Share, p.From, p.To, p.Before, p.After, 100*p.Share)
+	text := fmt.Sprintf("%d pairs would fall below %d planes or %.0f %% of the bandwidth", n, r.Budget.Planes, 100*r.Budget.Share)
+	for i, p := range r.Pairs[:min(len(r.Pairs), maxExamples)] {
+		text += fmt.Sprintf("%s %s to %s from %d to %d planes, %.0f %%", [...]string{":", ";"}[min(i, 1)], p.From, p.To, p.Before, p.After, 100*p.Share)
+	}
+	if more := len(r.Pairs) - maxExamples; more > 0 {
+		text += fmt.Sprintf("; and pairs of %d other kinds", more)
+	}
+	return text
 }
 
 // Judge returns nil if a part may be drained in addition to the granted drains, a Refusal if not, or the error of an
@@ -69,6 +81,9 @@ func (r *Refusal) Error() string {
 func Judge(f *topo.Fabric, b Budget, present []string, granted []Drain, part string) error {
 	before := slices.Clone(present)
 	for _, d := range granted {
+		if d.Queued {
+			continue
+		}
 		before = append(before, "drain:"+d.Part)
 	}
 	intact, old, s := topo.Simulate(f), topo.Simulate(f), topo.Simulate(f)

@@ -2,9 +2,11 @@ package drain
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -243,5 +245,137 @@ func TestSpecification(t *testing.T) {
 	}
 	if porcupine.CheckOperations(m, []porcupine.Operation{op(0, 0, true), op(1, 1, true)}) {
 		t.Error("both drains are granted: accepted")
+	}
+}
+
+// TestQueue lets refused drains wait: the oldest that fits is granted, one that does not fit is overtaken, and a
+// request again keeps the place.
+func TestQueue(t *testing.T) {
+	now := time.Unix(1_800_000_000, 0)
+	var present []string
+	b := &Book{Engine: &memory{}, Fabric: number(t, topo.Spec{Planes: 3, Servers: 2}), Budget: Budget{Planes: 2}, Present: func() []string { return present }, Now: func() time.Time { return now }}
+	ctx := t.Context()
+	grant := func(part string, queue bool) string {
+		t.Helper()
+		err := b.Grant(ctx, Drain{Part: part, Queued: queue, Until: now.Add(time.Hour)})
+		var r *Refusal
+		switch {
+		case err == nil:
+			return "granted"
+		case errors.As(err, &r) && r.Queued:
+			return "queued"
+		}
+		return "refused"
+	}
+	promoted := func() string {
+		t.Helper()
+		parts, err := b.Promote(ctx)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return strings.Join(parts, " ")
+	}
+	for _, c := range []struct {
+		part  string
+		queue bool
+		want  string
+	}{{"leaf0", true, "granted"}, {"leaf1", false, "refused"}, {"leaf1", true, "queued"}, {"server2/p2", true, "queued"}, {"leaf1", true, "queued"}} {
+		if got := grant(c.part, c.queue); got != c.want {
+			t.Errorf("%s is %s, want %s", c.part, got, c.want)
+		}
+	}
+	if got := promoted(); got != "" {
+		t.Errorf("next to leaf0 %s", got)
+	}
+	present = []string{"server1/p2"} // leaf1 does not fit next to it, the other port of p2 does
+	if err := b.Release(ctx, "leaf0"); err != nil {
+		t.Fatal(err)
+	}
+	if got := promoted(); got != "server2/p2" {
+		t.Errorf("next to a failure %s", got)
+	}
+	if all, err := b.List(ctx); err != nil || len(all) != 2 || all[0].Part != "leaf1" || !all[0].Queued || all[1].Queued {
+		t.Errorf("drains %+v, %v", all, err)
+	}
+	if err := b.Release(ctx, "leaf1"); err != nil {
+		t.Error(err)
+	}
+	if all, _ := b.List(ctx); len(all) != 1 {
+		t.Errorf("a wait does not end: %+v", all)
+	}
+}
+
+// judged is an engine that checks every list which it keeps: the granted drains leave the budget.
+type judged struct {
+	memory
+	t    *testing.T
+	most int
+}
+
+func (j *judged) Store(ctx context.Context, value []byte, revision string) (bool, error) {
+	var all []Drain
+	if err := json.Unmarshal(value, &all); err != nil {
+		j.t.Error(err)
+	}
+	granted := 0
+	for _, d := range all {
+		if !d.Queued {
+			granted++
+		}
+	}
+	if granted > j.most {
+		j.t.Errorf("granted at once: %s", value)
+	}
+	return j.memory.Store(ctx, value, revision)
+}
+
+// TestQueuedRaces lets books request, queue, promote and release leaves at once: no two are ever granted together, and
+// in the end, after all releases, each that waits is granted in its turn.
+func TestQueuedRaces(t *testing.T) {
+	f := number(t, topo.Spec{Planes: 3, Servers: 2, SubPorts: 1})
+	random := rand.New(rand.NewPCG(31, 0))
+	for range gate.Count(t, gate.Models, 30, 500) {
+		e := &judged{t: t, most: 1}
+		book := func() *Book {
+			return &Book{Engine: e, Fabric: f, Budget: Budget{Planes: 2}, Present: func() []string { return nil }, Now: time.Now}
+		}
+		var done sync.WaitGroup
+		for range 3 {
+			b, steps := book(), []int{random.IntN(9), random.IntN(9), random.IntN(9)}
+			done.Go(func() {
+				for _, step := range steps {
+					part := fmt.Sprintf("leaf%d", step/3)
+					switch step % 3 { // refusals are no faults here
+					case 0:
+						_ = b.Grant(t.Context(), Drain{Part: part, Queued: true})
+					case 1:
+						_ = b.Release(t.Context(), part)
+					default:
+						_, _ = b.Promote(t.Context())
+					}
+				}
+			})
+		}
+		done.Wait()
+		b := book()
+		for {
+			if _, err := b.Promote(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			all, err := b.List(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			if len(all) == 0 {
+				break
+			}
+			at := slices.IndexFunc(all, func(d Drain) bool { return !d.Queued })
+			if at < 0 {
+				t.Fatalf("all wait: %+v", all)
+			}
+			if err := b.Release(t.Context(), all[at].Part); err != nil {
+				t.Fatal(err)
+			}
+		}
 	}
 }

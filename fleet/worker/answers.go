@@ -68,11 +68,17 @@ func (w *Worker) cableStates(views map[*topo.Node]*locate.View) []locate.State {
 
 // WhatIf implements fleetv1.FleetServiceServer.
 func (w *Worker) WhatIf(ctx context.Context, req *fleetv1.WhatIfRequest) (*fleetv1.WhatIfResponse, error) {
+	if req.Count > 0 {
+		return w.simulateDoubles(ctx, req)
+	}
 	views, _ := w.views()
 	failed, drained := w.present(views)
 	out := &fleetv1.WhatIfResponse{Present: failed}
 	for _, name := range drained {
 		out.Present = append(out.Present, drainPrefix+name)
+	}
+	if req.AllDouble {
+		return w.distribute(ctx, out, req.Fail)
 	}
 	w.whatIf.Lock()
 	defer w.whatIf.Unlock()

@@ -13,6 +13,7 @@ import (
 	fleetv1 "github.com/fared/fared/api/fleet/v1"
 	"github.com/fared/fared/fleet/drain"
 	"github.com/fared/fared/internal/grpcserve"
+	"github.com/fared/fared/internal/waits"
 	"github.com/fared/fared/topo"
 	"github.com/fared/fared/topo/locate"
 )
@@ -30,14 +31,19 @@ func (w *Worker) followDrains(ctx context.Context) {
 		return
 	}
 	failed := false
+	var judged uint64 // the revision at the last look at queued drains
 	for ctx.Err() == nil {
+		begun := time.Now()
 		err := w.readDrains(ctx)
+		if now := w.now() + w.lists.Load(); err == nil && now != judged && w.settled() {
+			judged, err = now, w.promote(ctx)
+		}
 		w.tally.engine.Store(err == nil)
 		if err != nil && !failed && ctx.Err() == nil {
 			w.Log.Warn("the engine of drains does not answer", "error", err)
 		}
 		failed = err != nil
-		wait(ctx, look)
+		waits.For(ctx, max(look, time.Since(begun))) // simulations take at most half of a processor
 	}
 }
 
@@ -48,10 +54,37 @@ func (w *Worker) readDrains(ctx context.Context) error {
 		return err
 	}
 	if old := w.granted.Swap(&all); old == nil || !reflect.DeepEqual(*old, all) {
+		w.lists.Add(1)
 		w.wakeAll()
 		w.pages.changed()
 	}
 	return nil
+}
+
+// promote grants the queued drains that fit now.
+func (w *Worker) promote(ctx context.Context) error {
+	if !slices.ContainsFunc(*w.granted.Load(), func(d drain.Drain) bool { return d.Queued }) {
+		return nil
+	}
+	parts, err := w.book.Promote(ctx)
+	if err != nil || len(parts) == 0 {
+		return err
+	}
+	w.Log.Info("queued drains are granted", "parts", parts)
+	return w.readDrains(ctx)
+}
+
+// trust is the time for which a new worker waits for reports before it judges a drain: failures that have not been
+// reported do not count.
+const trust = 10 * time.Second
+
+// settled reports whether all servers report, or had the time to do so.
+func (w *Worker) settled() bool {
+	if time.Since(w.begun) >= trust {
+		return true
+	}
+	views, _ := w.views()
+	return !slices.ContainsFunc(w.fabric.Server, func(n *topo.Node) bool { return views[n] == nil })
 }
 
 // cables returns the servers' cables of a drained part.
@@ -81,6 +114,9 @@ func (w *Worker) drainsOf(n *topo.Node) *fleetv1.NodeDrains {
 	out := &fleetv1.NodeDrains{}
 	seen := map[string]bool{}
 	for _, d := range *granted {
+		if d.Queued {
+			continue
+		}
 		for _, c := range w.cables(d.Part) {
 			if device := c.Down.Device; c.Down.Node == n && !seen[device] {
 				seen[device] = true
@@ -104,14 +140,24 @@ func (w *Worker) Drain(ctx context.Context, req *fleetv1.DrainRequest) (*fleetv1
 	if len(w.cables(req.Part)) == 0 {
 		return nil, status.Errorf(codes.InvalidArgument, "%q has no sub-port of a server, which alone are drained", req.Part)
 	}
-	d := drain.Drain{Part: req.Part, By: grpcserve.CallerOf(ctx).String(), Reason: req.Reason}
+	for !w.settled() {
+		if !waits.For(ctx, settle) {
+			return nil, status.FromContextError(ctx.Err()).Err()
+		}
+	}
+	d := drain.Drain{Part: req.Part, By: grpcserve.CallerOf(ctx).String(), Reason: req.Reason, Queued: req.Queue}
 	if req.UntilNs > 0 {
 		d.Until = time.Unix(0, int64(req.UntilNs)).UTC()
 	}
-	if err := w.book.Grant(ctx, d); err != nil {
+	err := w.book.Grant(ctx, d)
+	out := &fleetv1.DrainResponse{}
+	if r := (*drain.Refusal)(nil); errors.As(err, &r) && r.Queued {
+		out.Queued, out.Reason, err = true, r.Error(), nil
+	}
+	if err != nil {
 		return nil, refused(err)
 	}
-	return &fleetv1.DrainResponse{}, refused(w.readDrains(ctx))
+	return out, refused(w.readDrains(ctx))
 }
 
 // refused gives an error of the book its code.
@@ -151,7 +197,7 @@ func (w *Worker) ListDrains(ctx context.Context, _ *fleetv1.ListDrainsRequest) (
 	views, _ := w.views()
 	out := &fleetv1.ListDrainsResponse{}
 	for _, d := range all {
-		m := &fleetv1.GrantedDrain{Part: d.Part, By: d.By, Reason: d.Reason, GrantedNs: uint64(d.Granted.UnixNano())}
+		m := &fleetv1.GrantedDrain{Part: d.Part, By: d.By, Reason: d.Reason, GrantedNs: uint64(d.Granted.UnixNano()), Queued: d.Queued}
 		if !d.Until.IsZero() {
 			m.UntilNs = uint64(d.Until.UnixNano())
 		}

@@ -124,9 +124,13 @@ func collectFaults(sample sampler, faults []*fleetv1.Fault) {
 }
 
 func (w *Worker) collectDrains(sample sampler, views map[*topo.Node]*locate.View) {
-	count := map[string]int{"draining": 0, "drained": 0}
+	count := map[string]int{"queued": 0, "draining": 0, "drained": 0}
 	if granted := w.granted.Load(); granted != nil {
 		for _, d := range *granted {
+			if d.Queued {
+				count["queued"]++
+				continue
+			}
 			all, drained := w.progress(d.Part, views)
 			sample(metricDrainLeft, float64(all-drained), d.Part)
 			if all > drained {

@@ -110,6 +110,7 @@ type drainRow struct {
 	Reason  string `json:"reason"`
 	Drained int    `json:"drained"`
 	All     int    `json:"sub_ports"`
+	Queued  bool   `json:"queued"`
 }
 
 func (w *Worker) drainRows(views map[*topo.Node]*locate.View) page.Table {
@@ -117,7 +118,7 @@ func (w *Worker) drainRows(views map[*topo.Node]*locate.View) page.Table {
 	if granted := w.granted.Load(); granted != nil {
 		for _, d := range (*granted)[:min(len(*granted), maxRows)] {
 			all, drained := w.progress(d.Part, views)
-			rows = append(rows, page.NewRow(d.Part, drainRow{d.Part, d.By, d.Reason, drained, all}))
+			rows = append(rows, page.NewRow(d.Part, drainRow{d.Part, d.By, d.Reason, drained, all, d.Queued}))
 		}
 	}
 	return rows

@@ -9,6 +9,7 @@ import (
 
 	fleetv1 "github.com/fared/fared/api/fleet/v1"
 	"github.com/fared/fared/fare"
+	"github.com/fared/fared/internal/waits"
 	"github.com/fared/fared/topo"
 	"github.com/fared/fared/topo/locate"
 )
@@ -115,23 +116,16 @@ func either[T any](a, b *T) *T {
 // touch notifies of a change. s.mu is held.
 func (s *store) touch(n *topo.Node, ours bool) {
 	s.revision++
-	ring(s.changed)
+	waits.Ring(s.changed)
 	if !ours {
 		return
 	}
 	if c := s.streams[n]; c != nil {
-		ring(c)
+		waits.Ring(c)
 	}
 	for f := range s.followers {
 		f.dirty[n] = true
-		ring(f.wake)
-	}
-}
-
-func ring(c chan struct{}) {
-	select {
-	case c <- struct{}{}:
-	default:
+		waits.Ring(f.wake)
 	}
 }
 
@@ -206,7 +200,7 @@ func (s *store) follow() *follower {
 		}
 	}
 	s.followers[f] = true
-	ring(f.wake)
+	waits.Ring(f.wake)
 	return f
 }
 
@@ -265,7 +259,7 @@ func (s *store) wakeAll() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, c := range s.streams {
-		ring(c)
+		waits.Ring(c)
 	}
 }
 

@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"net"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -20,6 +21,8 @@ import (
 
 	fleetv1 "github.com/fared/fared/api/fleet/v1"
 	"github.com/fared/fared/fleet/drain"
+	"github.com/fared/fared/internal/grpcserve"
+	"github.com/fared/fared/internal/waits"
 	"github.com/fared/fared/topo"
 	"github.com/fared/fared/topo/locate"
 )
@@ -54,10 +57,12 @@ type Worker struct {
 	*store
 	locator *locate.Locator
 	found   atomic.Pointer[decision]
-	known   map[locateKey]time.Time // since when a fault has been named, of those whose time no report has
-	whatIf  sync.Mutex              // one simulation at a time
-	book    *drain.Book             // nil without an engine
-	granted atomic.Pointer[[]drain.Drain]
+	memory  locate.Memory
+	whatIf  sync.Mutex  // one simulation at a time
+	book    *drain.Book // nil without an engine
+	begun   time.Time
+	granted atomic.Pointer[[]drain.Drain] // and the queued ones
+	lists   atomic.Uint64                 // how often granted has changed
 	tally   *tally
 	pages   pages
 }
@@ -68,11 +73,9 @@ type decision struct {
 	faults   []*fleetv1.Fault
 }
 
-type locateKey struct{ part, fault string }
-
 // New returns a worker of a fabric.
 func New(c Config) *Worker {
-	w := &Worker{Config: c, store: newStore(c.Fabric), locator: locate.New(c.Fabric), known: map[locateKey]time.Time{}, tally: newTally(c.Peers)}
+	w := &Worker{Config: c, store: newStore(c.Fabric), locator: locate.New(c.Fabric), tally: newTally(c.Peers), begun: time.Now()}
 	w.found.Store(&decision{})
 	if c.Engine != nil {
 		w.book = &drain.Book{Engine: c.Engine, Fabric: c.Fabric, Budget: c.Budget, Now: time.Now, Present: func() []string {
@@ -91,7 +94,7 @@ func New(c Config) *Worker {
 // grpcserve.Open.
 func (w *Worker) Serve(ctx context.Context, l net.Listener, options ...grpc.ServerOption) error {
 	s := grpc.NewServer(append(options,
-		grpc.MaxRecvMsgSize(maxRequest), grpc.ReadBufferSize(buffer), grpc.WriteBufferSize(buffer), grpc.ConnectionTimeout(10*time.Second),
+		grpc.MaxRecvMsgSize(maxRequest), grpc.ReadBufferSize(buffer), grpc.WriteBufferSize(buffer), grpc.SharedWriteBuffer(true), grpc.ConnectionTimeout(10*time.Second),
 		// A vanished node is noticed after 13 s.
 		grpc.KeepaliveParams(keepalive.ServerParameters{Time: 10 * time.Second, Timeout: 3 * time.Second}),
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 5 * time.Second, PermitWithoutStream: true}),
@@ -118,24 +121,29 @@ func (w *Worker) Serve(ctx context.Context, l net.Listener, options ...grpc.Serv
 func (w *Worker) decide(ctx context.Context) {
 	expiry := time.NewTicker(time.Second)
 	defer expiry.Stop()
+	var held <-chan time.Time
 	for {
 		select {
 		case <-ctx.Done():
 			return
+		case <-held:
 		case <-expiry.C:
 			before := w.found.Load().revision
 			if w.expire(); before == w.now() {
 				continue
 			}
 		case <-w.changed:
-			if !wait(ctx, settle) {
+			if !waits.For(ctx, settle) {
 				return
 			}
 		}
 		begun := time.Now()
-		w.decideOnce(begun)
+		held = nil
+		if wait := w.decideOnce(begun); wait > 0 {
+			held = time.After(wait)
+		}
 		w.tally.decision.Observe(time.Since(begun).Seconds())
-		if !wait(ctx, time.Since(begun)) { // at most half of a processor
+		if !waits.For(ctx, time.Since(begun)) { // at most half of a processor
 			return
 		}
 	}
@@ -148,18 +156,12 @@ func (s *store) now() uint64 {
 	return s.revision
 }
 
-func (w *Worker) decideOnce(now time.Time) {
+// decideOnce names the parts at fault; one of them may be named after wait, unless that is 0.
+func (w *Worker) decideOnce(now time.Time) (wait time.Duration) {
 	views, revision := w.views()
 	d := &decision{revision: revision}
-	known := map[locateKey]time.Time{}
-	for _, g := range w.locator.Locate(views) {
-		if g.Since.IsZero() {
-			key := locateKey{g.Part, g.Fault}
-			if g.Since = w.known[key]; g.Since.IsZero() {
-				g.Since = now
-			}
-			known[key] = g.Since
-		}
+	named, wait := w.memory.Settle(now, w.locator.Locate(views))
+	for _, g := range named {
 		d.faults = append(d.faults, &fleetv1.Fault{
 			Part: g.Part, Kind: g.Kind, Fault: g.Fault, Side: g.Side, Alternatives: g.Alternatives, Evidence: g.Evidence,
 			ConfidencePpb: uint32(g.Confidence * 1e9), SinceNs: uint64(g.Since.UnixNano()), LossPpb: uint32(g.Rate * 1e9),
@@ -171,18 +173,9 @@ func (w *Worker) decideOnce(now time.Time) {
 		}
 	}
 	w.pages.note(w.found.Load().faults, d.faults, now)
-	w.known = known
 	w.found.Store(d)
 	w.pages.changed()
-}
-
-func wait(ctx context.Context, d time.Duration) bool {
-	select {
-	case <-ctx.Done():
-		return false
-	case <-time.After(d):
-		return true
-	}
+	return wait
 }
 
 // Report implements fleetv1.FleetServiceServer.
@@ -209,6 +202,10 @@ func (w *Worker) Report(stream grpc.BidiStreamingServer[fleetv1.ReportRequest, f
 				w.tally.refused.Add(1)
 				return status.Error(codes.InvalidArgument, err.Error())
 			}
+			if caller := grpcserve.CallerOf(ctx); !mayReport(caller, n) {
+				w.tally.refused.Add(1)
+				return status.Errorf(codes.PermissionDenied, "the certificate of %s may not report for %[2]s: its name must be %[2]s, %[2]s.DOMAIN or %[3]s", caller, n.Name, m.RouterId)
+			}
 			connection = m.ConnectionNs
 			wake := w.open(n)
 			defer w.close(n, wake)
@@ -225,6 +222,15 @@ func (w *Worker) Report(stream grpc.BidiStreamingServer[fleetv1.ReportRequest, f
 			return status.Errorf(codes.Aborted, "%s has connected again", n.Name)
 		}
 	}
+}
+
+// mayReport reports whether a certificate names a node: by the node's name in the fabric, alone or as the first part of
+// a host's name, or by its identifier. A caller without a certificate is on this machine.
+func mayReport(caller grpcserve.Caller, n *topo.Node) bool {
+	return caller.Names == nil || slices.ContainsFunc(caller.Names, func(name string) bool {
+		host, _, _ := strings.Cut(name, ".")
+		return strings.EqualFold(host, n.Name) || name == n.ID.String()
+	})
 }
 
 // answer sends the node's revision and drains whenever they change, until ctx or the stream ends.
@@ -274,7 +280,7 @@ func (w *Worker) followPeer(ctx context.Context, peer string) {
 		if ctx.Err() == nil {
 			w.Log.Warn("another worker does not answer", "worker", peer, "error", status.Convert(err).Message())
 		}
-		wait(ctx, retry)
+		waits.For(ctx, retry)
 	}
 }
 

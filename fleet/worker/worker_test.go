@@ -25,6 +25,7 @@ import (
 	"github.com/fared/fared/fleet/report"
 	"github.com/fared/fared/internal/inprocess"
 	"github.com/fared/fared/internal/testkit/gate"
+	"github.com/fared/fared/internal/waits"
 	"github.com/fared/fared/lab/backend"
 	"github.com/fared/fared/topo"
 )
@@ -70,6 +71,7 @@ func serveConfig(t testing.TB, l net.Listener, c Config) (w *Worker, stop func()
 	t.Helper()
 	c.Credentials, c.Log = insecure.NewCredentials(), slog.New(slog.DiscardHandler)
 	w = New(c)
+	w.begun = w.begun.Add(-trust) // silent servers have had their time
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan error, 1)
 	go func() { ended <- w.Serve(ctx, l) }()
@@ -234,7 +236,7 @@ func simulated(ctx context.Context, f *topo.Fabric, n *topo.Node, workers []stri
 			}
 			conn.Close()
 		}
-		wait(ctx, 100*time.Millisecond)
+		waits.For(ctx, 100*time.Millisecond)
 	}
 }
 
@@ -512,7 +514,7 @@ func TestDrain(t *testing.T) {
 	drained := func(n int) func() bool {
 		return func() bool {
 			m, err := client.ListDrains(t.Context(), &fleetv1.ListDrainsRequest{})
-			return err == nil && len(m.Drains) == 1 && m.Drains[0].SubPorts == 2 && m.Drains[0].Drained == uint32(n)
+			return err == nil && len(m.Drains) > 0 && m.Drains[0].Part == "leaf1" && m.Drains[0].SubPorts == 2 && m.Drains[0].Drained == uint32(n)
 		}
 	}
 	until(t, "all pairs have all planes", func() bool {
@@ -525,6 +527,9 @@ func TestDrain(t *testing.T) {
 	until(t, "both sub-ports are drained", drained(2))
 	if _, err := client.Drain(t.Context(), &fleetv1.DrainRequest{Part: "server2/p0"}); status.Code(err) != codes.FailedPrecondition {
 		t.Errorf("a second plane: %v", err)
+	}
+	if m, err := client.Drain(t.Context(), &fleetv1.DrainRequest{Part: "server2/p0", Queue: true}); err != nil || !m.Queued || !strings.Contains(m.Reason, "server2") {
+		t.Errorf("a queued drain: %v %v", m, err)
 	}
 	if _, err := client.Drain(t.Context(), &fleetv1.DrainRequest{Part: "leaf7"}); status.Code(err) != codes.InvalidArgument {
 		t.Errorf("an unknown leaf: %v", err)
@@ -541,6 +546,13 @@ func TestDrain(t *testing.T) {
 	client = ask(t, address)
 	until(t, "the restarted worker knows the drain", drained(2))
 	if _, err := client.Undrain(t.Context(), &fleetv1.UndrainRequest{Part: "leaf1"}); err != nil {
+		t.Fatal(err)
+	}
+	until(t, "the queued drain is granted, and carried out", func() bool {
+		m, err := client.ListDrains(t.Context(), &fleetv1.ListDrainsRequest{})
+		return err == nil && len(m.Drains) == 1 && !m.Drains[0].Queued && m.Drains[0].Drained == 1
+	})
+	if _, err := client.Undrain(t.Context(), &fleetv1.UndrainRequest{Part: "server2/p0"}); err != nil {
 		t.Fatal(err)
 	}
 	until(t, "all planes are back", func() bool {
@@ -575,5 +587,33 @@ func TestNoEngine(t *testing.T) {
 	}
 	if _, err := w.ListDrains(t.Context(), &fleetv1.ListDrainsRequest{}); status.Code(err) != codes.FailedPrecondition {
 		t.Error(err)
+	}
+}
+
+// TestTrust judges no drain before all servers report, or have had the time to do so.
+func TestTrust(t *testing.T) {
+	f := number(t, topo.Spec{Planes: 3, Servers: 2})
+	w := New(Config{Fabric: f, Engine: &engine{}, Budget: drain.Budget{Planes: 2}})
+	w.set(f.Server[0], message(f, f.Server[0], 1, 1), own)
+	if w.settled() {
+		t.Error("a new worker is settled without server2")
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
+	defer cancel()
+	if _, err := w.Drain(ctx, &fleetv1.DrainRequest{Part: "leaf0"}); status.Code(err) != codes.DeadlineExceeded {
+		t.Errorf("a drain without the report of server2: %v", err)
+	}
+	failed := message(f, f.Server[1], 1, 1)
+	for _, p := range failed.Ports.Ports[:2] {
+		p.State = "dark"
+	}
+	w.set(f.Server[1], failed, own)
+	if _, err := w.Drain(t.Context(), &fleetv1.DrainRequest{Part: "leaf1"}); status.Code(err) != codes.FailedPrecondition || !strings.Contains(err.Error(), "server2") {
+		t.Errorf("a drain next to the failure of server2: %v", err)
+	}
+	w.begun = w.begun.Add(-trust)
+	w.end(f.Server[1], 1, own)
+	if !w.settled() {
+		t.Error("a silent server blocks drains for ever")
 	}
 }

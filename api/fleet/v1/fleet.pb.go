@@ -1114,7 +1114,13 @@ type WhatIfRequest struct {
 	// Failures that happen at once, each a name as in Fault.part, or "drain:NAME".
 	Fail []string `protobuf:"bytes,1,rep,name=fail,proto3" json:"fail,omitempty"`
 	// Simulate every single failure instead, each in addition to fail.
-	AllSingle     bool `protobuf:"varint,2,opt,name=all_single,json=allSingle,proto3" json:"all_single,omitempty"`
+	AllSingle bool `protobuf:"varint,2,opt,name=all_single,json=allSingle,proto3" json:"all_single,omitempty"`
+	// Simulate every double failure instead, by all workers. INVALID_ARGUMENT: there are more than 200,000 that differ.
+	AllDouble bool `protobuf:"varint,3,opt,name=all_double,json=allDouble,proto3" json:"all_double,omitempty"`
+	// Of one worker to another: simulate count double failures from the given one, in this state.
+	Present       []string `protobuf:"bytes,4,rep,name=present,proto3" json:"present,omitempty"`
+	First         uint64   `protobuf:"varint,5,opt,name=first,proto3" json:"first,omitempty"`
+	Count         uint64   `protobuf:"varint,6,opt,name=count,proto3" json:"count,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1163,11 +1169,42 @@ func (x *WhatIfRequest) GetAllSingle() bool {
 	return false
 }
 
+func (x *WhatIfRequest) GetAllDouble() bool {
+	if x != nil {
+		return x.AllDouble
+	}
+	return false
+}
+
+func (x *WhatIfRequest) GetPresent() []string {
+	if x != nil {
+		return x.Present
+	}
+	return nil
+}
+
+func (x *WhatIfRequest) GetFirst() uint64 {
+	if x != nil {
+		return x.First
+	}
+	return 0
+}
+
+func (x *WhatIfRequest) GetCount() uint64 {
+	if x != nil {
+		return x.Count
+	}
+	return 0
+}
+
 type WhatIfResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Failures and drains of today that every case contains.
-	Present       []string      `protobuf:"bytes,1,rep,name=present,proto3" json:"present,omitempty"`
-	Cases         []*WhatIfCase `protobuf:"bytes,2,rep,name=cases,proto3" json:"cases,omitempty"`
+	Present []string `protobuf:"bytes,1,rep,name=present,proto3" json:"present,omitempty"`
+	// All cases; of double failures the 100 worst, the worst first.
+	Cases []*WhatIfCase `protobuf:"bytes,2,rep,name=cases,proto3" json:"cases,omitempty"`
+	// Double failures by the fewest planes of any pair, from 0.
+	CasesByPlanes []uint64 `protobuf:"varint,3,rep,packed,name=cases_by_planes,json=casesByPlanes,proto3" json:"cases_by_planes,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1216,6 +1253,13 @@ func (x *WhatIfResponse) GetCases() []*WhatIfCase {
 	return nil
 }
 
+func (x *WhatIfResponse) GetCasesByPlanes() []uint64 {
+	if x != nil {
+		return x.CasesByPlanes
+	}
+	return nil
+}
+
 type WhatIfCase struct {
 	state  protoimpl.MessageState `protogen:"open.v1"`
 	Failed []string               `protobuf:"bytes,1,rep,name=failed,proto3" json:"failed,omitempty"`
@@ -1225,7 +1269,10 @@ type WhatIfCase struct {
 	Worst    string `protobuf:"bytes,3,opt,name=worst,proto3" json:"worst,omitempty"`
 	WorstPpb uint32 `protobuf:"varint,4,opt,name=worst_ppb,json=worstPpb,proto3" json:"worst_ppb,omitempty"`
 	// Broken rules of conservation.
-	Violations    []string `protobuf:"bytes,5,rep,name=violations,proto3" json:"violations,omitempty"`
+	Violations []string `protobuf:"bytes,5,rep,name=violations,proto3" json:"violations,omitempty"`
+	// Of a double failure: the number of double failures like it, by exchange of servers alike, and its place among all.
+	Alike         uint64 `protobuf:"varint,6,opt,name=alike,proto3" json:"alike,omitempty"`
+	Number        uint64 `protobuf:"varint,7,opt,name=number,proto3" json:"number,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1293,6 +1340,20 @@ func (x *WhatIfCase) GetViolations() []string {
 		return x.Violations
 	}
 	return nil
+}
+
+func (x *WhatIfCase) GetAlike() uint64 {
+	if x != nil {
+		return x.Alike
+	}
+	return 0
+}
+
+func (x *WhatIfCase) GetNumber() uint64 {
+	if x != nil {
+		return x.Number
+	}
+	return 0
 }
 
 type ListPairsRequest struct {
@@ -1468,7 +1529,9 @@ type DrainRequest struct {
 	Part   string `protobuf:"bytes,1,opt,name=part,proto3" json:"part,omitempty"`
 	Reason string `protobuf:"bytes,2,opt,name=reason,proto3" json:"reason,omitempty"`
 	// Unix time at which the drain ends by itself; 0: never.
-	UntilNs       uint64 `protobuf:"varint,3,opt,name=until_ns,json=untilNs,proto3" json:"until_ns,omitempty"`
+	UntilNs uint64 `protobuf:"varint,3,opt,name=until_ns,json=untilNs,proto3" json:"until_ns,omitempty"`
+	// A drain that the budget refuses waits, and is granted once it fits, the oldest first.
+	Queue         bool `protobuf:"varint,4,opt,name=queue,proto3" json:"queue,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1524,8 +1587,18 @@ func (x *DrainRequest) GetUntilNs() uint64 {
 	return 0
 }
 
+func (x *DrainRequest) GetQueue() bool {
+	if x != nil {
+		return x.Queue
+	}
+	return false
+}
+
 type DrainResponse struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The drain waits, with the reason.
+	Queued        bool   `protobuf:"varint,1,opt,name=queued,proto3" json:"queued,omitempty"`
+	Reason        string `protobuf:"bytes,2,opt,name=reason,proto3" json:"reason,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1558,6 +1631,20 @@ func (x *DrainResponse) ProtoReflect() protoreflect.Message {
 // Deprecated: Use DrainResponse.ProtoReflect.Descriptor instead.
 func (*DrainResponse) Descriptor() ([]byte, []int) {
 	return file_fleet_v1_fleet_proto_rawDescGZIP(), []int{24}
+}
+
+func (x *DrainResponse) GetQueued() bool {
+	if x != nil {
+		return x.Queued
+	}
+	return false
+}
+
+func (x *DrainResponse) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
 }
 
 type UndrainRequest struct {
@@ -1730,8 +1817,10 @@ type GrantedDrain struct {
 	GrantedNs uint64 `protobuf:"varint,4,opt,name=granted_ns,json=grantedNs,proto3" json:"granted_ns,omitempty"`
 	UntilNs   uint64 `protobuf:"varint,5,opt,name=until_ns,json=untilNs,proto3" json:"until_ns,omitempty"`
 	// Sub-ports of servers, and how many of them are drained.
-	SubPorts      uint32 `protobuf:"varint,6,opt,name=sub_ports,json=subPorts,proto3" json:"sub_ports,omitempty"`
-	Drained       uint32 `protobuf:"varint,7,opt,name=drained,proto3" json:"drained,omitempty"`
+	SubPorts uint32 `protobuf:"varint,6,opt,name=sub_ports,json=subPorts,proto3" json:"sub_ports,omitempty"`
+	Drained  uint32 `protobuf:"varint,7,opt,name=drained,proto3" json:"drained,omitempty"`
+	// The drain waits for the budget, since granted_ns.
+	Queued        bool `protobuf:"varint,8,opt,name=queued,proto3" json:"queued,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1815,6 +1904,13 @@ func (x *GrantedDrain) GetDrained() uint32 {
 	return 0
 }
 
+func (x *GrantedDrain) GetQueued() bool {
+	if x != nil {
+		return x.Queued
+	}
+	return false
+}
+
 var File_fleet_v1_fleet_proto protoreflect.FileDescriptor
 
 const file_fleet_v1_fleet_proto_rawDesc = "" +
@@ -1892,14 +1988,20 @@ const file_fleet_v1_fleet_proto_rawDesc = "" +
 	"\bevidence\x18\x06 \x03(\tR\bevidence\x12%\n" +
 	"\x0econfidence_ppb\x18\a \x01(\rR\rconfidencePpb\x12\x19\n" +
 	"\bsince_ns\x18\b \x01(\x04R\asinceNs\x12\x19\n" +
-	"\bloss_ppb\x18\t \x01(\rR\alossPpb\"B\n" +
+	"\bloss_ppb\x18\t \x01(\rR\alossPpb\"\xa7\x01\n" +
 	"\rWhatIfRequest\x12\x12\n" +
 	"\x04fail\x18\x01 \x03(\tR\x04fail\x12\x1d\n" +
 	"\n" +
-	"all_single\x18\x02 \x01(\bR\tallSingle\"V\n" +
+	"all_single\x18\x02 \x01(\bR\tallSingle\x12\x1d\n" +
+	"\n" +
+	"all_double\x18\x03 \x01(\bR\tallDouble\x12\x18\n" +
+	"\apresent\x18\x04 \x03(\tR\apresent\x12\x14\n" +
+	"\x05first\x18\x05 \x01(\x04R\x05first\x12\x14\n" +
+	"\x05count\x18\x06 \x01(\x04R\x05count\"~\n" +
 	"\x0eWhatIfResponse\x12\x18\n" +
 	"\apresent\x18\x01 \x03(\tR\apresent\x12*\n" +
-	"\x05cases\x18\x02 \x03(\v2\x14.fleet.v1.WhatIfCaseR\x05cases\"\x9f\x01\n" +
+	"\x05cases\x18\x02 \x03(\v2\x14.fleet.v1.WhatIfCaseR\x05cases\x12&\n" +
+	"\x0fcases_by_planes\x18\x03 \x03(\x04R\rcasesByPlanes\"\xcd\x01\n" +
 	"\n" +
 	"WhatIfCase\x12\x16\n" +
 	"\x06failed\x18\x01 \x03(\tR\x06failed\x12&\n" +
@@ -1908,7 +2010,9 @@ const file_fleet_v1_fleet_proto_rawDesc = "" +
 	"\tworst_ppb\x18\x04 \x01(\rR\bworstPpb\x12\x1e\n" +
 	"\n" +
 	"violations\x18\x05 \x03(\tR\n" +
-	"violations\"(\n" +
+	"violations\x12\x14\n" +
+	"\x05alike\x18\x06 \x01(\x04R\x05alike\x12\x16\n" +
+	"\x06number\x18\a \x01(\x04R\x06number\"(\n" +
 	"\x10ListPairsRequest\x12\x14\n" +
 	"\x05count\x18\x01 \x01(\rR\x05count\"a\n" +
 	"\x11ListPairsResponse\x12&\n" +
@@ -1918,18 +2022,21 @@ const file_fleet_v1_fleet_proto_rawDesc = "" +
 	"\x06source\x18\x01 \x01(\tR\x06source\x12 \n" +
 	"\vdestination\x18\x02 \x01(\tR\vdestination\x12\x16\n" +
 	"\x06planes\x18\x03 \x01(\rR\x06planes\x12#\n" +
-	"\rbandwidth_bps\x18\x04 \x01(\x04R\fbandwidthBps\"U\n" +
+	"\rbandwidth_bps\x18\x04 \x01(\x04R\fbandwidthBps\"k\n" +
 	"\fDrainRequest\x12\x12\n" +
 	"\x04part\x18\x01 \x01(\tR\x04part\x12\x16\n" +
 	"\x06reason\x18\x02 \x01(\tR\x06reason\x12\x19\n" +
-	"\buntil_ns\x18\x03 \x01(\x04R\auntilNs\"\x0f\n" +
-	"\rDrainResponse\"$\n" +
+	"\buntil_ns\x18\x03 \x01(\x04R\auntilNs\x12\x14\n" +
+	"\x05queue\x18\x04 \x01(\bR\x05queue\"?\n" +
+	"\rDrainResponse\x12\x16\n" +
+	"\x06queued\x18\x01 \x01(\bR\x06queued\x12\x16\n" +
+	"\x06reason\x18\x02 \x01(\tR\x06reason\"$\n" +
 	"\x0eUndrainRequest\x12\x12\n" +
 	"\x04part\x18\x01 \x01(\tR\x04part\"\x11\n" +
 	"\x0fUndrainResponse\"\x13\n" +
 	"\x11ListDrainsRequest\"D\n" +
 	"\x12ListDrainsResponse\x12.\n" +
-	"\x06drains\x18\x01 \x03(\v2\x16.fleet.v1.GrantedDrainR\x06drains\"\xbb\x01\n" +
+	"\x06drains\x18\x01 \x03(\v2\x16.fleet.v1.GrantedDrainR\x06drains\"\xd3\x01\n" +
 	"\fGrantedDrain\x12\x12\n" +
 	"\x04part\x18\x01 \x01(\tR\x04part\x12\x0e\n" +
 	"\x02by\x18\x02 \x01(\tR\x02by\x12\x16\n" +
@@ -1938,7 +2045,8 @@ const file_fleet_v1_fleet_proto_rawDesc = "" +
 	"granted_ns\x18\x04 \x01(\x04R\tgrantedNs\x12\x19\n" +
 	"\buntil_ns\x18\x05 \x01(\x04R\auntilNs\x12\x1b\n" +
 	"\tsub_ports\x18\x06 \x01(\rR\bsubPorts\x12\x18\n" +
-	"\adrained\x18\a \x01(\rR\adrained2\x97\x04\n" +
+	"\adrained\x18\a \x01(\rR\adrained\x12\x16\n" +
+	"\x06queued\x18\b \x01(\bR\x06queued2\x97\x04\n" +
 	"\fFleetService\x12?\n" +
 	"\x06Report\x12\x17.fleet.v1.ReportRequest\x1a\x18.fleet.v1.ReportResponse(\x010\x01\x12=\n" +
 	"\x06Follow\x12\x17.fleet.v1.FollowRequest\x1a\x18.fleet.v1.FollowResponse0\x01\x12A\n" +

@@ -101,7 +101,7 @@
   });
   on('pairs', (rows, changed) => keyed($('pairs'), rows, changed, (key, p) => el('tr', {}, el('th', { scope: 'row' }, server(p.from), ` ${p.from}`), el('td', {}, p.first === p.last ? p.first : `${p.first} to ${p.last}`), el('td', {}, `${p.planes}`), el('td', {}, bits(p.bps)))));
   on('probes', (rows, changed) => keyed($('probes'), rows, changed, (key, p) => el('tr', {}, el('th', { scope: 'row' }, server(p.from), ` ${p.from}`), el('td', {}, p.to), el('td', {}, p.plane), el('td', {}, `${p.lost} of ${Math.round(p.probes)}`))));
-  on('drains', (rows, changed) => keyed($('drains'), rows, changed, (key, d) => el('tr', {}, el('th', { scope: 'row' }, d.part), el('td', {}, `${d.drained} of ${d.sub_ports}`), el('td', {}, d.by), el('td', {}, d.reason))));
+  on('drains', (rows, changed) => keyed($('drains'), rows, changed, (key, d) => el('tr', {}, el('th', { scope: 'row' }, d.part), el('td', {}, d.queued ? 'queued' : `${d.drained} of ${d.sub_ports}`), el('td', {}, d.by), el('td', {}, d.reason))));
   on('timeline', (rows, changed) => keyed($('timeline'), rows, changed, (key, m) => el('li', { class: m.bad ? 'worse' : '' }, el('time', { datetime: new Date(m.time_ms).toISOString() }, new Date(m.time_ms).toLocaleString()), ` ${m.text}`)));
 
   const show = async (name) => {

@@ -1,0 +1,145 @@
+package worker
+
+import (
+	"cmp"
+	"context"
+	"slices"
+	"sync"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	fleetv1 "github.com/fared/fared/api/fleet/v1"
+	"github.com/fared/fared/topo"
+)
+
+const (
+	// maxDoubles bounds the double failures that are simulated.
+	maxDoubles = 200_000
+	// maxCases is the number of the worst double failures in an answer.
+	maxCases = 100
+	// shards is the number of parts of the work for each worker: a fast one does more of them.
+	shards = 4
+)
+
+// doubled returns the simulation of a state, and the double failures in addition to it.
+func (w *Worker) doubled(present, fail []string) (*topo.Simulation, []topo.Double, error) {
+	s := topo.Simulate(w.fabric)
+	if _, err := s.Fail(append(slices.Clone(present), fail...)...); err != nil {
+		return nil, nil, status.Error(codes.InvalidArgument, err.Error())
+	}
+	return s, s.Doubles(), nil
+}
+
+// simulateDoubles simulates a part of the double failures.
+func (w *Worker) simulateDoubles(ctx context.Context, req *fleetv1.WhatIfRequest) (*fleetv1.WhatIfResponse, error) {
+	w.whatIf.Lock()
+	defer w.whatIf.Unlock()
+	s, all, err := w.doubled(req.Present, req.Fail)
+	if err != nil {
+		return nil, err
+	}
+	out := &fleetv1.WhatIfResponse{}
+	for i := req.First; i < min(req.First+req.Count, uint64(len(all))); i++ {
+		if ctx.Err() != nil {
+			return nil, status.FromContextError(ctx.Err()).Err()
+		}
+		names := all[i].Failed[:]
+		if _, err := s.Fail(names...); err != nil {
+			return nil, status.Error(codes.Internal, err.Error())
+		}
+		c := judge(s, append(slices.Clone(req.Fail), names...))
+		c.Alike, c.Number = uint64(all[i].Count), i
+		merge(out, &fleetv1.WhatIfResponse{Cases: []*fleetv1.WhatIfCase{c}, CasesByPlanes: byFewest(c)})
+		if _, err := s.Heal(names...); err != nil {
+			return nil, status.Error(codes.Internal, err.Error())
+		}
+	}
+	return out, nil
+}
+
+// byFewest counts a case by the fewest planes of its pairs.
+func byFewest(c *fleetv1.WhatIfCase) []uint64 {
+	n := make([]uint64, len(c.PairsByPlanes))
+	if i := slices.IndexFunc(c.PairsByPlanes, func(pairs uint64) bool { return pairs > 0 }); i >= 0 {
+		n[i] = c.Alike
+	}
+	return n
+}
+
+// merge adds the cases of a part to an answer, which keeps the worst ones: those with the most pairs without a plane,
+// of equally many the most with one plane, and so on. The order of merges does not matter.
+func merge(out, part *fleetv1.WhatIfResponse) {
+	for i, n := range part.CasesByPlanes {
+		for len(out.CasesByPlanes) <= i {
+			out.CasesByPlanes = append(out.CasesByPlanes, 0)
+		}
+		out.CasesByPlanes[i] += n
+	}
+	out.Cases = append(out.Cases, part.Cases...)
+	slices.SortFunc(out.Cases, func(a, b *fleetv1.WhatIfCase) int {
+		return cmp.Or(slices.Compare(b.PairsByPlanes, a.PairsByPlanes), cmp.Compare(a.WorstPpb, b.WorstPpb), cmp.Compare(a.Number, b.Number))
+	})
+	out.Cases = out.Cases[:min(len(out.Cases), maxCases)]
+}
+
+// distribute lets this worker and the others simulate all double failures. The part of a worker that does not answer
+// goes to another one, at last to this one.
+func (w *Worker) distribute(ctx context.Context, out *fleetv1.WhatIfResponse, fail []string) (*fleetv1.WhatIfResponse, error) {
+	_, all, err := w.doubled(out.Present, fail)
+	if err != nil {
+		return nil, err
+	}
+	if len(all) > maxDoubles {
+		return nil, status.Errorf(codes.InvalidArgument, "%d double failures differ, more than %d: simulate some by name", len(all), maxDoubles)
+	}
+	size := len(all)/(shards*(1+len(w.Peers))) + 1
+	todo := make(chan int, len(all)/size+1)
+	for first := 0; first < len(all); first += size {
+		todo <- first
+	}
+	var mu sync.Mutex // guards out
+	work := func(ask func(context.Context, *fleetv1.WhatIfRequest) (*fleetv1.WhatIfResponse, error)) error {
+		for {
+			select {
+			case first := <-todo:
+				part, err := ask(ctx, &fleetv1.WhatIfRequest{Fail: fail, Present: out.Present, First: uint64(first), Count: uint64(size)})
+				if err != nil {
+					todo <- first
+					return err
+				}
+				mu.Lock()
+				merge(out, part)
+				mu.Unlock()
+			default:
+				return nil
+			}
+		}
+	}
+	var done sync.WaitGroup
+	for _, peer := range w.Peers {
+		done.Go(func() { w.atPeer(peer, work) })
+	}
+	err = work(w.simulateDoubles)
+	done.Wait()
+	if err == nil {
+		err = work(w.simulateDoubles) // the parts that others have left
+	}
+	return out, err
+}
+
+// atPeer lets another worker work.
+func (w *Worker) atPeer(peer string, work func(func(context.Context, *fleetv1.WhatIfRequest) (*fleetv1.WhatIfResponse, error)) error) {
+	conn, err := grpc.NewClient("passthrough:///"+peer, grpc.WithTransportCredentials(w.Credentials))
+	if err != nil {
+		return
+	}
+	defer conn.Close()
+	client := fleetv1.NewFleetServiceClient(conn)
+	if err := work(func(ctx context.Context, req *fleetv1.WhatIfRequest) (*fleetv1.WhatIfResponse, error) {
+		return client.WhatIf(ctx, req)
+	}); err != nil {
+		w.Log.Warn("another worker does not simulate", "worker", peer, "error", status.Convert(err).Message())
+	}
+}

@@ -1,0 +1,74 @@
+package worker
+
+import (
+	"net"
+	"testing"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/encoding/prototext"
+
+	fleetv1 "github.com/fared/fared/api/fleet/v1"
+	"github.com/fared/fared/topo"
+)
+
+// TestDoubles simulates all double failures next to a failed cable by one process, by three workers, and by two after
+// the loss of one: the answers are the same, byte for byte.
+func TestDoubles(t *testing.T) {
+	f := number(t, topo.Spec{Planes: 3, Servers: 5, SubPorts: 1})
+	present := message(f, f.Server[2], 1, 1)
+	present.Ports.Ports[1].State = "dark"
+	ask3 := func(peers int, lost bool) string {
+		var listeners []net.Listener
+		var addresses []string
+		for range 1 + peers {
+			l := listen(t)
+			listeners, addresses = append(listeners, l), append(addresses, l.Addr().String())
+		}
+		if lost {
+			listeners[1].Close()
+		}
+		for i, l := range listeners[1:] {
+			if !lost || i > 0 {
+				serve(t, f, l)
+			}
+		}
+		w, _ := serve(t, f, listeners[0], addresses[1:]...)
+		w.set(f.Server[2], present, own)
+		m, err := ask(t, addresses[0]).WhatIf(t.Context(), &fleetv1.WhatIfRequest{AllDouble: true, Fail: []string{"server5/p0", "server4/p2"}}, grpc.WaitForReady(true))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return prototext.Format(m)
+	}
+	one := ask3(0, false)
+	var m fleetv1.WhatIfResponse
+	if err := prototext.Unmarshal([]byte(one), &m); err != nil {
+		t.Fatal(err)
+	}
+	sum := uint64(0)
+	for _, n := range m.CasesByPlanes {
+		sum += n
+	}
+	// 15 cables, 5 servers and 3 leaves, without the three that have failed.
+	if n := uint64(20); sum != n*(n-1)/2 || m.CasesByPlanes[0] == 0 || len(m.Cases) != maxCases || m.Cases[0].PairsByPlanes[0] == 0 {
+		t.Errorf("%d cases, by planes %v, and %d worst ones", sum, m.CasesByPlanes, len(m.Cases))
+	}
+	for i, c := range m.Cases[1:] {
+		if before := m.Cases[i]; before.PairsByPlanes[0] < c.PairsByPlanes[0] {
+			t.Errorf("%v comes before %v", before, c)
+		}
+	}
+	if got := ask3(2, false); got != one {
+		t.Errorf("three workers answer\n%s\none\n%s", got, one)
+	}
+	if got := ask3(2, true); got != one {
+		t.Errorf("two of three workers answer\n%s\none\n%s", got, one)
+	}
+	large := number(t, topo.Spec{Planes: 4, Servers: 512, Leaves: 16, Spines: 8})
+	w := New(Config{Fabric: large})
+	if _, err := w.WhatIf(t.Context(), &fleetv1.WhatIfRequest{AllDouble: true}); status.Code(err) != codes.InvalidArgument {
+		t.Errorf("too many: %v", err)
+	}
+}
