@@ -2,9 +2,13 @@ package worker
 
 import (
 	"context"
+	"io"
 	"net"
 	"net/netip"
+	"os"
+	"os/exec"
 	"runtime"
+	"sync"
 	"testing"
 	"time"
 
@@ -29,8 +33,33 @@ func usage() (bytes uint64, processor time.Duration) {
 	return m.HeapAlloc + m.StackInuse, time.Duration(r.Utime.Nano() + r.Stime.Nano())
 }
 
-// BenchmarkFleet connects 2,048 simulated daemons to a worker in this process, and to its successor after its end. The
-// memory is that of both ends; the processor time at rest is that of ten seconds.
+// daemonsAt is the environment variable that makes this program the daemons of the fleet, which report to the worker at
+// its value until the end of the standard input.
+const daemonsAt = "FARED_FLEET_DAEMONS_AT"
+
+func TestMain(m *testing.M) {
+	address := os.Getenv(daemonsAt)
+	if address == "" {
+		os.Exit(m.Run())
+	}
+	f, err := topo.New(fleet)
+	if err != nil {
+		panic(err) // a constant
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	var done sync.WaitGroup
+	for _, n := range f.Server {
+		done.Go(func() {
+			simulated(ctx, f, n, []string{address}, grpc.WithReadBufferSize(buffer), grpc.WithWriteBufferSize(buffer))
+		})
+	}
+	_, _ = io.Copy(io.Discard, os.Stdin) // until the parent's end
+	cancel()
+	done.Wait()
+}
+
+// BenchmarkFleet connects 2,048 simulated daemons of another process to a worker, and to its successor after its end.
+// The processor time at rest is that of ten seconds.
 func BenchmarkFleet(b *testing.B) {
 	f := number(b, fleet)
 	for b.Loop() {
@@ -38,11 +67,16 @@ func BenchmarkFleet(b *testing.B) {
 		address := l.Addr().String()
 		before, _ := usage()
 		w, stop := serve(b, f, l)
-		ctx, cancel := context.WithCancel(b.Context())
-		begun := time.Now()
-		for _, n := range f.Server {
-			go simulated(ctx, f, n, []string{address}, grpc.WithReadBufferSize(buffer), grpc.WithWriteBufferSize(buffer))
+		daemons := exec.Command(os.Args[0])
+		daemons.Env = append(os.Environ(), daemonsAt+"="+address)
+		in, err := daemons.StdinPipe()
+		if err == nil {
+			err = daemons.Start()
 		}
+		if err != nil {
+			b.Fatal(err)
+		}
+		begun := time.Now()
 		until(b, "all daemons report", func() bool { return len(w.reports()) == f.Servers })
 		b.ReportMetric(time.Since(begun).Seconds(), "s/connect")
 		time.Sleep(10 * time.Second) // for the decision
@@ -53,14 +87,16 @@ func BenchmarkFleet(b *testing.B) {
 		b.ReportMetric(float64(later-busy)/1e8, "%core")
 		stop()
 		begun = time.Now()
-		l, err := net.Listen("tcp4", address)
-		if err != nil {
+		if l, err = net.Listen("tcp4", address); err != nil {
 			b.Fatal(err)
 		}
 		w, stop = serve(b, f, l)
 		until(b, "all daemons report again", func() bool { return len(w.reports()) == f.Servers })
 		b.ReportMetric(time.Since(begun).Seconds(), "s/reconnect")
-		cancel()
+		in.Close()
+		if err := daemons.Wait(); err != nil {
+			b.Error(err)
+		}
 		stop()
 	}
 }
