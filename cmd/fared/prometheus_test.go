@@ -17,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/fared/fared/cmd/internal/cli"
+	"github.com/fared/fared/internal/testkit/binary"
 	"github.com/fared/fared/internal/testkit/gate"
 	"github.com/fared/fared/internal/testkit/netnstest"
 )
@@ -225,6 +226,36 @@ func TestPrometheusPackets(t *testing.T) {
 	b.firing("FaredPacketsWrong p1 p1a", "FaredPacketsWrong p1 p1b")
 	b.nodes["leaf1"].Run("nft", "delete table ip eats")
 	b.firing()
+}
+
+// TestPrometheusFleet runs Prometheus with fared's rules next to a worker of a fleet, to which one of two servers
+// reports: without an engine of drains, with it, while a leaf is lost, with a drain that the server cannot carry out,
+// and after the end of the worker.
+func TestPrometheusFleet(t *testing.T) {
+	gate.Slow(t, gate.Prometheus, "alerts of a fleet")
+	netnstest.Tools(t, "etcd")
+	b := newPrometheusBed(t, "")
+	b.fleet = "127.0.0.1:9473"
+	lab, server := binary.Lab(t), b.nodes["server0"]
+	const etcd = "http://127.0.0.1:2379"
+	b.runs["worker"] = server.Start(t, lab, "fleet", "worker", "--planes", "2", "--servers", "2", "--keep-planes", "0", "--metrics-listen", b.fleet, "--etcd", etcd)
+	b.weights("1:1")
+	b.prometheus()
+	const missing = "FaredFleetMissing" // server2
+	b.firing("FaredFleetEngineDown", missing)
+	server.Start(t, "etcd", "--data-dir", filepath.Join(b.dir, "etcd"), "--listen-client-urls", etcd, "--advertise-client-urls", etcd, "--listen-peer-urls", "http://127.0.0.1:2380")
+	server.Start(t, "env", b.command("report", "--socket", filepath.Join(b.dir, "server0"), "--worker", "127.0.0.1:4798")...)
+	b.firing(missing)
+	b.runs["leaf1"].Kill()
+	b.firing("FaredFleetFault", missing, "FaredPlaneDown p1") // no server has a route to server2 in p1
+	b.start("leaf1")
+	b.firing(missing)
+	server.Run(lab, "fleet", "drain", "server1/p0") // whose sub-ports have other names here
+	b.firing("FaredFleetDrainOverdue", missing)
+	server.Run(lab, "fleet", "undrain", "server1/p0")
+	b.firing(missing)
+	b.runs["worker"].Kill()
+	b.firing("FaredFleetDown")
 }
 
 // dashboard checks that each query of the dashboard returns data, and that the counters of the sub-ports are those of

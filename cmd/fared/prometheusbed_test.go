@@ -55,10 +55,10 @@ type prometheusBed struct {
 	dir   string
 	nodes map[string]*netnstest.Namespace
 	runs  map[string]*netnstest.Process
-	// agentFlags are further flags of the agent. targets are further targets of job fared. interval is the interval of
-	// scrapes.
+	// agentFlags are further flags of the agent. targets are further targets of job fared. fleet is the target of job
+	// fared-fleet, if any. interval is the interval of scrapes.
 	agentFlags, targets []string
-	interval            string
+	fleet, interval     string
 }
 
 // cable is a cable from a server to a leaf, which have the addresses 192.0.2.2n and 192.0.2.2n+1.
@@ -230,6 +230,11 @@ func (b *prometheusBed) prometheus() {
 		}
 		config = strings.ReplaceAll(config, old, new)
 	}
+	targets := 2 + len(b.targets)
+	if b.fleet != "" {
+		targets++
+		config += fmt.Sprintf("  - job_name: fared-fleet\n    scrape_interval: %s\n    static_configs: [{targets: [%q]}]\n    relabel_configs: *host\n", b.interval, b.fleet)
+	}
 	b.write("prometheus.yml", "global: {evaluation_interval: 200ms}\n"+config)
 	file := filepath.Join(b.dir, "prometheus.yml")
 	promtool(b.t, "check", "config", file)
@@ -252,7 +257,7 @@ func (b *prometheusBed) prometheus() {
 				return fmt.Errorf("targets %+v", data.ActiveTargets)
 			}
 		}
-		if len(data.ActiveTargets) != 2+len(b.targets) {
+		if len(data.ActiveTargets) != targets {
 			return fmt.Errorf("targets %+v", data.ActiveTargets)
 		}
 		return nil
