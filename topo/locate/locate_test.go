@@ -373,7 +373,7 @@ func probe(f *topo.Fabric, views map[*topo.Node]*View, g gray, base float64, n i
 					rate += g.oneWay(f, back, from) / float64(len(to.Planes[c.Plane]))
 				}
 			}
-			if lost := poisson(random, each*rate); lost > 0 {
+			if lost := min(poisson(random, each*rate), each); lost > 0 {
 				v.Lost = append(v.Lost, Loss{from.Index, to.Index, c.Plane, c.Sub + 1, direction, each, lost})
 			}
 		}
@@ -499,7 +499,30 @@ func TestLargeFabric(t *testing.T) {
 	}
 }
 
-// BenchmarkLocate measures a decision for 2,048 servers, 8 planes, with two failed parts and with a lossy one.
+// truncate makes the view that of a daemon: no sub-ports, and no losses above a limit; then the probes of their planes
+// whose results are not known do not count.
+func (v *View) truncate(limit int) {
+	full := len(v.Lost) > limit
+	v.Lost = v.Lost[:min(len(v.Lost), limit)]
+	probes, peers := map[int]float64{}, map[int]int{}
+	for i := range v.Lost {
+		v.Lost[i].Sub = 0
+		probes[v.Lost[i].Plane] += v.Lost[i].Probes
+		peers[v.Lost[i].Plane]++
+	}
+	for i := range v.Sent {
+		s := &v.Sent[i]
+		if first := s.Sub == 1; full && peers[s.Plane] > 0 && first {
+			s.Probes, s.Peers = probes[s.Plane], peers[s.Plane]
+		} else if full && peers[s.Plane] > 0 {
+			s.Probes = 0
+		}
+		s.Sub = 0
+	}
+}
+
+// BenchmarkLocate measures a decision for 2,048 servers, 8 planes, with two failed parts, with a lossy one, and with a
+// leaf that drops all packets.
 func BenchmarkLocate(b *testing.B) {
 	f := number(b, large(8, 32, 16))
 	l := New(f)
@@ -514,6 +537,20 @@ func BenchmarkLocate(b *testing.B) {
 		probe(f, views, newGray(f, "server7/p1.0", FromServer), 1e-4, 2000, true, rand.New(rand.NewPCG(1, 1)))
 		for b.Loop() {
 			l.Locate(views)
+		}
+	})
+	b.Run("silent", func(b *testing.B) {
+		_, views := broken(b, f)
+		g := newGray(f, "leaf1-3", "")
+		g.rate = 1
+		probe(f, views, g, 1e-5, 2000, false, rand.New(rand.NewPCG(1, 1)))
+		for _, v := range views {
+			v.truncate(256) // as many as a daemon reports
+		}
+		for b.Loop() {
+			if got := l.Locate(views); len(got) != 1 || got[0].Part != g.part {
+				b.Fatalf("named %+v", got)
+			}
 		}
 	})
 }

@@ -17,6 +17,8 @@ const (
 	leastBase = 1e-5
 	// maxLossy bounds the parts that are named for losses at once.
 	maxLossy = 64
+	// precision is that of a loss rate, relative.
+	precision = 1e-7
 	// even is the difference of likelihoods, as logarithms, up to which parts have the same evidence.
 	even = 1e-6
 )
@@ -44,6 +46,13 @@ type trial struct {
 	expected []float64 // rate of losses that is explained, by loss
 	suspects map[key]*suspect
 	kinds    map[string]int // number of candidates of each kind
+	shares   []keyShare     // of trace, which is called for each loss
+}
+
+// keyShare is how often the probes of a loss pass a suspect.
+type keyShare struct {
+	key
+	share float64
 }
 
 // losses finds the parts that lose packets.
@@ -127,10 +136,14 @@ func (t *trial) countKinds() {
 
 // next names the part with the best score.
 func (t *trial) next() (Guilty, bool) {
-	all := make([]*suspect, 0, len(t.suspects))
+	var all []*suspect
 	for _, s := range t.suspects {
-		t.judge(s)
-		all = append(all, s)
+		if t.judge(s); !math.IsInf(s.score, -1) {
+			all = append(all, s)
+		}
+	}
+	if len(all) == 0 {
+		return Guilty{}, false
 	}
 	slices.SortFunc(all, func(a, b *suspect) int { return cmp.Or(cmp.Compare(b.score, a.score), compareKeys(a.key, b.key)) })
 	best := all[0]
@@ -167,9 +180,6 @@ func (t *trial) next() (Guilty, bool) {
 func (t *trial) confidence(all []*suspect, name string, best float64) float64 {
 	own, sum := 0.0, math.Exp(-best)
 	for _, s := range all {
-		if math.IsInf(s.score, -1) {
-			continue
-		}
 		p := math.Exp(s.score - best)
 		sum += p
 		if names := t.names(s.key); names[0] == name {
@@ -197,6 +207,9 @@ func (t *trial) judge(s *suspect) {
 		return
 	}
 	for range 50 {
+		if high-low < precision*low {
+			break
+		}
 		if mid := (low + high) / 2; slope(mid) > 0 {
 			low = mid
 		} else {

@@ -94,11 +94,12 @@ func (l *Locator) ways(x Loss) []way {
 
 // trace adds a loss to all suspects that its probes pass.
 func (t *trial) trace(index int, x Loss) {
-	shares := map[key]float64{}
+	t.shares = t.shares[:0]
 	for _, w := range t.ways(x) {
-		t.pass(w, func(k key, share float64) { shares[k] += share })
+		t.pass(w, t.share)
 	}
-	for k, share := range shares {
+	for _, at := range t.shares {
+		k, share := at.key, at.share
 		s := t.suspects[k]
 		if s == nil {
 			s = &suspect{key: k}
@@ -109,6 +110,17 @@ func (t *trial) trace(index int, x Loss) {
 			s.exposure += x.Probes * share
 		}
 	}
+}
+
+// share adds a share of the present loss to a suspect's.
+func (t *trial) share(k key, share float64) {
+	for i := range t.shares {
+		if t.shares[i].key == k {
+			t.shares[i].share += share
+			return
+		}
+	}
+	t.shares = append(t.shares, keyShare{k, share})
 }
 
 // pass yields the parts of a way, and how often a packet passes each.
