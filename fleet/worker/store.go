@@ -387,5 +387,28 @@ func (s *store) proofs(n *topo.Node, m *fleetv1.Proofs) (sent []locate.Sent, los
 			lost = append(lost, locate.Loss{From: s.group(from), To: s.group(to), Plane: k, Probes: float64(p.Probes), Lost: float64(p.Lost)})
 		}
 	}
+	if len(m.Lossy) >= maxLossy {
+		forget(sent, lost)
+	}
 	return sent, lost
+}
+
+// maxLossy is the daemon's limit of the destinations with losses.
+const maxLossy = 256
+
+// forget leaves the probes toward the destinations with losses alone, in planes that have some: the
+// daemon's list has no room for the others, which may have lost some.
+func forget(sent []locate.Sent, lost []locate.Loss) {
+	for i := range sent {
+		s := &sent[i]
+		probes, peers := 0.0, 0
+		for _, x := range lost {
+			if x.From == s.From && x.Plane == s.Plane {
+				probes, peers = probes+x.Probes, peers+1
+			}
+		}
+		if peers > 0 {
+			s.Probes, s.Peers = probes, peers
+		}
+	}
 }

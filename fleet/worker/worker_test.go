@@ -617,3 +617,23 @@ func TestTrust(t *testing.T) {
 		t.Error("a silent server blocks drains for ever")
 	}
 }
+
+// TestProofs converts results of probes. A full list of losses may lack some, so the probes toward others do not count.
+func TestProofs(t *testing.T) {
+	f := number(t, topo.Spec{Planes: 2, Servers: 400})
+	s := newStore(f)
+	m := &fleetv1.Proofs{Planes: []*fleetv1.ProvedPlane{{Plane: "p0", Probes: 40_000, Peers: 399}, {Plane: "p1", Probes: 40_000, Peers: 399}}}
+	add := func(n int) {
+		for range n {
+			to := f.LoopbacksAt(len(m.Lossy)+1, 0)[0].Addr().String()
+			m.Lossy = append(m.Lossy, &fleetv1.LossyPeer{Plane: "p1", Source: f.LoopbacksAt(0, 0)[0].Addr().String(), Destination: to, Probes: 100, Lost: 60})
+		}
+	}
+	for _, want := range []struct{ lossy, probes, peers int }{{255, 40_000, 399}, {256, 25_600, 256}} {
+		add(want.lossy - len(m.Lossy))
+		sent, lost := s.proofs(f.Server[0], m)
+		if len(lost) != want.lossy || sent[0].Probes != 40_000 || sent[1].Probes != float64(want.probes) || sent[1].Peers != want.peers {
+			t.Errorf("%d losses of %+v, want %+v", len(lost), sent, want)
+		}
+	}
+}
