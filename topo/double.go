@@ -14,49 +14,53 @@ type Double struct {
 // Doubles returns the pairs of single failures (see [Fabric.Single]) that can happen in addition to the present ones.
 // Of pairs that servers alike can swap, the first one represents all. A failure that would change no cable is omitted.
 func (s *Simulation) Doubles() (all []Double) {
-	class := s.classes(s.state)
-	size, second := map[int]int{}, map[int]int{} // by class: members, and the second one
-	first := map[int]int{}
-	for i, c := range class {
-		switch size[c]++; size[c] {
-		case 1:
-			first[c] = i
-		case 2:
-			second[c] = i
-		}
-	}
 	items := s.singles()
+	k := alike{class: s.classes(s.state)}
+	k.members = make([][]int, len(k.class))
+	for i, c := range k.class {
+		k.members[c] = append(k.members[c], i)
+	}
 	for i, x := range items {
-		if x.server >= 0 && first[class[x.server]] != x.server {
+		if !k.first(x.server) {
 			continue
 		}
-		weight := 1
-		if x.server >= 0 {
-			weight = size[class[x.server]]
-		}
-		for j, y := range items {
-			switch {
-			case y.server >= 0 && y.server != x.server && first[class[y.server]] != y.server:
-			case j > i && (y.server < 0 || y.server == x.server):
-				all = append(all, Double{[2]string{x.name, y.name}, weight})
-			case j > i && x.server < 0:
-				all = append(all, Double{[2]string{x.name, y.name}, size[class[y.server]]})
-			case j > i:
-				all = append(all, Double{[2]string{x.name, y.name}, weight * size[class[y.server]]})
+		for j, y := range items[i:] {
+			if j > 0 && (k.first(y.server) || y.server == x.server) {
+				count := k.size(x.server)
+				if y.server != x.server {
+					count *= k.size(y.server)
+				}
+				all = append(all, Double{[2]string{x.name, y.name}, count})
 			}
 			// The second failure may also be that of the next server of the same class.
-			if j < i || x.server < 0 || y.server != x.server || weight < 2 {
-				continue
+			if n := k.size(x.server); x.server >= 0 && y.server == x.server && n > 1 {
+				count := n * (n - 1)
+				if j == 0 {
+					count /= 2
+				}
+				next := s.fabric.Server[k.members[k.class[x.server]][1]].Name + strings.TrimPrefix(y.name, s.fabric.Server[x.server].Name)
+				all = append(all, Double{[2]string{x.name, next}, count})
 			}
-			count := weight * (weight - 1)
-			if i == j {
-				count /= 2
-			}
-			other := s.fabric.Server[second[class[x.server]]].Name + strings.TrimPrefix(y.name, s.fabric.Server[x.server].Name)
-			all = append(all, Double{[2]string{x.name, other}, count})
 		}
 	}
 	return all
+}
+
+// alike has the classes of servers alike.
+type alike struct {
+	class   []int   // by server
+	members [][]int // by class
+}
+
+// first reports whether a server is the first of its class; no server, -1, is.
+func (k alike) first(server int) bool { return server < 0 || k.members[k.class[server]][0] == server }
+
+// size returns the number of servers alike, 1 for no server.
+func (k alike) size(server int) int {
+	if server < 0 {
+		return 1
+	}
+	return len(k.members[k.class[server]])
 }
 
 // single is a single failure with its server, -1 without one.

@@ -69,6 +69,12 @@ Without certificates --listen must be a loopback address. Ctrl-C ends the worker
 		cfg := worker.Config{Fabric: f, Peers: o.peers, Budget: drain.Budget{Planes: o.keep, Share: o.share}, Log: cli.NewLogger(e.Err, level)}
 		return runWorker(c.Context(), cfg, &o)
 	}
+	o.flags(c)
+	return c
+}
+
+// flags adds the flags of a worker.
+func (o *workerOptions) flags(c *cobra.Command) {
 	c.Flags().StringVar(&o.listen, "listen", defaultWorker, "host:port to listen at")
 	c.Flags().StringVar(&o.metrics, "metrics-listen", "", "serve Prometheus at host:port/metrics, and /healthz")
 	c.Flags().StringVar(&o.page, "page", "", "host:port of a loopback address to serve the live page at, such as 127.0.0.1:9472")
@@ -79,7 +85,6 @@ Without certificates --listen must be a loopback address. Ctrl-C ends the worker
 	c.Flags().Float64Var(&o.share, "keep-share", 0, "part of the intact bandwidth that drains leave to every pair, 0 to 1")
 	c.Flags().Lookup("keep-planes").DefValue = ""
 	cli.LevelFlag(c, &o.logLevel, "info", "")
-	return c
 }
 
 // runWorker runs a worker with the credentials of the environment.

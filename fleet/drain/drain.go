@@ -32,8 +32,8 @@ type Drain struct {
 	Reason string `json:"reason"`
 	// Queued means that the drain waits; as an argument of Grant, that it may.
 	Queued bool `json:"queued,omitempty"`
-	// Granted is the time of the grant, or of the request of a queued drain; Until is the time at which the drain ends by
-	// itself, zero for never.
+	// Granted is the time of the grant, or of the request of a queued drain; Until is the time at which the drain ends
+	// by itself, zero for never.
 	Granted time.Time `json:"granted"`
 	Until   time.Time `json:"until,omitzero"`
 }

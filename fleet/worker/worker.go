@@ -198,13 +198,9 @@ func (w *Worker) Report(stream grpc.BidiStreamingServer[fleetv1.ReportRequest, f
 			return err
 		}
 		if n == nil {
-			if n, err = w.node(m.RouterId); err != nil {
+			if n, err = w.admit(ctx, m); err != nil {
 				w.tally.refused.Add(1)
-				return status.Error(codes.InvalidArgument, err.Error())
-			}
-			if caller := grpcserve.CallerOf(ctx); !mayReport(caller, n) {
-				w.tally.refused.Add(1)
-				return status.Errorf(codes.PermissionDenied, "the certificate of %s may not report for %[2]s: its name must be %[2]s, %[2]s.DOMAIN or %[3]s", caller, n.Name, m.RouterId)
+				return err
 			}
 			connection = m.ConnectionNs
 			wake := w.open(n)
@@ -222,6 +218,18 @@ func (w *Worker) Report(stream grpc.BidiStreamingServer[fleetv1.ReportRequest, f
 			return status.Errorf(codes.Aborted, "%s has connected again", n.Name)
 		}
 	}
+}
+
+// admit returns the node of the first message of a stream, if its certificate is that of the node.
+func (w *Worker) admit(ctx context.Context, m *fleetv1.ReportRequest) (*topo.Node, error) {
+	n, err := w.node(m.RouterId)
+	if err != nil {
+		return nil, status.Error(codes.InvalidArgument, err.Error())
+	}
+	if caller := grpcserve.CallerOf(ctx); !mayReport(caller, n) {
+		return nil, status.Errorf(codes.PermissionDenied, "the certificate of %s may not report for %[2]s: its name must be %[2]s, %[2]s.DOMAIN or %[3]s", caller, n.Name, m.RouterId)
+	}
+	return n, nil
 }
 
 // mayReport reports whether a certificate names a node: by the node's name in the fabric, alone or as the first part of
