@@ -446,6 +446,27 @@ func TestNoFault(t *testing.T) {
 	}
 }
 
+// TestSilentLeaf names a leaf that drops all packets, by a part of the servers, and a gray half of a cable next to it.
+func TestSilentLeaf(t *testing.T) {
+	f := number(t, topo.Spec{Planes: 2, Leaves: 2, Spines: 2, Servers: 300})
+	random := rand.New(rand.NewPCG(41, 0))
+	silent, faint := newGray(f, "leaf1-0", ""), newGray(f, "server7/p0.0", FromServer)
+	silent.rate = 1
+	_, views := broken(t, f)
+	probe(f, views, silent, 1e-4, 20_000, true, random)
+	_, others := broken(t, f)
+	probe(f, others, faint, 0, 20_000, true, random)
+	n := 0
+	for _, server := range f.Server {
+		views[server].Lost = append(views[server].Lost, others[server].Lost...)
+		n += len(views[server].Lost)
+	}
+	got := New(f).Locate(views)
+	if len(got) != 2 || got[0].Part != silent.part || got[1].Part != faint.part || got[1].Side != FromServer || n <= maxLosses {
+		t.Errorf("of %d losses named %+v", n, got)
+	}
+}
+
 // large is the largest fabric: 2,048 servers with 8 GPUs, whose leaves have at most 1,024 sessions.
 func large(planes, leaves, spines int) topo.Spec {
 	return topo.Spec{Planes: planes, Servers: 2048, GPUs: 8, Leaves: leaves, Spines: spines}

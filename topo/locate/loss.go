@@ -15,6 +15,8 @@ const (
 	odds = 13.8
 	// leastBase is the loss rate of a fabric without a fault, at least.
 	leastBase = 1e-5
+	// maxLosses is the number of pairs with losses from which on a part of the servers is looked at first.
+	maxLosses = 40_000
 	// maxLossy bounds the parts that are named for losses at once.
 	maxLossy = 64
 	// precision is that of a loss rate, relative.
@@ -57,34 +59,81 @@ type keyShare struct {
 
 // losses finds the parts that lose packets.
 func (l *Locator) losses(views map[*topo.Node]*View, hard hardFaults) []Guilty {
-	t := &trial{Locator: l, suspects: map[key]*suspect{}}
 	var sent []Sent
+	var lost []Loss
 	for _, n := range l.fabric.Server {
 		if v := views[n]; v != nil {
 			sent = append(sent, v.Sent...)
-			t.lost = append(t.lost, v.Lost...)
+			lost = append(lost, v.Lost...)
 		}
 	}
-	base := l.base(sent, t.lost)
-	t.lost = slices.DeleteFunc(t.lost, func(x Loss) bool { return !l.counts(x, hard.cables) })
+	base := l.base(sent, lost)
+	lost = slices.DeleteFunc(lost, func(x Loss) bool { return !l.counts(x, hard.cables) })
+	each := 1 + len(lost)/maxLosses
+	all, keys := l.search(l.thin(sent, lost, each), base)
+	if each == 1 {
+		return all
+	}
+	lost = slices.DeleteFunc(lost, func(x Loss) bool { return l.passesAny(x, keys) })
+	more, _ := l.search(results{sent, lost}, base)
+	return append(all, more...)
+}
+
+// results are those of probes.
+type results struct {
+	sent []Sent
+	lost []Loss
+}
+
+// thin returns the results of one server of so many: these know enough of a leaf that drops all packets. Fainter faults
+// are among the losses that it does not explain.
+func (l *Locator) thin(sent []Sent, lost []Loss, each int) results {
+	if each == 1 {
+		return results{sent, lost}
+	}
+	var r results
+	keep := func(group int) bool { return l.fabric.Host(group)%each == 0 }
+	for _, s := range sent {
+		if keep(s.From) {
+			r.sent = append(r.sent, s)
+		}
+	}
+	for _, x := range lost {
+		if keep(x.From) {
+			r.lost = append(r.lost, x)
+		}
+	}
+	return r
+}
+
+// passesAny reports whether the probes of a loss pass one of the named suspects.
+func (l *Locator) passesAny(x Loss, named []key) (passes bool) {
+	for _, w := range l.ways(x) {
+		l.pass(w, func(k key, _ float64) { passes = passes || slices.Contains(named, k) })
+	}
+	return passes
+}
+
+// search finds the parts that explain losses best, one after the other.
+func (l *Locator) search(r results, base float64) (all []Guilty, keys []key) {
+	t := &trial{Locator: l, suspects: map[key]*suspect{}, lost: r.lost}
 	if len(t.lost) == 0 {
-		return nil
+		return nil, nil
 	}
 	for i, x := range t.lost {
 		t.expected = append(t.expected, base)
 		t.trace(i, x)
 	}
-	t.expose(sent)
+	t.expose(r.sent)
 	t.countKinds()
-	var all []Guilty
 	for len(all) < maxLossy {
-		g, ok := t.next()
+		g, k, ok := t.next()
 		if !ok {
-			return all
+			break
 		}
-		all = append(all, g)
+		all, keys = append(all, g), append(keys, k)
 	}
-	return all
+	return all, keys
 }
 
 // counts reports whether a loss is of this fabric, and not of a cable that is known to have failed.
@@ -135,7 +184,7 @@ func (t *trial) countKinds() {
 }
 
 // next names the part with the best score.
-func (t *trial) next() (Guilty, bool) {
+func (t *trial) next() (g Guilty, k key, found bool) {
 	var all []*suspect
 	for _, s := range t.suspects {
 		if t.judge(s); !math.IsInf(s.score, -1) {
@@ -143,14 +192,14 @@ func (t *trial) next() (Guilty, bool) {
 		}
 	}
 	if len(all) == 0 {
-		return Guilty{}, false
+		return g, k, false
 	}
 	slices.SortFunc(all, func(a, b *suspect) int { return cmp.Or(cmp.Compare(b.score, a.score), compareKeys(a.key, b.key)) })
 	best := all[0]
 	if best.score <= 0 {
-		return Guilty{}, false
+		return g, k, false
 	}
-	g := Guilty{Kind: best.kind, Side: best.side, Fault: FaultLoss, Rate: best.rate}
+	g = Guilty{Kind: best.kind, Side: best.side, Fault: FaultLoss, Rate: best.rate}
 	for _, s := range all {
 		if best.ratio-s.ratio > even {
 			continue
@@ -173,7 +222,7 @@ func (t *trial) next() (Guilty, bool) {
 		t.expected[p.loss] += best.rate * p.share
 	}
 	g.Evidence = []string{fmt.Sprintf("%.0f probes of %d pairs lost, of about %.0f that pass it", lost, len(best.lossy), best.exposure)}
-	return g, true
+	return g, best.key, true
 }
 
 // confidence returns the probability of a part, in any direction, among all suspects and no fault at all.
