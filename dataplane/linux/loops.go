@@ -128,9 +128,9 @@ func (d *Driver) handleLinks(events []rtnl.LinkEvent, err error) {
 	}
 }
 
-// complain logs refusals that are tried again: one line for all of a sync, and none if the first one has the reason of
-// the line before, until a sync without any. A device that is down is no error: its event follows, or the namespace of a
-// pod ends, whose loopback device the runtime sets down first.
+// complain logs refusals that are tried again: one line for all of a sync, and none if the first one has the reason
+// of the line before, until a sync without any. A device that is down is no error: its event follows, or the namespace
+// of a pod ends, whose loopback device the runtime sets down first.
 func (d *Driver) complain(failures []failure) {
 	if len(failures) == 0 {
 		return

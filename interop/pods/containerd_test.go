@@ -342,8 +342,8 @@ func (c *cluster) carries(weights ...float64) {
 	})
 }
 
-// TestContainerd trains between two pods of containerd, which have only a C library, the slot table that fared mounts or
-// that the pod mounts, and NCCL's plugin: all four planes carry equal shares, three when a leaf has failed, and four
+// TestContainerd trains between two pods of containerd, which have a C library, the slot table that fared or the pod
+// mounts, and NCCL's plugin alone: all four planes carry equal shares, three when a leaf has failed, and four
 // again. Every element is checked. Nothing is left of pods that have ended.
 func TestContainerd(t *testing.T) {
 	gate.Slow(t, gate.Kernel, "containerd, two pods, a leaf that fails; TestCNI and TestNRI have the plugins")

@@ -54,8 +54,8 @@ func (d *devices) at(now time.Time, index int) (string, int) {
 	return nameOf(index), -1
 }
 
-// nameOf returns the name of a device, "" if there is none. It asks for this device alone: net.InterfaceByIndex reads all
-// devices of the host with all of their attributes.
+// nameOf returns the name of a device, "" if there is none. It asks for this device alone: net.InterfaceByIndex reads
+// all devices of the host with all of their attributes.
 func nameOf(index int) string {
 	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {

@@ -185,8 +185,8 @@ func (s *Speaker) SetAdminState(session int, up bool, reason string) {
 	s.sessions[session].setAdmin(up, reason)
 }
 
-// Retry makes a session that has no connection connect immediately, regardless of pending timers: what it failed for may
-// have changed. It never blocks.
+// Retry makes a session that has no connection connect immediately, regardless
+// of pending timers: the cause of its failures may be gone. It never blocks.
 func (s *Speaker) Retry(session int) { s.sessions[session].retry() }
 
 // Clear closes an established session with Cease, Administrative Reset (RFC 4486); the session connects again at once.
