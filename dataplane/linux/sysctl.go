@@ -101,7 +101,7 @@ func setUpTransit(ipv6 bool) (changed []string, err error) {
 // up to its tick, and allows no less than 10 ms.
 //
 // ucast_solicit stays: an entry that is being resolved while it is raised gets requests to the link-layer address
-// 00:00:00:00:00:00 until there have been as many (arp_solicit, ndisc_solicit): nobody answers for seconds.
+// 00:00:00:00:00:00 until there have been as many (arp_solicit, ndisc_solicit): no host answers for seconds.
 const (
 	resolveEvery = 10
 	resolveTimes = 300
