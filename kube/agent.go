@@ -28,7 +28,7 @@ const (
 	resync = 10 * time.Minute
 )
 
-// Options are an agent's. All but Taints, Sentinel and Now must be set.
+// Options are an agent's. All but Taints, Sentinel, AtShutdown and Now must be set.
 type Options struct {
 	Node, Version string
 	Daemon        grpc.ClientConnInterface
@@ -36,8 +36,11 @@ type Options struct {
 	// UnusableBelow is the share of planes, in percent, below which the node has the condition PlanesUnusable.
 	UnusableBelow int
 	Labels        bool
-	// Drains makes the drains of the node's annotations. Daemon needs the right to operate.
-	Drains bool
+	// Drains makes the drains of the node's annotations and FaredDrains, DrainCordoned those of a cordoned node's planes.
+	// Daemon needs the right to operate.
+	Drains, DrainCordoned bool
+	// AtShutdown is the file that exists from the node's shutdown until its planes are drained; empty disables that.
+	AtShutdown string
 	// Taints is the driver whose devices are tainted, TaintEffect the effect; an empty driver disables taints.
 	Taints, TaintEffect string
 	// Sentinel, if not nil, receives health events.
@@ -58,13 +61,18 @@ type Agent struct {
 	health *sink
 	sent   map[string]nodestate.Health // of the health sink's goroutine: the last events, by entity
 
-	observed    chan nodestate.Observation
-	nodes       chan node
-	annotations chan map[string]string // to the drainer; the last ones
-	refusals    chan []nodestate.Drain
+	// drainsSent has the last statuses of FaredDrains, by UID; of the API sink's goroutine.
+	drainsSent map[string]string
+
+	observed chan nodestate.Observation
+	nodes    chan node
+	objects  chan []FaredDrain
+	wishes   chan wishes // to the drainer; the last ones
+	outcomes chan drainReport
 	// Of the loop's goroutine.
 	last        *nodestate.Observation
-	refused     []nodestate.Drain
+	wished      wishes
+	outcome     drainReport
 	state       *nodestate.State
 	transitions map[string]condition
 	known       bool // the node
@@ -77,7 +85,7 @@ func New(o Options) *Agent {
 	}
 	a := &Agent{
 		Options: o, observed: make(chan nodestate.Observation), nodes: make(chan node),
-		annotations: make(chan map[string]string, 1), refusals: make(chan []nodestate.Drain),
+		objects: make(chan []FaredDrain), wishes: make(chan wishes, 1), outcomes: make(chan drainReport),
 		transitions: map[string]condition{}, sent: map[string]nodestate.Health{},
 		taints: tainter{api: o.API, node: o.Node, driver: o.Taints, effect: o.TaintEffect, sys: o.Sys},
 	}
@@ -94,11 +102,18 @@ func (a *Agent) Run(ctx context.Context) {
 	running.Go(func() { a.health.run(ctx) })
 	running.Go(func() { followDaemon(ctx, a.Daemon, send(ctx, a.observed)) })
 	running.Go(func() { a.followNode(ctx, send(ctx, a.nodes)) })
+	d := drainer{Options: &a.Options, client: farev1.NewFabricServiceClient(a.Daemon), named: map[string]string{}}
+	if a.Drains || a.DrainCordoned || a.AtShutdown != "" {
+		running.Go(func() { d.run(ctx, a.wishes, send(ctx, a.outcomes)) })
+	}
 	if a.Drains {
-		d := drainer{client: farev1.NewFabricServiceClient(a.Daemon), named: map[string]string{}}
-		running.Go(func() { d.run(ctx, a.annotations, send(ctx, a.refusals)) })
+		running.Go(func() { a.followDrains(ctx, send(ctx, a.objects)) })
 	}
 	a.loop(ctx)
+	running.Wait()
+	if a.AtShutdown != "" && a.wished.node.leaves() {
+		d.leave(a.AtShutdown)
+	}
 }
 
 // send returns a function that sends to a channel until ctx ends.
@@ -124,8 +139,11 @@ func (a *Agent) loop(ctx context.Context) {
 			silent.Reset(silence)
 			a.last = &o
 			a.publish()
-		case a.refused = <-a.refusals:
+		case a.outcome = <-a.outcomes:
 			a.publish()
+		case a.wished.objects = <-a.objects:
+			a.wished.known = true
+			a.wish()
 		case n := <-a.nodes:
 			a.meet(n)
 		case <-silent.C:
@@ -140,7 +158,9 @@ func (a *Agent) loop(ctx context.Context) {
 // meet takes note of the node: its first conditions keep their times, and changes by other programs are overwritten.
 func (a *Agent) meet(n node) {
 	a.uid.Store(&n.Metadata.UID)
-	a.wish(n.Metadata.Annotations)
+	a.wished.node = &n
+	a.wish()
+	a.markShutdown()
 	if !a.known {
 		a.known = true
 		for _, c := range n.Status.Conditions {
@@ -164,14 +184,13 @@ func (a *Agent) meet(n node) {
 	}
 }
 
-// wish gives the annotations to the drainer, in place of earlier ones that it has not read.
-func (a *Agent) wish(annotations map[string]string) {
-	wanted := map[string]string{drainAnnotation: annotations[drainAnnotation], reasonAnnotation: annotations[reasonAnnotation]}
+// wish gives the wishes to the drainer, in place of earlier ones that it has not read.
+func (a *Agent) wish() {
 	select {
-	case <-a.annotations:
+	case <-a.wishes:
 	default:
 	}
-	a.annotations <- wanted
+	a.wishes <- a.wished
 }
 
 // publish gives the state to the sinks.
@@ -179,13 +198,16 @@ func (a *Agent) publish() {
 	if a.last == nil || !a.known {
 		return
 	}
-	a.state = nodestate.Of(*a.last, a.refused, a.Version)
+	a.state = nodestate.Of(*a.last, a.outcome.refused, a.Version)
 	var urgent strings.Builder
 	for _, p := range a.state.Planes {
 		fmt.Fprintln(&urgent, p.Name, p.State, p.BandwidthBps)
 	}
 	a.api.want(keyState, pacer.Object{Body: string(encode(a.state)), Urgent: urgent.String()})
 	a.publishConditions()
+	if a.Drains {
+		a.publishDrains()
+	}
 	if a.Labels {
 		body := labelsBody(a.Node, a.state.Labels())
 		a.api.want(keyLabels, pacer.Object{Body: body, Urgent: body})
@@ -198,6 +220,16 @@ func (a *Agent) publish() {
 		body := string(encode(a.state.Health()))
 		a.health.want("events", pacer.Object{Body: body, Urgent: body})
 	}
+}
+
+// publishDrains gives the statuses of the FaredDrains to the sink.
+func (a *Agent) publishDrains() {
+	all := []namedStatus{}
+	for _, x := range a.outcome.objects {
+		all = append(all, namedStatus{x.name, x.uid, statusOf(x, a.last.Status.GetDrains())})
+	}
+	body := string(encode(all))
+	a.api.want(keyDrains, pacer.Object{Body: body, Urgent: body})
 }
 
 // publishConditions gives the conditions to the sink, with the times at which they became true or false.

@@ -3,6 +3,7 @@ package kube
 import (
 	"context"
 	"fmt"
+	"reflect"
 	"slices"
 	"strings"
 	"time"
@@ -15,80 +16,86 @@ import (
 
 // Annotations of a node, by which operators drain.
 const (
-	// drainAnnotation lists targets: plane/p2, leaf/10.1.0.3, sub-port/eth4, separated by commas.
+	// drainAnnotation lists targets: plane/p2, leaf/10.1.0.3, sub-port/eth4, all, separated by commas.
 	drainAnnotation  = "fared.io/drain"
 	reasonAnnotation = "fared.io/drain-reason"
 )
 
-// drainMark begins the reason of a drain that an annotation has made: the daemon keeps it over restarts.
-const drainMark = "annotation " + drainAnnotation
+// Beginnings of the reasons of drains, which the daemon keeps over restarts: each names the source that ends the drain.
+const (
+	annotationMark = "annotation " + drainAnnotation
+	objectMark     = "FaredDrain "
+	cordonMark     = "cordoned node"
+	shutdownMark   = "node is shutting down"
+)
 
-// drainPeriod is the time after which drains are compared again, and refused ones repeated.
-const drainPeriod = 10 * time.Second
+// everything is the target of all planes.
+const everything = "all"
 
-// drainer makes the drains of a node's annotations, and ends those that it has made.
-type drainer struct {
-	client farev1.FabricServiceClient
-	// named has the daemon's names of targets, where they differ: a leaf by the address of a session.
-	named map[string]string
+const (
+	// drainPeriod is the time after which drains are compared again, and refused ones repeated.
+	drainPeriod = 10 * time.Second
+	// maxReason is the greatest length of a daemon's reason, bytes.
+	maxReason = 256
+)
+
+// wishes has what the sources of drains show. A source that is not known yet has neither drains nor ends any.
+type wishes struct {
+	node    *node // nil: unknown
+	objects []FaredDrain
+	known   bool // objects
 }
 
-// run compares drains with annotations after each change of them, and every ten seconds. It calls refused for the
-// drains that were refused if they have changed.
-func (d *drainer) run(ctx context.Context, annotations <-chan map[string]string, refused func([]nodestate.Drain)) {
-	var wanted map[string]string // nil until the node is known: nothing is undrained then
-	var last []nodestate.Drain
-	tick := time.NewTicker(drainPeriod)
-	defer tick.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case wanted = <-annotations:
-		case <-tick.C:
-		}
-		if wanted == nil {
-			continue
-		}
-		// A daemon that does not answer is asked again.
-		if now, err := d.reconcile(ctx, wanted); err == nil && !slices.Equal(now, last) {
-			last = now
-			refused(now)
-		}
-	}
+// want is a drain that a source wants.
+type want struct {
+	object string // the name of the FaredDrain, if it is the source
+	target string
+	reason string
+	force  bool
 }
 
-// reconcile makes and ends drains. It returns those that are refused.
-func (d *drainer) reconcile(ctx context.Context, annotations map[string]string) (refused []nodestate.Drain, err error) {
-	ctx, cancel := context.WithTimeout(ctx, readTimeout)
-	defer cancel()
-	now, err := d.client.GetStatus(ctx, &farev1.GetStatusRequest{})
-	if err != nil {
-		return nil, err
-	}
-	wanted := map[string]bool{}
-	for _, name := range targets(annotations) {
-		wanted[name], wanted[d.named[name]] = true, true
-		if err := d.drain(ctx, name, annotations[reasonAnnotation], now.GetDrains()); err != nil {
-			refused = append(refused, nodestate.Drain{Target: name, Error: status.Convert(err).Message()})
+// wanted returns the drains that the enabled sources want, in the order of the sources.
+func (o *Options) wanted(w wishes, now time.Time) (all []want) {
+	if o.Drains && w.node != nil {
+		annotations := w.node.Metadata.Annotations
+		reason := annotationMark
+		if text := annotations[reasonAnnotation]; text != "" {
+			reason += ": " + text
 		}
-		wanted[d.named[name]] = true
-	}
-	for _, x := range now.GetDrains() {
-		name := nodestate.Target(x.GetTarget())
-		if x.GetStage() == "undraining" || wanted[name] || !strings.HasPrefix(x.GetReason(), drainMark) {
-			continue
-		}
-		if _, err := d.client.Undrain(ctx, &farev1.UndrainRequest{Target: x.GetTarget()}); err != nil {
-			refused = append(refused, nodestate.Drain{Target: name, Error: "undrain: " + status.Convert(err).Message()})
+		for _, name := range targets(annotations[drainAnnotation]) {
+			all = append(all, want{target: name, reason: reason})
 		}
 	}
-	return refused, nil
+	for i := range w.objects {
+		if x := &w.objects[i]; !x.ended(now) {
+			for _, name := range x.Spec.Targets {
+				all = append(all, want{object: x.Metadata.Name, target: name, reason: x.reason(), force: x.Spec.Force})
+			}
+		}
+	}
+	if o.DrainCordoned && w.node != nil && w.node.Spec.Unschedulable {
+		all = append(all, want{target: everything, reason: cordonMark})
+	}
+	return all
 }
 
-// targets returns the targets of annotations.
-func targets(annotations map[string]string) (all []string) {
-	for name := range strings.SplitSeq(annotations[drainAnnotation], ",") {
+// ends reports whether the source of a drain with this reason is enabled and known, so that it ends the drain unless
+// it wants it.
+func (o *Options) ends(w wishes, reason string) bool {
+	switch {
+	case strings.HasPrefix(reason, annotationMark):
+		return o.Drains && w.node != nil
+	case strings.HasPrefix(reason, objectMark):
+		return o.Drains && w.known
+	case strings.HasPrefix(reason, cordonMark):
+		return w.node != nil
+	}
+	return strings.HasPrefix(reason, shutdownMark) && w.node != nil
+}
+
+// targets returns the targets of an annotation.
+func targets(text string) (all []string) {
+	for name := range strings.SplitSeq(text, ",") {
 		if name = strings.TrimSpace(name); name != "" && !slices.Contains(all, name) {
 			all = append(all, name)
 		}
@@ -96,24 +103,156 @@ func targets(annotations map[string]string) (all []string) {
 	return all
 }
 
+// drainer makes the drains that sources want, and ends those that it has made.
+type drainer struct {
+	*Options
+	client farev1.FabricServiceClient
+	// named has the daemon's names of targets, where they differ: a leaf by the address of a session.
+	named map[string]string
+}
+
+// drainReport is what has become of wanted drains.
+type drainReport struct {
+	refused []nodestate.Drain
+	objects []objectReport
+}
+
+// objectReport is what has become of a FaredDrain.
+type objectReport struct {
+	name, uid string
+	ended     bool
+	targets   []targetReport
+}
+
+// targetReport is a target as it was asked for and as the daemon names it, and the reason of its refusal.
+type targetReport struct{ asked, named, err string }
+
+// run compares drains with wishes after each change of them, and every ten seconds. It calls report after a change of
+// the outcome.
+func (d *drainer) run(ctx context.Context, changed <-chan wishes, report func(drainReport)) {
+	var now wishes
+	var last drainReport
+	tick := time.NewTicker(drainPeriod)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case now = <-changed:
+		case <-tick.C:
+		}
+		// A daemon that does not answer is asked again.
+		if r, err := d.reconcile(ctx, now); err == nil && !reflect.DeepEqual(r, last) {
+			last = r
+			report(r)
+		}
+	}
+}
+
+// reconcile makes and ends drains, and returns the outcome.
+func (d *drainer) reconcile(ctx context.Context, w wishes) (r drainReport, err error) {
+	ctx, cancel := context.WithTimeout(ctx, readTimeout)
+	defer cancel()
+	present, err := d.client.GetStatus(ctx, &farev1.GetStatusRequest{})
+	if err != nil {
+		return r, err
+	}
+	now := d.Now()
+	for i := range w.objects {
+		x := &w.objects[i]
+		r.objects = append(r.objects, objectReport{name: x.Metadata.Name, uid: x.Metadata.UID, ended: x.ended(now)})
+	}
+	all, err := d.expand(ctx, d.wanted(w, now))
+	if err != nil {
+		return r, err
+	}
+	made, wanted := map[string]bool{}, map[string]bool{}
+	for _, x := range all {
+		var err error
+		if !made[x.target] { // by another source
+			err = d.drain(ctx, x, present.GetDrains())
+		}
+		made[x.target], wanted[d.name(x.target)] = err == nil, true
+		r.add(x, d.name(x.target), err)
+	}
+	for _, x := range present.GetDrains() {
+		name := nodestate.Target(x.GetTarget())
+		if x.GetStage() == "undraining" || wanted[name] || !d.ends(w, x.GetReason()) {
+			continue
+		}
+		if _, err := d.client.Undrain(ctx, &farev1.UndrainRequest{Target: x.GetTarget()}); err != nil {
+			r.refused = append(r.refused, nodestate.Drain{Target: name, Error: "undrain: " + status.Convert(err).Message()})
+		}
+	}
+	return r, nil
+}
+
+// name returns the daemon's name of a target.
+func (d *drainer) name(target string) string {
+	if name := d.named[target]; name != "" {
+		return name
+	}
+	return target
+}
+
+// add records the outcome of a wanted drain.
+func (r *drainReport) add(x want, named string, err error) {
+	text := ""
+	if err != nil {
+		text = status.Convert(err).Message()
+		if refused := (nodestate.Drain{Target: x.target, Error: text}); !slices.Contains(r.refused, refused) {
+			r.refused = append(r.refused, refused)
+		}
+	}
+	for i := range r.objects {
+		if o := &r.objects[i]; o.name == x.object {
+			o.targets = append(o.targets, targetReport{x.target, named, text})
+		}
+	}
+}
+
+// expand replaces the target of all planes by these, in the daemon's order: nodes that keep their last plane keep the
+// same one.
+func (d *drainer) expand(ctx context.Context, all []want) (expanded []want, err error) {
+	var planes []*farev1.Plane
+	for _, x := range all {
+		if x.target != everything {
+			expanded = append(expanded, x)
+			continue
+		}
+		if planes == nil {
+			list, err := d.client.ListPlanes(ctx, &farev1.ListPlanesRequest{})
+			if err != nil {
+				return nil, err
+			}
+			planes = list.GetPlanes()
+		}
+		for _, p := range planes {
+			x.target = "plane/" + p.GetPlane()
+			expanded = append(expanded, x)
+		}
+	}
+	return expanded, nil
+}
+
 // drain makes a drain unless it is present.
-func (d *drainer) drain(ctx context.Context, name, reason string, present []*farev1.DrainStatus) error {
-	target, err := parseTarget(name)
+func (d *drainer) drain(ctx context.Context, x want, present []*farev1.DrainStatus) error {
+	target, err := parseTarget(x.target)
 	if err != nil {
 		return err
 	}
-	for _, x := range present {
-		if shown := nodestate.Target(x.GetTarget()); (shown == name || shown == d.named[name]) && x.GetStage() != "undraining" {
+	for _, y := range present {
+		if nodestate.Target(y.GetTarget()) == d.name(x.target) && y.GetStage() != "undraining" {
 			return nil
 		}
 	}
-	text := drainMark
-	if reason != "" {
-		text += ": " + reason
+	reason := x.reason
+	if len(reason) > maxReason {
+		reason = strings.ToValidUTF8(reason[:maxReason], "")
 	}
-	answer, err := d.client.Drain(ctx, &farev1.DrainRequest{Target: target, Reason: text})
+	answer, err := d.client.Drain(ctx, &farev1.DrainRequest{Target: target, Reason: reason, Force: x.force})
 	if err == nil {
-		d.named[name] = nodestate.Target(answer.GetTarget())
+		d.named[x.target] = nodestate.Target(answer.GetTarget())
 	}
 	return err
 }
@@ -130,5 +269,5 @@ func parseTarget(name string) (*farev1.DrainTarget, error) {
 	case kind == "sub-port":
 		return &farev1.DrainTarget{Target: &farev1.DrainTarget_SubPort{SubPort: value}}, nil
 	}
-	return nil, fmt.Errorf("%q in the annotation %s is no target: use plane/p2, leaf/10.1.0.3 or sub-port/eth4", name, drainAnnotation)
+	return nil, fmt.Errorf("%q is no target: use plane/p2, leaf/10.1.0.3, sub-port/eth4 or all", name)
 }

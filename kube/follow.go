@@ -3,7 +3,9 @@ package kube
 import (
 	"context"
 	"encoding/json"
+	"log/slog"
 	"net/url"
+	"strings"
 	"time"
 
 	"google.golang.org/grpc"
@@ -86,16 +88,43 @@ type node struct {
 		UID                 string
 		Annotations, Labels map[string]string
 	}
+	Spec   struct{ Unschedulable bool }
 	Status struct{ Conditions []condition }
 }
 
-// watchLimit is the time that the API server keeps a watch open.
-const watchLimit = 4 * time.Minute
+// leaves reports whether the kubelet announces the node's shutdown. A nil node does not leave.
+func (n *node) leaves() bool {
+	if n == nil {
+		return false
+	}
+	for _, c := range n.Status.Conditions {
+		if c.Type == "Ready" && c.Status == "False" && strings.Contains(c.Message, shutdownMark) {
+			return true
+		}
+	}
+	return false
+}
+
+// watchLimit is the time that the API server keeps a watch open, by watchQuery.
+const (
+	watchLimit = 4 * time.Minute
+	watchQuery = "watch=true&timeoutSeconds=240"
+)
+
+// repeated logs an error once, until another one or success.
+type repeated struct{ last string }
+
+func (r *repeated) warn(ctx context.Context, log *slog.Logger, message string, err error) {
+	if err != nil && ctx.Err() == nil && r.last != err.Error() {
+		r.last = err.Error()
+		log.Warn(message, "error", err)
+	}
+}
 
 // followNode calls each for the node and its changes.
 func (a *Agent) followNode(ctx context.Context, each func(node)) {
-	path := "/api/v1/nodes?watch=true&timeoutSeconds=240&fieldSelector=" + url.QueryEscape("metadata.name="+a.Node)
-	logged := ""
+	path := "/api/v1/nodes?" + watchQuery + "&fieldSelector=" + url.QueryEscape("metadata.name="+a.Node)
+	var log repeated
 	for {
 		stream, cancel := context.WithTimeout(ctx, watchLimit+30*time.Second)
 		err := a.API.Watch(stream, path, func(kind string, text json.RawMessage) error {
@@ -104,16 +133,13 @@ func (a *Agent) followNode(ctx context.Context, each func(node)) {
 				return err
 			}
 			if kind == "ADDED" || kind == "MODIFIED" {
-				logged = ""
+				log.last = ""
 				each(n)
 			}
 			return nil
 		})
 		cancel()
-		if err != nil && ctx.Err() == nil && logged != err.Error() {
-			logged = err.Error()
-			a.Log.Warn("the node is not watched now", "error", err)
-		}
+		log.warn(ctx, a.Log, "the node is not watched now", err)
 		if !waits.For(ctx, retryDelay) {
 			return
 		}

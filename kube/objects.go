@@ -15,12 +15,13 @@ import (
 // Keys of the objects toward the API server.
 const (
 	keyConditions = "conditions"
+	keyDrains     = "drains"
 	keyLabels     = "labels"
 	keyState      = "state"
 	keyTaints     = "taints"
 )
 
-// Group and Version are those of FaredNodeState.
+// Group and Version are those of FaredNodeState and FaredDrain.
 const (
 	Group   = "fared.io"
 	Version = "v1alpha1"
@@ -47,6 +48,8 @@ func (a *Agent) writeAPI(ctx context.Context, key, body string) error {
 	switch key {
 	case keyConditions:
 		return a.apply(ctx, node+"/status", body)
+	case keyDrains:
+		return a.writeDrains(ctx, body)
 	case keyLabels:
 		return a.apply(ctx, node, body)
 	case keyTaints:

@@ -3,6 +3,7 @@ package kube
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"log/slog"
@@ -11,6 +12,7 @@ import (
 	"net/http/httptest"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -60,6 +62,11 @@ func (d *fakeDaemon) set(down ...string) {
 	for _, device := range down {
 		d.down[device] = true
 	}
+	d.touch()
+}
+
+// touch causes an event.
+func (d *fakeDaemon) touch() {
 	close(d.changed)
 	d.changed = make(chan struct{})
 }
@@ -123,6 +130,11 @@ type fakeAPI struct {
 	state       map[string]any // nil: no object
 	noCRD       bool
 	rules       map[string]any
+	cordoned    bool
+	ready       string // the message of the condition Ready, which is false
+	drains      map[string]object
+	away        bool // ends all requests
+	ended       int  // so many
 	changed     chan struct{}
 	// fault, if not nil, answers in place of the server.
 	fault func(w http.ResponseWriter, r *http.Request)
@@ -133,7 +145,7 @@ type fakeAPI struct {
 // serveAPI serves an API server, and returns a client of it.
 func serveAPI(t *testing.T) (*fakeAPI, *apiserver.Client) {
 	t.Helper()
-	f := &fakeAPI{annotations: map[string]string{}, labels: map[string]any{}, conditions: map[string]map[string]any{}, rules: map[string]any{},
+	f := &fakeAPI{annotations: map[string]string{}, labels: map[string]any{}, conditions: map[string]map[string]any{}, rules: map[string]any{}, drains: map[string]object{},
 		changed: make(chan struct{}), stop: make(chan struct{})}
 	server := httptest.NewServer(f)
 	t.Cleanup(server.Close)
@@ -149,13 +161,19 @@ func serveAPI(t *testing.T) (*fakeAPI, *apiserver.Client) {
 
 // ServeHTTP implements http.Handler.
 func (f *fakeAPI) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	f.mu.Lock()
+	fault, away := f.fault, f.away
+	if away {
+		f.ended++
+	}
+	f.mu.Unlock()
+	if away {
+		panic(http.ErrAbortHandler)
+	}
 	if r.URL.Query().Get("watch") == "true" {
-		f.watch(w, r)
+		f.watch(w, r, map[bool]func(string) []object{true: f.nodeEvents, false: f.drainEvents()}[r.URL.Path == "/api/v1/nodes"])
 		return
 	}
-	f.mu.Lock()
-	fault := f.fault
-	f.mu.Unlock()
 	if fault != nil {
 		fault(w, r)
 		return
@@ -203,7 +221,20 @@ func (f *fakeAPI) answer(call, selector string, body any) (int, any) {
 			return http.StatusNotFound, nil
 		}
 		f.state["status"] = body.([]any)[0].(map[string]any)["value"]
+	case "GET /apis/fared.io/v1alpha1/fareddrains":
+		if selector != "spec.node=n" || f.drains == nil { // nil: no CRD
+			return http.StatusNotFound, nil
+		}
+		return http.StatusOK, object{"items": slices.Collect(maps.Values(f.drains))}
 	default:
+		if name, ok := strings.CutPrefix(call, "PATCH /apis/fared.io/v1alpha1/fareddrains/"); ok {
+			drain := f.drains[strings.TrimSuffix(name, "/status")]
+			if drain == nil {
+				return http.StatusNotFound, nil
+			}
+			drain["status"] = body.([]any)[0].(map[string]any)["value"]
+			return http.StatusOK, object{}
+		}
 		return f.answerResources(call, selector, part)
 	}
 	return http.StatusOK, object{}
@@ -243,19 +274,20 @@ func (f *fakeAPI) answerResources(call, selector string, part func(...string) an
 	return http.StatusOK, object{}
 }
 
-// watch sends the node and its changes.
-func (f *fakeAPI) watch(w http.ResponseWriter, r *http.Request) {
+// watch sends the events that a function returns now and after each change.
+func (f *fakeAPI) watch(w http.ResponseWriter, r *http.Request, events func(kind string) []object) {
 	for kind := "ADDED"; ; kind = "MODIFIED" {
 		f.mu.Lock()
-		conditions := []any{}
-		for _, c := range f.conditions {
-			conditions = append(conditions, c)
+		var err error
+		for _, event := range events(kind) {
+			err = errors.Join(err, json.NewEncoder(w).Encode(event))
 		}
-		err := json.NewEncoder(w).Encode(object{"type": kind, "object": object{
-			"metadata": object{"name": "n", "uid": "u1", "annotations": f.annotations, "labels": f.labels}, "status": object{"conditions": conditions}}})
-		changed := f.changed
+		changed, away := f.changed, f.away
 		f.mu.Unlock()
 		w.(http.Flusher).Flush()
+		if err != nil || away {
+			return
+		}
 		select {
 		case <-changed:
 		case <-r.Context().Done():
@@ -263,9 +295,33 @@ func (f *fakeAPI) watch(w http.ResponseWriter, r *http.Request) {
 		case <-f.stop:
 			return
 		}
-		if err != nil {
-			return
+	}
+}
+
+// nodeEvents returns the event of the node.
+func (f *fakeAPI) nodeEvents(kind string) []object {
+	conditions := []any{object{"type": "Ready", "status": "False", "message": f.ready}}
+	for _, c := range f.conditions {
+		conditions = append(conditions, c)
+	}
+	return []object{{"type": kind, "object": object{"metadata": object{"name": "n", "uid": "u1", "annotations": f.annotations, "labels": f.labels},
+		"spec": object{"unschedulable": f.cordoned}, "status": object{"conditions": conditions}}}}
+}
+
+// drainEvents returns a function for the events of FaredDrains: those present, and the deleted ones since its last call.
+func (f *fakeAPI) drainEvents() func(kind string) []object {
+	last := map[string]object{}
+	return func(kind string) (all []object) {
+		for _, drain := range f.drains {
+			all = append(all, object{"type": kind, "object": drain})
 		}
+		for name, drain := range last {
+			if f.drains[name] == nil {
+				all = append(all, object{"type": "DELETED", "object": drain})
+			}
+		}
+		last = maps.Clone(f.drains)
+		return all
 	}
 }
 

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -25,7 +26,7 @@ labels, taints of devices, and events of NVSentinel. It is a container of fared'
 
 func newRoot(e *cli.Env) *cobra.Command {
 	root := cli.NewRoot(e, "Shows the planes of a node to Kubernetes", about, []cli.Group{
-		{ID: "daemon", Title: "Daemons:", Commands: []*cobra.Command{runCommand(e)}},
+		{ID: "daemon", Title: "Daemons:", Commands: []*cobra.Command{runCommand(e), holdCommand()}},
 		{ID: "other", Title: "Other commands:", Commands: []*cobra.Command{cli.VersionCommand(e)}},
 	})
 	root.Use = "fared-kube"
@@ -36,9 +37,9 @@ func newRoot(e *cli.Env) *cobra.Command {
 
 // options are the flags of run.
 type options struct {
-	node, sentinel, taints, effect string
-	unusable                       int
-	labels, drains                 bool
+	node, sentinel, taints, effect, shutdown string
+	unusable                                 int
+	labels, drains, cordoned                 bool
 }
 
 func runCommand(e *cli.Env) *cobra.Command {
@@ -60,10 +61,33 @@ written at once, other changes at most every 10 s; 0.1 writes a second are never
 	f.StringVar(&o.node, "node", "", "name of this node")
 	f.IntVar(&o.unusable, "unusable-below", 50, "share of planes, in percent, below which the node has the condition PlanesUnusable")
 	f.BoolVar(&o.labels, "labels", false, "label the node with its planes and rails")
-	f.BoolVar(&o.drains, "drains", false, "drain the planes, leaves and sub-ports of the node's annotation fared.io/drain; needs the operators' --socket")
+	f.BoolVar(&o.drains, "drains", false, "drain by the node's annotation fared.io/drain and FaredDrains; needs the operators' --socket")
+	f.BoolVar(&o.cordoned, "drain-cordoned", false, "drain the planes of a cordoned node, except the last ones of a destination; needs the operators' --socket")
+	f.StringVar(&o.shutdown, "drain-at-shutdown", "", "drain all planes at the end of the process if the node shuts down; until then the file exists, for 'fared-kube hold'")
 	f.StringVar(&o.taints, "taints", "", "DRA driver whose devices are tainted while their rail has no plane")
 	f.StringVar(&o.effect, "taint-effect", "NoSchedule", "effect of taints: NoSchedule, NoExecute or None")
 	f.StringVar(&o.sentinel, "nvsentinel", "", "socket of NVSentinel's platform connector, which gets health events")
+	return c
+}
+
+func holdCommand() *cobra.Command {
+	var file string
+	var limit time.Duration
+	c := &cobra.Command{
+		Use: "hold", Short: "Wait until the planes of a node that shuts down are drained", Args: cli.NoArgs,
+		Long: `The preStop hook of the daemons' containers: without the file of 'fared-kube run --drain-at-shutdown',
+as in an upgrade, it returns at once.`,
+		Example: `  fared-kube hold --file /run/fared-kube/leaving --limit 25s`,
+		RunE: func(c *cobra.Command, _ []string) error {
+			if file == "" {
+				return cli.Usage(errors.New("--file is missing"), "name the file of 'fared-kube run --drain-at-shutdown'")
+			}
+			kube.Hold(c.Context(), file, limit)
+			return nil
+		},
+	}
+	c.Flags().StringVar(&file, "file", "", "file that exists until the planes are drained")
+	c.Flags().DurationVar(&limit, "limit", 25*time.Second, "longest wait")
 	return c
 }
 
@@ -94,7 +118,7 @@ func (o *options) run(c *cobra.Command, e *cli.Env) error {
 	}
 	defer conn.Close()
 	options := kube.Options{Node: o.node, Version: version.String(), Daemon: conn, API: api, UnusableBelow: o.unusable, Labels: o.labels, Drains: o.drains,
-		Taints: o.taints, TaintEffect: o.effect, Log: cli.NewLogger(e.Err, slog.LevelInfo), Sys: "/sys"}
+		DrainCordoned: o.cordoned, AtShutdown: o.shutdown, Taints: o.taints, TaintEffect: o.effect, Log: cli.NewLogger(e.Err, slog.LevelInfo), Sys: "/sys"}
 	if o.sentinel != "" {
 		if options.Sentinel, err = sentinel.Dial(o.sentinel); err != nil {
 			return cli.Usage(err, "--nvsentinel takes a unix socket's path")

@@ -16,6 +16,7 @@ func TestRefused(t *testing.T) {
 		"run --node n --unusable-below 101": "--unusable-below 101 is no share",
 		"run --node n --taint-effect Run":   `--taint-effect "Run" is not known`,
 		"run --node n":                      "this is no pod",
+		"hold":                              "--file is missing",
 		"run n":                             "fared-kube run takes no arguments",
 		"go":                                `unknown command "go"`,
 	} {
