@@ -14,6 +14,7 @@ import (
 
 	"github.com/fared/fared/internal/testkit/binary"
 	"github.com/fared/fared/internal/testkit/gate"
+	"github.com/fared/fared/kube"
 	"github.com/fared/fared/kube/nodestate"
 )
 
@@ -85,25 +86,39 @@ func TestSchemaHasAllKeys(t *testing.T) {
 	}
 }
 
-// TestStateHasSchema checks that the schema of FaredNodeState has the fields that fared-kube writes, and no others: the
-// API server drops unknown ones.
-func TestStateHasSchema(t *testing.T) {
-	var crd struct {
-		Versions []struct {
-			Schema struct {
-				Schema struct{ Properties struct{ Status *schema } } `yaml:"openAPIV3Schema"`
+// TestObjectsHaveSchemas checks that the schemas of FaredNodeState and FaredDrain have the fields that fared-kube writes
+// and reads, and no others: the API server drops unknown ones.
+func TestObjectsHaveSchemas(t *testing.T) {
+	for file, want := range map[string][]string{
+		"farednodestate": prefixed("status", append(fields(reflect.TypeFor[nodestate.State](), ""), "written")),
+		"fareddrain": slices.Concat(prefixed("spec", fields(reflect.TypeFor[kube.FaredDrainSpec](), "")),
+			prefixed("status", fields(reflect.TypeFor[kube.FaredDrainStatus](), ""))),
+	} {
+		var crd struct {
+			Versions []struct {
+				Schema struct {
+					Schema schema `yaml:"openAPIV3Schema"`
+				}
 			}
 		}
+		if err := yaml.Unmarshal([]byte(read(t, "fared/files/"+file+".yaml")), &crd); err != nil {
+			t.Fatal(err)
+		}
+		got := crd.Versions[0].Schema.Schema.all("")
+		slices.Sort(want)
+		if slices.Sort(got); !slices.Equal(got, want) {
+			t.Errorf("the schema of %s has\n%v\nand the program\n%v", file, got, want)
+		}
 	}
-	if err := yaml.Unmarshal([]byte(read(t, "fared/files/farednodestate.yaml")), &crd); err != nil {
-		t.Fatal(err)
+}
+
+// prefixed returns a field and the paths below it.
+func prefixed(field string, paths []string) []string {
+	all := []string{field}
+	for _, path := range paths {
+		all = append(all, field+"."+path)
 	}
-	want := append(fields(reflect.TypeFor[nodestate.State](), ""), "written")
-	got := crd.Versions[0].Schema.Schema.Properties.Status.all("")
-	slices.Sort(want)
-	if slices.Sort(got); !slices.Equal(got, want) {
-		t.Errorf("the schema has\n%v\nand the state\n%v", got, want)
-	}
+	return all
 }
 
 // fields returns the paths of a type's JSON.
@@ -111,7 +126,7 @@ func fields(of reflect.Type, path string) (all []string) {
 	if of.Kind() == reflect.Slice {
 		of = of.Elem()
 	}
-	if of.Kind() != reflect.Struct {
+	if of.Kind() != reflect.Struct { // a time is a pointer to one
 		return nil
 	}
 	for i := range of.NumField() {

@@ -108,7 +108,7 @@ func checkPrivileges(t *testing.T, set string, c corev1.Container) {
 		agent = append(agent, "SYS_ADMIN")
 	}
 	want := map[string][]string{"setup": {"CHOWN", "DAC_OVERRIDE"}, "dataplane": agent, "run": nil, "nri": {"SYS_ADMIN"}}[c.Name]
-	root := c.Name != "run" && c.Name != "report" // with NVSentinel, whose socket is root's, kube is, too
+	root := c.Name != "run" && c.Name != "report" && c.Name != "kube"
 	if set == "unnumbered" && c.Name == "run" {
 		root, want = true, []string{"NET_RAW"}
 	}
@@ -148,6 +148,9 @@ func TestCommandLines(t *testing.T) {
 		}
 		for _, c := range containers {
 			lines := [][]string{slices.Concat(c.Command, c.Args)}
+			if c.Lifecycle != nil {
+				lines = append(lines, c.Lifecycle.PreStop.Exec.Command)
+			}
 			for _, p := range []*corev1.Probe{c.LivenessProbe, c.ReadinessProbe} {
 				if p != nil && p.Exec != nil {
 					lines = append(lines, p.Exec.Command)

@@ -73,3 +73,10 @@ common.yaml: {{ include "fared.text" . | quote }}
 {{ $node }}.yaml: {{ include "fared.text" $own | quote }}
 {{- end }}
 {{- end }}
+
+{{- /* The hook of a daemon's container: it outlives the drains of a node that shuts down. */ -}}
+{{- define "fared.hold" -}}
+lifecycle:
+  preStop:
+    exec: {command: [/usr/bin/fared-kube, hold, --file=/run/fared-kube/leaving, --limit={{ sub (.Values.terminationGracePeriodSeconds | int64) 5 }}s]}
+{{- end }}

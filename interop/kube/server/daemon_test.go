@@ -3,6 +3,8 @@ package server
 import (
 	"context"
 	"fmt"
+	"slices"
+	"strings"
 	"sync"
 
 	"google.golang.org/grpc"
@@ -18,7 +20,8 @@ import (
 type daemon struct {
 	mu      sync.Mutex // guards the fields below
 	down    map[string]bool
-	changed chan struct{} // closed by a change
+	drained []*farev1.DrainStatus // planes
+	changed chan struct{}         // closed by a change
 }
 
 func newDaemon() *daemon { return &daemon{changed: make(chan struct{})} }
@@ -31,21 +34,49 @@ func (d *daemon) set(down ...string) {
 	for _, device := range down {
 		d.down[device] = true
 	}
+	d.touch()
+}
+
+func (d *daemon) touch() {
 	close(d.changed)
 	d.changed = make(chan struct{})
 }
 
+// drains returns the reasons of drains by their planes, in one line.
+func (d *daemon) drains() string {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	var all []string
+	for _, x := range d.drained {
+		all = append(all, x.GetTarget().GetPlane()+" "+x.GetReason())
+	}
+	slices.Sort(all)
+	return strings.Join(all, ", ")
+}
+
 // Invoke implements grpc.ClientConnInterface.
-func (d *daemon) Invoke(_ context.Context, method string, _, out any, _ ...grpc.CallOption) error {
+func (d *daemon) Invoke(_ context.Context, method string, in, out any, _ ...grpc.CallOption) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	switch method {
 	case farev1.FabricService_GetStatus_FullMethodName:
 		proto.Merge(out.(proto.Message), &farev1.GetStatusResponse{Version: "0.1.0", Converged: true, SessionsConfigured: 4, SessionsEstablished: uint32(4 - len(d.down)),
-			Loopbacks: []string{"10.255.0.1/32"}, Dataplane: &farev1.DataplaneStatus{Name: "linux", Connected: true}})
+			Loopbacks: []string{"10.255.0.1/32"}, Drains: d.drained, Dataplane: &farev1.DataplaneStatus{Name: "linux", Connected: true}})
 	case farev1.FabricService_ListPlanes_FullMethodName:
 		proto.Merge(out.(proto.Message), &farev1.ListPlanesResponse{Planes: []*farev1.Plane{d.plane("p0"), d.plane("p1")}})
 	case farev1.FabricService_ListSessions_FullMethodName:
+	case farev1.FabricService_Drain_FullMethodName:
+		r := in.(*farev1.DrainRequest)
+		if len(d.drained) == 1 && !r.Force {
+			return status.Error(codes.FailedPrecondition, "no plane would be left")
+		}
+		d.drained = append(d.drained, &farev1.DrainStatus{Target: r.Target, Reason: r.Reason, Stage: "drained"})
+		proto.Merge(out.(proto.Message), &farev1.DrainResponse{Target: r.Target})
+		d.touch()
+	case farev1.FabricService_Undrain_FullMethodName:
+		r := in.(*farev1.UndrainRequest)
+		d.drained = slices.DeleteFunc(d.drained, func(x *farev1.DrainStatus) bool { return proto.Equal(x.Target, r.Target) })
+		d.touch()
 	default:
 		return status.Error(codes.Unimplemented, method)
 	}

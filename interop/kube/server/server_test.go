@@ -33,6 +33,7 @@ const (
 	states    = "/apis/fared.io/v1alpha1/farednodestates"
 	crds      = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 	bindings  = "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicybindings"
+	drains    = "/apis/fared.io/v1alpha1/fareddrains"
 	rules     = "/apis/resource.k8s.io/v1/devicetaintrules"
 )
 
@@ -176,7 +177,7 @@ func (c *cluster) pod(node string) {
 // run runs an agent of a node until the test ends.
 func (c *cluster) run(node string, d *daemon, running *sync.WaitGroup, ctx context.Context, taints string) {
 	a := kube.New(kube.Options{Node: node, Version: "0.1.0", Daemon: d, API: apiserver.New(c.base, c.account), UnusableBelow: 50, Labels: taints != "",
-		Taints: taints, TaintEffect: "NoExecute", Log: slog.New(slog.NewTextHandler(&c.log, nil)), Sys: c.account})
+		Drains: taints != "", DrainCordoned: taints != "", Taints: taints, TaintEffect: "NoExecute", Log: slog.New(slog.NewTextHandler(&c.log, nil)), Sys: c.account})
 	running.Go(func() { a.Run(ctx) })
 }
 
@@ -291,8 +292,79 @@ func (c *cluster) keepsToNode() {
 	}
 }
 
+// drain creates a FaredDrain.
+func (c *cluster) drain(name string, spec object) error {
+	body, _ := json.Marshal(object{"apiVersion": "fared.io/v1alpha1", "kind": "FaredDrain", "metadata": object{"name": name}, "spec": spec})
+	return c.admin.Do(context.Background(), http.MethodPost, drains+"?fieldValidation=Strict", "application/json", body, nil)
+}
+
+// drainedBy waits until the daemon has drains with these reasons, and FaredDrains this table: names, nodes, targets,
+// states and owners.
+func (c *cluster) drainedBy(d *daemon, reasons, table string) {
+	c.t.Helper()
+	eventually(c.t, func() error {
+		_, rows := c.table(drains)
+		var shown []string
+		for _, row := range rows {
+			shown = append(shown, strings.ReplaceAll(fmt.Sprint(row[:5]), `"`, ""))
+		}
+		if got := strings.Join(shown, " "); got != table || d.drains() != reasons {
+			return fmt.Errorf("drains\n%s\nshown as\n%s\nwant\n%s\nand\n%s", d.drains(), got, reasons, table)
+		}
+		return nil
+	}, c.log.String)
+}
+
+// drains drains by objects and by a cordon; other nodes' objects and wrong ones have no effect.
+func (c *cluster) drains(d *daemon) {
+	c.t.Helper()
+	for name, spec := range map[string]object{
+		"no-node": {"targets": []string{"all"}}, "no-target": {"node": "gpu-a", "targets": []string{}}, "wrong": {"node": "gpu-a", "targets": []string{"p2"}},
+		"time": {"node": "gpu-a", "targets": []string{"all"}, "until": "tomorrow"}, "unknown": {"node": "gpu-a", "targets": []string{"all"}, "who": "ada"},
+	} {
+		if err := c.drain(name, spec); !apiserver.Is(err, http.StatusUnprocessableEntity) && !apiserver.Is(err, http.StatusBadRequest) {
+			c.t.Errorf("%s: %v", name, err)
+		}
+	}
+	for name, spec := range map[string]object{
+		"optics": {"node": "gpu-a", "targets": []string{"plane/p0"}, "owner": "ada", "reason": "new optics"}, "other": {"node": "gpu-b", "targets": []string{"plane/p1"}},
+		"past": {"node": "gpu-a", "targets": []string{"plane/p1"}, "until": "2026-01-01T00:00:00Z"},
+	} {
+		if err := c.drain(name, spec); err != nil {
+			c.t.Fatal(err)
+		}
+	}
+	const mine, rest = "p0 FaredDrain optics: ada: new optics", " [other gpu-b [plane/p1] <nil> <nil>] [past gpu-a [plane/p1] Ended <nil>]"
+	c.drainedBy(d, mine, "[optics gpu-a [plane/p0] Drained ada]"+rest)
+	node := func(on bool) {
+		c.must(http.MethodPatch, "/api/v1/nodes/gpu-a", []object{{"op": "add", "path": "/spec/unschedulable", "value": on}}, nil)
+	}
+	node(true)
+	eventually(c.t, func() error {
+		var state struct {
+			Status struct {
+				Drains []struct{ Target, Error string }
+			}
+		}
+		c.must(http.MethodGet, states+"/gpu-a", nil, &state)
+		if got := fmt.Sprint(state.Status.Drains); got != "[{plane/p0 } {plane/p1 no plane would be left}]" {
+			return errors.New(got)
+		}
+		return nil
+	}, c.log.String)
+	node(false)
+	c.must(http.MethodPatch, drains+"/optics", []object{{"op": "add", "path": "/spec/targets", "value": []string{"all"}}, {"op": "add", "path": "/spec/force", "value": true}}, nil)
+	c.drainedBy(d, mine+", p1"+strings.TrimPrefix(mine, "p0"), "[optics gpu-a [all] Drained ada]"+rest)
+	own, patch := apiserver.New(c.base, c.account), []byte(`[{"op":"add","path":"/status","value":{"state":"Drained"}}]`)
+	if err := own.Do(context.Background(), http.MethodPatch, drains+"/other/status", apiserver.JSON, patch, nil); err == nil || !strings.Contains(err.Error(), "of its node alone: gpu-a") {
+		c.t.Errorf("the status of a drain of gpu-b: %v", err)
+	}
+	c.must(http.MethodDelete, drains+"/optics", nil, nil)
+	c.drainedBy(d, "", strings.TrimPrefix(rest, " "))
+}
+
 // TestServer runs the agent with the rights of the chart against a real API server: cut cables, the table, wrong
-// values, another manager of the condition, an expired token, an older CRD.
+// values, another manager of the condition, an expired token, drains, an older CRD.
 func TestServer(t *testing.T) {
 	c := newCluster(t)
 	c.node("gpu-a")
@@ -344,6 +416,7 @@ func TestServer(t *testing.T) {
 		c.shows("gpu-a", "2/2 2 PlanesDegraded=False,AllPlanesUp "+enough+" of gpu-a")
 	})
 	c.keepsToNode()
+	t.Run("drains", func(t *testing.T) { c.drains(d) })
 	t.Run("older CRD", func(t *testing.T) {
 		c.must(http.MethodPatch, crds+"/farednodestates.fared.io", []object{
 			{"op": "remove", "path": "/spec/versions/0/schema/openAPIV3Schema/properties/status/properties/summary"},
