@@ -86,8 +86,8 @@ func TestSchemaHasAllKeys(t *testing.T) {
 	}
 }
 
-// TestObjectsHaveSchemas checks that the schemas of FaredNodeState and FaredDrain have the fields that fared-kube writes
-// and reads, and no others: the API server drops unknown ones.
+// TestObjectsHaveSchemas checks that the schemas of FaredNodeState and FaredDrain have the fields that fared-kube
+// writes and reads, and no others: the API server drops unknown ones.
 func TestObjectsHaveSchemas(t *testing.T) {
 	for file, want := range map[string][]string{
 		"farednodestate": prefixed("status", append(fields(reflect.TypeFor[nodestate.State](), ""), "written")),

@@ -36,8 +36,8 @@ type Options struct {
 	// UnusableBelow is the share of planes, in percent, below which the node has the condition PlanesUnusable.
 	UnusableBelow int
 	Labels        bool
-	// Drains makes the drains of the node's annotations and FaredDrains, DrainCordoned those of a cordoned node's planes.
-	// Daemon needs the right to operate.
+	// Drains makes the drains of the node's annotations and FaredDrains, DrainCordoned those of a cordoned node's
+	// planes. Daemon needs the right to operate.
 	Drains, DrainCordoned bool
 	// AtShutdown is the file that exists from the node's shutdown until its planes are drained; empty disables that.
 	AtShutdown string
@@ -55,7 +55,9 @@ type Options struct {
 // Agent shows the planes of one node.
 type Agent struct {
 	Options
-	uid    atomic.Pointer[string] // of the Node
+	uid          atomic.Pointer[string] // of the Node
+	observations atomic.Uint64
+
 	taints tainter
 	api    *sink
 	health *sink
@@ -137,6 +139,7 @@ func (a *Agent) loop(ctx context.Context) {
 			return
 		case o := <-a.observed:
 			silent.Reset(silence)
+			a.observations.Add(1)
 			a.last = &o
 			a.publish()
 		case a.outcome = <-a.outcomes:

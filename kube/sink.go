@@ -21,8 +21,10 @@ type sink struct {
 	now   func() time.Time
 	wake  chan struct{}
 
-	mu    sync.Mutex // guards pacer
-	pacer *pacer.Pacer
+	mu      sync.Mutex // guards the fields below
+	pacer   *pacer.Pacer
+	results [pacer.Failed + 1]uint64
+	success time.Time // the last one
 }
 
 func newSink(name string, log *slog.Logger, now func() time.Time, write func(ctx context.Context, key, body string) error) *sink {
@@ -67,9 +69,18 @@ func (s *sink) run(ctx context.Context) {
 			return
 		}
 		s.report(failed, key, err)
-		s.mu.Lock()
-		s.pacer.Done(s.now(), result(err), apiserver.Wait(err, pacer.RetryLast))
-		s.mu.Unlock()
+		s.done(err)
+	}
+}
+
+// done records the end of a write.
+func (s *sink) done(err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	now, r := s.now(), result(err)
+	s.pacer.Done(now, r, apiserver.Wait(err, pacer.RetryLast))
+	if s.results[r]++; r == pacer.Written {
+		s.success = now
 	}
 }
 

@@ -308,7 +308,7 @@ func (f *fakeAPI) nodeEvents(kind string) []object {
 		"spec": object{"unschedulable": f.cordoned}, "status": object{"conditions": conditions}}}}
 }
 
-// drainEvents returns a function for the events of FaredDrains: those present, and the deleted ones since its last call.
+// drainEvents returns a function for the events of FaredDrains: those present, and those deleted since its last call.
 func (f *fakeAPI) drainEvents() func(kind string) []object {
 	last := map[string]object{}
 	return func(kind string) (all []object) {

@@ -18,6 +18,7 @@ import (
 	"github.com/fared/fared/internal/metric"
 	"github.com/fared/fared/internal/testkit/gate"
 	"github.com/fared/fared/internal/testkit/netnstest"
+	"github.com/fared/fared/kube"
 )
 
 const (
@@ -57,7 +58,7 @@ func rules(t *testing.T) (out []rule) {
 // series returns the names of all exported time series.
 func series() map[string]bool {
 	out := map[string]bool{}
-	for _, m := range slices.Concat(daemon.Metrics(), agent.Metrics(), worker.Metrics()) {
+	for _, m := range slices.Concat(daemon.Metrics(), agent.Metrics(), worker.Metrics(), kube.Metrics()) {
 		if m.Type != metric.Histogram {
 			out[m.Name] = true
 			continue

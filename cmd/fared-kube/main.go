@@ -37,9 +37,9 @@ func newRoot(e *cli.Env) *cobra.Command {
 
 // options are the flags of run.
 type options struct {
-	node, sentinel, taints, effect, shutdown string
-	unusable                                 int
-	labels, drains, cordoned                 bool
+	node, sentinel, taints, effect, shutdown, metrics string
+	unusable                                          int
+	labels, drains, cordoned                          bool
 }
 
 func runCommand(e *cli.Env) *cobra.Command {
@@ -67,6 +67,7 @@ written at once, other changes at most every 10 s; 0.1 writes a second are never
 	f.StringVar(&o.taints, "taints", "", "DRA driver whose devices are tainted while their rail has no plane")
 	f.StringVar(&o.effect, "taint-effect", "NoSchedule", "effect of taints: NoSchedule, NoExecute or None")
 	f.StringVar(&o.sentinel, "nvsentinel", "", "socket of NVSentinel's platform connector, which gets health events")
+	f.StringVar(&o.metrics, "metrics-listen", "", "serve Prometheus at host:port/metrics")
 	return c
 }
 
@@ -125,6 +126,12 @@ func (o *options) run(c *cobra.Command, e *cli.Env) error {
 		}
 		defer options.Sentinel.Close()
 	}
-	kube.New(options).Run(c.Context())
+	agent := kube.New(options)
+	if o.metrics != "" {
+		if err := agent.ServeMetrics(o.metrics); err != nil {
+			return fmt.Errorf("--metrics-listen: %w", err)
+		}
+	}
+	agent.Run(c.Context())
 	return nil
 }

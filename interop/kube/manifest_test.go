@@ -238,7 +238,7 @@ func TestMonitoring(t *testing.T) {
 		jobs[*e.Port] = *e.RelabelConfigs[0].Replacement
 	}
 	for _, c := range find[*appsv1.DaemonSet](all, "fared").Spec.Template.Spec.Containers {
-		want := map[string]string{"run": "fared", "dataplane": "fared-agent"}[c.Name]
+		want := map[string]string{"run": "fared", "dataplane": "fared-agent", "kube": "fared-kube"}[c.Name]
 		if len(c.Ports) != 1 || jobs[c.Ports[0].Name] != want {
 			t.Errorf("container %s has ports %v, jobs %v", c.Name, c.Ports, jobs)
 		}

@@ -29,7 +29,8 @@ type entry struct {
 	wanted, written Object
 	stale           bool      // written is unknown, or was changed by another program
 	pending         bool      // to be written
-	since           time.Time // since when
+	since           time.Time // since when, or since the last attempt
+	behind          time.Time // since when it differs from the last write; zero if it does not
 	at              time.Time // of the last write; zero before the first
 	retry           time.Time // no attempt before
 	delay           time.Duration
@@ -63,7 +64,24 @@ func (e *entry) mark(now time.Time) {
 	if pending && !e.pending {
 		e.since = now
 	}
+	if pending && e.behind.IsZero() {
+		e.behind = now
+	}
 	e.pending = pending
+}
+
+// Behind returns the number of objects, and of those that are not written as wanted, and since when the first one is
+// not.
+func (p *Pacer) Behind() (objects, behind int, since time.Time) {
+	for _, e := range p.entries {
+		if e.behind.IsZero() {
+			continue
+		}
+		if behind++; since.IsZero() || e.behind.Before(since) {
+			since = e.behind
+		}
+	}
+	return len(p.entries), behind, since
 }
 
 // Refresh makes the objects of the keys, or all if there is none, pending, as minor changes: another program may have
@@ -159,7 +177,7 @@ func (p *Pacer) Done(now time.Time, r Result, wait time.Duration) {
 		e.retry = now.Add(max(e.delay, wait))
 		e.stale = true // the server may have written it all the same
 	} else {
-		e.written, e.at, e.retry, e.delay = p.sent, now, time.Time{}, 0
+		e.written, e.at, e.retry, e.delay, e.behind = p.sent, now, time.Time{}, 0, time.Time{}
 	}
 	e.pending = false // others have waited longer
 	e.mark(now)

@@ -225,3 +225,34 @@ func TestWait(t *testing.T) {
 		t.Errorf("the next attempt is at %v", wake)
 	}
 }
+
+// TestBehind checks since when objects are not written as wanted, over failures and a change during a write.
+func TestBehind(t *testing.T) {
+	begin := time.Unix(1e9, 0)
+	at := func(seconds int) time.Time { return begin.Add(time.Duration(seconds) * time.Second) }
+	p := New(begin)
+	is := func(what string, objects, behind int, since time.Time) {
+		t.Helper()
+		if o, b, s := p.Behind(); o != objects || b != behind || !s.Equal(since) {
+			t.Errorf("%s: %d objects, %d behind since %v, want %d, %d, %v", what, o, b, s, objects, behind, since)
+		}
+	}
+	is("empty", 0, 0, time.Time{})
+	p.Want(at(1), "a", Object{"1", "1"})
+	p.Want(at(2), "b", Object{"1", "1"})
+	is("wanted", 2, 2, at(1))
+	p.Next(at(3))
+	is("under way", 2, 2, at(1))
+	p.Done(at(4), Failed, 0)
+	is("failed", 2, 2, at(1))
+	p.Next(at(5))
+	p.Done(at(5), Written, 0)
+	is("b is written", 2, 1, at(1))
+	p.Next(at(6))
+	p.Want(at(7), "a", Object{"2", "2"})
+	p.Done(at(8), Written, 0)
+	is("a is written, and changed meanwhile", 2, 1, at(8))
+	p.Next(at(9))
+	p.Done(at(9), Written, 0)
+	is("all is written", 2, 0, time.Time{})
+}

@@ -1,5 +1,5 @@
-// Command gen writes the tables of docs/operations/metrics.md from the metrics that daemon, agent and worker declare,
-// the dashboard of Grafana, and the chart's copies of dashboard and rules.
+// Command gen writes the tables of docs/operations/metrics.md from the metrics that the programs declare, the
+// dashboard of Grafana, and the chart's copies of dashboard and rules.
 package main
 
 import (
@@ -14,6 +14,7 @@ import (
 	"github.com/fared/fared/dataplane/agent"
 	"github.com/fared/fared/fleet/worker"
 	"github.com/fared/fared/internal/metric"
+	"github.com/fared/fared/kube"
 )
 
 const (
@@ -56,7 +57,7 @@ func generate(root string) (map[string]string, error) {
 	for _, part := range []struct {
 		program string
 		metrics []*metric.Metric
-	}{{"daemon", daemon.Metrics()}, {"agent", agent.Metrics()}, {"worker", worker.Metrics()}} {
+	}{{"daemon", daemon.Metrics()}, {"agent", agent.Metrics()}, {"worker", worker.Metrics()}, {"program fared-kube", kube.Metrics()}} {
 		if text, err = replaceBlock(text, part.program, table(part.metrics)); err != nil {
 			return nil, fmt.Errorf("%s: %w", page, err)
 		}

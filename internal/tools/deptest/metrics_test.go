@@ -15,7 +15,7 @@ func TestDocumentedMetrics(t *testing.T) {
 	const root = "../../.."
 	quoted, written := regexp.MustCompile(`"(fared_[a-z_]+)"`), regexp.MustCompile(`\bfared_[a-z_]*[a-z]\b`)
 	exported := map[string]bool{}
-	for _, pattern := range []string{"daemon/internal/status/*.go", "dataplane/agent/*.go", "fleet/worker/*.go"} {
+	for _, pattern := range []string{"daemon/internal/status/*.go", "dataplane/agent/*.go", "fleet/worker/*.go", "kube/*.go"} {
 		for _, file := range files(t, filepath.Join(root, pattern)) {
 			if strings.HasSuffix(file, "_test.go") {
 				continue
