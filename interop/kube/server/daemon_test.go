@@ -21,7 +21,9 @@ type daemon struct {
 	mu      sync.Mutex // guards the fields below
 	down    map[string]bool
 	drained []*farev1.DrainStatus // planes
-	changed chan struct{}         // closed by a change
+	// reads and changes count the calls for the status, and those that drain or undrain.
+	reads, changes int
+	changed        chan struct{} // closed by a change
 }
 
 func newDaemon() *daemon { return &daemon{changed: make(chan struct{})} }
@@ -42,6 +44,13 @@ func (d *daemon) touch() {
 	d.changed = make(chan struct{})
 }
 
+// calls returns the numbers of calls.
+func (d *daemon) calls() (reads, changes int) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.reads, d.changes
+}
+
 // drains returns the reasons of drains by their planes, in one line.
 func (d *daemon) drains() string {
 	d.mu.Lock()
@@ -60,12 +69,14 @@ func (d *daemon) Invoke(_ context.Context, method string, in, out any, _ ...grpc
 	defer d.mu.Unlock()
 	switch method {
 	case farev1.FabricService_GetStatus_FullMethodName:
+		d.reads++
 		proto.Merge(out.(proto.Message), &farev1.GetStatusResponse{Version: "0.1.0", Converged: true, SessionsConfigured: 4, SessionsEstablished: uint32(4 - len(d.down)),
 			Loopbacks: []string{"10.255.0.1/32"}, Drains: d.drained, Dataplane: &farev1.DataplaneStatus{Name: "linux", Connected: true}})
 	case farev1.FabricService_ListPlanes_FullMethodName:
 		proto.Merge(out.(proto.Message), &farev1.ListPlanesResponse{Planes: []*farev1.Plane{d.plane("p0"), d.plane("p1")}})
 	case farev1.FabricService_ListSessions_FullMethodName:
 	case farev1.FabricService_Drain_FullMethodName:
+		d.changes++
 		r := in.(*farev1.DrainRequest)
 		if len(d.drained) == 1 && !r.Force {
 			return status.Error(codes.FailedPrecondition, "no plane would be left")
@@ -74,6 +85,7 @@ func (d *daemon) Invoke(_ context.Context, method string, in, out any, _ ...grpc
 		proto.Merge(out.(proto.Message), &farev1.DrainResponse{Target: r.Target})
 		d.touch()
 	case farev1.FabricService_Undrain_FullMethodName:
+		d.changes++
 		r := in.(*farev1.UndrainRequest)
 		d.drained = slices.DeleteFunc(d.drained, func(x *farev1.DrainStatus) bool { return proto.Equal(x.Target, r.Target) })
 		d.touch()

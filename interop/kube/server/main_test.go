@@ -92,52 +92,80 @@ func freePort(t *testing.T) string {
 	return port
 }
 
-// start starts an API server until the test ends, and returns an administrator's client of it.
-func start(t *testing.T) (admin *apiserver.Client, base, dir string) {
+// process is an API server with the files of a directory, which outlive it.
+type process struct {
+	t               *testing.T
+	dir, port, base string
+	admin           *apiserver.Client
+	run             *exec.Cmd
+	ended           chan struct{}
+}
+
+// start starts an API server until the test ends, with an administrator's client of it.
+func start(t *testing.T) *process {
 	t.Helper()
-	dir = credentials(t)
 	port := freePort(t)
-	server := exec.Command(os.Args[0])
-	server.Env = append(os.Environ(), serverVariable+"="+dir, serverVariable+"_PORT="+port)
-	log, err := os.Create(filepath.Join(dir, "log"))
+	p := &process{t: t, dir: credentials(t), port: port, base: "https://127.0.0.1:" + port}
+	t.Cleanup(func() { p.kill() })
+	p.launch()
+	eventually(t, func() error {
+		certificate, err := os.ReadFile(filepath.Join(p.dir, "apiserver.crt"))
+		if err != nil {
+			return err
+		}
+		return os.WriteFile(filepath.Join(p.dir, "ca.crt"), certificate, 0o600)
+	}, p.log)
+	p.admin = apiserver.New(p.base, p.dir)
+	p.admin.Timeout = time.Minute
+	p.ready()
+	return p
+}
+
+// launch starts the server's process.
+func (p *process) launch() {
+	p.t.Helper()
+	p.run, p.ended = exec.Command(os.Args[0]), make(chan struct{})
+	p.run.Env, p.run.Dir = append(os.Environ(), serverVariable+"="+p.dir, serverVariable+"_PORT="+p.port), p.dir
+	log, err := os.OpenFile(filepath.Join(p.dir, "log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
 	if err != nil {
-		t.Fatal(err)
+		p.t.Fatal(err)
 	}
-	server.Stdout, server.Stderr = log, log
-	server.Dir = dir
-	if err := server.Start(); err != nil {
-		t.Fatal(err)
+	defer log.Close()
+	p.run.Stdout, p.run.Stderr = log, log
+	if err := p.run.Start(); err != nil {
+		p.t.Fatal(err)
 	}
-	ended := make(chan struct{})
+	run, ended := p.run, p.ended
 	go func() {
 		defer close(ended)
-		_ = server.Wait()
+		_ = run.Wait()
 	}()
-	t.Cleanup(func() {
-		_ = server.Process.Kill()
-		<-ended
-	})
-	base = "https://127.0.0.1:" + port
-	logged := func() string {
-		text, _ := os.ReadFile(log.Name())
-		return string(text)
+}
+
+// kill ends the process.
+func (p *process) kill() {
+	if p.run != nil {
+		_ = p.run.Process.Kill()
+		<-p.ended
 	}
-	eventually(t, func() error {
+}
+
+func (p *process) log() string {
+	text, _ := os.ReadFile(filepath.Join(p.dir, "log"))
+	return string(text)
+}
+
+// ready waits until the server answers.
+func (p *process) ready() {
+	p.t.Helper()
+	eventually(p.t, func() error {
 		select {
-		case <-ended:
-			t.Fatalf("the API server has ended:\n%s", logged())
+		case <-p.ended:
+			p.t.Fatalf("the API server has ended:\n%s", p.log())
 		default:
 		}
-		if certificate, err := os.ReadFile(filepath.Join(dir, "apiserver.crt")); err != nil {
-			return err
-		} else if err := os.WriteFile(filepath.Join(dir, "ca.crt"), certificate, 0o600); err != nil {
-			return err
-		}
-		admin = apiserver.New(base, dir)
-		admin.Timeout = time.Minute
-		return admin.Do(context.Background(), http.MethodGet, "/api/v1/namespaces/kube-system", "", nil, nil)
-	}, logged)
-	return admin, base, dir
+		return p.admin.Do(context.Background(), http.MethodGet, "/api/v1/namespaces/kube-system", "", nil, nil)
+	}, p.log)
 }
 
 // eventually waits until a check succeeds, at most three minutes.

@@ -15,6 +15,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"helm.sh/helm/v3/pkg/chart/loader"
 	"helm.sh/helm/v3/pkg/chartutil"
@@ -52,12 +53,10 @@ var paths = map[string]string{
 
 // cluster is a real API server with the chart's objects.
 type cluster struct {
-	t         *testing.T
-	admin     *apiserver.Client
-	base, dir string
+	*process
 	// account has the credentials of the chart's service account.
 	account string
-	log     testlog.Log // of agents
+	agents  testlog.Log // their log
 }
 
 // render returns the manifests of the set of values with all options of fared-kube, by file.
@@ -92,8 +91,7 @@ func render(t *testing.T) map[string]string {
 // newCluster starts an API server, and applies the manifests of a set of values.
 func newCluster(t *testing.T) *cluster {
 	t.Helper()
-	c := &cluster{t: t, account: t.TempDir()}
-	c.admin, c.base, c.dir = start(t)
+	c := &cluster{process: start(t), account: t.TempDir()}
 	c.must(http.MethodPost, "/api/v1/namespaces", object{"metadata": object{"name": namespace}}, nil)
 	for name, file := range render(t) {
 		if strings.HasSuffix(name, ".yaml") {
@@ -177,7 +175,7 @@ func (c *cluster) pod(node string) {
 // run runs an agent of a node until the test ends.
 func (c *cluster) run(node string, d *daemon, running *sync.WaitGroup, ctx context.Context, taints string) {
 	a := kube.New(kube.Options{Node: node, Version: "0.1.0", Daemon: d, API: apiserver.New(c.base, c.account), UnusableBelow: 50, Labels: taints != "",
-		Drains: taints != "", DrainCordoned: taints != "", Taints: taints, TaintEffect: "NoExecute", Log: slog.New(slog.NewTextHandler(&c.log, nil)), Sys: c.account})
+		Drains: taints != "", DrainCordoned: taints != "", Taints: taints, TaintEffect: "NoExecute", Log: slog.New(slog.NewTextHandler(&c.agents, nil)), Sys: c.account})
 	running.Go(func() { a.Run(ctx) })
 }
 
@@ -229,7 +227,7 @@ func (c *cluster) shows(name, want string) {
 			return fmt.Errorf("shown is\n%s, want\n%s", got, want)
 		}
 		return nil
-	}, c.log.String)
+	}, c.agents.String)
 }
 
 // table returns the rows of `kubectl get`.
@@ -312,7 +310,7 @@ func (c *cluster) drainedBy(d *daemon, reasons, table string) {
 			return fmt.Errorf("drains\n%s\nshown as\n%s\nwant\n%s\nand\n%s", d.drains(), got, reasons, table)
 		}
 		return nil
-	}, c.log.String)
+	}, c.agents.String)
 }
 
 // drains drains by objects and by a cordon; other nodes' objects and wrong ones have no effect.
@@ -351,7 +349,7 @@ func (c *cluster) drains(d *daemon) {
 			return errors.New(got)
 		}
 		return nil
-	}, c.log.String)
+	}, c.agents.String)
 	node(false)
 	c.must(http.MethodPatch, drains+"/optics", []object{{"op": "add", "path": "/spec/targets", "value": []string{"all"}}, {"op": "add", "path": "/spec/force", "value": true}}, nil)
 	c.drainedBy(d, mine+", p1"+strings.TrimPrefix(mine, "p0"), "[optics gpu-a [all] Drained ada]"+rest)
@@ -361,6 +359,54 @@ func (c *cluster) drains(d *daemon) {
 	}
 	c.must(http.MethodDelete, drains+"/optics", nil, nil)
 	c.drainedBy(d, "", strings.TrimPrefix(rest, " "))
+}
+
+// TestAway kills the API server while cables and drains change: meanwhile the daemon is read on, and its drains last;
+// afterward the last state is shown and a drain that was deleted at once has ended. FARED_KUBE_AWAY is the time in
+// seconds.
+func TestAway(t *testing.T) {
+	c := newCluster(t)
+	c.node("gpu-a")
+	c.pod("gpu-a")
+	d := newDaemon()
+	ctx, cancel := context.WithCancel(context.Background())
+	var running sync.WaitGroup
+	defer running.Wait()
+	defer cancel()
+	c.run("gpu-a", d, &running, ctx, "dra.net")
+	if err := c.drain("optics", object{"node": "gpu-a", "targets": []string{"plane/p0"}}); err != nil {
+		t.Fatal(err)
+	}
+	const drained, shown = "p0 FaredDrain optics", "[optics gpu-a [plane/p0] Drained <nil>]"
+	c.drainedBy(d, drained, shown)
+	for i, away := range []int{1, setting(t, "FARED_KUBE_AWAY", 15)} {
+		before, _ := d.calls()
+		c.kill()
+		end := time.Now().Add(time.Duration(away) * time.Second)
+		for flap := 0; time.Now().Before(end); flap++ {
+			d.set([]string{"p1.0", "p1.1"}[:1+flap%2]...)
+			time.Sleep(time.Second)
+		}
+		last := []string{"p0.0", "p1.0", "p1.1"}[i : i+2]
+		d.set(last...)
+		reads, changes := d.calls()
+		if eventually(t, func() error { // also the last one
+			if now, _ := d.calls(); now <= reads {
+				return errors.New("the daemon is not read")
+			}
+			return nil
+		}, c.agents.String); changes != 1 || d.drains() != drained {
+			t.Errorf("meanwhile %d changes of drains: %s; %d reads", changes, d.drains(), reads-before)
+		}
+		c.launch()
+		c.ready()
+		begin := time.Now()
+		c.shows("gpu-a", []string{"1/2 1 PlanesDegraded=True,CablesDown", "1/2 2 PlanesDegraded=True,PlanesDown"}[i]+" PlanesUnusable=False,EnoughPlanes of gpu-a")
+		c.drainedBy(d, drained, shown)
+		t.Logf("away for %d s, %d reads of the daemon meanwhile, shown after %v", away, reads-before, time.Since(begin).Round(time.Millisecond))
+	}
+	c.must(http.MethodDelete, drains+"/optics", nil, nil)
+	c.drainedBy(d, "", "")
 }
 
 // TestServer runs the agent with the rights of the chart against a real API server: cut cables, the table, wrong
@@ -407,11 +453,11 @@ func TestServer(t *testing.T) {
 		c.write("token", "expired")
 		d.set()
 		eventually(t, func() error {
-			if !strings.Contains(c.log.String(), "401 Unauthorized") {
+			if !strings.Contains(c.agents.String(), "401 Unauthorized") {
 				return errors.New("no attempt has failed")
 			}
 			return nil
-		}, c.log.String)
+		}, c.agents.String)
 		c.write("token", string(token))
 		c.shows("gpu-a", "2/2 2 PlanesDegraded=False,AllPlanesUp "+enough+" of gpu-a")
 	})
