@@ -18,6 +18,10 @@ const (
 
 	retryFirst = time.Second // after the first failed attempt
 	RetryLast  = 5 * time.Second
+
+	// ease is the wait after a write, in its durations: a server that is busy with the writes of many nodes, as when
+	// their leaf flaps, has at most a fifth of the nodes at a time, and answers before they give up.
+	ease = 4
 )
 
 // Object is a text to write. A change of Urgent is written at once, another change of Body when it is convenient.
@@ -43,6 +47,8 @@ type Pacer struct {
 	counted time.Time     // when credit was last counted
 	flying  *entry
 	sent    Object
+	begun   time.Time // the last write
+	quiet   time.Time // no write before
 }
 
 // New returns a pacer without objects, with all tokens.
@@ -122,7 +128,7 @@ func (p *Pacer) Next(now time.Time) (key string, o Object, wake time.Time, ok bo
 		return "", Object{}, wake, false
 	}
 	p.credit -= Refill
-	p.flying, p.sent, best.stale, best.pending = best, best.wanted, false, false
+	p.flying, p.sent, p.begun, best.stale, best.pending = best, best.wanted, now, false, false
 	return best.key, best.wanted, time.Time{}, true
 }
 
@@ -132,7 +138,7 @@ func (p *Pacer) due(e *entry) time.Time {
 	if !e.at.IsZero() && e.wanted.Urgent == e.written.Urgent {
 		at = later(p.when(reserve+1), e.at.Add(Gap))
 	}
-	return later(at, e.retry)
+	return later(later(at, p.quiet), e.retry)
 }
 
 func later(a, b time.Time) time.Time {
@@ -177,6 +183,7 @@ func (p *Pacer) Done(now time.Time, r Result, wait time.Duration) {
 		e.retry = now.Add(max(e.delay, wait))
 		e.stale = true // the server may have written it all the same
 	} else {
+		p.quiet = now.Add(ease * now.Sub(p.begun))
 		e.written, e.at, e.retry, e.delay, e.behind = p.sent, now, time.Time{}, 0, time.Time{}
 	}
 	e.pending = false // others have waited longer

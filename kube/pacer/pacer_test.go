@@ -185,12 +185,13 @@ func TestOneAtATime(t *testing.T) {
 		t.Error("a second write is under way")
 	}
 	p.Done(epoch.Add(time.Second), Written, 0)
+	now := epoch.Add(time.Minute)
 	for _, want := range []string{"b1", "a2"} {
-		key, o, _, ok := p.Next(epoch.Add(time.Second))
+		key, o, _, ok := p.Next(now)
 		if !ok || key+o.Body != want {
 			t.Errorf("%s%s is written, want %s", key, o.Body, want)
 		}
-		p.Done(epoch.Add(time.Second), Written, 0)
+		p.Done(now, Written, 0)
 	}
 }
 
@@ -252,7 +253,24 @@ func TestBehind(t *testing.T) {
 	p.Want(at(7), "a", Object{"2", "2"})
 	p.Done(at(8), Written, 0)
 	is("a is written, and changed meanwhile", 2, 1, at(8))
-	p.Next(at(9))
-	p.Done(at(9), Written, 0)
+	p.Next(at(60))
+	p.Done(at(60), Written, 0)
 	is("all is written", 2, 0, time.Time{})
+}
+
+// TestEase checks that a slow write delays the next one, of whatever object.
+func TestEase(t *testing.T) {
+	begin := time.Unix(1e9, 0)
+	p := New(begin)
+	p.Want(begin, "a", Object{"1", "1"})
+	p.Want(begin, "b", Object{"1", "1"})
+	p.Next(begin)
+	now := begin.Add(2 * time.Second)
+	p.Done(now, Written, 0)
+	if _, _, wake, ok := p.Next(now.Add(8*time.Second - 1)); ok || !wake.Equal(now.Add(8*time.Second)) {
+		t.Errorf("%v, wakes %v after the write", ok, wake.Sub(now))
+	}
+	if key, _, _, ok := p.Next(now.Add(8 * time.Second)); !ok || key != "b" {
+		t.Errorf("%v, %s", ok, key)
+	}
 }

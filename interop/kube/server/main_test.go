@@ -171,7 +171,13 @@ func (p *process) ready() {
 // eventually waits until a check succeeds, at most three minutes.
 func eventually(t *testing.T, check func() error, more func() string) {
 	t.Helper()
-	end := time.Now().Add(3 * time.Minute)
+	within(t, 3*time.Minute, check, more)
+}
+
+// within is eventually with another limit.
+func within(t *testing.T, limit time.Duration, check func() error, more func() string) {
+	t.Helper()
+	end := time.Now().Add(limit)
 	for {
 		err := check()
 		if err == nil {

@@ -56,10 +56,10 @@ func (x *counted) add(kind string, text json.RawMessage) (version string, err er
 	return o.Metadata.ResourceVersion, nil
 }
 
-// all waits until all nodes are shown with these planes.
+// all waits until all nodes are shown with these planes. A server with one processor writes some hundred a second.
 func (x *counted) all(t *testing.T, nodes int, want string) {
 	t.Helper()
-	eventually(t, func() error {
+	within(t, max(3*time.Minute, time.Duration(nodes)*time.Second/2), func() error {
 		x.mu.Lock()
 		defer x.mu.Unlock()
 		n := 0
