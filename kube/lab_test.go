@@ -1,6 +1,7 @@
 package kube
 
 import (
+	"fmt"
 	"strings"
 	"testing"
 	"time"
@@ -11,7 +12,7 @@ import (
 )
 
 // TestLab cuts cables of a server in namespaces, next to a real daemon: half a Y-cable, a leaf, and their return. Each
-// arrives at the API server and at NVSentinel; half a cable taints nothing.
+// arrives at the API server and at NVSentinel; half a cable taints nothing. A cordon drains all planes but the last.
 func TestLab(t *testing.T) {
 	gate.Slow(t, gate.Labs, "a fabric in network namespaces")
 	l := testbed.NewLab(t, "--planes", "4", "--servers", "2")
@@ -23,7 +24,8 @@ func TestLab(t *testing.T) {
 	defer conn.Close()
 	api, server := serveAPI(t)
 	events, calls := serveSentinel(t)
-	start(t, Options{Daemon: conn, API: server, Labels: true, Taints: "dra.net", TaintEffect: "NoSchedule", Sentinel: events})
+	var c clock
+	a := start(t, Options{Daemon: conn, API: server, Labels: true, Drains: true, DrainCordoned: true, Taints: "dra.net", TaintEffect: "NoSchedule", Sentinel: events, Now: c.now})
 	half := ""
 	for line := range strings.Lines(l.Node("server1").IP("-br", "link")) {
 		if device, _, _ := strings.Cut(strings.Fields(line)[0], "@"); device != "lo" {
@@ -52,4 +54,27 @@ func TestLab(t *testing.T) {
 		}
 		t.Logf("%s: shown after %v", step.planes, shown.Round(time.Millisecond))
 	}
+	cordon := func(on bool, want string) {
+		t.Helper()
+		api.do(func() {
+			api.cordoned = on
+			api.touch()
+		})
+		api.shows(t, "the drains", want, func() string {
+			c.nextHour(a)
+			text := ""
+			status, _ := api.state["status"].(map[string]any)
+			drains, _ := status["drains"].([]any)
+			for _, x := range drains {
+				d := x.(map[string]any)
+				refusal, _ := d["error"].(string)
+				text += fmt.Sprint(d["target"], " ", d["stage"], " ", strings.Contains(refusal, "by p3 now"), "; ")
+			}
+			return text
+		})
+	}
+	cordon(true, "plane/p0 drained false; plane/p1 drained false; plane/p2 drained false; plane/p3 <nil> true; ")
+	l.AwaitWeights("server1", "0:0:0:1", 1)
+	cordon(false, "")
+	l.AwaitWeights("server1", "1:1:1:1", 1)
 }
