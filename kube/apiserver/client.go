@@ -1,4 +1,4 @@
-// Package apiserver calls the API server of Kubernetes by plain REST: JSON over HTTP/1.1, with the token of the pod's
+// Package apiserver calls the API server of Kubernetes by plain REST: JSON over HTTP/2, with the token of the pod's
 // service account. Every call has a time limit and is made once; callers repeat failed ones.
 package apiserver
 
@@ -27,6 +27,8 @@ const (
 	timeout = 4 * time.Second
 	// maxAnswer limits an answer and an event of a watch, bytes; a node with its images has some 100 kB.
 	maxAnswer = 8 << 20
+	// handshake limits the start of TLS, for which later calls wait if it takes longer than the first.
+	handshake = 10 * time.Second
 	// ServiceAccount is the directory of the token in a pod.
 	ServiceAccount = "/var/run/secrets/kubernetes.io/serviceaccount"
 )
@@ -182,7 +184,11 @@ func (c *Client) open(ctx context.Context, method, path, contentType string, bod
 	}
 	answer, err := transport.RoundTrip(request)
 	if err != nil {
-		c.disconnect(transport)
+		// A call that ends by its time keeps the connection, or the attempt to connect, for others: thousands of nodes
+		// that begin a handshake again cost a busy server more than their calls.
+		if late := net.Error(nil); !errors.As(err, &late) || !late.Timeout() {
+			c.disconnect(transport)
+		}
 		return nil, fmt.Errorf("%s %s: %w", method, path, err)
 	}
 	if answer.StatusCode >= 300 {
@@ -223,10 +229,11 @@ func (c *Client) connect() (*http.Transport, error) {
 			return nil, fmt.Errorf("%s has no certificate", filepath.Join(c.dir, "ca.crt"))
 		}
 	}
-	// An API server that vanishes is noticed after 9 s; HTTP/1.1 gives a call that is stuck no company.
+	// An API server that vanishes is noticed after 9 s, with HTTP/2 by its pings.
 	dialer := net.Dialer{Timeout: c.Timeout, KeepAliveConfig: net.KeepAliveConfig{Enable: true, Idle: 5 * time.Second, Interval: 2 * time.Second, Count: 2}}
-	c.transport = &http.Transport{DialContext: dialer.DialContext, TLSClientConfig: config, TLSHandshakeTimeout: c.Timeout,
-		ResponseHeaderTimeout: c.Timeout, MaxIdleConnsPerHost: 2, IdleConnTimeout: time.Minute}
+	c.transport = &http.Transport{DialContext: dialer.DialContext, TLSClientConfig: config, TLSHandshakeTimeout: handshake,
+		ResponseHeaderTimeout: c.Timeout, MaxIdleConnsPerHost: 2, IdleConnTimeout: time.Minute,
+		ForceAttemptHTTP2: true, HTTP2: &http.HTTP2Config{SendPingTimeout: 5 * time.Second, PingTimeout: 4 * time.Second}}
 	return c.transport, nil
 }
 

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -118,6 +119,49 @@ func TestHang(t *testing.T) {
 	}
 	if err := c.Do(context.Background(), http.MethodGet, "/x", "", nil, nil); err != nil {
 		t.Error(err)
+	}
+}
+
+// TestBusyServer checks that calls that end by their time, at any step, cost a busy server no further connection.
+func TestBusyServer(t *testing.T) {
+	release, connections := make(chan struct{}), make(chan struct{}, 100)
+	server := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path == "/hang" {
+			select {
+			case <-release:
+			case <-r.Context().Done():
+			}
+		}
+		fmt.Fprint(w, `{}`)
+	}))
+	server.EnableHTTP2 = true
+	server.Config.ConnState = func(_ net.Conn, s http.ConnState) {
+		if s == http.StateNew {
+			connections <- struct{}{}
+		}
+	}
+	server.StartTLS()
+	defer server.Close()
+	defer close(release)
+	dir := t.TempDir()
+	write(t, dir, "token", "first")
+	write(t, dir, "ca.crt", string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: server.Certificate().Raw})))
+	c := New(server.URL, dir)
+	call := func(path string) error {
+		return c.Do(context.Background(), http.MethodGet, path, "", nil, nil)
+	}
+	if err := call("/x"); err != nil {
+		t.Fatal(err)
+	}
+	c.Timeout = 20 * time.Millisecond
+	for range 3 {
+		if err := call("/hang"); err == nil {
+			t.Error("a call that hangs succeeds")
+		}
+	}
+	c.Timeout = time.Minute
+	if err := call("/x"); err != nil || len(connections) != 1 {
+		t.Errorf("%v, %d connections", err, len(connections))
 	}
 }
 
