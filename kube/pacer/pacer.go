@@ -19,9 +19,11 @@ const (
 	retryFirst = time.Second // after the first failed attempt
 	RetryLast  = 5 * time.Second
 
-	// ease is the wait after a write, in its durations: a server that is busy with the writes of many nodes, as when
-	// their leaf flaps, has at most a fifth of the nodes at a time, and answers before they give up.
-	ease = 4
+	// ease is the wait after a write, in durations of the shorter one of the last two: a server that is busy with the
+	// writes of many nodes, as when their leaf flaps, has at most a fifth of the nodes at a time, and answers before
+	// they give up. One slow write, as while a server starts, delays nothing.
+	ease    = 4
+	maxEase = 16 * time.Second
 )
 
 // Object is a text to write. A change of Urgent is written at once, another change of Body when it is convenient.
@@ -48,6 +50,7 @@ type Pacer struct {
 	flying  *entry
 	sent    Object
 	begun   time.Time // the last write
+	took    time.Duration
 	quiet   time.Time // no write before
 }
 
@@ -183,7 +186,8 @@ func (p *Pacer) Done(now time.Time, r Result, wait time.Duration) {
 		e.retry = now.Add(max(e.delay, wait))
 		e.stale = true // the server may have written it all the same
 	} else {
-		p.quiet = now.Add(ease * now.Sub(p.begun))
+		took := now.Sub(p.begun)
+		p.quiet, p.took = now.Add(min(maxEase, ease*min(took, p.took))), took
 		e.written, e.at, e.retry, e.delay, e.behind = p.sent, now, time.Time{}, 0, time.Time{}
 	}
 	e.pending = false // others have waited longer

@@ -229,7 +229,7 @@ func TestWait(t *testing.T) {
 
 // TestBehind checks since when objects are not written as wanted, over failures and a change during a write.
 func TestBehind(t *testing.T) {
-	begin := time.Unix(1e9, 0)
+	begin := epoch
 	at := func(seconds int) time.Time { return begin.Add(time.Duration(seconds) * time.Second) }
 	p := New(begin)
 	is := func(what string, objects, behind int, since time.Time) {
@@ -258,19 +258,26 @@ func TestBehind(t *testing.T) {
 	is("all is written", 2, 0, time.Time{})
 }
 
-// TestEase checks that a slow write delays the next one, of whatever object.
+// TestEase checks that the second of two slow writes delays the next one, of whatever object.
 func TestEase(t *testing.T) {
-	begin := time.Unix(1e9, 0)
-	p := New(begin)
-	p.Want(begin, "a", Object{"1", "1"})
-	p.Want(begin, "b", Object{"1", "1"})
-	p.Next(begin)
-	now := begin.Add(2 * time.Second)
-	p.Done(now, Written, 0)
-	if _, _, wake, ok := p.Next(now.Add(8*time.Second - 1)); ok || !wake.Equal(now.Add(8*time.Second)) {
-		t.Errorf("%v, wakes %v after the write", ok, wake.Sub(now))
-	}
-	if key, _, _, ok := p.Next(now.Add(8 * time.Second)); !ok || key != "b" {
-		t.Errorf("%v, %s", ok, key)
+	for took, want := range map[time.Duration]time.Duration{2 * time.Second: 8 * time.Second, time.Hour: 16 * time.Second} {
+		p := New(epoch)
+		now := epoch
+		for _, key := range []string{"a", "b", "c"} {
+			p.Want(epoch, key, Object{"1", "1"})
+		}
+		for _, want := range []string{"a", "b"} {
+			if key, _, _, ok := p.Next(now); !ok || key != want {
+				t.Errorf("%v, %s, want %s", ok, key, want)
+			}
+			now = now.Add(took)
+			p.Done(now, Written, 0)
+		}
+		if _, _, wake, ok := p.Next(now.Add(want - 1)); ok || !wake.Equal(now.Add(want)) {
+			t.Errorf("%v, wakes %v after the write", ok, wake.Sub(now))
+		}
+		if key, _, _, ok := p.Next(now.Add(want)); !ok || key != "c" {
+			t.Errorf("%v, %s", ok, key)
+		}
 	}
 }
