@@ -39,7 +39,7 @@ const (
 	maxReason = 256
 )
 
-// wishes has what the sources of drains show. A source that is not known yet has neither drains nor ends any.
+// wishes are those of the sources of drains. A source that is not known yet has neither drains nor ends any.
 type wishes struct {
 	node    *node // nil: unknown
 	objects []FaredDrain
@@ -111,13 +111,13 @@ type drainer struct {
 	named map[string]string
 }
 
-// drainReport is what has become of wanted drains.
+// drainReport is the outcome of wanted drains.
 type drainReport struct {
 	refused []nodestate.Drain
 	objects []objectReport
 }
 
-// objectReport is what has become of a FaredDrain.
+// objectReport is the outcome of a FaredDrain.
 type objectReport struct {
 	name, uid string
 	ended     bool

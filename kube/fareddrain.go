@@ -25,7 +25,7 @@ type FaredDrain struct {
 	Spec     FaredDrainSpec             `json:"spec"`
 }
 
-// FaredDrainSpec is what an operator wants.
+// FaredDrainSpec is an operator's wish.
 type FaredDrainSpec struct {
 	Node string `json:"node"`
 	// Targets are those of the annotation: plane/p2, leaf/10.1.0.3, sub-port/eth4, all.
@@ -46,7 +46,7 @@ const (
 	Ended    = "Ended"   // by its time
 )
 
-// FaredDrainStatus is what has become of it.
+// FaredDrainStatus is its outcome.
 type FaredDrainStatus struct {
 	State  string          `json:"state"`
 	Drains []DrainedTarget `json:"drains,omitempty"`

@@ -229,11 +229,12 @@ func (c *Client) connect() (*http.Transport, error) {
 			return nil, fmt.Errorf("%s has no certificate", filepath.Join(c.dir, "ca.crt"))
 		}
 	}
-	// An API server that vanishes is noticed after 9 s, with HTTP/2 by its pings.
+	// An API server that vanishes is noticed after 15 s by the pings of HTTP/2, which one without a free processor
+	// answers late.
 	dialer := net.Dialer{Timeout: c.Timeout, KeepAliveConfig: net.KeepAliveConfig{Enable: true, Idle: 5 * time.Second, Interval: 2 * time.Second, Count: 2}}
 	c.transport = &http.Transport{DialContext: dialer.DialContext, TLSClientConfig: config, TLSHandshakeTimeout: handshake,
 		ResponseHeaderTimeout: c.Timeout, MaxIdleConnsPerHost: 2, IdleConnTimeout: time.Minute,
-		ForceAttemptHTTP2: true, HTTP2: &http.HTTP2Config{SendPingTimeout: 5 * time.Second, PingTimeout: 4 * time.Second}}
+		ForceAttemptHTTP2: true, HTTP2: &http.HTTP2Config{SendPingTimeout: 5 * time.Second, PingTimeout: 10 * time.Second}}
 	return c.transport, nil
 }
 
