@@ -25,7 +25,9 @@ func start(t *testing.T, handler http.HandlerFunc) (*Client, string) {
 	dir := t.TempDir()
 	write(t, dir, "token", "first\n")
 	write(t, dir, "ca.crt", string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: server.Certificate().Raw})))
-	return New(server.URL+"/", dir), dir
+	c := New(server.URL+"/", dir)
+	c.Timeout = time.Minute // the machine may be busy
+	return c, dir
 }
 
 func write(t *testing.T, dir, name, text string) {
