@@ -11,8 +11,8 @@ import (
 	"testing"
 )
 
-// contestant is a program that transfers data between the two namespaces: perftest over a build of the device, or
-// iperf3 over TCP.
+// contestant is a program that transfers data between the two namespaces: perftest over a build of the device, iperf3
+// over TCP, or the least that UDP takes (tests/floor.c).
 type contestant struct {
 	name, library string
 	command       []string
@@ -26,9 +26,10 @@ const goodputBytes = 1 << 30
 
 // speedContestants returns all programs, for each build of the device. FARED_SOFT_BEFORE is the path of another build,
 // which takes turns with this one.
-func speedContestants(library string) (all []contestant) {
-	all = append(all, contestant{name: "iperf3", command: []string{"iperf3", "-J", "-n", strconv.Itoa(goodputBytes)}})
+func speedContestants(library, floor string) (all []contestant) {
 	const size = 65536
+	all = append(all, contestant{name: "iperf3", command: []string{"iperf3", "-J", "-n", strconv.Itoa(goodputBytes)}},
+		contestant{name: "floor", command: []string{floor, "-n", strconv.Itoa(goodputBytes / size)}})
 	for _, operation := range []string{"write", "read", "send"} {
 		for i, path := range []string{library, os.Getenv("FARED_SOFT_BEFORE")} {
 			if path == "" {
@@ -115,7 +116,7 @@ func (c contestant) run(b *testing.B, e *ends) (sample, error) {
 // messages of 64 KiB, and messages of 8 bytes.
 func BenchmarkSpeed(b *testing.B) {
 	e := newEnds(b, "iperf3", "ib_write_bw", "ss", "bash")
-	all := speedContestants(e.library)
+	all := speedContestants(e.library, compile(b, "floor", "plain"))
 	samples := map[string][]sample{}
 	for b.Loop() {
 		for _, c := range all {
