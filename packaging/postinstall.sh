@@ -17,4 +17,4 @@ if [ "$1" = 1 ] || { [ "$1" = configure ] && [ -z "$2" ]; }; then
     systemctl reload NetworkManager.service || echo "fared: reload NetworkManager by hand, it has not read 10-fared.conf" >&2
   fi
 fi
-systemctl try-restart fared-dataplane.service fared.service fared-report.service fared-fleet.service
+systemctl try-restart fared-dataplane.service fared.service fared-report.service
