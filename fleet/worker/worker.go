@@ -279,15 +279,19 @@ func (w *Worker) Follow(_ *fleetv1.FollowRequest, stream grpc.ServerStreamingSer
 	}
 }
 
-// followPeer keeps a stream from another worker open.
+// followPeer keeps a stream from another worker open. A failure is logged once until that worker answers again.
 func (w *Worker) followPeer(ctx context.Context, peer string) {
+	failed := false
 	for ctx.Err() == nil {
 		err := w.followOnce(ctx, peer)
-		w.tally.peers[peer].Store(false)
-		w.endAll(peer)
-		if ctx.Err() == nil {
-			w.Log.Warn("another worker does not answer", "worker", peer, "error", status.Convert(err).Message())
+		if w.tally.peers[peer].Swap(false) {
+			failed = false
 		}
+		w.endAll(peer)
+		if !failed && ctx.Err() == nil {
+			w.Log.Warn("another worker does not answer, and is tried again", "worker", peer, "error", status.Convert(err).Message())
+		}
+		failed = true
 		waits.For(ctx, retry)
 	}
 }

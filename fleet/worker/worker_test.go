@@ -69,7 +69,10 @@ func serve(t testing.TB, f *topo.Fabric, l net.Listener, peers ...string) (w *Wo
 
 func serveConfig(t testing.TB, l net.Listener, c Config) (w *Worker, stop func()) {
 	t.Helper()
-	c.Credentials, c.Log = insecure.NewCredentials(), slog.New(slog.DiscardHandler)
+	c.Credentials = insecure.NewCredentials()
+	if c.Log == nil {
+		c.Log = slog.New(slog.DiscardHandler)
+	}
 	w = New(c)
 	w.begun = w.begun.Add(-trust) // silent servers have had their time
 	ctx, cancel := context.WithCancel(context.Background())
