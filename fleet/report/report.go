@@ -7,8 +7,10 @@ import (
 	"fmt"
 	"hash/fnv"
 	"log/slog"
+	"regexp"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"google.golang.org/grpc"
@@ -77,16 +79,22 @@ func Run(ctx context.Context, c Config) error {
 	return err
 }
 
-// complaint logs an error once, until another one follows or the work succeeds. Each goroutine has its own.
-type complaint string
+// complaint logs each error once until the work succeeds, at most maxSaid of them. Each goroutine has its own.
+type complaint struct{ said []string }
+
+// maxSaid bounds the errors of a complaint: a refused certificate alone has four texts in turn.
+const maxSaid = 10
+
+// ownAddress is this end of a connection in errors of package net. Its port differs at each attempt.
+var ownAddress = regexp.MustCompile(`\S+->`)
 
 func (c *complaint) note(log *slog.Logger, text string, err error, args ...any) {
 	if err == nil {
-		*c = ""
+		c.said = nil
 		return
 	}
-	if now := complaint(err.Error()); now != *c {
-		*c = now
+	if now := ownAddress.ReplaceAllString(err.Error(), ""); len(c.said) < maxSaid && !slices.Contains(c.said, now) {
+		c.said = append(c.said, now)
 		log.Warn(text, append(args, "error", status.Convert(err).Message())...)
 	}
 }
@@ -214,8 +222,11 @@ func (r *reporter) send(ctx context.Context) error {
 			if i > 0 {
 				until, cancel = context.WithTimeout(ctx, home)
 			}
-			err := r.stream(until, worker)
+			answered, err := r.stream(until, worker)
 			cancel()
+			if answered {
+				failed[worker].note(r.Log, "", nil)
+			}
 			switch code := status.Code(err); {
 			case ctx.Err() != nil:
 				return nil
@@ -248,21 +259,22 @@ func Order(workers []string, node string) []string {
 	})
 }
 
-// stream sends the state to a worker until an error.
-func (r *reporter) stream(ctx context.Context, worker string) error {
+// stream sends the state to a worker until an error, and reports whether the worker has answered.
+func (r *reporter) stream(ctx context.Context, worker string) (answered bool, err error) {
 	conn, err := grpc.NewClient("passthrough:///"+worker, grpc.WithTransportCredentials(r.Credentials),
 		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: 10 * time.Second, Timeout: 3 * time.Second}))
 	if err != nil {
-		return err
+		return false, err
 	}
 	defer conn.Close()
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	stream, err := fleetv1.NewFleetServiceClient(conn).Report(ctx)
 	if err != nil {
-		return err
+		return false, err
 	}
 	ended := make(chan error, 1)
+	var answers atomic.Bool
 	go func() {
 		for {
 			m, err := stream.Recv()
@@ -270,6 +282,7 @@ func (r *reporter) stream(ctx context.Context, worker string) error {
 				ended <- err
 				return
 			}
+			answers.Store(true)
 			if m.Drains != nil {
 				r.mu.Lock()
 				r.wanted = m.Drains
@@ -286,13 +299,14 @@ func (r *reporter) stream(ctx context.Context, worker string) error {
 			revision++
 			m.RouterId, m.ConnectionNs, m.Revision = node.RouterId, connection, revision
 			if stream.Send(m) != nil {
-				return <-ended
+				err := <-ended
+				return answers.Load(), err
 			}
 			sent = now
 		}
 		select {
 		case err := <-ended:
-			return err
+			return answers.Load(), err
 		case <-r.change:
 		}
 	}
