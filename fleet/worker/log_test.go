@@ -7,6 +7,10 @@ import (
 	"sync/atomic"
 	"testing"
 
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	fleetv1 "github.com/fared/fared/api/fleet/v1"
 	"github.com/fared/fared/topo"
 )
 
@@ -28,5 +32,29 @@ func TestSilentPeer(t *testing.T) {
 	stop()
 	if n := strings.Count(out.String(), "another worker does not answer"); n != 1 {
 		t.Errorf("%d lines:\n%s", n, out.String())
+	}
+}
+
+// TestRefusedReports sends reports of a node of another fabric: the log names it, once a minute.
+func TestRefusedReports(t *testing.T) {
+	var out bytes.Buffer
+	l := listen(t)
+	w, stop := serveConfig(t, l, Config{Fabric: number(t, topo.Spec{Planes: 2, Servers: 2}), Log: slog.New(slog.NewTextHandler(&out, nil))})
+	c := ask(t, l.Addr().String())
+	for range 3 {
+		stream, err := c.Report(t.Context())
+		if err == nil {
+			err = stream.Send(&fleetv1.ReportRequest{RouterId: "192.0.2.9", ConnectionNs: 1, Revision: 1})
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := stream.Recv(); status.Code(err) != codes.InvalidArgument {
+			t.Fatalf("a node of another fabric: %v", err)
+		}
+	}
+	stop()
+	if n := strings.Count(out.String(), "192.0.2.9"); n != 1 || w.tally.refused.Load() != 3 {
+		t.Errorf("%d lines, %d refusals:\n%s", n, w.tally.refused.Load(), out.String())
 	}
 }

@@ -55,16 +55,17 @@ type Worker struct {
 	fleetv1.UnimplementedFleetServiceServer
 	Config
 	*store
-	locator *locate.Locator
-	found   atomic.Pointer[decision]
-	memory  locate.Memory
-	whatIf  sync.Mutex  // one simulation at a time
-	book    *drain.Book // nil without an engine
-	begun   time.Time
-	granted atomic.Pointer[[]drain.Drain] // and the queued ones
-	lists   atomic.Uint64                 // how often granted has changed
-	tally   *tally
-	pages   pages
+	locator    *locate.Locator
+	found      atomic.Pointer[decision]
+	memory     locate.Memory
+	whatIf     sync.Mutex  // one simulation at a time
+	book       *drain.Book // nil without an engine
+	begun      time.Time
+	granted    atomic.Pointer[[]drain.Drain] // and the queued ones
+	lists      atomic.Uint64                 // how often granted has changed
+	tally      *tally
+	pages      pages
+	complained atomic.Pointer[time.Time] // the time of the last logged refusal
 }
 
 // decision is the named faults of a revision.
@@ -199,8 +200,7 @@ func (w *Worker) Report(stream grpc.BidiStreamingServer[fleetv1.ReportRequest, f
 		}
 		if n == nil {
 			if n, err = w.admit(ctx, m); err != nil {
-				w.tally.refused.Add(1)
-				return err
+				return w.refuse(err)
 			}
 			connection = m.ConnectionNs
 			wake := w.open(n)
@@ -209,8 +209,7 @@ func (w *Worker) Report(stream grpc.BidiStreamingServer[fleetv1.ReportRequest, f
 		}
 		if m.RouterId != n.ID.String() || m.ConnectionNs != connection {
 			w.end(n, connection, own)
-			w.tally.refused.Add(1)
-			return status.Errorf(codes.InvalidArgument, "a stream of %s has a message of another node or connection", n.Name)
+			return w.refuse(status.Errorf(codes.InvalidArgument, "a stream of %s has a message of another node or connection", n.Name))
 		}
 		kept := w.set(n, m, own)
 		w.tally.count(kept)
@@ -218,6 +217,18 @@ func (w *Worker) Report(stream grpc.BidiStreamingServer[fleetv1.ReportRequest, f
 			return status.Errorf(codes.Aborted, "%s has connected again", n.Name)
 		}
 	}
+}
+
+// quiet is the time for which one refused report is logged: their nodes start again and again, perhaps all of a fabric.
+const quiet = time.Minute
+
+// refuse counts a refused report and returns its error.
+func (w *Worker) refuse(err error) error {
+	w.tally.refused.Add(1)
+	if last := w.complained.Load(); (last == nil || time.Since(*last) >= quiet) && w.complained.CompareAndSwap(last, new(time.Now())) {
+		w.Log.Warn("a report is refused; others are not logged for a minute", "error", status.Convert(err).Message())
+	}
+	return err
 }
 
 // admit returns the node of the first message of a stream, if its certificate is that of the node.
