@@ -46,6 +46,9 @@ func asking(e *cli.Env, c *cobra.Command, run func(ctx context.Context, client f
 		address = defaultWorker
 	}
 	c.RunE = func(c *cobra.Command, args []string) error {
+		if err := hostPort("--worker", address); err != nil {
+			return err
+		}
 		conn, err := e.DialAt(address)
 		if err != nil {
 			return err

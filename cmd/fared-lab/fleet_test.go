@@ -99,7 +99,8 @@ func TestFleet(t *testing.T) {
 			t.Errorf("fared %s without etcd: %s", command, text)
 		}
 	}
-	for _, command := range []string{"fleet drain", "fleet drain leaf0 --until yesterday", "fleet worker " + file + " --keep-planes 3", "fleet whatif leaf7", "fleet whatif", "fleet top --count 2000", "fleet fault", "fleet worker " + file + " --listen 0.0.0.0:0", "fleet worker " + file + " --configmap drains", "fleet worker " + file + " --configmap fared/drains", "fleet worker " + file + " --page 0.0.0.0:0"} {
+	for _, command := range []string{"fleet drain", "fleet drain leaf0 --until yesterday", "fleet worker " + file + " --keep-planes 3", "fleet worker " + file + " --keep-planes -1", "fleet worker " + file + " --keep-share NaN", "fleet worker " + file + " --etcd etcd1:2379",
+		"fleet worker " + file + " --peer fleet2", "fleet status --worker fleet1", "fleet whatif leaf7", "fleet whatif", "fleet top --count 2000", "fleet fault", "fleet worker " + file + " --listen 0.0.0.0:0", "fleet worker " + file + " --configmap drains", "fleet worker " + file + " --configmap fared/drains", "fleet worker " + file + " --page 0.0.0.0:0"} {
 		refused(t, cli.ExitUsage, strings.Fields(command)...)
 	}
 }

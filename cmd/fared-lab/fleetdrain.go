@@ -122,7 +122,7 @@ func fleetDrainsCommand(e *cli.Env) *cobra.Command {
 
 // budgetError returns an error of the budget of a worker.
 func budgetError(keep, planes int, share float64) error {
-	if keep < 0 || keep > planes || share < 0 || share > 1 {
+	if keep < 0 || keep > planes || !(share >= 0 && share <= 1) {
 		return cli.Usage(errors.New("--keep-planes or --keep-share is out of range"), fmt.Sprintf("use 0 to %d planes, and a share from 0 to 1", planes))
 	}
 	return nil

@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"net/url"
 	"os"
 	"strings"
 	"time"
@@ -60,10 +61,13 @@ Without certificates --listen must be a loopback address. Ctrl-C ends the worker
 		if err != nil {
 			return err
 		}
-		if o.keep < 0 {
+		if !c.Flags().Changed("keep-planes") {
 			o.keep = f.Planes - 1
 		}
 		if err := budgetError(o.keep, f.Planes, o.share); err != nil {
+			return err
+		}
+		if err := o.addressError(); err != nil {
 			return err
 		}
 		cfg := worker.Config{Fabric: f, Peers: o.peers, Budget: drain.Budget{Planes: o.keep, Share: o.share}, Log: cli.NewLogger(e.Err, level)}
@@ -81,10 +85,32 @@ func (o *workerOptions) flags(c *cobra.Command) {
 	c.Flags().StringArrayVar(&o.peers, "peer", nil, "host:port of another worker; may be repeated")
 	c.Flags().StringArrayVar(&o.members, "etcd", nil, "URL of a member of etcd that keeps the drains, such as http://127.0.0.1:2379; may be repeated")
 	c.Flags().StringVar(&o.configMap, "configmap", "", "NAMESPACE/NAME of the ConfigMap that keeps the drains, in a pod whose service account may get, create and update it")
-	c.Flags().IntVar(&o.keep, "keep-planes", -1, "planes that drains leave to every pair (default all but one)")
+	c.Flags().IntVar(&o.keep, "keep-planes", 0, "planes that drains leave to every pair (default all but one)")
 	c.Flags().Float64Var(&o.share, "keep-share", 0, "part of the intact bandwidth that drains leave to every pair, 0 to 1")
-	c.Flags().Lookup("keep-planes").DefValue = ""
 	cli.LevelFlag(c, &o.logLevel, "info", "")
+}
+
+// addressError returns an error of the addresses of other workers and of etcd, which a worker would try for ever.
+func (o *workerOptions) addressError() error {
+	for _, p := range o.peers {
+		if err := hostPort("--peer", p); err != nil {
+			return err
+		}
+	}
+	for _, m := range o.members {
+		if u, err := url.Parse(m); err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Host == "" {
+			return cli.Usage(fmt.Errorf("--etcd %q is no URL of http or https", m), "write http://127.0.0.1:2379, once for each member")
+		}
+	}
+	return nil
+}
+
+// hostPort returns an error of a flag's value that is not host:port.
+func hostPort(flag, value string) error {
+	if _, _, err := net.SplitHostPort(value); err != nil {
+		return cli.Usage(fmt.Errorf("%s %q: %w", flag, value, err), "write host:port, such as fleet1.example:4798")
+	}
+	return nil
 }
 
 // runWorker runs a worker with the credentials of the environment.
