@@ -66,7 +66,10 @@ func (r *Refusal) Error() string {
 	for _, p := range r.Pairs {
 		n += p.Pairs
 	}
-	text := fmt.Sprintf("%d pairs would fall below %d planes or %.0f %% of the bandwidth", n, r.Budget.Planes, 100*r.Budget.Share)
+	text := fmt.Sprintf("%d pairs would fall below %d planes", n, r.Budget.Planes)
+	if r.Budget.Share > 0 {
+		text += fmt.Sprintf(" or %.0f %% of the bandwidth", 100*r.Budget.Share)
+	}
 	for i, p := range r.Pairs[:min(len(r.Pairs), maxExamples)] {
 		text += fmt.Sprintf("%s %s to %s from %d to %d planes, %.0f %%", [...]string{":", ";"}[min(i, 1)], p.From, p.To, p.Before, p.After, 100*p.Share)
 	}
