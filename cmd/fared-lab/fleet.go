@@ -68,17 +68,25 @@ func explainWorker(err error, address string) error {
 	}
 	switch st.Code() {
 	case codes.Unavailable:
+		if !strings.Contains(st.Message(), "Error while dialing") {
+			return cli.Unreachable(fmt.Errorf("no worker answers at %s, which takes connections: %s", address, cli.Reason(st.Message())),
+				"compare FARED_TLS_CERT, FARED_TLS_KEY and FARED_TLS_CA here and of the worker: both have certificates of one authority, or none")
+		}
 		return cli.Unreachable(fmt.Errorf("no worker answers at %s: %s", address, cli.Reason(st.Message())), "start one with 'fared fleet worker', or name it with --worker")
 	case codes.DeadlineExceeded:
 		return cli.Unreachable(fmt.Errorf("the worker at %s does not answer in time", address), "see the worker's log; a large fabric takes long to simulate")
 	case codes.InvalidArgument:
-		return cli.Usage(errors.New(st.Message()), "see fared fleet --help")
+		return cli.Usage(errors.New(st.Message()), "'fared topo show' lists the parts of a fabric file")
 	case codes.Canceled:
 		return cli.Interrupted()
 	case codes.NotFound:
 		return cli.NotFound(errors.New(st.Message()), "'fared fleet drains' lists them")
 	case codes.FailedPrecondition:
-		return cli.Failed(errors.New(st.Message()), "'fared fleet faults' and 'fared fleet drains' list what is out of service")
+		return cli.Failed(errors.New(st.Message()), "'fared fleet whatif drain:PART' lists the present failures and drains; --queue waits for their end")
+	case codes.Unimplemented:
+		return cli.Failed(errors.New(st.Message()), "start the workers with --etcd or --configmap")
+	case codes.Internal:
+		return cli.Failed(errors.New(st.Message()), "see the worker's log, and whether etcd or Kubernetes answers")
 	}
 	return cli.Failed(fmt.Errorf("%s (%s)", st.Message(), st.Code()), "see the worker's log")
 }

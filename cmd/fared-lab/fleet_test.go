@@ -129,7 +129,9 @@ func TestFleetTLS(t *testing.T) {
 		return nil
 	})
 	secure("")
-	refused(t, cli.ExitUnreachable, "fleet", "status", "--worker", address)
+	if text := refused(t, cli.ExitUnreachable, "fleet", "status", "--worker", address); !strings.Contains(text, "FARED_TLS_CERT") {
+		t.Errorf("without a certificate: %s", text)
+	}
 }
 
 // TestFleetDrains drains a leaf with the real etcd: a second leaf is refused, and the drain is listed until its end.
@@ -152,7 +154,7 @@ func TestFleetDrains(t *testing.T) {
 		return nil
 	})
 	must(t, "fleet", "drain", "leaf1", "--reason", "optics", "--until", "2h")
-	if text := refused(t, cli.ExitFailed, "fleet", "drain", "leaf2"); !strings.Contains(text, "2 pairs would fall below 2 planes") {
+	if text := refused(t, cli.ExitFailed, "fleet", "drain", "leaf2"); !strings.Contains(text, "2 pairs would fall below 2 planes: ") || !strings.Contains(text, "whatif drain:PART") {
 		t.Errorf("the second leaf: %s", text)
 	}
 	if out := must(t, "fleet", "drains"); !strings.Contains(out, "leaf1  0 of 4") || !strings.Contains(out, "optics") {
@@ -161,11 +163,22 @@ func TestFleetDrains(t *testing.T) {
 	if out := must(t, "fleet", "drain", "leaf2", "--queue"); !strings.Contains(out, "leaf2: queued: 2 pairs") {
 		t.Errorf("the queued leaf: %s", out)
 	}
+	if out := must(t, "fleet", "drain", "leaf2", "--queue", "-o", "json"); !strings.Contains(out, `"queued": true`) {
+		t.Errorf("the queued leaf in JSON: %s", out)
+	}
 	must(t, "fleet", "undrain", "leaf1")
 	refused(t, cli.ExitNotFound, "fleet", "undrain", "leaf1")
 	within(t, generous, func() error {
 		if out := must(t, "fleet", "drains"); !strings.Contains(out, "leaf2  0 of 4") {
 			return fmt.Errorf("drains:\n%s", out)
+		}
+		return nil
+	})
+	etcd.Process.Kill()
+	within(t, generous, func() error {
+		o := fared(t, "fleet", "drain", "leaf0")
+		if o.Code != cli.ExitFailed || !strings.Contains(o.Err, "granted drains stay in force") {
+			return fmt.Errorf("without etcd: exit %d, %s", o.Code, o.Err)
 		}
 		return nil
 	})

@@ -52,12 +52,13 @@ Exit code 1: refused, with the pairs that would suffer.`,
 		if err != nil {
 			return err
 		}
-		if m.Queued {
-			fmt.Fprintf(e.Out, "%s: queued: %s\n", args[0], m.Reason)
-			return nil
-		}
-		fmt.Fprintf(e.Out, "%s: granted; 'fared fleet drains' shows the progress\n", args[0])
-		return nil
+		return e.Print(m, func(w *tabwriter.Writer) {
+			if m.Queued {
+				fmt.Fprintf(w, "%s: queued: %s\n", args[0], m.Reason)
+				return
+			}
+			fmt.Fprintf(w, "%s: granted; 'fared fleet drains' shows the progress\n", args[0])
+		})
 	})
 }
 
@@ -79,11 +80,13 @@ func fleetUndrainCommand(e *cli.Env) *cobra.Command {
 		Example: "  fared fleet undrain leaf1",
 	}
 	return asking(e, c, func(ctx context.Context, client fleetv1.FleetServiceClient, args []string) error {
-		if _, err := client.Undrain(ctx, &fleetv1.UndrainRequest{Part: args[0]}); err != nil {
+		m, err := client.Undrain(ctx, &fleetv1.UndrainRequest{Part: args[0]})
+		if err != nil {
 			return err
 		}
-		fmt.Fprintf(e.Out, "%s: the drain has ended\n", args[0])
-		return nil
+		return e.Print(m, func(w *tabwriter.Writer) {
+			fmt.Fprintf(w, "%s: the drain has ended; servers use it again within seconds\n", args[0])
+		})
 	})
 }
 

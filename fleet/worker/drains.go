@@ -127,7 +127,7 @@ func (w *Worker) drainsOf(n *topo.Node) *fleetv1.NodeDrains {
 	return out
 }
 
-var errNoEngine = status.Error(codes.FailedPrecondition, "this worker keeps no drains: start it with --etcd or --configmap")
+var errNoEngine = status.Error(codes.Unimplemented, "this worker keeps no drains")
 
 // Drain implements fleetv1.FleetServiceServer.
 func (w *Worker) Drain(ctx context.Context, req *fleetv1.DrainRequest) (*fleetv1.DrainResponse, error) {
@@ -171,7 +171,7 @@ func refused(err error) error {
 	case errors.Is(err, drain.ErrUnknown):
 		return status.Error(codes.NotFound, err.Error())
 	}
-	return status.Error(codes.Internal, err.Error())
+	return status.Errorf(codes.Internal, "%v; granted drains stay in force", err)
 }
 
 // Undrain implements fleetv1.FleetServiceServer.
