@@ -152,14 +152,14 @@ func (l *Locator) hardFault(n named, cables []cable, unheard map[int]bool) Guilt
 	}
 	tell := func(n int, text string) {
 		if n > 0 {
-			g.Evidence = append(g.Evidence, fmt.Sprintf(text, n))
+			g.Evidence = append(g.Evidence, fmt.Sprintf("%d cable%s %s", n, [...]string{"", "s"}[min(n-1, 1)], text))
 		}
 	}
-	tell(dark, "%d cables without a carrier")
-	tell(silent, "%d cables with a carrier and without a session")
-	tell(inferred, "%d cables of a server without a report, to which no other server has a route")
-	tell(n.up, "%d of its cables are up")
-	tell(len(n.cables)-n.failed-n.up, "%d of its cables are drained or without a report")
+	tell(dark, "without a carrier")
+	tell(silent, "with a carrier and without a session")
+	tell(inferred, "of a server without a report, to which no other server has a route")
+	tell(n.up, "up")
+	tell(len(n.cables)-n.failed-n.up, "drained or without a report")
 	return g
 }
 
