@@ -58,3 +58,30 @@ func TestRefusedReports(t *testing.T) {
 		t.Errorf("%d lines, %d refusals:\n%s", n, w.tally.refused.Load(), out.String())
 	}
 }
+
+// TestLogOfFaults names half a cable at fault, and its end.
+func TestLogOfFaults(t *testing.T) {
+	var out bytes.Buffer
+	f := number(t, topo.Spec{Planes: 2, Servers: 2})
+	l := listen(t)
+	_, stop := serveConfig(t, l, Config{Fabric: f, Log: slog.New(slog.NewTextHandler(&out, nil))})
+	c := ask(t, l.Addr().String())
+	stream, err := c.Report(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, state := range []string{"dark", "up"} {
+		m := message(f, f.Server[1], 1, uint64(i+1))
+		m.Ports.Ports[0].State = state
+		if err := stream.Send(m); err != nil {
+			t.Fatal(err)
+		}
+		until(t, state, func() bool { return (len(faults(t, c)) > 0) == (state == "dark") })
+	}
+	stop()
+	for _, want := range []string{`"a part is at fault" part=server2/p0.0 fault=dark evidence="[1 cable without a carrier]"`, `"a part is no longer at fault" part=server2/p0.0 fault=dark`} {
+		if strings.Count(out.String(), want) != 1 {
+			t.Errorf("not once %s:\n%s", want, out.String())
+		}
+	}
+}

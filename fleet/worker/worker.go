@@ -168,15 +168,24 @@ func (w *Worker) decideOnce(now time.Time) (wait time.Duration) {
 			ConfidencePpb: uint32(g.Confidence * 1e9), SinceNs: uint64(g.Since.UnixNano()), LossPpb: uint32(g.Rate * 1e9),
 		})
 	}
-	for _, f := range d.faults {
-		if !slices.ContainsFunc(w.found.Load().faults, func(o *fleetv1.Fault) bool { return o.Part == f.Part && o.Fault == f.Fault }) {
-			w.Log.Warn("a part is at fault", "part", f.Part, "fault", f.Fault, "evidence", f.Evidence)
-		}
+	old := w.found.Load().faults
+	for _, f := range without(d.faults, old) {
+		w.Log.Warn("a part is at fault", "part", f.Part, "fault", f.Fault, "evidence", f.Evidence)
 	}
-	w.pages.note(w.found.Load().faults, d.faults, now)
+	for _, f := range without(old, d.faults) {
+		w.Log.Info("a part is no longer at fault", "part", f.Part, "fault", f.Fault)
+	}
+	w.pages.note(old, d.faults, now)
 	w.found.Store(d)
 	w.pages.changed()
 	return wait
+}
+
+// without returns the faults that others do not have.
+func without(faults, others []*fleetv1.Fault) []*fleetv1.Fault {
+	return slices.DeleteFunc(slices.Clone(faults), func(f *fleetv1.Fault) bool {
+		return slices.ContainsFunc(others, func(o *fleetv1.Fault) bool { return o.Part == f.Part && o.Fault == f.Fault })
+	})
 }
 
 // Report implements fleetv1.FleetServiceServer.
