@@ -30,7 +30,8 @@ func fleetDrainCommand(e *cli.Env) *cobra.Command {
 --keep-planes and --keep-share, with all present failures and drains counted, and lets the servers'
 daemons drain their sub-ports there. 'fared fleet drains' shows the progress. Of two operators who
 ask at once for the last plane one is refused. With --queue a refused drain waits, and is granted
-once it fits, the oldest first. A part is named as in 'fared fleet whatif'.
+once it fits, the oldest first. Repeated, a drain takes the new --reason and --until, none if they
+are absent. A part is named as in 'fared fleet whatif'.
 
 Exit code 1: refused, with the pairs that would suffer.`,
 		Example: "  fared fleet drain leaf1 --reason 'new optics' --until 2h\n  fared fleet drain server17/p2 --queue",
