@@ -37,6 +37,9 @@ const (
 	home = time.Hour
 	// patience limits a read.
 	patience = 10 * time.Second
+	// absence is the time without an answer of the daemon after which the node no longer reports: its last state would
+	// be taken for the present one. Restarts and upgrades take less.
+	absence = 2 * time.Second
 )
 
 // Config is the configuration of Run.
@@ -133,6 +136,7 @@ func (r *reporter) weights(ctx context.Context) {
 func (r *reporter) read(ctx context.Context) {
 	var silent complaint
 	var whole time.Time // of the last read of all
+	answered := time.Now()
 	for all := true; ctx.Err() == nil; {
 		begun := time.Now()
 		err := r.readOnce(ctx, all)
@@ -141,9 +145,13 @@ func (r *reporter) read(ctx context.Context) {
 		}
 		if silent.note(r.Log, "the daemon does not answer, and is asked again", err); err != nil {
 			all = true
+			if time.Since(answered) >= absence {
+				r.forget()
+			}
 			waits.For(ctx, retry)
 			continue
 		}
+		answered = time.Now()
 		if all {
 			whole = begun
 		}
@@ -156,6 +164,14 @@ func (r *reporter) read(ctx context.Context) {
 			all = time.Since(whole) >= quiet
 		}
 	}
+}
+
+// forget ends the report until the daemon answers again.
+func (r *reporter) forget() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.node = nil
+	waits.Ring(r.change)
 }
 
 // readOnce reads the daemon: all, or its status alone.
@@ -190,19 +206,18 @@ func (r *reporter) readOnce(ctx context.Context, all bool) error {
 	return nil
 }
 
-// state returns the present state, or nil before the first one.
+// state returns the present state, or nil while the daemon is absent.
 func (r *reporter) state() (*farev1.GetStatusResponse, sections) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.node, r.now
 }
 
-// send keeps a stream to a worker open.
-func (r *reporter) send(ctx context.Context) error {
+// await returns the node once the daemon answers, or nil at the end of ctx.
+func (r *reporter) await(ctx context.Context) *farev1.GetStatusResponse {
 	for {
-		node, _ := r.state()
-		if node != nil {
-			break
+		if node, _ := r.state(); node != nil {
+			return node
 		}
 		select {
 		case <-ctx.Done():
@@ -210,12 +225,22 @@ func (r *reporter) send(ctx context.Context) error {
 		case <-r.change:
 		}
 	}
-	node, _ := r.state()
+}
+
+// errAbsent ends a stream whose daemon does not answer.
+var errAbsent = errors.New("the daemon does not answer")
+
+// send keeps a stream to a worker open while the daemon answers.
+func (r *reporter) send(ctx context.Context) error {
 	failed := map[string]*complaint{}
 	for _, worker := range r.Workers {
 		failed[worker] = new(complaint)
 	}
 	for {
+		node := r.await(ctx)
+		if node == nil {
+			return nil
+		}
 		for i, worker := range Order(r.Workers, node.RouterId) {
 			until := ctx
 			cancel := func() {}
@@ -226,6 +251,9 @@ func (r *reporter) send(ctx context.Context) error {
 			cancel()
 			if answered {
 				failed[worker].note(r.Log, "", nil)
+			}
+			if errors.Is(err, errAbsent) {
+				break
 			}
 			switch code := status.Code(err); {
 			case ctx.Err() != nil:
@@ -295,6 +323,9 @@ func (r *reporter) stream(ctx context.Context, worker string) (answered bool, er
 	connection, revision := uint64(time.Now().UnixNano()), uint64(0)
 	for {
 		node, now := r.state()
+		if node == nil {
+			return answers.Load(), errAbsent
+		}
 		if m, changed := now.since(sent); changed {
 			revision++
 			m.RouterId, m.ConnectionNs, m.Revision = node.RouterId, connection, revision

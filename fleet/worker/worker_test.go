@@ -10,6 +10,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -448,7 +449,7 @@ func TestStrangeDaemon(t *testing.T) {
 	serve(t, f, l)
 	conn := inprocess.New()
 	defer conn.Close()
-	farev1.RegisterFabricServiceServer(conn, strange{})
+	farev1.RegisterFabricServiceServer(conn, strange{id: "192.0.2.1"})
 	farev1.RegisterWeightServiceServer(conn, farev1.UnimplementedWeightServiceServer{})
 	err := report.Run(t.Context(), report.Config{Daemon: conn, Workers: []string{l.Addr().String()}, Credentials: insecure.NewCredentials(), Log: slog.New(slog.DiscardHandler)})
 	if err == nil || !strings.Contains(err.Error(), "compare the worker's fabric file") {
@@ -456,13 +457,47 @@ func TestStrangeDaemon(t *testing.T) {
 	}
 }
 
-// strange is a daemon with an unknown identifier.
-type strange struct {
-	farev1.UnimplementedFabricServiceServer
+// TestAbsentDaemon counts a node as missing while its daemon does not answer, though its reporter runs.
+func TestAbsentDaemon(t *testing.T) {
+	f := number(t, topo.Spec{Planes: 2, Servers: 2})
+	l := listen(t)
+	serve(t, f, l)
+	c := ask(t, l.Addr().String())
+	conn := inprocess.New()
+	defer conn.Close()
+	var absent atomic.Bool
+	farev1.RegisterFabricServiceServer(conn, strange{id: f.Node("server1").ID.String(), absent: &absent})
+	farev1.RegisterWeightServiceServer(conn, farev1.UnimplementedWeightServiceServer{})
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() {
+		done <- report.Run(ctx, report.Config{Daemon: conn, Workers: []string{l.Addr().String()}, Credentials: insecure.NewCredentials(), Log: slog.New(slog.DiscardHandler)})
+	}()
+	for _, reporting := range []uint32{1, 0, 1} {
+		absent.Store(reporting == 0)
+		until(t, "the node reports while its daemon answers", func() bool {
+			m, err := c.GetFleet(t.Context(), &fleetv1.GetFleetRequest{}, grpc.WaitForReady(true))
+			return err == nil && m.ServersReporting == reporting
+		})
+	}
+	cancel()
+	if err := <-done; err != nil {
+		t.Error(err)
+	}
 }
 
-func (strange) GetStatus(context.Context, *farev1.GetStatusRequest) (*farev1.GetStatusResponse, error) {
-	return &farev1.GetStatusResponse{RouterId: "192.0.2.1"}, nil
+// strange is a daemon with an identifier and no planes, which may not answer.
+type strange struct {
+	farev1.UnimplementedFabricServiceServer
+	id     string
+	absent *atomic.Bool // nil: it answers
+}
+
+func (s strange) GetStatus(context.Context, *farev1.GetStatusRequest) (*farev1.GetStatusResponse, error) {
+	if s.absent != nil && s.absent.Load() {
+		return nil, status.Error(codes.Unavailable, "absent")
+	}
+	return &farev1.GetStatusResponse{RouterId: s.id}, nil
 }
 
 func (strange) ListSessions(context.Context, *farev1.ListSessionsRequest) (*farev1.ListSessionsResponse, error) {
