@@ -459,6 +459,7 @@ func TestStrangeDaemon(t *testing.T) {
 
 // TestAbsentDaemon counts a node as missing while its daemon does not answer, though its reporter runs.
 func TestAbsentDaemon(t *testing.T) {
+	gate.Needed(t, "no shorter test has a reporter without its daemon: it waits for a restart, the worker for another connection")
 	f := number(t, topo.Spec{Planes: 2, Servers: 2})
 	l := listen(t)
 	serve(t, f, l)
