@@ -95,7 +95,7 @@ func New(c Config) *Worker {
 // grpcserve.Open.
 func (w *Worker) Serve(ctx context.Context, l net.Listener, options ...grpc.ServerOption) error {
 	s := grpc.NewServer(append(options,
-		grpc.MaxRecvMsgSize(maxRequest), grpc.ReadBufferSize(buffer), grpc.WriteBufferSize(buffer), grpc.SharedWriteBuffer(true), grpc.ConnectionTimeout(10*time.Second),
+		grpc.MaxRecvMsgSize(maxRequest), grpc.ReadBufferSize(buffer), grpc.WriteBufferSize(buffer), grpc.ConnectionTimeout(10*time.Second),
 		// A vanished node is noticed after 13 s.
 		grpc.KeepaliveParams(keepalive.ServerParameters{Time: 10 * time.Second, Timeout: 3 * time.Second}),
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 5 * time.Second, PermitWithoutStream: true}),
