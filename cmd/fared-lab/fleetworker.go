@@ -28,12 +28,15 @@ import (
 	"github.com/fared/fared/kube/apiserver"
 )
 
+// etcdStart is the time in which etcd of --etcd-data usually answers.
+const etcdStart = 5 * time.Second
+
 // workerOptions are the flags of fared fleet worker.
 type workerOptions struct {
-	listen, metrics, page, configMap, logLevel string
-	peers, members                             []string
-	keep                                       int
-	share                                      float64
+	listen, metrics, page, configMap, etcdData, logLevel string
+	peers, members                                       []string
+	keep                                                 int
+	share                                                float64
 }
 
 func fleetWorkerCommand(e *cli.Env) *cobra.Command {
@@ -44,14 +47,15 @@ func fleetWorkerCommand(e *cli.Env) *cobra.Command {
 repeat their states when they connect. Of several workers each names the others by --peer, and each
 has the whole view.
 
-'fared fleet drain' needs etcd, for one worker a server with one member, or in Kubernetes a ConfigMap.
+'fared fleet drain' needs an engine that keeps the drains: --etcd-data runs the program etcd of this
+host for a single worker; --etcd names the members of a cluster, --configmap an object of Kubernetes.
 --keep-planes and --keep-share are the least that drains leave to every pair; all workers have the same.
 
 FARED_TLS_CERT, FARED_TLS_KEY and FARED_TLS_CA name the PEM files of this worker's certificate and
 key, and of the authority that signed those of nodes, workers and operators, each of which may ask
 and drain. A node's certificate has its name (server17, server17.DOMAIN), for which alone it reports.
 Without certificates --listen must be a loopback address. Ctrl-C ends the worker with exit code 0.`
-	c.Example = "  fared fleet worker fabric.yaml\n  fared fleet worker fabric.yaml --listen :4798 --peer fleet2.example:4798"
+	c.Example = "  fared fleet worker fabric.yaml --etcd-data /var/lib/fared-fleet\n  fared fleet worker fabric.yaml --listen :4798 --peer fleet2.example:4798"
 	c.RunE = func(c *cobra.Command, args []string) error {
 		level, err := cli.ParseLevel(o.logLevel)
 		if err != nil {
@@ -84,6 +88,7 @@ func (o *workerOptions) flags(c *cobra.Command) {
 	c.Flags().StringVar(&o.page, "page", "", "host:port of a loopback address to serve the live page at, such as 127.0.0.1:9472")
 	c.Flags().StringArrayVar(&o.peers, "peer", nil, "host:port of another worker; may be repeated")
 	c.Flags().StringArrayVar(&o.members, "etcd", nil, "URL of a member of etcd that keeps the drains, such as http://127.0.0.1:2379; may be repeated")
+	c.Flags().StringVar(&o.etcdData, "etcd-data", "", "directory for drains: run etcd, of this host, for a single worker")
 	c.Flags().StringVar(&o.configMap, "configmap", "", "NAMESPACE/NAME of the ConfigMap that keeps the drains, in a pod whose service account may get, create and update it")
 	c.Flags().IntVar(&o.keep, "keep-planes", 0, "planes that drains leave to every pair (default all but one)")
 	c.Flags().Float64Var(&o.share, "keep-share", 0, "part of the intact bandwidth that drains leave to every pair, 0 to 1")
@@ -122,6 +127,18 @@ func runWorker(ctx context.Context, cfg worker.Config, o *workerOptions) error {
 	if cfg.Engine, err = engineOf(o, cfg.Fabric.Name, client); err != nil {
 		return err
 	}
+	if o.etcdData != "" {
+		m, err := etcd.NewMember(o.etcdData, cfg.Log)
+		if err != nil {
+			return cli.Usage(fmt.Errorf("--etcd-data: %w", err), "or name a cluster by --etcd")
+		}
+		cfg.Engine = m.Key(keyOf(cfg.Fabric.Name))
+		ctx, cancel := context.WithCancel(ctx)
+		ended := make(chan struct{})
+		go func() { defer close(ended); m.Run(ctx) }()
+		defer func() { cancel(); <-ended }()
+		m.Await(ctx, etcdStart)
+	}
 	l, options, err := grpcserve.Open(o.listen, secure)
 	if errors.Is(err, grpcserve.ErrReachable) {
 		return cli.Usage(fmt.Errorf("--listen %s %w, and there is no TLS", o.listen, err), "set FARED_TLS_CERT, FARED_TLS_KEY and FARED_TLS_CA, or listen at 127.0.0.1")
@@ -151,11 +168,14 @@ func runWorker(ctx context.Context, cfg worker.Config, o *workerOptions) error {
 
 // engineOf returns the engine of drains that flags name, nil without one.
 func engineOf(o *workerOptions, fabric string, secure *tls.Config) (drain.Engine, error) {
+	if o.etcdData != "" && (o.configMap != "" || len(o.members)+len(o.peers) > 0) {
+		return nil, cli.Usage(errors.New("--etcd-data is for a single worker, without --peer, --etcd and --configmap"), "name a cluster by --etcd for several workers")
+	}
 	if o.configMap == "" && len(o.members) == 0 {
 		return nil, nil
 	}
 	if o.configMap == "" {
-		return &etcd.Key{Endpoints: o.members, Name: "/fared/" + fabric + "/drains", Client: &http.Client{Transport: &http.Transport{TLSClientConfig: secure}}}, nil
+		return &etcd.Key{Endpoints: o.members, Name: keyOf(fabric), Client: &http.Client{Transport: &http.Transport{TLSClientConfig: secure}}}, nil
 	}
 	namespace, object, ok := strings.Cut(o.configMap, "/")
 	if !ok || namespace == "" || object == "" || strings.Contains(object, "/") || len(o.members) > 0 {
@@ -167,6 +187,9 @@ func engineOf(o *workerOptions, fabric string, secure *tls.Config) (drain.Engine
 	}
 	return &configmap.Object{API: api, Namespace: namespace, Name: object}, nil
 }
+
+// keyOf returns the name of the key of etcd that has a fabric's drains.
+func keyOf(fabric string) string { return "/fared/" + fabric + "/drains" }
 
 // workerTLS returns the TLS configurations of a worker as server and as client, nil without certificates, and sets the
 // credentials of its connections to others.

@@ -1,18 +1,26 @@
 package etcd
 
 import (
+	"context"
 	"encoding/json"
+	"fmt"
+	"log/slog"
 	"net/http"
 	"net/http/httptest"
+	"os"
 	"os/exec"
+	"path/filepath"
 	"strconv"
 	"strings"
 	"sync"
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/fared/fared/internal/testkit/gate"
 	"github.com/fared/fared/internal/testkit/netnstest"
+	"github.com/fared/fared/internal/testkit/testbed"
 )
 
 // gateway answers as the JSON gateway of etcd does, for one key.
@@ -105,6 +113,77 @@ func TestErrors(t *testing.T) {
 	k := &Key{Endpoints: []string{s.URL}, Client: http.DefaultClient}
 	if _, _, err := k.Load(t.Context()); err == nil || !strings.Contains(err.Error(), s.URL) {
 		t.Errorf("no member is named: %v", err)
+	}
+}
+
+// TestMember keeps a value in a cluster of one, through the end of etcd and of the worker, and lets no second worker
+// and no other user in.
+func TestMember(t *testing.T) {
+	gate.Slow(t, gate.Models, "starts etcd three times")
+	netnstest.Require(t, "etcd")
+	dir := filepath.Join(testbed.ShortDir(t), "etcd")
+	value := func(k *Key) (value, revision string) {
+		t.Helper()
+		netnstest.Eventually(t, time.Minute, func() error {
+			b, r, err := k.Load(t.Context())
+			value, revision = string(b), r
+			return err
+		})
+		return value, revision
+	}
+	pid := func() (pid int) {
+		t.Helper()
+		all, err := filepath.Glob("/proc/[0-9]*/cwd")
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, file := range all {
+			if at, err := os.Readlink(file); err == nil && at == dir {
+				pid, _ = strconv.Atoi(strings.Split(file, "/")[2])
+			}
+		}
+		return pid
+	}
+	for run, want := range []string{"", "a"} {
+		m, err := NewMember(dir, slog.New(slog.DiscardHandler))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := NewMember(dir, slog.New(slog.DiscardHandler)); err == nil || !strings.Contains(err.Error(), "another worker") {
+			t.Errorf("a second worker: %v", err)
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		ended := make(chan struct{})
+		go func() { defer close(ended); m.Run(ctx) }()
+		k := m.Key("drains")
+		got, revision := value(k)
+		if got != want {
+			t.Errorf("run %d: %q, want %q", run, got, want)
+		}
+		if stored, err := k.Store(t.Context(), []byte("a"), revision); err != nil || !stored {
+			t.Error(stored, err)
+		}
+		before := pid()
+		if err := unix.Kill(before, unix.SIGKILL); err != nil {
+			t.Fatal(err)
+		}
+		netnstest.Eventually(t, time.Minute, func() error {
+			if now := pid(); now == 0 || now == before {
+				return fmt.Errorf("process %d, before %d", now, before)
+			}
+			return nil
+		})
+		if got, _ := value(k); got != "a" {
+			t.Errorf("run %d: %q after the end of etcd", run, got)
+		}
+		cancel()
+		<-ended
+	}
+	if err := os.Chmod(dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := NewMember(dir, slog.New(slog.DiscardHandler)); err == nil || !strings.Contains(err.Error(), "chmod 700") {
+		t.Errorf("a directory for all: %v", err)
 	}
 }
 

@@ -60,7 +60,7 @@ var limits = []struct{ From, Only, Not, Why string }{
 	{"/kube/nodestate", "/api", "context log/slog net os syscall time", "what Kubernetes shows is computed from answers alone"},
 	{"/kube/pacer", "", "context log/slog net os syscall", "writes are paced in virtual time: no goroutine, socket, file or clock"},
 	{"/topo/locate", "/topo /fare", "context log/slog net os syscall", "faults are located from views alone: no goroutine, socket, file or clock"},
-	{"/fleet/etcd", "", "", "etcd is reached by its JSON API: no client library"},
+	{"/fleet/etcd", "/internal/waits golang.org/x/sys/unix", "", "etcd is reached by its JSON API: no client library"},
 	{"/fleet/configmap", "/kube/apiserver", "", "the API server is reached by plain REST: no client library"},
 	{"/fleet/drain", "/topo /fare", "log/slog net os syscall", "drains are judged and kept by an engine: no socket, no file"},
 	{"/daemon/page", "/api golang.org/x/net/netutil", "", "the page shows what the API returns, and cannot reach the daemon's state"},
