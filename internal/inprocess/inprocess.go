@@ -121,12 +121,16 @@ func ended(ctx context.Context) error {
 	return status.FromContextError(ctx.Err()).Err()
 }
 
-// statusOf returns the status that a client receives for the error of a handler.
-func statusOf(err error) error {
-	if s, ok := status.FromError(err); ok {
-		return s.Err()
+// statusOf returns the status that a client receives for the error of a handler with the context ctx.
+func statusOf(ctx context.Context, err error) error {
+	s, ok := status.FromError(err)
+	if !ok {
+		s = status.FromContextError(err) // UNKNOWN for errors of other kinds
 	}
-	return status.FromContextError(err).Err() // UNKNOWN for errors of other kinds
+	if s.Code() == codes.Canceled && errors.Is(context.Cause(ctx), errClosed) {
+		return ended(ctx)
+	}
+	return s.Err()
 }
 
 // Invoke implements grpc.ClientConnInterface. It returns when ctx ends, even if the handler has not returned then.
@@ -165,7 +169,7 @@ func (c *Conn) Invoke(ctx context.Context, method string, args, reply any, opts 
 	}
 	h.report(opts)
 	if err != nil {
-		return statusOf(err)
+		return statusOf(server, err)
 	}
 	move(reply.(proto.Message), proto.Clone(response.(proto.Message)))
 	return nil

@@ -408,6 +408,49 @@ func testClose(t *testing.T) {
 	}
 }
 
+// TestClosedHandlers checks that a client receives UNAVAILABLE, too, if the handler has noticed Close before the client
+// and has returned the error of its context.
+func TestClosedHandlers(t *testing.T) {
+	for range 200 {
+		entered := make(chan struct{}, 2)
+		f := &fake{
+			hello: func(ctx context.Context, _ *farev1.HelloRequest) (*farev1.HelloResponse, error) {
+				entered <- struct{}{}
+				<-ctx.Done()
+				return nil, ctx.Err()
+			},
+			program: func(s programServer) error {
+				entered <- struct{}{}
+				<-s.Context().Done()
+				return status.FromContextError(s.Context().Err()).Err()
+			},
+		}
+		conn := New()
+		farev1.RegisterDataplaneServiceServer(conn, f)
+		client := farev1.NewDataplaneServiceClient(conn)
+		stream, err := client.Program(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		unary := make(chan error, 1)
+		go func() {
+			_, err := client.Hello(t.Context(), &farev1.HelloRequest{})
+			unary <- err
+		}()
+		<-entered
+		<-entered
+		if err := conn.Close(); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := stream.Recv(); status.Code(err) != codes.Unavailable {
+			t.Fatalf("stream: %v", err)
+		}
+		if err := <-unary; status.Code(err) != codes.Unavailable {
+			t.Fatalf("unary call: %v", err)
+		}
+	}
+}
+
 // TestBackPressure checks that a sender whose messages are not received is blocked after depth messages, and continues
 // when they are, in order.
 func TestBackPressure(t *testing.T) { synctest.Test(t, testBackPressure) }

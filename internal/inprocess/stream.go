@@ -41,7 +41,7 @@ func (c *Conn) NewStream(ctx context.Context, desc *grpc.StreamDesc, method stri
 		defer end()
 		l.status = io.EOF
 		if err := handler(s.implementation, &serverStream{l}); err != nil {
-			l.status = statusOf(err)
+			l.status = statusOf(server, err)
 		}
 		close(l.done)
 	}()

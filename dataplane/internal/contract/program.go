@@ -110,7 +110,13 @@ func (s *Server) Program(stream programStream) error {
 		// The reader ends soon after this method: when it returns, gRPC cancels the stream's context and with it Recv.
 		go func() { se.close(s.read(se)) }()
 	}
-	return s.handle(se)
+	err := s.handle(se)
+	select {
+	case <-se.ended: // explains other errors, because the connection often closes right afterwards
+		return se.reason
+	default:
+		return err
+	}
 }
 
 // close ends the requests. cause is why, nil if the client has closed its side. Only the first call counts.

@@ -11,7 +11,9 @@ import (
 	"time"
 
 	"go.uber.org/goleak"
+	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 
 	"github.com/fared/fared/api/dptest"
@@ -347,6 +349,39 @@ func TestBrokenStream(t *testing.T) {
 			t.Errorf("groups %v, want what was programmed", state.Groups)
 		}
 	})
+}
+
+// stoppedStream is a stream whose service stops, and whose connection then closes, as soon as it is the current stream.
+type stoppedStream struct {
+	grpc.ServerStream
+	ctx  context.Context
+	stop func()
+}
+
+func (s stoppedStream) Context() context.Context           { return s.ctx }
+func (s stoppedStream) SendHeader(metadata.MD) error       { s.stop(); return nil }
+func (s stoppedStream) Send(*farev1.ProgramResponse) error { return s.ctx.Err() }
+func (s stoppedStream) Recv() (*farev1.ProgramRequest, error) {
+	return nil, status.FromContextError(s.ctx.Err()).Err()
+}
+
+// TestReasonOutlivesConnection checks that a client receives the reason of Stop even if its connection closes before the
+// handler has noticed.
+func TestReasonOutlivesConnection(t *testing.T) {
+	for range 50 {
+		s := contract.New(contract.Config{Forwarder: &forwarder{capabilities: &farev1.Capabilities{}}})
+		if _, err := s.Hello(t.Context(), &farev1.HelloRequest{Forwarding: dptest.DefaultForwarding()}); err != nil {
+			t.Fatal(err)
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		err := s.Program(stoppedStream{ctx: ctx, stop: func() {
+			s.Stop("the agent ends")
+			cancel()
+		}})
+		if status.Code(err) != codes.Unavailable || !strings.Contains(err.Error(), "the agent ends") {
+			t.Fatalf("the stream ended with %v, want UNAVAILABLE and the reason", err)
+		}
+	}
 }
 
 // TestBurst checks that operations that arrive during a commit are committed together if their requests announce more,
