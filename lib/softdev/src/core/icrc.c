@@ -74,7 +74,7 @@ static uint64_t power(unsigned n)
 	return (uint64_t)r << 1;
 }
 
-static uint64_t by256[2], by64[2], by16[2];
+static uint64_t by256[2], by128[2], by64[2], by32[2], by16[2];
 /* For the last steps: x^64, and the quotient of x^64 and the polynomial with the polynomial. */
 static uint64_t by8, barrett[2];
 
@@ -87,7 +87,9 @@ static void make_power(uint64_t k[2], unsigned bytes)
 __attribute__((constructor)) static void make_powers(void)
 {
 	make_power(by256, 256);
+	make_power(by128, 128);
 	make_power(by64, 64);
+	make_power(by32, 32);
 	make_power(by16, 16);
 	by8 = power(64);
 	uint32_t r = 1u << 31;
@@ -145,14 +147,42 @@ __attribute__((target("pclmul,sse4.1"))) static uint32_t crc_folded(uint32_t sta
 	return end_folds(a, (const uint8_t *)q, n);
 }
 
+/* fold2 is fold for each of two elements. */
+__attribute__((target("vpclmulqdq,avx2"))) static inline __m256i fold2(__m256i a, __m256i k, __m256i b)
+{
+	return _mm256_xor_si256(_mm256_xor_si256(_mm256_clmulepi64_epi128(a, k, 0x00), _mm256_clmulepi64_epi128(a, k, 0x11)), b);
+}
+
+/* crc_folded_128 folds 128 bytes at a time. n is at least 144. */
+__attribute__((target("vpclmulqdq,avx2,pclmul,sse4.1"))) static uint32_t crc_folded_128(uint32_t state, const uint8_t *p, size_t n)
+{
+	__m256i k = _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)by128));
+	__m128i first = begin_folds(state, &p, &n);
+	const __m256i *q = (const __m256i *)(p - 16);
+	__m256i a = _mm256_inserti128_si256(_mm256_loadu_si256(q), first, 0);
+	__m256i b = _mm256_loadu_si256(q + 1), c = _mm256_loadu_si256(q + 2), d = _mm256_loadu_si256(q + 3);
+	for (q += 4, n -= 112; n >= 128; q += 4, n -= 128) {
+		a = fold2(a, k, _mm256_loadu_si256(q));
+		b = fold2(b, k, _mm256_loadu_si256(q + 1));
+		c = fold2(c, k, _mm256_loadu_si256(q + 2));
+		d = fold2(d, k, _mm256_loadu_si256(q + 3));
+	}
+	k = _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)by32));
+	a = fold2(fold2(fold2(a, k, b), k, c), k, d);
+	for (; n >= 32; q++, n -= 32)
+		a = fold2(a, k, _mm256_loadu_si256(q));
+	__m128i x = fold(_mm256_castsi256_si128(a), _mm_loadu_si128((const __m128i *)by16), _mm256_extracti128_si256(a, 1));
+	return end_folds(x, (const uint8_t *)q, n);
+}
+
 /* fold4 is fold for each of four elements. */
 __attribute__((target("vpclmulqdq,avx512f"))) static inline __m512i fold4(__m512i a, __m512i k, __m512i b)
 {
 	return _mm512_ternarylogic_epi64(_mm512_clmulepi64_epi128(a, k, 0x00), _mm512_clmulepi64_epi128(a, k, 0x11), b, 0x96);
 }
 
-/* crc_folded_wide folds 256 bytes at a time. n is at least 272. */
-__attribute__((target("vpclmulqdq,avx512f,pclmul,sse4.1"))) static uint32_t crc_folded_wide(uint32_t state, const uint8_t *p, size_t n)
+/* crc_folded_256 folds 256 bytes at a time. n is at least 272. */
+__attribute__((target("vpclmulqdq,avx512f,pclmul,sse4.1"))) static uint32_t crc_folded_256(uint32_t state, const uint8_t *p, size_t n)
 {
 	__m512i k = _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)by256));
 	__m128i first = begin_folds(state, &p, &n);
@@ -180,7 +210,9 @@ uint32_t sd_crc(uint32_t state, const void *data, size_t n)
 {
 #if defined(__x86_64__)
 	if (n >= 272 && __builtin_cpu_supports("vpclmulqdq") && __builtin_cpu_supports("avx512f"))
-		return crc_folded_wide(state, data, n);
+		return crc_folded_256(state, data, n);
+	if (n >= 144 && __builtin_cpu_supports("vpclmulqdq") && __builtin_cpu_supports("avx2"))
+		return crc_folded_128(state, data, n);
 	if (n >= 16 && __builtin_cpu_supports("pclmul") && __builtin_cpu_supports("sse4.1"))
 		return crc_folded(state, data, n);
 #endif
