@@ -45,14 +45,14 @@ type Config struct {
 	// Ranges of all loopbacks of the fabric, this server's included. Host routes inside are destinations; others are
 	// dropped and counted.
 	Accept []netip.Prefix `yaml:"accept" items:"1..64" required:"true"`
-	// Time from the peers' receipt of zero bandwidth for a drained path to the withdrawal of its routes.
+	// Time from the peers' receipt of a drained path's zero bandwidth to the withdrawal of its routes.
 	DrainDelay time.Duration `yaml:"drain_delay" default:"5s" min:"0s" max:"1h" reload:"drain-delay"`
 
 	// Timers and limits of all sessions.
 	BGP BGP `yaml:"bgp"`
-	// Detects a silent neighbor in a fraction of a second, where bgp.hold_time takes 9 s. RFC 5880. RFC 5881.
+	// Detects a silent neighbor sooner than bgp.hold_time. RFC 5880. RFC 5881.
 	BFD BFD `yaml:"bfd"`
-	// Links that flap.
+	// Treatment of links.
 	Links Links `yaml:"links"`
 	// Bandwidth in routes.
 	PathBandwidth PathBandwidth `yaml:"path_bandwidth"`
@@ -80,7 +80,7 @@ type Config struct {
 	Log Log `yaml:"log"`
 	// Recording of every input, for fared replay.
 	Record Record `yaml:"record"`
-	// The start.
+	// The start (docs/glossary.md).
 	Start Start `yaml:"start"`
 }
 
@@ -105,8 +105,8 @@ type BGP struct {
 }
 
 // BFD holds the timers and keys of BFD. Single-hop, asynchronous, without echo; begins before BGP. When it goes down,
-// the established session is closed with Cease, BFD Down (RFC 9384), and its paths are removed at once. Without BFD at
-// the neighbor, or disabled there, a session stays up unprotected.
+// the established session is closed with Cease, BFD Down (RFC 9384). A session whose neighbor has no BFD stays up
+// unprotected.
 type BFD struct {
 	// Least interval of packets, both ways, whole milliseconds; the slower end decides. 1 s until BFD is up, 4 s
 	// without a neighbor. 0s disables BFD. RFC 5880, Sections 6.8.2 and 6.8.3.
@@ -114,7 +114,7 @@ type BFD struct {
 	// Missing packets in a row after which the neighbor declares the session down; it announces its own. interval x
 	// multiplier is less than bgp.hold_time. RFC 5880, Section 6.8.4.
 	Multiplier int `yaml:"multiplier" default:"3" min:"1" max:"255" unit:"packets"`
-	// Of sessions without bfd_auth; absent: none. BFD does not protect a session whose neighbor has another.
+	// Of sessions without bfd_auth; absent: none. A neighbor with another one: BFD does not protect the session.
 	Auth *BFDAuth `yaml:"auth"`
 }
 
@@ -172,8 +172,8 @@ type PathBandwidth struct {
 	// Community to send: link-bandwidth (RFC 10005) or extended-community (FARE, with the code point below). Both are
 	// accepted, FARE first.
 	Encoding fare.Encoding `yaml:"encoding" default:"link-bandwidth"`
-	// Send Link Bandwidth as type 0x00; false: as 0x40, which ends at an AS border (RFC 4360, Section 6; RFC 10005,
-	// Section 3.1), for leaves that accept only that. Both are accepted.
+	// Send Link Bandwidth as type 0x00; false: as 0x40, which ends at an AS border (RFC 4360, Section 6), for leaves
+	// that accept only that. Both are accepted. RFC 10005, Section 3.1.
 	Transitive bool `yaml:"transitive" default:"true"`
 	// Global Administrator of sent Link Bandwidth; absent: our AS, or 23456 (AS_TRANS) if that needs four bytes.
 	// Receivers ignore it. RFC 10005, Section 2.
@@ -188,8 +188,8 @@ type PathBandwidth struct {
 	// Sub-type of the FARE community; not a code point that IANA has assigned to another.
 	FARESubType byte `yaml:"fare_sub_type" default:"0x04" min:"0x00" max:"0xff"`
 	// A server's bandwidth on a session. sub-port: of the sub-port, for leaves that sum (FRR, fared). node: of all
-	// usable sub-ports to the session's node (AS and BGP identifier), for leaves that pass on their best route's value
-	// (BIRD, GoBGP); leaves that sum count it once per session. Drained sub-ports add nothing.
+	// usable sub-ports to the session's node (AS and BGP identifier), for leaves that do not (BIRD, GoBGP); others count
+	// it once per session. Drained sub-ports add nothing.
 	Advertise string `yaml:"advertise" enum:"sub-port,node" default:"sub-port" reload:"path-bandwidth"`
 	// If only some paths to a destination carry a bandwidth. local: the others count with the local link speed. equal
 	// (RFC 10005, Section 4): all usable planes get the same weight; one leaf that strips values changes every ratio.
@@ -197,7 +197,7 @@ type PathBandwidth struct {
 	Missing fare.MissingPolicy `yaml:"missing" default:"local" reload:"path-bandwidth"`
 	// If no path carries a bandwidth. local: the local link speed counts. equal: all usable planes get the same weight.
 	AllMissing fare.AllMissingPolicy `yaml:"all_missing" default:"local" reload:"path-bandwidth"`
-	// If every path has zero bandwidth: share equally, or unreachable.
+	// If every path has zero bandwidth.
 	AllZero fare.ZeroPolicy `yaml:"all_zero" default:"equal" reload:"path-bandwidth"`
 	// If AS paths show several origins of a destination (mistake, hijack, anycast); always a fault. weigh: every route
 	// counts. prefer-first: only those of the origin that has announced it longest without interruption, while one is
@@ -209,8 +209,8 @@ type PathBandwidth struct {
 	LeastPreferred []string `yaml:"least_preferred" enum:"graceful-shutdown,llgr-stale,prepended" default:"[graceful-shutdown, llgr-stale, prepended]" items:"0..3" reload:"path-bandwidth"`
 	// Time that a higher local speed must last before it is advertised. A lower one is at once.
 	IncreaseHoldUp time.Duration `yaml:"increase_hold_up" default:"0s" min:"0s" max:"1h" reload:"path-bandwidth"`
-	// Least time between increases of a route's bandwidth on a session. Decreases, and the first increase after a quiet
-	// interval, are sent at once. 0s: no limit. RFC 10005, Section 7.2.
+	// Least time between increases of a route's bandwidth on a session. Decreases are sent at once. 0s: no limit. RFC
+	// 10005, Section 7.2.
 	IncreaseInterval time.Duration `yaml:"increase_interval" default:"200ms" min:"0s" max:"1h"`
 	// Lower values are ignored and counted; zero is always valid.
 	Minimum fare.Bandwidth `yaml:"minimum"`
@@ -272,8 +272,8 @@ type SubPort struct {
 	// only over its sub-ports; it needs one with a session of its family. Loopbacks with the same sub-ports share
 	// weights. draft-xu-rtgwg-fare-in-sun, Section 1.
 	Loopbacks []netip.Prefix `yaml:"loopbacks" items:"1..144" reload:"planes"`
-	// At a leaf: sub-ports of a plane with the same word divide the bandwidth by speed, as uplinks do, because their
-	// nodes' advertisements are summed further on (docs/operations/leaves.md).
+	// At a leaf: sub-ports of a plane with the same word divide the bandwidth by speed, as uplinks do
+	// (docs/operations/leaves.md).
 	Share string `yaml:"share" reload:"planes"`
 	// BGP sessions; in total at most 512 at a server, 1024 at a leaf.
 	Sessions []Session `yaml:"sessions" items:"1..64" required:"true"`
@@ -294,8 +294,9 @@ type Session struct {
 	// Ranges of accepted host routes, inside the top level's; others are dropped and counted (route_outside_accept).
 	// With its loopbacks alone, a leaf cannot attract traffic of others. Absent or empty: the top level's.
 	Accept []netip.Prefix `yaml:"accept" items:"0..64" reload:"planes"`
-	// Accept next hops that are other hosts of the device's subnets, for leaves with several servers in one (RFC 4271,
-	// Section 5.1.3); packets still go to the peer. Subnets are read when the session connects.
+	// Accept next hops that are other hosts of the device's subnets, for leaves with several servers in one
+	// (docs/operations/leaves.md); packets still go to the peer. Subnets are read when the session connects. RFC 4271,
+	// Section 5.1.3.
 	SubnetNextHops bool `yaml:"subnet_next_hops" default:"false" reload:"planes"`
 	// Find the peer by its IPv6 router advertisements (RFC 4861, Section 4.2) and use link-local addresses
 	// (docs/operations/leaves.md).
@@ -316,8 +317,8 @@ type Session struct {
 	// At a leaf: bandwidth of routes to this peer. regenerate: the leaf's sum toward the destination. keep: the best
 	// route's communities. remove: none. With keep and remove, weights do not follow failures beyond the leaf.
 	Bandwidth string `yaml:"bandwidth" enum:"regenerate,keep,remove" default:"regenerate" reload:"planes"`
-	// Drop packets that have crossed more hops (RFC 5082, Section 3; 1 = directly connected); 0: no check. The peer
-	// must send TTL 255 (ttl-security of FRR and BIRD), as fared does.
+	// Drop packets that have crossed more hops (1: directly connected); 0: no check. The peer must send TTL 255
+	// (ttl-security of FRR and BIRD), as fared does. RFC 5082, Section 3.
 	GTSMHops int `yaml:"gtsm_hops" default:"0" min:"0" max:"254" unit:"hops" reload:"planes"`
 	// Address families of the routes. RFC 4760, Section 8.
 	Families []Family `yaml:"families" items:"1..2" enum:"ipv4,ipv6" derived:"the family of peer; both when link-local or unnumbered" reload:"planes"`
@@ -439,9 +440,8 @@ const (
 
 // Dataplane configures the connection to the process that forwards.
 type Dataplane struct {
-	// unix:/path, host:port, inside: (an agent in this process) or memory: (forwards nothing). A leaf with memory: is
-	// only a control plane; with another address the data plane forwards by the next nodes' bandwidth, and the leaf
-	// passes no routes on before it is connected.
+	// unix:/path, host:port, inside: (an agent in this process) or memory: (forwards nothing). A leaf with another
+	// address than memory: passes no routes on before the data plane is connected.
 	Address string `yaml:"address" derived:"unix:/run/fared-dataplane/dataplane.sock, or memory: for a leaf"`
 	// With inside:, flags of fared dataplane such as --driver=linux, except --flush, --log-level and --log-format.
 	Flags []string `yaml:"flags" default:"[]" items:"0..64"`
@@ -454,8 +454,8 @@ type Dataplane struct {
 	TCPPorts []uint16 `yaml:"tcp_ports" default:"[4793]" items:"0..16" min:"1" max:"65535"`
 	// More TCP destination ports to steer, FIRST-LAST, at most 16,384 (docs/nccl.md, docs/tcp.md).
 	TCPPortRange string `yaml:"tcp_port_range" default:"none"`
-	// Give a sub-port's device that was away (in a container, or by a reload of its driver) the addresses back that the
-	// agent has seen on it. Without it they are a fault.
+	// Give a sub-port's device that was away (in a container, or by a reload of its driver) its addresses back. Without
+	// it they are a fault.
 	RestoreAddresses bool `yaml:"restore_addresses" default:"false"`
 }
 
@@ -494,8 +494,7 @@ type API struct {
 	Socket string `yaml:"socket" default:"/run/fared/fared.sock"`
 	// Octal, quoted. Write permission allows drain, undrain, clear and reload.
 	SocketMode os.FileMode `yaml:"socket_mode" default:"0660" min:"0000" max:"0777"`
-	// Unix socket for read calls; none disables it. Commands without access to socket use it if it has the default
-	// name.
+	// Unix socket for read calls; none disables it. Commands without access to socket use it under its default name.
 	ReadOnlySocket string `yaml:"read_only_socket" derived:"socket with -ro before .sock"`
 	// Octal, quoted.
 	ReadOnlySocketMode os.FileMode `yaml:"read_only_socket_mode" default:"0666" min:"0000" max:"0777"`
@@ -602,18 +601,16 @@ type Drains struct {
 type Proof struct {
 	// Send and answer probes. false: planes are shown as not proved, here and at the peers. A leaf sends none.
 	Enabled bool `yaml:"enabled" default:"true"`
-	// UDP port of probes and answers, at the loopbacks; the same at all servers. It is steered like
-	// dataplane.udp_ports, and has to be open in firewalls.
+	// UDP port of probes and answers, at the loopbacks; the same at all servers. Steered like dataplane.udp_ports; open
+	// it in firewalls.
 	Port uint16 `yaml:"port" default:"4796" min:"1" max:"65535"`
-	// Send packets with the ports of queue pairs, too (slot_table.services), to see by which device the kernel sends
-	// them: at most one a second by each sub-port. Their time to live is 1: leaves drop them, and count them as
-	// expired.
+	// Send packets with the ports of queue pairs, too (slots.services), to see by which device the kernel sends them: at
+	// most one a second by each sub-port. Their time to live is 1: leaves count them as expired.
 	Services bool `yaml:"services" default:"true"`
 	// Probes a second; 0: 20, with more than 64 destinations 50.
 	Rate int `yaml:"rate" default:"0" min:"0" max:"1000" unit:"probes"`
-	// If all probes by a plane toward a destination are lost while another plane's are answered. report: a finding
-	// (docs/operations/proof.md). avoid: the plane also has weight 0 toward this destination until its probes are
-	// answered, unless no other plane is left.
+	// If all probes by a plane toward a destination are lost while another plane's are answered. report: a finding.
+	// avoid: the plane also has weight 0 toward it until its probes are answered, unless no other plane is left.
 	Unproved fare.UnprovedPolicy `yaml:"unproved" default:"report" reload:"proof"`
 	// Time that the probes must be lost before the plane is avoided.
 	AvoidAfter time.Duration `yaml:"avoid_after" default:"400ms" min:"100ms" max:"60s" reload:"proof"`
@@ -734,7 +731,7 @@ type Damping struct {
 
 // Start configures the behavior of fared until it knows the fabric.
 type Start struct {
-	// Longest wait for every session's End-of-RIB (RFC 4724, Section 2), after which destinations without a route are
-	// removed and watches of weights begin.
+	// Longest wait for every session's End-of-RIB, after which destinations without a route are removed and watches of
+	// weights begin. RFC 4724, Section 2.
 	Deadline time.Duration `yaml:"deadline" default:"30s" min:"0s" max:"1h"`
 }
