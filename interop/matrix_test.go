@@ -176,45 +176,47 @@ func writeMatrix(t *testing.T, file string, rows [][]string) {
 	testbed.Table(t, filepath.Join("..", "docs", "operations", "leaves.md"), "TestLeafMatrix", matrixTable(rows[1:]))
 }
 
-// matrixTable has a line for each leaf and kind of session: right, if all scenarios with that number of cables are, or
-// what is not; and the longest time after a cable's failure at the receiver and after the leaf's.
+// matrixTable has a line for each leaf: right, if all scenarios are, or what is not; and, of each kind of session, the
+// longest time after a cable's failure at the receiver and after the leaf's.
 func matrixTable(rows [][]string) string {
 	type line struct {
-		results       [2][]string
-		cable, killed int
+		wrong         []string
+		sessions      []string
+		cable, killed map[string]int
 	}
 	lines, order := map[string]*line{}, []string{}
 	for _, r := range rows {
-		key := r[0] + " | " + r[1]
-		if lines[key] == nil {
-			lines[key], order = &line{}, append(order, key)
+		l := lines[r[0]]
+		if l == nil {
+			l = &line{cable: map[string]int{}, killed: map[string]int{}}
+			lines[r[0]], order = l, append(order, r[0])
 		}
-		l := lines[key]
-		if r[4] != "right" {
-			at := &l.results[r[2][0]-'1']
-			*at = append(*at, r[3]+": "+r[4])
+		if !slices.Contains(l.sessions, r[1]) {
+			l.sessions = append(l.sessions, r[1])
 		}
 		ms, _ := strconv.Atoi(r[5])
 		switch {
 		case r[4] != "right":
+			l.wrong = append(l.wrong, fmt.Sprintf("%s, cables a plane %s, %s: %s", r[1], r[2], r[3], r[4]))
 		case strings.Contains(r[3], "half"), r[3] == "port at the receiver":
-			l.cable = max(l.cable, ms)
+			l.cable[r[1]] = max(l.cable[r[1]], ms)
 		case r[3] == "leaf killed":
-			l.killed = max(l.killed, ms)
+			l.killed[r[1]] = max(l.killed[r[1]], ms)
 		}
 	}
 	var b strings.Builder
-	b.WriteString("| leaf | sessions | one cable a plane | two cables a plane | after a cable, ms | after the leaf, ms |\n|---|---|---|---|---|---|\n")
-	for _, key := range order {
-		l := lines[key]
-		var cells [2]string
-		for i := range cells {
-			cells[i] = "right"
-			if len(l.results[i]) > 0 {
-				cells[i] = strings.Join(l.results[i], "; ")
-			}
+	b.WriteString("| leaf | sessions | weights | after a cable, ms | after the leaf, ms |\n|---|---|---|---|---|\n")
+	for _, leaf := range order {
+		l := lines[leaf]
+		verdict := "right"
+		if len(l.wrong) > 0 {
+			verdict = strings.Join(l.wrong, "; ")
 		}
-		fmt.Fprintf(&b, "| %s | %s | %s | %d | %d |\n", key, cells[0], cells[1], l.cable, l.killed)
+		var cable, killed []string
+		for _, s := range l.sessions {
+			cable, killed = append(cable, strconv.Itoa(l.cable[s])), append(killed, strconv.Itoa(l.killed[s]))
+		}
+		fmt.Fprintf(&b, "| %s | %s | %s | %s | %s |\n", leaf, strings.Join(l.sessions, ", "), verdict, strings.Join(cable, ", "), strings.Join(killed, ", "))
 	}
 	return b.String()
 }
