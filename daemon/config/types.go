@@ -94,8 +94,8 @@ type BGP struct {
 	// Longest time before the next attempt to connect; the first follow after 0, 1, 2, 4 ms and so on. RFC 4271,
 	// Section 8.
 	ConnectRetry time.Duration `yaml:"connect_retry" default:"1s" min:"100ms" max:"1h"`
-	// Time for which a leaf may keep our routes after fared has ended; whole seconds. 0s: none
-	// (docs/operations/upgrade.md); fared init writes 60s. RFC 4724, Section 3.
+	// Time for which a leaf may keep our routes after fared has ended (docs/operations/upgrade.md); whole seconds. 0s:
+	// none; fared init writes 60s. RFC 4724, Section 3.
 	RestartTime time.Duration `yaml:"restart_time" default:"0s" min:"0s" max:"4095s"`
 	// Occurrences of our AS in an AS path above which a route is ignored (RFC 4271, Section 9.1.2). 1: for servers of
 	// one AS behind a leaf without as-override. 0 at a leaf.
@@ -111,8 +111,8 @@ type BFD struct {
 	// Least interval of packets, both ways, whole milliseconds; the slower end decides. 1 s until BFD is up, 4 s
 	// without a neighbor. 0s disables BFD. RFC 5880, Sections 6.8.2 and 6.8.3.
 	Interval time.Duration `yaml:"interval" default:"300ms" min:"0s" max:"10s"`
-	// Missing packets in a row after which the neighbor declares the session down; it announces its own. interval x
-	// multiplier is less than bgp.hold_time. RFC 5880, Section 6.8.4.
+	// Missing packets in a row after which the neighbor declares the session down. interval x multiplier is less than
+	// bgp.hold_time. RFC 5880, Section 6.8.4.
 	Multiplier int `yaml:"multiplier" default:"3" min:"1" max:"255" unit:"packets"`
 	// Of sessions without bfd_auth; absent: none. A neighbor with another one: BFD does not protect the session.
 	Auth *BFDAuth `yaml:"auth"`
@@ -121,8 +121,8 @@ type BFD struct {
 // BFDAuth configures the authentication of BFD packets (RFC 5880, Section 6.7). Type and keys are the same at both
 // ends. Packets that no key has signed are dropped and counted.
 type BFDAuth struct {
-	// meticulous: a new sequence number in every packet, so no recorded one counts. keyed: a repeated last packet
-	// counts, and hides the neighbor's silence. none, at a session: no authentication.
+	// meticulous: no recorded packet counts. keyed: a repeated last packet counts, and hides the neighbor's silence.
+	// none, at a session: no authentication.
 	Type string `yaml:"type" enum:"meticulous-sha1,keyed-sha1,meticulous-md5,keyed-md5,none" default:"meticulous-sha1" refused:"simple: would show its password to everyone on the link"`
 	// The first signs, all are accepted: keys can be replaced one by one.
 	Keys []BFDKey `yaml:"keys" items:"1..8" reload:"bfd-keys"`
@@ -179,11 +179,10 @@ type PathBandwidth struct {
 	// Receivers ignore it. RFC 10005, Section 2.
 	Administrator uint16 `yaml:"administrator" min:"1" max:"65535"`
 	// Divides sent and multiplies received Link Bandwidth: 1, 1000 or 1000000, the same at all nodes. Sums of FRR
-	// through 10.7.0, of 32 bits, are wrong from 34.4 Gbit/s on, with 1000 from 34 Tbit/s on. A value that only another
-	// scale explains is a fault.
+	// through 10.7.0 are wrong from 34.4 Gbit/s on, with 1000 from 34 Tbit/s on.
 	Scale uint32 `yaml:"scale" default:"1" min:"1" max:"1000000"`
-	// Type of the FARE community, bit 0x40 clear; the default is for experiments (RFC 9184, Section 2.1), none is
-	// assigned. FRR 10.3.0 and 10.3.1 drop odd types toward other AS.
+	// Type of the FARE community, bit 0x40 clear; none is assigned, the default is for experiments. FRR 10.3.0 and
+	// 10.3.1 drop odd types toward other AS. RFC 9184, Section 2.1.
 	FAREType byte `yaml:"fare_type" default:"0x8e" min:"0x00" max:"0xbf"`
 	// Sub-type of the FARE community; not a code point that IANA has assigned to another.
 	FARESubType byte `yaml:"fare_sub_type" default:"0x04" min:"0x00" max:"0xff"`
@@ -200,8 +199,8 @@ type PathBandwidth struct {
 	// If every path has zero bandwidth.
 	AllZero fare.ZeroPolicy `yaml:"all_zero" default:"equal" reload:"path-bandwidth"`
 	// If AS paths show several origins of a destination (mistake, hijack, anycast); always a fault. weigh: every route
-	// counts. prefer-first: only those of the origin that has announced it longest without interruption, while one is
-	// usable. drop: unreachable (docs/security.md).
+	// counts. prefer-first: those of the origin that has announced it longest, while one is usable. drop: unreachable
+	// (docs/security.md).
 	Conflict fare.ConflictPolicy `yaml:"conflict" default:"weigh" reload:"path-bandwidth"`
 	// Signals with which a route counts only for destinations that no other route reaches: GRACEFUL_SHUTDOWN (65535:0,
 	// RFC 8326), LLGR_STALE (65535:6, RFC 9494), or, as prepended, the leaf's AS twice at the start of the path or an
@@ -269,8 +268,7 @@ type SubPort struct {
 	// At a leaf: leads to a spine, and advertises only its share (docs/operations/leaves.md).
 	Uplink bool `yaml:"uplink" default:"false" reload:"planes"`
 	// GPUs that this sub-port serves, of the top level's; absent: all. A loopback is advertised, and its packets leave,
-	// only over its sub-ports; it needs one with a session of its family. Loopbacks with the same sub-ports share
-	// weights. draft-xu-rtgwg-fare-in-sun, Section 1.
+	// only over its sub-ports; it needs one with a session of its family. draft-xu-rtgwg-fare-in-sun, Section 1.
 	Loopbacks []netip.Prefix `yaml:"loopbacks" items:"1..144" reload:"planes"`
 	// At a leaf: sub-ports of a plane with the same word divide the bandwidth by speed, as uplinks do
 	// (docs/operations/leaves.md).
@@ -314,8 +312,8 @@ type Session struct {
 	// At a leaf: replace the peer's AS by ours in paths sent to it, for servers of one AS. Without it, routes with the
 	// peer's AS are not sent.
 	ASOverride bool `yaml:"as_override" default:"false" reload:"planes"`
-	// At a leaf: bandwidth of routes to this peer. regenerate: the leaf's sum toward the destination. keep: the best
-	// route's communities. remove: none. With keep and remove, weights do not follow failures beyond the leaf.
+	// At a leaf: bandwidth of routes to this peer. regenerate: the leaf's sum. keep: the best route's communities.
+	// remove: none. With keep and remove, weights do not follow failures beyond the leaf.
 	Bandwidth string `yaml:"bandwidth" enum:"regenerate,keep,remove" default:"regenerate" reload:"planes"`
 	// Drop packets that have crossed more hops (1: directly connected); 0: no check. The peer must send TTL 255
 	// (ttl-security of FRR and BIRD), as fared does. RFC 5082, Section 3.
@@ -417,8 +415,7 @@ type Hash struct {
 	// dataplane: as the data plane reports, else uniform. uniform: unknown, source ports are spread evenly. linux: the
 	// kernel's (layer 4), for nexthop groups and routes not set up by fared. crc16: CCITT. crc16-bisync: ARC.
 	Algorithm string `yaml:"algorithm" enum:"dataplane,uniform,linux,crc16,crc16-bisync,crc32,xor,toeplitz" default:"dataplane"`
-	// Of linux: net.ipv4.fib_multipath_hash_seed, not 0, with which the kernel draws a seed at each boot. Of crc16,
-	// crc16-bisync (at most 65535) and crc32: their seed.
+	// Of linux: net.ipv4.fib_multipath_hash_seed, not 0. Of crc16, crc16-bisync (at most 65535) and crc32: their seed.
 	Seed uint32 `yaml:"seed" default:"0" min:"0" max:"4294967295"`
 	// Of the resilient nexthop group that linux hashes into, at least the number of sub-ports; 0: a plain group.
 	Buckets int `yaml:"buckets" default:"0" min:"0" max:"65535" unit:"buckets"`
@@ -524,9 +521,8 @@ type SlotTable struct {
 	File string `yaml:"file" derived:"/run/fared/table/slots; if api.socket is set, slots next to it"`
 	// Octal, quoted. No write permission for group and others: a program that truncates the file ends its readers.
 	Mode os.FileMode `yaml:"mode" default:"0644" min:"0400" max:"0755"`
-	// Services that the table has source ports for, such as udp/4791, all of them steered (dataplane); programs that
-	// name none read the first (docs/slots.md). Empty: the first of dataplane.udp_ports, or else of tcp_ports; and
-	// udp/4791 if it is steered.
+	// Steered services that the table has source ports for, such as udp/4791; programs that name none read the first
+	// (docs/slots.md). Empty: the first of dataplane.udp_ports, or else of tcp_ports; and udp/4791 if it is steered.
 	Services []string `yaml:"services" default:"[]" items:"0..8"`
 }
 
@@ -703,7 +699,7 @@ type Log struct {
 
 // Record configures the recording of inputs.
 type Record struct {
-	// Every input as a JSON line. A start, and a full file, rename FILE to FILE.1, FILE.1 to FILE.2, and so on.
+	// Every input as a JSON line. A start, and a full file, rename FILE to FILE.1 and so on.
 	File string `yaml:"file"`
 	// Size at which the next file begins, not counting the first line.
 	MaxBytes int64 `yaml:"max_bytes" default:"64MiB" min:"64KiB" max:"1TiB"`
