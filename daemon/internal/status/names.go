@@ -11,18 +11,18 @@ func Exported() []*metric.Metric { return exported.All() }
 var (
 	metricBuildInfo      = exported.Gauge("fared_build_info", "Always 1.", "version", "go_version")
 	metricLoopResponding = exported.Gauge("fared_loop_responding", "1 when the daemon's loop answered; with 0 metrics that need an answer are absent.")
-	metricConverged      = exported.Gauge("fared_converged", "1 after End-of-RIB from every session, or the start deadline.")
+	metricConverged      = exported.Gauge("fared_converged", "1 after the start.")
 	metricRevision       = exported.Gauge("fared_revision", "Revision of the state.")
 
 	metricSessions          = exported.Gauge("fared_sessions", "Sessions by state.", "state")
-	metricSessionUp         = exported.Gauge("fared_session_up", "1 when the session is established, drained or not.", "session", "plane", "device")
+	metricSessionUp         = exported.Gauge("fared_session_up", "1 when the session is established.", "session", "plane", "device")
 	metricSessionGeneration = exported.Counter("fared_session_generation_total", "Times the session was established.", "session")
 	metricSessionFlaps      = exported.Counter("fared_session_flaps_total", "Times the established session failed.", "session")
 	metricSessionBFD        = exported.Gauge("fared_session_bfd_up", "1 when BFD is up and protects the session; absent without BFD.", "session")
 	metricSessionRoutes     = exported.Gauge("fared_session_routes", "Routes now: received = used + all of fared_session_routes_ignored.", "session", "use")
 	metricSessionIgnored    = exported.Gauge("fared_session_routes_ignored", "Routes that are not used now.", "session", "reason")
-	metricBandwidthIgnored  = exported.Gauge("fared_session_bandwidth_ignored", "Usable routes whose bandwidth the weights do not follow now.", "plane", "session", "reason")
-	metricRoutesDropped     = exported.Gauge("fared_session_routes_dropped", "Routes that the guard drops now, by a fault; family_: loopbacks whose family the peer did not agree to.", "plane", "session", "reason")
+	metricBandwidthIgnored  = exported.Gauge("fared_session_bandwidth_ignored", "Usable routes whose bandwidth does not count now.", "plane", "session", "reason")
+	metricRoutesDropped     = exported.Gauge("fared_session_routes_dropped", "Routes that the guard drops now, by a fault; family_: loopbacks without their family.", "plane", "session", "reason")
 	metricGuardDropped      = exported.Counter("fared_guard_dropped_total", "Messages, routes and attributes dropped by the guard, packets dropped by BFD (bfd_).", "session", "reason")
 	metricInputsIgnored     = exported.Counter("fared_inputs_ignored_total", "Inputs that the path-bandwidth table did not use.", "reason")
 
@@ -53,7 +53,7 @@ var (
 
 	metricEvents       = exported.Counter("fared_events_total", "Events by kind.", "kind")
 	metricStep         = exported.Histogram("fared_loop_step_seconds", "Duration of a step of the daemon's loop.")
-	metricAcknowledged = exported.Histogram("fared_update_acknowledged_seconds", "From an input at the loop to its result in effect.")
+	metricAcknowledged = exported.Histogram("fared_update_acknowledged_seconds", "From an input to its result in effect.")
 	metricQueue        = exported.Gauge("fared_queue_depth", "Depth of a queue.", "queue")
 
 	metricDataplaneConnected   = exported.Gauge("fared_dataplane_connected", "1 when the data plane is connected; absent in a daemon without one.")
@@ -66,11 +66,11 @@ var (
 
 	metricProofProbes       = exported.Counter("fared_proof_probes_total", "Probes to destinations that answer: answered, lost.", "plane", "result")
 	metricProofRoundTrip    = exported.Gauge("fared_proof_round_trip_ns", "Mean round trip of the plane's probes, without the peers' time, nanoseconds.", "plane")
-	metricProofFindings     = exported.Gauge("fared_proof_findings", "Sub-ports and planes by which packets go wrong now; the plane is empty for all planes.", "plane", "device", "problem", "direction")
+	metricProofFindings     = exported.Gauge("fared_proof_findings", "Sub-ports and planes by which packets go wrong now; an empty plane: all.", "plane", "device", "problem", "direction")
 	metricProofDestinations = exported.Gauge("fared_proof_destinations", "Destinations with shares in effect: answering or silent.", "state")
-	metricProofDropped      = exported.Counter("fared_proof_dropped_total", "Packets at the port of proofs that were not answered.", "reason")
+	metricProofDropped      = exported.Counter("fared_proof_dropped_total", "Packets at the port of proofs without an answer.", "reason")
 	metricProofAvoided      = exported.Gauge("fared_proof_avoided", "Destinations toward which the plane is avoided (proof.unproved).", "plane")
-	metricProofActive       = exported.Gauge("fared_proof_active", "1 while probes are sent; 0 where they cannot be.")
+	metricProofActive       = exported.Gauge("fared_proof_active", "1 while probes are sent.")
 
 	metricWatches = exported.Gauge("fared_watches", "WatchWeights and WatchEvents calls now.")
 	metricCalls   = exported.Counter("fared_calls_total", "Finished gRPC calls by code.", "code")
