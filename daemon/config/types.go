@@ -187,8 +187,8 @@ type PathBandwidth struct {
 	// Sub-type of the FARE community; not a code point that IANA has assigned to another.
 	FARESubType byte `yaml:"fare_sub_type" default:"0x04" min:"0x00" max:"0xff"`
 	// A server's bandwidth on a session. sub-port: of the sub-port, for leaves that sum (FRR, fared). node: of all
-	// usable sub-ports to the session's node (AS and BGP identifier), for leaves that do not (BIRD, GoBGP); others count
-	// it once per session. Drained sub-ports add nothing.
+	// usable sub-ports to the session's node (AS and BGP identifier), for leaves that do not (BIRD, GoBGP); others
+	// count it once per session. Drained sub-ports add nothing.
 	Advertise string `yaml:"advertise" enum:"sub-port,node" default:"sub-port" reload:"path-bandwidth"`
 	// If only some paths to a destination carry a bandwidth. local: the others count with the local link speed. equal
 	// (RFC 10005, Section 4): all usable planes get the same weight; one leaf that strips values changes every ratio.
@@ -600,8 +600,8 @@ type Proof struct {
 	// UDP port of probes and answers, at the loopbacks; the same at all servers. Steered like dataplane.udp_ports; open
 	// it in firewalls.
 	Port uint16 `yaml:"port" default:"4796" min:"1" max:"65535"`
-	// Send packets with the ports of queue pairs, too (slots.services), to see by which device the kernel sends them: at
-	// most one a second by each sub-port. Their time to live is 1: leaves count them as expired.
+	// Send packets with the ports of queue pairs, too (slots.services), to see by which device the kernel sends them:
+	// at most one a second by each sub-port. Their time to live is 1: leaves count them as expired.
 	Services bool `yaml:"services" default:"true"`
 	// Probes a second; 0: 20, with more than 64 destinations 50.
 	Rate int `yaml:"rate" default:"0" min:"0" max:"1000" unit:"probes"`

@@ -15,8 +15,8 @@
  *      read Sequence again: if unchanged go on with the next entry, else retry.
  *   5. Read the pair's fields, then Sequence and fields of its vector, then both Sequences again. If one is odd or has
  *      changed, retry from 4; give up as "busy" after a bounded number of retries.
- * A slot's effect flag counts only together with PAIR_IN_EFFECT; a slot drains if its flag or its bit of the pair is set.
- * To wait, use the futex Wake.
+ * A slot's effect flag counts only together with PAIR_IN_EFFECT; a slot drains if its flag or its bit of the pair is
+ * set. To wait, use the futex Wake.
  *
  * The layout of the slot table (docs/slots.md): offsets of the fields in their records, sizes, constants. Fields without a
  * name are 0. Arrays behind the records:
