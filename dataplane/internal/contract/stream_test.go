@@ -351,7 +351,7 @@ func TestBrokenStream(t *testing.T) {
 	})
 }
 
-// stoppedStream is a stream whose service stops, and whose connection then closes, as soon as it is the current stream.
+// stoppedStream is a stream whose service stops, and whose connection then closes, as soon as it is the current one.
 type stoppedStream struct {
 	grpc.ServerStream
 	ctx  context.Context
@@ -365,8 +365,8 @@ func (s stoppedStream) Recv() (*farev1.ProgramRequest, error) {
 	return nil, status.FromContextError(s.ctx.Err()).Err()
 }
 
-// TestReasonOutlivesConnection checks that a client receives the reason of Stop even if its connection closes before the
-// handler has noticed.
+// TestReasonOutlivesConnection checks that a client receives the reason of Stop even if its connection closes before
+// the handler has noticed.
 func TestReasonOutlivesConnection(t *testing.T) {
 	for range 50 {
 		s := contract.New(contract.Config{Forwarder: &forwarder{capabilities: &farev1.Capabilities{}}})
