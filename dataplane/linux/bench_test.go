@@ -195,3 +195,14 @@ func BenchmarkLook(b *testing.B) {
 		n.p.look()
 	}
 }
+
+// BenchmarkAudit measures an audit of 10,000 destinations, as one happens every minute.
+func BenchmarkAudit(b *testing.B) {
+	n := newBench(b, 8, benchPlanes)
+	n.commit(n.setGroups(nil, 0, ""))
+	n.commit(n.destinations(10_000, true))
+	for b.Loop() {
+		n.p.audit()
+		n.p.lookInAudit()
+	}
+}

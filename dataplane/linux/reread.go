@@ -34,7 +34,7 @@ func (rd *reader) reread(buckets bool) error {
 	if err != nil {
 		return err
 	}
-	routes, anchors, strange, err := rd.readRoutes()
+	routes, err := rd.readRoutes()
 	if err != nil {
 		return err
 	}
@@ -104,7 +104,7 @@ func (rd *reader) reread(buckets bool) error {
 	for _, q := range rd.state.pools() {
 		rd.state.adopt(q)
 	}
-	rd.rereadRoutes(routes, anchors, strange)
+	rd.rereadRoutes(routes)
 	if rd.state.settled {
 		rd.removeStrays()
 	}
@@ -112,32 +112,56 @@ func (rd *reader) reread(buckets bool) error {
 	return nil
 }
 
-// readRoutes returns the marked routes of the Driver's tables: routes that a Driver can have set, anchors, and strange
-// ones.
-func (rd *reader) readRoutes() (routes *routeStates, anchors map[routeKey]routeState, strange []rtnl.Route, err error) {
-	routes, anchors = &routeStates{}, map[routeKey]routeState{}
-	for _, f := range families(rd.state.ipv6) {
-		found, err := rd.kernel.conn.RoutesBy(f, 0, rd.state.config.Protocol)
-		if err != nil {
-			return nil, nil, nil, err
-		}
-		for _, r := range found {
-			if r.Table != rd.state.config.Table && !rd.state.config.ofSource(r.Table) {
-				continue // of another data plane with the same mark
-			}
-			r = byNexthop(r)
-			at, to := routeKey{r.Prefix, r.Table}, routeState{r.Nexthop, r.Source}
-			switch {
-			case r.Nexthop == 0 || r.Metric != rd.state.config.Metric || !r.Prefix.IsSingleIP():
-				strange = append(strange, r)
-			case isAnchor(at):
-				anchors[at] = to
-			default:
-				routes.set(at, to)
-			}
+// found has the marked routes of the Driver's tables: those that a Driver can have set, anchors, and strange ones.
+type found struct {
+	routes  *routeStates
+	anchors map[routeKey]routeState
+	strange []rtnl.Route
+}
+
+// add adds a route, with the metric of the Driver's routes.
+func (x *found) add(r rtnl.Route, metric uint32) {
+	r = byNexthop(r)
+	at, to := routeKey{r.Prefix, r.Table}, routeState{r.Nexthop, r.Source}
+	switch {
+	case r.Nexthop == 0 || r.Metric != metric || !r.Prefix.IsSingleIP():
+		x.strange = append(x.strange, r)
+	case isAnchor(at):
+		x.anchors[at] = to
+	default:
+		x.routes.set(at, to)
+	}
+}
+
+// addAll adds the routes of another family.
+func (x *found) addAll(y found) {
+	if x.routes.len() == 0 {
+		x.routes = y.routes
+	} else {
+		for at, to := range y.routes.all() {
+			x.routes.set(at, to)
 		}
 	}
-	return routes, anchors, strange, nil
+	maps.Copy(x.anchors, y.anchors)
+	x.strange = append(x.strange, y.strange...)
+}
+
+func (rd *reader) readRoutes() (found, error) {
+	nothing := func() found { return found{routes: &routeStates{}, anchors: map[routeKey]routeState{}} }
+	all := nothing()
+	for _, f := range families(rd.state.ipv6) {
+		var one found
+		err := rd.kernel.conn.EachRoute(f, 0, rd.state.config.Protocol, func() { one = nothing() }, func(r rtnl.Route) {
+			if r.Table == rd.state.config.Table || rd.state.config.ofSource(r.Table) { // otherwise of another data plane with the same mark
+				one.add(r, rd.state.config.Metric)
+			}
+		})
+		if err != nil {
+			return found{}, err
+		}
+		all.addAll(one)
+	}
+	return all, nil
 }
 
 // byNexthop clears the type of a route that uses a nexthop id. The kernel reports the type of the nexthop, and would
@@ -259,10 +283,10 @@ func weightsOf(members []rtnl.Member) map[uint32]uint32 {
 	return weights
 }
 
-func (rd *reader) rereadRoutes(routes *routeStates, anchors map[routeKey]routeState, strange []rtnl.Route) {
-	rd.strange = strange
-	before := rd.state.have.routes
-	rd.state.have.replaceRoutes(routes, anchors)
+func (rd *reader) rereadRoutes(x found) {
+	rd.strange = x.strange
+	before, routes := rd.state.have.routes, x.routes
+	rd.state.have.replaceRoutes(routes, x.anchors)
 	rd.state.staleAnchors()
 	for k := range rd.state.want.destinations.All() {
 		key := contract.DestinationKey{Source: k.Group, Prefix: k.Prefix}

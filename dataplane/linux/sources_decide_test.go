@@ -576,7 +576,7 @@ func TestRoutesReadBack(t *testing.T) {
 		d.state.settled = c.settled
 		routes := maps.Collect(d.state.have.routes.all())
 		c.change(d, routes)
-		d.reader.rereadRoutes(statesOf(routes), nil, nil)
+		d.reader.rereadRoutes(found{routes: statesOf(routes)})
 		want := map[routeKey]bool{}
 		for _, prefix := range c.stale {
 			want[routeKey{mustPrefix(prefix), offlineTable}] = true

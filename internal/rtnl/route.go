@@ -144,10 +144,14 @@ func (c *Conn) Routes(family uint8, table uint32) ([]Route, error) {
 // RoutesBy returns the routes of one protocol; the kernel filters the others.
 func (c *Conn) RoutesBy(family uint8, table uint32, protocol uint8) ([]Route, error) {
 	var all []Route
-	err := c.dumpRoutes(fmt.Sprintf("dump routes of table %d", table), family, table, protocol, func() { all = all[:0] }, func(r Route, _ Message) {
-		all = append(all, r)
-	})
+	err := c.EachRoute(family, table, protocol, func() { all = all[:0] }, func(r Route) { all = append(all, r) })
 	return all, err
+}
+
+// EachRoute calls f for what RoutesBy returns. It calls again first, and whenever it begins anew because routes have
+// changed meanwhile.
+func (c *Conn) EachRoute(family uint8, table uint32, protocol uint8, again func(), f func(Route)) error {
+	return c.dumpRoutes(fmt.Sprintf("dump routes of table %d", table), family, table, protocol, again, func(r Route, _ Message) { f(r) })
 }
 
 // dumpRoutes calls f for the routes of a family, a table and a protocol; 0 selects all of the latter two. It calls
