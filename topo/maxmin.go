@@ -64,13 +64,14 @@ type Receiver struct {
 // swaps. A rack is the servers of one leaf number with its leaves in all planes; two racks can be swapped if the states
 // of their servers and of their uplinks are equal. With split cabling all servers form one rack.
 type orbits struct {
-	sim    *Simulation
-	planes orbit
-	racks  orbit
-	spines []orbit // by plane; equivalent planes have the same
-	hosts  orbit   // source groups
-	rack   []int   // rack of each server
-	pairs  []pairKind
+	sim     *Simulation
+	planes  orbit
+	racks   orbit
+	spines  []orbit // by plane; equivalent planes have the same
+	servers orbit
+	hosts   orbit // source groups
+	rack    []int // rack of each server
+	pairs   []pairKind
 }
 
 // orbit partitions objects into groups of equivalent ones, numbered from 0.
@@ -148,8 +149,12 @@ func (s *Simulation) orbits() *orbits {
 	for p := range f.Planes {
 		o.spines = append(o.spines, o.orbit(words(spines[p*f.Spines:(p+1)*f.Spines])))
 	}
+	for i := range servers {
+		servers[i] = fmt.Sprintf("%d/%s", o.racks.of[o.rack[i]], servers[i])
+	}
+	o.servers = o.orbit(servers)
 	for i := range hosts {
-		hosts[i] = fmt.Appendf(nil, "%d/%s/%s", o.racks.of[o.rack[i/each]], servers[i/each], hosts[i])
+		hosts[i] = fmt.Appendf(nil, "%d/%s", o.servers.of[i/each], hosts[i])
 	}
 	o.hosts = o.orbit(words(hosts))
 	o.pair()

@@ -182,10 +182,13 @@ func fleetWhatIfCommand(e *cli.Env) *cobra.Command {
 		Use: "whatif [PART...]", Short: "Simulate failures and drains in the present state",
 		Long: `Simulates failures in addition to those of now, by the code of 'fared topo simulate', and counts
 pairs by their planes with a weight. A part is named as in 'fared topo simulate --fail': leaf1,
-server2/p1.0, server17, leaf0-1/up0, p2; drain:leaf1 drains. --all-single simulates every single
-failure in addition, one after the other. WORST is the receiver that all-to-all traffic leaves
-farthest below its best possible rate. --all-double simulates every pair of failures, by all workers,
-and shows the 100 worst; ALIKE counts those that differ by servers alone.`,
+server2/p1.0, server17, leaf0-1/up0, p2; drain:leaf1 drains. WORST is the receiver that all-to-all
+traffic leaves farthest below its best possible rate.
+
+--all-single simulates every single failure in addition, --all-double every pair of failures, by all
+workers. Failures that an exchange of planes, leaves, servers or spines in the same state makes equal
+are simulated once: ALIKE counts them. All are counted by the fewest planes that any pair keeps, and
+the 100 worst are listed, the worst first.`,
 		Example: "  fared fleet whatif leaf1\n  fared fleet whatif drain:leaf0 server17/p1 -o json\n  fared fleet whatif --all-single\n  fared fleet whatif --all-double",
 		Args: func(_ *cobra.Command, args []string) error {
 			if len(args) == 0 && !allSingle && !allDouble || allSingle && allDouble {
@@ -209,9 +212,9 @@ and shows the 100 worst; ALIKE counts those that differ by servers alone.`,
 // whatIfTable draws a row for each case.
 func whatIfTable(w *tabwriter.Writer, m *fleetv1.WhatIfResponse) {
 	fmt.Fprintf(w, "Present failures and drains: %s\n\n", cli.Dash(strings.Join(m.Present, " ")))
-	double := len(m.CasesByPlanes) > 0
-	if double {
-		cli.Row(w, "FEWEST PLANES", "DOUBLE FAILURES")
+	all := len(m.CasesByPlanes) > 0
+	if all {
+		cli.Row(w, "FEWEST PLANES", "FAILURES")
 		for planes, n := range m.CasesByPlanes {
 			if n > 0 {
 				cli.Row(w, fmt.Sprint(planes), fmt.Sprint(n))
@@ -220,7 +223,7 @@ func whatIfTable(w *tabwriter.Writer, m *fleetv1.WhatIfResponse) {
 		fmt.Fprintln(w)
 	}
 	head := []string{"FAILED", "PAIRS BY PLANES", "WORST RECEIVER", "VIOLATIONS", "ALIKE"}
-	if !double {
+	if !all {
 		head = head[:4]
 	}
 	cli.Row(w, head...)

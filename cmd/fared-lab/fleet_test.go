@@ -85,7 +85,7 @@ func TestFleet(t *testing.T) {
 		"fleet status":                "Without a report: server1 server3",
 		"fleet top":                   "server2  server1  2       1.2T",
 		"fleet whatif leaf0":          "leaf0   1: 6",
-		"fleet whatif --all-single":   "server3/p1",
+		"fleet whatif --all-single":   "server1/p1    1: 4, 2: 2       server2 83.33 %   0           2",
 		"fleet whatif --all-double":   "leaf0 leaf1",
 		"fleet whatif drain:leaf0":    "Present failures and drains: server2/p1.1",
 		"fleet top --count 1 -o yaml": "bandwidth_bps",

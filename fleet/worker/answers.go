@@ -69,7 +69,7 @@ func (w *Worker) cableStates(views map[*topo.Node]*locate.View) []locate.State {
 // WhatIf implements fleetv1.FleetServiceServer.
 func (w *Worker) WhatIf(ctx context.Context, req *fleetv1.WhatIfRequest) (*fleetv1.WhatIfResponse, error) {
 	if req.Count > 0 {
-		return w.simulateDoubles(ctx, req)
+		return w.simulatePart(ctx, req)
 	}
 	views, _ := w.views()
 	failed, drained := w.present(views)
@@ -77,47 +77,21 @@ func (w *Worker) WhatIf(ctx context.Context, req *fleetv1.WhatIfRequest) (*fleet
 	for _, name := range drained {
 		out.Present = append(out.Present, drainPrefix+name)
 	}
-	if req.AllDouble {
-		return w.distribute(ctx, out, req.Fail)
+	if req.AllSingle || req.AllDouble {
+		return w.distribute(ctx, out, req)
 	}
 	w.whatIf.Lock()
 	defer w.whatIf.Unlock()
-	if err := simulate(ctx, w.fabric, out, req.Fail, req.AllSingle); err != nil {
-		return nil, err
+	s := topo.Simulate(w.fabric)
+	if _, err := s.Fail(slices.Concat(out.Present, req.Fail)...); err != nil {
+		return nil, status.Error(codes.InvalidArgument, err.Error())
 	}
+	out.Cases = append(out.Cases, judge(s, count(s, req.Fail)))
 	return out, nil
 }
 
-// simulate adds the cases to an answer: the failures, or each single one in addition to them.
-func simulate(ctx context.Context, f *topo.Fabric, out *fleetv1.WhatIfResponse, fail []string, allSingle bool) error {
-	s := topo.Simulate(f)
-	if _, err := s.Fail(append(slices.Clone(out.Present), fail...)...); err != nil {
-		return status.Error(codes.InvalidArgument, err.Error())
-	}
-	if !allSingle {
-		out.Cases = append(out.Cases, judge(s, fail))
-		return nil
-	}
-	for _, name := range f.Single() {
-		if ctx.Err() != nil {
-			return status.FromContextError(ctx.Err()).Err()
-		}
-		if slices.Contains(out.Present, name) || slices.Contains(fail, name) {
-			continue
-		}
-		if _, err := s.Fail(name); err != nil {
-			return status.Error(codes.Internal, err.Error())
-		}
-		out.Cases = append(out.Cases, judge(s, append(slices.Clone(fail), name)))
-		if _, err := s.Heal(name); err != nil {
-			return status.Error(codes.Internal, err.Error())
-		}
-	}
-	return nil
-}
-
-// judge returns the state of a simulation.
-func judge(s *topo.Simulation, failed []string) *fleetv1.WhatIfCase {
+// count returns the pairs of a simulation by their planes, without what takes long.
+func count(s *topo.Simulation, failed []string) *fleetv1.WhatIfCase {
 	c := &fleetv1.WhatIfCase{Failed: failed}
 	for _, p := range s.Summary() {
 		n := 0
@@ -131,6 +105,11 @@ func judge(s *topo.Simulation, failed []string) *fleetv1.WhatIfCase {
 		}
 		c.PairsByPlanes[n] += uint64(p.Pairs)
 	}
+	return c
+}
+
+// judge adds the worst receiver and the broken rules of a simulation.
+func judge(s *topo.Simulation, c *fleetv1.WhatIfCase) *fleetv1.WhatIfCase {
 	if worst := s.Fairness().Worst; worst != nil {
 		c.Worst, c.WorstPpb = worst.Server, uint32(worst.Ratio*1e9)
 	}

@@ -15,28 +15,31 @@ import (
 )
 
 const (
-	// maxDoubles bounds the double failures that are simulated.
-	maxDoubles = 200_000
-	// maxCases is the number of the worst double failures in an answer.
+	// maxDifferent bounds the failures that are simulated.
+	maxDifferent = 200_000
+	// maxCases is the number of the worst failures in an answer.
 	maxCases = 100
 	// shards is the number of parts of the work for each worker: a fast one does more of them.
 	shards = 4
 )
 
-// doubled returns the simulation of a state, and the double failures in addition to it.
-func (w *Worker) doubled(present, fail []string) (*topo.Simulation, []topo.Double, error) {
+// additional returns the simulation of a state, and the failures of a request in addition to it.
+func (w *Worker) additional(present []string, req *fleetv1.WhatIfRequest) (*topo.Simulation, []topo.Failures, error) {
 	s := topo.Simulate(w.fabric)
-	if _, err := s.Fail(append(slices.Clone(present), fail...)...); err != nil {
+	if _, err := s.Fail(slices.Concat(present, req.Fail)...); err != nil {
 		return nil, nil, status.Error(codes.InvalidArgument, err.Error())
 	}
-	return s, s.Doubles(), nil
+	if req.AllDouble {
+		return s, s.Doubles(), nil
+	}
+	return s, s.Singles(), nil
 }
 
-// simulateDoubles simulates a part of the double failures.
-func (w *Worker) simulateDoubles(ctx context.Context, req *fleetv1.WhatIfRequest) (*fleetv1.WhatIfResponse, error) {
+// simulatePart simulates a part of the failures.
+func (w *Worker) simulatePart(ctx context.Context, req *fleetv1.WhatIfRequest) (*fleetv1.WhatIfResponse, error) {
 	w.whatIf.Lock()
 	defer w.whatIf.Unlock()
-	s, all, err := w.doubled(req.Present, req.Fail)
+	s, all, err := w.additional(req.Present, req)
 	if err != nil {
 		return nil, err
 	}
@@ -45,14 +48,17 @@ func (w *Worker) simulateDoubles(ctx context.Context, req *fleetv1.WhatIfRequest
 		if ctx.Err() != nil {
 			return nil, status.FromContextError(ctx.Err()).Err()
 		}
-		names := all[i].Failed[:]
-		if _, err := s.Fail(names...); err != nil {
+		if _, err := s.Fail(all[i].Parts...); err != nil {
 			return nil, status.Error(codes.Internal, err.Error())
 		}
-		c := judge(s, append(slices.Clone(req.Fail), names...))
+		c := count(s, slices.Concat(req.Fail, all[i].Parts))
 		c.Alike, c.Number = uint64(all[i].Count), i
-		merge(out, &fleetv1.WhatIfResponse{Cases: []*fleetv1.WhatIfCase{c}, CasesByPlanes: byFewest(c)})
-		if _, err := s.Heal(names...); err != nil {
+		part := &fleetv1.WhatIfResponse{CasesByPlanes: byFewest(c)}
+		if n := len(out.Cases); n < maxCases || slices.Compare(c.PairsByPlanes, out.Cases[n-1].PairsByPlanes) >= 0 {
+			part.Cases = append(part.Cases, judge(s, c)) // may be one of the worst
+		}
+		merge(out, part)
+		if _, err := s.Heal(all[i].Parts...); err != nil {
 			return nil, status.Error(codes.Internal, err.Error())
 		}
 	}
@@ -84,15 +90,15 @@ func merge(out, part *fleetv1.WhatIfResponse) {
 	out.Cases = out.Cases[:min(len(out.Cases), maxCases)]
 }
 
-// distribute lets this worker and the others simulate all double failures. The part of a worker that does not answer
-// goes to another one, at last to this one.
-func (w *Worker) distribute(ctx context.Context, out *fleetv1.WhatIfResponse, fail []string) (*fleetv1.WhatIfResponse, error) {
-	_, all, err := w.doubled(out.Present, fail)
+// distribute lets this worker and the others simulate all failures of a request. The part of a worker that does not
+// answer goes to another one, at last to this one.
+func (w *Worker) distribute(ctx context.Context, out *fleetv1.WhatIfResponse, req *fleetv1.WhatIfRequest) (*fleetv1.WhatIfResponse, error) {
+	_, all, err := w.additional(out.Present, req)
 	if err != nil {
 		return nil, err
 	}
-	if len(all) > maxDoubles {
-		return nil, status.Errorf(codes.InvalidArgument, "%d double failures differ, more than %d: simulate some by name", len(all), maxDoubles)
+	if len(all) > maxDifferent {
+		return nil, status.Errorf(codes.InvalidArgument, "%d failures differ, more than %d: name a part, and simulate all single failures next to it", len(all), maxDifferent)
 	}
 	size := len(all)/(shards*(1+len(w.Peers))) + 1
 	todo := make(chan int, len(all)/size+1)
@@ -104,7 +110,7 @@ func (w *Worker) distribute(ctx context.Context, out *fleetv1.WhatIfResponse, fa
 		for {
 			select {
 			case first := <-todo:
-				part, err := ask(ctx, &fleetv1.WhatIfRequest{Fail: fail, Present: out.Present, First: uint64(first), Count: uint64(size)})
+				part, err := ask(ctx, &fleetv1.WhatIfRequest{Fail: req.Fail, AllDouble: req.AllDouble, Present: out.Present, First: uint64(first), Count: uint64(size)})
 				if err != nil {
 					todo <- first
 					return err
@@ -121,10 +127,10 @@ func (w *Worker) distribute(ctx context.Context, out *fleetv1.WhatIfResponse, fa
 	for _, peer := range w.Peers {
 		done.Go(func() { w.atPeer(peer, work) })
 	}
-	err = work(w.simulateDoubles)
+	err = work(w.simulatePart)
 	done.Wait()
 	if err == nil {
-		err = work(w.simulateDoubles) // the parts that others have left
+		err = work(w.simulatePart) // the parts that others have left
 	}
 	return out, err
 }

@@ -1,6 +1,7 @@
 package worker
 
 import (
+	"fmt"
 	"net"
 	"testing"
 
@@ -16,7 +17,7 @@ import (
 // TestDoubles simulates all double failures next to a failed cable by one process, by three workers, and by two after
 // the loss of one: the answers are the same, byte for byte.
 func TestDoubles(t *testing.T) {
-	f := number(t, topo.Spec{Planes: 3, Servers: 5, SubPorts: 1})
+	f := number(t, topo.Spec{Planes: 2, Leaves: 2, Spines: 2, Servers: 5, SubPorts: 1})
 	present := message(f, f.Server[2], 1, 1)
 	present.Ports.Ports[1].State = "dark"
 	ask3 := func(peers int, lost bool) string {
@@ -36,7 +37,7 @@ func TestDoubles(t *testing.T) {
 		}
 		w, _ := serve(t, f, listeners[0], addresses[1:]...)
 		w.set(f.Server[2], present, own)
-		m, err := ask(t, addresses[0]).WhatIf(t.Context(), &fleetv1.WhatIfRequest{AllDouble: true, Fail: []string{"server5/p0", "server4/p2"}}, grpc.WaitForReady(true))
+		m, err := ask(t, addresses[0]).WhatIf(t.Context(), &fleetv1.WhatIfRequest{AllDouble: true, Fail: []string{"server5/p0", "leaf0-1/up1"}}, grpc.WaitForReady(true))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -51,8 +52,8 @@ func TestDoubles(t *testing.T) {
 	for _, n := range m.CasesByPlanes {
 		sum += n
 	}
-	// 15 cables, 5 servers and 3 leaves, without the three that have failed.
-	if n := uint64(20); sum != n*(n-1)/2 || m.CasesByPlanes[0] == 0 || len(m.Cases) != maxCases || m.Cases[0].PairsByPlanes[0] == 0 {
+	// 10 cables, 5 servers, 4 leaves, 8 uplinks, 4 spines and 2 planes, without the three that have failed.
+	if n := uint64(30); sum != n*(n-1)/2 || m.CasesByPlanes[0] == 0 || len(m.Cases) != maxCases || m.Cases[0].PairsByPlanes[0] == 0 {
 		t.Errorf("%d cases, by planes %v, and %d worst ones", sum, m.CasesByPlanes, len(m.Cases))
 	}
 	for i, c := range m.Cases[1:] {
@@ -66,9 +67,17 @@ func TestDoubles(t *testing.T) {
 	if got := ask3(2, true); got != one {
 		t.Errorf("two of three workers answer\n%s\none\n%s", got, one)
 	}
-	large := number(t, topo.Spec{Planes: 4, Servers: 512, Leaves: 16, Spines: 8})
+	var broken []string // each server another set of cables
+	large := number(t, topo.Spec{Planes: 8, Servers: 40})
+	for i := range large.Servers {
+		for p := range large.Planes {
+			if i>>p&1 == 1 {
+				broken = append(broken, fmt.Sprintf("server%d/p%d.0", i+1, p))
+			}
+		}
+	}
 	w := New(Config{Fabric: large})
-	if _, err := w.WhatIf(t.Context(), &fleetv1.WhatIfRequest{AllDouble: true}); status.Code(err) != codes.InvalidArgument {
+	if _, err := w.WhatIf(t.Context(), &fleetv1.WhatIfRequest{AllDouble: true, Fail: broken}); status.Code(err) != codes.InvalidArgument {
 		t.Errorf("too many: %v", err)
 	}
 }

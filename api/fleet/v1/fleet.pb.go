@@ -1113,11 +1113,11 @@ type WhatIfRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Failures that happen at once, each a name as in Fault.part, or "drain:NAME".
 	Fail []string `protobuf:"bytes,1,rep,name=fail,proto3" json:"fail,omitempty"`
-	// Simulate every single failure instead, each in addition to fail.
+	// Simulate every single failure instead, each in addition to fail, by all workers.
 	AllSingle bool `protobuf:"varint,2,opt,name=all_single,json=allSingle,proto3" json:"all_single,omitempty"`
-	// Simulate every double failure instead, by all workers. INVALID_ARGUMENT: there are more than 200,000 that differ.
+	// Simulate every double failure instead. INVALID_ARGUMENT: more than 200,000 single or double failures differ.
 	AllDouble bool `protobuf:"varint,3,opt,name=all_double,json=allDouble,proto3" json:"all_double,omitempty"`
-	// Of one worker to another: simulate count double failures from the given one, in this state.
+	// Of one worker to another: simulate count of these failures from the given one, in this state.
 	Present       []string `protobuf:"bytes,4,rep,name=present,proto3" json:"present,omitempty"`
 	First         uint64   `protobuf:"varint,5,opt,name=first,proto3" json:"first,omitempty"`
 	Count         uint64   `protobuf:"varint,6,opt,name=count,proto3" json:"count,omitempty"`
@@ -1201,9 +1201,9 @@ type WhatIfResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Failures and drains of today that every case contains.
 	Present []string `protobuf:"bytes,1,rep,name=present,proto3" json:"present,omitempty"`
-	// All cases; of double failures the 100 worst, the worst first.
+	// Of all single or double failures the 100 worst of those that differ, the worst first.
 	Cases []*WhatIfCase `protobuf:"bytes,2,rep,name=cases,proto3" json:"cases,omitempty"`
-	// Double failures by the fewest planes of any pair, from 0.
+	// All single or double failures by the fewest planes of any pair, from 0.
 	CasesByPlanes []uint64 `protobuf:"varint,3,rep,packed,name=cases_by_planes,json=casesByPlanes,proto3" json:"cases_by_planes,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1270,7 +1270,7 @@ type WhatIfCase struct {
 	WorstPpb uint32 `protobuf:"varint,4,opt,name=worst_ppb,json=worstPpb,proto3" json:"worst_ppb,omitempty"`
 	// Broken rules of conservation.
 	Violations []string `protobuf:"bytes,5,rep,name=violations,proto3" json:"violations,omitempty"`
-	// Of a double failure: the number of double failures like it, by exchange of servers alike, and its place among all.
+	// Of a single or double failure: the number of failures like it, by exchange of parts alike, and its place among those that differ.
 	Alike         uint64 `protobuf:"varint,6,opt,name=alike,proto3" json:"alike,omitempty"`
 	Number        uint64 `protobuf:"varint,7,opt,name=number,proto3" json:"number,omitempty"`
 	unknownFields protoimpl.UnknownFields
