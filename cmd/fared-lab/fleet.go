@@ -107,6 +107,9 @@ func fleetStatusCommand(e *cli.Env) *cobra.Command {
 			cli.Row(w, "SERVERS", "REPORTING", "SWITCHES", "REPORTING", "FAULTS", "DRAINED", "REVISION")
 			cli.Row(w, fmt.Sprint(m.Servers), fmt.Sprint(m.ServersReporting), fmt.Sprint(m.Switches), fmt.Sprint(m.SwitchesReporting),
 				fmt.Sprint(len(m.Faults)), fmt.Sprint(len(m.Drained)), fmt.Sprint(m.Revision))
+			for _, problem := range m.Problems {
+				fmt.Fprintf(w, "\nNo drain is granted: %s\n", problem)
+			}
 			if len(m.Unheard) > 0 {
 				fmt.Fprintf(w, "\nWithout a report: %s\n", strings.Join(m.Unheard, " "))
 			}

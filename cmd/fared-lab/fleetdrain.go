@@ -94,7 +94,9 @@ func fleetUndrainCommand(e *cli.Env) *cobra.Command {
 func fleetDrainsCommand(e *cli.Env) *cobra.Command {
 	c := &cobra.Command{
 		Use: "drains", Short: "List the drains of the fleet, and how far the servers are", Args: cli.NoArgs,
-		Long:    "Lists the granted and queued drains. DRAINED counts the servers' sub-ports that carry no traffic and advertise no routes any more.",
+		Long: `Lists the granted and queued drains. DRAINED counts the servers' sub-ports that carry no traffic and
+advertise no routes any more. While etcd or Kubernetes does not answer, lists those that the worker
+has read last, and when.`,
 		Example: "  fared fleet drains\n  fared fleet drains -o json",
 	}
 	return asking(e, c, func(ctx context.Context, client fleetv1.FleetServiceClient, _ []string) error {
@@ -103,6 +105,9 @@ func fleetDrainsCommand(e *cli.Env) *cobra.Command {
 			return err
 		}
 		return e.Print(m, func(w *tabwriter.Writer) {
+			if m.Stale != "" {
+				fmt.Fprintf(w, "As of %s, still in force; since then: %s\n\n", time.Unix(0, int64(m.ReadNs)).UTC().Format(time.RFC3339), m.Stale)
+			}
 			if len(m.Drains) == 0 {
 				fmt.Fprintln(w, "No part is drained by the fleet.")
 				return

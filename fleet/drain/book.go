@@ -30,27 +30,58 @@ type Book struct {
 	Now func() time.Time
 }
 
-// ErrUnknown means that a part is not drained.
-var ErrUnknown = errors.New("is not drained by the fleet")
-
-// load returns the drains that are not over.
-func (b *Book) load(ctx context.Context) ([]Drain, string, error) {
-	value, revision, err := b.Engine.Load(ctx)
-	if err != nil || len(value) == 0 {
-		return nil, revision, err
-	}
-	var all []Drain
-	if err := json.Unmarshal(value, &all); err != nil {
-		return nil, "", fmt.Errorf("the engine's list of drains: %w", err)
-	}
-	now := b.Now()
-	return slices.DeleteFunc(all, func(d Drain) bool { return d.over(now) }), revision, nil
+// Record is the value of the engine.
+type Record struct {
+	// Budget is that of the worker which has started last; nil before the first one. Others grant nothing.
+	Budget *Budget `json:"budget,omitempty"`
+	// Drains are granted and queued, the latter in the order of their requests.
+	Drains []Drain `json:"drains"`
 }
 
-// List returns the granted and the queued drains, the latter in the order of their requests.
-func (b *Book) List(ctx context.Context) ([]Drain, error) {
-	all, _, err := b.load(ctx)
-	return all, err
+var (
+	// ErrUnknown means that a part is not drained.
+	ErrUnknown = errors.New("is not drained by the fleet")
+	// ErrBudget means that another worker has started with another budget since.
+	ErrBudget = errors.New("workers have different budgets")
+)
+
+// load returns the record, without drains that are over.
+func (b *Book) load(ctx context.Context) (r Record, revision string, err error) {
+	value, revision, err := b.Engine.Load(ctx)
+	if err != nil || len(value) == 0 {
+		return r, revision, err
+	}
+	if err := json.Unmarshal(value, &r); err != nil {
+		return r, "", fmt.Errorf("the engine's list of drains: %w", err)
+	}
+	now := b.Now()
+	r.Drains = slices.DeleteFunc(r.Drains, func(d Drain) bool { return d.over(now) })
+	return r, revision, nil
+}
+
+// Load returns the record.
+func (b *Book) Load(ctx context.Context) (Record, error) {
+	r, _, err := b.load(ctx)
+	return r, err
+}
+
+// Begin makes the book's budget that of all books.
+func (b *Book) Begin(ctx context.Context) error {
+	return b.change(ctx, func(r *Record) error {
+		if r.Budget != nil && *r.Budget == b.Budget {
+			return errUnchanged
+		}
+		r.Budget = &b.Budget
+		return nil
+	})
+}
+
+// Differs returns ErrBudget if a record has another budget.
+func (b *Book) Differs(r Record) error {
+	if r.Budget == nil || *r.Budget == b.Budget {
+		return nil
+	}
+	return fmt.Errorf("%w: this one keeps %s, the last one to start %s: start all with the same --keep-planes and --keep-share", ErrBudget, b.Budget, *r.Budget)
 }
 
 // Grant grants a drain. A part that is drained keeps its place, with the new owner, reason and end. The error is a
@@ -59,20 +90,24 @@ func (b *Book) Grant(ctx context.Context, d Drain) error {
 	d.Granted = b.Now()
 	mayWait := d.Queued
 	var refusal *Refusal
-	err := b.change(ctx, func(all []Drain) ([]Drain, error) {
-		at := slices.IndexFunc(all, func(o Drain) bool { return o.Part == d.Part })
+	err := b.change(ctx, func(r *Record) error {
+		if err := b.Differs(*r); err != nil {
+			return err
+		}
+		at := slices.IndexFunc(r.Drains, func(o Drain) bool { return o.Part == d.Part })
 		refusal, d.Queued = nil, false
-		if at < 0 || all[at].Queued {
-			if err := Judge(b.Fabric, b.Budget, b.Present(), all, d.Part); err != nil && (!errors.As(err, &refusal) || !mayWait) {
-				return nil, err
+		if at < 0 || r.Drains[at].Queued {
+			if err := Judge(b.Fabric, b.Budget, b.Present(), r.Drains, d.Part); err != nil && (!errors.As(err, &refusal) || !mayWait) {
+				return err
 			}
 			d.Queued = refusal != nil
 		}
 		if at < 0 {
-			return append(all, d), nil
+			r.Drains = append(r.Drains, d)
+			return nil
 		}
-		all[at] = d
-		return all, nil
+		r.Drains[at] = d
+		return nil
 	})
 	if err == nil && refusal != nil {
 		refusal.Queued = true
@@ -87,48 +122,47 @@ var errUnchanged = errors.New("no change")
 // Promote grants the queued drains that fit into the budget now, the oldest first: a later one may overtake one that
 // does not fit. It returns their parts.
 func (b *Book) Promote(ctx context.Context) (parts []string, err error) {
-	err = b.change(ctx, func(all []Drain) ([]Drain, error) {
+	return parts, b.change(ctx, func(r *Record) error {
 		parts = nil
-		for i, d := range all {
+		for i, d := range r.Drains {
 			// A part of another description of the fabric waits as well.
-			if d.Queued && Judge(b.Fabric, b.Budget, b.Present(), all, d.Part) == nil {
-				all[i].Queued, all[i].Granted = false, b.Now()
+			if d.Queued && b.Differs(*r) == nil && Judge(b.Fabric, b.Budget, b.Present(), r.Drains, d.Part) == nil {
+				r.Drains[i].Queued, r.Drains[i].Granted = false, b.Now()
 				parts = append(parts, d.Part)
 			}
 		}
 		if parts == nil {
-			return nil, errUnchanged
+			return errUnchanged
 		}
-		return all, nil
+		return nil
 	})
-	if errors.Is(err, errUnchanged) {
-		err = nil
-	}
-	return parts, err
 }
 
 // Release ends a drain, or its wait.
 func (b *Book) Release(ctx context.Context, part string) error {
-	return b.change(ctx, func(all []Drain) ([]Drain, error) {
-		others := slices.DeleteFunc(slices.Clone(all), func(o Drain) bool { return o.Part == part })
-		if len(others) == len(all) {
-			return nil, fmt.Errorf("%s %w", part, ErrUnknown)
+	return b.change(ctx, func(r *Record) error {
+		before := len(r.Drains)
+		if r.Drains = slices.DeleteFunc(r.Drains, func(o Drain) bool { return o.Part == part }); len(r.Drains) == before {
+			return fmt.Errorf("%s %w", part, ErrUnknown)
 		}
-		return others, nil
+		return nil
 	})
 }
 
-// change replaces the list by one that follows from it, as often as another book is faster.
-func (b *Book) change(ctx context.Context, next func([]Drain) ([]Drain, error)) error {
+// change replaces the record by one that follows from it, as often as another book is faster.
+func (b *Book) change(ctx context.Context, next func(*Record) error) error {
 	for {
-		all, revision, err := b.load(ctx)
+		r, revision, err := b.load(ctx)
 		if err != nil {
 			return err
 		}
-		if all, err = next(all); err != nil {
+		if err = next(&r); errors.Is(err, errUnchanged) {
+			return nil
+		}
+		if err != nil {
 			return err
 		}
-		value, err := json.Marshal(all)
+		value, err := json.Marshal(r)
 		if err != nil {
 			return err
 		}

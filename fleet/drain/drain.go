@@ -4,7 +4,7 @@
 // now, all drains of servers and all granted drains counted: by the code of topo's simulation. Pairs that it does not
 // make worse do not count, so that a dead server does not block all drains.
 //
-// All granted drains are one value of the engine, which a decision replaces only if it is the one that it has read. So
+// All granted drains, and the budget, are one value of the engine, which a decision replaces only if it is the one that it has read. So
 // of two operators who ask at once for the last plane, the second one is judged with the first one's drain.
 package drain
 
@@ -20,8 +20,16 @@ import (
 // Budget is what drains must leave to each pair of source groups.
 type Budget struct {
 	// Planes is the least number of planes, Share the least part of the bandwidth of the intact fabric, 0 to 1.
-	Planes int
-	Share  float64
+	Planes int     `json:"planes"`
+	Share  float64 `json:"share,omitempty"`
+}
+
+// String describes the budget.
+func (b Budget) String() string {
+	if b.Share > 0 {
+		return fmt.Sprintf("%d planes and %.0f %% of the bandwidth", b.Planes, 100*b.Share)
+	}
+	return fmt.Sprintf("%d planes", b.Planes)
 }
 
 // Drain is a drain that is granted, or waits for the budget.

@@ -109,6 +109,53 @@ func (m *memory) Store(_ context.Context, value []byte, revision string) (bool, 
 	return true, nil
 }
 
+func list(ctx context.Context, b *Book) ([]Drain, error) {
+	r, err := b.Load(ctx)
+	return r.Drains, err
+}
+
+// TestBudgets lets the book that has begun last grant, and none with another budget: its drains stay in force, and it
+// ends them.
+func TestBudgets(t *testing.T) {
+	e, f := &memory{}, number(t, topo.Spec{Planes: 3, Servers: 2})
+	book := func(b Budget) *Book {
+		return &Book{Engine: e, Fabric: f, Budget: b, Present: func() []string { return nil }, Now: time.Now}
+	}
+	ctx, strict, lax := t.Context(), book(Budget{Planes: 2}), book(Budget{Planes: 1, Share: 0.25})
+	for _, b := range []*Book{lax, strict, strict} {
+		if err := b.Begin(ctx); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if e.revision != 2 {
+		t.Errorf("revision %d: an equal budget is stored again", e.revision)
+	}
+	for _, d := range []Drain{{Part: "leaf0"}, {Part: "leaf1", Queued: true}} {
+		var refusal *Refusal
+		if err := strict.Grant(ctx, d); err != nil && !errors.As(err, &refusal) {
+			t.Fatal(err)
+		}
+	}
+	if err := lax.Grant(ctx, Drain{Part: "leaf1"}); !errors.Is(err, ErrBudget) || !strings.Contains(err.Error(), "this one keeps 1 planes and 25 % of the bandwidth, the last one to start 2 planes") {
+		t.Errorf("another budget: %v", err)
+	}
+	if parts, err := lax.Promote(ctx); err != nil || parts != nil {
+		t.Errorf("another budget grants %q, %v", parts, err)
+	}
+	if err := lax.Begin(ctx); err != nil {
+		t.Fatal(err)
+	}
+	if parts, err := lax.Promote(ctx); err != nil || len(parts) != 1 {
+		t.Errorf("the last one to start grants %q, %v", parts, err)
+	}
+	if err := strict.Grant(ctx, Drain{Part: "leaf0"}); !errors.Is(err, ErrBudget) {
+		t.Errorf("the one before: %v", err)
+	}
+	if err := strict.Release(ctx, "leaf0"); err != nil {
+		t.Error(err)
+	}
+}
+
 // TestBook keeps drains, replaces their reason, and ends them: on request, and at their time.
 func TestBook(t *testing.T) {
 	now := time.Unix(1_800_000_000, 0)
@@ -125,14 +172,14 @@ func TestBook(t *testing.T) {
 	if err := grant(Drain{Part: "leaf1"}); !errors.As(err, &r) {
 		t.Errorf("the second plane: %v", err)
 	}
-	if all, err := b.List(ctx); err != nil || len(all) != 1 || all[0].By != "bob" || all[0].Reason != "optics" || !all[0].Granted.Equal(now) {
+	if all, err := list(ctx, b); err != nil || len(all) != 1 || all[0].By != "bob" || all[0].Reason != "optics" || !all[0].Granted.Equal(now) {
 		t.Errorf("drains %+v, %v", all, err)
 	}
 	if err := b.Release(ctx, "leaf1"); !errors.Is(err, ErrUnknown) {
 		t.Errorf("the end of a drain that is none: %v", err)
 	}
 	now = now.Add(time.Hour)
-	if all, err := b.List(ctx); err != nil || len(all) != 0 {
+	if all, err := list(ctx, b); err != nil || len(all) != 0 {
 		t.Errorf("after its time %+v, %v", all, err)
 	}
 	if err := grant(Drain{Part: "leaf1"}); err != nil {
@@ -142,7 +189,7 @@ func TestBook(t *testing.T) {
 		t.Error(err)
 	}
 	b.Engine.(*memory).value = []byte("{")
-	if _, err := b.List(ctx); err == nil {
+	if _, err := list(ctx, b); err == nil {
 		t.Error("a broken list is a list")
 	}
 }
@@ -294,13 +341,13 @@ func TestQueue(t *testing.T) {
 	if got := promoted(); got != "server2/p2" {
 		t.Errorf("next to a failure %s", got)
 	}
-	if all, err := b.List(ctx); err != nil || len(all) != 2 || all[0].Part != "leaf1" || !all[0].Queued || all[1].Queued {
+	if all, err := list(ctx, b); err != nil || len(all) != 2 || all[0].Part != "leaf1" || !all[0].Queued || all[1].Queued {
 		t.Errorf("drains %+v, %v", all, err)
 	}
 	if err := b.Release(ctx, "leaf1"); err != nil {
 		t.Error(err)
 	}
-	if all, _ := b.List(ctx); len(all) != 1 {
+	if all, _ := list(ctx, b); len(all) != 1 {
 		t.Errorf("a wait does not end: %+v", all)
 	}
 }
@@ -313,12 +360,12 @@ type judged struct {
 }
 
 func (j *judged) Store(ctx context.Context, value []byte, revision string) (bool, error) {
-	var all []Drain
-	if err := json.Unmarshal(value, &all); err != nil {
+	var r Record
+	if err := json.Unmarshal(value, &r); err != nil {
 		j.t.Error(err)
 	}
 	granted := 0
-	for _, d := range all {
+	for _, d := range r.Drains {
 		if !d.Queued {
 			granted++
 		}
@@ -362,7 +409,7 @@ func TestQueuedRaces(t *testing.T) {
 			if _, err := b.Promote(t.Context()); err != nil {
 				t.Fatal(err)
 			}
-			all, err := b.List(t.Context())
+			all, err := list(t.Context(), b)
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -22,7 +22,7 @@ func (w *Worker) GetFleet(context.Context, *fleetv1.GetFleetRequest) (*fleetv1.G
 	views, _ := w.views()
 	d := w.found.Load()
 	f := w.fabric
-	out := &fleetv1.GetFleetResponse{Fabric: f.Title(), Servers: uint32(f.Servers), Switches: uint32(len(f.Leaf) + len(f.Spine)), Faults: d.faults, Revision: d.revision}
+	out := &fleetv1.GetFleetResponse{Fabric: f.Title(), Servers: uint32(f.Servers), Switches: uint32(len(f.Leaf) + len(f.Spine)), Faults: d.faults, Revision: d.revision, Problems: w.problems()}
 	for _, n := range f.Nodes() {
 		switch {
 		case views[n] != nil && n.Kind == topo.KindServer:

@@ -119,7 +119,7 @@ type operator struct {
 func (o *operator) list(ctx context.Context) ([]string, bool) {
 	for ctx.Err() == nil {
 		m, err := o.clients[o.random.IntN(len(o.clients))].ListDrains(ctx, &fleetv1.ListDrainsRequest{})
-		if err != nil {
+		if err != nil || m.Stale != "" {
 			time.Sleep(20 * time.Millisecond) // between attempts
 			continue
 		}

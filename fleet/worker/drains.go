@@ -5,6 +5,7 @@ import (
 	"errors"
 	"reflect"
 	"slices"
+	"strings"
 	"time"
 
 	"google.golang.org/grpc/codes"
@@ -25,35 +26,82 @@ const drainPrefix = "drain:"
 // come.
 const look = time.Second
 
-// followDrains keeps the granted drains. While the engine does not answer the last ones are in force.
+// ledger is what a worker has last read of the engine.
+type ledger struct {
+	drain.Record
+	read time.Time
+	err  error // why it could not be read again
+}
+
+// followDrains keeps the granted drains, after it has stored this worker's budget. While the engine does not answer the
+// last ones are in force.
 func (w *Worker) followDrains(ctx context.Context) {
 	if w.book == nil {
 		return
 	}
-	failed := false
+	said := ""
+	begun := false
 	var judged uint64 // the revision at the last look at queued drains
 	for ctx.Err() == nil {
-		begun := time.Now()
-		err := w.readDrains(ctx)
+		start := time.Now()
+		var err error
+		if !begun {
+			err = w.book.Begin(ctx)
+			begun = err == nil
+		}
+		if err == nil {
+			err = w.readDrains(ctx)
+		}
 		if now := w.now() + w.lists.Load(); err == nil && now != judged && w.settled() {
 			judged, err = now, w.promote(ctx)
 		}
 		w.tally.engine.Store(err == nil)
-		if err != nil && !failed && ctx.Err() == nil {
-			w.Log.Warn("the engine of drains does not answer", "error", err)
+		w.doubt(err)
+		text := strings.Join(w.problems(), "; ")
+		if text != "" && said == "" && ctx.Err() == nil {
+			w.Log.Warn("drains are not granted", "error", text)
 		}
-		failed = err != nil
-		waits.For(ctx, max(look, time.Since(begun))) // simulations take at most half of a processor
+		said = text
+		waits.For(ctx, max(look, time.Since(start))) // simulations take at most half of a processor
 	}
+}
+
+// doubt notes that the engine could not be read; nil ends that.
+func (w *Worker) doubt(err error) {
+	now, old := ledger{}, w.granted.Load()
+	if old != nil {
+		now = *old
+	}
+	if (now.err == nil) != (err == nil) {
+		now.err = err
+		w.granted.CompareAndSwap(old, &now) // not over a newer read
+		w.pages.changed()
+	}
+}
+
+// problems returns the reasons why this worker grants no drains.
+func (w *Worker) problems() (all []string) {
+	now := w.granted.Load()
+	if now == nil {
+		return nil
+	}
+	if now.err != nil {
+		all = append(all, "the engine of drains does not answer: "+now.err.Error())
+	}
+	if err := w.book.Differs(now.Record); err != nil {
+		all = append(all, err.Error())
+	}
+	return all
 }
 
 // readDrains reads the drains, and wakes the senders if they have changed.
 func (w *Worker) readDrains(ctx context.Context) error {
-	all, err := w.book.List(ctx)
+	r, err := w.book.Load(ctx)
 	if err != nil {
 		return err
 	}
-	if old := w.granted.Swap(&all); old == nil || !reflect.DeepEqual(*old, all) {
+	old := w.granted.Swap(&ledger{Record: r, read: time.Now()})
+	if old == nil || !reflect.DeepEqual(old.Record, r) || old.err != nil {
 		w.lists.Add(1)
 		w.wakeAll()
 		w.pages.changed()
@@ -63,7 +111,7 @@ func (w *Worker) readDrains(ctx context.Context) error {
 
 // promote grants the queued drains that fit now.
 func (w *Worker) promote(ctx context.Context) error {
-	if !slices.ContainsFunc(*w.granted.Load(), func(d drain.Drain) bool { return d.Queued }) {
+	if !slices.ContainsFunc(w.granted.Load().Drains, func(d drain.Drain) bool { return d.Queued }) {
 		return nil
 	}
 	parts, err := w.book.Promote(ctx)
@@ -108,12 +156,12 @@ func (w *Worker) progress(part string, views map[*topo.Node]*locate.View) (all, 
 // drainsOf returns the sub-ports that a node has to drain, nil while they are not known.
 func (w *Worker) drainsOf(n *topo.Node) *fleetv1.NodeDrains {
 	granted := w.granted.Load()
-	if granted == nil || n.Kind != topo.KindServer {
+	if granted == nil || granted.read.IsZero() || n.Kind != topo.KindServer {
 		return nil
 	}
 	out := &fleetv1.NodeDrains{}
 	seen := map[string]bool{}
-	for _, d := range *granted {
+	for _, d := range granted.Drains {
 		if d.Queued {
 			continue
 		}
@@ -166,7 +214,7 @@ func refused(err error) error {
 	switch {
 	case err == nil:
 		return nil
-	case errors.As(err, &r):
+	case errors.As(err, &r), errors.Is(err, drain.ErrBudget):
 		return status.Error(codes.FailedPrecondition, err.Error())
 	case errors.Is(err, drain.ErrUnknown):
 		return status.Error(codes.NotFound, err.Error())
@@ -185,18 +233,27 @@ func (w *Worker) Undrain(ctx context.Context, req *fleetv1.UndrainRequest) (*fle
 	return &fleetv1.UndrainResponse{}, refused(w.readDrains(ctx))
 }
 
-// ListDrains implements fleetv1.FleetServiceServer.
+// ListDrains implements fleetv1.FleetServiceServer. While the engine does not answer the drains are those of the last
+// read, which are in force.
 func (w *Worker) ListDrains(ctx context.Context, _ *fleetv1.ListDrainsRequest) (*fleetv1.ListDrainsResponse, error) {
 	if w.book == nil {
 		return nil, errNoEngine
 	}
-	all, err := w.book.List(ctx)
-	if err != nil {
-		return nil, refused(err)
+	now := w.granted.Load()
+	if now == nil || now.err == nil {
+		if err := w.readDrains(ctx); err != nil {
+			w.doubt(err)
+		}
+		now = w.granted.Load()
+	}
+	out := &fleetv1.ListDrainsResponse{}
+	if now.err != nil {
+		if out.Stale, out.ReadNs = now.err.Error(), uint64(now.read.UnixNano()); now.read.IsZero() {
+			return nil, status.Error(codes.Internal, out.Stale)
+		}
 	}
 	views, _ := w.views()
-	out := &fleetv1.ListDrainsResponse{}
-	for _, d := range all {
+	for _, d := range now.Drains {
 		m := &fleetv1.GrantedDrain{Part: d.Part, By: d.By, Reason: d.Reason, GrantedNs: uint64(d.Granted.UnixNano()), Queued: d.Queued}
 		if !d.Until.IsZero() {
 			m.UntilNs = uint64(d.Until.UnixNano())

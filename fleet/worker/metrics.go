@@ -126,7 +126,7 @@ func collectFaults(sample sampler, faults []*fleetv1.Fault) {
 func (w *Worker) collectDrains(sample sampler, views map[*topo.Node]*locate.View) {
 	count := map[string]int{"queued": 0, "draining": 0, "drained": 0}
 	if granted := w.granted.Load(); granted != nil {
-		for _, d := range *granted {
+		for _, d := range granted.Drains {
 			if d.Queued {
 				count["queued"]++
 				continue

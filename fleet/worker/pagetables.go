@@ -30,6 +30,7 @@ type headRow struct {
 	SwitchesReporting int      `json:"switches_reporting"`
 	Faults            int      `json:"faults"`
 	Pairs             []uint64 `json:"pairs_by_planes"`
+	Problems          []string `json:"problems"`
 }
 
 // faultRow is a row of the table "faults". Nodes are those that the drawing marks.
@@ -53,7 +54,7 @@ func (w *Worker) tables(moments []moment) map[string]page.Table {
 	views, _ := w.views()
 	found := w.found.Load()
 	all, byPlanes := w.directions(views)
-	head := headRow{Fabric: w.fabric.Title(), Servers: w.fabric.Servers, Switches: len(w.fabric.Leaf) + len(w.fabric.Spine), Faults: len(found.faults), Pairs: byPlanes}
+	head := headRow{Fabric: w.fabric.Title(), Servers: w.fabric.Servers, Switches: len(w.fabric.Leaf) + len(w.fabric.Spine), Faults: len(found.faults), Pairs: byPlanes, Problems: append([]string{}, w.problems()...)}
 	for n := range views {
 		if n.Kind == topo.KindServer {
 			head.ServersReporting++
@@ -116,7 +117,7 @@ type drainRow struct {
 func (w *Worker) drainRows(views map[*topo.Node]*locate.View) page.Table {
 	rows := page.Table{}
 	if granted := w.granted.Load(); granted != nil {
-		for _, d := range (*granted)[:min(len(*granted), maxRows)] {
+		for _, d := range granted.Drains[:min(len(granted.Drains), maxRows)] {
 			all, drained := w.progress(d.Part, views)
 			rows = append(rows, page.NewRow(d.Part, drainRow{d.Part, d.By, d.Reason, drained, all, d.Queued}))
 		}

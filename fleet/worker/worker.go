@@ -61,8 +61,8 @@ type Worker struct {
 	whatIf     sync.Mutex  // one simulation at a time
 	book       *drain.Book // nil without an engine
 	begun      time.Time
-	granted    atomic.Pointer[[]drain.Drain] // and the queued ones
-	lists      atomic.Uint64                 // how often granted has changed
+	granted    atomic.Pointer[ledger]
+	lists      atomic.Uint64 // how often the drains have changed
 	tally      *tally
 	pages      pages
 	complained atomic.Pointer[time.Time] // the time of the last logged refusal

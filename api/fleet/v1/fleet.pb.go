@@ -896,7 +896,9 @@ type GetFleetResponse struct {
 	// Grows with every change of the view.
 	Revision uint64 `protobuf:"varint,8,opt,name=revision,proto3" json:"revision,omitempty"`
 	// Parts that are drained.
-	Drained       []string `protobuf:"bytes,9,rep,name=drained,proto3" json:"drained,omitempty"`
+	Drained []string `protobuf:"bytes,9,rep,name=drained,proto3" json:"drained,omitempty"`
+	// Faults of the workers themselves: of the engine of drains, and of their budgets.
+	Problems      []string `protobuf:"bytes,10,rep,name=problems,proto3" json:"problems,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -990,6 +992,13 @@ func (x *GetFleetResponse) GetRevision() uint64 {
 func (x *GetFleetResponse) GetDrained() []string {
 	if x != nil {
 		return x.Drained
+	}
+	return nil
+}
+
+func (x *GetFleetResponse) GetProblems() []string {
+	if x != nil {
+		return x.Problems
 	}
 	return nil
 }
@@ -1764,8 +1773,11 @@ func (*ListDrainsRequest) Descriptor() ([]byte, []int) {
 }
 
 type ListDrainsResponse struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Drains        []*GrantedDrain        `protobuf:"bytes,1,rep,name=drains,proto3" json:"drains,omitempty"`
+	state  protoimpl.MessageState `protogen:"open.v1"`
+	Drains []*GrantedDrain        `protobuf:"bytes,1,rep,name=drains,proto3" json:"drains,omitempty"`
+	// While the engine does not answer: why, and the time at which this worker has read these drains.
+	Stale         string `protobuf:"bytes,2,opt,name=stale,proto3" json:"stale,omitempty"`
+	ReadNs        uint64 `protobuf:"varint,3,opt,name=read_ns,json=readNs,proto3" json:"read_ns,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1805,6 +1817,20 @@ func (x *ListDrainsResponse) GetDrains() []*GrantedDrain {
 		return x.Drains
 	}
 	return nil
+}
+
+func (x *ListDrainsResponse) GetStale() string {
+	if x != nil {
+		return x.Stale
+	}
+	return ""
+}
+
+func (x *ListDrainsResponse) GetReadNs() uint64 {
+	if x != nil {
+		return x.ReadNs
+	}
+	return 0
 }
 
 // GrantedDrain is a drain of the fleet.
@@ -1968,7 +1994,7 @@ const file_fleet_v1_fleet_proto_rawDesc = "" +
 	"\x0eFollowResponse\x12-\n" +
 	"\x05nodes\x18\x01 \x03(\v2\x17.fleet.v1.ReportRequestR\x05nodes\x12\x12\n" +
 	"\x04gone\x18\x02 \x03(\tR\x04gone\"\x11\n" +
-	"\x0fGetFleetRequest\"\xb5\x02\n" +
+	"\x0fGetFleetRequest\"\xd1\x02\n" +
 	"\x10GetFleetResponse\x12\x16\n" +
 	"\x06fabric\x18\x01 \x01(\tR\x06fabric\x12\x18\n" +
 	"\aservers\x18\x02 \x01(\rR\aservers\x12+\n" +
@@ -1978,7 +2004,9 @@ const file_fleet_v1_fleet_proto_rawDesc = "" +
 	"\aunheard\x18\x06 \x03(\tR\aunheard\x12'\n" +
 	"\x06faults\x18\a \x03(\v2\x0f.fleet.v1.FaultR\x06faults\x12\x1a\n" +
 	"\brevision\x18\b \x01(\x04R\brevision\x12\x18\n" +
-	"\adrained\x18\t \x03(\tR\adrained\"\xf6\x01\n" +
+	"\adrained\x18\t \x03(\tR\adrained\x12\x1a\n" +
+	"\bproblems\x18\n" +
+	" \x03(\tR\bproblems\"\xf6\x01\n" +
 	"\x05Fault\x12\x12\n" +
 	"\x04part\x18\x01 \x01(\tR\x04part\x12\x12\n" +
 	"\x04kind\x18\x02 \x01(\tR\x04kind\x12\x14\n" +
@@ -2034,9 +2062,11 @@ const file_fleet_v1_fleet_proto_rawDesc = "" +
 	"\x0eUndrainRequest\x12\x12\n" +
 	"\x04part\x18\x01 \x01(\tR\x04part\"\x11\n" +
 	"\x0fUndrainResponse\"\x13\n" +
-	"\x11ListDrainsRequest\"D\n" +
+	"\x11ListDrainsRequest\"s\n" +
 	"\x12ListDrainsResponse\x12.\n" +
-	"\x06drains\x18\x01 \x03(\v2\x16.fleet.v1.GrantedDrainR\x06drains\"\xd3\x01\n" +
+	"\x06drains\x18\x01 \x03(\v2\x16.fleet.v1.GrantedDrainR\x06drains\x12\x14\n" +
+	"\x05stale\x18\x02 \x01(\tR\x05stale\x12\x17\n" +
+	"\aread_ns\x18\x03 \x01(\x04R\x06readNs\"\xd3\x01\n" +
 	"\fGrantedDrain\x12\x12\n" +
 	"\x04part\x18\x01 \x01(\tR\x04part\x12\x0e\n" +
 	"\x02by\x18\x02 \x01(\tR\x02by\x12\x16\n" +

@@ -87,7 +87,7 @@
   const server = (group) => link(group.split('.')[0].split('/')[0]);
   on('head', ([[, h]]) => {
     const fields = [['fabric', h.fabric], ['servers that report', `${h.servers_reporting} of ${h.servers}`], ['switches that report', `${h.switches_reporting} of ${h.switches}`],
-      ['parts at fault', `${h.faults}`], ['pairs by planes', h.pairs_by_planes.map((n, p) => [p, n]).filter(([, n]) => n).map(([p, n]) => `${p}: ${n}`).join(', ') || '-']];
+      ['parts at fault', `${h.faults}`], ['pairs by planes', h.pairs_by_planes.map((n, p) => [p, n]).filter(([, n]) => n).map(([p, n]) => `${p}: ${n}`).join(', ') || '-'], ...h.problems.map((text) => ['drains', text])];
     $('head').replaceChildren(...fields.map(([k, v]) => el('div', {}, el('dt', {}, k), el('dd', {}, v))));
   });
   on('faults', (rows, changed, first) => {
