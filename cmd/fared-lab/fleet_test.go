@@ -157,7 +157,7 @@ func TestFleetDrains(t *testing.T) {
 	if text := refused(t, cli.ExitFailed, "fleet", "drain", "leaf2"); !strings.Contains(text, "2 pairs would fall below 2 planes: ") || !strings.Contains(text, "whatif drain:PART") {
 		t.Errorf("the second leaf: %s", text)
 	}
-	if out := must(t, "fleet", "drains"); !strings.Contains(out, "leaf1  0 of 4") || !strings.Contains(out, "optics") {
+	if out := must(t, "fleet", "drains"); !strings.Contains(out, "leaf1  0 of 4") || !strings.Contains(out, "optics") || !strings.Contains(out, caller()) {
 		t.Errorf("drains:\n%s", out)
 	}
 	if out := must(t, "fleet", "drain", "leaf2", "--queue"); !strings.Contains(out, "leaf2: queued: 2 pairs") {

@@ -4,6 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
+	"os/user"
+	"strconv"
 	"text/tabwriter"
 	"time"
 
@@ -30,18 +33,18 @@ func fleetDrainCommand(e *cli.Env) *cobra.Command {
 --keep-planes and --keep-share, with all present failures and drains counted, and lets the servers'
 daemons drain their sub-ports there. 'fared fleet drains' shows the progress. Of two operators who
 ask at once for the last plane one is refused. With --queue a refused drain waits, and is granted
-once it fits, the oldest first. Repeated, a drain takes the new --reason and --until, none if they
-are absent. A part is named as in 'fared fleet whatif'.
+once it fits, the oldest first. Repeated, a drain takes a new --reason and --until; without them it
+keeps its own, and with --until never it no longer ends by itself. A part is named as in 'fared fleet whatif'.
 
 Exit code 1: refused, with the pairs that would suffer.`,
 		Example: "  fared fleet drain leaf1 --reason 'new optics' --until 2h\n  fared fleet drain server17/p2 --queue",
 	}
 	c.Flags().StringVar(&reason, "reason", "", "why, for people")
 	c.Flags().BoolVar(&queue, "queue", false, "wait for the budget where it refuses the drain")
-	c.Flags().StringVar(&until, "until", "", "the drain ends by itself after this duration (2h) or at this time (2026-12-01T12:00:00Z)")
+	c.Flags().StringVar(&until, "until", "", "the drain ends by itself after this duration (2h), at this time (2026-12-01T12:00:00Z), or never (the default)")
 	return asking(e, c, func(ctx context.Context, client fleetv1.FleetServiceClient, args []string) error {
-		req := &fleetv1.DrainRequest{Part: args[0], Reason: reason, Queue: queue}
-		if until != "" {
+		req := &fleetv1.DrainRequest{Part: args[0], Reason: reason, Queue: queue, By: caller(), Never: until == "never"}
+		if until != "" && !req.Never {
 			end, err := endOf(until, time.Now())
 			if err != nil {
 				return err
@@ -54,14 +57,33 @@ Exit code 1: refused, with the pairs that would suffer.`,
 			return err
 		}
 		return e.Print(m, func(w *tabwriter.Writer) {
+			until := ""
+			if m.UntilNs > 0 {
+				until = " until " + at(m.UntilNs)
+			}
 			if m.Queued {
 				fmt.Fprintf(w, "%s: queued: %s\n", args[0], m.Reason)
 				return
 			}
-			fmt.Fprintf(w, "%s: granted; 'fared fleet drains' shows the progress\n", args[0])
+			fmt.Fprintf(w, "%s: granted%s; 'fared fleet drains' shows the progress\n", args[0], until)
 		})
 	})
 }
+
+// caller returns the user and the host of this program.
+func caller() string {
+	name, host := "uid "+strconv.Itoa(os.Getuid()), "localhost"
+	if u, err := user.Current(); err == nil {
+		name = u.Username
+	}
+	if h, err := os.Hostname(); err == nil {
+		host = h
+	}
+	return name + "@" + host
+}
+
+// at returns a Unix time in nanoseconds as text.
+func at(ns uint64) string { return time.Unix(0, int64(ns)).UTC().Format(time.RFC3339) }
 
 // endOf parses --until.
 func endOf(text string, now time.Time) (time.Time, error) {
@@ -71,7 +93,7 @@ func endOf(text string, now time.Time) (time.Time, error) {
 	if at, err := time.Parse(time.RFC3339, text); err == nil && at.After(now) {
 		return at, nil
 	}
-	return time.Time{}, cli.Usage(fmt.Errorf("--until %q is no duration and no time to come", text), "write 2h, or 2026-12-01T12:00:00Z")
+	return time.Time{}, cli.Usage(fmt.Errorf("--until %q is no duration and no time to come", text), "write 2h, 2026-12-01T12:00:00Z, or never")
 }
 
 func fleetUndrainCommand(e *cli.Env) *cobra.Command {
@@ -106,7 +128,7 @@ has read last, and when.`,
 		}
 		return e.Print(m, func(w *tabwriter.Writer) {
 			if m.Stale != "" {
-				fmt.Fprintf(w, "As of %s, still in force; since then: %s\n\n", time.Unix(0, int64(m.ReadNs)).UTC().Format(time.RFC3339), m.Stale)
+				fmt.Fprintf(w, "As of %s, still in force; since then: %s\n\n", at(m.ReadNs), m.Stale)
 			}
 			if len(m.Drains) == 0 {
 				fmt.Fprintln(w, "No part is drained by the fleet.")
@@ -116,7 +138,7 @@ has read last, and when.`,
 			for _, d := range m.Drains {
 				end := "-"
 				if d.UntilNs > 0 {
-					end = time.Unix(0, int64(d.UntilNs)).UTC().Format(time.RFC3339)
+					end = at(d.UntilNs)
 				}
 				progress := fmt.Sprintf("%d of %d", d.Drained, d.SubPorts)
 				if d.Queued {

@@ -1,6 +1,7 @@
 package drain
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -84,18 +85,19 @@ func (b *Book) Differs(r Record) error {
 	return fmt.Errorf("%w: this one keeps %s, the last one to start %s: start all with the same --keep-planes and --keep-share", ErrBudget, b.Budget, *r.Budget)
 }
 
-// Grant grants a drain. A part that is drained keeps its place, with the new owner, reason and end. The error is a
-// Refusal if the budget is too small; with d.Queued the drain then waits for Promote.
+// Grant grants a drain. A part that is drained keeps its place, with the new owner, and with its reason and end unless
+// d has others. The error is a Refusal if the budget is too small; with d.Queued the drain then waits for Promote.
 func (b *Book) Grant(ctx context.Context, d Drain) error {
 	d.Granted = b.Now()
-	mayWait := d.Queued
+	mayWait, asked := d.Queued, d
 	var refusal *Refusal
 	err := b.change(ctx, func(r *Record) error {
 		if err := b.Differs(*r); err != nil {
 			return err
 		}
 		at := slices.IndexFunc(r.Drains, func(o Drain) bool { return o.Part == d.Part })
-		refusal, d.Queued = nil, false
+		refusal, d = nil, asked
+		d.Queued = false
 		if at < 0 || r.Drains[at].Queued {
 			if err := Judge(b.Fabric, b.Budget, b.Present(), r.Drains, d.Part); err != nil && (!errors.As(err, &refusal) || !mayWait) {
 				return err
@@ -105,6 +107,11 @@ func (b *Book) Grant(ctx context.Context, d Drain) error {
 		if at < 0 {
 			r.Drains = append(r.Drains, d)
 			return nil
+		}
+		old := r.Drains[at]
+		d.Reason = cmp.Or(d.Reason, old.Reason)
+		if d.Until.IsZero() && !d.Never {
+			d.Until = old.Until
 		}
 		r.Drains[at] = d
 		return nil

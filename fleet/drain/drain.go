@@ -44,6 +44,8 @@ type Drain struct {
 	// by itself, zero for never.
 	Granted time.Time `json:"granted"`
 	Until   time.Time `json:"until,omitzero"`
+	// Never, of an argument of Grant, means that a drain which is repeated no longer ends by itself.
+	Never bool `json:"-"`
 }
 
 // over reports whether the drain has ended by itself.

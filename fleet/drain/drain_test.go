@@ -168,6 +168,20 @@ func TestBook(t *testing.T) {
 	if err := grant(Drain{Part: "leaf0", By: "bob", Reason: "optics", Until: now.Add(time.Hour)}); err != nil {
 		t.Errorf("a repeated drain: %v", err)
 	}
+	for _, c := range []struct {
+		again Drain
+		want  string
+	}{
+		{Drain{Reason: "fans"}, "fans true"}, {Drain{}, "fans true"}, {Drain{Never: true}, "fans false"}, {Drain{}, "fans false"}, {Drain{Reason: "optics", Until: now.Add(time.Hour)}, "optics true"},
+	} {
+		c.again.Part, c.again.By = "leaf0", "bob"
+		if err := grant(c.again); err != nil {
+			t.Fatal(err)
+		}
+		if all, err := list(ctx, b); err != nil || fmt.Sprintf("%s %t", all[0].Reason, !all[0].Until.IsZero()) != c.want {
+			t.Errorf("%+v makes it %+v, %v; want %s", c.again, all, err, c.want)
+		}
+	}
 	var r *Refusal
 	if err := grant(Drain{Part: "leaf1"}); !errors.As(err, &r) {
 		t.Errorf("the second plane: %v", err)

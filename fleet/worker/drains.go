@@ -1,12 +1,14 @@
 package worker
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"reflect"
 	"slices"
 	"strings"
 	"time"
+	"unicode"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -193,7 +195,7 @@ func (w *Worker) Drain(ctx context.Context, req *fleetv1.DrainRequest) (*fleetv1
 			return nil, status.FromContextError(ctx.Err()).Err()
 		}
 	}
-	d := drain.Drain{Part: req.Part, By: grpcserve.CallerOf(ctx).String(), Reason: req.Reason, Queued: req.Queue}
+	d := drain.Drain{Part: req.Part, By: callerOf(ctx, req.By), Reason: req.Reason, Queued: req.Queue, Never: req.Never}
 	if req.UntilNs > 0 {
 		d.Until = time.Unix(0, int64(req.UntilNs)).UTC()
 	}
@@ -205,7 +207,36 @@ func (w *Worker) Drain(ctx context.Context, req *fleetv1.DrainRequest) (*fleetv1
 	if err != nil {
 		return nil, refused(err)
 	}
-	return out, refused(w.readDrains(ctx))
+	if err := w.readDrains(ctx); err != nil {
+		return nil, refused(err)
+	}
+	for _, d := range w.granted.Load().Drains {
+		if d.Part == req.Part && !d.Until.IsZero() {
+			out.UntilNs = uint64(d.Until.UnixNano())
+		}
+	}
+	return out, nil
+}
+
+// maxCaller bounds the name that a caller gives itself.
+const maxCaller = 100
+
+// callerOf describes a caller who says who they are, for people.
+func callerOf(ctx context.Context, says string) string {
+	says = strings.Map(func(c rune) rune {
+		if !unicode.IsPrint(c) {
+			return '?'
+		}
+		return c
+	}, strings.ToValidUTF8(says[:min(len(says), maxCaller)], ""))
+	caller := grpcserve.CallerOf(ctx)
+	switch {
+	case len(caller.Names) > 0 && says != "":
+		return caller.Names[0] + ", " + says
+	case len(caller.Names) > 0:
+		return caller.Names[0]
+	}
+	return cmp.Or(says, "anonymous from "+strings.TrimPrefix(caller.Client(), "address "))
 }
 
 // refused gives an error of the book its code.

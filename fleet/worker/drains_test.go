@@ -3,14 +3,20 @@ package worker
 import (
 	"bytes"
 	"context"
+	"crypto/tls"
+	"crypto/x509"
 	"errors"
 	"log/slog"
+	"net"
 	"strings"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/peer"
 	"google.golang.org/grpc/status"
 
 	fleetv1 "github.com/fared/fared/api/fleet/v1"
@@ -83,5 +89,36 @@ func TestBudgetOfAnother(t *testing.T) {
 	if _, err := ask(t, other.Addr().String()).Drain(t.Context(), &fleetv1.DrainRequest{Part: "leaf2"}, grpc.WaitForReady(true)); err != nil {
 		t.Errorf("a drain by the other worker: %v", err)
 	}
+	end := uint64(time.Now().Add(time.Hour).UnixNano())
+	for _, req := range []*fleetv1.DrainRequest{{Part: "leaf2", UntilNs: end}, {Part: "leaf2"}} {
+		if m, err := ask(t, other.Addr().String()).Drain(t.Context(), req); err != nil || m.UntilNs != end {
+			t.Errorf("a drain that ends by itself, again: %v %v", m, err)
+		}
+	}
 	until(t, "the log has the problem", func() bool { stop(); return strings.Count(out.String(), problem) == 1 })
+}
+
+// TestCaller names who has asked: by the certificate, by the name that the caller gives itself, or by the address alone.
+func TestCaller(t *testing.T) {
+	a := &authority{t: t}
+	a.issue("authority")
+	certificate, err := x509.ParseCertificate(a.issue("ops1").Certificate[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		certified  bool
+		says, want string
+	}{
+		{true, "alice@laptop", "ops1, alice@laptop"}, {true, "", "ops1"}, {false, "alice@laptop", "alice@laptop"}, {false, "a\nb\xff", "a?b"}, {false, "", "anonymous from 192.0.2.1"},
+		{false, strings.Repeat("x", 200), strings.Repeat("x", 100)},
+	} {
+		p := &peer.Peer{Addr: &net.TCPAddr{IP: net.IPv4(192, 0, 2, 1), Port: 4711}}
+		if c.certified {
+			p.AuthInfo = credentials.TLSInfo{State: tls.ConnectionState{PeerCertificates: []*x509.Certificate{certificate}}}
+		}
+		if got := callerOf(peer.NewContext(t.Context(), p), c.says); got != c.want {
+			t.Errorf("%q is %q, want %q", c.says, got, c.want)
+		}
+	}
 }

@@ -797,7 +797,9 @@ type FollowResponse struct {
 	// Whole states.
 	Nodes []*ReportRequest `protobuf:"bytes,1,rep,name=nodes,proto3" json:"nodes,omitempty"`
 	// Router IDs of nodes that no longer report to this worker.
-	Gone          []string `protobuf:"bytes,2,rep,name=gone,proto3" json:"gone,omitempty"`
+	Gone []string `protobuf:"bytes,2,rep,name=gone,proto3" json:"gone,omitempty"`
+	// Nodes that this worker has refused.
+	Refused       []*RefusedNode `protobuf:"bytes,3,rep,name=refused,proto3" json:"refused,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -846,6 +848,84 @@ func (x *FollowResponse) GetGone() []string {
 	return nil
 }
 
+func (x *FollowResponse) GetRefused() []*RefusedNode {
+	if x != nil {
+		return x.Refused
+	}
+	return nil
+}
+
+// RefusedNode is a node whose reports a worker refuses: it is not of the worker's fabric, or has a certificate of another.
+type RefusedNode struct {
+	state    protoimpl.MessageState `protogen:"open.v1"`
+	RouterId string                 `protobuf:"bytes,1,opt,name=router_id,json=routerId,proto3" json:"router_id,omitempty"`
+	// Its address, without the port.
+	Address string `protobuf:"bytes,2,opt,name=address,proto3" json:"address,omitempty"`
+	Reason  string `protobuf:"bytes,3,opt,name=reason,proto3" json:"reason,omitempty"`
+	// Time of its last attempt, within the last ten minutes.
+	LastNs        uint64 `protobuf:"varint,4,opt,name=last_ns,json=lastNs,proto3" json:"last_ns,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RefusedNode) Reset() {
+	*x = RefusedNode{}
+	mi := &file_fleet_v1_fleet_proto_msgTypes[14]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RefusedNode) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RefusedNode) ProtoMessage() {}
+
+func (x *RefusedNode) ProtoReflect() protoreflect.Message {
+	mi := &file_fleet_v1_fleet_proto_msgTypes[14]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RefusedNode.ProtoReflect.Descriptor instead.
+func (*RefusedNode) Descriptor() ([]byte, []int) {
+	return file_fleet_v1_fleet_proto_rawDescGZIP(), []int{14}
+}
+
+func (x *RefusedNode) GetRouterId() string {
+	if x != nil {
+		return x.RouterId
+	}
+	return ""
+}
+
+func (x *RefusedNode) GetAddress() string {
+	if x != nil {
+		return x.Address
+	}
+	return ""
+}
+
+func (x *RefusedNode) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+func (x *RefusedNode) GetLastNs() uint64 {
+	if x != nil {
+		return x.LastNs
+	}
+	return 0
+}
+
 type GetFleetRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	unknownFields protoimpl.UnknownFields
@@ -854,7 +934,7 @@ type GetFleetRequest struct {
 
 func (x *GetFleetRequest) Reset() {
 	*x = GetFleetRequest{}
-	mi := &file_fleet_v1_fleet_proto_msgTypes[14]
+	mi := &file_fleet_v1_fleet_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -866,7 +946,7 @@ func (x *GetFleetRequest) String() string {
 func (*GetFleetRequest) ProtoMessage() {}
 
 func (x *GetFleetRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_fleet_v1_fleet_proto_msgTypes[14]
+	mi := &file_fleet_v1_fleet_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -879,7 +959,7 @@ func (x *GetFleetRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetFleetRequest.ProtoReflect.Descriptor instead.
 func (*GetFleetRequest) Descriptor() ([]byte, []int) {
-	return file_fleet_v1_fleet_proto_rawDescGZIP(), []int{14}
+	return file_fleet_v1_fleet_proto_rawDescGZIP(), []int{15}
 }
 
 type GetFleetResponse struct {
@@ -898,14 +978,16 @@ type GetFleetResponse struct {
 	// Parts that are drained.
 	Drained []string `protobuf:"bytes,9,rep,name=drained,proto3" json:"drained,omitempty"`
 	// Faults of the workers themselves: of the engine of drains, and of their budgets.
-	Problems      []string `protobuf:"bytes,10,rep,name=problems,proto3" json:"problems,omitempty"`
+	Problems []string `protobuf:"bytes,10,rep,name=problems,proto3" json:"problems,omitempty"`
+	// Nodes that any worker has refused within ten minutes, the last one first, at most 100.
+	Refused       []*RefusedNode `protobuf:"bytes,11,rep,name=refused,proto3" json:"refused,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *GetFleetResponse) Reset() {
 	*x = GetFleetResponse{}
-	mi := &file_fleet_v1_fleet_proto_msgTypes[15]
+	mi := &file_fleet_v1_fleet_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -917,7 +999,7 @@ func (x *GetFleetResponse) String() string {
 func (*GetFleetResponse) ProtoMessage() {}
 
 func (x *GetFleetResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_fleet_v1_fleet_proto_msgTypes[15]
+	mi := &file_fleet_v1_fleet_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -930,7 +1012,7 @@ func (x *GetFleetResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetFleetResponse.ProtoReflect.Descriptor instead.
 func (*GetFleetResponse) Descriptor() ([]byte, []int) {
-	return file_fleet_v1_fleet_proto_rawDescGZIP(), []int{15}
+	return file_fleet_v1_fleet_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *GetFleetResponse) GetFabric() string {
@@ -1003,6 +1085,13 @@ func (x *GetFleetResponse) GetProblems() []string {
 	return nil
 }
 
+func (x *GetFleetResponse) GetRefused() []*RefusedNode {
+	if x != nil {
+		return x.Refused
+	}
+	return nil
+}
+
 // Fault is a part at fault.
 type Fault struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1027,7 +1116,7 @@ type Fault struct {
 
 func (x *Fault) Reset() {
 	*x = Fault{}
-	mi := &file_fleet_v1_fleet_proto_msgTypes[16]
+	mi := &file_fleet_v1_fleet_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1039,7 +1128,7 @@ func (x *Fault) String() string {
 func (*Fault) ProtoMessage() {}
 
 func (x *Fault) ProtoReflect() protoreflect.Message {
-	mi := &file_fleet_v1_fleet_proto_msgTypes[16]
+	mi := &file_fleet_v1_fleet_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1052,7 +1141,7 @@ func (x *Fault) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Fault.ProtoReflect.Descriptor instead.
 func (*Fault) Descriptor() ([]byte, []int) {
-	return file_fleet_v1_fleet_proto_rawDescGZIP(), []int{16}
+	return file_fleet_v1_fleet_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *Fault) GetPart() string {
@@ -1136,7 +1225,7 @@ type WhatIfRequest struct {
 
 func (x *WhatIfRequest) Reset() {
 	*x = WhatIfRequest{}
-	mi := &file_fleet_v1_fleet_proto_msgTypes[17]
+	mi := &file_fleet_v1_fleet_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1148,7 +1237,7 @@ func (x *WhatIfRequest) String() string {
 func (*WhatIfRequest) ProtoMessage() {}
 
 func (x *WhatIfRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_fleet_v1_fleet_proto_msgTypes[17]
+	mi := &file_fleet_v1_fleet_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1161,7 +1250,7 @@ func (x *WhatIfRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WhatIfRequest.ProtoReflect.Descriptor instead.
 func (*WhatIfRequest) Descriptor() ([]byte, []int) {
-	return file_fleet_v1_fleet_proto_rawDescGZIP(), []int{17}
+	return file_fleet_v1_fleet_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *WhatIfRequest) GetFail() []string {
@@ -1220,7 +1309,7 @@ type WhatIfResponse struct {
 
 func (x *WhatIfResponse) Reset() {
 	*x = WhatIfResponse{}
-	mi := &file_fleet_v1_fleet_proto_msgTypes[18]
+	mi := &file_fleet_v1_fleet_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1232,7 +1321,7 @@ func (x *WhatIfResponse) String() string {
 func (*WhatIfResponse) ProtoMessage() {}
 
 func (x *WhatIfResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_fleet_v1_fleet_proto_msgTypes[18]
+	mi := &file_fleet_v1_fleet_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1245,7 +1334,7 @@ func (x *WhatIfResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WhatIfResponse.ProtoReflect.Descriptor instead.
 func (*WhatIfResponse) Descriptor() ([]byte, []int) {
-	return file_fleet_v1_fleet_proto_rawDescGZIP(), []int{18}
+	return file_fleet_v1_fleet_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *WhatIfResponse) GetPresent() []string {
@@ -1288,7 +1377,7 @@ type WhatIfCase struct {
 
 func (x *WhatIfCase) Reset() {
 	*x = WhatIfCase{}
-	mi := &file_fleet_v1_fleet_proto_msgTypes[19]
+	mi := &file_fleet_v1_fleet_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1300,7 +1389,7 @@ func (x *WhatIfCase) String() string {
 func (*WhatIfCase) ProtoMessage() {}
 
 func (x *WhatIfCase) ProtoReflect() protoreflect.Message {
-	mi := &file_fleet_v1_fleet_proto_msgTypes[19]
+	mi := &file_fleet_v1_fleet_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1313,7 +1402,7 @@ func (x *WhatIfCase) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WhatIfCase.ProtoReflect.Descriptor instead.
 func (*WhatIfCase) Descriptor() ([]byte, []int) {
-	return file_fleet_v1_fleet_proto_rawDescGZIP(), []int{19}
+	return file_fleet_v1_fleet_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *WhatIfCase) GetFailed() []string {
@@ -1375,7 +1464,7 @@ type ListPairsRequest struct {
 
 func (x *ListPairsRequest) Reset() {
 	*x = ListPairsRequest{}
-	mi := &file_fleet_v1_fleet_proto_msgTypes[20]
+	mi := &file_fleet_v1_fleet_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1387,7 +1476,7 @@ func (x *ListPairsRequest) String() string {
 func (*ListPairsRequest) ProtoMessage() {}
 
 func (x *ListPairsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_fleet_v1_fleet_proto_msgTypes[20]
+	mi := &file_fleet_v1_fleet_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1400,7 +1489,7 @@ func (x *ListPairsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPairsRequest.ProtoReflect.Descriptor instead.
 func (*ListPairsRequest) Descriptor() ([]byte, []int) {
-	return file_fleet_v1_fleet_proto_rawDescGZIP(), []int{20}
+	return file_fleet_v1_fleet_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *ListPairsRequest) GetCount() uint32 {
@@ -1422,7 +1511,7 @@ type ListPairsResponse struct {
 
 func (x *ListPairsResponse) Reset() {
 	*x = ListPairsResponse{}
-	mi := &file_fleet_v1_fleet_proto_msgTypes[21]
+	mi := &file_fleet_v1_fleet_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1434,7 +1523,7 @@ func (x *ListPairsResponse) String() string {
 func (*ListPairsResponse) ProtoMessage() {}
 
 func (x *ListPairsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_fleet_v1_fleet_proto_msgTypes[21]
+	mi := &file_fleet_v1_fleet_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1447,7 +1536,7 @@ func (x *ListPairsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPairsResponse.ProtoReflect.Descriptor instead.
 func (*ListPairsResponse) Descriptor() ([]byte, []int) {
-	return file_fleet_v1_fleet_proto_rawDescGZIP(), []int{21}
+	return file_fleet_v1_fleet_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *ListPairsResponse) GetPairsByPlanes() []uint64 {
@@ -1476,7 +1565,7 @@ type Pair struct {
 
 func (x *Pair) Reset() {
 	*x = Pair{}
-	mi := &file_fleet_v1_fleet_proto_msgTypes[22]
+	mi := &file_fleet_v1_fleet_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1488,7 +1577,7 @@ func (x *Pair) String() string {
 func (*Pair) ProtoMessage() {}
 
 func (x *Pair) ProtoReflect() protoreflect.Message {
-	mi := &file_fleet_v1_fleet_proto_msgTypes[22]
+	mi := &file_fleet_v1_fleet_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1501,7 +1590,7 @@ func (x *Pair) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Pair.ProtoReflect.Descriptor instead.
 func (*Pair) Descriptor() ([]byte, []int) {
-	return file_fleet_v1_fleet_proto_rawDescGZIP(), []int{22}
+	return file_fleet_v1_fleet_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *Pair) GetSource() string {
@@ -1537,17 +1626,21 @@ type DrainRequest struct {
 	// A name as in Fault.part.
 	Part   string `protobuf:"bytes,1,opt,name=part,proto3" json:"part,omitempty"`
 	Reason string `protobuf:"bytes,2,opt,name=reason,proto3" json:"reason,omitempty"`
-	// Unix time at which the drain ends by itself; 0: never.
+	// Unix time at which the drain ends by itself; 0: never, of a repeated one as before.
 	UntilNs uint64 `protobuf:"varint,3,opt,name=until_ns,json=untilNs,proto3" json:"until_ns,omitempty"`
 	// A drain that the budget refuses waits, and is granted once it fits, the oldest first.
-	Queue         bool `protobuf:"varint,4,opt,name=queue,proto3" json:"queue,omitempty"`
+	Queue bool `protobuf:"varint,4,opt,name=queue,proto3" json:"queue,omitempty"`
+	// A repeated drain no longer ends by itself.
+	Never bool `protobuf:"varint,5,opt,name=never,proto3" json:"never,omitempty"`
+	// Who asks, for people, such as alice@host. It is not verified; a certificate's name is.
+	By            string `protobuf:"bytes,6,opt,name=by,proto3" json:"by,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *DrainRequest) Reset() {
 	*x = DrainRequest{}
-	mi := &file_fleet_v1_fleet_proto_msgTypes[23]
+	mi := &file_fleet_v1_fleet_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1559,7 +1652,7 @@ func (x *DrainRequest) String() string {
 func (*DrainRequest) ProtoMessage() {}
 
 func (x *DrainRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_fleet_v1_fleet_proto_msgTypes[23]
+	mi := &file_fleet_v1_fleet_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1572,7 +1665,7 @@ func (x *DrainRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainRequest.ProtoReflect.Descriptor instead.
 func (*DrainRequest) Descriptor() ([]byte, []int) {
-	return file_fleet_v1_fleet_proto_rawDescGZIP(), []int{23}
+	return file_fleet_v1_fleet_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *DrainRequest) GetPart() string {
@@ -1603,18 +1696,34 @@ func (x *DrainRequest) GetQueue() bool {
 	return false
 }
 
+func (x *DrainRequest) GetNever() bool {
+	if x != nil {
+		return x.Never
+	}
+	return false
+}
+
+func (x *DrainRequest) GetBy() string {
+	if x != nil {
+		return x.By
+	}
+	return ""
+}
+
 type DrainResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The drain waits, with the reason.
-	Queued        bool   `protobuf:"varint,1,opt,name=queued,proto3" json:"queued,omitempty"`
-	Reason        string `protobuf:"bytes,2,opt,name=reason,proto3" json:"reason,omitempty"`
+	Queued bool   `protobuf:"varint,1,opt,name=queued,proto3" json:"queued,omitempty"`
+	Reason string `protobuf:"bytes,2,opt,name=reason,proto3" json:"reason,omitempty"`
+	// As of GrantedDrain.
+	UntilNs       uint64 `protobuf:"varint,3,opt,name=until_ns,json=untilNs,proto3" json:"until_ns,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *DrainResponse) Reset() {
 	*x = DrainResponse{}
-	mi := &file_fleet_v1_fleet_proto_msgTypes[24]
+	mi := &file_fleet_v1_fleet_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1626,7 +1735,7 @@ func (x *DrainResponse) String() string {
 func (*DrainResponse) ProtoMessage() {}
 
 func (x *DrainResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_fleet_v1_fleet_proto_msgTypes[24]
+	mi := &file_fleet_v1_fleet_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1639,7 +1748,7 @@ func (x *DrainResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainResponse.ProtoReflect.Descriptor instead.
 func (*DrainResponse) Descriptor() ([]byte, []int) {
-	return file_fleet_v1_fleet_proto_rawDescGZIP(), []int{24}
+	return file_fleet_v1_fleet_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *DrainResponse) GetQueued() bool {
@@ -1656,6 +1765,13 @@ func (x *DrainResponse) GetReason() string {
 	return ""
 }
 
+func (x *DrainResponse) GetUntilNs() uint64 {
+	if x != nil {
+		return x.UntilNs
+	}
+	return 0
+}
+
 type UndrainRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Part          string                 `protobuf:"bytes,1,opt,name=part,proto3" json:"part,omitempty"`
@@ -1665,7 +1781,7 @@ type UndrainRequest struct {
 
 func (x *UndrainRequest) Reset() {
 	*x = UndrainRequest{}
-	mi := &file_fleet_v1_fleet_proto_msgTypes[25]
+	mi := &file_fleet_v1_fleet_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1677,7 +1793,7 @@ func (x *UndrainRequest) String() string {
 func (*UndrainRequest) ProtoMessage() {}
 
 func (x *UndrainRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_fleet_v1_fleet_proto_msgTypes[25]
+	mi := &file_fleet_v1_fleet_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1690,7 +1806,7 @@ func (x *UndrainRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UndrainRequest.ProtoReflect.Descriptor instead.
 func (*UndrainRequest) Descriptor() ([]byte, []int) {
-	return file_fleet_v1_fleet_proto_rawDescGZIP(), []int{25}
+	return file_fleet_v1_fleet_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *UndrainRequest) GetPart() string {
@@ -1708,7 +1824,7 @@ type UndrainResponse struct {
 
 func (x *UndrainResponse) Reset() {
 	*x = UndrainResponse{}
-	mi := &file_fleet_v1_fleet_proto_msgTypes[26]
+	mi := &file_fleet_v1_fleet_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1720,7 +1836,7 @@ func (x *UndrainResponse) String() string {
 func (*UndrainResponse) ProtoMessage() {}
 
 func (x *UndrainResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_fleet_v1_fleet_proto_msgTypes[26]
+	mi := &file_fleet_v1_fleet_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1733,7 +1849,7 @@ func (x *UndrainResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UndrainResponse.ProtoReflect.Descriptor instead.
 func (*UndrainResponse) Descriptor() ([]byte, []int) {
-	return file_fleet_v1_fleet_proto_rawDescGZIP(), []int{26}
+	return file_fleet_v1_fleet_proto_rawDescGZIP(), []int{27}
 }
 
 type ListDrainsRequest struct {
@@ -1744,7 +1860,7 @@ type ListDrainsRequest struct {
 
 func (x *ListDrainsRequest) Reset() {
 	*x = ListDrainsRequest{}
-	mi := &file_fleet_v1_fleet_proto_msgTypes[27]
+	mi := &file_fleet_v1_fleet_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1756,7 +1872,7 @@ func (x *ListDrainsRequest) String() string {
 func (*ListDrainsRequest) ProtoMessage() {}
 
 func (x *ListDrainsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_fleet_v1_fleet_proto_msgTypes[27]
+	mi := &file_fleet_v1_fleet_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1769,7 +1885,7 @@ func (x *ListDrainsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListDrainsRequest.ProtoReflect.Descriptor instead.
 func (*ListDrainsRequest) Descriptor() ([]byte, []int) {
-	return file_fleet_v1_fleet_proto_rawDescGZIP(), []int{27}
+	return file_fleet_v1_fleet_proto_rawDescGZIP(), []int{28}
 }
 
 type ListDrainsResponse struct {
@@ -1784,7 +1900,7 @@ type ListDrainsResponse struct {
 
 func (x *ListDrainsResponse) Reset() {
 	*x = ListDrainsResponse{}
-	mi := &file_fleet_v1_fleet_proto_msgTypes[28]
+	mi := &file_fleet_v1_fleet_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1796,7 +1912,7 @@ func (x *ListDrainsResponse) String() string {
 func (*ListDrainsResponse) ProtoMessage() {}
 
 func (x *ListDrainsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_fleet_v1_fleet_proto_msgTypes[28]
+	mi := &file_fleet_v1_fleet_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1809,7 +1925,7 @@ func (x *ListDrainsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListDrainsResponse.ProtoReflect.Descriptor instead.
 func (*ListDrainsResponse) Descriptor() ([]byte, []int) {
-	return file_fleet_v1_fleet_proto_rawDescGZIP(), []int{28}
+	return file_fleet_v1_fleet_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *ListDrainsResponse) GetDrains() []*GrantedDrain {
@@ -1837,7 +1953,7 @@ func (x *ListDrainsResponse) GetReadNs() uint64 {
 type GrantedDrain struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Part  string                 `protobuf:"bytes,1,opt,name=part,proto3" json:"part,omitempty"`
-	// The caller that asked for it.
+	// The name of the caller's certificate and who it says that it is, or "anonymous from ADDRESS".
 	By        string `protobuf:"bytes,2,opt,name=by,proto3" json:"by,omitempty"`
 	Reason    string `protobuf:"bytes,3,opt,name=reason,proto3" json:"reason,omitempty"`
 	GrantedNs uint64 `protobuf:"varint,4,opt,name=granted_ns,json=grantedNs,proto3" json:"granted_ns,omitempty"`
@@ -1853,7 +1969,7 @@ type GrantedDrain struct {
 
 func (x *GrantedDrain) Reset() {
 	*x = GrantedDrain{}
-	mi := &file_fleet_v1_fleet_proto_msgTypes[29]
+	mi := &file_fleet_v1_fleet_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1865,7 +1981,7 @@ func (x *GrantedDrain) String() string {
 func (*GrantedDrain) ProtoMessage() {}
 
 func (x *GrantedDrain) ProtoReflect() protoreflect.Message {
-	mi := &file_fleet_v1_fleet_proto_msgTypes[29]
+	mi := &file_fleet_v1_fleet_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1878,7 +1994,7 @@ func (x *GrantedDrain) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GrantedDrain.ProtoReflect.Descriptor instead.
 func (*GrantedDrain) Descriptor() ([]byte, []int) {
-	return file_fleet_v1_fleet_proto_rawDescGZIP(), []int{29}
+	return file_fleet_v1_fleet_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *GrantedDrain) GetPart() string {
@@ -1990,11 +2106,17 @@ const file_fleet_v1_fleet_proto_rawDesc = "" +
 	"\vdestination\x18\x03 \x01(\tR\vdestination\x12\x16\n" +
 	"\x06probes\x18\x04 \x01(\x04R\x06probes\x12\x12\n" +
 	"\x04lost\x18\x05 \x01(\x04R\x04lost\"\x0f\n" +
-	"\rFollowRequest\"S\n" +
+	"\rFollowRequest\"\x84\x01\n" +
 	"\x0eFollowResponse\x12-\n" +
 	"\x05nodes\x18\x01 \x03(\v2\x17.fleet.v1.ReportRequestR\x05nodes\x12\x12\n" +
-	"\x04gone\x18\x02 \x03(\tR\x04gone\"\x11\n" +
-	"\x0fGetFleetRequest\"\xd1\x02\n" +
+	"\x04gone\x18\x02 \x03(\tR\x04gone\x12/\n" +
+	"\arefused\x18\x03 \x03(\v2\x15.fleet.v1.RefusedNodeR\arefused\"u\n" +
+	"\vRefusedNode\x12\x1b\n" +
+	"\trouter_id\x18\x01 \x01(\tR\brouterId\x12\x18\n" +
+	"\aaddress\x18\x02 \x01(\tR\aaddress\x12\x16\n" +
+	"\x06reason\x18\x03 \x01(\tR\x06reason\x12\x17\n" +
+	"\alast_ns\x18\x04 \x01(\x04R\x06lastNs\"\x11\n" +
+	"\x0fGetFleetRequest\"\x82\x03\n" +
 	"\x10GetFleetResponse\x12\x16\n" +
 	"\x06fabric\x18\x01 \x01(\tR\x06fabric\x12\x18\n" +
 	"\aservers\x18\x02 \x01(\rR\aservers\x12+\n" +
@@ -2006,7 +2128,8 @@ const file_fleet_v1_fleet_proto_rawDesc = "" +
 	"\brevision\x18\b \x01(\x04R\brevision\x12\x18\n" +
 	"\adrained\x18\t \x03(\tR\adrained\x12\x1a\n" +
 	"\bproblems\x18\n" +
-	" \x03(\tR\bproblems\"\xf6\x01\n" +
+	" \x03(\tR\bproblems\x12/\n" +
+	"\arefused\x18\v \x03(\v2\x15.fleet.v1.RefusedNodeR\arefused\"\xf6\x01\n" +
 	"\x05Fault\x12\x12\n" +
 	"\x04part\x18\x01 \x01(\tR\x04part\x12\x12\n" +
 	"\x04kind\x18\x02 \x01(\tR\x04kind\x12\x14\n" +
@@ -2050,15 +2173,18 @@ const file_fleet_v1_fleet_proto_rawDesc = "" +
 	"\x06source\x18\x01 \x01(\tR\x06source\x12 \n" +
 	"\vdestination\x18\x02 \x01(\tR\vdestination\x12\x16\n" +
 	"\x06planes\x18\x03 \x01(\rR\x06planes\x12#\n" +
-	"\rbandwidth_bps\x18\x04 \x01(\x04R\fbandwidthBps\"k\n" +
+	"\rbandwidth_bps\x18\x04 \x01(\x04R\fbandwidthBps\"\x91\x01\n" +
 	"\fDrainRequest\x12\x12\n" +
 	"\x04part\x18\x01 \x01(\tR\x04part\x12\x16\n" +
 	"\x06reason\x18\x02 \x01(\tR\x06reason\x12\x19\n" +
 	"\buntil_ns\x18\x03 \x01(\x04R\auntilNs\x12\x14\n" +
-	"\x05queue\x18\x04 \x01(\bR\x05queue\"?\n" +
+	"\x05queue\x18\x04 \x01(\bR\x05queue\x12\x14\n" +
+	"\x05never\x18\x05 \x01(\bR\x05never\x12\x0e\n" +
+	"\x02by\x18\x06 \x01(\tR\x02by\"Z\n" +
 	"\rDrainResponse\x12\x16\n" +
 	"\x06queued\x18\x01 \x01(\bR\x06queued\x12\x16\n" +
-	"\x06reason\x18\x02 \x01(\tR\x06reason\"$\n" +
+	"\x06reason\x18\x02 \x01(\tR\x06reason\x12\x19\n" +
+	"\buntil_ns\x18\x03 \x01(\x04R\auntilNs\"$\n" +
 	"\x0eUndrainRequest\x12\x12\n" +
 	"\x04part\x18\x01 \x01(\tR\x04part\"\x11\n" +
 	"\x0fUndrainResponse\"\x13\n" +
@@ -2100,7 +2226,7 @@ func file_fleet_v1_fleet_proto_rawDescGZIP() []byte {
 	return file_fleet_v1_fleet_proto_rawDescData
 }
 
-var file_fleet_v1_fleet_proto_msgTypes = make([]protoimpl.MessageInfo, 30)
+var file_fleet_v1_fleet_proto_msgTypes = make([]protoimpl.MessageInfo, 31)
 var file_fleet_v1_fleet_proto_goTypes = []any{
 	(*ReportRequest)(nil),      // 0: fleet.v1.ReportRequest
 	(*ReportResponse)(nil),     // 1: fleet.v1.ReportResponse
@@ -2116,22 +2242,23 @@ var file_fleet_v1_fleet_proto_goTypes = []any{
 	(*LossyPeer)(nil),          // 11: fleet.v1.LossyPeer
 	(*FollowRequest)(nil),      // 12: fleet.v1.FollowRequest
 	(*FollowResponse)(nil),     // 13: fleet.v1.FollowResponse
-	(*GetFleetRequest)(nil),    // 14: fleet.v1.GetFleetRequest
-	(*GetFleetResponse)(nil),   // 15: fleet.v1.GetFleetResponse
-	(*Fault)(nil),              // 16: fleet.v1.Fault
-	(*WhatIfRequest)(nil),      // 17: fleet.v1.WhatIfRequest
-	(*WhatIfResponse)(nil),     // 18: fleet.v1.WhatIfResponse
-	(*WhatIfCase)(nil),         // 19: fleet.v1.WhatIfCase
-	(*ListPairsRequest)(nil),   // 20: fleet.v1.ListPairsRequest
-	(*ListPairsResponse)(nil),  // 21: fleet.v1.ListPairsResponse
-	(*Pair)(nil),               // 22: fleet.v1.Pair
-	(*DrainRequest)(nil),       // 23: fleet.v1.DrainRequest
-	(*DrainResponse)(nil),      // 24: fleet.v1.DrainResponse
-	(*UndrainRequest)(nil),     // 25: fleet.v1.UndrainRequest
-	(*UndrainResponse)(nil),    // 26: fleet.v1.UndrainResponse
-	(*ListDrainsRequest)(nil),  // 27: fleet.v1.ListDrainsRequest
-	(*ListDrainsResponse)(nil), // 28: fleet.v1.ListDrainsResponse
-	(*GrantedDrain)(nil),       // 29: fleet.v1.GrantedDrain
+	(*RefusedNode)(nil),        // 14: fleet.v1.RefusedNode
+	(*GetFleetRequest)(nil),    // 15: fleet.v1.GetFleetRequest
+	(*GetFleetResponse)(nil),   // 16: fleet.v1.GetFleetResponse
+	(*Fault)(nil),              // 17: fleet.v1.Fault
+	(*WhatIfRequest)(nil),      // 18: fleet.v1.WhatIfRequest
+	(*WhatIfResponse)(nil),     // 19: fleet.v1.WhatIfResponse
+	(*WhatIfCase)(nil),         // 20: fleet.v1.WhatIfCase
+	(*ListPairsRequest)(nil),   // 21: fleet.v1.ListPairsRequest
+	(*ListPairsResponse)(nil),  // 22: fleet.v1.ListPairsResponse
+	(*Pair)(nil),               // 23: fleet.v1.Pair
+	(*DrainRequest)(nil),       // 24: fleet.v1.DrainRequest
+	(*DrainResponse)(nil),      // 25: fleet.v1.DrainResponse
+	(*UndrainRequest)(nil),     // 26: fleet.v1.UndrainRequest
+	(*UndrainResponse)(nil),    // 27: fleet.v1.UndrainResponse
+	(*ListDrainsRequest)(nil),  // 28: fleet.v1.ListDrainsRequest
+	(*ListDrainsResponse)(nil), // 29: fleet.v1.ListDrainsResponse
+	(*GrantedDrain)(nil),       // 30: fleet.v1.GrantedDrain
 }
 var file_fleet_v1_fleet_proto_depIdxs = []int32{
 	4,  // 0: fleet.v1.ReportRequest.ports:type_name -> fleet.v1.Ports
@@ -2145,31 +2272,33 @@ var file_fleet_v1_fleet_proto_depIdxs = []int32{
 	10, // 8: fleet.v1.Proofs.planes:type_name -> fleet.v1.ProvedPlane
 	11, // 9: fleet.v1.Proofs.lossy:type_name -> fleet.v1.LossyPeer
 	0,  // 10: fleet.v1.FollowResponse.nodes:type_name -> fleet.v1.ReportRequest
-	16, // 11: fleet.v1.GetFleetResponse.faults:type_name -> fleet.v1.Fault
-	19, // 12: fleet.v1.WhatIfResponse.cases:type_name -> fleet.v1.WhatIfCase
-	22, // 13: fleet.v1.ListPairsResponse.pairs:type_name -> fleet.v1.Pair
-	29, // 14: fleet.v1.ListDrainsResponse.drains:type_name -> fleet.v1.GrantedDrain
-	0,  // 15: fleet.v1.FleetService.Report:input_type -> fleet.v1.ReportRequest
-	12, // 16: fleet.v1.FleetService.Follow:input_type -> fleet.v1.FollowRequest
-	14, // 17: fleet.v1.FleetService.GetFleet:input_type -> fleet.v1.GetFleetRequest
-	17, // 18: fleet.v1.FleetService.WhatIf:input_type -> fleet.v1.WhatIfRequest
-	23, // 19: fleet.v1.FleetService.Drain:input_type -> fleet.v1.DrainRequest
-	25, // 20: fleet.v1.FleetService.Undrain:input_type -> fleet.v1.UndrainRequest
-	27, // 21: fleet.v1.FleetService.ListDrains:input_type -> fleet.v1.ListDrainsRequest
-	20, // 22: fleet.v1.FleetService.ListPairs:input_type -> fleet.v1.ListPairsRequest
-	1,  // 23: fleet.v1.FleetService.Report:output_type -> fleet.v1.ReportResponse
-	13, // 24: fleet.v1.FleetService.Follow:output_type -> fleet.v1.FollowResponse
-	15, // 25: fleet.v1.FleetService.GetFleet:output_type -> fleet.v1.GetFleetResponse
-	18, // 26: fleet.v1.FleetService.WhatIf:output_type -> fleet.v1.WhatIfResponse
-	24, // 27: fleet.v1.FleetService.Drain:output_type -> fleet.v1.DrainResponse
-	26, // 28: fleet.v1.FleetService.Undrain:output_type -> fleet.v1.UndrainResponse
-	28, // 29: fleet.v1.FleetService.ListDrains:output_type -> fleet.v1.ListDrainsResponse
-	21, // 30: fleet.v1.FleetService.ListPairs:output_type -> fleet.v1.ListPairsResponse
-	23, // [23:31] is the sub-list for method output_type
-	15, // [15:23] is the sub-list for method input_type
-	15, // [15:15] is the sub-list for extension type_name
-	15, // [15:15] is the sub-list for extension extendee
-	0,  // [0:15] is the sub-list for field type_name
+	14, // 11: fleet.v1.FollowResponse.refused:type_name -> fleet.v1.RefusedNode
+	17, // 12: fleet.v1.GetFleetResponse.faults:type_name -> fleet.v1.Fault
+	14, // 13: fleet.v1.GetFleetResponse.refused:type_name -> fleet.v1.RefusedNode
+	20, // 14: fleet.v1.WhatIfResponse.cases:type_name -> fleet.v1.WhatIfCase
+	23, // 15: fleet.v1.ListPairsResponse.pairs:type_name -> fleet.v1.Pair
+	30, // 16: fleet.v1.ListDrainsResponse.drains:type_name -> fleet.v1.GrantedDrain
+	0,  // 17: fleet.v1.FleetService.Report:input_type -> fleet.v1.ReportRequest
+	12, // 18: fleet.v1.FleetService.Follow:input_type -> fleet.v1.FollowRequest
+	15, // 19: fleet.v1.FleetService.GetFleet:input_type -> fleet.v1.GetFleetRequest
+	18, // 20: fleet.v1.FleetService.WhatIf:input_type -> fleet.v1.WhatIfRequest
+	24, // 21: fleet.v1.FleetService.Drain:input_type -> fleet.v1.DrainRequest
+	26, // 22: fleet.v1.FleetService.Undrain:input_type -> fleet.v1.UndrainRequest
+	28, // 23: fleet.v1.FleetService.ListDrains:input_type -> fleet.v1.ListDrainsRequest
+	21, // 24: fleet.v1.FleetService.ListPairs:input_type -> fleet.v1.ListPairsRequest
+	1,  // 25: fleet.v1.FleetService.Report:output_type -> fleet.v1.ReportResponse
+	13, // 26: fleet.v1.FleetService.Follow:output_type -> fleet.v1.FollowResponse
+	16, // 27: fleet.v1.FleetService.GetFleet:output_type -> fleet.v1.GetFleetResponse
+	19, // 28: fleet.v1.FleetService.WhatIf:output_type -> fleet.v1.WhatIfResponse
+	25, // 29: fleet.v1.FleetService.Drain:output_type -> fleet.v1.DrainResponse
+	27, // 30: fleet.v1.FleetService.Undrain:output_type -> fleet.v1.UndrainResponse
+	29, // 31: fleet.v1.FleetService.ListDrains:output_type -> fleet.v1.ListDrainsResponse
+	22, // 32: fleet.v1.FleetService.ListPairs:output_type -> fleet.v1.ListPairsResponse
+	25, // [25:33] is the sub-list for method output_type
+	17, // [17:25] is the sub-list for method input_type
+	17, // [17:17] is the sub-list for extension type_name
+	17, // [17:17] is the sub-list for extension extendee
+	0,  // [0:17] is the sub-list for field type_name
 }
 
 func init() { file_fleet_v1_fleet_proto_init() }
@@ -2183,7 +2312,7 @@ func file_fleet_v1_fleet_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_fleet_v1_fleet_proto_rawDesc), len(file_fleet_v1_fleet_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   30,
+			NumMessages:   31,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -48,7 +48,7 @@ type FleetServiceClient interface {
 	// WhatIf simulates failures in the present state. INVALID_ARGUMENT names an unknown part.
 	WhatIf(ctx context.Context, in *WhatIfRequest, opts ...grpc.CallOption) (*WhatIfResponse, error)
 	// Drain grants a drain of a part, if every pair keeps the budget, and lets the servers' daemons drain their sub-ports. FAILED_PRECONDITION names pairs
-	// that would fall below the budget, or says that workers have different budgets; UNIMPLEMENTED: there is no engine for drains. A repeated Drain replaces the reason and the end. A worker that has just
+	// that would fall below the budget, or says that workers have different budgets; UNIMPLEMENTED: there is no engine for drains. A repeated Drain replaces the caller, and the reason and the end where it has them. A worker that has just
 	// started waits for the reports of all servers, at most ten seconds.
 	Drain(ctx context.Context, in *DrainRequest, opts ...grpc.CallOption) (*DrainResponse, error)
 	// Undrain ends a drain. NOT_FOUND: the part is not drained by the fleet.
@@ -173,7 +173,7 @@ type FleetServiceServer interface {
 	// WhatIf simulates failures in the present state. INVALID_ARGUMENT names an unknown part.
 	WhatIf(context.Context, *WhatIfRequest) (*WhatIfResponse, error)
 	// Drain grants a drain of a part, if every pair keeps the budget, and lets the servers' daemons drain their sub-ports. FAILED_PRECONDITION names pairs
-	// that would fall below the budget, or says that workers have different budgets; UNIMPLEMENTED: there is no engine for drains. A repeated Drain replaces the reason and the end. A worker that has just
+	// that would fall below the budget, or says that workers have different budgets; UNIMPLEMENTED: there is no engine for drains. A repeated Drain replaces the caller, and the reason and the end where it has them. A worker that has just
 	// started waits for the reports of all servers, at most ten seconds.
 	Drain(context.Context, *DrainRequest) (*DrainResponse, error)
 	// Undrain ends a drain. NOT_FOUND: the part is not drained by the fleet.
