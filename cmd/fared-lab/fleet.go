@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"strings"
 	"text/tabwriter"
 	"time"
@@ -94,7 +95,7 @@ func explainWorker(err error, address string) error {
 func fleetStatusCommand(e *cli.Env) *cobra.Command {
 	c := &cobra.Command{
 		Use: "status", Short: "Show how much of the fabric reports, and how many parts are at fault", Args: cli.NoArgs,
-		Long:    "Shows how many servers, leaves and spines report, and the parts at fault and in drains in numbers.",
+		Long:    "Shows how many servers, leaves and spines report, the parts at fault and in drains in numbers, and nodes\nwhose reports were refused within ten minutes: they are not of the workers' fabric, or have another's certificate.",
 		Example: "  fared fleet status\n  fared fleet status --worker fleet1.example:4798 -o json",
 	}
 	return asking(e, c, func(ctx context.Context, client fleetv1.FleetServiceClient, _ []string) error {
@@ -104,14 +105,21 @@ func fleetStatusCommand(e *cli.Env) *cobra.Command {
 		}
 		return e.Print(m, func(w *tabwriter.Writer) {
 			fmt.Fprintf(w, "%s\n\n", m.Fabric)
-			cli.Row(w, "SERVERS", "REPORTING", "SWITCHES", "REPORTING", "FAULTS", "DRAINED", "REVISION")
-			cli.Row(w, fmt.Sprint(m.Servers), fmt.Sprint(m.ServersReporting), fmt.Sprint(m.Switches), fmt.Sprint(m.SwitchesReporting),
+			cli.Row(w, "SERVERS", "SWITCHES", "REFUSED", "FAULTS", "DRAINED", "REVISION")
+			cli.Row(w, fmt.Sprintf("%d of %d", m.ServersReporting, m.Servers), fmt.Sprintf("%d of %d", m.SwitchesReporting, m.Switches), fmt.Sprint(len(m.Refused)),
 				fmt.Sprint(len(m.Faults)), fmt.Sprint(len(m.Drained)), fmt.Sprint(m.Revision))
 			for _, problem := range m.Problems {
 				fmt.Fprintf(w, "\nNo drain is granted: %s\n", problem)
 			}
 			if len(m.Unheard) > 0 {
 				fmt.Fprintf(w, "\nWithout a report: %s\n", strings.Join(m.Unheard, " "))
+			}
+			if len(m.Refused) > 0 {
+				fmt.Fprintln(w)
+				cli.Row(w, "REFUSED", "FROM", "AGE", "REASON")
+			}
+			for _, x := range m.Refused {
+				cli.Row(w, cli.Dash(x.RouterId), x.Address, cli.Age(uint64(max(0, time.Now().UnixNano()-int64(x.LastNs)))), x.Reason)
 			}
 		})
 	})
@@ -194,6 +202,11 @@ are simulated once: ALIKE counts them. All are counted by the fewest planes that
 the 100 worst are listed, the worst first.`,
 		Example: "  fared fleet whatif leaf1\n  fared fleet whatif drain:leaf0 server17/p1 -o json\n  fared fleet whatif --all-single\n  fared fleet whatif --all-double",
 		Args: func(_ *cobra.Command, args []string) error {
+			for i, part := range args {
+				if slices.Contains(args[:i], part) {
+					return cli.Usage(fmt.Errorf("%s is given twice", part), "a part fails once: fared fleet whatif "+part)
+				}
+			}
 			if len(args) == 0 && !allSingle && !allDouble || allSingle && allDouble {
 				return cli.Usage(errors.New("no part is given, or both of --all-single and --all-double"), "fared fleet whatif leaf1, or --all-single")
 			}

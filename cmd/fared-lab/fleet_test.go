@@ -100,7 +100,7 @@ func TestFleet(t *testing.T) {
 		}
 	}
 	for _, command := range []string{"fleet drain", "fleet drain leaf0 --until yesterday", "fleet worker " + file + " --keep-planes 3", "fleet worker " + file + " --keep-planes -1", "fleet worker " + file + " --keep-share NaN", "fleet worker " + file + " --etcd etcd1:2379",
-		"fleet worker " + file + " --peer fleet2", "fleet status --worker fleet1", "fleet whatif leaf7", "fleet whatif", "fleet top --count 2000", "fleet fault", "fleet worker " + file + " --listen 0.0.0.0:0", "fleet worker " + file + " --configmap drains", "fleet worker " + file + " --configmap fared/drains", "fleet worker " + file + " --page 0.0.0.0:0"} {
+		"fleet worker " + file + " --peer fleet2", "fleet status --worker fleet1", "fleet whatif leaf7", "fleet whatif", "fleet whatif leaf1 leaf0 leaf1", "fleet top --count 2000", "fleet fault", "fleet worker " + file + " --listen nonsense", "fleet worker " + file + " --listen 127.0.0.1:nonsense", "fleet worker " + file + " --metrics-listen nonsense", "fleet worker " + file + " --listen 0.0.0.0:0", "fleet worker " + file + " --configmap drains", "fleet worker " + file + " --configmap fared/drains", "fleet worker " + file + " --page 0.0.0.0:0"} {
 		refused(t, cli.ExitUsage, strings.Fields(command)...)
 	}
 }

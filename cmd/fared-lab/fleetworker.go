@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"errors"
@@ -95,8 +96,14 @@ func (o *workerOptions) flags(c *cobra.Command) {
 	cli.LevelFlag(c, &o.logLevel, "info", "")
 }
 
-// addressError returns an error of the addresses of other workers and of etcd, which a worker would try for ever.
+// addressError returns an error of the addresses of this worker, of others and of etcd.
 func (o *workerOptions) addressError() error {
+	if err := hostPort("--listen", o.listen); err != nil {
+		return err
+	}
+	if err := hostPort("--metrics-listen", cmp.Or(o.metrics, o.listen)); err != nil {
+		return err
+	}
 	for _, p := range o.peers {
 		if err := hostPort("--peer", p); err != nil {
 			return err
@@ -112,7 +119,11 @@ func (o *workerOptions) addressError() error {
 
 // hostPort returns an error of a flag's value that is not host:port.
 func hostPort(flag, value string) error {
-	if _, _, err := net.SplitHostPort(value); err != nil {
+	_, port, err := net.SplitHostPort(value)
+	if err == nil {
+		_, err = net.LookupPort("tcp", port)
+	}
+	if err != nil {
 		return cli.Usage(fmt.Errorf("%s %q: %w", flag, value, err), "write host:port, such as fleet1.example:4798")
 	}
 	return nil

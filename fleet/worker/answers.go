@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"slices"
+	"time"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -22,7 +23,7 @@ func (w *Worker) GetFleet(context.Context, *fleetv1.GetFleetRequest) (*fleetv1.G
 	views, _ := w.views()
 	d := w.found.Load()
 	f := w.fabric
-	out := &fleetv1.GetFleetResponse{Fabric: f.Title(), Servers: uint32(f.Servers), Switches: uint32(len(f.Leaf) + len(f.Spine)), Faults: d.faults, Revision: d.revision, Problems: w.problems()}
+	out := &fleetv1.GetFleetResponse{Fabric: f.Title(), Servers: uint32(f.Servers), Switches: uint32(len(f.Leaf) + len(f.Spine)), Faults: d.faults, Revision: d.revision, Problems: w.problems(), Refused: w.refusedNodes(time.Now())}
 	for _, n := range f.Nodes() {
 		switch {
 		case views[n] != nil && n.Kind == topo.KindServer:

@@ -73,6 +73,7 @@ func (w *Worker) Collect(ch chan<- prometheus.Metric) {
 		ch <- metricPeerUp.Flag(up.Load(), peer)
 	}
 	w.collectNodes(sample, views)
+	sample(metricStrangers, float64(len(w.refusedNodes(time.Now()))))
 	collectFaults(sample, w.found.Load().faults)
 	low := uint64(0)
 	_, byPlanes := w.directions(views)

@@ -78,7 +78,9 @@ func TestTables(t *testing.T) {
 	if len(tables["pairs"]) != worst {
 		t.Errorf("%d pairs", len(tables["pairs"]))
 	}
+	w.told.log = w.found.Load().faults
 	w.decideOnce(time.Now())
+	w.decideOnce(time.Now().Add(calm))
 	<-changed
 	if tables, _ := w.view(); !strings.Contains(string(tables["timeline"][0].Value), "server71 dark") || len(tables["timeline"]) != 4 {
 		t.Errorf("timeline %s", tables["timeline"])
@@ -134,6 +136,7 @@ func TestPageInABrowser(t *testing.T) {
 	m.Ports.Ports[0].State = "dark"
 	w.set(f.Server[16], m, own)
 	w.decideOnce(time.Now())
+	w.decideOnce(time.Now().Add(calm))
 	p.Wait("document.querySelector('#faults th')?.textContent.includes('server17') + ''", "true")
 	p.Wait("document.querySelector('#timeline li')?.className", "worse")
 	p.Wait(fmt.Sprintf("String(%s === '46,158,107,255')", pixel(16)), "false")

@@ -42,12 +42,14 @@ type store struct {
 	followers map[*follower]bool
 	streams   map[*topo.Node]chan struct{} // wakes the sender of a node's last stream; one slot
 	revision  uint64
+	strangers []stranger // the last one first
 }
 
 // follower is another worker that follows this one's own nodes.
 type follower struct {
-	dirty map[*topo.Node]bool
-	wake  chan struct{} // one slot
+	dirty     map[*topo.Node]bool
+	strangers bool          // some are new
+	wake      chan struct{} // one slot
 }
 
 func newStore(f *topo.Fabric) *store {
@@ -193,7 +195,7 @@ func (s *store) oldest(now time.Time) (age time.Duration) {
 func (s *store) follow() *follower {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	f := &follower{dirty: map[*topo.Node]bool{}, wake: make(chan struct{}, 1)}
+	f := &follower{dirty: map[*topo.Node]bool{}, strangers: true, wake: make(chan struct{}, 1)}
 	for n, now := range s.states {
 		if now.origin == own {
 			f.dirty[n] = true
@@ -217,10 +219,16 @@ const chunk = 64
 func (s *store) drain(f *follower) *fleetv1.FollowResponse {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if len(f.dirty) == 0 {
+	if len(f.dirty) == 0 && !f.strangers {
 		return nil
 	}
 	m := &fleetv1.FollowResponse{}
+	for _, x := range s.strangers {
+		if f.strangers && x.origin == own {
+			m.Refused = append(m.Refused, x.RefusedNode)
+		}
+	}
+	f.strangers = false
 	for n := range f.dirty {
 		delete(f.dirty, n)
 		now := s.states[n]

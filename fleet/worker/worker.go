@@ -58,6 +58,7 @@ type Worker struct {
 	locator    *locate.Locator
 	found      atomic.Pointer[decision]
 	memory     locate.Memory
+	told       told
 	whatIf     sync.Mutex  // one simulation at a time
 	book       *drain.Book // nil without an engine
 	begun      time.Time
@@ -157,7 +158,7 @@ func (s *store) now() uint64 {
 	return s.revision
 }
 
-// decideOnce names the parts at fault; one of them may be named after wait, unless that is 0.
+// decideOnce names the parts at fault; there is more to name or to tell after wait, unless that is 0.
 func (w *Worker) decideOnce(now time.Time) (wait time.Duration) {
 	views, revision := w.views()
 	d := &decision{revision: revision}
@@ -168,17 +169,54 @@ func (w *Worker) decideOnce(now time.Time) (wait time.Duration) {
 			ConfidencePpb: uint32(g.Confidence * 1e9), SinceNs: uint64(g.Since.UnixNano()), LossPpb: uint32(g.Rate * 1e9),
 		})
 	}
-	old := w.found.Load().faults
-	for _, f := range without(d.faults, old) {
-		w.Log.Warn("a part is at fault", "part", f.Part, "fault", f.Fault, "evidence", f.Evidence)
-	}
-	for _, f := range without(old, d.faults) {
-		w.Log.Info("a part is no longer at fault", "part", f.Part, "fault", f.Fault)
-	}
-	w.pages.note(old, d.faults, now)
 	w.found.Store(d)
+	if later := w.tell(d.faults, now); wait == 0 || later > 0 && later < wait {
+		wait = later
+	}
 	w.pages.changed()
 	return wait
+}
+
+const (
+	// calm is the time for which the parts at fault stay the same before the log and the timeline have them: the reports
+	// of a leaf's failure name a cable first, then some, then the leaf.
+	calm = 500 * time.Millisecond
+	// overdue is the time after which they have them in any case.
+	overdue = 5 * time.Second
+)
+
+// told is the parts at fault that the log has, and those of the last decision.
+type told struct {
+	log, last      []*fleetv1.Fault
+	since, pending time.Time // of last; of the first difference between both
+}
+
+// tell logs the differences to what is told; if it is too early, it returns the time to wait.
+func (w *Worker) tell(faults []*fleetv1.Fault, now time.Time) (wait time.Duration) {
+	t := &w.told
+	begun, ended := without(faults, t.log), without(t.log, faults)
+	if len(begun)+len(ended) == 0 {
+		*t = told{log: t.log}
+		return 0
+	}
+	if t.pending.IsZero() {
+		t.pending = now
+	}
+	if t.since.IsZero() || len(without(faults, t.last))+len(without(t.last, faults)) > 0 {
+		t.last, t.since = faults, now
+	}
+	if wait := min(t.since.Add(calm).Sub(now), t.pending.Add(overdue).Sub(now)); wait > 0 {
+		return wait
+	}
+	for _, f := range begun {
+		w.Log.Warn("a part is at fault", "part", f.Part, "fault", f.Fault, "evidence", f.Evidence)
+	}
+	for _, f := range ended {
+		w.Log.Info("a part is no longer at fault", "part", f.Part, "fault", f.Fault)
+	}
+	w.pages.note(t.log, faults, now)
+	*t = told{log: faults}
+	return 0
 }
 
 // without returns the faults that others do not have.
@@ -209,7 +247,7 @@ func (w *Worker) Report(stream grpc.BidiStreamingServer[fleetv1.ReportRequest, f
 		}
 		if n == nil {
 			if n, err = w.admit(ctx, m); err != nil {
-				return w.refuse(err)
+				return w.refuse(ctx, m.RouterId, err)
 			}
 			connection = m.ConnectionNs
 			wake := w.open(n)
@@ -218,7 +256,7 @@ func (w *Worker) Report(stream grpc.BidiStreamingServer[fleetv1.ReportRequest, f
 		}
 		if m.RouterId != n.ID.String() || m.ConnectionNs != connection {
 			w.end(n, connection, own)
-			return w.refuse(status.Errorf(codes.InvalidArgument, "a stream of %s has a message of another node or connection", n.Name))
+			return w.refuse(ctx, m.RouterId, status.Errorf(codes.InvalidArgument, "a stream of %s has a message of another node or connection", n.Name))
 		}
 		kept := w.set(n, m, own)
 		w.tally.count(kept)
@@ -231,9 +269,11 @@ func (w *Worker) Report(stream grpc.BidiStreamingServer[fleetv1.ReportRequest, f
 // quiet is the time for which one refused report is logged: their nodes start again and again, perhaps all of a fabric.
 const quiet = time.Minute
 
-// refuse counts a refused report and returns its error.
-func (w *Worker) refuse(err error) error {
+// refuse notes a refused report and returns its error.
+func (w *Worker) refuse(ctx context.Context, id string, err error) error {
 	w.tally.refused.Add(1)
+	w.strange(&fleetv1.RefusedNode{RouterId: id[:min(len(id), maxID)], Address: strings.TrimPrefix(grpcserve.CallerOf(ctx).Client(), "address "),
+		Reason: status.Convert(err).Message(), LastNs: uint64(time.Now().UnixNano())})
 	if last := w.complained.Load(); (last == nil || time.Since(*last) >= quiet) && w.complained.CompareAndSwap(last, new(time.Now())) {
 		w.Log.Warn("a report is refused; others are not logged for a minute", "error", status.Convert(err).Message())
 	}
@@ -339,6 +379,9 @@ func (w *Worker) followOnce(ctx context.Context, peer string) error {
 			if n, err := w.node(x.RouterId); err == nil {
 				w.tally.count(w.set(n, x, peer))
 			}
+		}
+		for _, x := range m.Refused {
+			w.strangeOf(peer, x)
 		}
 		for _, id := range m.Gone {
 			if n, err := w.node(id); err == nil {
