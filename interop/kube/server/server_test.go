@@ -44,6 +44,8 @@ var paths = map[string]string{
 	"ServiceAccount":           "/api/v1/namespaces/" + namespace + "/serviceaccounts",
 	"ConfigMap":                "/api/v1/namespaces/" + namespace + "/configmaps",
 	"DaemonSet":                "/apis/apps/v1/namespaces/" + namespace + "/daemonsets",
+	"Role":                     "/apis/rbac.authorization.k8s.io/v1/namespaces/" + namespace + "/roles",
+	"RoleBinding":              "/apis/rbac.authorization.k8s.io/v1/namespaces/" + namespace + "/rolebindings",
 	"ClusterRole":              "/apis/rbac.authorization.k8s.io/v1/clusterroles",
 	"ClusterRoleBinding":       "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings",
 
@@ -59,10 +61,10 @@ type cluster struct {
 	agents  testlog.Log // their log
 }
 
-// render returns the manifests of the set of values with all options of fared-kube, by file.
-func render(t *testing.T) map[string]string {
+// render returns the manifests of a set of values, by file.
+func render(t *testing.T, values string) map[string]string {
 	t.Helper()
-	text, err := os.ReadFile("../../../charts/fared/ci/state.yaml")
+	text, err := os.ReadFile("../../../charts/fared/ci/" + values)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -93,19 +95,25 @@ func newCluster(t *testing.T) *cluster {
 	t.Helper()
 	c := &cluster{process: start(t), account: t.TempDir()}
 	c.must(http.MethodPost, "/api/v1/namespaces", object{"metadata": object{"name": namespace}}, nil)
-	for name, file := range render(t) {
+	for name, file := range render(t, "state.yaml") {
 		if strings.HasSuffix(name, ".yaml") {
 			for document := range strings.SplitSeq(file, "\n---") {
 				c.apply(document)
 			}
 		}
 	}
-	ca, err := os.ReadFile(filepath.Join(c.dir, "ca.crt"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	c.write("ca.crt", string(ca))
+	c.write("ca.crt", c.file("ca.crt"))
 	return c
+}
+
+// file returns the text of a file of the server.
+func (c *cluster) file(name string) string {
+	c.t.Helper()
+	text, err := os.ReadFile(filepath.Join(c.dir, name))
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	return string(text)
 }
 
 // write writes a file of the account.
