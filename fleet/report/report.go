@@ -31,8 +31,8 @@ const (
 	quiet = 2 * time.Second
 	// glance is the time between reads of the probes alone: their losses are no events.
 	glance = 500 * time.Millisecond
-	// retry is the time between attempts to reach a worker, or the daemon.
-	retry = 500 * time.Millisecond
+	// retry is the time between attempts to reach the daemon, and with soon at first a worker.
+	soon, retry = 20 * time.Millisecond, 500 * time.Millisecond
 	// home is the time after which a worker that is not the first is left.
 	home = time.Hour
 	// patience limits a read.
@@ -236,11 +236,12 @@ func (r *reporter) send(ctx context.Context) error {
 	for _, worker := range r.Workers {
 		failed[worker] = new(complaint)
 	}
-	for {
+	for pause := (waits.Pause{First: soon, Most: retry}); ; {
 		node := r.await(ctx)
 		if node == nil {
 			return nil
 		}
+		begun := time.Now()
 		for i, worker := range Order(r.Workers, node.RouterId) {
 			until := ctx
 			cancel := func() {}
@@ -266,7 +267,7 @@ func (r *reporter) send(ctx context.Context) error {
 				break
 			}
 		}
-		if !waits.For(ctx, retry) {
+		if !waits.For(ctx, pause.Next(time.Since(begun))) {
 			return nil
 		}
 	}

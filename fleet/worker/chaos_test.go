@@ -266,16 +266,16 @@ func TestEngineChaos(t *testing.T) {
 		all = append(all, o)
 		operators.Go(func() { o.run(asking) })
 	}
-	var worst time.Duration
-	times := map[string]int{}
+	times, worst, sum := map[string]int{}, map[string]time.Duration{}, map[string]time.Duration{}
 	for end := time.Now().Add(time.Duration(variable(t, chaosSeconds, 20)) * time.Second); time.Now().Before(end) && !t.Failed(); {
 		text, heal := c.disturb()
 		time.Sleep(time.Duration(c.random.IntN(1500)) * time.Millisecond) // any moment of the recovery
 		heal()
 		back := time.Now()
 		until(t, "all workers have the whole view after "+text, whole(f, c.workers))
-		worst = max(worst, time.Since(back))
-		times[strings.Fields(text)[0]]++
+		took, kind := time.Since(back), strings.Fields(text)[0]
+		times[kind]++
+		worst[kind], sum[kind] = max(worst[kind], took), sum[kind]+took
 		time.Sleep(time.Duration(c.random.IntN(500)) * time.Millisecond) // work for the operators
 	}
 	stop()
@@ -284,7 +284,10 @@ func TestEngineChaos(t *testing.T) {
 	for _, o := range all {
 		granted += o.granted
 	}
-	t.Logf("%v, the whole view at most %s after the return, %d drains granted", times, worst, granted)
+	for kind, n := range times {
+		t.Logf("%s %d times: the whole view %s after the return, at most %s", kind, n, sum[kind]/time.Duration(n), worst[kind])
+	}
+	t.Logf("%d drains granted", granted)
 	if granted == 0 {
 		t.Error("no drain was granted: this test has lost its subject")
 	}

@@ -2,13 +2,17 @@ package worker
 
 import (
 	"bytes"
+	"errors"
+	"io"
 	"log/slog"
 	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
 
+	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 
 	fleetv1 "github.com/fared/fared/api/fleet/v1"
@@ -144,5 +148,25 @@ func TestLogOfAStorm(t *testing.T) {
 	}
 	if step("leaf0"); strings.Count(out.String(), "p1 fault") != 1 {
 		t.Errorf("after %s the log has\n%s", overdue, out.String())
+	}
+}
+
+// ended is a stream whose other worker has ended.
+type ended struct {
+	grpc.ServerStreamingServer[fleetv1.FollowResponse]
+}
+
+func (ended) SendHeader(metadata.MD) error { return io.EOF }
+
+// TestArrived tries another worker at once when one has arrived, which may be that one.
+func TestArrived(t *testing.T) {
+	w := New(Config{Fabric: number(t, topo.Spec{Planes: 2, Servers: 2}), Peers: []string{"fleet2:4798"}})
+	for range 2 {
+		if err := w.Follow(nil, ended{}); !errors.Is(err, io.EOF) {
+			t.Fatal(err)
+		}
+	}
+	if n := len(w.arrived["fleet2:4798"]); n != 1 {
+		t.Errorf("%d rings", n)
 	}
 }

@@ -30,8 +30,8 @@ import (
 const (
 	// settle is the time between a change and a decision: reports of one failure arrive together.
 	settle = 100 * time.Millisecond
-	// retry is the time between attempts to follow another worker.
-	retry = 500 * time.Millisecond
+	// soon and retry are the first and the longest time between attempts to follow another worker.
+	soon, retry = 20 * time.Millisecond, 500 * time.Millisecond
 	// maxRequest limits a report. 2,048 servers with one path each have 400 KiB.
 	maxRequest = 16 << 20
 	// buffer is the size of a connection's read and write buffers; gRPC's default is 32 KiB, for bulk data.
@@ -59,8 +59,9 @@ type Worker struct {
 	found      atomic.Pointer[decision]
 	memory     locate.Memory
 	told       told
-	whatIf     sync.Mutex  // one simulation at a time
-	book       *drain.Book // nil without an engine
+	arrived    map[string]chan struct{} // by peer: a worker has started, perhaps this one; one slot
+	whatIf     sync.Mutex               // one simulation at a time
+	book       *drain.Book              // nil without an engine
 	begun      time.Time
 	granted    atomic.Pointer[ledger]
 	lists      atomic.Uint64 // how often the drains have changed
@@ -77,8 +78,11 @@ type decision struct {
 
 // New returns a worker of a fabric.
 func New(c Config) *Worker {
-	w := &Worker{Config: c, store: newStore(c.Fabric), locator: locate.New(c.Fabric), tally: newTally(c.Peers), begun: time.Now()}
+	w := &Worker{Config: c, store: newStore(c.Fabric), locator: locate.New(c.Fabric), tally: newTally(c.Peers), begun: time.Now(), arrived: map[string]chan struct{}{}}
 	w.found.Store(&decision{})
+	for _, p := range c.Peers {
+		w.arrived[p] = make(chan struct{}, 1)
+	}
 	if c.Engine != nil {
 		w.book = &drain.Book{Engine: c.Engine, Fabric: c.Fabric, Budget: c.Budget, Now: time.Now, Present: func() []string {
 			views, _ := w.views()
@@ -320,6 +324,9 @@ func (w *Worker) answer(ctx context.Context, n *topo.Node, wake chan struct{}, s
 
 // Follow implements fleetv1.FleetServiceServer.
 func (w *Worker) Follow(_ *fleetv1.FollowRequest, stream grpc.ServerStreamingServer[fleetv1.FollowResponse]) error {
+	for _, c := range w.arrived {
+		waits.Ring(c)
+	}
 	f := w.follow()
 	defer w.unfollow(f)
 	if err := stream.SendHeader(nil); err != nil { // also without nodes
@@ -341,8 +348,9 @@ func (w *Worker) Follow(_ *fleetv1.FollowRequest, stream grpc.ServerStreamingSer
 
 // followPeer keeps a stream from another worker open. A failure is logged once until that worker answers again.
 func (w *Worker) followPeer(ctx context.Context, peer string) {
-	failed := false
+	failed, pause := false, waits.Pause{First: soon, Most: retry}
 	for ctx.Err() == nil {
+		begun := time.Now()
 		err := w.followOnce(ctx, peer)
 		if w.tally.peers[peer].Swap(false) {
 			failed = false
@@ -352,7 +360,11 @@ func (w *Worker) followPeer(ctx context.Context, peer string) {
 			w.Log.Warn("another worker does not answer, and is tried again", "worker", peer, "error", status.Convert(err).Message())
 		}
 		failed = true
-		waits.For(ctx, retry)
+		select {
+		case <-ctx.Done():
+		case <-w.arrived[peer]:
+		case <-time.After(pause.Next(time.Since(begun))):
+		}
 	}
 }
 
