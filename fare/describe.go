@@ -131,8 +131,12 @@ func (t *Table) Describe(prefix netip.Prefix) Description {
 // Route returns the attributes of a session's current route to a destination, or nil if the session has none. The
 // caller must not modify them.
 func (t *Table) Route(session int, prefix netip.Prefix) *Attributes {
-	attrs, _ := t.RouteOrigin(session, prefix)
-	return attrs
+	if d := t.byPrefix[prefix]; d != nil {
+		if i, ok := t.routeOf(d, session); ok {
+			return d.sets[i].attrs
+		}
+	}
+	return nil
 }
 
 func (t *Table) describeNode(n int) NodeDescription {

@@ -69,6 +69,7 @@ type attributeSet struct {
 	link[attributeSet]
 	attrs *Attributes
 	refs  int
+	heir  *attributeSet // during [Table.Inherit]: the set with the same attributes in the other table; otherwise nil
 }
 
 func (a *attributeSet) chain() *link[attributeSet] { return &a.link }

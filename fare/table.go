@@ -55,12 +55,11 @@ type Table struct {
 	events    Tally
 
 	changes  []Change
-	entries  []entry                  // scratch
-	sets     []*attributeSet          // scratch, one per entry
-	verdicts []Verdict                // scratch
-	judged   map[judgedRoute]judgment // of Inherit, until the next Step
-	work     computation              // scratch
-	places   []uint16                 // scratch of origins
+	entries  []entry         // scratch
+	sets     []*attributeSet // scratch, one per entry
+	verdicts []Verdict       // scratch
+	work     computation     // scratch
+	places   []uint16        // scratch of origins
 }
 
 type session struct {
@@ -137,7 +136,7 @@ func (t *Table) everything() rankRange { return rankRange{0, uint16(len(t.order)
 // until the next Step. An unusable event changes nothing and is counted by its
 // [Reason] (see [Table.Stats]).
 func (t *Table) Step(e Event) []Change {
-	t.changes, t.judged = t.changes[:0], nil
+	t.changes = t.changes[:0]
 	t.events.count(t.step(e), 1)
 	return t.changes
 }

@@ -351,43 +351,31 @@ func (h *heritage) state(i int) {
 	}
 }
 
-// origin is where the routes of a session are: in the table of a source group before.
-type origin struct {
-	session, whole int // here: in the source group, and of the server
-	source, at     int // before: the source group, and the session in it
-}
-
 // routes gives a new table the routes of the sessions that have remained.
 func (h *heritage) routes(i int) {
 	n, l := h.n, &h.n.layout.Sources[i]
-	var from []origin
 	prefer, named := h.was.sourcesByName()[l.Name]
+	var heirs []fare.Heir
+	more := map[netip.Prefix][]fare.InheritedRoute{}
 	for whole, local := range l.at.sessions {
-		if local < 0 || h.m.Sessions[whole] < 0 || !n.sessions[whole].up {
+		at := h.m.Sessions[whole]
+		if local < 0 || at < 0 || !n.sessions[whole].up {
 			continue
 		}
-		o := origin{session: local, whole: whole, source: -1}
+		heir := fare.Heir{Session: local}
 		for k := range h.was.sources {
-			if at := h.was.layout.Sources[k].at.sessions[h.m.Sessions[whole]]; at >= 0 && (o.source < 0 || named && k == prefer) {
-				o.source, o.at = k, at
+			if of := h.was.layout.Sources[k].at.sessions[at]; of >= 0 && (heir.Was == nil || named && k == prefer) {
+				heir.Was, heir.At = h.was.sources[k].table, of
 			}
 		}
-		from = append(from, o)
-	}
-	var routes []fare.InheritedRoute
-	for _, prefix := range h.allPrefixes() {
-		routes = routes[:0]
-		for _, o := range from {
-			r := fare.InheritedRoute{Session: o.session}
-			if r.Attrs, r.Origin = h.was.sources[o.source].table.RouteOrigin(o.at, prefix); r.Attrs == nil {
-				r.Attrs = h.was.own[ownRoute{h.m.Sessions[o.whole], prefix}].Attrs
-			}
-			if r.Attrs != nil {
-				routes = append(routes, r)
+		heirs = append(heirs, heir)
+		for key, ev := range h.was.own {
+			if key.session == at && ev.Attrs != nil {
+				more[key.prefix] = append(more[key.prefix], fare.InheritedRoute{Session: local, Attrs: ev.Attrs})
 			}
 		}
-		n.sources[i].table.Inherit(prefix, routes)
 	}
+	n.sources[i].table.Inherit(h.allPrefixes(), heirs, more)
 }
 
 // allPrefixes returns the prefixes of all routes that are no loopbacks of this node now, sorted.
