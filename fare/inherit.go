@@ -26,11 +26,15 @@ type InheritedRoute struct {
 func (t *Table) Inherit(prefixes []netip.Prefix, heirs []Heir, more map[netip.Prefix][]InheritedRoute) {
 	x := inheritance{t: t, heirs: heirs, known: map[ancestry]descent{}}
 	x.begin()
-	if len(t.byPrefix) == 0 {
+	empty := len(t.byPrefix) == 0
+	if empty {
 		t.byPrefix = make(map[netip.Prefix]*destination, len(prefixes))
 	}
 	for _, prefix := range prefixes {
 		x.destination(prefix, more[prefix])
+	}
+	if empty && len(t.byPrefix) == len(prefixes) {
+		t.sorted, t.resort = slices.Clone(prefixes), false
 	}
 	for _, set := range x.sets {
 		set.heir = nil

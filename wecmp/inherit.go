@@ -12,6 +12,11 @@ type legacy struct {
 	drain []uint16
 }
 
+// Expect reserves the memory of n destinations in an engine that has none.
+func (e *Engine) Expect(n int) {
+	e.index, e.destinations, e.dirtyDests = make(map[netip.Prefix]int32, n), make([]destination, 0, n), make([]int32, 0, n)
+}
+
 // Inherit makes a new engine, which has reported nothing, continue another one with other planes or sub-ports: a vector
 // gets the number of the vector that the first of its destinations had, and numbers that the other engine uses for
 // other vectors are not used. The first updates count moved slots, and list slots to drain, relative to the other

@@ -19,7 +19,7 @@ func (c *Core) restructure(next *config.Config, layout Layout, m Succession, hom
 	c.endAvoidances() // no packet has proved the other planes and sub-ports yet
 	n := &Core{
 		cfg: next, layout: layout, ready: c.ready, flowHash: c.flowHash, marks: c.marks, converged: c.converged, faults: c.faults,
-		ownLoopbacks: c.ownLoopbacks, limits: c.limits, held: c.held, gone: c.gone, advertDirty: true,
+		ownLoopbacks: c.ownLoopbacks, limits: c.limits, held: c.held, gone: c.gone, advertDirty: true, updates: c.updates,
 	}
 	n.inheritLanes(c)
 	n.inheritSessions(c, m)
@@ -383,20 +383,41 @@ func (h *heritage) allPrefixes() []netip.Prefix {
 	if h.prefixes != nil {
 		return h.prefixes
 	}
-	all := map[netip.Prefix]bool{}
+	var all []netip.Prefix
 	for i := range h.was.sources {
+		var more []netip.Prefix
 		for prefix := range h.was.sources[i].table.Destinations {
-			all[prefix] = true
+			more = append(more, prefix)
+		}
+		all = union(all, more)
+	}
+	own := map[netip.Prefix]bool{}
+	for key := range h.was.own {
+		own[key.prefix] = true
+	}
+	all = union(all, slices.SortedFunc(maps.Keys(own), netip.Prefix.Compare))
+	h.prefixes = slices.DeleteFunc(all, func(p netip.Prefix) bool { return slices.Contains(h.n.cfg.Loopbacks, p) })
+	return h.prefixes
+}
+
+// union merges two sorted lists.
+func union(a, b []netip.Prefix) []netip.Prefix {
+	if len(a) == 0 {
+		return b
+	}
+	out := make([]netip.Prefix, 0, max(len(a), len(b)))
+	for len(a) > 0 && len(b) > 0 {
+		order := a[0].Compare(b[0])
+		if order <= 0 {
+			out, a = append(out, a[0]), a[1:]
+		} else {
+			out = append(out, b[0])
+		}
+		if order >= 0 {
+			b = b[1:]
 		}
 	}
-	for key := range h.was.own {
-		all[key.prefix] = true
-	}
-	for _, lo := range h.n.cfg.Loopbacks {
-		delete(all, lo)
-	}
-	h.prefixes = slices.SortedFunc(maps.Keys(all), netip.Prefix.Compare)
-	return h.prefixes
+	return append(append(out, a...), b...)
 }
 
 // weights passes the content of a new table to its engine.
@@ -409,6 +430,7 @@ func (h *heritage) weights(i int) {
 	for id := range s.table.Groups {
 		n.fault("weight engine", s.setGroup(l, id))
 	}
+	s.engine.Expect(len(h.prefixes))
 	for prefix, id := range s.table.Destinations {
 		n.fault("weight engine", s.engine.SetDestination(prefix, tableGroup(id)))
 	}

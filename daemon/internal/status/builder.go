@@ -124,7 +124,7 @@ func (b *Builder) SetLayout(layout Layout) {
 // indexes in vectors get another meaning. The caller then marks all destinations.
 func (b *Builder) Restructure(layout Layout) {
 	b.layout, b.regrouped, b.restructured = &layout, b.revision+1, true
-	b.marked, b.destinations = nil, make(map[Key]uint64)
+	b.marked, b.destinations = nil, make(map[Key]uint64, b.view.Load().count)
 	for id := range b.vectors {
 		b.MarkVector(uint32(id))
 	}
