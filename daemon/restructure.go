@@ -105,7 +105,8 @@ func (l *loop) showStructure() {
 	for i := range l.core.Layout().Sources {
 		names[l.core.Layout().Sources[i].Name] = i
 	}
-	for key := range l.shown.destinations.All() {
+	for key, d := range l.shown.destinations.All() {
+		d.moved, d.drain = 0, nil // of slots before; a decision about the present ones follows if it is another
 		if i, ok := names[key.Group]; ok {
 			l.builder.MarkDestination(status.Key{Prefix: key.Prefix, Source: i})
 		}

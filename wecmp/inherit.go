@@ -20,7 +20,8 @@ func (e *Engine) Expect(n int) {
 // Inherit makes a new engine, which has reported nothing, continue another one with other planes or sub-ports: a vector
 // gets the number of the vector that the first of its destinations had, and numbers that the other engine uses for
 // other vectors are not used. The first updates count moved slots, and list slots to drain, relative to the other
-// engine. place translates its places; the result has Plane -1 for a place that does not exist any more.
+// engine, and omit the destinations whose last report there has the same number. place translates its places; the
+// result has Plane -1 for a place that does not exist any more.
 func (e *Engine) Inherit(was *Engine, place func(Place) Place) {
 	number := make([]uint32, len(e.vectors)) // by present number
 	taken := map[uint32]bool{}
@@ -54,6 +55,12 @@ func (e *Engine) Inherit(was *Engine, place func(Place) Place) {
 		number[id], taken[free] = free, true
 	}
 	e.renumber(number)
+	for i := range e.destinations {
+		d := &e.destinations[i]
+		if at, ok := was.index[d.prefix]; ok && d.vector != 0 && was.destinations[at].reported == d.vector {
+			d.reported = d.vector
+		}
+	}
 }
 
 // sortedDestinations returns the indexes of the destinations in the order of their prefixes.

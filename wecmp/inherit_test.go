@@ -1,6 +1,7 @@
 package wecmp
 
 import (
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"net/netip"
@@ -205,5 +206,38 @@ func TestInherit(t *testing.T) {
 				t.Fatalf("seed %d: vector %d is %v", seed, v, view)
 			}
 		}
+	}
+}
+
+// TestInheritReports checks that the first updates omit destinations whose vector has kept its number, and delete an
+// inherited vector that no destination uses any more.
+func TestInheritReports(t *testing.T) {
+	cfg := Config{Planes: []Plane{{Name: "p0", SubPorts: []SubPort{{Name: "d0"}}}, {Name: "p1", SubPorts: []SubPort{{Name: "d1"}}}}}
+	var engines [2]*Engine
+	for i := range engines {
+		engines[i], _ = NewEngine(cfg)
+		for id, capacity := range []uint64{1: 1, 2: 2} {
+			if id > 0 {
+				if err := engines[i].SetGroup(uint32(id), []Capacity{{1, 1, []uint64{1}}, {capacity, 1, []uint64{1}}}); err != nil {
+					t.Fatal(err)
+				}
+				if err := engines[i].SetDestination(netip.PrefixFrom(netip.AddrFrom4([4]byte{10, 0, 0, byte(id)}), 32), uint32(id)); err != nil {
+					t.Fatal(err)
+				}
+			}
+		}
+	}
+	was, e := engines[0], engines[1]
+	was.Updates()
+	second := netip.MustParsePrefix("10.0.0.2/32")
+	old, _ := was.Destination(second)
+	e.Inherit(was, func(p Place) Place { return p })
+	if err := errors.Join(e.SetDestination(second, 1), e.DeleteGroup(2)); err != nil {
+		t.Fatal(err)
+	}
+	now, _ := e.Destination(second)
+	want := []Update{{Kind: VectorSet, Vector: now}, {Kind: DestinationSet, Vector: now, Destination: second}, {Kind: VectorDelete, Vector: old}}
+	if got := fmt.Sprint(e.Updates()); got != fmt.Sprint(want) {
+		t.Errorf("%s, want %v", got, want)
 	}
 }

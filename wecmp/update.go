@@ -63,8 +63,8 @@ func (e *Engine) Updates() []Update {
 			continue
 		}
 		u := Update{Kind: DestinationSet, Vector: d.vector, Destination: d.prefix}
-		if d.reported != 0 {
-			u.SlotsMoved, u.Drain = e.compare(e.vectors[d.reported], e.vectors[d.vector])
+		if was := e.vectors[d.reported]; was.reported {
+			u.SlotsMoved, u.Drain = e.compare(was, e.vectors[d.vector])
 		} else if l, ok := e.inherited[i]; ok {
 			u.SlotsMoved, u.Drain = l.moved, l.drain
 		}

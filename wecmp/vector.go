@@ -129,7 +129,7 @@ func (e *Engine) release(v *vector) {
 	}
 	e.forget(v)
 	v.group, v.dirty = 0, false
-	if v.reported {
+	if v.reported || v.legacy != nil {
 		e.deleted = append(e.deleted, v.id) // the id is reused only after the deletion has been reported
 	} else {
 		e.freeVectors = append(e.freeVectors, v.id)
