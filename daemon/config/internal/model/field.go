@@ -7,6 +7,7 @@ import (
 	"reflect"
 	"strconv"
 	"strings"
+	"sync"
 )
 
 // Field is one key of an object.
@@ -30,9 +31,21 @@ type Field struct {
 	Refused  string // a word that is not permitted, and the reason: "word: reason"; "" means none
 }
 
-// Fields returns the keys of a struct type in declaration order. It panics on an invalid tag: that is a mistake in the
-// type, found by the first test.
+// described has the result of fieldsOf by type: a configuration of some planes asks for it some hundred times.
+var described sync.Map
+
+// Fields returns the keys of a struct type in declaration order; callers do not modify them. It panics on an invalid
+// tag: that is a mistake in the type, found by the first test.
 func Fields(t reflect.Type) []Field {
+	if known, ok := described.Load(t); ok {
+		return known.([]Field)
+	}
+	out := fieldsOf(t)
+	described.Store(t, out)
+	return out
+}
+
+func fieldsOf(t reflect.Type) []Field {
 	var out []Field
 	for i := range t.NumField() {
 		sf := t.Field(i)
