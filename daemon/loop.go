@@ -342,7 +342,9 @@ func (l *loop) declare(t *dpclient.Transaction) {
 		device := l.core.Layout().SubPorts[op.SubPort].Device
 		l.shown.want(dpclient.Object{Kind: dpclient.KindSubPort, SubPort: device}, t.SetSubPort(device, op.Up), l.wokenAt)
 	}
-	for _, u := range l.core.Updates() {
+	updates := l.core.Updates()
+	l.applied = slices.Grow(l.applied, len(updates))
+	for _, u := range updates {
 		l.apply(t, u)
 	}
 	if l.dpReady {

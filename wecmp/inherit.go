@@ -58,9 +58,10 @@ func (e *Engine) Inherit(was *Engine, place func(Place) Place) {
 	for i := range e.destinations {
 		d := &e.destinations[i]
 		if at, ok := was.index[d.prefix]; ok && d.vector != 0 && was.destinations[at].reported == d.vector {
-			d.reported = d.vector
+			d.reported, d.dirty = d.vector, false
 		}
 	}
+	e.dirtyDests = slices.DeleteFunc(e.dirtyDests, func(i int32) bool { return !e.destinations[i].dirty })
 }
 
 // sortedDestinations returns the indexes of the destinations in the order of their prefixes.

@@ -1,6 +1,9 @@
 package wecmp
 
-import "net/netip"
+import (
+	"net/netip"
+	"slices"
+)
 
 // UpdateKind is the kind of an Update.
 type UpdateKind uint8
@@ -38,6 +41,7 @@ type Update struct {
 // slice is valid until the next input or call.
 func (e *Engine) Updates() []Update {
 	e.updates, e.drains = emptied(e.updates), emptied(e.drains)
+	e.updates = slices.Grow(e.updates, len(e.dirtyVectors)+len(e.dirtyDests)+len(e.deleted))
 	for _, id := range e.dirtyVectors {
 		v := e.vectors[id]
 		if !v.dirty {

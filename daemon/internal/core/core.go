@@ -414,7 +414,9 @@ func (c *Core) Updates() []Update {
 		if c.sources[i].engine == nil {
 			break
 		}
-		for _, u := range c.sources[i].engine.Updates() {
+		updates := c.sources[i].engine.Updates()
+		c.updates = slices.Grow(c.updates, len(updates)*(len(c.sources)-i)+len(c.gone)) // the others have as many, mostly
+		for _, u := range updates {
 			u.Vector = c.vectorID(i, u.Vector)
 			c.updates = append(c.updates, Update{i, c.layout.Sources[i].Name, u})
 		}
