@@ -4,8 +4,9 @@
 // now, all drains of servers and all granted drains counted: by the code of topo's simulation. Pairs that it does not
 // make worse do not count, so that a dead server does not block all drains.
 //
-// All granted drains, and the budget, are one value of the engine, which a decision replaces only if it is the one that it has read. So
-// of two operators who ask at once for the last plane, the second one is judged with the first one's drain.
+// All granted drains, and the budget, are one value of the engine, which a decision replaces only if it is the one that
+// it has read. So of two operators who ask at once for the last plane, the second one is judged with the first one's
+// drain.
 package drain
 
 import (

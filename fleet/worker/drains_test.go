@@ -98,7 +98,7 @@ func TestBudgetOfAnother(t *testing.T) {
 	until(t, "the log has the problem", func() bool { stop(); return strings.Count(out.String(), problem) == 1 })
 }
 
-// TestCaller names who has asked: by the certificate, by the name that the caller gives itself, or by the address alone.
+// TestCaller names who has asked: by the certificate, by the caller's own word, or by the address alone.
 func TestCaller(t *testing.T) {
 	a := &authority{t: t}
 	a.issue("authority")

@@ -15,7 +15,7 @@ var (
 	metricReportAge = exported.Gauge("fared_fleet_report_age_ns", "Age of the oldest of the nodes' last messages, nanoseconds; without probes nodes send changes alone.")
 	metricMessages  = exported.Counter("fared_fleet_messages_total", "Messages of nodes and workers: kept, old (a newer one was faster), refused.", "result")
 	metricPeerUp    = exported.Gauge("fared_fleet_peer_up", "1 while the other worker sends its nodes' states.", "worker")
-	metricStrangers = exported.Gauge("fared_fleet_refused_nodes", "Nodes whose reports were refused within ten minutes: of another fabric, or with another's certificate; at most 100.")
+	metricStrangers = exported.Gauge("fared_fleet_refused_nodes", "Nodes whose reports were refused within ten minutes, at most 100.")
 	metricFaults    = exported.Gauge("fared_fleet_faults", "Parts at fault.", "kind", "fault")
 	metricFaultSure = exported.Gauge("fared_fleet_fault_sure_ratio", "Probability of the part's fault, 0 to 1; of at most 100 parts.", "part", "kind", "fault")
 	metricPairs     = exported.Gauge("fared_fleet_pairs", "Pairs of source groups by their planes with bandwidth, as far as servers report.", "planes")

@@ -182,8 +182,8 @@ func (w *Worker) decideOnce(now time.Time) (wait time.Duration) {
 }
 
 const (
-	// calm is the time for which the parts at fault stay the same before the log and the timeline have them: the reports
-	// of a leaf's failure name a cable first, then some, then the leaf.
+	// calm is the time for which the parts at fault stay the same before the log and the timeline have them: the
+	// reports of a leaf's failure name a cable first, then some, then the leaf.
 	calm = 500 * time.Millisecond
 	// overdue is the time after which they have them in any case.
 	overdue = 5 * time.Second
