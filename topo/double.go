@@ -64,10 +64,10 @@ type single struct {
 	place
 }
 
-// place is what all cables of a failure share: indexes, or -1. For failures alike it has the numbers of orbits.
+// place has the indexes that all cables of a failure share, or -1. For failures alike it has the numbers of orbits.
 type place struct{ plane, rack, server, group, spine, sub int }
 
-// shared is what two failures share, and the orbit of the second one.
+// shared tells the indexes that two failures share, and has the orbit of the second one.
 type shared struct {
 	orbit                             int
 	plane, rack, server, group, spine bool

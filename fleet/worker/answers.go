@@ -91,7 +91,7 @@ func (w *Worker) WhatIf(ctx context.Context, req *fleetv1.WhatIfRequest) (*fleet
 	return out, nil
 }
 
-// count returns the pairs of a simulation by their planes, without what takes long.
+// count returns the pairs of a simulation by their planes; judge adds the slow rest.
 func count(s *topo.Simulation, failed []string) *fleetv1.WhatIfCase {
 	c := &fleetv1.WhatIfCase{Failed: failed}
 	for _, p := range s.Summary() {

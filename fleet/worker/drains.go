@@ -28,7 +28,7 @@ const drainPrefix = "drain:"
 // come.
 const look = time.Second
 
-// ledger is what a worker has last read of the engine.
+// ledger is the last record that a worker has read.
 type ledger struct {
 	drain.Record
 	read time.Time

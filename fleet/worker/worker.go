@@ -195,7 +195,7 @@ type told struct {
 	since, pending time.Time // of last; of the first difference between both
 }
 
-// tell logs the differences to what is told; if it is too early, it returns the time to wait.
+// tell logs the differences to the faults of the log; if it is too early, it returns the time to wait.
 func (w *Worker) tell(faults []*fleetv1.Fault, now time.Time) (wait time.Duration) {
 	t := &w.told
 	begun, ended := without(faults, t.log), without(t.log, faults)

@@ -96,7 +96,7 @@ type operation struct {
 	release bool
 }
 
-// outcome is what an operator learns; after an error other than a refusal, nothing.
+// outcome is the result of an operation; it is unknown after an error other than a refusal.
 type outcome struct {
 	ok, unknown bool
 	leaves      int // of a list, as bits
