@@ -27,7 +27,7 @@ func (x broken) start(b *bed) {
 	switch x.fault {
 	case "absent":
 	case "without weights":
-		b.startBIRD(false)
+		b.startBIRD(bird{}, false)
 	default:
 		x.bird.start(b)
 	}

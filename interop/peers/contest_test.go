@@ -95,11 +95,12 @@ func settingsOf(env func(string) string) (s settings, err error) {
 	if names := list("CONTESTANTS"); len(names) > 0 {
 		s.contestants = nil
 		for _, name := range names {
-			i := slices.IndexFunc(contestants, func(c contestant) bool { return c.name() == name })
+			all := slices.Concat(contestants, newer)
+			i := slices.IndexFunc(all, func(c contestant) bool { return c.name() == name })
 			if i < 0 {
 				return s, fmt.Errorf("no contestant %q", name)
 			}
-			s.contestants = append(s.contestants, contestants[i])
+			s.contestants = append(s.contestants, all[i])
 		}
 	}
 	if sizes := list("SIZES"); len(sizes) > 0 {

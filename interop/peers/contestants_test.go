@@ -24,6 +24,9 @@ type contestant interface {
 // (gobgpd 3.10) does not work with FRR 8.4, and newer versions give zebra no weights (pkg/server/zclient.go).
 var contestants = []contestant{frr{}, bird{}, fared{driver: "linux"}, fared{driver: "bpf"}, fared{driver: "linux", inside: true}}
 
+// newer take part if they are chosen: FRR 10.3 and BIRD 3 of Debian 13.
+var newer = []contestant{frr{testbed.Unpacked("trixie", "frr")}, bird{testbed.Unpacked("trixie", "bird3")}}
+
 // output returns the first line that a program prints.
 func output(name string, args ...string) string {
 	out, err := exec.Command(name, args...).CombinedOutput()
@@ -34,19 +37,27 @@ func output(name string, args ...string) string {
 	return strings.TrimSpace(line)
 }
 
-// bird is BIRD 2: its filter gives a route the weight of its community, and the kernel protocol merges the routes of
-// the planes.
-type bird struct{}
+// bird is BIRD 2, or BIRD 3 below root: its filter gives a route the weight of its community, and the kernel protocol
+// merges the routes of the planes.
+type bird struct{ root string }
 
-func (bird) name() string    { return "bird" }
-func (bird) version() string { return output("bird", "--version") }
-func (bird) inKernel() bool  { return true }
-func (bird) tools() []string { return []string{"bird"} }
+func (d bird) name() string {
+	if d.root != "" {
+		return "bird3"
+	}
+	return "bird"
+}
+func (d bird) program() []string { return testbed.Program(d.root, "/usr/sbin/bird") }
+func (d bird) version() string {
+	return output(d.program()[0], append(d.program()[1:], "--version")...)
+}
+func (bird) inKernel() bool    { return true }
+func (d bird) tools() []string { return []string{d.program()[len(d.program())-1]} }
 
-func (bird) start(b *bed) { b.startBIRD(true) }
+func (d bird) start(b *bed) { b.startBIRD(d, true) }
 
 // startBIRD starts BIRD with or without weights.
-func (b *bed) startBIRD(weighted bool) {
+func (b *bed) startBIRD(d bird, weighted bool) {
 	b.t.Helper()
 	var c strings.Builder
 	line := func(format string, args ...any) { fmt.Fprintf(&c, format+"\n", args...) }
@@ -72,24 +83,36 @@ func (b *bed) startBIRD(weighted bool) {
 		line("  ipv4 { import filter from_leaf; export where source = RTS_STATIC; };\n}")
 	}
 	control := filepath.Join(b.dir, "bird.ctl")
-	b.runUntil(control, "bird", "-f", "-c", b.file("bird.conf", c.String()), "-s", control, "-P", filepath.Join(b.dir, "bird.pid"))
+	words := append(d.program(), "-f", "-c", b.file("bird.conf", c.String()), "-s", control, "-P", filepath.Join(b.dir, "bird.pid"))
+	b.runUntil(control, words[0], words[1:]...)
 }
 
-// frr is FRR: bgpd computes weights of multipath routes from the communities, zebra writes them.
-type frr struct{}
+// frr is FRR 8.4, or FRR 10.3 below root: bgpd computes weights of multipath routes from the communities, zebra writes
+// them.
+type frr struct{ root string }
 
-func (frr) name() string { return "frr" }
-func (frr) version() string {
-	return output(testbed.FRRProgram("bgpd"), "--version")
+func (d frr) name() string {
+	if d.root != "" {
+		return "frr10"
+	}
+	return "frr"
+}
+func (d frr) version() string {
+	words := testbed.FRR{Root: d.root}.Command("bgpd")
+	return output(words[0], append(words[1:], "--version")...)
 }
 func (frr) inKernel() bool { return true }
-func (frr) tools() []string {
-	return []string{testbed.FRRProgram("zebra"), testbed.FRRProgram("bgpd"), testbed.FRRProgram("bfdd")}
+func (d frr) tools() (all []string) {
+	for _, name := range []string{"zebra", "bgpd", "bfdd"} {
+		words := testbed.FRR{Root: d.root}.Command(name)
+		all = append(all, words[len(words)-1])
+	}
+	return all
 }
 
-func (frr) start(b *bed) {
+func (d frr) start(b *bed) {
 	b.t.Helper()
-	f := testbed.FRR{Sockets: filepath.Join(b.dir, "run"), Start: b.server.StartOnHost}
+	f := testbed.FRR{Sockets: filepath.Join(b.dir, "run"), Root: d.root, Start: b.server.StartOnHost}
 	daemon := func(name, config string) {
 		b.processes = append(b.processes, f.Daemon(b.t, name, b.file(name+".conf", config)))
 	}

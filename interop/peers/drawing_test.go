@@ -8,7 +8,7 @@ import (
 )
 
 // colors of the contestants in order, for light and dark backgrounds alike.
-var colors = []string{"#d9822b", "#3b82c4", "#2a9d5c", "#b0479b", "#7a7a7a"}
+var colors = []string{"#d9822b", "#3b82c4", "#2a9d5c", "#b0479b", "#7a7a7a", "#a0522d", "#6a5acd"}
 
 // drawing returns an SVG with a row for each labeled figure: a dot at the median of each contestant, and a line to its
 // 99th percentile, on a logarithmic axis.
