@@ -16,6 +16,7 @@ import (
 
 	fleetv1 "github.com/fared/fared/api/fleet/v1"
 	"github.com/fared/fared/cmd/internal/cli"
+	"github.com/fared/fared/fleet/worker"
 )
 
 // defaultWorker is the address of a worker on this machine.
@@ -216,8 +217,18 @@ the 100 worst are listed, the worst first.`,
 	c.Flags().BoolVar(&allSingle, "all-single", false, "simulate every single failure in addition")
 	c.Flags().BoolVar(&allDouble, "all-double", false, "simulate every pair of failures in addition")
 	return asking(e, c, func(ctx context.Context, client fleetv1.FleetServiceClient, args []string) error {
-		e.Patience = time.Hour // a large fabric takes minutes
-		m, err := client.WhatIf(ctx, &fleetv1.WhatIfRequest{Fail: args, AllSingle: allSingle, AllDouble: allDouble})
+		stream, err := client.WhatIf(ctx, &fleetv1.WhatIfRequest{Fail: args, AllSingle: allSingle, AllDouble: allDouble})
+		if err != nil {
+			return err
+		}
+		begun := time.Now()
+		reported := begun
+		m, err := worker.Answer(stream, func(done, total uint64) {
+			if now := time.Now(); now.Sub(reported) > progressEvery {
+				reported = now
+				fmt.Fprintf(e.Err, "%d of %d after %s\n", done, total, now.Sub(begun).Round(time.Second))
+			}
+		})
 		if err != nil {
 			return err
 		}

@@ -67,10 +67,10 @@ func (w *Worker) cableStates(views map[*topo.Node]*locate.View) []locate.State {
 	return worst
 }
 
-// WhatIf implements fleetv1.FleetServiceServer.
-func (w *Worker) WhatIf(ctx context.Context, req *fleetv1.WhatIfRequest) (*fleetv1.WhatIfResponse, error) {
+// answerWhatIf returns the answer of WhatIf.
+func (w *Worker) answerWhatIf(ctx context.Context, req *fleetv1.WhatIfRequest, p *progress) (*fleetv1.WhatIfResponse, error) {
 	if req.Count > 0 {
-		return w.simulatePart(ctx, req)
+		return w.simulatePart(ctx, req, p)
 	}
 	views, _ := w.views()
 	failed, drained := w.present(views)
@@ -79,7 +79,7 @@ func (w *Worker) WhatIf(ctx context.Context, req *fleetv1.WhatIfRequest) (*fleet
 		out.Present = append(out.Present, drainPrefix+name)
 	}
 	if req.AllSingle || req.AllDouble {
-		return w.distribute(ctx, out, req)
+		return w.distribute(ctx, out, req, p)
 	}
 	w.whatIf.Lock()
 	defer w.whatIf.Unlock()

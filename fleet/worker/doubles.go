@@ -3,8 +3,12 @@ package worker
 import (
 	"cmp"
 	"context"
+	"errors"
+	"io"
 	"slices"
 	"sync"
+	"sync/atomic"
+	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
@@ -23,6 +27,64 @@ const (
 	shards = 4
 )
 
+// progress counts the failures that are simulated.
+type progress struct{ done, total atomic.Uint64 }
+
+// reportEvery is the interval of messages about the progress of a simulation.
+const reportEvery = time.Second
+
+// WhatIf implements fleetv1.FleetServiceServer.
+func (w *Worker) WhatIf(req *fleetv1.WhatIfRequest, stream grpc.ServerStreamingServer[fleetv1.WhatIfResponse]) error {
+	ctx, cancel := context.WithCancel(stream.Context())
+	defer cancel()
+	var p progress
+	var out *fleetv1.WhatIfResponse
+	var err error
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		out, err = w.answerWhatIf(ctx, req, &p)
+	}()
+	tick := time.NewTicker(reportEvery)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ended:
+			if err != nil {
+				return err
+			}
+			return stream.Send(out)
+		case <-tick.C:
+			if p.total.Load() == 0 {
+				continue
+			}
+			if err := stream.Send(&fleetv1.WhatIfResponse{Done: min(p.done.Load(), p.total.Load()), Total: p.total.Load()}); err != nil {
+				cancel()
+				<-ended
+				return err
+			}
+		}
+	}
+}
+
+// Answer receives messages of WhatIf until the answer, and calls progress for those before.
+func Answer(stream grpc.ServerStreamingClient[fleetv1.WhatIfResponse], progress func(done, total uint64)) (*fleetv1.WhatIfResponse, error) {
+	var last *fleetv1.WhatIfResponse
+	for {
+		m, err := stream.Recv()
+		switch {
+		case errors.Is(err, io.EOF) && last != nil:
+			return last, nil
+		case err != nil:
+			return nil, err
+		case m.Total > 0:
+			progress(m.Done, m.Total)
+		default:
+			last = m
+		}
+	}
+}
+
 // additional returns the simulation of a state, and the failures of a request in addition to it.
 func (w *Worker) additional(present []string, req *fleetv1.WhatIfRequest) (*topo.Simulation, []topo.Failures, error) {
 	s := topo.Simulate(w.fabric)
@@ -36,7 +98,7 @@ func (w *Worker) additional(present []string, req *fleetv1.WhatIfRequest) (*topo
 }
 
 // simulatePart simulates a part of the failures.
-func (w *Worker) simulatePart(ctx context.Context, req *fleetv1.WhatIfRequest) (*fleetv1.WhatIfResponse, error) {
+func (w *Worker) simulatePart(ctx context.Context, req *fleetv1.WhatIfRequest, p *progress) (*fleetv1.WhatIfResponse, error) {
 	w.whatIf.Lock()
 	defer w.whatIf.Unlock()
 	s, all, err := w.additional(req.Present, req)
@@ -58,6 +120,7 @@ func (w *Worker) simulatePart(ctx context.Context, req *fleetv1.WhatIfRequest) (
 			part.Cases = append(part.Cases, judge(s, c)) // may be one of the worst
 		}
 		merge(out, part)
+		p.done.Add(1)
 		if _, err := s.Heal(all[i].Parts...); err != nil {
 			return nil, status.Error(codes.Internal, err.Error())
 		}
@@ -92,7 +155,7 @@ func merge(out, part *fleetv1.WhatIfResponse) {
 
 // distribute lets this worker and the others simulate all failures of a request. The part of a worker that does not
 // answer goes to another one, at last to this one.
-func (w *Worker) distribute(ctx context.Context, out *fleetv1.WhatIfResponse, req *fleetv1.WhatIfRequest) (*fleetv1.WhatIfResponse, error) {
+func (w *Worker) distribute(ctx context.Context, out *fleetv1.WhatIfResponse, req *fleetv1.WhatIfRequest, p *progress) (*fleetv1.WhatIfResponse, error) {
 	_, all, err := w.additional(out.Present, req)
 	if err != nil {
 		return nil, err
@@ -100,6 +163,7 @@ func (w *Worker) distribute(ctx context.Context, out *fleetv1.WhatIfResponse, re
 	if len(all) > maxDifferent {
 		return nil, status.Errorf(codes.InvalidArgument, "%d failures differ, more than %d: name a part, and simulate all single failures next to it", len(all), maxDifferent)
 	}
+	p.total.Store(uint64(len(all)))
 	size := len(all)/(shards*(1+len(w.Peers))) + 1
 	todo := make(chan int, len(all)/size+1)
 	for first := 0; first < len(all); first += size {
@@ -125,18 +189,21 @@ func (w *Worker) distribute(ctx context.Context, out *fleetv1.WhatIfResponse, re
 	}
 	var done sync.WaitGroup
 	for _, peer := range w.Peers {
-		done.Go(func() { w.atPeer(peer, work) })
+		done.Go(func() { w.atPeer(peer, work, p) })
 	}
-	err = work(w.simulatePart)
+	here := func(ctx context.Context, req *fleetv1.WhatIfRequest) (*fleetv1.WhatIfResponse, error) {
+		return w.simulatePart(ctx, req, p)
+	}
+	err = work(here)
 	done.Wait()
 	if err == nil {
-		err = work(w.simulatePart) // the parts that others have left
+		err = work(here) // the parts that others have left
 	}
 	return out, err
 }
 
 // atPeer lets another worker work.
-func (w *Worker) atPeer(peer string, work func(func(context.Context, *fleetv1.WhatIfRequest) (*fleetv1.WhatIfResponse, error)) error) {
+func (w *Worker) atPeer(peer string, work func(func(context.Context, *fleetv1.WhatIfRequest) (*fleetv1.WhatIfResponse, error)) error, p *progress) {
 	conn, err := grpc.NewClient("passthrough:///"+peer, grpc.WithTransportCredentials(w.Credentials))
 	if err != nil {
 		return
@@ -144,7 +211,15 @@ func (w *Worker) atPeer(peer string, work func(func(context.Context, *fleetv1.Wh
 	defer conn.Close()
 	client := fleetv1.NewFleetServiceClient(conn)
 	if err := work(func(ctx context.Context, req *fleetv1.WhatIfRequest) (*fleetv1.WhatIfResponse, error) {
-		return client.WhatIf(ctx, req)
+		stream, err := client.WhatIf(ctx, req)
+		if err != nil {
+			return nil, err
+		}
+		m, err := Answer(stream, func(uint64, uint64) {})
+		if err == nil {
+			p.done.Add(req.Count)
+		}
+		return m, err
 	}); err != nil {
 		w.Log.Warn("another worker does not simulate", "worker", peer, "error", status.Convert(err).Message())
 	}

@@ -37,7 +37,7 @@ func TestDoubles(t *testing.T) {
 		}
 		w, _ := serve(t, f, listeners[0], addresses[1:]...)
 		w.set(f.Server[2], present, own)
-		m, err := ask(t, addresses[0]).WhatIf(t.Context(), &fleetv1.WhatIfRequest{AllDouble: true, Fail: []string{"server5/p0", "leaf0-1/up1"}}, grpc.WaitForReady(true))
+		m, err := whatIf(t, ask(t, addresses[0]), &fleetv1.WhatIfRequest{AllDouble: true, Fail: []string{"server5/p0", "leaf0-1/up1"}})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -77,7 +77,42 @@ func TestDoubles(t *testing.T) {
 		}
 	}
 	w := New(Config{Fabric: large})
-	if _, err := w.WhatIf(t.Context(), &fleetv1.WhatIfRequest{AllDouble: true, Fail: broken}); status.Code(err) != codes.InvalidArgument {
+	if _, err := w.answerWhatIf(t.Context(), &fleetv1.WhatIfRequest{AllDouble: true, Fail: broken}, &progress{}); status.Code(err) != codes.InvalidArgument {
 		t.Errorf("too many: %v", err)
+	}
+}
+
+// whatIf asks a worker, and waits for the answer.
+func whatIf(t *testing.T, c fleetv1.FleetServiceClient, req *fleetv1.WhatIfRequest) (*fleetv1.WhatIfResponse, error) {
+	t.Helper()
+	stream, err := c.WhatIf(t.Context(), req, grpc.WaitForReady(true))
+	if err != nil {
+		return nil, err
+	}
+	return Answer(stream, func(uint64, uint64) {})
+}
+
+// TestProgress checks that a caller learns how far a simulation of all failures is.
+func TestProgress(t *testing.T) {
+	f := number(t, topo.Spec{Planes: 2, Servers: 3})
+	l := listen(t)
+	w, _ := serve(t, f, l)
+	w.whatIf.Lock()
+	held := true
+	stream, err := ask(t, l.Addr().String()).WhatIf(t.Context(), &fleetv1.WhatIfRequest{AllSingle: true}, grpc.WaitForReady(true))
+	if err != nil {
+		t.Fatal(err)
+	}
+	m, err := Answer(stream, func(done, total uint64) {
+		if held {
+			if done != 0 || total == 0 {
+				t.Errorf("%d of %d before the simulation begins", done, total)
+			}
+			held = false
+			w.whatIf.Unlock()
+		}
+	})
+	if err != nil || held || len(m.Cases) == 0 || m.Total != 0 {
+		t.Errorf("%v, %v, without progress: %v", m, err, held)
 	}
 }

@@ -185,7 +185,7 @@ func TestRealDaemons(t *testing.T) {
 				pairs, err := c.ListPairs(t.Context(), &fleetv1.ListPairsRequest{Count: 1})
 				return err == nil && slices.Equal(pairs.PairsByPlanes, []uint64{0, 6, 0}) && pairs.Pairs[0].Planes == 1
 			})
-			what, err := c.WhatIf(t.Context(), &fleetv1.WhatIfRequest{Fail: []string{"server1/p1"}})
+			what, err := whatIf(t, c, &fleetv1.WhatIfRequest{Fail: []string{"server1/p1"}})
 			if err != nil || !slices.Equal(what.Cases[0].PairsByPlanes, []uint64{4, 2, 0}) {
 				t.Errorf("server1/p1 in addition to leaf0: %v %v", what, err)
 			}
@@ -433,10 +433,10 @@ func TestStrangers(t *testing.T) {
 	if _, err := c.ListPairs(t.Context(), &fleetv1.ListPairsRequest{Count: 5000}); status.Code(err) != codes.InvalidArgument {
 		t.Errorf("5,000 pairs: %v", err)
 	}
-	if _, err := c.WhatIf(t.Context(), &fleetv1.WhatIfRequest{Fail: []string{"leaf9"}}); status.Code(err) != codes.InvalidArgument {
+	if _, err := whatIf(t, c, &fleetv1.WhatIfRequest{Fail: []string{"leaf9"}}); status.Code(err) != codes.InvalidArgument {
 		t.Errorf("an unknown leaf: %v", err)
 	}
-	m, err := c.WhatIf(t.Context(), &fleetv1.WhatIfRequest{AllSingle: true})
+	m, err := whatIf(t, c, &fleetv1.WhatIfRequest{AllSingle: true})
 	alike := uint64(0)
 	for _, c := range m.GetCases() {
 		alike += c.Alike

@@ -1303,6 +1303,9 @@ type WhatIfResponse struct {
 	Cases []*WhatIfCase `protobuf:"bytes,2,rep,name=cases,proto3" json:"cases,omitempty"`
 	// All single or double failures by the fewest planes of any pair, from 0.
 	CasesByPlanes []uint64 `protobuf:"varint,3,rep,packed,name=cases_by_planes,json=casesByPlanes,proto3" json:"cases_by_planes,omitempty"`
+	// Failures that are simulated so far, and all that differ. 0 in the answer.
+	Done          uint64 `protobuf:"varint,4,opt,name=done,proto3" json:"done,omitempty"`
+	Total         uint64 `protobuf:"varint,5,opt,name=total,proto3" json:"total,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1356,6 +1359,20 @@ func (x *WhatIfResponse) GetCasesByPlanes() []uint64 {
 		return x.CasesByPlanes
 	}
 	return nil
+}
+
+func (x *WhatIfResponse) GetDone() uint64 {
+	if x != nil {
+		return x.Done
+	}
+	return 0
+}
+
+func (x *WhatIfResponse) GetTotal() uint64 {
+	if x != nil {
+		return x.Total
+	}
+	return 0
 }
 
 type WhatIfCase struct {
@@ -2148,11 +2165,13 @@ const file_fleet_v1_fleet_proto_rawDesc = "" +
 	"all_double\x18\x03 \x01(\bR\tallDouble\x12\x18\n" +
 	"\apresent\x18\x04 \x03(\tR\apresent\x12\x14\n" +
 	"\x05first\x18\x05 \x01(\x04R\x05first\x12\x14\n" +
-	"\x05count\x18\x06 \x01(\x04R\x05count\"~\n" +
+	"\x05count\x18\x06 \x01(\x04R\x05count\"\xa8\x01\n" +
 	"\x0eWhatIfResponse\x12\x18\n" +
 	"\apresent\x18\x01 \x03(\tR\apresent\x12*\n" +
 	"\x05cases\x18\x02 \x03(\v2\x14.fleet.v1.WhatIfCaseR\x05cases\x12&\n" +
-	"\x0fcases_by_planes\x18\x03 \x03(\x04R\rcasesByPlanes\"\xcd\x01\n" +
+	"\x0fcases_by_planes\x18\x03 \x03(\x04R\rcasesByPlanes\x12\x12\n" +
+	"\x04done\x18\x04 \x01(\x04R\x04done\x12\x14\n" +
+	"\x05total\x18\x05 \x01(\x04R\x05total\"\xcd\x01\n" +
 	"\n" +
 	"WhatIfCase\x12\x16\n" +
 	"\x06failed\x18\x01 \x03(\tR\x06failed\x12&\n" +
@@ -2202,12 +2221,12 @@ const file_fleet_v1_fleet_proto_rawDesc = "" +
 	"\buntil_ns\x18\x05 \x01(\x04R\auntilNs\x12\x1b\n" +
 	"\tsub_ports\x18\x06 \x01(\rR\bsubPorts\x12\x18\n" +
 	"\adrained\x18\a \x01(\rR\adrained\x12\x16\n" +
-	"\x06queued\x18\b \x01(\bR\x06queued2\x97\x04\n" +
+	"\x06queued\x18\b \x01(\bR\x06queued2\x99\x04\n" +
 	"\fFleetService\x12?\n" +
 	"\x06Report\x12\x17.fleet.v1.ReportRequest\x1a\x18.fleet.v1.ReportResponse(\x010\x01\x12=\n" +
 	"\x06Follow\x12\x17.fleet.v1.FollowRequest\x1a\x18.fleet.v1.FollowResponse0\x01\x12A\n" +
-	"\bGetFleet\x12\x19.fleet.v1.GetFleetRequest\x1a\x1a.fleet.v1.GetFleetResponse\x12;\n" +
-	"\x06WhatIf\x12\x17.fleet.v1.WhatIfRequest\x1a\x18.fleet.v1.WhatIfResponse\x128\n" +
+	"\bGetFleet\x12\x19.fleet.v1.GetFleetRequest\x1a\x1a.fleet.v1.GetFleetResponse\x12=\n" +
+	"\x06WhatIf\x12\x17.fleet.v1.WhatIfRequest\x1a\x18.fleet.v1.WhatIfResponse0\x01\x128\n" +
 	"\x05Drain\x12\x16.fleet.v1.DrainRequest\x1a\x17.fleet.v1.DrainResponse\x12>\n" +
 	"\aUndrain\x12\x18.fleet.v1.UndrainRequest\x1a\x19.fleet.v1.UndrainResponse\x12G\n" +
 	"\n" +

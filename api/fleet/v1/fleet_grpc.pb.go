@@ -45,8 +45,9 @@ type FleetServiceClient interface {
 	// Follow sends the states of all nodes that report to this worker itself, then every change. Workers follow each other.
 	Follow(ctx context.Context, in *FollowRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[FollowResponse], error)
 	GetFleet(ctx context.Context, in *GetFleetRequest, opts ...grpc.CallOption) (*GetFleetResponse, error)
-	// WhatIf simulates failures in the present state. INVALID_ARGUMENT names an unknown part.
-	WhatIf(ctx context.Context, in *WhatIfRequest, opts ...grpc.CallOption) (*WhatIfResponse, error)
+	// WhatIf simulates failures in the present state. The last message is the answer; of all single or double failures
+	// those before have done and total alone, one a second. INVALID_ARGUMENT names an unknown part.
+	WhatIf(ctx context.Context, in *WhatIfRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[WhatIfResponse], error)
 	// Drain grants a drain of a part, if every pair keeps the budget, and lets the servers' daemons drain their sub-ports. FAILED_PRECONDITION names pairs
 	// that would fall below the budget, or says that workers have different budgets; UNIMPLEMENTED: there is no engine for drains. A repeated Drain replaces the caller, and the reason and the end where it has them. A worker that has just
 	// started waits for the reports of all servers, at most ten seconds.
@@ -108,15 +109,24 @@ func (c *fleetServiceClient) GetFleet(ctx context.Context, in *GetFleetRequest, 
 	return out, nil
 }
 
-func (c *fleetServiceClient) WhatIf(ctx context.Context, in *WhatIfRequest, opts ...grpc.CallOption) (*WhatIfResponse, error) {
+func (c *fleetServiceClient) WhatIf(ctx context.Context, in *WhatIfRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[WhatIfResponse], error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
-	out := new(WhatIfResponse)
-	err := c.cc.Invoke(ctx, FleetService_WhatIf_FullMethodName, in, out, cOpts...)
+	stream, err := c.cc.NewStream(ctx, &FleetService_ServiceDesc.Streams[2], FleetService_WhatIf_FullMethodName, cOpts...)
 	if err != nil {
 		return nil, err
 	}
-	return out, nil
+	x := &grpc.GenericClientStream[WhatIfRequest, WhatIfResponse]{ClientStream: stream}
+	if err := x.ClientStream.SendMsg(in); err != nil {
+		return nil, err
+	}
+	if err := x.ClientStream.CloseSend(); err != nil {
+		return nil, err
+	}
+	return x, nil
 }
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type FleetService_WhatIfClient = grpc.ServerStreamingClient[WhatIfResponse]
 
 func (c *fleetServiceClient) Drain(ctx context.Context, in *DrainRequest, opts ...grpc.CallOption) (*DrainResponse, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
@@ -170,8 +180,9 @@ type FleetServiceServer interface {
 	// Follow sends the states of all nodes that report to this worker itself, then every change. Workers follow each other.
 	Follow(*FollowRequest, grpc.ServerStreamingServer[FollowResponse]) error
 	GetFleet(context.Context, *GetFleetRequest) (*GetFleetResponse, error)
-	// WhatIf simulates failures in the present state. INVALID_ARGUMENT names an unknown part.
-	WhatIf(context.Context, *WhatIfRequest) (*WhatIfResponse, error)
+	// WhatIf simulates failures in the present state. The last message is the answer; of all single or double failures
+	// those before have done and total alone, one a second. INVALID_ARGUMENT names an unknown part.
+	WhatIf(*WhatIfRequest, grpc.ServerStreamingServer[WhatIfResponse]) error
 	// Drain grants a drain of a part, if every pair keeps the budget, and lets the servers' daemons drain their sub-ports. FAILED_PRECONDITION names pairs
 	// that would fall below the budget, or says that workers have different budgets; UNIMPLEMENTED: there is no engine for drains. A repeated Drain replaces the caller, and the reason and the end where it has them. A worker that has just
 	// started waits for the reports of all servers, at most ten seconds.
@@ -200,8 +211,8 @@ func (UnimplementedFleetServiceServer) Follow(*FollowRequest, grpc.ServerStreami
 func (UnimplementedFleetServiceServer) GetFleet(context.Context, *GetFleetRequest) (*GetFleetResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method GetFleet not implemented")
 }
-func (UnimplementedFleetServiceServer) WhatIf(context.Context, *WhatIfRequest) (*WhatIfResponse, error) {
-	return nil, status.Error(codes.Unimplemented, "method WhatIf not implemented")
+func (UnimplementedFleetServiceServer) WhatIf(*WhatIfRequest, grpc.ServerStreamingServer[WhatIfResponse]) error {
+	return status.Error(codes.Unimplemented, "method WhatIf not implemented")
 }
 func (UnimplementedFleetServiceServer) Drain(context.Context, *DrainRequest) (*DrainResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method Drain not implemented")
@@ -272,23 +283,16 @@ func _FleetService_GetFleet_Handler(srv interface{}, ctx context.Context, dec fu
 	return interceptor(ctx, in, info, handler)
 }
 
-func _FleetService_WhatIf_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
-	in := new(WhatIfRequest)
-	if err := dec(in); err != nil {
-		return nil, err
+func _FleetService_WhatIf_Handler(srv interface{}, stream grpc.ServerStream) error {
+	m := new(WhatIfRequest)
+	if err := stream.RecvMsg(m); err != nil {
+		return err
 	}
-	if interceptor == nil {
-		return srv.(FleetServiceServer).WhatIf(ctx, in)
-	}
-	info := &grpc.UnaryServerInfo{
-		Server:     srv,
-		FullMethod: FleetService_WhatIf_FullMethodName,
-	}
-	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
-		return srv.(FleetServiceServer).WhatIf(ctx, req.(*WhatIfRequest))
-	}
-	return interceptor(ctx, in, info, handler)
+	return srv.(FleetServiceServer).WhatIf(m, &grpc.GenericServerStream[WhatIfRequest, WhatIfResponse]{ServerStream: stream})
 }
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type FleetService_WhatIfServer = grpc.ServerStreamingServer[WhatIfResponse]
 
 func _FleetService_Drain_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(DrainRequest)
@@ -374,10 +378,6 @@ var FleetService_ServiceDesc = grpc.ServiceDesc{
 			Handler:    _FleetService_GetFleet_Handler,
 		},
 		{
-			MethodName: "WhatIf",
-			Handler:    _FleetService_WhatIf_Handler,
-		},
-		{
 			MethodName: "Drain",
 			Handler:    _FleetService_Drain_Handler,
 		},
@@ -404,6 +404,11 @@ var FleetService_ServiceDesc = grpc.ServiceDesc{
 		{
 			StreamName:    "Follow",
 			Handler:       _FleetService_Follow_Handler,
+			ServerStreams: true,
+		},
+		{
+			StreamName:    "WhatIf",
+			Handler:       _FleetService_WhatIf_Handler,
 			ServerStreams: true,
 		},
 	},
