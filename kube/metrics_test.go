@@ -38,6 +38,7 @@ func values(t *testing.T, a *Agent) map[string]float64 {
 // TestMetrics checks the metrics while writes succeed, and while they fail.
 func TestMetrics(t *testing.T) {
 	api, client := serveAPI(t)
+	client.Timeout = limit // a write that takes long is not a failed one
 	daemon := newFakeDaemon()
 	events, _ := serveSentinel(t)
 	var c clock
