@@ -125,3 +125,19 @@ func BenchmarkNamed(b *testing.B) {
 		b.StartTimer()
 	}
 }
+
+// BenchmarkAllFailures measures the simulation of all single and of all double failures by one worker: 2,048 servers of
+// 8 GPUs, 4 planes of 16 leaves and 8 spines.
+func BenchmarkAllFailures(b *testing.B) {
+	f := number(b, topo.Spec{Planes: 4, Servers: 2048, GPUs: 8, Leaves: 16, Spines: 8})
+	w := New(Config{Fabric: f})
+	for name, double := range map[string]bool{"single": false, "double": true} {
+		b.Run(name, func(b *testing.B) {
+			for b.Loop() {
+				if _, err := w.answerWhatIf(b.Context(), &fleetv1.WhatIfRequest{AllSingle: !double, AllDouble: double}, &progress{}); err != nil {
+					b.Fatal(err)
+				}
+			}
+		})
+	}
+}
