@@ -39,8 +39,8 @@ type loop struct {
 	running bool // run may be in its select statement
 	timer   *time.Timer
 	// held means that the declarations of this turn are sent by the goroutine that runs it, once it has released mu;
-	// unsent that there are some.
-	held, unsent bool
+	// unsent that there are some. ended means that a session has ended in this turn.
+	held, unsent, ended bool
 
 	d        *Daemon
 	core     *core.Core
@@ -258,6 +258,10 @@ func (l *loop) decide() {
 
 // conclude reports the results of a turn that began at woken.
 func (l *loop) conclude(woken time.Time) {
+	if l.ended { // BFD or TCP may detect a failure before the kernel reports the lost carrier
+		l.ended = false
+		l.d.links.Poll()
+	}
 	l.reportWeights()
 	l.markIgnored()
 	l.reportFaults()
@@ -392,7 +396,7 @@ func (l *loop) bgp(ev speaker.Event) {
 		}
 		l.event(status.EventSessionUp, l.core.Layout().Sessions[ev.Session].Name, detail)
 	case speaker.SessionDown:
-		l.d.links.Poll() // BFD or TCP may detect a failure before the kernel reports the lost carrier
+		l.ended = true
 		l.step(core.Fabric{Event: fare.SessionDown{Session: ev.Session, Generation: ev.Generation, Closed: ev.Closed}})
 		l.noteIntake(ev.Session, intake{})
 		l.event(status.EventSessionDown, l.core.Layout().Sessions[ev.Session].Name, ev.Reason)

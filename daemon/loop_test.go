@@ -241,7 +241,11 @@ func TestSessionEvents(t *testing.T) {
 		{speaker.SessionDown{Session: 1, Generation: 1, Reason: "hold timer expired"}, "session-down, p1/p1.0: hold timer expired", ""},
 	} {
 		before, revision := polls(), l.builder.Commit()
-		if got := during(l, func() { l.bgp(step.ev) }); got != step.shown {
+		turn := func() {
+			l.bgp(step.ev)
+			l.conclude(time.Now())
+		}
+		if got := during(l, turn); got != step.shown {
 			t.Errorf("%T: events %q, want %q", step.ev, got, step.shown)
 		}
 		if got := l.faults[1]; got != step.fault || l.faults[0] != "" {

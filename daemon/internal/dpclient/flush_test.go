@@ -69,6 +69,27 @@ func TestFlush(t *testing.T) {
 	r.dp.DelayAcks(0)
 }
 
+// TestFlushOfFailure checks that Flush applies the states of sub-ports together with the vector that follows from them.
+func TestFlushOfFailure(t *testing.T) {
+	r := newInside(t, func(conn grpc.ClientConnInterface) grpc.ClientConnInterface { return conn })
+	here := 0 // as in TestFlush
+	for i := range uint32(100) {
+		r.client.Hold(func(tx *Transaction) {
+			tx.SetSubPort(device(0, 0), i%2 == 1)
+			tx.SetSubPort(device(0, 1), i%2 == 1)
+			tx.SetVector(vector(i+1, 1))
+		})
+		r.client.Flush()
+		if r.vectors() == int(i+1) {
+			here++
+		}
+		r.quiet()
+	}
+	if here == 0 {
+		t.Error("no vector was applied before Flush returned")
+	}
+}
+
 // TestFlushOfRefused checks that a refusal in Flush is reported, and that the changes that follow are sent.
 func TestFlushOfRefused(t *testing.T) {
 	r := newInside(t, func(conn grpc.ClientConnInterface) grpc.ClientConnInterface { return conn })

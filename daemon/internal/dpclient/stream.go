@@ -165,16 +165,17 @@ func (c *Client) sendNext(ctx context.Context, client farev1.DataplaneServiceCli
 }
 
 // compose composes a message of the next operations, and returns nil if there are none, with the time of the next
-// retry, zero without one. It gathers only operations on destinations, which are many and small. A sub-port state that
-// is declared in the meantime is added next and ends the message. The caller holds sending until it has sent the
-// message.
+// retry, zero without one. It gathers operations on destinations, which are many and small. A sub-port state that is
+// declared in the meantime is added next and ends the message. Sub-port states at the front take along the operation
+// that follows them, their result for the first vector: a data plane that has the whole change applies it at once. The
+// caller holds sending until it has sent the message.
 func (c *Client) compose() (request *farev1.ProgramRequest, retryAt time.Time) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	message := &c.message
 	message.count, c.book.now = 0, time.Now()
 	c.book.retryDue()
-	for message.count < c.gather {
+	for front, more := 0, true; more && message.count < c.gather; {
 		op, pairs, pins, ok := c.next()
 		if !ok {
 			break
@@ -184,8 +185,15 @@ func (c *Client) compose() (request *farev1.ProgramRequest, retryAt time.Time) {
 		}
 		c.book.send(&op, pins)
 		message.add(&op, pairs)
-		if op.class != DestinationSet && op.class != DestinationDelete {
-			break
+		switch op.class {
+		case SubPortSet:
+			if more = front == message.count-1; more {
+				front++
+			}
+		case DestinationSet, DestinationDelete:
+			more = front == 0
+		default:
+			more = false
 		}
 	}
 	if message.count == 0 && len(c.book.events) > 0 {
