@@ -34,6 +34,20 @@ type LinuxL4 struct {
 
 // Hash returns the 31 bits by which the kernel chooses.
 func (l LinuxL4) Hash(src, dst netip.Addr, protocol uint8, sport, dport uint16) (uint32, bool) {
+	f, ok := l.flows(src, dst, protocol, dport)
+	return f.hash(sport), ok
+}
+
+// linuxFlows are the flows of a pair to one port: LinuxL4 up to the ports, and what follows them.
+type linuxFlows struct {
+	before sipState
+	after  [6]uint64 // words behind the ports
+	words  int       // number of them
+	dport  uint16
+}
+
+// flows returns the flows of a pair, or false if the addresses are of two families.
+func (l LinuxL4) flows(src, dst netip.Addr, protocol uint8, dport uint16) (f linuxFlows, ok bool) {
 	var k [72]byte
 	src, dst = src.Unmap(), dst.Unmap()
 	size := 48
@@ -54,17 +68,37 @@ func (l LinuxL4) Hash(src, dst netip.Addr, protocol uint8, sport, dport uint16) 
 		copy(k[52:], d[:])
 		size = 72
 	default:
-		return 0, false
-	}
-	k[2] = protocol
-	binary.BigEndian.PutUint16(k[28:], sport)
-	binary.BigEndian.PutUint16(k[30:], dport)
-	if binary.NativeEndian.Uint16(k[30:]) < binary.NativeEndian.Uint16(k[28:]) {
-		k[28], k[29], k[30], k[31] = k[30], k[31], k[28], k[29]
+		return f, false
 	}
 	seed := uint64(l.Seed)<<32 | uint64(l.Seed)
-	h := uint32(sipHash24(seed, seed, k[:size]))
-	return max(h, 1) >> 1, true // the kernel replaces a hash of 0 by 1
+	f.before, f.dport = newSipState(seed, seed), dport
+	f.before = f.before.add(uint64(protocol) << 16).add(0).add(0)
+	for at := 32; at < size; at += 8 {
+		f.after[f.words] = binary.LittleEndian.Uint64(k[at:])
+		f.words++
+	}
+	f.after[f.words] = uint64(size) << 56
+	f.words++
+	return f, true
+}
+
+// hash returns the hash of the flow from a port.
+func (f *linuxFlows) hash(sport uint16) uint32 {
+	lower, higher := sport, f.dport
+	if native(higher) < native(lower) {
+		lower, higher = higher, lower
+	}
+	v := f.before.add(uint64(bits.ReverseBytes16(lower))<<32 | uint64(bits.ReverseBytes16(higher))<<48)
+	for _, word := range f.after[:f.words] {
+		v = v.add(word)
+	}
+	return max(uint32(v.sum()), 1) >> 1 // the kernel replaces a hash of 0 by 1
+}
+
+// native returns the network bytes of an integer as a native integer.
+func native(x uint16) uint16 {
+	b := [2]byte{byte(x >> 8), byte(x)}
+	return binary.NativeEndian.Uint16(b[:])
 }
 
 // Member implements Hasher.
@@ -103,38 +137,36 @@ func roundDiv(a, b uint64) uint64 { return (a + b/2) / b }
 // String returns "linux-l4".
 func (LinuxL4) String() string { return "linux-l4" }
 
-// sipHash24 returns SipHash-2-4 (Aumasson and Bernstein, 2012), 64 bits, of p, whose length must be a multiple of 8.
-func sipHash24(k0, k1 uint64, p []byte) uint64 {
-	v0, v1, v2, v3 := k0^0x736f6d6570736575, k1^0x646f72616e646f6d, k0^0x6c7967656e657261, k1^0x7465646279746573
-	tail := uint64(len(p)) << 56
-	rounds := 2
-	for {
-		m := tail
-		last := len(p) == 0
-		if !last {
-			m, p = binary.LittleEndian.Uint64(p), p[8:]
-		}
-		v3 ^= m
-		for range rounds {
-			v0 += v1
-			v1 = bits.RotateLeft64(v1, 13) ^ v0
-			v0 = bits.RotateLeft64(v0, 32)
-			v2 += v3
-			v3 = bits.RotateLeft64(v3, 16) ^ v2
-			v0 += v3
-			v3 = bits.RotateLeft64(v3, 21) ^ v0
-			v2 += v1
-			v1 = bits.RotateLeft64(v1, 17) ^ v2
-			v2 = bits.RotateLeft64(v2, 32)
-		}
-		v0 ^= m
-		if rounds == 4 {
-			return v0 ^ v1 ^ v2 ^ v3
-		}
-		if last {
-			// Finalization: four rounds without input.
-			v2 ^= 0xff
-			rounds, tail = 4, 0
-		}
+// sipState is the state of SipHash-2-4 (Aumasson and Bernstein, 2012).
+type sipState struct{ v0, v1, v2, v3 uint64 }
+
+func newSipState(k0, k1 uint64) sipState {
+	return sipState{k0 ^ 0x736f6d6570736575, k1 ^ 0x646f72616e646f6d, k0 ^ 0x6c7967656e657261, k1 ^ 0x7465646279746573}
+}
+
+// add adds a word. The last one has the length in its highest byte.
+func (s sipState) add(word uint64) sipState {
+	v0, v1, v2, v3 := s.v0, s.v1, s.v2, s.v3^word
+	for range 2 {
+		v0, v1, v2, v3 = halfRound(v0, v1, v2, v3, 13, 16)
+		v2, v1, v0, v3 = halfRound(v2, v1, v0, v3, 17, 21)
 	}
+	return sipState{v0 ^ word, v1, v2, v3}
+}
+
+// sum returns the hash.
+func (s sipState) sum() uint64 {
+	v0, v1, v2, v3 := s.v0, s.v1, s.v2^0xff, s.v3
+	for range 4 {
+		v0, v1, v2, v3 = halfRound(v0, v1, v2, v3, 13, 16)
+		v2, v1, v0, v3 = halfRound(v2, v1, v0, v3, 17, 21)
+	}
+	return v0 ^ v1 ^ v2 ^ v3
+}
+
+// halfRound is half of SipHash's round; the other half exchanges v0 and v2.
+func halfRound(a, b, c, d uint64, s, t int) (uint64, uint64, uint64, uint64) {
+	a, c = a+b, c+d
+	b, d = bits.RotateLeft64(b, s)^a, bits.RotateLeft64(d, t)^c
+	return bits.RotateLeft64(a, 32), b, c, d
 }

@@ -3,6 +3,7 @@ package wecmp
 import (
 	"encoding/binary"
 	"fmt"
+	"math"
 	"net/netip"
 	"slices"
 	"sync"
@@ -60,8 +61,9 @@ type Planner struct {
 	cfg     Config
 	to      Service
 	layout  layout
-	rank    []int // rank of a slot among those with the same home
-	count   []int // number of slots at home per place
+	rank    []int   // rank of a slot among those with the same home
+	count   []int   // number of slots at home per place
+	buckets []int16 // the sub-port of each bucket of a LinuxL4 with Lasting, -1: none
 	scratch *sync.Pool
 }
 
@@ -92,6 +94,11 @@ func NewPlanner(cfg Config) (*Planner, error) {
 	for _, h := range p.layout.home {
 		p.rank = append(p.rank, p.count[h])
 		p.count[h]++
+	}
+	if linux, ok := cfg.Hash.(LinuxL4); ok && linux.overAll() && linux.Buckets <= math.MaxUint16 { // the kernel's limit
+		for bucket := range linux.Buckets {
+			p.buckets = append(p.buckets, int16(linux.Member(uint32(bucket), len(p.layout.ports))))
+		}
 	}
 	slots, places := len(p.layout.home), len(p.count)
 	p.scratch = &sync.Pool{New: func() any {
@@ -146,7 +153,7 @@ func (p *Planner) Ports(src, dst netip.Addr, places []Place, buf []uint16) ([]ui
 		hash = Asked(func(netip.Addr, netip.Addr) []byte { return table })
 		placement.Method = MethodAsked
 	}
-	f := flows{hash, src, dst, p.to}
+	f := newFlows(hash, src, dst, p.to)
 	if _, ok := f.value(MinPort); !ok {
 		return buf, Placement{Method: MethodUniform}
 	}
@@ -154,11 +161,11 @@ func (p *Planner) Ports(src, dst netip.Addr, places []Place, buf []uint16) ([]ui
 	defer p.scratch.Put(x)
 	if p.cfg.Addressing == PortAddress && !overAll(hash) {
 		for plane := range p.cfg.Planes {
-			placement.Missed += p.land(x, base, f, places, plane, buf)
+			placement.Missed += p.land(x, base, &f, places, plane, buf)
 		}
 		return buf, placement
 	}
-	placement.Missed = p.land(x, base, f, places, -1, buf)
+	placement.Missed = p.land(x, base, &f, places, -1, buf)
 	return buf, placement
 }
 
@@ -190,16 +197,28 @@ type flows struct {
 	hash     Hasher
 	src, dst netip.Addr
 	to       Service
+	linux    linuxFlows // of the same pair, if words is not 0
+}
+
+func newFlows(hash Hasher, src, dst netip.Addr, to Service) flows {
+	f := flows{hash: hash, src: src, dst: dst, to: to}
+	if linux, ok := hash.(LinuxL4); ok {
+		f.linux, _ = linux.flows(src, dst, to.Protocol, to.Port)
+	}
+	return f
 }
 
 // value returns the hash of the flow from a source port.
 func (f *flows) value(port uint16) (uint32, bool) {
+	if f.linux.words > 0 {
+		return f.linux.hash(port), true
+	}
 	return f.hash.Hash(f.src, f.dst, f.to.Protocol, port, f.to.Port)
 }
 
 // land chooses ports by the hash for the slots of one plane, or of all planes (-1), and returns the number of slots
 // without a landing port.
-func (p *Planner) land(x *portScratch, base uint64, f flows, places []Place, plane int, ports []uint16) (missed int) {
+func (p *Planner) land(x *portScratch, base uint64, f *flows, places []Place, plane int, ports []uint16) (missed int) {
 	from, to := 0, len(p.layout.ports)
 	if plane >= 0 {
 		from, to = p.layout.start[plane], p.layout.start[plane+1]
@@ -337,9 +356,14 @@ func (p *Planner) rankAt(slot, place int) int {
 
 // landing returns the number of the place where the hash puts a port, among the sub-ports from..to-1, or -1 if there is
 // no lasting one.
-func (p *Planner) landing(f flows, port uint16, from, to int) int {
+func (p *Planner) landing(f *flows, port uint16, from, to int) int {
 	hash, _ := f.value(port)
-	i := f.hash.Member(hash, to-from)
+	i := -1
+	if n := uint32(len(p.buckets)); n > 0 {
+		i = int(p.buckets[hash%n])
+	} else {
+		i = f.hash.Member(hash, to-from)
+	}
 	if i < 0 {
 		return -1
 	}

@@ -52,7 +52,15 @@ func checkPorts(t testing.TB, p *Planner, src, dst netip.Addr, places []Place, p
 			t.Fatalf("%v: port %d twice in %v", p.cfg.Addressing, port, ports)
 		}
 		seen[[2]int{scope, int(port)}] = true
-		if lands(how) && p.landing(flows{p.cfg.Hash, src, dst, p.to}, port, from, to) == p.at(places[s]) {
+		if !lands(how) {
+			continue
+		}
+		hash, _ := p.cfg.Hash.Hash(src, dst, p.to.Protocol, port, p.to.Port)
+		at := from + p.cfg.Hash.Member(hash, to-from)
+		if at >= from && p.cfg.Mode == PerPacket {
+			at = int(p.layout.ports[at].plane)
+		}
+		if at == p.at(places[s]) {
 			landed++
 		}
 	}
