@@ -603,7 +603,7 @@ type Proof struct {
 	// Send packets with the ports of queue pairs, too (slots.services), to see by which device the kernel sends them:
 	// at most one a second by each sub-port. Their time to live is 1: leaves count them as expired.
 	Services bool `yaml:"services" default:"true"`
-	// Probes a second; 0: 20, with more than 64 destinations 50.
+	// Probes a second; 0: 24, with more than 64 destinations 50.
 	Rate int `yaml:"rate" default:"0" min:"0" max:"1000" unit:"probes"`
 	// If all probes by a plane toward a destination are lost while another plane's are answered. report: a finding.
 	// avoid: the plane also has weight 0 toward it until its probes are answered, unless no other plane is left.

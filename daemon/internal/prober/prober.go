@@ -22,7 +22,7 @@ import (
 
 const (
 	// rate is the number of probes a second, rateOfMany that toward more than few destinations.
-	rate, rateOfMany, few = 20, 50, 64
+	rate, rateOfMany, few = 24, 50, 64
 	// follow is the least interval at which views are read, followMany that with more than many destinations.
 	follow, followMany, many = 50 * time.Millisecond, time.Second, 1024
 	// behind is the pause before a change is read: the work for the change itself comes first.

@@ -203,7 +203,7 @@ func (c *Core) probeAvoided(now time.Time) {
 		case p == nil || !a.own && own[w.plane] == 0:
 			c.unavoid(now, w)
 		case a.own && !now.Before(a.next):
-			a.next = c.grid(now.Add(every - quantum))
+			a.next = c.grid(now.Add(every - quickQuantum))
 			c.probeDirect(now, p, w.plane, a)
 		}
 	}

@@ -116,6 +116,41 @@ func TestAvoidWithin(t *testing.T) {
 	}
 }
 
+// TestAvoidAlone has one server that avoids lost ways: the others read as often as it needs. Its regular probes begin
+// no trials, and it leaves a plane as soon as among equals.
+func TestAvoidAlone(t *testing.T) {
+	var worst time.Duration
+	seeds(t, 20, func(t *testing.T, seed uint64) {
+		w := newWorld(t, 3, seed)
+		s := w.servers[0]
+		s.core.SetAvoid(w.now, true, 400*time.Millisecond)
+		w.know()
+		w.quiet(10 * time.Second)
+		s.atOnce = 0
+		w.quiet(20 * time.Second)
+		if s.atOnce > 0 {
+			t.Fatalf("seed %d: %d probes of trials", seed, s.atOnce)
+		}
+		var lost time.Time
+		w.drop = func(h hop) bool {
+			if h.plane == 2 && h.from == 0 && h.to == 1 && !h.answer && lost.IsZero() {
+				lost = w.now
+			}
+			return h.plane == 2 && between(h, 0, 1)
+		}
+		w.until(3*time.Second, "avoided", func() bool { return s.avoided() == 1 })
+		worst = max(worst, w.now.Sub(lost))
+		for _, other := range w.servers[1:] {
+			if other.avoided() > 0 {
+				t.Fatalf("seed %d: server %d avoids %v", seed, other.i, other.avoids)
+			}
+		}
+	})
+	if t.Logf("worst of 20: %v after the first lost packet", worst); worst > 700*time.Millisecond {
+		t.Error("that is too late")
+	}
+}
+
 // TestAvoidAll loses a plane: all leave it, and return together after the cure.
 func TestAvoidAll(t *testing.T) {
 	seeds(t, 5, func(t *testing.T, seed uint64) {

@@ -11,18 +11,20 @@ import (
 
 const (
 	// quantum is the grid at which a process sends regular probes, reads those of others with their answers, and
-	// answers: one wake-up serves all.
-	quantum = 250 * time.Millisecond
+	// answers: one wake-up serves all. quickQuantum is the grid if lost ways are avoided, and of the reading if a peer
+	// avoids lost ways.
+	quantum, quickQuantum = 500 * time.Millisecond, 250 * time.Millisecond
 	// fastest is the least interval of the probes of a sub-port.
 	fastest = 500 * time.Millisecond
-	// Timeout is the time after which a probe without an answer that is handled at once is lost. A regular one is lost
-	// at the second point of the grid after it: up to one until the peer reads it, the other for its delay.
+	// Timeout is the time after which a probe without an answer that is handled at once is lost.
 	Timeout = 250 * time.Millisecond
-	// grace is the time after which a regular probe is suspected if lost ways are avoided: a point of the grid, by
-	// which an answer has come from a process that has time, and a little more.
-	grace = quantum + 50*time.Millisecond
-	// slack lets the regular wake-up at a point of the grid serve the probes of the point before it.
+	// grace is the time for which a regular probe may be late: it is suspected a quantum, in which a peer that has
+	// processor time answers, and a grace after it was sent.
+	grace = 50 * time.Millisecond
+	// slack lets the regular wake-up at a point of the grid serve what was sent at the point before it.
 	slack = 5 * time.Millisecond
+	// serviceEvery is the interval at which a packet to a service leaves by each sub-port.
+	serviceEvery = 3 * quantum
 	// Late is the time for which an answer after the timeout still counts.
 	Late = 3 * time.Second
 	// tardy is the lateness of a wake-up from which on the process was starved: nothing has expired meanwhile.
@@ -195,8 +197,10 @@ type Core struct {
 	// answering lists the peers that answer; silent counts the others.
 	answering []*peer
 	due       []time.Time // of each sub-port
+	visits    []int       // of each sub-port: place of its rotation, which begins again after answering
 	turnDue   time.Time   // of the rotation, if lost ways are avoided
-	turn      int         // sub-port of the next packet to a service
+	services  time.Time   // of the next packets to services
+	owed      int         // sub-ports from the first one on by which such packets are still due
 	idleDue   time.Time
 	urgent    []urgent
 	tokens    float64
@@ -205,6 +209,7 @@ type Core struct {
 	queue     []*sent // by time of sending
 	wake      time.Time
 	heard     time.Time // of the last probe of any peer
+	hurried   time.Time // of the last one whose answer is wanted soon
 	trials    []*trial  // the first one runs
 	failing   map[unit]*failure
 	recheckAt time.Time
@@ -224,8 +229,12 @@ type Counters struct{ Sent, Answered, Lost uint64 }
 
 // New returns a core without peers.
 func New(c Config) *Core {
+	visits := make([]int, len(c.SubPorts))
+	for i := range visits {
+		visits[i] = c.Random.IntN(1 << 20)
+	}
 	return &Core{
-		c: c, peers: map[ID]*peer{}, out: map[uint64]*sent{}, failing: map[unit]*failure{}, due: make([]time.Time, len(c.SubPorts)),
+		visits: visits, c: c, peers: map[ID]*peer{}, out: map[uint64]*sent{}, failing: map[unit]*failure{}, due: make([]time.Time, len(c.SubPorts)),
 		losing: map[way]losing{}, avoided: map[way]*avoidance{}, past: map[way]past{}, proofs: make([]time.Time, len(c.Planes)),
 		counters: make([]Counters, len(c.Planes)), tokens: c.Rate,
 	}
@@ -334,10 +343,14 @@ func (c *Core) pathOf(u unit) (Path, bool) {
 	return p.Paths[i], true
 }
 
-// interval returns the interval of the probes of each sub-port: a part of the rate is left for the rotation and for
-// services.
+// interval returns the interval of the probes of each sub-port: a part of the rate is left for services, and for other
+// planes and peers if lost ways are avoided.
 func (c *Core) interval() time.Duration {
-	return max(fastest, time.Duration(float64(len(c.c.SubPorts))/(0.6*c.c.Rate)*float64(time.Second)))
+	part := 0.75
+	if c.avoids() {
+		part = 0.6
+	}
+	return max(fastest, time.Duration(float64(len(c.c.SubPorts))/(part*c.c.Rate)*float64(time.Second)))
 }
 
 // Tick returns the probes that are due, and the time of the next call; zero means not before an event. Idle means that
@@ -365,28 +378,40 @@ func (c *Core) Tick(now time.Time) (sends []Send, wake time.Time, idling bool) {
 	c.runTrial(now)
 	c.recheck(now)
 	c.avoid(now)
-	for len(c.urgent) > 0 && c.tokens > -c.c.Rate/reserve {
-		u := c.urgent[0]
-		c.urgent = c.urgent[1:]
+	c.runUrgent(now)
+	c.regular(now)
+	c.wake = c.nextWake(now)
+	return c.sends, c.wake, !c.busy(now)
+}
+
+// runUrgent sends the probes of slots that have changed, and as many others as there are sub-ports: thousands of peers
+// that begin to answer cost little more than those that do.
+func (c *Core) runUrgent(now time.Time) {
+	left := len(c.c.SubPorts)
+	kept := c.urgent[:0]
+	for _, u := range c.urgent {
+		if c.tokens <= -c.c.Rate/reserve || !u.atOnce && left == 0 {
+			kept = append(kept, u)
+			continue
+		}
 		path, ok := c.pathOf(u.unit)
 		switch {
 		case !ok:
 		case u.atOnce:
 			c.sendAtOnce(now, u.unit, path, path.Plane, regular)
 		default:
+			left--
 			c.send(now, u.unit, path, path.Plane, regular)
 		}
 	}
-	c.regular(now)
-	c.wake = c.nextWake(now)
-	return c.sends, c.wake, !c.busy(now)
+	c.urgent = kept
 }
 
 // sendAtOnce sends a probe that is read and answered at once.
 func (c *Core) sendAtOnce(now time.Time, u unit, path Path, back int, r role) *sent {
 	s := c.send(now, u, path, back, r)
 	s.deadline = now.Add(Timeout)
-	c.sends[len(c.sends)-1].Flags = FlagAtOnce
+	c.sends[len(c.sends)-1].Flags |= FlagAtOnce
 	return s
 }
 
@@ -401,12 +426,9 @@ func (c *Core) toService(now time.Time, u unit, path Path) {
 // send sends a probe by a path, to be answered by plane back.
 func (c *Core) send(now time.Time, u unit, path Path, back int, r role) *sent {
 	p := c.peers[u.ID]
-	s := &sent{unit: u, nonce: c.c.Nonce(), role: r, path: path, back: back, at: now, departed: now, deadline: c.grid(now).Add(quantum)}
-	if c.avoids() {
-		s.deadline = now.Add(grace)
-		if p.planes != nil {
-			p.planes[path.Plane].probed = now
-		}
+	s := &sent{unit: u, nonce: c.c.Nonce(), role: r, path: path, back: back, at: now, departed: now, deadline: now.Add(c.quantum() + grace)}
+	if c.avoids() && p.planes != nil {
+		p.planes[path.Plane].probed = now
 	}
 	c.tokens--
 	c.out[s.nonce] = s
@@ -414,6 +436,9 @@ func (c *Core) send(now time.Time, u unit, path Path, back int, r role) *sent {
 	packet := Packet{
 		Kind: Probe, Nonce: s.nonce, Sent: now.UnixNano(), Heard: NeverHeard, Slot: uint16(max(0, u.slot)),
 		Plane: NameOf(c.c.Planes[path.Plane]), Return: NameOf(c.c.Planes[back]),
+	}
+	if c.avoids() {
+		packet.Flags = FlagSoon
 	}
 	if path.SubPort >= 0 {
 		packet.Device = NameOf(c.c.SubPorts[path.SubPort].Device)
@@ -439,7 +464,7 @@ func (c *Core) send(now time.Time, u unit, path Path, back int, r role) *sent {
 // expire handles the probes whose answers are late, and forgets those that are too late.
 func (c *Core) expire(now time.Time) {
 	for _, s := range c.queue {
-		if s.expired || now.Before(s.deadline.Add(-slack)) {
+		if s.expired || now.Before(s.deadline) {
 			continue
 		}
 		s.expired = true
@@ -485,17 +510,15 @@ func (c *Core) nextWake(now time.Time) time.Time {
 			next = t
 		}
 	}
-	if len(c.peers) > 0 {
+	if len(c.answering) < len(c.peers) {
 		earlier(c.idleDue)
 	}
 	if c.busy(now) {
-		earlier(c.grid(now))
+		earlier(c.nextPoint(now, c.reading(now)))
 	}
-	if len(c.answering) > 0 {
-		for _, s := range c.queue {
-			if !s.expired && c.out[s.nonce] == s {
-				earlier(s.deadline)
-			}
+	for _, s := range c.queue { // those of peers that do not answer wait for other work
+		if !s.expired && (s.counted || s.role != regular) && c.out[s.nonce] == s {
+			earlier(s.deadline)
 		}
 	}
 	if slices.ContainsFunc(c.urgent, func(u urgent) bool { return u.atOnce }) {

@@ -18,8 +18,20 @@ func seeds(t *testing.T, n int, test func(t *testing.T, seed uint64)) {
 	}
 }
 
-// policy returns Config.Avoid, for every other seed above zero: losses are judged in less time then.
-func policy(seed uint64) time.Duration { return time.Duration(seed%2) * 400 * time.Millisecond }
+// newMixedWorld is a world in which, by the seed, no server avoids lost ways, all do, or every other one.
+func newMixedWorld(t *testing.T, n int, seed uint64) *world {
+	w := newWorldOf(t, 0, seed, 0)
+	w.avoid = func(i int) time.Duration {
+		if seed%3 == 1 || seed%3 == 2 && i%2 == 0 {
+			return 400 * time.Millisecond
+		}
+		return 0
+	}
+	for i := range n {
+		w.servers = append(w.servers, w.start(i))
+	}
+	return w
+}
 
 func TestAllIsProved(t *testing.T) {
 	w := newWorld(t, 4, 1)
@@ -46,7 +58,7 @@ func TestAllIsProved(t *testing.T) {
 		}
 	}
 	// The rate holds, but for what may be sent at first.
-	if perServer := float64(w.sent) / 4; perServer > 20*31 {
+	if perServer := float64(w.sent) / 4; perServer > 24*31 {
 		t.Errorf("%.0f probes of each server in 30 s", perServer)
 	}
 }
@@ -167,7 +179,7 @@ func TestFirstWord(t *testing.T) {
 // another reason.
 func TestNoFalseWord(t *testing.T) {
 	seeds(t, 60, func(t *testing.T, seed uint64) {
-		w := newWorldOf(t, 4, seed, policy(seed))
+		w := newMixedWorld(t, 4, seed)
 		w.know()
 		w.quiet(3 * time.Second)
 		for range 20 {
@@ -207,7 +219,7 @@ func TestNoFalseWord(t *testing.T) {
 // TestStarved delays the reading of each packet and each wake-up at random, by up to two seconds.
 func TestStarved(t *testing.T) {
 	seeds(t, 20, func(t *testing.T, seed uint64) {
-		w := newWorldOf(t, 3, seed, policy(seed))
+		w := newMixedWorld(t, 3, seed)
 		w.know()
 		w.quiet(2 * time.Second)
 		for range 60 {
@@ -307,13 +319,89 @@ func TestRate(t *testing.T) {
 		return None
 	}
 	w.run(10 * time.Second)
-	if rate := float64(w.sent) / 10 / 200; rate > 20.5 || rate < 5 {
+	if rate := float64(w.sent) / 10 / 200; rate > 24.5 || rate < 5 {
 		t.Errorf("%.1f probes a second and server", rate)
 	}
 	for i := range simPlanes * simSubPorts {
 		if seen[i] < 10 {
 			t.Errorf("sub-port %d: %d probes in 10 s", i, seen[i])
 		}
+	}
+}
+
+// TestWakeUps counts the wake-ups of a fabric in which all works: two a second, four where lost ways are avoided. If
+// all servers work at the same moments, answers come just after the reading: one more wake-up at each point, and no
+// trial.
+func TestWakeUps(t *testing.T) {
+	const seconds = 20
+	for _, c := range []struct {
+		name  string
+		avoid time.Duration
+		step  bool
+		most  int // a second
+	}{{"report", 0, false, 2}, {"avoid", 400 * time.Millisecond, false, 4}, {"in step", 0, true, 4}} {
+		t.Run(c.name, func(t *testing.T) {
+			w := newWorldOf(t, 0, 1, c.avoid)
+			if c.step {
+				w.phase = func() time.Duration { return 123 * time.Millisecond }
+			}
+			for i := range 4 {
+				w.servers = append(w.servers, w.start(i))
+			}
+			w.know()
+			w.quiet(10 * time.Second)
+			var before []server
+			for _, s := range w.servers {
+				before = append(before, *s)
+			}
+			w.quiet(seconds * time.Second)
+			for i, s := range w.servers {
+				_, _, planes := s.core.Tally()
+				for _, p := range planes {
+					if p.Lost > 0 {
+						t.Errorf("server %d: %+v", s.i, p)
+					}
+				}
+				wakes, trials := s.tickSeq-before[i].tickSeq, s.atOnce-before[i].atOnce
+				if least := seconds * c.most / 2; wakes < least || wakes > 2*least+1 || trials > 0 {
+					t.Errorf("server %d: %d wake-ups and %d probes of trials in %d s", s.i, wakes, trials, seconds)
+				}
+			}
+		})
+	}
+}
+
+// TestRotation sends a probe by each slot toward each peer within two rotations, if each sub-port has two slots.
+func TestRotation(t *testing.T) {
+	const n = 12
+	w := newWorld(t, n, 1)
+	all := paths()
+	for _, p := range paths() {
+		p.Slot += len(all)
+		all = append(all, p)
+	}
+	for _, s := range w.servers {
+		s.know(all)
+	}
+	w.quiet(10 * time.Second)
+	w.servers[0].core.SetRate(50)
+	w.run(time.Second)
+	type slot struct {
+		to  netip.Addr
+		num uint16
+	}
+	seen := map[slot]int{}
+	c := w.servers[0].core
+	for range 2 * (n - 1) { // points of the grid
+		w.run(quantum)
+		for _, s := range c.queue {
+			if s.role == regular && w.now.Sub(s.at) < quantum {
+				seen[slot{s.Address, uint16(s.slot)}]++
+			}
+		}
+	}
+	if want := (n - 1) * 2 * simPlanes * simSubPorts; len(seen) != want {
+		t.Errorf("%d slots were probed, want %d", len(seen), want)
 	}
 }
 
@@ -430,13 +518,13 @@ func TestMoments(t *testing.T) {
 	}
 }
 
-// TestLosses drops every twelfth packet of a plane to one peer: the recent losses are those of this plane and peer.
+// TestLosses drops every twelfth probe by a plane to one peer: the recent losses are those of this plane and peer.
 func TestLosses(t *testing.T) {
 	w := newWorld(t, 3, 1)
 	w.know()
 	n := 0
 	w.drop = func(h hop) bool {
-		if h.plane != 2 || h.from != 0 || h.to != 1 {
+		if h.plane != 2 || h.from != 0 || h.to != 1 || h.answer {
 			return false
 		}
 		n++

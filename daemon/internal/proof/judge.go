@@ -270,7 +270,7 @@ func (c *Core) suspect(s *sent) {
 			return
 		}
 	}
-	t := &trial{unit: small, path: path, large: s.big, since: s.at.Add(quantum)}
+	t := &trial{unit: small, path: path, large: s.big, since: s.at.Add(c.quantum())}
 	t.choose(c, p)
 	c.trials = append(c.trials, t)
 }
@@ -510,6 +510,9 @@ func btoi(b bool) int {
 
 // Findings returns the faults, by plane and sub-port.
 func (c *Core) Findings() []Finding {
+	if len(c.failing)+len(c.avoided) == 0 {
+		return nil
+	}
 	type key struct {
 		problem        Problem
 		direction      Direction

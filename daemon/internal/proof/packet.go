@@ -7,6 +7,7 @@ import (
 	"encoding/binary"
 	"encoding/hex"
 	"errors"
+	"slices"
 )
 
 // Sizes of packets, in bytes of UDP payload. An answer has the size of its probe.
@@ -45,7 +46,9 @@ const (
 	// FlagAtOnce: the receiver handles the packet at once, others together with its next regular work. The answer to
 	// such a probe has it too.
 	FlagAtOnce
-	knownFlags = FlagOtherReturn | FlagForeignPlane | FlagAtOnce
+	// FlagSoon: the prober reads its answers every quarter of a second, and wants the receiver to do so.
+	FlagSoon
+	knownFlags = FlagOtherReturn | FlagForeignPlane | FlagAtOnce | FlagSoon
 )
 
 // NeverHeard is the value of Packet.Heard of a sender that has received no probe of the receiver.
@@ -127,7 +130,10 @@ func (p *Packet) Append(b, key []byte) []byte {
 		mac = hash(b[start:], key)
 	}
 	b = append(b, mac[:]...)
-	return append(b, make([]byte, max(0, p.Size-MinSize))...)
+	n, padding := len(b), max(0, p.Size-MinSize)
+	b = slices.Grow(b, padding)[:n+padding]
+	clear(b[n:])
+	return b
 }
 
 // Errors of Parse, which are the reasons of dropped packets.

@@ -69,6 +69,9 @@ func (c *Core) Received(now, arrived time.Time, from ID, probe *Packet) {
 	}
 	// The kernel's time is of a clock that may be set.
 	p.theirs, p.heard, c.heard = c.moment(now)-moment(now.Sub(arrived)), 0, now
+	if probe.Flags&FlagSoon != 0 {
+		c.hurried = now
+	}
 	if probe.Heard != NeverHeard {
 		p.heard = p.theirs - moment(probe.Heard)*moment(time.Millisecond)
 	}
@@ -104,7 +107,7 @@ func (c *Core) Answered(now, arrived time.Time, from ID, a *Packet, device strin
 	}
 	c.counters[s.path.Plane].Answered++
 	if !p.answering {
-		c.answers(p)
+		c.answers(p, s.path.Plane)
 	}
 	seen := c.compare(s, a, device, subPort)
 	rtt := max(0, arrived.Sub(s.departed)-time.Duration(a.Answered-a.Received))
@@ -145,8 +148,8 @@ func (c *Core) Answered(now, arrived time.Time, from ID, a *Packet, device strin
 	}
 }
 
-// answers records that a peer answers.
-func (c *Core) answers(p *peer) {
+// answers records that a peer answers by a plane.
+func (c *Core) answers(p *peer, by int) {
 	p.answering, p.unheard, p.receipts = true, 0, 0
 	c.answering = append(c.answering, p)
 	for u := range c.failing { // findings of silence
@@ -154,8 +157,8 @@ func (c *Core) answers(p *peer) {
 			delete(c.failing, u)
 		}
 	}
-	planes := map[int]bool{}
-	for _, path := range p.Paths { // each plane once, soon
+	planes := map[int]bool{by: true}
+	for _, path := range p.Paths { // each other plane once, soon
 		if !planes[path.Plane] {
 			planes[path.Plane] = true
 			c.urge(p, path, false)

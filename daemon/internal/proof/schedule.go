@@ -16,47 +16,64 @@ func (c *Core) regular(now time.Time) {
 		return
 	}
 	if !now.Before(c.idleDue) {
-		c.idleDue = now.Add(idle)
+		c.idleDue = c.grid(now.Add(idle - c.quantum()))
 		c.probeSilent(now)
 	}
 	if len(c.answering) == 0 {
 		return
 	}
-	ran := false
+	point := c.grid(now).Add(-c.quantum())
 	first := c.c.Random.IntN(len(c.due)) // none is always the last one
 	for k := range c.due {
 		i := (first + k) % len(c.due)
 		if now.Before(c.due[i]) || c.tokens < 1 {
 			continue
 		}
-		ran = true
-		step := c.interval()
-		c.due[i] = c.grid(now.Add(step - time.Duration(c.c.Random.Int64N(int64(quantum)))))
-		c.probeSubPort(now, i, 0)
+		c.due[i] = c.grid(point.Add(c.interval() - 1 - time.Duration(c.c.Random.Int64N(int64(c.quantum())))))
+		c.probeSubPort(now, i)
 	}
-	if ran && c.c.Services > 0 && c.tokens >= c.c.Rate/reserve {
+	if c.c.Services > 0 {
 		c.probeServices(now)
 	}
-	switch { // the rotation has the rest
-	case !c.avoids():
-		if ran && c.tokens >= c.c.Rate/reserve {
-			c.rotate(now)
-		}
-	case now.Before(c.turnDue):
-	case len(c.answering) <= sample:
+	if c.avoids() && !now.Before(c.turnDue) {
 		c.turnDue = c.grid(now)
-		c.probeOldest(now)
-	default:
-		c.turnDue = c.grid(now)
-		for n := 0; n < sample && c.tokens >= c.c.Rate/reserve; n++ {
-			c.rotate(now)
-		}
+		c.probeWays(now)
 	}
 }
 
+// probeWays gives the rest of the rate to the planes and peers that have had no probe for the longest time.
+func (c *Core) probeWays(now time.Time) {
+	if len(c.answering) <= sample {
+		c.probeOldest(now)
+		return
+	}
+	for n := 0; n < sample && c.tokens >= c.c.Rate/reserve; n++ {
+		c.rotate(now)
+	}
+}
+
+// quantum returns the interval of this server's grid.
+func (c *Core) quantum() time.Duration {
+	if c.avoids() {
+		return quickQuantum
+	}
+	return quantum
+}
+
+// reading returns the interval at which packets are read.
+func (c *Core) reading(now time.Time) time.Duration {
+	if !c.hurried.IsZero() && now.Sub(c.hurried) < loyalty {
+		return quickQuantum
+	}
+	return c.quantum()
+}
+
 // grid returns the next point of this server's grid.
-func (c *Core) grid(t time.Time) time.Time {
-	return t.Round(0).Add(-c.c.Phase).Truncate(quantum).Add(quantum + c.c.Phase)
+func (c *Core) grid(t time.Time) time.Time { return c.nextPoint(t, c.quantum()) }
+
+// nextPoint returns the next point of a grid.
+func (c *Core) nextPoint(t time.Time, step time.Duration) time.Time {
+	return t.Round(0).Add(-c.c.Phase).Truncate(step).Add(step + c.c.Phase)
 }
 
 // probeSilent sends a probe to a random peer that does not answer.
@@ -84,46 +101,66 @@ func (c *Core) probePeer(now time.Time, p *peer) {
 	c.send(now, unit{ID: p.ID, source: source, slot: path.Slot}, path, path.Plane, regular)
 }
 
-// probeServices sends a packet to a random service by the next sub-port; by more if there are more than six.
+// probeServices sends a packet to a random service by each sub-port: together, because the first one costs as much as
+// some others.
 func (c *Core) probeServices(now time.Time) {
-	n := len(c.c.SubPorts)
-	for range (n + 5) / 6 {
-		c.probeSubPort(now, c.turn%n, 1+c.c.Random.IntN(c.c.Services))
-		c.turn++
+	if !now.Before(c.services) {
+		c.services, c.owed = c.grid(now.Add(serviceEvery-c.quantum())), len(c.c.SubPorts)
+	}
+	for ; c.owed > 0 && c.tokens >= 1; c.owed-- {
+		if p := c.answerer(c.owed-1, c.c.Random.IntN(len(c.answering)), false); p != nil {
+			c.probeService(now, p, c.owed-1)
+		}
 	}
 }
 
-// probeSubPort sends a probe, or a packet to a service, by a sub-port to a random peer that answers and has a share
-// there.
-func (c *Core) probeSubPort(now time.Time, subPort, service int) {
-	n := len(c.answering)
-	start := c.c.Random.IntN(n)
-	var best *peer
+// probeService sends a packet to a random service of a peer by a sub-port.
+func (c *Core) probeService(now time.Time, p *peer, subPort int) {
+	if source, ok := c.sourceOf(p); ok {
+		chosen := c.random(p.Paths, c.uses(subPort))
+		c.toService(now, unit{ID: p.ID, source: source, slot: chosen.Slot, service: 1 + c.c.Random.IntN(c.c.Services)}, chosen)
+	}
+}
+
+// probeSubPort sends a probe by a sub-port to the next peer of its rotation, by another slot in each rotation.
+func (c *Core) probeSubPort(now time.Time, subPort int) {
+	n, uses := len(c.answering), c.uses(subPort)
+	round := c.visits[subPort] / n
+	p := c.answerer(subPort, c.visits[subPort]%n, c.avoids())
+	c.visits[subPort]++
+	if p == nil {
+		return
+	}
+	source, ok := c.sourceOf(p)
+	if !ok {
+		return
+	}
+	var paths []Path
+	for _, x := range p.Paths {
+		if uses(x) {
+			paths = append(paths, x)
+		}
+	}
+	chosen := paths[round%len(paths)]
+	u := unit{ID: p.ID, source: source, slot: chosen.Slot, big: true}
+	u.big = c.known(chosen, u) < enoughUnits // else large ones would hide that small ones are lost, too
+	c.send(now, u, chosen, chosen.Plane, regular)
+}
+
+// answerer returns the next peer that answers, from a place on, and has a share at a sub-port, nil if there is none; of
+// some of them the one that the plane has not probed for the longest time.
+func (c *Core) answerer(subPort, from int, oldest bool) (best *peer) {
+	n, plane, uses := len(c.answering), c.c.SubPorts[subPort].Plane, c.uses(subPort)
 	for i := range min(n, sample) {
-		p := c.answering[(start+i)%n]
-		plane := c.c.SubPorts[subPort].Plane
-		if best != nil && !p.planes[plane].probed.Before(best.planes[plane].probed) || !slices.ContainsFunc(p.Paths, c.uses(subPort)) {
+		p := c.answering[(from+i)%n]
+		if best != nil && !p.planes[plane].probed.Before(best.planes[plane].probed) || !slices.ContainsFunc(p.Paths, uses) {
 			continue
 		}
-		best = p
-		if service > 0 || !c.avoids() {
+		if best = p; !oldest {
 			break
 		}
 	}
-	if best == nil {
-		return
-	}
-	chosen := c.random(best.Paths, c.uses(subPort))
-	source, ok := c.sourceOf(best)
-	switch {
-	case !ok:
-	case service > 0:
-		c.toService(now, unit{ID: best.ID, source: source, slot: chosen.Slot, service: service}, chosen)
-	default:
-		u := unit{ID: best.ID, source: source, slot: chosen.Slot, big: true}
-		u.big = c.known(chosen, u) < enoughUnits // else large ones would hide that small ones are lost, too
-		c.send(now, u, chosen, chosen.Plane, regular)
-	}
+	return best
 }
 
 // uses returns whether packets of a path leave by a sub-port.
@@ -172,7 +209,7 @@ func (c *Core) probeOldest(now time.Time) {
 	for i := range c.answering {
 		p := c.answering[(start+i)%len(c.answering)]
 		for plane := range c.c.Planes {
-			if now.Sub(p.planes[plane].probed) >= quantum-slack && slices.ContainsFunc(p.Paths, func(x Path) bool { return x.Plane == plane }) {
+			if now.Sub(p.planes[plane].probed) >= quickQuantum-slack && slices.ContainsFunc(p.Paths, func(x Path) bool { return x.Plane == plane }) {
 				ways = append(ways, way{p, plane})
 			}
 		}

@@ -60,8 +60,9 @@ type world struct {
 	drop   func(hop) bool
 	arrive func(hop) int
 	refuse func(hop) Fault
-	leave  func(hop) int // sub-port by which a packet leaves
-	avoid  time.Duration // Config.Avoid
+	leave  func(hop) int             // sub-port by which a packet leaves
+	avoid  func(i int) time.Duration // Config.Avoid of a server
+	phase  func() time.Duration
 	sent   int
 }
 
@@ -78,6 +79,7 @@ type server struct {
 	ticking     bool
 	avoids      map[Avoidance]bool
 	tickSeq     int
+	atOnce      int // probes that it has sent with FlagAtOnce
 }
 
 func address(i int) netip.Addr { return netip.AddrFrom4([4]byte{10, 255, byte(i >> 8), byte(i)}) }
@@ -85,11 +87,13 @@ func address(i int) netip.Addr { return netip.AddrFrom4([4]byte{10, 255, byte(i 
 func newWorld(t *testing.T, n int, seed uint64) *world { return newWorldOf(t, n, seed, 0) }
 
 func newWorldOf(t *testing.T, n int, seed uint64, avoid time.Duration) *world {
-	w := &world{t: t, now: begin, r: rand.New(rand.NewPCG(seed, 1)), avoid: avoid}
+	w := &world{t: t, now: begin, r: rand.New(rand.NewPCG(seed, 1))}
+	w.avoid = func(int) time.Duration { return avoid }
 	w.drop = func(hop) bool { return false }
 	w.arrive = func(h hop) int { return h.plane }
 	w.refuse = func(hop) Fault { return None }
 	w.leave = func(h hop) int { return h.subPort }
+	w.phase = func() time.Duration { return time.Duration(w.r.Int64N(int64(time.Second))) }
 	for i := range n {
 		w.servers = append(w.servers, w.start(i))
 	}
@@ -98,7 +102,7 @@ func newWorldOf(t *testing.T, n int, seed uint64, avoid time.Duration) *world {
 
 // start runs a new process.
 func (w *world) start(i int) *server {
-	c := Config{Rate: 20, Services: 1, Direct: true, Avoid: w.avoid, Phase: time.Duration(w.r.Int64N(int64(time.Second))), Random: w.r, Nonce: w.r.Uint64}
+	c := Config{Rate: 24, Services: 1, Direct: true, Avoid: w.avoid(i), Phase: w.phase(), Random: w.r, Nonce: w.r.Uint64}
 	for p := range simPlanes {
 		c.Planes = append(c.Planes, fmt.Sprintf("p%d", p))
 		for s := range simSubPorts {
@@ -197,6 +201,9 @@ func (s *server) tick() {
 	}
 	for _, x := range sends {
 		s.w.sent++
+		if x.AtOnce() {
+			s.atOnce++
+		}
 		h := hop{s.i, int(x.Address.As4()[3]), x.Path.Plane, x.Path.SubPort, x.Big, false, x.Service}
 		left := s.w.leave(h)
 		fault := s.w.refuse(h)
