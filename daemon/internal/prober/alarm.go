@@ -2,59 +2,59 @@ package prober
 
 import (
 	"os"
+	"syscall"
 	"time"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
 )
 
-// alarm is a timer that ready reports. A timer of the runtime would wake its monitor thread, too, which then polls
-// while a goroutine runs: a quarter of the time of all proofs.
+// alarm is a timer that one goroutine waits for, and that any may set. A timer of the runtime would wake its monitor
+// thread, too, which then polls while a goroutine runs; a goroutine that passes the alarm on would wake another thread.
 type alarm struct {
-	ready chan struct{} // one slot
-	file  *os.File      // of the kernel's timer fd
+	file  *os.File // of the kernel's timer fd
 	fd    int
-	timer *time.Timer   // in its place if there is none
-	ended chan struct{} // closed when run has ended
+	raw   syscall.RawConn
+	ready chan struct{} // one slot; with timer in place of all above if there is none
+	timer *time.Timer
 }
 
 func newAlarm() *alarm {
-	a := &alarm{ready: make(chan struct{}, 1), ended: make(chan struct{})}
+	a := &alarm{}
 	fd, err := unix.TimerfdCreate(unix.CLOCK_MONOTONIC, unix.TFD_NONBLOCK|unix.TFD_CLOEXEC)
 	if err == nil {
 		a.fd, a.file = fd, os.NewFile(uintptr(fd), "timer")
-		if raw, err := a.file.SyscallConn(); err == nil {
-			go a.run(raw.Read)
+		if a.raw, err = a.file.SyscallConn(); err == nil {
 			return a
 		}
 		a.file.Close()
 	}
-	close(a.ended)
-	a.timer = time.AfterFunc(time.Hour, a.ring)
+	a.ready = make(chan struct{}, 1)
+	a.timer = time.AfterFunc(time.Hour, func() {
+		select {
+		case a.ready <- struct{}{}:
+		default:
+		}
+	})
 	a.timer.Stop()
 	return a
 }
 
-// run waits for the kernel's timer until its file is closed.
-func (a *alarm) run(read func(func(uintptr) bool) error) {
-	defer close(a.ended)
+// wait returns when the alarm has rung.
+func (a *alarm) wait() {
+	if a.timer != nil {
+		<-a.ready
+		return
+	}
 	var expirations [8]byte
-	_ = read(func(fd uintptr) bool {
-		if _, _, errno := unix.RawSyscall(unix.SYS_READ, fd, uintptr(unsafe.Pointer(&expirations)), unsafe.Sizeof(expirations)); errno == 0 {
-			a.ring()
-		}
-		return false
+	_ = a.raw.Read(func(fd uintptr) bool {
+		_, _, errno := unix.RawSyscall(unix.SYS_READ, fd, uintptr(unsafe.Pointer(&expirations)), unsafe.Sizeof(expirations))
+		return errno == 0
 	})
 }
 
-func (a *alarm) ring() {
-	select {
-	case a.ready <- struct{}{}:
-	default:
-	}
-}
-
-// set makes the alarm ring after a time, instead of an earlier one; the zero time stops it.
+// set makes the alarm ring at a time, at once if that has passed, instead of at an earlier one that was set; the zero
+// time stops it.
 func (a *alarm) set(at time.Time) {
 	switch wait := max(1, time.Until(at)); {
 	case a.timer == nil:
@@ -70,12 +70,11 @@ func (a *alarm) set(at time.Time) {
 	}
 }
 
-// stop ends run.
-func (a *alarm) stop() {
+// close closes the alarm. It is the last call.
+func (a *alarm) close() {
 	if a.timer != nil {
 		a.timer.Stop()
-	} else {
-		a.file.Close()
+		return
 	}
-	<-a.ended
+	a.file.Close()
 }

@@ -7,8 +7,8 @@ import (
 )
 
 // devicesAge is the age from which indexes and MTUs of devices are read again, strangeAge that for an index that
-// belongs to no sub-port.
-const devicesAge, strangeAge = 5 * time.Second, time.Second
+// belongs to no sub-port, and for a packet that is larger than an MTU.
+const devicesAge, strangeAge = 10 * time.Second, time.Second
 
 // devices knows the sub-ports by the indexes of their devices. It reads them on use.
 type devices struct {
@@ -25,22 +25,37 @@ func (d *devices) refresh(now time.Time, oldest time.Duration) {
 		return
 	}
 	d.read, d.indexes, d.mtu, d.mtus = now, map[int]int{}, 0, make([]int, len(d.names))
-	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+	fd, err := datagramSocket(unix.AF_INET)
 	if err != nil {
 		return
 	}
-	defer unix.Close(fd)
+	defer closeSocket(fd)
 	for i, name := range d.names {
-		request, err := unix.NewIfreq(name)
-		if err != nil || unix.IoctlIfreq(fd, unix.SIOCGIFINDEX, request) != nil {
+		index, ok := number(fd, unix.SIOCGIFINDEX, name)
+		if !ok {
 			continue
 		}
-		d.indexes[int(request.Uint32())] = i
-		if request, err = unix.NewIfreq(name); err == nil && unix.IoctlIfreq(fd, unix.SIOCGIFMTU, request) == nil {
-			d.mtus[i] = int(request.Uint32())
-			d.mtu = max(d.mtu, d.mtus[i])
+		d.indexes[index] = i
+		if mtu, ok := number(fd, unix.SIOCGIFMTU, name); ok {
+			d.mtus[i] = mtu
+			d.mtu = max(d.mtu, mtu)
 		}
 	}
+}
+
+// number returns a number of a device.
+func number(fd int, request uintptr, name string) (int, bool) {
+	q, err := unix.NewIfreq(name)
+	if err != nil || !ask(fd, request, q) {
+		return 0, false
+	}
+	return int(q.Uint32()), true
+}
+
+// shrunk reports whether no sub-port carries packets of a size, although an earlier reading of the MTUs allowed it.
+func (d *devices) shrunk(size int) bool {
+	d.refresh(time.Now(), strangeAge)
+	return size > d.mtu
 }
 
 // at returns the name of a device and its sub-port, -1 if it is none.
@@ -57,17 +72,17 @@ func (d *devices) at(now time.Time, index int) (string, int) {
 // nameOf returns the name of a device, "" if there is none. It asks for this device alone: net.InterfaceByIndex reads
 // all devices of the host with all of their attributes.
 func nameOf(index int) string {
-	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+	fd, err := datagramSocket(unix.AF_INET)
 	if err != nil {
 		return ""
 	}
-	defer unix.Close(fd)
+	defer closeSocket(fd)
 	request, err := unix.NewIfreq("-") // the kernel writes the name
 	if err != nil {
 		return ""
 	}
 	request.SetUint32(uint32(index))
-	if unix.IoctlIfreq(fd, unix.SIOCGIFNAME, request) != nil {
+	if !ask(fd, unix.SIOCGIFNAME, request) {
 		return ""
 	}
 	return request.Name()

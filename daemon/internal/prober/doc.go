@@ -12,6 +12,7 @@
 //
 // # Goroutines
 //
-// One goroutine follows the views of the status, reads what waits and sends due probes; one for each loopback receives
-// packets with the flag. All call the core under one lock. The daemon's loop does nothing for proofs but build views.
+// One goroutine waits for the kernel's timer, reads views of the status and what waits, and sends due probes; one for
+// each loopback receives packets with the flag, and one waits for a change. The last two set the timer. All call the
+// core under one lock. The daemon's loop does nothing for proofs but build views.
 package prober

@@ -193,13 +193,15 @@ func TestAlarm(t *testing.T) {
 			at := time.Now().Add(wait)
 			a.set(time.Now().Add(time.Hour))
 			a.set(at)
-			if <-a.ready; time.Now().Before(at) {
+			if a.wait(); time.Now().Before(at) {
 				t.Errorf("it rings before %v", wait)
 			}
 		}
 		a.set(time.Now().Add(time.Hour))
+		go a.set(time.Now()) // while the other waits
+		a.wait()
 		a.set(time.Time{})
-		a.stop()
+		a.close()
 	}
 }
 
@@ -310,6 +312,14 @@ func TestDevices(t *testing.T) {
 		}
 		if d.mtu != 1500 || !slices.Equal(d.mtus, []int{1500, 1400, 0}) {
 			t.Errorf("MTUs %v, the largest %d", d.mtus, d.mtu)
+		}
+		return nil
+	})
+	near.IP("link", "set", "plane0", "mtu", "1400")
+	near.Must(func() error {
+		d.read = d.read.Add(-strangeAge)
+		if !d.shrunk(1500) || d.shrunk(1400) {
+			t.Errorf("packets of 1500 bytes are sent although the largest MTU is %d", d.mtu)
 		}
 		return nil
 	})

@@ -26,7 +26,10 @@ type limiter struct {
 // allow reports whether a probe of a known peer is answered.
 func (l *limiter) allow(now time.Time, from netip.Addr) bool {
 	if now.Sub(l.begin) >= time.Second || now.Before(l.begin) {
-		l.begin, l.all, l.peers = now, 0, map[netip.Addr]int{}
+		if l.begin, l.all = now, 0; l.peers == nil {
+			l.peers = map[netip.Addr]int{}
+		}
+		clear(l.peers)
 		for a, until := range l.quiet {
 			if !now.Before(until) {
 				delete(l.quiet, a)

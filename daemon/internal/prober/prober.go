@@ -81,11 +81,13 @@ type Prober struct {
 	c        Config
 	planes   map[string]int
 	subPorts map[string]int // by device
-	kick     chan struct{}  // one slot: the core needs a Tick
 
 	mu       sync.Mutex // guards everything below
 	core     *proof.Core
 	view     *status.View
+	due      time.Time // of the next view, zero without a change
+	wake     time.Time // of the next tick
+	alarm    *alarm    // while Run runs
 	devices  devices
 	limit    limiter
 	sockets  map[netip.Addr]*socket
@@ -96,7 +98,8 @@ type Prober struct {
 	events   []Event
 	pings    int
 	in       inbox
-	out      []byte  // a packet to send
+	out      []byte // a packet to send
+	ports    []uint16
 	answers  []reply // from the loopback whose packets are being read
 	post     outbox
 }
@@ -125,11 +128,11 @@ var reasonNames = [reasons]string{"format", "key", "stranger", "limit", "no-slot
 
 // New returns a prober.
 func New(c Config) *Prober {
-	p := &Prober{c: c, planes: map[string]int{}, subPorts: map[string]int{}, kick: make(chan struct{}, 1), sockets: map[netip.Addr]*socket{}, reported: map[proof.Finding]bool{}}
+	p := &Prober{c: c, planes: map[string]int{}, subPorts: map[string]int{}, sockets: map[netip.Addr]*socket{}, reported: map[proof.Finding]bool{}}
 	for i, name := range c.Planes {
 		p.planes[name] = i
 	}
-	cfg := proof.Config{Planes: c.Planes, Rate: c.Rate, Services: len(c.Services), Phase: beat.Phase(), Random: rand.New(rand.NewPCG(nonce(), nonce())), Nonce: nonce}
+	cfg := proof.Config{Planes: c.Planes, Rate: c.Rate, Services: len(c.Services), Phase: beat.Phase(), Random: rand.New(rand.NewPCG(nonce(), nonce())), Nonce: nonces()}
 	if cfg.Rate == 0 {
 		cfg.Rate = rate
 	}
@@ -149,7 +152,23 @@ func nonce() uint64 {
 	return binary.NativeEndian.Uint64(b[:])
 }
 
-// Run proves slots until ctx ends.
+// nonces returns a function that returns such bits, and gets many of them at once. One goroutine at a time may call it.
+func nonces() func() uint64 {
+	var some [256]byte
+	next := len(some)
+	return func() uint64 {
+		if next == len(some) {
+			_, _ = crand.Read(some[:]) // never fails
+			next = 0
+		}
+		n := binary.NativeEndian.Uint64(some[next:])
+		clear(some[next : next+8])
+		next += 8
+		return n
+	}
+}
+
+// Run proves slots until ctx ends. One goroutine waits and works: a second one would wake a second thread.
 func (p *Prober) Run(ctx context.Context) error {
 	defer p.close()
 	select {
@@ -158,52 +177,76 @@ func (p *Prober) Run(ctx context.Context) error {
 		return nil
 	}
 	alarm := newAlarm()
-	defer alarm.stop()
-	var changed <-chan struct{}
-	var next time.Time // of the next view
-	stale := true
-	for {
-		now := time.Now()
-		if stale && !now.Before(next) {
-			changed = p.c.Reader.Changed()
+	p.mu.Lock()
+	p.alarm, p.due = alarm, time.Now()
+	p.mu.Unlock()
+	var followers sync.WaitGroup
+	defer followers.Wait()
+	defer context.AfterFunc(ctx, p.ring)()
+	for ctx.Err() == nil {
+		if now := time.Now(); p.viewDue(now) {
+			changed := p.c.Reader.Changed()
 			view, err := p.c.Reader.View(ctx)
 			if err != nil {
 				<-ctx.Done() // the loop has ended first
 				return nil
 			}
-			stale = false
-			next = now.Add(p.show(now, view))
+			next := now.Add(p.show(now, view))
+			followers.Go(func() { p.follow(ctx, changed, next) })
 		}
-		wake, events, avoidances := p.tick()
+		events, avoidances := p.tick()
 		for _, e := range events {
 			p.c.Event(e)
 		}
 		if len(avoidances) > 0 {
 			p.c.Avoid(avoidances)
 		}
-		if stale && (wake.IsZero() || next.Before(wake)) {
-			wake = next
+		if ctx.Err() == nil { // otherwise tick may have stopped the ring
+			alarm.wait()
 		}
-		alarm.set(wake)
-		for waits := true; waits; {
-			select {
-			case <-ctx.Done():
-				return nil
-			case <-changed:
-				stale, changed = true, nil
-				if pause := time.Now().Add(behind); next.Before(pause) {
-					next = pause
-				}
-				if wake.IsZero() || next.Before(wake) {
-					wake = next
-					alarm.set(wake)
-				}
-			case <-p.kick:
-				waits = false
-			case <-alarm.ready:
-				waits = false
-			}
-		}
+	}
+	return nil
+}
+
+// viewDue reports whether a view is to be read now, and resets that.
+func (p *Prober) viewDue(now time.Time) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.due.IsZero() || now.Before(p.due) {
+		return false
+	}
+	p.due = time.Time{}
+	return true
+}
+
+// follow waits for a change, and lets Run read the view after it, not before next.
+func (p *Prober) follow(ctx context.Context, changed <-chan struct{}, next time.Time) {
+	select {
+	case <-ctx.Done():
+		return
+	case <-changed:
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.due = time.Now().Add(behind); p.due.Before(next) {
+		p.due = next
+	}
+	if p.wake.IsZero() || p.due.Before(p.wake) {
+		p.setWake(p.due)
+	}
+}
+
+// ring makes Run call tick.
+func (p *Prober) ring() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.setWake(time.Now())
+}
+
+// setWake sets the time of the next tick, zero if there is none. The caller holds mu.
+func (p *Prober) setWake(at time.Time) {
+	if p.wake = at; p.alarm != nil {
+		p.alarm.set(at)
 	}
 }
 
@@ -282,17 +325,13 @@ func (p *Prober) paths(g *status.LayoutGroup, v *status.Vector) (out []proof.Pat
 	return out
 }
 
-// tick reads the packets that wait, sends the due probes, and returns the time of the next call, the events to record,
-// and the avoidances that begin or end.
-func (p *Prober) tick() (wake time.Time, events []Event, avoidances []proof.Avoidance) {
+// tick reads the packets that wait, sends the due probes, sets the time of the next call, and returns the events to
+// record, and the avoidances that begin or end.
+func (p *Prober) tick() (events []Event, avoidances []proof.Avoidance) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for local, s := range p.sockets {
 		p.drain(local, s)
-	}
-	select {
-	case <-p.kick: // by what has just been read
-	default:
 	}
 	now := time.Now()
 	p.core.SetAvoid(now, p.c.Direct(), p.c.AvoidAfter())
@@ -308,7 +347,11 @@ func (p *Prober) tick() (wake time.Time, events []Event, avoidances []proof.Avoi
 	case idle && !wake.IsZero():
 		wake = now.Add(beat.Until(now, time.Second)) // with other periodic work
 	}
-	return wake, events, p.core.TakeAvoidances()
+	if !p.due.IsZero() && (wake.IsZero() || p.due.Before(wake)) {
+		wake = p.due
+	}
+	p.setWake(wake)
+	return events, p.core.TakeAvoidances()
 }
 
 // source returns the source port of a slot toward a port. The caller holds mu.
@@ -320,8 +363,8 @@ func (p *Prober) source(port uint16, src, dst netip.Addr, group, slot int) (uint
 	if v == nil || slot >= len(v.Slots) {
 		return 0, false
 	}
-	var buf [128]uint16
-	ports, ok := p.c.Ports(port, src, dst, v, buf[:0])
+	ports, ok := p.c.Ports(port, src, dst, v, p.ports[:0])
+	p.ports = ports
 	if !ok || slot >= len(ports) {
 		return 0, false
 	}
@@ -356,16 +399,7 @@ func (p *Prober) send(s *proof.Send) {
 		p.core.Left(time.Now(), time.Time{}, s.Nonce, "", -1, proof.Busy, "the source port of slot "+fmt.Sprint(s.Path.Slot)+" is not known to lead to its sub-port")
 		return
 	}
-	switch {
-	case s.Service > 0:
-		s.Size = len(foreign)
-	case s.Size == 0:
-		s.Size = proof.MinSize
-		if s.Big {
-			p.devices.refresh(time.Now(), strangeAge)
-			s.Size = min(max(p.devices.mtu-familyOf(s.Address).header, proof.MinSize), maxPayload)
-		}
-	}
+	p.size(s)
 	from := netip.AddrPortFrom(s.Source, port)
 	var way departure
 	var err error
@@ -375,11 +409,27 @@ func (p *Prober) send(s *proof.Send) {
 		way, err = p.transmit(from, s.Address, &s.Packet, p.key(), stamped)
 	}
 	device, subPort := p.devices.left(time.Now(), way.devices, s.Path.SubPort)
-	text := ""
+	fault, text := faultOf(err), ""
 	if err != nil {
 		text = p.errorText(err, s, port)
 	}
-	p.core.Left(time.Now(), way.at, s.Nonce, device, subPort, faultOf(err), text)
+	if fault == proof.TooBig && s.Big && p.devices.shrunk(s.Size+familyOf(s.Address).header) {
+		fault = proof.Busy // the next one is smaller
+	}
+	p.core.Left(time.Now(), way.at, s.Nonce, device, subPort, fault, text)
+}
+
+// size sets the size of a packet. The caller holds mu.
+func (p *Prober) size(s *proof.Send) {
+	switch {
+	case s.Service > 0:
+		s.Size = len(foreign)
+	case s.Size == 0 && s.Big:
+		p.devices.refresh(time.Now(), devicesAge)
+		s.Size = min(max(p.devices.mtu-familyOf(s.Address).header, proof.MinSize), maxPayload)
+	case s.Size == 0:
+		s.Size = proof.MinSize
+	}
 }
 
 // errorText describes why a probe was not sent.
@@ -526,13 +576,10 @@ func (p *Prober) packet(local netip.Addr, m *message) {
 	p.answer(m.arrived, local, id, &packet, key, device, subPort)
 }
 
-// wakeUp makes Run call Tick if the core needs it. The caller holds mu.
+// wakeUp makes Run call tick if the core needs it. The caller holds mu.
 func (p *Prober) wakeUp() {
 	if p.core.Pending() {
-		select {
-		case p.kick <- struct{}{}:
-		default:
-		}
+		p.setWake(time.Now())
 	}
 }
 
@@ -620,6 +667,10 @@ func (p *Prober) close() {
 	p.core.SetAvoid(time.Now(), false, 0)
 	avoidances := p.core.TakeAvoidances()
 	p.mark(nil)
+	if p.alarm != nil {
+		p.alarm.close()
+		p.alarm = nil
+	}
 	var ended []chan struct{}
 	for _, s := range p.sockets {
 		s.close()

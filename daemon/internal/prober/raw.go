@@ -112,6 +112,12 @@ func setOption(fd, level, option, value int, name string) error {
 	return named(name, errno)
 }
 
+// ask requests a property of a device.
+func ask(fd int, request uintptr, device *unix.Ifreq) bool {
+	_, _, errno := unix.RawSyscall(unix.SYS_IOCTL, uintptr(fd), request, uintptr(unsafe.Pointer(device)))
+	return errno == 0
+}
+
 func bindTo(fd int, from netip.AddrPort) error {
 	var a rawAddress
 	a.set(from)
