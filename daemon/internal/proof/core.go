@@ -202,6 +202,7 @@ type Core struct {
 	services  time.Time   // of the next packets to services
 	owed      int         // sub-ports from the first one on by which such packets are still due
 	idleDue   time.Time
+	found     int // peers that have begun to answer, since others were searched for
 	urgent    []urgent
 	tokens    float64
 	refilled  time.Time
@@ -384,13 +385,17 @@ func (c *Core) Tick(now time.Time) (sends []Send, wake time.Time, idling bool) {
 	return c.sends, c.wake, !c.busy(now)
 }
 
-// runUrgent sends the probes of slots that have changed, and as many others as there are sub-ports: thousands of peers
-// that begin to answer cost little more than those that do.
+// runUrgent sends the probes of slots that have changed, and as many others as regular ones: thousands of peers that
+// begin to answer cost little more than those that do.
 func (c *Core) runUrgent(now time.Time) {
-	left := len(c.c.SubPorts)
+	left := c.burst() * len(c.c.SubPorts)
 	kept := c.urgent[:0]
 	for _, u := range c.urgent {
-		if c.tokens <= -c.c.Rate/reserve || !u.atOnce && left == 0 {
+		least := c.c.Rate / reserve
+		if u.atOnce {
+			least = -least
+		}
+		if c.tokens <= least || !u.atOnce && left == 0 {
 			kept = append(kept, u)
 			continue
 		}

@@ -405,6 +405,33 @@ func TestRotation(t *testing.T) {
 	}
 }
 
+// TestSearch finds hundreds of peers in half a minute, and asks peers of which none answers once a second.
+func TestSearch(t *testing.T) {
+	const n, span = 200, 30
+	for _, silent := range []bool{false, true} {
+		w := newWorld(t, n, 1)
+		w.drop = func(hop) bool { return silent }
+		w.know()
+		for _, s := range w.servers {
+			s.core.SetRate(50)
+		}
+		asked := map[uint64]bool{}
+		for range span * 2 {
+			w.run(quantum)
+			for nonce := range w.servers[0].core.out {
+				asked[nonce] = true
+			}
+		}
+		answering, _, _ := w.servers[0].core.Tally()
+		if !silent && answering != n-1 {
+			t.Errorf("%d of %d peers have been found in %d s", answering, n-1, span)
+		}
+		if silent && len(asked) > span+1 {
+			t.Errorf("%d probes to silent peers in %d s", len(asked), span)
+		}
+	}
+}
+
 // TestForgedAnswers cannot prove anything: without the nonce, from another address, or twice.
 func TestForgedAnswers(t *testing.T) {
 	w := newWorld(t, 3, 1)

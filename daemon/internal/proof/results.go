@@ -152,6 +152,7 @@ func (c *Core) Answered(now, arrived time.Time, from ID, a *Packet, device strin
 func (c *Core) answers(p *peer, by int) {
 	p.answering, p.unheard, p.receipts = true, 0, 0
 	c.answering = append(c.answering, p)
+	c.found++
 	for u := range c.failing { // findings of silence
 		if u.ID == p.ID && u.slot == allSlots {
 			delete(c.failing, u)
