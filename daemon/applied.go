@@ -45,10 +45,15 @@ func (l *loop) apply(t *dpclient.Transaction, u core.Update) {
 		}
 	}
 	l.shown.apply(&a, l.wokenAt) // answers may come from now on
-	l.applied = append(l.applied, a)
+	if l.applied = append(l.applied, a); len(l.applied) == ledger {
+		l.account()
+	}
 }
 
-// account closes the ledger: burst of weights, trace, status and the count of moved slots read each decision once, in
+// ledger limits the decisions in the ledger.
+const ledger = 1 << 8
+
+// account empties the ledger: burst of weights, trace, status and the count of moved slots read each decision once, in
 // order.
 func (l *loop) account() {
 	for i := range l.applied {
@@ -66,8 +71,6 @@ func (l *loop) account() {
 		}
 		l.d.moved.Add(uint64(a.moved))
 	}
-	if clear(l.applied); cap(l.applied) > keptEvents {
-		l.applied = nil
-	}
+	clear(l.applied)
 	l.applied = l.applied[:0]
 }

@@ -346,9 +346,7 @@ func (l *loop) declare(t *dpclient.Transaction) {
 		device := l.core.Layout().SubPorts[op.SubPort].Device
 		l.shown.want(dpclient.Object{Kind: dpclient.KindSubPort, SubPort: device}, t.SetSubPort(device, op.Up), l.wokenAt)
 	}
-	updates := l.core.Updates()
-	l.applied = slices.Grow(l.applied, len(updates))
-	for _, u := range updates {
+	for _, u := range l.core.Updates() {
 		l.apply(t, u)
 	}
 	if l.dpReady {

@@ -4,12 +4,14 @@ import (
 	"cmp"
 	"fmt"
 	"maps"
+	"net/netip"
 	"slices"
 	"strings"
 	"time"
 
 	"github.com/fared/fared/daemon/internal/dpclient"
 	"github.com/fared/fared/daemon/internal/status"
+	"github.com/fared/fared/internal/prefixmap"
 	"github.com/fared/fared/wecmp"
 )
 
@@ -31,7 +33,8 @@ type reweighed struct {
 	// before has the weights at since of the vectors that were set or deleted since then, nil for those that did not
 	// exist.
 	before map[uint32][]uint32
-	moved  map[dpclient.Destination][2]uint32 // the vector at since, and the present one, of destinations for which they differ; 0 for none
+	// moved has the vector at since, and the present one, of destinations for which they differ; 0 for none.
+	moved prefixmap.Map[netip.Prefix, [2]uint32]
 }
 
 // apply enters a decision.
@@ -62,11 +65,12 @@ func (r *reweighed) set(at time.Time, vector uint32, weights []uint32) {
 // move records that a destination has another vector, 0 for none.
 func (r *reweighed) move(at time.Time, key dpclient.Destination, from, to uint32) {
 	r.begin(at)
-	if m, again := r.moved[key]; again {
-		from = m[0]
+	m, added := r.moved.Add(key.Source, key.Prefix)
+	if added {
+		m[0] = from
 	}
-	if r.moved[key] = [2]uint32{from, to}; from == to {
-		delete(r.moved, key)
+	if m[1] = to; m[0] == to {
+		r.moved.Delete(key.Source, key.Prefix)
 	}
 }
 
@@ -75,7 +79,7 @@ func (r *reweighed) begin(at time.Time) {
 	if !r.since.IsZero() {
 		return
 	}
-	r.since, r.before, r.moved = at, map[uint32][]uint32{}, map[dpclient.Destination][2]uint32{}
+	r.since, r.before = at, map[uint32][]uint32{}
 	if r.now == nil {
 		r.now = map[uint32][]uint32{}
 	}
@@ -97,8 +101,8 @@ func (r *reweighed) end(users map[uint32]int) string {
 		}
 	}
 	moves := map[[2]uint32]int{}
-	for _, m := range r.moved {
-		moves[m]++
+	for _, m := range r.moved.All() {
+		moves[*m]++
 		arrived[m[1]]++
 	}
 	for m, n := range moves {

@@ -157,7 +157,7 @@ func TestABurstHasTheTimeOfItsEffect(t *testing.T) {
 			t.Fatal("weights are pending")
 		}
 		began := time.Now().Add(-reweighedFor - 300*time.Millisecond)
-		l.reweighed = reweighed{since: began, effect: began.Add(2 * time.Millisecond), now: map[uint32][]uint32{77: {1, 0}}, before: map[uint32][]uint32{77: {1, 1}}, moved: map[dpclient.Destination][2]uint32{}}
+		l.reweighed = reweighed{since: began, effect: began.Add(2 * time.Millisecond), now: map[uint32][]uint32{77: {1, 0}}, before: map[uint32][]uint32{77: {1, 1}}}
 		l.shown.users[77] = 1
 		events := during(l, l.reportWeights)
 		delete(l.shown.users, 77)

@@ -112,7 +112,7 @@ func (m *Map[G, V]) Add(g G, p netip.Prefix) (v *V, added bool) {
 	if n := len(m.free); n > 0 {
 		i, m.free = m.free[n-1], m.free[:n-1]
 	} else {
-		if i%chunk == 0 {
+		if int(i/chunk) == len(m.chunks) {
 			m.chunks = append(m.chunks, new([chunk]V))
 		}
 		m.next++
@@ -150,6 +150,16 @@ func (m *Map[G, V]) Delete(g G, p netip.Prefix) {
 	var zero V
 	*m.at(i) = zero
 	m.free = append(m.free, i)
+}
+
+// Clear deletes all entries, and keeps the memory for others.
+func (m *Map[G, V]) Clear() {
+	clear(m.v4)
+	clear(m.v6)
+	for _, c := range m.chunks {
+		clear(c[:])
+	}
+	m.free, m.next = m.free[:0], 0
 }
 
 // Key is the key of an entry.

@@ -31,6 +31,11 @@ func TestMap(t *testing.T) {
 			if rng.IntN(5) == 0 { // more than one chunk
 				k.Prefix = netip.PrefixFrom(netip.AddrFrom4([4]byte{11, 0, 0, byte(rng.IntN(200))}), 32)
 			}
+			if rng.IntN(200) == 0 {
+				m.Clear()
+				clear(want)
+				clear(pointers)
+			}
 			if rng.IntN(3) > 0 {
 				v, added := m.Add(k.Group, k.Prefix)
 				before, there := want[k]

@@ -410,12 +410,16 @@ func (c *Core) Updates() []Update {
 	if c.updates = c.updates[:0]; cap(c.updates) > burst {
 		c.updates = nil
 	}
+	lists, n := make([][]wecmp.Update, 0, config.MaxSourceGroups), len(c.gone) // on the stack
 	for i := range c.sources {
 		if c.sources[i].engine == nil {
 			break
 		}
-		updates := c.sources[i].engine.Updates()
-		c.updates = slices.Grow(c.updates, len(updates)*(len(c.sources)-i)+len(c.gone)) // the others have as many, mostly
+		lists = append(lists, c.sources[i].engine.Updates())
+		n += len(lists[i])
+	}
+	c.updates = slices.Grow(c.updates, n)
+	for i, updates := range lists {
 		for _, u := range updates {
 			u.Vector = c.vectorID(i, u.Vector)
 			c.updates = append(c.updates, Update{i, c.layout.Sources[i].Name, u})

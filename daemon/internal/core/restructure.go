@@ -549,6 +549,9 @@ func (h *heritage) vectors() {
 		if ok {
 			u.Source = i
 		}
+		if !ok {
+			n.gone = slices.Grow(n.gone, len(h.prefixes))
+		}
 		for prefix := range e.Destinations {
 			known := false
 			if ok {

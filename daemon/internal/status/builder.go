@@ -4,6 +4,8 @@ import (
 	"cmp"
 	"slices"
 	"sync/atomic"
+
+	"github.com/fared/fared/internal/prefixmap"
 )
 
 const (
@@ -31,9 +33,10 @@ type Builder struct {
 	changed  bool   // the current step has marked an object
 	weights  bool   // the current step has marked an object that WeightService shows
 
-	destinations  map[Key]uint64 // destinations that the last view is outdated for, and the revisions of their last changes
-	marked        []Key          // keys of destinations, in the order of their first marks
-	vectors       []vectorMark   // by id
+	// destinations has the destinations that the last view is outdated for, and the revisions of their last changes.
+	destinations  prefixmap.Map[int, uint64]
+	marked        []Key        // keys of destinations, in the order of their first marks
+	vectors       []vectorMark // by id
 	markedVectors []uint32
 	// tombstones is appended to and cut at its front: views keep slices of it, which are never overwritten.
 	tombstones []tombstone
@@ -56,7 +59,7 @@ type Builder struct {
 func NewBuilder(source Source, layout Layout, instance string) *Builder {
 	b := &Builder{
 		source: source, instance: instance, layout: &layout,
-		revision: 1, destinations: make(map[Key]uint64), started: make(chan struct{}),
+		revision: 1, started: make(chan struct{}),
 	}
 	b.view.Store(&View{revision: 1, layout: b.layout})
 	b.latest.Store(1)
@@ -66,10 +69,11 @@ func NewBuilder(source Source, layout Layout, instance string) *Builder {
 // MarkDestination reports that a destination was added, changed or removed; the source distinguishes the cases when a
 // view is built.
 func (b *Builder) MarkDestination(key Key) {
-	if _, ok := b.destinations[key]; !ok {
+	revision, added := b.destinations.Add(key.Source, key.Prefix)
+	if added {
 		b.marked = append(b.marked, key)
 	}
-	b.destinations[key] = b.revision + 1
+	*revision = b.revision + 1
 	b.changed, b.weights = true, true
 }
 
@@ -124,7 +128,7 @@ func (b *Builder) SetLayout(layout Layout) {
 // indexes in vectors get another meaning. The caller then marks all destinations.
 func (b *Builder) Restructure(layout Layout) {
 	b.layout, b.regrouped, b.restructured = &layout, b.revision+1, true
-	b.marked, b.destinations = nil, make(map[Key]uint64, b.view.Load().count)
+	b.clearMarks()
 	for id := range b.vectors {
 		b.MarkVector(uint32(id))
 	}
@@ -220,7 +224,7 @@ func (b *Builder) buildDestinations(next *View) {
 	e := edit{pages: next.pages, count: next.count, build: b.builds, shared: true}
 	gone := len(b.tombstones)
 	for _, key := range b.marked {
-		revision := b.destinations[key]
+		revision := *b.destinations.Get(key.Source, key.Prefix)
 		if data, ok := b.source.Destination(key); ok {
 			e.set(&destination{Destination: data, key: key, revision: revision})
 		} else if e.remove(key) { // otherwise no view ever contained it
@@ -247,10 +251,10 @@ func (b *Builder) buildDestinations(next *View) {
 }
 
 func (b *Builder) clearMarks() {
-	if len(b.marked) > keptMarks { // clear would keep the size of the map
-		b.marked, b.destinations = nil, make(map[Key]uint64)
+	if len(b.marked) > keptMarks {
+		b.marked, b.destinations = nil, prefixmap.Map[int, uint64]{}
 		return
 	}
 	b.marked = b.marked[:0]
-	clear(b.destinations)
+	b.destinations.Clear()
 }

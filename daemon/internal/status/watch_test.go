@@ -507,11 +507,11 @@ func TestBuilderIsBounded(t *testing.T) {
 		l.builder.MarkDestination(p)
 		l.builder.Commit()
 	}
-	if n := len(l.builder.destinations); n > maxMarked+1 {
+	if n := l.builder.destinations.Len(); n > maxMarked+1 {
 		t.Errorf("%d destinations remembered, none exists", n)
 	}
 	v := l.builder.build()
-	if len(l.builder.destinations) > 0 || v.count > 0 || len(v.pages) > 0 || len(v.tombstones) > maxTombstones {
-		t.Errorf("left: %d marks, %d destinations, %d pages, %d tombstones", len(l.builder.destinations), v.count, len(v.pages), len(v.tombstones))
+	if l.builder.destinations.Len() > 0 || v.count > 0 || len(v.pages) > 0 || len(v.tombstones) > maxTombstones {
+		t.Errorf("left: %d marks, %d destinations, %d pages, %d tombstones", l.builder.destinations.Len(), v.count, len(v.pages), len(v.tombstones))
 	}
 }
