@@ -83,7 +83,8 @@ func (d *Daemon) clearSession(ctx context.Context, name string) error {
 }
 
 // Reload reads the configuration file again and applies the difference, or rejects it as a whole. It returns a line for
-// every change; with dryRun nothing is applied.
+// every change once the difference is decided, before it is declared to the data plane; later calls see its results.
+// With dryRun nothing is applied.
 func (d *Daemon) Reload(ctx context.Context, dryRun bool) ([]string, error) {
 	if !dryRun {
 		// systemd expects READY=1 after RELOADING=1 even if the reload is rejected.
@@ -104,37 +105,43 @@ func (d *Daemon) Reload(ctx context.Context, dryRun bool) ([]string, error) {
 	}
 	var lines []string
 	var rerr error
-	run := func() {
-		changes, err := config.Diff(d.loop.config, next)
-		if err != nil {
-			rerr = &status.Problem{Kind: status.Refused, Subject: d.deps.ConfigPath, Remedy: "restart fared to apply the file", Err: err} // err has that nothing was changed
-			return
-		}
-		if err := d.loop.changeable(next); err != nil {
-			rerr = &status.Problem{Kind: status.Refused, Subject: d.deps.ConfigPath, Remedy: "nothing was changed", Err: err}
-			return
-		}
-		for _, c := range changes {
-			lines = append(lines, c.String())
-		}
-		detail := fmt.Sprintf("%d changes", len(changes))
-		if len(changes) == 1 {
-			detail = "1 change"
-		}
-		if dryRun {
-			detail = "dry run: " + detail
-		} else if len(changes) > 0 {
-			d.loop.reload(next)
-		}
-		if caller := by(ctx); caller != "" {
-			detail += " " + caller
-		}
-		d.loop.event(status.EventReload, d.deps.ConfigPath, detail)
+	run := func() (rest func()) {
+		lines, rest, rerr = d.loop.tryReload(next, d.deps.ConfigPath, by(ctx), dryRun)
+		return rest
 	}
-	if err := d.loop.do(ctx, run); err != nil {
+	if err := d.loop.begin(ctx, run); err != nil {
 		return nil, err
 	}
 	return lines, rerr
+}
+
+// tryReload is reload unless the difference is refused. It returns a line for every change.
+func (l *loop) tryReload(next *config.Config, path, caller string, dryRun bool) (lines []string, rest func(), err error) {
+	changes, err := config.Diff(l.config, next)
+	if err != nil { // err has that nothing was changed
+		return nil, nil, &status.Problem{Kind: status.Refused, Subject: path, Remedy: "restart fared to apply the file", Err: err}
+	}
+	if err := l.changeable(next); err != nil {
+		return nil, nil, &status.Problem{Kind: status.Refused, Subject: path, Remedy: "nothing was changed", Err: err}
+	}
+	for _, c := range changes {
+		lines = append(lines, c.String())
+	}
+	detail := fmt.Sprintf("%d changes", len(changes))
+	if len(changes) == 1 {
+		detail = "1 change"
+	}
+	if dryRun {
+		detail = "dry run: " + detail
+	} else if len(changes) > 0 {
+		l.wokenAt = time.Now()
+		rest = l.reload(next)
+	}
+	if caller != "" {
+		detail += " " + caller
+	}
+	l.event(status.EventReload, path, detail)
+	return lines, rest, nil
 }
 
 // explain describes how a destination's weights were derived; it runs on the loop's goroutine.

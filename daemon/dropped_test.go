@@ -207,7 +207,7 @@ func TestReloadedLoopbackIsOurs(t *testing.T) {
 	r.settled(1)
 	added := netip.MustParsePrefix("10.255.0.9/32")
 	s.Port, s.Net, s.Loopbacks = r.s.Port, r.s.Net, append(s.Loopbacks, added.String())
-	r.inside(func(l *loop) { l.reload(s.Config(t)) })
+	r.inside(func(l *loop) { l.reload(s.Config(t))() })
 	leaf := r.leaves[0]
 	leaf.send(crafted([]uint32{uint32(leaf.as), 4200001000}, leaf.at, added))
 	leaf.send(crafted([]uint32{uint32(leaf.as), 4200001000}, leaf.at, destination(5)))

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net/netip"
+	"runtime"
 	"slices"
 	"sync"
 	"time"
@@ -128,9 +129,23 @@ func newLoop(d *Daemon, c *core.Core) *loop {
 
 // do runs fn between two turns. It implements status.Do.
 func (l *loop) do(ctx context.Context, fn func()) error {
+	return l.begin(ctx, func() func() { fn(); return nil })
+}
+
+// begin is do for a function that returns a rest, or nil. The rest may run after begin has returned, before any other
+// input.
+func (l *loop) begin(ctx context.Context, fn func() (rest func())) error {
 	done := make(chan struct{})
+	call := func() {
+		rest := fn()
+		close(done)
+		if rest != nil {
+			runtime.Gosched() // the caller goes on in this thread; the start of another one may wait for a processor
+			rest()
+		}
+	}
 	select {
-	case l.calls <- func() { defer close(done); fn() }:
+	case l.calls <- call:
 	case <-l.stopped:
 		return errStopped
 	case <-ctx.Done():

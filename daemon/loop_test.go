@@ -377,7 +377,7 @@ func TestReloadShowsLoopbacks(t *testing.T) {
 		t.Errorf("before: %s", got)
 	}
 	s.Loopbacks = []string{"10.255.0.1/32", "10.255.0.9/32"}
-	l.reload(s.Config(t))
+	l.reload(s.Config(t))()
 	if got := fmt.Sprint(sources()); got != "[10.255.0.1/32 10.255.0.9/32]" {
 		t.Errorf("after the reload: %s", got)
 	}

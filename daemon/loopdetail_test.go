@@ -381,7 +381,7 @@ func TestReloadWhileHeldUp(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		l.reload(next)
+		l.reload(next)()
 		l.wokenAt = l.wokenAt.Add(time.Hour)
 		l.timers()
 		if got := l.links[0]; !got.Up || got.Speed != c.want || got.SpeedSource != c.source || l.core.SubPort(0).Speed != c.want {
@@ -399,7 +399,7 @@ func TestReloadForgetsLandings(t *testing.T) {
 		l.ports.asked(lo.Addr(), destination(0).Addr())
 	}
 	s.Loopbacks = s.Loopbacks[:1]
-	l.reload(s.Config(t))
+	l.reload(s.Config(t))()
 	if _, kept := l.ports.pairs[pair{src: own.Addr(), dst: destination(0).Addr()}]; !kept || len(l.ports.pairs) != 1 {
 		t.Errorf("%d landings, that of the loopback that is left: %v", len(l.ports.pairs), kept)
 	}

@@ -184,7 +184,7 @@ func TestLearnedNextHops(t *testing.T) {
 			t.Error(err)
 			return
 		}
-		l.reload(next)
+		l.reload(next)()
 		if after := forwardingOf(l.core); !proto.Equal(after, before) {
 			t.Errorf("after a reload the data plane is given %v, before %v", after, before)
 		}
@@ -195,7 +195,7 @@ func TestLearnedNextHops(t *testing.T) {
 			t.Error(err)
 			return
 		}
-		l.reload(next)
+		l.reload(next)()
 	})
 	eventually(t, "the data plane has the new loopback", func() bool { return slices.Contains(spy.last.Load().GetLoopbacks(), "10.255.0.9/32") })
 }

@@ -9,8 +9,9 @@ import (
 	"github.com/fared/fared/fare"
 )
 
-// reload applies a configuration that differs only in keys that may change while running.
-func (l *loop) reload(next *config.Config) {
+// reload decides by a configuration that differs only in keys that may change while running. It returns the rest, which
+// declares and shows the results: thousands of changes if source groups differ.
+func (l *loop) reload(next *config.Config) (rest func()) {
 	was := *l.core.Layout()
 	l.step(core.Reload{Config: next.Text()})
 	l.config = next
@@ -35,6 +36,14 @@ func (l *loop) reload(next *config.Config) {
 	l.placesMu.Unlock()
 	if l.d.client != nil {
 		l.ports.keep(layout)
+	}
+	l.builder.Outdate()
+	return func() { l.declareReload(structural) }
+}
+
+// declareReload is the rest of a reload; structural means that planes, sub-ports, sessions or source groups are others.
+func (l *loop) declareReload(structural bool) {
+	if l.d.client != nil {
 		l.d.client.SetForwarding(forwardingOf(l.core))
 	}
 	if !structural {
@@ -43,7 +52,7 @@ func (l *loop) reload(next *config.Config) {
 	}
 	l.showStructure()
 	l.deliver() // routes come before the sessions
-	for i := range layout.Sessions {
+	for i := range l.core.Layout().Sessions {
 		l.admit(i)
 	}
 }

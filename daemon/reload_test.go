@@ -29,7 +29,7 @@ import (
 )
 
 // idle returns a daemon that does not run: the test is the loop's goroutine and makes every input.
-func idle(t *testing.T, text string) *loop {
+func idle(t testing.TB, text string) *loop {
 	t.Helper()
 	cfg, err := config.Parse("test.yaml", []byte(text))
 	if err != nil {
@@ -200,10 +200,10 @@ func TestReloadEqualsAFreshStart(t *testing.T) {
 		reloaded, fresh := idle(t, from), idle(t, to)
 		for i, input := range inputs {
 			if i == first {
-				reloaded.reload(between)
+				reloaded.reload(between)()
 			}
 			if i == at {
-				reloaded.reload(fresh.core.Config())
+				reloaded.reload(fresh.core.Config())()
 			}
 			for _, l := range []*loop{reloaded, fresh} {
 				input(l)
@@ -212,7 +212,7 @@ func TestReloadEqualsAFreshStart(t *testing.T) {
 			}
 		}
 		if at == len(inputs) {
-			reloaded.reload(fresh.core.Config())
+			reloaded.reload(fresh.core.Config())()
 		}
 		if diff := cmp.Diff(made(fresh), made(reloaded)); diff != "" {
 			t.Fatalf("seed %d, reload after %d of %d inputs, from\n%s\nto\n%s\nfresh (-), reloaded (+):\n%s", seed, at, len(inputs), from, to, diff)
@@ -262,7 +262,7 @@ func TestReloadShortensWhatWaits(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	l.reload(next)
+	l.reload(next)()
 	l.wokenAt = time.Now()
 	l.timers()
 	if l.links[0].held || l.core.SubPort(0).Speed != 400e9 {
@@ -271,6 +271,53 @@ func TestReloadShortensWhatWaits(t *testing.T) {
 	if got := stages(l.core); !slices.Equal(got, []core.DrainStage{core.Drained}) {
 		t.Errorf("the drain is in stage %v", got)
 	}
+}
+
+// TestReloadIsSeen checks that a view which is requested after a reload's answer, and before its rest, is not the one
+// before: it waits for the loop.
+func TestReloadIsSeen(t *testing.T) {
+	s := shape{Planes: 1, SubPorts: 1, Loopbacks: []string{"10.255.0.1/32"}}
+	l := idle(t, s.Text())
+	var rest func()
+	reader := l.builder.Reader(func(_ context.Context, fn func()) error {
+		if rest != nil {
+			rest()
+		}
+		fn()
+		return nil
+	})
+	before, err := reader.View(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if same, err := reader.View(t.Context()); err != nil || same != before {
+		t.Fatalf("another view without a change, %v", err)
+	}
+	for _, extra := range []string{"10.255.0.2/32", "10.255.0.2/32, 10.255.0.3/32"} {
+		s.Loopbacks = []string{"10.255.0.1/32", extra}
+		rest = l.reload(s.Config(t))
+		after, err := reader.View(t.Context())
+		if err != nil || after.Revision() <= before.Revision() {
+			t.Errorf("%s: revision %d after %d, %v", extra, after.Revision(), before.Revision(), err)
+		}
+		before = after
+	}
+}
+
+// TestRestPrecedesInput checks that begin returns before the rest of its function, which ends before the next one.
+func TestRestPrecedesInput(t *testing.T) {
+	r := newRig(t, shape{Planes: 1, SubPorts: 1}, rigOptions{leaves: announceAll(400e9, 1)})
+	returned, ended := make(chan struct{}), false
+	rest := func() { <-returned; ended = true }
+	if err := r.d.loop.begin(t.Context(), func() func() { return rest }); err != nil {
+		t.Fatal(err)
+	}
+	close(returned)
+	r.inside(func(*loop) {
+		if !ended {
+			t.Error("a function ran before the rest of the one before")
+		}
+	})
 }
 
 // reloadRig returns a rig whose configuration is a file.
@@ -478,7 +525,7 @@ func TestReloadMovesFaults(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	l.reload(next)
+	l.reload(next)()
 	if want := map[faultKey]bool{{status.FaultRoutesDropped, 1, "of p2"}: true}; !reflect.DeepEqual(l.faultReport.reported, want) {
 		t.Errorf("reported %v, want %v", l.faultReport.reported, want)
 	}

@@ -56,6 +56,7 @@ type FabricServiceClient interface {
 	// not established.
 	ClearSession(ctx context.Context, in *ClearSessionRequest, opts ...grpc.CallOption) (*ClearSessionResponse, error)
 	// Reload reads the configuration file again, as SIGHUP does. The daemon applies the difference, or refuses the whole file.
+	// It answers once the difference is decided, which later calls see; weights are in effect later (PlaneWeight.in_effect).
 	Reload(ctx context.Context, in *ReloadRequest, opts ...grpc.CallOption) (*ReloadResponse, error)
 	// Ping sends probes to a destination, by slots or planes, and returns the fate of each. NOT_FOUND: no slot toward it carries a share that is in
 	// effect. FAILED_PRECONDITION: this daemon sends no probes, with the reason. RESOURCE_EXHAUSTED: too many Pings at once.
@@ -193,6 +194,7 @@ type FabricServiceServer interface {
 	// not established.
 	ClearSession(context.Context, *ClearSessionRequest) (*ClearSessionResponse, error)
 	// Reload reads the configuration file again, as SIGHUP does. The daemon applies the difference, or refuses the whole file.
+	// It answers once the difference is decided, which later calls see; weights are in effect later (PlaneWeight.in_effect).
 	Reload(context.Context, *ReloadRequest) (*ReloadResponse, error)
 	// Ping sends probes to a destination, by slots or planes, and returns the fate of each. NOT_FOUND: no slot toward it carries a share that is in
 	// effect. FAILED_PRECONDITION: this daemon sends no probes, with the reason. RESOURCE_EXHAUSTED: too many Pings at once.

@@ -135,6 +135,13 @@ func (b *Builder) Restructure(layout Layout) {
 	b.changed, b.weights = true, true
 }
 
+// Outdate reports that the last view is outdated, before the marks that say why: views that are requested from now on
+// are built after the next commit.
+func (b *Builder) Outdate() {
+	b.revision++
+	b.latest.Store(b.revision)
+}
+
 // Event records an event for WatchEvents and the counters. Its revision is that of the next commit.
 func (b *Builder) Event(e Event) {
 	b.journal.add(e, b.revision+1)
