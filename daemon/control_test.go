@@ -112,10 +112,14 @@ func TestCallersAreNamed(t *testing.T) {
 			return err
 		}
 	}
+	read := func(ctx context.Context, dry bool) ([]string, error) {
+		changes, err := l.d.Reload(ctx, dry)
+		return changes, errors.Join(err, l.do(t.Context(), func() {})) // the rest of the reload has ended, too
+	}
 	reading := func(text string, dry bool) func(context.Context) error {
 		return func(ctx context.Context) error {
 			file(text)
-			_, err := l.d.Reload(ctx, dry)
+			_, err := read(ctx, dry)
 			return err
 		}
 	}
@@ -147,11 +151,11 @@ func TestCallersAreNamed(t *testing.T) {
 	}
 	// The command line's changes are applied each time the file is read.
 	l.d.deps.Override = func(cfg *config.Config) { cfg.DrainDelay = 9 * time.Second }
-	changes, err := l.d.Reload(t.Context(), false)
+	changes, err := read(t.Context(), false)
 	if err != nil || !slices.Equal(changes, []string{"drain_delay: 5s -> 9s"}) || l.core.Config().DrainDelay != 9*time.Second {
 		t.Errorf("with a flag: changes %q, %v, delay %v", changes, err, l.core.Config().DrainDelay)
 	}
-	if changes, err = l.d.Reload(t.Context(), false); err != nil || len(changes) != 0 {
+	if changes, err = read(t.Context(), false); err != nil || len(changes) != 0 {
 		t.Errorf("the same file and flag: changes %q, %v", changes, err)
 	}
 }
