@@ -385,10 +385,10 @@ func (c *Core) Tick(now time.Time) (sends []Send, wake time.Time, idling bool) {
 	return c.sends, c.wake, !c.busy(now)
 }
 
-// runUrgent sends the probes of slots that have changed, and as many others as regular ones: thousands of peers that
-// begin to answer cost little more than those that do.
+// runUrgent sends the probes of slots that have changed, and as many others as there are sub-ports: thousands of peers
+// that begin to answer cost little more than those that do.
 func (c *Core) runUrgent(now time.Time) {
-	left := c.burst() * len(c.c.SubPorts)
+	left := len(c.c.SubPorts)
 	kept := c.urgent[:0]
 	for _, u := range c.urgent {
 		least := c.c.Rate / reserve

@@ -29,13 +29,10 @@ func (c *Core) regular(now time.Time) {
 		if now.Before(c.due[i]) || c.tokens < 1 {
 			continue
 		}
-		for n := 1; n < c.burst() && c.tokens >= 1; n++ {
-			c.probeSubPort(now, i)
-		}
 		c.due[i] = c.grid(point.Add(c.interval() - 1 - time.Duration(c.c.Random.Int64N(int64(c.quantum())))))
 		c.probeSubPort(now, i)
 	}
-	for range min(c.found, c.burst()*len(c.due)) { // where some answer, others do
+	for range min(c.found, len(c.due)) { // where some answer, others do
 		if c.tokens >= c.c.Rate/reserve {
 			c.probeSilent(now)
 		}
@@ -48,15 +45,6 @@ func (c *Core) regular(now time.Time) {
 		c.turnDue = c.grid(now)
 		c.probeWays(now)
 	}
-}
-
-// burst returns the number of probes of a sub-port at a point of the grid: half of the rate, but one if it is that of
-// few peers, or other probes have the rest of it.
-func (c *Core) burst() int {
-	if c.avoids() {
-		return 1
-	}
-	return max(1, min(int(c.c.Rate*quantum.Seconds()/2)/len(c.c.SubPorts), len(c.answering)))
 }
 
 // probeWays gives the rest of the rate to the planes and peers that have had no probe for the longest time.
