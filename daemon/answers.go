@@ -14,6 +14,20 @@ import (
 	"github.com/fared/fared/wecmp"
 )
 
+// answers handles the events of the data plane.
+func (l *loop) answers() {
+	for {
+		l.planeEvents = l.d.client.Take(l.planeEvents[:0])
+		if len(l.planeEvents) == 0 {
+			return
+		}
+		for i := range l.planeEvents {
+			l.plane(&l.planeEvents[i])
+		}
+		clear(l.planeEvents)
+	}
+}
+
 // plane handles an event of the data plane.
 func (l *loop) plane(ev *dpclient.Event) {
 	switch ev.Kind {

@@ -22,9 +22,6 @@ import (
 	"github.com/fared/fared/wecmp"
 )
 
-// keptEvents is the number of events from which on their memory is not kept for the next turn.
-const keptEvents = 1 << 12
-
 // fewEvents is the largest number of events of sessions and changed routes that are decided in some hundred
 // microseconds.
 const fewEvents = 64
@@ -257,13 +254,7 @@ func (l *loop) decide() {
 	l.sessions(l.speakerEvents)
 	clear(l.speakerEvents) // release the attributes
 	if l.d.client != nil {
-		l.planeEvents = l.d.client.Take(l.planeEvents[:0])
-		for i := range l.planeEvents {
-			l.plane(&l.planeEvents[i])
-		}
-		if clear(l.planeEvents); cap(l.planeEvents) > keptEvents {
-			l.planeEvents = nil
-		}
+		l.answers()
 		l.landed()
 	}
 	l.giveUpDrains()

@@ -69,7 +69,7 @@ func TestApproximate(t *testing.T) {
 	mu.Unlock()
 	dp.BreakStream()
 	r.until("exact", func() bool {
-		r.events = r.client.Take(r.events)
+		r.take()
 		return lastOf(r.events, two).Kind == InEffect
 	})
 }

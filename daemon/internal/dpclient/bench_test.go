@@ -68,6 +68,9 @@ func wait(b *testing.B, client *Client, change uint64, buf []Event) []Event {
 				b.Fatalf("refused: %+v", e)
 			}
 		}
+		if len(buf) > 0 {
+			continue
+		}
 		select {
 		case <-client.Ready():
 		case <-deadline.C:

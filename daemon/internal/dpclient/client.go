@@ -159,7 +159,7 @@ func (c *Client) Hold(declare func(*Transaction)) (work bool) {
 	c.mu.Lock()
 	declare(&Transaction{c.book})
 	c.book.commit()
-	work, news := c.book.queues.len() > 0, len(c.book.events) > 0
+	work, news := c.book.queues.len() > 0, c.book.events.len() > 0
 	c.mu.Unlock()
 	if news {
 		ring(c.ready)
@@ -287,7 +287,8 @@ func (c *Client) SetForwarding(forwarding *farev1.Forwarding) {
 // Ready returns a channel that receives a value when Take has something to return.
 func (c *Client) Ready() <-chan struct{} { return c.ready }
 
-// Take appends the news since the last call to buf: one event per object, with its current state.
+// Take appends the news since the last call to buf: one event per object, with its current state. A flood takes more
+// than one call, the last of which appends nothing.
 func (c *Client) Take(buf []Event) []Event {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -207,7 +207,7 @@ func TestLostEffectIsReported(t *testing.T) {
 	r.dp.Reset()
 	r.until("pending", r.has(Pending, change))
 	r.until("sent again", func() bool { return r.vectors() == 1 })
-	r.events = r.client.Take(r.events)
+	r.take()
 	if r.has(InEffect, change)() {
 		t.Error("reported in effect before it was acknowledged again")
 	}

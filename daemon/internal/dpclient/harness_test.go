@@ -147,6 +147,14 @@ func (r *rig) restart(change func(*Config)) {
 	})
 }
 
+// take takes all events.
+func (r *rig) take() {
+	for n := -1; n != len(r.events); {
+		n = len(r.events)
+		r.events = r.client.Take(r.events)
+	}
+}
+
 // until drains events until ok returns true.
 func (r *rig) until(what string, ok func() bool) {
 	r.t.Helper()
@@ -157,7 +165,7 @@ func (r *rig) until(what string, ok func() bool) {
 	for !ok() {
 		select {
 		case <-r.client.Ready():
-			r.events = r.client.Take(r.events)
+			r.take()
 		case <-poll.C:
 		case <-deadline.C:
 			r.t.Fatalf("%s did not happen; status %+v\n%d vectors, %d destinations\nevents %+v",
@@ -196,5 +204,5 @@ func (r *rig) quiet() {
 		s := r.client.Status()
 		return s.Connected && s.Queued == 0 && s.InFlight == 0
 	})
-	r.events = r.client.Take(r.events)
+	r.take()
 }

@@ -7,7 +7,7 @@ import "slices"
 type news struct {
 	connection []Event // Connected and Disconnected; only the last two are kept
 	integrity  *Event  // the last report of the present stream; nil if there is none
-	events     []*object
+	events     fifo[*object]
 }
 
 // announce queues a Connected or Disconnected event.
@@ -22,11 +22,14 @@ func (n *news) announce(event Event) {
 func (n *news) report(o *object) {
 	if !o.reported && o.change > 0 {
 		o.reported = true
-		n.events = append(n.events, o)
+		n.events.push(o)
 	}
 }
 
-// take appends the news to buf.
+// maxTaken is the number of objects whose events are taken at once, so that a flood needs no memory of its size.
+const maxTaken = 64
+
+// take appends the news to buf: of objects, the oldest maxTaken.
 func (n *news) take(buf []Event) []Event {
 	buf = append(buf, n.connection...)
 	clear(n.connection)
@@ -35,7 +38,8 @@ func (n *news) take(buf []Event) []Event {
 		buf = append(buf, *n.integrity)
 		n.integrity = nil
 	}
-	for i, o := range n.events {
+	for range min(maxTaken, n.events.len()) {
+		o := n.events.pop()
 		event := Event{Kind: InEffect, Object: o.Object, Change: o.done, Op: o.op}
 		switch {
 		case o.refused() != nil:
@@ -50,8 +54,6 @@ func (n *news) take(buf []Event) []Event {
 		}
 		buf = append(buf, event)
 		o.reported = false
-		n.events[i] = nil
 	}
-	n.events = n.events[:0]
 	return buf
 }

@@ -253,7 +253,7 @@ func reach(t *testing.T, seed, sources uint64, breaks, delays, refusals bool) {
 			case n < 12: // give the other side time
 				r.until("progress", func() bool { return r.client.Status().Queued < 20 })
 			}
-			r.events = r.client.Take(r.events)
+			r.take()
 		}
 		r.dp.RefuseNext(0, codes.OK, "")
 		if refusals {
@@ -268,7 +268,7 @@ func reach(t *testing.T, seed, sources uint64, breaks, delays, refusals bool) {
 			}
 		}()
 		r.until(fmt.Sprintf("events (run %d, seed %d)", run, seed), func() bool {
-			r.events = r.client.Take(r.events)
+			r.take()
 			late = r.late(want)
 			return len(late) == 0
 		})

@@ -227,7 +227,7 @@ func TestRetryOverAStream(t *testing.T) {
 			if suggested {
 				dp.hint <- struct{}{}
 				synctest.Wait()
-				if r.events = r.client.Take(r.events); !r.has(InEffect, change)() {
+				if r.take(); !r.has(InEffect, change)() {
 					t.Errorf("events %+v after the suggestion, want that the change is in effect", tail(r.events))
 				}
 				continue

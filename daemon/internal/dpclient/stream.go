@@ -196,7 +196,7 @@ func (c *Client) compose() (request *farev1.ProgramRequest, retryAt time.Time) {
 			more = false
 		}
 	}
-	if message.count == 0 && len(c.book.events) > 0 {
+	if message.count == 0 && c.book.events.len() > 0 {
 		ring(c.ready)
 	}
 	if request = message.finish(); request != nil {
@@ -334,7 +334,7 @@ func (c *Client) receive(stream programStream) error {
 		if response.Retry {
 			c.book.retryAll()
 		}
-		news := len(c.book.events) > 0 || c.book.integrity != nil
+		news := c.book.events.len() > 0 || c.book.integrity != nil
 		work := c.book.queues.len() > 0 || !c.book.retries.at.IsZero()
 		c.mu.Unlock()
 		if news {
