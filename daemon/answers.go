@@ -61,8 +61,8 @@ func (l *loop) plane(ev *dpclient.Event) {
 		case l.core.FlowHash() != before:
 			l.replan(before, first)
 			l.warnUnplaced()
-		case repinned:
-			l.builder.SetLayout(l.statusLayout()) // the ports of further services may have changed, and whether the slot table names them all
+		case repinned || first:
+			l.builder.SetLayout(l.statusLayout()) // ports may have changed, and whether the slot table names all services
 		}
 		if first {
 			l.deliver() // routes come before the sessions that wait for the data plane

@@ -40,6 +40,7 @@ func (l *loop) statusLayout() status.Layout {
 		out.Groups = append(out.Groups, group)
 	}
 	if l.core.Config().Forwards() {
+		out.AskedPorts = l.core.FlowHash().Algorithm == core.FlowHashAsk
 		out.Await = func(ctx context.Context, to status.FlowService, src, dst netip.Addr) {
 			l.ports.await(ctx, wecmp.Service(to), src, dst)
 		}

@@ -167,6 +167,16 @@ func samePlaces(a, b []slotlayout.Slot) bool {
 	return slices.EqualFunc(a, b, func(a, b slotlayout.Slot) bool { return a.Plane == b.Plane && a.SubPort == b.SubPort })
 }
 
+// samePlaces reports whether the vectors of two records have the same places.
+func (f *file) samePlaces(a, b uint32) bool {
+	if a == b {
+		return true
+	}
+	v, _ := f.vectorAt(a)
+	w, _ := f.vectorAt(b)
+	return samePlaces(v.Slots, w.Slots)
+}
+
 // vectorAt reads a record.
 func (f *file) vectorAt(n uint32) (v Vector, id uint32) {
 	at := f.vector(n)

@@ -325,6 +325,9 @@ type Change struct {
 	// Ports returns the source ports of the slots of one of Pairs, whose Vector is not 0, for a service, an index of
 	// Shape.Services, appended to buf; and their placement: an index of slotlayout.Placements.
 	Ports func(p *Pair, service int, buf []uint16) ([]uint16, uint32)
+	// KeepPorts means that a pair's ports have changed only if its places have: Ports is not called for a pair of the
+	// table whose vector has the places of its present one.
+	KeepPorts bool
 }
 
 // keepsPlaces reports whether a vector in a record has the places of v.
@@ -345,8 +348,10 @@ func (w *Writer) Apply(c Change) error {
 	// A record of a vector changes in place only if none of its pairs changes too: a reader would see the one without
 	// the other.
 	touched := map[uint32]uint32{} // number of changed pairs by their present vector's record
+	known := located{file: w.next}
 	for p := range c.Pairs {
-		if n, _, ok := w.next.find(p.PairKey); ok {
+		n, _, ok := w.next.find(p.PairKey)
+		if known.add(n, ok); ok {
 			if v, ok := w.next.vectorOf(n); ok {
 				touched[v]++
 			}
@@ -371,7 +376,7 @@ func (w *Writer) Apply(c Change) error {
 			moved[n], follow = to, follow || w.users[n] > touched[n]
 		}
 	}
-	if err := w.setPairs(c); err != nil {
+	if err := w.setPairs(c, &known); err != nil {
 		return err
 	}
 	if follow {
@@ -418,34 +423,46 @@ func (w *Writer) newVector(id uint32, v *Vector, revision uint64) (uint32, error
 	return n, nil
 }
 
-// setPairs sets the pairs of a change.
-func (w *Writer) setPairs(c Change) error {
+// located has the records of a change's pairs in a file, in the order of Change.Pairs.
+type located struct {
+	file    *file
+	records []uint32 // number plus 1; 0: none
+}
+
+func (l *located) add(n uint32, found bool) {
+	if !found {
+		l.records = append(l.records, 0)
+		return
+	}
+	l.records = append(l.records, n+1)
+}
+
+// of returns the record of the i-th pair in a file, or false and the index entry to insert it at.
+func (l *located) of(i int, f *file, key PairKey) (n uint32, entry uint64, ok bool) {
+	if f != l.file || l.records[i] == 0 { // the file has grown; a pair may be named twice
+		return f.find(key)
+	}
+	return l.records[i] - 1, 0, true
+}
+
+// setPairs sets the pairs of a change, whose records are known.
+func (w *Writer) setPairs(c Change, known *located) error {
 	state, old := w.next.newState(), w.next.newState()
-	var ports []uint16
+	ports := portWriter{c: &c}
+	i := 0
 	for p := range c.Pairs {
-		state.vector, state.flags, state.placements = 0, slotlayout.PairUsed, 0
 		clear(state.drain)
-		clear(state.ports)
-		if p.Vector != 0 {
-			n, ok := w.numbers[p.Vector]
-			if !ok {
-				var err error
-				if n, err = w.newVector(p.Vector, c.Vector(p), c.Revision); err != nil {
-					return err
-				}
-			}
-			state.vector = n + 1
-			for service := range max(w.next.h.Services, 1) {
-				var placement uint32
-				ports, placement = c.Ports(p, int(service), ports[:0])
-				copy(state.ports[w.next.portsOf(service):][:w.next.h.MaxSlots], ports)
-				if service == 0 {
-					state.flags |= placement << slotlayout.PlacementShift
-				} else {
-					state.placements |= placement << (4 * (service - 1))
-				}
-			}
+		state.flags = slotlayout.PairUsed
+		if err := w.setVectorOf(p, c, &state); err != nil {
+			return err
 		}
+		n, entry, ok := known.of(i, w.next, p.PairKey)
+		i++
+		if ok {
+			w.leave(n)
+			w.next.state(n, &old)
+		}
+		ports.write(w.next, p, ok, &state, &old)
 		if p.InEffect {
 			state.flags |= slotlayout.PairInEffect
 		}
@@ -454,29 +471,88 @@ func (w *Writer) setPairs(c Change) error {
 				state.drain[slot/64] |= 1 << (slot % 64)
 			}
 		}
-		if state.vector != 0 {
-			w.users[state.vector-1]++
-		}
-		n, entry, ok := w.next.find(p.PairKey)
-		if ok {
-			w.leave(n)
-			if w.next.state(n, &old); !state.equal(&old) {
-				w.next.setState(n, p.PairKey, &state, c.Revision)
+		if !ok {
+			if err := w.insert(p.PairKey, entry, &state, c.Revision); err != nil {
+				return err
 			}
-			continue
-		}
-		err := w.next.insert(p.PairKey, entry, &state, c.Revision)
-		if errors.Is(err, errFull) {
-			if err = w.grow(); err == nil {
-				_, entry, _ = w.next.find(p.PairKey)
-				err = w.next.insert(p.PairKey, entry, &state, c.Revision)
-			}
-		}
-		if err != nil {
-			return err
+		} else if !state.equal(&old) {
+			w.next.setState(n, p.PairKey, &state, c.Revision)
 		}
 	}
 	return nil
+}
+
+// setVectorOf sets the record of a pair's vector in a state, and counts its user.
+func (w *Writer) setVectorOf(p *Pair, c Change, state *pairState) error {
+	if state.vector = 0; p.Vector == 0 {
+		return nil
+	}
+	n, ok := w.numbers[p.Vector]
+	if !ok {
+		var err error
+		if n, err = w.newVector(p.Vector, c.Vector(p), c.Revision); err != nil {
+			return err
+		}
+	}
+	state.vector = n + 1
+	w.users[n]++
+	return nil
+}
+
+// insert adds a pair that the file does not have at an index entry.
+func (w *Writer) insert(key PairKey, entry uint64, state *pairState, revision uint64) error {
+	err := w.next.insert(key, entry, state, revision)
+	if errors.Is(err, errFull) {
+		if err = w.grow(); err == nil {
+			_, entry, _ = w.next.find(key)
+			err = w.next.insert(key, entry, state, revision)
+		}
+	}
+	return err
+}
+
+// portWriter writes the ports of a change's pairs.
+type portWriter struct {
+	c   *Change
+	buf []uint16
+	// kept is whether the vectors of the records from and to, numbers plus 1, have the same places.
+	from, to uint32
+	kept     bool
+}
+
+// write sets the ports of a pair's state, whose vector is set; had means that old is the present state.
+func (w *portWriter) write(f *file, p *Pair, had bool, state, old *pairState) {
+	if had && w.keeps(f, old.vector, state.vector) {
+		copy(state.ports, old.ports)
+		state.placements = old.placements
+		state.flags |= old.flags & (0xff << slotlayout.PlacementShift)
+		return
+	}
+	clear(state.ports)
+	if state.placements = 0; state.vector == 0 {
+		return
+	}
+	for service := range max(f.h.Services, 1) {
+		var placement uint32
+		w.buf, placement = w.c.Ports(p, int(service), w.buf[:0])
+		copy(state.ports[f.portsOf(service):][:f.h.MaxSlots], w.buf)
+		if service == 0 {
+			state.flags |= placement << slotlayout.PlacementShift
+		} else {
+			state.placements |= placement << (4 * (service - 1))
+		}
+	}
+}
+
+// keeps reports whether a pair keeps its ports when its vector's record changes, numbers plus 1.
+func (w *portWriter) keeps(f *file, from, to uint32) bool {
+	if !w.c.KeepPorts || from == 0 || to == 0 {
+		return false
+	}
+	if from != w.from || to != w.to {
+		w.from, w.to, w.kept = from, to, f.samePlaces(from-1, to-1)
+	}
+	return w.kept
 }
 
 // follow points the pairs of moved vectors to their records.

@@ -712,3 +712,44 @@ func TestHomes(t *testing.T) {
 		t.Errorf("%d of %d records are used, want %d", f.h.UsedPairs, f.h.Pairs, 2*before)
 	}
 }
+
+// TestKeepPorts checks that a pair keeps its ports, without a call of Ports, exactly if KeepPorts is set and its vector
+// gets another with the same places.
+func TestKeepPorts(t *testing.T) {
+	w, path := open(t)
+	m := newModel()
+	for id, subPorts := range map[uint32][2]uint16{1: {0, 1}, 2: {0, 1}, 3: {1, 0}} {
+		m.vectors[id] = &Vector{Slots: []slotlayout.Slot{{Share: id, SubPort: subPorts[0]}, {Share: id, SubPort: subPorts[1]}}}
+	}
+	key := pairOf(0)
+	m.pairs[key], m.ports[key] = &Pair{PairKey: key, Vector: 1}, 50001
+	if err := w.Begin(shape(2)); err != nil {
+		t.Fatal(err)
+	}
+	step(t, w, newModel(), m, 1)
+	table := reader(t, path)
+	for i, x := range []struct {
+		vector      uint32
+		keep, calls bool
+	}{{2, true, false}, {2, true, false}, {3, true, true}, {0, true, false}, {3, true, true}, {1, true, true}, {2, false, true}} {
+		next := m.clone()
+		next.pairs[key].Vector = x.vector
+		if x.calls {
+			next.ports[key]++
+		}
+		c, calls := change(m, next, uint64(2+i)), 0
+		c.KeepPorts, c.Pairs = x.keep, func(yield func(*Pair) bool) { yield(next.pairs[key]) }
+		c.Ports = func(p *Pair, service int, buf []uint16) ([]uint16, uint32) {
+			calls++
+			return next.portsOf(p, service, buf)
+		}
+		if err := w.Apply(c); err != nil {
+			t.Fatal(err)
+		}
+		if calls > 0 != x.calls {
+			t.Errorf("step %d: ports were chosen %d times: %+v", i, calls, x)
+		}
+		m = next
+		m.check(t, table)
+	}
+}

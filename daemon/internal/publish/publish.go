@@ -359,7 +359,7 @@ func (p *Publisher) begin(view *status.View) error {
 // change returns the difference between the table and a view.
 func (p *Publisher) change(view *status.View, removed []status.Key) slotfile.Change {
 	layout := view.Layout()
-	c := slotfile.Change{Revision: view.Revision()}
+	c := slotfile.Change{Revision: view.Revision(), KeepPorts: p.shown != nil && p.shown.Layout() == layout && !layout.AskedPorts}
 	for _, key := range removed {
 		for _, source := range layout.Groups[key.Source].PairSources(key.Addr()) {
 			c.Remove = append(c.Remove, slotfile.Key(source.Addr(), key.Addr()))
@@ -455,12 +455,14 @@ func samePlaces(a, b *status.Vector) bool {
 	return slices.EqualFunc(a.Slots, b.Slots, func(a, b status.Slot) bool { return a.Plane == b.Plane && a.SubPort == b.SubPort })
 }
 
-// pairs yields the pairs of the destinations that have changed, and of those whose vector is among the moved ones.
+// pairs yields the pairs of the destinations that have changed, and of those whose vector is among the moved ones. A
+// pair is valid until the next one.
 func (p *Publisher) pairs(view *status.View, moved map[uint32]bool) iter.Seq[*slotfile.Pair] {
 	layout := view.Layout()
 	return func(yield func(*slotfile.Pair) bool) {
+		var out slotfile.Pair // one for all: it escapes
 		for key, d := range view.DestinationsSince(p.shown, moved) {
-			out := slotfile.Pair{InEffect: d.InEffect, Drain: d.Drain}
+			out = slotfile.Pair{InEffect: d.InEffect, Drain: d.Drain}
 			if view.Find(d.Vector) != nil {
 				out.Vector = d.Vector
 			}

@@ -14,6 +14,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -34,7 +35,8 @@ type loop struct {
 	vectors      map[uint32]status.Vector
 	destinations map[status.Key]status.Destination
 	layout       status.Layout
-	first        uint16 // port
+	first        uint16         // port
+	answer       *atomic.Uint32 // of the data plane, which is asked for ports: added to first
 	builder      *status.Builder
 	stopped      bool
 }
@@ -66,8 +68,10 @@ func newLoop(seed uint64) *loop {
 
 // setPorts makes ports of the present first port. Views keep the function of their layout.
 func (l *loop) setPorts() {
-	first := l.first
+	base, answer := l.first, new(atomic.Uint32)
+	l.answer = answer
 	l.layout.Ports = func(_ status.FlowService, src, dst netip.Addr, v *status.Vector, buf []uint16) ([]uint16, string) {
+		first := base + uint16(answer.Load())
 		s, d := src.AsSlice(), dst.AsSlice()
 		for i, slot := range v.Slots {
 			buf = append(buf, first+uint16(s[len(s)-1])<<4+uint16(d[len(d)-1])+uint16(i)+uint16(slot.Plane+slot.SubPort)*1000)
@@ -167,8 +171,15 @@ func (l *loop) change(n int) {
 	}
 	if flip(20) { // the hash changes
 		l.first++
+		l.layout.AskedPorts = flip(2)
 		l.setPorts()
 		l.builder.SetLayout(l.layout)
+	}
+	if l.layout.AskedPorts && flip(5) { // the data plane has another answer
+		l.answer.Add(1)
+		for key := range l.destinations {
+			l.builder.MarkDestination(key)
+		}
 	}
 	if flip(25) { // the data plane begins or ceases to steer by source port
 		l.layout.SamePorts = !l.layout.SamePorts

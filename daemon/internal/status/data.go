@@ -41,6 +41,9 @@ type Layout struct {
 	// it must not wait, and must not access the engine. When its result changes, destinations are marked. nil hides
 	// pairs.
 	Ports func(to FlowService, src, dst netip.Addr, v *Vector, buf []uint16) ([]uint16, string)
+	// AskedPorts means that the result of Ports for a pair and the places of its slots may change without another
+	// Layout: the data plane is asked for it.
+	AskedPorts bool
 	// Await waits until the result of Ports for a pair is final; nil means that it always is.
 	Await func(ctx context.Context, to FlowService, src, dst netip.Addr)
 	// Services are those that the data plane steers, in the configured order; none at a leaf.
