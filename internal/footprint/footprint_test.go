@@ -132,10 +132,6 @@ func TestKeeper(t *testing.T) {
 	if k.worthwhile() {
 		t.Error("a release of half a MiB is worthwhile")
 	}
-	k.released(heap{allocated: busy + 2}, at(500), at(510))
-	if k.idle(heap{allocated: busy + 3}, at(1500)) || !k.idle(heap{allocated: busy + 3}, at(1520)) {
-		t.Error("the next release does not wait for a hundred durations of the previous one")
-	}
 	if k.unmaps() {
 		t.Error("unmapped without a burst since start-up")
 	}
@@ -145,6 +141,25 @@ func TestKeeper(t *testing.T) {
 		}
 		if k.unmaps() != first {
 			t.Errorf("unmapped after a burst: %v, want %v", !first, first)
+		}
+	}
+}
+
+// TestKeeperWaits requires that the next release waits for a hundred times the cost of the previous one, or after a
+// burst until the process has been idle for twenty times that.
+func TestKeeperWaits(t *testing.T) {
+	begin := time.Now()
+	at := func(ms int) time.Time { return begin.Add(time.Duration(ms) * time.Millisecond) }
+	for _, c := range []struct{ busy, burst, waits, idle int }{{950, busy, 1000, 1001}, {100, busy, 299, 300}, {100, 0, 1000, 1001}} {
+		k := keeper{last: heap{allocated: 1}}
+		k.released(k.last, 10*time.Millisecond, begin)
+		for _, x := range []struct {
+			at, allocated int
+			idle          bool
+		}{{c.busy, c.burst, false}, {c.waits, 0, false}, {c.idle, 0, true}} {
+			if h := (heap{allocated: k.last.allocated + uint64(x.allocated)}); k.idle(h, at(x.at)) != x.idle {
+				t.Errorf("%d bytes at %d ms: idle %v at %d ms", c.burst, c.busy, !x.idle, x.at)
+			}
 		}
 	}
 }
@@ -181,7 +196,7 @@ func TestPace(t *testing.T) {
 	// A release that must wait for the previous one's cost needs no frequent readings.
 	begin := time.Now()
 	k = keeper{startUp: true}
-	k.released(heap{allocated: 1}, begin.Add(-time.Hour), begin)
+	k.released(heap{allocated: 1}, time.Hour, begin)
 	garbage := heap{allocated: 1, free: 2 * least}
 	for i := range calm {
 		if k.idle(garbage, begin) {

@@ -12,6 +12,8 @@ import (
 	"runtime/metrics"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/fared/fared/internal/beat"
 )
 
@@ -26,9 +28,9 @@ const (
 	busy = 1 << 20
 	// worth is the fraction of the heap in use, and least the number of bytes, that a release must promise to return.
 	worth, least = 8, 1 << 20
-	// share bounds releases to one part in share of the time: the next one begins this many durations of the previous
-	// one after its end.
-	share = 100
+	// share bounds releases to one part in share of the time: the next one begins this many times the processor time of
+	// the previous one after its end. After a burst it begins once the process has been idle for rest times that.
+	share, rest = 100, 20
 )
 
 // Keep returns unused memory to the operating system whenever the process is idle, until ctx ends. It also unmaps the
@@ -49,9 +51,9 @@ func Keep(ctx context.Context) {
 				break
 			}
 			if k.worthwhile() {
-				start := time.Now()
+				before := processorTime()
 				debug.FreeOSMemory()
-				k.released(read(), start, time.Now())
+				k.released(read(), processorTime()-before, time.Now())
 			}
 			if k.unmaps() {
 				// An error leaves pages mapped, as without Keep.
@@ -60,6 +62,16 @@ func Keep(ctx context.Context) {
 		}
 		tick.Reset(beat.Until(time.Now(), next))
 	}
+}
+
+// processorTime returns the processor time of the process. A release takes a multiple of it while others use the
+// processors.
+func processorTime() time.Duration {
+	var usage unix.Rusage
+	if err := unix.Getrusage(unix.RUSAGE_SELF, &usage); err != nil {
+		return 0
+	}
+	return time.Duration(usage.Utime.Nano() + usage.Stime.Nano())
 }
 
 // heap is a reading of the runtime's metrics, in bytes.
@@ -79,8 +91,10 @@ func read() heap {
 // keeper decides when to release memory.
 type keeper struct {
 	last  heap
-	after time.Time // of the earliest next release
-	burst bool      // the process was busy after start-up
+	after time.Time     // of the earliest next release
+	cost  time.Duration // of the last release
+	since time.Time     // of the last reading of a burst since then; zero if there was none
+	burst bool          // the process was busy after start-up
 	// Start-up, and the first burst, is over: its pages were unmapped.
 	startUp, first bool
 	quiet          int  // number of consecutive readings without a burst or a release
@@ -103,7 +117,10 @@ func (k *keeper) idle(h heap, now time.Time) bool {
 	quiet := k.last.allocated != 0 && h.allocated-k.last.allocated < busy
 	k.burst = k.burst || k.startUp && !quiet
 	k.last = h
-	k.waits = quiet && !now.After(k.after)
+	if !quiet {
+		k.since = now
+	}
+	k.waits = quiet && !now.After(k.after) && (k.since.IsZero() || now.Sub(k.since) < rest*k.cost)
 	return quiet && !k.waits
 }
 
@@ -130,7 +147,7 @@ func (k *keeper) worthwhile() bool {
 	return garbage+k.last.free > max(least, k.last.live/worth)
 }
 
-// released records the reading after a release.
-func (k *keeper) released(h heap, start, end time.Time) {
-	k.last, k.after = h, end.Add(share*end.Sub(start))
+// released records the reading after a release, and the release's processor time.
+func (k *keeper) released(h heap, cost time.Duration, end time.Time) {
+	k.last, k.cost, k.after, k.since = h, cost, end.Add(share*cost), time.Time{}
 }
