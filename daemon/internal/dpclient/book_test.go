@@ -83,7 +83,7 @@ func TestReusedNumbersUnderSlowAcknowledgements(t *testing.T) {
 			}
 		}
 		for o := range b.wanted.destinations.all() {
-			prefix := o.Destination
+			prefix := o.key()
 			if _, wanted := destinations[prefix]; !wanted && o.effect.to != 0 {
 				t.Fatalf("seed %d: %s is still there", seed, prefix)
 			}

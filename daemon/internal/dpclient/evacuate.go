@@ -74,7 +74,7 @@ func (e *Evacuation) waiting(b *book, limit int) (int, []string) {
 	slices.SortFunc(rest, byDestination)
 	var reasons []string
 	for _, o := range rest[:min(limit, len(rest))] {
-		reasons = append(reasons, o.Object.String()+": "+reason(b, o))
+		reasons = append(reasons, o.name().String()+": "+reason(b, o))
 	}
 	return len(rest), reasons
 }
@@ -86,7 +86,7 @@ func reason(b *book, o *object) string {
 	case o.refused() != nil:
 		return "refused: " + o.refused().message
 	case g != nil && g.refused() != nil:
-		return fmt.Sprintf("%s was refused: %s", g.Object, g.refused().message)
+		return fmt.Sprintf("%s was refused: %s", g.name(), g.refused().message)
 	case !o.wanted && b.places.held:
 		return "from an earlier run; it is removed at the end of the start"
 	}

@@ -52,9 +52,9 @@ func (p *peerPlane) answer(t *testing.T, b *book, refuse bool) {
 		case VectorSet:
 			p.vectors[op.wire.id] = content
 		case DestinationSet:
-			p.destinations[op.object.Destination] = content.Id
+			p.destinations[op.object.key()] = content.Id
 		case DestinationDelete:
-			delete(p.destinations, op.object.Destination)
+			delete(p.destinations, op.object.key())
 		case VectorDelete:
 			delete(p.vectors, op.wire.id)
 		}
@@ -86,9 +86,9 @@ func (p *peerPlane) over(device string) (out []string) {
 			case VectorSet:
 				vectors[op.wire.id] = p.contents[i]
 			case DestinationSet:
-				destinations[op.object.Destination] = p.contents[i].Id
+				destinations[op.object.key()] = p.contents[i].Id
 			case DestinationDelete:
-				delete(destinations, op.object.Destination)
+				delete(destinations, op.object.key())
 			}
 			look()
 		}

@@ -103,9 +103,9 @@ func (e *expander) send() bool {
 	case DestinationSet:
 		x.to, x.vector = op.wire.id, op.object.wantTo
 		op.object.drain = nil
-		e.sentDestinations[op.object.Destination], e.has[op.object.Destination] = x.to, 1<<x.vector
+		e.sentDestinations[op.object.key()], e.has[op.object.key()] = x.to, 1<<x.vector
 	case DestinationDelete:
-		delete(e.sentDestinations, op.object.Destination)
+		delete(e.sentDestinations, op.object.key())
 	}
 	e.waiting = append(e.waiting, x)
 	e.operations++
@@ -157,13 +157,13 @@ func (e *expander) lose(op expected) {
 		case VectorSet:
 			e.sentVectors[later.wire.id] = later.content
 		case DestinationSet:
-			e.sentDestinations[later.object.Destination] = later.to
+			e.sentDestinations[later.object.key()] = later.to
 		case DestinationDelete:
-			delete(e.sentDestinations, later.object.Destination)
+			delete(e.sentDestinations, later.object.key())
 		}
 	}
 	for d, id := range op.had {
-		if (op.class == VectorSet && e.sentDestinations[d] == op.wire.id || op.class == DestinationSet && d == op.object.Destination) && e.has[d]&(1<<op.vector) != 0 {
+		if (op.class == VectorSet && e.sentDestinations[d] == op.wire.id || op.class == DestinationSet && d == op.object.key()) && e.has[d]&(1<<op.vector) != 0 {
 			e.has[d] |= id
 		}
 	}
@@ -180,7 +180,7 @@ func (e *expander) apply(op expected) {
 			}
 		}
 	case DestinationSet:
-		affected = append(affected, op.object.Destination)
+		affected = append(affected, op.object.key())
 	}
 	before := map[Destination]string{}
 	for _, d := range affected {
@@ -195,9 +195,9 @@ func (e *expander) apply(op expected) {
 		if e.vectors[op.to] == nil {
 			e.t.Fatalf("seed %d: %v is set to vector %d, which does not exist", e.seed, op.object, op.to)
 		}
-		e.destinations[op.object.Destination] = op.to
+		e.destinations[op.object.key()] = op.to
 	case DestinationDelete:
-		delete(e.destinations, op.object.Destination)
+		delete(e.destinations, op.object.key())
 	case VectorDelete:
 		if slices.Contains(slices.Collect(maps.Values(e.destinations)), op.wire.id) {
 			e.t.Fatalf("seed %d: vector %d is deleted while a destination uses it", e.seed, op.wire.id)
@@ -219,7 +219,7 @@ func (e *expander) apply(op expected) {
 			continue
 		}
 		if at, ok := e.wanted[d][got]; !ok || at < op.sentAt {
-			e.t.Fatalf("seed %d: %v of %v gives %s the weights%s, before%s; it wants%s", e.seed, op.class, op.object.Object, d, got, before[d], describe(cmp.Or(e.content[e.want[d]], &farev1.Vector{})))
+			e.t.Fatalf("seed %d: %v of %v gives %s the weights%s, before%s; it wants%s", e.seed, op.class, op.object.name(), d, got, before[d], describe(cmp.Or(e.content[e.want[d]], &farev1.Vector{})))
 		}
 	}
 }
@@ -329,7 +329,7 @@ func (e *expander) checkCohorts() {
 	checkQueues(e.t, &e.b.queues)
 	for _, o := range e.b.wanted.sorted() {
 		if c := e.b.places.class(o); c != classes && !o.moved && o.queued&(queuedBit(0, c)|queuedBit(1, c)) == 0 {
-			e.t.Fatalf("seed %d: %s needs a %v, and is not queued: %s", e.seed, o.Object, c, stateOf(o))
+			e.t.Fatalf("seed %d: %s needs a %v, and is not queued: %s", e.seed, o.name(), c, stateOf(o))
 		}
 	}
 	for _, w := range e.b.places.wires {

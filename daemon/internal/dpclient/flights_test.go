@@ -41,7 +41,7 @@ func TestFlightsAgainstAModel(t *testing.T) {
 	for seed := range uint64(100) {
 		x := flightsTest{
 			T: t, seed: seed, random: rand.New(rand.NewPCG(seed, 21)),
-			objects: []*object{{wantTo: 1}, {wantTo: 2}}, wires: []*wire{nil, {id: 1}, {id: 2}},
+			objects: []*object{{few: &few{}, wantTo: 1}, {few: &few{}, wantTo: 2}}, wires: []*wire{nil, {id: 1}, {id: 2}},
 		}
 		x.f.reset()
 		for range 100 {

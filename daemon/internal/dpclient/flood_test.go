@@ -84,7 +84,7 @@ var floods = []struct {
 		took := cpuTime() - begin
 		for n := range size {
 			if o := b.wanted.destinations.get(dst(n)); !b.wanted.obeyed(o) {
-				tb.Fatalf("%s is not in effect", o.Object)
+				tb.Fatalf("%s is not in effect", o.name())
 			}
 		}
 		return took
@@ -117,7 +117,7 @@ var floods = []struct {
 		took := cpuTime() - begin
 		for n := range size {
 			if o := b.wanted.destinations.get(dst(n)); !b.wanted.obeyed(o) {
-				tb.Fatalf("%s is not in effect", o.Object)
+				tb.Fatalf("%s is not in effect", o.name())
 			}
 		}
 		return took

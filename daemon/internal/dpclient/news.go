@@ -40,7 +40,7 @@ func (n *news) take(buf []Event) []Event {
 	}
 	for range min(maxTaken, n.events.len()) {
 		o := n.events.pop()
-		event := Event{Kind: InEffect, Object: o.Object, Change: o.done, Op: o.op}
+		event := Event{Kind: InEffect, Object: o.name(), Change: o.done, Op: o.op}
 		switch {
 		case o.refused() != nil:
 			event.Kind, event.Change = Refused, o.change

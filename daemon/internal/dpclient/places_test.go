@@ -131,7 +131,7 @@ func (t *placesTest) move() {
 			next.to = at.id
 		}
 		if got := t.p.setSent(o, next); got != left && at != left {
-			t.Fatalf("seed %d: %s leaves %+v, want %+v", t.seed, o.Object, got, left)
+			t.Fatalf("seed %d: %s leaves %+v, want %+v", t.seed, o.name(), got, left)
 		}
 	}
 }
@@ -183,14 +183,14 @@ func checkPlaces(t *testing.T, p *places) {
 		case w.id != id || w.users != users[id]:
 			t.Fatalf("vector %d, at %d, has %d users, want %d", w.id, id, w.users, users[id])
 		case w.owner != nil && (w.owner.wire != w || !w.owner.wanted || p.objects.vectors[w.owner.Vector] != w.owner):
-			t.Fatalf("vector %d has owner %s, whose place is %+v", id, w.owner.Object, w.owner.wire)
+			t.Fatalf("vector %d has owner %s, whose place is %+v", id, w.owner.name(), w.owner.wire)
 		case w.taken && (w.owner == nil || !slices.Contains(p.taken, w)):
 			t.Fatalf("vector %d is taken, and has no owner or is not listed", id)
 		}
 	}
 	for _, o := range p.objects.vectors {
 		if o.wire != nil && (p.wires[o.wire.id] != o.wire || o.wire.owner != o) || o.formers != formers[o] {
-			t.Fatalf("%s has place %+v, and waits for %d places, want %d", o.Object, o.wire, o.formers, formers[o])
+			t.Fatalf("%s has place %+v, and waits for %d places, want %d", o.name(), o.wire, o.formers, formers[o])
 		}
 	}
 	for id := uint32(1); id < p.lowest; id++ {

@@ -30,7 +30,7 @@ func TestQueuesAgainstAModel(t *testing.T) {
 	for seed := range uint64(100) {
 		x := queuesTest{T: t, seed: seed, random: rand.New(rand.NewPCG(seed, 22))}
 		for range 12 {
-			x.objects, x.wires = append(x.objects, &object{}), append(x.wires, &wire{})
+			x.objects, x.wires = append(x.objects, &object{few: &few{}}), append(x.wires, &wire{})
 		}
 		for range 300 {
 			if x.random.IntN(8) < 5 {
@@ -160,7 +160,7 @@ func checkQueues(t *testing.T, q *queues) {
 			for i := range q.lanes[lane][class].len() {
 				o, bit := *q.lanes[lane][class].at(i), queuedBit(lane, Class(class))
 				if bits[o]&bit != 0 {
-					t.Fatalf("%s is twice in lane %d, class %v", o.Object, lane, Class(class))
+					t.Fatalf("%s is twice in lane %d, class %v", o.name(), lane, Class(class))
 				}
 				bits[o] |= bit
 			}
@@ -168,7 +168,7 @@ func checkQueues(t *testing.T, q *queues) {
 	}
 	for o, bit := range bits {
 		if o.queued != bit {
-			t.Fatalf("%s has the marks %b, and is in the queues %b", o.Object, o.queued, bit)
+			t.Fatalf("%s has the marks %b, and is in the queues %b", o.name(), o.queued, bit)
 		}
 	}
 	seen := map[*wire]bool{}

@@ -216,7 +216,7 @@ func (c *Client) next() (op operation, pairs []*farev1.PairPorts, pins uint64, o
 		o, vector := op.object, op.object.wantTo
 		o.repin = false // a change from now on sets it again
 		c.mu.Unlock()
-		pairs = c.config.Ports(o.Destination, vector)
+		pairs = c.config.Ports(o.key(), vector)
 		pins = fingerprint(pairs)
 		c.mu.Lock()
 		if w := c.book.wanted.target(o); o.repin || !o.wanted || o.wantTo != vector || w != op.wire || w.content == nil {
@@ -297,12 +297,12 @@ func (p *part) fill(op *operation, pairs []*farev1.PairPorts) {
 		p.operation.Op = &p.setVector
 	case DestinationSet:
 		d := p.setDestination.SetDestination
-		key := op.object.Destination
+		key := op.object.key()
 		d.Prefix, d.Source, d.Vector, d.Pairs = key.Prefix.String(), wireSource(key.Source), op.wire.id, pairs
 		d.DrainBeforeMove, op.object.drain = op.object.drain, nil
 		p.operation.Op = &p.setDestination
 	case DestinationDelete:
-		key := op.object.Destination
+		key := op.object.key()
 		p.deleteDestination.DeleteDestination.Prefix, p.deleteDestination.DeleteDestination.Source = key.Prefix.String(), wireSource(key.Source)
 		p.operation.Op = &p.deleteDestination
 	case VectorDelete:

@@ -142,7 +142,7 @@ func TestOneDestinationStays(t *testing.T) {
 		}
 		b.deleteVector(1)
 		if op, ok := popCommitted(b); ok {
-			t.Fatalf("%v of %v is sent while a destination of another vector may be there", op.class, op.object.Object)
+			t.Fatalf("%v of %v is sent while a destination of another vector may be there", op.class, op.object.name())
 		}
 		answer(b, second, farev1.AckLevel_ACK_LEVEL_REFUSED)
 		if op := next(b); op.class != VectorSet || op.wire == b.places.wires[b.wanted.destinations.get(dst(0)).sent.to] {
@@ -151,7 +151,7 @@ func TestOneDestinationStays(t *testing.T) {
 		carryOut(t, b)
 		for n := 1; n < size; n++ {
 			if o := b.wanted.destinations.get(dst(n)); !b.wanted.obeyed(o) {
-				t.Fatalf("%s: %s", o.Object, stateOf(o))
+				t.Fatalf("%s: %s", o.name(), stateOf(o))
 			}
 		}
 	})
@@ -168,7 +168,7 @@ func TestOneDestinationStays(t *testing.T) {
 		b.deleteVector(1)
 		moved := 0
 		for op, ok := popCommitted(b); ok; op, ok = popCommitted(b) {
-			if op.class == DestinationSet && op.object.Destination == dst(3) && slices.Equal(op.object.drain, []uint32{7}) {
+			if op.class == DestinationSet && op.object.key() == dst(3) && slices.Equal(op.object.drain, []uint32{7}) {
 				moved++
 			}
 			b.send(&op, 0)
@@ -196,7 +196,7 @@ func TestOneDestinationStays(t *testing.T) {
 		carryOut(t, b)
 		for o := range b.wanted.destinations.all() {
 			if !b.wanted.obeyed(o) {
-				t.Errorf("%s: %s", o.Object, stateOf(o))
+				t.Errorf("%s: %s", o.name(), stateOf(o))
 			}
 		}
 	})
@@ -301,7 +301,7 @@ func TestPlaceTakenBeforeItsContentIsInEffect(t *testing.T) {
 	e.finish()
 	for _, o := range e.b.wanted.sorted() {
 		if o.change > 0 && o.done != o.change {
-			t.Errorf("%s: change %d is not in effect, the last one that is: %d", o.Object, o.change, o.done)
+			t.Errorf("%s: change %d is not in effect, the last one that is: %d", o.name(), o.change, o.done)
 		}
 	}
 }

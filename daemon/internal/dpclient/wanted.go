@@ -32,7 +32,7 @@ type wanted struct {
 func (w *wanted) subPort(device string) *object {
 	o := w.subPorts[device]
 	if o == nil {
-		o = &object{Object: Object{Kind: KindSubPort, SubPort: device}}
+		o = &object{Kind: KindSubPort, few: &few{SubPort: device}}
 		w.subPorts[device] = o
 	}
 	return o
@@ -42,7 +42,7 @@ func (w *wanted) subPort(device string) *object {
 func (w *wanted) vector(id uint32) *object {
 	o := w.vectors[id]
 	if o == nil {
-		o = &object{Object: Object{Kind: KindVector, Vector: id}}
+		o = &object{Kind: KindVector, few: &few{Vector: id}}
 		w.vectors[id] = o
 	}
 	return o
@@ -52,7 +52,7 @@ func (w *wanted) vector(id uint32) *object {
 func (w *wanted) destination(key Destination) *object {
 	o := w.destinations.get(key)
 	if o == nil {
-		o = &object{Object: Object{Kind: KindDestination, Destination: key}}
+		o = newDestination(key)
 		w.destinations.add(o)
 	}
 	return o
@@ -79,7 +79,7 @@ func (w *wanted) want(o *object, vector uint32) {
 	o.wantTo, o.wanted = vector, vector != 0
 	if vector != 0 {
 		g := w.vector(vector)
-		o.place = len(g.wanters)
+		o.place = uint32(len(g.wanters))
 		g.wanters = append(g.wanters, o)
 	}
 }
@@ -155,8 +155,8 @@ func (w *wanted) drop(o *object) {
 			delete(w.vectors, o.Vector)
 		}
 	case KindDestination:
-		if w.destinations.get(o.Destination) == o {
-			w.destinations.Delete(o.Destination.Source, o.Destination.Prefix)
+		if key := o.key(); w.destinations.get(key) == o {
+			w.destinations.Delete(key.Source, key.Prefix)
 		}
 	}
 }
@@ -197,7 +197,7 @@ func (w *wanted) state(pins map[Destination]uint64) State {
 		if !o.wanted {
 			continue
 		}
-		key := o.Destination
+		key := o.key()
 		want.Destinations[key] = 0 // its vector is missing: it counts as different, and is reported when its turn comes
 		if at := w.target(o); at != nil {
 			want.Destinations[key] = at.id
@@ -217,4 +217,4 @@ func (w *wanted) sortedVectors() []*object {
 	return slices.SortedFunc(maps.Values(w.vectors), func(x, y *object) int { return cmp.Compare(x.Vector, y.Vector) })
 }
 
-func byDestination(x, y *object) int { return x.Destination.Compare(y.Destination) }
+func byDestination(x, y *object) int { return x.key().Compare(y.key()) }

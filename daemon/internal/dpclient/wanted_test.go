@@ -71,9 +71,9 @@ func (t *wantedTest) declareVector() {
 func (t *wantedTest) declareDestination() {
 	o, id := t.w.destination(dst(t.random.IntN(8))), t.random.Uint32N(5)
 	if id == 0 {
-		delete(t.destinations, o.Destination)
+		delete(t.destinations, o.key())
 	} else {
-		t.destinations[o.Destination] = id
+		t.destinations[o.key()] = id
 	}
 	t.w.want(o, id)
 	t.touch(o)
@@ -124,7 +124,7 @@ func (t *wantedTest) settle() {
 		t.w.settle(o)
 		t.w.drop(o)
 		if done && (o.done != o.change || !o.reported) {
-			t.Fatalf("seed %d: %s is in effect and not reported", t.seed, o.Object)
+			t.Fatalf("seed %d: %s is in effect and not reported", t.seed, o.name())
 		}
 	}
 }
@@ -151,7 +151,7 @@ func (t *wantedTest) compare() {
 	}
 	for _, o := range t.w.sorted() {
 		if !o.wanted && len(o.wanters) == 0 && t.w.obeyed(o) {
-			t.Fatalf("seed %d: %s is left", t.seed, o.Object)
+			t.Fatalf("seed %d: %s is left", t.seed, o.name())
 		}
 	}
 }
@@ -163,12 +163,12 @@ func checkWanted(t *testing.T, w *wanted) {
 	numbers := map[uint64]Object{}
 	for _, o := range w.sorted() {
 		if other, twice := numbers[o.change]; twice && o.change > 0 || o.change > w.change || o.done > o.change {
-			t.Fatalf("change %d of %s, in effect up to %d; %d changes, this one also of %s", o.change, o.Object, o.done, w.change, other)
+			t.Fatalf("change %d of %s, in effect up to %d; %d changes, this one also of %s", o.change, o.name(), o.done, w.change, other)
 		}
-		numbers[o.change] = o.Object
+		numbers[o.change] = o.name()
 		for i, d := range o.wanters {
-			if o.Kind != KindVector || d.wantTo != o.Vector || d.place != i || w.destinations.get(d.Destination) != d {
-				t.Fatalf("%s has %s as destination %d: %s", o.Object, d.Object, i, stateOf(d))
+			if o.Kind != KindVector || d.wantTo != o.Vector || d.place != uint32(i) || w.destinations.get(d.key()) != d {
+				t.Fatalf("%s has %s as destination %d: %s", o.name(), d.name(), i, stateOf(d))
 			}
 		}
 		wanters -= len(o.wanters)
