@@ -53,7 +53,7 @@ func (t *Table) avoid(e Avoid) Reason {
 	default:
 		t.avoided[e.Prefix] = before ^ 1<<e.Plane
 	}
-	d := t.byPrefix[e.Prefix]
+	d, _ := t.byPrefix.get(e.Prefix)
 	if d == nil || !slices.ContainsFunc(d.group.entries, func(x entry) bool { return t.alive(&x) }) {
 		return ReasonUsed
 	}

@@ -70,7 +70,7 @@ type NodeDescription struct {
 
 // Describe explains one destination. It recomputes the destination's group, which changes nothing.
 func (t *Table) Describe(prefix netip.Prefix) Description {
-	d := t.byPrefix[prefix]
+	d, _ := t.byPrefix.get(prefix)
 	if d == nil {
 		return Description{Destination: prefix, Reason: ReasonNoRoute}
 	}
@@ -81,7 +81,9 @@ func (t *Table) Describe(prefix netip.Prefix) Description {
 		Destination: prefix, Known: true, Group: g.id,
 		Reachable: g.view.Reachable, Reason: g.view.Reason, Rule: g.view.Rule,
 		Origins: g.view.Origins, Conflict: t.config.Conflict,
-		Readvertised: d.readvertised.ok, Bandwidth: d.readvertised.bandwidth, ASPath: slices.Clone(d.readvertised.path),
+	}
+	if r := d.readvertised; r != nil {
+		out.Readvertised, out.Bandwidth, out.ASPath = true, r.bandwidth, slices.Clone(r.path)
 	}
 	for i := range g.entries {
 		e := &g.entries[i]
@@ -131,7 +133,7 @@ func (t *Table) Describe(prefix netip.Prefix) Description {
 // Route returns the attributes of a session's current route to a destination, or nil if the session has none. The
 // caller must not modify them.
 func (t *Table) Route(session int, prefix netip.Prefix) *Attributes {
-	if d := t.byPrefix[prefix]; d != nil {
+	if d, _ := t.byPrefix.get(prefix); d != nil {
 		if i, ok := t.routeOf(d, session); ok {
 			return d.sets[i].attrs
 		}

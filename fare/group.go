@@ -186,7 +186,7 @@ type destination struct {
 	group        *group
 	sets         []*attributeSet // one per entry of the group
 	prev, next   *destination    // list of the group's members
-	readvertised readvertised
+	readvertised *readvertised   // nil: none, as always at a server
 }
 
 // groups indexes every group by number and by entries.

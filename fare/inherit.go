@@ -26,14 +26,14 @@ type InheritedRoute struct {
 func (t *Table) Inherit(prefixes []netip.Prefix, heirs []Heir, more map[netip.Prefix][]InheritedRoute) {
 	x := inheritance{t: t, heirs: heirs, known: map[ancestry]descent{}}
 	x.begin()
-	empty := len(t.byPrefix) == 0
+	empty := t.byPrefix.len() == 0
 	if empty {
-		t.byPrefix = make(map[netip.Prefix]*destination, len(prefixes))
+		t.byPrefix = newPrefixes[*destination](len(prefixes))
 	}
 	for _, prefix := range prefixes {
 		x.destination(prefix, more[prefix])
 	}
-	if empty && len(t.byPrefix) == len(prefixes) {
+	if empty && t.byPrefix.len() == len(prefixes) {
 		t.sorted, t.resort = slices.Clone(prefixes), false
 	}
 	for _, set := range x.sets {
@@ -89,7 +89,7 @@ func (x *inheritance) begin() {
 func (x *inheritance) destination(prefix netip.Prefix, more []InheritedRoute) {
 	var groups ancestry
 	for k, was := range x.tables {
-		if x.found[k] = was.byPrefix[prefix]; x.found[k] != nil && x.shared {
+		if x.found[k], _ = was.byPrefix.get(prefix); x.found[k] != nil && x.shared {
 			groups[k] = x.found[k].group
 		}
 	}

@@ -70,7 +70,8 @@ func TestInheritTogether(t *testing.T) {
 			}
 		}
 		for i, table := range tables[:2] {
-			for _, d := range table.byPrefix {
+			for prefix := range table.byPrefix.keys() {
+				d, _ := table.byPrefix.get(prefix)
 				for _, set := range d.sets {
 					if set.heir != nil {
 						t.Fatalf("seed %d: table %d retains another table", seed, i)

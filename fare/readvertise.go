@@ -7,13 +7,19 @@ import (
 
 // readvertised is a leaf's readvertisement of one destination.
 type readvertised struct {
-	ok        bool
 	bandwidth Bandwidth
 	path      []uint32
 	// communities are those of the route that provides path, as received.
 	communities []Community
 	signals     Signals       // of that route
 	extended    IPv6Community // of that route
+}
+
+func (t *Table) readvertisedOf(prefix netip.Prefix) *readvertised {
+	if d, _ := t.byPrefix.get(prefix); d != nil {
+		return d.readvertised
+	}
+	return nil
 }
 
 // Readvertise returns a leaf's advertisement for prefix: the sum of b(n) over the used
@@ -23,19 +29,18 @@ type readvertised struct {
 // returns false if nothing is to be advertised: the prefix is unknown or unreachable, or
 // the role is not leaf. The caller must not modify the path.
 func (t *Table) Readvertise(prefix netip.Prefix) (Bandwidth, []uint32, bool) {
-	d := t.byPrefix[prefix]
-	if d == nil {
-		return 0, nil, false
+	if r := t.readvertisedOf(prefix); r != nil {
+		return r.bandwidth, r.path, true
 	}
-	return d.readvertised.bandwidth, d.readvertised.path, d.readvertised.ok
+	return 0, nil, false
 }
 
 // ReadvertisedCommunities returns the extended communities of the route whose AS path
 // [Table.Readvertise] returns, as received, for a leaf that keeps them, or none if there is
 // no such route. The caller must not modify them.
 func (t *Table) ReadvertisedCommunities(prefix netip.Prefix) ([]Community, IPv6Community) {
-	if d := t.byPrefix[prefix]; d != nil {
-		return d.readvertised.communities, d.readvertised.extended
+	if r := t.readvertisedOf(prefix); r != nil {
+		return r.communities, r.extended
 	}
 	return nil, IPv6Community{}
 }
@@ -43,8 +48,8 @@ func (t *Table) ReadvertisedCommunities(prefix netip.Prefix) ([]Community, IPv6C
 // ReadvertisedSignals returns the signals of the route whose AS path [Table.Readvertise] returns. A leaf uses such a
 // route where no other is left, and its neighbors may have another.
 func (t *Table) ReadvertisedSignals(prefix netip.Prefix) Signals {
-	if d := t.byPrefix[prefix]; d != nil {
-		return d.readvertised.signals
+	if r := t.readvertisedOf(prefix); r != nil {
+		return r.signals
 	}
 	return 0
 }
@@ -52,30 +57,42 @@ func (t *Table) ReadvertisedSignals(prefix netip.Prefix) Signals {
 // updateReadvertisement computes the readvertisement of d and appends a [Change] if it differs from the
 // previous one.
 func (t *Table) updateReadvertisement(d *destination) {
-	var now readvertised
+	now, ok := t.readvertisementOf(d)
+	if before := d.readvertised; before == nil && !ok || before != nil && ok && before.equal(&now) {
+		return
+	}
+	if d.readvertised = nil; ok {
+		kept := now
+		d.readvertised = &kept
+	}
+	t.changes = append(t.changes, Change{Kind: Readvertise, Destination: d.prefix})
+}
+
+// readvertisementOf computes the readvertisement of d, or returns false if there is none.
+func (t *Table) readvertisementOf(d *destination) (now readvertised, ok bool) {
 	g := d.group
-	if g.view.Reachable {
-		now.ok = true
-		for i := range g.view.Planes {
-			now.bandwidth = now.bandwidth.Add(g.view.Planes[i].Bandwidth)
+	if !g.view.Reachable {
+		return now, false
+	}
+	for i := range g.view.Planes {
+		now.bandwidth = now.bandwidth.Add(g.view.Planes[i].Bandwidth)
+	}
+	var best *session
+	for i := range g.entries {
+		if g.reasons[i] != ReasonUsed {
+			continue
 		}
-		var best *session
-		for i := range g.entries {
-			if g.reasons[i] != ReasonUsed {
-				continue
-			}
-			s, attrs := &t.sessions[t.order[g.entries[i].rank]], d.sets[i].attrs
-			if best == nil || s.node.Less(best.node) {
-				best, now.path, now.communities, now.signals, now.extended = s, attrs.ASPath, attrs.Communities, attrs.Signals, attrs.Extended
-			}
+		s, attrs := &t.sessions[t.order[g.entries[i].rank]], d.sets[i].attrs
+		if best == nil || s.node.Less(best.node) {
+			best, now.path, now.communities, now.signals, now.extended = s, attrs.ASPath, attrs.Communities, attrs.Signals, attrs.Extended
 		}
 	}
-	if now.ok != d.readvertised.ok || now.bandwidth != d.readvertised.bandwidth || !slices.Equal(now.path, d.readvertised.path) ||
-		!slices.Equal(now.communities, d.readvertised.communities) || now.signals != d.readvertised.signals ||
-		now.extended != d.readvertised.extended {
-		d.readvertised = now
-		t.changes = append(t.changes, Change{Kind: Readvertise, Destination: d.prefix})
-	}
+	return now, true
+}
+
+func (r *readvertised) equal(other *readvertised) bool {
+	return r.bandwidth == other.bandwidth && slices.Equal(r.path, other.path) && slices.Equal(r.communities, other.communities) &&
+		r.signals == other.signals && r.extended == other.extended
 }
 
 // tellTouched calls tell for every destination with an entry in r, in order of prefix. A

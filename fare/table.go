@@ -46,7 +46,7 @@ type Table struct {
 	seed      maphash.Seed
 	pool      attributePool
 	groups    groups
-	byPrefix  map[netip.Prefix]*destination
+	byPrefix  prefixes[*destination]
 	free      []*destination
 	sorted    []netip.Prefix // keys of byPrefix in order, unless resort is set
 	resort    bool
@@ -104,7 +104,6 @@ func NewTable(c Config) (*Table, error) {
 		subPorts: make([]subPort, len(c.SubPorts)),
 		planes:   make([]plane, len(c.Planes)),
 		seed:     maphash.MakeSeed(),
-		byPrefix: make(map[netip.Prefix]*destination),
 		avoided:  make(map[netip.Prefix]uint64),
 	}
 	for i, sp := range c.SubPorts {
@@ -350,7 +349,7 @@ func (t *Table) routeUpdate(e RouteUpdate) Reason {
 		s.communities.count(t.verdicts[i].Reason, 1)
 	}
 
-	d := t.byPrefix[e.Prefix]
+	d, _ := t.byPrefix.get(e.Prefix)
 	if d == nil {
 		d = t.newDestination(e.Prefix)
 	}
@@ -421,7 +420,7 @@ func (t *Table) routeWithdraw(e RouteWithdraw) Reason {
 
 // withdraw removes the session's route and reports whether there was one.
 func (t *Table) withdraw(s *session, prefix netip.Prefix) bool {
-	d := t.byPrefix[prefix]
+	d, _ := t.byPrefix.get(prefix)
 	if d == nil {
 		return false
 	}
@@ -572,7 +571,7 @@ func (t *Table) newDestination(prefix netip.Prefix) *destination {
 		d = new(destination)
 	}
 	d.prefix = prefix
-	t.byPrefix[prefix] = d
+	t.byPrefix.set(prefix, d)
 	t.resort = true
 	return d
 }
@@ -583,10 +582,10 @@ func (t *Table) deleteDestination(d *destination) {
 	g.detach(d)
 	t.changes = append(t.changes, Change{Kind: DestinationDelete, Destination: d.prefix})
 	t.drop(g)
-	if d.readvertised.ok {
+	if d.readvertised != nil {
 		t.changes = append(t.changes, Change{Kind: Readvertise, Destination: d.prefix})
 	}
-	delete(t.byPrefix, d.prefix)
+	t.byPrefix.delete(d.prefix)
 	t.resort = true
 	*d = destination{sets: d.sets[:0]}
 	t.free = recycle(t.free, d)

@@ -110,7 +110,7 @@ func (t *Table) Members(id GroupID) func(yield func(netip.Prefix) bool) {
 
 // Destination returns the group of a destination, or false if it is unknown.
 func (t *Table) Destination(prefix netip.Prefix) (GroupID, bool) {
-	d := t.byPrefix[prefix]
+	d, _ := t.byPrefix.get(prefix)
 	if d == nil {
 		return 0, false
 	}
@@ -122,14 +122,12 @@ func (t *Table) Destination(prefix netip.Prefix) (GroupID, bool) {
 func (t *Table) Destinations(yield func(netip.Prefix, GroupID) bool) {
 	if t.resort {
 		t.sorted = t.sorted[:0]
-		for prefix := range t.byPrefix {
-			t.sorted = append(t.sorted, prefix)
-		}
+		t.sorted = slices.AppendSeq(t.sorted, t.byPrefix.keys())
 		slices.SortFunc(t.sorted, netip.Prefix.Compare)
 		t.resort = false
 	}
 	for _, prefix := range t.sorted {
-		if !yield(prefix, t.byPrefix[prefix].group.id) {
+		if d, _ := t.byPrefix.get(prefix); !yield(prefix, d.group.id) {
 			return
 		}
 	}
@@ -203,7 +201,7 @@ func (t *Table) Plane(index int) PlaneView {
 
 // Stats returns the table's current counters and sizes.
 func (t *Table) Stats() Stats {
-	s := Stats{Events: t.events, Destinations: len(t.byPrefix), Groups: t.groups.set.n, Routes: t.live, Leftovers: t.leftovers}
+	s := Stats{Events: t.events, Destinations: t.byPrefix.len(), Groups: t.groups.set.n, Routes: t.live, Leftovers: t.leftovers}
 	for _, g := range t.groups.byID {
 		if g != nil && g.view.Origins > 1 {
 			s.Conflicts += g.size
