@@ -58,7 +58,7 @@ func (a *Ask) Replies() []Reply { return a.replies }
 // runAsks sends the probes for persons that are due.
 func (c *Core) runAsks(now time.Time) {
 	c.asks = slices.DeleteFunc(c.asks, func(a *Ask) bool {
-		if a.begun < a.Count*len(a.Paths) && !now.Before(a.next) && c.peers[a.ID] != nil {
+		if a.begun < a.Count*len(a.Paths) && !now.Before(a.next) && c.peers.of(a.ID) != nil {
 			path := a.Paths[a.begun%len(a.Paths)]
 			s := c.sendAtOnce(now, unit{ID: a.ID, source: a.Source, slot: path.Slot}, path, path.Plane, asked)
 			s.ask, s.deadline = a, now.Add(4*Timeout)
@@ -66,7 +66,7 @@ func (c *Core) runAsks(now time.Time) {
 			a.begun++
 			a.next = now.Add(askPace)
 		}
-		return a.begun == a.Count*len(a.Paths) || c.peers[a.ID] == nil
+		return a.begun == a.Count*len(a.Paths) || c.peers.of(a.ID) == nil
 	})
 }
 

@@ -108,7 +108,7 @@ func (c *Core) lose(w way, v verdict, since time.Time) {
 // avoid begins the avoidances that are due, and sends probes by those that exist.
 func (c *Core) avoid(now time.Time) {
 	for w, l := range c.losing {
-		p := c.peers[w.ID]
+		p := c.peers.of(w.ID)
 		switch {
 		case p == nil || !p.answering || p.planes[w.plane].proved.After(l.since):
 			delete(c.losing, w)
@@ -129,7 +129,7 @@ func (c *Core) avoid(now time.Time) {
 // begin avoids a plane toward a peer, unless it is the last one that works, or another one is avoided.
 func (c *Core) begin(now time.Time, p *peer, plane int, v verdict, own bool) {
 	other := false
-	for _, path := range p.Paths {
+	for _, path := range p.paths() {
 		other = other || path.Plane != plane && !c.fails(p.ID, path)
 	}
 	for i := range c.c.Planes {
@@ -167,7 +167,7 @@ func (c *Core) avoidWide(now time.Time, plane int) {
 		return
 	}
 	for _, p := range c.answering {
-		if slices.ContainsFunc(p.Paths, func(x Path) bool { return x.Plane == plane }) {
+		if slices.ContainsFunc(p.paths(), func(x Path) bool { return x.Plane == plane }) {
 			c.begin(now, p, plane, v, false)
 		}
 	}
@@ -188,7 +188,7 @@ func (c *Core) unavoid(now time.Time, w way) {
 func (c *Core) probeAvoided(now time.Time) {
 	own := map[int]int{}
 	for w, a := range c.avoided {
-		if a.own && c.peers[w.ID] != nil {
+		if a.own && c.peers.of(w.ID) != nil {
 			own[w.plane]++
 		}
 	}
@@ -198,7 +198,7 @@ func (c *Core) probeAvoided(now time.Time) {
 	}
 	every := max(cureEvery, time.Duration(float64(n*cureShare)/c.c.Rate*float64(time.Second)))
 	for _, w := range c.waysAvoided() {
-		a, p := c.avoided[w], c.peers[w.ID]
+		a, p := c.avoided[w], c.peers.of(w.ID)
 		switch {
 		case p == nil || !a.own && own[w.plane] == 0:
 			c.unavoid(now, w)

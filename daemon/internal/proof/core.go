@@ -7,6 +7,8 @@ import (
 	"net/netip"
 	"slices"
 	"time"
+
+	"github.com/fared/fared/internal/prefixmap"
 )
 
 const (
@@ -149,10 +151,9 @@ type planeState struct {
 
 // peer is a destination with the knowledge about it.
 type peer struct {
-	Peer
-	last   []Path // Paths, or the ones before if there are none now
+	ID
+	last   []Path // paths, or the ones before if there are none now
 	planes []planeState
-	next   int // place of the rotation in Paths
 	// theirs is the time of the peer's last probe, heard that of the last probe of ours that it had received then.
 	theirs, heard moment
 	// unheard counts the probes that were sent without an answer since silentSince, receipts those of the peer's probes
@@ -161,8 +162,18 @@ type peer struct {
 	received            moment // of the last receipt
 	urged               moment
 	unheard, receipts   int32
-	asked               bool // since received
+	next                uint32 // place of the rotation in paths
+	pathless            bool   // there are no paths now
+	asked               bool   // since received
 	answering           bool
+}
+
+// paths returns the slots that carry a share now.
+func (p *peer) paths() []Path {
+	if p.pathless {
+		return nil
+	}
+	return p.last
 }
 
 // moment is a time of a core, in nanoseconds; 0 is never. There may be 131,072 peers, and a moment has a third of the
@@ -190,7 +201,7 @@ type Core struct {
 	c       Config
 	began   time.Time      // of moments; zero before the first one
 	sources [][]netip.Addr // by source group
-	peers   map[ID]*peer
+	peers   peerMap
 	// order is the rotation: a random permutation of the peers, of which the first cursor have had their turn.
 	order  []*peer
 	cursor int
@@ -235,7 +246,7 @@ func New(c Config) *Core {
 		visits[i] = c.Random.IntN(1 << 20)
 	}
 	return &Core{
-		visits: visits, c: c, peers: map[ID]*peer{}, out: map[uint64]*sent{}, failing: map[unit]*failure{}, due: make([]time.Time, len(c.SubPorts)),
+		visits: visits, c: c, out: map[uint64]*sent{}, failing: map[unit]*failure{}, due: make([]time.Time, len(c.SubPorts)),
 		losing: map[way]losing{}, avoided: map[way]*avoidance{}, past: map[way]past{}, proofs: make([]time.Time, len(c.Planes)),
 		counters: make([]Counters, len(c.Planes)), tokens: c.Rate,
 	}
@@ -245,20 +256,15 @@ func New(c Config) *Core {
 func (c *Core) SetPeers(now time.Time, sources [][]netip.Addr, peers []Peer) {
 	c.sources = sources
 	before := c.peers
-	c.peers, c.order, c.answering, c.cursor = make(map[ID]*peer, len(peers)), make([]*peer, 0, len(peers)), nil, 0
+	c.peers, c.order, c.answering, c.cursor = peerMap{}, make([]*peer, 0, len(peers)), nil, 0
 	for _, n := range peers {
-		p := before[n.ID]
+		p := before.of(n.ID)
 		if p == nil {
-			p = &peer{Peer: n}
-		} else if !slices.Equal(p.Paths, n.Paths) {
-			if p.Paths = n.Paths; len(n.Paths) > 0 {
-				c.changed(p, p.last)
-			}
+			p = &peer{ID: n.ID, pathless: true}
 		}
-		if len(n.Paths) > 0 {
-			p.last = n.Paths
-		}
-		c.peers[n.ID] = p
+		c.setPaths(p, n.Paths)
+		at, _ := c.peers.Add(n.Group, hostOf(n.Address))
+		*at = p
 		c.order = append(c.order, p)
 		if p.answering {
 			c.answering = append(c.answering, p)
@@ -277,6 +283,30 @@ func (c *Core) SetPeers(now time.Time, sources [][]netip.Addr, peers []Peer) {
 	c.wake = time.Time{}
 }
 
+// setPaths replaces a peer's paths, and has those probed that have changed.
+func (c *Core) setPaths(p *peer, paths []Path) {
+	differ, old := !slices.Equal(p.paths(), paths), p.last
+	if p.pathless = len(paths) == 0; p.pathless {
+		return
+	}
+	if p.last = paths; differ {
+		c.changed(p, old)
+	}
+}
+
+// peerMap holds the peers by source group and address.
+type peerMap struct{ prefixmap.Map[int, *peer] }
+
+// of returns a peer, or nil if there is none.
+func (m *peerMap) of(id ID) *peer {
+	if p := m.Get(id.Group, hostOf(id.Address)); p != nil {
+		return *p
+	}
+	return nil
+}
+
+func hostOf(a netip.Addr) netip.Prefix { return netip.PrefixFrom(a, a.BitLen()) }
+
 // shuffle begins another rotation.
 func (c *Core) shuffle() {
 	c.cursor = 0
@@ -288,7 +318,7 @@ func (c *Core) changed(p *peer, old []Path) {
 	if !p.answering {
 		return
 	}
-	for _, path := range p.Paths {
+	for _, path := range p.paths() {
 		if !slices.Contains(old, path) {
 			c.urge(p, path, true)
 		}
@@ -330,18 +360,18 @@ func (c *Core) sourceOf(p *peer) (netip.Addr, bool) {
 
 // pathOf returns the present path of a unit.
 func (c *Core) pathOf(u unit) (Path, bool) {
-	p := c.peers[u.ID]
+	p := c.peers.of(u.ID)
 	if p == nil || u.Group >= len(c.sources) || !slices.Contains(c.sources[u.Group], u.source) {
 		return Path{}, false
 	}
 	if u.slot == allSlots {
-		return everyPath, len(p.Paths) > 0
+		return everyPath, len(p.paths()) > 0
 	}
-	i := slices.IndexFunc(p.Paths, func(x Path) bool { return x.Slot == u.slot })
+	i := slices.IndexFunc(p.paths(), func(x Path) bool { return x.Slot == u.slot })
 	if i < 0 {
 		return Path{}, false
 	}
-	return p.Paths[i], true
+	return p.paths()[i], true
 }
 
 // interval returns the interval of the probes of each sub-port: a part of the rate is left for services, and for other
@@ -367,7 +397,7 @@ func (c *Core) Tick(now time.Time) (sends []Send, wake time.Time, idling bool) {
 	}
 	c.expire(now)
 	for u := range c.failing { // a peer that sends no more probes has stopped
-		if u.slot == allSlots && c.since(now, c.peers[u.ID].theirs) > loyalty {
+		if u.slot == allSlots && c.since(now, c.peers.of(u.ID).theirs) > loyalty {
 			delete(c.failing, u)
 		}
 	}
@@ -430,7 +460,7 @@ func (c *Core) toService(now time.Time, u unit, path Path) {
 
 // send sends a probe by a path, to be answered by plane back.
 func (c *Core) send(now time.Time, u unit, path Path, back int, r role) *sent {
-	p := c.peers[u.ID]
+	p := c.peers.of(u.ID)
 	s := &sent{unit: u, nonce: c.c.Nonce(), role: r, path: path, back: back, at: now, departed: now, deadline: now.Add(c.quantum() + grace)}
 	if c.avoids() && p.planes != nil {
 		p.planes[path.Plane].probed = now
@@ -478,7 +508,7 @@ func (c *Core) expire(now time.Time) {
 		}
 		if s.counted {
 			c.counters[s.path.Plane].Lost++
-			if p := c.peers[s.ID]; p != nil && p.planes != nil {
+			if p := c.peers.of(s.ID); p != nil && p.planes != nil {
 				p.planes[s.path.Plane].lost++
 			}
 		}
@@ -515,7 +545,7 @@ func (c *Core) nextWake(now time.Time) time.Time {
 			next = t
 		}
 	}
-	if len(c.answering) < len(c.peers) {
+	if len(c.answering) < c.peers.Len() {
 		earlier(c.idleDue)
 	}
 	if c.busy(now) {

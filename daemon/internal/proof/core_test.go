@@ -524,8 +524,8 @@ func TestOneWay(t *testing.T) {
 
 // TestSizeOfAPeer bounds the memory of a peer: there may be 131,072.
 func TestSizeOfAPeer(t *testing.T) {
-	if size := unsafe.Sizeof(peer{}); size > 176 {
-		t.Errorf("a peer has %d bytes, at most 176 fit the runtime's size class", size)
+	if size := unsafe.Sizeof(peer{}); size > 144 {
+		t.Errorf("a peer has %d bytes, at most 144 fit the runtime's size class", size)
 	}
 }
 

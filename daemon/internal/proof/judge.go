@@ -254,7 +254,7 @@ type trial struct {
 
 // suspect begins a trial for a lost probe.
 func (c *Core) suspect(s *sent) {
-	p := c.peers[s.ID]
+	p := c.peers.of(s.ID)
 	path, ok := c.pathOf(s.unit)
 	small := s.unit
 	small.big = false
@@ -278,7 +278,7 @@ func (c *Core) suspect(s *sent) {
 // choose chooses the other way of a trial: another plane, that with the last proof, or else another sub-port.
 func (t *trial) choose(c *Core, p *peer) {
 	if c.c.Avoid > 0 && !t.big {
-		for _, x := range p.Paths {
+		for _, x := range p.paths() {
 			same := func(y Path) bool { return x.SubPort == y.SubPort }
 			if x.Plane == t.path.Plane && !same(t.path) && !slices.ContainsFunc(t.others, same) {
 				t.others = append(t.others, x)
@@ -287,7 +287,7 @@ func (t *trial) choose(c *Core, p *peer) {
 	}
 	var planes, subPorts []Path
 	var last time.Time
-	for _, x := range p.Paths {
+	for _, x := range p.paths() {
 		switch {
 		case c.fails(p.ID, x):
 		case x.Plane == t.path.Plane:
@@ -409,7 +409,7 @@ func (t *trial) answer(c *Core, now time.Time, s *sent, a *Packet, right bool) {
 // end judges a trial and removes it.
 func (c *Core) end(now time.Time, t *trial) {
 	c.trials = slices.DeleteFunc(c.trials, func(x *trial) bool { return x == t })
-	p := c.peers[t.ID]
+	p := c.peers.of(t.ID)
 	switch {
 	case p == nil:
 	case t.over && t.large:
@@ -444,7 +444,7 @@ func (c *Core) end(now time.Time, t *trial) {
 
 // judgeSilence judges a peer that sends probes and answers none.
 func (c *Core) judgeSilence(now time.Time, p *peer) {
-	if p.unheard < enoughProbes || c.since(now, p.enough) < settle || len(p.Paths) == 0 {
+	if p.unheard < enoughProbes || c.since(now, p.enough) < settle || len(p.paths()) == 0 {
 		return
 	}
 	if !p.asked || c.since(now, p.received) < quantum { // no probe since the last receipt, or it had no time yet

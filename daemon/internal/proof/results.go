@@ -60,7 +60,7 @@ func (c *Core) Left(now, departed time.Time, nonce uint64, device string, subPor
 // Received handles a probe of a peer, which shows that the peer runs, and whether it hears. Arrived is the time of the
 // kernel.
 func (c *Core) Received(now, arrived time.Time, from ID, probe *Packet) {
-	p := c.peers[from]
+	p := c.peers.of(from)
 	if p == nil {
 		return
 	}
@@ -78,9 +78,9 @@ func (c *Core) Received(now, arrived time.Time, from ID, probe *Packet) {
 	if p.answering {
 		return
 	}
-	if len(p.Paths) > 0 && c.since(now, p.urged) >= quantum {
+	if len(p.paths()) > 0 && c.since(now, p.urged) >= quantum {
 		p.urged = c.moment(now)
-		c.urge(p, p.Paths[c.c.Random.IntN(len(p.Paths))], false)
+		c.urge(p, p.paths()[c.c.Random.IntN(len(p.paths()))], false)
 	}
 	if probe.Flags&FlagAtOnce == 0 { // others may overtake answers
 		c.judgeSilence(now, p)
@@ -95,7 +95,7 @@ func (c *Core) Answered(now, arrived time.Time, from ID, a *Packet, device strin
 		return
 	}
 	delete(c.out, a.Nonce)
-	p := c.peers[from]
+	p := c.peers.of(from)
 	if p == nil {
 		return
 	}
@@ -159,7 +159,7 @@ func (c *Core) answers(p *peer, by int) {
 		}
 	}
 	planes := map[int]bool{by: true}
-	for _, path := range p.Paths { // each other plane once, soon
+	for _, path := range p.paths() { // each other plane once, soon
 		if !planes[path.Plane] {
 			planes[path.Plane] = true
 			c.urge(p, path, false)

@@ -12,7 +12,7 @@ func (c *Core) busy(now time.Time) bool {
 
 // regular sends the probes of sub-ports, of silent peers, and of the rotation.
 func (c *Core) regular(now time.Time) {
-	if len(c.peers) == 0 {
+	if c.peers.Len() == 0 {
 		return
 	}
 	if !now.Before(c.idleDue) {
@@ -89,7 +89,7 @@ func (c *Core) probeSilent(now time.Time) {
 	}
 	for range 32 {
 		p := c.order[c.c.Random.IntN(len(c.order))]
-		if !p.answering && len(p.Paths) > 0 {
+		if !p.answering && len(p.paths()) > 0 {
 			c.probePeer(now, p)
 			return
 		}
@@ -99,10 +99,10 @@ func (c *Core) probeSilent(now time.Time) {
 // probePeer sends a probe by the next slot of a peer.
 func (c *Core) probePeer(now time.Time, p *peer) {
 	source, ok := c.sourceOf(p)
-	if !ok || len(p.Paths) == 0 {
+	if !ok || len(p.paths()) == 0 {
 		return
 	}
-	path := p.Paths[p.next%len(p.Paths)]
+	path := p.paths()[int(p.next)%len(p.paths())]
 	p.next++
 	c.send(now, unit{ID: p.ID, source: source, slot: path.Slot}, path, path.Plane, regular)
 }
@@ -123,7 +123,7 @@ func (c *Core) probeServices(now time.Time) {
 // probeService sends a packet to a random service of a peer by a sub-port.
 func (c *Core) probeService(now time.Time, p *peer, subPort int) {
 	if source, ok := c.sourceOf(p); ok {
-		chosen := c.random(p.Paths, c.uses(subPort))
+		chosen := c.random(p.paths(), c.uses(subPort))
 		c.toService(now, unit{ID: p.ID, source: source, slot: chosen.Slot, service: 1 + c.c.Random.IntN(c.c.Services)}, chosen)
 	}
 }
@@ -142,7 +142,7 @@ func (c *Core) probeSubPort(now time.Time, subPort int) {
 		return
 	}
 	var paths []Path
-	for _, x := range p.Paths {
+	for _, x := range p.paths() {
 		if uses(x) {
 			paths = append(paths, x)
 		}
@@ -159,7 +159,7 @@ func (c *Core) answerer(subPort, from int, oldest bool) (best *peer) {
 	n, plane, uses := len(c.answering), c.c.SubPorts[subPort].Plane, c.uses(subPort)
 	for i := range min(n, sample) {
 		p := c.answering[(from+i)%n]
-		if best != nil && !p.planes[plane].probed.Before(best.planes[plane].probed) || !slices.ContainsFunc(p.Paths, uses) {
+		if best != nil && !p.planes[plane].probed.Before(best.planes[plane].probed) || !slices.ContainsFunc(p.paths(), uses) {
 			continue
 		}
 		if best = p; !oldest {
@@ -215,7 +215,7 @@ func (c *Core) probeOldest(now time.Time) {
 	for i := range c.answering {
 		p := c.answering[(start+i)%len(c.answering)]
 		for plane := range c.c.Planes {
-			if now.Sub(p.planes[plane].probed) >= quickQuantum-slack && slices.ContainsFunc(p.Paths, func(x Path) bool { return x.Plane == plane }) {
+			if now.Sub(p.planes[plane].probed) >= quickQuantum-slack && slices.ContainsFunc(p.paths(), func(x Path) bool { return x.Plane == plane }) {
 				ways = append(ways, way{p, plane})
 			}
 		}
@@ -229,7 +229,7 @@ func (c *Core) probeOldest(now time.Time) {
 		if c.tokens < c.c.Rate/reserve {
 			return
 		}
-		path := c.random(w.peer.Paths, func(x Path) bool { return x.Plane == w.plane })
+		path := c.random(w.peer.paths(), func(x Path) bool { return x.Plane == w.plane })
 		c.send(now, unit{ID: w.peer.ID, source: source, slot: path.Slot}, path, w.plane, regular)
 	}
 }

@@ -22,12 +22,12 @@ type Shown struct {
 
 // Show returns the knowledge about a peer.
 func (c *Core) Show(id ID) (out Shown) {
-	p := c.peers[id]
+	p := c.peers.of(id)
 	if p == nil {
 		return Shown{Reason: "not in effect"}
 	}
 	planes := map[int]bool{}
-	for _, path := range p.Paths {
+	for _, path := range p.paths() {
 		planes[path.Plane] = true
 	}
 	failing := map[int]bool{}
@@ -137,11 +137,11 @@ func (c *Core) Tally() (answering, all int, planes []PlaneTally) {
 
 // PathsOf returns the present paths of a peer, and the local loopbacks of its source group.
 func (c *Core) PathsOf(id ID) ([]Path, []netip.Addr) {
-	p := c.peers[id]
+	p := c.peers.of(id)
 	if p == nil || id.Group >= len(c.sources) {
 		return nil, nil
 	}
-	return p.Paths, c.sources[id.Group]
+	return p.paths(), c.sources[id.Group]
 }
 
 // Pending reports whether an event since the last Tick needs one at once.
@@ -151,7 +151,7 @@ func (c *Core) Pending() bool { return c.wake.IsZero() }
 // path by which it leaves; false if there is none. Where packets may leave without a slot, answers to regular probes
 // do, out of the sub-port of a slot: own probes prove the slots of this server, and one socket sends all answers.
 func (c *Core) Reflect(from ID, probe *Packet, device string, subPort int) (Packet, Path, bool) {
-	p := c.peers[from]
+	p := c.peers.of(from)
 	if p == nil || len(p.last) == 0 {
 		return Packet{}, Path{}, false
 	}
@@ -233,7 +233,7 @@ func pick(paths []Path, plane int, slot uint16) (Path, bool) {
 }
 
 // Knows reports whether a peer exists.
-func (c *Core) Knows(id ID) bool { return c.peers[id] != nil }
+func (c *Core) Knows(id ID) bool { return c.peers.of(id) != nil }
 
 // SetRate changes the number of probes a second.
 func (c *Core) SetRate(rate float64) { c.c.Rate = rate }
