@@ -40,6 +40,7 @@ PEERS_SIZES ?=
 PEERS_REPETITIONS ?=
 PEERS_BUSY ?=
 PEERS_PLANES ?=
+PEERS_SUB_PORTS ?=
 PEERS_FLAP ?=
 
 PARTS ?= all
@@ -156,12 +157,12 @@ bench:
 	$(GO) test -run '^$$' -bench . -benchmem -benchtime $(BENCHTIME) ./...
 
 # The contest with FRR and BIRD (docs/benchmarks.md), alone on the machine. PEERS_ROWS=update1,degrade, PEERS_CONTESTANTS=bird,fared-linux, PEERS_SIZES=1,10000 and
-# PEERS_REPETITIONS=5 choose a part; PEERS_BUSY=2 measures each row next to that many busy processes too, PEERS_PLANES=8 has as many leaves, PEERS_FLAP=30s makes flaps
+# PEERS_REPETITIONS=5 choose a part; PEERS_BUSY=2 measures each row next to that many busy processes too, PEERS_PLANES=8 PEERS_SUB_PORTS=2 have as many leaves and sessions with each, PEERS_FLAP=30s makes flaps
 # last as long. Writes out/bench-peers.json and .svg. Needs root, FRR, BIRD.
 bench-peers:
 	FARED_REQUIRE_ALL=1 FARED_PARTS=chaos FARED_PEERS=1 FARED_PEERS_OUT=$(CURDIR)/out FARED_PEERS_ROWS='$(PEERS_ROWS)' FARED_PEERS_CONTESTANTS='$(PEERS_CONTESTANTS)' FARED_PEERS_SIZES='$(PEERS_SIZES)' \
 	  FARED_PEERS_REPETITIONS='$(PEERS_REPETITIONS)' FARED_PEERS_BUSY='$(PEERS_BUSY)' \
-	  FARED_PEERS_PLANES='$(PEERS_PLANES)' FARED_PEERS_FLAP='$(PEERS_FLAP)' $(GO) test -count=1 -v -timeout 0 -run 'TestContest$$' ./interop/peers
+	  FARED_PEERS_PLANES='$(PEERS_PLANES)' FARED_PEERS_SUB_PORTS='$(PEERS_SUB_PORTS)' FARED_PEERS_FLAP='$(PEERS_FLAP)' $(GO) test -count=1 -v -timeout 0 -run 'TestContest$$' ./interop/peers
 
 # The contest with each row twice: idle, and next to a busy process on each core, in columns side by side.
 bench-peers-busy:

@@ -37,7 +37,7 @@ type bed struct {
 	out       error         // why the contestant takes no further part at this size; nil while it does
 }
 
-func device(plane int) string { return fmt.Sprintf("p%d", plane) }
+func device(link int) string { return fmt.Sprintf("p%d", link) }
 
 // newBed wires a contestant, starts its leaves and its processes.
 func newBed(t testing.TB, c contestant, destinations int, v variant) *bed {
@@ -55,12 +55,12 @@ func newBed(t testing.TB, c contestant, destinations int, v variant) *bed {
 	// The same for all: flows are placed by their ports, and routes avoid a sub-port without a carrier at once.
 	b.server.Sysctl("net.ipv4.fib_multipath_hash_policy=1", "net.ipv4.conf.all.ignore_routes_with_linkdown=1", "net.ipv4.conf.default.ignore_routes_with_linkdown=1")
 	b.server.Addr("lo", loopback.String()+"/32")
-	for p := range planes {
-		netnstest.Cable(t, b.server, device(p), serverAddress(p).String()+"/31", b.far, device(p), leafAddress(p).String()+"/31")
+	for _, i := range cables() {
+		netnstest.Cable(t, b.server, device(i), serverAddress(i).String()+"/31", b.far, device(i), leafAddress(i).String()+"/31")
 	}
 	index := map[int32]int{}
-	for p := range planes {
-		index[int32(b.server.Device(device(p)).Index)] = p
+	for _, i := range cables() {
+		index[int32(b.server.Device(device(i)).Index)] = i % mostPlanes
 	}
 	b.server.Must(func() (err error) { b.judge, err = newJudge(index, destinations); return err })
 	t.Cleanup(b.judge.close)
@@ -76,7 +76,12 @@ func newBed(t testing.TB, c contestant, destinations int, v variant) *bed {
 		t.Cleanup(func() { unix.Close(b.control[i]) })
 	}
 	for p := range planes {
-		b.leaves = append(b.leaves, newLeaf(b.far, p, destinations, &b.gate))
+		var l *leaf
+		for s := subPorts - 1; s >= 0; s-- {
+			first := newLeaf(b.far, p+s*mostPlanes, destinations, &b.gate)
+			first.next, l = l, first
+		}
+		b.leaves = append(b.leaves, l)
 		if err := b.leaves[p].start(); err != nil {
 			t.Fatal(err)
 		}
@@ -165,23 +170,32 @@ func (b *bed) every() []int {
 	return all
 }
 
-// link sets the own end of the first plane's sub-port, or the leaf's end, up or down, and returns the time before it.
+// link sets the own ends of the first plane's sub-ports, or the leaf's ends, up or down, and returns the time before it.
 func (b *bed) link(far, up bool) (moment, error) {
 	control := b.control[0]
 	if far {
 		control = b.control[1]
 	}
-	r, err := unix.NewIfreq(device(0))
-	if err != nil {
-		return 0, err
-	}
-	if err := unix.IoctlIfreq(control, unix.SIOCGIFFLAGS, r); err != nil {
-		return 0, err
-	}
-	r.SetUint16(r.Uint16() &^ unix.IFF_UP)
-	if up {
-		r.SetUint16(r.Uint16() | unix.IFF_UP)
+	var all []*unix.Ifreq
+	for s := range subPorts {
+		r, err := unix.NewIfreq(device(s * mostPlanes))
+		if err != nil {
+			return 0, err
+		}
+		if err := unix.IoctlIfreq(control, unix.SIOCGIFFLAGS, r); err != nil {
+			return 0, err
+		}
+		r.SetUint16(r.Uint16() &^ unix.IFF_UP)
+		if up {
+			r.SetUint16(r.Uint16() | unix.IFF_UP)
+		}
+		all = append(all, r)
 	}
 	began := now()
-	return began, unix.IoctlIfreq(control, unix.SIOCSIFFLAGS, r)
+	for _, r := range all {
+		if err := unix.IoctlIfreq(control, unix.SIOCSIFFLAGS, r); err != nil {
+			return began, err
+		}
+	}
+	return began, nil
 }

@@ -42,7 +42,7 @@ type bfdSession struct {
 func (l *leaf) startBFD(interval time.Duration) error {
 	s := &bfdSession{leaf: l, interval: interval}
 	err := l.ns.Do(func() (err error) {
-		s.conn, err = net.ListenUDP("udp4", net.UDPAddrFromAddrPort(netip.AddrPortFrom(leafAddress(l.plane), bfdPort)))
+		s.conn, err = net.ListenUDP("udp4", net.UDPAddrFromAddrPort(netip.AddrPortFrom(leafAddress(l.link), bfdPort)))
 		return err
 	})
 	if err != nil {
@@ -50,8 +50,8 @@ func (l *leaf) startBFD(interval time.Duration) error {
 	}
 	var send *net.UDPConn
 	err = l.ns.Do(func() (err error) {
-		send, err = net.DialUDP("udp4", net.UDPAddrFromAddrPort(netip.AddrPortFrom(leafAddress(l.plane), bfdSourcePort)),
-			net.UDPAddrFromAddrPort(netip.AddrPortFrom(serverAddress(l.plane), bfdPort)))
+		send, err = net.DialUDP("udp4", net.UDPAddrFromAddrPort(netip.AddrPortFrom(leafAddress(l.link), bfdSourcePort)),
+			net.UDPAddrFromAddrPort(netip.AddrPortFrom(serverAddress(l.link), bfdPort)))
 		return err
 	})
 	if err == nil {

@@ -43,6 +43,11 @@ func TestMain(m *testing.M) {
 			panic(fmt.Sprintf("FARED_PEERS_PLANES: %q is not a number from 3 to %d", n, mostPlanes))
 		}
 	}
+	if n := os.Getenv("FARED_PEERS_SUB_PORTS"); n != "" {
+		if subPorts, err = strconv.Atoi(n); err != nil || subPorts < 1 || subPorts > mostSubPorts {
+			panic(fmt.Sprintf("FARED_PEERS_SUB_PORTS: %q is not a number from 1 to %d", n, mostSubPorts))
+		}
+	}
 	code := m.Run()
 	os.RemoveAll(base)
 	os.Exit(code)

@@ -193,7 +193,11 @@ func (f fared) start(b *bed) {
 	}
 	line("dataplane: %s\napi: {socket: %q}\nlog: {level: warn}\nplanes:", dataplane, filepath.Join(b.dir, "fared.sock"))
 	for p := range planes {
-		line("- name: %s\n  sub_ports: [{device: %[1]s, speed: %[2]dG, sessions: [{peer: %[3]s, peer_as: %[4]d}]}]", device(p), full, leafAddress(p), firstLeafAS+p)
+		line("- name: %s\n  sub_ports:", device(p))
+		for s := range subPorts {
+			i := p + s*mostPlanes
+			line("  - {device: %s, speed: %dG, sessions: [{peer: %s, peer_as: %d}]}", device(i), full, leafAddress(i), firstLeafAS+p)
+		}
 	}
 	b.run(binary.Fared(b.t), "run", "--config", b.file("fared.yaml", c.String()))
 }

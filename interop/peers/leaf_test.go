@@ -17,6 +17,7 @@ import (
 // Numbers of the beds. Every leaf has its own AS; the administrator of the communities is the same everywhere.
 const (
 	mostPlanes    = 8
+	mostSubPorts  = 8
 	serverAS      = 65001
 	firstLeafAS   = 64601
 	originAS      = 65200
@@ -29,6 +30,20 @@ const (
 // FARED_PEERS_PLANES.
 var planes = 4
 
+// subPorts is the number of sub-ports of a plane, all wired to its leaf, each with a session. FRR and BIRD use the first
+// ones. Only TestMain changes it, by FARED_PEERS_SUB_PORTS.
+var subPorts = 1
+
+// cables returns the numbers of all sub-ports; that of a plane's first one is the plane's.
+func cables() (all []int) {
+	for s := range subPorts {
+		for p := range planes {
+			all = append(all, p+s*mostPlanes)
+		}
+	}
+	return all
+}
+
 // Speeds that leaves advertise, in Gbit/s. FRR 8.4 computes with 32 bits of octets a second, so that a community of
 // 34.4 Gbit/s or more has a wrong weight there.
 const (
@@ -36,8 +51,8 @@ const (
 	half = 16
 )
 
-func serverAddress(plane int) netip.Addr { return netip.AddrFrom4([4]byte{172, 16, byte(plane), 0}) }
-func leafAddress(plane int) netip.Addr   { return netip.AddrFrom4([4]byte{172, 16, byte(plane), 1}) }
+func serverAddress(link int) netip.Addr { return netip.AddrFrom4([4]byte{172, 16, byte(link), 0}) }
+func leafAddress(link int) netip.Addr   { return netip.AddrFrom4([4]byte{172, 16, byte(link), 1}) }
 
 // firstDestination is 10.128.0.0; destination i has the address firstDestination + i.
 const firstDestination = 10<<24 | 128<<16
@@ -81,7 +96,9 @@ const routesPerUpdate = 800
 // leaf is a scripted BGP speaker at the far end of a plane. It announces every destination with a speed, and ignores
 // what the server announces.
 type leaf struct {
+	link  int
 	plane int
+	next  *leaf // the same leaf at the plane's next sub-port
 	ns    *netnstest.Namespace
 	gate  *barrier
 	wg    sync.WaitGroup
@@ -112,16 +129,16 @@ func (g *barrier) arm() {
 	g.armed, g.waiting, g.opened = true, map[int]bool{}, make(chan struct{})
 }
 
-// pass returns when the leaf of a plane may send its OPEN.
-func (g *barrier) pass(plane int) {
+// pass returns when the leaf of a link may send its OPEN.
+func (g *barrier) pass(link int) {
 	g.mu.Lock()
 	if !g.armed {
 		g.mu.Unlock()
 		return
 	}
-	g.waiting[plane] = true
+	g.waiting[link] = true
 	opened := g.opened
-	if len(g.waiting) == planes {
+	if len(g.waiting) == len(cables()) {
 		g.armed, g.passed = false, now()
 		close(opened)
 	}
@@ -154,8 +171,8 @@ func (g *barrier) release() {
 	}
 }
 
-func newLeaf(ns *netnstest.Namespace, plane, destinations int, g *barrier) *leaf {
-	l := &leaf{plane: plane, ns: ns, gate: g, speeds: make([]int, destinations)}
+func newLeaf(ns *netnstest.Namespace, link, destinations int, g *barrier) *leaf {
+	l := &leaf{link: link, plane: link % mostPlanes, ns: ns, gate: g, speeds: make([]int, destinations)}
 	l.thaw = sync.NewCond(&l.mu)
 	for i := range l.speeds {
 		l.speeds[i] = full
@@ -165,9 +182,14 @@ func newLeaf(ns *netnstest.Namespace, plane, destinations int, g *barrier) *leaf
 
 // start listens for the server.
 func (l *leaf) start() error {
+	if l.next != nil {
+		if err := l.next.start(); err != nil {
+			return err
+		}
+	}
 	var ln *net.TCPListener
 	err := l.ns.Do(func() (err error) {
-		ln, err = net.ListenTCP("tcp4", net.TCPAddrFromAddrPort(netip.AddrPortFrom(leafAddress(l.plane), bgpPort)))
+		ln, err = net.ListenTCP("tcp4", net.TCPAddrFromAddrPort(netip.AddrPortFrom(leafAddress(l.link), bgpPort)))
 		return err
 	})
 	if err != nil {
@@ -188,7 +210,7 @@ func (l *leaf) start() error {
 	return nil
 }
 
-// kill closes the session as the kernel does for a process that ends, with a FIN, and refuses connections until start.
+// kill closes the sessions as the kernel does for a process that ends, with a FIN, and refuses connections until start.
 // It returns the time before the FIN.
 func (l *leaf) kill() moment {
 	l.mu.Lock()
@@ -201,11 +223,17 @@ func (l *leaf) kill() moment {
 		l.conn.Close()
 	}
 	l.conn, l.ln = nil, nil
+	if l.next != nil {
+		l.next.kill()
+	}
 	return began
 }
 
 // stop ends the leaf.
 func (l *leaf) stop() {
+	if l.next != nil {
+		l.next.stop()
+	}
 	l.freeze(false)
 	l.gate.release()
 	l.kill()
@@ -224,6 +252,9 @@ func (l *leaf) freeze(on bool) moment {
 	defer l.mu.Unlock()
 	l.frozen = on
 	l.thaw.Broadcast()
+	if l.next != nil {
+		l.next.freeze(on)
+	}
 	return began
 }
 
@@ -246,7 +277,7 @@ func (l *leaf) open() []byte {
 	as := uint16(firstLeafAS + l.plane)
 	capabilities := []byte{1, 4, 0, 1, 0, 1, 65, 4, 0, 0, byte(as >> 8), byte(as)} // IPv4 unicast; AS numbers of four octets
 	body := []byte{4, byte(as >> 8), byte(as), 0, holdTime}
-	id := leafAddress(l.plane).As4()
+	id := leafAddress(l.plane).As4() // the same over all its sub-ports
 	body = append(body, id[:]...)
 	body = append(body, byte(2+len(capabilities)), 2, byte(len(capabilities)))
 	return message(kindOpen, append(body, capabilities...))
@@ -256,7 +287,7 @@ func (l *leaf) open() []byte {
 func (l *leaf) update(gbps int, destinations []int) (all []byte) {
 	as := uint16(firstLeafAS + l.plane)
 	attributes := []byte{0x40, 1, 1, 0, 0x40, 2, 10, 2, 2, 0, 0, byte(as >> 8), byte(as), 0, 0, originAS >> 8, originAS & 0xff, 0x40, 3, 4}
-	hop := leafAddress(l.plane).As4()
+	hop := leafAddress(l.link).As4()
 	c := community(gbps)
 	attributes = append(append(append(attributes, hop[:]...), 0xc0, 16, 8), c[:]...)
 	for len(destinations) > 0 {
@@ -297,13 +328,16 @@ func (l *leaf) announce(gbps int, destinations []int) (moment, error) {
 	}
 	began := now()
 	_, err := l.conn.Write(octets)
+	if l.next != nil && err == nil {
+		_, err = l.next.announce(gbps, destinations)
+	}
 	return began, err
 }
 
 // serve speaks BGP on a connection of the server until it ends. A new connection replaces the previous one.
 func (l *leaf) serve(conn *net.TCPConn) {
 	defer conn.Close()
-	l.gate.pass(l.plane)
+	l.gate.pass(l.link)
 	l.awaitThaw()
 	if _, err := conn.Write(append(l.open(), keepalive...)); err != nil {
 		return

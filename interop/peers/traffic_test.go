@@ -77,8 +77,8 @@ type header struct {
 // newTraffic opens one socket for each source port, and attaches the record to the leaves' devices.
 func newTraffic(b *bed) (*traffic, error) {
 	x := &traffic{record: packettap.NewRecord(b.t, kept)}
-	for p := range planes {
-		x.record.At(b.t, b.far, device(p), roce, p)
+	for _, i := range cables() {
+		x.record.At(b.t, b.far, device(i), roce, i%mostPlanes)
 	}
 	ports := 64
 	if b.destinations == 1 {
