@@ -7,7 +7,7 @@ func TestNewsOfAFlood(t *testing.T) {
 	const size = 2*maxTaken + 1
 	var n news
 	for i := range uint32(size) {
-		n.report(&object{Object: Object{Kind: KindVector, Vector: i}, change: 1, done: 1})
+		n.report(&object{few: &few{Vector: i}, Kind: KindVector, change: 1, done: 1})
 	}
 	var parts []int
 	next := uint32(0)
