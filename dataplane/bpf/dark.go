@@ -59,6 +59,22 @@ func (p *pinned) hook(spec *ebpf.CollectionSpec) (err error) {
 		return fmt.Errorf("bpf: watch carriers in the kernel: %w", err)
 	}
 	p.unhooked = err.Error()
+	return p.announce(spec)
+}
+
+// announce loads the program that marks the places of a failed link when the kernel sends the event to the agent
+// (kernel.listen). It ends with the process.
+func (p *pinned) announce(spec *ebpf.CollectionSpec) error {
+	var programs struct {
+		Announced *ebpf.Program `ebpf:"fared_announced"`
+	}
+	err := spec.LoadAndAssign(&programs, &ebpf.CollectionOptions{MapReplacements: map[string]*ebpf.Map{
+		steerMapFaredDark: p.objects.FaredDark, steerMapFaredDevices: p.objects.FaredDevices, steerMapFaredSettings: p.objects.FaredSettings,
+	}})
+	if err != nil {
+		return fmt.Errorf("bpf: watch announced carriers in the kernel: %w", err)
+	}
+	p.announced = programs.Announced
 	return nil
 }
 

@@ -18,9 +18,10 @@
 // One word holds the usable places. The failure of any set of sub-ports costs one map write, independent of the number
 // of destinations: its packets are diverted at once. Where the kernel permits tracing programs, two of them divert the
 // packets already when the kernel has cleared the carrier, also while no agent runs, and report each change to the
-// agent, which then need not poll carriers. Then the groups that have members on devices without a carrier are written
-// without these members, in one batch. Those are the weights that the control plane sets next in most cases, so that
-// its change moves no flow again.
+// agent, which then need not poll carriers. Elsewhere a filter of the agent's socket for link events does, when the
+// kernel sends the event. Then the groups that have members on devices without a carrier are written without these
+// members, in one batch. Those are the weights that the control plane sets next in most cases. In per-flow mode the
+// program computes the same places for diverted packets, so neither change moves a flow again.
 //
 // # Planning
 //

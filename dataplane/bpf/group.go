@@ -79,11 +79,11 @@ func (l *source) value(g *farev1.Vector) steerGroup {
 		}
 	}
 	members := l.members(g)
-	for _, m := range members {
+	v.Count = uint32(len(members))
+	for i, m := range members {
+		v.Width[i], v.Member[i], v.Weight[i] = uint32(min(m.width, whole-1)), uint8(m.place), uint32(m.weight)
 		if m.weight > 0 {
 			v.Members |= 1 << m.place
-			v.Width[v.Count], v.Member[v.Count], v.Weight[v.Count] = uint32(min(m.width, whole-1)), uint8(m.place), uint32(m.weight)
-			v.Count++
 		}
 	}
 	var segments segments
@@ -140,7 +140,7 @@ func (l *source) byPlane(v *steerGroup, members []member, s *segments) {
 }
 
 // homes lays the members out so that few flows move when weights change: every sub-port of the source group has an
-// equal home. A member with less keeps the end of its home; a member with more keeps all of it and receives released
+// equal home. settle in steer.bpf.c does the same for a group with members that are down. A member with less keeps the end of its home; a member with more keeps all of it and receives released
 // flows, in order.
 func homes(members []member, s *segments) {
 	taker, taken := 0, uint64(0) // the member that receives next, and how much it has received

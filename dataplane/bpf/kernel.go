@@ -243,6 +243,11 @@ func (k *kernel) attach() error {
 		if k.have.pinned, err = openPinned(k.cfg, anchor); err != nil {
 			return err
 		}
+		if program := k.have.pinned.announced; program != nil {
+			if err := k.watch.Filter(program.FD()); err != nil {
+				return fmt.Errorf("bpf: %w", err)
+			}
+		}
 	} else if old, err := oldLink(dir, anchor); err != nil {
 		return err
 	} else if old != nil {

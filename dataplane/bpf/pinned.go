@@ -20,7 +20,7 @@ import (
 )
 
 // layoutVersion is the version of the meaning of the maps, apart from their shape.
-const layoutVersion = 2
+const layoutVersion = 3
 
 const (
 	bpffs      = "/sys/fs/bpf"
@@ -49,6 +49,8 @@ type pinned struct {
 	hooks    map[string]link.Link // by the name of the pin in dir; nil without programs at carriers
 	unhooked string               // why
 	carriers *ringbuf.Reader      // changes that the programs at carriers report; nil without them
+	// announced is the program that reads the kernel's announcements instead; nil with programs at carriers.
+	announced *ebpf.Program
 	// elders are maps of other layouts, while a program that uses them may be attached.
 	elders []elder
 }
@@ -431,6 +433,9 @@ func (p *pinned) close() (err error) {
 	}
 	if p.carriers != nil {
 		err = errors.Join(err, p.carriers.Close()) // a second Close does nothing
+	}
+	if p.announced != nil {
+		err = errors.Join(err, p.announced.Close())
 	}
 	if p.objects.FaredCarriers != nil {
 		err = errors.Join(err, p.objects.FaredCarriers.Close())

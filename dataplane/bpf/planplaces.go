@@ -31,6 +31,7 @@ func planForwarding(want *desired, have *mirror) *plan {
 	p.planPlaces()
 	p.planLoopbacks()
 	settings := want.sunh
+	settings.Netns = have.cookie
 	settings.FirstSource = uint32(want.layout.sources[0].number)
 	if s := want.layout.source(netip.Prefix{}); s != nil && !s.over { // a former one has all packets
 		settings.FirstSource = uint32(s.number)

@@ -71,7 +71,7 @@ func (l *source) recoverGroup(v *steerGroup) *farev1.Vector {
 	}
 	g := &farev1.Vector{Id: v.Id, Source: l.text()}
 	for i := range min(int(v.Count), maxPlaces) {
-		if device, ok := devices[int(v.Member[i])]; ok {
+		if device, ok := devices[int(v.Member[i])]; ok && v.Weight[i] > 0 {
 			g.Members = append(g.Members, &farev1.VectorMember{Plane: l.planeOf[device], Device: device, Weight: v.Weight[i]})
 		}
 	}

@@ -4,7 +4,8 @@
 // steer, and sends each packet on over the sub-port of its queue pair slot.
 //
 // Two more programs run where the kernel sets and clears a device's carrier, and keep its places out of the steering
-// without waiting for the agent, also while no agent runs.
+// without waiting for the agent, also while no agent runs. Where the kernel refuses them, another one does so when the
+// kernel sends the event to the agent.
 //
 // source -> source group; source group, destination -> group; (source, destination) + source port -> slot; group + slot
 // -> place; place -> device, next hop. A place is a sub-port's number within its source group, 0 to 63, so that "which
@@ -76,6 +77,7 @@ struct settings {
 	__u16 sunh_type;            // network byte order; 0: no SUNH
 	__u16 per_packet;
 	__u32 first_source; // the source group of sources that are no loopback
+	__u64 netns;        // SO_NETNS_COOKIE of the agent
 };
 
 // The number of a source group; for whoever adopts the maps.
@@ -131,7 +133,7 @@ struct run {
 
 struct group {
 	__u32 id;
-	__u32 count;  // of members
+	__u32 count;  // of sub-ports of the source group, 0 without a member
 	__u32 source; // group, whose places and planes these are
 	__u32 reserved;
 	__u64 members;
@@ -141,12 +143,12 @@ struct group {
 	__u8 place[SEGMENTS];
 	// The run of a plane, where its segments stand together.
 	struct run run[PLANES];
-	// The members again, by their width: what is picked from when places are down.
+	// The places of all sub-ports of the source group in order, and their widths and weights, 0 for those that are no
+	// members: what is picked from when places are down.
 	__u32 width[PLACES];
 	__u8 member[PLACES];
-	// The rest is for whoever adopts the map: weights of the members, and of slots the share and whether to drain
-	// before a move.
 	__u32 weight[PLACES];
+	// The rest is for whoever adopts the map: of slots the share and whether to drain before a move.
 	__u32 share[SLOTS];
 	__u64 drain[SLOTS / 64];
 };
@@ -399,8 +401,9 @@ static __always_inline __u32 segment(const struct group *g, __u32 number)
 	return g->place[at & (SEGMENTS - 1)] & (PLACES - 1);
 }
 
-// weigh picks among the usable members by weight, PLACES when there is none.
-static __noinline __u32 weigh(const struct group *g, __u32 number, __u64 usable)
+// weigh picks among the usable members by weight, PLACES when there is none. It is not static, so that the verifier
+// walks it once.
+__noinline __u32 weigh(const struct group *g, __u32 number, __u64 usable)
 {
 	__u64 sum = 0;
 	if (!g)
@@ -430,6 +433,71 @@ static __always_inline __u32 pick(const struct group *g, __u32 number, __u64 usa
 		number = finish(number + 0x9e3779b9);
 	}
 	return weigh(g, number, usable);
+}
+
+// A walk along the sub-ports of a group as it is without those that are down.
+struct walk {
+	const struct group *group;
+	__u64 usable, weights;
+	__u64 before;       // weights of earlier sub-ports
+	__u64 from, begin;  // ends of their homes and widths
+	__u64 at, released; // in homes, then in what they release
+	__u32 place;
+	__u32 releasing;
+};
+
+// pass is one step of a walk. First it finds the home of a number: its sub-port keeps the end of it, up to its width.
+// What it releases is received by those whose widths exceed their homes, in order. That is homes in group.go.
+static long pass(__u32 i, struct walk *w)
+{
+	const struct group *g = w->group;
+	i &= PLACES - 1;
+	__u32 place = g->member[i] & (PLACES - 1);
+	__u64 upto = (((__u64)i + 1) << 32) / g->count, home = upto - w->from;
+	w->before += (__u64)g->weight[i] & -(w->usable >> place & 1);
+	__u64 end = (w->before << 32) / w->weights, width = end - w->begin;
+	__u64 spare = home > width ? home - width : 0, room = width > home ? width - home : 0;
+	w->begin = end;
+	if (!w->releasing) {
+		if (w->at < room) {
+			w->place = place;
+			return 1;
+		}
+		w->at -= room;
+	} else if (w->at < upto) {
+		__u64 offset = w->at - w->from;
+		if (offset >= spare) {
+			w->place = place;
+			return 1;
+		}
+		w->at = w->released + offset;
+		w->releasing = 0;
+		return 1;
+	}
+	w->released += spare;
+	w->from = upto;
+	return 0;
+}
+
+// settle is the place of a number in the group without the members that are down, PLACES when none is left: the place
+// in the group that the agent writes next, so that a flow moves once. It is not static, so that the verifier walks it
+// once.
+__noinline __u32 settle(const struct group *g, __u32 number, __u64 usable)
+{
+	struct walk w = {.usable = usable, .at = number, .place = PLACES, .releasing = 1};
+	if (!g)
+		return PLACES;
+	for (__u32 i = 0; i < PLACES; i++)
+		w.weights += (__u64)g->weight[i] & -(usable >> (g->member[i] & (PLACES - 1)) & 1);
+	if (!w.weights)
+		return PLACES;
+	w.group = g;
+	bpf_loop(g->count, pass, &w, 0);
+	if (w.place == PLACES) {
+		w.before = w.from = w.begin = 0;
+		bpf_loop(g->count, pass, &w, 0);
+	}
+	return w.place;
 }
 
 // turn is the next number of a sequence that is spread evenly: multiples of the golden ratio. Flows have sequences of
@@ -478,7 +546,9 @@ static __always_inline __u32 choose_among(const struct packet *p, const struct g
 			return weigh(g, finish(number), plane->places & usable);
 		*diverted = true;
 	}
-	return pick(g, number, usable);
+	if (!(g->members & ~usable))
+		return segment(g, number);
+	return set->per_packet ? pick(g, number, usable) : settle(g, number, usable);
 }
 
 // choose is the place of a packet, counted over all source groups.
@@ -581,14 +651,13 @@ int fared_steer(struct __sk_buff *skb)
 	return send(skb, &p, place);
 }
 
-// carrier marks the places of a device as dark, or removes the mark, and wakes the agent. It runs after the kernel's
-// change, which the agent would otherwise not see. A full ring has a record that wakes the agent.
-static __always_inline int carrier(const struct net_device *dev, bool on)
+// mark marks the places of a device as dark, or removes the mark. It returns false for a device that is no sub-port.
+static __always_inline bool mark(__u64 netns, __u32 ifindex, bool on)
 {
-	struct device key = {.netns = dev->nd_net.net->net_cookie, .ifindex = dev->ifindex};
+	struct device key = {.netns = netns, .ifindex = ifindex};
 	struct device_places *places = bpf_map_lookup_elem(&fared_devices, &key);
 	if (!places)
-		return 0; // no sub-port
+		return false;
 #pragma unroll
 	for (int i = 0; i < SOURCES; i++) {
 		__u32 source = i;
@@ -601,7 +670,16 @@ static __always_inline int carrier(const struct net_device *dev, bool on)
 		else
 			__sync_fetch_and_or(dark, mask);
 	}
-	bpf_ringbuf_output(&fared_carriers, &key.ifindex, sizeof(key.ifindex), 0);
+	return true;
+}
+
+// carrier marks the places of a device, and wakes the agent. It runs after the kernel's change, which the agent would
+// otherwise not see. A full ring has a record that wakes the agent.
+static __always_inline int carrier(const struct net_device *dev, bool on)
+{
+	__u32 ifindex = dev->ifindex;
+	if (mark(dev->nd_net.net->net_cookie, ifindex, on))
+		bpf_ringbuf_output(&fared_carriers, &ifindex, sizeof(ifindex), 0);
 	return 0;
 }
 
@@ -615,6 +693,36 @@ SEC("fexit/netif_carrier_on")
 int fared_carrier_on(unsigned long long *arguments)
 {
 	return carrier((const struct net_device *)arguments[0], true);
+}
+
+// What the kernel announces of a device: the headers of a netlink message.
+struct announcement {
+	__u32 length;
+	__u16 type;
+	__u16 flags;
+	__u32 sequence;
+	__u32 port;
+	__u8 family;
+	__u8 reserved;
+	__u16 kind;
+	__u32 ifindex;
+	__u32 state;
+};
+
+#define RTM_NEWLINK 16
+#define IFF_UP 1
+#define IFF_LOWER_UP (1 << 16)
+
+// fared_announced marks the places of a device when the kernel sends the agent its event, before the agent runs.
+SEC("socket")
+int fared_announced(struct __sk_buff *skb)
+{
+	struct announcement a;
+	__u32 zero = 0, up = IFF_UP | IFF_LOWER_UP;
+	struct settings *set = bpf_map_lookup_elem(&fared_settings, &zero);
+	if (set && !bpf_skb_load_bytes(skb, 0, &a, sizeof(a)) && a.type == RTM_NEWLINK)
+		mark(set->netns, a.ifindex, (a.state & up) == up);
+	return -1; // all of the message
 }
 
 char _license[] SEC("license") = "Dual MIT/GPL";

@@ -111,6 +111,7 @@ type steerSettings struct {
 	SunhType    uint16
 	PerPacket   uint16
 	FirstSource uint32
+	Netns       uint64
 }
 
 type steerSlotCounter struct {
@@ -162,6 +163,7 @@ const (
 	steerMapFaredSources     = "fared_sources"
 	steerMapFaredTables      = "fared_tables"
 	steerMapFaredTurns       = "fared_turns"
+	steerProgFaredAnnounced  = "fared_announced"
 	steerProgFaredCarrierOff = "fared_carrier_off"
 	steerProgFaredCarrierOn  = "fared_carrier_on"
 	steerProgFaredSteer      = "fared_steer"
@@ -209,6 +211,7 @@ type steerSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type steerProgramSpecs struct {
+	FaredAnnounced  *ebpf.ProgramSpec `ebpf:"fared_announced"`
 	FaredCarrierOff *ebpf.ProgramSpec `ebpf:"fared_carrier_off"`
 	FaredCarrierOn  *ebpf.ProgramSpec `ebpf:"fared_carrier_on"`
 	FaredSteer      *ebpf.ProgramSpec `ebpf:"fared_steer"`
@@ -317,6 +320,7 @@ type steerVariables struct {
 //
 // It can be passed to loadSteerObjects or ebpf.CollectionSpec.LoadAndAssign.
 type steerPrograms struct {
+	FaredAnnounced  *ebpf.Program `ebpf:"fared_announced"`
 	FaredCarrierOff *ebpf.Program `ebpf:"fared_carrier_off"`
 	FaredCarrierOn  *ebpf.Program `ebpf:"fared_carrier_on"`
 	FaredSteer      *ebpf.Program `ebpf:"fared_steer"`
@@ -324,6 +328,7 @@ type steerPrograms struct {
 
 func (p *steerPrograms) Close() error {
 	return _SteerClose(
+		p.FaredAnnounced,
 		p.FaredCarrierOff,
 		p.FaredCarrierOn,
 		p.FaredSteer,

@@ -71,7 +71,7 @@ func Open(config Config) (_ *Steering, err error) {
 	}
 	s.private = outlives(cfg.PinDir)
 	if s.have.pinned.unhooked != "" {
-		cfg.Log.Warn("steering: this kernel does not run programs where carriers change; packets to a failed link are diverted when the agent receives the event",
+		cfg.Log.Warn("steering: this kernel does not run programs where carriers change; packets to a failed link are diverted when the kernel announces it, and only while the agent runs",
 			"reason", s.have.pinned.unhooked)
 	}
 	if s.have.pinned.carriers != nil {

@@ -144,6 +144,19 @@ func listenEverywhere() *listener {
 	return l
 }
 
+// Filter makes the kernel run a BPF program on each later event of this namespace at the moment at which it sends the
+// event. The program, of the type for socket filters, is given by its descriptor, and returns how many bytes to keep.
+func (w *Watch) Filter(program int) error {
+	var refused error
+	err := w.raw.Control(func(fd uintptr) {
+		refused = os.NewSyscallError("setsockopt", unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_ATTACH_BPF, program))
+	})
+	if err = errors.Join(err, refused); err != nil {
+		return fmt.Errorf("netlink: filter: %w", err)
+	}
+	return nil
+}
+
 // Everywhere reports whether Wait also returns after link events of other network namespaces, for Signs.
 func (w *Watch) Everywhere() bool { return w.signs != nil }
 

@@ -93,6 +93,9 @@ func (w *Watch) Release() error {
 	return w.asks.Close()
 }
 
+// Filter is rtnl.Watch.Filter.
+func (w *Watch) Filter(program int) error { return w.events.Filter(program) }
+
 // Start makes Ask due now, and frequently for linkpoll.Window unless the carriers are covered: a sub-port has failed,
 // and other sub-ports may fail with it.
 func (w *Watch) Start() {
