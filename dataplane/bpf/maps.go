@@ -17,7 +17,6 @@ type bpfMap interface {
 	BatchLookup(cursor *ebpf.MapBatchCursor, keys, values any, options *ebpf.BatchOptions) (int, error)
 	BatchUpdate(keys, values any, options *ebpf.BatchOptions) (int, error)
 	BatchDelete(keys any, options *ebpf.BatchOptions) (int, error)
-	Lookup(key, value any) error
 	Put(key, value any) error
 	MaxEntries() uint32
 }
@@ -111,14 +110,23 @@ type arrayMap[V comparable] struct {
 	have   []V
 }
 
-func (a *arrayMap[V]) read() error {
-	a.have = make([]V, a.kernel.MaxEntries())
-	for i := range a.have {
-		if err := a.kernel.Lookup(uint32(i), &a.have[i]); err != nil {
-			return fmt.Errorf("bpf: read map %v: %w", a.kernel, err)
+func (a *arrayMap[V]) read() (err error) {
+	a.have, err = readWords[V](a.kernel)
+	return err
+}
+
+// readWords returns the words of an array from few system calls.
+func readWords[V any](m bpfMap) ([]V, error) {
+	words := make([]V, m.MaxEntries())
+	keys := make([]uint32, len(words))
+	var cursor ebpf.MapBatchCursor
+	for at := 0; at < len(words); {
+		n, err := m.BatchLookup(&cursor, keys[at:], words[at:], nil)
+		if at += n; err != nil && at < len(words) {
+			return nil, fmt.Errorf("bpf: read map %v: %w", m, err)
 		}
 	}
-	return nil
+	return words, nil
 }
 
 // set writes a cell if it differs.
@@ -160,16 +168,16 @@ func (m *hashMap[K, V]) repair(f *findings) error {
 
 // repair restores the array.
 func (a *arrayMap[V]) repair(f *findings) error {
+	words, err := readWords[V](a.kernel)
+	if err != nil {
+		return err
+	}
 	for i, want := range a.have {
-		var now V
-		if err := a.kernel.Lookup(uint32(i), &now); err != nil {
-			return fmt.Errorf("bpf: read map %v: %w", a.kernel, err)
-		}
-		if now == want {
+		if words[i] == want {
 			continue
 		}
 		f.differs("map %v has a different word", a.kernel)
-		a.have[i] = now
+		a.have[i] = words[i]
 		if err := a.set(i, want); err != nil {
 			return err
 		}

@@ -1,11 +1,6 @@
 package bpf
 
-import (
-	"fmt"
-	"slices"
-
-	"github.com/cilium/ebpf"
-)
+import "slices"
 
 // span is a run of slot counters.
 type span struct{ from, n uint32 }
@@ -87,14 +82,5 @@ func (s *slotCounters) give(back span) {
 
 // read returns all counters.
 func (s *slotCounters) read() ([]steerSlotCounter, error) {
-	all := make([]steerSlotCounter, s.kernel.MaxEntries())
-	keys := make([]uint32, len(all))
-	var cursor ebpf.MapBatchCursor
-	for at := 0; at < len(all); {
-		n, err := s.kernel.BatchLookup(&cursor, keys[at:], all[at:], nil)
-		if at += n; err != nil && at < len(all) {
-			return nil, fmt.Errorf("bpf: read the slots' counters: %w", err)
-		}
-	}
-	return all, nil
+	return readWords[steerSlotCounter](s.kernel)
 }
