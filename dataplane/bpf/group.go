@@ -140,8 +140,8 @@ func (l *source) byPlane(v *steerGroup, members []member, s *segments) {
 }
 
 // homes lays the members out so that few flows move when weights change: every sub-port of the source group has an
-// equal home. settle in steer.bpf.c does the same for a group with members that are down. A member with less keeps the end of its home; a member with more keeps all of it and receives released
-// flows, in order.
+// equal home. A member with less keeps the end of its home; a member with more keeps all of it and receives released
+// flows, in order. settle in steer.bpf.c does the same for a group with members that are down.
 func homes(members []member, s *segments) {
 	taker, taken := 0, uint64(0) // the member that receives next, and how much it has received
 	for _, m := range members {

@@ -107,3 +107,20 @@ func TestSettle(t *testing.T) {
 		}
 	}
 }
+
+// TestSettleWhileGroupIsWritten checks that a flow whose place is down gets another one from a group that is half
+// written: the walk along its members ends without one.
+func TestSettleWhileGroupIsWritten(t *testing.T) {
+	gate.WithoutRaceDetector(t, "drives the kernel in one goroutine")
+	c := newChooser(t)
+	l := testLayout(4, false)
+	v := l.value(weighted(l, []uint32{1, 1, 1, 1}))
+	v.Count = 0
+	c.put(c.objects.FaredGroups, uint32(7), v)
+	c.put(c.objects.FaredLive, uint32(0), steerLive{V4: 1 << 2})
+	for port := range uint16(4) {
+		if place := c.place(port); place != 2 {
+			t.Errorf("port %d is sent to place %d, not to the usable one", port, place)
+		}
+	}
+}

@@ -548,7 +548,10 @@ static __always_inline __u32 choose_among(const struct packet *p, const struct g
 	}
 	if (!(g->members & ~usable))
 		return segment(g, number);
-	return set->per_packet ? pick(g, number, usable) : settle(g, number, usable);
+	if (set->per_packet)
+		return pick(g, number, usable);
+	__u32 place = settle(g, number, usable);
+	return place < PLACES ? place : weigh(g, number, usable); // the agent writes the group at this moment
 }
 
 // choose is the place of a packet, counted over all source groups.

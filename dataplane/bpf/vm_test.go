@@ -9,11 +9,15 @@ import (
 	"github.com/fared/fared/internal/testkit/gate"
 )
 
-// TestVM runs the tests of the programs at carriers on a kernel that allows them, in a virtual machine.
+// TestVM runs the tests of the programs at carriers on a kernel that allows them, in a virtual machine, whose verifier
+// is another one.
 func TestVM(t *testing.T) {
 	gate.Slow(t, gate.VM, "boots a virtual machine")
 	gate.WithoutRaceDetector(t, "so do the tests that it runs in the machine")
-	tests := []string{"TestCarrierWithoutAgent", "TestCarrierChangesAreReported", "TestDarkMarkIsRemoved", "TestSecondCableIsNotLate"}
+	tests := []string{
+		"TestCarrierWithoutAgent", "TestCarrierChangesAreReported", "TestDarkMarkIsRemoved", "TestSecondCableIsNotLate", "TestLossDoesNotWaitForAgent",
+		"TestSettle", "TestVerifierHasRoom",
+	}
 	binary, err := os.Executable()
 	if err != nil {
 		t.Fatal(err)
