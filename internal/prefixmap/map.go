@@ -1,6 +1,6 @@
 // Package prefixmap maps destinations to small records in few bytes. A map of Go with a key of two netip.Prefix takes
-// 100 to 150 bytes an entry for the keys alone. Here an IPv4 entry takes a key of 8 bytes next to its record, and 1.3 to
-// 2.7 numbers of 4 bytes in a table: 13 to 19 bytes and the record.
+// 100 to 150 bytes an entry for the keys alone. Here an IPv4 entry takes a key of 8 bytes next to its record, and 1.3
+// to 2.7 numbers of 4 bytes in a table: 13 to 19 bytes and the record.
 package prefixmap
 
 import (

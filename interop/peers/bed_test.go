@@ -170,7 +170,7 @@ func (b *bed) every() []int {
 	return all
 }
 
-// link sets the own ends of the first plane's sub-ports, or the leaf's ends, up or down, and returns the time before it.
+// link sets the own ends of the first plane's sub-ports, or the leaf's ends, up or down, and returns the time before.
 func (b *bed) link(far, up bool) (moment, error) {
 	control := b.control[0]
 	if far {

@@ -30,8 +30,8 @@ const (
 // FARED_PEERS_PLANES.
 var planes = 4
 
-// subPorts is the number of sub-ports of a plane, all wired to its leaf, each with a session. FRR and BIRD use the first
-// ones. Only TestMain changes it, by FARED_PEERS_SUB_PORTS.
+// subPorts is the number of sub-ports of a plane, all wired to its leaf, each with a session. FRR and BIRD use the
+// first ones. Only TestMain changes it, by FARED_PEERS_SUB_PORTS.
 var subPorts = 1
 
 // cables returns the numbers of all sub-ports; that of a plane's first one is the plane's.

@@ -13,7 +13,8 @@ import (
 	"github.com/fared/fared/internal/prefixmap"
 )
 
-// object is a declared object with its state. There may be 131,072 destinations, so the fields of other kinds are apart.
+// object is a declared object with its state. There may be 131,072 destinations, so the fields of other kinds are
+// apart.
 type object struct {
 	*few
 	prefix netip.Prefix                // of a destination
