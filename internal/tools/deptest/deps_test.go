@@ -56,7 +56,7 @@ var rules = []struct{ From, To, Except, Why string }{
 var limits = []struct{ From, Only, Not, Why string }{
 	{"/daemon/internal/core", "/fare /wecmp /daemon/config", "context log/slog net os syscall time", "the core decides: it has no goroutine, socket, file or clock"},
 	{"/daemon/internal/guard", "/fare", "context log/slog net os syscall", "the guard judges bytes: it has no socket, file or clock, and needs of the module the type of a route's attributes alone"},
-	{"/daemon/internal/proof", "", "context log/slog net os syscall", "proofs are judged in virtual time: no goroutine, socket, file or clock"},
+	{"/daemon/internal/proof", "/internal/prefixmap", "context log/slog net os syscall", "proofs are judged in virtual time: no goroutine, socket, file or clock"},
 	{"/kube/nodestate", "/api", "context log/slog net os syscall time", "what Kubernetes shows is computed from answers alone"},
 	{"/kube/pacer", "", "context log/slog net os syscall", "writes are paced in virtual time: no goroutine, socket, file or clock"},
 	{"/topo/locate", "/topo /fare", "context log/slog net os syscall", "faults are located from views alone: no goroutine, socket, file or clock"},
